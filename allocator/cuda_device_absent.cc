@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Stands in for cuda_device.cc in builds without the CUDA Toolkit.
+#include "allocator/cuda_device.h"
+
+namespace vrambroker {
+
+absl::StatusOr<std::vector<std::unique_ptr<Device>>> MakeCudaDevices() {
+  return absl::UnavailableError(
+      "this build has no CUDA support; install the CUDA Toolkit and build again, or use --device=host");
+}
+
+}  // namespace vrambroker

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "allocator/device.h"
+
+#include <unistd.h>
+
+#include "absl/strings/str_cat.h"
+#include "allocator/size_class.h"
+
+namespace vrambroker {
+
+const char* DeviceKindName(DeviceKind kind) { return kind == DeviceKind::kCuda ? "cuda" : "host"; }
+
+void UniqueFd::Reset() {
+  if (fd_ >= 0) close(fd_);
+  fd_ = -1;
+}
+
+absl::Status CheckSegmentBytes(uint64_t bytes) {
+  if (bytes == 0 || bytes % kSegmentGranuleBytes != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("segment size ", bytes, " is not a positive multiple of ", kSegmentGranuleBytes, " bytes"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckRange(const DeviceSegment& segment, uint64_t offset, uint64_t bytes) {
+  if (offset > segment.bytes || bytes > segment.bytes - offset) {
+    return absl::OutOfRangeError(absl::StrCat("bytes [", offset, ", +", bytes, ") are outside of a segment of ",
+                                              segment.bytes, " bytes"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace vrambroker

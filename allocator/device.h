@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Device: where segments come from. The one seam between the project and GPU memory.
+//
+// The daemon owns segments through it (allocate, free, export, zero); a client process opens the handles that the
+// daemon exported. Implementations: `host` (host_device.h) and `cuda` (cuda_device.h). Every implementation passes
+// the same contract suite, tests/unit/device_test.cc.
+#ifndef VRAMBROKER_ALLOCATOR_DEVICE_H_
+#define VRAMBROKER_ALLOCATOR_DEVICE_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace vrambroker {
+
+enum class DeviceKind { kHost, kCuda };
+
+const char* DeviceKindName(DeviceKind kind);  // "host", "cuda"
+
+struct DeviceProperties {
+  DeviceKind kind = DeviceKind::kHost;
+  int ordinal = 0;           // place among the daemon's devices
+  std::string uuid;          // the same in every process, whatever its ordinals are
+  std::string name;          // for people
+  uint64_t total_bytes = 0;  // physical memory
+};
+
+// A file descriptor that is closed with its owner. Move-only.
+class UniqueFd {
+ public:
+  UniqueFd() = default;
+  explicit UniqueFd(int fd) : fd_(fd) {}
+  UniqueFd(UniqueFd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  UniqueFd& operator=(UniqueFd&& other) noexcept {
+    if (this != &other) {
+      Reset();
+      fd_ = std::exchange(other.fd_, -1);
+    }
+    return *this;
+  }
+  ~UniqueFd() { Reset(); }
+
+  int get() const { return fd_; }
+  bool valid() const { return fd_ >= 0; }
+  int Release() { return std::exchange(fd_, -1); }
+  void Reset();
+
+ private:
+  int fd_ = -1;
+};
+
+// What another process needs to open a segment: a cudaIpcMemHandle_t, or a file descriptor.
+using CudaIpcHandle = std::array<char, 64>;
+using SegmentHandle = std::variant<UniqueFd, CudaIpcHandle>;
+
+// One contiguous region obtained from a device. A record; the device that made it frees it.
+struct DeviceSegment {
+  uint64_t bytes = 0;
+  uint64_t address = 0;  // device address in the owning process; 0 where the owner does not map it (host)
+  int fd = -1;           // memory file of a host segment
+};
+
+// Work queue of a device, as cudaStream_t's value. 0 is the default stream.
+using Stream = uint64_t;
+
+// A point in a stream. Destroying it while it is pending is allowed.
+class Event {
+ public:
+  virtual ~Event() = default;
+  // True when all work that was queued before the event is done. Never blocks.
+  virtual absl::StatusOr<bool> Query() = 0;
+  // Blocks until Query() would be true.
+  virtual absl::Status Wait() = 0;
+};
+
+// Safe to call from any thread. Calls may take milliseconds: hold no lock that a hot path needs.
+// Errors name the failing system or CUDA call.
+class Device {
+ public:
+  virtual ~Device() = default;
+
+  virtual const DeviceProperties& properties() const = 0;
+
+  // Bytes that AllocateSegment could hand out now, as the driver reports them; other programs may take them first.
+  virtual absl::StatusOr<uint64_t> FreeBytes() = 0;
+
+  // A new segment of exactly `bytes`, zeroed or never used by another process since it was.
+  // InvalidArgument when `bytes` is 0 or no multiple of 2 MiB; ResourceExhausted when the device has no room.
+  virtual absl::StatusOr<DeviceSegment> AllocateSegment(uint64_t bytes) = 0;
+  virtual absl::Status FreeSegment(const DeviceSegment& segment) = 0;
+
+  // A handle with which other processes open the segment. May be called again.
+  virtual absl::StatusOr<SegmentHandle> ExportSegment(const DeviceSegment& segment) = 0;
+
+  // Maps an exported segment of `bytes` into this process; returns its address here. InvalidArgument when the
+  // handle is of another kind of device or not a segment of this size.
+  virtual absl::StatusOr<void*> OpenHandle(const SegmentHandle& handle, uint64_t bytes) = 0;
+  virtual absl::Status CloseHandle(void* address, uint64_t bytes) = 0;
+
+  // Fills [offset, offset + bytes) with zeros; done when it returns. OutOfRange when outside of the segment.
+  virtual absl::Status Zero(const DeviceSegment& segment, uint64_t offset, uint64_t bytes) = 0;
+
+  // Marks the end of the work queued on `stream` so far.
+  virtual absl::StatusOr<std::unique_ptr<Event>> RecordEvent(Stream stream) = 0;
+};
+
+// InvalidArgument unless `bytes` is a valid segment size. For implementations.
+absl::Status CheckSegmentBytes(uint64_t bytes);
+// OutOfRange unless [offset, offset + bytes) lies within `segment`. For implementations.
+absl::Status CheckRange(const DeviceSegment& segment, uint64_t offset, uint64_t bytes);
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_ALLOCATOR_DEVICE_H_

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "allocator/host_device.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <fstream>
+#include <string>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "allocator/mutex.h"
+#include "allocator/size_class.h"
+
+namespace vrambroker {
+namespace {
+
+absl::Status SystemError(const char* call) { return absl::ErrnoToStatus(errno, absl::StrCat(call, " failed")); }
+
+// Host work is done when the call returns, so every event is complete from the start.
+class CompleteEvent : public Event {
+ public:
+  absl::StatusOr<bool> Query() override { return true; }
+  absl::Status Wait() override { return absl::OkStatus(); }
+};
+
+class HostDevice : public Device {
+ public:
+  HostDevice(int ordinal, uint64_t total_bytes)
+      : properties_{.kind = DeviceKind::kHost,
+                    .ordinal = ordinal,
+                    .uuid = absl::StrCat("HOST-", ordinal),
+                    .name = "host memory",
+                    .total_bytes = total_bytes} {}
+
+  const DeviceProperties& properties() const override { return properties_; }
+
+  absl::StatusOr<uint64_t> FreeBytes() override {
+    MutexLock lock(mu_);
+    return properties_.total_bytes - used_bytes_;
+  }
+
+  absl::StatusOr<DeviceSegment> AllocateSegment(uint64_t bytes) override {
+    if (absl::Status status = CheckSegmentBytes(bytes); !status.ok()) return status;
+    {
+      MutexLock lock(mu_);
+      if (bytes > properties_.total_bytes - used_bytes_) {
+        return absl::ResourceExhaustedError(absl::StrCat("host device: ", bytes, " bytes asked for, ",
+                                                         properties_.total_bytes - used_bytes_, " bytes left"));
+      }
+      used_bytes_ += bytes;
+    }
+    absl::StatusOr<DeviceSegment> segment = CreateFile(bytes);
+    if (!segment.ok()) GiveBack(bytes);
+    return segment;
+  }
+
+  absl::Status FreeSegment(const DeviceSegment& segment) override {
+    if (close(segment.fd) != 0) return SystemError("close of a host segment");
+    GiveBack(segment.bytes);
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<SegmentHandle> ExportSegment(const DeviceSegment& segment) override {
+    UniqueFd copy(fcntl(segment.fd, F_DUPFD_CLOEXEC, 0));
+    if (!copy.valid()) return SystemError("fcntl(F_DUPFD_CLOEXEC)");
+    return SegmentHandle(std::move(copy));
+  }
+
+  absl::StatusOr<void*> OpenHandle(const SegmentHandle& handle, uint64_t bytes) override {
+    const auto* fd = std::get_if<UniqueFd>(&handle);
+    if (fd == nullptr) return absl::InvalidArgumentError("host device: the handle is not a file descriptor");
+    struct stat file = {};
+    if (fstat(fd->get(), &file) != 0) return SystemError("fstat");
+    // A mapping beyond the end of the file would raise SIGBUS in the application, so look first.
+    if (static_cast<uint64_t>(file.st_size) != bytes) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("host device: the handle is of ", file.st_size, " bytes, not of ", bytes));
+    }
+    void* address = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd->get(), 0);
+    if (address == MAP_FAILED) return SystemError("mmap");
+    return address;
+  }
+
+  absl::Status CloseHandle(void* address, uint64_t bytes) override {
+    if (munmap(address, bytes) != 0) return SystemError("munmap");
+    return absl::OkStatus();
+  }
+
+  absl::Status Zero(const DeviceSegment& segment, uint64_t offset, uint64_t bytes) override {
+    if (absl::Status status = CheckRange(segment, offset, bytes); !status.ok()) return status;
+    if (bytes == 0) return absl::OkStatus();
+    // A hole reads as zeros, and its pages go back to the machine.
+    if (fallocate(segment.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+                  static_cast<off_t>(bytes)) != 0) {
+      return SystemError("fallocate(FALLOC_FL_PUNCH_HOLE)");
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::unique_ptr<Event>> RecordEvent(Stream) override { return std::make_unique<CompleteEvent>(); }
+
+ private:
+  static absl::StatusOr<DeviceSegment> CreateFile(uint64_t bytes) {
+    UniqueFd fd(memfd_create("vrambroker-segment", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    if (!fd.valid()) return SystemError("memfd_create");
+    if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) return SystemError("ftruncate");
+    // Every holder of the descriptor could otherwise resize the file and kill the others with SIGBUS.
+    if (fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+      return SystemError("fcntl(F_ADD_SEALS)");
+    }
+    return DeviceSegment{.bytes = bytes, .fd = fd.Release()};
+  }
+
+  void GiveBack(uint64_t bytes) {
+    MutexLock lock(mu_);
+    used_bytes_ -= bytes;
+  }
+
+  const DeviceProperties properties_;
+  Mutex mu_;
+  uint64_t used_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
+uint64_t ReadNumber(const char* path) {
+  std::ifstream file(path);
+  std::string word;
+  uint64_t value = 0;
+  return file >> word && absl::SimpleAtoi(word, &value) ? value : 0;
+}
+
+}  // namespace
+
+uint64_t DefaultHostBytes() {
+  uint64_t memory = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  if (const uint64_t cgroup = ReadNumber("/sys/fs/cgroup/memory.max"); cgroup > 0) memory = std::min(memory, cgroup);
+  return memory / 2 / kSegmentGranuleBytes * kSegmentGranuleBytes;
+}
+
+std::unique_ptr<Device> MakeHostDevice(int ordinal, uint64_t total_bytes) {
+  return std::make_unique<HostDevice>(ordinal, total_bytes);
+}
+
+}  // namespace vrambroker

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The `host` device: segments are sealed memory files (memfd) of ordinary memory, shared by passing descriptors.
+// The whole product runs on it where there is no GPU. Pages are taken from the machine when they are first written.
+#ifndef VRAMBROKER_ALLOCATOR_HOST_DEVICE_H_
+#define VRAMBROKER_ALLOCATOR_HOST_DEVICE_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "allocator/device.h"
+
+namespace vrambroker {
+
+// Half of this machine's (or this cgroup's) memory, in whole 2 MiB.
+uint64_t DefaultHostBytes();
+
+// `total_bytes` is all that AllocateSegment may hand out together. A process that only opens handles passes 0.
+std::unique_ptr<Device> MakeHostDevice(int ordinal, uint64_t total_bytes);
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_ALLOCATOR_HOST_DEVICE_H_

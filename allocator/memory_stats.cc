@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "allocator/memory_stats.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+namespace vrambroker {
+namespace {
+
+// The one list of quantities; everything that walks over them goes through it.
+template <typename Stats, typename Visit>
+void Walk(Stats& stats, const Visit& visit) {
+  visit("allocation", stats.allocation);
+  visit("segment", stats.segment);
+  visit("active", stats.active);
+  visit("inactive_split", stats.inactive_split);
+  visit("allocated_bytes", stats.allocated_bytes);
+  visit("reserved_bytes", stats.reserved_bytes);
+  visit("active_bytes", stats.active_bytes);
+  visit("inactive_split_bytes", stats.inactive_split_bytes);
+  visit("requested_bytes", stats.requested_bytes);
+}
+
+}  // namespace
+
+void MemoryStats::ForEach(const std::function<void(const char*, const PoolStat&)>& visit) const { Walk(*this, visit); }
+void MemoryStats::ForEach(const std::function<void(const char*, PoolStat&)>& visit) { Walk(*this, visit); }
+
+void MemoryStats::ResetPeaks() {
+  Walk(*this, [](const char*, PoolStat& stat) {
+    stat.all.peak = stat.all.current;
+    for (Stat& pool : stat.pool) pool.peak = pool.current;
+  });
+}
+
+void MemoryStats::Add(const MemoryStats& other) {
+  std::vector<const PoolStat*> theirs;
+  other.ForEach([&](const char*, const PoolStat& stat) { theirs.push_back(&stat); });
+  size_t i = 0;
+  Walk(*this, [&](const char*, PoolStat& stat) {
+    const PoolStat& add = *theirs[i++];
+    stat.all.Add(add.all);
+    for (size_t p = 0; p < stat.pool.size(); ++p) stat.pool[p].Add(add.pool[p]);
+  });
+  num_alloc_retries += other.num_alloc_retries;
+  num_ooms += other.num_ooms;
+  num_device_alloc += other.num_device_alloc;
+  num_device_free += other.num_device_free;
+}
+
+double FragmentationRatio(uint64_t allocated_bytes, uint64_t reserved_bytes) {
+  if (reserved_bytes == 0) return 0;
+  return 1.0 - static_cast<double>(std::min(allocated_bytes, reserved_bytes)) / static_cast<double>(reserved_bytes);
+}
+
+std::vector<std::pair<std::string, uint64_t>> FlatMemoryStats(const MemoryStats& stats) {
+  std::vector<std::pair<std::string, uint64_t>> flat;
+  const auto add = [&](const char* name, const char* pool, const Stat& stat) {
+    flat.emplace_back(absl::StrCat(name, ".", pool, ".current"), stat.current);
+    flat.emplace_back(absl::StrCat(name, ".", pool, ".peak"), stat.peak);
+    flat.emplace_back(absl::StrCat(name, ".", pool, ".allocated"), stat.allocated);
+    flat.emplace_back(absl::StrCat(name, ".", pool, ".freed"), stat.freed);
+  };
+  stats.ForEach([&](const char* name, const PoolStat& stat) {
+    add(name, "all", stat.all);
+    add(name, "small_pool", stat.pool[static_cast<int>(PoolKind::kSmall)]);
+    add(name, "large_pool", stat.pool[static_cast<int>(PoolKind::kLarge)]);
+  });
+  flat.emplace_back("num_alloc_retries", stats.num_alloc_retries);
+  flat.emplace_back("num_ooms", stats.num_ooms);
+  flat.emplace_back("num_device_alloc", stats.num_device_alloc);
+  flat.emplace_back("num_device_free", stats.num_device_free);
+  std::sort(flat.begin(), flat.end());
+  return flat;
+}
+
+}  // namespace vrambroker

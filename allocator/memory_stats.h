@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The figures of one heap, with the names and meanings of torch.cuda.memory_stats().
+#ifndef VRAMBROKER_ALLOCATOR_MEMORY_STATS_H_
+#define VRAMBROKER_ALLOCATOR_MEMORY_STATS_H_
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "allocator/size_class.h"
+
+namespace vrambroker {
+
+// One counted quantity. Identity: current == allocated - freed, and peak >= current.
+struct Stat {
+  uint64_t current = 0;
+  uint64_t peak = 0;       // highest `current` since the last reset of peaks
+  uint64_t allocated = 0;  // sum of all increases
+  uint64_t freed = 0;      // sum of all decreases
+
+  void Up(uint64_t n) {
+    current += n;
+    allocated += n;
+    if (current > peak) peak = current;
+  }
+  void Down(uint64_t n) {
+    current -= n;
+    freed += n;
+  }
+  void Add(const Stat& other) {
+    current += other.current;
+    peak += other.peak;
+    allocated += other.allocated;
+    freed += other.freed;
+  }
+};
+
+// A Stat for the whole heap and for each of its two pools.
+struct PoolStat {
+  Stat all;
+  std::array<Stat, 2> pool;  // indexed by PoolKind
+
+  void Up(PoolKind kind, uint64_t n) {
+    all.Up(n);
+    pool[static_cast<int>(kind)].Up(n);
+  }
+  void Down(PoolKind kind, uint64_t n) {
+    all.Down(n);
+    pool[static_cast<int>(kind)].Down(n);
+  }
+};
+
+struct MemoryStats {
+  // COUNT
+  PoolStat allocation;      // blocks handed out
+  PoolStat segment;         // segments held
+  PoolStat active;          // blocks handed out, or freed and still in use by a stream
+  PoolStat inactive_split;  // free blocks in segments that also hold used ones
+  // BYTES
+  PoolStat allocated_bytes;
+  PoolStat reserved_bytes;
+  PoolStat active_bytes;
+  PoolStat inactive_split_bytes;
+  PoolStat requested_bytes;
+  // COUNT
+  uint64_t num_alloc_retries = 0;  // requests that needed the cache flushed before asking for a segment again
+  uint64_t num_ooms = 0;           // requests refused
+  uint64_t num_device_alloc = 0;   // segments obtained
+  uint64_t num_device_free = 0;    // segments given back
+
+  // Every peak becomes the current value.
+  void ResetPeaks();
+
+  // Adds the figures of another heap; peaks are added too, so the sum's peak is an upper bound.
+  void Add(const MemoryStats& other);
+
+  // Calls `visit(name, stat)` for each quantity above, in the order above, names as PyTorch's ("allocated_bytes").
+  void ForEach(const std::function<void(const char* name, const PoolStat& stat)>& visit) const;
+  void ForEach(const std::function<void(const char* name, PoolStat& stat)>& visit);
+};
+
+// 1 - allocated / reserved; 0 when nothing is reserved. Between 0 and 1.
+double FragmentationRatio(uint64_t allocated_bytes, uint64_t reserved_bytes);
+
+// PyTorch's flat dictionary, sorted by key: "allocated_bytes.all.current" -> 512, ...
+std::vector<std::pair<std::string, uint64_t>> FlatMemoryStats(const MemoryStats& stats);
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_ALLOCATOR_MEMORY_STATS_H_

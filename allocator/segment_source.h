@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// SegmentSource: what a CachingAllocator grows from. In the daemon it is a session's account with the SegmentPool;
+// in a benchmark it may be no memory at all.
+#ifndef VRAMBROKER_ALLOCATOR_SEGMENT_SOURCE_H_
+#define VRAMBROKER_ALLOCATOR_SEGMENT_SOURCE_H_
+
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "allocator/ids.h"
+
+namespace vrambroker {
+
+struct ReleasedSegment {
+  SegmentId id{};
+  uint64_t bytes = 0;
+};
+
+// Safe to call from any thread. Calls may take milliseconds; the allocator holds no lock while it makes them.
+class SegmentSource {
+ public:
+  virtual ~SegmentSource() = default;
+
+  // A segment of exactly `bytes`. ResourceExhausted when a limit or the device forbids it: the allocator then gives
+  // its cached segments back and tries once more. Any other error ends the request.
+  virtual absl::StatusOr<SegmentId> AcquireSegment(uint64_t bytes) = 0;
+
+  // Takes segments back. Returns how many of their bytes are available again; the rest follows when it can.
+  virtual uint64_t ReleaseSegments(absl::Span<const ReleasedSegment> segments) = 0;
+};
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_ALLOCATOR_SEGMENT_SOURCE_H_

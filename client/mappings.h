@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef VRAMBROKER_CLIENT_MAPPINGS_H_
+#define VRAMBROKER_CLIENT_MAPPINGS_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "allocator/device.h"
+#include "allocator/mutex.h"
+
+namespace vrambroker::client_internal {
+
+// The segments that this process has mapped: each handle is opened once. Thread-safe.
+class Mappings {
+ public:
+  // Closes what is still open.
+  ~Mappings() { CloseAll(); }
+
+  // The address of a segment. The first caller opens it, with the handle that `fetch` gets; others wait for it.
+  // `device` outlives the mapping.
+  absl::StatusOr<void*> Open(uint64_t segment_id, uint64_t bytes, Device* device,
+                             const std::function<absl::StatusOr<SegmentHandle>()>& fetch) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Does nothing when the segment is not open. REQUIRES: nothing uses it any more.
+  void Close(uint64_t segment_id) ABSL_LOCKS_EXCLUDED(mu_);
+  void CloseAll() ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  struct Mapping {
+    Device* device = nullptr;
+    uint64_t bytes = 0;
+    void* address = nullptr;  // null while it is being opened
+  };
+
+  Mutex mu_;
+  CondVar opened_;
+  absl::flat_hash_map<uint64_t, Mapping> mappings_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace vrambroker::client_internal
+
+#endif  // VRAMBROKER_CLIENT_MAPPINGS_H_

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef VRAMBROKER_CLIENT_SESSION_STREAM_H_
+#define VRAMBROKER_CLIENT_SESSION_STREAM_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <chrono>
+#include <deque>
+#include <functional>
+#include <optional>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "allocator/mutex.h"
+#include "vrambroker/v1/broker.grpc.pb.h"
+
+namespace vrambroker::client_internal {
+
+// The client's end of the Broker.Session call. The callback API notices a dead daemon at once; a synchronous call
+// would only when it is made.
+class SessionStream : public grpc::ClientBidiReactor<v1::SessionRequest, v1::SessionResponse> {
+ public:
+  struct Handlers {
+    std::function<void(const v1::CloseSegments&)> close_segments;
+    std::function<void(const v1::LimitChanged&)> limit_changed;
+    std::function<void(const absl::Status&)> lost;  // once, unless Close() was called first
+  };
+
+  // `stub` and what the handlers refer to outlive this object. Handlers run on gRPC's threads.
+  SessionStream(v1::Broker::Stub* stub, const v1::Hello& hello, Handlers handlers);
+  // REQUIRES: Close() has returned.
+  ~SessionStream() override = default;
+
+  // The daemon's answer to hello, or why there is none.
+  absl::StatusOr<v1::Welcome> WaitForWelcome(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Messages after the end of the stream are dropped.
+  void Send(v1::SessionRequest request) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Says goodbye, waits for the daemon to end the stream for up to `timeout`, then breaks it.
+  void Close(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // OK while the session lives.
+  absl::Status status() const ABSL_LOCKS_EXCLUDED(mu_);
+
+  void OnReadDone(bool ok) override;
+  void OnWriteDone(bool ok) override;
+  void OnDone(const grpc::Status& status) override;
+
+ private:
+  void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Waits until `condition` or the end of the timeout; returns the condition.
+  bool WaitFor(const std::function<bool()>& condition, absl::Duration timeout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const Handlers handlers_;
+  grpc::ClientContext context_;
+  v1::SessionResponse response_;
+
+  mutable Mutex mu_;
+  CondVar changed_;
+  std::deque<v1::SessionRequest> outgoing_ ABSL_GUARDED_BY(mu_);
+  bool writing_ ABSL_GUARDED_BY(mu_) = false;
+  bool writable_ ABSL_GUARDED_BY(mu_) = true;
+  bool closing_ ABSL_GUARDED_BY(mu_) = false;
+  bool done_ ABSL_GUARDED_BY(mu_) = false;
+  std::optional<v1::Welcome> welcome_ ABSL_GUARDED_BY(mu_);
+  absl::Status status_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace vrambroker::client_internal
+
+#endif  // VRAMBROKER_CLIENT_SESSION_STREAM_H_

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/broker_service.h"
+
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "server/convert.h"
+#include "server/session_stream.h"
+
+namespace vrambroker {
+absl::StatusOr<SessionPtr> BrokerService::OwnSession(const grpc::CallbackServerContext& context, uint64_t id) const {
+  absl::StatusOr<Caller> caller = connections_.Identify(context);
+  if (!caller.ok()) return caller.status();
+  return broker_.FindSession(SessionId{id}, *caller);
+}
+
+grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse>* BrokerService::Session(
+    grpc::CallbackServerContext* context) {
+  return new SessionStream(&broker_, connections_.Identify(*context));
+}
+
+grpc::ServerUnaryReactor* BrokerService::Allocate(grpc::CallbackServerContext* context,
+                                                  const v1::AllocateRequest* request, v1::AllocateResponse* response) {
+  absl::StatusOr<SessionPtr> session = OwnSession(*context, request->session_id());
+  if (!session.ok()) return Reply(context, session.status());
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  broker_.Allocate(*session, request->device(), request->requested_bytes(),
+                   [reactor, response](absl::StatusOr<Allocation> allocation) {
+                     if (allocation.ok()) *response = ToProto(*allocation);
+                     reactor->Finish(ToGrpc(allocation.status()));
+                   });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* BrokerService::Free(grpc::CallbackServerContext* context, const v1::FreeRequest* request,
+                                              v1::FreeResponse* /*response*/) {
+  absl::StatusOr<SessionPtr> session = OwnSession(*context, request->session_id());
+  if (!session.ok()) return Reply(context, session.status());
+  const absl::StatusOr<std::vector<BlockId>> blocks = BlockIds(*request);
+  return Reply(context, blocks.ok() ? broker_.Free(*session, *blocks) : blocks.status());
+}
+
+grpc::ServerUnaryReactor* BrokerService::EmptyCache(grpc::CallbackServerContext* context,
+                                                    const v1::EmptyCacheRequest* request,
+                                                    v1::EmptyCacheResponse* response) {
+  absl::StatusOr<SessionPtr> session = OwnSession(*context, request->session_id());
+  if (!session.ok()) return Reply(context, session.status());
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  broker_.EmptyCache(*session, [reactor, response](uint64_t bytes) {
+    response->set_released_bytes(bytes);
+    reactor->Finish(grpc::Status::OK);
+  });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* BrokerService::GetMemoryStats(grpc::CallbackServerContext* context,
+                                                        const v1::GetMemoryStatsRequest* request,
+                                                        v1::GetMemoryStatsResponse* response) {
+  absl::StatusOr<SessionPtr> session = OwnSession(*context, request->session_id());
+  if (!session.ok()) return Reply(context, session.status());
+  if (absl::Status status = broker_.CheckDevice(request->device()); !status.ok()) return Reply(context, status);
+  const int device = static_cast<int>(request->device());
+  *response->mutable_stats() = ToProto((*session)->GetMemoryStats(device));
+  response->set_limit_bytes(
+      broker_.pools()[device]->GetAccount((*session)->id()).value_or(AccountFigures()).limit_bytes);
+  return Reply(context, absl::OkStatus());
+}
+
+grpc::ServerUnaryReactor* BrokerService::ResetPeakStats(grpc::CallbackServerContext* context,
+                                                        const v1::ResetPeakStatsRequest* request,
+                                                        v1::ResetPeakStatsResponse* /*response*/) {
+  absl::StatusOr<SessionPtr> session = OwnSession(*context, request->session_id());
+  if (!session.ok()) return Reply(context, session.status());
+  if (absl::Status status = broker_.CheckDevice(request->device()); !status.ok()) return Reply(context, status);
+  (*session)->allocator(static_cast<int>(request->device())).ResetPeakStats();
+  return Reply(context, absl::OkStatus());
+}
+
+grpc::ServerUnaryReactor* BrokerService::GetDevices(grpc::CallbackServerContext* context,
+                                                    const v1::GetDevicesRequest* /*request*/,
+                                                    v1::GetDevicesResponse* response) {
+  for (const SegmentPool* pool : broker_.pools()) *response->add_devices() = ToProto(*pool);
+  return Reply(context, absl::OkStatus());
+}
+
+}  // namespace vrambroker

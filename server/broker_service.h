@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef VRAMBROKER_SERVER_BROKER_SERVICE_H_
+#define VRAMBROKER_SERVER_BROKER_SERVICE_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include "server/broker.h"
+#include "server/connections.h"
+#include "vrambroker/v1/broker.grpc.pb.h"
+
+namespace vrambroker {
+
+// vrambroker.v1.Broker: translates between messages and the Broker. Thread-safe; no handler blocks.
+class BrokerService final : public v1::Broker::CallbackService {
+ public:
+  // Both outlive the gRPC server.
+  BrokerService(Broker* broker, const Connections* connections) : broker_(*broker), connections_(*connections) {}
+
+  grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse>* Session(
+      grpc::CallbackServerContext* context) override;
+  grpc::ServerUnaryReactor* Allocate(grpc::CallbackServerContext* context, const v1::AllocateRequest* request,
+                                     v1::AllocateResponse* response) override;
+  grpc::ServerUnaryReactor* Free(grpc::CallbackServerContext* context, const v1::FreeRequest* request,
+                                 v1::FreeResponse* response) override;
+  grpc::ServerUnaryReactor* EmptyCache(grpc::CallbackServerContext* context, const v1::EmptyCacheRequest* request,
+                                       v1::EmptyCacheResponse* response) override;
+  grpc::ServerUnaryReactor* GetMemoryStats(grpc::CallbackServerContext* context,
+                                           const v1::GetMemoryStatsRequest* request,
+                                           v1::GetMemoryStatsResponse* response) override;
+  grpc::ServerUnaryReactor* ResetPeakStats(grpc::CallbackServerContext* context,
+                                           const v1::ResetPeakStatsRequest* request,
+                                           v1::ResetPeakStatsResponse* response) override;
+  grpc::ServerUnaryReactor* GetDevices(grpc::CallbackServerContext* context, const v1::GetDevicesRequest* request,
+                                       v1::GetDevicesResponse* response) override;
+
+ private:
+  // The session `id`, when the caller of this RPC owns it.
+  absl::StatusOr<SessionPtr> OwnSession(const grpc::CallbackServerContext& context, uint64_t id) const;
+
+  Broker& broker_;
+  const Connections& connections_;
+};
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_SERVER_BROKER_SERVICE_H_

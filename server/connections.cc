@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/connections.h"
+
+#include <fcntl.h>
+#include <grpcpp/server_posix.h>
+#include <spdlog/spdlog.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/strip.h"
+#include "server/unix_socket.h"
+
+namespace vrambroker {
+
+absl::Status Connections::Serve(UniqueFd listener, grpc::Server* server, size_t max_per_uid) {
+  server_ = server;
+  max_per_uid_ = max_per_uid;
+  listener_ = listener.get();
+  return loop_.Watch(std::move(listener), EPOLLIN, [this] { AcceptAll(); });
+}
+
+void Connections::StopAccepting() { loop_.Unwatch(listener_); }
+
+void Connections::AcceptAll() {
+  // A bounded number at a time: signals and ended processes must not wait for a flood of connections.
+  for (int i = 0; i < 64; ++i) {
+    const int fd = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd < 0) {
+      if (errno == EMFILE || errno == ENFILE) spdlog::error("no file descriptors left for a new connection");
+      return;
+    }
+    Accept(fd);
+  }
+}
+
+void Connections::Accept(int fd) {
+  UniqueFd owned(fd);
+  absl::StatusOr<Caller> caller = GetPeer(fd);
+  if (!caller.ok()) {
+    spdlog::warn("connection refused: {}", caller.status().ToString());
+    return;
+  }
+  UniqueFd watched(fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  if (!watched.valid()) return;
+  const int watched_number = watched.get();
+  {
+    MutexLock lock(mu_);
+    size_t& open = of_uid_[caller->uid];
+    if (open >= max_per_uid_) {
+      spdlog::warn("connection refused: uid {} has {} open", caller->uid, open);
+      return;
+    }
+    // gRPC may have closed an earlier connection of this number before the loop saw its end.
+    if (const auto it = by_fd_.find(fd); it != by_fd_.end()) --of_uid_[it->second.caller.uid];
+    ++open;
+    by_fd_[fd] = Connection{.caller = *std::move(caller), .watched = watched_number};
+  }
+  const absl::Status status =
+      loop_.Watch(std::move(watched), EPOLLRDHUP, [this, fd, watched_number] { Forget(fd, watched_number); });
+  if (!status.ok()) {
+    spdlog::error("connection refused: {}", status.ToString());
+    Forget(fd, watched_number);
+    return;
+  }
+  grpc::AddInsecureChannelFromFd(server_, owned.Release());
+}
+
+void Connections::Forget(int fd, int watched) {
+  {
+    MutexLock lock(mu_);
+    const auto it = by_fd_.find(fd);
+    if (it != by_fd_.end() && it->second.watched == watched) {
+      if (--of_uid_[it->second.caller.uid] == 0) of_uid_.erase(it->second.caller.uid);
+      by_fd_.erase(it);
+    }
+  }
+  loop_.Unwatch(watched);
+}
+
+absl::StatusOr<Caller> Connections::Identify(const grpc::CallbackServerContext& context) const {
+  // For a connection that was handed over, gRPC's name of the peer is "fd:" and the descriptor number.
+  const std::string peer = context.peer();
+  absl::string_view number = peer;
+  int fd = -1;
+  if (absl::ConsumePrefix(&number, "fd:") && absl::SimpleAtoi(number, &fd)) {
+    MutexLock lock(mu_);
+    const auto it = by_fd_.find(fd);
+    if (it != by_fd_.end()) return it->second.caller;
+  }
+  return absl::UnauthenticatedError("the caller's connection is gone");
+}
+
+}  // namespace vrambroker

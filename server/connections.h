@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Connections: accepts on vrambroker.sock and hands the connections to gRPC, so that the caller of every RPC is known
+// from the kernel. gRPC's own unix listener would tell neither pid nor uid, and would steal a live daemon's path.
+#ifndef VRAMBROKER_SERVER_CONNECTIONS_H_
+#define VRAMBROKER_SERVER_CONNECTIONS_H_
+
+#include <grpcpp/grpcpp.h>
+#include <sys/types.h>
+
+#include <string>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "allocator/mutex.h"
+#include "server/event_loop.h"
+#include "server/session.h"
+
+namespace vrambroker {
+
+// Safe to call from any thread.
+class Connections {
+ public:
+  // All outlive this object; `server` may still be null and be set later by Serve().
+  explicit Connections(EventLoop* loop) : loop_(*loop) {}
+
+  // Accepts on `listener` from now on, at most `max_per_uid` connections of one user at a time.
+  absl::Status Serve(UniqueFd listener, grpc::Server* server, size_t max_per_uid);
+  // Accepts no more.
+  void StopAccepting();
+
+  // Who makes the call. Unauthenticated when the connection is already gone.
+  absl::StatusOr<Caller> Identify(const grpc::CallbackServerContext& context) const;
+
+ private:
+  struct Connection {
+    Caller caller;
+    int watched = -1;  // our duplicate of the descriptor, on which the loop sees the end of the connection
+  };
+
+  void AcceptAll();
+  void Accept(int fd);
+  void Forget(int fd, int watched);
+
+  EventLoop& loop_;
+  grpc::Server* server_ = nullptr;
+  int listener_ = -1;
+  size_t max_per_uid_ = 0;
+
+  mutable Mutex mu_;
+  absl::flat_hash_map<int, Connection> by_fd_ ABSL_GUARDED_BY(mu_);  // by gRPC's descriptor number
+  absl::flat_hash_map<uid_t, size_t> of_uid_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_SERVER_CONNECTIONS_H_

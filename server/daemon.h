@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Daemon: builds all parts in order, runs until it is told to stop, and takes them down in reverse.
+#ifndef VRAMBROKER_SERVER_DAEMON_H_
+#define VRAMBROKER_SERVER_DAEMON_H_
+
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/config.h"
+#include "server/segment_pool.h"
+
+namespace vrambroker {
+
+// A device, and how much of it the daemon may own.
+struct ChosenDevice {
+  std::unique_ptr<Device> device;
+  uint64_t capacity_bytes = 0;
+};
+
+// The devices that the configuration asks for. Logs which were chosen and why.
+absl::StatusOr<std::vector<ChosenDevice>> ChooseDevices(const Config& config);
+
+// Serves until SIGTERM or SIGINT. REQUIRES: these signals are blocked in every thread of the process.
+absl::Status RunDaemon(const Config& config);
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_SERVER_DAEMON_H_

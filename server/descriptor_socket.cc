@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/descriptor_socket.h"
+
+#include <spdlog/spdlog.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/unix_socket.h"
+
+namespace vrambroker {
+namespace {
+
+constexpr std::chrono::seconds kSilenceAllowed(10);
+constexpr size_t kMaxConnectionsPerUid = 64;
+
+// One packet: `code`, `text`, and the descriptor if it is valid.
+void Send(int socket, char code, absl::string_view text, int descriptor) {
+  std::string payload = absl::StrCat(absl::string_view(&code, 1), text);
+  iovec data = {.iov_base = payload.data(), .iov_len = payload.size()};
+  msghdr message = {.msg_iov = &data, .msg_iovlen = 1};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control = {};
+  if (descriptor >= 0) {
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof descriptor);
+    std::memcpy(CMSG_DATA(header), &descriptor, sizeof descriptor);
+  }
+  // A client that does not read its answers loses them: the socket never blocks the loop.
+  if (sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
+    spdlog::debug("descriptor socket: answer lost: {}", std::strerror(errno));
+  }
+}
+
+}  // namespace
+
+absl::Status DescriptorSocket::Serve(UniqueFd listener) {
+  listener_ = listener.get();
+  return loop_.Watch(std::move(listener), EPOLLIN, [this] { AcceptAll(); });
+}
+
+void DescriptorSocket::AcceptAll() {
+  for (int i = 0; i < 64; ++i) {
+    UniqueFd fd(accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!fd.valid()) return;
+    absl::StatusOr<Caller> caller = GetPeer(fd.get());
+    if (!caller.ok()) continue;
+    size_t open = 0;
+    for (const auto& [other, connection] : connections_) open += connection.caller.uid == caller->uid ? 1 : 0;
+    if (open >= kMaxConnectionsPerUid) {
+      Send(fd.get(), 1, "too many connections of this user to the descriptor socket; close some", -1);
+      continue;
+    }
+    const int number = fd.get();
+    if (loop_.Watch(std::move(fd), EPOLLIN | EPOLLRDHUP, [this, number] { Answer(number); }).ok()) {
+      connections_[number] = {.caller = *std::move(caller), .last_used = std::chrono::steady_clock::now()};
+    }
+  }
+}
+
+void DescriptorSocket::Answer(int fd) {
+  Connection& connection = connections_.at(fd);
+  std::array<char, sizeof(Ticket) + 1> packet;  // one more than a ticket, to notice a longer packet
+  const ssize_t size = recv(fd, packet.data(), packet.size(), MSG_DONTWAIT);
+  if (size <= 0) {
+    if (size == 0 || errno != EAGAIN) Drop(fd);
+    return;
+  }
+  connection.last_used = std::chrono::steady_clock::now();
+  if (size != sizeof(Ticket)) {
+    Send(fd, 1, absl::StrCat("expected a ticket of ", sizeof(Ticket), " bytes"), -1);
+    return;
+  }
+  Ticket ticket;
+  std::memcpy(ticket.data(), packet.data(), ticket.size());
+  absl::StatusOr<UniqueFd> descriptor = absl::NotFoundError("no such ticket");
+  for (SegmentPool* pool : pools_) {
+    descriptor = pool->RedeemTicket(ticket, connection.caller.pid, connection.caller.uid);
+    if (!absl::IsNotFound(descriptor.status())) break;
+  }
+  if (descriptor.ok()) {
+    Send(fd, 0, "", descriptor->get());
+  } else {
+    Send(fd, 1, descriptor.status().message(), -1);
+  }
+}
+
+void DescriptorSocket::Drop(int fd) {
+  connections_.erase(fd);
+  loop_.Unwatch(fd);
+}
+
+void DescriptorSocket::Tick() {
+  const SteadyTime oldest = std::chrono::steady_clock::now() - kSilenceAllowed;
+  std::vector<int> silent;
+  for (const auto& [fd, connection] : connections_) {
+    if (connection.last_used < oldest) silent.push_back(fd);
+  }
+  for (const int fd : silent) Drop(fd);
+}
+
+}  // namespace vrambroker

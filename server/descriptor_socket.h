@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// DescriptorSocket: hands out file descriptors for tickets on vrambroker-fd.sock, because gRPC cannot carry them.
+// The protocol is described in proto/README.md.
+#ifndef VRAMBROKER_SERVER_DESCRIPTOR_SOCKET_H_
+#define VRAMBROKER_SERVER_DESCRIPTOR_SOCKET_H_
+
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "server/event_loop.h"
+#include "server/segment_pool.h"
+#include "server/session.h"
+
+namespace vrambroker {
+
+// All calls on the loop's thread, or before it runs.
+class DescriptorSocket {
+ public:
+  // All outlive this object.
+  DescriptorSocket(EventLoop* loop, std::vector<SegmentPool*> pools) : loop_(*loop), pools_(std::move(pools)) {}
+
+  absl::Status Serve(UniqueFd listener);
+  void StopAccepting() { loop_.Unwatch(listener_); }
+  // Drops connections that were silent for a while.
+  void Tick();
+
+ private:
+  struct Connection {
+    Caller caller;
+    SteadyTime last_used;
+  };
+
+  void AcceptAll();
+  void Answer(int fd);
+  void Drop(int fd);
+
+  EventLoop& loop_;
+  const std::vector<SegmentPool*> pools_;
+  int listener_ = -1;
+  absl::flat_hash_map<int, Connection> connections_;
+};
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_SERVER_DESCRIPTOR_SOCKET_H_

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// EventLoop: one thread that waits for file descriptors (epoll). Accepts connections, reads signals, sees processes end.
+#ifndef VRAMBROKER_SERVER_EVENT_LOOP_H_
+#define VRAMBROKER_SERVER_EVENT_LOOP_H_
+
+#include <sys/epoll.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "allocator/device.h"
+#include "allocator/mutex.h"
+
+namespace vrambroker {
+
+// Watch and Unwatch: from any thread. Callbacks run on the thread in Run() and must not block.
+class EventLoop {
+ public:
+  EventLoop();
+
+  // Calls `ready` whenever `events` (EPOLLIN, ...) hold for `fd`, until Unwatch. The loop owns the descriptor.
+  absl::Status Watch(UniqueFd fd, uint32_t events, std::function<void()> ready) ABSL_LOCKS_EXCLUDED(mu_);
+  // Forgets and closes `fd`. Inside its own callback too.
+  void Unwatch(int fd) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Runs until Stop(). Calls `tick` about every `period`.
+  void Run(std::chrono::milliseconds period, const std::function<void()>& tick);
+  // From a callback or any thread.
+  void Stop();
+
+ private:
+  struct Watched {
+    UniqueFd fd;
+    uint64_t serial = 0;  // tells a descriptor number from its reuse
+    std::shared_ptr<const std::function<void()>> ready;
+  };
+
+  UniqueFd epoll_;
+  UniqueFd wake_;
+  std::atomic<bool> stop_{false};
+  Mutex mu_;
+  uint64_t next_serial_ ABSL_GUARDED_BY(mu_) = 1;
+  absl::flat_hash_map<uint64_t, Watched> watched_ ABSL_GUARDED_BY(mu_);  // by serial
+  absl::flat_hash_map<int, uint64_t> serial_of_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_SERVER_EVENT_LOOP_H_

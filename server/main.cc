@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// vrambrokerd: flags and configuration file in, daemon out. Exit codes: 0 stopped as asked, 1 could not serve,
+// 2 bad flags or configuration.
+#include <signal.h>
+#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "absl/flags/usage_config.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "server/config.h"
+#include "server/daemon.h"
+#include "server/version.h"
+
+ABSL_FLAG(std::string, config, "", "Configuration file: vrambroker.config.v1.DaemonConfig in protobuf text format.");
+ABSL_FLAG(bool, check_config, false, "Check the configuration file and the flags, say what is wrong, and exit.");
+ABSL_FLAG(std::string, socket_dir, "", "Directory of the sockets. Default: /run/vrambroker.");
+ABSL_FLAG(std::string, device, "", "auto (default: cuda when a usable GPU is present, else host), cuda or host.");
+ABSL_FLAG(std::string, capacity, "",
+          "Memory of each device that the daemon may own, as 512MiB, 8GiB or plain bytes. Default: host: half of the "
+          "machine's memory; cuda: what is free at the start, less the headroom.");
+ABSL_FLAG(std::string, http_address, "",
+          "HOST:PORT of /metrics and /healthz; port 0: any free one; off: none. Default: 127.0.0.1:9477.");
+ABSL_FLAG(std::string, log_level, "", "debug, info (default), warn or error.");
+
+namespace {
+
+using vrambroker::config::v1::DaemonConfig;
+
+absl::StatusOr<vrambroker::Config> LoadConfig() {
+  DaemonConfig proto;
+  if (const std::string path = absl::GetFlag(FLAGS_config); !path.empty()) {
+    absl::StatusOr<DaemonConfig> file = vrambroker::ReadConfigFile(path);
+    if (!file.ok()) return file.status();
+    proto = *std::move(file);
+  }
+  // A flag that is given overrides the file.
+  const auto override_with = [](const absl::Flag<std::string>& flag, std::string* field) {
+    if (std::string value = absl::GetFlag(flag); !value.empty()) *field = std::move(value);
+  };
+  override_with(FLAGS_socket_dir, proto.mutable_socket_dir());
+  override_with(FLAGS_device, proto.mutable_device());
+  override_with(FLAGS_capacity, proto.mutable_capacity());
+  override_with(FLAGS_http_address, proto.mutable_http_address());
+  override_with(FLAGS_log_level, proto.mutable_log_level());
+  return vrambroker::CheckConfig(proto);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  // Before any thread exists: every thread inherits the mask, and the event loop reads the signals.
+  sigset_t mask;
+  sigemptyset(&mask);
+  for (const int signal : {SIGTERM, SIGINT}) sigaddset(&mask, signal);
+  pthread_sigmask(SIG_BLOCK, &mask, nullptr);
+  ::signal(SIGPIPE, SIG_IGN);
+
+  absl::FlagsUsageConfig usage;
+  usage.version_string = [] { return absl::StrCat("vrambrokerd ", vrambroker::kVersion, " (", vrambroker::kRevision, ")\n"); };
+  usage.contains_help_flags = [](absl::string_view file) { return absl::EndsWith(file, "server/main.cc"); };
+  absl::SetFlagsUsageConfig(usage);
+  absl::SetProgramUsageMessage(
+      "owns a GPU's memory and shares it between processes.\n\n"
+      "  vrambrokerd --socket_dir=/tmp/vrambroker --capacity=4GiB\n"
+      "  vrambrokerd --config=/etc/vrambroker/vrambroker.textproto --check_config");
+  const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
+  if (rest.size() > 1) {
+    std::fprintf(stderr, "vrambrokerd: unexpected argument '%s'; see vrambrokerd --help\n", rest[1]);
+    return 2;
+  }
+
+  const absl::StatusOr<vrambroker::Config> config = LoadConfig();
+  if (!config.ok()) {
+    std::fprintf(stderr, "vrambrokerd: %s\n", std::string(config.status().message()).c_str());
+    return 2;
+  }
+  if (absl::GetFlag(FLAGS_check_config)) {
+    std::printf("the configuration is valid\n");
+    return 0;
+  }
+
+  spdlog::set_default_logger(spdlog::stderr_color_mt("vrambrokerd"));
+  // Under systemd the journal adds time and level itself.
+  spdlog::set_pattern(std::getenv("JOURNAL_STREAM") != nullptr ? "%l %v" : "%Y-%m-%dT%H:%M:%S.%e %^%l%$ %v");
+  spdlog::set_level(spdlog::level::from_str(config->log_level));
+
+  if (absl::Status status = vrambroker::RunDaemon(*config); !status.ok()) {
+    spdlog::error("{}", std::string(status.message()));
+    return 1;
+  }
+  return 0;
+}

@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/session_stream.h"
+
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "server/convert.h"
+#include "server/version.h"
+
+namespace vrambroker {
+namespace {
+
+constexpr int kMaxCallsRunning = 64;       // then no more is read from the stream
+constexpr size_t kMaxQueued = 1024;        // messages to a client that does not read
+constexpr int kMaxIdsInMessage = 4096;
+
+}  // namespace
+
+// What the session holds on to. The stream goes away with the call; its events then go nowhere.
+class SessionStream::Events : public SessionEvents {
+ public:
+  explicit Events(SessionStream* stream) : stream_(stream) {}
+
+  void Detach() {
+    MutexLock lock(mu_);
+    stream_ = nullptr;
+  }
+
+  void Send(v1::SessionResponse response) {
+    MutexLock lock(mu_);
+    if (stream_ != nullptr) stream_->Send(std::move(response));
+  }
+
+  // The result of a call that came over the stream; makes room for the next one.
+  void Result(v1::SessionResponse response) {
+    MutexLock lock(mu_);
+    if (stream_ == nullptr) return;
+    stream_->Send(std::move(response));
+    MutexLock stream_lock(stream_->mu_);
+    --stream_->calls_running_;
+    // Once the stream is ending it may be deleted at any moment after Finish(): no operation may start then.
+    if (!stream_->read_paused_ || stream_->ending_) return;
+    stream_->read_paused_ = false;
+    stream_->StartRead(&stream_->request_);
+  }
+
+  void CloseSegments(absl::Span<const SegmentId> segments) override {
+    v1::SessionResponse response;
+    for (const SegmentId id : segments) response.mutable_close_segments()->add_segment_ids(Raw(id));
+    Send(std::move(response));
+  }
+  void LimitChanged(int device, uint64_t limit_bytes) override {
+    v1::SessionResponse response;
+    response.mutable_limit_changed()->set_device(static_cast<uint32_t>(device));
+    response.mutable_limit_changed()->set_limit_bytes(limit_bytes);
+    Send(std::move(response));
+  }
+  void Draining() override {
+    v1::SessionResponse response;
+    response.mutable_draining();
+    Send(std::move(response));
+  }
+  void Ended(const std::string& reason) override {
+    v1::SessionResponse response;
+    response.mutable_ended()->set_reason(reason);
+    Send(std::move(response));
+  }
+
+ private:
+  Mutex mu_;
+  SessionStream* stream_ ABSL_GUARDED_BY(mu_);
+};
+
+SessionStream::SessionStream(Broker* broker, absl::StatusOr<Caller> identity)
+    : broker_(*broker), identity_(std::move(identity)), events_(std::make_shared<Events>(this)) {
+  if (identity_.ok()) {
+    StartRead(&request_);
+  } else {
+    End(identity_.status());
+  }
+}
+
+void SessionStream::OnReadDone(bool ok) {
+  if (!ok) {  // half-closed or broken; without a goodbye neither says that the client's mappings are closed
+    End(absl::OkStatus());
+    return;
+  }
+  Handle(request_);
+}
+
+void SessionStream::Handle(const v1::SessionRequest& request) {
+  using Request = v1::SessionRequest;
+  if (session_ == nullptr) {
+    const absl::Status status = request.message_case() == Request::kHello
+                                    ? HandleHello(request.hello())
+                                    : absl::InvalidArgumentError("message: the first message must be hello");
+    if (!status.ok()) return End(status);
+    return ReadNext();
+  }
+  switch (request.message_case()) {
+    case Request::kSegmentsClosed: {
+      if (request.segments_closed().segment_ids_size() > kMaxIdsInMessage) {
+        return End(absl::InvalidArgumentError(
+            absl::StrCat("segments_closed.segment_ids: more than ", kMaxIdsInMessage, " ids in a message")));
+      }
+      std::vector<SegmentId> ids;
+      for (const uint64_t id : request.segments_closed().segment_ids()) ids.push_back(SegmentId{id});
+      session_->SegmentsClosed(ids);
+      break;
+    }
+    case Request::kGoodbye:
+      broker_.Close(session_, "goodbye");
+      return End(absl::OkStatus());
+    case Request::kAllocate:
+      HandleAllocate(request.allocate());
+      break;
+    case Request::kFree:
+      HandleFree(request.free());
+      break;
+    case Request::kHello:
+      return End(absl::FailedPreconditionError("message: hello was sent before; one session a stream"));
+    case Request::MESSAGE_NOT_SET:
+      return End(absl::InvalidArgumentError("message: empty, or of a newer protocol"));
+  }
+  ReadNext();
+}
+
+absl::Status SessionStream::HandleHello(const v1::Hello& hello) {
+  if (hello.protocol_version() != kProtocolVersion) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "protocol_version: the client speaks version ", hello.protocol_version(), ", the daemon (vrambroker ", kVersion,
+        ") version ", kProtocolVersion, "; install the same release of both"));
+  }
+  absl::StatusOr<SessionPtr> session =
+      broker_.OpenSession(*identity_, hello.name(), FromProto(hello.limit()), events_);
+  if (!session.ok()) return session.status();
+  session_ = *session;
+
+  v1::SessionResponse response;
+  v1::Welcome* welcome = response.mutable_welcome();
+  welcome->set_session_id(Raw(session_->id()));
+  welcome->set_name(session_->name());
+  welcome->set_protocol_version(kProtocolVersion);
+  welcome->set_daemon_version(kVersion);
+  for (const SegmentPool* pool : broker_.pools()) {
+    v1::Welcome::DeviceGrant* grant = welcome->add_devices();
+    *grant->mutable_device() = ToProto(*pool);
+    grant->set_limit_bytes(pool->GetAccount(session_->id()).value_or(AccountFigures()).limit_bytes);
+  }
+  Send(std::move(response));
+  return absl::OkStatus();
+}
+
+void SessionStream::HandleAllocate(const v1::AllocateCall& call) {
+  {
+    MutexLock lock(mu_);
+    ++calls_running_;
+  }
+  broker_.Allocate(session_, call.request().device(), call.request().requested_bytes(),
+                   [events = events_, id = call.call_id()](absl::StatusOr<Allocation> allocation) {
+                     v1::SessionResponse response;
+                     v1::CallResult* result = response.mutable_result();
+                     result->set_call_id(id);
+                     if (allocation.ok()) {
+                       *result->mutable_allocated() = ToProto(*allocation);
+                     } else {
+                       *result->mutable_error() = ToProto(allocation.status());
+                     }
+                     events->Result(std::move(response));
+                   });
+}
+
+void SessionStream::HandleFree(const v1::FreeCall& call) {
+  const absl::StatusOr<std::vector<BlockId>> blocks = BlockIds(call.request());
+  const absl::Status status = blocks.ok() ? broker_.Free(session_, *blocks) : blocks.status();
+  v1::SessionResponse response;
+  v1::CallResult* result = response.mutable_result();
+  result->set_call_id(call.call_id());
+  if (status.ok()) {
+    result->mutable_freed();
+  } else {
+    *result->mutable_error() = ToProto(status);
+  }
+  Send(std::move(response));
+}
+
+void SessionStream::ReadNext() {
+  {
+    MutexLock lock(mu_);
+    if (calls_running_ >= kMaxCallsRunning) {
+      read_paused_ = true;
+      return;
+    }
+  }
+  StartRead(&request_);
+}
+
+void SessionStream::Send(v1::SessionResponse response) {
+  bool overflow = false;
+  {
+    MutexLock lock(mu_);
+    if (ending_) return;
+    overflow = outgoing_.size() >= kMaxQueued;
+    if (!overflow) {
+      outgoing_.push_back(std::move(response));
+      WriteNext();
+    }
+  }
+  if (overflow) End(absl::ResourceExhaustedError("the client does not read its session stream"));
+}
+
+void SessionStream::End(const absl::Status& status) {
+  MutexLock lock(mu_);
+  if (ending_) return;
+  ending_ = true;
+  final_status_ = ToGrpc(status);
+  WriteNext();
+}
+
+void SessionStream::WriteNext() {
+  if (writing_ || finished_) return;
+  if (!outgoing_.empty()) {
+    writing_ = true;
+    StartWrite(&outgoing_.front());
+  } else if (ending_) {
+    finished_ = true;
+    Finish(final_status_);
+  }
+}
+
+void SessionStream::OnWriteDone(bool ok) {
+  MutexLock lock(mu_);
+  writing_ = false;
+  outgoing_.pop_front();
+  if (!ok) {
+    outgoing_.clear();
+    ending_ = true;
+  }
+  WriteNext();
+}
+
+void SessionStream::OnCancel() { End(absl::CancelledError("the connection is gone")); }
+
+void SessionStream::OnDone() {
+  events_->Detach();
+  if (session_ != nullptr) broker_.Disconnect(session_);
+  delete this;
+}
+
+}  // namespace vrambroker

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/unix_socket.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+
+#ifndef SO_PEERPIDFD
+#define SO_PEERPIDFD 77
+#endif
+
+namespace vrambroker {
+
+absl::StatusOr<UniqueFd> LockSocketDir(const std::string& dir) {
+  if (mkdir(dir.c_str(), 0755) != 0 && errno != EEXIST) {
+    return absl::ErrnoToStatus(
+        errno, absl::StrCat("cannot create the socket directory ", dir, "; choose another one with --socket_dir"));
+  }
+  const std::string path = absl::StrCat(dir, "/vrambroker.lock");
+  UniqueFd lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+  if (!lock.valid()) {
+    return absl::ErrnoToStatus(errno, absl::StrCat("cannot open ", path, "; choose another --socket_dir"));
+  }
+  if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
+    char pid[16] = "";
+    (void)!read(lock.get(), pid, sizeof pid - 1);
+    return absl::FailedPreconditionError(absl::StrCat("another vrambrokerd (pid ", absl::StripAsciiWhitespace(pid),
+                                                      ") serves ", dir, "; stop it or choose another --socket_dir"));
+  }
+  const std::string pid = absl::StrCat(getpid(), "\n");
+  if (ftruncate(lock.get(), 0) != 0 || write(lock.get(), pid.data(), pid.size()) < 0) {
+    return absl::ErrnoToStatus(errno, absl::StrCat("cannot write ", path));
+  }
+  return lock;
+}
+
+absl::StatusOr<UniqueFd> ListenUnix(const std::string& path, int type, mode_t mode) {
+  sockaddr_un address = {.sun_family = AF_UNIX};
+  if (path.size() >= sizeof address.sun_path) {
+    return absl::InvalidArgumentError(absl::StrCat("socket path ", path, " is longer than ",
+                                                   sizeof address.sun_path - 1,
+                                                   " characters; choose a shorter --socket_dir"));
+  }
+  std::memcpy(address.sun_path, path.c_str(), path.size());
+  UniqueFd fd(socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd.valid()) return absl::ErrnoToStatus(errno, "socket failed");
+  unlink(path.c_str());
+  // The socket must have its permissions from the first moment on.
+  const mode_t before = umask(~mode & 0777);
+  const int bound = bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address);
+  const int bind_errno = errno;
+  umask(before);
+  if (bound != 0) return absl::ErrnoToStatus(bind_errno, absl::StrCat("cannot bind ", path));
+  if (listen(fd.get(), 512) != 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot listen on ", path));
+  return fd;
+}
+
+absl::StatusOr<Caller> GetPeer(int fd) {
+  ucred credentials = {};
+  socklen_t size = sizeof credentials;
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) {
+    return absl::ErrnoToStatus(errno, "getsockopt(SO_PEERCRED) failed");
+  }
+  if (credentials.pid <= 0) {
+    return absl::FailedPreconditionError(
+        "the kernel shows no pid of the caller: run the daemon in the host's pid namespace");
+  }
+  // SO_PEERPIDFD (Linux 6.5) cannot meet a reused pid. Before it: open the pid at once, while the connection is new.
+  int pidfd = -1;
+  size = sizeof pidfd;
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &size) != 0) {
+    pidfd = static_cast<int>(syscall(SYS_pidfd_open, credentials.pid, 0));
+  }
+  if (pidfd < 0) {
+    return absl::NotFoundError(absl::StrCat("process ", credentials.pid, " has gone: ", std::strerror(errno)));
+  }
+  return Caller{.pid = credentials.pid,
+                .uid = credentials.uid,
+                .gid = credentials.gid,
+                .pidfd = std::make_shared<const UniqueFd>(pidfd)};
+}
+
+}  // namespace vrambroker

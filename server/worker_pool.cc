@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/worker_pool.h"
+
+#include <utility>
+
+namespace vrambroker {
+
+WorkerPool::~WorkerPool() {
+  std::vector<std::thread> threads;
+  {
+    MutexLock lock(mu_);
+    stopping_ = true;
+    threads.swap(threads_);
+  }
+  changed_.NotifyAll();
+  for (std::thread& thread : threads) thread.join();
+}
+
+void WorkerPool::Submit(std::function<void()> task) {
+  MutexLock lock(mu_);
+  tasks_.push_back(std::move(task));
+  if (tasks_.size() > idle_threads_ && threads_.size() < max_threads_ && !stopping_) {
+    threads_.emplace_back([this] { Run(); });
+  }
+  changed_.NotifyOne();
+}
+
+void WorkerPool::Run() {
+  while (true) {
+    std::function<void()> task;
+    {
+      MutexLock lock(mu_);
+      ++idle_threads_;
+      while (tasks_.empty() && !stopping_) changed_.Wait(mu_);
+      --idle_threads_;
+      if (tasks_.empty()) return;
+      task = std::move(tasks_.front());
+      tasks_.pop_front();
+    }
+    task();
+  }
+}
+
+void SerialQueue::Submit(std::function<void()> task) {
+  {
+    MutexLock lock(mu_);
+    tasks_.push_back(std::move(task));
+    if (running_) return;
+    running_ = true;
+  }
+  workers_.Submit([self = shared_from_this()] { self->RunNext(); });
+}
+
+void SerialQueue::RunNext() {
+  std::function<void()> task;
+  {
+    MutexLock lock(mu_);
+    if (tasks_.empty()) {
+      running_ = false;
+      return;
+    }
+    task = std::move(tasks_.front());
+    tasks_.pop_front();
+  }
+  task();
+  // Back to the end of the workers' queue: fair to other sessions.
+  workers_.Submit([self = shared_from_this()] { self->RunNext(); });
+}
+
+}  // namespace vrambroker
