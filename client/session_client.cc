@@ -59,6 +59,7 @@ absl::StatusOr<std::shared_ptr<SessionClient>> SessionClient::Open(const ClientO
   connection.stream = std::make_unique<SessionStream>(
       connection.stub.get(), hello,
       SessionStream::Handlers{
+          .welcomed = [raw](const v1::Welcome& welcome) { raw->Welcomed(welcome); },
           .close_segments =
               [raw](const v1::CloseSegments& message) {
                 v1::SessionRequest answer;
@@ -73,20 +74,17 @@ absl::StatusOr<std::shared_ptr<SessionClient>> SessionClient::Open(const ClientO
               },
           .limit_changed =
               [raw](const v1::LimitChanged& message) {
-                if (raw->limits_ != nullptr && message.device() < raw->devices_.size()) {
-                  raw->limits_[message.device()] = message.limit_bytes();
-                }
+                if (message.device() < raw->devices_.size()) raw->limits_[message.device()] = message.limit_bytes();
               },
           .lost =
               [raw](const absl::Status& why) {
                 if (raw->options_.on_lost) raw->options_.on_lost(why);
               }});
-  absl::StatusOr<v1::Welcome> welcome = connection.stream->WaitForWelcome(options.connect_timeout);
-  if (absl::IsUnimplemented(welcome.status())) {
+  const absl::Status welcomed = connection.stream->WaitForWelcome(options.connect_timeout);
+  if (absl::IsUnimplemented(welcomed)) {
     return absl::FailedPreconditionError("the daemon is of another version: it does not know Broker.Session");
   }
-  if (!welcome.ok()) return welcome.status();
-  self->Welcomed(*welcome);
+  if (!welcomed.ok()) return welcomed;
   return self;
 }
 

@@ -28,15 +28,14 @@ bool SessionStream::WaitFor(const std::function<bool()>& condition, absl::Durati
   return true;
 }
 
-absl::StatusOr<v1::Welcome> SessionStream::WaitForWelcome(absl::Duration timeout) {
+absl::Status SessionStream::WaitForWelcome(absl::Duration timeout) {
   MutexLock lock(mu_);
-  WaitFor([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return welcome_.has_value() || !status_.ok(); }, timeout);
-  if (!status_.ok()) return status_;
-  if (!welcome_.has_value()) {
+  WaitFor([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return welcomed_ || !status_.ok(); }, timeout);
+  if (status_.ok() && !welcomed_) {
     return absl::DeadlineExceededError(absl::StrCat(
         "the daemon accepted the connection but did not answer within ", absl::FormatDuration(timeout)));
   }
-  return *welcome_;
+  return status_;
 }
 
 void SessionStream::Send(v1::SessionRequest request) {
@@ -74,8 +73,9 @@ void SessionStream::OnReadDone(bool ok) {
   }
   switch (response_.message_case()) {
     case v1::SessionResponse::kWelcome: {
+      handlers_.welcomed(response_.welcome());
       MutexLock lock(mu_);
-      welcome_ = response_.welcome();
+      welcomed_ = true;
       changed_.NotifyAll();
       break;
     }
@@ -107,13 +107,13 @@ void SessionStream::OnDone(const grpc::Status& grpc_status) {
   bool tell = false;
   {
     MutexLock lock(mu_);
-    if (welcome_.has_value() && !closing_ && (lost.ok() || absl::IsUnavailable(lost) || absl::IsCancelled(lost))) {
+    if (welcomed_ && !closing_ && (lost.ok() || absl::IsUnavailable(lost) || absl::IsCancelled(lost))) {
       lost = absl::UnavailableError(
           absl::StrCat("the daemon went away", lost.message().empty() ? "" : " (", lost.message(),
                        lost.message().empty() ? "" : ")",
                        "; what is held stays usable, nothing can be allocated: connect again"));
     }
-    tell = welcome_.has_value() && !closing_ && status_.ok();
+    tell = welcomed_ && !closing_ && status_.ok();
     status_.Update(lost.ok() ? absl::UnavailableError("the session is closed") : lost);
   }
   if (tell) handlers_.lost(lost);

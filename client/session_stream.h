@@ -7,9 +7,8 @@
 #include <chrono>
 #include <deque>
 #include <functional>
-#include <optional>
 
-#include "absl/status/statusor.h"
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "allocator/mutex.h"
 #include "vrambroker/v1/broker.grpc.pb.h"
@@ -21,6 +20,7 @@ namespace vrambroker::client_internal {
 class SessionStream : public grpc::ClientBidiReactor<v1::SessionRequest, v1::SessionResponse> {
  public:
   struct Handlers {
+    std::function<void(const v1::Welcome&)> welcomed;  // before all others
     std::function<void(const v1::CloseSegments&)> close_segments;
     std::function<void(const v1::LimitChanged&)> limit_changed;
     std::function<void(const absl::Status&)> lost;  // once, unless Close() was called first
@@ -31,8 +31,8 @@ class SessionStream : public grpc::ClientBidiReactor<v1::SessionRequest, v1::Ses
   // REQUIRES: Close() has returned.
   ~SessionStream() override = default;
 
-  // The daemon's answer to hello, or why there is none.
-  absl::StatusOr<v1::Welcome> WaitForWelcome(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
+  // OK when the daemon has answered the hello and `welcomed` has run; else why not.
+  absl::Status WaitForWelcome(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Messages after the end of the stream are dropped.
   void Send(v1::SessionRequest request) ABSL_LOCKS_EXCLUDED(mu_);
@@ -63,7 +63,7 @@ class SessionStream : public grpc::ClientBidiReactor<v1::SessionRequest, v1::Ses
   bool writable_ ABSL_GUARDED_BY(mu_) = true;
   bool closing_ ABSL_GUARDED_BY(mu_) = false;
   bool done_ ABSL_GUARDED_BY(mu_) = false;
-  std::optional<v1::Welcome> welcome_ ABSL_GUARDED_BY(mu_);
+  bool welcomed_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mu_);
 };
 

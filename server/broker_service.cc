@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/convert.h"
 #include "server/session_stream.h"
+#include "server/version.h"
 
 namespace vrambroker {
 absl::StatusOr<SessionPtr> BrokerService::OwnSession(const grpc::CallbackServerContext& context, uint64_t id) const {
@@ -80,6 +81,7 @@ grpc::ServerUnaryReactor* BrokerService::GetDevices(grpc::CallbackServerContext*
                                                     const v1::GetDevicesRequest* /*request*/,
                                                     v1::GetDevicesResponse* response) {
   for (const SegmentPool* pool : broker_.pools()) *response->add_devices() = ToProto(*pool);
+  response->set_daemon_version(kVersion);
   return Reply(context, absl::OkStatus());
 }
 

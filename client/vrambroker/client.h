@@ -106,7 +106,7 @@ class Buffer {
   Buffer(Buffer&& other) noexcept { *this = std::move(other); }
   Buffer& operator=(Buffer&& other) noexcept;
   // Gives the block back. REQUIRES: the GPU has finished with it.
-  ~Buffer() { Reset(); }
+  ~Buffer() { (void)Reset(); }
 
   // Where it is mapped in this process: ordinary memory on the host device, a device pointer on cuda.
   // nullptr when empty.

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The commands of vramctl. Each prints its result to standard output; a status that is not OK is the caller's to print.
+#ifndef VRAMBROKER_CLIENT_VRAMCTL_COMMANDS_H_
+#define VRAMBROKER_CLIENT_VRAMCTL_COMMANDS_H_
+
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+
+namespace vrambroker::vramctl {
+
+struct Context {
+  std::string socket_dir;
+  bool json = false;
+  std::string name;   // hold
+  std::string limit;  // hold; empty: none
+  int device = 0;     // hold, stats, summary
+};
+
+// SESSION is a session's unique name, or its id when it consists of digits.
+absl::Status Status(const Context& context);
+absl::Status Sessions(const Context& context);
+absl::Status Stats(const Context& context, const std::optional<std::string>& session);
+absl::Status Summary(const Context& context, const std::string& session);
+absl::Status SetLimit(const Context& context, const std::string& session, const std::string& limit);
+absl::Status Trim(const Context& context, const std::string& session);
+absl::Status End(const Context& context, const std::string& session);
+
+// A client that allocates, writes a pattern, says where it is and holds until SIGINT or SIGTERM; then it verifies the
+// pattern. Fails when it is refused, loses its session, or finds other bytes than it wrote.
+absl::Status Hold(const Context& context, const std::string& bytes);
+
+}  // namespace vrambroker::vramctl
+
+#endif  // VRAMBROKER_CLIENT_VRAMCTL_COMMANDS_H_

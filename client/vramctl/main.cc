@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// vramctl: looks at a running vrambrokerd and changes what it may. Exit codes: 0 done, 1 refused or failed, 2 wrong use.
+#include <cstdio>
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "absl/flags/usage_config.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "client/vramctl/commands.h"
+#include "client/vrambroker/client.h"
+
+ABSL_FLAG(std::string, socket_dir, "", "Directory of the daemon's sockets. Default: $VRAMBROKER_SOCKET_DIR, or /run/vrambroker.");
+ABSL_FLAG(std::string, format, "text", "text, or json for scripts.");
+ABSL_FLAG(std::string, name, "", "hold: what to call the session. Default: vramctl.");
+ABSL_FLAG(std::string, limit, "", "hold: limit to ask for, as 0.5 (fraction of capacity) or 512MiB.");
+ABSL_FLAG(int32_t, device, 0, "hold, stats, summary: ordinal of the device.");
+
+namespace {
+
+using vrambroker::vramctl::Context;
+using Arguments = std::vector<std::string>;
+
+struct Command {
+  const char* arguments;  // as the usage shows them
+  size_t least, most;     // how many
+  const char* help;
+  std::function<absl::Status(const Context&, const Arguments&)> run;
+};
+
+const std::map<std::string, Command>& Commands() {
+  namespace ctl = vrambroker::vramctl;
+  static const auto* const commands = new std::map<std::string, Command>{
+      {"status", {"", 0, 0, "the devices: capacity, reserved, allocated, idle, fragmentation",
+                  [](const Context& c, const Arguments&) { return ctl::Status(c); }}},
+      {"sessions", {"", 0, 0, "the sessions: who holds how much of which limit",
+                    [](const Context& c, const Arguments&) { return ctl::Sessions(c); }}},
+      {"stats", {"[SESSION]", 0, 1, "every figure of a session, or of all together, by torch.cuda.memory_stats' names",
+                 [](const Context& c, const Arguments& a) {
+                   return ctl::Stats(c, a.empty() ? std::nullopt : std::optional<std::string>(a[0]));
+                 }}},
+      {"summary", {"SESSION", 1, 1, "the table of torch.cuda.memory_summary for a session",
+                   [](const Context& c, const Arguments& a) { return ctl::Summary(c, a[0]); }}},
+      {"limit", {"SESSION FRACTION|BYTES", 2, 2, "change the limit of a session: 0.5 of the capacity, or 512MiB",
+                 [](const Context& c, const Arguments& a) { return ctl::SetLimit(c, a[0], a[1]); }}},
+      {"trim", {"SESSION", 1, 1, "take a session's wholly free segments back",
+                [](const Context& c, const Arguments& a) { return ctl::Trim(c, a[0]); }}},
+      {"end", {"SESSION", 1, 1, "end a session; its memory comes back when its process lets go",
+               [](const Context& c, const Arguments& a) { return ctl::End(c, a[0]); }}},
+      {"hold", {"BYTES [--name N] [--limit F] [--device D]", 1, 1, "allocate, write a pattern, and hold until interrupted",
+                [](const Context& c, const Arguments& a) { return ctl::Hold(c, a[0]); }}},
+  };
+  return *commands;
+}
+
+std::string Usage() {
+  std::string text = "looks at vrambrokerd and changes what it may.\n\n  vramctl COMMAND [ARGUMENTS] [FLAGS]\n\n";
+  for (const auto& [name, command] : Commands()) {
+    absl::StrAppend(&text, "  ", name, " ", command.arguments, "\n      ", command.help, "\n");
+  }
+  absl::StrAppend(&text, "\nSESSION is a session's name, or its id. The exit code is 0 when done, 1 when refused or failed, "
+                         "2 when called wrongly.");
+  return text;
+}
+
+int WrongUse(const std::string& what) {
+  std::fprintf(stderr, "vramctl: %s; see vramctl --help\n", what.c_str());
+  return 2;
+}
+
+// What a refusal carries beyond its message, for scripts.
+void PrintError(const absl::Status& status, bool json) {
+  if (!json) {
+    std::fprintf(stderr, "vramctl: %s: %s\n", absl::StatusCodeToString(status.code()).c_str(),
+                 std::string(status.message()).c_str());
+    return;
+  }
+  nlohmann::ordered_json error = {{"code", absl::StatusCodeToString(status.code())},
+                                  {"message", std::string(status.message())}};
+  if (const auto oom = vrambroker::GetOutOfMemory(status)) {
+    error["out_of_memory"] = {{"cause", vrambroker::OutOfMemoryCauseName(oom->cause)},
+                              {"device", oom->device},
+                              {"requested_bytes", oom->requested_bytes},
+                              {"segment_bytes", oom->segment_bytes},
+                              {"limit_bytes", oom->limit_bytes},
+                              {"reserved_bytes", oom->reserved_bytes},
+                              {"allocated_bytes", oom->allocated_bytes},
+                              {"idle_bytes", oom->idle_bytes},
+                              {"largest_free_block_bytes", oom->largest_free_block_bytes},
+                              {"device_capacity_bytes", oom->device_capacity_bytes},
+                              {"device_available_bytes", oom->device_available_bytes},
+                              {"advice", oom->advice}};
+  }
+  std::fprintf(stderr, "%s\n", nlohmann::ordered_json({{"error", error}}).dump().c_str());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  absl::FlagsUsageConfig usage;
+  usage.contains_help_flags = [](absl::string_view file) { return absl::EndsWith(file, "vramctl/main.cc"); };
+  usage.contains_helpshort_flags = usage.contains_help_flags;
+  absl::SetFlagsUsageConfig(usage);
+  absl::SetProgramUsageMessage(Usage());
+  const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
+  if (rest.size() < 2) return WrongUse("no command given");
+  const auto it = Commands().find(rest[1]);
+  if (it == Commands().end()) return WrongUse(absl::StrCat("no command '", rest[1], "'"));
+  const Arguments arguments(rest.begin() + 2, rest.end());
+  const Command& command = it->second;
+  if (arguments.size() < command.least || arguments.size() > command.most) {
+    return WrongUse(absl::StrCat("usage: vramctl ", it->first, " ", command.arguments));
+  }
+  const std::string format = absl::GetFlag(FLAGS_format);
+  if (format != "text" && format != "json") {
+    return WrongUse(absl::StrCat("--format is text or json, not '", format, "'"));
+  }
+
+  Context context;
+  context.socket_dir = absl::GetFlag(FLAGS_socket_dir);
+  if (context.socket_dir.empty()) context.socket_dir = vrambroker::DefaultSocketDir();
+  context.json = format == "json";
+  context.name = absl::GetFlag(FLAGS_name);
+  context.limit = absl::GetFlag(FLAGS_limit);
+  context.device = absl::GetFlag(FLAGS_device);
+  const absl::Status status = command.run(context, arguments);
+  if (status.ok()) return 0;
+  PrintError(status, context.json);
+  return absl::IsInvalidArgument(status) ? 2 : 1;
+}

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef VRAMBROKER_CLIENT_VRAMCTL_OUTPUT_H_
+#define VRAMBROKER_CLIENT_VRAMCTL_OUTPUT_H_
+
+#include <string>
+#include <vector>
+
+namespace vrambroker::vramctl {
+
+// Rows of cells as aligned columns, the first row being the heading; columns whose name starts with '>' are
+// right-aligned.
+std::string Table(const std::vector<std::vector<std::string>>& rows);
+
+// 0.4237 as "42.4%".
+std::string Percent(double ratio);
+
+}  // namespace vrambroker::vramctl
+
+#endif  // VRAMBROKER_CLIENT_VRAMCTL_OUTPUT_H_
