@@ -75,4 +75,8 @@ std::string FormatBytes(uint64_t bytes) {
   return absl::StrCat(bytes, " B");
 }
 
+std::string FormatBytesExactly(uint64_t bytes) {
+  return bytes < 1_KiB ? FormatBytes(bytes) : absl::StrCat(bytes, " B (", FormatBytes(bytes), ")");
+}
+
 }  // namespace vrambroker

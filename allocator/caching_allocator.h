@@ -135,12 +135,12 @@ class CachingAllocator {
 
   // Never held while calling the source.
   mutable Mutex mu_;
-  std::array<FreeSet, 2> free_ ABSL_GUARDED_BY(mu_);                            // indexed by PoolKind
-  absl::flat_hash_map<SegmentId, Block*> segments_ ABSL_GUARDED_BY(mu_);        // to the block at offset 0
+  std::array<FreeSet, 2> free_ ABSL_GUARDED_BY(mu_);                      // indexed by PoolKind
+  absl::flat_hash_map<SegmentId, Block*> segments_ ABSL_GUARDED_BY(mu_);  // to the block at offset 0
   uint64_t next_segment_order_ ABSL_GUARDED_BY(mu_) = 0;
   MemoryStats stats_ ABSL_GUARDED_BY(mu_);
   std::vector<std::unique_ptr<std::array<Block, 64>>> slabs_ ABSL_GUARDED_BY(mu_);  // storage of all blocks
-  Block* spare_blocks_ ABSL_GUARDED_BY(mu_) = nullptr;                          // linked by `next`
+  Block* spare_blocks_ ABSL_GUARDED_BY(mu_) = nullptr;                              // linked by `next`
 };
 
 }  // namespace vrambroker

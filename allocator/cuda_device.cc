@@ -36,7 +36,9 @@ absl::Status CudaStatus(const char* call, cudaError_t error) {
   }
 }
 
-cudaStream_t AsStream(Stream stream) { return reinterpret_cast<cudaStream_t>(stream); }
+cudaStream_t AsStream(Stream stream) {
+  return reinterpret_cast<cudaStream_t>(stream);
+}
 
 class CudaEvent : public Event {
  public:
@@ -97,8 +99,8 @@ class CudaDevice : public Device {
   absl::StatusOr<SegmentHandle> ExportSegment(const DeviceSegment& segment) override {
     if (absl::Status status = Select(); !status.ok()) return status;
     cudaIpcMemHandle_t handle;
-    if (absl::Status status = CudaStatus(
-            "cudaIpcGetMemHandle", cudaIpcGetMemHandle(&handle, reinterpret_cast<void*>(segment.address)));
+    if (absl::Status status =
+            CudaStatus("cudaIpcGetMemHandle", cudaIpcGetMemHandle(&handle, reinterpret_cast<void*>(segment.address)));
         !status.ok()) {
       return status;
     }
@@ -114,8 +116,8 @@ class CudaDevice : public Device {
     cudaIpcMemHandle_t copy;
     std::memcpy(&copy, ipc->data(), ipc->size());
     void* address = nullptr;
-    if (absl::Status status = CudaStatus(
-            "cudaIpcOpenMemHandle", cudaIpcOpenMemHandle(&address, copy, cudaIpcMemLazyEnablePeerAccess));
+    if (absl::Status status =
+            CudaStatus("cudaIpcOpenMemHandle", cudaIpcOpenMemHandle(&address, copy, cudaIpcMemLazyEnablePeerAccess));
         !status.ok()) {
       return status;
     }
@@ -125,6 +127,16 @@ class CudaDevice : public Device {
   absl::Status CloseHandle(void* address, uint64_t /*bytes*/) override {
     if (absl::Status status = Select(); !status.ok()) return status;
     return CudaStatus("cudaIpcCloseMemHandle", cudaIpcCloseMemHandle(address));
+  }
+
+  absl::Status CopyIn(void* segment_address, const void* from, uint64_t bytes) override {
+    if (absl::Status status = Select(); !status.ok()) return status;
+    return CudaStatus("cudaMemcpy", cudaMemcpy(segment_address, from, bytes, cudaMemcpyHostToDevice));
+  }
+
+  absl::Status CopyOut(void* to, const void* segment_address, uint64_t bytes) override {
+    if (absl::Status status = Select(); !status.ok()) return status;
+    return CudaStatus("cudaMemcpy", cudaMemcpy(to, segment_address, bytes, cudaMemcpyDeviceToHost));
   }
 
   absl::Status Zero(const DeviceSegment& segment, uint64_t offset, uint64_t bytes) override {

@@ -8,7 +8,9 @@
 
 namespace vrambroker {
 
-const char* DeviceKindName(DeviceKind kind) { return kind == DeviceKind::kCuda ? "cuda" : "host"; }
+const char* DeviceKindName(DeviceKind kind) {
+  return kind == DeviceKind::kCuda ? "cuda" : "host";
+}
 
 void UniqueFd::Reset() {
   if (fd_ >= 0) close(fd_);
@@ -25,8 +27,8 @@ absl::Status CheckSegmentBytes(uint64_t bytes) {
 
 absl::Status CheckRange(const DeviceSegment& segment, uint64_t offset, uint64_t bytes) {
   if (offset > segment.bytes || bytes > segment.bytes - offset) {
-    return absl::OutOfRangeError(absl::StrCat("bytes [", offset, ", +", bytes, ") are outside of a segment of ",
-                                              segment.bytes, " bytes"));
+    return absl::OutOfRangeError(
+        absl::StrCat("bytes [", offset, ", +", bytes, ") are outside of a segment of ", segment.bytes, " bytes"));
   }
   return absl::OkStatus();
 }

@@ -106,6 +106,11 @@ class Device {
   virtual absl::StatusOr<void*> OpenHandle(const SegmentHandle& handle, uint64_t bytes) = 0;
   virtual absl::Status CloseHandle(void* address, uint64_t bytes) = 0;
 
+  // Copies between ordinary memory of this process and an opened segment; done when it returns. For tools,
+  // tests and small data: programs that compute use the address directly.
+  virtual absl::Status CopyIn(void* segment_address, const void* from, uint64_t bytes) = 0;
+  virtual absl::Status CopyOut(void* to, const void* segment_address, uint64_t bytes) = 0;
+
   // Fills [offset, offset + bytes) with zeros; done when it returns. OutOfRange when outside of the segment.
   virtual absl::Status Zero(const DeviceSegment& segment, uint64_t offset, uint64_t bytes) = 0;
 

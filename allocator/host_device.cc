@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <fstream>
 #include <string>
 #include <utility>
@@ -20,7 +21,9 @@
 namespace vrambroker {
 namespace {
 
-absl::Status SystemError(const char* call) { return absl::ErrnoToStatus(errno, absl::StrCat(call, " failed")); }
+absl::Status SystemError(const char* call) {
+  return absl::ErrnoToStatus(errno, absl::StrCat(call, " failed"));
+}
 
 // Host work is done when the call returns, so every event is complete from the start.
 class CompleteEvent : public Event {
@@ -89,6 +92,16 @@ class HostDevice : public Device {
 
   absl::Status CloseHandle(void* address, uint64_t bytes) override {
     if (munmap(address, bytes) != 0) return SystemError("munmap");
+    return absl::OkStatus();
+  }
+
+  absl::Status CopyIn(void* segment_address, const void* from, uint64_t bytes) override {
+    std::memcpy(segment_address, from, bytes);
+    return absl::OkStatus();
+  }
+
+  absl::Status CopyOut(void* to, const void* segment_address, uint64_t bytes) override {
+    std::memcpy(to, segment_address, bytes);
     return absl::OkStatus();
   }
 

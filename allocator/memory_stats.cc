@@ -24,8 +24,12 @@ void Walk(Stats& stats, const Visit& visit) {
 
 }  // namespace
 
-void MemoryStats::ForEach(const std::function<void(const char*, const PoolStat&)>& visit) const { Walk(*this, visit); }
-void MemoryStats::ForEach(const std::function<void(const char*, PoolStat&)>& visit) { Walk(*this, visit); }
+void MemoryStats::ForEach(const std::function<void(const char*, const PoolStat&)>& visit) const {
+  Walk(*this, visit);
+}
+void MemoryStats::ForEach(const std::function<void(const char*, PoolStat&)>& visit) {
+  Walk(*this, visit);
+}
 
 void MemoryStats::ResetPeaks() {
   Walk(*this, [](const char*, PoolStat& stat) {

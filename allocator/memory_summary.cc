@@ -50,7 +50,9 @@ std::string Row(absl::string_view name, const Stat& stat, const Stat& reference,
                          Cell(stat.freed, unit(reference.freed), bytes));
 }
 
-std::string Rule(char c) { return absl::StrCat("|", std::string(kWidth, c), "|\n"); }
+std::string Rule(char c) {
+  return absl::StrCat("|", std::string(kWidth, c), "|\n");
+}
 
 }  // namespace
 
@@ -82,9 +84,10 @@ std::string MemorySummary(absl::string_view title, const MemoryStats& stats) {
                                         "Peak Usage", "Tot Alloc ", "Tot Freed "));
   for (const Metric& metric : metrics) {
     const Stat& all = metric.stat->all;
-    absl::StrAppend(&out, Rule('-'), Row(metric.name, all, all, metric.bytes),
-                    Row("      from large pool", metric.stat->pool[static_cast<int>(PoolKind::kLarge)], all, metric.bytes),
-                    Row("      from small pool", metric.stat->pool[static_cast<int>(PoolKind::kSmall)], all, metric.bytes));
+    absl::StrAppend(
+        &out, Rule('-'), Row(metric.name, all, all, metric.bytes),
+        Row("      from large pool", metric.stat->pool[static_cast<int>(PoolKind::kLarge)], all, metric.bytes),
+        Row("      from small pool", metric.stat->pool[static_cast<int>(PoolKind::kSmall)], all, metric.bytes));
   }
   absl::StrAppend(&out, Rule('='));
   return out;

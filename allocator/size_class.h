@@ -11,12 +11,12 @@
 
 namespace vrambroker {
 
-inline constexpr uint64_t kMinBlockBytes = 512;             // block sizes are multiples of this
-inline constexpr uint64_t kSmallMaxBytes = 1_MiB;           // rounded requests up to here use the small pool
-inline constexpr uint64_t kSmallSegmentBytes = 2_MiB;       // every segment of the small pool
-inline constexpr uint64_t kLargeSegmentBytes = 20_MiB;      // segments for large requests below kOwnSegmentMinBytes
-inline constexpr uint64_t kOwnSegmentMinBytes = 10_MiB;     // from here a request gets a segment of its own size
-inline constexpr uint64_t kSegmentGranuleBytes = 2_MiB;     // ... rounded up to this; every segment is a multiple
+inline constexpr uint64_t kMinBlockBytes = 512;          // block sizes are multiples of this
+inline constexpr uint64_t kSmallMaxBytes = 1_MiB;        // rounded requests up to here use the small pool
+inline constexpr uint64_t kSmallSegmentBytes = 2_MiB;    // every segment of the small pool
+inline constexpr uint64_t kLargeSegmentBytes = 20_MiB;   // segments for large requests below kOwnSegmentMinBytes
+inline constexpr uint64_t kOwnSegmentMinBytes = 10_MiB;  // from here a request gets a segment of its own size
+inline constexpr uint64_t kSegmentGranuleBytes = 2_MiB;  // ... rounded up to this; every segment is a multiple
 inline constexpr uint64_t kMaxRequestBytes = uint64_t{1} << 60;  // requests from here on are refused unseen
 
 static_assert(kSmallSegmentBytes % kMinBlockBytes == 0 && kSegmentGranuleBytes % kMinBlockBytes == 0,

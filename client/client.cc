@@ -9,6 +9,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "allocator/bytes.h"
+#include "allocator/device.h"
 #include "client/session_client.h"
 #include "vrambroker/v1/types.pb.h"
 
@@ -97,6 +98,7 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
   if (this == &other) return *this;
   (void)Reset();
   session_ = std::move(other.session_);
+  opener_ = std::exchange(other.opener_, nullptr);
   data_ = std::exchange(other.data_, nullptr);
   size_ = std::exchange(other.size_, 0);
   block_bytes_ = std::exchange(other.block_bytes_, 0);
@@ -107,10 +109,26 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
   return *this;
 }
 
+absl::Status Buffer::CheckRange(uint64_t offset, uint64_t bytes) const {
+  if (offset <= size_ && bytes <= size_ - offset) return absl::OkStatus();
+  return absl::OutOfRangeError(absl::StrCat("bytes [", offset, ", +", bytes, ") of a buffer of ", size_, " bytes"));
+}
+
+absl::Status Buffer::Write(uint64_t offset, const void* from, uint64_t bytes) {
+  if (absl::Status status = CheckRange(offset, bytes); !status.ok() || bytes == 0) return status;
+  return opener_->CopyIn(static_cast<char*>(data_) + offset, from, bytes);
+}
+
+absl::Status Buffer::Read(uint64_t offset, void* to, uint64_t bytes) const {
+  if (absl::Status status = CheckRange(offset, bytes); !status.ok() || bytes == 0) return status;
+  return opener_->CopyOut(to, static_cast<const char*>(data_) + offset, bytes);
+}
+
 absl::Status Buffer::Reset() {
   if (session_ == nullptr) return absl::OkStatus();
   const std::shared_ptr<client_internal::SessionClient> session = std::move(session_);
   data_ = nullptr;
+  size_ = 0;
   return session->Free(std::exchange(block_id_, 0));
 }
 
@@ -121,14 +139,32 @@ absl::StatusOr<Client> Client::Connect(const ClientOptions& options) {
   return Client(*std::move(session));
 }
 
-absl::StatusOr<Buffer> Client::Allocate(uint64_t bytes, int device) { return session_->Allocate(bytes, device); }
-absl::StatusOr<uint64_t> Client::EmptyCache() { return session_->EmptyCache(); }
-absl::StatusOr<MemoryStats> Client::GetMemoryStats(int device) { return session_->GetMemoryStats(device); }
-absl::Status Client::ResetPeakStats(int device) { return session_->ResetPeakStats(device); }
-uint64_t Client::session_id() const { return session_->session_id(); }
-const std::string& Client::name() const { return session_->name(); }
-const std::vector<DeviceInfo>& Client::devices() const { return session_->devices(); }
-uint64_t Client::limit_bytes(int device) const { return session_->limit_bytes(device); }
-absl::Status Client::status() const { return session_->status(); }
+absl::StatusOr<Buffer> Client::Allocate(uint64_t bytes, int device) {
+  return session_->Allocate(bytes, device);
+}
+absl::StatusOr<uint64_t> Client::EmptyCache() {
+  return session_->EmptyCache();
+}
+absl::StatusOr<MemoryStats> Client::GetMemoryStats(int device) {
+  return session_->GetMemoryStats(device);
+}
+absl::Status Client::ResetPeakStats(int device) {
+  return session_->ResetPeakStats(device);
+}
+uint64_t Client::session_id() const {
+  return session_->session_id();
+}
+const std::string& Client::name() const {
+  return session_->name();
+}
+const std::vector<DeviceInfo>& Client::devices() const {
+  return session_->devices();
+}
+uint64_t Client::limit_bytes(int device) const {
+  return session_->limit_bytes(device);
+}
+absl::Status Client::status() const {
+  return session_->status();
+}
 
 }  // namespace vrambroker

@@ -58,28 +58,29 @@ absl::StatusOr<std::shared_ptr<SessionClient>> SessionClient::Open(const ClientO
   SessionClient* raw = self.get();  // the stream is closed before the session goes
   connection.stream = std::make_unique<SessionStream>(
       connection.stub.get(), hello,
-      SessionStream::Handlers{
-          .welcomed = [raw](const v1::Welcome& welcome) { raw->Welcomed(welcome); },
-          .close_segments =
-              [raw](const v1::CloseSegments& message) {
-                v1::SessionRequest answer;
-                for (const uint64_t id : message.segment_ids()) {
-                  raw->mappings_.Close(id);
-                  answer.mutable_segments_closed()->add_segment_ids(id);
-                  if (answer.segments_closed().segment_ids_size() == kMaxIdsInMessage) {
-                    raw->connection_->stream->Send(std::exchange(answer, {}));
-                  }
-                }
-                if (answer.segments_closed().segment_ids_size() > 0) raw->connection_->stream->Send(std::move(answer));
-              },
-          .limit_changed =
-              [raw](const v1::LimitChanged& message) {
-                if (message.device() < raw->devices_.size()) raw->limits_[message.device()] = message.limit_bytes();
-              },
-          .lost =
-              [raw](const absl::Status& why) {
-                if (raw->options_.on_lost) raw->options_.on_lost(why);
-              }});
+      SessionStream::Handlers{.welcomed = [raw](const v1::Welcome& welcome) { raw->Welcomed(welcome); },
+                              .close_segments =
+                                  [raw](const v1::CloseSegments& message) {
+                                    v1::SessionRequest answer;
+                                    for (const uint64_t id : message.segment_ids()) {
+                                      raw->mappings_.Close(id);
+                                      answer.mutable_segments_closed()->add_segment_ids(id);
+                                      if (answer.segments_closed().segment_ids_size() == kMaxIdsInMessage) {
+                                        raw->connection_->stream->Send(std::exchange(answer, {}));
+                                      }
+                                    }
+                                    if (answer.segments_closed().segment_ids_size() > 0)
+                                      raw->connection_->stream->Send(std::move(answer));
+                                  },
+                              .limit_changed =
+                                  [raw](const v1::LimitChanged& message) {
+                                    if (message.device() < raw->devices_.size())
+                                      raw->limits_[message.device()] = message.limit_bytes();
+                                  },
+                              .lost =
+                                  [raw](const absl::Status& why) {
+                                    if (raw->options_.on_lost) raw->options_.on_lost(why);
+                                  }});
   const absl::Status welcomed = connection.stream->WaitForWelcome(options.connect_timeout);
   if (absl::IsUnimplemented(welcomed)) {
     return absl::FailedPreconditionError("the daemon is of another version: it does not know Broker.Session");
@@ -117,14 +118,16 @@ SessionClient::~SessionClient() {
 
 absl::Status SessionClient::CheckUsable() const {
   if (getpid() != pid_) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "this session belongs to process ", pid_, ", and this is its child ", getpid(),
-        " made by fork(): connect anew in the child"));
+    return absl::FailedPreconditionError(absl::StrCat("this session belongs to process ", pid_,
+                                                      ", and this is its child ", getpid(),
+                                                      " made by fork(): connect anew in the child"));
   }
   return connection_->stream->status();
 }
 
-absl::Status SessionClient::status() const { return CheckUsable(); }
+absl::Status SessionClient::status() const {
+  return CheckUsable();
+}
 
 template <typename Method, typename Request, typename Response>
 absl::Status SessionClient::Call(Method method, const Request& request, Response* response) {
@@ -157,8 +160,8 @@ absl::StatusOr<Device*> SessionClient::DeviceFor(int ordinal) {
       return device.get();
     }
   }
-  return absl::FailedPreconditionError(absl::StrCat("device ", ordinal, " (", info.uuid,
-                                                    ") is not visible to this process; see CUDA_VISIBLE_DEVICES"));
+  return absl::FailedPreconditionError(
+      absl::StrCat("device ", ordinal, " (", info.uuid, ") is not visible to this process; see CUDA_VISIBLE_DEVICES"));
 }
 
 absl::StatusOr<Buffer> SessionClient::Allocate(uint64_t bytes, int device) {
@@ -195,6 +198,7 @@ absl::StatusOr<Buffer> SessionClient::Allocate(uint64_t bytes, int device) {
   }
   Buffer buffer;
   buffer.session_ = shared_from_this();
+  buffer.opener_ = *opener;
   buffer.data_ = static_cast<char*>(*base) + response.offset_bytes();
   buffer.size_ = bytes;
   buffer.block_bytes_ = response.block_bytes();

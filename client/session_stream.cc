@@ -32,8 +32,8 @@ absl::Status SessionStream::WaitForWelcome(absl::Duration timeout) {
   MutexLock lock(mu_);
   WaitFor([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return welcomed_ || !status_.ok(); }, timeout);
   if (status_.ok() && !welcomed_) {
-    return absl::DeadlineExceededError(absl::StrCat(
-        "the daemon accepted the connection but did not answer within ", absl::FormatDuration(timeout)));
+    return absl::DeadlineExceededError(
+        absl::StrCat("the daemon accepted the connection but did not answer within ", absl::FormatDuration(timeout)));
   }
   return status_;
 }
@@ -86,7 +86,8 @@ void SessionStream::OnReadDone(bool ok) {
       handlers_.limit_changed(response_.limit_changed());
       break;
     case v1::SessionResponse::kEnded: {
-      const absl::Status ended = absl::AbortedError(absl::StrCat("the session has ended: ", response_.ended().reason()));
+      const absl::Status ended =
+          absl::AbortedError(absl::StrCat("the session has ended: ", response_.ended().reason()));
       {
         MutexLock lock(mu_);
         status_.Update(ended);
@@ -108,10 +109,9 @@ void SessionStream::OnDone(const grpc::Status& grpc_status) {
   {
     MutexLock lock(mu_);
     if (welcomed_ && !closing_ && (lost.ok() || absl::IsUnavailable(lost) || absl::IsCancelled(lost))) {
-      lost = absl::UnavailableError(
-          absl::StrCat("the daemon went away", lost.message().empty() ? "" : " (", lost.message(),
-                       lost.message().empty() ? "" : ")",
-                       "; what is held stays usable, nothing can be allocated: connect again"));
+      lost = absl::UnavailableError(absl::StrCat(
+          "the daemon went away", lost.message().empty() ? "" : " (", lost.message(), lost.message().empty() ? "" : ")",
+          "; what is held stays usable, nothing can be allocated: connect again"));
     }
     tell = welcomed_ && !closing_ && status_.ok();
     status_.Update(lost.ok() ? absl::UnavailableError("the session is closed") : lost);

@@ -32,8 +32,7 @@ class AdminService final : public v1::Admin::CallbackService {
  private:
   absl::StatusOr<SessionPtr> Find(const v1::SessionRef& ref) const;
   // The same for calls that change something: PermissionDenied for callers who may not.
-  absl::StatusOr<SessionPtr> FindForChange(const grpc::CallbackServerContext& context,
-                                           const v1::SessionRef& ref) const;
+  absl::StatusOr<SessionPtr> FindForChange(const grpc::CallbackServerContext& context, const v1::SessionRef& ref) const;
 
   Broker& broker_;
   const Connections& connections_;

@@ -35,7 +35,8 @@ absl::Status CheckName(absl::string_view name) {
 }
 
 absl::Status CheckLimit(const Limit& limit) {
-  if (const double* fraction = std::get_if<double>(&limit); fraction != nullptr && !(*fraction >= 0 && *fraction <= 1)) {
+  if (const double* fraction = std::get_if<double>(&limit);
+      fraction != nullptr && !(*fraction >= 0 && *fraction <= 1)) {
     return absl::InvalidArgumentError(absl::StrCat("limit.fraction: ", *fraction, " is not within [0, 1]"));
   }
   return absl::OkStatus();
@@ -57,15 +58,14 @@ std::string CommandName(pid_t pid) {
 uint64_t LimitBytes(const Limit& limit, uint64_t capacity_bytes) {
   if (const uint64_t* bytes = std::get_if<uint64_t>(&limit)) return std::min(*bytes, capacity_bytes);
   // Cut, not rounded, as set_per_process_memory_fraction() does.
-  return std::min(capacity_bytes,
-                  static_cast<uint64_t>(std::get<double>(limit) * static_cast<double>(capacity_bytes)));
+  return std::min(capacity_bytes, static_cast<uint64_t>(std::get<double>(limit) * static_cast<double>(capacity_bytes)));
 }
 
 Broker::Broker(BrokerOptions options, std::vector<SegmentPool*> pools, WorkerPool* workers)
     : options_(std::move(options)), pools_(std::move(pools)), workers_(*workers), ooms_(pools_.size()) {}
 
-absl::StatusOr<SessionPtr> Broker::OpenSession(const Caller& caller, absl::string_view name,
-                                               std::optional<Limit> limit, std::shared_ptr<SessionEvents> events) {
+absl::StatusOr<SessionPtr> Broker::OpenSession(const Caller& caller, absl::string_view name, std::optional<Limit> limit,
+                                               std::shared_ptr<SessionEvents> events) {
   if (absl::Status status = CheckName(name); !status.ok()) return status;
   if (limit.has_value()) {
     if (absl::Status status = CheckLimit(*limit); !status.ok()) return status;
@@ -78,8 +78,8 @@ absl::StatusOr<SessionPtr> Broker::OpenSession(const Caller& caller, absl::strin
     if (draining_) return absl::UnavailableError("the daemon is stopping; connect again when it has restarted");
     size_t& open = sessions_of_uid_[caller.uid];
     if (open >= options_.max_sessions_per_uid) {
-      return absl::ResourceExhaustedError(absl::StrCat("uid ", caller.uid, " has ", open,
-                                                       " sessions open, the most that max_sessions_per_uid allows"));
+      return absl::ResourceExhaustedError(
+          absl::StrCat("uid ", caller.uid, " has ", open, " sessions open, the most that max_sessions_per_uid allows"));
     }
     ++open;
     const SessionId id{next_session_++};
@@ -94,8 +94,7 @@ absl::StatusOr<SessionPtr> Broker::OpenSession(const Caller& caller, absl::strin
     sessions_[id] = session;
   }
   spdlog::info("session={} name={} pid={} uid={} opened limit={}", Raw(session->id()), session->name(), caller.pid,
-               caller.uid,
-               absl::StrJoin(pools_, ",", [&](std::string* out, SegmentPool* pool) {
+               caller.uid, absl::StrJoin(pools_, ",", [&](std::string* out, SegmentPool* pool) {
                  absl::StrAppend(out, pool->GetAccount(session->id()).value_or(AccountFigures()).limit_bytes);
                }));
   options_.watch_process(caller.pidfd, [this, weak = std::weak_ptr<Session>(session)] {
@@ -217,7 +216,9 @@ absl::Status Broker::Refuse(Session& session, int device, uint64_t requested, Oo
   return status;
 }
 
-absl::Status Broker::Free(const SessionPtr& session, absl::Span<const BlockId> blocks) { return session->Free(blocks); }
+absl::Status Broker::Free(const SessionPtr& session, absl::Span<const BlockId> blocks) {
+  return session->Free(blocks);
+}
 
 void Broker::EmptyCache(const SessionPtr& session, std::function<void(uint64_t)> done) {
   session->slow_calls().Submit([session, done = std::move(done)] { done(session->EmptyCache()); });

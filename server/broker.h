@@ -38,7 +38,7 @@ using Limit = std::variant<uint64_t, double>;
 uint64_t LimitBytes(const Limit& limit, uint64_t capacity_bytes);
 
 struct BrokerOptions {
-  Limit session_limit = 1.0;             // the most that any session may reserve
+  Limit session_limit = 1.0;  // the most that any session may reserve
   size_t max_sessions_per_uid = 1024;
   size_t max_blocks_per_session = 1 << 20;
   // Calls `gone` once, from any thread, when the process of `pidfd` has ended.

@@ -36,7 +36,9 @@ class ErrorList : public google::protobuf::io::ErrorCollector {
 // Collects what is wrong, so that all of it can be told at once.
 class Checker {
  public:
-  void Fault(absl::string_view field, absl::string_view what) { faults_.push_back(absl::StrCat("  ", field, ": ", what)); }
+  void Fault(absl::string_view field, absl::string_view what) {
+    faults_.push_back(absl::StrCat("  ", field, ": ", what));
+  }
 
   uint64_t Size(absl::string_view field, const std::string& text, uint64_t fallback) {
     if (text.empty()) return fallback;
@@ -68,7 +70,9 @@ class Checker {
   std::vector<std::string> faults_;
 };
 
-std::string Or(const std::string& value, const char* fallback) { return value.empty() ? fallback : value; }
+std::string Or(const std::string& value, const char* fallback) {
+  return value.empty() ? fallback : value;
+}
 
 }  // namespace
 

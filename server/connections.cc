@@ -22,7 +22,9 @@ absl::Status Connections::Serve(UniqueFd listener, grpc::Server* server, size_t 
   return loop_.Watch(std::move(listener), EPOLLIN, [this] { AcceptAll(); });
 }
 
-void Connections::StopAccepting() { loop_.Unwatch(listener_); }
+void Connections::StopAccepting() {
+  loop_.Unwatch(listener_);
+}
 
 void Connections::AcceptAll() {
   // A bounded number at a time: signals and ended processes must not wait for a flood of connections.

@@ -149,8 +149,8 @@ std::optional<Limit> FromProto(const v1::Limit& limit) {
 absl::StatusOr<std::vector<BlockId>> BlockIds(const v1::FreeRequest& request) {
   constexpr int kMaxBlocks = 1024;
   if (request.block_ids().empty() || request.block_ids_size() > kMaxBlocks) {
-    return absl::InvalidArgumentError(absl::StrCat("block_ids: ", request.block_ids_size(),
-                                                   " ids; a request names 1 to ", kMaxBlocks, " blocks"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("block_ids: ", request.block_ids_size(), " ids; a request names 1 to ", kMaxBlocks, " blocks"));
   }
   std::vector<BlockId> ids;
   ids.reserve(static_cast<size_t>(request.block_ids_size()));

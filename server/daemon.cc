@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Threads: the event loop on the main thread (accepting, signals, ended processes, tickets), gRPC's own (handlers, which
-// never block), the workers (driver calls, waiting for clients), CivetWeb's (scrapes).
+// Threads: the event loop on the main thread (accepting, signals, ended processes, tickets), gRPC's own (handlers,
+// which never block), the workers (driver calls, waiting for clients), CivetWeb's (scrapes).
 #include "server/daemon.h"
 
 #include <fcntl.h>
@@ -53,11 +53,12 @@ class Daemon {
       : config_(config),
         pools_(MakePools(std::move(devices), &next_segment_)),
         workers_(std::make_unique<WorkerPool>(kMaxWorkers)),
-        broker_(BrokerOptions{.session_limit = config.session_limit,
-                              .max_sessions_per_uid = config.max_sessions_per_uid,
-                              .max_blocks_per_session = config.max_blocks_per_session,
-                              .watch_process = [this](auto pidfd, auto gone) { WatchProcess(*pidfd, std::move(gone)); }},
-                Pointers(pools_), workers_.get()),
+        broker_(
+            BrokerOptions{.session_limit = config.session_limit,
+                          .max_sessions_per_uid = config.max_sessions_per_uid,
+                          .max_blocks_per_session = config.max_blocks_per_session,
+                          .watch_process = [this](auto pidfd, auto gone) { WatchProcess(*pidfd, std::move(gone)); }},
+            Pointers(pools_), workers_.get()),
         connections_(&loop_),
         descriptor_socket_(&loop_, Pointers(pools_)),
         broker_service_(&broker_, &connections_),
@@ -139,8 +140,8 @@ absl::Status Daemon::Start() {
 
   if (!config_.http_address.empty()) {
     absl::StatusOr<std::unique_ptr<HttpServer>> http =
-        HttpServer::Start(config_.http_address, {.metrics = [this] { return metrics_.Text(); },
-                                                 .healthy = [this] { return !draining_; }});
+        HttpServer::Start(config_.http_address,
+                          {.metrics = [this] { return metrics_.Text(); }, .healthy = [this] { return !draining_; }});
     if (!http.ok()) return http.status();
     http_ = *std::move(http);
     spdlog::info("http=http://{}/metrics", http_->address());

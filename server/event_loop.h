@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// EventLoop: one thread that waits for file descriptors (epoll). Accepts connections, reads signals, sees processes end.
+// EventLoop: one thread that waits for file descriptors (epoll). Accepts connections, reads signals, sees processes
+// end.
 #ifndef VRAMBROKER_SERVER_EVENT_LOOP_H_
 #define VRAMBROKER_SERVER_EVENT_LOOP_H_
 

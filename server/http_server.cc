@@ -20,9 +20,8 @@ namespace {
 constexpr char kTextPlain[] = "text/plain; charset=utf-8";
 
 void Answer(mg_connection* connection, int code, const char* reason, const char* type, const std::string& body) {
-  mg_printf(connection,
-            "HTTP/1.1 %d %s\r\nContent-Type: %s\r\nContent-Length: %zu\r\nCache-Control: no-store\r\n\r\n", code, reason,
-            type, body.size());
+  mg_printf(connection, "HTTP/1.1 %d %s\r\nContent-Type: %s\r\nContent-Length: %zu\r\nCache-Control: no-store\r\n\r\n",
+            code, reason, type, body.size());
   mg_write(connection, body.data(), body.size());
 }
 

@@ -26,7 +26,8 @@ ABSL_FLAG(bool, check_config, false, "Check the configuration file and the flags
 ABSL_FLAG(std::string, socket_dir, "", "Directory of the sockets. Default: /run/vrambroker.");
 ABSL_FLAG(std::string, device, "", "auto (default: cuda when a usable GPU is present, else host), cuda or host.");
 ABSL_FLAG(std::string, capacity, "",
-          "Memory of each device that the daemon may own, as 512MiB, 8GiB or plain bytes. Default: host: half of the "
+          "Memory of each device that the daemon may own, as 512MiB, 8GiB or plain bytes. Default: host: "
+          "half of the "
           "machine's memory; cuda: what is free at the start, less the headroom.");
 ABSL_FLAG(std::string, http_address, "",
           "HOST:PORT of /metrics and /healthz; port 0: any free one; off: none. Default: 127.0.0.1:9477.");
@@ -66,7 +67,9 @@ int main(int argc, char** argv) {
   ::signal(SIGPIPE, SIG_IGN);
 
   absl::FlagsUsageConfig usage;
-  usage.version_string = [] { return absl::StrCat("vrambrokerd ", vrambroker::kVersion, " (", vrambroker::kRevision, ")\n"); };
+  usage.version_string = [] {
+    return absl::StrCat("vrambrokerd ", vrambroker::kVersion, " (", vrambroker::kRevision, ")\n");
+  };
   usage.contains_help_flags = [](absl::string_view file) { return absl::EndsWith(file, "server/main.cc"); };
   absl::SetFlagsUsageConfig(usage);
   absl::SetProgramUsageMessage(

@@ -42,7 +42,9 @@ void Add(MetricFamily& family, std::vector<std::pair<const char*, std::string>> 
   family.metric.push_back(std::move(metric));
 }
 
-double Number(uint64_t value) { return static_cast<double>(value); }
+double Number(uint64_t value) {
+  return static_cast<double>(value);
+}
 
 // The figures that devices and clients share, for one row of labels.
 struct HeapFamilies {
@@ -53,8 +55,8 @@ struct HeapFamilies {
                         level == "device" ? "Memory held from the driver in segments, leased or idle."
                                           : "Memory of the segments charged to the client.",
                         MetricType::Gauge)),
-        allocated(Family((level + "_allocated_bytes").c_str(), absl::StrCat("Memory in blocks handed out ", whose).c_str(),
-                         MetricType::Gauge)),
+        allocated(Family((level + "_allocated_bytes").c_str(),
+                         absl::StrCat("Memory in blocks handed out ", whose).c_str(), MetricType::Gauge)),
         active(Family((level + "_active_bytes").c_str(),
                       absl::StrCat("Memory in blocks in use or waiting for a stream event ", whose).c_str(),
                       MetricType::Gauge)),
@@ -90,10 +92,10 @@ std::vector<MetricFamily> Metrics::Collect() const {
   const std::vector<SessionInfo> sessions = broker_.ListSessions();
   HeapFamilies device_heap("device", "to clients.");
   HeapFamilies client_heap("client", "of the client.");
-  MetricFamily capacity = Family("device_capacity_bytes", "Memory the broker may hand out on the device.",
-                                 MetricType::Gauge);
-  MetricFamily cached_free = Family("device_cached_free_bytes", "Free memory inside segments held by the broker.",
-                                    MetricType::Gauge);
+  MetricFamily capacity =
+      Family("device_capacity_bytes", "Memory the broker may hand out on the device.", MetricType::Gauge);
+  MetricFamily cached_free =
+      Family("device_cached_free_bytes", "Free memory inside segments held by the broker.", MetricType::Gauge);
   MetricFamily ooms = Family("device_ooms_total", "Allocation requests refused, by reason.", MetricType::Counter);
   MetricFamily limit = Family("client_limit_bytes", "Upper bound on the client's reserved bytes.", MetricType::Gauge);
 
@@ -114,7 +116,8 @@ std::vector<MetricFamily> Metrics::Collect() const {
     Add(capacity, {{"gpu", gpu}}, Number(figures.capacity_bytes));
     Add(cached_free, {{"gpu", gpu}}, Number(reserved - active));
     for (const OomCause cause : kOomCauses) {
-      Add(ooms, {{"gpu", gpu}, {"reason", OomCauseName(cause)}}, Number(broker_.OomCount(static_cast<int>(device), cause)));
+      Add(ooms, {{"gpu", gpu}, {"reason", OomCauseName(cause)}},
+          Number(broker_.OomCount(static_cast<int>(device), cause)));
     }
   }
 

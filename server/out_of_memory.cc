@@ -35,7 +35,8 @@ std::string Advice(const OomReport& report) {
     case OomCause::kCapacity:
       return "Wait for other sessions to free memory, or have them trimmed (vramctl sessions, vramctl trim).";
     case OomCause::kFragmentation:
-      return "Free neighbouring blocks or allocate the largest buffers first: the free memory of this session is in "
+      return "Free neighbouring blocks or allocate the largest buffers first: the free memory of this "
+             "session is in "
              "pieces that are too small.";
     case OomCause::kLargerThanDevice:
       return "Ask for less: the device's capacity could never hold this request.";
@@ -46,16 +47,17 @@ std::string Advice(const OomReport& report) {
 std::string Explain(const OomReport& report) {
   switch (report.cause) {
     case OomCause::kLimit:
-      return absl::StrCat("it needs a segment of ", FormatBytes(report.segment_bytes), ", which would exceed the limit");
+      return absl::StrCat("it needs a segment of ", FormatBytesExactly(report.segment_bytes),
+                          ", which would exceed the limit");
     case OomCause::kCapacity:
-      return absl::StrCat("it needs a segment of ", FormatBytes(report.segment_bytes), ", and ",
-                          FormatBytes(report.available_bytes), " of the device's ", FormatBytes(report.capacity_bytes),
-                          " are left");
+      return absl::StrCat("it needs a segment of ", FormatBytesExactly(report.segment_bytes), ", and ",
+                          FormatBytesExactly(report.available_bytes), " of the device's ",
+                          FormatBytesExactly(report.capacity_bytes), " are left");
     case OomCause::kFragmentation:
       return absl::StrCat("enough bytes are free, but the largest free block is ",
-                          FormatBytes(report.largest_free_block_bytes));
+                          FormatBytesExactly(report.largest_free_block_bytes));
     case OomCause::kLargerThanDevice:
-      return absl::StrCat("the device's capacity is ", FormatBytes(report.capacity_bytes));
+      return absl::StrCat("the device's capacity is ", FormatBytesExactly(report.capacity_bytes));
   }
   return "";
 }
@@ -93,7 +95,7 @@ std::optional<OomCause> SegmentRefusalCause(const absl::Status& status) {
 
 OomCause FinalCause(OomCause refusal, const FitReport& fit) {
   return refusal != OomCause::kLargerThanDevice && fit.pool_free_bytes >= fit.block_bytes ? OomCause::kFragmentation
-                                                                                         : refusal;
+                                                                                          : refusal;
 }
 
 absl::Status OutOfMemoryError(const OomReport& report) {
@@ -116,11 +118,11 @@ absl::Status OutOfMemoryError(const OomReport& report) {
     to->set_allocated_bytes(holder.allocated_bytes);
   }
   proto.set_advice(Advice(report));
-  absl::Status status = absl::ResourceExhaustedError(absl::StrCat(
-      "out of memory (", OomCauseName(report.cause), ") on device ", report.device, ": ",
-      FormatBytes(report.requested_bytes), " requested; ", Explain(report), "; limit ", FormatBytes(report.limit_bytes),
-      ", reserved ", FormatBytes(report.reserved_bytes), ", allocated ", FormatBytes(report.allocated_bytes), ". ",
-      proto.advice()));
+  absl::Status status = absl::ResourceExhaustedError(
+      absl::StrCat("out of memory (", OomCauseName(report.cause), ") on device ", report.device, ": ",
+                   FormatBytesExactly(report.requested_bytes), " requested; ", Explain(report), "; limit ",
+                   FormatBytesExactly(report.limit_bytes), ", reserved ", FormatBytesExactly(report.reserved_bytes),
+                   ", allocated ", FormatBytesExactly(report.allocated_bytes), ". ", proto.advice()));
   status.SetPayload(kReportUrl, absl::Cord(proto.SerializeAsString()));
   return status;
 }

@@ -17,8 +17,8 @@
 #include <spdlog/spdlog.h>
 #include <sys/random.h>
 
-#include <chrono>
 #include <cerrno>
+#include <chrono>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -117,7 +117,7 @@ absl::StatusOr<SegmentId> SegmentPool::Lease(SessionId session, uint64_t bytes) 
     MutexLock lock(mu_);
     if (fresh.ok()) ++segment_allocs_;
     const auto it = accounts_.find(session);
-    if (fresh.ok() && it != accounts_.end()) return AddLease(session, it->second, *std::move(fresh));
+    if (fresh.ok() && it != accounts_.end()) return AddLease(session, it->second, *fresh);
     charged_bytes_ -= bytes;
     if (it != accounts_.end()) it->second.figures.reserved_bytes -= bytes;
     if (fresh.ok()) {
@@ -133,7 +133,7 @@ SegmentId SegmentPool::AddLease(SessionId session, Account& account, LeasedSegme
   const SegmentId id{next_segment_.fetch_add(1)};
   segment.holder = session;
   account.segments.insert(id);
-  leased_.emplace(id, std::move(segment));
+  leased_.emplace(id, segment);
   return id;
 }
 

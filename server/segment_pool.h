@@ -42,12 +42,12 @@ struct AccountFigures {
 
 struct PoolFigures {
   uint64_t capacity_bytes = 0;
-  uint64_t charged_bytes = 0;    // sum of the accounts' reserved bytes
-  uint64_t idle_bytes = 0;       // held from the driver, leased to nobody
-  uint64_t reserved_bytes = 0;   // held from the driver: charged + idle + being freed
-  uint64_t segments = 0;         // leased
-  uint64_t segment_allocs = 0;   // obtained from the driver, ever
-  uint64_t segment_frees = 0;    // given back to the driver, ever
+  uint64_t charged_bytes = 0;   // sum of the accounts' reserved bytes
+  uint64_t idle_bytes = 0;      // held from the driver, leased to nobody
+  uint64_t reserved_bytes = 0;  // held from the driver: charged + idle + being freed
+  uint64_t segments = 0;        // leased
+  uint64_t segment_allocs = 0;  // obtained from the driver, ever
+  uint64_t segment_frees = 0;   // given back to the driver, ever
 };
 
 // Safe to call from any thread. Calls marked (driver) may take milliseconds; they hold no lock meanwhile.

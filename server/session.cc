@@ -33,7 +33,7 @@ const char* SessionStateName(SessionState state) {
   return "unknown";
 }
 
-Session::Session(SessionId id, std::string name, Caller caller, std::vector<SegmentPool*> pools, WorkerPool* workers,
+Session::Session(SessionId id, std::string name, Caller caller, const std::vector<SegmentPool*>& pools, WorkerPool* workers,
                  size_t max_blocks, std::shared_ptr<SessionEvents> events)
     : id_(id),
       name_(std::move(name)),
@@ -62,8 +62,7 @@ bool Session::Advance(SessionState state) {
 absl::Status Session::CheckMayAllocate() const {
   MutexLock lock(mu_);
   if (state_ != SessionState::kActive) {
-    return absl::AbortedError(absl::StrCat("session ", Raw(id_), " is ", SessionStateName(state_),
-                                           "; open a new one"));
+    return absl::AbortedError(absl::StrCat("session ", Raw(id_), " is ", SessionStateName(state_), "; open a new one"));
   }
   if (blocks_.size() >= max_blocks_) {
     return absl::ResourceExhaustedError(

@@ -67,7 +67,7 @@ struct Allocation {
 class Session {
  public:
   // The session has an account with each of `pools`, which outlive it, as `events` does.
-  Session(SessionId id, std::string name, Caller caller, std::vector<SegmentPool*> pools, WorkerPool* workers,
+  Session(SessionId id, std::string name, Caller caller, const std::vector<SegmentPool*>& pools, WorkerPool* workers,
           size_t max_blocks, std::shared_ptr<SessionEvents> events);
   ~Session();
 

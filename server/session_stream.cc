@@ -11,8 +11,8 @@
 namespace vrambroker {
 namespace {
 
-constexpr int kMaxCallsRunning = 64;       // then no more is read from the stream
-constexpr size_t kMaxQueued = 1024;        // messages to a client that does not read
+constexpr int kMaxCallsRunning = 64;  // then no more is read from the stream
+constexpr size_t kMaxQueued = 1024;   // messages to a client that does not read
 constexpr int kMaxIdsInMessage = 4096;
 
 }  // namespace
@@ -132,8 +132,7 @@ absl::Status SessionStream::HandleHello(const v1::Hello& hello) {
         "protocol_version: the client speaks version ", hello.protocol_version(), ", the daemon (vrambroker ", kVersion,
         ") version ", kProtocolVersion, "; install the same release of both"));
   }
-  absl::StatusOr<SessionPtr> session =
-      broker_.OpenSession(*identity_, hello.name(), FromProto(hello.limit()), events_);
+  absl::StatusOr<SessionPtr> session = broker_.OpenSession(*identity_, hello.name(), FromProto(hello.limit()), events_);
   if (!session.ok()) return session.status();
   session_ = *session;
 
@@ -240,7 +239,9 @@ void SessionStream::OnWriteDone(bool ok) {
   WriteNext();
 }
 
-void SessionStream::OnCancel() { End(absl::CancelledError("the connection is gone")); }
+void SessionStream::OnCancel() {
+  End(absl::CancelledError("the connection is gone"));
+}
 
 void SessionStream::OnDone() {
   events_->Detach();

@@ -94,6 +94,7 @@ struct DeviceInfo {
   uint64_t capacity_bytes = 0;
 };
 
+class Device;
 namespace client_internal {
 class SessionClient;
 }
@@ -111,20 +112,28 @@ class Buffer {
   // Where it is mapped in this process: ordinary memory on the host device, a device pointer on cuda.
   // nullptr when empty.
   void* data() const { return data_; }
-  uint64_t size() const { return size_; }                 // as asked for, bytes
-  uint64_t block_bytes() const { return block_bytes_; }   // what it takes, rounded
-  int device() const { return device_; }                  // ordinal
+  uint64_t size() const { return size_; }                // as asked for, bytes
+  uint64_t block_bytes() const { return block_bytes_; }  // what it takes, rounded
+  int device() const { return device_; }                 // ordinal
   uint64_t segment_id() const { return segment_id_; }
   uint64_t offset_bytes() const { return offset_bytes_; }  // in the segment
 
-  // Gives the block back now, and says whether the daemon took it. When the daemon is gone the memory is simply no
-  // longer used: UNAVAILABLE. Does nothing on an empty buffer.
+  // Copies between ordinary memory and the buffer, on any device; done when it returns. OUT_OF_RANGE outside
+  // of size().
+  absl::Status Write(uint64_t offset, const void* from, uint64_t bytes);
+  absl::Status Read(uint64_t offset, void* to, uint64_t bytes) const;
+
+  // Gives the block back now, and says whether the daemon took it. When the daemon is gone the memory is
+  // simply no longer used: UNAVAILABLE. Does nothing on an empty buffer.
   absl::Status Reset();
 
  private:
   friend class client_internal::SessionClient;
 
+  absl::Status CheckRange(uint64_t offset, uint64_t bytes) const;
+
   std::shared_ptr<client_internal::SessionClient> session_;
+  Device* opener_ = nullptr;  // the session's
   void* data_ = nullptr;
   uint64_t size_ = 0;
   uint64_t block_bytes_ = 0;

@@ -12,9 +12,9 @@
 #include "allocator/memory_summary.h"
 #include "client/connection.h"
 #include "client/stats_convert.h"
+#include "client/vrambroker/client.h"
 #include "client/vramctl/commands.h"
 #include "client/vramctl/output.h"
-#include "client/vrambroker/client.h"
 #include "vrambroker/v1/admin.grpc.pb.h"
 #include "vrambroker/v1/broker.grpc.pb.h"
 
@@ -73,8 +73,7 @@ double Fragmentation(const v1::SessionDevice& device) {
 
 absl::StatusOr<v1::ListSessionsResponse> ListSessions(Daemon& daemon) {
   v1::ListSessionsResponse response;
-  absl::Status status =
-      Call(*daemon.admin, &v1::Admin::Stub::ListSessions, v1::ListSessionsRequest(), &response);
+  absl::Status status = Call(*daemon.admin, &v1::Admin::Stub::ListSessions, v1::ListSessionsRequest(), &response);
   if (!status.ok()) return status;
   return response;
 }
@@ -119,7 +118,9 @@ Json ToJson(const v1::Session& session) {
           {"devices", std::move(devices)}};
 }
 
-void Print(const Json& json) { std::printf("%s\n", json.dump(2).c_str()); }
+void Print(const Json& json) {
+  std::printf("%s\n", json.dump(2).c_str());
+}
 
 }  // namespace
 
@@ -266,10 +267,10 @@ absl::Status SetLimit(const Context& context, const std::string& session, const 
     return absl::OkStatus();
   }
   for (const v1::SessionDevice& device : response.session().devices()) {
-    std::printf("%s: limit %s on device %u, reserved %s%s\n", response.session().name().c_str(),
-                FormatBytes(device.limit_bytes()).c_str(), device.device(), FormatBytes(device.reserved_bytes()).c_str(),
-                device.reserved_bytes() > device.limit_bytes() ? " (over the limit: it cannot grow, nothing is taken)"
-                                                               : "");
+    std::printf(
+        "%s: limit %s on device %u, reserved %s%s\n", response.session().name().c_str(),
+        FormatBytes(device.limit_bytes()).c_str(), device.device(), FormatBytes(device.reserved_bytes()).c_str(),
+        device.reserved_bytes() > device.limit_bytes() ? " (over the limit: it cannot grow, nothing is taken)" : "");
   }
   return absl::OkStatus();
 }

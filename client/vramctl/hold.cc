@@ -5,35 +5,60 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <functional>
 #include <nlohmann/json.hpp>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "allocator/bytes.h"
 #include "allocator/device.h"
-#include "client/vramctl/commands.h"
 #include "client/vrambroker/client.h"
+#include "client/vramctl/commands.h"
 
 namespace vrambroker::vramctl {
 namespace {
 
-// A pattern that differs between sessions and between words of one buffer.
-uint64_t Word(uint64_t session, uint64_t index) { return (session << 48) ^ (index * 0x9E3779B97F4A7C15u); }
+// The pattern is written and verified in pieces of this many words.
+constexpr uint64_t kPieceWords = 1 << 17;
 
-void WritePattern(const Buffer& buffer, uint64_t session) {
-  auto* words = static_cast<uint64_t*>(buffer.data());
-  for (uint64_t i = 0; i < buffer.size() / sizeof(uint64_t); ++i) words[i] = Word(session, i);
+// Fills `piece` with the pattern from word `first` on; it differs between sessions and between words of one
+// buffer.
+void MakePattern(uint64_t session, uint64_t first, std::vector<uint64_t>& piece) {
+  for (uint64_t i = 0; i < piece.size(); ++i) piece[i] = (session << 48) ^ ((first + i) * 0x9E3779B97F4A7C15u);
+}
+
+// Calls `visit(offset, piece, bytes)` for each piece of the pattern of a buffer.
+absl::Status ForEachPiece(const Buffer& buffer, uint64_t session,
+                          const std::function<absl::Status(uint64_t, std::vector<uint64_t>&, uint64_t)>& visit) {
+  std::vector<uint64_t> piece(kPieceWords);
+  const uint64_t piece_bytes = kPieceWords * sizeof(uint64_t);
+  for (uint64_t offset = 0; offset < buffer.size(); offset += piece_bytes) {
+    MakePattern(session, offset / sizeof(uint64_t), piece);
+    absl::Status status = visit(offset, piece, std::min(piece_bytes, buffer.size() - offset));
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status WritePattern(Buffer& buffer, uint64_t session) {
+  return ForEachPiece(buffer, session, [&](uint64_t offset, std::vector<uint64_t>& piece, uint64_t bytes) {
+    return buffer.Write(offset, piece.data(), bytes);
+  });
 }
 
 absl::Status VerifyPattern(const Buffer& buffer, uint64_t session) {
-  const auto* words = static_cast<const uint64_t*>(buffer.data());
-  for (uint64_t i = 0; i < buffer.size() / sizeof(uint64_t); ++i) {
-    if (words[i] != Word(session, i)) {
-      return absl::DataLossError(absl::StrCat("other bytes than were written, at offset ", i * sizeof(uint64_t)));
+  std::vector<uint64_t> found(kPieceWords);
+  return ForEachPiece(buffer, session, [&](uint64_t offset, std::vector<uint64_t>& piece, uint64_t bytes) {
+    absl::Status status = buffer.Read(offset, found.data(), bytes);
+    if (status.ok() && std::memcmp(found.data(), piece.data(), bytes) != 0) {
+      status = absl::DataLossError(absl::StrCat("other bytes than were written, near offset ", offset));
     }
-  }
-  return absl::OkStatus();
+    return status;
+  });
 }
 
 }  // namespace
@@ -64,40 +89,39 @@ absl::Status Hold(const Context& context, const std::string& bytes_text) {
   if (!client.ok()) return client.status();
   absl::StatusOr<Buffer> buffer = client->Allocate(*bytes, context.device);
   if (!buffer.ok()) return buffer.status();
-  // A pattern can be written where the processor reaches the memory.
-  const bool reachable = client->devices()[context.device].kind == "host";
-  if (reachable) WritePattern(*buffer, client->session_id());
+  if (absl::Status status = WritePattern(*buffer, client->session_id()); !status.ok()) return status;
 
   if (context.json) {
-    std::printf("%s\n", nlohmann::ordered_json({{"session", client->session_id()},
-                                                {"name", client->name()},
-                                                {"pid", getpid()},
-                                                {"device", buffer->device()},
-                                                {"bytes", buffer->size()},
-                                                {"block_bytes", buffer->block_bytes()},
-                                                {"segment", buffer->segment_id()},
-                                                {"offset", buffer->offset_bytes()},
-                                                {"address", absl::StrCat(absl::Hex(reinterpret_cast<uintptr_t>(buffer->data())))},
-                                                {"limit_bytes", client->limit_bytes(context.device)}})
+    std::printf("%s\n", nlohmann::ordered_json(
+                            {{"session", client->session_id()},
+                             {"name", client->name()},
+                             {"pid", getpid()},
+                             {"device", buffer->device()},
+                             {"bytes", buffer->size()},
+                             {"block_bytes", buffer->block_bytes()},
+                             {"segment", buffer->segment_id()},
+                             {"offset", buffer->offset_bytes()},
+                             {"address", absl::StrCat(absl::Hex(reinterpret_cast<uintptr_t>(buffer->data())))},
+                             {"limit_bytes", client->limit_bytes(context.device)}})
                             .dump()
                             .c_str());
   } else {
-    std::printf("holding %s as session %llu (%s), pid %d: segment %llu offset %llu, mapped at %p, limit %s%s\n"
-                "until interrupted (Ctrl-C)\n",
-                FormatBytes(buffer->size()).c_str(), static_cast<unsigned long long>(client->session_id()),
-                client->name().c_str(), getpid(), static_cast<unsigned long long>(buffer->segment_id()),
-                static_cast<unsigned long long>(buffer->offset_bytes()), buffer->data(),
-                FormatBytes(client->limit_bytes(context.device)).c_str(),
-                reachable ? ", pattern written" : "");
+    std::printf(
+        "holding %s as session %llu (%s), pid %d: segment %llu offset %llu, mapped at %p, limit %s; pattern "
+        "written\n"
+        "until interrupted (Ctrl-C)\n",
+        FormatBytes(buffer->size()).c_str(), static_cast<unsigned long long>(client->session_id()),
+        client->name().c_str(), getpid(), static_cast<unsigned long long>(buffer->segment_id()),
+        static_cast<unsigned long long>(buffer->offset_bytes()), buffer->data(),
+        FormatBytes(client->limit_bytes(context.device)).c_str());
   }
   std::fflush(stdout);
 
-  pollfd wait[] = {{.fd = signals.get(), .events = POLLIN, .revents = 0}, {.fd = lost.get(), .events = POLLIN, .revents = 0}};
+  pollfd wait[] = {{.fd = signals.get(), .events = POLLIN, .revents = 0},
+                   {.fd = lost.get(), .events = POLLIN, .revents = 0}};
   while (poll(wait, 2, -1) < 0 && errno == EINTR) {
   }
-  if (reachable) {
-    if (absl::Status status = VerifyPattern(*buffer, client->session_id()); !status.ok()) return status;
-  }
+  if (absl::Status status = VerifyPattern(*buffer, client->session_id()); !status.ok()) return status;
   if (absl::Status status = client->status(); !status.ok()) return status;
   absl::Status status = buffer->Reset();
   if (status.ok() && !context.json) std::printf("gave %s back\n", FormatBytes(*bytes).c_str());

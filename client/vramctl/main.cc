@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// vramctl: looks at a running vrambrokerd and changes what it may. Exit codes: 0 done, 1 refused or failed, 2 wrong use.
+// vramctl: looks at a running vrambrokerd and changes what it may. Exit codes: 0 done, 1 refused or failed, 2 wrong
+// use.
 #include <cstdio>
 #include <functional>
 #include <map>
@@ -14,10 +15,11 @@
 #include "absl/flags/usage_config.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "client/vramctl/commands.h"
 #include "client/vrambroker/client.h"
+#include "client/vramctl/commands.h"
 
-ABSL_FLAG(std::string, socket_dir, "", "Directory of the daemon's sockets. Default: $VRAMBROKER_SOCKET_DIR, or /run/vrambroker.");
+ABSL_FLAG(std::string, socket_dir, "",
+          "Directory of the daemon's sockets. Default: $VRAMBROKER_SOCKET_DIR, or /run/vrambroker.");
 ABSL_FLAG(std::string, format, "text", "text, or json for scripts.");
 ABSL_FLAG(std::string, name, "", "hold: what to call the session. Default: vramctl.");
 ABSL_FLAG(std::string, limit, "", "hold: limit to ask for, as 0.5 (fraction of capacity) or 512MiB.");
@@ -38,24 +40,32 @@ struct Command {
 const std::map<std::string, Command>& Commands() {
   namespace ctl = vrambroker::vramctl;
   static const auto* const commands = new std::map<std::string, Command>{
-      {"status", {"", 0, 0, "the devices: capacity, reserved, allocated, idle, fragmentation",
-                  [](const Context& c, const Arguments&) { return ctl::Status(c); }}},
-      {"sessions", {"", 0, 0, "the sessions: who holds how much of which limit",
-                    [](const Context& c, const Arguments&) { return ctl::Sessions(c); }}},
-      {"stats", {"[SESSION]", 0, 1, "every figure of a session, or of all together, by torch.cuda.memory_stats' names",
-                 [](const Context& c, const Arguments& a) {
-                   return ctl::Stats(c, a.empty() ? std::nullopt : std::optional<std::string>(a[0]));
-                 }}},
-      {"summary", {"SESSION", 1, 1, "the table of torch.cuda.memory_summary for a session",
-                   [](const Context& c, const Arguments& a) { return ctl::Summary(c, a[0]); }}},
-      {"limit", {"SESSION FRACTION|BYTES", 2, 2, "change the limit of a session: 0.5 of the capacity, or 512MiB",
-                 [](const Context& c, const Arguments& a) { return ctl::SetLimit(c, a[0], a[1]); }}},
-      {"trim", {"SESSION", 1, 1, "take a session's wholly free segments back",
-                [](const Context& c, const Arguments& a) { return ctl::Trim(c, a[0]); }}},
-      {"end", {"SESSION", 1, 1, "end a session; its memory comes back when its process lets go",
-               [](const Context& c, const Arguments& a) { return ctl::End(c, a[0]); }}},
-      {"hold", {"BYTES [--name N] [--limit F] [--device D]", 1, 1, "allocate, write a pattern, and hold until interrupted",
-                [](const Context& c, const Arguments& a) { return ctl::Hold(c, a[0]); }}},
+      {"status",
+       {"", 0, 0, "the devices: capacity, reserved, allocated, idle, fragmentation",
+        [](const Context& c, const Arguments&) { return ctl::Status(c); }}},
+      {"sessions",
+       {"", 0, 0, "the sessions: who holds how much of which limit",
+        [](const Context& c, const Arguments&) { return ctl::Sessions(c); }}},
+      {"stats",
+       {"[SESSION]", 0, 1, "every figure of a session, or of all together, by torch.cuda.memory_stats' names",
+        [](const Context& c, const Arguments& a) {
+          return ctl::Stats(c, a.empty() ? std::nullopt : std::optional<std::string>(a[0]));
+        }}},
+      {"summary",
+       {"SESSION", 1, 1, "the table of torch.cuda.memory_summary for a session",
+        [](const Context& c, const Arguments& a) { return ctl::Summary(c, a[0]); }}},
+      {"limit",
+       {"SESSION FRACTION|BYTES", 2, 2, "change the limit of a session: 0.5 of the capacity, or 512MiB",
+        [](const Context& c, const Arguments& a) { return ctl::SetLimit(c, a[0], a[1]); }}},
+      {"trim",
+       {"SESSION", 1, 1, "take a session's wholly free segments back",
+        [](const Context& c, const Arguments& a) { return ctl::Trim(c, a[0]); }}},
+      {"end",
+       {"SESSION", 1, 1, "end a session; its memory comes back when its process lets go",
+        [](const Context& c, const Arguments& a) { return ctl::End(c, a[0]); }}},
+      {"hold",
+       {"BYTES [--name N] [--limit F] [--device D]", 1, 1, "allocate, write a pattern, and hold until interrupted",
+        [](const Context& c, const Arguments& a) { return ctl::Hold(c, a[0]); }}},
   };
   return *commands;
 }
@@ -65,8 +75,9 @@ std::string Usage() {
   for (const auto& [name, command] : Commands()) {
     absl::StrAppend(&text, "  ", name, " ", command.arguments, "\n      ", command.help, "\n");
   }
-  absl::StrAppend(&text, "\nSESSION is a session's name, or its id. The exit code is 0 when done, 1 when refused or failed, "
-                         "2 when called wrongly.");
+  absl::StrAppend(&text,
+                  "\nSESSION is a session's name, or its id. The exit code is 0 when done, 1 when refused or failed, "
+                  "2 when called wrongly.");
   return text;
 }
 

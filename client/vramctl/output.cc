@@ -36,6 +36,8 @@ std::string Table(const std::vector<std::vector<std::string>>& rows) {
   return out;
 }
 
-std::string Percent(double ratio) { return absl::StrFormat("%.1f%%", ratio * 100); }
+std::string Percent(double ratio) {
+  return absl::StrFormat("%.1f%%", ratio * 100);
+}
 
 }  // namespace vrambroker::vramctl

@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Installs the packages that vrambroker needs and that are missing; asks for root only then.
+# Usage: packages.sh build | packages.sh test (what the tests need in addition)
+set -euo pipefail
+
+build=(git cmake ninja-build g++ pkg-config libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev
+       libabsl-dev prometheus-cpp-dev libcivetweb-dev zlib1g-dev libcurl4-openssl-dev libspdlog-dev nlohmann-json3-dev
+       libgtest-dev libgmock-dev libbenchmark-dev curl)
+test=("${build[@]}" clang clang-tidy clang-format python3 prometheus)
+
+case "${1:-}" in
+  build) wanted=("${build[@]}") ;;
+  test) wanted=("${test[@]}") ;;
+  *) echo "usage: $0 build|test" >&2; exit 2 ;;
+esac
+
+missing=()
+for package in "${wanted[@]}"; do
+  [ "$(dpkg-query -W -f '${db:Status-Abbrev}' "$package" 2>/dev/null | cut -c1-2)" = ii ] || missing+=("$package")
+done
+[ ${#missing[@]} -eq 0 ] && exit 0
+
+echo "Installing: ${missing[*]}"
+if [ "$(id -u)" -eq 0 ]; then
+  root=()
+elif command -v sudo >/dev/null; then
+  root=(sudo)
+else
+  echo "$0: these packages are missing and need root to install: ${missing[*]}" >&2
+  exit 1
+fi
+# A service that a package brings (prometheus) is not wanted running here; only its programs are.
+policy=/usr/sbin/policy-rc.d
+if [ ! -e $policy ]; then
+  printf '#!/bin/sh\nexit 101\n' | "${root[@]}" tee $policy >/dev/null
+  "${root[@]}" chmod +x $policy
+  trap '"${root[@]}" rm -f $policy' EXIT
+fi
+"${root[@]}" apt-get update -qq
+"${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
