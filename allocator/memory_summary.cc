@@ -22,7 +22,7 @@ struct Unit {
 Unit BytesUnit(uint64_t reference) {
   static constexpr std::array<const char*, 6> kNames = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
   Unit unit{1, kNames[0]};
-  for (size_t i = 1; i < kNames.size() && reference / unit.divisor >= 768 * 1024; ++i) {
+  for (size_t i = 1; i < kNames.size() && reference / unit.divisor >= 768_KiB; ++i) {
     unit = {unit.divisor * 1024, kNames[i]};
   }
   return unit;
@@ -31,7 +31,7 @@ Unit BytesUnit(uint64_t reference) {
 Unit CountUnit(uint64_t reference) {
   static constexpr std::array<const char*, 3> kNames = {" ", "K", "M"};
   Unit unit{1, kNames[0]};
-  for (size_t i = 1; i < kNames.size() && reference / unit.divisor >= 750 * 1000; ++i) {
+  for (size_t i = 1; i < kNames.size() && reference / unit.divisor >= 750'000; ++i) {
     unit = {unit.divisor * 1000, kNames[i]};
   }
   return unit;

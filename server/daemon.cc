@@ -72,6 +72,7 @@ class Daemon {
   static std::vector<std::unique_ptr<SegmentPool>> MakePools(std::vector<ChosenDevice> devices,
                                                              std::atomic<uint64_t>* next_segment) {
     std::vector<std::unique_ptr<SegmentPool>> pools;
+    pools.reserve(devices.size());
     for (ChosenDevice& chosen : devices) {
       pools.push_back(std::make_unique<SegmentPool>(std::move(chosen.device), chosen.capacity_bytes, next_segment));
     }
@@ -79,6 +80,7 @@ class Daemon {
   }
   static std::vector<SegmentPool*> Pointers(const std::vector<std::unique_ptr<SegmentPool>>& pools) {
     std::vector<SegmentPool*> pointers;
+    pointers.reserve(pools.size());
     for (const auto& pool : pools) pointers.push_back(pool.get());
     return pointers;
   }
@@ -209,8 +211,10 @@ void Daemon::OnTick() {
     loop_.Stop();
     return;
   }
+  const bool any_idle =
+      std::any_of(pools_.begin(), pools_.end(), [](const auto& pool) { return pool->GetFigures().idle_bytes > 0; });
   // Giving memory back to the driver may be slow: not on this thread, and not twice at a time.
-  if (releasing_idle_.exchange(true)) return;
+  if (!any_idle || releasing_idle_.exchange(true)) return;
   workers_->Submit([this] {
     const SteadyTime since = std::chrono::steady_clock::now() - absl::ToChronoMilliseconds(config_.idle_decay);
     for (const auto& pool : pools_) pool->ReleaseIdleSince(since);

@@ -33,8 +33,8 @@ const char* SessionStateName(SessionState state) {
   return "unknown";
 }
 
-Session::Session(SessionId id, std::string name, Caller caller, const std::vector<SegmentPool*>& pools, WorkerPool* workers,
-                 size_t max_blocks, std::shared_ptr<SessionEvents> events)
+Session::Session(SessionId id, std::string name, Caller caller, const std::vector<SegmentPool*>& pools,
+                 WorkerPool* workers, size_t max_blocks, std::shared_ptr<SessionEvents> events)
     : id_(id),
       name_(std::move(name)),
       caller_(std::move(caller)),
