@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Tells ThreadSanitizer what gRPC promises: what happens before an operation is started happens before its completion
+// is reported; and what absl::Mutex, which gRPC uses, promises. The distribution's gRPC and Abseil are built without
+// TSan's hooks, so that without this file every message would look like a race. It adds these edges and no others: a
+// race between two handlers is still reported. Linked into every program of a TSan build, nowhere else.
+//
+// How: these definitions take the place of the libraries' (a program's symbols come before a shared library's), and
+// pass on to them.
+#include <dlfcn.h>
+#include <grpc/grpc.h>
+
+#include <mutex>
+#include <unordered_map>
+
+#include "absl/synchronization/mutex.h"
+
+extern "C" {
+void __tsan_acquire(void* address);
+void __tsan_release(void* address);
+extern char __executable_start;
+extern char etext;
+
+// The libraries' own reads and writes are not judged; their locks still count.
+const char* __tsan_default_options() {
+  return "ignore_noninstrumented_modules=1";
+}
+}
+
+namespace {
+
+using Functor = grpc_completion_queue_functor;
+using FunctorRun = decltype(Functor::functor_run);
+
+// Never destroyed: gRPC's threads may outlive main().
+std::mutex& functors_mutex() {
+  static auto* const mutex = new std::mutex;
+  return *mutex;
+}
+std::unordered_map<Functor*, FunctorRun>& functors() {
+  static auto* const map = new std::unordered_map<Functor*, FunctorRun>;
+  return *map;
+}
+
+// Runs in place of the completion's own function.
+void RunAfterAcquire(Functor* functor, int ok) {
+  __tsan_acquire(functor);
+  FunctorRun run = nullptr;
+  {
+    const std::lock_guard<std::mutex> lock(functors_mutex());
+    const auto it = functors().find(functor);
+    run = it->second;
+    functors().erase(it);
+    functor->functor_run = run;
+  }
+  run(functor, ok);
+}
+
+// A tag of the callback API begins with a function of this program, one of the synchronous API with a table of virtual
+// functions, which is data.
+bool IsFunctor(void* tag) {
+  const char* first = *static_cast<char**>(tag);
+  return first >= &__executable_start && first < &etext;
+}
+
+template <typename Function>
+Function Next(const char* name) {
+  return reinterpret_cast<Function>(dlsym(RTLD_NEXT, name));
+}
+
+}  // namespace
+
+extern "C" grpc_call_error grpc_call_start_batch(grpc_call* call, const grpc_op* ops, size_t nops, void* tag,
+                                                 void* reserved) {
+  static const auto next = Next<decltype(&grpc_call_start_batch)>("grpc_call_start_batch");
+  if (tag != nullptr) {
+    if (IsFunctor(tag)) {
+      auto* functor = static_cast<Functor*>(tag);
+      const std::lock_guard<std::mutex> lock(functors_mutex());
+      functors()[functor] = functor->functor_run;
+      functor->functor_run = &RunAfterAcquire;
+    }
+    __tsan_release(tag);
+  }
+  return next(call, ops, nops, tag, reserved);
+}
+
+extern "C" grpc_event grpc_completion_queue_pluck(grpc_completion_queue* queue, void* tag, gpr_timespec deadline,
+                                                  void* reserved) {
+  static const auto next = Next<decltype(&grpc_completion_queue_pluck)>("grpc_completion_queue_pluck");
+  const grpc_event event = next(queue, tag, deadline, reserved);
+  if (tag != nullptr) __tsan_acquire(tag);
+  return event;
+}
+
+namespace absl {
+ABSL_NAMESPACE_BEGIN
+
+namespace {
+
+// The library's own definition of the function that is defined here at `address`.
+void* Overridden(void* address) {
+  Dl_info info = {};
+  return dladdr(address, &info) != 0 ? dlsym(RTLD_NEXT, info.dli_sname) : nullptr;
+}
+
+// A member function's address, as an ordinary function that takes `this` first.
+template <typename Method>
+void* Address(Method method) {
+  void* address = nullptr;
+  static_assert(sizeof(method) >= sizeof(address));
+  __builtin_memcpy(&address, &method, sizeof(address));
+  return address;
+}
+
+}  // namespace
+
+void Mutex::Lock() {
+  static const auto next = reinterpret_cast<void (*)(Mutex*)>(Overridden(Address(&Mutex::Lock)));
+  next(this);
+  __tsan_acquire(this);
+}
+
+void Mutex::Unlock() {
+  static const auto next = reinterpret_cast<void (*)(Mutex*)>(Overridden(Address(&Mutex::Unlock)));
+  __tsan_release(this);
+  next(this);
+}
+
+bool Mutex::TryLock() {
+  static const auto next = reinterpret_cast<bool (*)(Mutex*)>(Overridden(Address(&Mutex::TryLock)));
+  const bool locked = next(this);
+  if (locked) __tsan_acquire(this);
+  return locked;
+}
+
+void CondVar::Wait(Mutex* mu) {
+  static const auto next = reinterpret_cast<void (*)(CondVar*, Mutex*)>(Overridden(Address(&CondVar::Wait)));
+  __tsan_release(mu);
+  next(this, mu);
+  __tsan_acquire(mu);
+}
+
+bool CondVar::WaitWithDeadline(Mutex* mu, absl::Time deadline) {
+  static const auto next =
+      reinterpret_cast<bool (*)(CondVar*, Mutex*, absl::Time)>(Overridden(Address(&CondVar::WaitWithDeadline)));
+  __tsan_release(mu);
+  const bool expired = next(this, mu, deadline);
+  __tsan_acquire(mu);
+  return expired;
+}
+
+ABSL_NAMESPACE_END
+}  // namespace absl
