@@ -96,7 +96,7 @@ std::optional<OutOfMemory> GetOutOfMemory(const absl::Status& status) {
 
 Buffer& Buffer::operator=(Buffer&& other) noexcept {
   if (this == &other) return *this;
-  (void)Reset();
+  Release();
   session_ = std::move(other.session_);
   opener_ = std::exchange(other.opener_, nullptr);
   data_ = std::exchange(other.data_, nullptr);
@@ -122,6 +122,12 @@ absl::Status Buffer::Write(uint64_t offset, const void* from, uint64_t bytes) {
 absl::Status Buffer::Read(uint64_t offset, void* to, uint64_t bytes) const {
   if (absl::Status status = CheckRange(offset, bytes); !status.ok() || bytes == 0) return status;
   return opener_->CopyOut(to, static_cast<const char*>(data_) + offset, bytes);
+}
+
+void Buffer::Release() {
+  if (session_ == nullptr) return;
+  session_->FreeLater(block_id_);
+  session_.reset();
 }
 
 absl::Status Buffer::Reset() {

@@ -13,19 +13,22 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "allocator/device.h"
+#include "vrambroker/v1/types.pb.h"
 
 namespace vrambroker::client_internal {
 
 // A channel over one connection to the daemon that serves `socket_dir`. It never reconnects: when the daemon goes
 // away, calls fail at once, and a session can never silently continue with another daemon.
-// Unavailable (no daemon) or PermissionDenied say what to do.
-absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectChannel(const std::string& socket_dir);
+// Unavailable (no daemon), DeadlineExceeded or PermissionDenied say what to do. FailedPrecondition in a process made by
+// fork() after its parent had connected: gRPC's state is shared with the parent, and using it would end the parent.
+absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectChannel(const std::string& socket_dir, absl::Duration timeout);
 
 // Exchanges a ticket for a file descriptor.
 absl::StatusOr<UniqueFd> FetchDescriptor(const std::string& socket_dir, absl::string_view ticket,
                                          absl::Duration timeout);
 
 // Code, message, and details as payloads.
+absl::Status FromProto(const v1::StatusDetails& details);
 absl::Status FromGrpc(const grpc::Status& status);
 
 }  // namespace vrambroker::client_internal

@@ -11,7 +11,9 @@
 #include "absl/strings/str_cat.h"
 #include "allocator/cuda_device.h"
 #include "allocator/host_device.h"
+#include "allocator/mutex.h"
 #include "client/connection.h"
+#include "client/mappings.h"
 #include "client/session_stream.h"
 #include "client/stats_convert.h"
 
@@ -37,6 +39,9 @@ v1::Limit ToProto(const Limit& limit) {
 struct SessionClient::Connection {
   std::shared_ptr<grpc::Channel> channel;
   std::unique_ptr<v1::Broker::Stub> stub;
+  Mutex mu;
+  std::vector<std::unique_ptr<Device>> devices ABSL_GUARDED_BY(mu);  // by ordinal; null until used
+  Mappings mappings;                                                 // after the devices: closed before they go
   std::unique_ptr<SessionStream> stream;
 };
 
@@ -44,7 +49,7 @@ SessionClient::SessionClient(const ClientOptions& options)
     : options_(options), pid_(getpid()), connection_(std::make_unique<Connection>()) {}
 
 absl::StatusOr<std::shared_ptr<SessionClient>> SessionClient::Open(const ClientOptions& options) {
-  absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = ConnectChannel(options.socket_dir);
+  absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = ConnectChannel(options.socket_dir, options.connect_timeout);
   if (!channel.ok()) return channel.status();
   std::shared_ptr<SessionClient> self(new SessionClient(options));
   Connection& connection = *self->connection_;
@@ -63,7 +68,7 @@ absl::StatusOr<std::shared_ptr<SessionClient>> SessionClient::Open(const ClientO
                                   [raw](const v1::CloseSegments& message) {
                                     v1::SessionRequest answer;
                                     for (const uint64_t id : message.segment_ids()) {
-                                      raw->mappings_.Close(id);
+                                      raw->connection_->mappings.Close(id);
                                       answer.mutable_segments_closed()->add_segment_ids(id);
                                       if (answer.segments_closed().segment_ids_size() == kMaxIdsInMessage) {
                                         raw->connection_->stream->Send(std::exchange(answer, {}));
@@ -102,17 +107,16 @@ void SessionClient::Welcomed(const v1::Welcome& welcome) {
                         .total_bytes = grant.device().total_bytes(),
                         .capacity_bytes = grant.device().capacity_bytes()});
   }
-  MutexLock lock(mu_);
-  opened_devices_.resize(devices_.size());
+  MutexLock lock(connection_->mu);
+  connection_->devices.resize(devices_.size());
 }
 
 SessionClient::~SessionClient() {
   if (getpid() != pid_) {
-    // A child after fork(): gRPC's threads do not exist here, and the session is the parent's.
-    (void)connection_.release();
+    (void)connection_.release();  // a child after fork(): see Connection
     return;
   }
-  mappings_.CloseAll();
+  connection_->mappings.CloseAll();
   if (connection_->stream != nullptr) connection_->stream->Close(kGoodbyeTimeout);
 }
 
@@ -120,7 +124,7 @@ absl::Status SessionClient::CheckUsable() const {
   if (getpid() != pid_) {
     return absl::FailedPreconditionError(absl::StrCat("this session belongs to process ", pid_,
                                                       ", and this is its child ", getpid(),
-                                                      " made by fork(): connect anew in the child"));
+                                                      " made by fork(): use it in the parent only"));
   }
   return connection_->stream->status();
 }
@@ -132,6 +136,7 @@ absl::Status SessionClient::status() const {
 template <typename Method, typename Request, typename Response>
 absl::Status SessionClient::Call(Method method, const Request& request, Response* response) {
   if (absl::Status status = CheckUsable(); !status.ok()) return status;
+  connection_->stream->WaitForFrees(options_.call_timeout);  // these calls show or depend on what is free
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + options_.call_timeout));
   absl::Status status = FromGrpc((connection_->stub.get()->*method)(&context, request, response));
@@ -144,8 +149,8 @@ absl::Status SessionClient::Call(Method method, const Request& request, Response
 
 absl::StatusOr<Device*> SessionClient::DeviceFor(int ordinal) {
   const DeviceInfo& info = devices_[ordinal];
-  MutexLock lock(mu_);
-  std::unique_ptr<Device>& device = opened_devices_[ordinal];
+  MutexLock lock(connection_->mu);
+  std::unique_ptr<Device>& device = connection_->devices[ordinal];
   if (device != nullptr) return device.get();
   if (info.kind == "host") {
     device = MakeHostDevice(ordinal, 0);
@@ -174,11 +179,11 @@ absl::StatusOr<Buffer> SessionClient::Allocate(uint64_t bytes, int device) {
   if (!opener.ok()) return opener.status();
 
   v1::AllocateRequest request;
-  request.set_session_id(session_id_);
   request.set_device(static_cast<uint32_t>(device));
   request.set_requested_bytes(bytes);
-  v1::AllocateResponse response;
-  if (absl::Status status = Call(&v1::Broker::Stub::Allocate, request, &response); !status.ok()) return status;
+  const absl::StatusOr<v1::AllocateResponse> allocated = connection_->stream->Allocate(request, options_.call_timeout);
+  if (!allocated.ok()) return allocated.status();
+  const v1::AllocateResponse& response = *allocated;
 
   const auto fetch = [&]() -> absl::StatusOr<SegmentHandle> {
     if (const std::string& ipc = response.handle().cuda_ipc(); ipc.size() == sizeof(CudaIpcHandle)) {
@@ -191,9 +196,10 @@ absl::StatusOr<Buffer> SessionClient::Allocate(uint64_t bytes, int device) {
     if (!fd.ok()) return fd.status();
     return SegmentHandle(*std::move(fd));
   };
-  absl::StatusOr<void*> base = mappings_.Open(response.segment_id(), response.segment_bytes(), *opener, fetch);
+  absl::StatusOr<void*> base =
+      connection_->mappings.Open(response.segment_id(), response.segment_bytes(), *opener, fetch);
   if (!base.ok()) {
-    (void)Free(response.block_id());
+    FreeLater(response.block_id());
     return base.status();
   }
   Buffer buffer;
@@ -210,11 +216,12 @@ absl::StatusOr<Buffer> SessionClient::Allocate(uint64_t bytes, int device) {
 }
 
 absl::Status SessionClient::Free(uint64_t block_id) {
-  v1::FreeRequest request;
-  request.set_session_id(session_id_);
-  request.add_block_ids(block_id);
-  v1::FreeResponse response;
-  return Call(&v1::Broker::Stub::Free, request, &response);
+  if (absl::Status status = CheckUsable(); !status.ok()) return status;
+  return connection_->stream->Free(block_id, options_.call_timeout);
+}
+
+void SessionClient::FreeLater(uint64_t block_id) {
+  if (getpid() == pid_) connection_->stream->FreeLater(block_id);
 }
 
 absl::StatusOr<uint64_t> SessionClient::EmptyCache() {

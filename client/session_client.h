@@ -13,8 +13,6 @@
 #include "absl/status/statusor.h"
 #include "allocator/device.h"
 #include "allocator/memory_stats.h"
-#include "allocator/mutex.h"
-#include "client/mappings.h"
 #include "client/vrambroker/client.h"
 #include "vrambroker/v1/broker.grpc.pb.h"
 
@@ -30,7 +28,10 @@ class SessionClient : public std::enable_shared_from_this<SessionClient> {
   ~SessionClient();
 
   absl::StatusOr<Buffer> Allocate(uint64_t bytes, int device);
+  // Waits for the daemon's answer.
   absl::Status Free(uint64_t block_id);
+  // Does not wait, and never fails: for destructors.
+  void FreeLater(uint64_t block_id);
   absl::StatusOr<uint64_t> EmptyCache();
   absl::StatusOr<MemoryStats> GetMemoryStats(int device);
   absl::Status ResetPeakStats(int device);
@@ -43,7 +44,8 @@ class SessionClient : public std::enable_shared_from_this<SessionClient> {
 
  private:
   friend class SessionStream;
-  // Everything that lives in gRPC. A child made by fork() must not touch it: gRPC's threads are not there.
+  // Everything that a child made by fork() must not touch: gRPC, whose threads are not there, locks that another
+  // thread may have held, the mappings, which are the parent's to close.
   struct Connection;
 
   explicit SessionClient(const ClientOptions& options);
@@ -54,7 +56,7 @@ class SessionClient : public std::enable_shared_from_this<SessionClient> {
   template <typename Method, typename Request, typename Response>
   absl::Status Call(Method method, const Request& request, Response* response);
   void Welcomed(const v1::Welcome& welcome);
-  absl::StatusOr<Device*> DeviceFor(int ordinal) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<Device*> DeviceFor(int ordinal);
 
   // Constant after Open().
   const ClientOptions options_;
@@ -64,10 +66,6 @@ class SessionClient : public std::enable_shared_from_this<SessionClient> {
   std::string name_;
   std::vector<DeviceInfo> devices_;
   std::unique_ptr<std::atomic<uint64_t>[]> limits_;  // by device
-
-  Mutex mu_;
-  std::vector<std::unique_ptr<Device>> opened_devices_ ABSL_GUARDED_BY(mu_);  // by device; null until used
-  Mappings mappings_;  // after the devices: closed before they go
 };
 
 }  // namespace vrambroker::client_internal

@@ -7,6 +7,11 @@
 #include "client/connection.h"
 
 namespace vrambroker::client_internal {
+namespace {
+
+constexpr int kMaxBlocksInFree = 1024;  // the protocol's limit
+
+}  // namespace
 
 SessionStream::SessionStream(v1::Broker::Stub* stub, const v1::Hello& hello, Handlers handlers)
     : handlers_(std::move(handlers)) {
@@ -45,6 +50,108 @@ void SessionStream::Send(v1::SessionRequest request) {
   WriteNext();
 }
 
+absl::StatusOr<v1::CallResult> SessionStream::Call(
+    const std::function<v1::SessionRequest(uint64_t call_id)>& make_request, absl::Duration timeout) {
+  const auto deadline = std::chrono::steady_clock::now() + absl::ToChronoMilliseconds(timeout);
+  Waiter waiter;
+  MutexLock lock(mu_);
+  if (!status_.ok()) return status_;
+  const uint64_t call_id = next_call_++;
+  waiters_.emplace(call_id, &waiter);
+  if (writable_) {
+    outgoing_.push_back(make_request(call_id));
+    WriteNext();
+  }
+  while (!waiter.result.has_value() && writable_ && waiter.answered.WaitUntil(mu_, deadline)) {
+  }
+  waiters_.erase(call_id);
+  if (waiter.result.has_value()) return *std::move(waiter.result);
+  if (writable_) {
+    return absl::DeadlineExceededError(
+        absl::StrCat("the daemon did not answer within ", absl::FormatDuration(timeout)));
+  }
+  // The stream has broken; OnDone says why in a moment.
+  while (status_.ok() && changed_.WaitUntil(mu_, deadline)) {
+  }
+  return status_.ok() ? absl::UnavailableError("the daemon went away") : status_;
+}
+
+absl::StatusOr<v1::AllocateResponse> SessionStream::Allocate(const v1::AllocateRequest& request,
+                                                             absl::Duration timeout) {
+  absl::StatusOr<v1::CallResult> result = Call(
+      [&](uint64_t call_id) {
+        v1::SessionRequest message;
+        message.mutable_allocate()->set_call_id(call_id);
+        *message.mutable_allocate()->mutable_request() = request;
+        return message;
+      },
+      timeout);
+  if (!result.ok()) return result.status();
+  if (result->has_error()) return FromProto(result->error());
+  return std::move(*result->mutable_allocated());
+}
+
+absl::Status SessionStream::Free(uint64_t block_id, absl::Duration timeout) {
+  const absl::StatusOr<v1::CallResult> result = Call(
+      [&](uint64_t call_id) {
+        v1::SessionRequest message;
+        message.mutable_free()->set_call_id(call_id);
+        message.mutable_free()->mutable_request()->add_block_ids(block_id);
+        return message;
+      },
+      timeout);
+  if (!result.ok()) return result.status();
+  return result->has_error() ? FromProto(result->error()) : absl::OkStatus();
+}
+
+void SessionStream::FreeLater(uint64_t block_id) {
+  MutexLock lock(mu_);
+  QueueFree(block_id);
+}
+
+void SessionStream::QueueFree(uint64_t block_id) {
+  if (!writable_) return;
+  // The first message of the queue may be under way; a later one may still grow.
+  if (outgoing_.size() > 1 && outgoing_.back().has_free() && frees_.contains(outgoing_.back().free().call_id()) &&
+      outgoing_.back().free().request().block_ids_size() < kMaxBlocksInFree) {
+    outgoing_.back().mutable_free()->mutable_request()->add_block_ids(block_id);
+    return;
+  }
+  const uint64_t call_id = next_call_++;
+  frees_.insert(call_id);
+  v1::SessionRequest message;
+  message.mutable_free()->set_call_id(call_id);
+  message.mutable_free()->mutable_request()->add_block_ids(block_id);
+  outgoing_.push_back(std::move(message));
+  WriteNext();
+}
+
+void SessionStream::WaitForFrees(absl::Duration timeout) {
+  MutexLock lock(mu_);
+  WaitFor([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return frees_.empty() || !writable_; }, timeout);
+}
+
+void SessionStream::HandleResult(const v1::CallResult& result) {
+  MutexLock lock(mu_);
+  if (frees_.erase(result.call_id()) > 0) {
+    if (frees_.empty()) changed_.NotifyAll();
+    return;
+  }
+  if (const auto it = waiters_.find(result.call_id()); it != waiters_.end()) {
+    it->second->result = result;
+    it->second->answered.NotifyOne();
+  } else if (result.has_allocated()) {
+    QueueFree(result.allocated().block_id());  // its caller has given up, nobody else knows the block
+  }
+}
+
+void SessionStream::EndOfStream() {
+  MutexLock lock(mu_);
+  writable_ = false;
+  for (const auto& [call_id, waiter] : waiters_) waiter->answered.NotifyOne();
+  changed_.NotifyAll();
+}
+
 void SessionStream::WriteNext() {
   if (writing_ || outgoing_.empty()) return;
   writing_ = true;
@@ -52,22 +159,17 @@ void SessionStream::WriteNext() {
 }
 
 void SessionStream::OnWriteDone(bool ok) {
+  if (!ok) EndOfStream();
   MutexLock lock(mu_);
   writing_ = false;
   outgoing_.pop_front();
-  if (!ok) {
-    writable_ = false;
-    outgoing_.clear();
-  }
+  if (!ok) outgoing_.clear();
   WriteNext();
 }
 
 void SessionStream::OnReadDone(bool ok) {
   if (!ok) {  // the end of the stream: let OnDone come
-    {
-      MutexLock lock(mu_);
-      writable_ = false;
-    }
+    EndOfStream();
     RemoveHold();
     return;
   }
@@ -95,8 +197,10 @@ void SessionStream::OnReadDone(bool ok) {
       handlers_.lost(ended);
       break;
     }
-    case v1::SessionResponse::kDraining:  // calls go on until the daemon stops; then the stream breaks
     case v1::SessionResponse::kResult:
+      HandleResult(response_.result());
+      break;
+    case v1::SessionResponse::kDraining:  // calls go on until the daemon stops; then the stream breaks
     case v1::SessionResponse::MESSAGE_NOT_SET:
       break;
   }

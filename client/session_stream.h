@@ -7,8 +7,11 @@
 #include <chrono>
 #include <deque>
 #include <functional>
+#include <optional>
 
-#include "absl/status/status.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "allocator/mutex.h"
 #include "vrambroker/v1/broker.grpc.pb.h"
@@ -37,6 +40,17 @@ class SessionStream : public grpc::ClientBidiReactor<v1::SessionRequest, v1::Ses
   // Messages after the end of the stream are dropped.
   void Send(v1::SessionRequest request) ABSL_LOCKS_EXCLUDED(mu_);
 
+  // Allocates or frees over the stream, and waits for the answer. DeadlineExceeded after `timeout`; a block that is
+  // handed out later is given back.
+  absl::StatusOr<v1::AllocateResponse> Allocate(const v1::AllocateRequest& request, absl::Duration timeout);
+  absl::Status Free(uint64_t block_id, absl::Duration timeout);
+
+  // Frees without waiting; several frees may travel in one message. Never blocks. What is allocated or freed over the
+  // stream afterwards comes after it.
+  void FreeLater(uint64_t block_id) ABSL_LOCKS_EXCLUDED(mu_);
+  // Waits until the daemon has done all that was asked for by FreeLater().
+  void WaitForFrees(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
+
   // Says goodbye, waits for the daemon to end the stream for up to `timeout`, then breaks it.
   void Close(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -48,6 +62,18 @@ class SessionStream : public grpc::ClientBidiReactor<v1::SessionRequest, v1::Ses
   void OnDone(const grpc::Status& status) override;
 
  private:
+  // The caller of a call that is under way; lives on its stack.
+  struct Waiter {
+    CondVar answered;
+    std::optional<v1::CallResult> result;
+  };
+
+  // Sends `request`, which make_request(call_id) returns, and waits for the result.
+  absl::StatusOr<v1::CallResult> Call(const std::function<v1::SessionRequest(uint64_t call_id)>& make_request,
+                                      absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
+  void HandleResult(const v1::CallResult& result) ABSL_LOCKS_EXCLUDED(mu_);
+  void QueueFree(uint64_t block_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void EndOfStream() ABSL_LOCKS_EXCLUDED(mu_);
   void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Waits until `condition` or the end of the timeout; returns the condition.
   bool WaitFor(const std::function<bool()>& condition, absl::Duration timeout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -64,6 +90,9 @@ class SessionStream : public grpc::ClientBidiReactor<v1::SessionRequest, v1::Ses
   bool closing_ ABSL_GUARDED_BY(mu_) = false;
   bool done_ ABSL_GUARDED_BY(mu_) = false;
   bool welcomed_ ABSL_GUARDED_BY(mu_) = false;
+  uint64_t next_call_ ABSL_GUARDED_BY(mu_) = 1;
+  absl::flat_hash_map<uint64_t, Waiter*> waiters_ ABSL_GUARDED_BY(mu_);  // by call id
+  absl::flat_hash_set<uint64_t> frees_ ABSL_GUARDED_BY(mu_);             // call ids of unanswered FreeLater()s
   absl::Status status_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -12,6 +12,11 @@
 namespace vrambroker {
 namespace {
 
+// Root, and the user that the daemon runs as.
+bool IsOperator(const Caller& caller) {
+  return caller.uid == 0 || caller.uid == geteuid();
+}
+
 // Writes the parts of a snapshot one after the other. Deletes itself.
 class SnapshotWriter : public grpc::ServerWriteReactor<v1::GetSnapshotResponse> {
  public:
@@ -91,7 +96,7 @@ absl::StatusOr<SessionPtr> AdminService::FindForChange(const grpc::CallbackServe
                                                        const v1::SessionRef& ref) const {
   absl::StatusOr<Caller> caller = connections_.Identify(context);
   if (!caller.ok()) return caller.status();
-  if (caller->uid != 0 && caller->uid != geteuid()) {
+  if (!IsOperator(*caller)) {
     return absl::PermissionDeniedError(
         absl::StrCat("uid ", caller->uid, " may not change sessions; root and uid ", geteuid(), " may"));
   }
@@ -130,9 +135,9 @@ grpc::ServerUnaryReactor* AdminService::TrimSession(grpc::CallbackServerContext*
   absl::StatusOr<SessionPtr> session = FindForChange(*context, request->session());
   if (!session.ok()) return Reply(context, session.status());
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  broker_.EmptyCache(*session, [reactor, response](uint64_t bytes) {
-    response->set_released_bytes(bytes);
-    reactor->Finish(grpc::Status::OK);
+  broker_.EmptyCache(*session, [reactor, response](absl::StatusOr<uint64_t> bytes) {
+    response->set_released_bytes(bytes.value_or(0));
+    reactor->Finish(ToGrpc(bytes.status()));
   });
   return reactor;
 }
@@ -145,10 +150,15 @@ grpc::ServerUnaryReactor* AdminService::EndSession(grpc::CallbackServerContext* 
   return Reply(context, session.status());
 }
 
-grpc::ServerWriteReactor<v1::GetSnapshotResponse>* AdminService::GetSnapshot(grpc::CallbackServerContext* /*context*/,
+grpc::ServerWriteReactor<v1::GetSnapshotResponse>* AdminService::GetSnapshot(grpc::CallbackServerContext* context,
                                                                              const v1::GetSnapshotRequest* request) {
-  absl::StatusOr<SessionPtr> session = Find(request->session());
+  absl::StatusOr<Caller> caller = connections_.Identify(*context);
+  absl::StatusOr<SessionPtr> session = caller.ok() ? Find(request->session()) : caller.status();
   absl::Status status = session.status();
+  // A snapshot is large, and shows how a program uses memory: not for everyone.
+  if (status.ok() && !IsOperator(*caller) && caller->uid != (*session)->caller().uid) {
+    status = absl::PermissionDeniedError("the session is another user's");
+  }
   if (status.ok()) status = broker_.CheckDevice(request->device());
   if (!status.ok()) return new SnapshotWriter(status, {});
   return new SnapshotWriter(status, InParts((*session)->allocator(static_cast<int>(request->device())).Snapshot()));

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/broker.h"
 
-#include <spdlog/spdlog.h>
-
 #include <algorithm>
 #include <cmath>
 #include <fstream>
@@ -13,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "allocator/bytes.h"
+#include "server/client_log.h"
 
 namespace vrambroker {
 namespace {
@@ -40,6 +39,11 @@ absl::Status CheckLimit(const Limit& limit) {
     return absl::InvalidArgumentError(absl::StrCat("limit.fraction: ", *fraction, " is not within [0, 1]"));
   }
   return absl::OkStatus();
+}
+
+absl::Status TooManyCalls() {
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "calls: ", SerialQueue::kMaxTasks, " calls of this session wait already; wait for their answers first"));
 }
 
 // The command name of a process, with other characters than a name may have replaced.
@@ -93,13 +97,21 @@ absl::StatusOr<SessionPtr> Broker::OpenSession(const Caller& caller, absl::strin
     }
     sessions_[id] = session;
   }
-  spdlog::info("session={} name={} pid={} uid={} opened limit={}", Raw(session->id()), session->name(), caller.pid,
-               caller.uid, absl::StrJoin(pools_, ",", [&](std::string* out, SegmentPool* pool) {
-                 absl::StrAppend(out, pool->GetAccount(session->id()).value_or(AccountFigures()).limit_bytes);
-               }));
-  options_.watch_process(caller.pidfd, [this, weak = std::weak_ptr<Session>(session)] {
+  LogClientEvent(spdlog::level::info, "session={} name={} pid={} uid={} opened limit={}", Raw(session->id()),
+                 session->name(), caller.pid, caller.uid,
+                 absl::StrJoin(pools_, ",", [&](std::string* out, SegmentPool* pool) {
+                   absl::StrAppend(out, pool->GetAccount(session->id()).value_or(AccountFigures()).limit_bytes);
+                 }));
+  absl::StatusOr<int> watch = options_.watch_process(*caller.pidfd, [this, weak = std::weak_ptr<Session>(session)] {
     if (const SessionPtr gone = weak.lock()) Close(gone, "its process has ended");
   });
+  if (!watch.ok()) {
+    Close(session, "its process cannot be watched");
+    return watch.status();
+  }
+  session->set_process_watch(*watch);
+  // The process may have ended before the watch was known here.
+  if (session->state() == SessionState::kClosed) Unwatch(*session);
   return session;
 }
 
@@ -109,16 +121,21 @@ std::string Broker::UniqueName(absl::string_view wanted) const {
   return name;
 }
 
+void Broker::Unwatch(Session& session) {
+  if (const int watch = session.TakeProcessWatch(); watch >= 0) options_.unwatch_process(watch);
+}
+
 void Broker::Disconnect(const SessionPtr& session) {
   if (!session->Advance(SessionState::kDisconnected)) return;
   uint64_t bytes = 0;
   for (const SessionDeviceInfo& device : Describe(*session).devices) bytes += device.account.reserved_bytes;
-  spdlog::warn("session={} name={} pid={} disconnected; {} stay charged until the process ends", Raw(session->id()),
-               session->name(), session->caller().pid, FormatBytes(bytes));
+  LogClientEvent(spdlog::level::warn, "session={} name={} pid={} disconnected; {} stay charged until the process ends",
+                 Raw(session->id()), session->name(), session->caller().pid, FormatBytes(bytes));
 }
 
 void Broker::Close(const SessionPtr& session, const std::string& why) {
   if (!session->Advance(SessionState::kClosed)) return;
+  Unwatch(*session);
   uint64_t bytes = 0;
   for (SegmentPool* pool : pools_) bytes += pool->CloseAccount(session->id());
   {
@@ -127,13 +144,13 @@ void Broker::Close(const SessionPtr& session, const std::string& why) {
     if (--sessions_of_uid_[session->caller().uid] == 0) sessions_of_uid_.erase(session->caller().uid);
     sessions_.erase(session->id());
   }
-  spdlog::info("session={} name={} pid={} closed: {}; {} came back", Raw(session->id()), session->name(),
-               session->caller().pid, why, FormatBytes(bytes));
+  LogClientEvent(spdlog::level::info, "session={} name={} pid={} closed: {}; {} came back", Raw(session->id()),
+                 session->name(), session->caller().pid, why, FormatBytes(bytes));
 }
 
 absl::StatusOr<SessionPtr> Broker::FindSession(SessionId id, const Caller& caller) const {
   absl::StatusOr<SessionPtr> session = FindSession(SessionRef(id));
-  if (session.ok() && (*session)->caller().pid != caller.pid) {
+  if (session.ok() && ((*session)->caller().pid != caller.pid || (*session)->caller().uid != caller.uid)) {
     return absl::PermissionDeniedError(absl::StrCat("session_id: session ", Raw(id), " belongs to another process"));
   }
   return session;
@@ -164,16 +181,18 @@ void Broker::Allocate(const SessionPtr& session, uint64_t device, uint64_t reque
   const int ordinal = static_cast<int>(device);
   if (requested == 0) return done(absl::InvalidArgumentError("requested_bytes: must be 1 or more"));
   if (requested >= kMaxRequestBytes) {
+    if (absl::Status status = session->CheckMayAllocate(); !status.ok()) return done(std::move(status));
     session->allocator(ordinal).CountOutOfMemory();
     return done(Refuse(*session, ordinal, requested, OomCause::kLargerThanDevice));
   }
   absl::StatusOr<Allocation> cached = session->AllocateFromCache(ordinal, requested);
   if (!absl::IsNotFound(cached.status())) return done(std::move(cached));
-  session->slow_calls().Submit([this, session, ordinal, requested, done = std::move(done)] {
+  const bool queued = session->slow_calls().Submit([this, session, ordinal, requested, done] {
     absl::StatusOr<Allocation> allocation = session->AllocateSlowly(ordinal, requested);
     const std::optional<OomCause> refusal = SegmentRefusalCause(allocation.status());
     done(refusal.has_value() ? Refuse(*session, ordinal, requested, *refusal) : std::move(allocation));
   });
+  if (!queued) done(TooManyCalls());
 }
 
 absl::Status Broker::Refuse(Session& session, int device, uint64_t requested, OomCause refusal) {
@@ -210,9 +229,10 @@ absl::Status Broker::Refuse(Session& session, int device, uint64_t requested, Oo
 
   ooms_[device][static_cast<size_t>(report.cause)].fetch_add(1, std::memory_order_relaxed);
   absl::Status status = OutOfMemoryError(report);
-  spdlog::info("session={} name={} device={} refused cause={} requested={} limit={} reserved={} allocated={}",
-               Raw(session.id()), session.name(), device, OomCauseName(report.cause), requested, report.limit_bytes,
-               report.reserved_bytes, report.allocated_bytes);
+  LogClientEvent(spdlog::level::info,
+                 "session={} name={} device={} refused cause={} requested={} limit={} reserved={} allocated={}",
+                 Raw(session.id()), session.name(), device, OomCauseName(report.cause), requested, report.limit_bytes,
+                 report.reserved_bytes, report.allocated_bytes);
   return status;
 }
 
@@ -220,8 +240,8 @@ absl::Status Broker::Free(const SessionPtr& session, absl::Span<const BlockId> b
   return session->Free(blocks);
 }
 
-void Broker::EmptyCache(const SessionPtr& session, std::function<void(uint64_t)> done) {
-  session->slow_calls().Submit([session, done = std::move(done)] { done(session->EmptyCache()); });
+void Broker::EmptyCache(const SessionPtr& session, std::function<void(absl::StatusOr<uint64_t>)> done) {
+  if (!session->slow_calls().Submit([session, done] { done(session->EmptyCache()); })) done(TooManyCalls());
 }
 
 std::vector<SessionPtr> Broker::Sessions() const {
@@ -257,14 +277,15 @@ absl::Status Broker::SetLimit(const SessionPtr& session, const Limit& limit) {
     const uint64_t bytes = LimitBytes(limit, pools_[device]->capacity_bytes());
     if (absl::Status status = pools_[device]->SetLimit(session->id(), bytes); !status.ok()) return status;
     session->events().LimitChanged(static_cast<int>(device), bytes);
-    spdlog::info("session={} name={} device={} limit={}", Raw(session->id()), session->name(), device, bytes);
+    LogClientEvent(spdlog::level::info, "session={} name={} device={} limit={}", Raw(session->id()), session->name(),
+                   device, bytes);
   }
   return absl::OkStatus();
 }
 
 uint64_t Broker::EndSession(const SessionPtr& session, const std::string& reason) {
   if (session->Advance(SessionState::kEnded)) {
-    spdlog::info("session={} name={} ended: {}", Raw(session->id()), session->name(), reason);
+    LogClientEvent(spdlog::level::info, "session={} name={} ended: {}", Raw(session->id()), session->name(), reason);
     session->events().Ended(reason);
   }
   uint64_t bytes = 0;

@@ -41,8 +41,10 @@ struct BrokerOptions {
   Limit session_limit = 1.0;  // the most that any session may reserve
   size_t max_sessions_per_uid = 1024;
   size_t max_blocks_per_session = 1 << 20;
-  // Calls `gone` once, from any thread, when the process of `pidfd` has ended.
-  std::function<void(std::shared_ptr<const UniqueFd> pidfd, std::function<void()> gone)> watch_process;
+  // Calls `gone`, from any thread, when the process of `pidfd` has ended; perhaps more than once. The result is for
+  // unwatch_process, which the broker calls once.
+  std::function<absl::StatusOr<int>(const UniqueFd& pidfd, std::function<void()> gone)> watch_process;
+  std::function<void(int watch)> unwatch_process;
 };
 
 struct SessionDeviceInfo {
@@ -74,7 +76,8 @@ class Broker {
   // ---- Sessions ----
 
   // Unavailable while draining; ResourceExhausted when the user has too many; InvalidArgument for a bad name or limit.
-  // `name` may be empty. Watches the caller's process: when it ends, the session is closed.
+  // `name` may be empty. Watches the caller's process: when it ends, the session is closed. A process that cannot be
+  // watched gets no session, since nobody would take its memory back.
   absl::StatusOr<SessionPtr> OpenSession(const Caller& caller, absl::string_view name, std::optional<Limit> limit,
                                          std::shared_ptr<SessionEvents> events);
   // The stream of the session broke: what it holds stays charged until its process ends.
@@ -89,11 +92,12 @@ class Broker {
   // ---- Memory ----
 
   using AllocateDone = std::function<void(absl::StatusOr<Allocation>)>;
-  // OutOfMemoryError() when there is no memory; InvalidArgument for 0 bytes; NotFound for an unknown device.
+  // OutOfMemoryError() when there is no memory; ResourceExhausted when too many calls of the session wait;
+  // InvalidArgument for 0 bytes; NotFound for an unknown device.
   void Allocate(const SessionPtr& session, uint64_t device, uint64_t requested, AllocateDone done);
   absl::Status Free(const SessionPtr& session, absl::Span<const BlockId> blocks);
-  // Answers with the bytes given back.
-  void EmptyCache(const SessionPtr& session, std::function<void(uint64_t)> done);
+  // Answers with the bytes given back. ResourceExhausted when too many calls of the session wait.
+  void EmptyCache(const SessionPtr& session, std::function<void(absl::StatusOr<uint64_t>)> done);
   // NotFound for an unknown device.
   absl::Status CheckDevice(uint64_t device) const;
 
@@ -117,6 +121,7 @@ class Broker {
   void CloseAll(const std::string& why);
 
  private:
+  void Unwatch(Session& session);
   // Counts, logs and explains a refusal.
   absl::Status Refuse(Session& session, int device, uint64_t requested, OomCause refusal);
   std::vector<SessionPtr> Sessions() const ABSL_LOCKS_EXCLUDED(mu_);

@@ -17,7 +17,7 @@ absl::StatusOr<SessionPtr> BrokerService::OwnSession(const grpc::CallbackServerC
 
 grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse>* BrokerService::Session(
     grpc::CallbackServerContext* context) {
-  return new SessionStream(&broker_, connections_.Identify(*context));
+  return new SessionStream(&broker_, context, connections_.Identify(*context));
 }
 
 grpc::ServerUnaryReactor* BrokerService::Allocate(grpc::CallbackServerContext* context,
@@ -26,7 +26,9 @@ grpc::ServerUnaryReactor* BrokerService::Allocate(grpc::CallbackServerContext* c
   if (!session.ok()) return Reply(context, session.status());
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   broker_.Allocate(*session, request->device(), request->requested_bytes(),
-                   [reactor, response](absl::StatusOr<Allocation> allocation) {
+                   [this, context, reactor, response, session = *session](absl::StatusOr<Allocation> allocation) {
+                     // A caller that gave up will never learn the block's id, so nobody could free it.
+                     if (allocation.ok() && context->IsCancelled()) (void)broker_.Free(session, {allocation->block});
                      if (allocation.ok()) *response = ToProto(*allocation);
                      reactor->Finish(ToGrpc(allocation.status()));
                    });
@@ -47,9 +49,9 @@ grpc::ServerUnaryReactor* BrokerService::EmptyCache(grpc::CallbackServerContext*
   absl::StatusOr<SessionPtr> session = OwnSession(*context, request->session_id());
   if (!session.ok()) return Reply(context, session.status());
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  broker_.EmptyCache(*session, [reactor, response](uint64_t bytes) {
-    response->set_released_bytes(bytes);
-    reactor->Finish(grpc::Status::OK);
+  broker_.EmptyCache(*session, [reactor, response](absl::StatusOr<uint64_t> bytes) {
+    response->set_released_bytes(bytes.value_or(0));
+    reactor->Finish(ToGrpc(bytes.status()));
   });
   return reactor;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/config.h"
 
+#include <google/protobuf/descriptor.h>
 #include <google/protobuf/io/tokenizer.h>
 #include <google/protobuf/text_format.h>
 
@@ -16,6 +17,7 @@
 #include "absl/strings/str_join.h"
 #include "allocator/bytes.h"
 #include "allocator/size_class.h"
+#include "server/http_server.h"
 
 namespace vrambroker {
 namespace {
@@ -36,8 +38,12 @@ class ErrorList : public google::protobuf::io::ErrorCollector {
 // Collects what is wrong, so that all of it can be told at once.
 class Checker {
  public:
+  explicit Checker(const absl::flat_hash_map<std::string, std::string>& places) : places_(places) {}
+
   void Fault(absl::string_view field, absl::string_view what) {
-    faults_.push_back(absl::StrCat("  ", field, ": ", what));
+    const auto place = places_.find(field);
+    faults_.push_back(
+        absl::StrCat("  ", place == places_.end() ? "" : absl::StrCat(place->second, ": "), field, ": ", what));
   }
 
   uint64_t Size(absl::string_view field, const std::string& text, uint64_t fallback) {
@@ -67,8 +73,25 @@ class Checker {
   }
 
  private:
+  const absl::flat_hash_map<std::string, std::string>& places_;
   std::vector<std::string> faults_;
 };
+
+void NotePlaces(absl::string_view name, const google::protobuf::Descriptor& message,
+                const google::protobuf::TextFormat::ParseInfoTree& tree, const std::string& prefix,
+                absl::flat_hash_map<std::string, std::string>& places) {
+  for (int i = 0; i < message.field_count(); ++i) {
+    const google::protobuf::FieldDescriptor* field = message.field(i);
+    const std::string field_name = absl::StrCat(prefix, field->name());
+    const auto location = tree.GetLocation(field, -1);
+    if (location.line < 0) continue;
+    places[field_name] = absl::StrCat(name, ":", location.line + 1, ":", location.column + 1);
+    if (field->message_type() == nullptr) continue;
+    if (const auto* nested = tree.GetTreeForNested(field, -1); nested != nullptr) {
+      NotePlaces(name, *field->message_type(), *nested, field_name + ".", places);
+    }
+  }
+}
 
 std::string Or(const std::string& value, const char* fallback) {
   return value.empty() ? fallback : value;
@@ -76,18 +99,21 @@ std::string Or(const std::string& value, const char* fallback) {
 
 }  // namespace
 
-absl::StatusOr<config::v1::DaemonConfig> ParseConfigText(absl::string_view name, const std::string& text) {
-  config::v1::DaemonConfig proto;
+absl::StatusOr<ConfigText> ParseConfigText(absl::string_view name, const std::string& text) {
+  ConfigText config;
   ErrorList errors(name);
+  google::protobuf::TextFormat::ParseInfoTree tree;
   google::protobuf::TextFormat::Parser parser;
   parser.RecordErrorsTo(&errors);
-  if (!parser.ParseFromString(text, &proto)) {
+  parser.WriteLocationsTo(&tree);
+  if (!parser.ParseFromString(text, &config.proto)) {
     return absl::InvalidArgumentError(absl::StrJoin(errors.errors(), "\n"));
   }
-  return proto;
+  NotePlaces(name, *config.proto.GetDescriptor(), tree, "", config.places);
+  return config;
 }
 
-absl::StatusOr<config::v1::DaemonConfig> ReadConfigFile(const std::string& path) {
+absl::StatusOr<ConfigText> ReadConfigFile(const std::string& path) {
   errno = 0;
   std::ifstream file(path);
   std::ostringstream text;
@@ -96,8 +122,9 @@ absl::StatusOr<config::v1::DaemonConfig> ReadConfigFile(const std::string& path)
   return ParseConfigText(path, text.str());
 }
 
-absl::StatusOr<Config> CheckConfig(const config::v1::DaemonConfig& proto) {
-  Checker check;
+absl::StatusOr<Config> CheckConfig(const ConfigText& text) {
+  const config::v1::DaemonConfig& proto = text.proto;
+  Checker check(text.places);
   Config config;
   config.socket_dir = Or(proto.socket_dir(), "/run/vrambroker");
 
@@ -134,6 +161,10 @@ absl::StatusOr<Config> CheckConfig(const config::v1::DaemonConfig& proto) {
 
   const std::string http = Or(proto.http_address(), "127.0.0.1:9477");
   config.http_address = http == "off" ? "" : http;
+  if (!config.http_address.empty()) {
+    if (const auto address = ParseHttpAddress(http); !address.ok())
+      check.Fault("http_address", address.status().message());
+  }
 
   config.session_limit = 1.0;
   switch (proto.session_limit().limit_case()) {

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
@@ -37,14 +38,20 @@ struct Config {
   std::string log_level;
 };
 
+// A configuration, and where in its file each field stands ("NAME:LINE:COLUMN", by field name: "session_limit.bytes").
+struct ConfigText {
+  config::v1::DaemonConfig proto;
+  absl::flat_hash_map<std::string, std::string> places;
+};
+
 // Reads protobuf text format. InvalidArgument lists every error as "NAME:LINE:COLUMN: what".
-absl::StatusOr<config::v1::DaemonConfig> ParseConfigText(absl::string_view name, const std::string& text);
+absl::StatusOr<ConfigText> ParseConfigText(absl::string_view name, const std::string& text);
 
 // ParseConfigText() of a file. NotFound and the like when it cannot be read.
-absl::StatusOr<config::v1::DaemonConfig> ReadConfigFile(const std::string& path);
+absl::StatusOr<ConfigText> ReadConfigFile(const std::string& path);
 
-// InvalidArgument lists every faulty field, one a line.
-absl::StatusOr<Config> CheckConfig(const config::v1::DaemonConfig& proto);
+// InvalidArgument lists every faulty field, one a line, with its place where that is known.
+absl::StatusOr<Config> CheckConfig(const ConfigText& text);
 
 }  // namespace vrambroker
 

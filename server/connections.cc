@@ -3,15 +3,14 @@
 
 #include <fcntl.h>
 #include <grpcpp/server_posix.h>
+#include <poll.h>
 #include <spdlog/spdlog.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/strip.h"
-#include "server/unix_socket.h"
+#include "server/client_log.h"
 
 namespace vrambroker {
 
@@ -29,20 +28,17 @@ void Connections::StopAccepting() {
 void Connections::AcceptAll() {
   // A bounded number at a time: signals and ended processes must not wait for a flood of connections.
   for (int i = 0; i < 64; ++i) {
-    const int fd = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (fd < 0) {
-      if (errno == EMFILE || errno == ENFILE) spdlog::error("no file descriptors left for a new connection");
-      return;
-    }
-    Accept(fd);
+    UniqueFd fd = acceptor_.Accept(listener_);
+    if (!fd.valid()) return;
+    Accept(std::move(fd));
   }
 }
 
-void Connections::Accept(int fd) {
-  UniqueFd owned(fd);
+void Connections::Accept(UniqueFd owned) {
+  const int fd = owned.get();
   absl::StatusOr<Caller> caller = GetPeer(fd);
   if (!caller.ok()) {
-    spdlog::warn("connection refused: {}", caller.status().ToString());
+    LogClientEvent(spdlog::level::warn, "connection refused: {}", caller.status().ToString());
     return;
   }
   UniqueFd watched(fcntl(fd, F_DUPFD_CLOEXEC, 0));
@@ -52,7 +48,7 @@ void Connections::Accept(int fd) {
     MutexLock lock(mu_);
     size_t& open = of_uid_[caller->uid];
     if (open >= max_per_uid_) {
-      spdlog::warn("connection refused: uid {} has {} open", caller->uid, open);
+      LogClientEvent(spdlog::level::warn, "connection refused: uid {} has {} open", caller->uid, open);
       return;
     }
     // gRPC may have closed an earlier connection of this number before the loop saw its end.
@@ -90,9 +86,12 @@ absl::StatusOr<Caller> Connections::Identify(const grpc::CallbackServerContext& 
   if (absl::ConsumePrefix(&number, "fd:") && absl::SimpleAtoi(number, &fd)) {
     MutexLock lock(mu_);
     const auto it = by_fd_.find(fd);
-    if (it != by_fd_.end()) return it->second.caller;
+    if (it != by_fd_.end()) {
+      pollfd ended = {.fd = it->second.caller.pidfd->get(), .events = POLLIN, .revents = 0};
+      if (poll(&ended, 1, 0) == 0) return it->second.caller;
+    }
   }
-  return absl::UnauthenticatedError("the caller's connection is gone");
+  return absl::UnauthenticatedError("the process that made the connection is gone");
 }
 
 }  // namespace vrambroker

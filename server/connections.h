@@ -15,21 +15,24 @@
 #include "allocator/mutex.h"
 #include "server/event_loop.h"
 #include "server/session.h"
+#include "server/unix_socket.h"
 
 namespace vrambroker {
 
 // Safe to call from any thread.
 class Connections {
  public:
-  // All outlive this object; `server` may still be null and be set later by Serve().
+  // `loop` outlives this object.
   explicit Connections(EventLoop* loop) : loop_(*loop) {}
 
-  // Accepts on `listener` from now on, at most `max_per_uid` connections of one user at a time.
+  // Accepts on `listener` from now on, at most `max_per_uid` connections of one user at a time, for `server`, which
+  // outlives this object.
   absl::Status Serve(UniqueFd listener, grpc::Server* server, size_t max_per_uid);
   // Accepts no more.
   void StopAccepting();
 
-  // Who makes the call. Unauthenticated when the connection is already gone.
+  // Who makes the call. Unauthenticated when the connection is already gone, or the process that made it: a child that
+  // inherited the connection must not speak for whoever gets its parent's pid next.
   absl::StatusOr<Caller> Identify(const grpc::CallbackServerContext& context) const;
 
  private:
@@ -39,10 +42,11 @@ class Connections {
   };
 
   void AcceptAll();
-  void Accept(int fd);
+  void Accept(UniqueFd fd);
   void Forget(int fd, int watched);
 
   EventLoop& loop_;
+  Acceptor acceptor_;
   grpc::Server* server_ = nullptr;
   int listener_ = -1;
   size_t max_per_uid_ = 0;

@@ -41,8 +41,11 @@ namespace vrambroker {
 namespace {
 
 constexpr size_t kMaxWorkers = 64;
-constexpr size_t kMaxConnectionsPerUid = 4096;
+constexpr size_t kMaxConnectionsPerUid = 2048;
 constexpr int kMaxMessageBytes = 64 << 10;
+constexpr size_t kGrpcMemoryBytes = 1 << 30;  // gRPC slows its connections down before it buffers more
+// Reflection, the one synchronous service, takes a thread for each open call.
+constexpr int kMaxSyncThreads = 16;
 constexpr int kMaxCallsPerConnection = 256;
 constexpr std::chrono::milliseconds kTick(200);
 
@@ -53,12 +56,13 @@ class Daemon {
       : config_(config),
         pools_(MakePools(std::move(devices), &next_segment_)),
         workers_(std::make_unique<WorkerPool>(kMaxWorkers)),
-        broker_(
-            BrokerOptions{.session_limit = config.session_limit,
-                          .max_sessions_per_uid = config.max_sessions_per_uid,
-                          .max_blocks_per_session = config.max_blocks_per_session,
-                          .watch_process = [this](auto pidfd, auto gone) { WatchProcess(*pidfd, std::move(gone)); }},
-            Pointers(pools_), workers_.get()),
+        broker_(BrokerOptions{.session_limit = config.session_limit,
+                              .max_sessions_per_uid = config.max_sessions_per_uid,
+                              .max_blocks_per_session = config.max_blocks_per_session,
+                              .watch_process = [this](const UniqueFd& pidfd,
+                                                      auto gone) { return WatchProcess(pidfd, std::move(gone)); },
+                              .unwatch_process = [this](int watch) { loop_.Unwatch(watch); }},
+                Pointers(pools_), workers_.get()),
         connections_(&loop_),
         descriptor_socket_(&loop_, Pointers(pools_)),
         broker_service_(&broker_, &connections_),
@@ -85,7 +89,7 @@ class Daemon {
     return pointers;
   }
 
-  void WatchProcess(const UniqueFd& pidfd, std::function<void()> gone);
+  absl::StatusOr<int> WatchProcess(const UniqueFd& pidfd, std::function<void()> gone);
   void OnSignal();
   void OnTick();
   void StartDraining();
@@ -134,6 +138,9 @@ absl::Status Daemon::Start() {
   builder.RegisterService(&admin_service_);
   builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxCallsPerConnection);
+  grpc::ResourceQuota quota("vrambrokerd");
+  quota.SetMaxThreads(kMaxSyncThreads).Resize(kGrpcMemoryBytes);
+  builder.SetResourceQuota(quota);
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) return absl::InternalError("gRPC could not start its server");
   for (const char* service : {"vrambroker.v1.Broker", "vrambroker.v1.Admin"}) {
@@ -171,15 +178,13 @@ void Daemon::Run() {
   Stop();
 }
 
-void Daemon::WatchProcess(const UniqueFd& pidfd, std::function<void()> gone) {
+absl::StatusOr<int> Daemon::WatchProcess(const UniqueFd& pidfd, std::function<void()> gone) {
+  // A descriptor of its own for every watch: epoll takes each only once.
   UniqueFd own(fcntl(pidfd.get(), F_DUPFD_CLOEXEC, 0));
+  if (!own.valid()) return absl::ErrnoToStatus(errno, "cannot watch the client's process");
   const int number = own.get();
-  const absl::Status status = loop_.Watch(std::move(own), EPOLLIN, [this, number, gone = std::move(gone)] {
-    const std::function<void()> call = gone;  // Unwatch() drops the callback that is running
-    loop_.Unwatch(number);
-    call();
-  });
-  if (!status.ok()) spdlog::error("cannot watch a client's process: {}", status.ToString());
+  if (absl::Status status = loop_.Watch(std::move(own), EPOLLIN, std::move(gone)); !status.ok()) return status;
+  return number;
 }
 
 void Daemon::OnSignal() {

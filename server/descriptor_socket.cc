@@ -11,13 +11,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/unix_socket.h"
 
 namespace vrambroker {
 namespace {
 
 constexpr std::chrono::seconds kSilenceAllowed(10);
-constexpr size_t kMaxConnectionsPerUid = 64;
+constexpr size_t kMaxConnectionsPerUid = 1024;
 
 // One packet: `code`, `text`, and the descriptor if it is valid.
 void Send(int socket, char code, absl::string_view text, int descriptor) {
@@ -49,7 +48,7 @@ absl::Status DescriptorSocket::Serve(UniqueFd listener) {
 
 void DescriptorSocket::AcceptAll() {
   for (int i = 0; i < 64; ++i) {
-    UniqueFd fd(accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    UniqueFd fd = acceptor_.Accept(listener_);
     if (!fd.valid()) return;
     absl::StatusOr<Caller> caller = GetPeer(fd.get());
     if (!caller.ok()) continue;

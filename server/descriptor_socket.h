@@ -12,6 +12,7 @@
 #include "server/event_loop.h"
 #include "server/segment_pool.h"
 #include "server/session.h"
+#include "server/unix_socket.h"
 
 namespace vrambroker {
 
@@ -37,6 +38,7 @@ class DescriptorSocket {
   void Drop(int fd);
 
   EventLoop& loop_;
+  Acceptor acceptor_;
   const std::vector<SegmentPool*> pools_;
   int listener_ = -1;
   absl::flat_hash_map<int, Connection> connections_;

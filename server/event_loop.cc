@@ -26,8 +26,8 @@ absl::Status EventLoop::Watch(UniqueFd fd, uint32_t events, std::function<void()
   if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, number, &event) != 0) {
     return absl::ErrnoToStatus(errno, "epoll_ctl(EPOLL_CTL_ADD) failed");
   }
-  watched_[serial] = Watched{
-      .fd = std::move(fd), .serial = serial, .ready = std::make_shared<const std::function<void()>>(std::move(ready))};
+  watched_[serial] =
+      Watched{.fd = std::move(fd), .ready = std::make_shared<const std::function<void()>>(std::move(ready))};
   serial_of_[number] = serial;
   return absl::OkStatus();
 }

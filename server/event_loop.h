@@ -38,7 +38,6 @@ class EventLoop {
  private:
   struct Watched {
     UniqueFd fd;
-    uint64_t serial = 0;  // tells a descriptor number from its reuse
     std::shared_ptr<const std::function<void()>> ready;
   };
 
@@ -47,7 +46,8 @@ class EventLoop {
   std::atomic<bool> stop_{false};
   Mutex mu_;
   uint64_t next_serial_ ABSL_GUARDED_BY(mu_) = 1;
-  absl::flat_hash_map<uint64_t, Watched> watched_ ABSL_GUARDED_BY(mu_);  // by serial
+  absl::flat_hash_map<uint64_t, Watched> watched_
+      ABSL_GUARDED_BY(mu_);  // by serial, which tells a descriptor from its reuse
   absl::flat_hash_map<int, uint64_t> serial_of_ ABSL_GUARDED_BY(mu_);
 };
 

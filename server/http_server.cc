@@ -46,19 +46,18 @@ class Page : public CivetHandler {
 };
 
 // CivetWeb says only that it failed to start; the kernel says why.
-absl::Status TryBind(const std::string& host, int port) {
+absl::Status TryBind(const HttpAddress& where) {
   sockaddr_in address = {};
   address.sin_family = AF_INET;
-  address.sin_port = htons(static_cast<uint16_t>(port));
-  if (inet_pton(AF_INET, host.c_str(), &address.sin_addr) != 1) {
-    return absl::InvalidArgumentError("the host is not an IPv4 address");
-  }
+  address.sin_port = htons(static_cast<uint16_t>(where.port));
+  inet_pton(AF_INET, where.host.c_str(), &address.sin_addr);
   UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int one = 1;
   setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
   if (!fd.valid() || bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
       listen(fd.get(), 1) != 0) {
-    return absl::ErrnoToStatus(errno, "cannot listen");
+    return absl::ErrnoToStatus(errno, absl::StrCat("http_address ", where.host, ":", where.port,
+                                                   ": cannot listen; choose another one, or off"));
   }
   return absl::OkStatus();
 }
@@ -104,22 +103,26 @@ class CivetHttpServer : public HttpServer {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string& address, HttpPages pages) {
-  const auto fail = [&](const absl::Status& why) {
-    return absl::Status(why.code(), absl::StrCat("http_address '", address, "': ", why.message(),
-                                                 "; give HOST:PORT, as 127.0.0.1:9477, or off"));
-  };
-  const size_t colon = address.rfind(':');
-  int port = -1;
-  if (colon == std::string::npos || !absl::SimpleAtoi(address.substr(colon + 1), &port) || port < 0 || port > 65535) {
-    return fail(absl::InvalidArgumentError("no port from 0 to 65535"));
+absl::StatusOr<HttpAddress> ParseHttpAddress(const std::string& text) {
+  const size_t colon = text.rfind(':');
+  HttpAddress address{.host = text.substr(0, colon)};
+  in_addr parsed = {};
+  if (colon == std::string::npos || !absl::SimpleAtoi(text.substr(colon + 1), &address.port) || address.port < 0 ||
+      address.port > 65535 || inet_pton(AF_INET, address.host.c_str(), &parsed) != 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", text, "' is not an IPv4 address and a port; write it as 127.0.0.1:9477, or off"));
   }
-  const std::string host = address.substr(0, colon);
-  if (absl::Status status = TryBind(host, port); !status.ok()) return fail(status);
+  return address;
+}
+
+absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string& address, HttpPages pages) {
+  const absl::StatusOr<HttpAddress> where = ParseHttpAddress(address);
+  if (!where.ok()) return where.status();
+  if (absl::Status status = TryBind(*where); !status.ok()) return status;
   try {
-    return std::make_unique<CivetHttpServer>(host, address, std::move(pages));
+    return std::make_unique<CivetHttpServer>(where->host, address, std::move(pages));
   } catch (const CivetException& error) {
-    return fail(absl::UnavailableError(error.what()));
+    return absl::UnavailableError(absl::StrCat("http_address ", address, ": ", error.what()));
   }
 }
 

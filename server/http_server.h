@@ -12,6 +12,14 @@
 
 namespace vrambroker {
 
+struct HttpAddress {
+  std::string host;  // IPv4
+  int port = 0;
+};
+
+// Reads HOST:PORT. InvalidArgument says what is wrong and how to write it.
+absl::StatusOr<HttpAddress> ParseHttpAddress(const std::string& text);
+
 struct HttpPages {
   std::function<std::string()> metrics;  // text exposition format 0.0.4
   std::function<bool()> healthy;         // /healthz: 200 or 503

@@ -30,7 +30,6 @@ class IdleSegments {
   };
 
   uint64_t bytes() const { return bytes_; }
-  bool empty() const { return by_age_.empty(); }
 
   void Add(const Entry& entry);
 

@@ -35,25 +35,26 @@ ABSL_FLAG(std::string, log_level, "", "debug, info (default), warn or error.");
 
 namespace {
 
-using vrambroker::config::v1::DaemonConfig;
-
 absl::StatusOr<vrambroker::Config> LoadConfig() {
-  DaemonConfig proto;
+  vrambroker::ConfigText text;
   if (const std::string path = absl::GetFlag(FLAGS_config); !path.empty()) {
-    absl::StatusOr<DaemonConfig> file = vrambroker::ReadConfigFile(path);
+    absl::StatusOr<vrambroker::ConfigText> file = vrambroker::ReadConfigFile(path);
     if (!file.ok()) return file.status();
-    proto = *std::move(file);
+    text = *std::move(file);
   }
   // A flag that is given overrides the file.
-  const auto override_with = [](const absl::Flag<std::string>& flag, std::string* field) {
-    if (std::string value = absl::GetFlag(flag); !value.empty()) *field = std::move(value);
+  const auto override_with = [&text](const absl::Flag<std::string>& flag, const char* name, std::string* field) {
+    if (std::string value = absl::GetFlag(flag); !value.empty()) {
+      *field = std::move(value);
+      text.places[name] = absl::StrCat("--", name);
+    }
   };
-  override_with(FLAGS_socket_dir, proto.mutable_socket_dir());
-  override_with(FLAGS_device, proto.mutable_device());
-  override_with(FLAGS_capacity, proto.mutable_capacity());
-  override_with(FLAGS_http_address, proto.mutable_http_address());
-  override_with(FLAGS_log_level, proto.mutable_log_level());
-  return vrambroker::CheckConfig(proto);
+  override_with(FLAGS_socket_dir, "socket_dir", text.proto.mutable_socket_dir());
+  override_with(FLAGS_device, "device", text.proto.mutable_device());
+  override_with(FLAGS_capacity, "capacity", text.proto.mutable_capacity());
+  override_with(FLAGS_http_address, "http_address", text.proto.mutable_http_address());
+  override_with(FLAGS_log_level, "log_level", text.proto.mutable_log_level());
+  return vrambroker::CheckConfig(text);
 }
 
 }  // namespace

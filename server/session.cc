@@ -39,6 +39,7 @@ Session::Session(SessionId id, std::string name, Caller caller, const std::vecto
       name_(std::move(name)),
       caller_(std::move(caller)),
       max_blocks_(max_blocks),
+      workers_(*workers),
       events_(std::move(events)),
       slow_calls_(std::make_shared<SerialQueue>(workers)) {
   for (SegmentPool* pool : pools) heaps_.push_back(std::make_unique<Heap>(this, pool));
@@ -147,10 +148,12 @@ uint64_t Session::ReturnSegments(SegmentPool& pool, absl::Span<const ReleasedSeg
   }
   events_->CloseSegments(ids);
 
+  const bool may_wait = workers_.TryStartWaiting();
   const auto deadline = std::chrono::steady_clock::now() + kCloseTimeout;
+  uint64_t closed_bytes = 0;
   MutexLock lock(mu_);
   while (true) {
-    uint64_t closed_bytes = 0;
+    closed_bytes = 0;
     bool all_closed = true;
     for (const ReleasedSegment& segment : segments) {
       if (closing_.contains(segment.id)) {
@@ -159,8 +162,10 @@ uint64_t Session::ReturnSegments(SegmentPool& pool, absl::Span<const ReleasedSeg
         closed_bytes += segment.bytes;
       }
     }
-    if (all_closed || state_ != SessionState::kActive || !changed_.WaitUntil(mu_, deadline)) return closed_bytes;
+    if (all_closed || !may_wait || state_ != SessionState::kActive || !changed_.WaitUntil(mu_, deadline)) break;
   }
+  if (may_wait) workers_.StopWaiting();
+  return closed_bytes;
 }
 
 void Session::SegmentsClosed(absl::Span<const SegmentId> segments) {

@@ -6,6 +6,7 @@
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -77,14 +78,19 @@ class Session {
   std::chrono::system_clock::time_point started() const { return started_; }
   SessionEvents& events() { return *events_; }
   SerialQueue& slow_calls() { return *slow_calls_; }
+  // What the broker watches the process with, -1 for nothing; for the broker alone. Taken once.
+  void set_process_watch(int watch) { process_watch_ = watch; }
+  int TakeProcessWatch() { return process_watch_.exchange(-1); }
   SessionState state() const ABSL_LOCKS_EXCLUDED(mu_);
 
   // Moves to `state`; never back towards kActive. Returns false when that changed nothing. kClosed wakes every slow
   // call.
   bool Advance(SessionState state) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Block from the cache; NotFound when there is none and AllocateSlowly() has to try. ResourceExhausted when the
-  // session holds too many blocks, Aborted when it is not active.
+  // Aborted when the session is not active, ResourceExhausted when it holds too many blocks.
+  absl::Status CheckMayAllocate() const ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Block from the cache; NotFound when there is none and AllocateSlowly() has to try. Errors as CheckMayAllocate().
   absl::StatusOr<Allocation> AllocateFromCache(int device, uint64_t requested);
   // (slow) The whole allocation path. ResourceExhausted with the pool's refusal when there is no memory.
   absl::StatusOr<Allocation> AllocateSlowly(int device, uint64_t requested);
@@ -100,7 +106,6 @@ class Session {
 
   MemoryStats GetMemoryStats(int device) const { return heaps_[device]->allocator.GetMemoryStats(); }
   CachingAllocator& allocator(int device) { return heaps_[device]->allocator; }
-  int device_count() const { return static_cast<int>(heaps_.size()); }
 
  private:
   // The session's memory on one device: an allocator that grows from the session's account with the pool.
@@ -120,9 +125,9 @@ class Session {
     Block* block = nullptr;
   };
 
-  // (slow) Asks the client to close `segments` and waits until it has, or for kCloseTimeout. Returns the bytes closed.
+  // (slow) Asks the client to close `segments` and waits until it has, or for kCloseTimeout, or not at all when too
+  // many others wait. Returns the bytes closed.
   uint64_t ReturnSegments(SegmentPool& pool, absl::Span<const ReleasedSegment> segments) ABSL_LOCKS_EXCLUDED(mu_);
-  absl::Status CheckMayAllocate() const ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<Allocation> Record(int device, Block* block) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Constant after construction.
@@ -131,9 +136,11 @@ class Session {
   const Caller caller_;
   const std::chrono::system_clock::time_point started_ = std::chrono::system_clock::now();
   const size_t max_blocks_;
+  WorkerPool& workers_;
   const std::shared_ptr<SessionEvents> events_;
   const std::shared_ptr<SerialQueue> slow_calls_;
   std::vector<std::unique_ptr<Heap>> heaps_;  // by device; each synchronises itself
+  std::atomic<int> process_watch_{-1};
 
   // Held for map operations only; an allocator's or a pool's lock may be taken while it is held.
   mutable Mutex mu_;

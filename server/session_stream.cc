@@ -11,8 +11,7 @@
 namespace vrambroker {
 namespace {
 
-constexpr int kMaxCallsRunning = 64;  // then no more is read from the stream
-constexpr size_t kMaxQueued = 1024;   // messages to a client that does not read
+constexpr size_t kMaxQueued = 1024;  // messages to a client that does not read
 constexpr int kMaxIdsInMessage = 4096;
 
 }  // namespace
@@ -30,19 +29,6 @@ class SessionStream::Events : public SessionEvents {
   void Send(v1::SessionResponse response) {
     MutexLock lock(mu_);
     if (stream_ != nullptr) stream_->Send(std::move(response));
-  }
-
-  // The result of a call that came over the stream; makes room for the next one.
-  void Result(v1::SessionResponse response) {
-    MutexLock lock(mu_);
-    if (stream_ == nullptr) return;
-    stream_->Send(std::move(response));
-    MutexLock stream_lock(stream_->mu_);
-    --stream_->calls_running_;
-    // Once the stream is ending it may be deleted at any moment after Finish(): no operation may start then.
-    if (!stream_->read_paused_ || stream_->ending_) return;
-    stream_->read_paused_ = false;
-    stream_->StartRead(&stream_->request_);
   }
 
   void CloseSegments(absl::Span<const SegmentId> segments) override {
@@ -72,8 +58,8 @@ class SessionStream::Events : public SessionEvents {
   SessionStream* stream_ ABSL_GUARDED_BY(mu_);
 };
 
-SessionStream::SessionStream(Broker* broker, absl::StatusOr<Caller> identity)
-    : broker_(*broker), identity_(std::move(identity)), events_(std::make_shared<Events>(this)) {
+SessionStream::SessionStream(Broker* broker, grpc::CallbackServerContext* context, absl::StatusOr<Caller> identity)
+    : broker_(*broker), context_(*context), identity_(std::move(identity)), events_(std::make_shared<Events>(this)) {
   if (identity_.ok()) {
     StartRead(&request_);
   } else {
@@ -96,7 +82,7 @@ void SessionStream::Handle(const v1::SessionRequest& request) {
                                     ? HandleHello(request.hello())
                                     : absl::InvalidArgumentError("message: the first message must be hello");
     if (!status.ok()) return End(status);
-    return ReadNext();
+    return StartRead(&request_);
   }
   switch (request.message_case()) {
     case Request::kSegmentsClosed: {
@@ -123,7 +109,7 @@ void SessionStream::Handle(const v1::SessionRequest& request) {
     case Request::MESSAGE_NOT_SET:
       return End(absl::InvalidArgumentError("message: empty, or of a newer protocol"));
   }
-  ReadNext();
+  StartRead(&request_);
 }
 
 absl::Status SessionStream::HandleHello(const v1::Hello& hello) {
@@ -152,10 +138,6 @@ absl::Status SessionStream::HandleHello(const v1::Hello& hello) {
 }
 
 void SessionStream::HandleAllocate(const v1::AllocateCall& call) {
-  {
-    MutexLock lock(mu_);
-    ++calls_running_;
-  }
   broker_.Allocate(session_, call.request().device(), call.request().requested_bytes(),
                    [events = events_, id = call.call_id()](absl::StatusOr<Allocation> allocation) {
                      v1::SessionResponse response;
@@ -166,7 +148,7 @@ void SessionStream::HandleAllocate(const v1::AllocateCall& call) {
                      } else {
                        *result->mutable_error() = ToProto(allocation.status());
                      }
-                     events->Result(std::move(response));
+                     events->Send(std::move(response));
                    });
 }
 
@@ -184,29 +166,18 @@ void SessionStream::HandleFree(const v1::FreeCall& call) {
   Send(std::move(response));
 }
 
-void SessionStream::ReadNext() {
-  {
-    MutexLock lock(mu_);
-    if (calls_running_ >= kMaxCallsRunning) {
-      read_paused_ = true;
-      return;
-    }
-  }
-  StartRead(&request_);
-}
-
 void SessionStream::Send(v1::SessionResponse response) {
-  bool overflow = false;
-  {
-    MutexLock lock(mu_);
-    if (ending_) return;
-    overflow = outgoing_.size() >= kMaxQueued;
-    if (!overflow) {
-      outgoing_.push_back(std::move(response));
-      WriteNext();
-    }
+  MutexLock lock(mu_);
+  if (ending_) return;
+  if (outgoing_.size() < kMaxQueued) {
+    outgoing_.push_back(std::move(response));
+    return WriteNext();
   }
-  if (overflow) End(absl::ResourceExhaustedError("the client does not read its session stream"));
+  // The client does not read. What is being written may never be done, so the call has to be broken.
+  outgoing_.resize(1);
+  ending_ = true;
+  final_status_ = grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, "the client does not read its session stream");
+  context_.TryCancel();
 }
 
 void SessionStream::End(const absl::Status& status) {

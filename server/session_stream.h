@@ -24,7 +24,7 @@ inline constexpr uint32_t kProtocolVersion = 1;
 class SessionStream : public grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse> {
  public:
   // `broker` outlives the gRPC server. When `identity` is an error, the call ends with it.
-  SessionStream(Broker* broker, absl::StatusOr<Caller> identity);
+  SessionStream(Broker* broker, grpc::CallbackServerContext* context, absl::StatusOr<Caller> identity);
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
@@ -43,11 +43,11 @@ class SessionStream : public grpc::ServerBidiReactor<v1::SessionRequest, v1::Ses
   void Send(v1::SessionResponse response) ABSL_LOCKS_EXCLUDED(mu_);
   // Ends the stream after what is queued.
   void End(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_);
-  void ReadNext() ABSL_LOCKS_EXCLUDED(mu_);
   void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // Constant after construction.
   Broker& broker_;
+  grpc::CallbackServerContext& context_;
   const absl::StatusOr<Caller> identity_;
   const std::shared_ptr<Events> events_;
 
@@ -61,8 +61,6 @@ class SessionStream : public grpc::ServerBidiReactor<v1::SessionRequest, v1::Ses
   bool ending_ ABSL_GUARDED_BY(mu_) = false;
   bool finished_ ABSL_GUARDED_BY(mu_) = false;
   grpc::Status final_status_ ABSL_GUARDED_BY(mu_);
-  int calls_running_ ABSL_GUARDED_BY(mu_) = 0;
-  bool read_paused_ ABSL_GUARDED_BY(mu_) = false;
 };
 
 }  // namespace vrambroker

@@ -29,8 +29,17 @@ absl::StatusOr<UniqueFd> LockSocketDir(const std::string& dir) {
     return absl::ErrnoToStatus(
         errno, absl::StrCat("cannot create the socket directory ", dir, "; choose another one with --socket_dir"));
   }
+  // Whoever may write there could replace the sockets, and pose as the daemon.
+  struct stat owner = {};
+  if (lstat(dir.c_str(), &owner) != 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot look at ", dir));
+  if (!S_ISDIR(owner.st_mode) || (owner.st_uid != geteuid() && owner.st_uid != 0) || (owner.st_mode & 0022) != 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(dir,
+                     " is not a directory that only this user or root may write to; choose another --socket_dir, "
+                     "which the daemon creates"));
+  }
   const std::string path = absl::StrCat(dir, "/vrambroker.lock");
-  UniqueFd lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+  UniqueFd lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644));
   if (!lock.valid()) {
     return absl::ErrnoToStatus(errno, absl::StrCat("cannot open ", path, "; choose another --socket_dir"));
   }
@@ -68,6 +77,17 @@ absl::StatusOr<UniqueFd> ListenUnix(const std::string& path, int type, mode_t mo
   return fd;
 }
 
+Acceptor::Acceptor() : reserve_(open("/dev/null", O_RDONLY | O_CLOEXEC)) {}
+
+UniqueFd Acceptor::Accept(int listener) {
+  UniqueFd fd(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (fd.valid() || (errno != EMFILE && errno != ENFILE)) return fd;
+  reserve_.Reset();
+  UniqueFd(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC)).Reset();
+  reserve_ = UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  return UniqueFd();
+}
+
 absl::StatusOr<Caller> GetPeer(int fd) {
   ucred credentials = {};
   socklen_t size = sizeof credentials;
@@ -81,7 +101,7 @@ absl::StatusOr<Caller> GetPeer(int fd) {
   // SO_PEERPIDFD (Linux 6.5) cannot meet a reused pid. Before it: open the pid at once, while the connection is new.
   int pidfd = -1;
   size = sizeof pidfd;
-  if (getsockopt(fd, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &size) != 0) {
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &size) != 0 && errno == ENOPROTOOPT) {
     pidfd = static_cast<int>(syscall(SYS_pidfd_open, credentials.pid, 0));
   }
   if (pidfd < 0) {

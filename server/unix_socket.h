@@ -15,12 +15,24 @@
 namespace vrambroker {
 
 // Creates `dir` if it is missing, and locks it against a second daemon. The lock lasts as long as the descriptor.
-// FailedPrecondition names the process that holds it.
+// FailedPrecondition names the process that holds it; or says that others could put their own sockets there.
 absl::StatusOr<UniqueFd> LockSocketDir(const std::string& dir);
 
 // A non-blocking listening socket of `type` (SOCK_STREAM, SOCK_SEQPACKET) at `path`; a file left there by a dead
 // daemon is replaced. REQUIRES: the directory is locked.
 absl::StatusOr<UniqueFd> ListenUnix(const std::string& path, int type, mode_t mode);
+
+// Accepts connections on non-blocking listening sockets. Not thread-safe.
+class Acceptor {
+ public:
+  Acceptor();
+  // The next waiting connection, non-blocking; invalid when there is none. When the process is out of descriptors the
+  // connection is taken and dropped: left waiting, it would wake the event loop for ever.
+  UniqueFd Accept(int listener);
+
+ private:
+  UniqueFd reserve_;  // given up for a moment to drop a connection
+};
 
 // The process that connected, with a pidfd of it. NotFound when it has gone already, FailedPrecondition when it lives
 // in a pid namespace that this one cannot see.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/worker_pool.h"
 
+#include <system_error>
 #include <utility>
 
 namespace vrambroker {
@@ -20,9 +21,25 @@ void WorkerPool::Submit(std::function<void()> task) {
   MutexLock lock(mu_);
   tasks_.push_back(std::move(task));
   if (tasks_.size() > idle_threads_ && threads_.size() < max_threads_ && !stopping_) {
-    threads_.emplace_back([this] { Run(); });
+    try {
+      threads_.emplace_back([this] { Run(); });
+    } catch (const std::system_error&) {
+      if (threads_.empty()) throw;  // the machine allows no more threads; those that there are do the work
+    }
   }
   changed_.NotifyOne();
+}
+
+bool WorkerPool::TryStartWaiting() {
+  MutexLock lock(mu_);
+  if (waiting_ >= max_threads_ / 2) return false;
+  ++waiting_;
+  return true;
+}
+
+void WorkerPool::StopWaiting() {
+  MutexLock lock(mu_);
+  --waiting_;
 }
 
 void WorkerPool::Run() {
@@ -41,14 +58,16 @@ void WorkerPool::Run() {
   }
 }
 
-void SerialQueue::Submit(std::function<void()> task) {
+bool SerialQueue::Submit(std::function<void()> task) {
   {
     MutexLock lock(mu_);
+    if (tasks_.size() >= kMaxTasks) return false;
     tasks_.push_back(std::move(task));
-    if (running_) return;
+    if (running_) return true;
     running_ = true;
   }
   workers_.Submit([self = shared_from_this()] { self->RunNext(); });
+  return true;
 }
 
 void SerialQueue::RunNext() {

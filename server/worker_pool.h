@@ -23,6 +23,11 @@ class WorkerPool {
 
   void Submit(std::function<void()> task);
 
+  // For tasks that wait for a client rather than for the driver: false when half of the threads do so already, and the
+  // task must go on without waiting. Clients that are slow on purpose cannot keep everyone else's tasks from running.
+  bool TryStartWaiting();
+  void StopWaiting();
+
  private:
   void Run();
 
@@ -32,15 +37,19 @@ class WorkerPool {
   std::deque<std::function<void()>> tasks_ ABSL_GUARDED_BY(mu_);
   std::vector<std::thread> threads_ ABSL_GUARDED_BY(mu_);
   size_t idle_threads_ ABSL_GUARDED_BY(mu_) = 0;
+  size_t waiting_ ABSL_GUARDED_BY(mu_) = 0;  // tasks between TryStartWaiting() and StopWaiting()
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
 };
 
 // Runs its tasks one after the other on a WorkerPool, so that one session keeps at most one thread busy. Thread-safe.
 class SerialQueue : public std::enable_shared_from_this<SerialQueue> {
  public:
+  static constexpr size_t kMaxTasks = 256;
+
   // `workers` outlives all tasks.
   explicit SerialQueue(WorkerPool* workers) : workers_(*workers) {}
-  void Submit(std::function<void()> task);
+  // False, and the task is dropped, when kMaxTasks are queued.
+  bool Submit(std::function<void()> task);
 
  private:
   void RunNext();

@@ -13,7 +13,7 @@
 // Nothing here ends or blocks the process it lives in, whatever happens to the daemon: calls fail with a status.
 //   UNAVAILABLE          no daemon, or it went away; connect again. What is held stays usable.
 //   RESOURCE_EXHAUSTED   no memory: GetOutOfMemory() says why. What is held stays usable.
-//   FAILED_PRECONDITION  the daemon is of another version; or this is a child made by fork()
+//   FAILED_PRECONDITION  the daemon is of another version; or this process was made by fork()
 //   ABORTED              the session was ended by an operator
 //   PERMISSION_DENIED    the sockets belong to another user
 //   DEADLINE_EXCEEDED    the daemon did not answer in time
@@ -106,8 +106,8 @@ class Buffer {
   Buffer() = default;
   Buffer(Buffer&& other) noexcept { *this = std::move(other); }
   Buffer& operator=(Buffer&& other) noexcept;
-  // Gives the block back. REQUIRES: the GPU has finished with it.
-  ~Buffer() { (void)Reset(); }
+  // Gives the block back, without waiting for the daemon. REQUIRES: the GPU has finished with it.
+  ~Buffer() { Release(); }
 
   // Where it is mapped in this process: ordinary memory on the host device, a device pointer on cuda.
   // nullptr when empty.
@@ -123,7 +123,7 @@ class Buffer {
   absl::Status Write(uint64_t offset, const void* from, uint64_t bytes);
   absl::Status Read(uint64_t offset, void* to, uint64_t bytes) const;
 
-  // Gives the block back now, and says whether the daemon took it. When the daemon is gone the memory is
+  // Gives the block back, waits for the daemon, and says whether it took it. When the daemon is gone the memory is
   // simply no longer used: UNAVAILABLE. Does nothing on an empty buffer.
   absl::Status Reset();
 
@@ -131,6 +131,7 @@ class Buffer {
   friend class client_internal::SessionClient;
 
   absl::Status CheckRange(uint64_t offset, uint64_t bytes) const;
+  void Release();
 
   std::shared_ptr<client_internal::SessionClient> session_;
   Device* opener_ = nullptr;  // the session's
@@ -144,7 +145,8 @@ class Buffer {
 };
 
 // A session with the daemon. Movable, not copyable. All methods are safe to call from any thread.
-// After fork() the child must not use it (its calls fail with FAILED_PRECONDITION) but may Connect() anew.
+// A child made by fork() can neither use it nor Connect() itself (FAILED_PRECONDITION): gRPC does not survive a fork.
+// Fork before the first Connect(), or exec.
 class Client {
  public:
   static absl::StatusOr<Client> Connect(const ClientOptions& options = {});
@@ -154,7 +156,8 @@ class Client {
   // Ends the session, once its last Buffer is gone too.
   ~Client() = default;
 
-  // At least 1 byte. One round trip to the daemon; opening a segment for the first time costs one more.
+  // At least 1 byte. One round trip to the daemon, over the session's stream; opening a segment for the first time
+  // costs one more.
   absl::StatusOr<Buffer> Allocate(uint64_t bytes, int device = 0);
 
   // Gives wholly free segments back to the daemon; returns their bytes.

@@ -23,8 +23,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Longer than any answer takes, trims included; a stopped daemon must not hang a script.
-constexpr absl::Duration kDeadline = absl::Seconds(10);
+// A trim may wait a second for the client on each device; a stopped daemon must not hang a script.
+constexpr absl::Duration kDeadline = absl::Seconds(30);
 
 // Both services over one connection.
 struct Daemon {
@@ -32,7 +32,8 @@ struct Daemon {
   std::unique_ptr<v1::Admin::Stub> admin;
 
   static absl::StatusOr<Daemon> Connect(const Context& context) {
-    absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = client_internal::ConnectChannel(context.socket_dir);
+    absl::StatusOr<std::shared_ptr<grpc::Channel>> channel =
+        client_internal::ConnectChannel(context.socket_dir, kDeadline);
     if (!channel.ok()) return channel.status();
     return Daemon{.broker = v1::Broker::NewStub(*channel), .admin = v1::Admin::NewStub(*channel)};
   }
