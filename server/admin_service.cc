@@ -85,6 +85,8 @@ absl::StatusOr<SessionPtr> AdminService::Find(const v1::SessionRef& ref) const {
     case v1::SessionRef::kId:
       return broker_.FindSession(SessionRef(SessionId{ref.id()}));
     case v1::SessionRef::kName:
+      // Longer ones would come back in the error message, and break the connection when they are very long.
+      if (ref.name().size() > 255) return absl::InvalidArgumentError("session.name: longer than any session's name");
       return broker_.FindSession(SessionRef(ref.name()));
     case v1::SessionRef::REF_NOT_SET:
       break;

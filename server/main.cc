@@ -5,7 +5,9 @@
 #include <signal.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -57,6 +59,26 @@ absl::StatusOr<vrambroker::Config> LoadConfig() {
   return vrambroker::CheckConfig(text);
 }
 
+// absl ends the process by itself on a bad flag and on --help, with code 1 in both cases. Here they are 2 and 0.
+int exit_code_of_parsing = -1;  // -1: flags are not being parsed
+
+void ExitFromParsing() {
+  if (exit_code_of_parsing < 0) return;
+  std::fflush(nullptr);
+  _exit(exit_code_of_parsing);
+}
+
+std::vector<char*> ParseFlags(int argc, char** argv) {
+  const bool asks = std::any_of(argv, argv + argc, [](const char* argument) {
+    return absl::StartsWith(argument, "--help") || absl::StartsWith(argument, "--version");
+  });
+  std::atexit(ExitFromParsing);
+  exit_code_of_parsing = asks ? 0 : 2;
+  std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
+  exit_code_of_parsing = -1;
+  return rest;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -77,7 +99,7 @@ int main(int argc, char** argv) {
       "owns a GPU's memory and shares it between processes.\n\n"
       "  vrambrokerd --socket_dir=/tmp/vrambroker --capacity=4GiB\n"
       "  vrambrokerd --config=/etc/vrambroker/vrambroker.textproto --check_config");
-  const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
+  const std::vector<char*> rest = ParseFlags(argc, argv);
   if (rest.size() > 1) {
     std::fprintf(stderr, "vrambrokerd: unexpected argument '%s'; see vrambrokerd --help\n", rest[1]);
     return 2;

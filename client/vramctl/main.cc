@@ -2,7 +2,11 @@
 //
 // vramctl: looks at a running vrambrokerd and changes what it may. Exit codes: 0 done, 1 refused or failed, 2 wrong
 // use.
+#include <unistd.h>
+
+#include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -112,6 +116,26 @@ void PrintError(const absl::Status& status, bool json) {
   std::fprintf(stderr, "%s\n", nlohmann::ordered_json({{"error", error}}).dump().c_str());
 }
 
+// absl ends the process by itself on a bad flag and on --help, with code 1 in both cases. Here they are 2 and 0.
+int exit_code_of_parsing = -1;  // -1: flags are not being parsed
+
+void ExitFromParsing() {
+  if (exit_code_of_parsing < 0) return;
+  std::fflush(nullptr);
+  _exit(exit_code_of_parsing);
+}
+
+std::vector<char*> ParseFlags(int argc, char** argv) {
+  const bool asks = std::any_of(argv, argv + argc, [](const char* argument) {
+    return absl::StartsWith(argument, "--help") || absl::StartsWith(argument, "--version");
+  });
+  std::atexit(ExitFromParsing);
+  exit_code_of_parsing = asks ? 0 : 2;
+  std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
+  exit_code_of_parsing = -1;
+  return rest;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -120,7 +144,7 @@ int main(int argc, char** argv) {
   usage.contains_helpshort_flags = usage.contains_help_flags;
   absl::SetFlagsUsageConfig(usage);
   absl::SetProgramUsageMessage(Usage());
-  const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
+  const std::vector<char*> rest = ParseFlags(argc, argv);
   if (rest.size() < 2) return WrongUse("no command given");
   const auto it = Commands().find(rest[1]);
   if (it == Commands().end()) return WrongUse(absl::StrCat("no command '", rest[1], "'"));
