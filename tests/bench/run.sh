@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Builds the release preset, runs every benchmark, prints the tables, and writes the figures as JSON.
+#   tests/bench/run.sh [--out DIR]      DIR: bench-results in the current directory by default
+set -euo pipefail
+
+out=bench-results
+case "${1-}" in
+  "") ;;
+  --out) out=${2:?--out needs a directory} ;;
+  *) echo "usage: $0 [--out DIR]" >&2; exit 2 ;;
+esac
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
+cd "$(dirname "$0")/../.."
+
+cmake --preset release > "$out/build.log"
+cmake --build --preset release --target vrambrokerd allocator_bench rpc_bench >> "$out/build.log"
+bin=build/release
+
+echo "== Remote allocation: one Allocate + Free pair against two empty calls =="
+"$bin/tests/bench/rpc_bench" --daemon="$bin/server/vrambrokerd" --json="$out/rpc.json"
+echo
+echo "== The allocator alone: wall time and CPU time of a pair, medians =="
+"$bin/tests/bench/allocator_bench" --benchmark_enable_random_interleaving=true --benchmark_repetitions=11 \
+  --benchmark_min_time=0.1 --benchmark_report_aggregates_only=true --benchmark_out_format=json \
+  --benchmark_out="$out/allocator.json" 2> "$out/allocator.log" | grep _median | sort
+echo
+echo "Figures: $out"

@@ -1,0 +1,601 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Whatever a client sends, the daemon answers with a status, stays up, and nobody else's figures change.
+#include <fcntl.h>
+#include <google/protobuf/util/message_differencer.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <limits>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "allocator/bytes.h"
+#include "client/connection.h"
+#include "tests/support/daemon_test.h"
+#include "tests/support/raw_client.h"
+
+namespace vrambroker::testing_support {
+namespace {
+
+using absl::StatusCode;
+
+// A socket connected to `path`.
+UniqueFd ConnectTo(const std::string& path, int type) {
+  UniqueFd fd(socket(AF_UNIX, type | SOCK_CLOEXEC, 0));
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, path.c_str(), std::min(path.size(), sizeof address.sun_path - 1));
+  if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) fd.Reset();
+  return fd;
+}
+
+// A daemon with a witness: another process that holds memory. Bad input must not change what the witness has.
+class BadInputTest : public DaemonTest {
+ protected:
+  void SetUp() override { Begin({}); }
+
+  void Begin(const DaemonOptions& options) {
+    witness_.reset();
+    ASSERT_OK(StartDaemon(options));
+    auto witness = ConnectProcess("witness");
+    ASSERT_OK(witness);
+    witness_.emplace(*std::move(witness));
+    ASSERT_OK(witness_->Call("fill 4 100000 77"));
+    ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
+    raw_.emplace(std::move(raw));
+    ASSERT_OK_AND_ASSIGN(before_, raw_->GetSession(Ref("witness")));
+  }
+
+  void TearDown() override {
+    if (!HasFatalFailure()) ExpectUnharmed();
+    witness_.reset();
+    raw_.reset();
+    DaemonTest::TearDown();
+  }
+
+  // The daemon serves, and the witness has what it had: in the daemon's books and in its memory.
+  void ExpectUnharmed() {
+    ASSERT_TRUE(daemon_->Running());
+    ASSERT_OK_AND_ASSIGN(RawClient fresh, RawClient::Connect(dir()));
+    ASSERT_OK_AND_ASSIGN(const v1::Session now, fresh.GetSession(Ref("witness")));
+    EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(before_, now))
+        << before_.DebugString() << now.DebugString();
+    EXPECT_OK(witness_->Call("check 77"));
+    // Sessions and device agree on what is charged.
+    EXPECT_TRUE(WaitFor([&] {
+      const auto sessions = fresh.ListSessions();
+      const auto device = fresh.GetDevice();
+      if (!sessions.ok() || !device.ok()) return false;
+      uint64_t sum = 0;
+      for (const v1::Session& session : sessions->sessions()) sum += session.devices(0).reserved_bytes();
+      return sum == device->reserved_bytes() - device->idle_bytes();
+    }));
+  }
+
+  uint64_t WitnessId() const { return before_.id(); }
+
+  std::optional<ClientProcess> witness_;
+  std::optional<RawClient> raw_;
+  v1::Session before_;
+};
+
+// ---- Unary calls ----
+
+TEST_F(BadInputTest, Sizes) {
+  RawStream stream(*raw_);
+  ASSERT_OK_AND_ASSIGN(const v1::Welcome welcome, stream.Hello());
+  const uint64_t id = welcome.session_id();
+  EXPECT_STATUS(raw_->Allocate(id, 0), StatusCode::kInvalidArgument, "requested_bytes");
+  for (const uint64_t bytes :
+       {~uint64_t{0}, ~uint64_t{0} - 511, uint64_t{1} << 63, uint64_t{1} << 60, (uint64_t{1} << 60) - 1, 257_MiB}) {
+    const auto refused = raw_->Allocate(id, bytes);
+    EXPECT_STATUS(refused, StatusCode::kResourceExhausted, "larger_than_device");
+    const std::optional<OutOfMemory> oom = GetOutOfMemory(refused.status());
+    ASSERT_TRUE(oom.has_value()) << bytes;
+    EXPECT_EQ(oom->requested_bytes, bytes);
+    EXPECT_EQ(oom->cause, OutOfMemory::Cause::kLargerThanDevice);
+  }
+  ASSERT_OK_AND_ASSIGN(const v1::GetMemoryStatsResponse stats, raw_->GetMemoryStats(id));
+  EXPECT_EQ(stats.stats().reserved_bytes().all().current(), 0u);
+  EXPECT_EQ(stats.stats().num_ooms(), 6u);
+  EXPECT_OK(raw_->Allocate(id, 1));
+  EXPECT_OK(stream.Goodbye());
+}
+
+TEST_F(BadInputTest, SessionsOfOthersAndOfNobody) {
+  for (const uint64_t id : {uint64_t{0}, uint64_t{999999}, ~uint64_t{0}}) {
+    EXPECT_STATUS(raw_->Allocate(id, 1000), StatusCode::kNotFound, "session_id");
+    EXPECT_STATUS(raw_->Free(id, {1}), StatusCode::kNotFound, "session_id");
+    EXPECT_STATUS(raw_->EmptyCache(id), StatusCode::kNotFound, "session_id");
+    EXPECT_STATUS(raw_->GetMemoryStats(id), StatusCode::kNotFound, "session_id");
+    EXPECT_STATUS(raw_->ResetPeakStats(id), StatusCode::kNotFound, "session_id");
+  }
+  // This process is not the witness.
+  EXPECT_STATUS(raw_->Allocate(WitnessId(), 1000), StatusCode::kPermissionDenied, "another process");
+  EXPECT_STATUS(raw_->Free(WitnessId(), {1}), StatusCode::kPermissionDenied, "another process");
+  EXPECT_STATUS(raw_->EmptyCache(WitnessId()), StatusCode::kPermissionDenied, "another process");
+  EXPECT_STATUS(raw_->GetMemoryStats(WitnessId()), StatusCode::kPermissionDenied, "another process");
+  EXPECT_STATUS(raw_->ResetPeakStats(WitnessId()), StatusCode::kPermissionDenied, "another process");
+}
+
+TEST_F(BadInputTest, Devices) {
+  RawStream stream(*raw_);
+  ASSERT_OK_AND_ASSIGN(const v1::Welcome welcome, stream.Hello());
+  const uint64_t id = welcome.session_id();
+  for (const uint32_t device : {1u, 1u << 31, ~0u}) {
+    EXPECT_STATUS(raw_->Allocate(id, 1000, device), StatusCode::kNotFound, "device");
+    EXPECT_STATUS(raw_->GetMemoryStats(id, device), StatusCode::kNotFound, "device");
+    EXPECT_STATUS(raw_->ResetPeakStats(id, device), StatusCode::kNotFound, "device");
+    EXPECT_STATUS(raw_->GetSnapshot(Ref(id), device), StatusCode::kNotFound, "device");
+  }
+  EXPECT_OK(stream.Goodbye());
+}
+
+TEST_F(BadInputTest, FreeTakesAllOrNothing) {
+  RawStream stream(*raw_);
+  ASSERT_OK_AND_ASSIGN(const v1::Welcome welcome, stream.Hello());
+  const uint64_t id = welcome.session_id();
+  std::vector<uint64_t> blocks;
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_OK_AND_ASSIGN(const v1::AllocateResponse block, raw_->Allocate(id, 1000));
+    blocks.push_back(block.block_id());
+  }
+  const auto held = [&] {
+    const auto stats = raw_->GetMemoryStats(id);
+    return stats.ok() ? stats->stats().allocation().all().current() : 999;
+  };
+  EXPECT_STATUS(raw_->Free(id, {}), StatusCode::kInvalidArgument, "block_ids");
+  EXPECT_STATUS(raw_->Free(id, std::vector<uint64_t>(1025, blocks[0])), StatusCode::kInvalidArgument, "1024");
+  EXPECT_STATUS(raw_->Free(id, {blocks[0], blocks[1], blocks[0]}), StatusCode::kInvalidArgument, "twice");
+  EXPECT_STATUS(raw_->Free(id, {blocks[0], blocks[1], 999999}), StatusCode::kNotFound, "999999");
+  EXPECT_STATUS(raw_->Free(id, {0}), StatusCode::kNotFound, "block_ids");
+  EXPECT_STATUS(raw_->Free(id, {~uint64_t{0}}), StatusCode::kNotFound, "block_ids");
+  EXPECT_EQ(held(), 3u);
+  EXPECT_OK(raw_->Free(id, {blocks[1]}));
+  EXPECT_STATUS(raw_->Free(id, {blocks[1]}), StatusCode::kNotFound, "freed before");
+  EXPECT_STATUS(raw_->Free(id, {blocks[0], blocks[1]}), StatusCode::kNotFound, "freed before");
+  EXPECT_EQ(held(), 2u);
+
+  // The block of another session of this process is not this session's.
+  RawStream other(*raw_);
+  ASSERT_OK_AND_ASSIGN(const v1::Welcome second, other.Hello());
+  EXPECT_STATUS(raw_->Free(second.session_id(), {blocks[0]}), StatusCode::kNotFound, "holds no block");
+  EXPECT_EQ(held(), 2u);
+  EXPECT_OK(raw_->Free(id, {blocks[0], blocks[2]}));
+  EXPECT_EQ(held(), 0u);
+  EXPECT_OK(other.Goodbye());
+  EXPECT_OK(stream.Goodbye());
+}
+
+TEST_F(BadInputTest, ManyBlocksInOneFree) {
+  RawStream stream(*raw_);
+  ASSERT_OK_AND_ASSIGN(const v1::Welcome welcome, stream.Hello());
+  std::vector<uint64_t> blocks;
+  for (int i = 0; i < 1024; ++i) {
+    ASSERT_OK_AND_ASSIGN(const v1::AllocateResponse block, raw_->Allocate(welcome.session_id(), 1));
+    blocks.push_back(block.block_id());
+  }
+  EXPECT_OK(raw_->Free(welcome.session_id(), blocks));
+  EXPECT_OK(stream.Goodbye());
+}
+
+TEST_F(BadInputTest, AdminCalls) {
+  const v1::SessionRef unset;
+  const std::vector<std::pair<v1::SessionRef, StatusCode>> refs = {
+      {unset, StatusCode::kInvalidArgument},        {Ref(uint64_t{0}), StatusCode::kNotFound},
+      {Ref(~uint64_t{0}), StatusCode::kNotFound},   {Ref(""), StatusCode::kNotFound},
+      {Ref("no such name"), StatusCode::kNotFound}, {Ref(std::string("a\0b\n\"", 5)), StatusCode::kNotFound}};
+  for (const auto& [ref, code] : refs) {
+    EXPECT_EQ(raw_->GetSession(ref).status().code(), code) << ref.DebugString();
+    EXPECT_EQ(raw_->SetLimit(ref, BytesLimit(0)).status().code(), code) << ref.DebugString();
+    EXPECT_EQ(raw_->TrimSession(ref).status().code(), code) << ref.DebugString();
+    EXPECT_EQ(raw_->EndSession(ref).status().code(), code) << ref.DebugString();
+    EXPECT_EQ(raw_->GetSnapshot(ref, 0).status().code(), code) << ref.DebugString();
+  }
+  EXPECT_STATUS(raw_->SetLimit(Ref("witness"), v1::Limit()), StatusCode::kInvalidArgument, "limit");
+  for (const double fraction : {std::nan(""), -1.0, -0.001, 1.001, 1.5, std::numeric_limits<double>::infinity()}) {
+    EXPECT_STATUS(raw_->SetLimit(Ref("witness"), FractionLimit(fraction)), StatusCode::kInvalidArgument, "fraction");
+  }
+  EXPECT_STATUS(raw_->GetSnapshot(Ref("witness"), 1), StatusCode::kNotFound, "device");
+  EXPECT_OK(raw_->GetSnapshot(Ref("witness"), 0));
+}
+
+TEST_F(BadInputTest, OversizedAndMalformedMessages) {
+  // Above the 64 KiB that a message may have: refused by gRPC before anything of ours sees it.
+  EXPECT_EQ(raw_->GetSession(Ref(std::string(70000, 'n'))).status().code(), StatusCode::kResourceExhausted);
+  EXPECT_EQ(raw_->Free(1, std::vector<uint64_t>(70000, 1)).code(), StatusCode::kResourceExhausted);
+
+  // Bytes that are no message at all, to every method and to one that does not exist.
+  const std::string garbage = "\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x07garbage";
+  for (const char* method :
+       {"Broker/Allocate", "Broker/Free", "Broker/EmptyCache", "Broker/GetMemoryStats", "Broker/ResetPeakStats",
+        "Broker/GetDevices", "Broker/NoSuchMethod", "Admin/ListSessions", "Admin/GetSession", "Admin/SetLimit",
+        "Admin/TrimSession", "Admin/EndSession", "Admin/GetSnapshot", "NoSuchService/NoSuchMethod"}) {
+    const auto answer = CallBytes(raw_->channel(), absl::StrCat("/vrambroker.v1.", method), garbage);
+    EXPECT_FALSE(answer.ok()) << method;
+    EXPECT_FALSE(absl::IsDeadlineExceeded(answer.status()) || absl::IsUnavailable(answer.status()))
+        << method << ": " << answer.status();
+  }
+  // On the stream it ends the call: there is no answer.
+  EXPECT_FALSE(absl::IsDeadlineExceeded(CallBytes(raw_->channel(), "/vrambroker.v1.Broker/Session", garbage).status()));
+}
+
+// ---- The session stream ----
+
+TEST_F(BadInputTest, Hellos) {
+  const auto hello = [&](const std::function<void(v1::Hello&)>& change) {
+    RawStream stream(*raw_);
+    v1::SessionRequest request;
+    request.mutable_hello()->set_protocol_version(1);
+    change(*request.mutable_hello());
+    return stream.Open(request).status();
+  };
+  for (const uint32_t version : {0u, 2u, ~0u}) {
+    EXPECT_STATUS(hello([&](v1::Hello& h) { h.set_protocol_version(version); }), StatusCode::kFailedPrecondition,
+                  "protocol_version");
+  }
+  for (const std::string& name :
+       {std::string(64, 'n'), std::string(60000, 'n'), std::string("two words"), std::string("tab\t"),
+        std::string("line\nbreak"), std::string("quote\""), std::string("brace}"), std::string("back\\slash"),
+        std::string("nul\0nul", 7), std::string("\x7f"), std::string("\xc3\xa4"), std::string("a,b"),
+        std::string("a=b")}) {
+    EXPECT_STATUS(hello([&](v1::Hello& h) { h.set_name(name); }), StatusCode::kInvalidArgument, "name");
+  }
+  for (const double fraction :
+       {std::nan(""), -1.0, 1.5, -std::numeric_limits<double>::infinity(), std::numeric_limits<double>::infinity()}) {
+    EXPECT_STATUS(hello([&](v1::Hello& h) { h.mutable_limit()->set_fraction(fraction); }), StatusCode::kInvalidArgument,
+                  "limit.fraction");
+  }
+  // None of them left a session behind.
+  ASSERT_OK_AND_ASSIGN(const v1::ListSessionsResponse sessions, raw_->ListSessions());
+  EXPECT_EQ(sessions.sessions_size(), 1);
+
+  // At the edges of what is allowed.
+  RawStream longest(*raw_);
+  ASSERT_OK_AND_ASSIGN(const v1::Welcome a, longest.Hello(std::string(63, 'n')));
+  EXPECT_EQ(a.name(), std::string(63, 'n'));
+  RawStream punctuated(*raw_);
+  EXPECT_OK(punctuated.Hello("host-1/job_2:gpu@3.4", BytesLimit(~uint64_t{0})));
+  RawStream unnamed(*raw_);
+  ASSERT_OK_AND_ASSIGN(const v1::Welcome c, unnamed.Hello("", FractionLimit(0)));
+  EXPECT_FALSE(c.name().empty());
+  EXPECT_EQ(c.devices(0).limit_bytes(), 0u);
+}
+
+TEST_F(BadInputTest, FirstMessages) {
+  std::vector<v1::SessionRequest> firsts(5);
+  firsts[1].mutable_goodbye();
+  firsts[2].mutable_segments_closed()->add_segment_ids(1);
+  firsts[3].mutable_allocate()->mutable_request()->set_requested_bytes(1000);
+  firsts[4].mutable_free()->mutable_request()->add_block_ids(1);
+  for (const v1::SessionRequest& first : firsts) {
+    RawStream stream(*raw_);
+    EXPECT_STATUS(stream.Open(first), StatusCode::kInvalidArgument, "first message must be hello");
+  }
+}
+
+TEST_F(BadInputTest, LaterMessages) {
+  {
+    RawStream stream(*raw_);
+    ASSERT_OK(stream.Hello());
+    v1::SessionRequest again;
+    again.mutable_hello()->set_protocol_version(1);
+    stream.Send(again);
+    EXPECT_STATUS(stream.End(), StatusCode::kFailedPrecondition, "hello was sent before");
+  }
+  {
+    RawStream stream(*raw_);
+    ASSERT_OK(stream.Hello());
+    stream.Send(v1::SessionRequest());
+    EXPECT_STATUS(stream.End(), StatusCode::kInvalidArgument, "empty");
+  }
+  {
+    RawStream stream(*raw_);
+    ASSERT_OK(stream.Hello());
+    v1::SessionRequest closed;
+    for (uint64_t i = 0; i < 4097; ++i) closed.mutable_segments_closed()->add_segment_ids(i);
+    stream.Send(closed);
+    EXPECT_STATUS(stream.End(), StatusCode::kInvalidArgument, "4096");
+  }
+}
+
+TEST_F(BadInputTest, SegmentsClosedUnaskedFreesNothing) {
+  RawStream stream(*raw_);
+  ASSERT_OK_AND_ASSIGN(const v1::Welcome welcome, stream.Hello());
+  ASSERT_OK_AND_ASSIGN(const v1::AllocateResponse held, raw_->Allocate(welcome.session_id(), 1000));
+  ASSERT_OK_AND_ASSIGN(const v1::AllocateResponse cached, raw_->Allocate(welcome.session_id(), 12_MiB));
+  ASSERT_OK(raw_->Free(welcome.session_id(), {cached.block_id()}));
+  v1::SessionRequest closed;
+  // Its own segments, used and free; the witness's, as its ids are easy to guess; and none at all.
+  for (uint64_t i = 0; i < 100; ++i) closed.mutable_segments_closed()->add_segment_ids(i);
+  closed.mutable_segments_closed()->add_segment_ids(~uint64_t{0});
+  for (int i = 0; i < 10; ++i) EXPECT_TRUE(stream.Send(closed));
+  // A call over the same stream is behind them: when it is answered, they have been read.
+  v1::SessionRequest marker;
+  marker.mutable_free()->set_call_id(7);
+  marker.mutable_free()->mutable_request()->add_block_ids(999);
+  EXPECT_TRUE(stream.Send(marker));
+  const std::optional<v1::SessionResponse> answer = stream.Receive();
+  ASSERT_TRUE(answer.has_value());
+  EXPECT_EQ(answer->result().call_id(), 7u);
+  EXPECT_EQ(answer->result().error().code(), static_cast<int>(StatusCode::kNotFound));
+
+  ASSERT_OK_AND_ASSIGN(const v1::Session session, raw_->GetSession(Ref(welcome.session_id())));
+  EXPECT_EQ(session.devices(0).reserved_bytes(), 14_MiB);
+  EXPECT_OK(raw_->Free(welcome.session_id(), {held.block_id()}));
+  EXPECT_OK(stream.Goodbye());
+}
+
+TEST_F(BadInputTest, AnAnswerToCloseSegmentsCountsOnce) {
+  RawStream stream(*raw_);
+  ASSERT_OK_AND_ASSIGN(const v1::Welcome welcome, stream.Hello());
+  ASSERT_OK_AND_ASSIGN(const v1::AllocateResponse block, raw_->Allocate(welcome.session_id(), 12_MiB));
+  ASSERT_OK(raw_->Free(welcome.session_id(), {block.block_id()}));
+  absl::StatusOr<uint64_t> released;
+  std::thread emptying([&] { released = raw_->EmptyCache(welcome.session_id()); });
+  const std::optional<v1::SessionResponse> asked = stream.Receive();
+  ASSERT_TRUE(asked.has_value());
+  ASSERT_EQ(asked->close_segments().segment_ids_size(), 1);
+  EXPECT_EQ(asked->close_segments().segment_ids(0), block.segment_id());
+  v1::SessionRequest closed;
+  for (int i = 0; i < 1000; ++i) closed.mutable_segments_closed()->add_segment_ids(block.segment_id());
+  EXPECT_TRUE(stream.Send(closed));
+  EXPECT_TRUE(stream.Send(closed));
+  emptying.join();
+  ASSERT_OK(released);
+  EXPECT_EQ(*released, 12_MiB);
+  ASSERT_OK_AND_ASSIGN(const v1::Session session, raw_->GetSession(Ref(welcome.session_id())));
+  EXPECT_EQ(session.devices(0).reserved_bytes(), 0u);
+  EXPECT_OK(stream.Goodbye());
+}
+
+TEST_F(BadInputTest, CallsOverTheStreamAreCheckedLikeOthers) {
+  RawStream stream(*raw_);
+  ASSERT_OK(stream.Hello());
+  const auto ask = [&](const v1::SessionRequest& request) {
+    stream.Send(request);
+    const std::optional<v1::SessionResponse> response = stream.Receive();
+    return response.has_value() ? response->result() : v1::CallResult();
+  };
+  v1::SessionRequest allocate;
+  allocate.mutable_allocate()->set_call_id(~uint64_t{0});
+  v1::AllocateRequest& what = *allocate.mutable_allocate()->mutable_request();
+  what.set_session_id(WitnessId());  // ignored on the stream
+  EXPECT_EQ(ask(allocate).error().code(), static_cast<int>(StatusCode::kInvalidArgument));
+  what.set_requested_bytes(~uint64_t{0});
+  const v1::CallResult refused = ask(allocate);
+  EXPECT_EQ(refused.call_id(), ~uint64_t{0});
+  EXPECT_EQ(refused.error().code(), static_cast<int>(StatusCode::kResourceExhausted));
+  ASSERT_EQ(refused.error().details_size(), 1);
+  EXPECT_EQ(refused.error().details(0).type_url(), "type.googleapis.com/vrambroker.v1.OutOfMemory");
+  what.set_requested_bytes(1000);
+  what.set_device(5);
+  EXPECT_EQ(ask(allocate).error().code(), static_cast<int>(StatusCode::kNotFound));
+  what.set_device(0);
+  const v1::CallResult allocated = ask(allocate);
+  EXPECT_EQ(allocated.allocated().block_bytes(), 1024u);
+
+  v1::SessionRequest free;
+  v1::FreeRequest& which = *free.mutable_free()->mutable_request();
+  EXPECT_EQ(ask(free).error().code(), static_cast<int>(StatusCode::kInvalidArgument));
+  which.add_block_ids(allocated.allocated().block_id());
+  which.add_block_ids(allocated.allocated().block_id());
+  EXPECT_EQ(ask(free).error().code(), static_cast<int>(StatusCode::kInvalidArgument));
+  which.mutable_block_ids()->RemoveLast();
+  EXPECT_TRUE(ask(free).has_freed());
+  EXPECT_EQ(ask(free).error().code(), static_cast<int>(StatusCode::kNotFound));
+  EXPECT_OK(stream.Goodbye());
+}
+
+TEST_F(BadInputTest, AFloodOfMessagesOnAStream) {
+  RawStream stream(*raw_);
+  ASSERT_OK_AND_ASSIGN(const v1::Welcome welcome, stream.Hello());
+  const int count = kSanitized ? 10000 : 100000;
+  // Answers to nothing: read and dropped.
+  v1::SessionRequest closed;
+  for (uint64_t i = 0; i < 4; ++i) closed.mutable_segments_closed()->add_segment_ids(i);
+  for (int i = 0; i < count; ++i) ASSERT_TRUE(stream.Send(closed)) << i;
+  // Frees of nothing, which are answered, to a client that reads.
+  std::atomic<int> answered{0};
+  std::thread reader([&] {
+    for (; answered < count; ++answered) {
+      const std::optional<v1::SessionResponse> response = stream.Receive();
+      ASSERT_TRUE(response.has_value()) << answered;
+      ASSERT_EQ(response->result().error().code(), static_cast<int>(StatusCode::kNotFound));
+    }
+  });
+  v1::SessionRequest free;
+  free.mutable_free()->mutable_request()->add_block_ids(999);
+  for (int i = 0; i < count; ++i) {
+    free.mutable_free()->set_call_id(static_cast<uint64_t>(i));
+    ASSERT_TRUE(stream.Send(free)) << i;
+    // No further ahead than the daemon queues for a client; one that does not read at all is another test.
+    while (answered < i - 500 && !HasFatalFailure()) std::this_thread::yield();
+  }
+  reader.join();
+  EXPECT_OK(raw_->Allocate(welcome.session_id(), 1));
+  EXPECT_OK(stream.Goodbye());
+}
+
+TEST_F(BadInputTest, AClientThatNeverReadsItsStream) {
+  ASSERT_OK_AND_ASSIGN(RawClient deaf, RawClient::Connect(dir()));
+  uint64_t id = 0;
+  {
+    RawStream stream(deaf);
+    ASSERT_OK_AND_ASSIGN(const v1::Welcome welcome, stream.Hello("deaf"));
+    id = welcome.session_id();
+    v1::SessionRequest allocate;
+    allocate.mutable_allocate()->mutable_request()->set_requested_bytes(~uint64_t{0});
+    // Answers of hundreds of bytes each, which nobody takes: the daemon must stop somewhere.
+    std::thread writer([&] {
+      for (int i = 0; i < 20000 && stream.Send(allocate); ++i) {
+      }
+    });
+    for (int i = 0; i < 20; ++i) ExpectUnharmed();
+    stream.Cancel();
+    writer.join();
+  }
+  EXPECT_TRUE(WaitFor([&] {
+    const auto session = raw_->GetSession(Ref(id));
+    return session.ok() && session->state() == v1::SESSION_STATE_DISCONNECTED;
+  }));
+}
+
+// ---- Connections ----
+
+TEST_F(BadInputTest, ManyConnectionsOpenedAndDropped) {
+  const int count = kSanitized ? 400 : 2000;
+  for (const char* name : {"/vrambroker.sock", "/vrambroker-fd.sock"}) {
+    const int type = std::string(name) == "/vrambroker.sock" ? SOCK_STREAM : SOCK_SEQPACKET;
+    for (int i = 0; i < count; ++i) {
+      const UniqueFd fd = ConnectTo(dir() + name, type);
+      ASSERT_TRUE(fd.valid()) << i << ": " << std::strerror(errno);
+    }
+  }
+  // And many open at the same time.
+  std::vector<UniqueFd> open;
+  for (int i = 0; i < 300; ++i) open.push_back(ConnectTo(dir() + "/vrambroker.sock", SOCK_STREAM));
+  ExpectUnharmed();
+  open.clear();
+  // Every descriptor is given back.
+  EXPECT_TRUE(WaitFor([&] {
+    const auto entries = std::filesystem::directory_iterator(absl::StrCat("/proc/", daemon_->pid(), "/fd"));
+    return std::distance(begin(entries), end(entries)) < 100;
+  }));
+}
+
+TEST_F(BadInputTest, GarbageOnBothSockets) {
+  std::vector<std::string> garbage = {
+      std::string("GET / HTTP/1.1\r\n\r\n"), std::string(100000, '\xff'), std::string(100000, '\0'),
+      std::string("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n") + std::string(5000, 'x'),
+      std::string("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n") + std::string("\xff\xff\xff\x00\x00\x00\x00\x00\x00", 9)};
+  std::string noise(65536, 0);
+  Fill(noise.data(), noise.size(), 5);
+  garbage.push_back(noise);
+  for (const std::string& bytes : garbage) {
+    const UniqueFd stream = ConnectTo(dir() + "/vrambroker.sock", SOCK_STREAM);
+    ASSERT_TRUE(stream.valid());
+    (void)!send(stream.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    const UniqueFd packets = ConnectTo(dir() + "/vrambroker-fd.sock", SOCK_SEQPACKET);
+    ASSERT_TRUE(packets.valid());
+    (void)!send(packets.get(), bytes.data(), std::min<size_t>(bytes.size(), 60000), MSG_NOSIGNAL | MSG_DONTWAIT);
+    ExpectUnharmed();
+  }
+}
+
+// ---- The descriptor socket ----
+
+TEST_F(BadInputTest, Tickets) {
+  const auto fetch = [&](absl::string_view ticket) {
+    return client_internal::FetchDescriptor(dir(), ticket, kPatience);
+  };
+  RawStream stream(*raw_);
+  ASSERT_OK_AND_ASSIGN(const v1::Welcome welcome, stream.Hello());
+  ASSERT_OK_AND_ASSIGN(const v1::AllocateResponse block, raw_->Allocate(welcome.session_id(), 1000));
+  const std::string ticket = block.handle().descriptor_ticket();
+  ASSERT_EQ(ticket.size(), 16u);
+  EXPECT_STATUS(fetch(ticket.substr(0, 15)), StatusCode::kInternal, "16 bytes");
+  EXPECT_STATUS(fetch(ticket + "x"), StatusCode::kInternal, "16 bytes");
+  EXPECT_STATUS(fetch(std::string(60000, 't')), StatusCode::kInternal, "16 bytes");
+  EXPECT_STATUS(fetch("t"), StatusCode::kInternal, "16 bytes");
+  EXPECT_STATUS(fetch(std::string(16, '\0')), StatusCode::kInternal, "ticket");
+  std::string wrong = ticket;
+  wrong[15] = static_cast<char>(wrong[15] ^ 1);
+  EXPECT_STATUS(fetch(wrong), StatusCode::kInternal, "ticket");
+  // Another process cannot use it, and does not use it up.
+  EXPECT_FALSE(witness_->Call(absl::StrCat("fetch ", absl::BytesToHexString(ticket))).ok());
+  EXPECT_OK(fetch(ticket));
+  EXPECT_STATUS(fetch(ticket), StatusCode::kInternal, "ticket");
+  // A ticket that is not used goes with the session.
+  ASSERT_OK_AND_ASSIGN(const v1::AllocateResponse unused, raw_->Allocate(welcome.session_id(), 12_MiB));
+  EXPECT_OK(stream.Goodbye());
+  EXPECT_STATUS(fetch(unused.handle().descriptor_ticket()), StatusCode::kInternal, "ticket");
+}
+
+TEST_F(BadInputTest, SilentAndPushyDescriptorConnections) {
+  std::vector<UniqueFd> silent;
+  for (int i = 0; i < 100; ++i) silent.push_back(ConnectTo(dir() + "/vrambroker-fd.sock", SOCK_SEQPACKET));
+  // A flood of packets whose answers nobody reads.
+  for (const UniqueFd& fd : silent) {
+    for (int i = 0; i < 300; ++i) (void)!send(fd.get(), "xxxxxxxxxxxxxxxx", 16, MSG_NOSIGNAL | MSG_DONTWAIT);
+  }
+  ExpectUnharmed();
+  silent.clear();
+  EXPECT_TRUE(WaitFor([&] {
+    const auto answer = client_internal::FetchDescriptor(dir(), std::string(16, 'x'), kPatience);
+    return absl::StrContains(answer.status().message(), "ticket");
+  }));
+}
+
+// ---- Caps ----
+
+TEST_F(BadInputTest, SessionsPerUser) {
+  Begin({.config = "max_sessions_per_uid: 5"});
+  std::vector<std::unique_ptr<RawStream>> streams;
+  for (int i = 0; i < 4; ++i) {  // the witness is the fifth
+    streams.push_back(std::make_unique<RawStream>(*raw_));
+    ASSERT_OK(streams.back()->Hello("many"));
+  }
+  {
+    RawStream more(*raw_);
+    EXPECT_STATUS(more.Hello("more"), StatusCode::kResourceExhausted, "max_sessions_per_uid");
+  }
+  EXPECT_OK(streams.back()->Goodbye());
+  RawStream again(*raw_);
+  EXPECT_OK(again.Hello("again"));
+}
+
+TEST_F(BadInputTest, BlocksPerSession) {
+  Begin({.config = "max_blocks_per_session: 10"});
+  RawStream stream(*raw_);
+  ASSERT_OK_AND_ASSIGN(const v1::Welcome welcome, stream.Hello());
+  std::vector<uint64_t> blocks;
+  for (int i = 0; i < 10; ++i) {
+    ASSERT_OK_AND_ASSIGN(const v1::AllocateResponse block, raw_->Allocate(welcome.session_id(), 1000));
+    blocks.push_back(block.block_id());
+  }
+  const auto refused = raw_->Allocate(welcome.session_id(), 1000);
+  EXPECT_STATUS(refused, StatusCode::kResourceExhausted, "max_blocks_per_session");
+  EXPECT_FALSE(GetOutOfMemory(refused.status()).has_value()) << "this is not about memory";
+  EXPECT_OK(raw_->Free(welcome.session_id(), {blocks[3]}));
+  EXPECT_OK(raw_->Allocate(welcome.session_id(), 1000));
+  EXPECT_OK(stream.Goodbye());
+}
+
+TEST_F(BadInputTest, ACallMadeWhileItsSessionEnds) {
+  for (int i = 0; i < (kSanitized ? 5 : 30); ++i) {
+    RawStream stream(*raw_);
+    ASSERT_OK_AND_ASSIGN(const v1::Welcome welcome, stream.Hello());
+    std::atomic<bool> stop{false};
+    std::thread caller([&] {
+      while (!stop) {
+        const auto block = raw_->Allocate(welcome.session_id(), 12_MiB);
+        const StatusCode code = block.status().code();
+        EXPECT_TRUE(block.ok() || code == StatusCode::kAborted || code == StatusCode::kNotFound ||
+                    code == StatusCode::kResourceExhausted)
+            << block.status();
+        if (code == StatusCode::kNotFound) break;
+      }
+    });
+    EXPECT_OK(stream.Goodbye());
+    stop = true;
+    caller.join();
+  }
+}
+
+}  // namespace
+}  // namespace vrambroker::testing_support

@@ -1,0 +1,543 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What operators touch: vramctl, flags and configuration, systemd, health checks, metrics.
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "allocator/bytes.h"
+#include "tests/support/daemon_test.h"
+#include "tests/support/raw_client.h"
+
+namespace vrambroker::testing_support {
+namespace {
+
+using Json = nlohmann::json;
+using absl::StrContains;
+
+// ---- vramctl ----
+
+class VramctlTest : public DaemonTest {
+ protected:
+  void SetUp() override { ASSERT_OK(StartDaemon({.capacity = "256MiB"})); }
+
+  RunResult Ctl(Arguments arguments) {
+    arguments.insert(arguments.begin(), VramctlProgram());
+    arguments.push_back("--socket_dir=" + dir());
+    return RunProgram(arguments);
+  }
+  // The output of a command that must succeed, as JSON.
+  Json CtlJson(Arguments arguments) {
+    arguments.push_back("--format=json");
+    const RunResult result = Ctl(arguments);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    Json json = Json::parse(result.out, nullptr, /*allow_exceptions=*/false);
+    EXPECT_FALSE(json.is_discarded()) << result.out;
+    return json;
+  }
+};
+
+TEST_F(VramctlTest, StatusAndSessions) {
+  EXPECT_EQ(Ctl({"sessions"}).out, "no sessions\n");
+  EXPECT_EQ(CtlJson({"sessions"})["sessions"], Json::array());
+
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("trainer", Limit(0.5)));
+  ASSERT_OK_AND_ASSIGN(const Buffer buffer, client.Allocate(10_MiB));
+  const Json status = CtlJson({"status"});
+  EXPECT_EQ(status["sessions"], 1);
+  EXPECT_EQ(status["socket_dir"], dir());
+  EXPECT_FALSE(status["daemon_version"].get<std::string>().empty());
+  EXPECT_EQ(status["devices"][0]["kind"], "host");
+  EXPECT_EQ(status["devices"][0]["capacity_bytes"], 256_MiB);
+  EXPECT_EQ(status["devices"][0]["reserved_bytes"], 10_MiB);
+  EXPECT_EQ(status["devices"][0]["allocated_bytes"], 10_MiB);
+  EXPECT_EQ(status["devices"][0]["idle_bytes"], 0);
+  EXPECT_EQ(status["devices"][0]["fragmentation_ratio"], 0);
+  const RunResult status_text = Ctl({"status"});
+  EXPECT_EQ(status_text.exit_code, 0);
+  EXPECT_TRUE(StrContains(status_text.out, "1 session\n")) << status_text.out;
+  EXPECT_TRUE(StrContains(status_text.out, "256.00 MiB")) << status_text.out;
+
+  const Json session = CtlJson({"sessions"})["sessions"][0];
+  EXPECT_EQ(session["name"], "trainer");
+  EXPECT_EQ(session["id"], client.session_id());
+  EXPECT_EQ(session["pid"], getpid());
+  EXPECT_EQ(session["uid"], getuid());
+  EXPECT_EQ(session["state"], "active");
+  EXPECT_TRUE(StrContains(session["started"].get<std::string>(), "T"));
+  EXPECT_EQ(session["devices"][0]["limit_bytes"], 128_MiB);
+  EXPECT_EQ(session["devices"][0]["reserved_bytes"], 10_MiB);
+  EXPECT_EQ(session["devices"][0]["allocated_bytes"], 10_MiB);
+  const RunResult sessions_text = Ctl({"sessions"});
+  EXPECT_TRUE(StrContains(sessions_text.out, "trainer")) << sessions_text.out;
+  EXPECT_TRUE(StrContains(sessions_text.out, "128.00 MiB")) << sessions_text.out;
+}
+
+TEST_F(VramctlTest, StatsAndSummary) {
+  ASSERT_OK_AND_ASSIGN(Client a, Connect("a"));
+  ASSERT_OK_AND_ASSIGN(Client b, Connect("b"));
+  ASSERT_OK_AND_ASSIGN(const Buffer x, a.Allocate(1000));
+  ASSERT_OK_AND_ASSIGN(const Buffer y, b.Allocate(3000));
+  EXPECT_EQ(CtlJson({"stats", "a"})["allocated_bytes.all.current"], 1024);
+  EXPECT_EQ(CtlJson({"stats", absl::StrCat(b.session_id())})["requested_bytes.all.current"], 3000);
+  const Json all = CtlJson({"stats"});
+  EXPECT_EQ(all["requested_bytes.all.current"], 4000);
+  EXPECT_EQ(all["reserved_bytes.all.current"], 4_MiB);
+  for (const char* name : {"num_ooms", "num_alloc_retries", "active.all.peak", "segment.large_pool.allocated",
+                           "inactive_split_bytes.small_pool.current"}) {
+    EXPECT_TRUE(all.contains(name)) << name;
+  }
+  EXPECT_TRUE(StrContains(Ctl({"stats", "a"}).out, "requested_bytes.all.current 1000\n"));
+
+  const RunResult summary = Ctl({"summary", "a"});
+  EXPECT_EQ(summary.exit_code, 0);
+  EXPECT_TRUE(StrContains(summary.out, "Allocated memory")) << summary.out;
+  EXPECT_EQ(CtlJson({"summary", "a"})["name"], "a");
+  EXPECT_EQ(Ctl({"summary", "a", "--device=1"}).exit_code, 1);
+  EXPECT_EQ(Ctl({"stats", "a", "--device=-1"}).exit_code, 1);
+}
+
+TEST_F(VramctlTest, LimitTrimAndEnd) {
+  ASSERT_OK_AND_ASSIGN(ClientProcess client, ConnectProcess("trainer"));
+  ASSERT_OK(client.Call("alloc 33554432"));
+  ASSERT_OK(client.Call("alloc 33554432"));
+  ASSERT_OK(client.Call("free 1"));
+
+  EXPECT_EQ(CtlJson({"limit", "trainer", "0.25"})["devices"][0]["limit_bytes"], 64_MiB);
+  const RunResult over = Ctl({"limit", "trainer", "40MiB"});
+  EXPECT_EQ(over.exit_code, 0);
+  EXPECT_TRUE(StrContains(over.out, "over the limit: it cannot grow, nothing is taken")) << over.out;
+  EXPECT_EQ(CtlJson({"trim", "trainer"})["released_bytes"], 32_MiB);
+  EXPECT_TRUE(StrContains(Ctl({"trim", "trainer"}).out, "trainer: 0 B came back"));
+  EXPECT_EQ(CtlJson({"end", "trainer"})["quarantined_bytes"], 32_MiB);
+  EXPECT_EQ(CtlJson({"sessions"})["sessions"][0]["state"], "ended");
+  const RunResult again = Ctl({"end", "trainer"});
+  EXPECT_EQ(again.exit_code, 0);
+  EXPECT_TRUE(StrContains(again.out, "32.00 MiB stay charged")) << again.out;
+  EXPECT_STATUS(client.Call("alloc 1"), absl::StatusCode::kAborted, "operator");
+}
+
+TEST_F(VramctlTest, RefusalsExitWithOneAndWrongUseWithTwo) {
+  for (const Arguments& arguments : std::vector<Arguments>{{"stats", "nobody"},
+                                                           {"summary", "nobody"},
+                                                           {"limit", "nobody", "0.5"},
+                                                           {"trim", "nobody"},
+                                                           {"end", "nobody"},
+                                                           {"end", "12345"}}) {
+    const RunResult result = Ctl(arguments);
+    EXPECT_EQ(result.exit_code, 1) << arguments[0];
+    EXPECT_TRUE(StrContains(result.err, "NOT_FOUND")) << result.err;
+    EXPECT_EQ(result.out, "");
+  }
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("c"));
+  for (const Arguments& arguments : std::vector<Arguments>{{},
+                                                           {"nonsense"},
+                                                           {"status", "surplus"},
+                                                           {"summary"},
+                                                           {"limit", "c"},
+                                                           {"limit", "c", "half"},
+                                                           {"limit", "c", "1.5"},
+                                                           {"limit", "c", "1"},
+                                                           {"hold"},
+                                                           {"hold", "lots"},
+                                                           {"hold", "0"},
+                                                           {"hold", "1MiB", "--limit=2.0"},
+                                                           {"hold", "1MiB", "--name=two words"},
+                                                           {"status", "--format=xml"}}) {
+    const RunResult result = Ctl(arguments);
+    EXPECT_EQ(result.exit_code, 2) << ::testing::PrintToString(arguments) << result.err;
+    EXPECT_TRUE(StrContains(result.err, "vramctl")) << result.err;
+  }
+  EXPECT_EQ(client.limit_bytes(), 256_MiB);
+
+  const RunResult json = Ctl({"end", "nobody", "--format=json"});
+  const Json error = Json::parse(json.err, nullptr, false);
+  ASSERT_FALSE(error.is_discarded()) << json.err;
+  EXPECT_EQ(error["error"]["code"], "NOT_FOUND");
+
+  const RunResult no_daemon = RunProgram({VramctlProgram(), "status", "--socket_dir=" + MakeTempDir()});
+  EXPECT_EQ(no_daemon.exit_code, 1);
+  EXPECT_TRUE(StrContains(no_daemon.err, "no vrambrokerd")) << no_daemon.err;
+  const RunResult by_environment = RunProgram({VramctlProgram(), "sessions"}, {{"VRAMBROKER_SOCKET_DIR", dir()}});
+  EXPECT_EQ(by_environment.exit_code, 0) << by_environment.err;
+}
+
+TEST_F(VramctlTest, HoldVerifiesAndGivesBackWhenInterrupted) {
+  for (const int signal : {SIGINT, SIGTERM}) {
+    ASSERT_OK_AND_ASSIGN(const std::unique_ptr<ChildProcess> hold,
+                         ChildProcess::Start({VramctlProgram(), "hold", "5MiB", "--name=holder", "--limit=0.5",
+                                              "--format=json", "--socket_dir=" + dir()}));
+    ASSERT_OK_AND_ASSIGN(const std::string line, hold->ReadLine());
+    const Json json = Json::parse(line, nullptr, false);
+    ASSERT_FALSE(json.is_discarded()) << line;
+    EXPECT_EQ(json["name"], "holder");
+    EXPECT_EQ(json["pid"], hold->pid());
+    EXPECT_EQ(json["bytes"], 5_MiB);
+    EXPECT_EQ(json["limit_bytes"], 128_MiB);
+    EXPECT_EQ(CtlJson({"sessions"})["sessions"][0]["devices"][0]["allocated_bytes"], 5_MiB);
+    hold->Signal(signal);
+    ASSERT_OK_AND_ASSIGN(const int exit_code, hold->Wait());
+    EXPECT_EQ(exit_code, 0) << hold->ErrorText();
+    EXPECT_EQ(CtlJson({"sessions"})["sessions"], Json::array());
+  }
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<ChildProcess> hold,
+                       ChildProcess::Start({VramctlProgram(), "hold", "1000", "--socket_dir=" + dir()}));
+  ASSERT_OK_AND_ASSIGN(const std::string line, hold->ReadLine());
+  EXPECT_TRUE(StrContains(line, "holding 1000 B as session")) << line;
+  hold->Signal(SIGINT);
+  EXPECT_TRUE(StrContains(hold->ReadRest(), "gave 1000 B back"));
+  EXPECT_EQ(hold->Wait().value_or(-1), 0);
+}
+
+TEST_F(VramctlTest, HoldSaysWhyItIsRefused) {
+  const RunResult text = Ctl({"hold", "65MiB", "--limit=64MiB"});
+  EXPECT_EQ(text.exit_code, 1);
+  EXPECT_TRUE(StrContains(text.err, "out of memory (limit)")) << text.err;
+  EXPECT_TRUE(StrContains(text.err, "limit 67108864 B (64.00 MiB)")) << text.err;
+  const RunResult json = Ctl({"hold", "65MiB", "--limit=64MiB", "--format=json"});
+  EXPECT_EQ(json.exit_code, 1);
+  const Json error = Json::parse(json.err, nullptr, false);
+  ASSERT_FALSE(error.is_discarded()) << json.err;
+  EXPECT_EQ(error["error"]["code"], "RESOURCE_EXHAUSTED");
+  EXPECT_EQ(error["error"]["out_of_memory"]["cause"], "LIMIT");
+  EXPECT_EQ(error["error"]["out_of_memory"]["requested_bytes"], 65_MiB);
+  EXPECT_EQ(error["error"]["out_of_memory"]["limit_bytes"], 64_MiB);
+}
+
+TEST_F(VramctlTest, HoldEndsWhenItLosesItsSession) {
+  const auto start = [&] {
+    return ChildProcess::Start({VramctlProgram(), "hold", "1000", "--name=h", "--socket_dir=" + dir()});
+  };
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<ChildProcess> ended, start());
+  ASSERT_OK(ended->ReadLine());
+  ASSERT_EQ(Ctl({"end", "h"}).exit_code, 0);
+  EXPECT_EQ(ended->Wait().value_or(-1), 1);
+  EXPECT_TRUE(StrContains(ended->ErrorText(), "ABORTED")) << ended->ErrorText();
+
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<ChildProcess> lost, start());
+  ASSERT_OK(lost->ReadLine());
+  daemon_->Kill();
+  EXPECT_EQ(lost->Wait().value_or(-1), 1);
+  EXPECT_TRUE(StrContains(lost->ErrorText(), "UNAVAILABLE")) << lost->ErrorText();
+}
+
+TEST(VramctlHelpTest, NamesEveryCommand) {
+  const RunResult help = RunProgram({VramctlProgram(), "--help"});
+  for (const char* command : {"status", "sessions", "stats", "summary", "limit", "trim", "end", "hold"}) {
+    EXPECT_TRUE(StrContains(help.out, absl::StrCat("\n  ", command, " "))) << command << "\n" << help.out;
+  }
+  for (const char* flag : {"--socket_dir", "--format", "--name", "--limit", "--device"}) {
+    EXPECT_TRUE(StrContains(help.out, flag)) << flag << "\n" << help.out;
+  }
+}
+
+// ---- Flags and configuration ----
+
+RunResult Daemon(Arguments arguments) {
+  arguments.insert(arguments.begin(), DaemonProgram());
+  return RunProgram(arguments);
+}
+
+std::string ConfigFile(const std::string& text) {
+  const std::string path = MakeTempDir() + "/c.textproto";
+  std::ofstream(path) << text;
+  return path;
+}
+
+TEST(ConfigTest, CheckConfigAcceptsTheExample) {
+  const RunResult example =
+      Daemon({absl::StrCat("--config=", SOURCE_DIR, "/deploy/vrambroker.textproto"), "--check_config"});
+  EXPECT_EQ(example.exit_code, 0) << example.err;
+  EXPECT_EQ(example.out, "the configuration is valid\n");
+  EXPECT_EQ(Daemon({"--check_config"}).exit_code, 0);
+  EXPECT_EQ(Daemon({"--check_config", "--config=" + ConfigFile("")}).exit_code, 0);
+}
+
+TEST(ConfigTest, CheckConfigSaysWhereAndWhat) {
+  const std::string syntax = ConfigFile("device: \"host\"\ncapacity: }\n");
+  const RunResult bad_syntax = Daemon({"--config=" + syntax, "--check_config"});
+  EXPECT_EQ(bad_syntax.exit_code, 2);
+  EXPECT_TRUE(StrContains(bad_syntax.err, syntax + ":2:11: ")) << bad_syntax.err;
+
+  const std::string unknown = ConfigFile("\n  capasity: \"1GiB\"\n");
+  const RunResult unknown_field = Daemon({"--config=" + unknown, "--check_config"});
+  EXPECT_EQ(unknown_field.exit_code, 2);
+  EXPECT_TRUE(StrContains(unknown_field.err, unknown + ":2:")) << unknown_field.err;
+  EXPECT_TRUE(StrContains(unknown_field.err, "capasity")) << unknown_field.err;
+
+  // All faults at once.
+  const RunResult values = Daemon({"--check_config", "--config=" + ConfigFile(R"(
+      socket_mode: "0999" device: "tpu" capacity: "1KiB" host_devices: 17 idle_decay: "soon" log_level: "loud"
+      session_limit { fraction: 1.5 })")});
+  EXPECT_EQ(values.exit_code, 2);
+  EXPECT_TRUE(StrContains(values.err, "7 faults")) << values.err;
+  for (const char* field : {"socket_mode:", "device:", "capacity:", "host_devices:", "idle_decay:", "log_level:",
+                            "session_limit.fraction:"}) {
+    EXPECT_TRUE(StrContains(values.err, field)) << field << "\n" << values.err;
+  }
+  const RunResult missing = Daemon({"--check_config", "--config=/no/such/file"});
+  EXPECT_EQ(missing.exit_code, 2);
+  EXPECT_TRUE(StrContains(missing.err, "/no/such/file")) << missing.err;
+}
+
+TEST(ConfigTest, BadFlags) {
+  const Arguments socket = {"--socket_dir=" + MakeTempDir(), "--http_address=off", "--device=host"};
+  const auto with = [&](const std::string& flag) {
+    Arguments arguments = socket;
+    arguments.push_back(flag);
+    return Daemon(arguments);
+  };
+  for (const char* flag : {"--capacity=lots", "--capacity=0", "--log_level=loud", "--device=tpu", "surplus"}) {
+    const RunResult result = with(flag);
+    EXPECT_EQ(result.exit_code, 2) << flag;
+    EXPECT_TRUE(StrContains(result.err, "vrambrokerd: ")) << result.err;
+  }
+  const RunResult unknown = with("--no_such_flag");
+  EXPECT_NE(unknown.exit_code, 0);
+  EXPECT_TRUE(StrContains(unknown.err, "no_such_flag")) << unknown.err;
+  for (const char* address :
+       {"--http_address=localhost:1", "--http_address=127.0.0.1", "--http_address=127.0.0.1:99999"}) {
+    const RunResult result = with(address);
+    EXPECT_NE(result.exit_code, 0) << address;
+    EXPECT_TRUE(StrContains(result.err, "http_address")) << result.err;
+  }
+  const RunResult no_dir = Daemon({"--socket_dir=/no/such/dir", "--device=host", "--http_address=off"});
+  EXPECT_EQ(no_dir.exit_code, 1);
+  EXPECT_TRUE(StrContains(no_dir.err, "/no/such/dir")) << no_dir.err;
+  const RunResult too_long =
+      Daemon({"--socket_dir=/tmp/" + std::string(100, 'd'), "--device=host", "--http_address=off"});
+  std::filesystem::remove_all("/tmp/" + std::string(100, 'd'));
+  EXPECT_EQ(too_long.exit_code, 1);
+  EXPECT_TRUE(StrContains(too_long.err, "choose a shorter --socket_dir")) << too_long.err;
+  EXPECT_TRUE(StrContains(Daemon({"--version"}).out, "vrambrokerd "));
+}
+
+TEST(ConfigTest, APortInUse) {
+  const UniqueFd taken(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  ASSERT_EQ(bind(taken.get(), reinterpret_cast<const sockaddr*>(&address), size), 0);
+  ASSERT_EQ(listen(taken.get(), 1), 0);
+  ASSERT_EQ(getsockname(taken.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
+  const std::string port = absl::StrCat("127.0.0.1:", ntohs(address.sin_port));
+  const RunResult result = Daemon({"--socket_dir=" + MakeTempDir(), "--device=host", "--http_address=" + port});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_TRUE(StrContains(result.err, absl::StrCat("http_address ", port))) << result.err;
+  EXPECT_TRUE(StrContains(result.err, "Address already in use")) << result.err;
+}
+
+TEST(ConfigTest, CudaWithoutAGpu) {
+  if (std::filesystem::exists("/dev/nvidiactl")) GTEST_SKIP() << "this machine has a GPU";
+  const RunResult result = Daemon({"--socket_dir=" + MakeTempDir(), "--device=cuda", "--http_address=off"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_TRUE(StrContains(result.err, "device cuda:")) << result.err;
+  EXPECT_TRUE(StrContains(result.err, "--device=host needs no GPU")) << result.err;
+}
+
+// ---- systemd and health checks ----
+
+// A datagram socket that collects what the daemon tells systemd.
+class NotifySocket {
+ public:
+  NotifySocket() : path_(MakeTempDir() + "/notify"), fd_(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_un address = {};
+    address.sun_family = AF_UNIX;
+    std::memcpy(address.sun_path, path_.c_str(), path_.size());
+    EXPECT_EQ(bind(fd_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  }
+  const std::string& path() const { return path_; }
+  bool WaitForText(const std::string& text) {
+    return WaitFor([&] {
+      char buffer[4096];
+      ssize_t size;
+      while ((size = recv(fd_.get(), buffer, sizeof buffer, MSG_DONTWAIT)) > 0) {
+        received_.append(buffer, static_cast<size_t>(size)).append("\n");
+      }
+      return StrContains(received_, text);
+    });
+  }
+
+ private:
+  const std::string path_;
+  const UniqueFd fd_;
+  std::string received_;
+};
+
+class ServiceTest : public DaemonTest {};
+
+TEST_F(ServiceTest, TellsSystemdWhenItIsReadyAliveAndStopping) {
+  NotifySocket notify;
+  ASSERT_OK(StartDaemon({.environment = {{"NOTIFY_SOCKET", notify.path()}}}));
+  EXPECT_TRUE(notify.WaitForText("READY=1\nSTATUS=Serving on " + dir()));
+  EXPECT_TRUE(notify.WaitForText("WATCHDOG=1"));
+  EXPECT_EQ(daemon_->Stop().value_or(-1), 0);
+  EXPECT_TRUE(notify.WaitForText("STOPPING=1"));
+}
+
+TEST_F(ServiceTest, HealthServiceAndHealthPageFollowTheDaemon) {
+  ASSERT_OK(StartDaemon({.config = "drain_timeout: \"10m\"", .http = true}));
+  ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
+  const auto check = [&](const std::string& service) {
+    const std::string request =
+        service.empty() ? "" : absl::StrCat("\x0a", std::string(1, static_cast<char>(service.size())), service);
+    return CallBytes(raw.channel(), "/grpc.health.v1.Health/Check", request);
+  };
+  // HealthCheckResponse.status: 1 is SERVING, 2 is NOT_SERVING.
+  for (const char* service : {"", "vrambroker.v1.Broker", "vrambroker.v1.Admin"}) {
+    EXPECT_EQ(check(service).value_or("no answer"), "\x08\x01") << service;
+  }
+  EXPECT_STATUS(check("no.such.Service"), absl::StatusCode::kNotFound, "");
+  ASSERT_OK_AND_ASSIGN(const HttpAnswer healthy, daemon_->Get("/healthz"));
+  EXPECT_EQ(healthy.code, 200);
+
+  ASSERT_OK_AND_ASSIGN(ClientProcess last, ConnectProcess("last"));
+  daemon_->process().Signal(SIGTERM);
+  EXPECT_TRUE(WaitFor([&] {
+    const absl::StatusOr<HttpAnswer> answer = daemon_->Get("/healthz");
+    return answer.ok() && answer->code == 503;
+  }));
+  EXPECT_TRUE(WaitFor([&] { return check("vrambroker.v1.Broker").value_or("") == "\x08\x02"; }));
+  ASSERT_OK(last.Call("goodbye"));
+  EXPECT_EQ(daemon_->process().Wait().value_or(-1), 0);
+}
+
+TEST_F(ServiceTest, ReflectionListsBothServices) {
+  ASSERT_OK(StartDaemon());
+  ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
+  // ServerReflectionRequest with an empty list_services (field 7).
+  ASSERT_OK_AND_ASSIGN(const std::string answer,
+                       CallBytes(raw.channel(), "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+                                 std::string("\x3a\x00", 2)));
+  for (const char* service : {"vrambroker.v1.Broker", "vrambroker.v1.Admin", "grpc.health.v1.Health"}) {
+    EXPECT_TRUE(StrContains(answer, service)) << service;
+  }
+}
+
+// ---- Metrics ----
+
+class MetricsTest : public DaemonTest {
+ protected:
+  void SetUp() override {
+    ASSERT_OK(StartDaemon({.capacity = "256MiB", .config = "idle_decay: \"10m\"", .http = true}));
+  }
+};
+
+TEST_F(MetricsTest, Pages) {
+  ASSERT_OK_AND_ASSIGN(const HttpAnswer metrics, daemon_->Get("/metrics"));
+  EXPECT_EQ(metrics.code, 200);
+  EXPECT_TRUE(StrContains(metrics.headers, "Content-Type: text/plain; version=0.0.4")) << metrics.headers;
+  for (const auto& [path, code] : std::vector<std::pair<std::string, int>>{{"/", 200},
+                                                                           {"/healthz", 200},
+                                                                           {"/metrics/more", 404},
+                                                                           {"/healthz/", 404},
+                                                                           {"/favicon.ico", 404},
+                                                                           {"/../../etc/passwd", 404}}) {
+    ASSERT_OK_AND_ASSIGN(const HttpAnswer answer, daemon_->Get(path));
+    EXPECT_EQ(answer.code, code) << path;
+  }
+}
+
+TEST_F(MetricsTest, PromtoolFindsNothingWrong) {
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("trainer"));
+  ASSERT_OK_AND_ASSIGN(const Buffer buffer, client.Allocate(1000));
+  ASSERT_OK_AND_ASSIGN(const HttpAnswer metrics, daemon_->Get("/metrics"));
+  const std::string file = MakeTempDir() + "/metrics.txt";
+  std::ofstream(file) << metrics.body;
+  const RunResult which = RunProgram({"/bin/sh", "-c", "command -v promtool"});
+  ASSERT_EQ(which.exit_code, 0) << "promtool is missing; tests/run.sh installs it (Debian package prometheus)";
+  const RunResult check = RunProgram({"/bin/sh", "-c", "promtool check metrics < " + file});
+  EXPECT_EQ(check.exit_code, 0) << check.out << check.err << metrics.body;
+}
+
+TEST_F(MetricsTest, NamesAndValues) {
+  ASSERT_OK_AND_ASSIGN(Client a, Connect("a", Limit(0.25)));
+  ASSERT_OK_AND_ASSIGN(Client b, Connect("b"));
+  ASSERT_OK_AND_ASSIGN(Buffer x, a.Allocate(1000));    // 1024 of a segment of 2 MiB
+  ASSERT_OK_AND_ASSIGN(Buffer y, b.Allocate(3_MiB));   // of a segment of 20 MiB
+  ASSERT_OK_AND_ASSIGN(Buffer z, b.Allocate(18_MiB));  // a segment of its own, then cached
+  EXPECT_OK(z.Reset());
+  EXPECT_FALSE(a.Allocate(65_MiB).ok());   // limit
+  EXPECT_FALSE(b.Allocate(257_MiB).ok());  // larger than the device
+  EXPECT_FALSE(b.Allocate(236_MiB).ok());  // capacity: a has some; before, b's cached segment went back
+
+  const MetricsPage page = daemon_->Metrics();
+  const Labels gpu = {{"gpu", "0"}};
+  const auto device = [&](const std::string& name) {
+    return page.Value("vrambroker_device_" + name, gpu).value_or(-1);
+  };
+  const auto client = [&](const std::string& who, const std::string& name) {
+    return page.Value("vrambroker_client_" + name, {{"client", who}, {"gpu", "0"}}).value_or(-1);
+  };
+  const double small = 2.0 * (1 << 20);
+  const double large = 20.0 * (1 << 20);
+  const double idle = 18.0 * (1 << 20);
+  EXPECT_EQ(device("capacity_bytes"), 256.0 * (1 << 20));
+  EXPECT_EQ(device("allocated_bytes"), 1024 + 3.0 * (1 << 20));
+  EXPECT_EQ(device("active_bytes"), 1024 + 3.0 * (1 << 20));
+  EXPECT_EQ(device("requested_bytes"), 1000 + 3.0 * (1 << 20));
+  EXPECT_EQ(device("inactive_split_bytes"), small - 1024 + 17.0 * (1 << 20));
+  EXPECT_EQ(device("reserved_bytes"), small + large + idle);
+  EXPECT_EQ(device("cached_free_bytes"), device("reserved_bytes") - device("active_bytes"));
+  EXPECT_DOUBLE_EQ(device("fragmentation_ratio"), 1 - device("allocated_bytes") / device("reserved_bytes"));
+  EXPECT_EQ(client("a", "limit_bytes"), 64.0 * (1 << 20));
+  EXPECT_EQ(client("a", "reserved_bytes"), small);
+  EXPECT_EQ(client("a", "allocated_bytes"), 1024);
+  EXPECT_EQ(client("a", "active_bytes"), 1024);
+  EXPECT_EQ(client("a", "requested_bytes"), 1000);
+  EXPECT_EQ(client("a", "inactive_split_bytes"), small - 1024);
+  EXPECT_DOUBLE_EQ(client("a", "fragmentation_ratio"), 1 - 1024 / small);
+  EXPECT_EQ(client("b", "reserved_bytes"), large);
+  // The clients' figures add up to the device's; reserved also has what is idle.
+  for (const char* name : {"allocated_bytes", "active_bytes", "requested_bytes", "inactive_split_bytes"}) {
+    EXPECT_EQ(page.Sum(absl::StrCat("vrambroker_client_", name)), device(name)) << name;
+  }
+  EXPECT_EQ(page.Sum("vrambroker_client_reserved_bytes") + idle, device("reserved_bytes"));
+  for (const auto& [reason, count] : std::vector<std::pair<std::string, double>>{
+           {"limit", 1}, {"capacity", 1}, {"larger_than_device", 1}, {"fragmentation", 0}}) {
+    EXPECT_EQ(page.Value("vrambroker_device_ooms_total", {{"gpu", "0"}, {"reason", reason}}), count) << reason;
+  }
+  EXPECT_EQ(page.Value("vrambroker_sessions"), 2);
+  EXPECT_EQ(page.Value("vrambroker_build_info"), 1);
+}
+
+TEST_F(MetricsTest, SeriesOfEndedSessionsAreGone) {
+  {
+    ASSERT_OK_AND_ASSIGN(Client client, Connect("short"));
+    ASSERT_OK_AND_ASSIGN(const Buffer buffer, client.Allocate(1000));
+    EXPECT_EQ(daemon_->Metrics().Value("vrambroker_client_allocated_bytes", {{"client", "short"}}), 1024);
+  }
+  ASSERT_OK_AND_ASSIGN(const HttpAnswer page, daemon_->Get("/metrics"));
+  EXPECT_FALSE(StrContains(page.body, "short")) << page.body;
+  EXPECT_EQ(daemon_->Metrics().Value("vrambroker_sessions"), 0);
+  EXPECT_EQ(daemon_->Metrics().Value("vrambroker_device_allocated_bytes"), 0);
+}
+
+TEST_F(MetricsTest, AScrapeIsWholeWhileClientsComeAndGo) {
+  ASSERT_OK_AND_ASSIGN(ClientProcess churner, ConnectProcess("churner"));
+  ASSERT_OK(churner.Call("churn 4 100000"));
+  for (int i = 0; i < 50; ++i) {
+    ASSERT_OK_AND_ASSIGN(ClientProcess other, ConnectProcess(absl::StrCat("n", i)));
+    const MetricsPage page = daemon_->Metrics();
+    const double reserved = page.Value("vrambroker_device_reserved_bytes").value_or(-1);
+    EXPECT_GE(reserved, page.Value("vrambroker_device_active_bytes").value_or(1e18));
+    EXPECT_EQ(page.Count("vrambroker_client_limit_bytes"), page.Count("vrambroker_client_reserved_bytes"));
+    EXPECT_EQ(static_cast<double>(page.Count("vrambroker_client_limit_bytes")),
+              page.Value("vrambroker_sessions").value_or(-1));
+    const double ratio = page.Value("vrambroker_device_fragmentation_ratio").value_or(-1);
+    EXPECT_TRUE(ratio >= 0 && ratio <= 1) << ratio;
+  }
+}
+
+}  // namespace
+}  // namespace vrambroker::testing_support

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The daemon stops, dies and comes back: clients live on, and are told.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "allocator/bytes.h"
+#include "tests/support/daemon_test.h"
+#include "tests/support/raw_client.h"
+
+namespace vrambroker::testing_support {
+namespace {
+
+constexpr absl::Duration kToldWithin = kSanitized ? absl::Seconds(5) : absl::Seconds(2);
+
+class RestartTest : public DaemonTest {
+ protected:
+  void SetUp() override { ASSERT_OK(StartDaemon()); }
+
+  // A client that holds memory when the daemon goes away; `end` makes it go and returns when it has.
+  void CheckOutage(const std::function<void()>& end) {
+    ASSERT_OK_AND_ASSIGN(Client client, Connect("survivor"));
+    ASSERT_OK_AND_ASSIGN(Buffer buffer, client.Allocate(8_MiB));
+    Fill(buffer.data(), buffer.size(), 11);
+    ASSERT_OK_AND_ASSIGN(ClientProcess process, ConnectProcess("other"));
+    ASSERT_OK(process.Call("fill 5 100000 3"));
+
+    end();
+    const absl::Time ended = absl::Now();
+    EXPECT_TRUE(WaitFor([&] { return absl::IsUnavailable(client.status()); }, kToldWithin)) << client.status();
+    std::cout << "status() became UNAVAILABLE " << absl::Now() - ended << " after the daemon had gone\n";
+    EXPECT_TRUE(WaitFor([&] { return absl::IsUnavailable(process.Call("status").status()); }));
+
+    EXPECT_TRUE(Holds(buffer.data(), buffer.size(), 11));
+    Fill(buffer.data(), buffer.size(), 12);
+    EXPECT_TRUE(Holds(buffer.data(), buffer.size(), 12));
+    EXPECT_OK(process.Call("check 3"));
+    EXPECT_STATUS(client.Allocate(1), absl::StatusCode::kUnavailable, "what is held stays usable");
+    EXPECT_STATUS(client.Allocate(1), absl::StatusCode::kUnavailable, "connect again");
+    EXPECT_STATUS(client.EmptyCache(), absl::StatusCode::kUnavailable, "the daemon went away");
+    EXPECT_STATUS(client.GetMemoryStats(), absl::StatusCode::kUnavailable, "the daemon went away");
+    EXPECT_STATUS(process.Call("alloc 1"), absl::StatusCode::kUnavailable, "connect again");
+    EXPECT_STATUS(Connect("early"), absl::StatusCode::kUnavailable, "no vrambrokerd");
+
+    ASSERT_OK(daemon_->Restart());
+    ASSERT_OK_AND_ASSIGN(Client again, Connect("survivor"));
+    EXPECT_EQ(again.name(), "survivor");
+    ASSERT_OK_AND_ASSIGN(Buffer fresh, again.Allocate(200_MiB));
+    Fill(fresh.data(), 4096, 13);
+    // The old session stays lost, and its memory stays its own.
+    EXPECT_STATUS(client.Allocate(1), absl::StatusCode::kUnavailable, "");
+    EXPECT_TRUE(Holds(buffer.data(), buffer.size(), 12));
+    EXPECT_STATUS(buffer.Reset(), absl::StatusCode::kUnavailable, "");
+    EXPECT_OK(process.Call("connect other -"));
+    EXPECT_OK(process.Call("alloc 1000"));
+  }
+};
+
+TEST_F(RestartTest, StopWithLiveClients) {
+  CheckOutage([this] {
+    const absl::Time asked = absl::Now();
+    const absl::StatusOr<int> exit_code = daemon_->Stop();
+    EXPECT_TRUE(exit_code.ok() && *exit_code == 0) << daemon_->log();
+    // The drain timeout of 0.5 s, and 0.5 s for open calls to end.
+    EXPECT_LT(absl::Now() - asked, kSanitized ? absl::Seconds(30) : absl::Seconds(3));
+    for (const char* name : {"vrambroker.sock", "vrambroker-fd.sock"}) {
+      EXPECT_FALSE(std::filesystem::exists(absl::StrCat(dir(), "/", name))) << name;
+    }
+  });
+}
+
+TEST_F(RestartTest, KillWithLiveClients) {
+  CheckOutage([this] {
+    daemon_->Kill();
+    EXPECT_TRUE(std::filesystem::exists(dir() + "/vrambroker.sock"))
+        << "a stale socket is what the restart must replace";
+  });
+}
+
+TEST_F(RestartTest, StopEndsAsSoonAsTheLastSessionDoes) {
+  ASSERT_OK(StartDaemon({.config = "drain_timeout: \"10m\""}));
+  ASSERT_OK_AND_ASSIGN(ClientProcess last, ConnectProcess("last"));
+  ASSERT_OK(last.Call("alloc 1000"));
+  daemon_->process().Signal(SIGTERM);
+  EXPECT_TRUE(WaitFor([&] { return absl::StrContains(daemon_->log(), "draining sessions=1"); }));
+  // While it drains, sessions work and new ones are refused.
+  EXPECT_OK(last.Call("alloc 1000"));
+  EXPECT_STATUS(Connect("late"), absl::StatusCode::kUnavailable, "stopping");
+  EXPECT_TRUE(daemon_->Running());
+  ASSERT_OK(last.Call("goodbye"));
+  ASSERT_OK_AND_ASSIGN(const int exit_code, daemon_->process().Wait());
+  EXPECT_EQ(exit_code, 0);
+}
+
+TEST_F(RestartTest, ASecondSignalStopsAtOnce) {
+  ASSERT_OK(StartDaemon({.config = "drain_timeout: \"10m\""}));
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("open"));
+  daemon_->process().Signal(SIGTERM);
+  EXPECT_TRUE(WaitFor([&] { return absl::StrContains(daemon_->log(), "draining"); }));
+  daemon_->process().Signal(SIGINT);
+  ASSERT_OK_AND_ASSIGN(const int exit_code, daemon_->process().Wait());
+  EXPECT_EQ(exit_code, 0);
+}
+
+TEST_F(RestartTest, LostIsToldOnce) {
+  std::atomic<int> told{0};
+  ClientOptions options;
+  options.socket_dir = dir();
+  options.on_lost = [&](const absl::Status& why) {
+    EXPECT_TRUE(absl::IsUnavailable(why)) << why;
+    ++told;
+  };
+  ASSERT_OK_AND_ASSIGN(Client client, Client::Connect(options));
+  daemon_->Kill();
+  EXPECT_TRUE(WaitFor([&] { return told == 1; }));
+  EXPECT_STATUS(client.Allocate(1), absl::StatusCode::kUnavailable, "");
+  EXPECT_EQ(told, 1);
+}
+
+TEST_F(RestartTest, ASecondDaemonOnTheDirectoryIsRefused) {
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("first"));
+  ASSERT_OK_AND_ASSIGN(Buffer buffer, client.Allocate(1_MiB));
+  const RunResult second = RunProgram(daemon_->CommandLine());
+  EXPECT_EQ(second.exit_code, 1);
+  EXPECT_TRUE(
+      absl::StrContains(second.err, absl::StrCat("another vrambrokerd (pid ", daemon_->pid(), ") serves ", dir())))
+      << second.err;
+  // The first is unharmed: old sessions and new ones work.
+  EXPECT_OK(client.Allocate(1_MiB));
+  EXPECT_OK(Connect("second"));
+  EXPECT_TRUE(daemon_->Running());
+}
+
+TEST(ConnectTest, NoDaemon) {
+  const std::string dir = MakeTempDir();
+  EXPECT_STATUS(Client::Connect({.socket_dir = dir}), absl::StatusCode::kUnavailable, "there is no socket");
+  EXPECT_STATUS(Client::Connect({.socket_dir = dir + "/missing"}), absl::StatusCode::kUnavailable,
+                "there is no socket");
+  EXPECT_STATUS(Client::Connect({.socket_dir = std::string(200, 'd')}), absl::StatusCode::kInvalidArgument, "too long");
+  // Not a directory, and not a socket.
+  std::ofstream(dir + "/file") << "x";
+  EXPECT_STATUS(Client::Connect({.socket_dir = dir + "/file"}), absl::StatusCode::kUnavailable, "there is no socket");
+  std::ofstream(dir + "/vrambroker.sock") << "x";
+  EXPECT_FALSE(Client::Connect({.socket_dir = dir}).ok());
+}
+
+TEST(ConnectTest, StaleSocket) {
+  const std::string dir = MakeTempDir();
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  std::strcpy(address.sun_path, (dir + "/vrambroker.sock").c_str());
+  {
+    const UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    ASSERT_EQ(bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  }
+  EXPECT_STATUS(Client::Connect({.socket_dir = dir}), absl::StatusCode::kUnavailable, "nobody listens");
+}
+
+TEST(ConnectTest, ADaemonThatDoesNotAnswerTimesOut) {
+  const std::string dir = MakeTempDir();
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  std::strcpy(address.sun_path, (dir + "/vrambroker.sock").c_str());
+  const UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  ASSERT_EQ(bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  ASSERT_EQ(listen(fd.get(), 5), 0);
+  EXPECT_STATUS(Client::Connect({.socket_dir = dir, .connect_timeout = absl::Milliseconds(300)}),
+                absl::StatusCode::kDeadlineExceeded, "did not answer");
+}
+
+TEST_F(RestartTest, ASuspendedDaemonTimesCallsOutAndThenWorksOn) {
+  ClientOptions options;
+  options.socket_dir = dir();
+  options.call_timeout = absl::Milliseconds(200);
+  ASSERT_OK_AND_ASSIGN(Client client, Client::Connect(options));
+  daemon_->process().Signal(SIGSTOP);
+  EXPECT_STATUS(client.Allocate(1000), absl::StatusCode::kDeadlineExceeded, "");
+  daemon_->process().Signal(SIGCONT);
+  EXPECT_TRUE(WaitFor([&] { return client.Allocate(1000).ok(); })) << client.status();
+  // The block of the call that was given up has no owner: it must not stay allocated.
+  EXPECT_TRUE(WaitFor([&] {
+    const absl::StatusOr<MemoryStats> stats = client.GetMemoryStats();
+    return stats.ok() && stats->allocation.all.current == 0;
+  }));
+}
+
+TEST(PermissionTest, AnotherUserIsRefusedByTheSocketsMode) {
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<DaemonProcess> daemon,
+                       DaemonProcess::Start({.config = "socket_mode: \"0600\""}));
+  if (geteuid() != 0) {
+    // Without root there is no other user to become: take the permission away from this one.
+    ASSERT_EQ(chmod((daemon->socket_dir() + "/vrambroker.sock").c_str(), 0), 0);
+    EXPECT_STATUS(Client::Connect({.socket_dir = daemon->socket_dir()}), absl::StatusCode::kPermissionDenied,
+                  "socket_mode");
+    return;
+  }
+  ASSERT_OK_AND_ASSIGN(ClientProcess stranger, ClientProcess::Start(daemon->socket_dir()));
+  ASSERT_OK(stranger.Call("setuid 65534"));
+  EXPECT_STATUS(stranger.Call("connect stranger -"), absl::StatusCode::kPermissionDenied, "socket_mode");
+  EXPECT_STATUS(stranger.Call("fetch 00112233445566778899aabbccddeeff"), absl::StatusCode::kPermissionDenied, "");
+}
+
+TEST(PermissionTest, AnotherUserMayUseTheMemoryButNotOperate) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root, to become another user";
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<DaemonProcess> daemon,
+                       DaemonProcess::Start({.config = "socket_mode: \"0666\""}));
+  ASSERT_OK_AND_ASSIGN(Client roots, Client::Connect({.socket_dir = daemon->socket_dir(), .name = "roots"}));
+  ASSERT_OK_AND_ASSIGN(Buffer held, roots.Allocate(1_MiB));
+  ASSERT_OK_AND_ASSIGN(ClientProcess user, ClientProcess::Start(daemon->socket_dir()));
+  ASSERT_OK(user.Call("setuid 65534"));
+  ASSERT_OK(user.Call("connect user -"));
+  EXPECT_OK(user.Call("fill 3 100000 1"));
+  EXPECT_OK(user.Call("list"));
+  for (const char* command : {"set_limit roots 0", "trim roots", "end roots", "set_limit user 0", "end nobody"}) {
+    EXPECT_STATUS(user.Call(command), absl::StatusCode::kPermissionDenied, "may not change sessions");
+  }
+  EXPECT_EQ(roots.limit_bytes(), 256_MiB);
+  EXPECT_OK(roots.Allocate(1_MiB));
+  ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(daemon->socket_dir()));
+  ASSERT_OK_AND_ASSIGN(const v1::Session session, raw.GetSession(Ref("user")));
+  EXPECT_EQ(session.uid(), 65534u);
+}
+
+}  // namespace
+}  // namespace vrambroker::testing_support

@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Many processes, one device: the same memory for those who share it, nobody else's bytes for all others.
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "allocator/bytes.h"
+#include "client/connection.h"
+#include "tests/support/daemon_test.h"
+#include "tests/support/raw_client.h"
+
+namespace vrambroker::testing_support {
+namespace {
+
+class SharingTest : public DaemonTest {
+ protected:
+  // What sessions have leased; idle segments are nobody's.
+  static uint64_t Charged(const v1::Device& device) { return device.reserved_bytes() - device.idle_bytes(); }
+};
+
+TEST_F(SharingTest, TwoMappingsOfASegmentAreTheSameBytes) {
+  ASSERT_OK(StartDaemon());
+  ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
+  RawStream stream(raw);
+  ASSERT_OK_AND_ASSIGN(const v1::Welcome welcome, stream.Hello());
+  ASSERT_OK_AND_ASSIGN(const v1::AllocateResponse block, raw.Allocate(welcome.session_id(), 1000));
+  EXPECT_EQ(block.block_bytes(), 1024u);
+  EXPECT_EQ(block.segment_bytes(), 2_MiB);
+  ASSERT_OK_AND_ASSIGN(const UniqueFd descriptor,
+                       client_internal::FetchDescriptor(dir(), block.handle().descriptor_ticket(), kPatience));
+  void* first = mmap(nullptr, 2_MiB, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor.get(), 0);
+  void* second = mmap(nullptr, 2_MiB, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor.get(), 0);
+  ASSERT_NE(first, MAP_FAILED);
+  ASSERT_NE(second, MAP_FAILED);
+  ASSERT_NE(first, second);
+  Fill(static_cast<char*>(first) + block.offset_bytes(), 1000, 42);
+  EXPECT_TRUE(Holds(static_cast<char*>(second) + block.offset_bytes(), 1000, 42));
+  munmap(first, 2_MiB);
+  EXPECT_TRUE(Holds(static_cast<char*>(second) + block.offset_bytes(), 1000, 42));
+  munmap(second, 2_MiB);
+  EXPECT_OK(stream.Goodbye());
+}
+
+TEST_F(SharingTest, ANewSegmentIsZeroed) {
+  ASSERT_OK(StartDaemon());
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("zero"));
+  ASSERT_OK_AND_ASSIGN(Buffer buffer, client.Allocate(4_MiB));
+  const char* bytes = static_cast<const char*>(buffer.data());
+  EXPECT_TRUE(std::all_of(bytes, bytes + buffer.size(), [](char c) { return c == 0; }));
+}
+
+TEST_F(SharingTest, WriteAndReadCopyWithinBounds) {
+  ASSERT_OK(StartDaemon());
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("copy"));
+  ASSERT_OK_AND_ASSIGN(Buffer buffer, client.Allocate(1000));
+  std::vector<char> text(1000, 'x');
+  std::vector<char> back(1000);
+  EXPECT_OK(buffer.Write(0, text.data(), 1000));
+  EXPECT_OK(buffer.Read(0, back.data(), 1000));
+  EXPECT_EQ(text, back);
+  EXPECT_OK(buffer.Write(1000, text.data(), 0));
+  EXPECT_STATUS(buffer.Write(1, text.data(), 1000), absl::StatusCode::kOutOfRange, "1000");
+  EXPECT_STATUS(buffer.Read(~uint64_t{0}, back.data(), 2), absl::StatusCode::kOutOfRange, "");
+  EXPECT_STATUS(client.Allocate(0), absl::StatusCode::kInvalidArgument, "bytes");
+  EXPECT_STATUS(client.Allocate(1, 1), absl::StatusCode::kNotFound, "device");
+  EXPECT_STATUS(client.Allocate(1, -1), absl::StatusCode::kNotFound, "device");
+  EXPECT_EQ(client.limit_bytes(7), 0u);
+}
+
+TEST_F(SharingTest, ManyProcessesNeverSeeEachOthersBytes) {
+  ASSERT_OK(StartDaemon());
+  std::vector<ClientProcess> clients;
+  for (int i = 0; i < 6; ++i) {
+    ASSERT_OK_AND_ASSIGN(ClientProcess client, ConnectProcess("writer"));
+    clients.push_back(std::move(client));
+  }
+  // All at once: each writes 40 buffers of its own pattern, then finds it unchanged by the others.
+  for (size_t i = 0; i < clients.size(); ++i) ASSERT_OK(clients[i].Send(absl::StrCat("fill 40 50000 ", i * 1000)));
+  for (ClientProcess& client : clients) EXPECT_OK(client.Receive());
+  for (size_t i = 0; i < clients.size(); ++i) EXPECT_OK(clients[i].Call(absl::StrCat("check ", i * 1000)));
+  // Again, into memory that has been used before.
+  for (size_t i = 0; i < clients.size(); i += 2) {
+    EXPECT_OK(clients[i].Call("goodbye"));
+    ASSERT_OK_AND_ASSIGN(clients[i], ConnectProcess("writer"));
+    EXPECT_OK(clients[i].Call(absl::StrCat("fill 40 50000 ", i * 1000 + 500)));
+  }
+  for (size_t i = 1; i < clients.size(); i += 2) EXPECT_OK(clients[i].Call(absl::StrCat("check ", i * 1000)));
+}
+
+TEST_F(SharingTest, SegmentsOfSessionsAreDisjointAndBlocksDoNotOverlap) {
+  ASSERT_OK(StartDaemon());
+  std::set<uint64_t> seen;
+  std::vector<Client> clients;
+  std::vector<Buffer> buffers;
+  for (int i = 0; i < 4; ++i) {
+    ASSERT_OK_AND_ASSIGN(Client client, Connect("disjoint"));
+    EXPECT_EQ(client.name(), i == 0 ? "disjoint" : absl::StrCat("disjoint-", i + 1));
+    std::set<uint64_t> own;
+    std::set<std::pair<uint64_t, uint64_t>> starts;
+    for (const uint64_t bytes : {100_KiB, 1_MiB, 2_MiB, 12_MiB, 300_KiB, 700_KiB, 5_MiB}) {
+      ASSERT_OK_AND_ASSIGN(Buffer buffer, client.Allocate(bytes));
+      own.insert(buffer.segment_id());
+      EXPECT_TRUE(starts.insert({buffer.segment_id(), buffer.offset_bytes()}).second);
+      Fill(buffer.data(), buffer.size(), buffers.size());
+      buffers.push_back(std::move(buffer));
+    }
+    for (const uint64_t segment : own) EXPECT_TRUE(seen.insert(segment).second) << "segment " << segment;
+    clients.push_back(std::move(client));
+  }
+  for (size_t i = 0; i < buffers.size(); ++i) EXPECT_TRUE(Holds(buffers[i].data(), buffers[i].size(), i)) << i;
+}
+
+TEST_F(SharingTest, SixtyFourProcessesAtOnceAndAllMemoryComesBack) {
+  ASSERT_OK(StartDaemon({.capacity = "1GiB", .config = "idle_decay: \"300ms\""}));
+  std::vector<ClientProcess> clients;
+  for (int i = 0; i < 64; ++i) {
+    ASSERT_OK_AND_ASSIGN(ClientProcess client, ClientProcess::Start(dir()));
+    clients.push_back(std::move(client));
+  }
+  const auto all = [&](const std::function<std::string(size_t)>& command) {
+    for (size_t i = 0; i < clients.size(); ++i) EXPECT_OK(clients[i].Send(command(i)));
+    for (ClientProcess& client : clients) EXPECT_OK(client.Receive());
+  };
+  all([](size_t i) { return absl::StrCat("connect rank", i, " 16MiB"); });
+  all([](size_t i) { return absl::StrCat("fill 5 60000 ", i * 100); });
+  all([](size_t i) { return absl::StrCat("check ", i * 100); });
+
+  ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
+  ASSERT_OK_AND_ASSIGN(const v1::ListSessionsResponse sessions, raw.ListSessions());
+  EXPECT_EQ(sessions.sessions_size(), 64);
+  ASSERT_OK_AND_ASSIGN(v1::Device device, raw.GetDevice());
+  EXPECT_EQ(Charged(device), 64 * 2_MiB);
+
+  // Half of them leave politely, half are killed.
+  for (size_t i = 0; i < clients.size(); ++i) {
+    if (i % 2 == 0) {
+      EXPECT_OK(clients[i].Call("goodbye"));
+    } else {
+      clients[i].process().Signal(SIGKILL);
+    }
+  }
+  EXPECT_TRUE(WaitFor([&] {
+    const absl::StatusOr<v1::ListSessionsResponse> left = raw.ListSessions();
+    return left.ok() && left->sessions().empty();
+  }));
+  // First idle, then back with the driver.
+  EXPECT_TRUE(WaitFor([&] {
+    const absl::StatusOr<v1::Device> now = raw.GetDevice();
+    return now.ok() && now->reserved_bytes() == 0 && now->idle_bytes() == 0;
+  }));
+}
+
+TEST_F(SharingTest, EveryCallIsAttributedToTheProcessThatMakesIt) {
+  ASSERT_OK(StartDaemon());
+  ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
+  // Several rounds, so that the daemon's descriptor numbers are used again by other processes.
+  for (int round = 0; round < 3; ++round) {
+    std::vector<ClientProcess> clients;
+    std::vector<std::string> ids;
+    for (int i = 0; i < 12; ++i) {
+      ASSERT_OK_AND_ASSIGN(ClientProcess client, ClientProcess::Start(dir()));
+      clients.push_back(std::move(client));
+    }
+    for (ClientProcess& client : clients) ASSERT_OK(client.Send(absl::StrCat("connect p", client.pid(), " -")));
+    for (ClientProcess& client : clients) {
+      ASSERT_OK_AND_ASSIGN(const std::vector<std::string> words, client.Receive());
+      ids.push_back(words[0]);
+    }
+    for (size_t i = 0; i < clients.size(); ++i) {
+      ASSERT_OK_AND_ASSIGN(const v1::Session session, raw.GetSession(Ref(absl::StrCat("p", clients[i].pid()))));
+      EXPECT_EQ(session.pid(), clients[i].pid());
+      EXPECT_EQ(session.uid(), getuid());
+      EXPECT_EQ(session.gid(), getgid());
+      // A fresh connection of the same process is let in, one of another process is not.
+      EXPECT_OK(clients[i].Call(absl::StrCat("allocate_raw ", ids[i], " 1000")));
+      const std::string& other = ids[(i + 1) % ids.size()];
+      for (const char* call : {"allocate_raw", "free_raw", "empty_raw", "stats_raw", "reset_raw"}) {
+        EXPECT_STATUS(clients[i].Call(absl::StrCat(call, " ", other, " 1")), absl::StatusCode::kPermissionDenied,
+                      "belongs to another process");
+      }
+    }
+    ASSERT_OK_AND_ASSIGN(const v1::ListSessionsResponse sessions, raw.ListSessions());
+    EXPECT_EQ(static_cast<size_t>(sessions.sessions_size()), clients.size());
+    for (const v1::Session& session : sessions.sessions()) {
+      EXPECT_EQ(session.devices(0).stats().allocation().all().current(), 1u) << session.name();
+      EXPECT_EQ(session.name(), absl::StrCat("p", session.pid()));
+    }
+    clients.clear();
+    EXPECT_TRUE(WaitFor([&] {
+      const absl::StatusOr<v1::ListSessionsResponse> left = raw.ListSessions();
+      return left.ok() && left->sessions().empty();
+    }));
+  }
+}
+
+TEST_F(SharingTest, OneClientInEightThreads) {
+  ASSERT_OK(StartDaemon({.capacity = "512MiB"}));
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("threads"));
+  std::atomic<int> failures{0};
+  const int rounds = kSanitized ? 60 : 300;
+  std::vector<std::thread> threads;
+  for (uint64_t t = 0; t < 8; ++t) {
+    threads.emplace_back([&, t] {
+      std::vector<std::pair<uint64_t, Buffer>> held;
+      uint64_t random = t + 1;
+      for (int i = 0; i < rounds; ++i) {
+        random = random * 6364136223846793005u + 1442695040888963407u;
+        // Mostly small, sometimes with a segment of its own, so that segments come and go.
+        const uint64_t bytes = (random >> 60) == 0 ? 12_MiB : 1 + (random >> 33) % 100000;
+        absl::StatusOr<Buffer> buffer = client.Allocate(bytes);
+        if (!buffer.ok()) {
+          ADD_FAILURE() << buffer.status();
+          ++failures;
+          break;
+        }
+        const uint64_t seed = t * 1000000 + static_cast<uint64_t>(i);
+        Fill(buffer->data(), std::min<uint64_t>(bytes, 4096), seed);
+        held.emplace_back(seed, *std::move(buffer));
+        if (held.size() > 5) {
+          auto& [old_seed, old] = held[(random >> 20) % held.size()];
+          if (!Holds(old.data(), std::min<uint64_t>(old.size(), 4096), old_seed)) ++failures;
+          if (!old.Reset().ok()) ++failures;
+          std::swap(held[(random >> 20) % held.size()], held.back());
+          held.pop_back();
+        }
+        if (i % 37 == 0 && !client.EmptyCache().ok()) ++failures;
+      }
+      for (const auto& [seed, buffer] : held) {
+        if (!Holds(buffer.data(), std::min<uint64_t>(buffer.size(), 4096), seed)) ++failures;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(failures, 0);
+  ASSERT_OK_AND_ASSIGN(const MemoryStats stats, client.GetMemoryStats());
+  EXPECT_EQ(stats.allocation.all.current, 0u);
+  EXPECT_EQ(stats.allocation.all.allocated, 8u * static_cast<uint64_t>(rounds));
+  EXPECT_EQ(stats.allocated_bytes.all.current, 0u);
+  EXPECT_OK(client.EmptyCache());
+  ASSERT_OK_AND_ASSIGN(const MemoryStats empty, client.GetMemoryStats());
+  EXPECT_EQ(empty.reserved_bytes.all.current, 0u);
+  EXPECT_OK(client.ResetPeakStats());
+  ASSERT_OK_AND_ASSIGN(const MemoryStats reset, client.GetMemoryStats());
+  EXPECT_EQ(reset.allocated_bytes.all.peak, 0u);
+}
+
+TEST_F(SharingTest, AForkedChildIsRefusedAndTheParentGoesOn) {
+  ASSERT_OK(StartDaemon());
+  auto client = Connect("parent");
+  ASSERT_OK(client);
+  ASSERT_OK_AND_ASSIGN(Buffer buffer, client->Allocate(1000));
+  Fill(buffer.data(), 1000, 9);
+  const pid_t child = fork();
+  if (child == 0) {
+    // Nothing here may hang, crash, or speak for the parent; _exit, because this is still the test's program.
+    if (!absl::IsFailedPrecondition(client->status())) _exit(1);
+    if (!absl::IsFailedPrecondition(client->Allocate(1000).status())) _exit(2);
+    if (!absl::IsFailedPrecondition(client->EmptyCache().status())) _exit(3);
+    if (!absl::StrContains(client->status().message(), "fork")) _exit(4);
+    // gRPC would not survive it, so connecting anew is refused as well.
+    if (!absl::IsFailedPrecondition(Connect("child").status())) _exit(7);
+    if (!Holds(buffer.data(), 1000, 9)) _exit(5);
+    if (!absl::IsFailedPrecondition(buffer.Reset())) _exit(6);
+    client = absl::CancelledError();  // destroys the last reference
+    _exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "step " << status;
+  EXPECT_OK(client->status());
+  EXPECT_OK(client->Allocate(1000));
+  EXPECT_TRUE(Holds(buffer.data(), 1000, 9));
+  EXPECT_OK(buffer.Reset());
+}
+
+TEST_F(SharingTest, SeveralDevicesAreSeparate) {
+  ASSERT_OK(StartDaemon({.capacity = "64MiB", .config = "host_devices: 2"}));
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("two", Limit(0.5)));
+  ASSERT_EQ(client.devices().size(), 2u);
+  EXPECT_NE(client.devices()[0].uuid, client.devices()[1].uuid);
+  ASSERT_OK_AND_ASSIGN(Buffer a, client.Allocate(32_MiB, 0));
+  ASSERT_OK_AND_ASSIGN(Buffer b, client.Allocate(32_MiB, 1));
+  EXPECT_EQ(b.device(), 1);
+  EXPECT_NE(a.segment_id(), b.segment_id());
+  Fill(a.data(), a.size(), 1);
+  Fill(b.data(), b.size(), 2);
+  EXPECT_TRUE(Holds(a.data(), a.size(), 1));
+  EXPECT_STATUS(client.Allocate(1, 1), absl::StatusCode::kResourceExhausted, "device 1");
+  EXPECT_OK(b.Reset());
+  ASSERT_OK_AND_ASSIGN(const MemoryStats first, client.GetMemoryStats(0));
+  ASSERT_OK_AND_ASSIGN(const MemoryStats second, client.GetMemoryStats(1));
+  EXPECT_EQ(first.allocated_bytes.all.current, 32_MiB);
+  EXPECT_EQ(second.allocated_bytes.all.current, 0u);
+}
+
+}  // namespace
+}  // namespace vrambroker::testing_support

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/support/child_process.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+
+extern char** environ;  // NOLINT(readability-redundant-declaration)
+
+namespace vrambroker::testing_support {
+namespace {
+
+struct Pipe {
+  UniqueFd read_end;
+  UniqueFd write_end;
+};
+
+absl::StatusOr<Pipe> MakePipe() {
+  std::array<int, 2> ends;
+  if (pipe2(ends.data(), O_CLOEXEC) != 0) return absl::ErrnoToStatus(errno, "pipe2 failed");
+  return Pipe{UniqueFd(ends[0]), UniqueFd(ends[1])};
+}
+
+// Everything that a child of a program with many threads may do before exec, and nothing that takes a lock.
+[[noreturn]] void Exec(char** argv, char** envp, int in, int out, int err) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  sigset_t none;
+  sigemptyset(&none);
+  sigprocmask(SIG_SETMASK, &none, nullptr);
+  dup2(in, STDIN_FILENO);
+  dup2(out, STDOUT_FILENO);
+  dup2(err, STDERR_FILENO);
+  execve(argv[0], argv, envp);
+  _exit(127);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ChildProcess>> ChildProcess::Start(const Arguments& arguments,
+                                                                  const Environment& environment) {
+  absl::StatusOr<Pipe> in = MakePipe();
+  absl::StatusOr<Pipe> out = MakePipe();
+  if (!in.ok() || !out.ok()) return in.ok() ? out.status() : in.status();
+  UniqueFd err(memfd_create("stderr", MFD_CLOEXEC));
+  if (!err.valid()) return absl::ErrnoToStatus(errno, "memfd_create failed");
+
+  std::vector<std::string> words = arguments;
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  std::vector<std::string> variables;
+  for (const auto& [name, value] : environment) variables.push_back(absl::StrCat(name, "=", value));
+  std::vector<char*> envp;
+  for (std::string& variable : variables) envp.push_back(variable.data());
+  for (char** variable = environ; *variable != nullptr; ++variable) envp.push_back(*variable);
+  envp.push_back(nullptr);
+
+  const pid_t pid = fork();
+  if (pid < 0) return absl::ErrnoToStatus(errno, "fork failed");
+  if (pid == 0) Exec(argv.data(), envp.data(), in->read_end.get(), out->write_end.get(), err.get());
+  return std::unique_ptr<ChildProcess>(
+      new ChildProcess(pid, std::move(in->write_end), std::move(out->read_end), std::move(err)));
+}
+
+ChildProcess::~ChildProcess() {
+  if (exit_code_.has_value()) return;
+  kill(pid_, SIGKILL);
+  waitpid(pid_, nullptr, 0);
+}
+
+absl::Status ChildProcess::WriteLine(absl::string_view line) {
+  const std::string text = absl::StrCat(line, "\n");
+  for (size_t done = 0; done < text.size();) {
+    const ssize_t size = write(in_.get(), text.data() + done, text.size() - done);
+    if (size < 0) return absl::ErrnoToStatus(errno, "writing to the child failed");
+    done += static_cast<size_t>(size);
+  }
+  return absl::OkStatus();
+}
+
+bool ChildProcess::ReadMore(absl::Time deadline) {
+  while (true) {
+    const absl::Duration left = deadline - absl::Now();
+    if (left <= absl::ZeroDuration()) return false;
+    pollfd wait = {.fd = out_.get(), .events = POLLIN, .revents = 0};
+    const int ready = poll(&wait, 1, static_cast<int>(absl::ToInt64Milliseconds(left)) + 1);
+    if (ready == 0 || (ready < 0 && errno == EINTR)) continue;
+    std::array<char, 1 << 16> buffer;
+    const ssize_t size = read(out_.get(), buffer.data(), buffer.size());
+    if (size <= 0) return false;
+    unread_.append(buffer.data(), static_cast<size_t>(size));
+    return true;
+  }
+}
+
+absl::StatusOr<std::string> ChildProcess::ReadLine(absl::Duration timeout) {
+  const absl::Time deadline = absl::Now() + timeout;
+  size_t end;
+  while ((end = unread_.find('\n')) == std::string::npos) {
+    if (ReadMore(deadline)) continue;
+    return absl::Now() >= deadline
+               ? absl::DeadlineExceededError("the child wrote no line in time")
+               : absl::UnavailableError(absl::StrCat("the child's output has ended; stderr: ", ErrorText()));
+  }
+  std::string line = unread_.substr(0, end);
+  unread_.erase(0, end + 1);
+  return line;
+}
+
+std::string ChildProcess::ReadRest(absl::Duration timeout) {
+  const absl::Time deadline = absl::Now() + timeout;
+  while (ReadMore(deadline)) {
+  }
+  return std::exchange(unread_, "");
+}
+
+std::string ChildProcess::ErrorText() const {
+  std::string text;
+  std::array<char, 1 << 16> buffer;
+  ssize_t size;
+  while ((size = pread(err_.get(), buffer.data(), buffer.size(), static_cast<off_t>(text.size()))) > 0) {
+    text.append(buffer.data(), static_cast<size_t>(size));
+  }
+  return text;
+}
+
+void ChildProcess::Signal(int signal) const {
+  if (!exit_code_.has_value()) kill(pid_, signal);
+}
+
+bool ChildProcess::Running() {
+  return absl::IsDeadlineExceeded(Wait(absl::ZeroDuration()).status());
+}
+
+absl::StatusOr<int> ChildProcess::Wait(absl::Duration timeout) {
+  const bool ended = WaitFor(
+      [this] {
+        int status = 0;
+        if (!exit_code_.has_value() && waitpid(pid_, &status, WNOHANG) == pid_) {
+          exit_code_ = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+        }
+        return exit_code_.has_value();
+      },
+      timeout);
+  if (!ended) return absl::DeadlineExceededError(absl::StrCat("process ", pid_, " still runs"));
+  return *exit_code_;
+}
+
+RunResult RunProgram(const Arguments& arguments, const Environment& environment) {
+  RunResult result;
+  absl::StatusOr<std::unique_ptr<ChildProcess>> child = ChildProcess::Start(arguments, environment);
+  if (!child.ok()) {
+    result.err = child.status().ToString();
+    return result;
+  }
+  result.out = (*child)->ReadRest();
+  result.exit_code = (*child)->Wait().value_or(-1);
+  result.err = (*child)->ErrorText();
+  return result;
+}
+
+}  // namespace vrambroker::testing_support

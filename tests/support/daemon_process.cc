@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/support/daemon_process.h"
+
+#include <signal.h>
+
+#include <cstdlib>
+#include <fstream>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+
+namespace vrambroker::testing_support {
+
+DaemonProcess::DaemonProcess(const DaemonOptions& options) : options_(options), socket_dir_(MakeTempDir()) {
+  // Tests that end a daemon while sessions are open wait this long.
+  std::ofstream(socket_dir_ + "/config.textproto")
+      << (absl::StrContains(options.config, "drain_timeout") ? "" : "drain_timeout: \"500ms\"\n") << options.config;
+}
+
+Arguments DaemonProcess::CommandLine() const {
+  Arguments arguments = {DaemonProgram(),
+                         absl::StrCat("--config=", socket_dir_, "/config.textproto"),
+                         absl::StrCat("--socket_dir=", socket_dir_),
+                         "--device=host",
+                         absl::StrCat("--capacity=", options_.capacity),
+                         options_.http ? "--http_address=127.0.0.1:0" : "--http_address=off"};
+  arguments.insert(arguments.end(), options_.flags.begin(), options_.flags.end());
+  return arguments;
+}
+
+absl::StatusOr<std::unique_ptr<DaemonProcess>> DaemonProcess::Start(const DaemonOptions& options) {
+  std::unique_ptr<DaemonProcess> daemon(new DaemonProcess(options));
+  if (absl::Status status = daemon->Restart(); !status.ok()) return status;
+  return daemon;
+}
+
+absl::Status DaemonProcess::Restart() {
+  absl::StatusOr<std::unique_ptr<ChildProcess>> process = ChildProcess::Start(CommandLine(), options_.environment);
+  if (!process.ok()) return process.status();
+  process_ = *std::move(process);
+  // "ready" is the last thing that it says before it serves.
+  const bool told = WaitFor([this] { return absl::StrContains(log(), " ready socket=") || !Running(); });
+  if (!told || !Running()) return absl::UnavailableError(absl::StrCat("the daemon does not serve; its log:\n", log()));
+  const std::string http = "http=http://127.0.0.1:";
+  const std::string text = log();
+  const size_t at = text.find(http);
+  http_port_ = at == std::string::npos ? 0 : std::atoi(text.c_str() + at + http.size());
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int> DaemonProcess::Stop() {
+  process_->Signal(SIGTERM);
+  return process_->Wait();
+}
+
+void DaemonProcess::Kill() {
+  process_->Signal(SIGKILL);
+  (void)process_->Wait();
+}
+
+MetricsPage DaemonProcess::Metrics() const {
+  absl::StatusOr<HttpAnswer> answer = Get("/metrics");
+  return MetricsPage(answer.ok() && answer->code == 200 ? answer->body : "");
+}
+
+}  // namespace vrambroker::testing_support

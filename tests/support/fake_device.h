@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// FakeDevice: a Device with no memory behind it, which counts what it hands out, fails where it is told to, and holds
+// callers at a gate. For tests of what lies above devices.
+#ifndef VRAMBROKER_TESTS_SUPPORT_FAKE_DEVICE_H_
+#define VRAMBROKER_TESTS_SUPPORT_FAKE_DEVICE_H_
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "allocator/device.h"
+#include "allocator/mutex.h"
+
+namespace vrambroker {
+
+// Holds the threads that pass it until it is opened.
+class Gate {
+ public:
+  // For the code under test.
+  void Pass() {
+    MutexLock lock(mu_);
+    ++arrived_;
+    changed_.NotifyAll();
+    while (!open_) changed_.Wait(mu_);
+  }
+
+  // Returns when `count` threads have come to the gate, ever.
+  void AwaitArrivals(int count) {
+    MutexLock lock(mu_);
+    while (arrived_ < count) changed_.Wait(mu_);
+  }
+
+  void Open() {
+    MutexLock lock(mu_);
+    open_ = true;
+    changed_.NotifyAll();
+  }
+
+ private:
+  Mutex mu_;
+  CondVar changed_;
+  int arrived_ ABSL_GUARDED_BY(mu_) = 0;
+  bool open_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+class FakeDevice : public Device {
+ public:
+  enum class Call { kAllocate, kFree, kExport };
+
+  // The test's end of the device; outlives it.
+  class Control {
+   public:
+    uint64_t live_bytes() const { return Read(&Control::live_bytes_); }
+    uint64_t peak_bytes() const { return Read(&Control::peak_bytes_); }
+    int allocations() const { return Read(&Control::allocations_); }
+    int frees() const { return Read(&Control::frees_); }
+    int faults_fired() const { return Read(&Control::faults_fired_); }
+    // Frees of what was not live, and other misuse. Must be empty at the end of every test.
+    std::string misuse() const { return Read(&Control::misuse_); }
+
+    // Calls number `nth`, nth + 1, ... (`count` of them, the next one is number 1) of this kind fail with `status`.
+    void Fail(Call call, int nth, int count, absl::Status status) {
+      MutexLock lock(mu_);
+      fault_ = {.call = call, .skip = nth - 1, .count = count, .status = std::move(status)};
+      faults_fired_ = 0;
+    }
+
+    // Every call of this kind passes the gate first, from now on.
+    Gate& Hold(Call call) {
+      MutexLock lock(mu_);
+      gates_[call] = std::make_unique<Gate>();
+      return *gates_[call];
+    }
+
+    // Returns when the device has refused `count` allocations for lack of room.
+    void AwaitRefusals(int count) {
+      MutexLock lock(mu_);
+      while (refusals_ < count) changed_.Wait(mu_);
+    }
+
+    // Another program takes device memory, or gives it back.
+    void set_foreign_bytes(uint64_t bytes) {
+      MutexLock lock(mu_);
+      foreign_bytes_ = bytes;
+    }
+
+   private:
+    friend class FakeDevice;
+    struct Fault {
+      Call call = Call::kAllocate;
+      int skip = 0;
+      int count = 0;
+      absl::Status status;
+    };
+
+    template <typename T>
+    T Read(T Control::*field) const {
+      MutexLock lock(mu_);
+      return this->*field;
+    }
+
+    absl::Status Enter(Call call) {
+      Gate* gate = nullptr;
+      {
+        MutexLock lock(mu_);
+        gate = gates_[call].get();
+      }
+      if (gate != nullptr) gate->Pass();
+      MutexLock lock(mu_);
+      if (fault_.call != call || fault_.count == 0) return absl::OkStatus();
+      if (fault_.skip > 0) {
+        --fault_.skip;
+        return absl::OkStatus();
+      }
+      --fault_.count;
+      ++faults_fired_;
+      return fault_.status;
+    }
+
+    mutable Mutex mu_;
+    CondVar changed_;
+    Fault fault_;
+    std::map<Call, std::unique_ptr<Gate>> gates_;
+    std::map<uint64_t, uint64_t> live_;  // address to bytes
+    uint64_t next_address_ = 1;
+    uint64_t live_bytes_ = 0;
+    uint64_t peak_bytes_ = 0;
+    uint64_t foreign_bytes_ = 0;
+    int allocations_ = 0;
+    int frees_ = 0;
+    int refusals_ = 0;
+    int faults_fired_ = 0;
+    std::string misuse_;
+  };
+
+  explicit FakeDevice(uint64_t total_bytes, DeviceKind kind = DeviceKind::kHost)
+      : properties_{.kind = kind, .uuid = "FAKE-0", .name = "fake", .total_bytes = total_bytes} {}
+
+  std::shared_ptr<Control> control() const { return control_; }
+
+  const DeviceProperties& properties() const override { return properties_; }
+
+  absl::StatusOr<uint64_t> FreeBytes() override {
+    MutexLock lock(control_->mu_);
+    return properties_.total_bytes - control_->live_bytes_ - control_->foreign_bytes_;
+  }
+
+  absl::StatusOr<DeviceSegment> AllocateSegment(uint64_t bytes) override {
+    if (absl::Status status = control_->Enter(Call::kAllocate); !status.ok()) return status;
+    Control& c = *control_;
+    MutexLock lock(c.mu_);
+    if (bytes > properties_.total_bytes - c.live_bytes_ - c.foreign_bytes_) {
+      ++c.refusals_;
+      c.changed_.NotifyAll();
+      return absl::ResourceExhaustedError("fake device: full");
+    }
+    const DeviceSegment segment{.bytes = bytes, .address = c.next_address_++};
+    c.live_[segment.address] = bytes;
+    c.live_bytes_ += bytes;
+    c.peak_bytes_ = std::max(c.peak_bytes_, c.live_bytes_);
+    ++c.allocations_;
+    return segment;
+  }
+
+  absl::Status FreeSegment(const DeviceSegment& segment) override {
+    if (absl::Status status = control_->Enter(Call::kFree); !status.ok()) return status;
+    Control& c = *control_;
+    MutexLock lock(c.mu_);
+    const auto it = c.live_.find(segment.address);
+    if (it == c.live_.end() || it->second != segment.bytes) {
+      c.misuse_ += "a segment was freed that is not live; ";
+      return absl::InternalError("fake device: not a live segment");
+    }
+    c.live_bytes_ -= segment.bytes;
+    c.live_.erase(it);
+    ++c.frees_;
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<SegmentHandle> ExportSegment(const DeviceSegment& segment) override {
+    if (absl::Status status = control_->Enter(Call::kExport); !status.ok()) return status;
+    {
+      MutexLock lock(control_->mu_);
+      if (!control_->live_.contains(segment.address)) control_->misuse_ += "a segment was exported that is not live; ";
+    }
+    if (properties_.kind == DeviceKind::kCuda) {
+      CudaIpcHandle handle = {};
+      std::memcpy(handle.data(), &segment.address, sizeof(segment.address));
+      return SegmentHandle(handle);
+    }
+    UniqueFd fd(memfd_create("fake-segment", MFD_CLOEXEC));
+    if (!fd.valid()) return absl::ErrnoToStatus(errno, "memfd_create");
+    return SegmentHandle(std::move(fd));
+  }
+
+  absl::StatusOr<void*> OpenHandle(const SegmentHandle&, uint64_t) override { return None(); }
+  absl::Status CloseHandle(void*, uint64_t) override { return None(); }
+  absl::Status CopyIn(void*, const void*, uint64_t) override { return None(); }
+  absl::Status CopyOut(void*, const void*, uint64_t) override { return None(); }
+  absl::Status Zero(const DeviceSegment& segment, uint64_t offset, uint64_t bytes) override {
+    return CheckRange(segment, offset, bytes);
+  }
+  absl::StatusOr<std::unique_ptr<Event>> RecordEvent(Stream) override { return None(); }
+
+ private:
+  static absl::Status None() { return absl::UnimplementedError("fake device: there is no memory"); }
+
+  const DeviceProperties properties_;
+  const std::shared_ptr<Control> control_ = std::make_shared<Control>();
+};
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_TESTS_SUPPORT_FAKE_DEVICE_H_

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The services by their stubs, to send what the client library never would.
+#ifndef VRAMBROKER_TESTS_SUPPORT_RAW_CLIENT_H_
+#define VRAMBROKER_TESTS_SUPPORT_RAW_CLIENT_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/clock.h"
+#include "client/connection.h"
+#include "tests/support/util.h"
+#include "vrambroker/v1/admin.grpc.pb.h"
+#include "vrambroker/v1/broker.grpc.pb.h"
+
+namespace vrambroker::testing_support {
+
+// One connection, both services.
+class RawClient {
+ public:
+  static absl::StatusOr<RawClient> Connect(const std::string& socket_dir);
+
+  v1::Broker::Stub& broker() { return *broker_; }
+  v1::Admin::Stub& admin() { return *admin_; }
+  const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
+
+  // A unary call: `method` of `stub`.
+  template <typename Stub, typename Request, typename Response>
+  static absl::Status Call(Stub& stub, grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+                           const Request& request, Response* response) {
+    grpc::ClientContext context;
+    context.set_deadline(absl::ToChronoTime(absl::Now() + kPatience));
+    return client_internal::FromGrpc((stub.*method)(&context, request, response));
+  }
+
+  absl::StatusOr<v1::AllocateResponse> Allocate(uint64_t session, uint64_t bytes, uint32_t device = 0);
+  absl::Status Free(uint64_t session, const std::vector<uint64_t>& blocks);
+  absl::StatusOr<uint64_t> EmptyCache(uint64_t session);
+  absl::StatusOr<v1::GetMemoryStatsResponse> GetMemoryStats(uint64_t session, uint32_t device = 0);
+  absl::Status ResetPeakStats(uint64_t session, uint32_t device = 0);
+  absl::StatusOr<v1::Device> GetDevice();
+
+  absl::StatusOr<v1::ListSessionsResponse> ListSessions();
+  absl::StatusOr<v1::Session> GetSession(const v1::SessionRef& ref);
+  absl::StatusOr<v1::Session> SetLimit(const v1::SessionRef& ref, const v1::Limit& limit);
+  absl::StatusOr<uint64_t> TrimSession(const v1::SessionRef& ref);
+  absl::StatusOr<uint64_t> EndSession(const v1::SessionRef& ref);
+  absl::StatusOr<std::vector<v1::GetSnapshotResponse>> GetSnapshot(const v1::SessionRef& ref, uint32_t device);
+
+ private:
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<v1::Broker::Stub> broker_;
+  std::unique_ptr<v1::Admin::Stub> admin_;
+};
+
+// A call of any method with any bytes; the bytes of the answer.
+absl::StatusOr<std::string> CallBytes(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
+                                      const std::string& request);
+
+v1::SessionRef Ref(uint64_t id);
+v1::SessionRef Ref(const std::string& name);
+v1::Limit BytesLimit(uint64_t bytes);
+v1::Limit FractionLimit(double fraction);
+
+// A call of Broker.Session. For one thread.
+class RawStream {
+ public:
+  explicit RawStream(RawClient& client);
+  // Cancels the call: to the daemon, the stream breaks.
+  ~RawStream();
+
+  // False when the stream has ended.
+  bool Send(const v1::SessionRequest& request) { return stream_->Write(request); }
+  // None when the stream has ended.
+  std::optional<v1::SessionResponse> Receive();
+  // Sends a hello; the session's id, or the status that ended the stream.
+  absl::StatusOr<v1::Welcome> Hello(const std::string& name = "raw",
+                                    const std::optional<v1::Limit>& limit = std::nullopt);
+  absl::StatusOr<v1::Welcome> Open(const v1::SessionRequest& first);
+  // Says goodbye and waits for the end.
+  absl::Status Goodbye();
+  // The status with which the daemon ended the stream; reads what is left.
+  absl::Status End();
+  void Cancel() { context_.TryCancel(); }
+
+ private:
+  grpc::ClientContext context_;
+  std::unique_ptr<grpc::ClientReaderWriter<v1::SessionRequest, v1::SessionResponse>> stream_;
+  bool ended_ = false;
+};
+
+}  // namespace vrambroker::testing_support
+
+#endif  // VRAMBROKER_TESTS_SUPPORT_RAW_CLIENT_H_

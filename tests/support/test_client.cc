@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A client that does what standard input tells it, one command a line, and answers each with a line:
+//   ok [WORD]...   or   error CODE MESSAGE [TYPE_URL VALUE]...   (texts in hexadecimal digits, '-' when empty)
+// It ends at the end of its input, or however the test ends it.
+//
+//   connect NAME LIMIT       '-': none                  -> SESSION NAME LIMIT_BYTES
+//   alloc BYTES                                         -> INDEX SEGMENT OFFSET BLOCK_BYTES
+//   write INDEX SEED | verify INDEX SEED | free INDEX
+//   fill COUNT BYTES SEED    allocate, write and verify COUNT buffers
+//   check SEED               verify what fill wrote
+//   churn THREADS BYTES      allocate, write, verify and free in a loop, in the background, until the process ends
+//   empty | status | goodbye (ends the session and all buffers)
+//   setuid UID
+//   fetch TICKET             exchange a ticket (hexadecimal) for a descriptor
+//   allocate_raw SESSION BYTES | free_raw SESSION BLOCK | empty_raw SESSION | stats_raw SESSION | reset_raw SESSION
+//   set_limit NAME BYTES | trim NAME | end NAME | list  by the Admin service
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <functional>
+#include <iostream>
+#include <map>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/cord.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "client/vrambroker/client.h"
+#include "tests/support/raw_client.h"
+#include "tests/support/util.h"
+
+namespace vrambroker::testing_support {
+namespace {
+
+using Words = std::vector<std::string>;
+
+uint64_t Number(const std::string& word) {
+  return std::strtoull(word.c_str(), nullptr, 10);
+}
+
+std::string Hex(absl::string_view text) {
+  return text.empty() ? "-" : absl::BytesToHexString(text);
+}
+
+class TestClient {
+ public:
+  explicit TestClient(std::string socket_dir) : socket_dir_(std::move(socket_dir)) {}
+
+  absl::StatusOr<std::string> Do(const Words& words) {
+    const std::string& command = words[0];
+    if (command == "connect") return Connect(words);
+    if (command == "setuid") {
+      if (setuid(static_cast<uid_t>(Number(words[1]))) != 0) return absl::ErrnoToStatus(errno, "setuid failed");
+      return "";
+    }
+    if (command == "fetch") {
+      return Say(client_internal::FetchDescriptor(socket_dir_, absl::HexStringToBytes(words[1]), kPatience).status());
+    }
+    if (absl::EndsWith(command, "_raw")) return Raw(words);
+    if (command == "set_limit" || command == "trim" || command == "end" || command == "list") return Operate(words);
+    if (!client_.has_value()) return absl::FailedPreconditionError("test_client: not connected");
+    if (command == "alloc") return Allocate(Number(words[1]));
+    if (command == "fill") return FillMany(Number(words[1]), Number(words[2]), Number(words[3]));
+    if (command == "check") return CheckAll(Number(words[1]));
+    if (command == "churn") return Churn(Number(words[1]), Number(words[2]));
+    if (command == "status") return Say(client_->status());
+    if (command == "empty") {
+      const absl::StatusOr<uint64_t> bytes = client_->EmptyCache();
+      if (!bytes.ok()) return bytes.status();
+      return absl::StrCat(*bytes);
+    }
+    if (command == "goodbye") {
+      buffers_.clear();
+      filled_.clear();
+      client_.reset();
+      return "";
+    }
+    const auto it = buffers_.find(Number(words.at(1)));
+    if (it == buffers_.end()) return absl::NotFoundError("test_client: no such buffer");
+    Buffer& buffer = it->second;
+    if (command == "write") {
+      Fill(buffer.data(), buffer.size(), Number(words.at(2)));
+      return "";
+    }
+    if (command == "verify") return Verify(buffer, Number(words.at(2)));
+    if (command == "free") {
+      absl::Status status = buffer.Reset();
+      buffers_.erase(it);
+      return Say(std::move(status));
+    }
+    return absl::UnimplementedError(absl::StrCat("test_client: no command ", command));
+  }
+
+ private:
+  static absl::StatusOr<std::string> Say(absl::Status status) {
+    if (!status.ok()) return status;
+    return "";
+  }
+
+  static absl::StatusOr<std::string> Verify(const Buffer& buffer, uint64_t seed) {
+    if (Holds(buffer.data(), buffer.size(), seed)) return "";
+    return absl::DataLossError("other bytes than were written");
+  }
+
+  absl::StatusOr<std::string> Connect(const Words& words) {
+    ClientOptions options;
+    options.socket_dir = socket_dir_;
+    options.name = words[1] == "-" ? "" : words[1];
+    options.connect_timeout = kPatience;
+    options.call_timeout = kPatience;
+    if (words[2] != "-") {
+      const absl::StatusOr<Limit> limit = ParseLimit(words[2]);
+      if (!limit.ok()) return limit.status();
+      options.limit = *limit;
+    }
+    absl::StatusOr<Client> client = Client::Connect(options);
+    if (!client.ok()) return client.status();
+    client_.emplace(*std::move(client));
+    return absl::StrCat(client_->session_id(), " ", client_->name(), " ", client_->limit_bytes());
+  }
+
+  absl::StatusOr<std::string> Allocate(uint64_t bytes) {
+    absl::StatusOr<Buffer> buffer = client_->Allocate(bytes);
+    if (!buffer.ok()) return buffer.status();
+    const uint64_t index = next_++;
+    std::string answer =
+        absl::StrCat(index, " ", buffer->segment_id(), " ", buffer->offset_bytes(), " ", buffer->block_bytes());
+    buffers_[index] = *std::move(buffer);
+    return answer;
+  }
+
+  absl::StatusOr<std::string> FillMany(uint64_t count, uint64_t bytes, uint64_t seed) {
+    for (uint64_t i = 0; i < count; ++i) {
+      absl::StatusOr<Buffer> buffer = client_->Allocate(bytes + i);
+      if (!buffer.ok()) return buffer.status();
+      Fill(buffer->data(), buffer->size(), seed + i);
+      filled_.push_back(*std::move(buffer));
+    }
+    return CheckAll(seed);
+  }
+
+  absl::StatusOr<std::string> CheckAll(uint64_t seed) {
+    for (size_t i = 0; i < filled_.size(); ++i) {
+      if (absl::StatusOr<std::string> found = Verify(filled_[i], seed + i); !found.ok()) return found;
+    }
+    return absl::StrCat(filled_.size());
+  }
+
+  absl::StatusOr<std::string> Churn(uint64_t threads, uint64_t bytes) {
+    std::atomic<uint64_t> started{0};
+    for (uint64_t t = 0; t < threads; ++t) {
+      std::thread([this, t, bytes, &started] {
+        for (uint64_t i = 0;; ++i) {
+          absl::StatusOr<Buffer> buffer = client_->Allocate(bytes);
+          if (!buffer.ok()) continue;
+          Fill(buffer->data(), 64, t + i);
+          if (!Holds(buffer->data(), 64, t + i)) std::abort();
+          if (i == 0) ++started;  // `started` is gone after the answer
+        }
+      }).detach();
+    }
+    WaitFor([&] { return started == threads; });
+    return "";
+  }
+
+  absl::StatusOr<std::string> Raw(const Words& words) {
+    absl::StatusOr<RawClient> raw = RawClient::Connect(socket_dir_);
+    if (!raw.ok()) return raw.status();
+    const uint64_t session = Number(words[1]);
+    if (words[0] == "allocate_raw") return Say(raw->Allocate(session, Number(words[2])).status());
+    if (words[0] == "free_raw") return Say(raw->Free(session, {Number(words[2])}));
+    if (words[0] == "empty_raw") return Say(raw->EmptyCache(session).status());
+    if (words[0] == "stats_raw") return Say(raw->GetMemoryStats(session).status());
+    if (words[0] == "reset_raw") return Say(raw->ResetPeakStats(session));
+    return absl::UnimplementedError(absl::StrCat("test_client: no command ", words[0]));
+  }
+
+  absl::StatusOr<std::string> Operate(const Words& words) {
+    absl::StatusOr<RawClient> raw = RawClient::Connect(socket_dir_);
+    if (!raw.ok()) return raw.status();
+    if (words[0] == "set_limit") return Say(raw->SetLimit(Ref(words[1]), BytesLimit(Number(words[2]))).status());
+    if (words[0] == "trim") return Say(raw->TrimSession(Ref(words[1])).status());
+    if (words[0] == "end") return Say(raw->EndSession(Ref(words[1])).status());
+    const absl::StatusOr<v1::ListSessionsResponse> sessions = raw->ListSessions();
+    if (!sessions.ok()) return sessions.status();
+    return absl::StrCat(sessions->sessions_size());
+  }
+
+  const std::string socket_dir_;
+  std::optional<Client> client_;
+  std::map<uint64_t, Buffer> buffers_;
+  std::vector<Buffer> filled_;
+  uint64_t next_ = 0;
+};
+
+std::string Answer(const absl::StatusOr<std::string>& result) {
+  if (result.ok()) return absl::StrCat("ok ", *result);
+  const absl::Status& status = result.status();
+  std::string line = absl::StrCat("error ", status.raw_code(), " ", Hex(status.message()));
+  status.ForEachPayload([&](absl::string_view url, const absl::Cord& value) {
+    absl::StrAppend(&line, " ", Hex(url), " ", Hex(std::string(value)));
+  });
+  return line;
+}
+
+}  // namespace
+}  // namespace vrambroker::testing_support
+
+int main(int argc, char** argv) {
+  if (argc != 2) return 2;
+  vrambroker::testing_support::TestClient client(argv[1]);
+  std::string line;
+  while (std::getline(std::cin, line)) {
+    const std::vector<std::string> words = absl::StrSplit(line, ' ', absl::SkipEmpty());
+    if (words.empty()) continue;
+    std::cout << vrambroker::testing_support::Answer(client.Do(words)) << std::endl;
+  }
+  return 0;
+}

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/support/util.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <vector>
+
+#include "absl/time/clock.h"
+
+namespace vrambroker::testing_support {
+namespace {
+
+uint64_t Word(uint64_t seed, uint64_t index) {
+  uint64_t x = seed * 0x9E3779B97F4A7C15u + index * 0xBF58476D1CE4E5B9u + 1;
+  x = (x ^ (x >> 31)) * 0x94D049BB133111EBu;
+  return x ^ (x >> 29);
+}
+
+}  // namespace
+
+bool WaitFor(const std::function<bool()>& condition, absl::Duration timeout) {
+  const absl::Time deadline = absl::Now() + timeout;
+  while (!condition()) {
+    if (absl::Now() > deadline) return false;
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+  return true;
+}
+
+void Fill(void* memory, uint64_t bytes, uint64_t seed) {
+  char* to = static_cast<char*>(memory);
+  for (uint64_t at = 0; at < bytes; at += sizeof(uint64_t)) {
+    const uint64_t word = Word(seed, at);
+    std::memcpy(to + at, &word, std::min<uint64_t>(sizeof word, bytes - at));
+  }
+}
+
+bool Holds(const void* memory, uint64_t bytes, uint64_t seed) {
+  const char* from = static_cast<const char*>(memory);
+  for (uint64_t at = 0; at < bytes; at += sizeof(uint64_t)) {
+    const uint64_t word = Word(seed, at);
+    if (std::memcmp(from + at, &word, std::min<uint64_t>(sizeof word, bytes - at)) != 0) return false;
+  }
+  return true;
+}
+
+std::string MakeTempDir() {
+  struct Dirs {
+    std::vector<std::string> paths;
+    ~Dirs() {
+      std::error_code ignored;
+      for (const std::string& path : paths) std::filesystem::remove_all(path, ignored);
+    }
+  };
+  static Dirs dirs;
+  std::string path = "/tmp/vrambroker-test-XXXXXX";
+  if (mkdtemp(path.data()) == nullptr || chmod(path.c_str(), 0755) != 0) {
+    std::perror("mkdtemp");
+    std::abort();
+  }
+  dirs.paths.push_back(path);
+  return path;
+}
+
+const char* DaemonProgram() {
+  return VRAMBROKERD_PATH;
+}
+const char* VramctlProgram() {
+  return VRAMCTL_PATH;
+}
+const char* TestClientProgram() {
+  return TEST_CLIENT_PATH;
+}
+
+}  // namespace vrambroker::testing_support

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The parts of the client library that need no daemon.
+#include "client/vrambroker/client.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/cord.h"
+#include "allocator/bytes.h"
+#include "vrambroker/v1/types.pb.h"
+
+namespace vrambroker {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(ParseLimitTest, PointMeansFraction) {
+  for (const auto& [text, fraction] :
+       std::vector<std::pair<std::string, double>>{{"0.5", 0.5}, {"1.0", 1.0}, {"0.0", 0.0}, {".25", 0.25}}) {
+    const absl::StatusOr<Limit> limit = ParseLimit(text);
+    ASSERT_TRUE(limit.ok()) << limit.status();
+    EXPECT_EQ(*limit, Limit(fraction)) << text;
+  }
+}
+
+TEST(ParseLimitTest, EverythingElseMeansBytes) {
+  for (const auto& [text, bytes] : std::vector<std::pair<std::string, uint64_t>>{{"536870912", 512_MiB},
+                                                                                 {"512MiB", 512_MiB},
+                                                                                 {"1.5GiB", 1536_MiB},
+                                                                                 {"0.5GiB", 512_MiB},
+                                                                                 {"8 GiB", 8_GiB},
+                                                                                 {"1B", 1},
+                                                                                 {"0", 0},
+                                                                                 {"2", 2}}) {
+    const absl::StatusOr<Limit> limit = ParseLimit(text);
+    ASSERT_TRUE(limit.ok()) << limit.status();
+    EXPECT_EQ(*limit, Limit(bytes)) << text;
+  }
+}
+
+TEST(ParseLimitTest, RefusesTheRestAndSaysHowToWriteIt) {
+  for (const char* text : {"", "half", "50%", "-1", "8GB", "1.5", "-0.5", "1.0001", "1e-1", "nan", "0.5.5"}) {
+    const absl::Status status = ParseLimit(text).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << text << ": " << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(std::string("'") + text + "'"));
+  }
+}
+
+TEST(ParseLimitTest, OneIsAmbiguous) {
+  const absl::Status status = ParseLimit("1").status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("1.0"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("1B"));
+}
+
+absl::Status WithPayload(const v1::OutOfMemory& proto) {
+  absl::Status status = absl::ResourceExhaustedError("out of memory");
+  status.SetPayload("type.googleapis.com/vrambroker.v1.OutOfMemory", absl::Cord(proto.SerializeAsString()));
+  return status;
+}
+
+TEST(GetOutOfMemoryTest, ReadsEveryField) {
+  v1::OutOfMemory proto;
+  proto.set_cause(v1::OutOfMemory::CAUSE_FRAGMENTATION);
+  proto.set_device(1);
+  proto.set_requested_bytes(2);
+  proto.set_segment_bytes(3);
+  proto.set_limit_bytes(4);
+  proto.set_reserved_bytes(5);
+  proto.set_allocated_bytes(6);
+  proto.set_idle_bytes(7);
+  proto.set_largest_free_block_bytes(8);
+  proto.set_device_capacity_bytes(9);
+  proto.set_device_available_bytes(10);
+  v1::OutOfMemory::Holder* holder = proto.add_largest_holders();
+  holder->set_client("trainer");
+  holder->set_reserved_bytes(11);
+  holder->set_allocated_bytes(12);
+  proto.add_largest_holders()->set_client("notebook");
+  proto.set_advice("Free something.");
+  const std::optional<OutOfMemory> oom = GetOutOfMemory(WithPayload(proto));
+  ASSERT_TRUE(oom.has_value());
+  EXPECT_EQ(oom->cause, OutOfMemory::Cause::kFragmentation);
+  EXPECT_EQ(oom->device, 1);
+  EXPECT_EQ(oom->requested_bytes, 2u);
+  EXPECT_EQ(oom->segment_bytes, 3u);
+  EXPECT_EQ(oom->limit_bytes, 4u);
+  EXPECT_EQ(oom->reserved_bytes, 5u);
+  EXPECT_EQ(oom->allocated_bytes, 6u);
+  EXPECT_EQ(oom->idle_bytes, 7u);
+  EXPECT_EQ(oom->largest_free_block_bytes, 8u);
+  EXPECT_EQ(oom->device_capacity_bytes, 9u);
+  EXPECT_EQ(oom->device_available_bytes, 10u);
+  ASSERT_EQ(oom->largest_holders.size(), 2u);
+  EXPECT_EQ(oom->largest_holders[0].client, "trainer");
+  EXPECT_EQ(oom->largest_holders[0].reserved_bytes, 11u);
+  EXPECT_EQ(oom->largest_holders[0].allocated_bytes, 12u);
+  EXPECT_EQ(oom->largest_holders[1].client, "notebook");
+  EXPECT_EQ(oom->advice, "Free something.");
+}
+
+TEST(GetOutOfMemoryTest, CausesHaveTheProtocolsNames) {
+  for (const v1::OutOfMemory::Cause cause :
+       {v1::OutOfMemory::CAUSE_LIMIT, v1::OutOfMemory::CAUSE_CAPACITY, v1::OutOfMemory::CAUSE_FRAGMENTATION,
+        v1::OutOfMemory::CAUSE_LARGER_THAN_DEVICE}) {
+    v1::OutOfMemory proto;
+    proto.set_cause(cause);
+    EXPECT_EQ(std::string("CAUSE_") + OutOfMemoryCauseName(GetOutOfMemory(WithPayload(proto))->cause),
+              v1::OutOfMemory::Cause_Name(cause));
+  }
+  v1::OutOfMemory newer;
+  newer.set_cause(static_cast<v1::OutOfMemory::Cause>(99));
+  EXPECT_STREQ(OutOfMemoryCauseName(GetOutOfMemory(WithPayload(newer))->cause), "UNKNOWN");
+}
+
+TEST(GetOutOfMemoryTest, OtherStatusesHaveNone) {
+  EXPECT_EQ(GetOutOfMemory(absl::OkStatus()).has_value(), false);
+  EXPECT_EQ(GetOutOfMemory(absl::ResourceExhaustedError("too many sessions")).has_value(), false);
+  absl::Status broken = absl::ResourceExhaustedError("x");
+  broken.SetPayload("type.googleapis.com/vrambroker.v1.OutOfMemory", absl::Cord("\xff\xff\xff"));
+  EXPECT_EQ(GetOutOfMemory(broken).has_value(), false);
+}
+
+TEST(DefaultSocketDirTest, FollowsTheEnvironment) {
+  const char* old = std::getenv("VRAMBROKER_SOCKET_DIR");
+  const std::string saved = old == nullptr ? "" : old;
+  setenv("VRAMBROKER_SOCKET_DIR", "/tmp/elsewhere", 1);
+  EXPECT_EQ(DefaultSocketDir(), "/tmp/elsewhere");
+  EXPECT_EQ(ClientOptions().socket_dir, "/tmp/elsewhere");
+  setenv("VRAMBROKER_SOCKET_DIR", "", 1);
+  EXPECT_EQ(DefaultSocketDir(), "/run/vrambroker");
+  unsetenv("VRAMBROKER_SOCKET_DIR");
+  EXPECT_EQ(DefaultSocketDir(), "/run/vrambroker");
+  if (old != nullptr) setenv("VRAMBROKER_SOCKET_DIR", saved.c_str(), 1);
+}
+
+TEST(BufferTest, EmptyBufferHoldsNothing) {
+  Buffer buffer;
+  EXPECT_EQ(buffer.data(), nullptr);
+  EXPECT_EQ(buffer.size(), 0u);
+  EXPECT_EQ(buffer.Reset(), absl::OkStatus());
+  EXPECT_EQ(buffer.Write(0, nullptr, 0), absl::OkStatus());
+  char byte = 0;
+  EXPECT_TRUE(absl::IsOutOfRange(buffer.Write(0, &byte, 1)));
+  EXPECT_TRUE(absl::IsOutOfRange(buffer.Read(0, &byte, 1)));
+  EXPECT_TRUE(absl::IsOutOfRange(buffer.Read(1, &byte, 0)));
+  Buffer other = std::move(buffer);
+  EXPECT_EQ(other.data(), nullptr);
+  other = Buffer();
+  EXPECT_EQ(other.size(), 0u);
+}
+
+TEST(ClientTest, SaysWhereItLookedForTheDaemon) {
+  const std::string nowhere = ::testing::TempDir() + "/vrambroker-no-daemon-here";
+  const absl::Status status =
+      Client::Connect({.socket_dir = nowhere, .connect_timeout = absl::Milliseconds(200)}).status();
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(nowhere));
+}
+
+}  // namespace
+}  // namespace vrambroker

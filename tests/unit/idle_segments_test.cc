@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/idle_segments.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "allocator/bytes.h"
+
+namespace vrambroker {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+constexpr uid_t kAnn = 1001;
+constexpr uid_t kBen = 1002;
+
+class IdleSegmentsTest : public ::testing::Test {
+ protected:
+  // The address tells segments apart; `second` is when it became idle.
+  void Add(uint64_t address, uid_t tenant, uint64_t bytes, int second = 0) {
+    idle_.Add({.segment = {.bytes = bytes, .address = address}, .tenant = tenant, .since = At(second)});
+  }
+  static SteadyTime At(int second) { return SteadyTime() + std::chrono::seconds(second); }
+  // Address of what Take() gives; 0 for nothing.
+  uint64_t Take(uid_t tenant, uint64_t bytes) {
+    const std::optional<IdleSegments::Entry> entry = idle_.Take(tenant, bytes);
+    if (!entry.has_value()) return 0;
+    EXPECT_EQ(entry->tenant, tenant);
+    EXPECT_EQ(entry->segment.bytes, bytes);
+    return entry->segment.address;
+  }
+  static std::vector<uint64_t> Addresses(const std::vector<IdleSegments::Entry>& entries) {
+    std::vector<uint64_t> addresses;
+    for (const IdleSegments::Entry& entry : entries) addresses.push_back(entry.segment.address);
+    return addresses;
+  }
+
+  IdleSegments idle_;
+};
+
+TEST_F(IdleSegmentsTest, IsEmptyAtFirst) {
+  EXPECT_EQ(idle_.bytes(), 0u);
+  EXPECT_EQ(Take(kAnn, 2_MiB), 0u);
+  EXPECT_THAT(idle_.TakeOldest(2_MiB), IsEmpty());
+  EXPECT_THAT(idle_.TakeIdleSince(At(1000)), IsEmpty());
+}
+
+TEST_F(IdleSegmentsTest, TakesTheYoungestOfTheTenantAndSize) {
+  Add(1, kAnn, 2_MiB);
+  Add(2, kAnn, 2_MiB);
+  Add(3, kAnn, 4_MiB);
+  Add(4, kBen, 2_MiB);
+  EXPECT_EQ(Take(kAnn, 2_MiB), 2u);
+  EXPECT_EQ(Take(kAnn, 2_MiB), 1u);
+  EXPECT_EQ(Take(kAnn, 2_MiB), 0u);
+  EXPECT_EQ(idle_.bytes(), 6_MiB);
+}
+
+TEST_F(IdleSegmentsTest, NeverTakesAnotherTenants) {
+  Add(1, kAnn, 2_MiB);
+  EXPECT_EQ(Take(kBen, 2_MiB), 0u);
+  EXPECT_EQ(Take(kAnn - 1, 2_MiB), 0u);
+  EXPECT_EQ(Take(0, 2_MiB), 0u);
+  EXPECT_EQ(idle_.bytes(), 2_MiB);
+}
+
+TEST_F(IdleSegmentsTest, NeverTakesAnotherSize) {
+  Add(1, kAnn, 4_MiB);
+  EXPECT_EQ(Take(kAnn, 2_MiB), 0u);
+  EXPECT_EQ(Take(kAnn, 6_MiB), 0u);
+  EXPECT_EQ(Take(kAnn, 4_MiB), 1u);
+}
+
+TEST_F(IdleSegmentsTest, TakeOldestStopsWhenItHasEnough) {
+  Add(1, kAnn, 2_MiB);
+  Add(2, kBen, 4_MiB);
+  Add(3, kAnn, 2_MiB);
+  EXPECT_THAT(idle_.TakeOldest(0), IsEmpty());
+  EXPECT_THAT(Addresses(idle_.TakeOldest(1)), ElementsAre(1));
+  EXPECT_EQ(idle_.bytes(), 6_MiB);
+  EXPECT_THAT(Addresses(idle_.TakeOldest(4_MiB)), ElementsAre(2));
+  EXPECT_THAT(Addresses(idle_.TakeOldest(100_MiB)), ElementsAre(3)) << "all there is";
+  EXPECT_EQ(idle_.bytes(), 0u);
+}
+
+TEST_F(IdleSegmentsTest, TakeOldestKeepsTheOrderOfWhatWasTakenInBetween) {
+  for (uint64_t address = 1; address <= 5; ++address) Add(address, kAnn, 2_MiB);
+  EXPECT_EQ(Take(kAnn, 2_MiB), 5u);
+  Add(6, kAnn, 2_MiB);
+  EXPECT_THAT(Addresses(idle_.TakeOldest(10_MiB)), ElementsAre(1, 2, 3, 4, 6));
+  EXPECT_EQ(Take(kAnn, 2_MiB), 0u) << "gone from both orders";
+}
+
+TEST_F(IdleSegmentsTest, TakeIdleSinceIncludesTheMoment) {
+  Add(1, kAnn, 2_MiB, 10);
+  Add(2, kBen, 4_MiB, 20);
+  Add(3, kAnn, 2_MiB, 30);
+  EXPECT_THAT(idle_.TakeIdleSince(At(9)), IsEmpty());
+  EXPECT_THAT(Addresses(idle_.TakeIdleSince(At(20))), ElementsAre(1, 2));
+  EXPECT_EQ(idle_.bytes(), 2_MiB);
+  EXPECT_EQ(Take(kBen, 4_MiB), 0u);
+  EXPECT_THAT(Addresses(idle_.TakeIdleSince(At(31))), ElementsAre(3));
+  EXPECT_EQ(idle_.bytes(), 0u);
+}
+
+TEST_F(IdleSegmentsTest, KeepsTheHandleWithTheSegment) {
+  CudaIpcHandle handle = {};
+  handle[7] = 'h';
+  idle_.Add({.segment = {.bytes = 2_MiB, .address = 1}, .cuda_ipc = handle, .tenant = kAnn});
+  EXPECT_EQ(idle_.Take(kAnn, 2_MiB)->cuda_ipc, handle);
+}
+
+}  // namespace
+}  // namespace vrambroker

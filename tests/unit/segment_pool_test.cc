@@ -1,0 +1,644 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/segment_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "allocator/bytes.h"
+#include "server/out_of_memory.h"
+#include "tests/support/fake_device.h"
+
+namespace vrambroker {
+namespace {
+
+using Call = FakeDevice::Call;
+
+constexpr SessionId kA{1};
+constexpr SessionId kB{2};
+constexpr SessionId kC{3};
+constexpr uid_t kAnn = 1001;
+constexpr uid_t kBen = 1002;
+constexpr uint64_t kPlenty = 1_GiB;
+
+class SegmentPoolTest : public ::testing::Test {
+ protected:
+  // A pool over a device of exactly its capacity, so that the device notices when the pool takes more.
+  void MakePool(uint64_t capacity, DeviceKind kind = DeviceKind::kHost) { MakePool(capacity, capacity, kind); }
+  void MakePool(uint64_t capacity, uint64_t device_bytes, DeviceKind kind) {
+    auto device = std::make_unique<FakeDevice>(device_bytes, kind);
+    device_ = device->control();
+    pool_ = std::make_unique<SegmentPool>(std::move(device), capacity, &next_segment_);
+  }
+  // Accounts of session n have pid 100 + n.
+  void Open(SessionId session, uint64_t limit = kPlenty, uid_t tenant = kAnn) {
+    pool_->OpenAccount(session, PidOf(session), tenant, limit);
+  }
+  static pid_t PidOf(SessionId session) { return static_cast<pid_t>(100 + Raw(session)); }
+
+  SegmentId Lease(SessionId session, uint64_t bytes) {
+    absl::StatusOr<SegmentId> segment = pool_->Lease(session, bytes);
+    EXPECT_TRUE(segment.ok()) << segment.status();
+    return segment.value_or(SegmentId{});
+  }
+  std::optional<OomCause> Refusal(SessionId session, uint64_t bytes) {
+    const absl::StatusOr<SegmentId> segment = pool_->Lease(session, bytes);
+    EXPECT_FALSE(segment.ok());
+    return SegmentRefusalCause(segment.status());
+  }
+  AccountFigures Account(SessionId session) { return pool_->GetAccount(session).value_or(AccountFigures()); }
+  PoolFigures Figures() { return pool_->GetFigures(); }
+  Ticket TicketFor(SessionId session, SegmentId segment) {
+    absl::StatusOr<WireHandle> handle = pool_->HandleFor(session, segment);
+    EXPECT_TRUE(handle.ok()) << handle.status();
+    return handle.ok() ? std::get<Ticket>(*handle) : Ticket{};
+  }
+  void GiveBack(SessionId session, SegmentId segment) {
+    pool_->MarkReturning(session, {segment});
+    pool_->Return(session, {segment});
+  }
+
+  void TearDown() override {
+    pool_.reset();
+    if (device_ == nullptr) return;
+    EXPECT_EQ(device_->live_bytes(), 0u) << "leaked";
+    EXPECT_EQ(device_->misuse(), "");
+  }
+
+  std::atomic<uint64_t> next_segment_ = 1;
+  std::shared_ptr<FakeDevice::Control> device_;
+  std::unique_ptr<SegmentPool> pool_;
+};
+
+// ---- Limits ----
+
+TEST_F(SegmentPoolTest, LimitHoldsToTheByte) {
+  MakePool(kPlenty);
+  Open(kA, 4_MiB);
+  Open(kB, 4_MiB - 1);
+  Lease(kA, 2_MiB);
+  Lease(kA, 2_MiB);
+  EXPECT_EQ(Refusal(kA, 2_MiB), OomCause::kLimit);
+  EXPECT_EQ(Account(kA).reserved_bytes, 4_MiB) << "a refusal charges nothing";
+  Lease(kB, 2_MiB);
+  EXPECT_EQ(Refusal(kB, 2_MiB), OomCause::kLimit) << "one byte short";
+  EXPECT_EQ(Figures().charged_bytes, 6_MiB);
+}
+
+TEST_F(SegmentPoolTest, CapacityHoldsToTheByteOverAllAccounts) {
+  MakePool(6_MiB);
+  Open(kA);
+  Open(kB);
+  Lease(kA, 4_MiB);
+  Lease(kB, 2_MiB);
+  EXPECT_EQ(Refusal(kB, 2_MiB), OomCause::kCapacity);
+  EXPECT_EQ(Refusal(kA, 2_MiB), OomCause::kCapacity);
+  EXPECT_EQ(Account(kB).reserved_bytes, 2_MiB);
+  EXPECT_EQ(Figures().charged_bytes, 6_MiB);
+}
+
+TEST_F(SegmentPoolTest, CapacityOneByteShortIsShort) {
+  MakePool(6_MiB - 1, 1_GiB, DeviceKind::kHost);
+  Open(kA);
+  Open(kB);
+  Lease(kA, 4_MiB);
+  EXPECT_EQ(Refusal(kB, 2_MiB), OomCause::kCapacity);
+}
+
+TEST_F(SegmentPoolTest, MoreThanTheCapacityIsSaidAtOnce) {
+  MakePool(6_MiB);
+  Open(kA, 2_MiB);
+  EXPECT_EQ(Refusal(kA, 8_MiB), OomCause::kLargerThanDevice) << "whatever the limit";
+  EXPECT_EQ(Refusal(kA, 6_MiB), OomCause::kLimit);
+  EXPECT_EQ(device_->allocations(), 0) << "the device is not asked";
+}
+
+TEST_F(SegmentPoolTest, LimitBelowWhatIsReservedTakesNothingAway) {
+  MakePool(kPlenty);
+  Open(kA, 8_MiB);
+  const SegmentId first = Lease(kA, 2_MiB);
+  Lease(kA, 4_MiB);
+  EXPECT_EQ(pool_->SetLimit(kA, 3_MiB), absl::OkStatus());
+  EXPECT_EQ(Account(kA).reserved_bytes, 6_MiB);
+  EXPECT_EQ(Account(kA).limit_bytes, 3_MiB);
+  EXPECT_EQ(Refusal(kA, 2_MiB), OomCause::kLimit);
+  GiveBack(kA, first);
+  EXPECT_EQ(Refusal(kA, 2_MiB), OomCause::kLimit) << "4 MiB are still above 3 MiB";
+  EXPECT_EQ(pool_->SetLimit(kA, 6_MiB), absl::OkStatus());
+  Lease(kA, 2_MiB);
+}
+
+TEST_F(SegmentPoolTest, UnknownSessionsHaveNothing) {
+  MakePool(kPlenty);
+  EXPECT_TRUE(absl::IsAborted(pool_->Lease(kA, 2_MiB).status()));
+  EXPECT_TRUE(absl::IsNotFound(pool_->SetLimit(kA, 1)));
+  EXPECT_TRUE(absl::IsNotFound(pool_->HandleFor(kA, SegmentId{1}).status()));
+  EXPECT_EQ(pool_->GetAccount(kA), std::nullopt);
+  EXPECT_EQ(pool_->CloseAccount(kA), 0u);
+  pool_->MarkReturning(kA, {SegmentId{1}});
+  pool_->Return(kA, {SegmentId{1}});
+}
+
+TEST_F(SegmentPoolTest, IdsAreUniqueOverPools) {
+  MakePool(kPlenty);
+  SegmentPool other(std::make_unique<FakeDevice>(kPlenty), kPlenty, &next_segment_);
+  Open(kA);
+  other.OpenAccount(kA, 1, kAnn, kPlenty);
+  std::set<uint64_t> ids;
+  for (int i = 0; i < 5; ++i) {
+    ids.insert(Raw(Lease(kA, 2_MiB)));
+    ids.insert(Raw(other.Lease(kA, 2_MiB).value()));
+  }
+  EXPECT_EQ(ids.size(), 10u);
+  EXPECT_FALSE(ids.contains(0));
+}
+
+// ---- Giving back ----
+
+TEST_F(SegmentPoolTest, ReturningStaysChargedUntilReturned) {
+  MakePool(kPlenty);
+  Open(kA);
+  const SegmentId segment = Lease(kA, 2_MiB);
+  pool_->MarkReturning(kA, {segment});
+  pool_->MarkReturning(kA, {segment});
+  EXPECT_EQ(Account(kA).returning_bytes, 2_MiB) << "counted once";
+  EXPECT_EQ(Account(kA).reserved_bytes, 2_MiB);
+  EXPECT_EQ(Figures().idle_bytes, 0u);
+  pool_->Return(kA, {segment});
+  EXPECT_EQ(Account(kA).returning_bytes, 0u);
+  EXPECT_EQ(Account(kA).reserved_bytes, 0u);
+  EXPECT_EQ(Figures().charged_bytes, 0u);
+  EXPECT_EQ(Figures().idle_bytes, 2_MiB);
+  EXPECT_EQ(Figures().reserved_bytes, 2_MiB);
+  pool_->Return(kA, {segment});
+  EXPECT_EQ(Figures().idle_bytes, 2_MiB) << "a second return changes nothing";
+}
+
+TEST_F(SegmentPoolTest, ReturnOfWhatWasNotAskedBackIsIgnored) {
+  MakePool(kPlenty);
+  Open(kA);
+  Open(kB);
+  const SegmentId in_use = Lease(kA, 2_MiB);
+  const SegmentId returning = Lease(kA, 2_MiB);
+  pool_->Return(kA, {in_use, SegmentId{999}});
+  EXPECT_EQ(Account(kA).reserved_bytes, 4_MiB);
+  pool_->MarkReturning(kB, {in_use});
+  EXPECT_EQ(Account(kA).returning_bytes, 0u) << "another's";
+  EXPECT_EQ(Account(kB).returning_bytes, 0u);
+  pool_->MarkReturning(kA, {returning});
+  pool_->Return(kB, {returning});
+  EXPECT_EQ(Account(kA).reserved_bytes, 4_MiB) << "nobody returns another's segment";
+  pool_->Return(kA, {in_use, returning});
+  EXPECT_EQ(Account(kA).reserved_bytes, 2_MiB);
+  EXPECT_EQ(Figures().segments, 1u);
+}
+
+TEST_F(SegmentPoolTest, CloseAccountMakesEverythingIdle) {
+  MakePool(kPlenty);
+  Open(kA);
+  Open(kB);
+  Lease(kA, 2_MiB);
+  pool_->MarkReturning(kA, {Lease(kA, 4_MiB)});
+  Lease(kB, 8_MiB);
+  EXPECT_EQ(pool_->CloseAccount(kA), 6_MiB);
+  EXPECT_EQ(pool_->GetAccount(kA), std::nullopt);
+  EXPECT_EQ(Figures().charged_bytes, 8_MiB);
+  EXPECT_EQ(Figures().idle_bytes, 6_MiB);
+  EXPECT_EQ(Figures().segments, 1u);
+  EXPECT_EQ(pool_->CloseAccount(kA), 0u);
+}
+
+TEST_F(SegmentPoolTest, DestructorGivesEverythingBack) {
+  MakePool(kPlenty);
+  Open(kA);
+  Lease(kA, 2_MiB);
+  GiveBack(kA, Lease(kA, 4_MiB));
+  EXPECT_EQ(device_->live_bytes(), 6_MiB);
+  pool_.reset();
+  EXPECT_EQ(device_->live_bytes(), 0u);
+  EXPECT_EQ(device_->frees(), 2);
+}
+
+// ---- Idle segments ----
+
+TEST_F(SegmentPoolTest, IdleSegmentIsReusedByTheSameTenant) {
+  MakePool(kPlenty);
+  Open(kA);
+  const SegmentId first = Lease(kA, 2_MiB);
+  pool_->CloseAccount(kA);
+  Open(kB);
+  const SegmentId second = Lease(kB, 2_MiB);
+  EXPECT_NE(second, first) << "ids are never reused";
+  EXPECT_EQ(device_->allocations(), 1);
+  EXPECT_EQ(Figures().segment_allocs, 1u);
+  EXPECT_EQ(Figures().idle_bytes, 0u);
+  EXPECT_EQ(Figures().charged_bytes, 2_MiB);
+  EXPECT_TRUE(pool_->HandleFor(kB, second).ok());
+  EXPECT_TRUE(absl::IsNotFound(pool_->HandleFor(kB, first).status()));
+}
+
+TEST_F(SegmentPoolTest, IdleSegmentIsNeverGivenToAnotherTenant) {
+  MakePool(kPlenty);
+  Open(kA, kPlenty, kAnn);
+  Lease(kA, 2_MiB);
+  pool_->CloseAccount(kA);
+  Open(kB, kPlenty, kBen);
+  Lease(kB, 2_MiB);
+  EXPECT_EQ(device_->allocations(), 2);
+  EXPECT_EQ(Figures().idle_bytes, 2_MiB);
+  // Even with its last holder gone it remembers its tenant.
+  Open(kC, kPlenty, kAnn);
+  Lease(kC, 2_MiB);
+  EXPECT_EQ(device_->allocations(), 2);
+}
+
+TEST_F(SegmentPoolTest, IdleSegmentOfAnotherSizeIsNotReused) {
+  MakePool(kPlenty);
+  Open(kA);
+  GiveBack(kA, Lease(kA, 4_MiB));
+  Lease(kA, 2_MiB);
+  EXPECT_EQ(device_->allocations(), 2);
+  EXPECT_EQ(Figures().idle_bytes, 4_MiB);
+}
+
+TEST_F(SegmentPoolTest, NeedOfAnotherTenantSendsIdleSegmentsToTheDriver) {
+  MakePool(8_MiB);
+  Open(kA, kPlenty, kAnn);
+  for (int i = 0; i < 4; ++i) Lease(kA, 2_MiB);
+  pool_->CloseAccount(kA);
+  EXPECT_EQ(Figures().idle_bytes, 8_MiB);
+  Open(kB, kPlenty, kBen);
+  Lease(kB, 4_MiB);
+  EXPECT_EQ(Figures().idle_bytes, 4_MiB) << "no more than is needed";
+  EXPECT_EQ(Figures().segment_frees, 2u);
+  EXPECT_EQ(Figures().reserved_bytes, 8_MiB);
+  EXPECT_EQ(device_->peak_bytes(), 8_MiB);
+  Lease(kB, 4_MiB);
+  EXPECT_EQ(Figures().idle_bytes, 0u);
+}
+
+TEST_F(SegmentPoolTest, OwnIdleSegmentsOfAnotherSizeMakeRoomToo) {
+  MakePool(8_MiB);
+  Open(kA);
+  GiveBack(kA, Lease(kA, 6_MiB));
+  Lease(kA, 4_MiB);
+  EXPECT_EQ(Figures().idle_bytes, 0u);
+  EXPECT_EQ(device_->live_bytes(), 4_MiB);
+}
+
+TEST_F(SegmentPoolTest, ReleaseIdleSinceSparesWhatIsYounger) {
+  MakePool(kPlenty);
+  Open(kA);
+  const SteadyTime before = std::chrono::steady_clock::now() - std::chrono::seconds(1);
+  GiveBack(kA, Lease(kA, 2_MiB));
+  EXPECT_EQ(pool_->ReleaseIdleSince(before), 0u);
+  EXPECT_EQ(Figures().idle_bytes, 2_MiB);
+  EXPECT_EQ(pool_->ReleaseIdleSince(std::chrono::steady_clock::now()), 2_MiB);
+  EXPECT_EQ(Figures().idle_bytes, 0u);
+  EXPECT_EQ(Figures().reserved_bytes, 0u);
+  EXPECT_EQ(Figures().segment_frees, 1u);
+  EXPECT_EQ(device_->live_bytes(), 0u);
+}
+
+// ---- The driver says no ----
+
+TEST_F(SegmentPoolTest, DriverOutOfMemoryIsACapacityRefusal) {
+  MakePool(8_MiB);
+  Open(kA);
+  device_->set_foreign_bytes(7_MiB);
+  EXPECT_EQ(Refusal(kA, 2_MiB), OomCause::kCapacity);
+  EXPECT_EQ(Account(kA).reserved_bytes, 0u);
+  EXPECT_EQ(Figures().charged_bytes, 0u);
+  device_->set_foreign_bytes(0);
+  Lease(kA, 8_MiB);
+}
+
+TEST_F(SegmentPoolTest, DriverOutOfMemorySendsIdleSegmentsToTheDriver) {
+  MakePool(8_MiB);
+  Open(kA, kPlenty, kAnn);
+  Open(kB, kPlenty, kBen);
+  GiveBack(kA, Lease(kA, 4_MiB));
+  // Capacity would allow 4 MiB, but somebody outside of the broker has taken them.
+  device_->set_foreign_bytes(4_MiB);
+  Lease(kB, 4_MiB);
+  EXPECT_EQ(Figures().idle_bytes, 0u);
+  EXPECT_EQ(Figures().segment_frees, 1u);
+  device_->set_foreign_bytes(0);
+}
+
+TEST_F(SegmentPoolTest, OtherDriverErrorsPassThrough) {
+  MakePool(8_MiB);
+  Open(kA);
+  device_->Fail(Call::kAllocate, 1, 1, absl::InternalError("cudaMalloc failed"));
+  const absl::Status status = pool_->Lease(kA, 2_MiB).status();
+  EXPECT_EQ(status, absl::InternalError("cudaMalloc failed"));
+  EXPECT_EQ(SegmentRefusalCause(status), std::nullopt);
+  EXPECT_EQ(Account(kA).reserved_bytes, 0u);
+}
+
+TEST_F(SegmentPoolTest, FailedExportGivesTheSegmentBack) {
+  MakePool(8_MiB, DeviceKind::kCuda);
+  Open(kA);
+  device_->Fail(Call::kExport, 1, 1, absl::InternalError("cudaIpcGetMemHandle failed"));
+  EXPECT_EQ(pool_->Lease(kA, 2_MiB).status(), absl::InternalError("cudaIpcGetMemHandle failed"));
+  EXPECT_EQ(device_->live_bytes(), 0u);
+  EXPECT_EQ(Figures().charged_bytes, 0u);
+  EXPECT_EQ(Figures().segments, 0u);
+}
+
+// A bit of everything that calls the driver. A lease may fail; whatever happens, the ledger must be right.
+class SegmentPoolFaultTest : public SegmentPoolTest {
+ protected:
+  void LeaseOrNot(SessionId session, uint64_t bytes) {
+    const AccountFigures before = Account(session);
+    const uint64_t charged = Figures().charged_bytes;
+    const absl::StatusOr<SegmentId> segment = pool_->Lease(session, bytes);
+    const uint64_t change = segment.ok() ? bytes : 0;
+    EXPECT_EQ(Account(session).reserved_bytes, before.reserved_bytes + change) << segment.status();
+    EXPECT_EQ(Figures().charged_bytes, charged + change);
+    if (segment.ok()) leased_.push_back({session, *segment});
+    if (!segment.ok()) ++failures_;
+    CheckLedger();
+  }
+  void GiveBackOne() {
+    if (leased_.empty()) return;
+    GiveBack(leased_.back().first, leased_.back().second);
+    leased_.pop_back();
+    CheckLedger();
+  }
+  void CheckLedger() {
+    const PoolFigures figures = Figures();
+    EXPECT_EQ(figures.charged_bytes, Account(kA).reserved_bytes + Account(kB).reserved_bytes);
+    EXPECT_LE(figures.charged_bytes + figures.idle_bytes, figures.capacity_bytes);
+    EXPECT_EQ(figures.segments, leased_.size());
+  }
+
+  void Scenario() {
+    leased_.clear();
+    failures_ = 0;
+    Open(kA, 12_MiB, kAnn);
+    Open(kB, kPlenty, kBen);
+    LeaseOrNot(kA, 2_MiB);
+    LeaseOrNot(kA, 4_MiB);
+    LeaseOrNot(kB, 6_MiB);
+    GiveBackOne();
+    LeaseOrNot(kA, 6_MiB);  // idle segments of B have to go
+    GiveBackOne();
+    LeaseOrNot(kB, 4_MiB);
+    GiveBackOne();
+    pool_->ReleaseIdleSince(std::chrono::steady_clock::now());
+    LeaseOrNot(kB, 6_MiB);
+    GiveBackOne();
+    LeaseOrNot(kB, 6_MiB);  // from idle
+    leased_.clear();
+    pool_->CloseAccount(kA);
+    pool_->CloseAccount(kB);
+    pool_->ReleaseIdleSince(std::chrono::steady_clock::now());
+    const PoolFigures end = Figures();
+    EXPECT_EQ(end.charged_bytes, 0u);
+    EXPECT_EQ(end.idle_bytes, 0u);
+    EXPECT_EQ(end.reserved_bytes, 0u);
+    EXPECT_EQ(end.segments, 0u);
+    EXPECT_EQ(end.segment_allocs, end.segment_frees);
+  }
+
+  // Lets the first, the second, ... call of this kind fail, until none is left that could.
+  void FailEach(Call call, int in_a_row, const absl::Status& status, DeviceKind kind, bool leases_fail) {
+    for (int nth = 1;; ++nth) {
+      SCOPED_TRACE(::testing::Message() << "call number " << nth << " fails " << in_a_row << " times");
+      ASSERT_LT(nth, 100);
+      MakePool(12_MiB, 64_MiB, kind);
+      device_->Fail(call, nth, in_a_row, status);
+      Scenario();
+      if (device_->faults_fired() == 0) {
+        EXPECT_EQ(failures_, 0);
+        EXPECT_GT(nth, 3) << "the scenario has several such calls";
+        break;
+      }
+      EXPECT_EQ(failures_ > 0, leases_fail);
+      pool_.reset();
+      if (call != Call::kFree) {
+        EXPECT_EQ(device_->live_bytes(), 0u);
+      }
+      EXPECT_EQ(device_->misuse(), "");
+      if (HasFailure()) return;
+    }
+  }
+
+  std::vector<std::pair<SessionId, SegmentId>> leased_;
+  int failures_ = 0;
+};
+
+TEST_F(SegmentPoolFaultTest, ChargeIsRolledBackWhenTheDriverHasNoRoom) {
+  FailEach(Call::kAllocate, 2, absl::ResourceExhaustedError("no room"), DeviceKind::kHost, true);
+}
+
+TEST_F(SegmentPoolFaultTest, OneRefusalOfTheDriverIsTriedAgain) {
+  FailEach(Call::kAllocate, 1, absl::ResourceExhaustedError("no room"), DeviceKind::kHost, false);
+}
+
+TEST_F(SegmentPoolFaultTest, ChargeIsRolledBackWhenTheDriverBreaks) {
+  FailEach(Call::kAllocate, 1, absl::InternalError("broken"), DeviceKind::kCuda, true);
+}
+
+TEST_F(SegmentPoolFaultTest, ChargeIsRolledBackWhenTheExportFails) {
+  FailEach(Call::kExport, 1, absl::InternalError("broken"), DeviceKind::kCuda, true);
+}
+
+TEST_F(SegmentPoolFaultTest, FailedFreesDoNotUpsetTheLedger) {
+  FailEach(Call::kFree, 1, absl::InternalError("broken"), DeviceKind::kHost, false);
+}
+
+// ---- Waiting for the driver ----
+
+TEST_F(SegmentPoolTest, CloseDuringALeaseAbortsItAndLeaksNothing) {
+  MakePool(8_MiB);
+  Open(kA);
+  Gate& gate = device_->Hold(Call::kAllocate);
+  absl::Status status;
+  std::thread lease([&] { status = pool_->Lease(kA, 4_MiB).status(); });
+  gate.AwaitArrivals(1);
+  EXPECT_EQ(Account(kA).reserved_bytes, 4_MiB) << "charged while it is being obtained";
+  EXPECT_EQ(pool_->CloseAccount(kA), 0u);
+  EXPECT_EQ(Figures().charged_bytes, 4_MiB) << "still, or others could be promised the same bytes";
+  gate.Open();
+  lease.join();
+  EXPECT_TRUE(absl::IsAborted(status)) << status;
+  EXPECT_EQ(Figures().charged_bytes, 0u);
+  EXPECT_EQ(Figures().reserved_bytes, 0u);
+  EXPECT_EQ(Figures().idle_bytes, 0u);
+  EXPECT_EQ(device_->live_bytes(), 0u);
+}
+
+TEST_F(SegmentPoolTest, CloseDuringAFailingLeaseRollsBack) {
+  MakePool(8_MiB);
+  Open(kA);
+  Gate& gate = device_->Hold(Call::kAllocate);
+  device_->Fail(Call::kAllocate, 1, 1, absl::InternalError("broken"));
+  std::thread lease([&] { EXPECT_FALSE(pool_->Lease(kA, 4_MiB).ok()); });
+  gate.AwaitArrivals(1);
+  pool_->CloseAccount(kA);
+  gate.Open();
+  lease.join();
+  EXPECT_EQ(Figures().charged_bytes, 0u);
+}
+
+TEST_F(SegmentPoolTest, NothingElseWaitsForTheDriver) {
+  MakePool(kPlenty);
+  Open(kA);
+  Open(kB, kPlenty, kBen);
+  const SegmentId held = Lease(kB, 2_MiB);
+  GiveBack(kB, Lease(kB, 4_MiB));
+  Gate& gate = device_->Hold(Call::kAllocate);
+  std::thread lease([&] { Lease(kA, 2_MiB); });
+  gate.AwaitArrivals(1);
+  // The gate opens only after all this: were a lock held during the driver's call, the test would never end.
+  EXPECT_EQ(Figures().charged_bytes, 4_MiB);
+  EXPECT_EQ(pool_->SetLimit(kB, 16_MiB), absl::OkStatus());
+  Lease(kB, 4_MiB);  // idle
+  const Ticket ticket = TicketFor(kB, held);
+  EXPECT_TRUE(pool_->RedeemTicket(ticket, PidOf(kB), kBen).ok());
+  EXPECT_EQ(pool_->ReleaseIdleSince(std::chrono::steady_clock::now()), 0u);
+  GiveBack(kB, held);
+  EXPECT_EQ(pool_->CloseAccount(kB), 4_MiB);
+  gate.Open();
+  lease.join();
+}
+
+TEST_F(SegmentPoolTest, CapacityCountsWhatIsBeingObtained) {
+  MakePool(8_MiB);
+  Open(kA);
+  Open(kB);
+  Gate& gate = device_->Hold(Call::kAllocate);
+  std::thread lease([&] { Lease(kA, 6_MiB); });
+  gate.AwaitArrivals(1);
+  EXPECT_EQ(Refusal(kB, 4_MiB), OomCause::kCapacity);
+  EXPECT_EQ(Refusal(kA, 4_MiB), OomCause::kCapacity);
+  gate.Open();
+  lease.join();
+}
+
+TEST_F(SegmentPoolTest, LeaseWaitsForFreesThatAreUnderWay) {
+  MakePool(4_MiB);
+  Open(kA);
+  GiveBack(kA, Lease(kA, 4_MiB));
+  Gate& gate = device_->Hold(Call::kFree);
+  std::thread decay([&] { EXPECT_EQ(pool_->ReleaseIdleSince(std::chrono::steady_clock::now()), 4_MiB); });
+  gate.AwaitArrivals(1);
+  EXPECT_EQ(Figures().reserved_bytes, 4_MiB) << "still held from the driver";
+  EXPECT_EQ(Figures().idle_bytes, 0u);
+  std::thread lease([&] { Lease(kA, 2_MiB); });
+  device_->AwaitRefusals(1);
+  gate.Open();
+  decay.join();
+  lease.join();
+  EXPECT_EQ(device_->live_bytes(), 2_MiB);
+}
+
+// ---- Handles and tickets ----
+
+TEST_F(SegmentPoolTest, CudaSegmentsAreOpenedByTheirIpcHandle) {
+  MakePool(kPlenty, DeviceKind::kCuda);
+  Open(kA);
+  const SegmentId a = Lease(kA, 2_MiB);
+  const SegmentId b = Lease(kA, 2_MiB);
+  const WireHandle handle = pool_->HandleFor(kA, a).value();
+  ASSERT_TRUE(std::holds_alternative<CudaIpcHandle>(handle));
+  EXPECT_EQ(pool_->HandleFor(kA, a).value(), handle);
+  EXPECT_NE(pool_->HandleFor(kA, b).value(), handle);
+  EXPECT_EQ(device_->allocations(), 2);
+  GiveBack(kA, a);
+  const SegmentId again = Lease(kA, 2_MiB);
+  EXPECT_EQ(pool_->HandleFor(kA, again).value(), handle) << "an idle segment keeps its handle";
+}
+
+TEST_F(SegmentPoolTest, HandlesAreForTheHolderOnly) {
+  MakePool(kPlenty);
+  Open(kA);
+  Open(kB);
+  const SegmentId segment = Lease(kA, 2_MiB);
+  EXPECT_TRUE(absl::IsNotFound(pool_->HandleFor(kB, segment).status()));
+  EXPECT_TRUE(absl::IsNotFound(pool_->HandleFor(kA, SegmentId{999}).status()));
+  EXPECT_TRUE(pool_->HandleFor(kA, segment).ok());
+}
+
+TEST_F(SegmentPoolTest, TicketIsGoodOnce) {
+  MakePool(kPlenty);
+  Open(kA);
+  const SegmentId segment = Lease(kA, 2_MiB);
+  const Ticket ticket = TicketFor(kA, segment);
+  EXPECT_EQ(TicketFor(kA, segment), ticket) << "one ticket a segment";
+  const absl::StatusOr<UniqueFd> fd = pool_->RedeemTicket(ticket, PidOf(kA), kAnn);
+  ASSERT_TRUE(fd.ok()) << fd.status();
+  EXPECT_TRUE(fd->valid());
+  EXPECT_TRUE(absl::IsNotFound(pool_->RedeemTicket(ticket, PidOf(kA), kAnn).status()));
+  const Ticket next = TicketFor(kA, segment);
+  EXPECT_NE(next, ticket);
+  EXPECT_TRUE(pool_->RedeemTicket(next, PidOf(kA), kAnn).ok());
+}
+
+TEST_F(SegmentPoolTest, TicketIsForItsProcessAndUser) {
+  MakePool(kPlenty);
+  Open(kA, kPlenty, kAnn);
+  Open(kB, kPlenty, kBen);
+  const Ticket ticket = TicketFor(kA, Lease(kA, 2_MiB));
+  EXPECT_TRUE(absl::IsPermissionDenied(pool_->RedeemTicket(ticket, PidOf(kB), kAnn).status()));
+  EXPECT_TRUE(absl::IsPermissionDenied(pool_->RedeemTicket(ticket, PidOf(kA), kBen).status()));
+  EXPECT_TRUE(absl::IsPermissionDenied(pool_->RedeemTicket(ticket, PidOf(kA), 0).status())) << "root neither";
+  EXPECT_TRUE(pool_->RedeemTicket(ticket, PidOf(kA), kAnn).ok()) << "the attempts of others do not use it up";
+}
+
+TEST_F(SegmentPoolTest, UnknownTicketIsNoTicket) {
+  MakePool(kPlenty);
+  Open(kA);
+  Ticket ticket = TicketFor(kA, Lease(kA, 2_MiB));
+  ticket[15] = static_cast<char>(ticket[15] ^ 1);
+  EXPECT_TRUE(absl::IsNotFound(pool_->RedeemTicket(ticket, PidOf(kA), kAnn).status()));
+  EXPECT_TRUE(absl::IsNotFound(pool_->RedeemTicket(Ticket{}, PidOf(kA), kAnn).status()));
+}
+
+TEST_F(SegmentPoolTest, TicketIsVoidWhenTheSegmentIsReturned) {
+  MakePool(kPlenty);
+  Open(kA);
+  const SegmentId segment = Lease(kA, 2_MiB);
+  const Ticket ticket = TicketFor(kA, segment);
+  GiveBack(kA, segment);
+  EXPECT_TRUE(absl::IsNotFound(pool_->RedeemTicket(ticket, PidOf(kA), kAnn).status()));
+  Lease(kA, 2_MiB);
+  EXPECT_TRUE(absl::IsNotFound(pool_->RedeemTicket(ticket, PidOf(kA), kAnn).status())) << "nor when it is leased anew";
+}
+
+TEST_F(SegmentPoolTest, TicketIsVoidWhenTheAccountIsClosed) {
+  MakePool(kPlenty);
+  Open(kA);
+  const Ticket ticket = TicketFor(kA, Lease(kA, 2_MiB));
+  pool_->CloseAccount(kA);
+  EXPECT_TRUE(absl::IsNotFound(pool_->RedeemTicket(ticket, PidOf(kA), kAnn).status()));
+}
+
+TEST_F(SegmentPoolTest, TicketSurvivesAFailedExport) {
+  MakePool(kPlenty);
+  Open(kA);
+  const Ticket ticket = TicketFor(kA, Lease(kA, 2_MiB));
+  device_->Fail(Call::kExport, 1, 1, absl::InternalError("fcntl failed"));
+  EXPECT_EQ(pool_->RedeemTicket(ticket, PidOf(kA), kAnn).status(), absl::InternalError("fcntl failed"));
+  EXPECT_TRUE(pool_->RedeemTicket(ticket, PidOf(kA), kAnn).ok());
+}
+
+TEST_F(SegmentPoolTest, TicketsDiffer) {
+  MakePool(kPlenty);
+  Open(kA);
+  std::set<Ticket> tickets;
+  for (int i = 0; i < 100; ++i) tickets.insert(TicketFor(kA, Lease(kA, 2_MiB)));
+  EXPECT_EQ(tickets.size(), 100u);
+}
+
+}  // namespace
+}  // namespace vrambroker

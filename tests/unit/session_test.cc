@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/session.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "allocator/bytes.h"
+#include "server/out_of_memory.h"
+#include "tests/support/fake_device.h"
+
+namespace vrambroker {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// A client that records what it is told.
+class FakeClient : public SessionEvents {
+ public:
+  void CloseSegments(absl::Span<const SegmentId> segments) override {
+    {
+      MutexLock lock(mu_);
+      asked_back_.insert(asked_back_.end(), segments.begin(), segments.end());
+    }
+    if (on_close) on_close(segments);
+  }
+  void LimitChanged(int, uint64_t) override {}
+  void Draining() override {}
+  void Ended(const std::string&) override {}
+
+  std::vector<SegmentId> asked_back() const {
+    MutexLock lock(mu_);
+    return asked_back_;
+  }
+
+  std::function<void(absl::Span<const SegmentId>)> on_close;  // set before use
+
+ private:
+  mutable Mutex mu_;
+  std::vector<SegmentId> asked_back_ ABSL_GUARDED_BY(mu_);
+};
+
+class SessionTest : public ::testing::Test {
+ protected:
+  static constexpr SessionId kId{7};
+  static constexpr uint64_t kCapacity = 64_MiB;
+
+  SessionTest() { Make(/*max_blocks=*/100); }
+  ~SessionTest() override { EXPECT_EQ(device_->misuse(), ""); }
+
+  void Make(size_t max_blocks) {
+    session_.reset();
+    pool_.reset();
+    auto device = std::make_unique<FakeDevice>(kCapacity);
+    device_ = device->control();
+    pool_ = std::make_unique<SegmentPool>(std::move(device), kCapacity, &next_segment_);
+    pool_->OpenAccount(kId, 1, 0, kCapacity);
+    client_ = std::make_shared<FakeClient>();
+    // Closes at once what it is asked for.
+    client_->on_close = [this](absl::Span<const SegmentId> segments) { session_->SegmentsClosed(segments); };
+    session_ = std::make_shared<Session>(kId, "test", Caller{.pid = 1}, std::vector<SegmentPool*>{pool_.get()},
+                                         &workers_, max_blocks, client_);
+  }
+  Allocation Get(uint64_t bytes) {
+    absl::StatusOr<Allocation> allocation = session_->AllocateSlowly(0, bytes);
+    EXPECT_TRUE(allocation.ok()) << allocation.status();
+    return allocation.value_or(Allocation());
+  }
+  uint64_t Allocated() { return session_->GetMemoryStats(0).allocated_bytes.all.current; }
+  uint64_t Reserved() { return pool_->GetAccount(kId).value_or(AccountFigures()).reserved_bytes; }
+
+  std::atomic<uint64_t> next_segment_ = 1;
+  WorkerPool workers_{2};
+  std::shared_ptr<FakeDevice::Control> device_;
+  std::unique_ptr<SegmentPool> pool_;
+  std::shared_ptr<FakeClient> client_;
+  std::shared_ptr<Session> session_;
+};
+
+TEST_F(SessionTest, CacheServesWhatItHasAndNothingElse) {
+  EXPECT_TRUE(absl::IsNotFound(session_->AllocateFromCache(0, 512).status()));
+  const Allocation first = Get(512);
+  EXPECT_EQ(first.block_bytes, 512u);
+  EXPECT_EQ(first.segment_bytes, 2_MiB);
+  EXPECT_TRUE(std::holds_alternative<Ticket>(first.handle));
+  const absl::StatusOr<Allocation> second = session_->AllocateFromCache(0, 512);
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_NE(second->block, first.block);
+  EXPECT_EQ(second->segment, first.segment);
+  EXPECT_EQ(second->offset, 512u);
+}
+
+TEST_F(SessionTest, FreesAllOrNothing) {
+  const BlockId a = Get(512).block;
+  const BlockId b = Get(1024).block;
+  EXPECT_TRUE(absl::IsNotFound(session_->Free({a, BlockId{999}, b})));
+  EXPECT_TRUE(absl::IsInvalidArgument(session_->Free({a, b, a})));
+  EXPECT_TRUE(absl::IsInvalidArgument(session_->Free({b, b})));
+  EXPECT_EQ(Allocated(), 1536u) << "nothing was freed";
+  EXPECT_EQ(session_->Free({b, a}), absl::OkStatus());
+  EXPECT_EQ(Allocated(), 0u);
+  EXPECT_TRUE(absl::IsNotFound(session_->Free({a}))) << "freed before";
+  EXPECT_EQ(session_->Free({}), absl::OkStatus());
+}
+
+TEST_F(SessionTest, BlocksAreCounted) {
+  Make(/*max_blocks=*/2);
+  const BlockId first = Get(512).block;
+  Get(512);
+  const absl::Status status = session_->AllocateFromCache(0, 512).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+  EXPECT_EQ(SegmentRefusalCause(status), std::nullopt) << "no lack of memory";
+  EXPECT_TRUE(absl::IsResourceExhausted(session_->AllocateSlowly(0, 512).status()));
+  EXPECT_EQ(session_->Free({first}), absl::OkStatus());
+  EXPECT_TRUE(session_->AllocateFromCache(0, 512).ok());
+}
+
+TEST_F(SessionTest, StatesOnlyAdvance) {
+  EXPECT_EQ(session_->state(), SessionState::kActive);
+  EXPECT_FALSE(session_->Advance(SessionState::kActive));
+  EXPECT_TRUE(session_->Advance(SessionState::kEnded));
+  EXPECT_FALSE(session_->Advance(SessionState::kDisconnected));
+  EXPECT_FALSE(session_->Advance(SessionState::kEnded));
+  EXPECT_TRUE(session_->Advance(SessionState::kClosed));
+  EXPECT_STREQ(SessionStateName(session_->state()), "closed");
+}
+
+TEST_F(SessionTest, OnlyActiveSessionsAllocate) {
+  const BlockId block = Get(512).block;
+  session_->Advance(SessionState::kEnded);
+  const absl::Status status = session_->AllocateFromCache(0, 512).status();
+  EXPECT_TRUE(absl::IsAborted(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("ended"));
+  EXPECT_TRUE(absl::IsAborted(session_->AllocateSlowly(0, 512).status()));
+  EXPECT_EQ(session_->Free({block}), absl::OkStatus());
+}
+
+TEST_F(SessionTest, EmptyCacheGivesBackWhatTheClientCloses) {
+  Get(512);
+  const Allocation freed = Get(30_MiB);
+  EXPECT_EQ(session_->Free({freed.block}), absl::OkStatus());
+  EXPECT_EQ(session_->EmptyCache(), 30_MiB);
+  EXPECT_THAT(client_->asked_back(), ElementsAre(freed.segment));
+  EXPECT_EQ(Reserved(), 2_MiB);
+  EXPECT_EQ(pool_->GetFigures().idle_bytes, 30_MiB);
+}
+
+TEST_F(SessionTest, MissFlushesTheCacheThroughTheClient) {
+  EXPECT_EQ(session_->Free({Get(40_MiB).block, Get(20_MiB).block}), absl::OkStatus());
+  Get(50_MiB);
+  EXPECT_EQ(client_->asked_back().size(), 2u);
+  EXPECT_EQ(Reserved(), 50_MiB);
+}
+
+TEST_F(SessionTest, WhatTheClientClosesLateComesBackLate) {
+  const Allocation freed = Get(30_MiB);
+  EXPECT_EQ(session_->Free({freed.block}), absl::OkStatus());
+  Gate gate;
+  client_->on_close = [&](absl::Span<const SegmentId>) { gate.Pass(); };
+  std::thread slow([&] { EXPECT_EQ(session_->EmptyCache(), 30_MiB); });
+  gate.AwaitArrivals(1);
+  EXPECT_EQ(pool_->GetAccount(kId)->returning_bytes, 30_MiB);
+  EXPECT_EQ(Reserved(), 30_MiB) << "charged until it is closed";
+  session_->SegmentsClosed({SegmentId{999}});
+  EXPECT_EQ(Reserved(), 30_MiB);
+  session_->SegmentsClosed({freed.segment});
+  EXPECT_EQ(Reserved(), 0u);
+  gate.Open();
+  slow.join();
+}
+
+TEST_F(SessionTest, EndOfTheSessionWakesWhoWaitsForTheClient) {
+  const Allocation freed = Get(30_MiB);
+  EXPECT_EQ(session_->Free({freed.block}), absl::OkStatus());
+  Gate gate;
+  client_->on_close = [&](absl::Span<const SegmentId>) { gate.Pass(); };
+  std::thread slow([&] { EXPECT_EQ(session_->EmptyCache(), 0u); });
+  gate.AwaitArrivals(1);
+  session_->Advance(SessionState::kClosed);
+  gate.Open();
+  slow.join();
+  EXPECT_EQ(Reserved(), 30_MiB) << "the account is closed by its owner";
+}
+
+TEST_F(SessionTest, WaitsForNoClientWhenTooManyOthersDo) {
+  const Allocation freed = Get(30_MiB);
+  EXPECT_EQ(session_->Free({freed.block}), absl::OkStatus());
+  client_->on_close = nullptr;  // never answers
+  ASSERT_TRUE(workers_.TryStartWaiting());
+  EXPECT_EQ(session_->EmptyCache(), 0u);
+  workers_.StopWaiting();
+  session_->SegmentsClosed({freed.segment});
+  EXPECT_EQ(Reserved(), 0u) << "what is closed later still counts";
+}
+
+TEST_F(SessionTest, ClientCannotReturnWhatItUses) {
+  const Allocation used = Get(512);
+  session_->SegmentsClosed({used.segment});
+  EXPECT_EQ(Reserved(), 2_MiB);
+}
+
+TEST_F(SessionTest, LeaseOfAClosedAccountIsAborted) {
+  pool_->CloseAccount(kId);
+  EXPECT_TRUE(absl::IsAborted(session_->AllocateSlowly(0, 512).status()));
+}
+
+TEST_F(SessionTest, BlockOfASegmentThatIsGoneIsNotHandedOut) {
+  Get(512);
+  pool_->CloseAccount(kId);
+  const absl::Status status = session_->AllocateFromCache(0, 512).status();
+  EXPECT_TRUE(absl::IsAborted(status)) << status;
+  EXPECT_EQ(Allocated(), 512u) << "and is free again";
+}
+
+TEST_F(SessionTest, RefusalsCarryThePoolsCause) {
+  ASSERT_EQ(pool_->SetLimit(kId, 2_MiB), absl::OkStatus());
+  EXPECT_EQ(SegmentRefusalCause(session_->AllocateSlowly(0, 2_MiB).status()), OomCause::kLimit);
+  EXPECT_EQ(SegmentRefusalCause(session_->AllocateSlowly(0, kCapacity + 1).status()), OomCause::kLargerThanDevice);
+  EXPECT_EQ(session_->GetMemoryStats(0).num_ooms, 2u);
+}
+
+TEST_F(SessionTest, ThreadsFreeAndAllocateAtOnce) {
+  Make(/*max_blocks=*/100000);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 300; ++i) {
+        absl::StatusOr<Allocation> a = session_->AllocateFromCache(0, 512 * (i % 9 + 1));
+        if (!a.ok()) a = session_->AllocateSlowly(0, 512 * (i % 9 + 1));
+        ASSERT_TRUE(a.ok()) << a.status();
+        EXPECT_EQ(session_->Free({a->block}), absl::OkStatus());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(Allocated(), 0u);
+  EXPECT_EQ(session_->allocator(0).CheckInvariants(), absl::OkStatus());
+}
+
+}  // namespace
+}  // namespace vrambroker
