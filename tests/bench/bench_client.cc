@@ -143,7 +143,7 @@ absl::StatusOr<std::unique_ptr<BenchClient>> ConnectWay(const std::string& socke
     if (!client.ok()) return client.status();
     return std::make_unique<LibraryClient>(*std::move(client));
   }
-  absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = ConnectChannel(socket_dir);
+  absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = ConnectChannel(socket_dir, absl::Seconds(5));
   if (!channel.ok()) return channel.status();
   if (way == Way::kUnary) return OpenSession<UnaryClient>(*channel);
   if (way == Way::kStream) return OpenSession<StreamClient>(*channel);
