@@ -2,7 +2,6 @@
 #include "allocator/bytes.h"
 
 #include <array>
-#include <cmath>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -53,13 +52,20 @@ absl::StatusOr<uint64_t> ParseBytes(absl::string_view text) {
   uint64_t bytes = whole << shift;
   if (dot != absl::string_view::npos) {
     const absl::string_view decimals = number.substr(dot + 1);
-    double part = 0;
-    if (!IsDigits(decimals) || !absl::SimpleAtod(absl::StrCat("0.", decimals), &part)) {
-      return BadSize(text, "expected digits after the point");
+    if (!IsDigits(decimals)) return BadSize(text, "expected digits after the point");
+    // In integers: a double would round parts of a byte away.
+    const absl::string_view digits = decimals.substr(0, decimals.find_last_not_of('0') + 1);
+    constexpr size_t kMaxDigits = 18;  // 10^18 is above 2^40, times 2^40 it still fits in 128 bits
+    if (digits.size() > kMaxDigits) return BadSize(text, "it has too many decimals");
+    unsigned __int128 part = 0;
+    unsigned __int128 whole_part = 1;
+    for (const char digit : digits) {
+      part = part * 10 + static_cast<unsigned>(digit - '0');
+      whole_part *= 10;
     }
-    const double part_bytes = part * static_cast<double>(uint64_t{1} << shift);
-    if (part_bytes != std::floor(part_bytes)) return BadSize(text, "it is not a whole number of bytes");
-    const auto extra = static_cast<uint64_t>(part_bytes);
+    part <<= shift;
+    if (part % whole_part != 0) return BadSize(text, "it is not a whole number of bytes");
+    const auto extra = static_cast<uint64_t>(part / whole_part);
     if (bytes + extra < bytes) return BadSize(text, "it does not fit in 64 bits");
     bytes += extra;
   }

@@ -102,7 +102,7 @@ class Device {
   virtual absl::StatusOr<SegmentHandle> ExportSegment(const DeviceSegment& segment) = 0;
 
   // Maps an exported segment of `bytes` into this process; returns its address here. InvalidArgument when the
-  // handle is of another kind of device or not a segment of this size.
+  // handle is of another kind of device or, where the device can tell (host), not of a segment of this size.
   virtual absl::StatusOr<void*> OpenHandle(const SegmentHandle& handle, uint64_t bytes) = 0;
   virtual absl::Status CloseHandle(void* address, uint64_t bytes) = 0;
 

@@ -38,7 +38,7 @@ Unit CountUnit(uint64_t reference) {
 }
 
 std::string Cell(uint64_t value, const Unit& unit, bool bytes) {
-  return bytes ? absl::StrFormat("%6d %3s", value / unit.divisor, unit.name)
+  return bytes ? absl::StrFormat("%6d %-3s", value / unit.divisor, unit.name)
                : absl::StrFormat("%7d %s ", value / unit.divisor, unit.name);
 }
 
@@ -77,7 +77,7 @@ std::string MemorySummary(absl::string_view title, const MemoryStats& stats) {
   const std::string heading = absl::StrCat("vrambroker memory summary, ", title);
   absl::StrAppend(&out, absl::StrFormat("| %-73s |\n", heading.substr(0, 73)));
   absl::StrAppend(&out, Rule('-'));
-  absl::StrAppend(&out, absl::StrFormat("| %20s: %-12d | %20s: %-13d |\n", "GPU OOMs", stats.num_ooms,
+  absl::StrAppend(&out, absl::StrFormat("| %20s: %-12d | %20s: %-14d |\n", "GPU OOMs", stats.num_ooms,
                                         "cache flush retries", stats.num_alloc_retries));
   absl::StrAppend(&out, Rule('='));
   absl::StrAppend(&out, absl::StrFormat("| %-21s | %-10s | %-10s | %-10s | %-10s |\n", "       Metric", "Cur Usage ",

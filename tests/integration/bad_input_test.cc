@@ -597,5 +597,15 @@ TEST_F(BadInputTest, ACallMadeWhileItsSessionEnds) {
   }
 }
 
+TEST_F(BadInputTest, AnEndlessSessionName) {
+  RawStream stream(*raw_);
+  ASSERT_OK(stream.Hello());
+  const absl::Status status = raw_->GetSession(Ref(std::string(60000, 'n'))).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << absl::StatusCodeToString(status.code());
+  // The connection is whole, and the stream on it too.
+  EXPECT_OK(raw_->ListSessions());
+  EXPECT_OK(stream.Goodbye());
+}
+
 }  // namespace
 }  // namespace vrambroker::testing_support

@@ -539,5 +539,12 @@ TEST_F(MetricsTest, AScrapeIsWholeWhileClientsComeAndGo) {
   }
 }
 
+TEST(ConfigTest, AnUnknownFlagIsWrongUse) {
+  EXPECT_EQ(Daemon({"--no_such_flag"}).exit_code, 2);
+  EXPECT_EQ(RunProgram({VramctlProgram(), "status", "--no_such_flag"}).exit_code, 2);
+  EXPECT_EQ(RunProgram({VramctlProgram(), "status", "--device=first"}).exit_code, 2);
+  EXPECT_EQ(RunProgram({VramctlProgram(), "--help"}).exit_code, 0);
+}
+
 }  // namespace
 }  // namespace vrambroker::testing_support

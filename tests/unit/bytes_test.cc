@@ -75,8 +75,14 @@ TEST(BytesTest, ParseBytesRefusesWhatIsNoSize) {
   }
 }
 
+TEST(BytesTest, ParseBytesDoesNotRoundFractions) {
+  for (const char* text : {"0.99999999999999999999GiB", "1.99999999999999999999KiB", "0.99999999999999999999"}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(ParseBytes(text).status())) << text;
+  }
+}
+
 TEST(BytesTest, ParseBytesRefusesPartsOfAByte) {
-  for (const char* text : {"0.5", "1.5B", "0.1KiB", "1.0001KiB", "0.3GiB"}) {
+  for (const char* text : {"0.5", "1.5B", "0.1KiB", "1.0001KiB", "0.3GiB", "0.999999999999999999GiB"}) {
     SCOPED_TRACE(text);
     const absl::Status status = ParseBytes(text).status();
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;

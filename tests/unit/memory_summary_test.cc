@@ -178,5 +178,17 @@ TEST(MemorySummaryTest, CellsAreAligned) {
   EXPECT_EQ(lines[27], "| Allocations           |       7    |    1234 K  |    1234 K  |    1234 K  |");
 }
 
+TEST(MemorySummaryTest, EveryLineKeepsItsWidth) {
+  MemoryStats stats;
+  stats.num_ooms = 123'456'789'012;
+  stats.num_alloc_retries = 1'234'567'890'123;
+  for (const std::string& line : Lines(MemorySummary(std::string(200, 'x'), stats))) EXPECT_THAT(line, SizeIs(77));
+}
+
+TEST(MemorySummaryTest, UnitIsOnTheLeft) {
+  EXPECT_EQ(Lines(MemorySummary("t", MemoryStats()))[7],
+            "| Allocated memory      |      0 B   |      0 B   |      0 B   |      0 B   |");
+}
+
 }  // namespace
 }  // namespace vrambroker
