@@ -69,7 +69,8 @@ SessionStream::SessionStream(Broker* broker, grpc::CallbackServerContext* contex
 
 void SessionStream::OnReadDone(bool ok) {
   if (!ok) {  // half-closed or broken; without a goodbye neither says that the client's mappings are closed
-    End(absl::OkStatus());
+    End(session_ != nullptr ? absl::OkStatus()
+                            : absl::InvalidArgumentError("message: the stream ended before a readable hello"));
     return;
   }
   Handle(request_);

@@ -84,7 +84,8 @@ struct Model {
   std::vector<uint64_t> Parameters() const {
     std::vector<uint64_t> tensors = {kVocabulary * width, kSequence * width};
     for (uint64_t layer = 0; layer < kLayers; ++layer) {
-      for (const uint64_t floats : {width, 3 * width * width, width * width, width, 4 * width * width, 4 * width * width}) {
+      for (const uint64_t floats :
+           {width, 3 * width * width, width * width, width, 4 * width * width, 4 * width * width}) {
         tensors.push_back(floats);
       }
     }
@@ -94,8 +95,9 @@ struct Model {
   // What the forward pass of one layer leaves for the backward pass.
   std::vector<uint64_t> LayerActivations() const {
     const uint64_t tokens = batch * kSequence;
-    return {tokens * width, 3 * tokens * width, batch * kHeads * kSequence * kSequence, tokens * width,
-            tokens * width, 4 * tokens * width, 4 * tokens * width,                     tokens * width};
+    return {tokens * width,     3 * tokens * width, batch * kHeads * kSequence * kSequence,
+            tokens * width,     tokens * width,     4 * tokens * width,
+            4 * tokens * width, tokens * width};
   }
 
   static uint64_t Bytes(const std::vector<uint64_t>& tensors) {
@@ -108,7 +110,8 @@ struct Model {
   static Model ForLimit(uint64_t limit_bytes) {
     Model model;
     while (4 * Bytes(Model{.width = model.width + 64}.Parameters()) < limit_bytes / 4) model.width += 64;
-    while (kLayers * Bytes(Model{.width = model.width, .batch = model.batch + 1}.LayerActivations()) < limit_bytes / 4) {
+    while (kLayers * Bytes(Model{.width = model.width, .batch = model.batch + 1}.LayerActivations()) <
+           limit_bytes / 4) {
       ++model.batch;
     }
     return model;
