@@ -176,7 +176,7 @@ absl::Status Broker::CheckDevice(uint64_t device) const {
   return absl::NotFoundError(absl::StrCat("device: no device ", device, "; there are ", pools_.size()));
 }
 
-void Broker::Allocate(const SessionPtr& session, uint64_t device, uint64_t requested, AllocateDone done) {
+void Broker::Allocate(const SessionPtr& session, uint64_t device, uint64_t requested, const AllocateDone& done) {
   if (absl::Status status = CheckDevice(device); !status.ok()) return done(std::move(status));
   const int ordinal = static_cast<int>(device);
   if (requested == 0) return done(absl::InvalidArgumentError("requested_bytes: must be 1 or more"));
@@ -240,7 +240,7 @@ absl::Status Broker::Free(const SessionPtr& session, absl::Span<const BlockId> b
   return session->Free(blocks);
 }
 
-void Broker::EmptyCache(const SessionPtr& session, std::function<void(absl::StatusOr<uint64_t>)> done) {
+void Broker::EmptyCache(const SessionPtr& session, const std::function<void(absl::StatusOr<uint64_t>)>& done) {
   if (!session->slow_calls().Submit([session, done] { done(session->EmptyCache()); })) done(TooManyCalls());
 }
 

@@ -94,10 +94,10 @@ class Broker {
   using AllocateDone = std::function<void(absl::StatusOr<Allocation>)>;
   // OutOfMemoryError() when there is no memory; ResourceExhausted when too many calls of the session wait;
   // InvalidArgument for 0 bytes; NotFound for an unknown device.
-  void Allocate(const SessionPtr& session, uint64_t device, uint64_t requested, AllocateDone done);
+  void Allocate(const SessionPtr& session, uint64_t device, uint64_t requested, const AllocateDone& done);
   absl::Status Free(const SessionPtr& session, absl::Span<const BlockId> blocks);
   // Answers with the bytes given back. ResourceExhausted when too many calls of the session wait.
-  void EmptyCache(const SessionPtr& session, std::function<void(absl::StatusOr<uint64_t>)> done);
+  void EmptyCache(const SessionPtr& session, const std::function<void(absl::StatusOr<uint64_t>)>& done);
   // NotFound for an unknown device.
   absl::Status CheckDevice(uint64_t device) const;
 

@@ -49,7 +49,7 @@ grpc::ServerUnaryReactor* BrokerService::EmptyCache(grpc::CallbackServerContext*
   absl::StatusOr<SessionPtr> session = OwnSession(*context, request->session_id());
   if (!session.ok()) return Reply(context, session.status());
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  broker_.EmptyCache(*session, [reactor, response](absl::StatusOr<uint64_t> bytes) {
+  broker_.EmptyCache(*session, [reactor, response](const absl::StatusOr<uint64_t>& bytes) {
     response->set_released_bytes(bytes.value_or(0));
     reactor->Finish(ToGrpc(bytes.status()));
   });

@@ -26,12 +26,12 @@ MetricFamily Family(const char* name, const char* help, MetricType type) {
   return family;
 }
 
-void Add(MetricFamily& family, std::vector<std::pair<const char*, std::string>> labels, double value) {
+void Add(MetricFamily& family, const std::vector<std::pair<const char*, std::string>>& labels, double value) {
   ClientMetric metric;
-  for (auto& [name, text] : labels) {
+  for (const auto& [name, text] : labels) {
     ClientMetric::Label label;
     label.name = name;
-    label.value = std::move(text);
+    label.value = text;
     metric.label.push_back(std::move(label));
   }
   if (family.type == MetricType::Counter) {
