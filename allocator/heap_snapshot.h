@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A heap at one moment: its segments and blocks, and what was recorded of how it came to be.
+#ifndef VRAMBROKER_ALLOCATOR_HEAP_SNAPSHOT_H_
+#define VRAMBROKER_ALLOCATOR_HEAP_SNAPSHOT_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "allocator/allocator_options.h"
+#include "allocator/events.h"
+#include "allocator/ids.h"
+#include "allocator/size_class.h"
+
+namespace vrambroker {
+
+enum class BlockState : uint8_t {
+  kFree,
+  kAllocated,
+  kPendingFree,  // freed by its owner, still in use by a stream
+};
+
+struct BlockSnapshot {
+  uint64_t offset = 0;
+  uint64_t bytes = 0;
+  uint64_t requested_bytes = 0;  // by its owner; of a free block: by its last owner
+  BlockState state = BlockState::kFree;
+};
+
+struct SegmentSnapshot {
+  SegmentId id{};
+  uint64_t address = 0;  // a label: grows with every segment obtained, never reused; no pointer
+  uint64_t bytes = 0;
+  PoolKind pool = PoolKind::kSmall;
+  Stream stream = 0;
+  std::vector<BlockSnapshot> blocks;  // by offset; they tile the segment
+};
+
+enum class HistoryAction : uint8_t {
+  kAllocate,       // a block was handed out
+  kFreeRequested,  // its owner freed it
+  kFreeCompleted,  // it can be handed out again
+  kSegmentAllocate,
+  kSegmentFree,
+  kSnapshot,
+  kOutOfMemory,
+};
+
+struct HistoryEvent {
+  HistoryAction action = HistoryAction::kAllocate;
+  uint64_t address = 0;  // segment address + offset; kOutOfMemory: bytes that the source still had; kSnapshot: 0
+  uint64_t bytes = 0;    // requested (blocks), of the segment, active in all (kSnapshot), rounded (kOutOfMemory)
+  Stream stream = 0;
+  int64_t time_us = 0;  // microseconds since 1970
+};
+
+struct HeapSnapshot {
+  std::vector<SegmentSnapshot> segments;  // by address
+  std::vector<HistoryEvent> history;      // oldest first; empty unless recording is on
+  AllocatorOptions options;
+};
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_ALLOCATOR_HEAP_SNAPSHOT_H_
