@@ -40,7 +40,7 @@ struct AllocatorOptions {
   bool reject_without_retry = false;
 
   // Whether a block or segment of `bytes` is oversize.
-  bool IsOversize(uint64_t bytes) const { return bytes >= max_split_bytes; }
+  constexpr bool IsOversize(uint64_t bytes) const { return bytes >= max_split_bytes; }
 
   bool operator==(const AllocatorOptions&) const = default;
 };

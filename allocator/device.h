@@ -19,6 +19,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "allocator/events.h"
 
 namespace vrambroker {
 
@@ -69,24 +70,11 @@ struct DeviceSegment {
   int fd = -1;           // memory file of a host segment
 };
 
-// Work queue of a device, as cudaStream_t's value. 0 is the default stream.
-using Stream = uint64_t;
-
-// A point in a stream. Destroying it while it is pending is allowed.
-class Event {
- public:
-  virtual ~Event() = default;
-  // True when all work that was queued before the event is done. Never blocks.
-  virtual absl::StatusOr<bool> Query() = 0;
-  // Blocks until Query() would be true.
-  virtual absl::Status Wait() = 0;
-};
-
 // Safe to call from any thread. Calls may take milliseconds: hold no lock that a hot path needs.
 // Errors name the failing system or CUDA call.
-class Device {
+class Device : public EventSource {
  public:
-  virtual ~Device() = default;
+  ~Device() override = default;
 
   virtual const DeviceProperties& properties() const = 0;
 
@@ -113,9 +101,6 @@ class Device {
 
   // Fills [offset, offset + bytes) with zeros; done when it returns. OutOfRange when outside of the segment.
   virtual absl::Status Zero(const DeviceSegment& segment, uint64_t offset, uint64_t bytes) = 0;
-
-  // Marks the end of the work queued on `stream` so far.
-  virtual absl::StatusOr<std::unique_ptr<Event>> RecordEvent(Stream stream) = 0;
 };
 
 // InvalidArgument unless `bytes` is a valid segment size. For implementations.

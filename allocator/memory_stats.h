@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -66,19 +67,27 @@ struct MemoryStats {
   PoolStat active_bytes;
   PoolStat inactive_split_bytes;
   PoolStat requested_bytes;
+  // COUNT of blocks handed out and of segments held of max_split_bytes and more
+  Stat oversize_allocations;
+  Stat oversize_segments;
   // COUNT
-  uint64_t num_alloc_retries = 0;  // requests that needed the cache flushed before asking for a segment again
-  uint64_t num_ooms = 0;           // requests refused
-  uint64_t num_device_alloc = 0;   // segments obtained
-  uint64_t num_device_free = 0;    // segments given back
+  uint64_t num_alloc_retries = 0;     // requests that needed the cache flushed before asking for a segment again
+  uint64_t num_ooms = 0;              // requests refused
+  uint64_t num_oom_rejections = 0;    // requests refused by AllocatorOptions::reject_without_retry
+  uint64_t num_sync_all_streams = 0;  // waits for every stream's use of freed blocks
+  uint64_t num_device_alloc = 0;      // segments obtained
+  uint64_t num_device_free = 0;       // segments given back
+  // BYTES; AllocatorOptions::kNoLimit when unset
+  uint64_t max_split_bytes = std::numeric_limits<uint64_t>::max();
 
   // Every peak becomes the current value.
   void ResetPeaks();
 
-  // Adds the figures of another heap; peaks are added too, so the sum's peak is an upper bound.
+  // Adds the figures of another heap; peaks are added too, so the sum's peak is an upper bound. max_split_bytes stays
+  // where both have the same.
   void Add(const MemoryStats& other);
 
-  // Calls `visit(name, stat)` for each quantity above, in the order above, names as PyTorch's ("allocated_bytes").
+  // Calls `visit(name, stat)` for each quantity by pool, in the order above, names as PyTorch's ("allocated_bytes").
   void ForEach(const std::function<void(const char* name, const PoolStat& stat)>& visit) const;
   void ForEach(const std::function<void(const char* name, PoolStat& stat)>& visit);
 };
@@ -86,8 +95,9 @@ struct MemoryStats {
 // 1 - allocated / reserved; 0 when nothing is reserved. Between 0 and 1.
 double FragmentationRatio(uint64_t allocated_bytes, uint64_t reserved_bytes);
 
-// PyTorch's flat dictionary, sorted by key: "allocated_bytes.all.current" -> 512, ...
-std::vector<std::pair<std::string, uint64_t>> FlatMemoryStats(const MemoryStats& stats);
+// PyTorch's flat dictionary, sorted by key: "allocated_bytes.all.current" -> 512, ... "max_split_size" is -1 when
+// unset.
+std::vector<std::pair<std::string, int64_t>> FlatMemoryStats(const MemoryStats& stats);
 
 }  // namespace vrambroker
 

@@ -89,6 +89,10 @@ std::string MemorySummary(absl::string_view title, const MemoryStats& stats) {
         Row("      from large pool", metric.stat->pool[static_cast<int>(PoolKind::kLarge)], all, metric.bytes),
         Row("      from small pool", metric.stat->pool[static_cast<int>(PoolKind::kSmall)], all, metric.bytes));
   }
+  for (const auto& [name, stat] : {std::pair("Oversize allocations", &stats.oversize_allocations),
+                                   std::pair("Oversize GPU segments", &stats.oversize_segments)}) {
+    absl::StrAppend(&out, Rule('-'), Row(name, *stat, *stat, /*bytes=*/false));
+  }
   absl::StrAppend(&out, Rule('='));
   return out;
 }

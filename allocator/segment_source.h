@@ -29,6 +29,9 @@ class SegmentSource {
 
   // Takes segments back. Returns how many of their bytes are available again; the rest follows when it can.
   virtual uint64_t ReleaseSegments(absl::Span<const ReleasedSegment> segments) = 0;
+
+  // Bytes that AcquireSegment could still hand out now, for the record of an out-of-memory event. Never blocks.
+  virtual uint64_t AvailableBytes() { return 0; }
 };
 
 }  // namespace vrambroker

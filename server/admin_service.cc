@@ -71,7 +71,7 @@ std::vector<v1::GetSnapshotResponse> InParts(const std::vector<SegmentSnapshot>&
       to->set_offset_bytes(block.offset);
       to->set_block_bytes(block.bytes);
       to->set_requested_bytes(block.requested_bytes);
-      to->set_allocated(block.allocated);
+      to->set_allocated(block.state == BlockState::kAllocated);
       --room;
     }
   }
@@ -163,7 +163,7 @@ grpc::ServerWriteReactor<v1::GetSnapshotResponse>* AdminService::GetSnapshot(grp
   }
   if (status.ok()) status = broker_.CheckDevice(request->device());
   if (!status.ok()) return new SnapshotWriter(status, {});
-  return new SnapshotWriter(status, InParts((*session)->allocator(static_cast<int>(request->device())).Snapshot()));
+  return new SnapshotWriter(status, InParts((*session)->allocator(static_cast<int>(request->device())).Snapshot().segments));
 }
 
 }  // namespace vrambroker

@@ -89,14 +89,14 @@ absl::StatusOr<Allocation> Session::AllocateSlowly(int device, uint64_t requeste
 
 absl::StatusOr<Allocation> Session::Record(int device, Block* block) {
   Heap& heap = *heaps_[device];
-  absl::StatusOr<WireHandle> handle = heap.pool.HandleFor(id_, block->segment);
+  absl::StatusOr<WireHandle> handle = heap.pool.HandleFor(id_, block->segment_id());
   if (!handle.ok()) {
     heap.allocator.Free(block);
     return absl::IsNotFound(handle.status()) ? absl::AbortedError("the session has ended") : handle.status();
   }
-  Allocation allocation{.segment = block->segment,
-                        .segment_bytes = block->segment_bytes,
-                        .offset = block->offset,
+  Allocation allocation{.segment = block->segment_id(),
+                        .segment_bytes = block->segment_bytes(),
+                        .offset = block->offset(),
                         .block_bytes = block->bytes,
                         .handle = *handle};
   MutexLock lock(mu_);

@@ -8,15 +8,28 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "allocator/replay/replay.h"
+#include "allocator/replay/trace.h"
 
 namespace vrambroker::vramctl {
+
+// replay, tune. Empty: not given.
+struct ReplayFlags {
+  std::string conf;        // a file with alloc_conf=, device_bytes= and fraction=
+  std::string alloc_conf;  // these three override it
+  std::string device_bytes;
+  std::string fraction;
+  bool per_op = false;
+};
 
 struct Context {
   std::string socket_dir;
   bool json = false;
   std::string name;   // hold
   std::string limit;  // hold; empty: none
-  int device = 0;     // hold, stats, summary
+  int device = 0;     // hold, stats, summary; replay, tune: of a PyTorch snapshot
+  ReplayFlags replay;
 };
 
 // SESSION is a session's unique name, or its id when it consists of digits.
@@ -31,6 +44,15 @@ absl::Status End(const Context& context, const std::string& session);
 // A client that allocates, writes a pattern, says where it is and holds until SIGINT or SIGTERM; then it verifies the
 // pattern. Fails when it is refused, loses its session, or finds other bytes than it wrote.
 absl::Status Hold(const Context& context, const std::string& bytes);
+
+// Without a daemon: a trace through the allocator with a simulated device.
+absl::Status Replay(const Context& context, const std::string& trace);
+// The same with a grid of settings: which would have needed less.
+absl::Status Tune(const Context& context, const std::string& trace);
+
+// For these two. InvalidArgument names the flag, or the file and its line.
+absl::StatusOr<ReplayConfig> ReplayConfigOf(const ReplayFlags& flags);
+absl::StatusOr<Trace> ReadTraceArgument(const Context& context, const std::string& path);
 
 }  // namespace vrambroker::vramctl
 

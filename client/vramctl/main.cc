@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -27,7 +28,13 @@ ABSL_FLAG(std::string, socket_dir, "",
 ABSL_FLAG(std::string, format, "text", "text, or json for scripts.");
 ABSL_FLAG(std::string, name, "", "hold: what to call the session. Default: vramctl.");
 ABSL_FLAG(std::string, limit, "", "hold: limit to ask for, as 0.5 (fraction of capacity) or 512MiB.");
-ABSL_FLAG(int32_t, device, 0, "hold, stats, summary: ordinal of the device.");
+ABSL_FLAG(int32_t, device, 0, "hold, stats, summary, replay, tune: ordinal of the device.");
+ABSL_FLAG(std::string, conf, "", "replay, tune: file with lines alloc_conf=, device_bytes= and fraction=.");
+ABSL_FLAG(std::string, alloc_conf, "",
+          "replay: settings in PyTorch's syntax, as max_split_size_mb:128,garbage_collection_threshold:0.8.");
+ABSL_FLAG(std::string, device_bytes, "", "replay, tune: size of the simulated device, as 24GiB. Default: unlimited.");
+ABSL_FLAG(std::string, fraction, "", "replay, tune: memory fraction, 0 to 1.");
+ABSL_FLAG(bool, per_op, false, "replay: one row of figures after each operation, in the format of tests/golden.");
 
 namespace {
 
@@ -70,6 +77,10 @@ const std::map<std::string, Command>& Commands() {
       {"hold",
        {"BYTES [--name N] [--limit F] [--device D]", 1, 1, "allocate, write a pattern, and hold until interrupted",
         [](const Context& c, const Arguments& a) { return ctl::Hold(c, a[0]); }}},
+      {"replay",
+       {"TRACE [--conf FILE] [--alloc-conf SETTINGS] [--device-bytes N] [--fraction F] [--per-op]", 1, 1,
+        "run a trace, or a PyTorch memory snapshot's events, through the allocator; needs no daemon",
+        [](const Context& c, const Arguments& a) { return ctl::Replay(c, a[0]); }}},
   };
   return *commands;
 }
@@ -125,7 +136,19 @@ void ExitFromParsing() {
   _exit(exit_code_of_parsing);
 }
 
+// --per-op is --per_op: absl only knows the second.
+void UnderscoresForHyphens(int argc, char** argv) {
+  for (int i = 1; i < argc; ++i) {
+    if (std::strncmp(argv[i], "--", 2) != 0) continue;
+    if (argv[i][2] == '\0') return;
+    for (char* c = argv[i] + 2; *c != '\0' && *c != '='; ++c) {
+      if (*c == '-') *c = '_';
+    }
+  }
+}
+
 std::vector<char*> ParseFlags(int argc, char** argv) {
+  UnderscoresForHyphens(argc, argv);
   const bool asks = std::any_of(argv, argv + argc, [](const char* argument) {
     return absl::StartsWith(argument, "--help") || absl::StartsWith(argument, "--version");
   });
@@ -165,6 +188,11 @@ int main(int argc, char** argv) {
   context.name = absl::GetFlag(FLAGS_name);
   context.limit = absl::GetFlag(FLAGS_limit);
   context.device = absl::GetFlag(FLAGS_device);
+  context.replay = {.conf = absl::GetFlag(FLAGS_conf),
+                    .alloc_conf = absl::GetFlag(FLAGS_alloc_conf),
+                    .device_bytes = absl::GetFlag(FLAGS_device_bytes),
+                    .fraction = absl::GetFlag(FLAGS_fraction),
+                    .per_op = absl::GetFlag(FLAGS_per_op)};
   const absl::Status status = command.run(context, arguments);
   if (status.ok()) return 0;
   PrintError(status, context.json);

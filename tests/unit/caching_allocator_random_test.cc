@@ -80,12 +80,12 @@ class Model {
   }
 
   // What best fit has to choose: smallest, then oldest segment, then lowest offset.
-  std::optional<Place> BestFit(uint64_t block_bytes) const {
+  std::optional<Place> BestFit(uint64_t block_bytes) {
     std::optional<std::tuple<uint64_t, uint64_t, uint64_t>> best;
-    for (const SegmentSnapshot& segment : allocator_.Snapshot()) {
+    for (const SegmentSnapshot& segment : allocator_.Snapshot().segments) {
       if (segment.pool != PoolFor(block_bytes)) continue;
       for (const BlockSnapshot& block : segment.blocks) {
-        if (block.allocated || block.bytes < block_bytes) continue;
+        if (block.state != BlockState::kFree || block.bytes < block_bytes) continue;
         const auto candidate = std::make_tuple(block.bytes, Raw(segment.id), block.offset);
         if (!best.has_value() || candidate < *best) best = candidate;
       }
@@ -96,7 +96,7 @@ class Model {
 
   void AllocateOne() {
     const uint64_t requested = RandomRequest();
-    const uint64_t block_bytes = RoundRequest(requested);
+    const uint64_t block_bytes = RoundRequest(requested, AllocatorOptions());
     SCOPED_TRACE(::testing::Message() << "allocate " << requested);
     const std::optional<Place> expected = BestFit(block_bytes);
     const int calls = source_.acquire_calls();
@@ -110,34 +110,35 @@ class Model {
       if (!allocated.ok()) {
         ASSERT_FALSE(expected.has_value());
         // Everything that could be given back has been, and still there is no room.
-        ASSERT_FALSE(source_.CouldAcquire(SegmentBytesFor(block_bytes)));
-        for (const SegmentSnapshot& segment : allocator_.Snapshot()) {
-          ASSERT_FALSE(segment.blocks.size() == 1 && !segment.blocks[0].allocated) << "a segment was not flushed";
+        ASSERT_FALSE(source_.CouldAcquire(SegmentBytesFor(block_bytes, AllocatorOptions())));
+        for (const SegmentSnapshot& segment : allocator_.Snapshot().segments) {
+          ASSERT_FALSE(segment.blocks.size() == 1 && segment.blocks[0].state != BlockState::kAllocated)
+              << "a segment was not flushed";
         }
         return;
       }
       block = *allocated;
     }
     if (expected.has_value()) {
-      ASSERT_EQ(Place(Raw(block->segment), block->offset), *expected);
+      ASSERT_EQ(Place(Raw(block->segment_id()), block->offset()), *expected);
       ASSERT_EQ(source_.acquire_calls(), calls) << "a hit asks for no segment";
     }
-    ASSERT_TRUE(block->allocated);
+    ASSERT_EQ(block->state, BlockState::kAllocated);
     ASSERT_EQ(block->requested_bytes, requested);
     ASSERT_GE(block->bytes, block_bytes);
     ASSERT_LE(block->bytes - block_bytes, 1_MiB) << "waste";
-    ASSERT_EQ(block->segment_bytes, source_.BytesOf(block->segment)) << "the segment is live";
-    ASSERT_LE(block->offset + block->bytes, block->segment_bytes);
+    ASSERT_EQ(block->segment_bytes(), source_.BytesOf(block->segment_id())) << "the segment is live";
+    ASSERT_LE(block->offset() + block->bytes, block->segment_bytes());
 
-    const Place place(Raw(block->segment), block->offset);
+    const Place place(Raw(block->segment_id()), block->offset());
     const auto next = live_.lower_bound(place);
-    if (next != live_.end() && std::get<0>(next->first) == Raw(block->segment)) {
-      ASSERT_GE(std::get<1>(next->first), block->offset + block->bytes) << "overlaps the block above";
+    if (next != live_.end() && std::get<0>(next->first) == Raw(block->segment_id())) {
+      ASSERT_GE(std::get<1>(next->first), block->offset() + block->bytes) << "overlaps the block above";
     }
     if (next != live_.begin()) {
       const Block* below = std::prev(next)->second;
-      if (below->segment == block->segment) {
-        ASSERT_LE(below->offset + below->bytes, block->offset) << "overlaps the block below";
+      if (below->segment_id() == block->segment_id()) {
+        ASSERT_LE(below->offset() + below->bytes, block->offset()) << "overlaps the block below";
       }
     }
     live_[place] = block;

@@ -43,25 +43,25 @@ class CachingAllocatorTest : public ::testing::Test {
 
 TEST_F(CachingAllocatorTest, MissTakesASegmentOfTheRightSize) {
   const Block* small = Get(1);
-  EXPECT_EQ(small->offset, 0u);
+  EXPECT_EQ(small->offset(), 0u);
   EXPECT_EQ(small->bytes, 512u);
   EXPECT_EQ(small->requested_bytes, 1u);
-  EXPECT_EQ(small->segment_bytes, 2_MiB);
+  EXPECT_EQ(small->segment_bytes(), 2_MiB);
   const Block* large = Get(1_MiB + 1);
   EXPECT_EQ(large->bytes, 1_MiB + 512);
-  EXPECT_EQ(large->segment_bytes, 20_MiB);
+  EXPECT_EQ(large->segment_bytes(), 20_MiB);
   const Block* own = Get(21_MiB + 1);
   EXPECT_EQ(own->bytes, 22_MiB) << "a rest of less than 1 MiB stays with the block";
-  EXPECT_EQ(own->segment_bytes, 22_MiB);
+  EXPECT_EQ(own->segment_bytes(), 22_MiB);
   EXPECT_THAT(source_.asked_for(), ElementsAre(2_MiB, 20_MiB, 22_MiB));
 }
 
 TEST_F(CachingAllocatorTest, SplitHandsOutTheLowerPart) {
   const Block* first = Get(1000);
   const Block* second = Get(512);
-  EXPECT_EQ(second->segment, first->segment);
-  EXPECT_EQ(first->offset, 0u);
-  EXPECT_EQ(second->offset, 1024u);
+  EXPECT_EQ(second->segment_id(), first->segment_id());
+  EXPECT_EQ(first->offset(), 0u);
+  EXPECT_EQ(second->offset(), 1024u);
   const MemoryStats stats = Stats();
   EXPECT_EQ(stats.inactive_split.all.current, 1u);
   EXPECT_EQ(stats.inactive_split_bytes.all.current, 2_MiB - 1536);
@@ -73,8 +73,8 @@ TEST_F(CachingAllocatorTest, SmallBlockIsSplitDownToTheLast512Bytes) {
   const Block* block = Get(1_MiB - 512);
   EXPECT_EQ(block->bytes, 1_MiB - 512);
   const Block* last = Get(1);
-  EXPECT_EQ(last->segment, block->segment);
-  EXPECT_EQ(last->offset, 2_MiB - 512);
+  EXPECT_EQ(last->segment_id(), block->segment_id());
+  EXPECT_EQ(last->offset(), 2_MiB - 512);
   EXPECT_EQ(source_.acquire_calls(), 1);
 }
 
@@ -91,11 +91,11 @@ TEST_F(CachingAllocatorTest, FreeMergesWithBothNeighbours) {
   allocator_.Free(c);
   EXPECT_EQ(Stats().inactive_split.all.current, 2u);
   allocator_.Free(b);
-  const std::vector<SegmentSnapshot> segments = allocator_.Snapshot();
+  const std::vector<SegmentSnapshot> segments = allocator_.Snapshot().segments;
   ASSERT_EQ(segments.size(), 1u);
   ASSERT_EQ(segments[0].blocks.size(), 1u);
   EXPECT_EQ(segments[0].blocks[0].bytes, 2_MiB);
-  EXPECT_FALSE(segments[0].blocks[0].allocated);
+  EXPECT_EQ(segments[0].blocks[0].state, BlockState::kFree);
   EXPECT_EQ(Stats().inactive_split.all.current, 0u);
   EXPECT_EQ(Stats().inactive_split_bytes.all.current, 0u);
 }
@@ -107,7 +107,7 @@ TEST_F(CachingAllocatorTest, FreeMergesWithTheLowerNeighbourAlone) {
   allocator_.Free(a);
   allocator_.Free(b);
   const Block* both = Get(1536);
-  EXPECT_EQ(both->offset, 0u);
+  EXPECT_EQ(both->offset(), 0u);
 }
 
 TEST_F(CachingAllocatorTest, FreeKeepsTheSegment) {
@@ -123,22 +123,22 @@ TEST_F(CachingAllocatorTest, ReusesTheSmallestThatFits) {
   Block* big = Get(64_MiB);
   Block* fitting = Get(32_MiB);
   Block* too_small = Get(30_MiB);
-  const SegmentId wanted = fitting->segment;
+  const SegmentId wanted = fitting->segment_id();
   allocator_.Free(big);
   allocator_.Free(too_small);
   allocator_.Free(fitting);
-  EXPECT_EQ(Get(31_MiB)->segment, wanted);
+  EXPECT_EQ(Get(31_MiB)->segment_id(), wanted);
 }
 
 TEST_F(CachingAllocatorTest, AmongEqualsTheOldestSegmentIsReused) {
   Block* first = Get(32_MiB);
   Block* second = Get(32_MiB);
   Block* third = Get(32_MiB);
-  const SegmentId oldest = first->segment;
+  const SegmentId oldest = first->segment_id();
   allocator_.Free(third);
   allocator_.Free(first);
   allocator_.Free(second);
-  EXPECT_EQ(Get(32_MiB)->segment, oldest);
+  EXPECT_EQ(Get(32_MiB)->segment_id(), oldest);
 }
 
 TEST_F(CachingAllocatorTest, AmongEqualsOfASegmentTheLowestOffsetIsReused) {
@@ -146,28 +146,28 @@ TEST_F(CachingAllocatorTest, AmongEqualsOfASegmentTheLowestOffsetIsReused) {
   for (int i = 0; i < 6; ++i) blocks.push_back(Get(4096));
   allocator_.Free(blocks[3]);
   allocator_.Free(blocks[1]);
-  EXPECT_EQ(Get(4096)->offset, 4096u);
-  EXPECT_EQ(Get(4096)->offset, 3u * 4096);
+  EXPECT_EQ(Get(4096)->offset(), 4096u);
+  EXPECT_EQ(Get(4096)->offset(), 3u * 4096);
 }
 
 TEST_F(CachingAllocatorTest, AgeOfASegmentIsItsAcquisitionNotItsId) {
   // The first segment goes back; one that is obtained later is younger than all that were kept.
   Block* gone = Get(40_MiB);
   Block* kept = Get(32_MiB);
-  const SegmentId wanted = kept->segment;
+  const SegmentId wanted = kept->segment_id();
   allocator_.Free(gone);
   allocator_.EmptyCache();
   Block* young = Get(32_MiB);
   allocator_.Free(young);
   allocator_.Free(kept);
-  EXPECT_EQ(Get(32_MiB)->segment, wanted);
+  EXPECT_EQ(Get(32_MiB)->segment_id(), wanted);
 }
 
 TEST_F(CachingAllocatorTest, PoolsDoNotMix) {
   allocator_.Free(Get(20_MiB));
   EXPECT_EQ(allocator_.TryAllocate(1_MiB), nullptr) << "a small request is not served from a large segment";
   Block* small = Get(512);
-  EXPECT_EQ(small->segment_bytes, 2_MiB);
+  EXPECT_EQ(small->segment_bytes(), 2_MiB);
   EXPECT_EQ(Stats().segment.pool[static_cast<int>(PoolKind::kSmall)].current, 1u);
   EXPECT_EQ(Stats().segment.pool[static_cast<int>(PoolKind::kLarge)].current, 1u);
 }
@@ -189,7 +189,7 @@ TEST_F(CachingAllocatorTest, RefusalFlushesTheCacheAndTriesAgain) {
   allocator_.Free(small);
   allocator_.Free(b);
   allocator_.Free(a);
-  EXPECT_EQ(Get(40_MiB)->segment_bytes, 40_MiB);
+  EXPECT_EQ(Get(40_MiB)->segment_bytes(), 40_MiB);
   EXPECT_THAT(source_.released_ids(), ElementsAre(1, 2, 3)) << "large pool first, smallest first, then the small pool";
   EXPECT_EQ(Stats().num_alloc_retries, 1u);
   EXPECT_EQ(Stats().num_ooms, 0u);
@@ -210,7 +210,7 @@ TEST_F(CachingAllocatorTest, OutOfMemoryKeepsWhatIsHeld) {
   EXPECT_EQ(after.allocated_bytes.all.current, before.allocated_bytes.all.current);
   EXPECT_EQ(after.allocated_bytes.all.allocated, before.allocated_bytes.all.allocated);
   EXPECT_EQ(after.reserved_bytes.all.current, before.reserved_bytes.all.current);
-  EXPECT_EQ(held->segment_bytes, 20_MiB);
+  EXPECT_EQ(held->segment_bytes(), 20_MiB);
   // And the allocator goes on working.
   EXPECT_NE(allocator_.TryAllocate(512), nullptr);
   allocator_.Free(held);
@@ -234,7 +234,7 @@ TEST_F(CachingAllocatorTest, CacheIsSearchedAgainAfterTheFlush) {
   };
   const absl::StatusOr<Block*> block = allocator_.Allocate(18_MiB);
   ASSERT_TRUE(block.ok()) << block.status();
-  EXPECT_EQ((*block)->segment, SegmentId{1});
+  EXPECT_EQ((*block)->segment_id(), SegmentId{1});
   EXPECT_EQ(Stats().num_ooms, 0u);
   EXPECT_EQ(Stats().num_alloc_retries, 1u);
 }
@@ -266,7 +266,7 @@ TEST_F(CachingAllocatorTest, EmptyCacheKeepsSegmentsInUse) {
   EXPECT_EQ(source_.used_bytes(), 20_MiB);
   allocator_.Free(in_use);
   EXPECT_EQ(allocator_.EmptyCache(), 20_MiB);
-  EXPECT_THAT(allocator_.Snapshot(), IsEmpty());
+  EXPECT_THAT(allocator_.Snapshot().segments, IsEmpty());
 }
 
 TEST_F(CachingAllocatorTest, EmptyCacheOfNothingLeavesTheSourceAlone) {
@@ -309,7 +309,7 @@ TEST_F(CachingAllocatorTest, SnapshotTilesEverySegment) {
   for (const uint64_t bytes : {uint64_t{1}, uint64_t{700}, 1_MiB, 3_MiB, 4_MiB, 50_MiB}) blocks.push_back(Get(bytes));
   allocator_.Free(blocks[1]);
   allocator_.Free(blocks[3]);
-  const std::vector<SegmentSnapshot> segments = allocator_.Snapshot();
+  const std::vector<SegmentSnapshot> segments = allocator_.Snapshot().segments;
   ASSERT_EQ(segments.size(), 3u);
   uint64_t allocated_bytes = 0;
   for (size_t i = 0; i < segments.size(); ++i) {
@@ -319,7 +319,7 @@ TEST_F(CachingAllocatorTest, SnapshotTilesEverySegment) {
     for (const BlockSnapshot& block : segments[i].blocks) {
       EXPECT_EQ(block.offset, offset);
       offset += block.bytes;
-      if (block.allocated) allocated_bytes += block.bytes;
+      if (block.state == BlockState::kAllocated) allocated_bytes += block.bytes;
     }
     EXPECT_EQ(offset, segments[i].bytes);
   }
@@ -327,7 +327,7 @@ TEST_F(CachingAllocatorTest, SnapshotTilesEverySegment) {
   EXPECT_EQ(segments[1].pool, PoolKind::kLarge);
   EXPECT_EQ(allocated_bytes, Stats().allocated_bytes.all.current);
   const BlockSnapshot& freed = segments[0].blocks[1];
-  EXPECT_FALSE(freed.allocated);
+  EXPECT_EQ(freed.state, BlockState::kFree);
   EXPECT_EQ(freed.requested_bytes, 700u) << "of the last owner";
 }
 
@@ -356,7 +356,7 @@ TEST_F(CachingAllocatorTest, ServesMoreBlocksThanOneSlabHolds) {
   std::vector<Block*> blocks;
   for (int i = 0; i < 5000; ++i) {
     blocks.push_back(Get(512));
-    places.insert({Raw(blocks.back()->segment), blocks.back()->offset});
+    places.insert({Raw(blocks.back()->segment_id()), blocks.back()->offset()});
   }
   EXPECT_EQ(places.size(), 5000u) << "no two at one place";
   for (Block* block : blocks) allocator_.Free(block);
@@ -376,7 +376,7 @@ TEST_F(CachingAllocatorTest, HitsProceedWhileTheSourceIsBusy) {
   EXPECT_NE(hit, nullptr);
   allocator_.Free(hit);
   EXPECT_EQ(Stats().allocated_bytes.all.current, 0u);
-  EXPECT_EQ(allocator_.Snapshot().size(), 1u);
+  EXPECT_EQ(allocator_.Snapshot().segments.size(), 1u);
   EXPECT_EQ(allocator_.ExplainFit(512).pool_free_bytes, 2_MiB);
   EXPECT_EQ(allocator_.CheckInvariants(), absl::OkStatus());
   gate.Open();
@@ -408,7 +408,7 @@ TEST_F(CachingAllocatorTest, TwoMissesAtATimeGetSegmentsOfTheirOwn) {
   gate.AwaitArrivals(2);
   gate.Open();
   for (std::thread& thread : threads) thread.join();
-  EXPECT_NE(blocks[0]->segment, blocks[1]->segment);
+  EXPECT_NE(blocks[0]->segment_id(), blocks[1]->segment_id());
 }
 
 // Who holds what, over all threads; reports overlaps.
@@ -416,15 +416,15 @@ class Claims {
  public:
   void Add(const Block& block) {
     MutexLock lock(mu_);
-    auto& blocks = segments_[Raw(block.segment)];
-    const auto next = blocks.lower_bound(block.offset);
-    if (next != blocks.end() && next->first < block.offset + block.bytes) ++overlaps_;
-    if (next != blocks.begin() && std::prev(next)->second > block.offset) ++overlaps_;
-    blocks[block.offset] = block.offset + block.bytes;
+    auto& blocks = segments_[Raw(block.segment_id())];
+    const auto next = blocks.lower_bound(block.offset());
+    if (next != blocks.end() && next->first < block.offset() + block.bytes) ++overlaps_;
+    if (next != blocks.begin() && std::prev(next)->second > block.offset()) ++overlaps_;
+    blocks[block.offset()] = block.offset() + block.bytes;
   }
   void Remove(const Block& block) {
     MutexLock lock(mu_);
-    segments_[Raw(block.segment)].erase(block.offset);
+    segments_[Raw(block.segment_id())].erase(block.offset());
   }
   int overlaps() const {
     MutexLock lock(mu_);

@@ -2,49 +2,34 @@
 //
 // Replays what was recorded from PyTorch's allocator (tests/golden/README.md) and compares every row.
 #include <gtest/gtest.h>
-#include <zlib.h>
 
 #include <filesystem>
-#include <fstream>
-#include <map>
-#include <nlohmann/json.hpp>
 #include <set>
-#include <sstream>
 #include <string>
-#include <string_view>
-#include <unordered_map>
 #include <vector>
 
-#include "absl/strings/numbers.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
-#include "allocator/caching_allocator.h"
-#include "tests/unit/simulated_source.h"
+#include "allocator/replay/replay.h"
+#include "allocator/replay/trace.h"
 
 namespace vrambroker {
 namespace {
 
-constexpr size_t kTraces = 24;
+constexpr size_t kTraces = 44;
 
-// Plain or gzip: zlib reads both.
-std::vector<std::string> ReadLines(const std::string& path) {
-  const std::string found = std::filesystem::exists(path) ? path : path + ".gz";
-  gzFile file = gzopen(found.c_str(), "rb");
-  if (file == nullptr) {
-    ADD_FAILURE() << "cannot open " << found;
-    return {};
-  }
-  std::string text;
-  std::vector<char> buffer(1 << 16);
-  int got = 0;
-  while ((got = gzread(file, buffer.data(), static_cast<unsigned>(buffer.size()))) > 0) {
-    text.append(buffer.data(), static_cast<size_t>(got));
-  }
-  EXPECT_EQ(got, 0) << found << " is damaged";
-  gzclose(file);
-  return absl::StrSplit(absl::StripSuffix(text, "\n"), '\n');
+// Plain or gzipped.
+std::string PathOf(const std::string& file) {
+  const std::string path = absl::StrCat(VRAMBROKER_GOLDEN_DIR, "/", file);
+  return std::filesystem::exists(path) ? path : path + ".gz";
+}
+
+std::string Read(const std::string& file) {
+  const absl::StatusOr<std::string> text = ReadMaybeGzipped(PathOf(file));
+  EXPECT_EQ(text.status(), absl::OkStatus());
+  return text.value_or("");
 }
 
 std::vector<std::string> TraceNames() {
@@ -55,133 +40,35 @@ std::vector<std::string> TraceNames() {
   return {names.begin(), names.end()};
 }
 
-std::string PathOf(const std::string& file) {
-  return absl::StrCat(VRAMBROKER_GOLDEN_DIR, "/", file);
-}
-
-class GoldenTest : public ::testing::TestWithParam<std::string> {
- protected:
-  void SetUp() override {
-    for (const std::string& line : ReadLines(PathOf(GetParam() + ".conf"))) {
-      const std::vector<std::string> pair = absl::StrSplit(line, absl::MaxSplits('=', 1));
-      if (pair.size() == 2) conf_[pair[0]] = pair[1];
-    }
-    ASSERT_EQ(conf_["alloc_conf"], "") << "vrambroker has no such settings";
-    ASSERT_TRUE(absl::SimpleAtoi(conf_["device_bytes"], &device_bytes_));
-    source_ = std::make_unique<SimulatedSource>(device_bytes_);
-    allocator_ = std::make_unique<CachingAllocator>(source_.get());
-    if (conf_["fraction"] != "-1") SetFraction(conf_["fraction"]);
-  }
-
-  void SetFraction(const std::string& text) {
-    double fraction = 0;
-    ASSERT_TRUE(absl::SimpleAtod(text, &fraction)) << text;
-    source_->set_limit(fraction == 1.0 ? SimulatedSource::kUnlimited
-                                       : static_cast<uint64_t>(fraction * static_cast<double>(device_bytes_)));
-  }
-
-  // Performs one operation; returns its row up to the figures: "a,ok,0,0,2097152,512".
-  std::string Do(const std::string& line) {
-    const std::vector<std::string> words = absl::StrSplit(line, ' ');
-    const std::string& op = words[0];
-    if (op == "a") {
-      uint64_t bytes = 0;
-      EXPECT_TRUE(absl::SimpleAtoi(words.at(2), &bytes)) << line;
-      EXPECT_EQ(words.at(3), "0") << "vrambroker has no streams";
-      const absl::StatusOr<Block*> block = allocator_->Allocate(bytes);
-      if (!block.ok()) {
-        EXPECT_TRUE(absl::IsResourceExhausted(block.status())) << block.status();
-        live_.erase(words[1]);
-        return "a,oom,,,,";
-      }
-      live_[words[1]] = *block;
-      return absl::StrCat("a,ok,", Raw((*block)->segment) - 1, ",", (*block)->offset, ",", (*block)->segment_bytes, ",",
-                          (*block)->bytes);
-    }
-    if (op == "f") {
-      const auto it = live_.find(words.at(1));
-      if (it == live_.end()) return "f,nop,,,,";
-      allocator_->Free(it->second);
-      live_.erase(it);
-      return "f,ok,,,,";
-    }
-    if (op == "e") {
-      allocator_->EmptyCache();
-      return "e,ok,,,,";
-    }
-    if (op == "p") {
-      allocator_->ResetPeakStats();
-      return "p,ok,,,,";
-    }
-    if (op == "frac") {
-      SetFraction(words.at(1));
-      return "F,ok,,,,";
-    }
-    ADD_FAILURE() << "unknown operation: " << line;
-    return "";
-  }
-
-  std::string Figures() const {
-    const MemoryStats stats = allocator_->GetMemoryStats();
-    return absl::StrCat(
-        absl::StrCat(stats.allocated_bytes.all.current, ",", stats.allocation.all.current, ",",
-                     stats.active_bytes.all.current, ",", stats.active.all.current, ","),
-        absl::StrCat(stats.reserved_bytes.all.current, ",", stats.segment.all.current, ",",
-                     stats.inactive_split_bytes.all.current, ",", stats.inactive_split.all.current, ","),
-        absl::StrCat(stats.requested_bytes.all.current, ",", stats.num_alloc_retries, ",", stats.num_ooms));
-  }
-
-  void CompareFinal(const std::string& line) {
-    ASSERT_EQ(line.rfind("#final ", 0), 0u) << line;
-    const nlohmann::json recorded = nlohmann::json::parse(line.substr(7));
-    const MemoryStats stats = allocator_->GetMemoryStats();
-    int compared = 0;
-    const auto compare = [&](const std::string& name, const Stat& stat) {
-      SCOPED_TRACE(name);
-      ASSERT_TRUE(recorded.contains(name));
-      const std::vector<uint64_t> have = {stat.current, stat.peak, stat.allocated, stat.freed};
-      EXPECT_EQ(have, recorded[name].get<std::vector<uint64_t>>()) << "current, peak, allocated, freed";
-      ++compared;
-    };
-    stats.ForEach([&](const char* name, const PoolStat& stat) {
-      compare(absl::StrCat(name, ".all"), stat.all);
-      compare(absl::StrCat(name, ".small_pool"), stat.pool[static_cast<int>(PoolKind::kSmall)]);
-      compare(absl::StrCat(name, ".large_pool"), stat.pool[static_cast<int>(PoolKind::kLarge)]);
-    });
-    EXPECT_EQ(compared, 27);
-    EXPECT_EQ(stats.num_alloc_retries, recorded["num_alloc_retries"].get<uint64_t>());
-    EXPECT_EQ(stats.num_ooms, recorded["num_ooms"].get<uint64_t>());
-    EXPECT_EQ(stats.num_device_alloc, recorded["num_device_alloc"].get<uint64_t>());
-    EXPECT_EQ(stats.num_device_free, recorded["num_device_free"].get<uint64_t>());
-    EXPECT_EQ(source_->used_bytes(), recorded["dev_used"].get<uint64_t>());
-  }
-
-  std::map<std::string, std::string> conf_;
-  uint64_t device_bytes_ = 0;
-  std::unique_ptr<SimulatedSource> source_;
-  std::unique_ptr<CachingAllocator> allocator_;
-  std::unordered_map<std::string, Block*> live_;
-};
+class GoldenTest : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(GoldenTest, EveryRowIsAsRecorded) {
-  const std::string name = conf_.contains("trace") ? conf_["trace"] : GetParam();
-  const std::vector<std::string> trace = ReadLines(PathOf(name + ".trace"));
-  const std::vector<std::string> expected = ReadLines(PathOf(GetParam() + ".expected"));
-  ASSERT_GE(trace.size(), 2u);
-  ASSERT_EQ(expected.size(), trace.size() + 2) << "a heading, a row for each operation, the final line";
+  const std::string conf = Read(GetParam() + ".conf");
+  const absl::StatusOr<ReplayConfig> config = ParseReplayConf(conf);
+  ASSERT_EQ(config.status(), absl::OkStatus());
+  std::string name = GetParam();
+  for (absl::string_view line : absl::StrSplit(conf, '\n')) {
+    if (absl::ConsumePrefix(&line, "trace=")) name = std::string(line);
+  }
+  const absl::StatusOr<Trace> trace = ReadTraceFile(PathOf(name + ".trace"));
+  ASSERT_EQ(trace.status(), absl::OkStatus());
+  const std::string expected_text = Read(GetParam() + ".expected");
+  const std::vector<absl::string_view> expected = absl::StrSplit(absl::StripSuffix(expected_text, "\n"), '\n');
+  ASSERT_EQ(expected.size(), trace->ops.size() + 2) << "a heading, a row for each operation, the final line";
+  EXPECT_EQ(expected.front(), PerOpHeading());
+
   // A walk over everything after every operation is quick enough for the short traces only.
-  const size_t check_every = trace.size() < 2500 ? 1 : 97;
-  for (size_t i = 0; i < trace.size(); ++i) {
-    std::string row = absl::StrCat(i, ",", Do(trace[i]));
-    absl::StrAppend(&row, ",", Figures());
-    ASSERT_EQ(row, expected[i + 1]) << "operation " << i << ": " << trace[i] << "\ncolumns: " << expected[0];
+  const size_t check_every = trace->ops.size() < 2500 ? 1 : 97;
+  Replay replay(*config, trace->ids);
+  for (size_t i = 0; i < trace->ops.size(); ++i) {
+    const Replay::Result result = replay.Do(trace->ops[i]);
+    ASSERT_EQ(PerOpRow(i, trace->ops[i], result, replay), expected[i + 1]) << "columns: " << expected[0];
     if (i % check_every == 0) {
-      ASSERT_EQ(allocator_->CheckInvariants(), absl::OkStatus()) << "operation " << i;
+      ASSERT_EQ(replay.allocator().CheckInvariants(), absl::OkStatus()) << "operation " << i;
     }
   }
-  EXPECT_EQ(allocator_->CheckInvariants(), absl::OkStatus());
-  EXPECT_EQ(source_->misuse(), "");
-  CompareFinal(expected.back());
+  EXPECT_EQ(replay.allocator().CheckInvariants(), absl::OkStatus());
+  EXPECT_EQ(FinalLine(replay), expected.back());
 }
 
 TEST(GoldenFilesTest, AreAllThere) {

@@ -101,17 +101,22 @@ TEST(MemoryStatsTest, ResetPeaksLowersEveryPeakAndNothingElse) {
 TEST(MemoryStatsTest, AddAddsEveryFigure) {
   MemoryStats sum = Sample(3);
   sum.Add(Sample(100));
-  std::map<std::string, uint64_t> a;
-  std::map<std::string, uint64_t> b;
+  std::map<std::string, int64_t> a;
+  std::map<std::string, int64_t> b;
   for (const auto& [key, value] : FlatMemoryStats(Sample(3))) a[key] = value;
   for (const auto& [key, value] : FlatMemoryStats(Sample(100))) b[key] = value;
   for (const auto& [key, value] : FlatMemoryStats(sum)) {
-    EXPECT_EQ(value, a.at(key) + b.at(key)) << key;
+    // Two heaps without a setting have none together.
+    EXPECT_EQ(value, key == "max_split_size" ? -1 : a.at(key) + b.at(key)) << key;
   }
 }
 
 TEST(MemoryStatsTest, FlatNamesArePyTorchs) {
-  std::vector<std::string> expected = {"num_alloc_retries", "num_device_alloc", "num_device_free", "num_ooms"};
+  std::vector<std::string> expected = {"num_alloc_retries", "num_device_alloc",   "num_device_free",     "num_ooms",
+                                       "max_split_size",    "num_oom_rejections", "num_sync_all_streams"};
+  for (const std::string oversize : {"oversize_allocations", "oversize_segments"}) {
+    for (const char* figure : {".current", ".peak", ".allocated", ".freed"}) expected.push_back(oversize + figure);
+  }
   for (const std::string& quantity : kQuantities) {
     for (const char* pool : {".all", ".small_pool", ".large_pool"}) {
       for (const char* figure : {".current", ".peak", ".allocated", ".freed"}) {
@@ -123,7 +128,7 @@ TEST(MemoryStatsTest, FlatNamesArePyTorchs) {
   std::vector<std::string> names;
   for (const auto& [name, value] : FlatMemoryStats(MemoryStats())) names.push_back(name);
   EXPECT_EQ(names, expected);
-  EXPECT_EQ(names.size(), 112u);
+  EXPECT_EQ(names.size(), 123u);
 }
 
 TEST(MemoryStatsTest, FlatValuesStandUnderTheirNames) {
@@ -133,17 +138,23 @@ TEST(MemoryStatsTest, FlatValuesStandUnderTheirNames) {
   stats.reserved_bytes.Down(PoolKind::kLarge, 10);
   stats.num_ooms = 7;
   stats.num_device_free = 8;
-  std::map<std::string, uint64_t> flat;
+  std::map<std::string, int64_t> flat;
   for (const auto& [name, value] : FlatMemoryStats(stats)) flat[name] = value;
-  EXPECT_EQ(flat["reserved_bytes.all.current"], 1090u);
-  EXPECT_EQ(flat["reserved_bytes.all.peak"], 1100u);
-  EXPECT_EQ(flat["reserved_bytes.small_pool.current"], 100u);
-  EXPECT_EQ(flat["reserved_bytes.large_pool.current"], 990u);
-  EXPECT_EQ(flat["reserved_bytes.large_pool.allocated"], 1000u);
-  EXPECT_EQ(flat["reserved_bytes.large_pool.freed"], 10u);
-  EXPECT_EQ(flat["num_ooms"], 7u);
-  EXPECT_EQ(flat["num_device_free"], 8u);
-  EXPECT_EQ(flat["num_alloc_retries"], 0u);
+  EXPECT_EQ(flat["reserved_bytes.all.current"], 1090);
+  EXPECT_EQ(flat["reserved_bytes.all.peak"], 1100);
+  EXPECT_EQ(flat["reserved_bytes.small_pool.current"], 100);
+  EXPECT_EQ(flat["reserved_bytes.large_pool.current"], 990);
+  EXPECT_EQ(flat["reserved_bytes.large_pool.allocated"], 1000);
+  EXPECT_EQ(flat["reserved_bytes.large_pool.freed"], 10);
+  EXPECT_EQ(flat["num_ooms"], 7);
+  EXPECT_EQ(flat["num_device_free"], 8);
+  EXPECT_EQ(flat["num_alloc_retries"], 0);
+  EXPECT_EQ(flat["max_split_size"], -1);
+  stats.max_split_bytes = 20 << 20;
+  stats.oversize_segments.Up(3);
+  for (const auto& [name, value] : FlatMemoryStats(stats)) flat[name] = value;
+  EXPECT_EQ(flat["max_split_size"], 20 << 20);
+  EXPECT_EQ(flat["oversize_segments.current"], 3);
 }
 
 TEST(FragmentationRatioTest, IsThePartThatIsReservedInVain) {

@@ -8,6 +8,8 @@
 namespace vrambroker {
 namespace {
 
+constexpr AllocatorOptions kDefault;
+
 TEST(SizeClassTest, RequestToBlockPoolAndSegment) {
   struct Case {
     uint64_t requested;
@@ -39,30 +41,30 @@ TEST(SizeClassTest, RequestToBlockPoolAndSegment) {
   };
   for (const Case& c : cases) {
     SCOPED_TRACE(c.requested);
-    EXPECT_EQ(RoundRequest(c.requested), c.block);
+    EXPECT_EQ(RoundRequest(c.requested, kDefault), c.block);
     EXPECT_EQ(PoolFor(c.block), c.pool);
-    EXPECT_EQ(SegmentBytesFor(c.block), c.segment);
+    EXPECT_EQ(SegmentBytesFor(c.block, kDefault), c.segment);
   }
 }
 
 TEST(SizeClassTest, SmallPoolSplitsForTheLeastBlock) {
-  EXPECT_FALSE(ShouldSplit(PoolKind::kSmall, 0));
-  EXPECT_FALSE(ShouldSplit(PoolKind::kSmall, 511));
-  EXPECT_TRUE(ShouldSplit(PoolKind::kSmall, 512));
+  EXPECT_FALSE(ShouldSplit(PoolKind::kSmall, 512, 0, kDefault));
+  EXPECT_FALSE(ShouldSplit(PoolKind::kSmall, 512, 511, kDefault));
+  EXPECT_TRUE(ShouldSplit(PoolKind::kSmall, 512, 512, kDefault));
 }
 
 TEST(SizeClassTest, LargePoolSplitsAboveOneMiB) {
-  EXPECT_FALSE(ShouldSplit(PoolKind::kLarge, 0));
-  EXPECT_FALSE(ShouldSplit(PoolKind::kLarge, 512));
-  EXPECT_FALSE(ShouldSplit(PoolKind::kLarge, 1_MiB));
-  EXPECT_TRUE(ShouldSplit(PoolKind::kLarge, 1_MiB + 512));
+  EXPECT_FALSE(ShouldSplit(PoolKind::kLarge, 2_MiB, 0, kDefault));
+  EXPECT_FALSE(ShouldSplit(PoolKind::kLarge, 2_MiB, 512, kDefault));
+  EXPECT_FALSE(ShouldSplit(PoolKind::kLarge, 2_MiB, 1_MiB, kDefault));
+  EXPECT_TRUE(ShouldSplit(PoolKind::kLarge, 2_MiB, 1_MiB + 512, kDefault));
 }
 
 TEST(SizeClassTest, EverySegmentIsWholeGranulesAndHoldsItsBlock) {
   for (uint64_t requested = 1; requested < 64_MiB; requested += requested / 7 + 1) {
-    const uint64_t block = RoundRequest(requested);
-    EXPECT_EQ(SegmentBytesFor(block) % kSegmentGranuleBytes, 0u) << requested;
-    EXPECT_GE(SegmentBytesFor(block), block) << requested;
+    const uint64_t block = RoundRequest(requested, kDefault);
+    EXPECT_EQ(SegmentBytesFor(block, kDefault) % kSegmentGranuleBytes, 0u) << requested;
+    EXPECT_GE(SegmentBytesFor(block, kDefault), block) << requested;
     EXPECT_GE(block, requested);
     EXPECT_LT(block - requested, kMinBlockBytes);
   }

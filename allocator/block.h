@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Block: a piece of one segment. Segment: what the allocator knows of one contiguous piece of device memory.
+#ifndef VRAMBROKER_ALLOCATOR_BLOCK_H_
+#define VRAMBROKER_ALLOCATOR_BLOCK_H_
+
+#include <cstdint>
+
+#include "allocator/events.h"
+#include "allocator/heap_snapshot.h"
+#include "allocator/ids.h"
+#include "allocator/size_class.h"
+
+namespace vrambroker {
+
+struct Block;
+struct StreamPools;  // caching_allocator.cc
+
+struct Segment {
+  SegmentId id{};
+  uint64_t order = 0;    // 0 for the first segment that the heap ever obtained, then 1, ...
+  uint64_t address = 0;  // a label that grows with `order`; see SegmentSnapshot
+  uint64_t bytes = 0;
+  PoolKind pool = PoolKind::kSmall;
+  StreamPools* pools = nullptr;  // those of its stream
+  Block* first = nullptr;        // the block at offset 0; the same record while the segment lives
+  uint64_t free_since = 0;       // while wholly free: the pool's search count when it became so
+  Segment* prev = nullptr;       // all segments of the heap, by order
+  Segment* next = nullptr;
+};
+
+struct BlockUses;  // streams that a block was recorded on, and events still to come (caching_allocator.cc)
+
+// The allocator owns it. The holder of an allocated block may call the functions and read `bytes`.
+// One cache line: a search touches nothing else.
+struct alignas(64) Block {
+  uint64_t bytes = 0;    // a multiple of 512
+  uint64_t address = 0;  // segment->address + offset
+  Segment* segment = nullptr;
+  Block* prev = nullptr;  // neighbours in the segment, by offset
+  Block* next = nullptr;
+  union {
+    Block* left = nullptr;  // free: in the FreeIndex
+    BlockUses* uses;        // not free: nullptr while no other stream uses it
+  };
+  Block* right = nullptr;       // free: in the FreeIndex
+  uint64_t requested_bytes : 60 = 0;  // bytes that its (last) owner asked for
+  BlockState state : 4 = BlockState::kFree;
+
+  SegmentId segment_id() const { return segment->id; }
+  uint64_t offset() const { return address - segment->address; }  // from the start of the segment, bytes
+  uint64_t segment_bytes() const { return segment->bytes; }
+  bool IsWholeSegment() const { return prev == nullptr && next == nullptr; }
+};
+static_assert(sizeof(Block) == 64);
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_ALLOCATOR_BLOCK_H_

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// FreeIndex: the free blocks of one pool and stream, found by best fit.
+//
+// Bins by size, 64 to a power of two, with bitmaps of those that are not empty (the two-level bins of TLSF, Masmano et
+// al. 2004); within a bin a treap ordered by (size, address), since a bin may hold one block or a million. The bitmaps
+// lead to the right bin without touching a block, and most bins hold a handful.
+//
+// Order of equal sizes: the lowest address, which is the oldest segment, then the lowest offset, as in PyTorch since
+// 2026. Costs: all O(log of the blocks in the bin); memory: 512 bytes for each power of two that ever had a block.
+#ifndef VRAMBROKER_ALLOCATOR_FREE_INDEX_H_
+#define VRAMBROKER_ALLOCATOR_FREE_INDEX_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "allocator/block.h"
+
+namespace vrambroker {
+
+// Not thread-safe. Blocks belong to their allocator; the index links them through `left` and `right`.
+class FreeIndex {
+ public:
+  // REQUIRES: `block` is in no index, and its size does not change while it is in this one.
+  void Insert(Block* block);
+  // REQUIRES: `block` is in this index.
+  void Erase(Block* block);
+
+  // The first block in the order (size, address) of at least `bytes`, or nullptr.
+  Block* FirstAtLeast(uint64_t bytes) const;
+
+  bool Contains(const Block* block) const;
+  size_t size() const { return size_; }
+  // All blocks by (size, address).
+  std::vector<Block*> InOrder() const;
+
+ private:
+  static constexpr int kRows = 47;  // up to 2^60 bytes
+  using Row = std::array<Block*, 64>;
+
+  struct Bin {
+    int row;
+    int column;
+  };
+  static Bin BinOf(uint64_t bytes);
+
+  size_t size_ = 0;
+  uint64_t rows_ = 0;                             // bit r: row r has a block
+  std::array<uint64_t, kRows> columns_{};         // bit c of entry r: bin (r, c) has a block
+  std::array<std::unique_ptr<Row>, kRows> bins_;  // roots of the treaps; made when first needed
+};
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_ALLOCATOR_FREE_INDEX_H_

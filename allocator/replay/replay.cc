@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "allocator/replay/replay.h"
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+
+namespace vrambroker {
+namespace {
+
+char Letter(TraceOp::Kind kind) {
+  switch (kind) {
+    case TraceOp::Kind::kAllocate:
+      return 'a';
+    case TraceOp::Kind::kFree:
+      return 'f';
+    case TraceOp::Kind::kRecordStream:
+      return 'r';
+    case TraceOp::Kind::kSyncAll:
+    case TraceOp::Kind::kSyncStream:
+      return 's';
+    case TraceOp::Kind::kEmptyCache:
+      return 'e';
+    case TraceOp::Kind::kSetFraction:
+      return 'F';
+    case TraceOp::Kind::kResetPeaks:
+      return 'p';
+  }
+  return '?';
+}
+
+const char* Name(Replay::Result result) {
+  switch (result) {
+    case Replay::Result::kOk:
+      return "ok";
+    case Replay::Result::kOutOfMemory:
+      return "oom";
+    case Replay::Result::kNothing:
+      return "nop";
+  }
+  return "?";
+}
+
+}  // namespace
+
+absl::StatusOr<ReplayConfig> ParseReplayConf(absl::string_view text) {
+  ReplayConfig config;
+  int number = 0;
+  for (absl::string_view line : absl::StrSplit(text, '\n')) {
+    ++number;
+    line = absl::StripSuffix(line, "\r");
+    if (line.empty() || line[0] == '#') continue;
+    const auto bad = [&](absl::string_view what) {
+      return absl::InvalidArgumentError(absl::StrCat("line ", number, ": ", what));
+    };
+    const std::pair<absl::string_view, absl::string_view> item = absl::StrSplit(line, absl::MaxSplits('=', 1));
+    const auto& [key, value] = item;
+    if (key.size() == line.size()) return bad(absl::StrCat("\"", line, "\" is not KEY=VALUE"));
+    if (key == "alloc_conf") {
+      absl::StatusOr<AllocConf> conf = ParseAllocConf(value);
+      if (!conf.ok()) return bad(conf.status().message());
+      config.options = conf->options;
+    } else if (key == "device_bytes") {
+      const absl::StatusOr<uint64_t> bytes = ParseBytes(value);
+      if (!bytes.ok()) return bad(absl::StrCat("device_bytes: ", bytes.status().message()));
+      config.device_bytes = std::min(*bytes, ReplayConfig::kUnlimitedBytes);
+    } else if (key == "fraction") {
+      double fraction = 0;
+      if (!absl::SimpleAtod(value, &fraction) || !(fraction == -1 || (fraction >= 0 && fraction <= 1))) {
+        return bad(absl::StrCat("fraction: \"", value, "\"; accepted: 0 to 1, or -1 for none"));
+      }
+      config.fraction.reset();
+      if (fraction >= 0) config.fraction = fraction;
+    }
+  }
+  return config;
+}
+
+Replay::Replay(const ReplayConfig& config, uint32_t ids)
+    : device_(config.device_bytes),
+      allocator_(&device_, &device_, config.options, config.device_bytes),
+      blocks_(ids, nullptr) {
+  if (config.fraction.has_value()) allocator_.SetMemoryFraction(*config.fraction);
+}
+
+Replay::Result Replay::Do(const TraceOp& op) {
+  switch (op.kind) {
+    case TraceOp::Kind::kAllocate: {
+      const absl::StatusOr<Block*> block = allocator_.Allocate(op.bytes, op.stream);
+      if (!block.ok()) return Result::kOutOfMemory;
+      blocks_[op.id] = *block;
+      return Result::kOk;
+    }
+    case TraceOp::Kind::kFree: {
+      Block* block = std::exchange(blocks_[op.id], nullptr);
+      if (block == nullptr) return Result::kNothing;
+      allocator_.Free(block);
+      return Result::kOk;
+    }
+    case TraceOp::Kind::kRecordStream:
+      if (blocks_[op.id] == nullptr) return Result::kNothing;
+      allocator_.RecordStream(blocks_[op.id], op.stream);
+      return Result::kOk;
+    case TraceOp::Kind::kSyncAll:
+      device_.FinishAll();
+      return Result::kOk;
+    case TraceOp::Kind::kSyncStream:
+      device_.FinishStream(op.stream);
+      return Result::kOk;
+    case TraceOp::Kind::kEmptyCache:
+      allocator_.EmptyCache();
+      return Result::kOk;
+    case TraceOp::Kind::kSetFraction:
+      allocator_.SetMemoryFraction(op.fraction);
+      return Result::kOk;
+    case TraceOp::Kind::kResetPeaks:
+      allocator_.ResetPeakStats();
+      return Result::kOk;
+  }
+  return Result::kNothing;
+}
+
+absl::string_view PerOpHeading() {
+  return "i,op,res,seg,off,segsize,bsize,alloc_b,alloc_n,active_b,active_n,resv_b,nseg,insplit_b,insplit_n,req_b,"
+         "retries,ooms";
+}
+
+std::string PerOpRow(size_t i, const TraceOp& op, Replay::Result result, Replay& replay) {
+  std::string row = absl::StrCat(i, ",", std::string(1, Letter(op.kind)), ",", Name(result), ",");
+  if (op.kind == TraceOp::Kind::kAllocate && result == Replay::Result::kOk) {
+    const Block& block = *replay.block(op.id);
+    absl::StrAppend(&row, block.segment->order, ",", block.offset(), ",", block.segment_bytes(), ",", block.bytes);
+  } else {
+    row += ",,,";
+  }
+  const MemoryStats stats = replay.allocator().GetMemoryStats();
+  for (const PoolStat* stat :
+       {&stats.allocated_bytes, &stats.allocation, &stats.active_bytes, &stats.active, &stats.reserved_bytes,
+        &stats.segment, &stats.inactive_split_bytes, &stats.inactive_split, &stats.requested_bytes}) {
+    absl::StrAppend(&row, ",", stat->all.current);
+  }
+  absl::StrAppend(&row, ",", stats.num_alloc_retries, ",", stats.num_ooms);
+  return row;
+}
+
+std::string FinalLine(Replay& replay) {
+  const MemoryStats stats = replay.allocator().GetMemoryStats();
+  std::string line = "#final {";
+  const auto add = [&](absl::string_view name, const Stat& stat) {
+    absl::StrAppend(&line, "\"", name, "\":[", stat.current, ",", stat.peak, ",");
+    absl::StrAppend(&line, stat.allocated, ",", stat.freed, "],");
+  };
+  stats.ForEach([&](const char* name, const PoolStat& stat) {
+    add(absl::StrCat(name, ".all"), stat.all);
+    add(absl::StrCat(name, ".small_pool"), stat.pool[static_cast<int>(PoolKind::kSmall)]);
+    add(absl::StrCat(name, ".large_pool"), stat.pool[static_cast<int>(PoolKind::kLarge)]);
+  });
+  add("oversize_allocations", stats.oversize_allocations);
+  add("oversize_segments", stats.oversize_segments);
+  absl::StrAppend(&line, "\"num_alloc_retries\":", stats.num_alloc_retries, ",\"num_ooms\":", stats.num_ooms,
+                  ",\"num_sync_all_streams\":", stats.num_sync_all_streams);
+  absl::StrAppend(&line, ",\"num_device_alloc\":", stats.num_device_alloc,
+                  ",\"num_device_free\":", stats.num_device_free, ",\"num_oom_rejections\":", stats.num_oom_rejections);
+  absl::StrAppend(&line, ",\"dev_used\":", replay.device().used_bytes(), "}");
+  return line;
+}
+
+ReplaySummary SummarizeReplay(const Trace& trace, const ReplayConfig& config) {
+  Replay replay(config, trace.ids);
+  ReplaySummary summary{.ops = trace.ops.size()};
+  const auto note_peaks = [&] {
+    summary.stats = replay.allocator().GetMemoryStats();
+    const auto keep_highest = [](uint64_t& highest, uint64_t peak) { highest = std::max(highest, peak); };
+    keep_highest(summary.peak_allocated_bytes, summary.stats.allocated_bytes.all.peak);
+    keep_highest(summary.peak_reserved_bytes, summary.stats.reserved_bytes.all.peak);
+  };
+  for (const TraceOp& op : trace.ops) {
+    if (op.kind == TraceOp::Kind::kAllocate) ++summary.allocations;
+    if (op.kind == TraceOp::Kind::kResetPeaks) note_peaks();
+    replay.Do(op);
+  }
+  note_peaks();
+  summary.fragmentation_at_peak = FragmentationRatio(summary.peak_allocated_bytes, summary.peak_reserved_bytes);
+  summary.ooms = summary.stats.num_ooms + summary.stats.num_oom_rejections;
+  summary.device_calls = summary.stats.num_device_alloc + summary.stats.num_device_free;
+  return summary;
+}
+
+double MeasureReplay(const Trace& trace, const ReplayConfig& config) {
+  using Clock = std::chrono::steady_clock;
+  if (trace.ops.empty()) return 0;
+  double best = std::numeric_limits<double>::infinity();
+  const Clock::time_point deadline = Clock::now() + std::chrono::milliseconds(500);
+  for (int run = 0; run < 3 || (run < 11 && Clock::now() < deadline); ++run) {
+    Replay replay(config, trace.ids);
+    const Clock::time_point start = Clock::now();
+    for (const TraceOp& op : trace.ops) replay.Do(op);
+    best = std::min(best, std::chrono::duration<double, std::nano>(Clock::now() - start).count());
+  }
+  return best / static_cast<double>(trace.ops.size());
+}
+
+}  // namespace vrambroker

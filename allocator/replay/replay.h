@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Replay: a trace through the allocator, with a simulated device behind it.
+#ifndef VRAMBROKER_ALLOCATOR_REPLAY_REPLAY_H_
+#define VRAMBROKER_ALLOCATOR_REPLAY_REPLAY_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "allocator/allocator_options.h"
+#include "allocator/caching_allocator.h"
+#include "allocator/replay/simulated_device.h"
+#include "allocator/replay/trace.h"
+
+namespace vrambroker {
+
+struct ReplayConfig {
+  // As good as unlimited: no trace can ask for more.
+  static constexpr uint64_t kUnlimitedBytes = uint64_t{1} << 62;
+
+  AllocatorOptions options;
+  uint64_t device_bytes = kUnlimitedBytes;
+  std::optional<double> fraction;  // the memory fraction, set before the first operation
+
+  bool operator==(const ReplayConfig&) const = default;
+};
+
+// Reads the lines alloc_conf=, device_bytes= and fraction= (-1: not set) of a file such as tests/golden/*.conf.
+// InvalidArgument names the line. Other keys are left to others.
+absl::StatusOr<ReplayConfig> ParseReplayConf(absl::string_view text);
+
+// One heap that performs the operations of a trace. Not thread-safe.
+class Replay {
+ public:
+  enum class Result { kOk, kOutOfMemory, kNothing };  // kNothing: the allocation had failed, or was freed before
+
+  // `ids`: as Trace::ids.
+  Replay(const ReplayConfig& config, uint32_t ids);
+
+  Result Do(const TraceOp& op);
+  // The block that an id names now, or nullptr.
+  const Block* block(uint32_t id) const { return blocks_[id]; }
+  CachingAllocator& allocator() { return allocator_; }
+  const SimulatedDevice& device() const { return device_; }
+
+ private:
+  SimulatedDevice device_;
+  CachingAllocator allocator_;
+  std::vector<Block*> blocks_;  // by id
+};
+
+// The heading, the row of operation `i` after it was done, and the last line, in the format of tests/golden.
+absl::string_view PerOpHeading();
+std::string PerOpRow(size_t i, const TraceOp& op, Replay::Result result, Replay& replay);
+std::string FinalLine(Replay& replay);
+
+struct ReplaySummary {
+  uint64_t ops = 0;
+  uint64_t allocations = 0;
+  uint64_t peak_allocated_bytes = 0;  // of the whole trace, whatever resets of peaks it holds
+  uint64_t peak_reserved_bytes = 0;
+  double fragmentation_at_peak = 0;  // 1 - peak allocated / peak reserved
+  uint64_t ooms = 0;                 // allocations refused
+  uint64_t device_calls = 0;         // segments obtained and given back
+  MemoryStats stats;                 // at the end
+};
+
+ReplaySummary SummarizeReplay(const Trace& trace, const ReplayConfig& config);
+// Nanoseconds per operation: best of a few runs, one thread.
+double MeasureReplay(const Trace& trace, const ReplayConfig& config);
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_ALLOCATOR_REPLAY_REPLAY_H_
