@@ -25,7 +25,8 @@ struct AllocatorOptions {
   uint64_t max_split_bytes = kNoLimit;
   // max_non_split_rounding_mb: an oversize block may be larger than the request by less than this.
   uint64_t max_non_split_rounding_bytes = 20_MiB;
-  // large_segment_size_mb: size of the segments that requests of 1 to 10 MiB share.
+  // large_segment_size_mb: size of the segments that requests of 1 to 10 MiB share. Even, as every segment is a
+  // multiple of 2 MiB.
   uint64_t large_segment_bytes = 20_MiB;
   // roundup_power2_divisions: steps between two powers of two to which requests are rounded; 0 and 1: multiples of
   // 512 bytes. Entry i is for requests of 2^i to 2^(i+1) MiB; entry 0 also for smaller, entry 15 for larger ones.
@@ -50,10 +51,21 @@ struct AllocConf {
   std::vector<std::string> warnings;  // one sentence for each setting that is understood and has no effect here
 };
 
-// Reads a settings string. InvalidArgument names key, value and the accepted values.
+// Reads a settings string: KEY:VALUE pairs joined by commas, as in PYTORCH_CUDA_ALLOC_CONF. An empty text gives the
+// defaults. InvalidArgument names key, value and the accepted values.
+//
+// A setting that was not understood must not pass for one that was, so this is stricter than PyTorch:
+// - A number is digits only, with a point or exponent where fractions make sense: "128x" is not 128. There are no
+//   signs, nan or inf, and what does not fit ("1e9999", 2^60 bytes) is not cut to what does.
+// - White space may stand around words, not within them.
+// - Missing values, wrong separators, unclosed lists, text after a list and empty pairs are errors. One comma at the
+//   very end is fine, as in PyTorch.
+// - A key may be given once.
+// - List keys are powers of two from 1 to 32768 and ascend; '>' comes last, after another key.
+// - large_segment_size_mb is even.
 absl::StatusOr<AllocConf> ParseAllocConf(absl::string_view text);
 
-// The settings string that says the same; empty for the default.
+// The settings string that says the same; empty for the default. REQUIRES: options as ParseAllocConf makes them.
 std::string FormatAllocConf(const AllocatorOptions& options);
 
 }  // namespace vrambroker
