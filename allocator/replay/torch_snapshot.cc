@@ -1,0 +1,607 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "allocator/replay/torch_snapshot.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "allocator/allocator_options.h"
+#include "allocator/bytes.h"
+
+namespace vrambroker {
+namespace {
+
+using Kind = PickleValue::Kind;
+
+// ---------------------------------------------------------------------------------------------- heaps to a snapshot
+
+// One shared copy of each text, so that a million entries do not hold a million times "action".
+class Texts {
+ public:
+  // `text` is a literal, or outlives this object.
+  PickleValue operator()(absl::string_view text) {
+    PickleValue& value = values_[text];
+    if (value.kind() == Kind::kNone) value = PickleValue::String(text);
+    return value;
+  }
+
+ private:
+  absl::flat_hash_map<absl::string_view, PickleValue> values_;
+};
+
+// Sizes and addresses: PyTorch's viewer cannot calculate with integers of more than 63 bits.
+PickleValue Size(uint64_t bytes) {
+  return PickleValue::Int(
+      static_cast<int64_t>(std::min(bytes, static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))));
+}
+
+// PyTorch writes a stream's handle as a signed integer.
+PickleValue StreamNumber(Stream stream) {
+  return PickleValue::Int(static_cast<int64_t>(stream));
+}
+
+absl::string_view StateName(BlockState state) {
+  switch (state) {
+    case BlockState::kFree:
+      return "inactive";
+    case BlockState::kAllocated:
+      return "active_allocated";
+    case BlockState::kPendingFree:
+      return "active_pending_free";
+  }
+  return "inactive";
+}
+
+absl::string_view ActionName(HistoryAction action) {
+  switch (action) {
+    case HistoryAction::kAllocate:
+      return "alloc";
+    case HistoryAction::kFreeRequested:
+      return "free_requested";
+    case HistoryAction::kFreeCompleted:
+      return "free_completed";
+    case HistoryAction::kSegmentAllocate:
+      return "segment_alloc";
+    case HistoryAction::kSegmentFree:
+      return "segment_free";
+    case HistoryAction::kSnapshot:
+      return "snapshot";
+    case HistoryAction::kOutOfMemory:
+      return "oom";
+  }
+  return "snapshot";
+}
+
+// Undoes a heap's history from its end, as PyTorch's viewer does.
+class Rewind {
+ public:
+  explicit Rewind(const HeapSnapshot& heap) {
+    for (const SegmentSnapshot& segment : heap.segments) {
+      segments_[segment.address] = segment.bytes;
+      for (const BlockSnapshot& block : segment.blocks) {
+        if (block.state == BlockState::kFree) continue;
+        blocks_[segment.address + block.offset] = block.state == BlockState::kPendingFree;
+      }
+    }
+  }
+
+  // False when the state after `event` cannot have come from it in a way that the viewer survives. An allocation of a
+  // block that is not there any more it does survive.
+  bool Undo(const HistoryEvent& event) {
+    switch (event.action) {
+      case HistoryAction::kAllocate:
+        blocks_.erase(event.address);
+        return true;
+      case HistoryAction::kFreeRequested: {
+        const auto block = blocks_.find(event.address);
+        if (block == blocks_.end() || !block->second) return false;
+        block->second = false;
+        return true;
+      }
+      case HistoryAction::kFreeCompleted:
+        return InSegment(event.address) && blocks_.emplace(event.address, true).second;
+      case HistoryAction::kSegmentAllocate: {
+        const auto segment = segments_.find(event.address);
+        if (segment == segments_.end() || segment->second != event.bytes) return false;
+        const auto block = blocks_.lower_bound(event.address);
+        if (block != blocks_.end() && block->first - event.address < event.bytes) return false;
+        segments_.erase(segment);
+        return true;
+      }
+      case HistoryAction::kSegmentFree: {
+        const auto next = segments_.lower_bound(event.address);
+        if (InSegment(event.address) || (next != segments_.end() && next->first - event.address < event.bytes)) {
+          return false;
+        }
+        segments_[event.address] = event.bytes;
+        return true;
+      }
+      case HistoryAction::kSnapshot:
+      case HistoryAction::kOutOfMemory:
+        return true;
+    }
+    return true;
+  }
+
+ private:
+  bool InSegment(uint64_t address) const {
+    auto segment = segments_.upper_bound(address);
+    if (segment == segments_.begin()) return false;
+    --segment;
+    return address - segment->first < segment->second;
+  }
+
+  std::map<uint64_t, uint64_t> segments_;  // address to size
+  std::map<uint64_t, bool> blocks_;        // in use: address to whether its free is pending
+};
+
+PickleValue TorchSegment(const SegmentSnapshot& segment, int64_t device, Texts& text) {
+  uint64_t allocated = 0;
+  uint64_t active = 0;
+  uint64_t requested = 0;
+  PickleValue::Items blocks;
+  blocks.reserve(segment.blocks.size());
+  for (const BlockSnapshot& block : segment.blocks) {
+    if (block.state == BlockState::kAllocated) allocated += block.bytes;
+    if (block.state != BlockState::kFree) {
+      active += block.bytes;
+      requested += block.requested_bytes;
+    }
+    blocks.push_back(PickleValue::Dict({
+        {text("address"), Size(segment.address + block.offset)},
+        {text("size"), Size(block.bytes)},
+        {text("requested_size"), Size(block.requested_bytes)},
+        {text("state"), text(StateName(block.state))},
+        {text("frames"), PickleValue::List({})},
+    }));
+  }
+  return PickleValue::Dict({
+      {text("device"), PickleValue::Int(device)},
+      {text("address"), Size(segment.address)},
+      {text("total_size"), Size(segment.bytes)},
+      {text("allocated_size"), Size(allocated)},
+      {text("active_size"), Size(active)},
+      {text("requested_size"), Size(requested)},
+      {text("stream"), StreamNumber(segment.stream)},
+      {text("segment_type"), text(segment.pool == PoolKind::kSmall ? "small" : "large")},
+      {text("segment_pool_id"), PickleValue::Tuple({PickleValue::Int(0), PickleValue::Int(0)})},
+      {text("is_expandable"), PickleValue::Bool(false)},
+      {text("frames"), PickleValue::List({})},
+      {text("blocks"), PickleValue::List(std::move(blocks))},
+  });
+}
+
+// Without "frames", as PyTorch does when it records no stacks.
+PickleValue TorchEntry(const HistoryEvent& event, Texts& text) {
+  return PickleValue::Dict({
+      {text("action"), text(ActionName(event.action))},
+      {text(event.action == HistoryAction::kOutOfMemory ? "device_free" : "addr"), Size(event.address)},
+      {text("size"), Size(event.bytes)},
+      {text("stream"), StreamNumber(event.stream)},
+      {text("time_us"), PickleValue::Int(event.time_us)},
+      {text("compile_context"), text("N/A")},
+      {text("user_metadata"), text("")},
+  });
+}
+
+PickleValue TorchHistory(const HeapSnapshot& heap, Texts& text) {
+  Rewind rewind(heap);
+  size_t begin = heap.history.size();
+  while (begin > 0 && rewind.Undo(heap.history[begin - 1])) --begin;
+  PickleValue::Items entries;
+  entries.reserve(heap.history.size() - begin);
+  for (size_t i = begin; i < heap.history.size(); ++i) entries.push_back(TorchEntry(heap.history[i], text));
+  return PickleValue::List(std::move(entries));
+}
+
+PickleValue TorchSettings(const AllocatorOptions& options, Texts& text) {
+  PickleValue::Pairs divisions;
+  for (size_t i = 0; i < options.roundup_power2_divisions.size(); ++i) {
+    divisions.emplace_back(PickleValue::String(absl::StrCat(uint64_t{1} << i)),
+                           PickleValue::Int(options.roundup_power2_divisions[i]));
+  }
+  return PickleValue::Dict({
+      {text("PYTORCH_CUDA_ALLOC_CONF"), PickleValue::String(FormatAllocConf(options))},
+      {text("max_split_size"),
+       options.max_split_bytes == AllocatorOptions::kNoLimit ? PickleValue::Int(-1) : Size(options.max_split_bytes)},
+      {text("garbage_collection_threshold"), PickleValue::Double(options.garbage_collection_threshold)},
+      {text("expandable_segments"), PickleValue::Bool(false)},
+      {text("pinned_num_register_threads"), PickleValue::Int(1)},
+      {text("release_lock_on_cudamalloc"), PickleValue::Bool(false)},
+      {text("pinned_use_cuda_host_register"), PickleValue::Bool(false)},
+      {text("graph_capture_record_stream_reuse"), PickleValue::Bool(false)},
+      {text("roundup_power2_divisions"), PickleValue::Dict(std::move(divisions))},
+  });
+}
+
+// ---------------------------------------------------------------------------------------------- a snapshot to a trace
+
+absl::Status WrongType(absl::string_view path, const PickleValue& value, absl::string_view expected) {
+  return absl::InvalidArgumentError(absl::StrCat(path, ": is ", PickleKindName(value.kind()), ", not ", expected));
+}
+
+absl::StatusOr<const PickleValue*> Field(const PickleValue& dict, absl::string_view path, absl::string_view key) {
+  if (dict.kind() != Kind::kDict) return WrongType(path, dict, "a dict");
+  const PickleValue* value = dict.Find(key);
+  if (value == nullptr) return absl::InvalidArgumentError(absl::StrCat(path, ".", key, ": missing"));
+  return value;
+}
+
+absl::StatusOr<absl::string_view> TextField(const PickleValue& dict, absl::string_view path, absl::string_view key) {
+  const absl::StatusOr<const PickleValue*> value = Field(dict, path, key);
+  if (!value.ok()) return value.status();
+  if ((*value)->kind() != Kind::kString) return WrongType(absl::StrCat(path, ".", key), **value, "a string");
+  return absl::string_view((*value)->AsString());
+}
+
+// Handles and addresses. PyTorch writes them as signed integers, so that those from 2^63 on are negative there.
+absl::StatusOr<uint64_t> HandleField(const PickleValue& dict, absl::string_view path, absl::string_view key) {
+  const absl::StatusOr<const PickleValue*> value = Field(dict, path, key);
+  if (!value.ok()) return value.status();
+  if ((*value)->kind() == Kind::kInt) return static_cast<uint64_t>((*value)->AsInt());
+  if ((*value)->kind() == Kind::kUint) return (*value)->AsUint();
+  return WrongType(absl::StrCat(path, ".", key), **value, "an integer");
+}
+
+absl::StatusOr<uint64_t> SizeField(const PickleValue& dict, absl::string_view path, absl::string_view key) {
+  const absl::StatusOr<uint64_t> size = HandleField(dict, path, key);
+  if (size.ok() && dict.Find(key)->kind() == Kind::kInt && dict.Find(key)->AsInt() < 0) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ".", key, ": is negative"));
+  }
+  return size;
+}
+
+absl::StatusOr<const PickleValue::Items*> ItemsField(const PickleValue& dict, absl::string_view path,
+                                                     absl::string_view key) {
+  const absl::StatusOr<const PickleValue*> value = Field(dict, path, key);
+  if (!value.ok()) return value.status();
+  if ((*value)->kind() != Kind::kList && (*value)->kind() != Kind::kTuple) {
+    return WrongType(absl::StrCat(path, ".", key), **value, "a list");
+  }
+  return &(*value)->AsItems();
+}
+
+enum class Action : uint8_t { kAllocate, kFreeRequested, kFreeCompleted, kOutOfMemory, kSegmentFree, kMap, kOther };
+
+struct Entry {
+  Action action = Action::kOther;
+  uint64_t address = 0;
+  uint64_t bytes = 0;
+  Stream stream = 0;
+};
+
+// Converts one device's entries. See Convert() for how each becomes operations.
+class TraceMaker {
+ public:
+  absl::Status ReadEntries(const PickleValue::Items& items, absl::string_view path);
+  absl::Status Convert();
+  // Counts what is in use at the end and was never allocated in the trace.
+  absl::Status CountOldBlocks(const PickleValue::Items& segments, int device);
+  Trace Finish();
+
+ private:
+  struct Live {
+    uint32_t id = 0;
+    bool pending = false;  // freed, and `stand_in` keeps it
+    Stream stand_in = 0;
+  };
+
+  absl::StatusOr<Entry> ReadEntry(const PickleValue& item, absl::string_view path);
+  void Emit(TraceOp::Kind kind, uint32_t id, uint64_t bytes, Stream stream) {
+    trace_.ops.push_back({.kind = kind, .id = id, .bytes = bytes, .stream = stream});
+  }
+  absl::StatusOr<uint32_t> Allocate(uint64_t bytes, Stream stream);
+  void FreePending(Live& block);
+  void Complete(const Live& block);
+  Stream TakeStandIn();
+  void Note(uint64_t count, absl::string_view sentence) {
+    if (count > 0) trace_.notes.push_back(absl::StrCat(count, " ", sentence));
+  }
+
+  Trace trace_;
+  std::vector<Entry> entries_;
+  absl::flat_hash_set<Stream> streams_;          // of the entries
+  absl::flat_hash_map<uint64_t, Live> live_;     // by address
+  absl::flat_hash_set<uint64_t> unknown_freed_;  // free requested, allocated before the first entry
+  std::vector<Stream> spare_stand_ins_;
+  Stream next_stand_in_ = std::numeric_limits<Stream>::max();
+
+  uint64_t pending_frees_ = 0;
+  uint64_t unknown_frees_ = 0;
+  uint64_t failed_ = 0;
+  uint64_t reused_ = 0;
+  uint64_t repeated_frees_ = 0;
+  uint64_t empty_ = 0;
+  uint64_t segment_frees_ = 0;
+  uint64_t maps_ = 0;
+  uint64_t unknown_actions_ = 0;
+  uint64_t old_blocks_ = 0;
+  uint64_t old_bytes_ = 0;
+};
+
+absl::StatusOr<Entry> TraceMaker::ReadEntry(const PickleValue& item, absl::string_view path) {
+  const absl::StatusOr<absl::string_view> name = TextField(item, path, "action");
+  if (!name.ok()) return name.status();
+  Entry entry;
+  if (*name == "alloc") {
+    entry.action = Action::kAllocate;
+  } else if (*name == "free_requested") {
+    entry.action = Action::kFreeRequested;
+  } else if (*name == "free_completed") {
+    entry.action = Action::kFreeCompleted;
+  } else if (*name == "oom") {
+    entry.action = Action::kOutOfMemory;
+  } else if (*name == "segment_free") {
+    entry.action = Action::kSegmentFree;
+  } else if (*name == "segment_map" || *name == "segment_unmap") {
+    entry.action = Action::kMap;
+  } else if (*name != "segment_alloc" && *name != "snapshot" && *name != "annotate") {
+    ++unknown_actions_;
+  }
+  const bool allocates = entry.action == Action::kAllocate || entry.action == Action::kOutOfMemory;
+  const bool frees = entry.action == Action::kFreeRequested || entry.action == Action::kFreeCompleted;
+  if (frees || entry.action == Action::kAllocate) {
+    const absl::StatusOr<uint64_t> address = HandleField(item, path, "addr");
+    if (!address.ok()) return address.status();
+    entry.address = *address;
+  }
+  if (allocates) {
+    const absl::StatusOr<uint64_t> bytes = SizeField(item, path, "size");
+    if (!bytes.ok()) return bytes.status();
+    const absl::StatusOr<uint64_t> stream = HandleField(item, path, "stream");
+    if (!stream.ok()) return stream.status();
+    entry.bytes = *bytes;
+    entry.stream = *stream;
+  }
+  return entry;
+}
+
+absl::Status TraceMaker::ReadEntries(const PickleValue::Items& items, absl::string_view path) {
+  entries_.reserve(items.size());
+  for (size_t i = 0; i < items.size(); ++i) {
+    const absl::StatusOr<Entry> entry = ReadEntry(items[i], absl::StrCat(path, "[", i, "]"));
+    if (!entry.ok()) return entry.status();
+    entries_.push_back(*entry);
+    streams_.insert(entry->stream);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<uint32_t> TraceMaker::Allocate(uint64_t bytes, Stream stream) {
+  if (trace_.ids == std::numeric_limits<uint32_t>::max()) {
+    return absl::InvalidArgumentError("the trace has more than 4294967294 allocations");
+  }
+  const uint32_t id = trace_.ids++;
+  Emit(TraceOp::Kind::kAllocate, id, bytes, stream);
+  return id;
+}
+
+// Stand-ins are counted down from 2^64-1, past every number that the entries use. Each keeps one block only, so the
+// blocks become free in whatever order they did; when its block is free, it may keep the next one.
+Stream TraceMaker::TakeStandIn() {
+  if (!spare_stand_ins_.empty()) {
+    const Stream stream = spare_stand_ins_.back();
+    spare_stand_ins_.pop_back();
+    return stream;
+  }
+  while (streams_.contains(next_stand_in_)) --next_stand_in_;
+  return next_stand_in_--;
+}
+
+void TraceMaker::FreePending(Live& block) {
+  block.pending = true;
+  block.stand_in = TakeStandIn();
+  Emit(TraceOp::Kind::kRecordStream, block.id, 0, block.stand_in);
+  Emit(TraceOp::Kind::kFree, block.id, 0, 0);
+}
+
+void TraceMaker::Complete(const Live& block) {
+  Emit(TraceOp::Kind::kSyncStream, 0, 0, block.stand_in);
+  spare_stand_ins_.push_back(block.stand_in);
+}
+
+// alloc             an allocation.
+// free_requested    followed at once by its free_completed: a free. Otherwise another stream used the block: which, and
+//                   when, is not recorded, so a stand-in stream uses it just before the free, and is done where the
+//                   block became free. PyTorch notices that at the start of an allocation, and so does a replay.
+// oom               an allocation that is freed at once: where it fails again it leaves what it left then (an emptied
+//                   cache); where the replay has more room, no block stays that nobody would ever free.
+// everything else   nothing: what is done with segments follows from the allocations.
+absl::Status TraceMaker::Convert() {
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    const Entry& entry = entries_[i];
+    switch (entry.action) {
+      case Action::kAllocate: {
+        unknown_freed_.erase(entry.address);
+        if (const auto old = live_.find(entry.address); old != live_.end()) {
+          // Its free is missing. It must have happened before this.
+          ++reused_;
+          if (old->second.pending) {
+            Complete(old->second);
+          } else {
+            Emit(TraceOp::Kind::kFree, old->second.id, 0, 0);
+          }
+          live_.erase(old);
+        }
+        if (entry.bytes == 0) {
+          ++empty_;
+          break;
+        }
+        const absl::StatusOr<uint32_t> id = Allocate(entry.bytes, entry.stream);
+        if (!id.ok()) return id.status();
+        live_[entry.address] = {.id = *id};
+        break;
+      }
+      case Action::kFreeRequested: {
+        const auto block = live_.find(entry.address);
+        if (block == live_.end()) {
+          if (unknown_freed_.insert(entry.address).second) ++unknown_frees_;
+          break;
+        }
+        if (block->second.pending) {
+          ++repeated_frees_;
+          break;
+        }
+        const bool at_once = i + 1 < entries_.size() && entries_[i + 1].action == Action::kFreeCompleted &&
+                             entries_[i + 1].address == entry.address;
+        // At once: the next entry does it.
+        if (!at_once) {
+          FreePending(block->second);
+          ++pending_frees_;
+        }
+        break;
+      }
+      case Action::kFreeCompleted: {
+        const auto block = live_.find(entry.address);
+        if (block == live_.end()) {
+          if (unknown_freed_.erase(entry.address) == 0) ++unknown_frees_;
+          break;
+        }
+        if (block->second.pending) {
+          Complete(block->second);
+        } else {
+          Emit(TraceOp::Kind::kFree, block->second.id, 0, 0);
+        }
+        live_.erase(block);
+        break;
+      }
+      case Action::kOutOfMemory: {
+        if (entry.bytes == 0) {
+          ++empty_;
+          break;
+        }
+        const absl::StatusOr<uint32_t> id = Allocate(entry.bytes, entry.stream);
+        if (!id.ok()) return id.status();
+        Emit(TraceOp::Kind::kFree, *id, 0, 0);
+        ++failed_;
+        break;
+      }
+      case Action::kSegmentFree:
+        ++segment_frees_;
+        break;
+      case Action::kMap:
+        ++maps_;
+        break;
+      case Action::kOther:
+        break;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TraceMaker::CountOldBlocks(const PickleValue::Items& segments, int device) {
+  // Lists of blocks that several segments share would make a small file take for ever; no real snapshot has them.
+  absl::flat_hash_set<const PickleValue::Items*> seen;
+  for (size_t i = 0; i < segments.size(); ++i) {
+    const std::string path = absl::StrCat("segments[", i, "]");
+    const absl::StatusOr<uint64_t> segment_device = HandleField(segments[i], path, "device");
+    if (!segment_device.ok()) return segment_device.status();
+    if (*segment_device != static_cast<uint64_t>(device)) continue;
+    const absl::StatusOr<uint64_t> segment_address = HandleField(segments[i], path, "address");
+    if (!segment_address.ok()) return segment_address.status();
+    const absl::StatusOr<const PickleValue::Items*> blocks = ItemsField(segments[i], path, "blocks");
+    if (!blocks.ok()) return blocks.status();
+    if (!seen.insert(*blocks).second) {
+      return absl::InvalidArgumentError(absl::StrCat(path, ".blocks: is the list of another segment too"));
+    }
+    // As PyTorch's viewer does: older snapshots have no addresses of blocks.
+    uint64_t address = *segment_address;
+    for (size_t j = 0; j < (*blocks)->size(); ++j) {
+      const PickleValue& block = (**blocks)[j];
+      const std::string block_path = absl::StrCat(path, ".blocks[", j, "]");
+      const absl::StatusOr<absl::string_view> state = TextField(block, block_path, "state");
+      if (!state.ok()) return state.status();
+      const absl::StatusOr<uint64_t> bytes = SizeField(block, block_path, "size");
+      if (!bytes.ok()) return bytes.status();
+      if (*state == "active_allocated" && !live_.contains(address)) {
+        ++old_blocks_;
+        old_bytes_ += *bytes;
+      }
+      address += *bytes;
+    }
+  }
+  return absl::OkStatus();
+}
+
+Trace TraceMaker::Finish() {
+  if (unknown_frees_ > 0 || old_blocks_ > 0) {
+    trace_.notes.emplace_back(
+        "the recording began with blocks in use: when and in which order they were allocated is unknown, and the trace "
+        "begins with an empty heap.");
+  }
+  Note(unknown_frees_, "frees of blocks allocated before the first entry were left out.");
+  Note(old_blocks_,
+       absl::StrCat("blocks (", FormatBytes(old_bytes_),
+                    ") in use at the end were allocated before the first entry; they are not in the trace."));
+  Note(pending_frees_,
+       "frees had to wait for other streams, which are not recorded: stand-in streams, numbered from "
+       "18446744073709551615 downwards, keep the blocks as long.");
+  Note(failed_, "failed allocations (oom) are allocated and freed at once, with the size after rounding.");
+  Note(reused_, "blocks were handed out again without a record of their free: they are freed just before that.");
+  Note(repeated_frees_, "frees of blocks freed already were left out.");
+  Note(empty_, "allocations of 0 bytes were left out.");
+  Note(segment_frees_,
+       "segments were given back: where that was not for want of memory but by empty_cache(), the trace does not "
+       "repeat it.");
+  Note(maps_, "entries are of expandable segments; the trace has only the allocations in them.");
+  Note(unknown_actions_, "entries with an unknown action were left out.");
+  return std::move(trace_);
+}
+
+}  // namespace
+
+PickleValue TorchSnapshot(absl::Span<const HeapSnapshot> devices) {
+  Texts text;
+  PickleValue::Items segments;
+  PickleValue::Items histories;
+  for (size_t device = 0; device < devices.size(); ++device) {
+    for (const SegmentSnapshot& segment : devices[device].segments) {
+      segments.push_back(TorchSegment(segment, static_cast<int64_t>(device), text));
+    }
+    histories.push_back(TorchHistory(devices[device], text));
+  }
+  const AllocatorOptions options = devices.empty() ? AllocatorOptions() : devices.front().options;
+  return PickleValue::Dict({
+      {text("segments"), PickleValue::List(std::move(segments))},
+      {text("device_traces"), PickleValue::List(std::move(histories))},
+      {text("allocator_settings"), TorchSettings(options, text)},
+      {text("external_annotations"), PickleValue::List({})},
+  });
+}
+
+absl::StatusOr<Trace> TraceFromTorchSnapshot(const PickleValue& snapshot, int device) {
+  if (snapshot.kind() != Kind::kDict) return WrongType("snapshot", snapshot, "a dict");
+  const PickleValue* traces = snapshot.Find("device_traces");
+  if (traces == nullptr) return absl::InvalidArgumentError("device_traces: missing");
+  if (traces->kind() != Kind::kList && traces->kind() != Kind::kTuple) {
+    return WrongType("device_traces", *traces, "a list");
+  }
+  const std::string path = absl::StrCat("device_traces[", device, "]");
+  if (device < 0 || static_cast<size_t>(device) >= traces->AsItems().size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": missing, the snapshot has ", traces->AsItems().size(), " devices"));
+  }
+  const PickleValue& entries = traces->AsItems()[static_cast<size_t>(device)];
+  if (entries.kind() != Kind::kList && entries.kind() != Kind::kTuple) return WrongType(path, entries, "a list");
+
+  TraceMaker maker;
+  if (absl::Status status = maker.ReadEntries(entries.AsItems(), path); !status.ok()) return status;
+  if (absl::Status status = maker.Convert(); !status.ok()) return status;
+  // Only for a note: the entries alone make a trace.
+  if (const PickleValue* segments = snapshot.Find("segments"); segments != nullptr) {
+    if (segments->kind() != Kind::kList && segments->kind() != Kind::kTuple) {
+      return WrongType("segments", *segments, "a list");
+    }
+    if (absl::Status status = maker.CountOldBlocks(segments->AsItems(), device); !status.ok()) return status;
+  }
+  return maker.Finish();
+}
+
+}  // namespace vrambroker
