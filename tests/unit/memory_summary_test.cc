@@ -45,7 +45,7 @@ std::vector<std::vector<std::string>> Rows(const MemoryStats& stats, const std::
 
 TEST(MemorySummaryTest, HasPyTorchsShape) {
   const std::vector<std::string> lines = Lines(MemorySummary("device 0", MemoryStats()));
-  ASSERT_EQ(lines.size(), 43u);
+  ASSERT_EQ(lines.size(), 47u);
   const std::string thick = absl::StrCat("|", std::string(75, '='), "|");
   const std::string thin = absl::StrCat("|", std::string(75, '-'), "|");
   EXPECT_EQ(lines[0], thick);
@@ -53,7 +53,7 @@ TEST(MemorySummaryTest, HasPyTorchsShape) {
   EXPECT_EQ(lines[2], thin);
   EXPECT_EQ(lines[4], thick);
   EXPECT_EQ(lines[5], "|        Metric         | Cur Usage  | Peak Usage | Tot Alloc  | Tot Freed  |");
-  EXPECT_EQ(lines[42], thick);
+  EXPECT_EQ(lines[46], thick);
   std::vector<std::string> metrics;
   for (size_t i = 6; i < 42; i += 4) {
     EXPECT_EQ(lines[i], thin);
@@ -64,6 +64,19 @@ TEST(MemorySummaryTest, HasPyTorchsShape) {
   EXPECT_THAT(metrics, ElementsAre("Allocated memory", "Active memory", "Requested memory", "GPU reserved memory",
                                    "Non-releasable memory", "Allocations", "Active allocs", "GPU reserved segments",
                                    "Non-releasable allocs"));
+  for (size_t i = 42; i < 46; i += 2) EXPECT_EQ(lines[i], thin);
+  EXPECT_EQ(Cells(lines[43])[0], "Oversize allocations");
+  EXPECT_EQ(Cells(lines[45])[0], "Oversize GPU segments");
+}
+
+TEST(MemorySummaryTest, OversizeBlocksHaveRowsOfTheirOwn) {
+  MemoryStats stats;
+  for (int i = 0; i < 3; ++i) stats.oversize_allocations.Up(1);
+  stats.oversize_segments.Up(1);
+  stats.oversize_segments.Down(1);
+  const std::vector<std::string> lines = Lines(MemorySummary("t", stats));
+  EXPECT_THAT(Cells(lines[43]), ElementsAre("Oversize allocations", "3", "3", "3", "0"));
+  EXPECT_THAT(Cells(lines[45]), ElementsAre("Oversize GPU segments", "0", "1", "1", "1"));
 }
 
 TEST(MemorySummaryTest, EveryRowKeepsItsWidth) {
