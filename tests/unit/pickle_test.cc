@@ -308,7 +308,7 @@ TEST(PickleTest, NestingIsLimited) {
                 "byte 2000: APPEND (0x61): nested more than 1000 deep");
   EXPECT_STATUS(ReadPickle(nested(1'000'000)), absl::StatusCode::kInvalidArgument, "nested more than 1000 deep");
   // Tuples and dicts, and depth that comes from the memo.
-  EXPECT_STATUS(ReadPickle(")" + std::string(1000, '\x85') + "."), absl::StatusCode::kInvalidArgument,
+  EXPECT_STATUS(ReadPickle(absl::StrCat(")", std::string(1000, '\x85'), ".")), absl::StatusCode::kInvalidArgument,
                 "byte 1000: TUPLE1 (0x85): nested more than 1000 deep");
   std::string dicts = Bytes("}q\x00");
   for (int i = 0; i < 1000; ++i) dicts += Bytes("}Nh\x00sq\x00");
