@@ -80,7 +80,7 @@ std::vector<AllocatorOptions> TuneGrid(const ReplayConfig& config) {
   constexpr std::array<uint64_t, 8> kMaxSplit = {
       AllocatorOptions::kNoLimit, 20_MiB, 32_MiB, 64_MiB, 128_MiB, 256_MiB, 512_MiB, 1_GiB};
   constexpr std::array<uint64_t, 3> kRounding = {0, 64_MiB, 256_MiB};  // 0: the default
-  constexpr std::array<uint64_t, 5> kLargeSegment = {20_MiB, 12_MiB, 32_MiB, 64_MiB, 128_MiB};
+  constexpr std::array<uint64_t, 8> kLargeSegment = {20_MiB, 12_MiB, 32_MiB, 48_MiB, 64_MiB, 96_MiB, 128_MiB, 256_MiB};
   constexpr std::array<uint32_t, 5> kDivisions = {0, 2, 4, 8, 16};
   // Collecting needs a limit.
   std::vector<double> thresholds = {config.options.garbage_collection_threshold};
