@@ -93,7 +93,8 @@ std::vector<AllocatorOptions> TuneGrid(const ReplayConfig& config) {
     for (const uint64_t rounding : kRounding) {
       if (rounding != 0 && max_split == AllocatorOptions::kNoLimit) continue;  // no effect
       for (const uint64_t large_segment : kLargeSegment) {
-        if (max_split < large_segment || (rounding != 0 && rounding < large_segment)) continue;  // not allowed
+        if (max_split < large_segment || (rounding != 0 && rounding <= large_segment))
+          continue;  // not allowed, or the default
         for (const uint32_t divisions : kDivisions) {
           for (const double threshold : thresholds) {
             AllocatorOptions options = config.options;
