@@ -508,6 +508,12 @@ TEST(PickleTest, WritesRepeatedTextAndSharedListsOnce) {
   EXPECT_EQ(&again.AsItems()[0].Find("f")->AsItems(), &again.AsItems()[499].Find("f")->AsItems());
 }
 
+TEST(PickleTest, WritesSharedEmptyListsAsSuch) {
+  const PickleValue empty = PickleValue::List({});
+  EXPECT_EQ(absl::CHexEscape(WritePickle(PickleValue::Tuple({empty, empty}))), absl::CHexEscape("\x80\x04]]\x86."))
+      << "a reference is longer";
+}
+
 class RandomValues {
  public:
   explicit RandomValues(uint32_t seed) : random_(seed) {}
