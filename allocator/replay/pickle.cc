@@ -3,9 +3,9 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <charconv>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "absl/container/flat_hash_map.h"
@@ -310,11 +310,9 @@ bool PickleValue::operator==(const PickleValue& other) const {
       return AsInt() == other.AsInt();
     case Kind::kUint:
       return AsUint() == other.AsUint();
-    case Kind::kDouble: {
-      const double a = AsDouble();
-      const double b = other.AsDouble();
-      return std::memcmp(&a, &b, sizeof a) == 0;
-    }
+    case Kind::kDouble:
+      // By their bits: NaN is itself, and 0.0 is not -0.0.
+      return std::bit_cast<uint64_t>(AsDouble()) == std::bit_cast<uint64_t>(other.AsDouble());
     case Kind::kString:
       return AsString() == other.AsString();
     case Kind::kList:
@@ -411,7 +409,8 @@ class PickleReader {
   std::vector<Slot> stack_;
   std::vector<size_t> marks_;
   std::vector<Container> containers_;
-  absl::flat_hash_map<uint64_t, Slot> memo_;  // no vector: an index may be anything
+  std::vector<Slot> memo_;                        // entries 0, 1, ... as Python numbers them
+  absl::flat_hash_map<uint64_t, Slot> far_memo_;  // entries with a gap before them: an index may be anything
 };
 
 absl::Status PickleReader::Error(absl::string_view what) const {
@@ -534,13 +533,24 @@ absl::Status PickleReader::Fill(Kind kind, size_t first) {
 
 absl::Status PickleReader::Put(uint64_t index) {
   if (Available() < 1) return TooFew();
-  memo_[index] = stack_.back();
+  if (index < memo_.size()) {
+    memo_[index] = stack_.back();
+  } else if (index == memo_.size()) {
+    memo_.push_back(stack_.back());
+    if (!far_memo_.empty()) far_memo_.erase(index);
+  } else {
+    far_memo_[index] = stack_.back();
+  }
   return absl::OkStatus();
 }
 
 absl::Status PickleReader::Get(uint64_t index) {
-  const auto found = memo_.find(index);
-  if (found == memo_.end()) return Error(absl::StrCat("memo entry ", index, " was never set"));
+  if (index < memo_.size()) {
+    stack_.push_back(memo_[index]);
+    return absl::OkStatus();
+  }
+  const auto found = far_memo_.find(index);
+  if (found == far_memo_.end()) return Error(absl::StrCat("memo entry ", index, " was never set"));
   stack_.push_back(found->second);
   return absl::OkStatus();
 }
@@ -588,9 +598,7 @@ absl::Status PickleReader::Step() {
       if (absl::Status status = Take(8, &taken); !status.ok()) return status;
       const std::string reversed(taken.rbegin(), taken.rend());
       const uint64_t bits = LittleEndian(reversed);
-      double value = 0;
-      std::memcpy(&value, &bits, sizeof value);
-      Push(PickleValue::Double(value));
+      Push(PickleValue::Double(std::bit_cast<double>(bits)));
       return absl::OkStatus();
     }
 
@@ -640,7 +648,7 @@ absl::Status PickleReader::Step() {
       return Fill(opcode_ == kAppends ? Kind::kList : Kind::kDict, first);
 
     case kMemoize:
-      return Put(memo_.size());
+      return Put(memo_.size() + far_memo_.size());
     case kBinPut:
     case kLongBinPut:
       if (absl::Status status = TakeNumber(opcode_ == kBinPut ? 1 : 4, &number); !status.ok()) return status;
@@ -755,9 +763,7 @@ void PickleWriter::Add(const PickleValue& value) {
       Number(0, 1);  // the sign
       return;
     case Kind::kDouble: {
-      const double number = value.AsDouble();
-      uint64_t bits = 0;
-      std::memcpy(&bits, &number, sizeof bits);
+      const auto bits = std::bit_cast<uint64_t>(value.AsDouble());
       Op(kBinFloat);
       for (int shift = 56; shift >= 0; shift -= 8) out_.push_back(static_cast<char>(bits >> shift));
       return;

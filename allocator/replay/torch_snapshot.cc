@@ -251,7 +251,7 @@ absl::StatusOr<uint64_t> HandleField(const PickleValue& dict, absl::string_view 
 }
 
 absl::StatusOr<uint64_t> SizeField(const PickleValue& dict, absl::string_view path, absl::string_view key) {
-  const absl::StatusOr<uint64_t> size = HandleField(dict, path, key);
+  absl::StatusOr<uint64_t> size = HandleField(dict, path, key);
   if (size.ok() && dict.Find(key)->kind() == Kind::kInt && dict.Find(key)->AsInt() < 0) {
     return absl::InvalidArgumentError(absl::StrCat(path, ".", key, ": is negative"));
   }

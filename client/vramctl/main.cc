@@ -31,7 +31,7 @@ ABSL_FLAG(std::string, limit, "", "hold: limit to ask for, as 0.5 (fraction of c
 ABSL_FLAG(int32_t, device, 0, "hold, stats, summary, replay, tune: ordinal of the device.");
 ABSL_FLAG(std::string, conf, "", "replay, tune: file with lines alloc_conf=, device_bytes= and fraction=.");
 ABSL_FLAG(std::string, alloc_conf, "",
-          "replay: settings in PyTorch's syntax, as max_split_size_mb:128,garbage_collection_threshold:0.8.");
+          "replay, tune: settings in PyTorch's syntax, as max_split_size_mb:128,garbage_collection_threshold:0.8.");
 ABSL_FLAG(std::string, device_bytes, "", "replay, tune: size of the simulated device, as 24GiB. Default: unlimited.");
 ABSL_FLAG(std::string, fraction, "", "replay, tune: memory fraction, 0 to 1.");
 ABSL_FLAG(bool, per_op, false, "replay: one row of figures after each operation, in the format of tests/golden.");
@@ -81,6 +81,10 @@ const std::map<std::string, Command>& Commands() {
        {"TRACE [--conf FILE] [--alloc-conf SETTINGS] [--device-bytes N] [--fraction F] [--per-op]", 1, 1,
         "run a trace, or a PyTorch memory snapshot's events, through the allocator; needs no daemon",
         [](const Context& c, const Arguments& a) { return ctl::Replay(c, a[0]); }}},
+      {"tune",
+       {"TRACE [--conf FILE] [--alloc-conf SETTINGS] [--device-bytes N] [--fraction F]", 1, 1,
+        "try many settings on a trace: which reserve less, which fit a smaller device; needs no daemon",
+        [](const Context& c, const Arguments& a) { return ctl::Tune(c, a[0]); }}},
   };
   return *commands;
 }

@@ -46,6 +46,8 @@ Block* MustAllocate(CachingAllocator& allocator, uint64_t bytes, benchmark::Stat
   return nullptr;
 }
 
+// What DoNotOptimize() is given is const: it may say that it changes a variable, and gcc 12 then does, under sanitizers.
+
 // Allocate + Free of one size that the cache serves; otherwise the heap is empty.
 void BM_Hit(benchmark::State& state) {
   const uint64_t bytes = static_cast<uint64_t>(state.range(0));
@@ -54,7 +56,7 @@ void BM_Hit(benchmark::State& state) {
   if (first == nullptr) return;
   heap.allocator.Free(first);
   for (auto _ : state) {
-    Block* block = heap.allocator.TryAllocate(bytes);
+    Block* const block = heap.allocator.TryAllocate(bytes);
     benchmark::DoNotOptimize(block);
     heap.allocator.Free(block);
   }
@@ -110,7 +112,7 @@ std::unique_ptr<Heap> shared_heap;
 
 void BM_HitShared(benchmark::State& state) {
   for (auto _ : state) {
-    Block* block = shared_heap->allocator.TryAllocate(64_KiB);
+    Block* const block = shared_heap->allocator.TryAllocate(64_KiB);
     benchmark::DoNotOptimize(block);
     shared_heap->allocator.Free(block);
   }

@@ -160,6 +160,10 @@ TEST(PickleTest, ReadsTheRarerSpellings) {
       {"(t.", PickleValue::Tuple({})},
       {Bytes("K\x01r\xff\xff\xff\xffj\xff\xff\xff\xff\x86."),  // LONG_BINPUT, LONG_BINGET of the largest index
        PickleValue::Tuple({PickleValue::Int(1), PickleValue::Int(1)})},
+      // Memo entries 1, then 0, then by MEMOIZE 2, then 1 again.
+      {Bytes("(K\x01q\x01K\x02q\x00K\x03\x94K\x04q\x01h\x00h\x01h\x02t."),
+       PickleValue::Tuple({PickleValue::Int(1), PickleValue::Int(2), PickleValue::Int(3), PickleValue::Int(4),
+                           PickleValue::Int(2), PickleValue::Int(4), PickleValue::Int(3)})},
       {"].garbage", PickleValue::List({})},  // Python ignores what follows, too
   };
   for (const auto& [bytes, expected] : cases) {
@@ -308,7 +312,7 @@ TEST(PickleTest, NestingIsLimited) {
                 "byte 2000: APPEND (0x61): nested more than 1000 deep");
   EXPECT_STATUS(ReadPickle(nested(1'000'000)), absl::StatusCode::kInvalidArgument, "nested more than 1000 deep");
   // Tuples and dicts, and depth that comes from the memo.
-  EXPECT_STATUS(ReadPickle(")" + std::string(1000, '\x85') + "."), absl::StatusCode::kInvalidArgument,
+  EXPECT_STATUS(ReadPickle(absl::StrCat(")", std::string(1000, '\x85'), ".")), absl::StatusCode::kInvalidArgument,
                 "byte 1000: TUPLE1 (0x85): nested more than 1000 deep");
   std::string dicts = Bytes("}q\x00");
   for (int i = 0; i < 1000; ++i) dicts += Bytes("}Nh\x00sq\x00");
@@ -502,6 +506,12 @@ TEST(PickleTest, WritesRepeatedTextAndSharedListsOnce) {
   ASSERT_OK_AND_ASSIGN(const PickleValue again, ReadPickle(bytes));
   EXPECT_TRUE(again == value);
   EXPECT_EQ(&again.AsItems()[0].Find("f")->AsItems(), &again.AsItems()[499].Find("f")->AsItems());
+}
+
+TEST(PickleTest, WritesSharedEmptyListsAsSuch) {
+  const PickleValue empty = PickleValue::List({});
+  EXPECT_EQ(absl::CHexEscape(WritePickle(PickleValue::Tuple({empty, empty}))), absl::CHexEscape("\x80\x04]]\x86."))
+      << "a reference is longer";
 }
 
 class RandomValues {

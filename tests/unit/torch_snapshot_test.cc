@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <limits>
+#include <map>
 #include <random>
 #include <set>
 #include <string>
@@ -184,6 +185,12 @@ TEST(TorchSnapshotTest, CutsAHistoryThatTheViewerCannotUndo) {
   // Event 14 requested the free of a block that is not waiting: only the snapshot's event is left.
   EXPECT_EQ(EventsLeft([](HeapSnapshot& heap) { heap.segments[0].blocks[2].state = BlockState::kFree; }), 1u);
   EXPECT_EQ(EventsLeft([](HeapSnapshot& heap) { heap.segments[0].blocks[2].state = BlockState::kAllocated; }), 1u);
+  // The same free requested twice: one of the two can be undone.
+  EXPECT_EQ(EventsLeft([](HeapSnapshot& heap) {
+              const HistoryEvent again = heap.history[14];
+              heap.history.insert(heap.history.begin() + 14, again);
+            }),
+            2u);
   // Event 12 obtained a segment that is not there, or not of that size.
   EXPECT_EQ(EventsLeft([](HeapSnapshot& heap) { heap.segments.pop_back(); }), 3u);
   EXPECT_EQ(EventsLeft([](HeapSnapshot& heap) { heap.segments[1].bytes += 2_MiB; }), 3u);

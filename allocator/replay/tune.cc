@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "allocator/replay/tune.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <set>
+#include <thread>
+#include <tuple>
+#include <utility>
+
+#include "allocator/bytes.h"
+#include "allocator/mutex.h"
+#include "allocator/size_class.h"
+
+namespace vrambroker {
+namespace {
+
+ReplayConfig With(ReplayConfig config, const AllocatorOptions& options) {
+  config.options = options;
+  return config;
+}
+
+ReplayConfig On(ReplayConfig config, uint64_t device_bytes) {
+  config.device_bytes = device_bytes;
+  return config;
+}
+
+// How many settings differ from the default; the grid lists simple ones first.
+int Complexity(const AllocatorOptions& options) {
+  const AllocatorOptions defaults;
+  return (options.max_split_bytes != defaults.max_split_bytes) +
+         (options.max_non_split_rounding_bytes != options.large_segment_bytes) +
+         (options.large_segment_bytes != defaults.large_segment_bytes) +
+         (options.roundup_power2_divisions != defaults.roundup_power2_divisions) +
+         (options.garbage_collection_threshold != defaults.garbage_collection_threshold);
+}
+
+// Runs `work(0)` ... `work(count - 1)`, each once.
+void InParallel(size_t count, int threads, const std::function<void(size_t)>& work,
+                const std::function<void(size_t)>& done) {
+  std::atomic<size_t> next{0};
+  Mutex mu;
+  size_t finished = 0;
+  const auto loop = [&] {
+    for (size_t i = next++; i < count; i = next++) {
+      work(i);
+      MutexLock lock(mu);
+      done(++finished);
+    }
+  };
+  std::vector<std::thread> helpers;
+  helpers.reserve(static_cast<size_t>(threads));
+  for (int i = 1; i < threads; ++i) helpers.emplace_back(loop);
+  loop();
+  for (std::thread& helper : helpers) helper.join();
+}
+
+// The best of `candidates` by `key` that beat `baseline`, one for each result.
+template <typename Key>
+std::vector<TuneCandidate> Best(const std::vector<TuneCandidate>& candidates, const TuneCandidate& baseline,
+                                const Key& key) {
+  std::vector<const TuneCandidate*> better;
+  for (const TuneCandidate& candidate : candidates) {
+    if (key(candidate) < key(baseline)) better.push_back(&candidate);
+  }
+  // Stable: the grid has the simple ones first.
+  std::stable_sort(better.begin(), better.end(), [&](const auto* a, const auto* b) { return key(*a) < key(*b); });
+  std::vector<TuneCandidate> best;
+  std::set<decltype(key(baseline))> seen;
+  for (const TuneCandidate* candidate : better) {
+    if (best.size() < TuneResult::kBest && seen.insert(key(*candidate)).second) best.push_back(*candidate);
+  }
+  return best;
+}
+
+}  // namespace
+
+std::vector<AllocatorOptions> TuneGrid(const ReplayConfig& config) {
+  constexpr std::array<uint64_t, 8> kMaxSplit = {
+      AllocatorOptions::kNoLimit, 20_MiB, 32_MiB, 64_MiB, 128_MiB, 256_MiB, 512_MiB, 1_GiB};
+  constexpr std::array<uint64_t, 3> kRounding = {0, 64_MiB, 256_MiB};  // 0: the default
+  constexpr std::array<uint64_t, 8> kLargeSegment = {20_MiB, 12_MiB, 32_MiB, 48_MiB, 64_MiB, 96_MiB, 128_MiB, 256_MiB};
+  constexpr std::array<uint32_t, 5> kDivisions = {0, 2, 4, 8, 16};
+  // Collecting needs a limit.
+  std::vector<double> thresholds = {config.options.garbage_collection_threshold};
+  if (std::min(config.fraction.value_or(1), config.options.per_process_memory_fraction) < 1) {
+    thresholds.insert(thresholds.end(), {0.6, 0.8, 0.9});
+  }
+
+  std::vector<AllocatorOptions> grid;
+  for (const uint64_t max_split : kMaxSplit) {
+    for (const uint64_t rounding : kRounding) {
+      if (rounding != 0 && max_split == AllocatorOptions::kNoLimit) continue;  // no effect
+      for (const uint64_t large_segment : kLargeSegment) {
+        if (max_split < large_segment || (rounding != 0 && rounding <= large_segment))
+          continue;  // not allowed, or the default
+        for (const uint32_t divisions : kDivisions) {
+          for (const double threshold : thresholds) {
+            AllocatorOptions options = config.options;
+            options.max_split_bytes = max_split;
+            options.max_non_split_rounding_bytes = rounding != 0 ? rounding : large_segment;
+            options.large_segment_bytes = large_segment;
+            options.roundup_power2_divisions.fill(divisions);
+            options.garbage_collection_threshold = threshold;
+            if (options != config.options) grid.push_back(options);
+          }
+        }
+      }
+    }
+  }
+  std::stable_sort(grid.begin(), grid.end(),
+                   [](const AllocatorOptions& a, const AllocatorOptions& b) { return Complexity(a) < Complexity(b); });
+  return grid;
+}
+
+std::optional<uint64_t> SmallestDevice(const Trace& trace, const ReplayConfig& config) {
+  const auto survives = [&](uint64_t granules) {
+    return SummarizeReplay(trace, On(config, granules * kSegmentGranuleBytes)).ooms == 0;
+  };
+  const ReplaySummary summary = SummarizeReplay(trace, config);
+  if (summary.ooms > 0) return std::nullopt;
+  // Never below what was allocated at once; enough is what was reserved at most, or with a fraction the device itself.
+  uint64_t too_small =
+      summary.peak_allocated_bytes == 0 ? 0 : (summary.peak_allocated_bytes - 1) / kSegmentGranuleBytes;
+  uint64_t enough = RoundUpTo(summary.peak_reserved_bytes, kSegmentGranuleBytes) / kSegmentGranuleBytes;
+  if (!survives(enough)) enough = config.device_bytes / kSegmentGranuleBytes;
+  while (enough - too_small > 1) {
+    const uint64_t middle = too_small + (enough - too_small) / 2;
+    (survives(middle) ? enough : too_small) = middle;
+  }
+  return enough * kSegmentGranuleBytes;
+}
+
+TuneResult Tune(const Trace& trace, const ReplayConfig& config, int threads,
+                const std::function<void(size_t done, size_t total)>& progress) {
+  const std::vector<AllocatorOptions> grid = TuneGrid(config);
+  TuneResult result{.tried = grid.size()};
+  // The second part of the work: the baseline and those that are shown, each on smaller devices.
+  const size_t total = grid.size() + 1 + 2 * TuneResult::kBest;
+
+  result.baseline = {.options = config.options, .summary = SummarizeReplay(trace, config)};
+  std::vector<TuneCandidate> candidates(grid.size());
+  InParallel(
+      grid.size(), threads,
+      [&](size_t i) { candidates[i] = {.options = grid[i], .summary = SummarizeReplay(trace, With(config, grid[i]))}; },
+      [&](size_t done) { progress(done, total); });
+
+  result.by_peak_reserved = Best(candidates, result.baseline, [](const TuneCandidate& c) {
+    return std::tuple(c.summary.ooms, c.summary.peak_reserved_bytes, c.summary.device_calls);
+  });
+  std::erase_if(result.by_peak_reserved, [&](const TuneCandidate& c) {
+    return c.summary.ooms == result.baseline.summary.ooms &&
+           c.summary.peak_reserved_bytes >= result.baseline.summary.peak_reserved_bytes;
+  });
+  result.by_device_calls = Best(candidates, result.baseline, [](const TuneCandidate& c) {
+    return std::tuple(c.summary.ooms, c.summary.device_calls, c.summary.peak_reserved_bytes);
+  });
+  std::erase_if(result.by_device_calls, [&](const TuneCandidate& c) {
+    return c.summary.ooms == result.baseline.summary.ooms &&
+           c.summary.device_calls >= result.baseline.summary.device_calls;
+  });
+
+  for (const uint64_t percent : {95, 90, 80}) {
+    result.smaller_devices.push_back(result.baseline.summary.peak_reserved_bytes / 100 * percent /
+                                     kSegmentGranuleBytes * kSegmentGranuleBytes);
+  }
+  std::vector<TuneCandidate*> shown = {&result.baseline};
+  for (TuneCandidate& candidate : result.by_peak_reserved) shown.push_back(&candidate);
+  for (TuneCandidate& candidate : result.by_device_calls) shown.push_back(&candidate);
+  InParallel(
+      shown.size(), threads,
+      [&](size_t i) {
+        const ReplayConfig with = With(config, shown[i]->options);
+        shown[i]->smallest_device = SmallestDevice(trace, with);
+        for (const uint64_t bytes : result.smaller_devices) {
+          shown[i]->ooms_on_smaller.push_back(SummarizeReplay(trace, On(with, bytes)).ooms);
+        }
+      },
+      [&](size_t done) { progress(grid.size() + done, total); });
+  progress(total, total);
+  return result;
+}
+
+}  // namespace vrambroker

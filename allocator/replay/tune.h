@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Tune: which settings would have served a trace better?
+#ifndef VRAMBROKER_ALLOCATOR_REPLAY_TUNE_H_
+#define VRAMBROKER_ALLOCATOR_REPLAY_TUNE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "allocator/replay/replay.h"
+#include "allocator/replay/trace.h"
+
+namespace vrambroker {
+
+struct TuneCandidate {
+  AllocatorOptions options;
+  ReplaySummary summary;                    // with the device that was given
+  std::optional<uint64_t> smallest_device;  // bytes with which nothing is refused; none up to the device given
+  std::vector<uint64_t> ooms_on_smaller;    // allocations refused on each of TuneResult::smaller_devices
+};
+
+struct TuneResult {
+  size_t tried = 0;
+  std::vector<uint64_t> smaller_devices;  // 95, 90 and 80% of what the baseline had reserved at its peak, bytes
+  TuneCandidate baseline;                 // the settings that were given
+  // Better than the baseline, best first, at most kBest each; of settings with equal results the simplest.
+  static constexpr size_t kBest = 4;
+  std::vector<TuneCandidate> by_peak_reserved;
+  std::vector<TuneCandidate> by_device_calls;
+};
+
+// The settings to try besides those of `config`.
+std::vector<AllocatorOptions> TuneGrid(const ReplayConfig& config);
+
+// Replays `trace` with each of TuneGrid() on `threads` threads. `progress(done, total)` is called from any of them, one
+// at a time. Ranks by allocations refused first: a setting that runs out of memory is never better than one that does
+// not.
+TuneResult Tune(const Trace& trace, const ReplayConfig& config, int threads,
+                const std::function<void(size_t done, size_t total)>& progress);
+
+// The smallest device, in steps of 2 MiB, on which no allocation of `trace` is refused, by bisection below
+// config.device_bytes: a larger device is taken never to be worse. None when config.device_bytes is too small.
+std::optional<uint64_t> SmallestDevice(const Trace& trace, const ReplayConfig& config);
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_ALLOCATOR_REPLAY_TUNE_H_

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "allocator/replay/tune.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "allocator/bytes.h"
+#include "client/vramctl/commands.h"
+#include "client/vramctl/output.h"
+
+namespace vrambroker::vramctl {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+void ShowProgress(size_t done, size_t total) {
+  if (isatty(STDERR_FILENO) == 0) return;
+  constexpr size_t kWidth = 40;
+  const size_t filled = done * kWidth / total;
+  std::fprintf(stderr, "\r[%s%s] %zu of %zu%s", std::string(filled, '#').c_str(),
+               std::string(kWidth - filled, ' ').c_str(), done, total, done == total ? "\n" : "");
+}
+
+std::string Name(const AllocatorOptions& options, const AllocatorOptions& baseline) {
+  const std::string text = FormatAllocConf(options);
+  if (options == baseline) return text.empty() ? "default" : absl::StrCat(text, " (given)");
+  return text.empty() ? "default" : text;
+}
+
+std::string Compared(uint64_t value, uint64_t baseline) {
+  if (baseline == 0 || value == baseline) return "";
+  return absl::StrFormat("%+.1f%%", (static_cast<double>(value) / static_cast<double>(baseline) - 1) * 100);
+}
+
+std::vector<std::string> Row(const TuneCandidate& candidate, const TuneResult& result) {
+  const ReplaySummary& summary = candidate.summary;
+  const ReplaySummary& baseline = result.baseline.summary;
+  std::vector<std::string> row = {
+      Name(candidate.options, result.baseline.options),
+      FormatBytes(summary.peak_reserved_bytes),
+      Compared(summary.peak_reserved_bytes, baseline.peak_reserved_bytes),
+      Percent(summary.fragmentation_at_peak),
+      absl::StrCat(summary.device_calls),
+      absl::StrCat(summary.ooms),
+      candidate.smallest_device.has_value() ? FormatBytes(*candidate.smallest_device) : "-"};
+  for (const uint64_t ooms : candidate.ooms_on_smaller) row.push_back(ooms == 0 ? "fits" : absl::StrCat(ooms, " OOM"));
+  return row;
+}
+
+void PrintTable(const char* title, const std::vector<TuneCandidate>& candidates, const TuneResult& result) {
+  std::printf("\n%s\n", title);
+  std::vector<std::vector<std::string>> rows = {
+      {"SETTINGS", ">PEAK RESERVED", ">", ">FRAGMENTATION", ">DEVICE CALLS", ">OOMS", ">SMALLEST DEVICE"}};
+  for (const uint64_t bytes : result.smaller_devices) rows[0].push_back(absl::StrCat(">ON ", FormatBytes(bytes)));
+  rows.push_back(Row(result.baseline, result));
+  for (const TuneCandidate& candidate : candidates) rows.push_back(Row(candidate, result));
+  std::fputs(Table(rows).c_str(), stdout);
+  if (candidates.empty()) std::printf("No setting tried is better.\n");
+}
+
+Json ToJson(const TuneCandidate& candidate) {
+  Json json = {{"alloc_conf", FormatAllocConf(candidate.options)},
+               {"peak_allocated_bytes", candidate.summary.peak_allocated_bytes},
+               {"peak_reserved_bytes", candidate.summary.peak_reserved_bytes},
+               {"fragmentation_at_peak", candidate.summary.fragmentation_at_peak},
+               {"device_calls", candidate.summary.device_calls},
+               {"ooms", candidate.summary.ooms},
+               {"smallest_device_bytes", nullptr},
+               {"ooms_on_smaller_devices", candidate.ooms_on_smaller}};
+  if (candidate.smallest_device.has_value()) json["smallest_device_bytes"] = *candidate.smallest_device;
+  return json;
+}
+
+Json ToJson(const std::vector<TuneCandidate>& candidates) {
+  Json json = Json::array();
+  for (const TuneCandidate& candidate : candidates) json.push_back(ToJson(candidate));
+  return json;
+}
+
+}  // namespace
+
+absl::Status Tune(const Context& context, const std::string& path) {
+  const absl::StatusOr<ReplayConfig> config = ReplayConfigOf(context.replay);
+  if (!config.ok()) return config.status();
+  const absl::StatusOr<Trace> trace = ReadTraceArgument(context, path);
+  if (!trace.ok()) return trace.status();
+
+  const int threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  const TuneResult result = vrambroker::Tune(*trace, *config, threads, ShowProgress);
+  if (context.json) {
+    const Json json = {{"trace", path},
+                       {"tried", result.tried},
+                       {"smaller_devices_bytes", result.smaller_devices},
+                       {"baseline", ToJson(result.baseline)},
+                       {"by_peak_reserved", ToJson(result.by_peak_reserved)},
+                       {"by_device_calls", ToJson(result.by_device_calls)}};
+    std::printf("%s\n", json.dump(2).c_str());
+    return absl::OkStatus();
+  }
+  std::printf("%s: %zu operations, peak allocated %s; tried %zu settings.\n", path.c_str(), trace->ops.size(),
+              FormatBytes(result.baseline.summary.peak_allocated_bytes).c_str(), result.tried);
+  PrintTable("Least reserved memory", result.by_peak_reserved, result);
+  PrintTable("Fewest device calls", result.by_device_calls, result);
+  if (!result.by_peak_reserved.empty()) {
+    const TuneCandidate& best = result.by_peak_reserved.front();
+    const ReplaySummary& baseline = result.baseline.summary;
+    std::printf("\nTo reserve %s less at the peak (%s instead of %s):\n  PYTORCH_ALLOC_CONF=%s\n",
+                FormatBytes(baseline.peak_reserved_bytes - best.summary.peak_reserved_bytes).c_str(),
+                FormatBytes(best.summary.peak_reserved_bytes).c_str(),
+                FormatBytes(baseline.peak_reserved_bytes).c_str(), FormatAllocConf(best.options).c_str());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace vrambroker::vramctl
