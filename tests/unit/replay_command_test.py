@@ -1,0 +1,115 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""`vramctl replay` as it is called: what it prints for the recorded traces, and how it refuses bad input.
+
+  replay_command_test.py VRAMCTL GOLDEN_DIR
+"""
+import gzip
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+TRACES = 44
+
+
+def replay(vramctl, *args):
+    return subprocess.run([vramctl, "replay", *map(str, args)], capture_output=True, timeout=120, check=False)
+
+
+def contents(path):
+    packed = path.with_name(path.name + ".gz")
+    return gzip.decompress(packed.read_bytes()) if packed.exists() else path.read_bytes()
+
+
+def golden_faults(vramctl, folder):
+    """Every recorded result, byte for byte; and once more with a setting that must change it."""
+    confs = sorted(folder.glob("*.conf"))
+    if len(confs) != TRACES:
+        yield f"{len(confs)} recorded traces instead of {TRACES}"
+    for conf in confs:
+        other = re.search(r"^trace=(.*)$", conf.read_text(encoding="utf-8"), re.M)
+        trace = folder / f"{other.group(1) if other else conf.stem}.trace"
+        if not trace.exists():
+            trace = trace.with_name(trace.name + ".gz")
+        done = replay(vramctl, trace, "--conf", conf, "--per-op")
+        expected = contents(conf.with_suffix(".expected"))
+        if done.returncode != 0 or done.stdout != expected:
+            rows = zip(done.stdout.splitlines(), expected.splitlines())
+            first = next(((a, b) for a, b in rows if a != b), "one is shorter")
+            yield f"{conf.stem}: exit code {done.returncode}, {done.stderr!r}, first difference {first}"
+    trace, conf = folder / "maxsplit_128.trace", folder / "maxsplit_128.conf"
+    if replay(vramctl, trace, "--conf", conf, "--alloc-conf=max_split_size_mb:64", "--per-op").stdout == contents(
+            folder / "maxsplit_128.expected"):
+        yield "--alloc-conf does not override --conf"
+
+
+def refusal_faults(vramctl, folder):
+    """Bad input: exit code 2, nothing on standard output, and a message that says where."""
+    good = folder / "good.trace"
+    good.write_bytes(b"# comment\n\na 0 512 0\nf 0\n")
+    packed = gzip.compress(b"a 0 512 0\nf 0\n" * 1000)
+
+    def file(name, content):
+        (folder / name).write_bytes(content)
+        return folder / name
+
+    def conf(name, content):
+        return f"--conf={file(name + '.conf', content)}"
+
+    cases = [
+        ("an unknown operation", [file("op.trace", b"a 0 512 0\n\nx 0\n")], r"op\.trace: line 3: unknown operation"),
+        ("a word too few", [file("few.trace", b"a 0 512\n")], r"few\.trace: line 1: "),
+        ("no number", [file("number.trace", b"# c\na 0 -1 0\n")], r"number\.trace: line 2: BYTES is \"-1\""),
+        ("an id twice", [file("twice.trace", b"a 0 1 0\na 0 1 0\n")], r"line 2: id 0 is allocated since line 1"),
+        ("an unknown id", [file("id.trace", b"f 7\n")], r"line 1: id 7 was never allocated"),
+        ("rubbish", [file("rubbish.trace", bytes(range(128, 256)) * 20)], r"rubbish\.trace: (line|byte) \d+"),
+        ("a line after gzip", [file("packed.trace.gz", gzip.compress(b"a 0 1 0\nq\n"))], r"line 2: unknown operation"),
+        ("a truncated gzip", [file("cut.trace.gz", packed[:-12])], r"cut\.trace\.gz: byte \d+ unpacked: "),
+        ("a gzip with a wrong check sum", [file("crc.gz", packed[:-8] + b"12345678")], r"crc\.gz: byte \d+ unpacked: "),
+        ("a gzip header alone", [file("header.gz", packed[:10])], r"header\.gz: byte 0 unpacked: "),
+        ("a pickle that ends early", [file("cut.pickle", b"\x80\x04}q\x00(X\x08")], r"cut\.pickle: byte \d+: "),
+        ("a pickle that calls", [file("os.pickle", b"\x80\x02cos\nsystem\nU\x02ls\x85R.")], r"os\.pickle: byte \d+: "),
+        ("a pickle of no snapshot", [file("list.pickle", b"\x80\x02].")], r"list\.pickle: "),
+        ("a missing file", [folder / "missing"], r"missing: .*No such file"),
+        ("a folder", [folder], r"(?i)is a directory"),
+        ("an unknown setting", [good, "--alloc-conf=max_split_mb:1"], r"--alloc-conf: .*max_split_mb"),
+        ("a setting out of range", [good, "--alloc-conf=max_split_size_mb:1"], r"--alloc-conf: .*max_split_size_mb"),
+        ("a setting with rubbish", [good, "--alloc-conf=max_split_size_mb:128x"], r"--alloc-conf: .*128x"),
+        ("a bad size", [good, "--device-bytes=12Gib3"], r"--device-bytes: "),
+        ("a size beyond all devices", [good, "--device-bytes=8EiB"], r"--device-bytes: "),
+        ("a bad fraction", [good, "--device-bytes=1GiB", "--fraction=1.5"], r"--fraction: \"1\.5\""),
+        ("a fraction of nothing", [good, "--fraction=0.5"], r"--fraction: "),
+        ("a missing conf", [good, f"--conf={folder}/missing"], r"--conf: .*missing"),
+        ("a conf without =", [good, conf("a", b"# c\ndevice")], r"a\.conf: line 2: "),
+        ("a conf with a bad setting", [good, conf("b", b"alloc_conf=nothing:1")], r"b\.conf: line 1: .*nothing"),
+        ("a conf with a bad size", [good, conf("c", b"device_bytes=many")], r"c\.conf: line 1: device_bytes"),
+        ("a conf with a bad fraction", [good, conf("d", b"fraction=nan")], r"d\.conf: line 1: fraction"),
+        ("an unknown flag", [good, "--per-operation"], r"per.operation"),
+        ("no trace", [], r"usage: vramctl replay"),
+        ("two traces", [good, good], r"usage: vramctl replay"),
+    ]
+    for what, args, pattern in cases:
+        for mode in ([], ["--per-op"]):
+            done = replay(vramctl, *args, *mode)
+            message = done.stderr.decode(errors="replace")
+            if done.returncode != 2 or done.stdout or not re.search(pattern, message):
+                yield f"{what} {mode}: exit code {done.returncode}, message {message!r}, wanted {pattern!r}"
+    done = replay(vramctl, good, "--per-op")
+    if done.returncode != 0 or done.stdout.count(b"\n") != 4:
+        yield f"the good trace, on which the cases are built, is refused: {done}"
+
+
+def main():
+    vramctl, golden = sys.argv[1], pathlib.Path(sys.argv[2])
+    with tempfile.TemporaryDirectory() as folder:
+        faults = [*golden_faults(vramctl, golden), *refusal_faults(vramctl, pathlib.Path(folder))]
+    for fault in faults:
+        print(fault)
+    print(f"{len(faults)} faults")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

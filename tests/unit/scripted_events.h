@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ScriptedEvents: the streams of a SimulatedDevice, with failures on demand and a record of what was answered.
+#ifndef VRAMBROKER_TESTS_UNIT_SCRIPTED_EVENTS_H_
+#define VRAMBROKER_TESTS_UNIT_SCRIPTED_EVENTS_H_
+
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <utility>
+
+#include "allocator/mutex.h"
+#include "allocator/replay/simulated_device.h"
+
+namespace vrambroker {
+
+// Thread-safe; the switches and the hook are for use between calls. Outlives its events.
+class ScriptedEvents : public EventSource {
+ public:
+  explicit ScriptedEvents(SimulatedDevice* device) : device_(*device) {}
+
+  std::atomic<bool> fail_record = false, fail_query = false, fail_wait = false;
+  std::function<void(Stream)> on_record;  // set before use; called with no lock held
+
+  // Events that were recorded on a stream, and up to which of them the allocator was told that they are done.
+  uint64_t recorded(Stream stream) const { return Read(recorded_, stream); }
+  uint64_t known_done(Stream stream) const { return Read(known_done_, stream); }
+
+  absl::StatusOr<std::unique_ptr<Event>> RecordEvent(Stream stream) override {
+    if (on_record) on_record(stream);
+    if (fail_record) return absl::InternalError("the event cannot be recorded");
+    MutexLock lock(mu_);
+    absl::StatusOr<std::unique_ptr<Event>> event = device_.RecordEvent(stream);
+    if (!event.ok()) return event;
+    return std::make_unique<ScriptedEvent>(this, stream, ++recorded_[stream], *std::move(event));
+  }
+
+ private:
+  class ScriptedEvent : public Event {
+   public:
+    ScriptedEvent(ScriptedEvents* owner, Stream stream, uint64_t number, std::unique_ptr<Event> event)
+        : owner_(*owner), stream_(stream), number_(number), event_(std::move(event)) {}
+
+    absl::StatusOr<bool> Query() override {
+      if (owner_.fail_query) return absl::InternalError("the event cannot be asked");
+      absl::StatusOr<bool> done = event_->Query();
+      if (done.value_or(false)) Note();
+      return done;
+    }
+    absl::Status Wait() override {
+      if (owner_.fail_wait) return absl::InternalError("the event cannot be waited for");
+      absl::Status status = event_->Wait();
+      if (status.ok()) Note();
+      return status;
+    }
+
+   private:
+    void Note() {
+      MutexLock lock(owner_.mu_);
+      uint64_t& known = owner_.known_done_[stream_];
+      known = std::max(known, number_);
+    }
+
+    ScriptedEvents& owner_;
+    const Stream stream_;
+    const uint64_t number_;
+    const std::unique_ptr<Event> event_;
+  };
+
+  using Numbers = std::map<Stream, uint64_t>;
+  uint64_t Read(const Numbers& numbers, Stream stream) const {
+    MutexLock lock(mu_);
+    const auto it = numbers.find(stream);
+    return it == numbers.end() ? 0 : it->second;
+  }
+
+  SimulatedDevice& device_;
+  mutable Mutex mu_;
+  Numbers recorded_;    // mu_
+  Numbers known_done_;  // mu_
+};
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_TESTS_UNIT_SCRIPTED_EVENTS_H_
