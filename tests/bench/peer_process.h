@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A peer: an allocator to measure, in a process of its own, so that one that replaces malloc() replaces it there only.
+#ifndef VRAMBROKER_TESTS_BENCH_PEER_PROCESS_H_
+#define VRAMBROKER_TESTS_BENCH_PEER_PROCESS_H_
+
+#include <sys/types.h>
+
+#include <array>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "allocator/device.h"
+#include "tests/bench/workload.h"
+
+namespace vrambroker::bench {
+
+struct Peer {
+  const char* name;
+  Subject subject;
+  const char* library = "";      // to load before all others; malloc() must be in it
+  const char* environment = "";  // NAME=VALUE, for it
+};
+
+inline constexpr std::array<Peer, 6> kPeers = {{
+    {"vrambroker", Subject::kVrambroker},
+    {"tcmalloc", Subject::kHost, "libtcmalloc_minimal.so.4"},
+    {"jemalloc", Subject::kHost, "libjemalloc.so.2"},
+    // Gives nothing back to the system, and keeps blocks of up to 32 MiB with each thread.
+    {"je-tuned", Subject::kHost, "libjemalloc.so.2",
+     "MALLOC_CONF=dirty_decay_ms:-1,muzzy_decay_ms:-1,lg_tcache_max:25"},
+    {"mimalloc", Subject::kHost, "libmimalloc.so.2"},
+    {"empty", Subject::kEmpty},
+}};
+
+class PeerProcess {
+ public:
+  // Runs this program again with `arguments`, which lead it to ServePeer(). NotFound: its library is not installed.
+  static absl::StatusOr<std::unique_ptr<PeerProcess>> Start(const Peer& peer,
+                                                            const std::vector<std::string>& arguments);
+  ~PeerProcess();
+  PeerProcess(const PeerProcess&) = delete;
+  PeerProcess& operator=(const PeerProcess&) = delete;
+
+  absl::StatusOr<Cost> Measure(const std::string& workload);
+
+ private:
+  PeerProcess(pid_t pid, UniqueFd socket) : pid_(pid), socket_(std::move(socket)) {}
+
+  const pid_t pid_;
+  UniqueFd socket_;
+};
+
+// The peer's life, until the process that started it hangs up.
+absl::Status ServePeer(const Peer& peer, const std::string& golden_dir, size_t ops);
+
+}  // namespace vrambroker::bench
+
+#endif  // VRAMBROKER_TESTS_BENCH_PEER_PROCESS_H_
