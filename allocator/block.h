@@ -31,7 +31,8 @@ struct Segment {
 
 struct BlockUses;  // streams that a block was recorded on, and events still to come (caching_allocator.cc)
 
-// The allocator owns it. The holder of an allocated block may call the functions and read `bytes`.
+// The allocator owns it. The holder of an allocated block may read `bytes` and call segment_id(), offset() and
+// segment_bytes(); the rest is guarded by the allocator's lock.
 // One cache line: a search touches nothing else.
 struct alignas(64) Block {
   uint64_t bytes = 0;    // a multiple of 512
@@ -43,7 +44,7 @@ struct alignas(64) Block {
     Block* left = nullptr;  // free: in the FreeIndex
     BlockUses* uses;        // not free: nullptr while no other stream uses it
   };
-  Block* right = nullptr;       // free: in the FreeIndex
+  Block* right = nullptr;             // free: in the FreeIndex
   uint64_t requested_bytes : 60 = 0;  // bytes that its (last) owner asked for
   BlockState state : 4 = BlockState::kFree;
 

@@ -40,6 +40,19 @@ struct StreamPools {
   size_t segments = 0;
 };
 
+namespace {
+
+// The order in which the original gives segments back: large pool first, then small, each by (stream, size, age).
+bool ReleasedBefore(const Block* a, const Block* b) {
+  const auto key = [](const Block* block) {
+    return std::tuple(block->segment->pool == PoolKind::kSmall, block->segment->pools->stream, block->bytes,
+                      block->address);
+  };
+  return key(a) < key(b);
+}
+
+}  // namespace
+
 struct BlockUses {
   absl::InlinedVector<Stream, 4> streams;  // while allocated: who else uses it
   size_t events = 0;                       // while pending: how many are still to come
@@ -124,6 +137,7 @@ CachingAllocator::Request CachingAllocator::Describe(uint64_t requested, Stream 
 }
 
 Block* CachingAllocator::TryAllocate(uint64_t requested, Stream stream) {
+  if (requested >= kMaxRequestBytes) return nullptr;
   const Request request = Describe(requested, stream);
   MutexLock lock(mu_);
   if (!pending_.empty()) Poll();
@@ -134,41 +148,45 @@ Block* CachingAllocator::TryAllocate(uint64_t requested, Stream stream) {
 }
 
 absl::StatusOr<Block*> CachingAllocator::Allocate(uint64_t requested, Stream stream) {
+  if (requested >= kMaxRequestBytes) {
+    return absl::ResourceExhaustedError(absl::StrCat(requested, " bytes are more than any device has"));
+  }
   const Request request = Describe(requested, stream);
   std::vector<ReleasedSegment> unused;
+  uint64_t ticket = 0;
   {
     MutexLock lock(mu_);
     if (!pending_.empty()) Poll();
     if (CollectsGarbage()) ++searches_[static_cast<int>(request.pool)];
     if (Block* block = AllocateFromCache(request)) return block;
     if (CollectsGarbage()) unused = UnlinkGarbage();
+    ticket = BeginSlowCall();
   }
-  Release(unused);
+  Release(unused, ticket);
   Growth growth = Grow(request, /*is_retry=*/false);
-  if (growth.block != nullptr) return growth.block;
-  if (growth.final) return growth.refusal;
+  if (growth.IsLast() || growth.without_retry) return growth.Result();
 
   bool enough = false;
   {
     MutexLock lock(mu_);
     unused = UnlinkOversize(request, &enough);
+    ticket = BeginSlowCall();
   }
-  Release(unused);
+  Release(unused, ticket);
   if (enough) {
     growth = Grow(request, /*is_retry=*/false);
-    if (growth.block != nullptr) return growth.block;
+    if (growth.IsLast()) return growth.Result();
   }
 
   EmptyCache();
+  WaitForSlowCalls();
   growth = Grow(request, /*is_retry=*/true);
-  if (growth.block != nullptr) return growth.block;
+  if (growth.IsLast()) return growth.Result();
   const uint64_t available = source_.AvailableBytes();
   MutexLock lock(mu_);
   if (Block* block = AllocateFromCache(request)) return block;  // freed by another thread, or by a stream
-  if (absl::IsResourceExhausted(growth.refusal)) {
-    ++counters_.num_ooms;
-    history_.Add(HistoryAction::kOutOfMemory, available, request.block_bytes, stream);
-  }
+  ++counters_.num_ooms;
+  history_.Add(HistoryAction::kOutOfMemory, available, request.block_bytes, stream);
   return growth.refusal;
 }
 
@@ -225,6 +243,7 @@ Block* CachingAllocator::HandOut(Block* block, const Request& request) {
 // ---- Growing ----
 
 CachingAllocator::Growth CachingAllocator::Grow(const Request& request, bool is_retry) {
+  uint64_t ticket = 0;
   {
     MutexLock lock(mu_);
     if (is_retry) ++counters_.num_alloc_retries;
@@ -240,17 +259,34 @@ CachingAllocator::Growth CachingAllocator::Grow(const Request& request, bool is_
       return {.refusal = absl::ResourceExhaustedError(
                   absl::StrCat("a segment of ", FormatBytes(request.segment_bytes),
                                " would pass per_process_memory_fraction, and throw_on_cudamalloc_oom is set")),
-              .final = !is_retry};
+              .without_retry = true};
     }
     growing_bytes_ += request.segment_bytes;
+    ticket = BeginSlowCall();
   }
   const absl::StatusOr<SegmentId> segment = source_.AcquireSegment(request.segment_bytes);
   MutexLock lock(mu_);
   growing_bytes_ -= request.segment_bytes;
-  if (!segment.ok()) {
-    return {.refusal = segment.status(), .final = !absl::IsResourceExhausted(segment.status())};
-  }
+  EndSlowCall(ticket);
+  if (!segment.ok()) return {.refusal = segment.status()};
   return {.block = HandOut(AddSegment(*segment, request), request)};
+}
+
+uint64_t CachingAllocator::BeginSlowCall() {
+  slow_calls_.insert(next_slow_call_);
+  return next_slow_call_++;
+}
+
+void CachingAllocator::EndSlowCall(uint64_t ticket) {
+  slow_calls_.erase(ticket);
+  slow_call_ended_.NotifyAll();
+}
+
+// Those of other threads that have begun; not those that begin meanwhile, or it might never end.
+void CachingAllocator::WaitForSlowCalls() {
+  MutexLock lock(mu_);
+  const uint64_t now = next_slow_call_;
+  while (!slow_calls_.empty() && *slow_calls_.begin() < now) slow_call_ended_.Wait(mu_);
 }
 
 // The new segment as one block, free and in no index.
@@ -403,10 +439,12 @@ void CachingAllocator::Poll() {
 
 void CachingAllocator::WaitForStreams() {
   PendingFrees waited;
+  uint64_t ticket = 0;
   {
     MutexLock lock(mu_);
     ++counters_.num_sync_all_streams;
     waited.swap(pending_);
+    ticket = BeginSlowCall();
   }
   PendingFrees not_done;
   for (auto& [stream, frees] : waited) {
@@ -430,6 +468,7 @@ void CachingAllocator::WaitForStreams() {
     std::deque<PendingFree>& queue = pending_[stream];
     queue.insert(queue.begin(), std::make_move_iterator(frees.begin()), std::make_move_iterator(frees.end()));
   }
+  EndSlowCall(ticket);
 }
 
 // ---- Giving back ----
@@ -437,15 +476,21 @@ void CachingAllocator::WaitForStreams() {
 uint64_t CachingAllocator::EmptyCache() {
   WaitForStreams();
   std::vector<ReleasedSegment> segments;
+  uint64_t ticket = 0;
   {
     MutexLock lock(mu_);
     segments = UnlinkFreeSegments();
+    ticket = BeginSlowCall();
   }
-  return Release(segments);
+  return Release(segments, ticket);
 }
 
-uint64_t CachingAllocator::Release(const std::vector<ReleasedSegment>& segments) {
-  return segments.empty() ? 0 : source_.ReleaseSegments(segments);
+// Ends the slow call `ticket`, begun when the segments were unlinked.
+uint64_t CachingAllocator::Release(const std::vector<ReleasedSegment>& segments, uint64_t ticket) {
+  const uint64_t bytes = segments.empty() ? 0 : source_.ReleaseSegments(segments);
+  MutexLock lock(mu_);
+  EndSlowCall(ticket);
+  return bytes;
 }
 
 ReleasedSegment CachingAllocator::Unlink(Block* whole_segment) {
@@ -469,17 +514,12 @@ ReleasedSegment CachingAllocator::Unlink(Block* whole_segment) {
   return released;
 }
 
-// Large pool first, then small, each by (stream, size, age): as the original.
 std::vector<ReleasedSegment> CachingAllocator::UnlinkFreeSegments() {
   std::vector<Block*> free;
   for (Segment* segment = first_segment_; segment != nullptr; segment = segment->next) {
     if (segment->first->state == BlockState::kFree && segment->first->IsWholeSegment()) free.push_back(segment->first);
   }
-  const auto key = [](const Block* block) {
-    return std::tuple(block->segment->pool == PoolKind::kSmall, block->segment->pools->stream, block->bytes,
-                      block->address);
-  };
-  std::sort(free.begin(), free.end(), [&](const Block* a, const Block* b) { return key(a) < key(b); });
+  std::sort(free.begin(), free.end(), ReleasedBefore);
   std::vector<ReleasedSegment> segments;
   segments.reserve(free.size());
   for (Block* block : free) segments.push_back(Unlink(block));
@@ -504,11 +544,12 @@ std::vector<ReleasedSegment> CachingAllocator::UnlinkGarbage() {
     candidates.push_back(segment->first);
     total_age += now - segment->free_since;
   }
+  std::sort(candidates.begin(), candidates.end(), ReleasedBefore);
   uint64_t collected = 0;
   bool progress = true;
   while (collected < target && progress && !candidates.empty()) {
     const double mean = static_cast<double>(total_age) / static_cast<double>(candidates.size());
-    const auto old = std::partition(candidates.begin(), candidates.end(), [&](const Block* block) {
+    const auto old = std::stable_partition(candidates.begin(), candidates.end(), [&](const Block* block) {
       return static_cast<double>(now - block->segment->free_since) < mean;
     });
     progress = old != candidates.end();

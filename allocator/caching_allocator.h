@@ -16,6 +16,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -60,11 +61,11 @@ class CachingAllocator {
   const AllocatorOptions& options() const { return options_; }
 
   // A block of at least `requested` bytes for use on `stream`, from the cache, or nullptr. Never calls the source.
-  // REQUIRES: requested < kMaxRequestBytes.
   Block* TryAllocate(uint64_t requested, Stream stream = 0) ABSL_LOCKS_EXCLUDED(mu_);
 
   // The same, and on a miss a new segment; when that is refused, gives cached segments back and tries again.
-  // Returns the last error when nothing helped; ResourceExhausted counts as an out-of-memory event.
+  // Returns the last error when nothing helped; ResourceExhausted counts as an out-of-memory event. From
+  // kMaxRequestBytes on it is ResourceExhausted at once, and not counted.
   absl::StatusOr<Block*> Allocate(uint64_t requested, Stream stream = 0) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Notes that `stream` uses `block`, too: once freed, the block stays as it is until the work queued on `stream`
@@ -102,7 +103,8 @@ class CachingAllocator {
   // While recording, the snapshot is an event of its own.
   HeapSnapshot Snapshot() ABSL_LOCKS_EXCLUDED(mu_);
 
-  // OK, or Internal naming the first invariant (see caching_allocator.cc) that does not hold. Walks everything.
+  // OK, or Internal naming the first invariant (see caching_allocator.cc) that does not hold. Walks everything. Needs
+  // quiet: a Free() or a wait in another thread may have taken a block's events into its hands.
   absl::Status CheckInvariants() const ABSL_LOCKS_EXCLUDED(mu_);
 
   // Bytes of memory that the records of blocks and segments take.
@@ -116,11 +118,17 @@ class CachingAllocator {
     uint64_t segment_bytes;
     PoolKind pool;
   };
-  // One attempt to take a new segment. No block and no error: it was refused, and the next attempt may follow.
+  // One attempt to take a new segment.
   struct Growth {
     Block* block = nullptr;
-    absl::Status refusal;  // ResourceExhausted, or another error
-    bool final = false;    // no attempt may follow
+    absl::Status refusal;        // without a block: ResourceExhausted, or an error that ends the request
+    bool without_retry = false;  // refused by AllocatorOptions::reject_without_retry
+
+    bool IsLast() const { return block != nullptr || !absl::IsResourceExhausted(refusal); }
+    absl::StatusOr<Block*> Result() const {
+      if (block != nullptr) return block;
+      return refusal;
+    }
   };
   struct PendingFree {
     std::unique_ptr<Event> event;  // nullptr: it could not be recorded yet
@@ -141,6 +149,10 @@ class CachingAllocator {
   Growth Grow(const Request& request, bool is_retry) ABSL_LOCKS_EXCLUDED(mu_);
   Block* AddSegment(SegmentId id, const Request& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
+  uint64_t BeginSlowCall() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void EndSlowCall(uint64_t ticket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void WaitForSlowCalls() ABSL_LOCKS_EXCLUDED(mu_);
+
   Block* Absorb(Block* lower, Block* upper) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void CompleteFree(Block* block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void PutInCache(Block* block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -153,7 +165,7 @@ class CachingAllocator {
   std::vector<ReleasedSegment> UnlinkFreeSegments() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::vector<ReleasedSegment> UnlinkGarbage() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::vector<ReleasedSegment> UnlinkOversize(const Request& request, bool* enough) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  uint64_t Release(const std::vector<ReleasedSegment>& segments) ABSL_LOCKS_EXCLUDED(mu_);
+  uint64_t Release(const std::vector<ReleasedSegment>& segments, uint64_t ticket) ABSL_LOCKS_EXCLUDED(mu_);
 
   Block* NewBlock() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void RecycleBlock(Block* block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -172,7 +184,12 @@ class CachingAllocator {
   uint64_t next_segment_order_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t next_address_ ABSL_GUARDED_BY(mu_);
   uint64_t limit_ ABSL_GUARDED_BY(mu_);
-  uint64_t growing_bytes_ ABSL_GUARDED_BY(mu_) = 0;             // segments being obtained at this moment
+  uint64_t growing_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // segments being obtained at this moment
+  // Calls of the source and waits for events that are under way, by ticket. A request is not refused before those that
+  // began earlier have ended: what they hold between two accounts may be what it needs.
+  std::set<uint64_t> slow_calls_ ABSL_GUARDED_BY(mu_);
+  uint64_t next_slow_call_ ABSL_GUARDED_BY(mu_) = 0;
+  CondVar slow_call_ended_;
   std::array<uint64_t, 2> searches_ ABSL_GUARDED_BY(mu_) = {};  // by PoolKind; the clock of garbage collection
   PendingFrees pending_ ABSL_GUARDED_BY(mu_);
   HeapCounters counters_ ABSL_GUARDED_BY(mu_);

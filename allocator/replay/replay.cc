@@ -6,6 +6,7 @@
 #include <limits>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -49,7 +50,7 @@ const char* Name(Replay::Result result) {
 
 }  // namespace
 
-absl::StatusOr<ReplayConfig> ParseReplayConf(absl::string_view text) {
+absl::StatusOr<ReplayConfig> ParseReplayConf(absl::string_view text, std::vector<std::string>* warnings) {
   ReplayConfig config;
   int number = 0;
   for (absl::string_view line : absl::StrSplit(text, '\n')) {
@@ -61,22 +62,29 @@ absl::StatusOr<ReplayConfig> ParseReplayConf(absl::string_view text) {
     };
     const std::pair<absl::string_view, absl::string_view> item = absl::StrSplit(line, absl::MaxSplits('=', 1));
     const auto& [key, value] = item;
-    if (key.size() == line.size()) return bad(absl::StrCat("\"", line, "\" is not KEY=VALUE"));
+    if (key.size() == line.size())
+      return bad(absl::StrCat("\"", absl::Utf8SafeCHexEscape(line.substr(0, 40)), "\" is not KEY=VALUE"));
     if (key == "alloc_conf") {
       absl::StatusOr<AllocConf> conf = ParseAllocConf(value);
       if (!conf.ok()) return bad(conf.status().message());
       config.options = conf->options;
+      if (warnings != nullptr) warnings->insert(warnings->end(), conf->warnings.begin(), conf->warnings.end());
     } else if (key == "device_bytes") {
       const absl::StatusOr<uint64_t> bytes = ParseBytes(value);
       if (!bytes.ok()) return bad(absl::StrCat("device_bytes: ", bytes.status().message()));
-      config.device_bytes = std::min(*bytes, ReplayConfig::kUnlimitedBytes);
+      if (*bytes > ReplayConfig::kUnlimitedBytes) return bad("device_bytes: above 4 EiB");
+      config.device_bytes = *bytes;
     } else if (key == "fraction") {
       double fraction = 0;
       if (!absl::SimpleAtod(value, &fraction) || !(fraction == -1 || (fraction >= 0 && fraction <= 1))) {
-        return bad(absl::StrCat("fraction: \"", value, "\"; accepted: 0 to 1, or -1 for none"));
+        return bad(absl::StrCat("fraction: \"", absl::Utf8SafeCHexEscape(value.substr(0, 40)),
+                                "\"; accepted: 0 to 1, or -1 for none"));
       }
       config.fraction.reset();
       if (fraction >= 0) config.fraction = fraction;
+    } else if (key != "trace") {
+      return bad(absl::StrCat("unknown key \"", absl::Utf8SafeCHexEscape(key.substr(0, 40)),
+                              "\"; known: alloc_conf, device_bytes, fraction, trace"));
     }
   }
   return config;

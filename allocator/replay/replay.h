@@ -19,7 +19,7 @@
 namespace vrambroker {
 
 struct ReplayConfig {
-  // As good as unlimited: no trace can ask for more.
+  // The default: more than any device, four times the largest request.
   static constexpr uint64_t kUnlimitedBytes = uint64_t{1} << 62;
 
   AllocatorOptions options;
@@ -29,9 +29,9 @@ struct ReplayConfig {
   bool operator==(const ReplayConfig&) const = default;
 };
 
-// Reads the lines alloc_conf=, device_bytes= and fraction= (-1: not set) of a file such as tests/golden/*.conf.
-// InvalidArgument names the line. Other keys are left to others.
-absl::StatusOr<ReplayConfig> ParseReplayConf(absl::string_view text);
+// Reads the lines alloc_conf=, device_bytes= and fraction= (-1: not set) of a file such as tests/golden/*.conf; trace=
+// is left to others. InvalidArgument names the line. Adds what ParseAllocConf() warns of to `warnings`, if given.
+absl::StatusOr<ReplayConfig> ParseReplayConf(absl::string_view text, std::vector<std::string>* warnings = nullptr);
 
 // One heap that performs the operations of a trace. Not thread-safe.
 class Replay {

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -20,7 +21,7 @@
 namespace vrambroker {
 namespace {
 
-constexpr size_t kMaxFileBytes = size_t{4} << 30;
+constexpr size_t kMaxFileBytes = size_t{1} << 30;  // a small gzip file may unpack to anything
 
 // Reads one line at a time, and remembers which ids name what.
 class TextParser {
@@ -39,11 +40,6 @@ class TextParser {
   Trace Take() { return std::move(trace_); }
 
  private:
-  struct Id {
-    uint32_t number = 0;
-    int allocated_in_line = 0;  // 0: freed
-  };
-
   absl::Status Fill(TraceOp& op) {
     const absl::string_view name = words_[0];
     if (name == "a") {
@@ -57,13 +53,13 @@ class TextParser {
     if (name == "f") {
       op.kind = TraceOp::Kind::kFree;
       if (absl::Status status = Expect("f ID", 2, 2); !status.ok()) return status;
-      return Use(op, /*frees=*/true);
+      return Use(op);
     }
     if (name == "r") {
       op.kind = TraceOp::Kind::kRecordStream;
       if (absl::Status status = Expect("r ID STREAM", 3, 3); !status.ok()) return status;
       if (absl::Status status = StreamNumber(words_[2], op); !status.ok()) return status;
-      return Use(op, /*frees=*/false);
+      return Use(op);
     }
     if (name == "s") {
       if (absl::Status status = Expect("s [STREAM]", 1, 2); !status.ok()) return status;
@@ -78,29 +74,27 @@ class TextParser {
       op.kind = TraceOp::Kind::kSetFraction;
       if (absl::Status status = Expect("frac X", 2, 2); !status.ok()) return status;
       if (absl::SimpleAtod(words_[1], &op.fraction) && op.fraction >= 0 && op.fraction <= 1) return absl::OkStatus();
-      return Error(absl::StrCat("X is \"", words_[1], "\"; accepted: 0 to 1"));
+      return Error(absl::StrCat("X is \"", Shown(words_[1]), "\"; accepted: 0 to 1"));
     }
-    return Error(absl::StrCat("unknown operation \"", name.substr(0, 40), "\"; known: a, f, r, s, e, p, frac"));
+    return Error(absl::StrCat("unknown operation \"", Shown(name), "\"; known: a, f, r, s, e, p, frac"));
   }
 
   absl::Status Allocate(TraceOp& op) {
-    const auto [it, is_new] = ids_.try_emplace(std::string(words_[1]), Id{.number = trace_.ids});
+    const auto [it, is_new] = ids_.try_emplace(std::string(words_[1]), trace_.ids);
     if (is_new) ++trace_.ids;
-    if (it->second.allocated_in_line != 0) {
-      return Error(absl::StrCat("id ", words_[1], " is allocated since line ", it->second.allocated_in_line));
-    }
-    it->second.allocated_in_line = line_;
-    op.id = it->second.number;
+    op.id = it->second;
     return absl::OkStatus();
   }
 
-  absl::Status Use(TraceOp& op, bool frees) {
+  absl::Status Use(TraceOp& op) {
     const auto it = ids_.find(words_[1]);
-    if (it == ids_.end()) return Error(absl::StrCat("id ", words_[1], " was never allocated"));
-    if (frees) it->second.allocated_in_line = 0;
-    op.id = it->second.number;
+    if (it == ids_.end()) return Error(absl::StrCat("id \"", Shown(words_[1]), "\" was never allocated"));
+    op.id = it->second;
     return absl::OkStatus();
   }
+
+  // For messages: short, and nothing that a terminal would obey.
+  static std::string Shown(absl::string_view word) { return absl::Utf8SafeCHexEscape(word.substr(0, 40)); }
 
   absl::Status StreamNumber(absl::string_view word, TraceOp& op) {
     return Number("STREAM", word, ~uint64_t{0}, &op.stream);
@@ -108,7 +102,7 @@ class TextParser {
 
   absl::Status Number(absl::string_view what, absl::string_view word, uint64_t highest, uint64_t* value) {
     if (absl::SimpleAtoi(word, value) && *value <= highest) return absl::OkStatus();
-    return Error(absl::StrCat(what, " is \"", word.substr(0, 40), "\"; accepted: whole numbers from 0 to ", highest));
+    return Error(absl::StrCat(what, " is \"", Shown(word), "\"; accepted: whole numbers from 0 to ", highest));
   }
 
   absl::Status Expect(absl::string_view form, size_t least, size_t most) {
@@ -121,9 +115,9 @@ class TextParser {
   }
 
   Trace trace_;
-  int line_ = 0;
+  size_t line_ = 0;
   std::vector<absl::string_view> words_;
-  absl::flat_hash_map<std::string, Id> ids_;
+  absl::flat_hash_map<std::string, uint32_t> ids_;
 };
 
 }  // namespace
@@ -149,7 +143,8 @@ absl::StatusOr<std::string> ReadMaybeGzipped(const std::string& path) {
   for (;;) {
     const int got = gzread(file.get(), buffer.data(), static_cast<unsigned>(buffer.size()));
     if (got > 0) bytes.append(buffer.data(), static_cast<size_t>(got));
-    if (bytes.size() > kMaxFileBytes) return absl::InvalidArgumentError(absl::StrCat(path, ": larger than 4 GiB"));
+    if (bytes.size() > kMaxFileBytes)
+      return absl::InvalidArgumentError(absl::StrCat(path, ": more than 1 GiB unpacked"));
     if (got > 0) continue;
     int code = Z_OK;
     const char* message = gzerror(file.get(), &code);

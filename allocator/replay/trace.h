@@ -7,7 +7,8 @@
 //   r ID STREAM         a stream uses it  s [STREAM]      the device finishes all work queued [on one stream]
 //   e                   empty the cache   frac X          set the memory fraction
 //   p                   reset the peaks
-// Empty lines and lines that start with # are skipped.
+// An ID is any word, a BYTES below 2^60; freeing twice does nothing, and an ID that is allocated again names the new
+// block. What follows a # is skipped.
 #ifndef VRAMBROKER_ALLOCATOR_REPLAY_TRACE_H_
 #define VRAMBROKER_ALLOCATOR_REPLAY_TRACE_H_
 
@@ -52,7 +53,7 @@ absl::StatusOr<Trace> ParseTraceText(absl::string_view text);
 // NotFound or InvalidArgument name the file and the line or byte.
 absl::StatusOr<Trace> ReadTraceFile(const std::string& path, int device = 0);
 
-// A file's bytes, unpacked when it is gzipped. At most 4 GiB.
+// A file's bytes, unpacked when it is gzipped. At most 1 GiB.
 absl::StatusOr<std::string> ReadMaybeGzipped(const std::string& path);
 
 }  // namespace vrambroker

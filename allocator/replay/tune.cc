@@ -84,8 +84,10 @@ std::vector<AllocatorOptions> TuneGrid(const ReplayConfig& config) {
   constexpr std::array<uint32_t, 5> kDivisions = {0, 2, 4, 8, 16};
   // Collecting needs a limit.
   std::vector<double> thresholds = {config.options.garbage_collection_threshold};
-  if (std::min(config.fraction.value_or(1), config.options.per_process_memory_fraction) < 1) {
-    thresholds.insert(thresholds.end(), {0.6, 0.8, 0.9});
+  if (config.fraction.value_or(config.options.per_process_memory_fraction) < 1) {
+    for (const double threshold : {0.6, 0.8, 0.9}) {
+      if (threshold != thresholds[0]) thresholds.push_back(threshold);
+    }
   }
 
   std::vector<AllocatorOptions> grid;
@@ -120,11 +122,15 @@ std::optional<uint64_t> SmallestDevice(const Trace& trace, const ReplayConfig& c
   };
   const ReplaySummary summary = SummarizeReplay(trace, config);
   if (summary.ooms > 0) return std::nullopt;
-  // Never below what was allocated at once; enough is what was reserved at most, or with a fraction the device itself.
-  uint64_t too_small =
-      summary.peak_allocated_bytes == 0 ? 0 : (summary.peak_allocated_bytes - 1) / kSegmentGranuleBytes;
+  // Enough is what was reserved at most, unless a fraction of the device sets the limit.
+  uint64_t too_small = 0;
   uint64_t enough = RoundUpTo(summary.peak_reserved_bytes, kSegmentGranuleBytes) / kSegmentGranuleBytes;
-  if (!survives(enough)) enough = config.device_bytes / kSegmentGranuleBytes;
+  if (enough == 0) return 0;
+  if (!survives(enough)) {
+    too_small = enough;
+    enough = config.device_bytes / kSegmentGranuleBytes;
+    if (enough <= too_small || !survives(enough)) return config.device_bytes;
+  }
   while (enough - too_small > 1) {
     const uint64_t middle = too_small + (enough - too_small) / 2;
     (survives(middle) ? enough : too_small) = middle;
@@ -137,9 +143,12 @@ TuneResult Tune(const Trace& trace, const ReplayConfig& config, int threads,
   const std::vector<AllocatorOptions> grid = TuneGrid(config);
   TuneResult result{.tried = grid.size()};
   // The second part of the work: the baseline and those that are shown, each on smaller devices.
-  const size_t total = grid.size() + 1 + 2 * TuneResult::kBest;
+  const size_t total = grid.size() + 2 + 2 * TuneResult::kBest;
 
   result.baseline = {.options = config.options, .summary = SummarizeReplay(trace, config)};
+  if (config.options != AllocatorOptions()) {
+    result.pytorch_default = TuneCandidate{.summary = SummarizeReplay(trace, With(config, AllocatorOptions()))};
+  }
   std::vector<TuneCandidate> candidates(grid.size());
   InParallel(
       grid.size(), threads,
@@ -166,6 +175,7 @@ TuneResult Tune(const Trace& trace, const ReplayConfig& config, int threads,
                                      kSegmentGranuleBytes * kSegmentGranuleBytes);
   }
   std::vector<TuneCandidate*> shown = {&result.baseline};
+  if (result.pytorch_default.has_value()) shown.push_back(&*result.pytorch_default);
   for (TuneCandidate& candidate : result.by_peak_reserved) shown.push_back(&candidate);
   for (TuneCandidate& candidate : result.by_device_calls) shown.push_back(&candidate);
   InParallel(
@@ -177,8 +187,7 @@ TuneResult Tune(const Trace& trace, const ReplayConfig& config, int threads,
           shown[i]->ooms_on_smaller.push_back(SummarizeReplay(trace, On(with, bytes)).ooms);
         }
       },
-      [&](size_t done) { progress(grid.size() + done, total); });
-  progress(total, total);
+      [&](size_t done) { progress(done == shown.size() ? total : grid.size() + done, total); });
   return result;
 }
 

@@ -46,9 +46,9 @@ absl::Status End(const Context& context, const std::string& session);
 absl::Status Hold(const Context& context, const std::string& bytes);
 
 // Without a daemon: a trace through the allocator with a simulated device.
-absl::Status Replay(const Context& context, const std::string& trace);
+absl::Status RunReplay(const Context& context, const std::string& trace);
 // The same with a grid of settings: which would have needed less.
-absl::Status Tune(const Context& context, const std::string& trace);
+absl::Status RunTune(const Context& context, const std::string& trace);
 
 // For these two. InvalidArgument names the flag, or the file and its line.
 absl::StatusOr<ReplayConfig> ReplayConfigOf(const ReplayFlags& flags);

@@ -5,11 +5,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <map>
+#include <new>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -80,11 +82,11 @@ const std::map<std::string, Command>& Commands() {
       {"replay",
        {"TRACE [--conf FILE] [--alloc-conf SETTINGS] [--device-bytes N] [--fraction F] [--per-op]", 1, 1,
         "run a trace, or a PyTorch memory snapshot's events, through the allocator; needs no daemon",
-        [](const Context& c, const Arguments& a) { return ctl::Replay(c, a[0]); }}},
+        [](const Context& c, const Arguments& a) { return ctl::RunReplay(c, a[0]); }}},
       {"tune",
        {"TRACE [--conf FILE] [--alloc-conf SETTINGS] [--device-bytes N] [--fraction F]", 1, 1,
         "try many settings on a trace: which reserve less, which fit a smaller device; needs no daemon",
-        [](const Context& c, const Arguments& a) { return ctl::Tune(c, a[0]); }}},
+        [](const Context& c, const Arguments& a) { return ctl::RunTune(c, a[0]); }}},
   };
   return *commands;
 }
@@ -128,7 +130,10 @@ void PrintError(const absl::Status& status, bool json) {
                               {"device_available_bytes", oom->device_available_bytes},
                               {"advice", oom->advice}};
   }
-  std::fprintf(stderr, "%s\n", nlohmann::ordered_json({{"error", error}}).dump().c_str());
+  std::fprintf(stderr, "%s\n",
+               nlohmann::ordered_json({{"error", error}})
+                   .dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace)
+                   .c_str());
 }
 
 // absl ends the process by itself on a bad flag and on --help, with code 1 in both cases. Here they are 2 and 0.
@@ -197,7 +202,15 @@ int main(int argc, char** argv) {
                     .device_bytes = absl::GetFlag(FLAGS_device_bytes),
                     .fraction = absl::GetFlag(FLAGS_fraction),
                     .per_op = absl::GetFlag(FLAGS_per_op)};
-  const absl::Status status = command.run(context, arguments);
+  absl::Status status;
+  try {
+    status = command.run(context, arguments);
+  } catch (const std::bad_alloc&) {  // a trace may unpack to more than there is
+    status = absl::ResourceExhaustedError("this machine has not enough memory for that");
+  }
+  if (status.ok() && (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)) {
+    status = absl::DataLossError(absl::StrCat("the output was not written: ", std::strerror(errno)));
+  }
   if (status.ok()) return 0;
   PrintError(status, context.json);
   return absl::IsInvalidArgument(status) ? 2 : 1;

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -20,8 +21,11 @@ absl::StatusOr<ReplayConfig> ReplayConfigOf(const ReplayFlags& flags) {
   if (!flags.conf.empty()) {
     const absl::StatusOr<std::string> text = ReadMaybeGzipped(flags.conf);
     if (!text.ok()) return absl::InvalidArgumentError(absl::StrCat("--conf: ", text.status().message()));
-    absl::StatusOr<ReplayConfig> read = ParseReplayConf(*text);
+    std::vector<std::string> warnings;
+    absl::StatusOr<ReplayConfig> read = ParseReplayConf(*text, &warnings);
     if (!read.ok()) return absl::InvalidArgumentError(absl::StrCat(flags.conf, ": ", read.status().message()));
+    for (const std::string& warning : warnings)
+      std::fprintf(stderr, "vramctl: %s: %s\n", flags.conf.c_str(), warning.c_str());
     config = *std::move(read);
   }
   if (!flags.alloc_conf.empty()) {
@@ -38,14 +42,16 @@ absl::StatusOr<ReplayConfig> ReplayConfigOf(const ReplayFlags& flags) {
     config.device_bytes = *bytes;
   }
   if (!flags.fraction.empty()) {
-    double fraction = 0;
-    if (!absl::SimpleAtod(flags.fraction, &fraction) || !(fraction >= 0 && fraction <= 1)) {
-      return absl::InvalidArgumentError(absl::StrCat("--fraction: \"", flags.fraction, "\"; accepted: 0 to 1"));
+    double value = 0;
+    if (!absl::SimpleAtod(flags.fraction, &value) || !(value >= 0 && value <= 1)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--fraction: \"", absl::Utf8SafeCHexEscape(flags.fraction), "\"; accepted: 0 to 1"));
     }
-    config.fraction = fraction;
+    config.fraction = value;
   }
-  if (config.device_bytes == ReplayConfig::kUnlimitedBytes && config.fraction.value_or(1) < 1) {
-    return absl::InvalidArgumentError("--fraction: of what? say --device-bytes, too");
+  const double fraction = config.fraction.value_or(config.options.per_process_memory_fraction);
+  if (config.device_bytes == ReplayConfig::kUnlimitedBytes && fraction < 1) {
+    return absl::InvalidArgumentError("a memory fraction of what? say --device-bytes, too");
   }
   return config;
 }
@@ -61,7 +67,7 @@ absl::StatusOr<Trace> ReadTraceArgument(const Context& context, const std::strin
 namespace {
 
 absl::Status PrintEveryOperation(const Trace& trace, const ReplayConfig& config) {
-  class Replay replay(config, trace.ids);
+  vrambroker::Replay replay(config, trace.ids);
   std::string out = absl::StrCat(PerOpHeading(), "\n");
   for (size_t i = 0; i < trace.ops.size(); ++i) {
     const auto result = replay.Do(trace.ops[i]);
@@ -77,12 +83,15 @@ absl::Status PrintEveryOperation(const Trace& trace, const ReplayConfig& config)
 
 }  // namespace
 
-absl::Status Replay(const Context& context, const std::string& path) {
+absl::Status RunReplay(const Context& context, const std::string& path) {
   const absl::StatusOr<ReplayConfig> config = ReplayConfigOf(context.replay);
   if (!config.ok()) return config.status();
   const absl::StatusOr<Trace> trace = ReadTraceArgument(context, path);
   if (!trace.ok()) return trace.status();
-  if (context.replay.per_op) return PrintEveryOperation(*trace, *config);
+  if (context.replay.per_op) {
+    if (context.json) return absl::InvalidArgumentError("--per-op prints rows; it goes with no other --format");
+    return PrintEveryOperation(*trace, *config);
+  }
 
   const ReplaySummary summary = SummarizeReplay(*trace, *config);
   const double ns_per_op = MeasureReplay(*trace, *config);
@@ -101,7 +110,7 @@ absl::Status Replay(const Context& context, const std::string& path) {
                                    {"device_calls", summary.device_calls},
                                    {"ns_per_operation", ns_per_op}};
     if (config->device_bytes != ReplayConfig::kUnlimitedBytes) json["device_bytes"] = config->device_bytes;
-    std::printf("%s\n", json.dump(2).c_str());
+    std::printf("%s\n", json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace).c_str());
     return absl::OkStatus();
   }
   const std::vector<std::vector<std::string>> rows = {

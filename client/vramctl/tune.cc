@@ -61,6 +61,7 @@ void PrintTable(const char* title, const std::vector<TuneCandidate>& candidates,
       {"SETTINGS", ">PEAK RESERVED", ">", ">FRAGMENTATION", ">DEVICE CALLS", ">OOMS", ">SMALLEST DEVICE"}};
   for (const uint64_t bytes : result.smaller_devices) rows[0].push_back(absl::StrCat(">ON ", FormatBytes(bytes)));
   rows.push_back(Row(result.baseline, result));
+  if (result.pytorch_default.has_value()) rows.push_back(Row(*result.pytorch_default, result));
   for (const TuneCandidate& candidate : candidates) rows.push_back(Row(candidate, result));
   std::fputs(Table(rows).c_str(), stdout);
   if (candidates.empty()) std::printf("No setting tried is better.\n");
@@ -87,36 +88,41 @@ Json ToJson(const std::vector<TuneCandidate>& candidates) {
 
 }  // namespace
 
-absl::Status Tune(const Context& context, const std::string& path) {
+absl::Status RunTune(const Context& context, const std::string& path) {
   const absl::StatusOr<ReplayConfig> config = ReplayConfigOf(context.replay);
   if (!config.ok()) return config.status();
   const absl::StatusOr<Trace> trace = ReadTraceArgument(context, path);
   if (!trace.ok()) return trace.status();
 
   const int threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  const TuneResult result = vrambroker::Tune(*trace, *config, threads, ShowProgress);
+  const TuneResult result = Tune(*trace, *config, threads, ShowProgress);
   if (context.json) {
     const Json json = {{"trace", path},
                        {"tried", result.tried},
                        {"smaller_devices_bytes", result.smaller_devices},
                        {"baseline", ToJson(result.baseline)},
+                       {"default", ToJson(result.pytorch_default.value_or(result.baseline))},
                        {"by_peak_reserved", ToJson(result.by_peak_reserved)},
                        {"by_device_calls", ToJson(result.by_device_calls)}};
-    std::printf("%s\n", json.dump(2).c_str());
+    std::printf("%s\n", json.dump(2, ' ', false, Json::error_handler_t::replace).c_str());
     return absl::OkStatus();
   }
   std::printf("%s: %zu operations, peak allocated %s; tried %zu settings.\n", path.c_str(), trace->ops.size(),
               FormatBytes(result.baseline.summary.peak_allocated_bytes).c_str(), result.tried);
   PrintTable("Least reserved memory", result.by_peak_reserved, result);
   PrintTable("Fewest device calls", result.by_device_calls, result);
-  if (!result.by_peak_reserved.empty()) {
-    const TuneCandidate& best = result.by_peak_reserved.front();
-    const ReplaySummary& baseline = result.baseline.summary;
-    std::printf("\nTo reserve %s less at the peak (%s instead of %s):\n  PYTORCH_ALLOC_CONF=%s\n",
+  if (result.by_peak_reserved.empty()) return absl::OkStatus();
+  const TuneCandidate& best = result.by_peak_reserved.front();
+  const ReplaySummary& baseline = result.baseline.summary;
+  if (best.summary.ooms < baseline.ooms) {
+    std::printf("\nTo be refused %zu times instead of %zu:", best.summary.ooms, baseline.ooms);
+  } else {
+    std::printf("\nTo reserve %s less at the peak (%s instead of %s):",
                 FormatBytes(baseline.peak_reserved_bytes - best.summary.peak_reserved_bytes).c_str(),
                 FormatBytes(best.summary.peak_reserved_bytes).c_str(),
-                FormatBytes(baseline.peak_reserved_bytes).c_str(), FormatAllocConf(best.options).c_str());
+                FormatBytes(baseline.peak_reserved_bytes).c_str());
   }
+  std::printf("\n  PYTORCH_ALLOC_CONF=%s\n", FormatAllocConf(best.options).c_str());
   return absl::OkStatus();
 }
 
