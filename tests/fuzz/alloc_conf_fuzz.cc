@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // libFuzzer target: no settings string may break the parser, and one that is accepted can be written and read again.
-// clang++ -std=c++20 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -I.
-//   tests/fuzz/alloc_conf_fuzz.cc allocator/allocator_options.cc $(pkg-config --libs absl_strings absl_statusor)
-// a.out -max_total_time=60 NEW_FOLDER tests/fuzz/corpus/alloc_conf
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // libFuzzer: any bytes as a pickle, as a PyTorch snapshot, and written again.
-//
-//   clang++ -std=c++20 -I. -fsanitize=fuzzer,address,undefined ... ; ./pickle_fuzz tests/fuzz/corpus/pickle
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>

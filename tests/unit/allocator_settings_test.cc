@@ -12,7 +12,7 @@
 #include "allocator/caching_allocator.h"
 #include "allocator/replay/simulated_device.h"
 #include "tests/support/fake_device.h"
-#include "tests/unit/simulated_source.h"
+#include "tests/support/simulated_source.h"
 
 namespace vrambroker {
 namespace {

@@ -15,7 +15,7 @@
 #include "absl/strings/str_join.h"
 #include "allocator/caching_allocator.h"
 #include "tests/support/fake_device.h"
-#include "tests/unit/scripted_events.h"
+#include "tests/support/scripted_events.h"
 
 namespace vrambroker {
 namespace {

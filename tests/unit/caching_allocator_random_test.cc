@@ -1,71 +1,82 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Random operations against a model: whatever the order, invariants hold, blocks never overlap, the best fit is
-// chosen, and a request is refused only when nothing could have served it.
+// Random settings and operations: whatever the order, tests/support/heap_model.h finds nothing wrong. A sequence that
+// breaks something is shrunk before it is shown.
 #include <gtest/gtest.h>
 
-#include <map>
-#include <optional>
+#include <algorithm>
 #include <random>
-#include <tuple>
+#include <string>
 #include <vector>
 
-#include "allocator/caching_allocator.h"
-#include "tests/unit/simulated_source.h"
+#include "absl/strings/str_cat.h"
+#include "tests/support/heap_model.h"
 
 namespace vrambroker {
 namespace {
 
-constexpr int kSeeds = 256;
-constexpr int kSteps = 500;
+constexpr int kSeeds = 640;
+constexpr int kSteps = 400;
 constexpr int kShards = 8;
 
-using Place = std::tuple<uint64_t, uint64_t>;  // segment, offset
+struct Case {
+  HeapConfig config;
+  std::vector<HeapOp> ops;
+};
 
-class Model {
+class Generator {
  public:
-  explicit Model(uint64_t seed) : random_(seed), source_(Pick({64_MiB, 256_MiB, 4_GiB})), allocator_(&source_) {}
+  explicit Generator(uint64_t seed) : random_(seed) {}
 
-  void Run() {
-    for (int step = 0; step < kSteps; ++step) {
-      SCOPED_TRACE(::testing::Message() << "step " << step);
-      Step();
-      ASSERT_EQ(allocator_.CheckInvariants(), absl::OkStatus());
-      const MemoryStats stats = allocator_.GetMemoryStats();
-      ASSERT_EQ(stats.allocated_bytes.all.current, live_bytes_);
-      ASSERT_EQ(stats.allocation.all.current, live_.size());
-      ASSERT_EQ(stats.reserved_bytes.all.current, source_.used_bytes());
-      ASSERT_EQ(source_.misuse(), "");
-      if (::testing::Test::HasFailure()) return;
-    }
-    while (!live_.empty()) FreeOne();
-    allocator_.EmptyCache();
-    EXPECT_EQ(source_.used_bytes(), 0u);
-    EXPECT_EQ(allocator_.CheckInvariants(), absl::OkStatus());
+  Case Make() {
+    Case made;
+    made.config = {.options = Options(), .device_bytes = Pick({64_MiB, 256_MiB, 256_MiB, 1_GiB, 4_GiB})};
+    const uint64_t streams = Pick({1, 2, 4});
+    const bool fails = random_() % 4 == 0;
+    for (int i = 0; i < kSteps; ++i) made.ops.push_back(Op(streams, fails));
+    return made;
   }
 
  private:
   uint64_t Pick(std::vector<uint64_t> choices) { return choices[random_() % choices.size()]; }
 
-  void Step() {
-    const uint64_t dice = random_() % 1000;
-    if (dice < 540) {
-      AllocateOne();
-    } else if (dice < 960) {
-      FreeOne();
-    } else if (dice < 980) {
-      allocator_.EmptyCache();
-    } else if (dice < 990) {
-      source_.set_limit(Pick({0, 30_MiB, 100_MiB, SimulatedSource::kUnlimited, SimulatedSource::kUnlimited}));
-    } else {
-      allocator_.ResetPeakStats();
-    }
+  AllocatorOptions Options() {
+    AllocatorOptions options;
+    if (random_() % 4 == 0) options.large_segment_bytes = Pick({12_MiB, 40_MiB});
+    options.max_non_split_rounding_bytes = options.large_segment_bytes;
+    if (random_() % 2 == 0) options.max_split_bytes = options.large_segment_bytes + Pick({0, 1_MiB, 12_MiB, 80_MiB});
+    if (random_() % 4 == 0) options.max_non_split_rounding_bytes += Pick({1_MiB, 30_MiB});
+    if (random_() % 4 == 0) options.roundup_power2_divisions.fill(static_cast<uint32_t>(Pick({1, 2, 8})));
+    if (random_() % 2 == 0) options.garbage_collection_threshold = 0.1 * static_cast<double>(random_() % 9 + 1);
+    if (random_() % 3 == 0) options.per_process_memory_fraction = 0.1 * static_cast<double>(random_() % 11);
+    options.reject_without_retry = random_() % 6 == 0;
+    return options;
   }
 
-  uint64_t RandomRequest() {
+  HeapOp Op(uint64_t streams, bool fails) {
+    using Kind = HeapOp::Kind;
+    const uint64_t dice = random_() % 1000;
+    const Stream stream = random_() % streams;
+    if (dice < 360) return {Kind::kAllocate, Bytes(), stream};
+    if (dice < 460) return {Kind::kTryAllocate, Bytes(), stream};
+    if (dice < 820) return {Kind::kFree, random_(), 0};
+    if (dice < 900) return {Kind::kRecordStream, random_(), random_() % streams};
+    if (dice < 950) return {Kind::kFinish, random_() % 4, random_() % streams};
+    if (dice < 960) return {Kind::kPoll};
+    if (dice < 970) return {Kind::kEmptyCache};
+    if (dice < 976) return {Kind::kSetLimit, Pick({0, 30_MiB, 100_MiB, CachingAllocator::kNoLimit})};
+    if (dice < 982) return {Kind::kSetFraction, Pick({500, 1000, random_() % 1001})};
+    if (dice < 988) {
+      return {Kind::kDeviceLimit, Pick({0, 30_MiB, 100_MiB, SimulatedSource::kUnlimited, SimulatedSource::kUnlimited})};
+    }
+    if (dice < 992) return fails ? HeapOp{Kind::kFail, Pick({0, 0, random_()})} : HeapOp{Kind::kPoll};
+    return {dice < 996 ? Kind::kResetPeaks : Kind::kResetTotals};
+  }
+
+  uint64_t Bytes() {
     switch (random_() % 6) {
       case 0:
-        return random_() % 2048 + 1;
+        return random_() % 2048;
       case 1:
         return random_() % 1_MiB + 1;
       case 2:
@@ -73,101 +84,60 @@ class Model {
       case 3:
         return random_() % 40_MiB + 1;
       case 4:  // the edges
-        return Pick({512, 1_MiB, 10_MiB, 11_MiB, 19_MiB, 20_MiB}) + random_() % 3 - 1;
+        return Pick({512, 1_MiB, 10_MiB, 11_MiB, 19_MiB, 20_MiB, 21_MiB, 32_MiB}) + random_() % 3 - 1;
       default:
         return 512 * (random_() % 8 + 1);
     }
   }
 
-  // What best fit has to choose: smallest, then oldest segment, then lowest offset.
-  std::optional<Place> BestFit(uint64_t block_bytes) {
-    std::optional<std::tuple<uint64_t, uint64_t, uint64_t>> best;
-    for (const SegmentSnapshot& segment : allocator_.Snapshot().segments) {
-      if (segment.pool != PoolFor(block_bytes)) continue;
-      for (const BlockSnapshot& block : segment.blocks) {
-        if (block.state != BlockState::kFree || block.bytes < block_bytes) continue;
-        const auto candidate = std::make_tuple(block.bytes, Raw(segment.id), block.offset);
-        if (!best.has_value() || candidate < *best) best = candidate;
-      }
-    }
-    if (!best.has_value()) return std::nullopt;
-    return Place(std::get<1>(*best), std::get<2>(*best));
-  }
-
-  void AllocateOne() {
-    const uint64_t requested = RandomRequest();
-    const uint64_t block_bytes = RoundRequest(requested, AllocatorOptions());
-    SCOPED_TRACE(::testing::Message() << "allocate " << requested);
-    const std::optional<Place> expected = BestFit(block_bytes);
-    const int calls = source_.acquire_calls();
-    Block* block = nullptr;
-    if (random_() % 4 == 0) {
-      block = allocator_.TryAllocate(requested);
-      ASSERT_EQ(block != nullptr, expected.has_value());
-      if (block == nullptr) return;
-    } else {
-      const absl::StatusOr<Block*> allocated = allocator_.Allocate(requested);
-      if (!allocated.ok()) {
-        ASSERT_FALSE(expected.has_value());
-        // Everything that could be given back has been, and still there is no room.
-        ASSERT_FALSE(source_.CouldAcquire(SegmentBytesFor(block_bytes, AllocatorOptions())));
-        for (const SegmentSnapshot& segment : allocator_.Snapshot().segments) {
-          ASSERT_FALSE(segment.blocks.size() == 1 && segment.blocks[0].state != BlockState::kAllocated)
-              << "a segment was not flushed";
-        }
-        return;
-      }
-      block = *allocated;
-    }
-    if (expected.has_value()) {
-      ASSERT_EQ(Place(Raw(block->segment_id()), block->offset()), *expected);
-      ASSERT_EQ(source_.acquire_calls(), calls) << "a hit asks for no segment";
-    }
-    ASSERT_EQ(block->state, BlockState::kAllocated);
-    ASSERT_EQ(block->requested_bytes, requested);
-    ASSERT_GE(block->bytes, block_bytes);
-    ASSERT_LE(block->bytes - block_bytes, 1_MiB) << "waste";
-    ASSERT_EQ(block->segment_bytes(), source_.BytesOf(block->segment_id())) << "the segment is live";
-    ASSERT_LE(block->offset() + block->bytes, block->segment_bytes());
-
-    const Place place(Raw(block->segment_id()), block->offset());
-    const auto next = live_.lower_bound(place);
-    if (next != live_.end() && std::get<0>(next->first) == Raw(block->segment_id())) {
-      ASSERT_GE(std::get<1>(next->first), block->offset() + block->bytes) << "overlaps the block above";
-    }
-    if (next != live_.begin()) {
-      const Block* below = std::prev(next)->second;
-      if (below->segment_id() == block->segment_id()) {
-        ASSERT_LE(below->offset() + below->bytes, block->offset()) << "overlaps the block below";
-      }
-    }
-    live_[place] = block;
-    live_bytes_ += block->bytes;
-  }
-
-  void FreeOne() {
-    if (live_.empty()) return;
-    const auto it = std::next(live_.begin(), static_cast<std::ptrdiff_t>(random_() % live_.size()));
-    live_bytes_ -= it->second->bytes;
-    allocator_.Free(it->second);
-    live_.erase(it);
-  }
-
   std::mt19937_64 random_;
-  SimulatedSource source_;
-  CachingAllocator allocator_;
-  std::map<Place, Block*> live_;
-  uint64_t live_bytes_ = 0;
 };
+
+// What goes wrong first, or nothing.
+std::string Violation(const Case& tried, uint64_t* ooms = nullptr, uint64_t* deferred_frees = nullptr) {
+  HeapModel model(tried.config);
+  for (size_t i = 0; i < tried.ops.size(); ++i) {
+    const std::string wrong = model.Do(tried.ops[i]);
+    if (!wrong.empty()) return absl::StrCat("operation ", i, ": ", wrong);
+  }
+  if (ooms != nullptr) *ooms += model.ooms();
+  if (deferred_frees != nullptr) *deferred_frees += model.deferred_frees();
+  return model.End();
+}
+
+// With as few operations as still go wrong.
+Case Shrink(Case failing) {
+  for (size_t chunk = failing.ops.size() / 2 + 1; chunk > 0; chunk /= 2) {
+    for (size_t i = 0; i < failing.ops.size();) {
+      Case smaller = failing;
+      const auto begin = smaller.ops.begin() + static_cast<std::ptrdiff_t>(i);
+      const size_t count = std::min(chunk, smaller.ops.size() - i);
+      smaller.ops.erase(begin, begin + static_cast<std::ptrdiff_t>(count));
+      if (Violation(smaller).empty()) {
+        i += chunk;
+      } else {
+        failing = std::move(smaller);
+      }
+    }
+  }
+  return failing;
+}
 
 class CachingAllocatorRandomTest : public ::testing::TestWithParam<int> {};
 
 TEST_P(CachingAllocatorRandomTest, HoldsItsPromises) {
+  uint64_t ooms = 0, deferred_frees = 0;
   for (int seed = GetParam(); seed < kSeeds; seed += kShards) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    Model(static_cast<uint64_t>(seed)).Run();
-    if (HasFailure()) return;
+    const Case made = Generator(static_cast<uint64_t>(seed)).Make();
+    if (Violation(made, &ooms, &deferred_frees).empty()) continue;
+    const Case least = Shrink(made);
+    std::string text;
+    for (const HeapOp& op : least.ops) absl::StrAppend(&text, "\n", ToString(op));
+    FAIL() << "seed " << seed << ", " << Violation(least) << "; settings \"" << FormatAllocConf(least.config.options)
+           << "\", device of " << least.config.device_bytes << " bytes" << text;
   }
+  EXPECT_GT(ooms, 100u) << "too few to mean anything";
+  EXPECT_GT(deferred_frees, 100u) << "too few to mean anything";
 }
 
 INSTANTIATE_TEST_SUITE_P(Shards, CachingAllocatorRandomTest, ::testing::Range(0, kShards));

@@ -14,7 +14,7 @@
 
 #include "absl/strings/cord.h"
 #include "tests/support/fake_device.h"
-#include "tests/unit/simulated_source.h"
+#include "tests/support/simulated_source.h"
 
 namespace vrambroker {
 namespace {

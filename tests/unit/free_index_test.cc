@@ -142,7 +142,7 @@ TEST_P(FreeIndexRandomTest, AnswersLikeASet) {
   for (Block& block : storage) out.push_back(&block);
   FreeIndex index;
   std::set<Block*, BySizeAndAddress> set;
-  const size_t steps = std::max<size_t>(4 * most, 2000);
+  const size_t steps = std::max<size_t>(most * 5 / 2, 2000);
   for (size_t step = 0; step < steps; ++step) {
     SCOPED_TRACE(step);
     // Fills up first, then stays about half full, and is emptied in the end.

@@ -234,7 +234,8 @@ TEST(ReplayTest, ResultsTellWhatHappened) {
                 "0,a,ok,0,0,2097152,1024,1024,1,1024,1,2097152,1,2096128,1,1000,0,0");
     }
   }
-  EXPECT_EQ(PerOpRow(5, trace.ops[5], Result::kNothing, replay), "5,f,nop,,,,,0,0,0,0,0,0,0,0,0,1,1");
+  EXPECT_EQ(PerOpRow(5, trace.ops[5], Result::kNothing, replay), "5,f,nop,,,,,0,0,0,0,2097152,1,0,0,0,1,1")
+      << "the segment is kept";
 }
 
 TEST(ReplayTest, SummaryPeaksAreOfTheWholeTrace) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // SimulatedSource: segments of no memory, within a budget.
-#ifndef VRAMBROKER_TESTS_UNIT_SIMULATED_SOURCE_H_
-#define VRAMBROKER_TESTS_UNIT_SIMULATED_SOURCE_H_
+#ifndef VRAMBROKER_TESTS_SUPPORT_SIMULATED_SOURCE_H_
+#define VRAMBROKER_TESTS_SUPPORT_SIMULATED_SOURCE_H_
 
 #include <algorithm>
 #include <cstdint>
@@ -150,4 +150,4 @@ class SimulatedSource : public SegmentSource {
 
 }  // namespace vrambroker
 
-#endif  // VRAMBROKER_TESTS_UNIT_SIMULATED_SOURCE_H_
+#endif  // VRAMBROKER_TESTS_SUPPORT_SIMULATED_SOURCE_H_

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // ScriptedEvents: the streams of a SimulatedDevice, with failures on demand and a record of what was answered.
-#ifndef VRAMBROKER_TESTS_UNIT_SCRIPTED_EVENTS_H_
-#define VRAMBROKER_TESTS_UNIT_SCRIPTED_EVENTS_H_
+#ifndef VRAMBROKER_TESTS_SUPPORT_SCRIPTED_EVENTS_H_
+#define VRAMBROKER_TESTS_SUPPORT_SCRIPTED_EVENTS_H_
 
 #include <algorithm>
 #include <atomic>
@@ -84,4 +84,4 @@ class ScriptedEvents : public EventSource {
 
 }  // namespace vrambroker
 
-#endif  // VRAMBROKER_TESTS_UNIT_SCRIPTED_EVENTS_H_
+#endif  // VRAMBROKER_TESTS_SUPPORT_SCRIPTED_EVENTS_H_

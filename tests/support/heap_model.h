@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// HeapModel: a CachingAllocator on a simulated device, and what must hold after every operation on it. For random and
+// fuzzed sequences: any operation is legal in any state.
+#ifndef VRAMBROKER_TESTS_SUPPORT_HEAP_MODEL_H_
+#define VRAMBROKER_TESTS_SUPPORT_HEAP_MODEL_H_
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "allocator/caching_allocator.h"
+#include "allocator/replay/simulated_device.h"
+#include "tests/support/scripted_events.h"
+#include "tests/support/simulated_source.h"
+
+namespace vrambroker {
+
+struct HeapConfig {
+  AllocatorOptions options;
+  uint64_t device_bytes = 1_GiB;
+};
+
+struct HeapOp {
+  enum class Kind : uint8_t {
+    kAllocate,      // `a` bytes on stream `b`
+    kTryAllocate,   // the same, from the cache
+    kFree,          // one of those held, by `a`
+    kRecordStream,  // one of those held, by `a`, is used by stream `b`
+    kFinish,        // stream `b` finishes `a` events
+    kPoll,
+    kEmptyCache,
+    kSetLimit,     // to `a` bytes
+    kSetFraction,  // to `a` thousandths
+    kDeviceLimit,  // the source has `a` bytes from now on
+    kFail,         // events fail from now on, by the low three bits of `a`
+    kResetPeaks,
+    kResetTotals,
+  };
+  static constexpr int kKinds = 13;
+  static constexpr uint64_t kStreams = 4;  // streams are taken modulo this
+
+  Kind kind = Kind::kPoll;
+  uint64_t a = 0;
+  uint64_t b = 0;
+};
+
+std::string ToString(const HeapOp& op);
+
+class HeapModel {
+ public:
+  explicit HeapModel(const HeapConfig& config);
+
+  // Empty, or what does not hold after the operation.
+  std::string Do(const HeapOp& op);
+  // Frees and gives back everything; then nothing may be left. Nothing else may follow.
+  std::string End();
+
+  uint64_t ooms() const { return ooms_; }
+  uint64_t deferred_frees() const { return deferred_frees_; }
+
+ private:
+  using Place = std::tuple<uint64_t, uint64_t>;  // segment, offset
+  struct Held {
+    uint64_t bytes = 0;
+    Block* block = nullptr;
+    Stream stream = 0;
+    std::vector<Stream> users;  // without repetition
+  };
+  struct Pending {
+    uint64_t bytes = 0;
+    std::vector<std::pair<Stream, uint64_t>> events;  // stream, and the number of the event to wait for
+  };
+
+  std::string Allocate(uint64_t requested, Stream stream, bool may_grow);
+  std::string CheckNew(const Block& block, uint64_t requested, Stream stream, std::optional<Place> best);
+  std::string CheckRefusal(uint64_t requested, Stream stream, const MemoryStats& before);
+  void Free(uint64_t which);
+  void DropCompleted();
+  std::string CheckState() const;
+  std::optional<Place> BestFit(uint64_t block_bytes, Stream stream);
+
+  const HeapConfig config_;
+  SimulatedSource source_;
+  SimulatedDevice streams_;  // for its events only
+  ScriptedEvents events_;
+  CachingAllocator allocator_;
+
+  std::map<Place, Held> held_;
+  std::map<Place, Pending> pending_;
+  uint64_t held_bytes_ = 0;
+  uint64_t limit_;
+  uint64_t ooms_ = 0;
+  uint64_t deferred_frees_ = 0;
+  bool events_failed_ = false;  // ever: then it cannot be told which frees are complete
+};
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_TESTS_SUPPORT_HEAP_MODEL_H_
