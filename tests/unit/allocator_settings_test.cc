@@ -3,6 +3,7 @@
 // Settings, limits, garbage collection, resets, history and snapshots of the caching allocator.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <chrono>
 
 #include <memory>
 #include <string>
@@ -222,11 +223,32 @@ TEST_F(AllocatorSettingsTest, TwoMissesAtATimeDoNotPassTheLimit) {
   source_->on_acquire = [&](int) { gate.Pass(); };
   std::thread first([&] { Get(20_MiB); });
   gate.AwaitArrivals(1);
-  EXPECT_TRUE(Refuses(20_MiB, 1)) << "the first segment is not there yet, and counts";
+  // Refused, but not before the first is decided: had that failed, there would be room.
+  std::thread second([&] { EXPECT_TRUE(Refuses(20_MiB, 1)); });
   gate.Open();
   first.join();
+  second.join();
   EXPECT_EQ(Reserved(), 20_MiB);
   Get(10_MiB, 1);
+}
+
+TEST_F(AllocatorSettingsTest, WhatAnotherThreadIsGivingBackIsWaitedFor) {
+  source_->set_limit(30_MiB);
+  allocator_->Free(Get(30_MiB));
+  Gate gate;
+  source_->on_release = [&](int) { gate.Pass(); };
+  std::thread flush([&] { allocator_->EmptyCache(); });
+  gate.AwaitArrivals(1);
+  const int calls = source_->acquire_calls();
+  std::thread request([&] { Get(30_MiB, 1); });
+  while (source_->acquire_calls() == calls) std::this_thread::yield();
+  // Refused once. Time for a request that does not wait to be refused for good.
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  gate.Open();
+  flush.join();
+  request.join();
+  EXPECT_EQ(allocator_->GetMemoryStats().num_ooms, 0u);
+  EXPECT_EQ(Reserved(), 30_MiB);
 }
 
 TEST_F(AllocatorSettingsTest, SegmentThatDidNotComeDoesNotCount) {

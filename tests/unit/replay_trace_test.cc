@@ -94,11 +94,10 @@ INSTANTIATE_TEST_SUITE_P(
         BadText{"a 0 1.5 0", "line 1: BYTES is \"1.5\""}, BadText{"a 0 0x10 0", "line 1: BYTES is \"0x10\""},
         BadText{"a 0 512 -1", "line 1: STREAM is \"-1\"; accepted: whole numbers from 0 to 18446744073709551615"},
         BadText{"a 0 512 18446744073709551616", "line 1: STREAM is"},
-        BadText{"a 0 1 0\ne\na 0 1 0", "line 3: id 0 is allocated since line 1"},
-        BadText{"a 0 1 0\nf 0\na 0 1 0\na 0 1 0", "line 4: id 0 is allocated since line 3"},
-        BadText{"f 0", "line 1: id 0 was never allocated"}, BadText{"a 0 1 0\nf 1", "line 2: id 1 was never allocated"},
+        BadText{"f 0", "line 1: id \"0\" was never allocated"},
+        BadText{"a 0 1 0\nf 1", "line 2: id \"1\" was never allocated"},
         BadText{"a 0 1 0\nf 0 0", "line 2: has 3 words; expected: f ID"},
-        BadText{"r 0 1", "line 1: id 0 was never allocated"},
+        BadText{"r 0 1", "line 1: id \"0\" was never allocated"},
         BadText{"a 0 1 0\nr 0", "line 2: has 2 words; expected: r ID STREAM"},
         BadText{"a 0 1 0\nr 0 one", "line 2: STREAM is \"one\""}, BadText{"s one", "line 1: STREAM is \"one\""},
         BadText{"s 1 2", "line 1: has 3 words; expected: s [STREAM]"},
@@ -236,6 +235,13 @@ TEST(ReplayTest, ResultsTellWhatHappened) {
   }
   EXPECT_EQ(PerOpRow(5, trace.ops[5], Result::kNothing, replay), "5,f,nop,,,,,0,0,0,0,2097152,1,0,0,0,1,1")
       << "the segment is kept";
+}
+
+TEST(ReplayTest, AnIdThatIsAllocatedAgainNamesTheNewBlock) {
+  const Trace trace = Parsed("a 0 512 0\na 0 1024 0\nf 0\nf 0\n");
+  Replay replay({}, trace.ids);
+  for (const TraceOp& op : trace.ops) replay.Do(op);
+  EXPECT_EQ(replay.allocator().GetMemoryStats().allocated_bytes.all.current, 512u) << "the first one stays";
 }
 
 TEST(ReplayTest, SummaryPeaksAreOfTheWholeTrace) {
