@@ -248,12 +248,13 @@ CachingAllocator::Growth CachingAllocator::Grow(const Request& request, bool is_
     MutexLock lock(mu_);
     if (is_retry) ++counters_.num_alloc_retries;
     const uint64_t grown = counters_.reserved_bytes.current() + growing_bytes_ + request.segment_bytes;
-    if (limit_ != kNoLimit && grown > limit_) {
+    const bool passes_limit = limit_ != kNoLimit && grown > limit_;
+    if (passes_limit && !limit_is_sources_) {
       return {.refusal =
                   absl::ResourceExhaustedError(absl::StrCat("a segment of ", FormatBytes(request.segment_bytes),
                                                             " would pass the limit of ", FormatBytesExactly(limit_)))};
     }
-    if (options_.reject_without_retry &&
+    if (!passes_limit && options_.reject_without_retry &&
         static_cast<double>(grown) > options_.per_process_memory_fraction * static_cast<double>(capacity_bytes_)) {
       ++counters_.num_oom_rejections;
       return {.refusal = absl::ResourceExhaustedError(
@@ -595,6 +596,13 @@ std::vector<ReleasedSegment> CachingAllocator::UnlinkOversize(const Request& req
 void CachingAllocator::SetLimit(uint64_t bytes) {
   MutexLock lock(mu_);
   limit_ = bytes;
+  limit_is_sources_ = false;
+}
+
+void CachingAllocator::SetSourceLimit(uint64_t bytes) {
+  MutexLock lock(mu_);
+  limit_ = bytes;
+  limit_is_sources_ = true;
 }
 
 void CachingAllocator::SetMemoryFraction(double fraction) {

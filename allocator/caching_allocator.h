@@ -85,7 +85,10 @@ class CachingAllocator {
 
   // Most bytes of segments to hold; kNoLimit: none. What is held stays; only growth is refused.
   void SetLimit(uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
-  // The same as a share of capacity, rounded down; 1 removes the limit. REQUIRES: 0 <= fraction <= 1.
+  // The same for a limit that the source enforces: its refusals are the source's, which says more. What the limit
+  // decides otherwise (garbage collection) it decides here.
+  void SetSourceLimit(uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
+  // SetLimit() to a share of capacity, rounded down; 1 removes the limit. REQUIRES: 0 <= fraction <= 1.
   void SetMemoryFraction(double fraction) ABSL_LOCKS_EXCLUDED(mu_);
 
   MemoryStats GetMemoryStats() const ABSL_LOCKS_EXCLUDED(mu_);
@@ -184,6 +187,7 @@ class CachingAllocator {
   uint64_t next_segment_order_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t next_address_ ABSL_GUARDED_BY(mu_);
   uint64_t limit_ ABSL_GUARDED_BY(mu_);
+  bool limit_is_sources_ ABSL_GUARDED_BY(mu_) = false;
   uint64_t growing_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // segments being obtained at this moment
   // Calls of the source and waits for events that are under way, by ticket. A request is not refused before those that
   // began earlier have ended: what they hold between two accounts may be what it needs.

@@ -126,7 +126,11 @@ class CudaDevice : public Device {
 
   absl::Status CloseHandle(void* address, uint64_t /*bytes*/) override {
     if (absl::Status status = Select(); !status.ok()) return status;
-    return CudaStatus("cudaIpcCloseMemHandle", cudaIpcCloseMemHandle(address));
+    // Blocks may be freed while their stream still works on them; who gets the memory next knows nothing of that
+    // stream.
+    const absl::Status done = CudaStatus("cudaDeviceSynchronize", cudaDeviceSynchronize());
+    const absl::Status closed = CudaStatus("cudaIpcCloseMemHandle", cudaIpcCloseMemHandle(address));
+    return done.ok() ? closed : done;
   }
 
   absl::Status CopyIn(void* segment_address, const void* from, uint64_t bytes) override {

@@ -145,8 +145,8 @@ absl::StatusOr<Client> Client::Connect(const ClientOptions& options) {
   return Client(*std::move(session));
 }
 
-absl::StatusOr<Buffer> Client::Allocate(uint64_t bytes, int device) {
-  return session_->Allocate(bytes, device);
+absl::StatusOr<Buffer> Client::Allocate(uint64_t bytes, int device, uint64_t stream) {
+  return session_->Allocate(bytes, device, stream);
 }
 absl::StatusOr<uint64_t> Client::EmptyCache() {
   return session_->EmptyCache();
@@ -155,7 +155,10 @@ absl::StatusOr<MemoryStats> Client::GetMemoryStats(int device) {
   return session_->GetMemoryStats(device);
 }
 absl::Status Client::ResetPeakStats(int device) {
-  return session_->ResetPeakStats(device);
+  return session_->ResetPeakStats(device, /*accumulated=*/false);
+}
+absl::Status Client::ResetStats(int device) {
+  return session_->ResetPeakStats(device, /*accumulated=*/true);
 }
 uint64_t Client::session_id() const {
   return session_->session_id();
@@ -168,6 +171,9 @@ const std::vector<DeviceInfo>& Client::devices() const {
 }
 uint64_t Client::limit_bytes(int device) const {
   return session_->limit_bytes(device);
+}
+const std::vector<std::string>& Client::warnings() const {
+  return session_->warnings();
 }
 absl::Status Client::status() const {
   return session_->status();

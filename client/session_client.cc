@@ -12,6 +12,7 @@
 #include "allocator/cuda_device.h"
 #include "allocator/host_device.h"
 #include "allocator/mutex.h"
+#include "client/alloc_conf_text.h"
 #include "client/connection.h"
 #include "client/mappings.h"
 #include "client/session_stream.h"
@@ -49,6 +50,8 @@ SessionClient::SessionClient(const ClientOptions& options)
     : options_(options), pid_(getpid()), connection_(std::make_unique<Connection>()) {}
 
 absl::StatusOr<std::shared_ptr<SessionClient>> SessionClient::Open(const ClientOptions& options) {
+  absl::StatusOr<AllocConfText> conf = FindAllocConf(options.alloc_conf);
+  if (!conf.ok()) return conf.status();
   absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = ConnectChannel(options.socket_dir, options.connect_timeout);
   if (!channel.ok()) return channel.status();
   std::shared_ptr<SessionClient> self(new SessionClient(options));
@@ -60,10 +63,17 @@ absl::StatusOr<std::shared_ptr<SessionClient>> SessionClient::Open(const ClientO
   hello.set_protocol_version(kProtocolVersion);
   hello.set_name(options.name);
   if (options.limit.has_value()) *hello.mutable_limit() = ToProto(*options.limit);
+  hello.set_alloc_conf(conf->text);
+  self->warnings_ = conf->warnings;
   SessionClient* raw = self.get();  // the stream is closed before the session goes
   connection.stream = std::make_unique<SessionStream>(
       connection.stub.get(), hello,
-      SessionStream::Handlers{.welcomed = [raw](const v1::Welcome& welcome) { raw->Welcomed(welcome); },
+      SessionStream::Handlers{.welcomed =
+                                  [raw, source = conf->source](const v1::Welcome& welcome) {
+                                    raw->Welcomed(welcome);
+                                    for (const std::string& warning : welcome.warnings())
+                                      raw->warnings_.push_back(absl::StrCat(source, ": ", warning));
+                                  },
                               .close_segments =
                                   [raw](const v1::CloseSegments& message) {
                                     v1::SessionRequest answer;
@@ -90,7 +100,7 @@ absl::StatusOr<std::shared_ptr<SessionClient>> SessionClient::Open(const ClientO
   if (absl::IsUnimplemented(welcomed)) {
     return absl::FailedPreconditionError("the daemon is of another version: it does not know Broker.Session");
   }
-  if (!welcomed.ok()) return welcomed;
+  if (!welcomed.ok()) return conf->NameSource(welcomed);
   return self;
 }
 
@@ -169,7 +179,7 @@ absl::StatusOr<Device*> SessionClient::DeviceFor(int ordinal) {
       absl::StrCat("device ", ordinal, " (", info.uuid, ") is not visible to this process; see CUDA_VISIBLE_DEVICES"));
 }
 
-absl::StatusOr<Buffer> SessionClient::Allocate(uint64_t bytes, int device) {
+absl::StatusOr<Buffer> SessionClient::Allocate(uint64_t bytes, int device, uint64_t stream) {
   if (bytes == 0) return absl::InvalidArgumentError("bytes: must be 1 or more");
   if (device < 0 || static_cast<size_t>(device) >= devices_.size()) {
     return absl::NotFoundError(absl::StrCat("no device ", device, "; there are ", devices_.size()));
@@ -181,6 +191,7 @@ absl::StatusOr<Buffer> SessionClient::Allocate(uint64_t bytes, int device) {
   v1::AllocateRequest request;
   request.set_device(static_cast<uint32_t>(device));
   request.set_requested_bytes(bytes);
+  request.set_stream(stream);
   const absl::StatusOr<v1::AllocateResponse> allocated = connection_->stream->Allocate(request, options_.call_timeout);
   if (!allocated.ok()) return allocated.status();
   const v1::AllocateResponse& response = *allocated;
@@ -241,10 +252,11 @@ absl::StatusOr<MemoryStats> SessionClient::GetMemoryStats(int device) {
   return FromProto(response.stats());
 }
 
-absl::Status SessionClient::ResetPeakStats(int device) {
+absl::Status SessionClient::ResetPeakStats(int device, bool accumulated) {
   v1::ResetPeakStatsRequest request;
   request.set_session_id(session_id_);
   request.set_device(static_cast<uint32_t>(device));
+  request.set_accumulated(accumulated);
   v1::ResetPeakStatsResponse response;
   return Call(&v1::Broker::Stub::ResetPeakStats, request, &response);
 }

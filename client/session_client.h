@@ -27,19 +27,20 @@ class SessionClient : public std::enable_shared_from_this<SessionClient> {
   static absl::StatusOr<std::shared_ptr<SessionClient>> Open(const ClientOptions& options);
   ~SessionClient();
 
-  absl::StatusOr<Buffer> Allocate(uint64_t bytes, int device);
+  absl::StatusOr<Buffer> Allocate(uint64_t bytes, int device, uint64_t stream);
   // Waits for the daemon's answer.
   absl::Status Free(uint64_t block_id);
   // Does not wait, and never fails: for destructors.
   void FreeLater(uint64_t block_id);
   absl::StatusOr<uint64_t> EmptyCache();
   absl::StatusOr<MemoryStats> GetMemoryStats(int device);
-  absl::Status ResetPeakStats(int device);
+  absl::Status ResetPeakStats(int device, bool accumulated);
 
   uint64_t session_id() const { return session_id_; }
   const std::string& name() const { return name_; }
   const std::vector<DeviceInfo>& devices() const { return devices_; }
   uint64_t limit_bytes(int device) const;
+  const std::vector<std::string>& warnings() const { return warnings_; }
   absl::Status status() const;
 
  private:
@@ -65,6 +66,7 @@ class SessionClient : public std::enable_shared_from_this<SessionClient> {
   uint64_t session_id_ = 0;
   std::string name_;
   std::vector<DeviceInfo> devices_;
+  std::vector<std::string> warnings_;
   std::unique_ptr<std::atomic<uint64_t>[]> limits_;  // by device
 };
 

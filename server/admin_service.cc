@@ -3,8 +3,8 @@
 
 #include <unistd.h>
 
+#include <optional>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "server/convert.h"
@@ -17,13 +17,106 @@ bool IsOperator(const Caller& caller) {
   return caller.uid == 0 || caller.uid == geteuid();
 }
 
-// Writes the parts of a snapshot one after the other. Deletes itself.
+v1::GetSnapshotResponse::BlockState ToProto(BlockState state) {
+  switch (state) {
+    case BlockState::kFree:
+      return v1::GetSnapshotResponse::BLOCK_STATE_FREE;
+    case BlockState::kAllocated:
+      return v1::GetSnapshotResponse::BLOCK_STATE_ALLOCATED;
+    case BlockState::kPendingFree:
+      return v1::GetSnapshotResponse::BLOCK_STATE_PENDING_FREE;
+  }
+  return v1::GetSnapshotResponse::BLOCK_STATE_UNSPECIFIED;
+}
+
+v1::GetSnapshotResponse::Event::Action ToProto(HistoryAction action) {
+  using Event = v1::GetSnapshotResponse::Event;
+  switch (action) {
+    case HistoryAction::kAllocate:
+      return Event::ACTION_ALLOCATE;
+    case HistoryAction::kFreeRequested:
+      return Event::ACTION_FREE_REQUESTED;
+    case HistoryAction::kFreeCompleted:
+      return Event::ACTION_FREE_COMPLETED;
+    case HistoryAction::kSegmentAllocate:
+      return Event::ACTION_SEGMENT_ALLOCATE;
+    case HistoryAction::kSegmentFree:
+      return Event::ACTION_SEGMENT_FREE;
+    case HistoryAction::kSnapshot:
+      return Event::ACTION_SNAPSHOT;
+    case HistoryAction::kOutOfMemory:
+      return Event::ACTION_OUT_OF_MEMORY;
+  }
+  return Event::ACTION_UNSPECIFIED;
+}
+
+// A snapshot as messages, of which none is near gRPC's limit. They are made one at a time: a million events as messages
+// take much more memory than as themselves.
+class SnapshotParts {
+ public:
+  explicit SnapshotParts(HeapSnapshot snapshot) : snapshot_(std::move(snapshot)) {}
+
+  // The next part; nullopt after the last one.
+  std::optional<v1::GetSnapshotResponse> Next() {
+    v1::GetSnapshotResponse part;
+    if (is_first_) part.set_alloc_conf(FormatAllocConf(snapshot_.options));
+    int room = kItemsInPart;
+    while (room > 0 && segment_ < snapshot_.segments.size()) room -= AddSegment(room, &part);
+    while (room > 0 && event_ < snapshot_.history.size()) {
+      AddEvent(snapshot_.history[event_++], &part);
+      --room;
+    }
+    if (room == kItemsInPart && !is_first_) return std::nullopt;
+    is_first_ = false;
+    return part;
+  }
+
+ private:
+  static constexpr int kItemsInPart = 4096;  // blocks and events
+
+  // Adds at most `room` blocks of the segment that comes next. Returns how many.
+  int AddSegment(int room, v1::GetSnapshotResponse* part) {
+    const SegmentSnapshot& from = snapshot_.segments[segment_];
+    v1::GetSnapshotResponse::Segment* to = part->add_segments();
+    to->set_id(Raw(from.id));
+    to->set_segment_bytes(from.bytes);
+    to->set_small_pool(from.pool == PoolKind::kSmall);
+    to->set_address(from.address);
+    to->set_stream(from.stream);
+    for (; block_ < from.blocks.size() && to->blocks_size() < room; ++block_) {
+      v1::GetSnapshotResponse::Block* block = to->add_blocks();
+      block->set_offset_bytes(from.blocks[block_].offset);
+      block->set_block_bytes(from.blocks[block_].bytes);
+      block->set_requested_bytes(from.blocks[block_].requested_bytes);
+      block->set_state(ToProto(from.blocks[block_].state));
+    }
+    if (block_ == from.blocks.size()) {
+      ++segment_;
+      block_ = 0;
+    }
+    return to->blocks_size();
+  }
+
+  static void AddEvent(const HistoryEvent& from, v1::GetSnapshotResponse* part) {
+    v1::GetSnapshotResponse::Event* to = part->add_events();
+    to->set_action(ToProto(from.action));
+    to->set_address(from.address);
+    to->set_bytes(from.bytes);
+    to->set_stream(from.stream);
+    to->set_time_us(from.time_us);
+  }
+
+  const HeapSnapshot snapshot_;
+  bool is_first_ = true;
+  size_t segment_ = 0;  // what comes next
+  size_t block_ = 0;    // ... of that segment
+  size_t event_ = 0;
+};
+
+// Writes the parts of a snapshot one after the other, or ends the call with an error. Deletes itself.
 class SnapshotWriter : public grpc::ServerWriteReactor<v1::GetSnapshotResponse> {
  public:
-  SnapshotWriter(absl::Status status, std::vector<v1::GetSnapshotResponse> parts)
-      : status_(std::move(status)), parts_(std::move(parts)) {
-    WriteNext();
-  }
+  explicit SnapshotWriter(absl::StatusOr<SnapshotParts> parts) : parts_(std::move(parts)) { WriteNext(); }
 
   void OnWriteDone(bool ok) override {
     if (ok) {
@@ -36,47 +129,17 @@ class SnapshotWriter : public grpc::ServerWriteReactor<v1::GetSnapshotResponse> 
 
  private:
   void WriteNext() {
-    if (next_ < parts_.size()) {
-      StartWrite(&parts_[next_++]);
+    part_ = parts_.ok() ? parts_->Next() : std::nullopt;
+    if (part_.has_value()) {
+      StartWrite(&*part_);
     } else {
-      Finish(ToGrpc(status_));
+      Finish(ToGrpc(parts_.status()));
     }
   }
 
-  const absl::Status status_;
-  const std::vector<v1::GetSnapshotResponse> parts_;
-  size_t next_ = 0;
+  absl::StatusOr<SnapshotParts> parts_;
+  std::optional<v1::GetSnapshotResponse> part_;  // being written
 };
-
-// In parts of at most 4096 blocks, far below gRPC's limit for a message.
-std::vector<v1::GetSnapshotResponse> InParts(const std::vector<SegmentSnapshot>& segments) {
-  constexpr int kBlocksInPart = 4096;
-  std::vector<v1::GetSnapshotResponse> parts;
-  int room = 0;
-  for (const SegmentSnapshot& from : segments) {
-    v1::GetSnapshotResponse::Segment* segment = nullptr;
-    for (const BlockSnapshot& block : from.blocks) {
-      if (room == 0) {
-        parts.emplace_back();
-        room = kBlocksInPart;
-        segment = nullptr;
-      }
-      if (segment == nullptr) {
-        segment = parts.back().add_segments();
-        segment->set_id(Raw(from.id));
-        segment->set_segment_bytes(from.bytes);
-        segment->set_small_pool(from.pool == PoolKind::kSmall);
-      }
-      v1::GetSnapshotResponse::Block* to = segment->add_blocks();
-      to->set_offset_bytes(block.offset);
-      to->set_block_bytes(block.bytes);
-      to->set_requested_bytes(block.requested_bytes);
-      to->set_allocated(block.state == BlockState::kAllocated);
-      --room;
-    }
-  }
-  return parts;
-}
 
 }  // namespace
 
@@ -103,6 +166,17 @@ absl::StatusOr<SessionPtr> AdminService::FindForChange(const grpc::CallbackServe
         absl::StrCat("uid ", caller->uid, " may not change sessions; root and uid ", geteuid(), " may"));
   }
   return Find(ref);
+}
+
+absl::StatusOr<SessionPtr> AdminService::FindForSnapshots(const grpc::CallbackServerContext& context,
+                                                          const v1::SessionRef& ref) const {
+  absl::StatusOr<Caller> caller = connections_.Identify(context);
+  if (!caller.ok()) return caller.status();
+  absl::StatusOr<SessionPtr> session = Find(ref);
+  if (session.ok() && !IsOperator(*caller) && caller->uid != (*session)->caller().uid) {
+    return absl::PermissionDeniedError("the session is another user's");
+  }
+  return session;
 }
 
 grpc::ServerUnaryReactor* AdminService::ListSessions(grpc::CallbackServerContext* context,
@@ -154,16 +228,17 @@ grpc::ServerUnaryReactor* AdminService::EndSession(grpc::CallbackServerContext* 
 
 grpc::ServerWriteReactor<v1::GetSnapshotResponse>* AdminService::GetSnapshot(grpc::CallbackServerContext* context,
                                                                              const v1::GetSnapshotRequest* request) {
-  absl::StatusOr<Caller> caller = connections_.Identify(*context);
-  absl::StatusOr<SessionPtr> session = caller.ok() ? Find(request->session()) : caller.status();
-  absl::Status status = session.status();
-  // A snapshot is large, and shows how a program uses memory: not for everyone.
-  if (status.ok() && !IsOperator(*caller) && caller->uid != (*session)->caller().uid) {
-    status = absl::PermissionDeniedError("the session is another user's");
-  }
-  if (status.ok()) status = broker_.CheckDevice(request->device());
-  if (!status.ok()) return new SnapshotWriter(status, {});
-  return new SnapshotWriter(status, InParts((*session)->allocator(static_cast<int>(request->device())).Snapshot().segments));
+  absl::StatusOr<SessionPtr> session = FindForSnapshots(*context, request->session());
+  absl::Status status = session.ok() ? broker_.CheckDevice(request->device()) : session.status();
+  if (!status.ok()) return new SnapshotWriter(status);
+  return new SnapshotWriter(SnapshotParts((*session)->allocator(static_cast<int>(request->device())).Snapshot()));
+}
+
+grpc::ServerUnaryReactor* AdminService::SetRecording(grpc::CallbackServerContext* context,
+                                                     const v1::SetRecordingRequest* request,
+                                                     v1::SetRecordingResponse* /*response*/) {
+  absl::StatusOr<SessionPtr> session = FindForSnapshots(*context, request->session());
+  return Reply(context, session.ok() ? broker_.SetRecording(*session, request->max_events()) : session.status());
 }
 
 }  // namespace vrambroker

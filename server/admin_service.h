@@ -28,11 +28,17 @@ class AdminService final : public v1::Admin::CallbackService {
                                        v1::EndSessionResponse* response) override;
   grpc::ServerWriteReactor<v1::GetSnapshotResponse>* GetSnapshot(grpc::CallbackServerContext* context,
                                                                  const v1::GetSnapshotRequest* request) override;
+  grpc::ServerUnaryReactor* SetRecording(grpc::CallbackServerContext* context, const v1::SetRecordingRequest* request,
+                                         v1::SetRecordingResponse* response) override;
 
  private:
   absl::StatusOr<SessionPtr> Find(const v1::SessionRef& ref) const;
   // The same for calls that change something: PermissionDenied for callers who may not.
   absl::StatusOr<SessionPtr> FindForChange(const grpc::CallbackServerContext& context, const v1::SessionRef& ref) const;
+  // The same for snapshots, which are large and show how a program uses memory: not for everyone, but for the session's
+  // own user, too.
+  absl::StatusOr<SessionPtr> FindForSnapshots(const grpc::CallbackServerContext& context,
+                                              const v1::SessionRef& ref) const;
 
   Broker& broker_;
   const Connections& connections_;

@@ -68,13 +68,14 @@ uint64_t LimitBytes(const Limit& limit, uint64_t capacity_bytes) {
 Broker::Broker(BrokerOptions options, std::vector<SegmentPool*> pools, WorkerPool* workers)
     : options_(std::move(options)), pools_(std::move(pools)), workers_(*workers), ooms_(pools_.size()) {}
 
-absl::StatusOr<SessionPtr> Broker::OpenSession(const Caller& caller, absl::string_view name, std::optional<Limit> limit,
+absl::StatusOr<SessionPtr> Broker::OpenSession(const Caller& caller, const SessionWishes& wishes,
                                                std::shared_ptr<SessionEvents> events) {
-  if (absl::Status status = CheckName(name); !status.ok()) return status;
-  if (limit.has_value()) {
-    if (absl::Status status = CheckLimit(*limit); !status.ok()) return status;
+  if (absl::Status status = CheckName(wishes.name); !status.ok()) return status;
+  if (wishes.limit.has_value()) {
+    if (absl::Status status = CheckLimit(*wishes.limit); !status.ok()) return status;
   }
-  const std::string wanted = name.empty() ? CommandName(caller.pid) : std::string(name);
+  const std::string wanted = wishes.name.empty() ? CommandName(caller.pid) : wishes.name;
+  const AllocatorOptions& allocator = wishes.allocator.has_value() ? *wishes.allocator : options_.allocator;
 
   SessionPtr session;
   {
@@ -88,20 +89,27 @@ absl::StatusOr<SessionPtr> Broker::OpenSession(const Caller& caller, absl::strin
     ++open;
     const SessionId id{next_session_++};
     session = std::make_shared<Session>(id, UniqueName(wanted), caller, pools_, &workers_,
-                                        options_.max_blocks_per_session, std::move(events));
+                                        options_.max_blocks_per_session, std::move(events), allocator);
     names_[session->name()] = id;
-    for (SegmentPool* pool : pools_) {
-      const uint64_t allowed = LimitBytes(options_.session_limit, pool->capacity_bytes());
-      pool->OpenAccount(id, caller.pid, caller.uid,
-                        limit.has_value() ? std::min(allowed, LimitBytes(*limit, pool->capacity_bytes())) : allowed);
+    for (size_t device = 0; device < pools_.size(); ++device) {
+      SegmentPool& pool = *pools_[device];
+      uint64_t limit = std::min(LimitBytes(options_.session_limit, pool.capacity_bytes()),
+                                LimitBytes(allocator.per_process_memory_fraction, pool.capacity_bytes()));
+      if (wishes.limit.has_value()) limit = std::min(limit, LimitBytes(*wishes.limit, pool.capacity_bytes()));
+      pool.OpenAccount(id, caller.pid, caller.uid, limit);
+      session->LimitIs(static_cast<int>(device), limit);
+      session->allocator(static_cast<int>(device)).SetRecording(options_.record_events);
     }
     sessions_[id] = session;
   }
-  LogClientEvent(spdlog::level::info, "session={} name={} pid={} uid={} opened limit={}", Raw(session->id()),
-                 session->name(), caller.pid, caller.uid,
-                 absl::StrJoin(pools_, ",", [&](std::string* out, SegmentPool* pool) {
-                   absl::StrAppend(out, pool->GetAccount(session->id()).value_or(AccountFigures()).limit_bytes);
-                 }));
+  LogClientEvent(spdlog::level::info, "session={} name={} pid={} uid={} opened limit={} alloc_conf={}",
+                 Raw(session->id()), session->name(), caller.pid, caller.uid,
+                 absl::StrJoin(pools_, ",",
+                               [&](std::string* out, SegmentPool* pool) {
+                                 absl::StrAppend(
+                                     out, pool->GetAccount(session->id()).value_or(AccountFigures()).limit_bytes);
+                               }),
+                 FormatAllocConf(allocator));
   absl::StatusOr<int> watch = options_.watch_process(*caller.pidfd, [this, weak = std::weak_ptr<Session>(session)] {
     if (const SessionPtr gone = weak.lock()) Close(gone, "its process has ended");
   });
@@ -176,33 +184,34 @@ absl::Status Broker::CheckDevice(uint64_t device) const {
   return absl::NotFoundError(absl::StrCat("device: no device ", device, "; there are ", pools_.size()));
 }
 
-void Broker::Allocate(const SessionPtr& session, uint64_t device, uint64_t requested, const AllocateDone& done) {
+void Broker::Allocate(const SessionPtr& session, uint64_t device, uint64_t requested, Stream stream,
+                      const AllocateDone& done) {
   if (absl::Status status = CheckDevice(device); !status.ok()) return done(std::move(status));
   const int ordinal = static_cast<int>(device);
   if (requested == 0) return done(absl::InvalidArgumentError("requested_bytes: must be 1 or more"));
   if (requested >= kMaxRequestBytes) {
     if (absl::Status status = session->CheckMayAllocate(); !status.ok()) return done(std::move(status));
     session->allocator(ordinal).CountOutOfMemory();
-    return done(Refuse(*session, ordinal, requested, OomCause::kLargerThanDevice));
+    return done(Refuse(*session, ordinal, requested, stream, OomCause::kLargerThanDevice));
   }
-  absl::StatusOr<Allocation> cached = session->AllocateFromCache(ordinal, requested);
+  absl::StatusOr<Allocation> cached = session->AllocateFromCache(ordinal, requested, stream);
   if (!absl::IsNotFound(cached.status())) return done(std::move(cached));
-  const bool queued = session->slow_calls().Submit([this, session, ordinal, requested, done] {
-    absl::StatusOr<Allocation> allocation = session->AllocateSlowly(ordinal, requested);
+  const bool queued = session->slow_calls().Submit([this, session, ordinal, requested, stream, done] {
+    absl::StatusOr<Allocation> allocation = session->AllocateSlowly(ordinal, requested, stream);
     const std::optional<OomCause> refusal = SegmentRefusalCause(allocation.status());
-    done(refusal.has_value() ? Refuse(*session, ordinal, requested, *refusal) : std::move(allocation));
+    done(refusal.has_value() ? Refuse(*session, ordinal, requested, stream, *refusal) : std::move(allocation));
   });
   if (!queued) done(TooManyCalls());
 }
 
-absl::Status Broker::Refuse(Session& session, int device, uint64_t requested, OomCause refusal) {
+absl::Status Broker::Refuse(Session& session, int device, uint64_t requested, Stream stream, OomCause refusal) {
   const SegmentPool& pool = *pools_[device];
   OomReport report;
   report.device = device;
   report.requested_bytes = requested;
   FitReport fit;
   if (requested < kMaxRequestBytes) {
-    fit = session.allocator(device).ExplainFit(requested);
+    fit = session.allocator(device).ExplainFit(requested, stream);
     report.segment_bytes = fit.segment_bytes;
   } else {
     report.segment_bytes = requested;
@@ -276,10 +285,24 @@ absl::Status Broker::SetLimit(const SessionPtr& session, const Limit& limit) {
   for (size_t device = 0; device < pools_.size(); ++device) {
     const uint64_t bytes = LimitBytes(limit, pools_[device]->capacity_bytes());
     if (absl::Status status = pools_[device]->SetLimit(session->id(), bytes); !status.ok()) return status;
+    session->LimitIs(static_cast<int>(device), bytes);
     session->events().LimitChanged(static_cast<int>(device), bytes);
     LogClientEvent(spdlog::level::info, "session={} name={} device={} limit={}", Raw(session->id()), session->name(),
                    device, bytes);
   }
+  return absl::OkStatus();
+}
+
+absl::Status Broker::SetRecording(const SessionPtr& session, uint64_t max_events) {
+  if (max_events > kMaxRecordedEvents) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("max_events: ", max_events, " is above ", kMaxRecordedEvents, ", the most that is kept"));
+  }
+  for (size_t device = 0; device < pools_.size(); ++device) {
+    session->allocator(static_cast<int>(device)).SetRecording(max_events);
+  }
+  LogClientEvent(spdlog::level::info, "session={} name={} records {} events", Raw(session->id()), session->name(),
+                 max_events);
   return absl::OkStatus();
 }
 

@@ -20,6 +20,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "allocator/allocator_options.h"
+#include "allocator/events.h"
 #include "allocator/ids.h"
 #include "allocator/memory_stats.h"
 #include "allocator/mutex.h"
@@ -37,14 +39,26 @@ using Limit = std::variant<uint64_t, double>;
 // REQUIRES: a fraction is within [0, 1].
 uint64_t LimitBytes(const Limit& limit, uint64_t capacity_bytes);
 
+// Events that a session may keep for snapshots, on each device.
+inline constexpr uint64_t kMaxRecordedEvents = 1'000'000;
+
 struct BrokerOptions {
-  Limit session_limit = 1.0;  // the most that any session may reserve
+  Limit session_limit = 1.0;   // the most that any session may reserve
+  AllocatorOptions allocator;  // of sessions that bring none of their own
+  size_t record_events = 0;    // what new sessions keep; at most kMaxRecordedEvents
   size_t max_sessions_per_uid = 1024;
   size_t max_blocks_per_session = 1 << 20;
   // Calls `gone`, from any thread, when the process of `pidfd` has ended; perhaps more than once. The result is for
   // unwatch_process, which the broker calls once.
   std::function<absl::StatusOr<int>(const UniqueFd& pidfd, std::function<void()> gone)> watch_process;
   std::function<void(int watch)> unwatch_process;
+};
+
+// What a session asks for when it is opened.
+struct SessionWishes {
+  std::string name;                           // empty: the command name of the process
+  std::optional<Limit> limit;                 // none: what the policy allows
+  std::optional<AllocatorOptions> allocator;  // none: the broker's
 };
 
 struct SessionDeviceInfo {
@@ -76,9 +90,10 @@ class Broker {
   // ---- Sessions ----
 
   // Unavailable while draining; ResourceExhausted when the user has too many; InvalidArgument for a bad name or limit.
-  // `name` may be empty. Watches the caller's process: when it ends, the session is closed. A process that cannot be
-  // watched gets no session, since nobody would take its memory back.
-  absl::StatusOr<SessionPtr> OpenSession(const Caller& caller, absl::string_view name, std::optional<Limit> limit,
+  // The limit is the smallest of what is wished for, what the policy allows and per_process_memory_fraction. Watches
+  // the caller's process: when it ends, the session is closed. A process that cannot be watched gets no session, since
+  // nobody would take its memory back.
+  absl::StatusOr<SessionPtr> OpenSession(const Caller& caller, const SessionWishes& wishes,
                                          std::shared_ptr<SessionEvents> events);
   // The stream of the session broke: what it holds stays charged until its process ends.
   void Disconnect(const SessionPtr& session);
@@ -94,7 +109,8 @@ class Broker {
   using AllocateDone = std::function<void(absl::StatusOr<Allocation>)>;
   // OutOfMemoryError() when there is no memory; ResourceExhausted when too many calls of the session wait;
   // InvalidArgument for 0 bytes; NotFound for an unknown device.
-  void Allocate(const SessionPtr& session, uint64_t device, uint64_t requested, const AllocateDone& done);
+  void Allocate(const SessionPtr& session, uint64_t device, uint64_t requested, Stream stream,
+                const AllocateDone& done);
   absl::Status Free(const SessionPtr& session, absl::Span<const BlockId> blocks);
   // Answers with the bytes given back. ResourceExhausted when too many calls of the session wait.
   void EmptyCache(const SessionPtr& session, const std::function<void(absl::StatusOr<uint64_t>)>& done);
@@ -106,6 +122,9 @@ class Broker {
   std::vector<SessionInfo> ListSessions() const;
   SessionInfo Describe(const Session& session) const;
   absl::Status SetLimit(const SessionPtr& session, const Limit& limit);
+  // Keeps the last `max_events` events of each of the session's heaps for snapshots; 0: none. InvalidArgument above
+  // kMaxRecordedEvents.
+  absl::Status SetRecording(const SessionPtr& session, uint64_t max_events);
   // Ends the session; returns the bytes that stay charged until the client or its process lets go.
   uint64_t EndSession(const SessionPtr& session, const std::string& reason);
 
@@ -123,7 +142,7 @@ class Broker {
  private:
   void Unwatch(Session& session);
   // Counts, logs and explains a refusal.
-  absl::Status Refuse(Session& session, int device, uint64_t requested, OomCause refusal);
+  absl::Status Refuse(Session& session, int device, uint64_t requested, Stream stream, OomCause refusal);
   std::vector<SessionPtr> Sessions() const ABSL_LOCKS_EXCLUDED(mu_);
   std::string UniqueName(absl::string_view wanted) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 

@@ -25,7 +25,7 @@ grpc::ServerUnaryReactor* BrokerService::Allocate(grpc::CallbackServerContext* c
   absl::StatusOr<SessionPtr> session = OwnSession(*context, request->session_id());
   if (!session.ok()) return Reply(context, session.status());
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  broker_.Allocate(*session, request->device(), request->requested_bytes(),
+  broker_.Allocate(*session, request->device(), request->requested_bytes(), request->stream(),
                    [this, context, reactor, response, session = *session](absl::StatusOr<Allocation> allocation) {
                      // A caller that gave up will never learn the block's id, so nobody could free it.
                      if (allocation.ok() && context->IsCancelled()) (void)broker_.Free(session, {allocation->block});
@@ -75,7 +75,9 @@ grpc::ServerUnaryReactor* BrokerService::ResetPeakStats(grpc::CallbackServerCont
   absl::StatusOr<SessionPtr> session = OwnSession(*context, request->session_id());
   if (!session.ok()) return Reply(context, session.status());
   if (absl::Status status = broker_.CheckDevice(request->device()); !status.ok()) return Reply(context, status);
-  (*session)->allocator(static_cast<int>(request->device())).ResetPeakStats();
+  CachingAllocator& allocator = (*session)->allocator(static_cast<int>(request->device()));
+  allocator.ResetPeakStats();
+  if (request->accumulated()) allocator.ResetAccumulatedStats();
   return Reply(context, absl::OkStatus());
 }
 

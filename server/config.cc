@@ -193,6 +193,15 @@ absl::StatusOr<Config> CheckConfig(const ConfigText& text) {
       config.log_level != "error") {
     check.Fault("log_level", absl::StrCat("'", config.log_level, "' is not debug, info, warn or error"));
   }
+  if (absl::StatusOr<AllocConf> conf = ParseAllocConf(proto.alloc_conf()); conf.ok()) {
+    config.alloc_conf = *std::move(conf);
+  } else {
+    check.Fault("alloc_conf", conf.status().message());
+  }
+  config.record_events = proto.record_events();
+  if (proto.record_events() > kMaxRecordedEvents) {
+    check.Fault("record_events", absl::StrCat(proto.record_events(), " is above ", kMaxRecordedEvents));
+  }
   if (absl::Status status = check.status(); !status.ok()) return status;
   return config;
 }

@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "allocator/allocator_options.h"
 #include "server/broker.h"
 #include "vrambroker/config/v1/config.pb.h"
 
@@ -36,6 +37,8 @@ struct Config {
   size_t max_sessions_per_uid = 0;
   size_t max_blocks_per_session = 0;
   std::string log_level;
+  AllocConf alloc_conf;
+  size_t record_events = 0;
 };
 
 // A configuration, and where in its file each field stands ("NAME:LINE:COLUMN", by field name: "session_limit.bytes").

@@ -74,10 +74,15 @@ v1::MemoryStats ToProto(const MemoryStats& stats) {
   Fill(stats.active_bytes, proto.mutable_active_bytes());
   Fill(stats.inactive_split_bytes, proto.mutable_inactive_split_bytes());
   Fill(stats.requested_bytes, proto.mutable_requested_bytes());
+  Fill(stats.oversize_allocations, proto.mutable_oversize_allocations());
+  Fill(stats.oversize_segments, proto.mutable_oversize_segments());
   proto.set_num_alloc_retries(stats.num_alloc_retries);
   proto.set_num_ooms(stats.num_ooms);
+  proto.set_num_oom_rejections(stats.num_oom_rejections);
+  proto.set_num_sync_all_streams(stats.num_sync_all_streams);
   proto.set_num_device_alloc(stats.num_device_alloc);
   proto.set_num_device_free(stats.num_device_free);
+  if (stats.max_split_bytes != AllocatorOptions::kNoLimit) proto.set_max_split_bytes(stats.max_split_bytes);
   return proto;
 }
 

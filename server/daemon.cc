@@ -57,6 +57,8 @@ class Daemon {
         pools_(MakePools(std::move(devices), &next_segment_)),
         workers_(std::make_unique<WorkerPool>(kMaxWorkers)),
         broker_(BrokerOptions{.session_limit = config.session_limit,
+                              .allocator = config.alloc_conf.options,
+                              .record_events = config.record_events,
                               .max_sessions_per_uid = config.max_sessions_per_uid,
                               .max_blocks_per_session = config.max_blocks_per_session,
                               .watch_process = [this](const UniqueFd& pidfd,

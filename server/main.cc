@@ -33,6 +33,10 @@ ABSL_FLAG(std::string, capacity, "",
           "machine's memory; cuda: what is free at the start, less the headroom.");
 ABSL_FLAG(std::string, http_address, "",
           "HOST:PORT of /metrics and /healthz; port 0: any free one; off: none. Default: 127.0.0.1:9477.");
+ABSL_FLAG(
+    std::string, alloc_conf, "",
+    "Settings of the sessions' allocators in PyTorch's syntax, as max_split_size_mb:128; a client with settings of "
+    "its own replaces them. Default: none.");
 ABSL_FLAG(std::string, log_level, "", "debug, info (default), warn or error.");
 
 namespace {
@@ -55,6 +59,7 @@ absl::StatusOr<vrambroker::Config> LoadConfig() {
   override_with(FLAGS_device, "device", text.proto.mutable_device());
   override_with(FLAGS_capacity, "capacity", text.proto.mutable_capacity());
   override_with(FLAGS_http_address, "http_address", text.proto.mutable_http_address());
+  override_with(FLAGS_alloc_conf, "alloc_conf", text.proto.mutable_alloc_conf());
   override_with(FLAGS_log_level, "log_level", text.proto.mutable_log_level());
   return vrambroker::CheckConfig(text);
 }
@@ -111,6 +116,9 @@ int main(int argc, char** argv) {
     return 2;
   }
   if (absl::GetFlag(FLAGS_check_config)) {
+    for (const std::string& warning : config->alloc_conf.warnings) {
+      std::fprintf(stderr, "vrambrokerd: alloc_conf: %s\n", warning.c_str());
+    }
     std::printf("the configuration is valid\n");
     return 0;
   }
@@ -120,6 +128,7 @@ int main(int argc, char** argv) {
   spdlog::set_pattern(std::getenv("JOURNAL_STREAM") != nullptr ? "%l %v" : "%Y-%m-%dT%H:%M:%S.%e %^%l%$ %v");
   spdlog::set_level(spdlog::level::from_str(config->log_level));
 
+  for (const std::string& warning : config->alloc_conf.warnings) spdlog::warn("alloc_conf: {}", warning);
   if (absl::Status status = vrambroker::RunDaemon(*config); !status.ok()) {
     spdlog::error("{}", std::string(status.message()));
     return 1;

@@ -17,6 +17,7 @@
 #include <spdlog/spdlog.h>
 #include <sys/random.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <utility>
@@ -275,6 +276,15 @@ std::optional<AccountFigures> SegmentPool::GetAccount(SessionId session) const {
   const auto it = accounts_.find(session);
   if (it == accounts_.end()) return std::nullopt;
   return it->second.figures;
+}
+
+uint64_t SegmentPool::AvailableBytes(SessionId session) const {
+  MutexLock lock(mu_);
+  const auto it = accounts_.find(session);
+  if (it == accounts_.end()) return 0;
+  const AccountFigures& figures = it->second.figures;
+  return std::min(figures.limit_bytes - std::min(figures.limit_bytes, figures.reserved_bytes),
+                  capacity_bytes_ - charged_bytes_);
 }
 
 PoolFigures SegmentPool::GetFigures() const {

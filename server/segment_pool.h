@@ -90,6 +90,8 @@ class SegmentPool {
 
   // nullopt when there is no such account.
   std::optional<AccountFigures> GetAccount(SessionId session) const;
+  // What Lease() could still hand to the session; 0 when there is no such account.
+  uint64_t AvailableBytes(SessionId session) const;
   PoolFigures GetFigures() const;
 
  private:

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/out_of_memory.h"
 
 namespace vrambroker {
 namespace {
@@ -34,7 +35,8 @@ const char* SessionStateName(SessionState state) {
 }
 
 Session::Session(SessionId id, std::string name, Caller caller, const std::vector<SegmentPool*>& pools,
-                 WorkerPool* workers, size_t max_blocks, std::shared_ptr<SessionEvents> events)
+                 WorkerPool* workers, size_t max_blocks, std::shared_ptr<SessionEvents> events,
+                 const AllocatorOptions& options)
     : id_(id),
       name_(std::move(name)),
       caller_(std::move(caller)),
@@ -42,7 +44,11 @@ Session::Session(SessionId id, std::string name, Caller caller, const std::vecto
       workers_(*workers),
       events_(std::move(events)),
       slow_calls_(std::make_shared<SerialQueue>(workers)) {
-  for (SegmentPool* pool : pools) heaps_.push_back(std::make_unique<Heap>(this, pool));
+  for (SegmentPool* pool : pools) {
+    heaps_.push_back(std::make_unique<Heap>(this, pool, options));
+    // per_process_memory_fraction is a limit of the account like others, and the pool is where limits are enforced.
+    heaps_.back()->allocator.SetSourceLimit(CachingAllocator::kNoLimit);
+  }
 }
 
 Session::~Session() = default;
@@ -73,18 +79,24 @@ absl::Status Session::CheckMayAllocate() const {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Allocation> Session::AllocateFromCache(int device, uint64_t requested) {
+absl::StatusOr<Allocation> Session::AllocateFromCache(int device, uint64_t requested, Stream stream) {
   if (absl::Status status = CheckMayAllocate(); !status.ok()) return status;
-  Block* block = heaps_[device]->allocator.TryAllocate(requested);
+  Block* block = heaps_[device]->allocator.TryAllocate(requested, stream);
   if (block == nullptr) return absl::NotFoundError("no cached block fits");
   return Record(device, block);
 }
 
-absl::StatusOr<Allocation> Session::AllocateSlowly(int device, uint64_t requested) {
+absl::StatusOr<Allocation> Session::AllocateSlowly(int device, uint64_t requested, Stream stream) {
   if (absl::Status status = CheckMayAllocate(); !status.ok()) return status;
-  absl::StatusOr<Block*> block = heaps_[device]->allocator.Allocate(requested);
-  if (!block.ok()) return block.status();
-  return Record(device, *block);
+  Heap& heap = *heaps_[device];
+  const absl::StatusOr<Block*> block = heap.allocator.Allocate(requested, stream);
+  if (block.ok()) return Record(device, *block);
+  if (absl::IsResourceExhausted(block.status()) && !SegmentRefusalCause(block.status()).has_value()) {
+    // The heap's own refusal, by throw_on_cudamalloc_oom.
+    const bool ever_fits = heap.allocator.ExplainFit(requested).segment_bytes <= heap.pool.capacity_bytes();
+    return SegmentRefused(ever_fits ? OomCause::kLimit : OomCause::kLargerThanDevice, block.status().message());
+  }
+  return block.status();
 }
 
 absl::StatusOr<Allocation> Session::Record(int device, Block* block) {
@@ -166,6 +178,11 @@ uint64_t Session::ReturnSegments(SegmentPool& pool, absl::Span<const ReleasedSeg
   }
   if (may_wait) workers_.StopWaiting();
   return closed_bytes;
+}
+
+void Session::LimitIs(int device, uint64_t limit_bytes) {
+  Heap& heap = *heaps_[device];
+  heap.allocator.SetSourceLimit(limit_bytes < heap.pool.capacity_bytes() ? limit_bytes : CachingAllocator::kNoLimit);
 }
 
 void Session::SegmentsClosed(absl::Span<const SegmentId> segments) {

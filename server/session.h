@@ -69,7 +69,7 @@ class Session {
  public:
   // The session has an account with each of `pools`, which outlive it, as `events` does.
   Session(SessionId id, std::string name, Caller caller, const std::vector<SegmentPool*>& pools, WorkerPool* workers,
-          size_t max_blocks, std::shared_ptr<SessionEvents> events);
+          size_t max_blocks, std::shared_ptr<SessionEvents> events, const AllocatorOptions& options = {});
   ~Session();
 
   SessionId id() const { return id_; }
@@ -91,15 +91,18 @@ class Session {
   absl::Status CheckMayAllocate() const ABSL_LOCKS_EXCLUDED(mu_);
 
   // Block from the cache; NotFound when there is none and AllocateSlowly() has to try. Errors as CheckMayAllocate().
-  absl::StatusOr<Allocation> AllocateFromCache(int device, uint64_t requested);
-  // (slow) The whole allocation path. ResourceExhausted with the pool's refusal when there is no memory.
-  absl::StatusOr<Allocation> AllocateSlowly(int device, uint64_t requested);
+  absl::StatusOr<Allocation> AllocateFromCache(int device, uint64_t requested, Stream stream = 0);
+  // (slow) The whole allocation path. SegmentRefused() when there is no memory.
+  absl::StatusOr<Allocation> AllocateSlowly(int device, uint64_t requested, Stream stream = 0);
 
   // All of `blocks`, or none. InvalidArgument: duplicates. NotFound: not blocks of this session, or freed before.
   absl::Status Free(absl::Span<const BlockId> blocks) ABSL_LOCKS_EXCLUDED(mu_);
 
   // (slow) Gives wholly free segments back, as far as the client closes them. Returns the bytes given back.
   uint64_t EmptyCache();
+
+  // The pool holds the session to `limit_bytes` from now on; garbage collection goes by it, too.
+  void LimitIs(int device, uint64_t limit_bytes);
 
   // The client has closed these segments.
   void SegmentsClosed(absl::Span<const SegmentId> segments) ABSL_LOCKS_EXCLUDED(mu_);
@@ -110,11 +113,15 @@ class Session {
  private:
   // The session's memory on one device: an allocator that grows from the session's account with the pool.
   struct Heap : public SegmentSource {
-    Heap(Session* owner, SegmentPool* segment_pool) : session(*owner), pool(*segment_pool), allocator(this) {}
+    Heap(Session* owner, SegmentPool* segment_pool, const AllocatorOptions& options)
+        : session(*owner),
+          pool(*segment_pool),
+          allocator(this, /*events=*/nullptr, options, segment_pool->capacity_bytes()) {}
     absl::StatusOr<SegmentId> AcquireSegment(uint64_t bytes) override { return pool.Lease(session.id_, bytes); }
     uint64_t ReleaseSegments(absl::Span<const ReleasedSegment> segments) override {
       return session.ReturnSegments(pool, segments);
     }
+    uint64_t AvailableBytes() override { return pool.AvailableBytes(session.id_); }
 
     Session& session;
     SegmentPool& pool;

@@ -13,6 +13,18 @@ namespace {
 
 constexpr size_t kMaxQueued = 1024;  // messages to a client that does not read
 constexpr int kMaxIdsInMessage = 4096;
+// Errors and warnings repeat parts of it; gRPC breaks connections over statuses of more than 8 KiB.
+constexpr size_t kMaxAllocConf = 4096;
+
+absl::StatusOr<AllocConf> ParseHelloAllocConf(const std::string& text) {
+  if (text.size() > kMaxAllocConf) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("alloc_conf: ", text.size(), " characters; at most ", kMaxAllocConf, " are allowed"));
+  }
+  absl::StatusOr<AllocConf> conf = ParseAllocConf(text);
+  if (conf.ok()) return conf;
+  return absl::InvalidArgumentError(absl::StrCat("alloc_conf: ", conf.status().message()));
+}
 
 }  // namespace
 
@@ -119,7 +131,11 @@ absl::Status SessionStream::HandleHello(const v1::Hello& hello) {
         "protocol_version: the client speaks version ", hello.protocol_version(), ", the daemon (vrambroker ", kVersion,
         ") version ", kProtocolVersion, "; install the same release of both"));
   }
-  absl::StatusOr<SessionPtr> session = broker_.OpenSession(*identity_, hello.name(), FromProto(hello.limit()), events_);
+  const absl::StatusOr<AllocConf> conf = ParseHelloAllocConf(hello.alloc_conf());
+  if (!conf.ok()) return conf.status();
+  SessionWishes wishes{.name = hello.name(), .limit = FromProto(hello.limit())};
+  if (!hello.alloc_conf().empty()) wishes.allocator = conf->options;
+  absl::StatusOr<SessionPtr> session = broker_.OpenSession(*identity_, wishes, events_);
   if (!session.ok()) return session.status();
   session_ = *session;
 
@@ -134,12 +150,13 @@ absl::Status SessionStream::HandleHello(const v1::Hello& hello) {
     *grant->mutable_device() = ToProto(*pool);
     grant->set_limit_bytes(pool->GetAccount(session_->id()).value_or(AccountFigures()).limit_bytes);
   }
+  welcome->mutable_warnings()->Add(conf->warnings.begin(), conf->warnings.end());
   Send(std::move(response));
   return absl::OkStatus();
 }
 
 void SessionStream::HandleAllocate(const v1::AllocateCall& call) {
-  broker_.Allocate(session_, call.request().device(), call.request().requested_bytes(),
+  broker_.Allocate(session_, call.request().device(), call.request().requested_bytes(), call.request().stream(),
                    [events = events_, id = call.call_id()](absl::StatusOr<Allocation> allocation) {
                      v1::SessionResponse response;
                      v1::CallResult* result = response.mutable_result();

@@ -51,6 +51,10 @@ struct ClientOptions {
   // Empty: the command name of this process.
   std::string name;
   std::optional<Limit> limit;  // none: what the daemon's policy allows
+  // How the session's allocator works, in PyTorch's syntax: "max_split_size_mb:128,garbage_collection_threshold:0.8".
+  // None: $PYTORCH_ALLOC_CONF, or else $PYTORCH_CUDA_ALLOC_CONF, where set and not empty. Empty: the daemon's settings.
+  // Connect() refuses what it does not understand with INVALID_ARGUMENT; see also Client::warnings().
+  std::optional<std::string> alloc_conf;
   absl::Duration connect_timeout = absl::Seconds(5);
   absl::Duration call_timeout = absl::Seconds(30);
   // Called once, on a thread of the library, when the session is lost. Must not block or destroy the client.
@@ -106,7 +110,8 @@ class Buffer {
   Buffer() = default;
   Buffer(Buffer&& other) noexcept { *this = std::move(other); }
   Buffer& operator=(Buffer&& other) noexcept;
-  // Gives the block back, without waiting for the daemon. REQUIRES: the GPU has finished with it.
+  // Gives the block back, without waiting for the daemon. REQUIRES: the GPU has finished with it on every stream but
+  // the one that it was allocated for.
   ~Buffer() { Release(); }
 
   // Where it is mapped in this process: ordinary memory on the host device, a device pointer on cuda.
@@ -157,20 +162,26 @@ class Client {
   ~Client() = default;
 
   // At least 1 byte. One round trip to the daemon, over the session's stream; opening a segment for the first time
-  // costs one more.
-  absl::StatusOr<Buffer> Allocate(uint64_t bytes, int device = 0);
+  // costs one more. `stream` is the queue of GPU work that the buffer is for, for example a cudaStream_t's value:
+  // memory that was freed serves its own stream only.
+  absl::StatusOr<Buffer> Allocate(uint64_t bytes, int device = 0, uint64_t stream = 0);
 
   // Gives wholly free segments back to the daemon; returns their bytes.
   absl::StatusOr<uint64_t> EmptyCache();
 
   absl::StatusOr<MemoryStats> GetMemoryStats(int device = 0);
   absl::Status ResetPeakStats(int device = 0);
+  // The same, and the totals (allocated, freed, num_...) start again at 0.
+  absl::Status ResetStats(int device = 0);
 
   uint64_t session_id() const;
   const std::string& name() const;  // as the daemon made it unique
   const std::vector<DeviceInfo>& devices() const;
   // The limit on `device` now, bytes; an operator may change it at any time. 0 for an unknown device.
   uint64_t limit_bytes(int device = 0) const;
+
+  // What Connect() found worth saying: a sentence for each setting of the allocator that has no effect here.
+  const std::vector<std::string>& warnings() const;
 
   // OK while the session lives; else why it does not. Known within milliseconds of the daemon's end.
   absl::Status status() const;

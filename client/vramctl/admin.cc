@@ -4,56 +4,20 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "allocator/bytes.h"
 #include "allocator/memory_summary.h"
-#include "client/connection.h"
 #include "client/stats_convert.h"
 #include "client/vrambroker/client.h"
 #include "client/vramctl/commands.h"
+#include "client/vramctl/daemon_calls.h"
 #include "client/vramctl/output.h"
-#include "vrambroker/v1/admin.grpc.pb.h"
-#include "vrambroker/v1/broker.grpc.pb.h"
 
 namespace vrambroker::vramctl {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-// A trim may wait a second for the client on each device; a stopped daemon must not hang a script.
-constexpr absl::Duration kDeadline = absl::Seconds(30);
-
-// Both services over one connection.
-struct Daemon {
-  std::unique_ptr<v1::Broker::Stub> broker;
-  std::unique_ptr<v1::Admin::Stub> admin;
-
-  static absl::StatusOr<Daemon> Connect(const Context& context) {
-    absl::StatusOr<std::shared_ptr<grpc::Channel>> channel =
-        client_internal::ConnectChannel(context.socket_dir, kDeadline);
-    if (!channel.ok()) return channel.status();
-    return Daemon{.broker = v1::Broker::NewStub(*channel), .admin = v1::Admin::NewStub(*channel)};
-  }
-};
-
-template <typename Stub, typename Method, typename Request, typename Response>
-absl::Status Call(Stub& stub, Method method, const Request& request, Response* response) {
-  grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + kDeadline));
-  return client_internal::FromGrpc((stub.*method)(&context, request, response));
-}
-
-void SetRef(const std::string& session, v1::SessionRef* ref) {
-  uint64_t id = 0;
-  if (session.find_first_not_of("0123456789") == std::string::npos && absl::SimpleAtoi(session, &id)) {
-    ref->set_id(id);
-  } else {
-    ref->set_name(session);
-  }
-}
 
 const char* StateName(v1::SessionState state) {
   switch (state) {
@@ -77,15 +41,6 @@ absl::StatusOr<v1::ListSessionsResponse> ListSessions(Daemon& daemon) {
   absl::Status status = Call(*daemon.admin, &v1::Admin::Stub::ListSessions, v1::ListSessionsRequest(), &response);
   if (!status.ok()) return status;
   return response;
-}
-
-absl::StatusOr<v1::Session> GetSession(Daemon& daemon, const std::string& session) {
-  v1::GetSessionRequest request;
-  SetRef(session, request.mutable_session());
-  v1::GetSessionResponse response;
-  absl::Status status = Call(*daemon.admin, &v1::Admin::Stub::GetSession, request, &response);
-  if (!status.ok()) return status;
-  return response.session();
 }
 
 absl::StatusOr<v1::SessionDevice> DeviceOf(const v1::Session& session, int device) {
@@ -117,10 +72,6 @@ Json ToJson(const v1::Session& session) {
           {"started", absl::FormatTime(absl::RFC3339_full, absl::FromUnixSeconds(session.started().seconds()),
                                        absl::UTCTimeZone())},
           {"devices", std::move(devices)}};
-}
-
-void Print(const Json& json) {
-  std::printf("%s\n", json.dump(2).c_str());
 }
 
 }  // namespace
@@ -203,6 +154,7 @@ absl::Status Stats(const Context& context, const std::optional<std::string>& ses
   absl::StatusOr<Daemon> daemon = Daemon::Connect(context);
   if (!daemon.ok()) return daemon.status();
   MemoryStats stats;
+  bool is_first = true;
   if (session.has_value()) {
     const absl::StatusOr<v1::Session> found = GetSession(*daemon, *session);
     if (!found.ok()) return found.status();
@@ -215,7 +167,13 @@ absl::Status Stats(const Context& context, const std::optional<std::string>& ses
     for (const v1::Session& each : response->sessions()) {
       const absl::StatusOr<v1::SessionDevice> device = DeviceOf(each, context.device);
       if (!device.ok()) return device.status();
-      stats.Add(client_internal::FromProto(device->stats()));
+      const MemoryStats of_session = client_internal::FromProto(device->stats());
+      if (is_first) {
+        stats = of_session;
+      } else {
+        stats.Add(of_session);
+      }
+      is_first = false;
     }
   }
   Json json = Json::object();
@@ -223,7 +181,7 @@ absl::Status Stats(const Context& context, const std::optional<std::string>& ses
     if (context.json) {
       json[name] = value;
     } else {
-      std::printf("%s %llu\n", name.c_str(), static_cast<unsigned long long>(value));
+      std::printf("%s %lld\n", name.c_str(), static_cast<long long>(value));
     }
   }
   if (context.json) Print(json);

@@ -14,7 +14,7 @@
 
 namespace vrambroker::vramctl {
 
-// replay, tune. Empty: not given.
+// replay, tune; alloc_conf: hold, too. Empty: not given.
 struct ReplayFlags {
   std::string conf;        // a file with alloc_conf=, device_bytes= and fraction=
   std::string alloc_conf;  // these three override it
@@ -26,9 +26,10 @@ struct ReplayFlags {
 struct Context {
   std::string socket_dir;
   bool json = false;
-  std::string name;   // hold
-  std::string limit;  // hold; empty: none
-  int device = 0;     // hold, stats, summary; replay, tune: of a PyTorch snapshot
+  std::string name;    // hold
+  std::string limit;   // hold; empty: none
+  int device = 0;      // hold, stats, summary; replay, tune: of a PyTorch snapshot
+  std::string output;  // snapshot: a file, or "-"
   ReplayFlags replay;
 };
 
@@ -40,6 +41,12 @@ absl::Status Summary(const Context& context, const std::string& session);
 absl::Status SetLimit(const Context& context, const std::string& session, const std::string& limit);
 absl::Status Trim(const Context& context, const std::string& session);
 absl::Status End(const Context& context, const std::string& session);
+
+// Has a session keep its last `events` events; 0: none.
+absl::Status Record(const Context& context, const std::string& session, const std::string& events);
+// Writes a session's heaps as PyTorch's snapshot to context.output: JSON for names that end in .json and for "-"
+// (standard output), else a pickle.
+absl::Status Snapshot(const Context& context, const std::string& session);
 
 // A client that allocates, writes a pattern, says where it is and holds until SIGINT or SIGTERM; then it verifies the
 // pattern. Fails when it is refused, loses its session, or finds other bytes than it wrote.

@@ -72,6 +72,7 @@ absl::Status Hold(const Context& context, const std::string& bytes_text) {
     if (!limit.ok()) return limit.status();
     options.limit = *limit;
   }
+  if (!context.replay.alloc_conf.empty()) options.alloc_conf = context.replay.alloc_conf;
 
   // Blocked before the library starts its threads, so that every thread inherits it.
   sigset_t mask;
@@ -87,6 +88,7 @@ absl::Status Hold(const Context& context, const std::string& bytes_text) {
 
   absl::StatusOr<Client> client = Client::Connect(options);
   if (!client.ok()) return client.status();
+  for (const std::string& warning : client->warnings()) std::fprintf(stderr, "vramctl: %s\n", warning.c_str());
   absl::StatusOr<Buffer> buffer = client->Allocate(*bytes, context.device);
   if (!buffer.ok()) return buffer.status();
   if (absl::Status status = WritePattern(*buffer, client->session_id()); !status.ok()) return status;

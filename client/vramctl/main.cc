@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <functional>
 #include <map>
 #include <new>
@@ -32,8 +31,11 @@ ABSL_FLAG(std::string, name, "", "hold: what to call the session. Default: vramc
 ABSL_FLAG(std::string, limit, "", "hold: limit to ask for, as 0.5 (fraction of capacity) or 512MiB.");
 ABSL_FLAG(int32_t, device, 0, "hold, stats, summary, replay, tune: ordinal of the device.");
 ABSL_FLAG(std::string, conf, "", "replay, tune: file with lines alloc_conf=, device_bytes= and fraction=.");
-ABSL_FLAG(std::string, alloc_conf, "",
-          "replay, tune: settings in PyTorch's syntax, as max_split_size_mb:128,garbage_collection_threshold:0.8.");
+ABSL_FLAG(
+    std::string, alloc_conf, "",
+    "hold, replay, tune: settings in PyTorch's syntax, as max_split_size_mb:128,garbage_collection_threshold:0.8. "
+    "Default for hold: $PYTORCH_ALLOC_CONF, else $PYTORCH_CUDA_ALLOC_CONF.");
+ABSL_FLAG(std::string, output, "", "snapshot: file to write, replaced when it exists; -o FILE for short.");
 ABSL_FLAG(std::string, device_bytes, "", "replay, tune: size of the simulated device, as 24GiB. Default: unlimited.");
 ABSL_FLAG(std::string, fraction, "", "replay, tune: memory fraction, 0 to 1.");
 ABSL_FLAG(bool, per_op, false, "replay: one row of figures after each operation, in the format of tests/golden.");
@@ -76,8 +78,17 @@ const std::map<std::string, Command>& Commands() {
       {"end",
        {"SESSION", 1, 1, "end a session; its memory comes back when its process lets go",
         [](const Context& c, const Arguments& a) { return ctl::End(c, a[0]); }}},
+      {"record",
+       {"SESSION EVENTS", 2, 2, "have a session keep its last events, up to 1000000, for snapshots; 0: none",
+        [](const Context& c, const Arguments& a) { return ctl::Record(c, a[0], a[1]); }}},
+      {"snapshot",
+       {"SESSION -o FILE", 1, 1,
+        "write what a session holds, and its last events, for pytorch.org/memory_viz (JSON when FILE ends in .json or "
+        "is -)",
+        [](const Context& c, const Arguments& a) { return ctl::Snapshot(c, a[0]); }}},
       {"hold",
-       {"BYTES [--name N] [--limit F] [--device D]", 1, 1, "allocate, write a pattern, and hold until interrupted",
+       {"BYTES [--name N] [--limit F] [--device D] [--alloc-conf SETTINGS]", 1, 1,
+        "allocate, write a pattern, and hold until interrupted",
         [](const Context& c, const Arguments& a) { return ctl::Hold(c, a[0]); }}},
       {"replay",
        {"TRACE [--conf FILE] [--alloc-conf SETTINGS] [--device-bytes N] [--fraction F] [--per-op]", 1, 1,
@@ -145,25 +156,33 @@ void ExitFromParsing() {
   _exit(exit_code_of_parsing);
 }
 
-// --per-op is --per_op: absl only knows the second.
-void UnderscoresForHyphens(int argc, char** argv) {
-  for (int i = 1; i < argc; ++i) {
-    if (std::strncmp(argv[i], "--", 2) != 0) continue;
-    if (argv[i][2] == '\0') return;
-    for (char* c = argv[i] + 2; *c != '\0' && *c != '='; ++c) {
-      if (*c == '-') *c = '_';
+// The arguments as absl knows them: --per-op is --per_op, and -o FILE is --output=FILE.
+std::vector<std::string> Spelled(int argc, char** argv) {
+  std::vector<std::string> arguments(argv, argv + argc);
+  for (size_t i = 1; i < arguments.size() && arguments[i] != "--"; ++i) {
+    std::string& argument = arguments[i];
+    if (argument == "-o" && i + 1 < arguments.size()) {
+      argument = absl::StrCat("--output=", arguments[i + 1]);
+      arguments.erase(arguments.begin() + static_cast<std::ptrdiff_t>(i) + 1);
+    } else if (absl::StartsWith(argument, "--")) {
+      const size_t end = std::min(argument.find('='), argument.size());
+      std::replace(argument.begin() + 2, argument.begin() + static_cast<std::ptrdiff_t>(end), '-', '_');
     }
   }
+  return arguments;
 }
 
-std::vector<char*> ParseFlags(int argc, char** argv) {
-  UnderscoresForHyphens(argc, argv);
-  const bool asks = std::any_of(argv, argv + argc, [](const char* argument) {
+// The result points into `arguments`.
+std::vector<char*> ParseFlags(std::vector<std::string>& arguments) {
+  std::vector<char*> argv;
+  for (std::string& argument : arguments) argv.push_back(argument.data());
+  argv.push_back(nullptr);
+  const bool asks = std::any_of(arguments.begin(), arguments.end(), [](const std::string& argument) {
     return absl::StartsWith(argument, "--help") || absl::StartsWith(argument, "--version");
   });
   std::atexit(ExitFromParsing);
   exit_code_of_parsing = asks ? 0 : 2;
-  std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
+  std::vector<char*> rest = absl::ParseCommandLine(static_cast<int>(arguments.size()), argv.data());
   exit_code_of_parsing = -1;
   return rest;
 }
@@ -176,7 +195,8 @@ int main(int argc, char** argv) {
   usage.contains_helpshort_flags = usage.contains_help_flags;
   absl::SetFlagsUsageConfig(usage);
   absl::SetProgramUsageMessage(Usage());
-  const std::vector<char*> rest = ParseFlags(argc, argv);
+  std::vector<std::string> spelled = Spelled(argc, argv);
+  const std::vector<char*> rest = ParseFlags(spelled);
   if (rest.size() < 2) return WrongUse("no command given");
   const auto it = Commands().find(rest[1]);
   if (it == Commands().end()) return WrongUse(absl::StrCat("no command '", rest[1], "'"));
@@ -197,6 +217,7 @@ int main(int argc, char** argv) {
   context.name = absl::GetFlag(FLAGS_name);
   context.limit = absl::GetFlag(FLAGS_limit);
   context.device = absl::GetFlag(FLAGS_device);
+  context.output = absl::GetFlag(FLAGS_output);
   context.replay = {.conf = absl::GetFlag(FLAGS_conf),
                     .alloc_conf = absl::GetFlag(FLAGS_alloc_conf),
                     .device_bytes = absl::GetFlag(FLAGS_device_bytes),

@@ -232,10 +232,11 @@ TEST_F(VramctlTest, HoldEndsWhenItLosesItsSession) {
 
 TEST(VramctlHelpTest, NamesEveryCommand) {
   const RunResult help = RunProgram({VramctlProgram(), "--help"});
-  for (const char* command : {"status", "sessions", "stats", "summary", "limit", "trim", "end", "hold"}) {
+  for (const char* command :
+       {"status", "sessions", "stats", "summary", "limit", "trim", "end", "record", "snapshot", "hold"}) {
     EXPECT_TRUE(StrContains(help.out, absl::StrCat("\n  ", command, " "))) << command << "\n" << help.out;
   }
-  for (const char* flag : {"--socket_dir", "--format", "--name", "--limit", "--device"}) {
+  for (const char* flag : {"--socket_dir", "--format", "--name", "--limit", "--device", "--output"}) {
     EXPECT_TRUE(StrContains(help.out, flag)) << flag << "\n" << help.out;
   }
 }

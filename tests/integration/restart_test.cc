@@ -225,6 +225,11 @@ TEST(PermissionTest, AnotherUserMayUseTheMemoryButNotOperate) {
   for (const char* command : {"set_limit roots 0", "trim roots", "end roots", "set_limit user 0", "end nobody"}) {
     EXPECT_STATUS(user.Call(command), absl::StatusCode::kPermissionDenied, "may not change sessions");
   }
+  for (const char* command : {"record roots 10", "snapshot roots"}) {
+    EXPECT_STATUS(user.Call(command), absl::StatusCode::kPermissionDenied, "another user's");
+  }
+  EXPECT_OK(user.Call("record user 10"));
+  EXPECT_OK(user.Call("snapshot user"));
   EXPECT_EQ(roots.limit_bytes(), 256_MiB);
   EXPECT_OK(roots.Allocate(1_MiB));
   ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(daemon->socket_dir()));

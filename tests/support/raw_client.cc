@@ -132,6 +132,14 @@ absl::StatusOr<std::vector<v1::GetSnapshotResponse>> RawClient::GetSnapshot(cons
   return parts;
 }
 
+absl::Status RawClient::SetRecording(const v1::SessionRef& ref, uint32_t max_events) {
+  v1::SetRecordingRequest request;
+  *request.mutable_session() = ref;
+  request.set_max_events(max_events);
+  v1::SetRecordingResponse response;
+  return Call(*admin_, &v1::Admin::Stub::SetRecording, request, &response);
+}
+
 absl::StatusOr<std::string> CallBytes(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
                                       const std::string& request) {
   grpc::GenericStub stub(channel);

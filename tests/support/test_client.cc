@@ -14,7 +14,7 @@
 //   setuid UID
 //   fetch TICKET             exchange a ticket (hexadecimal) for a descriptor
 //   allocate_raw SESSION BYTES | free_raw SESSION BLOCK | empty_raw SESSION | stats_raw SESSION | reset_raw SESSION
-//   set_limit NAME BYTES | trim NAME | end NAME | list  by the Admin service
+//   set_limit NAME BYTES | trim NAME | end NAME | record NAME EVENTS | snapshot NAME | list  by the Admin service
 #include <unistd.h>
 
 #include <atomic>
@@ -64,7 +64,9 @@ class TestClient {
       return Say(client_internal::FetchDescriptor(socket_dir_, absl::HexStringToBytes(words[1]), kPatience).status());
     }
     if (absl::EndsWith(command, "_raw")) return Raw(words);
-    if (command == "set_limit" || command == "trim" || command == "end" || command == "list") return Operate(words);
+    for (const char* each : {"set_limit", "trim", "end", "record", "snapshot", "list"}) {
+      if (command == each) return Operate(words);
+    }
     if (!client_.has_value()) return absl::FailedPreconditionError("test_client: not connected");
     if (command == "alloc") return Allocate(Number(words[1]));
     if (command == "fill") return FillMany(Number(words[1]), Number(words[2]), Number(words[3]));
@@ -188,6 +190,10 @@ class TestClient {
     if (words[0] == "set_limit") return Say(raw->SetLimit(Ref(words[1]), BytesLimit(Number(words[2]))).status());
     if (words[0] == "trim") return Say(raw->TrimSession(Ref(words[1])).status());
     if (words[0] == "end") return Say(raw->EndSession(Ref(words[1])).status());
+    if (words[0] == "record") {
+      return Say(raw->SetRecording(Ref(words[1]), static_cast<uint32_t>(Number(words[2]))));
+    }
+    if (words[0] == "snapshot") return Say(raw->GetSnapshot(Ref(words[1]), 0).status());
     const absl::StatusOr<v1::ListSessionsResponse> sessions = raw->ListSessions();
     if (!sessions.ok()) return sessions.status();
     return absl::StrCat(sessions->sessions_size());

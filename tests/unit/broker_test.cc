@@ -110,13 +110,14 @@ class BrokerTest : public ::testing::Test {
     return {.pid = pid, .uid = uid, .pidfd = std::make_shared<UniqueFd>()};
   }
   absl::StatusOr<SessionPtr> TryOpen(const std::string& name, std::optional<Limit> limit = std::nullopt,
-                                     Caller caller = Process(1, 1000)) {
+                                     Caller caller = Process(1, 1000),
+                                     std::optional<AllocatorOptions> allocator = std::nullopt) {
     client_ = std::make_shared<FakeClient>();
-    return broker_->OpenSession(caller, name, limit, client_);
+    return broker_->OpenSession(caller, {.name = name, .limit = limit, .allocator = allocator}, client_);
   }
-  SessionPtr Open(const std::string& name, std::optional<Limit> limit = std::nullopt,
-                  Caller caller = Process(1, 1000)) {
-    absl::StatusOr<SessionPtr> session = TryOpen(name, limit, caller);
+  SessionPtr Open(const std::string& name, std::optional<Limit> limit = std::nullopt, Caller caller = Process(1, 1000),
+                  std::optional<AllocatorOptions> allocator = std::nullopt) {
+    absl::StatusOr<SessionPtr> session = TryOpen(name, limit, caller, allocator);
     EXPECT_TRUE(session.ok()) << session.status();
     const std::weak_ptr<Session> weak = *session;
     client_->on_close = [weak](absl::Span<const SegmentId> segments) {
@@ -125,11 +126,12 @@ class BrokerTest : public ::testing::Test {
     return session.value_or(nullptr);
   }
   // Allocate() and its answer.
-  absl::StatusOr<Allocation> Allocate(const SessionPtr& session, uint64_t bytes, uint64_t device = 0) {
+  absl::StatusOr<Allocation> Allocate(const SessionPtr& session, uint64_t bytes, uint64_t device = 0,
+                                      Stream stream = 0) {
     Gate answered;
     answered.Open();
     absl::StatusOr<Allocation> answer = absl::UnknownError("no answer");
-    broker_->Allocate(session, device, bytes, [&](absl::StatusOr<Allocation> allocation) {
+    broker_->Allocate(session, device, bytes, stream, [&](absl::StatusOr<Allocation> allocation) {
       answer = std::move(allocation);
       answered.Pass();
     });
@@ -203,6 +205,83 @@ TEST_F(BrokerTest, LimitIsTheSmallerOfWishAndPolicy) {
   EXPECT_EQ(limit(Limit(1.0)), 32_MiB);
   EXPECT_EQ(limit(Limit(0.25)), 16_MiB);
   EXPECT_EQ(limit(Limit(10_MiB)), 10_MiB);
+}
+
+TEST_F(BrokerTest, FractionsLowerTheLimit) {
+  Make({.session_limit = Limit(0.75), .allocator = {.per_process_memory_fraction = 0.5}});
+  const auto limit = [&](std::optional<Limit> wish, std::optional<AllocatorOptions> allocator) {
+    return broker_->Describe(*Open("x", wish, Process(1, 1000), allocator)).devices[1].account.limit_bytes;
+  };
+  EXPECT_EQ(limit(std::nullopt, std::nullopt), 32_MiB) << "the broker's fraction";
+  EXPECT_EQ(limit(std::nullopt, AllocatorOptions{.per_process_memory_fraction = 0.25}), 16_MiB) << "the session's own";
+  EXPECT_EQ(limit(std::nullopt, AllocatorOptions{.per_process_memory_fraction = 1.0 / 3}), 22'369'621u) << "cut";
+  EXPECT_EQ(limit(std::nullopt, AllocatorOptions{.per_process_memory_fraction = 0}), 0u);
+  EXPECT_EQ(limit(std::nullopt, AllocatorOptions()), 48_MiB) << "the policy";
+  EXPECT_EQ(limit(Limit(10_MiB), AllocatorOptions{.per_process_memory_fraction = 0.25}), 10_MiB) << "the wish";
+  EXPECT_EQ(limit(Limit(20_MiB), AllocatorOptions{.per_process_memory_fraction = 0.25}), 16_MiB);
+}
+
+TEST_F(BrokerTest, AllocatorOptionsOfASessionReplaceTheBrokers) {
+  Make({.allocator = {.max_split_bytes = 32_MiB, .roundup_power2_divisions = {4, 4, 4}}});
+  const SessionPtr broker_s = Open("a");
+  EXPECT_EQ(Allocate(broker_s, 1'200'000, 1).value().block_bytes, 1'310'720u);
+  EXPECT_EQ(broker_s->GetMemoryStats(0).max_split_bytes, 32_MiB);
+  const SessionPtr own = Open("b", std::nullopt, Process(1, 1000), AllocatorOptions{.max_split_bytes = 64_MiB});
+  EXPECT_EQ(Allocate(own, 1'200'000, 1).value().block_bytes, 1'200'128u) << "not merged";
+  EXPECT_EQ(own->GetMemoryStats(0).max_split_bytes, 64_MiB);
+}
+
+TEST_F(BrokerTest, RefusalsOfTheHeapItselfAreTyped) {
+  const SessionPtr session = Open("a", std::nullopt, Process(1, 1000), AllocatorOptions{.reject_without_retry = true});
+  EXPECT_EQ(Report(Allocate(session, kCapacity + 1).status()).cause(), v1::OutOfMemory::CAUSE_LARGER_THAN_DEVICE);
+  ASSERT_TRUE(Allocate(session, 40_MiB).ok());
+  const v1::OutOfMemory oom = Report(Allocate(session, 30_MiB).status());
+  EXPECT_EQ(oom.cause(), v1::OutOfMemory::CAUSE_LIMIT);
+  EXPECT_EQ(oom.limit_bytes(), kCapacity);
+  EXPECT_EQ(oom.reserved_bytes(), 40_MiB);
+}
+
+TEST_F(BrokerTest, LimitChangesReachGarbageCollection) {
+  const SessionPtr session =
+      Open("a", std::nullopt, Process(1, 1000), AllocatorOptions{.garbage_collection_threshold = 0.5});
+  const auto free = [&](uint64_t bytes) {
+    ASSERT_EQ(broker_->Free(session, {Allocate(session, bytes).value().block}), absl::OkStatus());
+  };
+  free(12_MiB);
+  free(14_MiB);
+  ASSERT_TRUE(Allocate(session, 16_MiB).ok());
+  EXPECT_EQ(session->GetMemoryStats(0).num_device_free, 0u) << "no limit, no collection";
+  ASSERT_EQ(broker_->SetLimit(session, Limit(62_MiB)), absl::OkStatus());
+  ASSERT_TRUE(Allocate(session, 18_MiB).ok());
+  EXPECT_EQ(session->GetMemoryStats(0).num_device_free, 2u) << "42 MiB are above half of 62; both are equally old";
+  EXPECT_EQ(session->GetMemoryStats(0).num_alloc_retries, 0u);
+}
+
+TEST_F(BrokerTest, StreamsAreApart) {
+  const SessionPtr session = Open("a", Limit(2_MiB));
+  const Allocation first = Allocate(session, 512, 0, 7).value();
+  const v1::OutOfMemory oom = Report(Allocate(session, 512, 0, 8).status());
+  EXPECT_EQ(oom.cause(), v1::OutOfMemory::CAUSE_LIMIT) << "what stream 7 has free is not 8's";
+  EXPECT_EQ(oom.largest_free_block_bytes(), 0u);
+  EXPECT_EQ(Allocate(session, 512, 0, 7).value().segment, first.segment);
+}
+
+TEST_F(BrokerTest, RecordingIsSetAndBounded) {
+  Make({.record_events = 3});
+  const SessionPtr session = Open("a");
+  const auto recorded = [&](int device) { return session->allocator(device).Snapshot().history.size(); };
+  ASSERT_TRUE(Allocate(session, 512, 1).ok());
+  EXPECT_EQ(recorded(1), 3u) << "a segment, a block, the snapshot";
+  EXPECT_EQ(recorded(0), 1u);
+  ASSERT_EQ(broker_->SetRecording(session, 2), absl::OkStatus());
+  EXPECT_EQ(recorded(1), 1u) << "forgotten";
+  const absl::Status status = broker_->SetRecording(session, kMaxRecordedEvents + 1);
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("max_events: 1000001 is above 1000000"));
+  EXPECT_EQ(recorded(1), 2u) << "as it was";
+  ASSERT_EQ(broker_->SetRecording(session, 0), absl::OkStatus());
+  EXPECT_EQ(recorded(0) + recorded(1), 0u);
+  EXPECT_EQ(broker_->SetRecording(session, kMaxRecordedEvents), absl::OkStatus());
 }
 
 TEST_F(BrokerTest, SessionsOfAUserAreCounted) {
@@ -326,12 +405,12 @@ TEST_F(BrokerTest, WaitingCallsAreLimited) {
     if (allocation.ok()) ++served;
     if (absl::IsResourceExhausted(allocation.status())) ++refused;
   };
-  broker_->Allocate(session, 0, 512, count);
+  broker_->Allocate(session, 0, 512, 0, count);
   gate.AwaitArrivals(1);
   constexpr int kMax = SerialQueue::kMaxTasks;
-  for (int i = 0; i < kMax; ++i) broker_->Allocate(session, 0, 512, count);
+  for (int i = 0; i < kMax; ++i) broker_->Allocate(session, 0, 512, 0, count);
   EXPECT_EQ(refused, 0);
-  broker_->Allocate(session, 0, 512, count);
+  broker_->Allocate(session, 0, 512, 0, count);
   EXPECT_EQ(refused, 1) << "answered at once";
   absl::Status status;
   broker_->EmptyCache(session, [&](absl::StatusOr<uint64_t> bytes) { status = bytes.status(); });
@@ -388,13 +467,13 @@ TEST_F(BrokerTest, HitsDoNotWaitForASlowRequestOfTheSession) {
   ASSERT_TRUE(Allocate(session, 512).ok());
   Gate& gate = controls_[0]->Hold(FakeDevice::Call::kAllocate);
   std::atomic<bool> slow_done = false;
-  broker_->Allocate(session, 0, 40_MiB, [&](absl::StatusOr<Allocation> allocation) {
+  broker_->Allocate(session, 0, 40_MiB, 0, [&](absl::StatusOr<Allocation> allocation) {
     EXPECT_TRUE(allocation.ok()) << allocation.status();
     slow_done = true;
   });
   gate.AwaitArrivals(1);
   bool hit = false;
-  broker_->Allocate(session, 0, 512, [&](absl::StatusOr<Allocation> allocation) { hit = allocation.ok(); });
+  broker_->Allocate(session, 0, 512, 0, [&](absl::StatusOr<Allocation> allocation) { hit = allocation.ok(); });
   EXPECT_TRUE(hit) << "answered before the call returned";
   EXPECT_FALSE(slow_done);
   gate.Open();
@@ -406,7 +485,8 @@ TEST_F(BrokerTest, CloseDuringASlowRequestAbortsIt) {
   const SessionPtr session = Open("a");
   Gate& gate = controls_[0]->Hold(FakeDevice::Call::kAllocate);
   absl::Status status;
-  broker_->Allocate(session, 0, 40_MiB, [&](absl::StatusOr<Allocation> allocation) { status = allocation.status(); });
+  broker_->Allocate(session, 0, 40_MiB, 0,
+                    [&](absl::StatusOr<Allocation> allocation) { status = allocation.status(); });
   gate.AwaitArrivals(1);
   broker_->Close(session, "its process has ended");
   gate.Open();

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/strings/cord.h"
+#include "absl/strings/match.h"
 #include "tests/support/fake_device.h"
 #include "tests/support/simulated_source.h"
 
@@ -223,6 +224,26 @@ TEST_F(CachingAllocatorTest, OutOfMemoryReportsTheSourcesLastWord) {
   last.SetPayload("test/cause", absl::Cord("why"));
   source_.AnswerNext({absl::ResourceExhaustedError("first"), last});
   EXPECT_EQ(allocator_.Allocate(512).status(), last) << "the payload included";
+}
+
+TEST(SourceLimitTest, DecidesTheSameButRefusesInTheSourcesWords) {
+  const AllocatorOptions options = {.per_process_memory_fraction = 0.5, .reject_without_retry = true};
+  const auto run = [&](bool is_sources) {
+    SimulatedSource source(1_GiB);
+    CachingAllocator allocator(&source, nullptr, options, /*capacity_bytes=*/48_MiB);
+    if (is_sources) {
+      allocator.SetSourceLimit(24_MiB);
+      source.set_limit(24_MiB);
+    }
+    const absl::StatusOr<Block*> held = allocator.Allocate(4_MiB);
+    EXPECT_TRUE(held.ok()) << held.status();
+    const absl::Status refused = allocator.Allocate(18_MiB).status();
+    EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+    EXPECT_EQ(absl::StrContains(refused.message(), "would pass the limit of 25165824"), !is_sources) << refused;
+    EXPECT_EQ(source.acquire_calls(), is_sources ? 3 : 1) << "asked again after the flush";
+    return FlatMemoryStats(allocator.GetMemoryStats());
+  };
+  EXPECT_EQ(run(/*is_sources=*/true), run(/*is_sources=*/false));
 }
 
 TEST_F(CachingAllocatorTest, CacheIsSearchedAgainAfterTheFlush) {

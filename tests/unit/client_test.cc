@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -14,6 +15,8 @@
 
 #include "absl/strings/cord.h"
 #include "allocator/bytes.h"
+#include "client/alloc_conf_text.h"
+#include "client/stats_convert.h"
 #include "vrambroker/v1/types.pb.h"
 
 namespace vrambroker {
@@ -139,6 +142,97 @@ TEST(DefaultSocketDirTest, FollowsTheEnvironment) {
   unsetenv("VRAMBROKER_SOCKET_DIR");
   EXPECT_EQ(DefaultSocketDir(), "/run/vrambroker");
   if (old != nullptr) setenv("VRAMBROKER_SOCKET_DIR", saved.c_str(), 1);
+}
+
+// Sets both variables for a test, nullptr for none, and puts back what was there.
+class AllocConfVariables {
+ public:
+  AllocConfVariables(const char* newer, const char* older) {
+    for (const auto& [name, value] : {std::pair(kNames[0], newer), std::pair(kNames[1], older)}) {
+      const char* old = std::getenv(name);
+      saved_.push_back(old == nullptr ? std::nullopt : std::optional<std::string>(old));
+      value == nullptr ? unsetenv(name) : setenv(name, value, 1);
+    }
+  }
+  ~AllocConfVariables() {
+    for (size_t i = 0; i < 2; ++i) {
+      saved_[i].has_value() ? setenv(kNames[i], saved_[i]->c_str(), 1) : unsetenv(kNames[i]);
+    }
+  }
+
+ private:
+  static constexpr const char* kNames[] = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"};
+  std::vector<std::optional<std::string>> saved_;
+};
+
+TEST(FindAllocConfTest, TheOptionThenTheNewVariableThenTheOldOne) {
+  struct Case {
+    std::optional<std::string> option;
+    const char* newer;
+    const char* older;
+    std::string text;
+    std::string source;  // not compared when there is no text
+    size_t warnings;
+  };
+  for (const Case& c : std::vector<Case>{
+           {std::nullopt, nullptr, nullptr, "", "", 0},
+           {std::nullopt, "", "", "", "", 0},
+           {std::nullopt, "a:1", nullptr, "a:1", "PYTORCH_ALLOC_CONF", 0},
+           {std::nullopt, nullptr, "b:2", "b:2", "PYTORCH_CUDA_ALLOC_CONF", 0},
+           {std::nullopt, "", "b:2", "b:2", "PYTORCH_CUDA_ALLOC_CONF", 0},
+           {std::nullopt, "a:1", "", "a:1", "PYTORCH_ALLOC_CONF", 0},
+           {std::nullopt, "a:1", "b:2", "a:1", "PYTORCH_ALLOC_CONF", 1},
+           {std::nullopt, "a:1", "a:1", "a:1", "PYTORCH_ALLOC_CONF", 0},
+           {"c:3", "a:1", "b:2", "c:3", "alloc_conf", 0},
+           {"", "a:1", "b:2", "", "", 0},
+       }) {
+    const AllocConfVariables variables(c.newer, c.older);
+    const auto found = client_internal::FindAllocConf(c.option);
+    ASSERT_TRUE(found.ok()) << found.status();
+    EXPECT_EQ(found->text, c.text);
+    if (!c.text.empty()) {
+      EXPECT_EQ(found->source, c.source);
+    }
+    ASSERT_EQ(found->warnings.size(), c.warnings);
+    if (c.warnings == 1) {
+      EXPECT_THAT(found->warnings[0], HasSubstr("PYTORCH_CUDA_ALLOC_CONF is ignored"));
+    }
+  }
+}
+
+TEST(FindAllocConfTest, WhatAMessageCannotCarryIsRefused) {
+  const AllocConfVariables variables("max_split_size_mb:\xff", nullptr);
+  const absl::Status status = client_internal::FindAllocConf(std::nullopt).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("PYTORCH_ALLOC_CONF: "));
+}
+
+TEST(AllocConfTextTest, NamesTheSourceOfWhatTheDaemonRefuses) {
+  const client_internal::AllocConfText conf{.text = "", .source = "PYTORCH_ALLOC_CONF", .warnings = {}};
+  EXPECT_EQ(conf.NameSource(absl::InvalidArgumentError("alloc_conf: unknown key \"x\"")),
+            absl::InvalidArgumentError("PYTORCH_ALLOC_CONF: unknown key \"x\""));
+  for (const absl::Status& other : {absl::OkStatus(), absl::InvalidArgumentError("name: alloc_conf: too long"),
+                                    absl::UnavailableError("alloc_conf: no daemon")}) {
+    EXPECT_EQ(conf.NameSource(other), other);
+  }
+}
+
+TEST(StatsFromProtoTest, NoMaxSplitSizeMeansNoLimit) {
+  v1::MemoryStats proto;
+  EXPECT_EQ(client_internal::FromProto(proto).max_split_bytes, std::numeric_limits<uint64_t>::max());
+  proto.set_max_split_bytes(0);
+  EXPECT_EQ(client_internal::FromProto(proto).max_split_bytes, 0u);
+  proto.set_max_split_bytes(64_MiB);
+  proto.set_num_oom_rejections(2);
+  proto.set_num_sync_all_streams(3);
+  proto.mutable_oversize_allocations()->set_peak(4);
+  proto.mutable_oversize_segments()->set_freed(5);
+  const MemoryStats stats = client_internal::FromProto(proto);
+  EXPECT_EQ(stats.max_split_bytes, 64_MiB);
+  EXPECT_EQ(stats.num_oom_rejections, 2u);
+  EXPECT_EQ(stats.num_sync_all_streams, 3u);
+  EXPECT_EQ(stats.oversize_allocations.peak, 4u);
+  EXPECT_EQ(stats.oversize_segments.freed, 5u);
 }
 
 TEST(BufferTest, EmptyBufferHoldsNothing) {

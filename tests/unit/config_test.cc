@@ -40,6 +40,9 @@ TEST(ConfigTest, EmptyFileGivesTheDefaults) {
   EXPECT_EQ(config->max_sessions_per_uid, 1024u);
   EXPECT_EQ(config->max_blocks_per_session, 1048576u);
   EXPECT_EQ(config->log_level, "info");
+  EXPECT_EQ(config->alloc_conf.options, AllocatorOptions());
+  EXPECT_TRUE(config->alloc_conf.warnings.empty());
+  EXPECT_EQ(config->record_events, 0u);
 }
 
 TEST(ConfigTest, EveryFieldIsRead) {
@@ -58,6 +61,8 @@ TEST(ConfigTest, EveryFieldIsRead) {
     max_sessions_per_uid: 7
     max_blocks_per_session: 9
     log_level: "debug"
+    alloc_conf: "max_split_size_mb:64,expandable_segments:True"
+    record_events: 1000000
   )");
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->socket_dir, "/tmp/x");
@@ -73,6 +78,9 @@ TEST(ConfigTest, EveryFieldIsRead) {
   EXPECT_EQ(config->max_sessions_per_uid, 7u);
   EXPECT_EQ(config->max_blocks_per_session, 9u);
   EXPECT_EQ(config->log_level, "debug");
+  EXPECT_EQ(config->alloc_conf.options, (AllocatorOptions{.max_split_bytes = 64_MiB}));
+  EXPECT_EQ(config->alloc_conf.warnings.size(), 1u);
+  EXPECT_EQ(config->record_events, 1000000u);
 }
 
 TEST(ConfigTest, OtherGoodValues) {
@@ -124,6 +132,9 @@ TEST(ConfigTest, EachBadFieldIsNamed) {
       {"drain_timeout: '25h'", "drain_timeout"},
       {"log_level: 'trace'", "log_level: 'trace' is not"},
       {"log_level: 'INFO'", "log_level"},
+      {"alloc_conf: 'max_split_size_mb:19'", "alloc_conf: max_split_size_mb: \"19\" is not a whole number from 20"},
+      {"alloc_conf: 'max_split_size:64'", "alloc_conf: unknown key \"max_split_size\""},
+      {"record_events: 1000001", "record_events: 1000001 is above 1000000"},
   };
   for (const auto& [text, fault] : cases) {
     SCOPED_TRACE(text);
@@ -146,12 +157,14 @@ TEST(ConfigTest, AllFaultsAreToldAtOnce) {
     idle_decay: "soon"
     drain_timeout: "late"
     log_level: "loud"
+    alloc_conf: "loud"
+    record_events: 4000000000
   )");
   ASSERT_TRUE(absl::IsInvalidArgument(config.status()));
   const std::string message(config.status().message());
-  EXPECT_THAT(message, HasSubstr("9 faults"));
+  EXPECT_THAT(message, HasSubstr("11 faults"));
   for (const char* field : {"socket_mode", "device", "capacity", "headroom", "host_devices", "session_limit.fraction",
-                            "idle_decay", "drain_timeout", "log_level"}) {
+                            "idle_decay", "drain_timeout", "log_level", "alloc_conf", "record_events"}) {
     EXPECT_THAT(message, HasSubstr(std::string(": ") + field + ": "));
   }
 }

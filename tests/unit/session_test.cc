@@ -55,7 +55,7 @@ class SessionTest : public ::testing::Test {
   SessionTest() { Make(/*max_blocks=*/100); }
   ~SessionTest() override { EXPECT_EQ(device_->misuse(), ""); }
 
-  void Make(size_t max_blocks) {
+  void Make(size_t max_blocks, const AllocatorOptions& options = {}) {
     session_.reset();
     pool_.reset();
     auto device = std::make_unique<FakeDevice>(kCapacity);
@@ -66,7 +66,7 @@ class SessionTest : public ::testing::Test {
     // Closes at once what it is asked for.
     client_->on_close = [this](absl::Span<const SegmentId> segments) { session_->SegmentsClosed(segments); };
     session_ = std::make_shared<Session>(kId, "test", Caller{.pid = 1}, std::vector<SegmentPool*>{pool_.get()},
-                                         &workers_, max_blocks, client_);
+                                         &workers_, max_blocks, client_, options);
   }
   Allocation Get(uint64_t bytes) {
     absl::StatusOr<Allocation> allocation = session_->AllocateSlowly(0, bytes);
@@ -224,6 +224,72 @@ TEST_F(SessionTest, RefusalsCarryThePoolsCause) {
   EXPECT_EQ(SegmentRefusalCause(session_->AllocateSlowly(0, 2_MiB).status()), OomCause::kLimit);
   EXPECT_EQ(SegmentRefusalCause(session_->AllocateSlowly(0, kCapacity + 1).status()), OomCause::kLargerThanDevice);
   EXPECT_EQ(session_->GetMemoryStats(0).num_ooms, 2u);
+}
+
+TEST_F(SessionTest, OptionsShapeTheHeap) {
+  Make(/*max_blocks=*/100, {.max_split_bytes = 32_MiB, .roundup_power2_divisions = {4, 4, 4, 4}});
+  EXPECT_EQ(Get(1'200'000).block_bytes, 1'310'720u);
+  EXPECT_EQ(session_->GetMemoryStats(0).max_split_bytes, 32_MiB);
+}
+
+TEST_F(SessionTest, StreamsDoNotShareFreedBlocks) {
+  const Allocation first = session_->AllocateSlowly(0, 512, 1).value();
+  ASSERT_EQ(session_->Free({first.block}), absl::OkStatus());
+  EXPECT_TRUE(absl::IsNotFound(session_->AllocateFromCache(0, 512, 2).status()));
+  EXPECT_TRUE(absl::IsNotFound(session_->AllocateFromCache(0, 512).status()));
+  EXPECT_NE(session_->AllocateSlowly(0, 512, 2).value().segment, first.segment);
+  EXPECT_EQ(session_->AllocateFromCache(0, 512, 1).value().segment, first.segment);
+}
+
+TEST_F(SessionTest, TheHeapsOwnRefusalsHaveACause) {
+  Make(/*max_blocks=*/100, {.reject_without_retry = true});
+  EXPECT_EQ(SegmentRefusalCause(session_->AllocateSlowly(0, kCapacity + 1).status()), OomCause::kLargerThanDevice);
+  const Allocation held = Get(40_MiB);
+  EXPECT_EQ(SegmentRefusalCause(session_->AllocateSlowly(0, 26_MiB).status()), OomCause::kLimit);
+  EXPECT_EQ(session_->GetMemoryStats(0).num_oom_rejections, 2u);
+  EXPECT_EQ(session_->Free({held.block}), absl::OkStatus());
+}
+
+TEST_F(SessionTest, LimitsAreThePoolsToRefuse) {
+  // The heap knows a fraction and a limit, and the account has neither.
+  Make(/*max_blocks=*/100, {.per_process_memory_fraction = 0.25});
+  session_->LimitIs(0, 16_MiB);
+  EXPECT_EQ(Get(40_MiB).segment_bytes, 40_MiB);
+  ASSERT_EQ(pool_->SetLimit(kId, 44_MiB), absl::OkStatus());
+  EXPECT_EQ(SegmentRefusalCause(session_->AllocateSlowly(0, 10_MiB).status()), OomCause::kLimit);
+  EXPECT_EQ(session_->GetMemoryStats(0).num_alloc_retries, 1u) << "the cache is flushed first";
+}
+
+TEST_F(SessionTest, GarbageCollectionGoesByTheLimit) {
+  const auto collected = [&](uint64_t limit) {
+    Make(/*max_blocks=*/100, {.garbage_collection_threshold = 0.5});
+    session_->LimitIs(0, limit);
+    const Allocation old = Get(12_MiB);
+    EXPECT_EQ(session_->Free({old.block}), absl::OkStatus());
+    EXPECT_EQ(session_->Free({Get(14_MiB).block}), absl::OkStatus());
+    EXPECT_TRUE(client_->asked_back().empty());
+    Get(16_MiB);
+    EXPECT_EQ(session_->GetMemoryStats(0).num_alloc_retries, 0u);
+    const std::vector<SegmentId> asked_back = client_->asked_back();
+    if (!asked_back.empty()) {
+      EXPECT_THAT(asked_back, ElementsAre(old.segment)) << "the one unused for longest";
+    }
+    return asked_back.size();
+  };
+  EXPECT_EQ(collected(44_MiB), 1u) << "26 MiB are above half of the limit";
+  EXPECT_EQ(collected(56_MiB), 0u);
+  EXPECT_EQ(collected(kCapacity), 0u) << "no limit";
+}
+
+TEST_F(SessionTest, OutOfMemoryEventsSayWhatWasLeft) {
+  ASSERT_EQ(pool_->SetLimit(kId, 12_MiB), absl::OkStatus());
+  session_->allocator(0).SetRecording(10);
+  Get(10_MiB);
+  EXPECT_FALSE(session_->AllocateSlowly(0, 10_MiB).ok());
+  const std::vector<HistoryEvent> history = session_->allocator(0).Snapshot().history;
+  ASSERT_EQ(history.size(), 4u);
+  EXPECT_EQ(history[2].action, HistoryAction::kOutOfMemory);
+  EXPECT_EQ(history[2].address, 2_MiB);
 }
 
 TEST_F(SessionTest, ThreadsFreeAndAllocateAtOnce) {

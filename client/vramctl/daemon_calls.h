@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the commands that talk to a daemon share.
+#ifndef VRAMBROKER_CLIENT_VRAMCTL_DAEMON_CALLS_H_
+#define VRAMBROKER_CLIENT_VRAMCTL_DAEMON_CALLS_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "client/connection.h"
+#include "client/vramctl/commands.h"
+#include "vrambroker/v1/admin.grpc.pb.h"
+#include "vrambroker/v1/broker.grpc.pb.h"
+
+namespace vrambroker::vramctl {
+
+// A trim may wait a second for the client on each device; a stopped daemon must not hang a script.
+inline constexpr absl::Duration kDeadline = absl::Seconds(30);
+
+// Both services over one connection.
+struct Daemon {
+  std::unique_ptr<v1::Broker::Stub> broker;
+  std::unique_ptr<v1::Admin::Stub> admin;
+
+  static absl::StatusOr<Daemon> Connect(const Context& context);
+};
+
+template <typename Stub, typename Method, typename Request, typename Response>
+absl::Status Call(Stub& stub, Method method, const Request& request, Response* response) {
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + kDeadline));
+  return client_internal::FromGrpc((stub.*method)(&context, request, response));
+}
+
+// The id when `session` consists of digits, else the name.
+void SetRef(const std::string& session, v1::SessionRef* ref);
+
+absl::StatusOr<v1::Session> GetSession(Daemon& daemon, const std::string& session);
+
+// To standard output.
+void Print(const nlohmann::ordered_json& json);
+
+}  // namespace vrambroker::vramctl
+
+#endif  // VRAMBROKER_CLIENT_VRAMCTL_DAEMON_CALLS_H_
