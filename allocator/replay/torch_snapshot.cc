@@ -2,6 +2,7 @@
 #include "allocator/replay/torch_snapshot.h"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 #include <map>
 #include <string>
@@ -14,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "allocator/allocator_options.h"
 #include "allocator/bytes.h"
+#include "allocator/size_class.h"
 
 namespace vrambroker {
 namespace {
@@ -223,12 +225,19 @@ PickleValue TorchSettings(const AllocatorOptions& options, Texts& text) {
 
 // ---------------------------------------------------------------------------------------------- a snapshot to a trace
 
+// Finding a key takes as long as there are keys, and a few bytes of the pickle can refer to a dict once more. PyTorch
+// writes about ten.
+constexpr size_t kMaxKeys = 256;
+
 absl::Status WrongType(absl::string_view path, const PickleValue& value, absl::string_view expected) {
   return absl::InvalidArgumentError(absl::StrCat(path, ": is ", PickleKindName(value.kind()), ", not ", expected));
 }
 
 absl::StatusOr<const PickleValue*> Field(const PickleValue& dict, absl::string_view path, absl::string_view key) {
   if (dict.kind() != Kind::kDict) return WrongType(path, dict, "a dict");
+  if (const size_t keys = dict.AsPairs().size(); keys > kMaxKeys) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": has ", keys, " keys, more than ", kMaxKeys));
+  }
   const PickleValue* value = dict.Find(key);
   if (value == nullptr) return absl::InvalidArgumentError(absl::StrCat(path, ".", key, ": missing"));
   return value;
@@ -251,9 +260,21 @@ absl::StatusOr<uint64_t> HandleField(const PickleValue& dict, absl::string_view 
 }
 
 absl::StatusOr<uint64_t> SizeField(const PickleValue& dict, absl::string_view path, absl::string_view key) {
-  absl::StatusOr<uint64_t> size = HandleField(dict, path, key);
-  if (size.ok() && dict.Find(key)->kind() == Kind::kInt && dict.Find(key)->AsInt() < 0) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ".", key, ": is negative"));
+  const absl::StatusOr<const PickleValue*> value = Field(dict, path, key);
+  if (!value.ok()) return value.status();
+  uint64_t size = 0;
+  if ((*value)->kind() == Kind::kInt) {
+    if ((*value)->AsInt() < 0) return absl::InvalidArgumentError(absl::StrCat(path, ".", key, ": is negative"));
+    size = static_cast<uint64_t>((*value)->AsInt());
+  } else if ((*value)->kind() == Kind::kUint) {
+    size = (*value)->AsUint();
+  } else {
+    return WrongType(absl::StrCat(path, ".", key), **value, "an integer");
+  }
+  // The allocator REQUIRES it, and a sum of sizes does not overflow before there are many.
+  if (size >= kMaxRequestBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ".", key, ": ", size, " is not below 2^", std::countr_zero(kMaxRequestBytes)));
   }
   return size;
 }
