@@ -6,6 +6,7 @@
 #include <bit>
 #include <charconv>
 #include <cmath>
+#include <deque>
 #include <limits>
 
 #include "absl/container/flat_hash_map.h"
@@ -19,6 +20,14 @@ namespace {
 // As deep as Python itself writes with its usual recursion limit. Bounds every recursion over a value that was read,
 // its destruction among them.
 constexpr uint32_t kMaxDepth = 1000;
+
+// What a pickle may build, in units of about 32 bytes: a value on the stack, an entry of the memo and a mark are one, a
+// string or a container kUnitsOfNode more. The same as the pickle has bytes is plenty, as almost every value takes more
+// of them (a snapshot of PyTorch builds a third of that), but small pickles need not be so dense. kMostUnits is for
+// files that were packed, and lets more than ten million entries of a snapshot through, or a million with long stacks.
+constexpr uint64_t kFreeUnits = uint64_t{1} << 22;
+constexpr uint64_t kMostUnits = uint64_t{1} << 28;
+constexpr uint64_t kUnitsOfNode = 2;
 
 // Items that one opcode appends. Python's own number; PyTorch's viewer passes them as arguments of one call.
 constexpr size_t kBatch = 1000;
@@ -383,10 +392,15 @@ class PickleReader {
 
   // Values above the last mark.
   size_t Available() const { return stack_.size() - (marks_.empty() ? 0 : marks_.back()); }
-  void Push(PickleValue value) { stack_.push_back({std::move(value), kNoContainer}); }
+  void PushSlot(Slot slot) {
+    stack_.push_back(std::move(slot));
+    ++units_;
+  }
+  void Push(PickleValue value) { PushSlot({std::move(value), kNoContainer}); }
   void PushContainer(PickleValue value, uint32_t depth) {
-    stack_.push_back({std::move(value), containers_.size()});
+    PushSlot({std::move(value), containers_.size()});
     containers_.push_back({depth, false});
+    units_ += kUnitsOfNode;
   }
   // Where the values above the last mark begin; removes the mark.
   absl::Status TakeMark(size_t* first);
@@ -403,13 +417,16 @@ class PickleReader {
   absl::Status Get(uint64_t index);
 
   const absl::string_view bytes_;
+  const uint64_t most_units_ = std::min(kFreeUnits + bytes_.size(), kMostUnits);
+  uint64_t units_ = 0;  // built so far, what is gone again included
   size_t next_ = 0;     // not read yet
   size_t at_ = 0;       // where the current opcode is
   uint8_t opcode_ = 0;  // the current one
-  std::vector<Slot> stack_;
+  // Deques do not hold twice what is in them while they grow.
+  std::deque<Slot> stack_;
   std::vector<size_t> marks_;
-  std::vector<Container> containers_;
-  std::vector<Slot> memo_;                        // entries 0, 1, ... as Python numbers them
+  std::deque<Container> containers_;
+  std::deque<Slot> memo_;                         // entries 0, 1, ... as Python numbers them
   absl::flat_hash_map<uint64_t, Slot> far_memo_;  // entries with a gap before them: an index may be anything
 };
 
@@ -441,6 +458,7 @@ absl::Status PickleReader::PushText(uint64_t length_size) {
   if (absl::Status status = TakeNumber(length_size, &length); !status.ok()) return status;
   if (absl::Status status = Take(length, &text); !status.ok()) return status;
   Push(PickleValue::String(text));
+  units_ += kUnitsOfNode;
   return absl::OkStatus();
 }
 
@@ -480,9 +498,11 @@ absl::Status PickleReader::Place(size_t first, size_t container, uint32_t* depth
   }
   if (*depth > kMaxDepth) return Error(absl::StrCat("nested more than ", kMaxDepth, " deep"));
   if (items != nullptr) {
+    if (items->empty()) items->reserve(stack_.size() - first);  // most are filled once
     for (size_t i = first; i < stack_.size(); ++i) items->push_back(std::move(stack_[i].value));
   } else {
     if ((stack_.size() - first) % 2 != 0) return Error("a key has no value");
+    if (pairs->empty()) pairs->reserve((stack_.size() - first) / 2);
     for (size_t i = first; i < stack_.size(); i += 2) {
       const Kind key = stack_[i].value.kind();
       if (key == Kind::kList || key == Kind::kDict) {
@@ -499,13 +519,11 @@ absl::Status PickleReader::Build(Kind kind, size_t first) {
   uint32_t depth = 1;
   if (kind == Kind::kDict) {
     PickleValue::Pairs pairs;
-    pairs.reserve((stack_.size() - first) / 2);
     if (absl::Status status = Place(first, kNoContainer, &depth, nullptr, &pairs); !status.ok()) return status;
     PushContainer(PickleValue::Dict(std::move(pairs)), depth);
     return absl::OkStatus();
   }
   PickleValue::Items items;
-  items.reserve(stack_.size() - first);
   if (absl::Status status = Place(first, kNoContainer, &depth, &items, nullptr); !status.ok()) return status;
   PushContainer(kind == Kind::kList ? PickleValue::List(std::move(items)) : PickleValue::Tuple(std::move(items)),
                 depth);
@@ -533,6 +551,7 @@ absl::Status PickleReader::Fill(Kind kind, size_t first) {
 
 absl::Status PickleReader::Put(uint64_t index) {
   if (Available() < 1) return TooFew();
+  ++units_;
   if (index < memo_.size()) {
     memo_[index] = stack_.back();
   } else if (index == memo_.size()) {
@@ -546,12 +565,12 @@ absl::Status PickleReader::Put(uint64_t index) {
 
 absl::Status PickleReader::Get(uint64_t index) {
   if (index < memo_.size()) {
-    stack_.push_back(memo_[index]);
+    PushSlot(memo_[index]);
     return absl::OkStatus();
   }
   const auto found = far_memo_.find(index);
   if (found == far_memo_.end()) return Error(absl::StrCat("memo entry ", index, " was never set"));
-  stack_.push_back(found->second);
+  PushSlot(found->second);
   return absl::OkStatus();
 }
 
@@ -617,6 +636,7 @@ absl::Status PickleReader::Step() {
 
     case kMark:
       marks_.push_back(stack_.size());
+      ++units_;
       return absl::OkStatus();
     case kEmptyList:
       return Build(Kind::kList, stack_.size());
@@ -683,6 +703,9 @@ absl::StatusOr<PickleValue> PickleReader::Read() {
       return std::move(stack_.front().value);
     }
     if (absl::Status status = Step(); !status.ok()) return status;
+    if (units_ > most_units_) {
+      return Error(absl::StrCat("builds more values than are read from ", bytes_.size(), " bytes"));
+    }
   }
 }
 

@@ -338,6 +338,28 @@ TEST(PickleTest, SharedValuesAreNotMultiplied) {
   EXPECT_EQ(&last.AsItems()[0].AsItems(), &last.AsItems()[1].AsItems());
 }
 
+// One byte of input that makes ten or a hundred in memory is fine in small numbers only.
+TEST(PickleTest, WhatIsBuiltIsLimitedByTheSize) {
+  constexpr size_t kMany = 3'000'000;
+  const auto repeated = [](absl::string_view bytes) {
+    std::string all = "(";
+    for (size_t i = 0; i < kMany; ++i) all += bytes;
+    return all + "t.";
+  };
+  const std::string lists = repeated("]");
+  // 3 units each, of the 2^22 and one for each byte that there are; one is the mark's.
+  const size_t last = ((size_t{1} << 22) + lists.size() - 1) / 3 + 1;
+  EXPECT_STATUS(
+      ReadPickle(lists), absl::StatusCode::kInvalidArgument,
+      absl::StrCat("byte ", last, ": EMPTY_LIST (0x5d): builds more values than are read from 3000003 bytes"));
+  EXPECT_STATUS(ReadPickle(repeated(")")), absl::StatusCode::kInvalidArgument, "EMPTY_TUPLE (0x29): builds more");
+  EXPECT_STATUS(ReadPickle(repeated("}\x94")), absl::StatusCode::kInvalidArgument, "builds more");
+  EXPECT_STATUS(ReadPickle(repeated(Bytes("U\0\x94\x94"))), absl::StatusCode::kInvalidArgument, "builds more");
+  // As many small values as there are bytes.
+  ASSERT_OK_AND_ASSIGN(const PickleValue nones, ReadPickle(repeated("N")));
+  EXPECT_EQ(nones.AsItems().size(), kMany);
+}
+
 TEST(PickleTest, ALaterValueOfAKeyWins) {
   ASSERT_OK_AND_ASSIGN(const PickleValue dict, ReadPickle(Bytes("}(X\x01\0\0\0aK\x01X\x01\0\0\0aK\x02u.")));
   ASSERT_NE(dict.Find("a"), nullptr);
