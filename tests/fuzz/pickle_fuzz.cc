@@ -2,7 +2,10 @@
 //
 // libFuzzer: any bytes as a pickle, as a PyTorch snapshot, and written again.
 //
-//   clang++ -std=c++20 -I. -fsanitize=fuzzer,address,undefined ... ; ./pickle_fuzz tests/fuzz/corpus/pickle
+//   clang++ -std=c++20 -g -O1 -fsanitize=fuzzer,address,undefined -I. -o pickle_fuzz tests/fuzz/pickle_fuzz.cc
+//     allocator/replay/{pickle*,torch_trace}.cc allocator/bytes.cc
+//     $(pkg-config --libs absl_statusor absl_strings absl_str_format absl_flat_hash_map absl_flat_hash_set)
+//   ./pickle_fuzz -max_total_time=60 NEW_FOLDER tests/fuzz/corpus/pickle
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -13,7 +16,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/string_view.h"
 #include "allocator/replay/pickle.h"
-#include "allocator/replay/torch_snapshot.h"
+#include "allocator/replay/torch_trace.h"
 
 namespace {
 

@@ -19,6 +19,7 @@
 #include "absl/strings/str_join.h"
 #include "allocator/allocator_options.h"
 #include "allocator/bytes.h"
+#include "allocator/replay/torch_trace.h"
 #include "allocator/size_class.h"
 #include "tests/support/status_macros.h"
 
