@@ -155,6 +155,26 @@ absl::Status ParseExpandable(absl::string_view key, absl::string_view value, All
   return CheckBool(key, value);
 }
 
+// PyTorch skips what it cannot read here; only the form is checked, so that no other setting is swallowed.
+bool IsReserve(absl::string_view text) {
+  return !text.empty() && text.find_first_of(":[],") == absl::string_view::npos;
+}
+
+absl::Status ParseReserve(absl::string_view key, absl::string_view value, AllocConf& conf) {
+  if (absl::StartsWith(value, "[")) {
+    bool good = absl::EndsWith(value, "]");
+    for (const absl::string_view pair : absl::StrSplit(value.substr(1, value.size() - 2), ',')) {
+      const auto [name, reserve] = SplitPair(pair);
+      good = good && IsReserve(name) && IsReserve(reserve);
+    }
+    if (!good) return NotA(key, value, "a closed list as [serving:0.25,training:8G]");
+  } else if (!IsReserve(value)) {
+    return NotA(key, value, "a size as 0.5 or 40G nor a list as [serving:0.25,training:8G]");
+  }
+  conf.warnings.push_back(absl::StrCat(key, " has no effect: vrambroker's segments have a fixed size."));
+  return absl::OkStatus();
+}
+
 absl::Status ParseReleaseLock(absl::string_view key, absl::string_view value, AllocConf& conf) {
   conf.warnings.push_back(
       absl::StrCat(key, " has no effect: vrambroker never holds a heap's lock while it asks the device for memory."));
@@ -196,6 +216,8 @@ constexpr Setting kSettings[] = {
     {"per_process_memory_fraction", ParseFraction},
     {"throw_on_cudamalloc_oom", ParseReject},
     {"expandable_segments", ParseExpandable},
+    {"expandable_segments_reserve", ParseReserve},
+    {"expandable_segments_reserve_by_class", ParseReserve},
     {"release_lock_on_cudamalloc", ParseReleaseLock},
     {"graph_capture_record_stream_reuse", ParseGraphCapture},
     {"backend", ParseBackend},

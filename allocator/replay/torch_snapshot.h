@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// PyTorch's memory snapshots (torch.cuda.memory._dump_snapshot): heaps written as one, and a trace made of one.
+// PyTorch's memory snapshots (torch.cuda.memory._dump_snapshot): heaps written as one.
 #ifndef VRAMBROKER_ALLOCATOR_REPLAY_TORCH_SNAPSHOT_H_
 #define VRAMBROKER_ALLOCATOR_REPLAY_TORCH_SNAPSHOT_H_
 
-#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "allocator/heap_snapshot.h"
 #include "allocator/replay/pickle.h"
-#include "allocator/replay/trace.h"
 
 namespace vrambroker {
 
@@ -19,11 +17,6 @@ namespace vrambroker {
 // another. A history that does (recording had been interrupted) is therefore cut: the latest event that cannot be
 // undone is left out, and all before it. Never fails. Safe to call from any thread.
 PickleValue TorchSnapshot(absl::Span<const HeapSnapshot> devices);
-
-// The events of one device (its ordinal) as a trace that can be replayed. What was left out or guessed is in the
-// trace's notes. InvalidArgument names the path of what is missing or of the wrong type:
-// "device_traces[0][17].action: missing". Safe to call from any thread.
-absl::StatusOr<Trace> TraceFromTorchSnapshot(const PickleValue& snapshot, int device);
 
 }  // namespace vrambroker
 

@@ -15,7 +15,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "allocator/replay/pickle.h"
-#include "allocator/replay/torch_snapshot.h"
+#include "allocator/replay/torch_trace.h"
 #include "allocator/size_class.h"
 
 namespace vrambroker {

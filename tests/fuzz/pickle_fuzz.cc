@@ -11,7 +11,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/string_view.h"
 #include "allocator/replay/pickle.h"
-#include "allocator/replay/torch_snapshot.h"
+#include "allocator/replay/torch_trace.h"
 
 namespace {
 

@@ -286,6 +286,14 @@ TEST(AllocConfTest, RefusesRoundupDivisions) {
 TEST(AllocConfTest, RefusesKeysAndWords) {
   ExpectRefused({{"throw_on_cudamalloc_oom:true", {"throw_on_cudamalloc_oom: \"true\" is not True or False"}},
                  {"expandable_segments:1", {"expandable_segments: \"1\" is not True or False"}},
+                 {"expandable_segments_reserve:", {"reserve: \"\" is not a size as 0.5 or 40G nor a list"}},
+                 {"expandable_segments_reserve:0.5:1", {"reserve: \"0.5:1\" is not a size"}},
+                 {"expandable_segments_reserve_by_class:[", {"by_class: \"[\" is not a closed list as [serving:0.25"}},
+                 {"expandable_segments_reserve_by_class:[]", {"by_class: \"[]\" is not a closed list"}},
+                 {"expandable_segments_reserve_by_class:[a:1,]", {"by_class: \"[a:1,]\" is not a closed list"}},
+                 {"expandable_segments_reserve_by_class:[a:1]]", {"by_class: \"[a:1]]\" is not a closed list"}},
+                 {"expandable_segments_reserve_by_class:[a]", {"by_class: \"[a]\" is not a closed list"}},
+                 {"expandable_segments_reserve_by_class:[a:1,max_split_size_mb:128", {"is not a closed list"}},
                  {"release_lock_on_cudamalloc:", {"release_lock_on_cudamalloc: \"\" is not True or False"}},
                  {"graph_capture_record_stream_reuse:no", {"reuse: \"no\" is not True or False"}},
                  {"backend:cudaMalloc", {"backend: \"cudaMalloc\" is not native or cudaMallocAsync"}},
@@ -337,6 +345,11 @@ TEST(AllocConfTest, SettingsWithoutEffectWarn) {
                                      {"release_lock_on_cudamalloc:False", "release_lock_on_cudamalloc"},
                                      {"graph_capture_record_stream_reuse:True", "graph_capture_record_stream_reuse"},
                                      {"backend:cudaMallocAsync", "backend:cudaMallocAsync"},
+                                     {"expandable_segments_reserve:0.5", "expandable_segments_reserve "},
+                                     {"expandable_segments_reserve:40G", "expandable_segments_reserve "},
+                                     {"expandable_segments_reserve:[serving:0.25]", "expandable_segments_reserve "},
+                                     {"expandable_segments_reserve_by_class:[serving:0.25, ads_sparse : 8G ]",
+                                      "expandable_segments_reserve_by_class "},
                                      {"pinned_use_cuda_host_register:True", "pinned_use_cuda_host_register"},
                                      {"pinned_num_register_threads:8", "pinned_num_register_threads"}};
   for (const Warned& c : cases) {

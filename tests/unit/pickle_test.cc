@@ -338,6 +338,27 @@ TEST(PickleTest, SharedValuesAreNotMultiplied) {
   EXPECT_EQ(&last.AsItems()[0].AsItems(), &last.AsItems()[1].AsItems());
 }
 
+// One byte of input that makes ten or a hundred in memory is fine in small numbers only.
+TEST(PickleTest, WhatIsBuiltIsLimitedByTheSize) {
+  const auto repeated = [](size_t times, const std::string& bytes) {
+    std::string all = "(";
+    for (size_t i = 0; i < times; ++i) all += bytes;
+    return all + "t.";
+  };
+  const std::string lists = repeated(600'000, "]");
+  // 3 units each, of the 2^20 and one for each byte that there are; one is the mark's.
+  const size_t last = ((size_t{1} << 20) + lists.size() - 1) / 3 + 1;
+  EXPECT_STATUS(ReadPickle(lists), absl::StatusCode::kInvalidArgument,
+                absl::StrCat("byte ", last, ": EMPTY_LIST (0x5d): builds more values than are read from 600003 bytes"));
+  EXPECT_STATUS(ReadPickle(repeated(600'000, ")")), absl::StatusCode::kInvalidArgument,
+                "EMPTY_TUPLE (0x29): builds more");
+  EXPECT_STATUS(ReadPickle(repeated(600'000, "}\x94")), absl::StatusCode::kInvalidArgument, "builds more");
+  EXPECT_STATUS(ReadPickle(repeated(1'100'000, Bytes("U\0"))), absl::StatusCode::kInvalidArgument, "builds more");
+  // As many small values as there are bytes.
+  ASSERT_OK_AND_ASSIGN(const PickleValue nones, ReadPickle(repeated(1'100'000, "N")));
+  EXPECT_EQ(nones.AsItems().size(), 1'100'000u);
+}
+
 TEST(PickleTest, ALaterValueOfAKeyWins) {
   ASSERT_OK_AND_ASSIGN(const PickleValue dict, ReadPickle(Bytes("}(X\x01\0\0\0aK\x01X\x01\0\0\0aK\x02u.")));
   ASSERT_NE(dict.Find("a"), nullptr);

@@ -19,6 +19,8 @@
 #include "absl/strings/str_join.h"
 #include "allocator/allocator_options.h"
 #include "allocator/bytes.h"
+#include "allocator/replay/torch_trace.h"
+#include "allocator/size_class.h"
 #include "tests/support/status_macros.h"
 
 namespace vrambroker {
@@ -222,6 +224,12 @@ PickleValue Entry(absl::string_view action, uint64_t address, uint64_t bytes, ui
                             {Text("time_us"), PickleValue::Int(0)}});
 }
 
+PickleValue EntryWithKeys(size_t keys) {
+  Pairs pairs = Entry("alloc", 4096, 1).AsPairs();
+  while (pairs.size() < keys) pairs.emplace_back(PickleValue::Uint(pairs.size()), PickleValue());
+  return PickleValue::Dict(std::move(pairs));
+}
+
 PickleValue SnapshotOf(Items entries) {
   return PickleValue::Dict({{Text("device_traces"), PickleValue::List({PickleValue::List(std::move(entries))})}});
 }
@@ -391,6 +399,11 @@ TEST(TorchTraceTest, ErrorsNameThePath) {
        "device_traces[0][1].size: is a bool, not an integer"},
       {entry({{Text("action"), alloc}, {Text("addr"), one}, {Text("size"), PickleValue::Int(-1)}}),
        "device_traces[0][1].size: is negative"},
+      {SnapshotOf({Entry("alloc", 4096, kMaxRequestBytes - 1), Entry("alloc", 8192, kMaxRequestBytes)}),
+       "device_traces[0][1].size: 1152921504606846976 is not below 2^60"},
+      {SnapshotOf({Entry("oom", 0, std::numeric_limits<uint64_t>::max())}),
+       "device_traces[0][0].size: 18446744073709551615 is not below 2^60"},
+      {SnapshotOf({EntryWithKeys(256), EntryWithKeys(257)}), "device_traces[0][1]: has 257 keys, more than 256"},
       {entry({{Text("action"), alloc}, {Text("addr"), one}, {Text("size"), one}}),
        "device_traces[0][1].stream: missing"},
       {entry({{Text("action"), alloc},
