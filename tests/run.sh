@@ -59,3 +59,6 @@ run_tests asan
 say "Tests under ThreadSanitizer"
 build tsan
 run_tests tsan
+
+say "Fuzzing"
+JOBS=$jobs tests/fuzz/run.sh 60

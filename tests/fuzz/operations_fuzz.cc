@@ -18,7 +18,7 @@ using vrambroker::AllocatorOptions;
 using vrambroker::HeapModel;
 using vrambroker::HeapOp;
 
-constexpr int kMostOperations = 300;
+constexpr int kMostOperations = 150;
 
 class Bytes {
  public:
