@@ -105,7 +105,7 @@ class CachingAllocator {
   // OK, or Internal naming the first invariant (see caching_allocator.cc) that does not hold. Walks everything.
   absl::Status CheckInvariants() const ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Bytes of memory that the records of blocks and segments take.
+  // Bytes of memory that the records of blocks and segments and the indexes of free blocks take.
   uint64_t MetadataBytes() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
