@@ -14,7 +14,7 @@ namespace vrambroker {
 FreeIndex::Place FreeIndex::PlaceOf(uint64_t bytes) {
   const uint64_t units = bytes / kMinBlockBytes;
   if (units < 64) return {.row = 0, .column = static_cast<int>(units)};
-  const int row = std::bit_width(units) - 6;
+  const int row = static_cast<int>(std::bit_width(units)) - 6;
   return {.row = row, .column = static_cast<int>((units >> (row - 1)) & 63)};
 }
 

@@ -19,7 +19,7 @@ struct ByBytesAndAddress {
   }
 };
 
-// Blocks of up to `max_units` sizes, from a first size: few sizes make few bins with deep trees.
+// The smallest size, in units of 512 bytes, and how many sizes there are: few sizes make deep trees.
 class FreeIndexTest : public ::testing::TestWithParam<std::pair<uint64_t, uint64_t>> {};
 
 TEST_P(FreeIndexTest, AgreesWithASet) {
