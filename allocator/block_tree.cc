@@ -144,7 +144,7 @@ BlockTree::Node* BlockTree::NodeStore::New(bool is_leaf) {
 }
 
 uint64_t BlockTree::NodeStore::MemoryBytes() const {
-  return nodes_.size() * (sizeof(Node) + sizeof nodes_[0]) + spare_.size() * sizeof spare_[0];
+  return nodes_.size() * sizeof(Node);
 }
 
 void BlockTree::Insert(Block* block, NodeStore& store) {

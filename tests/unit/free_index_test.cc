@@ -23,7 +23,8 @@ struct ByBytesAndAddress {
 class FreeIndexTest : public ::testing::TestWithParam<std::pair<uint64_t, uint64_t>> {};
 
 TEST_P(FreeIndexTest, AgreesWithASet) {
-  const auto [first_units, sizes] = GetParam();
+  const uint64_t first_units = GetParam().first;
+  const uint64_t sizes = GetParam().second;
   std::mt19937_64 random(1);
   std::vector<Block> blocks(20000);
   for (size_t i = 0; i < blocks.size(); ++i) {
