@@ -33,18 +33,14 @@ struct BlockUses;  // streams that a block was recorded on, and events still to 
 
 // The allocator owns it. The holder of an allocated block may read `bytes` and call segment_id(), offset() and
 // segment_bytes(); the rest is guarded by the allocator's lock.
-// One cache line: a search touches nothing else.
+// One cache line.
 struct alignas(64) Block {
   uint64_t bytes = 0;    // a multiple of 512
   uint64_t address = 0;  // segment->address + offset
   Segment* segment = nullptr;
   Block* prev = nullptr;  // neighbours in the segment, by offset
   Block* next = nullptr;
-  union {
-    Block* left = nullptr;  // free: in the FreeIndex
-    BlockUses* uses;        // not free: nullptr while no other stream uses it
-  };
-  Block* right = nullptr;             // free: in the FreeIndex
+  BlockUses* uses = nullptr;          // nullptr while no other stream uses it
   uint64_t requested_bytes : 60 = 0;  // bytes that its (last) owner asked for
   BlockState state : 4 = BlockState::kFree;
 

@@ -76,7 +76,7 @@ CachingAllocator::CachingAllocator(SegmentSource* source, EventSource* events, c
 CachingAllocator::~CachingAllocator() {
   for (Segment* segment = first_segment_; segment != nullptr;) {
     for (Block* block = segment->first; block != nullptr; block = block->next) {
-      if (block->state != BlockState::kFree) delete block->uses;
+      delete block->uses;
     }
     delete std::exchange(segment, segment->next);
   }
@@ -673,7 +673,11 @@ HeapSnapshot CachingAllocator::Snapshot() {
 
 uint64_t CachingAllocator::MetadataBytes() const {
   MutexLock lock(mu_);
-  return slabs_.size() * sizeof(BlockSlab) + counters_.segment.current() * sizeof(Segment);
+  uint64_t bytes = slabs_.size() * sizeof(BlockSlab) + counters_.segment.current() * sizeof(Segment);
+  for (const auto& [stream, pools] : pools_) {
+    for (const FreeIndex& free : pools->free) bytes += free.MemoryBytes();
+  }
+  return bytes;
 }
 
 absl::Status CachingAllocator::CheckInvariants() const {

@@ -110,7 +110,7 @@ class CachingAllocator {
   // quiet: a Free() or a wait in another thread may have taken a block's events into its hands.
   absl::Status CheckInvariants() const ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Bytes of memory that the records of blocks and segments take.
+  // Bytes of memory that the records of blocks and segments and the indexes of free blocks take.
   uint64_t MetadataBytes() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:

@@ -7,8 +7,9 @@ set -euo pipefail
 
 build=(git cmake ninja-build g++ pkg-config libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev
        libabsl-dev prometheus-cpp-dev libcivetweb-dev zlib1g-dev libcurl4-openssl-dev libspdlog-dev nlohmann-json3-dev
-       libgtest-dev libgmock-dev libbenchmark-dev curl)
-test=("${build[@]}" clang libclang-rt-dev clang-tidy clang-format python3 prometheus)
+       libgtest-dev libgmock-dev curl)
+test=("${build[@]}" clang libclang-rt-dev clang-tidy clang-format python3 prometheus libjemalloc2
+      libtcmalloc-minimal4 libmimalloc2.0)
 
 case "${1:-}" in
   build) wanted=("${build[@]}") ;;

@@ -40,7 +40,7 @@ TraceOp FreeOp(uint64_t id) {
 // Sizes from 512 bytes up to `max_bytes`, each power of two as likely as any other.
 class Sizes {
  public:
-  explicit Sizes(uint64_t max_bytes) : exponent_(9, std::log2(max_bytes)) {}
+  explicit Sizes(uint64_t max_bytes) : exponent_(9, std::log2(static_cast<double>(max_bytes))) {}
   uint64_t Next(std::mt19937_64& random) { return static_cast<uint64_t>(std::exp2(exponent_(random))); }
 
  private:
@@ -61,7 +61,7 @@ Workload Hot(uint64_t bytes, size_t ops) {
 // max_bytes 512: blocks of one size, every other one freed, so that no two free ones join.
 Workload Replace(size_t live, uint64_t max_bytes, size_t ops) {
   std::mt19937_64 random(1);
-  Sizes sizes(static_cast<double>(max_bytes));
+  Sizes sizes(max_bytes);
   std::vector<uint32_t> order(2 * live);  // of allocation: the lower half stays
   std::iota(order.begin(), order.end(), 0);
   if (max_bytes > 512) {
