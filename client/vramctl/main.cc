@@ -161,7 +161,7 @@ std::vector<std::string> Spelled(int argc, char** argv) {
   std::vector<std::string> arguments(argv, argv + argc);
   for (size_t i = 1; i < arguments.size() && arguments[i] != "--"; ++i) {
     std::string& argument = arguments[i];
-    if (argument == "-o" && i + 1 < arguments.size()) {
+    if (argument == "-o" && i + 1 < arguments.size() && !absl::StartsWith(arguments[i + 1], "--")) {
       argument = absl::StrCat("--output=", arguments[i + 1]);
       arguments.erase(arguments.begin() + static_cast<std::ptrdiff_t>(i) + 1);
     } else if (absl::StartsWith(argument, "--")) {

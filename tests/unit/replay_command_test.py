@@ -62,7 +62,7 @@ def refusal_faults(vramctl, folder):
         ("an unknown operation", [file("op.trace", b"a 0 512 0\n\nx 0\n")], r"op\.trace: line 3: unknown operation"),
         ("a word too few", [file("few.trace", b"a 0 512\n")], r"few\.trace: line 1: "),
         ("no number", [file("number.trace", b"# c\na 0 -1 0\n")], r"number\.trace: line 2: BYTES is \"-1\""),
-        ("an unknown id", [file("id.trace", b"f 7\n")], r"line 1: id "7" was never allocated"),
+        ("an unknown id", [file("id.trace", b"f 7\n")], r'line 1: id "7" was never allocated'),
         ("rubbish", [file("rubbish.trace", bytes(range(128, 256)) * 20)], r"rubbish\.trace: (line|byte) \d+"),
         ("a line after gzip", [file("packed.trace.gz", gzip.compress(b"a 0 1 0\nq\n"))], r"line 2: unknown operation"),
         ("a truncated gzip", [file("cut.trace.gz", packed[:-12])], r"cut\.trace\.gz: byte \d+ unpacked: "),
