@@ -79,7 +79,7 @@ def refusal_faults(vramctl, folder):
         ("a bad size", [good, "--device-bytes=12Gib3"], r"--device-bytes: "),
         ("a size beyond all devices", [good, "--device-bytes=8EiB"], r"--device-bytes: "),
         ("a bad fraction", [good, "--device-bytes=1GiB", "--fraction=1.5"], r"--fraction: \"1\.5\""),
-        ("a fraction of nothing", [good, "--fraction=0.5"], r"--fraction: "),
+        ("a fraction of nothing", [good, "--fraction=0.5"], r"a memory fraction of what"),
         ("a missing conf", [good, f"--conf={folder}/missing"], r"--conf: .*missing"),
         ("a conf without =", [good, conf("a", b"# c\ndevice")], r"a\.conf: line 2: "),
         ("a conf with a bad setting", [good, conf("b", b"alloc_conf=nothing:1")], r"b\.conf: line 1: .*nothing"),
