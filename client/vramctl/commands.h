@@ -29,7 +29,7 @@ struct Context {
   std::string name;    // hold
   std::string limit;   // hold; empty: none
   int device = 0;      // hold, stats, summary; replay, tune: of a PyTorch snapshot
-  std::string output;  // snapshot: a file, or "-"
+  std::string output;  // snapshot, replay: a file, or "-"
   ReplayFlags replay;
 };
 

@@ -35,7 +35,8 @@ ABSL_FLAG(
     std::string, alloc_conf, "",
     "hold, replay, tune: settings in PyTorch's syntax, as max_split_size_mb:128,garbage_collection_threshold:0.8. "
     "Default for hold: $PYTORCH_ALLOC_CONF, else $PYTORCH_CUDA_ALLOC_CONF.");
-ABSL_FLAG(std::string, output, "", "snapshot: file to write, replaced when it exists; -o FILE for short.");
+ABSL_FLAG(std::string, output, "",
+          "snapshot, replay: file to write PyTorch's snapshot to, replaced when it exists; -o FILE for short.");
 ABSL_FLAG(std::string, device_bytes, "", "replay, tune: size of the simulated device, as 24GiB. Default: unlimited.");
 ABSL_FLAG(std::string, fraction, "", "replay, tune: memory fraction, 0 to 1.");
 ABSL_FLAG(bool, per_op, false, "replay: one row of figures after each operation, in the format of tests/golden.");
@@ -91,7 +92,7 @@ const std::map<std::string, Command>& Commands() {
         "allocate, write a pattern, and hold until interrupted",
         [](const Context& c, const Arguments& a) { return ctl::Hold(c, a[0]); }}},
       {"replay",
-       {"TRACE [--conf FILE] [--alloc-conf SETTINGS] [--device-bytes N] [--fraction F] [--per-op]", 1, 1,
+       {"TRACE [--conf FILE] [--alloc-conf SETTINGS] [--device-bytes N] [--fraction F] [--per-op | -o FILE]", 1, 1,
         "run a trace, or a PyTorch memory snapshot's events, through the allocator; needs no daemon",
         [](const Context& c, const Arguments& a) { return ctl::RunReplay(c, a[0]); }}},
       {"tune",
@@ -175,6 +176,7 @@ std::vector<std::string> Spelled(int argc, char** argv) {
 // The result points into `arguments`.
 std::vector<char*> ParseFlags(std::vector<std::string>& arguments) {
   std::vector<char*> argv;
+  argv.reserve(arguments.size() + 1);
   for (std::string& argument : arguments) argv.push_back(argument.data());
   argv.push_back(nullptr);
   const bool asks = std::any_of(arguments.begin(), arguments.end(), [](const std::string& argument) {

@@ -13,6 +13,7 @@
 #include "allocator/bytes.h"
 #include "client/vramctl/commands.h"
 #include "client/vramctl/output.h"
+#include "client/vramctl/snapshot_file.h"
 
 namespace vrambroker::vramctl {
 
@@ -81,6 +82,16 @@ absl::Status PrintEveryOperation(const Trace& trace, const ReplayConfig& config)
   return absl::OkStatus();
 }
 
+// The heap as it is at the end, with its last events.
+absl::Status WriteHeap(const Trace& trace, const ReplayConfig& config, const std::string& path) {
+  constexpr size_t kMaxEvents = 1'000'000;
+  if (absl::Status status = CheckSnapshotPath(path); !status.ok()) return status;
+  Replay replay(config, trace.ids);
+  replay.allocator().SetRecording(kMaxEvents);
+  for (const TraceOp& op : trace.ops) replay.Do(op);
+  return WriteSnapshot({replay.allocator().Snapshot()}, path);
+}
+
 }  // namespace
 
 absl::Status RunReplay(const Context& context, const std::string& path) {
@@ -91,6 +102,11 @@ absl::Status RunReplay(const Context& context, const std::string& path) {
   if (context.replay.per_op) {
     if (context.json) return absl::InvalidArgumentError("--per-op prints rows; it goes with no other --format");
     return PrintEveryOperation(*trace, *config);
+  }
+
+  if (!context.output.empty()) {
+    absl::Status status = WriteHeap(*trace, *config, context.output);
+    if (!status.ok() || context.output == "-") return status;
   }
 
   const ReplaySummary summary = SummarizeReplay(*trace, *config);

@@ -1,24 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cerrno>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "allocator/allocator_options.h"
-#include "allocator/device.h"
 #include "allocator/heap_snapshot.h"
-#include "allocator/replay/pickle.h"
-#include "allocator/replay/torch_snapshot.h"
 #include "client/vramctl/commands.h"
 #include "client/vramctl/daemon_calls.h"
+#include "client/vramctl/snapshot_file.h"
 
 namespace vrambroker::vramctl {
 namespace {
@@ -118,29 +110,6 @@ absl::StatusOr<HeapSnapshot> GetSnapshot(Daemon& daemon, uint64_t session, uint3
   return heap;
 }
 
-absl::Status WriteAll(int fd, absl::string_view bytes) {
-  while (!bytes.empty()) {
-    const ssize_t written = write(fd, bytes.data(), bytes.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return absl::ErrnoToStatus(errno, "write");
-    bytes.remove_prefix(static_cast<size_t>(written));
-  }
-  return absl::OkStatus();
-}
-
-// Whoever reads `path` sees the file that was there, or the new one as a whole.
-absl::Status WriteFile(const std::string& path, absl::string_view bytes) {
-  const std::string temporary = absl::StrCat(path, ".", getpid(), ".tmp");
-  UniqueFd file(open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
-  if (!file.valid()) return absl::ErrnoToStatus(errno, absl::StrCat("cannot create ", temporary));
-  absl::Status status = WriteAll(file.get(), bytes);
-  if (status.ok() && fsync(file.get()) != 0) status = absl::ErrnoToStatus(errno, "fsync");
-  if (status.ok() && rename(temporary.c_str(), path.c_str()) != 0) status = absl::ErrnoToStatus(errno, "rename");
-  if (status.ok()) return status;
-  unlink(temporary.c_str());
-  return {status.code(), absl::StrCat("cannot write ", path, ": ", status.message())};
-}
-
 }  // namespace
 
 absl::Status Record(const Context& context, const std::string& session, const std::string& events) {
@@ -169,12 +138,10 @@ absl::Status Record(const Context& context, const std::string& session, const st
 
 absl::Status Snapshot(const Context& context, const std::string& session) {
   const std::string& path = context.output;
-  if (path.empty())
+  if (path.empty()) {
     return absl::InvalidArgumentError("snapshot: say where to: -o FILE, or -o - for JSON on the terminal");
-  struct stat info = {};
-  if (path != "-" && stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) {
-    return absl::InvalidArgumentError(absl::StrCat("-o ", path, ": it exists and is not a file"));
   }
+  if (absl::Status status = CheckSnapshotPath(path); !status.ok()) return status;
   absl::StatusOr<Daemon> daemon = Daemon::Connect(context);
   if (!daemon.ok()) return daemon.status();
   const absl::StatusOr<v1::Session> found = GetSession(*daemon, session);
@@ -192,13 +159,7 @@ absl::Status Snapshot(const Context& context, const std::string& session) {
     heaps.push_back(*std::move(heap));
   }
 
-  const PickleValue snapshot = TorchSnapshot(heaps);
-  if (path == "-") {
-    const std::string json = absl::StrCat(WriteJson(snapshot), "\n");
-    return WriteAll(STDOUT_FILENO, json);
-  }
-  const std::string bytes = absl::EndsWith(path, ".json") ? WriteJson(snapshot) : WritePickle(snapshot);
-  if (absl::Status status = WriteFile(path, bytes); !status.ok()) return status;
+  if (absl::Status status = WriteSnapshot(heaps, path); !status.ok() || path == "-") return status;
   if (context.json) {
     Print({{"session", found->name()}, {"file", path}, {"segments", segments}, {"blocks", blocks}, {"events", events}});
   } else {

@@ -5,6 +5,7 @@
   replay_command_test.py VRAMCTL GOLDEN_DIR
 """
 import gzip
+import json
 import pathlib
 import re
 import subprocess
@@ -100,10 +101,33 @@ def refusal_faults(vramctl, folder):
         yield f"the good trace, on which the cases are built, is refused: {done}"
 
 
+def snapshot_faults(vramctl, golden, folder):
+    """A replay's snapshot, replayed, is the same run again."""
+    trace = golden / "two_stream_overlap.trace.gz"
+    file = folder / "heap.pickle"
+    peaks = []
+    for args in ([trace, "-o", file], [file]):
+        done = replay(vramctl, *args, "--format=json")
+        if done.returncode != 0:
+            yield f"{args}: {done}"
+            return
+        peaks.append({key: value for key, value in json.loads(done.stdout).items() if key.startswith("peak_")})
+    if peaks[0] != peaks[1] or peaks[0]["peak_allocated_bytes"] == 0:
+        yield f"the snapshot of a replay gives other peaks: {peaks}"
+    done = replay(vramctl, trace, "-o", "-")
+    if done.returncode != 0 or "segments" not in json.loads(done.stdout):
+        yield f"no JSON on standard output: {done.stdout[:100]!r} {done.stderr!r}"
+    done = replay(vramctl, trace, "-o", folder)
+    if done.returncode != 2 or b"not a file" not in done.stderr:
+        yield f"a folder as output: {done}"
+
+
 def main():
     vramctl, golden = sys.argv[1], pathlib.Path(sys.argv[2])
     with tempfile.TemporaryDirectory() as folder:
-        faults = [*golden_faults(vramctl, golden), *refusal_faults(vramctl, pathlib.Path(folder))]
+        folder = pathlib.Path(folder)
+        faults = [*golden_faults(vramctl, golden), *refusal_faults(vramctl, folder),
+                  *snapshot_faults(vramctl, golden, folder)]
     for fault in faults:
         print(fault)
     print(f"{len(faults)} faults")

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Heaps as a file in PyTorch's snapshot layout.
+#ifndef VRAMBROKER_CLIENT_VRAMCTL_SNAPSHOT_FILE_H_
+#define VRAMBROKER_CLIENT_VRAMCTL_SNAPSHOT_FILE_H_
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "allocator/heap_snapshot.h"
+
+namespace vrambroker::vramctl {
+
+// InvalidArgument when `path` exists and is no file.
+absl::Status CheckSnapshotPath(const std::string& path);
+
+// Heaps by device. JSON for paths that end in .json and for "-" (standard output), else a pickle. Whoever reads `path`
+// sees the file that was there, or the new one as a whole. Errors name the path.
+absl::Status WriteSnapshot(absl::Span<const HeapSnapshot> heaps, const std::string& path);
+
+}  // namespace vrambroker::vramctl
+
+#endif  // VRAMBROKER_CLIENT_VRAMCTL_SNAPSHOT_FILE_H_
