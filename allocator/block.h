@@ -20,20 +20,25 @@ struct Segment {
   SegmentId id{};
   uint64_t order = 0;    // 0 for the first segment that the heap ever obtained, then 1, ...
   uint64_t address = 0;  // a label that grows with `order`; see SegmentSnapshot
+  void* base = nullptr;  // where it is mapped in this process, if it is
   uint64_t bytes = 0;
   PoolKind pool = PoolKind::kSmall;
   StreamPools* pools = nullptr;  // those of its stream
   Block* first = nullptr;        // the block at offset 0; the same record while the segment lives
-  uint64_t free_since = 0;       // while wholly free: the pool's search count when it became so
   Segment* prev = nullptr;       // all segments of the heap, by order
   Segment* next = nullptr;
+  // While wholly free: when it became so, by the pool's search count and by CachingAllocator::Tick(), and its
+  // neighbours among such segments, the one that is free for longest first.
+  uint64_t free_since = 0;
+  uint64_t free_since_tick = 0;
+  Segment* prev_free = nullptr;
+  Segment* next_free = nullptr;
 };
 
 struct BlockUses;  // streams that a block was recorded on, and events still to come (caching_allocator.cc)
 
-// The allocator owns it. The holder of an allocated block may read `bytes` and call segment_id(), offset() and
-// segment_bytes(); the rest is guarded by the allocator's lock.
-// One cache line.
+// The allocator owns it. The holder of an allocated block may read `bytes` and call the functions; the rest is guarded
+// by the allocator's lock. One cache line.
 struct alignas(64) Block {
   uint64_t bytes = 0;    // a multiple of 512
   uint64_t address = 0;  // segment->address + offset
@@ -47,6 +52,7 @@ struct alignas(64) Block {
   SegmentId segment_id() const { return segment->id; }
   uint64_t offset() const { return address - segment->address; }  // from the start of the segment, bytes
   uint64_t segment_bytes() const { return segment->bytes; }
+  void* data() const { return static_cast<char*>(segment->base) + offset(); }  // REQUIRES: the segment has a base
   bool IsWholeSegment() const { return prev == nullptr && next == nullptr; }
 };
 static_assert(sizeof(Block) == 64);

@@ -173,6 +173,12 @@ Block* BlockTree::First() const {
   return FirstBelow(root_);
 }
 
+Block* BlockTree::Last() const {
+  const Node* node = root_;
+  while (!node->is_leaf) node = node->entries[node->count - 1].node;
+  return node->entries[node->count - 1].block;
+}
+
 Block* BlockTree::FirstFrom(const Key& key) const {
   const Node* node = root_;
   const Node* after = nullptr;  // what follows everything below `node`

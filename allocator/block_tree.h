@@ -46,6 +46,8 @@ class BlockTree {
 
   // The first block. REQUIRES: !empty().
   Block* First() const;
+  // The last block. REQUIRES: !empty().
+  Block* Last() const;
   // The first block that is not before `key`, or nullptr. REQUIRES: !empty().
   Block* FirstFrom(const Key& key) const;
   // Adds all blocks in order.

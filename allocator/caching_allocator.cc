@@ -13,10 +13,13 @@
 // (3) Exactly the free blocks are in a free index, each in that of its segment's pool and stream.
 // (4) Every `current` figure equals what a walk over all blocks counts, and is at most its peak.
 // (5) Exactly the pending blocks wait for events, each for as many as it says.
+// (6) Exactly the wholly free segments are in the list of those, in the order in which they became so.
 #include "allocator/caching_allocator.h"
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
+#include <thread>
 #include <tuple>
 #include <utility>
 
@@ -30,6 +33,8 @@ namespace vrambroker {
 namespace {
 
 constexpr uint64_t kFirstAddress = 0x7F00'0000'0000;
+constexpr size_t kTrimBatch = 64;  // segments that Trim() gives to the source in one call
+constexpr int kTrimYields = 200;   // how often it steps back for a thread that wants the lock
 
 }  // namespace
 
@@ -119,11 +124,29 @@ void CachingAllocator::PutInCache(Block* block) {
   Segment& segment = *block->segment;
   block->state = BlockState::kFree;
   segment.pools->free[static_cast<int>(segment.pool)].Insert(block);
-  if (block->IsWholeSegment()) segment.free_since = searches_[static_cast<int>(segment.pool)];
+  if (block->IsWholeSegment()) AddFreeSegment(&segment);
 }
 
 void CachingAllocator::TakeFromCache(Block* block) {
-  block->segment->pools->free[static_cast<int>(block->segment->pool)].Erase(block);
+  Segment& segment = *block->segment;
+  segment.pools->free[static_cast<int>(segment.pool)].Erase(block);
+  if (block->IsWholeSegment()) RemoveFreeSegment(&segment);
+}
+
+void CachingAllocator::AddFreeSegment(Segment* segment) {
+  segment->free_since = searches_[static_cast<int>(segment->pool)];
+  segment->free_since_tick = ticks_;
+  segment->prev_free = last_free_segment_;
+  segment->next_free = nullptr;
+  (last_free_segment_ == nullptr ? first_free_segment_ : last_free_segment_->next_free) = segment;
+  last_free_segment_ = segment;
+}
+
+void CachingAllocator::RemoveFreeSegment(Segment* segment) {
+  Segment* const prev = segment->prev_free;
+  Segment* const next = segment->next_free;
+  (prev == nullptr ? first_free_segment_ : prev->next_free) = next;
+  (next == nullptr ? last_free_segment_ : next->prev_free) = prev;
 }
 
 // ---- Allocating ----
@@ -243,7 +266,7 @@ Block* CachingAllocator::HandOut(Block* block, const Request& request) {
 // ---- Growing ----
 
 CachingAllocator::Growth CachingAllocator::Grow(const Request& request, bool is_retry) {
-  uint64_t ticket = 0;
+  std::optional<uint64_t> ticket;
   {
     MutexLock lock(mu_);
     if (is_retry) ++counters_.num_alloc_retries;
@@ -263,12 +286,14 @@ CachingAllocator::Growth CachingAllocator::Grow(const Request& request, bool is_
               .without_retry = true};
     }
     growing_bytes_ += request.segment_bytes;
-    ticket = BeginSlowCall();
+    // A retry gives nothing back that others could wait for, and may itself wait for long.
+    if (!is_retry) ticket = BeginSlowCall();
   }
-  const absl::StatusOr<SegmentId> segment = source_.AcquireSegment(request.segment_bytes);
+  const absl::StatusOr<AcquiredSegment> segment =
+      source_.AcquireSegment(request.segment_bytes, /*last_resort=*/is_retry);
   MutexLock lock(mu_);
   growing_bytes_ -= request.segment_bytes;
-  EndSlowCall(ticket);
+  if (ticket.has_value()) EndSlowCall(*ticket);
   if (!segment.ok()) return {.refusal = segment.status()};
   return {.block = HandOut(AddSegment(*segment, request), request)};
 }
@@ -291,10 +316,11 @@ void CachingAllocator::WaitForSlowCalls() {
 }
 
 // The new segment as one block, free and in no index.
-Block* CachingAllocator::AddSegment(SegmentId id, const Request& request) {
-  auto* segment = new Segment{.id = id,
+Block* CachingAllocator::AddSegment(const AcquiredSegment& acquired, const Request& request) {
+  auto* segment = new Segment{.id = acquired.id,
                               .order = next_segment_order_++,
                               .address = next_address_,
+                              .base = acquired.base,
                               .bytes = request.segment_bytes,
                               .pool = request.pool,
                               .pools = MakePools(request.stream),
@@ -486,6 +512,41 @@ uint64_t CachingAllocator::EmptyCache() {
   return Release(segments, ticket);
 }
 
+uint64_t CachingAllocator::Trim(const TrimOptions& options) {
+  uint64_t wanted = 0;
+  {
+    MutexLock lock(mu_);
+    if (!pending_.empty()) Poll();
+    // More than is held now can only be what other threads free while this one works: without an end, if they go on.
+    wanted = std::min(options.wanted_bytes, counters_.reserved_bytes.current());
+  }
+  uint64_t taken = 0;
+  uint64_t available = 0;
+  bool more = true;
+  while (more) {
+    std::vector<ReleasedSegment> segments;
+    segments.reserve(kTrimBatch);
+    uint64_t ticket = 0;
+    while (more && segments.size() < kTrimBatch) {
+      for (int i = 0; i < kTrimYields && mu_.IsWanted(); ++i) std::this_thread::yield();
+      MutexLock lock(mu_);
+      if (segments.empty()) ticket = BeginSlowCall();
+      Segment* const oldest = first_free_segment_;
+      more = taken < wanted && oldest != nullptr && ticks_ - oldest->free_since_tick >= options.min_idle_ticks;
+      if (!more) break;
+      segments.push_back(Unlink(oldest->first));
+      taken += segments.back().bytes;
+    }
+    available += Release(segments, ticket);
+  }
+  return available;
+}
+
+void CachingAllocator::Tick() {
+  MutexLock lock(mu_);
+  ++ticks_;
+}
+
 // Ends the slow call `ticket`, begun when the segments were unlinked.
 uint64_t CachingAllocator::Release(const std::vector<ReleasedSegment>& segments, uint64_t ticket) {
   const uint64_t bytes = segments.empty() ? 0 : source_.ReleaseSegments(segments);
@@ -517,8 +578,8 @@ ReleasedSegment CachingAllocator::Unlink(Block* whole_segment) {
 
 std::vector<ReleasedSegment> CachingAllocator::UnlinkFreeSegments() {
   std::vector<Block*> free;
-  for (Segment* segment = first_segment_; segment != nullptr; segment = segment->next) {
-    if (segment->first->state == BlockState::kFree && segment->first->IsWholeSegment()) free.push_back(segment->first);
+  for (const Segment* segment = first_free_segment_; segment != nullptr; segment = segment->next_free) {
+    free.push_back(segment->first);
   }
   std::sort(free.begin(), free.end(), ReleasedBefore);
   std::vector<ReleasedSegment> segments;
@@ -539,9 +600,8 @@ std::vector<ReleasedSegment> CachingAllocator::UnlinkGarbage() {
   const uint64_t now = searches_[static_cast<int>(PoolKind::kLarge)];
   std::vector<Block*> candidates;
   uint64_t total_age = 0;
-  for (Segment* segment = first_segment_; segment != nullptr; segment = segment->next) {
-    if (segment->pool != PoolKind::kLarge || segment->first->state != BlockState::kFree) continue;
-    if (!segment->first->IsWholeSegment()) continue;
+  for (const Segment* segment = first_free_segment_; segment != nullptr; segment = segment->next_free) {
+    if (segment->pool != PoolKind::kLarge) continue;
     candidates.push_back(segment->first);
     total_age += now - segment->free_since;
   }
@@ -613,7 +673,15 @@ MemoryStats CachingAllocator::GetMemoryStats() const {
   MutexLock lock(mu_);
   MemoryStats stats = counters_.Report();
   stats.max_split_bytes = options_.max_split_bytes;
+  for (const auto& [stream, pools] : pools_) {
+    for (const FreeIndex& free : pools->free) stats.free.Add(free.GetSizes());
+  }
   return stats;
+}
+
+uint64_t CachingAllocator::num_alloc_retries() const {
+  MutexLock lock(mu_);
+  return counters_.num_alloc_retries;
 }
 
 void CachingAllocator::ResetPeakStats() {
@@ -626,9 +694,11 @@ void CachingAllocator::ResetAccumulatedStats() {
   counters_.ResetTotals();
 }
 
-void CachingAllocator::CountOutOfMemory() {
+void CachingAllocator::CountOutOfMemory(uint64_t block_bytes, Stream stream) {
+  const uint64_t available = source_.AvailableBytes();
   MutexLock lock(mu_);
   ++counters_.num_ooms;
+  if (block_bytes > 0) history_.Add(HistoryAction::kOutOfMemory, available, block_bytes, stream);
 }
 
 void CachingAllocator::SetRecording(size_t max_events) {
@@ -649,11 +719,13 @@ FitReport CachingAllocator::ExplainFit(uint64_t requested, Stream stream) const 
   return report;
 }
 
-HeapSnapshot CachingAllocator::Snapshot() {
+HeapSnapshot CachingAllocator::Snapshot(bool with_history) {
   HeapSnapshot snapshot{.options = options_};
   MutexLock lock(mu_);
-  history_.Add(HistoryAction::kSnapshot, 0, counters_.active_bytes.current(), 0);
-  snapshot.history = history_.Events();
+  if (with_history) {
+    history_.Add(HistoryAction::kSnapshot, 0, counters_.active_bytes.current(), 0);
+    snapshot.history = history_.Events();
+  }
   snapshot.segments.reserve(counters_.segment.current());
   for (const Segment* segment = first_segment_; segment != nullptr; segment = segment->next) {
     SegmentSnapshot& copy = snapshot.segments.emplace_back(SegmentSnapshot{.id = segment->id,
@@ -688,6 +760,7 @@ absl::Status CachingAllocator::CheckInvariants() const {
     for (const PendingFree& pending : frees) ++waiting[pending.block];
   }
   size_t free_blocks = 0;
+  size_t free_segments = 0;
   for (const Segment* segment = first_segment_; segment != nullptr; segment = segment->next) {
     const auto broken = [&](int invariant, absl::string_view what) {
       return absl::InternalError(absl::StrCat("invariant ", invariant, ", segment ", segment->order, ": ", what));
@@ -723,7 +796,9 @@ absl::Status CachingAllocator::CheckInvariants() const {
       if (block->next != nullptr && block->next->state == BlockState::kFree) return broken(2, "free neighbours");
       ++free_blocks;
       if (!free.Contains(block)) return broken(3, "a free block is not in its index");
-      if (!block->IsWholeSegment()) {
+      if (block->IsWholeSegment()) {
+        ++free_segments;
+      } else {
         counted.inactive_split.Up(pool, 1);
         counted.inactive_split_bytes.Up(pool, block->bytes);
       }
@@ -735,11 +810,34 @@ absl::Status CachingAllocator::CheckInvariants() const {
   }
   for (const auto& [stream, pools] : pools_) {
     for (const FreeIndex& free : pools->free) {
-      if (free.InOrder().size() != free.size()) return absl::InternalError("invariant 3: an index counts wrongly");
+      FreeSizes sizes;
+      const std::vector<Block*> blocks = free.InOrder();
+      for (const Block* block : blocks) sizes.Add(block->bytes);
+      if (blocks.size() != free.size() || sizes != free.GetSizes()) {
+        return absl::InternalError("invariant 3: an index counts wrongly");
+      }
       free_blocks -= free.size();
     }
   }
   if (free_blocks != 0) return absl::InternalError("invariant 3: an index holds a block that is in no segment");
+  std::array<uint64_t, 2> last_search = {};
+  const Segment* last = nullptr;
+  for (const Segment* segment = first_free_segment_; segment != nullptr; segment = segment->next_free) {
+    uint64_t& search = last_search[static_cast<int>(segment->pool)];
+    if (segment->first->state != BlockState::kFree || !segment->first->IsWholeSegment()) {
+      return absl::InternalError("invariant 6: a segment in use is listed as free");
+    }
+    if (segment->prev_free != last) return absl::InternalError("invariant 6: links disagree");
+    if (segment->free_since < search || (last != nullptr && segment->free_since_tick < last->free_since_tick)) {
+      return absl::InternalError("invariant 6: not in the order of the frees");
+    }
+    search = segment->free_since;
+    last = segment;
+    --free_segments;
+  }
+  if (last_free_segment_ != last || free_segments != 0) {
+    return absl::InternalError("invariant 6: a wholly free segment is not listed");
+  }
   if (!waiting.empty()) return absl::InternalError("invariant 5: an event of a block that does not wait for it");
 
   const MemoryStats walked = counted.Report();

@@ -43,6 +43,11 @@ struct FitReport {
   uint64_t pool_largest_bytes = 0;  // the largest of them
 };
 
+struct TrimOptions {
+  uint64_t wanted_bytes = std::numeric_limits<uint64_t>::max();  // stop once segments of so many bytes are given back
+  uint64_t min_idle_ticks = 0;  // take only what is wholly free since so many ticks, see CachingAllocator::Tick()
+};
+
 // Safe to call from any thread. Hits and frees take a lock for a search; calls that reach the SegmentSource, and waits
 // for events, drop the lock, so a slow device does not delay other threads' hits.
 class CachingAllocator {
@@ -83,6 +88,13 @@ class CachingAllocator {
   // that the source has made available.
   uint64_t EmptyCache() ABSL_LOCKS_EXCLUDED(mu_);
 
+  // Gives wholly free segments back, those that are free for longest first, as EmptyCache() does but without waiting
+  // for streams, and segment by segment: other threads' hits and frees get the lock in between. What becomes free
+  // meanwhile may stay. Returns the bytes that the source has made available.
+  uint64_t Trim(const TrimOptions& options = {}) ABSL_LOCKS_EXCLUDED(mu_);
+  // The clock of min_idle_ticks: whoever trims by age calls this once a period.
+  void Tick() ABSL_LOCKS_EXCLUDED(mu_);
+
   // Most bytes of segments to hold; kNoLimit: none. What is held stays; only growth is refused.
   void SetLimit(uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
   // The same for a limit that the source enforces: its refusals are the source's, which says more. What the limit
@@ -92,19 +104,20 @@ class CachingAllocator {
   void SetMemoryFraction(double fraction) ABSL_LOCKS_EXCLUDED(mu_);
 
   MemoryStats GetMemoryStats() const ABSL_LOCKS_EXCLUDED(mu_);
+  uint64_t num_alloc_retries() const ABSL_LOCKS_EXCLUDED(mu_);  // of GetMemoryStats()
   void ResetPeakStats() ABSL_LOCKS_EXCLUDED(mu_);
   // Totals (allocated, freed, and the plain counters) start again at 0.
   void ResetAccumulatedStats() ABSL_LOCKS_EXCLUDED(mu_);
 
   // Counts an out-of-memory event for a request that was refused without asking the allocator.
-  void CountOutOfMemory() ABSL_LOCKS_EXCLUDED(mu_);
+  void CountOutOfMemory(uint64_t block_bytes = 0, Stream stream = 0) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Keeps the last `max_events` events for snapshots; 0 (the beginning) keeps none. Forgets earlier ones.
   void SetRecording(size_t max_events) ABSL_LOCKS_EXCLUDED(mu_);
 
   FitReport ExplainFit(uint64_t requested, Stream stream = 0) const ABSL_LOCKS_EXCLUDED(mu_);
-  // While recording, the snapshot is an event of its own.
-  HeapSnapshot Snapshot() ABSL_LOCKS_EXCLUDED(mu_);
+  // While recording, the snapshot is an event of its own; not without history, for those who look again and again.
+  HeapSnapshot Snapshot(bool with_history = true) ABSL_LOCKS_EXCLUDED(mu_);
 
   // OK, or Internal naming the first invariant (see caching_allocator.cc) that does not hold. Walks everything. Needs
   // quiet: a Free() or a wait in another thread may have taken a block's events into its hands.
@@ -150,7 +163,7 @@ class CachingAllocator {
   Block* AllocateFromCache(const Request& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Block* HandOut(Block* candidate, const Request& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Growth Grow(const Request& request, bool is_retry) ABSL_LOCKS_EXCLUDED(mu_);
-  Block* AddSegment(SegmentId id, const Request& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Block* AddSegment(const AcquiredSegment& acquired, const Request& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   uint64_t BeginSlowCall() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndSlowCall(uint64_t ticket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -160,6 +173,8 @@ class CachingAllocator {
   void CompleteFree(Block* block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void PutInCache(Block* block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TakeFromCache(Block* block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void AddFreeSegment(Segment* segment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void RemoveFreeSegment(Segment* segment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool StreamIsDone(Block* block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Poll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void WaitForStreams() ABSL_LOCKS_EXCLUDED(mu_);
@@ -184,6 +199,8 @@ class CachingAllocator {
   mutable StreamPools* recent_pools_ ABSL_GUARDED_BY(mu_) = nullptr;           // found last
   Segment* first_segment_ ABSL_GUARDED_BY(mu_) = nullptr;                      // by order
   Segment* last_segment_ ABSL_GUARDED_BY(mu_) = nullptr;
+  Segment* first_free_segment_ ABSL_GUARDED_BY(mu_) = nullptr;  // wholly free, in the order in which they became so
+  Segment* last_free_segment_ ABSL_GUARDED_BY(mu_) = nullptr;
   uint64_t next_segment_order_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t next_address_ ABSL_GUARDED_BY(mu_);
   uint64_t limit_ ABSL_GUARDED_BY(mu_);
@@ -195,6 +212,7 @@ class CachingAllocator {
   uint64_t next_slow_call_ ABSL_GUARDED_BY(mu_) = 0;
   CondVar slow_call_ended_;
   std::array<uint64_t, 2> searches_ ABSL_GUARDED_BY(mu_) = {};  // by PoolKind; the clock of garbage collection
+  uint64_t ticks_ ABSL_GUARDED_BY(mu_) = 0;
   PendingFrees pending_ ABSL_GUARDED_BY(mu_);
   HeapCounters counters_ ABSL_GUARDED_BY(mu_);
   History history_ ABSL_GUARDED_BY(mu_);

@@ -5,6 +5,7 @@
 #define VRAMBROKER_ALLOCATOR_CUDA_DEVICE_H_
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -13,8 +14,16 @@
 namespace vrambroker {
 
 // The GPUs that this process can use, in the order of CUDA's ordinals (CUDA_VISIBLE_DEVICES applies).
-// Unavailable, with the reason, when there is none: built without CUDA, no driver, no GPU.
+// Unavailable, with the reason, when there is none: built without CUDA, no driver or too old a one, no GPU.
+// Makes no CUDA context: a device does when it is first used.
 absl::StatusOr<std::vector<std::unique_ptr<Device>>> MakeCudaDevices();
+
+// FailedPrecondition when a GPU admits one process only, or none: then memory that the daemon owns cannot be used by
+// others. For the daemon, of the GPUs that it serves.
+absl::Status CheckComputeMode(int ordinal);
+
+// For logs: "driver for CUDA 13.0, runtime 13.0".
+std::string CudaVersions();
 
 }  // namespace vrambroker
 

@@ -5,6 +5,14 @@
 
 namespace vrambroker {
 
+absl::Status CheckComputeMode(int /*ordinal*/) {
+  return absl::OkStatus();
+}
+
+std::string CudaVersions() {
+  return "none";
+}
+
 absl::StatusOr<std::vector<std::unique_ptr<Device>>> MakeCudaDevices() {
   return absl::UnavailableError(
       "this build has no CUDA support; install the CUDA Toolkit and build again, or use --device=host");

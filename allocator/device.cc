@@ -17,6 +17,11 @@ void UniqueFd::Reset() {
   fd_ = -1;
 }
 
+absl::StatusOr<SegmentHolders> Device::FindHolders(absl::Span<const DeviceSegment> /*segments*/) {
+  return absl::UnimplementedError(
+      absl::StrCat("a ", DeviceKindName(properties().kind), " device cannot tell who holds its segments"));
+}
+
 absl::Status CheckSegmentBytes(uint64_t bytes) {
   if (bytes == 0 || bytes % kSegmentGranuleBytes != 0) {
     return absl::InvalidArgumentError(

@@ -8,6 +8,8 @@
 #ifndef VRAMBROKER_ALLOCATOR_DEVICE_H_
 #define VRAMBROKER_ALLOCATOR_DEVICE_H_
 
+#include <sys/types.h>
+
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -19,6 +21,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "allocator/events.h"
 
 namespace vrambroker {
@@ -33,6 +36,9 @@ struct DeviceProperties {
   std::string uuid;          // the same in every process, whatever its ordinals are
   std::string name;          // for people
   uint64_t total_bytes = 0;  // physical memory
+  // AllocateSegment() overwrites with zeros what it gets: the driver may hand it what this process has freed. Elsewhere
+  // the driver clears all of it.
+  bool scrubs_new_segments = false;
 };
 
 // A file descriptor that is closed with its owner. Move-only.
@@ -70,6 +76,16 @@ struct DeviceSegment {
   int fd = -1;           // memory file of a host segment
 };
 
+// Who still has segments open or mapped, besides this process.
+struct SegmentHolders {
+  struct Holder {
+    size_t segment = 0;  // index of the segment asked for
+    pid_t pid = 0;
+  };
+  std::vector<Holder> holders;  // by segment, then process
+  size_t unread_processes = 0;  // that may not be looked into: they may hold any of the segments
+};
+
 // Safe to call from any thread. Calls may take milliseconds: hold no lock that a hot path needs.
 // Errors name the failing system or CUDA call.
 class Device : public EventSource {
@@ -80,6 +96,10 @@ class Device : public EventSource {
 
   // Bytes that AllocateSegment could hand out now, as the driver reports them; other programs may take them first.
   virtual absl::StatusOr<uint64_t> FreeBytes() = 0;
+
+  // OK, or the error after which this process can do nothing more with the device. Asks the driver; waits for nothing
+  // on the device.
+  virtual absl::Status Health() { return absl::OkStatus(); }
 
   // A new segment of exactly `bytes`, zeroed or never used by another process since it was.
   // InvalidArgument when `bytes` is 0 or no multiple of 2 MiB; ResourceExhausted when the device has no room.
@@ -101,6 +121,11 @@ class Device : public EventSource {
 
   // Fills [offset, offset + bytes) with zeros; done when it returns. OutOfRange when outside of the segment.
   virtual absl::Status Zero(const DeviceSegment& segment, uint64_t offset, uint64_t bytes) = 0;
+
+  // Other processes that have these segments open or mapped, in one search for all of them. To name those that keep
+  // memory, not to prove that nobody does: a process can hide what it holds. Unimplemented where the driver does not
+  // tell (cuda).
+  virtual absl::StatusOr<SegmentHolders> FindHolders(absl::Span<const DeviceSegment> segments);
 };
 
 // InvalidArgument unless `bytes` is a valid segment size. For implementations.

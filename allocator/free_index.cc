@@ -18,6 +18,12 @@ FreeIndex::Place FreeIndex::PlaceOf(uint64_t bytes) {
   return {.row = row, .column = static_cast<int>((units >> (row - 1)) & 63)};
 }
 
+void FreeIndex::Bin::InsertInTree(Block* block, BlockTree::NodeStore& nodes) {
+  tree.Insert(block, nodes);
+  ++tree_blocks;
+  tree_bytes += block->bytes;
+}
+
 Block* FreeIndex::Bin::First() const {
   return only != nullptr ? only : tree.First();
 }
@@ -33,10 +39,10 @@ void FreeIndex::Insert(Block* block) {
   if (bins_[place.row] == nullptr) bins_[place.row] = std::make_unique<Row>();
   Bin& bin = BinAt(place);
   if (!bin.tree.empty()) {
-    bin.tree.Insert(block, nodes_);
+    bin.InsertInTree(block, nodes_);
   } else if (bin.only != nullptr) {
-    bin.tree.Insert(std::exchange(bin.only, nullptr), nodes_);
-    bin.tree.Insert(block, nodes_);
+    bin.InsertInTree(std::exchange(bin.only, nullptr), nodes_);
+    bin.InsertInTree(block, nodes_);
   } else {
     bin.only = block;
     columns_[place.row] |= uint64_t{1} << place.column;
@@ -52,6 +58,8 @@ void FreeIndex::Erase(Block* block) {
     bin.only = nullptr;
   } else {
     bin.tree.Erase(block, nodes_);
+    --bin.tree_blocks;
+    bin.tree_bytes -= block->bytes;
     if (!bin.tree.empty()) return;
   }
   columns_[place.row] &= ~(uint64_t{1} << place.column);
@@ -80,6 +88,27 @@ bool FreeIndex::Contains(const Block* block) const {
   const Bin& bin = BinAt(place);
   if (bin.only != nullptr) return bin.only == block;
   return bin.tree.FirstFrom({.bytes = block->bytes, .address = block->address}) == block;
+}
+
+FreeSizes FreeIndex::GetSizes() const {
+  FreeSizes sizes;
+  for (uint64_t rows = rows_; rows != 0; rows &= rows - 1) {
+    const int row = std::countr_zero(rows);
+    for (uint64_t columns = columns_[row]; columns != 0; columns &= columns - 1) {
+      const Bin& bin = BinAt({.row = row, .column = std::countr_zero(columns)});
+      if (bin.only != nullptr) {
+        sizes.Add(bin.only->bytes);
+        continue;
+      }
+      // The classes begin at powers of two, as rows do: all blocks of a bin are of one class.
+      const uint64_t last = bin.tree.Last()->bytes;
+      const size_t size_class = FreeSizes::ClassOf(last);
+      sizes.blocks[size_class] += bin.tree_blocks;
+      sizes.bytes[size_class] += bin.tree_bytes;
+      sizes.largest_bytes = last;  // bins come in the order of their sizes
+    }
+  }
+  return sizes;
 }
 
 std::vector<Block*> FreeIndex::InOrder() const {

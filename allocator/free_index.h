@@ -19,6 +19,7 @@
 
 #include "allocator/block.h"
 #include "allocator/block_tree.h"
+#include "allocator/free_sizes.h"
 
 namespace vrambroker {
 
@@ -35,6 +36,8 @@ class FreeIndex {
 
   bool Contains(const Block* block) const;
   size_t size() const { return size_; }
+  // Of all blocks. Costs a look at each bin that is not empty, whatever it holds.
+  FreeSizes GetSizes() const;
   // All blocks by (size, address).
   std::vector<Block*> InOrder() const;
   uint64_t MemoryBytes() const;
@@ -45,7 +48,10 @@ class FreeIndex {
     // A block that came to the empty bin is alone in it; with a second one it goes to the tree, until that is empty.
     Block* only = nullptr;
     BlockTree tree;
+    uint64_t tree_blocks = 0;
+    uint64_t tree_bytes = 0;
 
+    void InsertInTree(Block* block, BlockTree::NodeStore& nodes);
     Block* First() const;
     Block* FirstAtLeast(uint64_t bytes) const;
   };

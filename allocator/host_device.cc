@@ -11,15 +11,20 @@
 #include <cstring>
 #include <fstream>
 #include <string>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "allocator/file_holders.h"
 #include "allocator/mutex.h"
 #include "allocator/size_class.h"
 
 namespace vrambroker {
 namespace {
+
+constexpr char kFileName[] = "vrambroker-segment";  // as lsof shows it
 
 absl::Status SystemError(const char* call) {
   return absl::ErrnoToStatus(errno, absl::StrCat(call, " failed"));
@@ -34,12 +39,13 @@ class CompleteEvent : public Event {
 
 class HostDevice : public Device {
  public:
-  HostDevice(int ordinal, uint64_t total_bytes)
+  HostDevice(int ordinal, uint64_t total_bytes, std::chrono::nanoseconds driver_latency)
       : properties_{.kind = DeviceKind::kHost,
                     .ordinal = ordinal,
                     .uuid = absl::StrCat("HOST-", ordinal),
                     .name = "host memory",
-                    .total_bytes = total_bytes} {}
+                    .total_bytes = total_bytes},
+        driver_latency_(driver_latency) {}
 
   const DeviceProperties& properties() const override { return properties_; }
 
@@ -58,12 +64,14 @@ class HostDevice : public Device {
       }
       used_bytes_ += bytes;
     }
+    SimulateDriver();
     absl::StatusOr<DeviceSegment> segment = CreateFile(bytes);
     if (!segment.ok()) GiveBack(bytes);
     return segment;
   }
 
   absl::Status FreeSegment(const DeviceSegment& segment) override {
+    SimulateDriver();
     if (close(segment.fd) != 0) return SystemError("close of a host segment");
     GiveBack(segment.bytes);
     return absl::OkStatus();
@@ -108,6 +116,7 @@ class HostDevice : public Device {
   absl::Status Zero(const DeviceSegment& segment, uint64_t offset, uint64_t bytes) override {
     if (absl::Status status = CheckRange(segment, offset, bytes); !status.ok()) return status;
     if (bytes == 0) return absl::OkStatus();
+    SimulateDriver();
     // A hole reads as zeros, and its pages go back to the machine.
     if (fallocate(segment.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
                   static_cast<off_t>(bytes)) != 0) {
@@ -116,11 +125,18 @@ class HostDevice : public Device {
     return absl::OkStatus();
   }
 
+  absl::StatusOr<SegmentHolders> FindHolders(absl::Span<const DeviceSegment> segments) override {
+    std::vector<int> fds;
+    fds.reserve(segments.size());
+    for (const DeviceSegment& segment : segments) fds.push_back(segment.fd);
+    return FindFileHolders(fds, kFileName);
+  }
+
   absl::StatusOr<std::unique_ptr<Event>> RecordEvent(Stream) override { return std::make_unique<CompleteEvent>(); }
 
  private:
   static absl::StatusOr<DeviceSegment> CreateFile(uint64_t bytes) {
-    UniqueFd fd(memfd_create("vrambroker-segment", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    UniqueFd fd(memfd_create(kFileName, MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (!fd.valid()) return SystemError("memfd_create");
     if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) return SystemError("ftruncate");
     // Every holder of the descriptor could otherwise resize the file and kill the others with SIGBUS.
@@ -130,12 +146,17 @@ class HostDevice : public Device {
     return DeviceSegment{.bytes = bytes, .fd = fd.Release()};
   }
 
+  void SimulateDriver() const {
+    if (driver_latency_.count() > 0) std::this_thread::sleep_for(driver_latency_);
+  }
+
   void GiveBack(uint64_t bytes) {
     MutexLock lock(mu_);
     used_bytes_ -= bytes;
   }
 
   const DeviceProperties properties_;
+  const std::chrono::nanoseconds driver_latency_;
   Mutex mu_;
   uint64_t used_bytes_ ABSL_GUARDED_BY(mu_) = 0;
 };
@@ -155,8 +176,8 @@ uint64_t DefaultHostBytes() {
   return memory / 2 / kSegmentGranuleBytes * kSegmentGranuleBytes;
 }
 
-std::unique_ptr<Device> MakeHostDevice(int ordinal, uint64_t total_bytes) {
-  return std::make_unique<HostDevice>(ordinal, total_bytes);
+std::unique_ptr<Device> MakeHostDevice(int ordinal, uint64_t total_bytes, std::chrono::nanoseconds driver_latency) {
+  return std::make_unique<HostDevice>(ordinal, total_bytes, driver_latency);
 }
 
 }  // namespace vrambroker

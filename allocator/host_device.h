@@ -5,6 +5,7 @@
 #ifndef VRAMBROKER_ALLOCATOR_HOST_DEVICE_H_
 #define VRAMBROKER_ALLOCATOR_HOST_DEVICE_H_
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 
@@ -17,7 +18,9 @@ namespace vrambroker {
 uint64_t DefaultHostBytes();
 
 // `total_bytes` is all that AllocateSegment may hand out together. A process that only opens handles passes 0.
-std::unique_ptr<Device> MakeHostDevice(int ordinal, uint64_t total_bytes);
+// With `driver_latency`, allocating, freeing and zeroing take that much longer, as calls of a GPU's driver do.
+std::unique_ptr<Device> MakeHostDevice(int ordinal, uint64_t total_bytes,
+                                       std::chrono::nanoseconds driver_latency = std::chrono::nanoseconds(0));
 
 }  // namespace vrambroker
 

@@ -8,18 +8,27 @@
 namespace vrambroker {
 namespace {
 
+struct Quantity {
+  const char* name;
+  PoolStat MemoryStats::*stat;
+};
+
 // The one list of quantities; everything that walks over them goes through it.
+constexpr Quantity kQuantities[] = {
+    {"allocation", &MemoryStats::allocation},
+    {"segment", &MemoryStats::segment},
+    {"active", &MemoryStats::active},
+    {"inactive_split", &MemoryStats::inactive_split},
+    {"allocated_bytes", &MemoryStats::allocated_bytes},
+    {"reserved_bytes", &MemoryStats::reserved_bytes},
+    {"active_bytes", &MemoryStats::active_bytes},
+    {"inactive_split_bytes", &MemoryStats::inactive_split_bytes},
+    {"requested_bytes", &MemoryStats::requested_bytes},
+};
+
 template <typename Stats, typename Visit>
 void Walk(Stats& stats, const Visit& visit) {
-  visit("allocation", stats.allocation);
-  visit("segment", stats.segment);
-  visit("active", stats.active);
-  visit("inactive_split", stats.inactive_split);
-  visit("allocated_bytes", stats.allocated_bytes);
-  visit("reserved_bytes", stats.reserved_bytes);
-  visit("active_bytes", stats.active_bytes);
-  visit("inactive_split_bytes", stats.inactive_split_bytes);
-  visit("requested_bytes", stats.requested_bytes);
+  for (const Quantity& quantity : kQuantities) visit(quantity.name, stats.*quantity.stat);
 }
 
 }  // namespace
@@ -41,14 +50,12 @@ void MemoryStats::ResetPeaks() {
 }
 
 void MemoryStats::Add(const MemoryStats& other) {
-  std::vector<const PoolStat*> theirs;
-  other.ForEach([&](const char*, const PoolStat& stat) { theirs.push_back(&stat); });
-  size_t i = 0;
-  Walk(*this, [&](const char*, PoolStat& stat) {
-    const PoolStat& add = *theirs[i++];
+  for (const Quantity& quantity : kQuantities) {
+    PoolStat& stat = this->*quantity.stat;
+    const PoolStat& add = other.*quantity.stat;
     stat.all.Add(add.all);
     for (size_t p = 0; p < stat.pool.size(); ++p) stat.pool[p].Add(add.pool[p]);
-  });
+  }
   oversize_allocations.Add(other.oversize_allocations);
   oversize_segments.Add(other.oversize_segments);
   num_alloc_retries += other.num_alloc_retries;
@@ -57,12 +64,17 @@ void MemoryStats::Add(const MemoryStats& other) {
   num_sync_all_streams += other.num_sync_all_streams;
   num_device_alloc += other.num_device_alloc;
   num_device_free += other.num_device_free;
+  free.Add(other.free);
   if (max_split_bytes != other.max_split_bytes) max_split_bytes = std::numeric_limits<uint64_t>::max();
 }
 
 double FragmentationRatio(uint64_t allocated_bytes, uint64_t reserved_bytes) {
   if (reserved_bytes == 0) return 0;
   return 1.0 - static_cast<double>(std::min(allocated_bytes, reserved_bytes)) / static_cast<double>(reserved_bytes);
+}
+
+double ExternalFragmentationRatio(uint64_t largest_free_block_bytes, uint64_t free_bytes) {
+  return FragmentationRatio(largest_free_block_bytes, free_bytes);
 }
 
 std::vector<std::pair<std::string, int64_t>> FlatMemoryStats(const MemoryStats& stats) {

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "allocator/free_sizes.h"
 #include "allocator/size_class.h"
 
 namespace vrambroker {
@@ -80,6 +81,9 @@ struct MemoryStats {
   // BYTES; AllocatorOptions::kNoLimit when unset
   uint64_t max_split_bytes = std::numeric_limits<uint64_t>::max();
 
+  // Free blocks, of segments in part used and of wholly free ones. Not among PyTorch's figures.
+  FreeSizes free;
+
   // Every peak becomes the current value.
   void ResetPeaks();
 
@@ -94,6 +98,9 @@ struct MemoryStats {
 
 // 1 - allocated / reserved; 0 when nothing is reserved. Between 0 and 1.
 double FragmentationRatio(uint64_t allocated_bytes, uint64_t reserved_bytes);
+
+// 1 - largest / free: how much of what is free one large request cannot use. 0 when nothing is free. Between 0 and 1.
+double ExternalFragmentationRatio(uint64_t largest_free_block_bytes, uint64_t free_bytes);
 
 // PyTorch's flat dictionary, sorted by key: "allocated_bytes.all.current" -> 512, ... "max_split_size" is -1 when
 // unset.

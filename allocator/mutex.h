@@ -7,6 +7,7 @@
 #ifndef VRAMBROKER_ALLOCATOR_MUTEX_H_
 #define VRAMBROKER_ALLOCATOR_MUTEX_H_
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -17,12 +18,40 @@ namespace vrambroker {
 
 class ABSL_LOCKABLE Mutex {
  public:
-  void Lock() ABSL_EXCLUSIVE_LOCK_FUNCTION() { mu_.lock(); }
+  void Lock() ABSL_EXCLUSIVE_LOCK_FUNCTION() {
+    if (!mu_.try_lock()) LockContended();
+  }
   void Unlock() ABSL_UNLOCK_FUNCTION() { mu_.unlock(); }
+  // Whether a thread waits in Lock(), at a guess. For whoever takes the lock again and again in the background: a mutex
+  // is not fair, and the thread that unlocks it may well lock it again before a waiting one has woken up.
+  bool IsWanted() const { return waiting_.load(std::memory_order_relaxed) > 0; }
 
  private:
   friend class CondVar;
+
+  // Sleeping and waking up takes longer than most locks are held, hence a microsecond of trying first.
+  void LockContended() {
+    waiting_.fetch_add(1, std::memory_order_relaxed);
+    bool locked = false;
+    for (int i = 0; i < kSpins && !locked; ++i) {
+      SpinPause();
+      locked = mu_.try_lock();
+    }
+    if (!locked) mu_.lock();
+    waiting_.fetch_sub(1, std::memory_order_relaxed);
+  }
+  static void SpinPause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("isb");
+#endif
+  }
+
+  static constexpr int kSpins = 64;
   std::mutex mu_;
+  std::atomic<int> waiting_{0};
 };
 
 class ABSL_SCOPED_LOCKABLE MutexLock {

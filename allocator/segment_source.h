@@ -13,6 +13,11 @@
 
 namespace vrambroker {
 
+struct AcquiredSegment {
+  SegmentId id{};
+  void* base = nullptr;  // where it is mapped in this process; nullptr where it is not
+};
+
 struct ReleasedSegment {
   SegmentId id{};
   uint64_t bytes = 0;
@@ -24,8 +29,9 @@ class SegmentSource {
   virtual ~SegmentSource() = default;
 
   // A segment of exactly `bytes`. ResourceExhausted when a limit or the device forbids it: the allocator then gives
-  // its cached segments back and tries once more. Any other error ends the request.
-  virtual absl::StatusOr<SegmentId> AcquireSegment(uint64_t bytes) = 0;
+  // its cached segments back and tries once more, as a `last_resort`: others may now be asked for theirs, and the call
+  // may wait for long. Any other error ends the request.
+  virtual absl::StatusOr<AcquiredSegment> AcquireSegment(uint64_t bytes, bool last_resort) = 0;
 
   // Takes segments back. Returns how many of their bytes are available again; the rest follows when it can.
   virtual uint64_t ReleaseSegments(absl::Span<const ReleasedSegment> segments) = 0;

@@ -4,14 +4,12 @@
 #include <cstdlib>
 #include <utility>
 
-#include "absl/strings/cord.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "allocator/bytes.h"
 #include "allocator/device.h"
 #include "client/session_client.h"
-#include "vrambroker/v1/types.pb.h"
 
 namespace vrambroker {
 
@@ -22,8 +20,12 @@ absl::StatusOr<Limit> ParseLimit(absl::string_view text) {
     return absl::InvalidArgumentError(
         absl::StrCat("limit '", text, "': a fraction of the capacity must be within 0.0 and 1.0"));
   }
-  if (text == "1") {
-    return absl::InvalidArgumentError("limit '1' may mean all or one byte: write 1.0 for all of the capacity, or 1B");
+  // Too few bytes for one segment: "3" hardly means them, nor "80", a percentage.
+  uint64_t number = 0;
+  if (absl::SimpleAtoi(text, &number) && number > 0 && number < 1_MiB) {
+    return absl::InvalidArgumentError(absl::StrCat("limit '", text, "' may mean bytes, GiB or a share: write ", number,
+                                                   "B, ", number,
+                                                   "GiB, or a fraction as 0.5 (1.0 for all of the capacity)"));
   }
   absl::StatusOr<uint64_t> bytes = ParseBytes(text);
   if (!bytes.ok()) {
@@ -38,75 +40,12 @@ std::string DefaultSocketDir() {
   return dir != nullptr && *dir != '\0' ? dir : "/run/vrambroker";
 }
 
-const char* OutOfMemoryCauseName(OutOfMemory::Cause cause) {
-  switch (cause) {
-    case OutOfMemory::Cause::kUnknown:
-      break;
-    case OutOfMemory::Cause::kLimit:
-      return "LIMIT";
-    case OutOfMemory::Cause::kCapacity:
-      return "CAPACITY";
-    case OutOfMemory::Cause::kFragmentation:
-      return "FRAGMENTATION";
-    case OutOfMemory::Cause::kLargerThanDevice:
-      return "LARGER_THAN_DEVICE";
-  }
-  return "UNKNOWN";
+uint64_t Buffer::segment_id() const {
+  return heap_ == nullptr ? 0 : heap_->SegmentOf(block_);
 }
 
-std::optional<OutOfMemory> GetOutOfMemory(const absl::Status& status) {
-  const absl::optional<absl::Cord> payload = status.GetPayload("type.googleapis.com/vrambroker.v1.OutOfMemory");
-  v1::OutOfMemory proto;
-  if (!payload.has_value() || !proto.ParseFromString(std::string(*payload))) return std::nullopt;
-  OutOfMemory oom;
-  switch (proto.cause()) {
-    case v1::OutOfMemory::CAUSE_LIMIT:
-      oom.cause = OutOfMemory::Cause::kLimit;
-      break;
-    case v1::OutOfMemory::CAUSE_CAPACITY:
-      oom.cause = OutOfMemory::Cause::kCapacity;
-      break;
-    case v1::OutOfMemory::CAUSE_FRAGMENTATION:
-      oom.cause = OutOfMemory::Cause::kFragmentation;
-      break;
-    case v1::OutOfMemory::CAUSE_LARGER_THAN_DEVICE:
-      oom.cause = OutOfMemory::Cause::kLargerThanDevice;
-      break;
-    default:
-      break;
-  }
-  oom.device = static_cast<int>(proto.device());
-  oom.requested_bytes = proto.requested_bytes();
-  oom.segment_bytes = proto.segment_bytes();
-  oom.limit_bytes = proto.limit_bytes();
-  oom.reserved_bytes = proto.reserved_bytes();
-  oom.allocated_bytes = proto.allocated_bytes();
-  oom.idle_bytes = proto.idle_bytes();
-  oom.largest_free_block_bytes = proto.largest_free_block_bytes();
-  oom.device_capacity_bytes = proto.device_capacity_bytes();
-  oom.device_available_bytes = proto.device_available_bytes();
-  for (const v1::OutOfMemory::Holder& holder : proto.largest_holders()) {
-    oom.largest_holders.push_back({.client = holder.client(),
-                                   .reserved_bytes = holder.reserved_bytes(),
-                                   .allocated_bytes = holder.allocated_bytes()});
-  }
-  oom.advice = proto.advice();
-  return oom;
-}
-
-Buffer& Buffer::operator=(Buffer&& other) noexcept {
-  if (this == &other) return *this;
-  Release();
-  session_ = std::move(other.session_);
-  opener_ = std::exchange(other.opener_, nullptr);
-  data_ = std::exchange(other.data_, nullptr);
-  size_ = std::exchange(other.size_, 0);
-  block_bytes_ = std::exchange(other.block_bytes_, 0);
-  block_id_ = std::exchange(other.block_id_, 0);
-  segment_id_ = std::exchange(other.segment_id_, 0);
-  offset_bytes_ = std::exchange(other.offset_bytes_, 0);
-  device_ = std::exchange(other.device_, 0);
-  return *this;
+uint64_t Buffer::offset_bytes() const {
+  return heap_ == nullptr ? 0 : heap_->OffsetOf(block_);
 }
 
 absl::Status Buffer::CheckRange(uint64_t offset, uint64_t bytes) const {
@@ -116,54 +55,94 @@ absl::Status Buffer::CheckRange(uint64_t offset, uint64_t bytes) const {
 
 absl::Status Buffer::Write(uint64_t offset, const void* from, uint64_t bytes) {
   if (absl::Status status = CheckRange(offset, bytes); !status.ok() || bytes == 0) return status;
-  return opener_->CopyIn(static_cast<char*>(data_) + offset, from, bytes);
+  return heap_->device()->CopyIn(static_cast<char*>(data_) + offset, from, bytes);
 }
 
 absl::Status Buffer::Read(uint64_t offset, void* to, uint64_t bytes) const {
   if (absl::Status status = CheckRange(offset, bytes); !status.ok() || bytes == 0) return status;
-  return opener_->CopyOut(to, static_cast<const char*>(data_) + offset, bytes);
+  return heap_->device()->CopyOut(to, static_cast<const char*>(data_) + offset, bytes);
 }
 
-void Buffer::Release() {
-  if (session_ == nullptr) return;
-  session_->FreeLater(block_id_);
-  session_.reset();
+absl::Status Buffer::RecordStream(uint64_t stream) {
+  return heap_ == nullptr ? absl::OkStatus() : heap_->RecordStream(block_, stream);
+}
+
+void Buffer::GiveBack() {
+  heap_->Free(block_);
 }
 
 absl::Status Buffer::Reset() {
-  if (session_ == nullptr) return absl::OkStatus();
-  const std::shared_ptr<client_internal::SessionClient> session = std::move(session_);
+  if (heap_ == nullptr) return absl::OkStatus();
   data_ = nullptr;
   size_ = 0;
-  return session->Free(std::exchange(block_id_, 0));
+  block_bytes_ = 0;
+  return std::exchange(heap_, nullptr)->FreeAndWait(std::exchange(block_, 0));
+}
+
+void Client::EndSession::operator()(client_internal::SessionClient* session) const {
+  client_internal::SessionClient::End(std::unique_ptr<client_internal::SessionClient>(session));
 }
 
 absl::StatusOr<Client> Client::Connect(const ClientOptions& options) {
-  absl::StatusOr<std::shared_ptr<client_internal::SessionClient>> session =
+  absl::StatusOr<std::unique_ptr<client_internal::SessionClient>> session =
       client_internal::SessionClient::Open(options);
   if (!session.ok()) return session.status();
-  return Client(*std::move(session));
+  return Client(std::unique_ptr<client_internal::SessionClient, EndSession>(session->release()));
 }
 
 absl::StatusOr<Buffer> Client::Allocate(uint64_t bytes, int device, uint64_t stream) {
-  return session_->Allocate(bytes, device, stream);
+  if (client_internal::Heap* heap = session_->FindHeap(device)) return heap->Allocate(bytes, stream);
+  return session_->heap(device).status();
+}
+absl::StatusOr<void*> Client::Malloc(uint64_t bytes, int device, uint64_t stream) {
+  if (client_internal::Heap* heap = session_->FindHeap(device)) return heap->Malloc(bytes, stream);
+  return session_->heap(device).status();
+}
+absl::Status Client::Free(void* pointer) {
+  return session_->FreePointer(pointer, std::nullopt);
+}
+absl::Status Client::Free(void* pointer, uint64_t stream) {
+  return session_->FreePointer(pointer, stream);
+}
+absl::Status Client::RecordStream(void* pointer, uint64_t stream) {
+  return session_->RecordStream(pointer, stream);
+}
+absl::StatusOr<void*> Client::LeaseSegment(uint64_t bytes, int device) {
+  const absl::StatusOr<client_internal::Heap*> heap = session_->heap(device);
+  return heap.ok() ? (*heap)->LeaseSegment(bytes) : heap.status();
+}
+absl::Status Client::ReturnSegment(void* pointer) {
+  return session_->ReturnSegment(pointer);
+}
+absl::Status Client::Write(void* pointer, uint64_t offset, const void* from, uint64_t bytes) {
+  const absl::StatusOr<Device*> device = session_->DeviceOf(pointer, offset, bytes);
+  if (!device.ok() || bytes == 0) return device.status();
+  return (*device)->CopyIn(static_cast<char*>(pointer) + offset, from, bytes);
+}
+absl::Status Client::Read(const void* pointer, uint64_t offset, void* to, uint64_t bytes) const {
+  const absl::StatusOr<Device*> device = session_->DeviceOf(pointer, offset, bytes);
+  if (!device.ok() || bytes == 0) return device.status();
+  return (*device)->CopyOut(to, static_cast<const char*>(pointer) + offset, bytes);
 }
 absl::StatusOr<uint64_t> Client::EmptyCache() {
   return session_->EmptyCache();
 }
 absl::StatusOr<MemoryStats> Client::GetMemoryStats(int device) {
-  return session_->GetMemoryStats(device);
+  const absl::StatusOr<client_internal::Heap*> heap = session_->heap(device);
+  return heap.ok() ? (*heap)->GetMemoryStats() : heap.status();
 }
 absl::Status Client::ResetPeakStats(int device) {
-  return session_->ResetPeakStats(device, /*accumulated=*/false);
+  const absl::StatusOr<client_internal::Heap*> heap = session_->heap(device);
+  return heap.ok() ? (*heap)->ResetPeakStats(/*accumulated=*/false) : heap.status();
 }
 absl::Status Client::ResetStats(int device) {
-  return session_->ResetPeakStats(device, /*accumulated=*/true);
+  const absl::StatusOr<client_internal::Heap*> heap = session_->heap(device);
+  return heap.ok() ? (*heap)->ResetPeakStats(/*accumulated=*/true) : heap.status();
 }
 uint64_t Client::session_id() const {
   return session_->session_id();
 }
-const std::string& Client::name() const {
+std::string Client::name() const {
   return session_->name();
 }
 const std::vector<DeviceInfo>& Client::devices() const {
@@ -177,6 +156,9 @@ const std::vector<std::string>& Client::warnings() const {
 }
 absl::Status Client::status() const {
   return session_->status();
+}
+uint64_t Client::calls() const {
+  return session_->calls();
 }
 
 }  // namespace vrambroker

@@ -3,11 +3,13 @@
 
 #include <fcntl.h>
 #include <grpcpp/create_channel_posix.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
@@ -16,6 +18,7 @@
 
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 
 namespace vrambroker::client_internal {
 namespace {
@@ -55,6 +58,68 @@ absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path, int type, absl::Du
   }
 }
 
+// The daemon's answer to one ticket: the descriptor, or why there is none.
+struct Answer {
+  UniqueFd descriptor;
+  absl::Status refusal;
+};
+
+absl::Status Refusal(char code, absl::string_view reason) {
+  // The daemon that issued the ticket is gone, or has ended the session: its memory is lost to this lease, as it is
+  // when the call that asks for it finds no daemon.
+  if (static_cast<absl::StatusCode>(code) == absl::StatusCode::kNotFound) {
+    return absl::UnavailableError(
+        absl::StrCat("the daemon has restarted, or has ended the session, since it leased the "
+                     "segment (descriptor socket: ",
+                     reason, ")"));
+  }
+  return absl::InternalError(absl::StrCat("descriptor socket: ", reason));
+}
+
+// Sends a ticket and waits for its answer. Unavailable: the daemon has closed the connection, without having looked at
+// the ticket. After any error the answer may still come.
+absl::StatusOr<Answer> Exchange(int socket, absl::string_view ticket, absl::Time deadline) {
+  while (send(socket, ticket.data(), ticket.size(), MSG_NOSIGNAL) < 0) {
+    if (errno != EINTR) return absl::UnavailableError(absl::StrCat("descriptor socket: ", std::strerror(errno)));
+  }
+  std::array<char, 512> text;
+  iovec data = {.iov_base = text.data(), .iov_len = text.size()};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control = {};
+  msghdr message = {};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  ssize_t size = 0;
+  while ((size = recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT)) < 0) {
+    if (errno == EINTR) continue;
+    if (errno != EAGAIN) return absl::UnavailableError("descriptor socket: the daemon closed the connection");
+    const absl::Duration left = deadline - absl::Now();
+    if (left <= absl::ZeroDuration()) {
+      return absl::DeadlineExceededError("descriptor socket: the daemon did not answer in time");
+    }
+    // Not a receive with a timeout, which every signal would start anew.
+    pollfd readable = {.fd = socket, .events = POLLIN, .revents = 0};
+    (void)poll(&readable, 1, static_cast<int>(absl::ToInt64Milliseconds(std::min(left, absl::Hours(1)))) + 1);
+  }
+  if (size == 0) return absl::UnavailableError("descriptor socket: the daemon closed the connection");
+  Answer answer;
+  if (const cmsghdr* header = CMSG_FIRSTHDR(&message);
+      header != nullptr && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
+    int fd = -1;
+    std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
+    answer.descriptor = UniqueFd(fd);
+  }
+  if (text[0] != 0) answer.descriptor.Reset();
+  if (!answer.descriptor.valid()) {
+    answer.refusal = text[0] != 0
+                         ? Refusal(text[0], absl::string_view(text.data() + 1, static_cast<size_t>(size) - 1))
+                         : absl::InternalError(
+                               "descriptor socket: no descriptor arrived; this process may have too many files open");
+  }
+  return answer;
+}
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectChannel(const std::string& socket_dir, absl::Duration timeout) {
@@ -73,37 +138,34 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectChannel(const std::string&
   return grpc::CreateInsecureChannelFromFd("vrambrokerd", fd->Release());
 }
 
-absl::StatusOr<UniqueFd> FetchDescriptor(const std::string& socket_dir, absl::string_view ticket,
-                                         absl::Duration timeout) {
-  absl::StatusOr<UniqueFd> socket =
-      ConnectUnix(absl::StrCat(socket_dir, "/vrambroker-fd.sock"), SOCK_SEQPACKET, timeout);
-  if (!socket.ok()) return socket.status();
-  if (send(socket->get(), ticket.data(), ticket.size(), MSG_NOSIGNAL) < 0) {
-    return absl::UnavailableError(absl::StrCat("descriptor socket: ", std::strerror(errno)));
+DescriptorFetcher::DescriptorFetcher(absl::string_view socket_dir)
+    : path_(absl::StrCat(socket_dir, "/vrambroker-fd.sock")) {}
+
+absl::StatusOr<UniqueFd> DescriptorFetcher::Fetch(absl::string_view ticket, absl::Duration timeout) {
+  const absl::Time deadline = absl::Now() + timeout;
+  UniqueFd socket;
+  {
+    MutexLock lock(mu_);
+    socket = std::move(kept_);
   }
-  std::array<char, 512> text;
-  iovec data = {.iov_base = text.data(), .iov_len = text.size()};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control = {};
-  msghdr message = {};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
-  const ssize_t size = recvmsg(socket->get(), &message, MSG_CMSG_CLOEXEC);
-  if (size < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-    return absl::DeadlineExceededError("descriptor socket: the daemon did not answer in time");
+  absl::StatusOr<Answer> answer = absl::UnavailableError("not connected");
+  if (socket.valid()) answer = Exchange(socket.get(), ticket, deadline);
+  if (absl::IsUnavailable(answer.status())) {
+    // The daemon closes connections that were silent for a while, and may have been restarted.
+    absl::StatusOr<UniqueFd> fresh =
+        ConnectUnix(path_, SOCK_SEQPACKET, std::max(deadline - absl::Now(), absl::Milliseconds(1)));
+    if (!fresh.ok()) return fresh.status();
+    socket = *std::move(fresh);
+    answer = Exchange(socket.get(), ticket, deadline);
   }
-  if (size <= 0) return absl::UnavailableError("descriptor socket: the daemon closed the connection");
-  UniqueFd received;
-  if (const cmsghdr* header = CMSG_FIRSTHDR(&message);
-      header != nullptr && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
-    int fd = -1;
-    std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
-    received = UniqueFd(fd);
+  // The connection is closed: an answer that is still under way would be taken for the next ticket's.
+  if (!answer.ok()) return answer.status();
+  {
+    MutexLock lock(mu_);
+    kept_ = std::move(socket);
   }
-  if (text[0] == 0 && received.valid()) return received;
-  return absl::InternalError(
-      absl::StrCat("descriptor socket: ", absl::string_view(text.data() + 1, static_cast<size_t>(size) - 1)));
+  if (answer->descriptor.valid()) return std::move(answer->descriptor);
+  return answer->refusal;
 }
 
 absl::Status FromProto(const v1::StatusDetails& details) {

@@ -13,6 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "allocator/device.h"
+#include "allocator/mutex.h"
 #include "vrambroker/v1/types.pb.h"
 
 namespace vrambroker::client_internal {
@@ -23,9 +24,20 @@ namespace vrambroker::client_internal {
 // fork() after its parent had connected: gRPC's state is shared with the parent, and using it would end the parent.
 absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectChannel(const std::string& socket_dir, absl::Duration timeout);
 
-// Exchanges a ticket for a file descriptor.
-absl::StatusOr<UniqueFd> FetchDescriptor(const std::string& socket_dir, absl::string_view ticket,
-                                         absl::Duration timeout);
+// Exchanges tickets for file descriptors. Keeps its connection to the descriptor socket for the next ticket; calls at
+// the same time have a connection each. Thread-safe.
+class DescriptorFetcher {
+ public:
+  explicit DescriptorFetcher(absl::string_view socket_dir);
+
+  // `timeout` is for all of it. Internal carries the daemon's refusal; otherwise errors as ConnectChannel().
+  absl::StatusOr<UniqueFd> Fetch(absl::string_view ticket, absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  const std::string path_;
+  Mutex mu_;
+  UniqueFd kept_ ABSL_GUARDED_BY(mu_);  // a connection on which nothing is under way; invalid for none
+};
 
 // Code, message, and details as payloads.
 absl::Status FromProto(const v1::StatusDetails& details);

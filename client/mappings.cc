@@ -29,26 +29,45 @@ absl::StatusOr<void*> Mappings::Open(uint64_t segment_id, uint64_t bytes, Device
   return address;
 }
 
-void Mappings::Close(uint64_t segment_id) {
+bool Mappings::Close(uint64_t segment_id) {
   Mapping mapping;
   {
     MutexLock lock(mu_);
     const auto it = mappings_.find(segment_id);
-    if (it == mappings_.end() || it->second.address == nullptr) return;
+    if (it == mappings_.end() || it->second.address == nullptr) return true;
     mapping = it->second;
     mappings_.erase(it);
   }
-  // An error here leaves a mapping that nobody uses; there is nobody to tell.
-  (void)mapping.device->CloseHandle(mapping.address, mapping.bytes);
+  if (mapping.device->CloseHandle(mapping.address, mapping.bytes).ok()) return true;
+  MutexLock lock(mu_);
+  mappings_.emplace(segment_id, mapping);
+  refused_.push_back(segment_id);
+  return false;
 }
 
-void Mappings::CloseAll() {
+std::vector<uint64_t> Mappings::CloseRefused() {
+  std::vector<uint64_t> refused;
+  {
+    MutexLock lock(mu_);
+    refused.swap(refused_);
+  }
+  std::vector<uint64_t> closed;
+  for (const uint64_t id : refused) {
+    if (Close(id)) closed.push_back(id);
+  }
+  return closed;
+}
+
+bool Mappings::CloseAll() {
   std::vector<uint64_t> ids;
   {
     MutexLock lock(mu_);
+    ids.reserve(mappings_.size());
     for (const auto& [id, mapping] : mappings_) ids.push_back(id);
   }
-  for (const uint64_t id : ids) Close(id);
+  bool closed = true;
+  for (const uint64_t id : ids) closed = Close(id) && closed;
+  return closed;
 }
 
 }  // namespace vrambroker::client_internal

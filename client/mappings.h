@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
@@ -24,9 +25,13 @@ class Mappings {
   absl::StatusOr<void*> Open(uint64_t segment_id, uint64_t bytes, Device* device,
                              const std::function<absl::StatusOr<SegmentHandle>()>& fetch) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Does nothing when the segment is not open. REQUIRES: nothing uses it any more.
-  void Close(uint64_t segment_id) ABSL_LOCKS_EXCLUDED(mu_);
-  void CloseAll() ABSL_LOCKS_EXCLUDED(mu_);
+  // True when the segment is not open now. False: the device has refused to close it, as it does while a CUDA graph is
+  // captured, and may still use it: it stays open, for CloseRefused(). REQUIRES: nothing uses it any more.
+  bool Close(uint64_t segment_id) ABSL_LOCKS_EXCLUDED(mu_);
+  // Tries again. Returns those that are closed now.
+  std::vector<uint64_t> CloseRefused() ABSL_LOCKS_EXCLUDED(mu_);
+  // False when the device has refused any.
+  bool CloseAll() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   struct Mapping {
@@ -38,6 +43,7 @@ class Mappings {
   Mutex mu_;
   CondVar opened_;
   absl::flat_hash_map<uint64_t, Mapping> mappings_ ABSL_GUARDED_BY(mu_);
+  std::vector<uint64_t> refused_ ABSL_GUARDED_BY(mu_);  // of mappings_
 };
 
 }  // namespace vrambroker::client_internal

@@ -1,29 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/session_client.h"
 
-#include <grpcpp/grpcpp.h>
-#include <unistd.h>
+#include <pthread.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <cstring>
+#include <limits>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
+#include "absl/strings/match.h"
+#include "allocator/bytes.h"
 #include "allocator/cuda_device.h"
 #include "allocator/host_device.h"
-#include "allocator/mutex.h"
-#include "client/alloc_conf_text.h"
-#include "client/connection.h"
-#include "client/mappings.h"
-#include "client/session_stream.h"
-#include "client/stats_convert.h"
+#include "proto/heap_convert.h"
 
 namespace vrambroker::client_internal {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 constexpr uint32_t kProtocolVersion = 1;
 constexpr absl::Duration kGoodbyeTimeout = absl::Seconds(2);
+constexpr absl::Duration kGoodbyePause = absl::Milliseconds(20);
+constexpr int kGoodbyeTries = 100;
 constexpr int kMaxIdsInMessage = 4096;
+// Statistics are reported, and idle segments looked at, at most so often.
+constexpr std::chrono::milliseconds kReportPeriod(950);  // with the way to the daemon, figures are never a second old
+// The first report of a change comes this soon: the block that a segment was leased for is then counted, too.
+constexpr std::chrono::milliseconds kReportDelay(2);
+constexpr int kTicksOfDecay = 4;
+// A session whose client is gone ends this soon after its last block.
+constexpr std::chrono::milliseconds kOrphanPeriod(20);
+constexpr std::chrono::milliseconds kFirstBackoff(100);
+constexpr std::chrono::milliseconds kLastBackoff(5000);
+constexpr int kItemsInSnapshotPart = 1024;  // the daemon takes messages of up to 64 KiB
 
 v1::Limit ToProto(const Limit& limit) {
   v1::Limit proto;
@@ -35,132 +47,328 @@ v1::Limit ToProto(const Limit& limit) {
   return proto;
 }
 
+bool SameCounts(const MemoryStats& a, const MemoryStats& b) {
+  return StatsToProto(a).SerializeAsString() == StatsToProto(b).SerializeAsString();
+}
+
 }  // namespace
 
-struct SessionClient::Connection {
-  std::shared_ptr<grpc::Channel> channel;
-  std::unique_ptr<v1::Broker::Stub> stub;
-  Mutex mu;
-  std::vector<std::unique_ptr<Device>> devices ABSL_GUARDED_BY(mu);  // by ordinal; null until used
-  Mappings mappings;                                                 // after the devices: closed before they go
-  std::unique_ptr<SessionStream> stream;
-};
+std::atomic<int> SessionClient::fork_count{0};
+
+SessionClient::Link::~Link() {
+  if (stream != nullptr) stream->Abort();
+}
 
 SessionClient::SessionClient(const ClientOptions& options)
-    : options_(options), pid_(getpid()), connection_(std::make_unique<Connection>()) {}
+    : options_(options), descriptors_(options.socket_dir), forks_([] {
+        static const int registered =
+            pthread_atfork(nullptr, nullptr, [] { fork_count.fetch_add(1, std::memory_order_relaxed); });
+        (void)registered;
+        return fork_count.load(std::memory_order_relaxed);
+      }()) {}
 
-absl::StatusOr<std::shared_ptr<SessionClient>> SessionClient::Open(const ClientOptions& options) {
+absl::StatusOr<std::unique_ptr<SessionClient>> SessionClient::Open(const ClientOptions& options) {
+  if (options.wait < absl::ZeroDuration() || options.wait > absl::Hours(1)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("wait: ", absl::FormatDuration(options.wait), " is not within [0, 1h]"));
+  }
   absl::StatusOr<AllocConfText> conf = FindAllocConf(options.alloc_conf);
   if (!conf.ok()) return conf.status();
-  absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = ConnectChannel(options.socket_dir, options.connect_timeout);
-  if (!channel.ok()) return channel.status();
-  std::shared_ptr<SessionClient> self(new SessionClient(options));
-  Connection& connection = *self->connection_;
-  connection.channel = *std::move(channel);
-  connection.stub = v1::Broker::NewStub(connection.channel);
-
-  v1::Hello hello;
-  hello.set_protocol_version(kProtocolVersion);
-  hello.set_name(options.name);
-  if (options.limit.has_value()) *hello.mutable_limit() = ToProto(*options.limit);
-  hello.set_alloc_conf(conf->text);
-  self->warnings_ = conf->warnings;
-  SessionClient* raw = self.get();  // the stream is closed before the session goes
-  connection.stream = std::make_unique<SessionStream>(
-      connection.stub.get(), hello,
-      SessionStream::Handlers{.welcomed =
-                                  [raw, source = conf->source](const v1::Welcome& welcome) {
-                                    raw->Welcomed(welcome);
-                                    for (const std::string& warning : welcome.warnings())
-                                      raw->warnings_.push_back(absl::StrCat(source, ": ", warning));
-                                  },
-                              .close_segments =
-                                  [raw](const v1::CloseSegments& message) {
-                                    v1::SessionRequest answer;
-                                    for (const uint64_t id : message.segment_ids()) {
-                                      raw->connection_->mappings.Close(id);
-                                      answer.mutable_segments_closed()->add_segment_ids(id);
-                                      if (answer.segments_closed().segment_ids_size() == kMaxIdsInMessage) {
-                                        raw->connection_->stream->Send(std::exchange(answer, {}));
-                                      }
-                                    }
-                                    if (answer.segments_closed().segment_ids_size() > 0)
-                                      raw->connection_->stream->Send(std::move(answer));
-                                  },
-                              .limit_changed =
-                                  [raw](const v1::LimitChanged& message) {
-                                    if (message.device() < raw->devices_.size())
-                                      raw->limits_[message.device()] = message.limit_bytes();
-                                  },
-                              .lost =
-                                  [raw](const absl::Status& why) {
-                                    if (raw->options_.on_lost) raw->options_.on_lost(why);
-                                  }});
-  const absl::Status welcomed = connection.stream->WaitForWelcome(options.connect_timeout);
-  if (absl::IsUnimplemented(welcomed)) {
-    return absl::FailedPreconditionError("the daemon is of another version: it does not know Broker.Session");
+  std::unique_ptr<SessionClient> self(new SessionClient(options));
+  self->conf_ = *std::move(conf);
+  self->warnings_ = self->conf_.warnings;
+  absl::StatusOr<std::shared_ptr<Link>> link = self->Connect(nullptr);
+  if (!link.ok()) return link.status();
+  {
+    MutexLock lock(self->mu_);
+    self->link_ = *std::move(link);
   }
-  if (!welcomed.ok()) return conf->NameSource(welcomed);
+  if (self->leases()) self->keeper_ = std::thread([raw = self.get()] { raw->Keep(); });
   return self;
 }
 
-void SessionClient::Welcomed(const v1::Welcome& welcome) {
-  session_id_ = welcome.session_id();
-  name_ = welcome.name();
+// ---- Connecting ----
+
+absl::StatusOr<std::shared_ptr<SessionClient::Link>> SessionClient::Connect(const Link* resume) {
+  absl::StatusOr<std::shared_ptr<grpc::Channel>> channel =
+      ConnectChannel(options_.socket_dir, options_.connect_timeout);
+  if (!channel.ok()) return channel.status();
+  auto link = std::make_shared<Link>();
+  link->channel = *std::move(channel);
+  link->stub = v1::Broker::NewStub(link->channel);
+
+  v1::Hello hello;
+  hello.set_protocol_version(kProtocolVersion);
+  hello.set_name(options_.name);
+  if (options_.limit.has_value()) *hello.mutable_limit() = ToProto(*options_.limit);
+  if (options_.guarantee.has_value()) *hello.mutable_guarantee() = ToProto(*options_.guarantee);
+  hello.set_alloc_conf(conf_.text);
+  hello.set_placement(leases() ? v1::PLACEMENT_LEASED : v1::PLACEMENT_REMOTE);
+  // What is not in the list, the daemon takes back and may give to others: Adopt() has kept out what was under way, and
+  // what is being given back stays in it until it is closed.
+  if (resume != nullptr) {
+    hello.mutable_resume()->set_token(resume->resume_token);
+    for (size_t device = 0; device < heaps_.size(); ++device) {
+      for (const uint64_t id : leased(device).HeldSegments(resume->session))
+        hello.mutable_resume()->add_segment_ids(id);
+    }
+  }
+  // Filled while this thread waits for it. The welcome is taken on the stream's thread, since a change of a limit may
+  // follow it at once.
+  v1::Welcome welcome;
+  absl::Status taken;
+  link->stream = std::make_unique<SessionStream>(
+      link->stub.get(), hello,
+      SessionStream::Handlers{
+          .welcomed =
+              [this, &welcome, &taken](const v1::Welcome& message) {
+                welcome = message;
+                taken = TakeWelcome(message);
+              },
+          .close_segments = [this, raw = link.get()](const v1::CloseSegments& message) { CloseSegments(message, raw); },
+          .limit_changed =
+              [this](const v1::LimitChanged& message) { LimitIs(message.device(), message.limit_bytes()); },
+          .question =
+              [this](const v1::Question& question) {
+                MutexLock lock(mu_);
+                questions_.push_back(question);
+                changed_.NotifyAll();
+              },
+          .lost = [this](const absl::Status& why) { Lost(why); }});
+  const absl::Status welcomed = link->stream->WaitForWelcome(options_.connect_timeout);
+  if (absl::IsUnimplemented(welcomed)) {
+    return absl::FailedPreconditionError("the daemon is of another version: it does not know Broker.Session");
+  }
+  if (!welcomed.ok() || !taken.ok()) {
+    // No goodbye for a session that was to be resumed: it would give away what is held.
+    if (resume == nullptr) {
+      link->stream->Close(absl::ZeroDuration());
+    } else {
+      link->stream->Abort();
+    }
+    return welcomed.ok() ? taken : conf_.NameSource(welcomed);
+  }
+  link->session_id = welcome.session_id();
+  link->name = welcome.name();
+  link->resume_token = welcome.resume_token();
+  return link;
+}
+
+// Of the first session it learns what there is; later ones have to be of the same devices.
+absl::Status SessionClient::TakeWelcome(const v1::Welcome& welcome) {
+  const bool first = devices_.empty();
+  if (!first && static_cast<size_t>(welcome.devices_size()) != devices_.size()) {
+    return absl::FailedPreconditionError(absl::StrCat("the daemon has ", welcome.devices_size(), " devices now, not ",
+                                                      devices_.size(), " as before: connect anew"));
+  }
+  if (!first) {
+    for (const v1::Welcome::DeviceGrant& grant : welcome.devices()) {
+      const DeviceInfo& info = devices_[grant.device().ordinal()];
+      if (info.uuid != grant.device().uuid()) {
+        return absl::FailedPreconditionError(absl::StrCat("device ", info.ordinal, " of the daemon is ",
+                                                          grant.device().uuid(), " now, not ", info.uuid,
+                                                          " as before: connect anew"));
+      }
+      LimitIs(grant.device().ordinal(), grant.limit_bytes());
+    }
+    return absl::OkStatus();
+  }
+  for (const std::string& warning : welcome.warnings()) warnings_.push_back(absl::StrCat(conf_.source, ": ", warning));
+  AllocatorOptions options;
+  if (leases()) {
+    absl::StatusOr<AllocConf> conf = ParseAllocConf(welcome.alloc_conf());
+    if (!conf.ok()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("the daemon is of another version: alloc_conf: ", conf.status().message()));
+    }
+    options = conf->options;
+  }
   limits_ = std::make_unique<std::atomic<uint64_t>[]>(static_cast<size_t>(welcome.devices_size()));
   for (const v1::Welcome::DeviceGrant& grant : welcome.devices()) {
-    limits_[devices_.size()] = grant.limit_bytes();
-    devices_.push_back({.ordinal = static_cast<int>(grant.device().ordinal()),
+    const int ordinal = static_cast<int>(devices_.size());
+    devices_.push_back({.ordinal = ordinal,
                         .uuid = grant.device().uuid(),
                         .name = grant.device().name(),
                         .kind = grant.device().kind() == v1::DEVICE_KIND_CUDA ? "cuda" : "host",
                         .total_bytes = grant.device().total_bytes(),
                         .capacity_bytes = grant.device().capacity_bytes()});
+    if (leases()) {
+      auto heap = std::make_unique<LeasedHeap>(this, &addresses_, ordinal, options, grant.device().capacity_bytes());
+      heap->SetRecording(welcome.record_events());
+      heaps_.push_back(std::move(heap));
+    } else {
+      heaps_.push_back(std::make_unique<RemoteHeap>(this, &mappings_, ordinal));
+    }
+    LimitIs(static_cast<uint32_t>(ordinal), grant.limit_bytes());
   }
-  MutexLock lock(connection_->mu);
-  connection_->devices.resize(devices_.size());
+  reported_.resize(devices_.size());
+  MutexLock lock(devices_mu_);
+  opened_.resize(devices_.size());
+  return absl::OkStatus();
+}
+
+void SessionClient::LimitIs(uint32_t device, uint64_t bytes) {
+  if (device >= heaps_.size()) return;
+  limits_[device] = bytes;
+  if (leases()) leased(device).LimitIs(bytes);
+}
+
+// ---- Ending ----
+
+void SessionClient::End(std::unique_ptr<SessionClient> session) {
+  if (session->IsForked()) {
+    (void)session.release();  // its parent's
+    return;
+  }
+  if (!session->InUse()) return;
+  SessionClient* const orphan = session.release();
+  MutexLock lock(orphan->mu_);
+  orphan->orphaned_ = true;
+  if (!orphan->keeper_.joinable()) orphan->keeper_ = std::thread([orphan] { orphan->Keep(); });
+  orphan->changed_.NotifyAll();
 }
 
 SessionClient::~SessionClient() {
-  if (getpid() != pid_) {
-    (void)connection_.release();  // a child after fork(): see Connection
+  {
+    MutexLock lock(mu_);
+    stopping_ = true;
+    changed_.NotifyAll();
+  }
+  if (keeper_.joinable()) keeper_.join();
+  bool closed = true;
+  for (size_t device = 0; leases() && device < heaps_.size(); ++device) closed = leased(device).CloseAll() && closed;
+  closed = mappings_.CloseAll() && closed;
+  std::shared_ptr<Link> link;
+  {
+    MutexLock lock(mu_);
+    link = std::move(link_);
+  }
+  if (link == nullptr) return;
+  if (!closed) {
+    link->stream->Abort();  // without a goodbye the daemon waits for the end of the process
     return;
   }
-  connection_->mappings.CloseAll();
-  if (connection_->stream != nullptr) connection_->stream->Close(kGoodbyeTimeout);
+  // Over another connection when this one has broken: a daemon that is still there would keep what was held until the
+  // process ends. It may not have seen yet that the old one has.
+  for (int tries = 0; !link->stream->Close(kGoodbyeTimeout) && leases() && tries < kGoodbyeTries; ++tries) {
+    absl::StatusOr<std::shared_ptr<Link>> resumed = Connect(link.get());
+    if (resumed.ok()) {
+      link = *std::move(resumed);
+    } else if (absl::IsUnavailable(resumed.status()) && absl::StrContains(resumed.status().message(), "resume:")) {
+      absl::SleepFor(kGoodbyePause);  // the daemon's answer; one that is gone is not waited for
+    } else {
+      return;
+    }
+  }
+}
+
+bool SessionClient::InUse() {
+  return std::any_of(heaps_.begin(), heaps_.end(), [](const auto& heap) { return heap->InUse(); });
+}
+
+// ---- Calls ----
+
+std::shared_ptr<SessionClient::Link> SessionClient::link() const {
+  MutexLock lock(mu_);
+  return link_;
 }
 
 absl::Status SessionClient::CheckUsable() const {
-  if (getpid() != pid_) {
-    return absl::FailedPreconditionError(absl::StrCat("this session belongs to process ", pid_,
-                                                      ", and this is its child ", getpid(),
-                                                      " made by fork(): use it in the parent only"));
+  if (IsForked()) {
+    return absl::FailedPreconditionError(
+        "this session belongs to the parent process, and this is its child made by fork(): use it in the parent only");
   }
-  return connection_->stream->status();
+  return link()->stream->status();
 }
 
 absl::Status SessionClient::status() const {
   return CheckUsable();
 }
 
-template <typename Method, typename Request, typename Response>
-absl::Status SessionClient::Call(Method method, const Request& request, Response* response) {
-  if (absl::Status status = CheckUsable(); !status.ok()) return status;
-  connection_->stream->WaitForFrees(options_.call_timeout);  // these calls show or depend on what is free
-  grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + options_.call_timeout));
-  absl::Status status = FromGrpc((connection_->stub.get()->*method)(&context, request, response));
-  if (absl::IsUnavailable(status) || absl::IsCancelled(status)) {
-    const absl::Status lost = connection_->stream->status();
-    return lost.ok() ? absl::UnavailableError(absl::StrCat("the daemon went away: ", status.message())) : lost;
+absl::StatusOr<Heap*> SessionClient::heap(int device) {
+  if (IsForked()) return CheckUsable();
+  if (device < 0 || static_cast<size_t>(device) >= heaps_.size()) {
+    return absl::NotFoundError(absl::StrCat("no device ", device, "; there are ", heaps_.size()));
   }
-  return status;
+  return heaps_[static_cast<size_t>(device)].get();
+}
+
+absl::Status SessionClient::FreePointer(void* pointer, std::optional<Stream> stream) {
+  if (pointer == nullptr) return absl::OkStatus();
+  if (IsForked()) return CheckUsable();
+  if (leases()) {
+    if (const AddressMap::Entry found = addresses_.Take(pointer); found.value != nullptr) {
+      auto& heap = *static_cast<LeasedHeap*>(found.owner);
+      auto* block = static_cast<Block*>(found.value);
+      if (stream.has_value()) heap.RecordStream(block, *stream);
+      heap.FreeBlock(block);
+      return absl::OkStatus();
+    }
+  } else {
+    for (size_t device = 0; device < heaps_.size(); ++device) {
+      if (remote(device).FreePointer(pointer).ok()) return absl::OkStatus();
+    }
+  }
+  return absl::InvalidArgumentError("pointer: not from Malloc() of this client, or freed before");
+}
+
+absl::Status SessionClient::RecordStream(void* pointer, Stream stream) {
+  if (IsForked()) return CheckUsable();
+  if (!leases()) return heaps_.front()->RecordStream(0, stream);
+  const AddressMap::Entry found = addresses_.Find(pointer);
+  if (found.value == nullptr) {
+    return absl::InvalidArgumentError("pointer: not from Malloc() of this client, or freed before");
+  }
+  static_cast<LeasedHeap*>(found.owner)->RecordStream(static_cast<Block*>(found.value), stream);
+  return absl::OkStatus();
+}
+
+absl::Status SessionClient::ReturnSegment(void* pointer) {
+  if (IsForked()) return CheckUsable();
+  for (size_t device = 0; leases() && device < heaps_.size(); ++device) {
+    absl::Status status = leased(device).ReturnSegment(pointer);
+    if (!absl::IsNotFound(status)) return status;
+  }
+  return absl::InvalidArgumentError("pointer: not from LeaseSegment() of this client, or returned before");
+}
+
+absl::StatusOr<Device*> SessionClient::DeviceOf(const void* pointer, uint64_t offset, uint64_t bytes) const {
+  if (IsForked()) return CheckUsable();
+  Heap* heap = nullptr;
+  std::optional<uint64_t> size;
+  if (const AddressMap::Entry found = addresses_.Find(pointer); found.value != nullptr) {
+    heap = static_cast<LeasedHeap*>(found.owner);
+    size = static_cast<const Block*>(found.value)->bytes;
+  }
+  for (size_t device = 0; device < heaps_.size() && !size.has_value(); ++device) {
+    heap = heaps_[device].get();
+    size = heap->SizeOf(pointer);
+  }
+  if (!size.has_value()) {
+    return absl::InvalidArgumentError("pointer: not from Malloc() or LeaseSegment() of this client, or given back");
+  }
+  if (offset > *size || bytes > *size - offset) {
+    return absl::OutOfRangeError(absl::StrCat("bytes [", offset, ", +", bytes, ") of ", *size));
+  }
+  return heap->device();
+}
+
+absl::StatusOr<uint64_t> SessionClient::EmptyCache() {
+  if (IsForked()) return CheckUsable();
+  if (!leases()) return heaps_.front()->EmptyCache();  // the daemon empties those of all devices
+  uint64_t bytes = 0;
+  for (const std::unique_ptr<Heap>& heap : heaps_) bytes += heap->EmptyCache().value_or(0);
+  return bytes;
+}
+
+uint64_t SessionClient::limit_bytes(int device) const {
+  return device >= 0 && static_cast<size_t>(device) < devices_.size() ? limits_[static_cast<size_t>(device)].load() : 0;
 }
 
 absl::StatusOr<Device*> SessionClient::DeviceFor(int ordinal) {
-  const DeviceInfo& info = devices_[ordinal];
-  MutexLock lock(connection_->mu);
-  std::unique_ptr<Device>& device = connection_->devices[ordinal];
+  const DeviceInfo& info = devices_[static_cast<size_t>(ordinal)];
+  MutexLock lock(devices_mu_);
+  std::unique_ptr<Device>& device = opened_[static_cast<size_t>(ordinal)];
   if (device != nullptr) return device.get();
   if (info.kind == "host") {
     device = MakeHostDevice(ordinal, 0);
@@ -179,90 +387,268 @@ absl::StatusOr<Device*> SessionClient::DeviceFor(int ordinal) {
       absl::StrCat("device ", ordinal, " (", info.uuid, ") is not visible to this process; see CUDA_VISIBLE_DEVICES"));
 }
 
-absl::StatusOr<Buffer> SessionClient::Allocate(uint64_t bytes, int device, uint64_t stream) {
-  if (bytes == 0) return absl::InvalidArgumentError("bytes: must be 1 or more");
-  if (device < 0 || static_cast<size_t>(device) >= devices_.size()) {
-    return absl::NotFoundError(absl::StrCat("no device ", device, "; there are ", devices_.size()));
+absl::StatusOr<SegmentHandle> SessionClient::FetchHandle(const v1::SegmentHandle& handle) {
+  if (const std::string& ipc = handle.cuda_ipc(); ipc.size() == sizeof(CudaIpcHandle)) {
+    CudaIpcHandle opened;
+    std::memcpy(opened.data(), ipc.data(), ipc.size());
+    return SegmentHandle(opened);
   }
-  if (absl::Status status = CheckUsable(); !status.ok()) return status;
-  absl::StatusOr<Device*> opener = DeviceFor(device);
-  if (!opener.ok()) return opener.status();
+  absl::StatusOr<UniqueFd> fd = descriptors_.Fetch(handle.descriptor_ticket(), options_.call_timeout);
+  if (!fd.ok()) return fd.status();
+  return SegmentHandle(*std::move(fd));
+}
 
-  v1::AllocateRequest request;
-  request.set_device(static_cast<uint32_t>(device));
-  request.set_requested_bytes(bytes);
-  request.set_stream(stream);
-  const absl::StatusOr<v1::AllocateResponse> allocated = connection_->stream->Allocate(request, options_.call_timeout);
-  if (!allocated.ok()) return allocated.status();
-  const v1::AllocateResponse& response = *allocated;
+bool SessionClient::Adopt(const std::shared_ptr<Link>& link, const std::function<void()>& record) {
+  MutexLock lock(mu_);
+  if (link_ != link || lost_) return false;
+  record();
+  return true;
+}
 
-  const auto fetch = [&]() -> absl::StatusOr<SegmentHandle> {
-    if (const std::string& ipc = response.handle().cuda_ipc(); ipc.size() == sizeof(CudaIpcHandle)) {
-      CudaIpcHandle handle;
-      std::memcpy(handle.data(), ipc.data(), ipc.size());
-      return SegmentHandle(handle);
+bool SessionClient::ReturnSegments(int device, uint64_t session, const std::vector<uint64_t>& segments) {
+  while (true) {
+    const std::shared_ptr<Link> link = this->link();
+    if (link->session != session) return false;  // that daemon is gone
+    absl::Status status;
+    for (size_t begin = 0; begin < segments.size() && status.ok(); begin += kMaxIdsInMessage) {
+      const size_t end = std::min(segments.size(), begin + kMaxIdsInMessage);
+      v1::ReturnSegmentsRequest request;
+      request.set_device(static_cast<uint32_t>(device));
+      request.mutable_segment_ids()->Add(segments.begin() + static_cast<std::ptrdiff_t>(begin),
+                                         segments.begin() + static_cast<std::ptrdiff_t>(end));
+      CountCall();
+      status = link->stream->Return(request, options_.call_timeout);
     }
-    absl::StatusOr<UniqueFd> fd =
-        FetchDescriptor(options_.socket_dir, response.handle().descriptor_ticket(), options_.call_timeout);
-    if (!fd.ok()) return fd.status();
-    return SegmentHandle(*std::move(fd));
-  };
-  absl::StatusOr<void*> base =
-      connection_->mappings.Open(response.segment_id(), response.segment_bytes(), *opener, fetch);
-  if (!base.ok()) {
-    FreeLater(response.block_id());
-    return base.status();
+    if (!absl::IsUnavailable(status)) return status.ok();
+    MutexLock lock(mu_);
+    if (link_ != link) continue;  // reached again meanwhile
+    unreturned_.push_back({.device = device, .session = session, .segments = segments});
+    return false;
   }
-  Buffer buffer;
-  buffer.session_ = shared_from_this();
-  buffer.opener_ = *opener;
-  buffer.data_ = static_cast<char*>(*base) + response.offset_bytes();
-  buffer.size_ = bytes;
-  buffer.block_bytes_ = response.block_bytes();
-  buffer.block_id_ = response.block_id();
-  buffer.segment_id_ = response.segment_id();
-  buffer.offset_bytes_ = response.offset_bytes();
-  buffer.device_ = device;
-  return buffer;
 }
 
-absl::Status SessionClient::Free(uint64_t block_id) {
-  if (absl::Status status = CheckUsable(); !status.ok()) return status;
-  return connection_->stream->Free(block_id, options_.call_timeout);
+// Of remote heaps.
+void SessionClient::CloseSegments(const v1::CloseSegments& message, Link* link) {
+  v1::SessionRequest answer;
+  // What stays open stays charged.
+  std::vector<uint64_t> closed = mappings_.CloseRefused();
+  for (const uint64_t id : message.segment_ids()) {
+    if (mappings_.Close(id)) closed.push_back(id);
+  }
+  for (const uint64_t id : closed) {
+    answer.mutable_segments_closed()->add_segment_ids(id);
+    if (answer.segments_closed().segment_ids_size() == kMaxIdsInMessage) link->stream->Send(std::exchange(answer, {}));
+  }
+  if (answer.segments_closed().segment_ids_size() > 0) link->stream->Send(std::move(answer));
 }
 
-void SessionClient::FreeLater(uint64_t block_id) {
-  if (getpid() == pid_) connection_->stream->FreeLater(block_id);
+// ---- The keeper thread ----
+
+void SessionClient::Grown() {
+  MutexLock lock(mu_);
+  if (std::exchange(grown_, true)) return;
+  changed_.NotifyAll();
 }
 
-absl::StatusOr<uint64_t> SessionClient::EmptyCache() {
-  v1::EmptyCacheRequest request;
-  request.set_session_id(session_id_);
-  v1::EmptyCacheResponse response;
-  if (absl::Status status = Call(&v1::Broker::Stub::EmptyCache, request, &response); !status.ok()) return status;
-  return response.released_bytes();
+void SessionClient::Lost(const absl::Status& why) {
+  {
+    MutexLock lock(mu_);
+    lost_ = true;
+    changed_.NotifyAll();
+  }
+  if (options_.on_lost) options_.on_lost(why);
 }
 
-absl::StatusOr<MemoryStats> SessionClient::GetMemoryStats(int device) {
-  v1::GetMemoryStatsRequest request;
-  request.set_session_id(session_id_);
-  request.set_device(static_cast<uint32_t>(device));
-  v1::GetMemoryStatsResponse response;
-  if (absl::Status status = Call(&v1::Broker::Stub::GetMemoryStats, request, &response); !status.ok()) return status;
-  return FromProto(response.stats());
+void SessionClient::Log(const std::string& line) const {
+  if (options_.log) {
+    options_.log(line);
+  } else {
+    std::fprintf(stderr, "vrambroker: %s\n", line.c_str());
+  }
 }
 
-absl::Status SessionClient::ResetPeakStats(int device, bool accumulated) {
-  v1::ResetPeakStatsRequest request;
-  request.set_session_id(session_id_);
-  request.set_device(static_cast<uint32_t>(device));
-  request.set_accumulated(accumulated);
-  v1::ResetPeakStatsResponse response;
-  return Call(&v1::Broker::Stub::ResetPeakStats, request, &response);
+void SessionClient::Keep() {
+  const bool decays = leases() && options_.idle_decay < absl::InfiniteDuration();
+  const std::chrono::milliseconds tick =
+      std::max(std::chrono::milliseconds(1),
+               absl::ToChronoMilliseconds(decays ? options_.idle_decay : absl::Hours(1)) / kTicksOfDecay);
+  Clock::time_point last_report = Clock::now() - kReportPeriod;
+  Clock::time_point next_report = Clock::now() + kReportPeriod;
+  Clock::time_point next_tick = decays ? Clock::now() + tick : Clock::time_point::max();
+  Clock::time_point next_try = Clock::time_point::max();  // at reaching the daemon again
+  auto backoff = kFirstBackoff;
+  bool reported_lost = false;
+  absl::Status last_failure;  // of reaching the daemon again
+  while (true) {
+    std::deque<v1::Question> questions;
+    bool lost = false;
+    bool orphaned = false;
+    {
+      MutexLock lock(mu_);
+      Clock::time_point wake = leases() ? std::min({next_report, next_tick, next_try}) : Clock::time_point::max();
+      if (orphaned_) wake = std::min(wake, Clock::now() + kOrphanPeriod);
+      while (!stopping_ && questions_.empty() && (!lost_ || reported_lost || !leases())) {
+        if (grown_) {
+          next_report = std::min(next_report, std::max(Clock::now() + kReportDelay, last_report + kReportPeriod));
+          wake = std::min(wake, next_report);
+        }
+        if (!changed_.WaitUntil(mu_, wake)) break;
+        if (orphaned_) wake = std::min(wake, Clock::now() + kOrphanPeriod);
+      }
+      if (stopping_) return;
+      questions.swap(questions_);
+      lost = lost_ && leases();
+      orphaned = orphaned_;
+    }
+    if (orphaned && !InUse()) {
+      keeper_.detach();
+      delete this;
+      return;
+    }
+    for (const v1::Question& question : questions) Answer(question);
+    const Clock::time_point now = Clock::now();
+    if (lost && !reported_lost) {
+      reported_lost = true;
+      const absl::Status why = link()->stream->status();
+      const bool ended = absl::IsAborted(why);
+      if (ended) GiveBackIdle();
+      Log(absl::StrCat("session '", name(), "': ", why.message(), ended ? "" : "; trying to reach it again"));
+      next_try = ended ? Clock::time_point::max() : now;
+      backoff = kFirstBackoff;
+    }
+    if (now >= next_try) {
+      const absl::Status reached = Reconnect();
+      if (reached.ok()) {
+        reported_lost = false;
+        next_try = Clock::time_point::max();
+        next_report = now;
+        for (MemoryStats& stats : reported_) stats = MemoryStats();
+      } else {
+        if (!absl::IsUnavailable(reached) && reached != last_failure)
+          Log(absl::StrCat("session '", name(), "': ", reached.message()));
+        last_failure = reached;
+        next_try = absl::IsAborted(reached) ? Clock::time_point::max() : Clock::now() + backoff;
+        backoff = std::min(2 * backoff, kLastBackoff);
+      }
+    }
+    if (leases() && now >= next_report) {
+      for (size_t device = 0; device < heaps_.size(); ++device) leased(device).RetryClosing();
+      {
+        MutexLock lock(mu_);
+        grown_ = false;
+      }
+      if (ReportStats(/*all=*/false)) last_report = now;
+      next_report = now + kReportPeriod;
+    }
+    if (now >= next_tick) {
+      for (size_t device = 0; device < heaps_.size(); ++device) {
+        leased(device).Tick();
+        leased(device).Trim(std::numeric_limits<uint64_t>::max(), kTicksOfDecay);
+      }
+      next_tick = now + tick;
+    }
+  }
 }
 
-uint64_t SessionClient::limit_bytes(int device) const {
-  return device >= 0 && static_cast<size_t>(device) < devices_.size() ? limits_[device].load() : 0;
+bool SessionClient::ReportStats(bool all) {
+  const std::shared_ptr<Link> link = this->link();
+  if (!link->stream->status().ok()) return false;
+  bool changed = false;
+  for (size_t device = 0; device < heaps_.size(); ++device) {
+    const MemoryStats stats = heaps_[device]->GetMemoryStats().value_or(MemoryStats());
+    if (!all && SameCounts(stats, reported_[device])) continue;
+    reported_[device] = stats;
+    changed = true;
+    v1::SessionRequest message;
+    message.mutable_stats()->set_device(static_cast<uint32_t>(device));
+    *message.mutable_stats()->mutable_stats() = StatsToProto(stats);
+    link->stream->Send(std::move(message));
+  }
+  return changed;
+}
+
+void SessionClient::Answer(const v1::Question& question) {
+  const std::shared_ptr<Link> link = this->link();
+  v1::SessionRequest message;
+  v1::Answer* answer = message.mutable_answer();
+  answer->set_question_id(question.question_id());
+  switch (question.question_case()) {
+    case v1::Question::kTrim: {
+      const uint64_t wanted =
+          question.trim().bytes() > 0 ? question.trim().bytes() : std::numeric_limits<uint64_t>::max();
+      uint64_t released = 0;
+      for (size_t device = 0; device < heaps_.size() && released < wanted; ++device) {
+        if (question.trim().has_device() && question.trim().device() != device) continue;
+        released += leased(device).Trim(wanted - released, /*min_idle_ticks=*/0);
+      }
+      answer->set_released_bytes(released);
+      ReportStats(/*all=*/false);
+      break;
+    }
+    case v1::Question::kStats:
+      ReportStats(/*all=*/true);
+      break;
+    case v1::Question::kSnapshot: {
+      if (question.snapshot().device() >= heaps_.size()) break;
+      SnapshotParts parts(leased(question.snapshot().device()).Snapshot(!question.snapshot().without_history()),
+                          kItemsInSnapshotPart);
+      while (std::optional<v1::GetSnapshotResponse> part = parts.Next()) {
+        v1::SessionRequest one;
+        one.mutable_answer()->set_question_id(question.question_id());
+        *one.mutable_answer()->mutable_snapshot() = *std::move(part);
+        one.mutable_answer()->set_more(true);
+        link->stream->WaitForRoom();  // leases and returns come in between
+        link->stream->Send(std::move(one));
+      }
+      break;  // an empty part ends it
+    }
+    case v1::Question::kRecord:
+      for (size_t device = 0; device < heaps_.size(); ++device) {
+        leased(device).SetRecording(question.record().max_events());
+      }
+      break;
+    case v1::Question::QUESTION_NOT_SET:  // of a newer daemon: an empty answer
+      break;
+  }
+  link->stream->Send(std::move(message));
+}
+
+void SessionClient::GiveBackIdle() {
+  for (size_t device = 0; device < heaps_.size(); ++device) {
+    leased(device).Trim(std::numeric_limits<uint64_t>::max(), /*min_idle_ticks=*/0);
+  }
+}
+
+absl::Status SessionClient::Reconnect() {
+  const std::shared_ptr<Link> old = link();
+  absl::StatusOr<std::shared_ptr<Link>> reached = Connect(old.get());
+  const bool resumed = reached.ok();
+  if (absl::IsNotFound(reached.status())) reached = Connect(nullptr);
+  if (!reached.ok()) return reached.status();
+  Link& link = **reached;
+  link.session = resumed ? old->session : old->session + 1;
+  std::vector<Returned> unreturned;
+  {
+    MutexLock lock(mu_);
+    lost_ = !link.stream->status().ok();
+    link_ = *reached;
+    unreturned.swap(unreturned_);
+  }
+  // One by one: the daemon may have been told of some of them.
+  for (const Returned& returned : unreturned) {
+    for (const uint64_t id : returned.segments) ReturnSegments(returned.device, returned.session, {id});
+  }
+  if (resumed) {
+    Log(absl::StrCat("session '", link.name, "': reached the daemon again and resumed the session"));
+    return absl::OkStatus();
+  }
+  GiveBackIdle();  // free memory of a daemon that is gone is of no use
+  size_t segments = 0;
+  for (size_t device = 0; device < heaps_.size(); ++device)
+    segments += leased(device).HeldSegments(old->session).size();
+  Log(absl::StrCat("session '", link.name, "': reached another daemon, as a new session; ", segments,
+                   " segments of the old one stay usable until they are freed"));
+  return absl::OkStatus();
 }
 
 }  // namespace vrambroker::client_internal

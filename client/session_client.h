@@ -2,73 +2,189 @@
 #ifndef VRAMBROKER_CLIENT_SESSION_CLIENT_H_
 #define VRAMBROKER_CLIENT_SESSION_CLIENT_H_
 
-#include <sys/types.h>
+#include <grpcpp/grpcpp.h>
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "allocator/device.h"
 #include "allocator/memory_stats.h"
+#include "allocator/mutex.h"
+#include "client/address_map.h"
+#include "client/alloc_conf_text.h"
+#include "client/connection.h"
+#include "client/heap.h"
+#include "client/leased_heap.h"
+#include "client/mappings.h"
+#include "client/remote_heap.h"
+#include "client/session_stream.h"
 #include "client/vrambroker/client.h"
 #include "vrambroker/v1/broker.grpc.pb.h"
 
 namespace vrambroker::client_internal {
 
-class SessionStream;
-
-// One session: the stream that keeps it, the calls, the mappings. Shared by a Client and its Buffers; the last of them
-// says goodbye. Thread-safe.
-class SessionClient : public std::enable_shared_from_this<SessionClient> {
+// One session: its connection to the daemon, its heaps, and the thread that keeps both. Thread-safe.
+//
+// A session that leases survives its connection: the keeper thread reaches the daemon again and resumes the session,
+// or, when it is another daemon, opens a new one for what is leased from then on.
+class SessionClient {
  public:
-  static absl::StatusOr<std::shared_ptr<SessionClient>> Open(const ClientOptions& options);
+  // A connection, and the session that it keeps. Constant once it is in use.
+  struct Link {
+    ~Link();
+    std::shared_ptr<grpc::Channel> channel;
+    std::unique_ptr<v1::Broker::Stub> stub;
+    std::unique_ptr<SessionStream> stream;
+    uint64_t session = 0;  // counts the sessions of this client; one that is resumed keeps its number
+    uint64_t session_id = 0;
+    std::string name;
+    std::string resume_token;
+  };
+
+  static absl::StatusOr<std::unique_ptr<SessionClient>> Open(const ClientOptions& options);
+  // The session ends when nothing of it is in use any more: now, or on a thread of its own.
+  static void End(std::unique_ptr<SessionClient> session);
   ~SessionClient();
 
-  absl::StatusOr<Buffer> Allocate(uint64_t bytes, int device, uint64_t stream);
-  // Waits for the daemon's answer.
-  absl::Status Free(uint64_t block_id);
-  // Does not wait, and never fails: for destructors.
-  void FreeLater(uint64_t block_id);
+  // NotFound when there is no such device; FailedPrecondition after fork().
+  absl::StatusOr<Heap*> heap(int device);
+  // The same, or nullptr; for what is called so often that a status would show.
+  Heap* FindHeap(int device) const {
+    const auto index = static_cast<size_t>(device);  // a negative one is beyond the end
+    return !IsForked() && index < heaps_.size() ? heaps_[index].get() : nullptr;
+  }
+  absl::Status FreePointer(void* pointer, std::optional<Stream> stream);
+  absl::Status RecordStream(void* pointer, Stream stream);
+  absl::Status ReturnSegment(void* pointer);
+  // The device of what Malloc() or LeaseSegment() gave. OutOfRange unless [offset, offset + bytes) lies within it.
+  absl::StatusOr<Device*> DeviceOf(const void* pointer, uint64_t offset, uint64_t bytes) const;
   absl::StatusOr<uint64_t> EmptyCache();
-  absl::StatusOr<MemoryStats> GetMemoryStats(int device);
-  absl::Status ResetPeakStats(int device, bool accumulated);
 
-  uint64_t session_id() const { return session_id_; }
-  const std::string& name() const { return name_; }
+  uint64_t session_id() const { return link()->session_id; }
+  std::string name() const { return link()->name; }
   const std::vector<DeviceInfo>& devices() const { return devices_; }
   uint64_t limit_bytes(int device) const;
   const std::vector<std::string>& warnings() const { return warnings_; }
   absl::Status status() const;
+  uint64_t calls() const { return calls_.load(std::memory_order_relaxed); }
 
- private:
-  friend class SessionStream;
-  // Everything that a child made by fork() must not touch: gRPC, whose threads are not there, locks that another
-  // thread may have held, the mappings, which are the parent's to close.
-  struct Connection;
+  // ---- For the heaps ----
 
-  explicit SessionClient(const ClientOptions& options);
-
-  // OK when a call may be made.
+  const ClientOptions& options() const { return options_; }
+  uint32_t wait_ms() const { return static_cast<uint32_t>(absl::ToInt64Milliseconds(options_.wait)); }
+  std::shared_ptr<Link> link() const ABSL_LOCKS_EXCLUDED(mu_);
+  // A child made by fork() must not touch gRPC, whose threads are not there, locks that another thread may have held,
+  // or memory that its parent hands out, too.
+  bool IsForked() const { return fork_count.load(std::memory_order_relaxed) != forks_; }
+  // OK when calls can be made.
   absl::Status CheckUsable() const;
+  // Segments came or went: the daemon learns of it soon, not only at the next report.
+  void Grown() ABSL_LOCKS_EXCLUDED(mu_);
+  void CountCall() { calls_.fetch_add(1, std::memory_order_relaxed); }
+  // The device of this process that is the daemon's `ordinal`.
+  absl::StatusOr<Device*> DeviceFor(int ordinal) ABSL_LOCKS_EXCLUDED(devices_mu_);
+  // Calls `record`, which notes that something leased over `link` is held. False, and it is not, when the connection
+  // has broken: the session may be resumed at this moment, without it, and somebody else may get it.
+  bool Adopt(const std::shared_ptr<Link>& link, const std::function<void()>& record) ABSL_LOCKS_EXCLUDED(mu_);
+  // What opens a segment here.
+  absl::StatusOr<SegmentHandle> FetchHandle(const v1::SegmentHandle& handle);
+  // Gives segments of session number `session` back, which are closed here. False when the daemon does not have them:
+  // it is gone, or will have them when it is reached again.
+  bool ReturnSegments(int device, uint64_t session, const std::vector<uint64_t>& segments) ABSL_LOCKS_EXCLUDED(mu_);
   // Makes a unary call: `method` of the stub with a deadline. A lost session explains itself.
   template <typename Method, typename Request, typename Response>
   absl::Status Call(Method method, const Request& request, Response* response);
-  void Welcomed(const v1::Welcome& welcome);
-  absl::StatusOr<Device*> DeviceFor(int ordinal);
+
+ private:
+  static std::atomic<int> fork_count;  // of this process and its ancestors
+
+  struct Returned {
+    int device = 0;
+    uint64_t session = 0;
+    std::vector<uint64_t> segments;
+  };
+
+  explicit SessionClient(const ClientOptions& options);
+
+  bool leases() const { return options_.placement == Placement::kLeased; }
+  bool InUse();
+  // A connection with a session on it: that of an earlier link, or a new one.
+  absl::StatusOr<std::shared_ptr<Link>> Connect(const Link* resume);
+  absl::Status TakeWelcome(const v1::Welcome& welcome);
+  LeasedHeap& leased(size_t device) { return static_cast<LeasedHeap&>(*heaps_[device]); }
+  RemoteHeap& remote(size_t device) { return static_cast<RemoteHeap&>(*heaps_[device]); }
+  void CloseSegments(const v1::CloseSegments& message, Link* link);
+  void LimitIs(uint32_t device, uint64_t bytes);
+  void Lost(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+  void Log(const std::string& line) const;
+
+  // ---- The keeper thread ----
+
+  void Keep() ABSL_LOCKS_EXCLUDED(mu_);
+  void Answer(const v1::Question& question);
+  // Sends the figures that have changed, or all. False: none had.
+  bool ReportStats(bool all);
+  // Aborted: an operator has ended the session.
+  absl::Status Reconnect() ABSL_LOCKS_EXCLUDED(mu_);
+  void GiveBackIdle();
 
   // Constant after Open().
   const ClientOptions options_;
-  const pid_t pid_;
-  std::unique_ptr<Connection> connection_;
-  uint64_t session_id_ = 0;
-  std::string name_;
+  DescriptorFetcher descriptors_;
+  const int forks_;  // before this process became what it is
+  AllocConfText conf_;
   std::vector<DeviceInfo> devices_;
   std::vector<std::string> warnings_;
   std::unique_ptr<std::atomic<uint64_t>[]> limits_;  // by device
+
+  std::atomic<uint64_t> calls_{0};
+
+  Mutex devices_mu_;
+  std::vector<std::unique_ptr<Device>> opened_ ABSL_GUARDED_BY(devices_mu_);  // by ordinal; null until used
+  Mappings mappings_;                         // of remote heaps; after the devices: closed before they go
+  AddressMap addresses_;                      // of leased heaps
+  std::vector<std::unique_ptr<Heap>> heaps_;  // by ordinal
+
+  // Of the keeper thread.
+  std::vector<MemoryStats> reported_;  // what the daemon knows, by device
+  std::thread keeper_;
+
+  mutable Mutex mu_;
+  CondVar changed_;
+  std::shared_ptr<Link> link_ ABSL_GUARDED_BY(mu_);
+  bool lost_ ABSL_GUARDED_BY(mu_) = false;   // link_ has broken
+  bool grown_ ABSL_GUARDED_BY(mu_) = false;  // since the last report
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  bool orphaned_ ABSL_GUARDED_BY(mu_) = false;  // the keeper is to delete this object when nothing is in use
+  std::deque<v1::Question> questions_ ABSL_GUARDED_BY(mu_);
+  std::vector<Returned> unreturned_ ABSL_GUARDED_BY(mu_);  // while the daemon could not be told
 };
+
+template <typename Method, typename Request, typename Response>
+absl::Status SessionClient::Call(Method method, const Request& request, Response* response) {
+  if (absl::Status status = CheckUsable(); !status.ok()) return status;
+  const std::shared_ptr<Link> link = this->link();
+  link->stream->WaitForFrees(options_.call_timeout);  // these calls show or depend on what is free
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + options_.call_timeout));
+  CountCall();
+  absl::Status status = FromGrpc((link->stub.get()->*method)(&context, request, response));
+  if (absl::IsUnavailable(status) || absl::IsCancelled(status)) {
+    const absl::Status lost = link->stream->status();
+    return lost.ok() ? absl::UnavailableError(absl::StrCat("the daemon went away: ", status.message())) : lost;
+  }
+  return status;
+}
 
 }  // namespace vrambroker::client_internal
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/session_stream.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -9,7 +10,10 @@
 namespace vrambroker::client_internal {
 namespace {
 
+// How often a call that waits asks whether it still has to.
+constexpr std::chrono::milliseconds kGiveUpPeriod(10);
 constexpr int kMaxBlocksInFree = 1024;  // the protocol's limit
+constexpr size_t kEnoughQueued = 4;     // messages
 
 }  // namespace
 
@@ -51,22 +55,34 @@ void SessionStream::Send(v1::SessionRequest request) {
 }
 
 absl::StatusOr<v1::CallResult> SessionStream::Call(
-    const std::function<v1::SessionRequest(uint64_t call_id)>& make_request, absl::Duration timeout) {
+    const std::function<v1::SessionRequest(uint64_t call_id)>& make_request, absl::Duration timeout,
+    std::optional<uint32_t> lease_device, bool after_end, const std::function<bool()>& give_up) {
   const auto deadline = std::chrono::steady_clock::now() + absl::ToChronoMilliseconds(timeout);
   Waiter waiter;
   MutexLock lock(mu_);
-  if (!status_.ok()) return status_;
+  if (!status_.ok() && !(after_end && writable_)) return status_;
   const uint64_t call_id = next_call_++;
   waiters_.emplace(call_id, &waiter);
   if (writable_) {
     outgoing_.push_back(make_request(call_id));
     WriteNext();
   }
-  while (!waiter.result.has_value() && writable_ && waiter.answered.WaitUntil(mu_, deadline)) {
+  bool gave_up = give_up == nullptr;
+  while (!waiter.result.has_value() && writable_) {
+    const auto next_look = std::chrono::steady_clock::now() + kGiveUpPeriod;
+    if (waiter.answered.WaitUntil(mu_, gave_up ? deadline : std::min(deadline, next_look))) continue;
+    if (std::chrono::steady_clock::now() >= deadline) break;
+    if (gave_up || !writable_ || !give_up()) continue;
+    gave_up = true;  // the answer comes soon now
+    v1::SessionRequest cancel;
+    cancel.mutable_cancel()->set_call_id(call_id);
+    outgoing_.push_back(std::move(cancel));
+    WriteNext();
   }
   waiters_.erase(call_id);
   if (waiter.result.has_value()) return *std::move(waiter.result);
   if (writable_) {
+    if (lease_device.has_value()) late_leases_.emplace(call_id, *lease_device);
     return absl::DeadlineExceededError(
         absl::StrCat("the daemon did not answer within ", absl::FormatDuration(timeout)));
   }
@@ -85,7 +101,7 @@ absl::StatusOr<v1::AllocateResponse> SessionStream::Allocate(const v1::AllocateR
         *message.mutable_allocate()->mutable_request() = request;
         return message;
       },
-      timeout);
+      timeout + absl::Milliseconds(request.wait_ms()));
   if (!result.ok()) return result.status();
   if (result->has_error()) return FromProto(result->error());
   return std::move(*result->mutable_allocated());
@@ -102,6 +118,59 @@ absl::Status SessionStream::Free(uint64_t block_id, absl::Duration timeout) {
       timeout);
   if (!result.ok()) return result.status();
   return result->has_error() ? FromProto(result->error()) : absl::OkStatus();
+}
+
+absl::StatusOr<v1::LeaseSegmentsResponse> SessionStream::Lease(const v1::LeaseSegmentsRequest& request,
+                                                               absl::Duration timeout,
+                                                               const std::function<bool()>& give_up) {
+  absl::StatusOr<v1::CallResult> result = Call(
+      [&](uint64_t call_id) {
+        v1::SessionRequest message;
+        message.mutable_lease()->set_call_id(call_id);
+        *message.mutable_lease()->mutable_request() = request;
+        return message;
+      },
+      timeout + absl::Milliseconds(request.wait_ms()), request.device(), /*after_end=*/false, give_up);
+  if (!result.ok()) return result.status();
+  if (result->has_error()) return FromProto(result->error());
+  return std::move(*result->mutable_leased());
+}
+
+absl::Status SessionStream::Return(const v1::ReturnSegmentsRequest& request, absl::Duration timeout) {
+  const absl::StatusOr<v1::CallResult> result = Call(
+      [&](uint64_t call_id) {
+        v1::SessionRequest message;
+        message.mutable_return_segments()->set_call_id(call_id);
+        *message.mutable_return_segments()->mutable_request() = request;
+        return message;
+      },
+      timeout, /*lease_device=*/std::nullopt, /*after_end=*/true);
+  if (!result.ok()) return result.status();
+  return result->has_error() ? FromProto(result->error()) : absl::OkStatus();
+}
+
+absl::Status SessionStream::Explain(const v1::ExplainRequest& request, absl::Duration timeout) {
+  const absl::StatusOr<v1::CallResult> result = Call(
+      [&](uint64_t call_id) {
+        v1::SessionRequest message;
+        message.mutable_explain()->set_call_id(call_id);
+        *message.mutable_explain()->mutable_request() = request;
+        return message;
+      },
+      timeout);
+  return result.ok() ? FromProto(result->error()) : result.status();
+}
+
+void SessionStream::QueueReturn(uint32_t device, const v1::LeaseSegmentsResponse& leased) {
+  if (!writable_) return;
+  v1::SessionRequest message;
+  message.mutable_return_segments()->set_call_id(next_call_++);
+  message.mutable_return_segments()->mutable_request()->set_device(device);
+  for (const v1::LeaseSegmentsResponse::Segment& segment : leased.segments()) {
+    message.mutable_return_segments()->mutable_request()->add_segment_ids(segment.segment_id());
+  }
+  outgoing_.push_back(std::move(message));
+  WriteNext();
 }
 
 void SessionStream::FreeLater(uint64_t block_id) {
@@ -142,6 +211,9 @@ void SessionStream::HandleResult(const v1::CallResult& result) {
     it->second->answered.NotifyOne();
   } else if (result.has_allocated()) {
     QueueFree(result.allocated().block_id());  // its caller has given up, nobody else knows the block
+  } else if (const auto late = late_leases_.find(result.call_id()); late != late_leases_.end()) {
+    if (result.has_leased()) QueueReturn(late->second, result.leased());
+    late_leases_.erase(late);
   }
 }
 
@@ -164,6 +236,7 @@ void SessionStream::OnWriteDone(bool ok) {
   writing_ = false;
   outgoing_.pop_front();
   if (!ok) outgoing_.clear();
+  if (outgoing_.size() == kEnoughQueued - 1) changed_.NotifyAll();
   WriteNext();
 }
 
@@ -200,6 +273,9 @@ void SessionStream::OnReadDone(bool ok) {
     case v1::SessionResponse::kResult:
       HandleResult(response_.result());
       break;
+    case v1::SessionResponse::kQuestion:
+      handlers_.question(response_.question());
+      break;
     case v1::SessionResponse::kDraining:  // calls go on until the daemon stops; then the stream breaks
     case v1::SessionResponse::MESSAGE_NOT_SET:
       break;
@@ -212,7 +288,7 @@ void SessionStream::OnDone(const grpc::Status& grpc_status) {
   bool tell = false;
   {
     MutexLock lock(mu_);
-    if (welcomed_ && !closing_ && (lost.ok() || absl::IsUnavailable(lost) || absl::IsCancelled(lost))) {
+    if (welcomed_ && !closing_) {
       lost = absl::UnavailableError(absl::StrCat(
           "the daemon went away", lost.message().empty() ? "" : " (", lost.message(), lost.message().empty() ? "" : ")",
           "; what is held stays usable, nothing can be allocated: connect again"));
@@ -222,11 +298,12 @@ void SessionStream::OnDone(const grpc::Status& grpc_status) {
   }
   if (tell) handlers_.lost(lost);
   MutexLock lock(mu_);
+  ended_well_ = grpc_status.ok();
   done_ = true;
   changed_.NotifyAll();  // this object may be gone as soon as the lock is released
 }
 
-void SessionStream::Close(absl::Duration timeout) {
+bool SessionStream::Close(absl::Duration timeout) {
   v1::SessionRequest goodbye;
   goodbye.mutable_goodbye();
   Send(std::move(goodbye));
@@ -236,10 +313,24 @@ void SessionStream::Close(absl::Duration timeout) {
     closing_ = true;
     done = WaitFor([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return done_; }, timeout);
   }
-  if (done) return;
+  if (!done) Abort();
+  MutexLock lock(mu_);
+  return ended_well_;
+}
+
+void SessionStream::Abort() {
+  {
+    MutexLock lock(mu_);
+    closing_ = true;
+  }
   context_.TryCancel();
   MutexLock lock(mu_);
   while (!done_) changed_.Wait(mu_);
+}
+
+void SessionStream::WaitForRoom() {
+  MutexLock lock(mu_);
+  while (writable_ && outgoing_.size() >= kEnoughQueued) changed_.Wait(mu_);
 }
 
 absl::Status SessionStream::status() const {

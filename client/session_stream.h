@@ -26,6 +26,7 @@ class SessionStream : public grpc::ClientBidiReactor<v1::SessionRequest, v1::Ses
     std::function<void(const v1::Welcome&)> welcomed;  // before all others
     std::function<void(const v1::CloseSegments&)> close_segments;
     std::function<void(const v1::LimitChanged&)> limit_changed;
+    std::function<void(const v1::Question&)> question;
     std::function<void(const absl::Status&)> lost;  // once, unless Close() was called first
   };
 
@@ -37,6 +38,8 @@ class SessionStream : public grpc::ClientBidiReactor<v1::SessionRequest, v1::Ses
   // OK when the daemon has answered the hello and `welcomed` has run; else why not.
   absl::Status WaitForWelcome(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
 
+  // Waits while many messages are queued already; for whoever sends more than anybody waits for.
+  void WaitForRoom() ABSL_LOCKS_EXCLUDED(mu_);
   // Messages after the end of the stream are dropped.
   void Send(v1::SessionRequest request) ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -45,14 +48,27 @@ class SessionStream : public grpc::ClientBidiReactor<v1::SessionRequest, v1::Ses
   absl::StatusOr<v1::AllocateResponse> Allocate(const v1::AllocateRequest& request, absl::Duration timeout);
   absl::Status Free(uint64_t block_id, absl::Duration timeout);
 
+  // The same for segments. Those that are leased after the timeout are given back. While a request waits in the daemon
+  // (beyond the timeout), `give_up` is called now and then: true ends the waiting, with Cancelled. It must not call
+  // this object.
+  absl::StatusOr<v1::LeaseSegmentsResponse> Lease(const v1::LeaseSegmentsRequest& request, absl::Duration timeout,
+                                                  const std::function<bool()>& give_up = nullptr);
+  absl::Status Return(const v1::ReturnSegmentsRequest& request, absl::Duration timeout);
+  // The error for a request that a refused lease has left without memory.
+  absl::Status Explain(const v1::ExplainRequest& request, absl::Duration timeout);
+
   // Frees without waiting; several frees may travel in one message. Never blocks. What is allocated or freed over the
   // stream afterwards comes after it.
   void FreeLater(uint64_t block_id) ABSL_LOCKS_EXCLUDED(mu_);
   // Waits until the daemon has done all that was asked for by FreeLater().
   void WaitForFrees(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Says goodbye, waits for the daemon to end the stream for up to `timeout`, then breaks it.
-  void Close(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
+  // Breaks the stream without a goodbye: the session, if there is one, stays what it was.
+  void Abort() ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Says goodbye, waits for the daemon to end the stream for up to `timeout`, then breaks it. False: the daemon may not
+  // have got the goodbye.
+  bool Close(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
 
   // OK while the session lives.
   absl::Status status() const ABSL_LOCKS_EXCLUDED(mu_);
@@ -69,10 +85,15 @@ class SessionStream : public grpc::ClientBidiReactor<v1::SessionRequest, v1::Ses
   };
 
   // Sends `request`, which make_request(call_id) returns, and waits for the result.
+  // What it leases on `lease_device` after the timeout is given back. `after_end`: also when the session has been
+  // ended.
   absl::StatusOr<v1::CallResult> Call(const std::function<v1::SessionRequest(uint64_t call_id)>& make_request,
-                                      absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
+                                      absl::Duration timeout, std::optional<uint32_t> lease_device = std::nullopt,
+                                      bool after_end = false, const std::function<bool()>& give_up = nullptr)
+      ABSL_LOCKS_EXCLUDED(mu_);
   void HandleResult(const v1::CallResult& result) ABSL_LOCKS_EXCLUDED(mu_);
   void QueueFree(uint64_t block_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void QueueReturn(uint32_t device, const v1::LeaseSegmentsResponse& leased) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndOfStream() ABSL_LOCKS_EXCLUDED(mu_);
   void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Waits until `condition` or the end of the timeout; returns the condition.
@@ -89,10 +110,12 @@ class SessionStream : public grpc::ClientBidiReactor<v1::SessionRequest, v1::Ses
   bool writable_ ABSL_GUARDED_BY(mu_) = true;
   bool closing_ ABSL_GUARDED_BY(mu_) = false;
   bool done_ ABSL_GUARDED_BY(mu_) = false;
+  bool ended_well_ ABSL_GUARDED_BY(mu_) = false;  // by the daemon
   bool welcomed_ ABSL_GUARDED_BY(mu_) = false;
   uint64_t next_call_ ABSL_GUARDED_BY(mu_) = 1;
-  absl::flat_hash_map<uint64_t, Waiter*> waiters_ ABSL_GUARDED_BY(mu_);  // by call id
-  absl::flat_hash_set<uint64_t> frees_ ABSL_GUARDED_BY(mu_);             // call ids of unanswered FreeLater()s
+  absl::flat_hash_map<uint64_t, Waiter*> waiters_ ABSL_GUARDED_BY(mu_);       // by call id
+  absl::flat_hash_set<uint64_t> frees_ ABSL_GUARDED_BY(mu_);                  // call ids of unanswered FreeLater()s
+  absl::flat_hash_map<uint64_t, uint32_t> late_leases_ ABSL_GUARDED_BY(mu_);  // call ids nobody waits for: device
   absl::Status status_ ABSL_GUARDED_BY(mu_);
 };
 

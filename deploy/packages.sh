@@ -6,10 +6,15 @@
 set -euo pipefail
 
 build=(git cmake ninja-build g++ pkg-config libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev
-       libabsl-dev prometheus-cpp-dev libcivetweb-dev zlib1g-dev libcurl4-openssl-dev libspdlog-dev nlohmann-json3-dev
+       libabsl-dev libcivetweb-dev zlib1g-dev libcurl4-openssl-dev libspdlog-dev libncurses-dev nlohmann-json3-dev
        libgtest-dev libgmock-dev curl)
-test=("${build[@]}" clang libclang-rt-dev clang-tidy clang-format python3 prometheus libjemalloc2
-      libtcmalloc-minimal4 libmimalloc2.0)
+# The web page's charts come from the npm registry. Debian's npm does not go with another vendor's Node.js.
+command -v npm >/dev/null || build+=(nodejs npm)
+test=("${build[@]}" clang libclang-rt-dev clang-tidy clang-format python3 python3-numpy python3-pip python3-yaml
+      python3-setuptools python3-wheel prometheus tmux libjemalloc2 libtcmalloc-minimal4 libmimalloc2.0)
+
+# Ubuntu has no such package; the tests in a browser are skipped there.
+[ "$(. /etc/os-release; echo "$ID")" = debian ] && test+=(chromium)
 
 case "${1:-}" in
   build) wanted=("${build[@]}") ;;

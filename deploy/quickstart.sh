@@ -6,17 +6,20 @@
 #
 #   --keep             leave the daemon running at the end
 #   --build-dir DIR    use the binaries of this build; neither install nor build anything
+#                      (a bundle's quickstart.sh uses the bundle's)
 #   --seconds N        how long the clients work before the killing (default 6)
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")"
 
+bin_dir=""  # programs in one folder: a bundle
+if [ -x bin/vrambrokerd ]; then bin_dir=$PWD/bin; else cd ..; fi
 keep=false build_dir="" seconds=6
 while [ $# -gt 0 ]; do
   case "$1" in
     --keep) keep=true ;;
     --build-dir) build_dir=${2:?--build-dir needs a folder}; shift ;;
     --seconds) seconds=${2:?--seconds needs a number}; shift ;;
-    -h|--help) sed -n '3,10s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h|--help) sed -n '3,11s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "quickstart.sh: unknown option '$1'; see --help" >&2; exit 2 ;;
   esac
   shift
@@ -25,7 +28,7 @@ done
 say() { printf '\n== %s\n' "$*"; }
 fail() { printf '\nquickstart: FAILED: %s\n' "$*" >&2; exit 1; }
 
-if [ -z "$build_dir" ]; then
+if [ -z "$build_dir$bin_dir" ]; then
   say "Packages"
   ./deploy/packages.sh build
   say "Build (a few minutes the first time)"
@@ -33,7 +36,11 @@ if [ -z "$build_dir" ]; then
   cmake --preset release > /dev/null
   cmake --build --preset release --target vrambrokerd vramctl vrambroker-demo
 fi
-daemon=$build_dir/server/vrambrokerd vramctl=$build_dir/client/vramctl demo=$build_dir/deploy/vrambroker-demo
+if [ -n "$build_dir" ]; then
+  daemon=$build_dir/server/vrambrokerd vramctl=$build_dir/client/vramctl demo=$build_dir/deploy/vrambroker-demo
+else
+  daemon=$bin_dir/vrambrokerd vramctl=$bin_dir/vramctl demo=$bin_dir/vrambroker-demo
+fi
 
 work=$(mktemp -d "${TMPDIR:-/tmp}/vrambroker.XXXXXX")
 export VRAMBROKER_SOCKET_DIR=$work/run
@@ -62,8 +69,19 @@ done
 metrics_url=$(sed -n 's/.* http=\(http[^ ]*\)$/\1/p' "$work/daemon.log")
 sed 's/^/  /' "$work/daemon.log"
 
-# metric NAME LABELS: the value, or nothing when there is no such series.
-metric() { curl -fsS "$metrics_url" | awk -v series="vrambroker_$1{$2}" 'index($0, series " ") == 1 { print $2 }'; }
+# The metrics page, without a need for curl.
+page() {
+  local host=${metrics_url#http://} connection
+  host=${host%%/*}
+  exec {connection}<> "/dev/tcp/${host%:*}/${host##*:}"
+  printf 'GET /metrics HTTP/1.0\r\nHost: %s\r\nConnection: close\r\n\r\n' "$host" >&$connection
+  cat <&$connection
+  exec {connection}>&-
+}
+# metric NAME LABELS: the value, or nothing when there is no such series; further labels may follow.
+metric() {
+  page | awk -v series="vrambroker_$1{$2" 'index($0, series) == 1 && substr($0, length(series) + 1, 1) ~ /[,}]/ { print $2 }'
+}
 
 say "Four clients, each with a limit, each like a training loop: write every byte, verify every byte"
 names=(trainer finetune notebook evaluator)
@@ -138,6 +156,7 @@ finished=true
 cat <<END
 
 All of it was as it should be.
+  page       ${metrics_url%metrics}
   metrics    $metrics_url
 END
 if $keep; then

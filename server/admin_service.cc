@@ -3,120 +3,61 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "proto/heap_convert.h"
 #include "server/convert.h"
+#include "server/process_info.h"
 
 namespace vrambroker {
 namespace {
 
-// Root, and the user that the daemon runs as.
-bool IsOperator(const Caller& caller) {
-  return caller.uid == 0 || caller.uid == geteuid();
+// What a client may be told in a status: gRPC breaks connections over long ones.
+constexpr size_t kMaxFaultText = 2000;
+
+// Of any process that can be seen, by its command name.
+absl::StatusOr<PolicySubject> SubjectOfProcess(pid_t pid) {
+  absl::StatusOr<ProcessUser> user = UserOf(pid);
+  if (!user.ok()) return user.status();
+  return PolicySubject{
+      .uid = user->uid, .gids = std::move(user->gids), .cgroup = CgroupOf(pid), .session_name = CommandName(pid)};
 }
 
-v1::GetSnapshotResponse::BlockState ToProto(BlockState state) {
-  switch (state) {
-    case BlockState::kFree:
-      return v1::GetSnapshotResponse::BLOCK_STATE_FREE;
-    case BlockState::kAllocated:
-      return v1::GetSnapshotResponse::BLOCK_STATE_ALLOCATED;
-    case BlockState::kPendingFree:
-      return v1::GetSnapshotResponse::BLOCK_STATE_PENDING_FREE;
+absl::Status ReloadRefused(const absl::Status& status) {
+  std::string text(status.message());
+  if (text.size() > kMaxFaultText) {
+    text.resize(std::min(text.rfind('\n', kMaxFaultText), kMaxFaultText));
+    absl::StrAppend(&text, "\nand more: see the daemon's log, or vrambrokerd --check_config");
   }
-  return v1::GetSnapshotResponse::BLOCK_STATE_UNSPECIFIED;
+  return absl::FailedPreconditionError(absl::StrCat("not reloaded, the old configuration stays: ", text));
 }
 
-v1::GetSnapshotResponse::Event::Action ToProto(HistoryAction action) {
-  using Event = v1::GetSnapshotResponse::Event;
-  switch (action) {
-    case HistoryAction::kAllocate:
-      return Event::ACTION_ALLOCATE;
-    case HistoryAction::kFreeRequested:
-      return Event::ACTION_FREE_REQUESTED;
-    case HistoryAction::kFreeCompleted:
-      return Event::ACTION_FREE_COMPLETED;
-    case HistoryAction::kSegmentAllocate:
-      return Event::ACTION_SEGMENT_ALLOCATE;
-    case HistoryAction::kSegmentFree:
-      return Event::ACTION_SEGMENT_FREE;
-    case HistoryAction::kSnapshot:
-      return Event::ACTION_SNAPSHOT;
-    case HistoryAction::kOutOfMemory:
-      return Event::ACTION_OUT_OF_MEMORY;
-  }
-  return Event::ACTION_UNSPECIFIED;
+// Longer names would come back in error messages, and break the connection when they are very long.
+absl::Status CheckName(const v1::SessionRef& ref) {
+  if (ref.name().size() <= 255) return absl::OkStatus();
+  return absl::InvalidArgumentError("session.name: longer than any session's name");
 }
 
-// A snapshot as messages, of which none is near gRPC's limit. They are made one at a time: a million events as messages
-// take much more memory than as themselves.
-class SnapshotParts {
- public:
-  explicit SnapshotParts(HeapSnapshot snapshot) : snapshot_(std::move(snapshot)) {}
-
-  // The next part; nullopt after the last one.
-  std::optional<v1::GetSnapshotResponse> Next() {
-    v1::GetSnapshotResponse part;
-    if (is_first_) part.set_alloc_conf(FormatAllocConf(snapshot_.options));
-    int room = kItemsInPart;
-    while (room > 0 && segment_ < snapshot_.segments.size()) room -= AddSegment(room, &part);
-    while (room > 0 && event_ < snapshot_.history.size()) {
-      AddEvent(snapshot_.history[event_++], &part);
-      --room;
-    }
-    if (room == kItemsInPart && !is_first_) return std::nullopt;
-    is_first_ = false;
-    return part;
-  }
-
- private:
-  static constexpr int kItemsInPart = 4096;  // blocks and events
-
-  // Adds at most `room` blocks of the segment that comes next. Returns how many.
-  int AddSegment(int room, v1::GetSnapshotResponse* part) {
-    const SegmentSnapshot& from = snapshot_.segments[segment_];
-    v1::GetSnapshotResponse::Segment* to = part->add_segments();
-    to->set_id(Raw(from.id));
-    to->set_segment_bytes(from.bytes);
-    to->set_small_pool(from.pool == PoolKind::kSmall);
-    to->set_address(from.address);
-    to->set_stream(from.stream);
-    for (; block_ < from.blocks.size() && to->blocks_size() < room; ++block_) {
-      v1::GetSnapshotResponse::Block* block = to->add_blocks();
-      block->set_offset_bytes(from.blocks[block_].offset);
-      block->set_block_bytes(from.blocks[block_].bytes);
-      block->set_requested_bytes(from.blocks[block_].requested_bytes);
-      block->set_state(ToProto(from.blocks[block_].state));
-    }
-    if (block_ == from.blocks.size()) {
-      ++segment_;
-      block_ = 0;
-    }
-    return to->blocks_size();
-  }
-
-  static void AddEvent(const HistoryEvent& from, v1::GetSnapshotResponse* part) {
-    v1::GetSnapshotResponse::Event* to = part->add_events();
-    to->set_action(ToProto(from.action));
-    to->set_address(from.address);
-    to->set_bytes(from.bytes);
-    to->set_stream(from.stream);
-    to->set_time_us(from.time_us);
-  }
-
-  const HeapSnapshot snapshot_;
-  bool is_first_ = true;
-  size_t segment_ = 0;  // what comes next
-  size_t block_ = 0;    // ... of that segment
-  size_t event_ = 0;
-};
-
-// Writes the parts of a snapshot one after the other, or ends the call with an error. Deletes itself.
+// Writes the parts of a snapshot one after the other, or ends the call with an error. Deletes itself. Keeps `slot` for
+// as long as it keeps the snapshot.
 class SnapshotWriter : public grpc::ServerWriteReactor<v1::GetSnapshotResponse> {
  public:
-  explicit SnapshotWriter(absl::StatusOr<SnapshotParts> parts) : parts_(std::move(parts)) { WriteNext(); }
+  explicit SnapshotWriter(UserSlots::Slot slot) : slot_(std::move(slot)) {}
+
+  // Called once.
+  void Start(absl::StatusOr<HeapSnapshot> snapshot) {
+    if (snapshot.ok()) {
+      parts_ = SnapshotParts(*std::move(snapshot));
+    } else {
+      parts_ = snapshot.status();
+    }
+    WriteNext();
+  }
 
   void OnWriteDone(bool ok) override {
     if (ok) {
@@ -137,7 +78,8 @@ class SnapshotWriter : public grpc::ServerWriteReactor<v1::GetSnapshotResponse> 
     }
   }
 
-  absl::StatusOr<SnapshotParts> parts_;
+  const UserSlots::Slot slot_;
+  absl::StatusOr<SnapshotParts> parts_ = absl::UnknownError("not started");
   std::optional<v1::GetSnapshotResponse> part_;  // being written
 };
 
@@ -148,8 +90,7 @@ absl::StatusOr<SessionPtr> AdminService::Find(const v1::SessionRef& ref) const {
     case v1::SessionRef::kId:
       return broker_.FindSession(SessionRef(SessionId{ref.id()}));
     case v1::SessionRef::kName:
-      // Longer ones would come back in the error message, and break the connection when they are very long.
-      if (ref.name().size() > 255) return absl::InvalidArgumentError("session.name: longer than any session's name");
+      if (absl::Status status = CheckName(ref); !status.ok()) return status;
       return broker_.FindSession(SessionRef(ref.name()));
     case v1::SessionRef::REF_NOT_SET:
       break;
@@ -157,23 +98,35 @@ absl::StatusOr<SessionPtr> AdminService::Find(const v1::SessionRef& ref) const {
   return absl::InvalidArgumentError("session: neither id nor name is set");
 }
 
+absl::StatusOr<AdminService::Asker> AdminService::Ask(const grpc::CallbackServerContext& context, size_t calls) const {
+  absl::StatusOr<Caller> caller = connections_.Identify(context, calls);
+  if (!caller.ok()) return caller.status();
+  absl::StatusOr<SessionTerms> terms = broker_.TermsOf(*caller);
+  if (!terms.ok()) return terms.status();
+  return Asker{.caller = *std::move(caller), .terms = *std::move(terms)};
+}
+
+absl::Status AdminService::Asker::Refusal(absl::string_view action, absl::string_view right) const {
+  return absl::PermissionDeniedError(
+      absl::StrCat("uid ", caller.uid, " may not ", action, ": ",
+                   terms.rule.empty() ? "no rule of the policy gives it"
+                                      : absl::StrCat("the policy's rule ", terms.rule, " does not give it"),
+                   " the right ", right, "; root and uid ", geteuid(), " have it"));
+}
+
 absl::StatusOr<SessionPtr> AdminService::FindForChange(const grpc::CallbackServerContext& context,
                                                        const v1::SessionRef& ref) const {
-  absl::StatusOr<Caller> caller = connections_.Identify(context);
-  if (!caller.ok()) return caller.status();
-  if (!IsOperator(*caller)) {
-    return absl::PermissionDeniedError(
-        absl::StrCat("uid ", caller->uid, " may not change sessions; root and uid ", geteuid(), " may"));
-  }
+  const absl::StatusOr<Asker> asker = Ask(context);
+  if (!asker.ok()) return asker.status();
+  if (!asker->terms.rights.admin) return asker->Refusal("change sessions", "ADMIN");
   return Find(ref);
 }
 
-absl::StatusOr<SessionPtr> AdminService::FindForSnapshots(const grpc::CallbackServerContext& context,
+absl::StatusOr<SessionPtr> AdminService::FindForSnapshots(const absl::StatusOr<Asker>& asker,
                                                           const v1::SessionRef& ref) const {
-  absl::StatusOr<Caller> caller = connections_.Identify(context);
-  if (!caller.ok()) return caller.status();
+  if (!asker.ok()) return asker.status();
   absl::StatusOr<SessionPtr> session = Find(ref);
-  if (session.ok() && !IsOperator(*caller) && caller->uid != (*session)->caller().uid) {
+  if (session.ok() && !asker->terms.rights.admin && !asker->IsUserOf(**session)) {
     return absl::PermissionDeniedError("the session is another user's");
   }
   return session;
@@ -182,16 +135,36 @@ absl::StatusOr<SessionPtr> AdminService::FindForSnapshots(const grpc::CallbackSe
 grpc::ServerUnaryReactor* AdminService::ListSessions(grpc::CallbackServerContext* context,
                                                      const v1::ListSessionsRequest* /*request*/,
                                                      v1::ListSessionsResponse* response) {
-  for (const SessionInfo& info : broker_.ListSessions()) *response->add_sessions() = ToProto(info);
+  // Costs as much as asking for each.
+  const absl::StatusOr<Asker> asker = Ask(*context, 1 + broker_.session_count());
+  if (!asker.ok()) return Reply(context, asker.status());
+  if (!asker->terms.rights.observer) return Reply(context, asker->Refusal("list sessions", "OBSERVER"));
+  for (const SessionInfo& info : broker_.View().sessions) *response->add_sessions() = ToProto(info);
   return Reply(context, absl::OkStatus());
 }
 
 grpc::ServerUnaryReactor* AdminService::GetSession(grpc::CallbackServerContext* context,
                                                    const v1::GetSessionRequest* request,
                                                    v1::GetSessionResponse* response) {
+  const absl::StatusOr<Asker> asker = Ask(*context);
+  if (!asker.ok()) return Reply(context, asker.status());
   absl::StatusOr<SessionPtr> session = Find(request->session());
-  if (session.ok()) *response->mutable_session() = ToProto(broker_.Describe(**session));
-  return Reply(context, session.status());
+  if (!asker->terms.rights.observer && !(session.ok() && asker->IsUserOf(**session))) {
+    // Not even whether there is such a session.
+    return Reply(context, asker->Refusal("look at sessions of others", "OBSERVER"));
+  }
+  if (!session.ok()) return Reply(context, session.status());
+  if (!asker->terms.rights.admin && !asker->IsUserOf(**session)) {
+    // Observers get the last figures: they cannot make somebody else's client work.
+    *response->mutable_session() = ToProto(broker_.Describe(**session));
+    return Reply(context, absl::OkStatus());
+  }
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  broker_.Refresh(*session, [this, reactor, response, session = *session] {
+    *response->mutable_session() = ToProto(broker_.Describe(*session));
+    reactor->Finish(grpc::Status::OK);
+  });
+  return reactor;
 }
 
 grpc::ServerUnaryReactor* AdminService::SetLimit(grpc::CallbackServerContext* context,
@@ -205,13 +178,62 @@ grpc::ServerUnaryReactor* AdminService::SetLimit(grpc::CallbackServerContext* co
   return Reply(context, status);
 }
 
+grpc::ServerUnaryReactor* AdminService::SetGuarantee(grpc::CallbackServerContext* context,
+                                                     const v1::SetGuaranteeRequest* request,
+                                                     v1::SetGuaranteeResponse* response) {
+  absl::StatusOr<SessionPtr> session = FindForChange(*context, request->session());
+  if (!session.ok()) return Reply(context, session.status());
+  const std::optional<Limit> guarantee = FromProto(request->guarantee());
+  if (!guarantee.has_value()) {
+    return Reply(context, absl::InvalidArgumentError("guarantee: neither bytes nor fraction is set"));
+  }
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  broker_.SetGuarantee(*session, *guarantee, [this, reactor, response, session = *session](const absl::Status& status) {
+    if (status.ok()) *response->mutable_session() = ToProto(broker_.Describe(*session));
+    reactor->Finish(ToGrpc(status));
+  });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* AdminService::SetPriority(grpc::CallbackServerContext* context,
+                                                    const v1::SetPriorityRequest* request,
+                                                    v1::SetPriorityResponse* response) {
+  absl::StatusOr<SessionPtr> session = FindForChange(*context, request->session());
+  if (!session.ok()) return Reply(context, session.status());
+  const absl::Status status = broker_.SetPriority(*session, request->priority());
+  if (status.ok()) *response->mutable_session() = ToProto(broker_.Describe(**session));
+  return Reply(context, status);
+}
+
+grpc::ServerUnaryReactor* AdminService::ListQuarantine(grpc::CallbackServerContext* context,
+                                                       const v1::ListQuarantineRequest* /*request*/,
+                                                       v1::ListQuarantineResponse* response) {
+  const absl::StatusOr<Asker> asker = Ask(*context, 1 + broker_.session_count());
+  if (!asker.ok()) return Reply(context, asker.status());
+  if (!asker->terms.rights.observer) return Reply(context, asker->Refusal("list the quarantine", "OBSERVER"));
+  const BrokerView view = broker_.View();
+  for (size_t device = 0; device < view.devices.size(); ++device) {
+    for (const QuarantinedInfo& quarantined : view.devices[device].quarantine) {
+      v1::ListQuarantineResponse::Holding* holding = response->add_holdings();
+      holding->set_device(static_cast<uint32_t>(device));
+      holding->set_client(quarantined.holding.client);
+      holding->set_pid(quarantined.holding.pid);
+      holding->set_bytes(quarantined.holding.bytes);
+      holding->set_segments(static_cast<uint32_t>(quarantined.holding.segments));
+      holding->set_age_ms(static_cast<uint64_t>(quarantined.age.count()));
+      for (const pid_t pid : quarantined.holding.holders) holding->add_holders(pid);
+    }
+  }
+  return Reply(context, absl::OkStatus());
+}
+
 grpc::ServerUnaryReactor* AdminService::TrimSession(grpc::CallbackServerContext* context,
                                                     const v1::TrimSessionRequest* request,
                                                     v1::TrimSessionResponse* response) {
   absl::StatusOr<SessionPtr> session = FindForChange(*context, request->session());
   if (!session.ok()) return Reply(context, session.status());
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  broker_.EmptyCache(*session, [reactor, response](const absl::StatusOr<uint64_t>& bytes) {
+  broker_.Trim(*session, /*bytes=*/0, [reactor, response](const absl::StatusOr<uint64_t>& bytes) {
     response->set_released_bytes(bytes.value_or(0));
     reactor->Finish(ToGrpc(bytes.status()));
   });
@@ -228,17 +250,104 @@ grpc::ServerUnaryReactor* AdminService::EndSession(grpc::CallbackServerContext* 
 
 grpc::ServerWriteReactor<v1::GetSnapshotResponse>* AdminService::GetSnapshot(grpc::CallbackServerContext* context,
                                                                              const v1::GetSnapshotRequest* request) {
-  absl::StatusOr<SessionPtr> session = FindForSnapshots(*context, request->session());
+  const absl::StatusOr<Asker> asker = Ask(*context);
+  absl::StatusOr<SessionPtr> session = FindForSnapshots(asker, request->session());
   absl::Status status = session.ok() ? broker_.CheckDevice(request->device()) : session.status();
-  if (!status.ok()) return new SnapshotWriter(status);
-  return new SnapshotWriter(SnapshotParts((*session)->allocator(static_cast<int>(request->device())).Snapshot()));
+  absl::StatusOr<UserSlots::Slot> slot = status.ok() ? snapshots_.Take(asker->caller.uid) : status;
+  status = slot.status();
+  auto* writer = new SnapshotWriter(status.ok() ? *std::move(slot) : UserSlots::Slot());
+  if (!status.ok()) {
+    writer->Start(status);
+  } else {
+    broker_.Snapshot(*session, static_cast<int>(request->device()),
+                     [writer](absl::StatusOr<HeapSnapshot> snapshot) { writer->Start(std::move(snapshot)); });
+  }
+  return writer;
 }
 
 grpc::ServerUnaryReactor* AdminService::SetRecording(grpc::CallbackServerContext* context,
                                                      const v1::SetRecordingRequest* request,
                                                      v1::SetRecordingResponse* /*response*/) {
-  absl::StatusOr<SessionPtr> session = FindForSnapshots(*context, request->session());
-  return Reply(context, session.ok() ? broker_.SetRecording(*session, request->max_events()) : session.status());
+  absl::StatusOr<SessionPtr> session = FindForSnapshots(Ask(*context), request->session());
+  if (!session.ok()) return Reply(context, session.status());
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  broker_.SetRecording(*session, request->max_events(),
+                       [reactor](const absl::Status& status) { reactor->Finish(ToGrpc(status)); });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* AdminService::ListOutOfMemory(grpc::CallbackServerContext* context,
+                                                        const v1::ListOutOfMemoryRequest* request,
+                                                        v1::ListOutOfMemoryResponse* response) {
+  // Up to a thousand events are put together.
+  const absl::StatusOr<Asker> asker = Ask(*context, 100);
+  if (!asker.ok()) return Reply(context, asker.status());
+  if (!asker->terms.rights.observer) return Reply(context, asker->Refusal("list refusals", "OBSERVER"));
+  // Not looked up: it may have ended.
+  const v1::SessionRef& wanted = request->session();
+  if (absl::Status status = CheckName(wanted); !status.ok()) return Reply(context, status);
+  if (request->has_session() && wanted.ref_case() == v1::SessionRef::REF_NOT_SET) {
+    return Reply(context, absl::InvalidArgumentError("session: neither id nor name is set"));
+  }
+  response->set_total_events(broker_.oom_log().total());
+  uint64_t matching = 0;
+  for (const std::shared_ptr<const OomEvent>& event : broker_.oom_log().NewestFirst()) {
+    if (wanted.has_id() && SessionId{wanted.id()} != event->session) continue;
+    if (wanted.has_name() && wanted.name() != event->client) continue;
+    ++matching;
+    if (request->max_events() > 0 && matching > request->max_events()) continue;
+    *response->add_events() = ToProto(*event);
+  }
+  response->set_matching_events(matching);
+  return Reply(context, absl::OkStatus());
+}
+
+grpc::ServerUnaryReactor* AdminService::ExplainPolicy(grpc::CallbackServerContext* context,
+                                                      const v1::ExplainPolicyRequest* request,
+                                                      v1::ExplainPolicyResponse* response) {
+  const absl::StatusOr<Asker> asker = Ask(*context);
+  if (!asker.ok()) return Reply(context, asker.status());
+  if (request->subject_case() != v1::ExplainPolicyRequest::SUBJECT_NOT_SET && !asker->terms.rights.admin &&
+      request->pid() != asker->caller.pid) {
+    return Reply(context, asker->Refusal("ask about others", "ADMIN"));
+  }
+  absl::StatusOr<PolicySubject> subject = PolicySubject();
+  switch (request->subject_case()) {
+    case v1::ExplainPolicyRequest::kPid:
+      subject = SubjectOfProcess(request->pid());
+      break;
+    case v1::ExplainPolicyRequest::kUser:
+      subject = FromProto(request->user());
+      break;
+    case v1::ExplainPolicyRequest::SUBJECT_NOT_SET:
+      subject = broker_.SubjectOf(asker->caller, std::nullopt);
+      break;
+  }
+  if (!subject.ok()) return Reply(context, subject.status());
+  if (request->has_session_name()) {
+    if (const absl::Status status = CheckName(request->session_name()); !status.ok()) {
+      return Reply(context, absl::InvalidArgumentError(absl::StrCat("session_name: ", status.message())));
+    }
+    subject->session_name = request->session_name();
+  }
+  *response = ToProto(*subject, broker_.policy()->Explain(*subject));
+  return Reply(context, absl::OkStatus());
+}
+
+grpc::ServerUnaryReactor* AdminService::ReloadConfig(grpc::CallbackServerContext* context,
+                                                     const v1::ReloadConfigRequest* /*request*/,
+                                                     v1::ReloadConfigResponse* response) {
+  const absl::StatusOr<Asker> asker = Ask(*context);
+  if (!asker.ok()) return Reply(context, asker.status());
+  if (!asker->terms.rights.admin) return Reply(context, asker->Refusal("reload the configuration", "ADMIN"));
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  reload_([reactor, response](const absl::StatusOr<ReloadReport>& report) {
+    if (!report.ok()) return reactor->Finish(ToGrpc(ReloadRefused(report.status())));
+    response->set_rules(static_cast<uint32_t>(report->rules));
+    for (const std::string& field : report->needs_restart) response->add_needs_restart(field);
+    reactor->Finish(grpc::Status::OK);
+  });
+  return reactor;
 }
 
 }  // namespace vrambroker

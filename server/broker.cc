@@ -2,119 +2,171 @@
 #include "server/broker.h"
 
 #include <algorithm>
-#include <cmath>
-#include <fstream>
 #include <utility>
 
-#include "absl/strings/ascii.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "allocator/bytes.h"
 #include "server/client_log.h"
+#include "server/process_info.h"
 
 namespace vrambroker {
 namespace {
 
-constexpr size_t kMaxNameLength = 63;
-
-bool IsNameCharacter(char c) {
-  return absl::ascii_isalnum(static_cast<unsigned char>(c)) || absl::StrContains("._-/:@", absl::string_view(&c, 1));
-}
-
-absl::Status CheckName(absl::string_view name) {
-  if (name.size() > kMaxNameLength) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("name: ", name.size(), " characters; at most ", kMaxNameLength, " are allowed"));
-  }
-  if (!std::all_of(name.begin(), name.end(), IsNameCharacter)) {
-    return absl::InvalidArgumentError("name: only letters, digits and . _ - / : @ are allowed");
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckLimit(const Limit& limit) {
+absl::Status CheckLimit(absl::string_view field, const Limit& limit) {
   if (const double* fraction = std::get_if<double>(&limit);
       fraction != nullptr && !(*fraction >= 0 && *fraction <= 1)) {
-    return absl::InvalidArgumentError(absl::StrCat("limit.fraction: ", *fraction, " is not within [0, 1]"));
+    return absl::InvalidArgumentError(absl::StrCat(field, ".fraction: ", *fraction, " is not within [0, 1]"));
   }
   return absl::OkStatus();
 }
 
-absl::Status TooManyCalls() {
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "calls: ", SerialQueue::kMaxTasks, " calls of this session wait already; wait for their answers first"));
+// Cuts what a client says of its free blocks to what can be true of a heap of `reserved` bytes.
+void ClampFree(uint64_t reserved, FreeSizes& free) {
+  uint64_t left = reserved;
+  for (size_t i = 0; i < FreeSizes::kClasses; ++i) {
+    free.bytes[i] = std::min(free.bytes[i], left);
+    left -= free.bytes[i];
+    free.blocks[i] = std::min(free.blocks[i], free.bytes[i] / FreeSizes::ClassBytes(i));
+  }
+  free.largest_bytes = std::min(free.largest_bytes, reserved - left);
 }
 
-// The command name of a process, with other characters than a name may have replaced.
-std::string CommandName(pid_t pid) {
-  std::string name;
-  std::ifstream comm(absl::StrCat("/proc/", pid, "/comm"));
-  std::getline(comm, name);
-  for (char& c : name) {
-    if (!IsNameCharacter(c)) c = '_';
-  }
-  return name.empty() ? "client" : name;
+LogLine SessionLine(absl::string_view event, const Session& session) {
+  return vrambroker::SessionLine(event, session.id(), session.name());
 }
 
 }  // namespace
 
-uint64_t LimitBytes(const Limit& limit, uint64_t capacity_bytes) {
-  if (const uint64_t* bytes = std::get_if<uint64_t>(&limit)) return std::min(*bytes, capacity_bytes);
-  // Cut, not rounded, as set_per_process_memory_fraction() does.
-  return std::min(capacity_bytes, static_cast<uint64_t>(std::get<double>(limit) * static_cast<double>(capacity_bytes)));
+const char* CloseReasonName(CloseReason reason) {
+  switch (reason) {
+    case CloseReason::kGoodbye:
+      return "goodbye";
+    case CloseReason::kProcessEnded:
+      return "process_ended";
+    case CloseReason::kNotOpened:
+      return "not_opened";
+    case CloseReason::kDaemonStops:
+      return "daemon_stops";
+  }
+  return "unknown";
 }
 
-Broker::Broker(BrokerOptions options, std::vector<SegmentPool*> pools, WorkerPool* workers)
-    : options_(std::move(options)), pools_(std::move(pools)), workers_(*workers), ooms_(pools_.size()) {}
+Broker::Broker(BrokerOptions options, std::vector<SegmentPool*> pools, Executor* workers)
+    : options_(std::move(options)),
+      pools_(std::move(pools)),
+      workers_(*workers),
+      ooms_(pools_.size()),
+      waiting_({.what = "requests waiting",
+                .per_uid = options_.max_waiting_per_uid,
+                .per_uid_bound = "max_waiting_per_uid"}),
+      checking_quarantine_(pools_.size()),
+      policy_(options_.policy != nullptr ? options_.policy : std::make_shared<const Policy>(PolicyOptions())),
+      closed_retries_(pools_.size()) {
+  for (size_t device = 0; device < pools_.size(); ++device) {
+    const int ordinal = static_cast<int>(device);
+    queues_.push_back(std::make_unique<GrowthQueue>(
+        pools_[device], options_.reclaim_timeout,
+        GrowthQueueHooks{.clock = options_.clock,
+                         .candidates = [this, ordinal] { return ReclaimCandidates(ordinal); },
+                         .ask =
+                             [this, ordinal](const ReclaimVictim& victim, const std::function<void()>& answered) {
+                               const absl::StatusOr<SessionPtr> session = FindSession(SessionRef(victim.session));
+                               if (!session.ok()) return answered();
+                               (*session)->Reclaim(ordinal, victim.bytes, options_.clock(), answered);
+                             },
+                         .wake_changed = [this] { SetTimer(); }}));
+    pools_[device]->OnRoom([queue = queues_.back().get()] { queue->OnRoom(); });
+  }
+}
+
+Broker::~Broker() {
+  for (SegmentPool* pool : pools_) pool->OnRoom(nullptr);
+}
 
 absl::StatusOr<SessionPtr> Broker::OpenSession(const Caller& caller, const SessionWishes& wishes,
                                                std::shared_ptr<SessionEvents> events) {
-  if (absl::Status status = CheckName(wishes.name); !status.ok()) return status;
+  absl::StatusOr<SessionPtr> session = TryOpenSession(caller, wishes, std::move(events));
+  if (session.ok()) return session;
+  MutexLock lock(mu_);
+  ++counts_.refused;
+  return session;
+}
+
+absl::StatusOr<SessionPtr> Broker::TryOpenSession(const Caller& caller, const SessionWishes& wishes,
+                                                  std::shared_ptr<SessionEvents> events) {
+  if (absl::Status status = CheckName(wishes.name); !status.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("name: ", status.message()));
+  }
   if (wishes.limit.has_value()) {
-    if (absl::Status status = CheckLimit(*wishes.limit); !status.ok()) return status;
+    if (absl::Status status = CheckLimit("limit", *wishes.limit); !status.ok()) return status;
   }
   const std::string wanted = wishes.name.empty() ? CommandName(caller.pid) : wishes.name;
+  const std::shared_ptr<const Policy> policy = this->policy();
+  const absl::StatusOr<PolicySubject> subject = SubjectOf(caller, wanted);
+  if (!subject.ok()) return subject.status();
+  const SessionTerms terms = policy->TermsFor(*subject);
+  if (!terms.rights.client) {
+    return absl::PermissionDeniedError(absl::StrCat("uid ", caller.uid, " may not open a session named '", wanted,
+                                                    "': the policy's rule ", terms.rule,
+                                                    " does not give it the right CLIENT"));
+  }
   const AllocatorOptions& allocator = wishes.allocator.has_value() ? *wishes.allocator : options_.allocator;
+
+  std::optional<Ticket> resume_token;
+  if (wishes.leases) {
+    absl::StatusOr<Ticket> token = RandomTicket();
+    if (!token.ok()) return token.status();
+    resume_token = *token;
+  }
 
   SessionPtr session;
   {
     MutexLock lock(mu_);
     if (draining_) return absl::UnavailableError("the daemon is stopping; connect again when it has restarted");
     size_t& open = sessions_of_uid_[caller.uid];
-    if (open >= options_.max_sessions_per_uid) {
+    if (open >= policy->max_sessions_per_uid()) {
       return absl::ResourceExhaustedError(
           absl::StrCat("uid ", caller.uid, " has ", open, " sessions open, the most that max_sessions_per_uid allows"));
     }
     ++open;
     const SessionId id{next_session_++};
-    session = std::make_shared<Session>(id, UniqueName(wanted), caller, pools_, &workers_,
-                                        options_.max_blocks_per_session, std::move(events), allocator);
+    session = std::make_shared<Session>(id, UniqueName(wanted), caller, pools_, &workers_, options_.session_bounds,
+                                        std::move(events), allocator, resume_token, terms);
     names_[session->name()] = id;
     for (size_t device = 0; device < pools_.size(); ++device) {
       SegmentPool& pool = *pools_[device];
-      uint64_t limit = std::min(LimitBytes(options_.session_limit, pool.capacity_bytes()),
+      uint64_t limit = std::min(LimitBytes(terms.limit, pool.capacity_bytes()),
                                 LimitBytes(allocator.per_process_memory_fraction, pool.capacity_bytes()));
       if (wishes.limit.has_value()) limit = std::min(limit, LimitBytes(*wishes.limit, pool.capacity_bytes()));
-      pool.OpenAccount(id, caller.pid, caller.uid, limit);
+      pool.OpenAccount(id, {.client = session->name(),
+                            .pid = caller.pid,
+                            .uid = caller.uid,
+                            .domain = terms.strict ? absl::StrCat("session:", Raw(id)) : terms.tenant,
+                            .limit_bytes = limit,
+                            .priority = terms.priority});
       session->LimitIs(static_cast<int>(device), limit);
       session->allocator(static_cast<int>(device)).SetRecording(options_.record_events);
     }
     sessions_[id] = session;
+    ++counts_.opened;
   }
-  LogClientEvent(spdlog::level::info, "session={} name={} pid={} uid={} opened limit={} alloc_conf={}",
-                 Raw(session->id()), session->name(), caller.pid, caller.uid,
-                 absl::StrJoin(pools_, ",",
-                               [&](std::string* out, SegmentPool* pool) {
-                                 absl::StrAppend(
-                                     out, pool->GetAccount(session->id()).value_or(AccountFigures()).limit_bytes);
-                               }),
-                 FormatAllocConf(allocator));
+  const auto limit_of = [&](std::string* out, const SegmentPool* pool) {
+    absl::StrAppend(out, pool->GetAccount(session->id()).value_or(AccountFigures()).limit_bytes);
+  };
+  LogClientEvent(spdlog::level::info, SessionLine("session opened", *session)
+                                          .Add("pid", caller.pid)
+                                          .Add("uid", caller.uid)
+                                          .Add("rule", terms.rule)
+                                          .Add("tenant", terms.tenant)
+                                          .Add("placement", wishes.leases ? "leased" : "remote")
+                                          .Add("limits", absl::StrJoin(pools_, ",", limit_of))
+                                          .Add("alloc_conf", FormatAllocConf(allocator)));
   absl::StatusOr<int> watch = options_.watch_process(*caller.pidfd, [this, weak = std::weak_ptr<Session>(session)] {
-    if (const SessionPtr gone = weak.lock()) Close(gone, "its process has ended");
+    if (const SessionPtr gone = weak.lock()) CloseGone(gone);
   });
   if (!watch.ok()) {
-    Close(session, "its process cannot be watched");
+    Close(session, "its process cannot be watched", CloseReason::kNotOpened);
     return watch.status();
   }
   session->set_process_watch(*watch);
@@ -125,7 +177,8 @@ absl::StatusOr<SessionPtr> Broker::OpenSession(const Caller& caller, const Sessi
 
 std::string Broker::UniqueName(absl::string_view wanted) const {
   std::string name(wanted);
-  for (int suffix = 2; names_.contains(name); ++suffix) name = absl::StrCat(wanted, "-", suffix);
+  // "_other" is what metrics call all those for whom there is no room.
+  for (int suffix = 2; names_.contains(name) || name == "_other"; ++suffix) name = absl::StrCat(wanted, "-", suffix);
   return name;
 }
 
@@ -133,27 +186,100 @@ void Broker::Unwatch(Session& session) {
   if (const int watch = session.TakeProcessWatch(); watch >= 0) options_.unwatch_process(watch);
 }
 
-void Broker::Disconnect(const SessionPtr& session) {
-  if (!session->Advance(SessionState::kDisconnected)) return;
-  uint64_t bytes = 0;
-  for (const SessionDeviceInfo& device : Describe(*session).devices) bytes += device.account.reserved_bytes;
-  LogClientEvent(spdlog::level::warn, "session={} name={} pid={} disconnected; {} stay charged until the process ends",
-                 Raw(session->id()), session->name(), session->caller().pid, FormatBytes(bytes));
+void Broker::ResumeSession(const Caller& caller, const Ticket& token, absl::flat_hash_set<SegmentId> held,
+                           std::shared_ptr<SessionEvents> events, const ResumeDone& done) {
+  SessionPtr session;
+  for (const SessionPtr& candidate : Sessions()) {
+    if (candidate->resume_token() == token) session = candidate;
+  }
+  if (session == nullptr) return done(absl::NotFoundError("resume.token: no session of this daemon has it"));
+  if (session->caller().pid != caller.pid || session->caller().uid != caller.uid) {
+    return done(absl::PermissionDeniedError("resume.token: the session belongs to another process"));
+  }
+  // After the slow calls that were under way: what they leased belongs to nobody.
+  const bool queued = session->slow_calls().Submit([session, held = std::move(held), events = std::move(events), done] {
+    switch (session->state()) {
+      case SessionState::kActive:
+        return done(absl::UnavailableError("resume: the old stream of the session has not ended yet; try again"));
+      case SessionState::kEnded:
+        return done(absl::AbortedError("the session was ended by an operator"));
+      case SessionState::kClosed:
+        return done(absl::NotFoundError("resume.token: the session has ended"));
+      case SessionState::kDisconnected:
+        break;
+    }
+    session->KeepOnly(held);
+    if (!session->Resume(events)) return done(absl::UnavailableError("resume: the session changes; try again"));
+    LogClientEvent(
+        spdlog::level::info,
+        SessionLine("session resumed", *session).Add("pid", session->caller().pid).Add("segments", held.size()));
+    done(session);
+  });
+  if (!queued) done(absl::UnavailableError("resume: calls of the session are still under way; try again"));
 }
 
-void Broker::Close(const SessionPtr& session, const std::string& why) {
+void Broker::Disconnect(const SessionPtr& session) {
+  if (!session->Advance(SessionState::kDisconnected)) return;
+  CancelWaits(*session, absl::AbortedError("the connection has broken"));
+  uint64_t bytes = 0;
+  for (const SegmentPool* pool : pools_) {
+    bytes += pool->GetAccount(session->id()).value_or(AccountFigures()).reserved_bytes;
+  }
+  LogClientEvent(spdlog::level::warn, SessionLine("session disconnected", *session)
+                                          .Add("pid", session->caller().pid)
+                                          .Add("charged_until_process_ends", bytes));
+}
+
+void Broker::Close(const SessionPtr& session, const std::string& why, CloseReason reason) {
+  CloseWith(&SegmentPool::CloseAccount, session, why, reason);
+}
+
+void Broker::CloseGone(const SessionPtr& session) {
+  CloseWith(&SegmentPool::CloseAccountOfGone, session, "its process has ended", CloseReason::kProcessEnded);
+  SetTimer();
+}
+
+void Broker::CloseWith(uint64_t (SegmentPool::*close)(SessionId), const SessionPtr& session, const std::string& why,
+                       CloseReason reason) {
   if (!session->Advance(SessionState::kClosed)) return;
   Unwatch(*session);
+  CancelWaits(*session, absl::AbortedError("the session has ended"));
   uint64_t bytes = 0;
-  for (SegmentPool* pool : pools_) bytes += pool->CloseAccount(session->id());
+  for (SegmentPool* pool : pools_) bytes += (pool->*close)(session->id());
   {
     MutexLock lock(mu_);
     names_.erase(session->name());
     if (--sessions_of_uid_[session->caller().uid] == 0) sessions_of_uid_.erase(session->caller().uid);
     sessions_.erase(session->id());
+    ++counts_.closed[static_cast<size_t>(reason)];
+    // In one step with the removal: View() sees these either here or there.
+    for (size_t device = 0; device < pools_.size(); ++device) {
+      closed_retries_[device] += session->CountAllocRetries(static_cast<int>(device));
+    }
   }
-  LogClientEvent(spdlog::level::info, "session={} name={} pid={} closed: {}; {} came back", Raw(session->id()),
-                 session->name(), session->caller().pid, why, FormatBytes(bytes));
+  LogClosed(*session, why, reason, bytes);
+}
+
+// One line that says what became of the session; its peaks are sums over the devices.
+void Broker::LogClosed(const Session& session, const std::string& why, CloseReason reason, uint64_t bytes) const {
+  MemoryStats sum;
+  uint64_t refusals = 0;
+  for (size_t device = 0; device < pools_.size(); ++device) {
+    sum.Add(session.GetMemoryStats(static_cast<int>(device)));
+    for (const uint64_t count : session.GetOoms(static_cast<int>(device))) refusals += count;
+  }
+  const auto lived =
+      std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now() - session.started());
+  LogClientEvent(spdlog::level::info, SessionLine("session closed", session)
+                                          .Add("pid", session.caller().pid)
+                                          .Add("reason", CloseReasonName(reason))
+                                          .Add("why", why)
+                                          .Add("came_back", bytes)
+                                          .Add("peak_reserved", sum.reserved_bytes.all.peak)
+                                          .Add("peak_allocated", sum.allocated_bytes.all.peak)
+                                          .Add("allocations", sum.allocation.all.allocated)
+                                          .Add("refusals", refusals)
+                                          .Add("duration_ms", lived.count()));
 }
 
 absl::StatusOr<SessionPtr> Broker::FindSession(SessionId id, const Caller& caller) const {
@@ -184,73 +310,38 @@ absl::Status Broker::CheckDevice(uint64_t device) const {
   return absl::NotFoundError(absl::StrCat("device: no device ", device, "; there are ", pools_.size()));
 }
 
-void Broker::Allocate(const SessionPtr& session, uint64_t device, uint64_t requested, Stream stream,
-                      const AllocateDone& done) {
-  if (absl::Status status = CheckDevice(device); !status.ok()) return done(std::move(status));
-  const int ordinal = static_cast<int>(device);
-  if (requested == 0) return done(absl::InvalidArgumentError("requested_bytes: must be 1 or more"));
-  if (requested >= kMaxRequestBytes) {
-    if (absl::Status status = session->CheckMayAllocate(); !status.ok()) return done(std::move(status));
-    session->allocator(ordinal).CountOutOfMemory();
-    return done(Refuse(*session, ordinal, requested, stream, OomCause::kLargerThanDevice));
-  }
-  absl::StatusOr<Allocation> cached = session->AllocateFromCache(ordinal, requested, stream);
-  if (!absl::IsNotFound(cached.status())) return done(std::move(cached));
-  const bool queued = session->slow_calls().Submit([this, session, ordinal, requested, stream, done] {
-    absl::StatusOr<Allocation> allocation = session->AllocateSlowly(ordinal, requested, stream);
-    const std::optional<OomCause> refusal = SegmentRefusalCause(allocation.status());
-    done(refusal.has_value() ? Refuse(*session, ordinal, requested, stream, *refusal) : std::move(allocation));
-  });
-  if (!queued) done(TooManyCalls());
+uint64_t Broker::IdleBytes(const AccountFigures& account, const MemoryStats& stats) {
+  const uint64_t in_use = stats.active_bytes.all.current + stats.inactive_split_bytes.all.current;
+  return account.reserved_bytes - std::min(account.reserved_bytes, in_use);
 }
 
-absl::Status Broker::Refuse(Session& session, int device, uint64_t requested, Stream stream, OomCause refusal) {
-  const SegmentPool& pool = *pools_[device];
-  OomReport report;
-  report.device = device;
-  report.requested_bytes = requested;
-  FitReport fit;
-  if (requested < kMaxRequestBytes) {
-    fit = session.allocator(device).ExplainFit(requested, stream);
-    report.segment_bytes = fit.segment_bytes;
-  } else {
-    report.segment_bytes = requested;
-  }
-  report.cause = FinalCause(refusal, fit);
-  const AccountFigures account = pool.GetAccount(session.id()).value_or(AccountFigures());
-  report.limit_bytes = account.limit_bytes;
-  report.reserved_bytes = account.reserved_bytes;
-  report.allocated_bytes = session.GetMemoryStats(device).allocated_bytes.all.current;
-  report.largest_free_block_bytes = fit.pool_largest_bytes;
-  const PoolFigures figures = pool.GetFigures();
-  report.capacity_bytes = figures.capacity_bytes;
-  report.available_bytes = figures.capacity_bytes - figures.charged_bytes;
-  for (const SessionInfo& info : ListSessions()) {
-    const SessionDeviceInfo& held = info.devices[device];
-    if (held.account.reserved_bytes == 0) continue;
-    report.largest_holders.push_back({.client = info.name,
-                                      .reserved_bytes = held.account.reserved_bytes,
-                                      .allocated_bytes = held.stats.allocated_bytes.all.current});
-  }
-  std::stable_sort(report.largest_holders.begin(), report.largest_holders.end(),
-                   [](const auto& a, const auto& b) { return a.reserved_bytes > b.reserved_bytes; });
-  if (report.largest_holders.size() > 3) report.largest_holders.resize(3);
-
-  ooms_[device][static_cast<size_t>(report.cause)].fetch_add(1, std::memory_order_relaxed);
-  absl::Status status = OutOfMemoryError(report);
-  LogClientEvent(spdlog::level::info,
-                 "session={} name={} device={} refused cause={} requested={} limit={} reserved={} allocated={}",
-                 Raw(session.id()), session.name(), device, OomCauseName(report.cause), requested, report.limit_bytes,
-                 report.reserved_bytes, report.allocated_bytes);
-  return status;
+absl::Status Broker::TooManyCalls() {
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "calls: ", SerialQueue::kMaxTasks, " calls of this session wait already; wait for their answers first"));
 }
 
-absl::Status Broker::Free(const SessionPtr& session, absl::Span<const BlockId> blocks) {
-  return session->Free(blocks);
+void Broker::Trim(const SessionPtr& session, uint64_t bytes,
+                  const std::function<void(absl::StatusOr<uint64_t>)>& done) {
+  // Those of a remote session come after its allocations.
+  SerialQueue& queue = session->leases() ? session->slow_questions() : session->slow_calls();
+  if (!queue.Submit([session, bytes, done] { done(session->Trim(bytes)); })) done(TooManyCalls());
 }
 
-void Broker::EmptyCache(const SessionPtr& session, const std::function<void(absl::StatusOr<uint64_t>)>& done) {
-  if (!session->slow_calls().Submit([session, done] { done(session->EmptyCache()); })) done(TooManyCalls());
+void Broker::Refresh(const SessionPtr& session, const std::function<void()>& done) {
+  if (!session->leases() || !session->slow_questions().Submit([session, done] {
+        (void)session->RefreshStats();  // what was reported last still stands
+        done();
+      })) {
+    done();
+  }
+}
+
+void Broker::Snapshot(const SessionPtr& session, int device,
+                      const std::function<void(absl::StatusOr<HeapSnapshot>)>& done, bool with_history) {
+  if (!session->slow_questions().Submit(
+          [session, device, done, with_history] { done(session->Snapshot(device, with_history)); })) {
+    done(TooManyCalls());
+  }
 }
 
 std::vector<SessionPtr> Broker::Sessions() const {
@@ -261,63 +352,286 @@ std::vector<SessionPtr> Broker::Sessions() const {
   return sessions;
 }
 
-std::vector<SessionInfo> Broker::ListSessions() const {
-  std::vector<SessionInfo> infos;
-  for (const SessionPtr& session : Sessions()) infos.push_back(Describe(*session));
-  return infos;
+BrokerView Broker::View() const {
+  BrokerView view;
+  std::vector<SessionPtr> sessions;
+  std::vector<uint64_t> retries;
+  {
+    MutexLock lock(mu_);
+    sessions.reserve(sessions_.size());
+    for (const auto& [id, session] : sessions_) sessions.push_back(session);
+    retries = closed_retries_;
+    view.counts = counts_;
+    view.draining = draining_;
+  }
+  std::vector<std::vector<AccountFigures>> accounts(sessions.size());
+  for (std::vector<AccountFigures>& of_session : accounts) of_session.reserve(pools_.size());
+  const SteadyTime now = options_.clock();
+  view.devices.reserve(pools_.size());
+  for (size_t device = 0; device < pools_.size(); ++device) {
+    PoolView of_pool = pools_[device]->GetView();
+    for (size_t i = 0; i < sessions.size(); ++i) {
+      const auto account = of_pool.accounts.find(sessions[i]->id());
+      accounts[i].push_back(account == of_pool.accounts.end() ? AccountFigures() : account->second);
+    }
+    DeviceInfo& info = view.devices.emplace_back(DeviceInfo{.properties = pools_[device]->properties(),
+                                                            .figures = of_pool.figures,
+                                                            .quarantine = {},
+                                                            .health = of_pool.health,
+                                                            .idle_sizes = of_pool.idle_sizes,
+                                                            .reclaims = std::move(of_pool.reclaims),
+                                                            .calls = std::move(of_pool.calls),
+                                                            .driver_free_bytes = of_pool.driver_free_bytes,
+                                                            .waits = queues_[device]->GetFigures()});
+    if (info.waits.oldest.has_value()) {
+      info.longest_waiting = std::chrono::duration_cast<std::chrono::milliseconds>(now - *info.waits.oldest);
+    }
+    for (Quarantine::Holding& holding : of_pool.quarantine) {
+      const auto age = std::chrono::duration_cast<std::chrono::milliseconds>(now - holding.since);
+      info.quarantine.push_back({.age = age, .holding = std::move(holding)});
+    }
+    for (size_t cause = 0; cause < kOomCauses.size(); ++cause) {
+      info.ooms[cause] = ooms_[device][cause].load(std::memory_order_relaxed);
+    }
+    for (const auto& [session, account] : of_pool.accounts) info.leased_bytes += account.reserved_bytes;
+    info.alloc_retries = retries[device];
+    for (const SessionPtr& session : sessions) {
+      info.alloc_retries += session->CountAllocRetries(static_cast<int>(device));
+    }
+  }
+  view.sessions.reserve(sessions.size());
+  for (size_t i = 0; i < sessions.size(); ++i) view.sessions.push_back(FiguresOf(*sessions[i], accounts[i]));
+  AddWaiting(absl::MakeSpan(view.sessions));
+  for (size_t device = 0; device < view.devices.size(); ++device) {
+    DeviceInfo& info = view.devices[device];
+    info.quarantined_bytes = info.figures.quarantined_bytes;
+    for (const SessionInfo& session : view.sessions) {
+      const SessionDeviceInfo& held = session.devices[device];
+      info.stats.Add(held.stats);
+      if (session.state != SessionState::kActive) info.quarantined_bytes += held.account.reserved_bytes;
+    }
+  }
+  return view;
 }
 
 SessionInfo Broker::Describe(const Session& session) const {
+  std::vector<AccountFigures> accounts;
+  accounts.reserve(pools_.size());
+  for (const SegmentPool* pool : pools_) accounts.push_back(pool->GetAccount(session.id()).value_or(AccountFigures()));
+  SessionInfo info = FiguresOf(session, accounts);
+  AddWaiting(absl::MakeSpan(&info, 1));
+  return info;
+}
+
+void Broker::AddWaiting(absl::Span<SessionInfo> infos) const {
+  const SteadyTime now = options_.clock();
+  for (size_t device = 0; device < pools_.size(); ++device) {
+    if (queues_[device]->size() == 0) continue;
+    absl::flat_hash_map<SessionId, SessionInfo*> by_id;
+    for (SessionInfo& info : infos) by_id.emplace(info.id, &info);
+    size_t place = 0;
+    for (const WaitingRequest& request : queues_[device]->GetWaiting()) {
+      ++place;
+      const auto it = by_id.find(request.session);
+      if (it == by_id.end()) continue;
+      const auto left = std::max(request.deadline - now, SteadyTime::duration(0));
+      it->second->devices[device].waiting.push_back(
+          {.bytes = request.bytes,
+           .guarantee = request.guarantee,
+           .waited = std::chrono::duration_cast<std::chrono::milliseconds>(now - request.since),
+           .left = std::chrono::duration_cast<std::chrono::milliseconds>(left),
+           .place = place});
+    }
+  }
+}
+
+SessionInfo Broker::FiguresOf(const Session& session, absl::Span<const AccountFigures> accounts) {
   SessionInfo info{.id = session.id(),
                    .name = session.name(),
                    .caller = session.caller(),
                    .state = session.state(),
-                   .started = session.started()};
-  for (size_t device = 0; device < pools_.size(); ++device) {
-    info.devices.push_back({.account = pools_[device]->GetAccount(session.id()).value_or(AccountFigures()),
-                            .stats = session.GetMemoryStats(static_cast<int>(device))});
+                   .started = session.started(),
+                   .terms = session.terms(),
+                   .leases = session.leases()};
+  info.devices.reserve(accounts.size());
+  for (size_t device = 0; device < accounts.size(); ++device) {
+    info.devices.push_back(FiguresOn(session, static_cast<int>(device), accounts[device]));
   }
   return info;
 }
 
+SessionDeviceInfo Broker::FiguresOn(const Session& session, int device, const AccountFigures& account) {
+  SessionDeviceInfo held;
+  held.account = account;
+  held.stats = session.GetMemoryStats(device);
+  MemoryStats& stats = held.stats;
+  if (session.leases()) {  // its client counts for itself, and may be late, or lie
+    const uint64_t reserved = account.reserved_bytes;
+    for (PoolStat* bytes : {&stats.allocated_bytes, &stats.active_bytes, &stats.requested_bytes, &stats.reserved_bytes,
+                            &stats.inactive_split_bytes}) {
+      bytes->all.current = std::min(bytes->all.current, reserved);
+    }
+    stats.allocation.all.current = std::min(stats.allocation.all.current, reserved / kMinBlockBytes);
+    ClampFree(reserved, stats.free);
+  }
+  held.idle_bytes = IdleBytes(held.account, stats);
+  held.ooms = session.GetOoms(device);
+  return held;
+}
+
 absl::Status Broker::SetLimit(const SessionPtr& session, const Limit& limit) {
-  if (absl::Status status = CheckLimit(limit); !status.ok()) return status;
+  if (absl::Status status = CheckLimit("limit", limit); !status.ok()) return status;
+  MutexLock lock(limits_mu_);
+  for (SegmentPool* pool : pools_) {
+    const uint64_t guarantee = pool->GetAccount(session->id()).value_or(AccountFigures()).guarantee_bytes;
+    if (const uint64_t bytes = LimitBytes(limit, pool->capacity_bytes()); bytes < guarantee) {
+      return absl::InvalidArgumentError(absl::StrCat("limit: ", FormatBytesExactly(bytes),
+                                                     " is below the session's guarantee of ",
+                                                     FormatBytesExactly(guarantee), "; lower that first"));
+    }
+  }
   for (size_t device = 0; device < pools_.size(); ++device) {
+    const int ordinal = static_cast<int>(device);
     const uint64_t bytes = LimitBytes(limit, pools_[device]->capacity_bytes());
     if (absl::Status status = pools_[device]->SetLimit(session->id(), bytes); !status.ok()) return status;
-    session->LimitIs(static_cast<int>(device), bytes);
-    session->events().LimitChanged(static_cast<int>(device), bytes);
-    LogClientEvent(spdlog::level::info, "session={} name={} device={} limit={}", Raw(session->id()), session->name(),
-                   device, bytes);
+    session->LimitIs(ordinal, bytes);
+    session->events()->LimitChanged(ordinal, bytes);
+    const uint64_t reserved = pools_[device]->GetAccount(session->id()).value_or(AccountFigures()).reserved_bytes;
+    if (reserved > bytes) session->Reclaim(ordinal, reserved - bytes, options_.clock(), [] {});
+    LogClientEvent(spdlog::level::info,
+                   SessionLine("limit changed", *session).Add("device", device).Add("limit", bytes));
   }
   return absl::OkStatus();
 }
 
-absl::Status Broker::SetRecording(const SessionPtr& session, uint64_t max_events) {
-  if (max_events > kMaxRecordedEvents) {
+void Broker::KeepGuarantee(const SessionPtr& session, const std::optional<Limit>& wished,
+                           const std::function<void(absl::Status)>& done) {
+  const Limit& allowed = session->terms().guarantee;
+  if (wished.has_value()) {
+    if (absl::Status status = CheckLimit("guarantee", *wished); !status.ok()) return done(status);
+    for (const SegmentPool* pool : pools_) {
+      const uint64_t wanted = LimitBytes(*wished, pool->capacity_bytes());
+      const uint64_t most = LimitBytes(allowed, pool->capacity_bytes());
+      if (wanted > most) {
+        return done(absl::PermissionDeniedError(absl::StrCat("guarantee: ", FormatBytesExactly(wanted), " of device ",
+                                                             pool->properties().ordinal, "; the policy allows ",
+                                                             FormatBytesExactly(most), " (vramctl policy explain)")));
+      }
+    }
+  }
+  Limit guarantee = wished.value_or(allowed);
+  for (const SegmentPool* pool : pools_) {
+    // What the policy gives without being asked is at most the session's limit.
+    const uint64_t limit = pool->GetAccount(session->id()).value_or(AccountFigures()).limit_bytes;
+    if (!wished.has_value() && LimitBytes(guarantee, pool->capacity_bytes()) > limit) guarantee = limit;
+  }
+  if (guarantee == Limit(uint64_t{0}) || guarantee == Limit(0.0)) return done(absl::OkStatus());
+  SetGuarantee(session, guarantee, done);
+}
+
+void Broker::SetGuarantee(const SessionPtr& session, const Limit& guarantee,
+                          const std::function<void(absl::Status)>& done) {
+  if (absl::Status status = CheckLimit("guarantee", guarantee); !status.ok()) return done(status);
+  if (session->state() >= SessionState::kEnded) return done(absl::AbortedError("the session has ended"));
+  SetGuaranteeFrom(0, session, guarantee, {}, done);
+}
+
+// `before`: the guarantees on the devices that have been done.
+void Broker::SetGuaranteeFrom(size_t device, const SessionPtr& session, const Limit& guarantee,
+                              std::vector<uint64_t> before, const std::function<void(absl::Status)>& done) {
+  if (device == pools_.size()) {
+    LogClientEvent(spdlog::level::info,
+                   SessionLine("guarantee changed", *session)
+                       .Add("guarantee", pools_.empty() ? 0 : LimitBytes(guarantee, pools_[0]->capacity_bytes())));
+    return done(absl::OkStatus());
+  }
+  SegmentPool& pool = *pools_[device];
+  const uint64_t bytes = LimitBytes(guarantee, pool.capacity_bytes());
+  before.push_back(pool.GetAccount(session->id()).value_or(AccountFigures()).guarantee_bytes);
+  const GrowthDone next = [=, this](const absl::Status& status) {
+    if (status.ok()) return SetGuaranteeFrom(device + 1, session, guarantee, before, done);
+    for (size_t i = 0; i < device; ++i) (void)pools_[i]->SetGuarantee(session->id(), before[i]);
+    if (!SegmentRefusalCause(status).has_value()) return done(status);
+    done(absl::ResourceExhaustedError(status.message()));  // its cause is for requests for memory
+  };
+  const absl::Status status = pool.SetGuarantee(session->id(), bytes);
+  if (SegmentRefusalCause(status) != OomCause::kCapacity) return next(status);
+  Enqueue(session, static_cast<int>(device),
+          {.session = session->id(),
+           .bytes = bytes,
+           .guarantee = true,
+           .deadline = options_.clock(),
+           .done = [next](const absl::Status& granted, const GrowthOutcome&) { next(granted); }});
+}
+
+absl::Status Broker::SetPriority(const SessionPtr& session, int64_t priority) {
+  if (priority < -kMaxPriority || priority > kMaxPriority) {
     return absl::InvalidArgumentError(
-        absl::StrCat("max_events: ", max_events, " is above ", kMaxRecordedEvents, ", the most that is kept"));
+        absl::StrCat("priority: ", priority, " is not within [", -kMaxPriority, ", ", kMaxPriority, "]"));
   }
   for (size_t device = 0; device < pools_.size(); ++device) {
-    session->allocator(static_cast<int>(device)).SetRecording(max_events);
+    if (absl::Status status = pools_[device]->SetPriority(session->id(), static_cast<int>(priority)); !status.ok()) {
+      return status;
+    }
+    queues_[device]->PriorityIs(session->id(), static_cast<int>(priority));
   }
-  LogClientEvent(spdlog::level::info, "session={} name={} records {} events", Raw(session->id()), session->name(),
-                 max_events);
+  LogClientEvent(spdlog::level::info, SessionLine("priority changed", *session).Add("priority", priority));
   return absl::OkStatus();
+}
+
+void Broker::SetRecording(const SessionPtr& session, uint64_t max_events,
+                          const std::function<void(absl::Status)>& done) {
+  if (max_events > kMaxRecordedEvents) {
+    return done(absl::InvalidArgumentError(
+        absl::StrCat("max_events: ", max_events, " is above ", kMaxRecordedEvents, ", the most that is kept")));
+  }
+  const bool queued = session->slow_questions().Submit([session, max_events, done] {
+    const absl::Status status = session->SetRecording(max_events);
+    if (status.ok()) {
+      LogClientEvent(spdlog::level::info, SessionLine("recording changed", *session).Add("events", max_events));
+    }
+    done(status);
+  });
+  if (!queued) done(TooManyCalls());
 }
 
 uint64_t Broker::EndSession(const SessionPtr& session, const std::string& reason) {
   if (session->Advance(SessionState::kEnded)) {
-    LogClientEvent(spdlog::level::info, "session={} name={} ended: {}", Raw(session->id()), session->name(), reason);
-    session->events().Ended(reason);
+    LogClientEvent(spdlog::level::info, SessionLine("session ended", *session).Add("why", reason));
+    CancelWaits(*session, absl::AbortedError("the session was ended by an operator"));
+    for (SegmentPool* pool : pools_) (void)pool->SetGuarantee(session->id(), 0);  // it grows no more
+    session->events()->Ended(reason);
   }
   uint64_t bytes = 0;
-  for (const SessionDeviceInfo& device : Describe(*session).devices) bytes += device.account.reserved_bytes;
+  for (const SegmentPool* pool : pools_) {
+    bytes += pool->GetAccount(session->id()).value_or(AccountFigures()).reserved_bytes;
+  }
   return bytes;
 }
 
-uint64_t Broker::OomCount(int device, OomCause cause) const {
-  return ooms_[device][static_cast<size_t>(cause)].load(std::memory_order_relaxed);
+std::shared_ptr<const Policy> Broker::policy() const {
+  MutexLock lock(mu_);
+  return policy_;
+}
+
+void Broker::SetPolicy(std::shared_ptr<const Policy> policy) {
+  MutexLock lock(mu_);
+  policy_.swap(policy);
+}
+
+absl::StatusOr<PolicySubject> Broker::SubjectOf(const Caller& caller,
+                                                const std::optional<std::string>& session_name) const {
+  PolicySubject subject{.uid = caller.uid, .gids = {caller.gid}, .session_name = session_name};
+  subject.gids.insert(subject.gids.end(), caller.groups.begin(), caller.groups.end());
+  subject.cgroup = CgroupOf(caller.pid);
+  if (HasEnded(*caller.pidfd)) return absl::UnauthenticatedError("the process that made the connection is gone");
+  return subject;
+}
+
+absl::StatusOr<SessionTerms> Broker::TermsOf(const Caller& caller) const {
+  const absl::StatusOr<PolicySubject> subject = SubjectOf(caller, /*session_name=*/std::nullopt);
+  if (!subject.ok()) return subject.status();
+  return policy()->TermsFor(*subject);
 }
 
 void Broker::Drain() {
@@ -325,7 +639,7 @@ void Broker::Drain() {
     MutexLock lock(mu_);
     draining_ = true;
   }
-  for (const SessionPtr& session : Sessions()) session->events().Draining();
+  for (const SessionPtr& session : Sessions()) session->events()->Draining();
 }
 
 size_t Broker::session_count() const {
@@ -334,7 +648,9 @@ size_t Broker::session_count() const {
 }
 
 void Broker::CloseAll(const std::string& why) {
-  for (const SessionPtr& session : Sessions()) Close(session, why);
+  // Clients go on using what they hold: nobody may get it from sessions that are closed before theirs.
+  for (SegmentPool* pool : pools_) pool->Seal();
+  for (const SessionPtr& session : Sessions()) Close(session, why, CloseReason::kDaemonStops);
 }
 
 }  // namespace vrambroker

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "absl/container/btree_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
@@ -25,29 +26,35 @@
 #include "allocator/ids.h"
 #include "allocator/memory_stats.h"
 #include "allocator/mutex.h"
+#include "server/growth_queue.h"
+#include "server/oom_log.h"
 #include "server/out_of_memory.h"
+#include "server/policy.h"
 #include "server/segment_pool.h"
 #include "server/session.h"
+#include "server/user_slots.h"
 #include "server/worker_pool.h"
 
 namespace vrambroker {
 
-// An upper bound in bytes, or a fraction of a device's capacity.
-using Limit = std::variant<uint64_t, double>;
-
-// Bytes that `limit` comes to on a device: floor(fraction * capacity), or the bytes, at most the capacity.
-// REQUIRES: a fraction is within [0, 1].
-uint64_t LimitBytes(const Limit& limit, uint64_t capacity_bytes);
-
 // Events that a session may keep for snapshots, on each device.
 inline constexpr uint64_t kMaxRecordedEvents = 1'000'000;
 
+// The longest that a request may wait.
+inline constexpr std::chrono::milliseconds kMaxWait = std::chrono::hours(1);
+
 struct BrokerOptions {
-  Limit session_limit = 1.0;   // the most that any session may reserve
-  AllocatorOptions allocator;  // of sessions that bring none of their own
-  size_t record_events = 0;    // what new sessions keep; at most kMaxRecordedEvents
-  size_t max_sessions_per_uid = 1024;
-  size_t max_blocks_per_session = 1 << 20;
+  std::shared_ptr<const Policy> policy;  // who gets what; null: the default of every field
+  AllocatorOptions allocator;            // of sessions that bring none of their own
+  size_t record_events = 0;              // what new sessions keep; at most kMaxRecordedEvents
+  SessionBounds session_bounds;
+  size_t max_waiting_per_uid = 4096;  // requests
+  std::chrono::milliseconds max_wait = kMaxWait;
+  // How long those who hold idle memory have to give it back when somebody asks for it.
+  std::chrono::milliseconds reclaim_timeout{2000};
+  std::function<SteadyTime()> clock = [] { return std::chrono::steady_clock::now(); };
+  // Calls Broker::OnTimer() at `time`, or soon after; replaces the time that was set before. From any thread.
+  std::function<void(SteadyTime time)> set_timer = [](SteadyTime) {};
   // Calls `gone`, from any thread, when the process of `pidfd` has ended; perhaps more than once. The result is for
   // unwatch_process, which the broker calls once.
   std::function<absl::StatusOr<int>(const UniqueFd& pidfd, std::function<void()> gone)> watch_process;
@@ -59,11 +66,22 @@ struct SessionWishes {
   std::string name;                           // empty: the command name of the process
   std::optional<Limit> limit;                 // none: what the policy allows
   std::optional<AllocatorOptions> allocator;  // none: the broker's
+  bool leases = false;                        // its allocators are in the client
 };
 
 struct SessionDeviceInfo {
   AccountFigures account;
   MemoryStats stats;
+  struct Waiting {
+    uint64_t bytes = 0;
+    bool guarantee = false;
+    std::chrono::milliseconds waited{0};
+    std::chrono::milliseconds left{0};
+    size_t place = 1;  // in the queue
+  };
+  uint64_t idle_bytes = 0;  // in segments that hold no block
+  std::vector<Waiting> waiting;
+  Session::OomCounts ooms{};  // by OomCause
 };
 
 struct SessionInfo {
@@ -72,7 +90,76 @@ struct SessionInfo {
   Caller caller;
   SessionState state = SessionState::kActive;
   std::chrono::system_clock::time_point started;
+  SessionTerms terms;                      // of the policy, when it was opened
+  bool leases = false;                     // its allocators are in the client
   std::vector<SessionDeviceInfo> devices;  // by ordinal
+};
+
+// What a session that is gone has left behind.
+struct QuarantinedInfo {
+  std::chrono::milliseconds age{0};
+  Quarantine::Holding holding;
+};
+
+struct DeviceInfo {
+  DeviceProperties properties;
+  PoolFigures figures;
+  std::vector<QuarantinedInfo> quarantine;
+  absl::Status health;
+  FreeSizes idle_sizes;  // of the idle segments
+  ReclaimFigures reclaims;
+  DeviceMeterFigures calls;
+  uint64_t driver_free_bytes = 0;  // see PoolView
+  GrowthFigures waits;
+  std::chrono::milliseconds longest_waiting{0};    // 0: nothing waits
+  std::array<uint64_t, kOomCauses.size()> ooms{};  // refusals ever, by OomCause
+  uint64_t alloc_retries = 0;                      // of all sessions ever: requests that flushed their cache first
+
+  // ---- Sums over the sessions ----
+
+  MemoryStats stats;               // what they count themselves may be older than the rest
+  uint64_t leased_bytes = 0;       // charged to live sessions; also what the driver is still to give
+  uint64_t quarantined_bytes = 0;  // of disconnected and ended ones, and left behind by those that are gone
+};
+
+// Why a session was closed.
+enum class CloseReason { kGoodbye, kProcessEnded, kNotOpened, kDaemonStops };
+
+inline constexpr std::array<CloseReason, 4> kCloseReasons = {CloseReason::kGoodbye, CloseReason::kProcessEnded,
+                                                             CloseReason::kNotOpened, CloseReason::kDaemonStops};
+
+const char* CloseReasonName(CloseReason reason);  // "goodbye", "process_ended", "not_opened", "daemon_stops"
+
+// Since the daemon started.
+struct SessionCounts {
+  uint64_t opened = 0;
+  uint64_t refused = 0;  // OpenSession() gave an error; one that did not get its guarantee was opened and closed
+  std::array<uint64_t, kCloseReasons.size()> closed{};  // by CloseReason
+};
+
+struct BrokerView {
+  std::vector<SessionInfo> sessions;  // by id
+  std::vector<DeviceInfo> devices;    // by ordinal
+  SessionCounts counts;
+  bool draining = false;
+};
+
+// A request of a client's own allocator that a refused lease has left without memory.
+struct RefusedRequest {
+  OomCause cause = OomCause::kCapacity;
+  uint64_t requested_bytes = 0;
+  uint64_t allocated_bytes = 0;  // by the session
+  FitReport fit;
+};
+
+inline constexpr int kMaxPriority = 1000;
+
+// How far a request goes when the device is full.
+struct GrowthOptions {
+  bool may_reclaim = false;           // others that hold idle memory are asked to give it back
+  std::chrono::milliseconds wait{0};  // with may_reclaim: and then it waits for so long, at most kMaxWait
+  uint64_t cancel_key = 0;            // for CancelWait(); 0: none
+  std::shared_ptr<std::atomic<bool>> cancelled = nullptr;  // the broker's own
 };
 
 using SessionPtr = std::shared_ptr<Session>;
@@ -83,22 +170,37 @@ using SessionRef = std::variant<SessionId, std::string>;  // by id or by unique 
 class Broker {
  public:
   // `pools` by device ordinal. Pools and workers outlive the broker.
-  Broker(BrokerOptions options, std::vector<SegmentPool*> pools, WorkerPool* workers);
+  Broker(BrokerOptions options, std::vector<SegmentPool*> pools, Executor* workers);
+  ~Broker();
 
   absl::Span<SegmentPool* const> pools() const { return pools_; }
+  size_t record_events() const { return options_.record_events; }
 
   // ---- Sessions ----
 
-  // Unavailable while draining; ResourceExhausted when the user has too many; InvalidArgument for a bad name or limit.
+  // Unavailable while draining; ResourceExhausted when the user has too many; InvalidArgument for a bad name or limit;
+  // PermissionDenied names the rule of the policy that gives no right to open sessions.
   // The limit is the smallest of what is wished for, what the policy allows and per_process_memory_fraction. Watches
   // the caller's process: when it ends, the session is closed. A process that cannot be watched gets no session, since
   // nobody would take its memory back.
   absl::StatusOr<SessionPtr> OpenSession(const Caller& caller, const SessionWishes& wishes,
                                          std::shared_ptr<SessionEvents> events);
-  // The stream of the session broke: what it holds stays charged until its process ends.
+  // Gives a new session the guarantee that it wishes for, or (none) all that the policy allows. PermissionDenied above
+  // that; errors as SetGuarantee(), after which the session is to be closed.
+  void KeepGuarantee(const SessionPtr& session, const std::optional<Limit>& wished,
+                     const std::function<void(absl::Status)>& done);
+  // A session whose stream broke goes on with `events`; segments that are not among `held` are taken back. NotFound: no
+  // session has this token. PermissionDenied: it is another process's. Aborted: an operator ended it. Unavailable: its
+  // old stream is still there. Answers later; the session's slow calls that were under way end first.
+  using ResumeDone = std::function<void(absl::StatusOr<SessionPtr>)>;
+  void ResumeSession(const Caller& caller, const Ticket& token, absl::flat_hash_set<SegmentId> held,
+                     std::shared_ptr<SessionEvents> events, const ResumeDone& done);
+  // The stream of the session broke: what it holds stays charged until its process ends, or resumes it.
   void Disconnect(const SessionPtr& session);
-  // The session's holder can touch nothing any more: all that it held becomes idle.
-  void Close(const SessionPtr& session, const std::string& why);
+  // The session's holder says that it touches nothing any more: all that it held becomes idle.
+  void Close(const SessionPtr& session, const std::string& why, CloseReason reason = CloseReason::kGoodbye);
+  // Its process has ended: what it held is quarantined first.
+  void CloseGone(const SessionPtr& session);
 
   // NotFound, or PermissionDenied when the session is another process's.
   absl::StatusOr<SessionPtr> FindSession(SessionId id, const Caller& caller) const;
@@ -109,27 +211,68 @@ class Broker {
   using AllocateDone = std::function<void(absl::StatusOr<Allocation>)>;
   // OutOfMemoryError() when there is no memory; ResourceExhausted when too many calls of the session wait;
   // InvalidArgument for 0 bytes; NotFound for an unknown device.
-  void Allocate(const SessionPtr& session, uint64_t device, uint64_t requested, Stream stream,
-                const AllocateDone& done);
+  void Allocate(const SessionPtr& session, uint64_t device, uint64_t requested, Stream stream, const AllocateDone& done,
+                const GrowthOptions& growth = {.may_reclaim = true});
   absl::Status Free(const SessionPtr& session, absl::Span<const BlockId> blocks);
-  // Answers with the bytes given back. ResourceExhausted when too many calls of the session wait.
-  void EmptyCache(const SessionPtr& session, const std::function<void(absl::StatusOr<uint64_t>)>& done);
+  // Segments for a session that leases: one of each of `sizes`, or none. OutOfMemoryError() names why, and is counted
+  // only when Explain() says that it mattered. InvalidArgument for sizes that no segment has; NotFound for an unknown
+  // device.
+  using LeaseDone = std::function<void(absl::StatusOr<std::vector<Lease>>)>;
+  void LeaseSegments(const SessionPtr& session, uint64_t device, const std::vector<uint64_t>& sizes,
+                     const LeaseDone& done, const GrowthOptions& growth = {});
+  // Ends the waiting of the session's requests with this key: Cancelled.
+  void CancelWait(const SessionPtr& session, uint64_t cancel_key);
+  absl::Status ReturnSegments(const SessionPtr& session, uint64_t device, absl::Span<const SegmentId> segments);
+  // Counts, logs and explains that a request of the client's got no memory: OutOfMemoryError().
+  absl::Status Explain(const SessionPtr& session, uint64_t device, const RefusedRequest& request);
+
+  // Gives `bytes` of wholly free segments back, or what there is; 0: all. Answers with the bytes given back.
+  // ResourceExhausted when too many calls of the session wait; DeadlineExceeded when the client does not answer.
+  void Trim(const SessionPtr& session, uint64_t bytes, const std::function<void(absl::StatusOr<uint64_t>)>& done);
   // NotFound for an unknown device.
   absl::Status CheckDevice(uint64_t device) const;
 
   // ---- Operators ----
 
-  std::vector<SessionInfo> ListSessions() const;
+  // Everything that operators see. What a pool counts, of all sessions, is of one moment for each device.
+  BrokerView View() const;
   SessionInfo Describe(const Session& session) const;
-  absl::Status SetLimit(const SessionPtr& session, const Limit& limit);
+  // The requests that wait for memory of the device, in the order in which they are served.
+  std::vector<WaitingRequest> GetWaiting(int device) const { return queues_[device]->GetWaiting(); }
+  // Answers when the figures of the session are of this moment, or not to be had from its client.
+  void Refresh(const SessionPtr& session, const std::function<void()>& done);
+  // Errors as Trim(). With the events that the session has recorded, or only what its heap is now.
+  void Snapshot(const SessionPtr& session, int device, const std::function<void(absl::StatusOr<HeapSnapshot>)>& done,
+                bool with_history = true);
+  // What is reserved beyond it is asked back, as far as it is idle; the rest stays. InvalidArgument below the
+  // guarantee.
+  absl::Status SetLimit(const SessionPtr& session, const Limit& limit) ABSL_LOCKS_EXCLUDED(limits_mu_);
+  // On all devices, or on none. Answers when others have given up what is needed for it, or will not: errors of
+  // Ledger::SetGuarantee(), as ResourceExhausted.
+  void SetGuarantee(const SessionPtr& session, const Limit& guarantee, const std::function<void(absl::Status)>& done);
+  // InvalidArgument outside of [-kMaxPriority, kMaxPriority].
+  absl::Status SetPriority(const SessionPtr& session, int64_t priority);
   // Keeps the last `max_events` events of each of the session's heaps for snapshots; 0: none. InvalidArgument above
   // kMaxRecordedEvents.
-  absl::Status SetRecording(const SessionPtr& session, uint64_t max_events);
+  void SetRecording(const SessionPtr& session, uint64_t max_events, const std::function<void(absl::Status)>& done);
   // Ends the session; returns the bytes that stay charged until the client or its process lets go.
   uint64_t EndSession(const SessionPtr& session, const std::string& reason);
 
-  // Refusals on a device so far.
-  uint64_t OomCount(int device, OomCause cause) const;
+  // The timer that was set has run out. Never blocks.
+  void OnTimer();
+
+  // ---- Policy ----
+
+  std::shared_ptr<const Policy> policy() const ABSL_LOCKS_EXCLUDED(mu_);
+  // For sessions that are opened from now on, and for the rights of every caller. Live sessions keep their terms.
+  void SetPolicy(std::shared_ptr<const Policy> policy) ABSL_LOCKS_EXCLUDED(mu_);
+  // What the policy knows of a caller. Unauthenticated when its process has ended meanwhile.
+  absl::StatusOr<PolicySubject> SubjectOf(const Caller& caller, const std::optional<std::string>& session_name) const;
+  // What a caller may do, apart from any session. Errors as SubjectOf().
+  absl::StatusOr<SessionTerms> TermsOf(const Caller& caller) const;
+
+  // The last refusals, on all devices.
+  const OomLog& oom_log() const { return oom_log_; }
 
   // ---- Stopping ----
 
@@ -140,27 +283,78 @@ class Broker {
   void CloseAll(const std::string& why);
 
  private:
+  using GrowthDone = std::function<void(const absl::Status&)>;
+
   void Unwatch(Session& session);
-  // Counts, logs and explains a refusal.
+  // Of a request for which others were asked.
+  void LogWait(const Session& session, int device, uint64_t bytes, const absl::Status& status,
+               const GrowthOutcome& outcome) const;
+  // Charges `bytes` to the session as soon as others have given up enough: SegmentPool::Grant().
+  void WaitForGrant(const SessionPtr& session, int device, uint64_t bytes, const GrowthOptions& growth,
+                    const GrowthDone& done, const std::function<bool()>& retry = nullptr) ABSL_LOCKS_EXCLUDED(mu_);
+  void WaitToAllocate(const SessionPtr& session, int device, uint64_t requested, Stream stream,
+                      const GrowthOptions& growth, const AllocateDone& done);
+  void Enqueue(const SessionPtr& session, int device, GrowthRequest request,
+               const std::shared_ptr<std::atomic<bool>>& cancelled = nullptr);
+  static SessionDeviceInfo FiguresOn(const Session& session, int device, const AccountFigures& account);
+  // `accounts`: of the session, by device.
+  static SessionInfo FiguresOf(const Session& session, absl::Span<const AccountFigures> accounts);
+  // Of segments that hold no block.
+  static uint64_t IdleBytes(const AccountFigures& account, const MemoryStats& stats);
+  static absl::Status TooManyCalls();
+  void AddWaiting(absl::Span<SessionInfo> infos) const;
+  void SetGuaranteeFrom(size_t device, const SessionPtr& session, const Limit& guarantee, std::vector<uint64_t> before,
+                        const std::function<void(absl::Status)>& done);
+  std::vector<ReclaimCandidate> ReclaimCandidates(int device) const;
+  void SetTimer();
+  // What waits for memory ends with `why`.
+  void CancelWaits(const Session& session, const absl::Status& why);
+  void AllocateGranted(const SessionPtr& session, int device, uint64_t requested, Stream stream, uint64_t granted_bytes,
+                       const AllocateDone& done);
+  // Counts, logs and explains a refusal of a session's allocator here.
   absl::Status Refuse(Session& session, int device, uint64_t requested, Stream stream, OomCause refusal);
+  // The figures of the session and the device; cheap.
+  OomReport Report(const Session& session, int device) const;
+  // Those of the other sessions, for a refusal that people will see.
+  void AddHolders(const Session& session, OomReport* report) const;
+  absl::Status CountRefusal(Session& session, const OomReport& report);
+  absl::StatusOr<SessionPtr> TryOpenSession(const Caller& caller, const SessionWishes& wishes,
+                                            std::shared_ptr<SessionEvents> events) ABSL_LOCKS_EXCLUDED(mu_);
+  void LogClosed(const Session& session, const std::string& why, CloseReason reason, uint64_t bytes) const;
+  void CloseWith(uint64_t (SegmentPool::*close)(SessionId), const SessionPtr& session, const std::string& why,
+                 CloseReason reason) ABSL_LOCKS_EXCLUDED(mu_);
   std::vector<SessionPtr> Sessions() const ABSL_LOCKS_EXCLUDED(mu_);
   std::string UniqueName(absl::string_view wanted) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // Held while the timer is set, so that the earliest time wins.
+  Mutex timer_mu_;
 
   // Constant after construction.
   const BrokerOptions options_;
   const std::vector<SegmentPool*> pools_;
-  WorkerPool& workers_;
+  Executor& workers_;
 
   // Synchronises itself.
   std::vector<std::array<std::atomic<uint64_t>, kOomCauses.size()>> ooms_;  // by device, then cause
+  UserSlots waiting_;                                                       // requests that wait
+  std::vector<std::unique_ptr<GrowthQueue>> queues_;                        // by device
+  std::vector<std::atomic<bool>> checking_quarantine_;                      // by device: a worker is to do it
+  OomLog oom_log_;
+
+  // Held while a limit is changed: pool, allocator and client hear of two changes in the same order, all devices of the
+  // last one. Taken before any other lock.
+  Mutex limits_mu_;
 
   // Held to look up and to record. Never while calling an allocator or the driver, or writing to a client.
   mutable Mutex mu_;
   absl::btree_map<SessionId, SessionPtr> sessions_ ABSL_GUARDED_BY(mu_);
   absl::btree_map<std::string, SessionId, std::less<>> names_ ABSL_GUARDED_BY(mu_);
   absl::btree_map<uid_t, size_t> sessions_of_uid_ ABSL_GUARDED_BY(mu_);
+  std::shared_ptr<const Policy> policy_ ABSL_GUARDED_BY(mu_);  // never null
   uint64_t next_session_ ABSL_GUARDED_BY(mu_) = 1;
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
+  SessionCounts counts_ ABSL_GUARDED_BY(mu_);
+  std::vector<uint64_t> closed_retries_ ABSL_GUARDED_BY(mu_);  // by device: of the sessions that are closed
 };
 
 }  // namespace vrambroker

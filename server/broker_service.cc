@@ -1,14 +1,48 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/broker_service.h"
 
+#include <atomic>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "proto/heap_convert.h"
 #include "server/convert.h"
 #include "server/session_stream.h"
 #include "server/version.h"
 
 namespace vrambroker {
+namespace {
+
+// The reaction to a call that may wait: it ends at once when the caller gives up. Deletes itself.
+class WaitingCall : public grpc::ServerUnaryReactor {
+ public:
+  WaitingCall(Broker* broker, SessionPtr session) : broker_(*broker), session_(std::move(session)) {}
+  uint64_t cancel_key() const { return cancel_key_; }
+  void OnCancel() override { broker_.CancelWait(session_, cancel_key_); }
+  void OnDone() override { delete this; }
+
+ private:
+  static uint64_t NextKey() {
+    static std::atomic<uint64_t> next{uint64_t{1} << 63};  // out of the way of the clients' own, on their streams
+    return next.fetch_add(1, std::memory_order_relaxed);
+  }
+
+  Broker& broker_;
+  const SessionPtr session_;
+  const uint64_t cancel_key_ = NextKey();
+};
+
+}  // namespace
+
+BrokerService::BrokerService(Broker* broker, const Connections* connections, const RpcMeter* rpcs,
+                             size_t max_streams_per_uid)
+    : broker_(*broker),
+      connections_(*connections),
+      rpcs_(*rpcs),
+      streams_(
+          {.what = "session streams open", .per_uid = max_streams_per_uid, .per_uid_bound = "max_sessions_per_uid"}) {}
+
 absl::StatusOr<SessionPtr> BrokerService::OwnSession(const grpc::CallbackServerContext& context, uint64_t id) const {
   absl::StatusOr<Caller> caller = connections_.Identify(context);
   if (!caller.ok()) return caller.status();
@@ -17,21 +51,28 @@ absl::StatusOr<SessionPtr> BrokerService::OwnSession(const grpc::CallbackServerC
 
 grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse>* BrokerService::Session(
     grpc::CallbackServerContext* context) {
-  return new SessionStream(&broker_, context, connections_.Identify(*context));
+  absl::StatusOr<Caller> caller = connections_.Identify(*context);
+  absl::StatusOr<UserSlots::Slot> slot = caller.ok() ? streams_.Take(caller->uid) : caller.status();
+  const bool taken = slot.ok();
+  if (!taken) caller = slot.status();
+  return new SessionStream(&broker_, &connections_.rates(), &rpcs_, context, std::move(caller),
+                           taken ? *std::move(slot) : UserSlots::Slot());
 }
 
 grpc::ServerUnaryReactor* BrokerService::Allocate(grpc::CallbackServerContext* context,
                                                   const v1::AllocateRequest* request, v1::AllocateResponse* response) {
   absl::StatusOr<SessionPtr> session = OwnSession(*context, request->session_id());
   if (!session.ok()) return Reply(context, session.status());
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  broker_.Allocate(*session, request->device(), request->requested_bytes(), request->stream(),
-                   [this, context, reactor, response, session = *session](absl::StatusOr<Allocation> allocation) {
-                     // A caller that gave up will never learn the block's id, so nobody could free it.
-                     if (allocation.ok() && context->IsCancelled()) (void)broker_.Free(session, {allocation->block});
-                     if (allocation.ok()) *response = ToProto(*allocation);
-                     reactor->Finish(ToGrpc(allocation.status()));
-                   });
+  auto* const reactor = new WaitingCall(&broker_, *session);
+  broker_.Allocate(
+      *session, request->device(), request->requested_bytes(), request->stream(),
+      [this, context, reactor, response, session = *session](absl::StatusOr<Allocation> allocation) {
+        // A caller that gave up will never learn the block's id, so nobody could free it.
+        if (allocation.ok() && context->IsCancelled()) (void)broker_.Free(session, {allocation->block});
+        if (allocation.ok()) *response = ToProto(*allocation);
+        reactor->Finish(ToGrpc(allocation.status()));
+      },
+      GrowthOptionsOf(*request, reactor->cancel_key()));
   return reactor;
 }
 
@@ -43,13 +84,43 @@ grpc::ServerUnaryReactor* BrokerService::Free(grpc::CallbackServerContext* conte
   return Reply(context, blocks.ok() ? broker_.Free(*session, *blocks) : blocks.status());
 }
 
+grpc::ServerUnaryReactor* BrokerService::LeaseSegments(grpc::CallbackServerContext* context,
+                                                       const v1::LeaseSegmentsRequest* request,
+                                                       v1::LeaseSegmentsResponse* response) {
+  absl::StatusOr<SessionPtr> session = OwnSession(*context, request->session_id());
+  if (!session.ok()) return Reply(context, session.status());
+  auto* const reactor = new WaitingCall(&broker_, *session);
+  const auto done = [this, context, reactor, request, response,
+                     session = *session](const absl::StatusOr<std::vector<Lease>>& leases) {
+    if (leases.ok()) {
+      *response = ToProto(*leases);
+      // A caller that gave up will never learn the ids.
+      if (context->IsCancelled()) (void)broker_.ReturnSegments(session, request->device(), SegmentIds(*leases));
+    }
+    reactor->Finish(ToGrpc(leases.status()));
+  };
+  broker_.LeaseSegments(*session, request->device(), {request->segment_bytes().begin(), request->segment_bytes().end()},
+                        done, GrowthOptionsOf(*request, reactor->cancel_key()));
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* BrokerService::ReturnSegments(grpc::CallbackServerContext* context,
+                                                        const v1::ReturnSegmentsRequest* request,
+                                                        v1::ReturnSegmentsResponse* /*response*/) {
+  absl::StatusOr<SessionPtr> session = OwnSession(*context, request->session_id());
+  if (!session.ok()) return Reply(context, session.status());
+  const absl::StatusOr<std::vector<SegmentId>> segments = SegmentIds(*request);
+  return Reply(context,
+               segments.ok() ? broker_.ReturnSegments(*session, request->device(), *segments) : segments.status());
+}
+
 grpc::ServerUnaryReactor* BrokerService::EmptyCache(grpc::CallbackServerContext* context,
                                                     const v1::EmptyCacheRequest* request,
                                                     v1::EmptyCacheResponse* response) {
   absl::StatusOr<SessionPtr> session = OwnSession(*context, request->session_id());
   if (!session.ok()) return Reply(context, session.status());
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  broker_.EmptyCache(*session, [reactor, response](const absl::StatusOr<uint64_t>& bytes) {
+  broker_.Trim(*session, /*bytes=*/0, [reactor, response](const absl::StatusOr<uint64_t>& bytes) {
     response->set_released_bytes(bytes.value_or(0));
     reactor->Finish(ToGrpc(bytes.status()));
   });
@@ -63,7 +134,7 @@ grpc::ServerUnaryReactor* BrokerService::GetMemoryStats(grpc::CallbackServerCont
   if (!session.ok()) return Reply(context, session.status());
   if (absl::Status status = broker_.CheckDevice(request->device()); !status.ok()) return Reply(context, status);
   const int device = static_cast<int>(request->device());
-  *response->mutable_stats() = ToProto((*session)->GetMemoryStats(device));
+  *response->mutable_stats() = StatsToProto((*session)->GetMemoryStats(device));
   response->set_limit_bytes(
       broker_.pools()[device]->GetAccount((*session)->id()).value_or(AccountFigures()).limit_bytes);
   return Reply(context, absl::OkStatus());
@@ -75,15 +146,13 @@ grpc::ServerUnaryReactor* BrokerService::ResetPeakStats(grpc::CallbackServerCont
   absl::StatusOr<SessionPtr> session = OwnSession(*context, request->session_id());
   if (!session.ok()) return Reply(context, session.status());
   if (absl::Status status = broker_.CheckDevice(request->device()); !status.ok()) return Reply(context, status);
-  CachingAllocator& allocator = (*session)->allocator(static_cast<int>(request->device()));
-  allocator.ResetPeakStats();
-  if (request->accumulated()) allocator.ResetAccumulatedStats();
-  return Reply(context, absl::OkStatus());
+  return Reply(context, (*session)->ResetStats(static_cast<int>(request->device()), request->accumulated()));
 }
 
 grpc::ServerUnaryReactor* BrokerService::GetDevices(grpc::CallbackServerContext* context,
                                                     const v1::GetDevicesRequest* /*request*/,
                                                     v1::GetDevicesResponse* response) {
+  if (const auto caller = connections_.Identify(*context); !caller.ok()) return Reply(context, caller.status());
   for (const SegmentPool* pool : broker_.pools()) *response->add_devices() = ToProto(*pool);
   response->set_daemon_version(kVersion);
   return Reply(context, absl::OkStatus());

@@ -6,6 +6,8 @@
 
 #include "server/broker.h"
 #include "server/connections.h"
+#include "server/rpc_meter.h"
+#include "server/user_slots.h"
 #include "vrambroker/v1/broker.grpc.pb.h"
 
 namespace vrambroker {
@@ -13,8 +15,9 @@ namespace vrambroker {
 // vrambroker.v1.Broker: translates between messages and the Broker. Thread-safe; no handler blocks.
 class BrokerService final : public v1::Broker::CallbackService {
  public:
-  // Both outlive the gRPC server.
-  BrokerService(Broker* broker, const Connections* connections) : broker_(*broker), connections_(*connections) {}
+  // Both outlive the gRPC server. A user has at most `max_streams_per_uid` session streams open, so many that every
+  // session can have one, and another while it is resumed.
+  BrokerService(Broker* broker, const Connections* connections, const RpcMeter* rpcs, size_t max_streams_per_uid);
 
   grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse>* Session(
       grpc::CallbackServerContext* context) override;
@@ -22,6 +25,11 @@ class BrokerService final : public v1::Broker::CallbackService {
                                      v1::AllocateResponse* response) override;
   grpc::ServerUnaryReactor* Free(grpc::CallbackServerContext* context, const v1::FreeRequest* request,
                                  v1::FreeResponse* response) override;
+  grpc::ServerUnaryReactor* LeaseSegments(grpc::CallbackServerContext* context, const v1::LeaseSegmentsRequest* request,
+                                          v1::LeaseSegmentsResponse* response) override;
+  grpc::ServerUnaryReactor* ReturnSegments(grpc::CallbackServerContext* context,
+                                           const v1::ReturnSegmentsRequest* request,
+                                           v1::ReturnSegmentsResponse* response) override;
   grpc::ServerUnaryReactor* EmptyCache(grpc::CallbackServerContext* context, const v1::EmptyCacheRequest* request,
                                        v1::EmptyCacheResponse* response) override;
   grpc::ServerUnaryReactor* GetMemoryStats(grpc::CallbackServerContext* context,
@@ -39,6 +47,8 @@ class BrokerService final : public v1::Broker::CallbackService {
 
   Broker& broker_;
   const Connections& connections_;
+  const RpcMeter& rpcs_;
+  UserSlots streams_;
 };
 
 }  // namespace vrambroker

@@ -12,35 +12,45 @@
 #include <optional>
 #include <utility>
 
+#include "allocator/ids.h"
 #include "allocator/mutex.h"
+#include "server/log_line.h"
+#include "server/rate_limit.h"
 
 namespace vrambroker {
 
-// A token bucket. Thread-safe.
+// Thread-safe.
 class LineLimit {
  public:
-  LineLimit(double lines_per_second, double burst) : rate_(lines_per_second), burst_(burst), tokens_(burst) {}
+  LineLimit(double lines_per_second, double burst) : bucket_(lines_per_second, burst) {}
 
   // How many lines were refused since the last one that was not; nullopt when this one is refused.
   std::optional<uint64_t> Take(std::chrono::steady_clock::time_point now);
 
  private:
-  const double rate_;
-  const double burst_;
   Mutex mu_;
-  double tokens_ ABSL_GUARDED_BY(mu_);
-  std::chrono::steady_clock::time_point last_ ABSL_GUARDED_BY(mu_);
+  TokenBucket bucket_ ABSL_GUARDED_BY(mu_);
   uint64_t refused_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
 // The one that LogClientEvent() uses: 100 lines a second, 1000 at once.
 LineLimit& ClientLineLimit();
 
+// Takes a line from the limit. False: it is not to be written. Says how many were left out before.
+bool MayLogClientEvent();
+
+// What protobuf and gRPC log, mostly of what clients send, goes the same way from now on: they would write every line.
+void LimitLibraryLogs();
+
+// About a session, by the id and the name that metrics and the API have, too.
+LogLine SessionLine(absl::string_view event, SessionId id, absl::string_view name);
+
+// Writes the line, unless there were too many just now; how many were left out, the next one that is written says.
+void LogClientEvent(spdlog::level::level_enum level, const LogLine& line);
+
 template <typename... Args>
 void LogClientEvent(spdlog::level::level_enum level, spdlog::format_string_t<Args...> format, Args&&... args) {
-  const std::optional<uint64_t> left_out = ClientLineLimit().Take(std::chrono::steady_clock::now());
-  if (!left_out.has_value()) return;
-  if (*left_out > 0) spdlog::warn("{} lines about clients were left out: too many at once", *left_out);
+  if (!MayLogClientEvent()) return;
   spdlog::log(level, format, std::forward<Args>(args)...);
 }
 

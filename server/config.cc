@@ -4,7 +4,9 @@
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/io/tokenizer.h>
 #include <google/protobuf/text_format.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -12,21 +14,26 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "allocator/bytes.h"
 #include "allocator/size_class.h"
+#include "server/config_checker.h"
+#include "server/config_rules.h"
 #include "server/http_server.h"
 
 namespace vrambroker {
 namespace {
 
+constexpr uint32_t kMaxMetricsClients = 100'000;
+
 class ErrorList : public google::protobuf::io::ErrorCollector {
  public:
   explicit ErrorList(absl::string_view name) : name_(name) {}
   void AddError(int line, google::protobuf::io::ColumnNumber column, const std::string& message) override {
-    errors_.push_back(absl::StrCat(name_, ":", line + 1, ":", column + 1, ": ", message));
+    errors_.push_back(absl::StrCat(name_, ":", line + 1, ":", column + 1, ": ", OneLine(message)));
   }
   const std::vector<std::string>& errors() const { return errors_; }
 
@@ -35,66 +42,37 @@ class ErrorList : public google::protobuf::io::ErrorCollector {
   std::vector<std::string> errors_;
 };
 
-// Collects what is wrong, so that all of it can be told at once.
-class Checker {
- public:
-  explicit Checker(const absl::flat_hash_map<std::string, std::string>& places) : places_(places) {}
-
-  void Fault(absl::string_view field, absl::string_view what) {
-    const auto place = places_.find(field);
-    faults_.push_back(
-        absl::StrCat("  ", place == places_.end() ? "" : absl::StrCat(place->second, ": "), field, ": ", what));
-  }
-
-  uint64_t Size(absl::string_view field, const std::string& text, uint64_t fallback) {
-    if (text.empty()) return fallback;
-    absl::StatusOr<uint64_t> bytes = ParseBytes(text);
-    if (!bytes.ok()) {
-      Fault(field, bytes.status().message());
-      return fallback;
-    }
-    return *bytes;
-  }
-
-  absl::Duration Time(absl::string_view field, const std::string& text, absl::Duration fallback) {
-    if (text.empty()) return fallback;
-    absl::Duration duration;
-    if (!absl::ParseDuration(text, &duration) || duration < absl::ZeroDuration() || duration > absl::Hours(24)) {
-      Fault(field, absl::StrCat("'", text, "' is not a duration from 0 to 24h; write it as 10s, 500ms or 2m"));
-      return fallback;
-    }
-    return duration;
-  }
-
-  absl::Status status() const {
-    if (faults_.empty()) return absl::OkStatus();
-    return absl::InvalidArgumentError(absl::StrCat(faults_.size(), faults_.size() == 1 ? " fault" : " faults",
-                                                   " in the configuration:\n", absl::StrJoin(faults_, "\n")));
-  }
-
- private:
-  const absl::flat_hash_map<std::string, std::string>& places_;
-  std::vector<std::string> faults_;
-};
-
 void NotePlaces(absl::string_view name, const google::protobuf::Descriptor& message,
                 const google::protobuf::TextFormat::ParseInfoTree& tree, const std::string& prefix,
                 absl::flat_hash_map<std::string, std::string>& places) {
   for (int i = 0; i < message.field_count(); ++i) {
     const google::protobuf::FieldDescriptor* field = message.field(i);
     const std::string field_name = absl::StrCat(prefix, field->name());
-    const auto location = tree.GetLocation(field, -1);
-    if (location.line < 0) continue;
-    places[field_name] = absl::StrCat(name, ":", location.line + 1, ":", location.column + 1);
-    if (field->message_type() == nullptr) continue;
-    if (const auto* nested = tree.GetTreeForNested(field, -1); nested != nullptr) {
-      NotePlaces(name, *field->message_type(), *nested, field_name + ".", places);
+    const auto note = [&](const std::string& path, int index) {
+      const auto location = tree.GetLocation(field, index);
+      if (location.line < 0) return false;
+      places[path] = absl::StrCat(name, ":", location.line + 1, ":", location.column + 1);
+      if (field->message_type() == nullptr) return true;
+      if (const auto* nested = tree.GetTreeForNested(field, index); nested != nullptr) {
+        NotePlaces(name, *field->message_type(), *nested, path + ".", places);
+      }
+      return true;
+    };
+    if (!field->is_repeated()) {
+      note(field_name, -1);
+      continue;
+    }
+    for (int index = 0; note(absl::StrCat(field_name, "[", index, "]"), index); ++index) {
     }
   }
 }
 
 std::string Or(const std::string& value, const char* fallback) {
   return value.empty() ? fallback : value;
+}
+
+uint32_t Or(uint32_t value, uint32_t fallback) {
+  return value == 0 ? fallback : value;
 }
 
 }  // namespace
@@ -158,6 +136,7 @@ absl::StatusOr<Config> CheckConfig(const ConfigText& text) {
 
   config.host_devices = proto.host_devices() == 0 ? 1 : static_cast<int>(proto.host_devices());
   if (proto.host_devices() > 16) check.Fault("host_devices", absl::StrCat(proto.host_devices(), " is above 16"));
+  config.host_driver_latency = check.Time("host_driver_latency", proto.host_driver_latency(), absl::ZeroDuration());
 
   const std::string http = Or(proto.http_address(), "127.0.0.1:9477");
   config.http_address = http == "off" ? "" : http;
@@ -166,32 +145,39 @@ absl::StatusOr<Config> CheckConfig(const ConfigText& text) {
       check.Fault("http_address", address.status().message());
   }
 
-  config.session_limit = 1.0;
-  switch (proto.session_limit().limit_case()) {
-    case config::v1::SessionLimit::kBytes:
-      config.session_limit = check.Size("session_limit.bytes", Or(proto.session_limit().bytes(), "?"), 0);
-      break;
-    case config::v1::SessionLimit::kFraction:
-      config.session_limit = proto.session_limit().fraction();
-      if (!(proto.session_limit().fraction() > 0 && proto.session_limit().fraction() <= 1)) {
-        check.Fault("session_limit.fraction",
-                    absl::StrCat(proto.session_limit().fraction(), " is not above 0 and up to 1"));
-      }
-      break;
-    case config::v1::SessionLimit::LIMIT_NOT_SET:
-      if (proto.has_session_limit()) check.Fault("session_limit", "neither bytes nor fraction is given");
-      break;
-  }
+  config.session_limit =
+      check.LimitOf("session_limit", proto.has_session_limit() ? &proto.session_limit() : nullptr).value_or(1.0);
+  config.rules = CheckRules(proto, config.session_limit, config.capacity_bytes, check);
 
   config.idle_decay = check.Time("idle_decay", proto.idle_decay(), absl::Seconds(10));
+  config.idle_limit_bytes = check.Size("idle_limit", proto.idle_limit(), SegmentPoolOptions::kNoIdleLimit);
   config.drain_timeout = check.Time("drain_timeout", proto.drain_timeout(), absl::Seconds(5));
-  config.max_sessions_per_uid = proto.max_sessions_per_uid() == 0 ? 1024 : proto.max_sessions_per_uid();
-  config.max_blocks_per_session = proto.max_blocks_per_session() == 0 ? 1 << 20 : proto.max_blocks_per_session();
+  config.reclaim_timeout = check.Time("reclaim_timeout", proto.reclaim_timeout(), absl::Seconds(2));
+  if (!proto.settle_time().empty()) {
+    config.settle_time = check.Time("settle_time", proto.settle_time(), absl::ZeroDuration());
+  }
+  config.max_sessions_per_uid = Or(proto.max_sessions_per_uid(), 1024);
+  config.session_bounds.max_blocks = Or(proto.max_blocks_per_session(), 1 << 20);
+  config.session_bounds.max_segments = Or(proto.max_segments_per_session(), 1 << 16);
+  config.max_calls_per_second_per_uid = Or(proto.max_calls_per_second_per_uid(), 100'000);
+  config.max_questions_per_uid = Or(proto.max_questions_per_uid(), 16);
+  config.max_snapshots_per_uid = Or(proto.max_snapshots_per_uid(), 4);
+  config.max_snapshots = Or(proto.max_snapshots(), 8);
+  config.max_waiting_per_uid = Or(proto.max_waiting_per_uid(), 4096);
+
+  config.max_metrics_clients = Or(proto.metrics().max_clients(), 1000);
+  if (proto.metrics().max_clients() > kMaxMetricsClients) {
+    check.Fault("metrics.max_clients", absl::StrCat(proto.metrics().max_clients(), " is above ", kMaxMetricsClients));
+  }
 
   config.log_level = Or(proto.log_level(), "info");
   if (config.log_level != "debug" && config.log_level != "info" && config.log_level != "warn" &&
       config.log_level != "error") {
     check.Fault("log_level", absl::StrCat("'", config.log_level, "' is not debug, info, warn or error"));
+  }
+  config.log_format = Or(proto.log_format(), "text");
+  if (config.log_format != "text" && config.log_format != "json") {
+    check.Fault("log_format", absl::StrCat("'", config.log_format, "' is not text or json"));
   }
   if (absl::StatusOr<AllocConf> conf = ParseAllocConf(proto.alloc_conf()); conf.ok()) {
     config.alloc_conf = *std::move(conf);
@@ -204,6 +190,46 @@ absl::StatusOr<Config> CheckConfig(const ConfigText& text) {
   }
   if (absl::Status status = check.status(); !status.ok()) return status;
   return config;
+}
+
+std::shared_ptr<const Policy> MakePolicy(const Config& config) {
+  return std::make_shared<const Policy>(PolicyOptions{.rules = config.rules,
+                                                      .session_limit = config.session_limit,
+                                                      .max_sessions_per_uid = config.max_sessions_per_uid,
+                                                      .daemon_uid = geteuid()});
+}
+
+std::vector<std::string> FieldsThatNeedARestart(const Config& running, const Config& wanted) {
+  std::vector<std::string> fields;
+  const auto compare = [&](const char* field, const auto& value) {
+    if (value(running) != value(wanted)) fields.emplace_back(field);
+  };
+  compare("socket_dir", [](const Config& c) { return c.socket_dir; });
+  compare("socket_mode", [](const Config& c) { return c.socket_mode; });
+  compare("device", [](const Config& c) { return c.device; });
+  compare("capacity", [](const Config& c) { return c.capacity_bytes; });
+  compare("headroom", [](const Config& c) { return c.headroom_bytes; });
+  compare("host_devices", [](const Config& c) { return c.host_devices; });
+  compare("http_address", [](const Config& c) { return c.http_address; });
+  compare("idle_decay", [](const Config& c) { return c.idle_decay; });
+  compare("drain_timeout", [](const Config& c) { return c.drain_timeout; });
+  compare("max_blocks_per_session", [](const Config& c) { return c.session_bounds.max_blocks; });
+  compare("max_segments_per_session", [](const Config& c) { return c.session_bounds.max_segments; });
+  compare("max_calls_per_second_per_uid", [](const Config& c) { return c.max_calls_per_second_per_uid; });
+  compare("max_questions_per_uid", [](const Config& c) { return c.max_questions_per_uid; });
+  compare("max_snapshots_per_uid", [](const Config& c) { return c.max_snapshots_per_uid; });
+  compare("max_snapshots", [](const Config& c) { return c.max_snapshots; });
+  compare("max_waiting_per_uid", [](const Config& c) { return c.max_waiting_per_uid; });
+  compare("reclaim_timeout", [](const Config& c) { return c.reclaim_timeout; });
+  compare("settle_time", [](const Config& c) { return c.settle_time; });
+  compare("metrics", [](const Config& c) { return c.max_metrics_clients; });
+  compare("log_level", [](const Config& c) { return c.log_level; });
+  compare("log_format", [](const Config& c) { return c.log_format; });
+  compare("alloc_conf", [](const Config& c) { return FormatAllocConf(c.alloc_conf.options); });
+  compare("record_events", [](const Config& c) { return c.record_events; });
+  compare("idle_limit", [](const Config& c) { return c.idle_limit_bytes; });
+  compare("host_driver_latency", [](const Config& c) { return c.host_driver_latency; });
+  return fields;
 }
 
 }  // namespace vrambroker

@@ -7,8 +7,10 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
@@ -16,6 +18,7 @@
 #include "absl/time/time.h"
 #include "allocator/allocator_options.h"
 #include "server/broker.h"
+#include "server/policy.h"
 #include "vrambroker/config/v1/config.pb.h"
 
 namespace vrambroker {
@@ -30,18 +33,31 @@ struct Config {
   std::optional<uint64_t> capacity_bytes;  // per device
   uint64_t headroom_bytes = 0;
   int host_devices = 1;
+  absl::Duration host_driver_latency;
   std::string http_address;  // empty: no HTTP
   Limit session_limit;
+  std::vector<PolicyRule> rules;
   absl::Duration idle_decay;
+  uint64_t idle_limit_bytes = SegmentPoolOptions::kNoIdleLimit;  // per device
   absl::Duration drain_timeout;
+  absl::Duration reclaim_timeout;
+  std::optional<absl::Duration> settle_time;  // none: by the kind of device
   size_t max_sessions_per_uid = 0;
-  size_t max_blocks_per_session = 0;
+  SessionBounds session_bounds;
+  uint32_t max_calls_per_second_per_uid = 0;
+  size_t max_questions_per_uid = 0;
+  size_t max_snapshots_per_uid = 0;
+  size_t max_snapshots = 0;
+  size_t max_waiting_per_uid = 0;
   std::string log_level;
+  std::string log_format;
+  size_t max_metrics_clients = 0;  // pairs of client and device
   AllocConf alloc_conf;
   size_t record_events = 0;
 };
 
-// A configuration, and where in its file each field stands ("NAME:LINE:COLUMN", by field name: "session_limit.bytes").
+// A configuration, and where in its file each field stands ("NAME:LINE:COLUMN", by field name: "session_limit.bytes",
+// "rules[0].uid").
 struct ConfigText {
   config::v1::DaemonConfig proto;
   absl::flat_hash_map<std::string, std::string> places;
@@ -55,6 +71,18 @@ absl::StatusOr<ConfigText> ReadConfigFile(const std::string& path);
 
 // InvalidArgument lists every faulty field, one a line, with its place where that is known.
 absl::StatusOr<Config> CheckConfig(const ConfigText& text);
+
+// The policy that the configuration describes, of a daemon that runs as this process's user.
+std::shared_ptr<const Policy> MakePolicy(const Config& config);
+
+// What a running daemon has changed by reading its configuration again.
+struct ReloadReport {
+  size_t rules = 0;                        // in the policy now
+  std::vector<std::string> needs_restart;  // fields that differ from what it runs with, and that it cannot change
+};
+
+// The names of these fields.
+std::vector<std::string> FieldsThatNeedARestart(const Config& running, const Config& wanted);
 
 }  // namespace vrambroker
 

@@ -3,14 +3,15 @@
 
 #include <fcntl.h>
 #include <grpcpp/server_posix.h>
-#include <poll.h>
 #include <spdlog/spdlog.h>
 
+#include <chrono>
 #include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/strip.h"
 #include "server/client_log.h"
+#include "server/process_info.h"
 
 namespace vrambroker {
 
@@ -78,7 +79,16 @@ void Connections::Forget(int fd, int watched) {
   loop_.Unwatch(watched);
 }
 
-absl::StatusOr<Caller> Connections::Identify(const grpc::CallbackServerContext& context) const {
+absl::StatusOr<Caller> Connections::Identify(const grpc::CallbackServerContext& context, size_t calls) const {
+  absl::StatusOr<Caller> caller = Peer(context);
+  if (!caller.ok()) return caller;
+  if (absl::Status status = rates_.Take(caller->uid, std::chrono::steady_clock::now(), calls); !status.ok()) {
+    return status;
+  }
+  return caller;
+}
+
+absl::StatusOr<Caller> Connections::Peer(const grpc::CallbackServerContext& context) const {
   // For a connection that was handed over, gRPC's name of the peer is "fd:" and the descriptor number.
   const std::string peer = context.peer();
   absl::string_view number = peer;
@@ -87,8 +97,7 @@ absl::StatusOr<Caller> Connections::Identify(const grpc::CallbackServerContext& 
     MutexLock lock(mu_);
     const auto it = by_fd_.find(fd);
     if (it != by_fd_.end()) {
-      pollfd ended = {.fd = it->second.caller.pidfd->get(), .events = POLLIN, .revents = 0};
-      if (poll(&ended, 1, 0) == 0) return it->second.caller;
+      if (!HasEnded(*it->second.caller.pidfd)) return it->second.caller;
     }
   }
   return absl::UnauthenticatedError("the process that made the connection is gone");

@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "allocator/mutex.h"
 #include "server/event_loop.h"
+#include "server/rate_limit.h"
 #include "server/session.h"
 #include "server/unix_socket.h"
 
@@ -22,8 +23,8 @@ namespace vrambroker {
 // Safe to call from any thread.
 class Connections {
  public:
-  // `loop` outlives this object.
-  explicit Connections(EventLoop* loop) : loop_(*loop) {}
+  // Both outlive this object.
+  Connections(EventLoop* loop, CallRates* rates) : loop_(*loop), rates_(*rates) {}
 
   // Accepts on `listener` from now on, at most `max_per_uid` connections of one user at a time, for `server`, which
   // outlives this object.
@@ -32,8 +33,10 @@ class Connections {
   void StopAccepting();
 
   // Who makes the call. Unauthenticated when the connection is already gone, or the process that made it: a child that
-  // inherited the connection must not speak for whoever gets its parent's pid next.
-  absl::StatusOr<Caller> Identify(const grpc::CallbackServerContext& context) const;
+  // inherited the connection must not speak for whoever gets its parent's pid next. ResourceExhausted when its user
+  // calls too often; every handler asks once, and one whose work is that of several calls says of how many.
+  absl::StatusOr<Caller> Identify(const grpc::CallbackServerContext& context, size_t calls = 1) const;
+  CallRates& rates() const { return rates_; }
 
  private:
   struct Connection {
@@ -41,11 +44,13 @@ class Connections {
     int watched = -1;  // our duplicate of the descriptor, on which the loop sees the end of the connection
   };
 
+  absl::StatusOr<Caller> Peer(const grpc::CallbackServerContext& context) const;
   void AcceptAll();
   void Accept(UniqueFd fd);
   void Forget(int fd, int watched);
 
   EventLoop& loop_;
+  CallRates& rates_;
   Acceptor acceptor_;
   grpc::Server* server_ = nullptr;
   int listener_ = -1;

@@ -5,21 +5,18 @@
 
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/util/time_util.h"
+#include "proto/heap_convert.h"
 
 namespace vrambroker {
 namespace {
 
-void Fill(const Stat& from, v1::Stat* to) {
-  to->set_current(from.current);
-  to->set_peak(from.peak);
-  to->set_allocated(from.allocated);
-  to->set_freed(from.freed);
-}
-
-void Fill(const PoolStat& from, v1::PoolStat* to) {
-  Fill(from.all, to->mutable_all());
-  Fill(from.pool[static_cast<int>(PoolKind::kSmall)], to->mutable_small_pool());
-  Fill(from.pool[static_cast<int>(PoolKind::kLarge)], to->mutable_large_pool());
+void Fill(const WireHandle& from, v1::SegmentHandle* to) {
+  if (const auto* ipc = std::get_if<CudaIpcHandle>(&from)) {
+    to->set_cuda_ipc(ipc->data(), ipc->size());
+  } else {
+    const Ticket& ticket = std::get<Ticket>(from);
+    to->set_descriptor_ticket(ticket.data(), ticket.size());
+  }
 }
 
 v1::SessionState ToProto(SessionState state) {
@@ -33,6 +30,11 @@ v1::SessionState ToProto(SessionState state) {
       return v1::SESSION_STATE_ENDED;
   }
   return v1::SESSION_STATE_UNSPECIFIED;
+}
+
+google::protobuf::Timestamp ToProto(std::chrono::system_clock::time_point time) {
+  return google::protobuf::util::TimeUtil::MicrosecondsToTimestamp(
+      std::chrono::duration_cast<std::chrono::microseconds>(time.time_since_epoch()).count());
 }
 
 }  // namespace
@@ -63,29 +65,6 @@ grpc::ServerUnaryReactor* Reply(grpc::CallbackServerContext* context, const absl
   return reactor;
 }
 
-v1::MemoryStats ToProto(const MemoryStats& stats) {
-  v1::MemoryStats proto;
-  Fill(stats.allocation, proto.mutable_allocation());
-  Fill(stats.segment, proto.mutable_segment());
-  Fill(stats.active, proto.mutable_active());
-  Fill(stats.inactive_split, proto.mutable_inactive_split());
-  Fill(stats.allocated_bytes, proto.mutable_allocated_bytes());
-  Fill(stats.reserved_bytes, proto.mutable_reserved_bytes());
-  Fill(stats.active_bytes, proto.mutable_active_bytes());
-  Fill(stats.inactive_split_bytes, proto.mutable_inactive_split_bytes());
-  Fill(stats.requested_bytes, proto.mutable_requested_bytes());
-  Fill(stats.oversize_allocations, proto.mutable_oversize_allocations());
-  Fill(stats.oversize_segments, proto.mutable_oversize_segments());
-  proto.set_num_alloc_retries(stats.num_alloc_retries);
-  proto.set_num_ooms(stats.num_ooms);
-  proto.set_num_oom_rejections(stats.num_oom_rejections);
-  proto.set_num_sync_all_streams(stats.num_sync_all_streams);
-  proto.set_num_device_alloc(stats.num_device_alloc);
-  proto.set_num_device_free(stats.num_device_free);
-  if (stats.max_split_bytes != AllocatorOptions::kNoLimit) proto.set_max_split_bytes(stats.max_split_bytes);
-  return proto;
-}
-
 v1::Device ToProto(const SegmentPool& pool) {
   const DeviceProperties& properties = pool.properties();
   const PoolFigures figures = pool.GetFigures();
@@ -98,6 +77,7 @@ v1::Device ToProto(const SegmentPool& pool) {
   device.set_capacity_bytes(figures.capacity_bytes);
   device.set_reserved_bytes(figures.reserved_bytes);
   device.set_idle_bytes(figures.idle_bytes);
+  device.set_fault(std::string(pool.health().message()));
   return device;
 }
 
@@ -109,8 +89,10 @@ v1::Session ToProto(const SessionInfo& info) {
   session.set_uid(info.caller.uid);
   session.set_gid(info.caller.gid);
   session.set_state(ToProto(info.state));
-  *session.mutable_started() = google::protobuf::util::TimeUtil::MicrosecondsToTimestamp(
-      std::chrono::duration_cast<std::chrono::microseconds>(info.started.time_since_epoch()).count());
+  *session.mutable_started() = ToProto(info.started);
+  session.set_rule(info.terms.rule);
+  session.set_tenant(info.terms.tenant);
+  session.set_priority(info.devices.empty() ? info.terms.priority : info.devices[0].account.priority);
   for (size_t ordinal = 0; ordinal < info.devices.size(); ++ordinal) {
     const SessionDeviceInfo& from = info.devices[ordinal];
     v1::SessionDevice* device = session.add_devices();
@@ -118,9 +100,29 @@ v1::Session ToProto(const SessionInfo& info) {
     device->set_limit_bytes(from.account.limit_bytes);
     device->set_reserved_bytes(from.account.reserved_bytes);
     device->set_returning_bytes(from.account.returning_bytes);
-    *device->mutable_stats() = ToProto(from.stats);
+    *device->mutable_stats() = StatsToProto(from.stats);
+    device->set_guarantee_bytes(from.account.guarantee_bytes);
+    device->set_idle_bytes(from.idle_bytes);
+    for (const SessionDeviceInfo::Waiting& waiting : from.waiting) {
+      v1::WaitingRequest* request = device->add_waiting();
+      request->set_bytes(waiting.bytes);
+      request->set_guarantee(waiting.guarantee);
+      request->set_waited_ms(static_cast<uint64_t>(waiting.waited.count()));
+      request->set_left_ms(static_cast<uint64_t>(waiting.left.count()));
+      request->set_place(static_cast<uint32_t>(waiting.place));
+    }
   }
   return session;
+}
+
+v1::OutOfMemoryEvent ToProto(const OomEvent& event) {
+  v1::OutOfMemoryEvent proto;
+  *proto.mutable_time() = ToProto(event.time);
+  proto.set_session_id(Raw(event.session));
+  proto.set_client(event.client);
+  proto.set_uid(event.uid);
+  *proto.mutable_out_of_memory() = ToProto(event.report);
+  return proto;
 }
 
 v1::AllocateResponse ToProto(const Allocation& allocation) {
@@ -130,13 +132,69 @@ v1::AllocateResponse ToProto(const Allocation& allocation) {
   response.set_segment_bytes(allocation.segment_bytes);
   response.set_offset_bytes(allocation.offset);
   response.set_block_bytes(allocation.block_bytes);
-  if (const auto* ipc = std::get_if<CudaIpcHandle>(&allocation.handle)) {
-    response.mutable_handle()->set_cuda_ipc(ipc->data(), ipc->size());
-  } else {
-    const Ticket& ticket = std::get<Ticket>(allocation.handle);
-    response.mutable_handle()->set_descriptor_ticket(ticket.data(), ticket.size());
+  Fill(allocation.handle, response.mutable_handle());
+  return response;
+}
+
+v1::LeaseSegmentsResponse ToProto(const std::vector<Lease>& leases) {
+  v1::LeaseSegmentsResponse response;
+  for (const Lease& lease : leases) {
+    v1::LeaseSegmentsResponse::Segment* segment = response.add_segments();
+    segment->set_segment_id(Raw(lease.segment));
+    segment->set_segment_bytes(lease.bytes);
+    Fill(lease.handle, segment->mutable_handle());
   }
   return response;
+}
+
+std::vector<SegmentId> SegmentIds(const std::vector<Lease>& leases) {
+  std::vector<SegmentId> ids;
+  ids.reserve(leases.size());
+  for (const Lease& lease : leases) ids.push_back(lease.segment);
+  return ids;
+}
+
+v1::Limit ToProto(const Limit& limit) {
+  v1::Limit proto;
+  if (const uint64_t* bytes = std::get_if<uint64_t>(&limit)) {
+    proto.set_bytes(*bytes);
+  } else {
+    proto.set_fraction(std::get<double>(limit));
+  }
+  return proto;
+}
+
+v1::ExplainPolicyResponse ToProto(const PolicySubject& subject, const PolicyExplanation& explanation) {
+  v1::ExplainPolicyResponse response;
+  for (const PolicyExplanation::Rule& from : explanation.rules) {
+    v1::ExplainPolicyResponse::Rule* rule = response.add_rules();
+    rule->set_rule(from.label);
+    rule->set_place(from.place);
+    rule->set_matches(from.matches);
+    rule->set_why(from.why);
+  }
+  response.mutable_user()->set_uid(subject.uid);
+  for (const gid_t gid : subject.gids) response.mutable_user()->add_gids(gid);
+  if (subject.cgroup.has_value()) response.mutable_user()->set_cgroup(*subject.cgroup);
+  if (subject.session_name.has_value()) response.set_session_name(*subject.session_name);
+  const SessionTerms& terms = explanation.terms;
+  response.set_rule(terms.rule);
+  *response.mutable_limit() = ToProto(terms.limit);
+  *response.mutable_guarantee() = ToProto(terms.guarantee);
+  response.set_priority(terms.priority);
+  response.set_tenant(terms.tenant);
+  response.set_strict(terms.strict);
+  response.set_may_open_sessions(terms.rights.client);
+  response.set_may_observe(terms.rights.observer);
+  response.set_may_change(terms.rights.admin);
+  response.set_is_operator(explanation.is_operator);
+  return response;
+}
+
+PolicySubject FromProto(const v1::ExplainPolicyRequest::User& user) {
+  PolicySubject subject{.uid = user.uid(), .gids = {user.gids().begin(), user.gids().end()}};
+  if (user.has_cgroup()) subject.cgroup = user.cgroup();
+  return subject;
 }
 
 std::optional<Limit> FromProto(const v1::Limit& limit) {
@@ -151,6 +209,16 @@ std::optional<Limit> FromProto(const v1::Limit& limit) {
   return std::nullopt;
 }
 
+GrowthOptions GrowthOptionsOf(const v1::AllocateRequest& request, uint64_t cancel_key) {
+  return {.may_reclaim = true, .wait = std::chrono::milliseconds(request.wait_ms()), .cancel_key = cancel_key};
+}
+
+GrowthOptions GrowthOptionsOf(const v1::LeaseSegmentsRequest& request, uint64_t cancel_key) {
+  return {.may_reclaim = request.last_resort(),
+          .wait = std::chrono::milliseconds(request.wait_ms()),
+          .cancel_key = cancel_key};
+}
+
 absl::StatusOr<std::vector<BlockId>> BlockIds(const v1::FreeRequest& request) {
   constexpr int kMaxBlocks = 1024;
   if (request.block_ids().empty() || request.block_ids_size() > kMaxBlocks) {
@@ -161,6 +229,43 @@ absl::StatusOr<std::vector<BlockId>> BlockIds(const v1::FreeRequest& request) {
   ids.reserve(static_cast<size_t>(request.block_ids_size()));
   for (const uint64_t id : request.block_ids()) ids.push_back(BlockId{id});
   return ids;
+}
+
+absl::StatusOr<std::vector<SegmentId>> SegmentIds(const v1::ReturnSegmentsRequest& request) {
+  constexpr int kMaxSegments = 4096;
+  if (request.segment_ids().empty() || request.segment_ids_size() > kMaxSegments) {
+    return absl::InvalidArgumentError(absl::StrCat("segment_ids: ", request.segment_ids_size(),
+                                                   " ids; a request names 1 to ", kMaxSegments, " segments"));
+  }
+  std::vector<SegmentId> ids;
+  ids.reserve(static_cast<size_t>(request.segment_ids_size()));
+  for (const uint64_t id : request.segment_ids()) ids.push_back(SegmentId{id});
+  return ids;
+}
+
+absl::StatusOr<RefusedRequest> FromProto(const v1::ExplainRequest& request) {
+  RefusedRequest refused{.requested_bytes = request.requested_bytes(),
+                         .allocated_bytes = request.allocated_bytes(),
+                         .fit = {.block_bytes = request.block_bytes(),
+                                 .segment_bytes = request.segment_bytes(),
+                                 .pool_free_bytes = request.pool_free_bytes(),
+                                 .pool_largest_bytes = request.pool_largest_bytes()}};
+  switch (request.cause()) {
+    case v1::OutOfMemory::CAUSE_LIMIT:
+      refused.cause = OomCause::kLimit;
+      return refused;
+    case v1::OutOfMemory::CAUSE_CAPACITY:
+      refused.cause = OomCause::kCapacity;
+      return refused;
+    case v1::OutOfMemory::CAUSE_FRAGMENTATION:
+      refused.cause = OomCause::kFragmentation;
+      return refused;
+    case v1::OutOfMemory::CAUSE_LARGER_THAN_DEVICE:
+      refused.cause = OomCause::kLargerThanDevice;
+      return refused;
+    default:
+      return absl::InvalidArgumentError("cause: none that a refused lease has");
+  }
 }
 
 }  // namespace vrambroker

@@ -25,16 +25,30 @@ grpc::Status ToGrpc(const absl::Status& status);
 // Answers a unary call.
 grpc::ServerUnaryReactor* Reply(grpc::CallbackServerContext* context, const absl::Status& status);
 
-v1::MemoryStats ToProto(const MemoryStats& stats);
 v1::Device ToProto(const SegmentPool& pool);
 v1::Session ToProto(const SessionInfo& info);
+v1::OutOfMemoryEvent ToProto(const OomEvent& event);
 v1::AllocateResponse ToProto(const Allocation& allocation);
+v1::LeaseSegmentsResponse ToProto(const std::vector<Lease>& leases);
+std::vector<SegmentId> SegmentIds(const std::vector<Lease>& leases);
 
+v1::Limit ToProto(const Limit& limit);
+v1::ExplainPolicyResponse ToProto(const PolicySubject& subject, const PolicyExplanation& explanation);
+
+PolicySubject FromProto(const v1::ExplainPolicyRequest::User& user);
 // nullopt when neither bytes nor fraction is set.
 std::optional<Limit> FromProto(const v1::Limit& limit);
 
+// How far a request may go; `cancel_key` is what it can be cancelled by.
+GrowthOptions GrowthOptionsOf(const v1::AllocateRequest& request, uint64_t cancel_key);
+GrowthOptions GrowthOptionsOf(const v1::LeaseSegmentsRequest& request, uint64_t cancel_key);
+
 // InvalidArgument unless the request names 1 to 1024 blocks.
 absl::StatusOr<std::vector<BlockId>> BlockIds(const v1::FreeRequest& request);
+// InvalidArgument unless the request names 1 to 4096 segments.
+absl::StatusOr<std::vector<SegmentId>> SegmentIds(const v1::ReturnSegmentsRequest& request);
+// InvalidArgument for a cause that no refused lease has.
+absl::StatusOr<RefusedRequest> FromProto(const v1::ExplainRequest& request);
 
 }  // namespace vrambroker
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Threads: the event loop on the main thread (accepting, signals, ended processes, tickets), gRPC's own (handlers,
-// which never block), the workers (driver calls, waiting for clients), CivetWeb's (scrapes).
+// which never block), the workers (driver calls, waiting for clients), one a device that gives idle memory back to the
+// driver, CivetWeb's (scrapes).
 #include "server/daemon.h"
 
 #include <fcntl.h>
@@ -13,6 +14,7 @@
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -21,18 +23,24 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "allocator/bytes.h"
 #include "allocator/cuda_device.h"
 #include "allocator/host_device.h"
 #include "server/admin_service.h"
 #include "server/broker.h"
 #include "server/broker_service.h"
+#include "server/client_log.h"
 #include "server/connections.h"
 #include "server/descriptor_socket.h"
 #include "server/event_loop.h"
+#include "server/http_api.h"
 #include "server/http_server.h"
+#include "server/idle_decay.h"
 #include "server/metrics.h"
+#include "server/rpc_meter.h"
 #include "server/systemd.h"
+#include "server/timeline.h"
 #include "server/unix_socket.h"
 #include "server/version.h"
 #include "server/worker_pool.h"
@@ -48,39 +56,68 @@ constexpr size_t kGrpcMemoryBytes = 1 << 30;  // gRPC slows its connections down
 constexpr int kMaxSyncThreads = 16;
 constexpr int kMaxCallsPerConnection = 256;
 constexpr std::chrono::milliseconds kTick(200);
+constexpr std::chrono::seconds kHealthPeriod(2);
+constexpr std::chrono::seconds kHealthPatience(30);  // with a driver that does not answer, before it is said
+// A dead process is nearly, not strictly, a quiet GPU; see Config::settle_time.
+constexpr absl::Duration kCudaSettleTime = absl::Milliseconds(500);
 
 // The parts of a running daemon. Members are in the order of their construction.
 class Daemon {
  public:
-  Daemon(const Config& config, std::vector<ChosenDevice> devices)
+  Daemon(const Config& config, const ConfigReader& read_again, std::vector<ChosenDevice> devices)
       : config_(config),
-        pools_(MakePools(std::move(devices), &next_segment_)),
-        workers_(std::make_unique<WorkerPool>(kMaxWorkers)),
-        broker_(BrokerOptions{.session_limit = config.session_limit,
+        read_again_(read_again),
+        pools_(MakePools(std::move(devices), config, &next_segment_)),
+        workers_(std::make_unique<WorkerPool>(kMaxWorkers, config.max_questions_per_uid)),
+        broker_(BrokerOptions{.policy = MakePolicy(config),
                               .allocator = config.alloc_conf.options,
                               .record_events = config.record_events,
-                              .max_sessions_per_uid = config.max_sessions_per_uid,
-                              .max_blocks_per_session = config.max_blocks_per_session,
+                              .session_bounds = config.session_bounds,
+                              .max_waiting_per_uid = config.max_waiting_per_uid,
+                              .reclaim_timeout = absl::ToChronoMilliseconds(config.reclaim_timeout),
+                              .set_timer = [this](SteadyTime time) { SetTimer(time); },
                               .watch_process = [this](const UniqueFd& pidfd,
                                                       auto gone) { return WatchProcess(pidfd, std::move(gone)); },
                               .unwatch_process = [this](int watch) { loop_.Unwatch(watch); }},
                 Pointers(pools_), workers_.get()),
-        connections_(&loop_),
+        call_rates_(config.max_calls_per_second_per_uid),
+        snapshots_({.what = "snapshots under way",
+                    .per_uid = config.max_snapshots_per_uid,
+                    .per_uid_bound = "max_snapshots_per_uid",
+                    .in_all = config.max_snapshots,
+                    .in_all_bound = "max_snapshots"}),
+        connections_(&loop_, &call_rates_),
         descriptor_socket_(&loop_, Pointers(pools_)),
-        broker_service_(&broker_, &connections_),
-        admin_service_(&broker_, &connections_),
-        metrics_(&broker_) {}
+        broker_service_(&broker_, &connections_, &rpcs_, 2 * config.max_sessions_per_uid),
+        admin_service_(&broker_, &connections_, &snapshots_,
+                       [this](const ReloadDone& done) { workers_->Submit([this, done] { done(Reload()); }); }),
+        metrics_({.view = [this] { return broker_.View(); },
+                  .rpcs = [this] { return rpcs_.GetFigures(); },
+                  .reload = &reload_state_,
+                  .max_clients = config.max_metrics_clients}),
+        timeline_(pools_.size()),
+        http_api_(&broker_, &timeline_,
+                  {.metrics = [this] { return metrics_.Text(); }, .health = [this] { return Health(); }}) {
+    for (const auto& pool : pools_) {
+      idle_decay_.push_back(std::make_unique<IdleDecay>(pool.get(), absl::ToChronoMilliseconds(config.idle_decay)));
+    }
+  }
 
   absl::Status Start();
   void Run();
 
  private:
-  static std::vector<std::unique_ptr<SegmentPool>> MakePools(std::vector<ChosenDevice> devices,
+  static std::vector<std::unique_ptr<SegmentPool>> MakePools(std::vector<ChosenDevice> devices, const Config& config,
                                                              std::atomic<uint64_t>* next_segment) {
     std::vector<std::unique_ptr<SegmentPool>> pools;
     pools.reserve(devices.size());
     for (ChosenDevice& chosen : devices) {
-      pools.push_back(std::make_unique<SegmentPool>(std::move(chosen.device), chosen.capacity_bytes, next_segment));
+      const bool is_cuda = chosen.device->properties().kind == DeviceKind::kCuda;
+      const absl::Duration settle = config.settle_time.value_or(is_cuda ? kCudaSettleTime : absl::ZeroDuration());
+      const SegmentPoolOptions options{.idle_limit_bytes = config.idle_limit_bytes,
+                                       .settle_time = absl::ToChronoMilliseconds(settle)};
+      pools.push_back(
+          std::make_unique<SegmentPool>(std::move(chosen.device), chosen.capacity_bytes, next_segment, options));
     }
     return pools;
   }
@@ -92,30 +129,55 @@ class Daemon {
   }
 
   absl::StatusOr<int> WatchProcess(const UniqueFd& pidfd, std::function<void()> gone);
+  void SetTimer(SteadyTime time);
+  void OnTimer();
   void OnSignal();
   void OnTick();
+  // Why the daemon cannot serve as it should: a device is lost, or it stops.
+  absl::Status Health() const;
+  // (driver) Asks the devices how they are, and again what they have refused.
+  void UpdateHealth();
+  // Adds what the devices hold now to the timeline.
+  void AddToTimeline();
+  // May block: reads a file, and asks the machine's name services.
+  absl::StatusOr<ReloadReport> Reload() ABSL_LOCKS_EXCLUDED(reload_mu_);
   void StartDraining();
   void Stop();
 
-  const Config& config_;
+  const Config& config_;  // what it was started with
+  const ConfigReader& read_again_;
+  Mutex reload_mu_;  // held while the configuration is read again: the last reader's policy is what was read last
+  // The broker's. The loop owns another descriptor of it, which goes with the loop, while the broker may still set it.
+  const UniqueFd timer_{timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)};
   std::atomic<uint64_t> next_segment_{1};
   const std::vector<std::unique_ptr<SegmentPool>> pools_;
+  std::vector<std::unique_ptr<IdleDecay>> idle_decay_;  // by device
   EventLoop loop_;
   std::unique_ptr<WorkerPool> workers_;
+  RpcMeter rpcs_;
   Broker broker_;
+  CallRates call_rates_;
+  ReloadState reload_state_;
+  UserSlots snapshots_;
   Connections connections_;
   DescriptorSocket descriptor_socket_;
   BrokerService broker_service_;
   AdminService admin_service_;
   const Metrics metrics_;
+  Timeline timeline_;
+  HttpApi http_api_;
   UniqueFd lock_;
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<HttpServer> http_;
   int signals_ = -1;
 
   std::atomic<bool> draining_{false};
-  std::atomic<bool> releasing_idle_{false};
   SteadyTime drain_deadline_;
+  SteadyTime next_health_update_ = std::chrono::steady_clock::now() + kHealthPeriod;
+  std::atomic<bool> asking_health_{false};
+  SteadyTime asked_health_;
+  SteadyTime next_sample_ = std::chrono::steady_clock::now();
+  std::atomic<bool> sampling_{false};
 };
 
 absl::Status Daemon::Start() {
@@ -125,13 +187,17 @@ absl::Status Daemon::Start() {
 
   sigset_t mask;
   sigemptyset(&mask);
-  for (const int signal : {SIGTERM, SIGINT}) sigaddset(&mask, signal);
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP}) sigaddset(&mask, signal);
   UniqueFd signals(signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!signals.valid()) return absl::ErrnoToStatus(errno, "signalfd failed");
   signals_ = signals.get();
   if (absl::Status status = loop_.Watch(std::move(signals), EPOLLIN, [this] { OnSignal(); }); !status.ok()) {
     return status;
   }
+
+  UniqueFd timer(fcntl(timer_.get(), F_DUPFD_CLOEXEC, 0));
+  if (!timer.valid()) return absl::ErrnoToStatus(errno, "timerfd_create failed");
+  if (absl::Status status = loop_.Watch(std::move(timer), EPOLLIN, [this] { OnTimer(); }); !status.ok()) return status;
 
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
@@ -143,6 +209,9 @@ absl::Status Daemon::Start() {
   grpc::ResourceQuota quota("vrambrokerd");
   quota.SetMaxThreads(kMaxSyncThreads).Resize(kGrpcMemoryBytes);
   builder.SetResourceQuota(quota);
+  std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> interceptors;
+  interceptors.push_back(rpcs_.MakeInterceptors());
+  builder.experimental().SetInterceptorCreators(std::move(interceptors));
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) return absl::InternalError("gRPC could not start its server");
   for (const char* service : {"vrambroker.v1.Broker", "vrambroker.v1.Admin"}) {
@@ -150,12 +219,10 @@ absl::Status Daemon::Start() {
   }
 
   if (!config_.http_address.empty()) {
-    absl::StatusOr<std::unique_ptr<HttpServer>> http =
-        HttpServer::Start(config_.http_address,
-                          {.metrics = [this] { return metrics_.Text(); }, .healthy = [this] { return !draining_; }});
+    absl::StatusOr<std::unique_ptr<HttpServer>> http = HttpServer::Start(config_.http_address, http_api_.Pages());
     if (!http.ok()) return http.status();
     http_ = *std::move(http);
-    spdlog::info("http=http://{}/metrics", http_->address());
+    LogLine("http ready").Add("http", absl::StrCat("http://", http_->address(), "/metrics")).Write(spdlog::level::info);
   }
 
   // Last, so that whoever can connect is served.
@@ -170,7 +237,11 @@ absl::Status Daemon::Start() {
       !status.ok()) {
     return status;
   }
-  spdlog::info("vrambrokerd {} ({}) ready socket={}", kVersion, kRevision, path);
+  LogLine("daemon ready")
+      .Add("socket", path)
+      .Add("version", kVersion)
+      .Add("revision", kRevision)
+      .Write(spdlog::level::info);
   NotifySystemd(absl::StrCat("READY=1\nSTATUS=Serving on ", path));
   return absl::OkStatus();
 }
@@ -189,16 +260,51 @@ absl::StatusOr<int> Daemon::WatchProcess(const UniqueFd& pidfd, std::function<vo
   return number;
 }
 
+void Daemon::SetTimer(SteadyTime time) {
+  // The steady clock is CLOCK_MONOTONIC. A time that has passed fires at once; 0 would stop the timer.
+  const auto since = std::max(std::chrono::nanoseconds(1), std::chrono::nanoseconds(time.time_since_epoch()));
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(since);
+  const itimerspec spec = {.it_interval = {},
+                           .it_value = {.tv_sec = seconds.count(), .tv_nsec = (since - seconds).count()}};
+  timerfd_settime(timer_.get(), TFD_TIMER_ABSTIME, &spec, nullptr);
+}
+
+void Daemon::OnTimer() {
+  uint64_t expirations = 0;
+  (void)!read(timer_.get(), &expirations, sizeof expirations);
+  broker_.OnTimer();
+}
+
 void Daemon::OnSignal() {
   signalfd_siginfo info;
   while (read(signals_, &info, sizeof info) == sizeof info) {
-    spdlog::info("signal={} received", strsignal(static_cast<int>(info.ssi_signo)));
-    if (draining_) {
+    LogLine("signal received").Add("signal", strsignal(static_cast<int>(info.ssi_signo))).Write(spdlog::level::info);
+    if (info.ssi_signo == SIGHUP) {
+      workers_->Submit([this] { (void)Reload(); });  // which logs what came of it
+    } else if (draining_) {
       loop_.Stop();  // the second one means: now
     } else {
       StartDraining();
     }
   }
+}
+
+absl::StatusOr<ReloadReport> Daemon::Reload() {
+  MutexLock lock(reload_mu_);
+  const absl::StatusOr<Config> config = read_again_();
+  reload_state_.last_was_successful = config.ok();
+  if (!config.ok()) {
+    LogLine("configuration not reloaded").Add("why", config.status().message()).Write(spdlog::level::warn);
+    return config.status();
+  }
+  broker_.SetPolicy(MakePolicy(*config));
+  reload_state_.last_success = std::time(nullptr);
+  ReloadReport report{.rules = config->rules.size(), .needs_restart = FieldsThatNeedARestart(config_, *config)};
+  LogLine("configuration reloaded")
+      .Add("rules", report.rules)
+      .Add("needs_restart", absl::StrJoin(report.needs_restart, ","))
+      .Write(report.needs_restart.empty() ? spdlog::level::info : spdlog::level::warn);
+  return report;
 }
 
 void Daemon::StartDraining() {
@@ -207,26 +313,86 @@ void Daemon::StartDraining() {
   NotifySystemd("STOPPING=1");
   server_->GetHealthCheckService()->SetServingStatus(false);
   broker_.Drain();
-  spdlog::info("draining sessions={} timeout={}", broker_.session_count(), absl::FormatDuration(config_.drain_timeout));
+  LogLine("draining")
+      .Add("sessions", broker_.session_count())
+      .Add("timeout", absl::FormatDuration(config_.drain_timeout))
+      .Write(spdlog::level::info);
   OnTick();
 }
 
 void Daemon::OnTick() {
   NotifySystemd("WATCHDOG=1");
   descriptor_socket_.Tick();
+  const SteadyTime now = std::chrono::steady_clock::now();
+  if (now >= next_health_update_) {
+    next_health_update_ = now + kHealthPeriod;
+    // A lost GPU can keep its driver from answering: one question at a time, and not on this thread.
+    if (!asking_health_.exchange(true)) {
+      asked_health_ = now;
+      workers_->Submit([this] {
+        UpdateHealth();
+        asking_health_ = false;
+      });
+    } else if (now - asked_health_ > kHealthPatience) {
+      asked_health_ = now;
+      spdlog::error("a device's driver has not answered for {} s; the kernel log may say why", kHealthPatience.count());
+    }
+  }
+  // On a worker: a look at a thousand sessions takes some milliseconds.
+  if (http_ != nullptr && now >= next_sample_ && !sampling_.exchange(true)) {
+    next_sample_ = now + Timeline::kPeriod;
+    workers_->Submit([this] {
+      AddToTimeline();
+      sampling_ = false;
+    });
+  }
   if (draining_ && (broker_.session_count() == 0 || std::chrono::steady_clock::now() >= drain_deadline_)) {
     loop_.Stop();
-    return;
   }
-  const bool any_idle =
-      std::any_of(pools_.begin(), pools_.end(), [](const auto& pool) { return pool->GetFigures().idle_bytes > 0; });
-  // Giving memory back to the driver may be slow: not on this thread, and not twice at a time.
-  if (!any_idle || releasing_idle_.exchange(true)) return;
-  workers_->Submit([this] {
-    const SteadyTime since = std::chrono::steady_clock::now() - absl::ToChronoMilliseconds(config_.idle_decay);
-    for (const auto& pool : pools_) pool->ReleaseIdleSince(since);
-    releasing_idle_ = false;
-  });
+}
+
+absl::Status Daemon::Health() const {
+  if (draining_) return absl::UnavailableError("stopping");
+  for (const auto& pool : pools_) {
+    if (absl::Status health = pool->health(); !health.ok()) {
+      return absl::Status(health.code(), absl::StrCat("device ", pool->properties().ordinal, ": ", health.message()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+void Daemon::AddToTimeline() {
+  const BrokerView view = broker_.View();
+  std::vector<TimelineSample> samples(view.devices.size(), {.time = std::chrono::system_clock::now()});
+  for (size_t i = 0; i < samples.size(); ++i) {
+    const DeviceInfo& info = view.devices[i];
+    samples[i].allocated_bytes = info.stats.allocated_bytes.all.current;
+    samples[i].leased_bytes = info.leased_bytes;
+    samples[i].idle_bytes = info.figures.idle_bytes;
+    samples[i].left_behind_bytes = info.figures.quarantined_bytes;
+    samples[i].refusals = std::accumulate(info.ooms.begin(), info.ooms.end(), uint64_t{0});
+    for (const SessionInfo& session : view.sessions) samples[i].waiting += session.devices[i].waiting.size();
+  }
+  timeline_.Add(samples);
+}
+
+void Daemon::UpdateHealth() {
+  for (const auto& pool : pools_) {
+    const absl::Status before = pool->health();
+    const absl::Status health = pool->UpdateHealth();
+    if (health.ok()) {
+      if (!before.ok())
+        LogLine("device can be used again").Add("device", pool->properties().ordinal).Write(spdlog::level::warn);
+      pool->RetryFrees();
+    } else if (before.ok()) {
+      LogLine("device cannot be used: clients keep what they hold, nobody gets more of it")
+          .Add("device", pool->properties().ordinal)
+          .Add("why", health.message())
+          .Write(spdlog::level::err);
+      NotifySystemd(absl::StrCat("STATUS=Device ", pool->properties().ordinal, " cannot be used: ", health.message()));
+    }
+    if (health.ok() != before.ok() && !draining_) server_->GetHealthCheckService()->SetServingStatus(Health().ok());
+  }
 }
 
 void Daemon::Stop() {
@@ -237,17 +403,46 @@ void Daemon::Stop() {
   }
   broker_.CloseAll("the daemon stops");
   server_->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(500));
+  http_.reset();     // its pages still ask clients, by the workers
   workers_.reset();  // their last answers still need the server
   server_->Wait();
-  http_.reset();
-  spdlog::info("vrambrokerd stopped");
+  LogLine("daemon stopped").Write(spdlog::level::info);
 }
 
-uint64_t DefaultCapacity(Device& device, const Config& config) {
-  if (device.properties().kind == DeviceKind::kHost) return device.properties().total_bytes;
-  const uint64_t free = device.FreeBytes().value_or(device.properties().total_bytes);
-  const uint64_t usable = free - std::min(free, config.headroom_bytes);
-  return usable / kSegmentGranuleBytes * kSegmentGranuleBytes;
+absl::StatusOr<uint64_t> ChooseCapacity(Device& device, const Config& config) {
+  const DeviceProperties& properties = device.properties();
+  const absl::StatusOr<uint64_t> free = device.FreeBytes();
+  if (!free.ok()) return free.status();
+  uint64_t capacity = config.capacity_bytes.value_or(properties.total_bytes);
+  if (!config.capacity_bytes.has_value() && properties.kind == DeviceKind::kCuda) {
+    const uint64_t usable = *free - std::min(*free, config.headroom_bytes);
+    capacity = usable / kSegmentGranuleBytes * kSegmentGranuleBytes;
+    if (capacity == 0) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "nothing is left of device ", properties.ordinal, ": ", FormatBytes(*free), " of its ",
+          FormatBytes(properties.total_bytes), " are free, and headroom is ", FormatBytes(config.headroom_bytes),
+          "; other programs use it (nvidia-smi), or set headroom or capacity"));
+    }
+  }
+  if (capacity > properties.total_bytes || capacity < kSegmentGranuleBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("capacity: ", FormatBytes(capacity), " of device ",
+                                                   properties.ordinal, ", which has ",
+                                                   FormatBytes(properties.total_bytes)));
+  }
+  if (capacity > *free) {
+    spdlog::warn("device={} capacity {} is more than the {} that are free now: other programs use the device",
+                 properties.ordinal, FormatBytes(capacity), FormatBytes(*free));
+  }
+  return capacity;
+}
+
+// Before a client finds out: a device whose memory cannot be shared is of no use here.
+absl::Status CheckCanShare(Device& device) {
+  const absl::StatusOr<DeviceSegment> segment = device.AllocateSegment(kSegmentGranuleBytes);
+  if (!segment.ok()) return segment.status();
+  const absl::Status exported = device.ExportSegment(*segment).status();
+  const absl::Status freed = device.FreeSegment(*segment);
+  return exported.ok() ? freed : exported;
 }
 
 }  // namespace
@@ -259,6 +454,7 @@ absl::StatusOr<std::vector<ChosenDevice>> ChooseDevices(const Config& config) {
     absl::StatusOr<std::vector<std::unique_ptr<Device>>> cuda = MakeCudaDevices();
     if (cuda.ok()) {
       devices = *std::move(cuda);
+      LogLine("cuda found").Add("cuda", CudaVersions()).Write(spdlog::level::info);
       if (config.device == DeviceChoice::kAuto) why = "auto: a GPU is usable";
     } else if (config.device == DeviceChoice::kCuda) {
       return absl::Status(cuda.status().code(),
@@ -268,28 +464,44 @@ absl::StatusOr<std::vector<ChosenDevice>> ChooseDevices(const Config& config) {
     }
   }
   if (devices.empty()) {
+    if (config.host_driver_latency > absl::ZeroDuration()) {
+      spdlog::warn("simulated driver latency {} on every segment allocated and freed: for benchmarks only",
+                   absl::FormatDuration(config.host_driver_latency));
+    }
     for (int ordinal = 0; ordinal < config.host_devices; ++ordinal) {
-      devices.push_back(MakeHostDevice(ordinal, config.capacity_bytes.value_or(DefaultHostBytes())));
+      devices.push_back(MakeHostDevice(ordinal, config.capacity_bytes.value_or(DefaultHostBytes()),
+                                       absl::ToChronoNanoseconds(config.host_driver_latency)));
     }
   }
   std::vector<ChosenDevice> chosen;
   for (std::unique_ptr<Device>& device : devices) {
     const DeviceProperties& properties = device->properties();
-    const uint64_t capacity = config.capacity_bytes.value_or(DefaultCapacity(*device, config));
-    if (capacity > properties.total_bytes || capacity < kSegmentGranuleBytes) {
-      return absl::InvalidArgumentError(absl::StrCat("capacity: ", FormatBytes(capacity), " of device ",
-                                                     properties.ordinal, ", which has ",
-                                                     FormatBytes(properties.total_bytes)));
+    const bool is_cuda = properties.kind == DeviceKind::kCuda;
+    if (absl::Status status = is_cuda ? CheckComputeMode(properties.ordinal) : absl::OkStatus(); !status.ok()) {
+      return status;
     }
-    spdlog::info("device={} kind={} name=\"{}\" uuid={} total={} capacity={} ({})", properties.ordinal,
-                 DeviceKindName(properties.kind), properties.name, properties.uuid, FormatBytes(properties.total_bytes),
-                 FormatBytes(capacity), why);
-    chosen.push_back({.device = std::move(device), .capacity_bytes = capacity});
+    if (absl::Status status = CheckCanShare(*device); !status.ok()) {
+      return absl::Status(status.code(), absl::StrCat("device ", properties.ordinal, " (", properties.name,
+                                                      ") cannot be shared: ", status.message()));
+    }
+    const absl::StatusOr<uint64_t> capacity = ChooseCapacity(*device, config);
+    if (!capacity.ok()) return capacity.status();
+    LogLine("device ready")
+        .Add("device", properties.ordinal)
+        .Add("kind", DeviceKindName(properties.kind))
+        .Add("name", properties.name)
+        .Add("uuid", properties.uuid)
+        .Add("total", properties.total_bytes)
+        .Add("capacity", *capacity)
+        .Add("why", why)
+        .Write(spdlog::level::info);
+    chosen.push_back({.device = std::move(device), .capacity_bytes = *capacity});
   }
   return chosen;
 }
 
-absl::Status RunDaemon(const Config& config) {
+absl::Status RunDaemon(const Config& config, const ConfigReader& read_again) {
+  LimitLibraryLogs();
   // Every segment of host memory, every connection and every watched process is a descriptor.
   rlimit files = {};
   if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
@@ -298,7 +510,7 @@ absl::Status RunDaemon(const Config& config) {
   }
   absl::StatusOr<std::vector<ChosenDevice>> devices = ChooseDevices(config);
   if (!devices.ok()) return devices.status();
-  Daemon daemon(config, *std::move(devices));
+  Daemon daemon(config, read_again, *std::move(devices));
   if (absl::Status status = daemon.Start(); !status.ok()) return status;
   daemon.Run();
   return absl::OkStatus();

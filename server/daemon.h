@@ -4,6 +4,7 @@
 #ifndef VRAMBROKER_SERVER_DAEMON_H_
 #define VRAMBROKER_SERVER_DAEMON_H_
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -23,8 +24,12 @@ struct ChosenDevice {
 // The devices that the configuration asks for. Logs which were chosen and why.
 absl::StatusOr<std::vector<ChosenDevice>> ChooseDevices(const Config& config);
 
-// Serves until SIGTERM or SIGINT. REQUIRES: these signals are blocked in every thread of the process.
-absl::Status RunDaemon(const Config& config);
+// Reads and checks the configuration again; may block.
+using ConfigReader = std::function<absl::StatusOr<Config>()>;
+
+// Serves until SIGTERM or SIGINT. SIGHUP and Admin.ReloadConfig apply what `read_again` gives to sessions that are
+// opened from then on. REQUIRES: these signals are blocked in every thread of the process.
+absl::Status RunDaemon(const Config& config, const ConfigReader& read_again);
 
 }  // namespace vrambroker
 

@@ -16,11 +16,13 @@ namespace vrambroker {
 namespace {
 
 constexpr std::chrono::seconds kSilenceAllowed(10);
-constexpr size_t kMaxConnectionsPerUid = 1024;
+// Every client keeps one for its next ticket, and several threads of it may need one each.
+constexpr size_t kMaxConnectionsPerUid = 2048;
 
 // One packet: `code`, `text`, and the descriptor if it is valid.
-void Send(int socket, char code, absl::string_view text, int descriptor) {
-  std::string payload = absl::StrCat(absl::string_view(&code, 1), text);
+void Send(int socket, const absl::Status& status, int descriptor) {
+  const char code = static_cast<char>(status.code());
+  std::string payload = absl::StrCat(absl::string_view(&code, 1), status.message());
   iovec data = {.iov_base = payload.data(), .iov_len = payload.size()};
   msghdr message = {.msg_iov = &data, .msg_iovlen = 1};
   alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control = {};
@@ -55,7 +57,8 @@ void DescriptorSocket::AcceptAll() {
     size_t open = 0;
     for (const auto& [other, connection] : connections_) open += connection.caller.uid == caller->uid ? 1 : 0;
     if (open >= kMaxConnectionsPerUid) {
-      Send(fd.get(), 1, "too many connections of this user to the descriptor socket; close some", -1);
+      Send(fd.get(),
+           absl::ResourceExhaustedError("too many connections of this user to the descriptor socket; close some"), -1);
       continue;
     }
     const int number = fd.get();
@@ -75,7 +78,7 @@ void DescriptorSocket::Answer(int fd) {
   }
   connection.last_used = std::chrono::steady_clock::now();
   if (size != sizeof(Ticket)) {
-    Send(fd, 1, absl::StrCat("expected a ticket of ", sizeof(Ticket), " bytes"), -1);
+    Send(fd, absl::InvalidArgumentError(absl::StrCat("expected a ticket of ", sizeof(Ticket), " bytes")), -1);
     return;
   }
   Ticket ticket;
@@ -85,11 +88,7 @@ void DescriptorSocket::Answer(int fd) {
     descriptor = pool->RedeemTicket(ticket, connection.caller.pid, connection.caller.uid);
     if (!absl::IsNotFound(descriptor.status())) break;
   }
-  if (descriptor.ok()) {
-    Send(fd, 0, "", descriptor->get());
-  } else {
-    Send(fd, 1, descriptor.status().message(), -1);
-  }
+  Send(fd, descriptor.status(), descriptor.ok() ? descriptor->get() : -1);
 }
 
 void DescriptorSocket::Drop(int fd) {

@@ -1,15 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/http_server.h"
 
-#include <CivetServer.h>
 #include <arpa/inet.h>
+#include <civetweb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <algorithm>
+#include <array>
+#include <atomic>
 #include <cerrno>
+#include <chrono>
+#include <new>
 #include <utility>
-#include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "allocator/device.h"
@@ -17,33 +22,45 @@
 namespace vrambroker {
 namespace {
 
-constexpr char kTextPlain[] = "text/plain; charset=utf-8";
+// Silent connections must not keep Prometheus out: a short timeout, and threads enough for what a browser opens in
+// advance. Costly pages have a few of them only.
+constexpr const char* kThreads = "16";
+constexpr int kCostlyAtATime = 6;
+constexpr const char* kTimeoutMs = "5000";  // for a request to arrive, and for a client to read a piece of the answer
+constexpr std::chrono::seconds kSendTimeout(5);  // for the whole answer
+constexpr size_t kPiece = 16 << 10;
+constexpr size_t kWorthCompressing = 1024;
 
-void Answer(mg_connection* connection, int code, const char* reason, const char* type, const std::string& body) {
-  mg_printf(connection, "HTTP/1.1 %d %s\r\nContent-Type: %s\r\nContent-Length: %zu\r\nCache-Control: no-store\r\n\r\n",
-            code, reason, type, body.size());
-  mg_write(connection, body.data(), body.size());
-}
+// On every answer: nothing is to be kept, guessed at, framed or loaded from elsewhere.
+constexpr char kHeaders[] =
+    "Cache-Control: no-store\r\n"
+    "X-Content-Type-Options: nosniff\r\n"
+    "Referrer-Policy: no-referrer\r\n"
+    "Cross-Origin-Resource-Policy: same-origin\r\n"
+    "Content-Security-Policy: default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'\r\n"
+    "Connection: close\r\n";
 
-// A page for exactly one path; CivetWeb would also send it everything below.
-class Page : public CivetHandler {
- public:
-  using Render = std::function<void(mg_connection*)>;
-  Page(std::string path, Render render) : path_(std::move(path)), render_(std::move(render)) {}
-
-  bool handleGet(CivetServer* /*server*/, mg_connection* connection) override {
-    if (path_ != mg_get_request_info(connection)->local_uri) {
-      Answer(connection, 404, "Not Found", kTextPlain, "not found; try /metrics or /healthz\n");
-    } else {
-      render_(connection);
-    }
-    return true;
+const char* Reason(int code) {
+  switch (code) {
+    case 200:
+      return "OK";
+    case 400:
+      return "Bad Request";
+    case 403:
+      return "Forbidden";
+    case 404:
+      return "Not Found";
+    case 405:
+      return "Method Not Allowed";
+    case 503:
+      return "Service Unavailable";
+    case 504:
+      return "Gateway Timeout";
+    default:
+      return "Internal Server Error";
   }
-
- private:
-  const std::string path_;
-  const Render render_;
-};
+}
 
 // CivetWeb says only that it failed to start; the kernel says why.
 absl::Status TryBind(const HttpAddress& where) {
@@ -62,43 +79,112 @@ absl::Status TryBind(const HttpAddress& where) {
   return absl::OkStatus();
 }
 
+std::optional<std::string> Header(const mg_connection* connection, const char* name) {
+  const char* value = mg_get_header(connection, name);
+  if (value == nullptr) return std::nullopt;
+  return value;
+}
+
+// Sends all of it, unless the client takes longer than it may: some time, and a second for each MiB.
+void Send(mg_connection* connection, const std::string& bytes) {
+  const auto deadline = std::chrono::steady_clock::now() + kSendTimeout + std::chrono::seconds(bytes.size() >> 20);
+  for (size_t sent = 0; sent < bytes.size() && std::chrono::steady_clock::now() < deadline; sent += kPiece) {
+    if (mg_write(connection, bytes.data() + sent, std::min(kPiece, bytes.size() - sent)) <= 0) return;
+  }
+}
+
 class CivetHttpServer : public HttpServer {
  public:
-  CivetHttpServer(const std::string& host, const std::string& listening_port, HttpPages pages)
-      : pages_(std::move(pages)),
-        metrics_page_("/metrics",
-                      [this](mg_connection* connection) {
-                        Answer(connection, 200, "OK", "text/plain; version=0.0.4; charset=utf-8", pages_.metrics());
-                      }),
-        health_page_("/healthz",
-                     [this](mg_connection* connection) {
-                       const bool healthy = pages_.healthy();
-                       Answer(connection, healthy ? 200 : 503, healthy ? "OK" : "Service Unavailable", kTextPlain,
-                              healthy ? "ok\n" : "stopping\n");
-                     }),
-        other_page_("/",
-                    [](mg_connection* connection) {
-                      Answer(connection, 200, "OK", kTextPlain, "vrambroker: /metrics, /healthz\n");
-                    }),
-        // A few threads and a short timeout: silent connections must not keep Prometheus out.
-        server_(std::vector<std::string>{"listening_ports", listening_port, "num_threads", "8", "request_timeout_ms",
-                                         "5000", "enable_directory_listing", "no"}) {
-    server_.addHandler("/metrics", metrics_page_);
-    server_.addHandler("/healthz", health_page_);
-    server_.addHandler("/", other_page_);
-    const std::vector<int> ports = server_.getListeningPorts();
-    address_ = absl::StrCat(host, ":", ports.empty() ? 0 : ports.front());
+  CivetHttpServer(std::string host, HttpRouter router) : host_(std::move(host)), router_(std::move(router)) {}
+  ~CivetHttpServer() override {
+    if (context_ != nullptr) mg_stop(context_);
+  }
+
+  bool Start(const std::string& listening_port) {
+    // No files are served, and no other site may read anything: CivetWeb would allow it to all by itself.
+    const std::array<const char*, 15> options = {"listening_ports",
+                                                 listening_port.c_str(),
+                                                 "num_threads",
+                                                 kThreads,
+                                                 "request_timeout_ms",
+                                                 kTimeoutMs,
+                                                 "enable_directory_listing",
+                                                 "no",
+                                                 "access_control_allow_origin",
+                                                 "",
+                                                 "access_control_allow_methods",
+                                                 "",
+                                                 "access_control_allow_headers",
+                                                 "",
+                                                 nullptr};
+    mg_callbacks callbacks = {};
+    callbacks.begin_request = [](mg_connection* connection) {
+      return static_cast<CivetHttpServer*>(mg_get_request_info(connection)->user_data)->Serve(connection);
+    };
+    context_ = mg_start(&callbacks, this, const_cast<const char**>(options.data()));
+    if (context_ == nullptr) return false;
+    mg_server_port port = {};
+    mg_get_server_ports(context_, 1, &port);
+    address_ = absl::StrCat(host_, ":", port.port);
+    return true;
   }
 
   std::string address() const override { return address_; }
 
  private:
-  const HttpPages pages_;
-  Page metrics_page_;
-  Page health_page_;
-  Page other_page_;
+  // Returns the code, which tells CivetWeb that the request has its answer.
+  int Serve(mg_connection* connection) {
+    // Else CivetWeb reads the rest of a request that has its answer, however long its client takes to send it.
+    mg_disable_connection_keep_alive(connection);
+    const mg_request_info& info = *mg_get_request_info(connection);
+    const HttpRequest request{.method = info.request_method,
+                              .path = info.local_uri,
+                              .query = info.query_string == nullptr ? "" : info.query_string,
+                              .host = Header(connection, "Host"),
+                              .accept_encoding = Header(connection, "Accept-Encoding")};
+    const HttpRouter::Match match = router_.Find(request);
+    if (match.page == nullptr) return Answer(connection, request, match.refusal, /*compress=*/false);
+    const bool too_many = match.page->costly && costly_.fetch_add(1) >= kCostlyAtATime;
+    const absl::Cleanup done = [&] {
+      if (match.page->costly) --costly_;
+    };
+    if (too_many) return Busy(connection, request);
+    try {
+      return Answer(connection, request, match.page->answer(match.parameters), match.page->compress);
+    } catch (const std::bad_alloc&) {  // CivetWeb would end the daemon
+      return Busy(connection, request);
+    }
+  }
+
+  static int Busy(mg_connection* connection, const HttpRequest& request) {
+    return Answer(connection, request, HttpText(503, "too many requests at a time; ask again\n"), /*compress=*/false);
+  }
+
+  static int Answer(mg_connection* connection, const HttpRequest& request, const HttpResponse& response,
+                    bool compress) {
+    std::string zipped;
+    if (compress && response.body.size() >= kWorthCompressing && request.accept_encoding.has_value() &&
+        AcceptsGzip(*request.accept_encoding)) {
+      zipped = Gzip(response.body);
+    }
+    const std::string& body = zipped.empty() ? response.body : zipped;
+    std::string answer = absl::StrCat("HTTP/1.1 ", response.code, " ", Reason(response.code),
+                                      "\r\nContent-Type: ", response.content_type, "\r\nContent-Length: ", body.size(),
+                                      "\r\n", kHeaders);
+    if (compress) absl::StrAppend(&answer, "Vary: Accept-Encoding\r\n");
+    if (!zipped.empty()) absl::StrAppend(&answer, "Content-Encoding: gzip\r\n");
+    for (const auto& [name, value] : response.headers) absl::StrAppend(&answer, name, ": ", value, "\r\n");
+    absl::StrAppend(&answer, "\r\n");
+    if (request.method != "HEAD") absl::StrAppend(&answer, body);
+    Send(connection, answer);
+    return response.code;
+  }
+
+  const std::string host_;
+  const HttpRouter router_;
+  std::atomic<int> costly_{0};  // under way
   std::string address_;
-  CivetServer server_;  // last: stops before the pages go
+  mg_context* context_ = nullptr;
 };
 
 }  // namespace
@@ -115,15 +201,15 @@ absl::StatusOr<HttpAddress> ParseHttpAddress(const std::string& text) {
   return address;
 }
 
-absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string& address, HttpPages pages) {
+absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string& address, std::vector<HttpPage> pages) {
   const absl::StatusOr<HttpAddress> where = ParseHttpAddress(address);
   if (!where.ok()) return where.status();
   if (absl::Status status = TryBind(*where); !status.ok()) return status;
-  try {
-    return std::make_unique<CivetHttpServer>(where->host, address, std::move(pages));
-  } catch (const CivetException& error) {
-    return absl::UnavailableError(absl::StrCat("http_address ", address, ": ", error.what()));
+  auto server = std::make_unique<CivetHttpServer>(where->host, HttpRouter(std::move(pages), IsLocalHost(where->host)));
+  if (!server->Start(address)) {
+    return absl::UnavailableError(absl::StrCat("http_address ", address, ": CivetWeb could not start its server"));
   }
+  return server;
 }
 
 }  // namespace vrambroker

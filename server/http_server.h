@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// HttpServer: /metrics and /healthz over plain HTTP (CivetWeb), read-only.
+// HttpServer: the pages of an HttpRouter over plain HTTP (CivetWeb): sockets, threads, headers. Read-only.
 #ifndef VRAMBROKER_SERVER_HTTP_SERVER_H_
 #define VRAMBROKER_SERVER_HTTP_SERVER_H_
 
-#include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
+#include "server/http_router.h"
 
 namespace vrambroker {
 
@@ -20,16 +21,12 @@ struct HttpAddress {
 // Reads HOST:PORT. InvalidArgument says what is wrong and how to write it.
 absl::StatusOr<HttpAddress> ParseHttpAddress(const std::string& text);
 
-struct HttpPages {
-  std::function<std::string()> metrics;  // text exposition format 0.0.4
-  std::function<bool()> healthy;         // /healthz: 200 or 503
-};
-
-// Serves until it is destroyed. Pages are called from its own threads.
+// Serves until it is destroyed. Pages are called from its own threads, several at a time.
 class HttpServer {
  public:
-  // `address` is HOST:PORT, IPv4; port 0 takes any free one. Errors name the address and why it cannot be used.
-  static absl::StatusOr<std::unique_ptr<HttpServer>> Start(const std::string& address, HttpPages pages);
+  // `address` is HOST:PORT, IPv4; port 0 takes any free one. On a loopback address, only requests to such a host are
+  // answered (HttpRouter). Errors name the address and why it cannot be used.
+  static absl::StatusOr<std::unique_ptr<HttpServer>> Start(const std::string& address, std::vector<HttpPage> pages);
   virtual ~HttpServer() = default;
 
   // The address in use, "127.0.0.1:9477".

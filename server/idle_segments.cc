@@ -6,18 +6,29 @@
 
 namespace vrambroker {
 
+std::optional<SteadyTime> IdleSegments::oldest() const {
+  if (by_age_.empty()) return std::nullopt;
+  return by_age_.begin()->second.since;
+}
+
+FreeSizes IdleSegments::GetSizes() const {
+  FreeSizes sizes;
+  for (const auto& [domain, bytes, sequence] : by_fit_) sizes.Add(bytes);
+  return sizes;
+}
+
 void IdleSegments::Add(const Entry& entry) {
   const Sequence sequence = next_++;
   bytes_ += entry.segment.bytes;
-  by_fit_.insert({entry.tenant, entry.segment.bytes, sequence});
+  by_fit_.insert({entry.domain, entry.segment.bytes, sequence});
   by_age_.insert({sequence, entry});
 }
 
-std::optional<IdleSegments::Entry> IdleSegments::Take(uid_t tenant, uint64_t bytes) {
-  auto it = by_fit_.upper_bound({tenant, bytes, std::numeric_limits<Sequence>::max()});
+std::optional<IdleSegments::Entry> IdleSegments::Take(const std::string& domain, uint64_t bytes) {
+  auto it = by_fit_.upper_bound({domain, bytes, std::numeric_limits<Sequence>::max()});
   if (it == by_fit_.begin()) return std::nullopt;
-  const auto& [found_tenant, found_bytes, sequence] = *std::prev(it);
-  if (found_tenant != tenant || found_bytes != bytes) return std::nullopt;
+  const auto& [found_domain, found_bytes, sequence] = *std::prev(it);
+  if (found_domain != domain || found_bytes != bytes) return std::nullopt;
   return Remove(sequence);
 }
 
@@ -30,17 +41,18 @@ std::vector<IdleSegments::Entry> IdleSegments::TakeOldest(uint64_t bytes) {
   return taken;
 }
 
-std::vector<IdleSegments::Entry> IdleSegments::TakeIdleSince(SteadyTime time) {
-  std::vector<Entry> taken;
-  while (!by_age_.empty() && by_age_.begin()->second.since <= time) taken.push_back(Remove(by_age_.begin()->first));
-  return taken;
+std::vector<std::pair<uint64_t, uint64_t>> IdleSegments::NumbersAndBytes() const {
+  std::vector<std::pair<uint64_t, uint64_t>> all;
+  all.reserve(by_age_.size());
+  for (const auto& [sequence, entry] : by_age_) all.emplace_back(sequence, entry.segment.bytes);
+  return all;
 }
 
 IdleSegments::Entry IdleSegments::Remove(Sequence sequence) {
   const auto it = by_age_.find(sequence);
-  const Entry entry = it->second;
+  Entry entry = std::move(it->second);
   by_age_.erase(it);
-  by_fit_.erase({entry.tenant, entry.segment.bytes, sequence});
+  by_fit_.erase({entry.domain, entry.segment.bytes, sequence});
   bytes_ -= entry.segment.bytes;
   return entry;
 }

@@ -4,17 +4,18 @@
 #ifndef VRAMBROKER_SERVER_IDLE_SEGMENTS_H_
 #define VRAMBROKER_SERVER_IDLE_SEGMENTS_H_
 
-#include <sys/types.h>
-
 #include <chrono>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/container/btree_map.h"
 #include "absl/container/btree_set.h"
 #include "allocator/device.h"
+#include "allocator/free_sizes.h"
 
 namespace vrambroker {
 
@@ -25,22 +26,27 @@ class IdleSegments {
   struct Entry {
     DeviceSegment segment;
     std::optional<CudaIpcHandle> cuda_ipc;
-    uid_t tenant = 0;  // who held it last; nobody else may get it
+    std::string domain;  // whose it was; nobody else ever gets it: see server/README.md
     SteadyTime since;
   };
 
   uint64_t bytes() const { return bytes_; }
+  // Since when the oldest segment has been idle; nullopt when there is none.
+  std::optional<SteadyTime> oldest() const;
+
+  // Of all segments. Walks over them.
+  FreeSizes GetSizes() const;
 
   void Add(const Entry& entry);
 
-  // The youngest segment of exactly `bytes` that `tenant` held last; its pages are the likeliest to be warm.
-  std::optional<Entry> Take(uid_t tenant, uint64_t bytes);
+  // The youngest segment of exactly `bytes` that was of `domain` last; its pages are the likeliest to be warm.
+  std::optional<Entry> Take(const std::string& domain, uint64_t bytes);
 
   // The oldest segments, until they come to `bytes` or none is left.
   std::vector<Entry> TakeOldest(uint64_t bytes);
 
-  // All segments that have been idle since `time` or longer.
-  std::vector<Entry> TakeIdleSince(SteadyTime time);
+  // The sizes of all, the oldest first, each with a number that stays its own while it is here.
+  std::vector<std::pair<uint64_t, uint64_t>> NumbersAndBytes() const;
 
  private:
   using Sequence = uint64_t;  // order of Add
@@ -50,7 +56,7 @@ class IdleSegments {
   Sequence next_ = 0;
   uint64_t bytes_ = 0;
   absl::btree_map<Sequence, Entry> by_age_;
-  absl::btree_set<std::tuple<uid_t, uint64_t, Sequence>> by_fit_;  // tenant, size, age
+  absl::btree_set<std::tuple<std::string, uint64_t, Sequence>> by_fit_;  // domain, size, age
 };
 
 }  // namespace vrambroker

@@ -21,6 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/config.h"
 #include "server/daemon.h"
+#include "server/log_line.h"
 #include "server/version.h"
 
 ABSL_FLAG(std::string, config, "", "Configuration file: vrambroker.config.v1.DaemonConfig in protobuf text format.");
@@ -31,16 +32,26 @@ ABSL_FLAG(std::string, capacity, "",
           "Memory of each device that the daemon may own, as 512MiB, 8GiB or plain bytes. Default: host: "
           "half of the "
           "machine's memory; cuda: what is free at the start, less the headroom.");
-ABSL_FLAG(std::string, http_address, "",
-          "HOST:PORT of /metrics and /healthz; port 0: any free one; off: none. Default: 127.0.0.1:9477.");
+ABSL_FLAG(
+    std::string, http_address, "",
+    "IPv4 address and port of the metrics and the web page; port 0: any free one; off: none. Default: 127.0.0.1:9477.");
 ABSL_FLAG(
     std::string, alloc_conf, "",
     "Settings of the sessions' allocators in PyTorch's syntax, as max_split_size_mb:128; a client with settings of "
     "its own replaces them. Default: none.");
+ABSL_FLAG(
+    std::string, idle_limit, "",
+    "The most memory of each device that is kept for reuse while nobody holds it, as 2GiB or plain bytes. Default: "
+    "no bound.");
+ABSL_FLAG(
+    std::string, host_driver_latency, "",
+    "For benchmarks only: host devices take this much longer to allocate and free a segment, as 2ms. Default: 0.");
+ABSL_FLAG(std::string, log_format, "", "text (default) or json, one object a line.");
 ABSL_FLAG(std::string, log_level, "", "debug, info (default), warn or error.");
 
 namespace {
 
+// The flags never change, so that this reads the configuration again while the daemon runs, too.
 absl::StatusOr<vrambroker::Config> LoadConfig() {
   vrambroker::ConfigText text;
   if (const std::string path = absl::GetFlag(FLAGS_config); !path.empty()) {
@@ -60,6 +71,9 @@ absl::StatusOr<vrambroker::Config> LoadConfig() {
   override_with(FLAGS_capacity, "capacity", text.proto.mutable_capacity());
   override_with(FLAGS_http_address, "http_address", text.proto.mutable_http_address());
   override_with(FLAGS_alloc_conf, "alloc_conf", text.proto.mutable_alloc_conf());
+  override_with(FLAGS_idle_limit, "idle_limit", text.proto.mutable_idle_limit());
+  override_with(FLAGS_host_driver_latency, "host_driver_latency", text.proto.mutable_host_driver_latency());
+  override_with(FLAGS_log_format, "log_format", text.proto.mutable_log_format());
   override_with(FLAGS_log_level, "log_level", text.proto.mutable_log_level());
   return vrambroker::CheckConfig(text);
 }
@@ -90,7 +104,7 @@ int main(int argc, char** argv) {
   // Before any thread exists: every thread inherits the mask, and the event loop reads the signals.
   sigset_t mask;
   sigemptyset(&mask);
-  for (const int signal : {SIGTERM, SIGINT}) sigaddset(&mask, signal);
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP}) sigaddset(&mask, signal);
   pthread_sigmask(SIG_BLOCK, &mask, nullptr);
   ::signal(SIGPIPE, SIG_IGN);
 
@@ -125,11 +139,18 @@ int main(int argc, char** argv) {
 
   spdlog::set_default_logger(spdlog::stderr_color_mt("vrambrokerd"));
   // Under systemd the journal adds time and level itself.
-  spdlog::set_pattern(std::getenv("JOURNAL_STREAM") != nullptr ? "%l %v" : "%Y-%m-%dT%H:%M:%S.%e %^%l%$ %v");
+  vrambroker::SetLogFormat(config->log_format == "json" ? vrambroker::LogFormat::kJson : vrambroker::LogFormat::kText,
+                           /*times=*/std::getenv("JOURNAL_STREAM") == nullptr);
   spdlog::set_level(spdlog::level::from_str(config->log_level));
 
   for (const std::string& warning : config->alloc_conf.warnings) spdlog::warn("alloc_conf: {}", warning);
-  if (absl::Status status = vrambroker::RunDaemon(*config); !status.ok()) {
+  const auto reload = [] {
+    return absl::GetFlag(FLAGS_config).empty()
+               ? absl::FailedPreconditionError(
+                     "the daemon was started without --config: there is no file to read again")
+               : LoadConfig();
+  };
+  if (absl::Status status = vrambroker::RunDaemon(*config, reload); !status.ok()) {
     spdlog::error("{}", std::string(status.message()));
     return 1;
   }

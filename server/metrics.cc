@@ -1,147 +1,161 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Metrics of the daemon itself; those of devices and clients: metrics_device.cc, metrics_client.cc.
 #include "server/metrics.h"
 
-#include <prometheus/text_serializer.h>
+#include <dirent.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
-#include <algorithm>
-#include <initializer_list>
+#include <array>
+#include <chrono>
+#include <exception>
+#include <fstream>
+#include <memory>
 #include <sstream>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "server/version.h"
 
 namespace vrambroker {
 namespace {
 
-using prometheus::ClientMetric;
-using prometheus::MetricFamily;
-using prometheus::MetricType;
+constexpr MetricType kGauge = MetricType::kGauge;
+constexpr MetricType kCounter = MetricType::kCounter;
 
-MetricFamily Family(const char* name, const char* help, MetricType type) {
-  MetricFamily family;
-  family.name = absl::StrCat("vrambroker_", name);
-  family.help = help;
-  family.type = type;
-  return family;
+void WriteSessionMetrics(const BrokerView& view, MetricsText& out) {
+  std::array<uint64_t, 3> by_state{};
+  for (const SessionInfo& session : view.sessions) {
+    ++by_state[std::min(static_cast<size_t>(session.state), by_state.size() - 1)];  // one just being closed has ended
+  }
+  out.Family("vrambroker_sessions", "Sessions, by state.", kGauge);
+  for (size_t state = 0; state < by_state.size(); ++state) {
+    out.Sample(MetricLabels({{"state", SessionStateName(static_cast<SessionState>(state))}}), by_state[state]);
+  }
+  out.Single("vrambroker_sessions_opened_total", "Sessions opened.", kCounter, view.counts.opened);
+  out.Single("vrambroker_sessions_refused_total", "Sessions that the daemon refused to open.", kCounter,
+             view.counts.refused);
+  out.Family("vrambroker_sessions_closed_total", "Sessions closed, by reason.", kCounter);
+  for (const CloseReason reason : kCloseReasons) {
+    out.Sample(MetricLabels({{"reason", CloseReasonName(reason)}}), view.counts.closed[static_cast<size_t>(reason)]);
+  }
 }
 
-void Add(MetricFamily& family, const std::vector<std::pair<const char*, std::string>>& labels, double value) {
-  ClientMetric metric;
-  for (const auto& [name, text] : labels) {
-    ClientMetric::Label label;
-    label.name = name;
-    label.value = text;
-    metric.label.push_back(std::move(label));
-  }
-  if (family.type == MetricType::Counter) {
-    metric.counter.value = value;
-  } else {
-    metric.gauge.value = value;
-  }
-  family.metric.push_back(std::move(metric));
-}
-
-double Number(uint64_t value) {
-  return static_cast<double>(value);
-}
-
-// The figures that devices and clients share, for one row of labels.
-struct HeapFamilies {
-  MetricFamily reserved, allocated, active, requested, inactive_split, fragmentation;
-
-  HeapFamilies(const std::string& level, const char* whose)
-      : reserved(Family((level + "_reserved_bytes").c_str(),
-                        level == "device" ? "Memory held from the driver in segments, leased or idle."
-                                          : "Memory of the segments charged to the client.",
-                        MetricType::Gauge)),
-        allocated(Family((level + "_allocated_bytes").c_str(),
-                         absl::StrCat("Memory in blocks handed out ", whose).c_str(), MetricType::Gauge)),
-        active(Family((level + "_active_bytes").c_str(),
-                      absl::StrCat("Memory in blocks in use or waiting for a stream event ", whose).c_str(),
-                      MetricType::Gauge)),
-        requested(Family((level + "_requested_bytes").c_str(),
-                         absl::StrCat("Memory asked for, before rounding, ", whose).c_str(), MetricType::Gauge)),
-        inactive_split(Family((level + "_inactive_split_bytes").c_str(),
-                              absl::StrCat("Free memory in split segments that cannot be given back ", whose).c_str(),
-                              MetricType::Gauge)),
-        fragmentation(Family((level + "_fragmentation_ratio").c_str(),
-                             "1 - allocated / reserved, between 0 and 1; 0 when nothing is reserved.",
-                             MetricType::Gauge)) {}
-
-  void Fill(const std::vector<std::pair<const char*, std::string>>& labels, uint64_t reserved_bytes,
-            const MemoryStats& stats) {
-    Add(reserved, labels, Number(reserved_bytes));
-    Add(allocated, labels, Number(stats.allocated_bytes.all.current));
-    Add(active, labels, Number(stats.active_bytes.all.current));
-    Add(requested, labels, Number(stats.requested_bytes.all.current));
-    Add(inactive_split, labels, Number(stats.inactive_split_bytes.all.current));
-    Add(fragmentation, labels, FragmentationRatio(stats.allocated_bytes.all.current, reserved_bytes));
-  }
-
-  void MoveTo(std::vector<MetricFamily>& out) {
-    for (MetricFamily* family : {&reserved, &allocated, &active, &requested, &inactive_split, &fragmentation}) {
-      out.push_back(std::move(*family));
+void WriteRpcMetrics(const std::vector<RpcFigures>& rpcs, MetricsText& out) {
+  out.Family("vrambroker_rpc_requests_total", "Calls finished, by method and status code.", kCounter);
+  for (const RpcFigures& rpc : rpcs) {
+    for (size_t code = 0; code < kStatusCodes; ++code) {
+      if (code > 0 && rpc.done[code] == 0) continue;
+      const std::string name = absl::StatusCodeToString(static_cast<absl::StatusCode>(code));
+      out.Sample(MetricLabels({{"method", rpc.method}, {"code", name}}), rpc.done[code]);
     }
   }
-};
+  out.Family("vrambroker_rpc_in_flight", "Calls being served, by method.", kGauge);
+  for (const RpcFigures& rpc : rpcs) out.Sample(MetricLabels({{"method", rpc.method}}), rpc.in_flight);
+  out.Family("vrambroker_rpc_duration_seconds",
+             "The daemon's time from the request of a call to its answer, by method.", MetricType::kHistogram);
+  for (const RpcFigures& rpc : rpcs) {
+    if (!rpc.durations.counts.empty()) out.Sample(MetricLabels({{"method", rpc.method}}), rpc.durations);
+  }
+}
+
+// Entries of /proc/self/fd, but for the one that reads it.
+uint64_t OpenFds() {
+  const std::unique_ptr<DIR, int (*)(DIR*)> dir(opendir("/proc/self/fd"), closedir);
+  uint64_t fds = 0;
+  while (dir != nullptr && readdir(dir.get()) != nullptr) ++fds;
+  return fds - std::min<uint64_t>(fds, 3);
+}
+
+// Clock ticks after the boot at which this process started: field 22 of /proc/self/stat, whose field 2 is a name that
+// may contain anything.
+uint64_t StartTicks() {
+  std::ifstream file("/proc/self/stat");
+  std::string text;
+  std::getline(file, text);
+  std::istringstream fields(text.substr(std::min(text.rfind(')') + 1, text.size())));
+  std::string field;
+  for (int i = 3; i <= 22; ++i) fields >> field;
+  return std::strtoull(field.c_str(), nullptr, 10);
+}
+
+double ProcessStart() {
+  timespec now = {};
+  timespec since_boot = {};
+  clock_gettime(CLOCK_REALTIME, &now);
+  clock_gettime(CLOCK_BOOTTIME, &since_boot);
+  const auto seconds = [](const timespec& time) {
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) / 1e9;
+  };
+  const auto ticks_per_second = static_cast<double>(sysconf(_SC_CLK_TCK));
+  return seconds(now) - seconds(since_boot) + static_cast<double>(StartTicks()) / ticks_per_second;
+}
+
+// The names that every Prometheus client library uses.
+void WriteProcessMetrics(MetricsText& out) {
+  timespec cpu = {};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &cpu);
+  out.Single("process_cpu_seconds_total", "CPU time of the daemon, user and system.", kCounter,
+             static_cast<double>(cpu.tv_sec) + static_cast<double>(cpu.tv_nsec) / 1e9);
+  uint64_t virtual_pages = 0;
+  uint64_t resident_pages = 0;
+  std::ifstream("/proc/self/statm") >> virtual_pages >> resident_pages;
+  const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  out.Single("process_virtual_memory_bytes", "Virtual memory of the daemon.", kGauge, virtual_pages * page);
+  out.Single("process_resident_memory_bytes", "Main memory of the daemon.", kGauge, resident_pages * page);
+  out.Single("process_open_fds", "File descriptors that the daemon has open.", kGauge, OpenFds());
+  rlimit files = {};
+  getrlimit(RLIMIT_NOFILE, &files);
+  out.Single("process_max_fds", "File descriptors that the daemon may have open.", kGauge,
+             static_cast<uint64_t>(files.rlim_cur));
+  static const double start = ProcessStart();  // the same in every scrape, whatever happens to the clock
+  out.Single("process_start_time_seconds", "Unix time at which the daemon started.", kGauge, start);
+}
+
+void WriteErrors(uint64_t errors, MetricsText& out) {
+  out.Single("vrambroker_collect_errors_total", "Scrapes that failed in the daemon.", kCounter, errors);
+}
 
 }  // namespace
 
-std::vector<MetricFamily> Metrics::Collect() const {
-  const std::vector<SessionInfo> sessions = broker_.ListSessions();
-  HeapFamilies device_heap("device", "to clients.");
-  HeapFamilies client_heap("client", "of the client.");
-  MetricFamily capacity =
-      Family("device_capacity_bytes", "Memory the broker may hand out on the device.", MetricType::Gauge);
-  MetricFamily cached_free =
-      Family("device_cached_free_bytes", "Free memory inside segments held by the broker.", MetricType::Gauge);
-  MetricFamily ooms = Family("device_ooms_total", "Allocation requests refused, by reason.", MetricType::Counter);
-  MetricFamily limit = Family("client_limit_bytes", "Upper bound on the client's reserved bytes.", MetricType::Gauge);
-
-  for (size_t device = 0; device < broker_.pools().size(); ++device) {
-    const std::string gpu = absl::StrCat(device);
-    MemoryStats sum;
-    for (const SessionInfo& session : sessions) {
-      const SessionDeviceInfo& held = session.devices[device];
-      sum.Add(held.stats);
-      client_heap.Fill({{"client", session.name}, {"gpu", gpu}}, held.account.reserved_bytes, held.stats);
-      Add(limit, {{"client", session.name}, {"gpu", gpu}}, Number(held.account.limit_bytes));
+std::string Metrics::Text() const noexcept {
+  const auto start = std::chrono::steady_clock::now();
+  try {
+    MetricsText out;
+    const BrokerView view = options_.view();
+    out.Family("vrambroker_build_info", "Build information; the value is always 1.", kGauge);
+    out.Sample(MetricLabels({{"version", kVersion}, {"revision", kRevision}, {"cuda_version", kCudaVersion}}),
+               uint64_t{1});
+    out.Single("vrambroker_ready", "1 while the daemon serves clients, 0 while it stops.", kGauge,
+               uint64_t{view.draining ? 0U : 1U});
+    if (options_.reload != nullptr) {
+      out.Single("vrambroker_config_last_reload_successful",
+                 "1 when the last reload of the configuration worked, or there was none; else 0.", kGauge,
+                 uint64_t{options_.reload->last_was_successful ? 1U : 0U});
+      out.Single("vrambroker_config_last_reload_success_timestamp_seconds",
+                 "Unix time of the last reload of the configuration that worked, or of the start.", kGauge,
+                 static_cast<uint64_t>(options_.reload->last_success));
     }
-    const PoolFigures figures = broker_.pools()[device]->GetFigures();
-    // Sessions and pool are read one after the other: a segment may be obtained or given back in between.
-    const uint64_t active = sum.active_bytes.all.current;
-    const uint64_t reserved = std::max(figures.reserved_bytes, active);
-    device_heap.Fill({{"gpu", gpu}}, reserved, sum);
-    Add(capacity, {{"gpu", gpu}}, Number(figures.capacity_bytes));
-    Add(cached_free, {{"gpu", gpu}}, Number(reserved - active));
-    for (const OomCause cause : kOomCauses) {
-      Add(ooms, {{"gpu", gpu}, {"reason", OomCauseName(cause)}},
-          Number(broker_.OomCount(static_cast<int>(device), cause)));
-    }
+    WriteProcessMetrics(out);
+    WriteSessionMetrics(view, out);
+    WriteDeviceMetrics(view, out);
+    WriteClientMetrics(view, options_.max_clients, out);
+    if (options_.rpcs) WriteRpcMetrics(options_.rpcs(), out);
+    WriteErrors(errors_, out);
+    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+    out.Single("vrambroker_collect_duration_seconds", "The daemon's time for this scrape.", kGauge, taken.count());
+    return out.Take();
+  } catch (const std::exception&) {
+    // Out of memory, most likely; what follows needs next to none.
+    ++errors_;
   }
-
-  MetricFamily open_sessions = Family("sessions", "Open sessions.", MetricType::Gauge);
-  Add(open_sessions, {}, Number(sessions.size()));
-  MetricFamily build = Family("build_info", "Build information; the value is always 1.", MetricType::Gauge);
-  Add(build, {{"version", kVersion}, {"revision", kRevision}, {"cuda_version", kCudaVersion}}, 1);
-
-  std::vector<MetricFamily> families;
-  families.push_back(std::move(capacity));
-  device_heap.MoveTo(families);
-  families.push_back(std::move(cached_free));
-  families.push_back(std::move(ooms));
-  families.push_back(std::move(limit));
-  client_heap.MoveTo(families);
-  families.push_back(std::move(open_sessions));
-  families.push_back(std::move(build));
-  return families;
-}
-
-std::string Metrics::Text() const {
-  std::ostringstream out;
-  prometheus::TextSerializer().Serialize(out, Collect());
-  return out.str();
+  try {
+    MetricsText out;
+    WriteErrors(errors_, out);
+    return out.Take();
+  } catch (const std::exception&) {
+    return {};
+  }
 }
 
 }  // namespace vrambroker

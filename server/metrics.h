@@ -1,48 +1,52 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The daemon's metrics, made at scrape time from the broker's figures.
+// The daemon's metrics, made at scrape time from the broker's figures. All of them: deploy/METRICS.md.
 #ifndef VRAMBROKER_SERVER_METRICS_H_
 #define VRAMBROKER_SERVER_METRICS_H_
 
-#include <prometheus/collectable.h>
-
+#include <atomic>
+#include <cstdint>
+#include <ctime>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "server/broker.h"
+#include "server/metrics_text.h"
+#include "server/rpc_meter.h"
 
 namespace vrambroker {
 
-// name (all with the prefix vrambroker_)           labels         meaning
-// device_capacity_bytes                            gpu            what the broker may hand out
-// device_reserved_bytes                            gpu            held from the driver in segments, leased or idle
-// device_{allocated,active,requested}_bytes        gpu            sums over the sessions
-// device_inactive_split_bytes                      gpu            free, but beside a used block of the same segment
-// device_cached_free_bytes                         gpu            reserved - active
-// device_fragmentation_ratio                       gpu            1 - allocated / reserved
-// device_ooms_total                                gpu, reason    refusals
-// client_limit_bytes                               client, gpu    upper bound on the reserved bytes
-// client_reserved_bytes                            client, gpu    charged against the limit
-// client_{allocated,active,requested,inactive_split}_bytes, client_fragmentation_ratio
-//                                                  client, gpu    as for the device
-// sessions                                                        open sessions
-// build_info                                       version, revision, cuda_version
-//
-// `client` is a session's name, unique among live sessions. Series of ended sessions are gone with the session.
-class Metrics : public prometheus::Collectable {
+// What became of the configuration. Synchronises itself.
+struct ReloadState {
+  std::atomic<bool> last_was_successful{true};
+  std::atomic<int64_t> last_success{std::time(nullptr)};  // unix time; the start is one
+};
+
+struct MetricsOptions {
+  std::function<BrokerView()> view;
+  std::function<std::vector<RpcFigures>()> rpcs = nullptr;
+  const ReloadState* reload = nullptr;  // outlives the metrics
+  size_t max_clients = 1000;            // pairs of client and device that have series of their own
+};
+
+class Metrics {
  public:
-  // `broker` outlives this object.
-  explicit Metrics(const Broker* broker) : broker_(*broker) {}
+  explicit Metrics(MetricsOptions options) : options_(std::move(options)) {}
 
-  // Thread-safe. Never throws: prometheus-cpp would end the process.
-  std::vector<prometheus::MetricFamily> Collect() const override;
-
-  // Collect() as text exposition format 0.0.4.
-  std::string Text() const;
+  // A scrape: text exposition format 0.0.4. Thread-safe. Never throws; when collecting fails, it is all but empty, and
+  // vrambroker_collect_errors_total says so.
+  std::string Text() const noexcept;
 
  private:
-  const Broker& broker_;
+  const MetricsOptions options_;
+  mutable std::atomic<uint64_t> errors_{0};
 };
+
+// The parts of a scrape. For Metrics.
+void WriteDeviceMetrics(const BrokerView& view, MetricsText& out);
+// Of clients and tenants.
+void WriteClientMetrics(const BrokerView& view, size_t max_clients, MetricsText& out);
 
 }  // namespace vrambroker
 

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/out_of_memory.h"
 
-#include <algorithm>
-
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "allocator/bytes.h"
+#include "server/oom_advice.h"
 #include "vrambroker/v1/types.pb.h"
 
 namespace vrambroker {
 namespace {
 
 constexpr char kCauseUrl[] = "vrambroker/segment-refusal-cause";
+constexpr char kLaterUrl[] = "vrambroker/may-grow-later";
 constexpr char kReportUrl[] = "type.googleapis.com/vrambroker.v1.OutOfMemory";
 
 v1::OutOfMemory::Cause ToProto(OomCause cause) {
@@ -28,20 +28,22 @@ v1::OutOfMemory::Cause ToProto(OomCause cause) {
   return v1::OutOfMemory::CAUSE_UNSPECIFIED;
 }
 
-std::string Advice(const OomReport& report) {
-  switch (report.cause) {
-    case OomCause::kLimit:
-      return "Free memory of this session, or ask the operator to raise its limit (vramctl limit).";
-    case OomCause::kCapacity:
-      return "Wait for other sessions to free memory, or have them trimmed (vramctl sessions, vramctl trim).";
-    case OomCause::kFragmentation:
-      return "Free neighbouring blocks or allocate the largest buffers first: the free memory of this "
-             "session is in "
-             "pieces that are too small.";
-    case OomCause::kLargerThanDevice:
-      return "Ask for less: the device's capacity could never hold this request.";
+v1::OutOfMemory::IdleHolder::Why ToProto(IdleWhy why) {
+  switch (why) {
+    case IdleWhy::kWithinGuarantee:
+      return v1::OutOfMemory::IdleHolder::WHY_WITHIN_GUARANTEE;
+    case IdleWhy::kInPartUsed:
+      return v1::OutOfMemory::IdleHolder::WHY_IN_PART_USED;
+    case IdleWhy::kDidNotAnswer:
+      return v1::OutOfMemory::IdleHolder::WHY_DID_NOT_ANSWER;
+    case IdleWhy::kDisconnected:
+      return v1::OutOfMemory::IdleHolder::WHY_DISCONNECTED;
+    case IdleWhy::kNotAsked:
+      return v1::OutOfMemory::IdleHolder::WHY_NOT_ASKED;
+    case IdleWhy::kKept:
+      return v1::OutOfMemory::IdleHolder::WHY_KEPT;
   }
-  return "";
+  return v1::OutOfMemory::IdleHolder::WHY_UNSPECIFIED;
 }
 
 std::string Explain(const OomReport& report) {
@@ -52,7 +54,11 @@ std::string Explain(const OomReport& report) {
     case OomCause::kCapacity:
       return absl::StrCat("it needs a segment of ", FormatBytesExactly(report.segment_bytes), ", and ",
                           FormatBytesExactly(report.available_bytes), " of the device's ",
-                          FormatBytesExactly(report.capacity_bytes), " are left");
+                          FormatBytesExactly(report.capacity_bytes), " are left",
+                          report.kept_free_bytes == 0
+                              ? ""
+                              : absl::StrCat(", of which ", FormatBytesExactly(report.kept_free_bytes),
+                                             " are kept for other sessions' guarantees"));
     case OomCause::kFragmentation:
       return absl::StrCat("enough bytes are free, but the largest free block is ",
                           FormatBytesExactly(report.largest_free_block_bytes));
@@ -93,12 +99,22 @@ std::optional<OomCause> SegmentRefusalCause(const absl::Status& status) {
   return std::nullopt;
 }
 
+absl::Status MayGrowLater() {
+  absl::Status status = absl::UnavailableError("others may give memory back");
+  status.SetPayload(kLaterUrl, absl::Cord());
+  return status;
+}
+
+bool IsMayGrowLater(const absl::Status& status) {
+  return status.GetPayload(kLaterUrl).has_value();
+}
+
 OomCause FinalCause(OomCause refusal, const FitReport& fit) {
   return refusal != OomCause::kLargerThanDevice && fit.pool_free_bytes >= fit.block_bytes ? OomCause::kFragmentation
                                                                                           : refusal;
 }
 
-absl::Status OutOfMemoryError(const OomReport& report) {
+v1::OutOfMemory ToProto(const OomReport& report) {
   v1::OutOfMemory proto;
   proto.set_cause(ToProto(report.cause));
   proto.set_device(static_cast<uint32_t>(report.device));
@@ -107,7 +123,7 @@ absl::Status OutOfMemoryError(const OomReport& report) {
   proto.set_limit_bytes(report.limit_bytes);
   proto.set_reserved_bytes(report.reserved_bytes);
   proto.set_allocated_bytes(report.allocated_bytes);
-  proto.set_idle_bytes(report.reserved_bytes - std::min(report.allocated_bytes, report.reserved_bytes));
+  proto.set_idle_bytes(OwnIdleBytes(report));
   proto.set_largest_free_block_bytes(report.largest_free_block_bytes);
   proto.set_device_capacity_bytes(report.capacity_bytes);
   proto.set_device_available_bytes(report.available_bytes);
@@ -118,11 +134,35 @@ absl::Status OutOfMemoryError(const OomReport& report) {
     to->set_allocated_bytes(holder.allocated_bytes);
   }
   proto.set_advice(Advice(report));
-  absl::Status status = absl::ResourceExhaustedError(
+  proto.set_guarantee_bytes(report.guarantee_bytes);
+  proto.set_inactive_split_bytes(report.inactive_split_bytes);
+  proto.set_device_kept_free_bytes(report.kept_free_bytes);
+  proto.set_device_idle_bytes(report.device_idle_bytes);
+  proto.set_device_quarantined_bytes(report.quarantined_bytes);
+  proto.set_idle_elsewhere_bytes(report.idle_elsewhere_bytes);
+  for (const OomReport::IdleHolder& holder : report.idle_holders) {
+    v1::OutOfMemory::IdleHolder* to = proto.add_idle_holders();
+    to->set_client(holder.client);
+    to->set_idle_bytes(holder.idle_bytes);
+    to->set_why(ToProto(holder.why));
+  }
+  proto.set_waited_ms(report.waited_ms);
+  return proto;
+}
+
+absl::Status OutOfMemoryError(const OomReport& report) {
+  const v1::OutOfMemory proto = ToProto(report);
+  std::string message =
       absl::StrCat("out of memory (", OomCauseName(report.cause), ") on device ", report.device, ": ",
                    FormatBytesExactly(report.requested_bytes), " requested; ", Explain(report), "; limit ",
                    FormatBytesExactly(report.limit_bytes), ", reserved ", FormatBytesExactly(report.reserved_bytes),
-                   ", allocated ", FormatBytesExactly(report.allocated_bytes), ". ", proto.advice()));
+                   ", allocated ", FormatBytesExactly(report.allocated_bytes));
+  if (report.idle_elsewhere_bytes > 0) {
+    absl::StrAppend(&message, ", idle in other sessions ", FormatBytesExactly(report.idle_elsewhere_bytes));
+  }
+  if (report.waited_ms > 0) absl::StrAppend(&message, "; waited ", report.waited_ms, " ms");
+  absl::StrAppend(&message, ". ", proto.advice());
+  absl::Status status = absl::ResourceExhaustedError(message);
   status.SetPayload(kReportUrl, absl::Cord(proto.SerializeAsString()));
   return status;
 }

@@ -15,6 +15,10 @@
 
 namespace vrambroker {
 
+namespace v1 {
+class OutOfMemory;
+}  // namespace v1
+
 enum class OomCause { kLimit, kCapacity, kFragmentation, kLargerThanDevice };
 
 inline constexpr std::array<OomCause, 4> kOomCauses = {OomCause::kLimit, OomCause::kCapacity, OomCause::kFragmentation,
@@ -23,12 +27,31 @@ inline constexpr std::array<OomCause, 4> kOomCauses = {OomCause::kLimit, OomCaus
 // "limit", "capacity", "fragmentation", "larger_than_device": the `reason` of metrics and logs.
 const char* OomCauseName(OomCause cause);
 
+// Why idle bytes of another session are not to be had.
+enum class IdleWhy {
+  kWithinGuarantee,  // given back, they would stay kept for it
+  kInPartUsed,       // in segments that also hold used blocks
+  kDidNotAnswer,     // it was asked to trim, and did not answer in time
+  kDisconnected,     // its stream broke or it was ended: there is nobody to ask
+  kNotAsked,         // nobody asked it to trim
+  kKept              // it was asked to trim, and gave less
+};
+
+inline constexpr std::array<IdleWhy, 6> kIdleWhys = {IdleWhy::kWithinGuarantee, IdleWhy::kInPartUsed,
+                                                     IdleWhy::kDidNotAnswer,    IdleWhy::kDisconnected,
+                                                     IdleWhy::kNotAsked,        IdleWhy::kKept};
+
 // All sizes are bytes.
 struct OomReport {
   struct Holder {
     std::string client;
     uint64_t reserved_bytes = 0;
     uint64_t allocated_bytes = 0;
+  };
+  struct IdleHolder {
+    std::string client;
+    uint64_t idle_bytes = 0;
+    IdleWhy why = IdleWhy::kNotAsked;
   };
   OomCause cause = OomCause::kCapacity;
   int device = 0;
@@ -41,6 +64,16 @@ struct OomReport {
   uint64_t capacity_bytes = 0;
   uint64_t available_bytes = 0;  // capacity that no session has reserved
   std::vector<Holder> largest_holders;
+  uint64_t guarantee_bytes = 0;
+  uint64_t inactive_split_bytes = 0;  // of the session
+  uint64_t kept_free_bytes = 0;       // of available_bytes: kept for other sessions' guarantees
+  uint64_t device_idle_bytes = 0;     // held by the daemon for reuse, leased to nobody
+  uint64_t quarantined_bytes = 0;     // reserved by sessions that disconnected or were ended
+  uint64_t idle_elsewhere_bytes = 0;  // reserved by other sessions, and used by nobody
+  std::vector<IdleHolder> idle_holders;
+  bool held_back = false;     // what is free is kept for a request that has waited longer
+  uint64_t waited_ms = 0;     // that the request waited for memory; 0: it did not
+  bool names_others = false;  // what other sessions hold was looked up: holders, quarantined and idle bytes
 };
 
 // What the SegmentPool answers when it cannot lease a segment: ResourceExhausted that carries its cause.
@@ -48,9 +81,15 @@ absl::Status SegmentRefused(OomCause cause, absl::string_view message);
 // The cause that SegmentRefused() stored; nullopt for any other status.
 std::optional<OomCause> SegmentRefusalCause(const absl::Status& status);
 
+// A refusal that may end otherwise, if others give memory back. Not ResourceExhausted, for which allocators give up.
+absl::Status MayGrowLater();
+bool IsMayGrowLater(const absl::Status& status);
+
 // The cause to name to the client. Pure. A session that has the bytes free, in the right pool, but in no block large
 // enough, is told so, whatever kept it from growing.
 OomCause FinalCause(OomCause refusal, const FitReport& fit);
+
+v1::OutOfMemory ToProto(const OomReport& report);
 
 // ResourceExhausted with a message for people and a serialized vrambroker.v1.OutOfMemory as payload.
 absl::Status OutOfMemoryError(const OomReport& report);

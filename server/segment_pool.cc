@@ -3,15 +3,15 @@
 // States of a segment, and the function that makes each transition:
 //
 //   (driver) --Lease--> LEASED --MarkReturning--> RETURNING --Return--> IDLE --ReleaseIdleSince, Lease--> (driver)
-//                         ^  \_____________________CloseAccount______>  |
-//                         \________________Lease, same tenant___________/
+//                       ^  |  \_________TakeBack, CloseAccount_______>   |
+//                       |  \--CloseAccountOfGone--> QUARANTINED -------> |
+//                       \______________Lease, same domain________________/
 //
-// Invariants:
-// (1) charged_bytes_ is the sum of all leased and returning segments and of what calls of Lease() are just obtaining.
-//     It never exceeds capacity.
-// (2) An account's reserved bytes are its part of that sum.
-// (3) charged + idle never exceeds capacity when a driver call for a new segment starts.
-// (4) A ticket is out for a leased segment only, at most one a segment.
+// Invariants, beside those of the ledger:
+// (1) The ledger charges all leased, returning and quarantined segments, grants, and what calls of Lease() are just
+//     obtaining.
+// (2) charged + idle never exceeds capacity when a driver call for a new segment starts.
+// (3) A ticket is out for a leased segment only, at most one a segment.
 #include "server/segment_pool.h"
 
 #include <spdlog/spdlog.h>
@@ -24,10 +24,18 @@
 
 #include "absl/strings/str_cat.h"
 #include "allocator/bytes.h"
+#include "server/client_log.h"
 #include "server/out_of_memory.h"
 
 namespace vrambroker {
 namespace {
+
+// How long a lease waits for frees of others that the driver is busy with.
+constexpr std::chrono::seconds kFreeTimeout(5);
+
+constexpr std::array<double, 11> kReclaimSeconds = {0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10};
+
+}  // namespace
 
 absl::StatusOr<Ticket> RandomTicket() {
   Ticket ticket;
@@ -37,15 +45,23 @@ absl::StatusOr<Ticket> RandomTicket() {
   return ticket;
 }
 
-}  // namespace
-
-SegmentPool::SegmentPool(std::unique_ptr<Device> device, uint64_t capacity_bytes, std::atomic<uint64_t>* next_segment)
-    : device_(std::move(device)), capacity_bytes_(capacity_bytes), next_segment_(*next_segment) {}
+SegmentPool::SegmentPool(std::unique_ptr<Device> device, uint64_t capacity_bytes, std::atomic<uint64_t>* next_segment,
+                         SegmentPoolOptions options)
+    : device_(std::make_unique<MeteredDevice>(std::move(device))),
+      capacity_bytes_(capacity_bytes),
+      options_(std::move(options)),
+      next_segment_(*next_segment),
+      ledger_(capacity_bytes),
+      reclaim_durations_(kReclaimSeconds) {
+  if (const absl::StatusOr<uint64_t> free = device_->FreeBytes(); free.ok()) driver_free_bytes_ = *free;
+}
 
 SegmentPool::~SegmentPool() {
   std::vector<DeviceSegment> segments;
   {
     MutexLock lock(mu_);
+    segments = quarantine_.Segments();
+    segments.insert(segments.end(), unfreed_.begin(), unfreed_.end());
     for (const auto& [id, leased] : leased_) segments.push_back(leased.segment);
     for (const IdleSegments::Entry& entry : idle_.TakeOldest(idle_.bytes())) segments.push_back(entry.segment);
   }
@@ -56,58 +72,177 @@ SegmentPool::~SegmentPool() {
   }
 }
 
-void SegmentPool::OpenAccount(SessionId session, pid_t pid, uid_t tenant, uint64_t limit_bytes) {
+// ---- Accounts ----
+
+void SegmentPool::OpenAccount(SessionId session, const AccountTerms& terms) {
   MutexLock lock(mu_);
-  accounts_[session] = Account{.pid = pid, .tenant = tenant, .figures = {.limit_bytes = limit_bytes}};
+  accounts_[session] =
+      Account{.terms = terms, .figures = {.limit_bytes = terms.limit_bytes, .priority = terms.priority}};
 }
 
 absl::Status SegmentPool::SetLimit(SessionId session, uint64_t limit_bytes) {
-  MutexLock lock(mu_);
-  const auto it = accounts_.find(session);
-  if (it == accounts_.end()) return absl::NotFoundError(absl::StrCat("no session ", Raw(session)));
-  it->second.figures.limit_bytes = limit_bytes;
+  {
+    MutexLock lock(mu_);
+    const auto it = accounts_.find(session);
+    if (it == accounts_.end()) return absl::NotFoundError(absl::StrCat("no session ", Raw(session)));
+    if (absl::Status status = ledger_.SetLimit(it->second.figures, limit_bytes); !status.ok()) return status;
+  }
+  RoomMade();
+  return absl::OkStatus();
+}
+
+absl::Status SegmentPool::SetGuarantee(SessionId session, uint64_t guarantee_bytes) {
+  {
+    MutexLock lock(mu_);
+    const auto it = accounts_.find(session);
+    if (it == accounts_.end()) return absl::NotFoundError(absl::StrCat("no session ", Raw(session)));
+    const uint64_t before = it->second.figures.guarantee_bytes;
+    if (absl::Status status = ledger_.SetGuarantee(it->second.figures, guarantee_bytes); !status.ok()) return status;
+    if (guarantee_bytes >= before) return absl::OkStatus();
+  }
+  RoomMade();
+  return absl::OkStatus();
+}
+
+absl::Status SegmentPool::SetPriority(SessionId session, int priority) {
+  {
+    MutexLock lock(mu_);
+    const auto it = accounts_.find(session);
+    if (it == accounts_.end()) return absl::NotFoundError(absl::StrCat("no session ", Raw(session)));
+    it->second.figures.priority = priority;
+  }
+  RoomMade();
   return absl::OkStatus();
 }
 
 uint64_t SegmentPool::CloseAccount(SessionId session) {
-  MutexLock lock(mu_);
-  const auto it = accounts_.find(session);
-  if (it == accounts_.end()) return 0;
+  return Close(session, /*process_gone=*/false);
+}
+
+uint64_t SegmentPool::CloseAccountOfGone(SessionId session) {
+  return Close(session, /*process_gone=*/true);
+}
+
+uint64_t SegmentPool::Close(SessionId session, bool process_gone) {
   uint64_t bytes = 0;
-  for (const SegmentId id : std::vector<SegmentId>(it->second.segments.begin(), it->second.segments.end())) {
-    bytes += leased_.at(id).segment.bytes;
-    MakeIdle(id, it->second);
+  {
+    MutexLock lock(mu_);
+    const auto it = accounts_.find(session);
+    if (it == accounts_.end()) return 0;
+    Account& account = it->second;
+    const SteadyTime now = options_.clock();
+    for (const SegmentId id : std::vector<SegmentId>(account.segments.begin(), account.segments.end())) {
+      bytes += leased_.at(id).segment.bytes;
+      if (!process_gone) {
+        MakeIdle(id, account);
+        continue;
+      }
+      const LeasedSegment leased = Forget(id, account);
+      const IdleSegments::Entry idle{
+          .segment = leased.segment, .cuda_ipc = leased.cuda_ipc, .domain = account.terms.domain, .since = now};
+      if (!leased.exported) {
+        ledger_.Uncharge(account.figures, leased.segment.bytes);
+        AddIdle(idle);
+        continue;
+      }
+      quarantine_.Add(id, {.idle = idle,
+                           .client = account.terms.client,
+                           .pid = account.terms.pid,
+                           .next_check = now + options_.settle_time});
+    }
+    ledger_.Uncharge(account.figures, account.granted_bytes);
+    granted_bytes_ -= account.granted_bytes;
+    // The rest of what is reserved, calls of Lease() are just obtaining: it stays charged until they find the account
+    // gone.
+    ledger_.Close(account.figures, account.figures.reserved_bytes);
+    accounts_.erase(it);
   }
-  // What a call of Lease() is just obtaining stays charged until that call finds the account gone.
-  accounts_.erase(it);
+  RoomMade();
   return bytes;
 }
 
-absl::StatusOr<SegmentId> SegmentPool::Lease(SessionId session, uint64_t bytes) {
+// ---- Growing ----
+
+absl::Status SegmentPool::CheckGrowth(const Account& account, uint64_t bytes, bool in_turn) const {
+  if (sealed_) return absl::AbortedError("the daemon is stopping");
+  if (!health_.ok()) return health_;
+  return ledger_.CheckGrowth(account.figures, bytes, in_turn);
+}
+
+absl::Status SegmentPool::Grant(SessionId session, uint64_t bytes) {
+  MutexLock lock(mu_);
+  const auto it = accounts_.find(session);
+  if (it == accounts_.end()) return absl::AbortedError("the session has ended");
+  if (absl::Status status = CheckGrowth(it->second, bytes, /*in_turn=*/true); !status.ok()) return status;
+  ledger_.Charge(it->second.figures, bytes);
+  it->second.granted_bytes += bytes;
+  granted_bytes_ += bytes;
+  return absl::OkStatus();
+}
+
+void SegmentPool::ReleaseGrant(SessionId session, uint64_t bytes) {
+  {
+    MutexLock lock(mu_);
+    const auto it = accounts_.find(session);
+    if (it == accounts_.end()) return;
+    ledger_.Uncharge(it->second.figures, bytes);
+    it->second.granted_bytes -= bytes;
+    granted_bytes_ -= bytes;
+  }
+  RoomMade();
+}
+
+void SegmentPool::HoldBack(std::optional<int> priority) {
+  MutexLock lock(mu_);
+  ledger_.HoldBack(priority);
+}
+
+bool SegmentPool::IsGuaranteed(SessionId session, uint64_t bytes) const {
+  MutexLock lock(mu_);
+  const auto it = accounts_.find(session);
+  return it != accounts_.end() && ledger_.IsGuaranteed(it->second.figures, bytes);
+}
+
+bool SegmentPool::MayEverGrow(SessionId session, uint64_t bytes) const {
+  MutexLock lock(mu_);
+  const auto it = accounts_.find(session);
+  return it != accounts_.end() && ledger_.MayEverGrow(it->second.figures, bytes);
+}
+
+bool SegmentPool::IsHeldBack(SessionId session, uint64_t bytes) const {
+  MutexLock lock(mu_);
+  const auto it = accounts_.find(session);
+  return it != accounts_.end() && !ledger_.CheckGrowth(it->second.figures, bytes).ok() &&
+         ledger_.CheckGrowth(it->second.figures, bytes, /*in_turn=*/true).ok();
+}
+
+uint64_t SegmentPool::MissingBytes(SessionId session, uint64_t bytes, bool guarantee) const {
+  MutexLock lock(mu_);
+  const auto it = accounts_.find(session);
+  if (it == accounts_.end()) return 0;
+  return guarantee ? ledger_.MissingForGuarantee(it->second.figures, bytes)
+                   : ledger_.MissingBytes(it->second.figures, bytes);
+}
+
+absl::StatusOr<SegmentId> SegmentPool::Lease(SessionId session, uint64_t bytes, bool granted) {
   std::vector<IdleSegments::Entry> victims;
   {
     MutexLock lock(mu_);
     const auto it = accounts_.find(session);
     if (it == accounts_.end()) return absl::AbortedError("the session has ended");
-    AccountFigures& figures = it->second.figures;
-    if (bytes > capacity_bytes_) {
-      return SegmentRefused(OomCause::kLargerThanDevice, "larger than the device's capacity");
+    Account& account = it->second;
+    if (granted && bytes <= account.granted_bytes) {
+      account.granted_bytes -= bytes;
+      granted_bytes_ -= bytes;
+    } else {
+      if (absl::Status status = CheckGrowth(account, bytes); !status.ok()) return status;
+      ledger_.Charge(account.figures, bytes);
     }
-    if (figures.reserved_bytes > figures.limit_bytes || bytes > figures.limit_bytes - figures.reserved_bytes) {
-      return SegmentRefused(OomCause::kLimit, "the session's limit would be exceeded");
-    }
-    if (bytes > capacity_bytes_ - charged_bytes_) {
-      // The place for reclaim: asking sessions that hold idle memory to trim.
-      return SegmentRefused(OomCause::kCapacity, "the device's capacity is reserved by sessions");
-    }
-    figures.reserved_bytes += bytes;
-    charged_bytes_ += bytes;
-    if (const std::optional<IdleSegments::Entry> idle = idle_.Take(it->second.tenant, bytes)) {
-      return AddLease(session, it->second, {.segment = idle->segment, .cuda_ipc = idle->cuda_ipc});
-    }
-    if (const uint64_t held = charged_bytes_ + idle_.bytes(); held > capacity_bytes_) {
+    if (const std::optional<SegmentId> idle = TakeIdle(session, account, bytes)) return *idle;
+    if (const uint64_t held = ledger_.charged_bytes() + idle_.bytes(); held > capacity_bytes_) {
       victims = StartFreeing(idle_.TakeOldest(held - capacity_bytes_));
     }
+    obtaining_bytes_ += bytes;
   }
   FreeToDriver(victims);
   absl::StatusOr<LeasedSegment> fresh = AllocateFromDriver(bytes);
@@ -116,18 +251,42 @@ absl::StatusOr<SegmentId> SegmentPool::Lease(SessionId session, uint64_t bytes) 
   absl::Status status = fresh.status();
   {
     MutexLock lock(mu_);
+    obtaining_bytes_ -= bytes;
     if (fresh.ok()) ++segment_allocs_;
     const auto it = accounts_.find(session);
     if (fresh.ok() && it != accounts_.end()) return AddLease(session, it->second, *fresh);
-    charged_bytes_ -= bytes;
-    if (it != accounts_.end()) it->second.figures.reserved_bytes -= bytes;
+    if (it != accounts_.end()) {
+      ledger_.Uncharge(it->second.figures, bytes);
+    } else {
+      ledger_.UnchargeUnowned(bytes);
+    }
     if (fresh.ok()) {
       unwanted = StartFreeing({{.segment = fresh->segment}});
       status = absl::AbortedError("the session has ended");
     }
   }
   FreeToDriver(unwanted);
+  RoomMade();
   return absl::IsResourceExhausted(status) ? SegmentRefused(OomCause::kCapacity, status.message()) : status;
+}
+
+absl::StatusOr<SegmentId> SegmentPool::LeaseIdle(SessionId session, uint64_t bytes) {
+  MutexLock lock(mu_);
+  const auto it = accounts_.find(session);
+  if (it == accounts_.end()) return absl::AbortedError("the session has ended");
+  if (absl::Status status = CheckGrowth(it->second, bytes); !status.ok()) return status;
+  ledger_.Charge(it->second.figures, bytes);
+  if (const std::optional<SegmentId> idle = TakeIdle(session, it->second, bytes)) return *idle;
+  ledger_.Uncharge(it->second.figures, bytes);
+  return absl::NotFoundError("no idle segment fits");
+}
+
+std::optional<SegmentId> SegmentPool::TakeIdle(SessionId session, Account& account, uint64_t bytes) {
+  const std::optional<IdleSegments::Entry> idle = idle_.Take(account.terms.domain, bytes);
+  if (!idle.has_value()) return std::nullopt;
+  ++handovers_;
+  handover_bytes_ += bytes;
+  return AddLease(session, account, {.segment = idle->segment, .cuda_ipc = idle->cuda_ipc});
 }
 
 SegmentId SegmentPool::AddLease(SessionId session, Account& account, LeasedSegment segment) {
@@ -138,20 +297,135 @@ SegmentId SegmentPool::AddLease(SessionId session, Account& account, LeasedSegme
   return id;
 }
 
-void SegmentPool::MakeIdle(SegmentId id, Account& account) {
+// ---- Giving back ----
+
+SegmentPool::LeasedSegment SegmentPool::Forget(SegmentId id, Account& account) {
   const auto it = leased_.find(id);
-  const LeasedSegment& leased = it->second;
-  const uint64_t bytes = leased.segment.bytes;
+  const LeasedSegment leased = it->second;
   if (leased.ticket.has_value()) tickets_.erase(*leased.ticket);
-  if (leased.returning) account.figures.returning_bytes -= bytes;
-  account.figures.reserved_bytes -= bytes;
-  charged_bytes_ -= bytes;
+  if (leased.returning) account.figures.returning_bytes -= leased.segment.bytes;
   account.segments.erase(id);
-  idle_.Add({.segment = leased.segment,
-             .cuda_ipc = leased.cuda_ipc,
-             .tenant = account.tenant,
-             .since = std::chrono::steady_clock::now()});
   leased_.erase(it);
+  return leased;
+}
+
+void SegmentPool::MakeIdle(SegmentId id, Account& account) {
+  const LeasedSegment leased = Forget(id, account);
+  ledger_.Uncharge(account.figures, leased.segment.bytes);
+  AddIdle({.segment = leased.segment,
+           .cuda_ipc = leased.cuda_ipc,
+           .domain = account.terms.domain,
+           .since = options_.clock()});
+}
+
+void SegmentPool::AddIdle(const IdleSegments::Entry& entry) {
+  const bool first = idle_.bytes() == 0;
+  idle_.Add(entry);
+  if (first || idle_.bytes() > options_.idle_limit_bytes) decay_.NotifyOne();
+}
+
+// ---- Quarantine ----
+
+void SegmentPool::CheckQuarantine() {
+  std::vector<std::pair<SegmentId, DeviceSegment>> due;
+  {
+    MutexLock lock(mu_);
+    due = quarantine_.StartChecks(options_.clock());
+  }
+  if (due.empty()) return;
+  std::vector<DeviceSegment> segments;
+  segments.reserve(due.size());
+  for (const auto& [id, segment] : due) segments.push_back(segment);
+  std::vector<std::vector<pid_t>> holders(due.size());
+  const absl::StatusOr<SegmentHolders> found = device_->FindHolders(segments);
+  if (found.ok()) {
+    for (const SegmentHolders::Holder& holder : found->holders) holders[holder.segment].push_back(holder.pid);
+    if (found->unread_processes > 0 && !warned_of_unread_.exchange(true)) {
+      spdlog::warn(
+          "device={} {} processes may not be looked into: whether they hold memory of processes that have ended cannot "
+          "be told (the daemon would need CAP_SYS_PTRACE)",
+          properties().ordinal, found->unread_processes);
+    }
+  } else if (!absl::IsUnimplemented(found.status())) {
+    spdlog::error("device={} cannot tell who holds quarantined segments: {}", properties().ordinal,
+                  found.status().ToString());
+  }
+  uint64_t held_bytes = 0;
+  pid_t first_holder = 0;
+  {
+    MutexLock lock(mu_);
+    const SteadyTime now = options_.clock();
+    for (size_t i = 0; i < due.size(); ++i) {
+      if (!holders[i].empty()) {
+        if (quarantine_.Keep(due[i].first, holders[i], now)) {
+          held_bytes += segments[i].bytes;
+          first_holder = holders[i].front();
+        }
+      } else if (!found.ok() && !absl::IsUnimplemented(found.status())) {
+        quarantine_.Keep(due[i].first, {}, now);
+      } else {
+        IdleSegments::Entry idle = quarantine_.Remove(due[i].first);
+        ledger_.UnchargeUnowned(idle.segment.bytes);
+        idle.since = now;
+        AddIdle(idle);
+      }
+    }
+  }
+  if (first_holder > 0) {
+    LogClientEvent(spdlog::level::warn, LogLine("quarantine held open")
+                                            .Add("device", properties().ordinal)
+                                            .Add("bytes", held_bytes)
+                                            .Add("holder_pid", first_holder));
+  }
+  RoomMade();
+}
+
+std::optional<SteadyTime> SegmentPool::NextQuarantineCheck() const {
+  MutexLock lock(mu_);
+  return quarantine_.next_check();
+}
+
+bool SegmentPool::IsSettling() const {
+  MutexLock lock(mu_);
+  return quarantine_.settling();
+}
+
+void SegmentPool::Seal() {
+  MutexLock lock(mu_);
+  sealed_ = true;
+}
+
+absl::Status SegmentPool::TakeBack(SessionId session, absl::Span<const SegmentId> segments) {
+  {
+    MutexLock lock(mu_);
+    const auto account = accounts_.find(session);
+    if (account == accounts_.end()) return absl::AbortedError("the session has ended");
+    absl::flat_hash_set<SegmentId> seen;
+    for (const SegmentId id : segments) {
+      if (!account->second.segments.contains(id)) {
+        return absl::NotFoundError(absl::StrCat("segment_ids: the session holds no segment ", Raw(id)));
+      }
+      if (!seen.insert(id).second) {
+        return absl::InvalidArgumentError(absl::StrCat("segment_ids: ", Raw(id), " is named twice"));
+      }
+    }
+    for (const SegmentId id : segments) MakeIdle(id, account->second);
+  }
+  RoomMade();
+  return absl::OkStatus();
+}
+
+void SegmentPool::TakeBackAllBut(SessionId session, const absl::flat_hash_set<SegmentId>& keep) {
+  {
+    MutexLock lock(mu_);
+    const auto account = accounts_.find(session);
+    if (account == accounts_.end()) return;
+    const absl::btree_set<SegmentId> held = account->second.segments;
+    for (const SegmentId id : held) {
+      if (!keep.contains(id)) MakeIdle(id, account->second);
+    }
+  }
+  RoomMade();
 }
 
 void SegmentPool::MarkReturning(SessionId session, absl::Span<const SegmentId> segments) {
@@ -165,13 +439,18 @@ void SegmentPool::MarkReturning(SessionId session, absl::Span<const SegmentId> s
 }
 
 void SegmentPool::Return(SessionId session, absl::Span<const SegmentId> segments) {
-  MutexLock lock(mu_);
-  for (const SegmentId id : segments) {
-    const auto it = leased_.find(id);
-    if (it == leased_.end() || it->second.holder != session || !it->second.returning) continue;
-    MakeIdle(id, accounts_.at(session));
+  {
+    MutexLock lock(mu_);
+    for (const SegmentId id : segments) {
+      const auto it = leased_.find(id);
+      if (it == leased_.end() || it->second.holder != session || !it->second.returning) continue;
+      MakeIdle(id, accounts_.at(session));
+    }
   }
+  RoomMade();
 }
+
+// ---- Handles ----
 
 absl::StatusOr<WireHandle> SegmentPool::HandleFor(SessionId session, SegmentId segment) {
   MutexLock lock(mu_);
@@ -180,7 +459,10 @@ absl::StatusOr<WireHandle> SegmentPool::HandleFor(SessionId session, SegmentId s
     return absl::NotFoundError(absl::StrCat("the session holds no segment ", Raw(segment)));
   }
   LeasedSegment& leased = it->second;
-  if (leased.cuda_ipc.has_value()) return WireHandle(*leased.cuda_ipc);
+  if (leased.cuda_ipc.has_value()) {
+    leased.exported = true;
+    return WireHandle(*leased.cuda_ipc);
+  }
   if (!leased.ticket.has_value()) {
     absl::StatusOr<Ticket> ticket = RandomTicket();
     if (!ticket.ok()) return ticket.status();
@@ -198,12 +480,13 @@ absl::StatusOr<UniqueFd> SegmentPool::RedeemTicket(const Ticket& ticket, pid_t p
   }
   LeasedSegment& leased = leased_.at(it->second);
   const Account& account = accounts_.at(leased.holder);
-  if (account.pid != pid || account.tenant != uid) {
+  if (account.terms.pid != pid || account.terms.uid != uid) {
     return absl::PermissionDeniedError("the ticket was issued to another process");
   }
   // Not a driver call: a host device duplicates a descriptor. Under the lock, so that the segment cannot go meanwhile.
   absl::StatusOr<SegmentHandle> handle = device_->ExportSegment(leased.segment);
   if (!handle.ok()) return handle.status();
+  leased.exported = true;
   leased.ticket.reset();
   tickets_.erase(it);
   return std::get<UniqueFd>(*std::move(handle));
@@ -215,35 +498,69 @@ std::vector<IdleSegments::Entry> SegmentPool::StartFreeing(std::vector<IdleSegme
 }
 
 void SegmentPool::FreeToDriver(const std::vector<IdleSegments::Entry>& entries) {
-  if (entries.empty()) return;
-  uint64_t bytes = 0;
   for (const IdleSegments::Entry& entry : entries) {
-    bytes += entry.segment.bytes;
-    if (absl::Status status = device_->FreeSegment(entry.segment); !status.ok()) {
-      spdlog::error("device={} giving a segment of {} back to the driver failed: {}", properties().ordinal,
-                    FormatBytes(entry.segment.bytes), status.ToString());
+    FreeSegment(entry.segment);
+    // After each, for those who wait for just this much.
+    MutexLock lock(mu_);
+    ++segment_frees_;
+    freeing_bytes_ -= entry.segment.bytes;
+    freed_.NotifyAll();
+  }
+}
+
+void SegmentPool::FreeSegment(const DeviceSegment& segment) {
+  const absl::Status status = device_->FreeSegment(segment);
+  if (status.ok()) return;
+  spdlog::error("device={} giving a segment of {} back to the driver failed, it is tried again: {}",
+                properties().ordinal, FormatBytes(segment.bytes), status.ToString());
+  MutexLock lock(mu_);
+  unfreed_.push_back(segment);
+  unfreed_bytes_ += segment.bytes;
+}
+
+void SegmentPool::RetryFrees() {
+  std::vector<DeviceSegment> refused;
+  {
+    MutexLock lock(mu_);
+    refused.swap(unfreed_);
+  }
+  for (const DeviceSegment& segment : refused) {
+    const bool freed = device_->FreeSegment(segment).ok();
+    MutexLock lock(mu_);
+    if (freed) {
+      unfreed_bytes_ -= segment.bytes;
+    } else {
+      unfreed_.push_back(segment);
     }
   }
+}
+
+bool SegmentPool::AwaitFree(uint64_t frees, SteadyTime deadline) {
   MutexLock lock(mu_);
-  segment_frees_ += entries.size();
-  freeing_bytes_ -= bytes;
-  if (freeing_bytes_ == 0) freed_.NotifyAll();
+  while (segment_frees_ <= frees) {
+    if (freeing_bytes_ == 0 || !freed_.WaitUntil(mu_, deadline)) return false;
+  }
+  return std::chrono::steady_clock::now() < deadline;
 }
 
 absl::StatusOr<SegmentPool::LeasedSegment> SegmentPool::AllocateFromDriver(uint64_t bytes) {
+  const SteadyTime deadline = std::chrono::steady_clock::now() + kFreeTimeout;
+  uint64_t frees = GetFigures().segment_frees;
   absl::StatusOr<DeviceSegment> segment = device_->AllocateSegment(bytes);
+  // Other calls may still be freeing what the ledger counts as free: after each of them there may be room.
+  while (absl::IsResourceExhausted(segment.status()) && AwaitFree(frees, deadline)) {
+    frees = GetFigures().segment_frees;
+    segment = device_->AllocateSegment(bytes);
+  }
   if (absl::IsResourceExhausted(segment.status())) {
-    // Either other calls are still freeing what the ledger counts as free, or somebody outside of the broker took
-    // device memory. Idle segments help in both cases.
+    // Somebody outside of the broker took device memory. Idle segments help.
     std::vector<IdleSegments::Entry> victims;
     {
       MutexLock lock(mu_);
-      const SteadyTime deadline = std::chrono::steady_clock::now() + std::chrono::seconds(1);
-      while (freeing_bytes_ > 0 && freed_.WaitUntil(mu_, deadline)) {
-      }
       victims = StartFreeing(idle_.TakeOldest(idle_.bytes()));
     }
     FreeToDriver(victims);
+    RetryFrees();
     segment = device_->AllocateSegment(bytes);
   }
   if (!segment.ok()) return segment.status();
@@ -251,7 +568,7 @@ absl::StatusOr<SegmentPool::LeasedSegment> SegmentPool::AllocateFromDriver(uint6
   if (properties().kind == DeviceKind::kCuda) {
     absl::StatusOr<SegmentHandle> handle = device_->ExportSegment(*segment);
     if (!handle.ok()) {
-      (void)device_->FreeSegment(*segment);
+      FreeSegment(*segment);
       return handle.status();
     }
     leased.cuda_ipc = std::get<CudaIpcHandle>(*handle);
@@ -260,42 +577,148 @@ absl::StatusOr<SegmentPool::LeasedSegment> SegmentPool::AllocateFromDriver(uint6
 }
 
 uint64_t SegmentPool::ReleaseIdleSince(SteadyTime time) {
-  std::vector<IdleSegments::Entry> entries;
-  {
-    MutexLock lock(mu_);
-    entries = StartFreeing(idle_.TakeIdleSince(time));
+  // One at a time: while the driver is busy with it, the others can still be leased.
+  for (uint64_t bytes = 0;;) {
+    std::vector<IdleSegments::Entry> oldest;
+    {
+      MutexLock lock(mu_);
+      const std::optional<SteadyTime> since = idle_.oldest();
+      if (!since.has_value() || (*since > time && idle_.bytes() <= options_.idle_limit_bytes)) return bytes;
+      oldest = StartFreeing(idle_.TakeOldest(1));
+    }
+    bytes += oldest[0].segment.bytes;
+    FreeToDriver(oldest);
   }
-  FreeToDriver(entries);
-  uint64_t bytes = 0;
-  for (const IdleSegments::Entry& entry : entries) bytes += entry.segment.bytes;
-  return bytes;
+}
+
+bool SegmentPool::AwaitDecay(std::chrono::milliseconds decay) {
+  MutexLock lock(mu_);
+  while (!stop_decay_) {
+    const std::optional<SteadyTime> since = idle_.oldest();
+    if (!since.has_value()) {
+      decay_.Wait(mu_);
+    } else if (idle_.bytes() > options_.idle_limit_bytes || !decay_.WaitUntil(mu_, *since + decay)) {
+      break;  // a segment that was taken or leased meanwhile is no harm: ReleaseIdleSince() looks for itself
+    }
+  }
+  return !stop_decay_;
+}
+
+void SegmentPool::StopDecay() {
+  MutexLock lock(mu_);
+  stop_decay_ = true;
+  decay_.NotifyOne();
 }
 
 std::optional<AccountFigures> SegmentPool::GetAccount(SessionId session) const {
   MutexLock lock(mu_);
   const auto it = accounts_.find(session);
   if (it == accounts_.end()) return std::nullopt;
-  return it->second.figures;
+  return FiguresOf(it->second);
+}
+
+AccountFigures SegmentPool::FiguresOf(const Account& account) {
+  AccountFigures figures = account.figures;
+  figures.segments = account.segments.size();
+  return figures;
 }
 
 uint64_t SegmentPool::AvailableBytes(SessionId session) const {
   MutexLock lock(mu_);
   const auto it = accounts_.find(session);
-  if (it == accounts_.end()) return 0;
-  const AccountFigures& figures = it->second.figures;
-  return std::min(figures.limit_bytes - std::min(figures.limit_bytes, figures.reserved_bytes),
-                  capacity_bytes_ - charged_bytes_);
+  return it == accounts_.end() ? 0 : ledger_.AvailableBytes(it->second.figures);
+}
+
+absl::Status SegmentPool::UpdateHealth() {
+  absl::Status health = device_->Health();
+  const absl::StatusOr<uint64_t> free = health.ok() ? device_->FreeBytes() : health;
+  bool changed = false;
+  {
+    MutexLock lock(mu_);
+    changed = health_.ok() != health.ok();
+    health_ = health;
+    if (free.ok()) driver_free_bytes_ = *free;
+  }
+  if (changed) RoomMade();  // those who wait are refused now, or served
+  return health;
+}
+
+void SegmentPool::CountReclaim(uint64_t asked_bytes, uint64_t reclaimed_bytes, std::chrono::nanoseconds duration) {
+  reclaim_durations_.Observe(duration);
+  MutexLock lock(mu_);
+  ++reclaims_.reclaims;
+  reclaims_.asked_bytes += asked_bytes;
+  reclaims_.reclaimed_bytes += reclaimed_bytes;
+}
+
+absl::Status SegmentPool::health() const {
+  MutexLock lock(mu_);
+  return health_;
 }
 
 PoolFigures SegmentPool::GetFigures() const {
   MutexLock lock(mu_);
+  return Figures();
+}
+
+PoolView SegmentPool::GetView() const {
+  // Before the lock: neither changes with what it guards.
+  PoolView view{.calls = device_->GetFigures()};
+  HistogramFigures reclaim_durations = reclaim_durations_.Get();
+  MutexLock lock(mu_);
+  view.figures = Figures();
+  view.idle_sizes = idle_.GetSizes();
+  view.reclaims = reclaims_;
+  view.reclaims.durations = std::move(reclaim_durations);
+  view.driver_free_bytes = driver_free_bytes_;
+  view.quarantine = quarantine_.Holdings();
+  view.health = health_;
+  view.accounts.reserve(accounts_.size());
+  for (const auto& [session, account] : accounts_) view.accounts.emplace(session, FiguresOf(account));
+  return view;
+}
+
+std::vector<SegmentInfo> SegmentPool::GetSegments() const {
+  std::vector<SegmentInfo> segments;
+  {
+    MutexLock lock(mu_);
+    segments.reserve(leased_.size() + quarantine_.entries().size());
+    for (const auto& [id, leased] : leased_) {
+      segments.push_back({.id = Raw(id),
+                          .bytes = leased.segment.bytes,
+                          .state = leased.returning ? SegmentInfo::State::kReturning : SegmentInfo::State::kLeased,
+                          .holder = leased.holder});
+    }
+    for (const auto& [id, entry] : quarantine_.entries()) {
+      segments.push_back({.id = Raw(id),
+                          .bytes = entry.idle.segment.bytes,
+                          .state = SegmentInfo::State::kQuarantined,
+                          .client = entry.client});
+    }
+    for (const auto& [number, bytes] : idle_.NumbersAndBytes()) {
+      segments.push_back({.id = number, .bytes = bytes, .state = SegmentInfo::State::kIdle});
+    }
+  }
+  std::sort(segments.begin(), segments.end(), [](const SegmentInfo& a, const SegmentInfo& b) {
+    return std::pair(a.state, a.id) < std::pair(b.state, b.id);
+  });
+  return segments;
+}
+
+PoolFigures SegmentPool::Figures() const {
   return {.capacity_bytes = capacity_bytes_,
-          .charged_bytes = charged_bytes_,
+          .charged_bytes = ledger_.charged_bytes(),
+          .committed_bytes = ledger_.committed_bytes(),
+          .guaranteed_bytes = ledger_.guaranteed_bytes(),
+          .quarantined_bytes = quarantine_.bytes(),
           .idle_bytes = idle_.bytes(),
-          .reserved_bytes = charged_bytes_ + idle_.bytes() + freeing_bytes_,
+          .reserved_bytes = ledger_.charged_bytes() - granted_bytes_ - obtaining_bytes_ + idle_.bytes() +
+                            freeing_bytes_ + unfreed_bytes_,
           .segments = leased_.size(),
           .segment_allocs = segment_allocs_,
-          .segment_frees = segment_frees_};
+          .segment_frees = segment_frees_,
+          .handovers = handovers_,
+          .handover_bytes = handover_bytes_};
 }
 
 }  // namespace vrambroker

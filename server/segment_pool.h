@@ -11,13 +11,17 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
+#include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
 #include <variant>
 #include <vector>
 
+#include "absl/container/btree_set.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/statusor.h"
@@ -25,7 +29,11 @@
 #include "allocator/device.h"
 #include "allocator/ids.h"
 #include "allocator/mutex.h"
+#include "server/histogram.h"
 #include "server/idle_segments.h"
+#include "server/ledger.h"
+#include "server/metered_device.h"
+#include "server/quarantine.h"
 
 namespace vrambroker {
 
@@ -34,45 +42,136 @@ using Ticket = std::array<char, 16>;
 // How the holder of a segment opens it.
 using WireHandle = std::variant<CudaIpcHandle, Ticket>;
 
-struct AccountFigures {
+absl::StatusOr<Ticket> RandomTicket();
+
+// Whose an account is, and what it may do.
+struct AccountTerms {
+  std::string client;  // for people
+  pid_t pid = 0;
+  uid_t uid = 0;
+  std::string domain;  // within it, segments are handed on as they are
   uint64_t limit_bytes = 0;
-  uint64_t reserved_bytes = 0;   // charged: leased, being obtained, or returning
-  uint64_t returning_bytes = 0;  // of these, asked back from the client and not yet closed by it
+  int priority = 0;
 };
 
 struct PoolFigures {
   uint64_t capacity_bytes = 0;
-  uint64_t charged_bytes = 0;   // sum of the accounts' reserved bytes
-  uint64_t idle_bytes = 0;      // held from the driver, leased to nobody
-  uint64_t reserved_bytes = 0;  // held from the driver: charged + idle + being freed
-  uint64_t segments = 0;        // leased
-  uint64_t segment_allocs = 0;  // obtained from the driver, ever
-  uint64_t segment_frees = 0;   // given back to the driver, ever
+  uint64_t charged_bytes = 0;     // sum of the accounts' reserved bytes, and quarantined ones of sessions that are gone
+  uint64_t committed_bytes = 0;   // the same, with unused guarantees: what nobody else can get
+  uint64_t guaranteed_bytes = 0;  // sum of the guarantees
+  uint64_t quarantined_bytes = 0;  // of sessions that are gone: not yet known to be quiet
+  uint64_t idle_bytes = 0;         // held from the driver, leased to nobody
+  uint64_t reserved_bytes = 0;     // held from the driver: leased + idle + being freed
+  uint64_t segments = 0;           // leased
+  uint64_t segment_allocs = 0;     // obtained from the driver, ever
+  uint64_t segment_frees = 0;      // given back to the driver, ever
+  uint64_t handovers = 0;          // idle segments leased again without a driver call, ever
+  uint64_t handover_bytes = 0;
+};
+
+// What came of asking sessions for their idle memory, ever.
+struct ReclaimFigures {
+  uint64_t reclaims = 0;  // times that a session was asked
+  uint64_t asked_bytes = 0;
+  uint64_t reclaimed_bytes = 0;
+  HistogramFigures durations;  // until the answer
+};
+
+// All figures of a pool, of one moment.
+struct PoolView {
+  PoolFigures figures;
+  FreeSizes idle_sizes;  // of the idle segments
+  ReclaimFigures reclaims;
+  DeviceMeterFigures calls;
+  uint64_t driver_free_bytes = 0;  // of the device, in the driver's words, as of the last UpdateHealth()
+  absl::flat_hash_map<SessionId, AccountFigures> accounts;
+  std::vector<Quarantine::Holding> quarantine;
+  absl::Status health;  // as of the last SegmentPool::UpdateHealth()
+};
+
+// A segment of a pool, for operators.
+struct SegmentInfo {
+  enum class State { kLeased, kReturning, kQuarantined, kIdle };
+  uint64_t id = 0;  // kIdle: a number that stays its own while it is idle; otherwise a SegmentId
+  uint64_t bytes = 0;
+  State state = State::kLeased;
+  SessionId holder{};    // kLeased, kReturning
+  std::string client{};  // kQuarantined: whose it was
+};
+
+struct SegmentPoolOptions {
+  static constexpr uint64_t kNoIdleLimit = std::numeric_limits<uint64_t>::max();
+  uint64_t idle_limit_bytes = kNoIdleLimit;  // no more survive ReleaseIdleSince()
+  // How long the segments of a process that has ended stay quarantined at least.
+  std::chrono::milliseconds settle_time{0};
+  std::function<SteadyTime()> clock = [] { return std::chrono::steady_clock::now(); };
 };
 
 // Safe to call from any thread. Calls marked (driver) may take milliseconds; they hold no lock meanwhile.
 class SegmentPool {
  public:
   // `next_segment` numbers segments over all devices of a daemon; it outlives the pool.
-  SegmentPool(std::unique_ptr<Device> device, uint64_t capacity_bytes, std::atomic<uint64_t>* next_segment);
+  SegmentPool(std::unique_ptr<Device> device, uint64_t capacity_bytes, std::atomic<uint64_t>* next_segment,
+              SegmentPoolOptions options = {});
   // Gives everything back to the driver. REQUIRES: no other call is running.
   ~SegmentPool();
 
   const DeviceProperties& properties() const { return device_->properties(); }
   uint64_t capacity_bytes() const { return capacity_bytes_; }
 
-  // REQUIRES: `session` has no account here.
-  void OpenAccount(SessionId session, pid_t pid, uid_t tenant, uint64_t limit_bytes);
-  // NotFound when there is no such account. A limit below what is reserved takes nothing away.
-  absl::Status SetLimit(SessionId session, uint64_t limit_bytes);
-  // All segments of the account become idle, and its tickets void. Returns their bytes.
-  // REQUIRES: the holder cannot touch them any more: it said so, or its process has gone.
-  uint64_t CloseAccount(SessionId session);
+  // `room_made` is called, without a lock, after anything that may let an account grow that could not before. To be
+  // set before other threads use the pool.
+  void OnRoom(std::function<void()> room_made) { room_made_ = std::move(room_made); }
 
-  // (driver) A segment of exactly `bytes`: an idle one of the same tenant, or a new one, for which idle segments are
+  // REQUIRES: `session` has no account here.
+  void OpenAccount(SessionId session, const AccountTerms& terms);
+  // NotFound when there is no such account; errors of Ledger::SetLimit() and SetGuarantee().
+  absl::Status SetLimit(SessionId session, uint64_t limit_bytes);
+  absl::Status SetGuarantee(SessionId session, uint64_t guarantee_bytes);
+  absl::Status SetPriority(SessionId session, int priority);
+  // The account's segments become idle, the first leased first, and its tickets void. Returns their bytes. REQUIRES:
+  // the holder says that it cannot touch them any more.
+  uint64_t CloseAccount(SessionId session);
+  // The same when the holder's process has ended: its segments are quarantined until CheckQuarantine() finds them
+  // quiet.
+  uint64_t CloseAccountOfGone(SessionId session);
+
+  // (driver) A segment of exactly `bytes`: an idle one of the same domain, or a new one, for which idle segments are
   // given up when the device is full. SegmentRefused() when the limit or the capacity forbids it, Aborted when the
-  // account is closed.
-  absl::StatusOr<SegmentId> Lease(SessionId session, uint64_t bytes);
+  // account is closed. `granted`: out of what Grant() charged.
+  absl::StatusOr<SegmentId> Lease(SessionId session, uint64_t bytes, bool granted = false);
+
+  // Charges `bytes`, in turn, for Lease() to come. Errors as Lease().
+  absl::Status Grant(SessionId session, uint64_t bytes);
+  // Gives up what is left of a grant.
+  void ReleaseGrant(SessionId session, uint64_t bytes);
+  // See Ledger.
+  void HoldBack(std::optional<int> priority);
+  bool IsGuaranteed(SessionId session, uint64_t bytes) const;
+  bool MayEverGrow(SessionId session, uint64_t bytes) const;
+  // Growth of this session is refused for the sake of a request that has waited for long.
+  bool IsHeldBack(SessionId session, uint64_t bytes) const;
+  uint64_t MissingBytes(SessionId session, uint64_t bytes, bool guarantee) const;
+
+  // The same without a driver call: NotFound when only Lease() can tell.
+  absl::StatusOr<SegmentId> LeaseIdle(SessionId session, uint64_t bytes);
+
+  // (driver) Looks at the quarantined segments whose time has come: those that no process can touch any more become
+  // idle.
+  void CheckQuarantine();
+  // When the next one is due; nullopt when none waits.
+  std::optional<SteadyTime> NextQuarantineCheck() const;
+  // Quarantined memory may be reusable soon: it has not been looked at yet.
+  bool IsSettling() const;
+
+  // Makes leased segments idle whose holder says that it has closed them: all of them, or none. InvalidArgument:
+  // named twice. NotFound: not leased to the session.
+  absl::Status TakeBack(SessionId session, absl::Span<const SegmentId> segments);
+  // Makes all segments of the session idle but these.
+  void TakeBackAllBut(SessionId session, const absl::flat_hash_set<SegmentId>& keep);
+
+  // From now on nothing is leased any more: Aborted.
+  void Seal();
 
   // Marks leased segments as asked back; they stay charged. Unknown ids are ignored.
   void MarkReturning(SessionId session, absl::Span<const SegmentId> segments);
@@ -85,14 +184,34 @@ class SegmentPool {
   // NotFound: no such ticket, or used. PermissionDenied: of another process.
   absl::StatusOr<UniqueFd> RedeemTicket(const Ticket& ticket, pid_t pid, uid_t uid);
 
-  // (driver) Gives segments that have been idle since `time` or longer back to the driver. Returns their bytes.
+  // (driver) Gives idle segments back to the driver, the oldest first: those that have been idle since `time` or
+  // longer, and what is beyond the idle limit. Returns their bytes.
   uint64_t ReleaseIdleSince(SteadyTime time);
+  // Waits until ReleaseIdleSince() of `decay` ago has something to do. False, and at once, after StopDecay(). For
+  // IdleDecay alone.
+  bool AwaitDecay(std::chrono::milliseconds decay);
+  void StopDecay();
 
   // nullopt when there is no such account.
   std::optional<AccountFigures> GetAccount(SessionId session) const;
   // What Lease() could still hand to the session; 0 when there is no such account.
   uint64_t AvailableBytes(SessionId session) const;
   PoolFigures GetFigures() const;
+  PoolView GetView() const;
+  // Every segment, by state, then by id. Takes as long as there are many: for people, not for every scrape.
+  std::vector<SegmentInfo> GetSegments() const;
+
+  // (driver) Frees again what the driver has refused to take back.
+  void RetryFrees();
+
+  // A session that was asked for `asked_bytes` has given `reclaimed_bytes` back, or will not.
+  void CountReclaim(uint64_t asked_bytes, uint64_t reclaimed_bytes, std::chrono::nanoseconds duration);
+
+  // (driver) Whether the device can still be used: Device::Health(), and how much of it is free. What health() and
+  // GetView() say from then on.
+  absl::Status UpdateHealth();
+  // OK before the first update.
+  absl::Status health() const;
 
  private:
   struct LeasedSegment {
@@ -100,40 +219,78 @@ class SegmentPool {
     std::optional<CudaIpcHandle> cuda_ipc;
     SessionId holder{};
     bool returning = false;
+    bool exported = false;         // the holder has, or had, what opens it
     std::optional<Ticket> ticket;  // the one that is out, if any
   };
   struct Account {
-    pid_t pid = 0;
-    uid_t tenant = 0;
+    AccountTerms terms;
     AccountFigures figures;
-    absl::flat_hash_set<SegmentId> segments;
+    uint64_t granted_bytes = 0;           // of the reserved ones
+    absl::btree_set<SegmentId> segments;  // in the order in which they became its own
   };
 
+  PoolFigures Figures() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  static AccountFigures FiguresOf(const Account& account);
+  // Aborted when the daemon stops; Ledger::CheckGrowth().
+  absl::Status CheckGrowth(const Account& account, uint64_t bytes, bool in_turn = false) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // An idle segment of the same domain, leased to the account, which is charged for it already.
+  std::optional<SegmentId> TakeIdle(SessionId session, Account& account, uint64_t bytes)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   SegmentId AddLease(SessionId session, Account& account, LeasedSegment segment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void MakeIdle(SegmentId id, Account& account) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void AddIdle(const IdleSegments::Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Takes a segment out of the account's books, not out of the ledger's.
+  LeasedSegment Forget(SegmentId id, Account& account) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  uint64_t Close(SessionId session, bool process_gone) ABSL_LOCKS_EXCLUDED(mu_);
+  void RoomMade() const {
+    if (room_made_) room_made_();
+  }
   // Counts `entries`, which have left idle_, as being freed; FreeToDriver() then frees them (driver).
   std::vector<IdleSegments::Entry> StartFreeing(std::vector<IdleSegments::Entry> entries)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void FreeToDriver(const std::vector<IdleSegments::Entry>& entries) ABSL_LOCKS_EXCLUDED(mu_);
-  // (driver) A segment that the caller has made room for; asks twice when frees of others were still under way.
+  // (driver) What the driver refuses to take back is kept for RetryFrees().
+  void FreeSegment(const DeviceSegment& segment) ABSL_LOCKS_EXCLUDED(mu_);
+  // (driver) A segment that the caller has made room for; asks again when frees of others were still under way.
   absl::StatusOr<LeasedSegment> AllocateFromDriver(uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
+  // Waits until more than `frees` segments have ever been given back to the driver. False when none is on its way, or
+  // `deadline` has passed.
+  bool AwaitFree(uint64_t frees, SteadyTime deadline) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Constant after construction.
-  const std::unique_ptr<Device> device_;
+  const std::unique_ptr<MeteredDevice> device_;
   const uint64_t capacity_bytes_;
+  const SegmentPoolOptions options_;
+  std::function<void()> room_made_;
   std::atomic<uint64_t>& next_segment_;
 
   // Never held during a driver call.
   mutable Mutex mu_;
-  CondVar freed_;  // freeing_bytes_ has become 0
+  CondVar freed_;  // segment_frees_ has grown
+  CondVar decay_;  // idle_ is no longer empty or has grown beyond the limit, or stop_decay_ is set
   absl::flat_hash_map<SessionId, Account> accounts_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<SegmentId, LeasedSegment> leased_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<Ticket, SegmentId> tickets_ ABSL_GUARDED_BY(mu_);
   IdleSegments idle_ ABSL_GUARDED_BY(mu_);
-  uint64_t charged_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  Quarantine quarantine_ ABSL_GUARDED_BY(mu_);
+  Ledger ledger_ ABSL_GUARDED_BY(mu_);
+  absl::Status health_ ABSL_GUARDED_BY(mu_);
+  uint64_t driver_free_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  bool sealed_ ABSL_GUARDED_BY(mu_) = false;
+  uint64_t granted_bytes_ ABSL_GUARDED_BY(mu_) = 0;          // sum of the accounts'
+  uint64_t obtaining_bytes_ ABSL_GUARDED_BY(mu_) = 0;        // charged, but not yet obtained from the driver
+  std::vector<DeviceSegment> unfreed_ ABSL_GUARDED_BY(mu_);  // the driver has refused to take them back, so far
+  uint64_t unfreed_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t freeing_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // on their way back to the driver
   uint64_t segment_allocs_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t segment_frees_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t handovers_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t handover_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  ReclaimFigures reclaims_ ABSL_GUARDED_BY(mu_);  // but for the durations
+  bool stop_decay_ ABSL_GUARDED_BY(mu_) = false;
+  DurationHistogram reclaim_durations_;  // synchronises itself
+  std::atomic<bool> warned_of_unread_{false};
 };
 
 }  // namespace vrambroker

@@ -4,19 +4,28 @@
 //      |  \--operator ends it--> kEnded -------+--process gone--> kClosed
 //      +------------goodbye, process gone------+
 //
+// A client that leases may go from kDisconnected back to kActive: Resume().
 // In every state but kClosed what the session holds stays charged to it: nobody can take mapped memory away.
 #include "server/session.h"
 
+#include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/client_log.h"
 #include "server/out_of_memory.h"
 
 namespace vrambroker {
 namespace {
 
+constexpr uint64_t kMostRetriesAtOnce = 1 << 20;
+
 // How long a request waits for the client to close segments that were asked back. What it closes later still counts.
 constexpr std::chrono::seconds kCloseTimeout(1);
+
+// How long a client may be silent when it is asked something.
+constexpr std::chrono::seconds kQuestionTimeout(2);
 
 }  // namespace
 
@@ -35,15 +44,23 @@ const char* SessionStateName(SessionState state) {
 }
 
 Session::Session(SessionId id, std::string name, Caller caller, const std::vector<SegmentPool*>& pools,
-                 WorkerPool* workers, size_t max_blocks, std::shared_ptr<SessionEvents> events,
-                 const AllocatorOptions& options)
+                 Executor* workers, const SessionBounds& bounds, std::shared_ptr<SessionEvents> events,
+                 const AllocatorOptions& options, const std::optional<Ticket>& resume_token, SessionTerms terms)
     : id_(id),
       name_(std::move(name)),
       caller_(std::move(caller)),
-      max_blocks_(max_blocks),
+      terms_(std::move(terms)),
+      bounds_(bounds),
       workers_(*workers),
+      resume_token_(resume_token),
+      slow_calls_(std::make_shared<SerialQueue>(workers)),
+      slow_questions_(std::make_shared<SerialQueue>(workers)),
+      ooms_(pools.size()),
+      reclaims_(pools.size()),
       events_(std::move(events)),
-      slow_calls_(std::make_shared<SerialQueue>(workers)) {
+      reported_(pools.size()),
+      retries_(pools.size()),
+      last_outcomes_(pools.size()) {
   for (SegmentPool* pool : pools) {
     heaps_.push_back(std::make_unique<Heap>(this, pool, options));
     // per_process_memory_fraction is a limit of the account like others, and the pool is where limits are enforced.
@@ -59,19 +76,179 @@ SessionState Session::state() const {
 }
 
 bool Session::Advance(SessionState state) {
-  MutexLock lock(mu_);
-  if (state <= state_) return false;
-  state_ = state;
-  changed_.NotifyAll();
+  std::vector<std::function<void()>> unanswered;
+  {
+    MutexLock lock(mu_);
+    if (state <= state_) return false;
+    for (size_t device = 0; state == SessionState::kClosed && device < heaps_.size(); ++device) {
+      UpdateRetries(static_cast<int>(device));
+    }
+    state_ = state;
+    changed_.NotifyAll();
+    unanswered = questions_.Close();
+  }
+  for (const auto& call : unanswered) call();
   return true;
 }
 
+bool Session::Resume(std::shared_ptr<SessionEvents> events) {
+  MutexLock lock(mu_);
+  if (state_ != SessionState::kDisconnected) return false;
+  state_ = SessionState::kActive;
+  events_ = std::move(events);
+  questions_.Open();
+  return true;
+}
+
+std::shared_ptr<SessionEvents> Session::events() const {
+  MutexLock lock(mu_);
+  return events_;
+}
+
+// ---- Leased ----
+
+absl::Status Session::CheckMayLease() const {
+  if (!leases()) return absl::FailedPreconditionError("the session is remote: use Allocate and Free");
+  if (const SessionState now = state(); now != SessionState::kActive) {
+    return absl::AbortedError(absl::StrCat("session ", Raw(id_), " is ", SessionStateName(now), "; open a new one"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<Lease>> Session::LeaseIdle(int device, absl::Span<const uint64_t> sizes) {
+  return LeaseEach(device, sizes, [this](SegmentPool& pool, uint64_t bytes) { return pool.LeaseIdle(id_, bytes); });
+}
+
+absl::StatusOr<std::vector<Lease>> Session::LeaseSlowly(int device, absl::Span<const uint64_t> sizes, bool granted) {
+  uint64_t left = 0;  // of the grant
+  if (granted) left = std::accumulate(sizes.begin(), sizes.end(), left);
+  absl::StatusOr<std::vector<Lease>> leases =
+      LeaseEach(device, sizes, [this, granted, &left](SegmentPool& pool, uint64_t bytes) {
+        if (granted) left -= bytes;
+        return pool.Lease(id_, bytes, granted);
+      });
+  if (left > 0) heaps_[device]->pool.ReleaseGrant(id_, left);
+  return leases;
+}
+
+absl::StatusOr<std::vector<Lease>> Session::LeaseEach(
+    int device, absl::Span<const uint64_t> sizes,
+    const std::function<absl::StatusOr<SegmentId>(SegmentPool& pool, uint64_t bytes)>& lease) {
+  if (absl::Status status = CheckMayLease(); !status.ok()) return status;
+  // Leases that are under way count as held, also once the pool has them: the bound is never exceeded.
+  const size_t under_way = leases_under_way_.fetch_add(sizes.size()) + sizes.size();
+  absl::Status bound = CheckSegmentCount(under_way);
+  absl::StatusOr<std::vector<Lease>> leases =
+      bound.ok() ? LeaseAll(heaps_[device]->pool, sizes, lease) : std::move(bound);
+  leases_under_way_.fetch_sub(sizes.size());
+  return leases;
+}
+
+absl::Status Session::CheckSegmentCount(size_t more) const {
+  size_t held = 0;
+  for (const std::unique_ptr<Heap>& heap : heaps_) {
+    held += heap->pool.GetAccount(id_).value_or(AccountFigures()).segments;
+  }
+  if (held + more <= bounds_.max_segments) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat("segment_bytes: session ", Raw(id_), " holds ", held,
+                                                   " segments, and max_segments_per_session allows ",
+                                                   bounds_.max_segments, "; return some, or lease larger ones"));
+}
+
+absl::StatusOr<std::vector<Lease>> Session::LeaseAll(
+    SegmentPool& pool, absl::Span<const uint64_t> sizes,
+    const std::function<absl::StatusOr<SegmentId>(SegmentPool& pool, uint64_t bytes)>& lease) {
+  std::vector<Lease> leases;
+  leases.reserve(sizes.size());
+  absl::Status status;
+  for (const uint64_t bytes : sizes) {
+    const absl::StatusOr<SegmentId> segment = lease(pool, bytes);
+    if (status = segment.status(); !status.ok()) break;
+    leases.push_back({.segment = *segment, .bytes = bytes});
+    absl::StatusOr<WireHandle> handle = pool.HandleFor(id_, *segment);
+    if (status = handle.status(); !status.ok()) break;
+    leases.back().handle = *std::move(handle);
+  }
+  if (status.ok()) return leases;
+  std::vector<SegmentId> segments;
+  segments.reserve(leases.size());
+  for (const Lease& got : leases) segments.push_back(got.segment);
+  (void)pool.TakeBack(id_, segments);
+  return status;
+}
+
+absl::Status Session::ReturnLeased(int device, absl::Span<const SegmentId> segments) {
+  if (!leases()) return absl::FailedPreconditionError("the session is remote: its segments are not its to return");
+  return heaps_[device]->pool.TakeBack(id_, segments);
+}
+
+void Session::KeepOnly(const absl::flat_hash_set<SegmentId>& segments) {
+  for (const std::unique_ptr<Heap>& heap : heaps_) heap->pool.TakeBackAllBut(id_, segments);
+}
+
+void Session::Report(int device, const MemoryStats& stats) {
+  MutexLock lock(mu_);
+  reported_[device] = stats;
+  UpdateRetries(device);
+}
+
+void Session::UpdateRetries(int device) {
+  if (state_ == SessionState::kClosed) return;
+  Retries& retries = retries_[device];
+  const uint64_t now = leases() ? reported_[device].num_alloc_retries : heaps_[device]->allocator.num_alloc_retries();
+  // What is less than before was reset in between. A client that says more in a second than it can do is not believed.
+  retries.total += std::min(now < retries.counted ? now : now - retries.counted, kMostRetriesAtOnce);
+  retries.counted = now;
+}
+
+uint64_t Session::CountAllocRetries(int device) {
+  MutexLock lock(mu_);
+  UpdateRetries(device);
+  return retries_[device].total;
+}
+
+Session::OomCounts Session::GetOoms(int device) const {
+  OomCounts counts;
+  for (size_t i = 0; i < counts.size(); ++i) counts[i] = ooms_[device][i].load(std::memory_order_relaxed);
+  return counts;
+}
+
+absl::Status Session::ResetStats(int device, bool accumulated) {
+  if (leases()) return absl::FailedPreconditionError("the session leases segments: its client counts");
+  CachingAllocator& allocator = heaps_[device]->allocator;
+  allocator.ResetPeakStats();
+  if (!accumulated) return absl::OkStatus();
+  MutexLock lock(mu_);
+  UpdateRetries(device);
+  allocator.ResetAccumulatedStats();
+  retries_[device].counted = 0;
+  return absl::OkStatus();
+}
+
+MemoryStats Session::GetMemoryStats(int device) const {
+  if (!leases()) return heaps_[device]->allocator.GetMemoryStats();
+  MutexLock lock(mu_);
+  return reported_[device];
+}
+
+absl::StatusOr<ClientAnswer> Session::Ask(const ClientQuestion& question) {
+  const absl::StatusOr<UserSlots::Slot> waiting = workers_.StartWaiting(caller_.uid);
+  if (!waiting.ok()) return waiting.status();
+  const size_t max_items = question.kind != ClientQuestion::Kind::kSnapshot ? 0
+                           : question.with_history                          ? ClientQuestions::kMaxSnapshotItems
+                                                                            : ClientQuestions::kMaxItemsWithoutHistory;
+  return questions_.Ask([&](uint64_t id) { events()->Ask(id, question); }, kQuestionTimeout, max_items);
+}
+
+// ---- Remote ----
+
 absl::Status Session::CheckMayAllocate() const {
+  if (leases()) return absl::FailedPreconditionError("the session leases segments: use LeaseSegments");
   MutexLock lock(mu_);
   if (state_ != SessionState::kActive) {
     return absl::AbortedError(absl::StrCat("session ", Raw(id_), " is ", SessionStateName(state_), "; open a new one"));
   }
-  if (blocks_.size() >= max_blocks_) {
+  if (blocks_.size() >= bounds_.max_blocks) {
     return absl::ResourceExhaustedError(
         absl::StrCat("session ", Raw(id_), " holds ", blocks_.size(),
                      " blocks, the most that max_blocks_per_session allows; free some, or allocate larger ones"));
@@ -86,10 +263,14 @@ absl::StatusOr<Allocation> Session::AllocateFromCache(int device, uint64_t reque
   return Record(device, block);
 }
 
-absl::StatusOr<Allocation> Session::AllocateSlowly(int device, uint64_t requested, Stream stream) {
-  if (absl::Status status = CheckMayAllocate(); !status.ok()) return status;
+absl::StatusOr<Allocation> Session::AllocateSlowly(int device, uint64_t requested, Stream stream,
+                                                   uint64_t granted_bytes) {
   Heap& heap = *heaps_[device];
-  const absl::StatusOr<Block*> block = heap.allocator.Allocate(requested, stream);
+  heap.granted_bytes = granted_bytes;
+  const absl::Status may_allocate = CheckMayAllocate();
+  const absl::StatusOr<Block*> block =
+      may_allocate.ok() ? heap.allocator.Allocate(requested, stream) : absl::StatusOr<Block*>(may_allocate);
+  if (heap.granted_bytes > 0) heap.pool.ReleaseGrant(id_, std::exchange(heap.granted_bytes, 0));
   if (block.ok()) return Record(device, *block);
   if (absl::IsResourceExhausted(block.status()) && !SegmentRefusalCause(block.status()).has_value()) {
     // The heap's own refusal, by throw_on_cudamalloc_oom.
@@ -97,6 +278,16 @@ absl::StatusOr<Allocation> Session::AllocateSlowly(int device, uint64_t requeste
     return SegmentRefused(ever_fits ? OomCause::kLimit : OomCause::kLargerThanDevice, block.status().message());
   }
   return block.status();
+}
+
+absl::StatusOr<AcquiredSegment> Session::Heap::AcquireSegment(uint64_t bytes, bool last_resort) {
+  const bool granted = bytes <= granted_bytes;
+  if (granted) granted_bytes -= bytes;
+  const absl::StatusOr<SegmentId> id = pool.Lease(session.id_, bytes, granted);
+  if (id.ok()) return AcquiredSegment{.id = *id};
+  // Not the allocator's last word: see Broker::Allocate().
+  if (last_resort && !granted && SegmentRefusalCause(id.status()) == OomCause::kCapacity) return MayGrowLater();
+  return id.status();
 }
 
 absl::StatusOr<Allocation> Session::Record(int device, Block* block) {
@@ -143,10 +334,141 @@ absl::Status Session::Free(absl::Span<const BlockId> blocks) {
   return absl::OkStatus();
 }
 
-uint64_t Session::EmptyCache() {
+// ---- Both ----
+
+absl::StatusOr<uint64_t> Session::Trim(uint64_t bytes) {
+  if (leases()) {
+    const absl::StatusOr<ClientAnswer> answer =
+        Ask({.kind = ClientQuestion::Kind::kTrim, .bytes = bytes, .device = -1});
+    if (!answer.ok()) return answer.status();
+    return answer->released_bytes;
+  }
+  uint64_t released = 0;
+  for (const std::unique_ptr<Heap>& heap : heaps_) released += heap->allocator.EmptyCache();
+  return released;
+}
+
+std::shared_ptr<std::atomic<bool>> Session::StartGrowth(uint64_t cancel_key) {
+  auto cancelled = std::make_shared<std::atomic<bool>>(false);
+  if (cancel_key == 0) return cancelled;
+  MutexLock lock(mu_);
+  // Those that have ended have left their entries behind.
+  if (growths_.size() > 2 * SerialQueue::kMaxTasks) {
+    absl::erase_if(growths_, [](const auto& entry) { return entry.second.expired(); });
+  }
+  growths_[cancel_key] = cancelled;
+  return cancelled;
+}
+
+void Session::CancelGrowth(uint64_t cancel_key) {
+  MutexLock lock(mu_);
+  const auto it = growths_.find(cancel_key);
+  if (it == growths_.end()) return;
+  if (const auto cancelled = it->second.lock()) *cancelled = true;
+  growths_.erase(it);
+}
+
+void Session::SetLastOutcome(int device, GrowthOutcome outcome) {
+  MutexLock lock(mu_);
+  last_outcomes_[device] = std::move(outcome);
+}
+
+GrowthOutcome Session::GetLastOutcome(int device) const {
+  MutexLock lock(mu_);
+  return last_outcomes_[device];
+}
+
+void Session::Reclaim(int device, uint64_t bytes, SteadyTime now, std::function<void()> answered) {
+  {
+    MutexLock lock(reclaims_mu_);
+    Reclaims& reclaims = reclaims_[device];
+    reclaims.next_bytes += bytes;
+    reclaims.next.push_back(std::move(answered));
+    if (std::exchange(reclaims.asked, true)) return;
+    reclaims.asked_since = now;
+  }
+  AskForReclaim(device);
+}
+
+std::optional<SteadyTime> Session::ReclaimAskedSince(int device) const {
+  MutexLock lock(reclaims_mu_);
+  const Reclaims& reclaims = reclaims_[device];
+  return reclaims.asked ? std::optional(reclaims.asked_since) : std::nullopt;
+}
+
+void Session::AskForReclaim(int device) {
   uint64_t bytes = 0;
-  for (const std::unique_ptr<Heap>& heap : heaps_) bytes += heap->allocator.EmptyCache();
-  return bytes;
+  const uint64_t reserved = heaps_[device]->pool.GetAccount(id_).value_or(AccountFigures()).reserved_bytes;
+  {
+    MutexLock lock(reclaims_mu_);
+    Reclaims& reclaims = reclaims_[device];
+    reclaims.now = std::exchange(reclaims.next, {});
+    bytes = std::exchange(reclaims.next_bytes, 0);
+    reclaims.now_bytes = bytes;
+    reclaims.now_since = std::chrono::steady_clock::now();
+    reclaims.reserved_before = reserved;
+  }
+  if (leases()) {
+    const ClientQuestion question{.kind = ClientQuestion::Kind::kTrim, .bytes = bytes, .device = device};
+    // The questions are a part of this object.
+    questions_.AskLater([&](uint64_t id) { events()->Ask(id, question); },
+                        [this, device](const absl::StatusOr<ClientAnswer>&) { Reclaimed(device); });
+    return;
+  }
+  const bool queued = slow_calls_->Submit([self = shared_from_this(), device, bytes] {
+    if (self->state() == SessionState::kActive) self->heaps_[device]->allocator.Trim({.wanted_bytes = bytes});
+    self->Reclaimed(device);
+  });
+  if (!queued) Reclaimed(device);
+}
+
+void Session::Reclaimed(int device) {
+  std::vector<std::function<void()>> answered;
+  bool again = false;
+  SegmentPool& pool = heaps_[device]->pool;
+  const std::optional<AccountFigures> account = pool.GetAccount(id_);
+  uint64_t asked_bytes = 0;
+  uint64_t returned_bytes = 0;
+  std::chrono::nanoseconds duration{0};
+  {
+    MutexLock lock(reclaims_mu_);
+    Reclaims& reclaims = reclaims_[device];
+    asked_bytes = reclaims.now_bytes;
+    duration = std::chrono::steady_clock::now() - reclaims.now_since;
+    // By the pool's books, not by the client's word. What a session that has ended left is no answer to the question.
+    if (account.has_value())
+      returned_bytes = reclaims.reserved_before - std::min(reclaims.reserved_before, account->reserved_bytes);
+    answered = std::exchange(reclaims.now, {});
+    again = !reclaims.next.empty();
+    reclaims.asked = again;
+  }
+  pool.CountReclaim(asked_bytes, returned_bytes, duration);
+  LogClientEvent(spdlog::level::info,
+                 SessionLine("reclaimed", id_, name_)
+                     .Add("device", device)
+                     .Add("asked", asked_bytes)
+                     .Add("returned", returned_bytes)
+                     .Add("duration_ms", std::chrono::duration_cast<std::chrono::milliseconds>(duration).count()));
+  for (const auto& call : answered) call();
+  if (again) AskForReclaim(device);
+}
+
+absl::Status Session::RefreshStats() {
+  return leases() ? Ask({.kind = ClientQuestion::Kind::kStats}).status() : absl::OkStatus();
+}
+
+absl::StatusOr<HeapSnapshot> Session::Snapshot(int device, bool with_history) {
+  if (!leases()) return heaps_[device]->allocator.Snapshot(with_history);
+  absl::StatusOr<ClientAnswer> answer =
+      Ask({.kind = ClientQuestion::Kind::kSnapshot, .device = device, .with_history = with_history});
+  if (!answer.ok()) return answer.status();
+  return std::move(answer->snapshot);
+}
+
+absl::Status Session::SetRecording(uint64_t max_events) {
+  if (leases()) return Ask({.kind = ClientQuestion::Kind::kRecord, .max_events = max_events}).status();
+  for (const std::unique_ptr<Heap>& heap : heaps_) heap->allocator.SetRecording(max_events);
+  return absl::OkStatus();
 }
 
 uint64_t Session::ReturnSegments(SegmentPool& pool, absl::Span<const ReleasedSegment> segments) {
@@ -158,9 +480,10 @@ uint64_t Session::ReturnSegments(SegmentPool& pool, absl::Span<const ReleasedSeg
     MutexLock lock(mu_);
     for (const SegmentId id : ids) closing_.emplace(id, &pool);
   }
-  events_->CloseSegments(ids);
+  events()->CloseSegments(ids);
 
-  const bool may_wait = workers_.TryStartWaiting();
+  const absl::StatusOr<UserSlots::Slot> waiting = workers_.StartWaiting(caller_.uid);
+  const bool may_wait = waiting.ok();
   const auto deadline = std::chrono::steady_clock::now() + kCloseTimeout;
   uint64_t closed_bytes = 0;
   MutexLock lock(mu_);
@@ -176,7 +499,6 @@ uint64_t Session::ReturnSegments(SegmentPool& pool, absl::Span<const ReleasedSeg
     }
     if (all_closed || !may_wait || state_ != SessionState::kActive || !changed_.WaitUntil(mu_, deadline)) break;
   }
-  if (may_wait) workers_.StopWaiting();
   return closed_bytes;
 }
 
@@ -186,13 +508,17 @@ void Session::LimitIs(int device, uint64_t limit_bytes) {
 }
 
 void Session::SegmentsClosed(absl::Span<const SegmentId> segments) {
-  MutexLock lock(mu_);
-  for (const SegmentId id : segments) {
-    const auto it = closing_.find(id);
-    if (it == closing_.end()) continue;
-    it->second->Return(id_, {id});
-    closing_.erase(it);
+  std::vector<std::pair<SegmentPool*, SegmentId>> closed;
+  {
+    MutexLock lock(mu_);
+    for (const SegmentId id : segments) {
+      if (const auto it = closing_.find(id); it != closing_.end()) closed.emplace_back(it->second, id);
+    }
   }
+  // Without the lock: what comes back may let requests through, of this session too.
+  for (const auto& [pool, id] : closed) pool->Return(id_, {id});
+  MutexLock lock(mu_);
+  for (const auto& [pool, id] : closed) closing_.erase(id);
   changed_.NotifyAll();
 }
 

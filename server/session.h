@@ -21,6 +21,10 @@
 #include "allocator/caching_allocator.h"
 #include "allocator/ids.h"
 #include "allocator/mutex.h"
+#include "server/client_questions.h"
+#include "server/growth_queue.h"
+#include "server/out_of_memory.h"
+#include "server/policy.h"
 #include "server/segment_pool.h"
 #include "server/worker_pool.h"
 
@@ -31,6 +35,7 @@ struct Caller {
   pid_t pid = 0;
   uid_t uid = 0;
   gid_t gid = 0;
+  std::vector<gid_t> groups;              // further ones
   std::shared_ptr<const UniqueFd> pidfd;  // of the process that made the connection
 };
 
@@ -42,11 +47,12 @@ class SessionEvents {
   virtual void LimitChanged(int device, uint64_t limit_bytes) = 0;
   virtual void Draining() = 0;
   virtual void Ended(const std::string& reason) = 0;
+  virtual void Ask(uint64_t question_id, const ClientQuestion& question) = 0;
 };
 
 enum class SessionState {
   kActive,
-  kDisconnected,  // the stream broke, the process lives: memory stays charged
+  kDisconnected,  // the stream broke, the process lives: memory stays charged; the client may resume the session
   kEnded,         // by an operator; the client has not closed its memory yet
   kClosed,        // holds nothing any more
 };
@@ -63,52 +69,135 @@ struct Allocation {
   WireHandle handle;
 };
 
+// A whole segment as its holder sees it.
+struct Lease {
+  SegmentId segment{};
+  uint64_t bytes = 0;
+  WireHandle handle;
+};
+
+// What one session may hold; the daemon keeps something for each.
+struct SessionBounds {
+  size_t max_blocks = 1 << 20;    // through Allocate
+  size_t max_segments = 1 << 16;  // leased, over all devices
+};
+
+// A session is remote (its allocators are here) or leases segments (its allocators are in the client).
 // Safe to call from any thread. Calls marked (slow) may wait for the driver or for the client; they belong on
 // slow_calls().
-class Session {
+class Session : public std::enable_shared_from_this<Session> {
  public:
-  // The session has an account with each of `pools`, which outlive it, as `events` does.
-  Session(SessionId id, std::string name, Caller caller, const std::vector<SegmentPool*>& pools, WorkerPool* workers,
-          size_t max_blocks, std::shared_ptr<SessionEvents> events, const AllocatorOptions& options = {});
+  // The session has an account with each of `pools`, which outlive it, as `events` does. With a `resume_token` it
+  // leases. `terms` are what the policy gave it.
+  Session(SessionId id, std::string name, Caller caller, const std::vector<SegmentPool*>& pools, Executor* workers,
+          const SessionBounds& bounds, std::shared_ptr<SessionEvents> events, const AllocatorOptions& options = {},
+          const std::optional<Ticket>& resume_token = {}, SessionTerms terms = {});
   ~Session();
 
   SessionId id() const { return id_; }
   const std::string& name() const { return name_; }
   const Caller& caller() const { return caller_; }
+  const SessionTerms& terms() const { return terms_; }  // as they were when it was opened
   std::chrono::system_clock::time_point started() const { return started_; }
-  SessionEvents& events() { return *events_; }
+  bool leases() const { return resume_token_.has_value(); }
+  const std::optional<Ticket>& resume_token() const { return resume_token_; }  // what the client may resume it by
+  std::shared_ptr<SessionEvents> events() const ABSL_LOCKS_EXCLUDED(mu_);
   SerialQueue& slow_calls() { return *slow_calls_; }
+  SerialQueue& slow_questions() { return *slow_questions_; }  // of their own: a client may lease while it is asked
   // What the broker watches the process with, -1 for nothing; for the broker alone. Taken once.
   void set_process_watch(int watch) { process_watch_ = watch; }
   int TakeProcessWatch() { return process_watch_.exchange(-1); }
   SessionState state() const ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Moves to `state`; never back towards kActive. Returns false when that changed nothing. kClosed wakes every slow
-  // call.
+  // Moves to `state`; never back towards kActive, but by Resume(). Returns false when that changed nothing. kClosed
+  // wakes every slow call.
   bool Advance(SessionState state) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Aborted when the session is not active, ResourceExhausted when it holds too many blocks.
+  // From kDisconnected back to kActive, with a new stream. False in any other state.
+  bool Resume(std::shared_ptr<SessionEvents> events) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // ---- Leased ----
+
+  // A segment of each of `sizes`, or none. FailedPrecondition for a remote session, Aborted when it is not active,
+  // ResourceExhausted when it holds too many segments.
+  // NotFound when the pool has no idle segment that fits, and LeaseSlowly() has to ask the driver; SegmentRefused().
+  absl::StatusOr<std::vector<Lease>> LeaseIdle(int device, absl::Span<const uint64_t> sizes);
+  // (slow) The same with new segments where needed. `granted`: out of a SegmentPool::Grant() of all of them, of which
+  // nothing is left then.
+  absl::StatusOr<std::vector<Lease>> LeaseSlowly(int device, absl::Span<const uint64_t> sizes, bool granted = false);
+  void ReleaseGrant(int device, uint64_t bytes) { heaps_[device]->pool.ReleaseGrant(id_, bytes); }
+  // All of `segments`, or none. InvalidArgument: duplicates. NotFound: not leased to this session.
+  absl::Status ReturnLeased(int device, absl::Span<const SegmentId> segments);
+  // Takes back all segments but these, which the client says it holds.
+  void KeepOnly(const absl::flat_hash_set<SegmentId>& segments);
+  // What the client counts.
+  void Report(int device, const MemoryStats& stats) ABSL_LOCKS_EXCLUDED(mu_);
+  ClientQuestions& questions() { return questions_; }
+
+  // ---- Remote ----
+
+  // FailedPrecondition when the session leases, Aborted when it is not active, ResourceExhausted when it holds too many
+  // blocks.
   absl::Status CheckMayAllocate() const ABSL_LOCKS_EXCLUDED(mu_);
 
   // Block from the cache; NotFound when there is none and AllocateSlowly() has to try. Errors as CheckMayAllocate().
   absl::StatusOr<Allocation> AllocateFromCache(int device, uint64_t requested, Stream stream = 0);
-  // (slow) The whole allocation path. SegmentRefused() when there is no memory.
-  absl::StatusOr<Allocation> AllocateSlowly(int device, uint64_t requested, Stream stream = 0);
+  // (slow) The whole allocation path. SegmentRefused() when there is no memory. Without `granted_bytes`, a refusal for
+  // want of capacity is not counted as an out-of-memory event yet: the caller may get a grant of a segment and try
+  // again. What is left of that afterwards is given up.
+  absl::StatusOr<Allocation> AllocateSlowly(int device, uint64_t requested, Stream stream = 0,
+                                            uint64_t granted_bytes = 0);
 
   // All of `blocks`, or none. InvalidArgument: duplicates. NotFound: not blocks of this session, or freed before.
   absl::Status Free(absl::Span<const BlockId> blocks) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // (slow) Gives wholly free segments back, as far as the client closes them. Returns the bytes given back.
-  uint64_t EmptyCache();
-
-  // The pool holds the session to `limit_bytes` from now on; garbage collection goes by it, too.
-  void LimitIs(int device, uint64_t limit_bytes);
-
   // The client has closed these segments.
   void SegmentsClosed(absl::Span<const SegmentId> segments) ABSL_LOCKS_EXCLUDED(mu_);
 
-  MemoryStats GetMemoryStats(int device) const { return heaps_[device]->allocator.GetMemoryStats(); }
   CachingAllocator& allocator(int device) { return heaps_[device]->allocator; }
+
+  // ---- Both: asks the client when its allocators are there ----
+
+  // (slow) Gives `bytes` of wholly free segments back, or what there is (0: all), as far as the client closes them.
+  // Returns the bytes given back. A remote session always gives all.
+  absl::StatusOr<uint64_t> Trim(uint64_t bytes);
+  // Asks for `bytes` of wholly free segments of the device back, for others; calls `answered` when they are there, or
+  // nobody answers any more. Asks once at a time: who comes meanwhile is asked for next, together.
+  void Reclaim(int device, uint64_t bytes, SteadyTime now, std::function<void()> answered)
+      ABSL_LOCKS_EXCLUDED(reclaims_mu_);
+  // Since when the client owes an answer; nullopt when it owes none.
+  std::optional<SteadyTime> ReclaimAskedSince(int device) const ABSL_LOCKS_EXCLUDED(reclaims_mu_);
+  // A request that may come to wait, for CancelGrowth(); what is returned becomes true then. Key 0: none.
+  std::shared_ptr<std::atomic<bool>> StartGrowth(uint64_t cancel_key) ABSL_LOCKS_EXCLUDED(mu_);
+  void CancelGrowth(uint64_t cancel_key) ABSL_LOCKS_EXCLUDED(mu_);
+  // What was done in vain for the last request that others were asked for; for explaining its refusal.
+  void SetLastOutcome(int device, GrowthOutcome outcome) ABSL_LOCKS_EXCLUDED(mu_);
+  GrowthOutcome GetLastOutcome(int device) const ABSL_LOCKS_EXCLUDED(mu_);
+  // (slow) GetMemoryStats() is of this moment.
+  absl::Status RefreshStats();
+  // (slow)
+  absl::StatusOr<HeapSnapshot> Snapshot(int device, bool with_history = true);
+  // (slow) See CachingAllocator::SetRecording().
+  absl::Status SetRecording(uint64_t max_events);
+
+  // Of a session that leases: as last reported, at most about a second ago while its client runs.
+  MemoryStats GetMemoryStats(int device) const ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Its requests that were refused so far.
+  using OomCounts = std::array<uint64_t, kOomCauses.size()>;  // by OomCause
+  void CountOom(int device, OomCause cause) {
+    ooms_[device][static_cast<size_t>(cause)].fetch_add(1, std::memory_order_relaxed);
+  }
+  OomCounts GetOoms(int device) const;
+  // Its requests so far that flushed the cache first. Never falls, although the client may reset what it counts; final
+  // when the session is closed.
+  uint64_t CountAllocRetries(int device) ABSL_LOCKS_EXCLUDED(mu_);
+  // Peaks become the current values; with `accumulated`, totals start again. FailedPrecondition for a session that
+  // leases.
+  absl::Status ResetStats(int device, bool accumulated) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // The pool holds the session to `limit_bytes` from now on; garbage collection goes by it, too.
+  void LimitIs(int device, uint64_t limit_bytes);
 
  private:
   // The session's memory on one device: an allocator that grows from the session's account with the pool.
@@ -117,7 +206,7 @@ class Session {
         : session(*owner),
           pool(*segment_pool),
           allocator(this, /*events=*/nullptr, options, segment_pool->capacity_bytes()) {}
-    absl::StatusOr<SegmentId> AcquireSegment(uint64_t bytes) override { return pool.Lease(session.id_, bytes); }
+    absl::StatusOr<AcquiredSegment> AcquireSegment(uint64_t bytes, bool last_resort) override;
     uint64_t ReleaseSegments(absl::Span<const ReleasedSegment> segments) override {
       return session.ReturnSegments(pool, segments);
     }
@@ -125,7 +214,23 @@ class Session {
 
     Session& session;
     SegmentPool& pool;
+    uint64_t granted_bytes = 0;  // of AllocateSlowly(), of which one runs at a time
     CachingAllocator allocator;
+  };
+  // Who waits for Reclaim() on one device.
+  struct Reclaims {
+    bool asked = false;
+    SteadyTime asked_since;
+    std::vector<std::function<void()>> now;   // for the answer that is under way
+    std::vector<std::function<void()>> next;  // for the one after that
+    uint64_t next_bytes = 0;
+    uint64_t now_bytes = 0;
+    SteadyTime now_since;
+    uint64_t reserved_before = 0;
+  };
+  struct Retries {
+    uint64_t total = 0;
+    uint64_t counted = 0;  // what the allocator had counted then
   };
   struct HeldBlock {
     int device = 0;
@@ -136,23 +241,49 @@ class Session {
   // many others wait. Returns the bytes closed.
   uint64_t ReturnSegments(SegmentPool& pool, absl::Span<const ReleasedSegment> segments) ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<Allocation> Record(int device, Block* block) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status CheckMayLease() const ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<std::vector<Lease>> LeaseEach(
+      int device, absl::Span<const uint64_t> sizes,
+      const std::function<absl::StatusOr<SegmentId>(SegmentPool& pool, uint64_t bytes)>& lease);
+  // ResourceExhausted unless the session may hold `more` segments than it does.
+  absl::Status CheckSegmentCount(size_t more) const;
+  absl::StatusOr<std::vector<Lease>> LeaseAll(
+      SegmentPool& pool, absl::Span<const uint64_t> sizes,
+      const std::function<absl::StatusOr<SegmentId>(SegmentPool& pool, uint64_t bytes)>& lease);
+  void UpdateRetries(int device) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void AskForReclaim(int device) ABSL_LOCKS_EXCLUDED(reclaims_mu_);
+  void Reclaimed(int device) ABSL_LOCKS_EXCLUDED(reclaims_mu_);
+  absl::StatusOr<ClientAnswer> Ask(const ClientQuestion& question);
 
   // Constant after construction.
   const SessionId id_;
   const std::string name_;
   const Caller caller_;
+  const SessionTerms terms_;
   const std::chrono::system_clock::time_point started_ = std::chrono::system_clock::now();
-  const size_t max_blocks_;
-  WorkerPool& workers_;
-  const std::shared_ptr<SessionEvents> events_;
+  const SessionBounds bounds_;
+  Executor& workers_;
+  const std::optional<Ticket> resume_token_;
   const std::shared_ptr<SerialQueue> slow_calls_;
+  const std::shared_ptr<SerialQueue> slow_questions_;
   std::vector<std::unique_ptr<Heap>> heaps_;  // by device; each synchronises itself
   std::atomic<int> process_watch_{-1};
+  std::atomic<size_t> leases_under_way_{0};  // segments
+  ClientQuestions questions_;
+  std::vector<std::array<std::atomic<uint64_t>, kOomCauses.size()>> ooms_;  // by device, then cause
+
+  mutable Mutex reclaims_mu_;                                     // held for nothing but this; no other lock is taken
+  std::vector<Reclaims> reclaims_ ABSL_GUARDED_BY(reclaims_mu_);  // by device
 
   // Held for map operations only; an allocator's or a pool's lock may be taken while it is held.
   mutable Mutex mu_;
   CondVar changed_;  // state_ or closing_ has changed
   SessionState state_ ABSL_GUARDED_BY(mu_) = SessionState::kActive;
+  std::shared_ptr<SessionEvents> events_ ABSL_GUARDED_BY(mu_);
+  std::vector<MemoryStats> reported_ ABSL_GUARDED_BY(mu_);                                        // by device
+  std::vector<Retries> retries_ ABSL_GUARDED_BY(mu_);                                             // by device
+  absl::flat_hash_map<uint64_t, std::weak_ptr<std::atomic<bool>>> growths_ ABSL_GUARDED_BY(mu_);  // by cancel key
+  std::vector<GrowthOutcome> last_outcomes_ ABSL_GUARDED_BY(mu_);                                 // by device
   uint64_t next_block_ ABSL_GUARDED_BY(mu_) = 1;
   absl::flat_hash_map<BlockId, HeldBlock> blocks_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<SegmentId, SegmentPool*> closing_ ABSL_GUARDED_BY(mu_);  // asked back, not yet closed

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/session_stream.h"
 
+#include <algorithm>
+#include <chrono>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "proto/heap_convert.h"
 #include "server/convert.h"
 #include "server/version.h"
 
@@ -13,6 +17,7 @@ namespace {
 
 constexpr size_t kMaxQueued = 1024;  // messages to a client that does not read
 constexpr int kMaxIdsInMessage = 4096;
+constexpr int kMaxTooMany = 1000;
 // Errors and warnings repeat parts of it; gRPC breaks connections over statuses of more than 8 KiB.
 constexpr size_t kMaxAllocConf = 4096;
 
@@ -24,6 +29,39 @@ absl::StatusOr<AllocConf> ParseHelloAllocConf(const std::string& text) {
   absl::StatusOr<AllocConf> conf = ParseAllocConf(text);
   if (conf.ok()) return conf;
   return absl::InvalidArgumentError(absl::StrCat("alloc_conf: ", conf.status().message()));
+}
+
+// Of a message that is a call, and so is answered.
+std::optional<uint64_t> CallId(const v1::SessionRequest& request) {
+  using Request = v1::SessionRequest;
+  switch (request.message_case()) {
+    case Request::kAllocate:
+      return request.allocate().call_id();
+    case Request::kFree:
+      return request.free().call_id();
+    case Request::kLease:
+      return request.lease().call_id();
+    case Request::kReturnSegments:
+      return request.return_segments().call_id();
+    case Request::kExplain:
+      return request.explain().call_id();
+    default:
+      return std::nullopt;
+  }
+}
+
+// The answer to call `id`: `fill` puts the result in, unless `status` is an error.
+template <typename Fill>
+v1::SessionResponse AnswerTo(uint64_t id, const absl::Status& status, const Fill& fill) {
+  v1::SessionResponse response;
+  v1::CallResult* result = response.mutable_result();
+  result->set_call_id(id);
+  if (status.ok()) {
+    fill(*result);
+  } else {
+    *result->mutable_error() = ToProto(status);
+  }
+  return response;
 }
 
 }  // namespace
@@ -41,6 +79,37 @@ class SessionStream::Events : public SessionEvents {
   void Send(v1::SessionResponse response) {
     MutexLock lock(mu_);
     if (stream_ != nullptr) stream_->Send(std::move(response));
+  }
+
+  // False when the stream has gone.
+  bool Opened(const absl::StatusOr<SessionPtr>& session, const AllocConf& conf) {
+    MutexLock lock(mu_);
+    if (stream_ == nullptr) return false;
+    stream_->Opened(session, conf);
+    return true;
+  }
+
+  void Ask(uint64_t question_id, const ClientQuestion& question) override {
+    v1::SessionResponse response;
+    v1::Question* message = response.mutable_question();
+    message->set_question_id(question_id);
+    switch (question.kind) {
+      case ClientQuestion::Kind::kTrim:
+        message->mutable_trim()->set_bytes(question.bytes);
+        if (question.device >= 0) message->mutable_trim()->set_device(static_cast<uint32_t>(question.device));
+        break;
+      case ClientQuestion::Kind::kStats:
+        message->mutable_stats();
+        break;
+      case ClientQuestion::Kind::kSnapshot:
+        message->mutable_snapshot()->set_device(static_cast<uint32_t>(question.device));
+        message->mutable_snapshot()->set_without_history(!question.with_history);
+        break;
+      case ClientQuestion::Kind::kRecord:
+        message->mutable_record()->set_max_events(static_cast<uint32_t>(question.max_events));
+        break;
+    }
+    Send(std::move(response));
   }
 
   void CloseSegments(absl::Span<const SegmentId> segments) override {
@@ -70,8 +139,17 @@ class SessionStream::Events : public SessionEvents {
   SessionStream* stream_ ABSL_GUARDED_BY(mu_);
 };
 
-SessionStream::SessionStream(Broker* broker, grpc::CallbackServerContext* context, absl::StatusOr<Caller> identity)
-    : broker_(*broker), context_(*context), identity_(std::move(identity)), events_(std::make_shared<Events>(this)) {
+SessionStream::SessionStream(Broker* broker, CallRates* rates, const RpcMeter* rpcs,
+                             grpc::CallbackServerContext* context, absl::StatusOr<Caller> identity,
+                             UserSlots::Slot slot)
+    : broker_(*broker),
+      rates_(*rates),
+      rpcs_(*rpcs),
+      call_(RpcMeter::Start(rpcs_.Find("Session"))),
+      context_(*context),
+      identity_(std::move(identity)),
+      slot_(std::move(slot)),
+      events_(std::make_shared<Events>(this)) {
   if (identity_.ok()) {
     StartRead(&request_);
   } else {
@@ -89,40 +167,82 @@ void SessionStream::OnReadDone(bool ok) {
 }
 
 void SessionStream::Handle(const v1::SessionRequest& request) {
-  using Request = v1::SessionRequest;
   if (session_ == nullptr) {
-    const absl::Status status = request.message_case() == Request::kHello
-                                    ? HandleHello(request.hello())
-                                    : absl::InvalidArgumentError("message: the first message must be hello");
-    if (!status.ok()) return End(status);
-    return StartRead(&request_);
+    absl::Status status;
+    if (request.message_case() != v1::SessionRequest::kHello) {
+      status = absl::InvalidArgumentError("message: the first message must be hello");
+    } else {
+      status = request.hello().has_resume() ? HandleResume(request.hello().resume()) : HandleHello(request.hello());
+    }
+    if (!status.ok()) End(status);
+    return;  // Opened() reads on
   }
+  if (request.message_case() == v1::SessionRequest::kGoodbye) {
+    broker_.Close(session_, "goodbye");
+    return End(absl::OkStatus());
+  }
+  const absl::Status refusal = rates_.Take(identity_->uid, std::chrono::steady_clock::now());
+  if (refusal.ok()) too_many_ = 0;
+  const absl::Status status = refusal.ok() ? HandleLater(request) : HandleTooMany(request, refusal);
+  if (!status.ok()) return End(status);
+  StartRead(&request_);
+}
+
+absl::Status SessionStream::HandleTooMany(const v1::SessionRequest& request, const absl::Status& refusal) {
+  if (const std::optional<uint64_t> call = CallId(request); call.has_value()) {
+    Send(AnswerTo(*call, refusal, [](v1::CallResult&) {}));
+    return absl::OkStatus();
+  }
+  // Another process of the user may be the one that floods: what an honest client sends unasked, statistics once a
+  // second and answers, is not lost, and does not end its session.
+  if (++too_many_ > kMaxTooMany) return refusal;
+  return HandleLater(request);
+}
+
+// Of an open session. An error ends the stream.
+absl::Status SessionStream::HandleLater(const v1::SessionRequest& request) {
+  using Request = v1::SessionRequest;
   switch (request.message_case()) {
     case Request::kSegmentsClosed: {
       if (request.segments_closed().segment_ids_size() > kMaxIdsInMessage) {
-        return End(absl::InvalidArgumentError(
-            absl::StrCat("segments_closed.segment_ids: more than ", kMaxIdsInMessage, " ids in a message")));
+        return absl::InvalidArgumentError(
+            absl::StrCat("segments_closed.segment_ids: more than ", kMaxIdsInMessage, " ids in a message"));
       }
       std::vector<SegmentId> ids;
       for (const uint64_t id : request.segments_closed().segment_ids()) ids.push_back(SegmentId{id});
       session_->SegmentsClosed(ids);
       break;
     }
-    case Request::kGoodbye:
-      broker_.Close(session_, "goodbye");
-      return End(absl::OkStatus());
     case Request::kAllocate:
       HandleAllocate(request.allocate());
       break;
     case Request::kFree:
       HandleFree(request.free());
       break;
+    case Request::kLease:
+      HandleLease(request.lease());
+      break;
+    case Request::kReturnSegments:
+      HandleReturn(request.return_segments());
+      break;
+    case Request::kExplain:
+      HandleExplain(request.explain());
+      break;
+    case Request::kStats:
+      return HandleStats(request.stats());
+    case Request::kAnswer:
+      HandleAnswer(request.answer());
+      break;
+    case Request::kCancel:
+      broker_.CancelWait(session_, request.cancel().call_id());
+      break;
     case Request::kHello:
-      return End(absl::FailedPreconditionError("message: hello was sent before; one session a stream"));
+      return absl::FailedPreconditionError("message: hello was sent before; one session a stream");
+    case Request::kGoodbye:
     case Request::MESSAGE_NOT_SET:
-      return End(absl::InvalidArgumentError("message: empty, or of a newer protocol"));
+      return absl::InvalidArgumentError("message: empty, or of a newer protocol");
   }
-  StartRead(&request_);
+  return absl::OkStatus();
 }
 
 absl::Status SessionStream::HandleHello(const v1::Hello& hello) {
@@ -133,12 +253,48 @@ absl::Status SessionStream::HandleHello(const v1::Hello& hello) {
   }
   const absl::StatusOr<AllocConf> conf = ParseHelloAllocConf(hello.alloc_conf());
   if (!conf.ok()) return conf.status();
-  SessionWishes wishes{.name = hello.name(), .limit = FromProto(hello.limit())};
+  SessionWishes wishes{
+      .name = hello.name(), .limit = FromProto(hello.limit()), .leases = hello.placement() == v1::PLACEMENT_LEASED};
   if (!hello.alloc_conf().empty()) wishes.allocator = conf->options;
-  absl::StatusOr<SessionPtr> session = broker_.OpenSession(*identity_, wishes, events_);
+  const absl::StatusOr<SessionPtr> session = broker_.OpenSession(*identity_, wishes, events_);
   if (!session.ok()) return session.status();
-  session_ = *session;
+  broker_.KeepGuarantee(
+      *session, FromProto(hello.guarantee()),
+      [&broker = broker_, events = events_, session = *session, conf = *conf](const absl::Status& kept) {
+        if (!kept.ok()) broker.Close(session, std::string(kept.message()), CloseReason::kNotOpened);
+        if (!events->Opened(kept.ok() ? session : absl::StatusOr<SessionPtr>(kept), conf)) {
+          broker.Close(session, "its stream ended before it was open", CloseReason::kNotOpened);
+        }
+      });
+  return absl::OkStatus();
+}
 
+absl::Status SessionStream::HandleResume(const v1::Resume& resume) {
+  Ticket token;
+  if (resume.token().size() != token.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("resume.token: not of ", token.size(), " bytes"));
+  }
+  std::copy(resume.token().begin(), resume.token().end(), token.begin());
+  resumed_ = true;
+  absl::flat_hash_set<SegmentId> held;
+  for (const uint64_t id : resume.segment_ids()) held.insert(SegmentId{id});
+  broker_.ResumeSession(*identity_, token, std::move(held), events_,
+                        [&broker = broker_, events = events_](const absl::StatusOr<SessionPtr>& session) {
+                          if (!events->Opened(session, {}) && session.ok()) broker.Disconnect(*session);
+                        });
+  return absl::OkStatus();
+}
+
+void SessionStream::Opened(const absl::StatusOr<SessionPtr>& session, const AllocConf& conf) {
+  if (!session.ok()) return End(session.status());
+  session_ = *session;
+  SendWelcome(conf);
+  // This is no reaction of gRPC's: the call may be over already.
+  MutexLock lock(mu_);
+  if (!finished_) StartRead(&request_);
+}
+
+void SessionStream::SendWelcome(const AllocConf& conf) {
   v1::SessionResponse response;
   v1::Welcome* welcome = response.mutable_welcome();
   welcome->set_session_id(Raw(session_->id()));
@@ -148,40 +304,85 @@ absl::Status SessionStream::HandleHello(const v1::Hello& hello) {
   for (const SegmentPool* pool : broker_.pools()) {
     v1::Welcome::DeviceGrant* grant = welcome->add_devices();
     *grant->mutable_device() = ToProto(*pool);
-    grant->set_limit_bytes(pool->GetAccount(session_->id()).value_or(AccountFigures()).limit_bytes);
+    const AccountFigures account = pool->GetAccount(session_->id()).value_or(AccountFigures());
+    grant->set_limit_bytes(account.limit_bytes);
+    grant->set_guarantee_bytes(account.guarantee_bytes);
   }
-  welcome->mutable_warnings()->Add(conf->warnings.begin(), conf->warnings.end());
+  welcome->mutable_warnings()->Add(conf.warnings.begin(), conf.warnings.end());
+  if (session_->leases()) {
+    welcome->set_alloc_conf(FormatAllocConf(session_->allocator(0).options()));
+    welcome->set_resume_token(session_->resume_token()->data(), session_->resume_token()->size());
+    welcome->set_record_events(static_cast<uint32_t>(broker_.record_events()));
+  }
   Send(std::move(response));
-  return absl::OkStatus();
 }
 
 void SessionStream::HandleAllocate(const v1::AllocateCall& call) {
-  broker_.Allocate(session_, call.request().device(), call.request().requested_bytes(), call.request().stream(),
-                   [events = events_, id = call.call_id()](absl::StatusOr<Allocation> allocation) {
-                     v1::SessionResponse response;
-                     v1::CallResult* result = response.mutable_result();
-                     result->set_call_id(id);
-                     if (allocation.ok()) {
-                       *result->mutable_allocated() = ToProto(*allocation);
-                     } else {
-                       *result->mutable_error() = ToProto(allocation.status());
-                     }
-                     events->Send(std::move(response));
-                   });
+  broker_.Allocate(
+      session_, call.request().device(), call.request().requested_bytes(), call.request().stream(),
+      [events = events_, id = call.call_id(),
+       rpc = RpcMeter::Start(rpcs_.Find("Session.Allocate"))](const absl::StatusOr<Allocation>& allocation) {
+        events->Send(AnswerTo(id, allocation.status(),
+                              [&](v1::CallResult& result) { *result.mutable_allocated() = ToProto(*allocation); }));
+        rpc.Done(allocation.status().code());
+      },
+      GrowthOptionsOf(call.request(), call.call_id()));
 }
 
 void SessionStream::HandleFree(const v1::FreeCall& call) {
+  const RpcMeter::Call rpc = RpcMeter::Start(rpcs_.Find("Session.Free"));
   const absl::StatusOr<std::vector<BlockId>> blocks = BlockIds(call.request());
   const absl::Status status = blocks.ok() ? broker_.Free(session_, *blocks) : blocks.status();
-  v1::SessionResponse response;
-  v1::CallResult* result = response.mutable_result();
-  result->set_call_id(call.call_id());
-  if (status.ok()) {
-    result->mutable_freed();
-  } else {
-    *result->mutable_error() = ToProto(status);
-  }
-  Send(std::move(response));
+  Send(AnswerTo(call.call_id(), status, [](v1::CallResult& result) { result.mutable_freed(); }));
+  rpc.Done(status.code());
+}
+
+void SessionStream::HandleLease(const v1::LeaseCall& call) {
+  const v1::LeaseSegmentsRequest& request = call.request();
+  broker_.LeaseSegments(
+      session_, request.device(), {request.segment_bytes().begin(), request.segment_bytes().end()},
+      [events = events_, id = call.call_id(),
+       rpc = RpcMeter::Start(rpcs_.Find("Session.LeaseSegments"))](const absl::StatusOr<std::vector<Lease>>& leases) {
+        events->Send(AnswerTo(id, leases.status(),
+                              [&](v1::CallResult& result) { *result.mutable_leased() = ToProto(*leases); }));
+        rpc.Done(leases.status().code());
+      },
+      GrowthOptionsOf(request, call.call_id()));
+}
+
+void SessionStream::HandleReturn(const v1::ReturnCall& call) {
+  const RpcMeter::Call rpc = RpcMeter::Start(rpcs_.Find("Session.ReturnSegments"));
+  const absl::StatusOr<std::vector<SegmentId>> segments = SegmentIds(call.request());
+  const absl::Status status =
+      segments.ok() ? broker_.ReturnSegments(session_, call.request().device(), *segments) : segments.status();
+  Send(AnswerTo(call.call_id(), status, [](v1::CallResult& result) { result.mutable_returned(); }));
+  rpc.Done(status.code());
+}
+
+void SessionStream::HandleExplain(const v1::ExplainCall& call) {
+  const RpcMeter::Call rpc = RpcMeter::Start(rpcs_.Find("Session.Explain"));
+  const absl::StatusOr<RefusedRequest> request = FromProto(call.request());
+  const absl::Status explained =
+      request.ok() ? broker_.Explain(session_, call.request().device(), *request) : request.status();
+  Send(AnswerTo(call.call_id(), explained, [](v1::CallResult&) {}));  // always an error
+  rpc.Done(explained.code());
+}
+
+absl::Status SessionStream::HandleStats(const v1::HeapStats& stats) {
+  if (!session_->leases()) return absl::FailedPreconditionError("stats: the session is remote: the daemon counts");
+  if (absl::Status status = broker_.CheckDevice(stats.device()); !status.ok()) return status;
+  session_->Report(static_cast<int>(stats.device()), StatsFromProto(stats.stats()));
+  return absl::OkStatus();
+}
+
+void SessionStream::HandleAnswer(const v1::Answer& answer) {
+  size_t items = static_cast<size_t>(answer.snapshot().events_size());
+  items += static_cast<size_t>(answer.snapshot().segments_size());
+  for (const auto& segment : answer.snapshot().segments()) items += static_cast<size_t>(segment.blocks_size());
+  session_->questions().Receive(answer.question_id(), items, answer.more(), [&](ClientAnswer& so_far) {
+    so_far.released_bytes = answer.released_bytes();
+    return AddSnapshotPart(answer.snapshot(), &so_far.snapshot);
+  });
 }
 
 void SessionStream::Send(v1::SessionResponse response) {
@@ -220,6 +421,7 @@ void SessionStream::WriteNext() {
 void SessionStream::OnWriteDone(bool ok) {
   MutexLock lock(mu_);
   writing_ = false;
+  if (ok && outgoing_.front().has_welcome()) welcomed_ = true;
   outgoing_.pop_front();
   if (!ok) {
     outgoing_.clear();
@@ -234,7 +436,17 @@ void SessionStream::OnCancel() {
 
 void SessionStream::OnDone() {
   events_->Detach();
-  if (session_ != nullptr) broker_.Disconnect(session_);
+  bool welcomed = false;
+  {
+    MutexLock lock(mu_);
+    welcomed = welcomed_;
+    call_.Done(static_cast<absl::StatusCode>(final_status_.error_code()));
+  }
+  if (session_ != nullptr && !welcomed && !resumed_) {
+    broker_.Close(session_, "its stream ended before it was open", CloseReason::kNotOpened);  // nobody knows its id
+  } else if (session_ != nullptr) {
+    broker_.Disconnect(session_);
+  }
   delete this;
 }
 

@@ -13,6 +13,9 @@
 #include "allocator/mutex.h"
 #include "server/broker.h"
 #include "server/connections.h"
+#include "server/rate_limit.h"
+#include "server/rpc_meter.h"
+#include "server/user_slots.h"
 #include "vrambroker/v1/broker.pb.h"
 
 namespace vrambroker {
@@ -23,8 +26,10 @@ inline constexpr uint32_t kProtocolVersion = 1;
 // Deletes itself when the call is over. Its reactions never block.
 class SessionStream : public grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse> {
  public:
-  // `broker` outlives the gRPC server. When `identity` is an error, the call ends with it.
-  SessionStream(Broker* broker, grpc::CallbackServerContext* context, absl::StatusOr<Caller> identity);
+  // `broker`, `rates` and `rpcs` outlive the gRPC server. When `identity` is an error, the call ends with it. `slot` is
+  // kept until the call is over.
+  SessionStream(Broker* broker, CallRates* rates, const RpcMeter* rpcs, grpc::CallbackServerContext* context,
+                absl::StatusOr<Caller> identity, UserSlots::Slot slot);
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
@@ -35,9 +40,22 @@ class SessionStream : public grpc::ServerBidiReactor<v1::SessionRequest, v1::Ses
   class Events;
 
   void Handle(const v1::SessionRequest& request) ABSL_LOCKS_EXCLUDED(mu_);
+  // A message of an open session when its user sends too many: calls are answered with `refusal`, and messages that
+  // have no answer are taken as ever. An error when the client sends nothing else.
+  absl::Status HandleTooMany(const v1::SessionRequest& request, const absl::Status& refusal) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status HandleHello(const v1::Hello& hello) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status HandleResume(const v1::Resume& resume) ABSL_LOCKS_EXCLUDED(mu_);
+  // The session that the broker has opened or resumed, or why not; the stream reads on, or ends.
+  void Opened(const absl::StatusOr<SessionPtr>& session, const AllocConf& conf) ABSL_LOCKS_EXCLUDED(mu_);
+  void SendWelcome(const AllocConf& conf) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status HandleLater(const v1::SessionRequest& request) ABSL_LOCKS_EXCLUDED(mu_);
   void HandleAllocate(const v1::AllocateCall& call);
   void HandleFree(const v1::FreeCall& call);
+  void HandleLease(const v1::LeaseCall& call);
+  void HandleReturn(const v1::ReturnCall& call);
+  void HandleExplain(const v1::ExplainCall& call);
+  absl::Status HandleStats(const v1::HeapStats& stats);
+  void HandleAnswer(const v1::Answer& answer);
 
   // Queues a message; messages after the end are dropped. Ends a stream whose client does not read.
   void Send(v1::SessionResponse response) ABSL_LOCKS_EXCLUDED(mu_);
@@ -47,19 +65,26 @@ class SessionStream : public grpc::ServerBidiReactor<v1::SessionRequest, v1::Ses
 
   // Constant after construction.
   Broker& broker_;
+  CallRates& rates_;
+  const RpcMeter& rpcs_;
+  const RpcMeter::Call call_;
   grpc::CallbackServerContext& context_;
   const absl::StatusOr<Caller> identity_;
+  const UserSlots::Slot slot_;
   const std::shared_ptr<Events> events_;
 
   // Touched by reactions to reads only, which gRPC never runs at the same time.
   v1::SessionRequest request_;
   SessionPtr session_;
+  bool resumed_ = false;  // the session is older than this stream
+  int too_many_ = 0;      // messages without an answer, beyond the rate, since the last one within it
 
   Mutex mu_;
   std::deque<v1::SessionResponse> outgoing_ ABSL_GUARDED_BY(mu_);
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
   bool ending_ ABSL_GUARDED_BY(mu_) = false;
   bool finished_ ABSL_GUARDED_BY(mu_) = false;
+  bool welcomed_ ABSL_GUARDED_BY(mu_) = false;  // the welcome has been written
   grpc::Status final_status_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
@@ -20,6 +21,9 @@
 
 #ifndef SO_PEERPIDFD
 #define SO_PEERPIDFD 77
+#endif
+#ifndef SO_PEERGROUPS
+#define SO_PEERGROUPS 59
 #endif
 
 namespace vrambroker {
@@ -88,6 +92,22 @@ UniqueFd Acceptor::Accept(int listener) {
   return UniqueFd();
 }
 
+namespace {
+
+// The further groups of the process that connected. None where the kernel does not tell them (before Linux 4.13).
+std::vector<gid_t> PeerGroups(int fd) {
+  std::vector<gid_t> groups(64);
+  for (;;) {
+    socklen_t size = static_cast<socklen_t>(groups.size() * sizeof(gid_t));
+    const bool known = getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, groups.data(), &size) == 0;
+    const bool too_small = !known && errno == ERANGE && size > groups.size() * sizeof(gid_t);
+    groups.resize(known || too_small ? size / sizeof(gid_t) : 0);
+    if (!too_small) return groups;
+  }
+}
+
+}  // namespace
+
 absl::StatusOr<Caller> GetPeer(int fd) {
   ucred credentials = {};
   socklen_t size = sizeof credentials;
@@ -110,6 +130,7 @@ absl::StatusOr<Caller> GetPeer(int fd) {
   return Caller{.pid = credentials.pid,
                 .uid = credentials.uid,
                 .gid = credentials.gid,
+                .groups = PeerGroups(fd),
                 .pidfd = std::make_shared<const UniqueFd>(pidfd)};
 }
 

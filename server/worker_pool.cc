@@ -6,6 +6,14 @@
 
 namespace vrambroker {
 
+WorkerPool::WorkerPool(size_t max_threads, size_t max_waiting_per_uid)
+    : max_threads_(max_threads),
+      waiting_({.what = "questions to clients that wait for an answer",
+                .per_uid = max_waiting_per_uid,
+                .per_uid_bound = "max_questions_per_uid",
+                .in_all = max_threads / 2,
+                .in_all_bound = "the number of its workers"}) {}
+
 WorkerPool::~WorkerPool() {
   std::vector<std::thread> threads;
   {
@@ -28,18 +36,6 @@ void WorkerPool::Submit(std::function<void()> task) {
     }
   }
   changed_.NotifyOne();
-}
-
-bool WorkerPool::TryStartWaiting() {
-  MutexLock lock(mu_);
-  if (waiting_ >= max_threads_ / 2) return false;
-  ++waiting_;
-  return true;
-}
-
-void WorkerPool::StopWaiting() {
-  MutexLock lock(mu_);
-  --waiting_;
 }
 
 void WorkerPool::Run() {

@@ -6,55 +6,67 @@
 
 #include <deque>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <thread>
 #include <vector>
 
 #include "allocator/mutex.h"
+#include "server/user_slots.h"
 
 namespace vrambroker {
 
-// Runs tasks on up to `max_threads` threads, started when needed. Thread-safe.
-class WorkerPool {
+// Where tasks that may take time are run: threads, or a simulation. Thread-safe.
+class Executor {
  public:
-  explicit WorkerPool(size_t max_threads) : max_threads_(max_threads) {}
+  virtual ~Executor() = default;
+
+  virtual void Submit(std::function<void()> task) = 0;
+
+  // For tasks that wait for a client of user `uid` rather than for the driver, as long as they keep the slot.
+  // ResourceExhausted when too many do so already, or too many for clients of this user; the task must go on without
+  // waiting then. Clients that are slow on purpose can neither keep everyone else's tasks from running, nor everyone
+  // else's clients from being asked.
+  virtual absl::StatusOr<UserSlots::Slot> StartWaiting(uid_t uid) = 0;
+};
+
+// Runs tasks on up to `max_threads` threads, started when needed. Half of them may wait for clients.
+class WorkerPool : public Executor {
+ public:
+  explicit WorkerPool(size_t max_threads, size_t max_waiting_per_uid = std::numeric_limits<size_t>::max());
   // Runs what was submitted, then stops.
-  ~WorkerPool();
+  ~WorkerPool() override;
 
-  void Submit(std::function<void()> task);
-
-  // For tasks that wait for a client rather than for the driver: false when half of the threads do so already, and the
-  // task must go on without waiting. Clients that are slow on purpose cannot keep everyone else's tasks from running.
-  bool TryStartWaiting();
-  void StopWaiting();
+  void Submit(std::function<void()> task) override;
+  absl::StatusOr<UserSlots::Slot> StartWaiting(uid_t uid) override { return waiting_.Take(uid); }
 
  private:
   void Run();
 
   const size_t max_threads_;
+  UserSlots waiting_;
   Mutex mu_;
   CondVar changed_;
   std::deque<std::function<void()>> tasks_ ABSL_GUARDED_BY(mu_);
   std::vector<std::thread> threads_ ABSL_GUARDED_BY(mu_);
   size_t idle_threads_ ABSL_GUARDED_BY(mu_) = 0;
-  size_t waiting_ ABSL_GUARDED_BY(mu_) = 0;  // tasks between TryStartWaiting() and StopWaiting()
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
 };
 
-// Runs its tasks one after the other on a WorkerPool, so that one session keeps at most one thread busy. Thread-safe.
+// Runs its tasks one after the other on an Executor, so that one session keeps at most one thread busy. Thread-safe.
 class SerialQueue : public std::enable_shared_from_this<SerialQueue> {
  public:
   static constexpr size_t kMaxTasks = 256;
 
   // `workers` outlives all tasks.
-  explicit SerialQueue(WorkerPool* workers) : workers_(*workers) {}
+  explicit SerialQueue(Executor* workers) : workers_(*workers) {}
   // False, and the task is dropped, when kMaxTasks are queued.
   bool Submit(std::function<void()> task);
 
  private:
   void RunNext();
 
-  WorkerPool& workers_;
+  Executor& workers_;
   Mutex mu_;
   std::deque<std::function<void()>> tasks_ ABSL_GUARDED_BY(mu_);
   bool running_ ABSL_GUARDED_BY(mu_) = false;

@@ -140,14 +140,25 @@ absl::string_view PerOpHeading() {
 }
 
 std::string PerOpRow(size_t i, const TraceOp& op, Replay::Result result, Replay& replay) {
-  std::string row = absl::StrCat(i, ",", std::string(1, Letter(op.kind)), ",", Name(result), ",");
+  std::optional<PlacedBlock> placed;
   if (op.kind == TraceOp::Kind::kAllocate && result == Replay::Result::kOk) {
     const Block& block = *replay.block(op.id);
-    absl::StrAppend(&row, block.segment->order, ",", block.offset(), ",", block.segment_bytes(), ",", block.bytes);
+    placed = PlacedBlock{.segment = block.segment->order,
+                         .offset = block.offset(),
+                         .segment_bytes = block.segment_bytes(),
+                         .block_bytes = block.bytes};
+  }
+  return PerOpRow(i, op, result, placed, replay.allocator().GetMemoryStats());
+}
+
+std::string PerOpRow(size_t i, const TraceOp& op, Replay::Result result, const std::optional<PlacedBlock>& placed,
+                     const MemoryStats& stats) {
+  std::string row = absl::StrCat(i, ",", std::string(1, Letter(op.kind)), ",", Name(result), ",");
+  if (placed.has_value()) {
+    absl::StrAppend(&row, placed->segment, ",", placed->offset, ",", placed->segment_bytes, ",", placed->block_bytes);
   } else {
     row += ",,,";
   }
-  const MemoryStats stats = replay.allocator().GetMemoryStats();
   for (const PoolStat* stat :
        {&stats.allocated_bytes, &stats.allocation, &stats.active_bytes, &stats.active, &stats.reserved_bytes,
         &stats.segment, &stats.inactive_split_bytes, &stats.inactive_split, &stats.requested_bytes}) {
@@ -158,7 +169,10 @@ std::string PerOpRow(size_t i, const TraceOp& op, Replay::Result result, Replay&
 }
 
 std::string FinalLine(Replay& replay) {
-  const MemoryStats stats = replay.allocator().GetMemoryStats();
+  return FinalLine(replay.allocator().GetMemoryStats(), replay.device().used_bytes());
+}
+
+std::string FinalLine(const MemoryStats& stats, uint64_t device_used_bytes) {
   std::string line = "#final {";
   const auto add = [&](absl::string_view name, const Stat& stat) {
     absl::StrAppend(&line, "\"", name, "\":[", stat.current, ",", stat.peak, ",");
@@ -175,7 +189,7 @@ std::string FinalLine(Replay& replay) {
                   ",\"num_sync_all_streams\":", stats.num_sync_all_streams);
   absl::StrAppend(&line, ",\"num_device_alloc\":", stats.num_device_alloc,
                   ",\"num_device_free\":", stats.num_device_free, ",\"num_oom_rejections\":", stats.num_oom_rejections);
-  absl::StrAppend(&line, ",\"dev_used\":", replay.device().used_bytes(), "}");
+  absl::StrAppend(&line, ",\"dev_used\":", device_used_bytes, "}");
   return line;
 }
 

@@ -58,6 +58,18 @@ absl::string_view PerOpHeading();
 std::string PerOpRow(size_t i, const TraceOp& op, Replay::Result result, Replay& replay);
 std::string FinalLine(Replay& replay);
 
+// The same of a heap that is elsewhere.
+struct PlacedBlock {
+  uint64_t segment = 0;  // 0 for the first segment that the heap obtained, then 1, ...
+  uint64_t offset = 0;
+  uint64_t segment_bytes = 0;
+  uint64_t block_bytes = 0;
+};
+// `placed`: of an allocation that succeeded.
+std::string PerOpRow(size_t i, const TraceOp& op, Replay::Result result, const std::optional<PlacedBlock>& placed,
+                     const MemoryStats& stats);
+std::string FinalLine(const MemoryStats& stats, uint64_t device_used_bytes);
+
 struct ReplaySummary {
   uint64_t ops = 0;
   uint64_t allocations = 0;

@@ -30,14 +30,14 @@ class SimulatedEvent : public Event {
   const uint64_t number_;
 };
 
-absl::StatusOr<SegmentId> SimulatedDevice::AcquireSegment(uint64_t bytes) {
+absl::StatusOr<AcquiredSegment> SimulatedDevice::AcquireSegment(uint64_t bytes, bool /*last_resort*/) {
   MutexLock lock(mu_);
   if (bytes > bytes_ - used_) {
     return absl::ResourceExhaustedError(absl::StrCat("the simulated device has ", FormatBytes(bytes_ - used_),
                                                      " left, the segment needs ", FormatBytes(bytes)));
   }
   used_ += bytes;
-  return SegmentId{++last_id_};
+  return AcquiredSegment{.id = SegmentId{++last_id_}};
 }
 
 uint64_t SimulatedDevice::ReleaseSegments(absl::Span<const ReleasedSegment> segments) {

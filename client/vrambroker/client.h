@@ -10,8 +10,11 @@
 //   }
 //   memset(buffer->data(), 0, buffer->size());                         // host device; on cuda a device pointer
 //
+// By default (Placement::kLeased) the process has a caching allocator of its own, over whole segments leased from the
+// daemon: a request that the cache can serve makes no call. The daemon still owns, counts and limits every byte.
+//
 // Nothing here ends or blocks the process it lives in, whatever happens to the daemon: calls fail with a status.
-//   UNAVAILABLE          no daemon, or it went away; connect again. What is held stays usable.
+//   UNAVAILABLE          no daemon, or it went away. What is held stays usable; a leasing client reconnects by itself.
 //   RESOURCE_EXHAUSTED   no memory: GetOutOfMemory() says why. What is held stays usable.
 //   FAILED_PRECONDITION  the daemon is of another version; or this process was made by fork()
 //   ABORTED              the session was ended by an operator
@@ -25,6 +28,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -39,11 +43,18 @@ namespace vrambroker {
 // An upper bound on reserved memory: bytes, or a fraction (0 to 1) of each device's capacity.
 using Limit = std::variant<uint64_t, double>;
 
-// Reads "0.5" (a fraction: with a decimal point), "512MiB" or "536870912" (bytes).
+// Reads "0.5" (a fraction: with a decimal point), "512MiB" or "536870912" (bytes). InvalidArgument: anything else, also
+// a number from 1 to 1048575 without a unit, which may be meant for something else than bytes.
 absl::StatusOr<Limit> ParseLimit(absl::string_view text);
 
 // $VRAMBROKER_SOCKET_DIR, or /run/vrambroker.
 std::string DefaultSocketDir();
+
+// Where blocks are cut out of segments.
+enum class Placement {
+  kLeased,  // in this process: a request that finds a cached block costs no call to the daemon
+  kRemote,  // in the daemon: every request is a call; for programs that allocate rarely, and for tests
+};
 
 struct ClientOptions {
   std::string socket_dir = DefaultSocketDir();
@@ -51,14 +62,28 @@ struct ClientOptions {
   // Empty: the command name of this process.
   std::string name;
   std::optional<Limit> limit;  // none: what the daemon's policy allows
+  // What of each device is to be kept free for this session at all times, whether it holds it or not. None: all that
+  // the daemon's policy grants. Connect() fails when the policy allows less (PERMISSION_DENIED) or others hold too much
+  // of it (RESOURCE_EXHAUSTED).
+  std::optional<Limit> guarantee;
+  // How long a request for which there is no memory waits for other sessions to give some back, at most an hour. Zero:
+  // it fails as soon as those that hold idle memory were asked for it.
+  absl::Duration wait = absl::ZeroDuration();
   // How the session's allocator works, in PyTorch's syntax: "max_split_size_mb:128,garbage_collection_threshold:0.8".
   // None: $PYTORCH_ALLOC_CONF, or else $PYTORCH_CUDA_ALLOC_CONF, where set and not empty. Empty: the daemon's settings.
   // Connect() refuses what it does not understand with INVALID_ARGUMENT; see also Client::warnings().
   std::optional<std::string> alloc_conf;
+  Placement placement = Placement::kLeased;
+  // kLeased: segments that hold no block for longer than this go back to the daemon by themselves.
+  absl::Duration idle_decay = absl::InfiniteDuration();
   absl::Duration connect_timeout = absl::Seconds(5);
   absl::Duration call_timeout = absl::Seconds(30);
-  // Called once, on a thread of the library, when the session is lost. Must not block or destroy the client.
+  // Called on a thread of the library when the session is lost; with kLeased, each time. Must not block or destroy the
+  // client.
   std::function<void(const absl::Status&)> on_lost;
+  // Gets a line, without its end, when the daemon is lost, and when it is reached again. Called on a thread of the
+  // library; must not block. None: the line is written to stderr.
+  std::function<void(const std::string& line)> log;
 };
 
 // Why a request was refused; all sizes are bytes. The same fields as vrambroker.v1.OutOfMemory.
@@ -68,6 +93,21 @@ struct OutOfMemory {
     std::string client;
     uint64_t reserved_bytes = 0;
     uint64_t allocated_bytes = 0;
+  };
+  // Idle bytes of another session that were not to be had.
+  struct IdleHolder {
+    enum class Why {
+      kUnknown,
+      kWithinGuarantee,  // given back, they would stay kept for it
+      kInPartUsed,       // in segments that also hold used blocks
+      kDidNotAnswer,     // it was asked to trim, and did not answer in time
+      kDisconnected,     // there is nobody to ask; they come back when its process goes
+      kNotAsked,         // nobody asked it to trim
+      kKept              // it was asked to trim, and gave less
+    };
+    std::string client;
+    uint64_t idle_bytes = 0;
+    Why why = Why::kUnknown;
   };
   Cause cause = Cause::kUnknown;
   int device = 0;
@@ -82,9 +122,18 @@ struct OutOfMemory {
   uint64_t device_available_bytes = 0;
   std::vector<Holder> largest_holders;
   std::string advice;
+  uint64_t guarantee_bytes = 0;           // of the session
+  uint64_t inactive_split_bytes = 0;      // of the session: free, in segments that also hold used blocks
+  uint64_t device_kept_free_bytes = 0;    // of device_available_bytes: kept for other sessions' guarantees
+  uint64_t device_idle_bytes = 0;         // held by the daemon for reuse, leased to nobody
+  uint64_t device_quarantined_bytes = 0;  // of sessions that disconnected or were ended, until their processes go
+  uint64_t idle_elsewhere_bytes = 0;      // idle bytes of all other sessions
+  std::vector<IdleHolder> idle_holders;   // of these, most bytes first; a session may have several
+  uint64_t waited_ms = 0;                 // milliseconds that the request waited for memory
 };
 
 const char* OutOfMemoryCauseName(OutOfMemory::Cause cause);  // "LIMIT", "CAPACITY", ...
+const char* IdleWhyName(OutOfMemory::IdleHolder::Why why);   // "WITHIN_GUARANTEE", "IN_PART_USED", ...
 
 // The typed detail of a refusal; nullopt for every other status.
 std::optional<OutOfMemory> GetOutOfMemory(const absl::Status& status);
@@ -98,20 +147,25 @@ struct DeviceInfo {
   uint64_t capacity_bytes = 0;
 };
 
-class Device;
 namespace client_internal {
+class Heap;
 class SessionClient;
-}
+}  // namespace client_internal
 
 // A block of device memory, given back when it is destroyed. Move-only. Several threads may use different buffers;
-// one buffer is for one thread at a time. It keeps its session alive, so it may outlive its Client.
+// one buffer is for one thread at a time. It may outlive its Client: the session then ends after its last buffer.
 class Buffer {
  public:
   Buffer() = default;
-  Buffer(Buffer&& other) noexcept { *this = std::move(other); }
-  Buffer& operator=(Buffer&& other) noexcept;
-  // Gives the block back, without waiting for the daemon. REQUIRES: the GPU has finished with it on every stream but
-  // the one that it was allocated for.
+  Buffer(Buffer&& other) noexcept { Take(other); }
+  Buffer& operator=(Buffer&& other) noexcept {
+    if (this == &other) return *this;
+    Release();
+    Take(other);
+    return *this;
+  }
+  // Gives the block back, without waiting for the daemon. Work on its own stream, and on those that RecordStream()
+  // named, may still be under way; with kRemote, on its own stream only.
   ~Buffer() { Release(); }
 
   // Where it is mapped in this process: ordinary memory on the host device, a device pointer on cuda.
@@ -120,32 +174,46 @@ class Buffer {
   uint64_t size() const { return size_; }                // as asked for, bytes
   uint64_t block_bytes() const { return block_bytes_; }  // what it takes, rounded
   int device() const { return device_; }                 // ordinal
-  uint64_t segment_id() const { return segment_id_; }
-  uint64_t offset_bytes() const { return offset_bytes_; }  // in the segment
+  uint64_t segment_id() const;
+  uint64_t offset_bytes() const;  // in the segment
 
   // Copies between ordinary memory and the buffer, on any device; done when it returns. OUT_OF_RANGE outside
   // of size().
   absl::Status Write(uint64_t offset, const void* from, uint64_t bytes);
   absl::Status Read(uint64_t offset, void* to, uint64_t bytes) const;
 
-  // Gives the block back, waits for the daemon, and says whether it took it. When the daemon is gone the memory is
-  // simply no longer used: UNAVAILABLE. Does nothing on an empty buffer.
+  // `stream` uses the buffer, too: after it is given back, its memory is not reused before the work that was queued on
+  // `stream` until then is done (torch.Tensor.record_stream). With kRemote: FAILED_PRECONDITION.
+  absl::Status RecordStream(uint64_t stream);
+
+  // Gives the block back; with kRemote, waits for the daemon and says whether it took it. When the daemon is gone the
+  // memory is simply no longer used: UNAVAILABLE. Does nothing on an empty buffer.
   absl::Status Reset();
 
  private:
-  friend class client_internal::SessionClient;
+  friend class client_internal::Heap;
 
   absl::Status CheckRange(uint64_t offset, uint64_t bytes) const;
-  void Release();
+  // Inline, because it happens several times on the way of a buffer to its owner.
+  void Take(Buffer& other) {
+    heap_ = std::exchange(other.heap_, nullptr);
+    block_ = std::exchange(other.block_, 0);
+    data_ = std::exchange(other.data_, nullptr);
+    size_ = std::exchange(other.size_, 0);
+    block_bytes_ = std::exchange(other.block_bytes_, 0);
+    device_ = std::exchange(other.device_, 0);
+  }
+  void Release() {
+    if (heap_ != nullptr) GiveBack();
+    heap_ = nullptr;
+  }
+  void GiveBack();
 
-  std::shared_ptr<client_internal::SessionClient> session_;
-  Device* opener_ = nullptr;  // the session's
+  client_internal::Heap* heap_ = nullptr;  // lives until its last block is freed
+  uint64_t block_ = 0;                     // what the heap calls the block
   void* data_ = nullptr;
   uint64_t size_ = 0;
   uint64_t block_bytes_ = 0;
-  uint64_t block_id_ = 0;
-  uint64_t segment_id_ = 0;
-  uint64_t offset_bytes_ = 0;
   int device_ = 0;
 };
 
@@ -158,15 +226,37 @@ class Client {
 
   Client(Client&&) noexcept = default;
   Client& operator=(Client&&) noexcept = default;
-  // Ends the session, once its last Buffer is gone too.
+  // Ends the session, once its last Buffer and pointer are given back, too; while some are out, soon after that.
   ~Client() = default;
 
-  // At least 1 byte. One round trip to the daemon, over the session's stream; opening a segment for the first time
-  // costs one more. `stream` is the queue of GPU work that the buffer is for, for example a cudaStream_t's value:
-  // memory that was freed serves its own stream only.
+  // At least 1 byte. kLeased: from the cache; when nothing there fits, a segment from the daemon: a round trip, and one
+  // more to open it. kRemote: always a round trip. `stream` is the queue of GPU work that the buffer is for, for
+  // example a cudaStream_t's value: memory that was freed serves its own stream only.
   absl::StatusOr<Buffer> Allocate(uint64_t bytes, int device = 0, uint64_t stream = 0);
 
-  // Gives wholly free segments back to the daemon; returns their bytes.
+  // The same as a plain pointer, to be given back by Free().
+  absl::StatusOr<void*> Malloc(uint64_t bytes, int device = 0, uint64_t stream = 0);
+  // INVALID_ARGUMENT when `pointer` is not from Malloc() of this client, or was freed: then nothing happens. (That is
+  // for finding mistakes: while the segment of a freed block is being given back it cannot be told.)
+  absl::Status Free(void* pointer);
+  // The same for memory that `stream` used last: as RecordStream() and Free().
+  absl::Status Free(void* pointer, uint64_t stream);
+  // As Buffer::RecordStream().
+  absl::Status RecordStream(void* pointer, uint64_t stream);
+
+  // A whole segment, for programs with an allocator of their own; `bytes` are rounded up to 2 MiB. Not cached: a round
+  // trip to the daemon, both ways. kLeased only (FAILED_PRECONDITION).
+  absl::StatusOr<void*> LeaseSegment(uint64_t bytes, int device = 0);
+  // When it returns, no work on the GPU uses the segment any more, and the daemon has it back. INVALID_ARGUMENT as
+  // Free(). UNAVAILABLE: the daemon is gone, or gets it when it is reached again; the memory is not yours in any case.
+  absl::Status ReturnSegment(void* pointer);
+
+  // As Buffer::Write() and Read(), of what Malloc() or LeaseSegment() gave: OUT_OF_RANGE outside of it,
+  // INVALID_ARGUMENT as Free().
+  absl::Status Write(void* pointer, uint64_t offset, const void* from, uint64_t bytes);
+  absl::Status Read(const void* pointer, uint64_t offset, void* to, uint64_t bytes) const;
+
+  // Gives wholly free segments back to the daemon; returns their bytes. Waits for streams that still use freed blocks.
   absl::StatusOr<uint64_t> EmptyCache();
 
   absl::StatusOr<MemoryStats> GetMemoryStats(int device = 0);
@@ -174,8 +264,8 @@ class Client {
   // The same, and the totals (allocated, freed, num_...) start again at 0.
   absl::Status ResetStats(int device = 0);
 
-  uint64_t session_id() const;
-  const std::string& name() const;  // as the daemon made it unique
+  uint64_t session_id() const;  // of the current session
+  std::string name() const;     // as the daemon made it unique
   const std::vector<DeviceInfo>& devices() const;
   // The limit on `device` now, bytes; an operator may change it at any time. 0 for an unknown device.
   uint64_t limit_bytes(int device = 0) const;
@@ -183,13 +273,20 @@ class Client {
   // What Connect() found worth saying: a sentence for each setting of the allocator that has no effect here.
   const std::vector<std::string>& warnings() const;
 
-  // OK while the session lives; else why it does not. Known within milliseconds of the daemon's end.
+  // OK while the session lives; else why it does not. Known within milliseconds of the daemon's end. kLeased: OK again
+  // when the daemon, or a new one, has been reached; memory of an old one stays usable until it is freed.
   absl::Status status() const;
 
- private:
-  explicit Client(std::shared_ptr<client_internal::SessionClient> session) : session_(std::move(session)) {}
+  // Calls made to the daemon so far: requests of the session's stream and calls of their own; for benchmarks.
+  uint64_t calls() const;
 
-  std::shared_ptr<client_internal::SessionClient> session_;
+ private:
+  struct EndSession {
+    void operator()(client_internal::SessionClient* session) const;
+  };
+  explicit Client(std::unique_ptr<client_internal::SessionClient, EndSession> session) : session_(std::move(session)) {}
+
+  std::unique_ptr<client_internal::SessionClient, EndSession> session_;
 };
 
 }  // namespace vrambroker

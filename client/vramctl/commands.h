@@ -4,11 +4,13 @@
 #ifndef VRAMBROKER_CLIENT_VRAMCTL_COMMANDS_H_
 #define VRAMBROKER_CLIENT_VRAMCTL_COMMANDS_H_
 
+#include <cstdint>
 #include <optional>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "allocator/replay/replay.h"
 #include "allocator/replay/trace.h"
 
@@ -23,24 +25,57 @@ struct ReplayFlags {
   bool per_op = false;
 };
 
+// policy explain. Empty: not given.
+struct PolicyFlags {
+  std::string pid;
+  std::string uid;  // these two are names or numbers
+  std::string gid;
+  std::string cgroup;
+};
+
 struct Context {
   std::string socket_dir;
   bool json = false;
-  std::string name;    // hold
-  std::string limit;   // hold; empty: none
-  int device = 0;      // hold, stats, summary; replay, tune: of a PyTorch snapshot
-  std::string output;  // snapshot, replay: a file, or "-"
+  std::string name;                // hold, policy explain
+  std::string limit;               // hold; empty: none
+  int device = 0;                  // hold, stats, summary; replay, tune: of a PyTorch snapshot
+  std::string output;              // snapshot, replay: a file, or "-"
+  uint32_t last = 0;               // ooms: how many; 0: all
+  std::string session;             // ooms: whose; empty: everybody's
+  std::optional<int> only_device;  // map; nullopt: all
+  double interval = 1;             // top, watch: seconds
+  uint64_t count = 0;              // watch: lines; 0: no end
+  std::string sort = "reserved";   // top: a column
   ReplayFlags replay;
+  PolicyFlags policy;
 };
 
 // SESSION is a session's unique name, or its id when it consists of digits.
 absl::Status Status(const Context& context);
 absl::Status Sessions(const Context& context);
+// A live view on a terminal, until it is told to quit.
+absl::Status Top(const Context& context);
+// A line of JSON at each interval, with the values of status and sessions. Ends quietly when nobody reads it any more.
+absl::Status Watch(const Context& context);
+// Of these two. InvalidArgument: out of bounds.
+absl::StatusOr<absl::Duration> IntervalOf(const Context& context);
+// The segments of a session, or of all, with their blocks. What cannot be had of one of them is said in its place.
+absl::Status Map(const Context& context, const std::optional<std::string>& session);
+// The last requests that got no memory, newest first.
+absl::Status Ooms(const Context& context);
 absl::Status Stats(const Context& context, const std::optional<std::string>& session);
 absl::Status Summary(const Context& context, const std::string& session);
 absl::Status SetLimit(const Context& context, const std::string& session, const std::string& limit);
+absl::Status SetGuarantee(const Context& context, const std::string& session, const std::string& guarantee);
+absl::Status SetPriority(const Context& context, const std::string& session, const std::string& priority);
+absl::Status ShowQuarantine(const Context& context);
 absl::Status Trim(const Context& context, const std::string& session);
 absl::Status End(const Context& context, const std::string& session);
+
+// What the policy gives to whom context.policy describes (nobody: this process), and why. `what` is "explain".
+absl::Status PolicyCommand(const Context& context, const std::string& what);
+// Has the daemon read its configuration file again.
+absl::Status Reload(const Context& context);
 
 // Has a session keep its last `events` events; 0: none.
 absl::Status Record(const Context& context, const std::string& session, const std::string& events);

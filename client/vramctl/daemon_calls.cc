@@ -6,12 +6,13 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "proto/heap_convert.h"
 
 namespace vrambroker::vramctl {
 
-absl::StatusOr<Daemon> Daemon::Connect(const Context& context) {
-  absl::StatusOr<std::shared_ptr<grpc::Channel>> channel =
-      client_internal::ConnectChannel(context.socket_dir, kDeadline);
+absl::StatusOr<Daemon> Daemon::Connect(const Context& context, absl::Duration timeout) {
+  absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = client_internal::ConnectChannel(context.socket_dir, timeout);
   if (!channel.ok()) return channel.status();
   return Daemon{.broker = v1::Broker::NewStub(*channel), .admin = v1::Admin::NewStub(*channel)};
 }
@@ -32,6 +33,45 @@ absl::StatusOr<v1::Session> GetSession(Daemon& daemon, const std::string& sessio
   absl::Status status = Call(*daemon.admin, &v1::Admin::Stub::GetSession, request, &response);
   if (!status.ok()) return status;
   return response.session();
+}
+
+absl::StatusOr<Overview> ReadOverview(Daemon& daemon, absl::Duration timeout) {
+  Overview overview;
+  absl::Status status =
+      Call(*daemon.broker, &v1::Broker::Stub::GetDevices, v1::GetDevicesRequest(), &overview.devices, timeout);
+  if (status.ok()) {
+    status =
+        Call(*daemon.admin, &v1::Admin::Stub::ListSessions, v1::ListSessionsRequest(), &overview.sessions, timeout);
+  }
+  if (status.ok()) {
+    status = Call(*daemon.admin, &v1::Admin::Stub::ListQuarantine, v1::ListQuarantineRequest(), &overview.quarantine,
+                  timeout);
+  }
+  if (!status.ok()) return status;
+  return overview;
+}
+
+absl::StatusOr<HeapSnapshot> ReadSnapshot(Daemon& daemon, uint64_t session, uint32_t device) {
+  v1::GetSnapshotRequest request;
+  request.mutable_session()->set_id(session);
+  request.set_device(device);
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + kDeadline));
+  const std::unique_ptr<grpc::ClientReader<v1::GetSnapshotResponse>> reader =
+      daemon.admin->GetSnapshot(&context, request);
+  HeapSnapshot heap;
+  absl::Status status;
+  for (v1::GetSnapshotResponse part; status.ok() && reader->Read(&part);) {
+    status = AddSnapshotPart(part, &heap);
+    if (!status.ok())
+      status = absl::InternalError(absl::StrCat("the daemon is of another version: ", status.message()));
+  }
+  if (!status.ok()) {
+    context.TryCancel();
+    return status;
+  }
+  if (absl::Status end = client_internal::FromGrpc(reader->Finish()); !end.ok()) return end;
+  return heap;
 }
 
 void Print(const nlohmann::ordered_json& json) {

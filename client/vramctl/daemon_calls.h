@@ -6,6 +6,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <cstdint>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
@@ -14,8 +15,10 @@
 #include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "allocator/heap_snapshot.h"
 #include "client/connection.h"
 #include "client/vramctl/commands.h"
+#include "client/vramctl/overview.h"
 #include "vrambroker/v1/admin.grpc.pb.h"
 #include "vrambroker/v1/broker.grpc.pb.h"
 
@@ -29,13 +32,14 @@ struct Daemon {
   std::unique_ptr<v1::Broker::Stub> broker;
   std::unique_ptr<v1::Admin::Stub> admin;
 
-  static absl::StatusOr<Daemon> Connect(const Context& context);
+  static absl::StatusOr<Daemon> Connect(const Context& context, absl::Duration timeout = kDeadline);
 };
 
 template <typename Stub, typename Method, typename Request, typename Response>
-absl::Status Call(Stub& stub, Method method, const Request& request, Response* response) {
+absl::Status Call(Stub& stub, Method method, const Request& request, Response* response,
+                  absl::Duration timeout = kDeadline) {
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + kDeadline));
+  context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
   return client_internal::FromGrpc((stub.*method)(&context, request, response));
 }
 
@@ -43,6 +47,12 @@ absl::Status Call(Stub& stub, Method method, const Request& request, Response* r
 void SetRef(const std::string& session, v1::SessionRef* ref);
 
 absl::StatusOr<v1::Session> GetSession(Daemon& daemon, const std::string& session);
+
+// `timeout` is for each of the three calls.
+absl::StatusOr<Overview> ReadOverview(Daemon& daemon, absl::Duration timeout = kDeadline);
+
+// What a session holds on a device, and its history. A client that leases is asked for it.
+absl::StatusOr<HeapSnapshot> ReadSnapshot(Daemon& daemon, uint64_t session, uint32_t device);
 
 // To standard output.
 void Print(const nlohmann::ordered_json& json);

@@ -19,17 +19,29 @@
 #include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "absl/flags/usage_config.h"
+#include "absl/strings/cord.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/types/optional.h"
 #include "client/vrambroker/client.h"
 #include "client/vramctl/commands.h"
+#include "proto/admin_json.h"
 
 ABSL_FLAG(std::string, socket_dir, "",
           "Directory of the daemon's sockets. Default: $VRAMBROKER_SOCKET_DIR, or /run/vrambroker.");
 ABSL_FLAG(std::string, format, "text", "text, or json for scripts.");
-ABSL_FLAG(std::string, name, "", "hold: what to call the session. Default: vramctl.");
+ABSL_FLAG(
+    std::string, name, "",
+    "hold: what to call the session; default: vramctl. policy explain: a session's name; default: the command name "
+    "of --pid, else none.");
 ABSL_FLAG(std::string, limit, "", "hold: limit to ask for, as 0.5 (fraction of capacity) or 512MiB.");
-ABSL_FLAG(int32_t, device, 0, "hold, stats, summary, replay, tune: ordinal of the device.");
+ABSL_FLAG(absl::optional<int32_t>, device, absl::nullopt,
+          "hold, stats, summary, replay, tune: ordinal of the device; default: 0. map: only this one; default: all.");
+ABSL_FLAG(double, interval, 1, "top, watch: seconds between two looks at the daemon, 0.1 to 3600.");
+ABSL_FLAG(uint64_t, count, 0, "watch: how many lines to write; 0: until it is interrupted.");
+ABSL_FLAG(std::string, sort, "reserved",
+          "top: the column to sort by: name, tenant, pid, user, state, priority, device, limit, guarantee, reserved, "
+          "allocated, idle, fragmentation or waiting.");
 ABSL_FLAG(std::string, conf, "", "replay, tune: file with lines alloc_conf=, device_bytes= and fraction=.");
 ABSL_FLAG(
     std::string, alloc_conf, "",
@@ -39,6 +51,14 @@ ABSL_FLAG(std::string, output, "",
           "snapshot, replay: file to write PyTorch's snapshot to, replaced when it exists; -o FILE for short.");
 ABSL_FLAG(std::string, device_bytes, "", "replay, tune: size of the simulated device, as 24GiB. Default: unlimited.");
 ABSL_FLAG(std::string, fraction, "", "replay, tune: memory fraction, 0 to 1.");
+ABSL_FLAG(uint32_t, last, 20, "ooms: how many to show; 0: all that the daemon keeps.");
+ABSL_FLAG(std::string, session, "", "ooms: only those of this session, by name or id. Default: of all.");
+ABSL_FLAG(std::string, pid, "", "policy explain: a process.");
+ABSL_FLAG(std::string, uid, "",
+          "policy explain: a user, by name or number. Default, with --gid or --cgroup: this one.");
+ABSL_FLAG(std::string, gid, "",
+          "policy explain: the user's only group, by name or number. Default: those that the user has.");
+ABSL_FLAG(std::string, cgroup, "", "policy explain: the user's control group, as /system.slice/x.service.");
 ABSL_FLAG(bool, per_op, false, "replay: one row of figures after each operation, in the format of tests/golden.");
 
 namespace {
@@ -62,6 +82,22 @@ const std::map<std::string, Command>& Commands() {
       {"sessions",
        {"", 0, 0, "the sessions: who holds how much of which limit",
         [](const Context& c, const Arguments&) { return ctl::Sessions(c); }}},
+      {"top",
+       {"[--interval SECONDS] [--sort COLUMN]", 0, 0,
+        "a live view for terminals: devices and sessions with bars; h shows its keys",
+        [](const Context& c, const Arguments&) { return ctl::Top(c); }}},
+      {"watch",
+       {"[--interval SECONDS] [--count N]", 0, 0, "devices and sessions as a line of JSON at each interval",
+        [](const Context& c, const Arguments&) { return ctl::Watch(c); }}},
+      {"map",
+       {"[SESSION] [--device D]", 0, 1, "draw the segments of a session, or of all, with their blocks and holes",
+        [](const Context& c, const Arguments& a) {
+          return ctl::Map(c, a.empty() ? std::nullopt : std::optional<std::string>(a[0]));
+        }}},
+      {"ooms",
+       {"[--last N] [--session SESSION]", 0, 0,
+        "the last requests that got no memory: whose, why, the figures, what to do",
+        [](const Context& c, const Arguments&) { return ctl::Ooms(c); }}},
       {"stats",
        {"[SESSION]", 0, 1, "every figure of a session, or of all together, by torch.cuda.memory_stats' names",
         [](const Context& c, const Arguments& a) {
@@ -73,12 +109,29 @@ const std::map<std::string, Command>& Commands() {
       {"limit",
        {"SESSION FRACTION|BYTES", 2, 2, "change the limit of a session: 0.5 of the capacity, or 512MiB",
         [](const Context& c, const Arguments& a) { return ctl::SetLimit(c, a[0], a[1]); }}},
+      {"guarantee",
+       {"SESSION FRACTION|BYTES", 2, 2, "change what is kept free for a session at all times; 0: nothing",
+        [](const Context& c, const Arguments& a) { return ctl::SetGuarantee(c, a[0], a[1]); }}},
+      {"priority",
+       {"SESSION NUMBER", 2, 2,
+        "change whose requests are served first, and who is asked for idle memory last: -1000 to 1000",
+        [](const Context& c, const Arguments& a) { return ctl::SetPriority(c, a[0], a[1]); }}},
+      {"quarantine",
+       {"", 0, 0, "what ended processes have left and nobody can have yet: whose, how much, why",
+        [](const Context& c, const Arguments&) { return ctl::ShowQuarantine(c); }}},
       {"trim",
        {"SESSION", 1, 1, "take a session's wholly free segments back",
         [](const Context& c, const Arguments& a) { return ctl::Trim(c, a[0]); }}},
       {"end",
        {"SESSION", 1, 1, "end a session; its memory comes back when its process lets go",
         [](const Context& c, const Arguments& a) { return ctl::End(c, a[0]); }}},
+      {"policy",
+       {"explain [--pid P | --uid U --gid G --cgroup C] [--name N]", 1, 1,
+        "which rule of the policy this process, or somebody else, gets, what it gives, and why",
+        [](const Context& c, const Arguments& a) { return ctl::PolicyCommand(c, a[0]); }}},
+      {"reload",
+       {"", 0, 0, "have the daemon read its configuration file again: all of it is applied, or nothing",
+        [](const Context& c, const Arguments&) { return ctl::Reload(c); }}},
       {"record",
        {"SESSION EVENTS", 2, 2, "have a session keep its last events, up to 1000000, for snapshots; 0: none",
         [](const Context& c, const Arguments& a) { return ctl::Record(c, a[0], a[1]); }}},
@@ -128,20 +181,9 @@ void PrintError(const absl::Status& status, bool json) {
   }
   nlohmann::ordered_json error = {{"code", absl::StatusCodeToString(status.code())},
                                   {"message", std::string(status.message())}};
-  if (const auto oom = vrambroker::GetOutOfMemory(status)) {
-    error["out_of_memory"] = {{"cause", vrambroker::OutOfMemoryCauseName(oom->cause)},
-                              {"device", oom->device},
-                              {"requested_bytes", oom->requested_bytes},
-                              {"segment_bytes", oom->segment_bytes},
-                              {"limit_bytes", oom->limit_bytes},
-                              {"reserved_bytes", oom->reserved_bytes},
-                              {"allocated_bytes", oom->allocated_bytes},
-                              {"idle_bytes", oom->idle_bytes},
-                              {"largest_free_block_bytes", oom->largest_free_block_bytes},
-                              {"device_capacity_bytes", oom->device_capacity_bytes},
-                              {"device_available_bytes", oom->device_available_bytes},
-                              {"advice", oom->advice}};
-  }
+  const absl::optional<absl::Cord> detail = status.GetPayload("type.googleapis.com/vrambroker.v1.OutOfMemory");
+  vrambroker::v1::OutOfMemory oom;
+  if (detail.has_value() && oom.ParseFromString(std::string(*detail))) error["out_of_memory"] = vrambroker::ToJson(oom);
   std::fprintf(stderr, "%s\n",
                nlohmann::ordered_json({{"error", error}})
                    .dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace)
@@ -218,13 +260,25 @@ int main(int argc, char** argv) {
   context.json = format == "json";
   context.name = absl::GetFlag(FLAGS_name);
   context.limit = absl::GetFlag(FLAGS_limit);
-  context.device = absl::GetFlag(FLAGS_device);
+  if (const absl::optional<int32_t> device = absl::GetFlag(FLAGS_device); device.has_value()) {
+    context.only_device = *device;
+  }
+  context.device = context.only_device.value_or(0);
+  context.interval = absl::GetFlag(FLAGS_interval);
+  context.count = absl::GetFlag(FLAGS_count);
+  context.sort = absl::GetFlag(FLAGS_sort);
   context.output = absl::GetFlag(FLAGS_output);
+  context.last = absl::GetFlag(FLAGS_last);
+  context.session = absl::GetFlag(FLAGS_session);
   context.replay = {.conf = absl::GetFlag(FLAGS_conf),
                     .alloc_conf = absl::GetFlag(FLAGS_alloc_conf),
                     .device_bytes = absl::GetFlag(FLAGS_device_bytes),
                     .fraction = absl::GetFlag(FLAGS_fraction),
                     .per_op = absl::GetFlag(FLAGS_per_op)};
+  context.policy = {.pid = absl::GetFlag(FLAGS_pid),
+                    .uid = absl::GetFlag(FLAGS_uid),
+                    .gid = absl::GetFlag(FLAGS_gid),
+                    .cgroup = absl::GetFlag(FLAGS_cgroup)};
   absl::Status status;
   try {
     status = command.run(context, arguments);

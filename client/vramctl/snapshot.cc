@@ -6,112 +6,12 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "allocator/allocator_options.h"
 #include "allocator/heap_snapshot.h"
 #include "client/vramctl/commands.h"
 #include "client/vramctl/daemon_calls.h"
 #include "client/vramctl/snapshot_file.h"
 
 namespace vrambroker::vramctl {
-namespace {
-
-using Part = v1::GetSnapshotResponse;
-
-absl::StatusOr<BlockState> FromProto(Part::BlockState state) {
-  switch (state) {
-    case Part::BLOCK_STATE_FREE:
-      return BlockState::kFree;
-    case Part::BLOCK_STATE_ALLOCATED:
-      return BlockState::kAllocated;
-    case Part::BLOCK_STATE_PENDING_FREE:
-      return BlockState::kPendingFree;
-    default:
-      return absl::InternalError(absl::StrCat("the daemon is of another version: block state ", state));
-  }
-}
-
-absl::StatusOr<HistoryAction> FromProto(Part::Event::Action action) {
-  switch (action) {
-    case Part::Event::ACTION_ALLOCATE:
-      return HistoryAction::kAllocate;
-    case Part::Event::ACTION_FREE_REQUESTED:
-      return HistoryAction::kFreeRequested;
-    case Part::Event::ACTION_FREE_COMPLETED:
-      return HistoryAction::kFreeCompleted;
-    case Part::Event::ACTION_SEGMENT_ALLOCATE:
-      return HistoryAction::kSegmentAllocate;
-    case Part::Event::ACTION_SEGMENT_FREE:
-      return HistoryAction::kSegmentFree;
-    case Part::Event::ACTION_SNAPSHOT:
-      return HistoryAction::kSnapshot;
-    case Part::Event::ACTION_OUT_OF_MEMORY:
-      return HistoryAction::kOutOfMemory;
-    default:
-      return absl::InternalError(absl::StrCat("the daemon is of another version: event ", action));
-  }
-}
-
-absl::Status AddPart(const Part& part, HeapSnapshot& heap) {
-  for (const Part::Segment& from : part.segments()) {
-    const SegmentId id{from.id()};
-    if (heap.segments.empty() || heap.segments.back().id != id) {  // else it continues
-      heap.segments.push_back({.id = id,
-                               .address = from.address(),
-                               .bytes = from.segment_bytes(),
-                               .pool = from.small_pool() ? PoolKind::kSmall : PoolKind::kLarge,
-                               .stream = from.stream()});
-    }
-    for (const Part::Block& block : from.blocks()) {
-      const absl::StatusOr<BlockState> state = FromProto(block.state());
-      if (!state.ok()) return state.status();
-      heap.segments.back().blocks.push_back({.offset = block.offset_bytes(),
-                                             .bytes = block.block_bytes(),
-                                             .requested_bytes = block.requested_bytes(),
-                                             .state = *state});
-    }
-  }
-  for (const Part::Event& event : part.events()) {
-    const absl::StatusOr<HistoryAction> action = FromProto(event.action());
-    if (!action.ok()) return action.status();
-    heap.history.push_back({.action = *action,
-                            .address = event.address(),
-                            .bytes = event.bytes(),
-                            .stream = event.stream(),
-                            .time_us = event.time_us()});
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<HeapSnapshot> GetSnapshot(Daemon& daemon, uint64_t session, uint32_t device) {
-  v1::GetSnapshotRequest request;
-  request.mutable_session()->set_id(session);
-  request.set_device(device);
-  grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + kDeadline));
-  const std::unique_ptr<grpc::ClientReader<Part>> reader = daemon.admin->GetSnapshot(&context, request);
-  HeapSnapshot heap;
-  absl::Status status;
-  bool is_first = true;
-  for (Part part; status.ok() && reader->Read(&part);) {
-    if (is_first) {
-      absl::StatusOr<AllocConf> conf = ParseAllocConf(part.alloc_conf());
-      if (!conf.ok())
-        return absl::InternalError(absl::StrCat("the daemon is of another version: ", conf.status().message()));
-      heap.options = conf->options;
-    }
-    is_first = false;
-    status = AddPart(part, heap);
-  }
-  if (!status.ok()) {
-    context.TryCancel();
-    return status;
-  }
-  if (absl::Status end = client_internal::FromGrpc(reader->Finish()); !end.ok()) return end;
-  return heap;
-}
-
-}  // namespace
-
 absl::Status Record(const Context& context, const std::string& session, const std::string& events) {
   uint32_t max_events = 0;
   if (!absl::SimpleAtoi(events, &max_events)) {
@@ -151,7 +51,7 @@ absl::Status Snapshot(const Context& context, const std::string& session) {
   size_t blocks = 0;
   size_t events = 0;
   for (const v1::SessionDevice& device : found->devices()) {
-    absl::StatusOr<HeapSnapshot> heap = GetSnapshot(*daemon, found->id(), device.device());
+    absl::StatusOr<HeapSnapshot> heap = ReadSnapshot(*daemon, found->id(), device.device());
     if (!heap.ok()) return heap.status();
     segments += heap->segments.size();
     for (const SegmentSnapshot& segment : heap->segments) blocks += segment.blocks.size();

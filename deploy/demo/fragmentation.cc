@@ -4,22 +4,29 @@
 // one. Enough bytes are free, and yet the large one needs new memory; an empty-cache helps in one case and not in the
 // other. The program says why.
 //
+// With --pause it waits for Enter after each step, so that one can look at it meanwhile: the daemon's web page,
+// vramctl summary fragmentation, a dashboard.
+//
 // Ends with exit code 0 when both ran, else 1.
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
+#include <iostream>
 #include <iterator>
 #include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "absl/status/status.h"
 #include "allocator/bytes.h"
 #include "allocator/memory_stats.h"
 #include "vrambroker/client.h"
+
+ABSL_FLAG(bool, pause, false, "wait for Enter after each step");
 
 namespace {
 
@@ -69,11 +76,15 @@ class Holes {
   std::map<uint64_t, std::vector<Hole>> by_segment_;
 };
 
+// One step is done: a line of figures.
 void Print(const char* when, const MemoryStats& stats) {
   const uint64_t reserved = stats.reserved_bytes.all.current;
   const uint64_t allocated = stats.allocated_bytes.all.current;
   std::printf("  %-24s reserved %11s  allocated %11s  fragmentation %4.1f%%\n", when, FormatBytes(reserved).c_str(),
               FormatBytes(allocated).c_str(), 100 * vrambroker::FragmentationRatio(allocated, reserved));
+  std::fflush(stdout);
+  std::string line;
+  if (absl::GetFlag(FLAGS_pause)) std::getline(std::cin, line);
 }
 
 absl::Status Run(const Experiment& experiment) {

@@ -16,7 +16,7 @@ out=$(cd "$out" && pwd)
 cd "$(dirname "$0")/../.."
 
 cmake --preset release > "$out/build.log"
-cmake --build --preset release --target vrambrokerd allocator_bench rpc_bench >> "$out/build.log"
+cmake --build --preset release --target vrambrokerd allocator_bench rpc_bench fast_path_bench scrape_bench >> "$out/build.log"
 bin=build/release
 
 echo "== Remote allocation: one Allocate + Free pair against two empty calls =="
@@ -24,5 +24,11 @@ echo "== Remote allocation: one Allocate + Free pair against two empty calls =="
 echo
 echo "== The allocator alone, beside host allocators: best of 11 =="
 "$bin/tests/bench/allocator_bench" --golden=tests/golden --json="$out/allocator.json"
+echo
+echo "== Leasing clients =="
+"$bin/tests/bench/fast_path_bench" --golden=tests/golden --json="$out/fast_path.json"
+echo
+echo "== A scrape of the metrics =="
+"$bin/tests/bench/scrape_bench" --json="$out/scrape.json"
 echo
 echo "Figures: $out"

@@ -95,6 +95,13 @@ HeapOp Operation(Bytes& bytes) {
     case Kind::kFail:
       op.a = bytes.Next();
       break;
+    case Kind::kPoll:  // three values in four means something else
+      if (op.b >= 8) {
+        op = {.kind = Kind::kTrim, .a = Size(bytes), .b = op.b % 4};
+      } else if (op.b >= 4) {
+        op.kind = Kind::kTick;
+      }
+      break;
     default:
       break;
   }

@@ -8,7 +8,7 @@ cd "$(dirname "$0")/../.."
 
 seconds=${1:-60}
 case $seconds in ''|*[!0-9]*) echo "run.sh: '$seconds' is no number of seconds" >&2; exit 2 ;; esac
-targets=(alloc_conf operations pickle trace)
+targets=(alloc_conf config operations pickle rpc session_stream trace)
 
 cmake --preset fuzz > /dev/null
 cmake --build --preset fuzz ${JOBS:+-j "$JOBS"}

@@ -18,6 +18,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "allocator/bytes.h"
+#include "tests/support/buffers.h"
 #include "tests/support/daemon_test.h"
 #include "tests/support/raw_client.h"
 
@@ -155,7 +156,7 @@ TEST_F(AllocConfTest, BadSettingsAreRefusedAndNothingIsLost) {
   ASSERT_OK(StartDaemon());
   ASSERT_OK_AND_ASSIGN(Client other, Connect("other"));
   ASSERT_OK_AND_ASSIGN(Buffer held, other.Allocate(1_MiB));
-  Fill(held.data(), held.size(), 5);
+  Fill(held, 5);
 
   for (const auto& [text, part] : std::vector<std::pair<std::string, std::string>>{
            {"max_split_size_mb:19", "alloc_conf: max_split_size_mb: \"19\" is not a whole number from 20"},
@@ -183,7 +184,7 @@ TEST_F(AllocConfTest, BadSettingsAreRefusedAndNothingIsLost) {
   EXPECT_TRUE(StrContains(flag.err, "alloc_conf: max_split_size_mb: \"5\"")) << flag.err;
 
   EXPECT_OK(other.status());
-  EXPECT_TRUE(Holds(held.data(), held.size(), 5));
+  EXPECT_TRUE(Holds(held, 5));
   EXPECT_OK(other.Allocate(1_MiB));
   ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
   ASSERT_OK_AND_ASSIGN(const v1::ListSessionsResponse sessions, raw.ListSessions());
@@ -255,6 +256,7 @@ TEST_F(AllocConfTest, GarbageIsCollectedBelowALimit) {
 }
 
 TEST_F(AllocConfTest, StreamsDoNotShareFreedBlocks) {
+  placement_ = Placement::kRemote;
   ASSERT_OK(StartDaemon());
   ASSERT_OK_AND_ASSIGN(Client client, Connect("c", Limit(4_MiB)));
   constexpr uint64_t kStreams[] = {0, 7, ~uint64_t{0}};
@@ -352,7 +354,7 @@ class SnapshotTest : public AllocConfTest {
 };
 
 TEST_F(SnapshotTest, OfALiveSessionCanBeReadAndReplayed) {
-  ASSERT_OK(StartDaemon({.config = "host_devices: 2"}));
+  ASSERT_OK(StartDaemon({.devices = 2}));
   ASSERT_OK_AND_ASSIGN(Client client, ConnectWith("trainer", "roundup_power2_divisions:4"));
   const RunResult record = Ctl({"record", "trainer", "1000"});
   EXPECT_EQ(record.exit_code, 0) << record.err;

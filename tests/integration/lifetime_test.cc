@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "allocator/bytes.h"
+#include "tests/support/buffers.h"
 #include "tests/support/daemon_test.h"
 #include "tests/support/raw_client.h"
 
@@ -122,15 +123,16 @@ TEST_F(LifetimeTest, ABufferMayOutliveItsClient) {
     ASSERT_OK_AND_ASSIGN(Client client, Connect("short"));
     ASSERT_OK_AND_ASSIGN(buffer, client.Allocate(1_MiB));
   }
-  Fill(buffer.data(), buffer.size(), 3);
-  EXPECT_TRUE(Holds(buffer.data(), buffer.size(), 3));
+  Fill(buffer, 3);
+  EXPECT_TRUE(Holds(buffer, 3));
   EXPECT_TRUE(Reserved("short").has_value());
   EXPECT_OK(buffer.Reset());
-  EXPECT_FALSE(Reserved("short").has_value());
+  EXPECT_TRUE(WaitFor([&] { return !Reserved("short").has_value(); }));
 }
 
 TEST_F(LifetimeTest, AStoppedProcessDoesNotHoldOthersUp) {
-  ASSERT_OK_AND_ASSIGN(ClientProcess stopped, ConnectProcess("stopped"));
+  ASSERT_OK_AND_ASSIGN(ClientProcess stopped, ClientProcess::Start(dir()));
+  ASSERT_OK(stopped.Call("connect stopped - remote"));
   ASSERT_OK(stopped.Call("alloc 20971520"));
   ASSERT_OK(stopped.Call("alloc 20971520"));
   ASSERT_OK(stopped.Call("write 0 4"));
@@ -143,7 +145,7 @@ TEST_F(LifetimeTest, AStoppedProcessDoesNotHoldOthersUp) {
   ASSERT_OK_AND_ASSIGN(Client other, Connect("other"));
   for (uint64_t i = 0; i < 100; ++i) {
     ASSERT_OK_AND_ASSIGN(Buffer buffer, other.Allocate(1_MiB));
-    Fill(buffer.data(), 64, i);
+    Fill(buffer, 64, i);
   }
   ASSERT_OK_AND_ASSIGN(const v1::Session session, raw.GetSession(Ref("stopped")));
   EXPECT_EQ(session.devices(0).reserved_bytes(), 40_MiB);

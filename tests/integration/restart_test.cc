@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "allocator/bytes.h"
+#include "tests/support/buffers.h"
 #include "tests/support/daemon_test.h"
 #include "tests/support/raw_client.h"
 
@@ -29,11 +30,14 @@ class RestartTest : public DaemonTest {
   void SetUp() override { ASSERT_OK(StartDaemon()); }
 
   // A client that holds memory when the daemon goes away; `end` makes it go and returns when it has.
+  // Of clients that allocate remotely; leased_test.cc has the others.
   void CheckOutage(const std::function<void()>& end) {
+    placement_ = Placement::kRemote;
     ASSERT_OK_AND_ASSIGN(Client client, Connect("survivor"));
     ASSERT_OK_AND_ASSIGN(Buffer buffer, client.Allocate(8_MiB));
-    Fill(buffer.data(), buffer.size(), 11);
-    ASSERT_OK_AND_ASSIGN(ClientProcess process, ConnectProcess("other"));
+    Fill(buffer, 11);
+    ASSERT_OK_AND_ASSIGN(ClientProcess process, ClientProcess::Start(dir()));
+    ASSERT_OK(process.Call("connect other - remote"));
     ASSERT_OK(process.Call("fill 5 100000 3"));
 
     end();
@@ -42,9 +46,9 @@ class RestartTest : public DaemonTest {
     std::cout << "status() became UNAVAILABLE " << absl::Now() - ended << " after the daemon had gone\n";
     EXPECT_TRUE(WaitFor([&] { return absl::IsUnavailable(process.Call("status").status()); }));
 
-    EXPECT_TRUE(Holds(buffer.data(), buffer.size(), 11));
-    Fill(buffer.data(), buffer.size(), 12);
-    EXPECT_TRUE(Holds(buffer.data(), buffer.size(), 12));
+    EXPECT_TRUE(Holds(buffer, 11));
+    Fill(buffer, 12);
+    EXPECT_TRUE(Holds(buffer, 12));
     EXPECT_OK(process.Call("check 3"));
     EXPECT_STATUS(client.Allocate(1), absl::StatusCode::kUnavailable, "what is held stays usable");
     EXPECT_STATUS(client.Allocate(1), absl::StatusCode::kUnavailable, "connect again");
@@ -57,10 +61,10 @@ class RestartTest : public DaemonTest {
     ASSERT_OK_AND_ASSIGN(Client again, Connect("survivor"));
     EXPECT_EQ(again.name(), "survivor");
     ASSERT_OK_AND_ASSIGN(Buffer fresh, again.Allocate(200_MiB));
-    Fill(fresh.data(), 4096, 13);
+    Fill(fresh, 4096, 13);
     // The old session stays lost, and its memory stays its own.
     EXPECT_STATUS(client.Allocate(1), absl::StatusCode::kUnavailable, "");
-    EXPECT_TRUE(Holds(buffer.data(), buffer.size(), 12));
+    EXPECT_TRUE(Holds(buffer, 12));
     EXPECT_STATUS(buffer.Reset(), absl::StatusCode::kUnavailable, "");
     EXPECT_OK(process.Call("connect other -"));
     EXPECT_OK(process.Call("alloc 1000"));

@@ -8,20 +8,23 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "tests/support/test_device.h"
 
 namespace vrambroker::testing_support {
 
 DaemonProcess::DaemonProcess(const DaemonOptions& options) : options_(options), socket_dir_(MakeTempDir()) {
   // Tests that end a daemon while sessions are open wait this long.
   std::ofstream(socket_dir_ + "/config.textproto")
-      << (absl::StrContains(options.config, "drain_timeout") ? "" : "drain_timeout: \"500ms\"\n") << options.config;
+      << (absl::StrContains(options.config, "drain_timeout") ? "" : "drain_timeout: \"500ms\"\n")
+      << (OnCuda() ? "" : absl::StrCat("host_devices: ", options.devices, "\n")) << options.config;
+  (void)OnSubstitute();  // there is a machine from here on
 }
 
 Arguments DaemonProcess::CommandLine() const {
   Arguments arguments = {DaemonProgram(),
                          absl::StrCat("--config=", socket_dir_, "/config.textproto"),
                          absl::StrCat("--socket_dir=", socket_dir_),
-                         "--device=host",
+                         OnCuda() ? "--device=cuda" : "--device=host",
                          absl::StrCat("--capacity=", options_.capacity),
                          options_.http ? "--http_address=127.0.0.1:0" : "--http_address=off"};
   arguments.insert(arguments.end(), options_.flags.begin(), options_.flags.end());
@@ -35,13 +38,21 @@ absl::StatusOr<std::unique_ptr<DaemonProcess>> DaemonProcess::Start(const Daemon
 }
 
 absl::Status DaemonProcess::Restart() {
-  absl::StatusOr<std::unique_ptr<ChildProcess>> process = ChildProcess::Start(CommandLine(), options_.environment);
+  Environment environment = options_.environment;
+  if (OnCuda()) {
+    // In another order, and the last ones of several, so that clients know them by other ordinals.
+    const int last = OnSubstitute() ? kSubstituteDevices : options_.devices;
+    std::string devices;
+    for (int i = 1; i <= options_.devices; ++i) absl::StrAppend(&devices, i == 1 ? "" : ",", last - i);
+    environment.emplace_back("CUDA_VISIBLE_DEVICES", devices);
+  }
+  absl::StatusOr<std::unique_ptr<ChildProcess>> process = ChildProcess::Start(CommandLine(), environment);
   if (!process.ok()) return process.status();
   process_ = *std::move(process);
   // "ready" is the last thing that it says before it serves.
-  const bool told = WaitFor([this] { return absl::StrContains(log(), " ready socket=") || !Running(); });
+  const bool told = WaitFor([this] { return absl::StrContains(log(), "daemon ready") || !Running(); });
   if (!told || !Running()) return absl::UnavailableError(absl::StrCat("the daemon does not serve; its log:\n", log()));
-  const std::string http = "http=http://127.0.0.1:";
+  const std::string http = "http://127.0.0.1:";
   const std::string text = log();
   const size_t at = text.find(http);
   http_port_ = at == std::string::npos ? 0 : std::atoi(text.c_str() + at + http.size());

@@ -16,13 +16,14 @@ namespace vrambroker::testing_support {
 struct DaemonOptions {
   std::string capacity = "256MiB";
   std::string config;  // further lines of the configuration file
-  bool http = false;   // serve /metrics: only where wanted, because CivetWeb takes up to two seconds to stop
-  Arguments flags;     // further flags
+  int devices = 1;
+  bool http = false;  // serve /metrics: only where wanted, because CivetWeb takes up to two seconds to stop
+  Arguments flags;    // further flags
   Environment environment;
 };
 
-// A vrambrokerd of the test's own, on the host device, with its sockets in a fresh directory. Killed at the end of this
-// object. Start it on a thread that stays: it ends with the thread that started it.
+// A vrambrokerd of the test's own, on the device of test_device.h, with its sockets in a fresh directory. Killed at the
+// end of this object. Start it on a thread that stays: it ends with the thread that started it.
 class DaemonProcess {
  public:
   // Returns when it serves; otherwise an error with its log.
@@ -38,6 +39,7 @@ class DaemonProcess {
   bool Running() { return process_->Running(); }
   ChildProcess& process() { return *process_; }
   pid_t pid() const { return process_->pid(); }
+  std::string config_path() const { return socket_dir_ + "/config.textproto"; }
   const std::string& socket_dir() const { return socket_dir_; }
   std::string log() const { return process_->ErrorText(); }
   int http_port() const { return http_port_; }

@@ -43,6 +43,7 @@ class DaemonTest : public ::testing::Test {
     options.socket_dir = dir();
     options.name = name;
     options.limit = limit;
+    options.placement = placement_;
     options.call_timeout = kPatience;
     options.connect_timeout = kPatience;
     return Client::Connect(options);
@@ -52,6 +53,7 @@ class DaemonTest : public ::testing::Test {
   }
 
   std::unique_ptr<DaemonProcess> daemon_;
+  Placement placement_ = Placement::kLeased;  // of Connect(); remote where a test looks at figures at once
 };
 
 }  // namespace vrambroker::testing_support

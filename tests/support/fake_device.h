@@ -29,15 +29,22 @@ class Gate {
   // For the code under test.
   void Pass() {
     MutexLock lock(mu_);
-    ++arrived_;
+    const int place = ++arrived_;
     changed_.NotifyAll();
-    while (!open_) changed_.Wait(mu_);
+    while (!open_ && place > let_through_) changed_.Wait(mu_);
   }
 
   // Returns when `count` threads have come to the gate, ever.
   void AwaitArrivals(int count) {
     MutexLock lock(mu_);
     while (arrived_ < count) changed_.Wait(mu_);
+  }
+
+  // Lets the first `count` arrivals through, ever, and holds the others.
+  void LetThrough(int count) {
+    MutexLock lock(mu_);
+    let_through_ = count;
+    changed_.NotifyAll();
   }
 
   void Open() {
@@ -50,6 +57,7 @@ class Gate {
   Mutex mu_;
   CondVar changed_;
   int arrived_ ABSL_GUARDED_BY(mu_) = 0;
+  int let_through_ ABSL_GUARDED_BY(mu_) = 0;
   bool open_ ABSL_GUARDED_BY(mu_) = false;
 };
 
@@ -86,6 +94,12 @@ class FakeDevice : public Device {
     void AwaitRefusals(int count) {
       MutexLock lock(mu_);
       while (refusals_ < count) changed_.Wait(mu_);
+    }
+
+    // Returns when `count` segments have been freed, ever.
+    void AwaitFrees(int count) {
+      MutexLock lock(mu_);
+      while (frees_ < count) changed_.Wait(mu_);
     }
 
     // Another program takes device memory, or gives it back.
@@ -184,6 +198,7 @@ class FakeDevice : public Device {
     c.live_bytes_ -= segment.bytes;
     c.live_.erase(it);
     ++c.frees_;
+    c.changed_.NotifyAll();
     return absl::OkStatus();
   }
 

@@ -23,8 +23,8 @@ bool Serves(uint64_t wanted, uint64_t block, const AllocatorOptions& options) {
 
 std::string ToString(const HeapOp& op) {
   static const char* const kNames[HeapOp::kKinds] = {
-      "allocate", "try to allocate", "free",   "record stream", "finish",      "poll",        "empty cache",
-      "limit",    "fraction",        "device", "fail",          "reset peaks", "reset totals"};
+      "allocate", "try to allocate", "free", "record stream", "finish",       "poll", "empty cache", "limit",
+      "fraction", "device",          "fail", "reset peaks",   "reset totals", "trim", "tick"};
   return absl::StrCat(kNames[static_cast<int>(op.kind)], " ", op.a, " ", op.b);
 }
 
@@ -40,6 +40,7 @@ std::string HeapModel::Do(const HeapOp& op) {
   using Kind = HeapOp::Kind;
   const Stream stream = op.b % HeapOp::kStreams;
   std::string wrong;
+  ++ops_;
   switch (op.kind) {
     case Kind::kAllocate:
     case Kind::kTryAllocate:
@@ -92,7 +93,15 @@ std::string HeapModel::Do(const HeapOp& op) {
       allocator_.ResetAccumulatedStats();
       ooms_ = 0;
       break;
+    case Kind::kTrim:
+      wrong = Trim(op.a, op.b);
+      break;
+    case Kind::kTick:
+      allocator_.Tick();
+      ++ticks_;
+      break;
   }
+  NoteFreeSegments();
   return wrong.empty() ? CheckState() : wrong;
 }
 
@@ -227,6 +236,43 @@ void HeapModel::Free(uint64_t which) {
   held_bytes_ -= held.bytes;
   allocator_.Free(held.block);
   held_.erase(it);
+}
+
+std::string HeapModel::Trim(uint64_t wanted_bytes, uint64_t min_idle_ticks) {
+  // As the allocator does by itself; here already, so that it can be told what is free.
+  allocator_.PollEvents();
+  DropCompleted();
+  NoteFreeSegments();
+  const size_t released_before = source_.released_ids().size();
+  const uint64_t reserved_before = source_.used_bytes();
+  allocator_.Trim({.wanted_bytes = wanted_bytes, .min_idle_ticks = min_idle_ticks});
+  const std::vector<uint64_t> released = source_.released_ids();
+  const uint64_t bytes = reserved_before - source_.used_bytes();
+  uint64_t last_op = 0;
+  for (size_t i = released_before; i < released.size(); ++i) {
+    const auto it = free_segments_.find(released[i]);
+    if (it == free_segments_.end()) return "a segment was trimmed that was not wholly free";
+    if (ticks_ - it->second.tick < min_idle_ticks) return "a segment was trimmed that was not idle for long enough";
+    if (it->second.op < last_op) return "not trimmed in the order of the frees";
+    last_op = it->second.op;
+    free_segments_.erase(it);
+  }
+  for (const auto& [id, since] : free_segments_) {
+    if (since.op < last_op) return "a segment was passed over that was free for longer";
+    if (bytes < wanted_bytes && ticks_ - since.tick >= min_idle_ticks) return "less was trimmed than was wanted";
+  }
+  return "";
+}
+
+// When each wholly free segment became so: in one operation none is used and freed again.
+void HeapModel::NoteFreeSegments() {
+  std::map<uint64_t, FreeSince> now;
+  for (const SegmentSnapshot& segment : allocator_.Snapshot().segments) {
+    if (segment.blocks.size() != 1 || segment.blocks[0].state != BlockState::kFree) continue;
+    const auto before = free_segments_.find(Raw(segment.id));
+    now[Raw(segment.id)] = before == free_segments_.end() ? FreeSince{.op = ops_, .tick = ticks_} : before->second;
+  }
+  free_segments_.swap(now);
 }
 
 // Forgets the frees for which the allocator was told that all events are done: it has to complete them right then.

@@ -40,8 +40,10 @@ struct HeapOp {
     kFail,         // events fail from now on, by the low three bits of `a`
     kResetPeaks,
     kResetTotals,
+    kTrim,  // `a` bytes, free for `b` ticks
+    kTick,
   };
-  static constexpr int kKinds = 13;
+  static constexpr int kKinds = 15;
   static constexpr uint64_t kStreams = 4;  // streams are taken modulo this
 
   Kind kind = Kind::kPoll;
@@ -75,11 +77,17 @@ class HeapModel {
     uint64_t bytes = 0;
     std::vector<std::pair<Stream, uint64_t>> events;  // stream, and the number of the event to wait for
   };
+  struct FreeSince {
+    uint64_t op = 0;
+    uint64_t tick = 0;
+  };
 
   std::string Allocate(uint64_t requested, Stream stream, bool may_grow);
   std::string CheckNew(const Block& block, uint64_t requested, Stream stream, std::optional<Place> best);
   std::string CheckRefusal(uint64_t requested, Stream stream, const MemoryStats& before);
   void Free(uint64_t which);
+  std::string Trim(uint64_t wanted_bytes, uint64_t min_idle_ticks);
+  void NoteFreeSegments();
   void DropCompleted();
   std::string CheckState() const;
   std::optional<Place> BestFit(uint64_t block_bytes, Stream stream);
@@ -92,6 +100,9 @@ class HeapModel {
 
   std::map<Place, Held> held_;
   std::map<Place, Pending> pending_;
+  std::map<uint64_t, FreeSince> free_segments_;  // wholly free ones, by id
+  uint64_t ops_ = 0;
+  uint64_t ticks_ = 0;
   uint64_t held_bytes_ = 0;
   uint64_t limit_;
   uint64_t ooms_ = 0;

@@ -192,6 +192,14 @@ v1::Limit FractionLimit(double fraction) {
   return limit;
 }
 
+v1::SessionRequest LeasingHello(const std::string& name) {
+  v1::SessionRequest request;
+  request.mutable_hello()->set_protocol_version(1);
+  request.mutable_hello()->set_name(name);
+  request.mutable_hello()->set_placement(v1::PLACEMENT_LEASED);
+  return request;
+}
+
 RawStream::RawStream(RawClient& client) {
   context_.set_deadline(absl::ToChronoTime(absl::Now() + 2 * kPatience));
   stream_ = client.broker().Session(&context_);

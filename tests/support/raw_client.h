@@ -67,6 +67,8 @@ v1::SessionRef Ref(uint64_t id);
 v1::SessionRef Ref(const std::string& name);
 v1::Limit BytesLimit(uint64_t bytes);
 v1::Limit FractionLimit(double fraction);
+// The first message of a session that leases.
+v1::SessionRequest LeasingHello(const std::string& name);
 
 // A call of Broker.Session. For one thread.
 class RawStream {

@@ -16,13 +16,13 @@
 
 namespace vrambroker {
 
-// Thread-safe; the switches and the hook are for use between calls. Outlives its events.
+// Thread-safe; the switches and the hooks are for use between calls. Outlives its events.
 class ScriptedEvents : public EventSource {
  public:
   explicit ScriptedEvents(SimulatedDevice* device) : device_(*device) {}
 
   std::atomic<bool> fail_record = false, fail_query = false, fail_wait = false;
-  std::function<void(Stream)> on_record;  // set before use; called with no lock held
+  std::function<void(Stream)> on_record, on_wait;  // set before use; called with no lock held
 
   // Events that were recorded on a stream, and up to which of them the allocator was told that they are done.
   uint64_t recorded(Stream stream) const { return Read(recorded_, stream); }
@@ -50,6 +50,7 @@ class ScriptedEvents : public EventSource {
       return done;
     }
     absl::Status Wait() override {
+      if (owner_.on_wait) owner_.on_wait(stream_);
       if (owner_.fail_wait) return absl::InternalError("the event cannot be waited for");
       absl::Status status = event_->Wait();
       if (status.ok()) Note();

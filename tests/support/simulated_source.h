@@ -84,7 +84,7 @@ class SimulatedSource : public SegmentSource {
     return misuse_;
   }
 
-  absl::StatusOr<SegmentId> AcquireSegment(uint64_t bytes) override {
+  absl::StatusOr<AcquiredSegment> AcquireSegment(uint64_t bytes, bool /*last_resort*/) override {
     int call = 0;
     {
       MutexLock lock(mu_);
@@ -101,7 +101,7 @@ class SimulatedSource : public SegmentSource {
     if (!Fits(bytes)) return absl::ResourceExhaustedError("simulated source: no room");
     used_ += bytes;
     live_[++last_id_] = bytes;
-    return SegmentId{last_id_};
+    return AcquiredSegment{.id = SegmentId{last_id_}};
   }
 
   uint64_t ReleaseSegments(absl::Span<const ReleasedSegment> segments) override {

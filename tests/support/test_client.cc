@@ -4,17 +4,22 @@
 //   ok [WORD]...   or   error CODE MESSAGE [TYPE_URL VALUE]...   (texts in hexadecimal digits, '-' when empty)
 // It ends at the end of its input, or however the test ends it.
 //
-//   connect NAME LIMIT       '-': none                  -> SESSION NAME LIMIT_BYTES
+//   connect NAME LIMIT [remote] [wait_ms=N]   '-': none    -> SESSION NAME LIMIT_BYTES
 //   alloc BYTES                                         -> INDEX SEGMENT OFFSET BLOCK_BYTES
-//   write INDEX SEED | verify INDEX SEED | free INDEX
+//   write INDEX SEED | verify INDEX SEED | zeros INDEX (it is all zeros) | free INDEX
 //   fill COUNT BYTES SEED    allocate, write and verify COUNT buffers
 //   check SEED               verify what fill wrote
 //   churn THREADS BYTES      allocate, write, verify and free in a loop, in the background, until the process ends
 //   empty | status | goodbye (ends the session and all buffers)
-//   setuid UID
+//   fork                             a child with all mappings, until the test closes this process's input  -> PID
+//   setuid UID [GID]...      become this user with these further groups
 //   fetch TICKET             exchange a ticket (hexadecimal) for a descriptor
 //   allocate_raw SESSION BYTES | free_raw SESSION BLOCK | empty_raw SESSION | stats_raw SESSION | reset_raw SESSION
-//   set_limit NAME BYTES | trim NAME | end NAME | record NAME EVENTS | snapshot NAME | list  by the Admin service
+//   set_limit NAME BYTES | trim NAME | end NAME | record NAME EVENTS | snapshot NAME | list | get NAME
+//   explain [PID]            the rule, '-': none
+//   reload                   all by the Admin service
+#include <grp.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -32,7 +37,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "client/vrambroker/client.h"
+#include "tests/support/buffers.h"
 #include "tests/support/raw_client.h"
 #include "tests/support/util.h"
 
@@ -57,14 +64,19 @@ class TestClient {
     const std::string& command = words[0];
     if (command == "connect") return Connect(words);
     if (command == "setuid") {
+      std::vector<gid_t> groups;
+      for (size_t i = 2; i < words.size(); ++i) groups.push_back(static_cast<gid_t>(Number(words[i])));
+      if (setgroups(groups.size(), groups.data()) != 0) return absl::ErrnoToStatus(errno, "setgroups failed");
       if (setuid(static_cast<uid_t>(Number(words[1]))) != 0) return absl::ErrnoToStatus(errno, "setuid failed");
       return "";
     }
     if (command == "fetch") {
-      return Say(client_internal::FetchDescriptor(socket_dir_, absl::HexStringToBytes(words[1]), kPatience).status());
+      return Say(
+          client_internal::DescriptorFetcher(socket_dir_).Fetch(absl::HexStringToBytes(words[1]), kPatience).status());
     }
     if (absl::EndsWith(command, "_raw")) return Raw(words);
-    for (const char* each : {"set_limit", "trim", "end", "record", "snapshot", "list"}) {
+    if (command == "fork") return Fork();
+    for (const char* each : {"set_limit", "trim", "end", "record", "snapshot", "list", "get", "explain", "reload"}) {
       if (command == each) return Operate(words);
     }
     if (!client_.has_value()) return absl::FailedPreconditionError("test_client: not connected");
@@ -88,10 +100,14 @@ class TestClient {
     if (it == buffers_.end()) return absl::NotFoundError("test_client: no such buffer");
     Buffer& buffer = it->second;
     if (command == "write") {
-      Fill(buffer.data(), buffer.size(), Number(words.at(2)));
+      Fill(buffer, Number(words.at(2)));
       return "";
     }
     if (command == "verify") return Verify(buffer, Number(words.at(2)));
+    if (command == "zeros") {
+      if (IsZero(buffer)) return "";
+      return absl::DataLossError("not all zeros");
+    }
     if (command == "free") {
       absl::Status status = buffer.Reset();
       buffers_.erase(it);
@@ -107,8 +123,20 @@ class TestClient {
   }
 
   static absl::StatusOr<std::string> Verify(const Buffer& buffer, uint64_t seed) {
-    if (Holds(buffer.data(), buffer.size(), seed)) return "";
+    if (Holds(buffer, seed)) return "";
     return absl::DataLossError("other bytes than were written");
+  }
+
+  static absl::StatusOr<std::string> Fork() {
+    const pid_t child = fork();
+    if (child < 0) return absl::ErrnoToStatus(errno, "fork failed");
+    if (child == 0) {
+      // Lives on when its parent is killed. Nothing here takes a lock that another thread may have held.
+      pollfd input = {.fd = STDIN_FILENO, .events = 0, .revents = 0};
+      while ((input.revents & POLLHUP) == 0) (void)poll(&input, 1, -1);
+      _exit(0);
+    }
+    return absl::StrCat(child);
   }
 
   absl::StatusOr<std::string> Connect(const Words& words) {
@@ -121,6 +149,14 @@ class TestClient {
       const absl::StatusOr<Limit> limit = ParseLimit(words[2]);
       if (!limit.ok()) return limit.status();
       options.limit = *limit;
+    }
+    for (size_t i = 3; i < words.size(); ++i) {
+      absl::string_view word = words[i];
+      if (word == "remote") {
+        options.placement = Placement::kRemote;
+      } else if (absl::ConsumePrefix(&word, "wait_ms=")) {
+        options.wait = absl::Milliseconds(static_cast<int64_t>(Number(std::string(word))));
+      }
     }
     absl::StatusOr<Client> client = Client::Connect(options);
     if (!client.ok()) return client.status();
@@ -142,7 +178,7 @@ class TestClient {
     for (uint64_t i = 0; i < count; ++i) {
       absl::StatusOr<Buffer> buffer = client_->Allocate(bytes + i);
       if (!buffer.ok()) return buffer.status();
-      Fill(buffer->data(), buffer->size(), seed + i);
+      Fill(*buffer, seed + i);
       filled_.push_back(*std::move(buffer));
     }
     return CheckAll(seed);
@@ -162,8 +198,8 @@ class TestClient {
         for (uint64_t i = 0;; ++i) {
           absl::StatusOr<Buffer> buffer = client_->Allocate(bytes);
           if (!buffer.ok()) continue;
-          Fill(buffer->data(), 64, t + i);
-          if (!Holds(buffer->data(), 64, t + i)) std::abort();
+          Fill(*buffer, 64, t + i);
+          if (!Holds(*buffer, 64, t + i)) std::abort();
           if (i == 0) ++started;  // `started` is gone after the answer
         }
       }).detach();
@@ -194,6 +230,19 @@ class TestClient {
       return Say(raw->SetRecording(Ref(words[1]), static_cast<uint32_t>(Number(words[2]))));
     }
     if (words[0] == "snapshot") return Say(raw->GetSnapshot(Ref(words[1]), 0).status());
+    if (words[0] == "get") return Say(raw->GetSession(Ref(words[1])).status());
+    if (words[0] == "explain") {
+      v1::ExplainPolicyRequest request;
+      if (words.size() > 1) request.set_pid(static_cast<int32_t>(Number(words[1])));
+      v1::ExplainPolicyResponse response;
+      absl::Status status = RawClient::Call(raw->admin(), &v1::Admin::Stub::ExplainPolicy, request, &response);
+      if (!status.ok()) return status;
+      return response.rule().empty() ? "-" : response.rule();
+    }
+    if (words[0] == "reload") {
+      v1::ReloadConfigResponse response;
+      return Say(RawClient::Call(raw->admin(), &v1::Admin::Stub::ReloadConfig, v1::ReloadConfigRequest(), &response));
+    }
     const absl::StatusOr<v1::ListSessionsResponse> sessions = raw->ListSessions();
     if (!sessions.ok()) return sessions.status();
     return absl::StrCat(sessions->sessions_size());

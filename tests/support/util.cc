@@ -21,6 +21,13 @@ uint64_t Word(uint64_t seed, uint64_t index) {
   return x ^ (x >> 29);
 }
 
+// The program of this build; in a bundle, where a build's paths mean nothing, the one in $VRAMBROKER_TEST_BIN.
+std::string Program(const char* path) {
+  const char* const folder = std::getenv("VRAMBROKER_TEST_BIN");
+  if (folder == nullptr || *folder == '\0') return path;
+  return (std::filesystem::path(folder) / std::filesystem::path(path).filename()).string();
+}
+
 }  // namespace
 
 bool WaitFor(const std::function<bool()>& condition, absl::Duration timeout) {
@@ -68,13 +75,16 @@ std::string MakeTempDir() {
 }
 
 const char* DaemonProgram() {
-  return VRAMBROKERD_PATH;
+  static const auto* const program = new std::string(Program(VRAMBROKERD_PATH));
+  return program->c_str();
 }
 const char* VramctlProgram() {
-  return VRAMCTL_PATH;
+  static const auto* const program = new std::string(Program(VRAMCTL_PATH));
+  return program->c_str();
 }
 const char* TestClientProgram() {
-  return TEST_CLIENT_PATH;
+  static const auto* const program = new std::string(Program(TEST_CLIENT_PATH));
+  return program->c_str();
 }
 
 }  // namespace vrambroker::testing_support

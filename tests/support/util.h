@@ -37,7 +37,7 @@ bool Holds(const void* memory, uint64_t bytes, uint64_t seed);
 // A fresh directory that everyone may enter. Removed, with what is in it, at the end of the process.
 std::string MakeTempDir();
 
-// The programs of this build.
+// The programs of this build, or those of these names in the folder that $VRAMBROKER_TEST_BIN names.
 const char* DaemonProgram();
 const char* VramctlProgram();
 const char* TestClientProgram();

@@ -365,6 +365,24 @@ TEST_F(AllocatorStreamsTest, EventThatCannotBeWaitedForStaysPending) {
   EXPECT_EQ(allocator_.EmptyCache(), 70_MiB);
 }
 
+TEST_F(AllocatorStreamsTest, FreeOfAFailedWaitStaysBeforeThoseThatCameMeanwhile) {
+  Block* second = Get(40_MiB);
+  allocator_.RecordStream(second, 1);
+  const Block* first = GetAndFree(30_MiB, {1});
+  events_.fail_wait = true;
+  events_.on_wait = [&](Stream) { allocator_.Free(second); };
+  EXPECT_EQ(allocator_.EmptyCache(), 0u);
+  events_.on_wait = nullptr;
+  events_.fail_wait = false;
+  device_.FinishStream(1, 1);
+  allocator_.PollEvents();
+  EXPECT_EQ(first->state, BlockState::kFree) << "its event is done, whatever came later";
+  EXPECT_EQ(second->state, BlockState::kPendingFree);
+  device_.FinishStream(1, 1);
+  allocator_.PollEvents();
+  EXPECT_EQ(second->state, BlockState::kFree);
+}
+
 TEST_F(AllocatorStreamsTest, RefusalWithEventsThatFailIsOutOfMemory) {
   Block* block = GetAndFree(600_MiB, {1});
   events_.fail_wait = true;
@@ -556,13 +574,13 @@ TEST(SimulatedDeviceTest, StreamsFinishAsFarAsTold) {
 
 TEST(SimulatedDeviceTest, HandsOutItsBytesAndNoMore) {
   SimulatedDevice device(5_MiB);
-  EXPECT_EQ(*device.AcquireSegment(2_MiB), SegmentId{1});
-  EXPECT_EQ(*device.AcquireSegment(3_MiB), SegmentId{2});
+  EXPECT_EQ(device.AcquireSegment(2_MiB, false)->id, SegmentId{1});
+  EXPECT_EQ(device.AcquireSegment(3_MiB, false)->id, SegmentId{2});
   EXPECT_EQ(device.AvailableBytes(), 0u);
-  EXPECT_TRUE(absl::IsResourceExhausted(device.AcquireSegment(1).status()));
+  EXPECT_TRUE(absl::IsResourceExhausted(device.AcquireSegment(1, false).status()));
   EXPECT_EQ(device.ReleaseSegments({{.id = SegmentId{1}, .bytes = 2_MiB}}), 2_MiB);
   EXPECT_EQ(device.used_bytes(), 3_MiB);
-  EXPECT_EQ(*device.AcquireSegment(2_MiB), SegmentId{3}) << "ids are not reused";
+  EXPECT_EQ(device.AcquireSegment(2_MiB, false)->id, SegmentId{3}) << "ids are not reused";
 }
 
 }  // namespace

@@ -1,21 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/broker.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/cord.h"
-#include "allocator/bytes.h"
-#include "tests/support/fake_device.h"
-#include "vrambroker/v1/types.pb.h"
+#include "tests/unit/broker_fixture.h"
 
 namespace vrambroker {
 namespace {
@@ -38,135 +31,6 @@ TEST(LimitBytesTest, BytesAreAtMostTheCapacity) {
   EXPECT_EQ(LimitBytes(Limit(uint64_t{11}), 10), 10u);
   EXPECT_EQ(LimitBytes(Limit(uint64_t{0}), 10), 0u);
 }
-
-class FakeClient : public SessionEvents {
- public:
-  void CloseSegments(absl::Span<const SegmentId> segments) override {
-    if (on_close) on_close(segments);
-  }
-  void LimitChanged(int device, uint64_t limit_bytes) override {
-    Note(absl::StrCat("limit ", device, " ", limit_bytes));
-  }
-  void Draining() override { Note("draining"); }
-  void Ended(const std::string& reason) override { Note("ended: " + reason); }
-
-  std::vector<std::string> told() const {
-    MutexLock lock(mu_);
-    return told_;
-  }
-
-  std::function<void(absl::Span<const SegmentId>)> on_close;  // set before use
-
- private:
-  void Note(std::string text) {
-    MutexLock lock(mu_);
-    told_.push_back(std::move(text));
-  }
-
-  mutable Mutex mu_;
-  std::vector<std::string> told_ ABSL_GUARDED_BY(mu_);
-};
-
-class BrokerTest : public ::testing::Test {
- protected:
-  static constexpr uint64_t kCapacity = 64_MiB;
-
-  BrokerTest() { Make({}); }
-
-  void Make(BrokerOptions options) {
-    broker_.reset();
-    pools_.clear();
-    controls_.clear();
-    for (int i = 0; i < 2; ++i) {
-      auto device = std::make_unique<FakeDevice>(kCapacity);
-      controls_.push_back(device->control());
-      pools_.push_back(std::make_unique<SegmentPool>(std::move(device), kCapacity, &next_segment_));
-    }
-    options.watch_process = [this](const UniqueFd&, std::function<void()> gone) -> absl::StatusOr<int> {
-      if (!watch_error_.ok()) return watch_error_;
-      gone_.push_back(std::move(gone));
-      return static_cast<int>(gone_.size() - 1);
-    };
-    options.unwatch_process = [this](int watch) { unwatched_.push_back(watch); };
-    broker_ = std::make_unique<Broker>(std::move(options), std::vector<SegmentPool*>{pools_[0].get(), pools_[1].get()},
-                                       workers_.get());
-  }
-  void TearDown() override {
-    broker_->CloseAll("end of the test");
-    workers_.reset();
-    EXPECT_EQ(broker_->session_count(), 0u);
-    for (const std::unique_ptr<SegmentPool>& pool : pools_) {
-      EXPECT_EQ(pool->GetFigures().charged_bytes, 0u);
-    }
-    broker_.reset();
-    pools_.clear();
-    for (const auto& control : controls_) {
-      EXPECT_EQ(control->live_bytes(), 0u);
-      EXPECT_EQ(control->misuse(), "");
-    }
-  }
-
-  static Caller Process(pid_t pid, uid_t uid) {
-    return {.pid = pid, .uid = uid, .pidfd = std::make_shared<UniqueFd>()};
-  }
-  absl::StatusOr<SessionPtr> TryOpen(const std::string& name, std::optional<Limit> limit = std::nullopt,
-                                     Caller caller = Process(1, 1000),
-                                     std::optional<AllocatorOptions> allocator = std::nullopt) {
-    client_ = std::make_shared<FakeClient>();
-    return broker_->OpenSession(caller, {.name = name, .limit = limit, .allocator = allocator}, client_);
-  }
-  SessionPtr Open(const std::string& name, std::optional<Limit> limit = std::nullopt, Caller caller = Process(1, 1000),
-                  std::optional<AllocatorOptions> allocator = std::nullopt) {
-    absl::StatusOr<SessionPtr> session = TryOpen(name, limit, caller, allocator);
-    EXPECT_TRUE(session.ok()) << session.status();
-    const std::weak_ptr<Session> weak = *session;
-    client_->on_close = [weak](absl::Span<const SegmentId> segments) {
-      if (const SessionPtr alive = weak.lock()) alive->SegmentsClosed(segments);
-    };
-    return session.value_or(nullptr);
-  }
-  // Allocate() and its answer.
-  absl::StatusOr<Allocation> Allocate(const SessionPtr& session, uint64_t bytes, uint64_t device = 0,
-                                      Stream stream = 0) {
-    Gate answered;
-    answered.Open();
-    absl::StatusOr<Allocation> answer = absl::UnknownError("no answer");
-    broker_->Allocate(session, device, bytes, stream, [&](absl::StatusOr<Allocation> allocation) {
-      answer = std::move(allocation);
-      answered.Pass();
-    });
-    answered.AwaitArrivals(1);
-    // The worker must have left the gate before it goes.
-    Drain(session);
-    return answer;
-  }
-  // Waits for what was submitted to the session so far.
-  static void Drain(const SessionPtr& session) {
-    const auto gate = std::make_shared<Gate>();
-    gate->Open();
-    session->slow_calls().Submit([gate] { gate->Pass(); });
-    gate->AwaitArrivals(1);
-  }
-  static v1::OutOfMemory Report(const absl::Status& status) {
-    v1::OutOfMemory proto;
-    const absl::optional<absl::Cord> payload = status.GetPayload("type.googleapis.com/vrambroker.v1.OutOfMemory");
-    EXPECT_TRUE(payload.has_value()) << status;
-    if (payload.has_value()) {
-      EXPECT_TRUE(proto.ParseFromString(std::string(*payload)));
-    }
-    return proto;
-  }
-
-  std::atomic<uint64_t> next_segment_ = 1;
-  std::unique_ptr<WorkerPool> workers_ = std::make_unique<WorkerPool>(4);
-  std::vector<std::shared_ptr<FakeDevice::Control>> controls_;
-  std::vector<std::unique_ptr<SegmentPool>> pools_;
-  absl::Status watch_error_;
-  std::vector<std::function<void()>> gone_;  // one for each session, in order
-  std::vector<int> unwatched_;               // indices of gone_
-  std::unique_ptr<Broker> broker_;
-  std::shared_ptr<FakeClient> client_;  // of the last session
-};
 
 TEST_F(BrokerTest, NamesAreMadeUnique) {
   const SessionPtr first = Open("job");
@@ -197,7 +61,7 @@ TEST_F(BrokerTest, BadLimitsAreRefused) {
 }
 
 TEST_F(BrokerTest, LimitIsTheSmallerOfWishAndPolicy) {
-  Make({.session_limit = Limit(0.5)});
+  Make({.policy = PolicyOf({.session_limit = Limit(0.5)})});
   const auto limit = [&](std::optional<Limit> wish) {
     return broker_->Describe(*Open("x", wish)).devices[1].account.limit_bytes;
   };
@@ -207,8 +71,80 @@ TEST_F(BrokerTest, LimitIsTheSmallerOfWishAndPolicy) {
   EXPECT_EQ(limit(Limit(10_MiB)), 10_MiB);
 }
 
+// A rule for each of two users: 1000 gets much, 2000 nothing.
+std::vector<PolicyRule> TwoRules() {
+  PolicyRule much;
+  much.label = "much";
+  much.uid = 1000;
+  much.session_name = "train*";
+  much.limit = Limit(0.75);
+  much.guarantee = Limit(8_MiB);
+  much.priority = 5;
+  much.tenant = "team";
+  PolicyRule nothing;
+  nothing.label = "nothing";
+  nothing.uid = 2000;
+  nothing.rights = {.client = false, .observer = false, .admin = false};
+  return {much, nothing};
+}
+
+TEST_F(BrokerTest, SessionsGetTheTermsOfTheirRule) {
+  Make({.policy = PolicyOf({.rules = TwoRules(), .session_limit = Limit(0.5)})});
+  const SessionInfo train = broker_->Describe(*Open("train"));
+  EXPECT_EQ(train.terms.rule, "much");
+  EXPECT_EQ(train.terms.tenant, "team");
+  EXPECT_EQ(train.terms.priority, 5);
+  EXPECT_EQ(train.terms.guarantee, Limit(8_MiB));
+  EXPECT_EQ(train.devices[1].account.limit_bytes, 48_MiB) << "above session_limit";
+  EXPECT_EQ(broker_->Describe(*Open("train2", Limit(0.25))).devices[1].account.limit_bytes, 16_MiB) << "the wish";
+  // The rule goes by the name that the client gave, not by the one that was made unique.
+  EXPECT_EQ(broker_->Describe(*Open("train")).name, "train-2");
+  const SessionInfo other = broker_->Describe(*Open("other"));
+  EXPECT_EQ(other.terms.rule, "");
+  EXPECT_EQ(other.terms.tenant, "uid:1000");
+  EXPECT_EQ(other.devices[1].account.limit_bytes, 32_MiB);
+}
+
+TEST_F(BrokerTest, WithoutTheRightNoSessionIsOpened) {
+  Make({.policy = PolicyOf({.rules = TwoRules(), .max_sessions_per_uid = 1})});
+  for (int i = 0; i < 3; ++i) {  // refusals are not counted as sessions of the user
+    const absl::Status status = TryOpen("x", std::nullopt, Process(1, 2000)).status();
+    EXPECT_TRUE(absl::IsPermissionDenied(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("uid 2000 may not open a session named 'x'"));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("rule nothing does not give it the right CLIENT"));
+  }
+  EXPECT_EQ(broker_->session_count(), 0u);
+  broker_->SetPolicy(PolicyOf({}));
+  Open("x", std::nullopt, Process(1, 2000));
+}
+
+TEST_F(BrokerTest, ANewPolicyIsForSessionsOpenedFromThenOn) {
+  Make({.policy = PolicyOf({.rules = TwoRules()})});
+  const SessionPtr before = Open("train");
+  broker_->SetPolicy(PolicyOf({.session_limit = Limit(0.25), .max_sessions_per_uid = 2}));
+  EXPECT_EQ(broker_->Describe(*before).terms.rule, "much");
+  EXPECT_EQ(broker_->Describe(*before).devices[0].account.limit_bytes, 48_MiB);
+  const SessionInfo after = broker_->Describe(*Open("train"));
+  EXPECT_EQ(after.terms.rule, "");
+  EXPECT_EQ(after.devices[0].account.limit_bytes, 16_MiB);
+  EXPECT_TRUE(absl::IsResourceExhausted(TryOpen("train").status()));
+}
+
+TEST_F(BrokerTest, TermsOfACallerAreApartFromAnySession) {
+  std::vector<PolicyRule> rules = TwoRules();
+  rules.push_back({.label = "group", .gid = 44, .rights = kEveryRight});
+  Make({.policy = PolicyOf({.rules = rules, .daemon_uid = 900})});
+  Caller caller = Process(1, 1000);
+  EXPECT_EQ(broker_->TermsOf(caller)->rule, "") << "the rule that asks for a name is passed over";
+  caller.groups = {27, 44};
+  EXPECT_EQ(broker_->TermsOf(caller)->rule, "group");
+  EXPECT_TRUE(broker_->TermsOf(caller)->rights.admin);
+  EXPECT_TRUE(broker_->TermsOf(Process(1, 900))->rights.admin);
+  EXPECT_FALSE(broker_->TermsOf(Process(1, 2000))->rights.observer);
+}
+
 TEST_F(BrokerTest, FractionsLowerTheLimit) {
-  Make({.session_limit = Limit(0.75), .allocator = {.per_process_memory_fraction = 0.5}});
+  Make({.policy = PolicyOf({.session_limit = Limit(0.75)}), .allocator = {.per_process_memory_fraction = 0.5}});
   const auto limit = [&](std::optional<Limit> wish, std::optional<AllocatorOptions> allocator) {
     return broker_->Describe(*Open("x", wish, Process(1, 1000), allocator)).devices[1].account.limit_bytes;
   };
@@ -257,6 +193,23 @@ TEST_F(BrokerTest, LimitChangesReachGarbageCollection) {
   EXPECT_EQ(session->GetMemoryStats(0).num_alloc_retries, 0u);
 }
 
+TEST_F(BrokerTest, LimitsThatAreSetAtOnceDoNotMix) {
+  const SessionPtr session = Open("a");
+  client_->on_limit = [] { std::this_thread::yield(); };
+  for (int round = 0; round < 200; ++round) {
+    std::vector<std::thread> threads;
+    for (const uint64_t limit : {20_MiB, 40_MiB}) {
+      threads.emplace_back([&, limit] { EXPECT_EQ(broker_->SetLimit(session, Limit(limit)), absl::OkStatus()); });
+    }
+    for (std::thread& thread : threads) thread.join();
+    const std::vector<std::string> told = client_->told();
+    const std::vector<SessionDeviceInfo> devices = broker_->Describe(*session).devices;
+    ASSERT_EQ(told[told.size() - 2], absl::StrCat("limit 0 ", devices[0].account.limit_bytes));
+    ASSERT_EQ(told[told.size() - 1], absl::StrCat("limit 1 ", devices[1].account.limit_bytes));
+    ASSERT_EQ(devices[0].account.limit_bytes, devices[1].account.limit_bytes);
+  }
+}
+
 TEST_F(BrokerTest, StreamsAreApart) {
   const SessionPtr session = Open("a", Limit(2_MiB));
   const Allocation first = Allocate(session, 512, 0, 7).value();
@@ -273,19 +226,19 @@ TEST_F(BrokerTest, RecordingIsSetAndBounded) {
   ASSERT_TRUE(Allocate(session, 512, 1).ok());
   EXPECT_EQ(recorded(1), 3u) << "a segment, a block, the snapshot";
   EXPECT_EQ(recorded(0), 1u);
-  ASSERT_EQ(broker_->SetRecording(session, 2), absl::OkStatus());
+  ASSERT_EQ(SetRecording(session, 2), absl::OkStatus());
   EXPECT_EQ(recorded(1), 1u) << "forgotten";
-  const absl::Status status = broker_->SetRecording(session, kMaxRecordedEvents + 1);
+  const absl::Status status = SetRecording(session, kMaxRecordedEvents + 1);
   EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("max_events: 1000001 is above 1000000"));
   EXPECT_EQ(recorded(1), 2u) << "as it was";
-  ASSERT_EQ(broker_->SetRecording(session, 0), absl::OkStatus());
+  ASSERT_EQ(SetRecording(session, 0), absl::OkStatus());
   EXPECT_EQ(recorded(0) + recorded(1), 0u);
-  EXPECT_EQ(broker_->SetRecording(session, kMaxRecordedEvents), absl::OkStatus());
+  EXPECT_EQ(SetRecording(session, kMaxRecordedEvents), absl::OkStatus());
 }
 
 TEST_F(BrokerTest, SessionsOfAUserAreCounted) {
-  Make({.max_sessions_per_uid = 2});
+  Make({.policy = PolicyOf({.max_sessions_per_uid = 2})});
   const SessionPtr first = Open("a");
   Open("b");
   EXPECT_TRUE(absl::IsResourceExhausted(TryOpen("c").status()));
@@ -331,8 +284,8 @@ TEST_F(BrokerTest, LimitRefusalSaysSo) {
   EXPECT_EQ(oom.allocated_bytes(), 3_MiB);
   EXPECT_EQ(oom.segment_bytes(), 20_MiB);
   EXPECT_EQ(oom.largest_free_block_bytes(), 17_MiB);
-  EXPECT_EQ(broker_->OomCount(0, OomCause::kLimit), 1u);
-  EXPECT_EQ(broker_->OomCount(1, OomCause::kLimit), 0u);
+  EXPECT_EQ(Refusals(0, OomCause::kLimit), 1u);
+  EXPECT_EQ(Refusals(1, OomCause::kLimit), 0u);
 }
 
 TEST_F(BrokerTest, CapacityRefusalNamesTheLargestHolders) {
@@ -347,7 +300,58 @@ TEST_F(BrokerTest, CapacityRefusalNamesTheLargestHolders) {
   EXPECT_EQ(oom.largest_holders(0).client(), "big");
   EXPECT_EQ(oom.largest_holders(1).client(), "middle");
   EXPECT_EQ(oom.largest_holders(2).client(), "small");
-  EXPECT_EQ(broker_->OomCount(0, OomCause::kCapacity), 1u);
+  EXPECT_EQ(Refusals(0, OomCause::kCapacity), 1u);
+}
+
+TEST_F(BrokerTest, RefusalNamesIdleMemoryOfOthers) {
+  const SessionPtr hoarder = Open("hoarder");
+  const BlockId freed = Allocate(hoarder, 20_MiB).value().block;
+  const BlockId split = Allocate(hoarder, 10_MiB).value().block;  // of the same kind of segment, kept in part used
+  ASSERT_TRUE(Allocate(hoarder, 3_MiB).ok());
+  ASSERT_EQ(broker_->Free(hoarder, {freed, split}), absl::OkStatus());
+  const SessionPtr gone = Open("gone");
+  ASSERT_TRUE(Allocate(gone, 10_MiB).ok());
+  broker_->Disconnect(gone);
+
+  Signal answered;
+  absl::Status refused;
+  broker_->Allocate(Open("late"), 0, 30_MiB, 0,
+                    [&](const absl::StatusOr<Allocation>& allocation) {
+                      refused = allocation.status();
+                      answered.Notify();
+                    },
+                    {.may_reclaim = false});
+  answered.WaitForNotification();
+  const v1::OutOfMemory oom = Report(refused);
+  EXPECT_EQ(oom.cause(), v1::OutOfMemory::CAUSE_CAPACITY);
+  const SessionInfo info = broker_->Describe(*hoarder);
+  const uint64_t idle = info.devices[0].account.reserved_bytes - 3_MiB;
+  EXPECT_EQ(oom.idle_elsewhere_bytes(), idle);
+  EXPECT_EQ(oom.device_quarantined_bytes(), 10_MiB);
+  uint64_t not_asked = 0;
+  uint64_t in_part_used = 0;
+  for (const auto& holder : oom.idle_holders()) {
+    EXPECT_EQ(holder.client(), "hoarder");
+    (holder.why() == v1::OutOfMemory::IdleHolder::WHY_NOT_ASKED ? not_asked : in_part_used) += holder.idle_bytes();
+  }
+  EXPECT_GE(not_asked, 10_MiB);
+  EXPECT_EQ(in_part_used, info.devices[0].stats.inactive_split_bytes.all.current);
+  EXPECT_EQ(not_asked + in_part_used, idle);
+}
+
+TEST_F(BrokerTest, RefusalsAreKept) {
+  const SessionPtr session = Open("a", Limit(22_MiB));
+  ASSERT_TRUE(Allocate(session, 3_MiB).ok());
+  EXPECT_EQ(broker_->oom_log().total(), 0u);
+  const v1::OutOfMemory oom = Report(Allocate(session, 19_MiB).status());
+  broker_->Close(session, "done");
+  const auto events = broker_->oom_log().NewestFirst();
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_EQ(events[0]->session, session->id());
+  EXPECT_EQ(events[0]->client, "a");
+  EXPECT_EQ(events[0]->uid, session->caller().uid);
+  EXPECT_EQ(events[0]->report.requested_bytes, 19_MiB);
+  EXPECT_EQ(ToProto(events[0]->report).SerializeAsString(), oom.SerializeAsString());
 }
 
 TEST_F(BrokerTest, FragmentationIsToldFromALimit) {
@@ -360,8 +364,8 @@ TEST_F(BrokerTest, FragmentationIsToldFromALimit) {
   const v1::OutOfMemory oom = Report(Allocate(session, 4_MiB).status());
   EXPECT_EQ(oom.cause(), v1::OutOfMemory::CAUSE_FRAGMENTATION);
   EXPECT_EQ(oom.largest_free_block_bytes(), 2_MiB);
-  EXPECT_EQ(broker_->OomCount(0, OomCause::kFragmentation), 1u);
-  EXPECT_EQ(broker_->OomCount(0, OomCause::kLimit), 0u);
+  EXPECT_EQ(Refusals(0, OomCause::kFragmentation), 1u);
+  EXPECT_EQ(Refusals(0, OomCause::kLimit), 0u);
 }
 
 TEST_F(BrokerTest, WhatNoDeviceCouldHoldIsRefusedUnseen) {
@@ -369,7 +373,7 @@ TEST_F(BrokerTest, WhatNoDeviceCouldHoldIsRefusedUnseen) {
   for (const uint64_t bytes : {kCapacity + 1, kMaxRequestBytes, std::numeric_limits<uint64_t>::max()}) {
     EXPECT_EQ(Report(Allocate(session, bytes).status()).cause(), v1::OutOfMemory::CAUSE_LARGER_THAN_DEVICE) << bytes;
   }
-  EXPECT_EQ(broker_->OomCount(0, OomCause::kLargerThanDevice), 3u);
+  EXPECT_EQ(Refusals(0, OomCause::kLargerThanDevice), 3u);
   EXPECT_EQ(session->GetMemoryStats(0).num_ooms, 3u);
 }
 
@@ -413,7 +417,7 @@ TEST_F(BrokerTest, WaitingCallsAreLimited) {
   broker_->Allocate(session, 0, 512, 0, count);
   EXPECT_EQ(refused, 1) << "answered at once";
   absl::Status status;
-  broker_->EmptyCache(session, [&](absl::StatusOr<uint64_t> bytes) { status = bytes.status(); });
+  broker_->Trim(session, 0, [&](absl::StatusOr<uint64_t> bytes) { status = bytes.status(); });
   EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
   gate.Open();
   workers_.reset();  // runs all
@@ -457,7 +461,7 @@ TEST_F(BrokerTest, EmptyCacheAnswersWithTheBytes) {
   const SessionPtr session = Open("a");
   ASSERT_EQ(broker_->Free(session, {Allocate(session, 30_MiB).value().block}), absl::OkStatus());
   std::atomic<uint64_t> released = 0;
-  broker_->EmptyCache(session, [&](absl::StatusOr<uint64_t> bytes) { released = bytes.value_or(0); });
+  broker_->Trim(session, 0, [&](absl::StatusOr<uint64_t> bytes) { released = bytes.value_or(0); });
   Drain(session);
   EXPECT_EQ(released, 30_MiB);
 }

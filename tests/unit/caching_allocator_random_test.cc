@@ -61,9 +61,11 @@ class Generator {
     if (dice < 460) return {Kind::kTryAllocate, Bytes(), stream};
     if (dice < 820) return {Kind::kFree, random_(), 0};
     if (dice < 900) return {Kind::kRecordStream, random_(), random_() % streams};
-    if (dice < 950) return {Kind::kFinish, random_() % 4, random_() % streams};
-    if (dice < 960) return {Kind::kPoll};
-    if (dice < 970) return {Kind::kEmptyCache};
+    if (dice < 915) return {Kind::kTick};
+    if (dice < 930) return {Kind::kTrim, Pick({1, 40_MiB, SimulatedSource::kUnlimited}), Pick({0, 0, 1, 2, 5})};
+    if (dice < 960) return {Kind::kFinish, random_() % 4, random_() % streams};
+    if (dice < 966) return {Kind::kPoll};
+    if (dice < 971) return {Kind::kEmptyCache};
     if (dice < 976) return {Kind::kSetLimit, Pick({0, 30_MiB, 100_MiB, CachingAllocator::kNoLimit})};
     if (dice < 982) return {Kind::kSetFraction, Pick({500, 1000, random_() % 1001})};
     if (dice < 988) {

@@ -352,6 +352,33 @@ TEST_F(CachingAllocatorTest, SnapshotTilesEverySegment) {
   EXPECT_EQ(freed.requested_bytes, 700u) << "of the last owner";
 }
 
+// As in the original, which keeps the size that was last asked for in a free block, too.
+TEST_F(CachingAllocatorTest, FreeBlocksRememberTheLastRequest) {
+  const auto requested = [&] {
+    std::vector<uint64_t> sizes;
+    const HeapSnapshot snapshot = allocator_.Snapshot();
+    for (const BlockSnapshot& block : snapshot.segments.at(0).blocks) sizes.push_back(block.requested_bytes);
+    return sizes;
+  };
+  Block* a = Get(100);
+  Block* b = Get(700);
+  Block* c = Get(1500);
+  Block* d = Get(513);
+  EXPECT_THAT(requested(), ElementsAre(100, 700, 1500, 513, 0)) << "nobody asked for the rest yet";
+  allocator_.Free(b);
+  allocator_.Free(a);
+  EXPECT_THAT(requested(), ElementsAre(100, 1500, 513, 0)) << "of the block that was freed, not of the one above it";
+  allocator_.Free(c);
+  EXPECT_THAT(requested(), ElementsAre(1500, 513, 0)) << "nor of the one below it";
+  Block* part = Get(300);
+  EXPECT_THAT(requested(), ElementsAre(300, 1500, 513, 0)) << "the rest of a split keeps it";
+  allocator_.Free(d);
+  EXPECT_THAT(requested(), ElementsAre(300, 513)) << "with neighbours on both sides";
+  EXPECT_EQ(Stats().requested_bytes.all.current, 300u);
+  allocator_.Free(part);
+  EXPECT_THAT(requested(), ElementsAre(300));
+}
+
 TEST_F(CachingAllocatorTest, ExplainFitLooksAtThePoolThatWouldServe) {
   FitReport fit = allocator_.ExplainFit(3_MiB + 1);
   EXPECT_EQ(fit.block_bytes, 3_MiB + 512);

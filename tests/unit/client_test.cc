@@ -16,7 +16,7 @@
 #include "absl/strings/cord.h"
 #include "allocator/bytes.h"
 #include "client/alloc_conf_text.h"
-#include "client/stats_convert.h"
+#include "proto/heap_convert.h"
 #include "vrambroker/v1/types.pb.h"
 
 namespace vrambroker {
@@ -41,7 +41,7 @@ TEST(ParseLimitTest, EverythingElseMeansBytes) {
                                                                                  {"8 GiB", 8_GiB},
                                                                                  {"1B", 1},
                                                                                  {"0", 0},
-                                                                                 {"2", 2}}) {
+                                                                                 {"2B", 2}}) {
     const absl::StatusOr<Limit> limit = ParseLimit(text);
     ASSERT_TRUE(limit.ok()) << limit.status();
     EXPECT_EQ(*limit, Limit(bytes)) << text;
@@ -56,11 +56,13 @@ TEST(ParseLimitTest, RefusesTheRestAndSaysHowToWriteIt) {
   }
 }
 
-TEST(ParseLimitTest, OneIsAmbiguous) {
-  const absl::Status status = ParseLimit("1").status();
-  EXPECT_TRUE(absl::IsInvalidArgument(status));
-  EXPECT_THAT(std::string(status.message()), HasSubstr("1.0"));
-  EXPECT_THAT(std::string(status.message()), HasSubstr("1B"));
+TEST(ParseLimitTest, SmallNumbersWithoutAUnitAreAmbiguous) {
+  for (const std::string text : {"1", "3", "80", "1048575"}) {
+    const absl::Status status = ParseLimit(text).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << text;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("1.0"));
+    EXPECT_THAT(std::string(status.message()), HasSubstr(text + "B"));
+  }
 }
 
 absl::Status WithPayload(const v1::OutOfMemory& proto) {
@@ -88,6 +90,17 @@ TEST(GetOutOfMemoryTest, ReadsEveryField) {
   holder->set_allocated_bytes(12);
   proto.add_largest_holders()->set_client("notebook");
   proto.set_advice("Free something.");
+  proto.set_guarantee_bytes(13);
+  proto.set_inactive_split_bytes(14);
+  proto.set_device_kept_free_bytes(15);
+  proto.set_device_idle_bytes(16);
+  proto.set_device_quarantined_bytes(17);
+  proto.set_idle_elsewhere_bytes(18);
+  v1::OutOfMemory::IdleHolder* idle = proto.add_idle_holders();
+  idle->set_client("server");
+  idle->set_idle_bytes(19);
+  idle->set_why(v1::OutOfMemory::IdleHolder::WHY_DID_NOT_ANSWER);
+  proto.set_waited_ms(20);
   const std::optional<OutOfMemory> oom = GetOutOfMemory(WithPayload(proto));
   ASSERT_TRUE(oom.has_value());
   EXPECT_EQ(oom->cause, OutOfMemory::Cause::kFragmentation);
@@ -107,6 +120,31 @@ TEST(GetOutOfMemoryTest, ReadsEveryField) {
   EXPECT_EQ(oom->largest_holders[0].allocated_bytes, 12u);
   EXPECT_EQ(oom->largest_holders[1].client, "notebook");
   EXPECT_EQ(oom->advice, "Free something.");
+  EXPECT_EQ(oom->guarantee_bytes, 13u);
+  EXPECT_EQ(oom->inactive_split_bytes, 14u);
+  EXPECT_EQ(oom->device_kept_free_bytes, 15u);
+  EXPECT_EQ(oom->device_idle_bytes, 16u);
+  EXPECT_EQ(oom->device_quarantined_bytes, 17u);
+  EXPECT_EQ(oom->idle_elsewhere_bytes, 18u);
+  ASSERT_EQ(oom->idle_holders.size(), 1u);
+  EXPECT_EQ(oom->idle_holders[0].client, "server");
+  EXPECT_EQ(oom->idle_holders[0].idle_bytes, 19u);
+  EXPECT_EQ(oom->idle_holders[0].why, OutOfMemory::IdleHolder::Why::kDidNotAnswer);
+  EXPECT_EQ(oom->waited_ms, 20u);
+}
+
+TEST(GetOutOfMemoryTest, ReasonsHaveTheProtocolsNames) {
+  using IdleHolder = v1::OutOfMemory::IdleHolder;
+  for (int i = 1; i <= IdleHolder::Why_MAX; ++i) {
+    const auto why = static_cast<IdleHolder::Why>(i);
+    v1::OutOfMemory proto;
+    proto.add_idle_holders()->set_why(why);
+    EXPECT_EQ(std::string("WHY_") + IdleWhyName(GetOutOfMemory(WithPayload(proto))->idle_holders[0].why),
+              IdleHolder::Why_Name(why));
+  }
+  v1::OutOfMemory newer;
+  newer.add_idle_holders()->set_why(static_cast<IdleHolder::Why>(99));
+  EXPECT_STREQ(IdleWhyName(GetOutOfMemory(WithPayload(newer))->idle_holders[0].why), "UNKNOWN");
 }
 
 TEST(GetOutOfMemoryTest, CausesHaveTheProtocolsNames) {
@@ -219,15 +257,15 @@ TEST(AllocConfTextTest, NamesTheSourceOfWhatTheDaemonRefuses) {
 
 TEST(StatsFromProtoTest, NoMaxSplitSizeMeansNoLimit) {
   v1::MemoryStats proto;
-  EXPECT_EQ(client_internal::FromProto(proto).max_split_bytes, std::numeric_limits<uint64_t>::max());
+  EXPECT_EQ(StatsFromProto(proto).max_split_bytes, std::numeric_limits<uint64_t>::max());
   proto.set_max_split_bytes(0);
-  EXPECT_EQ(client_internal::FromProto(proto).max_split_bytes, 0u);
+  EXPECT_EQ(StatsFromProto(proto).max_split_bytes, 0u);
   proto.set_max_split_bytes(64_MiB);
   proto.set_num_oom_rejections(2);
   proto.set_num_sync_all_streams(3);
   proto.mutable_oversize_allocations()->set_peak(4);
   proto.mutable_oversize_segments()->set_freed(5);
-  const MemoryStats stats = client_internal::FromProto(proto);
+  const MemoryStats stats = StatsFromProto(proto);
   EXPECT_EQ(stats.max_split_bytes, 64_MiB);
   EXPECT_EQ(stats.num_oom_rejections, 2u);
   EXPECT_EQ(stats.num_sync_all_streams, 3u);

@@ -11,9 +11,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <functional>
 #include <iostream>
 #include <limits>
@@ -29,11 +32,16 @@
 #include "allocator/bytes.h"
 #include "allocator/cuda_device.h"
 #include "allocator/host_device.h"
+#ifdef VRAMBROKER_CUDA_SUBSTITUTE
+#include "tests/cuda_substitute/substitute.h"
+#endif
 
 namespace vrambroker {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 constexpr uint64_t kHostBytes = 64_MiB;
 
@@ -274,6 +282,18 @@ TEST_P(DeviceTest, ZeroStaysWithinTheSegment) {
   EXPECT_EQ(device_->FreeSegment(segment), absl::OkStatus());
 }
 
+TEST_P(DeviceTest, NamesHoldersOrSaysThatItCannot) {
+  const DeviceSegment segment = Allocate(2_MiB);
+  const absl::StatusOr<SegmentHolders> holders = device_->FindHolders({segment});
+  if (device_->properties().kind == DeviceKind::kHost) {
+    ASSERT_TRUE(holders.ok()) << holders.status();
+    EXPECT_THAT(holders->holders, IsEmpty()) << "this process does not count";
+  } else {
+    EXPECT_TRUE(absl::IsUnimplemented(holders.status())) << holders.status();
+  }
+  EXPECT_EQ(device_->FreeSegment(segment), absl::OkStatus());
+}
+
 TEST_P(DeviceTest, EventsComplete) {
   absl::StatusOr<std::unique_ptr<Event>> event = device_->RecordEvent(0);
   ASSERT_TRUE(event.ok()) << event.status();
@@ -396,12 +416,123 @@ TEST_F(HostDeviceTest, DescriptorsDoNotLeakIntoOtherPrograms) {
   EXPECT_EQ(device_->FreeSegment(segment), absl::OkStatus());
 }
 
+// A child made by fork(), which inherits every descriptor and mapping, runs `prepare`, and stays until Stop().
+class ForkedChild {
+ public:
+  explicit ForkedChild(const std::function<bool()>& prepare) {
+    int ready[2] = {-1, -1};
+    int stop[2] = {-1, -1};
+    EXPECT_EQ(pipe2(ready, O_CLOEXEC), 0);
+    EXPECT_EQ(pipe2(stop, O_CLOEXEC), 0);
+    const UniqueFd ready_in(ready[0]);
+    UniqueFd ready_out(ready[1]);
+    UniqueFd stop_in(stop[0]);
+    stop_ = UniqueFd(stop[1]);
+    pid_ = fork();
+    if (pid_ == 0) {
+      stop_.Reset();
+      char byte = prepare() ? 'y' : 'n';
+      if (write(ready_out.get(), &byte, 1) == 1) (void)!read(stop_in.get(), &byte, 1);
+      _exit(0);
+    }
+    ready_out.Reset();
+    char answer = 'n';
+    EXPECT_EQ(read(ready_in.get(), &answer, 1), 1);
+    EXPECT_EQ(answer, 'y');
+  }
+  ~ForkedChild() { Stop(); }
+
+  pid_t pid() const { return pid_; }
+  void Stop() {
+    if (!stop_.valid()) return;
+    // Closing would not do: children forked later have the pipe, too.
+    EXPECT_EQ(write(stop_.get(), "s", 1), 1);
+    stop_.Reset();
+    int status = 0;
+    EXPECT_EQ(waitpid(pid_, &status, 0), pid_);
+    EXPECT_EQ(status, 0);
+  }
+
+ private:
+  UniqueFd stop_;  // the child ends when this is written to
+  pid_t pid_ = -1;
+};
+
+// SEGMENT:PID of each, in order.
+std::vector<std::string> HoldersOf(Device& device, const std::vector<DeviceSegment>& segments) {
+  std::vector<std::string> found;
+  const absl::StatusOr<SegmentHolders> holders = device.FindHolders(segments);
+  EXPECT_TRUE(holders.ok()) << holders.status();
+  if (!holders.ok()) return found;
+  for (const SegmentHolders::Holder& holder : holders->holders) {
+    found.push_back(absl::StrCat(holder.segment, ":", holder.pid));
+  }
+  return found;
+}
+
+TEST_F(HostDeviceTest, AForkedChildThatHasADescriptorIsNamed) {
+  const DeviceSegment a = device_->AllocateSegment(2_MiB).value();
+  const DeviceSegment b = device_->AllocateSegment(2_MiB).value();
+  const DeviceSegment c = device_->AllocateSegment(2_MiB).value();
+  ForkedChild of_two([&] { return close(a.fd) == 0; });
+  ForkedChild of_one([&] { return close(a.fd) == 0 && close(c.fd) == 0; });
+  std::vector<std::string> of_b = {absl::StrCat("1:", of_two.pid()), absl::StrCat("1:", of_one.pid())};
+  std::sort(of_b.begin(), of_b.end(), [](const auto& x, const auto& y) {
+    return std::pair(x.size(), x) < std::pair(y.size(), y);  // as numbers
+  });
+  EXPECT_THAT(HoldersOf(*device_, {a, b, c}), ElementsAre(of_b[0], of_b[1], absl::StrCat("2:", of_two.pid())));
+  EXPECT_THAT(HoldersOf(*device_, {a}), IsEmpty());
+  EXPECT_THAT(HoldersOf(*device_, {c}), ElementsAre(absl::StrCat("0:", of_two.pid())));
+  of_two.Stop();
+  EXPECT_THAT(HoldersOf(*device_, {a, b, c}), ElementsAre(absl::StrCat("1:", of_one.pid())));
+  of_one.Stop();
+  EXPECT_THAT(HoldersOf(*device_, {a, b, c}), IsEmpty());
+  for (const DeviceSegment& segment : {a, b, c}) EXPECT_EQ(device_->FreeSegment(segment), absl::OkStatus());
+}
+
+TEST_F(HostDeviceTest, AForkedChildThatHasOnlyAMappingIsNamed) {
+  const DeviceSegment segment = device_->AllocateSegment(2_MiB).value();
+  const DeviceSegment other = device_->AllocateSegment(2_MiB).value();
+  void* address = nullptr;
+  {
+    const SegmentHandle handle = device_->ExportSegment(segment).value();
+    address = device_->OpenHandle(handle, 2_MiB).value();
+  }
+  ForkedChild child([&] { return close(segment.fd) == 0 && close(other.fd) == 0; });
+  EXPECT_EQ(device_->CloseHandle(address, 2_MiB), absl::OkStatus());
+  EXPECT_THAT(HoldersOf(*device_, {other, segment}), ElementsAre(absl::StrCat("1:", child.pid())));
+  child.Stop();
+  EXPECT_THAT(HoldersOf(*device_, {other, segment}), IsEmpty());
+  EXPECT_EQ(device_->FreeSegment(segment), absl::OkStatus());
+  EXPECT_EQ(device_->FreeSegment(other), absl::OkStatus());
+}
+
+TEST_F(HostDeviceTest, NoSegmentsHaveNoHolders) {
+  EXPECT_THAT(HoldersOf(*device_, {}), IsEmpty());
+  EXPECT_THAT(HoldersOf(*device_, {DeviceSegment{.bytes = 2_MiB, .fd = -1}}), IsEmpty());
+}
+
 TEST_F(HostDeviceTest, ErrorsNameTheCall) {
   const DeviceSegment gone{.bytes = 2_MiB, .fd = -1};
   EXPECT_THAT(std::string(device_->FreeSegment(gone).message()), HasSubstr("close"));
   EXPECT_THAT(std::string(device_->ExportSegment(gone).status().message()), HasSubstr("F_DUPFD_CLOEXEC"));
   EXPECT_THAT(std::string(device_->Zero(gone, 0, 512).message()), HasSubstr("fallocate"));
   EXPECT_THAT(std::string(device_->OpenHandle(UniqueFd(), 2_MiB).status().message()), HasSubstr("fstat"));
+}
+
+TEST(HostDeviceLatencyTest, IsOnWhatTheDriverDoes) {
+  constexpr std::chrono::milliseconds kLatency(50);
+  const std::unique_ptr<Device> device = MakeHostDevice(0, 8_MiB, kLatency);
+  const auto time = [](auto&& call) {
+    const auto start = std::chrono::steady_clock::now();
+    call();
+    return std::chrono::steady_clock::now() - start;
+  };
+  DeviceSegment segment;
+  EXPECT_GE(time([&] { segment = device->AllocateSegment(2_MiB).value(); }), kLatency);
+  EXPECT_GE(time([&] { EXPECT_EQ(device->Zero(segment, 0, 2_MiB), absl::OkStatus()); }), kLatency);
+  EXPECT_GE(time([&] { EXPECT_EQ(device->FreeSegment(segment), absl::OkStatus()); }), kLatency);
+  EXPECT_EQ(device->FreeBytes().value(), 8_MiB);
 }
 
 TEST(HostDeviceDefaultTest, IsWholeGranules) {
@@ -452,6 +583,16 @@ TEST(UniqueFdTest, ReleaseLeavesItOpen) {
 
 int main(int argc, char** argv) {
   if (argc == 8 && std::string(argv[1]) == "--peer") return vrambroker::PeerMain(argv);
+#ifdef VRAMBROKER_CUDA_SUBSTITUTE
+  std::string machine = std::filesystem::temp_directory_path() / "vrambroker-machine-XXXXXX";
+  if (mkdtemp(machine.data()) == nullptr) return 2;
+  vrambroker::cuda_substitute::MakeMachine(machine, {.devices = 2, .device_bytes = 256 << 20});
+  setenv(vrambroker::cuda_substitute::kMachineVariable, machine.c_str(), 1);
+#endif
   ::testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
+  const int result = RUN_ALL_TESTS();
+#ifdef VRAMBROKER_CUDA_SUBSTITUTE
+  std::filesystem::remove_all(machine);
+#endif
+  return result;
 }

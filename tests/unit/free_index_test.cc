@@ -53,6 +53,41 @@ TEST_F(FreeIndexTest, EmptyHasNothing) {
   EXPECT_FALSE(index_.Contains(Make(512, 1)));
 }
 
+TEST_F(FreeIndexTest, SizesAreThoseOfAllBlocks) {
+  EXPECT_EQ(index_.GetSizes(), FreeSizes());
+  std::mt19937_64 random(7);
+  std::vector<Block*> in;
+  for (uint64_t i = 0; i < 20'000; ++i) {
+    if (!in.empty() && random() % 5 < 2) {
+      std::swap(in[random() % in.size()], in.back());
+      index_.Erase(in.back());
+      in.pop_back();
+    } else {
+      // Of all classes, many of the same size.
+      const uint64_t bytes = 512 * ((random() % 3 + 1) << (random() % 24));
+      in.push_back(Insert(bytes, i));
+    }
+    if (i % 500 != 0) continue;
+    FreeSizes expected;
+    for (const Block* block : in) expected.Add(block->bytes);
+    ASSERT_EQ(index_.GetSizes(), expected) << i;
+  }
+  for (Block* block : in) index_.Erase(block);
+  EXPECT_EQ(index_.GetSizes(), FreeSizes());
+}
+
+TEST(FreeSizesTest, ClassesAreEightTimesAsLargeEach) {
+  EXPECT_EQ(FreeSizes::ClassBytes(0), 512u);
+  EXPECT_EQ(FreeSizes::ClassBytes(7), 1_GiB);
+  for (size_t i = 0; i < FreeSizes::kClasses; ++i) {
+    EXPECT_EQ(FreeSizes::ClassOf(FreeSizes::ClassBytes(i)), i);
+    if (i > 0) {
+      EXPECT_EQ(FreeSizes::ClassOf(FreeSizes::ClassBytes(i) - 512), i - 1);
+    }
+  }
+  EXPECT_EQ(FreeSizes::ClassOf(uint64_t{1} << 59), 7u) << "the last has no end";
+}
+
 TEST_F(FreeIndexTest, OneBlockComesAndGoes) {
   Block* block = Insert(1024, 1);
   EXPECT_EQ(index_.FirstAtLeast(512), block);

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <string>
 #include <vector>
 
 #include "allocator/bytes.h"
@@ -14,21 +15,21 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-constexpr uid_t kAnn = 1001;
-constexpr uid_t kBen = 1002;
+constexpr char kAnn[] = "uid:1001";
+constexpr char kBen[] = "uid:1002";
 
 class IdleSegmentsTest : public ::testing::Test {
  protected:
   // The address tells segments apart; `second` is when it became idle.
-  void Add(uint64_t address, uid_t tenant, uint64_t bytes, int second = 0) {
-    idle_.Add({.segment = {.bytes = bytes, .address = address}, .tenant = tenant, .since = At(second)});
+  void Add(uint64_t address, const std::string& domain, uint64_t bytes, int second = 0) {
+    idle_.Add({.segment = {.bytes = bytes, .address = address}, .domain = domain, .since = At(second)});
   }
   static SteadyTime At(int second) { return SteadyTime() + std::chrono::seconds(second); }
   // Address of what Take() gives; 0 for nothing.
-  uint64_t Take(uid_t tenant, uint64_t bytes) {
-    const std::optional<IdleSegments::Entry> entry = idle_.Take(tenant, bytes);
+  uint64_t Take(const std::string& domain, uint64_t bytes) {
+    const std::optional<IdleSegments::Entry> entry = idle_.Take(domain, bytes);
     if (!entry.has_value()) return 0;
-    EXPECT_EQ(entry->tenant, tenant);
+    EXPECT_EQ(entry->domain, domain);
     EXPECT_EQ(entry->segment.bytes, bytes);
     return entry->segment.address;
   }
@@ -45,7 +46,7 @@ TEST_F(IdleSegmentsTest, IsEmptyAtFirst) {
   EXPECT_EQ(idle_.bytes(), 0u);
   EXPECT_EQ(Take(kAnn, 2_MiB), 0u);
   EXPECT_THAT(idle_.TakeOldest(2_MiB), IsEmpty());
-  EXPECT_THAT(idle_.TakeIdleSince(At(1000)), IsEmpty());
+  EXPECT_EQ(idle_.oldest(), std::nullopt);
 }
 
 TEST_F(IdleSegmentsTest, TakesTheYoungestOfTheTenantAndSize) {
@@ -62,8 +63,8 @@ TEST_F(IdleSegmentsTest, TakesTheYoungestOfTheTenantAndSize) {
 TEST_F(IdleSegmentsTest, NeverTakesAnotherTenants) {
   Add(1, kAnn, 2_MiB);
   EXPECT_EQ(Take(kBen, 2_MiB), 0u);
-  EXPECT_EQ(Take(kAnn - 1, 2_MiB), 0u);
-  EXPECT_EQ(Take(0, 2_MiB), 0u);
+  EXPECT_EQ(Take("uid:1000", 2_MiB), 0u);
+  EXPECT_EQ(Take("", 2_MiB), 0u);
   EXPECT_EQ(idle_.bytes(), 2_MiB);
 }
 
@@ -94,22 +95,23 @@ TEST_F(IdleSegmentsTest, TakeOldestKeepsTheOrderOfWhatWasTakenInBetween) {
   EXPECT_EQ(Take(kAnn, 2_MiB), 0u) << "gone from both orders";
 }
 
-TEST_F(IdleSegmentsTest, TakeIdleSinceIncludesTheMoment) {
+TEST_F(IdleSegmentsTest, KnowsTheAgeOfTheOldest) {
   Add(1, kAnn, 2_MiB, 10);
   Add(2, kBen, 4_MiB, 20);
   Add(3, kAnn, 2_MiB, 30);
-  EXPECT_THAT(idle_.TakeIdleSince(At(9)), IsEmpty());
-  EXPECT_THAT(Addresses(idle_.TakeIdleSince(At(20))), ElementsAre(1, 2));
-  EXPECT_EQ(idle_.bytes(), 2_MiB);
-  EXPECT_EQ(Take(kBen, 4_MiB), 0u);
-  EXPECT_THAT(Addresses(idle_.TakeIdleSince(At(31))), ElementsAre(3));
-  EXPECT_EQ(idle_.bytes(), 0u);
+  EXPECT_EQ(idle_.oldest(), At(10));
+  EXPECT_THAT(Addresses(idle_.TakeOldest(1)), ElementsAre(1));
+  EXPECT_EQ(idle_.oldest(), At(20));
+  EXPECT_EQ(Take(kBen, 4_MiB), 2u);
+  EXPECT_EQ(idle_.oldest(), At(30));
+  EXPECT_EQ(Take(kAnn, 2_MiB), 3u);
+  EXPECT_EQ(idle_.oldest(), std::nullopt);
 }
 
 TEST_F(IdleSegmentsTest, KeepsTheHandleWithTheSegment) {
   CudaIpcHandle handle = {};
   handle[7] = 'h';
-  idle_.Add({.segment = {.bytes = 2_MiB, .address = 1}, .cuda_ipc = handle, .tenant = kAnn});
+  idle_.Add({.segment = {.bytes = 2_MiB, .address = 1}, .cuda_ipc = handle, .domain = kAnn});
   EXPECT_EQ(idle_.Take(kAnn, 2_MiB)->cuda_ipc, handle);
 }
 

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <optional>
 #include <set>
 #include <string>
@@ -12,12 +13,16 @@
 
 #include "absl/strings/cord.h"
 #include "allocator/bytes.h"
+#include "server/convert.h"
+#include "server/oom_advice.h"
+#include "server/oom_log.h"
 #include "vrambroker/v1/types.pb.h"
 
 namespace vrambroker {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 std::string Message(const absl::Status& status) {
   return std::string(status.message());
@@ -74,6 +79,16 @@ OomReport Sample(OomCause cause) {
   report.available_bytes = 18_MiB;
   report.largest_holders = {{.client = "trainer", .reserved_bytes = 60_MiB, .allocated_bytes = 50_MiB},
                             {.client = "notebook", .reserved_bytes = 22_MiB, .allocated_bytes = 5_MiB}};
+  report.guarantee_bytes = 10_MiB;
+  report.inactive_split_bytes = 4_MiB;
+  report.kept_free_bytes = 6_MiB;
+  report.device_idle_bytes = 7_MiB;
+  report.quarantined_bytes = 8_MiB;
+  report.idle_elsewhere_bytes = 15_MiB;
+  report.idle_holders = {{.client = "trainer", .idle_bytes = 9_MiB, .why = IdleWhy::kInPartUsed},
+                         {.client = "server", .idle_bytes = 6_MiB, .why = IdleWhy::kWithinGuarantee}};
+  report.waited_ms = 250;
+  report.names_others = true;
   return report;
 }
 
@@ -106,6 +121,85 @@ TEST(OutOfMemoryErrorTest, CarriesEveryFigure) {
   EXPECT_EQ(proto.largest_holders(0).allocated_bytes(), 50_MiB);
   EXPECT_EQ(proto.largest_holders(1).client(), "notebook");
   EXPECT_NE(proto.advice(), "");
+  EXPECT_EQ(proto.guarantee_bytes(), 10_MiB);
+  EXPECT_EQ(proto.inactive_split_bytes(), 4_MiB);
+  EXPECT_EQ(proto.device_kept_free_bytes(), 6_MiB);
+  EXPECT_EQ(proto.device_idle_bytes(), 7_MiB);
+  EXPECT_EQ(proto.device_quarantined_bytes(), 8_MiB);
+  EXPECT_EQ(proto.idle_elsewhere_bytes(), 15_MiB);
+  ASSERT_EQ(proto.idle_holders_size(), 2);
+  EXPECT_EQ(proto.idle_holders(0).client(), "trainer");
+  EXPECT_EQ(proto.idle_holders(0).idle_bytes(), 9_MiB);
+  EXPECT_EQ(proto.idle_holders(0).why(), v1::OutOfMemory::IdleHolder::WHY_IN_PART_USED);
+  EXPECT_EQ(proto.idle_holders(1).why(), v1::OutOfMemory::IdleHolder::WHY_WITHIN_GUARANTEE);
+  EXPECT_EQ(proto.waited_ms(), 250u);
+}
+
+TEST(OutOfMemoryErrorTest, EachReasonHasItsCode) {
+  using IdleHolder = v1::OutOfMemory::IdleHolder;
+  const std::vector<std::pair<IdleWhy, IdleHolder::Why>> reasons = {
+      {IdleWhy::kWithinGuarantee, IdleHolder::WHY_WITHIN_GUARANTEE},
+      {IdleWhy::kInPartUsed, IdleHolder::WHY_IN_PART_USED},
+      {IdleWhy::kDidNotAnswer, IdleHolder::WHY_DID_NOT_ANSWER},
+      {IdleWhy::kDisconnected, IdleHolder::WHY_DISCONNECTED},
+      {IdleWhy::kNotAsked, IdleHolder::WHY_NOT_ASKED},
+      {IdleWhy::kKept, IdleHolder::WHY_KEPT}};
+  EXPECT_EQ(reasons.size(), kIdleWhys.size());
+  for (const auto& [why, code] : reasons) {
+    OomReport report;
+    report.idle_holders = {{.client = "a", .idle_bytes = 1, .why = why}};
+    EXPECT_EQ(ToProto(report).idle_holders(0).why(), code);
+  }
+}
+
+// A report that names as many as there may be, with names as long as they get and figures as large.
+OomReport Largest(OomCause cause) {
+  const std::string name = std::string(63, 'x') + "-1234567";
+  const uint64_t bytes = uint64_t{1} << 59;
+  OomReport report = Sample(cause);
+  report.requested_bytes = report.segment_bytes = report.limit_bytes = report.reserved_bytes = bytes;
+  report.allocated_bytes = report.largest_free_block_bytes = report.capacity_bytes = bytes;
+  report.available_bytes = report.guarantee_bytes = report.inactive_split_bytes = bytes - 1;
+  report.kept_free_bytes = report.device_idle_bytes = report.quarantined_bytes = bytes - 1;
+  report.idle_elsewhere_bytes = report.waited_ms = bytes;
+  report.quarantined_bytes = 0;
+  report.largest_holders.assign(kMaxHolders, {.client = name, .reserved_bytes = bytes, .allocated_bytes = bytes});
+  report.idle_holders.assign(kMaxIdleHolders, {.client = name, .idle_bytes = bytes, .why = IdleWhy::kNotAsked});
+  return report;
+}
+
+TEST(OutOfMemoryErrorTest, StaysFarBelowTheMetadataOfGrpc) {
+  for (const OomCause cause : kOomCauses) {
+    const absl::Status status = OutOfMemoryError(Largest(cause));
+    // grpc-message, and all of it again in grpc-status-details-bin, which takes 4 bytes for 3.
+    const size_t bytes = status.message().size() + ToProto(status).ByteSizeLong() * 4 / 3;
+    EXPECT_LE(bytes, 6u * 1024) << status;
+  }
+}
+
+TEST(OutOfMemoryErrorTest, AFullLogFitsInOneAnswer) {
+  v1::ListOutOfMemoryResponse response;
+  for (size_t i = 0; i < OomLog::kMaxEvents; ++i) {
+    OomEvent event;
+    event.time = std::chrono::system_clock::now();
+    event.session = SessionId{~uint64_t{0}};
+    event.client = std::string(63, 'x') + "-1234567";
+    event.uid = ~uid_t{0};
+    event.report = Largest(OomCause::kCapacity);
+    *response.add_events() = ToProto(event);
+  }
+  EXPECT_LE(response.ByteSizeLong(), 3u << 20);  // gRPC's clients take 4 MiB
+}
+
+TEST(OutOfMemoryErrorTest, MessageNamesWhatWasKeptIdleAndWaitedFor) {
+  const std::string message = Message(OutOfMemoryError(Sample(OomCause::kCapacity)));
+  EXPECT_THAT(message, HasSubstr("of which 6291456 B (6.00 MiB) are kept for other sessions' guarantees"));
+  EXPECT_THAT(message, HasSubstr("idle in other sessions 15728640 B (15.00 MiB)"));
+  EXPECT_THAT(message, HasSubstr("waited 250 ms"));
+  const std::string bare = Message(OutOfMemoryError(OomReport()));
+  EXPECT_THAT(bare, Not(HasSubstr("kept for")));
+  EXPECT_THAT(bare, Not(HasSubstr("idle in")));
+  EXPECT_THAT(bare, Not(HasSubstr("waited")));
 }
 
 TEST(OutOfMemoryErrorTest, EachCauseHasItsCodeAndAdvice) {

@@ -12,8 +12,11 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "allocator/bytes.h"
+#include "server/idle_decay.h"
 #include "server/out_of_memory.h"
+#include "server/worker_pool.h"
 #include "tests/support/fake_device.h"
 
 namespace vrambroker {
@@ -32,14 +35,17 @@ class SegmentPoolTest : public ::testing::Test {
  protected:
   // A pool over a device of exactly its capacity, so that the device notices when the pool takes more.
   void MakePool(uint64_t capacity, DeviceKind kind = DeviceKind::kHost) { MakePool(capacity, capacity, kind); }
-  void MakePool(uint64_t capacity, uint64_t device_bytes, DeviceKind kind) {
+  void MakePool(uint64_t capacity, uint64_t device_bytes, DeviceKind kind,
+                uint64_t idle_limit = SegmentPoolOptions::kNoIdleLimit) {
     auto device = std::make_unique<FakeDevice>(device_bytes, kind);
     device_ = device->control();
-    pool_ = std::make_unique<SegmentPool>(std::move(device), capacity, &next_segment_);
+    pool_ = std::make_unique<SegmentPool>(std::move(device), capacity, &next_segment_,
+                                          SegmentPoolOptions{.idle_limit_bytes = idle_limit});
   }
   // Accounts of session n have pid 100 + n.
   void Open(SessionId session, uint64_t limit = kPlenty, uid_t tenant = kAnn) {
-    pool_->OpenAccount(session, PidOf(session), tenant, limit);
+    pool_->OpenAccount(
+        session, {.pid = PidOf(session), .uid = tenant, .domain = absl::StrCat("uid:", tenant), .limit_bytes = limit});
   }
   static pid_t PidOf(SessionId session) { return static_cast<pid_t>(100 + Raw(session)); }
 
@@ -150,7 +156,7 @@ TEST_F(SegmentPoolTest, IdsAreUniqueOverPools) {
   MakePool(kPlenty);
   SegmentPool other(std::make_unique<FakeDevice>(kPlenty), kPlenty, &next_segment_);
   Open(kA);
-  other.OpenAccount(kA, 1, kAnn, kPlenty);
+  other.OpenAccount(kA, {.pid = 1, .uid = kAnn, .limit_bytes = kPlenty});
   std::set<uint64_t> ids;
   for (int i = 0; i < 5; ++i) {
     ids.insert(Raw(Lease(kA, 2_MiB)));
@@ -307,6 +313,110 @@ TEST_F(SegmentPoolTest, ReleaseIdleSinceSparesWhatIsYounger) {
   EXPECT_EQ(device_->live_bytes(), 0u);
 }
 
+TEST_F(SegmentPoolTest, BeyondTheIdleLimitTheOldestGoBack) {
+  MakePool(kPlenty, kPlenty, DeviceKind::kHost, 6_MiB);
+  Open(kA, kPlenty, kAnn);
+  Open(kB, kPlenty, kBen);
+  Open(kC, kPlenty, kBen);
+  const SegmentId younger = Lease(kA, 4_MiB);
+  GiveBack(kB, Lease(kB, 2_MiB));
+  const SteadyTime before = std::chrono::steady_clock::now() - std::chrono::hours(1);
+  EXPECT_EQ(pool_->ReleaseIdleSince(before), 0u) << "within the limit";
+  GiveBack(kA, younger);
+  EXPECT_EQ(pool_->ReleaseIdleSince(before), 0u) << "at the limit";
+  GiveBack(kA, Lease(kA, 2_MiB));
+  EXPECT_EQ(Figures().idle_bytes, 8_MiB) << "nothing calls the driver but ReleaseIdleSince()";
+  EXPECT_EQ(pool_->ReleaseIdleSince(before), 2_MiB) << "that of B, and no more than needed";
+  EXPECT_EQ(Figures().idle_bytes, 6_MiB);
+  EXPECT_EQ(Figures().reserved_bytes, 6_MiB);
+  EXPECT_EQ(Figures().segment_frees, 1u);
+  EXPECT_EQ(device_->live_bytes(), 6_MiB);
+  Lease(kA, 4_MiB);
+  EXPECT_EQ(device_->allocations(), 3) << "from idle";
+  GiveBack(kA, Lease(kA, 10_MiB));
+  EXPECT_EQ(pool_->ReleaseIdleSince(before), 12_MiB) << "a segment larger than the limit is not kept, nor older ones";
+}
+
+TEST_F(SegmentPoolTest, NothingIsKeptAtAnIdleLimitOfZero) {
+  MakePool(kPlenty, kPlenty, DeviceKind::kHost, 0);
+  Open(kA);
+  Lease(kA, 2_MiB);
+  Lease(kA, 4_MiB);
+  pool_->CloseAccount(kA);
+  EXPECT_EQ(pool_->ReleaseIdleSince(SteadyTime()), 6_MiB);
+  EXPECT_EQ(Figures().reserved_bytes, 0u);
+}
+
+TEST_F(SegmentPoolTest, WhatIsDueCanBeLeasedUntilTheDriverHasIt) {
+  MakePool(kPlenty);
+  Open(kA);
+  const SegmentId first = Lease(kA, 2_MiB);
+  const SegmentId second = Lease(kA, 2_MiB);
+  GiveBack(kA, first);
+  GiveBack(kA, second);
+  Gate& gate = device_->Hold(Call::kFree);
+  std::thread decay([&] { EXPECT_EQ(pool_->ReleaseIdleSince(std::chrono::steady_clock::now()), 2_MiB); });
+  gate.AwaitArrivals(1);
+  Lease(kA, 2_MiB);
+  EXPECT_EQ(device_->allocations(), 2) << "the second one";
+  gate.Open();
+  decay.join();
+}
+
+// ---- Decay on its own thread ----
+
+TEST_F(SegmentPoolTest, DecayGivesBackWhatIsDue) {
+  MakePool(kPlenty);
+  Open(kA);
+  Lease(kA, 2_MiB);
+  Lease(kA, 4_MiB);
+  const IdleDecay decay(pool_.get(), std::chrono::milliseconds(20));
+  for (int round = 1; round <= 3; ++round) {
+    SCOPED_TRACE(round);
+    GiveBack(kA, Lease(kA, 8_MiB));
+    device_->AwaitFrees(round);
+  }
+  const SteadyTime closed = std::chrono::steady_clock::now();
+  pool_->CloseAccount(kA);
+  device_->AwaitFrees(5);
+  EXPECT_GE(std::chrono::steady_clock::now() - closed, std::chrono::milliseconds(20));
+}
+
+TEST_F(SegmentPoolTest, DecaySparesWhatIsYoungAndStopsAtOnce) {
+  MakePool(kPlenty);
+  Open(kA);
+  const IdleDecay decay(pool_.get(), std::chrono::hours(1));
+  GiveBack(kA, Lease(kA, 2_MiB));
+  EXPECT_EQ(Figures().idle_bytes, 2_MiB);
+}
+
+TEST_F(SegmentPoolTest, DecayDoesNotWaitWithWhatIsBeyondTheIdleLimit) {
+  MakePool(kPlenty, kPlenty, DeviceKind::kHost, 2_MiB);
+  Open(kA);
+  const IdleDecay decay(pool_.get(), std::chrono::hours(1));
+  for (int i = 0; i < 5; ++i) Lease(kA, 2_MiB);
+  pool_->CloseAccount(kA);
+  device_->AwaitFrees(4);
+  EXPECT_EQ(Figures().idle_bytes, 2_MiB);
+}
+
+TEST_F(SegmentPoolTest, WhoeverMakesSegmentsIdleDoesNotWaitForTheDriver) {
+  MakePool(kPlenty, kPlenty, DeviceKind::kHost, 0);
+  Open(kA);
+  Open(kB);
+  const SegmentId segment = Lease(kA, 2_MiB);
+  Gate& gate = device_->Hold(Call::kFree);
+  const IdleDecay decay(pool_.get(), std::chrono::milliseconds(0));
+  GiveBack(kA, segment);
+  gate.AwaitArrivals(1);
+  EXPECT_EQ(Figures().reserved_bytes, 2_MiB) << "held until the driver has it";
+  Lease(kB, 4_MiB);
+  pool_->CloseAccount(kB);
+  EXPECT_EQ(pool_->CloseAccount(kA), 0u);
+  gate.Open();
+  device_->AwaitFrees(2);
+}
+
 // ---- The driver says no ----
 
 TEST_F(SegmentPoolTest, DriverOutOfMemoryIsACapacityRefusal) {
@@ -401,6 +511,7 @@ class SegmentPoolFaultTest : public SegmentPoolTest {
     pool_->CloseAccount(kA);
     pool_->CloseAccount(kB);
     pool_->ReleaseIdleSince(std::chrono::steady_clock::now());
+    pool_->RetryFrees();
     const PoolFigures end = Figures();
     EXPECT_EQ(end.charged_bytes, 0u);
     EXPECT_EQ(end.idle_bytes, 0u);
@@ -424,9 +535,7 @@ class SegmentPoolFaultTest : public SegmentPoolTest {
       }
       EXPECT_EQ(failures_ > 0, leases_fail);
       pool_.reset();
-      if (call != Call::kFree) {
-        EXPECT_EQ(device_->live_bytes(), 0u);
-      }
+      EXPECT_EQ(device_->live_bytes(), 0u);
       EXPECT_EQ(device_->misuse(), "");
       if (HasFailure()) return;
     }
@@ -456,6 +565,22 @@ TEST_F(SegmentPoolFaultTest, FailedFreesDoNotUpsetTheLedger) {
   FailEach(Call::kFree, 1, absl::InternalError("broken"), DeviceKind::kHost, false);
 }
 
+TEST_F(SegmentPoolTest, WhatTheDriverRefusesToTakeBackIsTriedAgain) {
+  MakePool(8_MiB);
+  Open(kA);
+  GiveBack(kA, Lease(kA, 4_MiB));
+  device_->Fail(Call::kFree, 1, 2, absl::InternalError("broken"));
+  EXPECT_EQ(pool_->ReleaseIdleSince(std::chrono::steady_clock::now()), 4_MiB);
+  EXPECT_EQ(Figures().reserved_bytes, 4_MiB) << "the driver still has it as ours";
+  pool_->RetryFrees();
+  EXPECT_EQ(Figures().reserved_bytes, 4_MiB);
+  pool_->RetryFrees();
+  EXPECT_EQ(Figures().reserved_bytes, 0u);
+  EXPECT_EQ(device_->live_bytes(), 0u);
+  pool_->RetryFrees();
+  EXPECT_EQ(device_->misuse(), "") << "freed once";
+}
+
 // ---- Waiting for the driver ----
 
 TEST_F(SegmentPoolTest, CloseDuringALeaseAbortsItAndLeaksNothing) {
@@ -466,6 +591,7 @@ TEST_F(SegmentPoolTest, CloseDuringALeaseAbortsItAndLeaksNothing) {
   std::thread lease([&] { status = pool_->Lease(kA, 4_MiB).status(); });
   gate.AwaitArrivals(1);
   EXPECT_EQ(Account(kA).reserved_bytes, 4_MiB) << "charged while it is being obtained";
+  EXPECT_EQ(Figures().reserved_bytes, 0u) << "the driver has not given it yet";
   EXPECT_EQ(pool_->CloseAccount(kA), 0u);
   EXPECT_EQ(Figures().charged_bytes, 4_MiB) << "still, or others could be promised the same bytes";
   gate.Open();
@@ -540,6 +666,79 @@ TEST_F(SegmentPoolTest, LeaseWaitsForFreesThatAreUnderWay) {
   decay.join();
   lease.join();
   EXPECT_EQ(device_->live_bytes(), 2_MiB);
+}
+
+TEST_F(SegmentPoolTest, LeaseWaitsForNoMoreFreesThanItNeeds) {
+  MakePool(8_MiB);
+  Open(kA, kPlenty, kAnn);
+  Open(kB, kPlenty, kBen);
+  Lease(kA, 4_MiB);
+  Lease(kA, 4_MiB);
+  pool_->CloseAccount(kA);
+  Gate& gate = device_->Hold(Call::kFree);
+  std::thread first([&] { Lease(kB, 2_MiB); });  // gives up one of the two, more than it needs
+  gate.AwaitArrivals(1);
+  std::thread second([&] { Lease(kB, 2_MiB); });
+  device_->AwaitRefusals(1);
+  std::thread decay([&] { pool_->ReleaseIdleSince(std::chrono::steady_clock::now()); });
+  gate.AwaitArrivals(2);
+  gate.LetThrough(1);
+  first.join();
+  second.join();
+  EXPECT_EQ(device_->frees(), 1) << "the other one is still held by the driver";
+  gate.Open();
+  decay.join();
+}
+
+// Many sessions at once. Were one to wait for another, not all would come to the gate, and the test would never end.
+class SegmentPoolOverlapTest : public SegmentPoolTest {
+ protected:
+  static constexpr int kSessions = 32;
+
+  // Session n of `tenant` leases a segment, for n from `first`: each on its own queue, as the daemon's sessions do.
+  void LeaseAll(WorkerPool& workers, uint64_t first, uid_t tenant) {
+    for (uint64_t n = first; n < first + kSessions; ++n) {
+      Open(SessionId{n}, kPlenty, tenant);
+      std::make_shared<SerialQueue>(&workers)->Submit([this, n] { Lease(SessionId{n}, 2_MiB); });
+    }
+  }
+};
+
+TEST_F(SegmentPoolOverlapTest, AllAreInTheDriverAtATime) {
+  MakePool(kSessions * 2_MiB);
+  Gate& gate = device_->Hold(Call::kAllocate);
+  {
+    WorkerPool workers(64);
+    LeaseAll(workers, 1, kAnn);
+    gate.AwaitArrivals(kSessions);
+    EXPECT_EQ(Figures().charged_bytes, kSessions * 2_MiB);
+    gate.Open();
+  }
+  EXPECT_EQ(Figures().segments, kSessions);
+}
+
+TEST_F(SegmentPoolOverlapTest, AllMakeRoomAtATime) {
+  MakePool(kSessions * 2_MiB);
+  {
+    WorkerPool workers(64);
+    LeaseAll(workers, 1, kAnn);
+  }
+  for (uint64_t n = 1; n <= kSessions; ++n) pool_->CloseAccount(SessionId{n});
+  Gate& frees = device_->Hold(Call::kFree);
+  Gate& allocations = device_->Hold(Call::kAllocate);
+  {
+    WorkerPool workers(64);
+    LeaseAll(workers, 1000, kBen);
+    frees.AwaitArrivals(kSessions);
+    EXPECT_EQ(Figures().idle_bytes, 0u);
+    EXPECT_EQ(Figures().charged_bytes, kSessions * 2_MiB);
+    EXPECT_EQ(Figures().reserved_bytes, kSessions * 2_MiB) << "what is being freed, not what is yet to be obtained";
+    frees.Open();
+    allocations.AwaitArrivals(kSessions);
+    allocations.Open();
+  }
+  EXPECT_EQ(Figures().segments, kSessions);
+  EXPECT_EQ(device_->peak_bytes(), kSessions * 2_MiB);
 }
 
 // ---- Handles and tickets ----

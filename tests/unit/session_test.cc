@@ -34,6 +34,7 @@ class FakeClient : public SessionEvents {
   void LimitChanged(int, uint64_t) override {}
   void Draining() override {}
   void Ended(const std::string&) override {}
+  void Ask(uint64_t, const ClientQuestion&) override {}
 
   std::vector<SegmentId> asked_back() const {
     MutexLock lock(mu_);
@@ -61,12 +62,12 @@ class SessionTest : public ::testing::Test {
     auto device = std::make_unique<FakeDevice>(kCapacity);
     device_ = device->control();
     pool_ = std::make_unique<SegmentPool>(std::move(device), kCapacity, &next_segment_);
-    pool_->OpenAccount(kId, 1, 0, kCapacity);
+    pool_->OpenAccount(kId, {.pid = 1, .limit_bytes = kCapacity});
     client_ = std::make_shared<FakeClient>();
     // Closes at once what it is asked for.
     client_->on_close = [this](absl::Span<const SegmentId> segments) { session_->SegmentsClosed(segments); };
     session_ = std::make_shared<Session>(kId, "test", Caller{.pid = 1}, std::vector<SegmentPool*>{pool_.get()},
-                                         &workers_, max_blocks, client_, options);
+                                         &workers_, SessionBounds{.max_blocks = max_blocks}, client_, options);
   }
   Allocation Get(uint64_t bytes) {
     absl::StatusOr<Allocation> allocation = session_->AllocateSlowly(0, bytes);
@@ -146,7 +147,7 @@ TEST_F(SessionTest, EmptyCacheGivesBackWhatTheClientCloses) {
   Get(512);
   const Allocation freed = Get(30_MiB);
   EXPECT_EQ(session_->Free({freed.block}), absl::OkStatus());
-  EXPECT_EQ(session_->EmptyCache(), 30_MiB);
+  EXPECT_EQ(session_->Trim(0).value_or(~uint64_t{0}), 30_MiB);
   EXPECT_THAT(client_->asked_back(), ElementsAre(freed.segment));
   EXPECT_EQ(Reserved(), 2_MiB);
   EXPECT_EQ(pool_->GetFigures().idle_bytes, 30_MiB);
@@ -164,7 +165,7 @@ TEST_F(SessionTest, WhatTheClientClosesLateComesBackLate) {
   EXPECT_EQ(session_->Free({freed.block}), absl::OkStatus());
   Gate gate;
   client_->on_close = [&](absl::Span<const SegmentId>) { gate.Pass(); };
-  std::thread slow([&] { EXPECT_EQ(session_->EmptyCache(), 30_MiB); });
+  std::thread slow([&] { EXPECT_EQ(session_->Trim(0).value_or(~uint64_t{0}), 30_MiB); });
   gate.AwaitArrivals(1);
   EXPECT_EQ(pool_->GetAccount(kId)->returning_bytes, 30_MiB);
   EXPECT_EQ(Reserved(), 30_MiB) << "charged until it is closed";
@@ -181,7 +182,7 @@ TEST_F(SessionTest, EndOfTheSessionWakesWhoWaitsForTheClient) {
   EXPECT_EQ(session_->Free({freed.block}), absl::OkStatus());
   Gate gate;
   client_->on_close = [&](absl::Span<const SegmentId>) { gate.Pass(); };
-  std::thread slow([&] { EXPECT_EQ(session_->EmptyCache(), 0u); });
+  std::thread slow([&] { EXPECT_EQ(session_->Trim(0).value_or(~uint64_t{0}), 0u); });
   gate.AwaitArrivals(1);
   session_->Advance(SessionState::kClosed);
   gate.Open();
@@ -193,9 +194,10 @@ TEST_F(SessionTest, WaitsForNoClientWhenTooManyOthersDo) {
   const Allocation freed = Get(30_MiB);
   EXPECT_EQ(session_->Free({freed.block}), absl::OkStatus());
   client_->on_close = nullptr;  // never answers
-  ASSERT_TRUE(workers_.TryStartWaiting());
-  EXPECT_EQ(session_->EmptyCache(), 0u);
-  workers_.StopWaiting();
+  absl::StatusOr<UserSlots::Slot> other = workers_.StartWaiting(/*uid=*/12345);
+  ASSERT_TRUE(other.ok());
+  EXPECT_EQ(session_->Trim(0).value_or(~uint64_t{0}), 0u);
+  *other = UserSlots::Slot();
   session_->SegmentsClosed({freed.segment});
   EXPECT_EQ(Reserved(), 0u) << "what is closed later still counts";
 }

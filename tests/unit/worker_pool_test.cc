@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/worker_pool.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -181,13 +182,24 @@ TEST(SerialQueueTest, RefusesWhatItCannotQueue) {
 
 TEST(WorkerPoolTest, HalfOfTheThreadsMayWaitForClients) {
   WorkerPool pool(4);
-  EXPECT_TRUE(pool.TryStartWaiting());
-  EXPECT_TRUE(pool.TryStartWaiting());
-  EXPECT_FALSE(pool.TryStartWaiting());
-  pool.StopWaiting();
-  EXPECT_TRUE(pool.TryStartWaiting());
-  pool.StopWaiting();
-  pool.StopWaiting();
+  const auto first = pool.StartWaiting(1);
+  {
+    const auto second = pool.StartWaiting(1);
+    EXPECT_TRUE(first.ok() && second.ok());
+    EXPECT_TRUE(absl::IsResourceExhausted(pool.StartWaiting(2).status()));
+  }
+  EXPECT_TRUE(pool.StartWaiting(1).ok());
+}
+
+TEST(WorkerPoolTest, OneUserLeavesRoomForQuestionsToOthers) {
+  WorkerPool pool(8, /*max_waiting_per_uid=*/2);
+  const auto first = pool.StartWaiting(1);
+  const auto second = pool.StartWaiting(1);
+  EXPECT_TRUE(first.ok() && second.ok());
+  const absl::Status refused = pool.StartWaiting(1).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(refused));
+  EXPECT_THAT(std::string(refused.message()), ::testing::HasSubstr("max_questions_per_uid"));
+  EXPECT_TRUE(pool.StartWaiting(2).ok());
 }
 
 TEST(SerialQueueTest, OutlivesItsOwnersReference) {

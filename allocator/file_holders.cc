@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "allocator/file_holders.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cinttypes>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+
+namespace vrambroker {
+namespace {
+
+using FileId = std::pair<dev_t, ino_t>;
+
+struct Closer {
+  void operator()(DIR* directory) const { (void)closedir(directory); }
+  void operator()(FILE* file) const { (void)std::fclose(file); }
+};
+using Directory = std::unique_ptr<DIR, Closer>;
+using File = std::unique_ptr<FILE, Closer>;
+
+// Walks over one process after the other.
+class Scan {
+ public:
+  Scan(absl::Span<const int> fds, const std::string& name) : link_(absl::StrCat("/memfd:", name)) {
+    for (size_t i = 0; i < fds.size(); ++i) {
+      struct stat file = {};
+      if (fstat(fds[i], &file) == 0) files_[{file.st_dev, file.st_ino}].push_back(i);
+    }
+  }
+
+  bool is_empty() const { return files_.empty(); }
+
+  void Look(pid_t pid) {
+    found_.clear();
+    // Both may fail because the process has ended meanwhile: then it holds nothing.
+    if (!LookAtDescriptors(pid) || !LookAtMappings(pid)) {
+      if (errno == EACCES || errno == EPERM) ++holders_.unread_processes;
+    }
+    std::sort(found_.begin(), found_.end());
+    found_.erase(std::unique(found_.begin(), found_.end()), found_.end());
+    for (const size_t segment : found_) holders_.holders.push_back({.segment = segment, .pid = pid});
+  }
+
+  SegmentHolders Result() && {
+    std::sort(holders_.holders.begin(), holders_.holders.end(),
+              [](const auto& a, const auto& b) { return std::pair(a.segment, a.pid) < std::pair(b.segment, b.pid); });
+    return std::move(holders_);
+  }
+
+ private:
+  void Found(const FileId& file) {
+    if (const auto it = files_.find(file); it != files_.end()) {
+      found_.insert(found_.end(), it->second.begin(), it->second.end());
+    }
+  }
+
+  // These two return false, and errno, when they could not look.
+  bool LookAtDescriptors(pid_t pid) {
+    const Directory directory(opendir(absl::StrCat("/proc/", pid, "/fd").c_str()));
+    if (directory == nullptr) return false;
+    const int base = dirfd(directory.get());
+    std::array<char, 256> link = {};
+    for (errno = 0; const dirent* entry = readdir(directory.get()); errno = 0) {
+      // Most are no memory files of ours: the link says so, and costs less than stat().
+      const ssize_t length = readlinkat(base, entry->d_name, link.data(), link.size());
+      if (length < 0 || !absl::StartsWith(absl::string_view(link.data(), static_cast<size_t>(length)), link_)) continue;
+      struct stat file = {};
+      if (fstatat(base, entry->d_name, &file, 0) == 0) Found({file.st_dev, file.st_ino});
+    }
+    return errno == 0;
+  }
+
+  bool LookAtMappings(pid_t pid) {
+    const File maps(std::fopen(absl::StrCat("/proc/", pid, "/maps").c_str(), "re"));
+    if (maps == nullptr) return false;
+    // Lines: 7f00-7f20 rw-s 00000000 00:01 1234    /memfd:NAME (deleted)
+    char* line = nullptr;
+    size_t size = 0;
+    for (errno = 0; getline(&line, &size, maps.get()) >= 0; errno = 0) {
+      if (!absl::StrContains(line, link_)) continue;
+      unsigned device_major = 0;
+      unsigned device_minor = 0;
+      uint64_t inode = 0;
+      // NOLINTNEXTLINE(cert-err34-c): the kernel writes these numbers
+      if (std::sscanf(line, "%*s %*s %*s %x:%x %" SCNu64, &device_major, &device_minor, &inode) == 3) {
+        Found({makedev(device_major, device_minor), inode});
+      }
+    }
+    const int error = errno;
+    std::free(line);
+    errno = error;
+    return error == 0;
+  }
+
+  const std::string link_;                                  // what links to such files begin with
+  absl::flat_hash_map<FileId, std::vector<size_t>> files_;  // indices of their descriptors
+  std::vector<size_t> found_;                               // of the process looked at
+  SegmentHolders holders_;
+};
+
+}  // namespace
+
+absl::StatusOr<SegmentHolders> FindFileHolders(absl::Span<const int> fds, const std::string& name) {
+  Scan scan(fds, name);
+  if (scan.is_empty()) return SegmentHolders();
+  const Directory processes(opendir("/proc"));
+  if (processes == nullptr) return absl::ErrnoToStatus(errno, "opendir of /proc failed");
+  const pid_t self = getpid();
+  while (const dirent* entry = readdir(processes.get())) {
+    pid_t pid = 0;
+    if (absl::SimpleAtoi(entry->d_name, &pid) && pid != self) scan.Look(pid);
+  }
+  return std::move(scan).Result();
+}
+
+}  // namespace vrambroker

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Between the two halves of the C library: libvrambroker.so, which programs link, and libvrambroker-core.so, which it
+// loads. Only the core knows gRPC, so that nothing of gRPC reaches the symbols of the program.
+#ifndef VRAMBROKER_CLIENT_C_CORE_API_H_
+#define VRAMBROKER_CLIENT_C_CORE_API_H_
+
+#include <cstdint>
+
+#include "client/vrambroker/vrambroker.h"
+
+// Changes with anything in this file, and with the structs that it passes: the halves must be of one build.
+inline constexpr uint32_t kVrambrokerCoreVersion = 3;
+
+struct vrambroker_core;
+
+// What a client begins with: a call is one look and one jump away from the core.
+struct vrambroker_client {
+  const vrambroker_core* core;
+};
+
+// What the core needs from the library: where errors of this thread are kept. `oom` may be null.
+struct vrambroker_core_host {
+  void (*set_error)(int code, const char* message, size_t length, const vrambroker_out_of_memory* oom);
+};
+
+// Arguments were checked for null pointers, pointers to fill are null, and nothing throws but torch_throw.
+struct vrambroker_core {
+  uint32_t version;
+  int (*connect)(const vrambroker_options* options, vrambroker_client** client);
+  int (*disconnect)(vrambroker_client* client);
+  int (*status)(vrambroker_client* client);
+  int (*get_session)(vrambroker_client* client, vrambroker_session* out);
+  const char* (*warning)(vrambroker_client* client, size_t index);
+  int (*device_count)(vrambroker_client* client);
+  int (*get_device)(vrambroker_client* client, int device, vrambroker_device* out);
+  int (*malloc)(vrambroker_client* client, uint64_t bytes, int device, uint64_t stream, void** pointer);
+  int (*free)(vrambroker_client* client, void* pointer);
+  int (*free_stream)(vrambroker_client* client, void* pointer, uint64_t stream);
+  int (*record_stream)(vrambroker_client* client, void* pointer, uint64_t stream);
+  int (*lease_segment)(vrambroker_client* client, uint64_t bytes, int device, void** pointer);
+  int (*return_segment)(vrambroker_client* client, void* pointer);
+  int (*write)(vrambroker_client* client, void* pointer, uint64_t offset, const void* from, uint64_t bytes);
+  int (*read)(vrambroker_client* client, const void* pointer, uint64_t offset, void* to, uint64_t bytes);
+  int (*empty_cache)(vrambroker_client* client, uint64_t* released_bytes);
+  int (*memory_info)(vrambroker_client* client, int device, uint64_t* free_bytes, uint64_t* total_bytes);
+  int (*get_memory_stats)(vrambroker_client* client, int device, vrambroker_memory_stats* out);
+  int (*memory_stats_json)(vrambroker_client* client, int device, char* buffer, size_t size, size_t* needed);
+  int (*reset_memory_stats)(vrambroker_client* client, int device, bool accumulated);
+  // Of the client that PyTorch's functions share; `cached` as in vrambroker_torch_cached_malloc().
+  int (*torch_connect)(const vrambroker_options* options);
+  int (*torch_client)(vrambroker_client** client);
+  int (*torch_device)(int cuda_device, int* device);
+  int (*torch_malloc)(uint64_t bytes, int device, uint64_t stream, bool cached, void** pointer);
+  int (*torch_free)(void* pointer, bool cached);
+  int (*torch_record_stream)(void* pointer, uint64_t stream);
+  // Throws PyTorch's OutOfMemoryError; returns where there is no PyTorch, or one that this cannot be done with.
+  void (*torch_throw)(const char* message);
+};
+
+extern "C" {
+// The core's one symbol. Null when it is not of `version`.
+VRAMBROKER_API const vrambroker_core* vrambroker_core_v1(uint32_t version, const vrambroker_core_host* host);
+}
+using VrambrokerCoreV1 = const vrambroker_core* (*)(uint32_t version, const vrambroker_core_host* host);
+
+#endif  // VRAMBROKER_CLIENT_C_CORE_API_H_

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// libvrambroker.so: the functions that PyTorch calls, and what they were refused.
+#include <pthread.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "client/c/core_api.h"
+#include "client/c/library.h"
+
+using namespace vrambroker::c_library;  // NOLINT(google-build-using-namespace): the C functions have no namespace
+
+namespace {
+
+std::atomic<bool> told{false};
+std::atomic<bool> exiting{false};
+
+void Tell(const char* function) {
+  if (told.exchange(true)) return;
+  std::fprintf(stderr, "vrambroker: %s: %s: %s (said once)\n", function, vrambroker_code_name(LastError().code),
+               LastError().message);
+}
+
+// ---- Refusals ----
+
+constexpr size_t kRefusals = 16;
+constexpr size_t kRefusalV1 = offsetof(vrambroker_torch_refusal, out_of_memory) +
+                              offsetof(vrambroker_out_of_memory, waited_ms) + sizeof(uint64_t);
+pthread_mutex_t refusals_mutex = PTHREAD_MUTEX_INITIALIZER;
+vrambroker_torch_refusal refusals[kRefusals];  // guarded by refusals_mutex; the n-th is at n % kRefusals
+uint64_t refused = 0;                          // guarded by refusals_mutex
+
+// The last error of this thread was the answer to a request for `bytes`.
+void Remember(uint64_t bytes, int device) {
+  const Error& error = LastError();
+  pthread_mutex_lock(&refusals_mutex);
+  vrambroker_torch_refusal& refusal = refusals[refused % kRefusals];
+  refusal = {};
+  refusal.number = ++refused;
+  refusal.requested_bytes = bytes;
+  refusal.device = device;
+  refusal.code = error.code;
+  if (error.has_oom) refusal.out_of_memory = error.oom;
+  std::snprintf(refusal.message, sizeof refusal.message, "%s", error.message);
+  pthread_mutex_unlock(&refusals_mutex);
+}
+
+// ---- Bytes held in blocks, against torch.cuda.set_per_process_memory_fraction() ----
+
+constexpr int kDevices = 64;  // as many as PyTorch can have
+std::atomic<uint64_t> held[kDevices];
+std::atomic<uint64_t> caps[kDevices];  // 0: none
+
+bool Charge(uint64_t bytes, int device) {
+  if (device < 0 || device >= kDevices) return true;  // the core refuses it
+  const uint64_t before = held[device].fetch_add(bytes, std::memory_order_relaxed);
+  const uint64_t cap = caps[device].load(std::memory_order_relaxed);
+  if (cap == 0 || (before <= cap && bytes <= cap - before)) return true;
+  held[device].fetch_sub(bytes, std::memory_order_relaxed);
+  Fail(VRAMBROKER_RESOURCE_EXHAUSTED,
+       "%llu bytes more than the %llu held would exceed the %llu that this process allowed itself on CUDA device %d "
+       "with torch.cuda.set_per_process_memory_fraction()",
+       static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(before),
+       static_cast<unsigned long long>(cap), device);
+  return false;
+}
+
+void Uncharge(uint64_t bytes, int device) {
+  if (device >= 0 && device < kDevices) held[device].fetch_sub(bytes, std::memory_order_relaxed);
+}
+
+// ---- Requests ----
+
+// Null: an error is remembered.
+void* TorchMalloc(const char* function, ssize_t size, int device, void* stream, bool cached) {
+  static std::atomic<bool> registered{false};
+  void* pointer = nullptr;
+  if (size == 0) return nullptr;  // as cudaMalloc()
+  const vrambroker_core* const core = Core();
+  const auto bytes = static_cast<uint64_t>(size);
+  if (core != nullptr) {
+    if (size < 0) {
+      Fail(VRAMBROKER_INVALID_ARGUMENT, "%s: size is %zd", function, size);
+    } else if (!cached) {
+      core->torch_malloc(bytes, device, reinterpret_cast<uintptr_t>(stream), false, &pointer);
+    } else if (Charge(bytes, device)) {
+      core->torch_malloc(bytes, device, reinterpret_cast<uintptr_t>(stream), true, &pointer);
+      if (pointer == nullptr) Uncharge(bytes, device);
+    }
+  }
+  if (pointer == nullptr) {
+    Remember(bytes, device);
+    Tell(function);
+    return nullptr;
+  }
+  // From exit() on nothing is given back: the daemon takes the process's memory with the process. Registered after all
+  // that the core keeps has been made, and so called before any of it is destroyed.
+  if (!registered.load(std::memory_order_relaxed) && !registered.exchange(true)) {
+    (void)std::atexit([] { exiting.store(true); });
+  }
+  return pointer;
+}
+
+void TorchFree(const char* function, void* pointer, bool cached) {
+  if (pointer == nullptr || exiting.load()) return;
+  const vrambroker_core* const core = Core();
+  if (core == nullptr || core->torch_free(pointer, cached) != VRAMBROKER_OK) Tell(function);
+}
+
+}  // namespace
+
+extern "C" {
+
+int vrambroker_torch_connect(const vrambroker_options* options) {
+  vrambroker_options known;
+  if (!ReadOptions(__func__, options, &known)) return LastError().code;
+  const vrambroker_core* const core = Core();
+  return core == nullptr ? LastError().code : core->torch_connect(&known);
+}
+
+int vrambroker_torch_client(vrambroker_client** client) {
+  if (client == nullptr) return Fail(VRAMBROKER_INVALID_ARGUMENT, "%s: client is NULL", __func__);
+  *client = nullptr;
+  const vrambroker_core* const core = Core();
+  return core == nullptr ? LastError().code : core->torch_client(client);
+}
+
+int vrambroker_torch_device(int cuda_device, int* device) {
+  if (device == nullptr) return Fail(VRAMBROKER_INVALID_ARGUMENT, "%s: device is NULL", __func__);
+  *device = -1;
+  const vrambroker_core* const core = Core();
+  return core == nullptr ? LastError().code : core->torch_device(cuda_device, device);
+}
+
+int vrambroker_torch_last_refusal(size_t index, vrambroker_torch_refusal* out) {
+  if (out == nullptr) return Fail(VRAMBROKER_INVALID_ARGUMENT, "%s: out is NULL", __func__);
+  if (out->struct_size < kRefusalV1) {
+    return Fail(VRAMBROKER_INVALID_ARGUMENT, "%s: struct_size is %zu: set it to sizeof", __func__, out->struct_size);
+  }
+  pthread_mutex_lock(&refusals_mutex);
+  const bool known = index < kRefusals && index < refused;
+  const vrambroker_torch_refusal refusal = known ? refusals[(refused - 1 - index) % kRefusals] : refusals[0];
+  pthread_mutex_unlock(&refusals_mutex);
+  return known ? CopyOut(refusal, out) : VRAMBROKER_NOT_FOUND;
+}
+
+void* vrambroker_torch_malloc(ssize_t size, int device, void* stream) {
+  return TorchMalloc(__func__, size, device, stream, /*cached=*/false);
+}
+
+void vrambroker_torch_free(void* pointer, ssize_t /*size*/, int /*device*/, void* /*stream*/) {
+  TorchFree(__func__, pointer, /*cached=*/false);
+}
+
+void* vrambroker_torch_cached_malloc(ssize_t size, int device, void* stream) {
+  void* const pointer = TorchMalloc(__func__, size, device, stream, /*cached=*/true);
+  if (pointer != nullptr || size == 0) return pointer;
+  if (const vrambroker_core* const core = Core()) {
+    char message[sizeof LastError().message + 128];
+    std::snprintf(message, sizeof message, "CUDA out of memory (vrambroker). Tried to allocate %zd bytes on GPU %d. %s",
+                  size, device, LastError().message);
+    core->torch_throw(message);
+  }
+  return nullptr;
+}
+
+void vrambroker_torch_cached_free(void* pointer, ssize_t size, int device, void* /*stream*/) {
+  if (pointer != nullptr && size > 0) Uncharge(static_cast<uint64_t>(size), device);
+  TorchFree(__func__, pointer, /*cached=*/true);
+}
+
+void vrambroker_torch_record_stream(void* pointer, void* stream) {
+  if (pointer == nullptr || exiting.load()) return;
+  const vrambroker_core* const core = Core();
+  if (core == nullptr || core->torch_record_stream(pointer, reinterpret_cast<uintptr_t>(stream)) != VRAMBROKER_OK) {
+    Tell(__func__);
+  }
+}
+
+void vrambroker_torch_empty_cache(void) {
+  if (exiting.load()) return;
+  vrambroker_client* client = nullptr;
+  if (vrambroker_torch_client(&client) != VRAMBROKER_OK || vrambroker_empty_cache(client, nullptr) != VRAMBROKER_OK) {
+    Tell(__func__);
+  }
+}
+
+int vrambroker_torch_set_cap(int device, uint64_t bytes) {
+  if (device < 0 || device >= kDevices) {
+    return Fail(VRAMBROKER_NOT_FOUND, "%s: no CUDA device %d", __func__, device);
+  }
+  caps[device].store(bytes, std::memory_order_relaxed);
+  return VRAMBROKER_OK;
+}
+
+}  // extern "C"

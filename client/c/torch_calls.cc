@@ -1,0 +1,348 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// libvrambroker.so: answers the calls of cudaMalloc(), cudaFree() and cudaMemGetInfo() that one library of the process
+// makes, which is PyTorch's own caching allocator. Its table of imported functions is changed for these three; nothing
+// else in the process notices.
+#include <dlfcn.h>
+#include <elf.h>
+#include <link.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+
+#include "client/c/library.h"
+
+using namespace vrambroker::c_library;  // NOLINT(google-build-using-namespace): the C functions have no namespace
+
+namespace {
+
+// As cudaError_t has them.
+constexpr int kCudaSuccess = 0;
+constexpr int kCudaInvalidValue = 1;
+constexpr int kCudaOutOfMemory = 2;
+
+using MallocFunction = int (*)(void** pointer, size_t bytes);
+using FreeFunction = int (*)(void* pointer);
+using MemGetInfoFunction = int (*)(size_t* free_bytes, size_t* total_bytes);
+using GetDeviceFunction = int (*)(int* device);
+using SetDeviceFunction = int (*)(int device);
+
+std::atomic<bool> serving{false};
+std::atomic<MallocFunction> real_malloc{nullptr};
+std::atomic<FreeFunction> real_free{nullptr};
+std::atomic<MemGetInfoFunction> real_mem_get_info{nullptr};
+std::atomic<GetDeviceFunction> get_device{nullptr};
+std::atomic<SetDeviceFunction> set_device{nullptr};
+
+// ---- What was handed out ----
+
+pthread_mutex_t segments_mutex = PTHREAD_MUTEX_INITIALIZER;
+void** segments = nullptr;  // guarded by segments_mutex, as are the next two
+size_t segment_count = 0;
+size_t segment_room = 0;
+
+bool AddSegment(void* pointer) {
+  pthread_mutex_lock(&segments_mutex);
+  bool added = segment_count < segment_room;
+  if (!added) {
+    const size_t room = std::max<size_t>(256, 2 * segment_room);
+    if (void* const larger = std::realloc(segments, room * sizeof(void*))) {
+      segments = static_cast<void**>(larger);
+      segment_room = room;
+      added = true;
+    }
+  }
+  if (added) segments[segment_count++] = pointer;
+  pthread_mutex_unlock(&segments_mutex);
+  return added;
+}
+
+// False when it is none of ours.
+bool RemoveSegment(const void* pointer) {
+  pthread_mutex_lock(&segments_mutex);
+  size_t i = 0;
+  while (i < segment_count && segments[i] != pointer) ++i;
+  const bool found = i < segment_count;
+  if (found) segments[i] = segments[--segment_count];
+  pthread_mutex_unlock(&segments_mutex);
+  return found;
+}
+
+// ---- The calls ----
+
+// The broker's client selects the device that it works on; the caller's choice is put back.
+class KeepsDevice {
+ public:
+  KeepsDevice() {
+    const GetDeviceFunction get = get_device.load();
+    known_ = get != nullptr && get(&device_) == kCudaSuccess;
+  }
+  ~KeepsDevice() {
+    if (const SetDeviceFunction set = set_device.load(); known_ && set != nullptr) (void)set(device_);
+  }
+  KeepsDevice(const KeepsDevice&) = delete;
+  KeepsDevice& operator=(const KeepsDevice&) = delete;
+  int device() const { return device_; }
+
+ private:
+  int device_ = 0;
+  bool known_ = false;
+};
+
+int Malloc(void** pointer, size_t bytes) {
+  if (!serving.load() || bytes == 0) return real_malloc.load()(pointer, bytes);
+  if (pointer == nullptr) return kCudaInvalidValue;
+  *pointer = nullptr;
+  const KeepsDevice kept;
+  void* const segment =
+      bytes > PTRDIFF_MAX ? nullptr : vrambroker_torch_malloc(static_cast<ssize_t>(bytes), kept.device(), nullptr);
+  if (segment == nullptr) return kCudaOutOfMemory;
+  if (!AddSegment(segment)) {
+    vrambroker_torch_free(segment, static_cast<ssize_t>(bytes), kept.device(), nullptr);
+    return kCudaOutOfMemory;
+  }
+  *pointer = segment;
+  return kCudaSuccess;
+}
+
+int Free(void* pointer) {
+  if (pointer == nullptr || !RemoveSegment(pointer)) return real_free.load()(pointer);
+  const KeepsDevice kept;
+  vrambroker_torch_free(pointer, 0, kept.device(), nullptr);
+  return kCudaSuccess;
+}
+
+// Of this process's share: what its limit leaves, not what the GPU has.
+int MemGetInfo(size_t* free_bytes, size_t* total_bytes) {
+  const int code = real_mem_get_info.load()(free_bytes, total_bytes);
+  if (!serving.load() || code != kCudaSuccess || free_bytes == nullptr || total_bytes == nullptr) return code;
+  const KeepsDevice kept;
+  vrambroker_client* client = nullptr;
+  int ordinal = -1;
+  vrambroker_device device = {};
+  vrambroker_memory_stats stats = {};
+  device.struct_size = sizeof device;
+  stats.struct_size = sizeof stats;
+  if (vrambroker_torch_client(&client) == VRAMBROKER_OK &&
+      vrambroker_torch_device(kept.device(), &ordinal) == VRAMBROKER_OK &&
+      vrambroker_get_device(client, ordinal, &device) == VRAMBROKER_OK &&
+      vrambroker_get_memory_stats(client, ordinal, &stats) == VRAMBROKER_OK) {
+    *total_bytes = device.limit_bytes;
+    *free_bytes = device.limit_bytes - std::min(device.limit_bytes, stats.reserved_bytes);
+  }
+  return code;
+}
+
+// ---- The table of imported functions ----
+
+struct Import {
+  const char* name;
+  void* ours;
+  // Found in the library: one to call through, maybe another one that holds the function's address.
+  static constexpr size_t kMaxSlots = 4;
+  void** slots[kMaxSlots];
+  bool read_only[kMaxSlots];
+  size_t count;
+};
+
+// What the loader has at an address.
+template <typename Type>
+Type* At(ElfW(Addr) address) {
+  return reinterpret_cast<Type*>(address);  // NOLINT(performance-no-int-to-ptr)
+}
+
+struct Search {
+  const char* library;
+  Import* imports;
+  size_t count;
+  bool found;
+  char path[4096];
+};
+
+bool IsNamed(const char* path, const char* library) {
+  const char* const slash = std::strrchr(path, '/');
+  const char* const base = slash == nullptr ? path : slash + 1;
+  const size_t length = std::strlen(library);
+  return std::strncmp(base, library, length) == 0 && (base[length] == '\0' || base[length] == '.');
+}
+
+bool IsFunctionSlot(uint64_t type) {
+#if defined(__x86_64__)
+  return type == R_X86_64_JUMP_SLOT || type == R_X86_64_GLOB_DAT;
+#elif defined(__aarch64__)
+  return type == R_AARCH64_JUMP_SLOT || type == R_AARCH64_GLOB_DAT;
+#else
+  (void)type;
+  return false;
+#endif
+}
+
+int Look(dl_phdr_info* info, size_t /*size*/, void* argument) {
+  Search& search = *static_cast<Search*>(argument);
+  if (info->dlpi_name == nullptr || !IsNamed(info->dlpi_name, search.library)) return 0;
+  search.found = true;
+  std::strncpy(search.path, info->dlpi_name, sizeof search.path - 1);
+  const ElfW(Addr) base = info->dlpi_addr;
+  const ElfW(Dyn)* dynamic = nullptr;
+  ElfW(Addr) relro_begin = 0;
+  ElfW(Addr) relro_end = 0;
+  for (int i = 0; i < info->dlpi_phnum; ++i) {
+    const ElfW(Phdr)& header = info->dlpi_phdr[i];
+    if (header.p_type == PT_DYNAMIC) dynamic = At<const ElfW(Dyn)>(base + header.p_vaddr);
+    if (header.p_type == PT_GNU_RELRO) {
+      relro_begin = base + header.p_vaddr;
+      relro_end = relro_begin + header.p_memsz;
+    }
+  }
+  if (dynamic == nullptr) return 1;
+  // Whole pages, as the loader protects them.
+  const ElfW(Addr) in_page = static_cast<ElfW(Addr)>(sysconf(_SC_PAGESIZE)) - 1;
+  relro_begin &= ~in_page;
+  relro_end &= ~in_page;
+  const ElfW(Sym)* symbols = nullptr;
+  const char* strings = nullptr;
+  const ElfW(Rela) * tables[2] = {};
+  size_t sizes[2] = {};
+  for (; dynamic->d_tag != DT_NULL; ++dynamic) {
+    const ElfW(Addr) address = dynamic->d_un.d_ptr;  // the loader has added the base already, where it did
+    const ElfW(Addr) there = address >= base ? address : base + address;
+    switch (dynamic->d_tag) {
+      case DT_SYMTAB:
+        symbols = At<const ElfW(Sym)>(there);
+        break;
+      case DT_STRTAB:
+        strings = At<const char>(there);
+        break;
+      case DT_JMPREL:
+        tables[0] = At<const ElfW(Rela)>(there);
+        break;
+      case DT_PLTRELSZ:
+        sizes[0] = dynamic->d_un.d_val;
+        break;
+      case DT_RELA:
+        tables[1] = At<const ElfW(Rela)>(there);
+        break;
+      case DT_RELASZ:
+        sizes[1] = dynamic->d_un.d_val;
+        break;
+      default:
+        break;
+    }
+  }
+  if (symbols == nullptr || strings == nullptr) return 1;
+  for (size_t table = 0; table < 2; ++table) {
+    for (size_t i = 0; tables[table] != nullptr && i < sizes[table] / sizeof(ElfW(Rela)); ++i) {
+      const ElfW(Rela)& relocation = tables[table][i];
+      if (!IsFunctionSlot(ELF64_R_TYPE(relocation.r_info))) continue;
+      const char* const name = strings + symbols[ELF64_R_SYM(relocation.r_info)].st_name;
+      for (size_t k = 0; k < search.count; ++k) {
+        if (std::strcmp(name, search.imports[k].name) != 0) continue;
+        const ElfW(Addr) slot = base + relocation.r_offset;
+        Import& import = search.imports[k];
+        if (import.count == Import::kMaxSlots) continue;
+        import.slots[import.count] = At<void*>(slot);
+        import.read_only[import.count++] = slot >= relro_begin && slot < relro_end;
+      }
+    }
+  }
+  return 1;
+}
+
+// Into all slots of `import`, or false.
+bool Write(const Import& import, void* value) {
+  const auto page_size = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  for (size_t i = 0; i < import.count; ++i) {
+    void* const page = At<void>(reinterpret_cast<uintptr_t>(import.slots[i]) & ~(page_size - 1));
+    if (import.read_only[i] && mprotect(page, page_size, PROT_READ | PROT_WRITE) != 0) return false;
+    __atomic_store_n(import.slots[i], value, __ATOMIC_RELEASE);
+    if (import.read_only[i]) (void)mprotect(page, page_size, PROT_READ);
+  }
+  return true;
+}
+
+// What `import` called so far. When it was never called, the slot may still lead to the loader.
+void* Present(void* library, const char* path, const Import& import) {
+  void* const value = __atomic_load_n(import.slots[0], __ATOMIC_ACQUIRE);
+  Dl_info info;
+  if (dladdr(value, &info) != 0 && info.dli_fname != nullptr && std::strcmp(info.dli_fname, path) != 0) return value;
+  return dlsym(library, import.name);
+}
+
+template <typename Function>
+Function As(void* address) {
+  return reinterpret_cast<Function>(address);
+}
+
+pthread_mutex_t take_mutex = PTHREAD_MUTEX_INITIALIZER;
+bool taken = false;  // guarded by take_mutex
+
+// REQUIRES: take_mutex is held.
+int Take(const char* name) {
+  if (taken) return VRAMBROKER_OK;
+  Import imports[] = {{"cudaMalloc", reinterpret_cast<void*>(&Malloc), {}, {}, 0},
+                      {"cudaFree", reinterpret_cast<void*>(&Free), {}, {}, 0},
+                      {"cudaMemGetInfo", reinterpret_cast<void*>(&MemGetInfo), {}, {}, 0}};
+  static Search search;  // of 4 KiB
+  search = {.library = name, .imports = imports, .count = sizeof imports / sizeof *imports};
+  dl_iterate_phdr(&Look, &search);
+  if (!search.found) return Fail(VRAMBROKER_NOT_FOUND, "no %s is loaded in this process", name);
+  for (const Import& import : imports) {
+    if (import.count == 0) {
+      return Fail(VRAMBROKER_UNIMPLEMENTED, "%s does not import %s: its CUDA runtime is linked into it, or it has none",
+                  search.path, import.name);
+    }
+  }
+  void* const library = dlopen(search.path, RTLD_LAZY | RTLD_NOLOAD);  // kept: ours is called from it
+  if (library == nullptr) return Fail(VRAMBROKER_NOT_FOUND, "%s cannot be opened: %s", search.path, dlerror());
+  real_malloc = As<MallocFunction>(Present(library, search.path, imports[0]));
+  real_free = As<FreeFunction>(Present(library, search.path, imports[1]));
+  real_mem_get_info = As<MemGetInfoFunction>(Present(library, search.path, imports[2]));
+  get_device = As<GetDeviceFunction>(dlsym(library, "cudaGetDevice"));
+  set_device = As<SetDeviceFunction>(dlsym(library, "cudaSetDevice"));
+  if (real_malloc.load() == nullptr || real_free.load() == nullptr || real_mem_get_info.load() == nullptr) {
+    return Fail(VRAMBROKER_UNIMPLEMENTED, "the CUDA runtime of %s is not found", search.path);
+  }
+  // cudaFree first: what it does not know is freed as before.
+  void* const real[] = {reinterpret_cast<void*>(real_malloc.load()), reinterpret_cast<void*>(real_free.load()),
+                        reinterpret_cast<void*>(real_mem_get_info.load())};
+  for (const size_t i : {1, 0, 2}) {
+    if (!Write(imports[i], imports[i].ours)) {
+      const int error = errno;
+      for (size_t k = 0; k < sizeof imports / sizeof *imports; ++k) (void)Write(imports[k], real[k]);
+      errno = error;
+      return Fail(VRAMBROKER_UNIMPLEMENTED, "the table of imported functions of %s cannot be written: %s", search.path,
+                  std::strerror(errno));
+    }
+  }
+  taken = true;
+  return VRAMBROKER_OK;
+}
+
+}  // namespace
+
+extern "C" {
+
+int vrambroker_torch_serve(const char* library) {
+  vrambroker_client* client = nullptr;
+  const int code = vrambroker_torch_client(&client);
+  if (code != VRAMBROKER_OK) return code;
+  pthread_mutex_lock(&take_mutex);
+  const int taking = Take(library == nullptr ? "libc10_cuda.so" : library);
+  if (taking == VRAMBROKER_OK) serving.store(true);
+  pthread_mutex_unlock(&take_mutex);
+  return taking;
+}
+
+void vrambroker_torch_unserve(void) {
+  serving.store(false);
+}
+
+}  // extern "C"

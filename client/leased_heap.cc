@@ -1,0 +1,462 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/leased_heap.h"
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "allocator/bytes.h"
+#include "allocator/device.h"
+#include "allocator/size_class.h"
+#include "client/session_client.h"
+
+namespace vrambroker::client_internal {
+namespace {
+
+// Whole segments have labels of their own, below those of the allocator.
+constexpr uint64_t kFirstWholeAddress = 0x5F00'0000'0000;
+// Every block of the large pool is larger than that.
+constexpr uint64_t kLargePoolGranule = 1 << 20;
+
+// Ids of segments are unique in the process: the daemon's own, above them which session they are of. The first
+// session's are the daemon's.
+SegmentId LocalId(uint64_t session, uint64_t daemon_id) {
+  return SegmentId{session << 48 | daemon_id};
+}
+
+v1::OutOfMemory::Cause CauseOf(const absl::Status& refusal) {
+  const std::optional<OutOfMemory> oom = GetOutOfMemory(refusal);
+  if (!oom.has_value()) return v1::OutOfMemory::CAUSE_LIMIT;
+  switch (oom->cause) {
+    case OutOfMemory::Cause::kCapacity:
+      return v1::OutOfMemory::CAUSE_CAPACITY;
+    case OutOfMemory::Cause::kFragmentation:
+      return v1::OutOfMemory::CAUSE_FRAGMENTATION;
+    case OutOfMemory::Cause::kLargerThanDevice:
+      return v1::OutOfMemory::CAUSE_LARGER_THAN_DEVICE;
+    case OutOfMemory::Cause::kLimit:
+    case OutOfMemory::Cause::kUnknown:
+      break;
+  }
+  return v1::OutOfMemory::CAUSE_LIMIT;
+}
+
+// The request for which this thread asks its allocator, which asks the heap for a segment: while that waits in the
+// daemon, other threads may free what would serve it.
+struct SlowRequest {
+  uint64_t bytes = 0;
+  Stream stream = 0;
+  absl::Time deadline;           // of the waiting
+  bool gave_up_waiting = false;  // because of that
+};
+thread_local SlowRequest* slow_request = nullptr;
+
+absl::Status CheckBytes(uint64_t bytes) {
+  return bytes > 0 ? absl::OkStatus() : absl::InvalidArgumentError("bytes: must be 1 or more");
+}
+
+}  // namespace
+
+LeasedHeap::LeasedHeap(SessionClient* session, AddressMap* addresses, int ordinal, const AllocatorOptions& options,
+                       uint64_t capacity_bytes)
+    : Heap(ordinal),
+      session_(*session),
+      addresses_(*addresses),
+      capacity_bytes_(capacity_bytes),
+      allocator_(this, this, options, capacity_bytes),
+      next_whole_address_(kFirstWholeAddress) {
+  // per_process_memory_fraction is a limit of the session like others: the daemon enforces it.
+  allocator_.SetSourceLimit(CachingAllocator::kNoLimit);
+}
+
+bool LeasedHeap::CloseAll() {
+  absl::flat_hash_map<SegmentId, Mapped> mapped;
+  {
+    MutexLock lock(mu_);
+    mapped.swap(mapped_);
+    refused_.clear();
+  }
+  bool closed = true;
+  for (const auto& [id, segment] : mapped) {
+    addresses_.RemoveRange(segment.base);
+    closed = device()->CloseHandle(segment.base, segment.bytes).ok() && closed;
+  }
+  return closed;
+}
+
+// ---- Blocks ----
+
+absl::StatusOr<Block*> LeasedHeap::AllocateSlowly(uint64_t bytes, Stream stream) {
+  if (absl::Status status = CheckBytes(bytes); !status.ok()) return status;
+  const absl::Time give_up = absl::Now() + session_.options().wait;
+  SlowRequest request{.bytes = bytes, .stream = stream, .deadline = give_up};
+  slow_request = &request;
+  absl::StatusOr<Block*> block = allocator_.Allocate(bytes, stream);
+  // Somebody else may have been faster.
+  while (absl::IsResourceExhausted(block.status()) && request.gave_up_waiting && absl::Now() < give_up) {
+    request.gave_up_waiting = false;
+    block = allocator_.Allocate(bytes, stream);
+  }
+  slow_request = nullptr;
+  if (!absl::IsResourceExhausted(block.status())) return block;
+  if (bytes >= kMaxRequestBytes) {
+    allocator_.CountOutOfMemory();
+    return Explain(block.status(), bytes, {.block_bytes = bytes, .segment_bytes = bytes});
+  }
+  return Explain(block.status(), bytes, allocator_.ExplainFit(bytes, stream));
+}
+
+absl::Status LeasedHeap::Explain(const absl::Status& refusal, uint64_t requested, const FitReport& fit) {
+  v1::ExplainRequest request;
+  request.set_device(static_cast<uint32_t>(ordinal()));
+  request.set_cause(fit.segment_bytes > capacity_bytes_ ? v1::OutOfMemory::CAUSE_LARGER_THAN_DEVICE : CauseOf(refusal));
+  request.set_requested_bytes(requested);
+  request.set_segment_bytes(fit.segment_bytes);
+  request.set_block_bytes(fit.block_bytes);
+  request.set_pool_free_bytes(fit.pool_free_bytes);
+  request.set_pool_largest_bytes(fit.pool_largest_bytes);
+  if (const absl::StatusOr<MemoryStats> stats = GetMemoryStats(); stats.ok()) {
+    request.set_allocated_bytes(stats->allocated_bytes.all.current);
+  }
+  const std::shared_ptr<SessionClient::Link> link = session_.link();
+  session_.CountCall();
+  absl::Status explained = link->stream->Explain(request, session_.options().call_timeout);
+  // A daemon that has just gone cannot explain; the request was refused all the same.
+  return absl::IsResourceExhausted(explained) ? explained : refusal;
+}
+
+absl::StatusOr<Buffer> LeasedHeap::Allocate(uint64_t bytes, Stream stream) {
+  Block* block = TryAllocate(bytes, stream);
+  if (block == nullptr) {
+    const absl::StatusOr<Block*> slow = AllocateSlowly(bytes, stream);
+    if (!slow.ok()) return slow.status();
+    block = *slow;
+  }
+  return MakeBuffer(reinterpret_cast<uint64_t>(block), block->data(), bytes, block->bytes);
+}
+
+void LeasedHeap::Free(uint64_t block) {
+  if (!session_.IsForked()) allocator_.Free(BlockAt(block));
+}
+
+absl::Status LeasedHeap::FreeAndWait(uint64_t block) {
+  if (session_.IsForked()) return session_.CheckUsable();
+  Free(block);
+  return absl::OkStatus();
+}
+
+absl::Status LeasedHeap::RecordStream(uint64_t block, Stream stream) {
+  if (session_.IsForked()) return session_.CheckUsable();
+  allocator_.RecordStream(BlockAt(block), stream);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<void*> LeasedHeap::Malloc(uint64_t bytes, Stream stream) {
+  Block* block = TryAllocate(bytes, stream);
+  if (block == nullptr) {
+    const absl::StatusOr<Block*> slow = AllocateSlowly(bytes, stream);
+    if (!slow.ok()) return slow.status();
+    block = *slow;
+  }
+  void* const data = block->data();
+  addresses_.Put(data, block);
+  return data;
+}
+
+void LeasedHeap::FreeBlock(Block* block) {
+  allocator_.Free(block);
+}
+
+void LeasedHeap::RecordStream(Block* block, Stream stream) {
+  allocator_.RecordStream(block, stream);
+}
+
+// ---- Segments ----
+
+absl::StatusOr<Device*> LeasedHeap::OpenDevice() {
+  if (Device* opened = device()) return opened;
+  absl::StatusOr<Device*> opened = session_.DeviceFor(ordinal());
+  if (opened.ok()) device_.store(*opened, std::memory_order_release);
+  return opened;
+}
+
+absl::StatusOr<std::unique_ptr<Event>> LeasedHeap::RecordEvent(Stream stream) {
+  const absl::StatusOr<Device*> opened = OpenDevice();
+  if (!opened.ok()) return opened.status();
+  return (*opened)->RecordEvent(stream);
+}
+
+bool LeasedHeap::IsCached(uint64_t bytes, Stream stream) const {
+  const FitReport fit = allocator_.ExplainFit(bytes, stream);
+  return fit.pool_largest_bytes >= fit.block_bytes;
+}
+
+absl::StatusOr<AcquiredSegment> LeasedHeap::AcquireSegment(uint64_t bytes, bool last_resort) {
+  const absl::StatusOr<Device*> opened = OpenDevice();
+  if (!opened.ok()) return opened.status();
+  const std::shared_ptr<SessionClient::Link> link = session_.link();
+  v1::LeaseSegmentsRequest request;
+  request.set_device(static_cast<uint32_t>(ordinal()));
+  request.add_segment_bytes(bytes);
+  request.set_last_resort(last_resort);
+  std::function<bool()> give_up;
+  if (last_resort && session_.wait_ms() > 0) {
+    request.set_wait_ms(session_.wait_ms());
+    if (slow_request != nullptr) {
+      const absl::Duration left = std::max(slow_request->deadline - absl::Now(), absl::ZeroDuration());
+      request.set_wait_ms(static_cast<uint32_t>(absl::ToInt64Milliseconds(absl::Ceil(left, absl::Milliseconds(1)))));
+      give_up = [this] { return slow_request->gave_up_waiting = IsCached(slow_request->bytes, slow_request->stream); };
+    }
+  }
+  session_.CountCall();
+  const absl::StatusOr<v1::LeaseSegmentsResponse> leased =
+      link->stream->Lease(request, session_.options().call_timeout, give_up);
+  if (absl::IsCancelled(leased.status())) return absl::ResourceExhaustedError("a cached block has become free");
+  if (absl::IsResourceExhausted(leased.status()) && !GetOutOfMemory(leased.status()).has_value()) {
+    return absl::UnavailableError(leased.status().message());  // not for want of memory: flushing would not help
+  }
+  if (!leased.ok()) return leased.status();
+  if (leased->segments_size() != 1 || leased->segments(0).segment_bytes() != bytes) {
+    return absl::InternalError("the daemon leased something else than what was asked for");
+  }
+  const v1::LeaseSegmentsResponse::Segment& segment = leased->segments(0);
+  const SegmentId id = LocalId(link->session, segment.segment_id());
+  const bool adopted = session_.Adopt(link, [&] {
+    MutexLock lock(mu_);
+    mapped_.emplace(id, Mapped{.session = link->session, .daemon_id = segment.segment_id(), .bytes = bytes});
+  });
+  if (!adopted) return absl::UnavailableError("the connection to the daemon broke; try again");
+
+  absl::StatusOr<SegmentHandle> handle = session_.FetchHandle(segment.handle());
+  absl::StatusOr<void*> base = handle.ok() ? (*opened)->OpenHandle(*handle, bytes) : handle.status();
+  // The pools can be told apart by size: see SegmentBytesFor().
+  const uint64_t granule = bytes == kSmallSegmentBytes ? kMinBlockBytes : kLargePoolGranule;
+  if (base.ok() && !addresses_.AddRange(*base, bytes, granule, this)) {
+    if (!(*opened)->CloseHandle(*base, bytes).ok()) {
+      MutexLock lock(mu_);
+      mapped_.at(id).base = *base;
+      refused_.push_back(id);
+      return absl::InternalError("a segment that cannot be used cannot be closed now either; it is tried again");
+    }
+    base = absl::InternalError("a segment was mapped where no pointer to it can be looked up");
+  }
+  if (!base.ok()) {
+    {
+      MutexLock lock(mu_);
+      mapped_.erase(id);
+    }
+    session_.ReturnSegments(ordinal(), link->session, {segment.segment_id()});
+    // Not for want of memory: giving other segments back would not help.
+    return absl::IsResourceExhausted(base.status()) ? absl::InternalError(base.status().message()) : base.status();
+  }
+  session_.Grown();
+  MutexLock lock(mu_);
+  mapped_.at(id).base = *base;
+  return AcquiredSegment{.id = id, .base = *base};
+}
+
+uint64_t LeasedHeap::ReleaseSegments(absl::Span<const ReleasedSegment> segments) {
+  std::vector<SegmentId> ids;
+  ids.reserve(segments.size());
+  std::vector<void*> bases;
+  bases.reserve(segments.size());
+  {
+    MutexLock lock(mu_);
+    for (const ReleasedSegment& segment : segments) {
+      ids.push_back(segment.id);
+      bases.push_back(mapped_.at(segment.id).base);
+    }
+  }
+  for (void* base : bases) addresses_.RemoveRange(base);
+  return CloseAndReturn(ids);
+}
+
+uint64_t LeasedHeap::CloseAndReturn(absl::Span<const SegmentId> segments) {
+  std::vector<Mapped> closed;
+  closed.reserve(segments.size());
+  {
+    MutexLock lock(mu_);
+    for (const SegmentId id : segments) closed.push_back(mapped_.at(id));
+  }
+  // Closing waits for what the GPU still does with the segment. Until then it is held, whatever happens to the
+  // connection: see Connect().
+  absl::flat_hash_map<uint64_t, std::vector<uint64_t>> by_session;
+  absl::flat_hash_map<uint64_t, uint64_t> bytes_by_session;
+  std::vector<SegmentId> gone;
+  std::vector<SegmentId> refused;
+  for (size_t i = 0; i < segments.size(); ++i) {
+    const Mapped& mapped = closed[i];
+    if (!device()->CloseHandle(mapped.base, mapped.bytes).ok()) {
+      refused.push_back(segments[i]);
+      continue;
+    }
+    gone.push_back(segments[i]);
+    by_session[mapped.session].push_back(mapped.daemon_id);
+    bytes_by_session[mapped.session] += mapped.bytes;
+  }
+  {
+    MutexLock lock(mu_);
+    for (const SegmentId id : gone) mapped_.erase(id);
+    refused_.insert(refused_.end(), refused.begin(), refused.end());
+  }
+  session_.Grown();
+  uint64_t bytes = 0;
+  for (const auto& [session, ids] : by_session) {
+    if (session_.ReturnSegments(ordinal(), session, ids)) bytes += bytes_by_session[session];
+  }
+  return bytes;
+}
+
+void LeasedHeap::RetryClosing() {
+  std::vector<SegmentId> refused;
+  {
+    MutexLock lock(mu_);
+    refused.swap(refused_);
+  }
+  if (!refused.empty()) CloseAndReturn(refused);
+}
+
+absl::StatusOr<void*> LeasedHeap::LeaseSegment(uint64_t bytes) {
+  if (absl::Status status = CheckBytes(bytes); !status.ok()) return status;
+  const FitReport fit{.block_bytes = bytes, .segment_bytes = RoundUpTo(bytes, kSegmentGranuleBytes)};
+  if (bytes >= kMaxRequestBytes) {
+    allocator_.CountOutOfMemory();
+    return Explain(absl::ResourceExhaustedError("more than any device has"), bytes,
+                   {.block_bytes = bytes, .segment_bytes = bytes});
+  }
+  absl::StatusOr<AcquiredSegment> segment = AcquireSegment(fit.segment_bytes, /*last_resort=*/false);
+  if (absl::IsResourceExhausted(segment.status())) {
+    allocator_.EmptyCache();
+    segment = AcquireSegment(fit.segment_bytes, /*last_resort=*/true);
+  }
+  if (absl::IsResourceExhausted(segment.status())) {
+    allocator_.CountOutOfMemory();
+    return Explain(segment.status(), bytes, fit);
+  }
+  if (!segment.ok()) return segment.status();
+  MutexLock lock(mu_);
+  whole_.emplace(
+      segment->base,
+      Whole{.id = segment->id, .requested = bytes, .bytes = fit.segment_bytes, .address = next_whole_address_});
+  next_whole_address_ += fit.segment_bytes;
+  for (PoolStat* count : {&whole_stats_.allocation, &whole_stats_.segment, &whole_stats_.active}) {
+    count->Up(PoolKind::kLarge, 1);
+  }
+  for (PoolStat* sum : {&whole_stats_.allocated_bytes, &whole_stats_.reserved_bytes, &whole_stats_.active_bytes}) {
+    sum->Up(PoolKind::kLarge, fit.segment_bytes);
+  }
+  whole_stats_.requested_bytes.Up(PoolKind::kLarge, bytes);
+  ++whole_stats_.num_device_alloc;
+  return segment->base;
+}
+
+absl::Status LeasedHeap::ReturnSegment(void* pointer) {
+  Whole whole;
+  {
+    MutexLock lock(mu_);
+    const auto it = whole_.find(pointer);
+    if (it == whole_.end()) return absl::NotFoundError("no leased segment begins there");
+    whole = it->second;
+    whole_.erase(it);
+    for (PoolStat* count : {&whole_stats_.allocation, &whole_stats_.segment, &whole_stats_.active}) {
+      count->Down(PoolKind::kLarge, 1);
+    }
+    for (PoolStat* sum : {&whole_stats_.allocated_bytes, &whole_stats_.reserved_bytes, &whole_stats_.active_bytes}) {
+      sum->Down(PoolKind::kLarge, whole.bytes);
+    }
+    whole_stats_.requested_bytes.Down(PoolKind::kLarge, whole.requested);
+    ++whole_stats_.num_device_free;
+  }
+  if (ReleaseSegments({{.id = whole.id, .bytes = whole.bytes}}) > 0) return absl::OkStatus();
+  {
+    MutexLock lock(mu_);
+    if (mapped_.contains(whole.id)) return absl::OkStatus();  // the device closes it later: see RetryClosing()
+  }
+  return absl::UnavailableError("the daemon cannot take the segment back now: it is gone, or not reached");
+}
+
+std::optional<uint64_t> LeasedHeap::SizeOf(const void* pointer) const {
+  MutexLock lock(mu_);
+  const auto it = whole_.find(const_cast<void*>(pointer));
+  return it == whole_.end() ? std::nullopt : std::optional<uint64_t>(it->second.bytes);
+}
+
+absl::StatusOr<uint64_t> LeasedHeap::EmptyCache() {
+  RetryClosing();
+  return allocator_.EmptyCache();
+}
+
+uint64_t LeasedHeap::Trim(uint64_t wanted_bytes, uint64_t min_idle_ticks) {
+  return allocator_.Trim({.wanted_bytes = wanted_bytes, .min_idle_ticks = min_idle_ticks});
+}
+
+// ---- Figures ----
+
+void LeasedHeap::LimitIs(uint64_t limit_bytes) {
+  allocator_.SetSourceLimit(limit_bytes < capacity_bytes_ ? limit_bytes : CachingAllocator::kNoLimit);
+}
+
+absl::StatusOr<MemoryStats> LeasedHeap::GetMemoryStats() {
+  MemoryStats stats = allocator_.GetMemoryStats();
+  MutexLock lock(mu_);
+  const uint64_t max_split_bytes = stats.max_split_bytes;
+  stats.Add(whole_stats_);
+  stats.max_split_bytes = max_split_bytes;
+  return stats;
+}
+
+absl::Status LeasedHeap::ResetPeakStats(bool accumulated) {
+  allocator_.ResetPeakStats();
+  if (accumulated) allocator_.ResetAccumulatedStats();
+  MutexLock lock(mu_);
+  whole_stats_.ResetPeaks();
+  if (!accumulated) return absl::OkStatus();
+  whole_stats_.ForEach([](const char*, PoolStat& stat) {
+    for (Stat* one : {&stat.all, stat.pool.data(), stat.pool.data() + 1}) one->allocated = one->freed = 0;
+  });
+  whole_stats_.num_device_alloc = whole_stats_.num_device_free = 0;
+  return absl::OkStatus();
+}
+
+bool LeasedHeap::InUse() {
+  // Not by what is allocated: the thread that frees a block of several streams is not done with the heap by then.
+  allocator_.PollEvents();
+  if (allocator_.GetMemoryStats().active.all.current > 0) return true;
+  MutexLock lock(mu_);
+  return !whole_.empty();
+}
+
+HeapSnapshot LeasedHeap::Snapshot(bool with_history) {
+  HeapSnapshot snapshot = allocator_.Snapshot(with_history);
+  MutexLock lock(mu_);
+  std::vector<SegmentSnapshot> whole;
+  whole.reserve(whole_.size());
+  for (const auto& [base, segment] : whole_) {
+    whole.push_back({.id = segment.id,
+                     .address = segment.address,
+                     .bytes = segment.bytes,
+                     .pool = PoolKind::kLarge,
+                     .blocks = {{.offset = 0,
+                                 .bytes = segment.bytes,
+                                 .requested_bytes = segment.requested,
+                                 .state = BlockState::kAllocated}}});
+  }
+  std::sort(whole.begin(), whole.end(), [](const auto& a, const auto& b) { return a.address < b.address; });
+  snapshot.segments.insert(snapshot.segments.begin(), std::make_move_iterator(whole.begin()),
+                           std::make_move_iterator(whole.end()));
+  return snapshot;
+}
+
+std::vector<uint64_t> LeasedHeap::HeldSegments(uint64_t session) const {
+  std::vector<uint64_t> ids;
+  MutexLock lock(mu_);
+  for (const auto& [id, mapped] : mapped_) {
+    if (mapped.session == session) ids.push_back(mapped.daemon_id);
+  }
+  return ids;
+}
+
+}  // namespace vrambroker::client_internal

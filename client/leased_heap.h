@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef VRAMBROKER_CLIENT_LEASED_HEAP_H_
+#define VRAMBROKER_CLIENT_LEASED_HEAP_H_
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "allocator/caching_allocator.h"
+#include "allocator/heap_snapshot.h"
+#include "allocator/mutex.h"
+#include "allocator/segment_source.h"
+#include "client/address_map.h"
+#include "client/heap.h"
+
+namespace vrambroker::client_internal {
+
+class SessionClient;
+
+// A caching allocator in this process, over segments leased from the daemon. A request that finds a cached block
+// touches nothing but the allocator.
+class LeasedHeap final : public Heap, private SegmentSource, private EventSource {
+ public:
+  // `session` and `addresses` outlive it.
+  LeasedHeap(SessionClient* session, AddressMap* addresses, int ordinal, const AllocatorOptions& options,
+             uint64_t capacity_bytes);
+  // REQUIRES: CloseAll() was called.
+  ~LeasedHeap() override = default;
+
+  absl::StatusOr<Buffer> Allocate(uint64_t bytes, Stream stream) override;
+  void Free(uint64_t block) override;
+  absl::Status FreeAndWait(uint64_t block) override;
+  absl::Status RecordStream(uint64_t block, Stream stream) override;
+  Device* device() const override { return device_.load(std::memory_order_acquire); }
+  uint64_t SegmentOf(uint64_t block) const override { return Raw(BlockAt(block)->segment_id()); }
+  uint64_t OffsetOf(uint64_t block) const override { return BlockAt(block)->offset(); }
+
+  absl::StatusOr<void*> Malloc(uint64_t bytes, Stream stream) override;
+  // Of what the address map gave for a pointer of Malloc().
+  void FreeBlock(Block* block);
+  void RecordStream(Block* block, Stream stream);
+
+  absl::StatusOr<void*> LeaseSegment(uint64_t bytes) override ABSL_LOCKS_EXCLUDED(mu_);
+  // NotFound: `pointer` is not from LeaseSegment().
+  absl::Status ReturnSegment(void* pointer) ABSL_LOCKS_EXCLUDED(mu_);
+  std::optional<uint64_t> SizeOf(const void* pointer) const override ABSL_LOCKS_EXCLUDED(mu_);
+
+  absl::StatusOr<uint64_t> EmptyCache() override;
+  absl::StatusOr<MemoryStats> GetMemoryStats() override ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status ResetPeakStats(bool accumulated) override ABSL_LOCKS_EXCLUDED(mu_);
+  bool InUse() override ABSL_LOCKS_EXCLUDED(mu_);
+
+  // ---- For the session ----
+
+  // The daemon holds the session to `limit_bytes` from now on.
+  void LimitIs(uint64_t limit_bytes);
+  // Closes and returns what the device has refused to close, as it does while a CUDA graph is captured.
+  void RetryClosing() ABSL_LOCKS_EXCLUDED(mu_);
+  // Gives up to about `wanted_bytes` of free segments back that have been idle for `min_idle_ticks`. Returns the bytes.
+  uint64_t Trim(uint64_t wanted_bytes, uint64_t min_idle_ticks);
+  void Tick() { allocator_.Tick(); }
+  void SetRecording(size_t max_events) { allocator_.SetRecording(max_events); }
+  HeapSnapshot Snapshot(bool with_history = true) ABSL_LOCKS_EXCLUDED(mu_);
+  // Closes all that is mapped, without returning it. False when the device refused, and may still use some of it.
+  // REQUIRES: nothing is in use.
+  bool CloseAll() ABSL_LOCKS_EXCLUDED(mu_);
+  // The daemon's ids of what is held of its session number `session`.
+  std::vector<uint64_t> HeldSegments(uint64_t session) const ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  // A segment that is held here, and mapped when it has a base.
+  struct Mapped {
+    uint64_t session = 0;  // number of the session that leased it; see SessionClient::Link
+    uint64_t daemon_id = 0;
+    uint64_t bytes = 0;
+    void* base = nullptr;
+  };
+  struct Whole {
+    SegmentId id{};
+    uint64_t requested = 0;
+    uint64_t bytes = 0;
+    uint64_t address = 0;  // a label, as in SegmentSnapshot
+  };
+
+  static Block* BlockAt(uint64_t block) {
+    return reinterpret_cast<Block*>(block);  // NOLINT(performance-no-int-to-ptr): it was one
+  }
+
+  // A cached block, or nullptr.
+  Block* TryAllocate(uint64_t bytes, Stream stream) {
+    return bytes > 0 ? allocator_.TryAllocate(bytes, stream) : nullptr;
+  }
+  absl::StatusOr<Block*> AllocateSlowly(uint64_t bytes, Stream stream);
+  // A block that is free by now would serve it.
+  bool IsCached(uint64_t bytes, Stream stream) const;
+  // What to tell the application when `refusal` has left a request without memory.
+  absl::Status Explain(const absl::Status& refusal, uint64_t requested, const FitReport& fit);
+  absl::StatusOr<Device*> OpenDevice();
+
+  absl::StatusOr<AcquiredSegment> AcquireSegment(uint64_t bytes, bool last_resort) override ABSL_LOCKS_EXCLUDED(mu_);
+  uint64_t ReleaseSegments(absl::Span<const ReleasedSegment> segments) override ABSL_LOCKS_EXCLUDED(mu_);
+  // Returns the bytes that the daemon has back. What the device does not let go of stays held, and charged, for later.
+  uint64_t CloseAndReturn(absl::Span<const SegmentId> segments) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<std::unique_ptr<Event>> RecordEvent(Stream stream) override;
+
+  SessionClient& session_;
+  AddressMap& addresses_;
+  const uint64_t capacity_bytes_;
+  std::atomic<Device*> device_{nullptr};
+  CachingAllocator allocator_;
+
+  // Held for map operations only.
+  mutable Mutex mu_;
+  absl::flat_hash_map<SegmentId, Mapped> mapped_ ABSL_GUARDED_BY(mu_);
+  std::vector<SegmentId> refused_ ABSL_GUARDED_BY(mu_);  // of mapped_; the device has not closed them, so far
+  absl::flat_hash_map<void*, Whole> whole_ ABSL_GUARDED_BY(mu_);
+  MemoryStats whole_stats_ ABSL_GUARDED_BY(mu_);
+  uint64_t next_whole_address_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace vrambroker::client_internal
+
+#endif  // VRAMBROKER_CLIENT_LEASED_HEAP_H_

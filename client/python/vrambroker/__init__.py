@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory from vrambrokerd, for Python.
+
+    import vrambroker
+    with vrambroker.Client(limit=0.4) as client:
+        buffer = client.malloc(24 << 20)
+        buffer.write(b"hello")
+
+For PyTorch, which then gets all its GPU memory from the daemon: `vrambroker.torch.enable(limit=0.4)`.
+"""
+import importlib
+from typing import Any
+
+from ._client import Buffer, Client, Device
+from ._library import Code, Error, OutOfMemoryError, load
+
+__all__ = ["Buffer", "Client", "Code", "Device", "Error", "OutOfMemoryError", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "torch":  # loaded when it is first used
+        return importlib.import_module(".torch", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

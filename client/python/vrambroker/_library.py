@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""libvrambroker.so.1 for Python: where it is, its structs, its errors. See vrambroker.h for what each means."""
+from __future__ import annotations
+
+import ctypes
+import enum
+import os
+import threading
+from typing import Any, Dict, List, Optional, Union
+
+ABI_VERSION = 1
+LIBRARY_NAME = "libvrambroker.so.1"
+LIBRARY_VARIABLE = "VRAMBROKER_LIBRARY"
+
+
+class Code(enum.IntEnum):
+    """What went wrong: the codes of gRPC, of which these occur."""
+
+    OK = 0
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+
+
+class Error(Exception):
+    """A call failed. `code` says how a program may react, the text what to do. What is held stays usable."""
+
+    def __init__(self, code: int, message: str) -> None:
+        try:
+            self.code = Code(code)
+        except ValueError:
+            self.code = Code.UNKNOWN
+        self.message = message
+        super().__init__(f"{self.code.name}: {message}")
+
+
+class OutOfMemoryError(Error, MemoryError):
+    """A device has no memory for a request. Its attributes are the fields of vrambroker_out_of_memory (vrambroker.h), in
+    bytes where they end in _bytes; `cause` is "LIMIT", "CAPACITY", "FRAGMENTATION", "LARGER_THAN_DEVICE" or "UNKNOWN".
+    """
+
+    cause: str
+    device: int
+    requested_bytes: int
+    segment_bytes: int
+    limit_bytes: int
+    reserved_bytes: int
+    allocated_bytes: int
+    idle_bytes: int
+    largest_free_block_bytes: int
+    device_capacity_bytes: int
+    device_available_bytes: int
+    advice: str
+    guarantee_bytes: int
+    inactive_split_bytes: int
+    device_kept_free_bytes: int
+    device_idle_bytes: int
+    device_quarantined_bytes: int
+    idle_elsewhere_bytes: int
+    waited_ms: int
+
+    def __init__(self, message: str, fields: Dict[str, Any]) -> None:
+        advice = fields["advice"]
+        super().__init__(Code.RESOURCE_EXHAUSTED, message if not advice or advice in message else f"{message}. {advice}")
+        self.__dict__.update(fields)
+
+
+# ---- Structs ----
+
+
+class _Struct(ctypes.Structure):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.struct_size = ctypes.sizeof(self)
+
+    def fields(self) -> Dict[str, Any]:
+        """All but struct_size, texts as str."""
+        values = {name: getattr(self, name) for name, _ in self._fields_[1:]}
+        return {name: value.decode(errors="replace") if isinstance(value, bytes) else value
+                for name, value in values.items()}
+
+
+class OutOfMemory(_Struct):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("cause", ctypes.c_int), ("device", ctypes.c_int)] + [
+        (name, ctypes.c_uint64) for name in (
+            "requested_bytes", "segment_bytes", "limit_bytes", "reserved_bytes", "allocated_bytes", "idle_bytes",
+            "largest_free_block_bytes", "device_capacity_bytes", "device_available_bytes")] + [
+        ("advice", ctypes.c_char * 512)] + [
+        (name, ctypes.c_uint64) for name in (
+            "guarantee_bytes", "inactive_split_bytes", "device_kept_free_bytes", "device_idle_bytes",
+            "device_quarantined_bytes", "idle_elsewhere_bytes", "waited_ms")]
+
+
+LOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)
+LOG_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p)
+
+
+class Options(_Struct):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("abi_version", ctypes.c_uint32), ("placement", ctypes.c_uint32),
+                ("socket_dir", ctypes.c_char_p), ("name", ctypes.c_char_p), ("limit", ctypes.c_char_p),
+                ("alloc_conf", ctypes.c_char_p), ("idle_decay_ms", ctypes.c_int64),
+                ("connect_timeout_ms", ctypes.c_int64), ("call_timeout_ms", ctypes.c_int64),
+                ("on_lost", LOST_FUNCTION), ("log", LOG_FUNCTION), ("context", ctypes.c_void_p),
+                ("guarantee", ctypes.c_char_p), ("wait_ms", ctypes.c_int64)]
+
+
+class Session(_Struct):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("session_id", ctypes.c_uint64), ("calls", ctypes.c_uint64),
+                ("name", ctypes.c_char * 128)]
+
+
+class Device(_Struct):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("ordinal", ctypes.c_int), ("total_bytes", ctypes.c_uint64),
+                ("capacity_bytes", ctypes.c_uint64), ("limit_bytes", ctypes.c_uint64), ("kind", ctypes.c_char * 16),
+                ("uuid", ctypes.c_char * 64), ("name", ctypes.c_char * 128)]
+
+
+class TorchRefusal(_Struct):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("number", ctypes.c_uint64), ("requested_bytes", ctypes.c_uint64),
+                ("device", ctypes.c_int), ("code", ctypes.c_int), ("message", ctypes.c_char * 2048),
+                ("out_of_memory", OutOfMemory)]
+
+
+def _declare(lib: ctypes.CDLL) -> None:
+    pointer, out = ctypes.c_void_p, ctypes.POINTER
+    u64, size, integer, text = ctypes.c_uint64, ctypes.c_size_t, ctypes.c_int, ctypes.c_char_p
+    for name, result, arguments in (
+            ("vrambroker_last_error_code", integer, []),
+            ("vrambroker_last_error_message", text, []),
+            ("vrambroker_last_out_of_memory", integer, [out(OutOfMemory)]),
+            ("vrambroker_cause_name", text, [integer]),
+            ("vrambroker_abi_version", integer, []),
+            ("vrambroker_version", text, []),
+            ("vrambroker_connect", integer, [out(Options), out(pointer)]),
+            ("vrambroker_disconnect", integer, [pointer]),
+            ("vrambroker_status", integer, [pointer]),
+            ("vrambroker_get_session", integer, [pointer, out(Session)]),
+            ("vrambroker_warning", text, [pointer, size]),
+            ("vrambroker_device_count", integer, [pointer, out(integer)]),
+            ("vrambroker_get_device", integer, [pointer, integer, out(Device)]),
+            ("vrambroker_malloc_stream", integer, [pointer, u64, integer, pointer, out(pointer)]),
+            ("vrambroker_free", integer, [pointer, pointer]),
+            ("vrambroker_free_stream", integer, [pointer, pointer, pointer]),
+            ("vrambroker_record_stream", integer, [pointer, pointer, pointer]),
+            ("vrambroker_lease_segment", integer, [pointer, u64, integer, out(pointer)]),
+            ("vrambroker_return_segment", integer, [pointer, pointer]),
+            ("vrambroker_write", integer, [pointer, pointer, u64, pointer, u64]),
+            ("vrambroker_read", integer, [pointer, pointer, u64, pointer, u64]),
+            ("vrambroker_empty_cache", integer, [pointer, out(u64)]),
+            ("vrambroker_memory_info", integer, [pointer, integer, out(u64), out(u64)]),
+            ("vrambroker_memory_stats_json", integer, [pointer, integer, text, size, out(size)]),
+            ("vrambroker_reset_peak_memory_stats", integer, [pointer, integer]),
+            ("vrambroker_reset_memory_stats", integer, [pointer, integer]),
+            ("vrambroker_torch_connect", integer, [out(Options)]),
+            ("vrambroker_torch_client", integer, [out(pointer)]),
+            ("vrambroker_torch_device", integer, [integer, out(integer)]),
+            ("vrambroker_torch_serve", integer, [text]),
+            ("vrambroker_torch_unserve", None, []),
+            ("vrambroker_torch_empty_cache", None, []),
+            ("vrambroker_torch_set_cap", integer, [integer, u64]),
+            ("vrambroker_torch_last_refusal", integer, [size, out(TorchRefusal)]),
+    ):
+        function = getattr(lib, name)
+        function.restype = result
+        function.argtypes = arguments
+
+
+# ---- Loading ----
+
+_loaded: Optional["Library"] = None
+_loading = threading.Lock()
+
+
+class Library:
+    """The loaded library. `path` is the file that was asked for."""
+
+    def __init__(self, lib: ctypes.CDLL, path: str) -> None:
+        self.lib = lib
+        self.path = path
+
+    @property
+    def version(self) -> str:
+        return self.lib.vrambroker_version().decode()
+
+    def last_error(self) -> Error:
+        """The last error of this thread."""
+        code = self.lib.vrambroker_last_error_code()
+        message = self.lib.vrambroker_last_error_message().decode(errors="replace")
+        oom = OutOfMemory()
+        if self.lib.vrambroker_last_out_of_memory(ctypes.byref(oom)) == 0:
+            return OutOfMemoryError(message, self.out_of_memory_fields(oom))
+        return Error(code, message)
+
+    def out_of_memory_fields(self, oom: OutOfMemory) -> Dict[str, Any]:
+        fields = oom.fields()
+        fields["cause"] = self.lib.vrambroker_cause_name(oom.cause).decode()
+        return fields
+
+    def check(self, code: int) -> None:
+        if code != 0:
+            raise self.last_error()
+
+
+def _candidates(path: Optional[str]) -> List[str]:
+    if path is not None:
+        return [os.fspath(path)]
+    if os.environ.get(LIBRARY_VARIABLE):
+        return [os.environ[LIBRARY_VARIABLE]]
+    package = os.path.dirname(os.path.abspath(__file__))
+    beside_the_root = os.path.join(os.path.dirname(os.path.dirname(package)), "lib")
+    return [os.path.join(package, LIBRARY_NAME), os.path.join(beside_the_root, LIBRARY_NAME), LIBRARY_NAME]
+
+
+def load(path: Union[str, "os.PathLike[str]", None] = None) -> Library:
+    """The library: from `path`; else $VRAMBROKER_LIBRARY; else beside this package, in `lib` beside the folder that this
+    package is in, and where the system's loader looks. One for the process: `path` must be the same each time. Raises
+    Error (NOT_FOUND), which says where it looked."""
+    global _loaded
+    with _loading:
+        asked = os.fspath(path) if path is not None else None
+        if _loaded is not None:
+            if asked is not None and os.path.realpath(asked) != os.path.realpath(_loaded.path):
+                raise Error(Code.FAILED_PRECONDITION,
+                            f"library: {asked}, but this process has loaded {_loaded.path}: it can use one only")
+            return _loaded
+        looked = []
+        for candidate in _candidates(asked):
+            if os.sep in candidate and not os.path.exists(candidate):
+                looked.append(f"{candidate}: no such file")
+                continue
+            try:
+                lib = ctypes.CDLL(candidate)
+                found = int(lib.vrambroker_abi_version())
+            except (OSError, AttributeError) as error:
+                looked.append(f"{candidate}: {error}")
+                continue
+            if found != ABI_VERSION:
+                looked.append(f"{candidate}: version {found} of the ABI, this package needs {ABI_VERSION}")
+                continue
+            try:
+                _declare(lib)
+            except AttributeError as error:
+                looked.append(f"{candidate}: older than this package ({error})")
+                continue
+            _loaded = Library(lib, candidate)
+            return _loaded
+        raise Error(
+            Code.NOT_FOUND,
+            f"{LIBRARY_NAME} cannot be loaded. Looked for: {'; '.join(looked)}. Name it with the argument library= or in "
+            f"${LIBRARY_VARIABLE}, or install vrambroker's C library (libvrambroker-core.so belongs beside it)")
+
+
+def size_text(name: str, value: Union[int, float, str, None]) -> Optional[bytes]:
+    """A limit or guarantee as the library wants it: an int is bytes, a float a fraction of each device's capacity."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise TypeError(f"{name}: {value!r} is neither bytes (int), a fraction (float) nor a text such as \"8GiB\"")
+    if isinstance(value, float):
+        if not 0.0 < value <= 1.0:
+            raise ValueError(f"{name}: {value!r}: a fraction is above 0 and at most 1.0; bytes are an int")
+        return format(value, ".12f").rstrip("0").ljust(3, "0").encode()
+    if isinstance(value, int) and value <= 0:
+        raise ValueError(f"{name}: {value!r}: bytes are more than 0")
+    return str(value).encode()
+
+
+def milliseconds(name: str, seconds: Optional[float]) -> int:
+    if seconds is None:
+        return 0
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+        raise TypeError(f"{name}: {seconds!r} is no number of seconds")
+    if not 0.0 <= seconds < 1e12:
+        raise ValueError(f"{name}: {seconds!r}: seconds are not negative, and finite")
+    return max(1, round(seconds * 1000)) if seconds > 0 else 0

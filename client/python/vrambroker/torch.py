@@ -1,0 +1,565 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch on memory of vrambrokerd.
+
+    import vrambroker.torch
+    vrambroker.torch.enable(limit=0.4)      # before or after CUDA is initialised, best before the first tensor
+
+Three ways, by `mode`. What is said of PyTorch was read in its sources (c10/cuda/CUDACachingAllocator.cpp of about 2.11,
+torch/csrc/cuda/CUDAPluggableAllocator.cpp); tests/gpu/torch_training.py asks the real one.
+
+"segments"  PyTorch's own caching allocator stays as it is, and its cudaMalloc(), cudaFree() and cudaMemGetInfo() are
+            answered by the broker (vrambroker_torch_serve() in vrambroker.h). All threads, the memory of CUDA graphs,
+            and torch.cuda.MemPool without an allocator of their own are covered; caching, statistics, record_stream,
+            empty_cache() and the flush before an out-of-memory error are PyTorch's.
+"pool"      A torch.cuda.MemPool over the broker, made active for all threads with _cuda_beginAllocateToPool. PyTorch
+            takes an active pool for a graph capture under way (its list is named captures_underway), and so, as long as it
+            is active: memory that several streams used is not reused before disable()
+            (https://github.com/pytorch/pytorch/issues/175015); nothing is flushed before an out-of-memory error
+            (https://github.com/pytorch/pytorch/issues/159674); memory of CUDA graphs does not come from the broker. empty_cache() is replaced: PyTorch's would give nothing back of a pool
+            in use. For builds of PyTorch whose CUDA runtime is linked in, so that "segments" cannot be had.
+"plain"     The whole process's allocator (CUDAPluggableAllocator): the broker's caching allocator instead of PyTorch's,
+            before CUDA is used for the first time. The functions of torch.cuda that PyTorch cannot answer then are
+            answered with the broker's figures. No CUDA graphs, no torch.cuda.memory_snapshot(), no
+            torch.backends.cudnn.benchmark. For PyTorch before 2.5, which has no MemPool and where "segments" fails.
+"auto"      "segments", or "pool" where that cannot be had.
+
+expandable_segments and backend:cudaMallocAsync get memory in ways of their own and are refused.
+"""
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import threading
+import types
+import warnings
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
+
+from . import _library
+from ._client import Device, _Figures, make_options
+from ._library import Code, Error
+
+MODES = ("auto", "segments", "pool", "plain")
+
+
+class ServedDevice(NamedTuple):
+    """A GPU of this process that the daemon serves. Sizes are bytes."""
+
+    cuda: int  # PyTorch's ordinal
+    ordinal: int  # the daemon's
+    uuid: str
+    limit_bytes: int
+    reserved_bytes: int  # segments that the session holds
+
+
+class Status(NamedTuple):
+    """What is routed where; str() is for people."""
+
+    mode: Optional[str]  # None: not enabled
+    reason: str  # why this mode, where "auto" had to choose another one than "segments"
+    session: str
+    library: str
+    devices: Tuple[ServedDevice, ...]
+    outside_bytes: int  # reserved by PyTorch before enable(), from CUDA itself, when that was called
+    answered: Tuple[str, ...]  # functions of torch.cuda that this package answers; the others are PyTorch's own
+
+    def __str__(self) -> str:
+        if self.mode is None:
+            return "vrambroker.torch: not enabled; PyTorch's memory comes from CUDA"
+        what = {"segments": "PyTorch's caching allocator over segments of the broker, all threads",
+                "pool": "a MemPool over the broker, all threads; CUDA graphs not",
+                "plain": "the broker's caching allocator for the whole process"}[self.mode]
+        lines = [f"vrambroker.torch: mode {self.mode}: {what}"]
+        if self.reason:
+            lines.append(f"  because {self.reason}")
+        lines.append(f"  session {self.session}, library {self.library}")
+        lines += [f"  cuda:{device.cuda} is device {device.ordinal} of the daemon ({device.uuid}): "
+                  f"{_format_size(device.reserved_bytes)} reserved of {_format_size(device.limit_bytes)}"
+                  for device in self.devices]
+        if self.outside_bytes:
+            lines.append(f"  outside of the broker: {_format_size(self.outside_bytes)} reserved before enable()")
+        lines.append(f"  answered here: {', '.join(self.answered)}; all else by PyTorch")
+        return "\n".join(lines)
+
+
+class _TorchClient(_Figures):
+    """The process's one client for PyTorch. It is never closed."""
+
+    def __init__(self, library: _library.Library) -> None:
+        self._library = library
+        self._handle = ctypes.c_void_p()
+        library.check(library.lib.vrambroker_torch_client(ctypes.byref(self._handle)))
+
+    def _using(self) -> Any:
+        return self
+
+    def __enter__(self) -> ctypes.c_void_p:
+        return self._handle
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+
+_lock = threading.RLock()
+_connected: Optional[Tuple[Any, ...]] = None  # the options of the process's client
+_active: Optional["_Route"] = None
+
+
+def enable(limit: Union[int, float, str, None] = None, *, guarantee: Union[int, float, str, None] = None,
+           name: Optional[str] = None, socket_dir: Union[str, "os.PathLike[str]", None] = None,
+           wait: Optional[float] = None, alloc_conf: Optional[str] = None, mode: str = "auto",
+           library: Union[str, "os.PathLike[str]", None] = None, connect_timeout: Optional[float] = None) -> Status:
+    """From now on the CUDA memory of PyTorch in this process comes from the daemon. Returns status().
+
+    limit, guarantee  bytes (int), a fraction of each GPU's capacity at the daemon (float), or a text such as "8GiB"
+    name, socket_dir, wait, connect_timeout, library  as vrambroker.Client takes them
+    alloc_conf        settings of the broker's allocator, for mode "plain"; PyTorch's own come from its environment
+    mode              see this module's text
+
+    Raises vrambroker.Error, whose text says what to do: FAILED_PRECONDITION when PyTorch is missing, has no CUDA or no GPU,
+    is set up so that the mode cannot be had, or enable() was called already; UNAVAILABLE when there is no daemon;
+    NOT_FOUND when it does not serve a GPU of this process. PyTorch's memory is as before then. The session, with its
+    limit, is the process's: once the daemon has granted it, it lives until the process ends, even if enable() raised after
+    that; other options need another process.
+    """
+    global _active
+    if mode not in MODES:
+        raise ValueError(f"mode: {mode!r} is none of {', '.join(MODES)}")
+    with _lock:
+        if _active is not None:
+            raise Error(Code.FAILED_PRECONDITION, f"enabled already, in mode {_active.mode}: call disable() first")
+        options = make_options(limit=limit, guarantee=guarantee, name=name, socket_dir=socket_dir, wait=wait,
+                               alloc_conf=alloc_conf, connect_timeout=connect_timeout)
+        torch = _import_torch()
+        _check_settings(torch)
+        if mode == "plain":
+            _check_plain(torch)
+        lib = _library.load(library)
+        _connect(lib, options)
+        client = _TorchClient(lib)
+        devices = _served(torch, lib, client)
+        outside = _reserved_before(torch)
+        route, reason = _start(mode, torch, lib, client, devices)
+        route.outside_bytes, route.reason = outside, reason
+        _active = route
+        if outside:
+            warnings.warn(f"vrambroker.torch: {_format_size(outside)} that PyTorch reserved before enable() stay outside of "
+                          "the broker, and of the limit, until PyTorch frees them", stacklevel=2)
+        return status()
+
+
+def disable() -> None:
+    """New memory comes from CUDA again, and torch.cuda answers as before; the cache is emptied. What is in use stays the
+    broker's until it is freed. Without enable(): nothing. Error FAILED_PRECONDITION in mode "plain": PyTorch cannot
+    change its allocator a second time."""
+    global _active
+    with _lock:
+        if _active is None:
+            return
+        _active.stop()
+        _active = None
+
+
+def status() -> Status:
+    """What is routed where."""
+    with _lock:
+        if _active is None:
+            return Status(None, "", "", "", (), 0, ())
+        route = _active
+        served = []
+        for cuda, device in sorted(route.devices.items()):
+            info = route.client.device(device.ordinal)
+            served.append(ServedDevice(cuda, device.ordinal, info.uuid, info.limit_bytes, route.reserved(cuda)))
+        return Status(route.mode, route.reason, route.client.name, route.library.path, tuple(served),
+                      route.outside_bytes, tuple(route.patches.names()))
+
+
+# ---- What must be so ----
+
+
+def _import_torch() -> Any:
+    try:
+        torch = importlib.import_module("torch")
+    except ImportError as error:
+        raise Error(Code.FAILED_PRECONDITION, f"PyTorch cannot be imported: {error}") from error
+    if torch.version.cuda is None:
+        raise Error(Code.FAILED_PRECONDITION,
+                    f"this PyTorch ({torch.__version__}) is built without CUDA: install one that has it")
+    if not torch.cuda.is_available():
+        raise Error(Code.FAILED_PRECONDITION,
+                    "PyTorch sees no GPU: look at nvidia-smi, and at $CUDA_VISIBLE_DEVICES of this process")
+    return torch
+
+
+def _check_settings(torch: Any) -> None:
+    for variable in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        text = os.environ.get(variable, "").replace(" ", "").lower()
+        if "expandable_segments:true" in text or "expandable_segments:1" in text:
+            raise Error(Code.FAILED_PRECONDITION, f"${variable}: with expandable_segments PyTorch gets its memory from the "
+                        "driver past the broker: take expandable_segments out")
+    if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING", "0") not in ("", "0"):
+        raise Error(Code.FAILED_PRECONDITION, "$PYTORCH_NO_CUDA_MEMORY_CACHING: without its cache PyTorch would lease 2 MiB "
+                    "from the daemon for every tensor: unset it")
+    get_backend = getattr(torch.cuda, "get_allocator_backend", None)
+    if get_backend is not None and get_backend() != "native":
+        raise Error(Code.FAILED_PRECONDITION, f"PyTorch's allocator is {get_backend()!r}, not its own: remove backend:... "
+                    "from $PYTORCH_ALLOC_CONF, and what else changes the allocator")
+
+
+def _check_plain(torch: Any) -> None:
+    if not hasattr(torch.cuda.memory, "change_current_allocator"):
+        raise Error(Code.FAILED_PRECONDITION, f"mode \"plain\" needs PyTorch 2.0 or newer; this is {torch.__version__}")
+    if torch.cuda.is_initialized():
+        raise Error(Code.FAILED_PRECONDITION, "mode \"plain\": CUDA is initialised already, and PyTorch cannot change its "
+                    "allocator any more: call enable() before the first use of torch.cuda, or use mode \"segments\"")
+
+
+def _connect(lib: _library.Library, options: _library.Options) -> None:
+    global _connected
+    wanted = tuple(getattr(options, name) for name in
+                   ("socket_dir", "name", "limit", "guarantee", "wait_ms", "alloc_conf", "connect_timeout_ms"))
+    if _connected is not None:
+        if wanted != _connected:
+            raise Error(Code.FAILED_PRECONDITION, "this process has a session already, with other options: limit, guarantee, "
+                        "name, socket_dir, wait and alloc_conf hold until the process ends, even if enable() failed: start the "
+                        "process again to choose others")
+        return
+    lib.check(lib.lib.vrambroker_torch_connect(ctypes.byref(options)))
+    _connected = wanted
+
+
+def _require_gpu(devices: List[Device]) -> None:
+    if not any(device.kind == "cuda" for device in devices):
+        raise Error(Code.FAILED_PRECONDITION, "the daemon serves host memory, not a GPU: start it with --device=cuda "
+                    "(--device=auto takes host memory where it finds no usable GPU, and its log says why)")
+
+
+def _served(torch: Any, lib: _library.Library, client: _TorchClient) -> Dict[int, Device]:
+    devices = client.devices
+    _require_gpu(devices)
+    served: Dict[int, Device] = {}
+    missing: List[Error] = []
+    for cuda in range(torch.cuda.device_count()):
+        ordinal = ctypes.c_int()
+        if lib.lib.vrambroker_torch_device(cuda, ctypes.byref(ordinal)) == 0:
+            served[cuda] = devices[ordinal.value]
+        else:
+            missing.append(lib.last_error())
+    if missing:
+        # PyTorch's allocator is one for all GPUs: those that the daemon does not have would always be out of memory.
+        raise Error(Code.NOT_FOUND, f"{missing[0].message}: the daemon serves the GPUs that it sees: look at its "
+                    "$CUDA_VISIBLE_DEVICES, or hide this one from the process with its own")
+    return served
+
+
+def _reserved_before(torch: Any) -> int:
+    if not torch.cuda.is_initialized():
+        return 0
+    torch.cuda.empty_cache()
+    return sum(torch.cuda.memory_reserved(cuda) for cuda in range(torch.cuda.device_count()))
+
+
+def _start(mode: str, torch: Any, lib: _library.Library, client: _TorchClient,
+           devices: Dict[int, Device]) -> Tuple["_Route", str]:
+    if mode == "pool":
+        return _PoolRoute(torch, lib, client, devices), ""
+    if mode == "plain":
+        return _PlainRoute(torch, lib, client, devices), ""
+    try:
+        return _SegmentsRoute(torch, lib, client, devices), ""
+    except Error as error:
+        if mode == "segments" or error.code not in (Code.UNIMPLEMENTED, Code.NOT_FOUND):
+            raise
+        return _PoolRoute(torch, lib, client, devices), f"mode \"segments\" cannot be had: {error.message}"
+
+
+# ---- Functions of torch.cuda ----
+
+
+class _Patches:
+    """Replaced attributes of PyTorch, by what they were."""
+
+    def __init__(self) -> None:
+        self._replaced: List[Tuple[Any, str, bool, Any]] = []
+
+    def set(self, owner: Any, name: str, value: Any) -> None:
+        own = vars(owner)
+        self._replaced.append((owner, name, name in own, own.get(name)))
+        setattr(owner, name, value)
+
+    def function(self, torch: Any, name: str, value: Callable[..., Any]) -> None:
+        """torch.cuda.memory.NAME, and torch.cuda.NAME, which is the same; none where PyTorch has none."""
+        for owner in (torch.cuda.memory, torch.cuda):
+            if hasattr(owner, name):
+                self.set(owner, name, value)
+
+    def names(self) -> List[str]:
+        found: Dict[str, None] = {}
+        for owner, name, _, _ in self._replaced:
+            if isinstance(owner, types.ModuleType):
+                found[name] = None
+        return sorted(found)
+
+    def restore(self) -> None:
+        while self._replaced:
+            owner, name, had, value = self._replaced.pop()
+            if had:
+                setattr(owner, name, value)
+            else:
+                delattr(owner, name)
+
+
+def _device_index(torch: Any, device: Any) -> int:
+    """PyTorch's ordinal of what its functions take as `device`."""
+    if device is None:
+        return int(torch.cuda.current_device())
+    if isinstance(device, int):
+        return device
+    index = torch.device(device).index
+    return int(torch.cuda.current_device()) if index is None else int(index)
+
+
+def _format_size(size: int) -> str:
+    """As PyTorch's out-of-memory errors write sizes (format_size() in c10/cuda/CUDACachingAllocator.cpp)."""
+    if size <= 1 << 10:
+        return f"{size} bytes"
+    for unit, name in ((1 << 10, "KiB"), (1 << 20, "MiB"), (1 << 30, "GiB")):
+        if size <= unit << 10 or name == "GiB":
+            return f"{size / unit:.2f} {name}"
+    raise AssertionError
+
+
+def _refusals(lib: _library.Library) -> List[_library.TorchRefusal]:
+    """The newest first, of all threads."""
+    found: List[_library.TorchRefusal] = []
+    while True:
+        refusal = _library.TorchRefusal()
+        if lib.lib.vrambroker_torch_last_refusal(len(found), ctypes.byref(refusal)) != 0:
+            return found
+        found.append(refusal)
+
+
+def _explain(lib: _library.Library, text: str) -> str:
+    """What the broker said to the request that an out-of-memory error of PyTorch with this text is about; "" when it was
+    not asked, as when PyTorch keeps to a limit of its own. The exception comes to Python on another thread than the
+    request when autograd ran it; the size in its text is what tells requests apart."""
+    for refusal in _refusals(lib):
+        if f"Tried to allocate {_format_size(refusal.requested_bytes)}." in text:
+            message = refusal.message.decode(errors="replace")
+            if refusal.code == Code.RESOURCE_EXHAUSTED:
+                return message
+            return f"{_library.Error(refusal.code, message)} (so there was no memory to be had from the daemon)"
+    return ""
+
+
+class _Route:
+    """PyTorch's memory on its way from the broker. Constructing it starts it, or changes nothing and raises."""
+
+    mode = ""
+
+    def __init__(self, torch: Any, library: _library.Library, client: _TorchClient, devices: Dict[int, Device]) -> None:
+        self.torch = torch
+        self.library = library
+        self.client = client
+        self.devices = devices  # by PyTorch's ordinal
+        self.patches = _Patches()
+        self.outside_bytes = 0
+        self.reason = ""
+
+    def patch(self) -> None:
+        """What every mode changes."""
+        self.patches.function(self.torch, "mem_get_info", self.mem_get_info)
+        self._patch_out_of_memory()
+
+    def stop(self) -> None:
+        self.patches.restore()
+
+    def _ordinal(self, device: Any) -> int:
+        cuda = _device_index(self.torch, device)
+        if cuda not in self.devices:
+            raise Error(Code.NOT_FOUND, f"no CUDA device {cuda}; there are {len(self.devices)}")
+        return self.devices[cuda].ordinal
+
+    def reserved(self, cuda: int) -> int:
+        return self.client.memory_stats(self.devices[cuda].ordinal)["reserved_bytes.all.current"]
+
+    def allowed(self, cuda: int) -> int:
+        """The broker's limit, or what torch.cuda.set_per_process_memory_fraction() allows if that is less."""
+        limit = self.client.device(self.devices[cuda].ordinal).limit_bytes
+        get_fraction = getattr(self.torch.cuda.memory, "get_per_process_memory_fraction", None)
+        if get_fraction is None or not self.torch.cuda.is_initialized():
+            return limit
+        total = self.torch.cuda.get_device_properties(cuda).total_memory
+        return min(limit, int(get_fraction(cuda) * total))
+
+    def mem_get_info(self, device: Any = None) -> Tuple[int, int]:
+        """torch.cuda.mem_get_info(): (free, total) in bytes of this process's share of the GPU: its limit, and what that
+        leaves beyond what is reserved. Others may take the memory first."""
+        cuda = _device_index(self.torch, device)
+        self._ordinal(cuda)
+        allowed = self.allowed(cuda)
+        return max(0, allowed - self.reserved(cuda)), allowed
+
+    def _patch_out_of_memory(self) -> None:
+        error_type = self.torch.cuda.OutOfMemoryError
+        library = self.library
+        init, text = error_type.__init__, error_type.__str__
+
+        # When an error becomes a Python object, right after the request: later ones would push its reason out.
+        def new_init(self: Any, *arguments: Any) -> None:
+            init(self, *arguments)
+            self.vrambroker = _explain(library, str(arguments[0])) if arguments else ""
+
+        def new_text(self: Any) -> str:
+            reason = getattr(self, "vrambroker", "")
+            return f"{text(self)}\nvrambroker: {reason}" if reason else text(self)
+
+        self.patches.set(error_type, "__init__", new_init)
+        self.patches.set(error_type, "__str__", new_text)
+
+
+class _SegmentsRoute(_Route):
+    mode = "segments"
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.library.check(self.library.lib.vrambroker_torch_serve(None))
+        self.patch()
+
+    def stop(self) -> None:
+        super().stop()
+        self.library.lib.vrambroker_torch_unserve()
+        self.torch.cuda.empty_cache()
+
+
+class _PoolRoute(_Route):
+    mode = "pool"
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        torch = self.torch
+        # Up to 2.7 a pool's allocator was found through a MemPoolContext, which is a thread's: memory of backward threads
+        # would go into the pool, but come from CUDA.
+        missing = [name for name in ("_cuda_beginAllocateToPool", "_cuda_endAllocateToPool", "_cuda_releasePool")
+                   if not hasattr(torch._C, name)]
+        if not hasattr(torch.cuda, "MemPool") or hasattr(torch.cuda.memory, "MemPoolContext") or missing:
+            raise Error(Code.UNIMPLEMENTED, f"mode \"pool\" needs PyTorch 2.8 or newer; this is {torch.__version__}")
+        torch.cuda.init()
+        self._allocator = torch.cuda.memory.CUDAPluggableAllocator(
+            self.library.path, "vrambroker_torch_malloc", "vrambroker_torch_free")
+        self._pools: Dict[int, Any] = {}
+        for cuda in self.devices:
+            self._pools[cuda] = self._begin(cuda)
+        self.patches.function(torch, "empty_cache", self.empty_cache)
+        self.patch()
+
+    def _begin(self, cuda: int) -> Any:
+        with self.torch.cuda.device(cuda):
+            pool = self.torch.cuda.MemPool(self._allocator.allocator())
+        # The destructor of a pool wants nobody else to use it, and ends the process when somebody does; it would run when
+        # the interpreter ends. It never runs: what it does is done by _end().
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
+        self.torch._C._cuda_beginAllocateToPool(cuda, pool.id)
+        return pool
+
+    def _end(self, cuda: int, pool: Any) -> None:
+        self.torch._C._cuda_endAllocateToPool(cuda, pool.id)
+        self.torch._C._cuda_releasePool(cuda, pool.id)  # of _cuda_beginAllocateToPool()
+        self.torch._C._cuda_releasePool(cuda, pool.id)  # of the pool itself: now it may be emptied
+
+    def empty_cache(self) -> None:
+        """torch.cuda.empty_cache(): PyTorch frees only from pools that nobody uses, and so a new pool takes the place of
+        the one in use first. What is allocated in the old one goes back with the first call after it was freed."""
+        with _lock:
+            for cuda, pool in list(self._pools.items()):
+                self._pools[cuda] = self._begin(cuda)
+                self._end(cuda, pool)
+            self.torch._C._cuda_emptyCache()
+
+    def stop(self) -> None:
+        super().stop()
+        for cuda, pool in self._pools.items():
+            self._end(cuda, pool)
+        self._pools.clear()
+        self.torch._C._cuda_emptyCache()
+
+
+class _PlainRoute(_Route):
+    mode = "plain"
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        torch, lib = self.torch, self.library.lib
+        self._fractions: Dict[int, float] = {}
+        allocator = torch.cuda.memory.CUDAPluggableAllocator(
+            self.library.path, "vrambroker_torch_cached_malloc", "vrambroker_torch_cached_free")
+        inner = allocator.allocator()
+        if not hasattr(inner, "set_record_stream_fn"):
+            raise Error(Code.UNIMPLEMENTED, "this PyTorch does not tell an allocator which streams use its memory, "
+                        f"so that it could not be reused safely; it is {torch.__version__}")
+        inner.set_record_stream_fn(ctypes.cast(lib.vrambroker_torch_record_stream, ctypes.c_void_p).value)
+        if hasattr(inner, "set_reset_fn"):
+            inner.set_reset_fn(ctypes.cast(lib.vrambroker_torch_empty_cache, ctypes.c_void_p).value)
+        torch.cuda.memory.change_current_allocator(allocator)
+        self._allocator = allocator
+        for function in (self.empty_cache, self.memory_stats, self.memory_stats_as_nested_dict,
+                         self.reset_peak_memory_stats, self.reset_accumulated_memory_stats,
+                         self.set_per_process_memory_fraction, self.get_per_process_memory_fraction):
+            self.patches.function(torch, function.__name__, function)
+        self.patch()
+
+    def stop(self) -> None:
+        raise Error(Code.FAILED_PRECONDITION, "mode \"plain\" holds until the process ends: PyTorch cannot change its "
+                    "allocator a second time")
+
+    def allowed(self, cuda: int) -> int:
+        limit = self.client.device(self.devices[cuda].ordinal).limit_bytes
+        return min(limit, self._cap(cuda) or limit)
+
+    def _cap(self, cuda: int) -> int:
+        fraction = self._fractions.get(cuda, 1.0)
+        if fraction >= 1.0:
+            return 0
+        return max(1, int(fraction * self.torch.cuda.get_device_properties(cuda).total_memory))
+
+    def empty_cache(self) -> None:
+        """torch.cuda.empty_cache(), of the broker's cache."""
+        self.client.empty_cache()
+
+    def memory_stats(self, device: Any = None) -> Dict[str, int]:
+        """torch.cuda.memory_stats(), of the broker's allocator."""
+        return self.client.memory_stats(self._ordinal(device))
+
+    def memory_stats_as_nested_dict(self, device: Any = None) -> Dict[str, Any]:
+        """torch.cuda.memory_stats_as_nested_dict(), of the broker's allocator."""
+        nested: Dict[str, Any] = {}
+        for key, value in self.memory_stats(device).items():
+            inner = nested
+            *path, last = key.split(".")
+            for part in path:
+                inner = inner.setdefault(part, {})
+            inner[last] = value
+        return nested
+
+    def reset_peak_memory_stats(self, device: Any = None) -> None:
+        """torch.cuda.reset_peak_memory_stats(), of the broker's allocator."""
+        self.client.reset_peak_memory_stats(self._ordinal(device))
+
+    def reset_accumulated_memory_stats(self, device: Any = None) -> None:
+        """torch.cuda.reset_accumulated_memory_stats(), of the broker's allocator; its peaks begin again, too."""
+        self.client.reset_memory_stats(self._ordinal(device))
+
+    def set_per_process_memory_fraction(self, fraction: float, device: Any = None) -> None:
+        """torch.cuda.set_per_process_memory_fraction(): of the GPU's memory; the broker's limit holds as well."""
+        if not isinstance(fraction, float):
+            raise TypeError("Invalid type for fraction argument, must be `float`")
+        if not 0 <= fraction <= 1:
+            raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
+        cuda = _device_index(self.torch, device)
+        self._ordinal(cuda)
+        self._fractions[cuda] = fraction
+        self.library.check(self.library.lib.vrambroker_torch_set_cap(cuda, self._cap(cuda)))
+
+    def get_per_process_memory_fraction(self, device: Any = None) -> float:
+        """torch.cuda.get_per_process_memory_fraction()."""
+        return self._fractions.get(_device_index(self.torch, device), 1.0)

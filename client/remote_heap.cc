@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/remote_heap.h"
+
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "allocator/device.h"
+#include "client/session_client.h"
+#include "proto/heap_convert.h"
+
+namespace vrambroker::client_internal {
+
+absl::StatusOr<Buffer> RemoteHeap::Allocate(uint64_t bytes, Stream stream) {
+  if (bytes == 0) return absl::InvalidArgumentError("bytes: must be 1 or more");
+  if (absl::Status status = session_.CheckUsable(); !status.ok()) return status;
+  absl::StatusOr<Device*> opener = session_.DeviceFor(ordinal());
+  if (!opener.ok()) return opener.status();
+  device_.store(*opener, std::memory_order_release);
+
+  v1::AllocateRequest request;
+  request.set_device(static_cast<uint32_t>(ordinal()));
+  request.set_requested_bytes(bytes);
+  request.set_stream(stream);
+  request.set_wait_ms(session_.wait_ms());
+  const std::shared_ptr<SessionClient::Link> link = session_.link();
+  session_.CountCall();
+  const absl::StatusOr<v1::AllocateResponse> response =
+      link->stream->Allocate(request, session_.options().call_timeout);
+  if (!response.ok()) return response.status();
+  absl::StatusOr<void*> base = mappings_.Open(response->segment_id(), response->segment_bytes(), *opener,
+                                              [&] { return session_.FetchHandle(response->handle()); });
+  if (!base.ok()) {
+    link->stream->FreeLater(response->block_id());
+    return base.status();
+  }
+  {
+    MutexLock lock(mu_);
+    blocks_[response->block_id()] = {.segment = response->segment_id(), .offset = response->offset_bytes()};
+  }
+  return MakeBuffer(response->block_id(), static_cast<char*>(*base) + response->offset_bytes(), bytes,
+                    response->block_bytes());
+}
+
+void RemoteHeap::Free(uint64_t block) {
+  if (session_.IsForked()) return;
+  session_.CountCall();
+  session_.link()->stream->FreeLater(block);
+  MutexLock lock(mu_);
+  blocks_.erase(block);
+}
+
+absl::Status RemoteHeap::FreeAndWait(uint64_t block) {
+  if (absl::Status status = session_.CheckUsable(); !status.ok()) {
+    Free(block);
+    return status;
+  }
+  session_.CountCall();
+  absl::Status status = session_.link()->stream->Free(block, session_.options().call_timeout);
+  MutexLock lock(mu_);
+  blocks_.erase(block);
+  return status;
+}
+
+absl::Status RemoteHeap::RecordStream(uint64_t /*block*/, Stream /*stream*/) {
+  return absl::FailedPreconditionError(
+      "RecordStream: the daemon knows nothing of this process's streams; use Placement::kLeased");
+}
+
+uint64_t RemoteHeap::SegmentOf(uint64_t block) const {
+  MutexLock lock(mu_);
+  return blocks_.at(block).segment;
+}
+
+uint64_t RemoteHeap::OffsetOf(uint64_t block) const {
+  MutexLock lock(mu_);
+  return blocks_.at(block).offset;
+}
+
+absl::StatusOr<void*> RemoteHeap::Malloc(uint64_t bytes, Stream stream) {
+  absl::StatusOr<Buffer> buffer = Allocate(bytes, stream);
+  if (!buffer.ok()) return buffer.status();
+  void* const data = buffer->data();
+  MutexLock lock(mu_);
+  pointers_[data] = *std::move(buffer);
+  return data;
+}
+
+absl::Status RemoteHeap::FreePointer(void* pointer) {
+  Buffer buffer;  // given back without the lock
+  {
+    MutexLock lock(mu_);
+    const auto it = pointers_.find(pointer);
+    if (it == pointers_.end()) return absl::NotFoundError("no block begins there");
+    buffer = std::move(it->second);
+    pointers_.erase(it);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<void*> RemoteHeap::LeaseSegment(uint64_t /*bytes*/) {
+  return absl::FailedPreconditionError("LeaseSegment: this client allocates remotely; use Placement::kLeased");
+}
+
+std::optional<uint64_t> RemoteHeap::SizeOf(const void* pointer) const {
+  MutexLock lock(mu_);
+  const auto it = pointers_.find(const_cast<void*>(pointer));
+  return it == pointers_.end() ? std::nullopt : std::optional<uint64_t>(it->second.size());
+}
+
+absl::StatusOr<uint64_t> RemoteHeap::EmptyCache() {
+  v1::EmptyCacheRequest request;
+  request.set_session_id(session_.session_id());
+  v1::EmptyCacheResponse response;
+  if (absl::Status status = session_.Call(&v1::Broker::Stub::EmptyCache, request, &response); !status.ok()) {
+    return status;
+  }
+  return response.released_bytes();
+}
+
+absl::StatusOr<MemoryStats> RemoteHeap::GetMemoryStats() {
+  v1::GetMemoryStatsRequest request;
+  request.set_session_id(session_.session_id());
+  request.set_device(static_cast<uint32_t>(ordinal()));
+  v1::GetMemoryStatsResponse response;
+  if (absl::Status status = session_.Call(&v1::Broker::Stub::GetMemoryStats, request, &response); !status.ok()) {
+    return status;
+  }
+  return StatsFromProto(response.stats());
+}
+
+absl::Status RemoteHeap::ResetPeakStats(bool accumulated) {
+  v1::ResetPeakStatsRequest request;
+  request.set_session_id(session_.session_id());
+  request.set_device(static_cast<uint32_t>(ordinal()));
+  request.set_accumulated(accumulated);
+  v1::ResetPeakStatsResponse response;
+  return session_.Call(&v1::Broker::Stub::ResetPeakStats, request, &response);
+}
+
+bool RemoteHeap::InUse() {
+  MutexLock lock(mu_);
+  return !blocks_.empty();
+}
+
+}  // namespace vrambroker::client_internal

@@ -1,0 +1,322 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The C library, libvrambroker.so: memory from vrambrokerd, mapped in this process. C11 and C++; -lvrambroker.
+ *
+ *   vrambroker_client* client = NULL;
+ *   if (vrambroker_connect(NULL, &client) != VRAMBROKER_OK) die(vrambroker_last_error_message());
+ *   void* memory = NULL;
+ *   if (vrambroker_malloc(client, 24 << 20, 0, &memory) != VRAMBROKER_OK) die(vrambroker_last_error_message());
+ *   memset(memory, 0, 24 << 20);                   // host device; on cuda a device pointer
+ *   vrambroker_free(client, memory);
+ *   vrambroker_disconnect(client);
+ *
+ * By default the process has a caching allocator of its own, over whole segments leased from the daemon: a request that
+ * the cache can serve makes no call. The daemon still owns, counts and limits every byte. A C++ program may use
+ * vrambroker/client.h instead; a process can use one of the two libraries, not both.
+ *
+ * Units     All sizes are bytes, all times milliseconds.
+ * Errors    Functions return VRAMBROKER_OK or the code of an error; vrambroker_last_error_message() says more. Nothing
+ *           here ends or blocks the process, whatever happens to the daemon. A pointer that an error could not fill is
+ *           set to NULL.
+ * Threads   All functions may be called from any thread, at the same time too, except that nobody may use a client
+ *           during or after its vrambroker_disconnect(). Not from signal handlers, and a thread must not be cancelled
+ *           (pthread_cancel) inside.
+ * fork()    In a child made by fork() after the parent's first vrambroker_connect() every call fails with
+ *           FAILED_PRECONDITION; the parent is not affected. Fork before that, or exec.
+ * Structs   Set struct_size to sizeof: the library fills, or reads, no more than that.
+ */
+#ifndef VRAMBROKER_VRAMBROKER_H_
+#define VRAMBROKER_VRAMBROKER_H_
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+/* Changes when programs have to be compiled anew; libvrambroker.so.N has the number in its name. */
+#define VRAMBROKER_ABI_VERSION 1
+
+#define VRAMBROKER_API __attribute__((visibility("default")))
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- Errors ---- */
+
+/* The codes of gRPC, of which these occur: */
+enum vrambroker_code {
+  VRAMBROKER_OK = 0,
+  VRAMBROKER_UNKNOWN = 2,
+  VRAMBROKER_INVALID_ARGUMENT = 3,    /* of the caller: a wild pointer, freed twice, a limit that is no size */
+  VRAMBROKER_DEADLINE_EXCEEDED = 4,   /* the daemon did not answer in time */
+  VRAMBROKER_NOT_FOUND = 5,           /* no such device */
+  VRAMBROKER_PERMISSION_DENIED = 7,   /* the sockets belong to another user */
+  VRAMBROKER_RESOURCE_EXHAUSTED = 8,  /* no memory: see vrambroker_last_out_of_memory(). What is held stays usable. */
+  VRAMBROKER_FAILED_PRECONDITION = 9, /* the wrong version of something; or a child made by fork() */
+  VRAMBROKER_ABORTED = 10,            /* the session was ended by an operator */
+  VRAMBROKER_OUT_OF_RANGE = 11,       /* outside of a block; a buffer is too small */
+  VRAMBROKER_UNIMPLEMENTED = 12,
+  VRAMBROKER_INTERNAL = 13,
+  VRAMBROKER_UNAVAILABLE = 14 /* no daemon, or it went away. What is held stays usable. */
+};
+
+/* "UNAVAILABLE"; "UNKNOWN" for a number that is no code. */
+VRAMBROKER_API const char* vrambroker_code_name(int code);
+
+/* Of the last call on this thread that failed; successful calls do not change them. Never NULL; the text is valid until
+ * the next call that fails on this thread. */
+VRAMBROKER_API int vrambroker_last_error_code(void);
+VRAMBROKER_API const char* vrambroker_last_error_message(void);
+
+enum vrambroker_cause {
+  VRAMBROKER_CAUSE_UNKNOWN = 0,
+  VRAMBROKER_CAUSE_LIMIT = 1,             /* the session's limit */
+  VRAMBROKER_CAUSE_CAPACITY = 2,          /* others hold the rest of the device */
+  VRAMBROKER_CAUSE_FRAGMENTATION = 3,     /* enough is free, but in no block large enough */
+  VRAMBROKER_CAUSE_LARGER_THAN_DEVICE = 4 /* it will never fit */
+};
+
+/* Why a request was refused. */
+typedef struct vrambroker_out_of_memory {
+  size_t struct_size;
+  int cause; /* enum vrambroker_cause */
+  int device;
+  uint64_t requested_bytes;
+  uint64_t segment_bytes; /* what was asked of the daemon to serve the request */
+  uint64_t limit_bytes;
+  uint64_t reserved_bytes;  /* segments held by this session */
+  uint64_t allocated_bytes; /* handed out of them */
+  uint64_t idle_bytes;
+  uint64_t largest_free_block_bytes;
+  uint64_t device_capacity_bytes;
+  uint64_t device_available_bytes; /* reserved by nobody */
+  char advice[512];
+  uint64_t guarantee_bytes;          /* of this session */
+  uint64_t inactive_split_bytes;     /* of this session: free, in segments that also hold used blocks */
+  uint64_t device_kept_free_bytes;   /* of device_available_bytes: kept for other sessions' guarantees */
+  uint64_t device_idle_bytes;        /* held by the daemon for reuse, leased to nobody */
+  uint64_t device_quarantined_bytes; /* of sessions that disconnected or were ended, until their processes go */
+  uint64_t idle_elsewhere_bytes;     /* reserved by other sessions and not in use */
+  uint64_t waited_ms;                /* milliseconds that the request waited for memory */
+} vrambroker_out_of_memory;
+
+/* OK when the last error on this thread was for want of memory of a device; else NOT_FOUND, which is not remembered as
+ * an error itself. */
+VRAMBROKER_API int vrambroker_last_out_of_memory(vrambroker_out_of_memory* out);
+VRAMBROKER_API const char* vrambroker_cause_name(int cause); /* "LIMIT", ... */
+
+/* ---- Versions ---- */
+
+VRAMBROKER_API int vrambroker_abi_version(void);     /* of the library: its VRAMBROKER_ABI_VERSION */
+VRAMBROKER_API const char* vrambroker_version(void); /* of the library: "0.1.0" */
+
+/* ---- Sessions ---- */
+
+typedef struct vrambroker_client vrambroker_client;
+
+enum vrambroker_placement {
+  VRAMBROKER_LEASED = 0, /* blocks are cut in this process: a request that the cache can serve makes no call */
+  VRAMBROKER_REMOTE = 1  /* every request is a call to the daemon; for programs that allocate rarely */
+};
+
+/* All zero, but for the first two, means all defaults. */
+typedef struct vrambroker_options {
+  size_t struct_size;
+  uint32_t abi_version;   /* VRAMBROKER_ABI_VERSION */
+  uint32_t placement;     /* enum vrambroker_placement */
+  const char* socket_dir; /* NULL: $VRAMBROKER_SOCKET_DIR, or else /run/vrambroker */
+  /* What the session is called in metrics, logs and tools; up to 63 letters, digits and . _ - / : @ characters.
+   * NULL: the command name of this process. */
+  const char* name;
+  /* An upper bound on reserved memory: "512MiB", "536870912", or "0.5", a fraction of each device's capacity.
+   * NULL: what the daemon's policy allows. */
+  const char* limit;
+  /* How the session's allocator works, in PyTorch's syntax: "max_split_size_mb:128". NULL: $PYTORCH_ALLOC_CONF, or else
+   * $PYTORCH_CUDA_ALLOC_CONF. "": the daemon's settings. */
+  const char* alloc_conf;
+  int64_t idle_decay_ms;      /* segments without blocks go back by themselves after so long; 0: never */
+  int64_t connect_timeout_ms; /* 0: 5 s */
+  int64_t call_timeout_ms;    /* 0: 30 s */
+  /* Called on a thread of the library with `context`; must not block or disconnect. */
+  void (*on_lost)(void* context, int code, const char* message); /* each time that the daemon is lost, or NULL */
+  void (*log)(void* context, const char* line);                  /* the daemon lost, or reached again; NULL: stderr */
+  void* context;
+  /* What of each device is to be kept free for this session at all times; as `limit`. NULL: all that the daemon's
+   * policy grants. */
+  const char* guarantee;
+  int64_t wait_ms; /* a request without memory waits so long for others to give some back; at most an hour */
+} vrambroker_options;
+
+#define VRAMBROKER_OPTIONS_INIT \
+  { sizeof(vrambroker_options), VRAMBROKER_ABI_VERSION, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+
+/* `options` NULL: all defaults. FAILED_PRECONDITION when the program was compiled for another abi_version. */
+VRAMBROKER_API int vrambroker_connect(const vrambroker_options* options, vrambroker_client** client);
+/* Ends the session. What has not been given back stays usable, and charged, until the process ends. NULL: nothing. */
+VRAMBROKER_API int vrambroker_disconnect(vrambroker_client* client);
+
+/* OK while the session lives; else why it does not. LEASED: OK again when the daemon, or a new one, has been reached;
+ * memory of an old one stays usable until it is freed. */
+VRAMBROKER_API int vrambroker_status(vrambroker_client* client);
+
+typedef struct vrambroker_session {
+  size_t struct_size;
+  uint64_t session_id;
+  uint64_t calls; /* made to the daemon so far; for benchmarks */
+  char name[128]; /* as the daemon made it unique */
+} vrambroker_session;
+
+VRAMBROKER_API int vrambroker_get_session(vrambroker_client* client, vrambroker_session* out);
+/* What connecting found worth saying: a sentence for each setting of the allocator that has no effect. NULL past the
+ * last one. Valid until the client is disconnected. */
+VRAMBROKER_API const char* vrambroker_warning(vrambroker_client* client, size_t index);
+
+/* ---- Devices ---- */
+
+typedef struct vrambroker_device {
+  size_t struct_size;
+  int ordinal; /* place among the daemon's devices, from 0 */
+  uint64_t total_bytes;
+  uint64_t capacity_bytes; /* what the daemon hands out of it */
+  uint64_t limit_bytes;    /* the session's, now: an operator may change it at any time */
+  char kind[16];           /* "host" or "cuda" */
+  char uuid[64];
+  char name[128];
+} vrambroker_device;
+
+VRAMBROKER_API int vrambroker_device_count(vrambroker_client* client, int* count);
+VRAMBROKER_API int vrambroker_get_device(vrambroker_client* client, int device, vrambroker_device* out);
+
+/* ---- Memory ---- */
+
+/* At least 1 byte. `stream` is the queue of GPU work that the memory is for, a cudaStream_t: memory that was freed
+ * serves its own stream only. Without one: the default stream. */
+VRAMBROKER_API int vrambroker_malloc(vrambroker_client* client, uint64_t bytes, int device, void** pointer);
+VRAMBROKER_API int vrambroker_malloc_stream(vrambroker_client* client, uint64_t bytes, int device, void* stream,
+                                            void** pointer);
+/* INVALID_ARGUMENT when `pointer` is not from vrambroker_malloc() of this client, or was freed: then nothing happens.
+ * NULL: nothing to do. Work on the block's own stream may still be under way. */
+VRAMBROKER_API int vrambroker_free(vrambroker_client* client, void* pointer);
+/* The same for memory that `stream` used last, too: as vrambroker_record_stream() and vrambroker_free(). */
+VRAMBROKER_API int vrambroker_free_stream(vrambroker_client* client, void* pointer, void* stream);
+/* `stream` uses the memory, too: after it is freed it is not reused before the work that was queued on `stream` until
+ * then is done. LEASED only (FAILED_PRECONDITION). */
+VRAMBROKER_API int vrambroker_record_stream(vrambroker_client* client, void* pointer, void* stream);
+
+/* A whole segment, for programs with an allocator of their own; rounded up to 2 MiB. Not cached: a round trip to the
+ * daemon, both ways. LEASED only (FAILED_PRECONDITION). */
+VRAMBROKER_API int vrambroker_lease_segment(vrambroker_client* client, uint64_t bytes, int device, void** pointer);
+/* When it returns, no work on the GPU uses the segment any more, and the daemon has it back. UNAVAILABLE: the daemon is
+ * gone, or gets it when it is reached again; the memory is not yours in any case. */
+VRAMBROKER_API int vrambroker_return_segment(vrambroker_client* client, void* pointer);
+
+/* Copies between ordinary memory and [pointer + offset, pointer + offset + bytes), on any device; done when it returns.
+ * `pointer` as vrambroker_malloc() or vrambroker_lease_segment() gave it. OUT_OF_RANGE outside of the block. */
+VRAMBROKER_API int vrambroker_write(vrambroker_client* client, void* pointer, uint64_t offset, const void* from,
+                                    uint64_t bytes);
+VRAMBROKER_API int vrambroker_read(vrambroker_client* client, const void* pointer, uint64_t offset, void* to,
+                                   uint64_t bytes);
+
+/* Gives wholly free segments back to the daemon; `released_bytes` may be NULL. Waits for streams that still use freed
+ * blocks. */
+VRAMBROKER_API int vrambroker_empty_cache(vrambroker_client* client, uint64_t* released_bytes);
+
+/* ---- Figures ---- */
+
+/* As cudaMemGetInfo(), for this session: `total_bytes` is its limit, `free_bytes` the limit less what is allocated.
+ * Others may have reserved the memory first. */
+VRAMBROKER_API int vrambroker_memory_info(vrambroker_client* client, int device, uint64_t* free_bytes,
+                                          uint64_t* total_bytes);
+
+/* The main ones of torch.cuda.memory_stats(), with its meanings. */
+typedef struct vrambroker_memory_stats {
+  size_t struct_size;
+  uint64_t allocated_bytes; /* in blocks handed out, rounded */
+  uint64_t allocated_bytes_peak;
+  uint64_t reserved_bytes; /* in segments held */
+  uint64_t reserved_bytes_peak;
+  uint64_t active_bytes; /* allocated, or freed and still in use by a stream */
+  uint64_t active_bytes_peak;
+  uint64_t requested_bytes; /* allocated, as asked for */
+  uint64_t requested_bytes_peak;
+  uint64_t inactive_split_bytes; /* free in segments that also hold used blocks */
+  uint64_t allocations;          /* blocks handed out */
+  uint64_t segments;
+  uint64_t num_alloc_retries; /* requests that needed the cache flushed first */
+  uint64_t num_ooms;
+  uint64_t num_device_alloc; /* segments obtained, in all */
+  uint64_t num_device_free;
+} vrambroker_memory_stats;
+
+VRAMBROKER_API int vrambroker_get_memory_stats(vrambroker_client* client, int device, vrambroker_memory_stats* out);
+/* All keys of torch.cuda.memory_stats() as a JSON object, {"active.all.allocated": 12, ...}, with a NUL at its end.
+ * `needed` (may be NULL) is set to the size of buffer that it takes, about 5 KiB. OUT_OF_RANGE when `size` is less;
+ * `buffer` may be NULL when `size` is 0. */
+VRAMBROKER_API int vrambroker_memory_stats_json(vrambroker_client* client, int device, char* buffer, size_t size,
+                                                size_t* needed);
+VRAMBROKER_API int vrambroker_reset_peak_memory_stats(vrambroker_client* client, int device);
+/* The same, and the totals (allocated, freed, num_...) start again at 0. */
+VRAMBROKER_API int vrambroker_reset_memory_stats(vrambroker_client* client, int device);
+
+/* ---- PyTorch ---- */
+
+/*
+ * What the Python package vrambroker.torch is made of (client/python). `stream` is a cudaStream_t, `device` the
+ * process's CUDA ordinal. All share one client of the process, which is never disconnected. NULL when there is no
+ * memory, or no daemon: then vrambroker_last_error_message() says why, and so does a line on stderr, the first time.
+ */
+
+/* Connects that client. FAILED_PRECONDITION when it is connected already. Without it the first use connects, from the
+ * environment alone: VRAMBROKER_SOCKET_DIR, VRAMBROKER_NAME, VRAMBROKER_LIMIT, PYTORCH_ALLOC_CONF. */
+VRAMBROKER_API int vrambroker_torch_connect(const vrambroker_options* options);
+/* That client, for its figures; connects at first use. Do not disconnect it. */
+VRAMBROKER_API int vrambroker_torch_client(vrambroker_client** client);
+/* The daemon's ordinal of a CUDA device of this process, found by UUID. NOT_FOUND when the daemon does not serve it. */
+VRAMBROKER_API int vrambroker_torch_device(int cuda_device, int* device);
+
+/* Whole segments, for a caching allocator: torch.cuda.MemPool, or as vrambroker_torch_serve() does it. */
+VRAMBROKER_API void* vrambroker_torch_malloc(ssize_t size, int device, void* stream);
+VRAMBROKER_API void vrambroker_torch_free(void* pointer, ssize_t size, int device, void* stream);
+
+/* Blocks, for torch.cuda.memory.change_current_allocator(), which asks for every tensor. In a process with PyTorch a
+ * refusal is not NULL, which PyTorch would take for memory, but its C++ exception: torch.cuda.OutOfMemoryError. */
+VRAMBROKER_API void* vrambroker_torch_cached_malloc(ssize_t size, int device, void* stream);
+VRAMBROKER_API void vrambroker_torch_cached_free(void* pointer, ssize_t size, int device, void* stream);
+/* As vrambroker_record_stream() and vrambroker_empty_cache(). */
+VRAMBROKER_API void vrambroker_torch_record_stream(void* pointer, void* stream);
+VRAMBROKER_API void vrambroker_torch_empty_cache(void);
+/* What vrambroker_torch_cached_malloc() hands out on a device at most, in bytes as asked for; 0: what the limit allows.
+ * NOT_FOUND for no device of a process. */
+VRAMBROKER_API int vrambroker_torch_set_cap(int device, uint64_t bytes);
+
+/*
+ * From now on the calls of cudaMalloc(), cudaFree() and cudaMemGetInfo() that one library of this process makes are
+ * answered with vrambroker_torch_malloc() and vrambroker_torch_free(), on every thread; other libraries' are not.
+ * `library` is the beginning of its file name; NULL: "libc10_cuda.so", PyTorch's caching allocator. What it got before
+ * stays as it is. cudaMemGetInfo() tells the session's limit, and what it leaves. NOT_FOUND when the library is not
+ * loaded; UNIMPLEMENTED when its calls cannot be had: a CUDA runtime linked into it. One library in a process.
+ */
+VRAMBROKER_API int vrambroker_torch_serve(const char* library);
+/* New memory comes from CUDA again; what came from the daemon goes back to it when it is freed. */
+VRAMBROKER_API void vrambroker_torch_unserve(void);
+
+/* A request that one of the functions above refused, on whatever thread. */
+typedef struct vrambroker_torch_refusal {
+  size_t struct_size;
+  uint64_t number; /* 1 for the first of the process, then counted up */
+  uint64_t requested_bytes;
+  int device; /* CUDA's */
+  int code;   /* enum vrambroker_code */
+  char message[2048];
+  vrambroker_out_of_memory out_of_memory; /* all zero when it was not for want of memory */
+} vrambroker_torch_refusal;
+
+/* `index` 0: the last one, 1: the one before. NOT_FOUND when there was none, or it is more than 15 back; that is not
+ * remembered as an error. */
+VRAMBROKER_API int vrambroker_torch_last_refusal(size_t index, vrambroker_torch_refusal* out);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* VRAMBROKER_VRAMBROKER_H_ */

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/vramctl/overview.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "proto/admin_json.h"
+
+namespace vrambroker::vramctl {
+namespace {
+
+// The sum of a figure over all sessions.
+template <typename Figure>
+uint64_t SumOn(const Overview& overview, const v1::Device& device, const Figure& figure) {
+  uint64_t sum = 0;
+  for (const v1::Session& session : overview.sessions.sessions()) {
+    for (const v1::SessionDevice& held : session.devices()) {
+      if (held.device() == device.ordinal()) sum += figure(held.stats());
+    }
+  }
+  return sum;
+}
+
+uint64_t Less(uint64_t bytes, uint64_t taken) {
+  return bytes - std::min(bytes, taken);
+}
+
+// What a session has of each part, without what is free. Its figures may be a second older than `reserved_bytes`: what
+// they say beyond it is not believed, so that no bar is longer than what is held.
+PartBytes Held(const v1::SessionDevice& device) {
+  const v1::MemoryStats& stats = device.stats();
+  uint64_t left = device.reserved_bytes();
+  const auto take = [&left](uint64_t bytes) {
+    const uint64_t taken = std::min(bytes, left);
+    left -= taken;
+    return taken;
+  };
+  const uint64_t allocated = stats.allocated_bytes().all().current();
+  PartBytes parts;
+  parts[Part::kAllocated] = take(allocated);
+  parts[Part::kPending] = take(Less(stats.active_bytes().all().current(), allocated));
+  parts[Part::kIdle] = take(device.idle_bytes());
+  parts[Part::kFragmented] = left;
+  return parts;
+}
+
+}  // namespace
+
+uint64_t AllocatedBytes(const Overview& overview, const v1::Device& device) {
+  return SumOn(overview, device, [](const v1::MemoryStats& stats) { return stats.allocated_bytes().all().current(); });
+}
+
+PartBytes PartsOf(const v1::SessionDevice& device) {
+  PartBytes parts = Held(device);
+  parts[Part::kFree] = Less(device.limit_bytes(), device.reserved_bytes());
+  return parts;
+}
+
+PartBytes PartsOf(const Overview& overview, const v1::Device& device) {
+  PartBytes parts;
+  for (const v1::Session& session : overview.sessions.sessions()) {
+    for (const v1::SessionDevice& held : session.devices()) {
+      if (held.device() != device.ordinal()) continue;
+      if (session.state() == v1::SESSION_STATE_ACTIVE) {
+        parts.Add(Held(held));
+      } else {
+        parts[Part::kQuarantined] += held.reserved_bytes();
+      }
+    }
+  }
+  for (const v1::ListQuarantineResponse::Holding& holding : overview.quarantine.holdings()) {
+    if (holding.device() == device.ordinal()) parts[Part::kQuarantined] += holding.bytes();
+  }
+  parts[Part::kIdle] += device.idle_bytes();
+  parts[Part::kFree] = Less(device.capacity_bytes(), parts.Sum());
+  return parts;
+}
+
+nlohmann::ordered_json DevicesJson(const Overview& overview) {
+  nlohmann::ordered_json devices = nlohmann::ordered_json::array();
+  for (const v1::Device& device : overview.devices.devices()) {
+    const uint64_t inactive_split = SumOn(
+        overview, device, [](const v1::MemoryStats& stats) { return stats.inactive_split_bytes().all().current(); });
+    devices.push_back(ToJson(device, {.allocated_bytes = AllocatedBytes(overview, device),
+                                      .inactive_split_bytes = inactive_split,
+                                      .quarantined_bytes = PartsOf(overview, device)[Part::kQuarantined]}));
+  }
+  return devices;
+}
+
+}  // namespace vrambroker::vramctl

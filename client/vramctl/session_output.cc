@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/vramctl/session_output.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "allocator/bytes.h"
+#include "allocator/memory_stats.h"
+#include "proto/admin_json.h"
+
+namespace vrambroker::vramctl {
+
+double Fragmentation(const v1::SessionDevice& device) {
+  return FragmentationRatio(device.stats().allocated_bytes().all().current(), device.reserved_bytes());
+}
+
+const char* StateOn(const v1::Session& session, const v1::SessionDevice& device) {
+  return IsOverLimit(device) ? "over limit" : StateName(session.state());
+}
+
+bool IsOverLimit(const v1::SessionDevice& device) {
+  return device.reserved_bytes() > device.limit_bytes();
+}
+
+std::string Waiting(const v1::SessionDevice& device) {
+  if (device.waiting().empty()) return "-";
+  const v1::WaitingRequest& first = device.waiting(0);
+  const absl::Duration waited = absl::Milliseconds(static_cast<int64_t>(first.waited_ms()));
+  return absl::StrCat(FormatBytes(first.bytes()), first.guarantee() ? " as guarantee" : "", " for ",
+                      absl::FormatDuration(waited), " (place ", first.place(), ")",
+                      device.waiting_size() > 1 ? absl::StrCat(" and ", device.waiting_size() - 1, " more") : "");
+}
+
+}  // namespace vrambroker::vramctl

@@ -1,0 +1,123 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Makes one tarball that runs on any x86-64 Linux with glibc 2.36 or newer, with nothing installed, GPU or not: daemon,
+# tools, C library, Python package, GPU tests, and every shared library that they need but the C library's own.
+# The same sources and packages give the same bytes.
+#
+#   --build-dir DIR    bundle this build, as it is; build nothing (default: build build/release first)
+#   --output FILE      where to write it (default: build/vrambroker-VERSION-linux-x86_64.tar.gz)
+set -euo pipefail
+newest_glibc=2.36
+
+source_dir=$(cd "$(dirname "$0")/.." && pwd)
+build_dir="" output=""
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --build-dir) build_dir=${2:?--build-dir needs a folder}; shift ;;
+    --output) output=$(realpath -m "${2:?--output needs a file}"); shift ;;
+    -h|--help) sed -n '4,9s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    *) echo "bundle.sh: unknown option '$1'; see --help" >&2; exit 2 ;;
+  esac
+  shift
+done
+fail() { echo "bundle.sh: $*" >&2; exit 1; }
+for tool in cmake ldd objdump dpkg-query; do
+  command -v $tool > /dev/null || fail "needs $tool: bundles are made on Debian 12, with the packages of deploy/packages.sh"
+done
+
+if [ -z "$build_dir" ]; then
+  build_dir=$source_dir/build/release
+  "$source_dir/deploy/packages.sh" build
+  (cd "$source_dir" && cmake --preset release > /dev/null && cmake --build --preset release --target bundle_programs gpu_test_programs)
+fi
+[ -f "$build_dir/CMakeCache.txt" ] || fail "$build_dir is no build folder: it has no CMakeCache.txt"
+grep -q '^VRAMBROKER_SANITIZER:STRING=$' "$build_dir/CMakeCache.txt" || fail "$build_dir was built with sanitizers"
+if grep -q '^VRAMBROKER_CUDART:STRING=substitute$' "$build_dir/CMakeCache.txt"; then
+  fail "$build_dir was built with the tests' substitute for the CUDA runtime"
+fi
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+# vrambrokerd 0.1.0 (0123456789ab)
+read -r _ version revision < <("$build_dir/server/vrambrokerd" --version)
+revision=${revision//[()]/}
+name=vrambroker-$version-linux-x86_64
+output=${output:-$source_dir/build/$name.tar.gz}
+tree=$work/$name
+for component in Unspecified bundle; do
+  cmake --install "$build_dir" --prefix "$tree" --strip --component $component > /dev/null
+done
+[ -d "$tree/lib" ] || fail "$build_dir installs libraries elsewhere than in lib/: configure it with a prefix other than /usr"
+# Tests look for all programs in one folder.
+ln -s ../../../bin/vrambrokerd ../../../bin/vramctl "$tree/tests/gpu/bin/"
+
+mapfile -t own < <(find "$tree/bin" "$tree/lib" "$tree/tests/gpu/bin" -type f | sort)  # what finds its libraries by itself
+# NAME PATH of each library that they load, the C library's own left out: those must be the system's.
+loaded() {
+  ldd "${own[@]}" 2> /dev/null | awk '$2 == "=>" { print $1, $3 }' | sort -u \
+    | grep -vE '^(ld-linux-x86-64|libc|libm|libdl|librt|libpthread|libresolv|libutil|libanl)[.]so[.]'
+}
+
+# ---- Shared libraries ----
+loaded > "$work/needed"
+if grep ' not$' "$work/needed"; then fail "these libraries are missing"; fi
+packages=(nlohmann-json3-dev libspdlog-dev libgtest-dev libgmock-dev zlib1g)  # inside of our programs
+mkdir -p "$tree/share/licenses"
+while read -r soname path; do
+  if [[ $path == "$tree"/* ]]; then continue; fi
+  cp -L "$path" "$tree/lib/$soname"
+  chmod 644 "$tree/lib/$soname"
+  package=$(dpkg-query -S "$(realpath "$path")" 2> /dev/null || dpkg-query -S "$(realpath "$path" | sed 's|^/usr||')" 2> /dev/null) \
+    || fail "$path is of no package, so its licence is unknown"
+  packages+=("${package%%:*}")
+done < "$work/needed"
+
+# ---- Licences ----
+for package in $(printf '%s\n' "${packages[@]}" | sort -u); do
+  copyright=/usr/share/doc/$package/copyright
+  [ -f $copyright ] || fail "$copyright is missing: the licence of $package"
+  install -D -m 644 "$(realpath $copyright)" "$tree/share/licenses/$package/copyright"
+done
+# Texts that those files only refer to.
+grep -rhoE '/usr/share/common-licenses/[A-Za-z0-9.-]*[A-Za-z0-9]' "$tree/share/licenses" | sort -u | while read -r text; do
+  if [ -f "$text" ]; then install -D -m 644 "$(realpath "$text")" "$tree/share/licenses/common-licenses/${text##*/}"; fi
+done
+install -m 644 "$source_dir/LICENSE" "$tree/share/licenses/vrambroker"
+if grep -q cudaMalloc "$tree/bin/vrambrokerd"; then
+  cuda=$(sed -n 's/^VRAMBROKER_CUDA_VERSION:INTERNAL=//p' "$build_dir/CMakeCache.txt")
+  cat > "$tree/share/licenses/nvidia-cuda-runtime" <<END
+The programs contain NVIDIA's CUDA runtime (cudart_static, toolkit $cuda), linked statically. NVIDIA's End User License
+Agreement for the CUDA Toolkit, attachment A, names it among the parts that may be distributed with an application:
+https://docs.nvidia.com/cuda/eula/. Nothing of NVIDIA's driver (libcuda, libnvidia-ml) is in here.
+END
+fi
+[ -n "${cuda:-}" ] || echo "bundle.sh: warning: $build_dir was built without CUDA: this bundle serves no GPU" >&2
+[ -f "$tree/tests/gpu/bin/gpu_probe" ] \
+  || echo "bundle.sh: warning: $build_dir was built without nvcc: this bundle lacks the GPU programs of tests/gpu" >&2
+
+# ---- Everything is there, and nothing needs a newer C library ----
+if loaded | grep -vF " $tree/"; then fail "these libraries would come from outside of the bundle"; fi
+find "$tree/bin" "$tree/lib" "$tree/tests/gpu/bin" -type f > "$work/elf"
+needs=$(xargs objdump -T < "$work/elf" | grep -oE 'GLIBC_[0-9.]+' | sort -Vu | tail -n 1)
+[ "$(printf '%s\n' "${needs#GLIBC_}" $newest_glibc | sort -V | tail -n 1)" = $newest_glibc ] \
+  || fail "something needs $needs, newer than $newest_glibc: $(while read -r file; do objdump -T "$file" | grep -q "$needs" && echo "${file#"$tree"/}"; done < "$work/elf")"
+
+# ---- One file, always the same ----
+epoch=$(git -C "$source_dir" log -1 --format=%ct 2> /dev/null || echo 0)
+cat > "$tree/MANIFEST" <<END
+name: vrambroker
+version: $version
+revision: $revision
+date: $(date -u -d "@$epoch" +%Y-%m-%dT%H:%M:%SZ)
+machine: x86_64 Linux, glibc ${needs#GLIBC_} or newer
+cuda: ${cuda:-none}
+libraries from: $(. /etc/os-release; echo "$PRETTY_NAME")
+files:
+$(cd "$tree" && find . -type f ! -name MANIFEST -printf '%P\n' | LC_ALL=C sort | xargs sha256sum)
+END
+mkdir -p "$(dirname "$output")"
+tar -C "$work" --sort=name --mtime="@$epoch" --owner=0 --group=0 --numeric-owner --mode=u+rwX,go+rX,go-w -cf - "$name" \
+  | gzip -n > "$output.part"
+mv "$output.part" "$output"
+echo "$output: $(($(stat -c %s "$output") >> 10)) KiB, $(du -sm "$tree" | cut -f1) MiB unpacked, needs glibc ${needs#GLIBC_}"

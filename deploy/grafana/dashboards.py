@@ -1,0 +1,638 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the dashboards of dashboards/: run it after every change here. The test `dashboards_files` fails when somebody forgot.
+
+Every panel has a title, a description that needs no knowledge of the code, and a unit. Queries use only the variables below,
+and are made so that they never give NaN: shares divide by what is above zero, and quantiles end in `>= 0`, which leaves out
+the times at which nothing was measured.
+"""
+import json
+import pathlib
+
+FOLDER = pathlib.Path(__file__).parent / "dashboards"
+DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+
+# What queries select: DAEMON for series of the daemon, DEVICE for those of a device, TENANT, SESSION for those of a session.
+DAEMON = 'job=~"$job", instance=~"$instance"'
+DEVICE = DAEMON + ', gpu=~"$gpu"'
+TENANT = DEVICE + ', tenant=~"$tenant"'
+SESSION = TENANT + ', client=~"$client"'
+
+# Lower bounds of the classes by size of free blocks, and how people say them.
+SIZES = [("512", "below 4 KiB"), ("4096", "4 to 32 KiB"), ("32768", "32 to 256 KiB"), ("262144", "256 KiB to 2 MiB"),
+         ("2097152", "2 to 16 MiB"), ("16777216", "16 to 128 MiB"), ("134217728", "128 MiB to 1 GiB"),
+         ("1073741824", "1 GiB and more")]
+
+# Colours that say something: green is in use, red is what nobody can use.
+STATES = {"used": "green", "held by sessions, not used": "yellow", "idle": "blue", "quarantined": "purple", "not taken": "#555560"}
+PARTS = {"asked for": "green", "rounding": "dark-yellow", "waiting for a stream": "purple", "free, beside used blocks": "red",
+         "whole free segments": "blue"}
+PIECES = dict(zip([name for _, name in SIZES], ["dark-red", "red", "dark-orange", "orange", "yellow", "light-blue", "blue",
+                                                "dark-blue"]))
+REASONS = {"limit": "yellow", "capacity": "orange", "fragmentation": "red", "larger_than_device": "purple"}
+
+BY_DEVICE = "gpu {{gpu}} on {{instance}}"
+BY_SESSION = "{{client}} gpu {{gpu}}"
+
+
+def thresholds(*steps):
+    """steps: (lower bound or None, colour), from low to high."""
+    return {"mode": "absolute", "steps": [{"value": value, "color": color} for value, color in steps]}
+
+
+GREEN = thresholds((None, "green"))
+NEUTRAL = thresholds((None, "text"))
+ANY_IS_BAD = thresholds((None, "green"), (1, "red"))
+ANY_IS_NOTABLE = thresholds((None, "green"), (1, "orange"))
+USAGE = thresholds((None, "green"), (0.8, "yellow"), (0.9, "orange"), (0.97, "red"))
+FRAGMENTATION = thresholds((None, "green"), (0.2, "yellow"), (0.3, "orange"), (0.5, "red"))
+CELLS = {"unit": "none", "thresholds": NEUTRAL,
+         "custom": {"align": "auto", "cellOptions": {"type": "auto"}, "inspect": False, "minWidth": 60}}
+LINE_AT_30 = thresholds((None, "transparent"), (0.3, "orange"))
+LINE_AT_50 = thresholds((None, "transparent"), (0.5, "orange"))
+
+
+def query(expr, legend="", instant=False):
+    return {"expr": expr, "legendFormat": legend or "__auto", "instant": instant, "range": not instant,
+            "editorMode": "code", "datasource": DATASOURCE}
+
+
+def now(expr, legend=""):
+    """A query for the end of the time range only."""
+    return query(expr, legend, instant=True)
+
+
+def quantile(q, of, by="", select=DAEMON):
+    """The quantile of a histogram over the last moments; nothing where nothing was measured."""
+    labels = "le, " + by if by else "le"
+    return f"histogram_quantile({q}, sum by ({labels}) (rate({of}_bucket{{{select}}}[$__rate_interval]))) >= 0"
+
+
+def rate(of, by="", select=DAEMON):
+    return f"sum by ({by}) (rate({of}{{{select}}}[$__rate_interval]))"
+
+
+def increase(of, by="", select=DAEMON):
+    return f"sum by ({by}) (increase({of}{{{select}}}[$__rate_interval]))"
+
+
+class Dashboard:
+    """Panels are laid out from left to right in rows of 24 columns."""
+
+    def __init__(self, uid, title, description, variables, links):
+        self.json = {
+            "uid": uid, "title": title, "description": description, "tags": ["vrambroker"], "schemaVersion": 39,
+            "version": 1, "editable": True, "graphTooltip": 1, "refresh": "30s", "timezone": "browser",
+            "time": {"from": "now-3h", "to": "now"}, "links": links, "annotations": {"list": []},
+            "templating": {"list": variables}, "panels": []}
+        self._x = self._y = self._height = 0
+
+    def annotate(self, name, expr, color, title):
+        self.json["annotations"]["list"].append(
+            {"name": name, "datasource": DATASOURCE, "enable": True, "hide": False, "iconColor": color, "expr": expr,
+             "titleFormat": title, "step": "15s"})
+
+    def row(self, title):
+        self._end_line()
+        self._add({"type": "row", "title": title, "collapsed": False, "panels": []}, 24, 1)
+
+    def stat(self, title, description, expr, unit="none", colors=GREEN, width=3, share=False, decimals=None):
+        """One number. share: of 1, drawn as a percentage."""
+        options = {"reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False}, "colorMode": "value",
+                   "graphMode": "area", "textMode": "auto", "justifyMode": "auto", "orientation": "auto",
+                   "wideLayout": True, "showPercentChange": False, "percentChangeColorMode": "standard"}
+        defaults = {"unit": unit, "thresholds": colors}
+        if share:
+            defaults.update(unit="percentunit", min=0, max=1, decimals=1)
+        if decimals is not None:
+            defaults["decimals"] = decimals
+        self._panel("stat", title, description, [query(expr)], defaults, options, width, 4)
+
+    def bars_now(self, title, description, expr, legend, width=6, height=8, colors=USAGE):
+        """Shares of 1, one bar for each series, as of now."""
+        options = {"reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False}, "valueMode": "color",
+                   "namePlacement": "auto", "showUnfilled": True, "sizing": "auto", "minVizWidth": 8, "minVizHeight": 16,
+                   "maxVizHeight": 60, "orientation": "horizontal", "displayMode": "basic",
+                   "legend": {"showLegend": False, "displayMode": "list", "placement": "bottom", "calcs": []}}
+        defaults = {"unit": "percentunit", "min": 0, "max": 1, "decimals": 1, "thresholds": colors}
+        self._panel("bargauge", title, description, [now(expr, legend)], defaults, options, width, height)
+
+    def series(self, title, description, targets, unit, width=8, height=8, colors=GREEN, share=False, stacked=False,
+               events=False, paint=None):
+        """Lines over time. share: of 1. stacked: areas on top of each other. events: bars, for things that happen. paint: the
+        colours of series by name, where they say something."""
+        style = {"drawStyle": "bars" if events else "line", "lineWidth": 1 if stacked or events else 2,
+                 "fillOpacity": 70 if events else 35 if stacked else 0, "showPoints": "never"}
+        if stacked or events:
+            style["stacking"] = {"mode": "normal", "group": "A"}
+        if colors is not GREEN:
+            style["thresholdsStyle"] = {"mode": "line"}
+        defaults = {"unit": unit, "min": 0, "thresholds": colors, "custom": style}
+        if share:
+            defaults.update(unit="percentunit", max=1)
+        # Figures beside the names take room that only large panels have.
+        small = width < 10
+        legend = {"displayMode": "list" if small else "table", "showLegend": True,
+                  "placement": "right" if width >= 10 and (stacked or len(targets) > 3) else "bottom",
+                  "calcs": [] if small else ["lastNotNull", "max"]}
+        options = {"legend": legend,
+                   "tooltip": {"mode": "multi", "sort": "desc"}}
+        overrides = [{"matcher": {"id": "byName", "options": name},
+                      "properties": [{"id": "color", "value": {"mode": "fixed", "fixedColor": color}}]}
+                     for name, color in (paint or {}).items()]
+        self._panel("timeseries", title, description, targets, defaults, options, width, height, overrides=overrides)
+
+    def table(self, title, description, keys, columns, sort_by, height=9, link_session=False):
+        """One line for each combination of `keys` (label: what the column is called), with a column for each of `columns`:
+        (title, query, unit)."""
+        renamed = dict(keys)
+        overrides, targets = [], []
+        for i, (name, expr, unit) in enumerate(columns):
+            targets.append({**now(expr), "format": "table"})
+            renamed[f"Value #{chr(ord('A') + i)}"] = name
+            properties = [{"id": "unit", "value": unit}]
+            if unit == "percentunit":
+                properties += [{"id": "custom.cellOptions", "value": {"type": "gauge", "mode": "basic"}},
+                               {"id": "min", "value": 0}, {"id": "max", "value": 1},
+                               {"id": "thresholds", "value": USAGE if name == "Of limit" else FRAGMENTATION}]
+            overrides.append({"matcher": {"id": "byName", "options": name}, "properties": properties})
+        overrides.append({"matcher": {"id": "byName", "options": keys["instance"]},
+                          "properties": [{"id": "custom.width", "value": 150}]})
+        if link_session:
+            overrides.append({"matcher": {"id": "byName", "options": keys["client"]}, "properties": [
+                {"id": "links", "value": [{
+                    "title": "This session in detail",
+                    "url": "/d/vrambroker-session?${datasource:queryparam}&${job:queryparam}&${instance:queryparam}"
+                           "&${gpu:queryparam}&var-client=${__value.raw}&${__url_time_range}"}]}]})
+        order = {name: i for i, name in enumerate(list(keys) + [f"Value #{chr(ord('A') + i)}" for i in range(len(columns))])}
+        transformations = [{"id": "merge", "options": {}},
+                           {"id": "organize", "options": {"excludeByName": {"Time": True}, "indexByName": order,
+                                                          "renameByName": renamed}}]
+        options = {"frameIndex": 0, "showHeader": True, "cellHeight": "sm",
+                   "sortBy": [{"displayName": sort_by, "desc": True}]}
+        self._panel("table", title, description, targets, CELLS, options, 24, height,
+                    overrides=overrides, transformations=transformations)
+
+    def identities(self, title, description, expr, labels, width=12, height=6):
+        """A table of an _info metric: `labels` (label: what the column is called)."""
+        order = {name: i for i, name in enumerate(labels)}
+        transformations = [{"id": "filterFieldsByName", "options": {"include": {"names": list(labels)}}},
+                           {"id": "organize", "options": {"excludeByName": {}, "indexByName": order, "renameByName": labels}}]
+        self._panel("table", title, description, [{**now(expr), "format": "table"}], CELLS,
+                    {"frameIndex": 0, "showHeader": True, "cellHeight": "sm"}, width, height, transformations=transformations)
+
+    def _panel(self, kind, title, description, targets, defaults, options, width, height, overrides=None, **more):
+        targets = [{"refId": chr(ord("A") + i), **target} for i, target in enumerate(targets)]
+        self._add({"type": kind, "title": title, "description": description, "datasource": DATASOURCE, "targets": targets,
+                   "fieldConfig": {"defaults": defaults, "overrides": overrides or []}, "options": options, **more},
+                  width, height)
+
+    def _add(self, panel, width, height):
+        if self._x + width > 24:
+            self._end_line()
+        panel = {"id": len(self.json["panels"]) + 1, **panel,
+                 "gridPos": {"x": self._x, "y": self._y, "w": width, "h": height}}
+        self.json["panels"].append(panel)
+        self._x += width
+        self._height = max(self._height, height)
+
+    def _end_line(self):
+        self._y += self._height
+        self._x = self._height = 0
+
+    def text(self):
+        return json.dumps(self.json, indent=2) + "\n"
+
+
+# ---- What both have ----
+
+
+def variable(name, label, values):
+    return {"name": name, "type": "query", "label": label, "datasource": DATASOURCE, "definition": values,
+            "query": {"qryType": 1, "query": values, "refId": "values"}, "refresh": 2, "sort": 1, "multi": True,
+            "includeAll": True, "allValue": ".*", "current": {"text": "All", "value": "$__all"}, "hide": 0, "options": []}
+
+
+VARIABLES = [
+    {"name": "datasource", "type": "datasource", "label": "Data source", "query": "prometheus", "refresh": 1, "hide": 0,
+     "current": {"text": "", "value": ""}, "options": [], "multi": False, "includeAll": False},
+    variable("job", "Job", "label_values(vrambroker_build_info, job)"),
+    variable("instance", "Daemon", 'label_values(vrambroker_build_info{job=~"$job"}, instance)'),
+    variable("gpu", "Device", f"label_values(vrambroker_device_capacity_bytes{{{DAEMON}}}, gpu)"),
+    variable("tenant", "Tenant", f"label_values(vrambroker_tenant_sessions{{{DEVICE}}}, tenant)"),
+]
+SESSION_VARIABLE = variable("client", "Session", f"label_values(vrambroker_client_limit_bytes{{{TENANT}}}, client)")
+
+
+def link(title, uid):
+    return {"title": title, "type": "link", "url": "/d/" + uid, "icon": "dashboard", "tooltip": title, "tags": [],
+            "keepTime": True, "includeVars": True, "targetBlank": False, "asDropdown": False}
+
+
+def annotate_daemon(board):
+    board.annotate("Daemon started", f"changes(process_start_time_seconds{{{DAEMON}}}[$__rate_interval]) > 0", "blue",
+                   "{{instance}} started anew: all clients lost their memory")
+    board.annotate("Alerts", 'ALERTS{alertname=~"Vrambroker.*", alertstate="firing"}', "orange", "{{alertname}}")
+
+
+def sessions_table(board, title, select, sort_by, height):
+    by = "sum by (client, tenant, instance, gpu)"
+    board.table(
+        title,
+        "One line for each session and device. Limit: the most it may hold. Guarantee: what is kept free for it. "
+        "Reserved: what it holds. Allocated: what of that its program uses. Idle: whole segments that it could give "
+        "back at once. Fragmentation: the share of the reserved memory that is in no use. Refused: requests without "
+        "memory in the last hour.",
+        {"client": "Session", "tenant": "Tenant", "instance": "Daemon", "gpu": "Device"},
+        [("Reserved", f"{by} (vrambroker_client_reserved_bytes{{{select}}})", "bytes"),
+         ("Limit", f"{by} (vrambroker_client_limit_bytes{{{select}}})", "bytes"),
+         ("Of limit", f"{by} (gpu_client:vrambroker_limit_usage:ratio{{{select}}})", "percentunit"),
+         ("Guarantee", f"{by} (vrambroker_client_guarantee_bytes{{{select}}})", "bytes"),
+         ("Allocated", f"{by} (vrambroker_client_allocated_bytes{{{select}}})", "bytes"),
+         ("Idle", f"{by} (vrambroker_client_idle_bytes{{{select}}})", "bytes"),
+         ("Fragmentation", f"{by} (vrambroker_client_fragmentation_ratio{{{select}}})", "percentunit"),
+         ("Waiting", f"{by} (vrambroker_client_waiting_requests{{{select}}})", "none"),
+         # Without the last part, sessions that have ended would stay for an hour.
+         ("Refused", f"round({by} (increase(vrambroker_client_ooms_total{{{select}}}[1h])))"
+                     f" and {by} (vrambroker_client_limit_bytes{{{select}}})", "none")],
+        sort_by, height, link_session=True)
+
+
+def free_blocks(title, whose, metric, select, width):
+    return (title,
+            f"Free memory inside the segments {whose}, by the size of the free blocks. Much memory in the large classes is cache "
+            "that the next large request can use; much in the small ones is fragmentation: it is there, and no large "
+            "request fits.",
+            [query(f'sum({metric}{{{select}, size="{size}"}})', name) for size, name in SIZES], "bytes", width)
+
+
+ANATOMY = ("All that the sessions hold, from useful to useless. Asked for: what programs asked for. Rounding: lost to "
+           "block sizes. Waiting for a stream: freed, but the GPU may still use it. Beside used blocks: free, but it "
+           "cannot be given back: fragmentation. Whole free segments: cache that others can have.")
+
+
+def anatomy(total, held="reserved_bytes"):
+    """The queries of ANATOMY; total: the query for the sum of a figure; held: the figure that they add up to."""
+    return [query(total("requested_bytes"), "asked for"),
+            query(f"clamp_min({total('allocated_bytes')} - {total('requested_bytes')}, 0)", "rounding"),
+            query(f"clamp_min({total('active_bytes')} - {total('allocated_bytes')}, 0)", "waiting for a stream"),
+            query(total("inactive_split_bytes"), "free, beside used blocks"),
+            query(f"clamp_min({total(held)} - {total('active_bytes')} - {total('inactive_split_bytes')}, 0)",
+                  "whole free segments")]
+
+
+# ---- GPU memory overview ----
+
+
+def overview():
+    board = Dashboard(
+        "vrambroker-overview", "vrambroker: GPU memory overview",
+        "Who holds the memory of the GPUs, how much of it is idle or fragmented, who waits, who was refused and why.",
+        VARIABLES, [link("Session and fragmentation", "vrambroker-session")])
+    annotate_daemon(board)
+    board.annotate("Out of memory", increase("vrambroker_device_ooms_total", "instance, gpu, reason", DEVICE) + " > 0", "red",
+                   "Refused on gpu {{gpu}} of {{instance}}: {{reason}}")
+
+    board.row("At a glance")
+    board.stat("Daemons serving",
+               "Daemons that take new sessions. One that is down, or draining before its end, does not "
+                                  "count.",
+               f"sum(vrambroker_ready{{{DAEMON}}})", colors=thresholds((None, "red"), (1, "green")))
+    board.stat("Devices lost",
+               "GPUs that the daemon cannot use any more after an error of the driver. Only a new daemon "
+                               "helps.",
+               f"sum(1 - vrambroker_device_healthy{{{DEVICE}}})", colors=ANY_IS_BAD)
+    board.stat("Sessions", "Client processes that are connected now.",
+               f'sum(vrambroker_sessions{{{DAEMON}, state="active"}})')
+    board.stat("Capacity in use", "Memory that the daemons hold from the driver, as a share of what they may hand out.",
+               f"sum(vrambroker_device_reserved_bytes{{{DEVICE}}}) / sum(vrambroker_device_capacity_bytes{{{DEVICE}}})",
+               colors=USAGE, share=True)
+    board.stat("Fragmentation",
+               "The share of a device's reserved memory that is in no use, on the device where it is highest. A look "
+               "is worth while above 30 % (a rule of thumb): it may be idle, so that others can have it, or in small "
+               "pieces.",
+               f"max(vrambroker_device_fragmentation_ratio{{{DEVICE}}})", colors=FRAGMENTATION, share=True)
+    board.stat("Refused, last hour", "Requests that got no memory in the last hour, for any reason. vramctl ooms lists "
+                                     "them.",
+               f"round(sum(increase(vrambroker_device_ooms_total{{{DEVICE}}}[1h])))", colors=ANY_IS_NOTABLE, decimals=0)
+    board.stat("Waiting now", "Requests that wait for others to give memory back.",
+               f"sum(vrambroker_device_waiting_requests{{{DEVICE}}})", colors=ANY_IS_NOTABLE)
+    board.stat("Alerts firing", "Alerts of deploy/prometheus that fire now, for all daemons of this data source.",
+               'count(ALERTS{alertname=~"Vrambroker.*", alertstate="firing"}) or vector(0)', colors=ANY_IS_BAD)
+
+    board.row("Who holds the memory")
+    board.bars_now("Capacity in use by device",
+                   "Memory held from the driver, as a share of what the daemon may hand out.",
+                   f"vrambroker_device_reserved_bytes{{{DEVICE}}} / vrambroker_device_capacity_bytes{{{DEVICE}}}", BY_DEVICE)
+    board.series(
+        "Capacity by state",
+        "All of the capacity, by what it is at the moment. Used: blocks that programs hold. Held by sessions, not "
+        "used: cached or fragmented. Idle: held by the daemon for the next who asks. Quarantined: left by ended "
+        "processes, and not yet safe to hand on. Not taken: still the driver's.",
+        [query(f"sum(vrambroker_device_allocated_bytes{{{DEVICE}}})", "used"),
+         query(f"clamp_min(sum(vrambroker_device_leased_bytes{{{DEVICE}}} - vrambroker_device_allocated_bytes{{{DEVICE}}}), 0)",
+               "held by sessions, not used"),
+         query(f"sum(vrambroker_device_idle_bytes{{{DEVICE}}})", "idle"),
+         query(f'sum(vrambroker_device_quarantined_bytes{{{DEVICE}, reason=~"settling|held_open"}})', "quarantined"),
+         query(f"sum(vrambroker_device_capacity_bytes{{{DEVICE}}} - vrambroker_device_reserved_bytes{{{DEVICE}}})", "not taken")],
+        "bytes", 10, stacked=True, paint=STATES)
+    board.series("By tenant",
+                 "Memory that the sessions of each tenant hold. Tenants are domains of trust: memory passes "
+                              "from one to another only after it was zeroed.",
+                 [query(f"sum by (tenant) (vrambroker_tenant_reserved_bytes{{{TENANT}}})", "{{tenant}}")], "bytes", 8, stacked=True)
+    board.series("By session: the ten that hold most", "Memory that each session holds, used or not.",
+                 [query(f"topk(10, sum by (client) (vrambroker_client_reserved_bytes{{{TENANT}}}))", "{{client}}")], "bytes", 16,
+                 stacked=True)
+    board.bars_now("Share of the limit: the ten highest",
+                   "What a session holds, as a share of the most that it may hold. At 100 % its requests begin to "
+                   "fail.",
+                   f"topk(10, gpu_client:vrambroker_limit_usage:ratio{{{TENANT}}})", BY_SESSION, 8)
+    sessions_table(board, "All sessions", TENANT, "Reserved", 10)
+
+    board.row("Fragmentation")
+    board.series("Reserved memory in no use",
+                 "1 - allocated / reserved. The line marks 30 %, a rule of thumb of community guides. Idle memory "
+                 "counts, too: compare with the two panels beside.",
+                 [query(f"vrambroker_device_fragmentation_ratio{{{DEVICE}}}", BY_DEVICE)], "percentunit", colors=LINE_AT_30,
+                 share=True)
+    board.series("Free memory that one large request cannot use",
+                 "External fragmentation: 1 - largest free block / all free memory inside the segments. Near 0 %: one "
+                 "large piece. Near 100 %: many small ones. Says little when little is free.",
+                 [query(f"vrambroker_device_external_fragmentation_ratio{{{DEVICE}}}", BY_DEVICE)], "percentunit",
+                 colors=LINE_AT_50, share=True)
+    board.series("Free memory inside the segments",
+                 "All of it; the part that cannot go back to the driver because a used block is in the same segment; "
+                 "and the largest single piece.",
+                 [query(f"sum(vrambroker_device_cached_free_bytes{{{DEVICE}}})", "free"),
+                  query(f"sum(vrambroker_device_inactive_split_bytes{{{DEVICE}}})", "of it beside used blocks"),
+                  query(f"max(vrambroker_device_largest_free_block_bytes{{{DEVICE}}})", "largest free block")], "bytes")
+    title, description, targets, unit, width = free_blocks(
+        "Free memory by size of the free blocks", "of all sessions, and idle segments",
+"vrambroker_device_free_block_bytes", DEVICE, 12)
+    board.series(title, description, targets, unit, width, 9, stacked=True, paint=PIECES)
+    board.series("Free blocks by size", "How many free blocks of each size there are in the segments of all sessions; "
+                                        "idle segments count as blocks.",
+                 [query(f'sum(vrambroker_device_free_blocks{{{DEVICE}, size="{size}"}})', name) for size, name in SIZES], "none",
+                 12, 9, stacked=True, paint=PIECES)
+    board.series(
+        "What the sessions' memory consists of", ANATOMY,
+        anatomy(lambda name: f"sum(vrambroker_device_{name}{{{DEVICE}}})", held="leased_bytes"), "bytes", 12, 9, stacked=True, paint=PARTS)
+    board.series("Segments and blocks", "Segments that sessions hold, and blocks in use in them. Many blocks to a "
+                                        "segment: if one of them stays, the whole segment does.",
+                 [query(f"sum(vrambroker_device_segments{{{DEVICE}}})", "segments"),
+                  query(f"sum(vrambroker_device_blocks{{{DEVICE}}})", "blocks")], "none", 12, 9)
+
+    board.row("Guarantees, waiting, reclaim")
+    board.series("Guarantees against the capacity",
+                 "Committed: what is held, with what guarantees keep free; nobody else can get it. When it reaches the "
+                 "capacity, new guarantees are refused, and sessions without one cannot grow.",
+                 [query(f"sum(vrambroker_device_{name}_bytes{{{DEVICE}}})", name)
+                  for name in ("capacity", "committed", "guaranteed", "reserved")], "bytes")
+    board.series("Requests that wait", "Requests that wait now for others to give memory back.",
+                 [query(f"vrambroker_device_waiting_requests{{{DEVICE}}}", BY_DEVICE)], "none")
+    board.series("Longest wait now", "For how long the one that has waited longest does so. 0: nobody waits.",
+                 [query(f"(vrambroker_device_oldest_waiting_timestamp_seconds{{{DEVICE}}} > bool 0)"
+                        f" * (time() - vrambroker_device_oldest_waiting_timestamp_seconds{{{DEVICE}}})", BY_DEVICE)], "s")
+    board.series("Waits that ended, and reclaims",
+                 "Requests that waited, by how that ended: granted, refused at the end of their patience, cancelled by "
+                 "the client. reclaims: how often sessions were asked to give idle memory back.",
+                 [query(increase("vrambroker_device_wait_duration_seconds_count", "outcome", DEVICE), "{{outcome}}"),
+                  query(increase("vrambroker_device_reclaims_total", "", DEVICE), "reclaims")], "none", 6, events=True)
+    board.series("How long they waited", "The median, and what one in twenty exceeds, of the waits that ended.",
+                 [query(quantile(q, "vrambroker_device_wait_duration_seconds", "", DEVICE), name)
+                  for q, name in ((0.5, "median"), (0.95, "95 %"))], "s", 6)
+    board.series("Reclaim",
+                 "Idle memory of sessions that others needed: how much they were asked for, and how much they "
+                            "gave back.",
+                 [query(rate("vrambroker_device_reclaim_asked_bytes_total", "", DEVICE), "asked for"),
+                  query(rate("vrambroker_device_reclaimed_bytes_total", "", DEVICE), "given back")], "Bps", 6)
+    board.series("How long reclaim takes", "From asking sessions for idle memory until the last one has answered.",
+                 [query(quantile(q, "vrambroker_device_reclaim_duration_seconds", "", DEVICE), name)
+                  for q, name in ((0.5, "median"), (0.95, "95 %"))], "s", 6)
+
+    board.row("Refusals")
+    board.series("Refused by reason",
+                 "Requests that got no memory. limit: the session's own bound. capacity: the device is full. "
+                 "fragmentation: enough is free, but no piece is large enough. larger_than_device: it can never fit.",
+                 [query(increase("vrambroker_device_ooms_total", "reason", DEVICE), "{{reason}}")], "none", events=True, paint=REASONS)
+    board.series("Refused by session: the ten with most", "Who got no memory, and why. Empty when nobody was refused.",
+                 [query(f"topk(10, {increase('vrambroker_client_ooms_total', 'client, reason', TENANT)}) > 0",
+                        "{{client}}: {{reason}}")], "none", events=True)
+    board.series("Requests that flushed their cache first",
+                 "A session at its limit gives all of its cache back to get one block, and builds it up again: slow, "
+                 "and the step before a refusal.",
+                 [query(increase("vrambroker_device_alloc_retries_total",
+                                 "instance, gpu", DEVICE), BY_DEVICE)], "none", events=True)
+
+    board.row("Driver and requests")
+    board.series("Segments in motion",
+                 "Segments obtained from the driver and given back to it, which is slow, and idle ones that were "
+                 "handed to the next session without it; zeroed are those that were cleared for somebody else.",
+                 [query(rate("vrambroker_device_segment_allocs_total", "", DEVICE), "from the driver"),
+                  query(rate("vrambroker_device_segment_frees_total", "", DEVICE), "to the driver"),
+                  query(rate("vrambroker_device_handovers_total", "", DEVICE), "handed over"),
+                  query(rate("vrambroker_device_scrubs_total", "", DEVICE), "zeroed")], "ops", 6)
+    board.series("Handed over and zeroed",
+                 "Idle memory that was handed from one session to another, and memory that was zeroed before somebody "
+                 "else got it.",
+                 [query(rate("vrambroker_device_handover_bytes_total", "", DEVICE), "handed over"),
+                  query(rate("vrambroker_device_scrubbed_bytes_total", "", DEVICE), "zeroed")], "Bps", 6)
+    board.series("Driver calls: what one in a hundred exceeds", "Time that calls to the GPU's driver take, by call.",
+                 [query(quantile(0.99, "vrambroker_device_call_duration_seconds", "call", DEVICE), "{{call}}")], "s", 6)
+    board.series("Driver calls that failed",
+                 "By call. For allocate the driver most often has no memory left: others use "
+                                             "the GPU.",
+                 [query(increase("vrambroker_device_call_errors_total",
+                                 "call", DEVICE), "{{call}}")], "none", 6, events=True)
+    board.series("Requests by method", "Requests that the daemon has answered, a second.",
+                 [query(rate("vrambroker_rpc_requests_total", "method") + " > 0", "{{method}}")], "reqps", 6)
+    board.series("Requests: what one in twenty exceeds",
+                 "Time within the daemon, by method. Waiting for memory counts. Below a millisecond where no driver "
+                 "call is needed.",
+                 [query(quantile(0.95, "vrambroker_rpc_duration_seconds", "method"), "{{method}}")], "s", 6)
+    board.series("Requests that failed",
+                 "As a share of all requests of the method, for any reason: refusals for lack of "
+                                         "memory count.",
+                 [query('sum by (method) (rate(vrambroker_rpc_requests_total{%s, code!="OK"}[$__rate_interval]))'
+                        " / (sum by (method) (rate(vrambroker_rpc_requests_total{%s}[$__rate_interval])) > 0)" % (DAEMON, DAEMON),
+                        "{{method}}")], "percentunit", 6, share=True)
+    board.series("Requests under way",
+                 "Requests that the daemon has not answered yet, by method. Session: one for each "
+                                       "connected client, as long as it lives.",
+                 [query(f"sum by (method) (vrambroker_rpc_in_flight{{{DAEMON}}}) > 0", "{{method}}")], "none", 6)
+
+    board.row("Devices and daemons")
+    board.series("Memory as the driver sees it",
+                 "What the daemons hold, what others use (processes that bypass the daemon, and all CUDA contexts; not "
+                 "counted on host devices), and what the driver has free.",
+                 [query(f"sum(vrambroker_device_reserved_bytes{{{DEVICE}}})", "held by the daemon"),
+                  query(f"sum(gpu:vrambroker_foreign:bytes{{{DEVICE}}}) or vector(0)", "used by others"),
+                  query(f"sum(vrambroker_device_memory_free_bytes{{{DEVICE}}})", "free")], "bytes", 6, stacked=True)
+    board.series("Kept from everybody, by reason",
+                 "Memory of sessions that are in trouble. disconnected: its stream broke, its process lives. ended: "
+                 "by an operator, but its process has not let go. settling: its process has ended. held_open: another "
+                 "process still has it open.",
+                 [query(f"sum by (reason) (vrambroker_device_quarantined_bytes{{{DEVICE}}})", "{{reason}}")], "bytes", 6, stacked=True)
+    board.series("Oldest quarantine", "For how long memory of an ended process has been kept from all others. Normal: "
+                                      "about a second.",
+                 [query(f"vrambroker_device_quarantine_age_seconds{{{DEVICE}}}", BY_DEVICE)], "s", 6)
+    board.series("Sessions by state", "active: connected. disconnected: the stream broke, the memory is kept until the "
+                                      "process comes back or ends. ended: by an operator, its process has not let go.",
+                 [query(f"sum by (state) (vrambroker_sessions{{{DAEMON}}})", "{{state}}")], "none", 6, stacked=True)
+    board.series("Sessions that came and went",
+                 "Opened, refused, and closed by reason: goodbye is the normal one; process_ended means that it died "
+                 "or was killed.",
+                 [query(increase("vrambroker_sessions_opened_total"), "opened"),
+                  query(increase("vrambroker_sessions_refused_total"), "refused"),
+                  query(increase("vrambroker_sessions_closed_total",
+                                 "reason"), "closed: {{reason}}")], "none", 6, events=True)
+    board.series("CPU of the daemon", "Processor cores that the daemon keeps busy.",
+                 [query(f"rate(process_cpu_seconds_total{{{DAEMON}}}[$__rate_interval])", "{{instance}}")], "none", 6)
+    board.series("Memory of the daemon", "The daemon's own memory on the host; of host devices also what clients have "
+                                         "written.",
+                 [query(f"process_resident_memory_bytes{{{DAEMON}}}", "{{instance}} resident"),
+                  query(f"process_virtual_memory_bytes{{{DAEMON}}}", "{{instance}} virtual")], "bytes", 6)
+    board.series("Open files of the daemon",
+                 "As a share of what it may have open. Sessions and segments of host devices "
+                                             "need some.",
+                 [query(f"process_open_fds{{{DAEMON}}} / process_max_fds{{{DAEMON}}}", "{{instance}}")], "percentunit", 6, share=True,
+                 colors=thresholds((None, "transparent"), (0.8, "orange")))
+    board.series("Cost of a scrape", "Time that the daemon took to collect all of its metrics.",
+                 [query(f"vrambroker_collect_duration_seconds{{{DAEMON}}}", "{{instance}}")], "s", 6)
+    board.identities("Devices", "What the daemons serve. The number is the daemon's own; the uuid is the driver's.",
+                     f"vrambroker_device_info{{{DEVICE}}}",
+                     {"instance": "Daemon", "gpu": "Device", "name": "Name", "kind": "Kind", "uuid": "UUID"},
+                     width=10, height=8)
+    board.identities("Daemons", "Versions of the daemons, and of the CUDA that they were built with.",
+                     f"vrambroker_build_info{{{DAEMON}}}",
+                     {"instance": "Daemon", "version": "Version", "revision": "Revision", "cuda_version": "CUDA"},
+                     width=8, height=8)
+    board.stat("Sessions shown as _other",
+               "Sessions beyond metrics.max_clients of the configuration: they are summed into one that is called "
+               "_other.",
+               f"sum(vrambroker_clients_folded{{{DAEMON}}})", width=6, colors=ANY_IS_NOTABLE)
+    board.stat("Collections that failed, last hour",
+               "Times that the daemon could not collect all of its metrics: a fault "
+                                                     "to report.",
+               f"round(sum(increase(vrambroker_collect_errors_total{{{DAEMON}}}[1h])))", width=6, colors=ANY_IS_BAD, decimals=0)
+    board.stat("Configurations refused", "Daemons whose last reload failed, so that the old configuration is in force.",
+               f"sum(1 - vrambroker_config_last_reload_successful{{{DAEMON}}})", width=6, colors=ANY_IS_BAD)
+    board.stat("Configuration in force since", "When a daemon last took a configuration: the latest of all.",
+               f"1000 * max(vrambroker_config_last_reload_success_timestamp_seconds{{{DAEMON}}})", unit="dateTimeAsIso",
+               width=6, colors=NEUTRAL)
+    return board
+
+
+# ---- Session and fragmentation ----
+
+
+def session():
+    board = Dashboard(
+        "vrambroker-session", "vrambroker: Session and fragmentation",
+        "One session, or some, in depth: its share, what its memory consists of, and why requests fail. Choose it "
+        "above.",
+        VARIABLES + [SESSION_VARIABLE], [link("GPU memory overview", "vrambroker-overview")])
+    annotate_daemon(board)
+    board.annotate("Out of memory", increase("vrambroker_client_ooms_total", "client, gpu, reason", SESSION) + " > 0", "red",
+                   "{{client}} refused on gpu {{gpu}}: {{reason}}")
+
+    def total(name):
+        return f"sum(vrambroker_client_{name}{{{SESSION}}})"
+
+    limited = f"(vrambroker_client_limit_bytes{{{SESSION}}} > 0)"
+
+    board.row("The share")
+    board.stat("Held, of the limit",
+               "What the chosen sessions hold, as a share of the most that they may hold. At 100 % "
+                                     "they give back what they cache, and then requests fail.",
+               f"sum(vrambroker_client_reserved_bytes{{{SESSION}}}) / sum({limited})", colors=USAGE, share=True)
+    board.stat("Used, of the limit", "What their programs use, as a share of the most that they may hold.",
+               f"sum(vrambroker_client_allocated_bytes{{{SESSION}}}) / sum({limited})", colors=USAGE, share=True)
+    board.stat("Fragmentation", "1 - allocated / reserved: the share of what they hold that is in no use. Above 30 % a "
+                                "look is worth while (a rule of thumb).",
+               f"1 - {total('allocated_bytes')} / ({total('reserved_bytes')} > 0) or vector(0)", colors=FRAGMENTATION, share=True)
+    board.stat("Limit", "The most that they may hold, together.", total("limit_bytes"), "bytes", NEUTRAL)
+    board.stat("Guarantee", "What is kept free for them, whether they hold it or not.",
+                            total("guarantee_bytes"), "bytes", NEUTRAL)
+    board.stat("Most ever used", "The highest number of bytes in use since the session began, or since the peaks were "
+                                 "reset.",
+               total("peak_allocated_bytes"), "bytes", NEUTRAL)
+    board.stat("Waiting now", "Their requests that wait for others to give memory back.", total("waiting_requests"),
+               colors=ANY_IS_NOTABLE)
+    board.stat("Refused", "Their requests that got no memory, within the time shown.",
+               f"round(sum(increase(vrambroker_client_ooms_total{{{SESSION}}}[$__range])))", colors=ANY_IS_NOTABLE, decimals=0)
+
+    board.row("Anatomy")
+    board.series("What the memory consists of", ANATOMY, anatomy(total), "bytes", 14, 9, stacked=True, paint=PARTS)
+    board.series("Between guarantee and limit", "What the sessions hold and use, against what is kept for them and the "
+                                                "most that they may hold.",
+                 [query(total(name + "_bytes"), legend) for name, legend in
+                  (("limit", "limit"), ("reserved", "held"), ("allocated", "used"), ("guarantee", "guarantee"),
+                   ("peak_reserved", "most ever held"))], "bytes", 10, 9)
+
+    board.row("Fragmentation")
+    board.series("Held memory in no use",
+                 "1 - allocated / reserved, by session. The line marks 30 %, a rule of thumb of "
+                                          "community guides.",
+                 [query(f"vrambroker_client_fragmentation_ratio{{{SESSION}}}", BY_SESSION)], "percentunit", colors=LINE_AT_30, share=True)
+    board.series("Free memory that one large request cannot use",
+                 "External fragmentation by session: 1 - largest free block / all free memory. Near 0 %: one large "
+                 "piece. Near 100 %: many small ones.",
+                 [query(f"vrambroker_client_external_fragmentation_ratio{{{SESSION}}}", BY_SESSION)], "percentunit", colors=LINE_AT_50,
+                 share=True)
+    board.series("Stuck and lost",
+                 "As a share of what they hold: free memory beside used blocks, which cannot be given "
+                                   "back, and bytes lost to rounding up to block sizes.",
+                 [query(f"{total('inactive_split_bytes')} / ({total('reserved_bytes')} > 0) or vector(0)", "stuck beside used blocks"),
+                  query(f"clamp_min({total('allocated_bytes')} - {total('requested_bytes')}, 0) / ({total('reserved_bytes')} > 0)"
+                        " or vector(0)", "lost to rounding")], "percentunit", share=True)
+    title, description, targets, unit, width = free_blocks(
+        "Free memory by size of the free blocks", "of the sessions", "vrambroker_client_free_block_bytes", SESSION, 12)
+    board.series(title, description, targets, unit, width, 9, stacked=True, paint=PIECES)
+    board.series("Largest free block and all free memory",
+                 "A request that is larger than the largest free block needs new memory, however much is free.",
+                 [query(f"vrambroker_client_largest_free_block_bytes{{{SESSION}}}", BY_SESSION + ": largest"),
+                  query(f"vrambroker_client_cached_free_bytes{{{SESSION}}}", BY_SESSION + ": all")], "bytes", 12, 9)
+
+    board.row("Activity")
+    board.series("Segments and blocks", "Segments that the sessions hold, and blocks in use in them.",
+                 [query(total("segments"), "segments"), query(total("blocks"), "blocks")], "none", 6)
+    board.series("Allocations and frees", "Blocks that programs got and gave back, a second.",
+                 [query(rate("vrambroker_client_allocs_total", "", SESSION), "allocations"),
+                  query(rate("vrambroker_client_frees_total", "", SESSION), "frees")], "ops", 6)
+    board.series("Refused by reason",
+                 "Why requests got no memory. limit: the session's own bound. capacity: the device "
+                                      "is full. fragmentation: enough is free, but no piece is large enough. "
+                                      "larger_than_device: it can never fit.",
+                 [query(increase("vrambroker_client_ooms_total", "reason", SESSION), "{{reason}}")], "none", 6, events=True, paint=REASONS)
+    board.series("Requests that flushed the cache first",
+                 "At its limit a session gives all of its cache back to get one "
+                                                          "block: the step before a refusal.",
+                 [query(increase("vrambroker_client_alloc_retries_total",
+                                 "client, gpu", SESSION), BY_SESSION)], "none", 6, events=True)
+
+    board.row("The sessions")
+    sessions_table(board, "The chosen sessions", SESSION, "Fragmentation", 8)
+    board.series("The tenant: held, used, idle, guaranteed", "All sessions of the chosen tenants together.",
+                 [query(f"sum(vrambroker_tenant_{name}_bytes{{{TENANT}}})", legend) for name, legend in
+                  (("reserved", "held"), ("allocated", "used"), ("idle", "idle"), ("guarantee", "guaranteed"))], "bytes", 8)
+    board.series("The tenant: sessions", "Sessions of each chosen tenant, on the device where it has most.",
+                 [query(f"max by (tenant) (vrambroker_tenant_sessions{{{TENANT}}})", "{{tenant}}")], "none", 4)
+    board.identities("Who they are",
+                     "The number is what logs, vramctl and the web page call the session; rule is the rule of the "
+                     "configuration that gave it its limit; placement says whose process does the allocator's work.",
+                     f'vrambroker_client_info{{{DAEMON}, tenant=~"$tenant", client=~"$client"}}',
+                     {"client": "Session", "session": "Number", "tenant": "Tenant", "uid": "User", "rule": "Rule", "placement": "Placement"},
+                     width=12, height=8)
+    return board
+
+
+def files():
+    """name: contents of every file of dashboards/."""
+    return {"overview.json": overview().text(), "session.json": session().text()}
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for name, text in files().items():
+        (FOLDER / name).write_text(text, encoding="utf-8")

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "proto/admin_json.h"
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "absl/time/time.h"
+#include "allocator/memory_stats.h"
+
+namespace vrambroker {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// A name of an enum without its prefix: "CAUSE_LIMIT" as "LIMIT".
+std::string Short(const std::string& name, const std::string& prefix) {
+  return std::string(absl::StripPrefix(name, prefix));
+}
+
+}  // namespace
+
+const char* StateName(v1::SessionState state) {
+  switch (state) {
+    case v1::SESSION_STATE_ACTIVE:
+      return "active";
+    case v1::SESSION_STATE_DISCONNECTED:
+      return "disconnected";
+    case v1::SESSION_STATE_ENDED:
+      return "ended";
+    default:
+      return "unknown";
+  }
+}
+
+const char* KindName(v1::DeviceKind kind) {
+  return kind == v1::DEVICE_KIND_CUDA ? "cuda" : "host";
+}
+
+Json ToJson(const v1::OutOfMemory& oom) {
+  Json largest_holders = Json::array();
+  for (const v1::OutOfMemory::Holder& holder : oom.largest_holders()) {
+    largest_holders.push_back({{"client", holder.client()},
+                               {"reserved_bytes", holder.reserved_bytes()},
+                               {"allocated_bytes", holder.allocated_bytes()}});
+  }
+  Json idle_holders = Json::array();
+  for (const v1::OutOfMemory::IdleHolder& holder : oom.idle_holders()) {
+    idle_holders.push_back({{"client", holder.client()},
+                            {"idle_bytes", holder.idle_bytes()},
+                            {"why", Short(v1::OutOfMemory::IdleHolder::Why_Name(holder.why()), "WHY_")}});
+  }
+  return {{"cause", Short(v1::OutOfMemory::Cause_Name(oom.cause()), "CAUSE_")},
+          {"device", oom.device()},
+          {"requested_bytes", oom.requested_bytes()},
+          {"segment_bytes", oom.segment_bytes()},
+          {"limit_bytes", oom.limit_bytes()},
+          {"guarantee_bytes", oom.guarantee_bytes()},
+          {"reserved_bytes", oom.reserved_bytes()},
+          {"allocated_bytes", oom.allocated_bytes()},
+          {"idle_bytes", oom.idle_bytes()},
+          {"inactive_split_bytes", oom.inactive_split_bytes()},
+          {"largest_free_block_bytes", oom.largest_free_block_bytes()},
+          {"device_capacity_bytes", oom.device_capacity_bytes()},
+          {"device_available_bytes", oom.device_available_bytes()},
+          {"device_kept_free_bytes", oom.device_kept_free_bytes()},
+          {"device_idle_bytes", oom.device_idle_bytes()},
+          {"device_quarantined_bytes", oom.device_quarantined_bytes()},
+          {"largest_holders", std::move(largest_holders)},
+          {"idle_elsewhere_bytes", oom.idle_elsewhere_bytes()},
+          {"idle_holders", std::move(idle_holders)},
+          {"waited_ms", oom.waited_ms()},
+          {"advice", oom.advice()}};
+}
+
+Json ToJson(const v1::Session& session) {
+  Json devices = Json::array();
+  for (const v1::SessionDevice& device : session.devices()) {
+    const v1::MemoryStats& stats = device.stats();
+    const uint64_t allocated = stats.allocated_bytes().all().current();
+    Json waiting = Json::array();
+    for (const v1::WaitingRequest& request : device.waiting()) {
+      waiting.push_back({{"bytes", request.bytes()},
+                         {"for", request.guarantee() ? "guarantee" : "segments"},
+                         {"waited_ms", request.waited_ms()},
+                         {"left_ms", request.left_ms()},
+                         {"place", request.place()}});
+    }
+    devices.push_back({{"device", device.device()},
+                       {"limit_bytes", device.limit_bytes()},
+                       {"guarantee_bytes", device.guarantee_bytes()},
+                       {"reserved_bytes", device.reserved_bytes()},
+                       {"over_limit", device.reserved_bytes() > device.limit_bytes()},
+                       {"idle_bytes", device.idle_bytes()},
+                       {"returning_bytes", device.returning_bytes()},
+                       {"allocated_bytes", allocated},
+                       {"allocated_bytes_peak", stats.allocated_bytes().all().peak()},
+                       {"requested_bytes", stats.requested_bytes().all().current()},
+                       {"inactive_split_bytes", stats.inactive_split_bytes().all().current()},
+                       {"fragmentation_ratio", FragmentationRatio(allocated, device.reserved_bytes())},
+                       {"num_ooms", stats.num_ooms()},
+                       {"waiting", std::move(waiting)}});
+  }
+  return {{"id", session.id()},
+          {"name", session.name()},
+          {"pid", session.pid()},
+          {"uid", session.uid()},
+          {"rule", session.rule()},
+          {"tenant", session.tenant()},
+          {"priority", session.priority()},
+          {"state", StateName(session.state())},
+          {"started", absl::FormatTime(absl::RFC3339_full, absl::FromUnixSeconds(session.started().seconds()),
+                                       absl::UTCTimeZone())},
+          {"devices", std::move(devices)}};
+}
+
+Json ToJson(const v1::OutOfMemoryEvent& event) {
+  const absl::Time time = absl::FromUnixSeconds(event.time().seconds()) + absl::Nanoseconds(event.time().nanos());
+  return {{"time", absl::FormatTime(absl::RFC3339_full, time, absl::UTCTimeZone())},
+          {"session_id", event.session_id()},
+          {"client", event.client()},
+          {"uid", event.uid()},
+          {"out_of_memory", ToJson(event.out_of_memory())}};
+}
+
+Json ToJson(const v1::Device& device, const DeviceSums& sums) {
+  return {{"device", device.ordinal()},
+          {"kind", KindName(device.kind())},
+          {"name", device.name()},
+          {"uuid", device.uuid()},
+          {"total_bytes", device.total_bytes()},
+          {"capacity_bytes", device.capacity_bytes()},
+          {"reserved_bytes", device.reserved_bytes()},
+          {"allocated_bytes", sums.allocated_bytes},
+          {"idle_bytes", device.idle_bytes()},
+          {"inactive_split_bytes", sums.inactive_split_bytes},
+          {"quarantined_bytes", sums.quarantined_bytes},
+          {"fragmentation_ratio", FragmentationRatio(sums.allocated_bytes, device.reserved_bytes())},
+          {"fault", device.fault()}};
+}
+
+}  // namespace vrambroker

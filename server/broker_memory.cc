@@ -1,0 +1,410 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The broker's requests for memory: what is granted, what waits, and how a refusal is explained.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "allocator/bytes.h"
+#include "server/broker.h"
+#include "server/client_log.h"
+#include "server/oom_advice.h"
+
+namespace vrambroker {
+namespace {
+
+constexpr size_t kMaxSegmentsInLease = 64;
+constexpr size_t kMaxNamedInLog = 10;
+
+absl::Status CheckWait(const GrowthOptions& growth, std::chrono::milliseconds most) {
+  if (growth.wait <= most) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("wait_ms: ", growth.wait.count(), "; a request may wait for at most ", most.count()));
+}
+
+// What a client that is asked for memory may take before the next one is asked instead.
+constexpr std::chrono::milliseconds kSilence(200);
+
+bool IsSilent(const Session& session, int device, SteadyTime now) {
+  const std::optional<SteadyTime> since = session.ReclaimAskedSince(device);
+  return since.has_value() && now > *since + kSilence;
+}
+
+// A session above its limit, which was lowered, gets nothing however its free memory lies.
+OomCause CauseOf(const OomReport& report, OomCause refusal, const FitReport& fit) {
+  const OomCause cause = FinalCause(refusal, fit);
+  return cause == OomCause::kFragmentation && report.reserved_bytes > report.limit_bytes ? OomCause::kLimit : cause;
+}
+
+}  // namespace
+
+void Broker::Allocate(const SessionPtr& session, uint64_t device, uint64_t requested, Stream stream,
+                      const AllocateDone& done, const GrowthOptions& growth) {
+  if (absl::Status status = CheckDevice(device); !status.ok()) return done(std::move(status));
+  if (absl::Status status = CheckWait(growth, options_.max_wait); !status.ok()) return done(std::move(status));
+  const int ordinal = static_cast<int>(device);
+  if (requested == 0) return done(absl::InvalidArgumentError("requested_bytes: must be 1 or more"));
+  if (requested >= kMaxRequestBytes) {
+    if (absl::Status status = session->CheckMayAllocate(); !status.ok()) return done(std::move(status));
+    session->allocator(ordinal).CountOutOfMemory();
+    return done(Refuse(*session, ordinal, requested, stream, OomCause::kLargerThanDevice));
+  }
+  absl::StatusOr<Allocation> cached = session->AllocateFromCache(ordinal, requested, stream);
+  if (!absl::IsNotFound(cached.status())) return done(std::move(cached));
+  session->SetLastOutcome(ordinal, {});
+  GrowthOptions options = growth;
+  options.cancelled = session->StartGrowth(growth.cancel_key);
+  const bool queued = session->slow_calls().Submit([=, this] {
+    absl::StatusOr<Allocation> allocation = session->AllocateSlowly(ordinal, requested, stream);
+    if (IsMayGrowLater(allocation.status()) && options.may_reclaim) {
+      return WaitToAllocate(session, ordinal, requested, stream, options, done);
+    }
+    std::optional<OomCause> refusal = SegmentRefusalCause(allocation.status());
+    if (IsMayGrowLater(allocation.status())) {
+      refusal = OomCause::kCapacity;
+      session->allocator(ordinal).CountOutOfMemory(requested, stream);
+    }
+    done(refusal.has_value() ? Refuse(*session, ordinal, requested, stream, *refusal) : std::move(allocation));
+  });
+  if (!queued) done(TooManyCalls());
+}
+
+void Broker::WaitToAllocate(const SessionPtr& session, int device, uint64_t requested, Stream stream,
+                            const GrowthOptions& growth, const AllocateDone& done) {
+  const uint64_t bytes = session->allocator(device).ExplainFit(requested, stream).segment_bytes;
+  // Whichever comes first answers: a grant, a refusal, or a block that the session itself has freed.
+  const auto answered = std::make_shared<std::atomic<bool>>(false);
+  const auto finish = [=, this](const absl::Status& granted) {
+    if (answered->exchange(true)) {
+      if (granted.ok()) pools_[device]->ReleaseGrant(session->id(), bytes);
+      return;
+    }
+    if (granted.ok()) return AllocateGranted(session, device, requested, stream, bytes, done);
+    const std::optional<OomCause> refusal = SegmentRefusalCause(granted);
+    if (!refusal.has_value()) return done(granted);
+    absl::StatusOr<Allocation> freed = session->AllocateFromCache(device, requested, stream);
+    if (!absl::IsNotFound(freed.status())) return done(std::move(freed));
+    session->allocator(device).CountOutOfMemory(requested, stream);
+    done(Refuse(*session, device, requested, stream, *refusal));
+  };
+  const auto retry = [=] {
+    absl::StatusOr<Allocation> freed = session->AllocateFromCache(device, requested, stream);
+    if (!freed.ok()) return false;
+    if (answered->exchange(true)) {
+      (void)session->Free({freed->block});
+    } else {
+      done(std::move(freed));
+    }
+    return true;
+  };
+  WaitForGrant(session, device, bytes, growth, finish, retry);
+  queues_[device]->Retry(session->id());  // what was freed before it waited
+}
+
+void Broker::AllocateGranted(const SessionPtr& session, int device, uint64_t requested, Stream stream,
+                             uint64_t granted_bytes, const AllocateDone& done) {
+  const bool queued = session->slow_calls().Submit([=, this] {
+    absl::StatusOr<Allocation> allocation = session->AllocateSlowly(device, requested, stream, granted_bytes);
+    std::optional<OomCause> refusal = SegmentRefusalCause(allocation.status());
+    if (IsMayGrowLater(allocation.status())) {
+      refusal = OomCause::kCapacity;
+      session->allocator(device).CountOutOfMemory(requested, stream);
+    }
+    done(refusal.has_value() ? Refuse(*session, device, requested, stream, *refusal) : std::move(allocation));
+  });
+  if (queued) return;
+  pools_[device]->ReleaseGrant(session->id(), granted_bytes);
+  done(TooManyCalls());
+}
+
+void Broker::WaitForGrant(const SessionPtr& session, int device, uint64_t bytes, const GrowthOptions& growth,
+                          const GrowthDone& done, const std::function<bool()>& retry) {
+  absl::StatusOr<UserSlots::Slot> slot = waiting_.Take(session->caller().uid);
+  if (!slot.ok()) return done(slot.status());
+  Enqueue(session, device,
+          {.session = session->id(),
+           .bytes = bytes,
+           .deadline = options_.clock() + growth.wait,
+           .cancel_key = growth.cancel_key,
+           .retry = retry,
+           .done =
+               [this, session, device, bytes, done, slot = std::make_shared<UserSlots::Slot>(*std::move(slot))](
+                   const absl::Status& status, const GrowthOutcome& outcome) {
+                 LogWait(*session, device, bytes, status, outcome);
+                 session->SetLastOutcome(device, status.ok() ? GrowthOutcome() : outcome);
+                 done(status);
+               }},
+          growth.cancelled);
+}
+
+void Broker::LogWait(const Session& session, int device, uint64_t bytes, const absl::Status& status,
+                     const GrowthOutcome& outcome) const {
+  if (outcome.asked.empty() && outcome.waited.count() == 0) return;
+  std::string asked;  // the first of them
+  size_t named = 0;
+  for (const auto& [id, answered] : outcome.asked) {
+    if (++named > kMaxNamedInLog) break;
+    const absl::StatusOr<SessionPtr> other = FindSession(SessionRef(id));
+    absl::StrAppend(&asked, asked.empty() ? "" : ",", other.ok() ? (*other)->name() : "-",
+                    answered ? "" : "(no answer)");
+  }
+  LogClientEvent(spdlog::level::info, SessionLine("memory asked for", session.id(), session.name())
+                                          .Add("device", device)
+                                          .Add("bytes", bytes)
+                                          .Add("granted", status.ok())
+                                          .Add("waited_ms", outcome.waited.count())
+                                          .Add("asked_sessions", outcome.asked.size())
+                                          .Add("asked", asked));
+}
+
+void Broker::Enqueue(const SessionPtr& session, int device, GrowthRequest request,
+                     const std::shared_ptr<std::atomic<bool>>& cancelled) {
+  const uint64_t cancel_key = request.cancel_key;
+  queues_[device]->Add(std::move(request));
+  if (cancelled != nullptr && *cancelled) CancelWait(session, cancel_key);
+  // Who ended the session meanwhile has not seen the request.
+  if (session->state() != SessionState::kActive) CancelWaits(*session, absl::AbortedError("the session has ended"));
+}
+
+void Broker::CancelWait(const SessionPtr& session, uint64_t cancel_key) {
+  if (cancel_key == 0) return;
+  session->CancelGrowth(cancel_key);  // one that does not wait yet
+  for (const auto& queue : queues_) {
+    queue->Cancel(session->id(), cancel_key, absl::CancelledError("the client has given up waiting"));
+  }
+}
+
+void Broker::CancelWaits(const Session& session, const absl::Status& why) {
+  for (const auto& queue : queues_) queue->Cancel(session.id(), why);
+}
+
+std::vector<ReclaimCandidate> Broker::ReclaimCandidates(int device) const {
+  std::vector<ReclaimCandidate> candidates;
+  const SteadyTime now = options_.clock();
+  for (const SessionPtr& session : Sessions()) {
+    if (session->state() != SessionState::kActive || IsSilent(*session, device, now)) continue;
+    const AccountFigures account = pools_[device]->GetAccount(session->id()).value_or(AccountFigures());
+    if (account.reserved_bytes == 0) continue;
+    candidates.push_back({.session = session->id(),
+                          .priority = account.priority,
+                          .reserved_bytes = account.reserved_bytes,
+                          .guarantee_bytes = account.guarantee_bytes,
+                          .idle_bytes = IdleBytes(account, session->GetMemoryStats(device))});
+  }
+  return candidates;
+}
+
+void Broker::OnTimer() {
+  const SteadyTime now = options_.clock();
+  for (size_t device = 0; device < pools_.size(); ++device) {
+    queues_[device]->OnTimer();
+    SegmentPool* pool = pools_[device];
+    const std::optional<SteadyTime> check = pool->NextQuarantineCheck();
+    if (!check.has_value() || *check > now || checking_quarantine_[device].exchange(true)) continue;
+    workers_.Submit([this, pool, device] {
+      checking_quarantine_[device] = false;
+      pool->CheckQuarantine();
+      SetTimer();
+    });
+  }
+  SetTimer();
+}
+
+void Broker::SetTimer() {
+  MutexLock lock(timer_mu_);
+  std::optional<SteadyTime> next;
+  for (size_t device = 0; device < pools_.size(); ++device) {
+    const auto check =
+        checking_quarantine_[device] ? std::optional<SteadyTime>() : pools_[device]->NextQuarantineCheck();
+    for (const std::optional<SteadyTime>& wake : {queues_[device]->NextWake(), check}) {
+      if (wake.has_value() && (!next.has_value() || *wake < *next)) next = wake;
+    }
+  }
+  if (next.has_value()) options_.set_timer(*next);
+}
+
+absl::Status Broker::Refuse(Session& session, int device, uint64_t requested, Stream stream, OomCause refusal) {
+  OomReport report = Report(session, device);
+  AddHolders(session, &report);
+  report.requested_bytes = requested;
+  FitReport fit;
+  if (requested < kMaxRequestBytes) {
+    fit = session.allocator(device).ExplainFit(requested, stream);
+    report.segment_bytes = fit.segment_bytes;
+  } else {
+    report.segment_bytes = requested;
+  }
+  report.cause = CauseOf(report, refusal, fit);
+  report.largest_free_block_bytes = fit.pool_largest_bytes;
+  return CountRefusal(session, report);
+}
+
+OomReport Broker::Report(const Session& session, int device) const {
+  const SegmentPool& pool = *pools_[device];
+  OomReport report;
+  report.device = device;
+  const AccountFigures account = pool.GetAccount(session.id()).value_or(AccountFigures());
+  report.limit_bytes = account.limit_bytes;
+  report.reserved_bytes = account.reserved_bytes;
+  const MemoryStats stats = session.GetMemoryStats(device);
+  report.allocated_bytes = stats.allocated_bytes.all.current;
+  report.inactive_split_bytes = stats.inactive_split_bytes.all.current;
+  const PoolFigures figures = pool.GetFigures();
+  report.capacity_bytes = figures.capacity_bytes;
+  report.available_bytes = figures.capacity_bytes - figures.charged_bytes;
+  report.guarantee_bytes = account.guarantee_bytes;
+  // What is committed and not charged, less the session's own part of it.
+  const uint64_t own_kept_free = account.committed_bytes() - account.reserved_bytes;
+  const uint64_t kept_free = figures.committed_bytes - figures.charged_bytes;
+  report.kept_free_bytes = kept_free - std::min(kept_free, own_kept_free);
+  report.held_back = pool.IsHeldBack(session.id(), kSegmentGranuleBytes);
+  report.waited_ms = static_cast<uint64_t>(session.GetLastOutcome(device).waited.count());
+  report.device_idle_bytes = figures.idle_bytes;
+  return report;
+}
+
+void Broker::AddHolders(const Session& session, OomReport* report) const {
+  const GrowthOutcome outcome = session.GetLastOutcome(report->device);
+  absl::flat_hash_set<SessionId> silent;
+  for (const SessionPtr& other : Sessions()) {
+    if (IsSilent(*other, report->device, options_.clock())) silent.insert(other->id());
+  }
+  // Of this device alone: whoever is refused can have this done often.
+  const PoolView pool = pools_[report->device]->GetView();
+  const std::vector<SessionPtr> sessions = Sessions();
+  std::vector<OtherSession> others;
+  others.reserve(sessions.size());
+  for (const SessionPtr& holder : sessions) {
+    const auto account = pool.accounts.find(holder->id());
+    if (account == pool.accounts.end() || account->second.reserved_bytes == 0) continue;
+    const SessionDeviceInfo held = FiguresOn(*holder, report->device, account->second);
+    report->largest_holders.push_back({.client = holder->name(),
+                                       .reserved_bytes = held.account.reserved_bytes,
+                                       .allocated_bytes = held.stats.allocated_bytes.all.current});
+    if (holder->id() == session.id()) continue;
+    const auto asked = outcome.asked.find(holder->id());
+    others.push_back({.client = holder->name(),
+                      .reserved_bytes = held.account.reserved_bytes,
+                      .guarantee_bytes = held.account.guarantee_bytes,
+                      .active_bytes = held.stats.active_bytes.all.current,
+                      .inactive_split_bytes = held.stats.inactive_split_bytes.all.current,
+                      .is_connected = holder->state() == SessionState::kActive,
+                      .asked = silent.contains(holder->id())  ? OtherSession::Asked::kNoAnswer
+                               : asked == outcome.asked.end() ? OtherSession::Asked::kNo
+                               : asked->second                ? OtherSession::Asked::kAnswered
+                                                              : OtherSession::Asked::kNoAnswer});
+  }
+  std::stable_sort(report->largest_holders.begin(), report->largest_holders.end(),
+                   [](const auto& a, const auto& b) { return a.reserved_bytes > b.reserved_bytes; });
+  if (report->largest_holders.size() > kMaxHolders) report->largest_holders.resize(kMaxHolders);
+  AddOthers(others, report);
+  report->quarantined_bytes += pool.figures.quarantined_bytes;
+}
+
+absl::Status Broker::CountRefusal(Session& session, const OomReport& report) {
+  ooms_[report.device][static_cast<size_t>(report.cause)].fetch_add(1, std::memory_order_relaxed);
+  session.CountOom(report.device, report.cause);
+  absl::Status status = OutOfMemoryError(report);
+  LogClientEvent(spdlog::level::info, LogLine("refused")
+                                          .Add("cause", OomCauseName(report.cause))
+                                          .Add("session", Raw(session.id()))
+                                          .Add("name", session.name())
+                                          .Add("device", report.device)
+                                          .Add("requested", report.requested_bytes)
+                                          .Add("limit", report.limit_bytes)
+                                          .Add("reserved", report.reserved_bytes)
+                                          .Add("allocated", report.allocated_bytes)
+                                          .Add("available", report.available_bytes)
+                                          .Add("largest_free_block", report.largest_free_block_bytes)
+                                          .Add("waited_ms", report.waited_ms));
+  oom_log_.Add({.time = std::chrono::system_clock::now(),
+                .session = session.id(),
+                .client = session.name(),
+                .uid = session.caller().uid,
+                .report = report});
+  return status;
+}
+
+void Broker::LeaseSegments(const SessionPtr& session, uint64_t device, const std::vector<uint64_t>& sizes,
+                           const LeaseDone& done, const GrowthOptions& growth) {
+  if (absl::Status status = CheckDevice(device); !status.ok()) return done(std::move(status));
+  if (sizes.empty() || sizes.size() > kMaxSegmentsInLease) {
+    return done(absl::InvalidArgumentError(
+        absl::StrCat("segment_bytes: ", sizes.size(), " sizes; a lease has 1 to ", kMaxSegmentsInLease)));
+  }
+  for (const uint64_t bytes : sizes) {
+    if (absl::Status status = CheckSegmentBytes(bytes); !status.ok()) {
+      return done(absl::InvalidArgumentError(absl::StrCat("segment_bytes: ", status.message())));
+    }
+  }
+  // The sum of sizes may be beyond what can be counted.
+  uint64_t sum = 0;
+  bool too_large = false;
+  for (const uint64_t bytes : sizes) {
+    too_large = too_large || bytes > pools_[device]->capacity_bytes() - sum;
+    if (!too_large) sum += bytes;
+  }
+  if (absl::Status status = CheckWait(growth, options_.max_wait); !status.ok()) return done(std::move(status));
+  const int ordinal = static_cast<int>(device);
+  const LeaseDone finish = [this, session, ordinal, sizes, done](absl::StatusOr<std::vector<Lease>> leases) {
+    const std::optional<OomCause> refusal = SegmentRefusalCause(leases.status());
+    if (!refusal.has_value()) return done(std::move(leases));
+    OomReport report = Report(*session, ordinal);  // the client explains itself when it mattered
+    report.cause = *refusal;
+    report.requested_bytes = report.segment_bytes = *std::max_element(sizes.begin(), sizes.end());
+    done(OutOfMemoryError(report));
+  };
+  if (too_large) return finish(SegmentRefused(OomCause::kLargerThanDevice, "larger than the device's capacity"));
+  if (!growth.may_reclaim) session->SetLastOutcome(ordinal, {});
+  GrowthOptions options = growth;
+  if (growth.may_reclaim) options.cancelled = session->StartGrowth(growth.cancel_key);
+  const auto lease_granted = [session, ordinal, sizes, sum, finish,
+                              events = session->events()](const absl::Status& granted) {
+    if (!granted.ok()) return finish(granted);
+    const bool queued = session->slow_calls().Submit([=] {
+      // A client that has resumed the session meanwhile does not know of this lease.
+      if (session->events() == events) return finish(session->LeaseSlowly(ordinal, sizes, /*granted=*/true));
+      session->ReleaseGrant(ordinal, sum);
+      finish(absl::AbortedError("the connection has broken"));
+    });
+    if (queued) return;
+    session->ReleaseGrant(ordinal, sum);
+    finish(TooManyCalls());
+  };
+  const LeaseDone finish_or_wait = [=, this](absl::StatusOr<std::vector<Lease>> leases) {
+    if (!growth.may_reclaim || SegmentRefusalCause(leases.status()) != OomCause::kCapacity) {
+      return finish(std::move(leases));
+    }
+    WaitForGrant(session, ordinal, sum, options, lease_granted);
+  };
+  absl::StatusOr<std::vector<Lease>> idle = session->LeaseIdle(ordinal, sizes);
+  if (!absl::IsNotFound(idle.status())) return finish_or_wait(std::move(idle));
+  const bool queued = session->slow_calls().Submit(
+      [session, ordinal, sizes, finish_or_wait] { finish_or_wait(session->LeaseSlowly(ordinal, sizes)); });
+  if (!queued) done(TooManyCalls());
+}
+
+absl::Status Broker::ReturnSegments(const SessionPtr& session, uint64_t device, absl::Span<const SegmentId> segments) {
+  if (absl::Status status = CheckDevice(device); !status.ok()) return status;
+  return session->ReturnLeased(static_cast<int>(device), segments);
+}
+
+absl::Status Broker::Explain(const SessionPtr& session, uint64_t device, const RefusedRequest& request) {
+  if (absl::Status status = CheckDevice(device); !status.ok()) return status;
+  OomReport report = Report(*session, static_cast<int>(device));
+  AddHolders(*session, &report);
+  report.cause = CauseOf(report, request.cause, request.fit);
+  report.requested_bytes = request.requested_bytes;
+  report.segment_bytes = request.fit.segment_bytes;
+  report.allocated_bytes = request.allocated_bytes;
+  report.largest_free_block_bytes = request.fit.pool_largest_bytes;
+  return CountRefusal(*session, report);
+}
+
+absl::Status Broker::Free(const SessionPtr& session, absl::Span<const BlockId> blocks) {
+  if (absl::Status status = session->Free(blocks); !status.ok()) return status;
+  for (const auto& queue : queues_) queue->Retry(session->id());
+  return absl::OkStatus();
+}
+
+}  // namespace vrambroker

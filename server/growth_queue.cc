@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The life of a request that does not fit:
+//
+//   Add --> asks those chosen by their figures --> asks everybody above its guarantee --> waits --> refused
+//    \___________\________________________________________\_______________________________/--> granted, cancelled
+//                                                                    (the first one asks again every kAskPeriod)
+//
+// Figures may be a second old, hence the second step, which is taken ten times a second at most.
+#include "server/growth_queue.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "server/out_of_memory.h"
+
+namespace vrambroker {
+namespace {
+
+constexpr std::chrono::milliseconds kEverybodyPeriod(100);
+
+constexpr std::array<double, 12> kWaitSeconds = {0.001, 0.01, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300, 3600};
+
+WaitOutcome OutcomeOf(const absl::Status& status) {
+  if (status.ok()) return WaitOutcome::kGranted;
+  const bool cancelled = absl::IsCancelled(status) || absl::IsAborted(status);
+  return cancelled ? WaitOutcome::kCancelled : WaitOutcome::kRefused;
+}
+
+}  // namespace
+
+const char* WaitOutcomeName(WaitOutcome outcome) {
+  switch (outcome) {
+    case WaitOutcome::kGranted:
+      return "granted";
+    case WaitOutcome::kRefused:
+      return "refused";
+    case WaitOutcome::kCancelled:
+      return "cancelled";
+  }
+  return "unknown";
+}
+
+GrowthQueue::GrowthQueue(SegmentPool* pool, std::chrono::milliseconds reclaim_timeout, GrowthQueueHooks hooks)
+    : pool_(*pool),
+      reclaim_timeout_(reclaim_timeout),
+      hooks_(std::move(hooks)),
+      durations_{DurationHistogram(kWaitSeconds), DurationHistogram(kWaitSeconds), DurationHistogram(kWaitSeconds)} {}
+
+void GrowthQueue::Add(GrowthRequest request) {
+  const std::optional<AccountFigures> account = pool_.GetAccount(request.session);
+  if (!account.has_value()) return request.done(absl::AbortedError("the session has ended"), {});
+  {
+    MutexLock lock(mu_);
+    const SteadyTime now = hooks_.clock();
+    waiters_.emplace(Place(-account->priority, next_arrival_++), Waiter{.request = std::move(request), .since = now});
+    size_.store(waiters_.size(), std::memory_order_relaxed);
+  }
+  Serve();
+}
+
+void GrowthQueue::Cancel(SessionId session, const absl::Status& why) {
+  CancelIf([session](const GrowthRequest& request) { return request.session == session; }, why);
+}
+
+void GrowthQueue::Cancel(SessionId session, uint64_t cancel_key, const absl::Status& why) {
+  CancelIf([session, cancel_key](
+               const GrowthRequest& request) { return request.session == session && request.cancel_key == cancel_key; },
+           why);
+}
+
+void GrowthQueue::CancelIf(const std::function<bool(const GrowthRequest&)>& condition, const absl::Status& why) {
+  if (size() == 0) return;
+  Finished finished;
+  {
+    MutexLock lock(mu_);
+    for (auto it = waiters_.begin(); it != waiters_.end();) {
+      if (condition(it->second.request)) {
+        finished.emplace_back(std::move(it->second), why);
+        it = waiters_.erase(it);
+      } else {
+        ++it;
+      }
+    }
+    size_.store(waiters_.size(), std::memory_order_relaxed);
+  }
+  if (finished.empty()) return;
+  TellAll(finished);
+  Serve();  // others may have waited behind it
+}
+
+void GrowthQueue::Retry(SessionId session) {
+  if (size() == 0) return;
+  std::vector<std::pair<uint64_t, std::function<bool()>>> retries;
+  {
+    MutexLock lock(mu_);
+    for (const auto& [place, waiter] : waiters_) {
+      if (waiter.request.session == session && waiter.request.retry)
+        retries.emplace_back(place.second, waiter.request.retry);
+    }
+  }
+  for (const auto& [arrival, retry] : retries) {
+    if (!retry()) continue;
+    Finished finished;
+    {
+      MutexLock lock(mu_);
+      const auto it = Find(arrival);
+      if (it == waiters_.end()) continue;
+      finished.emplace_back(std::move(it->second), absl::CancelledError("served otherwise"));
+      finished.back().first.served_otherwise = true;
+      waiters_.erase(it);
+      size_.store(waiters_.size(), std::memory_order_relaxed);
+    }
+    TellAll(finished);
+    Serve();
+  }
+}
+
+void GrowthQueue::PriorityIs(SessionId session, int priority) {
+  if (size() == 0) return;
+  {
+    MutexLock lock(mu_);
+    std::vector<std::pair<uint64_t, Waiter>> moved;
+    for (auto it = waiters_.begin(); it != waiters_.end();) {
+      if (it->second.request.session == session) {
+        moved.emplace_back(it->first.second, std::move(it->second));
+        it = waiters_.erase(it);
+      } else {
+        ++it;
+      }
+    }
+    for (auto& [arrival, waiter] : moved) waiters_.emplace(Place(-priority, arrival), std::move(waiter));
+  }
+  Serve();
+}
+
+void GrowthQueue::OnRoom() {
+  if (size() > 0) Serve();
+}
+
+void GrowthQueue::TellAll(const Finished& finished) {
+  for (const auto& [waiter, status] : finished) {
+    const SteadyTime::duration time = hooks_.clock() - waiter.since;
+    const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(time);
+    const WaitOutcome outcome = waiter.served_otherwise ? WaitOutcome::kGranted : OutcomeOf(status);
+    durations_[static_cast<size_t>(outcome)].Observe(time);
+    waiter.request.done(status, {.waited = waited, .asked = waiter.asked});
+  }
+}
+
+void GrowthQueue::Serve() {
+  // Also called from within: what is granted or asked for may make room in turn.
+  if (serves_wanted_.fetch_add(1) > 0) return;
+  uint64_t wanted = 0;
+  do {
+    wanted = serves_wanted_.load();
+    Finished finished;
+    std::vector<uint64_t> to_ask;
+    {
+      MutexLock lock(mu_);
+      to_ask = ServeInOrder(finished);
+      size_.store(waiters_.size(), std::memory_order_relaxed);
+    }
+    TellAll(finished);
+    for (const uint64_t arrival : to_ask) Ask(arrival);
+    if (hooks_.wake_changed) hooks_.wake_changed();
+  } while (serves_wanted_.fetch_sub(wanted) != wanted);
+}
+
+absl::Status GrowthQueue::TryGrant(const GrowthRequest& request) {
+  return request.guarantee ? pool_.SetGuarantee(request.session, request.bytes)
+                           : pool_.Grant(request.session, request.bytes);
+}
+
+void GrowthQueue::StopAsking(Waiter& waiter) {
+  waiter.asking = Asking::kDone;
+  waiter.has_asked = true;
+}
+
+bool GrowthQueue::IsHopeless(const Waiter& waiter, SteadyTime now) const {
+  if (now < waiter.request.deadline) return false;
+  if (now >= waiter.since + reclaim_timeout_) return true;
+  // Somebody who was asked may be slow, and memory of a process that has just died is back in a moment.
+  const bool answers_to_come =
+      std::any_of(waiter.asked.begin(), waiter.asked.end(), [](const auto& entry) { return !entry.second; });
+  return waiter.has_asked && !answers_to_come && !pool_.IsSettling();
+}
+
+std::vector<uint64_t> GrowthQueue::ServeInOrder(Finished& finished) {
+  const SteadyTime now = hooks_.clock();
+  std::vector<uint64_t> to_ask;
+  std::optional<int> held_back;
+  bool everybody_asked = false;
+  for (auto it = waiters_.begin(); it != waiters_.end();) {
+    Waiter& waiter = it->second;
+    absl::Status status =
+        SegmentRefused(OomCause::kCapacity, "what is free is kept for a request that has waited longer");
+    const GrowthRequest& request = waiter.request;
+    if (!held_back.has_value() || (!request.guarantee && pool_.IsGuaranteed(request.session, request.bytes))) {
+      status = TryGrant(waiter.request);
+    }
+    const bool may_wait = SegmentRefusalCause(status) == OomCause::kCapacity &&
+                          (request.guarantee || pool_.MayEverGrow(request.session, request.bytes));
+    if (!may_wait || IsHopeless(waiter, now)) {
+      finished.emplace_back(std::move(waiter), status);
+      it = waiters_.erase(it);
+      continue;
+    }
+    // Of those who have asked in vain, the first asks again: what it gets lets the next ones move up.
+    const bool again = waiter.asking == Asking::kDone && now >= waiter.ask_again && it == waiters_.begin();
+    if (waiter.asking == Asking::kNobody || again) {
+      waiter.asking = Asking::kChosen;
+      waiter.asking_since = now;
+      waiter.ask_again = now + kAskPeriod;
+      to_ask.push_back(it->first.second);
+    } else if (waiter.asking != Asking::kDone && now >= waiter.asking_since + reclaim_timeout_) {
+      StopAsking(waiter);  // whoever has not answered by now is not waited for
+    } else if (waiter.asking == Asking::kChosen && now >= waiter.asking_since + reclaim_timeout_ / 8) {
+      waiter.asking = Asking::kSoonEverybody;  // one that is silent does not keep the others from being asked
+    }
+    if (waiter.asking == Asking::kSoonEverybody && now >= everybody_asked_ + kEverybodyPeriod) {
+      waiter.asking = Asking::kEverybody;
+      everybody_asked = true;
+      to_ask.push_back(it->first.second);
+    }
+    if (!held_back.has_value() && now >= waiter.since + kMaxOvertaking) held_back = -it->first.first;
+    ++it;
+  }
+  if (everybody_asked) everybody_asked_ = now;
+  pool_.HoldBack(held_back);
+  return to_ask;
+}
+
+GrowthQueue::Waiters::iterator GrowthQueue::Find(uint64_t arrival) {
+  return std::find_if(waiters_.begin(), waiters_.end(),
+                      [arrival](const auto& entry) { return entry.first.second == arrival; });
+}
+
+void GrowthQueue::Ask(uint64_t arrival) {
+  GrowthRequest request;
+  Asking asking = Asking::kDone;
+  {
+    MutexLock lock(mu_);
+    const auto it = Find(arrival);
+    if (it == waiters_.end()) return;
+    request = {.session = it->second.request.session,
+               .bytes = it->second.request.bytes,
+               .guarantee = it->second.request.guarantee};
+    asking = it->second.asking;
+  }
+  if (asking != Asking::kChosen && asking != Asking::kEverybody) return;
+  std::vector<ReclaimVictim> victims;
+  bool nobody = true;  // holds anything that could be asked for
+  if (const uint64_t missing = pool_.MissingBytes(request.session, request.bytes, request.guarantee); missing > 0) {
+    std::vector<ReclaimCandidate> candidates = hooks_.candidates();
+    for (ReclaimCandidate& candidate : candidates) {
+      // What the session itself holds idle comes first.
+      if (candidate.session == request.session) candidate.priority = std::numeric_limits<int>::min();
+    }
+    victims = EveryVictim(candidates, missing);
+    nobody = victims.empty();
+    if (asking == Asking::kChosen) victims = ChooseVictims(candidates, missing);
+  }
+  uint64_t round = 0;
+  {
+    MutexLock lock(mu_);
+    const auto it = Find(arrival);
+    if (it == waiters_.end() || it->second.asking != asking) return;
+    round = ++it->second.round;
+    it->second.unanswered = victims.size();
+    for (const ReclaimVictim& victim : victims) it->second.asked[victim.session] = false;
+    if (victims.empty()) {
+      if (asking == Asking::kChosen && !nobody) {
+        it->second.asking = Asking::kSoonEverybody;
+      } else {
+        StopAsking(it->second);
+      }
+    }
+  }
+  if (victims.empty()) return Serve();
+  for (const ReclaimVictim& victim : victims) {
+    hooks_.ask(victim, [this, arrival, round, session = victim.session] { Answered(arrival, round, session); });
+  }
+}
+
+void GrowthQueue::Answered(uint64_t arrival, uint64_t round, SessionId victim) {
+  {
+    MutexLock lock(mu_);
+    const auto it = Find(arrival);
+    if (it == waiters_.end()) return;
+    it->second.asked[victim] = true;
+    if (it->second.round == round && --it->second.unanswered == 0) {
+      if (it->second.asking == Asking::kChosen) {
+        it->second.asking = Asking::kSoonEverybody;
+      } else if (it->second.asking == Asking::kEverybody) {
+        StopAsking(it->second);
+      }
+    } else if (it->second.asking != Asking::kDone) {
+      return;
+    }
+  }
+  // What came back is there already: it may be enough.
+  Serve();
+}
+
+SteadyTime GrowthQueue::WakeOf(const Waiter& waiter, bool first, SteadyTime now) const {
+  SteadyTime wake = SteadyTime::max();
+  const auto consider = [&](SteadyTime time) {
+    if (time > now) wake = std::min(wake, time);
+  };
+  consider(waiter.request.deadline);
+  consider(waiter.since + kMaxOvertaking);
+  consider(waiter.since + reclaim_timeout_);
+  if (waiter.asking == Asking::kDone) {
+    if (first) wake = std::min(wake, std::max(now, waiter.ask_again));
+  } else if (waiter.asking != Asking::kNobody) {
+    wake = std::min(wake, std::max(now, waiter.asking_since + reclaim_timeout_));
+    if (waiter.asking == Asking::kChosen) consider(waiter.asking_since + reclaim_timeout_ / 8);
+    if (waiter.asking == Asking::kSoonEverybody) consider(everybody_asked_ + kEverybodyPeriod);
+  }
+  return wake;
+}
+
+std::optional<SteadyTime> GrowthQueue::NextWake() const {
+  MutexLock lock(mu_);
+  if (waiters_.empty()) return std::nullopt;
+  const SteadyTime now = hooks_.clock();
+  SteadyTime wake = SteadyTime::max();
+  bool first = true;
+  for (const auto& [place, waiter] : waiters_) {
+    wake = std::min(wake, WakeOf(waiter, first, now));
+    first = false;
+  }
+  return wake;
+}
+
+GrowthFigures GrowthQueue::GetFigures() const {
+  GrowthFigures figures;
+  for (size_t i = 0; i < durations_.size(); ++i) figures.durations[i] = durations_[i].Get();
+  if (size() == 0) return figures;
+  MutexLock lock(mu_);
+  figures.waiting = waiters_.size();
+  for (const auto& [place, waiter] : waiters_) {
+    figures.oldest = std::min(figures.oldest.value_or(waiter.since), waiter.since);
+  }
+  return figures;
+}
+
+std::vector<WaitingRequest> GrowthQueue::GetWaiting() const {
+  std::vector<WaitingRequest> waiting;
+  MutexLock lock(mu_);
+  waiting.reserve(waiters_.size());
+  for (const auto& [place, waiter] : waiters_) {
+    waiting.push_back({.session = waiter.request.session,
+                       .bytes = waiter.request.bytes,
+                       .guarantee = waiter.request.guarantee,
+                       .since = waiter.since,
+                       .deadline = waiter.request.deadline});
+  }
+  return waiting;
+}
+
+}  // namespace vrambroker

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// GrowthQueue: the requests for memory of one device that others have to give something up for. Asks those who hold
+// idle memory to give it back, and lets requests wait, in order.
+#ifndef VRAMBROKER_SERVER_GROWTH_QUEUE_H_
+#define VRAMBROKER_SERVER_GROWTH_QUEUE_H_
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/container/btree_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
+#include "allocator/ids.h"
+#include "allocator/mutex.h"
+#include "server/histogram.h"
+#include "server/reclaim.h"
+#include "server/segment_pool.h"
+
+namespace vrambroker {
+
+// What was done for a request.
+struct GrowthOutcome {
+  std::chrono::milliseconds waited{0};
+  absl::btree_map<SessionId, bool> asked;  // to give memory back; true: it has answered
+};
+
+struct GrowthRequest {
+  SessionId session{};
+  uint64_t bytes = 0;
+  bool guarantee = false;   // raises the session's guarantee to `bytes`; else charges `bytes`: SegmentPool::Grant()
+  SteadyTime deadline;      // a request that may not wait has its time of arrival; reclaim is tried in any case
+  uint64_t cancel_key = 0;  // for Cancel(); 0: none
+  // Tries to serve the request otherwise: true when it needs no grant any more. For Retry(); may be none.
+  std::function<bool()> retry;
+  // Once. OK: it is granted. SegmentRefused(), or the status of Cancel().
+  std::function<void(const absl::Status&, const GrowthOutcome&)> done;
+};
+
+struct WaitingRequest {
+  SessionId session{};
+  uint64_t bytes = 0;
+  bool guarantee = false;
+  SteadyTime since;
+  SteadyTime deadline;
+};
+
+enum class WaitOutcome { kGranted, kRefused, kCancelled };
+
+inline constexpr std::array<WaitOutcome, 3> kWaitOutcomes = {WaitOutcome::kGranted, WaitOutcome::kRefused,
+                                                             WaitOutcome::kCancelled};
+
+const char* WaitOutcomeName(WaitOutcome outcome);  // "granted", "refused", "cancelled"
+
+// What became of the requests, ever, and what still waits.
+struct GrowthFigures {
+  size_t waiting = 0;
+  std::optional<SteadyTime> oldest;                              // since when; none when nothing waits
+  std::array<HistogramFigures, kWaitOutcomes.size()> durations;  // by WaitOutcome
+};
+
+struct GrowthQueueHooks {
+  std::function<SteadyTime()> clock = [] { return std::chrono::steady_clock::now(); };
+  // The sessions that hold memory of the device and can be asked.
+  std::function<std::vector<ReclaimCandidate>()> candidates;
+  // Asks `victim` to give `bytes` back; calls `answered` when it has, or will not. Never blocks.
+  std::function<void(const ReclaimVictim& victim, std::function<void()> answered)> ask;
+  // NextWake() may be earlier than before.
+  std::function<void()> wake_changed;
+};
+
+// Order: by priority, then by arrival. A request that fits may overtake one that does not yet, until that one has
+// waited for kMaxOvertaking: from then on nobody of its priority or below it gets what it could use, until it is served
+// or gives up. Growth within a guarantee never waits.
+//
+// Requests take no thread: OnRoom(), OnTimer() and answers of those who were asked carry them on. Thread-safe.
+class GrowthQueue {
+ public:
+  static constexpr std::chrono::milliseconds kMaxOvertaking{1000};
+  // While requests wait, those who hold idle memory are asked again this often.
+  static constexpr std::chrono::milliseconds kAskPeriod{250};
+
+  // `pool` outlives it. Those who are asked have `reclaim_timeout` to answer. After an eighth of it everybody else is
+  // asked as well.
+  GrowthQueue(SegmentPool* pool, std::chrono::milliseconds reclaim_timeout, GrowthQueueHooks hooks);
+
+  // `request.done` is called, perhaps before this returns.
+  void Add(GrowthRequest request) ABSL_LOCKS_EXCLUDED(mu_);
+  // Ends the requests of a session, or that with this key, with `why`.
+  void Cancel(SessionId session, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+  void Cancel(SessionId session, uint64_t cancel_key, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+  // The session has freed something: its requests are tried otherwise, and end with Cancelled where that succeeds.
+  void Retry(SessionId session) ABSL_LOCKS_EXCLUDED(mu_);
+  // The session's requests go to their new place.
+  void PriorityIs(SessionId session, int priority) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Something has happened that may let a request through. Cheap when none waits.
+  void OnRoom() ABSL_LOCKS_EXCLUDED(mu_);
+  // The time of NextWake() has come.
+  void OnTimer() ABSL_LOCKS_EXCLUDED(mu_) { OnRoom(); }
+  std::optional<SteadyTime> NextWake() const ABSL_LOCKS_EXCLUDED(mu_);
+
+  GrowthFigures GetFigures() const ABSL_LOCKS_EXCLUDED(mu_);
+  // In their order.
+  std::vector<WaitingRequest> GetWaiting() const ABSL_LOCKS_EXCLUDED(mu_);
+  size_t size() const { return size_.load(std::memory_order_relaxed); }
+
+ private:
+  enum class Asking { kNobody, kChosen, kSoonEverybody, kEverybody, kDone };
+  struct Waiter {
+    GrowthRequest request;
+    SteadyTime since;
+    Asking asking = Asking::kNobody;  // who is being asked, or was last
+    bool has_asked = false;           // all the way, at least once
+    SteadyTime asking_since;
+    SteadyTime ask_again;
+    size_t unanswered = 0;
+    absl::btree_map<SessionId, bool> asked;
+    uint64_t round = 0;  // of asking; answers to earlier ones do not count
+    bool served_otherwise = false;
+  };
+  using Place = std::pair<int, uint64_t>;  // minus the priority, arrival
+  using Waiters = absl::btree_map<Place, Waiter>;
+  using Finished = std::vector<std::pair<Waiter, absl::Status>>;
+
+  void Serve() ABSL_LOCKS_EXCLUDED(mu_);
+  // Serves what can be served, in order, and ends what has waited for too long. Returns the arrivals that are to ask.
+  std::vector<uint64_t> ServeInOrder(Finished& finished) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status TryGrant(const GrowthRequest& request);
+  // Asks for the request of this arrival; goes on to the next step when there is nobody to ask.
+  void Ask(uint64_t arrival) ABSL_LOCKS_EXCLUDED(mu_);
+  void Answered(uint64_t arrival, uint64_t round, SessionId victim) ABSL_LOCKS_EXCLUDED(mu_);
+  Waiters::iterator Find(uint64_t arrival) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void CancelIf(const std::function<bool(const GrowthRequest&)>& condition, const absl::Status& why)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  SteadyTime WakeOf(const Waiter& waiter, bool first, SteadyTime now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void TellAll(const Finished& finished);
+  static void StopAsking(Waiter& waiter);
+  bool IsHopeless(const Waiter& waiter, SteadyTime now) const;
+
+  SegmentPool& pool_;
+  const std::chrono::milliseconds reclaim_timeout_;
+  const GrowthQueueHooks hooks_;
+
+  std::atomic<size_t> size_{0};
+  std::array<DurationHistogram, kWaitOutcomes.size()> durations_;  // by WaitOutcome
+  std::atomic<uint64_t> serves_wanted_{0};  // one thread serves at a time; the others leave it to that one
+
+  mutable Mutex mu_;
+  uint64_t next_arrival_ ABSL_GUARDED_BY(mu_) = 1;
+  SteadyTime everybody_asked_ ABSL_GUARDED_BY(mu_) = SteadyTime::min();
+  Waiters waiters_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_SERVER_GROWTH_QUEUE_H_

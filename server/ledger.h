@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Ledger: the arithmetic of who may hold how much of one device. The only place where limits, guarantees and capacity
+// are compared.
+#ifndef VRAMBROKER_SERVER_LEDGER_H_
+#define VRAMBROKER_SERVER_LEDGER_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "absl/status/status.h"
+
+namespace vrambroker {
+
+struct AccountFigures {
+  uint64_t limit_bytes = 0;
+  uint64_t guarantee_bytes = 0;  // kept free for the session at all times
+  uint64_t reserved_bytes = 0;   // charged: leased, being obtained, granted to a request that waited, or returning
+  uint64_t returning_bytes = 0;  // of these, asked back from the client and not yet closed by it
+  size_t segments = 0;           // leased or returning; filled in by SegmentPool::GetAccount()
+  int priority = 0;              // higher ones are served first and asked for memory last
+
+  // What the account takes of the device's capacity, whether it holds it or not.
+  uint64_t committed_bytes() const { return std::max(reserved_bytes, guarantee_bytes); }
+};
+
+// Invariants:
+// (1) committed_bytes() is the sum of the accounts' committed bytes and of the bytes that are charged to no account. It
+//     never exceeds the capacity: hence growth within a guarantee is always possible.
+// (2) charged_bytes() is the sum of the accounts' reserved bytes and of those that are charged to no account.
+// Not thread-safe.
+class Ledger {
+ public:
+  explicit Ledger(uint64_t capacity_bytes) : capacity_bytes_(capacity_bytes) {}
+
+  uint64_t capacity_bytes() const { return capacity_bytes_; }
+  uint64_t charged_bytes() const { return charged_bytes_; }
+  uint64_t committed_bytes() const { return committed_bytes_; }
+  uint64_t guaranteed_bytes() const { return guaranteed_bytes_; }
+
+  // SegmentRefused() unless the account may grow by `bytes`. `in_turn`: whatever is held back is for this one.
+  absl::Status CheckGrowth(const AccountFigures& account, uint64_t bytes, bool in_turn = false) const;
+  // Growth by `bytes` takes nothing that others could have.
+  bool IsGuaranteed(const AccountFigures& account, uint64_t bytes) const { return Growth(account, bytes) == 0; }
+  // False when the guarantees of others will never let the account grow by `bytes`.
+  bool MayEverGrow(const AccountFigures& account, uint64_t bytes) const {
+    const uint64_t others = guaranteed_bytes_ - account.guarantee_bytes;
+    return bytes <= capacity_bytes_ - others && account.reserved_bytes <= capacity_bytes_ - others - bytes;
+  }
+  // Bytes that others would have to give up before the account may grow by `bytes`, its limit aside.
+  uint64_t MissingBytes(const AccountFigures& account, uint64_t bytes) const;
+  // The same for a guarantee of `bytes`.
+  uint64_t MissingForGuarantee(const AccountFigures& account, uint64_t bytes) const;
+  // What the account could still grow by.
+  uint64_t AvailableBytes(const AccountFigures& account) const;
+
+  // REQUIRES: CheckGrowth() says yes.
+  void Charge(AccountFigures& account, uint64_t bytes);
+  void Uncharge(AccountFigures& account, uint64_t bytes);
+
+  // InvalidArgument above the account's limit. SegmentRefused(kLargerThanDevice) when it could be kept only if others'
+  // guarantees were lowered, SegmentRefused(kCapacity) when others would have to give up what they hold. Both say how
+  // much is missing.
+  absl::Status SetGuarantee(AccountFigures& account, uint64_t bytes);
+  // InvalidArgument below the account's guarantee. A limit below what is reserved takes nothing away.
+  absl::Status SetLimit(AccountFigures& account, uint64_t bytes);
+
+  // The account is no more; `still_charged` bytes of it are charged to no account from now on.
+  void Close(const AccountFigures& account, uint64_t still_charged);
+  void UnchargeUnowned(uint64_t bytes);
+
+  // While set, accounts of this priority and lower ones cannot grow beyond their guarantees: somebody has waited long
+  // enough.
+  void HoldBack(std::optional<int> priority) { held_back_ = priority; }
+
+ private:
+  // What growth by `bytes` adds to committed_bytes().
+  static uint64_t Growth(const AccountFigures& account, uint64_t bytes) {
+    return std::max(account.reserved_bytes + bytes, account.guarantee_bytes) - account.committed_bytes();
+  }
+
+  const uint64_t capacity_bytes_;
+  uint64_t charged_bytes_ = 0;
+  uint64_t committed_bytes_ = 0;
+  uint64_t guaranteed_bytes_ = 0;
+  std::optional<int> held_back_;
+};
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_SERVER_LEDGER_H_

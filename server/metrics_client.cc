@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Metrics of clients (labels client, gpu, tenant) and of tenants (tenant, gpu).
+//
+// Their number is bounded: `max_clients` pairs of client and device have series of their own. First come the pairs that
+// are in use, by the age of the session, then the others, in so far as there is room. Pairs in use for which there is
+// none are folded into one for each device, client="_other"; counters of those are left out, since a sum over sessions
+// falls when one ends.
+#include <algorithm>
+#include <array>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_cat.h"
+#include "server/metrics.h"
+
+namespace vrambroker {
+namespace {
+
+constexpr MetricType kGauge = MetricType::kGauge;
+constexpr MetricType kCounter = MetricType::kCounter;
+constexpr char kOther[] = "_other";
+
+// A session and a device, or the sum of those that are folded.
+struct Row {
+  std::string labels;
+  const SessionDeviceInfo* held = nullptr;
+  size_t waiting = 0;
+
+  uint64_t reserved() const { return held->account.reserved_bytes; }
+  const MemoryStats& stats() const { return held->stats; }
+  uint64_t cached_free() const { return reserved() - std::min(reserved(), stats().active_bytes.all.current); }
+};
+
+struct Figure {
+  const char* name;
+  const char* help;
+  uint64_t (*value)(const Row& row);
+};
+
+constexpr Figure kGauges[] = {
+    {"reserved_bytes", "Memory of the segments charged to the client.", [](const Row& row) { return row.reserved(); }},
+    {"allocated_bytes", "Memory in blocks handed out of the client.",
+     [](const Row& row) { return row.stats().allocated_bytes.all.current; }},
+    {"active_bytes", "Memory in blocks in use or waiting for a stream event of the client.",
+     [](const Row& row) { return row.stats().active_bytes.all.current; }},
+    {"requested_bytes", "Memory that the client asked for, before rounding.",
+     [](const Row& row) { return row.stats().requested_bytes.all.current; }},
+    {"inactive_split_bytes", "Free memory of the client in segments in part used, which cannot be given back.",
+     [](const Row& row) { return row.stats().inactive_split_bytes.all.current; }},
+    {"idle_bytes", "Memory of the client's segments that hold no block: reclaimable.",
+     [](const Row& row) { return row.held->idle_bytes; }},
+    {"cached_free_bytes", "Free memory inside the client's segments.",
+     [](const Row& row) { return row.cached_free(); }},
+    {"largest_free_block_bytes", "The client's largest free block.",
+     [](const Row& row) { return row.stats().free.largest_bytes; }},
+    {"limit_bytes", "Upper bound on the client's reserved bytes.",
+     [](const Row& row) { return row.held->account.limit_bytes; }},
+    {"guarantee_bytes", "Memory kept free for the client, whether it holds it or not.",
+     [](const Row& row) { return row.held->account.guarantee_bytes; }},
+    {"peak_allocated_bytes", "The most that the client had allocated.",
+     [](const Row& row) { return row.stats().allocated_bytes.all.peak; }},
+    {"peak_reserved_bytes", "The most that the client's heap had reserved.",
+     [](const Row& row) { return row.stats().reserved_bytes.all.peak; }},
+    {"segments", "Segments leased to the client.", [](const Row& row) { return uint64_t{row.held->account.segments}; }},
+    {"blocks", "Blocks handed out of the client.", [](const Row& row) { return row.stats().allocation.all.current; }},
+    {"waiting_requests", "Requests of the client that wait for others to give memory back.",
+     [](const Row& row) { return uint64_t{row.waiting}; }},
+};
+
+constexpr Figure kCounters[] = {
+    {"allocs_total", "Blocks handed out to the client.",
+     [](const Row& row) { return row.stats().allocation.all.allocated; }},
+    {"frees_total", "Blocks that the client gave back.",
+     [](const Row& row) { return row.stats().allocation.all.freed; }},
+    {"alloc_retries_total", "Requests that gave the client's own cache back before they got memory, or did not.",
+     [](const Row& row) { return row.stats().num_alloc_retries; }},
+};
+
+bool IsInUse(const SessionDeviceInfo& held) {
+  const auto refused = std::any_of(held.ooms.begin(), held.ooms.end(), [](uint64_t count) { return count > 0; });
+  return held.account.reserved_bytes > 0 || held.account.guarantee_bytes > 0 || !held.waiting.empty() || refused ||
+         held.stats.reserved_bytes.all.peak > 0;
+}
+
+// Sums for client="_other", by device.
+struct Folded {
+  std::vector<SessionDeviceInfo> held;
+  std::vector<size_t> waiting;
+  std::vector<bool> any;
+  absl::flat_hash_set<SessionId> sessions;
+
+  explicit Folded(size_t devices) : held(devices), waiting(devices), any(devices) {}
+
+  void Add(const SessionInfo& session, size_t device) {
+    const SessionDeviceInfo& from = session.devices[device];
+    SessionDeviceInfo& to = held[device];
+    to.account.reserved_bytes += from.account.reserved_bytes;
+    to.account.limit_bytes += from.account.limit_bytes;
+    to.account.guarantee_bytes += from.account.guarantee_bytes;
+    to.account.segments += from.account.segments;
+    to.idle_bytes += from.idle_bytes;
+    to.stats.Add(from.stats);
+    waiting[device] += from.waiting.size();
+    any[device] = true;
+    sessions.insert(session.id);
+  }
+};
+
+std::string LabelsOf(const std::string& client, size_t device, const std::string& tenant) {
+  return MetricLabels({{"client", client}, {"gpu", absl::StrCat(device)}, {"tenant", tenant}});
+}
+
+// The pairs that have series of their own, by session and device; the other ones in use go into `folded`.
+std::vector<Row> ChooseRows(const BrokerView& view, size_t max_clients, Folded& folded) {
+  std::vector<std::pair<size_t, size_t>> pairs;  // session, device
+  std::vector<std::pair<size_t, size_t>> unused;
+  for (size_t i = 0; i < view.sessions.size(); ++i) {
+    for (size_t device = 0; device < view.devices.size(); ++device) {
+      if (!IsInUse(view.sessions[i].devices[device])) {
+        unused.emplace_back(i, device);
+      } else if (pairs.size() < max_clients) {
+        pairs.emplace_back(i, device);
+      } else {
+        folded.Add(view.sessions[i], device);
+      }
+    }
+  }
+  unused.resize(std::min(unused.size(), max_clients - pairs.size()));
+  pairs.insert(pairs.end(), unused.begin(), unused.end());
+  std::sort(pairs.begin(), pairs.end());
+  std::vector<Row> rows;
+  rows.reserve(pairs.size() + view.devices.size());
+  for (const auto& [i, device] : pairs) {
+    const SessionInfo& session = view.sessions[i];
+    const SessionDeviceInfo& held = session.devices[device];
+    rows.push_back({.labels = LabelsOf(session.name, device, session.terms.tenant),
+                    .held = &held,
+                    .waiting = held.waiting.size()});
+  }
+  return rows;
+}
+
+void WriteGauges(const std::vector<Row>& rows, MetricsText& out) {
+  for (const Figure& gauge : kGauges) {
+    out.Family(absl::StrCat("vrambroker_client_", gauge.name), gauge.help, kGauge);
+    for (const Row& row : rows) out.Sample(row.labels, gauge.value(row));
+  }
+  out.Family("vrambroker_client_fragmentation_ratio",
+             "1 - allocated / reserved, between 0 and 1; 0 when nothing is reserved.", kGauge);
+  for (const Row& row : rows) {
+    out.Sample(row.labels, FragmentationRatio(row.stats().allocated_bytes.all.current, row.reserved()));
+  }
+  out.Family("vrambroker_client_external_fragmentation_ratio",
+             "1 - largest free block / cached free bytes, between 0 and 1; 0 when nothing is free.", kGauge);
+  for (const Row& row : rows) {
+    out.Sample(row.labels, ExternalFragmentationRatio(row.stats().free.largest_bytes, row.cached_free()));
+  }
+  std::array<std::string, FreeSizes::kClasses> sizes;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    sizes[i] = absl::StrCat(",", MetricLabels({{"size", absl::StrCat(FreeSizes::ClassBytes(i))}}));
+  }
+  out.Family("vrambroker_client_free_block_bytes",
+             "Memory of the client's free blocks, by their size: at least so many bytes.", kGauge);
+  for (const Row& row : rows) {
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      out.Sample(absl::StrCat(row.labels, sizes[i]), row.stats().free.bytes[i]);
+    }
+  }
+}
+
+void WriteCounters(const std::vector<Row>& rows, MetricsText& out) {
+  for (const Figure& counter : kCounters) {
+    out.Family(absl::StrCat("vrambroker_client_", counter.name), counter.help, kCounter);
+    for (const Row& row : rows) out.Sample(row.labels, counter.value(row));
+  }
+  out.Family("vrambroker_client_ooms_total", "Requests for memory of the client refused, by reason.", kCounter);
+  for (const Row& row : rows) {
+    for (const OomCause cause : kOomCauses) {
+      out.Sample(absl::StrCat(row.labels, ",", MetricLabels({{"reason", OomCauseName(cause)}})),
+                 row.held->ooms[static_cast<size_t>(cause)]);
+    }
+  }
+}
+
+void WriteTenants(const BrokerView& view, size_t max_clients, MetricsText& out) {
+  struct Sum {
+    uint64_t sessions = 0;
+    uint64_t reserved = 0;
+    uint64_t allocated = 0;
+    uint64_t idle = 0;
+    uint64_t guarantee = 0;
+  };
+  // The tenants of the oldest sessions have series of their own.
+  std::map<std::string, std::vector<Sum>> tenants;
+  for (const SessionInfo& session : view.sessions) {
+    const bool has_room = (tenants.size() + 1) * view.devices.size() <= max_clients;
+    const bool is_named = has_room || tenants.contains(session.terms.tenant);
+    std::vector<Sum>& sums = tenants[is_named ? session.terms.tenant : kOther];
+    sums.resize(view.devices.size());
+    for (size_t device = 0; device < sums.size(); ++device) {
+      const SessionDeviceInfo& held = session.devices[device];
+      ++sums[device].sessions;
+      sums[device].reserved += held.account.reserved_bytes;
+      sums[device].allocated += held.stats.allocated_bytes.all.current;
+      sums[device].idle += held.idle_bytes;
+      sums[device].guarantee += held.account.guarantee_bytes;
+    }
+  }
+  const auto write = [&](const char* name, const char* help, uint64_t Sum::*value) {
+    out.Family(name, help, kGauge);
+    for (const auto& [tenant, sums] : tenants) {
+      for (size_t device = 0; device < sums.size(); ++device) {
+        out.Sample(MetricLabels({{"tenant", tenant}, {"gpu", absl::StrCat(device)}}), sums[device].*value);
+      }
+    }
+  };
+  write("vrambroker_tenant_sessions", "Sessions of the tenant; each may use every device.", &Sum::sessions);
+  write("vrambroker_tenant_reserved_bytes", "Memory charged to the tenant's sessions.", &Sum::reserved);
+  write("vrambroker_tenant_allocated_bytes", "Memory in blocks handed out to the tenant's sessions.", &Sum::allocated);
+  write("vrambroker_tenant_idle_bytes", "Memory of the tenant's sessions in segments that hold no block: reclaimable.",
+        &Sum::idle);
+  write("vrambroker_tenant_guarantee_bytes", "Sum of the guarantees of the tenant's sessions.", &Sum::guarantee);
+}
+
+}  // namespace
+
+void WriteClientMetrics(const BrokerView& view, size_t max_clients, MetricsText& out) {
+  Folded folded(view.devices.size());
+  std::vector<Row> rows = ChooseRows(view, max_clients, folded);
+  out.Family("vrambroker_client_info", "Identity of a session; the value is always 1.", kGauge);
+  for (size_t i = 0; i < std::min(view.sessions.size(), max_clients); ++i) {
+    const SessionInfo& session = view.sessions[i];
+    out.Sample(MetricLabels({{"client", session.name},
+                             {"tenant", session.terms.tenant},
+                             {"session", absl::StrCat(Raw(session.id))},
+                             {"uid", absl::StrCat(session.caller.uid)},
+                             {"rule", session.terms.rule},
+                             {"placement", session.leases ? "leased" : "remote"}}),
+               uint64_t{1});
+  }
+  WriteCounters(rows, out);
+  for (size_t device = 0; device < folded.held.size(); ++device) {
+    if (!folded.any[device]) continue;
+    rows.push_back(
+        {.labels = LabelsOf(kOther, device, kOther), .held = &folded.held[device], .waiting = folded.waiting[device]});
+  }
+  WriteGauges(rows, out);
+  WriteTenants(view, max_clients, out);
+  out.Single("vrambroker_clients_folded", "Sessions of which at least one device is folded into client=\"_other\".",
+             kGauge, uint64_t{folded.sessions.size()});
+}
+
+}  // namespace vrambroker

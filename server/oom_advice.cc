@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/oom_advice.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "allocator/bytes.h"
+#include "allocator/size_class.h"
+
+namespace vrambroker {
+namespace {
+
+constexpr uint64_t kMiB = uint64_t{1} << 20;
+// PyTorch's bounds: a smaller one is refused, and guides suggest none that is larger.
+constexpr uint64_t kLeastMaxSplitMib = 21;
+constexpr uint64_t kMostMaxSplitMib = 512;
+
+uint64_t Less(uint64_t from, uint64_t bytes) {
+  return from - std::min(from, bytes);
+}
+
+// How to keep large blocks whole, for the session that has pieces only.
+std::string AgainstSplitting(const OomReport& report) {
+  const uint64_t mib = std::min(report.requested_bytes / kMiB, kMostMaxSplitMib);
+  // Blocks that small are always cut from larger ones.
+  if (mib < kLeastMaxSplitMib) return "allocate the largest buffers first";
+  return absl::StrCat("set max_split_size_mb:", mib,
+                      " in its alloc_conf, so that small blocks are not cut from large ones, or allocate the largest "
+                      "buffers first");
+}
+
+std::string AdviceOnSize(const OomReport& report) {
+  if (report.requested_bytes >= kMaxRequestBytes) {
+    return "Check how the size was computed: no device holds as much, so it may be a negative number or an overflow.";
+  }
+  return absl::StrCat("Ask for less at a time: the device's capacity of ", FormatBytes(report.capacity_bytes),
+                      " could never hold this request, however long it waits.");
+}
+
+std::string AdviceOnFragmentation(const OomReport& report) {
+  return absl::StrCat("Free blocks that lie beside free ones, or start again and ", AgainstSplitting(report),
+                      ": this session's free memory is in pieces that are too small.");
+}
+
+// For a session that has enough, but not for this request.
+std::string AdviceOnOwnIdle(const OomReport& report) {
+  return absl::StrCat("Free blocks beside the ", FormatBytes(OwnIdleBytes(report)),
+                      " that this session holds unused for other sizes and streams, or start again and ",
+                      AgainstSplitting(report), ".");
+}
+
+std::string AdviceOnLimit(const OomReport& report) {
+  if (report.segment_bytes > report.limit_bytes) {
+    return "Have the session's limit raised (vramctl limit), or ask for less: the limit could never hold this request.";
+  }
+  if (OwnIdleBytes(report) >= report.segment_bytes) return AdviceOnOwnIdle(report);
+  const uint64_t room = Less(report.available_bytes, report.kept_free_bytes);
+  if (room >= report.segment_bytes) {
+    return absl::StrCat(
+        "Have the session's limit raised (vramctl limit), or free memory of this session: the device has ",
+        FormatBytes(room), " to spare.");
+  }
+  return absl::StrCat(
+      "Free memory of this session or use smaller batches: a higher limit alone would not help, since the device has "
+      "only ",
+      FormatBytes(room), " to spare.");
+}
+
+// The reason that most of the named idle bytes have in common.
+IdleWhy MainReason(const std::vector<OomReport::IdleHolder>& holders) {
+  std::array<uint64_t, kIdleWhys.size()> bytes{};
+  for (const OomReport::IdleHolder& holder : holders) bytes[static_cast<size_t>(holder.why)] += holder.idle_bytes;
+  return static_cast<IdleWhy>(std::max_element(bytes.begin(), bytes.end()) - bytes.begin());
+}
+
+// REQUIRES: idle_holders is not empty.
+std::string AdviceOnIdle(const OomReport& report) {
+  const IdleWhy why = MainReason(report.idle_holders);
+  const auto holder = std::find_if(report.idle_holders.begin(), report.idle_holders.end(),
+                                   [&](const OomReport::IdleHolder& candidate) { return candidate.why == why; });
+  std::string what = absl::StrCat(holder->client, " holds ", FormatBytes(holder->idle_bytes), " idle");
+  switch (why) {
+    case IdleWhy::kWithinGuarantee:
+      return absl::StrCat("Lower that session's guarantee, or wait until it ends: ", what, " within its guarantee.");
+    case IdleWhy::kInPartUsed:
+      return absl::StrCat(what,
+                          " in segments that are in part used, which nobody can take: set max_split_size_mb in its "
+                          "alloc_conf, or restart it.");
+    case IdleWhy::kDidNotAnswer:
+      return absl::StrCat(what,
+                          " and did not answer when asked for it: see whether its process hangs or is stopped "
+                          "(vramctl sessions).");
+    case IdleWhy::kDisconnected:
+      return absl::StrCat(what, " and its connection is gone: end its process if it hangs (vramctl sessions).");
+    case IdleWhy::kNotAsked:
+      return absl::StrCat(what,
+                          ": have it trimmed (vramctl trim), call its framework's empty_cache, or set "
+                          "garbage_collection_threshold in its alloc_conf.");
+    case IdleWhy::kKept:
+      return absl::StrCat(what,
+                          " and gave back less than it was asked for: try again, its GPU work may still use them.");
+  }
+  return what;
+}
+
+std::string AdviceOnCapacity(const OomReport& report) {
+  if (report.held_back) {
+    return "Give the request a wait time, or the session a higher priority (vramctl priority): what is free is kept "
+           "for "
+           "a request that has waited longer (vramctl sessions).";
+  }
+  if (OwnIdleBytes(report) >= report.segment_bytes) return AdviceOnOwnIdle(report);
+  const uint64_t room = Less(report.available_bytes, report.kept_free_bytes);
+  if (room >= report.segment_bytes) {
+    return absl::StrCat("Try again, or look for programs outside vrambroker that use the device (nvidia-smi): ",
+                        FormatBytes(room), " should be free, and the driver had not as much.");
+  }
+  if (report.available_bytes >= report.segment_bytes) {
+    return absl::StrCat("Wait, or lower other sessions' guarantees: ", FormatBytes(report.kept_free_bytes),
+                        " of what nobody has reserved are kept for them.");
+  }
+  if (!report.names_others)
+    return "Give free segments back and try again; the refusal of the request will say who holds most.";
+  const uint64_t missing = report.segment_bytes - room;
+  if (report.quarantined_bytes >= missing) {
+    return absl::StrCat(
+        "End the processes of sessions that disconnected or were ended (vramctl sessions): they still hold ",
+        FormatBytes(report.quarantined_bytes), ".");
+  }
+  if (report.idle_elsewhere_bytes >= missing && !report.idle_holders.empty()) return AdviceOnIdle(report);
+  // It is really capacity.
+  const std::string largest =
+      report.largest_holders.empty()
+          ? "the device is full"
+          : absl::StrCat("the device is full of memory in use, most of it ", report.largest_holders.front().client,
+                         "'s (", FormatBytes(report.largest_holders.front().allocated_bytes), ")");
+  if (report.waited_ms > 0) {
+    return absl::StrCat("Run fewer programs on the device, or use smaller batches: ", largest, ", and ",
+                        report.waited_ms, " ms of waiting did not change it.");
+  }
+  return absl::StrCat(
+      "Give the request a wait time, run fewer programs on the device, or use smaller batches: ", largest, ".");
+}
+
+}  // namespace
+
+void AddOthers(absl::Span<const OtherSession> others, OomReport* report) {
+  report->names_others = true;
+  std::vector<OomReport::IdleHolder>& holders = report->idle_holders;
+  for (const OtherSession& other : others) {
+    const uint64_t idle = Less(other.reserved_bytes, other.active_bytes);
+    report->idle_elsewhere_bytes += idle;
+    const auto add = [&](IdleWhy why, uint64_t bytes) {
+      if (bytes > 0) holders.push_back({.client = other.client, .idle_bytes = bytes, .why = why});
+    };
+    if (!other.is_connected) {
+      report->quarantined_bytes += other.reserved_bytes;
+      add(IdleWhy::kDisconnected, idle);
+      continue;
+    }
+    const uint64_t in_part_used = std::min(idle, other.inactive_split_bytes);
+    const uint64_t whole = idle - in_part_used;
+    const uint64_t above_guarantee = std::min(whole, Less(other.reserved_bytes, other.guarantee_bytes));
+    add(IdleWhy::kInPartUsed, in_part_used);
+    add(IdleWhy::kWithinGuarantee, whole - above_guarantee);
+    switch (other.asked) {
+      case OtherSession::Asked::kNo:
+        add(IdleWhy::kNotAsked, above_guarantee);
+        break;
+      case OtherSession::Asked::kAnswered:
+        add(IdleWhy::kKept, above_guarantee);
+        break;
+      case OtherSession::Asked::kNoAnswer:
+        add(IdleWhy::kDidNotAnswer, above_guarantee);
+        break;
+    }
+  }
+  std::stable_sort(holders.begin(), holders.end(),
+                   [](const auto& a, const auto& b) { return a.idle_bytes > b.idle_bytes; });
+  if (holders.size() > kMaxIdleHolders) holders.resize(kMaxIdleHolders);
+}
+
+uint64_t OwnIdleBytes(const OomReport& report) {
+  return Less(report.reserved_bytes, report.allocated_bytes);
+}
+
+std::string Advice(const OomReport& report) {
+  switch (report.cause) {
+    case OomCause::kLimit:
+      return AdviceOnLimit(report);
+    case OomCause::kCapacity:
+      return AdviceOnCapacity(report);
+    case OomCause::kFragmentation:
+      return AdviceOnFragmentation(report);
+    case OomCause::kLargerThanDevice:
+      return AdviceOnSize(report);
+  }
+  return "";
+}
+
+}  // namespace vrambroker

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/quarantine.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace vrambroker {
+namespace {
+
+constexpr std::chrono::milliseconds kFirstPeriod(100);
+constexpr std::chrono::milliseconds kLongestPeriod(5000);
+
+}  // namespace
+
+void Quarantine::Add(SegmentId id, Entry entry) {
+  bytes_ += entry.idle.segment.bytes;
+  entries_.emplace(id, std::move(entry));
+}
+
+std::optional<SteadyTime> Quarantine::next_check() const {
+  std::optional<SteadyTime> next;
+  for (const auto& [id, entry] : entries_) {
+    if (!entry.checking && (!next.has_value() || entry.next_check < *next)) next = entry.next_check;
+  }
+  return next;
+}
+
+bool Quarantine::settling() const {
+  return std::any_of(entries_.begin(), entries_.end(), [](const auto& entry) { return entry.second.checks == 0; });
+}
+
+std::vector<std::pair<SegmentId, DeviceSegment>> Quarantine::StartChecks(SteadyTime now) {
+  std::vector<std::pair<SegmentId, DeviceSegment>> due;
+  for (auto& [id, entry] : entries_) {
+    if (entry.checking || entry.next_check > now) continue;
+    entry.checking = true;
+    due.emplace_back(id, entry.idle.segment);
+  }
+  return due;
+}
+
+IdleSegments::Entry Quarantine::Remove(SegmentId id) {
+  const auto it = entries_.find(id);
+  IdleSegments::Entry idle = std::move(it->second.idle);
+  bytes_ -= idle.segment.bytes;
+  entries_.erase(it);
+  return idle;
+}
+
+bool Quarantine::Keep(SegmentId id, std::vector<pid_t> holders, SteadyTime now) {
+  Entry& entry = entries_.at(id);
+  const bool changed = entry.holders != holders;
+  entry.holders = std::move(holders);
+  entry.next_check = now + std::min(kLongestPeriod, kFirstPeriod * (1 << std::min(entry.checks, 10)));
+  ++entry.checks;
+  entry.checking = false;
+  return changed;
+}
+
+std::vector<Quarantine::Holding> Quarantine::Holdings() const {
+  std::vector<Holding> holdings;
+  for (const auto& [id, entry] : entries_) {
+    auto it = std::find_if(holdings.begin(), holdings.end(), [&entry = entry](const Holding& h) {
+      return h.client == entry.client && h.pid == entry.pid;
+    });
+    if (it == holdings.end()) {
+      holdings.push_back({.client = entry.client, .pid = entry.pid, .since = entry.idle.since});
+      it = std::prev(holdings.end());
+    }
+    it->bytes += entry.idle.segment.bytes;
+    ++it->segments;
+    it->since = std::min(it->since, entry.idle.since);
+    for (const pid_t holder : entry.holders) {
+      if (std::find(it->holders.begin(), it->holders.end(), holder) == it->holders.end()) it->holders.push_back(holder);
+    }
+  }
+  return holdings;
+}
+
+std::vector<DeviceSegment> Quarantine::Segments() const {
+  std::vector<DeviceSegment> segments;
+  segments.reserve(entries_.size());
+  for (const auto& [id, entry] : entries_) segments.push_back(entry.idle.segment);
+  return segments;
+}
+
+}  // namespace vrambroker

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Who is asked to give memory back when somebody else needs it.
+#ifndef VRAMBROKER_SERVER_RECLAIM_H_
+#define VRAMBROKER_SERVER_RECLAIM_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "allocator/ids.h"
+
+namespace vrambroker {
+
+// A session that holds memory of the device and can be asked.
+struct ReclaimCandidate {
+  SessionId session{};
+  int priority = 0;
+  uint64_t reserved_bytes = 0;
+  uint64_t guarantee_bytes = 0;
+  uint64_t idle_bytes = 0;  // of these, in segments that hold no block, by its last figures
+};
+
+struct ReclaimVictim {
+  SessionId session{};
+  uint64_t bytes = 0;
+
+  friend bool operator==(const ReclaimVictim&, const ReclaimVictim&) = default;
+};
+
+// Who is to give how much back, so that it comes to `wanted_bytes`, or as much as there is. Nobody is asked for more
+// than its idle bytes, or below its guarantee. Sessions of the lowest priority come first, among them the one with the
+// most to give. Pure.
+std::vector<ReclaimVictim> ChooseVictims(const std::vector<ReclaimCandidate>& candidates, uint64_t wanted_bytes);
+
+// The same when the figures say that nobody has enough: they may be a second old. Everybody above its guarantee is
+// asked for all that is wanted. Pure.
+std::vector<ReclaimVictim> EveryVictim(const std::vector<ReclaimCandidate>& candidates, uint64_t wanted_bytes);
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_SERVER_RECLAIM_H_

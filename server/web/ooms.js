@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// The last requests that got no memory, why, and what to do.
+import {el, keyed, setText} from './dom.js';
+import {bytes, clock, plural} from './format.js';
+
+const CAUSES = {
+  LIMIT: 'over its limit',
+  CAPACITY: 'device full',
+  FRAGMENTATION: 'fragmentation',
+  LARGER_THAN_DEVICE: 'larger than the device',
+};
+
+export function showOoms(list, note, empty, answer) {
+  empty.hidden = answer.events.length > 0;
+  setText(note, answer.total_events === 0 ? '' : `${plural(answer.total_events, 'request')} since the start`);
+  // Two at the same time differ in their place from the end.
+  const events = answer.events.map((event, i) => ({...event, number: answer.total_events - i}));
+  keyed(list, events, (event) => event.number, (event) => {
+    const oom = event.out_of_memory;
+    const time = new Date(event.time);
+    const others = oom.idle_elsewhere_bytes > 0 ? `; ${bytes(oom.idle_elsewhere_bytes)} idle in other sessions` : '';
+    const waited = oom.waited_ms > 0 ? `; waited ${(oom.waited_ms / 1000).toFixed(1)} s` : '';
+    return el('li', {},
+      el('div', {class: 'what'},
+        el('b', {}, event.client),
+        el('span', {class: `badge ${oom.cause === 'FRAGMENTATION' ? 'bad' : 'warn'}`}, CAUSES[oom.cause] ?? oom.cause),
+        el('span', {}, `asked for ${bytes(oom.requested_bytes)} on device ${oom.device}`),
+        el('time', {datetime: event.time, title: time.toLocaleString()}, clock(time))),
+      el('p', {class: 'why'},
+        `limit ${bytes(oom.limit_bytes)}, reserved ${bytes(oom.reserved_bytes)}, allocated ` +
+        `${bytes(oom.allocated_bytes)}, largest free block ${bytes(oom.largest_free_block_bytes)}; ` +
+        `${bytes(oom.device_available_bytes)} of the device unreserved${others}${waited}`),
+      oom.advice === '' ? null : el('p', {class: 'advice'}, oom.advice));
+  }, () => {});
+}

@@ -1,0 +1,343 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/cuda_substitute/machine.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace vrambroker::cuda_substitute {
+namespace {
+
+constexpr uint32_t kMaxProcesses = 4096;
+constexpr uint32_t kMaxAllocations = 1 << 16;
+constexpr uint32_t kMaxReferences = 1 << 18;
+
+struct Process {
+  pid_t pid;  // 0: a free place
+  uint64_t start_time;
+  bool uses[kMaxDevices];
+};
+
+struct Allocation {
+  uint64_t id;  // 0: a free place
+  uint64_t bytes;
+  int device;
+  uint32_t owner;       // a process
+  bool freed;           // by its owner
+  uint32_t references;  // holds of it
+};
+
+struct Reference {
+  uint64_t id;  // of an allocation; 0: a free place
+  uint32_t process;
+  uint32_t allocation;
+};
+
+[[noreturn]] void Die(const std::string& what) {
+  std::fprintf(stderr, "CUDA substitute: %s: %s\n", what.c_str(), std::strerror(errno));
+  std::abort();
+}
+
+// When a process began; 0 when it has gone. Tells processes apart that had the same number.
+uint64_t StartTime(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  const size_t name_end = text.rfind(')');
+  if (name_end == std::string::npos || name_end + 2 >= text.size()) return 0;
+  char state = 0;
+  unsigned long start = 0;  // NOLINT(google-runtime-int): for sscanf
+  // Field 3 is the state, field 22 the start.
+  if (std::sscanf(text.c_str() + name_end + 2,
+                  "%c %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %lu", &state,
+                  &start) != 2) {
+    return 0;
+  }
+  return state == 'Z' || state == 'X' ? 0 : start;
+}
+
+}  // namespace
+
+// Zeros at first, but for what MakeMachine() sets. Tables are searched from where the last search ended.
+struct SharedState {
+  pthread_mutex_t mu;
+  MachineOptions options;
+  uint64_t last_id;
+  uint64_t used[kMaxDevices];
+  uint32_t next_process;
+  uint32_t next_allocation;
+  uint32_t next_reference;
+  Process processes[kMaxProcesses];
+  Allocation allocations[kMaxAllocations];
+  Reference references[kMaxReferences];
+};
+
+namespace {
+
+SharedState* Map(const std::string& folder, int flags) {
+  const std::string path = folder + "/state";
+  const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC | flags, 0666);
+  if (fd < 0) Die("no machine in " + folder);
+  if (flags != 0 && (fchmod(fd, 0666) != 0 || ftruncate(fd, sizeof(SharedState)) != 0)) Die("setting up " + path);
+  void* memory = mmap(nullptr, sizeof(SharedState), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  close(fd);
+  if (memory == MAP_FAILED) Die("mapping " + path);
+  return static_cast<SharedState*>(memory);
+}
+
+std::string FileOf(const std::string& folder, uint64_t id) {
+  return folder + "/" + std::to_string(id);
+}
+
+int OpenFile(const std::string& folder, uint64_t id, int flags) {
+  const int fd = open(FileOf(folder, id).c_str(), O_RDWR | O_CLOEXEC | flags, 0666);
+  if (fd < 0) Die("memory " + FileOf(folder, id));
+  return fd;
+}
+
+// The totals and counts, from the references. Memory that nobody holds any more goes.
+void Recount(SharedState* state, const std::string& folder) {
+  for (Allocation& allocation : state->allocations) allocation.references = 0;
+  for (const Reference& reference : state->references) {
+    if (reference.id != 0) ++state->allocations[reference.allocation].references;
+  }
+  std::fill(std::begin(state->used), std::end(state->used), 0);
+  for (Allocation& allocation : state->allocations) {
+    if (allocation.id == 0) continue;
+    if (allocation.references == 0) {
+      (void)unlink(FileOf(folder, allocation.id).c_str());
+      allocation.id = 0;
+    } else {
+      state->used[allocation.device] += allocation.bytes;
+    }
+  }
+  for (const Process& process : state->processes) {
+    if (process.pid == 0) continue;
+    for (int device = 0; device < kMaxDevices; ++device) {
+      if (process.uses[device]) state->used[device] += state->options.context_bytes;
+    }
+  }
+}
+
+// The driver gives back what a process held when it ends.
+void Bury(SharedState* state, const std::string& folder) {
+  std::vector<bool> gone(kMaxProcesses);
+  bool any = false;
+  for (uint32_t i = 0; i < kMaxProcesses; ++i) {
+    Process& process = state->processes[i];
+    if (process.pid == 0 || StartTime(process.pid) == process.start_time) continue;
+    process = {};
+    gone[i] = any = true;
+  }
+  if (!any) return;
+  for (Reference& reference : state->references) {
+    if (reference.id != 0 && gone[reference.process]) reference = {};
+  }
+  for (Allocation& allocation : state->allocations) {
+    if (allocation.id != 0 && gone[allocation.owner]) allocation.freed = true;
+  }
+  Recount(state, folder);
+}
+
+class Lock {
+ public:
+  Lock(SharedState* state, const std::string& folder) : state_(state) {
+    if (pthread_mutex_lock(&state_->mu) != EOWNERDEAD) return;
+    // A process was killed half-way.
+    pthread_mutex_consistent(&state_->mu);
+    Recount(state_, folder);
+  }
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
+  ~Lock() { pthread_mutex_unlock(&state_->mu); }
+
+ private:
+  SharedState* const state_;
+};
+
+template <typename Entry, size_t kSize, typename IsFree>
+uint32_t FindFree(Entry (&table)[kSize], uint32_t& next, const IsFree& is_free) {
+  for (size_t tried = 0; tried < kSize; ++tried) {
+    const uint32_t place = next++ % kSize;
+    if (is_free(table[place])) return place;
+  }
+  errno = ENOSPC;
+  Die("a table of the machine is full");
+}
+
+uint32_t AddReference(SharedState* state, uint32_t process, uint32_t allocation) {
+  const uint32_t place =
+      FindFree(state->references, state->next_reference, [](const Reference& reference) { return reference.id == 0; });
+  state->references[place] = {.id = state->allocations[allocation].id, .process = process, .allocation = allocation};
+  ++state->allocations[allocation].references;
+  return place;
+}
+
+// Room for `bytes`, if need be once those that have gone no longer count.
+bool HasRoom(SharedState* state, const std::string& folder, int device, uint64_t bytes) {
+  const auto fits = [&] {
+    return bytes <= state->options.device_bytes && state->used[device] <= state->options.device_bytes - bytes;
+  };
+  if (fits()) return true;
+  Bury(state, folder);
+  return fits();
+}
+
+}  // namespace
+
+void MakeMachine(const std::string& folder, const MachineOptions& options) {
+  SharedState* state = Map(folder, O_CREAT | O_EXCL);
+  state->options = options;
+  pthread_mutexattr_t attributes;
+  pthread_mutexattr_init(&attributes);
+  pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+  pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+  pthread_mutex_init(&state->mu, &attributes);
+  pthread_mutexattr_destroy(&attributes);
+  munmap(state, sizeof *state);
+}
+
+uint64_t UsedBytes(const std::string& folder, int device) {
+  SharedState* state = Map(folder, 0);
+  uint64_t bytes = 0;
+  {
+    const Lock lock(state, folder);
+    Bury(state, folder);
+    bytes = state->used[device];
+  }
+  munmap(state, sizeof *state);
+  return bytes;
+}
+
+Machine::Machine(std::string folder) : folder_(std::move(folder)), state_(Map(folder_, 0)) {
+  const Lock lock(state_, folder_);
+  Bury(state_, folder_);
+  self_ = FindFree(state_->processes, state_->next_process, [](const Process& process) { return process.pid == 0; });
+  state_->processes[self_] = {.pid = getpid(), .start_time = StartTime(getpid()), .uses = {}};
+}
+
+Machine::~Machine() {
+  munmap(state_, sizeof *state_);
+}
+
+const MachineOptions& Machine::options() const {
+  return state_->options;
+}
+
+bool Machine::UseDevice(int device) {
+  const Lock lock(state_, folder_);
+  Process& self = state_->processes[self_];
+  if (self.uses[device]) return true;
+  if (!HasRoom(state_, folder_, device, state_->options.context_bytes)) return false;
+  self.uses[device] = true;
+  state_->used[device] += state_->options.context_bytes;
+  return true;
+}
+
+bool Machine::UsesDevice(int device) {
+  const Lock lock(state_, folder_);
+  return state_->processes[self_].uses[device];
+}
+
+uint64_t Machine::UsedBytes(int device) {
+  const Lock lock(state_, folder_);
+  Bury(state_, folder_);
+  return state_->used[device];
+}
+
+std::optional<Hold> Machine::Allocate(int device, uint64_t bytes) {
+  Hold hold{.bytes = bytes, .device = device};
+  {
+    const Lock lock(state_, folder_);
+    if (!HasRoom(state_, folder_, device, bytes)) return std::nullopt;
+    hold.id = ++state_->last_id;
+    hold.allocation = FindFree(state_->allocations, state_->next_allocation,
+                               [](const Allocation& allocation) { return allocation.id == 0; });
+    state_->allocations[hold.allocation] = {
+        .id = hold.id, .bytes = bytes, .device = device, .owner = self_, .freed = false, .references = 0};
+    state_->used[device] += bytes;
+    hold.reference = AddReference(state_, self_, hold.allocation);
+  }
+  const int fd = OpenFile(folder_, hold.id, O_CREAT | O_EXCL);
+  if (fchmod(fd, 0666) != 0 || ftruncate(fd, static_cast<off_t>(bytes)) != 0) Die("memory of an allocation");
+  close(fd);
+  // What cudaMalloc gives is not cleared.
+  const uint64_t some = std::min<uint64_t>(bytes, 4096);
+  Fill(hold, 0, '\xA5', some);
+  Fill(hold, bytes - some, '\xA5', some);
+  return hold;
+}
+
+std::optional<Hold> Machine::Open(uint32_t allocation, uint64_t id) {
+  const Lock lock(state_, folder_);
+  Bury(state_, folder_);
+  if (allocation >= kMaxAllocations || id == 0) return std::nullopt;
+  const Allocation& found = state_->allocations[allocation];
+  if (found.id != id || found.freed) return std::nullopt;
+  return Hold{.allocation = allocation,
+              .reference = AddReference(state_, self_, allocation),
+              .id = id,
+              .bytes = found.bytes,
+              .device = found.device};
+}
+
+void Machine::Release(const Hold& hold, bool freed) {
+  const Lock lock(state_, folder_);
+  state_->references[hold.reference] = {};
+  Allocation& allocation = state_->allocations[hold.allocation];
+  if (freed) allocation.freed = true;
+  if (--allocation.references > 0) return;
+  (void)unlink(FileOf(folder_, allocation.id).c_str());
+  state_->used[allocation.device] -= allocation.bytes;
+  allocation.id = 0;
+}
+
+void Machine::Read(const Hold& hold, uint64_t offset, void* to, uint64_t bytes) const {
+  const int fd = OpenFile(folder_, hold.id, 0);
+  for (uint64_t done = 0; done < bytes;) {
+    const ssize_t n = pread(fd, static_cast<char*>(to) + done, bytes - done, static_cast<off_t>(offset + done));
+    if (n <= 0) Die("reading memory");
+    done += static_cast<uint64_t>(n);
+  }
+  close(fd);
+}
+
+void Machine::Write(const Hold& hold, uint64_t offset, const void* from, uint64_t bytes) const {
+  const int fd = OpenFile(folder_, hold.id, 0);
+  for (uint64_t done = 0; done < bytes;) {
+    const ssize_t n =
+        pwrite(fd, static_cast<const char*>(from) + done, bytes - done, static_cast<off_t>(offset + done));
+    if (n <= 0) Die("writing memory");
+    done += static_cast<uint64_t>(n);
+  }
+  close(fd);
+}
+
+void Machine::Fill(const Hold& hold, uint64_t offset, char byte, uint64_t bytes) const {
+  if (bytes == 0) return;
+  if (byte == 0) {  // a hole in a file reads as zeros, and takes no memory
+    const int fd = OpenFile(folder_, hold.id, 0);
+    if (fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+                  static_cast<off_t>(bytes)) != 0) {
+      Die("clearing memory");
+    }
+    close(fd);
+    return;
+  }
+  const std::vector<char> content(bytes, byte);
+  Write(hold, offset, content.data(), bytes);
+}
+
+}  // namespace vrambroker::cuda_substitute

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The substitute's machine: GPUs in shared memory, and what every process has of them.
+#ifndef VRAMBROKER_TESTS_CUDA_SUBSTITUTE_MACHINE_H_
+#define VRAMBROKER_TESTS_CUDA_SUBSTITUTE_MACHINE_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "tests/cuda_substitute/substitute.h"
+
+namespace vrambroker::cuda_substitute {
+
+inline constexpr int kMaxDevices = 8;
+
+struct SharedState;
+
+// One process's hold on an allocation: it made it, or has it open.
+struct Hold {
+  uint32_t allocation = 0;  // place in the machine's table
+  uint32_t reference = 0;   // likewise
+  uint64_t id = 0;          // of the allocation; never used twice
+  uint64_t bytes = 0;
+  int device = 0;
+};
+
+// This process's part of a machine. Thread-safe. All state is in the machine's folder, under a lock of all processes.
+class Machine {
+ public:
+  // `folder` is of MakeMachine(). Aborts when it cannot be used.
+  explicit Machine(std::string folder);
+  Machine(const Machine&) = delete;
+  Machine& operator=(const Machine&) = delete;
+  ~Machine();
+
+  const MachineOptions& options() const;
+
+  // This process uses `device` from now on. False: there is no room for its context.
+  bool UseDevice(int device);
+  bool UsesDevice(int device);
+  // Contexts included.
+  uint64_t UsedBytes(int device);
+
+  // Nothing when there is no room.
+  std::optional<Hold> Allocate(int device, uint64_t bytes);
+  // Nothing when the allocation was freed by its owner, or the owner has gone.
+  std::optional<Hold> Open(uint32_t allocation, uint64_t id);
+  // Ends one. The bytes come back when the last process has. `freed`: by the owner.
+  void Release(const Hold& hold, bool freed);
+
+  // [offset, offset + bytes) lies within the allocation.
+  void Read(const Hold& hold, uint64_t offset, void* to, uint64_t bytes) const;
+  void Write(const Hold& hold, uint64_t offset, const void* from, uint64_t bytes) const;
+  void Fill(const Hold& hold, uint64_t offset, char byte, uint64_t bytes) const;
+
+ private:
+  const std::string folder_;
+  SharedState* const state_;
+  uint32_t self_ = 0;  // this process's place
+};
+
+}  // namespace vrambroker::cuda_substitute
+
+#endif  // VRAMBROKER_TESTS_CUDA_SUBSTITUTE_MACHINE_H_

@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real daemon under a load whose figures are known, and a real Prometheus that scrapes it with the rules that we ship.
+
+The environment is set by CMakeLists.txt.
+"""
+import json
+import os
+import pathlib
+import re
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+import unittest
+import urllib.error
+import urllib.parse
+import urllib.request
+
+SOURCE = pathlib.Path(os.environ.get("VRAMBROKER_SOURCE", pathlib.Path(__file__).parents[2]))
+PATIENCE = 120  # seconds
+KIB, MIB = 1 << 10, 1 << 20
+
+CAPACITY = 320 * MIB
+# Nothing decays, and what ended processes leave stays quarantined: every figure stays as the load left it.
+CONFIG = """
+device: "host" host_devices: 2 capacity: "320MiB" http_address: "127.0.0.1:0" idle_decay: "1h" settle_time: "1h"
+rules { name: "serving" session_name: "serve*" tenant: "serving" limit { fraction: 0.5 } guarantee { bytes: "64MiB" } }
+rules { name: "research" session_name: "train*" tenant: "research" }
+rules { name: "guests" tenant: "guests" }
+"""
+
+
+def wait_for(what, condition):
+    """The first true answer of condition(). It may raise AssertionError as long as it is not true yet."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        failure = None
+        try:
+            if answer := condition():
+                return answer
+        except AssertionError as error:
+            failure = error
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {PATIENCE} s for {what}") from failure
+        time.sleep(0.1)
+
+
+class Daemon:
+    """vrambrokerd with two host devices; everything happens on device 0."""
+
+    def __init__(self):
+        self.dir = pathlib.Path(tempfile.mkdtemp(prefix="vrambroker-dashboards-"))
+        config = self.dir / "config.textproto"
+        config.write_text(CONFIG, encoding="utf-8")
+        self._process = subprocess.Popen([os.environ["VRAMBROKERD"], f"--config={config}", f"--socket_dir={self.dir}"],
+                                         stderr=subprocess.PIPE, text=True)
+        log = ""
+        self.http = None  # HOST:PORT
+        for line in self._process.stderr:
+            log += line
+            if found := re.search(r"\bhttp=http://([^/\s]+)", line):
+                self.http = found[1]
+            if "daemon ready" in line:
+                break
+        else:
+            raise AssertionError("the daemon does not serve; its log:\n" + log)
+        # Nobody else reads it: the daemon must not wait for a full pipe.
+        threading.Thread(target=lambda: [None for _ in self._process.stderr], daemon=True).start()
+
+    def metrics(self):
+        with urllib.request.urlopen(f"http://{self.http}/metrics", timeout=PATIENCE) as answer:
+            return answer.read().decode()
+
+    def ctl(self, *words):
+        """What vramctl says, as JSON where it does."""
+        out = subprocess.run([os.environ["VRAMCTL"], *words, f"--socket_dir={self.dir}", "--format=json"], check=True,
+                             stdout=subprocess.PIPE, text=True, timeout=PATIENCE).stdout
+        return json.loads(out) if out.startswith(("{", "[")) else out
+
+    def close(self):
+        self._process.kill()
+        self._process.wait()
+        self._process.stderr.close()
+        shutil.rmtree(self.dir, ignore_errors=True)
+
+
+class Client:
+    """A test_client process with a session of its own."""
+
+    def __init__(self, daemon, name, limit="-", *options):
+        self._process = subprocess.Popen([os.environ["TEST_CLIENT"], str(daemon.dir)], stdin=subprocess.PIPE,
+                                         stdout=subprocess.PIPE, text=True)
+        self.call("connect", name, limit, *options)
+
+    def send(self, *words):
+        self._process.stdin.write(" ".join(map(str, words)) + "\n")
+        self._process.stdin.flush()
+
+    def answer(self):
+        """The words of the answer; None when the command was refused for lack of memory."""
+        words = self._process.stdout.readline().split()
+        if words[:1] == ["ok"]:
+            return words[1:]
+        if words[:2] == ["error", "8"]:  # RESOURCE_EXHAUSTED
+            return None
+        raise AssertionError(f"test_client said: {words[:2]} {bytes.fromhex(words[2]).decode() if words[2:3] else ''}")
+
+    def call(self, *words):
+        self.send(*words)
+        return self.answer()
+
+    def allocate(self, size):
+        """The buffer's index."""
+        words = self.call("alloc", size)
+        assert words is not None, f"{size} bytes were refused"
+        return words[0]
+
+    def free(self, index):
+        assert self.call("free", index) is not None
+
+    def refused(self, size):
+        assert self.call("alloc", size) is None, f"{size} bytes were not refused"
+
+    def kill(self):
+        self._process.kill()
+        self._process.wait()
+        self._process.stdin.close()
+        self._process.stdout.close()
+
+
+class Load:
+    """Who holds what on device 0, in MiB (limit): a block is in use unless it says otherwise.
+
+    serve-api (160, 64 guaranteed)  40, 1000 bytes in a segment of 2, and an idle segment of 12
+    train-a (80)                    8 blocks of 5, and as many holes of 5 between them, in 4 segments of 20
+    notebook (20)                   16
+    train-d                         24, which train-c had before
+    train-b                         nothing any more: its 60 were idle, and guest-big needed them
+    guest-big                       60
+    guest-late                      nothing; waits for 50
+    guest-ended                     10; an operator has ended its session, and it has not let go
+    steady                          half a MiB in a segment of 2
+    quarantined                     30, of guest-dead, which was killed
+    idle                            14, of train-e, which said goodbye
+    """
+    LEASED = (54 + 80 + 16 + 24 + 60 + 10 + 2) * MIB
+    RESERVED = LEASED + (30 + 14) * MIB
+    ALLOCATED = (40 + 40 + 16 + 24 + 60 + 10) * MIB + 512 * KIB + KIB
+    REQUESTED = ALLOCATED - 24
+    COMMITTED = LEASED + (30 + 10) * MIB  # 30 quarantined, 10 of serve-api's guarantee that it does not hold
+
+    def __init__(self, daemon, prometheus):
+        self._clients = []
+        self._daemon = daemon
+        self.ooms = {"limit": 0, "capacity": 0, "fragmentation": 0, "larger_than_device": 0}
+        self._prometheus = prometheus
+
+    def _client(self, *arguments):
+        client = Client(self._daemon, *arguments)
+        self._clients.append(client)
+        return client
+
+    def build_up(self):
+        serve = self._client("serve-api")
+        serve.allocate(40 * MIB)
+        serve.allocate(1000)
+        serve.free(serve.allocate(12 * MIB))
+        train_a = self._client("train-a", "80MiB")
+        blocks = [train_a.allocate(5 * MIB) for _ in range(16)]
+        for block in blocks[::2]:
+            train_a.free(block)
+        self._notebook = self._client("notebook", "20MiB")
+        self._notebook.allocate(16 * MIB)
+        train_c = self._client("train-c")
+        train_c.allocate(24 * MIB)
+        assert train_c.call("goodbye") is not None
+        self._client("train-d").allocate(24 * MIB)
+        train_e = self._client("train-e")
+        train_e.allocate(14 * MIB)
+        train_b = self._client("train-b")
+        train_b.free(train_b.allocate(60 * MIB))
+        self._steady = self._client("steady", "20MiB")
+        self._steady.allocate(512 * KIB)
+        big = self._client("guest-big", "-", f"wait_ms={PATIENCE * 1000}")
+        hasty = self._client("guest-hasty", "-", "wait_ms=300")
+        dead = self._client("guest-dead")
+        dead.allocate(30 * MIB)
+        dead.kill()
+        ended = self._client("guest-ended")
+        ended.allocate(10 * MIB)
+        self._daemon.ctl("end", "guest-ended")
+
+        # Counters that start before Prometheus has seen them would seem not to have counted.
+        self._prometheus.wait_until_scraped()
+        big.allocate(60 * MIB)  # 20 are left; train-b has 60 idle
+        hasty.refused(40 * MIB)
+        self.ooms["capacity"] += 1
+        hasty.refused(CAPACITY + MIB)
+        self.ooms["larger_than_device"] += 1
+        train_a.refused(12 * MIB)  # 40 are free in pieces of 5
+        self.ooms["fragmentation"] += 1
+        assert hasty.call("goodbye") is not None
+        assert train_e.call("goodbye") is not None
+    def work(self, seconds):
+        """What rates are of: allocations, refusals, and sessions that come, take idle memory over, and go."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self._steady.free(self._steady.allocate(512 * KIB))
+            self._notebook.refused(8 * MIB)
+            self.ooms["limit"] += 1
+            visitor = Client(self._daemon, "train-visitor")
+            visitor.allocate(14 * MIB)  # what train-e left
+            assert visitor.call("goodbye") is not None
+            visitor.kill()
+            time.sleep(0.1)  # a pace, not a wait
+
+    def rest(self):
+        """guest-late waits. Then nothing happens any more, and Prometheus knows."""
+        late = self._client("guest-late", "-", f"wait_ms={10 * PATIENCE * 1000}")
+        late.send("alloc", 50 * MIB)
+        wait_for("guest-late to wait", lambda: any(
+            device["waiting"] for session in self._daemon.ctl("sessions")["sessions"] for device in session["devices"]
+            if session["name"] == "guest-late"))
+        self._prometheus.wait_until_scraped()
+
+    def close(self):
+        for client in self._clients:
+            client.kill()
+
+
+class Prometheus:
+    """Scrapes `target` (HOST:PORT) each second, with the configuration and rules of deploy/prometheus."""
+
+    def __init__(self, target):
+        self.dir = pathlib.Path(tempfile.mkdtemp(prefix="vrambroker-prometheus-"))
+        shipped = SOURCE / "deploy" / "prometheus"
+        config = (shipped / "prometheus.yml").read_text(encoding="utf-8")
+        for old, new in (("15s", "1s"), ("localhost:9477", target)):
+            assert old in config, f"prometheus.yml has no {old} any more"
+            config = config.replace(old, new)
+        (self.dir / "prometheus.yml").write_text(config, encoding="utf-8")
+        shutil.copy(shipped / "vrambroker.rules.yml", self.dir)
+        for _ in range(5):  # somebody else may take the port between the choice and its use
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                self.address = "127.0.0.1:%d" % free.getsockname()[1]
+            log = open(self.dir / "log", "w", encoding="utf-8")
+            self._process = subprocess.Popen(
+                ["prometheus", f"--config.file={self.dir}/prometheus.yml", f"--storage.tsdb.path={self.dir}/data",
+                 f"--web.listen-address={self.address}", "--log.level=warn"], stderr=log, stdout=log)
+            log.close()
+            if wait_for("Prometheus", lambda: self._process.poll() is not None or self._ready()) is not True or \
+                    self._process.poll() is None:
+                return
+        raise AssertionError("Prometheus does not start:\n" + (self.dir / "log").read_text(encoding="utf-8"))
+
+    def _ready(self):
+        try:
+            with urllib.request.urlopen(f"http://{self.address}/-/ready", timeout=5):
+                return "ready"
+        except OSError:
+            return None
+
+    def get(self, path, **parameters):
+        """The data of /api/v1/PATH; AssertionError when Prometheus refuses it."""
+        url = f"http://{self.address}/api/v1/{path}?{urllib.parse.urlencode(parameters, doseq=True)}"
+        try:
+            with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
+                return json.load(answer)["data"]
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{path} {parameters}: {error.read().decode()}") from error
+
+    def value(self, expr):
+        """The value of a query with one result."""
+        result = self.get("query", query=expr)["result"]
+        assert len(result) == 1, f"{expr}: {result}"
+        return float(result[0]["value"][1])
+
+    def wait_until_scraped(self):
+        """Until the daemon has been scraped twice from now on, and the recording rules evaluated after that."""
+        for _ in range(2):
+            now = time.time()
+            wait_for("a scrape", lambda: self.value("max(timestamp(vrambroker_build_info))") > now)
+        now = time.time()
+        wait_for("recording rules", lambda: self.value("max(timestamp(gpu_client:vrambroker_limit_usage:ratio))") > now)
+
+    def close(self):
+        self._process.kill()
+        self._process.wait()
+        shutil.rmtree(self.dir, ignore_errors=True)
+
+
+class LoadedTest(unittest.TestCase):
+    """What its tests find: a daemon that has been under the known load for WORK_SECONDS and rests, and a Prometheus that saw it."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.daemon = Daemon()
+        cls.addClassCleanup(cls.daemon.close)
+        cls.prometheus = Prometheus(cls.daemon.http)
+        cls.addClassCleanup(cls.prometheus.close)
+        cls.began = time.time()  # seconds since 1970
+        cls.load = Load(cls.daemon, cls.prometheus)
+        cls.addClassCleanup(cls.load.close)
+        cls.load.build_up()
+        cls.load.work(cls.WORK_SECONDS)
+        cls.load.rest()

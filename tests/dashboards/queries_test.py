@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every query of the dashboards, run by a real Prometheus on a real daemon: it finds something, and the right figures."""
+import math
+import re
+import subprocess
+import time
+import unittest
+
+import boards
+from load import CAPACITY, KIB, MIB, Load, LoadedTest, wait_for
+
+
+# Panels whose queries may find nothing, and why.
+MAY_BE_EMPTY = {}
+
+# What is exported and on no dashboard, and why.
+NOT_SHOWN = {}
+
+# Known figures on device 0: by dashboard and panel, then by legend.
+LIMITS = {"serve-api": 160, "train-a": 80, "notebook": 20, "train-d": 320, "train-b": 320, "guest-big": 320, "guest-late": 320,
+          "guest-ended": 320, "steady": 20}
+RESERVED = {"serve-api": 54, "train-a": 80, "notebook": 16, "train-d": 24, "train-b": 0, "guest-big": 60, "guest-late": 0,
+            "guest-ended": 10, "steady": 2}
+OVERVIEW = {
+    "Daemons serving": {"": 1},
+    "Devices lost": {"": 0},
+    "Sessions": {"": 8},
+    "Capacity in use": {"": Load.RESERVED / CAPACITY},
+    "Fragmentation": {"": 1 - Load.ALLOCATED / Load.RESERVED},
+    "Waiting now": {"": 1},
+    "Capacity in use by device": {"gpu 0": Load.RESERVED / CAPACITY},
+    "Capacity by state": {"used": Load.ALLOCATED, "held by sessions, not used": Load.LEASED - Load.ALLOCATED, "idle": 14 * MIB,
+                          "quarantined": 30 * MIB, "not taken": CAPACITY - Load.RESERVED},
+    "By tenant": {"serving": 54 * MIB, "research": 104 * MIB, "guests": 88 * MIB},
+    "By session: the ten that hold most": {name: held * MIB for name, held in RESERVED.items()},
+    "Share of the limit: the ten highest": {f"{name} gpu 0": RESERVED[name] / limit for name, limit in LIMITS.items()},
+    "Reserved memory in no use": {"gpu 0": 1 - Load.ALLOCATED / Load.RESERVED},
+    "Guarantees against the capacity": {"capacity": CAPACITY, "committed": Load.COMMITTED, "guaranteed": 64 * MIB,
+                                        "reserved": Load.RESERVED},
+    "Requests that wait": {"gpu 0": 1},
+    "Kept from everybody, by reason": {"settling": 30 * MIB, "held_open": 0, "ended": 10 * MIB, "disconnected": 0},
+    "Sessions by state": {"active": 8, "ended": 1, "disconnected": 0},
+    "Memory as the driver sees it": {"held by the daemon": Load.RESERVED, "used by others": 0},
+    "Sessions shown as _other": {"": 0},
+    "Collections that failed, last hour": {"": 0},
+    "Configurations refused": {"": 0},
+}
+# Of train-a alone: four segments of 20 MiB, each with two used blocks of 5 and two holes of 5.
+TRAIN_A = {
+    "Held, of the limit": {"": 1},
+    "Used, of the limit": {"": 0.5},
+    "Fragmentation": {"": 0.5},
+    "Limit": {"": 80 * MIB},
+    "Guarantee": {"": 0},
+    "Most ever used": {"": 80 * MIB},
+    "Waiting now": {"": 0},
+    "What the memory consists of": {"asked for": 40 * MIB, "rounding": 0, "waiting for a stream": 0,
+                                    "free, beside used blocks": 40 * MIB, "whole free segments": 0},
+    "Between guarantee and limit": {"limit": 80 * MIB, "held": 80 * MIB, "used": 40 * MIB, "guarantee": 0,
+                                    "most ever held": 80 * MIB},
+    "Held memory in no use": {"train-a gpu 0": 0.5},
+    "Free memory that one large request cannot use": {"train-a gpu 0": 1 - 5 / 40},
+    "Stuck and lost": {"stuck beside used blocks": 0.5, "lost to rounding": 0},
+    "Free memory by size of the free blocks": {"2 to 16 MiB": 40 * MIB, "16 to 128 MiB": 0, "below 4 KiB": 0},
+    "Largest free block and all free memory": {"train-a gpu 0: largest": 5 * MIB, "train-a gpu 0: all": 40 * MIB},
+    "Segments and blocks": {"segments": 4, "blocks": 8},
+}
+SERVE_API = {
+    "Held, of the limit": {"": 54 / 160},
+    "Guarantee": {"": 64 * MIB},
+    "What the memory consists of": {"asked for": 40 * MIB + 1000, "rounding": 24, "waiting for a stream": 0,
+                                    "free, beside used blocks": 2 * MIB - KIB, "whole free segments": 12 * MIB},
+    "Free memory by size of the free blocks": {"256 KiB to 2 MiB": 2 * MIB - KIB, "2 to 16 MiB": 12 * MIB, "below 4 KiB": 0},
+    "Segments and blocks": {"segments": 3, "blocks": 2},
+}
+
+
+class DashboardsTest(LoadedTest):
+    WORK_SECONDS = 12  # for rates over 10 s
+
+    def run_target(self, target, **chosen):
+        """{labels: [values]}."""
+        expr = boards.fill_in(target["expr"], **chosen)
+        if target["instant"]:
+            return [(series["metric"], [float(series["value"][1])])
+                    for series in self.prometheus.get("query", query=expr)["result"]]
+        return [(series["metric"], [float(value) for _, value in series["values"]])
+                for series in self.prometheus.get("query_range", query=expr, start=self.began, end=time.time(), step=1)["result"]]
+
+    def test_every_panel_finds_finite_figures(self):
+        for name in boards.NAMES:
+            for panel in boards.panels(boards.load(name)):
+                for target in panel["targets"]:
+                    with self.subTest(dashboard=name, panel=panel["title"], query=target["expr"]):
+                        self.check_target(name, panel, target)
+
+    def check_target(self, name, panel, target):
+        result = self.run_target(target)
+        if (name, panel["title"]) in MAY_BE_EMPTY:
+            return
+        self.assertTrue(result, "finds nothing")
+        for labels, values in result:
+            self.assertTrue(all(math.isfinite(value) for value in values), f"{labels}: {values}")
+            self.assertTrue(all(value >= 0 for value in values), f"{labels}: negative: {values}")
+            if panel["fieldConfig"]["defaults"]["unit"] == "percentunit":
+                self.assertLessEqual(max(values), 1 + 1e-9, f"{labels}: a share above 1")
+            for label in re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]):
+                self.assertIn(label, labels, "the legend names a label that the result lacks")
+        if target["legendFormat"] != "__auto":
+            legends = [boards.legend(target, labels) for labels, _ in result]
+            self.assertEqual(len(legends), len(set(legends)), f"two lines of one name: {legends}")
+
+    def test_annotations_and_variables(self):
+        for name in boards.NAMES:
+            board = boards.load(name)
+            for annotation in board["annotations"]["list"]:
+                with self.subTest(dashboard=name, annotation=annotation["name"]):
+                    found = self.prometheus.get("query_range", query=boards.fill_in(annotation["expr"]), start=self.began,
+                                                end=time.time(), step=1)["result"]
+                    if annotation["name"] == "Out of memory":
+                        reasons = {series["metric"]["reason"] for series in found}
+                        if name == "overview":
+                            self.assertEqual(reasons, set(self.load.ooms))
+                        else:  # the others are of a session that was gone at once
+                            self.assertLessEqual({"limit", "fragmentation"}, reasons)
+                    for label in re.findall(r"\{\{(\w+)\}\}", annotation["titleFormat"]):
+                        self.assertTrue(all(label in series["metric"] for series in found), f"no label {label}")
+            for variable, selector, label in boards.variables(board):
+                with self.subTest(dashboard=name, variable=variable):
+                    values = self.prometheus.get(f"label/{label}/values", **{"match[]": boards.fill_in(selector)})
+                    self.assertTrue(values)
+                    if variable == "client":
+                        self.assertLessEqual(set(LIMITS), set(values))
+                    if variable == "gpu":
+                        self.assertEqual(values, ["0", "1"])
+                    if variable == "tenant":
+                        self.assertEqual(values, ["guests", "research", "serving"])
+
+    def expect(self, dashboard, expected, **chosen):
+        panels = {panel["title"]: panel for panel in boards.panels(boards.load(dashboard))}
+        for title, figures in expected.items():
+            with self.subTest(dashboard=dashboard, panel=title, **chosen):
+                found = {}
+                for target in panels[title]["targets"]:
+                    for labels, values in self.run_target(target, **chosen):
+                        legend = boards.legend(target, labels).replace("__auto", "")
+                        found[legend.replace(" on " + labels.get("instance", "-"), "")] = values[-1]
+                for legend, value in figures.items():
+                    self.assertIn(legend, found)
+                    self.assertAlmostEqual(found[legend], value, delta=1e-6 * max(1, abs(value)), msg=legend)
+
+    def test_overview_shows_what_the_load_holds(self):
+        self.expect("overview", OVERVIEW, gpu="0")
+
+    def test_session_shows_what_the_session_holds(self):
+        self.expect("session", TRAIN_A, gpu="0", client="train-a")
+        self.expect("session", SERVE_API, gpu="0", client="serve-api")
+
+    def test_the_other_device_is_empty(self):
+        self.expect("overview", {"Capacity in use": {"": 0}, "Fragmentation": {"": 0}, "Waiting now": {"": 0},
+                                 "Capacity by state": {"used": 0, "idle": 0, "quarantined": 0, "not taken": CAPACITY}}, gpu="1")
+
+    def test_a_tenant_is_shown_alone(self):
+        self.expect("session", {"Limit": {"": LIMITS["serve-api"] * MIB}}, gpu="0", tenant="serving")
+
+    def test_refusals_are_counted_by_reason(self):
+        for reason, count in self.load.ooms.items():
+            self.assertEqual(self.prometheus.value(f'vrambroker_device_ooms_total{{gpu="0", reason="{reason}"}}'), count)
+        self.assertEqual(
+            self.prometheus.value('vrambroker_client_ooms_total{gpu="0", client="notebook", reason="limit"}'),
+            self.load.ooms["limit"])
+
+    def test_parts_add_up(self):
+        for what, whole in (
+                ('sum(vrambroker_client_reserved_bytes{gpu="0"})', 'vrambroker_device_leased_bytes{gpu="0"}'),
+                ('sum(vrambroker_tenant_reserved_bytes{gpu="0"})', 'vrambroker_device_leased_bytes{gpu="0"}'),
+                ('sum(vrambroker_client_allocated_bytes{gpu="0"})', 'vrambroker_device_allocated_bytes{gpu="0"}'),
+                ('sum(vrambroker_client_free_block_bytes{gpu="0"}) + sum(vrambroker_device_idle_bytes{gpu="0"})',
+                 'sum(vrambroker_device_free_block_bytes{gpu="0"})'),
+                ('sum(vrambroker_client_free_block_bytes{gpu="0"})', 'sum(vrambroker_client_cached_free_bytes{gpu="0"})'),
+                ('sum(vrambroker_client_segments{gpu="0"})', 'vrambroker_device_segments{gpu="0"}'),
+                ('sum(vrambroker_client_blocks{gpu="0"})', 'vrambroker_device_blocks{gpu="0"}'),
+                ('count(vrambroker_client_reserved_bytes{gpu="0"})', "sum(vrambroker_sessions)"),
+                ('sum(vrambroker_tenant_sessions{gpu="0"})', "sum(vrambroker_sessions)")):
+            with self.subTest(part=what, whole=whole):
+                self.assertEqual(self.prometheus.value(what), self.prometheus.value(whole))
+
+    def test_the_table_says_what_vramctl_says(self):
+        panels = {panel["title"]: panel for panel in boards.panels(boards.load("overview"))}
+        columns = {override["matcher"]["options"]: target
+                   for override, target in zip(panels["All sessions"]["fieldConfig"]["overrides"], panels["All sessions"]["targets"])}
+        table = {name: {(labels["client"], int(labels["gpu"])): values[0] for labels, values in self.run_target(target)}
+                 for name, target in columns.items()}
+        sessions = self.daemon.ctl("sessions")["sessions"]
+        self.assertEqual({session["name"] for session in sessions}, set(LIMITS))
+        for session in sessions:
+            for device in session["devices"]:
+                key = (session["name"], device["device"])
+                for column, field in (("Reserved", "reserved_bytes"), ("Limit", "limit_bytes"), ("Allocated", "allocated_bytes"),
+                                      ("Guarantee", "guarantee_bytes"), ("Idle", "idle_bytes"),
+                                      ("Fragmentation", "fragmentation_ratio")):
+                    self.assertAlmostEqual(table[column][key], device[field], places=6, msg=f"{key} {column}")
+                self.assertEqual(table["Waiting"][key], len(device["waiting"]), key)
+
+    def test_only_the_alerts_that_the_load_makes(self):
+        firing = wait_for("the critical alert", lambda: [
+            alert for alert in self.prometheus.get("alerts")["alerts"] if alert["state"] == "firing"])
+        self.assertEqual({alert["labels"]["alertname"] for alert in firing} - {"VrambrokerSessionOoms", "VrambrokerWaitingLong"},
+                         {"VrambrokerFragmentationOom"})
+        for alert in firing:
+            self.assertIn("runbook", alert["annotations"])
+            self.assertNotIn("<no value>", str(alert["annotations"]))
+
+    def test_metrics_are_as_promtool_likes_them(self):
+        linted = subprocess.run(["promtool", "check", "metrics"], input=self.daemon.metrics(), capture_output=True, text=True,
+                                check=False)
+        self.assertEqual((linted.returncode, linted.stdout + linted.stderr), (0, ""))
+
+    def test_every_metric_is_shown_and_every_shown_one_exists(self):
+        exported = set(re.findall(r"^# TYPE (\w+) ", self.daemon.metrics(), re.M))
+        self.assertTrue(exported)
+        shown = set()
+        for name in boards.NAMES:
+            for query in boards.queries(boards.load(name)):
+                shown |= boards.metrics_of(query)
+        rules = (boards.SOURCE / "deploy" / "prometheus" / "vrambroker.rules.yml").read_text(encoding="utf-8")
+        in_rules = boards.metrics_of("\n".join(re.findall(r"expr: (?:\|\n(?:        +.*\n)+|.*)", rules)))
+        self.assertEqual((shown | in_rules) - exported, set(), "used, but not exported")
+        self.assertEqual(exported - shown - in_rules, set(NOT_SHOWN),
+                         "exported, but on no dashboard: show it, or say in NOT_SHOWN why not")
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

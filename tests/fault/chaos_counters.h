@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the processes of the chaos test have in common: counters in shared memory, and what they are allowed.
+#ifndef VRAMBROKER_TESTS_FAULT_CHAOS_COUNTERS_H_
+#define VRAMBROKER_TESTS_FAULT_CHAOS_COUNTERS_H_
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+
+#include "allocator/bytes.h"
+
+namespace vrambroker::fault {
+
+inline constexpr uint64_t kChaosCapacity = 256_MiB;
+inline constexpr uint64_t kChaosGuarantee = 40_MiB;  // of each client with a guarantee
+inline constexpr int kGuaranteedClients = 2;
+
+// Numbers that several processes add. What does not fit any more is left out.
+class Samples {
+ public:
+  void Add(uint64_t value) {
+    const uint64_t at = size_.fetch_add(1, std::memory_order_relaxed);
+    if (at < values_.size()) values_[at].store(value, std::memory_order_relaxed);
+  }
+  uint64_t size() const { return size_.load() < values_.size() ? size_.load() : values_.size(); }
+  uint64_t operator[](uint64_t i) const { return values_[i].load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<uint64_t> size_{0};
+  std::array<std::atomic<uint64_t>, 1 << 16> values_{};
+};
+
+// A request of a client that is never stopped, as that client saw it; nanoseconds of CLOCK_MONOTONIC.
+struct RequestSeen {
+  std::atomic<int64_t> began{0};
+  std::atomic<int64_t> ended{0};
+  std::atomic<int> priority{0};
+  std::atomic<bool> granted{false};
+  std::atomic<bool> queued{false};  // what was free was not enough
+};
+
+// Valid as zeros.
+struct ChaosCounters {
+  std::atomic<bool> stop{false};
+  std::atomic<uint64_t> restarts{0};       // of the daemon: begun
+  std::atomic<uint64_t> restarts_done{0};  // the new one serves
+
+  std::atomic<uint64_t> verified_blocks{0};
+  std::atomic<uint64_t> verified_bytes{0};
+  std::atomic<uint64_t> wrong_blocks{0};
+  std::atomic<uint64_t> broken_guarantees{0};
+  std::atomic<uint64_t> kept_guarantees{0};  // requests within them
+  std::atomic<uint64_t> granted_at_once{0};
+  std::atomic<uint64_t> granted_by_reclaim{0};
+  std::atomic<uint64_t> granted_after_wait{0};
+  std::atomic<uint64_t> refused{0};
+  std::atomic<uint64_t> cuts{0};
+  std::atomic<uint64_t> resumed{0};
+  std::atomic<uint64_t> new_sessions{0};  // with another daemon, after a restart
+  std::atomic<uint64_t> children{0};      // made by fork()
+  std::atomic<uint64_t> orphans_verified{0};
+  Samples reclaim_ns;          // of requests granted by reclaim
+  Samples guaranteed_back_ns;  // until a client with a guarantee had it from a new daemon
+
+  std::atomic<uint64_t> requests_seen{0};
+  std::array<RequestSeen, 1 << 17> requests{};
+};
+
+}  // namespace vrambroker::fault
+
+#endif  // VRAMBROKER_TESTS_FAULT_CHAOS_COUNTERS_H_

@@ -1,0 +1,428 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/fault/chaos_worker.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "client/vrambroker/client.h"
+#include "tests/support/marks.h"
+#include "tests/support/proxy.h"
+#include "tests/support/util.h"
+
+namespace vrambroker::fault {
+namespace {
+
+using testing_support::FindOtherBytes;
+using testing_support::kPatience;
+using testing_support::Mark;
+using testing_support::Proxy;
+using testing_support::WaitFor;
+
+constexpr absl::Duration kWait = absl::Seconds(2);
+
+[[noreturn]] void Unexplained(const std::string& what, const absl::Status& status) {
+  std::fprintf(stderr, "%s: %s\n", what.c_str(), status.ToString().c_str());
+  std::fflush(stderr);
+  _exit(4);
+}
+
+void SayReady() {
+  std::printf("ready\n");
+  std::fflush(stdout);
+}
+
+int64_t Now() {
+  timespec now = {};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
+
+// A block or segment with what was written into it.
+struct Marked {
+  void* memory = nullptr;
+  uint64_t bytes = 0;
+  uint64_t key = 0;
+  uint64_t marked_bytes = 0;
+  Buffer buffer;  // of caching clients
+};
+
+class Worker {
+ public:
+  Worker(const WorkerOptions& options, ChaosCounters& counters)
+      : options_(options), counters_(counters), random_(options.seed), key_(options.seed << 32) {}
+  virtual ~Worker() = default;
+
+  int Run() {
+    Connect();
+    SayReady();
+    while (!counters_.stop) {
+      Step();
+      absl::SleepFor(absl::Microseconds(Random(8000)));
+    }
+    GiveAllBack();
+    BeforeEnd();
+    // Whoever lost the daemon reaches it again.
+    AwaitDaemon("at the end");
+    client_.reset();
+    return 0;
+  }
+
+ protected:
+  virtual void Step() = 0;
+  virtual absl::Status GiveBack(Marked& marked) = 0;
+  virtual std::string SocketDir() { return options_.socket_dir; }
+  virtual void BeforeEnd() {}
+
+  Client& client() { return *client_; }
+  uint64_t Random(uint64_t below) { return random_() % below; }
+  ChaosCounters& counters() { return counters_; }
+  const WorkerOptions& options() const { return options_; }
+  const std::string& role() const { return options_.role; }
+  std::vector<Marked>& held() { return held_; }
+  uint64_t held_bytes() const { return held_bytes_; }
+
+  void MarkAndHold(Marked marked) {
+    marked.key = ++key_ * 0x1'0000'0001;
+    marked.marked_bytes = Mark(marked.memory, marked.bytes, marked.key);
+    held_bytes_ += marked.bytes;
+    held_.push_back(std::move(marked));
+  }
+
+  void Verify(const Marked& marked) {
+    if (const std::optional<uint64_t> wrong = FindOtherBytes(marked.memory, marked.bytes, marked.key)) {
+      ++counters_.wrong_blocks;
+      std::fprintf(stderr, "%s: a block of %lu bytes holds other bytes than were written, at %lu\n",
+                   client_->name().c_str(), marked.bytes, *wrong);
+      std::fflush(stderr);
+      _exit(3);
+    }
+    counters_.verified_blocks.fetch_add(1, std::memory_order_relaxed);
+    counters_.verified_bytes.fetch_add(marked.marked_bytes, std::memory_order_relaxed);
+  }
+  void VerifyAll() {
+    for (const Marked& marked : held_) Verify(marked);
+  }
+
+  void GiveOneBack() {
+    std::swap(held_[Random(held_.size())], held_.back());
+    Marked marked = std::move(held_.back());
+    held_.pop_back();
+    held_bytes_ -= marked.bytes;
+    Verify(marked);
+    // Whatever the answer, it is not this client's any more.
+    if (absl::Status status = GiveBack(marked); !status.ok()) ExplainedByLoss("giving back", status);
+  }
+  void GiveAllBack() {
+    while (!held_.empty()) GiveOneBack();
+  }
+
+  // Only a lost connection explains `status`; then what is held is as it was, and the daemon is reached again.
+  void ExplainedByLoss(const char* what, const absl::Status& status) {
+    const bool lost = absl::IsUnavailable(status) || absl::IsAborted(status);
+    if (!lost || (!may_be_cut_ && counters_.restarts == 0)) Unexplained(absl::StrCat(role(), ", ", what), status);
+    VerifyAll();
+    AwaitDaemon(what);
+  }
+
+  void set_may_be_cut() { may_be_cut_ = true; }
+
+ private:
+  void Connect() {
+    ClientOptions options;
+    options.socket_dir = SocketDir();
+    options.name = role();
+    options.connect_timeout = options.call_timeout = kPatience;
+    if (role() == "waiting" || role() == "urgent") options.wait = kWait;
+    options.log = [this](const std::string& line) {
+      if (absl::StrContains(line, "resumed the session")) ++counters_.resumed;
+      if (absl::StrContains(line, "as a new session")) ++counters_.new_sessions;
+    };
+    // The daemon may just be restarting, and what is guaranteed be in use by those who came first.
+    absl::StatusOr<Client> client;
+    WaitFor([&] {
+      restarts_ = counters_.restarts_done;
+      client = Client::Connect(options);
+      return client.ok() || counters_.restarts == 0 || counters_.stop;
+    });
+    if (!client.ok()) {
+      if (counters_.stop && counters_.restarts > 0) _exit(0);
+      Unexplained(absl::StrCat(role(), ", Connect"), client.status());
+    }
+    client_.emplace(*std::move(client));
+    session_ = client_->session_id();
+  }
+
+  void AwaitDaemon(const char* what) {
+    uint64_t restarts_done = 0;
+    const auto reach = [&] {
+      restarts_done = counters_.restarts_done;
+      return client_->status().ok();
+    };
+    // A new daemon refuses a guarantee for as long as those who came first use too much: at the latest until they end.
+    const int64_t lost = Now();
+    while (role() == "guaranteed" && !counters_.stop && !WaitFor(reach, absl::Seconds(1))) {
+    }
+    const bool reached = WaitFor(reach);
+    if (!reached) Unexplained(absl::StrCat(role(), ", ", what, ": the daemon is not reached again"), client_->status());
+    if (client_->session_id() == session_) return;
+    // A session goes on with its daemon, and ends only with it.
+    if (counters_.restarts == restarts_) {
+      Unexplained(role(), absl::InternalError(
+                              absl::StrCat("session ", session_, " was lost, now it is ", client_->session_id())));
+    }
+    restarts_ = restarts_done;
+    session_ = client_->session_id();
+    if (role() == "guaranteed") counters_.guaranteed_back_ns.Add(static_cast<uint64_t>(Now() - lost));
+  }
+
+  const WorkerOptions options_;
+  ChaosCounters& counters_;
+  std::mt19937_64 random_;
+  uint64_t key_;
+  std::optional<Client> client_;
+  uint64_t session_ = 0;
+  uint64_t restarts_ = 0;  // of the daemon that were done before it was seen
+  bool may_be_cut_ = false;
+  std::vector<Marked> held_;
+  uint64_t held_bytes_ = 0;
+};
+
+// ---- Clients of whole segments: nothing is cached, so that what they hold is what they are charged for ----
+
+class SegmentWorker : public Worker {
+ public:
+  using Worker::Worker;
+
+ protected:
+  void Step() override {
+    const bool guaranteed = role() == "guaranteed";
+    const uint64_t most = guaranteed ? kChaosGuarantee : 64_MiB;
+    const uint64_t bytes = (1 + Random(16)) * 2_MiB;
+    switch (Random(8)) {
+      case 0:  // gives all back: what is guaranteed is there again at once, whatever others did meanwhile
+        if (Random(10) == 0) return GiveAllBack();
+        return VerifyAll();
+      case 1:
+      case 2:
+      case 3:
+        if (!held().empty()) GiveOneBack();
+        return;
+      default:
+        if (held_bytes() + bytes <= most) Lease(bytes);
+    }
+  }
+
+  absl::Status GiveBack(Marked& marked) override { return client().ReturnSegment(marked.memory); }
+
+ private:
+  void Lease(uint64_t bytes) {
+    const uint64_t calls = client().calls();
+    const int64_t began = Now();
+    const absl::StatusOr<void*> memory = client().LeaseSegment(bytes);
+    const int64_t ended = Now();
+    const bool queued = client().calls() > calls + 1;
+    if (memory.ok()) {
+      MarkAndHold({.memory = *memory, .bytes = bytes, .buffer = Buffer()});
+    } else if (!absl::IsResourceExhausted(memory.status())) {
+      return ExplainedByLoss("LeaseSegment", memory.status());
+    }
+    const bool waits = role() == "waiting" || role() == "urgent";
+    if (role() == "guaranteed") {
+      ++(memory.ok() ? counters().kept_guarantees : counters().broken_guarantees);
+      if (!memory.ok()) Unexplained("a guarantee was broken", memory.status());
+      return;
+    }
+    if (!memory.ok()) {
+      ++counters().refused;
+      if (!held().empty()) GiveOneBack();
+    } else if (!queued) {
+      ++counters().granted_at_once;
+    } else if (waits) {
+      ++counters().granted_after_wait;
+    } else {
+      ++counters().granted_by_reclaim;
+      counters().reclaim_ns.Add(static_cast<uint64_t>(ended - began));
+    }
+    if (!waits) return;
+    const uint64_t number = counters().requests_seen.fetch_add(1);
+    if (number >= counters().requests.size()) return;
+    RequestSeen& seen = counters().requests[number];
+    seen.ended = ended;
+    seen.priority = role() == "urgent" ? 1 : 0;
+    seen.granted = memory.ok();
+    seen.queued = queued;
+    seen.began = began;
+  }
+};
+
+// ---- Clients with a cache, which can be stopped, killed and cut ----
+
+class CachingWorker : public Worker {
+ public:
+  using Worker::Worker;
+
+ protected:
+  void Step() override {
+    switch (Random(8)) {
+      case 0:  // most of it becomes idle
+        while (held_bytes() > 16_MiB) GiveOneBack();
+        return;
+      case 1:
+        return VerifyAll();
+      case 2:
+        if (child_ == 0 && Random(4) == 0) return Fork();
+        return ReapChild(/*wait=*/false);
+      default:
+        if (held_bytes() < 96_MiB) Allocate((1 + Random(24)) * 1_MiB);
+    }
+  }
+
+  void BeforeEnd() override { ReapChild(/*wait=*/true); }
+
+  absl::Status GiveBack(Marked& marked) override {
+    absl::Status status = marked.buffer.Reset();
+    marked.buffer = Buffer();
+    return status;
+  }
+
+ private:
+  void Allocate(uint64_t bytes) {
+    absl::StatusOr<Buffer> buffer = client().Allocate(bytes);
+    if (buffer.ok()) {
+      void* const memory = buffer->data();
+      return MarkAndHold({.memory = memory, .bytes = bytes, .buffer = *std::move(buffer)});
+    }
+    if (!absl::IsResourceExhausted(buffer.status())) return ExplainedByLoss("Allocate", buffer.status());
+    ++counters().refused;
+    if (!held().empty()) GiveOneBack();
+  }
+
+  // A child that inherits all mappings and outlives this process when that is killed: until the child has gone, too,
+  // nobody else may get their memory. It looks at a block that this process leaves alone meanwhile.
+  void Fork() {
+    absl::StatusOr<Buffer> buffer = client().Allocate(1_MiB);
+    if (!buffer.ok()) return;
+    const uint64_t seed = Random(1'000'000);
+    testing_support::Fill(buffer->data(), buffer->size(), seed);
+    const int naps = 5 + static_cast<int>(Random(40));
+    ++counters().children;
+    const pid_t parent = getpid();
+    const pid_t child = fork();
+    if (child == 0) {
+      // Nothing here takes a lock that another thread may have held. The parent's stop is not the child's.
+      for (int nap = 0; nap < naps; ++nap) {
+        const timespec pause = {.tv_sec = 0, .tv_nsec = 10'000'000};
+        nanosleep(&pause, nullptr);
+        if (!testing_support::Holds(buffer->data(), 1_MiB, seed)) {
+          ++counters().wrong_blocks;
+          _exit(3);
+        }
+        if (getppid() != parent) ++counters().orphans_verified;
+      }
+      _exit(0);
+    }
+    if (child < 0) Unexplained("fork", absl::ErrnoToStatus(errno, "fork failed"));
+    child_ = child;
+    childs_ = *std::move(buffer);
+  }
+
+  void ReapChild(bool wait) {
+    if (child_ == 0 || waitpid(child_, nullptr, wait ? 0 : WNOHANG) == 0) return;
+    child_ = 0;
+    childs_ = Buffer();
+  }
+
+  pid_t child_ = 0;
+  Buffer childs_;  // what it looks at
+};
+
+class CutWorker : public CachingWorker {
+ public:
+  using CachingWorker::CachingWorker;
+
+ protected:
+  std::string SocketDir() override {
+    set_may_be_cut();
+    absl::StatusOr<std::unique_ptr<Proxy>> proxy = Proxy::Start(options().proxy_dir, options().socket_dir);
+    if (!proxy.ok()) Unexplained("Proxy", proxy.status());
+    proxy_ = *std::move(proxy);
+    return options().proxy_dir;
+  }
+  void Step() override {
+    CachingWorker::Step();
+    if (Random(40) != 0) return;
+    proxy_->Break();
+    ++counters().cuts;
+  }
+
+ private:
+  std::unique_ptr<Proxy> proxy_;
+};
+
+// ---- For measuring ----
+
+absl::StatusOr<Client> ConnectToMeasure(const WorkerOptions& options) {
+  return Client::Connect({.socket_dir = options.socket_dir,
+                          .name = options.role,
+                          .alloc_conf = "",
+                          .connect_timeout = kPatience,
+                          .call_timeout = kPatience});
+}
+
+// Fills three quarters of the device; `blocks` keep it.
+void TakeMost(Client& client, std::vector<Buffer>& blocks) {
+  for (uint64_t bytes = 0; bytes < kChaosCapacity / 4 * 3; bytes += 16_MiB) {
+    absl::StatusOr<Buffer> block = client.Allocate(16_MiB);
+    if (!block.ok()) Unexplained("Allocate", block.status());
+    testing_support::Fill(block->data(), block->size(), bytes);
+    blocks.push_back(*std::move(block));
+  }
+}
+
+int BeFull(const WorkerOptions& options) {
+  absl::StatusOr<Client> client = ConnectToMeasure(options);
+  if (!client.ok()) Unexplained("Connect", client.status());
+  std::vector<Buffer> blocks;
+  TakeMost(*client, blocks);
+  SayReady();
+  while (true) pause();
+}
+
+int BeIdle(const WorkerOptions& options) {
+  absl::StatusOr<Client> client = ConnectToMeasure(options);
+  if (!client.ok()) Unexplained("Connect", client.status());
+  std::string line;
+  do {
+    std::vector<Buffer> blocks;
+    TakeMost(*client, blocks);
+    blocks.clear();
+    SayReady();
+  } while (std::getline(std::cin, line));
+  return 0;
+}
+
+}  // namespace
+
+int RunWorker(const WorkerOptions& options, ChaosCounters& counters) {
+  if (options.role == "full") return BeFull(options);
+  if (options.role == "idle") return BeIdle(options);
+  if (options.role == "victim") return CachingWorker(options, counters).Run();
+  if (options.role == "cut") return CutWorker(options, counters).Run();
+  return SegmentWorker(options, counters).Run();
+}
+
+}  // namespace vrambroker::fault

@@ -1,0 +1,551 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/fault/simulation.h"
+
+#include <algorithm>
+#include <deque>
+#include <functional>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "allocator/bytes.h"
+#include "vrambroker/v1/types.pb.h"
+
+namespace vrambroker::fault {
+namespace {
+
+constexpr std::chrono::milliseconds kReclaimTimeout(2000);
+constexpr std::chrono::milliseconds kSettleTime(50);
+// How late the simulation may be with the timer.
+constexpr std::chrono::milliseconds kTimerSlack(1);
+
+v1::OutOfMemory::Cause CauseOf(const absl::Status& status) {
+  v1::OutOfMemory proto;
+  if (const auto payload = status.GetPayload("type.googleapis.com/vrambroker.v1.OutOfMemory"); payload.has_value()) {
+    proto.ParseFromString(std::string(*payload));
+  }
+  return proto.cause();
+}
+
+}  // namespace
+
+// A client process that leases segments. What it does not know of, it does not use.
+class SimClient {
+ public:
+  struct Held {
+    uint64_t address = 0;
+    uint64_t bytes = 0;
+  };
+
+  // One connection of it.
+  class Stream : public SessionEvents {
+   public:
+    explicit Stream(SimClient* client) : client_(*client) {}
+    void CloseSegments(absl::Span<const SegmentId>) override {}
+    void LimitChanged(int, uint64_t) override {}
+    void Draining() override {}
+    void Ended(const std::string&) override {}
+    void Ask(uint64_t id, const ClientQuestion& question) override {
+      Post([this, id, question] { client_.Answer(id, question); });
+    }
+    // To be read by the client later, unless the connection breaks first.
+    void Post(std::function<void()> message) {
+      if (!broken_) inbox_.push_back(std::move(message));
+    }
+    bool Read() {
+      if (inbox_.empty()) return false;
+      const auto message = std::move(inbox_.front());
+      inbox_.pop_front();
+      message();
+      return true;
+    }
+    size_t Break() {
+      broken_ = true;
+      const size_t lost = inbox_.size();
+      inbox_.clear();
+      return lost;
+    }
+    bool broken() const { return broken_; }
+
+   private:
+    SimClient& client_;
+    bool broken_ = false;
+    std::deque<std::function<void()>> inbox_;
+  };
+
+  SimClient(Simulation* simulation, pid_t process, uid_t user)
+      : sim(*simulation), pid(process), uid(user), domain(absl::StrCat("uid:", user)) {}
+
+  void Answer(uint64_t id, const ClientQuestion& question) {
+    uint64_t released = 0;
+    if (question.kind == ClientQuestion::Kind::kTrim) {
+      std::vector<SegmentId> idle;
+      for (const auto& [segment, what] : held) {
+        if (!busy.contains(segment) && released < question.bytes) {
+          idle.push_back(segment);
+          released += what.bytes;
+        }
+      }
+      Return(idle);
+    }
+    Report();
+    session->questions().Receive(id, 0, /*more=*/false, [&](ClientAnswer& answer) {
+      answer.released_bytes = released;
+      return absl::OkStatus();
+    });
+  }
+
+  void Report() {
+    MemoryStats stats;
+    for (const auto& [segment, what] : held) {
+      stats.reserved_bytes.all.current += what.bytes;
+      if (!busy.contains(segment)) continue;
+      stats.allocated_bytes.all.current += what.bytes;
+      stats.active_bytes.all.current += what.bytes;
+    }
+    session->Report(0, stats);
+  }
+
+  void Return(const std::vector<SegmentId>& segments) {
+    if (segments.empty()) return;
+    for (const SegmentId segment : segments) {
+      const Held what = held.at(segment);
+      held.erase(segment);
+      busy.erase(segment);
+      if (!keeps_mappings) mapped.erase(what.address);
+      sim.owner_.erase(what.address);
+    }
+    const absl::Status status = sim.broker_->ReturnSegments(session, 0, segments);
+    if (!status.ok() && session->state() != SessionState::kClosed) {
+      sim.Fail(absl::StrCat("a client could not return what it holds: ", status.ToString()));
+    }
+  }
+
+  // It has learned that the segments are its own.
+  void Open(const std::vector<vrambroker::Lease>& leases) {
+    for (const vrambroker::Lease& lease : leases) {
+      const uint64_t address = AddressOf(std::get<CudaIpcHandle>(lease.handle));
+      const auto memory = sim.memory_.live.find(address);
+      if (memory == sim.memory_.live.end()) return sim.Fail("a leased segment was given back to the driver");
+      if (!memory->second.contents.empty() && memory->second.contents != domain) {
+        return sim.Fail(absl::StrCat(domain, " sees bytes of ", memory->second.contents));
+      }
+      memory->second.contents = domain;
+      held.emplace(lease.segment, Held{.address = address, .bytes = lease.bytes});
+      busy.insert(lease.segment);
+      mapped.insert(address);
+    }
+    Report();
+  }
+
+  bool connected() const { return alive && stream != nullptr && !stream->broken(); }
+
+  Simulation& sim;
+  const pid_t pid;
+  const uid_t uid;
+  const std::string domain;
+  SessionPtr session;
+  std::shared_ptr<Stream> stream;
+  bool alive = true;
+  bool keeps_mappings = false;  // of what it says it has returned
+  bool silent = false;          // does not read, as when it is stopped
+  uint64_t limit_changes = 0;
+  size_t asking = 0;  // requests without an answer
+  std::function<void()> gone;
+  absl::btree_map<SegmentId, Held> held;
+  std::set<SegmentId> busy;   // of these, in use
+  std::set<uint64_t> mapped;  // addresses
+};
+
+Simulation::Simulation(uint64_t seed)
+    : random_(seed), capacity_(2_MiB * (8 + Random(24))), driver_runs_out_(Chance(25)) {
+  memory_.allocate_fails = [this]() -> absl::Status {
+    if (ending_ || !Chance(4)) return absl::OkStatus();
+    ++counts_.driver_failures;
+    // While others give memory back to the driver, the pool would really wait for them.
+    if (driver_runs_out_ && threads_.running() == 0) return absl::ResourceExhaustedError("the driver has no more");
+    return absl::InternalError("the driver failed");
+  };
+  memory_.holders = [this](uint64_t address) {
+    std::vector<pid_t> holders;
+    for (const auto& [pid, mapped] : children_) {
+      if (std::find(mapped.begin(), mapped.end(), address) != mapped.end()) holders.push_back(pid);
+    }
+    if (!holders.empty()) ++counts_.quarantines;
+    return holders;
+  };
+  const auto clock = [this] { return now_; };
+  pool_ = std::make_unique<SegmentPool>(std::make_unique<SimDevice>(&memory_, capacity_), capacity_, &next_segment_,
+                                        SegmentPoolOptions{.settle_time = kSettleTime, .clock = clock});
+  BrokerOptions options;
+  options.reclaim_timeout = kReclaimTimeout;
+  options.clock = clock;
+  options.set_timer = [this](SteadyTime time) { timer_ = time; };
+  options.watch_process = [this](const UniqueFd&, std::function<void()> gone) -> absl::StatusOr<int> {
+    clients_.back()->gone = std::move(gone);
+    return static_cast<int>(clients_.size());
+  };
+  options.unwatch_process = [](int) {};
+  broker_ = std::make_unique<Broker>(std::move(options), std::vector<SegmentPool*>{pool_.get()}, &threads_);
+}
+
+Simulation::~Simulation() {
+  ending_ = true;
+  broker_->CloseAll("the simulation ends");
+  while (threads_.size() > 0) threads_.Step(0);
+  broker_.reset();
+  pool_.reset();
+}
+
+void Simulation::Fail(const std::string& what) {
+  if (failure_.empty()) failure_ = absl::StrCat("step ", counts_.steps, ": ", what);
+}
+
+uint64_t Simulation::RandomBytes() {
+  return 2_MiB * (1 + Random(Chance(20) ? capacity_ / 2_MiB : 4));
+}
+
+std::string Simulation::Run(int steps) {
+  for (int i = 0; i < steps && failure_.empty(); ++i) {
+    ++counts_.steps;
+    Step();
+    CheckSums();
+  }
+  if (failure_.empty()) {
+    Settle();
+    CheckSums();
+    CheckNobodyIsStuck();
+  }
+  if (failure_.empty()) EndAll();
+  return failure_;
+}
+
+void Simulation::Step() {
+  std::vector<SimClient*> alive;
+  for (const auto& client : clients_) {
+    if (client->alive) alive.push_back(client.get());
+  }
+  const uint64_t dice = Random(100);
+  if (alive.empty() || (dice < 6 && alive.size() < 6)) {
+    Open();
+  } else if (dice < 40) {
+    Act(*alive[Random(alive.size())]);
+  } else if (dice < 65 && threads_.size() > 0) {
+    threads_.Step(Random(threads_.size()));
+  } else if (dice < 85) {
+    SimClient& reader = *alive[Random(alive.size())];
+    if (reader.connected() && !reader.silent) reader.stream->Read();
+  } else if (dice < 88 && !gone_.empty()) {
+    ReportGone(*gone_.front());
+  } else if (dice < 90 && !children_.empty()) {
+    child_domains_.erase(children_.begin()->first);
+    children_.erase(children_.begin());
+  } else if (dice < 92) {
+    threads_.Submit([this] { pool_->ReleaseIdleSince(now_ - std::chrono::milliseconds(300)); });
+  } else {
+    Advance(std::chrono::milliseconds(Chance(20) ? Random(3000) : Random(40)));
+  }
+}
+
+void Simulation::Open() {
+  clients_.push_back(std::make_unique<SimClient>(this, ++next_pid_, static_cast<uid_t>(1000 + Random(3))));
+  SimClient& client = *clients_.back();
+  client.keeps_mappings = Chance(20);
+  client.stream = std::make_shared<SimClient::Stream>(&client);
+  const SessionWishes wishes{.name = absl::StrCat("c", client.pid),
+                             .limit = Chance(50) ? std::optional<Limit>(RandomBytes()) : std::nullopt,
+                             .leases = true};
+  const absl::StatusOr<SessionPtr> session = broker_->OpenSession(
+      {.pid = client.pid, .uid = client.uid, .pidfd = std::make_shared<UniqueFd>()}, wishes, client.stream);
+  if (!session.ok()) return Fail(session.status().ToString());
+  client.session = *session;
+  ++counts_.sessions;
+  if (Chance(40)) (void)broker_->SetPriority(client.session, static_cast<int>(Random(3)) - 1);
+  if (Chance(40)) broker_->SetGuarantee(client.session, Limit(RandomBytes() / 2), [](const absl::Status&) {});
+}
+
+void Simulation::Act(SimClient& client) {
+  const uint64_t dice = Random(100);
+  if (!client.connected()) {
+    if (dice < 60) {
+      client.stream = std::make_shared<SimClient::Stream>(&client);
+      absl::flat_hash_set<SegmentId> held;
+      for (const auto& [segment, what] : client.held) held.insert(segment);
+      ++client.asking;
+      broker_->ResumeSession(
+          {.pid = client.pid, .uid = client.uid}, *client.session->resume_token(), held, client.stream,
+          [this, &client, stream = client.stream](const absl::StatusOr<SessionPtr>& resumed) {
+            --client.asking;
+            if (!resumed.ok()) {
+              counts_.lost_messages += stream->Break();
+              return;
+            }
+            ++counts_.resumes;
+            // What it did not name is not its own any more.
+            std::set<uint64_t> kept;
+            for (const auto& [segment, what] : client.held) kept.insert(what.address);
+            std::erase_if(owner_,
+                          [&](const auto& entry) { return entry.second == &client && !kept.contains(entry.first); });
+            if (!client.alive || stream->broken()) broker_->Disconnect(client.session);
+          });
+      return;
+    }
+    if (dice < 70) Kill(client);
+    return;
+  }
+  if (dice < 50) {
+    Lease(client);
+  } else if (dice < 65) {
+    for (const auto& [segment, what] : client.held) {  // work ends, work begins
+      if (Chance(50)) {
+        client.busy.erase(segment);
+      } else {
+        client.busy.insert(segment);
+      }
+    }
+    if (Chance(50)) client.Report();
+  } else if (dice < 80) {
+    std::vector<SegmentId> segments;
+    for (const auto& [segment, what] : client.held) {
+      if (!client.busy.contains(segment) && Chance(50)) segments.push_back(segment);
+    }
+    client.Return(segments);
+  } else if (dice < 84) {
+    if (broker_->SetLimit(client.session, Limit(RandomBytes())).ok()) ++client.limit_changes;
+  } else if (dice < 87) {
+    broker_->SetGuarantee(client.session, Limit(RandomBytes() - 2_MiB), [](const absl::Status&) {});
+  } else if (dice < 89) {
+    (void)broker_->SetPriority(client.session, static_cast<int>(Random(5)) - 2);
+  } else if (dice < 91) {
+    client.silent = !client.silent;
+  } else if (dice < 94) {
+    ++counts_.disconnects;
+    counts_.lost_messages += client.stream->Break();
+    broker_->Disconnect(client.session);
+  } else if (dice < 95) {
+    (void)broker_->EndSession(client.session, "an operator");
+  } else if (dice < 97) {
+    // A client says goodbye when nothing of it is under way. It forgets its mappings, unless it lies.
+    if (client.asking > 0) return;
+    client.alive = false;
+    if (!client.keeps_mappings) client.mapped.clear();
+    GiveUp(client);
+    client.stream->Break();
+    broker_->Close(client.session, "goodbye");
+    gone_.push_back(&client);
+  } else {
+    Kill(client);
+  }
+}
+
+void Simulation::Lease(SimClient& client) {
+  auto request =
+      std::make_shared<Request>(Request{.client = &client, .began = now_, .limit_changes = client.limit_changes});
+  std::vector<uint64_t> sizes(1 + (Chance(20) ? Random(3) : 0));
+  for (uint64_t& size : sizes) request->bytes += size = RandomBytes();
+  GrowthOptions growth{.may_reclaim = Chance(70)};
+  if (growth.may_reclaim && Chance(60)) growth.wait = std::chrono::milliseconds(Random(6000));
+  ++client.asking;
+  broker_->LeaseSegments(
+      client.session, 0, sizes,
+      [this, request, stream = client.stream](const absl::StatusOr<std::vector<vrambroker::Lease>>& leases) {
+        SimClient& asked = *request->client;
+        --asked.asking;
+        if (!leases.ok()) return Refused(*request, leases.status());
+        Leased(*request, leases);
+        if (!asked.alive) return;
+        if (stream->broken()) {
+          ++counts_.lost_messages;
+        } else {
+          stream->Post([&asked, got = *leases] { asked.Open(got); });
+        }
+      },
+      growth);
+  request->at_once = false;
+}
+
+void Simulation::TakeOver(SimClient& client, uint64_t address) {
+  if (const auto owner = owner_.find(address); owner != owner_.end()) {
+    return Fail(absl::StrCat("one segment is leased to ", owner->second->pid, " and to ", client.pid));
+  }
+  for (const auto& other : clients_) {
+    if (other->alive && other->domain != client.domain && other->mapped.contains(address)) {
+      Fail(absl::StrCat(other->domain, " can still touch what ", client.domain, " gets"));
+    }
+  }
+  for (const auto& [pid, mapped] : children_) {
+    // Within a tenant it may be: its parent had said that it had returned the segment.
+    if (child_domains_[pid] != client.domain && std::find(mapped.begin(), mapped.end(), address) != mapped.end()) {
+      Fail(absl::StrCat("a child of an ended process can still touch what ", client.domain, " gets"));
+    }
+  }
+  owner_[address] = &client;
+}
+
+void Simulation::Leased(const Request& request, const absl::StatusOr<std::vector<vrambroker::Lease>>& leases) {
+  SimClient& client = *request.client;
+  counts_.leases += leases->size();
+  const std::optional<AccountFigures> account = pool_->GetAccount(client.session->id());
+  if (!account.has_value()) return;  // it was closed in the very moment
+  for (const vrambroker::Lease& lease : *leases) {
+    TakeOver(client, AddressOf(std::get<CudaIpcHandle>(lease.handle)));
+  }
+  if (request.limit_changes == client.limit_changes && account->reserved_bytes > account->limit_bytes) {
+    Fail(absl::StrCat("a lease passed the limit: ", account->reserved_bytes, " of ", account->limit_bytes));
+  }
+  if (!request.at_once && now_ > request.began) ++counts_.waited;
+  // Whoever has waited for its time is not overtaken.
+  if (!request.at_once || account->reserved_bytes <= account->guarantee_bytes) return;
+  for (const SessionInfo& info : broker_->View().sessions) {
+    for (const SessionDeviceInfo::Waiting& waiting : info.devices[0].waiting) {
+      if (info.devices[0].account.priority < account->priority) continue;
+      counts_.longest_overtaking = std::max(counts_.longest_overtaking, std::chrono::nanoseconds(waiting.waited));
+      if (waiting.waited > GrowthQueue::kMaxOvertaking + kTimerSlack) {
+        Fail("a request that had waited for its time was overtaken");
+      }
+    }
+  }
+}
+
+void Simulation::Refused(const Request& request, const absl::Status& status) {
+  ++counts_.refusals;
+  if (driver_runs_out_ || CauseOf(status) != v1::OutOfMemory::CAUSE_CAPACITY) return;
+  const AccountFigures account = pool_->GetAccount(request.client->session->id()).value_or(AccountFigures());
+  if (account.reserved_bytes + request.bytes <= account.guarantee_bytes) {
+    Fail(absl::StrCat("a promise was broken: ", request.bytes, " refused with ", account.reserved_bytes, " of ",
+                      account.guarantee_bytes, " guaranteed bytes: ", std::string(status.message())));
+  }
+}
+
+void Simulation::GiveUp(const SimClient& client) {
+  std::erase_if(owner_, [&](const auto& entry) { return entry.second == &client; });
+}
+
+void Simulation::Kill(SimClient& client) {
+  ++counts_.kills;
+  client.alive = false;
+  counts_.lost_messages += client.stream->Break();
+  if (Chance(25)) {  // it had forked
+    const pid_t child = ++next_pid_;
+    children_[child] = {client.mapped.begin(), client.mapped.end()};
+    child_domains_[child] = client.domain;
+  }
+  client.mapped.clear();
+  gone_.push_back(&client);
+}
+
+void Simulation::ReportGone(SimClient& client) {
+  gone_.erase(std::find(gone_.begin(), gone_.end(), &client));
+  GiveUp(client);
+  client.gone();
+}
+
+void Simulation::Advance(std::chrono::nanoseconds by) {
+  // Timers fire in time, however far the clock goes.
+  const SteadyTime end = now_ + by;
+  for (int fired = 0; timer_.has_value() && *timer_ <= end && failure_.empty(); ++fired) {
+    if (fired > 10000) return Fail("the timer is set for now again and again");
+    now_ = std::max(now_, *timer_);
+    FireTimer();
+  }
+  now_ = std::max(now_, end);
+  CheckWaiting();
+}
+
+void Simulation::FireTimer() {
+  timer_.reset();
+  broker_->OnTimer();
+  if (timer_.has_value() && *timer_ <= now_) now_ += std::chrono::microseconds(100);  // the kernel's, at least
+}
+
+void Simulation::Settle() {
+  for (bool active = true; active && failure_.empty();) {
+    active = threads_.size() > 0;
+    if (active) threads_.Step(Random(threads_.size()));
+    for (const auto& client : clients_) {
+      if (client->connected() && !client->silent && client->stream->Read()) active = true;
+    }
+    CheckSums();
+  }
+}
+
+void Simulation::CheckSums() {
+  const PoolFigures figures = pool_->GetFigures();
+  uint64_t reserved = 0;
+  uint64_t committed = 0;
+  uint64_t guaranteed = 0;
+  for (const SessionInfo& info : broker_->View().sessions) {
+    const AccountFigures& account = info.devices[0].account;
+    reserved += account.reserved_bytes;
+    committed += account.committed_bytes();
+    guaranteed += account.guarantee_bytes;
+    if (account.guarantee_bytes > account.limit_bytes) Fail("a guarantee is above its limit");
+  }
+  const uint64_t of_nobody = figures.charged_bytes - reserved;
+  if (figures.charged_bytes < reserved || of_nobody < figures.quarantined_bytes) {
+    Fail("more is reserved and quarantined than charged");
+  }
+  if (figures.committed_bytes != committed + of_nobody) Fail("the committed bytes do not add up");
+  if (figures.guaranteed_bytes != guaranteed) Fail("the guarantees do not add up");
+  if (figures.committed_bytes > capacity_) Fail("more is promised than there is");
+  if (threads_.size() == 0 && of_nobody != figures.quarantined_bytes) Fail("bytes are charged to nobody");
+  if (threads_.size() == 0 && figures.reserved_bytes != memory_.live_bytes) {
+    Fail(absl::StrCat("the pool counts ", figures.reserved_bytes, " bytes of the driver's, which gave ",
+                      memory_.live_bytes));
+  }
+  if (!memory_.misuse.empty()) Fail(memory_.misuse);
+  for (const auto& client : clients_) {
+    if (!client->alive) continue;
+    for (const auto& [segment, what] : client->held) {
+      const auto live = memory_.live.find(what.address);
+      if (live == memory_.live.end()) return Fail("a client's segment was given back to the driver");
+      if (live->second.contents != client->domain) return Fail("a client's bytes were changed");
+    }
+  }
+}
+
+void Simulation::CheckWaiting() {
+  for (const WaitingRequest& waiting : broker_->GetWaiting(0)) {
+    if (now_ > std::max(waiting.deadline, waiting.since + kReclaimTimeout) + kTimerSlack) {
+      Fail("a request waits beyond its time");
+    }
+  }
+}
+
+void Simulation::CheckNobodyIsStuck() {
+  if (!failure_.empty()) return;
+  const std::vector<WaitingRequest> waiting = broker_->GetWaiting(0);
+  if (waiting.empty() || waiting[0].guarantee) return;
+  pool_->HoldBack(std::nullopt);
+  if (pool_->AvailableBytes(waiting[0].session) >= waiting[0].bytes) {
+    Fail(absl::StrCat("the first request waits for ", waiting[0].bytes, " bytes, which are there"));
+  }
+}
+
+void Simulation::EndAll() {
+  ending_ = true;
+  for (const auto& client : clients_) {
+    if (client->alive) Kill(*client);
+  }
+  while (!gone_.empty()) ReportGone(*gone_.front());
+  children_.clear();
+  for (int i = 0; i < 20; ++i) {
+    Settle();
+    Advance(std::chrono::seconds(1));
+  }
+  Settle();
+  const PoolFigures figures = pool_->GetFigures();
+  if (figures.charged_bytes != 0 || figures.committed_bytes != 0 || figures.quarantined_bytes != 0) {
+    Fail(absl::StrCat("everybody is gone, and ", figures.charged_bytes, " bytes are charged, ", figures.committed_bytes,
+                      " committed, ", figures.quarantined_bytes, " quarantined"));
+  }
+  if (figures.idle_bytes != memory_.live_bytes) Fail("everybody is gone, and not all memory is idle");
+  for (const auto& client : clients_) {
+    if (client->asking > 0) Fail("a request was never answered");
+  }
+  threads_.Submit([this] { pool_->ReleaseIdleSince(now_); });
+  Settle();
+  if (memory_.live_bytes != 0) Fail(absl::StrCat(memory_.live_bytes, " bytes are lost"));
+}
+
+}  // namespace vrambroker::fault

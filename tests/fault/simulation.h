@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Simulation: the real broker (sessions, pool, ledger, growth queue, quarantine) over a simulated device, clock,
+// workers and clients. Everything that happens is one step after the other, chosen by a seed: a failure repeats itself.
+#ifndef VRAMBROKER_TESTS_FAULT_SIMULATION_H_
+#define VRAMBROKER_TESTS_FAULT_SIMULATION_H_
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "server/broker.h"
+#include "tests/fault/sim_device.h"
+#include "tests/fault/sim_threads.h"
+
+namespace vrambroker::fault {
+
+struct SimulationCounts {
+  uint64_t steps = 0;
+  uint64_t sessions = 0;
+  uint64_t leases = 0;
+  uint64_t refusals = 0;
+  uint64_t waited = 0;  // granted after they had to wait for others
+  uint64_t kills = 0;
+  uint64_t disconnects = 0;
+  uint64_t resumes = 0;
+  uint64_t lost_messages = 0;
+  uint64_t driver_failures = 0;
+  uint64_t quarantines = 0;  // segments that a child of an ended process held
+  std::chrono::nanoseconds longest_overtaking{0};
+};
+
+class SimClient;
+
+class Simulation {
+ public:
+  explicit Simulation(uint64_t seed);
+  ~Simulation();
+
+  // Runs `steps` steps and then ends everything. What went wrong first, or nothing.
+  std::string Run(int steps);
+  const SimulationCounts& counts() const { return counts_; }
+
+ private:
+  friend class SimClient;
+
+  // One request of a client.
+  struct Request {
+    SimClient* client = nullptr;
+    uint64_t bytes = 0;
+    SteadyTime began;
+    uint64_t limit_changes = 0;  // of the session before it
+    bool at_once = true;         // the answer came before the call returned
+  };
+
+  uint64_t Random(uint64_t below) { return random_() % below; }
+  bool Chance(int percent) { return static_cast<int>(Random(100)) < percent; }
+  uint64_t RandomBytes();
+  void Fail(const std::string& what);
+  void Step();
+  void Open();
+  void Act(SimClient& client);
+  void Lease(SimClient& client);
+  void Leased(const Request& request, const absl::StatusOr<std::vector<vrambroker::Lease>>& leases);
+  void Refused(const Request& request, const absl::Status& status);
+  void Kill(SimClient& client);
+  void ReportGone(SimClient& client);
+  void Advance(std::chrono::nanoseconds by);
+  void FireTimer();
+  // Runs what there is to run and delivers what is to be delivered, without time passing.
+  void Settle();
+  void CheckSums();
+  void CheckWaiting();
+  void CheckNobodyIsStuck();
+  void EndAll();
+  // The segment is the client's, in the daemon's books.
+  void TakeOver(SimClient& client, uint64_t address);
+  void GiveUp(const SimClient& client);
+
+  std::mt19937_64 random_;
+  const uint64_t capacity_;
+  const bool driver_runs_out_;  // in this run the driver may have less memory than it said
+  std::string failure_;
+  SimulationCounts counts_;
+  SteadyTime now_{std::chrono::hours(1)};
+  std::optional<SteadyTime> timer_;
+  SimMemory memory_;
+  SimThreads threads_;
+  std::atomic<uint64_t> next_segment_{1};
+  std::unique_ptr<SegmentPool> pool_;
+  std::unique_ptr<Broker> broker_;
+  std::vector<std::unique_ptr<SimClient>> clients_;  // also those that have ended
+  std::vector<SimClient*> gone_;                     // ended, and the daemon does not know yet
+  std::map<uint64_t, SimClient*> owner_;             // of each leased address
+  std::map<pid_t, std::vector<uint64_t>> children_;  // what forked children of dead processes have mapped
+  std::map<pid_t, std::string> child_domains_;
+  pid_t next_pid_ = 100;
+  bool ending_ = false;
+};
+
+}  // namespace vrambroker::fault
+
+#endif  // VRAMBROKER_TESTS_FAULT_SIMULATION_H_

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/fuzz/fuzz_daemon.h"
+
+#include <google/protobuf/stubs/logging.h>
+#include <grpcpp/create_channel_posix.h>
+#include <spdlog/spdlog.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <iostream>
+
+#include "absl/strings/str_cat.h"
+#include "allocator/bytes.h"
+#include "allocator/host_device.h"
+#include "server/unix_socket.h"
+
+namespace vrambroker {
+namespace {
+
+constexpr std::chrono::seconds kPatience(10);
+constexpr uint64_t kStride = 64_KiB;  // of the bytes that are looked at
+
+// A client that answers every question at once, with nothing.
+class ControlEvents : public SessionEvents {
+ public:
+  void CloseSegments(absl::Span<const SegmentId> /*segments*/) override {}
+  void LimitChanged(int /*device*/, uint64_t /*limit_bytes*/) override {}
+  void Draining() override {}
+  void Ended(const std::string& /*reason*/) override {}
+  void Ask(uint64_t question_id, const ClientQuestion& /*question*/) override {
+    if (const SessionPtr session = session_.lock()) {
+      session->questions().Receive(question_id, 0, false, [](ClientAnswer&) { return absl::OkStatus(); });
+    }
+  }
+  void set_session(const SessionPtr& session) { session_ = session; }
+
+ private:
+  std::weak_ptr<Session> session_;
+};
+
+template <typename Condition>
+bool WaitFor(const Condition& condition) {
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+  return true;
+}
+
+unsigned char Pattern(uint64_t segment, uint64_t offset) {
+  return static_cast<unsigned char>(1 + (segment * 31 + offset / kStride * 7) % 255);
+}
+
+}  // namespace
+
+void Require(bool holds, absl::string_view rule) {
+  if (holds) return;
+  std::cerr << "violated: " << rule << '\n';
+  std::abort();
+}
+
+FuzzDaemon& FuzzDaemon::Get() {
+  static auto* const daemon = new FuzzDaemon;
+  return *daemon;
+}
+
+FuzzDaemon::FuzzDaemon()
+    : workers_(8, /*max_waiting_per_uid=*/3),
+      rates_(1'000'000'000),  // never reached: what goes by the clock would not happen twice
+      snapshots_({.what = "snapshots under way", .per_uid = 2, .per_uid_bound = "max_snapshots_per_uid"}),
+      connections_(&loop_, &rates_) {
+  spdlog::set_level(spdlog::level::off);
+  google::protobuf::SetLogHandler(nullptr);
+  for (int i = 0; i < 2; ++i) {
+    pools_.push_back(std::make_unique<SegmentPool>(MakeHostDevice(i, kCapacity), kCapacity, &next_segment_));
+  }
+  broker_ = std::make_unique<Broker>(
+      BrokerOptions{.policy = std::make_shared<const Policy>(PolicyOptions{.max_sessions_per_uid = 6}),
+                    .session_bounds = {.max_blocks = 100, .max_segments = 8},
+                    .max_wait = std::chrono::milliseconds(50),  // inputs are to end soon
+                    .reclaim_timeout = std::chrono::milliseconds(50),
+                    .watch_process = [](const UniqueFd&, const std::function<void()>&) { return 0; },
+                    .unwatch_process = [](int) {}},
+      std::vector<SegmentPool*>{pools_[0].get(), pools_[1].get()}, &workers_);
+  broker_service_ = std::make_unique<BrokerService>(broker_.get(), &connections_, &rpcs_, /*max_streams_per_uid=*/8);
+  admin_service_ = std::make_unique<AdminService>(
+      broker_.get(), &connections_, &snapshots_,
+      [](const ReloadDone& done) { done(absl::FailedPreconditionError("there is no file")); });
+  Connect();
+  OpenControl();
+}
+
+void FuzzDaemon::Connect() {
+  grpc::ServerBuilder builder;
+  builder.RegisterService(broker_service_.get());
+  builder.RegisterService(admin_service_.get());
+  builder.SetMaxReceiveMessageSize(64 << 10);
+  server_ = builder.BuildAndStart();
+  Require(server_ != nullptr, "there is a server");
+
+  char dir[] = "/tmp/vrambroker-fuzz-XXXXXX";
+  Require(mkdtemp(dir) != nullptr, "there is a directory");
+  const std::string path = absl::StrCat(dir, "/sock");
+  absl::StatusOr<UniqueFd> listener = ListenUnix(path, SOCK_STREAM, 0600);
+  Require(listener.ok() && connections_.Serve(*std::move(listener), server_.get(), 16).ok(), "the daemon listens");
+  loop_thread_ = std::thread([this] { loop_.Run(std::chrono::milliseconds(5), [this] { broker_->OnTimer(); }); });
+
+  UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_un address = {.sun_family = AF_UNIX};
+  std::memcpy(address.sun_path, path.c_str(), path.size());
+  Require(connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0, "the daemon accepts");
+  unlink(path.c_str());
+  rmdir(dir);
+  channel_ = grpc::CreateInsecureChannelFromFd("fuzz", fd.Release());
+}
+
+void FuzzDaemon::OpenControl() {
+  // Of the same user, which is the harder case: nothing but the process tells them apart.
+  control_caller_ = {.pid = 1, .uid = geteuid(), .gid = getegid(), .pidfd = std::make_shared<UniqueFd>()};
+  const auto open = [this](const std::string& name, bool leases) {
+    const auto events = std::make_shared<ControlEvents>();
+    const absl::StatusOr<SessionPtr> session =
+        broker_->OpenSession(control_caller_, {.name = name, .leases = leases}, events);
+    Require(session.ok(), "the control opens a session");
+    events->set_session(*session);
+    return *session;
+  };
+  leasing_ = open("control", true);
+  remote_ = open("control-remote", false);
+
+  absl::StatusOr<std::vector<Lease>> leases = leasing_->LeaseSlowly(0, {2_MiB, 4_MiB});
+  Require(leases.ok(), "the control gets its segments");
+  leases_ = *std::move(leases);
+  for (const Lease& lease : leases_) {
+    absl::StatusOr<UniqueFd> file =
+        pools_[0]->RedeemTicket(std::get<Ticket>(lease.handle), control_caller_.pid, control_caller_.uid);
+    Require(file.ok(), "the control gets its descriptors");
+    void* map = mmap(nullptr, lease.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file->get(), 0);
+    Require(map != MAP_FAILED, "the control maps its segments");
+    files_.push_back(*std::move(file));
+    maps_.push_back(static_cast<unsigned char*>(map));
+    for (uint64_t i = 0; i < lease.bytes; i += kStride) maps_.back()[i] = Pattern(Raw(lease.segment), i);
+  }
+  absl::StatusOr<Allocation> block = remote_->AllocateSlowly(1, 5_MiB);
+  Require(block.ok(), "the control gets its block");
+  block_ = *std::move(block);
+}
+
+std::vector<uint64_t> FuzzDaemon::control_ids() const {
+  std::vector<uint64_t> ids = {Raw(leasing_->id()), Raw(remote_->id()), Raw(block_.block), Raw(block_.segment)};
+  for (const Lease& lease : leases_) ids.push_back(Raw(lease.segment));
+  return ids;
+}
+
+std::vector<SessionPtr> FuzzDaemon::Others() const {
+  std::vector<SessionPtr> others;
+  for (const SessionInfo& info : broker_->View().sessions) {
+    const absl::StatusOr<SessionPtr> session = broker_->FindSession(SessionRef(info.id));
+    if (session.ok() && *session != leasing_ && *session != remote_) others.push_back(*session);
+  }
+  return others;
+}
+
+void FuzzDaemon::CheckAndReset() {
+  const uint64_t held[] = {6_MiB, block_.segment_bytes};
+  const uint64_t segments[] = {leases_.size(), 1};
+  const bool back = WaitFor([&] {
+    for (const SessionPtr& session : Others()) broker_->Close(session, "its process has gone");
+    if (broker_->session_count() != 2) return false;
+    for (int i = 0; i < 2; ++i) {
+      // What is idle, and calls that were just ending, are no loss.
+      pools_[i]->ReleaseIdleSince(std::chrono::steady_clock::now() + std::chrono::hours(1));
+      const PoolFigures figures = pools_[i]->GetFigures();
+      if (figures.charged_bytes != held[i] || figures.reserved_bytes != held[i] || figures.idle_bytes != 0 ||
+          figures.segments != segments[i] || figures.segment_allocs - figures.segment_frees != segments[i]) {
+        return false;
+      }
+    }
+    return true;
+  });
+  Require(back, "all memory of sessions that are closed is back");
+  CheckControl();
+}
+
+void FuzzDaemon::CheckControl() {
+  for (const SessionPtr& control : {leasing_, remote_}) {
+    // An operator, as which the input may act, may have changed these.
+    broker_->SetGuarantee(control, Limit(uint64_t{0}), [](const absl::Status&) {});
+    (void)broker_->SetPriority(control, 0);
+  }
+  Require(leasing_->state() != SessionState::kClosed && remote_->state() != SessionState::kClosed,
+          "nobody closes another process's session");
+  const AccountFigures leased = pools_[0]->GetAccount(leasing_->id()).value_or(AccountFigures());
+  Require(leased.reserved_bytes == 6_MiB && leased.segments == leases_.size() && leased.returning_bytes == 0,
+          "the control holds the segments that it had");
+  const AccountFigures remote = pools_[1]->GetAccount(remote_->id()).value_or(AccountFigures());
+  Require(remote.reserved_bytes == block_.segment_bytes && remote.segments == 1, "the control holds what it had");
+  Require(remote_->GetMemoryStats(1).allocated_bytes.all.current == block_.block_bytes,
+          "the control's block is its own");
+  for (size_t k = 0; k < leases_.size(); ++k) {
+    Require(pools_[0]->HandleFor(leasing_->id(), leases_[k].segment).ok(), "the control's segments are its own");
+    for (uint64_t i = 0; i < leases_[k].bytes; i += kStride) {
+      Require(maps_[k][i] == Pattern(Raw(leases_[k].segment), i), "the control's bytes are what it wrote");
+    }
+  }
+  if (leasing_->state() == SessionState::kActive && remote_->state() == SessionState::kActive) return;
+  // An operator, as which the input may act, has ended one of them.
+  for (const SessionPtr& session : {leasing_, remote_}) broker_->Close(session, "a new one");
+  for (size_t k = 0; k < leases_.size(); ++k) munmap(maps_[k], leases_[k].bytes);
+  maps_.clear();
+  files_.clear();
+  OpenControl();
+}
+
+}  // namespace vrambroker

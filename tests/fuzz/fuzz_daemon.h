@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A whole daemon in the process of a fuzz target: the real broker, services and gRPC server on host devices, without
+// main() and HTTP. Beside what the input does, two control sessions of "another process" hold memory, which must come
+// through every input unharmed.
+#ifndef VRAMBROKER_TESTS_FUZZ_FUZZ_DAEMON_H_
+#define VRAMBROKER_TESTS_FUZZ_FUZZ_DAEMON_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "server/admin_service.h"
+#include "server/broker.h"
+#include "server/broker_service.h"
+#include "server/connections.h"
+#include "server/event_loop.h"
+#include "server/rate_limit.h"
+#include "server/rpc_meter.h"
+#include "server/segment_pool.h"
+#include "server/user_slots.h"
+#include "server/worker_pool.h"
+
+namespace vrambroker {
+
+// Ends the process, and with it this input's run, with what was violated.
+void Require(bool holds, absl::string_view rule);
+
+class FuzzDaemon {
+ public:
+  // The one of this process; it serves all inputs.
+  static FuzzDaemon& Get();
+
+  const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
+  // Ids that inputs may try: of the control sessions, their segments and blocks.
+  std::vector<uint64_t> control_ids() const;
+
+  // Closes all sessions but the control's, as if their process had gone, and requires that everything that they held
+  // is back, that all figures add up, and that the control's memory and accounts are what they were.
+  void CheckAndReset();
+
+ private:
+  FuzzDaemon();
+  void Connect();
+  void OpenControl();
+  void CheckControl();
+  std::vector<SessionPtr> Others() const;
+
+  static constexpr uint64_t kCapacity = 64 << 20;
+
+  std::atomic<uint64_t> next_segment_{1};
+  std::vector<std::unique_ptr<SegmentPool>> pools_;
+  WorkerPool workers_;
+  EventLoop loop_;
+  std::unique_ptr<Broker> broker_;
+  CallRates rates_;
+  UserSlots snapshots_;
+  Connections connections_;
+  RpcMeter rpcs_;
+  std::unique_ptr<BrokerService> broker_service_;
+  std::unique_ptr<AdminService> admin_service_;
+  std::unique_ptr<grpc::Server> server_;
+  std::thread loop_thread_;
+  std::shared_ptr<grpc::Channel> channel_;
+
+  Caller control_caller_;
+  SessionPtr leasing_;                // the control that leases, on device 0
+  SessionPtr remote_;                 // the one that allocates here, on device 1
+  std::vector<Lease> leases_;         // of leasing_
+  std::vector<unsigned char*> maps_;  // of leases_
+  std::vector<UniqueFd> files_;       // of leases_
+  Allocation block_;                  // of remote_
+};
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_TESTS_FUZZ_FUZZ_DAEMON_H_

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/fuzz/fuzz_run.h"
+
+#include <google/protobuf/descriptor.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <iostream>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "vrambroker/v1/admin.pb.h"
+
+namespace vrambroker {
+namespace {
+
+using google::protobuf::Descriptor;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kSoon(5);  // how long what comes next waits, so that an input does the same thing twice
+constexpr milliseconds kPatience(15'000);
+
+bool Shows() {
+  static const bool shows = std::getenv("SHOW_OPERATIONS") != nullptr;  // when a crash is looked into
+  return shows;
+}
+
+bool IsAnswered(const v1::SessionRequest& request) {
+  using Request = v1::SessionRequest;
+  switch (request.message_case()) {
+    case Request::kHello:
+    case Request::kAllocate:
+    case Request::kFree:
+    case Request::kLease:
+    case Request::kReturnSegments:
+    case Request::kExplain:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+FuzzRun::FuzzRun() : daemon_(FuzzDaemon::Get()), stub_(daemon_.channel()), known_(daemon_.control_ids()) {
+  for (const char* name : {"vrambroker.v1.Broker", "vrambroker.v1.Admin"}) {
+    const auto* service = google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(name);
+    for (int i = 0; i < service->method_count(); ++i) {
+      if (!service->method(i)->client_streaming()) methods_.push_back(service->method(i));
+    }
+  }
+}
+
+std::string FuzzRun::AnyMessage(FuzzBytes& bytes, const Descriptor* type) {
+  const uint64_t kind = bytes.Next();
+  if (kind >= 240) return bytes.Take(bytes.Next());
+  const std::unique_ptr<google::protobuf::Message> message = NewMessage(type);
+  FillMessage(bytes, known_, *message);
+  std::string text = message->SerializePartialAsString();
+  if (Shows()) std::cerr << type->name() << " {" << message->ShortDebugString() << "}\n";
+  for (uint64_t changes = kind < 200 ? 0 : kind % 4; changes > 0 && !text.empty(); --changes) {
+    text[bytes.Next() % text.size()] = static_cast<char>(bytes.Next());
+  }
+  return text;
+}
+
+void FuzzRun::CallAny(FuzzBytes& bytes) {
+  if (calls_.size() >= kMostCalls) return;
+  const auto* method = bytes.Pick(methods_);
+  const std::string message = AnyMessage(bytes, method->input_type());
+  if (Shows()) std::cerr << "  to " << method->full_name() << '\n';
+  calls_.push_back(std::make_unique<FuzzCall>(
+      &stub_, absl::StrCat("/", method->service()->full_name(), "/", method->name()), method->output_type(), &known_));
+  calls_.back()->Write(message);
+  calls_.back()->HalfClose();
+  (void)calls_.back()->AwaitEnd(kSoon);  // questions to this input's own clients take longer
+}
+
+void FuzzRun::OpenStream() {
+  if (streams_.size() >= kMostStreams) return;
+  if (Shows()) std::cerr << "stream " << streams_.size() << " opens\n";
+  streams_.push_back({.call = std::make_unique<FuzzCall>(&stub_, "/vrambroker.v1.Broker/Session",
+                                                         v1::SessionResponse::descriptor(), &known_)});
+}
+
+void FuzzRun::SendAny(FuzzBytes& bytes) {
+  if (streams_.empty()) return;
+  const uint64_t which = bytes.Next() % streams_.size();
+  const std::string message = AnyMessage(bytes, v1::SessionRequest::descriptor());
+  if (Shows()) std::cerr << "  on stream " << which << '\n';
+  SendBytes(streams_[which], message);
+}
+
+void FuzzRun::Send(size_t stream, const v1::SessionRequest& request) {
+  SendBytes(streams_.at(stream), request.SerializeAsString());
+}
+
+void FuzzRun::SendBytes(Stream& stream, const std::string& message) {
+  if (stream.broken) return;
+  stream.call->Write(message);
+  v1::SessionRequest request;
+  if (!request.ParseFromString(message) || !IsAnswered(request)) return;  // the stream may end by it
+  ++stream.expected;
+  (void)stream.call->AwaitAnswers(stream.expected, kSoon);
+}
+
+void FuzzRun::BreakStream(FuzzBytes& bytes) {
+  if (streams_.empty()) return;
+  Stream& stream = streams_[bytes.Next() % streams_.size()];
+  stream.broken = true;
+  if (bytes.Next() % 2 == 0) {
+    stream.call->Cancel();
+  } else {
+    stream.call->HalfClose();
+  }
+}
+
+void FuzzRun::End(FuzzBytes& bytes) {
+  for (Stream& stream : streams_) {
+    if (stream.broken) continue;
+    Require(stream.call->AwaitAnswers(stream.expected, kPatience), "every call on a stream is answered");
+    Require(stream.call->results() <= stream.expected, "no call is answered twice");
+  }
+  for (Stream& stream : streams_) {
+    if (stream.broken) continue;
+    switch (bytes.Next() % 4) {
+      case 0:
+        stream.call->Cancel();
+        break;
+      case 1:
+        stream.call->HalfClose();
+        break;
+      default:
+        v1::SessionRequest goodbye;
+        goodbye.mutable_goodbye();
+        stream.call->Write(goodbye.SerializeAsString());
+        break;
+    }
+  }
+  for (Stream& stream : streams_) Require(stream.call->AwaitEnd(kPatience), "a stream ends");
+  for (const auto& call : calls_) Require(call->AwaitEnd(kPatience), "every call is answered");
+  streams_.clear();
+  calls_.clear();
+  daemon_.CheckAndReset();
+}
+
+}  // namespace vrambroker

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A daemon and clients of the checks' own. All of them end with the process."""
+import atexit
+import json
+import os
+import pathlib
+import select
+import shutil
+import subprocess
+import tempfile
+import time
+
+from runner import die_with_parent
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+class Failed(Exception):
+    """The check has failed; says why."""
+
+
+class NotRun(Exception):
+    """The check cannot be run here; says why."""
+
+
+class Refused(Exception):
+    """What a client was told to do ended in an error."""
+
+    def __init__(self, code, message):
+        super().__init__(f"{code}: {message}")
+        self.code = code
+
+
+def expect(condition, text):
+    if not condition:
+        raise Failed(text)
+
+
+def now_us():
+    return time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6
+
+
+def wait_for(condition, what, seconds=20):
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise Failed(f"{what}: not within {seconds} s")
+        time.sleep(0.01)
+
+
+@atexit.register
+def _end_all():
+    for process in reversed(_processes):  # clients before their daemons
+        process.kill()
+        process.wait()
+    for folder in _folders:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+_processes = []
+_folders = []
+_daemons = []
+
+
+def print_logs():
+    """The end of what each daemon has logged: for finding out why a check failed."""
+    for daemon in _daemons:
+        print(f"---- log of the daemon {daemon.process.pid}:\n{daemon.log()[-1500:]}", flush=True)
+
+
+def visible_gpus():
+    """The GPUs that the checks may use, as CUDA_VISIBLE_DEVICES names them. There may be fewer."""
+    return [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",") if name]
+
+
+def _environment(more):
+    # One GPU for all: what is checked is the first device of each daemon.
+    return {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(visible_gpus()[:1]), **(more or {})}
+
+
+class Programs:
+    """`folders`: where to look for programs by their names. `device`: "cuda", or "host" in a rehearsal."""
+
+    def __init__(self, folders, device):
+        self.folders = [pathlib.Path(f) for f in folders]
+        self.device = device
+
+    def find(self, name):
+        for folder in self.folders:
+            if (folder / name).is_file():
+                return str(folder / name)
+        raise NotRun(f"there is no program {name}: not built, or not in this bundle")
+
+
+class Daemon:
+    def __init__(self, programs, capacity=None, config="", environment=None):
+        self.programs = programs
+        self.folder = tempfile.mkdtemp(prefix="vrambroker-")
+        _folders.append(self.folder)
+        os.chmod(self.folder, 0o755)
+        self._command = [programs.find("vrambrokerd"), f"--config={self.folder}/config", f"--socket_dir={self.folder}",
+                         f"--device={programs.device}", "--http_address=off"]
+        if capacity is not None:
+            self._command.append(f"--capacity={capacity}")
+        pathlib.Path(self.folder, "config").write_text('drain_timeout: "500ms"\n' + config, encoding="utf-8")
+        self._environment = _environment(environment)
+        self.process = None
+        self.start()
+        _daemons.append(self)
+
+    def start(self):
+        with open(f"{self.folder}/log", "wb") as log:
+            self.process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                            env=self._environment, preexec_fn=die_with_parent)
+        _processes.append(self.process)
+        print(f"daemon {self.process.pid}", flush=True)
+        wait_for(lambda: "daemon ready" in self.log() or self.process.poll() is not None, "the daemon is ready")
+        if self.process.poll() is not None:
+            raise Failed(f"the daemon does not start: {self.log()}")
+
+    def log(self):
+        return pathlib.Path(self.folder, "log").read_text(encoding="utf-8", errors="replace")
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    def ctl(self, *arguments):
+        """What `vramctl ARGUMENTS --format=json` says; Failed when it is refused."""
+        done = subprocess.run([self.programs.find("vramctl"), *arguments, f"--socket_dir={self.folder}", "--format=json"],
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=30, check=False)
+        if done.returncode != 0:
+            raise Failed(f"vramctl {' '.join(arguments)}: {done.stderr.decode().strip()}")
+        return json.loads(done.stdout or b"{}")
+
+    def device(self):
+        return self.ctl("status")["devices"][0]
+
+    def held(self):
+        """Bytes that sessions hold, or dead ones left: without what the daemon keeps for reuse."""
+        device = self.device()
+        return device["reserved_bytes"] - device["idle_bytes"]
+
+
+class Client:
+    """A gpu_client. Its commands are methods: client.malloc(bytes=4096)["block"]."""
+
+    def __init__(self, daemon, name, environment=None, **options):
+        self.name = name
+        programs = daemon.programs
+        self.process = subprocess.Popen(
+            [programs.find("gpu_client" if programs.device == "cuda" else "gpu_client_host")], bufsize=0,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            env={**_environment(environment), "VRAMBROKER_SOCKET_DIR": daemon.folder, "CUDA_MODULE_LOADING": "EAGER"},
+            preexec_fn=die_with_parent)
+        _processes.append(self.process)
+        self._said = ""
+        self._unread = b""
+        self.terms = self.connect(name=name, **options)
+
+    def __getattr__(self, command):
+        if command.startswith("_"):
+            raise AttributeError(command)
+        return lambda **arguments: self.call(command, **arguments)
+
+    def call(self, command, **arguments):
+        self.send(command, **arguments)
+        return self.receive()
+
+    def send(self, command, **arguments):
+        if command != self._said:  # how far the check has come; once for a command that is repeated
+            print(f"{self.name}: {command} {arguments}", flush=True)
+            self._said = command
+        try:
+            self.process.stdin.write(json.dumps({"do": command, **arguments}).encode() + b"\n")
+        except BrokenPipeError:
+            raise Failed(f"client {self.name} has ended: exit code {self.process.wait()}") from None
+
+    def answered(self, seconds=0):
+        """Whether receive() would return at once."""
+        return b"\n" in self._unread or bool(select.select([self.process.stdout], [], [], seconds)[0])
+
+    def receive(self, seconds=20):
+        end = time.monotonic() + seconds
+        while b"\n" not in self._unread:
+            if not self.answered(max(end - time.monotonic(), 0)):
+                raise Failed(f"client {self.name} does not answer within {seconds} s")
+            piece = os.read(self.process.stdout.fileno(), 65536)
+            if not piece:
+                raise Failed(f"client {self.name} has ended: exit code {self.process.wait()}")
+            self._unread += piece
+        line, self._unread = self._unread.split(b"\n", 1)
+        answer = json.loads(line)
+        if answer.pop("ok"):
+            return answer
+        if answer["code"] == "NEEDS_GPU":
+            raise NotRun(f"needs a GPU: {answer['message']}")
+        raise Refused(answer["code"], answer["message"])
+
+    def refusal(self, command, **arguments):
+        """The error that the command must end in."""
+        try:
+            self.call(command, **arguments)
+        except Refused as refused:
+            return refused
+        raise Failed(f"client {self.name}: {command} {arguments} was not refused")
+
+    def kill(self):
+        """Returns when it has gone."""
+        self.process.kill()
+        self.process.wait()
+
+    def expect_holds(self, block, seed, text):
+        content = self.look(block=block, seed=seed)
+        expect(content["equal"] == content["words"],
+               f"{text}: {content['words'] - content['equal']} of {content['words']} words are not what client {self.name} "
+               "wrote")

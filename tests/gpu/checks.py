@@ -1,0 +1,475 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The checks of vrambroker itself, each by name: checks.py NAME --out FILE --device cuda|host --programs FOLDER...
+
+Each is a function that starts a daemon and clients, returns (detail, figures), and raises Failed, NotRun or Refused. On
+the host device, in a rehearsal, everything but CUDA is real. README.md says what each one proves.
+"""
+import argparse
+import ctypes
+import json
+import pathlib
+import signal
+import statistics
+import time
+import traceback
+
+import machine
+from broker import (GIB, MIB, Client, Daemon, Failed, NotRun, Programs, Refused, expect, now_us, print_logs, visible_gpus,
+                    wait_for)
+
+
+def needs_gpu(programs, why):
+    if programs.device != "cuda":
+        raise NotRun(f"needs a GPU: {why}")
+
+
+# ---- Death ----
+
+def daemon_killed(programs):
+    """kill -9 of the daemon: kernels go on, growth fails, a new daemon counts right."""
+    cuda = programs.device == "cuda"
+    daemon = Daemon(programs, None if cuda else "512MiB")  # on cuda: what it finds free
+    before = daemon.device()["capacity_bytes"]
+    client = Client(daemon, "survivor")
+    size = 4 * GIB if cuda else 256 * MIB  # far more than the client's own CUDA context takes
+    held = client.lease(bytes=size)["block"]
+    counter = client.malloc(bytes=4096)["block"]
+    client.fill(block=held, seed=1)
+    stream = client.new_stream()["stream"]
+    client.increment(block=counter, ms=4000, stream=stream)
+    daemon.kill()
+    value = client.read_word(block=counter)["value"]
+    wait_for(lambda: client.read_word(block=counter)["value"] > value, "the kernel goes on after the daemon's death", 3)
+    client.expect_holds(held, 1, "after the daemon's death")
+    client.fill(block=held, seed=2)
+    client.expect_holds(held, 2, "written after the daemon's death")
+    refused = client.refusal("lease", bytes=64 * MIB)
+    expect(refused.code == "UNAVAILABLE", f"growth without a daemon ended in {refused}, not UNAVAILABLE")
+    daemon.start()
+    after = daemon.device()["capacity_bytes"]
+    if cuda:
+        expect(after <= before - size,
+               f"the new daemon claims {after} B although a client of the old one still holds {size} B of {before} B")
+        expect(after >= before - 8 * GIB, f"the new daemon claims only {after} B of {before} B")
+    else:
+        expect(after == before, f"capacity was {before}, now {after}")
+
+    def leased():
+        try:
+            return client.lease(bytes=2 * MIB)
+        except Refused:
+            return None
+    start = time.monotonic()
+    wait_for(leased, "the client reaches the new daemon", 30)
+    client.expect_holds(held, 2, "with a new daemon")
+    return "memory worked on, growth was UNAVAILABLE, a new daemon took over", {
+        "capacity_before_bytes": before, "capacity_after_bytes": after,
+        "reached_again_s": round(time.monotonic() - start, 2)}
+
+
+def client_killed(programs):
+    """kill -9 of a client whose kernel writes: the memory goes on only after its end, and nobody writes to it then."""
+    daemon = Daemon(programs, "256MiB", 'settle_time: "300ms"\n')
+    writer = Client(daemon, "writer")
+    block = writer.lease(bytes=256 * MIB)["block"]
+    writer.fill(block=block, seed=7)
+    writer.increment(block=block, ms=20000, stream=writer.new_stream()["stream"])
+    value = writer.read_word(block=block)["value"]
+    wait_for(lambda: writer.read_word(block=block)["value"] > value, "the kernel runs")
+    heir = Client(daemon, "heir", wait_ms=30000)
+    heir.send("lease", bytes=256 * MIB)
+    expect(not heir.answered(0.3), "memory in use was given to another client")
+    killed = now_us()
+    writer.kill()
+    gone = now_us()
+    got = heir.receive()
+    ms = (got["ended_us"] - killed) / 1e3
+    expect(ms >= 300, f"the memory went on {ms:.0f} ms after the kill, before the settle time of 300 ms")
+    heir.fill(block=got["block"], seed=9)
+    watched = heir.watch(block=got["block"], seed=9, ms=2000)
+    expect(watched["wrong_words"] == 0,
+           f"somebody else wrote to the next holder's memory: {watched['wrong_words']} words in {watched['looks']} looks")
+    return f"went on {ms:.0f} ms after the kill (300 of them settling), then unchanged for 2 s", {
+        "kill_to_exit_ms": round((gone - killed) / 1e3, 2), "kill_to_next_holder_ms": round(ms, 1), **watched}
+
+
+def client_crashed(programs):
+    """A sticky error in one client (an illegal address) harms neither the daemon nor others."""
+    needs_gpu(programs, "an illegal address on the device")
+    daemon = Daemon(programs, "1GiB")
+    healthy, broken = Client(daemon, "healthy"), Client(daemon, "broken")
+    block = healthy.lease(bytes=64 * MIB)["block"]
+    healthy.fill(block=block, seed=1)
+    lost = broken.lease(bytes=64 * MIB)["block"]
+    error = broken.crash()["error"]
+    expect(error != "cudaSuccess", "writing to nowhere was no error")
+    healthy.expect_holds(block, 1, "after another client's crash")
+    healthy.lease(bytes=64 * MIB)
+    expect(daemon.process.poll() is None, f"the daemon has ended: {daemon.log()}")
+    try:
+        broken.free(block=lost)
+        returned = "OK"
+    except Refused as refused:
+        returned = str(refused)
+    broken.kill()
+    wait_for(lambda: daemon.held() == 128 * MIB, "the broken client's memory comes back")
+    healthy.expect_holds(block, 1, "in the end")
+    return f"{error} stayed in its process", {"error": error, "returning_memory_after_it": returned}
+
+
+# ---- Limits ----
+
+def limit_to_the_byte(programs):
+    daemon = Daemon(programs, "512MiB")
+    limit = 100 * MIB
+    exact = Client(daemon, "exact", limit=str(limit))
+    less = Client(daemon, "less", limit=str(limit - 1))
+    block = exact.lease(bytes=limit)["block"]  # to the last byte
+    exact.fill(block=block, seed=1)
+    for command, size in (("lease", 2 * MIB), ("malloc", 1)):
+        refused = exact.refusal(command, bytes=size)
+        expect(refused.code == "RESOURCE_EXHAUSTED" and "limit" in str(refused).lower(), f"at the limit: {refused}")
+    refused = less.refusal("lease", bytes=limit)  # one byte too many
+    expect(refused.code == "RESOURCE_EXHAUSTED" and "limit" in str(refused).lower(), f"over the limit by 1: {refused}")
+    less.lease(bytes=limit - 2 * MIB)
+    rest = Client(daemon, "rest")
+    rest.lease(bytes=512 * MIB - limit - (limit - 2 * MIB))  # to the last byte of the capacity
+    refused = rest.refusal("malloc", bytes=1)
+    expect(refused.code == "RESOURCE_EXHAUSTED" and "capacity" in str(refused).lower(), f"at the capacity: {refused}")
+    exact.expect_holds(block, 1, "after the refusals")
+    exact.free(block=block)
+    rest.lease(bytes=limit)
+    return "limit and capacity were served to the last byte, and not one more", {"limit_bytes": limit}
+
+
+# ---- What others left ----
+
+RULES = """
+rules { name: "a" session_name: "a-*" tenant: "a" }
+rules { name: "b" session_name: "b-*" tenant: "b" }
+rules { name: "strict" session_name: "strict-*" tenant: "s" isolation: STRICT }
+"""
+
+
+def tenants_see_nothing(programs):
+    """Bytes of one tenant, or strict session, are never seen by the next; the device has room for one of them only."""
+    daemon = Daemon(programs, "256MiB", RULES + 'settle_time: "0s"\n')
+    figures = {}
+
+    def old_bytes(first, second, how):
+        writer = Client(daemon, first)
+        block = writer.lease(bytes=256 * MIB)["block"]
+        writer.fill(block=block, seed=5)
+        writer.expect_holds(block, 5, "before it is given back")
+        if how == "returned":
+            writer.free(block=block)
+        elif how == "killed":
+            writer.kill()
+        reader = Client(daemon, second, wait_ms=20000)
+        content = reader.look(block=reader.lease(bytes=256 * MIB)["block"], seed=5)
+        for client in (reader, writer):
+            client.kill()
+        wait_for(lambda: daemon.held() == 0, "the memory of both comes back")
+        figures[f"{first}_to_{second}_{how}"] = content
+        return content
+
+    for first, second in (("a-1", "b-1"), ("strict-1", "strict-2")):
+        for how in ("returned", "killed"):
+            content = old_bytes(first, second, how)
+            expect(content["equal"] == 0, f"{second} saw {content['equal']} words that {first} ({how}) had written")
+            expect(content["nonzero"] == 0, f"{second} got {content['nonzero']} words that are not zero after {first}")
+    # The control: within a tenant memory is handed on as it is, so that the check above can see what it looks for.
+    same = old_bytes("a-1", "a-2", "returned")
+    expect(same["equal"] > 0, f"the control: the next session of the same tenant should see old bytes, but saw {same}")
+    return "nothing was seen across tenants; within a tenant, where it may, the next one sees old bytes", figures
+
+
+# ---- Many, and where ----
+
+def thousand_segments(programs):
+    count = 1000 if programs.device == "cuda" else 100
+    daemon = Daemon(programs, f"{2 * count}MiB")
+    client = Client(daemon, "many")
+    leased = client.lease_many(bytes=2 * MIB, count=count)
+    looked = client.look_at_many()
+    expect(looked == {"segments": count, "wrong_words": 0}, f"segments disturb each other: {looked}")
+    reserved = daemon.held()
+    expect(reserved == count * 2 * MIB, f"the daemon counts {reserved} B for {count} segments of 2 MiB")
+    returned = client.return_many()
+    wait_for(lambda: daemon.held() == 0, "all comes back")
+    return f"{count} segments of 2 MiB open at once, each with its own bytes", {"lease": leased, "return": returned}
+
+
+def ordinals_differ(programs):
+    """The client finds the daemon's GPU by its UUID, whatever number it has for either."""
+    needs_gpu(programs, "CUDA_VISIBLE_DEVICES")
+    visible = visible_gpus()
+    first = Daemon(programs, "256MiB")
+    uuid = first.device()["uuid"]
+    first.kill()
+    figures = {"uuid": uuid}
+    by_uuid = Daemon(programs, "256MiB", environment={"CUDA_VISIBLE_DEVICES": visible[0]})
+    client = Client(by_uuid, "by-uuid", environment={"CUDA_VISIBLE_DEVICES": uuid})
+    block = client.malloc(bytes=2 * MIB)["block"]
+    client.fill(block=block, seed=1)
+    client.expect_holds(block, 1, "with CUDA_VISIBLE_DEVICES=UUID")
+    try:
+        hidden = Client(by_uuid, "hidden", environment={"CUDA_VISIBLE_DEVICES": ""}, use_device=False)
+        hidden.malloc(bytes=2 * MIB)
+        raise Failed("a client that may see no GPU got memory of one")
+    except Refused as refused:
+        figures["client_without_gpu"] = str(refused)
+    if len(visible) == 1:
+        return "by UUID; another number could not be tried: CUDA_VISIBLE_DEVICES leaves one GPU", figures
+    try:
+        other = Daemon(programs, "256MiB", environment={"CUDA_VISIBLE_DEVICES": visible[1]})
+    except Failed as failed:
+        figures["daemon_on_second_gpu"] = str(failed)[-500:]
+        return "by UUID; another number could not be tried: no daemon starts on a second GPU here", figures
+    client = Client(other, "other-number", environment={"CUDA_VISIBLE_DEVICES": ",".join(visible[:2])})
+    figures["ordinal_in_client"] = client.terms["ordinal_here"]
+    expect(client.terms["ordinal_here"] == 1, f"the daemon's GPU 0 should be the client's 1: {client.terms}")
+    block = client.malloc(bytes=2 * MIB)["block"]
+    client.fill(block=block, seed=1)
+    client.expect_holds(block, 1, "with another number")
+    return "by UUID, and with another number", figures
+
+
+# ---- Streams ----
+
+def freed_while_in_use(programs):
+    """A block freed while another stream works on it is not reused before; a returned segment has no work left."""
+    needs_gpu(programs, "work that is queued on streams")
+    daemon = Daemon(programs, "256MiB")
+    client = Client(daemon, "streams", limit=str(64 * MIB))
+    stream = client.new_stream()["stream"]
+    first = client.malloc(bytes=64 * MIB)["block"]  # all of the limit: the next one must wait for it
+    client.record_stream(block=first, stream=stream)
+    started = client.spin(ms=600, stream=stream)["started_us"]
+    client.fill(block=first, seed=3, stream=stream, queue=True)
+    client.free(block=first)
+    second = client.malloc(bytes=64 * MIB)
+    waited = (second["ended_us"] - started) / 1e3
+    expect(waited >= 550, f"the block was reused after {waited:.0f} ms, while a stream worked on it for 600 ms")
+    client.fill(block=second["block"], seed=4)
+    watched = client.watch(block=second["block"], seed=4, ms=1000)
+    expect(watched["wrong_words"] == 0, f"the old stream wrote to the block's next owner: {watched}")
+    client.free(block=second["block"])
+    client.empty_cache()
+    segment = client.lease(bytes=64 * MIB)["block"]
+    started = client.spin(ms=600, stream=stream)["started_us"]
+    client.fill(block=segment, seed=5, stream=stream, queue=True)
+    returned = (client.free(block=segment)["ended_us"] - started) / 1e3
+    expect(returned >= 550, f"a segment was back with the daemon after {returned:.0f} ms, with 600 ms of work on it")
+    return "neither block nor segment went on before the stream was done", {
+        "block_waited_ms": round(waited, 1), "segment_waited_ms": round(returned, 1)}
+
+
+# ---- What it costs ----
+
+def bandwidth(programs):
+    daemon = Daemon(programs, "4GiB" if programs.device == "cuda" else "512MiB")
+    size = GIB if programs.device == "cuda" else 64 * MIB
+    client = Client(daemon, "bandwidth")
+    ours = [client.lease(bytes=size)["block"] for _ in range(2)]
+    own = [client.own_malloc(bytes=size)["block"] for _ in range(2)]
+    rates = {"broker": [], "own": []}
+    for _ in range(5):  # in turn, so that a change of clock meets both
+        for name, (to, source) in (("broker", ours), ("own", own)):
+            rates[name].append(client.bench_copy(to=to, **{"from": source}, times=20)["gigabytes_per_second"])
+    medians = {name: statistics.median(values) for name, values in rates.items()}
+    ratio = medians["broker"] / medians["own"]
+    figures = {"broker_gigabytes_per_second": round(medians["broker"], 1),
+               "own_gigabytes_per_second": round(medians["own"], 1), "ratio": round(ratio, 4), "copied_bytes": size}
+    if programs.device == "cuda":
+        expect(ratio > 0.97, f"kernels are slower on the broker's memory: {figures}")
+    return f"{figures['broker_gigabytes_per_second']} GB/s on the broker's memory, {ratio:.3f} of the process's own", figures
+
+
+def allocation_cost(programs):
+    """cudaMalloc and cudaFree against: a new segment, an idle one of the daemon, a cached block."""
+    cuda = programs.device == "cuda"
+    sizes = (2 * MIB, 64 * MIB, GIB, 4 * GIB) if cuda else (2 * MIB, 64 * MIB)
+    capacity = "12GiB" if cuda else "512MiB"
+    warm = Client(Daemon(programs, capacity), "warm")  # keeps what is returned, for reuse
+    cold = Client(Daemon(programs, capacity, 'idle_limit: "1"\n'), "cold")  # gives it to the driver at once
+    figures = {}
+    for size in sizes:
+        count = 50 if size < GIB else 10
+        row = {"driver": warm.bench_pair(of="own", bytes=size, count=count),
+               "new_segment": cold.bench_pair(of="segment", bytes=size, count=count),
+               "idle_segment": warm.bench_pair(of="segment", bytes=size, count=count),
+               "cached_block": warm.bench_pair(of="block", bytes=size, count=1000)}
+        warm.empty_cache()
+        figures[f"{size // MIB}MiB"] = {
+            what: {"take_p50_us": round(pair["take"]["p50_us"], 2), "take_p99_us": round(pair["take"]["p99_us"], 2),
+                   "give_p50_us": round(pair["give"]["p50_us"], 2)} for what, pair in row.items()}
+    small = (f"{what.replace('_', ' ')} {v['take_p50_us']} us" for what, v in figures["2MiB"].items())
+    return "taking 2 MiB, p50: " + ", ".join(small), figures
+
+
+def hand_over(programs):
+    """One process returns a segment, another gets it: both calls together."""
+    size = 256 * MIB
+    daemon = Daemon(programs, str(size))
+    clients = [Client(daemon, "ping"), Client(daemon, "pong")]
+    block = clients[0].lease(bytes=size)["block"]
+    took = []
+    for turn in range(1, 101):
+        giver, taker = clients[(turn - 1) % 2], clients[turn % 2]
+        gave = giver.free(block=block)
+        got = taker.lease(bytes=size)
+        block = got["block"]
+        took.append(gave["ended_us"] - gave["started_us"] + got["ended_us"] - got["started_us"])
+    took.sort()
+    figures = {"p50_us": round(took[49], 1), "p99_us": round(took[98], 1), "count": len(took), "bytes": size}
+    return f"256 MiB change hands in {figures['p50_us']} us (p50), {figures['p99_us']} us (p99)", figures
+
+
+# ---- Experiments: facts that nothing in the code relies on ----
+
+def trim_during_capture(programs):
+    """Does a trim on the library's thread (cudaDeviceSynchronize, cudaIpcCloseMemHandle) break a capture under way?"""
+    needs_gpu(programs, "graph capture")
+    figures = {}
+    for mode in ("global", "thread_local", "relaxed"):
+        daemon = Daemon(programs, "1GiB")
+        client = Client(daemon, "capturing")
+        client.free(block=client.malloc(bytes=256 * MIB)["block"])  # idle: what the trim will take
+        stream = client.new_stream()["stream"]
+        client.begin_capture(stream=stream, mode=mode)
+        try:
+            trimmed = daemon.ctl("trim", "capturing")
+        except Failed as failed:
+            trimmed = str(failed)
+        try:
+            capture = client.end_capture(stream=stream)["result"]
+        except Refused as refused:
+            capture = str(refused)
+        try:
+            again = client.lease(bytes=64 * MIB) and "ok"
+        except Refused as refused:
+            again = str(refused)
+        figures[mode] = {"trim": trimmed, "capture": capture, "lease_afterwards": again,
+                         "reserved_afterwards_bytes": daemon.device()["reserved_bytes"]}
+        client.kill()
+        daemon.kill()
+    return "; ".join(f"{mode}: capture {f['capture']}" for mode, f in figures.items()), figures
+
+
+def return_waits_for_others(programs):
+    """How long does giving an idle segment back take while another stream of the process is busy for 500 ms?"""
+    needs_gpu(programs, "work that is queued on streams")
+    daemon = Daemon(programs, "256MiB")
+    client = Client(daemon, "busy")
+    segment = client.lease(bytes=64 * MIB)["block"]
+    client.spin(ms=500, stream=client.new_stream()["stream"])
+    gave = client.free(block=segment)
+    ms = (gave["ended_us"] - gave["started_us"]) / 1e3
+    return f"{ms:.1f} ms", {"return_ms": round(ms, 2), "other_stream_ms": 500}
+
+
+class Nvml:
+    """What NVIDIA's management library says of the GPU with this UUID, in bytes; None when it does not."""
+
+    class Process(ctypes.Structure):
+        _fields_ = [("pid", ctypes.c_uint), ("used", ctypes.c_ulonglong), ("gi", ctypes.c_uint), ("ci", ctypes.c_uint)]
+
+    def __init__(self, uuid):
+        try:
+            self._lib = ctypes.CDLL("libnvidia-ml.so.1")
+        except OSError as error:
+            raise NotRun(f"no NVML: {error}") from None
+        self._device = ctypes.c_void_p()
+        found = self._lib.nvmlDeviceGetHandleByUUID
+        if self._lib.nvmlInit_v2() != 0 or found(uuid.encode(), ctypes.byref(self._device)) != 0:
+            raise NotRun(f"NVML does not know {uuid}")
+
+    def used(self):
+        memory = (ctypes.c_ulonglong * 3)()  # total, free, used
+        return memory[2] if self._lib.nvmlDeviceGetMemoryInfo(self._device, memory) == 0 else None
+
+    def used_by(self, pid):
+        count, processes = ctypes.c_uint(256), (self.Process * 256)()
+        call = self._lib.nvmlDeviceGetComputeRunningProcesses_v3
+        if call(self._device, ctypes.byref(count), processes) != 0:
+            return None
+        return next((p.used for p in processes[:count.value] if p.pid == pid and p.used != 2**64 - 1), None)
+
+
+def who_is_charged(programs):
+    """What NVML charges to whom, and what a client's context costs: the headroom that the daemon leaves."""
+    needs_gpu(programs, "NVML")
+    nvml = Nvml(machine.gpu().get("uuid", "the GPU"))
+    figures = {"empty": {"used": nvml.used()}}
+
+    def note(when, *processes):
+        figures[when] = {"used": nvml.used(), **{name: nvml.used_by(p.process.pid) for name, p in processes}}
+
+    daemon = Daemon(programs, "4GiB")
+    note("daemon", ("daemon", daemon))
+    one = Client(daemon, "one")
+    note("one_client", ("daemon", daemon), ("one", one))
+    two = Client(daemon, "two")
+    note("two_clients", ("daemon", daemon), ("one", one), ("two", two))
+    one.fill(block=one.lease(bytes=GIB)["block"], seed=1)
+    note("one_holds_1GiB", ("daemon", daemon), ("one", one), ("two", two))
+    daemon.kill()
+    time.sleep(1)
+    note("daemon_killed", ("one", one), ("two", two))
+    seen = two.memory_info()
+    one.kill()
+    back = -1.0
+    start = time.monotonic()
+    while time.monotonic() < start + 10:
+        if two.memory_info()["free_bytes"] >= seen["free_bytes"] + GIB:
+            back = time.monotonic() - start
+            break
+        time.sleep(0.01)
+    note("holder_killed", ("two", two))
+    figures["back_after_holder_s"] = round(back, 3)
+    context = ((figures["two_clients"]["used"] or 0) - (figures["one_client"]["used"] or 0)) / MIB
+    return (f"a client's context takes {context:.0f} MiB; a dead daemon's GiB came back {back:.2f} s after its holder's "
+            "death"), figures
+
+
+CHECKS = {function.__name__: function for function in (
+    daemon_killed, client_killed, client_crashed, limit_to_the_byte, tenants_see_nothing, thousand_segments,
+    ordinals_differ, freed_while_in_use, bandwidth)}
+EXPERIMENTS = {function.__name__: function for function in (
+    allocation_cost, hand_over, trim_during_capture, return_waits_for_others, who_is_charged)}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("name", choices=[*CHECKS, *EXPERIMENTS])
+    parser.add_argument("--out", type=pathlib.Path, required=True)
+    parser.add_argument("--device", choices=("cuda", "host"), default="cuda")
+    parser.add_argument("--programs", nargs="+", required=True)
+    parser.add_argument("--seconds", type=float, default=0, help="when it will be killed: says before where it stands")
+    args = parser.parse_args()
+
+    def late(_, frame):
+        traceback.print_stack(frame)
+        print_logs()
+
+    signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, max(args.seconds - 2, 0))
+    kind = "check" if args.name in CHECKS else "experiment"
+    check = {"name": args.name, "kind": kind, "result": "ok"}
+    try:
+        check["detail"], check["figures"] = {**CHECKS, **EXPERIMENTS}[args.name](Programs(args.programs, args.device))
+    except NotRun as why:
+        check.update(result="not_run", detail=str(why))
+    except (Failed, Refused) as why:
+        # An experiment has no wrong answer; one that could not be carried out is not run.
+        check.update(result="fail" if kind == "check" else "not_run", detail=str(why))
+        traceback.print_exc()
+        print_logs()
+    args.out.write_text(json.dumps({"checks": [check]}), encoding="utf-8")
+    return 1 if check["result"] == "fail" else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,276 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Checks vrambroker on this machine's NVIDIA GPU: run.sh [OPTIONS]. One line a check, and one file with all figures.
+
+Exit codes: 0 all that was run is ok; 1 something failed; 2 wrong use; 3 nothing could be run, for want of a GPU.
+"""
+import argparse
+import datetime
+import fnmatch
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import checks
+import machine
+import runner
+from runner import Check, Step
+
+HERE = pathlib.Path(__file__).resolve().parent
+TOP = HERE.parent.parent  # of the source tree, or of the bundle
+
+# What the design relies on, among all that the probe finds out: (experiment, figure, what it must be, what for).
+ASSUMED = (
+    ("ipc_exporter_killed", "readAfterKill", "data intact", "clients read on after the daemon's death"),
+    ("ipc_exporter_killed", "writeAfterKill", "ok", "clients write on after the daemon's death"),
+    ("ipc_importer_killed", "exporterData", "intact", "a client's death leaves the daemon's memory as it is"),
+    ("kill_inflight_writes", "writesAfterWaitpid", 0, "a dead client's kernels write nothing any more"),
+    ("crash_isolation", "owner", "unharmed", "a client's fault stays in its process"),
+    ("many_handles", "opened", 1000, "a process can open as many handles as it needs"),
+    ("graph_on_imported", "", "graph replay on imported memory works", "CUDA graphs work on the broker's memory"),
+)
+# Without these an experiment has shown nothing: (experiment, figure that must be more than 0).
+CONTROLS = {"kill_inflight_writes": "aliveDelta100ms"}  # the kernel did write, as long as its process lived
+
+
+def probe_experiments(outcome):
+    found = []
+    for e in json.loads((outcome.folder / "probe.json").read_text(encoding="utf-8"))["experiments"]:
+        text = e["outcome"]
+        answered = not re.match(r"no-agent|failed |skipped|timeout|controller ", text)
+        found.append(Check(e["name"], "ok" if answered else "not_run", "no time left" if text == "skipped" else text,
+                           "experiment", e.get("figures", {}), seconds=e.get("seconds")))
+    return found
+
+
+def assumed_checks(outcome):
+    found = probe_experiments(outcome)
+    experiments = {c.name: c for c in found}
+    for experiment, figure, wanted, meaning in ASSUMED:
+        e = experiments.get(experiment, Check(experiment, "not_run"))
+        seen = e.figures.get(figure) if figure else e.detail
+        control = CONTROLS.get(experiment)
+        if seen is None or e.result != "ok":
+            result, detail = "not_run", f"{meaning}: the probe did not find out"
+        elif control and not e.figures.get(control, 0) > 0:
+            result, detail = "not_run", f"{meaning}: the probe shows nothing: {control} is {e.figures.get(control)!r}"
+        else:
+            result, detail = "ok" if seen == wanted else "fail", f"{meaning}: {figure or 'outcome'} is {seen!r}"
+            if result == "fail":
+                detail += f", not {wanted!r}: the design must change (README.md)"
+        found.append(Check(f"assumed_{experiment}" + (f"_{figure}" if figure else ""), result, detail))
+    return found
+
+
+def gtest_checks(outcome):
+    """From what the program printed: its JSON is missing when it was cut off, or died."""
+    results = {"OK": "ok", "FAILED": "fail", "SKIPPED": "not_run"}
+    found, running, text = [], None, []
+    for line in (outcome.folder / "output").read_text(encoding="utf-8", errors="replace").splitlines():
+        match = re.match(r"\[ +(RUN|OK|FAILED|SKIPPED) +\] ([\w/.]+)(?:, .*)?(?: \((\d+) ms\))?$", line)
+        if match and match.group(1) == "RUN":
+            running, text = match.group(2), []
+        elif match and match.group(2) == running:
+            result = results[match.group(1)]
+            found.append(Check(running, result, "" if result == "ok" else " ".join(text)[:1000],
+                               seconds=int(match.group(3) or 0) / 1000))
+            running = None
+        elif running:
+            text.append(line)
+    if running:
+        cut_off = outcome.exit_code is None and outcome.short  # no fault of the test
+        found.append(Check(running, "not_run" if cut_off else "fail", "did not end; what came after it was not run: "
+                           + " ".join(text)[-800:]))
+    return found
+
+
+def reported_checks(outcome):
+    """What checks.py and torch_training.py write."""
+    document = json.loads((outcome.folder / "checks.json").read_text(encoding="utf-8"))
+    return [Check(c["name"], c["result"], c.get("detail", ""),
+                  c.get("kind", "experiment" if c["name"].startswith("experiment_") else "check"), c.get("figures", {}))
+            for c in document["checks"]]
+
+
+class Programs:
+    """The programs of a bundle or of a build, by name."""
+
+    def __init__(self, build_dir):
+        if (HERE / "bin").is_dir():
+            self.source, self.folders = "bundle", [HERE / "bin"]
+        else:
+            self.source = "build"
+            self.folders = [build_dir / f for f in ("server", "client", "tests/gpu", "tests/unit", "tests/integration")]
+
+    def find(self, name):
+        return next((str(f / name) for f in self.folders if (f / name).is_file()), None)
+
+    def environment(self):
+        return {"VRAMBROKER_TEST_BIN": str(HERE / "bin")} if self.source == "bundle" else {}
+
+    def library(self):
+        places = [TOP / "lib"] if self.source == "bundle" else [self.folders[1] / "c"]
+        return next((str(p / "libvrambroker.so.1") for p in places if (p / "libvrambroker.so.1").exists()), None)
+
+    def version(self):
+        daemon = self.find("vrambrokerd")
+        if daemon is None:
+            return {"source": self.source}
+        words = subprocess.run([daemon, "--version"], stdout=subprocess.PIPE, check=True).stdout.decode().split()
+        return {"version": words[1], "revision": words[2].strip("()"), "source": self.source}
+
+
+def all_steps(programs, device):
+    """In the order in which they are run: first what the design stands on, last what is true without a GPU as well, and
+    what nothing relies on."""
+    def program(name, step, command, **more):
+        path = programs.find(name)
+        missing = "" if path else f"there is no program {name}: not built (no nvcc, or no toolkit?), or not in this bundle"
+        return Step(step, command=lambda folder, seconds: command(path, folder, seconds), missing=missing, **more)
+
+    def checks_step(name, limit):
+        kind = "check" if name in checks.CHECKS else "experiment"
+        command = [sys.executable, "-B", str(HERE / "checks.py"), name, "--device", device, "--programs",
+                   *map(str, programs.folders), "--out"]
+        return Step(name, command=lambda folder, seconds: [*command, str(folder / "checks.json"), "--seconds", str(seconds)],
+                    limit=limit, least=20, read=reported_checks, kind=kind)
+
+    def probe_step(name, read, limit, assumed):
+        def command(path, folder, seconds):
+            listed = subprocess.run([path, "list"], stdout=subprocess.PIPE, check=False).stdout.decode().splitlines()
+            names = [line.split()[0] for line in listed if (line.split()[0] in {a[0] for a in ASSUMED}) == assumed]
+            return [path, "run", "--only", ",".join(names), "--json", str(folder / "probe.json"),
+                    "--budget", str(int(seconds - 3))]
+        return program("gpu_probe", name, command, limit=limit, least=20, read=read, kind="experiment")
+
+    checked = [checks_step(name, 40) for name in checks.CHECKS]
+    measured = [checks_step(name, 40) for name in checks.EXPERIMENTS]
+    if device != "cuda":
+        return checked + measured
+    steps = [probe_step("assumed", assumed_checks, 90, True),
+             program("device_test", "device_test", lambda path, folder, seconds: [path, "--gtest_filter=*/cuda*"],
+                     limit=60, least=20, read=gtest_checks),
+             *checked, torch_step(programs), *measured]
+    for name in ("sharing", "lifetime", "limits", "leased", "tenants", "restart", "memory_sharing"):
+        steps.append(program(f"{name}_test", f"{name}_test", lambda path, folder, seconds: [path],
+                             limit=120 if name == "sharing" else 60, least=20, read=gtest_checks,
+                             environment={"VRAMBROKER_TEST_DEVICE": device, **programs.environment()}))
+    steps.append(probe_step("probe", probe_experiments, 150, False))
+    return steps
+
+
+def torch_step(programs):
+    script = HERE / "torch_training.py"
+    missing = ""
+    if not script.is_file():
+        missing = "there is no torch_training.py here"
+    elif not programs.library() or not programs.find("vrambrokerd"):
+        missing = "there is no libvrambroker.so.1 or no vrambrokerd here"
+    paths = [str(p) for p in (TOP / "python", TOP / "client" / "python", os.environ.get("PYTHONPATH")) if p]
+    return Step("torch", command=lambda folder, seconds: [
+        sys.executable, "-B", str(script), "--daemon", programs.find("vrambrokerd"), "--library", programs.library(),
+        "--out", str(folder / "checks.json"), "--seconds", str(int(seconds * 0.75))],
+        limit=240, least=40, share=1 / 3, read=reported_checks, missing=missing,
+        environment={"PYTHONPATH": os.pathsep.join(paths)})
+
+
+def build():
+    """A build of the source tree, brought up to date: it may have been made for something else, and lack programs."""
+    preset = next((p for p in ("release", "ci") if (TOP / "build" / p / "CMakeCache.txt").is_file()), None)
+    commands = [["cmake", "--build", "--preset", preset or "release", "--target", "gpu_test_programs"]]
+    if preset is None:
+        commands = [["deploy/packages.sh", "build"], ["cmake", "--preset", "release"], *commands]
+    print(f"building build/{preset or 'release'} (this is not counted in the budget)", flush=True)
+    for command in commands:
+        if subprocess.run(command, cwd=TOP, check=False).returncode != 0:
+            print(f"run.sh: {' '.join(command)} failed. A bundle (deploy/bundle.sh) needs no building.", file=sys.stderr)
+            raise SystemExit(2)
+    return TOP / "build" / (preset or "release")
+
+
+def unfit(build_dir):
+    """Why what this build does says nothing of a GPU, or ""."""
+    try:
+        cache = (build_dir / "CMakeCache.txt").read_text(encoding="utf-8")
+    except OSError as error:
+        return f"{build_dir} is no build folder: {error}"
+    if re.search(r"^VRAMBROKER_CUDART:STRING=substitute$", cache, re.MULTILINE):
+        return f"{build_dir} was built with the tests' substitute for the CUDA runtime"
+    if re.search(r"^VRAMBROKER_SANITIZER:STRING=.", cache, re.MULTILINE):
+        return f"{build_dir} was built with sanitizers"
+    programs = Programs(build_dir)
+    if not programs.find("device_test") or not programs.library():
+        return f"{build_dir} lacks device_test or libvrambroker.so.1: build its target gpu_test_programs"
+    return ""
+
+
+def chosen(steps, only, skip):
+    """The steps that the options name; SystemExit when a name matches none."""
+    def matches(step, patterns):
+        return any(fnmatch.fnmatch(step.name, p) for p in patterns)
+
+    for pattern in (*only, *skip):
+        if not any(matches(step, [pattern]) for step in steps):
+            raise SystemExit(f"run.sh: no step is called {pattern}; the steps: {' '.join(s.name for s in steps)}")
+    return [s for s in steps if (not only or matches(s, only)) and not matches(s, skip)]
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="run.sh", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    names = lambda text: [name for name in text.split(",") if name]  # noqa: E731
+    parser.add_argument("--only", type=names, default=[], metavar="A,B", help="these steps only; * matches all of a name")
+    parser.add_argument("--skip", type=names, default=[], metavar="A,B", help="not these")
+    parser.add_argument("--out", type=pathlib.Path, metavar="FOLDER", help="where the JSON file goes (default: results/ here)")
+    parser.add_argument("--budget", type=float, default=480, metavar="SECONDS", help="for everything (default: 480)")
+    parser.add_argument("--build-dir", type=pathlib.Path, metavar="DIR", help="use this build of the source tree")
+    parser.add_argument("--list", action="store_true", help="print the steps and end")
+    parser.add_argument("--rehearse", action="store_true", help="without a GPU: run the checks' own logic on the host device,\n"
+                        "with threads for kernels. Proves nothing of CUDA.")
+    args = parser.parse_args()
+    if args.rehearse and args.out is None:
+        parser.error("--rehearse needs --out: what it finds is no result")
+    device = "host" if args.rehearse else "cuda"
+    gpu = {"name": "rehearsal"} if args.rehearse else machine.gpu()
+    bundled = (HERE / "bin").is_dir()
+    build_dir = args.build_dir
+    if build_dir is None and not bundled:
+        # Without a GPU nothing is run, so nothing needs to be built.
+        build_dir = TOP / "build" / "release" if args.list or "error" in gpu else build()
+    if device == "cuda" and not bundled and not args.list and "error" not in gpu:
+        why = unfit(build_dir)
+        if why:
+            parser.error(why)
+    programs = Programs(build_dir)
+    steps = chosen(all_steps(programs, device), args.only, args.skip)
+    if len(steps) == 1:
+        steps[0].limit = max(args.budget - 2, 1)  # nothing else needs the time: what does not end in it has failed
+    if args.list:
+        print("\n".join(step.name for step in steps))
+        return 0
+
+    now = datetime.datetime.now(datetime.timezone.utc)
+    head = {"format": 1, "started": now.isoformat(timespec="seconds"), "device": device, "gpu": gpu,
+            "machine": machine.description(), "vrambroker": programs.version(), "budget_seconds": args.budget,
+            "steps": [step.name for step in steps]}
+    name = re.sub(r"[^A-Za-z0-9]+", "-", "no GPU" if "error" in gpu else gpu["name"]).strip("-").lower()
+    folder = args.out or (None if "error" in gpu else HERE / "results")  # no GPU, no result, unless asked for
+    path = folder and folder / f"{now:%Y-%m-%d-%H%M%S}-{name}.json"
+    results = runner.Results(path, head)
+    if "error" in gpu:
+        for step in steps:
+            step.missing = f"no GPU: {gpu['error']}"
+    else:
+        print(f"{gpu['name']}, driver {gpu.get('driver', '-')}, vrambroker {head['vrambroker'].get('revision', '-')}", flush=True)
+    code = runner.run(steps, args.budget, results)
+    print(f"\n{results.count('ok')} ok, {results.count('fail')} failed, {results.count('not_run')} not run"
+          + (f"; {path}" if path else ""))
+    if "error" in gpu:
+        print(f"run.sh: nothing was run, for want of a GPU: {gpu['error']}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,313 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of what runs the GPU checks, with steps that hang, die, lie and say nothing. Needs no GPU, and uses none."""
+import contextlib
+import io
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from unittest import mock
+
+import machine
+import run
+import runner
+from runner import Check, Outcome, Results, Step
+
+
+def python(code, **more):
+    """A step that runs `code`, with `folder` in it."""
+    return Step("step", **{"command": lambda folder, seconds: [
+        sys.executable, "-B", "-c", f"import json, os, pathlib, signal, subprocess, sys, time\nfolder = pathlib.Path({str(folder)!r})\n{code}"],
+        "read": run.reported_checks, **more})
+
+
+def reports(*checks):
+    return f"(folder / 'checks.json').write_text({json.dumps({'checks': list(checks)})!r})\n"
+
+
+OK = {"name": "one", "result": "ok", "detail": "fine", "figures": {"us": 1.5}}
+
+
+class RunnerTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.path = pathlib.Path(folder.name) / "out" / "results.json"
+        self.results = Results(self.path, {"format": 1})
+
+    def run_steps(self, *steps, budget=60):
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            code = runner.run(list(steps), budget, self.results)
+        self.said = said.getvalue()
+        self.document = json.loads(self.path.read_text(encoding="utf-8"))
+        return code
+
+    def only_failure(self):
+        failed = [c for c in self.document["checks"] if c["result"] == "fail"]
+        self.assertEqual(len(failed), 1, self.document)
+        return failed[0]
+
+    def test_what_a_step_found_is_kept_and_said(self):
+        self.assertEqual(self.run_steps(python(reports(OK))), 0)
+        check, = self.document["checks"]
+        self.assertEqual((check["step"], check["name"], check["result"], check["figures"]), ("step", "one", "ok", {"us": 1.5}))
+        self.assertEqual(self.document["summary"], {"ok": 1, "fail": 0, "not_run": 0})
+        self.assertTrue(self.document["complete"])
+        self.assertRegex(self.said, r"^ok +step/one .*fine\n$")
+
+    def test_a_failed_check_fails_the_run_and_brings_its_output(self):
+        step = python("print('the reason')\n" + reports(OK, {"name": "two", "result": "fail", "detail": "wrong"}) + "sys.exit(1)")
+        self.assertEqual(self.run_steps(step), 1)
+        self.assertEqual(self.only_failure()["name"], "two")
+        self.assertIn("the reason", self.only_failure()["output"])
+
+    def test_a_step_that_hangs_is_ended_with_all_that_it_started(self):
+        code = reports(OK) + "child = subprocess.Popen(['sleep', '1000'])\nprint(child.pid, flush=True)\ntime.sleep(1000)"
+        started = time.monotonic()
+        self.assertEqual(self.run_steps(python(code, limit=1.5)), 1)
+        self.assertLess(time.monotonic() - started, 30)
+        self.assertIn("did not end within", self.only_failure()["detail"])
+        self.assertEqual(self.document["checks"][0]["result"], "ok", "what it had found by then is kept")
+        pid = int(self.only_failure()["output"])
+        for _ in range(500):  # the kernel may take a moment
+            if not os.path.exists(f"/proc/{pid}") or " Z " in pathlib.Path(f"/proc/{pid}/stat").read_text():
+                return
+            time.sleep(0.01)
+        self.fail("the step's child lives on")
+
+    def test_what_a_step_left_running_is_ended_too(self):
+        code = reports(OK) + "subprocess.Popen(['sleep', '1000'])"
+        started = time.monotonic()
+        self.assertEqual(self.run_steps(python(code)), 0)
+        self.assertLess(time.monotonic() - started, 30)
+
+    def test_a_step_that_dies_is_a_failure(self):
+        self.assertEqual(self.run_steps(python("print('so far', flush=True)\nos.kill(os.getpid(), signal.SIGSEGV)")), 1)
+        self.assertIn("SIGSEGV", self.only_failure()["detail"])
+        self.assertIn("so far", self.only_failure()["output"])
+
+    def test_a_step_that_dies_after_it_reported_is_a_failure(self):
+        self.assertEqual(self.run_steps(python(reports(OK) + "os.abort()")), 1)
+        self.assertEqual(self.document["summary"], {"ok": 1, "fail": 1, "not_run": 0})
+
+    def test_results_that_cannot_be_read_are_a_failure(self):
+        for code in ("", "(folder / 'checks.json').write_text('{\"checks\": [{')", reports({"name": "no result"}),
+                     "(folder / 'checks.json').write_text('[]')", reports()):
+            with self.subTest(code):
+                self.results = Results(self.path, {})
+                self.assertEqual(self.run_steps(python(code)), 1)
+                self.assertRegex(self.only_failure()["detail"], "cannot be read|said nothing")
+
+    def test_a_result_that_does_not_exist_is_a_failure(self):
+        self.assertEqual(self.run_steps(python(reports({"name": "one", "result": "passed"}))), 1)
+        self.assertIn("'passed'", self.only_failure()["detail"])
+
+    def test_an_exit_code_that_no_check_explains_is_a_failure(self):
+        self.assertEqual(self.run_steps(python(reports(OK) + "sys.exit(7)")), 1)
+        self.assertIn("exit code 7", self.only_failure()["detail"])
+
+    def test_a_skipped_check_explains_no_exit_code(self):
+        skipped = {"name": "two", "result": "not_run", "detail": "needs more"}
+        self.assertEqual(self.run_steps(python(reports(OK, skipped) + "sys.exit(1)")), 1)
+        self.assertIn("exit code 1", self.only_failure()["detail"])
+
+    def test_an_experiment_that_gives_no_answer_is_not_run(self):
+        self.assertEqual(self.run_steps(python("os.abort()", kind="experiment"), python(reports(OK))), 0)
+        self.assertEqual(self.document["summary"], {"ok": 1, "fail": 0, "not_run": 1})
+
+    def test_a_program_that_cannot_be_started_is_a_failure(self):
+        self.assertEqual(self.run_steps(Step("step", command=lambda folder, seconds: ["/no/such/program"])), 1)
+        self.assertIn("could not be started", self.only_failure()["detail"])
+
+    def test_what_is_missing_is_not_run_and_says_why(self):
+        self.assertEqual(self.run_steps(Step("step", missing="no nvcc")), 3)
+        self.assertEqual(self.document["checks"][0]["detail"], "no nvcc")
+        self.assertEqual(self.document["checks"][0]["result"], "not_run")
+
+    def test_without_time_left_steps_are_not_run(self):
+        self.assertEqual(self.run_steps(python("time.sleep(1000)", limit=1000, least=0.1), python(reports(OK)), budget=3), 3)
+        for check in self.document["checks"]:
+            self.assertEqual(check["result"], "not_run", "the want of time is no fault of the step")
+            self.assertIn("no time left", check["detail"])
+        self.assertIn("did not end within 2 s", self.document["checks"][0]["detail"])
+
+    def test_steps_leave_a_later_one_its_share_of_the_budget(self):
+        slow = python("time.sleep(1000)", limit=1000, least=0.1)
+        self.assertEqual(self.run_steps(slow, python(reports(OK), least=3, share=0.5), budget=8), 0)
+        self.assertEqual([c["result"] for c in self.document["checks"]], ["not_run", "ok"])
+
+    def test_a_step_ends_when_the_runner_is_killed(self):
+        code = (f"import sys\nsys.path.insert(0, {str(run.HERE)!r})\nimport os, runner\n"
+                "step = runner.Step('step', command=lambda folder, seconds: ['sh', '-c', 'echo $$ >&3; exec sleep 1000'])\n"
+                "os.dup2(1, 3)\n"
+                "real = runner.subprocess.Popen\n"
+                "runner.subprocess.Popen = lambda *a, **k: real(*a, pass_fds=[3], **k)\n"
+                "runner.run([step], 60, runner.Results(None, {}))\n")
+        with subprocess.Popen([sys.executable, "-B", "-c", code], stdout=subprocess.PIPE) as orchestrator:
+            pid = int(orchestrator.stdout.readline())
+            orchestrator.kill()
+            # The pipe ends when the step, which has it open as well, does.
+            self.assertEqual(orchestrator.stdout.read(), b"", f"process {pid}")
+
+    def test_the_file_is_there_while_the_next_step_runs(self):
+        look = f"found = json.load(open({str(self.path)!r}))\nassert not found['complete'] and len(found['checks']) == 1, found\n"
+        self.assertEqual(self.run_steps(python(reports(OK)), python(look + reports(OK))), 0)
+        self.assertEqual(list(self.path.parent.iterdir()), [self.path])
+
+    def test_a_signal_ends_the_step_and_keeps_the_file(self):
+        step = python(f"os.kill({os.getpid()}, signal.SIGTERM)\ntime.sleep(1000)")
+        started = time.monotonic()
+        with self.assertRaises(SystemExit):
+            self.run_steps(python(reports(OK)), step)
+        self.assertLess(time.monotonic() - started, 30)
+        document = json.loads(self.path.read_text(encoding="utf-8"))
+        self.assertFalse(document["complete"])
+        self.assertEqual(document["summary"]["ok"], 1)
+
+
+class ReadersTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def read(self, reader, name, text, exit_code=0, short=False):
+        (self.folder / name).write_text(text, encoding="utf-8")
+        return {c.name: c for c in reader(Outcome(exit_code, 1, "", self.folder, short))}
+
+    def test_gtest(self):
+        found = self.read(run.gtest_checks, "output", """
+[==========] Running 4 tests from 1 test suite.
+[ RUN      ] Devices/DeviceTest.Good/cuda0
+log
+[       OK ] Devices/DeviceTest.Good/cuda0 (1500 ms)
+[ RUN      ] Devices/DeviceTest.Bad/cuda0
+x.cc:7: Failure
+Expected: 1
+[  FAILED  ] Devices/DeviceTest.Bad/cuda0, where GetParam() = 8-byte object <00-00> (3 ms)
+[ RUN      ] Devices/DeviceTest.Not/cuda0
+x.cc:9: Skipped
+host only
+[  SKIPPED ] Devices/DeviceTest.Not/cuda0 (0 ms)
+[ RUN      ] Devices/DeviceTest.CutOff/cuda0
+half a li""")
+        self.assertEqual([c.result for c in found.values()], ["ok", "fail", "not_run", "fail"])
+        self.assertEqual(found["Devices/DeviceTest.Good/cuda0"].seconds, 1.5)
+        self.assertIn("Expected: 1", found["Devices/DeviceTest.Bad/cuda0"].detail)
+        self.assertIn("host only", found["Devices/DeviceTest.Not/cuda0"].detail)
+        self.assertIn("did not end", found["Devices/DeviceTest.CutOff/cuda0"].detail)
+
+    def test_gtest_cut_off_for_want_of_time_is_not_run(self):
+        text = "[ RUN      ] T.Slow\n"
+        for short, result in ((True, "not_run"), (False, "fail")):
+            found = self.read(run.gtest_checks, "output", text, exit_code=None, short=short)
+            self.assertEqual(found["T.Slow"].result, result)
+
+    def test_gtest_without_tests_finds_nothing(self):
+        self.assertEqual(self.read(run.gtest_checks, "output", "[==========] Running 0 tests\n[  PASSED  ] 0 tests.\n"), {})
+
+    def probe(self, *experiments):
+        return self.read(run.assumed_checks, "probe.json", json.dumps({"experiments": experiments}))
+
+    def test_probe(self):
+        found = self.probe({"name": "ipc_exporter_killed", "outcome": "survives exporter SIGKILL", "seconds": 2,
+                            "figures": {"readAfterKill": "data intact", "writeAfterKill": "cudaErrorUnknown"}},
+                           {"name": "many_handles", "outcome": "skipped"},
+                           {"name": "crash_isolation", "outcome": "timeout after 9 s", "figures": {"owner": "unharmed"}})
+        self.assertEqual(found["ipc_exporter_killed"].result, "ok")
+        self.assertEqual(found["many_handles"].result, "not_run")
+        self.assertEqual(found["crash_isolation"].result, "not_run")
+        self.assertEqual(found["assumed_ipc_exporter_killed_readAfterKill"].result, "ok")
+        contradicted = found["assumed_ipc_exporter_killed_writeAfterKill"]
+        self.assertEqual((contradicted.result, contradicted.kind), ("fail", "check"))
+        self.assertIn("cudaErrorUnknown", contradicted.detail)
+        for name in ("assumed_many_handles_opened", "assumed_crash_isolation_owner", "assumed_graph_on_imported"):
+            self.assertEqual(found[name].result, "not_run", name)
+
+    def test_probe_that_shows_nothing_assures_of_nothing(self):
+        for alive, wanted in ((5, "ok"), (0, "not_run"), (None, "not_run")):
+            figures = {"writesAfterWaitpid": 0, **({} if alive is None else {"aliveDelta100ms": alive})}
+            found = self.probe({"name": "kill_inflight_writes", "outcome": "no writes", "figures": figures})
+            self.assertEqual(found["assumed_kill_inflight_writes_writesAfterWaitpid"].result, wanted, alive)
+
+    def test_what_is_assumed_is_what_the_probe_can_tell(self):
+        source = (run.HERE / "probe" / "experiments.cc").read_text(encoding="utf-8")
+        for experiment, figure, _, _ in run.ASSUMED:
+            self.assertIn(f'"{experiment}"', source)
+            self.assertIn(f'"{figure}"' if figure else "", source)
+        for experiment, figure in run.CONTROLS.items():
+            self.assertIn(f'"{experiment}"', source)
+            self.assertIn(f'"{figure}"', source)
+
+
+class MainTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def main(self, *arguments):
+        with mock.patch.object(machine, "gpu", lambda: {"error": "no driver: told so by the test"}), \
+                mock.patch.object(sys, "argv", ["run.sh", *arguments]), \
+                contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
+            code = run.main()
+        return code, said.getvalue()
+
+    def test_without_a_gpu_everything_is_listed_as_not_run(self):
+        code, said = self.main("--out", str(self.folder))
+        self.assertEqual(code, 3)
+        self.assertIn("told so by the test", said)
+        path, = self.folder.iterdir()
+        document = json.loads(path.read_text(encoding="utf-8"))
+        self.assertEqual({c["result"] for c in document["checks"]}, {"not_run"})
+        self.assertEqual([c["name"] for c in document["checks"]], document["steps"])
+        for name in ("assumed", "probe", "device_test", "sharing_test", "client_killed", "torch", "trim_during_capture"):
+            self.assertIn(name, document["steps"])
+
+    def test_without_a_gpu_no_result_is_left_among_the_results(self):
+        before = sorted((run.HERE / "results").glob("*"))
+        self.assertEqual(self.main()[0], 3)
+        self.assertEqual(sorted((run.HERE / "results").glob("*")), before)
+
+    def test_steps_are_chosen_by_name(self):
+        self.main("--out", str(self.folder), "--only", "*_killed,probe", "--skip", "client_*")
+        path, = self.folder.iterdir()
+        self.assertEqual(json.loads(path.read_text(encoding="utf-8"))["steps"], ["daemon_killed", "probe"])
+
+    def test_a_step_that_does_not_exist_is_refused(self):
+        with self.assertRaises(SystemExit) as refused:
+            self.main("--only", "no_such_step")
+        self.assertIn("no_such_step", str(refused.exception))
+
+    def test_a_rehearsal_is_no_result(self):
+        with self.assertRaises(SystemExit) as refused:
+            self.main("--rehearse")
+        self.assertEqual(refused.exception.code, 2)
+
+    def test_a_build_that_says_nothing_of_a_gpu_is_unfit(self):
+        self.assertIn("no build folder", run.unfit(self.folder))
+        good = "VRAMBROKER_CUDART:STRING=static\nVRAMBROKER_SANITIZER:STRING=\n"
+        for cache, why in ((good.replace("static", "substitute"), "substitute"),
+                           (good.replace("R:STRING=\n", "R:STRING=thread\n"), "sanitizers"), (good, "lacks device_test")):
+            (self.folder / "CMakeCache.txt").write_text(cache, encoding="utf-8")
+            self.assertIn(why, run.unfit(self.folder))
+
+    def test_run_sh(self):
+        listed = subprocess.run([str(run.HERE / "run.sh"), "--list"], stdout=subprocess.PIPE, check=True, cwd="/")
+        self.assertIn("probe", listed.stdout.decode().split())
+
+    def test_asking_for_a_gpu_always_answers(self):
+        answer = machine.gpu()
+        self.assertTrue("error" in answer or answer["uuid"].startswith("GPU-"), answer)
+        with mock.patch.object(machine, "__file__", "/no/such/file.py"):
+            self.assertIn("No such file", machine.gpu()["error"])
+
+
+if __name__ == "__main__":
+    unittest.main()

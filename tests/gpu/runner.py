@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs steps one after the other within a time budget, and keeps what they found in one file, whatever happens to them.
+
+A step is a program that ends by itself; it may say more than one thing ("checks"). Knows nothing of GPUs.
+"""
+import ctypes
+import dataclasses
+import datetime
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import tempfile
+import time
+from typing import Callable, Dict, List, Optional
+
+RESULTS = ("ok", "fail", "not_run")
+# "check": ok or the run has failed. "experiment": a fact, whatever it is; without an answer it is not run.
+KINDS = ("check", "experiment")
+
+_libc = ctypes.CDLL(None)
+
+
+def die_with_parent():
+    """In a new child process: it ends when the one that started it does, even by SIGKILL."""
+    _libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def _begin_step():
+    os.setpgrp()
+    die_with_parent()
+
+
+@dataclasses.dataclass
+class Check:
+    name: str
+    result: str
+    detail: str = ""
+    kind: str = "check"
+    figures: Dict = dataclasses.field(default_factory=dict)
+    step: str = ""
+    seconds: Optional[float] = None
+    output: str = ""  # the end of what the program printed, when it failed
+
+
+@dataclasses.dataclass
+class Outcome:
+    """How a step's program ended."""
+    exit_code: Optional[int]  # negative: the signal; None: out of time
+    seconds: float
+    output: str  # the end of it
+    folder: pathlib.Path  # that the program could write to
+    short: bool = False  # the budget left it less time than its limit
+
+
+@dataclasses.dataclass
+class Step:
+    name: str
+    # The command line, for the folder to write to and the seconds that there are. None: see `missing`.
+    command: Optional[Callable[[pathlib.Path, float], List[str]]] = None
+    limit: float = 60  # seconds
+    least: float = 5  # with less time left it is not begun
+    share: float = 0  # of the budget, which the steps before it leave to it
+    environment: Dict[str, str] = dataclasses.field(default_factory=dict)
+    # What it found. May raise: then it has found nothing that can be read.
+    read: Callable[[Outcome], List[Check]] = lambda outcome: []
+    missing: str = ""  # why it cannot be run at all
+    kind: str = "check"  # of the step itself, when all that can be said is that it did not work
+
+
+class Results:
+    """The file. Rewritten after each step, in one piece."""
+
+    def __init__(self, path: Optional[pathlib.Path], head: Dict):
+        self.path = path
+        self.head = head
+        self.checks: List[Check] = []
+        self.started = time.monotonic()
+
+    def add(self, check: Check) -> None:
+        if check.result not in RESULTS or check.kind not in KINDS:
+            check = dataclasses.replace(check, result="fail", kind="check",
+                                        detail=f"bad result {check.result!r} of kind {check.kind!r}: {check.detail}")
+        self.checks.append(check)
+
+    def count(self, result: str, kind: Optional[str] = None) -> int:
+        return sum(c.result == result and kind in (None, c.kind) for c in self.checks)
+
+    def save(self, complete: bool) -> None:
+        if self.path is None:
+            return
+        document = dict(self.head)
+        document["complete"] = complete
+        document["seconds"] = round(time.monotonic() - self.started, 1)
+        document["summary"] = {result: self.count(result) for result in RESULTS}
+        document["checks"] = [{k: v for k, v in dataclasses.asdict(c).items() if v not in ("", {}, None)}
+                              for c in self.checks]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        part = self.path.with_suffix(".part")
+        part.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        os.replace(part, self.path)
+
+    def exit_code(self) -> int:
+        if self.count("fail"):
+            return 1
+        return 0 if self.count("ok") else 3
+
+
+def execute(step: Step, seconds: float, folder: pathlib.Path) -> Outcome:
+    """Runs the step's program. Whatever it started in its process group has ended when this returns."""
+    log = folder / "output"
+    started = time.monotonic()
+    with log.open("wb") as output:
+        process = subprocess.Popen(step.command(folder, seconds), stdin=subprocess.DEVNULL, stdout=output,
+                                   stderr=subprocess.STDOUT, preexec_fn=_begin_step,
+                                   env={**os.environ, **step.environment})
+        try:
+            exit_code = process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            exit_code = None
+        finally:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            process.wait()
+    text = log.read_text(encoding="utf-8", errors="replace")
+    return Outcome(exit_code, time.monotonic() - started, text[-4000:], folder, seconds < step.limit)
+
+
+def find_out(step: Step, seconds: float) -> List[Check]:
+    """Runs a step and says what it found; at least one check, and a failed one unless all went well."""
+    with tempfile.TemporaryDirectory(prefix="vrambroker-gpu-") as name:
+        folder = pathlib.Path(name)
+        os.chmod(folder, 0o755)
+        try:
+            outcome = execute(step, seconds, folder)
+        except OSError as error:
+            return [Check(step.name, "fail", f"could not be started: {error}")]
+        try:
+            checks = step.read(outcome)
+        except Exception as error:  # the file is missing, cut off, or not what was agreed
+            checks = []
+            unreadable = f"its results cannot be read: {type(error).__name__}: {error}"
+        else:
+            unreadable = "" if checks else "it said nothing"
+    for check in checks:
+        check.step = step.name
+    wrong, result = "", "not_run" if step.kind == "experiment" else "fail"
+    if outcome.exit_code is None:
+        wrong = f"did not end within {seconds:.0f} s"
+        if outcome.short:  # that is no fault of its own
+            wrong, result = f"no time left: {wrong}, of {step.limit:.0f} s that it may take", "not_run"
+    elif outcome.exit_code < 0:
+        wrong = f"died by signal {-outcome.exit_code} ({signal.Signals(-outcome.exit_code).name})"
+    elif unreadable:
+        wrong = f"{unreadable} (exit code {outcome.exit_code})"
+    elif outcome.exit_code != 0 and not any(c.result == "fail" for c in checks):
+        wrong = f"ended with exit code {outcome.exit_code}"
+    if wrong:
+        checks.append(Check(step.name, result, wrong, step.kind, step=step.name, output=outcome.output))
+    for check in checks:
+        if check.result == "fail" and not check.output:
+            check.output = outcome.output
+    if len(checks) == 1:
+        checks[0].seconds = round(outcome.seconds, 1)
+    return checks
+
+
+def say(check: Check) -> None:
+    name = check.name if check.step in ("", check.name) else f"{check.step}/{check.name}"
+    seconds = "" if check.seconds is None else f"{check.seconds:.1f} s"
+    text = " ".join(check.detail.split())
+    print(f"{check.result.replace('_', ' '):7}  {name:44} {seconds:>7}  {text[:300]}", flush=True)
+
+
+def run(steps: List[Step], budget: float, results: Results) -> int:
+    """Runs the steps; returns the exit code: 0 all ok, 1 something failed, 3 nothing was run."""
+    end = time.monotonic() + budget
+
+    def stop(signum, frame):
+        raise SystemExit(128 + signum)
+
+    handlers = {s: signal.signal(s, stop) for s in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    try:
+        for i, step in enumerate(steps):
+            kept = budget * sum(later.share for later in steps[i + 1:] if not later.missing)
+            left = end - kept - time.monotonic() - 1  # for ending what does not end
+            if step.missing:
+                found = [Check(step.name, "not_run", step.missing, step.kind, step=step.name)]
+            elif left < step.least:
+                found = [Check(step.name, "not_run", f"no time left: {max(left, 0):.0f} s of {budget:.0f} s", step.kind,
+                               step=step.name)]
+            else:
+                found = find_out(step, min(step.limit, left))
+            for check in found:
+                results.add(check)
+                say(results.checks[-1])
+            results.save(complete=False)
+    finally:
+        for s, handler in handlers.items():
+            signal.signal(s, handler)
+    results.head["finished"] = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    results.save(complete=True)
+    return results.exit_code()

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What sessions that lease may send wrongly, and what their clients may leave undone.
+#include <atomic>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "allocator/bytes.h"
+#include "tests/integration/bad_input_fixture.h"
+
+namespace vrambroker::testing_support {
+namespace {
+
+using absl::StatusCode;
+
+TEST_F(BadInputTest, LeasesAreCheckedAsCallsAndOnTheStream) {
+  RawStream stream(*raw_);
+  ASSERT_OK_AND_ASSIGN(const v1::Welcome welcome, stream.Open(LeasingHello("lessee")));
+  const auto on_the_stream = [&](const v1::SessionRequest& request) {
+    stream.Send(request);
+    const std::optional<v1::SessionResponse> response = stream.Receive();
+    return response.has_value() ? response->result() : v1::CallResult();
+  };
+  const auto check_lease = [&](const std::vector<uint64_t>& sizes, uint32_t device, StatusCode code) {
+    v1::LeaseSegmentsRequest request;
+    request.set_session_id(welcome.session_id());
+    request.set_device(device);
+    request.mutable_segment_bytes()->Add(sizes.begin(), sizes.end());
+    v1::LeaseSegmentsResponse response;
+    EXPECT_EQ(RawClient::Call(raw_->broker(), &v1::Broker::Stub::LeaseSegments, request, &response).code(), code);
+    v1::SessionRequest message;
+    *message.mutable_lease()->mutable_request() = request;
+    EXPECT_EQ(on_the_stream(message).error().code(), static_cast<int>(code));
+  };
+  check_lease({}, 0, StatusCode::kInvalidArgument);
+  check_lease({0}, 0, StatusCode::kInvalidArgument);
+  check_lease({1}, 0, StatusCode::kInvalidArgument);
+  check_lease({2_MiB, 2_MiB + 512}, 0, StatusCode::kInvalidArgument);
+  check_lease(std::vector<uint64_t>(65, 2_MiB), 0, StatusCode::kInvalidArgument);
+  check_lease(std::vector<uint64_t>(5000, 2_MiB), 0, StatusCode::kInvalidArgument);
+  check_lease({2_MiB}, 1, StatusCode::kNotFound);
+  check_lease({2_MiB}, ~uint32_t{0}, StatusCode::kNotFound);
+  check_lease({~uint64_t{0} - (2_MiB - 1)}, 0, StatusCode::kResourceExhausted);
+  check_lease(std::vector<uint64_t>(64, uint64_t{1} << 62), 0, StatusCode::kResourceExhausted);
+  check_lease({200_MiB, 200_MiB}, 0, StatusCode::kResourceExhausted);
+
+  v1::SessionRequest lease;
+  lease.mutable_lease()->mutable_request()->add_segment_bytes(2_MiB);
+  const uint64_t segment = on_the_stream(lease).leased().segments(0).segment_id();
+  const auto check_return = [&](const std::vector<uint64_t>& ids, uint32_t device, StatusCode code) {
+    v1::ReturnSegmentsRequest request;
+    request.set_session_id(welcome.session_id());
+    request.set_device(device);
+    request.mutable_segment_ids()->Add(ids.begin(), ids.end());
+    v1::ReturnSegmentsResponse response;
+    EXPECT_EQ(RawClient::Call(raw_->broker(), &v1::Broker::Stub::ReturnSegments, request, &response).code(), code);
+    v1::SessionRequest message;
+    *message.mutable_return_segments()->mutable_request() = request;
+    EXPECT_EQ(on_the_stream(message).error().code(), static_cast<int>(code));
+  };
+  // The witness's segments are of a leasing session, too.
+  for (const uint64_t other : {uint64_t{0}, segment + 1, segment - 1, ~uint64_t{0}}) {
+    check_return({other}, 0, StatusCode::kNotFound);
+    check_return({segment, other}, 0, StatusCode::kNotFound);
+  }
+  check_return({}, 0, StatusCode::kInvalidArgument);
+  check_return({segment, segment}, 0, StatusCode::kInvalidArgument);
+  check_return(std::vector<uint64_t>(4097, segment), 0, StatusCode::kInvalidArgument);
+  check_return({segment}, 7, StatusCode::kNotFound);
+  ASSERT_OK_AND_ASSIGN(const v1::ListSessionsResponse sessions, raw_->ListSessions());  // asks no client
+  EXPECT_EQ(sessions.sessions(1).devices(0).reserved_bytes(), 2_MiB);
+
+  v1::SessionRequest explain;
+  explain.mutable_explain();
+  EXPECT_EQ(on_the_stream(explain).error().code(), static_cast<int>(StatusCode::kInvalidArgument));
+  explain.mutable_explain()->mutable_request()->set_cause(v1::OutOfMemory::CAUSE_LIMIT);
+  explain.mutable_explain()->mutable_request()->set_requested_bytes(~uint64_t{0});
+  explain.mutable_explain()->mutable_request()->set_allocated_bytes(~uint64_t{0});
+  EXPECT_EQ(on_the_stream(explain).error().code(), static_cast<int>(StatusCode::kResourceExhausted));
+  EXPECT_OK(stream.Goodbye());
+}
+
+TEST_F(BadInputTest, AnotherProcessCannotReturnALease) {
+  RawStream stream(*raw_);
+  ASSERT_OK_AND_ASSIGN(const v1::Welcome welcome, stream.Open(LeasingHello("thief")));
+  v1::ReturnSegmentsRequest request;
+  request.set_session_id(WitnessId());
+  request.add_segment_ids(1);
+  v1::ReturnSegmentsResponse response;
+  EXPECT_STATUS(RawClient::Call(raw_->broker(), &v1::Broker::Stub::ReturnSegments, request, &response),
+                StatusCode::kPermissionDenied, "another process");
+  v1::LeaseSegmentsRequest lease;
+  lease.set_session_id(WitnessId());
+  lease.add_segment_bytes(2_MiB);
+  v1::LeaseSegmentsResponse leased;
+  EXPECT_STATUS(RawClient::Call(raw_->broker(), &v1::Broker::Stub::LeaseSegments, lease, &leased),
+                StatusCode::kPermissionDenied, "another process");
+}
+
+TEST_F(BadInputTest, FiguresAndAnswersThatNobodyAskedFor) {
+  {
+    RawStream stream(*raw_);
+    ASSERT_OK(stream.Hello());
+    v1::SessionRequest stats;
+    stats.mutable_stats();
+    stream.Send(stats);
+    EXPECT_STATUS(stream.End(), StatusCode::kFailedPrecondition, "remote");
+  }
+  RawStream stream(*raw_);
+  ASSERT_OK(stream.Open(LeasingHello("liar")));
+  v1::SessionRequest answer;
+  answer.mutable_answer()->set_question_id(1);
+  answer.mutable_answer()->set_released_bytes(~uint64_t{0});
+  stream.Send(answer);
+  v1::SessionRequest stats;
+  for (v1::Stat* stat : {stats.mutable_stats()->mutable_stats()->mutable_allocated_bytes()->mutable_all(),
+                         stats.mutable_stats()->mutable_stats()->mutable_reserved_bytes()->mutable_all()}) {
+    stat->set_current(~uint64_t{0});
+    stat->set_peak(1);
+  }
+  stream.Send(stats);
+  // The daemon's own account does not depend on what a client says.
+  EXPECT_TRUE(WaitFor([&] {
+    const auto sessions = raw_->ListSessions();
+    for (const v1::Session& session : sessions->sessions()) {
+      if (session.name() == "liar") {
+        const v1::Stat& allocated = session.devices(0).stats().allocated_bytes().all();
+        return session.devices(0).reserved_bytes() == 0 && allocated.current() == 0 && allocated.peak() == 1;
+      }
+    }
+    return false;
+  }));
+  stats.mutable_stats()->set_device(9);
+  stream.Send(stats);
+  EXPECT_STATUS(stream.End(), StatusCode::kNotFound, "device");
+}
+
+TEST_F(BadInputTest, AClientThatDoesNotAnswerQuestions) {
+  RawStream stream(*raw_);
+  ASSERT_OK(stream.Open(LeasingHello("mute")));
+  EXPECT_STATUS(raw_->TrimSession(Ref("mute")), StatusCode::kDeadlineExceeded, "does not answer");
+  EXPECT_OK(raw_->GetSession(Ref("mute"))) << "with the last figures";
+  EXPECT_STATUS(raw_->GetSnapshot(Ref("mute"), 0), StatusCode::kDeadlineExceeded, "does not answer");
+  // An answer that makes no sense ends the question, not the session.
+  std::thread liar([&] {
+    while (const std::optional<v1::SessionResponse> response = stream.Receive()) {
+      v1::SessionRequest answer;
+      answer.mutable_answer()->set_question_id(response->question().question_id());
+      answer.mutable_answer()->mutable_snapshot()->set_alloc_conf("max_split_size_mb:nonsense");
+      stream.Send(answer);
+    }
+  });
+  EXPECT_STATUS(raw_->GetSnapshot(Ref("mute"), 0), StatusCode::kInvalidArgument, "alloc_conf");
+  EXPECT_OK(raw_->GetSession(Ref("mute")));
+  stream.Cancel();
+  liar.join();
+}
+
+TEST_F(BadInputTest, Resuming) {
+  const auto resume = [&](const std::string& token) {
+    v1::SessionRequest request = LeasingHello("");
+    request.mutable_hello()->mutable_resume()->set_token(token);
+    RawStream stream(*raw_);
+    return stream.Open(request).status();
+  };
+  EXPECT_STATUS(resume(""), StatusCode::kInvalidArgument, "16 bytes");
+  EXPECT_STATUS(resume(std::string(17, 'x')), StatusCode::kInvalidArgument, "16 bytes");
+  EXPECT_STATUS(resume(std::string(16, 'x')), StatusCode::kNotFound, "resume.token");
+  std::string token;
+  {
+    RawStream stream(*raw_);
+    ASSERT_OK_AND_ASSIGN(const v1::Welcome welcome, stream.Open(LeasingHello("lessee")));
+    token = welcome.resume_token();
+    EXPECT_STATUS(resume(token), StatusCode::kUnavailable, "old stream");
+    v1::SessionRequest lease;
+    lease.mutable_lease()->mutable_request()->add_segment_bytes(20_MiB);
+    stream.Send(lease);
+    ASSERT_TRUE(stream.Receive().has_value());
+  }
+  // The stream broke. What the client does not claim to hold comes back; what it never had cannot be claimed.
+  EXPECT_TRUE(WaitFor([&] {
+    v1::SessionRequest request = LeasingHello("");
+    request.mutable_hello()->mutable_resume()->set_token(token);
+    request.mutable_hello()->mutable_resume()->add_segment_ids(1);  // the witness's
+    RawStream stream(*raw_);
+    if (!stream.Open(request).ok()) return false;
+    EXPECT_EQ(raw_->GetSession(Ref("lessee"))->devices(0).reserved_bytes(), 0u);
+    EXPECT_OK(stream.Goodbye());
+    return true;
+  }));
+  EXPECT_STATUS(resume(token), StatusCode::kNotFound, "resume.token") << "it has ended";
+}
+
+TEST_F(BadInputTest, AFloodOfMessagesOnAStream) {
+  RawStream stream(*raw_);
+  ASSERT_OK_AND_ASSIGN(const v1::Welcome welcome, stream.Hello());
+  const int count = kSanitized ? 10000 : 100000;
+  // Answers to nothing: read and dropped.
+  v1::SessionRequest closed;
+  for (uint64_t i = 0; i < 4; ++i) closed.mutable_segments_closed()->add_segment_ids(i);
+  for (int i = 0; i < count; ++i) ASSERT_TRUE(stream.Send(closed)) << i;
+  // Frees of nothing, which are answered, to a client that reads.
+  std::atomic<int> answered{0};
+  std::thread reader([&] {
+    for (; answered < count; ++answered) {
+      const std::optional<v1::SessionResponse> response = stream.Receive();
+      ASSERT_TRUE(response.has_value()) << answered;
+      ASSERT_EQ(response->result().error().code(), static_cast<int>(StatusCode::kNotFound));
+    }
+  });
+  v1::SessionRequest free;
+  free.mutable_free()->mutable_request()->add_block_ids(999);
+  for (int i = 0; i < count; ++i) {
+    free.mutable_free()->set_call_id(static_cast<uint64_t>(i));
+    ASSERT_TRUE(stream.Send(free)) << i;
+    // No further ahead than the daemon queues for a client; one that does not read at all is another test.
+    while (answered < i - 500 && !HasFatalFailure()) std::this_thread::yield();
+  }
+  reader.join();
+  EXPECT_OK(raw_->Allocate(welcome.session_id(), 1));
+  EXPECT_OK(stream.Goodbye());
+}
+
+TEST_F(BadInputTest, AClientThatNeverReadsItsStream) {
+  ASSERT_OK_AND_ASSIGN(RawClient deaf, RawClient::Connect(dir()));
+  uint64_t id = 0;
+  {
+    RawStream stream(deaf);
+    ASSERT_OK_AND_ASSIGN(const v1::Welcome welcome, stream.Hello("deaf"));
+    id = welcome.session_id();
+    v1::SessionRequest allocate;
+    allocate.mutable_allocate()->mutable_request()->set_requested_bytes(~uint64_t{0});
+    // Answers of hundreds of bytes each, which nobody takes: the daemon must stop somewhere.
+    std::thread writer([&] {
+      for (int i = 0; i < 20000 && stream.Send(allocate); ++i) {
+      }
+    });
+    for (int i = 0; i < 20; ++i) ExpectUnharmed();
+    stream.Cancel();
+    writer.join();
+  }
+  EXPECT_TRUE(WaitFor([&] {
+    const auto session = raw_->GetSession(Ref(id));
+    return session.ok() && session->state() == v1::SESSION_STATE_DISCONNECTED;
+  }));
+}
+
+}  // namespace
+}  // namespace vrambroker::testing_support

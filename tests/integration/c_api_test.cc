@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// libvrambroker.so, used by programs in C and Python (tests/support/c_client.c and its neighbours).
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "tests/support/daemon_test.h"
+#include "tests/support/raw_client.h"
+#include "tests/support/test_device.h"
+
+namespace vrambroker::testing_support {
+namespace {
+
+namespace fs = std::filesystem;
+
+class CApiTest : public DaemonTest {
+ protected:
+  void SetUp() override { ASSERT_OK(StartDaemon()); }
+
+  void CheckRuns(const Arguments& program, Environment environment = {}) {
+    environment.emplace_back("VRAMBROKER_SOCKET_DIR", dir());
+    const RunResult result = RunProgram(program, environment);
+    EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  }
+};
+
+TEST_F(CApiTest, AllocatesWritesAndRefusesWildPointers) {
+  CheckRuns({C_CLIENT_PATH, "basic"});
+}
+TEST_F(CApiTest, Remote) {
+  CheckRuns({C_CLIENT_PATH, "remote"});
+}
+TEST_F(CApiTest, OptionsAndVersions) {
+  CheckRuns({C_CLIENT_PATH, "options"});
+}
+TEST_F(CApiTest, OutOfMemory) {
+  CheckRuns({C_CLIENT_PATH, "oom"});
+}
+TEST_F(CApiTest, Example) {
+  CheckRuns({C_EXAMPLE_PATH});
+}
+
+TEST_F(CApiTest, AForkIsRefused) {
+  CheckRuns({C_CLIENT_PATH, "fork"});
+}
+
+TEST_F(CApiTest, NothingOfGrpcIsVisible) {
+  CheckRuns({C_CLIENT_PATH, "symbols"});
+}
+
+TEST_F(CApiTest, AProgramMayHaveAnotherGrpc) {
+  if (kSanitized) GTEST_SKIP() << "a sanitizer's malloc() rules RTLD_DEEPBIND out";
+  CheckRuns({C_OWN_GRPC_PATH});
+}
+
+TEST_F(CApiTest, Python) {
+  HOST_DEVICE_ONLY();
+  if (std::string(PYTHON_PATH).empty()) GTEST_SKIP() << "no Python 3";
+  if (kSanitized) GTEST_SKIP() << "Python is built without the sanitizer";
+  CheckRuns({PYTHON_PATH, CTYPES_CLIENT_PATH, LIBRARY_PATH});
+}
+
+TEST_F(CApiTest, MemoryOutlivesTheDaemon) {
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<ChildProcess> program,
+                       ChildProcess::Start({C_CLIENT_PATH, "lost"}, {{"VRAMBROKER_SOCKET_DIR", dir()}}));
+  ASSERT_OK_AND_ASSIGN(std::string line, program->ReadLine());
+  EXPECT_EQ(line, "ready") << program->ErrorText();
+  daemon_->Kill();
+  ASSERT_OK(program->WriteLine("killed"));
+  const absl::StatusOr<std::string> lost = program->ReadLine();
+  ASSERT_TRUE(lost.ok()) << program->ErrorText();
+  ASSERT_OK(daemon_->Restart());
+  ASSERT_OK(program->WriteLine("restarted"));
+  ASSERT_OK_AND_ASSIGN(const int exit_code, program->Wait());
+  EXPECT_EQ(exit_code, 0) << program->ErrorText();
+}
+
+TEST_F(CApiTest, TorchTakesItsNameAndLimitFromTheEnvironment) {
+  ASSERT_OK_AND_ASSIGN(
+      const std::unique_ptr<ChildProcess> program,
+      ChildProcess::Start({C_CLIENT_PATH, "torch"}, {{"VRAMBROKER_SOCKET_DIR", dir()},
+                                                     // By CUDA's ordinals, not the daemon's.
+                                                     {"CUDA_VISIBLE_DEVICES", OnSubstitute() ? "1,0" : "0"},
+                                                     {"VRAMBROKER_NAME", "torch-job"},
+                                                     {"VRAMBROKER_LIMIT", "64MiB"}}));
+  const absl::StatusOr<std::string> line = program->ReadLine();
+  ASSERT_TRUE(line.ok()) << program->ErrorText();
+  EXPECT_EQ(*line, "held");
+  ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
+  EXPECT_OK(raw.GetSession(Ref("torch-job")));
+  ASSERT_OK(program->WriteLine("end"));
+  ASSERT_OK_AND_ASSIGN(const int exit_code, program->Wait());
+  EXPECT_EQ(exit_code, 0) << program->ErrorText();
+  const std::string err = program->ErrorText();
+  EXPECT_TRUE(absl::StrContains(err, "vrambroker_torch_malloc: RESOURCE_EXHAUSTED")) << err;
+  EXPECT_EQ(std::count(err.begin(), err.end(), '\n'), 1) << err;
+  EXPECT_TRUE(WaitFor([&] { return !raw.GetSession(Ref("torch-job")).ok(); }));
+}
+
+TEST(CLibraryTest, TorchWithoutADaemonSaysSoOnce) {
+  const RunResult result =
+      RunProgram({C_CLIENT_PATH, "torch_without_daemon"}, {{"VRAMBROKER_SOCKET_DIR", MakeTempDir()}});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_TRUE(absl::StrContains(result.err, "vrambroker_torch_malloc: UNAVAILABLE: no vrambrokerd")) << result.err;
+  EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
+}
+
+// A copy of the library elsewhere, with something or nothing for a core.
+TEST(CLibraryTest, ItNamesAMissingOrWrongCore) {
+  if (kSanitized) GTEST_SKIP() << "a sanitizer wants to be loaded first";
+  const fs::path dir = fs::canonical(MakeTempDir());
+  const fs::path library = dir / "libvrambroker.so.1";
+  const fs::path core = dir / "libvrambroker-core.so";
+  fs::copy_file(LIBRARY_PATH, library);
+  const Environment environment = {{"LD_PRELOAD", library.string()}, {"VRAMBROKER_SOCKET_DIR", dir.string()}};
+  RunResult result = RunProgram({C_CLIENT_PATH, "connect"}, environment);
+  EXPECT_TRUE(absl::StrContains(result.out, absl::StrCat("cannot load ", core.string()))) << result.out << result.err;
+  EXPECT_TRUE(absl::StrContains(result.out, "install it beside libvrambroker.so")) << result.out;
+  fs::copy_file(LIBRARY_PATH, core);
+  result = RunProgram({C_CLIENT_PATH, "connect"}, environment);
+  EXPECT_TRUE(absl::StrContains(result.out, absl::StrCat(core.string(), " is of another version than ")))
+      << result.out << result.err;
+  fs::copy_file(CORE_PATH, core, fs::copy_options::overwrite_existing);
+  result = RunProgram({C_CLIENT_PATH, "connect"}, environment);
+  EXPECT_TRUE(absl::StrContains(result.out, "no vrambrokerd")) << result.out << result.err;
+}
+
+}  // namespace
+}  // namespace vrambroker::testing_support

@@ -1,0 +1,461 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What is particular to CUDA: versions, ordinals, other programs on the GPU, streams, and every call that can fail.
+// Over the substitute of tests/cuda_substitute; tests/gpu tries the same on a GPU.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "allocator/bytes.h"
+#include "tests/cuda_substitute/substitute.h"
+#include "tests/support/buffers.h"
+#include "tests/support/test_device.h"
+#include "tests/support/vramctl_test.h"
+
+namespace vrambroker::testing_support {
+namespace {
+
+using cuda_substitute::MachineOptions;
+using ::testing::HasSubstr;
+
+// Before anything asks for it.
+[[maybe_unused]] const int kOnCuda = setenv("VRAMBROKER_TEST_DEVICE", "cuda", 1);
+
+// Of the daemon of a test with one device; see DaemonProcess.
+constexpr int kDaemonsGpu = kSubstituteDevices - 1;
+
+std::string Machine() {
+  std::string folder;
+  EXPECT_TRUE(OnSubstitute(&folder));
+  return folder;
+}
+
+uint64_t Used() {
+  return cuda_substitute::UsedBytes(Machine(), kDaemonsGpu);
+}
+
+// ---- Starting ----
+
+class CudaStartTest : public ::testing::Test {
+ protected:
+  // A daemon on a machine of its own, or without one.
+  static RunResult Run(const std::string& machine, Arguments flags, Environment environment = {}) {
+    environment.emplace_back(cuda_substitute::kMachineVariable, machine);
+    Arguments arguments = {DaemonProgram(), "--socket_dir=" + MakeTempDir(), "--http_address=off"};
+    arguments.insert(arguments.end(), flags.begin(), flags.end());
+    return RunProgram(arguments, environment);
+  }
+  static std::string MakeMachine(const MachineOptions& options) {
+    std::string folder = MakeTempDir();
+    cuda_substitute::MakeMachine(folder, options);
+    return folder;
+  }
+  // The log of a daemon that serves.
+  static std::string LogOf(const std::string& machine, const std::string& flag) {
+    const absl::StatusOr<std::unique_ptr<ChildProcess>> daemon = ChildProcess::Start(
+        {DaemonProgram(), "--socket_dir=" + MakeTempDir(), "--http_address=off", "--device=cuda", flag},
+        {{cuda_substitute::kMachineVariable, machine}});
+    if (!daemon.ok()) return daemon.status().ToString();
+    EXPECT_TRUE(
+        WaitFor([&] { return absl::StrContains((*daemon)->ErrorText(), "daemon ready") || !(*daemon)->Running(); }));
+    (*daemon)->Signal(SIGTERM);
+    EXPECT_EQ((*daemon)->Wait().value_or(-1), 0) << (*daemon)->ErrorText();
+    return (*daemon)->ErrorText();
+  }
+};
+
+TEST_F(CudaStartTest, RefusesWhatItCannotServe) {
+  struct Case {
+    std::string name;
+    std::string machine;
+    Environment environment;
+    std::vector<std::string> said;
+  };
+  const std::vector<Case> cases = {
+      {"no driver", "", {}, {"no NVIDIA driver is installed", "--device=host needs no GPU"}},
+      {"an old driver", MakeMachine({.driver_version = 11080}), {}, {"CUDA 11.8", "install a newer driver"}},
+      {"nothing visible",
+       MakeMachine({}),
+       {{"CUDA_VISIBLE_DEVICES", ""}},
+       {"cudaErrorNoDevice", "CUDA_VISIBLE_DEVICES"}},
+      {"one process only", MakeMachine({.compute_mode = 3}), {}, {"compute mode", "nvidia-smi -i 0 -c DEFAULT"}},
+      {"memory that cannot be shared",
+       MakeMachine({}),
+       {{cuda_substitute::kFaultsVariable, "cudaIpcGetMemHandle:1+=801"}},
+       {"cannot be shared", "cudaIpcGetMemHandle", "cudaErrorNotSupported", "WSL2"}},
+      {"a broken GPU",
+       MakeMachine({}),
+       {{cuda_substitute::kFaultsVariable, "cudaMalloc:1+=214!"}},
+       {"cudaMalloc", "cudaErrorECCUncorrectable (214)", "Xid"}},
+      {"a full GPU", MakeMachine({.device_bytes = 512_MiB}), {}, {"nothing is left", "headroom is 1.00 GiB"}},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.name);
+    const RunResult result = Run(c.machine, {"--device=cuda"}, c.environment);
+    EXPECT_NE(result.exit_code, 0);
+    for (const std::string& text : c.said) EXPECT_THAT(result.err, HasSubstr(text));
+  }
+}
+
+TEST_F(CudaStartTest, CapacityIsWhatIsFreeLessHeadroom) {
+  const std::string machine = MakeMachine({.device_bytes = 8_GiB, .context_bytes = 300_MiB});
+  const std::string log = LogOf(machine, "--log_level=info");
+  EXPECT_THAT(log, HasSubstr("cuda=\"driver for CUDA 13.0, runtime 13.0\""));
+  EXPECT_THAT(log, HasSubstr(absl::StrCat("total=", 8_GiB, " capacity=", 8_GiB - 300_MiB - 1_GiB)))
+      << "the daemon's own context counts";
+  EXPECT_THAT(LogOf(machine, "--capacity=8GiB"), HasSubstr("is more than the 7.71 GiB that are free now"));
+  EXPECT_EQ(cuda_substitute::UsedBytes(machine, 0), 0u);
+}
+
+// ---- Serving ----
+
+class CudaTest : public VramctlDaemonTest {
+ protected:
+  void TearDown() override {
+    cuda_substitute::SetFaults("");
+    VramctlDaemonTest::TearDown();
+    daemon_.reset();
+    if (!broken_) {
+      EXPECT_EQ(Used(), 0u) << "all came back to the driver";
+    }
+  }
+
+  // Whole segments, one at a time.
+  static uint64_t Reserved(Client& client) {
+    const absl::StatusOr<MemoryStats> stats = client.GetMemoryStats();
+    return stats.ok() ? stats->reserved_bytes.all.current : ~uint64_t{0};
+  }
+  bool broken_ = false;  // this process cannot close what it has open
+
+  uint64_t Charged() { return CtlJson({"status"})["devices"][0]["reserved_bytes"]; }
+};
+
+TEST_F(CudaTest, DevicesAreMatchedByUuid) {
+  ASSERT_OK(StartDaemon());
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("client"));
+  int count = 0;
+  ASSERT_EQ(cudaGetDeviceCount(&count), cudaSuccess);
+  ASSERT_EQ(count, 2) << "the daemon serves one of two";
+  ASSERT_EQ(client.devices().size(), 1u);
+  ASSERT_OK_AND_ASSIGN(Buffer buffer, client.Allocate(8_MiB));
+  Fill(buffer, 1);
+  EXPECT_TRUE(Holds(buffer, 1));
+  EXPECT_EQ(Used(), 20_MiB) << "a segment for large blocks";
+  EXPECT_EQ(cuda_substitute::UsedBytes(Machine(), 0), 0u);
+}
+
+TEST_F(CudaTest, ADeviceThatTheClientDoesNotSee) {
+  ASSERT_OK(StartDaemon());
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<ChildProcess> child,
+                       ChildProcess::Start({VramctlProgram(), "hold", "2MiB", "--socket_dir=" + dir()},
+                                           {{"CUDA_VISIBLE_DEVICES", "0"}}));
+  EXPECT_NE(child->Wait().value_or(0), 0);
+  EXPECT_THAT(child->ErrorText(), HasSubstr("is not visible to this process; see CUDA_VISIBLE_DEVICES"));
+}
+
+TEST_F(CudaTest, TheThreadsDeviceStaysAsItWas) {
+  ASSERT_OK(StartDaemon());
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("client"));
+  for (const int device : {0, 1}) {
+    ASSERT_EQ(cudaSetDevice(device), cudaSuccess);
+    ASSERT_OK_AND_ASSIGN(Buffer buffer, client.Allocate(4_MiB));
+    Fill(buffer, 1);
+    EXPECT_OK(buffer.Reset());
+    EXPECT_OK(client.EmptyCache());
+    int current = -1;
+    ASSERT_EQ(cudaGetDevice(&current), cudaSuccess);
+    EXPECT_EQ(current, device);
+  }
+}
+
+TEST_F(CudaTest, AnotherProgramTakesTheMemory) {
+  size_t free = 0;
+  size_t total = 0;
+  ASSERT_OK(StartDaemon());
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("client"));
+  void* others = nullptr;
+  ASSERT_EQ(cudaSetDevice(kDaemonsGpu), cudaSuccess);
+  ASSERT_EQ(cudaMemGetInfo(&free, &total), cudaSuccess);
+  ASSERT_EQ(cudaMalloc(&others, free - 4_MiB), cudaSuccess);
+  EXPECT_STATUS(client.Allocate(20_MiB), absl::StatusCode::kResourceExhausted, "");
+  ASSERT_EQ(cudaFree(others), cudaSuccess);
+  EXPECT_OK(client.Allocate(20_MiB));
+  ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
+}
+
+TEST_F(CudaTest, AHandleIsOpenedOncePerSegment) {
+  ASSERT_OK(StartDaemon());
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("client"));
+  const uint64_t before = cuda_substitute::Calls("cudaIpcOpenMemHandle");
+  std::vector<Buffer> buffers;
+  for (int i = 0; i < 100; ++i) {
+    ASSERT_OK_AND_ASSIGN(Buffer buffer, client.Allocate(64_KiB));
+    buffers.push_back(std::move(buffer));
+  }
+  EXPECT_EQ(Reserved(client), 8_MiB);
+  EXPECT_EQ(cuda_substitute::Calls("cudaIpcOpenMemHandle") - before, 4u);
+}
+
+TEST_F(CudaTest, MemoryOfAKilledDaemonLivesAsLongAsItIsOpen) {
+  ASSERT_OK(StartDaemon());
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("client"));
+  ASSERT_OK_AND_ASSIGN(Buffer buffer, client.Allocate(30_MiB));
+  Fill(buffer, 3);
+  daemon_->Kill();
+  EXPECT_TRUE(Holds(buffer, 3));
+  EXPECT_EQ(Used(), 30_MiB);
+  EXPECT_OK(buffer.Reset());
+  EXPECT_TRUE(WaitFor([&] {
+    (void)client.EmptyCache();
+    return Used() == 0;
+  })) << "nobody is left who has it";
+}
+
+// ---- Streams ----
+
+class CudaStreamTest : public CudaTest {
+ protected:
+  void SetUp() override {
+    ASSERT_OK(StartDaemon());
+    ASSERT_OK_AND_ASSIGN(Client client, Connect("client"));
+    client_.emplace(std::move(client));
+    ASSERT_EQ(cudaSetDevice(kDaemonsGpu), cudaSuccess);
+    ASSERT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
+  }
+  void TearDown() override {
+    client_.reset();
+    EXPECT_EQ(cudaStreamDestroy(stream_), cudaSuccess);
+    EXPECT_EQ(cudaSetDevice(0), cudaSuccess);
+    CudaTest::TearDown();
+  }
+  Stream stream() const { return reinterpret_cast<Stream>(stream_); }
+
+  std::optional<Client> client_;
+  cudaStream_t stream_ = nullptr;
+};
+
+TEST_F(CudaStreamTest, ABlockIsNotReusedBeforeItsStreamsAreDone) {
+  ASSERT_OK_AND_ASSIGN(Buffer buffer, client_->Allocate(4_MiB));
+  void* const memory = buffer.data();
+  cuda_substitute::Launch(stream_, std::chrono::milliseconds(300));
+  const absl::Time launched = absl::Now();
+  EXPECT_OK(buffer.RecordStream(stream()));
+  EXPECT_OK(buffer.Reset());
+  ASSERT_OK_AND_ASSIGN(Buffer other, client_->Allocate(4_MiB));
+  if (absl::Now() - launched < absl::Milliseconds(300)) {
+    EXPECT_NE(other.data(), memory);
+  }
+  ASSERT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+  ASSERT_OK_AND_ASSIGN(Buffer again, client_->Allocate(4_MiB));
+  EXPECT_EQ(again.data(), memory);
+}
+
+TEST_F(CudaStreamTest, ASegmentGoesBackOnlyWhenNoWorkIsUnderWay) {
+  ASSERT_OK_AND_ASSIGN(Buffer buffer, client_->Allocate(30_MiB, 0, stream()));
+  cuda_substitute::Launch(stream_, std::chrono::milliseconds(300));
+  const absl::Time launched = absl::Now();
+  ASSERT_EQ(cudaSetDevice(0), cudaSuccess);  // whatever the thread's is
+  EXPECT_OK(buffer.Reset());
+  EXPECT_OK(client_->EmptyCache());
+  EXPECT_GE(absl::Now() - launched, absl::Milliseconds(300)) << "the kernel may still have written";
+  EXPECT_EQ(Reserved(*client_), 0u);
+}
+
+TEST_F(CudaStreamTest, NothingIsLostWhileAGraphIsCaptured) {
+  ASSERT_OK_AND_ASSIGN(Buffer held, client_->Allocate(4_MiB));
+  ASSERT_OK_AND_ASSIGN(Buffer recorded, client_->Allocate(30_MiB));
+  ASSERT_OK_AND_ASSIGN(Buffer free, client_->Allocate(30_MiB));
+  EXPECT_OK(free.Reset());
+  cuda_substitute::SetCapturing(stream_, true);
+  EXPECT_OK(recorded.RecordStream(stream()));
+  EXPECT_OK(recorded.Reset());
+  EXPECT_OK(client_->Allocate(50_MiB)) << "growing goes on";
+  EXPECT_OK(client_->EmptyCache());
+  EXPECT_GE(Charged(), 80_MiB) << "the device closes nothing now";
+  cuda_substitute::SetCapturing(stream_, false);
+  EXPECT_TRUE(WaitFor([&] {
+    (void)client_->EmptyCache();
+    return Reserved(*client_) == 20_MiB;
+  }));
+  EXPECT_TRUE(WaitFor([&] { return CtlJson({"sessions"})["sessions"][0]["devices"][0]["reserved_bytes"] == 20_MiB; }));
+}
+
+// ---- Failing calls ----
+
+// A call that fails once is told, and nothing else comes of it.
+struct Fault {
+  const char* fault;
+  absl::StatusCode code;
+  const char* said;
+};
+
+void PrintTo(const Fault& fault, std::ostream* out) {
+  *out << fault.fault;
+}
+
+class CudaFaultTest : public CudaTest, public ::testing::WithParamInterface<Fault> {};
+
+std::string FaultName(const ::testing::TestParamInfo<Fault>& info) {
+  std::string name = info.param.fault;
+  for (char& c : name) {
+    if (!absl::ascii_isalnum(static_cast<unsigned char>(c))) c = '_';
+  }
+  return name;
+}
+
+class CudaDaemonFaultTest : public CudaFaultTest {};
+
+TEST_P(CudaDaemonFaultTest, IsToldAndNothingIsLost) {
+  const auto& [fault, code, said] = GetParam();
+  ASSERT_OK(StartDaemon({.environment = {{cuda_substitute::kFaultsVariable, fault}}}));
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("client"));
+  ASSERT_OK_AND_ASSIGN(Buffer first, client.Allocate(30_MiB));
+  Fill(first, 1);
+  EXPECT_STATUS(client.Allocate(50_MiB), code, said);
+  EXPECT_TRUE(Holds(first, 1));
+  EXPECT_EQ(Charged(), 30_MiB);
+  EXPECT_EQ(Used(), 30_MiB);
+  ASSERT_OK_AND_ASSIGN(Buffer second, client.Allocate(50_MiB));
+  Fill(second, 2);
+  EXPECT_TRUE(Holds(second, 2));
+  EXPECT_EQ(CtlJson({"status"})["devices"][0]["fault"], "");
+}
+
+// The daemon's first calls are its own, at the start; the second are for the client's first segment.
+INSTANTIATE_TEST_SUITE_P(
+    Calls, CudaDaemonFaultTest,
+    ::testing::Values(
+        Fault{"cudaMalloc:3=46", absl::StatusCode::kUnavailable, "cudaMalloc failed: cudaErrorDevicesUnavailable (46)"},
+        Fault{"cudaMalloc:3=1", absl::StatusCode::kInvalidArgument, "cudaMalloc failed: cudaErrorInvalidValue (1)"},
+        Fault{"cudaMalloc:3=12345", absl::StatusCode::kInternal, "cudaMalloc failed"},
+        Fault{"cudaMemsetAsync:3=1", absl::StatusCode::kInvalidArgument, "cudaMemsetAsync failed"},
+        Fault{"cudaStreamSynchronize:3=12345", absl::StatusCode::kInternal, "cudaStreamSynchronize failed"},
+        Fault{"cudaIpcGetMemHandle:3=801", absl::StatusCode::kUnimplemented,
+              "cudaIpcGetMemHandle failed: cudaErrorNotSupported (801)"}),
+    FaultName);
+
+class CudaClientFaultTest : public CudaFaultTest {};
+
+TEST_P(CudaClientFaultTest, IsToldAndNothingIsLost) {
+  const auto& [fault, code, said] = GetParam();
+  ASSERT_OK(StartDaemon());
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("client"));
+  ASSERT_OK_AND_ASSIGN(Buffer first, client.Allocate(30_MiB));
+  Fill(first, 1);
+  cuda_substitute::SetFaults(fault);
+  EXPECT_STATUS(client.Allocate(50_MiB), code, said);
+  EXPECT_TRUE(Holds(first, 1));
+  EXPECT_TRUE(WaitFor([&] { return CtlJson({"sessions"})["sessions"][0]["devices"][0]["reserved_bytes"] == 30_MiB; }));
+  ASSERT_OK_AND_ASSIGN(Buffer second, client.Allocate(50_MiB));
+  Fill(second, 2);
+  EXPECT_TRUE(Holds(second, 2));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Calls, CudaClientFaultTest,
+    ::testing::Values(Fault{"cudaIpcOpenMemHandle:1=205", absl::StatusCode::kUnavailable,
+                            "cudaErrorMapBufferObjectFailed (205)"},
+                      Fault{"cudaIpcOpenMemHandle:1=201", absl::StatusCode::kFailedPrecondition, "PID namespace"},
+                      Fault{"cudaIpcOpenMemHandle:1=2", absl::StatusCode::kInternal, "cudaErrorMemoryAllocation (2)"},
+                      Fault{"cudaGetDevice:1=12345", absl::StatusCode::kInternal, "cudaGetDevice failed"}),
+    FaultName);
+
+TEST_F(CudaTest, WhatTheDriverDoesNotTakeBackIsTriedAgain) {
+  // The first is the daemon's, at its start.
+  ASSERT_OK(StartDaemon({.config = "idle_decay: \"0s\"",
+                         .environment = {{cuda_substitute::kFaultsVariable, "cudaFree:2=12345,cudaFree:3=12345"}}}));
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("client"));
+  ASSERT_OK_AND_ASSIGN(Buffer buffer, client.Allocate(30_MiB));
+  EXPECT_OK(buffer.Reset());
+  EXPECT_OK(client.EmptyCache());
+  EXPECT_TRUE(WaitFor([&] { return Used() == 0; }));
+  EXPECT_TRUE(WaitFor([&] { return Charged() == 0; }));
+  EXPECT_THAT(daemon_->log(), HasSubstr("failed, it is tried again: "));
+}
+
+TEST_F(CudaTest, WhatARemoteClientCannotCloseStaysCharged) {
+  ASSERT_OK(StartDaemon());
+  placement_ = Placement::kRemote;
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("client"));
+  ASSERT_OK_AND_ASSIGN(Buffer buffer, client.Allocate(30_MiB));
+  cuda_substitute::SetFaults("cudaDeviceSynchronize:1+=12345");
+  EXPECT_OK(buffer.Reset());
+  EXPECT_OK(client.EmptyCache());
+  EXPECT_TRUE(WaitFor([] { return cuda_substitute::Calls("cudaDeviceSynchronize") > 0; }));
+  EXPECT_EQ(Charged(), 30_MiB);
+  EXPECT_EQ(CtlJson({"sessions"})["sessions"][0]["devices"][0]["reserved_bytes"], 30_MiB);
+  cuda_substitute::SetFaults("");
+  // With the next that the daemon asks back.
+  ASSERT_OK_AND_ASSIGN(Buffer other, client.Allocate(50_MiB));
+  EXPECT_OK(other.Reset());
+  EXPECT_OK(client.EmptyCache());
+  EXPECT_TRUE(WaitFor([&] { return CtlJson({"sessions"})["sessions"][0]["devices"][0]["reserved_bytes"] == 0; }));
+}
+
+TEST_F(CudaTest, WhatTheClientCannotCloseIsTriedAgain) {
+  for (const char* fault : {"cudaIpcCloseMemHandle:1+=12345", "cudaDeviceSynchronize:1+=12345"}) {
+    SCOPED_TRACE(fault);
+    if (daemon_ == nullptr) {
+      ASSERT_OK(StartDaemon());
+    }
+    ASSERT_OK_AND_ASSIGN(Client client, Connect("client"));
+    ASSERT_OK_AND_ASSIGN(Buffer buffer, client.Allocate(30_MiB));
+    EXPECT_OK(buffer.Reset());
+    cuda_substitute::SetFaults(fault);
+    EXPECT_OK(client.EmptyCache());
+    EXPECT_EQ(CtlJson({"sessions"})["sessions"][0]["devices"][0]["reserved_bytes"], 30_MiB)
+        << "charged while it is open";
+    EXPECT_EQ(Used(), 30_MiB);
+    cuda_substitute::SetFaults("");
+    EXPECT_TRUE(WaitFor([&] { return CtlJson({"sessions"})["sessions"][0]["devices"][0]["reserved_bytes"] == 0; }))
+        << "without being asked again";
+  }
+}
+
+// ---- Errors that stay ----
+
+TEST_F(CudaTest, ALostDeviceIsReported) {
+  ASSERT_OK(StartDaemon({.http = true, .environment = {{cuda_substitute::kFaultsVariable, "cudaMemsetAsync:3=214!"}}}));
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("client"));
+  ASSERT_OK_AND_ASSIGN(Buffer held, client.Allocate(30_MiB));
+  Fill(held, 1);
+  EXPECT_EQ(daemon_->Get("/healthz")->code, 200);
+  EXPECT_STATUS(client.Allocate(50_MiB), absl::StatusCode::kInternal, "cudaErrorECCUncorrectable (214)");
+  EXPECT_STATUS(client.Allocate(50_MiB), absl::StatusCode::kInternal, "must be started again");
+  EXPECT_TRUE(WaitFor([&] { return daemon_->Get("/healthz")->code == 503; }));
+  EXPECT_THAT(daemon_->Get("/healthz")->body, HasSubstr("device 0: cudaMemsetAsync failed"));
+  EXPECT_EQ(daemon_->Metrics().Value("vrambroker_device_healthy", {{"gpu", "0"}}), 0);
+  EXPECT_THAT(CtlJson({"status"})["devices"][0]["fault"], HasSubstr("cudaErrorECCUncorrectable"));
+  EXPECT_THAT(Ctl({"status"}).out, HasSubstr("Device 0 cannot be used: cudaMemsetAsync failed"));
+  EXPECT_THAT(daemon_->log(), HasSubstr("device cannot be used: "));
+  EXPECT_TRUE(Holds(held, 1)) << "what is held stays usable";
+  EXPECT_OK(held.Reset());
+}
+
+TEST_F(CudaTest, AClientsErrorIsItsOwn) {
+  ASSERT_OK(StartDaemon());
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("broken"));
+  ASSERT_OK_AND_ASSIGN(Buffer held, client.Allocate(30_MiB));
+  ASSERT_OK_AND_ASSIGN(ClientProcess other, ClientProcess::Connect(dir(), "other"));
+  ASSERT_OK(other.Call("fill 2 100000 3"));
+  cuda_substitute::SetFaults("cudaDeviceSynchronize:1=700!");
+  broken_ = true;
+  EXPECT_OK(held.Reset());
+  EXPECT_OK(client.EmptyCache());
+  EXPECT_STATUS(client.Allocate(50_MiB), absl::StatusCode::kInternal, "cudaErrorIllegalAddress (700)");
+  EXPECT_OK(other.Call("check 3"));
+  EXPECT_OK(other.Call("alloc 3000000"));
+  EXPECT_EQ(CtlJson({"status"})["devices"][0]["fault"], "");
+}
+
+}  // namespace
+}  // namespace vrambroker::testing_support

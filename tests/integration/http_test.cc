@@ -1,0 +1,368 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The daemon's HTTP port: what it answers is what vramctl says, and no client of it keeps others out.
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "allocator/bytes.h"
+#include "allocator/device.h"
+#include "tests/support/raw_client.h"
+#include "tests/support/status_macros.h"
+#include "tests/support/vramctl_test.h"
+
+namespace vrambroker::testing_support {
+namespace {
+
+using absl::StrContains;
+using Json = nlohmann::json;
+
+class HttpTest : public VramctlDaemonTest {
+ protected:
+  void SetUp() override { ASSERT_OK(StartDaemon({.capacity = "256MiB", .http = true})); }
+
+  Json Get(const std::string& path) {
+    const absl::StatusOr<HttpAnswer> answer = daemon_->Get(path);
+    EXPECT_OK(answer.status());
+    if (!answer.ok()) return {};
+    EXPECT_EQ(answer->code, 200) << path << ": " << answer->body;
+    EXPECT_TRUE(StrContains(answer->headers, "Content-Type: application/json")) << answer->headers;
+    Json json = Json::parse(answer->body, nullptr, /*allow_exceptions=*/false);
+    EXPECT_FALSE(json.is_discarded()) << answer->body.substr(0, 200);
+    return json;
+  }
+
+  UniqueFd Connect() const {
+    UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<uint16_t>(daemon_->http_port()));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    EXPECT_EQ(connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+    return fd;
+  }
+  // The answer to a request as it is; empty when there is none.
+  std::string Ask(const std::string& request) const {
+    const UniqueFd fd = Connect();
+    EXPECT_EQ(send(fd.get(), request.data(), request.size(), MSG_NOSIGNAL), static_cast<ssize_t>(request.size()));
+    std::string answer;
+    std::string buffer(1 << 16, '\0');
+    for (ssize_t size; (size = recv(fd.get(), buffer.data(), buffer.size(), 0)) > 0;) {
+      answer.append(buffer, 0, static_cast<size_t>(size));
+    }
+    return answer;
+  }
+};
+
+// Everything that is in `expected` is in `actual`, too.
+void ExpectContains(const Json& actual, const Json& expected, const std::string& where) {
+  if (expected.is_object()) {
+    for (const auto& [key, value] : expected.items()) {
+      ASSERT_TRUE(actual.contains(key)) << where << " has no " << key;
+      ExpectContains(actual.at(key), value, absl::StrCat(where, ".", key));
+    }
+  } else if (expected.is_array()) {
+    ASSERT_EQ(actual.size(), expected.size()) << where;
+    for (size_t i = 0; i < expected.size(); ++i)
+      ExpectContains(actual[i], expected[i], absl::StrCat(where, "[", i, "]"));
+  } else {
+    EXPECT_EQ(actual, expected) << where;
+  }
+}
+
+TEST_F(HttpTest, SaysWhatVramctlSays) {
+  ASSERT_OK_AND_ASSIGN(Client leasing, VramctlDaemonTest::Connect("leasing", Limit(0.5)));
+  placement_ = Placement::kRemote;
+  ASSERT_OK_AND_ASSIGN(Client remote, VramctlDaemonTest::Connect("remote/1:a"));
+  ASSERT_OK_AND_ASSIGN(Buffer a, leasing.Allocate(3_MiB));
+  ASSERT_OK_AND_ASSIGN(Buffer b, leasing.Allocate(1000));
+  ASSERT_OK_AND_ASSIGN(const Buffer c, remote.Allocate(30_MiB));
+  EXPECT_FALSE(leasing.Allocate(200_MiB).ok());
+  EXPECT_OK(a.Reset());
+  // The client's own report, which the daemon shows, comes within a second.
+  Json sessions;
+  ASSERT_TRUE(WaitFor([&] {
+    sessions = CtlJson({"sessions"})["sessions"];
+    return sessions.size() == 2 && sessions[0]["devices"][0]["allocated_bytes"] == 1024;
+  }));
+  const Json state = Get("/api/state");
+  ExpectContains(state["sessions"], sessions, "state.sessions");
+  ExpectContains(state["devices"], CtlJson({"status"})["devices"], "state.devices");
+  ExpectContains(Get("/api/sessions")["sessions"], sessions, "sessions");
+  ExpectContains(Get("/api/ooms"), CtlJson({"ooms"}), "ooms");
+  EXPECT_EQ(Get("/api/ooms?session=leasing")["matching_events"], 1);
+  EXPECT_EQ(Get("/api/ooms?session=remote/1:a&last=0")["matching_events"], 0);
+  for (const Json& session : sessions) {
+    const RunResult file = Ctl({"snapshot", session["name"], "-o", "-"});
+    ASSERT_EQ(file.exit_code, 0) << file.err;
+    EXPECT_EQ(Get("/snapshot.json?session=" + std::string(session["name"])), Json::parse(file.out));
+    EXPECT_EQ(Get(absl::StrCat("/snapshot.json?device=0&session=", uint64_t{session["id"]})), Json::parse(file.out));
+  }
+  ASSERT_TRUE(WaitFor([&] {
+    const Json timeline = Get("/api/timeline");
+    return !timeline["time_ms"].empty() &&
+           timeline["allocated_bytes"].back() == state["devices"][0]["allocated_bytes"] &&
+           timeline["refusals"].back() == 1;
+  }));
+}
+
+TEST_F(HttpTest, TheMapHasEverySegmentWithItsBlocks) {
+  ASSERT_OK_AND_ASSIGN(ClientProcess killed, ConnectProcess("killed"));
+  ASSERT_OK(killed.Call("alloc 5000000"));
+  ASSERT_OK_AND_ASSIGN(Client client, VramctlDaemonTest::Connect("client"));
+  ASSERT_OK_AND_ASSIGN(Buffer first, client.Allocate(4_MiB));
+  ASSERT_OK_AND_ASSIGN(const Buffer second, client.Allocate(6_MiB));
+  EXPECT_OK(first.Reset());
+  const Json map = Get("/api/map?device=0");
+  ASSERT_EQ(map["sessions"].size(), 2u) << map;
+  ASSERT_EQ(map["segments"].size(), 2u) << map;
+  uint64_t bytes = 0;
+  for (const Json& segment : map["segments"]) {
+    EXPECT_EQ(segment["state"], "leased");
+    EXPECT_EQ(segment["pool"], "large");
+    uint64_t of_blocks = 0;
+    for (size_t i = 0; i < segment["blocks"].size(); i += 3) of_blocks += uint64_t{segment["blocks"][i]};
+    EXPECT_EQ(of_blocks, segment["bytes"]);
+    bytes += uint64_t{segment["bytes"]};
+  }
+  EXPECT_EQ(bytes, Get("/api/state")["devices"][0]["leased_bytes"]);
+  // Of the second: a hole of 4 MiB, 6 MiB allocated, the rest free.
+  EXPECT_EQ(map["segments"][1]["blocks"], Json({4_MiB, 4_MiB, 0, 6_MiB, 6_MiB, 1, 10_MiB, 0, 0}));
+  // What a dead client has left is drawn too, without blocks.
+  killed.process().Signal(SIGKILL);
+  EXPECT_TRUE(WaitFor([&] {
+    const Json now = Get("/api/map");
+    for (const Json& segment : now["segments"]) {
+      if (segment["state"] == "idle" && !segment.contains("blocks") && segment["bytes"] == 20_MiB) return true;
+    }
+    return false;
+  }));
+}
+
+// A client may say of its heap what it likes: it draws nothing over others' memory, and no more blocks than fit.
+TEST_F(HttpTest, TheMapDoesNotBelieveWhatCannotBe) {
+  ASSERT_OK_AND_ASSIGN(Client honest, VramctlDaemonTest::Connect("honest"));
+  ASSERT_OK_AND_ASSIGN(const Buffer buffer, honest.Allocate(4_MiB));
+  const uint64_t others = Get("/api/map")["segments"][0]["id"];
+  ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
+  RawStream stream(raw);
+  ASSERT_OK(stream.Open(LeasingHello("liar")));
+  v1::SessionRequest lease;
+  lease.mutable_lease()->mutable_request()->add_segment_bytes(2_MiB);
+  ASSERT_TRUE(stream.Send(lease));
+  const std::optional<v1::SessionResponse> leased = stream.Receive();
+  ASSERT_TRUE(leased.has_value() && leased->result().has_leased());
+  const uint64_t own = leased->result().leased().segments(0).segment_id();
+
+  std::atomic<uint64_t> blocks_of_own = 3;
+  std::thread liar([&] {
+    while (const std::optional<v1::SessionResponse> response = stream.Receive()) {
+      if (!response->question().has_snapshot()) continue;
+      const uint64_t count = blocks_of_own;
+      v1::SessionRequest answer;
+      answer.mutable_answer()->set_question_id(response->question().question_id());
+      const auto add_segment = [&](uint64_t id, uint64_t bytes, uint64_t blocks) {
+        v1::GetSnapshotResponse::Segment* segment = answer.mutable_answer()->mutable_snapshot()->add_segments();
+        segment->set_id(id);
+        segment->set_segment_bytes(bytes);
+        for (uint64_t i = 0; i < blocks; ++i) {
+          v1::GetSnapshotResponse::Block* block = segment->add_blocks();
+          block->set_offset_bytes(i * bytes / blocks);
+          block->set_block_bytes(bytes / blocks);
+          block->set_state(v1::GetSnapshotResponse::BLOCK_STATE_FREE);
+        }
+      };
+      add_segment(own, 2_MiB, count);
+      add_segment(others, 20_MiB, 1);
+      stream.Send(answer);
+    }
+  });
+  const auto map_with = [&](const std::string& answer) {
+    Json found;
+    EXPECT_TRUE(WaitFor([&] {
+      found = Get("/api/map");
+      return found["sessions"].size() == 2 && found["sessions"][1]["answer"] == answer;
+    })) << found;
+    return found;
+  };
+  const Json lies = map_with("blocks");
+  for (const Json& segment : lies["segments"]) {
+    EXPECT_EQ(segment["blocks"].size() / 3, segment["id"] == others ? 2u : 3u) << segment;
+  }
+  blocks_of_own = 2_MiB / 512;  // with the one of the other's
+  const Json too_many = map_with("too_many_blocks");
+  for (const Json& segment : too_many["segments"]) EXPECT_EQ(segment.contains("blocks"), segment["id"] == others);
+  stream.Cancel();
+  liar.join();
+}
+
+// More clients of one user than may be asked at a time.
+TEST_F(HttpTest, TheMapHasTheBlocksOfManySessions) {
+  std::vector<Client> clients;
+  std::vector<Buffer> buffers;
+  for (int i = 0; i < 50; ++i) {
+    ASSERT_OK_AND_ASSIGN(Client client, VramctlDaemonTest::Connect(absl::StrCat("s", i)));
+    ASSERT_OK_AND_ASSIGN(Buffer buffer, client.Allocate(1000));
+    clients.push_back(std::move(client));
+    buffers.push_back(std::move(buffer));
+  }
+  EXPECT_TRUE(WaitFor([&] {
+    const Json map = Get("/api/map");
+    return map["segments"].size() == 50 && std::all_of(map["segments"].begin(), map["segments"].end(),
+                                                       [](const Json& segment) { return segment.contains("blocks"); });
+  }));
+}
+
+// Whoever has the page open does not write into the history that others record.
+TEST_F(HttpTest, TheMapLeavesNoTraceInWhatASessionRecords) {
+  ASSERT_OK_AND_ASSIGN(Client leasing, VramctlDaemonTest::Connect("leasing"));
+  placement_ = Placement::kRemote;
+  ASSERT_OK_AND_ASSIGN(Client remote, VramctlDaemonTest::Connect("remote"));
+  for (const char* name : {"leasing", "remote"}) CtlJson({"record", name, "100"});
+  ASSERT_OK_AND_ASSIGN(const Buffer a, leasing.Allocate(1000));
+  ASSERT_OK_AND_ASSIGN(const Buffer b, remote.Allocate(1000));
+  const Json map = Get("/api/map");
+  for (const Json& session : map["sessions"]) EXPECT_EQ(session["answer"], "blocks");
+  for (const char* name : {"leasing", "remote"}) {
+    EXPECT_EQ(Get(absl::StrCat("/snapshot.json?session=", name))["device_traces"], Json({Json::array()}))
+        << "history takes a right";
+    const Json snapshot = CtlJson({"snapshot", name, "--output=-"});
+    int snapshots = 0;
+    for (const Json& event : snapshot["device_traces"][0]) snapshots += event["action"] == "snapshot" ? 1 : 0;
+    EXPECT_EQ(snapshots, 1) << snapshot;  // this one
+  }
+}
+
+TEST_F(HttpTest, AClientThatDoesNotAnswerIsNamedAndTheOthersAreShown) {
+  ASSERT_OK_AND_ASSIGN(ClientProcess silent, ConnectProcess("silent"));
+  ASSERT_OK(silent.Call("alloc 5000000"));
+  ASSERT_OK_AND_ASSIGN(Client other, VramctlDaemonTest::Connect("other"));
+  ASSERT_OK_AND_ASSIGN(const Buffer buffer, other.Allocate(4_MiB));
+  silent.process().Signal(SIGSTOP);  // it may answer once more
+  Json map;
+  const auto answers = [&](const std::string& of_silent) {
+    map = Get("/api/map");
+    return map["sessions"].size() == 2 && map["sessions"][0]["answer"] == of_silent &&
+           map["sessions"][1]["answer"] == "blocks";
+  };
+  EXPECT_TRUE(WaitFor([&] { return answers("none"); })) << map;
+  for (const Json& segment : map["segments"]) EXPECT_EQ(segment.contains("blocks"), segment["session_id"] != 1) << map;
+  silent.process().Signal(SIGCONT);
+  EXPECT_TRUE(WaitFor([&] { return answers("blocks"); })) << map;
+}
+
+TEST_F(HttpTest, AnswersCarryWhatKeepsBrowsersSafe) {
+  for (const char* path : {"/", "/app.js", "/api/state", "/metrics", "/no/such/page"}) {
+    ASSERT_OK_AND_ASSIGN(const HttpAnswer answer, daemon_->Get(path));
+    for (const char* header :
+         {"Content-Security-Policy: default-src 'none'; script-src 'self'", "X-Content-Type-Options: nosniff",
+          "Cache-Control: no-store", "Cross-Origin-Resource-Policy: same-origin"}) {
+      EXPECT_TRUE(StrContains(answer.headers, header)) << path << ": " << answer.headers;
+    }
+    EXPECT_FALSE(StrContains(answer.headers, "Access-Control")) << path << ": " << answer.headers;
+  }
+  ASSERT_OK_AND_ASSIGN(const HttpAnswer page, daemon_->Get("/"));
+  EXPECT_TRUE(StrContains(page.headers, "Content-Type: text/html; charset=utf-8")) << page.headers;
+  EXPECT_FALSE(StrContains(page.body, "<script>"));
+  EXPECT_FALSE(StrContains(page.body, " style=") || StrContains(page.body, "://")) << "the page refers to itself only";
+}
+
+TEST_F(HttpTest, RefusesWhatItDoesNotUnderstand) {
+  for (const auto& [request, code] : std::vector<std::pair<std::string, int>>{
+           {"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n", 403},
+           {"GET /metrics HTTP/1.1\r\nHost: evil.example:9477\r\n\r\n", 403},
+           {"GET /metrics HTTP/1.0\r\n\r\n", 200},
+           {"HEAD /api/state HTTP/1.1\r\nHost: localhost\r\n\r\n", 200},
+           {"POST /api/state HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n", 405},
+           {"DELETE /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n", 405},
+           {"OPTIONS /metrics HTTP/1.1\r\nHost: localhost\r\nOrigin: http://evil.example\r\n"
+            "Access-Control-Request-Method: GET\r\n\r\n",
+            405},
+           {"GET /api/map?device=1 HTTP/1.1\r\nHost: localhost\r\n\r\n", 400},
+           {"GET /api/map?device=-1 HTTP/1.1\r\nHost: localhost\r\n\r\n", 400},
+           {"GET /api/map?device=x HTTP/1.1\r\nHost: localhost\r\n\r\n", 400},
+           {"GET /api/map?devices=0 HTTP/1.1\r\nHost: localhost\r\n\r\n", 400},
+           {"GET /api/ooms?last=few HTTP/1.1\r\nHost: localhost\r\n\r\n", 400},
+           {"GET /snapshot.json HTTP/1.1\r\nHost: localhost\r\n\r\n", 400},
+           {"GET /snapshot.json?session=nobody HTTP/1.1\r\nHost: localhost\r\n\r\n", 404},
+           {"GET /api/nothing HTTP/1.1\r\nHost: localhost\r\n\r\n", 404},
+           {"GET /../etc/passwd HTTP/1.1\r\nHost: localhost\r\n\r\n", 404}}) {
+    const std::string answer = Ask(request);
+    EXPECT_TRUE(absl::StartsWith(answer, absl::StrCat("HTTP/1.1 ", code))) << request << answer.substr(0, 300);
+    EXPECT_FALSE(StrContains(answer, "Access-Control-Allow")) << request << answer.substr(0, 600);
+    if (absl::StartsWith(request, "HEAD")) {
+      EXPECT_TRUE(absl::EndsWith(answer, "\r\n\r\n")) << answer;
+    }
+  }
+  EXPECT_TRUE(StrContains(Ask("GET /api/map?device=7 HTTP/1.0\r\n\r\n"), "device: no such device; there is 0"));
+}
+
+TEST_F(HttpTest, SlowReadersAndSilentConnectionsKeepNobodyOut) {
+  // A large answer for those who do not read it: 20,000 blocks.
+  ASSERT_OK_AND_ASSIGN(ClientProcess client, ConnectProcess("client"));
+  ASSERT_OK(client.Call("fill 20000 600 1"));
+  std::vector<UniqueFd> slow;
+  for (int i = 0; i < 40; ++i) {
+    slow.push_back(Connect());
+    const int small = 4096;
+    setsockopt(slow.back().get(), SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
+    const std::string request = i % 4 == 0 ? "" : "GET /api/map HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    send(slow.back().get(), request.data(), request.size(), MSG_NOSIGNAL);
+  }
+  // HttpGet() would wait for 30 seconds; a scraper waits for 10.
+  const auto started = std::chrono::steady_clock::now();
+  ASSERT_OK_AND_ASSIGN(const HttpAnswer metrics, daemon_->Get("/metrics"));
+  EXPECT_EQ(metrics.code, 200);
+  EXPECT_LT(std::chrono::steady_clock::now() - started, std::chrono::seconds(25));
+  ASSERT_OK_AND_ASSIGN(ClientProcess another, ConnectProcess("another"));  // the broker itself does not notice
+  ASSERT_OK(another.Call("alloc 1000"));
+}
+
+TEST_F(HttpTest, OneSnapshotAtATime) {
+  ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
+  RawStream mute(raw);
+  ASSERT_OK(mute.Open(LeasingHello("mute")));
+  ASSERT_OK_AND_ASSIGN(Client other, VramctlDaemonTest::Connect("other"));
+  const UniqueFd asking = Connect();
+  const std::string request = "GET /snapshot.json?session=mute HTTP/1.1\r\nHost: localhost\r\n\r\n";
+  ASSERT_EQ(send(asking.get(), request.data(), request.size(), MSG_NOSIGNAL), static_cast<ssize_t>(request.size()));
+  std::optional<v1::SessionResponse> asked;
+  do {
+    asked = mute.Receive();
+  } while (asked.has_value() && !asked->question().has_snapshot());
+  const auto second = [&] { return daemon_->Get("/snapshot.json?session=other").value_or(HttpAnswer()); };
+  const HttpAnswer refusal = second();
+  EXPECT_EQ(refusal.code, 503);
+  EXPECT_TRUE(StrContains(refusal.body, "another snapshot is under way; ask again")) << refusal.body;
+  mute.Cancel();
+  EXPECT_TRUE(WaitFor([&] { return second().code == 200; }));
+}
+
+TEST_F(HttpTest, DaemonStopsWhileTheMapIsAskedFor) {
+  ASSERT_OK_AND_ASSIGN(ClientProcess silent, ConnectProcess("silent"));
+  ASSERT_OK(silent.Call("alloc 5000000"));
+  silent.process().Signal(SIGSTOP);
+  const UniqueFd asking = Connect();
+  const std::string request = "GET /snapshot.json?session=silent HTTP/1.1\r\nHost: localhost\r\n\r\n";
+  ASSERT_EQ(send(asking.get(), request.data(), request.size(), MSG_NOSIGNAL), static_cast<ssize_t>(request.size()));
+  EXPECT_EQ(Get("/api/map")["sessions"].size(), 1u);  // so the request before it has arrived
+  daemon_->process().Signal(SIGTERM);
+  daemon_->process().Signal(SIGTERM);
+  EXPECT_EQ(daemon_->process().Wait().value_or(-1), 0);
+  silent.process().Signal(SIGCONT);
+}
+
+}  // namespace
+}  // namespace vrambroker::testing_support

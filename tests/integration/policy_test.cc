@@ -1,0 +1,350 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Who gets what: rules, what vramctl says about them, rights, and reading the configuration again.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "allocator/bytes.h"
+#include "tests/support/daemon_test.h"
+#include "tests/support/raw_client.h"
+#include "tests/support/vramctl_test.h"
+
+namespace vrambroker::testing_support {
+namespace {
+
+using Json = nlohmann::json;
+using absl::StatusCode;
+using absl::StrContains;
+
+constexpr uint64_t kCapacity = 256_MiB;
+
+class PolicyTest : public VramctlDaemonTest {
+ protected:
+  void Begin(const std::string& config) {
+    ASSERT_OK(StartDaemon({.capacity = "256MiB", .config = absl::StrCat("socket_mode: '0666'\n", config)}));
+  }
+
+  // A process of another user, with the group 44. REQUIRES: root.
+  absl::StatusOr<ClientProcess> Stranger(uid_t uid) {
+    absl::StatusOr<ClientProcess> process = ClientProcess::Start(dir());
+    if (!process.ok()) return process;
+    if (const auto done = process->Call(absl::StrCat("setuid ", uid, " 44")); !done.ok()) return done.status();
+    return process;
+  }
+
+  // As an editor does it: whoever reads sees the old file or the new one.
+  void WriteConfig(const std::string& text) const {
+    const std::string path = daemon_->config_path();
+    std::ofstream(path + ".new") << "socket_mode: '0666'\ndrain_timeout: '500ms'\n" << text;
+    std::filesystem::rename(path + ".new", path);
+  }
+
+  // How often the daemon has said `line`.
+  size_t Said(const std::string& line) const {
+    const std::string log = daemon_->log();
+    size_t count = 0;
+    for (size_t at = log.find(line); at != std::string::npos; at = log.find(line, at + 1)) ++count;
+    return count;
+  }
+};
+
+constexpr char kRules[] = R"(
+  session_limit { fraction: 0.25 }
+  rules {
+    name: "training" session_name: "train-*"
+    limit { fraction: 0.5 } guarantee { bytes: "32MiB" } priority: 7 tenant: "ml" isolation: STRICT
+  }
+  rules { uid: "65533" rights: NONE }
+)";
+
+TEST_F(PolicyTest, SessionsGetWhatTheirRuleGives) {
+  Begin(kRules);
+  ASSERT_OK_AND_ASSIGN(Client train, Connect("train-1"));
+  EXPECT_EQ(train.limit_bytes(), kCapacity / 2) << "above session_limit";
+  ASSERT_OK_AND_ASSIGN(Client wish, Connect("train-2", Limit(uint64_t{10_MiB})));
+  EXPECT_EQ(wish.limit_bytes(), 10_MiB);
+  ASSERT_OK_AND_ASSIGN(Client other, Connect("other", Limit(0.75)));
+  EXPECT_EQ(other.limit_bytes(), kCapacity / 4) << "session_limit";
+
+  const Json sessions = CtlJson({"sessions"})["sessions"];
+  ASSERT_EQ(sessions.size(), 3u);
+  EXPECT_EQ(sessions[0]["rule"], "training");
+  EXPECT_EQ(sessions[0]["tenant"], "ml");
+  EXPECT_EQ(sessions[0]["priority"], 7);
+  EXPECT_EQ(sessions[2]["rule"], "");
+  EXPECT_EQ(sessions[2]["tenant"], absl::StrCat("uid:", geteuid()));
+  EXPECT_EQ(sessions[2]["priority"], 0);
+  const RunResult text = Ctl({"sessions"});
+  EXPECT_TRUE(StrContains(text.out, "PRIO")) << text.out;
+}
+
+TEST_F(PolicyTest, ExplainSaysWhichRuleAndWhy) {
+  Begin(kRules);
+  const Json self = CtlJson({"policy", "explain"});
+  EXPECT_EQ(self["uid"], geteuid());
+  EXPECT_EQ(self["rule"], "");
+  EXPECT_EQ(self["limit"]["fraction"], 0.25);
+  EXPECT_EQ(self["name"], nullptr);
+  EXPECT_EQ(self["operator"], true);
+  EXPECT_EQ(self["rights"], Json({"client", "observer", "admin"}));
+  ASSERT_EQ(self["rules"].size(), 2u);
+  EXPECT_EQ(self["rules"][0]["matches"], false);
+
+  const Json train = CtlJson({"policy", "explain", "--name=train-9"});
+  EXPECT_EQ(train["rule"], "training");
+  EXPECT_EQ(train["limit"]["fraction"], 0.5);
+  EXPECT_EQ(train["guarantee"]["bytes"], 32_MiB);
+  EXPECT_EQ(train["priority"], 7);
+  EXPECT_EQ(train["tenant"], "ml");
+  EXPECT_EQ(train["isolation"], "strict");
+  ASSERT_EQ(train["rules"].size(), 1u);
+  EXPECT_EQ(train["rules"][0]["why"], "name train-9 fits train-*");
+  // The line of the rule; the first one of the file is the test's own.
+  EXPECT_TRUE(StrContains(train["rules"][0]["place"].get<std::string>(), daemon_->config_path() + ":"));
+
+  const Json other = CtlJson({"policy", "explain", "--uid=65533", "--gid=5", "--cgroup=/a/b"});
+  EXPECT_EQ(other["uid"], 65533);
+  EXPECT_EQ(other["gids"], Json({5}));
+  EXPECT_EQ(other["cgroup"], "/a/b");
+  EXPECT_EQ(other["rule"], "rules[1]");
+  EXPECT_EQ(other["rights"], Json::array());
+  EXPECT_EQ(other["operator"], false);
+  EXPECT_EQ(other["rules"][1]["why"], "uid is 65533");
+
+  // A process goes by its command name.
+  const Json process = CtlJson({"policy", "explain", absl::StrCat("--pid=", daemon_->pid())});
+  EXPECT_EQ(process["name"], "vrambrokerd");
+  EXPECT_EQ(process["uid"], geteuid());
+
+  const RunResult text = Ctl({"policy", "explain", "--name=train-9"});
+  EXPECT_EQ(text.exit_code, 0) << text.err;
+  for (const char* part : {"name train-9 fits train-*", "rule       training", "limit      50.0% of the capacity",
+                           "guarantee  32.00 MiB", "tenant     ml (strict)"}) {
+    EXPECT_TRUE(StrContains(text.out, part)) << part << "\n" << text.out;
+  }
+}
+
+TEST_F(PolicyTest, ExplainRefusesWhatItCannotAnswer) {
+  Begin("");
+  for (const auto& [arguments, code, part] : std::vector<std::tuple<Arguments, int, std::string>>{
+           {{"policy", "explain", "--pid=x"}, 2, "--pid: 'x'"},
+           {{"policy", "explain", "--pid=1", "--uid=1"}, 2, "--pid goes without"},
+           {{"policy", "explain", "--uid=no such user"}, 2, "--uid: no user"},
+           {{"policy", "explain", "--gid=no such group"}, 2, "--gid: no group"},
+           {{"policy", "explain", "--name=a b"}, 2, "session_name: only letters"},
+           {{"policy", "show"}, 2, "there is: policy explain"},
+           {{"policy"}, 2, "usage: vramctl policy explain"},
+           {{"policy", "explain", "--pid=2147483647"}, 1, "NOT_FOUND"}}) {
+    const RunResult result = Ctl(arguments);
+    EXPECT_EQ(result.exit_code, code) << part;
+    EXPECT_TRUE(StrContains(result.err, part)) << part << "\n" << result.err;
+  }
+}
+
+// ---- Rights, of users that are not root ----
+
+class RightsTest : public PolicyTest {
+ protected:
+  void SetUp() override {
+    if (geteuid() != 0) GTEST_SKIP() << "needs root, to become other users";
+  }
+};
+
+TEST_F(RightsTest, WithoutClientNoSessionIsOpened) {
+  Begin("rules { name: 'watchers' uid: '65532' rights: OBSERVER }");
+  ASSERT_OK_AND_ASSIGN(ClientProcess watcher, Stranger(65532));
+  EXPECT_STATUS(
+      watcher.Call("connect x -"), StatusCode::kPermissionDenied,
+      "uid 65532 may not open a session named 'x': the policy's rule watchers does not give it the right CLIENT");
+  EXPECT_OK(watcher.Call("list"));
+  ASSERT_OK_AND_ASSIGN(ClientProcess other, Stranger(65531));
+  EXPECT_OK(other.Call("connect x -"));
+}
+
+TEST_F(RightsTest, WithoutObserverOnlyOnesOwnSessionsAreShown) {
+  Begin("rules { name: 'quiet' uid: '65532' rights: CLIENT }");
+  ASSERT_OK_AND_ASSIGN(Client roots, Connect("roots"));
+  ASSERT_OK_AND_ASSIGN(ClientProcess quiet, Stranger(65532));
+  ASSERT_OK(quiet.Call("connect mine -"));
+  EXPECT_STATUS(quiet.Call("list"), StatusCode::kPermissionDenied,
+                "uid 65532 may not list sessions: the policy's rule quiet does not give it the right OBSERVER");
+  for (const char* command : {"get roots", "get nobody"}) {
+    EXPECT_STATUS(quiet.Call(command), StatusCode::kPermissionDenied, "may not look at sessions of others");
+  }
+  EXPECT_OK(quiet.Call("get mine"));
+  EXPECT_OK(quiet.Call("record mine 10"));
+  EXPECT_OK(quiet.Call("snapshot mine"));
+  EXPECT_STATUS(quiet.Call("snapshot roots"), StatusCode::kPermissionDenied, "another user's");
+}
+
+TEST_F(RightsTest, ObserversChangeNothing) {
+  Begin("rules { name: 'watchers' uid: '65532' rights: [OBSERVER, CLIENT] }");
+  ASSERT_OK_AND_ASSIGN(Client roots, Connect("roots"));
+  for (const uid_t uid : {uid_t{65532}, uid_t{65531}}) {  // by a rule, and by default
+    ASSERT_OK_AND_ASSIGN(ClientProcess watcher, Stranger(uid));
+    EXPECT_OK(watcher.Call("list"));
+    EXPECT_OK(watcher.Call("get roots"));
+    EXPECT_STATUS(watcher.Call("get nobody"), StatusCode::kNotFound, "nobody");
+    for (const char* command : {"set_limit roots 0", "trim roots", "end roots", "end nobody"}) {
+      EXPECT_STATUS(watcher.Call(command), StatusCode::kPermissionDenied, "may not change sessions");
+    }
+    for (const char* command : {"record roots 10", "snapshot roots"}) {
+      EXPECT_STATUS(watcher.Call(command), StatusCode::kPermissionDenied, "another user's");
+    }
+    EXPECT_STATUS(watcher.Call("reload"), StatusCode::kPermissionDenied, "may not reload the configuration");
+  }
+  EXPECT_EQ(roots.limit_bytes(), kCapacity);
+  EXPECT_OK(roots.Allocate(1_MiB));
+}
+
+TEST_F(RightsTest, AdminsOfAGroupMayEverything) {
+  Begin("rules { name: 'operators' gid: '44' rights: ADMIN }");
+  ASSERT_OK_AND_ASSIGN(Client roots, Connect("roots"));
+  ASSERT_OK_AND_ASSIGN(ClientProcess admin, Stranger(65532));
+  EXPECT_EQ(*admin.Call("explain"), std::vector<std::string>{"operators"});
+  for (const char* command : {"list", "get roots", "record roots 10", "snapshot roots", "trim roots", "connect x -",
+                              "set_limit roots 1048576", "reload", "end roots"}) {
+    EXPECT_OK(admin.Call(command)) << command;
+  }
+  EXPECT_TRUE(WaitFor([&] { return !roots.status().ok(); })) << "ended";
+}
+
+TEST_F(RightsTest, NoneMeansNothing) {
+  Begin("rules { name: 'out' uid: '65532' rights: NONE }");
+  ASSERT_OK_AND_ASSIGN(ClientProcess out, Stranger(65532));
+  for (const char* command : {"connect x -", "list", "get roots", "trim roots", "reload"}) {
+    EXPECT_STATUS(out.Call(command), StatusCode::kPermissionDenied, "rule out does not give it the right") << command;
+  }
+  // But for asking why.
+  EXPECT_EQ(*out.Call("explain"), std::vector<std::string>{"out"});
+}
+
+TEST_F(RightsTest, OnlyAdminsAskAboutOthers) {
+  Begin("rules { name: 'me' uid: '65532' }");
+  ASSERT_OK_AND_ASSIGN(ClientProcess user, Stranger(65532));
+  EXPECT_EQ(*user.Call(absl::StrCat("explain ", user.pid())), std::vector<std::string>{"me"});
+  EXPECT_STATUS(user.Call(absl::StrCat("explain ", getpid())), StatusCode::kPermissionDenied,
+                "may not ask about others");
+  const Json seen = CtlJson({"policy", "explain", absl::StrCat("--pid=", user.pid())});
+  EXPECT_EQ(seen["rule"], "me");
+  EXPECT_EQ(seen["gids"].back(), 44);
+}
+
+// ---- Reading the configuration again ----
+
+TEST_F(PolicyTest, AReloadIsForSessionsOpenedFromThenOn) {
+  Begin("");
+  ASSERT_OK_AND_ASSIGN(Client before, Connect("train-1"));
+  WriteConfig(kRules);
+  const RunResult result = Ctl({"reload"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.out, "reloaded: 2 rules for sessions that are opened from now on; live sessions keep their terms\n");
+  ASSERT_OK_AND_ASSIGN(Client after, Connect("train-2"));
+  EXPECT_EQ(before.limit_bytes(), kCapacity);
+  EXPECT_EQ(after.limit_bytes(), kCapacity / 2);
+  const Json sessions = CtlJson({"sessions"})["sessions"];
+  EXPECT_EQ(sessions[0]["rule"], "");
+  EXPECT_EQ(sessions[1]["rule"], "training");
+
+  WriteConfig("max_sessions_per_uid: 2");
+  EXPECT_EQ(CtlJson({"reload"})["rules"], 0);
+  EXPECT_STATUS(Connect("third"), StatusCode::kResourceExhausted, "max_sessions_per_uid");
+}
+
+TEST_F(PolicyTest, AFaultyFileIsRefusedWhole) {
+  Begin(kRules);
+  // The first rule is good, and must not be applied.
+  WriteConfig("rules { name: 'good' }\nrules {\n  guarantee { fraction: 3 }\n}\nrules { uid: '' }\n");
+  const RunResult values = Ctl({"reload"});
+  EXPECT_EQ(values.exit_code, 1);
+  for (const std::string& part : {std::string("FAILED_PRECONDITION"), std::string("the old configuration stays"),
+                                  daemon_->config_path() + ":5:15: rules[1].guarantee.fraction: 3",
+                                  daemon_->config_path() + ":7:9: rules[2].uid: is empty"}) {
+    EXPECT_TRUE(StrContains(values.err, part)) << part << "\n" << values.err;
+  }
+  EXPECT_EQ(CtlJson({"policy", "explain", "--name=train-1"})["rule"], "training");
+
+  WriteConfig("rules { nam: 'x' }\n");
+  const RunResult syntax = Ctl({"reload", "--format=json"});
+  EXPECT_EQ(syntax.exit_code, 1);
+  EXPECT_TRUE(StrContains(syntax.err, daemon_->config_path() + ":3:")) << syntax.err;
+
+  // So many faults that a status could not carry them.
+  std::string many;
+  for (int i = 0; i < 500; ++i) absl::StrAppend(&many, "rules { priority: 5000 }\n");
+  WriteConfig(many);
+  const RunResult cut = Ctl({"reload"});
+  EXPECT_EQ(cut.exit_code, 1);
+  EXPECT_TRUE(StrContains(cut.err, "500 faults")) << cut.err;
+  EXPECT_TRUE(StrContains(cut.err, "and more: see the daemon's log")) << cut.err;
+  EXPECT_TRUE(StrContains(daemon_->log(), "rules[499].priority")) << "the log has all";
+
+  std::filesystem::remove(daemon_->config_path());
+  const RunResult gone = Ctl({"reload"});
+  EXPECT_EQ(gone.exit_code, 1);
+  EXPECT_TRUE(StrContains(gone.err, daemon_->config_path())) << gone.err;
+  EXPECT_EQ(CtlJson({"policy", "explain", "--name=train-1"})["rule"], "training");
+}
+
+TEST_F(PolicyTest, FieldsThatNeedARestartAreNamed) {
+  Begin("");
+  // The flags still override the file: capacity and socket_dir are given there.
+  WriteConfig("idle_decay: '3s'\nrecord_events: 5\ncapacity: '1GiB'\nrules { }\n");
+  const Json report = CtlJson({"reload"});
+  EXPECT_EQ(report["rules"], 1);
+  EXPECT_EQ(report["needs_restart"], Json({"idle_decay", "record_events"}));
+  const RunResult text = Ctl({"reload"});
+  EXPECT_TRUE(StrContains(text.out, "only after a restart: idle_decay, record_events")) << text.out;
+  EXPECT_EQ(Said("needs_restart=idle_decay,record_events"), 2u);
+}
+
+TEST_F(PolicyTest, SighupReloadsToo) {
+  Begin("");
+  WriteConfig(kRules);
+  daemon_->process().Signal(SIGHUP);
+  ASSERT_TRUE(WaitFor([&] { return Said("configuration reloaded rules=2") == 1; })) << daemon_->log();
+  EXPECT_EQ(CtlJson({"policy", "explain", "--name=train-1"})["rule"], "training");
+  WriteConfig("rules { uid: '' }");
+  daemon_->process().Signal(SIGHUP);
+  ASSERT_TRUE(WaitFor([&] { return Said("configuration not reloaded") == 1; })) << daemon_->log();
+  EXPECT_TRUE(StrContains(daemon_->log(), daemon_->config_path() + ":3:9: rules[0].uid: is empty")) << daemon_->log();
+  EXPECT_EQ(CtlJson({"policy", "explain", "--name=train-1"})["rule"], "training");
+  EXPECT_TRUE(daemon_->Running());
+}
+
+TEST(ReloadTest, WithoutAFileItSaysSoAndGoesOn) {
+  const std::string dir = MakeTempDir();
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<ChildProcess> daemon,
+                       ChildProcess::Start({DaemonProgram(), "--socket_dir=" + dir, "--device=host", "--capacity=64MiB",
+                                            "--http_address=off"}));
+  ASSERT_TRUE(WaitFor([&] { return StrContains(daemon->ErrorText(), "daemon ready"); })) << daemon->ErrorText();
+  const Arguments reload = {VramctlProgram(), "reload", "--socket_dir=" + dir};
+  const RunResult refused = RunProgram(reload);
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_TRUE(StrContains(refused.err, "started without --config")) << refused.err;
+  const auto warnings = [&] {
+    const std::string log = daemon->ErrorText();
+    const size_t first = log.find("configuration not reloaded");
+    return first == std::string::npos                                               ? 0
+           : log.find("configuration not reloaded", first + 1) == std::string::npos ? 1
+                                                                                    : 2;
+  };
+  EXPECT_EQ(warnings(), 1);
+  daemon->Signal(SIGHUP);
+  EXPECT_TRUE(WaitFor([&] { return warnings() == 2; })) << daemon->ErrorText();
+  EXPECT_TRUE(StrContains(RunProgram(reload).err, "started without --config")) << "it serves on";
+  daemon->Signal(SIGTERM);
+  EXPECT_EQ(daemon->Wait().value_or(-1), 0);
+}
+
+}  // namespace
+}  // namespace vrambroker::testing_support

@@ -1,0 +1,355 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What operators look at: vramctl top on a terminal, vramctl watch, vramctl map.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "allocator/bytes.h"
+#include "tests/support/terminal.h"
+#include "tests/support/vramctl_test.h"
+
+namespace vrambroker::testing_support {
+namespace {
+
+using absl::StrContains;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class VramctlViewsTest : public VramctlDaemonTest {
+ protected:
+  void SetUp() override {
+    placement_ = Placement::kRemote;
+    ASSERT_OK(StartDaemon({.capacity = "256MiB", .devices = 2}));
+  }
+
+  Arguments Command(Arguments arguments) const {
+    arguments.insert(arguments.begin(), VramctlProgram());
+    arguments.push_back("--socket_dir=" + dir());
+    return arguments;
+  }
+  // `before`: a program that starts vramctl.
+  absl::StatusOr<std::unique_ptr<Terminal>> Top(const Arguments& flags = {}, const Arguments& before = {}) const {
+    Arguments program = before;
+    const Arguments command = Command({"top", "--interval=0.1"});
+    program.insert(program.end(), command.begin(), command.end());
+    program.insert(program.end(), flags.begin(), flags.end());
+    return Terminal::Start(program, 120, 24);
+  }
+};
+
+// ---- top ----
+
+using TopTest = VramctlViewsTest;
+
+TEST_F(TopTest, ShowsWhatHappens) {
+  ASSERT_OK_AND_ASSIGN(Client trainer, Connect("trainer", Limit(0.5)));
+  ASSERT_OK_AND_ASSIGN(Buffer large, trainer.Allocate(40_MiB));
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Terminal> top, Top());
+  ASSERT_TRUE(top->Shows("1 session, 0 requests wait; sorted by reserved"));
+  EXPECT_TRUE(top->Shows("40.00 MiB of 256.00 MiB reserved"));
+  EXPECT_TRUE(top->Shows("█ allocated 40.00 MiB   · free 216.00 MiB"));
+  EXPECT_TRUE(top->Shows(" 128M "));
+  EXPECT_TRUE(top->Shows("no request was refused"));
+
+  {
+    ASSERT_OK_AND_ASSIGN(Client server, Connect("server"));
+    ASSERT_OK_AND_ASSIGN(const Buffer small, server.Allocate(3_MiB, 1));
+    EXPECT_TRUE(top->Shows("2 sessions"));
+    EXPECT_TRUE(top->Shows("▒ fragmented 17.00 MiB"));  // the rest of a segment of 20 MiB
+  }
+  EXPECT_TRUE(top->Shows("1 session,"));
+  ASSERT_OK(large.Reset());
+  EXPECT_TRUE(top->Shows("░ idle 40.00 MiB"));
+  EXPECT_FALSE(trainer.Allocate(200_MiB).ok());
+  EXPECT_TRUE(top->Shows("1 refusal, last "));
+  EXPECT_TRUE(top->Shows(" trainer wanted 200.00 MiB on device 0: limit."));
+  top->Press("q");
+  EXPECT_EQ(top->End(), "exit=0 plain");
+}
+
+TEST_F(TopTest, ObeysKeys) {
+  ASSERT_OK_AND_ASSIGN(Client beta, Connect("beta"));
+  ASSERT_OK_AND_ASSIGN(const Buffer of_beta, beta.Allocate(20_MiB));
+  ASSERT_OK_AND_ASSIGN(Client alpha, Connect("alpha"));
+  ASSERT_OK_AND_ASSIGN(const Buffer of_alpha, alpha.Allocate(1000));
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Terminal> top, Top({"--sort=limit"}));
+  const auto is_first = [&](const std::string& first, const std::string& second) {
+    return WaitFor([&] {
+      const std::string screen = top->Screen();
+      const size_t at = screen.find("\n" + first + " ");
+      return at != std::string::npos && at < screen.find("\n" + second + " ");
+    });
+  };
+  ASSERT_TRUE(top->Shows("sorted by limit"));
+  top->Press("r");
+  EXPECT_TRUE(top->Shows("sorted by reserved"));
+  EXPECT_TRUE(is_first("beta", "alpha")) << top->Screen();
+  top->Press("R");
+  EXPECT_TRUE(top->Shows("sorted by reserved, reversed"));
+  EXPECT_TRUE(is_first("alpha", "beta")) << top->Screen();
+  top->Press("n");
+  EXPECT_TRUE(top->Shows("sorted by name"));
+
+  EXPECT_TRUE(top->Shows("\nalpha (id "));
+  top->Press("Down");
+  EXPECT_TRUE(top->Shows("\nbeta (id "));
+  top->Press("Home");
+  EXPECT_TRUE(top->Shows("\nalpha (id "));
+
+  for (const char* key : {"/", "E", "t", "Enter"}) top->Press(key);
+  EXPECT_TRUE(top->Shows("only *Et*"));
+  EXPECT_TRUE(top->ShowsNoMore("alpha"));
+  top->Press("Escape");
+  EXPECT_TRUE(top->Shows("alpha"));
+
+  top->Press("h");
+  EXPECT_TRUE(top->Shows("cannot be given back"));
+  top->Press("h");
+  EXPECT_TRUE(top->Shows("sorted by name"));
+
+  top->Press("Space");
+  EXPECT_TRUE(top->Shows("FROZEN"));
+  ASSERT_OK_AND_ASSIGN(Client gamma, Connect("gamma"));
+  top->Press("Space");
+  EXPECT_TRUE(top->Shows("gamma"));
+  top->Press("F10");
+  EXPECT_EQ(top->End(), "exit=0 plain");
+}
+
+TEST_F(TopTest, FollowsTheSizeOfTheTerminal) {
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("trainer"));
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Terminal> top, Top());
+  ASSERT_TRUE(top->Shows("TENANT"));
+  top->Resize(70, 10);
+  EXPECT_TRUE(top->ShowsNoMore("TENANT"));
+  EXPECT_TRUE(top->Shows("trainer"));
+  EXPECT_TRUE(top->Shows("h help"));
+  top->Resize(10, 2);
+  EXPECT_TRUE(top->ShowsNoMore("trainer"));
+  top->Resize(200, 50);
+  EXPECT_TRUE(top->Shows("TENANT"));
+  EXPECT_TRUE(top->Shows("h help"));
+  top->Press("q");
+  EXPECT_EQ(top->End(), "exit=0 plain");
+}
+
+TEST_F(TopTest, FindsTheDaemonAgain) {
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Terminal> top, Top());
+  ASSERT_TRUE(top->Shows("no sessions"));
+  daemon_->Kill();
+  EXPECT_TRUE(top->Shows("no daemon since "));
+  top->Press("n");  // keys work meanwhile
+  EXPECT_TRUE(top->Shows("sorted by name"));
+  ASSERT_OK(daemon_->Restart());
+  EXPECT_TRUE(top->ShowsNoMore("no daemon since "));
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("later"));
+  EXPECT_TRUE(top->Shows("later"));
+  top->Press("q");
+  EXPECT_EQ(top->End(), "exit=0 plain");
+}
+
+TEST_F(TopTest, KeysWorkWhileTheDaemonHangs) {
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Terminal> top, Top());
+  ASSERT_TRUE(top->Shows("no sessions"));
+  daemon_->process().Signal(SIGSTOP);
+  EXPECT_TRUE(top->Shows("no daemon since "));
+  top->Press("n");
+  EXPECT_TRUE(top->Shows("sorted by name"));
+  top->Press("q");
+  EXPECT_EQ(top->End(), "exit=0 plain");
+  daemon_->process().Signal(SIGCONT);
+}
+
+TEST_F(TopTest, GivesTheTerminalBackWhenItIsEnded) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Terminal> top, Top());
+    ASSERT_TRUE(top->Shows("no sessions"));
+    top->Signal(signal);
+    EXPECT_EQ(top->End(), "exit=0 plain") << signal;
+  }
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Terminal> top, Top());
+  ASSERT_TRUE(top->Shows("no sessions"));
+  top->Press("C-c");
+  EXPECT_EQ(top->End(), "exit=0 plain");
+}
+
+TEST_F(TopTest, UsesWhatTheTerminalCan) {
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("trainer"));
+  ASSERT_OK_AND_ASSIGN(const Buffer buffer, client.Allocate(40_MiB));
+  constexpr const char* kGreen = "\x1b[32m";
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Terminal> colour, Top());
+  ASSERT_TRUE(colour->Shows("█ allocated"));
+  EXPECT_THAT(colour->Screen(true), HasSubstr(kGreen));
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Terminal> no_colour, Top({}, {"/usr/bin/env", "NO_COLOR=1"}));
+  ASSERT_TRUE(no_colour->Shows("█ allocated"));
+  EXPECT_THAT(no_colour->Screen(true), Not(HasSubstr(kGreen)));
+
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Terminal> ascii, Top({}, {"/usr/bin/env", "LC_ALL=C", "TERM=vt100"}));
+  ASSERT_TRUE(ascii->Shows("# allocated 40.00 MiB"));
+  for (const char c : ascii->Screen()) EXPECT_LT(static_cast<unsigned char>(c), 0x80);
+
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Terminal> unknown, Top({}, {"/usr/bin/env", "TERM=nonsense"}));
+  EXPECT_TRUE(unknown->Shows("TERM=nonsense names no terminal"));
+  EXPECT_EQ(unknown->End(), "exit=1 plain");
+}
+
+TEST_F(TopTest, WrongUse) {
+  const RunResult no_terminal = Ctl({"top"});
+  EXPECT_EQ(no_terminal.exit_code, 1);
+  EXPECT_THAT(no_terminal.err, HasSubstr("vramctl watch"));
+  for (const char* flag : {"--interval=0", "--interval=-1", "--interval=nan", "--interval=1e9", "--interval=x",
+                           "--sort=size", "--format=json"}) {
+    const RunResult result = Ctl({"top", flag});
+    EXPECT_EQ(result.exit_code, 2) << flag;
+    EXPECT_THAT(result.err, ::testing::AnyOf(HasSubstr("--interval"), HasSubstr("interval"), HasSubstr("--sort"),
+                                             HasSubstr("JSON")));
+  }
+  daemon_->Kill();
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Terminal> top, Top());
+  EXPECT_TRUE(top->Shows("vramctl: UNAVAILABLE: "));
+  EXPECT_EQ(top->End(), "exit=1 plain");
+}
+
+// ---- watch ----
+
+using WatchTest = VramctlViewsTest;
+
+TEST_F(WatchTest, SaysWhatStatusAndSessionsSay) {
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("trainer"));
+  ASSERT_OK_AND_ASSIGN(const Buffer buffer, client.Allocate(3_MiB));
+  const RunResult result = Ctl({"watch", "--count=3", "--interval=0.1"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  const std::vector<std::string> lines = absl::StrSplit(result.out, '\n', absl::SkipEmpty());
+  ASSERT_EQ(lines.size(), 3u) << result.out;
+  std::string before;
+  for (const std::string& line : lines) {
+    const Json json = Json::parse(line, nullptr, false);
+    ASSERT_FALSE(json.is_discarded()) << line;
+    EXPECT_EQ(json["devices"], CtlJson({"status"})["devices"]);
+    EXPECT_EQ(json["sessions"], CtlJson({"sessions"})["sessions"]);
+    EXPECT_EQ(json["daemon_version"], CtlJson({"status"})["daemon_version"]);
+    EXPECT_GT(json["time"].get<std::string>(), before);
+    before = json["time"];
+  }
+  EXPECT_EQ(Json::parse(lines[0])["sessions"][0]["devices"][0]["inactive_split_bytes"], 17_MiB);
+  EXPECT_EQ(Json::parse(lines[0])["devices"][0]["inactive_split_bytes"], 17_MiB);
+}
+
+TEST_F(WatchTest, ALineIsThereAtOnce) {
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<ChildProcess> watch,
+                       ChildProcess::Start(Command({"watch", "--interval=0.1"})));
+  ASSERT_OK(watch->ReadLine());
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("later"));
+  EXPECT_TRUE(WaitFor([&] { return StrContains(watch->ReadLine().value_or(""), "\"later\""); }));
+  daemon_->Kill();
+  ASSERT_OK_AND_ASSIGN(const int exit_code, watch->Wait());
+  EXPECT_EQ(exit_code, 1);
+  EXPECT_THAT(watch->ErrorText(), HasSubstr("vramctl: UNAVAILABLE: the daemon gives no more answers, after "));
+}
+
+TEST_F(WatchTest, EndsWithItsReader) {
+  // Long before the next line would be due.
+  const RunResult result = RunProgram({"/bin/bash", "-c", "\"$@\" | head -n 1 >&2; echo \"${PIPESTATUS[0]}\"", "bash",
+                                       VramctlProgram(), "watch", "--interval=3600", "--socket_dir=" + dir()});
+  EXPECT_EQ(result.out, "0\n") << result.err;
+  EXPECT_THAT(result.err, Not(HasSubstr("vramctl:")));
+  EXPECT_THAT(result.err, HasSubstr("{\"time\":"));
+}
+
+TEST_F(WatchTest, WrongUse) {
+  for (const char* flag : {"--interval=0", "--interval=nan", "--interval=3601", "--count=-1", "--count=x"}) {
+    const RunResult result = Ctl({"watch", flag});
+    EXPECT_EQ(result.exit_code, 2) << flag << result.err;
+  }
+}
+
+// ---- map ----
+
+using MapTest = VramctlViewsTest;
+
+TEST_F(MapTest, DrawsSegmentsAndHoles) {
+  EXPECT_THAT(Ctl({"map"}).out, HasSubstr("no session holds anything here"));
+  ASSERT_OK_AND_ASSIGN(Client trainer, Connect("trainer"));
+  ASSERT_OK_AND_ASSIGN(const Buffer first, trainer.Allocate(5_MiB));
+  ASSERT_OK_AND_ASSIGN(Buffer hole, trainer.Allocate(5_MiB));
+  ASSERT_OK_AND_ASSIGN(const Buffer last, trainer.Allocate(10_MiB));
+  ASSERT_OK(hole.Reset());
+  ASSERT_OK_AND_ASSIGN(ClientProcess leasing, ConnectProcess("leasing"));
+  ASSERT_OK(leasing.Call(absl::StrCat("alloc ", 2_MiB)));
+
+  const RunResult ascii = RunProgram(Command({"map"}), {{"LC_ALL", "C"}, {"COLUMNS", "100"}});
+  EXPECT_EQ(ascii.exit_code, 0) << ascii.err;
+  EXPECT_THAT(ascii.out, HasSubstr("\ntrainer (id "));
+  EXPECT_THAT(ascii.out, HasSubstr("20.00 MiB large [###########"));
+  EXPECT_THAT(ascii.out, HasSubstr("2 blocks, a hole of 5.00 MiB"));
+  EXPECT_THAT(ascii.out, HasSubstr("\nleasing (id "));
+  EXPECT_THAT(ascii.out, HasSubstr("device 1, "));
+  EXPECT_THAT(ascii.out, HasSubstr("cells:  # allocated"));
+  const std::vector<std::string> lines = absl::StrSplit(ascii.out, '\n');
+  for (const std::string& line : lines) EXPECT_LE(line.size(), 100u) << line;
+  EXPECT_THAT(ascii.out, Not(HasSubstr("\x1b")));
+  const RunResult utf8 = RunProgram(Command({"map", "trainer"}), {{"LC_ALL", "C.UTF-8"}});
+  EXPECT_THAT(utf8.out, HasSubstr("20.00 MiB large [█"));
+  EXPECT_THAT(utf8.out, Not(HasSubstr("leasing")));
+  EXPECT_THAT(Ctl({"map", "--device=1"}).out, HasSubstr("no session holds anything here"));
+  EXPECT_THAT(Ctl({"map", "--device=1"}).out, Not(HasSubstr("device 0")));
+
+  // Colours on a terminal only, of its width.
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Terminal> terminal, Terminal::Start(Command({"map"}), 90, 40));
+  EXPECT_TRUE(terminal->Shows("20.00 MiB large [█"));
+  EXPECT_EQ(terminal->End(), "exit=0 plain");
+  EXPECT_THAT(terminal->Screen(true), HasSubstr("[\x1b[3"));
+
+  const Json json = CtlJson({"map", "trainer"});
+  ASSERT_EQ(json["maps"].size(), 1u);
+  const Json& segments = json["maps"][0]["segments"];
+  ASSERT_EQ(segments.size(), 1u);
+  EXPECT_EQ(segments[0]["segment_bytes"], 20_MiB);
+  EXPECT_EQ(segments[0]["small_pool"], false);
+  std::string states;
+  uint64_t bytes = 0;
+  for (const Json& block : segments[0]["blocks"]) {
+    absl::StrAppend(&states, block["state"].get<std::string>(), " ");
+    EXPECT_EQ(block["offset_bytes"], bytes);
+    bytes += block["block_bytes"].get<uint64_t>();
+  }
+  EXPECT_EQ(states, "allocated free allocated ");
+  EXPECT_EQ(bytes, json["maps"][0]["reserved_bytes"].get<uint64_t>());
+  EXPECT_EQ(json["devices"], CtlJson({"status"})["devices"]);
+}
+
+TEST_F(MapTest, SaysWhoDidNotAnswer) {
+  ASSERT_OK_AND_ASSIGN(Client trainer, Connect("trainer"));
+  ASSERT_OK_AND_ASSIGN(const Buffer buffer, trainer.Allocate(20_MiB));
+  ASSERT_OK_AND_ASSIGN(ClientProcess silent, ConnectProcess("silent"));
+  ASSERT_OK(silent.Call(absl::StrCat("alloc ", 2_MiB)));
+  silent.process().Signal(SIGSTOP);
+  const RunResult all = Ctl({"map"});
+  EXPECT_EQ(all.exit_code, 0) << all.err;
+  EXPECT_THAT(all.out, HasSubstr("20.00 MiB large ["));
+  EXPECT_THAT(all.out, HasSubstr("\nsilent (id "));
+  EXPECT_THAT(all.out, HasSubstr("is missing here: "));
+  EXPECT_EQ(Ctl({"map", "silent"}).exit_code, 1);
+  const Json maps = CtlJson({"map"})["maps"];
+  ASSERT_EQ(maps.size(), 2u);
+  EXPECT_EQ(maps[1]["name"], "silent");
+  EXPECT_EQ(maps[1]["error"]["code"], "DEADLINE_EXCEEDED");
+  EXPECT_FALSE(maps[1].contains("segments"));
+  silent.process().Signal(SIGCONT);
+}
+
+TEST_F(MapTest, WrongUse) {
+  EXPECT_EQ(Ctl({"map", "nobody"}).exit_code, 1);
+  EXPECT_EQ(Ctl({"map", "--device=2"}).exit_code, 1);
+  EXPECT_EQ(Ctl({"map", "--device=-1"}).exit_code, 1);
+  EXPECT_EQ(Ctl({"map", "a", "b"}).exit_code, 2);
+}
+
+}  // namespace
+}  // namespace vrambroker::testing_support

@@ -1,0 +1,367 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""vrambroker.Client and Buffer, with a real daemon. Every test is a program of its own: a process loads one library."""
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import support
+
+
+class LibraryTest(unittest.TestCase):
+    """Finding libvrambroker.so.1."""
+
+    def test_it_says_where_it_looked(self):
+        support.run("""
+            import os
+            import vrambroker
+            del os.environ["VRAMBROKER_LIBRARY"]
+            try:
+                vrambroker.load()
+            except vrambroker.Error as error:
+                text = str(error)
+                assert error.code == vrambroker.Code.NOT_FOUND, error.code
+                package = os.path.dirname(vrambroker.__file__)
+                assert package + "/libvrambroker.so.1: no such file" in text, text
+                assert os.path.join(os.path.dirname(os.path.dirname(package)), "lib", "libvrambroker.so.1") in text, text
+                assert "$VRAMBROKER_LIBRARY" in text, text
+            else:
+                raise AssertionError("a library that nobody named was found")
+            for path, why in (("/nonexistent/lib.so", "no such file"), ("/bin/sh", "cannot"), ("/etc/passwd", "")):
+                try:
+                    vrambroker.load(path)
+                except vrambroker.Error as error:
+                    assert path in str(error) and why in str(error), error
+                else:
+                    raise AssertionError(path)
+            # Loaded, whatever failed before, and then no other.
+            os.environ["VRAMBROKER_LIBRARY"] = %r
+            library = vrambroker.load()
+            assert library.version and vrambroker.load() is library
+            assert vrambroker.load(os.environ["VRAMBROKER_LIBRARY"]) is library
+            try:
+                vrambroker.load("/bin/sh")
+            except vrambroker.Error as error:
+                assert error.code == vrambroker.Code.FAILED_PRECONDITION, error
+            else:
+                raise AssertionError("two libraries")
+        """ % support.LIBRARY)
+
+    def test_a_bundle_and_beside_the_package(self):
+        for place in ("python/vrambroker", "lib"):
+            with tempfile.TemporaryDirectory() as bundle:
+                shutil.copytree(os.path.join(support.PYTHON_DIR, "vrambroker"), os.path.join(bundle, "python", "vrambroker"))
+                os.makedirs(os.path.join(bundle, place), exist_ok=True)
+                os.symlink(support.LIBRARY, os.path.join(bundle, place, "libvrambroker.so.1"))
+                support.run("""
+                    import os
+                    del os.environ["VRAMBROKER_LIBRARY"]
+                    sys.path.insert(0, %r)
+                    import vrambroker
+                    assert vrambroker.load().path == %r, vrambroker.load().path
+                """ % (os.path.join(bundle, "python"), os.path.join(bundle, place, "libvrambroker.so.1")))
+
+    def test_no_daemon(self):
+        with tempfile.TemporaryDirectory() as nowhere:
+            support.run("""
+                import vrambroker
+                try:
+                    vrambroker.Client(socket_dir=%r, connect_timeout=0.2)
+                except vrambroker.Error as error:
+                    assert error.code == vrambroker.Code.UNAVAILABLE, error
+                    assert "no vrambrokerd" in str(error), error
+                else:
+                    raise AssertionError("connected to nothing")
+            """ % nowhere)
+
+    def test_pip_installs_it(self):
+        # With what is here, and no network. deploy/packages.sh installs what this needs; another Python may lack it.
+        for module in ("pip", "setuptools", "wheel"):
+            if subprocess.run([sys.executable, "-c", "import " + module], stderr=subprocess.DEVNULL, check=False).returncode:
+                self.skipTest("this Python has no " + module)
+        with tempfile.TemporaryDirectory() as work:
+            source = shutil.copytree(support.PYTHON_DIR, os.path.join(work, "source"))
+            target = os.path.join(work, "target")
+            subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-build-isolation", "--no-deps",
+                            "--disable-pip-version-check", "--root-user-action=ignore", "--target", target, source],
+                           check=True, timeout=support.PATIENCE, env=dict(os.environ, PIP_BREAK_SYSTEM_PACKAGES="1"))
+            installed = sorted(os.listdir(os.path.join(target, "vrambroker")))
+            for name in ("__init__.py", "_client.py", "_library.py", "py.typed", "torch.py"):
+                self.assertIn(name, installed)
+
+
+class ClientTest(support.DaemonTest):
+    def test_memory(self):
+        self.run_with_daemon("""
+            import vrambroker
+            with vrambroker.Client(limit=0.5, name="a-job", wait=0.001, library=None) as client:
+                assert client.name == "a-job" and "a-job" in repr(client)
+                device, = client.devices
+                assert device == client.device(0) and device.kind == "host", device
+                assert device.limit_bytes == 128 << 20 and device.capacity_bytes == 256 << 20, device
+                client.status()
+                buffer = client.malloc(5000)
+                assert len(buffer) == 5000 and buffer.pointer
+                buffer.write(b"hello", offset=10)
+                buffer.write(bytearray(b"x"), 4999)
+                buffer.write(memoryview(bytearray(b"a-b-c-"))[::2], 20)  # not contiguous
+                assert buffer.read(5, 10) == b"hello" and buffer.read(offset=4999) == b"x" and buffer.read(3, 20) == b"abc"
+                assert len(buffer.read()) == 5000 and buffer.read(0) == b""
+                stats = client.memory_stats()
+                assert stats["allocated_bytes.all.current"] == 5120 and stats["requested_bytes.all.current"] == 5000, stats
+                free, total = client.memory_info()
+                assert total == 128 << 20 and free == total - 5120, (free, total)
+                buffer.record_stream(7)
+                buffer.free()
+                buffer.free()  # nothing
+                assert client.memory_stats()["allocated_bytes.all.current"] == 0
+                with client.malloc(3 << 20, stream=5) as again:
+                    again.free(stream=6)
+                with client.lease_segment((2 << 20) + 1) as whole:
+                    assert client.memory_stats()["allocated_bytes.all.current"] == 4 << 20
+                    whole.write(b"end", 2 << 20 - 2)
+                assert client.memory_stats()["reserved_bytes.all.peak"] >= 4 << 20
+                client.reset_peak_memory_stats()
+                assert client.memory_stats()["allocated_bytes.all.peak"] == 0
+                assert client.memory_stats()["num_device_alloc"] > 0
+                client.reset_memory_stats()
+                assert client.memory_stats()["num_device_alloc"] == 0
+                assert client.empty_cache() > 0
+                assert client.memory_stats()["reserved_bytes.all.current"] == 0
+                summary = client.memory_summary()
+                assert "limit 128.0 MiB" in summary and "a-job" in summary, summary
+            # Remote, and settings that have no effect.
+            with vrambroker.Client(placement="remote", alloc_conf="roundup_power2_divisions:4,pinned_num_register_threads:8") as client:
+                with client.malloc(100) as buffer:
+                    buffer.write(b"remote")
+                    assert buffer.read(6) == b"remote"
+                assert isinstance(client.warnings, list)
+        """)
+
+    def test_host_memory_as_a_view_and_as_numpy(self):
+        self.run_with_daemon("""
+            import gc
+            import numpy
+            import vrambroker
+            client = vrambroker.Client()
+            buffer = client.malloc(4096)
+            view = buffer.memoryview()
+            assert len(view) == 4096 and not view.readonly and view.format == "B"
+            view[0:4] = b"view"
+            assert buffer.read(4) == b"view"
+            array = buffer.numpy("float32")
+            assert array.shape == (1024,) and array.base is not None
+            array[:] = numpy.arange(1024, dtype="float32")
+            assert numpy.frombuffer(buffer.read(), dtype="float32").sum() == 1023 * 512
+            numpy.copyto(buffer.numpy("uint8"), 9)
+            assert buffer.read(2) == bytes([9, 9]) and view[4095] == 9
+            for refused in (buffer.free, buffer.__exit__):
+                try:
+                    refused()
+                except BufferError as error:
+                    assert "still in use" in str(error)
+                else:
+                    raise AssertionError("freed under an array")
+            assert client.memory_stats()["allocated_bytes.all.current"] == 4096
+            del buffer, view, refused
+            gc.collect()
+            array[5] = 1.0  # it keeps the buffer alive
+            assert client.memory_stats()["allocated_bytes.all.current"] == 4096
+            del array
+            gc.collect()
+            assert client.memory_stats()["allocated_bytes.all.current"] == 0
+            assert not hasattr(client.malloc(1), "__cuda_array_interface__")
+        """)
+
+    def test_out_of_memory(self):
+        self.run_with_daemon("""
+            import vrambroker
+            client = vrambroker.Client(limit=64 << 20)
+            other = vrambroker.Client(name="holder")
+            held = client.lease_segment(20 << 20)
+            def refused(who, size):
+                try:
+                    who.malloc(size)
+                except vrambroker.OutOfMemoryError as error:
+                    assert isinstance(error, MemoryError) and isinstance(error, vrambroker.Error)
+                    assert error.code == vrambroker.Code.RESOURCE_EXHAUSTED and error.requested_bytes == size
+                    assert error.advice and str(error).count(error.advice) == 1, str(error)
+                    return error
+                raise AssertionError("not refused")
+            error = refused(client, 50 << 20)
+            assert error.cause == "LIMIT" and error.limit_bytes == 64 << 20 and error.reserved_bytes == 20 << 20, vars(error)
+            assert error.allocated_bytes == 20 << 20 and error.segment_bytes == 50 << 20 and error.device == 0, vars(error)
+            assert error.device_capacity_bytes == 256 << 20, vars(error)
+            most = other.lease_segment(220 << 20)
+            error = refused(client, 30 << 20)
+            assert error.cause == "CAPACITY" and error.device_available_bytes == 16 << 20, vars(error)
+            assert "holder" in str(error), error  # who has the most
+            assert refused(client, 1 << 40).cause == "LARGER_THAN_DEVICE"
+            # All fields of the struct are there.
+            for name in ("idle_bytes", "largest_free_block_bytes", "guarantee_bytes", "inactive_split_bytes", "waited_ms",
+                         "device_kept_free_bytes", "device_idle_bytes", "device_quarantined_bytes", "idle_elsewhere_bytes"):
+                assert getattr(error, name) >= 0
+            most.free()
+            client.malloc(30 << 20)  # and it goes on
+        """)
+
+    def test_wrong_arguments(self):
+        self.run_with_daemon("""
+            import vrambroker
+            def raises(kind, call, *texts):
+                try:
+                    call()
+                except kind as error:
+                    for text in texts:
+                        assert text in str(error), (text, str(error))
+                    return error
+                raise AssertionError("no %s: %s" % (kind, texts))
+            for limit in (0.0, 1.5, -0.1, 0, -5, float("nan")):
+                raises(ValueError, lambda: vrambroker.Client(limit=limit), "limit", repr(limit))
+            for limit in (True, [], b"8GiB"):
+                raises(TypeError, lambda: vrambroker.Client(limit=limit), "limit")
+            raises(ValueError, lambda: vrambroker.Client(wait=-1.0), "wait")
+            raises(TypeError, lambda: vrambroker.Client(wait="soon"), "wait")
+            raises(ValueError, lambda: vrambroker.Client(placement="near"), "placement", "near")
+            assert raises(vrambroker.Error, lambda: vrambroker.Client(limit="8 apples"), "limit", "8 apples").code == 3
+            assert raises(vrambroker.Error, lambda: vrambroker.Client(guarantee="x"), "guarantee").code == 3
+            assert raises(vrambroker.Error, lambda: vrambroker.Client(guarantee="8MiB"), "guarantee", "policy").code == 7
+            raises(vrambroker.Error, lambda: vrambroker.Client(name="no spaces here"), "name")
+            raises(vrambroker.Error, lambda: vrambroker.Client(alloc_conf="max_split_size_mb:x"), "max_split_size_mb")
+            client = vrambroker.Client()
+            assert raises(vrambroker.Error, lambda: client.malloc(0), "bytes").code == 3
+            raises(TypeError, lambda: client.malloc(1.5), "bytes")
+            raises(TypeError, lambda: client.malloc("1"), "bytes")
+            raises(ValueError, lambda: client.malloc(-1), "bytes")
+            for call in (lambda: client.malloc(5, device=7), lambda: client.device(-1), lambda: client.memory_stats(3),
+                         lambda: client.memory_info(1), lambda: client.lease_segment(5, 1)):
+                assert raises(vrambroker.Error, call, "device").code == vrambroker.Code.NOT_FOUND
+            buffer = client.malloc(100)
+            assert raises(vrambroker.Error, lambda: buffer.write(b"x", 100)).code == vrambroker.Code.OUT_OF_RANGE
+            assert raises(vrambroker.Error, lambda: buffer.read(2, 99)).code == vrambroker.Code.OUT_OF_RANGE
+            raises(TypeError, lambda: buffer.write("text"))
+            buffer.free()
+            assert raises(vrambroker.Error, buffer.read, "freed").code == vrambroker.Code.FAILED_PRECONDITION
+            client.close()
+            client.close()
+            for call in (lambda: client.malloc(5), client.status, lambda: client.name, client.empty_cache):
+                assert raises(vrambroker.Error, call, "closed").code == vrambroker.Code.FAILED_PRECONDITION
+            assert "closed" in repr(client)
+            assert str(raises(vrambroker.Error, lambda: vrambroker.Client(placement="remote").lease_segment(5))).startswith(
+                "FAILED_PRECONDITION")
+        """)
+
+    def test_threads(self):
+        self.run_with_daemon("""
+            import threading
+            import vrambroker
+            client = vrambroker.Client()
+            problems = []
+            def work(number):
+                try:
+                    for turn in range(200):
+                        with client.malloc(1000 + number, device=0) as buffer:
+                            buffer.write(bytes([number]) * 1000)
+                            assert buffer.read(1000) == bytes([number]) * 1000
+                        if turn % 50 == 0:
+                            try:
+                                client.malloc(1 << 40 + number)
+                            except vrambroker.OutOfMemoryError as error:
+                                assert error.requested_bytes == 1 << 40 + number  # the error of this thread
+                except BaseException as error:
+                    problems.append(error)
+            threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+            [thread.start() for thread in threads]
+            [thread.join() for thread in threads]
+            assert not problems, problems
+            assert client.memory_stats()["allocated_bytes.all.current"] == 0
+            # Closed while others call: every call is done or refused.
+            started = threading.Barrier(5)
+            def use():
+                started.wait()
+                try:
+                    while True:
+                        client.malloc(100).free()
+                except vrambroker.Error as error:
+                    problems.append(error.code)
+            threads = [threading.Thread(target=use) for _ in range(4)]
+            [thread.start() for thread in threads]
+            started.wait()
+            client.close()
+            [thread.join() for thread in threads]
+            assert problems == [vrambroker.Code.FAILED_PRECONDITION] * 4, problems
+        """)
+
+    def test_fork(self):
+        self.run_with_daemon("""
+            import os
+            import vrambroker
+            client = vrambroker.Client()
+            buffer = client.malloc(100)
+            child = os.fork()
+            if child == 0:
+                code = 1
+                try:
+                    client.malloc(100)
+                except vrambroker.Error as error:
+                    if error.code == vrambroker.Code.FAILED_PRECONDITION and "fork" in str(error):
+                        code = 7
+                del buffer, client  # frees nothing, and ends nothing
+                os._exit(code)
+            assert os.waitpid(child, 0)[1] == 7 << 8
+            buffer.write(b"parent")
+            assert buffer.read(6) == b"parent"
+            assert client.memory_stats()["allocated_bytes.all.current"] == 512
+        """)
+
+    def test_the_daemon_dies_and_comes_back(self):
+        program = """
+            import os, signal, threading
+            import vrambroker
+            lost, logged = threading.Event(), threading.Event()
+            def on_lost(error):
+                assert isinstance(error, vrambroker.Error)
+                lost.set()
+            def log(line):
+                assert isinstance(line, str)
+                logged.set()
+            client = vrambroker.Client(on_lost=on_lost, log=log, call_timeout=5)
+            buffer = client.malloc(5 << 20)
+            buffer.write(b"kept")
+            os.kill(%d, signal.SIGKILL)
+            assert lost.wait(60)
+            assert buffer.read(4) == b"kept"
+            buffer.write(b"more", 4)
+            try:
+                client.malloc(100 << 20)
+            except vrambroker.Error as error:
+                assert error.code == vrambroker.Code.UNAVAILABLE, error
+            else:
+                raise AssertionError("grew without a daemon")
+            try:
+                client.status()
+            except vrambroker.Error as error:
+                assert error.code == vrambroker.Code.UNAVAILABLE, error
+            else:
+                raise AssertionError("no word of the dead daemon")
+            assert logged.wait(60)
+            buffer.free()
+            client.malloc(4 << 20)  # in the segment of the other
+            print("done")
+        """
+        self.assertIn("done", self.run_with_daemon(program % self.daemon.process.pid))
+
+    def test_what_is_held_when_the_interpreter_ends(self):
+        self.assertEqual("", self.run_with_daemon("""
+            import vrambroker
+            client = vrambroker.Client(log=print, on_lost=print)
+            held = [client.malloc(1 << 20) for _ in range(3)]
+            view = held[0].memoryview()
+        """))
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

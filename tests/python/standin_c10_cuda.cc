@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// In place of libc10_cuda.so: it calls the CUDA runtime as PyTorch's caching allocator does, and catches what an
+// allocator throws as PyTorch's Python bindings do.
+#include <cstddef>
+#include <cstdio>
+
+#include "tests/python/standin_c10.h"
+
+extern "C" {
+
+#ifndef STANDIN_NO_RUNTIME
+int cudaMalloc(void** pointer, size_t bytes);
+int cudaFree(void* pointer);
+int cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes);
+
+int standin_malloc(void** pointer, size_t bytes) {
+  return cudaMalloc(pointer, bytes);
+}
+int standin_free(void* pointer) {
+  return cudaFree(pointer);
+}
+int standin_mem_get_info(size_t* free_bytes, size_t* total_bytes) {
+  return cudaMemGetInfo(free_bytes, total_bytes);
+}
+#endif
+
+using AllocFunction = void* (*)(ptrdiff_t size, int device, void* stream);
+
+// 0: `pointer` is what `alloc` returned; 1: it threw something of std, with its text in `what`; 2:
+// c10::OutOfMemoryError.
+int standin_call(AllocFunction alloc, ptrdiff_t size, void** pointer, char* what, size_t room) {
+  *pointer = nullptr;
+  try {
+    *pointer = alloc(size, 0, nullptr);
+    return 0;
+#ifndef STANDIN_OLD_STRINGS
+  } catch (const c10::OutOfMemoryError& error) {
+    std::snprintf(what, room, "%s", error.what());
+    return 2;
+#endif
+  } catch (const std::exception& error) {
+    std::snprintf(what, room, "%s", error.what());
+    return 1;
+  }
+}
+
+#ifndef STANDIN_OLD_STRINGS
+// PyTorch's allocator throws it, and so its type and its functions are in the library.
+void standin_throw(const char* what) {
+  throw c10::OutOfMemoryError({"standin_throw", __FILE__, __LINE__}, what);
+}
+#endif
+}

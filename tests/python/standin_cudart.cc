@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// In place of libcudart.so.12, for tests without a GPU: only what vrambroker_torch_serve() has to do with.
+#include <atomic>
+#include <cstdlib>
+
+namespace {
+constexpr size_t kTotal = size_t{8} << 30;
+std::atomic<int> mallocs{0};
+std::atomic<int> frees{0};
+thread_local int current_device = 0;
+}  // namespace
+
+extern "C" {
+int cudaMalloc(void** pointer, size_t bytes) {
+  ++mallocs;
+  *pointer = bytes == 0 ? nullptr : std::malloc(bytes);
+  return 0;
+}
+int cudaFree(void* pointer) {
+  ++frees;
+  std::free(pointer);
+  return 0;
+}
+int cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
+  *free_bytes = kTotal / 2;
+  *total_bytes = kTotal;
+  return 0;
+}
+int cudaGetDevice(int* device) {
+  *device = current_device;
+  return 0;
+}
+int cudaSetDevice(int device) {
+  current_device = device;
+  return 0;
+}
+int standin_mallocs(void) {
+  return mallocs;
+}
+int standin_frees(void) {
+  return frees;
+}
+}

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""In place of PyTorch: the functions and exceptions that vrambroker.torch uses, with as much behind them as it relies on.
+Written from PyTorch's sources; it proves how the package behaves towards such functions, and nothing about PyTorch. The
+real one is asked by tests/gpu/torch_training.py only, on a machine with a GPU."""
+import ctypes
+import sys
+import types
+
+SEGMENT = 2 << 20
+
+
+class OutOfMemoryError(RuntimeError):
+    pass
+
+
+class Native:
+    """PyTorch's caching allocator as far as segments go: each tensor is one; freed ones are cached."""
+
+    def __init__(self, lib):
+        self.lib = lib
+        self.segments = {}  # address -> (bytes, pool id or None); what is in use
+        self.cached = []  # (address, bytes, pool id)
+        self.pools = {}  # id -> [use count, allocator]
+        self.active = []  # pool ids, as PyTorch's captures_underway
+        self.fraction = 1.0
+        self.deleted_in_use = 0
+        self.first_use = lambda: None
+
+    def reserved(self):
+        return sum(size for size, _ in self.segments.values()) + sum(size for _, size, _ in self.cached)
+
+    def alloc(self, size):
+        self.first_use()
+        size = -(-size // SEGMENT) * SEGMENT
+        pool = self.active[-1] if self.active else None
+        for kept in self.cached:
+            if kept[1] == size and kept[2] == pool:
+                self.cached.remove(kept)
+                self.segments[kept[0]] = (size, pool)
+                return kept[0]
+        address = self._segment(size, pool)
+        if not address and not self.active:  # PyTorch flushes only when it takes nothing for a capture
+            self.empty_cache()
+            address = self._segment(size, pool)
+        if not address:
+            total, free = self.mem_get_info()
+            raise OutOfMemoryError("CUDA out of memory. Tried to allocate %.2f MiB. GPU 0 has a total capacity of %d of which "
+                                   "%d is free." % (size / (1 << 20), total, free))
+        self.segments[address] = (size, pool)
+        return address
+
+    def _segment(self, size, pool):
+        if self.fraction < 1.0 and self.reserved() + size > self.fraction * self.mem_total():
+            return None
+        if pool is not None and self.pools[pool][1] is not None:
+            return self.pools[pool][1].alloc(size, 0, None)
+        address = ctypes.c_void_p()
+        return address.value if self.lib.standin_malloc(ctypes.byref(address), ctypes.c_size_t(size)) == 0 else None
+
+    def free(self, address):
+        size, pool = self.segments.pop(address)
+        self.cached.append((address, size, pool))
+
+    def empty_cache(self):
+        for kept in list(self.cached):
+            address, size, pool = kept
+            if pool is None and self.active or pool is not None and self.pools[pool][0] > 0:
+                continue
+            self.cached.remove(kept)
+            if pool is not None and self.pools[pool][1] is not None:
+                self.pools[pool][1].free(address, size, 0, None)
+            else:
+                self.lib.standin_free(ctypes.c_void_p(address))
+
+    def mem_get_info(self):
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        assert self.lib.standin_mem_get_info(ctypes.byref(free), ctypes.byref(total)) == 0
+        return total.value, free.value
+
+    def mem_total(self):
+        return 8 << 30
+
+    def use_pool(self, pool, change):
+        count = self.pools[pool][0] + change
+        assert count >= 0, "a pool released too often"
+        self.pools[pool][0] = count
+
+
+class PluggableInner:
+    ALLOC = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
+    FREE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
+
+    def __init__(self, alloc, free):
+        self.alloc_address = alloc
+        self.alloc, self.free = self.ALLOC(alloc), self.FREE(free)
+        self.record_stream = None
+
+    def set_record_stream_fn(self, address):
+        self.record_stream = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(address)
+
+    def set_reset_fn(self, address):
+        self.reset = ctypes.CFUNCTYPE(None)(address)
+
+
+def install(standins, version="2.11.0", pool=True, cuda="12.8", available=True, initialized=False):
+    """Puts a `torch` into sys.modules, over the standins of libc10.so and its neighbours in the folder `standins`."""
+    lib = ctypes.CDLL(standins + "/libc10_cuda.so")
+    native = Native(lib)
+    torch = types.ModuleType("torch")
+    torch.cuda = types.ModuleType("torch.cuda")
+    torch.cuda.memory = memory = types.ModuleType("torch.cuda.memory")
+    torch._C = types.SimpleNamespace()
+    torch.version = types.SimpleNamespace(cuda=cuda)
+    torch.__version__ = version
+    torch.native, torch.lib = native, lib
+    state = types.SimpleNamespace(initialized=initialized, allocator=None)
+    torch.state = state
+
+    class Pluggable:
+        def __init__(self, path, alloc, free):
+            loaded = ctypes.CDLL(path)
+            self._inner = PluggableInner(*(ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value for name in (alloc, free)))
+
+        def allocator(self):
+            return self._inner
+
+    class MemPool:
+        def __init__(self, allocator=None):
+            self.id = (0, len(native.pools) + 1)
+            native.pools[self.id] = [1, allocator]
+
+        def __del__(self):
+            native.deleted_in_use += native.pools[self.id][0] != 1
+
+    class OnDevice:
+        def __init__(self, index):
+            pass
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+    def change_current_allocator(allocator):
+        assert not state.initialized and state.allocator is None, "Can't swap an already initialized allocator"
+        state.allocator = allocator.allocator()
+
+    def init():
+        state.initialized = True
+
+    native.first_use = init
+
+    def begin(device, pool):
+        assert pool not in native.active, "already recording to mempool_id"
+        native.use_pool(pool, 1)
+        native.active.append(pool)
+
+    def end(device, pool):
+        native.active.remove(pool)
+
+    def natively(function):
+        def call(*arguments, **keywords):
+            assert state.allocator is None, "CUDAPluggableAllocator does not yet support " + function.__name__
+            return function(*arguments, **keywords)
+        call.__name__ = function.__name__
+        return call
+
+    @natively
+    def memory_stats(device=None):
+        return {"reserved_bytes.all.current": native.reserved()}
+
+    @natively
+    def memory_stats_as_nested_dict(device=None):
+        return {"reserved_bytes": {"all": {"current": native.reserved()}}}
+
+    @natively
+    def empty_cache():
+        native.empty_cache()
+
+    @natively
+    def reset_peak_memory_stats(device=None):
+        pass
+
+    @natively
+    def reset_accumulated_memory_stats(device=None):
+        pass
+
+    def mem_get_info(device=None):
+        return native.mem_get_info()
+
+    @natively
+    def set_per_process_memory_fraction(fraction, device=None):
+        native.fraction = fraction
+
+    @natively
+    def get_per_process_memory_fraction(device=None):
+        return native.fraction
+
+    # As PyTorch's: on the functions of its module, whatever they are at the time.
+    def memory_reserved(device=None):
+        return memory.memory_stats(device=device).get("reserved_bytes.all.current", 0)
+
+    def max_memory_allocated(device=None):
+        return memory.memory_stats(device=device).get("allocated_bytes.all.peak", 0)
+
+    for function in (memory_stats, memory_stats_as_nested_dict, empty_cache, reset_peak_memory_stats,
+                     reset_accumulated_memory_stats, mem_get_info, set_per_process_memory_fraction,
+                     get_per_process_memory_fraction, memory_reserved, max_memory_allocated):
+        setattr(memory, function.__name__, function)
+        setattr(torch.cuda, function.__name__, function)
+    memory.CUDAPluggableAllocator, memory.change_current_allocator = Pluggable, change_current_allocator
+    torch.cuda.OutOfMemoryError = OutOfMemoryError
+    torch.cuda.is_available = lambda: available
+    torch.cuda.is_initialized = lambda: state.initialized
+    torch.cuda.init = init
+    torch.cuda.device_count = lambda: 1
+    torch.cuda.current_device = lambda: 0
+    torch.cuda.device = OnDevice
+    torch.cuda.get_allocator_backend = lambda: "native"
+    torch.cuda.get_device_properties = lambda device=None: types.SimpleNamespace(total_memory=native.mem_total())
+    torch.device = lambda text: types.SimpleNamespace(index=int(text.split(":")[1]) if ":" in text else None)
+    torch._C._cuda_emptyCache = native.empty_cache
+    if pool:
+        torch.cuda.MemPool = MemPool
+        torch._C._cuda_beginAllocateToPool, torch._C._cuda_endAllocateToPool = begin, end
+        torch._C._cuda_releasePool = lambda device, pool: native.use_pool(pool, -1)
+    sys.modules["torch"] = torch
+    return torch
+
+
+def call(torch, address, size):
+    """What PyTorch makes of an allocation with the function at `address`: (kind, pointer, text); see standin_call()."""
+    pointer, text = ctypes.c_void_p(), ctypes.create_string_buffer(4096)
+    kind = torch.lib.standin_call(ctypes.c_void_p(address), ctypes.c_ssize_t(size), ctypes.byref(pointer), text,
+                                  ctypes.c_size_t(4096))
+    return kind, pointer.value, text.value.decode()

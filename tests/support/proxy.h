@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef VRAMBROKER_TESTS_SUPPORT_PROXY_H_
+#define VRAMBROKER_TESTS_SUPPORT_PROXY_H_
+
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "allocator/device.h"
+#include "allocator/mutex.h"
+
+namespace vrambroker::testing_support {
+
+// Passes bytes on between a client and the daemon, and can break their connections. Belongs into the client's process,
+// so that the kernel names the right one to the daemon. Thread-safe.
+class Proxy {
+ public:
+  // Serves clients that connect to `dir`, an empty directory, for the daemon that serves `daemon_dir`.
+  static absl::StatusOr<std::unique_ptr<Proxy>> Start(const std::string& dir, const std::string& daemon_dir);
+  ~Proxy();
+  Proxy(const Proxy&) = delete;
+  Proxy& operator=(const Proxy&) = delete;
+
+  // Breaks all connections, as they would if the network did.
+  void Break() ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  struct Connection {
+    UniqueFd client;
+    UniqueFd daemon;
+    std::thread up;
+    std::thread down;
+  };
+
+  Proxy(std::string daemon_dir, UniqueFd listener)
+      : daemon_dir_(std::move(daemon_dir)), listener_(std::move(listener)) {}
+  void Accept();
+
+  const std::string daemon_dir_;
+  const UniqueFd listener_;
+  std::thread acceptor_;
+  Mutex mu_;
+  std::vector<Connection> connections_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace vrambroker::testing_support
+
+#endif  // VRAMBROKER_TESTS_SUPPORT_PROXY_H_

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef VRAMBROKER_TESTS_SUPPORT_SHARED_COUNTERS_H_
+#define VRAMBROKER_TESTS_SUPPORT_SHARED_COUNTERS_H_
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "allocator/device.h"
+
+namespace vrambroker::testing_support {
+
+// Counters in memory that all processes share that name the same file, so that what a killed process counted is not
+// lost. Begins as zeros, which must be a valid value of T. Ends the process when there is no such file to be had.
+template <typename T>
+T* MapCounters(const std::string& path) {
+  const UniqueFd fd(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  void* memory = MAP_FAILED;
+  if (fd.valid() && ftruncate(fd.get(), sizeof(T)) == 0) {
+    memory = mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+  }
+  if (memory == MAP_FAILED) {
+    std::perror(path.c_str());
+    std::exit(1);
+  }
+  return static_cast<T*>(memory);
+}
+
+}  // namespace vrambroker::testing_support
+
+#endif  // VRAMBROKER_TESTS_SUPPORT_SHARED_COUNTERS_H_

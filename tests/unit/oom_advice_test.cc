@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/oom_advice.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "allocator/bytes.h"
+
+namespace vrambroker {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::FieldsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using Asked = OtherSession::Asked;
+
+// ---- Which idle bytes were not to be had, and why ----
+
+struct IdleCase {
+  const char* name;
+  uint64_t reserved_bytes = 0;
+  uint64_t guarantee_bytes = 0;
+  uint64_t active_bytes = 0;
+  uint64_t inactive_split_bytes = 0;
+  bool is_connected = true;
+  Asked asked = Asked::kNo;
+  std::vector<std::pair<uint64_t, IdleWhy>> expected;  // most bytes first
+};
+
+class IdleTest : public ::testing::TestWithParam<IdleCase> {};
+
+TEST_P(IdleTest, EachByteHasOneReason) {
+  const IdleCase& param = GetParam();
+  OtherSession other;
+  other.client = "a";
+  other.reserved_bytes = param.reserved_bytes;
+  other.guarantee_bytes = param.guarantee_bytes;
+  other.active_bytes = param.active_bytes;
+  other.inactive_split_bytes = param.inactive_split_bytes;
+  other.is_connected = param.is_connected;
+  other.asked = param.asked;
+  OomReport report;
+  AddOthers({other}, &report);
+  std::vector<std::pair<uint64_t, IdleWhy>> found;
+  uint64_t sum = 0;
+  for (const OomReport::IdleHolder& holder : report.idle_holders) {
+    EXPECT_EQ(holder.client, "a");
+    found.emplace_back(holder.idle_bytes, holder.why);
+    sum += holder.idle_bytes;
+  }
+  EXPECT_EQ(found, param.expected);
+  EXPECT_EQ(report.idle_elsewhere_bytes, sum);
+  EXPECT_EQ(report.quarantined_bytes, param.is_connected ? 0 : param.reserved_bytes);
+  EXPECT_TRUE(report.names_others);
+}
+
+const IdleCase kIdle[] = {
+    {.name = "AllInUse", .reserved_bytes = 10_MiB, .active_bytes = 10_MiB, .expected = {}},
+    // A client counts for itself; its figures may be of another moment than the pool's.
+    {.name = "MoreInUseThanReserved", .reserved_bytes = 10_MiB, .active_bytes = 11_MiB, .expected = {}},
+    {.name = "NotAsked", .reserved_bytes = 10_MiB, .active_bytes = 4_MiB, .expected = {{6_MiB, IdleWhy::kNotAsked}}},
+    {.name = "NoAnswer",
+     .reserved_bytes = 10_MiB,
+     .active_bytes = 4_MiB,
+     .asked = Asked::kNoAnswer,
+     .expected = {{6_MiB, IdleWhy::kDidNotAnswer}}},
+    {.name = "GaveLess",
+     .reserved_bytes = 10_MiB,
+     .active_bytes = 4_MiB,
+     .asked = Asked::kAnswered,
+     .expected = {{6_MiB, IdleWhy::kKept}}},
+    {.name = "InPartUsed",
+     .reserved_bytes = 10_MiB,
+     .active_bytes = 4_MiB,
+     .inactive_split_bytes = 5_MiB,
+     .expected = {{5_MiB, IdleWhy::kInPartUsed}, {1_MiB, IdleWhy::kNotAsked}}},
+    {.name = "InPartUsedIsAtMostWhatIsIdle",
+     .reserved_bytes = 10_MiB,
+     .active_bytes = 4_MiB,
+     .inactive_split_bytes = 9_MiB,
+     .expected = {{6_MiB, IdleWhy::kInPartUsed}}},
+    {.name = "AllWithinTheGuarantee",
+     .reserved_bytes = 10_MiB,
+     .guarantee_bytes = 10_MiB,
+     .active_bytes = 4_MiB,
+     .expected = {{6_MiB, IdleWhy::kWithinGuarantee}}},
+    {.name = "TheGuaranteeIsLarger",
+     .reserved_bytes = 10_MiB,
+     .guarantee_bytes = 99_MiB,
+     .active_bytes = 4_MiB,
+     .expected = {{6_MiB, IdleWhy::kWithinGuarantee}}},
+    // Two MiB may be taken; the next four would stay kept for it.
+    {.name = "AcrossTheGuarantee",
+     .reserved_bytes = 10_MiB,
+     .guarantee_bytes = 8_MiB,
+     .active_bytes = 4_MiB,
+     .expected = {{4_MiB, IdleWhy::kWithinGuarantee}, {2_MiB, IdleWhy::kNotAsked}}},
+    {.name = "TheGuaranteeIsInUse",
+     .reserved_bytes = 10_MiB,
+     .guarantee_bytes = 4_MiB,
+     .active_bytes = 4_MiB,
+     .expected = {{6_MiB, IdleWhy::kNotAsked}}},
+    {.name = "Disconnected",
+     .reserved_bytes = 10_MiB,
+     .guarantee_bytes = 10_MiB,
+     .active_bytes = 4_MiB,
+     .inactive_split_bytes = 1_MiB,
+     .is_connected = false,
+     .expected = {{6_MiB, IdleWhy::kDisconnected}}},
+};
+
+INSTANTIATE_TEST_SUITE_P(Cases, IdleTest, ::testing::ValuesIn(kIdle), [](const auto& test) { return test.param.name; });
+
+TEST(AddOthersTest, NamesThoseWithMostAndCountsAll) {
+  std::vector<OtherSession> others;
+  for (uint64_t i = 1; i <= 9; ++i) {
+    others.push_back({.client = std::string(1, static_cast<char>('a' + i - 1)), .reserved_bytes = i * 2_MiB});
+  }
+  OomReport report;
+  AddOthers(others, &report);
+  EXPECT_EQ(report.idle_elsewhere_bytes, 90_MiB);
+  EXPECT_THAT(report.idle_holders,
+              ElementsAre(FieldsAre("i", 18_MiB, IdleWhy::kNotAsked),  //
+                          FieldsAre("h", 16_MiB, IdleWhy::kNotAsked), FieldsAre("g", 14_MiB, IdleWhy::kNotAsked),
+                          FieldsAre("f", 12_MiB, IdleWhy::kNotAsked), FieldsAre("e", 10_MiB, IdleWhy::kNotAsked)));
+}
+
+TEST(AddOthersTest, NobodyElse) {
+  OomReport report;
+  AddOthers({}, &report);
+  EXPECT_EQ(report.idle_elsewhere_bytes, 0u);
+  EXPECT_THAT(report.idle_holders, IsEmpty());
+  EXPECT_TRUE(report.names_others);
+}
+
+// ---- Advice ----
+
+// 30 MiB more for a session that uses the 20 it has, on a device of 100 that has 10 left; the rest is the trainer's.
+OomReport Needing30(OomCause cause) {
+  OomReport report;
+  report.cause = cause;
+  report.requested_bytes = 30_MiB;
+  report.segment_bytes = 30_MiB;
+  report.limit_bytes = 100_MiB;
+  report.reserved_bytes = report.allocated_bytes = 20_MiB;
+  report.capacity_bytes = 100_MiB;
+  report.available_bytes = 10_MiB;
+  report.largest_holders = {{.client = "trainer", .reserved_bytes = 70_MiB, .allocated_bytes = 65_MiB}};
+  report.names_others = true;
+  return report;
+}
+
+void Hold(OomReport& report, const std::string& client, uint64_t idle_bytes, IdleWhy why) {
+  report.idle_elsewhere_bytes += idle_bytes;
+  report.idle_holders.push_back({.client = client, .idle_bytes = idle_bytes, .why = why});
+}
+
+struct AdviceCase {
+  const char* name;
+  OomCause cause;
+  void (*change)(OomReport& report);
+  std::vector<std::string> says;
+};
+
+class AdviceTest : public ::testing::TestWithParam<AdviceCase> {};
+
+TEST_P(AdviceTest, FitsCauseAndFigures) {
+  OomReport report = Needing30(GetParam().cause);
+  GetParam().change(report);
+  const std::string advice = Advice(report);
+  for (const std::string& words : GetParam().says) EXPECT_THAT(advice, HasSubstr(words));
+  EXPECT_LE(advice.size(), 400u);
+  EXPECT_EQ(advice.back(), '.');
+  EXPECT_THAT(advice, Not(HasSubstr(". "))) << "one sentence";
+}
+
+const AdviceCase kAdvice[] = {
+    // Larger than the device: nothing but the request can change.
+    {"TooLarge",
+     OomCause::kLargerThanDevice,
+     [](OomReport& r) { r.segment_bytes = r.requested_bytes = 101_MiB; },
+     {"Ask for less at a time", "100.00 MiB", "however long it waits"}},
+    {"Overflow",
+     OomCause::kLargerThanDevice,
+     [](OomReport& r) { r.requested_bytes = ~uint64_t{0} - 511; },
+     {"how the size was computed", "negative"}},
+
+    // Fragmentation: a setting that PyTorch accepts, for this size.
+    {"Fragmentation",
+     OomCause::kFragmentation,
+     [](OomReport&) {},
+     {"max_split_size_mb:30", "allocate the largest buffers first", "pieces that are too small"}},
+    {"FragmentationOfASmallRequest",
+     OomCause::kFragmentation,
+     [](OomReport& r) { r.requested_bytes = 20_MiB; },
+     {"start again and allocate the largest buffers first"}},
+    {"FragmentationAtPytorchsLeast",
+     OomCause::kFragmentation,
+     [](OomReport& r) { r.requested_bytes = 21_MiB; },
+     {"max_split_size_mb:21"}},
+    {"FragmentationOfALargeRequest",
+     OomCause::kFragmentation,
+     [](OomReport& r) { r.requested_bytes = 3_GiB; },
+     {"max_split_size_mb:512"}},
+
+    // Limit.
+    {"LimitNeverEnough",
+     OomCause::kLimit,
+     [](OomReport& r) { r.limit_bytes = 29_MiB; },
+     {"limit raised (vramctl limit)", "could never hold"}},
+    {"LimitWithRoomOnTheDevice",
+     OomCause::kLimit,
+     [](OomReport& r) {
+       r.limit_bytes = 40_MiB;
+       r.available_bytes = 50_MiB;
+     },
+     {"limit raised (vramctl limit)", "50.00 MiB to spare"}},
+    {"LimitWithoutRoomOnTheDevice",
+     OomCause::kLimit,
+     [](OomReport& r) { r.limit_bytes = 40_MiB; },
+     {"Free memory of this session", "would not help", "only 10.00 MiB"}},
+    {"LimitWithRoomThatIsKept",
+     OomCause::kLimit,
+     [](OomReport& r) {
+       r.limit_bytes = 40_MiB;
+       r.available_bytes = 50_MiB;
+       r.kept_free_bytes = 45_MiB;
+     },
+     {"would not help", "only 5.00 MiB"}},
+    {"LimitWithEnoughUnused",
+     OomCause::kLimit,
+     [](OomReport& r) {
+       r.limit_bytes = 60_MiB;
+       r.reserved_bytes = 55_MiB;
+     },
+     {"35.00 MiB that this session holds unused", "max_split_size_mb:30"}},
+
+    // Capacity.
+    {"CapacityWithEnoughUnused",
+     OomCause::kCapacity,
+     [](OomReport& r) { r.reserved_bytes = 50_MiB; },
+     {"30.00 MiB that this session holds unused"}},
+    {"CapacityOutsideTheBroker",
+     OomCause::kCapacity,
+     [](OomReport& r) { r.available_bytes = 30_MiB; },
+     {"Try again", "programs outside vrambroker", "nvidia-smi", "30.00 MiB"}},
+    {"CapacityKeptForGuarantees",
+     OomCause::kCapacity,
+     [](OomReport& r) {
+       r.available_bytes = 30_MiB;
+       r.kept_free_bytes = 1_MiB;
+     },
+     {"Wait, or lower other sessions' guarantees", "1.00 MiB"}},
+    {"CapacityQuarantined",
+     OomCause::kCapacity,
+     [](OomReport& r) {
+       r.quarantined_bytes = 20_MiB;
+       Hold(r, "ghost", 20_MiB, IdleWhy::kDisconnected);
+     },
+     {"End the processes", "vramctl sessions", "20.00 MiB"}},
+    {"CapacityTooLittleQuarantined",
+     OomCause::kCapacity,
+     [](OomReport& r) { r.quarantined_bytes = 20_MiB - 1; },
+     {"full of memory in use"}},
+    {"CapacityIdleUnasked",
+     OomCause::kCapacity,
+     [](OomReport& r) { Hold(r, "hoarder", 20_MiB, IdleWhy::kNotAsked); },
+     {"hoarder holds 20.00 MiB idle", "vramctl trim", "empty_cache", "garbage_collection_threshold"}},
+    {"CapacityTooLittleIdle",
+     OomCause::kCapacity,
+     [](OomReport& r) { Hold(r, "hoarder", 20_MiB - 1, IdleWhy::kNotAsked); },
+     {"full of memory in use"}},
+    {"CapacityIdleWithinGuarantee",
+     OomCause::kCapacity,
+     [](OomReport& r) { Hold(r, "server", 20_MiB, IdleWhy::kWithinGuarantee); },
+     {"Lower that session's guarantee", "server holds 20.00 MiB idle"}},
+    {"CapacityIdleInPartUsed",
+     OomCause::kCapacity,
+     [](OomReport& r) { Hold(r, "server", 20_MiB, IdleWhy::kInPartUsed); },
+     {"server holds 20.00 MiB idle", "in part used", "max_split_size_mb"}},
+    {"CapacityIdleUnanswered",
+     OomCause::kCapacity,
+     [](OomReport& r) { Hold(r, "stuck", 20_MiB, IdleWhy::kDidNotAnswer); },
+     {"stuck holds 20.00 MiB idle", "did not answer", "hangs or is stopped"}},
+    {"CapacityIdleKept",
+     OomCause::kCapacity,
+     [](OomReport& r) { Hold(r, "busy", 20_MiB, IdleWhy::kKept); },
+     {"busy holds 20.00 MiB idle", "try again"}},
+    {"CapacityMainReasonIsTheOneOfMostBytes",
+     OomCause::kCapacity,
+     [](OomReport& r) {
+       Hold(r, "one", 9_MiB, IdleWhy::kWithinGuarantee);
+       Hold(r, "two", 8_MiB, IdleWhy::kInPartUsed);
+       Hold(r, "three", 7_MiB, IdleWhy::kInPartUsed);
+     },
+     {"two holds 8.00 MiB idle", "in part used"}},
+    {"CapacityInUse",
+     OomCause::kCapacity,
+     [](OomReport&) {},
+     {"Give the request a wait time", "fewer programs", "smaller batches", "trainer's (65.00 MiB)"}},
+    {"CapacityInUseAfterWaiting",
+     OomCause::kCapacity,
+     [](OomReport& r) { r.waited_ms = 1500; },
+     {"fewer programs", "trainer's", "1500 ms of waiting"}},
+    {"CapacityOthersUnknown",
+     OomCause::kCapacity,
+     [](OomReport& r) { r.names_others = false; },
+     {"Give free segments back and try again"}},
+};
+
+INSTANTIATE_TEST_SUITE_P(Cases, AdviceTest, ::testing::ValuesIn(kAdvice),
+                         [](const auto& test) { return test.param.name; });
+
+TEST(AdviceLengthTest, LongNamesStayWithinTheBound) {
+  const std::string name(70, 'x');  // 63 letters and a number that makes them unique
+  for (const IdleWhy why : kIdleWhys) {
+    OomReport report = Needing30(OomCause::kCapacity);
+    Hold(report, name, 20_MiB, why);
+    EXPECT_LE(Advice(report).size(), 400u) << Advice(report);
+  }
+  OomReport report = Needing30(OomCause::kCapacity);
+  report.largest_holders.front().client = name;
+  EXPECT_LE(Advice(report).size(), 400u);
+}
+
+}  // namespace
+}  // namespace vrambroker

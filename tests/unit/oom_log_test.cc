@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/oom_log.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace vrambroker {
+namespace {
+
+OomEvent Event(uint64_t number) {
+  OomEvent event;
+  event.session = SessionId{number};
+  event.client = "client";
+  event.report.requested_bytes = number;
+  return event;
+}
+
+TEST(OomLogTest, NewestFirst) {
+  OomLog log;
+  EXPECT_TRUE(log.NewestFirst().empty());
+  for (uint64_t i = 1; i <= 3; ++i) log.Add(Event(i));
+  const auto events = log.NewestFirst();
+  ASSERT_EQ(events.size(), 3u);
+  EXPECT_EQ(events[0]->report.requested_bytes, 3u);
+  EXPECT_EQ(events[1]->report.requested_bytes, 2u);
+  EXPECT_EQ(events[2]->report.requested_bytes, 1u);
+  EXPECT_EQ(events[2]->session, SessionId{1});
+  EXPECT_EQ(log.total(), 3u);
+}
+
+TEST(OomLogTest, TheOldestMakesRoom) {
+  OomLog log;
+  for (uint64_t i = 1; i <= OomLog::kMaxEvents; ++i) log.Add(Event(i));
+  const auto full = log.NewestFirst();
+  EXPECT_EQ(full.size(), OomLog::kMaxEvents);
+  EXPECT_EQ(full.back()->report.requested_bytes, 1u);
+  log.Add(Event(OomLog::kMaxEvents + 1));
+  const auto events = log.NewestFirst();
+  ASSERT_EQ(events.size(), OomLog::kMaxEvents);
+  EXPECT_EQ(events.front()->report.requested_bytes, OomLog::kMaxEvents + 1);
+  EXPECT_EQ(events.back()->report.requested_bytes, 2u);
+  EXPECT_EQ(log.total(), OomLog::kMaxEvents + 1);
+  // What was listed before stays readable.
+  EXPECT_EQ(full.back()->client, "client");
+}
+
+TEST(OomLogTest, SeveralThreads) {
+  constexpr uint64_t kThreads = 4;
+  constexpr uint64_t kEach = 500;
+  OomLog log;
+  std::vector<std::thread> threads;
+  threads.reserve(kThreads);
+  for (uint64_t i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&log, i] {
+      for (uint64_t n = 0; n < kEach; ++n) {
+        log.Add(Event(i * kEach + n));
+        if (n % 100 == 0) {
+          EXPECT_GE(log.NewestFirst().size(), 1u);
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(log.total(), kThreads * kEach);
+  // Each thread's events are in its order.
+  std::vector<uint64_t> last(kThreads, kEach);
+  for (const auto& event : log.NewestFirst()) {
+    const uint64_t thread = event->report.requested_bytes / kEach;
+    const uint64_t n = event->report.requested_bytes % kEach;
+    EXPECT_LT(n, last[thread]);
+    last[thread] = n;
+  }
+}
+
+}  // namespace
+}  // namespace vrambroker

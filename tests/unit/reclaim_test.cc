@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/reclaim.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+namespace vrambroker {
+namespace {
+
+using ::testing::ElementsAre;
+
+ReclaimVictim Victim(uint64_t session, uint64_t bytes) {
+  return {.session = SessionId{session}, .bytes = bytes};
+}
+
+struct Case {
+  std::string name;
+  std::vector<ReclaimCandidate> candidates;
+  uint64_t wanted;
+  std::vector<ReclaimVictim> victims;
+};
+
+// Candidates: session, priority, reserved, guarantee, idle.
+const std::vector<Case>& Cases() {
+  static const auto* const cases = new std::vector<Case>{
+      {"NobodyIsThere", {}, 10, {}},
+      {"NothingIsWanted", {{SessionId{1}, 0, 100, 0, 100}}, 0, {}},
+      {"OneGivesWhatIsWanted", {{SessionId{1}, 0, 100, 0, 60}}, 50, {Victim(1, 50)}},
+      {"OneGivesWhatIsIdle", {{SessionId{1}, 0, 100, 0, 60}}, 90, {Victim(1, 60)}},
+      {"NobodyIsAskedBelowItsGuarantee", {{SessionId{1}, 0, 100, 70, 60}}, 90, {Victim(1, 30)}},
+      {"WithinItsGuaranteeNobodyIsAsked", {{SessionId{1}, 0, 70, 100, 60}}, 90, {}},
+      {"NobodyBusyIsAsked", {{SessionId{1}, 0, 100, 0, 0}, {SessionId{2}, 0, 100, 0, 5}}, 10, {Victim(2, 5)}},
+      {"TheLowestPriorityComesFirst",
+       {{SessionId{1}, 5, 100, 0, 90}, {SessionId{2}, -5, 100, 0, 10}, {SessionId{3}, 0, 100, 0, 50}},
+       70,
+       {Victim(2, 10), Victim(3, 50), Victim(1, 10)}},
+      {"ThenTheMostIdle",
+       {{SessionId{1}, 0, 100, 0, 10}, {SessionId{2}, 0, 100, 0, 30}, {SessionId{3}, 0, 100, 0, 20}},
+       55,
+       {Victim(2, 30), Victim(3, 20), Victim(1, 5)}},
+      {"IdleBytesCountAboveTheGuaranteeOnly",
+       {{SessionId{1}, 0, 100, 95, 90}, {SessionId{2}, 0, 100, 0, 20}},
+       25,
+       {Victim(2, 20), Victim(1, 5)}},
+      {"ThenTheOldestSession", {{SessionId{7}, 0, 9, 0, 9}, {SessionId{4}, 0, 9, 0, 9}}, 5, {Victim(4, 5)}},
+  };
+  return *cases;
+}
+
+class ChooseVictimsTest : public ::testing::TestWithParam<Case> {};
+
+TEST_P(ChooseVictimsTest, Chooses) {
+  EXPECT_EQ(ChooseVictims(GetParam().candidates, GetParam().wanted), GetParam().victims);
+}
+
+INSTANTIATE_TEST_SUITE_P(Table, ChooseVictimsTest, ::testing::ValuesIn(Cases()),
+                         [](const auto& test) { return test.param.name; });
+
+TEST(EveryVictimTest, AsksAllAboveTheirGuaranteesWhateverTheyReport) {
+  EXPECT_THAT(
+      EveryVictim({{SessionId{1}, 0, 100, 0, 0}, {SessionId{2}, 9, 100, 60, 0}, {SessionId{3}, 0, 50, 50, 50}}, 70),
+      ElementsAre(Victim(1, 70), Victim(2, 40)));
+}
+
+}  // namespace
+}  // namespace vrambroker

@@ -1,0 +1,495 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What vramctl top and map show, without a terminal and a daemon.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "allocator/bytes.h"
+#include "client/vramctl/bars.h"
+#include "client/vramctl/map_layout.h"
+#include "client/vramctl/overview.h"
+#include "client/vramctl/top_table.h"
+#include "client/vramctl/top_view.h"
+
+namespace vrambroker::vramctl {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+std::string TextOf(const Line& line) {
+  return Render(line, /*colour=*/false);
+}
+
+PartBytes Bytes(uint64_t allocated, uint64_t fragmented, uint64_t idle, uint64_t free) {
+  PartBytes bytes;
+  bytes[Part::kAllocated] = allocated;
+  bytes[Part::kFragmented] = fragmented;
+  bytes[Part::kIdle] = idle;
+  bytes[Part::kFree] = free;
+  return bytes;
+}
+
+// ---- Bars ----
+
+TEST(BarsTest, CellsAreInProportion) {
+  EXPECT_EQ(TextOf(Bar(Bytes(50, 25, 0, 25), 8, false)), "####++..");
+  EXPECT_EQ(TextOf(Bar(Bytes(50, 25, 0, 25), 8, true)), "████▒▒··");
+  EXPECT_EQ(TextOf(Bar(Bytes(1, 1, 1, 0), 10, false)), "####+++---");
+  EXPECT_EQ(TextOf(Bar(Bytes(7, 0, 0, 0), 5, false)), "#####");
+  EXPECT_EQ(TextOf(Bar(Bytes(0, 0, 0, 0), 5, false)), ".....");
+}
+
+TEST(BarsTest, WhatIsThereIsSeen) {
+  EXPECT_EQ(TextOf(Bar(Bytes(1, 0, 1, 80_GiB), 10, false)), "#-........");
+  EXPECT_EQ(TextOf(Bar(Bytes(80_GiB, 1, 0, 1), 10, false)), "########+.");
+  // Too few cells for all: what is most is shown.
+  EXPECT_EQ(TextOf(Bar(Bytes(4, 3, 2, 1), 2, false)), "#+");
+}
+
+TEST(BarsTest, EveryWidthIsKept) {
+  for (const uint64_t most : {uint64_t{3}, uint64_t{80_GiB}, std::numeric_limits<uint64_t>::max() / 8}) {
+    for (int width = -1; width < 130; ++width) {
+      EXPECT_EQ(ShareCells(Bytes(most, most / 3, 1, most / 7), width).Sum(), std::max(width, 0));
+    }
+  }
+}
+
+TEST(BarsTest, ControlCharactersDoNotReachTheTerminal) {
+  EXPECT_EQ(Printable("train-1/a@b:c_d"), "train-1/a@b:c_d");
+  EXPECT_EQ(Printable("a\x1b[2Jb\r\n\x7f"), "a\\x1b[2Jb\\x0d\\x0a\\x7f");
+  EXPECT_EQ(Printable("\xc2\x9b"), "\\xc2\\x9b");  // CSI as one character
+  EXPECT_EQ(Printable(std::string(1, '\0')), "\\x00");
+}
+
+TEST(BarsTest, TextFitsItsCells) {
+  EXPECT_EQ(Fit("abc", 5), "abc  ");
+  EXPECT_EQ(Fit("abc", 5, true), "  abc");
+  EXPECT_EQ(Fit("abcdef", 4), "abc~");
+  EXPECT_EQ(Fit("abcdef", 0), "");
+  EXPECT_EQ(TextOf(Clip({{"ab"}, {"█▒·"}, {"cd"}}, 4)), "ab█▒");
+  EXPECT_EQ(TextOf(Clip({{"ab"}}, 9)), "ab");
+  EXPECT_EQ(TextOf(Clip({{"ab"}}, -1)), "");
+  EXPECT_EQ(Cells("█▒a"), 3);
+}
+
+TEST(BarsTest, ShortBytesAreShort) {
+  EXPECT_EQ(ShortBytes(0), "0");
+  EXPECT_EQ(ShortBytes(999), "999B");
+  EXPECT_EQ(ShortBytes(1000), "0.98K");
+  EXPECT_EQ(ShortBytes(20_MiB), "20.0M");
+  EXPECT_EQ(ShortBytes(1_GiB + 512_MiB), "1.50G");
+  EXPECT_EQ(ShortBytes(512_GiB), "512G");
+  EXPECT_EQ(ShortBytes(std::numeric_limits<uint64_t>::max()), "16.0E");
+  for (uint64_t bytes = 1; bytes < uint64_t{1} << 62; bytes += bytes / 37 + 1) {
+    EXPECT_LE(ShortBytes(bytes).size(), 6u) << bytes;
+  }
+}
+
+TEST(BarsTest, ColoursOnlyWhereWanted) {
+  const Line line = {{"ab", Style::kAlarm}, {"c"}};
+  EXPECT_EQ(Render(line, false), "abc");
+  EXPECT_EQ(Render(line, true), "\x1b[1;31mab\x1b[0mc");
+}
+
+// ---- Figures ----
+
+v1::SessionDevice Device(uint32_t ordinal, uint64_t reserved, uint64_t allocated, uint64_t idle) {
+  v1::SessionDevice device;
+  device.set_device(ordinal);
+  device.set_limit_bytes(100_MiB);
+  device.set_reserved_bytes(reserved);
+  device.set_idle_bytes(idle);
+  device.mutable_stats()->mutable_allocated_bytes()->mutable_all()->set_current(allocated);
+  device.mutable_stats()->mutable_active_bytes()->mutable_all()->set_current(allocated);
+  return device;
+}
+
+v1::Session Session(uint64_t id, const std::string& name, const std::vector<v1::SessionDevice>& devices) {
+  v1::Session session;
+  session.set_id(id);
+  session.set_name(name);
+  session.set_pid(static_cast<int32_t>(1000 - id));
+  session.set_uid(7);
+  session.set_tenant("uid:7");
+  session.set_state(v1::SESSION_STATE_ACTIVE);
+  for (const v1::SessionDevice& device : devices) *session.add_devices() = device;
+  return session;
+}
+
+TopData Data(const std::vector<v1::Session>& sessions, int devices = 1) {
+  TopData data;
+  data.overview.devices.set_daemon_version("1.2.3");
+  for (int i = 0; i < devices; ++i) {
+    v1::Device* device = data.overview.devices.add_devices();
+    device->set_ordinal(static_cast<uint32_t>(i));
+    device->set_name("simulated");
+    device->set_capacity_bytes(256_MiB);
+  }
+  for (const v1::Session& session : sessions) *data.overview.sessions.add_sessions() = session;
+  data.read_at = absl::FromUnixSeconds(3661);
+  return data;
+}
+
+TEST(OverviewTest, PartsOfASessionAddUpToItsLimit) {
+  v1::SessionDevice device = Device(0, 40_MiB, 20_MiB, 8_MiB);
+  device.mutable_stats()->mutable_active_bytes()->mutable_all()->set_current(22_MiB);
+  const PartBytes parts = PartsOf(device);
+  EXPECT_EQ(parts[Part::kAllocated], 20_MiB);
+  EXPECT_EQ(parts[Part::kPending], 2_MiB);
+  EXPECT_EQ(parts[Part::kIdle], 8_MiB);
+  EXPECT_EQ(parts[Part::kFragmented], 10_MiB);
+  EXPECT_EQ(parts[Part::kFree], 60_MiB);
+  EXPECT_EQ(parts.Sum(), 100_MiB);
+}
+
+TEST(OverviewTest, FiguresOlderThanTheLedgerMakeNoBarLonger) {
+  EXPECT_EQ(PartsOf(Device(0, 10_MiB, 50_MiB, 50_MiB)).Sum(), 100_MiB);
+  const PartBytes over = PartsOf(Device(0, 140_MiB, 120_MiB, 0));
+  EXPECT_EQ(over[Part::kFree], 0u);
+  EXPECT_EQ(over.Sum(), 140_MiB);
+}
+
+TEST(OverviewTest, WhatIsLeftBehindIsQuarantined) {
+  v1::Session ended = Session(2, "ended", {Device(0, 30_MiB, 30_MiB, 0)});
+  ended.set_state(v1::SESSION_STATE_ENDED);
+  TopData data = Data({Session(1, "a", {Device(0, 40_MiB, 30_MiB, 4_MiB)}), ended});
+  v1::ListQuarantineResponse::Holding* holding = data.overview.quarantine.add_holdings();
+  holding->set_bytes(6_MiB);
+  v1::Device& device = *data.overview.devices.mutable_devices(0);
+  device.set_idle_bytes(10_MiB);
+  const PartBytes parts = PartsOf(data.overview, device);
+  EXPECT_EQ(parts[Part::kAllocated], 30_MiB);
+  EXPECT_EQ(parts[Part::kFragmented], 6_MiB);
+  EXPECT_EQ(parts[Part::kIdle], 14_MiB);
+  EXPECT_EQ(parts[Part::kQuarantined], 36_MiB);
+  EXPECT_EQ(parts.Sum(), 256_MiB);
+}
+
+// ---- The table ----
+
+std::string UserName(uint32_t uid) {
+  return absl::StrCat("user", uid);
+}
+
+std::vector<std::string> Names(const std::vector<TopRow>& rows) {
+  std::vector<std::string> names;
+  names.reserve(rows.size());
+  for (const TopRow& row : rows) names.push_back(absl::StrCat(row.name, row.device));
+  return names;
+}
+
+std::vector<TopRow> ThreeRows() {
+  v1::ListSessionsResponse sessions;
+  *sessions.add_sessions() = Session(1, "c", {Device(0, 10_MiB, 10_MiB, 0)});
+  *sessions.add_sessions() = Session(2, "a", {Device(0, 30_MiB, 10_MiB, 20_MiB)});
+  *sessions.add_sessions() = Session(3, "B", {Device(0, 20_MiB, 5_MiB, 0)});
+  return RowsOf(sessions, UserName);
+}
+
+TEST(TopTableTest, ARowForEachDeviceInUse) {
+  v1::ListSessionsResponse sessions;
+  v1::SessionDevice guaranteed = Device(2, 0, 0, 0);
+  guaranteed.set_guarantee_bytes(1_MiB);
+  *sessions.add_sessions() = Session(1, "a", {Device(0, 0, 0, 0), Device(1, 2_MiB, 0, 0), guaranteed});
+  *sessions.add_sessions() = Session(2, "idle", {Device(0, 0, 0, 0), Device(1, 0, 0, 0)});
+  const std::vector<TopRow> rows = RowsOf(sessions, UserName);
+  EXPECT_THAT(Names(rows), ElementsAre("a1", "a2", "idle0"));
+  EXPECT_EQ(rows[0].user, "user7");
+  EXPECT_EQ(rows[0].state, "active");
+}
+
+TEST(TopTableTest, SortsByEveryColumn) {
+  std::vector<TopRow> rows = ThreeRows();
+  const auto sorted = [&](Column column, bool reverse = false) {
+    Sort(rows, column, reverse);
+    return Names(rows);
+  };
+  EXPECT_THAT(sorted(Column::kReserved), ElementsAre("a0", "B0", "c0"));
+  EXPECT_THAT(sorted(Column::kReserved, true), ElementsAre("c0", "B0", "a0"));
+  EXPECT_THAT(sorted(Column::kName), ElementsAre("B0", "a0", "c0"));
+  EXPECT_THAT(sorted(Column::kPid), ElementsAre("B0", "a0", "c0"));
+  EXPECT_THAT(sorted(Column::kAllocated), ElementsAre("a0", "c0", "B0"));  // equal ones by name
+  EXPECT_THAT(sorted(Column::kAllocated, true), ElementsAre("B0", "a0", "c0"));
+  EXPECT_THAT(sorted(Column::kFragmentation), ElementsAre("B0", "a0", "c0"));
+  for (int column = 0; column < kColumns; ++column) {
+    EXPECT_EQ(sorted(static_cast<Column>(column)).size(), 3u);
+    const absl::StatusOr<Column> parsed = ParseColumn(ColumnName(static_cast<Column>(column)));
+    ASSERT_TRUE(parsed.ok()) << parsed.status();
+    EXPECT_EQ(*parsed, static_cast<Column>(column));
+  }
+  EXPECT_THAT(std::string(ParseColumn("size").status().message()), HasSubstr("'size'; there are: name, tenant"));
+}
+
+TEST(TopTableTest, FiltersByName) {
+  std::vector<TopRow> rows = ThreeRows();
+  Filter(rows, "");
+  EXPECT_EQ(rows.size(), 3u);
+  Filter(rows, "b");
+  EXPECT_THAT(Names(rows), ElementsAre("B0"));
+}
+
+TEST(TopTableTest, LeastImportantColumnsGoFirst) {
+  const std::vector<TopRow> rows = ThreeRows();
+  const TableLayout wide = LayOut(rows, 200, true);
+  EXPECT_EQ(wide.columns.size(), static_cast<size_t>(kColumns));
+  EXPECT_EQ(LayOut(rows, 200, false).columns.size(), static_cast<size_t>(kColumns) - 1);
+  for (int width = 1; width < 200; ++width) {
+    const TableLayout layout = LayOut(rows, width, true);
+    ASSERT_FALSE(layout.columns.empty());
+    EXPECT_EQ(layout.columns[0].column, Column::kName);
+    const int cells = Cells(RowLine(layout, rows[0], true));
+    if (layout.bar_width == 0) continue;
+    EXPECT_EQ(cells, width);
+    EXPECT_GE(layout.bar_width, kLeastBar);
+  }
+  std::vector<Column> narrow;
+  for (const TableLayout::Shown& shown : LayOut(rows, 50, false).columns) narrow.push_back(shown.column);
+  EXPECT_THAT(narrow,
+              ElementsAre(Column::kName, Column::kState, Column::kLimit, Column::kReserved, Column::kAllocated));
+}
+
+// ---- The view ----
+
+class TopViewTest : public ::testing::Test {
+ protected:
+  static std::vector<std::string> Screen(TopView& view, int rows = 24, int columns = 100) {
+    std::vector<std::string> lines;
+    for (const Line& line : view.Draw(rows, columns)) {
+      EXPECT_LE(Cells(line), columns);
+      lines.push_back(TextOf(line));
+    }
+    EXPECT_EQ(lines.size(), static_cast<size_t>(rows));
+    return lines;
+  }
+  static std::string Text(TopView& view, int rows = 24, int columns = 100) {
+    std::string text;
+    for (const std::string& line : Screen(view, rows, columns)) absl::StrAppend(&text, line, "\n");
+    return text;
+  }
+  // The name that the line about the selected session begins with.
+  static std::string Selected(TopView& view) {
+    const std::string line = Screen(view)[21];
+    return line.substr(0, line.find(' '));
+  }
+  static void Type(TopView& view, const std::string& keys) {
+    for (const char key : keys) EXPECT_TRUE(view.HandleKey(key));
+  }
+
+  TopView view_{{.user_name = UserName, .time_zone = absl::UTCTimeZone()}};
+  const TopData data_ = Data({Session(1, "trainer", {Device(0, 40_MiB, 10_MiB, 20_MiB)}),
+                              Session(2, "server", {Device(0, 30_MiB, 30_MiB, 0)}),
+                              Session(3, "notebook", {Device(0, 2_MiB, 1_MiB, 0)})});
+};
+
+TEST_F(TopViewTest, ShowsDevicesAndSessions) {
+  view_.SetData(data_);
+  const std::string text = Text(view_);
+  EXPECT_THAT(text, HasSubstr("vrambrokerd 1.2.3  01:01:01  3 sessions, 0 requests wait; sorted by reserved"));
+  EXPECT_THAT(text, HasSubstr("allocated 41.00 MiB"));
+  EXPECT_THAT(text, HasSubstr("idle 20.00 MiB"));
+  EXPECT_THAT(text, HasSubstr("free 184.00 MiB"));
+  EXPECT_LT(text.find("trainer "), text.find("server "));
+  EXPECT_LT(text.find("server "), text.find("notebook "));
+  EXPECT_THAT(text, HasSubstr("40.0M"));
+  EXPECT_THAT(text, HasSubstr("75.0%"));
+  EXPECT_THAT(text, HasSubstr("no request was refused"));
+  EXPECT_THAT(text, HasSubstr("h help"));
+}
+
+TEST_F(TopViewTest, KeysSortAndSelect) {
+  view_.SetData(data_);
+  EXPECT_EQ(Selected(view_), "trainer");
+  Type(view_, "n");
+  EXPECT_THAT(Text(view_), HasSubstr("sorted by name"));
+  EXPECT_EQ(Selected(view_), "trainer");  // wherever it goes
+  view_.HandleKey(kKeyUp);
+  EXPECT_EQ(Selected(view_), "server");
+  view_.HandleKey(kKeyHome);
+  EXPECT_EQ(Selected(view_), "notebook");
+  view_.HandleKey(kKeyUp);
+  EXPECT_EQ(Selected(view_), "notebook");
+  view_.HandleKey(kKeyPageDown);
+  EXPECT_EQ(Selected(view_), "trainer");
+  Type(view_, "R");
+  EXPECT_THAT(Text(view_), HasSubstr("sorted by name, reversed"));
+  view_.HandleKey(kKeyHome);
+  EXPECT_EQ(Selected(view_), "trainer");
+  Type(view_, ">");
+  EXPECT_THAT(Text(view_), HasSubstr("sorted by tenant"));
+  Type(view_, "<<");
+  EXPECT_THAT(Text(view_), HasSubstr("sorted by waiting"));
+  EXPECT_FALSE(view_.HandleKey('q'));
+  EXPECT_FALSE(view_.HandleKey(kKeyQuit));
+}
+
+TEST_F(TopViewTest, Filters) {
+  view_.SetData(data_);
+  Type(view_, "/ERx");
+  EXPECT_THAT(Text(view_), HasSubstr("name contains: ERx_"));
+  EXPECT_THAT(Text(view_), HasSubstr("no session's name contains that"));
+  view_.HandleKey(kKeyBackspace);
+  view_.HandleKey(kKeyEnter);
+  EXPECT_THAT(Text(view_), HasSubstr("only *ER*"));
+  EXPECT_THAT(Text(view_), HasSubstr("\nserver"));
+  EXPECT_THAT(Text(view_), Not(HasSubstr("notebook")));
+  view_.HandleKey(kKeyEscape);
+  EXPECT_THAT(Text(view_), HasSubstr("notebook"));
+}
+
+TEST_F(TopViewTest, FrozenPicturesStandStill) {
+  view_.SetData(data_);
+  Type(view_, " ");
+  view_.SetData(Data({}));
+  EXPECT_THAT(Text(view_), HasSubstr("FROZEN"));
+  EXPECT_THAT(Text(view_), HasSubstr("trainer"));
+  Type(view_, " ");
+  view_.SetData(Data({}));
+  EXPECT_THAT(Text(view_), Not(HasSubstr("FROZEN")));
+  EXPECT_THAT(Text(view_), HasSubstr("no sessions"));
+}
+
+TEST_F(TopViewTest, SaysThatTheDaemonIsGone) {
+  TopData lost = data_;
+  lost.status = absl::UnavailableError("nobody\x1b[2J there");
+  lost.failing_since = absl::FromUnixSeconds(7200);
+  view_.SetData(lost);
+  EXPECT_THAT(Text(view_), HasSubstr("no daemon since 02:00:00; trying again. nobody\\x1b[2J there"));
+  EXPECT_THAT(Text(view_), HasSubstr("trainer"));  // what was read before
+  view_.SetData(data_);
+  EXPECT_THAT(Text(view_), Not(HasSubstr("no daemon")));
+}
+
+TEST_F(TopViewTest, NamesDoNotCommandTheTerminal) {
+  TopData hostile = Data({Session(1, "a\x1b]0;x\x07", {Device(0, 2_MiB, 0, 0)})});
+  hostile.overview.sessions.mutable_sessions(0)->set_tenant("t\n\n");
+  hostile.overview.devices.mutable_devices(0)->set_name("gpu\x1b[31m");
+  hostile.overview.devices.mutable_devices(0)->set_fault("bad\r");
+  hostile.overview.devices.set_daemon_version("\x1b");
+  v1::OutOfMemoryEvent* event = hostile.refusals.add_events();
+  event->set_client("c\x1b");
+  event->mutable_out_of_memory()->set_advice("do\bit");
+  view_.SetData(hostile);
+  for (const std::string& line : Screen(view_, 40, 250)) {
+    for (const char c : line) EXPECT_TRUE(c >= ' ' && c != '\x7f') << line;
+  }
+  EXPECT_THAT(Text(view_, 40, 250), HasSubstr("a\\x1b]0;x\\x07"));
+}
+
+TEST_F(TopViewTest, HelpComesAndGoes) {
+  view_.SetData(data_);
+  Type(view_, "?");
+  EXPECT_THAT(Text(view_), HasSubstr("cannot be given back"));
+  EXPECT_THAT(Text(view_), Not(HasSubstr("trainer")));
+  Type(view_, "q");
+  EXPECT_THAT(Text(view_), HasSubstr("trainer"));
+  EXPECT_THAT(Text(view_), HasSubstr("sorted by reserved"));
+}
+
+TEST_F(TopViewTest, EverySizeIsDrawn) {
+  std::vector<v1::Session> sessions;
+  for (uint64_t id = 1; id <= 50; ++id) {
+    sessions.push_back(Session(id, absl::StrCat("s", id), {Device(0, id * 1_MiB, 0, 0), Device(1, id, 0, 0)}));
+  }
+  view_.SetData(Data(sessions, 9));
+  for (int rows = 1; rows < 60; ++rows) {
+    for (const int columns : {1, 2, 20, 79, 80, 300}) Screen(view_, rows, columns);
+  }
+  // The selected row stays in sight.
+  view_.HandleKey(kKeyEnd);
+  EXPECT_THAT(Text(view_), HasSubstr("\ns1 "));
+  view_.HandleKey(kKeyHome);
+  EXPECT_THAT(Text(view_), HasSubstr("\ns50 "));
+}
+
+TEST_F(TopViewTest, LastRefusal) {
+  TopData data = data_;
+  data.refusals.set_total_events(12);
+  v1::OutOfMemoryEvent* event = data.refusals.add_events();
+  event->set_client("server");
+  event->mutable_time()->set_seconds(3600);
+  event->mutable_out_of_memory()->set_cause(v1::OutOfMemory::CAUSE_LIMIT);
+  event->mutable_out_of_memory()->set_requested_bytes(80_MiB);
+  event->mutable_out_of_memory()->set_advice("Free something.");
+  view_.SetData(data);
+  EXPECT_THAT(Text(view_),
+              HasSubstr("12 refusals, last 01:00:00 server wanted 80.00 MiB on device 0: limit. Free something."));
+}
+
+// ---- The map ----
+
+SegmentSnapshot Segment(uint64_t bytes, const std::vector<BlockSnapshot>& blocks) {
+  return {.bytes = bytes, .pool = PoolKind::kLarge, .blocks = blocks};
+}
+
+std::string CellsOf(const SegmentSnapshot& segment, int cells) {
+  std::string text;
+  for (const MapCell cell : MapCells(segment, cells)) text += "#+-%."[static_cast<size_t>(cell)];
+  return text;
+}
+
+TEST(MapTest, CellsFollowTheBlocks) {
+  const SegmentSnapshot segment =
+      Segment(16_MiB, {{.offset = 0, .bytes = 4_MiB, .state = BlockState::kAllocated},
+                       {.offset = 4_MiB, .bytes = 8_MiB, .state = BlockState::kFree},
+                       {.offset = 12_MiB, .bytes = 2_MiB, .state = BlockState::kAllocated},
+                       {.offset = 14_MiB, .bytes = 2_MiB, .state = BlockState::kPendingFree}});
+  EXPECT_EQ(CellsOf(segment, 8), "##....#%");
+  EXPECT_EQ(CellsOf(segment, 4), "#..%");
+  EXPECT_EQ(CellsOf(segment, 3), "+.%");
+  EXPECT_EQ(CellsOf(segment, 1), "%");
+  EXPECT_EQ(CellsOf(segment, 0), "");
+  EXPECT_EQ(CellsOf(Segment(2_MiB, {}), 3), "...");
+}
+
+TEST(MapTest, SmallHolesAreSeen) {
+  std::vector<BlockSnapshot> blocks;
+  for (uint64_t i = 0; i < 1024; ++i) {  // one block in 512 is free
+    blocks.push_back(
+        {.offset = i * 1024, .bytes = 1024, .state = i % 512 == 3 ? BlockState::kFree : BlockState::kAllocated});
+  }
+  EXPECT_EQ(CellsOf(Segment(1_MiB, blocks), 4), "+#+#");
+}
+
+TEST(MapTest, TenThousandBlocksAreQuick) {
+  std::vector<BlockSnapshot> blocks;
+  for (uint64_t i = 0; i < 10'000; ++i) {
+    blocks.push_back(
+        {.offset = i * 512, .bytes = 512, .state = i % 2 == 0 ? BlockState::kFree : BlockState::kAllocated});
+  }
+  EXPECT_EQ(CellsOf(Segment(10'000 * 512, blocks), 100), std::string(100, '+'));
+}
+
+TEST(MapTest, LengthsShowSizes) {
+  EXPECT_EQ(MapCellCount(100, 100, 80), 80);
+  EXPECT_EQ(MapCellCount(50, 100, 80), 40);
+  EXPECT_EQ(MapCellCount(1, 100, 80), kLeastMapCells);
+  EXPECT_EQ(MapCellCount(1, 100, 10), 10);
+  EXPECT_EQ(MapCellCount(0, 0, 80), kLeastMapCells);
+}
+
+TEST(MapTest, LinesFitTheWidthAndSayWhatBarsCannot) {
+  HeapSnapshot heap;
+  heap.segments = {Segment(20_MiB, {{.offset = 0, .bytes = 12_MiB, .state = BlockState::kAllocated},
+                                    {.offset = 12_MiB, .bytes = 8_MiB, .state = BlockState::kFree}}),
+                   Segment(2_MiB, {{.offset = 0, .bytes = 2_MiB, .state = BlockState::kFree}})};
+  const std::vector<Line> lines = SegmentLines(heap, 100, Style::kSession0, false);
+  ASSERT_EQ(lines.size(), 2u);
+  EXPECT_THAT(TextOf(lines[0]), HasSubstr("20.00 MiB large [####"));
+  EXPECT_THAT(TextOf(lines[0]), HasSubstr("....] 1 block, a hole of 8.00 MiB"));
+  EXPECT_THAT(TextOf(lines[1]), HasSubstr("[................] 0 blocks, idle"));
+  EXPECT_EQ(lines[0][1].style, Style::kSession0);
+  for (int width = 1; width < 200; ++width) {
+    for (const Line& line : SegmentLines(heap, width, Style::kSession0, true)) EXPECT_LE(Cells(line), width);
+  }
+}
+
+}  // namespace
+}  // namespace vrambroker::vramctl

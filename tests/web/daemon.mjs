@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// A real daemon, its real clients and vramctl, for a test of the page.
+import {execFile, spawn} from 'node:child_process';
+import {mkdtempSync, rmSync} from 'node:fs';
+import {tmpdir} from 'node:os';
+import path from 'node:path';
+import readline from 'node:readline';
+import {promisify} from 'node:util';
+
+const PATIENCE_MS = 30000;
+
+// Resolves to what `question` gives as soon as that is neither false nor null nor undefined.
+export async function waitFor(what, question) {
+  const deadline = Date.now() + PATIENCE_MS;
+  for (;;) {
+    const answer = await question();
+    if (answer !== false && answer !== null && answer !== undefined) return answer;
+    if (Date.now() > deadline) throw new Error(`waited in vain: ${what}`);
+    await new Promise((resolve) => setTimeout(resolve, 50));
+  }
+}
+
+// Lines of a process' output, one after the other.
+class Lines {
+  constructor(stream) {
+    this.iterator = readline.createInterface({input: stream})[Symbol.asyncIterator]();
+  }
+  async next() {
+    const {value, done} = await this.iterator.next();
+    if (done) throw new Error('the process has ended');
+    return value;
+  }
+}
+
+// tests/support/test_client.cc
+class Client {
+  constructor(process) {
+    this.process = process;
+    this.lines = new Lines(process.stdout);
+  }
+  // The words of the answer, "ok ..." or "error ...".
+  async ask(command) {
+    this.process.stdin.write(`${command}\n`);
+    return (await this.lines.next()).split(' ');
+  }
+  async call(command) {
+    const [status, ...words] = await this.ask(command);
+    if (status !== 'ok') throw new Error(`${command}: ${Buffer.from(words[1] ?? '', 'hex')}`);
+    return words;
+  }
+  // Many commands at once; the answers' words.
+  async callAll(commands) {
+    this.process.stdin.write(commands.map((command) => `${command}\n`).join(''));
+    const answers = [];
+    for (const command of commands) {
+      const [status, ...words] = (await this.lines.next()).split(' ');
+      if (status !== 'ok') throw new Error(`${command}: ${words}`);
+      answers.push(words);
+    }
+    return answers;
+  }
+  async goodbye() {
+    await this.call('goodbye');
+    this.process.stdin.end();
+  }
+}
+
+export class Daemon {
+  // `build`: the folder of the build. Resolves when it serves.
+  static async start(build, flags) {
+    const daemon = new Daemon();
+    daemon.build = build;
+    daemon.dir = mkdtempSync(path.join(tmpdir(), 'vrambroker-web.'));
+    daemon.children = [];
+    daemon.environment = {...process.env, VRAMBROKER_SOCKET_DIR: daemon.dir};
+    daemon.log = '';
+    daemon.process = daemon.spawn('server/vrambrokerd',
+      ['--device=host', `--socket_dir=${daemon.dir}`, '--http_address=127.0.0.1:0', ...flags]);
+    daemon.process.stderr.on('data', (text) => { daemon.log += text; });
+    daemon.process.stdout.on('data', (text) => { daemon.log += text; });
+    try {
+      await waitFor('the daemon', () => daemon.log.includes('daemon ready'));
+      daemon.url = /http=(http:\/\/[0-9.:]+)/.exec(daemon.log)[1];
+    } catch (error) {
+      daemon.stop();
+      throw new Error(`${error.message}; its log:\n${daemon.log}`);
+    }
+    return daemon;
+  }
+
+  spawn(program, args = []) {
+    const child = spawn(path.join(this.build, program), args, {env: this.environment, stdio: 'pipe'});
+    this.children.push(child);
+    return child;
+  }
+
+  async client(name, limit = '-', ...options) {
+    const client = new Client(this.spawn('tests/integration/test_client', [this.dir]));
+    await client.call(['connect', name, limit, ...options].join(' '));
+    return client;
+  }
+
+  async vramctl(...args) {
+    const {stdout} = await promisify(execFile)(path.join(this.build, 'client/vramctl'), args,
+      {env: this.environment, maxBuffer: 1 << 28});
+    return stdout;
+  }
+  async vramctlJson(...args) {
+    return JSON.parse(await this.vramctl(...args, '--format=json'));
+  }
+  async get(page) {
+    const response = await fetch(this.url + page);
+    if (!response.ok) throw new Error(`${page}: ${response.status} ${await response.text()}`);
+    return response;
+  }
+  async json(page) {
+    return (await this.get(page)).json();
+  }
+  // Of /metrics: the value of the series with this text, "vrambroker_x{gpu=\"0\"}".
+  async metric(series) {
+    const line = (await (await this.get('/metrics')).text()).split('\n').find((each) => each.startsWith(`${series} `));
+    return line === undefined ? null : Number(line.slice(series.length + 1));
+  }
+
+  // A program's lines, one after the other, and its input.
+  program(program, args) {
+    const child = this.spawn(program, args);
+    return {process: child, lines: new Lines(child.stdout)};
+  }
+
+  stop() {
+    for (const child of this.children) {
+      child.kill('SIGCONT');
+      child.kill('SIGKILL');
+    }
+    rmSync(this.dir, {recursive: true, force: true});
+  }
+}

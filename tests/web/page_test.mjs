@@ -1,0 +1,536 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The daemon's web page in Chromium, on a real daemon with real clients: what it shows is what vramctl says, nothing
+// goes wrong in it, and pictures of it are kept.
+// Usage: page_test.mjs BUILD_DIR [--pictures DIR]   (run by run.sh)
+import assert from 'node:assert/strict';
+import {mkdirSync, mkdtempSync, readdirSync, rmSync, statSync} from 'node:fs';
+import {tmpdir} from 'node:os';
+import path from 'node:path';
+import {chromium} from 'playwright-core';
+import {Daemon, waitFor} from './daemon.mjs';
+import {bytes, percent} from './format.mjs';
+
+const MIB = 2 ** 20;
+const build = process.argv[2];
+const pictures = process.argv[3] === '--pictures' ? process.argv[4] : 'pictures';
+mkdirSync(pictures, {recursive: true});
+
+const DESKTOP = {width: 1280, height: 860};
+const PHONE = {width: 360, height: 740};
+
+// ---- A page that must not go wrong ----
+
+class Page {
+  static async open(browser, url, {viewport = DESKTOP, colorScheme = 'light', prepare} = {}) {
+    const page = new Page();
+    page.faults = [];
+    page.context = await browser.newContext({viewport, colorScheme, locale: 'en-GB', timezoneId: 'UTC'});
+    page.tab = await page.context.newPage();
+    page.tab.on('console', (message) => {
+      if (['error', 'warning'].includes(message.type())) page.faults.push(`${message.type()}: ${message.text()}`);
+    });
+    page.tab.on('pageerror', (error) => page.faults.push(`exception: ${error.stack}`));
+    page.tab.on('dialog', (dialog) => {
+      page.faults.push(`dialog: ${dialog.message()}`);
+      dialog.dismiss();
+    });
+    page.tab.on('request', (request) => {
+      if (!request.url().startsWith(`${url}/`)) page.faults.push(`asks elsewhere: ${request.url()}`);
+    });
+    if (prepare !== undefined) await prepare(page.tab);
+    await page.tab.goto(`${url}/`);
+    await page.tab.waitForSelector('#status[data-state=live]');
+    return page;
+  }
+  async close() {
+    await this.tab.unrouteAll({behavior: 'ignoreErrors'});  // answers that are still on their way
+    assert.deepEqual(this.faults, []);
+    await this.context.close();
+  }
+  text(selector) {
+    return this.tab.locator(selector).innerText();
+  }
+  // Its last sample is of what the daemon says now.
+  async showsNowInTimeline(daemon) {
+    const {devices: [device]} = await daemon.json('/api/state');
+    const free = percent(Math.max(0, 1 - device.allocated_bytes / device.leased_bytes));
+    await waitFor('the timeline of now', async () => (await this.text('#timeline-note')).startsWith(`${free} of `));
+  }
+  async picture(name) {
+    const file = path.join(pictures, `${name}.png`);
+    await this.tab.screenshot({path: file, animations: 'disabled'});
+    assert.ok(statSync(file).size < 200_000, `${file} has ${statSync(file).size} bytes`);
+  }
+  // What the device's figures and the table say.
+  figures() {
+    return this.tab.evaluate(() => Object.fromEntries([...document.querySelectorAll('.device dd')]
+      .map((dd) => [dd.dataset.figure, dd.textContent])));
+  }
+  rows() {
+    return this.tab.evaluate(() => [...document.querySelectorAll('#sessions tbody tr')].map((row) => ({
+      name: row.querySelector('th span').textContent,
+      details: row.querySelector('th small').textContent,
+      reserved: row.querySelector('.usage b').textContent,
+      limit: row.querySelector('.usage .text span').textContent,
+      cells: [...row.cells].slice(2).map((cell) => cell.textContent),
+    })));
+  }
+}
+
+// ---- The page and vramctl ----
+
+// What the page has to show for what vramctl says.
+function expectedRows(sessions) {
+  return sessions.map((session) => {
+    const device = session.devices[0];
+    return {
+      name: session.name,
+      details: `id ${session.id} · pid ${session.pid} · ${session.tenant}`,
+      reserved: bytes(device.reserved_bytes),
+      limit: `of ${bytes(device.limit_bytes)}`,
+      cells: [bytes(device.allocated_bytes), bytes(device.idle_bytes), percent(device.fragmentation_ratio),
+        device.guarantee_bytes === 0 ? '–' : bytes(device.guarantee_bytes), '–', String(device.num_ooms),
+        session.state],
+    };
+  }).sort((a, b) => a.name.localeCompare(b.name));
+}
+
+// Nothing changes: the page comes to show what vramctl says, to the last digit.
+async function expectPageIsVramctl(page, daemon) {
+  // Clients report once a second, and at once when they are asked for a session alone.
+  for (const {id} of (await daemon.vramctlJson('sessions')).sessions) await daemon.vramctl('summary', String(id));
+  const status = await daemon.vramctlJson('status');
+  const {sessions} = await daemon.vramctlJson('sessions');
+  const device = status.devices[0];
+  const segments = [];
+  for (const session of sessions) {
+    const snapshot = JSON.parse(await daemon.vramctl('snapshot', String(session.id), '-o', '-'));
+    segments.push(...snapshot.segments);
+  }
+  const blocks = segments.reduce((sum, segment) => sum + segment.blocks.length, 0);
+  let seen = null;
+  const wanted = {
+    figures: {
+      capacity: bytes(device.capacity_bytes), reserved: bytes(device.reserved_bytes),
+      allocated: bytes(device.allocated_bytes), idle: bytes(device.idle_bytes),
+      fragmentation: percent(device.fragmentation_ratio),
+    },
+    rows: expectedRows(sessions),
+    blocks: String(blocks),
+  };
+  try {
+    await waitFor('the page', async () => {
+      const figures = await page.figures();
+      seen = {
+        figures: Object.fromEntries(Object.keys(wanted.figures).map((name) => [name, figures[name]])),
+        rows: (await page.rows()).sort((a, b) => a.name.localeCompare(b.name)),
+        blocks: await page.tab.locator('#map').getAttribute('data-blocks'),
+      };
+      return JSON.stringify(seen) === JSON.stringify(wanted);
+    });
+  } catch {
+    assert.deepEqual(seen, wanted);
+  }
+  return {device, sessions, blocks};
+}
+
+// The API's JSON is vramctl's, key for key; it may have more keys.
+function expectContains(actual, expected, where) {
+  if (typeof expected !== 'object' || expected === null) {
+    assert.equal(actual, expected, where);
+    return;
+  }
+  for (const [key, value] of Object.entries(expected)) expectContains(actual?.[key], value, `${where}.${key}`);
+}
+
+// ---- The tests, on one daemon ----
+
+async function idle(browser, daemon) {
+  const page = await Page.open(browser, daemon.url);
+  await page.tab.waitForSelector('#sessions-empty:visible');
+  await page.tab.waitForSelector('#ooms-empty:visible');
+  await waitFor('a timeline', async () => (await page.text('#timeline-note')) !== '');
+  await expectPageIsVramctl(page, daemon);
+  await page.picture('idle');
+  await page.close();
+}
+
+// Programs that hold memory of many sizes, with holes.
+async function work(daemon) {
+  const clients = {};
+  // Sizes that repeat themselves from run to run.
+  let seed = 20261;
+  const random = (n) => {
+    seed = (seed + 0x6D2B79F5) | 0;
+    let t = Math.imul(seed ^ (seed >>> 15), 1 | seed);
+    t = (t + Math.imul(t ^ (t >>> 7), 61 | t)) ^ t;
+    return ((t ^ (t >>> 14)) >>> 0) % n;
+  };
+  for (const [name, limit, count, most] of [['trainer', 3072, 60, 96], ['finetune', 2048, 44, 64],
+    ['notebook', 1024, 26, 30], ['serving/chat', 1536, 30, 72]]) {
+    const client = clients[name] = await daemon.client(name, String(limit * MIB));
+    const allocated = [];
+    for (let i = 0; i < count; ++i) {
+      const [status, index] = await client.ask(`alloc ${Math.floor(MIB * (random(3) === 0 ? 0.2 : 1 + random(most)))}`);
+      if (status === 'ok') allocated.push(index);
+    }
+    await client.callAll(allocated.filter((_, i) => i % 3 === 1).map((index) => `free ${index}`));
+  }
+  return clients;
+}
+
+async function busy(browser, daemon) {
+  const page = await Page.open(browser, daemon.url);
+  const clients = await work(daemon);
+  const remote = await daemon.client('remote', String(256 * MIB), 'remote');  // its blocks are the daemon's to tell
+  await remote.callAll(['alloc 1000', 'alloc 3000000', 'alloc 18874368']);
+  const {device, sessions} = await expectPageIsVramctl(page, daemon);
+
+  const state = await daemon.json('/api/state');
+  expectContains(state.sessions, sessions, 'state.sessions');
+  expectContains(state.devices[0], device, 'state.devices');
+  expectContains((await daemon.json('/api/sessions')).sessions, sessions, 'sessions');
+  for (const session of sessions) {
+    const file = JSON.parse(await daemon.vramctl('snapshot', session.name, '-o', '-'));
+    assert.deepEqual(await daemon.json(`/snapshot.json?session=${encodeURIComponent(session.name)}`), file);
+  }
+  assert.equal(await daemon.metric('vrambroker_device_reserved_bytes{gpu="0"}'), device.reserved_bytes);
+  const timeline = await waitFor('the timeline', async () => {
+    const answer = await daemon.json('/api/timeline');
+    return answer.allocated_bytes.at(-1) === device.allocated_bytes && answer.time_ms.length > 2 ? answer : null;
+  });
+  assert.equal(timeline.leased_bytes.at(-1) + timeline.idle_bytes.at(-1), device.reserved_bytes);
+
+  await page.showsNowInTimeline(daemon);
+  await page.picture('busy');
+  await expectUsable(page);
+  await expectAccessible(page, 'light');
+  await page.close();
+  for (const [name, options] of [['busy-dark', {colorScheme: 'dark'}], ['phone', {viewport: PHONE}],
+    ['phone-dark', {viewport: PHONE, colorScheme: 'dark'}]]) {
+    const other = await Page.open(browser, daemon.url, options);
+    await other.tab.waitForSelector('#map[data-draw-ms]');
+    await waitFor('a chart', async () => (await other.text('#timeline-note')) !== '');
+    const wide = await other.tab.evaluate(() => document.documentElement.scrollWidth);
+    assert.ok(wide <= (options.viewport ?? DESKTOP).width, `${name}: ${wide} pixels wide`);
+    if (options.colorScheme === 'dark') await expectAccessible(other, name);
+    await other.picture(name);
+    await other.close();
+  }
+  return {clients};
+}
+
+// Sorting, showing one session alone, keys, the theme.
+async function expectUsable(page) {
+  const {tab} = page;
+  await tab.getByRole('button', {name: 'Session', exact: true}).click();
+  let names = (await page.rows()).map((row) => row.name);
+  assert.deepEqual(names, [...names].sort((a, b) => a.localeCompare(b)));
+  assert.equal(await tab.locator('th[aria-sort=ascending]').innerText(), 'Session ↑');
+  await tab.getByRole('button', {name: 'Session ↑'}).click();
+  names = (await page.rows()).map((row) => row.name);
+  assert.deepEqual(names, [...names].sort((a, b) => b.localeCompare(a)));
+
+  await tab.getByRole('button', {name: 'notebook'}).click();
+  assert.equal(await tab.locator('tr[data-chosen=true] th span').innerText(), 'notebook');
+  await tab.getByRole('button', {name: 'Show all sessions'}).click();
+  assert.equal(await tab.locator('tr[data-chosen=true]').count(), 0);
+
+  await tab.locator('#map').focus();
+  await tab.keyboard.press('ArrowRight');
+  const first = await tab.locator('#map-spoken').textContent();
+  assert.match(first, /^trainer; .* segment \d+ of /);
+  await tab.keyboard.press('ArrowRight');
+  assert.notEqual(await tab.locator('#map-spoken').textContent(), first);
+  await tab.keyboard.press('Enter');
+  assert.equal(await tab.locator('tr[data-chosen=true] th span').innerText(), 'trainer');
+  await tab.keyboard.press('Escape');
+  assert.equal(await tab.locator('tr[data-chosen=true]').count(), 0);
+
+  const box = await tab.locator('#map').boundingBox();
+  await tab.mouse.move(box.x + 180, box.y + 12);
+  assert.match(await page.text('#map-tip'), /^trainer\n/);
+  await tab.mouse.move(5, 5);
+
+  const ground = () => tab.evaluate(() => getComputedStyle(document.body).backgroundColor);
+  const light = await ground();
+  await tab.locator('#theme').click();
+  assert.equal(await ground(), light);  // auto -> light, which it was
+  await tab.locator('#theme').click();
+  assert.notEqual(await ground(), light);
+  await tab.locator('#theme').click();
+}
+
+// Names for everything that can be used, and text that can be read: WCAG's contrast of 4.5 to 1.
+async function expectAccessible(page, name) {
+  const faults = await page.tab.evaluate(() => {
+    const found = [];
+    for (const element of document.querySelectorAll('button, a, canvas, table, [role=img]')) {
+      const labelled = element.getAttribute('aria-label') ?? element.textContent.trim();
+      const by = element.getAttribute('aria-labelledby');
+      if (labelled === '' && by === null && element.tagName !== 'TABLE' && element.ariaHidden !== 'true') found.push(`no name: ${element.outerHTML}`);
+    }
+    const rgb = (text) => /rgba?\(([^)]*)\)/.exec(text)[1].split(/[ ,/]+/).map(Number);
+    const luminance = (color) => {
+      const [r, g, b] = color.map((c) => c / 255).map((c) => (c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
+      return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const groundOf = (element) => {
+      for (let e = element; e !== null; e = e.parentElement) {
+        const ground = rgb(getComputedStyle(e).backgroundColor);
+        if (ground.length < 4 || ground[3] > 0) return ground.slice(0, 3);
+      }
+      return [255, 255, 255];
+    };
+    const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    for (let text = texts.nextNode(); text !== null; text = texts.nextNode()) {
+      const element = text.parentElement;
+      if (text.textContent.trim() === '' || !element.checkVisibility() || element.closest('noscript')) continue;
+      const [a, b] = [luminance(rgb(getComputedStyle(element).color).slice(0, 3)), luminance(groundOf(element))];
+      const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+      if (contrast < 4.5) found.push(`contrast ${contrast.toFixed(2)}: ${text.textContent.trim().slice(0, 40)}`);
+    }
+    return found;
+  });
+  assert.deepEqual(faults, [], name);
+}
+
+// A client that does not answer costs the page less than a second, and the others nothing.
+async function silent(browser, daemon, {clients}) {
+  const page = await Page.open(browser, daemon.url);
+  const {process} = clients.notebook;
+  process.kill('SIGSTOP');
+  await waitFor('no answer', async () => (await page.text('#map-note')).includes('no answer from notebook'));
+  const map = await daemon.json('/api/map?device=0');
+  assert.deepEqual(map.sessions.filter((session) => session.answer !== 'blocks').map((session) => session.name),
+    ['notebook']);
+  const of = (name) => map.segments.filter((segment) => segment.session_id ===
+    map.sessions.find((session) => session.name === name).id);
+  assert.ok(of('notebook').length > 0 && of('notebook').every((segment) => segment.blocks === undefined));
+  assert.ok(of('trainer').every((segment) => segment.blocks.length > 0));
+  await page.picture('no-answer');
+  process.kill('SIGCONT');
+  await waitFor('an answer', async () => !(await page.text('#map-note')).includes('no answer'));
+  await page.close();
+}
+
+// A daemon that does not answer is said to, and what is shown is said to be old.
+async function lost(browser, daemon) {
+  const page = await Page.open(browser, daemon.url);
+  daemon.process.kill('SIGSTOP');
+  await page.tab.waitForSelector('#alert:visible', {timeout: 30000});
+  assert.match(await page.text('#alert'), /^The daemon does not answer\. What you see is from \d\d:\d\d:\d\d/);
+  assert.equal(await page.text('#status'), 'no answer');
+  await page.picture('no-daemon');
+  daemon.process.kill('SIGCONT');
+  await page.tab.waitForSelector('#status[data-state=live]', {timeout: 30000});
+  await page.tab.waitForSelector('#alert', {state: 'hidden'});
+  await page.context.close();  // without judgement: the browser itself says that requests failed
+}
+
+async function refused(browser, daemon, {clients}) {
+  const page = await Page.open(browser, daemon.url);
+  const batch = await daemon.client('batch', '-', 'wait_ms=600000');
+  batch.ask(`alloc ${7000 * MIB}`).catch(() => {});  // never comes
+  await waitFor('the one that waits', async () => (await page.rows()).some((row) => row.name === 'batch' &&
+    /^6\.8[0-9] GiB for [0-9.]+ s \(place 1\)$/.test(row.cells[4])));
+  assert.equal((await page.figures()).waiting, '1');
+  await page.showsNowInTimeline(daemon);
+  await page.tab.locator('tr', {hasText: 'batch'}).scrollIntoViewIfNeeded();
+  await page.picture('waiting');
+  batch.process.kill('SIGKILL');
+  const [status] = await clients.trainer.ask(`alloc ${3000 * MIB}`);
+  assert.equal(status, 'error');
+  assert.equal((await clients['serving/chat'].ask(`alloc ${20000 * MIB}`))[0], 'error');
+  const ooms = await daemon.vramctlJson('ooms');
+  expectContains(await daemon.json('/api/ooms'), ooms, 'ooms');
+  await waitFor('the refusals', async () => await page.tab.locator('#ooms li').count() === ooms.events.length);
+  for (const [i, event] of ooms.events.entries()) {
+    const text = await page.tab.locator('#ooms li').nth(i).innerText();
+    const oom = event.out_of_memory;
+    for (const part of [event.client, `asked for ${bytes(oom.requested_bytes)}`, `limit ${bytes(oom.limit_bytes)}`,
+      `reserved ${bytes(oom.reserved_bytes)}`, oom.advice]) {
+      assert.ok(text.includes(part), `${part} is not in: ${text}`);
+    }
+  }
+  assert.equal((await page.figures()).refused, String(ooms.total_events));
+  await page.tab.locator('#ooms').scrollIntoViewIfNeeded();
+  await page.picture('refused');
+  await page.close();
+}
+
+// deploy/demo/fragmentation.cc, step by step: four ways to look at it, one truth.
+async function fragmentation(browser, daemon) {
+  const page = await Page.open(browser, daemon.url);
+  const {process, lines} = daemon.program('deploy/vrambroker-fragmentation', ['--pause']);
+  const untilStep = async () => {
+    for (;;) {
+      const line = await lines.next();
+      if (line.includes(' reserved ')) return line;
+    }
+  };
+  for (const step of ['100 x 4 MB', '100 MB more', 'emptied', '30 of 10 to 200 MB', '500 MB more', 'emptied again']) {
+    const line = await untilStep();
+    const said = /reserved +([0-9.]+ \w+) +allocated +([0-9.]+ \w+) +fragmentation +([0-9.]+%)/.exec(line).slice(1);
+    const {device, sessions, blocks} = await expectPageIsVramctl(page, daemon);
+    const [session] = sessions;
+    const here = session.devices[0];
+    assert.deepEqual([bytes(here.reserved_bytes), bytes(here.allocated_bytes), percent(here.fragmentation_ratio)], said,
+      step);
+    // vramctl summary: its table has these sizes.
+    const summary = await daemon.vramctl('summary', session.name);
+    const row = (title) => summary.split('\n').find((each) => each.includes(title)).replaceAll(/\s+/g, ' ');
+    for (const [title, value] of [['GPU reserved memory', here.reserved_bytes], ['Allocated memory', here.allocated_bytes]]) {
+      const [, number, unit] = /\| *(\d+) (\w+) \|/.exec(row(title));  // cut, not rounded
+      assert.equal(Number(number), Math.floor(value / 1024 ** ['B', 'KiB', 'MiB', 'GiB'].indexOf(unit)), row(title));
+    }
+    // /metrics
+    const labels = `{client="${session.name}",gpu="0"`;
+    const metrics = await (await daemon.get('/metrics')).text();
+    for (const [name, value] of [['reserved_bytes', here.reserved_bytes], ['allocated_bytes', here.allocated_bytes],
+      ['fragmentation_ratio', here.fragmentation_ratio]]) {
+      const series = metrics.split('\n').find((each) => each.startsWith(`vrambroker_client_${name}${labels}`));
+      const metric = Number(series.slice(series.lastIndexOf(' ') + 1));
+      assert.ok(Math.abs(metric - value) <= 1e-12 * Math.max(1, value), `${step}: ${series}, not ${value}`);
+    }
+    assert.equal(await daemon.metric('vrambroker_device_reserved_bytes{gpu="0"}'), device.reserved_bytes);
+    // /snapshot.json
+    const snapshot = await daemon.json(`/snapshot.json?session=${session.name}`);
+    const sum = (of) => snapshot.segments.reduce((total, segment) => total + of(segment), 0);
+    assert.equal(sum((segment) => segment.total_size), here.reserved_bytes, step);
+    assert.equal(sum((segment) => segment.allocated_size), here.allocated_bytes, step);
+    assert.equal(sum((segment) => segment.blocks.length), blocks, step);
+    console.log(`  ${step}: ${said.join(', ')}: page, vramctl, /metrics and /snapshot.json agree`);
+    if (step === '500 MB more') await page.picture('fragmented');
+    process.stdin.write('\n');
+  }
+  process.stdin.end();
+  await page.close();
+}
+
+// Session names cannot be hostile (the daemon refuses them), but a page must not rely on that.
+async function hostile(browser, daemon) {
+  const names = ['<img src=x onerror=alert(1)>', '"><script>alert(2)</script>', "'; alert(3); '", '\u202egpj.exe',
+    '&lt;b&gt;', `long${'x'.repeat(300)}`];
+  const rename = async (route) => {
+    const response = await route.fetch();
+    const json = await response.json();
+    json.sessions.forEach((session, i) => {
+      session.name = names[i % names.length];
+      session.tenant = names[0];
+    });
+    for (const [i, event] of (json.events ?? []).entries()) event.client = names[i % names.length];
+    await route.fulfill({response, json});
+  };
+  const page = await Page.open(browser, daemon.url, {prepare: async (tab) => {
+    await tab.route('**/api/state', rename);
+    await tab.route('**/api/map*', rename);
+    await tab.route('**/api/ooms', async (route) => {
+      const response = await route.fetch();
+      const json = await response.json();
+      for (const event of json.events) {
+        event.client = names[0];
+        event.out_of_memory.advice = names[1];
+      }
+      await route.fulfill({response, json});
+    });
+  }});
+  await page.tab.waitForSelector('#ooms li');
+  await waitFor('the rows', async () => (await page.rows()).length >= 5);
+  const rows = await page.rows();
+  assert.deepEqual(new Set(rows.map((row) => row.name)), new Set(names.slice(0, rows.length)));
+  assert.match(await page.text('#ooms li:first-child'), /<img src=x onerror=alert\(1\)>/);
+  await page.tab.locator('#map').focus();
+  await page.tab.keyboard.press('ArrowRight');
+  assert.ok((await page.text('#map-tip')).startsWith(names[0]));
+  assert.equal(await page.tab.evaluate(() => document.querySelectorAll('img, script:not([src])').length), 0);
+  const wide = await page.tab.evaluate(() => document.documentElement.scrollWidth);
+  assert.ok(wide <= DESKTOP.width, `${wide} pixels wide`);
+  await page.close();
+}
+
+// 10,000 blocks with holes between them.
+async function large(browser, daemon) {
+  const client = await daemon.client('large');
+  const answers = await client.callAll(Array.from({length: 10000}, (_, i) => `alloc ${i % 5 === 0 ? 1_100_000 + i * 40 : (1 + i % 7) * 20000}`));
+  await client.callAll(answers.filter((_, i) => i % 4 === 2).map(([index]) => `free ${index}`));
+  const page = await Page.open(browser, daemon.url);
+  const {blocks} = await expectPageIsVramctl(page, daemon);
+  assert.ok(blocks >= 10000, `${blocks} blocks`);
+  const [draws, frames] = await page.tab.evaluate(async () => {
+    const map = document.getElementById('map');
+    const draws = [];
+    const frames = [];
+    let before = null;
+    for (let i = 0; i < 40; ++i) {
+      map.parentElement.dispatchEvent(new Event('scroll'));  // draws in the next frame
+      const now = await new Promise((resolve) => requestAnimationFrame(() => resolve(performance.now())));
+      draws.push(Number(map.dataset.drawMs));
+      if (before !== null) frames.push(now - before);
+      before = now;
+    }
+    return [draws, frames];
+  });
+  const median = (values) => values.sort((a, b) => a - b)[Math.floor(values.length / 2)];
+  const started = performance.now();
+  const answer = await (await daemon.get('/api/map')).text();
+  console.log(`  ${blocks} blocks: drawn in ${median(draws)} ms, a frame every ${median(frames).toFixed(1)} ms; ` +
+    `/api/map ${(answer.length / 1024).toFixed(0)} KiB in ${(performance.now() - started).toFixed(0)} ms`);
+  // Generous: a slow machine is no fault; work that grows with the square of the blocks is.
+  assert.ok(median(draws) < 250, `drawn in ${median(draws)} ms`);
+  assert.ok(median(frames) < 500, `a frame every ${median(frames)} ms`);
+  await page.showsNowInTimeline(daemon);
+  await page.picture('large');
+  await page.close();
+  await client.goodbye();
+}
+
+// All of the page, uncompressed.
+async function size(daemon) {
+  const files = ['/', '/style.css', '/icon.svg', '/charts.js', '/charts.css', ...['app', 'devices', 'dom', 'format', 'map', 'ooms',
+    'palette', 'sessions', 'timeline'].map((name) => `/${name}.js`)];
+  let total = 0;
+  for (const file of files) total += (await (await daemon.get(file)).arrayBuffer()).byteLength;
+  console.log(`  ${files.length} files, ${(total / 1024).toFixed(1)} KiB`);
+  assert.ok(total < 300 * 1024, `${total} bytes`);
+}
+
+const profile = mkdtempSync(path.join(tmpdir(), 'vrambroker-chromium.'));
+const browser = await chromium.launch({
+  executablePath: process.env.CHROMIUM ?? '/usr/bin/chromium',
+  env: {...process.env, HOME: profile, XDG_CONFIG_HOME: profile, XDG_CACHE_HOME: profile},
+  args: ['--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-background-networking',
+    '--disable-component-update', '--disable-sync'],
+});
+let daemon = null;
+const started = Date.now();
+const step = async (name, run) => {
+  const result = await run();
+  console.log(`${name}: ok (${((Date.now() - started) / 1000).toFixed(1)} s)`);
+  return result;
+};
+try {
+  daemon = await Daemon.start(build, ['--capacity=8GiB']);
+  await step('size', () => size(daemon));
+  await step('idle', () => idle(browser, daemon));
+  const holders = await step('busy', () => busy(browser, daemon));
+  await step('silent client', () => silent(browser, daemon, holders));
+  await step('refused', () => refused(browser, daemon, holders));
+  await step('hostile names', () => hostile(browser, daemon));
+  await step('silent daemon', () => lost(browser, daemon));
+  // Each on a daemon of its own, so that nothing else is in the pictures.
+  for (const [name, run] of [['large', large], ['fragmentation', fragmentation]]) {
+    daemon.stop();
+    daemon = await Daemon.start(build, ['--capacity=8GiB']);
+    await step(name, () => run(browser, daemon));
+  }
+  console.log(`pictures: ${readdirSync(pictures).join(' ')}`);
+} catch (error) {
+  console.error(daemon?.log);
+  throw error;
+} finally {
+  await browser.close();
+  daemon?.stop();
+  rmSync(profile, {recursive: true, force: true});
+}

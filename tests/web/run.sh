@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# The daemon's web page in a real browser. Without node, npm's registry or Chromium it is skipped (77), but in CI it fails.
+# Usage: run.sh WORK_DIR BUILD_DIR [--pictures DIR]; pictures are written to WORK_DIR/pictures as well
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+work=$1 build=$2
+shift 2
+missing() {
+  echo "web page test: $*" >&2
+  if [ -n "${CI:-}" ]; then exit 1; else exit 77; fi
+}
+for tool in node npm chromium; do
+  command -v $tool > /dev/null || missing "$tool is missing; tests/run.sh installs it"
+done
+mkdir -p "$work"
+cp "$here"/package.json "$here"/package-lock.json "$here"/*.mjs "$work"
+cp "$here"/../../server/web/format.js "$work"/format.mjs  # sizes as the page writes them
+cd "$work"
+if ! cmp -s package-lock.json installed; then
+  npm ci --ignore-scripts --no-audit --no-fund --fetch-retries=1 --fetch-timeout=20000 > npm.log 2>&1 \
+    || missing "npm ci failed: $(head -n 3 npm.log)"
+  cp package-lock.json installed
+fi
+exec node page_test.mjs "$build" "$@"
