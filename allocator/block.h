@@ -14,7 +14,7 @@
 namespace vrambroker {
 
 struct Block;
-struct StreamPools;  // caching_allocator.cc
+struct StreamPools;  // heap_records.h
 
 struct Segment {
   SegmentId id{};
@@ -35,7 +35,7 @@ struct Segment {
   Segment* next_free = nullptr;
 };
 
-struct BlockUses;  // streams that a block was recorded on, and events still to come (caching_allocator.cc)
+struct BlockUses;  // streams that a block was recorded on, and events still to come (heap_records.h)
 
 // The allocator owns it. The holder of an allocated block may read `bytes` and call the functions; the rest is guarded
 // by the allocator's lock. One cache line.

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// CachingAllocator as seen from outside: figures, snapshots, and the check of its invariants (caching_allocator.cc).
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "allocator/caching_allocator.h"
+#include "allocator/free_index.h"
+#include "allocator/heap_records.h"
+
+namespace vrambroker {
+
+MemoryStats CachingAllocator::GetMemoryStats() const {
+  MutexLock lock(mu_);
+  MemoryStats stats = counters_.Report();
+  stats.max_split_bytes = options_.max_split_bytes;
+  for (const auto& [stream, pools] : pools_) {
+    for (const FreeIndex& free : pools->free) stats.free.Add(free.GetSizes());
+  }
+  return stats;
+}
+
+uint64_t CachingAllocator::num_alloc_retries() const {
+  MutexLock lock(mu_);
+  return counters_.num_alloc_retries;
+}
+
+void CachingAllocator::ResetPeakStats() {
+  MutexLock lock(mu_);
+  counters_.ResetPeaks();
+}
+
+void CachingAllocator::ResetAccumulatedStats() {
+  MutexLock lock(mu_);
+  counters_.ResetTotals();
+}
+
+void CachingAllocator::CountOutOfMemory(uint64_t block_bytes, Stream stream) {
+  const uint64_t available = source_.AvailableBytes();
+  MutexLock lock(mu_);
+  ++counters_.num_ooms;
+  if (block_bytes > 0) history_.Add(HistoryAction::kOutOfMemory, available, block_bytes, stream);
+}
+
+void CachingAllocator::SetRecording(size_t max_events) {
+  MutexLock lock(mu_);
+  history_.Restart(max_events);
+}
+
+FitReport CachingAllocator::ExplainFit(uint64_t requested, Stream stream) const {
+  const Request request = Describe(requested, stream);
+  FitReport report{.block_bytes = request.block_bytes, .segment_bytes = request.segment_bytes};
+  MutexLock lock(mu_);
+  const StreamPools* pools = FindPools(stream);
+  if (pools == nullptr) return report;
+  for (const Block* block : pools->free[static_cast<int>(request.pool)].InOrder()) {
+    report.pool_free_bytes += block->bytes;
+    report.pool_largest_bytes = block->bytes;
+  }
+  return report;
+}
+
+HeapSnapshot CachingAllocator::Snapshot(bool with_history) {
+  HeapSnapshot snapshot{.options = options_};
+  MutexLock lock(mu_);
+  if (with_history) {
+    history_.Add(HistoryAction::kSnapshot, 0, counters_.active_bytes.current(), 0);
+    snapshot.history = history_.Events();
+  }
+  snapshot.segments.reserve(counters_.segment.current());
+  for (const Segment* segment = first_segment_; segment != nullptr; segment = segment->next) {
+    SegmentSnapshot& copy = snapshot.segments.emplace_back(SegmentSnapshot{.id = segment->id,
+                                                                           .address = segment->address,
+                                                                           .bytes = segment->bytes,
+                                                                           .pool = segment->pool,
+                                                                           .stream = segment->pools->stream});
+    for (const Block* block = segment->first; block != nullptr; block = block->next) {
+      copy.blocks.push_back({.offset = block->offset(),
+                             .bytes = block->bytes,
+                             .requested_bytes = block->requested_bytes,
+                             .state = block->state});
+    }
+  }
+  return snapshot;
+}
+
+uint64_t CachingAllocator::MetadataBytes() const {
+  MutexLock lock(mu_);
+  uint64_t bytes = slabs_.size() * sizeof(BlockSlab) + counters_.segment.current() * sizeof(Segment);
+  for (const auto& [stream, pools] : pools_) {
+    for (const FreeIndex& free : pools->free) bytes += free.MemoryBytes();
+  }
+  return bytes;
+}
+
+absl::Status CachingAllocator::CheckInvariants() const {
+  MutexLock lock(mu_);
+  HeapCounters counted;
+  absl::flat_hash_map<const Block*, size_t> waiting;
+  for (const auto& [stream, frees] : pending_) {
+    for (const PendingFree& pending : frees) ++waiting[pending.block];
+  }
+  size_t free_blocks = 0;
+  size_t free_segments = 0;
+  for (const Segment* segment = first_segment_; segment != nullptr; segment = segment->next) {
+    const auto broken = [&](int invariant, absl::string_view what) {
+      return absl::InternalError(absl::StrCat("invariant ", invariant, ", segment ", segment->order, ": ", what));
+    };
+    const PoolKind pool = segment->pool;
+    const FreeIndex& free = segment->pools->free[static_cast<int>(pool)];
+    if (segment->first->address != segment->address || segment->first->prev != nullptr) {
+      return broken(1, "the first block is not at offset 0");
+    }
+    uint64_t next_offset = 0;
+    for (const Block* block = segment->first; block != nullptr; block = block->next) {
+      if (block->segment != segment) return broken(1, "a block of another segment");
+      if (block->offset() != next_offset) return broken(1, absl::StrCat("gap or overlap at ", block->offset()));
+      if (block->bytes == 0 || block->bytes % kMinBlockBytes != 0) return broken(1, "bad block size");
+      if (block->next != nullptr && block->next->prev != block) return broken(1, "links disagree");
+      next_offset += block->bytes;
+      if (block->state != BlockState::kFree) {
+        counted.active.Up(pool, 1);
+        counted.active_bytes.Up(pool, block->bytes);
+        counted.requested_bytes.Up(pool, block->requested_bytes);
+      }
+      if (block->state == BlockState::kAllocated) {
+        counted.allocation.Up(pool, 1);
+        counted.allocated_bytes.Up(pool, block->bytes);
+        if (options_.IsOversize(block->bytes)) counted.oversize_allocations.Up(1);
+      }
+      if (block->state == BlockState::kPendingFree) {
+        const auto it = waiting.find(block);
+        if (it == waiting.end() || it->second != block->uses->events) return broken(5, "events do not match");
+        waiting.erase(it);
+      }
+      if (block->state != BlockState::kFree) continue;
+      if (block->next != nullptr && block->next->state == BlockState::kFree) return broken(2, "free neighbours");
+      ++free_blocks;
+      if (!free.Contains(block)) return broken(3, "a free block is not in its index");
+      if (block->IsWholeSegment()) {
+        ++free_segments;
+      } else {
+        counted.inactive_split.Up(pool, 1);
+        counted.inactive_split_bytes.Up(pool, block->bytes);
+      }
+    }
+    if (next_offset != segment->bytes) return broken(1, "the blocks do not fill the segment");
+    counted.segment.Up(pool, 1);
+    counted.reserved_bytes.Up(pool, segment->bytes);
+    if (options_.IsOversize(segment->bytes)) counted.oversize_segments.Up(1);
+  }
+  for (const auto& [stream, pools] : pools_) {
+    for (const FreeIndex& free : pools->free) {
+      FreeSizes sizes;
+      const std::vector<Block*> blocks = free.InOrder();
+      for (const Block* block : blocks) sizes.Add(block->bytes);
+      if (blocks.size() != free.size() || sizes != free.GetSizes()) {
+        return absl::InternalError("invariant 3: an index counts wrongly");
+      }
+      free_blocks -= free.size();
+    }
+  }
+  if (free_blocks != 0) return absl::InternalError("invariant 3: an index holds a block that is in no segment");
+  std::array<uint64_t, 2> last_search = {};
+  const Segment* last = nullptr;
+  for (const Segment* segment = first_free_segment_; segment != nullptr; segment = segment->next_free) {
+    uint64_t& search = last_search[static_cast<int>(segment->pool)];
+    if (segment->first->state != BlockState::kFree || !segment->first->IsWholeSegment()) {
+      return absl::InternalError("invariant 6: a segment in use is listed as free");
+    }
+    if (segment->prev_free != last) return absl::InternalError("invariant 6: links disagree");
+    if (segment->free_since < search || (last != nullptr && segment->free_since_tick < last->free_since_tick)) {
+      return absl::InternalError("invariant 6: not in the order of the frees");
+    }
+    search = segment->free_since;
+    last = segment;
+    --free_segments;
+  }
+  if (last_free_segment_ != last || free_segments != 0) {
+    return absl::InternalError("invariant 6: a wholly free segment is not listed");
+  }
+  if (!waiting.empty()) return absl::InternalError("invariant 5: an event of a block that does not wait for it");
+
+  const MemoryStats walked = counted.Report();
+  const MemoryStats have = counters_.Report();
+  absl::Status status;
+  const auto check = [&](absl::string_view name, const Stat& stat, const Stat& walk) {
+    if (stat.current == walk.current && stat.current <= stat.peak) return;
+    status.Update(absl::InternalError(absl::StrCat("invariant 4: ", name, " is ", stat.current, " (peak ", stat.peak,
+                                                   "), a walk counts ", walk.current)));
+  };
+  std::vector<const PoolStat*> expected;
+  walked.ForEach([&](const char*, const PoolStat& stat) { expected.push_back(&stat); });
+  size_t i = 0;
+  have.ForEach([&](const char* name, const PoolStat& stat) {
+    const PoolStat& walk = *expected[i++];
+    check(name, stat.all, walk.all);
+    for (size_t p = 0; p < stat.pool.size(); ++p) check(name, stat.pool[p], walk.pool[p]);
+  });
+  check("oversize_allocations", have.oversize_allocations, walked.oversize_allocations);
+  check("oversize_segments", have.oversize_segments, walked.oversize_segments);
+  return status;
+}
+
+}  // namespace vrambroker
