@@ -17,6 +17,16 @@ absl::StatusOr<Daemon> Daemon::Connect(const Context& context, absl::Duration ti
   return Daemon{.broker = v1::Broker::NewStub(*channel), .admin = v1::Admin::NewStub(*channel)};
 }
 
+absl::Status StatusOfCall(const grpc::Status& status, absl::Duration timeout) {
+  // gRPC's own words; the daemon's say what was not done in time.
+  if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED && status.error_message() == "Deadline Exceeded") {
+    return absl::DeadlineExceededError(absl::StrCat("the daemon accepts connections but did not answer within ",
+                                                    absl::FormatDuration(timeout),
+                                                    "; is it stopped, or in a debugger? Its log says what it did last"));
+  }
+  return client_internal::FromGrpc(status);
+}
+
 void SetRef(const std::string& session, v1::SessionRef* ref) {
   uint64_t id = 0;
   if (session.find_first_not_of("0123456789") == std::string::npos && absl::SimpleAtoi(session, &id)) {
@@ -70,7 +80,7 @@ absl::StatusOr<HeapSnapshot> ReadSnapshot(Daemon& daemon, uint64_t session, uint
     context.TryCancel();
     return status;
   }
-  if (absl::Status end = client_internal::FromGrpc(reader->Finish()); !end.ok()) return end;
+  if (absl::Status end = StatusOfCall(reader->Finish(), kDeadline); !end.ok()) return end;
   return heap;
 }
 

@@ -35,12 +35,15 @@ struct Daemon {
   static absl::StatusOr<Daemon> Connect(const Context& context, absl::Duration timeout = kDeadline);
 };
 
+// The status of a call that had `timeout`; when the daemon was silent, in words that say so.
+absl::Status StatusOfCall(const grpc::Status& status, absl::Duration timeout);
+
 template <typename Stub, typename Method, typename Request, typename Response>
 absl::Status Call(Stub& stub, Method method, const Request& request, Response* response,
                   absl::Duration timeout = kDeadline) {
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
-  return client_internal::FromGrpc((stub.*method)(&context, request, response));
+  return StatusOfCall((stub.*method)(&context, request, response), timeout);
 }
 
 // The id when `session` consists of digits, else the name.
