@@ -157,6 +157,8 @@ absl::StatusOr<Config> CheckConfig(const ConfigText& text) {
     config.settle_time = check.Time("settle_time", proto.settle_time(), absl::ZeroDuration());
   }
   config.max_sessions_per_uid = Or(proto.max_sessions_per_uid(), 1024);
+  config.session_bounds.client_timeout =
+      absl::ToChronoMilliseconds(check.Time("client_timeout", proto.client_timeout(), absl::Seconds(2)));
   config.session_bounds.max_blocks = Or(proto.max_blocks_per_session(), 1 << 20);
   config.session_bounds.max_segments = Or(proto.max_segments_per_session(), 1 << 16);
   config.max_calls_per_second_per_uid = Or(proto.max_calls_per_second_per_uid(), 100'000);
@@ -221,6 +223,7 @@ std::vector<std::string> FieldsThatNeedARestart(const Config& running, const Con
   compare("max_snapshots", [](const Config& c) { return c.max_snapshots; });
   compare("max_waiting_per_uid", [](const Config& c) { return c.max_waiting_per_uid; });
   compare("reclaim_timeout", [](const Config& c) { return c.reclaim_timeout; });
+  compare("client_timeout", [](const Config& c) { return c.session_bounds.client_timeout; });
   compare("settle_time", [](const Config& c) { return c.settle_time; });
   compare("metrics", [](const Config& c) { return c.max_metrics_clients; });
   compare("log_level", [](const Config& c) { return c.log_level; });

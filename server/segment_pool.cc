@@ -29,9 +29,6 @@
 namespace vrambroker {
 namespace {
 
-// How long a lease waits for frees of others that the driver is busy with.
-constexpr std::chrono::seconds kFreeTimeout(5);
-
 constexpr std::array<double, 11> kReclaimSeconds = {0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10};
 
 }  // namespace
@@ -543,7 +540,7 @@ bool SegmentPool::AwaitFree(uint64_t frees, SteadyTime deadline) {
 }
 
 absl::StatusOr<SegmentPool::LeasedSegment> SegmentPool::AllocateFromDriver(uint64_t bytes) {
-  const SteadyTime deadline = std::chrono::steady_clock::now() + kFreeTimeout;
+  const SteadyTime deadline = std::chrono::steady_clock::now() + options_.free_timeout;
   uint64_t frees = GetFigures().segment_frees;
   absl::StatusOr<DeviceSegment> segment = device_->AllocateSegment(bytes);
   // Other calls may still be freeing what the ledger counts as free: after each of them there may be room.

@@ -104,6 +104,7 @@ struct SegmentPoolOptions {
   uint64_t idle_limit_bytes = kNoIdleLimit;  // no more survive ReleaseIdleSince()
   // How long the segments of a process that has ended stay quarantined at least.
   std::chrono::milliseconds settle_time{0};
+  std::chrono::milliseconds free_timeout{5000};  // how long a lease waits for frees that the driver is busy with
   std::function<SteadyTime()> clock = [] { return std::chrono::steady_clock::now(); };
 };
 

@@ -21,12 +21,6 @@ namespace {
 
 constexpr uint64_t kMostRetriesAtOnce = 1 << 20;
 
-// How long a request waits for the client to close segments that were asked back. What it closes later still counts.
-constexpr std::chrono::seconds kCloseTimeout(1);
-
-// How long a client may be silent when it is asked something.
-constexpr std::chrono::seconds kQuestionTimeout(2);
-
 }  // namespace
 
 const char* SessionStateName(SessionState state) {
@@ -237,7 +231,7 @@ absl::StatusOr<ClientAnswer> Session::Ask(const ClientQuestion& question) {
   const size_t max_items = question.kind != ClientQuestion::Kind::kSnapshot ? 0
                            : question.with_history                          ? ClientQuestions::kMaxSnapshotItems
                                                                             : ClientQuestions::kMaxItemsWithoutHistory;
-  return questions_.Ask([&](uint64_t id) { events()->Ask(id, question); }, kQuestionTimeout, max_items);
+  return questions_.Ask([&](uint64_t id) { events()->Ask(id, question); }, bounds_.client_timeout, max_items);
 }
 
 // ---- Remote ----
@@ -484,7 +478,8 @@ uint64_t Session::ReturnSegments(SegmentPool& pool, absl::Span<const ReleasedSeg
 
   const absl::StatusOr<UserSlots::Slot> waiting = workers_.StartWaiting(caller_.uid);
   const bool may_wait = waiting.ok();
-  const auto deadline = std::chrono::steady_clock::now() + kCloseTimeout;
+  // What it closes later still counts.
+  const auto deadline = std::chrono::steady_clock::now() + bounds_.client_timeout / 2;
   uint64_t closed_bytes = 0;
   MutexLock lock(mu_);
   while (true) {

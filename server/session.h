@@ -76,10 +76,11 @@ struct Lease {
   WireHandle handle;
 };
 
-// What one session may hold; the daemon keeps something for each.
+// What one session may cost the daemon.
 struct SessionBounds {
-  size_t max_blocks = 1 << 20;    // through Allocate
-  size_t max_segments = 1 << 16;  // leased, over all devices
+  std::chrono::milliseconds client_timeout{2000};  // how long its client may be silent when it is asked something
+  size_t max_blocks = 1 << 20;                     // through Allocate
+  size_t max_segments = 1 << 16;                   // leased, over all devices
 };
 
 // A session is remote (its allocators are here) or leases segments (its allocators are in the client).
@@ -237,8 +238,8 @@ class Session : public std::enable_shared_from_this<Session> {
     Block* block = nullptr;
   };
 
-  // (slow) Asks the client to close `segments` and waits until it has, or for kCloseTimeout, or not at all when too
-  // many others wait. Returns the bytes closed.
+  // (slow) Asks the client to close `segments` and waits until it has, or for half of client_timeout, or not at all
+  // when too many others wait. Returns the bytes closed.
   uint64_t ReturnSegments(SegmentPool& pool, absl::Span<const ReleasedSegment> segments) ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<Allocation> Record(int device, Block* block) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status CheckMayLease() const ABSL_LOCKS_EXCLUDED(mu_);

@@ -22,7 +22,8 @@ void NotifySystemd(const std::string& state) {
   if (path[0] == '@') address.sun_path[0] = '\0';  // an abstract socket
   const UniqueFd fd(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (!fd.valid()) return;
-  sendto(fd.get(), state.data(), state.size(), MSG_NOSIGNAL, reinterpret_cast<const sockaddr*>(&address),
+  // Not waiting: a supervisor that does not read must not hold the daemon up.
+  sendto(fd.get(), state.data(), state.size(), MSG_NOSIGNAL | MSG_DONTWAIT, reinterpret_cast<const sockaddr*>(&address),
          static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + length));
 }
 

@@ -20,9 +20,9 @@ absl::StatusOr<Daemon> Daemon::Connect(const Context& context, absl::Duration ti
 absl::Status StatusOfCall(const grpc::Status& status, absl::Duration timeout) {
   // gRPC's own words; the daemon's say what was not done in time.
   if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED && status.error_message() == "Deadline Exceeded") {
-    return absl::DeadlineExceededError(absl::StrCat("the daemon accepts connections but did not answer within ",
-                                                    absl::FormatDuration(timeout),
-                                                    "; is it stopped, or in a debugger? Its log says what it did last"));
+    return absl::DeadlineExceededError(
+        absl::StrCat("the daemon accepts connections but did not answer within ", absl::FormatDuration(timeout),
+                     "; is it stopped, or in a debugger? Its log says what it did last"));
   }
   return client_internal::FromGrpc(status);
 }

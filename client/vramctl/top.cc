@@ -86,7 +86,8 @@ absl::Status Top(const Context& context) {
     if (!HandleSignals(signals.get(), nullptr)) return absl::OkStatus();
     data = poller.Take();
   }
-  if (!data->status.ok()) return data->status;  // a daemon that is not there at all is an error as for other commands
+  // A daemon that is not there at all is an error as for other commands; for one that is slow, the screen waits.
+  if (!data->status.ok() && !absl::IsDeadlineExceeded(data->status)) return data->status;
   view.SetData(*data);
 
   const absl::StatusOr<std::unique_ptr<TopScreen>> screen = TopScreen::Open();

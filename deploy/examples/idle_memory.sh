@@ -92,7 +92,7 @@ run() {
 }
 
 say "With reclaim"
-start_daemon ''
+start_daemon 'reclaim_timeout: "1m"'
 run 60
 await server "got it"
 echo "take 30 20MiB" >&3

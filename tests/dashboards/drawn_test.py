@@ -12,7 +12,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 import unittest
 
 import boards
@@ -85,7 +84,7 @@ class DrawnTest(LoadedTest):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        common = {"from": int(cls.began), "to": int(time.time()), "step": 1, "caption": CAPTION}
+        common = {"from": int(cls.began), "to": cls.prometheus.at, "step": 1, "caption": CAPTION}
         cls.jobs = [
             {"dashboard": str(boards.DASHBOARDS / "overview.json"), "picture": "overview.png", "chosen": boards.INTERVALS, **common},
             {"dashboard": str(boards.DASHBOARDS / "session.json"), "picture": "session.png",

@@ -272,9 +272,9 @@ class Prometheus:
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{path} {parameters}: {error.read().decode()}") from error
 
-    def value(self, expr):
-        """The value of a query with one result."""
-        result = self.get("query", query=expr)["result"]
+    def value(self, expr, **when):
+        """The value of a query with one result, now or at `time`."""
+        result = self.get("query", query=expr, **when)["result"]
         assert len(result) == 1, f"{expr}: {result}"
         return float(result[0]["value"][1])
 
@@ -284,7 +284,12 @@ class Prometheus:
             now = time.time()
             wait_for("a scrape", lambda: self.value("max(timestamp(vrambroker_build_info))") > now)
         now = time.time()
-        wait_for("recording rules", lambda: self.value("max(timestamp(gpu_client:vrambroker_limit_usage:ratio))") > now)
+
+        def evaluated():
+            at = self.value("max(timestamp(gpu_client:vrambroker_limit_usage:ratio))")
+            return at if at > now else None
+        # A moment at which every series has a value: after a scrape that was too slow, for a second none has.
+        self.at = wait_for("recording rules", evaluated)
 
     def close(self):
         self._process.kill()

@@ -83,7 +83,7 @@ class DashboardsTest(LoadedTest):
         expr = boards.fill_in(target["expr"], **chosen)
         if target["instant"]:
             return [(series["metric"], [float(series["value"][1])])
-                    for series in self.prometheus.get("query", query=expr)["result"]]
+                    for series in self.prometheus.get("query", query=expr, time=self.prometheus.at)["result"]]
         return [(series["metric"], [float(value) for _, value in series["values"]])
                 for series in self.prometheus.get("query_range", query=expr, start=self.began, end=time.time(), step=1)["result"]]
 
@@ -165,9 +165,9 @@ class DashboardsTest(LoadedTest):
 
     def test_refusals_are_counted_by_reason(self):
         for reason, count in self.load.ooms.items():
-            self.assertEqual(self.prometheus.value(f'vrambroker_device_ooms_total{{gpu="0", reason="{reason}"}}'), count)
+            self.assertEqual(self.prometheus.value(f'vrambroker_device_ooms_total{{gpu="0", reason="{reason}"}}', time=self.prometheus.at), count)
         self.assertEqual(
-            self.prometheus.value('vrambroker_client_ooms_total{gpu="0", client="notebook", reason="limit"}'),
+            self.prometheus.value('vrambroker_client_ooms_total{gpu="0", client="notebook", reason="limit"}', time=self.prometheus.at),
             self.load.ooms["limit"])
 
     def test_parts_add_up(self):
@@ -183,7 +183,7 @@ class DashboardsTest(LoadedTest):
                 ('count(vrambroker_client_reserved_bytes{gpu="0"})', "sum(vrambroker_sessions)"),
                 ('sum(vrambroker_tenant_sessions{gpu="0"})', "sum(vrambroker_sessions)")):
             with self.subTest(part=what, whole=whole):
-                self.assertEqual(self.prometheus.value(what), self.prometheus.value(whole))
+                self.assertEqual(self.prometheus.value(what, time=self.prometheus.at), self.prometheus.value(whole, time=self.prometheus.at))
 
     def test_the_table_says_what_vramctl_says(self):
         panels = {panel["title"]: panel for panel in boards.panels(boards.load("overview"))}

@@ -70,13 +70,16 @@ class RunnerTest(unittest.TestCase):
     def test_a_step_that_hangs_is_ended_with_all_that_it_started(self):
         code = reports(OK) + "child = subprocess.Popen(['sleep', '1000'])\nprint(child.pid, flush=True)\ntime.sleep(1000)"
         started = time.monotonic()
-        self.assertEqual(self.run_steps(python(code, limit=1.5)), 1)
-        self.assertLess(time.monotonic() - started, 30)
+        self.assertEqual(self.run_steps(python(code, limit=10)), 1)
+        self.assertLess(time.monotonic() - started, 60)
         self.assertIn("did not end within", self.only_failure()["detail"])
         self.assertEqual(self.document["checks"][0]["result"], "ok", "what it had found by then is kept")
         pid = int(self.only_failure()["output"])
-        for _ in range(500):  # the kernel may take a moment
-            if not os.path.exists(f"/proc/{pid}") or " Z " in pathlib.Path(f"/proc/{pid}/stat").read_text():
+        for _ in range(6000):  # the kernel may take a moment
+            try:
+                if " Z " in pathlib.Path(f"/proc/{pid}/stat").read_text():
+                    return
+            except (FileNotFoundError, ProcessLookupError):
                 return
             time.sleep(0.01)
         self.fail("the step's child lives on")
@@ -131,15 +134,15 @@ class RunnerTest(unittest.TestCase):
         self.assertEqual(self.document["checks"][0]["result"], "not_run")
 
     def test_without_time_left_steps_are_not_run(self):
-        self.assertEqual(self.run_steps(python("time.sleep(1000)", limit=1000, least=0.1), python(reports(OK)), budget=3), 3)
+        self.assertEqual(self.run_steps(python("time.sleep(1000)", limit=1000, least=0.1), python(reports(OK)), budget=10), 3)
         for check in self.document["checks"]:
             self.assertEqual(check["result"], "not_run", "the want of time is no fault of the step")
             self.assertIn("no time left", check["detail"])
-        self.assertIn("did not end within 2 s", self.document["checks"][0]["detail"])
+        self.assertRegex(self.document["checks"][0]["detail"], r"did not end within \d+ s")
 
     def test_steps_leave_a_later_one_its_share_of_the_budget(self):
         slow = python("time.sleep(1000)", limit=1000, least=0.1)
-        self.assertEqual(self.run_steps(slow, python(reports(OK), least=3, share=0.5), budget=8), 0)
+        self.assertEqual(self.run_steps(slow, python(reports(OK), least=3, share=0.5), budget=24), 0)
         self.assertEqual([c["result"] for c in self.document["checks"]], ["not_run", "ok"])
 
     def test_a_step_ends_when_the_runner_is_killed(self):

@@ -306,7 +306,7 @@ class Again {
 };
 
 TEST_F(HostileTest, QuestionsThatWaitForOneUser) {
-  Begin("max_questions_per_uid: 2");
+  Begin("max_questions_per_uid: 2 client_timeout: '2s'");
   std::vector<std::unique_ptr<RawStream>> mute;
   for (int i = 0; i < 3; ++i) {
     mute.push_back(std::make_unique<RawStream>(*raw_));
@@ -346,6 +346,7 @@ TEST_F(HostileTest, SnapshotsAtATime) {
 }
 
 TEST_F(HostileTest, UnreadableMessagesDoNotFillTheLog) {
+  const absl::Time begin = absl::Now();
   Begin("");
   // A name that is no UTF-8, of which protobuf writes a line.
   const std::string bad("\x0a\x03\x12\x01\xff", 5);
@@ -357,7 +358,8 @@ TEST_F(HostileTest, UnreadableMessagesDoNotFillTheLog) {
   const auto complaints = std::count_if(
       lines.begin(), lines.end(), [](const std::string& line) { return absl::StrContains(line, "invalid UTF-8"); });
   EXPECT_GT(complaints, 0) << "they are not lost altogether";
-  EXPECT_LT(complaints, kCount / 2 + 1000) << "a thousand at once, and a hundred a second";
+  EXPECT_LE(complaints, 1001 + 100 * absl::ToDoubleSeconds(absl::Now() - begin))
+      << "a thousand at once, and a hundred a second";
 }
 
 TEST_F(HostileTest, StreamsThatNeverSayHello) {

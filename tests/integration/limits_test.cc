@@ -177,6 +177,8 @@ TEST_F(LimitsTest, ALowerLimitTakesNothingAndRefusesGrowth) {
   EXPECT_EQ(lowered.devices(0).reserved_bytes(), 96_MiB);
   EXPECT_TRUE(WaitFor([&] { return client.limit_bytes() == 40_MiB; })) << "the client is not told";
   EXPECT_TRUE(Holds(held, 7));
+  // It answers in turn: what the lower limit asked it to give back comes before this.
+  ASSERT_OK(operator_.GetSession(Ref("lowered")));
 
   // A hit in the cache does not grow the session, so it is never refused, even above the limit.
   EXPECT_OK(cached.Reset());
@@ -229,8 +231,10 @@ TEST(PolicyTest, TheDaemonsPolicyCapsWhatIsAskedFor) {
                        DaemonProcess::Start({.config = "session_limit { fraction: 0.25 }"}));
   for (const std::optional<Limit>& limit :
        {std::optional<Limit>(), std::optional<Limit>(Limit(0.5)), std::optional<Limit>(Limit(uint64_t{1_GiB}))}) {
-    ASSERT_OK_AND_ASSIGN(Client client,
-                         Client::Connect({.socket_dir = daemon->socket_dir(), .name = "c", .limit = limit}));
+    ASSERT_OK_AND_ASSIGN(
+        Client client,
+        Client::Connect(
+            {.socket_dir = daemon->socket_dir(), .name = "c", .limit = limit, .connect_timeout = kPatience}));
     EXPECT_EQ(client.limit_bytes(), 64_MiB);
     EXPECT_OK(client.Allocate(64_MiB));
     EXPECT_STATUS(client.Allocate(64_MiB + 1), absl::StatusCode::kResourceExhausted, "limit");

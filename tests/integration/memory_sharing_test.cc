@@ -6,6 +6,7 @@
 
 #include <signal.h>
 
+#include <algorithm>
 #include <atomic>
 #include <optional>
 #include <string>
@@ -134,13 +135,13 @@ TEST_P(MemorySharingTest, AndIsRefusedWhenItsTimeIsUp) {
   Start();
   ASSERT_OK_AND_ASSIGN(Client holder, ConnectAs("holder"));
   ASSERT_OK_AND_ASSIGN(Buffer kept, holder.Allocate(200_MiB));
-  ASSERT_OK_AND_ASSIGN(Client patient, ConnectAs("patient", {.wait = absl::Seconds(1)}));
+  ASSERT_OK_AND_ASSIGN(Client patient, ConnectAs("patient", {.wait = absl::Seconds(5)}));
   const absl::Time begin = absl::Now();
   const absl::StatusOr<Buffer> refused = patient.Allocate(100_MiB);
   const std::optional<OutOfMemory> oom = GetOutOfMemory(refused.status());
   ASSERT_TRUE(oom.has_value()) << refused.status();
   EXPECT_EQ(oom->cause, OutOfMemory::Cause::kCapacity);
-  EXPECT_GE(absl::Now() - begin, absl::Seconds(1));
+  EXPECT_GE(absl::Now() - begin, absl::Seconds(5));
   EXPECT_GT(oom->waited_ms, 0u) << "the part of it that was spent in the queue";
   EXPECT_EQ(Session("patient").devices(0).waiting_size(), 0);
 }
@@ -227,7 +228,7 @@ TEST_P(MemorySharingTest, AGuaranteeIsThereWhateverOthersTake) {
   // It survives giving the memory back.
   ASSERT_OK(promised.Reset());
   ASSERT_OK(guarded.EmptyCache());
-  EXPECT_EQ(Session("g").devices(0).reserved_bytes(), 0u);
+  EXPECT_TRUE(WaitFor([&] { return Session("g").devices(0).reserved_bytes() == 0; }));
   EXPECT_FALSE(greedy.Allocate(2_MiB).ok());
   EXPECT_OK(guarded.Allocate(100_MiB));
 }
@@ -241,8 +242,12 @@ TEST_P(MemorySharingTest, AGuaranteeThatCannotBeKeptIsRefused) {
   EXPECT_OK(ConnectAs("modest", {.guarantee = Limit(uint64_t{100_MiB})}));
   EXPECT_EQ(ConnectAs("more", {.guarantee = Limit(uint64_t{200_MiB})}).status().code(),
             absl::StatusCode::kPermissionDenied);
+  // A goodbye that could not be said in time shows as a session without a stream.
   ASSERT_OK_AND_ASSIGN(const v1::ListSessionsResponse left, raw_->ListSessions());
-  EXPECT_EQ(left.sessions_size(), 1) << "those that were refused are gone";
+  const auto active = std::count_if(left.sessions().begin(), left.sessions().end(), [](const v1::Session& session) {
+    return session.state() == v1::SESSION_STATE_ACTIVE;
+  });
+  EXPECT_EQ(active, 1) << "those that were refused are gone";
 }
 
 TEST_P(MemorySharingTest, AGuaranteeIsMadeOfOthersIdleMemory) {
@@ -252,8 +257,9 @@ TEST_P(MemorySharingTest, AGuaranteeIsMadeOfOthersIdleMemory) {
   const absl::StatusOr<Client> in_use = ConnectAs("g");
   EXPECT_EQ(in_use.status().code(), absl::StatusCode::kResourceExhausted) << in_use.status();
   ASSERT_OK(freed.Reset());
-  ASSERT_OK_AND_ASSIGN(Client guarded, ConnectAs("g"));
-  EXPECT_OK(guarded.Allocate(150_MiB));
+  absl::StatusOr<Client> guarded = absl::UnknownError("not tried");
+  ASSERT_TRUE(WaitFor([&] { return (guarded = ConnectAs("g")).ok(); })) << guarded.status();
+  EXPECT_OK(guarded->Allocate(150_MiB));
 }
 
 TEST_P(MemorySharingTest, GuaranteesChangeWhileTheyAreUsed) {

@@ -165,6 +165,7 @@ TEST_F(TenantsTest, WhatADeadProcessHadIsZerosForAnotherTenant) {
   options.socket_dir = dir();
   options.name = "blue-next";
   options.wait = kPatience;
+  options.connect_timeout = kPatience;
   ASSERT_OK_AND_ASSIGN(Client next, Client::Connect(options));
   ASSERT_OK_AND_ASSIGN(Buffer buffer, next.Allocate(kMost));
   EXPECT_TRUE(IsZero(buffer));
@@ -209,6 +210,7 @@ TEST_F(TenantsTest, AChildThatKeepsDescriptorsDelaysReuseAndIsNamed) {
   options.socket_dir = dir();
   options.name = "blue-patient";
   options.wait = kPatience;
+  options.connect_timeout = kPatience;
   ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
   ASSERT_OK_AND_ASSIGN(Client patient, Client::Connect(options));
   absl::StatusOr<Buffer> buffer = absl::UnknownError("");

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import unittest
 
 LIBRARY = os.environ["VRAMBROKER_TEST_LIBRARY"]
@@ -27,13 +28,13 @@ class Daemon:
         for line in self.process.stderr:
             log += line
             if "daemon ready" in line:  # the last thing that it says before it serves
+                threading.Thread(target=self.process.stderr.read, daemon=True).start()  # a full pipe would hold it up
                 return
         raise AssertionError("the daemon does not serve; its log:\n" + log)
 
     def kill(self):
         self.process.kill()
         self.process.wait()
-        self.process.stderr.close()
 
     def close(self):
         if self.process.returncode is None:

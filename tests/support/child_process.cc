@@ -136,7 +136,12 @@ std::string ChildProcess::ErrorText() const {
 }
 
 void ChildProcess::Signal(int signal) const {
-  if (!exit_code_.has_value()) kill(pid_, signal);
+  if (exit_code_.has_value()) return;
+  kill(pid_, signal);
+  // Its threads stop one after the other. The call fails when the process has ended.
+  siginfo_t info = {};
+  while (signal == SIGSTOP && waitid(P_PID, static_cast<id_t>(pid_), &info, WSTOPPED) != 0 && errno == EINTR) {
+  }
 }
 
 bool ChildProcess::Running() {

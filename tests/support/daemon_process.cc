@@ -13,9 +13,13 @@
 namespace vrambroker::testing_support {
 
 DaemonProcess::DaemonProcess(const DaemonOptions& options) : options_(options), socket_dir_(MakeTempDir()) {
-  // Tests that end a daemon while sessions are open wait this long.
+  const auto unless_said = [&](const char* field, const char* value) {
+    return absl::StrContains(options.config, field) ? "" : absl::StrCat(field, ": \"", value, "\"\n");
+  };
   std::ofstream(socket_dir_ + "/config.textproto")
-      << (absl::StrContains(options.config, "drain_timeout") ? "" : "drain_timeout: \"500ms\"\n")
+      << unless_said("drain_timeout", "500ms")  // tests that end a daemon while sessions are open wait this long
+      // Clients that do answer may be slow to.
+      << unless_said("client_timeout", "20s") << unless_said("reclaim_timeout", "10s")
       << (OnCuda() ? "" : absl::StrCat("host_devices: ", options.devices, "\n")) << options.config;
   (void)OnSubstitute();  // there is a machine from here on
 }

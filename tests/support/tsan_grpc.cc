@@ -140,6 +140,14 @@ void ServerCallbackCall::ScheduleOnDone(bool inline_ondone) {
   next(this, inline_ondone);
 }
 
+// The same for the reaction to a cancellation, which whoever completes the last of its conditions runs.
+void ServerCallbackCall::CallOnCancel(ServerReactor* reactor) {
+  using Function = void (*)(ServerCallbackCall*, ServerReactor*);
+  static const auto next = reinterpret_cast<Function>(Overridden(Address(&ServerCallbackCall::CallOnCancel)));
+  __tsan_acquire(&on_cancel_conditions_remaining_);
+  next(this, reactor);
+}
+
 }  // namespace grpc::internal
 
 namespace grpc {

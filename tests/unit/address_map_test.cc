@@ -235,7 +235,7 @@ TEST_F(AddressMapTest, AgreesWithAMap) {
 
 TEST_F(AddressMapTest, OneOfSeveralTakersGetsTheValue) {
   constexpr int kThreads = 3;
-  constexpr int kRounds = 2000;
+  constexpr int kRounds = 500;
   ASSERT_TRUE(map().AddRange(At(kBase), 2_MiB, 512, &owner_));
   std::atomic<int> round = 0, taken = 0, ready = 0;
   std::vector<std::thread> threads;

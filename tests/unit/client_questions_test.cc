@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <thread>
@@ -66,19 +67,30 @@ TEST(ClientQuestionsTest, AnAnswerDropByDropEndsSomeTime) {
 }
 
 TEST(ClientQuestionsTest, EachPartRenewsThePatience) {
-  ClientQuestions questions;
-  std::thread client;
-  const absl::StatusOr<ClientAnswer> answer = questions.Ask(
-      [&](uint64_t id) {
-        client = std::thread([&questions, id] {
-          for (int part = 0; part < 5; ++part) {
-            std::this_thread::sleep_for(milliseconds(500));
-            questions.Receive(id, 1, part < 4, Nothing);
-          }
-        });
-      },
-      milliseconds(2000));  // four times a part's pause: for slow machines
-  client.join();
+  using Clock = std::chrono::steady_clock;
+  constexpr milliseconds kPatience(2000);
+  absl::StatusOr<ClientAnswer> answer = absl::UnknownError("not asked");
+  // Once more when the machine was so slow that a pause was longer than the patience.
+  Clock::duration longest = kPatience;
+  for (int run = 0; run < 10 && !answer.ok() && longest >= kPatience; ++run) {
+    ClientQuestions questions;
+    std::thread client;
+    longest = {};
+    answer = questions.Ask(
+        [&](uint64_t id) {
+          client = std::thread([&, id, last = Clock::now()]() mutable {
+            for (int part = 0; part < 5; ++part) {
+              std::this_thread::sleep_for(milliseconds(500));
+              const Clock::time_point sent = Clock::now();
+              questions.Receive(id, 1, part < 4, Nothing);
+              longest = std::max(longest, Clock::now() - last);
+              last = sent;
+            }
+          });
+        },
+        kPatience);
+    client.join();
+  }
   EXPECT_TRUE(answer.ok()) << answer.status() << ": all parts together took longer than the patience, each did not";
 }
 

@@ -416,6 +416,7 @@ TEST(ConfigReloadTest, EveryFieldNeedsARestartOrNot) {
       {"max_waiting_per_uid", "5"},
       {"reclaim_timeout", "'1s'"},
       {"settle_time", "'1s'"},
+      {"client_timeout", "'1s'"},
   };
   const std::map<std::string, std::string> live = {
       {"session_limit", "{ fraction: 0.5 }"}, {"max_sessions_per_uid", "5"}, {"rules", "{ uid: '1' }"}};

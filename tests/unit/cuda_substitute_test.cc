@@ -120,10 +120,13 @@ TEST_F(CudaSubstituteTest, OpeningTwiceGivesTheSameAddressAndNeedsTwoCloses) {
 TEST_F(CudaSubstituteTest, MemoryLivesWhileItIsOpen) {
   for (const bool killed : {false, true}) {
     SCOPED_TRACE(killed ? "the owner is killed" : "the owner frees it");
+    int free[2];
+    ASSERT_EQ(pipe(free), 0);
     const Process owner([&] {
       void* memory = Export();
       AwaitGo();
       const int freed = static_cast<int>(cudaFree(memory));
+      (void)!write(free[1], "x", 1);
       AwaitGo();
       return freed;
     });
@@ -153,6 +156,7 @@ TEST_F(CudaSubstituteTest, MemoryLivesWhileItIsOpen) {
       EXPECT_EQ(UsedBytes(machine_, 0), contexts + kBytes);
     } else {
       Go();
+      ASSERT_EQ(read(free[0], &byte, 1), 1);  // before the user opens it again
     }
     (void)!write(closing[1], &byte, 1);
     EXPECT_EQ(user.Wait(), 0);

@@ -327,6 +327,11 @@ TEST_F(BrokerMetricsTest, ReclaimAndWaits) {
   ASSERT_TRUE(broker_->Free(holder, {block->block}).ok());
   const SessionPtr needy = Open("needy", 2000);
   ASSERT_TRUE(Allocate(needy, 30_MiB).ok());  // the other one gives its idle segment back
+  // The reclaim is counted at the end of the task that made the memory free.
+  const auto counted = std::make_shared<Gate>();
+  counted->Open();
+  holder->slow_calls().Submit([counted] { counted->Pass(); });
+  counted->AwaitArrivals(1);
   const MetricsPage page = Page();
   const auto device = [&](const std::string& name) { return page.Value("vrambroker_device_" + name, {{"gpu", "0"}}); };
   EXPECT_EQ(device("reclaims_total"), 1);

@@ -39,8 +39,9 @@ class SegmentPoolTest : public ::testing::Test {
                 uint64_t idle_limit = SegmentPoolOptions::kNoIdleLimit) {
     auto device = std::make_unique<FakeDevice>(device_bytes, kind);
     device_ = device->control();
-    pool_ = std::make_unique<SegmentPool>(std::move(device), capacity, &next_segment_,
-                                          SegmentPoolOptions{.idle_limit_bytes = idle_limit});
+    pool_ = std::make_unique<SegmentPool>(
+        std::move(device), capacity, &next_segment_,
+        SegmentPoolOptions{.idle_limit_bytes = idle_limit, .free_timeout = std::chrono::minutes(1)});
   }
   // Accounts of session n have pid 100 + n.
   void Open(SessionId session, uint64_t limit = kPlenty, uid_t tenant = kAnn) {

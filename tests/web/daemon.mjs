@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A real daemon, its real clients and vramctl, for a test of the page.
 import {execFile, spawn} from 'node:child_process';
-import {mkdtempSync, rmSync} from 'node:fs';
+import {mkdtempSync, rmSync, writeFileSync} from 'node:fs';
 import {tmpdir} from 'node:os';
 import path from 'node:path';
 import readline from 'node:readline';
@@ -72,10 +72,12 @@ export class Daemon {
     daemon.build = build;
     daemon.dir = mkdtempSync(path.join(tmpdir(), 'vrambroker-web.'));
     daemon.children = [];
+    const config = path.join(daemon.dir, 'config.textproto');
+    writeFileSync(config, 'idle_decay: "1h"\n');  // figures that are compared seconds apart stay
     daemon.environment = {...process.env, VRAMBROKER_SOCKET_DIR: daemon.dir};
     daemon.log = '';
     daemon.process = daemon.spawn('server/vrambrokerd',
-      ['--device=host', `--socket_dir=${daemon.dir}`, '--http_address=127.0.0.1:0', ...flags]);
+      [`--config=${config}`, '--device=host', `--socket_dir=${daemon.dir}`, '--http_address=127.0.0.1:0', ...flags]);
     daemon.process.stderr.on('data', (text) => { daemon.log += text; });
     daemon.process.stdout.on('data', (text) => { daemon.log += text; });
     try {

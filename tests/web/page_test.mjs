@@ -354,7 +354,7 @@ async function refused(browser, daemon, {clients}) {
       assert.ok(text.includes(part), `${part} is not in: ${text}`);
     }
   }
-  assert.equal((await page.figures()).refused, String(ooms.total_events));
+  await waitFor('their number', async () => (await page.figures()).refused === String(ooms.total_events));
   await page.tab.locator('#ooms').scrollIntoViewIfNeeded();
   await page.picture('refused');
   await page.close();
@@ -441,6 +441,7 @@ async function hostile(browser, daemon) {
   const rows = await page.rows();
   assert.deepEqual(new Set(rows.map((row) => row.name)), new Set(names.slice(0, rows.length)));
   assert.match(await page.text('#ooms li:first-child'), /<img src=x onerror=alert\(1\)>/);
+  await page.tab.waitForSelector('#map[data-draw-ms]');
   await page.tab.locator('#map').focus();
   await page.tab.keyboard.press('ArrowRight');
   assert.ok((await page.text('#map-tip')).startsWith(names[0]));
