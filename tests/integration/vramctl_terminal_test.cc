@@ -166,6 +166,17 @@ TEST_F(TopTest, KeysWorkWhileTheDaemonHangs) {
   daemon_->process().Signal(SIGCONT);
 }
 
+TEST_F(TopTest, WaitsForADaemonThatHangsFromTheBeginning) {
+  daemon_->process().Signal(SIGSTOP);
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Terminal> top, Top());
+  EXPECT_TRUE(top->Shows("did not answer within 3s"));
+  daemon_->process().Signal(SIGCONT);
+  EXPECT_TRUE(top->Shows("no sessions"));
+  EXPECT_TRUE(top->ShowsNoMore("did not answer"));
+  top->Press("q");
+  EXPECT_EQ(top->End(), "exit=0 plain");
+}
+
 TEST_F(TopTest, GivesTheTerminalBackWhenItIsEnded) {
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Terminal> top, Top());
