@@ -44,7 +44,9 @@ class PolicyTest : public VramctlDaemonTest {
   // As an editor does it: whoever reads sees the old file or the new one.
   void WriteConfig(const std::string& text) const {
     const std::string path = daemon_->config_path();
-    std::ofstream(path + ".new") << "socket_mode: '0666'\ndrain_timeout: '500ms'\n" << text;
+    std::ofstream(path + ".new")
+        << "socket_mode: '0666'\ndrain_timeout: '500ms' client_timeout: '20s' reclaim_timeout: '10s'\n"
+        << text;
     std::filesystem::rename(path + ".new", path);
   }
 
