@@ -62,7 +62,7 @@ if (exec 3<>/dev/tcp/127.0.0.1/9477) 2>/dev/null; then http=127.0.0.1:0; fi  # t
 setsid "$daemon" --socket_dir="$VRAMBROKER_SOCKET_DIR" --capacity=1GiB --http_address=$http > "$work/daemon.log" 2>&1 &
 daemon_pid=$!
 for _ in $(seq 600); do
-  grep -q 'daemon ready' "$work/daemon.log" && break
+  grep -qs 'daemon ready' "$work/daemon.log" && break
   kill -0 "$daemon_pid" 2>/dev/null || { cat "$work/daemon.log" >&2; fail "the daemon did not start"; }
   sleep 0.1
 done

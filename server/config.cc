@@ -28,6 +28,8 @@ namespace vrambroker {
 namespace {
 
 constexpr uint32_t kMaxMetricsClients = 100'000;
+constexpr absl::Duration kLeastClientTimeout = absl::Milliseconds(10);
+constexpr absl::Duration kMostClientTimeout = absl::Seconds(20);
 
 class ErrorList : public google::protobuf::io::ErrorCollector {
  public:
@@ -157,8 +159,13 @@ absl::StatusOr<Config> CheckConfig(const ConfigText& text) {
     config.settle_time = check.Time("settle_time", proto.settle_time(), absl::ZeroDuration());
   }
   config.max_sessions_per_uid = Or(proto.max_sessions_per_uid(), 1024);
-  config.session_bounds.client_timeout =
-      absl::ToChronoMilliseconds(check.Time("client_timeout", proto.client_timeout(), absl::Seconds(2)));
+  const absl::Duration client_timeout = check.Time("client_timeout", proto.client_timeout(), absl::Seconds(2));
+  if (client_timeout < kLeastClientTimeout || client_timeout > kMostClientTimeout) {
+    check.Fault("client_timeout", absl::StrCat(absl::FormatDuration(client_timeout), " is not ",
+                                               absl::FormatDuration(kLeastClientTimeout), " to ",
+                                               absl::FormatDuration(kMostClientTimeout)));
+  }
+  config.session_bounds.client_timeout = absl::ToChronoMilliseconds(client_timeout);
   config.session_bounds.max_blocks = Or(proto.max_blocks_per_session(), 1 << 20);
   config.session_bounds.max_segments = Or(proto.max_segments_per_session(), 1 << 16);
   config.max_calls_per_second_per_uid = Or(proto.max_calls_per_second_per_uid(), 100'000);

@@ -2,6 +2,7 @@
 #include "server/systemd.h"
 
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/un.h>
 
 #include <cstddef>
@@ -22,8 +23,10 @@ void NotifySystemd(const std::string& state) {
   if (path[0] == '@') address.sun_path[0] = '\0';  // an abstract socket
   const UniqueFd fd(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (!fd.valid()) return;
-  // Not waiting: a supervisor that does not read must not hold the daemon up.
-  sendto(fd.get(), state.data(), state.size(), MSG_NOSIGNAL | MSG_DONTWAIT, reinterpret_cast<const sockaddr*>(&address),
+  // A supervisor that does not read must not hold the daemon up for long.
+  const timeval patience = {.tv_sec = 1, .tv_usec = 0};
+  setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+  sendto(fd.get(), state.data(), state.size(), MSG_NOSIGNAL, reinterpret_cast<const sockaddr*>(&address),
          static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + length));
 }
 

@@ -22,7 +22,7 @@ absl::Status StatusOfCall(const grpc::Status& status, absl::Duration timeout) {
   if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED && status.error_message() == "Deadline Exceeded") {
     return absl::DeadlineExceededError(
         absl::StrCat("the daemon accepts connections but did not answer within ", absl::FormatDuration(timeout),
-                     "; is it stopped, or in a debugger? Its log says what it did last"));
+                     "; it may be stopped, or wait for clients: its log says what it did last"));
   }
   return client_internal::FromGrpc(status);
 }

@@ -24,7 +24,7 @@
 
 namespace vrambroker::vramctl {
 
-// A trim may wait a second for the client on each device; a stopped daemon must not hang a script.
+// Longer than the daemon waits for a client (client_timeout); a stopped daemon must not hang a script.
 inline constexpr absl::Duration kDeadline = absl::Seconds(30);
 
 // Both services over one connection.

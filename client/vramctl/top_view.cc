@@ -212,6 +212,7 @@ Line TopView::TitleLine() const {
       waiting += static_cast<uint64_t>(device.waiting_size());
     }
   }
+  if (NothingRead()) return Text("vrambrokerd", Style::kTitle);
   const int sessions = overview.sessions.sessions_size();
   Line line = {{absl::StrCat("vrambrokerd ", Printable(overview.devices.daemon_version())), Style::kTitle},
                {absl::StrCat("  ", Clock(data_.read_at, options_.time_zone), "  ", sessions,
@@ -226,8 +227,9 @@ Line TopView::TitleLine() const {
 std::vector<Line> TopView::Head(int most_lines, int columns) const {
   std::vector<Line> lines = {TitleLine()};
   if (!data_.status.ok()) {
-    lines.push_back(Text(absl::StrCat("no daemon since ", Clock(data_.failing_since, options_.time_zone),
-                                      "; trying again. ", Printable(data_.status.message())),
+    lines.push_back(Text(absl::StrCat(absl::IsDeadlineExceeded(data_.status) ? "no answer since " : "no daemon since ",
+                                      Clock(data_.failing_since, options_.time_zone), "; trying again. ",
+                                      Printable(data_.status.message())),
                          Style::kAlarm));
   }
   const auto& devices = data_.overview.devices.devices();
@@ -273,7 +275,7 @@ Line TopView::SelectedLine() const {
 
 Line TopView::RefusalLine() const {
   const v1::ListOutOfMemoryResponse& refusals = data_.refusals;
-  if (refusals.events().empty()) return Text("no request was refused", Style::kDim);
+  if (refusals.events().empty()) return NothingRead() ? Text("") : Text("no request was refused", Style::kDim);
   const v1::OutOfMemoryEvent& event = refusals.events(0);
   const OutOfMemory oom = client_internal::FromProto(event.out_of_memory());
   return Text(absl::StrCat(refusals.total_events(), refusals.total_events() == 1 ? " refusal" : " refusals", ", last ",
@@ -298,7 +300,10 @@ std::vector<Line> TopView::TableLines(int lines, int columns) {
   const TableLayout layout = LayOut(rows_, columns, data_.overview.devices.devices_size() > 1);
   std::vector<Line> table = {HeadingLine(layout, sort_, columns)};
   if (rows_.empty()) {
-    table.push_back(Text(filter_.empty() ? "no sessions" : "no session's name contains that", Style::kDim));
+    table.push_back(Text(NothingRead()     ? "nothing was read yet"
+                         : filter_.empty() ? "no sessions"
+                                           : "no session's name contains that",
+                         Style::kDim));
   }
   for (size_t i = first_; i < std::min(rows_.size(), first_ + page_); ++i) {
     Line line = RowLine(layout, rows_[i], options_.utf8);

@@ -63,6 +63,7 @@ class TopView {
   std::vector<Line> Draw(int rows, int columns);
 
  private:
+  bool NothingRead() const { return data_.read_at == absl::Time(); }  // the daemon has never answered
   std::vector<Line> Head(int most_lines, int columns) const;
   Line TitleLine() const;
   Line SelectedLine() const;

@@ -92,7 +92,7 @@ run() {
 }
 
 say "With reclaim"
-start_daemon 'reclaim_timeout: "1m"'
+start_daemon 'reclaim_timeout: "1m"'  # milliseconds will do, but this machine may be busy
 run 60
 await server "got it"
 echo "take 30 20MiB" >&3

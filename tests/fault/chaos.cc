@@ -64,6 +64,7 @@ std::string Config() {
   return absl::StrCat(R"(
   idle_decay: "100ms"
   reclaim_timeout: "200ms"
+  client_timeout: "400ms"
   rules { session_name: "guaranteed*" guarantee { bytes: ")",
                       kChaosGuarantee, R"(" } tenant: "guaranteed" }
   rules { session_name: "urgent*" priority: 5 tenant: "waiting" }

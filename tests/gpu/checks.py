@@ -37,10 +37,10 @@ def daemon_killed(programs):
     counter = client.malloc(bytes=4096)["block"]
     client.fill(block=held, seed=1)
     stream = client.new_stream()["stream"]
-    client.increment(block=counter, ms=30000, stream=stream)
+    client.increment(block=counter, ms=15000, stream=stream)
     daemon.kill()
     value = client.read_word(block=counter)["value"]
-    wait_for(lambda: client.read_word(block=counter)["value"] > value, "the kernel goes on after the daemon's death", 20)
+    wait_for(lambda: client.read_word(block=counter)["value"] > value, "the kernel goes on after the daemon's death", 10)
     client.expect_holds(held, 1, "after the daemon's death")
     client.fill(block=held, seed=2)
     client.expect_holds(held, 2, "written after the daemon's death")

@@ -6,6 +6,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/time/clock.h"
 #include "allocator/bytes.h"
 #include "tests/integration/bad_input_fixture.h"
 
@@ -137,10 +138,12 @@ TEST_F(BadInputTest, FiguresAndAnswersThatNobodyAskedFor) {
 }
 
 TEST_F(BadInputTest, AClientThatDoesNotAnswerQuestions) {
-  Begin({.config = "client_timeout: '2s'"});
+  Begin({.config = "client_timeout: '3s'"});
   RawStream stream(*raw_);
   ASSERT_OK(stream.Open(LeasingHello("mute")));
+  const absl::Time asked = absl::Now();
   EXPECT_STATUS(raw_->TrimSession(Ref("mute")), StatusCode::kDeadlineExceeded, "does not answer");
+  EXPECT_GE(absl::Now() - asked, absl::Seconds(3));
   EXPECT_OK(raw_->GetSession(Ref("mute"))) << "with the last figures";
   EXPECT_STATUS(raw_->GetSnapshot(Ref("mute"), 0), StatusCode::kDeadlineExceeded, "does not answer");
   // An answer that makes no sense ends the question, not the session.

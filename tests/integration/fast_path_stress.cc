@@ -410,9 +410,9 @@ class Stress {
         break;
     }
     ++done_[absl::StrCat(what, status.ok() ? "" : absl::StrCat(", ", absl::StatusCodeToString(status.code())))];
-    // The session has gone, or its process has not yet been seen to; or its client was held up.
+    // The session has gone, or its process has not yet been seen to.
     if (status.ok() || absl::IsNotFound(status) || absl::IsAborted(status) || absl::IsFailedPrecondition(status) ||
-        absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status)) {
+        absl::IsUnavailable(status)) {
       return true;
     }
     return Fail(absl::StrCat(what, ": ", status.ToString()));

@@ -6,7 +6,6 @@
 
 #include <signal.h>
 
-#include <algorithm>
 #include <atomic>
 #include <optional>
 #include <string>
@@ -242,12 +241,10 @@ TEST_P(MemorySharingTest, AGuaranteeThatCannotBeKeptIsRefused) {
   EXPECT_OK(ConnectAs("modest", {.guarantee = Limit(uint64_t{100_MiB})}));
   EXPECT_EQ(ConnectAs("more", {.guarantee = Limit(uint64_t{200_MiB})}).status().code(),
             absl::StatusCode::kPermissionDenied);
-  // A goodbye that could not be said in time shows as a session without a stream.
   ASSERT_OK_AND_ASSIGN(const v1::ListSessionsResponse left, raw_->ListSessions());
-  const auto active = std::count_if(left.sessions().begin(), left.sessions().end(), [](const v1::Session& session) {
-    return session.state() == v1::SESSION_STATE_ACTIVE;
-  });
-  EXPECT_EQ(active, 1) << "those that were refused are gone";
+  for (const v1::Session& session : left.sessions()) {
+    EXPECT_TRUE(session.name() == "first" || session.name() == "modest") << session.name() << " was refused";
+  }
 }
 
 TEST_P(MemorySharingTest, AGuaranteeIsMadeOfOthersIdleMemory) {

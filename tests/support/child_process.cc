@@ -140,7 +140,8 @@ void ChildProcess::Signal(int signal) const {
   kill(pid_, signal);
   // Its threads stop one after the other. The call fails when the process has ended.
   siginfo_t info = {};
-  while (signal == SIGSTOP && waitid(P_PID, static_cast<id_t>(pid_), &info, WSTOPPED) != 0 && errno == EINTR) {
+  while (signal == SIGSTOP && waitid(P_PID, static_cast<id_t>(pid_), &info, WSTOPPED | WNOWAIT) != 0 &&
+         errno == EINTR) {
   }
 }
 

@@ -41,7 +41,7 @@ class ChildProcess {
   // What was written to standard error so far.
   std::string ErrorText() const;
 
-  void Signal(int signal) const;
+  void Signal(int signal) const;  // after SIGSTOP it returns when all threads have stopped
   bool Running();
   // The exit code, or 128 + the signal that ended it.
   absl::StatusOr<int> Wait(absl::Duration timeout = kPatience);

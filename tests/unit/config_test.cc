@@ -169,6 +169,8 @@ TEST(ConfigTest, EachBadFieldIsNamed) {
       {"idle_decay: '10'", "idle_decay: '10' is not a duration"},
       {"idle_decay: '-1s'", "idle_decay"},
       {"idle_decay: 'inf'", "idle_decay"},
+      {"client_timeout: '0s'", "client_timeout: 0 is not 10ms to 20s"},
+      {"client_timeout: '21s'", "client_timeout: 21s is not 10ms to 20s"},
       {"idle_limit: '1GB'", "idle_limit: '1GB' is not a size"},
       {"drain_timeout: '25h'", "drain_timeout"},
       {"log_level: 'trace'", "log_level: 'trace' is not"},
