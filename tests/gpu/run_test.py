@@ -152,7 +152,11 @@ class RunnerTest(unittest.TestCase):
                 "real = runner.subprocess.Popen\n"
                 "runner.subprocess.Popen = lambda *a, **k: real(*a, pass_fds=[3], **k)\n"
                 "runner.run([step], 60, runner.Results(None, {}))\n")
-        with subprocess.Popen([sys.executable, "-B", "-c", code], stdout=subprocess.PIPE) as orchestrator:
+        # It cannot clean up: its folder is in one of ours.
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        environment = dict(os.environ, TMPDIR=folder.name)
+        with subprocess.Popen([sys.executable, "-B", "-c", code], stdout=subprocess.PIPE, env=environment) as orchestrator:
             pid = int(orchestrator.stdout.readline())
             orchestrator.kill()
             # The pipe ends when the step, which has it open as well, does.
