@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::chrono::seconds kSilenceAllowed(10);
 // Every client keeps one for its next ticket, and several threads of it may need one each.
-constexpr size_t kMaxConnectionsPerUid = 2048;
+constexpr size_t kMaxDescriptorConnectionsPerUid = 2048;
 
 // One packet: `code`, `text`, and the descriptor if it is valid.
 void Send(int socket, const absl::Status& status, int descriptor) {
@@ -56,7 +56,7 @@ void DescriptorSocket::AcceptAll() {
     if (!caller.ok()) continue;
     size_t open = 0;
     for (const auto& [other, connection] : connections_) open += connection.caller.uid == caller->uid ? 1 : 0;
-    if (open >= kMaxConnectionsPerUid) {
+    if (open >= kMaxDescriptorConnectionsPerUid) {
       Send(fd.get(),
            absl::ResourceExhaustedError("too many connections of this user to the descriptor socket; close some"), -1);
       continue;

@@ -20,16 +20,6 @@ using Key = std::pair<SessionId, int>;  // and device
 // looking keeps nobody from reclaiming. The others wait for their turn.
 constexpr size_t kQuestionsPerUid = 8;
 
-struct Entry {
-  bool pending = false;             // to be asked, or asked and not answered
-  std::optional<SteadyTime> asked;  // when it was last to be
-  SteadyTime taken;                 // when `segments` came
-  Segments segments;                // null: no answer
-  bool too_many = false;
-  size_t blocks = 0;
-  size_t may_have = 0;  // blocks, in what it has reserved
-};
-
 // Compares sessions with ids.
 struct ById {
   bool operator()(const SessionInfo& session, SessionId id) const { return session.id < id; }
@@ -46,6 +36,15 @@ struct MemoryMap::Shared : std::enable_shared_from_this<Shared> {
   struct User {
     size_t under_way = 0;
     std::deque<Question> waiting;
+  };
+  struct Entry {
+    bool pending = false;             // to be asked, or asked and not answered
+    std::optional<SteadyTime> asked;  // when it was last to be
+    SteadyTime taken;                 // when `segments` came
+    Segments segments;                // null: no answer
+    bool too_many = false;
+    size_t blocks = 0;
+    size_t may_have = 0;  // blocks, in what it has reserved
   };
 
   Shared(Broker* the_broker, MemoryMapOptions the_options) : broker(*the_broker), options(std::move(the_options)) {}
@@ -153,7 +152,7 @@ DeviceMap MemoryMap::Get(int device) {
     const absl::StatusOr<SessionPtr> found = broker_.FindSession(SessionRef(session.id));
     if (!found.ok()) continue;  // it has just ended
     MutexLock lock(shared_->mu);
-    Entry& entry = shared_->entries[{session.id, device}];
+    Shared::Entry& entry = shared_->entries[{session.id, device}];
     const auto pause = entry.segments != nullptr ? options_.fresh : options_.kept;
     if (entry.pending || (entry.asked.has_value() && now - *entry.asked < pause)) continue;
     entry.pending = true;
@@ -175,7 +174,7 @@ DeviceMap MemoryMap::Get(int device) {
     for (MappedSession& session : map.sessions) {
       const auto it = shared_->entries.find({session.id, device});
       if (it == shared_->entries.end()) continue;
-      const Entry& entry = it->second;
+      const Shared::Entry& entry = it->second;
       session.age = std::chrono::duration_cast<std::chrono::milliseconds>(end - entry.taken);
       if (entry.too_many) session.answer = MappedSession::Answer::kTooManyBlocks;
       if (entry.segments == nullptr || session.age > options_.kept) continue;

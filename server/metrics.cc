@@ -20,8 +20,7 @@
 namespace vrambroker {
 namespace {
 
-constexpr MetricType kGauge = MetricType::kGauge;
-constexpr MetricType kCounter = MetricType::kCounter;
+using enum MetricType;
 
 void WriteSessionMetrics(const BrokerView& view, MetricsText& out) {
   std::array<uint64_t, 3> by_state{};

@@ -20,8 +20,8 @@
 namespace vrambroker {
 namespace {
 
-constexpr MetricType kGauge = MetricType::kGauge;
-constexpr MetricType kCounter = MetricType::kCounter;
+using enum MetricType;
+
 constexpr char kOther[] = "_other";
 
 // A session and a device, or the sum of those that are folded.

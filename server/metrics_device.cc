@@ -15,8 +15,10 @@
 namespace vrambroker {
 namespace {
 
+using enum MetricType;
+
 // What is exported of a device, beside what its DeviceInfo says.
-struct Row {
+struct DeviceRow {
   std::string gpu;     // label
   std::string labels;  // the same, written
   const DeviceInfo* info = nullptr;
@@ -31,12 +33,12 @@ struct Row {
   }
 };
 
-Row MakeRow(const BrokerView& view, size_t device) {
+DeviceRow MakeRow(const BrokerView& view, size_t device) {
   const DeviceInfo& info = view.devices[device];
-  Row row{.gpu = absl::StrCat(device),
-          .info = &info,
-          .free = info.idle_sizes,
-          .quarantined_bytes = {{"disconnected", 0}, {"ended", 0}, {"settling", 0}, {"held_open", 0}}};
+  DeviceRow row{.gpu = absl::StrCat(device),
+                .info = &info,
+                .free = info.idle_sizes,
+                .quarantined_bytes = {{"disconnected", 0}, {"ended", 0}, {"settling", 0}, {"held_open", 0}}};
   row.labels = MetricLabels({{"gpu", row.gpu}});
   for (const SessionInfo& session : view.sessions) {
     const SessionDeviceInfo& held = session.devices[device];
@@ -55,118 +57,118 @@ Row MakeRow(const BrokerView& view, size_t device) {
   return row;
 }
 
-struct Figure {
+struct DeviceFigure {
   const char* name;
   const char* help;
   MetricType type;
-  uint64_t (*value)(const Row& row);
+  uint64_t (*value)(const DeviceRow& row);
 };
 
-constexpr MetricType kGauge = MetricType::kGauge;
-constexpr MetricType kCounter = MetricType::kCounter;
-
-constexpr Figure kFigures[] = {
+constexpr DeviceFigure kFigures[] = {
     {"memory_total_bytes", "Memory of the device, in the driver's words.", kGauge,
-     [](const Row& row) { return row.info->properties.total_bytes; }},
+     [](const DeviceRow& row) { return row.info->properties.total_bytes; }},
     {"memory_free_bytes", "Free memory of the device, in the driver's words, as of the last health check.", kGauge,
-     [](const Row& row) { return row.info->driver_free_bytes; }},
+     [](const DeviceRow& row) { return row.info->driver_free_bytes; }},
     {"capacity_bytes", "Memory that the daemon may hand out.", kGauge,
-     [](const Row& row) { return row.info->figures.capacity_bytes; }},
+     [](const DeviceRow& row) { return row.info->figures.capacity_bytes; }},
     {"reserved_bytes", "Memory held from the driver in segments, leased or idle.", kGauge,
-     [](const Row& row) { return row.reserved_bytes; }},
-    {"leased_bytes", "Memory charged to live sessions.", kGauge, [](const Row& row) { return row.info->leased_bytes; }},
+     [](const DeviceRow& row) { return row.reserved_bytes; }},
+    {"leased_bytes", "Memory charged to live sessions.", kGauge,
+     [](const DeviceRow& row) { return row.info->leased_bytes; }},
     {"allocated_bytes", "Memory in blocks handed out to clients.", kGauge,
-     [](const Row& row) { return row.info->stats.allocated_bytes.all.current; }},
+     [](const DeviceRow& row) { return row.info->stats.allocated_bytes.all.current; }},
     {"active_bytes", "Memory in blocks in use or waiting for a stream event.", kGauge,
-     [](const Row& row) { return row.info->stats.active_bytes.all.current; }},
+     [](const DeviceRow& row) { return row.info->stats.active_bytes.all.current; }},
     {"requested_bytes", "Memory that clients asked for, before rounding.", kGauge,
-     [](const Row& row) { return row.info->stats.requested_bytes.all.current; }},
+     [](const DeviceRow& row) { return row.info->stats.requested_bytes.all.current; }},
     {"inactive_split_bytes", "Free memory in segments in part used, which cannot be given back.", kGauge,
-     [](const Row& row) { return row.info->stats.inactive_split_bytes.all.current; }},
+     [](const DeviceRow& row) { return row.info->stats.inactive_split_bytes.all.current; }},
     {"cached_free_bytes", "Free memory inside segments that are held from the driver.", kGauge,
-     [](const Row& row) { return row.cached_free_bytes; }},
+     [](const DeviceRow& row) { return row.cached_free_bytes; }},
     {"idle_bytes", "Memory of segments that no session holds.", kGauge,
-     [](const Row& row) { return row.info->figures.idle_bytes; }},
+     [](const DeviceRow& row) { return row.info->figures.idle_bytes; }},
     {"largest_free_block_bytes", "The largest free block of any session, or idle segment.", kGauge,
-     [](const Row& row) { return row.free.largest_bytes; }},
+     [](const DeviceRow& row) { return row.free.largest_bytes; }},
     {"guaranteed_bytes", "Sum of the sessions' guarantees.", kGauge,
-     [](const Row& row) { return row.info->figures.guaranteed_bytes; }},
+     [](const DeviceRow& row) { return row.info->figures.guaranteed_bytes; }},
     {"committed_bytes", "Memory that nobody else can get: reserved by sessions, or kept free for their guarantees.",
-     kGauge, [](const Row& row) { return row.info->figures.committed_bytes; }},
-    {"segments", "Segments leased to sessions.", kGauge, [](const Row& row) { return row.info->figures.segments; }},
+     kGauge, [](const DeviceRow& row) { return row.info->figures.committed_bytes; }},
+    {"segments", "Segments leased to sessions.", kGauge,
+     [](const DeviceRow& row) { return row.info->figures.segments; }},
     {"blocks", "Blocks handed out to clients.", kGauge,
-     [](const Row& row) { return row.info->stats.allocation.all.current; }},
+     [](const DeviceRow& row) { return row.info->stats.allocation.all.current; }},
     {"healthy", "1; 0 when the daemon cannot use the device.", kGauge,
-     [](const Row& row) { return uint64_t{row.info->health.ok() ? 1U : 0U}; }},
+     [](const DeviceRow& row) { return uint64_t{row.info->health.ok() ? 1U : 0U}; }},
     {"waiting_requests", "Requests that wait for others to give memory back.", kGauge,
-     [](const Row& row) { return uint64_t{row.info->waits.waiting}; }},
+     [](const DeviceRow& row) { return uint64_t{row.info->waits.waiting}; }},
     {"alloc_retries_total", "Requests that gave the session's own cache back before they got memory, or did not.",
-     kCounter, [](const Row& row) { return row.info->alloc_retries; }},
+     kCounter, [](const DeviceRow& row) { return row.info->alloc_retries; }},
     {"segment_allocs_total", "Segments obtained from the driver.", kCounter,
-     [](const Row& row) { return row.info->figures.segment_allocs; }},
+     [](const DeviceRow& row) { return row.info->figures.segment_allocs; }},
     {"segment_frees_total", "Segments given back to the driver.", kCounter,
-     [](const Row& row) { return row.info->figures.segment_frees; }},
+     [](const DeviceRow& row) { return row.info->figures.segment_frees; }},
     {"handovers_total", "Idle segments given to a session without a driver call.", kCounter,
-     [](const Row& row) { return row.info->figures.handovers; }},
+     [](const DeviceRow& row) { return row.info->figures.handovers; }},
     {"handover_bytes_total", "Memory of idle segments given to sessions without a driver call.", kCounter,
-     [](const Row& row) { return row.info->figures.handover_bytes; }},
+     [](const DeviceRow& row) { return row.info->figures.handover_bytes; }},
     {"scrubs_total", "Segments overwritten with zeros before a session got them.", kCounter,
-     [](const Row& row) { return row.info->calls.scrubs; }},
+     [](const DeviceRow& row) { return row.info->calls.scrubs; }},
     {"scrubbed_bytes_total", "Memory overwritten with zeros before a session got it.", kCounter,
-     [](const Row& row) { return row.info->calls.scrubbed_bytes; }},
+     [](const DeviceRow& row) { return row.info->calls.scrubbed_bytes; }},
     {"reclaims_total", "Times that a session was asked to give idle memory back for others.", kCounter,
-     [](const Row& row) { return row.info->reclaims.reclaims; }},
+     [](const DeviceRow& row) { return row.info->reclaims.reclaims; }},
     {"reclaim_asked_bytes_total", "Memory that sessions were asked to give back.", kCounter,
-     [](const Row& row) { return row.info->reclaims.asked_bytes; }},
+     [](const DeviceRow& row) { return row.info->reclaims.asked_bytes; }},
     {"reclaimed_bytes_total", "Memory that sessions gave back when they were asked.", kCounter,
-     [](const Row& row) { return row.info->reclaims.reclaimed_bytes; }},
+     [](const DeviceRow& row) { return row.info->reclaims.reclaimed_bytes; }},
 };
 
-void WriteRatios(const std::vector<Row>& rows, MetricsText& out) {
+void WriteRatios(const std::vector<DeviceRow>& rows, MetricsText& out) {
   out.Family("vrambroker_device_fragmentation_ratio",
              "1 - allocated / reserved, between 0 and 1; 0 when nothing is reserved.", kGauge);
-  for (const Row& row : rows) {
+  for (const DeviceRow& row : rows) {
     out.Sample(row.labels, FragmentationRatio(row.info->stats.allocated_bytes.all.current, row.reserved_bytes));
   }
   out.Family("vrambroker_device_external_fragmentation_ratio",
              "1 - largest free block / cached free bytes, between 0 and 1; 0 when nothing is free.", kGauge);
-  for (const Row& row : rows) {
+  for (const DeviceRow& row : rows) {
     out.Sample(row.labels, ExternalFragmentationRatio(row.free.largest_bytes, row.cached_free_bytes));
   }
 }
 
-void WriteFreeBlocks(const std::vector<Row>& rows, MetricsText& out) {
-  const auto write = [&](const char* name, const char* help, const std::function<uint64_t(const Row&, size_t)>& value) {
+void WriteFreeBlocks(const std::vector<DeviceRow>& rows, MetricsText& out) {
+  const auto write = [&](const char* name, const char* help,
+                         const std::function<uint64_t(const DeviceRow&, size_t)>& value) {
     out.Family(name, help, kGauge);
-    for (const Row& row : rows) {
+    for (const DeviceRow& row : rows) {
       for (size_t i = 0; i < FreeSizes::kClasses; ++i) {
         out.Sample(row.With("size", absl::StrCat(FreeSizes::ClassBytes(i))), value(row, i));
       }
     }
   };
   write("vrambroker_device_free_blocks", "Free blocks, and idle segments, by size: at least so many bytes.",
-        [](const Row& row, size_t i) { return row.free.blocks[i]; });
+        [](const DeviceRow& row, size_t i) { return row.free.blocks[i]; });
   write("vrambroker_device_free_block_bytes",
         "Memory of free blocks, and idle segments, by their size: at least so many bytes.",
-        [](const Row& row, size_t i) { return row.free.bytes[i]; });
+        [](const DeviceRow& row, size_t i) { return row.free.bytes[i]; });
 }
 
-void WriteQuarantine(const std::vector<Row>& rows, MetricsText& out) {
+void WriteQuarantine(const std::vector<DeviceRow>& rows, MetricsText& out) {
   out.Family("vrambroker_device_quarantined_bytes",
              "Memory of lost, ended and dead clients that nobody else may get yet, by reason.", kGauge);
-  for (const Row& row : rows) {
+  for (const DeviceRow& row : rows) {
     for (const auto& [reason, bytes] : row.quarantined_bytes) out.Sample(row.With("reason", reason), bytes);
   }
   out.Family("vrambroker_device_quarantine_age_seconds",
              "For how long the oldest memory of a dead client is quarantined.", kGauge);
-  for (const Row& row : rows) {
+  for (const DeviceRow& row : rows) {
     out.Sample(row.labels, std::chrono::duration<double>(row.quarantine_age).count());
   }
 }
 
-void WriteRequests(const std::vector<Row>& rows, MetricsText& out) {
+void WriteRequests(const std::vector<DeviceRow>& rows, MetricsText& out) {
   out.Family("vrambroker_device_ooms_total", "Requests for memory refused, by reason.", kCounter);
-  for (const Row& row : rows) {
+  for (const DeviceRow& row : rows) {
     for (const OomCause cause : kOomCauses) {
       out.Sample(row.With("reason", OomCauseName(cause)), row.info->ooms[static_cast<size_t>(cause)]);
     }
@@ -174,14 +176,14 @@ void WriteRequests(const std::vector<Row>& rows, MetricsText& out) {
   out.Family("vrambroker_device_oldest_waiting_timestamp_seconds",
              "Unix time since which the oldest waiting request waits; 0 when none waits.", kGauge);
   const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
-  for (const Row& row : rows) {
+  for (const DeviceRow& row : rows) {
     const std::chrono::duration<double> waited = row.info->longest_waiting;
     out.Sample(row.labels, row.info->waits.waiting == 0 ? 0.0 : (now - waited).count());
   }
   out.Family("vrambroker_device_wait_duration_seconds",
              "How long requests waited that others were asked to give memory back for, by outcome.",
              MetricType::kHistogram);
-  for (const Row& row : rows) {
+  for (const DeviceRow& row : rows) {
     for (const WaitOutcome outcome : kWaitOutcomes) {
       out.Sample(row.With("outcome", WaitOutcomeName(outcome)),
                  row.info->waits.durations[static_cast<size_t>(outcome)]);
@@ -189,18 +191,18 @@ void WriteRequests(const std::vector<Row>& rows, MetricsText& out) {
   }
   out.Family("vrambroker_device_reclaim_duration_seconds",
              "Time until a session that was asked to give memory back had answered.", MetricType::kHistogram);
-  for (const Row& row : rows) out.Sample(row.labels, row.info->reclaims.durations);
+  for (const DeviceRow& row : rows) out.Sample(row.labels, row.info->reclaims.durations);
 }
 
-void WriteDriverCalls(const std::vector<Row>& rows, MetricsText& out) {
+void WriteDriverCalls(const std::vector<DeviceRow>& rows, MetricsText& out) {
   out.Family("vrambroker_device_call_errors_total", "Calls of the driver that failed, by call.", kCounter);
-  for (const Row& row : rows) {
+  for (const DeviceRow& row : rows) {
     for (size_t call = 0; call < row.info->calls.calls.size(); ++call) {
       out.Sample(row.With("call", DeviceCallName(static_cast<DeviceCall>(call))), row.info->calls.calls[call].errors);
     }
   }
   out.Family("vrambroker_device_call_duration_seconds", "Time of the driver, by call.", MetricType::kHistogram);
-  for (const Row& row : rows) {
+  for (const DeviceRow& row : rows) {
     for (size_t call = 0; call < row.info->calls.calls.size(); ++call) {
       out.Sample(row.With("call", DeviceCallName(static_cast<DeviceCall>(call))),
                  row.info->calls.calls[call].durations);
@@ -211,11 +213,11 @@ void WriteDriverCalls(const std::vector<Row>& rows, MetricsText& out) {
 }  // namespace
 
 void WriteDeviceMetrics(const BrokerView& view, MetricsText& out) {
-  std::vector<Row> rows;
+  std::vector<DeviceRow> rows;
   rows.reserve(view.devices.size());
   for (size_t device = 0; device < view.devices.size(); ++device) rows.push_back(MakeRow(view, device));
   out.Family("vrambroker_device_info", "Identity of a device; the value is always 1.", kGauge);
-  for (const Row& row : rows) {
+  for (const DeviceRow& row : rows) {
     const DeviceProperties& properties = row.info->properties;
     out.Sample(MetricLabels({{"gpu", row.gpu},
                              {"uuid", properties.uuid},
@@ -223,9 +225,9 @@ void WriteDeviceMetrics(const BrokerView& view, MetricsText& out) {
                              {"kind", DeviceKindName(properties.kind)}}),
                uint64_t{1});
   }
-  for (const Figure& figure : kFigures) {
+  for (const DeviceFigure& figure : kFigures) {
     out.Family(absl::StrCat("vrambroker_device_", figure.name), figure.help, figure.type);
-    for (const Row& row : rows) out.Sample(row.labels, figure.value(row));
+    for (const DeviceRow& row : rows) out.Sample(row.labels, figure.value(row));
   }
   WriteRatios(rows, out);
   WriteFreeBlocks(rows, out);

@@ -97,7 +97,7 @@ Json SegmentsJson(const HeapSnapshot& heap) {
   return segments;
 }
 
-Json ToJson(const Mapped& mapped) {
+Json MappedJson(const Mapped& mapped) {
   Json json = {{"id", mapped.session.id()},
                {"name", mapped.session.name()},
                {"device", mapped.device.device()},
@@ -178,7 +178,7 @@ absl::Status Map(const Context& context, const std::optional<std::string>& sessi
 
   if (context.json) {
     Json maps = Json::array();
-    for (const Mapped& mapped : all) maps.push_back(ToJson(mapped));
+    for (const Mapped& mapped : all) maps.push_back(MappedJson(mapped));
     vramctl::Print({{"devices", DevicesJson(*overview)}, {"maps", std::move(maps)}});
     return absl::OkStatus();
   }

@@ -93,7 +93,7 @@ std::vector<std::string> RightsOf(const Explanation& terms) {
   return rights;
 }
 
-Json ToJson(const Explanation& explanation) {
+Json ExplanationJson(const Explanation& explanation) {
   Json rules = Json::array();
   for (const Explanation::Rule& rule : explanation.rules()) {
     rules.push_back({{"rule", rule.rule()}, {"place", rule.place()}, {"matches", rule.matches()}, {"why", rule.why()}});
@@ -152,7 +152,7 @@ absl::Status PolicyCommand(const Context& context, const std::string& what) {
     return status;
   }
   if (context.json) {
-    Print(ToJson(explanation));
+    Print(ExplanationJson(explanation));
   } else {
     PrintText(explanation);
   }

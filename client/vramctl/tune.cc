@@ -67,7 +67,7 @@ void PrintTable(const char* title, const std::vector<TuneCandidate>& candidates,
   if (candidates.empty()) std::printf("No setting tried is better.\n");
 }
 
-Json ToJson(const TuneCandidate& candidate) {
+Json CandidateJson(const TuneCandidate& candidate) {
   Json json = {{"alloc_conf", FormatAllocConf(candidate.options)},
                {"peak_allocated_bytes", candidate.summary.peak_allocated_bytes},
                {"peak_reserved_bytes", candidate.summary.peak_reserved_bytes},
@@ -80,9 +80,9 @@ Json ToJson(const TuneCandidate& candidate) {
   return json;
 }
 
-Json ToJson(const std::vector<TuneCandidate>& candidates) {
+Json CandidatesJson(const std::vector<TuneCandidate>& candidates) {
   Json json = Json::array();
-  for (const TuneCandidate& candidate : candidates) json.push_back(ToJson(candidate));
+  for (const TuneCandidate& candidate : candidates) json.push_back(CandidateJson(candidate));
   return json;
 }
 
@@ -100,10 +100,10 @@ absl::Status RunTune(const Context& context, const std::string& path) {
     const Json json = {{"trace", path},
                        {"tried", result.tried},
                        {"smaller_devices_bytes", result.smaller_devices},
-                       {"baseline", ToJson(result.baseline)},
-                       {"default", ToJson(result.pytorch_default.value_or(result.baseline))},
-                       {"by_peak_reserved", ToJson(result.by_peak_reserved)},
-                       {"by_device_calls", ToJson(result.by_device_calls)}};
+                       {"baseline", CandidateJson(result.baseline)},
+                       {"default", CandidateJson(result.pytorch_default.value_or(result.baseline))},
+                       {"by_peak_reserved", CandidatesJson(result.by_peak_reserved)},
+                       {"by_device_calls", CandidatesJson(result.by_device_calls)}};
     std::printf("%s\n", json.dump(2, ' ', false, Json::error_handler_t::replace).c_str());
     return absl::OkStatus();
   }

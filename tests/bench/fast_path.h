@@ -74,6 +74,8 @@ absl::Status Work(const std::string& socket_dir);
 
 // ---- Helpers ----
 
+inline constexpr uint64_t kMiB = uint64_t{1} << 20;
+
 using testing_support::ChildProcess;
 using testing_support::DaemonProcess;
 

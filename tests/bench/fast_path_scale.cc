@@ -18,7 +18,6 @@ namespace {
 using testing_support::RawClient;
 using testing_support::RawStream;
 
-constexpr uint64_t kMiB = uint64_t{1} << 20;
 using Workers = std::vector<std::unique_ptr<ChildProcess>>;
 
 absl::StatusOr<Workers> StartWorkers(const DaemonProcess& daemon, int count, const std::string& first_command) {

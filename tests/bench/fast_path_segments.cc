@@ -17,8 +17,6 @@
 namespace vrambroker::bench {
 namespace {
 
-constexpr uint64_t kMiB = uint64_t{1} << 20;
-
 // What a process does that has the device to itself.
 absl::Status AllocateAndFree(Device& device, uint64_t bytes) {
   const absl::StatusOr<DeviceSegment> segment = device.AllocateSegment(bytes);

@@ -154,10 +154,9 @@ def all_steps(programs, device):
              program("device_test", "device_test", lambda path, folder, seconds: [path, "--gtest_filter=*/cuda*"],
                      limit=60, least=20, read=gtest_checks),
              *checked, torch_step(programs), *measured]
-    for name in ("sharing", "lifetime", "limits", "leased", "tenants", "restart", "memory_sharing"):
-        steps.append(program(f"{name}_test", f"{name}_test", lambda path, folder, seconds: [path],
-                             limit=120 if name == "sharing" else 60, least=20, read=gtest_checks,
-                             environment={"VRAMBROKER_TEST_DEVICE": device, **programs.environment()}))
+    steps.append(program("memory_promises_test", "memory_promises_test", lambda path, folder, seconds: [path],
+                         limit=300, least=20, read=gtest_checks,
+                         environment={"VRAMBROKER_TEST_DEVICE": device, **programs.environment()}))
     steps.append(probe_step("probe", probe_experiments, 150, False))
     return steps
 

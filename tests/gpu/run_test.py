@@ -274,7 +274,7 @@ class MainTest(unittest.TestCase):
         document = json.loads(path.read_text(encoding="utf-8"))
         self.assertEqual({c["result"] for c in document["checks"]}, {"not_run"})
         self.assertEqual([c["name"] for c in document["checks"]], document["steps"])
-        for name in ("assumed", "probe", "device_test", "sharing_test", "client_killed", "torch", "trim_during_capture"):
+        for name in ("assumed", "probe", "device_test", "memory_promises_test", "client_killed", "torch", "trim_during_capture"):
             self.assertIn(name, document["steps"])
 
     def test_without_a_gpu_no_result_is_left_among_the_results(self):

@@ -20,6 +20,7 @@
 #include "allocator/bytes.h"
 #include "tests/support/buffers.h"
 #include "tests/support/daemon_test.h"
+#include "tests/support/paths.h"
 #include "tests/support/raw_client.h"
 
 namespace vrambroker::testing_support {
@@ -345,8 +346,9 @@ class SnapshotTest : public AllocConfTest {
     return text.str();
   }
   static void ExpectReadable(const std::string& path) {
-    const RunResult check = RunProgram(
-        {"/usr/bin/env", "python3", absl::StrCat(SOURCE_DIR, "/tests/integration/torch_snapshot_readable.py"), path});
+    const RunResult check =
+        RunProgram({"/usr/bin/env", "python3",
+                    absl::StrCat(paths::kSourceDir, "/tests/integration/torch_snapshot_readable.py"), path});
     EXPECT_EQ(check.exit_code, 0) << check.out << check.err;
   }
 

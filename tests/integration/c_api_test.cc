@@ -10,6 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "tests/support/daemon_test.h"
+#include "tests/support/paths.h"
 #include "tests/support/raw_client.h"
 #include "tests/support/test_device.h"
 
@@ -30,44 +31,44 @@ class CApiTest : public DaemonTest {
 };
 
 TEST_F(CApiTest, AllocatesWritesAndRefusesWildPointers) {
-  CheckRuns({C_CLIENT_PATH, "basic"});
+  CheckRuns({paths::kCClient, "basic"});
 }
 TEST_F(CApiTest, Remote) {
-  CheckRuns({C_CLIENT_PATH, "remote"});
+  CheckRuns({paths::kCClient, "remote"});
 }
 TEST_F(CApiTest, OptionsAndVersions) {
-  CheckRuns({C_CLIENT_PATH, "options"});
+  CheckRuns({paths::kCClient, "options"});
 }
 TEST_F(CApiTest, OutOfMemory) {
-  CheckRuns({C_CLIENT_PATH, "oom"});
+  CheckRuns({paths::kCClient, "oom"});
 }
 TEST_F(CApiTest, Example) {
-  CheckRuns({C_EXAMPLE_PATH});
+  CheckRuns({paths::kCExample});
 }
 
 TEST_F(CApiTest, AForkIsRefused) {
-  CheckRuns({C_CLIENT_PATH, "fork"});
+  CheckRuns({paths::kCClient, "fork"});
 }
 
 TEST_F(CApiTest, NothingOfGrpcIsVisible) {
-  CheckRuns({C_CLIENT_PATH, "symbols"});
+  CheckRuns({paths::kCClient, "symbols"});
 }
 
 TEST_F(CApiTest, AProgramMayHaveAnotherGrpc) {
   if (kSanitized) GTEST_SKIP() << "a sanitizer's malloc() rules RTLD_DEEPBIND out";
-  CheckRuns({C_OWN_GRPC_PATH});
+  CheckRuns({paths::kCClientOwnGrpc});
 }
 
 TEST_F(CApiTest, Python) {
   HOST_DEVICE_ONLY();
-  if (std::string(PYTHON_PATH).empty()) GTEST_SKIP() << "no Python 3";
+  if (*paths::kPython == 0) GTEST_SKIP() << "no Python 3";
   if (kSanitized) GTEST_SKIP() << "Python is built without the sanitizer";
-  CheckRuns({PYTHON_PATH, CTYPES_CLIENT_PATH, LIBRARY_PATH});
+  CheckRuns({paths::kPython, absl::StrCat(paths::kSourceDir, "/tests/support/ctypes_client.py"), paths::kCLibrary});
 }
 
 TEST_F(CApiTest, MemoryOutlivesTheDaemon) {
   ASSERT_OK_AND_ASSIGN(const std::unique_ptr<ChildProcess> program,
-                       ChildProcess::Start({C_CLIENT_PATH, "lost"}, {{"VRAMBROKER_SOCKET_DIR", dir()}}));
+                       ChildProcess::Start({paths::kCClient, "lost"}, {{"VRAMBROKER_SOCKET_DIR", dir()}}));
   ASSERT_OK_AND_ASSIGN(std::string line, program->ReadLine());
   EXPECT_EQ(line, "ready") << program->ErrorText();
   daemon_->Kill();
@@ -83,11 +84,11 @@ TEST_F(CApiTest, MemoryOutlivesTheDaemon) {
 TEST_F(CApiTest, TorchTakesItsNameAndLimitFromTheEnvironment) {
   ASSERT_OK_AND_ASSIGN(
       const std::unique_ptr<ChildProcess> program,
-      ChildProcess::Start({C_CLIENT_PATH, "torch"}, {{"VRAMBROKER_SOCKET_DIR", dir()},
-                                                     // By CUDA's ordinals, not the daemon's.
-                                                     {"CUDA_VISIBLE_DEVICES", OnSubstitute() ? "1,0" : "0"},
-                                                     {"VRAMBROKER_NAME", "torch-job"},
-                                                     {"VRAMBROKER_LIMIT", "64MiB"}}));
+      ChildProcess::Start({paths::kCClient, "torch"}, {{"VRAMBROKER_SOCKET_DIR", dir()},
+                                                       // By CUDA's ordinals, not the daemon's.
+                                                       {"CUDA_VISIBLE_DEVICES", OnSubstitute() ? "1,0" : "0"},
+                                                       {"VRAMBROKER_NAME", "torch-job"},
+                                                       {"VRAMBROKER_LIMIT", "64MiB"}}));
   const absl::StatusOr<std::string> line = program->ReadLine();
   ASSERT_TRUE(line.ok()) << program->ErrorText();
   EXPECT_EQ(*line, "held");
@@ -104,7 +105,7 @@ TEST_F(CApiTest, TorchTakesItsNameAndLimitFromTheEnvironment) {
 
 TEST(CLibraryTest, TorchWithoutADaemonSaysSoOnce) {
   const RunResult result =
-      RunProgram({C_CLIENT_PATH, "torch_without_daemon"}, {{"VRAMBROKER_SOCKET_DIR", MakeTempDir()}});
+      RunProgram({paths::kCClient, "torch_without_daemon"}, {{"VRAMBROKER_SOCKET_DIR", MakeTempDir()}});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_TRUE(absl::StrContains(result.err, "vrambroker_torch_malloc: UNAVAILABLE: no vrambrokerd")) << result.err;
   EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
@@ -116,17 +117,17 @@ TEST(CLibraryTest, ItNamesAMissingOrWrongCore) {
   const fs::path dir = fs::canonical(MakeTempDir());
   const fs::path library = dir / "libvrambroker.so.1";
   const fs::path core = dir / "libvrambroker-core.so";
-  fs::copy_file(LIBRARY_PATH, library);
+  fs::copy_file(paths::kCLibrary, library);
   const Environment environment = {{"LD_PRELOAD", library.string()}, {"VRAMBROKER_SOCKET_DIR", dir.string()}};
-  RunResult result = RunProgram({C_CLIENT_PATH, "connect"}, environment);
+  RunResult result = RunProgram({paths::kCClient, "connect"}, environment);
   EXPECT_TRUE(absl::StrContains(result.out, absl::StrCat("cannot load ", core.string()))) << result.out << result.err;
   EXPECT_TRUE(absl::StrContains(result.out, "install it beside libvrambroker.so")) << result.out;
-  fs::copy_file(LIBRARY_PATH, core);
-  result = RunProgram({C_CLIENT_PATH, "connect"}, environment);
+  fs::copy_file(paths::kCLibrary, core);
+  result = RunProgram({paths::kCClient, "connect"}, environment);
   EXPECT_TRUE(absl::StrContains(result.out, absl::StrCat(core.string(), " is of another version than ")))
       << result.out << result.err;
-  fs::copy_file(CORE_PATH, core, fs::copy_options::overwrite_existing);
-  result = RunProgram({C_CLIENT_PATH, "connect"}, environment);
+  fs::copy_file(paths::kCCore, core, fs::copy_options::overwrite_existing);
+  result = RunProgram({paths::kCClient, "connect"}, environment);
   EXPECT_TRUE(absl::StrContains(result.out, "no vrambrokerd")) << result.out << result.err;
 }
 

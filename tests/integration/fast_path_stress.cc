@@ -37,6 +37,7 @@
 #include "tests/support/child_process.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/marks.h"
+#include "tests/support/paths.h"
 #include "tests/support/raw_client.h"
 #include "tests/support/shared_counters.h"
 #include "tests/support/util.h"
@@ -239,7 +240,7 @@ int ReplayTraces(Counters& counters) {
   std::vector<Trace> traces;
   for (int i = 0; i < absl::GetFlag(FLAGS_threads); ++i) {
     const char* name = kTraces[(seed + static_cast<uint64_t>(i)) % std::size(kTraces)];
-    absl::StatusOr<Trace> trace = ReadTraceFile(absl::StrCat(SOURCE_DIR "/tests/golden/", name, ".trace.gz"));
+    absl::StatusOr<Trace> trace = ReadTraceFile(absl::StrCat(paths::kGoldenDir, "/", name, ".trace.gz"));
     Expect(name, trace.status());
     traces.push_back(*std::move(trace));
   }

@@ -13,6 +13,7 @@
 #include "allocator/replay/replay.h"
 #include "allocator/replay/trace.h"
 #include "tests/support/daemon_test.h"
+#include "tests/support/paths.h"
 #include "tests/support/raw_client.h"
 
 namespace vrambroker::testing_support {
@@ -27,7 +28,7 @@ const std::set<std::string>& NeedUnfinishedStreams() {
 }
 
 std::string PathOf(const std::string& file) {
-  const std::string path = absl::StrCat(VRAMBROKER_GOLDEN_DIR, "/", file);
+  const std::string path = absl::StrCat(paths::kGoldenDir, "/", file);
   return std::filesystem::exists(path) ? path : path + ".gz";
 }
 
@@ -39,7 +40,7 @@ std::string Read(const std::string& file) {
 
 std::vector<std::string> TraceNames() {
   std::set<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(VRAMBROKER_GOLDEN_DIR)) {
+  for (const auto& entry : std::filesystem::directory_iterator(paths::kGoldenDir)) {
     const std::string name = entry.path().stem();
     if (entry.path().extension() == ".conf" && NeedUnfinishedStreams().count(name) == 0) names.insert(name);
   }

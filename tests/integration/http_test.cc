@@ -248,7 +248,7 @@ TEST_F(HttpTest, TheMapLeavesNoTraceInWhatASessionRecords) {
   ASSERT_OK_AND_ASSIGN(const Buffer b, remote.Allocate(1000));
   MapOf(2);
   for (const char* name : {"leasing", "remote"}) {
-    EXPECT_EQ(Get(absl::StrCat("/snapshot.json?session=", name))["device_traces"], Json({Json::array()}))
+    EXPECT_EQ(Get(absl::StrCat("/snapshot.json?session=", name))["device_traces"], Json::array({Json::array()}))
         << "history takes a right";
     const Json snapshot = CtlJson({"snapshot", name, "--output=-"});
     int snapshots = 0;

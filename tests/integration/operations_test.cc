@@ -19,6 +19,7 @@
 #include "absl/strings/str_split.h"
 #include "allocator/bytes.h"
 #include "tests/support/daemon_test.h"
+#include "tests/support/paths.h"
 #include "tests/support/raw_client.h"
 #include "tests/support/test_device.h"
 #include "tests/support/vramctl_test.h"
@@ -306,7 +307,7 @@ std::string ConfigFile(const std::string& text) {
 
 TEST(ConfigTest, CheckConfigAcceptsTheExample) {
   const RunResult example =
-      Daemon({absl::StrCat("--config=", SOURCE_DIR, "/deploy/vrambroker.textproto"), "--check_config"});
+      Daemon({absl::StrCat("--config=", paths::kSourceDir, "/deploy/vrambroker.textproto"), "--check_config"});
   EXPECT_EQ(example.exit_code, 0) << example.err;
   EXPECT_EQ(example.out, "the configuration is valid\n");
   EXPECT_EQ(Daemon({"--check_config"}).exit_code, 0);
@@ -314,7 +315,7 @@ TEST(ConfigTest, CheckConfigAcceptsTheExample) {
 }
 
 TEST(ConfigTest, TheExamplesRulesAreGoodWhenTheCommentSignsAreTaken) {
-  std::ifstream example(absl::StrCat(SOURCE_DIR, "/deploy/vrambroker.textproto"));
+  std::ifstream example(absl::StrCat(paths::kSourceDir, "/deploy/vrambroker.textproto"));
   std::string text;
   size_t rules = 0;
   for (std::string line; std::getline(example, line);) {

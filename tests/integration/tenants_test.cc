@@ -28,7 +28,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr uint64_t kCapacity = 64_MiB;
+constexpr uint64_t kDeviceBytes = 64_MiB;
 constexpr uint64_t kMost = 48_MiB;  // no two sessions can have so much
 constexpr uint64_t kKeepersSeed = 1;
 constexpr uint64_t kNextSeed = 2;
@@ -97,7 +97,7 @@ class TenantsTest : public DaemonTest {
   void SetUp() override { ASSERT_OK(StartDaemon(Options())); }
 
   static DaemonOptions Options(bool http = false) {
-    return {.capacity = absl::StrCat(kCapacity), .config = kRules, .http = http};
+    return {.capacity = absl::StrCat(kDeviceBytes), .config = kRules, .http = http};
   }
 
   RunResult Ctl(const std::string& command) {

@@ -10,6 +10,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "tests/support/paths.h"
 #include "tests/support/util.h"
 
 namespace vrambroker::testing_support {
@@ -28,7 +29,7 @@ exec sleep 1000)";
 absl::StatusOr<std::unique_ptr<Terminal>> Terminal::Start(const Arguments& program, int columns, int rows) {
   const std::string socket = MakeTempDir() + "/tmux";
   absl::StatusOr<std::unique_ptr<ChildProcess>> server = ChildProcess::Start(
-      {TMUX_PATH, "-D", "-u", "-S", socket, "-f", "/dev/null"}, {{"LC_ALL", "C.UTF-8"}, {"NO_COLOR", ""}});
+      {paths::kTmux, "-D", "-u", "-S", socket, "-f", "/dev/null"}, {{"LC_ALL", "C.UTF-8"}, {"NO_COLOR", ""}});
   if (!server.ok()) return server.status();
   std::unique_ptr<Terminal> terminal(new Terminal(socket, *std::move(server)));
   Arguments session = {"new-session", "-d",   "-x", absl::StrCat(columns), "-y", absl::StrCat(rows), "/bin/sh",
@@ -43,7 +44,7 @@ absl::StatusOr<std::unique_ptr<Terminal>> Terminal::Start(const Arguments& progr
 
 RunResult Terminal::Tmux(Arguments arguments) const {
   // -N: a server of its own would outlive the test.
-  const Arguments before = {TMUX_PATH, "-N", "-u", "-S", socket_};
+  const Arguments before = {paths::kTmux, "-N", "-u", "-S", socket_};
   arguments.insert(arguments.begin(), before.begin(), before.end());
   return RunProgram(arguments);
 }

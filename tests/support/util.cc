@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/time/clock.h"
+#include "tests/support/paths.h"
 
 namespace vrambroker::testing_support {
 namespace {
@@ -75,15 +76,15 @@ std::string MakeTempDir() {
 }
 
 const char* DaemonProgram() {
-  static const auto* const program = new std::string(Program(VRAMBROKERD_PATH));
+  static const auto* const program = new std::string(Program(paths::kDaemon));
   return program->c_str();
 }
 const char* VramctlProgram() {
-  static const auto* const program = new std::string(Program(VRAMCTL_PATH));
+  static const auto* const program = new std::string(Program(paths::kVramctl));
   return program->c_str();
 }
 const char* TestClientProgram() {
-  static const auto* const program = new std::string(Program(TEST_CLIENT_PATH));
+  static const auto* const program = new std::string(Program(paths::kTestClient));
   return program->c_str();
 }
 

@@ -16,7 +16,7 @@ namespace vrambroker {
 namespace {
 
 constexpr int kSeeds = 640;
-constexpr int kSteps = 400;
+constexpr int kOperations = 400;
 constexpr int kShards = 8;
 
 struct Case {
@@ -33,7 +33,7 @@ class Generator {
     made.config = {.options = Options(), .device_bytes = Pick({64_MiB, 256_MiB, 256_MiB, 1_GiB, 4_GiB})};
     const uint64_t streams = Pick({1, 2, 4});
     const bool fails = random_() % 4 == 0;
-    for (int i = 0; i < kSteps; ++i) made.ops.push_back(Op(streams, fails));
+    for (int i = 0; i < kOperations; ++i) made.ops.push_back(Op(streams, fails));
     return made;
   }
 

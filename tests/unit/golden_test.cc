@@ -14,6 +14,7 @@
 #include "absl/strings/strip.h"
 #include "allocator/replay/replay.h"
 #include "allocator/replay/trace.h"
+#include "tests/support/paths.h"
 
 namespace vrambroker {
 namespace {
@@ -22,7 +23,7 @@ constexpr size_t kTraces = 44;
 
 // Plain or gzipped.
 std::string PathOf(const std::string& file) {
-  const std::string path = absl::StrCat(VRAMBROKER_GOLDEN_DIR, "/", file);
+  const std::string path = absl::StrCat(testing_support::paths::kGoldenDir, "/", file);
   return std::filesystem::exists(path) ? path : path + ".gz";
 }
 
@@ -34,7 +35,7 @@ std::string Read(const std::string& file) {
 
 std::vector<std::string> TraceNames() {
   std::set<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(VRAMBROKER_GOLDEN_DIR)) {
+  for (const auto& entry : std::filesystem::directory_iterator(testing_support::paths::kGoldenDir)) {
     if (entry.path().extension() == ".conf") names.insert(entry.path().stem());
   }
   return {names.begin(), names.end()};

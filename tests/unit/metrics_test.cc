@@ -23,6 +23,7 @@
 #include "server/worker_pool.h"
 #include "tests/support/fake_device.h"
 #include "tests/support/http.h"
+#include "tests/support/paths.h"
 
 namespace vrambroker {
 namespace {
@@ -361,7 +362,7 @@ TEST_F(BrokerMetricsTest, TheDocumentNamesWhatIsExportedAndNothingElse) {
     const std::vector<std::string> words = absl::StrSplit(line, ' ');
     EXPECT_TRUE(exported.insert(words[2]).second) << words[2] << " twice";
   }
-  std::ifstream file(VRAMBROKER_SOURCE_DIR "/deploy/METRICS.md");
+  std::ifstream file(absl::StrCat(testing_support::paths::kSourceDir, "/deploy/METRICS.md"));
   std::stringstream text;
   text << file.rdbuf();
   std::set<std::string> documented;

@@ -27,7 +27,7 @@ using Items = PickleValue::Items;
 using Pairs = PickleValue::Pairs;
 
 constexpr int64_t kMin = std::numeric_limits<int64_t>::min();
-constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+constexpr int64_t kMaxInteger = std::numeric_limits<int64_t>::max();
 constexpr uint64_t kUnsignedMax = std::numeric_limits<uint64_t>::max();
 
 PickleValue Text(absl::string_view text) {
@@ -47,12 +47,12 @@ std::string Bytes(const char (&literal)[kSize]) {
 //    "ints": [0, 255, 256, 65535, 65536, -1, 2**31-1, -2**31, 2**31, -2**31-1, 2**53+1, 2**63-1, -2**63, 2**63,
 //    2**64-1], "floats": [0.0, -0.5, 1e300, float("inf")], "text": ["", "caf\u00e9", "text"], "tuples": [(), (1,), (1,
 //    2), (1, 2, 3), (1, 2, 3, 4)], "shared": [shared, shared], "dict": {}, "list": [], 5: "five", (0, 0): "pair"}
-struct Sample {
+struct PickleSample {
   int protocol;
   const char* hex;
 };
-const std::vector<Sample>& Samples() {
-  static const auto& samples = *new std::vector<Sample>{
+const std::vector<PickleSample>& Samples() {
+  static const auto& samples = *new std::vector<PickleSample>{
       {2,
        "80027d71002858040000006e6f6e6571014e5805000000626f6f6c7371025d7103288889655804000000696e747371045d7105284b00"
        "4bff4d00014dffff4a000001004affffffff4affffff7f4a000000808a0500000080008a05ffffff7fff8a07010000000000208a08ff"
@@ -98,7 +98,7 @@ PickleValue SampleValue() {
     return items;
   };
   Items integers = ints({0, 255, 256, 65535, 65536, -1, 2147483647, -2147483648LL, 2147483648LL, -2147483649LL,
-                         9007199254740993LL, kMax, kMin});
+                         9007199254740993LL, kMaxInteger, kMin});
   integers.push_back(PickleValue::Uint(uint64_t{1} << 63));
   integers.push_back(PickleValue::Uint(kUnsignedMax));
   const PickleValue shared = PickleValue::List(
@@ -123,7 +123,7 @@ PickleValue SampleValue() {
 }
 
 TEST(PickleTest, ReadsWhatPythonWritesWithEachProtocol) {
-  for (const Sample& sample : Samples()) {
+  for (const PickleSample& sample : Samples()) {
     SCOPED_TRACE(sample.protocol);
     ASSERT_OK_AND_ASSIGN(const PickleValue value, ReadPickle(absl::HexStringToBytes(sample.hex)));
     EXPECT_EQ(WriteJson(value), WriteJson(SampleValue()));  // says where they differ
@@ -269,7 +269,7 @@ TEST(PickleTest, EveryByteIsReadAsAnOpcodeOrRefused) {
 }
 
 TEST(PickleTest, EveryTruncationIsAnError) {
-  for (const Sample& sample : Samples()) {
+  for (const PickleSample& sample : Samples()) {
     const std::string bytes = absl::HexStringToBytes(sample.hex);
     for (size_t size = 0; size < bytes.size(); ++size) {
       // A copy of exactly that size, so that AddressSanitizer sees a read behind it.
@@ -374,8 +374,8 @@ TEST(PickleTest, BoolsAreNoIntegersAndKindsAreKept) {
   EXPECT_FALSE(PickleValue::List({PickleValue()}) == PickleValue::List({}));
   EXPECT_FALSE(PickleValue::Dict({{Text("a"), Text("b")}}) == PickleValue::Dict({{Text("a"), Text("c")}}));
   EXPECT_FALSE(PickleValue::Double(0.0) == PickleValue::Double(-0.0));
-  EXPECT_EQ(PickleValue::Uint(static_cast<uint64_t>(kMax)).kind(), Kind::kInt);
-  EXPECT_EQ(PickleValue::Uint(static_cast<uint64_t>(kMax) + 1).kind(), Kind::kUint);
+  EXPECT_EQ(PickleValue::Uint(static_cast<uint64_t>(kMaxInteger)).kind(), Kind::kInt);
+  EXPECT_EQ(PickleValue::Uint(static_cast<uint64_t>(kMaxInteger) + 1).kind(), Kind::kUint);
   EXPECT_EQ(PickleKindName(Kind::kBool), "a bool");
   EXPECT_EQ(PickleKindName(Kind::kUint), "an integer");
 }
@@ -483,7 +483,7 @@ TEST(PickleTest, WritesIntegersAsPythonDoes) {
       {PickleValue::Int(2147483648LL), Bytes("\x8a\x05\0\0\0\x80\0")},
       {PickleValue::Int(-2147483649LL), Bytes("\x8a\x05\xff\xff\xff\x7f\xff")},
       {PickleValue::Int(int64_t{1} << 46), Bytes("\x8a\x06\0\0\0\0\0\x40")},
-      {PickleValue::Int(kMax), "\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x7f"},
+      {PickleValue::Int(kMaxInteger), "\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x7f"},
       {PickleValue::Int(kMin), Bytes("\x8a\x08\0\0\0\0\0\0\0\x80")},
       {PickleValue::Uint(kUnsignedMax), Bytes("\x8a\x09\xff\xff\xff\xff\xff\xff\xff\xff\0")},
   };

@@ -20,7 +20,6 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
-using Kind = TraceOp::Kind;
 
 TEST(ParseTraceTextTest, ReadsEveryOperation) {
   const absl::StatusOr<Trace> trace = ParseTraceText(
@@ -38,8 +37,9 @@ TEST(ParseTraceTextTest, ReadsEveryOperation) {
       "a x 0 0");
   ASSERT_EQ(trace.status(), absl::OkStatus());
   const std::vector<TraceOp>& ops = trace->ops;
-  const Kind kinds[] = {Kind::kAllocate,   Kind::kRecordStream, Kind::kFree,        Kind::kSyncAll,  Kind::kSyncStream,
-                        Kind::kEmptyCache, Kind::kResetPeaks,   Kind::kSetFraction, Kind::kAllocate, Kind::kAllocate};
+  using enum TraceOp::Kind;
+  const TraceOp::Kind kinds[] = {kAllocate,   kRecordStream, kFree,        kSyncAll,  kSyncStream,
+                                 kEmptyCache, kResetPeaks,   kSetFraction, kAllocate, kAllocate};
   ASSERT_EQ(ops.size(), std::size(kinds));
   for (size_t i = 0; i < ops.size(); ++i) EXPECT_EQ(ops[i].kind, kinds[i]) << i;
   EXPECT_EQ(ops[0].bytes, 1000u);

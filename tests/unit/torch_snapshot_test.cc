@@ -35,10 +35,6 @@ using Pairs = PickleValue::Pairs;
 
 constexpr uint64_t kBase = 0x7f0000000000;
 
-PickleValue Text(absl::string_view text) {
-  return PickleValue::String(text);
-}
-
 // A heap with one segment of each pool, every state of a block, and a history that leads there.
 HeapSnapshot SampleHeap() {
   HeapSnapshot heap;
@@ -217,11 +213,11 @@ TEST(TorchSnapshotTest, CutsAHistoryThatTheViewerCannotUndo) {
 
 // Entries as PyTorch writes them.
 PickleValue Entry(absl::string_view action, uint64_t address, uint64_t bytes, uint64_t stream = 0) {
-  return PickleValue::Dict({{Text("action"), Text(action)},
-                            {Text(action == "oom" ? "device_free" : "addr"), PickleValue::Uint(address)},
-                            {Text("size"), PickleValue::Uint(bytes)},
-                            {Text("stream"), PickleValue::Uint(stream)},
-                            {Text("time_us"), PickleValue::Int(0)}});
+  return PickleValue::Dict({{PickleValue::String("action"), PickleValue::String(action)},
+                            {PickleValue::String(action == "oom" ? "device_free" : "addr"), PickleValue::Uint(address)},
+                            {PickleValue::String("size"), PickleValue::Uint(bytes)},
+                            {PickleValue::String("stream"), PickleValue::Uint(stream)},
+                            {PickleValue::String("time_us"), PickleValue::Int(0)}});
 }
 
 PickleValue EntryWithKeys(size_t keys) {
@@ -231,7 +227,8 @@ PickleValue EntryWithKeys(size_t keys) {
 }
 
 PickleValue SnapshotOf(Items entries) {
-  return PickleValue::Dict({{Text("device_traces"), PickleValue::List({PickleValue::List(std::move(entries))})}});
+  return PickleValue::Dict(
+      {{PickleValue::String("device_traces"), PickleValue::List({PickleValue::List(std::move(entries))})}});
 }
 
 // The text form, so that a difference can be read.
@@ -295,16 +292,17 @@ TEST(TorchTraceTest, AFreeThatWaitsIsKeptByAStandIn) {
 }
 
 TEST(TorchTraceTest, StandInsAreNoStreamOfTheTrace) {
-  ASSERT_OK_AND_ASSIGN(const Trace trace,
-                       TraceFromTorchSnapshot(SnapshotOf({Entry("alloc", 4096, 1, std::numeric_limits<uint64_t>::max()),
-                                                          Entry("free_requested", 4096, 1),
-                                                          // Signed, as PyTorch writes it.
-                                                          PickleValue::Dict({{Text("action"), Text("alloc")},
-                                                                             {Text("addr"), PickleValue::Int(8192)},
-                                                                             {Text("size"), PickleValue::Int(2)},
-                                                                             {Text("stream"), PickleValue::Int(-2)}}),
-                                                          Entry("free_completed", 4096, 1)}),
-                                              0));
+  ASSERT_OK_AND_ASSIGN(
+      const Trace trace,
+      TraceFromTorchSnapshot(
+          SnapshotOf({Entry("alloc", 4096, 1, std::numeric_limits<uint64_t>::max()), Entry("free_requested", 4096, 1),
+                      // Signed, as PyTorch writes it.
+                      PickleValue::Dict({{PickleValue::String("action"), PickleValue::String("alloc")},
+                                         {PickleValue::String("addr"), PickleValue::Int(8192)},
+                                         {PickleValue::String("size"), PickleValue::Int(2)},
+                                         {PickleValue::String("stream"), PickleValue::Int(-2)}}),
+                      Entry("free_completed", 4096, 1)}),
+          0));
   EXPECT_THAT(Lines(trace), ElementsAre(absl::StrCat("a 0 1 ", kLast), "r 0 18446744073709551613", "f 0",
                                         absl::StrCat("a 1 2 ", kLastButOne), "s 18446744073709551613"));
 }
@@ -315,14 +313,15 @@ TEST(TorchTraceTest, WhatWasAllocatedBeforeIsCounted) {
                   Entry("free_requested", 12288, 1), Entry("alloc", 65536, 512), Entry("free_completed", 12288, 1)})
           .AsPairs();
   const auto block = [](const char* state, uint64_t bytes) {
-    return PickleValue::Dict({{Text("state"), Text(state)}, {Text("size"), PickleValue::Uint(bytes)}});
+    return PickleValue::Dict({{PickleValue::String("state"), PickleValue::String(state)},
+                              {PickleValue::String("size"), PickleValue::Uint(bytes)}});
   };
   const auto segment = [&](int device, Items blocks) {
-    return PickleValue::Dict({{Text("device"), PickleValue::Int(device)},
-                              {Text("address"), PickleValue::Int(65024)},
-                              {Text("blocks"), PickleValue::List(std::move(blocks))}});
+    return PickleValue::Dict({{PickleValue::String("device"), PickleValue::Int(device)},
+                              {PickleValue::String("address"), PickleValue::Int(65024)},
+                              {PickleValue::String("blocks"), PickleValue::List(std::move(blocks))}});
   };
-  pairs.emplace_back(Text("segments"),
+  pairs.emplace_back(PickleValue::String("segments"),
                      PickleValue::List({segment(0, {block("active_allocated", 512), block("active_allocated", 512),
                                                     block("inactive", 512), block("active_allocated", 1024)}),
                                         segment(1, {block("active_allocated", 512)})}));
@@ -369,51 +368,63 @@ TEST(TorchTraceTest, ErrorsNameThePath) {
   };
   const auto with_segments = [](PickleValue segments) {
     Pairs pairs = SnapshotOf({}).AsPairs();
-    pairs.emplace_back(Text("segments"), std::move(segments));
+    pairs.emplace_back(PickleValue::String("segments"), std::move(segments));
     return PickleValue::Dict(std::move(pairs));
   };
-  const PickleValue alloc = Text("alloc");
+  const PickleValue alloc = PickleValue::String("alloc");
   const PickleValue one = PickleValue::Int(1);
-  const PickleValue block = PickleValue::Dict({{Text("state"), Text("inactive")}, {Text("size"), one}});
+  const PickleValue block = PickleValue::Dict(
+      {{PickleValue::String("state"), PickleValue::String("inactive")}, {PickleValue::String("size"), one}});
   const auto segment = [&](PickleValue blocks) {
-    return PickleValue::Dict(
-        {{Text("device"), PickleValue::Int(0)}, {Text("address"), one}, {Text("blocks"), std::move(blocks)}});
+    return PickleValue::Dict({{PickleValue::String("device"), PickleValue::Int(0)},
+                              {PickleValue::String("address"), one},
+                              {PickleValue::String("blocks"), std::move(blocks)}});
   };
   const PickleValue shared_blocks = PickleValue::List({block});
   const std::vector<std::pair<PickleValue, std::string>> cases = {
       {PickleValue::List({}), "snapshot: is a list, not a dict"},
       {PickleValue::Dict({}), "device_traces: missing"},
-      {PickleValue::Dict({{Text("device_traces"), PickleValue::Dict({})}}), "device_traces: is a dict, not a list"},
-      {PickleValue::Dict({{Text("device_traces"), PickleValue::List({})}}),
+      {PickleValue::Dict({{PickleValue::String("device_traces"), PickleValue::Dict({})}}),
+       "device_traces: is a dict, not a list"},
+      {PickleValue::Dict({{PickleValue::String("device_traces"), PickleValue::List({})}}),
        "device_traces[0]: missing, the snapshot has 0 devices"},
-      {PickleValue::Dict({{Text("device_traces"), PickleValue::List({one})}}),
+      {PickleValue::Dict({{PickleValue::String("device_traces"), PickleValue::List({one})}}),
        "device_traces[0]: is an integer, not a list"},
       {SnapshotOf({one}), "device_traces[0][0]: is an integer, not a dict"},
       {entry({}), "device_traces[0][1].action: missing"},
-      {entry({{Text("action"), one}}), "device_traces[0][1].action: is an integer, not a string"},
-      {entry({{Text("action"), alloc}}), "device_traces[0][1].addr: missing"},
-      {entry({{Text("action"), alloc}, {Text("addr"), PickleValue()}}),
+      {entry({{PickleValue::String("action"), one}}), "device_traces[0][1].action: is an integer, not a string"},
+      {entry({{PickleValue::String("action"), alloc}}), "device_traces[0][1].addr: missing"},
+      {entry({{PickleValue::String("action"), alloc}, {PickleValue::String("addr"), PickleValue()}}),
        "device_traces[0][1].addr: is None, not an integer"},
-      {entry({{Text("action"), alloc}, {Text("addr"), one}}), "device_traces[0][1].size: missing"},
-      {entry({{Text("action"), alloc}, {Text("addr"), one}, {Text("size"), PickleValue::Bool(true)}}),
+      {entry({{PickleValue::String("action"), alloc}, {PickleValue::String("addr"), one}}),
+       "device_traces[0][1].size: missing"},
+      {entry({{PickleValue::String("action"), alloc},
+              {PickleValue::String("addr"), one},
+              {PickleValue::String("size"), PickleValue::Bool(true)}}),
        "device_traces[0][1].size: is a bool, not an integer"},
-      {entry({{Text("action"), alloc}, {Text("addr"), one}, {Text("size"), PickleValue::Int(-1)}}),
+      {entry({{PickleValue::String("action"), alloc},
+              {PickleValue::String("addr"), one},
+              {PickleValue::String("size"), PickleValue::Int(-1)}}),
        "device_traces[0][1].size: is negative"},
       {SnapshotOf({Entry("alloc", 4096, kMaxRequestBytes - 1), Entry("alloc", 8192, kMaxRequestBytes)}),
        "device_traces[0][1].size: 1152921504606846976 is not below 2^60"},
       {SnapshotOf({Entry("oom", 0, std::numeric_limits<uint64_t>::max())}),
        "device_traces[0][0].size: 18446744073709551615 is not below 2^60"},
       {SnapshotOf({EntryWithKeys(256), EntryWithKeys(257)}), "device_traces[0][1]: has 257 keys, more than 256"},
-      {entry({{Text("action"), alloc}, {Text("addr"), one}, {Text("size"), one}}),
+      {entry({{PickleValue::String("action"), alloc},
+              {PickleValue::String("addr"), one},
+              {PickleValue::String("size"), one}}),
        "device_traces[0][1].stream: missing"},
-      {entry({{Text("action"), alloc},
-              {Text("addr"), one},
-              {Text("size"), one},
-              {Text("stream"), PickleValue::Double(1)}}),
+      {entry({{PickleValue::String("action"), alloc},
+              {PickleValue::String("addr"), one},
+              {PickleValue::String("size"), one},
+              {PickleValue::String("stream"), PickleValue::Double(1)}}),
        "device_traces[0][1].stream: is a float, not an integer"},
-      {entry({{Text("action"), Text("free_requested")}}), "device_traces[0][1].addr: missing"},
-      {entry({{Text("action"), Text("free_completed")}}), "device_traces[0][1].addr: missing"},
-      {entry({{Text("action"), Text("oom")}}), "device_traces[0][1].size: missing"},
+      {entry({{PickleValue::String("action"), PickleValue::String("free_requested")}}),
+       "device_traces[0][1].addr: missing"},
+      {entry({{PickleValue::String("action"), PickleValue::String("free_completed")}}),
+       "device_traces[0][1].addr: missing"},
+      {entry({{PickleValue::String("action"), PickleValue::String("oom")}}), "device_traces[0][1].size: missing"},
       {with_segments(one), "segments: is an integer, not a list"},
       {with_segments(PickleValue::List({one})), "segments[0]: is an integer, not a dict"},
       {with_segments(PickleValue::List({PickleValue::Dict({})})), "segments[0].device: missing"},

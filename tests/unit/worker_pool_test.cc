@@ -140,8 +140,8 @@ TEST(SerialQueueTest, KeepsOneThreadBusyAtMost) {
 TEST(SerialQueueTest, TakesTurnsWithOtherQueues) {
   std::vector<char> order;
   {
-    WorkerPool pool(1);
     Gate gate;
+    WorkerPool pool(1);
     pool.Submit([&] { gate.Pass(); });
     gate.AwaitArrivals(1);
     const auto a = std::make_shared<SerialQueue>(&pool);

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Where this build has its programs and this source tree its files. What is not built has an empty path.
+//
+// The values are in one generated file (paths.cc.in), so that nothing else that is compiled depends on a folder's name
+// and a compiler cache serves every clone.
+#ifndef VRAMBROKER_TESTS_SUPPORT_PATHS_H_
+#define VRAMBROKER_TESTS_SUPPORT_PATHS_H_
+
+namespace vrambroker::testing_support::paths {
+
+extern const char* const kSourceDir;
+extern const char* const kGoldenDir;
+
+extern const char* const kDaemon;
+extern const char* const kVramctl;
+extern const char* const kTestClient;
+
+// The C library, its core, and programs that use it.
+extern const char* const kCLibrary;
+extern const char* const kCCore;
+extern const char* const kCClient;
+extern const char* const kCClientOwnGrpc;
+extern const char* const kCExample;
+
+extern const char* const kPython;
+extern const char* const kTmux;
+
+}  // namespace vrambroker::testing_support::paths
+
+#endif  // VRAMBROKER_TESTS_SUPPORT_PATHS_H_
