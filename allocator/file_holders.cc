@@ -73,8 +73,8 @@ class Scan {
   // These two return false, and errno, when they could not look.
   bool LookAtDescriptors(pid_t pid) {
     const Directory directory(opendir(absl::StrCat("/proc/", pid, "/fd").c_str()));
-    if (directory == nullptr) return false;
-    const int base = dirfd(directory.get());
+    const int base = directory == nullptr ? -1 : dirfd(directory.get());
+    if (base < 0) return false;
     std::array<char, 256> link = {};
     for (errno = 0; const dirent* entry = readdir(directory.get()); errno = 0) {
       // Most are no memory files of ours: the link says so, and costs less than stat().
@@ -97,7 +97,7 @@ class Scan {
       unsigned device_major = 0;
       unsigned device_minor = 0;
       uint64_t inode = 0;
-      // NOLINTNEXTLINE(cert-err34-c): the kernel writes these numbers
+      // NOLINTNEXTLINE(bugprone-unchecked-string-to-number-conversion): the kernel writes these numbers
       if (std::sscanf(line, "%*s %*s %*s %x:%x %" SCNu64, &device_major, &device_minor, &inode) == 3) {
         Found({makedev(device_major, device_minor), inode});
       }

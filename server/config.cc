@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 #include <fstream>
 #include <sstream>
@@ -110,8 +111,9 @@ absl::StatusOr<Config> CheckConfig(const ConfigText& text) {
 
   const std::string mode = Or(proto.socket_mode(), "0660");
   unsigned int bits = 0;
-  if (mode.size() > 4 || std::sscanf(mode.c_str(), "%o", &bits) != 1 ||
-      mode.find_first_not_of("01234567") != std::string::npos || bits > 0777) {
+  const char* const end = mode.data() + mode.size();
+  const auto [parsed, error] = std::from_chars(mode.data(), end, bits, 8);
+  if (mode.size() > 4 || error != std::errc() || parsed != end || bits > 0777) {
     check.Fault("socket_mode", absl::StrCat("'", mode, "' is not an octal mode like 0660"));
   }
   config.socket_mode = bits;

@@ -69,7 +69,8 @@ struct MemoryMap::Shared : std::enable_shared_from_this<Shared> {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
     for (const MappedSession& session : sessions) {
       const auto it = entries.find({session.id, device});
-      if (it != entries.end() && it->second.pending && now - *it->second.asked < options.patience) return true;
+      if (it != entries.end() && it->second.pending && now - it->second.asked.value_or(now) < options.patience)
+        return true;
     }
     return false;
   }

@@ -10,7 +10,7 @@ namespace {
 constexpr std::array<double, 11> kCallSeconds = {1e-6, 1e-5, 5e-5, 1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 0.1, 1, 10};
 
 const absl::Status& StatusOf(const absl::Status& result) {
-  return result;
+  return result;  // NOLINT(bugprone-return-const-ref-from-parameter): of what has a name in the caller
 }
 template <typename T>
 const absl::Status& StatusOf(const absl::StatusOr<T>& result) {

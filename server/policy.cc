@@ -22,10 +22,14 @@ struct Reasons {
 bool GlobFits(absl::string_view what, const std::optional<std::string>& pattern, const std::optional<std::string>& text,
               absl::string_view when_unknown, Reasons* reasons) {
   if (!pattern.has_value()) return true;
-  const bool fits = text.has_value() && GlobMatches(*pattern, *text);
-  if (reasons != nullptr && !text.has_value()) {
-    reasons->misfits.push_back(absl::StrCat("asks for a ", what, " like ", *pattern, ", and ", when_unknown));
-  } else if (reasons != nullptr) {
+  if (!text.has_value()) {
+    if (reasons != nullptr) {
+      reasons->misfits.push_back(absl::StrCat("asks for a ", what, " like ", *pattern, ", and ", when_unknown));
+    }
+    return false;
+  }
+  const bool fits = GlobMatches(*pattern, *text);
+  if (reasons != nullptr) {
     (fits ? reasons->fits : reasons->misfits)
         .push_back(absl::StrCat(what, " ", *text, fits ? " fits " : " does not fit ", *pattern));
   }

@@ -309,9 +309,9 @@ void SessionStream::SendWelcome(const AllocConf& conf) {
     grant->set_guarantee_bytes(account.guarantee_bytes);
   }
   welcome->mutable_warnings()->Add(conf.warnings.begin(), conf.warnings.end());
-  if (session_->leases()) {
+  if (const std::optional<Ticket>& token = session_->resume_token(); token.has_value()) {  // it leases
     welcome->set_alloc_conf(FormatAllocConf(session_->allocator(0).options()));
-    welcome->set_resume_token(session_->resume_token()->data(), session_->resume_token()->size());
+    welcome->set_resume_token(token->data(), token->size());
     welcome->set_record_events(static_cast<uint32_t>(broker_.record_events()));
   }
   Send(std::move(response));

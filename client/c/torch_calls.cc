@@ -54,7 +54,7 @@ bool AddSegment(void* pointer) {
   bool added = segment_count < segment_room;
   if (!added) {
     const size_t room = std::max<size_t>(256, 2 * segment_room);
-    if (void* const larger = std::realloc(segments, room * sizeof(void*))) {
+    if (void* const larger = std::realloc(static_cast<void*>(segments), room * sizeof(void*))) {
       segments = static_cast<void**>(larger);
       segment_room = room;
       added = true;

@@ -31,6 +31,7 @@ struct TorchClient {
   std::vector<int> ordinals;  // the daemon's, by CUDA's in this process; empty on the host device: the same
 };
 
+// NOLINTNEXTLINE(bugprone-throwing-static-initialization): without memory for it nothing else works either
 Mutex& mu = *new Mutex;
 TorchClient* shared = nullptr;  // guarded by mu
 

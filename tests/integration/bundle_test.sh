@@ -56,7 +56,7 @@ found=$(outside "$daemon_pid")
 [ -z "$found" ] || fail "the daemon has loaded: $found"
 
 say "A C program, compiled against it"
-sed 's|return strcmp(back, text)|getchar(); return strcmp(back, text)|' "$bundle/share/vrambroker/c_client.c" > "$work/client.c"
+sed 's|return strcmp(back, text)|fflush(stdout); getchar(); return strcmp(back, text)|' "$bundle/share/vrambroker/c_client.c" > "$work/client.c"
 grep -q getchar "$work/client.c" || fail "the example has changed: adapt this test"
 cc -std=c11 -Wall -Wextra -Werror -I "$bundle/include" "$work/client.c" -L "$bundle/lib" -lvrambroker -Wl,-rpath,"$bundle/lib" -o "$work/client"
 mkfifo "$work/hold"

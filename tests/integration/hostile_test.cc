@@ -217,7 +217,7 @@ bool IsOverTheRate(const absl::Status& status) {
 }
 
 TEST_F(HostileTest, EveryCallCountsAgainstTheRate) {
-  Begin("max_calls_per_second_per_uid: 1");
+  Begin("max_calls_per_second_per_uid: 3");
   const std::vector<std::pair<const char*, std::function<absl::Status()>>> calls = {
       {"Allocate", [&] { return raw_->Allocate(999, 1).status(); }},
       {"Free", [&] { return raw_->Free(999, {1}); }},
@@ -237,7 +237,7 @@ TEST_F(HostileTest, EveryCallCountsAgainstTheRate) {
       {"SetRecording", [&] { return raw_->SetRecording(Ref(999), 1); }},
   };
   for (const auto& [name, call] : calls) {
-    // Two at once, then one a second.
+    // Six at once, then three a second.
     EXPECT_TRUE(WaitFor([&, &call = call] { return IsOverTheRate(call()); })) << name;
     EXPECT_TRUE(WaitFor([&, &call = call] { return !IsOverTheRate(call()); })) << name << " works again";
   }

@@ -20,7 +20,6 @@ namespace {
 using nlohmann::json;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
-using ::testing::Not;
 
 constexpr char kHostile[] = "a\"b\\c\nd\te=f\x01 \xC3\xBC \xFF{}";
 

@@ -1,0 +1,144 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Runs clang-tidy on every C++ file that has changed since it last passed: lint.py BUILD_DIR [--jobs N] [FILE...]
+
+BUILD_DIR is of the preset `clang`, configured, with what is generated (targets vrambroker_proto and bench_health) built.
+
+A file has changed when any byte has of what decides its result: the file, everything that it includes, its compiler command,
+.clang-tidy, or clang-tidy itself. What passed is remembered in ~/.cache/vrambroker-lint ($XDG_CACHE_HOME), with paths relative
+to the source tree and the build folder, so that it serves other clones too.
+"""
+import argparse
+import concurrent.futures
+import functools
+import hashlib
+import json
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+CLANG_TIDY = os.environ.get("CLANG_TIDY", "clang-tidy-22")
+KEPT_DAYS = 30
+
+# libstdc++ 12 implements std::stable_sort by what newer clangs call deprecated. g++ reports what we use ourselves.
+COMMON = ["--extra-arg=-Wno-deprecated-declarations"]
+# (files, clang-tidy's arguments, why); the first that fits.
+ANALYZER = ["--extra-arg=-Xclang", "--extra-arg=-analyzer-config", "--extra-arg=-Xclang", "--extra-arg=mode=shallow"]
+NO_ANALYZER = ["--checks=-clang-analyzer-*"]
+RULES = (
+    (r"allocator/cuda_device_absent\.cc|tests/cuda_substitute/include/", None, "not in this build"),
+    # Release and sanitizer builds compile several files at once. Here each is by itself: does it include what it needs?
+    (r"tests/", ["--checks=-*,clang-diagnostic-*,misc-unused-using-decls"], "clang's warnings and thread-safety analysis only"),
+    (r"client/vramctl/|deploy/|server/|proto/", NO_ANALYZER, "without the static analyzer, which takes long"),
+    (r"allocator/|client/", ANALYZER, "where pointers are handled by hand; the deep mode takes three times as long as all the rest"),
+)
+
+
+@functools.lru_cache(maxsize=None)
+def digest(path):
+    """Of a file's bytes; None where there is none."""
+    try:
+        return hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+class Linter:
+    def __init__(self, build_dir):
+        self.build_dir = build_dir.resolve()
+        self.cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "vrambroker-lint"
+        self.cache.mkdir(parents=True, exist_ok=True)
+        version = subprocess.run([CLANG_TIDY, "--version"], capture_output=True, text=True, check=True).stdout
+        self.common = version + (ROOT / ".clang-tidy").read_text(encoding="utf-8")
+        commands = json.loads((self.build_dir / "compile_commands.json").read_text(encoding="utf-8"))
+        self.commands = {pathlib.Path(c["file"]).relative_to(ROOT).as_posix(): c["command"]
+                         for c in commands if pathlib.Path(c["file"]).is_relative_to(ROOT)}
+
+    def portable(self, text):
+        """The same in every clone."""
+        return text.replace(str(self.build_dir), "{build}").replace(str(ROOT), "{root}")
+
+    def local(self, text):
+        return text.replace("{build}", str(self.build_dir)).replace("{root}", str(ROOT))
+
+    def entry(self, name, arguments):
+        key = json.dumps([name, COMMON, arguments, self.common, self.portable(self.commands[name])])
+        return self.cache / hashlib.sha256(key.encode()).hexdigest()
+
+    def passed(self, entry):
+        try:
+            known = json.loads(entry.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return False
+        if any(digest(self.local(path)) != wanted for path, wanted in known.items()):
+            return False
+        entry.touch()
+        return True
+
+    def lint(self, name, arguments):
+        """(seconds, what is wrong, or ""). -H names the files that are included."""
+        started = time.monotonic()
+        run = subprocess.run([CLANG_TIDY, "--quiet", *COMMON, *arguments, "--extra-arg=-H", "-p", self.build_dir, ROOT / name],
+                             capture_output=True, text=True, check=False)
+        included = re.findall(r"^\.+ (.*)$", run.stderr, re.M)
+        said = "\n".join(line for line in run.stderr.splitlines() if not re.match(r"\.+ |\d+ warnings? ", line))
+        seconds = time.monotonic() - started
+        if run.returncode != 0:
+            return seconds, run.stdout + said
+        if not included:
+            return seconds, f"{name}: {CLANG_TIDY} named no file that it includes; {said}"
+        directory = self.build_dir  # what names in compile_commands.json are relative to
+        files = {os.path.realpath(os.path.join(directory, path)) for path in [*included, str(ROOT / name)]}
+        entry = self.entry(name, arguments)
+        temporary = entry.with_suffix(f".{os.getpid()}")
+        temporary.write_text(json.dumps({self.portable(f): digest(f) for f in sorted(files)}), encoding="utf-8")
+        temporary.rename(entry)
+        return seconds, ""
+
+    def forget_old(self):
+        for entry in self.cache.iterdir():
+            if entry.stat().st_mtime < time.time() - KEPT_DAYS * 86400:
+                entry.unlink(missing_ok=True)
+
+
+def arguments_for(name):
+    return next((arguments for pattern, arguments, _ in RULES if re.match(pattern, name)), None)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("build_dir", type=pathlib.Path)
+    parser.add_argument("files", nargs="*", help="these only")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    options = parser.parse_args()
+    linter = Linter(options.build_dir)
+    tracked = subprocess.run(["git", "-C", ROOT, "ls-files", "*.cc"], capture_output=True, text=True, check=True).stdout.split()
+    wanted = {name: arguments_for(name) for name in options.files or tracked}
+    unknown = [name for name, arguments in wanted.items() if arguments is not None and name not in linter.commands]
+    wanted = {name: arguments for name, arguments in wanted.items() if arguments is not None and name in linter.commands}
+    todo = [name for name, arguments in wanted.items() if not linter.passed(linter.entry(name, arguments))]
+    failed, times = 0, []
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        futures = {pool.submit(linter.lint, name, wanted[name]): name for name in todo}
+        for future in concurrent.futures.as_completed(futures):
+            seconds, wrong = future.result()
+            times.append((seconds, futures[future]))
+            if wrong:
+                failed += 1
+                print(wrong, flush=True)
+    linter.forget_old()
+    if unknown:
+        print("not in compile_commands.json, and so not looked at:", *unknown)
+    for seconds, name in sorted(times, reverse=True)[:3]:
+        print(f"{seconds:6.1f} s  {name}")
+    print(f"{len(wanted)} files: {len(wanted) - len(todo)} unchanged since they passed, {len(todo) - failed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
