@@ -1,67 +1,101 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Installs what is missing, builds vrambroker in every way that is checked, and runs all tests.
+# Installs what is missing, builds vrambroker with warnings as errors, and runs its tests. Ends with a table of what took how long.
 #
-#   --quick    only the release build and its tests
-#   --jobs N   compile and test with N processes (default: the number of processors)
+#   --all      also checks layout and lint, tests under sanitizers, and fuzzes: all that CI does
+#   --jobs N   compile with N processes (default: the number of processors), test with a few more
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-quick=false jobs=$(nproc)
+all=false jobs=$(nproc)
 while [ $# -gt 0 ]; do
   case "$1" in
-    --quick) quick=true ;;
+    --all) all=true ;;
+    --quick) ;;  # was the name of what is now the default
     --jobs) jobs=${2:?--jobs needs a number}; shift ;;
-    -h|--help) sed -n '3,7s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h|--help) sed -n '4,7s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "run.sh: unknown option '$1'; see --help" >&2; exit 2 ;;
   esac
   shift
 done
 
-say() { printf '\n== %s (%d:%02d)\n' "$*" $((SECONDS / 60)) $((SECONDS % 60)); }
+# ---- Phases, and the table in the end ----
+
+work=$(mktemp -d)
+began=$(date +%s)
+phase="" phase_began=$began
+end_phase() {
+  if [ -n "$phase" ]; then printf '%s\t%s\t%s\n' "$phase" $(($(date +%s) - phase_began)) "$1" >> "$work/phases"; fi
+  phase=""
+}
+# start_phase NAME: the one before went well.
+start_phase() {
+  end_phase ok
+  phase=$1 phase_began=$(date +%s)
+  printf '\n== %s (%d:%02d)\n' "$phase" $(((phase_began - began) / 60)) $(((phase_began - began) % 60))
+}
+finish() {
+  local code=$?
+  trap - EXIT
+  end_phase "$([ $code -eq 0 ] && echo ok || echo FAILED)"
+  if command -v python3 > /dev/null && [ -f "$work/phases" ]; then tests/report.py "$work" "$began" || true; fi
+  rm -rf "$work"
+  exit $code
+}
+trap finish EXIT
+trap 'exit 130' INT TERM
+
+# ---- How to build and test ----
 
 # Layout, lint and warnings are judged by the compilers of Debian 12, on which the project is developed; others find
 # other things. There they are shown, not enforced.
 judge=$(. /etc/os-release; [ "$ID-${VERSION_ID:-}" = debian-12 ] && echo ON || echo OFF)
 
+# ccache knows files by what is in them and by their place in the source tree, so that it serves every clone.
+export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1
+configure() {
+  local launcher=()
+  if command -v ccache > /dev/null; then
+    launcher=(-DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)
+  fi
+  cmake --preset "$1" -DVRAMBROKER_WERROR=$judge "${launcher[@]}" > "$work/configure.log" 2>&1 || { cat "$work/configure.log" >&2; return 1; }
+}
 # build PRESET [BUILD_OPTIONS...]: configures and builds it; run_tests PRESET [CTEST_OPTIONS...]: runs its tests.
 build() {
-  cmake --preset "$1" -DVRAMBROKER_WERROR=$judge > /dev/null
+  configure "$1"
   cmake --build --preset "$1" -j "$jobs" "${@:2}"
 }
-run_tests() { (cd "build/$1" && ctest --output-on-failure -j $((jobs + 1)) "${@:2}"); }  # many of them wait
+run_tests() {  # many of them wait
+  (cd "build/$1" && ctest --output-on-failure --output-junit "$work/$1.xml" -j $((jobs + 4)) "${@:2}")
+}
 
-say "Packages"
+start_phase "Packages"
 ./deploy/packages.sh test
 
-say "Release build, warnings are errors"
+start_phase "Release build, warnings are errors"
 build ci
-say "Tests"
+start_phase "Release tests"
 run_tests ci
-$quick && exit 0
+$all || exit 0
 
 if [ "$judge" = ON ]; then
-  say "Layout (clang-format)"
+  start_phase "Layout (clang-format)"
   git ls-files '*.h' '*.cc' '*.c' | xargs clang-format --dry-run -Werror
-  say "clang-tidy, with clang's warnings and thread-safety analysis"
-  build clang --target vrambroker_proto
-  tidy() { xargs -P "$jobs" -n 2 clang-tidy --quiet "$@" -p build/clang 2>&1 | { grep -v 'warnings generated' || true; }; }
-  # The static analyzer, which takes long, looks at where pointers are handled by hand; its deep mode takes three times as
-  # long as all the rest.
-  git ls-files 'allocator/*.cc' 'client/*.cc' | grep -v 'cuda_device_absent\|vramctl' \
-    | tidy --extra-arg=-Xclang --extra-arg=-analyzer-config --extra-arg=-Xclang --extra-arg=mode=shallow
-  git ls-files 'server/*.cc' 'proto/*.cc' 'client/vramctl/*.cc' 'deploy/*.cc' | tidy '--checks=-clang-analyzer-*'
+  start_phase "Lint (clang-tidy)"
+  build clang --target vrambroker_proto bench_health
+  tests/lint.py build/clang --jobs "$jobs"
 fi
 
-say "Tests under AddressSanitizer and UndefinedBehaviorSanitizer"
+start_phase "AddressSanitizer and UndefinedBehaviorSanitizer build"
 build asan
+start_phase "AddressSanitizer and UndefinedBehaviorSanitizer tests"
 run_tests asan
+start_phase "Fuzzing"
+JOBS=$jobs tests/fuzz/run.sh 40
 
 # What only doubles what AddressSanitizer has seen on the CUDA device is left out; cuda_test is not.
-say "Tests under ThreadSanitizer"
+start_phase "ThreadSanitizer build"
 build tsan
+start_phase "ThreadSanitizer tests"
 run_tests tsan -E '^cuda\.'
-
-say "Fuzzing"
-JOBS=$jobs tests/fuzz/run.sh 40

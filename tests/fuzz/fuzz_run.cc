@@ -18,7 +18,7 @@ using google::protobuf::Descriptor;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kSoon(5);  // how long what comes next waits, so that an input does the same thing twice
-constexpr milliseconds kWatchdogPatience(15'000);
+constexpr milliseconds kPatience(15'000);
 
 bool Shows() {
   static const bool shows = std::getenv("SHOW_OPERATIONS") != nullptr;  // when a crash is looked into
@@ -118,7 +118,7 @@ void FuzzRun::BreakStream(FuzzBytes& bytes) {
 void FuzzRun::End(FuzzBytes& bytes) {
   for (Stream& stream : streams_) {
     if (stream.broken) continue;
-    Require(stream.call->AwaitAnswers(stream.expected, kWatchdogPatience), "every call on a stream is answered");
+    Require(stream.call->AwaitAnswers(stream.expected, kPatience), "every call on a stream is answered");
     Require(stream.call->results() <= stream.expected, "no call is answered twice");
   }
   for (Stream& stream : streams_) {
@@ -137,8 +137,8 @@ void FuzzRun::End(FuzzBytes& bytes) {
         break;
     }
   }
-  for (Stream& stream : streams_) Require(stream.call->AwaitEnd(kWatchdogPatience), "a stream ends");
-  for (const auto& call : calls_) Require(call->AwaitEnd(kWatchdogPatience), "every call is answered");
+  for (Stream& stream : streams_) Require(stream.call->AwaitEnd(kPatience), "a stream ends");
+  for (const auto& call : calls_) Require(call->AwaitEnd(kPatience), "every call is answered");
   streams_.clear();
   calls_.clear();
   daemon_.CheckAndReset();

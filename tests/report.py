@@ -1,0 +1,68 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The table at the end of run.sh: report.py FOLDER BEGAN
+
+FOLDER has `phases` (name, seconds, ok or FAILED, by tabs) and what ctest wrote of each preset's tests (PRESET.xml). BEGAN is when
+run.sh began, in seconds since 1970: what was compiled later is in the build folders' .ninja_log.
+"""
+import pathlib
+import sys
+import xml.etree.ElementTree
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TESTED = {"Release tests": "ci", "AddressSanitizer and UndefinedBehaviorSanitizer tests": "asan", "ThreadSanitizer tests": "tsan"}
+SLOWEST = 10
+
+
+def clock(seconds):
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
+
+
+def tests_of(path):
+    """[(seconds, name, result)], result as ctest calls it: run, fail, disabled, notrun."""
+    try:
+        cases = xml.etree.ElementTree.parse(path).getroot().iter("testcase")
+    except (OSError, xml.etree.ElementTree.ParseError):
+        return []
+    return [(float(case.get("time") or 0), case.get("name"), case.get("status")) for case in cases]
+
+
+def compiled_since(began):
+    """[(seconds, what)] of all presets."""
+    found = {}
+    for log in ROOT.glob("build/*/.ninja_log"):
+        for line in log.read_text(encoding="utf-8").splitlines()[1:]:
+            start, end, written, output, _ = line.split("\t")
+            if output.endswith(".o") and int(written) / 1e9 >= began:
+                name = output.replace("CMakeFiles/", "").replace(".dir/", "/").replace("Unity/", "").removesuffix(".o")
+                found[log.parent.name, name] = (int(end) - int(start)) / 1000
+    return [(seconds, f"{preset} {name}") for (preset, name), seconds in found.items()]
+
+
+def print_slowest(title, rows):
+    if rows:
+        print(f"\n{title}")
+        for seconds, name in sorted(rows, reverse=True)[:SLOWEST]:
+            print(f"{seconds:8.1f} s  {name}")
+
+
+def main():
+    folder, began = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+    results = {preset: tests_of(folder / f"{preset}.xml") for preset in TESTED.values()}
+    print("\n  TIME  TESTS  PHASE")
+    total = 0
+    for line in (folder / "phases").read_text(encoding="utf-8").splitlines():
+        name, seconds, result = line.split("\t")
+        total += int(seconds)
+        tests = len(results[TESTED[name]]) if name in TESTED else ""
+        print(f"{clock(int(seconds)):>6}  {tests:>5}  {name}{'' if result == 'ok' else f': {result}'}")
+    everything = [(seconds, f"{preset} {name}", result) for preset, cases in results.items() for seconds, name, result in cases]
+    print(f"{clock(total):>6}  {len(everything):>5}  in all")
+    print_slowest("Slowest files to compile; unity_N is several of them", compiled_since(began))
+    print_slowest("Slowest tests", [(seconds, name) for seconds, name, _ in everything])
+    passed, failed = (sum(result == wanted for *_, result in everything) for wanted in ("run", "fail"))
+    print(f"\n{passed} passed, {failed} failed, {len(everything) - passed - failed} skipped")
+
+
+if __name__ == "__main__":
+    main()
