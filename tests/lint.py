@@ -53,7 +53,10 @@ class Linter:
         self.build_dir = build_dir.resolve()
         self.cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "vrambroker-lint"
         self.cache.mkdir(parents=True, exist_ok=True)
-        version = subprocess.run([CLANG_TIDY, "--version"], capture_output=True, text=True, check=True).stdout
+        try:
+            version = subprocess.run([CLANG_TIDY, "--version"], capture_output=True, text=True, check=True).stdout
+        except FileNotFoundError:
+            sys.exit(f"lint.py: there is no {CLANG_TIDY}: deploy/packages.sh test installs it on Debian 12; elsewhere $CLANG_TIDY names another one")
         self.common = version + (ROOT / ".clang-tidy").read_text(encoding="utf-8")
         commands = json.loads((self.build_dir / "compile_commands.json").read_text(encoding="utf-8"))
         self.commands = {pathlib.Path(c["file"]).relative_to(ROOT).as_posix(): c["command"]
