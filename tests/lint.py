@@ -59,8 +59,8 @@ class Linter:
             sys.exit(f"lint.py: there is no {CLANG_TIDY}: deploy/packages.sh test installs it on Debian 12; elsewhere $CLANG_TIDY names another one")
         self.common = version + (ROOT / ".clang-tidy").read_text(encoding="utf-8")
         commands = json.loads((self.build_dir / "compile_commands.json").read_text(encoding="utf-8"))
-        self.commands = {pathlib.Path(c["file"]).relative_to(ROOT).as_posix(): c["command"]
-                         for c in commands if pathlib.Path(c["file"]).is_relative_to(ROOT)}
+        paths = [(pathlib.Path(c["file"]).resolve(), c["command"]) for c in commands]
+        self.commands = {path.relative_to(ROOT).as_posix(): command for path, command in paths if path.is_relative_to(ROOT)}
 
     def portable(self, text):
         """The same in every clone."""
@@ -135,11 +135,13 @@ def main():
                 failed += 1
                 print(wrong, flush=True)
     linter.forget_old()
-    if unknown:
-        print("not in compile_commands.json, and so not looked at:", *unknown)
+    for name in unknown:
+        # Which test programs there are depends on what is installed; what is shipped is always built.
+        print(f"{name}: not in compile_commands.json, and so not looked at")
+        failed += not name.startswith("tests/")
     for seconds, name in sorted(times, reverse=True)[:3]:
         print(f"{seconds:6.1f} s  {name}")
-    print(f"{len(wanted)} files: {len(wanted) - len(todo)} unchanged since they passed, {len(todo) - failed} passed, {failed} failed")
+    print(f"{len(wanted)} files: {len(wanted) - len(todo)} unchanged since they passed, {len(todo)} looked at, {failed} failed")
     return 1 if failed else 0
 
 
