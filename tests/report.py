@@ -6,6 +6,7 @@ FOLDER has `phases` (name, seconds, ok or FAILED, by tabs) and what ctest wrote 
 run.sh began, in seconds since 1970: what was compiled later is in the build folders' .ninja_log.
 """
 import pathlib
+import re
 import sys
 import xml.etree.ElementTree
 
@@ -34,7 +35,7 @@ def compiled_since(began):
         for line in log.read_text(encoding="utf-8").splitlines()[1:]:
             start, end, written, output, _ = line.split("\t")
             if output.endswith(".o") and int(written) / 1e9 >= began:
-                name = output.replace("CMakeFiles/", "").replace(".dir/", "/").replace("Unity/", "").removesuffix(".o")
+                name = re.sub(r"CMakeFiles/|(__/)*unity/|\.o$", "", output.replace(".dir/", "/"))
                 found[log.parent.name, name] = (int(end) - int(start)) / 1000
     return [(seconds, f"{preset} {name}") for (preset, name), seconds in found.items()]
 
@@ -58,7 +59,7 @@ def main():
         print(f"{clock(int(seconds)):>6}  {tests:>5}  {name}{'' if result == 'ok' else f': {result}'}")
     everything = [(seconds, f"{preset} {name}", result) for preset, cases in results.items() for seconds, name, result in cases]
     print(f"{clock(total):>6}  {len(everything):>5}  in all")
-    print_slowest("Slowest files to compile; unity_N is several of them", compiled_since(began))
+    print_slowest("Slowest to compile; TARGET_N.cc is several files", compiled_since(began))
     print_slowest("Slowest tests", [(seconds, name) for seconds, name, _ in everything])
     passed, failed = (sum(result == wanted for *_, result in everything) for wanted in ("run", "fail"))
     print(f"\n{passed} passed, {failed} failed, {len(everything) - passed - failed} skipped")
