@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where this build has its programs and this source tree its files. What is not built has an empty path.
+// The paths of this build's programs and of the source tree's files. The path of a program that is not built is empty.
 //
 // The values are in one generated file (paths.cc.in), so that nothing else that is compiled depends on a folder's name
 // and a compiler cache serves every clone.
