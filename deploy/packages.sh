@@ -13,8 +13,8 @@ command -v npm >/dev/null || build+=(nodejs npm)
 test=("${build[@]}" ccache clang libclang-rt-dev clang-format python3 python3-numpy python3-pip python3-yaml
       python3-setuptools python3-wheel prometheus tmux libjemalloc2 libtcmalloc-minimal4 libmimalloc2.0)
 
-# Ubuntu has no such package; the tests in a browser are skipped there. Lint is judged on Debian 12 alone, by the clang-tidy of
-# its security updates: the first one that leaves system headers alone, which takes two thirds of the time.
+# Ubuntu has no such package; the tests in a browser are skipped there. Lint runs on Debian 12 alone. Its clang-tidy 22 comes
+# with the security updates. It skips system headers, and so needs a third of the time that Debian's default version needs.
 case $(. /etc/os-release; echo "$ID-${VERSION_ID:-}") in
   debian-12) test+=(chromium clang-tidy-22) ;;
   debian-*) test+=(chromium) ;;
