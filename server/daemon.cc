@@ -92,7 +92,7 @@ class Daemon {
         admin_service_(&broker_, &connections_, &snapshots_,
                        [this](const ReloadDone& done) { workers_->Submit([this, done] { done(Reload()); }); }),
         metrics_({.view = [this] { return broker_.View(); },
-                  .rpcs = [this] { return rpcs_.GetFigures(); },
+                  .rpcs = &rpcs_,
                   .reload = &reload_state_,
                   .max_clients = config.max_metrics_clients}),
         timeline_(pools_.size()),

@@ -19,7 +19,10 @@ namespace {
 
 constexpr std::chrono::milliseconds kEverybodyPeriod(100);
 
-constexpr std::array<double, 12> kWaitSeconds = {0.001, 0.01, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300, 3600};
+// Bounds of what a histogram counts.
+prometheus::Histogram::BucketBoundaries WaitSeconds() {
+  return {0.001, 0.01, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300, 3600};
+}
 
 WaitOutcome OutcomeOf(const absl::Status& status) {
   if (status.ok()) return WaitOutcome::kGranted;
@@ -45,7 +48,8 @@ GrowthQueue::GrowthQueue(SegmentPool* pool, std::chrono::milliseconds reclaim_ti
     : pool_(*pool),
       reclaim_timeout_(reclaim_timeout),
       hooks_(std::move(hooks)),
-      durations_{DurationHistogram(kWaitSeconds), DurationHistogram(kWaitSeconds), DurationHistogram(kWaitSeconds)} {}
+      durations_{prometheus::Histogram(WaitSeconds()), prometheus::Histogram(WaitSeconds()),
+                 prometheus::Histogram(WaitSeconds())} {}
 
 void GrowthQueue::Add(GrowthRequest request) {
   const std::optional<AccountFigures> account = pool_.GetAccount(request.session);
@@ -143,7 +147,7 @@ void GrowthQueue::TellAll(const Finished& finished) {
     const SteadyTime::duration time = hooks_.clock() - waiter.since;
     const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(time);
     const WaitOutcome outcome = waiter.served_otherwise ? WaitOutcome::kGranted : OutcomeOf(status);
-    durations_[static_cast<size_t>(outcome)].Observe(time);
+    durations_[static_cast<size_t>(outcome)].Observe(std::chrono::duration<double>(time).count());
     waiter.request.done(status, {.waited = waited, .asked = waiter.asked});
   }
 }
@@ -336,7 +340,7 @@ std::optional<SteadyTime> GrowthQueue::NextWake() const {
 
 GrowthFigures GrowthQueue::GetFigures() const {
   GrowthFigures figures;
-  for (size_t i = 0; i < durations_.size(); ++i) figures.durations[i] = durations_[i].Get();
+  for (size_t i = 0; i < durations_.size(); ++i) figures.durations[i] = durations_[i].Collect().histogram;
   if (size() == 0) return figures;
   MutexLock lock(mu_);
   figures.waiting = waiters_.size();

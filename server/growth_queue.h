@@ -5,6 +5,8 @@
 #ifndef VRAMBROKER_SERVER_GROWTH_QUEUE_H_
 #define VRAMBROKER_SERVER_GROWTH_QUEUE_H_
 
+#include <prometheus/histogram.h>
+
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -19,7 +21,6 @@
 #include "absl/status/status.h"
 #include "allocator/ids.h"
 #include "allocator/mutex.h"
-#include "server/histogram.h"
 #include "server/reclaim.h"
 #include "server/segment_pool.h"
 
@@ -61,8 +62,8 @@ const char* WaitOutcomeName(WaitOutcome outcome);  // "granted", "refused", "can
 // What became of the requests, ever, and what still waits.
 struct GrowthFigures {
   size_t waiting = 0;
-  std::optional<SteadyTime> oldest;                              // since when; none when nothing waits
-  std::array<HistogramFigures, kWaitOutcomes.size()> durations;  // by WaitOutcome
+  std::optional<SteadyTime> oldest;  // since when; none when nothing waits
+  std::array<prometheus::ClientMetric::Histogram, kWaitOutcomes.size()> durations;  // seconds, by WaitOutcome
 };
 
 struct GrowthQueueHooks {
@@ -149,7 +150,7 @@ class GrowthQueue {
   const GrowthQueueHooks hooks_;
 
   std::atomic<size_t> size_{0};
-  std::array<DurationHistogram, kWaitOutcomes.size()> durations_;  // by WaitOutcome
+  std::array<prometheus::Histogram, kWaitOutcomes.size()> durations_;  // seconds, by WaitOutcome
   std::atomic<uint64_t> serves_wanted_{0};  // one thread serves at a time; the others leave it to that one
 
   mutable Mutex mu_;

@@ -7,8 +7,6 @@
 namespace vrambroker {
 namespace {
 
-constexpr std::array<double, 11> kCallSeconds = {1e-6, 1e-5, 5e-5, 1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 0.1, 1, 10};
-
 const absl::Status& StatusOf(const absl::Status& result) {
   return result;  // NOLINT(bugprone-return-const-ref-from-parameter): of what has a name in the caller
 }
@@ -37,17 +35,17 @@ const char* DeviceCallName(DeviceCall call) {
   return "unknown";
 }
 
-MeteredDevice::Meter::Meter() : durations(kCallSeconds) {}
+MeteredDevice::Meter::Meter() : durations({1e-6, 1e-5, 5e-5, 1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 0.1, 1, 10}) {}
 
 template <typename Run>
 auto MeteredDevice::Measure(DeviceCall call, const Run& run) {
   Meter& meter = meters_[static_cast<size_t>(call)];
   const auto start = std::chrono::steady_clock::now();
   auto result = run();
-  meter.durations.Observe(std::chrono::steady_clock::now() - start);
+  meter.durations.Observe(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   // What a kind of device cannot do at all is no error of this one.
   if (const absl::Status& status = StatusOf(result); !status.ok() && !absl::IsUnimplemented(status)) {
-    meter.errors.fetch_add(1, std::memory_order_relaxed);
+    meter.errors.Increment();
   }
   return result;
 }
@@ -57,7 +55,7 @@ DeviceMeterFigures MeteredDevice::GetFigures() const {
   figures.calls.reserve(meters_.size());
   for (const Meter& meter : meters_) {
     figures.calls.push_back(
-        {.durations = meter.durations.Get(), .errors = meter.errors.load(std::memory_order_relaxed)});
+        {.durations = meter.durations.Collect().histogram, .errors = static_cast<uint64_t>(meter.errors.Value())});
   }
   figures.scrubs = scrubs_.load(std::memory_order_relaxed);
   figures.scrubbed_bytes = scrubbed_bytes_.load(std::memory_order_relaxed);

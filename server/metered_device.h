@@ -4,13 +4,15 @@
 #ifndef VRAMBROKER_SERVER_METERED_DEVICE_H_
 #define VRAMBROKER_SERVER_METERED_DEVICE_H_
 
+#include <prometheus/counter.h>
+#include <prometheus/histogram.h>
+
 #include <array>
 #include <atomic>
 #include <memory>
 #include <vector>
 
 #include "allocator/device.h"
-#include "server/histogram.h"
 
 namespace vrambroker {
 
@@ -24,7 +26,7 @@ const char* DeviceCallName(DeviceCall call);  // "allocate", ...
 
 // What the calls of a device came to, since it was opened.
 struct DeviceCallFigures {
-  HistogramFigures durations;
+  prometheus::ClientMetric::Histogram durations;  // seconds
   uint64_t errors = 0;
 };
 
@@ -66,8 +68,8 @@ class MeteredDevice : public Device {
  private:
   struct Meter {
     Meter();
-    DurationHistogram durations;
-    std::atomic<uint64_t> errors{0};
+    prometheus::Histogram durations;  // seconds
+    prometheus::Counter errors;
   };
 
   // What `run` returns.

@@ -20,41 +20,23 @@
 namespace vrambroker {
 namespace {
 
-using enum MetricType;
+using enum prometheus::MetricType;
 
-void WriteSessionMetrics(const BrokerView& view, MetricsText& out) {
+void WriteSessionMetrics(const BrokerView& view, MetricFamilies& out) {
   std::array<uint64_t, 3> by_state{};
   for (const SessionInfo& session : view.sessions) {
     ++by_state[std::min(static_cast<size_t>(session.state), by_state.size() - 1)];  // one just being closed has ended
   }
-  out.Family("vrambroker_sessions", "Sessions, by state.", kGauge);
+  out.Family("vrambroker_sessions", "Sessions, by state.", Gauge);
   for (size_t state = 0; state < by_state.size(); ++state) {
-    out.Sample(MetricLabels({{"state", SessionStateName(static_cast<SessionState>(state))}}), by_state[state]);
+    out.Sample(MakeLabels({{"state", SessionStateName(static_cast<SessionState>(state))}}), by_state[state]);
   }
-  out.Single("vrambroker_sessions_opened_total", "Sessions opened.", kCounter, view.counts.opened);
-  out.Single("vrambroker_sessions_refused_total", "Sessions that the daemon refused to open.", kCounter,
+  out.Single("vrambroker_sessions_opened_total", "Sessions opened.", Counter, view.counts.opened);
+  out.Single("vrambroker_sessions_refused_total", "Sessions that the daemon refused to open.", Counter,
              view.counts.refused);
-  out.Family("vrambroker_sessions_closed_total", "Sessions closed, by reason.", kCounter);
+  out.Family("vrambroker_sessions_closed_total", "Sessions closed, by reason.", Counter);
   for (const CloseReason reason : kCloseReasons) {
-    out.Sample(MetricLabels({{"reason", CloseReasonName(reason)}}), view.counts.closed[static_cast<size_t>(reason)]);
-  }
-}
-
-void WriteRpcMetrics(const std::vector<RpcFigures>& rpcs, MetricsText& out) {
-  out.Family("vrambroker_rpc_requests_total", "Calls finished, by method and status code.", kCounter);
-  for (const RpcFigures& rpc : rpcs) {
-    for (size_t code = 0; code < kStatusCodes; ++code) {
-      if (code > 0 && rpc.done[code] == 0) continue;
-      const std::string name = absl::StatusCodeToString(static_cast<absl::StatusCode>(code));
-      out.Sample(MetricLabels({{"method", rpc.method}, {"code", name}}), rpc.done[code]);
-    }
-  }
-  out.Family("vrambroker_rpc_in_flight", "Calls being served, by method.", kGauge);
-  for (const RpcFigures& rpc : rpcs) out.Sample(MetricLabels({{"method", rpc.method}}), rpc.in_flight);
-  out.Family("vrambroker_rpc_duration_seconds",
-             "The daemon's time from the request of a call to its answer, by method.", MetricType::kHistogram);
-  for (const RpcFigures& rpc : rpcs) {
-    if (!rpc.durations.counts.empty()) out.Sample(MetricLabels({{"method", rpc.method}}), rpc.durations);
+    out.Sample(MakeLabels({{"reason", CloseReasonName(reason)}}), view.counts.closed[static_cast<size_t>(reason)]);
   }
 }
 
@@ -91,67 +73,76 @@ double ProcessStart() {
 }
 
 // The names that every Prometheus client library uses.
-void WriteProcessMetrics(MetricsText& out) {
+void WriteProcessMetrics(MetricFamilies& out) {
   timespec cpu = {};
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &cpu);
-  out.Single("process_cpu_seconds_total", "CPU time of the daemon, user and system.", kCounter,
+  out.Single("process_cpu_seconds_total", "CPU time of the daemon, user and system.", Counter,
              static_cast<double>(cpu.tv_sec) + static_cast<double>(cpu.tv_nsec) / 1e9);
   uint64_t virtual_pages = 0;
   uint64_t resident_pages = 0;
   std::ifstream("/proc/self/statm") >> virtual_pages >> resident_pages;
   const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-  out.Single("process_virtual_memory_bytes", "Virtual memory of the daemon.", kGauge, virtual_pages * page);
-  out.Single("process_resident_memory_bytes", "Main memory of the daemon.", kGauge, resident_pages * page);
-  out.Single("process_open_fds", "File descriptors that the daemon has open.", kGauge, OpenFds());
+  out.Single("process_virtual_memory_bytes", "Virtual memory of the daemon.", Gauge, virtual_pages * page);
+  out.Single("process_resident_memory_bytes", "Main memory of the daemon.", Gauge, resident_pages * page);
+  out.Single("process_open_fds", "File descriptors that the daemon has open.", Gauge, OpenFds());
   rlimit files = {};
   getrlimit(RLIMIT_NOFILE, &files);
-  out.Single("process_max_fds", "File descriptors that the daemon may have open.", kGauge,
+  out.Single("process_max_fds", "File descriptors that the daemon may have open.", Gauge,
              static_cast<uint64_t>(files.rlim_cur));
   static const double start = ProcessStart();  // the same in every scrape, whatever happens to the clock
-  out.Single("process_start_time_seconds", "Unix time at which the daemon started.", kGauge, start);
+  out.Single("process_start_time_seconds", "Unix time at which the daemon started.", Gauge, start);
 }
 
-void WriteErrors(uint64_t errors, MetricsText& out) {
-  out.Single("vrambroker_collect_errors_total", "Scrapes that failed in the daemon.", kCounter, errors);
+void WriteErrors(const prometheus::Counter& errors, MetricFamilies& out) {
+  out.Single("vrambroker_collect_errors_total", "Scrapes that failed in the daemon.", Counter, errors.Value());
 }
 
 }  // namespace
 
+std::vector<prometheus::MetricFamily> Metrics::Collect() const {
+  MetricFamilies out;
+  const BrokerView view = options_.view();
+  out.Family("vrambroker_build_info", "Build information; the value is always 1.", Gauge);
+  out.Sample(MakeLabels({{"version", kVersion}, {"revision", kRevision}, {"cuda_version", kCudaVersion}}), uint64_t{1});
+  out.Single("vrambroker_ready", "1 while the daemon serves clients, 0 while it stops.", Gauge,
+             uint64_t{view.draining ? 0U : 1U});
+  if (options_.reload != nullptr) {
+    out.Single("vrambroker_config_last_reload_successful",
+               "1 when the last reload of the configuration worked, or there was none; else 0.", Gauge,
+               uint64_t{options_.reload->last_was_successful ? 1U : 0U});
+    out.Single("vrambroker_config_last_reload_success_timestamp_seconds",
+               "Unix time of the last reload of the configuration that worked, or of the start.", Gauge,
+               static_cast<uint64_t>(options_.reload->last_success));
+  }
+  WriteProcessMetrics(out);
+  WriteSessionMetrics(view, out);
+  WriteDeviceMetrics(view, out);
+  WriteClientMetrics(view, options_.max_clients, out);
+  if (options_.rpcs != nullptr) out.Add(options_.rpcs->Collect());
+  WriteErrors(errors_, out);
+  return out.Take();
+}
+
 std::string Metrics::Text() const noexcept {
   const auto start = std::chrono::steady_clock::now();
   try {
-    MetricsText out;
-    const BrokerView view = options_.view();
-    out.Family("vrambroker_build_info", "Build information; the value is always 1.", kGauge);
-    out.Sample(MetricLabels({{"version", kVersion}, {"revision", kRevision}, {"cuda_version", kCudaVersion}}),
-               uint64_t{1});
-    out.Single("vrambroker_ready", "1 while the daemon serves clients, 0 while it stops.", kGauge,
-               uint64_t{view.draining ? 0U : 1U});
-    if (options_.reload != nullptr) {
-      out.Single("vrambroker_config_last_reload_successful",
-                 "1 when the last reload of the configuration worked, or there was none; else 0.", kGauge,
-                 uint64_t{options_.reload->last_was_successful ? 1U : 0U});
-      out.Single("vrambroker_config_last_reload_success_timestamp_seconds",
-                 "Unix time of the last reload of the configuration that worked, or of the start.", kGauge,
-                 static_cast<uint64_t>(options_.reload->last_success));
-    }
-    WriteProcessMetrics(out);
-    WriteSessionMetrics(view, out);
-    WriteDeviceMetrics(view, out);
-    WriteClientMetrics(view, options_.max_clients, out);
-    if (options_.rpcs) WriteRpcMetrics(options_.rpcs(), out);
-    WriteErrors(errors_, out);
+    std::string text;
+    AppendText(Collect(), text);
     const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
-    out.Single("vrambroker_collect_duration_seconds", "The daemon's time for this scrape.", kGauge, taken.count());
-    return out.Take();
+    MetricFamilies last;
+    last.Single("vrambroker_collect_duration_seconds", "The daemon's time for this scrape.", Gauge, taken.count());
+    AppendText(last.Take(), text);
+    return text;
   } catch (const std::exception&) {
     // Out of memory, most likely; what follows needs next to none.
-    ++errors_;
+    errors_.Increment();
   }
   try {
-    MetricsText out;
+    std::string text;
+    MetricFamilies out;
     WriteErrors(errors_, out);
-    return out.Take();
+    AppendText(out.Take(), text);
+    return text;
   } catch (const std::exception&) {
     return {};
   }

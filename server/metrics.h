@@ -4,6 +4,9 @@
 #ifndef VRAMBROKER_SERVER_METRICS_H_
 #define VRAMBROKER_SERVER_METRICS_H_
 
+#include <prometheus/collectable.h>
+#include <prometheus/counter.h>
+
 #include <atomic>
 #include <cstdint>
 #include <ctime>
@@ -12,8 +15,7 @@
 #include <vector>
 
 #include "server/broker.h"
-#include "server/metrics_text.h"
-#include "server/rpc_meter.h"
+#include "server/metric_families.h"
 
 namespace vrambroker {
 
@@ -25,14 +27,17 @@ struct ReloadState {
 
 struct MetricsOptions {
   std::function<BrokerView()> view;
-  std::function<std::vector<RpcFigures>()> rpcs = nullptr;
-  const ReloadState* reload = nullptr;  // outlives the metrics
-  size_t max_clients = 1000;            // pairs of client and device that have series of their own
+  const prometheus::Collectable* rpcs = nullptr;  // outlives the metrics
+  const ReloadState* reload = nullptr;            // outlives the metrics
+  size_t max_clients = 1000;                      // pairs of client and device that have series of their own
 };
 
-class Metrics {
+class Metrics : public prometheus::Collectable {
  public:
   explicit Metrics(MetricsOptions options) : options_(std::move(options)) {}
+
+  // All but the time that the scrape takes. Thread-safe. Throws when memory runs out.
+  std::vector<prometheus::MetricFamily> Collect() const override;
 
   // A scrape: text exposition format 0.0.4. Thread-safe. Never throws; when collecting fails, it is all but empty, and
   // vrambroker_collect_errors_total says so.
@@ -40,13 +45,13 @@ class Metrics {
 
  private:
   const MetricsOptions options_;
-  mutable std::atomic<uint64_t> errors_{0};
+  mutable prometheus::Counter errors_;
 };
 
 // The parts of a scrape. For Metrics.
-void WriteDeviceMetrics(const BrokerView& view, MetricsText& out);
+void WriteDeviceMetrics(const BrokerView& view, MetricFamilies& out);
 // Of clients and tenants.
-void WriteClientMetrics(const BrokerView& view, size_t max_clients, MetricsText& out);
+void WriteClientMetrics(const BrokerView& view, size_t max_clients, MetricFamilies& out);
 
 }  // namespace vrambroker
 

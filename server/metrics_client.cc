@@ -20,13 +20,13 @@
 namespace vrambroker {
 namespace {
 
-using enum MetricType;
+using enum prometheus::MetricType;
 
 constexpr char kOther[] = "_other";
 
 // A session and a device, or the sum of those that are folded.
 struct Row {
-  std::string labels;
+  MetricLabels labels;
   const SessionDeviceInfo* held = nullptr;
   size_t waiting = 0;
 
@@ -110,8 +110,8 @@ struct Folded {
   }
 };
 
-std::string LabelsOf(const std::string& client, size_t device, const std::string& tenant) {
-  return MetricLabels({{"client", client}, {"gpu", absl::StrCat(device)}, {"tenant", tenant}});
+MetricLabels LabelsOf(const std::string& client, size_t device, const std::string& tenant) {
+  return MakeLabels({{"client", client}, {"gpu", absl::StrCat(device)}, {"tenant", tenant}});
 }
 
 // The pairs that have series of their own, by session and device; the other ones in use go into `folded`.
@@ -144,49 +144,48 @@ std::vector<Row> ChooseRows(const BrokerView& view, size_t max_clients, Folded& 
   return rows;
 }
 
-void WriteGauges(const std::vector<Row>& rows, MetricsText& out) {
+void WriteGauges(const std::vector<Row>& rows, MetricFamilies& out) {
   for (const Figure& gauge : kGauges) {
-    out.Family(absl::StrCat("vrambroker_client_", gauge.name), gauge.help, kGauge);
+    out.Family(absl::StrCat("vrambroker_client_", gauge.name), gauge.help, Gauge);
     for (const Row& row : rows) out.Sample(row.labels, gauge.value(row));
   }
   out.Family("vrambroker_client_fragmentation_ratio",
-             "1 - allocated / reserved, between 0 and 1; 0 when nothing is reserved.", kGauge);
+             "1 - allocated / reserved, between 0 and 1; 0 when nothing is reserved.", Gauge);
   for (const Row& row : rows) {
     out.Sample(row.labels, FragmentationRatio(row.stats().allocated_bytes.all.current, row.reserved()));
   }
   out.Family("vrambroker_client_external_fragmentation_ratio",
-             "1 - largest free block / cached free bytes, between 0 and 1; 0 when nothing is free.", kGauge);
+             "1 - largest free block / cached free bytes, between 0 and 1; 0 when nothing is free.", Gauge);
   for (const Row& row : rows) {
     out.Sample(row.labels, ExternalFragmentationRatio(row.stats().free.largest_bytes, row.cached_free()));
   }
   std::array<std::string, FreeSizes::kClasses> sizes;
   for (size_t i = 0; i < sizes.size(); ++i) {
-    sizes[i] = absl::StrCat(",", MetricLabels({{"size", absl::StrCat(FreeSizes::ClassBytes(i))}}));
+    sizes[i] = absl::StrCat(FreeSizes::ClassBytes(i));
   }
   out.Family("vrambroker_client_free_block_bytes",
-             "Memory of the client's free blocks, by their size: at least so many bytes.", kGauge);
+             "Memory of the client's free blocks, by their size: at least so many bytes.", Gauge);
   for (const Row& row : rows) {
     for (size_t i = 0; i < sizes.size(); ++i) {
-      out.Sample(absl::StrCat(row.labels, sizes[i]), row.stats().free.bytes[i]);
+      out.Sample(row.labels, "size", sizes[i], row.stats().free.bytes[i]);
     }
   }
 }
 
-void WriteCounters(const std::vector<Row>& rows, MetricsText& out) {
+void WriteCounters(const std::vector<Row>& rows, MetricFamilies& out) {
   for (const Figure& counter : kCounters) {
-    out.Family(absl::StrCat("vrambroker_client_", counter.name), counter.help, kCounter);
+    out.Family(absl::StrCat("vrambroker_client_", counter.name), counter.help, Counter);
     for (const Row& row : rows) out.Sample(row.labels, counter.value(row));
   }
-  out.Family("vrambroker_client_ooms_total", "Requests for memory of the client refused, by reason.", kCounter);
+  out.Family("vrambroker_client_ooms_total", "Requests for memory of the client refused, by reason.", Counter);
   for (const Row& row : rows) {
     for (const OomCause cause : kOomCauses) {
-      out.Sample(absl::StrCat(row.labels, ",", MetricLabels({{"reason", OomCauseName(cause)}})),
-                 row.held->ooms[static_cast<size_t>(cause)]);
+      out.Sample(row.labels, "reason", OomCauseName(cause), row.held->ooms[static_cast<size_t>(cause)]);
     }
   }
 }
 
-void WriteTenants(const BrokerView& view, size_t max_clients, MetricsText& out) {
+void WriteTenants(const BrokerView& view, size_t max_clients, MetricFamilies& out) {
   struct Sum {
     uint64_t sessions = 0;
     uint64_t reserved = 0;
@@ -211,10 +210,10 @@ void WriteTenants(const BrokerView& view, size_t max_clients, MetricsText& out) 
     }
   }
   const auto write = [&](const char* name, const char* help, uint64_t Sum::*value) {
-    out.Family(name, help, kGauge);
+    out.Family(name, help, Gauge);
     for (const auto& [tenant, sums] : tenants) {
       for (size_t device = 0; device < sums.size(); ++device) {
-        out.Sample(MetricLabels({{"tenant", tenant}, {"gpu", absl::StrCat(device)}}), sums[device].*value);
+        out.Sample(MakeLabels({{"tenant", tenant}, {"gpu", absl::StrCat(device)}}), sums[device].*value);
       }
     }
   };
@@ -228,18 +227,18 @@ void WriteTenants(const BrokerView& view, size_t max_clients, MetricsText& out) 
 
 }  // namespace
 
-void WriteClientMetrics(const BrokerView& view, size_t max_clients, MetricsText& out) {
+void WriteClientMetrics(const BrokerView& view, size_t max_clients, MetricFamilies& out) {
   Folded folded(view.devices.size());
   std::vector<Row> rows = ChooseRows(view, max_clients, folded);
-  out.Family("vrambroker_client_info", "Identity of a session; the value is always 1.", kGauge);
+  out.Family("vrambroker_client_info", "Identity of a session; the value is always 1.", Gauge);
   for (size_t i = 0; i < std::min(view.sessions.size(), max_clients); ++i) {
     const SessionInfo& session = view.sessions[i];
-    out.Sample(MetricLabels({{"client", session.name},
-                             {"tenant", session.terms.tenant},
-                             {"session", absl::StrCat(Raw(session.id))},
-                             {"uid", absl::StrCat(session.caller.uid)},
-                             {"rule", session.terms.rule},
-                             {"placement", session.leases ? "leased" : "remote"}}),
+    out.Sample(MakeLabels({{"client", session.name},
+                           {"tenant", session.terms.tenant},
+                           {"session", absl::StrCat(Raw(session.id))},
+                           {"uid", absl::StrCat(session.caller.uid)},
+                           {"rule", session.terms.rule},
+                           {"placement", session.leases ? "leased" : "remote"}}),
                uint64_t{1});
   }
   WriteCounters(rows, out);
@@ -251,7 +250,7 @@ void WriteClientMetrics(const BrokerView& view, size_t max_clients, MetricsText&
   WriteGauges(rows, out);
   WriteTenants(view, max_clients, out);
   out.Single("vrambroker_clients_folded", "Sessions of which at least one device is folded into client=\"_other\".",
-             kGauge, uint64_t{folded.sessions.size()});
+             Gauge, uint64_t{folded.sessions.size()});
 }
 
 }  // namespace vrambroker

@@ -15,22 +15,18 @@
 namespace vrambroker {
 namespace {
 
-using enum MetricType;
+using enum prometheus::MetricType;
 
 // What is exported of a device, beside what its DeviceInfo says.
 struct DeviceRow {
-  std::string gpu;     // label
-  std::string labels;  // the same, written
+  std::string gpu;
+  MetricLabels labels;  // of the device alone
   const DeviceInfo* info = nullptr;
   FreeSizes free;  // of the sessions and the idle segments
   uint64_t reserved_bytes = 0;
   uint64_t cached_free_bytes = 0;
   std::map<std::string, uint64_t> quarantined_bytes;
   std::chrono::milliseconds quarantine_age{0};
-
-  std::string With(absl::string_view name, absl::string_view value) const {
-    return absl::StrCat(labels, ",", MetricLabels({{name, value}}));
-  }
 };
 
 DeviceRow MakeRow(const BrokerView& view, size_t device) {
@@ -39,7 +35,7 @@ DeviceRow MakeRow(const BrokerView& view, size_t device) {
                 .info = &info,
                 .free = info.idle_sizes,
                 .quarantined_bytes = {{"disconnected", 0}, {"ended", 0}, {"settling", 0}, {"held_open", 0}}};
-  row.labels = MetricLabels({{"gpu", row.gpu}});
+  row.labels = MakeLabels({{"gpu", row.gpu}});
   for (const SessionInfo& session : view.sessions) {
     const SessionDeviceInfo& held = session.devices[device];
     row.free.Add(held.stats.free);
@@ -60,89 +56,89 @@ DeviceRow MakeRow(const BrokerView& view, size_t device) {
 struct DeviceFigure {
   const char* name;
   const char* help;
-  MetricType type;
+  prometheus::MetricType type;
   uint64_t (*value)(const DeviceRow& row);
 };
 
 constexpr DeviceFigure kFigures[] = {
-    {"memory_total_bytes", "Memory of the device, in the driver's words.", kGauge,
+    {"memory_total_bytes", "Memory of the device, in the driver's words.", Gauge,
      [](const DeviceRow& row) { return row.info->properties.total_bytes; }},
-    {"memory_free_bytes", "Free memory of the device, in the driver's words, as of the last health check.", kGauge,
+    {"memory_free_bytes", "Free memory of the device, in the driver's words, as of the last health check.", Gauge,
      [](const DeviceRow& row) { return row.info->driver_free_bytes; }},
-    {"capacity_bytes", "Memory that the daemon may hand out.", kGauge,
+    {"capacity_bytes", "Memory that the daemon may hand out.", Gauge,
      [](const DeviceRow& row) { return row.info->figures.capacity_bytes; }},
-    {"reserved_bytes", "Memory held from the driver in segments, leased or idle.", kGauge,
+    {"reserved_bytes", "Memory held from the driver in segments, leased or idle.", Gauge,
      [](const DeviceRow& row) { return row.reserved_bytes; }},
-    {"leased_bytes", "Memory charged to live sessions.", kGauge,
+    {"leased_bytes", "Memory charged to live sessions.", Gauge,
      [](const DeviceRow& row) { return row.info->leased_bytes; }},
-    {"allocated_bytes", "Memory in blocks handed out to clients.", kGauge,
+    {"allocated_bytes", "Memory in blocks handed out to clients.", Gauge,
      [](const DeviceRow& row) { return row.info->stats.allocated_bytes.all.current; }},
-    {"active_bytes", "Memory in blocks in use or waiting for a stream event.", kGauge,
+    {"active_bytes", "Memory in blocks in use or waiting for a stream event.", Gauge,
      [](const DeviceRow& row) { return row.info->stats.active_bytes.all.current; }},
-    {"requested_bytes", "Memory that clients asked for, before rounding.", kGauge,
+    {"requested_bytes", "Memory that clients asked for, before rounding.", Gauge,
      [](const DeviceRow& row) { return row.info->stats.requested_bytes.all.current; }},
-    {"inactive_split_bytes", "Free memory in segments in part used, which cannot be given back.", kGauge,
+    {"inactive_split_bytes", "Free memory in segments in part used, which cannot be given back.", Gauge,
      [](const DeviceRow& row) { return row.info->stats.inactive_split_bytes.all.current; }},
-    {"cached_free_bytes", "Free memory inside segments that are held from the driver.", kGauge,
+    {"cached_free_bytes", "Free memory inside segments that are held from the driver.", Gauge,
      [](const DeviceRow& row) { return row.cached_free_bytes; }},
-    {"idle_bytes", "Memory of segments that no session holds.", kGauge,
+    {"idle_bytes", "Memory of segments that no session holds.", Gauge,
      [](const DeviceRow& row) { return row.info->figures.idle_bytes; }},
-    {"largest_free_block_bytes", "The largest free block of any session, or idle segment.", kGauge,
+    {"largest_free_block_bytes", "The largest free block of any session, or idle segment.", Gauge,
      [](const DeviceRow& row) { return row.free.largest_bytes; }},
-    {"guaranteed_bytes", "Sum of the sessions' guarantees.", kGauge,
+    {"guaranteed_bytes", "Sum of the sessions' guarantees.", Gauge,
      [](const DeviceRow& row) { return row.info->figures.guaranteed_bytes; }},
     {"committed_bytes", "Memory that nobody else can get: reserved by sessions, or kept free for their guarantees.",
-     kGauge, [](const DeviceRow& row) { return row.info->figures.committed_bytes; }},
-    {"segments", "Segments leased to sessions.", kGauge,
+     Gauge, [](const DeviceRow& row) { return row.info->figures.committed_bytes; }},
+    {"segments", "Segments leased to sessions.", Gauge,
      [](const DeviceRow& row) { return row.info->figures.segments; }},
-    {"blocks", "Blocks handed out to clients.", kGauge,
+    {"blocks", "Blocks handed out to clients.", Gauge,
      [](const DeviceRow& row) { return row.info->stats.allocation.all.current; }},
-    {"healthy", "1; 0 when the daemon cannot use the device.", kGauge,
+    {"healthy", "1; 0 when the daemon cannot use the device.", Gauge,
      [](const DeviceRow& row) { return uint64_t{row.info->health.ok() ? 1U : 0U}; }},
-    {"waiting_requests", "Requests that wait for others to give memory back.", kGauge,
+    {"waiting_requests", "Requests that wait for others to give memory back.", Gauge,
      [](const DeviceRow& row) { return uint64_t{row.info->waits.waiting}; }},
     {"alloc_retries_total", "Requests that gave the session's own cache back before they got memory, or did not.",
-     kCounter, [](const DeviceRow& row) { return row.info->alloc_retries; }},
-    {"segment_allocs_total", "Segments obtained from the driver.", kCounter,
+     Counter, [](const DeviceRow& row) { return row.info->alloc_retries; }},
+    {"segment_allocs_total", "Segments obtained from the driver.", Counter,
      [](const DeviceRow& row) { return row.info->figures.segment_allocs; }},
-    {"segment_frees_total", "Segments given back to the driver.", kCounter,
+    {"segment_frees_total", "Segments given back to the driver.", Counter,
      [](const DeviceRow& row) { return row.info->figures.segment_frees; }},
-    {"handovers_total", "Idle segments given to a session without a driver call.", kCounter,
+    {"handovers_total", "Idle segments given to a session without a driver call.", Counter,
      [](const DeviceRow& row) { return row.info->figures.handovers; }},
-    {"handover_bytes_total", "Memory of idle segments given to sessions without a driver call.", kCounter,
+    {"handover_bytes_total", "Memory of idle segments given to sessions without a driver call.", Counter,
      [](const DeviceRow& row) { return row.info->figures.handover_bytes; }},
-    {"scrubs_total", "Segments overwritten with zeros before a session got them.", kCounter,
+    {"scrubs_total", "Segments overwritten with zeros before a session got them.", Counter,
      [](const DeviceRow& row) { return row.info->calls.scrubs; }},
-    {"scrubbed_bytes_total", "Memory overwritten with zeros before a session got it.", kCounter,
+    {"scrubbed_bytes_total", "Memory overwritten with zeros before a session got it.", Counter,
      [](const DeviceRow& row) { return row.info->calls.scrubbed_bytes; }},
-    {"reclaims_total", "Times that a session was asked to give idle memory back for others.", kCounter,
+    {"reclaims_total", "Times that a session was asked to give idle memory back for others.", Counter,
      [](const DeviceRow& row) { return row.info->reclaims.reclaims; }},
-    {"reclaim_asked_bytes_total", "Memory that sessions were asked to give back.", kCounter,
+    {"reclaim_asked_bytes_total", "Memory that sessions were asked to give back.", Counter,
      [](const DeviceRow& row) { return row.info->reclaims.asked_bytes; }},
-    {"reclaimed_bytes_total", "Memory that sessions gave back when they were asked.", kCounter,
+    {"reclaimed_bytes_total", "Memory that sessions gave back when they were asked.", Counter,
      [](const DeviceRow& row) { return row.info->reclaims.reclaimed_bytes; }},
 };
 
-void WriteRatios(const std::vector<DeviceRow>& rows, MetricsText& out) {
+void WriteRatios(const std::vector<DeviceRow>& rows, MetricFamilies& out) {
   out.Family("vrambroker_device_fragmentation_ratio",
-             "1 - allocated / reserved, between 0 and 1; 0 when nothing is reserved.", kGauge);
+             "1 - allocated / reserved, between 0 and 1; 0 when nothing is reserved.", Gauge);
   for (const DeviceRow& row : rows) {
     out.Sample(row.labels, FragmentationRatio(row.info->stats.allocated_bytes.all.current, row.reserved_bytes));
   }
   out.Family("vrambroker_device_external_fragmentation_ratio",
-             "1 - largest free block / cached free bytes, between 0 and 1; 0 when nothing is free.", kGauge);
+             "1 - largest free block / cached free bytes, between 0 and 1; 0 when nothing is free.", Gauge);
   for (const DeviceRow& row : rows) {
     out.Sample(row.labels, ExternalFragmentationRatio(row.free.largest_bytes, row.cached_free_bytes));
   }
 }
 
-void WriteFreeBlocks(const std::vector<DeviceRow>& rows, MetricsText& out) {
+void WriteFreeBlocks(const std::vector<DeviceRow>& rows, MetricFamilies& out) {
   const auto write = [&](const char* name, const char* help,
                          const std::function<uint64_t(const DeviceRow&, size_t)>& value) {
-    out.Family(name, help, kGauge);
+    out.Family(name, help, Gauge);
     for (const DeviceRow& row : rows) {
       for (size_t i = 0; i < FreeSizes::kClasses; ++i) {
-        out.Sample(row.With("size", absl::StrCat(FreeSizes::ClassBytes(i))), value(row, i));
+        out.Sample(row.labels, "size", absl::StrCat(FreeSizes::ClassBytes(i)), value(row, i));
       }
     }
   };
@@ -153,58 +149,57 @@ void WriteFreeBlocks(const std::vector<DeviceRow>& rows, MetricsText& out) {
         [](const DeviceRow& row, size_t i) { return row.free.bytes[i]; });
 }
 
-void WriteQuarantine(const std::vector<DeviceRow>& rows, MetricsText& out) {
+void WriteQuarantine(const std::vector<DeviceRow>& rows, MetricFamilies& out) {
   out.Family("vrambroker_device_quarantined_bytes",
-             "Memory of lost, ended and dead clients that nobody else may get yet, by reason.", kGauge);
+             "Memory of lost, ended and dead clients that nobody else may get yet, by reason.", Gauge);
   for (const DeviceRow& row : rows) {
-    for (const auto& [reason, bytes] : row.quarantined_bytes) out.Sample(row.With("reason", reason), bytes);
+    for (const auto& [reason, bytes] : row.quarantined_bytes) out.Sample(row.labels, "reason", reason, bytes);
   }
   out.Family("vrambroker_device_quarantine_age_seconds",
-             "For how long the oldest memory of a dead client is quarantined.", kGauge);
+             "For how long the oldest memory of a dead client is quarantined.", Gauge);
   for (const DeviceRow& row : rows) {
     out.Sample(row.labels, std::chrono::duration<double>(row.quarantine_age).count());
   }
 }
 
-void WriteRequests(const std::vector<DeviceRow>& rows, MetricsText& out) {
-  out.Family("vrambroker_device_ooms_total", "Requests for memory refused, by reason.", kCounter);
+void WriteRequests(const std::vector<DeviceRow>& rows, MetricFamilies& out) {
+  out.Family("vrambroker_device_ooms_total", "Requests for memory refused, by reason.", Counter);
   for (const DeviceRow& row : rows) {
     for (const OomCause cause : kOomCauses) {
-      out.Sample(row.With("reason", OomCauseName(cause)), row.info->ooms[static_cast<size_t>(cause)]);
+      out.Sample(row.labels, "reason", OomCauseName(cause), row.info->ooms[static_cast<size_t>(cause)]);
     }
   }
   out.Family("vrambroker_device_oldest_waiting_timestamp_seconds",
-             "Unix time since which the oldest waiting request waits; 0 when none waits.", kGauge);
+             "Unix time since which the oldest waiting request waits; 0 when none waits.", Gauge);
   const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
   for (const DeviceRow& row : rows) {
     const std::chrono::duration<double> waited = row.info->longest_waiting;
     out.Sample(row.labels, row.info->waits.waiting == 0 ? 0.0 : (now - waited).count());
   }
   out.Family("vrambroker_device_wait_duration_seconds",
-             "How long requests waited that others were asked to give memory back for, by outcome.",
-             MetricType::kHistogram);
+             "How long requests waited that others were asked to give memory back for, by outcome.", Histogram);
   for (const DeviceRow& row : rows) {
     for (const WaitOutcome outcome : kWaitOutcomes) {
-      out.Sample(row.With("outcome", WaitOutcomeName(outcome)),
+      out.Sample(row.labels, "outcome", WaitOutcomeName(outcome),
                  row.info->waits.durations[static_cast<size_t>(outcome)]);
     }
   }
   out.Family("vrambroker_device_reclaim_duration_seconds",
-             "Time until a session that was asked to give memory back had answered.", MetricType::kHistogram);
+             "Time until a session that was asked to give memory back had answered.", Histogram);
   for (const DeviceRow& row : rows) out.Sample(row.labels, row.info->reclaims.durations);
 }
 
-void WriteDriverCalls(const std::vector<DeviceRow>& rows, MetricsText& out) {
-  out.Family("vrambroker_device_call_errors_total", "Calls of the driver that failed, by call.", kCounter);
+void WriteDriverCalls(const std::vector<DeviceRow>& rows, MetricFamilies& out) {
+  out.Family("vrambroker_device_call_errors_total", "Calls of the driver that failed, by call.", Counter);
   for (const DeviceRow& row : rows) {
     for (size_t call = 0; call < row.info->calls.calls.size(); ++call) {
-      out.Sample(row.With("call", DeviceCallName(static_cast<DeviceCall>(call))), row.info->calls.calls[call].errors);
+      out.Sample(row.labels, "call", DeviceCallName(static_cast<DeviceCall>(call)), row.info->calls.calls[call].errors);
     }
   }
-  out.Family("vrambroker_device_call_duration_seconds", "Time of the driver, by call.", MetricType::kHistogram);
+  out.Family("vrambroker_device_call_duration_seconds", "Time of the driver, by call.", Histogram);
   for (const DeviceRow& row : rows) {
     for (size_t call = 0; call < row.info->calls.calls.size(); ++call) {
-      out.Sample(row.With("call", DeviceCallName(static_cast<DeviceCall>(call))),
+      out.Sample(row.labels, "call", DeviceCallName(static_cast<DeviceCall>(call)),
                  row.info->calls.calls[call].durations);
     }
   }
@@ -212,17 +207,17 @@ void WriteDriverCalls(const std::vector<DeviceRow>& rows, MetricsText& out) {
 
 }  // namespace
 
-void WriteDeviceMetrics(const BrokerView& view, MetricsText& out) {
+void WriteDeviceMetrics(const BrokerView& view, MetricFamilies& out) {
   std::vector<DeviceRow> rows;
   rows.reserve(view.devices.size());
   for (size_t device = 0; device < view.devices.size(); ++device) rows.push_back(MakeRow(view, device));
-  out.Family("vrambroker_device_info", "Identity of a device; the value is always 1.", kGauge);
+  out.Family("vrambroker_device_info", "Identity of a device; the value is always 1.", Gauge);
   for (const DeviceRow& row : rows) {
     const DeviceProperties& properties = row.info->properties;
-    out.Sample(MetricLabels({{"gpu", row.gpu},
-                             {"uuid", properties.uuid},
-                             {"name", properties.name},
-                             {"kind", DeviceKindName(properties.kind)}}),
+    out.Sample(MakeLabels({{"gpu", row.gpu},
+                           {"uuid", properties.uuid},
+                           {"name", properties.name},
+                           {"kind", DeviceKindName(properties.kind)}}),
                uint64_t{1});
   }
   for (const DeviceFigure& figure : kFigures) {

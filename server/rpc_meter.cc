@@ -2,9 +2,9 @@
 #include "server/rpc_meter.h"
 
 #include <google/protobuf/descriptor.h>
-
-#include <algorithm>
-#include <utility>
+#include <prometheus/counter.h>
+#include <prometheus/gauge.h>
+#include <prometheus/histogram.h>
 
 #include "absl/strings/strip.h"
 #include "vrambroker/v1/admin.pb.h"
@@ -13,29 +13,43 @@
 namespace vrambroker {
 namespace {
 
-constexpr std::array<double, 11> kRpcSeconds = {50e-6, 100e-6, 250e-6, 500e-6, 0.001, 0.0025,
-                                                0.005, 0.01,   0.05,   0.25,   1};
 constexpr char kStream[] = "Session";
 
 }  // namespace
 
 struct RpcMeter::Method {
-  explicit Method(std::string method) : name(std::move(method)), durations(kRpcSeconds) {}
-
-  const std::string name;
-  std::array<std::atomic<uint64_t>, kStatusCodes> done{};
-  std::atomic<uint64_t> in_flight{0};
-  DurationHistogram durations;
+  std::string name;
+  prometheus::Family<prometheus::Counter>* requests;
+  prometheus::Counter* succeeded;
+  prometheus::Gauge* in_flight;
+  prometheus::Histogram* seconds;  // nullptr: not of a session stream, which lasts as long as its session
 };
 
 void RpcMeter::Call::Done(absl::StatusCode code) const {
-  method_->in_flight.fetch_sub(1, std::memory_order_relaxed);
-  const size_t index = std::min(static_cast<size_t>(code), kStatusCodes - 1);
-  method_->done[index].fetch_add(1, std::memory_order_relaxed);
-  if (method_->name != kStream) method_->durations.Observe(std::chrono::steady_clock::now() - start_);
+  method_->in_flight->Decrement();
+  if (method_->seconds != nullptr) {
+    method_->seconds->Observe(std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count());
+  }
+  if (code == absl::StatusCode::kOk) {
+    method_->succeeded->Increment();
+  } else {
+    method_->requests->Add({{"method", method_->name}, {"code", absl::StatusCodeToString(code)}}).Increment();
+  }
 }
 
-RpcMeter::RpcMeter() {
+RpcMeter::RpcMeter()
+    : requests_(prometheus::BuildCounter()
+                    .Name("vrambroker_rpc_requests_total")
+                    .Help("Calls finished, by method and status code.")
+                    .Register(registry_)),
+      in_flight_(prometheus::BuildGauge()
+                     .Name("vrambroker_rpc_in_flight")
+                     .Help("Calls being served, by method.")
+                     .Register(registry_)),
+      durations_(prometheus::BuildHistogram()
+                     .Name("vrambroker_rpc_duration_seconds")
+                     .Help("The daemon's time from the request of a call to its answer, by method.")
+                     .Register(registry_)) {
   for (const google::protobuf::FileDescriptor* file :
        {v1::AllocateRequest::descriptor()->file(), v1::ListSessionsRequest::descriptor()->file()}) {
     for (int i = 0; i < file->service_count(); ++i) {
@@ -50,7 +64,17 @@ RpcMeter::RpcMeter() {
 RpcMeter::~RpcMeter() = default;
 
 void RpcMeter::Add(const std::string& method) {
-  by_name_[method] = methods_.emplace_back(std::make_unique<Method>(method)).get();
+  const prometheus::Labels labels = {{"method", method}};
+  const prometheus::Histogram::BucketBoundaries seconds = {50e-6, 100e-6, 250e-6, 500e-6, 0.001, 0.0025,
+                                                           0.005, 0.01,   0.05,   0.25,   1};
+  by_name_[method] =
+      methods_
+          .emplace_back(new Method{.name = method,
+                                   .requests = &requests_,
+                                   .succeeded = &requests_.Add({{"method", method}, {"code", "OK"}}),
+                                   .in_flight = &in_flight_.Add(labels),
+                                   .seconds = method == kStream ? nullptr : &durations_.Add(labels, seconds)})
+          .get();
 }
 
 RpcMeter::Method* RpcMeter::Find(absl::string_view method) const {
@@ -62,22 +86,12 @@ RpcMeter::Call RpcMeter::Start(Method* method) {
   Call call;
   call.method_ = method;
   call.start_ = std::chrono::steady_clock::now();
-  method->in_flight.fetch_add(1, std::memory_order_relaxed);
+  method->in_flight->Increment();
   return call;
 }
 
-std::vector<RpcFigures> RpcMeter::GetFigures() const {
-  std::vector<RpcFigures> all;
-  all.reserve(methods_.size());
-  for (const std::unique_ptr<Method>& counted : methods_) {
-    const Method& method = *counted;
-    RpcFigures& figures = all.emplace_back();
-    figures.method = method.name;
-    for (size_t i = 0; i < kStatusCodes; ++i) figures.done[i] = method.done[i].load(std::memory_order_relaxed);
-    figures.in_flight = method.in_flight.load(std::memory_order_relaxed);
-    if (method.name != kStream) figures.durations = method.durations.Get();
-  }
-  return all;
+std::vector<prometheus::MetricFamily> RpcMeter::Collect() const {
+  return registry_.Collect();
 }
 
 namespace {

@@ -5,11 +5,11 @@
 #define VRAMBROKER_SERVER_RPC_METER_H_
 
 #include <grpcpp/support/server_interceptor.h>
+#include <prometheus/collectable.h>
+#include <prometheus/family.h>
+#include <prometheus/registry.h>
 
-#include <array>
-#include <atomic>
 #include <chrono>
-#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -17,22 +17,12 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "server/histogram.h"
 
 namespace vrambroker {
 
-inline constexpr size_t kStatusCodes = 17;
-
-struct RpcFigures {
-  std::string method;
-  std::array<uint64_t, kStatusCodes> done{};  // by status code
-  uint64_t in_flight = 0;
-  HistogramFigures durations;  // none of the session streams themselves: they last as long as their sessions
-};
-
 // Safe to call from any thread. Knows every method of the services Broker and Admin, by its name, and the calls on
 // session streams ("Session.Allocate"). Methods of other services are not counted.
-class RpcMeter {
+class RpcMeter : public prometheus::Collectable {
  public:
   struct Method;
   // A call that was counted as begun. Done() is called once.
@@ -47,14 +37,14 @@ class RpcMeter {
   };
 
   RpcMeter();
-  ~RpcMeter();
+  ~RpcMeter() override;
 
   // nullptr when there is no such method.
   Method* Find(absl::string_view method) const;
   static Call Start(Method* method);
 
-  // In the order of the services' definitions.
-  std::vector<RpcFigures> GetFigures() const;
+  // vrambroker_rpc_...
+  std::vector<prometheus::MetricFamily> Collect() const override;
 
   // For the server's builder: measures every call but session streams, which SessionStream measures. The meter outlives
   // the server.
@@ -63,6 +53,10 @@ class RpcMeter {
  private:
   void Add(const std::string& method);
 
+  prometheus::Registry registry_;
+  prometheus::Family<prometheus::Counter>& requests_;
+  prometheus::Family<prometheus::Gauge>& in_flight_;
+  prometheus::Family<prometheus::Histogram>& durations_;
   std::vector<std::unique_ptr<Method>> methods_;
   absl::flat_hash_map<std::string, Method*> by_name_;
 };

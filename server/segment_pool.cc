@@ -27,11 +27,7 @@
 #include "server/out_of_memory.h"
 
 namespace vrambroker {
-namespace {
-
-constexpr std::array<double, 11> kReclaimSeconds = {0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10};
-
-}  // namespace
+namespace {}  // namespace
 
 absl::StatusOr<Ticket> RandomTicket() {
   Ticket ticket;
@@ -48,7 +44,7 @@ SegmentPool::SegmentPool(std::unique_ptr<Device> device, uint64_t capacity_bytes
       options_(std::move(options)),
       next_segment_(*next_segment),
       ledger_(capacity_bytes),
-      reclaim_durations_(kReclaimSeconds) {
+      reclaim_durations_({0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10}) {
   if (const absl::StatusOr<uint64_t> free = device_->FreeBytes(); free.ok()) driver_free_bytes_ = *free;
 }
 
@@ -621,7 +617,7 @@ absl::Status SegmentPool::UpdateHealth() {
 }
 
 void SegmentPool::CountReclaim(uint64_t asked_bytes, uint64_t reclaimed_bytes, std::chrono::nanoseconds duration) {
-  reclaim_durations_.Observe(duration);
+  reclaim_durations_.Observe(std::chrono::duration<double>(duration).count());
   MutexLock lock(mu_);
   ++reclaims_.reclaims;
   reclaims_.asked_bytes += asked_bytes;

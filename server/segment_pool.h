@@ -7,6 +7,7 @@
 #ifndef VRAMBROKER_SERVER_SEGMENT_POOL_H_
 #define VRAMBROKER_SERVER_SEGMENT_POOL_H_
 
+#include <prometheus/histogram.h>
 #include <sys/types.h>
 
 #include <array>
@@ -29,7 +30,6 @@
 #include "allocator/device.h"
 #include "allocator/ids.h"
 #include "allocator/mutex.h"
-#include "server/histogram.h"
 #include "server/idle_segments.h"
 #include "server/ledger.h"
 #include "server/metered_device.h"
@@ -74,7 +74,7 @@ struct ReclaimFigures {
   uint64_t reclaims = 0;  // times that a session was asked
   uint64_t asked_bytes = 0;
   uint64_t reclaimed_bytes = 0;
-  HistogramFigures durations;  // until the answer
+  prometheus::ClientMetric::Histogram durations;  // seconds until the answer
 };
 
 // All figures of a pool, of one moment.
@@ -290,7 +290,7 @@ class SegmentPool {
   uint64_t handover_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   ReclaimFigures reclaims_ ABSL_GUARDED_BY(mu_);  // but for the durations
   bool stop_decay_ ABSL_GUARDED_BY(mu_) = false;
-  DurationHistogram reclaim_durations_;  // synchronises itself
+  prometheus::Histogram reclaim_durations_;  // synchronises itself
   std::atomic<bool> warned_of_unread_{false};
 };
 

@@ -40,7 +40,7 @@ PoolFigures SegmentPool::GetFigures() const {
 PoolView SegmentPool::GetView() const {
   // Before the lock: neither changes with what it guards.
   PoolView view{.calls = device_->GetFigures()};
-  HistogramFigures reclaim_durations = reclaim_durations_.Get();
+  prometheus::ClientMetric::Histogram reclaim_durations = reclaim_durations_.Collect().histogram;
   MutexLock lock(mu_);
   view.figures = Figures();
   view.idle_sizes = idle_.GetSizes();

@@ -23,6 +23,7 @@
 #include "absl/strings/str_cat.h"
 #include "allocator/bytes.h"
 #include "server/metrics.h"
+#include "server/rpc_meter.h"
 #include "server/worker_pool.h"
 #include "tests/support/fake_device.h"
 
@@ -154,8 +155,7 @@ void MeasureScrape(int sessions, int remote_percent, int rounds, nlohmann::json*
   const RpcMeter rpcs;
   const ReloadState reload;
   const Scene scene(sessions, devices, remote_percent);
-  const Metrics metrics(
-      {.view = [&] { return scene.broker().View(); }, .rpcs = [&] { return rpcs.GetFigures(); }, .reload = &reload});
+  const Metrics metrics({.view = [&] { return scene.broker().View(); }, .rpcs = &rpcs, .reload = &reload});
   const std::string page = metrics.Text();
   size_t series = 0;
   for (size_t at = 0; at < page.size(); at = page.find('\n', at) + 1) series += page[at] == '#' ? 0 : 1;
