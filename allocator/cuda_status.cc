@@ -21,6 +21,13 @@ constexpr char kSeeXid[] =
     "this process cannot use the GPU any more and must be started again; the kernel log (dmesg, 'Xid') says what the "
     "GPU reported";
 
+// A program that was built with an older toolkit gets these from a newer driver, too.
+constexpr auto kTensorMemoryLeak = static_cast<cudaError_t>(721);
+constexpr auto kContained = static_cast<cudaError_t>(226);
+#if CUDART_VERSION >= 12080
+static_assert(kTensorMemoryLeak == cudaErrorTensorMemoryLeak && kContained == cudaErrorContained);
+#endif
+
 // Which errors are sticky is NVIDIA's statement: the description of cudaError_t in the CUDA runtime API reference says
 // of each of them that the process must be terminated.
 constexpr KnownError kKnownErrors[] = {
@@ -66,9 +73,9 @@ constexpr KnownError kKnownErrors[] = {
     {cudaErrorInvalidAddressSpace, absl::StatusCode::kInternal, true, kNewProcess},
     {cudaErrorInvalidPc, absl::StatusCode::kInternal, true, kNewProcess},
     {cudaErrorLaunchFailure, absl::StatusCode::kInternal, true, kNewProcess},
-    {cudaErrorTensorMemoryLeak, absl::StatusCode::kInternal, true, kNewProcess},
+    {kTensorMemoryLeak, absl::StatusCode::kInternal, true, kNewProcess},
     {cudaErrorMpsClientTerminated, absl::StatusCode::kInternal, true, kNewProcess},
-    {cudaErrorContained, absl::StatusCode::kInternal, true, kSeeXid},
+    {kContained, absl::StatusCode::kInternal, true, kSeeXid},
     {cudaErrorExternalDevice, absl::StatusCode::kInternal, true, kSeeXid},
 };
 

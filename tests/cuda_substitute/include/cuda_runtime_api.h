@@ -2,14 +2,17 @@
 /*
  * What vrambroker uses of the CUDA runtime's interface, for building the CUDA device and its substitute where the CUDA
  * Toolkit is not installed. Names and numbers are those of the toolkit, version 13.0; where it is installed, its own
- * header is used, and the compiler compares the substitute with that.
+ * header is used, and the compiler compares the substitute with that. With CUDART_VERSION 11080 there is only what
+ * version 11.8 has: the oldest that vrambroker builds with.
  */
 #ifndef VRAMBROKER_TESTS_CUDA_SUBSTITUTE_CUDA_RUNTIME_API_H_
 #define VRAMBROKER_TESTS_CUDA_SUBSTITUTE_CUDA_RUNTIME_API_H_
 
 #include <stddef.h>
 
+#ifndef CUDART_VERSION
 #define CUDART_VERSION 13000
+#endif
 
 #define cudaStreamNonBlocking 0x01
 #define cudaEventDisableTiming 0x02
@@ -28,7 +31,9 @@ enum cudaError {
   cudaErrorMapBufferObjectFailed = 205,
   cudaErrorECCUncorrectable = 214,
   cudaErrorNvlinkUncorrectable = 220,
+#if CUDART_VERSION >= 12080
   cudaErrorContained = 226,
+#endif
   cudaErrorInvalidResourceHandle = 400,
   cudaErrorNotReady = 600,
   cudaErrorIllegalAddress = 700,
@@ -41,7 +46,9 @@ enum cudaError {
   cudaErrorInvalidAddressSpace = 717,
   cudaErrorInvalidPc = 718,
   cudaErrorLaunchFailure = 719,
+#if CUDART_VERSION >= 12080
   cudaErrorTensorMemoryLeak = 721,
+#endif
   cudaErrorNotSupported = 801,
   cudaErrorSystemNotReady = 802,
   cudaErrorSystemDriverMismatch = 803,
@@ -63,7 +70,9 @@ enum cudaStreamCaptureMode {
 };
 enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone = 0, cudaStreamCaptureStatusActive = 1 };
 
+#if CUDART_VERSION >= 12000
 enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess = 0, cudaDriverEntryPointSymbolNotFound = 1 };
+#endif
 #define cudaEnableDefault 0x0
 
 typedef struct CUstream_st* cudaStream_t;
@@ -95,8 +104,10 @@ const char* cudaGetErrorName(cudaError_t error);
 const char* cudaGetErrorString(cudaError_t error);
 cudaError_t cudaGetLastError(void);
 
+#if CUDART_VERSION >= 12050
 cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned int version,
                                              unsigned long long flags, enum cudaDriverEntryPointQueryResult* result);
+#endif
 
 cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp* properties, int device);
