@@ -19,7 +19,7 @@
 
 #include "allocator/block.h"
 #include "allocator/block_tree.h"
-#include "allocator/free_sizes.h"
+#include "allocator/memory_stats.h"
 
 namespace vrambroker {
 

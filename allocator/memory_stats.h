@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The figures of one heap, with the names and meanings of torch.cuda.memory_stats().
+// The figures of one heap, with the names and meanings of torch.cuda.memory_stats(). Part of the C++ client's interface:
+// it is installed, so it includes nothing of the project and is C++17.
 #ifndef VRAMBROKER_ALLOCATOR_MEMORY_STATS_H_
 #define VRAMBROKER_ALLOCATOR_MEMORY_STATS_H_
 
+#include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -12,10 +15,10 @@
 #include <utility>
 #include <vector>
 
-#include "allocator/free_sizes.h"
-#include "allocator/size_class.h"
-
 namespace vrambroker {
+
+// The two pools of a heap, which share no segment.
+enum class PoolKind : uint8_t { kSmall = 0, kLarge = 1 };
 
 // One counted quantity. Identity: current == allocated - freed, and peak >= current.
 struct Stat {
@@ -53,6 +56,41 @@ struct PoolStat {
   void Down(PoolKind kind, uint64_t n) {
     all.Down(n);
     pool[static_cast<int>(kind)].Down(n);
+  }
+};
+
+// Free blocks by size class: how badly free memory is cut up.
+struct FreeSizes {
+  static constexpr size_t kClasses = 8;
+
+  std::array<uint64_t, kClasses> blocks{};  // COUNT, by class
+  std::array<uint64_t, kClasses> bytes{};   // BYTES, by class
+  uint64_t largest_bytes = 0;               // of the largest block
+
+  // The smallest size of a class: 512, 4096, ... 1 GiB; each is eight times the one before, and the last has no end.
+  static constexpr uint64_t ClassBytes(size_t size_class) { return uint64_t{512} << (3 * size_class); }
+  static constexpr size_t ClassOf(uint64_t block_bytes) {
+    const uint64_t kibibytes = block_bytes >> 10;
+    const auto doublings = kibibytes == 0 ? size_t{0} : static_cast<size_t>(64 - __builtin_clzll(kibibytes));  // of 512 bytes
+    return std::min(doublings / 3, kClasses - 1);
+  }
+
+  void Add(uint64_t block_bytes) {
+    const size_t size_class = ClassOf(block_bytes);
+    ++blocks[size_class];
+    bytes[size_class] += block_bytes;
+    largest_bytes = std::max(largest_bytes, block_bytes);
+  }
+  void Add(const FreeSizes& other) {
+    for (size_t i = 0; i < kClasses; ++i) {
+      blocks[i] += other.blocks[i];
+      bytes[i] += other.bytes[i];
+    }
+    largest_bytes = std::max(largest_bytes, other.largest_bytes);
+  }
+
+  bool operator==(const FreeSizes& other) const {
+    return blocks == other.blocks && bytes == other.bytes && largest_bytes == other.largest_bytes;
   }
 };
 

@@ -11,6 +11,7 @@
 
 #include "allocator/allocator_options.h"
 #include "allocator/bytes.h"
+#include "allocator/memory_stats.h"
 
 namespace vrambroker {
 
@@ -24,8 +25,6 @@ inline constexpr uint64_t kMaxRequestBytes = uint64_t{1} << 60;  // requests fro
 static_assert(kSmallSegmentBytes % kMinBlockBytes == 0 && kSegmentGranuleBytes % kMinBlockBytes == 0,
               "blocks must tile their segment exactly");
 static_assert(kSmallSegmentBytes % kSegmentGranuleBytes == 0, "no driver block may be shared by two segments");
-
-enum class PoolKind : uint8_t { kSmall = 0, kLarge = 1 };
 
 // Block size for a request of `requested` bytes. REQUIRES: requested < kMaxRequestBytes.
 constexpr uint64_t RoundRequest(uint64_t requested, const AllocatorOptions& options) {

@@ -45,7 +45,7 @@ revision=${revision//[()]/}
 name=vrambroker-$version-linux-x86_64
 output=${output:-$source_dir/build/$name.tar.gz}
 tree=$work/$name
-for component in Unspecified bundle; do
+for component in daemon lib dev bundle; do
   cmake --install "$build_dir" --prefix "$tree" --strip --component $component > /dev/null
 done
 [ -d "$tree/lib" ] || fail "$build_dir installs libraries elsewhere than in lib/: configure it with a prefix other than /usr"

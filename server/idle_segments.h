@@ -15,7 +15,7 @@
 #include "absl/container/btree_map.h"
 #include "absl/container/btree_set.h"
 #include "allocator/device.h"
-#include "allocator/free_sizes.h"
+#include "allocator/memory_stats.h"
 
 namespace vrambroker {
 

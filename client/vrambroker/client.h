@@ -23,6 +23,10 @@
 #ifndef VRAMBROKER_CLIENT_H_
 #define VRAMBROKER_CLIENT_H_
 
+#if __cplusplus < 201703L
+#error "vrambroker/client.h needs C++17 or newer (-std=c++17); vrambroker/vrambroker.h, the C library, works with any"
+#endif
+
 #include <cstdint>
 #include <functional>
 #include <memory>

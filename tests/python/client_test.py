@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """vrambroker.Client and Buffer, with a real daemon. Every test is a program of its own: a process loads one library."""
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -78,19 +79,45 @@ class LibraryTest(unittest.TestCase):
             """ % nowhere)
 
     def test_pip_installs_it(self):
-        # With what is here, and no network. deploy/packages.sh installs what this needs; another Python may lack it.
-        for module in ("pip", "setuptools", "wheel"):
-            if subprocess.run([sys.executable, "-c", "import " + module], stderr=subprocess.DEVNULL, check=False).returncode:
-                self.skipTest("this Python has no " + module)
+        # In a new environment, without a network: as README.md says.
+        if subprocess.run([sys.executable, "-c", "import ensurepip"], stderr=subprocess.DEVNULL, check=False).returncode:
+            self.skipTest("this Python has no ensurepip (Debian: python3-venv)")
+        without_path = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+        def run(*command):
+            return subprocess.run(command, check=True, timeout=support.PATIENCE, env=dict(without_path, PIP_NO_INDEX="1"),
+                                  stdout=subprocess.PIPE, universal_newlines=True).stdout
+
         with tempfile.TemporaryDirectory() as work:
             source = shutil.copytree(support.PYTHON_DIR, os.path.join(work, "source"))
-            target = os.path.join(work, "target")
-            subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-build-isolation", "--no-deps",
-                            "--disable-pip-version-check", "--root-user-action=ignore", "--target", target, source],
-                           check=True, timeout=support.PATIENCE, env=dict(os.environ, PIP_BREAK_SYSTEM_PACKAGES="1"))
-            installed = sorted(os.listdir(os.path.join(target, "vrambroker")))
-            for name in ("__init__.py", "_client.py", "_library.py", "py.typed", "torch.py"):
-                self.assertIn(name, installed)
+            python = os.path.join(work, "venv", "bin", "python")
+            run(sys.executable, "-m", "venv", os.path.join(work, "venv"))
+            show = ("import importlib.metadata, vrambroker, vrambroker.torch, os;"
+                    "print(vrambroker.__version__, importlib.metadata.version('vrambroker'), os.path.dirname(vrambroker.__file__))")
+            for options, folder in (([], os.path.join(work, "venv", "lib")), (["--editable"], source)):
+                run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *options, source)
+                imported, installed, where = run(python, "-c", show).split()
+                self.assertEqual(imported, installed)
+                self.assertEqual(imported, vrambroker_version())
+                self.assertTrue(where.startswith(folder), where)
+                self.assertIn("py.typed", os.listdir(where))
+                run(python, "-m", "pip", "uninstall", "--quiet", "--yes", "vrambroker")
+                self.assertEqual(run(python, "-c", "import importlib.util as u; print(u.find_spec('vrambroker'))").strip(), "None")
+            run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", self.sdist(python, source, work))
+            self.assertIn(vrambroker_version(), run(python, "-c", show))
+
+    @staticmethod
+    def sdist(python, source, folder):
+        """The path of the source package, as tools make it."""
+        name = subprocess.run([python, "-c", "import build_backend; print(build_backend.build_sdist(%r))" % folder], cwd=source,
+                              check=True, stdout=subprocess.PIPE, universal_newlines=True).stdout.strip()
+        return os.path.join(folder, name)
+
+
+def vrambroker_version():
+    """That of the whole project: CMakeLists.txt's."""
+    with open(os.path.join(support.PYTHON_DIR, "..", "..", "CMakeLists.txt"), encoding="utf-8") as file:
+        return re.search(r"project\(vrambroker VERSION ([0-9.]+)", file.read()).group(1)
 
 
 class ClientTest(support.DaemonTest):

@@ -14,6 +14,8 @@ from typing import Any
 from ._client import Buffer, Client, Device
 from ._library import Code, Error, OutOfMemoryError, load
 
+__version__ = "0.1.0"
+
 __all__ = ["Buffer", "Client", "Code", "Device", "Error", "OutOfMemoryError", "load"]
 
 
