@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Writes the baseline that install_test.sh compares the C library with. Only after fields or functions were added: what a
+# program has been compiled with stays as it is while VRAMBROKER_ABI_VERSION does.
+# Usage: abi_baseline.sh BUILD_DIR
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+abidw --headers-dir client/vrambroker --drop-private-types --no-corpus-path --no-comp-dir-path --no-show-locs \
+  --exported-interfaces-only --type-id-style hash "${1:?usage: abi_baseline.sh BUILD_DIR}/client/c/libvrambroker.so.1" \
+  | sed "s/ path=.[^ ]*//" > tests/packages/libvrambroker.so.1.abi
