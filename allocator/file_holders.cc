@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -21,11 +22,13 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 
 namespace vrambroker {
 namespace {
 
 using FileId = std::pair<dev_t, ino_t>;
+using MountedFile = std::pair<uint64_t, uint64_t>;  // id of the mount, as fdinfo has it, and inode
 
 struct Closer {
   void operator()(DIR* directory) const { (void)closedir(directory); }
@@ -34,13 +37,39 @@ struct Closer {
 using Directory = std::unique_ptr<DIR, Closer>;
 using File = std::unique_ptr<FILE, Closer>;
 
+// The number after `key` in `text`, or 0.
+uint64_t NumberAfter(absl::string_view text, absl::string_view key) {
+  const size_t at = text.find(key);
+  uint64_t number = 0;
+  if (at == absl::string_view::npos) return 0;
+  (void)absl::SimpleAtoi(text.substr(at + key.size(), text.find('\n', at) - at - key.size()), &number);
+  return number;
+}
+
+// Which file the descriptor is of whose fdinfo this is; nothing before Linux 5.14.
+std::optional<MountedFile> ReadDescriptorInfo(int directory, const char* name) {
+  const int fd = openat(directory, name, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return std::nullopt;
+  std::array<char, 512> text = {};  // the lines that count come first
+  const ssize_t length = read(fd, text.data(), text.size());
+  (void)close(fd);
+  const absl::string_view info(text.data(), length < 0 ? 0 : static_cast<size_t>(length));
+  const MountedFile file(NumberAfter(info, "mnt_id:"), NumberAfter(info, "ino:"));
+  return file.second == 0 ? std::nullopt : std::optional(file);
+}
+
 // Walks over one process after the other.
 class Scan {
  public:
   Scan(absl::Span<const int> fds, const std::string& name) : link_(absl::StrCat("/memfd:", name)) {
     for (size_t i = 0; i < fds.size(); ++i) {
       struct stat file = {};
-      if (fstat(fds[i], &file) == 0) files_[{file.st_dev, file.st_ino}].push_back(i);
+      if (fstat(fds[i], &file) != 0) continue;
+      files_[{file.st_dev, file.st_ino}].push_back(i);
+      if (const std::optional<MountedFile> mounted =
+              ReadDescriptorInfo(AT_FDCWD, absl::StrCat("/proc/self/fdinfo/", fds[i]).c_str())) {
+        mounted_files_[*mounted].push_back(i);
+      }
     }
   }
 
@@ -49,7 +78,7 @@ class Scan {
   void Look(pid_t pid) {
     found_.clear();
     // Both may fail because the process has ended meanwhile: then it holds nothing.
-    if (!LookAtDescriptors(pid) || !LookAtMappings(pid)) {
+    if ((!LookAtDescriptors(pid) && !LookAtDescriptorInfo(pid)) || !LookAtMappings(pid)) {
       if (errno == EACCES || errno == EPERM) ++holders_.unread_processes;
     }
     std::sort(found_.begin(), found_.end());
@@ -70,7 +99,7 @@ class Scan {
     }
   }
 
-  // These two return false, and errno, when they could not look.
+  // These return false, and errno, when they could not look.
   bool LookAtDescriptors(pid_t pid) {
     const Directory directory(opendir(absl::StrCat("/proc/", pid, "/fd").c_str()));
     const int base = directory == nullptr ? -1 : dirfd(directory.get());
@@ -82,6 +111,22 @@ class Scan {
       if (length < 0 || !absl::StartsWith(absl::string_view(link.data(), static_cast<size_t>(length)), link_)) continue;
       struct stat file = {};
       if (fstatat(base, entry->d_name, &file, 0) == 0) Found({file.st_dev, file.st_ino});
+    }
+    return errno == 0;
+  }
+
+  // What /proc/PID/fd says is for the process's own user and those with CAP_DAC_READ_SEARCH; fdinfo, which says less
+  // and costs more to read, is for those with CAP_SYS_PTRACE.
+  bool LookAtDescriptorInfo(pid_t pid) {
+    if (errno != EACCES || mounted_files_.empty()) return false;
+    const Directory directory(opendir(absl::StrCat("/proc/", pid, "/fdinfo").c_str()));
+    if (directory == nullptr) return false;
+    for (errno = 0; const dirent* entry = readdir(directory.get()); errno = 0) {
+      const std::optional<MountedFile> file = ReadDescriptorInfo(dirfd(directory.get()), entry->d_name);
+      if (!file.has_value()) continue;
+      if (const auto it = mounted_files_.find(*file); it != mounted_files_.end()) {
+        found_.insert(found_.end(), it->second.begin(), it->second.end());
+      }
     }
     return errno == 0;
   }
@@ -110,7 +155,8 @@ class Scan {
 
   const std::string link_;                                  // what links to such files begin with
   absl::flat_hash_map<FileId, std::vector<size_t>> files_;  // indices of their descriptors
-  std::vector<size_t> found_;                               // of the process looked at
+  absl::flat_hash_map<MountedFile, std::vector<size_t>> mounted_files_;
+  std::vector<size_t> found_;  // of the process looked at
   SegmentHolders holders_;
 };
 

@@ -6,6 +6,6 @@
 # Usage: abi_baseline.sh BUILD_DIR
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-abidw --headers-dir client/vrambroker --drop-private-types --no-corpus-path --no-comp-dir-path --no-show-locs \
+abidw --no-corpus-path --no-comp-dir-path --no-show-locs \
   --exported-interfaces-only --type-id-style hash "${1:?usage: abi_baseline.sh BUILD_DIR}/client/c/libvrambroker.so.1" \
   | sed "s/ path=.[^ ]*//" > tests/packages/libvrambroker.so.1.abi

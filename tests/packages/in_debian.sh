@@ -1,0 +1,100 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Run by debian_test.sh as root of the new Debian, beside the packages.
+set -euo pipefail
+cd /test
+say() { printf '\n== %s\n' "$*"; }
+fail() { printf '\nin_debian: FAILED: %s\n' "$*" >&2; exit 1; }
+trap 'pkill -KILL "^vram" || true' EXIT
+# until_true COMMAND...: waits for it, for a minute.
+until_true() {
+  for _ in $(seq 600); do
+    if "$@"; then return; fi
+    sleep 0.1
+  done
+  cat /tmp/*.log
+  fail "waited for a minute: $*"
+}
+# as USER COMMAND...: without any privilege, as a login would.
+as() { setpriv --reuid="$1" --regid="$1" --init-groups --inh-caps=-all --bounding-set=-all --reset-env "${@:2}"; }
+# Everything but what the package manager and the test itself write.
+files() { find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /test -o -path /tmp -o -path /var -o -path /home -o -path /run/systemd -o -path '/etc/*-' \) -prune -o -print | sort; }
+
+files > /tmp/before
+say "Installed"
+dpkg -i ./*.deb > /tmp/dpkg.log 2>&1 || { cat /tmp/dpkg.log; fail "dpkg -i"; }
+id vrambroker
+[ "$(stat -c '%U %G %a' /run/vrambroker)" = "vrambroker vrambroker 755" ] || fail "/run/vrambroker is not the daemon's"
+[ "$(systemctl is-enabled vrambroker)" = enabled ] || fail "the service is not enabled"
+for package in vrambroker libvrambroker1 libvrambroker-dev python3-vrambroker; do
+  [ -s /usr/share/doc/$package/copyright ] || fail "$package has no copyright file"
+done
+
+say "The unit"
+systemd-analyze verify vrambroker.service
+systemd-analyze security --offline=yes --threshold=30 --no-pager vrambroker.service | tail -n 1
+
+say "The daemon, as the unit runs it: its own user, one capability"
+exec_start=$(sed -n 's/^ExecStart=//p' /usr/lib/systemd/system/vrambroker.service)
+sed -i 's/^device: .*/device: "host"/; s/^# capacity: .*/capacity: "256MiB"/' /etc/vrambroker/vrambroker.textproto
+as_the_unit=(setpriv --reuid=vrambroker --regid=vrambroker --init-groups --no-new-privs
+             --bounding-set=-all,+sys_ptrace --inh-caps=-all,+sys_ptrace --ambient-caps=-all,+sys_ptrace)
+"${as_the_unit[@]}" $exec_start --check_config
+"${as_the_unit[@]}" $exec_start 2> /tmp/daemon.log &
+daemon_pid=$!
+until_true grep -q 'daemon ready' /tmp/daemon.log
+[ "$(stat -c %U /proc/$daemon_pid)" = vrambroker ] || fail "the daemon is of another user"
+[ "$(sed -n 's/^CapEff:[[:space:]]*0*//p' /proc/$daemon_pid/status)" = 80000 ] || fail "the daemon has other capabilities than CAP_SYS_PTRACE"
+
+say "Its clients: users of the group, and nobody else"
+useradd --create-home --groups vrambroker alice
+useradd --create-home bob
+as alice vramctl status > /tmp/status || { cat /tmp/status; fail "vramctl status"; }
+as alice vramctl hold 64MiB --limit=0.5 > /tmp/hold.log 2>&1 &
+held() { as alice vramctl status --format=json | tr -d ' \n' | grep -q "\"reserved_bytes\":\"\?$1\"\?[,}]"; }
+until_true held $((64 << 20))
+as alice vramctl sessions
+if as bob vramctl status > /tmp/bob.log 2>&1; then fail "bob is not of the group, and was served"; fi
+cat /tmp/bob.log
+
+say "What a killed client held comes back: the daemon sees that nobody maps it any more"
+pkill -KILL -u alice -x vramctl
+until_true held 0
+# Virtual machines have been seen that let not even root look into their first process.
+unreadable=$(for process in /proc/[0-9]*; do cat "$process/maps" > /dev/null 2>&1 || [ ! -d "$process" ] || echo "$process"; done | wc -l)
+said=$(sed -n 's/.* \([0-9]*\) processes may not be looked into.*/\1/p' /tmp/daemon.log)
+[ "${said:-0}" -le "$unreadable" ] || { cat /tmp/daemon.log; fail "the daemon may look into fewer processes than root"; }
+
+say "Python"
+as alice python3 -c 'import vrambroker
+from importlib.metadata import version
+assert vrambroker.__version__ == version("vrambroker")
+with vrambroker.Client(limit=0.25) as client:
+    buffer = client.malloc(1 << 20)
+    buffer.write(b"1 MiB, in Python")
+    print(buffer.read(16).decode())'
+
+say "Programs, by find_package and by pkg-config"
+cp -r consumer /home/alice/ && chown -R alice: /home/alice/consumer
+as alice sh -e -c 'cd ~/consumer
+  cmake -S . -B build > log || { cat log; exit 1; }
+  cmake --build build > log || { cat log; exit 1; }
+  build/consumer_c
+  build/consumer_cc
+  cc consumer.c $(pkg-config --cflags --libs vrambroker) -o c
+  c++ -std=c++17 consumer.cc $(pkg-config --cflags --libs vrambroker-client) -o cc
+  ./c
+  ./cc'
+
+say "Stopped and purged: nothing is left"
+kill -TERM $daemon_pid
+wait $daemon_pid || fail "the daemon did not stop well"
+userdel --remove alice 2> /dev/null
+userdel --remove bob 2> /dev/null
+dpkg --purge python3-vrambroker libvrambroker-dev libvrambroker1 vrambroker > /tmp/dpkg.log 2>&1 || { cat /tmp/dpkg.log; fail "dpkg --purge"; }
+if getent passwd vrambroker || getent group vrambroker; then fail "the user was left"; fi
+files > /tmp/after
+diff /tmp/before /tmp/after || fail "these files were left, or are missing"
+if grep -rl vrambroker /etc /var/lib/systemd 2> /dev/null | grep -v -e '-$'; then fail "these files still name it"; fi
+say "All of it works"
