@@ -85,6 +85,8 @@ if [ "$judge" = ON ]; then
   start_phase "Lint (clang-tidy)"
   build clang --target vrambroker_proto bench_health
   tests/lint.py build/clang --jobs "$jobs"
+  start_phase "Debian packages"
+  tests/packages/debian_test.sh build/ci
 fi
 
 start_phase "AddressSanitizer and UndefinedBehaviorSanitizer build"
