@@ -13,10 +13,10 @@
 namespace vrambroker {
 
 // Other processes that have one of the memory files `fds` open or mapped, in one pass over all processes: milliseconds
-// and more, so hold no lock. Processes of other users can be looked into by root, and by those who have CAP_SYS_PTRACE from
-// Linux 5.14 on; the others are counted as unread. `name` is what memfd_create() was called with. Invalid descriptors have no holders.
-// Not seen: descriptors on their way through a socket, those of a thread that has descriptors of its own
-// (CLONE_FILES), and processes of other pid namespaces than this one and those below it.
+// and more, so hold no lock. Processes of other users can be looked into by root, and by those who have CAP_SYS_PTRACE
+// from Linux 5.14 on; the others are counted as unread. `name` is what memfd_create() was called with. Invalid
+// descriptors have no holders. Not seen: descriptors on their way through a socket, those of a thread that has
+// descriptors of its own (CLONE_FILES), and processes of other pid namespaces than this one and those below it.
 // NotFound when there is no /proc.
 absl::StatusOr<SegmentHolders> FindFileHolders(absl::Span<const int> fds, const std::string& name);
 

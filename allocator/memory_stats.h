@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The figures of one heap, with the names and meanings of torch.cuda.memory_stats(). Part of the C++ client's interface:
-// it is installed, so it includes nothing of the project and is C++17.
+// The figures of one heap, with the names and meanings of torch.cuda.memory_stats(). Part of the C++ client's
+// interface: it is installed, so it includes nothing of the project and is C++17.
 #ifndef VRAMBROKER_ALLOCATOR_MEMORY_STATS_H_
 #define VRAMBROKER_ALLOCATOR_MEMORY_STATS_H_
 
@@ -71,7 +71,8 @@ struct FreeSizes {
   static constexpr uint64_t ClassBytes(size_t size_class) { return uint64_t{512} << (3 * size_class); }
   static constexpr size_t ClassOf(uint64_t block_bytes) {
     const uint64_t kibibytes = block_bytes >> 10;
-    const auto doublings = kibibytes == 0 ? size_t{0} : static_cast<size_t>(64 - __builtin_clzll(kibibytes));  // of 512 bytes
+    const auto doublings =
+        kibibytes == 0 ? size_t{0} : static_cast<size_t>(64 - __builtin_clzll(kibibytes));  // of 512 bytes
     return std::min(doublings / 3, kClasses - 1);
   }
 

@@ -74,7 +74,8 @@ TEST(FileHoldersTest, CapSysPtraceIsEnough) {
   const absl::StatusOr<SegmentHolders> root = FindFileHolders({fd}, kName);
   ASSERT_TRUE(root.ok()) << root.status();
   EXPECT_TRUE(Look(fd, holder, ptrace).found);
-  EXPECT_EQ(Look(fd, holder, ptrace).unread, root->unread_processes) << "some virtual machines hide their first process";
+  EXPECT_EQ(Look(fd, holder, ptrace).unread, root->unread_processes)
+      << "some virtual machines hide their first process";
   const Seen without = Look(fd, holder, 0);
   EXPECT_FALSE(without.found);
   EXPECT_GT(without.unread, root->unread_processes) << "what cannot be told is said";
