@@ -21,14 +21,18 @@ static_assert(sizeof(cudaIpcMemHandle_t) == sizeof(CudaIpcHandle));
 
 // Whether this process uses a device already: whether it has made a context, of some hundred MiB, on it.
 bool HasContext(int ordinal) {
-#if CUDART_VERSION >= 12050
+#if CUDART_VERSION >= 12000  // before, choosing a device made no context
   // int is CUresult, and CUdevice: driver_types.h has neither. 0 is CUDA_SUCCESS.
   using GetState = int (*)(int device, unsigned int* flags, int* active);
   static const GetState get_state = [] {
     void* function = nullptr;
     cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-    const cudaError_t error =
-        cudaGetDriverEntryPointByVersion("cuDevicePrimaryCtxGetState", &function, 12000, cudaEnableDefault, &found);
+    constexpr char kName[] = "cuDevicePrimaryCtxGetState";
+#if CUDART_VERSION >= 12050
+    const cudaError_t error = cudaGetDriverEntryPointByVersion(kName, &function, 12000, cudaEnableDefault, &found);
+#else
+    const cudaError_t error = cudaGetDriverEntryPoint(kName, &function, cudaEnableDefault, &found);
+#endif
     (void)cudaGetLastError();
     return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<GetState>(function)
                                                                         : nullptr;

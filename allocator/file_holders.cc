@@ -46,7 +46,13 @@ uint64_t NumberAfter(absl::string_view text, absl::string_view key) {
   return number;
 }
 
-// Which file the descriptor is of whose fdinfo this is; nothing before Linux 5.14.
+// Whether this process, not the one that is looked at, is to blame.
+bool IsOurs(int error) {
+  return error == EMFILE || error == ENFILE || error == ENOMEM;
+}
+
+// Which file the descriptor is of whose fdinfo this is; nothing before Linux 5.14. Nothing, and errno, when it cannot
+// be read.
 std::optional<MountedFile> ReadDescriptorInfo(int directory, const char* name) {
   const int fd = openat(directory, name, O_RDONLY | O_CLOEXEC);
   if (fd < 0) return std::nullopt;
@@ -80,13 +86,15 @@ class Scan {
     // Both may fail because the process has ended meanwhile: then it holds nothing.
     if ((!LookAtDescriptors(pid) && !LookAtDescriptorInfo(pid)) || !LookAtMappings(pid)) {
       if (errno == EACCES || errno == EPERM) ++holders_.unread_processes;
+      if (IsOurs(errno)) error_ = errno;
     }
     std::sort(found_.begin(), found_.end());
     found_.erase(std::unique(found_.begin(), found_.end()), found_.end());
     for (const size_t segment : found_) holders_.holders.push_back({.segment = segment, .pid = pid});
   }
 
-  SegmentHolders Result() && {
+  absl::StatusOr<SegmentHolders> Result() && {
+    if (error_ != 0) return absl::ErrnoToStatus(error_, "reading /proc failed: not every process was looked at");
     std::sort(holders_.holders.begin(), holders_.holders.end(),
               [](const auto& a, const auto& b) { return std::pair(a.segment, a.pid) < std::pair(b.segment, b.pid); });
     return std::move(holders_);
@@ -123,6 +131,7 @@ class Scan {
     if (directory == nullptr) return false;
     for (errno = 0; const dirent* entry = readdir(directory.get()); errno = 0) {
       const std::optional<MountedFile> file = ReadDescriptorInfo(dirfd(directory.get()), entry->d_name);
+      if (!file.has_value() && IsOurs(errno)) return false;
       if (!file.has_value()) continue;
       if (const auto it = mounted_files_.find(*file); it != mounted_files_.end()) {
         found_.insert(found_.end(), it->second.begin(), it->second.end());
@@ -158,6 +167,7 @@ class Scan {
   absl::flat_hash_map<MountedFile, std::vector<size_t>> mounted_files_;
   std::vector<size_t> found_;  // of the process looked at
   SegmentHolders holders_;
+  int error_ = 0;  // errno, when holders may be missing for want of descriptors or memory
 };
 
 }  // namespace

@@ -17,7 +17,7 @@ namespace vrambroker {
 // from Linux 5.14 on; the others are counted as unread. `name` is what memfd_create() was called with. Invalid
 // descriptors have no holders. Not seen: descriptors on their way through a socket, those of a thread that has
 // descriptors of its own (CLONE_FILES), and processes of other pid namespaces than this one and those below it.
-// NotFound when there is no /proc.
+// An error when there is no /proc, or when this process lacks descriptors or memory to look at all of it.
 absl::StatusOr<SegmentHolders> FindFileHolders(absl::Span<const int> fds, const std::string& name);
 
 }  // namespace vrambroker

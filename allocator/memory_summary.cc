@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "allocator/memory_summary.h"
+#include "allocator/bytes.h"
 
 #include <array>
 #include <vector>

@@ -6,6 +6,8 @@
 #include <prometheus/gauge.h>
 #include <prometheus/histogram.h>
 
+#include <new>
+
 #include "absl/strings/strip.h"
 #include "vrambroker/v1/admin.pb.h"
 #include "vrambroker/v1/broker.pb.h"
@@ -32,8 +34,11 @@ void RpcMeter::Call::Done(absl::StatusCode code) const {
   }
   if (code == absl::StatusCode::kOk) {
     method_->succeeded->Increment();
-  } else {
+    return;
+  }
+  try {
     method_->requests->Add({{"method", method_->name}, {"code", absl::StatusCodeToString(code)}}).Increment();
+  } catch (const std::bad_alloc&) {  // called by destructors: a call that is not counted is better than no daemon
   }
 }
 

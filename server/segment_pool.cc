@@ -335,7 +335,7 @@ void SegmentPool::CheckQuarantine() {
     if (found->unread_processes > 0 && !warned_of_unread_.exchange(true)) {
       spdlog::warn(
           "device={} {} processes may not be looked into: whether they hold memory of processes that have ended cannot "
-          "be told (the daemon would need CAP_SYS_PTRACE)",
+          "be told (the daemon needs to be root, or CAP_SYS_PTRACE and Linux 5.14 or newer)",
           properties().ordinal, found->unread_processes);
     }
   } else if (!absl::IsUnimplemented(found.status())) {

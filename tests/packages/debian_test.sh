@@ -9,7 +9,9 @@ build_dir=$(realpath "$1")
 here=$(cd "$(dirname "$0")" && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-for tool in mmdebstrap cpack dpkg-shlibdeps; do
+tools=(mmdebstrap cpack dpkg-shlibdeps)
+[ "$(id -u)" -eq 0 ] || tools+=(newuidmap)
+for tool in "${tools[@]}"; do
   command -v $tool > /dev/null || { echo "debian_test.sh: needs $tool: deploy/packages.sh test" >&2; exit 1; }
 done
 
@@ -25,6 +27,6 @@ depends=$(for package in "$work"/test/*.deb; do dpkg-deb -f "$package" Depends; 
   | sed 's/[|(].*//; s/ //g; /vrambroker/d; /^$/d' | sort -u | paste -sd,)
 sources=/etc/apt/sources.list.d/debian.sources
 [ -f $sources ] || sources=/etc/apt/sources.list
-mmdebstrap --quiet --variant=minbase --include="$depends,g++,cmake,make,pkg-config,procps" \
-  --customize-hook="copy-in '$work/test' /" --customize-hook='timeout --kill-after=10 300 chroot "$1" /test/in_debian.sh' \
+mmdebstrap --quiet --variant=minbase --include="$depends,g++,cmake,make,pkg-config" \
+  --customize-hook="copy-in '$work/test' /" --customize-hook='timeout --kill-after=10 300 unshare --pid --fork --kill-child --mount-proc="$1/proc" chroot "$1" /test/in_debian.sh' \
   "$(. /etc/os-release; echo "$VERSION_CODENAME")" /dev/null $sources

@@ -1,12 +1,12 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Run by debian_test.sh as root of the new Debian, beside the packages.
+# Run by debian_test.sh as root of the new Debian, beside the packages, in a pid namespace of its own: what it leaves running
+# ends with it.
 set -euo pipefail
 cd /test
 say() { printf '\n== %s\n' "$*"; }
 fail() { printf '\nin_debian: FAILED: %s\n' "$*" >&2; exit 1; }
-trap 'pkill -KILL "^vram" || true' EXIT
 # until_true COMMAND...: waits for it, for a minute.
 until_true() {
   for _ in $(seq 600); do
@@ -29,15 +29,21 @@ id vrambroker
 [ "$(systemctl is-enabled vrambroker)" = enabled ] || fail "the service is not enabled"
 for package in vrambroker libvrambroker1 libvrambroker-dev python3-vrambroker; do
   [ -s /usr/share/doc/$package/copyright ] || fail "$package has no copyright file"
+  case $(dpkg-query -W -f '${binary:Synopsis}' $package) in
+    *CMake*) fail "$package has no description" ;;
+  esac
 done
+[ "$(dpkg-query -W -f '${binary:Synopsis}\n' vrambroker libvrambroker1 libvrambroker-dev python3-vrambroker | sort -u | wc -l)" = 4 ] \
+  || fail "two packages have the same synopsis"
+grep -q '^libvrambroker 1 libvrambroker1 ' /var/lib/dpkg/info/libvrambroker1*.shlibs || fail "libvrambroker1 has no shlibs file"
 
 say "The unit"
 systemd-analyze verify vrambroker.service
 systemd-analyze security --offline=yes --threshold=30 --no-pager vrambroker.service | tail -n 1
 
 say "The daemon, as the unit runs it: its own user, one capability"
-exec_start=$(sed -n 's/^ExecStart=//p' /usr/lib/systemd/system/vrambroker.service)
-sed -i 's/^device: .*/device: "host"/; s/^# capacity: .*/capacity: "256MiB"/' /etc/vrambroker/vrambroker.textproto
+exec_start=$(sed -n 's/^ExecStart=//p' /usr/lib/systemd/system/vrambroker.service | tr -d '"')
+sed -i 's/^device: .*/device: "host"/; s/^# capacity: .*/capacity: "256MiB"/; s/^http_address: .*/http_address: "off"/' /etc/vrambroker/vrambroker.textproto
 as_the_unit=(setpriv --reuid=vrambroker --regid=vrambroker --init-groups --no-new-privs
              --bounding-set=-all,+sys_ptrace --inh-caps=-all,+sys_ptrace --ambient-caps=-all,+sys_ptrace)
 "${as_the_unit[@]}" $exec_start --check_config
@@ -59,7 +65,7 @@ if as bob vramctl status > /tmp/bob.log 2>&1; then fail "bob is not of the group
 cat /tmp/bob.log
 
 say "What a killed client held comes back: the daemon sees that nobody maps it any more"
-pkill -KILL -u alice -x vramctl
+kill -KILL "$(cd /proc && grep -lx vramctl [0-9]*/comm | cut -d/ -f1)"
 until_true held 0
 # Virtual machines have been seen that let not even root look into their first process.
 unreadable=$(for process in /proc/[0-9]*; do cat "$process/maps" > /dev/null 2>&1 || [ ! -d "$process" ] || echo "$process"; done | wc -l)
@@ -77,15 +83,21 @@ with vrambroker.Client(limit=0.25) as client:
 
 say "Programs, by find_package and by pkg-config"
 cp -r consumer /home/alice/ && chown -R alice: /home/alice/consumer
+components="c;client"
+if grep -q cudart /usr/lib/pkgconfig/vrambroker-client.pc; then
+  echo "not built here: programs in C++, because the library was built with the CUDA Toolkit, and there is none here"
+  components=c
+fi
 as alice sh -e -c 'cd ~/consumer
-  cmake -S . -B build > log || { cat log; exit 1; }
+  cmake -S . -B build "-DCOMPONENTS=$1" > log 2>&1 || { cat log; exit 1; }
   cmake --build build > log || { cat log; exit 1; }
-  build/consumer_c
-  build/consumer_cc
   cc consumer.c $(pkg-config --cflags --libs vrambroker) -o c
-  c++ -std=c++17 consumer.cc $(pkg-config --cflags --libs vrambroker-client) -o cc
+  build/consumer_c
   ./c
-  ./cc'
+  if [ "$1" = c ]; then exit; fi
+  c++ -std=c++17 consumer.cc $(pkg-config --cflags --libs vrambroker-client) -o cc
+  build/consumer_cc
+  ./cc' sh "$components"
 
 say "Stopped and purged: nothing is left"
 kill -TERM $daemon_pid

@@ -2,8 +2,8 @@
 /*
  * What vrambroker uses of the CUDA runtime's interface, for building the CUDA device and its substitute where the CUDA
  * Toolkit is not installed. Names and numbers are those of the toolkit, version 13.0; where it is installed, its own
- * header is used, and the compiler compares the substitute with that. With CUDART_VERSION 11080 there is only what
- * version 11.8 has: the oldest that vrambroker builds with.
+ * header is used, and the compiler compares the substitute with that. With an older CUDART_VERSION, from 11080 on, there is
+ * only what that version has.
  */
 #ifndef VRAMBROKER_TESTS_CUDA_SUBSTITUTE_CUDA_RUNTIME_API_H_
 #define VRAMBROKER_TESTS_CUDA_SUBSTITUTE_CUDA_RUNTIME_API_H_
@@ -104,6 +104,10 @@ const char* cudaGetErrorName(cudaError_t error);
 const char* cudaGetErrorString(cudaError_t error);
 cudaError_t cudaGetLastError(void);
 
+#if CUDART_VERSION >= 12000 && CUDART_VERSION < 13000
+cudaError_t cudaGetDriverEntryPoint(const char* symbol, void** function, unsigned long long flags,
+                                    enum cudaDriverEntryPointQueryResult* result);
+#endif
 #if CUDART_VERSION >= 12050
 cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned int version,
                                              unsigned long long flags, enum cudaDriverEntryPointQueryResult* result);
