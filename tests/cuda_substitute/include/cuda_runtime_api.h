@@ -2,8 +2,8 @@
 /*
  * What vrambroker uses of the CUDA runtime's interface, for building the CUDA device and its substitute where the CUDA
  * Toolkit is not installed. Names and numbers are those of the toolkit, version 13.0; where it is installed, its own
- * header is used, and the compiler compares the substitute with that. With an older CUDART_VERSION, from 11080 on, there is
- * only what that version has.
+ * header is used, and the compiler compares the substitute with that. With an older CUDART_VERSION, from 11080 on,
+ * there is only what that version has.
  */
 #ifndef VRAMBROKER_TESTS_CUDA_SUBSTITUTE_CUDA_RUNTIME_API_H_
 #define VRAMBROKER_TESTS_CUDA_SUBSTITUTE_CUDA_RUNTIME_API_H_
