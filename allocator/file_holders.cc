@@ -75,6 +75,8 @@ class Scan {
       if (const std::optional<MountedFile> mounted =
               ReadDescriptorInfo(AT_FDCWD, absl::StrCat("/proc/self/fdinfo/", fds[i]).c_str())) {
         mounted_files_[*mounted].push_back(i);
+      } else if (IsOurs(errno)) {
+        error_ = errno;
       }
     }
   }

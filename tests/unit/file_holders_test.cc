@@ -7,6 +7,7 @@
 #include <linux/capability.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -16,6 +17,7 @@
 #include <fstream>
 #include <functional>
 #include <iterator>
+#include <optional>
 #include <string>
 
 namespace vrambroker {
@@ -41,17 +43,29 @@ pid_t RunAs(uid_t uid, uint64_t capabilities, const std::function<void()>& body)
 }
 
 struct Seen {
+  bool ok = false;
   bool found = false;
   uint64_t unread = 0;
 };
 
-// What a process of another user than `holder` finds.
-Seen Look(int fd, pid_t holder, uint64_t capabilities) {
+// Leaves this process `spare` descriptors.
+void UseUpDescriptors(int spare) {
+  const rlimit limit = {.rlim_cur = 256, .rlim_max = 256};
+  if (setrlimit(RLIMIT_NOFILE, &limit) != 0) _exit(101);
+  int last = -1;
+  for (int fd = 0; (fd = dup(0)) >= 0;) last = fd;
+  for (int i = 0; i < spare; ++i) close(last - i);
+}
+
+// What a process of another user than `holder` finds; with `spare` descriptors, or as many as it likes.
+Seen Look(int fd, pid_t holder, uint64_t capabilities, std::optional<int> spare = std::nullopt) {
   std::array<int, 2> pipe_fds = {};
   EXPECT_EQ(pipe(pipe_fds.data()), 0);
   const pid_t child = RunAs(kNobody, capabilities, [&] {
+    if (spare.has_value()) UseUpDescriptors(*spare);
     const absl::StatusOr<SegmentHolders> holders = FindFileHolders({fd}, kName);
     Seen seen;
+    seen.ok = holders.ok();
     if (holders.ok()) {
       for (const SegmentHolders::Holder& found : holders->holders) seen.found = seen.found || found.pid == holder;
       seen.unread = holders->unread_processes;
@@ -90,6 +104,9 @@ TEST(FileHoldersTest, CapSysPtraceIsEnough) {
   const Seen without = Look(fd, holder, 0);
   EXPECT_FALSE(without.found);
   EXPECT_GT(without.unread, root->unread_processes) << "what cannot be told is said";
+  // /proc, fdinfo, and one of its files: with fewer than three, it must not seem that nobody holds the file.
+  for (const int spare : {0, 1, 2}) EXPECT_FALSE(Look(fd, holder, ptrace, spare).ok) << spare;
+  EXPECT_TRUE(Look(fd, holder, ptrace, 3).found);
   kill(holder, SIGKILL);
   EXPECT_EQ(waitpid(holder, nullptr, 0), holder);
   EXPECT_FALSE(Look(fd, holder, ptrace).found);
