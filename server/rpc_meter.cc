@@ -38,7 +38,8 @@ void RpcMeter::Call::Done(absl::StatusCode code) const {
   }
   try {
     method_->requests->Add({{"method", method_->name}, {"code", absl::StatusCodeToString(code)}}).Increment();
-  } catch (const std::bad_alloc&) {  // called by destructors: a call that is not counted is better than no daemon
+    // Called by destructors: a call that is not counted is better than no daemon.
+  } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch)
   }
 }
 
