@@ -170,10 +170,14 @@ uint64_t ReadNumber(const char* path) {
 
 }  // namespace
 
-uint64_t DefaultHostBytes() {
+uint64_t HostMemoryBytes() {
   uint64_t memory = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   if (const uint64_t cgroup = ReadNumber("/sys/fs/cgroup/memory.max"); cgroup > 0) memory = std::min(memory, cgroup);
-  return memory / 2 / kSegmentGranuleBytes * kSegmentGranuleBytes;
+  return memory;
+}
+
+uint64_t DefaultHostBytes() {
+  return HostMemoryBytes() / 2 / kSegmentGranuleBytes * kSegmentGranuleBytes;
 }
 
 std::unique_ptr<Device> MakeHostDevice(int ordinal, uint64_t total_bytes, std::chrono::nanoseconds driver_latency) {

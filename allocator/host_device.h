@@ -17,6 +17,9 @@ namespace vrambroker {
 // Half of this machine's (or this cgroup's) memory, in whole 2 MiB.
 uint64_t DefaultHostBytes();
 
+// The memory of this machine, or of its container when that is less.
+uint64_t HostMemoryBytes();
+
 // `total_bytes` is all that AllocateSegment may hand out together. A process that only opens handles passes 0.
 // With `driver_latency`, allocating, freeing and zeroing take that much longer, as calls of a GPU's driver do.
 std::unique_ptr<Device> MakeHostDevice(int ordinal, uint64_t total_bytes,

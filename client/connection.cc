@@ -2,9 +2,12 @@
 #include "client/connection.h"
 
 #include <fcntl.h>
+#include <grp.h>
 #include <grpcpp/create_channel_posix.h>
 #include <poll.h>
+#include <pwd.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -22,6 +25,46 @@
 
 namespace vrambroker::client_internal {
 namespace {
+
+std::string UserName(uid_t uid) {
+  passwd entry = {};
+  passwd* found = nullptr;
+  std::array<char, 4096> text;
+  const bool known = getpwuid_r(uid, &entry, text.data(), text.size(), &found) == 0 && found != nullptr;
+  return known ? std::string(entry.pw_name) : absl::StrCat(uid);
+}
+
+std::string GroupName(gid_t gid) {
+  group entry = {};
+  group* found = nullptr;
+  std::array<char, 4096> text;
+  const bool known = getgrgid_r(gid, &entry, text.data(), text.size(), &found) == 0 && found != nullptr;
+  return known ? std::string(entry.gr_name) : absl::StrCat(gid);
+}
+
+// Whom the socket, or the folder that hides it, lets in, and how to become one of these.
+absl::Status MayNotConnect(const std::string& path) {
+  struct stat info = {};
+  std::string barrier = path;
+  while (stat(barrier.c_str(), &info) != 0) {
+    const size_t slash = barrier.rfind('/');
+    if (slash == std::string::npos || slash == 0) {
+      return absl::PermissionDeniedError(absl::StrCat("this user may not connect to ", path));
+    }
+    barrier.resize(slash);
+  }
+  const bool is_folder = S_ISDIR(info.st_mode);
+  const std::string user = UserName(geteuid());
+  const std::string group = GroupName(info.st_gid);
+  std::string remedy = absl::StrCat("join the group (sudo adduser ", user, " ", group, ") and log in again");
+  if ((info.st_mode & (is_folder ? S_IXGRP : S_IWGRP)) == 0) {
+    remedy = is_folder ? absl::StrCat("let its group in (chmod g+x ", barrier, ")")
+                       : "let its group in (socket_mode: \"0660\" in the daemon's configuration)";
+  }
+  return absl::PermissionDeniedError(absl::StrCat("user ", user, " may not connect to ", path, ": ", barrier,
+                                                  " belongs to user ", UserName(info.st_uid), " and group ", group,
+                                                  "; ", remedy));
+}
 
 // `timeout` is for connecting, for each send and for each receive.
 absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path, int type, absl::Duration timeout) {
@@ -42,14 +85,13 @@ absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path, int type, absl::Du
     case ENOTDIR:
       return absl::UnavailableError(
           absl::StrCat("no vrambrokerd: there is no socket ", path,
-                       "; start the daemon, or name its directory with --socket_dir or VRAMBROKER_SOCKET_DIR"));
+                       "; start the daemon, or name its directory with --socket-dir or VRAMBROKER_SOCKET_DIR"));
     case ECONNREFUSED:
       return absl::UnavailableError(
           absl::StrCat("no vrambrokerd: nobody listens on ", path, "; the daemon has died, start it again"));
     case EACCES:
     case EPERM:
-      return absl::PermissionDeniedError(
-          absl::StrCat("this user may not connect to ", path, "; see socket_mode in the daemon's configuration"));
+      return MayNotConnect(path);
     case EAGAIN:
       return absl::DeadlineExceededError(
           absl::StrCat("the daemon does not accept connections on ", path, " within ", absl::FormatDuration(timeout)));

@@ -27,6 +27,7 @@
 #include "allocator/bytes.h"
 #include "allocator/cuda_device.h"
 #include "allocator/host_device.h"
+#include "allocator/version.h"
 #include "server/admin_service.h"
 #include "server/broker.h"
 #include "server/broker_service.h"
@@ -42,7 +43,6 @@
 #include "server/systemd.h"
 #include "server/timeline.h"
 #include "server/unix_socket.h"
-#include "server/version.h"
 #include "server/worker_pool.h"
 
 namespace vrambroker {
@@ -291,6 +291,12 @@ void Daemon::OnSignal() {
 
 absl::StatusOr<ReloadReport> Daemon::Reload() {
   MutexLock lock(reload_mu_);
+  if (!read_again_) {
+    absl::Status status =
+        absl::FailedPreconditionError("the daemon was started without --config: there is no file to read again");
+    LogLine("configuration not reloaded").Add("why", status.message()).Write(spdlog::level::warn);
+    return status;  // no reload that failed: nothing is waiting to be applied
+  }
   const absl::StatusOr<Config> config = read_again_();
   reload_state_.last_was_successful = config.ok();
   if (!config.ok()) {
@@ -468,9 +474,15 @@ absl::StatusOr<std::vector<ChosenDevice>> ChooseDevices(const Config& config) {
       spdlog::warn("simulated driver latency {} on every segment allocated and freed: for benchmarks only",
                    absl::FormatDuration(config.host_driver_latency));
     }
+    const uint64_t capacity = config.capacity_bytes.value_or(DefaultHostBytes());
+    if (const uint64_t memory = HostMemoryBytes(); capacity > memory / static_cast<uint64_t>(config.host_devices)) {
+      spdlog::warn(
+          "capacity {} on {} host device(s) is more than the {} of memory that this machine has: clients may be killed "
+          "when they use it; set a lower --capacity",
+          FormatBytes(capacity), config.host_devices, FormatBytes(memory));
+    }
     for (int ordinal = 0; ordinal < config.host_devices; ++ordinal) {
-      devices.push_back(MakeHostDevice(ordinal, config.capacity_bytes.value_or(DefaultHostBytes()),
-                                       absl::ToChronoNanoseconds(config.host_driver_latency)));
+      devices.push_back(MakeHostDevice(ordinal, capacity, absl::ToChronoNanoseconds(config.host_driver_latency)));
     }
   }
   std::vector<ChosenDevice> chosen;

@@ -24,7 +24,7 @@ struct ChosenDevice {
 // The devices that the configuration asks for. Logs which were chosen and why.
 absl::StatusOr<std::vector<ChosenDevice>> ChooseDevices(const Config& config);
 
-// Reads and checks the configuration again; may block.
+// Reads and checks the configuration again; may block. Empty: there is no file.
 using ConfigReader = std::function<absl::StatusOr<Config>()>;
 
 // Serves until SIGTERM or SIGINT. SIGHUP and Admin.ReloadConfig apply what `read_again` gives to sessions that are

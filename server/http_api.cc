@@ -7,14 +7,16 @@
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "absl/time/time.h"
 #include "allocator/replay/pickle.h"
 #include "allocator/replay/torch_snapshot.h"
+#include "allocator/version.h"
 #include "proto/admin_json.h"
 #include "server/convert.h"
-#include "server/version.h"
 #include "server/web_files.h"
 
 namespace vrambroker {
@@ -22,6 +24,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+constexpr char kApi[] = "/api/v1/";
 constexpr uint64_t kOomsShown = 20;
 // For the snapshot of one device. ClientQuestions gives up before that.
 constexpr std::chrono::seconds kSnapshotPatience(8);
@@ -132,19 +135,26 @@ std::vector<HttpPage> HttpApi::Pages() {
                                     return health.ok() ? HttpText(200, "ok\n")
                                                        : HttpText(503, absl::StrCat(health.message(), "\n"));
                                   }}};
-  const auto add = [&](const char* path, std::vector<std::string> parameters,
+  const auto add = [&](const std::string& path, std::vector<std::string> parameters,
                        std::function<HttpResponse(const HttpParameters&)> answer) {
     pages.push_back({.path = path,
                      .parameters = std::move(parameters),
                      .answer = std::move(answer),
                      .costly = true,
                      .compress = true});
+    // As it was called before the interface had a version.
+    if (absl::StartsWith(path, kApi)) {
+      pages.push_back(pages.back());
+      pages.back().path = absl::StrCat("/api/", absl::StripPrefix(path, kApi));
+    }
   };
-  add("/api/state", {}, [this](const HttpParameters&) { return State(); });
-  add("/api/sessions", {}, [this](const HttpParameters&) { return Sessions(); });
-  add("/api/ooms", {"last", "session"}, [this](const HttpParameters& parameters) { return Ooms(parameters); });
-  add("/api/map", {"device"}, [this](const HttpParameters& parameters) { return Map(parameters); });
-  add("/api/timeline", {"device"}, [this](const HttpParameters& parameters) { return TimelineOf(parameters); });
+  add(absl::StrCat(kApi, "state"), {}, [this](const HttpParameters&) { return State(); });
+  add(absl::StrCat(kApi, "sessions"), {}, [this](const HttpParameters&) { return Sessions(); });
+  add(absl::StrCat(kApi, "ooms"), {"last", "session"},
+      [this](const HttpParameters& parameters) { return Ooms(parameters); });
+  add(absl::StrCat(kApi, "map"), {"device"}, [this](const HttpParameters& parameters) { return Map(parameters); });
+  add(absl::StrCat(kApi, "timeline"), {"device"},
+      [this](const HttpParameters& parameters) { return TimelineOf(parameters); });
   add("/snapshot.json", {"session", "device"},
       [this](const HttpParameters& parameters) { return Snapshot(parameters); });
   for (const WebFile& file : WebFiles()) {

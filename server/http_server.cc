@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/http_server.h"
 
-#include <arpa/inet.h>
 #include <civetweb.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
+#include <netdb.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <new>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "allocator/device.h"
@@ -64,14 +64,11 @@ const char* Reason(int code) {
 
 // CivetWeb says only that it failed to start; the kernel says why.
 absl::Status TryBind(const HttpAddress& where) {
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(static_cast<uint16_t>(where.port));
-  inet_pton(AF_INET, where.host.c_str(), &address.sin_addr);
-  UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  UniqueFd fd(socket(where.socket_address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int one = 1;
   setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-  if (!fd.valid() || bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
+  if (!fd.valid() ||
+      bind(fd.get(), reinterpret_cast<const sockaddr*>(&where.socket_address), where.socket_address_size) != 0 ||
       listen(fd.get(), 1) != 0) {
     return absl::ErrnoToStatus(errno, absl::StrCat("http_address ", where.host, ":", where.port,
                                                    ": cannot listen; choose another one, or off"));
@@ -191,13 +188,33 @@ class CivetHttpServer : public HttpServer {
 
 absl::StatusOr<HttpAddress> ParseHttpAddress(const std::string& text) {
   const size_t colon = text.rfind(':');
-  HttpAddress address{.host = text.substr(0, colon)};
-  in_addr parsed = {};
+  HttpAddress address;
+  std::string host = text.substr(0, colon);
+  const bool in_brackets = host.size() > 2 && host.front() == '[' && host.back() == ']';
+  if (in_brackets) host = host.substr(1, host.size() - 2);
   if (colon == std::string::npos || !absl::SimpleAtoi(text.substr(colon + 1), &address.port) || address.port < 0 ||
-      address.port > 65535 || inet_pton(AF_INET, address.host.c_str(), &parsed) != 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("'", text, "' is not an IPv4 address and a port; write it as 127.0.0.1:9477, or off"));
+      address.port > 65535 || host.empty() || absl::StrContains(host, ':') != in_brackets) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "'", text, "' is not a host and a port; write it as 127.0.0.1:9477, localhost:9477 or [::1]:9477, or off"));
   }
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  const int error = getaddrinfo(host.c_str(), absl::StrCat(address.port).c_str(), &hints, &found);
+  if (error != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", host, "' is no address of this machine: ", gai_strerror(error)));
+  }
+  const absl::Cleanup free_found = [found] { freeaddrinfo(found); };
+  // A name may have several: the first of IPv4, which every program tries.
+  const addrinfo* chosen = found;
+  for (const addrinfo* each = found; each != nullptr && chosen->ai_family != AF_INET; each = each->ai_next)
+    chosen = each;
+  std::array<char, NI_MAXHOST> numeric = {};
+  getnameinfo(chosen->ai_addr, chosen->ai_addrlen, numeric.data(), numeric.size(), nullptr, 0, NI_NUMERICHOST);
+  address.host = chosen->ai_family == AF_INET6 ? absl::StrCat("[", numeric.data(), "]") : std::string(numeric.data());
+  std::memcpy(&address.socket_address, chosen->ai_addr, chosen->ai_addrlen);
+  address.socket_address_size = chosen->ai_addrlen;
   return address;
 }
 
@@ -206,7 +223,7 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string&
   if (!where.ok()) return where.status();
   if (absl::Status status = TryBind(*where); !status.ok()) return status;
   auto server = std::make_unique<CivetHttpServer>(where->host, HttpRouter(std::move(pages), IsLocalHost(where->host)));
-  if (!server->Start(address)) {
+  if (!server->Start(absl::StrCat(where->host, ":", where->port))) {
     return absl::UnavailableError(absl::StrCat("http_address ", address, ": CivetWeb could not start its server"));
   }
   return server;

@@ -4,6 +4,8 @@
 #ifndef VRAMBROKER_SERVER_HTTP_SERVER_H_
 #define VRAMBROKER_SERVER_HTTP_SERVER_H_
 
+#include <sys/socket.h>
+
 #include <memory>
 #include <string>
 #include <vector>
@@ -14,18 +16,21 @@
 namespace vrambroker {
 
 struct HttpAddress {
-  std::string host;  // IPv4
+  std::string host;  // "127.0.0.1" or "[::1]"
   int port = 0;
+  sockaddr_storage socket_address = {};  // both
+  socklen_t socket_address_size = 0;
 };
 
-// Reads HOST:PORT. InvalidArgument says what is wrong and how to write it.
+// Reads "127.0.0.1:9477", "[::1]:9477" or "localhost:9477", and looks names up. InvalidArgument says what is wrong and
+// how to write it.
 absl::StatusOr<HttpAddress> ParseHttpAddress(const std::string& text);
 
 // Serves until it is destroyed. Pages are called from its own threads, several at a time.
 class HttpServer {
  public:
-  // `address` is HOST:PORT, IPv4; port 0 takes any free one. On a loopback address, only requests to such a host are
-  // answered (HttpRouter). Errors name the address and why it cannot be used.
+  // `address` is for ParseHttpAddress(); port 0 takes any free one. On a loopback address, only requests to such a host
+  // are answered (HttpRouter). Errors name the address and why it cannot be used.
   static absl::StatusOr<std::unique_ptr<HttpServer>> Start(const std::string& address, std::vector<HttpPage> pages);
   virtual ~HttpServer() = default;
 

@@ -15,7 +15,7 @@
 #include <sstream>
 #include <utility>
 
-#include "server/version.h"
+#include "allocator/version.h"
 
 namespace vrambroker {
 namespace {

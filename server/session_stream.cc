@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "allocator/version.h"
 #include "proto/heap_convert.h"
 #include "server/convert.h"
-#include "server/version.h"
 
 namespace vrambroker {
 namespace {

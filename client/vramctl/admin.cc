@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
+#include "absl/time/clock.h"
 #include "allocator/bytes.h"
 #include "allocator/memory_summary.h"
 #include "client/vrambroker/client.h"
@@ -14,6 +14,7 @@
 #include "client/vramctl/output.h"
 #include "client/vramctl/overview.h"
 #include "client/vramctl/session_output.h"
+#include "client/vramctl/sessions_table.h"
 #include "proto/admin_json.h"
 #include "proto/heap_convert.h"
 
@@ -24,7 +25,7 @@ using Json = nlohmann::ordered_json;
 
 absl::StatusOr<v1::ListSessionsResponse> ListSessions(Daemon& daemon) {
   v1::ListSessionsResponse response;
-  absl::Status status = Call(*daemon.admin, &v1::Admin::Stub::ListSessions, v1::ListSessionsRequest(), &response);
+  absl::Status status = Call(daemon, &v1::Admin::Stub::ListSessions, v1::ListSessionsRequest(), &response);
   if (!status.ok()) return status;
   return response;
 }
@@ -60,8 +61,8 @@ absl::Status Status(const Context& context) {
                     FormatBytes(device.capacity_bytes()), FormatBytes(device.reserved_bytes()), FormatBytes(allocated),
                     FormatBytes(device.idle_bytes()), Percent(FragmentationRatio(allocated, device.reserved_bytes()))});
   }
-  std::printf("vrambrokerd %s at %s, %d session%s\n\n%s", devices.daemon_version().c_str(), context.socket_dir.c_str(),
-              sessions, sessions == 1 ? "" : "s", Table(rows).c_str());
+  std::printf("vrambrokerd %s at %s, %s\n\n%s", devices.daemon_version().c_str(), context.socket_dir.c_str(),
+              Counted(static_cast<uint64_t>(sessions), "session").c_str(), Table(rows).c_str());
   for (const v1::Device& device : devices.devices()) {
     if (device.fault().empty()) continue;
     std::printf("\nDevice %u cannot be used: %s\n", device.ordinal(), device.fault().c_str());
@@ -80,20 +81,11 @@ absl::Status Sessions(const Context& context) {
     Print({{"sessions", std::move(sessions)}});
     return absl::OkStatus();
   }
-  std::vector<std::vector<std::string>> rows = {{">ID", "NAME", ">PID", ">UID", ">PRIO", "STATE", ">DEVICE", ">LIMIT",
-                                                 ">GUARANTEE", ">RESERVED", ">ALLOCATED", ">FRAGMENTATION", ">OOMS",
-                                                 "WAITS FOR"}};
-  for (const v1::Session& session : response->sessions()) {
-    for (const v1::SessionDevice& device : session.devices()) {
-      rows.push_back({absl::StrCat(session.id()), session.name(), absl::StrCat(session.pid()),
-                      absl::StrCat(session.uid()), absl::StrCat(session.priority()), StateOn(session, device),
-                      absl::StrCat(device.device()), FormatBytes(device.limit_bytes()),
-                      FormatBytes(device.guarantee_bytes()), FormatBytes(device.reserved_bytes()),
-                      FormatBytes(device.stats().allocated_bytes().all().current()), Percent(Fragmentation(device)),
-                      absl::StrCat(device.stats().num_ooms()), Waiting(device)});
-    }
+  if (response->sessions().empty()) {
+    std::printf("no sessions\n");
+  } else {
+    std::printf("%s", SessionsTable(*response, absl::Now()).c_str());
   }
-  std::printf("%s", rows.size() == 1 ? "no sessions\n" : Table(rows).c_str());
   return absl::OkStatus();
 }
 
@@ -158,7 +150,7 @@ absl::Status Trim(const Context& context, const std::string& session) {
   v1::TrimSessionRequest request;
   SetRef(session, request.mutable_session());
   v1::TrimSessionResponse response;
-  if (absl::Status status = Call(*daemon->admin, &v1::Admin::Stub::TrimSession, request, &response); !status.ok()) {
+  if (absl::Status status = Call(*daemon, &v1::Admin::Stub::TrimSession, request, &response); !status.ok()) {
     return status;
   }
   if (context.json) {
@@ -175,7 +167,7 @@ absl::Status End(const Context& context, const std::string& session) {
   v1::EndSessionRequest request;
   SetRef(session, request.mutable_session());
   v1::EndSessionResponse response;
-  if (absl::Status status = Call(*daemon->admin, &v1::Admin::Stub::EndSession, request, &response); !status.ok()) {
+  if (absl::Status status = Call(*daemon, &v1::Admin::Stub::EndSession, request, &response); !status.ok()) {
     return status;
   }
   if (context.json) {

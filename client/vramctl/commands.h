@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The commands of vramctl. Each prints its result to standard output; a status that is not OK is the caller's to print.
+// InvalidArgument means wrong use, unless IsRefusal().
 #ifndef VRAMBROKER_CLIENT_VRAMCTL_COMMANDS_H_
 #define VRAMBROKER_CLIENT_VRAMCTL_COMMANDS_H_
 
@@ -35,20 +36,26 @@ struct PolicyFlags {
 
 struct Context {
   std::string socket_dir;
+  absl::Duration timeout =
+      absl::Seconds(30);  // of each call; longer than the daemon waits for a client (client_timeout)
   bool json = false;
   std::string name;                // hold, policy explain
   std::string limit;               // hold; empty: none
   int device = 0;                  // hold, stats, summary; replay, tune: of a PyTorch snapshot
   std::string output;              // snapshot, replay: a file, or "-"
-  uint32_t last = 0;               // ooms: how many; 0: all
+  uint32_t last = 20;              // ooms: how many; 0: all
   std::string session;             // ooms: whose; empty: everybody's
-  std::optional<int> only_device;  // map; nullopt: all
+  std::optional<int> only_device;  // map: nullopt: all; elsewhere `device` has it
   double interval = 1;             // top, watch: seconds
   uint64_t count = 0;              // watch: lines; 0: no end
   std::string sort = "reserved";   // top: a column
   ReplayFlags replay;
   PolicyFlags policy;
 };
+
+// Marks what the daemon answered: it was asked properly, and refused.
+absl::Status Refusal(absl::Status status);
+bool IsRefusal(const absl::Status& status);
 
 // SESSION is a session's unique name, or its id when it consists of digits.
 absl::Status Status(const Context& context);
@@ -72,8 +79,8 @@ absl::Status ShowQuarantine(const Context& context);
 absl::Status Trim(const Context& context, const std::string& session);
 absl::Status End(const Context& context, const std::string& session);
 
-// What the policy gives to whom context.policy describes (nobody: this process), and why. `what` is "explain".
-absl::Status PolicyCommand(const Context& context, const std::string& what);
+// What the policy grants to whom context.policy describes (nobody: this process), and why.
+absl::Status ExplainPolicy(const Context& context);
 // Has the daemon read its configuration file again.
 absl::Status Reload(const Context& context);
 
@@ -84,7 +91,8 @@ absl::Status Record(const Context& context, const std::string& session, const st
 absl::Status Snapshot(const Context& context, const std::string& session);
 
 // A client that allocates, writes a pattern, says where it is and holds until SIGINT or SIGTERM; then it verifies the
-// pattern. Fails when it is refused, loses its session, or finds other bytes than it wrote.
+// pattern. A daemon that goes away is reached again. Fails when it is refused, when an operator ends its session, when
+// there is no daemon at the end, or when it finds other bytes than it wrote.
 absl::Status Hold(const Context& context, const std::string& bytes);
 
 // Without a daemon: a trace through the allocator with a simulated device.

@@ -1,20 +1,71 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/vramctl/daemon_calls.h"
 
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "proto/heap_convert.h"
 
 namespace vrambroker::vramctl {
 
+namespace {
+
+constexpr absl::Duration kSilence = absl::Seconds(2);
+
+}  // namespace
+
+absl::Status Refusal(absl::Status status) {
+  if (!status.ok()) status.SetPayload("vramctl.refusal", absl::Cord());
+  return status;
+}
+
+bool IsRefusal(const absl::Status& status) {
+  return status.GetPayload("vramctl.refusal").has_value();
+}
+
+WaitingNotice::WaitingNotice(absl::Duration timeout) {
+  if (timeout <= kSilence) return;
+  thread_ = std::thread([this, timeout] {
+    const auto until = std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(kSilence);
+    MutexLock lock(mu_);
+    while (!done_) {
+      if (changed_.WaitUntil(mu_, until)) continue;
+      if (!done_) {
+        std::fprintf(stderr, "vramctl: the daemon has not answered yet; waiting for up to %s (--timeout)\n",
+                     absl::FormatDuration(timeout).c_str());
+      }
+      return;
+    }
+  });
+}
+
+WaitingNotice::~WaitingNotice() {
+  if (!thread_.joinable()) return;
+  {
+    MutexLock lock(mu_);
+    done_ = true;
+    changed_.NotifyAll();
+  }
+  thread_.join();
+}
+
+absl::StatusOr<Daemon> Daemon::Connect(const Context& context) {
+  std::optional<WaitingNotice> notice;
+  if (!context.json) notice.emplace(context.timeout);
+  absl::StatusOr<Daemon> daemon = Connect(context, context.timeout);
+  if (daemon.ok()) daemon->says_that_it_waits = !context.json;
+  return daemon;
+}
+
 absl::StatusOr<Daemon> Daemon::Connect(const Context& context, absl::Duration timeout) {
   absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = client_internal::ConnectChannel(context.socket_dir, timeout);
-  if (!channel.ok()) return channel.status();
-  return Daemon{.broker = v1::Broker::NewStub(*channel), .admin = v1::Admin::NewStub(*channel)};
+  if (!channel.ok()) return Refusal(channel.status());
+  return Daemon{.broker = v1::Broker::NewStub(*channel), .admin = v1::Admin::NewStub(*channel), .timeout = timeout};
 }
 
 absl::Status StatusOfCall(const grpc::Status& status, absl::Duration timeout) {
@@ -22,9 +73,9 @@ absl::Status StatusOfCall(const grpc::Status& status, absl::Duration timeout) {
   if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED && status.error_message() == "Deadline Exceeded") {
     return absl::DeadlineExceededError(
         absl::StrCat("the daemon accepts connections but did not answer within ", absl::FormatDuration(timeout),
-                     "; it may be stopped, or wait for clients: its log says what it did last"));
+                     "; it may be stopped, or it waits for a client: its log shows what it did last"));
   }
-  return client_internal::FromGrpc(status);
+  return Refusal(client_internal::FromGrpc(status));
 }
 
 void SetRef(const std::string& session, v1::SessionRef* ref) {
@@ -40,22 +91,19 @@ absl::StatusOr<v1::Session> GetSession(Daemon& daemon, const std::string& sessio
   v1::GetSessionRequest request;
   SetRef(session, request.mutable_session());
   v1::GetSessionResponse response;
-  absl::Status status = Call(*daemon.admin, &v1::Admin::Stub::GetSession, request, &response);
+  absl::Status status = Call(daemon, &v1::Admin::Stub::GetSession, request, &response);
   if (!status.ok()) return status;
   return response.session();
 }
 
-absl::StatusOr<Overview> ReadOverview(Daemon& daemon, absl::Duration timeout) {
+absl::StatusOr<Overview> ReadOverview(Daemon& daemon) {
   Overview overview;
-  absl::Status status =
-      Call(*daemon.broker, &v1::Broker::Stub::GetDevices, v1::GetDevicesRequest(), &overview.devices, timeout);
+  absl::Status status = Call(daemon, &v1::Broker::Stub::GetDevices, v1::GetDevicesRequest(), &overview.devices);
   if (status.ok()) {
-    status =
-        Call(*daemon.admin, &v1::Admin::Stub::ListSessions, v1::ListSessionsRequest(), &overview.sessions, timeout);
+    status = Call(daemon, &v1::Admin::Stub::ListSessions, v1::ListSessionsRequest(), &overview.sessions);
   }
   if (status.ok()) {
-    status = Call(*daemon.admin, &v1::Admin::Stub::ListQuarantine, v1::ListQuarantineRequest(), &overview.quarantine,
-                  timeout);
+    status = Call(daemon, &v1::Admin::Stub::ListQuarantine, v1::ListQuarantineRequest(), &overview.quarantine);
   }
   if (!status.ok()) return status;
   return overview;
@@ -65,8 +113,10 @@ absl::StatusOr<HeapSnapshot> ReadSnapshot(Daemon& daemon, uint64_t session, uint
   v1::GetSnapshotRequest request;
   request.mutable_session()->set_id(session);
   request.set_device(device);
+  std::optional<WaitingNotice> notice;
+  if (daemon.says_that_it_waits) notice.emplace(daemon.timeout);
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + kDeadline));
+  context.set_deadline(absl::ToChronoTime(absl::Now() + daemon.timeout));
   const std::unique_ptr<grpc::ClientReader<v1::GetSnapshotResponse>> reader =
       daemon.admin->GetSnapshot(&context, request);
   HeapSnapshot heap;
@@ -80,7 +130,7 @@ absl::StatusOr<HeapSnapshot> ReadSnapshot(Daemon& daemon, uint64_t session, uint
     context.TryCancel();
     return status;
   }
-  if (absl::Status end = StatusOfCall(reader->Finish(), kDeadline); !end.ok()) return end;
+  if (absl::Status end = StatusOfCall(reader->Finish(), daemon.timeout); !end.ok()) return end;
   return heap;
 }
 

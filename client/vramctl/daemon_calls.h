@@ -9,13 +9,17 @@
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
+#include <thread>
+#include <type_traits>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "allocator/heap_snapshot.h"
+#include "allocator/mutex.h"
 #include "client/connection.h"
 #include "client/vramctl/commands.h"
 #include "client/vramctl/overview.h"
@@ -24,26 +28,49 @@
 
 namespace vrambroker::vramctl {
 
-// Longer than the daemon waits for a client (client_timeout); a stopped daemon must not hang a script.
-inline constexpr absl::Duration kDeadline = absl::Seconds(30);
+// While it lives for longer than a moment, says once on stderr that vramctl waits for the daemon, and for how long.
+class WaitingNotice {
+ public:
+  explicit WaitingNotice(absl::Duration timeout);
+  ~WaitingNotice();
+  WaitingNotice(const WaitingNotice&) = delete;
+  WaitingNotice& operator=(const WaitingNotice&) = delete;
+
+ private:
+  Mutex mu_;
+  CondVar changed_;
+  bool done_ ABSL_GUARDED_BY(mu_) = false;
+  std::thread thread_;
+};
 
 // Both services over one connection.
 struct Daemon {
   std::unique_ptr<v1::Broker::Stub> broker;
   std::unique_ptr<v1::Admin::Stub> admin;
+  absl::Duration timeout;  // of each call
+  bool says_that_it_waits = false;
 
-  static absl::StatusOr<Daemon> Connect(const Context& context, absl::Duration timeout = kDeadline);
+  static absl::StatusOr<Daemon> Connect(const Context& context);
+  // With a timeout of its own, and never a notice: for a caller that shows by itself that it waits.
+  static absl::StatusOr<Daemon> Connect(const Context& context, absl::Duration timeout);
 };
 
-// The status of a call that had `timeout`; when the daemon was silent, in words that say so.
+// The status of a call that had `timeout`; when the daemon was silent, in words that say so. Errors are refusals.
 absl::Status StatusOfCall(const grpc::Status& status, absl::Duration timeout);
 
-template <typename Stub, typename Method, typename Request, typename Response>
-absl::Status Call(Stub& stub, Method method, const Request& request, Response* response,
-                  absl::Duration timeout = kDeadline) {
+// A call of v1::Broker or v1::Admin.
+template <typename Stub, typename Request, typename Response>
+absl::Status Call(Daemon& daemon, grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+                  const Request& request, Response* response) {
+  std::optional<WaitingNotice> notice;
+  if (daemon.says_that_it_waits) notice.emplace(daemon.timeout);
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
-  return StatusOfCall((stub.*method)(&context, request, response), timeout);
+  context.set_deadline(absl::ToChronoTime(absl::Now() + daemon.timeout));
+  if constexpr (std::is_same_v<Stub, v1::Broker::Stub>) {
+    return StatusOfCall((*daemon.broker.*method)(&context, request, response), daemon.timeout);
+  } else {
+    return StatusOfCall((*daemon.admin.*method)(&context, request, response), daemon.timeout);
+  }
 }
 
 // The id when `session` consists of digits, else the name.
@@ -51,8 +78,7 @@ void SetRef(const std::string& session, v1::SessionRef* ref);
 
 absl::StatusOr<v1::Session> GetSession(Daemon& daemon, const std::string& session);
 
-// `timeout` is for each of the three calls.
-absl::StatusOr<Overview> ReadOverview(Daemon& daemon, absl::Duration timeout = kDeadline);
+absl::StatusOr<Overview> ReadOverview(Daemon& daemon);
 
 // What a session holds on a device, and its history. A client that leases is asked for it.
 absl::StatusOr<HeapSnapshot> ReadSnapshot(Daemon& daemon, uint64_t session, uint32_t device);

@@ -55,13 +55,13 @@ absl::Status DaemonPoller::Read(TopData& data) {
     daemon_ = *std::move(daemon);
   }
   Daemon& daemon = *daemon_;
-  absl::StatusOr<Overview> overview = ReadOverview(daemon, kTimeout);
+  absl::StatusOr<Overview> overview = ReadOverview(daemon);
   if (!overview.ok()) return overview.status();
   if (!WaitToRead(absl::ZeroDuration())) return absl::CancelledError("nobody waits for it any more");
   v1::ListOutOfMemoryRequest request;
   request.set_max_events(1);
   v1::ListOutOfMemoryResponse refusals;
-  absl::Status status = Call(*daemon.admin, &v1::Admin::Stub::ListOutOfMemory, request, &refusals, kTimeout);
+  absl::Status status = Call(daemon, &v1::Admin::Stub::ListOutOfMemory, request, &refusals);
   if (!status.ok()) return status;
   data.overview = *std::move(overview);
   data.refusals = std::move(refusals);

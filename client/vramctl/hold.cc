@@ -11,6 +11,7 @@
 #include <cstring>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -18,6 +19,7 @@
 #include "allocator/device.h"
 #include "client/vrambroker/client.h"
 #include "client/vramctl/commands.h"
+#include "client/vramctl/daemon_calls.h"
 
 namespace vrambroker::vramctl {
 namespace {
@@ -66,7 +68,10 @@ absl::Status VerifyPattern(const Buffer& buffer, uint64_t session) {
 absl::Status Hold(const Context& context, const std::string& bytes_text) {
   const absl::StatusOr<uint64_t> bytes = ParseBytes(bytes_text);
   if (!bytes.ok()) return bytes.status();
-  ClientOptions options{.socket_dir = context.socket_dir, .name = context.name};
+  ClientOptions options{.socket_dir = context.socket_dir,
+                        .name = context.name,
+                        .connect_timeout = context.timeout,
+                        .call_timeout = context.timeout};
   if (!context.limit.empty()) {
     const absl::StatusOr<Limit> limit = ParseLimit(context.limit);
     if (!limit.ok()) return limit.status();
@@ -80,22 +85,28 @@ absl::Status Hold(const Context& context, const std::string& bytes_text) {
   for (const int signal : {SIGINT, SIGTERM}) sigaddset(&mask, signal);
   pthread_sigmask(SIG_BLOCK, &mask, nullptr);
   const UniqueFd signals(signalfd(-1, &mask, SFD_CLOEXEC));
-  const UniqueFd lost(eventfd(0, EFD_CLOEXEC));
-  options.on_lost = [&lost](const absl::Status&) {
+  // A daemon that goes is reached again by the library, which logs both. Only an operator ends the session for good.
+  const UniqueFd ended(eventfd(0, EFD_CLOEXEC));
+  options.on_lost = [&ended](const absl::Status& why) {
     const uint64_t one = 1;
-    (void)!write(lost.get(), &one, sizeof one);
+    if (absl::IsAborted(why)) (void)!write(ended.get(), &one, sizeof one);
   };
+  options.log = [](const std::string& line) { std::fprintf(stderr, "vramctl: %s\n", line.c_str()); };
 
+  std::optional<WaitingNotice> notice;
+  if (!context.json) notice.emplace(context.timeout);
   absl::StatusOr<Client> client = Client::Connect(options);
-  if (!client.ok()) return client.status();
+  if (!client.ok()) return Refusal(client.status());
   for (const std::string& warning : client->warnings()) std::fprintf(stderr, "vramctl: %s\n", warning.c_str());
   absl::StatusOr<Buffer> buffer = client->Allocate(*bytes, context.device);
-  if (!buffer.ok()) return buffer.status();
-  if (absl::Status status = WritePattern(*buffer, client->session_id()); !status.ok()) return status;
+  if (!buffer.ok()) return Refusal(buffer.status());
+  notice.reset();
+  const uint64_t session = client->session_id();  // another daemon gives it another number
+  if (absl::Status status = WritePattern(*buffer, session); !status.ok()) return status;
 
   if (context.json) {
     std::printf("%s\n", nlohmann::ordered_json(
-                            {{"session", client->session_id()},
+                            {{"session", session},
                              {"name", client->name()},
                              {"pid", getpid()},
                              {"device", buffer->device()},
@@ -112,19 +123,22 @@ absl::Status Hold(const Context& context, const std::string& bytes_text) {
         "holding %s as session %llu (%s), pid %d: segment %llu offset %llu, mapped at %p, limit %s; pattern "
         "written\n"
         "until interrupted (Ctrl-C)\n",
-        FormatBytes(buffer->size()).c_str(), static_cast<unsigned long long>(client->session_id()),
-        client->name().c_str(), getpid(), static_cast<unsigned long long>(buffer->segment_id()),
-        static_cast<unsigned long long>(buffer->offset_bytes()), buffer->data(),
-        FormatBytes(client->limit_bytes(context.device)).c_str());
+        FormatBytes(buffer->size()).c_str(), static_cast<unsigned long long>(session), client->name().c_str(), getpid(),
+        static_cast<unsigned long long>(buffer->segment_id()), static_cast<unsigned long long>(buffer->offset_bytes()),
+        buffer->data(), FormatBytes(client->limit_bytes(context.device)).c_str());
   }
   std::fflush(stdout);
 
   pollfd wait[] = {{.fd = signals.get(), .events = POLLIN, .revents = 0},
-                   {.fd = lost.get(), .events = POLLIN, .revents = 0}};
+                   {.fd = ended.get(), .events = POLLIN, .revents = 0}};
   while (poll(wait, 2, -1) < 0 && errno == EINTR) {
   }
-  if (absl::Status status = VerifyPattern(*buffer, client->session_id()); !status.ok()) return status;
-  if (absl::Status status = client->status(); !status.ok()) return status;
+  if (absl::Status status = VerifyPattern(*buffer, session); !status.ok()) return status;
+  if (absl::Status status = client->status(); absl::IsUnavailable(status)) {
+    return absl::UnavailableError("the daemon is gone; the pattern is intact, and the memory ends with this process");
+  } else if (!status.ok()) {
+    return status;
+  }
   absl::Status status = buffer->Reset();
   if (status.ok() && !context.json) std::printf("gave %s back\n", FormatBytes(*bytes).c_str());
   return status;

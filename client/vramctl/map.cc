@@ -123,7 +123,7 @@ void Print(const Paper& paper, const Mapped& mapped, Style style) {
     return;
   }
   const size_t segments = mapped.heap->segments.size();
-  title.push_back({absl::StrCat(", ", segments, segments == 1 ? " segment" : " segments")});
+  title.push_back({absl::StrCat(", ", Counted(segments, "segment"))});
   paper.Print(title);
   for (const Line& line : SegmentLines(*mapped.heap, paper.width, style, paper.utf8)) paper.Print(line);
 }

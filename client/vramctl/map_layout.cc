@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "allocator/bytes.h"
+#include "client/vramctl/output.h"
 
 namespace vrambroker::vramctl {
 namespace {
@@ -59,7 +60,7 @@ std::string FiguresOf(const SegmentSnapshot& segment) {
     free_bytes += block.bytes;
     largest = std::max(largest, block.bytes);
   }
-  std::string text = absl::StrCat(" ", blocks, blocks == 1 ? " block" : " blocks");
+  std::string text = absl::StrCat(" ", Counted(blocks, "block"));
   if (blocks == 0) {
     absl::StrAppend(&text, ", idle");
   } else if (holes == 1) {
@@ -121,9 +122,14 @@ std::vector<Line> SegmentLines(const HeapSnapshot& heap, int width, Style style,
     around = std::max(around, Cells(LabelOf(segment)) + 2 + Cells(FiguresOf(segment)));
   }
   const int bar_width = std::max(width - around, kLeastMapCells);
+  std::vector<const SegmentSnapshot*> sorted;
+  for (const SegmentSnapshot& segment : heap.segments) sorted.push_back(&segment);
+  std::stable_sort(sorted.begin(), sorted.end(),
+                   [](const SegmentSnapshot* a, const SegmentSnapshot* b) { return a->bytes > b->bytes; });
   std::vector<Line> lines;
-  lines.reserve(heap.segments.size());
-  for (const SegmentSnapshot& segment : heap.segments) {
+  lines.reserve(sorted.size());
+  for (const SegmentSnapshot* each : sorted) {
+    const SegmentSnapshot& segment = *each;
     Line line = {{absl::StrCat(LabelOf(segment), "[")}};
     for (const MapCell cell : MapCells(segment, MapCellCount(segment.bytes, largest, bar_width))) {
       const Style wanted = StyleOfCell(cell, style);

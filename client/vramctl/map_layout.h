@@ -29,8 +29,8 @@ std::vector<MapCell> MapCells(const SegmentSnapshot& segment, int cells);
 int MapCellCount(uint64_t bytes, uint64_t largest_bytes, int width);
 inline constexpr int kLeastMapCells = 16;
 
-// A line for each segment, as "  20.00 MiB large [████▒·····] 3 blocks, 2 holes of 4.00 MiB, largest 3.00 MiB", at most
-// `width` cells wide. Used cells have `style`.
+// A line for each segment, the largest first, as "  20.00 MiB large [████▒·····] 3 blocks, 2 holes of 4.00 MiB,
+// largest 3.00 MiB", at most `width` cells wide. Used cells have `style`.
 std::vector<Line> SegmentLines(const HeapSnapshot& heap, int width, Style style, bool utf8);
 
 // What the cells mean.

@@ -33,7 +33,7 @@ absl::Status Ooms(const Context& context) {
   request.set_max_events(context.last);
   if (!context.session.empty()) SetRef(context.session, request.mutable_session());
   v1::ListOutOfMemoryResponse response;
-  if (absl::Status status = Call(*daemon->admin, &v1::Admin::Stub::ListOutOfMemory, request, &response); !status.ok()) {
+  if (absl::Status status = Call(*daemon, &v1::Admin::Stub::ListOutOfMemory, request, &response); !status.ok()) {
     return status;
   }
   if (context.json) {

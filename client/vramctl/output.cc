@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 
 namespace vrambroker::vramctl {
@@ -34,6 +35,16 @@ std::string Table(const std::vector<std::vector<std::string>>& rows) {
     absl::StrAppend(&out, line, "\n");
   }
   return out;
+}
+
+size_t WidthOf(const std::string& table) {
+  size_t width = 0;
+  for (const absl::string_view line : absl::StrSplit(table, '\n')) width = std::max(width, line.size());
+  return width;
+}
+
+std::string Counted(uint64_t count, const char* noun) {
+  return absl::StrCat(count, " ", noun, count == 1 ? "" : "s");
 }
 
 std::string Percent(double ratio) {

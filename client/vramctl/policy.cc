@@ -138,17 +138,13 @@ void PrintText(const Explanation& explanation) {
 
 }  // namespace
 
-absl::Status PolicyCommand(const Context& context, const std::string& what) {
-  if (what != "explain") {
-    return absl::InvalidArgumentError(absl::StrCat("policy: no command '", what, "'; there is: policy explain"));
-  }
+absl::Status ExplainPolicy(const Context& context) {
   const absl::StatusOr<v1::ExplainPolicyRequest> request = RequestOf(context);
   if (!request.ok()) return request.status();
   absl::StatusOr<Daemon> daemon = Daemon::Connect(context);
   if (!daemon.ok()) return daemon.status();
   Explanation explanation;
-  if (absl::Status status = Call(*daemon->admin, &v1::Admin::Stub::ExplainPolicy, *request, &explanation);
-      !status.ok()) {
+  if (absl::Status status = Call(*daemon, &v1::Admin::Stub::ExplainPolicy, *request, &explanation); !status.ok()) {
     return status;
   }
   if (context.json) {
@@ -163,7 +159,7 @@ absl::Status Reload(const Context& context) {
   absl::StatusOr<Daemon> daemon = Daemon::Connect(context);
   if (!daemon.ok()) return daemon.status();
   v1::ReloadConfigResponse response;
-  if (absl::Status status = Call(*daemon->admin, &v1::Admin::Stub::ReloadConfig, v1::ReloadConfigRequest(), &response);
+  if (absl::Status status = Call(*daemon, &v1::Admin::Stub::ReloadConfig, v1::ReloadConfigRequest(), &response);
       !status.ok()) {
     return status;
   }
@@ -173,8 +169,8 @@ absl::Status Reload(const Context& context) {
             std::vector<std::string>(response.needs_restart().begin(), response.needs_restart().end())}});
     return absl::OkStatus();
   }
-  std::printf("reloaded: %u rule%s for sessions that are opened from now on; live sessions keep their terms\n",
-              response.rules(), response.rules() == 1 ? "" : "s");
+  std::printf("reloaded: %s, for sessions opened from now on; live sessions keep their terms\n",
+              Counted(response.rules(), "rule").c_str());
   if (!response.needs_restart().empty()) {
     std::printf("changed in the file, but of effect only after a restart: %s\n",
                 absl::StrJoin(response.needs_restart(), ", ").c_str());

@@ -43,7 +43,7 @@ absl::Status SetLimit(const Context& context, const std::string& session, const 
   SetRef(session, request.mutable_session());
   SetProto(*parsed, request.mutable_limit());
   v1::SetLimitResponse response;
-  if (absl::Status status = Call(*daemon->admin, &v1::Admin::Stub::SetLimit, request, &response); !status.ok()) {
+  if (absl::Status status = Call(*daemon, &v1::Admin::Stub::SetLimit, request, &response); !status.ok()) {
     return status;
   }
   if (context.json) {
@@ -70,7 +70,7 @@ absl::Status SetGuarantee(const Context& context, const std::string& session, co
   SetRef(session, request.mutable_session());
   SetProto(*parsed, request.mutable_guarantee());
   v1::SetGuaranteeResponse response;
-  if (absl::Status status = Call(*daemon->admin, &v1::Admin::Stub::SetGuarantee, request, &response); !status.ok()) {
+  if (absl::Status status = Call(*daemon, &v1::Admin::Stub::SetGuarantee, request, &response); !status.ok()) {
     return status;
   }
   if (context.json) {
@@ -97,7 +97,7 @@ absl::Status SetPriority(const Context& context, const std::string& session, con
   SetRef(session, request.mutable_session());
   request.set_priority(parsed);
   v1::SetPriorityResponse response;
-  if (absl::Status status = Call(*daemon->admin, &v1::Admin::Stub::SetPriority, request, &response); !status.ok()) {
+  if (absl::Status status = Call(*daemon, &v1::Admin::Stub::SetPriority, request, &response); !status.ok()) {
     return status;
   }
   if (context.json) {
@@ -112,8 +112,7 @@ absl::Status ShowQuarantine(const Context& context) {
   absl::StatusOr<Daemon> daemon = Daemon::Connect(context);
   if (!daemon.ok()) return daemon.status();
   v1::ListQuarantineResponse response;
-  if (absl::Status status =
-          Call(*daemon->admin, &v1::Admin::Stub::ListQuarantine, v1::ListQuarantineRequest(), &response);
+  if (absl::Status status = Call(*daemon, &v1::Admin::Stub::ListQuarantine, v1::ListQuarantineRequest(), &response);
       !status.ok()) {
     return status;
   }

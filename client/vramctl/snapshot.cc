@@ -9,6 +9,7 @@
 #include "allocator/heap_snapshot.h"
 #include "client/vramctl/commands.h"
 #include "client/vramctl/daemon_calls.h"
+#include "client/vramctl/output.h"
 #include "client/vramctl/snapshot_file.h"
 
 namespace vrambroker::vramctl {
@@ -23,7 +24,7 @@ absl::Status Record(const Context& context, const std::string& session, const st
   SetRef(session, request.mutable_session());
   request.set_max_events(max_events);
   v1::SetRecordingResponse response;
-  if (absl::Status status = Call(*daemon->admin, &v1::Admin::Stub::SetRecording, request, &response); !status.ok()) {
+  if (absl::Status status = Call(*daemon, &v1::Admin::Stub::SetRecording, request, &response); !status.ok()) {
     return status;
   }
   if (context.json) {
@@ -31,7 +32,7 @@ absl::Status Record(const Context& context, const std::string& session, const st
   } else if (max_events == 0) {
     std::printf("%s: records no events\n", session.c_str());
   } else {
-    std::printf("%s: keeps its last %u events on each device\n", session.c_str(), max_events);
+    std::printf("%s: keeps its last %s on each device\n", session.c_str(), Counted(max_events, "event").c_str());
   }
   return absl::OkStatus();
 }
@@ -63,8 +64,8 @@ absl::Status Snapshot(const Context& context, const std::string& session) {
   if (context.json) {
     Print({{"session", found->name()}, {"file", path}, {"segments", segments}, {"blocks", blocks}, {"events", events}});
   } else {
-    std::printf("%s: %zu segments, %zu blocks and %zu events are in %s\n", found->name().c_str(), segments, blocks,
-                events, path.c_str());
+    std::printf("%s: wrote %s, %s and %s to %s\n", found->name().c_str(), Counted(segments, "segment").c_str(),
+                Counted(blocks, "block").c_str(), Counted(events, "event").c_str(), path.c_str());
   }
   return absl::OkStatus();
 }

@@ -107,15 +107,16 @@ absl::Status RunTune(const Context& context, const std::string& path) {
     std::printf("%s\n", json.dump(2, ' ', false, Json::error_handler_t::replace).c_str());
     return absl::OkStatus();
   }
-  std::printf("%s: %zu operations, peak allocated %s; tried %zu settings.\n", path.c_str(), trace->ops.size(),
-              FormatBytes(result.baseline.summary.peak_allocated_bytes).c_str(), result.tried);
+  std::printf("%s: %s, peak allocated %s; tried %s.\n", path.c_str(), Counted(trace->ops.size(), "operation").c_str(),
+              FormatBytes(result.baseline.summary.peak_allocated_bytes).c_str(),
+              Counted(result.tried, "setting").c_str());
   PrintTable("Least reserved memory", result.by_peak_reserved, result);
   PrintTable("Fewest device calls", result.by_device_calls, result);
   if (result.by_peak_reserved.empty()) return absl::OkStatus();
   const TuneCandidate& best = result.by_peak_reserved.front();
   const ReplaySummary& baseline = result.baseline.summary;
   if (best.summary.ooms < baseline.ooms) {
-    std::printf("\nTo be refused %zu times instead of %zu:", best.summary.ooms, baseline.ooms);
+    std::printf("\nFor %zu refusals instead of %zu:", best.summary.ooms, baseline.ooms);
   } else {
     std::printf("\nTo reserve %s less at the peak (%s instead of %s):",
                 FormatBytes(baseline.peak_reserved_bytes - best.summary.peak_reserved_bytes).c_str(),

@@ -17,6 +17,7 @@
 #include "absl/time/time.h"
 #include "client/vramctl/commands.h"
 #include "client/vramctl/daemon_calls.h"
+#include "client/vramctl/output.h"
 #include "client/vramctl/session_output.h"
 #include "proto/admin_json.h"
 
@@ -79,8 +80,9 @@ absl::Status Watch(const Context& context) {
   for (uint64_t lines = 0;;) {
     const absl::StatusOr<Overview> overview = ReadOverview(*daemon);
     if (!overview.ok()) {
-      return absl::Status(overview.status().code(), absl::StrCat("the daemon gives no more answers, after ", lines,
-                                                                 " lines: ", overview.status().message()));
+      return absl::Status(overview.status().code(),
+                          absl::StrCat("the daemon stopped answering after ", Counted(lines, "line"), ": ",
+                                       overview.status().message()));
     }
     if (absl::Status written = WriteOut(LineOf(*overview)); !written.ok()) {
       return absl::IsCancelled(written) ? absl::OkStatus() : written;

@@ -16,7 +16,7 @@ const PATIENCE_MS = 4000;  // with an answer
 const STALE_MS = 3500;     // figures older than this are said to be old
 const LOST_MS = 8000;
 
-let state = null;      // of /api/state
+let state = null;      // of /api/v1/state
 let received = 0;      // when it came, by performance.now()
 let receivedAt = null; // ... by the clock
 let why = '';          // the last question had no answer
@@ -72,12 +72,12 @@ function show() {
 }
 
 async function askState() {
-  state = await ask('/api/state');
+  state = await ask('/api/v1/state');
   received = performance.now();
   receivedAt = new Date();
   show();
   if (state.total_ooms !== oomsShown) {
-    const answer = await ask('/api/ooms');
+    const answer = await ask('/api/v1/ooms');
     oomsShown = answer.total_events;
     showOoms(byId('ooms'), byId('ooms-note'), byId('ooms-empty'), answer);
   }
@@ -85,13 +85,13 @@ async function askState() {
 
 async function askMap() {
   const wanted = device;
-  const map = await ask(`/api/map?device=${wanted}`);
+  const map = await ask(`/api/v1/map?device=${wanted}`);
   if (wanted === device) showMap(map);
 }
 
 async function askTimeline() {
   const wanted = device;
-  const timeline = await ask(`/api/timeline?device=${wanted}`);
+  const timeline = await ask(`/api/v1/timeline?device=${wanted}`);
   if (wanted === device) showTimeline(byId('timeline'), byId('timeline-note'), timeline);
 }
 

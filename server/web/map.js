@@ -26,7 +26,7 @@ const STATES = ['free', 'allocated', 'freed, still in use by a stream'];
 
 let canvas, frame, spacer, tip, mark;
 let onChoose = () => {};
-let answer = null;   // of /api/map, with what prepare() adds
+let answer = null;   // of /api/v1/map, with what prepare() adds
 let chosen = null;   // a session's id
 let layout = {groups: [], slices: [], height: 0, lineBytes: 1};
 let cursor = null;   // {slice, block}: what the keyboard is on

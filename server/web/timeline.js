@@ -118,7 +118,7 @@ export function startTimeline(parent) {
   if (uPlot === null) {
     parent.append(el('p', {class: 'absent'},
       'This daemon was built without charts: npm was missing. Build it again with -DVRAMBROKER_WEB_CHARTS=ON; ' +
-      'the figures are at ', el('a', {href: '/api/timeline'}, '/api/timeline'), '.'));
+      'the figures are at ', el('a', {href: '/api/v1/timeline'}, '/api/v1/timeline'), '.'));
     return;
   }
   new ResizeObserver(() => plot?.setSize({width: parent.clientWidth - 20, height: HEIGHT})).observe(parent);

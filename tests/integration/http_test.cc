@@ -50,7 +50,7 @@ class HttpTest : public VramctlDaemonTest {
   Json MapOf(size_t sessions) {
     Json map;
     EXPECT_TRUE(WaitFor([&] {
-      map = Get("/api/map");
+      map = Get("/api/v1/map");
       return map["sessions"].size() == sessions &&
              std::all_of(map["sessions"].begin(), map["sessions"].end(),
                          [](const Json& session) { return session["answer"] == "blocks"; });
@@ -111,13 +111,13 @@ TEST_F(HttpTest, SaysWhatVramctlSays) {
     sessions = CtlJson({"sessions"})["sessions"];
     return sessions.size() == 2 && sessions[0]["devices"][0]["allocated_bytes"] == 1024;
   }));
-  const Json state = Get("/api/state");
+  const Json state = Get("/api/v1/state");
   ExpectContains(state["sessions"], sessions, "state.sessions");
   ExpectContains(state["devices"], CtlJson({"status"})["devices"], "state.devices");
-  ExpectContains(Get("/api/sessions")["sessions"], sessions, "sessions");
-  ExpectContains(Get("/api/ooms"), CtlJson({"ooms"}), "ooms");
-  EXPECT_EQ(Get("/api/ooms?session=leasing")["matching_events"], 1);
-  EXPECT_EQ(Get("/api/ooms?session=remote/1:a&last=0")["matching_events"], 0);
+  ExpectContains(Get("/api/v1/sessions")["sessions"], sessions, "sessions");
+  ExpectContains(Get("/api/v1/ooms"), CtlJson({"ooms"}), "ooms");
+  EXPECT_EQ(Get("/api/v1/ooms?session=leasing")["matching_events"], 1);
+  EXPECT_EQ(Get("/api/v1/ooms?session=remote/1:a&last=0")["matching_events"], 0);
   for (const Json& session : sessions) {
     const RunResult file = Ctl({"snapshot", session["name"], "-o", "-"});
     ASSERT_EQ(file.exit_code, 0) << file.err;
@@ -125,7 +125,7 @@ TEST_F(HttpTest, SaysWhatVramctlSays) {
     EXPECT_EQ(Get(absl::StrCat("/snapshot.json?device=0&session=", uint64_t{session["id"]})), Json::parse(file.out));
   }
   ASSERT_TRUE(WaitFor([&] {
-    const Json timeline = Get("/api/timeline");
+    const Json timeline = Get("/api/v1/timeline");
     return !timeline["time_ms"].empty() &&
            timeline["allocated_bytes"].back() == state["devices"][0]["allocated_bytes"] &&
            timeline["refusals"].back() == 1;
@@ -139,7 +139,7 @@ TEST_F(HttpTest, TheMapHasEverySegmentWithItsBlocks) {
   ASSERT_OK_AND_ASSIGN(Buffer first, client.Allocate(4_MiB));
   ASSERT_OK_AND_ASSIGN(const Buffer second, client.Allocate(6_MiB));
   EXPECT_OK(first.Reset());
-  EXPECT_EQ(Get("/api/map?device=0")["sessions"].size(), 2u);
+  EXPECT_EQ(Get("/api/v1/map?device=0")["sessions"].size(), 2u);
   const Json map = MapOf(2);
   ASSERT_EQ(map["segments"].size(), 2u) << map;
   uint64_t bytes = 0;
@@ -151,13 +151,13 @@ TEST_F(HttpTest, TheMapHasEverySegmentWithItsBlocks) {
     EXPECT_EQ(of_blocks, segment["bytes"]);
     bytes += uint64_t{segment["bytes"]};
   }
-  EXPECT_EQ(bytes, Get("/api/state")["devices"][0]["leased_bytes"]);
+  EXPECT_EQ(bytes, Get("/api/v1/state")["devices"][0]["leased_bytes"]);
   // Of the second: a hole of 4 MiB, 6 MiB allocated, the rest free.
   EXPECT_EQ(map["segments"][1]["blocks"], Json({4_MiB, 4_MiB, 0, 6_MiB, 6_MiB, 1, 10_MiB, 0, 0}));
   // What a dead client has left is drawn too, without blocks.
   killed.process().Signal(SIGKILL);
   EXPECT_TRUE(WaitFor([&] {
-    const Json now = Get("/api/map");
+    const Json now = Get("/api/v1/map");
     for (const Json& segment : now["segments"]) {
       if (segment["state"] == "idle" && !segment.contains("blocks") && segment["bytes"] == 20_MiB) return true;
     }
@@ -169,7 +169,7 @@ TEST_F(HttpTest, TheMapHasEverySegmentWithItsBlocks) {
 TEST_F(HttpTest, TheMapDoesNotBelieveWhatCannotBe) {
   ASSERT_OK_AND_ASSIGN(Client honest, VramctlDaemonTest::Connect("honest"));
   ASSERT_OK_AND_ASSIGN(const Buffer buffer, honest.Allocate(4_MiB));
-  const uint64_t others = Get("/api/map")["segments"][0]["id"];
+  const uint64_t others = Get("/api/v1/map")["segments"][0]["id"];
   ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
   RawStream stream(raw);
   ASSERT_OK(stream.Open(LeasingHello("liar")));
@@ -206,7 +206,7 @@ TEST_F(HttpTest, TheMapDoesNotBelieveWhatCannotBe) {
   const auto map_with = [&](const std::string& answer) {
     Json found;
     EXPECT_TRUE(WaitFor([&] {
-      found = Get("/api/map");
+      found = Get("/api/v1/map");
       return found["sessions"].size() == 2 && found["sessions"][0]["answer"] == "blocks" &&
              found["sessions"][1]["answer"] == answer;
     })) << found;
@@ -265,7 +265,7 @@ TEST_F(HttpTest, AClientThatDoesNotAnswerIsNamedAndTheOthersAreShown) {
   silent.process().Signal(SIGSTOP);  // it may answer once more
   Json map;
   const auto answers = [&](const std::string& of_silent) {
-    map = Get("/api/map");
+    map = Get("/api/v1/map");
     return map["sessions"].size() == 2 && map["sessions"][0]["answer"] == of_silent &&
            map["sessions"][1]["answer"] == "blocks";
   };
@@ -276,7 +276,7 @@ TEST_F(HttpTest, AClientThatDoesNotAnswerIsNamedAndTheOthersAreShown) {
 }
 
 TEST_F(HttpTest, AnswersCarryWhatKeepsBrowsersSafe) {
-  for (const char* path : {"/", "/app.js", "/api/state", "/metrics", "/no/such/page"}) {
+  for (const char* path : {"/", "/app.js", "/api/v1/state", "/metrics", "/no/such/page"}) {
     ASSERT_OK_AND_ASSIGN(const HttpAnswer answer, daemon_->Get(path));
     for (const char* header :
          {"Content-Security-Policy: default-src 'none'; script-src 'self'", "X-Content-Type-Options: nosniff",
@@ -296,20 +296,20 @@ TEST_F(HttpTest, RefusesWhatItDoesNotUnderstand) {
            {"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n", 403},
            {"GET /metrics HTTP/1.1\r\nHost: evil.example:9477\r\n\r\n", 403},
            {"GET /metrics HTTP/1.0\r\n\r\n", 200},
-           {"HEAD /api/state HTTP/1.1\r\nHost: localhost\r\n\r\n", 200},
-           {"POST /api/state HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n", 405},
+           {"HEAD /api/v1/state HTTP/1.1\r\nHost: localhost\r\n\r\n", 200},
+           {"POST /api/v1/state HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n", 405},
            {"DELETE /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n", 405},
            {"OPTIONS /metrics HTTP/1.1\r\nHost: localhost\r\nOrigin: http://evil.example\r\n"
             "Access-Control-Request-Method: GET\r\n\r\n",
             405},
-           {"GET /api/map?device=1 HTTP/1.1\r\nHost: localhost\r\n\r\n", 400},
-           {"GET /api/map?device=-1 HTTP/1.1\r\nHost: localhost\r\n\r\n", 400},
-           {"GET /api/map?device=x HTTP/1.1\r\nHost: localhost\r\n\r\n", 400},
-           {"GET /api/map?devices=0 HTTP/1.1\r\nHost: localhost\r\n\r\n", 400},
-           {"GET /api/ooms?last=few HTTP/1.1\r\nHost: localhost\r\n\r\n", 400},
+           {"GET /api/v1/map?device=1 HTTP/1.1\r\nHost: localhost\r\n\r\n", 400},
+           {"GET /api/v1/map?device=-1 HTTP/1.1\r\nHost: localhost\r\n\r\n", 400},
+           {"GET /api/v1/map?device=x HTTP/1.1\r\nHost: localhost\r\n\r\n", 400},
+           {"GET /api/v1/map?devices=0 HTTP/1.1\r\nHost: localhost\r\n\r\n", 400},
+           {"GET /api/v1/ooms?last=few HTTP/1.1\r\nHost: localhost\r\n\r\n", 400},
            {"GET /snapshot.json HTTP/1.1\r\nHost: localhost\r\n\r\n", 400},
            {"GET /snapshot.json?session=nobody HTTP/1.1\r\nHost: localhost\r\n\r\n", 404},
-           {"GET /api/nothing HTTP/1.1\r\nHost: localhost\r\n\r\n", 404},
+           {"GET /api/v1/nothing HTTP/1.1\r\nHost: localhost\r\n\r\n", 404},
            {"GET /../etc/passwd HTTP/1.1\r\nHost: localhost\r\n\r\n", 404}}) {
     const std::string answer = Ask(request);
     EXPECT_TRUE(absl::StartsWith(answer, absl::StrCat("HTTP/1.1 ", code))) << request << answer.substr(0, 300);
@@ -318,7 +318,7 @@ TEST_F(HttpTest, RefusesWhatItDoesNotUnderstand) {
       EXPECT_TRUE(absl::EndsWith(answer, "\r\n\r\n")) << answer;
     }
   }
-  EXPECT_TRUE(StrContains(Ask("GET /api/map?device=7 HTTP/1.0\r\n\r\n"), "device: no such device; there is 0"));
+  EXPECT_TRUE(StrContains(Ask("GET /api/v1/map?device=7 HTTP/1.0\r\n\r\n"), "device: no such device; there is 0"));
 }
 
 TEST_F(HttpTest, SlowReadersAndSilentConnectionsKeepNobodyOut) {
@@ -330,7 +330,7 @@ TEST_F(HttpTest, SlowReadersAndSilentConnectionsKeepNobodyOut) {
     slow.push_back(Connect());
     const int small = 4096;
     setsockopt(slow.back().get(), SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
-    const std::string request = i % 4 == 0 ? "" : "GET /api/map HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    const std::string request = i % 4 == 0 ? "" : "GET /api/v1/map HTTP/1.1\r\nHost: localhost\r\n\r\n";
     send(slow.back().get(), request.data(), request.size(), MSG_NOSIGNAL);
   }
   // HttpGet() would wait for 30 seconds; a scraper waits for 10.
@@ -369,7 +369,7 @@ TEST_F(HttpTest, DaemonStopsWhileTheMapIsAskedFor) {
   const UniqueFd asking = Connect();
   const std::string request = "GET /snapshot.json?session=silent HTTP/1.1\r\nHost: localhost\r\n\r\n";
   ASSERT_EQ(send(asking.get(), request.data(), request.size(), MSG_NOSIGNAL), static_cast<ssize_t>(request.size()));
-  EXPECT_EQ(Get("/api/map")["sessions"].size(), 1u);  // so the request before it has arrived
+  EXPECT_EQ(Get("/api/v1/map")["sessions"].size(), 1u);  // so the request before it has arrived
   daemon_->process().Signal(SIGTERM);
   daemon_->process().Signal(SIGTERM);
   EXPECT_EQ(daemon_->process().Wait().value_or(-1), 0);

@@ -53,7 +53,7 @@ class Page {
   }
   // Its last sample is of what the daemon says now.
   async showsNowInTimeline(daemon) {
-    const {devices: [device]} = await daemon.json('/api/state');
+    const {devices: [device]} = await daemon.json('/api/v1/state');
     const free = percent(Math.max(0, 1 - device.allocated_bytes / device.leased_bytes));
     await waitFor('the timeline of now', async () => (await this.text('#timeline-note')).startsWith(`${free} of `));
   }
@@ -187,17 +187,17 @@ async function busy(browser, daemon) {
   await remote.callAll(['alloc 1000', 'alloc 3000000', 'alloc 18874368']);
   const {device, sessions} = await expectPageIsVramctl(page, daemon);
 
-  const state = await daemon.json('/api/state');
+  const state = await daemon.json('/api/v1/state');
   expectContains(state.sessions, sessions, 'state.sessions');
   expectContains(state.devices[0], device, 'state.devices');
-  expectContains((await daemon.json('/api/sessions')).sessions, sessions, 'sessions');
+  expectContains((await daemon.json('/api/v1/sessions')).sessions, sessions, 'sessions');
   for (const session of sessions) {
     const file = JSON.parse(await daemon.vramctl('snapshot', session.name, '-o', '-'));
     assert.deepEqual(await daemon.json(`/snapshot.json?session=${encodeURIComponent(session.name)}`), file);
   }
   assert.equal(await daemon.metric('vrambroker_device_reserved_bytes{gpu="0"}'), device.reserved_bytes);
   const timeline = await waitFor('the timeline', async () => {
-    const answer = await daemon.json('/api/timeline');
+    const answer = await daemon.json('/api/v1/timeline');
     return answer.allocated_bytes.at(-1) === device.allocated_bytes && answer.time_ms.length > 2 ? answer : null;
   });
   assert.equal(timeline.leased_bytes.at(-1) + timeline.idle_bytes.at(-1), device.reserved_bytes);
@@ -302,7 +302,7 @@ async function silent(browser, daemon, {clients}) {
   const {process} = clients.notebook;
   process.kill('SIGSTOP');
   await waitFor('no answer', async () => (await page.text('#map-note')).includes('no answer from notebook'));
-  const map = await daemon.json('/api/map?device=0');
+  const map = await daemon.json('/api/v1/map?device=0');
   assert.deepEqual(map.sessions.filter((session) => session.answer !== 'blocks').map((session) => session.name),
     ['notebook']);
   const of = (name) => map.segments.filter((segment) => segment.session_id ===
@@ -344,7 +344,7 @@ async function refused(browser, daemon, {clients}) {
   assert.equal(status, 'error');
   assert.equal((await clients['serving/chat'].ask(`alloc ${20000 * MIB}`))[0], 'error');
   const ooms = await daemon.vramctlJson('ooms');
-  expectContains(await daemon.json('/api/ooms'), ooms, 'ooms');
+  expectContains(await daemon.json('/api/v1/ooms'), ooms, 'ooms');
   await waitFor('the refusals', async () => await page.tab.locator('#ooms li').count() === ooms.events.length);
   for (const [i, event] of ooms.events.entries()) {
     const text = await page.tab.locator('#ooms li').nth(i).innerText();
@@ -424,9 +424,9 @@ async function hostile(browser, daemon) {
     await route.fulfill({response, json});
   };
   const page = await Page.open(browser, daemon.url, {prepare: async (tab) => {
-    await tab.route('**/api/state', rename);
-    await tab.route('**/api/map*', rename);
-    await tab.route('**/api/ooms', async (route) => {
+    await tab.route('**/api/v1/state', rename);
+    await tab.route('**/api/v1/map*', rename);
+    await tab.route('**/api/v1/ooms', async (route) => {
       const response = await route.fetch();
       const json = await response.json();
       for (const event of json.events) {
@@ -475,7 +475,7 @@ async function large(browser, daemon) {
   });
   const median = (values) => values.sort((a, b) => a - b)[Math.floor(values.length / 2)];
   const started = performance.now();
-  const answer = await (await daemon.get('/api/map')).text();
+  const answer = await (await daemon.get('/api/v1/map')).text();
   console.log(`  ${blocks} blocks: drawn in ${median(draws)} ms, a frame every ${median(frames).toFixed(1)} ms; ` +
     `/api/map ${(answer.length / 1024).toFixed(0)} KiB in ${(performance.now() - started).toFixed(0)} ms`);
   // Generous: a slow machine is no fault; work that grows with the square of the blocks is.

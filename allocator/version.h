@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifndef VRAMBROKER_SERVER_VERSION_H_
-#define VRAMBROKER_SERVER_VERSION_H_
+#ifndef VRAMBROKER_ALLOCATOR_VERSION_H_
+#define VRAMBROKER_ALLOCATOR_VERSION_H_
 
 namespace vrambroker {
 
@@ -10,4 +10,4 @@ extern const char kCudaVersion[];  // of the toolkit it was built with, or "none
 
 }  // namespace vrambroker
 
-#endif  // VRAMBROKER_SERVER_VERSION_H_
+#endif  // VRAMBROKER_ALLOCATOR_VERSION_H_

@@ -1,0 +1,349 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/vramctl/arguments.h"
+
+#include <cstdio>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "allocator/command_line.h"
+#include "client/vrambroker/client.h"
+#include "client/vramctl/top_table.h"
+
+namespace vrambroker::vramctl {
+namespace {
+
+constexpr char kShow[] = "Look";
+constexpr char kChange[] = "Change";
+constexpr char kTools[] = "Try out and analyze";
+constexpr char kHelp[] = "Help";
+
+// Session names are completed by this.
+constexpr char kSession[] = "SESSION";
+
+constexpr char kFooter[] =
+    "SESSION is a session's name or its id.\n"
+    "The socket directory also comes from $VRAMBROKER_SOCKET_DIR.\n"
+    "Exit code: 0 done, 1 refused or failed, 2 wrong use.\n"
+    "`vramctl help COMMAND` explains a command.";
+
+void AddDevice(CLI::App* command, std::optional<int>* device, const char* description) {
+  command->add_option("--device", *device, description)->type_name("N");
+}
+
+std::string ColumnNames() {
+  std::vector<std::string> names;
+  for (int i = 0; i < kColumns; ++i) names.emplace_back(ColumnName(static_cast<Column>(i)));
+  return absl::StrJoin(names, ", ");
+}
+
+void AddReplayOptions(CLI::App* command, Context* context) {
+  ReplayFlags& flags = context->replay;
+  command->add_option("--conf", flags.conf, "File with lines alloc_conf=, device_bytes= and fraction=.")
+      ->type_name("FILE");
+  command
+      ->add_option("--alloc-conf", flags.alloc_conf,
+                   "Allocator settings in PyTorch's syntax, as max_split_size_mb:128.")
+      ->type_name("SETTINGS");
+  command
+      ->add_option("--device-bytes", flags.device_bytes, "Size of the simulated device, as 24GiB. Default: unlimited.")
+      ->type_name("BYTES");
+  command->add_option("--fraction", flags.fraction, "Memory fraction, 0 to 1.")->type_name("F");
+  AddDevice(command, &context->only_device, "Device whose events a PyTorch snapshot is read for. Default: 0.");
+}
+
+// The command that `app` parsed, with its parents: "policy explain".
+std::string ParsedCommand(const CLI::App& app) {
+  std::string name;
+  for (const CLI::App* command = &app; !command->get_subcommands().empty();) {
+    command = command->get_subcommands().back();
+    absl::StrAppend(&name, name.empty() ? "" : " ", command->get_name());
+  }
+  return name;
+}
+
+std::vector<const CLI::App*> AllCommands(const CLI::App& app) {
+  std::vector<const CLI::App*> all;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    all.push_back(command);
+    for (const CLI::App* nested : AllCommands(*command)) all.push_back(nested);
+  }
+  return all;
+}
+
+}  // namespace
+
+const CLI::App* FindCommand(const CLI::App& app, const std::string& name) {
+  const std::vector<const CLI::App*> found =
+      app.get_subcommands([&](const CLI::App* command) { return command->get_name() == name; });
+  return found.empty() ? nullptr : found.front();
+}
+
+CommandLine::CommandLine()
+    : app_(MakeCommandLine("vramctl", "Shows how the processes on a GPU share its memory, and changes their shares.")) {
+  app_->fallthrough();
+  app_->allow_extras();  // Unexpected() has better words
+  app_->require_subcommand(0, 1);
+  app_->option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  app_->add_option("--socket-dir", context_.socket_dir, "Directory of the daemon's sockets. Default: /run/vrambroker.")
+      ->type_name("DIR");
+  app_->add_option("--format", format_, "text, or json for scripts.")
+      ->type_name("FORMAT")
+      ->check(CLI::IsMember({"text", "json"}));
+  app_->add_option("--timeout", timeout_seconds_, "How long to wait for the daemon. Default: 30.")
+      ->type_name("SECONDS")
+      ->check(CLI::Range(0.01, 86400.0));
+  app_->footer(kFooter);
+  AddCommandsThatShow();
+  AddCommandsThatChange();
+  AddTools();
+}
+
+CLI::App* CommandLine::Add(const char* group, const char* name, const char* description,
+                           std::function<absl::Status()> run) {
+  CLI::App* const command = app_->add_subcommand(name, description);
+  command->group(group);
+  command->footer("");
+  command->callback([this, run = std::move(run)] { run_ = run; });
+  return command;
+}
+
+CLI::Option* CommandLine::AddSession(CLI::App* command, const char* description) {
+  return command->add_option("SESSION", session_argument_, description)->type_name(kSession);
+}
+
+void CommandLine::AddCommandsThatShow() {
+  const auto maybe_session = [this] {
+    return session_argument_.empty() ? std::nullopt : std::optional<std::string>(session_argument_);
+  };
+  Add(kShow, "status", "Show each device: capacity, reserved, allocated, idle, fragmentation.",
+      [this] { return Status(context_); });
+  Add(kShow, "sessions", "List the sessions: who holds how much of which limit.",
+      [this] { return Sessions(context_); });
+
+  CLI::App* const top = Add(kShow, "top", "Show devices and sessions live, with bars. Press h for the keys, q to quit.",
+                            [this] { return Top(context_); });
+  top->add_option("--interval", context_.interval, "Seconds between two updates, 0.1 to 3600. Default: 1.")
+      ->type_name("SECONDS");
+  top->add_option("--sort", context_.sort, absl::StrCat("Column to sort by: ", ColumnNames(), ". Default: reserved."))
+      ->type_name("COLUMN");
+
+  CLI::App* const watch =
+      Add(kShow, "watch", "Write devices and sessions as a line of JSON at each interval, for scripts.",
+          [this] { return Watch(context_); });
+  watch->add_option("--interval", context_.interval, "Seconds between two lines, 0.1 to 3600. Default: 1.")
+      ->type_name("SECONDS");
+  watch->add_option("--count", context_.count, "Stop after N lines. Default: write until interrupted.")->type_name("N");
+
+  CLI::App* const map = Add(kShow, "map", "Draw segments with their blocks and holes, the largest segments first.",
+                            [this, maybe_session] { return Map(context_, maybe_session()); });
+  AddSession(map, "Draw only the segments of this session. Default: of all.");
+  AddDevice(map, &context_.only_device, "Draw only this device. Default: all.");
+
+  CLI::App* const ooms = Add(kShow, "ooms", "List the last refused requests: whose, why, the figures, what to do.",
+                             [this] { return Ooms(context_); });
+  ooms->add_option("--last", context_.last, "How many to show; 0 shows all that the daemon keeps. Default: 20.")
+      ->type_name("N");
+  ooms->add_option("--session", context_.session, "Show only those of this session. Default: of all.")
+      ->type_name(kSession);
+
+  CLI::App* const stats = Add(kShow, "stats", "Print every memory statistic, by the names of torch.cuda.memory_stats.",
+                              [this, maybe_session] { return Stats(context_, maybe_session()); });
+  AddSession(stats, "Statistics of this session. Default: the sum of all.");
+  AddDevice(stats, &context_.only_device, "Statistics of this device. Default: 0.");
+
+  CLI::App* const summary =
+      Add(kShow, "summary", "Print a session's statistics as the table of torch.cuda.memory_summary.",
+          [this] { return Summary(context_, session_argument_); });
+  AddSession(summary, "Name or id.")->required();
+  AddDevice(summary, &context_.only_device, "Statistics of this device. Default: 0.");
+
+  Add(kShow, "quarantine", "List memory of ended processes that nobody can use yet, and why.",
+      [this] { return ShowQuarantine(context_); });
+
+  CLI::App* const policy =
+      app_->add_subcommand("policy", "Explain the policy: `policy explain` shows which rule applies.");
+  policy->group(kShow);
+  policy->footer("");
+  policy->require_subcommand(0, 1);
+  CLI::App* const explain = policy->add_subcommand(
+      "explain",
+      "Show which rule of the policy a process or user gets, what it grants, and why. Default: this process.");
+  explain->footer("");
+  explain->callback([this] { run_ = [this] { return ExplainPolicy(context_); }; });
+  explain->add_option("--pid", context_.policy.pid, "Explain for this process.")->type_name("PID");
+  explain->add_option("--uid", context_.policy.uid, "Explain for this user, by name or number. Default: this user.")
+      ->type_name("USER");
+  explain
+      ->add_option("--gid", context_.policy.gid,
+                   "The user's only group, by name or number. Default: the user's groups.")
+      ->type_name("GROUP");
+  explain->add_option("--cgroup", context_.policy.cgroup, "The user's control group, as /system.slice/x.service.")
+      ->type_name("PATH");
+  explain->add_option("--name", context_.name, "A session name. Default: the command name of --pid, else none.")
+      ->type_name("NAME");
+}
+
+void CommandLine::AddCommandsThatChange() {
+  CLI::App* const limit = Add(kChange, "limit", "Change a session's limit.",
+                              [this] { return SetLimit(context_, session_argument_, value_argument_); });
+  AddSession(limit, "Name or id.")->required();
+  limit
+      ->add_option("LIMIT", value_argument_, "0.5 (half of the capacity) or 512MiB. Memory in use is never taken away.")
+      ->type_name("LIMIT")
+      ->required();
+
+  CLI::App* const guarantee = Add(kChange, "guarantee", "Change how much memory is kept free for a session.",
+                                  [this] { return SetGuarantee(context_, session_argument_, value_argument_); });
+  AddSession(guarantee, "Name or id.")->required();
+  guarantee->add_option("GUARANTEE", value_argument_, "0.25 (a quarter of the capacity) or 8GiB; 0 keeps nothing free.")
+      ->type_name("GUARANTEE")
+      ->required();
+
+  CLI::App* const priority =
+      Add(kChange, "priority", "Change who is served first, and who is asked last for idle memory.",
+          [this] { return SetPriority(context_, session_argument_, value_argument_); });
+  AddSession(priority, "Name or id.")->required();
+  priority->add_option("PRIORITY", value_argument_, "-1000 to 1000; higher is more important.")
+      ->type_name("PRIORITY")
+      ->required();
+
+  CLI::App* const trim = Add(kChange, "trim", "Take back the segments that a session holds and does not use.",
+                             [this] { return Trim(context_, session_argument_); });
+  AddSession(trim, "Name or id.")->required();
+
+  CLI::App* const end = Add(kChange, "end", "End a session. Its memory comes back when its process closes it or exits.",
+                            [this] { return End(context_, session_argument_); });
+  AddSession(end, "Name or id.")->required();
+
+  Add(kChange, "reload", "Have the daemon read its configuration file again. It applies all of it or nothing.",
+      [this] { return Reload(context_); });
+
+  CLI::App* const record = Add(kChange, "record", "Have a session record its last events, for snapshots.",
+                               [this] { return Record(context_, session_argument_, value_argument_); });
+  AddSession(record, "Name or id.")->required();
+  record->add_option("EVENTS", value_argument_, "How many events to keep, up to 1000000; 0 stops recording.")
+      ->type_name("EVENTS")
+      ->required();
+}
+
+void CommandLine::AddTools() {
+  CLI::App* const hold = Add(kTools, "hold", "Allocate memory, write a pattern to it, and hold it until interrupted.",
+                             [this] { return Hold(context_, value_argument_); });
+  hold->add_option("BYTES", value_argument_, "How much, as 512MiB.")->type_name("BYTES")->required();
+  hold->add_option("--name", context_.name, "Name of the session. Default: vramctl.")->type_name("NAME");
+  hold->add_option("--limit", context_.limit, "Limit to ask for: 0.5 (half of the capacity) or 512MiB.")
+      ->type_name("LIMIT");
+  AddDevice(hold, &context_.only_device, "Device to allocate on. Default: 0.");
+  hold->add_option(
+          "--alloc-conf", context_.replay.alloc_conf,
+          "Allocator settings in PyTorch's syntax, as max_split_size_mb:128. Default: $PYTORCH_ALLOC_CONF, else "
+          "$PYTORCH_CUDA_ALLOC_CONF.")
+      ->type_name("SETTINGS");
+  hold->footer("Example:\n  vramctl hold 1GiB --limit 0.5 --name trainer");
+
+  CLI::App* const snapshot =
+      Add(kTools, "snapshot", "Write what a session holds, and its last events, for pytorch.org/memory_viz.",
+          [this] { return Snapshot(context_, session_argument_); });
+  AddSession(snapshot, "Name or id.")->required();
+  snapshot->add_option("-o,--output", context_.output, "File to write; JSON if it ends in .json; - prints JSON.")
+      ->type_name("FILE")
+      ->required();
+
+  CLI::App* const replay = Add(kTools, "replay", "Run the events of a trace or PyTorch snapshot through the allocator.",
+                               [this] { return RunReplay(context_, value_argument_); });
+  replay->add_option("FILE", value_argument_, "A trace, or a snapshot of vramctl or PyTorch.")
+      ->type_name("FILE")
+      ->required();
+  AddReplayOptions(replay, &context_);
+  CLI::Option* const per_op =
+      replay->add_flag("--per-op", context_.replay.per_op, "Print one row of figures after each operation.");
+  replay->add_option("-o,--output", context_.output, "Write the final state to FILE, as `snapshot` does.")
+      ->type_name("FILE")
+      ->excludes(per_op);
+  replay->footer("Example:\n  vramctl replay trainer.pickle --alloc-conf max_split_size_mb:128 --device-bytes 24GiB");
+
+  CLI::App* const tune =
+      Add(kTools, "tune", "Try many allocator settings on a trace: which reserve less, which fit a smaller device.",
+          [this] { return RunTune(context_, value_argument_); });
+  tune->add_option("FILE", value_argument_, "A trace, or a snapshot of vramctl or PyTorch.")
+      ->type_name("FILE")
+      ->required();
+  AddReplayOptions(tune, &context_);
+
+  CLI::App* const help = Add(kHelp, "help", "Explain a command.", [this] {
+    const CLI::App* command = app_.get();
+    for (const std::string& name : words_) {
+      const CLI::App* const next = FindCommand(*command, name);
+      if (next == nullptr)
+        return absl::InvalidArgumentError(absl::StrCat("no command '", name, "'; see vramctl --help"));
+      command = next;
+    }
+    std::fputs(command->help().c_str(), stdout);
+    return absl::OkStatus();
+  });
+  help->add_option("COMMAND", words_, "Its name. Default: show all commands.")->type_name("COMMAND");
+  Add(kHelp, "version", "Print the version.", [] {
+    std::puts(VersionText("vramctl").c_str());
+    return absl::OkStatus();
+  });
+}
+
+absl::Status CommandLine::Unexpected() const {
+  const std::vector<std::string> extras = app_->remaining(/*recurse=*/true);
+  const std::string command = ParsedCommand(*app_);
+  const std::string see = absl::StrCat("; see vramctl ", command, command.empty() ? "" : " ", "--help");
+  if (extras.empty()) return absl::OkStatus();
+  const std::string& extra = extras.front();
+  if (!absl::StartsWith(extra, "-")) {
+    return absl::InvalidArgumentError(command.empty() ? absl::StrCat("no command '", extra, "'", see)
+                                                      : absl::StrCat("surplus argument '", extra, "'", see));
+  }
+  const std::string option = extra.substr(0, extra.find('='));
+  std::vector<std::string> takers;
+  bool comes_too_early = command.empty();
+  for (const CLI::App* other : AllCommands(*app_)) {
+    if (other->get_option_no_throw(option) == nullptr) continue;
+    takers.push_back(other->get_name());
+    comes_too_early = comes_too_early || other->parsed();
+  }
+  if (takers.empty()) return absl::InvalidArgumentError(absl::StrCat("no option ", option, see));
+  if (comes_too_early) return absl::InvalidArgumentError(absl::StrCat(option, " must follow its command", see));
+  return absl::InvalidArgumentError(absl::StrCat(command, " takes no ", option, " (", absl::StrJoin(takers, ", "), " ",
+                                                 takers.size() == 1 ? "does)" : "do)", see));
+}
+
+absl::StatusOr<std::function<absl::Status()>> CommandLine::Parse(int argc, char** argv) {
+  try {
+    ParseCommandLine(*app_, argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    std::fputs(app_->help().c_str(), stdout);
+    return [] { return absl::OkStatus(); };
+  } catch (const CLI::CallForVersion&) {
+    std::puts(VersionText("vramctl").c_str());
+    return [] { return absl::OkStatus(); };
+  } catch (const CLI::ParseError& error) {
+    // What CLI11 did not know may be why something is missing.
+    if (absl::Status unexpected = Unexpected(); !unexpected.ok()) return unexpected;
+    const std::string command = ParsedCommand(*app_);
+    return absl::InvalidArgumentError(
+        absl::StrCat(absl::StrReplaceAll(error.what(), {{"Could not convert: ", "cannot read "}}), "; see vramctl ",
+                     command, command.empty() ? "" : " ", "--help"));
+  }
+  if (absl::Status unexpected = Unexpected(); !unexpected.ok()) return unexpected;
+  if (!run_) {
+    const std::string command = ParsedCommand(*app_);
+    return absl::InvalidArgumentError(command.empty() ? "no command given; see vramctl --help"
+                                                      : absl::StrCat("see vramctl ", command, " --help"));
+  }
+  if (context_.socket_dir.empty()) context_.socket_dir = DefaultSocketDir();
+  context_.json = format_ == "json";
+  context_.device = context_.only_device.value_or(0);
+  if (timeout_seconds_ > 0) context_.timeout = absl::Seconds(timeout_seconds_);
+  return run_;
+}
+
+}  // namespace vrambroker::vramctl

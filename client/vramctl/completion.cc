@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/vramctl/completion.h"
+
+#include <cstdio>
+
+#include "absl/strings/match.h"
+#include "absl/time/time.h"
+#include "client/vrambroker/client.h"
+#include "client/vramctl/arguments.h"
+#include "client/vramctl/daemon_calls.h"
+#include "client/vramctl/top_table.h"
+
+namespace vrambroker::vramctl {
+namespace {
+
+constexpr absl::Duration kNamesTimeout = absl::Seconds(1);
+
+// What the words before the last one say.
+struct Position {
+  const CLI::App* command;
+  const CLI::Option* option = nullptr;  // it waits for its value
+  size_t arguments = 0;                 // of the command, so far
+  std::string socket_dir;
+};
+
+// The option of the command or of every command that `word` names, without a value of its own.
+const CLI::Option* FindOption(const CLI::App& command, const std::string& word) {
+  if (!absl::StartsWith(word, "-")) return nullptr;
+  for (const CLI::App* app = &command; app != nullptr; app = app->get_parent()) {
+    if (const CLI::Option* option = app->get_option_no_throw(word); option != nullptr) return option;
+  }
+  return nullptr;
+}
+
+bool TakesValue(const CLI::Option& option) {
+  return option.get_items_expected_max() > 0;
+}
+
+Position Follow(const CLI::App& app, const std::vector<std::string>& words) {
+  Position at = {.command = &app, .socket_dir = DefaultSocketDir()};
+  for (size_t i = 0; i + 1 < words.size(); ++i) {
+    const std::string& word = words[i];
+    if (at.option != nullptr) {
+      if (at.option->check_lname("socket-dir")) at.socket_dir = word;
+      at.option = nullptr;
+    } else if (absl::StartsWith(word, "--socket-dir=")) {
+      at.socket_dir = word.substr(word.find('=') + 1);
+    } else if (absl::StartsWith(word, "-")) {
+      at.option = FindOption(*at.command, word);
+      if (at.option != nullptr && !TakesValue(*at.option)) at.option = nullptr;
+    } else if (const CLI::App* command = FindCommand(*at.command, word); command != nullptr) {
+      at.command = command;
+    } else {
+      ++at.arguments;
+    }
+  }
+  return at;
+}
+
+std::vector<std::string> SessionNames(const std::string& socket_dir) {
+  std::vector<std::string> names;
+  absl::StatusOr<Daemon> daemon = Daemon::Connect({.socket_dir = socket_dir}, kNamesTimeout);
+  if (!daemon.ok()) return names;
+  v1::ListSessionsResponse response;
+  if (!Call(*daemon, &v1::Admin::Stub::ListSessions, v1::ListSessionsRequest(), &response).ok()) return names;
+  for (const v1::Session& session : response.sessions()) names.push_back(session.name());
+  return names;
+}
+
+std::vector<std::string> Values(const CLI::Option& option, const std::string& socket_dir) {
+  const std::string type = option.get_type_name();
+  std::vector<std::string> values;
+  if (type == "SESSION") return SessionNames(socket_dir);
+  if (type == "FILE" || type == "DIR") return {":files"};
+  if (option.check_lname("format")) return {"text", "json"};
+  if (option.check_lname("sort")) {
+    for (int i = 0; i < kColumns; ++i) values.emplace_back(ColumnName(static_cast<Column>(i)));
+  }
+  return values;
+}
+
+std::vector<std::string> CommandNames(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    names.push_back(command->get_name());
+  }
+  return names;
+}
+
+std::vector<std::string> OptionNames(const CLI::App& command) {
+  std::vector<std::string> names;
+  for (const CLI::App* app = &command; app != nullptr; app = app->get_parent()) {
+    for (const CLI::Option* option : app->get_options()) {
+      if (app != &command && (option == app->get_help_ptr() || option == app->get_version_ptr())) continue;
+      for (const std::string& name : option->get_lnames()) names.push_back(absl::StrCat("--", name));
+    }
+  }
+  return names;
+}
+
+std::vector<std::string> Candidates(const Position& at, const std::string& word) {
+  if (at.option != nullptr) return Values(*at.option, at.socket_dir);
+  if (absl::StartsWith(word, "-")) return OptionNames(*at.command);
+  if (std::vector<std::string> names = CommandNames(*at.command); !names.empty()) return names;
+  if (at.command->get_name() == "help") {
+    return at.arguments == 0 ? CommandNames(*at.command->get_parent()) : std::vector<std::string>();
+  }
+  size_t arguments = 0;
+  for (const CLI::Option* option : at.command->get_options()) {
+    if (option->get_positional() && arguments++ == at.arguments) return Values(*option, at.socket_dir);
+  }
+  return {};
+}
+
+}  // namespace
+
+void PrintCompletions(const CLI::App& app, const std::vector<std::string>& words) {
+  const std::string word = words.empty() ? "" : words.back();
+  for (const std::string& candidate : Candidates(Follow(app, words), word)) {
+    if (absl::StartsWith(candidate, word) || candidate == ":files") std::puts(candidate.c_str());
+  }
+}
+
+}  // namespace vrambroker::vramctl
