@@ -8,6 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "allocator/version.h"
 
@@ -69,6 +70,25 @@ void AppendOptions(const CLI::App& app, const std::string& title, bool is_parent
   for (const CLI::Option* option : options) AppendEntry(LabelOf(*option), option->get_description(), out);
 }
 
+bool HasOption(const CLI::App& app, const std::string& name) {
+  if (app.get_option_no_throw(name) != nullptr) return true;
+  const std::vector<const CLI::App*> commands = app.get_subcommands([](const CLI::App*) { return true; });
+  return std::any_of(commands.begin(), commands.end(),
+                     [&](const CLI::App* command) { return HasOption(*command, name); });
+}
+
+// CLI11 takes the next word as the value of an option, whatever it is.
+void CheckValues(const CLI::App& app) {
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& value : option->results()) {
+      if (option->nonpositional() && absl::StartsWith(value, "--")) {
+        throw CLI::ArgumentMismatch(absl::StrCat(option->get_name(), " needs a value before ", value));
+      }
+    }
+  }
+  for (const CLI::App* command : app.get_subcommands()) CheckValues(*command);
+}
+
 class HelpFormatter : public CLI::FormatterBase {
  public:
   std::string make_help(const CLI::App* app, std::string /*name*/, CLI::AppFormatMode /*mode*/) const override {
@@ -117,13 +137,15 @@ void ParseCommandLine(CLI::App& app, int argc, char** argv) {
   std::vector<std::string> arguments(argv + 1, argv + argc);
   for (std::string& argument : arguments) {
     if (argument == "--") break;
-    if (!absl::StartsWith(argument, "--")) continue;
-    std::replace(argument.begin(),
-                 argument.begin() + static_cast<std::ptrdiff_t>(std::min(argument.find('='), argument.size())), '_',
-                 '-');
+    if (absl::StartsWith(argument, "--")) {
+      const size_t end = std::min(argument.find('='), argument.size());
+      const std::string dashed = absl::StrReplaceAll(argument.substr(0, end), {{"_", "-"}});
+      if (HasOption(app, dashed)) argument = absl::StrCat(dashed, argument.substr(end));
+    }
   }
   std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
   app.parse(std::move(arguments));
+  CheckValues(app);
 }
 
 std::string VersionText(const std::string& program) {

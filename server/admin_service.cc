@@ -32,7 +32,7 @@ absl::Status ReloadRefused(const absl::Status& status) {
   std::string text(status.message());
   if (text.size() > kMaxFaultText) {
     text.resize(std::min(text.rfind('\n', kMaxFaultText), kMaxFaultText));
-    absl::StrAppend(&text, "\nand more: see the daemon's log, or vrambrokerd --check_config");
+    absl::StrAppend(&text, "\nand more: see the daemon's log, or vrambrokerd --check-config");
   }
   return absl::FailedPreconditionError(absl::StrCat("not reloaded, the old configuration stays: ", text));
 }

@@ -2,15 +2,22 @@
 #include "server/http_server.h"
 
 #include <civetweb.h>
+#include <fcntl.h>
 #include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <new>
+#include <system_error>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
@@ -28,6 +35,7 @@ constexpr const char* kThreads = "16";
 constexpr int kCostlyAtATime = 6;
 constexpr const char* kTimeoutMs = "5000";  // for a request to arrive, and for a client to read a piece of the answer
 constexpr std::chrono::seconds kSendTimeout(5);  // for the whole answer
+constexpr int kBacklog = 128;
 constexpr size_t kPiece = 16 << 10;
 constexpr size_t kWorthCompressing = 1024;
 
@@ -62,18 +70,58 @@ const char* Reason(int code) {
   }
 }
 
-// CivetWeb says only that it failed to start; the kernel says why.
-absl::Status TryBind(const HttpAddress& where) {
-  UniqueFd fd(socket(where.socket_address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+// A listening socket. CivetWeb says only that it failed to start; the kernel says why.
+absl::StatusOr<UniqueFd> Listen(const HttpAddress& where) {
+  UniqueFd fd(socket(where.socket_address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   const int one = 1;
+  const int off = 0;
   setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+  if (where.socket_address.ss_family == AF_INET6) {
+    setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);  // [::] is for all of IPv4, too
+  }
   if (!fd.valid() ||
       bind(fd.get(), reinterpret_cast<const sockaddr*>(&where.socket_address), where.socket_address_size) != 0 ||
-      listen(fd.get(), 1) != 0) {
+      listen(fd.get(), kBacklog) != 0) {
     return absl::ErrnoToStatus(errno, absl::StrCat("http_address ", where.host, ":", where.port,
                                                    ": cannot listen; choose another one, or off"));
   }
-  return absl::OkStatus();
+  return fd;
+}
+
+int PortOf(int socket) {
+  sockaddr_storage address = {};
+  socklen_t size = sizeof address;
+  if (getsockname(socket, reinterpret_cast<sockaddr*>(&address), &size) != 0) return 0;
+  return ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(address).sin6_port
+                                             : reinterpret_cast<const sockaddr_in&>(address).sin_port);
+}
+
+// The descriptor of this process that listens on 127.0.0.1:`port`; -1: none.
+int ListenerOn(int port) {
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", error)) {
+    const int fd = std::atoi(entry.path().filename().c_str());
+    int listens = 0;
+    socklen_t size = sizeof listens;
+    if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) == 0 && listens != 0 && PortOf(fd) == port)
+      return fd;
+  }
+  return -1;
+}
+
+// Debian's CivetWeb is built without IPv6, which only its opening of sockets needs. So it gets our socket in place of
+// its own, which listens on 127.0.0.1:`port`.
+bool ReplaceListener(int port, const UniqueFd& socket) {
+  const int own = ListenerOn(port);
+  if (own < 0 || dup3(socket.get(), own, O_CLOEXEC) < 0) return false;
+  // Its thread may be waiting on the old one: a connection wakes it, and there is nobody to accept it.
+  const UniqueFd wake(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  (void)connect(wake.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address);
+  return true;
 }
 
 std::optional<std::string> Header(const mg_connection* connection, const char* name) {
@@ -124,6 +172,15 @@ class CivetHttpServer : public HttpServer {
     mg_get_server_ports(context_, 1, &port);
     address_ = absl::StrCat(host_, ":", port.port);
     return true;
+  }
+
+  // On a socket that CivetWeb cannot open itself.
+  bool StartOn(const UniqueFd& socket) {
+    if (!Start("127.0.0.1:0")) return false;
+    mg_server_port port = {};
+    mg_get_server_ports(context_, 1, &port);
+    address_ = absl::StrCat(host_, ":", PortOf(socket.get()));
+    return ReplaceListener(port.port, socket);
   }
 
   std::string address() const override { return address_; }
@@ -221,9 +278,17 @@ absl::StatusOr<HttpAddress> ParseHttpAddress(const std::string& text) {
 absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string& address, std::vector<HttpPage> pages) {
   const absl::StatusOr<HttpAddress> where = ParseHttpAddress(address);
   if (!where.ok()) return where.status();
-  if (absl::Status status = TryBind(*where); !status.ok()) return status;
+  absl::StatusOr<UniqueFd> socket = Listen(*where);
+  if (!socket.ok()) return socket.status();
   auto server = std::make_unique<CivetHttpServer>(where->host, HttpRouter(std::move(pages), IsLocalHost(where->host)));
-  if (!server->Start(absl::StrCat(where->host, ":", where->port))) {
+  bool started = false;
+  if (where->socket_address.ss_family == AF_INET6) {
+    started = server->StartOn(*socket);
+  } else {
+    socket->Reset();  // it was only to see whether CivetWeb can open one
+    started = server->Start(absl::StrCat(where->host, ":", where->port));
+  }
+  if (!started) {
     return absl::UnavailableError(absl::StrCat("http_address ", address, ": CivetWeb could not start its server"));
   }
   return server;

@@ -31,7 +31,7 @@ namespace vrambroker {
 absl::StatusOr<UniqueFd> LockSocketDir(const std::string& dir) {
   if (mkdir(dir.c_str(), 0755) != 0 && errno != EEXIST) {
     return absl::ErrnoToStatus(
-        errno, absl::StrCat("cannot create the socket directory ", dir, "; choose another one with --socket_dir"));
+        errno, absl::StrCat("cannot create the socket directory ", dir, "; choose another one with --socket-dir"));
   }
   // Whoever may write there could replace the sockets, and pose as the daemon.
   struct stat owner = {};
@@ -39,19 +39,19 @@ absl::StatusOr<UniqueFd> LockSocketDir(const std::string& dir) {
   if (!S_ISDIR(owner.st_mode) || (owner.st_uid != geteuid() && owner.st_uid != 0) || (owner.st_mode & 0022) != 0) {
     return absl::FailedPreconditionError(
         absl::StrCat(dir,
-                     " is not a directory that only this user or root may write to; choose another --socket_dir, "
+                     " is not a directory that only this user or root may write to; choose another --socket-dir, "
                      "which the daemon creates"));
   }
   const std::string path = absl::StrCat(dir, "/vrambroker.lock");
   UniqueFd lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644));
   if (!lock.valid()) {
-    return absl::ErrnoToStatus(errno, absl::StrCat("cannot open ", path, "; choose another --socket_dir"));
+    return absl::ErrnoToStatus(errno, absl::StrCat("cannot open ", path, "; choose another --socket-dir"));
   }
   if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
     char pid[16] = "";
     (void)!read(lock.get(), pid, sizeof pid - 1);
     return absl::FailedPreconditionError(absl::StrCat("another vrambrokerd (pid ", absl::StripAsciiWhitespace(pid),
-                                                      ") serves ", dir, "; stop it or choose another --socket_dir"));
+                                                      ") serves ", dir, "; stop it or choose another --socket-dir"));
   }
   const std::string pid = absl::StrCat(getpid(), "\n");
   if (ftruncate(lock.get(), 0) != 0 || write(lock.get(), pid.data(), pid.size()) < 0) {
@@ -65,7 +65,7 @@ absl::StatusOr<UniqueFd> ListenUnix(const std::string& path, int type, mode_t mo
   if (path.size() >= sizeof address.sun_path) {
     return absl::InvalidArgumentError(absl::StrCat("socket path ", path, " is longer than ",
                                                    sizeof address.sun_path - 1,
-                                                   " characters; choose a shorter --socket_dir"));
+                                                   " characters; choose a shorter --socket-dir"));
   }
   std::memcpy(address.sun_path, path.c_str(), path.size());
   UniqueFd fd(socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));

@@ -136,7 +136,9 @@ void CommandLine::AddCommandsThatShow() {
           [this] { return Watch(context_); });
   watch->add_option("--interval", context_.interval, "Seconds between two lines, 0.1 to 3600. Default: 1.")
       ->type_name("SECONDS");
-  watch->add_option("--count", context_.count, "Stop after N lines. Default: write until interrupted.")->type_name("N");
+  watch->add_option("--count", context_.count, "Stop after N lines. Default: write until interrupted.")
+      ->type_name("N")
+      ->check(CLI::NonNegativeNumber);
 
   CLI::App* const map = Add(kShow, "map", "Draw segments with their blocks and holes, the largest segments first.",
                             [this, maybe_session] { return Map(context_, maybe_session()); });
@@ -146,7 +148,8 @@ void CommandLine::AddCommandsThatShow() {
   CLI::App* const ooms = Add(kShow, "ooms", "List the last refused requests: whose, why, the figures, what to do.",
                              [this] { return Ooms(context_); });
   ooms->add_option("--last", context_.last, "How many to show; 0 shows all that the daemon keeps. Default: 20.")
-      ->type_name("N");
+      ->type_name("N")
+      ->check(CLI::NonNegativeNumber);
   ooms->add_option("--session", context_.session, "Show only those of this session. Default: of all.")
       ->type_name(kSession);
 
@@ -282,7 +285,8 @@ void CommandLine::AddTools() {
         return absl::InvalidArgumentError(absl::StrCat("no command '", name, "'; see vramctl --help"));
       command = next;
     }
-    std::fputs(command->help().c_str(), stdout);
+    // Not its help(), which is that of the command that was given.
+    std::fputs(command->get_formatter()->make_help(command, "", CLI::AppFormatMode::Normal).c_str(), stdout);
     return absl::OkStatus();
   });
   help->add_option("COMMAND", words_, "Its name. Default: show all commands.")->type_name("COMMAND");
@@ -299,8 +303,9 @@ absl::Status CommandLine::Unexpected() const {
   if (extras.empty()) return absl::OkStatus();
   const std::string& extra = extras.front();
   if (!absl::StartsWith(extra, "-")) {
-    return absl::InvalidArgumentError(command.empty() ? absl::StrCat("no command '", extra, "'", see)
-                                                      : absl::StrCat("surplus argument '", extra, "'", see));
+    return absl::InvalidArgumentError(
+        run_ ? absl::StrCat("surplus argument '", extra, "'", see)
+             : absl::StrCat(command, command.empty() ? "" : ": ", "no command '", extra, "'", see));
   }
   const std::string option = extra.substr(0, extra.find('='));
   std::vector<std::string> takers;
@@ -327,7 +332,8 @@ absl::StatusOr<std::function<absl::Status()>> CommandLine::Parse(int argc, char*
     return [] { return absl::OkStatus(); };
   } catch (const CLI::ParseError& error) {
     // What CLI11 did not know may be why something is missing.
-    if (absl::Status unexpected = Unexpected(); !unexpected.ok()) return unexpected;
+    if (absl::Status unexpected = Unexpected(); !unexpected.ok() && error.get_name() == "RequiredError")
+      return unexpected;
     const std::string command = ParsedCommand(*app_);
     return absl::InvalidArgumentError(
         absl::StrCat(absl::StrReplaceAll(error.what(), {{"Could not convert: ", "cannot read "}}), "; see vramctl ",
@@ -336,8 +342,9 @@ absl::StatusOr<std::function<absl::Status()>> CommandLine::Parse(int argc, char*
   if (absl::Status unexpected = Unexpected(); !unexpected.ok()) return unexpected;
   if (!run_) {
     const std::string command = ParsedCommand(*app_);
-    return absl::InvalidArgumentError(command.empty() ? "no command given; see vramctl --help"
-                                                      : absl::StrCat("see vramctl ", command, " --help"));
+    return absl::InvalidArgumentError(absl::StrCat(command, command.empty() ? "" : ": ",
+                                                   "no command given; see vramctl ", command,
+                                                   command.empty() ? "" : " ", "--help"));
   }
   if (context_.socket_dir.empty()) context_.socket_dir = DefaultSocketDir();
   context_.json = format_ == "json";

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "allocator/allocator_options.h"
 #include "allocator/bytes.h"
 #include "allocator/device.h"
 #include "client/vrambroker/client.h"
@@ -68,6 +69,10 @@ absl::Status VerifyPattern(const Buffer& buffer, uint64_t session) {
 absl::Status Hold(const Context& context, const std::string& bytes_text) {
   const absl::StatusOr<uint64_t> bytes = ParseBytes(bytes_text);
   if (!bytes.ok()) return bytes.status();
+  if (*bytes == 0) return absl::InvalidArgumentError("BYTES: must be at least 1");
+  if (const absl::StatusOr<AllocConf> conf = ParseAllocConf(context.replay.alloc_conf); !conf.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("--alloc-conf: ", conf.status().message()));
+  }
   ClientOptions options{.socket_dir = context.socket_dir,
                         .name = context.name,
                         .connect_timeout = context.timeout,

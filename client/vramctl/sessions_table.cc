@@ -16,7 +16,7 @@ namespace vrambroker::vramctl {
 namespace {
 
 constexpr size_t kWidth = 100;
-constexpr int kMostNameCells = 24;
+constexpr int kMostNameCells = 20;
 
 struct SessionRow {
   const v1::Session& session;
@@ -50,7 +50,7 @@ const std::array<SessionColumn, 15>& AllColumns() {
       {"NAME", 0, nullptr, NameCell},
       {">PID", 3, nullptr, [](const SessionRow& row) { return absl::StrCat(row.session.pid()); }},
       {">UID", 8, nullptr, [](const SessionRow& row) { return absl::StrCat(row.session.uid()); }},
-      {">AGE", 1, nullptr, [](const SessionRow& row) { return ShortAge(row.age); }},
+      {">AGE", 2, nullptr, [](const SessionRow& row) { return ShortAge(row.age); }},
       {"STATE", 0, "active", [](const SessionRow& row) { return std::string(StateOn(row.session, row.device)); }},
       {">PRIO", 7, "0", [](const SessionRow& row) { return absl::StrCat(row.session.priority()); }},
       {">DEV", 0, "0", [](const SessionRow& row) { return absl::StrCat(row.device.device()); }},
@@ -61,7 +61,7 @@ const std::array<SessionColumn, 15>& AllColumns() {
        [](const SessionRow& row) { return ShortBytes(row.device.stats().allocated_bytes().all().current()); }},
       {">FRAG", 6, nullptr, [](const SessionRow& row) { return Percent(Fragmentation(row.device)); }},
       {">OOMS", 4, "0", [](const SessionRow& row) { return absl::StrCat(row.device.stats().num_ooms()); }},
-      {"WAITS FOR", 2, "-", WaitsForCell},
+      {"WAITS FOR", 1, "-", WaitsForCell},
   }};
   return kAll;
 }

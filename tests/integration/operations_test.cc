@@ -71,7 +71,7 @@ TEST_F(VramctlTest, StatusAndSessions) {
   EXPECT_EQ(session["devices"][0]["allocated_bytes"], 10_MiB);
   const RunResult sessions_text = Ctl({"sessions"});
   EXPECT_TRUE(StrContains(sessions_text.out, "trainer")) << sessions_text.out;
-  EXPECT_TRUE(StrContains(sessions_text.out, "128.00 MiB")) << sessions_text.out;
+  EXPECT_TRUE(StrContains(sessions_text.out, "  128M     10.0M")) << sessions_text.out;
 }
 
 TEST_F(VramctlTest, StatsAndSummary) {
@@ -141,7 +141,7 @@ TEST_F(VramctlTest, Ooms) {
   ASSERT_EQ(last["events"].size(), 1u);
   EXPECT_EQ(last["events"][0]["out_of_memory"]["requested_bytes"], 512_MiB);
   EXPECT_EQ(last["matching_events"], 2);
-  EXPECT_EQ(Ctl({"ooms", "--session=" + std::string(256, 'x')}).exit_code, 2);
+  EXPECT_EQ(Ctl({"ooms", "--session=" + std::string(256, 'x')}).exit_code, 1);
 
   const RunResult text = Ctl({"ooms", "--last=2"});
   EXPECT_EQ(text.exit_code, 0) << text.err;
@@ -184,7 +184,7 @@ TEST_F(VramctlTest, RefusalsExitWithOneAndWrongUseWithTwo) {
                                                            {"end", "12345"}}) {
     const RunResult result = Ctl(arguments);
     EXPECT_EQ(result.exit_code, 1) << arguments[0];
-    EXPECT_TRUE(StrContains(result.err, "NOT_FOUND")) << result.err;
+    EXPECT_TRUE(absl::StartsWith(result.err, "vramctl: ") && StrContains(result.err, "no session")) << result.err;
     EXPECT_EQ(result.out, "");
   }
   ASSERT_OK_AND_ASSIGN(Client client, Connect("c"));
@@ -200,7 +200,6 @@ TEST_F(VramctlTest, RefusalsExitWithOneAndWrongUseWithTwo) {
                                                            {"hold", "lots"},
                                                            {"hold", "0"},
                                                            {"hold", "1MiB", "--limit=2.0"},
-                                                           {"hold", "1MiB", "--name=two words"},
                                                            {"status", "--format=xml"}}) {
     const RunResult result = Ctl(arguments);
     EXPECT_EQ(result.exit_code, 2) << ::testing::PrintToString(arguments) << result.err;
@@ -263,33 +262,34 @@ TEST_F(VramctlTest, HoldSaysWhyItIsRefused) {
   EXPECT_EQ(error["error"]["out_of_memory"]["limit_bytes"], 64_MiB);
 }
 
-TEST_F(VramctlTest, HoldEndsWhenItLosesItsSession) {
-  const auto start = [&] {
-    return ChildProcess::Start({VramctlProgram(), "hold", "1000", "--name=h", "--socket_dir=" + dir()});
-  };
-  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<ChildProcess> ended, start());
-  ASSERT_OK(ended->ReadLine());
+TEST_F(VramctlTest, HoldEndsWhenAnOperatorEndsItsSession) {
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<ChildProcess> hold,
+                       ChildProcess::Start({VramctlProgram(), "hold", "1000", "--name=h", "--socket-dir=" + dir()}));
+  ASSERT_OK(hold->ReadLine());
   ASSERT_EQ(Ctl({"end", "h"}).exit_code, 0);
-  EXPECT_EQ(ended->Wait().value_or(-1), 1);
-  EXPECT_TRUE(StrContains(ended->ErrorText(), "ABORTED")) << ended->ErrorText();
-
-  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<ChildProcess> lost, start());
-  ASSERT_OK(lost->ReadLine());
-  daemon_->Kill();
-  EXPECT_EQ(lost->Wait().value_or(-1), 1);
-  EXPECT_TRUE(StrContains(lost->ErrorText(), "UNAVAILABLE")) << lost->ErrorText();
+  EXPECT_EQ(hold->Wait().value_or(-1), 1);
+  EXPECT_TRUE(StrContains(hold->ErrorText(), "operator")) << hold->ErrorText();
 }
 
-TEST(VramctlHelpTest, NamesEveryCommand) {
-  const RunResult help = RunProgram({VramctlProgram(), "--help"});
-  for (const char* command : {"status", "sessions", "stats", "summary", "limit", "trim", "end", "record", "snapshot",
-                              "hold", "policy", "reload", "top", "watch", "map"}) {
-    EXPECT_TRUE(StrContains(help.out, absl::StrCat("\n  ", command, " "))) << command << "\n" << help.out;
-  }
-  for (const char* flag :
-       {"--socket_dir", "--format", "--name", "--limit", "--device", "--output", "--interval", "--count", "--sort"}) {
-    EXPECT_TRUE(StrContains(help.out, flag)) << flag << "\n" << help.out;
-  }
+TEST_F(VramctlTest, HoldOutlivesTheDaemon) {
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<ChildProcess> hold,
+                       ChildProcess::Start({VramctlProgram(), "hold", "5MiB", "--name=h", "--socket-dir=" + dir()}));
+  ASSERT_OK(hold->ReadLine());
+  daemon_->Kill();
+  ASSERT_TRUE(WaitFor([&] { return StrContains(hold->ErrorText(), "trying to reach it again"); })) << hold->ErrorText();
+  ASSERT_OK(daemon_->Restart());
+  ASSERT_TRUE(WaitFor([&] { return StrContains(Ctl({"sessions"}).out, " h "); })) << hold->ErrorText();
+  hold->Signal(SIGTERM);
+  EXPECT_EQ(hold->Wait().value_or(-1), 0) << hold->ErrorText();
+
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<ChildProcess> alone,
+                       ChildProcess::Start({VramctlProgram(), "hold", "5MiB", "--name=a", "--socket-dir=" + dir()}));
+  ASSERT_OK(alone->ReadLine());
+  daemon_->Kill();
+  ASSERT_TRUE(WaitFor([&] { return StrContains(alone->ErrorText(), "trying to reach it again"); }));
+  alone->Signal(SIGTERM);
+  EXPECT_EQ(alone->Wait().value_or(-1), 1);
+  EXPECT_TRUE(StrContains(alone->ErrorText(), "the daemon is gone; the pattern is intact")) << alone->ErrorText();
 }
 
 // ---- Flags and configuration ----
@@ -376,7 +376,8 @@ TEST(ConfigTest, BadFlags) {
   EXPECT_NE(unknown.exit_code, 0);
   EXPECT_TRUE(StrContains(unknown.err, "no_such_flag")) << unknown.err;
   for (const char* address :
-       {"--http_address=localhost:1", "--http_address=127.0.0.1", "--http_address=127.0.0.1:99999"}) {
+       {"--http_address=no.such.host.invalid:1", "--http_address=127.0.0.1", "--http_address=127.0.0.1:99999",
+        "--http_address=::1:9477", "--http_address=:9477", "--http_address=[]:9477", "--http_address=[127.0.0.1]:x"}) {
     const RunResult result = with(address);
     EXPECT_NE(result.exit_code, 0) << address;
     EXPECT_TRUE(StrContains(result.err, "http_address")) << result.err;
@@ -387,7 +388,7 @@ TEST(ConfigTest, BadFlags) {
   const std::string deep = MakeTempDir() + "/" + std::string(100, 'd');
   const RunResult too_long = Daemon({"--socket_dir=" + deep, "--device=host", "--http_address=off"});
   EXPECT_EQ(too_long.exit_code, 1);
-  EXPECT_TRUE(StrContains(too_long.err, "choose a shorter --socket_dir")) << too_long.err;
+  EXPECT_TRUE(StrContains(too_long.err, "choose a shorter --socket-dir")) << too_long.err;
   EXPECT_TRUE(StrContains(Daemon({"--version"}).out, "vrambrokerd "));
 }
 

@@ -87,8 +87,8 @@ def refusal_faults(vramctl, folder):
         ("a conf with a bad size", [good, conf("c", b"device_bytes=many")], r"c\.conf: line 1: device_bytes"),
         ("a conf with a bad fraction", [good, conf("d", b"fraction=nan")], r"d\.conf: line 1: fraction"),
         ("an unknown flag", [good, "--per-operation"], r"per.operation"),
-        ("no trace", [], r"usage: vramctl replay"),
-        ("two traces", [good, good], r"usage: vramctl replay"),
+        ("no trace", [], r"FILE is required; see vramctl replay --help"),
+        ("two traces", [good, good], r"surplus argument .*; see vramctl replay --help"),
     ]
     for what, args, pattern in cases:
         for mode in ([], ["--per-op"]):

@@ -10,10 +10,13 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/time.h"
 #include "allocator/bytes.h"
 #include "client/vramctl/bars.h"
 #include "client/vramctl/map_layout.h"
 #include "client/vramctl/overview.h"
+#include "client/vramctl/sessions_table.h"
 #include "client/vramctl/top_table.h"
 #include "client/vramctl/top_view.h"
 
@@ -477,9 +480,9 @@ TEST(MapTest, LengthsShowSizes) {
 
 TEST(MapTest, LinesFitTheWidthAndSayWhatBarsCannot) {
   HeapSnapshot heap;
-  heap.segments = {Segment(20_MiB, {{.offset = 0, .bytes = 12_MiB, .state = BlockState::kAllocated},
-                                    {.offset = 12_MiB, .bytes = 8_MiB, .state = BlockState::kFree}}),
-                   Segment(2_MiB, {{.offset = 0, .bytes = 2_MiB, .state = BlockState::kFree}})};
+  heap.segments = {Segment(2_MiB, {{.offset = 0, .bytes = 2_MiB, .state = BlockState::kFree}}),
+                   Segment(20_MiB, {{.offset = 0, .bytes = 12_MiB, .state = BlockState::kAllocated},
+                                    {.offset = 12_MiB, .bytes = 8_MiB, .state = BlockState::kFree}})};
   const std::vector<Line> lines = SegmentLines(heap, 100, Style::kSession0, false);
   ASSERT_EQ(lines.size(), 2u);
   EXPECT_THAT(TextOf(lines[0]), HasSubstr("20.00 MiB large [####"));
@@ -489,6 +492,69 @@ TEST(MapTest, LinesFitTheWidthAndSayWhatBarsCannot) {
   for (int width = 1; width < 200; ++width) {
     for (const Line& line : SegmentLines(heap, width, Style::kSession0, true)) EXPECT_LE(Cells(line), width);
   }
+}
+
+// ---- The table of sessions ----
+
+v1::ListSessionsResponse TwoSessions() {
+  v1::ListSessionsResponse sessions;
+  for (const char* name : {"trainer", "server"}) {
+    v1::Session& session = *sessions.add_sessions();
+    session.set_id(static_cast<uint64_t>(sessions.sessions_size()));
+    session.set_name(name);
+    session.set_pid(4242);
+    session.set_uid(1000);
+    session.set_state(v1::SESSION_STATE_ACTIVE);
+    session.mutable_started()->set_seconds(1'000'000);
+    v1::SessionDevice& device = *session.add_devices();
+    device.set_limit_bytes(8_GiB);
+    device.set_reserved_bytes(20_MiB);
+    device.mutable_stats()->mutable_allocated_bytes()->mutable_all()->set_current(10_MiB);
+  }
+  return sessions;
+}
+
+TEST(SessionsTableTest, LeavesOutWhatSaysNothing) {
+  EXPECT_EQ(SessionsTable(TwoSessions(), absl::FromUnixSeconds(1'000'000 + 3 * 3600 + 300)),
+            "ID  NAME      PID   UID    AGE  LIMIT  RESERVED  ALLOCATED   FRAG\n"
+            " 1  trainer  4242  1000  3h05m  8.00G     20.0M      10.0M  50.0%\n"
+            " 2  server   4242  1000  3h05m  8.00G     20.0M      10.0M  50.0%\n");
+}
+
+TEST(SessionsTableTest, FitsAndKeepsWhatMattersMost) {
+  v1::ListSessionsResponse sessions = TwoSessions();
+  v1::Session& busy = *sessions.mutable_sessions(0);
+  busy.set_name(std::string(63, 'n'));
+  busy.set_id(1'234'567'890);
+  busy.set_pid(4194304);
+  busy.set_uid(4'000'000'000);
+  busy.set_priority(-1000);
+  busy.set_state(v1::SESSION_STATE_DISCONNECTED);
+  v1::SessionDevice& device = *busy.mutable_devices(0);
+  device.set_device(1);
+  device.set_guarantee_bytes(2_GiB);
+  device.mutable_stats()->set_num_ooms(123456);
+  for (int i = 0; i < 3; ++i) {
+    v1::WaitingRequest& waiting = *device.add_waiting();
+    waiting.set_bytes(6_GiB);
+    waiting.set_waited_ms(61'000);
+    waiting.set_place(12);
+  }
+  const std::string table = SessionsTable(sessions, absl::FromUnixSeconds(1'000'000));
+  for (const absl::string_view line : absl::StrSplit(table, '\n')) EXPECT_LE(line.size(), 100u) << table;
+  for (const char* part :
+       {" STATE ", "disconnected", " DEV ", " LIMIT ", " RESERVED ", " ALLOCATED", "6.00G 1m #12 +2"}) {
+    EXPECT_THAT(table, HasSubstr(part));
+  }
+  EXPECT_THAT(table, Not(HasSubstr(" UID ")));
+}
+
+TEST(SessionsTableTest, Ages) {
+  EXPECT_EQ(ShortAge(absl::Seconds(-1)), "0s");  // clocks may be set
+  EXPECT_EQ(ShortAge(absl::Seconds(59.9)), "59s");
+  EXPECT_EQ(ShortAge(absl::Seconds(60)), "1m");
+  EXPECT_EQ(ShortAge(absl::Hours(23) + absl::Minutes(59)), "23h59m");
+  EXPECT_EQ(ShortAge(absl::Hours(24 * 400)), "400d00h");
 }
 
 }  // namespace

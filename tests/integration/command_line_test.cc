@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The command lines of vramctl and vrambrokerd: help, wrong use, what is said to people, completion.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "allocator/bytes.h"
+#include "tests/support/daemon_test.h"
+#include "tests/support/paths.h"
+#include "tests/support/vramctl_test.h"
+
+namespace vrambroker::testing_support {
+namespace {
+
+using absl::StrContains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::UnorderedElementsAre;
+
+RunResult Vramctl(Arguments arguments) {
+  arguments.insert(arguments.begin(), VramctlProgram());
+  return RunProgram(arguments);
+}
+
+RunResult Vrambrokerd(Arguments arguments) {
+  arguments.insert(arguments.begin(), DaemonProgram());
+  return RunProgram(arguments);
+}
+
+std::vector<std::string> Lines(const std::string& text) {
+  return absl::StrSplit(text, '\n', absl::SkipEmpty());
+}
+
+// ---- Help ----
+
+void ExpectGoodHelp(const RunResult& help) {
+  EXPECT_EQ(help.exit_code, 0) << help.err;
+  EXPECT_EQ(help.err, "");
+  EXPECT_TRUE(absl::StartsWith(help.out, "Usage: vram")) << help.out;
+  EXPECT_THAT(help.out, Not(HasSubstr(paths::kSourceDir)));
+  EXPECT_THAT(help.out, Not(HasSubstr("main.cc")));
+  for (const std::string& line : Lines(help.out)) {
+    EXPECT_LE(line.size(), 90u) << line;
+    for (const absl::string_view word : absl::StrSplit(line, ' ')) {
+      EXPECT_FALSE(absl::StartsWith(word, "--") && absl::StrContains(word, "_")) << line;
+    }
+  }
+}
+
+std::vector<std::string> Commands() {
+  std::vector<std::string> commands;
+  for (const std::string& name : Lines(Vramctl({"__complete", ""}).out)) {
+    if (name != "policy") commands.push_back(name);
+  }
+  return commands;
+}
+
+TEST(HelpTest, EveryFormOfAskingGivesTheSame) {
+  const RunResult help = Vramctl({"--help"});
+  ExpectGoodHelp(help);
+  for (const Arguments& form : std::vector<Arguments>{{"-h"}, {"help"}, {"--format=json", "--help"}}) {
+    EXPECT_EQ(Vramctl(form).out, help.out);
+  }
+  ASSERT_GE(Commands().size(), 20u);
+  for (const std::string& command : Commands()) {
+    EXPECT_THAT(help.out, HasSubstr(absl::StrCat("\n  ", command, " ")));
+    const RunResult own = Vramctl({command, "--help"});
+    ExpectGoodHelp(own);
+    EXPECT_TRUE(absl::StartsWith(own.out, absl::StrCat("Usage: vramctl ", command))) << own.out;
+    EXPECT_EQ(Vramctl({command, "-h"}).out, own.out);
+    EXPECT_EQ(Vramctl({"help", command}).out, own.out);
+  }
+  EXPECT_THAT(Vramctl({"help", "policy", "explain"}).out, HasSubstr("Usage: vramctl policy explain"));
+  EXPECT_EQ(Vramctl({"help", "nonsense"}).exit_code, 2);
+}
+
+TEST(HelpTest, OfACommandIsOfThatCommand) {
+  const std::string trim = Vramctl({"trim", "--help"}).out;
+  EXPECT_THAT(trim, HasSubstr("--socket-dir"));
+  EXPECT_THAT(trim, Not(HasSubstr("--limit")));
+  EXPECT_THAT(Vramctl({"hold", "--help"}).out, HasSubstr("--limit"));
+}
+
+TEST(HelpTest, Versions) {
+  const std::string version = Vramctl({"--version"}).out;
+  EXPECT_THAT(version, ::testing::MatchesRegex("vramctl [0-9.]+ \\([0-9a-z]+\\)\n"));
+  EXPECT_EQ(Vramctl({"version"}).out, version);
+  EXPECT_THAT(Vrambrokerd({"--version"}).out, ::testing::MatchesRegex("vrambrokerd [0-9.]+ \\([0-9a-z]+\\)\n"));
+}
+
+TEST(HelpTest, OfTheDaemon) {
+  const RunResult help = Vrambrokerd({"--help"});
+  ExpectGoodHelp(help);
+  EXPECT_EQ(Vrambrokerd({"-h"}).out, help.out);
+}
+
+// ---- Wrong use ----
+
+TEST(WrongUseTest, IsSaidAndChangesNothing) {
+  for (const auto& [arguments, message] : std::vector<std::pair<Arguments, std::string>>{
+           {{}, "no command given; see vramctl --help"},
+           {{"statsu"}, "no command 'statsu'; see vramctl --help"},
+           {{"status", "--limit", "0.5"}, "status takes no --limit (hold does); see vramctl status --help"},
+           {{"sessions", "-o", "json"}, "sessions takes no -o (snapshot, replay do); see vramctl sessions --help"},
+           {{"--limit", "0.5", "hold", "1MiB"}, "--limit must follow its command; see vramctl hold --help"},
+           {{"trim", "--no_such"}, "no option --no_such; see vramctl trim --help"},
+           {{"trim"}, "SESSION is required; see vramctl trim --help"},
+           {{"trim", "a", "b"}, "surplus argument 'b'; see vramctl trim --help"},
+           {{"status", "--timeout", "0"}, "--timeout: "},
+           {{"status", "--format=xml"}, "--format: "},
+           {{"hold", "1MiB", "--name", "--limit", "0.5"},
+            "--name needs a value before --limit; see vramctl hold --help"},
+           {{"hold", "1MiB", "--device=first"}, "cannot read --device = first; see vramctl hold --help"}}) {
+    const RunResult result = Vramctl(arguments);
+    EXPECT_EQ(result.exit_code, 2) << message;
+    EXPECT_EQ(result.out, "");
+    EXPECT_THAT(result.err, HasSubstr(absl::StrCat("vramctl: ", message)));
+    EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
+  }
+}
+
+class CommandLineTest : public VramctlDaemonTest {
+ protected:
+  void SetUp() override { ASSERT_OK(StartDaemon({.capacity = "256MiB"})); }
+};
+
+TEST_F(CommandLineTest, WhatTheDaemonRefusesIsNoWrongUse) {
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("c"));
+  for (const Arguments& arguments : std::vector<Arguments>{
+           {"priority", "c", "5000"}, {"record", "nobody", "1"}, {"record", "c", "1000001"}, {"trim", "nobody"}}) {
+    const RunResult result = Ctl(arguments);
+    EXPECT_EQ(result.exit_code, 1) << result.err;
+    EXPECT_EQ(result.out, "");
+    // The codes of gRPC are for programs.
+    for (const char* code : {"INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "OUT_OF_RANGE"}) {
+      EXPECT_THAT(result.err, Not(HasSubstr(code)));
+    }
+  }
+}
+
+TEST_F(CommandLineTest, OptionsStandAnywhereWithDashesOrUnderscores) {
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("c"));
+  for (const Arguments& arguments :
+       std::vector<Arguments>{{"--socket_dir", dir(), "sessions"},
+                              {"--socket-dir=" + dir(), "sessions"},
+                              {"sessions", "--socket_dir=" + dir()},
+                              {"--socket-dir=/nowhere", "sessions", "--socket-dir", dir()}}) {
+    EXPECT_EQ(Vramctl(arguments).exit_code, 0) << ::testing::PrintToString(arguments);
+  }
+  EXPECT_EQ(Ctl({"priority", "c", "-5"}).out, "c: priority -5\n");
+}
+
+TEST_F(CommandLineTest, ASilentDaemonIsWaitedForAloudAndAsLongAsWanted) {
+  daemon_->process().Signal(SIGSTOP);
+  const RunResult given_up = Ctl({"status", "--timeout=0.3"});
+  EXPECT_EQ(given_up.exit_code, 1);
+  EXPECT_THAT(given_up.err, HasSubstr("did not answer within 300ms"));
+
+  for (const bool json : {false, true}) {
+    ASSERT_OK_AND_ASSIGN(const std::unique_ptr<ChildProcess> status,
+                         ChildProcess::Start({VramctlProgram(), "status", "--socket-dir=" + dir(), "--timeout=600",
+                                              json ? "--format=json" : "--format=text"}));
+    if (json) {
+      EXPECT_TRUE(status->Running());
+    } else {
+      EXPECT_TRUE(WaitFor([&] { return StrContains(status->ErrorText(), "waiting for up to 10m (--timeout)"); }));
+    }
+    daemon_->process().Signal(SIGCONT);
+    EXPECT_EQ(status->Wait().value_or(-1), 0) << status->ErrorText();
+    EXPECT_EQ(status->ErrorText().empty(), json);
+    daemon_->process().Signal(SIGSTOP);
+  }
+  daemon_->process().Signal(SIGCONT);
+}
+
+TEST_F(CommandLineTest, NamesTheGroupThatMayConnect) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root, to become another user";
+  const std::string socket = dir() + "/vrambroker.sock";
+  ASSERT_EQ(chown(socket.c_str(), 0, 3), 0);
+  ASSERT_EQ(chmod(socket.c_str(), 0660), 0);
+  const Arguments status = {"/usr/bin/setpriv", "--reuid=65534", "--regid=65534",        "--clear-groups",
+                            VramctlProgram(),   "status",        "--socket-dir=" + dir()};
+  const RunResult refused = RunProgram(status);
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_THAT(refused.err, HasSubstr(absl::StrCat("user nobody may not connect to ", socket)));
+  EXPECT_THAT(refused.err, HasSubstr("belongs to user root and group sys; join the group (sudo adduser nobody sys)"));
+
+  ASSERT_EQ(chmod(socket.c_str(), 0600), 0);
+  EXPECT_THAT(RunProgram(status).err, HasSubstr("let its group in (socket_mode: \"0660\""));
+  ASSERT_EQ(chmod(dir().c_str(), 0700), 0);
+  EXPECT_THAT(RunProgram(status).err, HasSubstr(absl::StrCat("let its group in (chmod g+x ", dir(), ")")));
+}
+
+TEST_F(CommandLineTest, SessionsFitInAHundredColumns) {
+  std::vector<Client> clients;
+  for (const char* name : {"a-session-with-a-name-that-is-as-long-as-names-may-be-63-letter", "short"}) {
+    ASSERT_OK_AND_ASSIGN(Client client, Connect(name));
+    ASSERT_OK(client.Allocate(1_MiB));
+    clients.push_back(std::move(client));
+  }
+  ASSERT_EQ(Ctl({"guarantee", "short", "64MiB"}).exit_code, 0);
+  ASSERT_EQ(Ctl({"priority", "short", "-1000"}).exit_code, 0);
+  ASSERT_EQ(Ctl({"limit", "short", "1MiB"}).exit_code, 1) << "below its guarantee";
+  const std::string text = Ctl({"sessions"}).out;
+  for (const std::string& line : Lines(text)) EXPECT_LE(line.size(), 100u) << text;
+  for (const char* heading : {" AGE ", " GUARANTEE ", " PRIO "}) EXPECT_THAT(text, HasSubstr(heading));
+  EXPECT_THAT(text, Not(HasSubstr("WAITS FOR"))) << "nobody waits";
+}
+
+// ---- Completion ----
+
+TEST_F(CommandLineTest, Completes) {
+  ASSERT_OK_AND_ASSIGN(Client trainer, Connect("trainer"));
+  ASSERT_OK_AND_ASSIGN(Client tuner, Connect("tuner"));
+  const auto complete = [&](Arguments words) {
+    words.insert(words.begin(), {VramctlProgram(), "__complete"});
+    return Lines(RunProgram(words, {{"VRAMBROKER_SOCKET_DIR", dir()}}).out);
+  };
+  EXPECT_THAT(complete({"sn"}), ElementsAre("snapshot"));
+  EXPECT_THAT(complete({"limit", "t"}), UnorderedElementsAre("trainer", "tuner"));
+  EXPECT_THAT(complete({"limit", "trainer", ""}), ElementsAre());
+  EXPECT_THAT(complete({"ooms", "--session", "tr"}), ElementsAre("trainer"));
+  EXPECT_THAT(complete({"--format", "json", "trim", "tu"}), ElementsAre("tuner"));
+  EXPECT_THAT(complete({"sessions", "--form"}), ElementsAre("--format"));
+  EXPECT_THAT(complete({"sessions", "--format", ""}), ElementsAre("text", "json"));
+  EXPECT_THAT(complete({"top", "--sort", "res"}), ElementsAre("reserved"));
+  EXPECT_THAT(complete({"replay", ""}), ElementsAre(":files"));
+  EXPECT_THAT(complete({"policy", "e"}), ElementsAre("explain"));
+  EXPECT_THAT(complete({"help", "sum"}), ElementsAre("summary"));
+  EXPECT_THAT(complete({"trim", "--socket-dir", "/nowhere", "t"}), ElementsAre());
+}
+
+// The scripts in real shells, as a user's keys call them.
+TEST_F(CommandLineTest, TheShellsComplete) {
+  ASSERT_OK_AND_ASSIGN(Client trainer, Connect("trainer"));
+  const std::string folder = absl::StrCat(paths::kSourceDir, "/client/vramctl/");
+  const Environment environment = {{"VRAMBROKER_SOCKET_DIR", dir()}};
+  const std::string bash =
+      absl::StrCat("source ", folder, "completion.bash; COMP_WORDS=(", VramctlProgram(),
+                   " limit tr); COMP_CWORD=2; _vramctl; echo \"${COMPREPLY[*]}\"; "
+                   "COMP_WORDS=(",
+                   VramctlProgram(),
+                   " ooms --session = tr); COMP_CWORD=4; _vramctl; echo \"${COMPREPLY[*]}\"; "
+                   "COMP_WORDS=(",
+                   VramctlProgram(), "); COMP_WORDS+=(''); COMP_CWORD=1; _vramctl; echo \"${#COMPREPLY[*]}\"");
+  const RunResult in_bash = RunProgram({"/bin/bash", "-uc", bash}, environment);
+  ASSERT_EQ(Lines(in_bash.out).size(), 3u) << in_bash.out << in_bash.err;
+  EXPECT_EQ(Lines(in_bash.out)[0], "trainer");
+  EXPECT_EQ(Lines(in_bash.out)[1], "trainer");
+  EXPECT_GE(std::atoi(Lines(in_bash.out)[2].c_str()), 20);
+
+  if (!std::filesystem::exists("/bin/zsh")) GTEST_SKIP() << "no zsh";
+  const std::string zsh = absl::StrCat("compadd() { print -l -- ${(P)2} }; words=(", VramctlProgram(),
+                                       " limit tr); CURRENT=3; source ", folder, "completion.zsh");
+  const RunResult in_zsh = RunProgram({"/bin/zsh", "-fc", zsh}, environment);
+  EXPECT_EQ(in_zsh.out, "trainer\n") << in_zsh.err;
+}
+
+// ---- The daemon ----
+
+// A daemon that is started with `arguments`, and stops at the end.
+absl::StatusOr<std::unique_ptr<ChildProcess>> StartWith(Arguments arguments) {
+  arguments.insert(arguments.begin(), {DaemonProgram(), "--device=host", "--socket-dir=" + MakeTempDir()});
+  absl::StatusOr<std::unique_ptr<ChildProcess>> daemon = ChildProcess::Start(arguments);
+  if (!daemon.ok()) return daemon.status();
+  const bool ready =
+      WaitFor([&] { return StrContains((*daemon)->ErrorText(), "daemon ready") || !(*daemon)->Running(); });
+  if (!ready || !(*daemon)->Running()) return absl::InternalError((*daemon)->ErrorText());
+  return daemon;
+}
+
+TEST(DaemonCommandLineTest, ServesHttpOnLocalhostAndIpv6) {
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<ChildProcess> localhost,
+                       StartWith({"--capacity=64MiB", "--http-address=localhost:0"}));
+  EXPECT_THAT(localhost->ErrorText(), ::testing::ContainsRegex("http=http://(127.0.0.1|\\[::1\\]):[1-9]"));
+
+  const UniqueFd probe(socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in6 address = {};
+  address.sin6_family = AF_INET6;
+  address.sin6_addr = in6addr_loopback;
+  if (bind(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
+    GTEST_SKIP() << "this machine has no IPv6";
+  }
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<ChildProcess> ipv6,
+                       StartWith({"--capacity=64MiB", "--http-address=[::1]:0"}));
+  const std::string log = ipv6->ErrorText();
+  const std::string start = "http=http://[::1]:";
+  ASSERT_TRUE(StrContains(log, start)) << log;
+  address.sin6_port = htons(static_cast<uint16_t>(std::atoi(log.c_str() + log.find(start) + start.size())));
+  const UniqueFd connection(socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  ASSERT_EQ(connect(connection.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  const std::string request =
+      absl::StrCat("GET /healthz HTTP/1.1\r\nHost: [::1]:", ntohs(address.sin6_port), "\r\n\r\n");
+  ASSERT_EQ(write(connection.get(), request.data(), request.size()), static_cast<ssize_t>(request.size()));
+  std::string answer(1 << 12, '\0');
+  answer.resize(static_cast<size_t>(std::max<ssize_t>(0, read(connection.get(), answer.data(), answer.size()))));
+  EXPECT_TRUE(absl::StartsWith(answer, "HTTP/1.1 200 OK")) << answer;
+}
+
+TEST(DaemonCommandLineTest, WarnsOfMoreMemoryThanTheMachineHas) {
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<ChildProcess> too_much,
+                       StartWith({"--capacity=1000TiB", "--http-address=off"}));
+  EXPECT_THAT(too_much->ErrorText(), HasSubstr("of memory that this machine has"));
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<ChildProcess> modest,
+                       StartWith({"--capacity=64MiB", "--http-address=off"}));
+  EXPECT_THAT(modest->ErrorText(), Not(HasSubstr("of memory that this machine has")));
+}
+
+TEST(DaemonCommandLineTest, AReloadWithoutAFileRaisesNoAlert) {
+  const std::string dir = MakeTempDir();
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<ChildProcess> bare,
+                       ChildProcess::Start({DaemonProgram(), "--device=host", "--capacity=64MiB", "--socket-dir=" + dir,
+                                            "--http-address=127.0.0.1:0"}));
+  ASSERT_TRUE(WaitFor([&] { return StrContains(bare->ErrorText(), "daemon ready"); })) << bare->ErrorText();
+  const std::string log = bare->ErrorText();
+  const std::string start = "http=http://127.0.0.1:";
+  const int port = std::atoi(log.c_str() + log.find(start) + start.size());
+  const RunResult reload = Vramctl({"reload", "--socket-dir=" + dir});
+  EXPECT_EQ(reload.exit_code, 1);
+  EXPECT_THAT(reload.err, HasSubstr("started without --config"));
+  ASSERT_OK_AND_ASSIGN(const HttpAnswer metrics, HttpGet(port, "/metrics"));
+  EXPECT_THAT(metrics.body, HasSubstr("\nvrambroker_config_last_reload_successful 1\n"));
+}
+
+}  // namespace
+}  // namespace vrambroker::testing_support
