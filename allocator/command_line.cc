@@ -60,14 +60,19 @@ std::string FullName(const CLI::App& app) {
   return app.get_parent() == nullptr ? app.get_name() : FullName(*app.get_parent()) + " " + app.get_name();
 }
 
-void AppendOptions(const CLI::App& app, const std::string& title, bool is_parent, std::string* out) {
-  const std::vector<const CLI::Option*> options = app.get_options([&](const CLI::Option* option) {
-    const bool is_own = !is_parent || (option != app.get_help_ptr() && option != app.get_version_ptr());
-    return option->nonpositional() && !option->get_group().empty() && is_own;
-  });
-  if (options.empty()) return;
-  absl::StrAppend(out, "\n", title, ":\n");
-  for (const CLI::Option* option : options) AppendEntry(LabelOf(*option), option->get_description(), out);
+enum class Which { kAll, kWithoutHelp };
+
+void AppendOptions(const CLI::App& app, Which which, std::string* out) {
+  for (const CLI::Option* option : app.get_options()) {
+    const bool is_help = option == app.get_help_ptr() || option == app.get_version_ptr();
+    if (option->nonpositional() && (which == Which::kAll || !is_help)) {
+      AppendEntry(LabelOf(*option), option->get_description(), out);
+    }
+  }
+}
+
+std::vector<const CLI::Option*> Arguments(const CLI::App& app) {
+  return app.get_options([](const CLI::Option* option) { return option->get_positional(); });
 }
 
 bool HasOption(const CLI::App& app, const std::string& name) {
@@ -89,35 +94,55 @@ void CheckValues(const CLI::App& app) {
   for (const CLI::App* command : app.get_subcommands()) CheckValues(*command);
 }
 
+std::string UsageOf(const CLI::App& app) {
+  const bool has_commands = !app.get_subcommands([](const CLI::App*) { return true; }).empty();
+  std::string usage = absl::StrCat(FullName(app), has_commands ? " COMMAND [ARGUMENTS]" : "");
+  for (const CLI::Option* argument : Arguments(app)) {
+    const std::string name = argument->get_type_name();
+    absl::StrAppend(&usage, " ", argument->get_required() ? name : absl::StrCat("[", name, "]"));
+  }
+  return absl::StrCat(usage, " [OPTIONS]");
+}
+
+void AppendArguments(const CLI::App& app, std::string* out) {
+  for (const CLI::Option* argument : Arguments(app)) {
+    AppendEntry(argument->get_type_name(), argument->get_description(), out);
+  }
+}
+
+// A section for each command below `app`: its arguments and its own options.
+void AppendCommands(const CLI::App& app, std::string* out) {
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    absl::StrAppend(out, "\nCommand ", command->get_name(), ":\n  $ ", UsageOf(*command), "\n\n");
+    AppendWrapped(command->get_description(), 0, 0, out);
+    absl::StrAppend(out, "\n");
+    AppendArguments(*command, out);
+    AppendOptions(*command, Which::kWithoutHelp, out);
+    AppendCommands(*command, out);
+  }
+}
+
 class HelpFormatter : public CLI::FormatterBase {
  public:
-  std::string make_help(const CLI::App* app, std::string /*name*/, CLI::AppFormatMode /*mode*/) const override {
-    const auto shown = [](const CLI::App* command) { return !command->get_group().empty(); };
-    const std::vector<const CLI::App*> commands = app->get_subcommands(shown);
-    const std::vector<const CLI::Option*> arguments =
-        app->get_options([](const CLI::Option* option) { return option->get_positional(); });
-
-    std::string out = absl::StrCat("Usage: ", FullName(*app), commands.empty() ? "" : " COMMAND [ARGUMENTS]");
-    for (const CLI::Option* argument : arguments) {
-      absl::StrAppend(
-          &out, " ",
-          argument->get_required() ? argument->get_type_name() : absl::StrCat("[", argument->get_type_name(), "]"));
-    }
-    absl::StrAppend(&out, " [OPTIONS]\n\n");
+  std::string make_help(const CLI::App* app, std::string /*name*/, CLI::AppFormatMode mode) const override {
+    std::string out = absl::StrCat("Usage: ", UsageOf(*app), "\n\n");
     AppendWrapped(app->get_description(), 0, 0, &out);
-    if (!arguments.empty()) absl::StrAppend(&out, "\nArguments:\n");
-    for (const CLI::Option* argument : arguments) {
-      AppendEntry(argument->get_type_name(), argument->get_description(), &out);
-    }
+    if (!Arguments(*app).empty()) absl::StrAppend(&out, "\nArguments:\n");
+    AppendArguments(*app, &out);
     std::string group;
-    for (const CLI::App* command : commands) {
+    for (const CLI::App* command : app->get_subcommands([](const CLI::App*) { return true; })) {
       if (command->get_group() != group) absl::StrAppend(&out, "\n", group = command->get_group(), ":\n");
       AppendEntry(command->get_name(), command->get_description(), &out);
     }
-    AppendOptions(*app, "Options", /*is_parent=*/false, &out);
-    for (const CLI::App* parent = app->get_parent(); parent != nullptr; parent = parent->get_parent()) {
-      if (parent->get_parent() == nullptr) AppendOptions(*parent, "Options of every command", /*is_parent=*/true, &out);
+    absl::StrAppend(&out, "\nOptions:\n");
+    AppendOptions(*app, Which::kAll, &out);
+    const CLI::App* root = app;
+    while (root->get_parent() != nullptr) root = root->get_parent();
+    if (root != app) {
+      absl::StrAppend(&out, "\nOptions of every command:\n");
+      AppendOptions(*root, Which::kWithoutHelp, &out);
     }
+    if (mode == CLI::AppFormatMode::All) AppendCommands(*app, &out);
     if (!app->get_footer().empty()) absl::StrAppend(&out, "\n", app->get_footer(), "\n");
     return out;
   }

@@ -85,10 +85,13 @@ std::unique_ptr<CLI::App> MakeApp(Options& options) {
   }
   app->footer(
       "Examples:\n"
-      "  vrambrokerd --socket-dir /tmp/vrambroker --capacity 4GiB\n"
-      "  vrambrokerd --config /etc/vrambroker/vrambroker.textproto --check-config\n"
+      "  $ vrambrokerd --socket-dir /tmp/vrambroker --capacity 4GiB\n"
+      "  $ vrambrokerd --config /etc/vrambroker/vrambroker.textproto --check-config\n"
       "\n"
-      "Exit code: 0 stopped as asked, 1 could not serve, 2 bad options or configuration.");
+      "Exit status:\n"
+      "  0                     Stopped as asked.\n"
+      "  1                     Could not serve.\n"
+      "  2                     Bad options or configuration.");
   return app;
 }
 

@@ -25,10 +25,13 @@ constexpr char kHelp[] = "Help";
 constexpr char kSession[] = "SESSION";
 
 constexpr char kFooter[] =
-    "SESSION is a session's name or its id.\n"
-    "The socket directory also comes from $VRAMBROKER_SOCKET_DIR.\n"
-    "Exit code: 0 done, 1 refused or failed, 2 wrong use.\n"
-    "`vramctl help COMMAND` explains a command.";
+    "SESSION is a session's name or its id. The socket directory also comes from\n"
+    "$VRAMBROKER_SOCKET_DIR. `vramctl help COMMAND` explains a command.\n"
+    "\n"
+    "Exit status:\n"
+    "  0                     Done.\n"
+    "  1                     Refused or failed.\n"
+    "  2                     Wrong use.";
 
 void AddDevice(CLI::App* command, std::optional<int>* device, const char* description) {
   command->add_option("--device", *device, description)->type_name("N");
@@ -246,7 +249,7 @@ void CommandLine::AddTools() {
           "Allocator settings in PyTorch's syntax, as max_split_size_mb:128. Default: $PYTORCH_ALLOC_CONF, else "
           "$PYTORCH_CUDA_ALLOC_CONF.")
       ->type_name("SETTINGS");
-  hold->footer("Example:\n  vramctl hold 1GiB --limit 0.5 --name trainer");
+  hold->footer("Examples:\n  $ vramctl hold 1GiB --limit 0.5 --name trainer");
 
   CLI::App* const snapshot =
       Add(kTools, "snapshot", "Write what a session holds, and its last events, for pytorch.org/memory_viz.",
@@ -267,7 +270,8 @@ void CommandLine::AddTools() {
   replay->add_option("-o,--output", context_.output, "Write the final state to FILE, as `snapshot` does.")
       ->type_name("FILE")
       ->excludes(per_op);
-  replay->footer("Example:\n  vramctl replay trainer.pickle --alloc-conf max_split_size_mb:128 --device-bytes 24GiB");
+  replay->footer(
+      "Examples:\n  $ vramctl replay trainer.pickle --alloc-conf max_split_size_mb:128 --device-bytes 24GiB");
 
   CLI::App* const tune =
       Add(kTools, "tune", "Try many allocator settings on a trace: which reserve less, which fit a smaller device.",
@@ -286,10 +290,12 @@ void CommandLine::AddTools() {
       command = next;
     }
     // Not its help(), which is that of the command that was given.
-    std::fputs(command->get_formatter()->make_help(command, "", CLI::AppFormatMode::Normal).c_str(), stdout);
+    std::fputs(command->get_formatter()->make_help(command, "", help_mode_).c_str(), stdout);
     return absl::OkStatus();
   });
   help->add_option("COMMAND", words_, "Its name. Default: show all commands.")->type_name("COMMAND");
+  help->add_flag_callback(
+      "--all", [this] { help_mode_ = CLI::AppFormatMode::All; }, "Explain every command.");
   Add(kHelp, "version", "Print the version.", [] {
     std::puts(VersionText("vramctl").c_str());
     return absl::OkStatus();

@@ -47,6 +47,7 @@ class CommandLine {
   std::string session_argument_;
   std::string value_argument_;
   std::vector<std::string> words_;  // of help
+  CLI::AppFormatMode help_mode_ = CLI::AppFormatMode::Normal;
 };
 
 }  // namespace vrambroker::vramctl

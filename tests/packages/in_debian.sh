@@ -37,6 +37,14 @@ done
   || fail "two packages have the same synopsis"
 grep -q '^libvrambroker 1 libvrambroker1 ' /var/lib/dpkg/info/libvrambroker1*.shlibs || fail "libvrambroker1 has no shlibs file"
 
+say "Man pages and completion"
+for page in man1/vramctl.1 man5/vrambroker.textproto.5 man8/vrambrokerd.8; do
+  zcat /usr/share/man/$page.gz | grep -q '^\.SH NAME' || fail "no man page $page"
+done
+zcat /usr/share/man/man1/vramctl.1.gz | grep -q 'Command hold' || fail "vramctl(1) does not explain its commands"
+zcat /usr/share/man/man5/vrambroker.textproto.5.gz | grep -q '^socket_dir: ' || fail "vrambroker.textproto(5) has no fields"
+[ -s /usr/share/bash-completion/completions/vramctl ] && [ -s /usr/share/zsh/vendor-completions/_vramctl ] || fail "no completion"
+
 say "The unit"
 systemd-analyze verify vrambroker.service
 systemd-analyze security --offline=yes --threshold=30 --no-pager vrambroker.service | tail -n 1

@@ -13,8 +13,12 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "allocator/bytes.h"
 #include "server/config_rules.h"
+#include "tests/support/paths.h"
 
 namespace vrambroker {
 namespace {
@@ -25,6 +29,32 @@ absl::StatusOr<Config> Read(const std::string& text) {
   absl::StatusOr<ConfigText> parsed = ParseConfigText("test.textproto", text);
   if (!parsed.ok()) return parsed.status();
   return CheckConfig(*parsed);
+}
+
+// deploy/vrambroker.textproto, which is also the man page.
+TEST(ConfigTest, TheExampleShowsEveryFieldWithItsDefault) {
+  const absl::StatusOr<ConfigText> example =
+      ReadConfigFile(absl::StrCat(testing_support::paths::kSourceDir, "/deploy/vrambroker.textproto"));
+  ASSERT_TRUE(example.ok()) << example.status();
+  const absl::StatusOr<Config> config = CheckConfig(*example);
+  ASSERT_TRUE(config.ok()) << config.status();
+  const absl::StatusOr<Config> defaults = Read("");
+  ASSERT_TRUE(defaults.ok()) << defaults.status();
+  EXPECT_THAT(FieldsThatNeedARestart(*defaults, *config), ::testing::IsEmpty());
+  EXPECT_EQ(config->session_limit, defaults->session_limit);
+  EXPECT_EQ(config->max_sessions_per_uid, defaults->max_sessions_per_uid);
+  EXPECT_TRUE(config->rules.empty());
+
+  std::ifstream file(absl::StrCat(testing_support::paths::kSourceDir, "/deploy/vrambroker.textproto"));
+  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  const google::protobuf::Descriptor* const fields = config::v1::DaemonConfig::descriptor();
+  for (int i = 0; i < fields->field_count(); ++i) {
+    const std::string& name = fields->field(i)->name();
+    EXPECT_TRUE(absl::StrContains(text, absl::StrCat("\n", name)) ||
+                absl::StrContains(text, absl::StrCat("\n# ", name)))
+        << name;
+  }
+  for (const absl::string_view line : absl::StrSplit(text, '\n')) EXPECT_LE(line.size(), 80u) << line;
 }
 
 TEST(ConfigTest, EmptyFileGivesTheDefaults) {
