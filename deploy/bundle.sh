@@ -29,7 +29,7 @@ done
 if [ -z "$build_dir" ]; then
   build_dir=$source_dir/build/release
   "$source_dir/deploy/packages.sh" build
-  (cd "$source_dir" && cmake --preset release > /dev/null && cmake --build --preset release --target bundle_programs gpu_test_programs)
+  (cd "$source_dir" && cmake --preset release > /dev/null && cmake --build --preset release --target programs gpu_test_programs)
 fi
 [ -f "$build_dir/CMakeCache.txt" ] || fail "$build_dir is no build folder: it has no CMakeCache.txt"
 grep -q '^VRAMBROKER_SANITIZER:STRING=$' "$build_dir/CMakeCache.txt" || fail "$build_dir was built with sanitizers"

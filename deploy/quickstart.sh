@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Installs what is missing, builds vrambroker, and shows its main job: one daemon, four client processes with limits
-# of 40, 30, 20 and 10 percent, one of which asks for too much, one of which is killed. Exits 0 only if all went right.
+# Installs missing packages, builds vrambroker, and shows its main job: one daemon and four client processes with limits
+# of 40, 30, 20 and 10 percent. One asks for too much, one is killed. Exits 0 only if everything went right.
 #
 #   --keep             leave the daemon running at the end
 #   --build-dir DIR    use the binaries of this build; neither install nor build anything
@@ -28,13 +28,34 @@ done
 say() { printf '\n== %s\n' "$*"; }
 fail() { printf '\nquickstart: FAILED: %s\n' "$*" >&2; exit 1; }
 
+# build: builds all programs and libraries, and says every few seconds how far it is.
+build() {
+  local log=build/release/quickstart.log started=$SECONDS steps done status=0 line every=10
+  cmake --preset release > "$log.cmake" 2>&1 || { cat "$log.cmake" >&2; fail "cmake"; }
+  steps=$(cmake --build --preset release --target programs -- -n | grep -c '^\[')
+  if [ "$steps" -le 1 ]; then echo "  everything is built"; return; fi
+  printf '  the daemon, vramctl, the client libraries and the demos: %d steps on %d processors\n' "$steps" "$(nproc)"
+  [ "$steps" -lt 40 ] || printf '  about %d minutes the first time\n' $((10 / $(nproc) + 1))
+  cmake --build --preset release --target programs > "$log" 2>&1 &
+  while kill -0 $! 2>/dev/null; do
+    done=$(sed -n 's,^\[\([0-9]*\)/.*,\1,p' "$log" | tail -n 1)
+    line=$(printf '  %d of %d steps done after %d:%02d' "${done:-0}" "$steps" $(((SECONDS - started) / 60)) $(((SECONDS - started) % 60)))
+    if [ -t 1 ]; then printf '\r%s' "$line"; elif [ $((++every)) -gt 10 ]; then echo "$line"; every=0; fi
+    sleep 1
+  done
+  wait $! || status=$?
+  if [ $status != 0 ]; then cat "$log" >&2; fail "the build"; fi
+  if [ -t 1 ]; then echo; fi
+  printf '  built in %d:%02d\n' $(((SECONDS - started) / 60)) $(((SECONDS - started) % 60))
+}
+
 if [ -z "$build_dir$bin_dir" ]; then
   say "Packages"
   ./deploy/packages.sh build
-  say "Build (a few minutes the first time)"
+  say "Build"
   build_dir=build/release
-  cmake --preset release > /dev/null
-  cmake --build --preset release --target vrambrokerd vramctl vrambroker-demo
+  mkdir -p $build_dir
+  build
 fi
 if [ -n "$build_dir" ]; then
   daemon=$build_dir/server/vrambrokerd vramctl=$build_dir/client/vramctl demo=$build_dir/deploy/vrambroker-demo
@@ -59,7 +80,7 @@ trap cleanup EXIT
 say "The daemon"
 http=127.0.0.1:9477
 if (exec 3<>/dev/tcp/127.0.0.1/9477) 2>/dev/null; then http=127.0.0.1:0; fi  # taken: any free port
-setsid "$daemon" --socket_dir="$VRAMBROKER_SOCKET_DIR" --capacity=1GiB --http_address=$http > "$work/daemon.log" 2>&1 &
+setsid "$daemon" --socket-dir="$VRAMBROKER_SOCKET_DIR" --capacity=1GiB --http-address=$http > "$work/daemon.log" 2>&1 &
 daemon_pid=$!
 for _ in $(seq 600); do
   grep -qs 'daemon ready' "$work/daemon.log" && break
@@ -112,10 +133,10 @@ until enough && [ $SECONDS -ge $earliest ]; do
 done
 progress; echo
 
-say "evaluator asked for one byte more than its limit, on purpose"
+say "On purpose, evaluator asked for one byte more than its limit"
 grep '^refused' "$work/evaluator.log" | sed 's/^/  /' || fail "evaluator was not refused"
 
-say "notebook is killed with SIGKILL, on purpose"
+say "On purpose, notebook is killed with SIGKILL"
 gpu='gpu="0"'
 held=$(metric client_reserved_bytes "client=\"notebook\",$gpu")
 [ "${held:-0}" -gt 0 ] || fail "notebook held nothing"
@@ -127,9 +148,9 @@ until [ -z "$(metric client_reserved_bytes "client=\"notebook\",$gpu")" ]; do
   [ $(($(date +%s%N) - started)) -lt 60000000000 ] || fail "notebook's memory did not come back"
   sleep 0.02
 done
-printf '  its %d MiB were charged to nobody %d ms later\n' $((held >> 20)) $((($(date +%s%N) - started) / 1000000))
+printf '  %d ms later its %d MiB were free for others\n' $((($(date +%s%N) - started) / 1000000)) $((held >> 20))
 others=$(metric device_allocated_bytes "$gpu")
-printf '  the others still hold %d MiB and go on\n' $((others >> 20))
+printf '  the others keep their %d MiB and go on\n' $((others >> 20))
 alive trainer finetune evaluator
 before=$(grep -c '^step' "$work/trainer.log")
 for _ in $(seq 600); do
@@ -155,7 +176,7 @@ done
 finished=true
 cat <<END
 
-All of it was as it should be.
+All checks passed.
   page       ${metrics_url%metrics}
   metrics    $metrics_url
 END
@@ -170,9 +191,6 @@ The daemon (pid $daemon_pid) goes on. Try:
 END
 else
   cat <<END
-The daemon stops now; run with --keep to leave it running. Next, for example:
-  $daemon --socket_dir=/tmp/vrambroker --capacity=4GiB &
-  export VRAMBROKER_SOCKET_DIR=/tmp/vrambroker
-  $vramctl hold 1GiB --limit 0.5
+The daemon stops now; run with --keep to leave it running. README.md says what to try next.
 END
 fi

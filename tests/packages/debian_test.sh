@@ -30,7 +30,12 @@ fi
 mkdir "$work/test"
 (cd "$work" && cpack --config "$build_dir/CPackConfig.cmake" -B "$work/packages" > "$work/cpack.log") || { cat "$work/cpack.log" >&2; exit 1; }
 mv "$work"/packages/*.deb "$work/test/"
-cp -r "$here/in_debian.sh" "$here/consumer" "$work/test/"
+cp -r "$here/in_debian.sh" "$here/guides_test.py" "$here/consumer" "$work/test/"
+# What a reader of the guides has: the source, and the demos that quickstart.sh builds.
+git -C "$here/../.." ls-files -z | tar -C "$here/../.." --null --files-from=- --exclude=tests/golden/expandable -c \
+  | tar -x --one-top-level="$work/test/tree"
+mkdir -p "$work/test/tree/build/release/deploy"
+cp "$build_dir"/deploy/vrambroker-{demo,fragmentation} "$work/test/tree/build/release/deploy/"
 chmod 755 "$work" "$work/test"
 ls -l "$work/test"
 
@@ -39,6 +44,6 @@ depends=$(for package in "$work"/test/*.deb; do dpkg-deb -f "$package" Depends; 
   | sed 's/[|(].*//; s/ //g; /vrambroker/d; /^$/d' | sort -u | paste -sd,)
 sources=/etc/apt/sources.list.d/debian.sources
 [ -f $sources ] || sources=/etc/apt/sources.list
-mmdebstrap --quiet --variant=minbase --include="$depends,g++,cmake,make,pkg-config" \
-  --customize-hook="copy-in '$work/test' /" --customize-hook='timeout --kill-after=10 300 unshare --pid --fork --kill-child --mount-proc="$1/proc" chroot "$1" /test/in_debian.sh' \
+mmdebstrap --quiet --variant=minbase --include="$depends,g++,cmake,make,pkg-config,curl" \
+  --customize-hook="copy-in '$work/test' /" --customize-hook='timeout --kill-after=10 600 unshare --pid --fork --kill-child --mount-proc="$1/proc" chroot "$1" /test/in_debian.sh' \
   "$(. /etc/os-release; echo "$VERSION_CODENAME")" /dev/null $sources

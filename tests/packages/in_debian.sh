@@ -51,7 +51,7 @@ systemd-analyze security --offline=yes --threshold=30 --no-pager vrambroker.serv
 
 say "The daemon, as the unit runs it: its own user, one capability"
 exec_start=$(sed -n 's/^ExecStart=//p' /usr/lib/systemd/system/vrambroker.service | tr -d '"')
-sed -i 's/^device: .*/device: "host"/; s/^# capacity: .*/capacity: "256MiB"/; s/^http_address: .*/http_address: "off"/' /etc/vrambroker/vrambroker.textproto
+sed -i 's/^device: .*/device: "host"/; s/^# capacity: .*/capacity: "256MiB"/; s/^http_address: .*/http_address: "localhost:9477"/' /etc/vrambroker/vrambroker.textproto
 as_the_unit=(setpriv --reuid=vrambroker --regid=vrambroker --init-groups --no-new-privs
              --bounding-set=-all,+sys_ptrace --inh-caps=-all,+sys_ptrace --ambient-caps=-all,+sys_ptrace)
 "${as_the_unit[@]}" $exec_start --check_config
@@ -100,6 +100,15 @@ as alice sh -e -c 'cd ~/consumer
   ./c
   build/consumer_cc
   ./cc'
+
+say "The README and the guides, command by command"
+printf '#!/bin/sh\nexec "$@"\n' > /usr/local/bin/sudo && chmod +x /usr/local/bin/sudo
+chown -R alice: tree
+as alice mkdir -p tree/build/release/server tree/build/release/client
+ln -s /usr/bin/vrambrokerd tree/build/release/server/
+ln -s /usr/bin/vramctl tree/build/release/client/
+python3 guides_test.py tree
+rm /usr/local/bin/sudo
 
 say "Stopped and purged: nothing is left"
 kill -TERM $daemon_pid

@@ -1,0 +1,139 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Runs every command and program of the README and the guides, from top to bottom. Usage: guides_test.py TREE
+
+TREE is a copy of the source tree, on a machine with the packages installed and the service running; in_debian.sh calls it
+as root. Each guide is one bash, run by the user that the guide is for. A command must succeed, unless its comment says
+"exit code N". A fenced block is run by its language (sh, python, cpp, c, textproto); one that cannot be run here says so
+where only the source shows it: ```sh not run: REASON
+"""
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+
+GUIDES = {  # and who follows them
+    "README.md": "alice",
+    "deploy/README.md": "root",
+    "deploy/OPERATING.md": "root",
+    "deploy/MONITORING.md": "root",
+    "client/README.md": "alice",
+    "client/GUIDE.md": "alice",
+    "client/JSON.md": "alice",
+    "client/python/README.md": "alice",
+    "server/README.md": "alice",
+    "server/TUNING.md": "alice",
+}
+BLOCK = re.compile(r"^```(?P<language>\w*)(?: not run: (?P<reason>[^\n]+))?\n(?P<text>.*?)^```$", re.M | re.S)
+# The packages are installed: what quickstart.sh would build is there.
+STAND_INS = {"./deploy/quickstart.sh": "./deploy/quickstart.sh --build-dir build/release --seconds 1"}
+
+PROLOGUE = r"""
+set -m
+until_true() {  # waits for a minute
+  for _ in $(seq 600); do if eval "$1"; then return; fi; sleep 0.1; done
+  echo "waited for a minute: $1" >&2; exit 1
+}
+expect() {  # expect CODE WANTED PLACE
+  [ "$1" = "$2" ] || { echo "FAILED: $3: exit code $1, not $2" >&2; exit 1; }
+}
+end() { for job in $(jobs -p); do kill -TERM -- -$job 2> /dev/null; done; wait; }
+trap end EXIT
+"""
+
+
+def background(command):
+    """What to wait for when a command was left running."""
+    words = shlex.split(command, comments=True)
+    if words[0] == "vrambrokerd":
+        return f"until_true 'vramctl status --socket-dir {words[words.index('--socket-dir') + 1]} > /dev/null 2>&1'"
+    name = words[words.index("--name") + 1]
+    return f"until_true 'vramctl summary {name} 2> /dev/null | grep -q Allocated'"
+
+
+def shell_lines(text, place):
+    """Each command of a block, with a check of its exit code."""
+    for command in re.sub(r"\\\n\s*", " ", text).splitlines():
+        bare = " ".join(shlex.split(command, comments=True))
+        if not bare:
+            continue
+        wanted = re.search(r"#.*exit code (\d+)", command)
+        yield f"printf '+ %s\\n' {shlex.quote(command)}"
+        yield STAND_INS.get(bare, command)
+        if bare.endswith("&"):
+            yield background(bare[:-1])
+        else:
+            yield f"expect $? {wanted.group(1) if wanted else 0} {shlex.quote(place + ': ' + bare)}"
+
+
+def whole_program(language, text):
+    """A fragment as a program."""
+    if "main(" in text:
+        return text
+    headers = {"cpp": "#include <vrambroker/client.h>\n#include <iostream>\n",
+               "c": "#include <stdio.h>\n#include <vrambroker/vrambroker.h>\n"}[language]
+    declarations = {"cpp": "", "c": "vrambroker_client* client;\nvoid* memory;\n"}[language]
+    return f"{headers}int main(void) {{\n{declarations}{text}\nreturn 0;\n}}\n"
+
+
+def block_lines(language, text, place, folder):
+    if language == "sh":
+        yield from shell_lines(text, place)
+        return
+    file = folder / re.sub(r"\W", "_", place)
+    runs = {
+        "python": "python3 {0}.py",
+        "cpp": "c++ -std=c++20 {0}.cpp $(pkg-config --cflags --libs vrambroker-client) -o {0} && {0}",
+        "c": "cc -Wall -Werror {0}.c $(pkg-config --cflags --libs vrambroker) -o {0} && {0}",
+        "textproto": "vrambrokerd --config {0}.textproto --check-config",
+    }
+    if language not in runs:
+        raise ValueError(f"{place}: a block in '{language}' cannot be run: write ```{language} not run: REASON")
+    source = file.with_suffix({"python": ".py"}.get(language, f".{language}"))
+    source.write_text(whole_program(language, text) if language in ("c", "cpp") else text)
+    source.chmod(0o644)
+    yield f"printf '+ %s\\n' {shlex.quote(place)}"
+    yield runs[language].format(file)
+    yield f"expect $? 0 {shlex.quote(place)}"
+
+
+def script(tree, guide, folder):
+    """The commands of a guide as a script, and how many blocks it runs."""
+    markdown = (tree / guide).read_text()
+    fences = len(re.findall(r"^```", markdown, re.M))
+    lines, blocks, seen = [PROLOGUE, f"cd {shlex.quote(str(tree))}"], 0, 0
+    for match in BLOCK.finditer(markdown):
+        seen += 2
+        place = f"{guide}:{markdown.count(chr(10), 0, match.start('text'))}"
+        if match["reason"]:
+            print(f"   {place} is not run: {match['reason']}")
+        elif match["language"]:
+            blocks += 1
+            lines += block_lines(match["language"], match["text"], place, folder)
+    if seen != fences:
+        raise ValueError(f"{guide}: {fences} lines begin with ```, but {seen} of them open or close a block")
+    return "\n".join(lines) + "\n", blocks
+
+
+def main():
+    tree = pathlib.Path(sys.argv[1]).resolve()
+    folder = tree / "guides"
+    folder.mkdir()
+    folder.chmod(0o777)
+    failed = 0
+    for guide, user in GUIDES.items():
+        print(f"== {guide}, as {user}", flush=True)
+        text, blocks = script(tree, guide, folder)
+        if blocks == 0:
+            continue
+        as_user = ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", "--reset-env"] if user != "root" else []
+        done = subprocess.run([*as_user, "bash", "-c", text], stderr=subprocess.STDOUT, check=False, timeout=300)
+        if done.returncode != 0:
+            failed += 1
+            print(f"FAILED: {guide}", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
