@@ -101,13 +101,13 @@ absl::Status ParseDivisions(absl::string_view key, absl::string_view value, Allo
     uint32_t all = 0;
     if (!ReadDivisions(value, all) || all == 0) {
       return NotA(key, value,
-                  absl::StrCat("a power of two from 1 to ", kMaxDivisions, " nor a list as [256:1,512:2,>:8]"));
+                  absl::StrCat("a power of two from 1 to ", kMaxDivisions, " nor a list like [256:1,512:2,>:8]"));
     }
     divisions.fill(all);
     return absl::OkStatus();
   }
   if (value.find(']') != value.size() - 1) {
-    return NotA(key, value, "a closed list with nothing after it; accepted: lists as [256:1,512:2,>:8]");
+    return NotA(key, value, "a closed list with nothing after it; accepted: lists like [256:1,512:2,>:8]");
   }
   size_t next = 0;  // the lowest bucket that the rest of the list may set
   constexpr size_t kListIsOver = kBuckets + 1;
@@ -167,9 +167,9 @@ absl::Status ParseReserve(absl::string_view key, absl::string_view value, AllocC
       const auto [name, reserve] = SplitPair(pair);
       good = good && IsReserve(name) && IsReserve(reserve);
     }
-    if (!good) return NotA(key, value, "a closed list as [serving:0.25,training:8G]");
+    if (!good) return NotA(key, value, "a closed list like [serving:0.25,training:8G]");
   } else if (!IsReserve(value)) {
-    return NotA(key, value, "a size as 0.5 or 40G nor a list as [serving:0.25,training:8G]");
+    return NotA(key, value, "a size like 0.5 or 40G nor a list like [serving:0.25,training:8G]");
   }
   conf.warnings.push_back(absl::StrCat(key, " has no effect: vrambroker's segments have a fixed size."));
   return absl::OkStatus();
@@ -182,7 +182,7 @@ absl::Status ParseReleaseLock(absl::string_view key, absl::string_view value, Al
 }
 
 absl::Status ParseGraphCapture(absl::string_view key, absl::string_view value, AllocConf& conf) {
-  conf.warnings.push_back(absl::StrCat(key, " has no effect: vrambroker does not follow the capture of graphs."));
+  conf.warnings.push_back(absl::StrCat(key, " has no effect: vrambroker does not track graph capture."));
   return CheckBool(key, value);
 }
 
@@ -321,7 +321,7 @@ absl::StatusOr<AllocConf> ParseAllocConf(absl::string_view text) {
     if (setting == nullptr) return UnknownKey(key, value);
     if (!keys.insert(key).second) {
       return absl::InvalidArgumentError(
-          absl::StrCat(key, ": ", Quoted(value), " is its second value; accepted: each key once"));
+          absl::StrCat(key, ": ", Quoted(value), " is a second value; accepted: each key once"));
     }
     items.push_back({key, value, setting});
   }

@@ -240,16 +240,16 @@ CachingAllocator::Growth CachingAllocator::Grow(const Request& request, bool is_
     const uint64_t grown = counters_.reserved_bytes.current() + growing_bytes_ + request.segment_bytes;
     const bool passes_limit = limit_ != kNoLimit && grown > limit_;
     if (passes_limit && !limit_is_sources_) {
-      return {.refusal =
-                  absl::ResourceExhaustedError(absl::StrCat("a segment of ", FormatBytes(request.segment_bytes),
-                                                            " would pass the limit of ", FormatBytesExactly(limit_)))};
+      return {.refusal = absl::ResourceExhaustedError(absl::StrCat("a segment of ", FormatBytes(request.segment_bytes),
+                                                                   " would exceed the limit of ",
+                                                                   FormatBytesExactly(limit_)))};
     }
     if (!passes_limit && options_.reject_without_retry &&
         static_cast<double>(grown) > options_.per_process_memory_fraction * static_cast<double>(capacity_bytes_)) {
       ++counters_.num_oom_rejections;
       return {.refusal = absl::ResourceExhaustedError(
                   absl::StrCat("a segment of ", FormatBytes(request.segment_bytes),
-                               " would pass per_process_memory_fraction, and throw_on_cudamalloc_oom is set")),
+                               " would exceed per_process_memory_fraction, and throw_on_cudamalloc_oom is set")),
               .without_retry = true};
     }
     growing_bytes_ += request.segment_bytes;

@@ -313,7 +313,7 @@ absl::Status CheckVersions() {
   }
   if (driver == 0) {
     return absl::UnavailableError(
-        "no NVIDIA driver is installed (libcuda.so.1 not found); a container needs its host's (docker: --gpus)");
+        "no NVIDIA driver is installed (libcuda.so.1 not found); a container needs the host's driver (docker: --gpus)");
   }
   // Within a major version, older drivers serve newer runtimes (NVIDIA's minor version compatibility).
   if (driver / 1000 < runtime / 1000) {

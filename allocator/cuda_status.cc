@@ -16,10 +16,9 @@ struct KnownError {
   const char* advice;
 };
 
-constexpr char kNewProcess[] = "this process cannot use the GPU any more and must be started again";
+constexpr char kNewProcess[] = "this process can no longer use the GPU: restart it";
 constexpr char kSeeXid[] =
-    "this process cannot use the GPU any more and must be started again; the kernel log (dmesg, 'Xid') says what the "
-    "GPU reported";
+    "this process can no longer use the GPU: restart it; the kernel log (dmesg, 'Xid') says what the GPU reported";
 
 // A program that was built with an older toolkit gets these from a newer driver, too.
 constexpr auto kTensorMemoryLeak = static_cast<cudaError_t>(721);
@@ -36,12 +35,12 @@ constexpr KnownError kKnownErrors[] = {
     {cudaErrorInvalidValue, absl::StatusCode::kInvalidArgument, false, "the CUDA runtime refused an argument"},
     {cudaErrorInvalidDevice, absl::StatusCode::kInvalidArgument, false, "no such GPU; see CUDA_VISIBLE_DEVICES"},
     {cudaErrorInvalidResourceHandle, absl::StatusCode::kInvalidArgument, false,
-     "the handle or stream is of another process, or its owner has gone"},
+     "the handle or stream belongs to another process, or its owner is gone"},
     {cudaErrorMapBufferObjectFailed, absl::StatusCode::kUnavailable, false,
      "the segment's owner, the daemon, may have gone; containers must share its PID namespace"},
     {cudaErrorDeviceUninitialized, absl::StatusCode::kFailedPrecondition, false,
-     "a CUDA IPC handle opens in another process than its owner only, and in the owner's PID namespace: run containers "
-     "with the daemon's (docker: --pid=host or --pid=container:NAME, Kubernetes: shareProcessNamespace)"},
+     "a CUDA IPC handle opens only outside its owner's process, and only in the owner's PID namespace: run containers "
+     "in the daemon's (docker: --pid=host or --pid=container:NAME, Kubernetes: shareProcessNamespace)"},
     {cudaErrorNotSupported, absl::StatusCode::kUnimplemented, false,
      "the GPU or the driver cannot share memory between processes (WSL2, MIG and some virtual GPUs cannot)"},
     {cudaErrorNoDevice, absl::StatusCode::kUnavailable, false,
@@ -52,15 +51,16 @@ constexpr KnownError kKnownErrors[] = {
     {cudaErrorInitializationError, absl::StatusCode::kFailedPrecondition, false,
      "the driver could not be started here; a child made by fork() cannot use CUDA after its parent did"},
     {cudaErrorDevicesUnavailable, absl::StatusCode::kUnavailable, false,
-     "another process uses the GPU alone; its compute mode must be DEFAULT (nvidia-smi --query-gpu=compute_mode)"},
+     "another process has exclusive use of the GPU; its compute mode must be DEFAULT (nvidia-smi "
+     "--query-gpu=compute_mode)"},
     {cudaErrorSystemNotReady, absl::StatusCode::kUnavailable, false,
      "the machine's GPUs are still being set up; is nvidia-fabricmanager running?"},
     {cudaErrorSystemDriverMismatch, absl::StatusCode::kUnavailable, false,
-     "kernel driver and user-mode driver are of different versions: restart the machine or load the driver again"},
+     "the kernel driver and the user-mode driver have different versions: restart the machine or reload the driver"},
     {cudaErrorStreamCaptureUnsupported, absl::StatusCode::kFailedPrecondition, false,
-     "not possible while a CUDA graph is captured; it is tried again later"},
+     "not possible while a CUDA graph is being captured; it will be tried again later"},
     {cudaErrorStreamCaptureImplicit, absl::StatusCode::kFailedPrecondition, false,
-     "not possible while a CUDA graph is captured; it is tried again later"},
+     "not possible while a CUDA graph is being captured; it will be tried again later"},
     {cudaErrorECCUncorrectable, absl::StatusCode::kInternal, true, kSeeXid},
     {cudaErrorNvlinkUncorrectable, absl::StatusCode::kInternal, true, kSeeXid},
     {cudaErrorIllegalAddress, absl::StatusCode::kInternal, true, kNewProcess},

@@ -91,7 +91,7 @@ class HostDevice : public Device {
     // A mapping beyond the end of the file would raise SIGBUS in the application, so look first.
     if (static_cast<uint64_t>(file.st_size) != bytes) {
       return absl::InvalidArgumentError(
-          absl::StrCat("host device: the handle is of ", file.st_size, " bytes, not of ", bytes));
+          absl::StrCat("host device: the handle has ", file.st_size, " bytes, not ", bytes));
     }
     void* address = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd->get(), 0);
     if (address == MAP_FAILED) return SystemError("mmap");

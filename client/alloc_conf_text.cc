@@ -39,12 +39,11 @@ absl::StatusOr<AllocConfText> FindAllocConf(const std::optional<std::string>& op
     conf.source = newer.empty() ? kOldVariable : kNewVariable;
     if (!newer.empty() && !older.empty() && newer != older) {
       conf.warnings.push_back(
-          absl::StrCat(kOldVariable, " is ignored: ", kNewVariable, " is set, too, and says something else."));
+          absl::StrCat(kOldVariable, " is ignored: ", kNewVariable, " is also set, to a different value."));
     }
   }
   if (!std::all_of(conf.text.begin(), conf.text.end(), [](unsigned char c) { return absl::ascii_isascii(c); })) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(conf.source, ": has characters other than ASCII; accepted: KEY:VALUE,..."));
+    return absl::InvalidArgumentError(absl::StrCat(conf.source, ": has non-ASCII characters; accepted: KEY:VALUE,..."));
   }
   return conf;
 }

@@ -18,19 +18,19 @@ absl::StatusOr<Limit> ParseLimit(absl::string_view text) {
   if (absl::StrContains(text, '.') && absl::SimpleAtod(text, &fraction)) {
     if (fraction >= 0 && fraction <= 1) return Limit(fraction);
     return absl::InvalidArgumentError(
-        absl::StrCat("limit '", text, "': a fraction of the capacity must be within 0.0 and 1.0"));
+        absl::StrCat("limit '", text, "': a fraction of the capacity must be between 0.0 and 1.0"));
   }
   // Too few bytes for one segment: "3" hardly means them, nor "80", a percentage.
   uint64_t number = 0;
   if (absl::SimpleAtoi(text, &number) && number > 0 && number < 1_MiB) {
-    return absl::InvalidArgumentError(absl::StrCat("limit '", text, "' may mean bytes, GiB or a share: write ", number,
-                                                   "B, ", number,
-                                                   "GiB, or a fraction as 0.5 (1.0 for all of the capacity)"));
+    return absl::InvalidArgumentError(absl::StrCat("limit '", text, "' is ambiguous: write ", number, "B for bytes, ",
+                                                   number,
+                                                   "GiB, or a fraction such as 0.5 (1.0 is the whole capacity)"));
   }
   absl::StatusOr<uint64_t> bytes = ParseBytes(text);
   if (!bytes.ok()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("limit '", text, "': write a fraction as 0.5, or a size as 512MiB or plain bytes"));
+        absl::StrCat("limit '", text, "': write a fraction such as 0.5, or a size such as 512MiB or plain bytes"));
   }
   return Limit(*bytes);
 }
@@ -50,7 +50,8 @@ uint64_t Buffer::offset_bytes() const {
 
 absl::Status Buffer::CheckRange(uint64_t offset, uint64_t bytes) const {
   if (offset <= size_ && bytes <= size_ - offset) return absl::OkStatus();
-  return absl::OutOfRangeError(absl::StrCat("bytes [", offset, ", +", bytes, ") of a buffer of ", size_, " bytes"));
+  return absl::OutOfRangeError(
+      absl::StrCat("bytes [", offset, ", +", bytes, ") are outside the buffer of ", size_, " bytes"));
 }
 
 absl::Status Buffer::Write(uint64_t offset, const void* from, uint64_t bytes) {

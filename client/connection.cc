@@ -94,7 +94,7 @@ absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path, int type, absl::Du
       return MayNotConnect(path);
     case EAGAIN:
       return absl::DeadlineExceededError(
-          absl::StrCat("the daemon does not accept connections on ", path, " within ", absl::FormatDuration(timeout)));
+          absl::StrCat("the daemon did not accept a connection on ", path, " within ", absl::FormatDuration(timeout)));
     default:
       return absl::UnavailableError(absl::StrCat("cannot connect to ", path, ": ", std::strerror(errno)));
   }

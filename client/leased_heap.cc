@@ -220,7 +220,7 @@ absl::StatusOr<AcquiredSegment> LeasedHeap::AcquireSegment(uint64_t bytes, bool 
   }
   if (!leased.ok()) return leased.status();
   if (leased->segments_size() != 1 || leased->segments(0).segment_bytes() != bytes) {
-    return absl::InternalError("the daemon leased something else than what was asked for");
+    return absl::InternalError("the daemon leased a different segment than requested");
   }
   const v1::LeaseSegmentsResponse::Segment& segment = leased->segments(0);
   const SegmentId id = LocalId(link->session, segment.segment_id());
@@ -239,9 +239,9 @@ absl::StatusOr<AcquiredSegment> LeasedHeap::AcquireSegment(uint64_t bytes, bool 
       MutexLock lock(mu_);
       mapped_.at(id).base = *base;
       refused_.push_back(id);
-      return absl::InternalError("a segment that cannot be used cannot be closed now either; it is tried again");
+      return absl::InternalError("an unusable segment cannot be closed now either; the client will try again");
     }
-    base = absl::InternalError("a segment was mapped where no pointer to it can be looked up");
+    base = absl::InternalError("a segment was mapped at an address where its pointers cannot be looked up");
   }
   if (!base.ok()) {
     {
@@ -375,7 +375,7 @@ absl::Status LeasedHeap::ReturnSegment(void* pointer) {
     MutexLock lock(mu_);
     if (mapped_.contains(whole.id)) return absl::OkStatus();  // the device closes it later: see RetryClosing()
   }
-  return absl::UnavailableError("the daemon cannot take the segment back now: it is gone, or not reached");
+  return absl::UnavailableError("the daemon cannot take the segment back now: it is gone or cannot be reached");
 }
 
 std::optional<uint64_t> LeasedHeap::SizeOf(const void* pointer) const {

@@ -137,7 +137,7 @@ absl::StatusOr<std::shared_ptr<SessionClient::Link>> SessionClient::Connect(cons
           .lost = [this](const absl::Status& why) { Lost(why); }});
   const absl::Status welcomed = link->stream->WaitForWelcome(options_.connect_timeout);
   if (absl::IsUnimplemented(welcomed)) {
-    return absl::FailedPreconditionError("the daemon is of another version: it does not know Broker.Session");
+    return absl::FailedPreconditionError("the daemon has a different version: it does not know Broker.Session");
   }
   if (!welcomed.ok() || !taken.ok()) {
     // No goodbye for a session that was to be resumed: it would give away what is held.
@@ -158,16 +158,17 @@ absl::StatusOr<std::shared_ptr<SessionClient::Link>> SessionClient::Connect(cons
 absl::Status SessionClient::TakeWelcome(const v1::Welcome& welcome) {
   const bool first = devices_.empty();
   if (!first && static_cast<size_t>(welcome.devices_size()) != devices_.size()) {
-    return absl::FailedPreconditionError(absl::StrCat("the daemon has ", welcome.devices_size(), " devices now, not ",
-                                                      devices_.size(), " as before: connect anew"));
+    return absl::FailedPreconditionError(absl::StrCat("the daemon's number of devices changed from ", devices_.size(),
+                                                      " to ", welcome.devices_size(),
+                                                      ": connect again with a new client"));
   }
   if (!first) {
     for (const v1::Welcome::DeviceGrant& grant : welcome.devices()) {
       const DeviceInfo& info = devices_[grant.device().ordinal()];
       if (info.uuid != grant.device().uuid()) {
-        return absl::FailedPreconditionError(absl::StrCat("device ", info.ordinal, " of the daemon is ",
-                                                          grant.device().uuid(), " now, not ", info.uuid,
-                                                          " as before: connect anew"));
+        return absl::FailedPreconditionError(absl::StrCat("the daemon's device ", info.ordinal, " changed from ",
+                                                          info.uuid, " to ", grant.device().uuid(),
+                                                          ": connect again with a new client"));
       }
       LimitIs(grant.device().ordinal(), grant.limit_bytes());
     }
@@ -179,7 +180,7 @@ absl::Status SessionClient::TakeWelcome(const v1::Welcome& welcome) {
     absl::StatusOr<AllocConf> conf = ParseAllocConf(welcome.alloc_conf());
     if (!conf.ok()) {
       return absl::FailedPreconditionError(
-          absl::StrCat("the daemon is of another version: alloc_conf: ", conf.status().message()));
+          absl::StrCat("the daemon has a different version: alloc_conf: ", conf.status().message()));
     }
     options = conf->options;
   }
@@ -276,7 +277,7 @@ std::shared_ptr<SessionClient::Link> SessionClient::link() const {
 absl::Status SessionClient::CheckUsable() const {
   if (IsForked()) {
     return absl::FailedPreconditionError(
-        "this session belongs to the parent process, and this is its child made by fork(): use it in the parent only");
+        "this session belongs to the parent process: a child made by fork() cannot use it");
   }
   return link()->stream->status();
 }
@@ -288,7 +289,8 @@ absl::Status SessionClient::status() const {
 absl::StatusOr<Heap*> SessionClient::heap(int device) {
   if (IsForked()) return CheckUsable();
   if (device < 0 || static_cast<size_t>(device) >= heaps_.size()) {
-    return absl::NotFoundError(absl::StrCat("no device ", device, "; there are ", heaps_.size()));
+    return absl::NotFoundError(absl::StrCat("no device ", device, "; the daemon has ", heaps_.size(),
+                                            heaps_.size() == 1 ? " device" : " devices"));
   }
   return heaps_[static_cast<size_t>(device)].get();
 }
@@ -309,7 +311,7 @@ absl::Status SessionClient::FreePointer(void* pointer, std::optional<Stream> str
       if (remote(device).FreePointer(pointer).ok()) return absl::OkStatus();
     }
   }
-  return absl::InvalidArgumentError("pointer: not from Malloc() of this client, or freed before");
+  return absl::InvalidArgumentError("pointer: not from this client's Malloc(), or already freed");
 }
 
 absl::Status SessionClient::RecordStream(void* pointer, Stream stream) {
@@ -317,7 +319,7 @@ absl::Status SessionClient::RecordStream(void* pointer, Stream stream) {
   if (!leases()) return heaps_.front()->RecordStream(0, stream);
   const AddressMap::Entry found = addresses_.Find(pointer);
   if (found.value == nullptr) {
-    return absl::InvalidArgumentError("pointer: not from Malloc() of this client, or freed before");
+    return absl::InvalidArgumentError("pointer: not from this client's Malloc(), or already freed");
   }
   static_cast<LeasedHeap*>(found.owner)->RecordStream(static_cast<Block*>(found.value), stream);
   return absl::OkStatus();
@@ -329,7 +331,7 @@ absl::Status SessionClient::ReturnSegment(void* pointer) {
     absl::Status status = leased(device).ReturnSegment(pointer);
     if (!absl::IsNotFound(status)) return status;
   }
-  return absl::InvalidArgumentError("pointer: not from LeaseSegment() of this client, or returned before");
+  return absl::InvalidArgumentError("pointer: not from this client's LeaseSegment(), or already returned");
 }
 
 absl::StatusOr<Device*> SessionClient::DeviceOf(const void* pointer, uint64_t offset, uint64_t bytes) const {
@@ -345,10 +347,12 @@ absl::StatusOr<Device*> SessionClient::DeviceOf(const void* pointer, uint64_t of
     size = heap->SizeOf(pointer);
   }
   if (!size.has_value()) {
-    return absl::InvalidArgumentError("pointer: not from Malloc() or LeaseSegment() of this client, or given back");
+    return absl::InvalidArgumentError(
+        "pointer: not from this client's Malloc() or LeaseSegment(), or already given back");
   }
   if (offset > *size || bytes > *size - offset) {
-    return absl::OutOfRangeError(absl::StrCat("bytes [", offset, ", +", bytes, ") of ", *size));
+    return absl::OutOfRangeError(
+        absl::StrCat("bytes [", offset, ", +", bytes, ") are outside the ", *size, " bytes at the pointer"));
   }
   return heap->device();
 }
@@ -512,7 +516,7 @@ void SessionClient::Keep() {
       const absl::Status why = link()->stream->status();
       const bool ended = absl::IsAborted(why);
       if (ended) GiveBackIdle();
-      Log(absl::StrCat("session '", name(), "': ", why.message(), ended ? "" : "; trying to reach it again"));
+      Log(absl::StrCat("session '", name(), "': ", why.message(), ended ? "" : "; trying to reconnect"));
       next_try = ended ? Clock::time_point::max() : now;
       backoff = kFirstBackoff;
     }
@@ -639,15 +643,16 @@ absl::Status SessionClient::Reconnect() {
     for (const uint64_t id : returned.segments) ReturnSegments(returned.device, returned.session, {id});
   }
   if (resumed) {
-    Log(absl::StrCat("session '", link.name, "': reached the daemon again and resumed the session"));
+    Log(absl::StrCat("session '", link.name, "': reconnected to the daemon and resumed the session"));
     return absl::OkStatus();
   }
   GiveBackIdle();  // free memory of a daemon that is gone is of no use
   size_t segments = 0;
   for (size_t device = 0; device < heaps_.size(); ++device)
     segments += leased(device).HeldSegments(old->session).size();
-  Log(absl::StrCat("session '", link.name, "': reached another daemon, as a new session; ", segments,
-                   " segments of the old one stay usable until they are freed"));
+  Log(absl::StrCat("session '", link.name, "': connected to another daemon as a new session; ", segments,
+                   segments == 1 ? " segment of the old session stays usable until it is freed"
+                                 : " segments of the old session stay usable until they are freed"));
   return absl::OkStatus();
 }
 

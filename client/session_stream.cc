@@ -291,7 +291,7 @@ void SessionStream::OnDone(const grpc::Status& grpc_status) {
     if (welcomed_ && !closing_) {
       lost = absl::UnavailableError(absl::StrCat(
           "the daemon went away", lost.message().empty() ? "" : " (", lost.message(), lost.message().empty() ? "" : ")",
-          "; what is held stays usable, nothing can be allocated: connect again"));
+          "; held memory stays usable, but nothing can be allocated until the client connects again"));
     }
     tell = welcomed_ && !closing_ && status_.ok();
     status_.Update(lost.ok() ? absl::UnavailableError("the session is closed") : lost);

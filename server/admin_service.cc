@@ -34,7 +34,7 @@ absl::Status ReloadRefused(const absl::Status& status) {
     text.resize(std::min(text.rfind('\n', kMaxFaultText), kMaxFaultText));
     absl::StrAppend(&text, "\nand more: see the daemon's log, or vrambrokerd --check-config");
   }
-  return absl::FailedPreconditionError(absl::StrCat("not reloaded, the old configuration stays: ", text));
+  return absl::FailedPreconditionError(absl::StrCat("not reloaded; the old configuration stays in effect: ", text));
 }
 
 // Longer names would come back in error messages, and break the connection when they are very long.
@@ -127,7 +127,7 @@ absl::StatusOr<SessionPtr> AdminService::FindForSnapshots(const absl::StatusOr<A
   if (!asker.ok()) return asker.status();
   absl::StatusOr<SessionPtr> session = Find(ref);
   if (session.ok() && !asker->terms.rights.admin && !asker->IsUserOf(**session)) {
-    return absl::PermissionDeniedError("the session is another user's");
+    return absl::PermissionDeniedError("the session belongs to another user");
   }
   return session;
 }
@@ -151,7 +151,7 @@ grpc::ServerUnaryReactor* AdminService::GetSession(grpc::CallbackServerContext* 
   absl::StatusOr<SessionPtr> session = Find(request->session());
   if (!asker->terms.rights.observer && !(session.ok() && asker->IsUserOf(**session))) {
     // Not even whether there is such a session.
-    return Reply(context, asker->Refusal("look at sessions of others", "OBSERVER"));
+    return Reply(context, asker->Refusal("look at other users' sessions", "OBSERVER"));
   }
   if (!session.ok()) return Reply(context, session.status());
   if (!asker->terms.rights.admin && !asker->IsUserOf(**session)) {
@@ -309,7 +309,7 @@ grpc::ServerUnaryReactor* AdminService::ExplainPolicy(grpc::CallbackServerContex
   if (!asker.ok()) return Reply(context, asker.status());
   if (request->subject_case() != v1::ExplainPolicyRequest::SUBJECT_NOT_SET && !asker->terms.rights.admin &&
       request->pid() != asker->caller.pid) {
-    return Reply(context, asker->Refusal("ask about others", "ADMIN"));
+    return Reply(context, asker->Refusal("ask about other users or processes", "ADMIN"));
   }
   absl::StatusOr<PolicySubject> subject = PolicySubject();
   switch (request->subject_case()) {

@@ -126,8 +126,9 @@ absl::StatusOr<SessionPtr> Broker::TryOpenSession(const Caller& caller, const Se
     if (draining_) return absl::UnavailableError("the daemon is stopping; connect again when it has restarted");
     size_t& open = sessions_of_uid_[caller.uid];
     if (open >= policy->max_sessions_per_uid()) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("uid ", caller.uid, " has ", open, " sessions open, the most that max_sessions_per_uid allows"));
+      return absl::ResourceExhaustedError(absl::StrCat("uid ", caller.uid, " has ", open,
+                                                       open == 1 ? " session" : " sessions",
+                                                       " open, the most that max_sessions_per_uid allows"));
     }
     ++open;
     const SessionId id{next_session_++};
@@ -192,7 +193,7 @@ void Broker::ResumeSession(const Caller& caller, const Ticket& token, absl::flat
   for (const SessionPtr& candidate : Sessions()) {
     if (candidate->resume_token() == token) session = candidate;
   }
-  if (session == nullptr) return done(absl::NotFoundError("resume.token: no session of this daemon has it"));
+  if (session == nullptr) return done(absl::NotFoundError("resume.token: no session of this daemon has this token"));
   if (session->caller().pid != caller.pid || session->caller().uid != caller.uid) {
     return done(absl::PermissionDeniedError("resume.token: the session belongs to another process"));
   }
@@ -209,7 +210,7 @@ void Broker::ResumeSession(const Caller& caller, const Ticket& token, absl::flat
         break;
     }
     session->KeepOnly(held);
-    if (!session->Resume(events)) return done(absl::UnavailableError("resume: the session changes; try again"));
+    if (!session->Resume(events)) return done(absl::UnavailableError("resume: the session is changing; try again"));
     LogClientEvent(
         spdlog::level::info,
         SessionLine("session resumed", *session).Add("pid", session->caller().pid).Add("segments", held.size()));
@@ -307,7 +308,8 @@ absl::StatusOr<SessionPtr> Broker::FindSession(const SessionRef& ref) const {
 
 absl::Status Broker::CheckDevice(uint64_t device) const {
   if (device < pools_.size()) return absl::OkStatus();
-  return absl::NotFoundError(absl::StrCat("device: no device ", device, "; there are ", pools_.size()));
+  return absl::NotFoundError(absl::StrCat("device: no device ", device, "; the daemon has ", pools_.size(),
+                                          pools_.size() == 1 ? " device" : " devices"));
 }
 
 uint64_t Broker::IdleBytes(const AccountFigures& account, const MemoryStats& stats) {
@@ -317,7 +319,7 @@ uint64_t Broker::IdleBytes(const AccountFigures& account, const MemoryStats& sta
 
 absl::Status Broker::TooManyCalls() {
   return absl::ResourceExhaustedError(absl::StrCat(
-      "calls: ", SerialQueue::kMaxTasks, " calls of this session wait already; wait for their answers first"));
+      "calls: ", SerialQueue::kMaxTasks, " calls of this session are already waiting; wait for their answers first"));
 }
 
 void Broker::Trim(const SessionPtr& session, uint64_t bytes,

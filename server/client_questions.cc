@@ -62,7 +62,7 @@ void ClientQuestions::Receive(uint64_t id, size_t items, bool more,
     Waiting& waiting = *it->second;
     waiting.items += items;
     if (waiting.max_items == 0 && (items > 0 || more)) {
-      waiting.status = absl::InvalidArgumentError("the client has answered something else than it was asked");
+      waiting.status = absl::InvalidArgumentError("the client's answer does not match the question");
     } else {
       waiting.status = waiting.items <= waiting.max_items ? change(waiting.answer)
                                                           : absl::ResourceExhaustedError("the snapshot is too large");

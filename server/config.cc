@@ -132,7 +132,7 @@ absl::StatusOr<Config> CheckConfig(const ConfigText& text) {
   if (!proto.capacity().empty()) {
     const uint64_t capacity = check.Size("capacity", proto.capacity(), kSegmentGranuleBytes);
     if (capacity < kSegmentGranuleBytes || capacity >= kMaxRequestBytes) {
-      check.Fault("capacity", absl::StrCat("'", proto.capacity(), "' is not within 2MiB and 1048575TiB"));
+      check.Fault("capacity", absl::StrCat("'", proto.capacity(), "' is not between 2MiB and 1048575TiB"));
     }
     config.capacity_bytes = capacity;
   }
@@ -163,8 +163,8 @@ absl::StatusOr<Config> CheckConfig(const ConfigText& text) {
   config.max_sessions_per_uid = Or(proto.max_sessions_per_uid(), 1024);
   const absl::Duration client_timeout = check.Time("client_timeout", proto.client_timeout(), absl::Seconds(2));
   if (client_timeout < kLeastClientTimeout || client_timeout > kMostClientTimeout) {
-    check.Fault("client_timeout", absl::StrCat(absl::FormatDuration(client_timeout), " is not ",
-                                               absl::FormatDuration(kLeastClientTimeout), " to ",
+    check.Fault("client_timeout", absl::StrCat(absl::FormatDuration(client_timeout), " is not between ",
+                                               absl::FormatDuration(kLeastClientTimeout), " and ",
                                                absl::FormatDuration(kMostClientTimeout)));
   }
   config.session_bounds.client_timeout = absl::ToChronoMilliseconds(client_timeout);

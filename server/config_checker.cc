@@ -58,7 +58,7 @@ std::optional<Limit> Checker::LimitOf(const std::string& field, const config::v1
     }
     case config::v1::SessionLimit::kFraction:
       if (limit->fraction() > 0 && limit->fraction() <= 1) return Limit(limit->fraction());
-      Fault(field + ".fraction", absl::StrCat(limit->fraction(), " is not above 0 and up to 1"));
+      Fault(field + ".fraction", absl::StrCat(limit->fraction(), " is not above 0 and at most 1"));
       return std::nullopt;
     case config::v1::SessionLimit::LIMIT_NOT_SET:
       break;

@@ -30,7 +30,7 @@ absl::StatusOr<uint32_t> IdOf(const std::string& text, const char* what, const L
   if (text.find_first_not_of("0123456789") == std::string::npos) {
     // The highest number means "no change" to the kernel, and is nobody's.
     if (absl::SimpleAtoi(text, &number) && number != std::numeric_limits<uint32_t>::max()) return number;
-    return absl::InvalidArgumentError(absl::StrCat("'", text, "' is not within 0 and 4294967294"));
+    return absl::InvalidArgumentError(absl::StrCat("'", text, "' is not between 0 and 4294967294"));
   }
   Entry entry = {};
   Entry* found = nullptr;
@@ -41,8 +41,8 @@ absl::StatusOr<uint32_t> IdOf(const std::string& text, const char* what, const L
     buffer.resize(buffer.size() * 2);
   }
   if (found != nullptr) return entry.*id;
-  return absl::InvalidArgumentError(absl::StrCat("no ", what, " '", text, "' is known here", error == 0 ? "" : ": ",
-                                                 error == 0 ? "" : strerror(error)));
+  return absl::InvalidArgumentError(absl::StrCat("there is no ", what, " '", text, "' on this machine",
+                                                 error == 0 ? "" : ": ", error == 0 ? "" : strerror(error)));
 }
 
 void CheckPattern(const std::string& field, const std::string& pattern, Checker& check) {
@@ -64,11 +64,12 @@ Rights RightsOf(const std::string& field, const config::v1::PolicyRule& proto, C
     rights.client |= right == Proto::CLIENT || right == Proto::ADMIN;
     rights.observer |= right == Proto::OBSERVER || right == Proto::ADMIN;
     rights.admin |= right == Proto::ADMIN;
-    if (right == Proto::NONE && proto.rights_size() > 1) check.Fault(field + ".rights[0]", "NONE stands alone");
+    if (right == Proto::NONE && proto.rights_size() > 1)
+      check.Fault(field + ".rights[0]", "NONE cannot be combined with other rights");
   }
   if (rights.admin && proto.has_session_name()) {
     check.Fault(field + ".session_name",
-                "a client chooses its name itself, so that a rule with one cannot give the right ADMIN");
+                "a client chooses its own name, so a rule with a session name cannot give the right ADMIN");
   }
   return rights;
 }
@@ -114,15 +115,15 @@ PolicyRule CheckRule(const std::string& field, const config::v1::PolicyRule& pro
   rule.guarantee = check.LimitOf(guarantee, proto.has_guarantee() ? &proto.guarantee() : nullptr).value_or(uint64_t{0});
   const Limit limit = rule.limit.value_or(session_limit);
   if (rule.limit.has_value() == proto.has_limit() && IsAbove(rule.guarantee, limit)) {
-    check.Fault(guarantee, absl::StrCat(Text(rule.guarantee), " is above the limit, which is ", Text(limit)));
+    check.Fault(guarantee, absl::StrCat(Text(rule.guarantee), " is above the limit of ", Text(limit)));
   } else if (capacity_bytes.has_value() && IsAbove(rule.guarantee, *capacity_bytes)) {
     check.Fault(guarantee,
-                absl::StrCat(Text(rule.guarantee), " is above the capacity, which is ", FormatBytes(*capacity_bytes)));
+                absl::StrCat(Text(rule.guarantee), " is above the capacity of ", FormatBytes(*capacity_bytes)));
   }
   rule.priority = proto.priority();
   if (rule.priority < -kMaxPriority || rule.priority > kMaxPriority) {
     check.Fault(field + ".priority",
-                absl::StrCat(rule.priority, " is not within -", kMaxPriority, " and ", kMaxPriority));
+                absl::StrCat(rule.priority, " is not between -", kMaxPriority, " and ", kMaxPriority));
   }
   rule.tenant = proto.tenant();
   if (proto.has_tenant() && proto.tenant().empty()) check.Fault(field + ".tenant", "is empty");
@@ -148,7 +149,7 @@ std::vector<PolicyRule> CheckRules(const config::v1::DaemonConfig& config, const
     const std::string field = absl::StrCat("rules[", i, "]");
     rules.push_back(CheckRule(field, config.rules(i), session_limit, capacity_bytes, check));
     if (const auto [other, is_new] = fields.emplace(rules.back().label, field); !is_new) {
-      check.Fault(field + ".name", absl::StrCat("'", rules.back().label, "' is the name of ", other->second, ", too"));
+      check.Fault(field + ".name", absl::StrCat("'", rules.back().label, "' is already the name of ", other->second));
     }
   }
   return rules;

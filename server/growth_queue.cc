@@ -198,7 +198,7 @@ std::vector<uint64_t> GrowthQueue::ServeInOrder(Finished& finished) {
   for (auto it = waiters_.begin(); it != waiters_.end();) {
     Waiter& waiter = it->second;
     absl::Status status =
-        SegmentRefused(OomCause::kCapacity, "what is free is kept for a request that has waited longer");
+        SegmentRefused(OomCause::kCapacity, "free memory is kept for a request that has waited longer");
     const GrowthRequest& request = waiter.request;
     if (!held_back.has_value() || (!request.guarantee && pool_.IsGuaranteed(request.session, request.bytes))) {
       status = TryGrant(waiter.request);

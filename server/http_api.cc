@@ -177,7 +177,8 @@ absl::StatusOr<int> HttpApi::DeviceOf(const HttpParameters& parameters, int othe
   const int devices = static_cast<int>(broker_.pools().size());
   if (!absl::SimpleAtoi(it->second, &device) || device < 0 || device >= devices) {
     return absl::InvalidArgumentError(
-        absl::StrCat("device: no such device; there ", devices == 1 ? "is 0" : absl::StrCat("are 0 to ", devices - 1)));
+        absl::StrCat("device: no such device; ",
+                     devices == 1 ? "the only device is 0" : absl::StrCat("the devices are 0 to ", devices - 1)));
   }
   return device;
 }
@@ -281,7 +282,7 @@ HttpResponse HttpApi::Map(const HttpParameters& parameters) {
 HttpResponse HttpApi::Snapshot(const HttpParameters& parameters) {
   const auto name = parameters.find("session");
   if (name == parameters.end()) {
-    return HttpError(absl::InvalidArgumentError("session: which one? /snapshot.json?session=NAME_OR_ID"));
+    return HttpError(absl::InvalidArgumentError("session: missing; ask for /snapshot.json?session=NAME_OR_ID"));
   }
   const absl::StatusOr<int> only = DeviceOf(parameters, -1);
   if (!only.ok()) return HttpError(only.status());

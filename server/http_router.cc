@@ -88,7 +88,7 @@ absl::StatusOr<HttpParameters> ParseQuery(absl::string_view query) {
     const std::optional<std::string> name = Decode(part.substr(0, equals));
     const std::optional<std::string> value = Decode(part.substr(std::min(equals + 1, part.size())));
     if (!name.has_value() || !value.has_value()) {
-      return absl::InvalidArgumentError("the query has a % that two hexadecimal digits do not follow");
+      return absl::InvalidArgumentError("the query has a % that is not followed by two hexadecimal digits");
     }
     if (!parameters.emplace(*name, *value).second) {
       return absl::InvalidArgumentError(absl::StrCat(Quote(*name), ": given twice"));
@@ -139,18 +139,18 @@ HttpRouter::Match HttpRouter::Find(const HttpRequest& request) const {
   // HTTP/1.0 has no Host header, and no browser speaks it.
   if (local_only_ && request.host.has_value() && !IsLocalHost(*request.host)) {
     return refuse(HttpText(403,
-                           "this port serves its own machine only: ask for localhost or 127.0.0.1, or set http_address "
-                           "to an address of the network\n"));
+                           "this port serves only its own machine: use localhost or 127.0.0.1, or set http_address to "
+                           "a network address\n"));
   }
   const auto it = pages_.find(request.path);
   if (it == pages_.end()) {
     std::vector<std::string> paths;
     paths.reserve(pages_.size());
     for (const auto& [path, page] : pages_) paths.push_back(path);
-    return refuse(HttpText(404, absl::StrCat("not found; there is: ", absl::StrJoin(paths, " "), "\n")));
+    return refuse(HttpText(404, absl::StrCat("not found; available: ", absl::StrJoin(paths, " "), "\n")));
   }
   if (request.method != "GET" && request.method != "HEAD") {
-    HttpResponse response = HttpText(405, "this port is for reading: GET and HEAD\n");
+    HttpResponse response = HttpText(405, "this port is read-only: use GET or HEAD\n");
     response.headers.emplace_back("Allow", "GET, HEAD");
     return refuse(std::move(response));
   }
@@ -160,9 +160,9 @@ HttpRouter::Match HttpRouter::Find(const HttpRequest& request) const {
   for (const auto& [name, value] : *parameters) {
     if (std::find(page.parameters.begin(), page.parameters.end(), name) != page.parameters.end()) continue;
     return refuse(HttpText(
-        400, absl::StrCat(Quote(name), ": no parameter of ", page.path,
-                          page.parameters.empty() ? ", which has none"
-                                                  : absl::StrCat("; it has ", absl::StrJoin(page.parameters, ", ")),
+        400, absl::StrCat(Quote(name), " is not a parameter of ", page.path,
+                          page.parameters.empty() ? ", which takes none"
+                                                  : absl::StrCat("; it takes ", absl::StrJoin(page.parameters, ", ")),
                           "\n")));
   }
   return {.page = &page, .parameters = *std::move(parameters), .refusal = {}};

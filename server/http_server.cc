@@ -254,6 +254,7 @@ absl::StatusOr<HttpAddress> ParseHttpAddress(const std::string& text) {
     return absl::InvalidArgumentError(absl::StrCat(
         "'", text, "' is not a host and a port; write it as 127.0.0.1:9477, localhost:9477 or [::1]:9477, or off"));
   }
+  if (host == "localhost") host = "127.0.0.1";  // RFC 6761: always this, also where no file says so
   addrinfo hints = {};
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;

@@ -19,7 +19,7 @@ absl::Status Ledger::CheckGrowth(const AccountFigures& account, uint64_t bytes, 
     return SegmentRefused(OomCause::kCapacity, "the device's capacity is reserved by sessions, or guaranteed to them");
   }
   if (growth > 0 && !in_turn && held_back_.has_value() && account.priority <= *held_back_) {
-    return SegmentRefused(OomCause::kCapacity, "what is free is kept for a request that has waited for long");
+    return SegmentRefused(OomCause::kCapacity, "free memory is kept for a request that has waited for a long time");
   }
   return absl::OkStatus();
 }
@@ -66,8 +66,8 @@ absl::Status Ledger::SetGuarantee(AccountFigures& account, uint64_t bytes) {
         OomCause::kLargerThanDevice,
         absl::StrCat("guarantee: ", FormatBytesExactly(bytes), " is ",
                      FormatBytesExactly(bytes + others - capacity_bytes_),
-                     " more than can be promised: of the device's ", FormatBytesExactly(capacity_bytes_), ", ",
-                     FormatBytesExactly(others), " are guaranteed to other sessions"));
+                     " more than can be guaranteed: other sessions already have guarantees for ",
+                     FormatBytesExactly(others), " of the device's ", FormatBytesExactly(capacity_bytes_)));
   }
   AccountFigures changed = account;
   changed.guarantee_bytes = bytes;

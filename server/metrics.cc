@@ -83,7 +83,7 @@ void WriteProcessMetrics(MetricFamilies& out) {
   std::ifstream("/proc/self/statm") >> virtual_pages >> resident_pages;
   const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   out.Single("process_virtual_memory_bytes", "Virtual memory of the daemon.", Gauge, virtual_pages * page);
-  out.Single("process_resident_memory_bytes", "Main memory of the daemon.", Gauge, resident_pages * page);
+  out.Single("process_resident_memory_bytes", "Resident memory of the daemon.", Gauge, resident_pages * page);
   out.Single("process_open_fds", "File descriptors that the daemon has open.", Gauge, OpenFds());
   rlimit files = {};
   getrlimit(RLIMIT_NOFILE, &files);
@@ -108,10 +108,10 @@ std::vector<prometheus::MetricFamily> Metrics::Collect() const {
              uint64_t{view.draining ? 0U : 1U});
   if (options_.reload != nullptr) {
     out.Single("vrambroker_config_last_reload_successful",
-               "1 when the last reload of the configuration worked, or there was none; else 0.", Gauge,
+               "1 if the last configuration reload worked or there was none, else 0.", Gauge,
                uint64_t{options_.reload->last_was_successful ? 1U : 0U});
     out.Single("vrambroker_config_last_reload_success_timestamp_seconds",
-               "Unix time of the last reload of the configuration that worked, or of the start.", Gauge,
+               "Unix time of the last configuration reload that worked, or of the start.", Gauge,
                static_cast<uint64_t>(options_.reload->last_success));
   }
   WriteProcessMetrics(out);
@@ -130,7 +130,8 @@ std::string Metrics::Text() const noexcept {
     AppendText(Collect(), text);
     const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
     MetricFamilies last;
-    last.Single("vrambroker_collect_duration_seconds", "The daemon's time for this scrape.", Gauge, taken.count());
+    last.Single("vrambroker_collect_duration_seconds", "Time that the daemon took for this scrape.", Gauge,
+                taken.count());
     AppendText(last.Take(), text);
     return text;
   } catch (const std::exception&) {

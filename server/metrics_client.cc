@@ -43,13 +43,13 @@ struct Figure {
 
 constexpr Figure kGauges[] = {
     {"reserved_bytes", "Memory of the segments charged to the client.", [](const Row& row) { return row.reserved(); }},
-    {"allocated_bytes", "Memory in blocks handed out of the client.",
+    {"allocated_bytes", "Memory in blocks handed out to the client.",
      [](const Row& row) { return row.stats().allocated_bytes.all.current; }},
-    {"active_bytes", "Memory in blocks in use or waiting for a stream event of the client.",
+    {"active_bytes", "Memory in the client's blocks that are in use or wait for a stream event.",
      [](const Row& row) { return row.stats().active_bytes.all.current; }},
     {"requested_bytes", "Memory that the client asked for, before rounding.",
      [](const Row& row) { return row.stats().requested_bytes.all.current; }},
-    {"inactive_split_bytes", "Free memory of the client in segments in part used, which cannot be given back.",
+    {"inactive_split_bytes", "Free memory in the client's partly used segments, which cannot be given back.",
      [](const Row& row) { return row.stats().inactive_split_bytes.all.current; }},
     {"idle_bytes", "Memory of the client's segments that hold no block: reclaimable.",
      [](const Row& row) { return row.held->idle_bytes; }},
@@ -57,16 +57,16 @@ constexpr Figure kGauges[] = {
      [](const Row& row) { return row.cached_free(); }},
     {"largest_free_block_bytes", "The client's largest free block.",
      [](const Row& row) { return row.stats().free.largest_bytes; }},
-    {"limit_bytes", "Upper bound on the client's reserved bytes.",
+    {"limit_bytes", "Upper limit of the client's reserved bytes.",
      [](const Row& row) { return row.held->account.limit_bytes; }},
     {"guarantee_bytes", "Memory kept free for the client, whether it holds it or not.",
      [](const Row& row) { return row.held->account.guarantee_bytes; }},
-    {"peak_allocated_bytes", "The most that the client had allocated.",
+    {"peak_allocated_bytes", "Peak of the client's allocated bytes.",
      [](const Row& row) { return row.stats().allocated_bytes.all.peak; }},
-    {"peak_reserved_bytes", "The most that the client's heap had reserved.",
+    {"peak_reserved_bytes", "Peak of the bytes that the client's heap reserved.",
      [](const Row& row) { return row.stats().reserved_bytes.all.peak; }},
     {"segments", "Segments leased to the client.", [](const Row& row) { return uint64_t{row.held->account.segments}; }},
-    {"blocks", "Blocks handed out of the client.", [](const Row& row) { return row.stats().allocation.all.current; }},
+    {"blocks", "Blocks that the client holds.", [](const Row& row) { return row.stats().allocation.all.current; }},
     {"waiting_requests", "Requests of the client that wait for others to give memory back.",
      [](const Row& row) { return uint64_t{row.waiting}; }},
 };
@@ -76,7 +76,8 @@ constexpr Figure kCounters[] = {
      [](const Row& row) { return row.stats().allocation.all.allocated; }},
     {"frees_total", "Blocks that the client gave back.",
      [](const Row& row) { return row.stats().allocation.all.freed; }},
-    {"alloc_retries_total", "Requests that gave the client's own cache back before they got memory, or did not.",
+    {"alloc_retries_total",
+     "Requests that first gave back the client's own cache, whether they then got memory or not.",
      [](const Row& row) { return row.stats().num_alloc_retries; }},
 };
 
@@ -164,7 +165,7 @@ void WriteGauges(const std::vector<Row>& rows, MetricFamilies& out) {
     sizes[i] = absl::StrCat(FreeSizes::ClassBytes(i));
   }
   out.Family("vrambroker_client_free_block_bytes",
-             "Memory of the client's free blocks, by their size: at least so many bytes.", Gauge);
+             "Memory of the client's free blocks, by the lower bound of their size class in bytes.", Gauge);
   for (const Row& row : rows) {
     for (size_t i = 0; i < sizes.size(); ++i) {
       out.Sample(row.labels, "size", sizes[i], row.stats().free.bytes[i]);
@@ -177,7 +178,7 @@ void WriteCounters(const std::vector<Row>& rows, MetricFamilies& out) {
     out.Family(absl::StrCat("vrambroker_client_", counter.name), counter.help, Counter);
     for (const Row& row : rows) out.Sample(row.labels, counter.value(row));
   }
-  out.Family("vrambroker_client_ooms_total", "Requests for memory of the client refused, by reason.", Counter);
+  out.Family("vrambroker_client_ooms_total", "Memory requests of the client that were refused, by reason.", Counter);
   for (const Row& row : rows) {
     for (const OomCause cause : kOomCauses) {
       out.Sample(row.labels, "reason", OomCauseName(cause), row.held->ooms[static_cast<size_t>(cause)]);
@@ -249,8 +250,8 @@ void WriteClientMetrics(const BrokerView& view, size_t max_clients, MetricFamili
   }
   WriteGauges(rows, out);
   WriteTenants(view, max_clients, out);
-  out.Single("vrambroker_clients_folded", "Sessions of which at least one device is folded into client=\"_other\".",
-             Gauge, uint64_t{folded.sessions.size()});
+  out.Single("vrambroker_clients_folded", "Sessions with at least one device folded into client=\"_other\".", Gauge,
+             uint64_t{folded.sessions.size()});
 }
 
 }  // namespace vrambroker

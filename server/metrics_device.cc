@@ -61,44 +61,46 @@ struct DeviceFigure {
 };
 
 constexpr DeviceFigure kFigures[] = {
-    {"memory_total_bytes", "Memory of the device, in the driver's words.", Gauge,
+    {"memory_total_bytes", "Memory of the device, as the driver reports it.", Gauge,
      [](const DeviceRow& row) { return row.info->properties.total_bytes; }},
-    {"memory_free_bytes", "Free memory of the device, in the driver's words, as of the last health check.", Gauge,
+    {"memory_free_bytes", "Free memory of the device, as the driver reported it at the last health check.", Gauge,
      [](const DeviceRow& row) { return row.info->driver_free_bytes; }},
     {"capacity_bytes", "Memory that the daemon may hand out.", Gauge,
      [](const DeviceRow& row) { return row.info->figures.capacity_bytes; }},
-    {"reserved_bytes", "Memory held from the driver in segments, leased or idle.", Gauge,
+    {"reserved_bytes", "Memory of segments held from the driver: leased, idle or quarantined.", Gauge,
      [](const DeviceRow& row) { return row.reserved_bytes; }},
     {"leased_bytes", "Memory charged to live sessions.", Gauge,
      [](const DeviceRow& row) { return row.info->leased_bytes; }},
     {"allocated_bytes", "Memory in blocks handed out to clients.", Gauge,
      [](const DeviceRow& row) { return row.info->stats.allocated_bytes.all.current; }},
-    {"active_bytes", "Memory in blocks in use or waiting for a stream event.", Gauge,
+    {"active_bytes", "Memory in blocks that are in use or wait for a stream event.", Gauge,
      [](const DeviceRow& row) { return row.info->stats.active_bytes.all.current; }},
     {"requested_bytes", "Memory that clients asked for, before rounding.", Gauge,
      [](const DeviceRow& row) { return row.info->stats.requested_bytes.all.current; }},
-    {"inactive_split_bytes", "Free memory in segments in part used, which cannot be given back.", Gauge,
+    {"inactive_split_bytes", "Free memory in partly used segments, which cannot be given back.", Gauge,
      [](const DeviceRow& row) { return row.info->stats.inactive_split_bytes.all.current; }},
-    {"cached_free_bytes", "Free memory inside segments that are held from the driver.", Gauge,
+    {"cached_free_bytes", "Free memory inside segments held from the driver.", Gauge,
      [](const DeviceRow& row) { return row.cached_free_bytes; }},
-    {"idle_bytes", "Memory of segments that no session holds.", Gauge,
+    {"idle_bytes", "Memory of segments that no session holds, kept for reuse.", Gauge,
      [](const DeviceRow& row) { return row.info->figures.idle_bytes; }},
-    {"largest_free_block_bytes", "The largest free block of any session, or idle segment.", Gauge,
+    {"largest_free_block_bytes", "The largest free block of any session, or the largest idle segment.", Gauge,
      [](const DeviceRow& row) { return row.free.largest_bytes; }},
     {"guaranteed_bytes", "Sum of the sessions' guarantees.", Gauge,
      [](const DeviceRow& row) { return row.info->figures.guaranteed_bytes; }},
-    {"committed_bytes", "Memory that nobody else can get: reserved by sessions, or kept free for their guarantees.",
-     Gauge, [](const DeviceRow& row) { return row.info->figures.committed_bytes; }},
+    {"committed_bytes",
+     "Memory that nobody else can get: reserved by sessions, quarantined, or kept free for guarantees.", Gauge,
+     [](const DeviceRow& row) { return row.info->figures.committed_bytes; }},
     {"segments", "Segments leased to sessions.", Gauge,
      [](const DeviceRow& row) { return row.info->figures.segments; }},
     {"blocks", "Blocks handed out to clients.", Gauge,
      [](const DeviceRow& row) { return row.info->stats.allocation.all.current; }},
-    {"healthy", "1; 0 when the daemon cannot use the device.", Gauge,
+    {"healthy", "1 if the daemon can use the device, else 0.", Gauge,
      [](const DeviceRow& row) { return uint64_t{row.info->health.ok() ? 1U : 0U}; }},
     {"waiting_requests", "Requests that wait for others to give memory back.", Gauge,
      [](const DeviceRow& row) { return uint64_t{row.info->waits.waiting}; }},
-    {"alloc_retries_total", "Requests that gave the session's own cache back before they got memory, or did not.",
-     Counter, [](const DeviceRow& row) { return row.info->alloc_retries; }},
+    {"alloc_retries_total",
+     "Requests that first gave back the session's own cache, whether they then got memory or not.", Counter,
+     [](const DeviceRow& row) { return row.info->alloc_retries; }},
     {"segment_allocs_total", "Segments obtained from the driver.", Counter,
      [](const DeviceRow& row) { return row.info->figures.segment_allocs; }},
     {"segment_frees_total", "Segments given back to the driver.", Counter,
@@ -111,7 +113,7 @@ constexpr DeviceFigure kFigures[] = {
      [](const DeviceRow& row) { return row.info->calls.scrubs; }},
     {"scrubbed_bytes_total", "Memory overwritten with zeros before a session got it.", Counter,
      [](const DeviceRow& row) { return row.info->calls.scrubbed_bytes; }},
-    {"reclaims_total", "Times that a session was asked to give idle memory back for others.", Counter,
+    {"reclaims_total", "Times that a session was asked to give back idle memory for others.", Counter,
      [](const DeviceRow& row) { return row.info->reclaims.reclaims; }},
     {"reclaim_asked_bytes_total", "Memory that sessions were asked to give back.", Counter,
      [](const DeviceRow& row) { return row.info->reclaims.asked_bytes; }},
@@ -142,42 +144,43 @@ void WriteFreeBlocks(const std::vector<DeviceRow>& rows, MetricFamilies& out) {
       }
     }
   };
-  write("vrambroker_device_free_blocks", "Free blocks, and idle segments, by size: at least so many bytes.",
+  write("vrambroker_device_free_blocks",
+        "Free blocks and idle segments, by the lower bound of their size class in bytes.",
         [](const DeviceRow& row, size_t i) { return row.free.blocks[i]; });
   write("vrambroker_device_free_block_bytes",
-        "Memory of free blocks, and idle segments, by their size: at least so many bytes.",
+        "Memory of free blocks and idle segments, by the lower bound of their size class in bytes.",
         [](const DeviceRow& row, size_t i) { return row.free.bytes[i]; });
 }
 
 void WriteQuarantine(const std::vector<DeviceRow>& rows, MetricFamilies& out) {
   out.Family("vrambroker_device_quarantined_bytes",
-             "Memory of lost, ended and dead clients that nobody else may get yet, by reason.", Gauge);
+             "Memory of disconnected, ended and dead clients that nobody else may get yet, by reason.", Gauge);
   for (const DeviceRow& row : rows) {
     for (const auto& [reason, bytes] : row.quarantined_bytes) out.Sample(row.labels, "reason", reason, bytes);
   }
   out.Family("vrambroker_device_quarantine_age_seconds",
-             "For how long the oldest memory of a dead client is quarantined.", Gauge);
+             "How long the oldest memory of a dead client has been in quarantine.", Gauge);
   for (const DeviceRow& row : rows) {
     out.Sample(row.labels, std::chrono::duration<double>(row.quarantine_age).count());
   }
 }
 
 void WriteRequests(const std::vector<DeviceRow>& rows, MetricFamilies& out) {
-  out.Family("vrambroker_device_ooms_total", "Requests for memory refused, by reason.", Counter);
+  out.Family("vrambroker_device_ooms_total", "Memory requests that were refused, by reason.", Counter);
   for (const DeviceRow& row : rows) {
     for (const OomCause cause : kOomCauses) {
       out.Sample(row.labels, "reason", OomCauseName(cause), row.info->ooms[static_cast<size_t>(cause)]);
     }
   }
   out.Family("vrambroker_device_oldest_waiting_timestamp_seconds",
-             "Unix time since which the oldest waiting request waits; 0 when none waits.", Gauge);
+             "Unix time at which the oldest waiting request began to wait; 0 when none waits.", Gauge);
   const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
   for (const DeviceRow& row : rows) {
     const std::chrono::duration<double> waited = row.info->longest_waiting;
     out.Sample(row.labels, row.info->waits.waiting == 0 ? 0.0 : (now - waited).count());
   }
   out.Family("vrambroker_device_wait_duration_seconds",
-             "How long requests waited that others were asked to give memory back for, by outcome.", Histogram);
+             "Waits of requests for which others were asked to give memory back, by outcome.", Histogram);
   for (const DeviceRow& row : rows) {
     for (const WaitOutcome outcome : kWaitOutcomes) {
       out.Sample(row.labels, "outcome", WaitOutcomeName(outcome),
@@ -185,18 +188,18 @@ void WriteRequests(const std::vector<DeviceRow>& rows, MetricFamilies& out) {
     }
   }
   out.Family("vrambroker_device_reclaim_duration_seconds",
-             "Time until a session that was asked to give memory back had answered.", Histogram);
+             "Time from asking a session to give memory back until it answered.", Histogram);
   for (const DeviceRow& row : rows) out.Sample(row.labels, row.info->reclaims.durations);
 }
 
 void WriteDriverCalls(const std::vector<DeviceRow>& rows, MetricFamilies& out) {
-  out.Family("vrambroker_device_call_errors_total", "Calls of the driver that failed, by call.", Counter);
+  out.Family("vrambroker_device_call_errors_total", "Driver calls that failed, by call.", Counter);
   for (const DeviceRow& row : rows) {
     for (size_t call = 0; call < row.info->calls.calls.size(); ++call) {
       out.Sample(row.labels, "call", DeviceCallName(static_cast<DeviceCall>(call)), row.info->calls.calls[call].errors);
     }
   }
-  out.Family("vrambroker_device_call_duration_seconds", "Time of the driver, by call.", Histogram);
+  out.Family("vrambroker_device_call_duration_seconds", "Duration of driver calls, by call.", Histogram);
   for (const DeviceRow& row : rows) {
     for (size_t call = 0; call < row.info->calls.calls.size(); ++call) {
       out.Sample(row.labels, "call", DeviceCallName(static_cast<DeviceCall>(call)),

@@ -25,46 +25,46 @@ uint64_t Less(uint64_t from, uint64_t bytes) {
 std::string AgainstSplitting(const OomReport& report) {
   const uint64_t mib = std::min(report.requested_bytes / kMiB, kMostMaxSplitMib);
   // Blocks that small are always cut from larger ones.
-  if (mib < kLeastMaxSplitMib) return "allocate the largest buffers first";
-  return absl::StrCat("set max_split_size_mb:", mib,
-                      " in its alloc_conf, so that small blocks are not cut from large ones, or allocate the largest "
-                      "buffers first");
+  if (mib < kLeastMaxSplitMib) return "restart the program and allocate the largest buffers first";
+  return absl::StrCat("restart the program and either allocate the largest buffers first or set max_split_size_mb:",
+                      mib, " in its alloc_conf (small blocks are then not cut from large ones)");
 }
 
 std::string AdviceOnSize(const OomReport& report) {
   if (report.requested_bytes >= kMaxRequestBytes) {
-    return "Check how the size was computed: no device holds as much, so it may be a negative number or an overflow.";
+    return "Check how the size was computed: no device has that much memory, so it may be a negative number or an "
+           "overflow.";
   }
   return absl::StrCat("Ask for less at a time: the device's capacity of ", FormatBytes(report.capacity_bytes),
                       " could never hold this request, however long it waits.");
 }
 
 std::string AdviceOnFragmentation(const OomReport& report) {
-  return absl::StrCat("Free blocks that lie beside free ones, or start again and ", AgainstSplitting(report),
-                      ": this session's free memory is in pieces that are too small.");
+  return absl::StrCat("This session's free memory is in pieces that are too small: free blocks next to free ones, or ",
+                      AgainstSplitting(report), ".");
 }
 
 // For a session that has enough, but not for this request.
 std::string AdviceOnOwnIdle(const OomReport& report) {
-  return absl::StrCat("Free blocks beside the ", FormatBytes(OwnIdleBytes(report)),
-                      " that this session holds unused for other sizes and streams, or start again and ",
+  return absl::StrCat("This session holds ", FormatBytes(OwnIdleBytes(report)),
+                      " unused for other sizes and streams: free the blocks next to that memory, or ",
                       AgainstSplitting(report), ".");
 }
 
 std::string AdviceOnLimit(const OomReport& report) {
   if (report.segment_bytes > report.limit_bytes) {
-    return "Have the session's limit raised (vramctl limit), or ask for less: the limit could never hold this request.";
+    return "Raise the session's limit (vramctl limit) or ask for less: the limit could never hold this request.";
   }
   if (OwnIdleBytes(report) >= report.segment_bytes) return AdviceOnOwnIdle(report);
   const uint64_t room = Less(report.available_bytes, report.kept_free_bytes);
   if (room >= report.segment_bytes) {
     return absl::StrCat(
-        "Have the session's limit raised (vramctl limit), or free memory of this session: the device has ",
+        "Raise the session's limit (vramctl limit) or free some of this session's memory: the device has ",
         FormatBytes(room), " to spare.");
   }
   return absl::StrCat(
-      "Free memory of this session or use smaller batches: a higher limit alone would not help, since the device has "
-      "only ",
+      "Free some of this session's memory or use smaller batches: a higher limit alone would not help, since the "
+      "device has only ",
       FormatBytes(room), " to spare.");
 }
 
@@ -83,46 +83,45 @@ std::string AdviceOnIdle(const OomReport& report) {
   std::string what = absl::StrCat(holder->client, " holds ", FormatBytes(holder->idle_bytes), " idle");
   switch (why) {
     case IdleWhy::kWithinGuarantee:
-      return absl::StrCat("Lower that session's guarantee, or wait until it ends: ", what, " within its guarantee.");
+      return absl::StrCat(what, " within its guarantee: lower that guarantee, or wait until the session ends.");
     case IdleWhy::kInPartUsed:
       return absl::StrCat(what,
-                          " in segments that are in part used, which nobody can take: set max_split_size_mb in its "
+                          " in partly used segments, which cannot be taken back: set max_split_size_mb in its "
                           "alloc_conf, or restart it.");
     case IdleWhy::kDidNotAnswer:
       return absl::StrCat(what,
-                          " and did not answer when asked for it: see whether its process hangs or is stopped "
+                          " and did not answer when asked to return it: check whether its process hangs or is stopped "
                           "(vramctl sessions).");
     case IdleWhy::kDisconnected:
-      return absl::StrCat(what, " and its connection is gone: end its process if it hangs (vramctl sessions).");
+      return absl::StrCat(what, " and has lost its connection: end its process if it hangs (vramctl sessions).");
     case IdleWhy::kNotAsked:
       return absl::StrCat(what,
-                          ": have it trimmed (vramctl trim), call its framework's empty_cache, or set "
+                          ": trim it (vramctl trim), call empty_cache in its framework, or set "
                           "garbage_collection_threshold in its alloc_conf.");
     case IdleWhy::kKept:
-      return absl::StrCat(what,
-                          " and gave back less than it was asked for: try again, its GPU work may still use them.");
+      return absl::StrCat(
+          what, " and returned less than it was asked for: try again, since its GPU work may still use the memory.");
   }
   return what;
 }
 
 std::string AdviceOnCapacity(const OomReport& report) {
   if (report.held_back) {
-    return "Give the request a wait time, or the session a higher priority (vramctl priority): what is free is kept "
-           "for "
-           "a request that has waited longer (vramctl sessions).";
+    return "Give the request a wait time, or the session a higher priority (vramctl priority): free memory is "
+           "kept for a request that has waited longer (vramctl sessions).";
   }
   if (OwnIdleBytes(report) >= report.segment_bytes) return AdviceOnOwnIdle(report);
   const uint64_t room = Less(report.available_bytes, report.kept_free_bytes);
   if (room >= report.segment_bytes) {
     return absl::StrCat("Try again, or look for programs outside vrambroker that use the device (nvidia-smi): ",
-                        FormatBytes(room), " should be free, and the driver had not as much.");
+                        FormatBytes(room), " should be free, but the driver did not have that much.");
   }
   if (report.available_bytes >= report.segment_bytes) {
     return absl::StrCat("Wait, or lower other sessions' guarantees: ", FormatBytes(report.kept_free_bytes),
-                        " of what nobody has reserved are kept for them.");
+                        " of the free memory is kept for them.");
   }
   if (!report.names_others)
-    return "Give free segments back and try again; the refusal of the request will say who holds most.";
+    return "Return free segments and try again; if the request is refused, the error names the largest holders.";
   const uint64_t missing = report.segment_bytes - room;
   if (report.quarantined_bytes >= missing) {
     return absl::StrCat(
@@ -134,11 +133,11 @@ std::string AdviceOnCapacity(const OomReport& report) {
   const std::string largest =
       report.largest_holders.empty()
           ? "the device is full"
-          : absl::StrCat("the device is full of memory in use, most of it ", report.largest_holders.front().client,
-                         "'s (", FormatBytes(report.largest_holders.front().allocated_bytes), ")");
+          : absl::StrCat("the device is full of memory in use, and ", report.largest_holders.front().client,
+                         " uses the most (", FormatBytes(report.largest_holders.front().allocated_bytes), ")");
   if (report.waited_ms > 0) {
-    return absl::StrCat("Run fewer programs on the device, or use smaller batches: ", largest, ", and ",
-                        report.waited_ms, " ms of waiting did not change it.");
+    return absl::StrCat("Run fewer programs on the device, or use smaller batches: ", largest, "; waiting for ",
+                        report.waited_ms, " ms did not change that.");
   }
   return absl::StrCat(
       "Give the request a wait time, run fewer programs on the device, or use smaller batches: ", largest, ".");

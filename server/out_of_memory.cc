@@ -57,8 +57,8 @@ std::string Explain(const OomReport& report) {
                           FormatBytesExactly(report.capacity_bytes), " are left",
                           report.kept_free_bytes == 0
                               ? ""
-                              : absl::StrCat(", of which ", FormatBytesExactly(report.kept_free_bytes),
-                                             " are kept for other sessions' guarantees"));
+                              : absl::StrCat(", with ", FormatBytesExactly(report.kept_free_bytes),
+                                             " kept for other sessions' guarantees"));
     case OomCause::kFragmentation:
       return absl::StrCat("enough bytes are free, but the largest free block is ",
                           FormatBytesExactly(report.largest_free_block_bytes));

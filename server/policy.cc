@@ -24,14 +24,14 @@ bool GlobFits(absl::string_view what, const std::optional<std::string>& pattern,
   if (!pattern.has_value()) return true;
   if (!text.has_value()) {
     if (reasons != nullptr) {
-      reasons->misfits.push_back(absl::StrCat("asks for a ", what, " like ", *pattern, ", and ", when_unknown));
+      reasons->misfits.push_back(absl::StrCat("needs a ", what, " like ", *pattern, ", but ", when_unknown));
     }
     return false;
   }
   const bool fits = GlobMatches(*pattern, *text);
   if (reasons != nullptr) {
     (fits ? reasons->fits : reasons->misfits)
-        .push_back(absl::StrCat(what, " ", *text, fits ? " fits " : " does not fit ", *pattern));
+        .push_back(absl::StrCat(what, " ", *text, fits ? " matches " : " does not match ", *pattern));
   }
   return fits;
 }
@@ -56,8 +56,7 @@ bool Matches(const PolicyRule& rule, const PolicySubject& subject, Reasons* reas
     matches = matches && fits;
   }
   matches = GlobFits("cgroup", rule.cgroup, subject.cgroup, "none is known", reasons) && matches;
-  matches =
-      GlobFits("name", rule.session_name, subject.session_name, "this is not about a session", reasons) && matches;
+  matches = GlobFits("name", rule.session_name, subject.session_name, "no session name is given", reasons) && matches;
   return matches;
 }
 
@@ -141,7 +140,7 @@ PolicyExplanation Policy::Explain(const PolicySubject& subject) const {
   for (const PolicyRule& rule : options_.rules) {
     Reasons reasons;
     const bool matches = Matches(rule, subject, &reasons);
-    if (matches && reasons.fits.empty()) reasons.fits.emplace_back("it asks for nothing: it matches everyone");
+    if (matches && reasons.fits.empty()) reasons.fits.emplace_back("it has no conditions: it matches everyone");
     explanation.rules.push_back({.label = rule.label,
                                  .place = rule.place,
                                  .matches = matches,

@@ -50,11 +50,11 @@ RpcMeter::RpcMeter()
                     .Register(registry_)),
       in_flight_(prometheus::BuildGauge()
                      .Name("vrambroker_rpc_in_flight")
-                     .Help("Calls being served, by method.")
+                     .Help("Calls in progress, by method.")
                      .Register(registry_)),
       durations_(prometheus::BuildHistogram()
                      .Name("vrambroker_rpc_duration_seconds")
-                     .Help("The daemon's time from the request of a call to its answer, by method.")
+                     .Help("Time from the request of a call to its answer, by method.")
                      .Register(registry_)) {
   for (const google::protobuf::FileDescriptor* file :
        {v1::AllocateRequest::descriptor()->file(), v1::ListSessionsRequest::descriptor()->file()}) {

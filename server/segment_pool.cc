@@ -334,9 +334,9 @@ void SegmentPool::CheckQuarantine() {
     for (const SegmentHolders::Holder& holder : found->holders) holders[holder.segment].push_back(holder.pid);
     if (found->unread_processes > 0 && !warned_of_unread_.exchange(true)) {
       spdlog::warn(
-          "device={} {} processes may not be looked into: whether they hold memory of processes that have ended cannot "
-          "be told (the daemon needs to be root, or CAP_SYS_PTRACE and Linux 5.14 or newer)",
-          properties().ordinal, found->unread_processes);
+          "device={} {} {} cannot be inspected, so the daemon cannot tell whether they hold memory of ended processes; "
+          "run it as root, or with CAP_SYS_PTRACE on Linux 5.14 or newer",
+          properties().ordinal, found->unread_processes, found->unread_processes == 1 ? "process" : "processes");
     }
   } else if (!absl::IsUnimplemented(found.status())) {
     spdlog::error("device={} cannot tell who holds quarantined segments: {}", properties().ordinal,
@@ -503,8 +503,8 @@ void SegmentPool::FreeToDriver(const std::vector<IdleSegments::Entry>& entries) 
 void SegmentPool::FreeSegment(const DeviceSegment& segment) {
   const absl::Status status = device_->FreeSegment(segment);
   if (status.ok()) return;
-  spdlog::error("device={} giving a segment of {} back to the driver failed, it is tried again: {}",
-                properties().ordinal, FormatBytes(segment.bytes), status.ToString());
+  spdlog::error("device={} cannot give a segment of {} back to the driver, will try again: {}", properties().ordinal,
+                FormatBytes(segment.bytes), status.ToString());
   MutexLock lock(mu_);
   unfreed_.push_back(segment);
   unfreed_bytes_ += segment.bytes;

@@ -144,9 +144,9 @@ absl::Status Session::CheckSegmentCount(size_t more) const {
     held += heap->pool.GetAccount(id_).value_or(AccountFigures()).segments;
   }
   if (held + more <= bounds_.max_segments) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat("segment_bytes: session ", Raw(id_), " holds ", held,
-                                                   " segments, and max_segments_per_session allows ",
-                                                   bounds_.max_segments, "; return some, or lease larger ones"));
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "segment_bytes: session ", Raw(id_), " holds ", held, held == 1 ? " segment" : " segments",
+      ", and max_segments_per_session allows ", bounds_.max_segments, "; return some, or lease larger ones"));
 }
 
 absl::StatusOr<std::vector<Lease>> Session::LeaseAll(
@@ -172,7 +172,7 @@ absl::StatusOr<std::vector<Lease>> Session::LeaseAll(
 }
 
 absl::Status Session::ReturnLeased(int device, absl::Span<const SegmentId> segments) {
-  if (!leases()) return absl::FailedPreconditionError("the session is remote: its segments are not its to return");
+  if (!leases()) return absl::FailedPreconditionError("the session is remote: the daemon manages its segments");
   return heaps_[device]->pool.TakeBack(id_, segments);
 }
 
@@ -208,7 +208,7 @@ Session::OomCounts Session::GetOoms(int device) const {
 }
 
 absl::Status Session::ResetStats(int device, bool accumulated) {
-  if (leases()) return absl::FailedPreconditionError("the session leases segments: its client counts");
+  if (leases()) return absl::FailedPreconditionError("the session leases segments: its client keeps the statistics");
   CachingAllocator& allocator = heaps_[device]->allocator;
   allocator.ResetPeakStats();
   if (!accumulated) return absl::OkStatus();

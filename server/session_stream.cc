@@ -237,7 +237,7 @@ absl::Status SessionStream::HandleLater(const v1::SessionRequest& request) {
       broker_.CancelWait(session_, request.cancel().call_id());
       break;
     case Request::kHello:
-      return absl::FailedPreconditionError("message: hello was sent before; one session a stream");
+      return absl::FailedPreconditionError("message: hello was already sent; a stream carries one session");
     case Request::kGoodbye:
     case Request::MESSAGE_NOT_SET:
       return absl::InvalidArgumentError("message: empty, or of a newer protocol");
@@ -272,7 +272,7 @@ absl::Status SessionStream::HandleHello(const v1::Hello& hello) {
 absl::Status SessionStream::HandleResume(const v1::Resume& resume) {
   Ticket token;
   if (resume.token().size() != token.size()) {
-    return absl::InvalidArgumentError(absl::StrCat("resume.token: not of ", token.size(), " bytes"));
+    return absl::InvalidArgumentError(absl::StrCat("resume.token: must be ", token.size(), " bytes long"));
   }
   std::copy(resume.token().begin(), resume.token().end(), token.begin());
   resumed_ = true;
@@ -369,7 +369,8 @@ void SessionStream::HandleExplain(const v1::ExplainCall& call) {
 }
 
 absl::Status SessionStream::HandleStats(const v1::HeapStats& stats) {
-  if (!session_->leases()) return absl::FailedPreconditionError("stats: the session is remote: the daemon counts");
+  if (!session_->leases())
+    return absl::FailedPreconditionError("stats: the session is remote: the daemon keeps the statistics");
   if (absl::Status status = broker_.CheckDevice(stats.device()); !status.ok()) return status;
   session_->Report(static_cast<int>(stats.device()), StatsFromProto(stats.stats()));
   return absl::OkStatus();

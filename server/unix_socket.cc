@@ -39,8 +39,8 @@ absl::StatusOr<UniqueFd> LockSocketDir(const std::string& dir) {
   if (!S_ISDIR(owner.st_mode) || (owner.st_uid != geteuid() && owner.st_uid != 0) || (owner.st_mode & 0022) != 0) {
     return absl::FailedPreconditionError(
         absl::StrCat(dir,
-                     " is not a directory that only this user or root may write to; choose another --socket-dir, "
-                     "which the daemon creates"));
+                     " is not a directory that only this user or root can write to; choose another --socket-dir, "
+                     "and the daemon creates it"));
   }
   const std::string path = absl::StrCat(dir, "/vrambroker.lock");
   UniqueFd lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644));
@@ -116,7 +116,7 @@ absl::StatusOr<Caller> GetPeer(int fd) {
   }
   if (credentials.pid <= 0) {
     return absl::FailedPreconditionError(
-        "the kernel shows no pid of the caller: run the daemon in the host's pid namespace");
+        "the kernel does not show the caller's pid: run the daemon in the host's pid namespace");
   }
   // SO_PEERPIDFD (Linux 6.5) cannot meet a reused pid. Before it: open the pid at once, while the connection is new.
   int pidfd = -1;

@@ -8,7 +8,7 @@ namespace vrambroker {
 
 WorkerPool::WorkerPool(size_t max_threads, size_t max_waiting_per_uid)
     : max_threads_(max_threads),
-      waiting_({.what = "questions to clients that wait for an answer",
+      waiting_({.what = "unanswered questions to clients",
                 .per_uid = max_waiting_per_uid,
                 .per_uid_bound = "max_questions_per_uid",
                 .in_all = max_threads / 2,

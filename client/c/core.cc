@@ -202,7 +202,8 @@ const char* CoreWarning(vrambroker_client* client, size_t index) {
 absl::Status CheckDevice(const Client& client, int device) {
   const size_t count = client.devices().size();
   if (device >= 0 && static_cast<size_t>(device) < count) return absl::OkStatus();
-  return absl::NotFoundError(absl::StrCat("no device ", device, "; there are ", count));
+  return absl::NotFoundError(
+      absl::StrCat("no device ", device, "; the daemon has ", count, count == 1 ? " device" : " devices"));
 }
 
 int CoreDeviceCount(vrambroker_client* client) {

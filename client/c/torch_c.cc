@@ -22,7 +22,7 @@ std::atomic<bool> exiting{false};
 
 void Tell(const char* function) {
   if (told.exchange(true)) return;
-  std::fprintf(stderr, "vrambroker: %s: %s: %s (said once)\n", function, vrambroker_code_name(LastError().code),
+  std::fprintf(stderr, "vrambroker: %s: %s: %s (reported once)\n", function, vrambroker_code_name(LastError().code),
                LastError().message);
 }
 
@@ -63,8 +63,8 @@ bool Charge(uint64_t bytes, int device) {
   if (cap == 0 || (before <= cap && bytes <= cap - before)) return true;
   held[device].fetch_sub(bytes, std::memory_order_relaxed);
   Fail(VRAMBROKER_RESOURCE_EXHAUSTED,
-       "%llu bytes more than the %llu held would exceed the %llu that this process allowed itself on CUDA device %d "
-       "with torch.cuda.set_per_process_memory_fraction()",
+       "%llu bytes more, with %llu already held, would exceed the %llu that this process allowed itself on CUDA device "
+       "%d with torch.cuda.set_per_process_memory_fraction()",
        static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(before),
        static_cast<unsigned long long>(cap), device);
   return false;

@@ -84,13 +84,14 @@ absl::StatusOr<int> Ordinal(const TorchClient& torch, int cuda_device) {
   const std::vector<DeviceInfo>& devices = torch.core.client.devices();
   const size_t known = ordinals.empty() ? devices.size() : ordinals.size();
   if (cuda_device < 0 || static_cast<size_t>(cuda_device) >= known) {
-    return absl::NotFoundError(absl::StrCat("no CUDA device ", cuda_device, "; there are ", known));
+    return absl::NotFoundError(
+        absl::StrCat("no CUDA device ", cuda_device, "; there ", known == 1 ? "is 1" : absl::StrCat("are ", known)));
   }
   if (ordinals.empty()) return cuda_device;
   const int ordinal = ordinals[static_cast<size_t>(cuda_device)];
   if (ordinal >= 0) return ordinal;
   return absl::NotFoundError(absl::StrCat(
-      "the daemon does not serve CUDA device ", cuda_device, " of this process, but ",
+      "the daemon does not serve CUDA device ", cuda_device, " of this process; it serves ",
       absl::StrJoin(devices, ", ", [](std::string* out, const DeviceInfo& info) { absl::StrAppend(out, info.uuid); })));
 }
 

@@ -130,14 +130,14 @@ const vrambroker_core* Load() {
   if (library == nullptr) {
     const char* const why = dlerror();
     Fail(VRAMBROKER_FAILED_PRECONDITION,
-         "cannot load %s: %s; install it beside libvrambroker.so, of the same version, with the gRPC that it needs",
+         "cannot load %s: %s; install the same version of it beside libvrambroker.so, with the gRPC that it needs",
          path, why == nullptr ? "unknown" : why);
     return nullptr;
   }
   const auto get = reinterpret_cast<VrambrokerCoreV1>(dlsym(library, "vrambroker_core_v1"));
   const vrambroker_core* const core = get == nullptr ? nullptr : get(kVrambrokerCoreVersion, &host);
   if (core == nullptr) {
-    Fail(VRAMBROKER_FAILED_PRECONDITION, "%s is of another version than %s: install both from one build of vrambroker",
+    Fail(VRAMBROKER_FAILED_PRECONDITION, "%s and %s have different versions: install both from one build of vrambroker",
          path, own_path);
     return nullptr;
   }
@@ -185,10 +185,11 @@ bool ReadOptions(const char* function, const vrambroker_options* options, vrambr
     return BadStruct(function, options->struct_size) == VRAMBROKER_OK;
   }
   if (options->abi_version != VRAMBROKER_ABI_VERSION) {
-    Fail(VRAMBROKER_FAILED_PRECONDITION,
-         "the program was compiled for version %u of the ABI, and %s has version %d: compile the program with the "
-         "vrambroker.h of that library, or run it with the library of its version",
-         options->abi_version, own_path, VRAMBROKER_ABI_VERSION);
+    Fail(
+        VRAMBROKER_FAILED_PRECONDITION,
+        "the program was compiled for ABI version %u, but %s has version %d: recompile the program with that library's "
+        "vrambroker.h, or run it with the library of its own version",
+        options->abi_version, own_path, VRAMBROKER_ABI_VERSION);
     return false;
   }
   if (options->struct_size < kOptionsV1) return BadStruct(function, options->struct_size) == VRAMBROKER_OK;

@@ -261,7 +261,7 @@ void CommandLine::AddTools() {
 
   CLI::App* const replay = Add(kTools, "replay", "Run the events of a trace or PyTorch snapshot through the allocator.",
                                [this] { return RunReplay(context_, value_argument_); });
-  replay->add_option("FILE", value_argument_, "A trace, or a snapshot of vramctl or PyTorch.")
+  replay->add_option("FILE", value_argument_, "A trace, or a pickled snapshot of vramctl or PyTorch.")
       ->type_name("FILE")
       ->required();
   AddReplayOptions(replay, &context_);
@@ -276,7 +276,7 @@ void CommandLine::AddTools() {
   CLI::App* const tune =
       Add(kTools, "tune", "Try many allocator settings on a trace: which reserve less, which fit a smaller device.",
           [this] { return RunTune(context_, value_argument_); });
-  tune->add_option("FILE", value_argument_, "A trace, or a snapshot of vramctl or PyTorch.")
+  tune->add_option("FILE", value_argument_, "A trace, or a pickled snapshot of vramctl or PyTorch.")
       ->type_name("FILE")
       ->required();
   AddReplayOptions(tune, &context_);
@@ -328,6 +328,12 @@ absl::Status CommandLine::Unexpected() const {
 }
 
 absl::StatusOr<std::function<absl::Status()>> CommandLine::Parse(int argc, char** argv) {
+  // Known before the rest, so that what is wrong with the rest is said in that format.
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    context_.json = context_.json || argument == "--format=json" ||
+                    (argument == "--format" && i + 1 < argc && std::string(argv[i + 1]) == "json");
+  }
   try {
     ParseCommandLine(*app_, argc, argv);
   } catch (const CLI::CallForHelp&) {

@@ -135,7 +135,7 @@ absl::StatusOr<HeapSnapshot> ReadSnapshot(Daemon& daemon, uint64_t session, uint
 }
 
 void Print(const nlohmann::ordered_json& json) {
-  std::printf("%s\n", json.dump(2).c_str());
+  std::printf("%s\n", json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace).c_str());
 }
 
 }  // namespace vrambroker::vramctl

@@ -121,7 +121,7 @@ absl::Status Hold(const Context& context, const std::string& bytes_text) {
                              {"offset", buffer->offset_bytes()},
                              {"address", absl::StrCat(absl::Hex(reinterpret_cast<uintptr_t>(buffer->data())))},
                              {"limit_bytes", client->limit_bytes(context.device)}})
-                            .dump()
+                            .dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace)
                             .c_str());
   } else {
     std::printf(

@@ -231,7 +231,7 @@ def link(title, uid):
 
 def annotate_daemon(board):
     board.annotate("Daemon started", f"changes(process_start_time_seconds{{{DAEMON}}}[$__rate_interval]) > 0", "blue",
-                   "{{instance}} started anew: all clients lost their memory")
+                   "{{instance}} restarted: clients keep what they hold, but the new daemon does not count it")
     board.annotate("Alerts", 'ALERTS{alertname=~"Vrambroker.*", alertstate="firing"}', "orange", "{{alertname}}")
 
 
@@ -239,10 +239,10 @@ def sessions_table(board, title, select, sort_by, height):
     by = "sum by (client, tenant, instance, gpu)"
     board.table(
         title,
-        "One line for each session and device. Limit: the most it may hold. Guarantee: what is kept free for it. "
-        "Reserved: what it holds. Allocated: what of that its program uses. Idle: whole segments that it could give "
-        "back at once. Fragmentation: the share of the reserved memory that is in no use. Refused: requests without "
-        "memory in the last hour.",
+        "One line for each session and device. Limit: the most it may hold. Guarantee: memory kept free for it. "
+        "Reserved: memory it holds. Allocated: the part its program uses. Idle: whole segments that it could give "
+        "back at once. Fragmentation: the unused share of the reserved memory. Refused: requests that got no memory "
+        "in the last hour.",
         {"client": "Session", "tenant": "Tenant", "instance": "Daemon", "gpu": "Device"},
         [("Reserved", f"{by} (vrambroker_client_reserved_bytes{{{select}}})", "bytes"),
          ("Limit", f"{by} (vrambroker_client_limit_bytes{{{select}}})", "bytes"),
@@ -260,15 +260,15 @@ def sessions_table(board, title, select, sort_by, height):
 
 def free_blocks(title, whose, metric, select, width):
     return (title,
-            f"Free memory inside the segments {whose}, by the size of the free blocks. Much memory in the large classes is cache "
-            "that the next large request can use; much in the small ones is fragmentation: it is there, and no large "
+            f"Free memory inside the segments {whose}, by the size of the free blocks. Memory in the large classes is cache "
+            "that the next large request can use. Memory in the small classes is fragmentation: it is free, but no large "
             "request fits.",
             [query(f'sum({metric}{{{select}, size="{size}"}})', name) for size, name in SIZES], "bytes", width)
 
 
-ANATOMY = ("All that the sessions hold, from useful to useless. Asked for: what programs asked for. Rounding: lost to "
+ANATOMY = ("All memory that the sessions hold, by its use. Asked for: what programs asked for. Rounding: lost to "
            "block sizes. Waiting for a stream: freed, but the GPU may still use it. Beside used blocks: free, but it "
-           "cannot be given back: fragmentation. Whole free segments: cache that others can have.")
+           "cannot be given back, which is fragmentation. Whole free segments: cache that others can get.")
 
 
 def anatomy(total, held="reserved_bytes"):
@@ -287,7 +287,7 @@ def anatomy(total, held="reserved_bytes"):
 def overview():
     board = Dashboard(
         "vrambroker-overview", "vrambroker: GPU memory overview",
-        "Who holds the memory of the GPUs, how much of it is idle or fragmented, who waits, who was refused and why.",
+        "Who holds the GPUs' memory, how much of it is idle or fragmented, who waits, and who was refused and why.",
         VARIABLES, [link("Session and fragmentation", "vrambroker-session")])
     annotate_daemon(board)
     board.annotate("Out of memory", increase("vrambroker_device_ooms_total", "instance, gpu, reason", DEVICE) + " > 0", "red",
@@ -295,29 +295,26 @@ def overview():
 
     board.row("At a glance")
     board.stat("Daemons serving",
-               "Daemons that take new sessions. One that is down, or draining before its end, does not "
-                                  "count.",
+               "Daemons that take new sessions. A daemon that is down or draining does not count.",
                f"sum(vrambroker_ready{{{DAEMON}}})", colors=thresholds((None, "red"), (1, "green")))
     board.stat("Devices lost",
-               "GPUs that the daemon cannot use any more after an error of the driver. Only a new daemon "
-                               "helps.",
+               "GPUs that the daemon can no longer use after a driver error. Only a new daemon can use them again.",
                f"sum(1 - vrambroker_device_healthy{{{DEVICE}}})", colors=ANY_IS_BAD)
-    board.stat("Sessions", "Client processes that are connected now.",
+    board.stat("Sessions", "Sessions whose clients are connected now.",
                f'sum(vrambroker_sessions{{{DAEMON}, state="active"}})')
     board.stat("Capacity in use", "Memory that the daemons hold from the driver, as a share of what they may hand out.",
                f"sum(vrambroker_device_reserved_bytes{{{DEVICE}}}) / sum(vrambroker_device_capacity_bytes{{{DEVICE}}})",
                colors=USAGE, share=True)
     board.stat("Fragmentation",
-               "The share of a device's reserved memory that is in no use, on the device where it is highest. A look "
-               "is worth while above 30 % (a rule of thumb): it may be idle, so that others can have it, or in small "
-               "pieces.",
+               "The unused share of reserved memory, on the device where it is highest. Take a look above 30 % (a "
+               "rule of thumb): the memory may be idle, so that others can get it, or in small pieces.",
                f"max(vrambroker_device_fragmentation_ratio{{{DEVICE}}})", colors=FRAGMENTATION, share=True)
     board.stat("Refused, last hour", "Requests that got no memory in the last hour, for any reason. vramctl ooms lists "
                                      "them.",
                f"round(sum(increase(vrambroker_device_ooms_total{{{DEVICE}}}[1h])))", colors=ANY_IS_NOTABLE, decimals=0)
     board.stat("Waiting now", "Requests that wait for others to give memory back.",
                f"sum(vrambroker_device_waiting_requests{{{DEVICE}}})", colors=ANY_IS_NOTABLE)
-    board.stat("Alerts firing", "Alerts of deploy/prometheus that fire now, for all daemons of this data source.",
+    board.stat("Alerts firing", "Alerts of deploy/prometheus that are firing now, for all daemons of this data source.",
                'count(ALERTS{alertname=~"Vrambroker.*", alertstate="firing"}) or vector(0)', colors=ANY_IS_BAD)
 
     board.row("Who holds the memory")
@@ -326,9 +323,9 @@ def overview():
                    f"vrambroker_device_reserved_bytes{{{DEVICE}}} / vrambroker_device_capacity_bytes{{{DEVICE}}}", BY_DEVICE)
     board.series(
         "Capacity by state",
-        "All of the capacity, by what it is at the moment. Used: blocks that programs hold. Held by sessions, not "
-        "used: cached or fragmented. Idle: held by the daemon for the next who asks. Quarantined: left by ended "
-        "processes, and not yet safe to hand on. Not taken: still the driver's.",
+        "All of the capacity, by its current state. Used: blocks that programs hold. Held by sessions, not used: "
+        "cached or fragmented. Idle: held by the daemon for the next request. Quarantined: left by ended processes, "
+        "and not yet safe to hand on. Not taken: still with the driver.",
         [query(f"sum(vrambroker_device_allocated_bytes{{{DEVICE}}})", "used"),
          query(f"clamp_min(sum(vrambroker_device_leased_bytes{{{DEVICE}}} - vrambroker_device_allocated_bytes{{{DEVICE}}}), 0)",
                "held by sessions, not used"),
@@ -337,187 +334,190 @@ def overview():
          query(f"sum(vrambroker_device_capacity_bytes{{{DEVICE}}} - vrambroker_device_reserved_bytes{{{DEVICE}}})", "not taken")],
         "bytes", 10, stacked=True, paint=STATES)
     board.series("By tenant",
-                 "Memory that the sessions of each tenant hold. Tenants are domains of trust: memory passes "
-                              "from one to another only after it was zeroed.",
+                 "Memory that the sessions of each tenant hold. Tenants are trust domains: memory passes from one to "
+                 "another only after it was zeroed.",
                  [query(f"sum by (tenant) (vrambroker_tenant_reserved_bytes{{{TENANT}}})", "{{tenant}}")], "bytes", 8, stacked=True)
-    board.series("By session: the ten that hold most", "Memory that each session holds, used or not.",
+    board.series("By session: top ten", "Memory that each session holds, used or not.",
                  [query(f"topk(10, sum by (client) (vrambroker_client_reserved_bytes{{{TENANT}}}))", "{{client}}")], "bytes", 16,
                  stacked=True)
-    board.bars_now("Share of the limit: the ten highest",
-                   "What a session holds, as a share of the most that it may hold. At 100 % its requests begin to "
-                   "fail.",
+    board.bars_now("Share of the limit: top ten",
+                   "Memory that a session holds, as a share of its limit. At 100 % its requests begin to fail.",
                    f"topk(10, gpu_client:vrambroker_limit_usage:ratio{{{TENANT}}})", BY_SESSION, 8)
     sessions_table(board, "All sessions", TENANT, "Reserved", 10)
 
     board.row("Fragmentation")
-    board.series("Reserved memory in no use",
-                 "1 - allocated / reserved. The line marks 30 %, a rule of thumb of community guides. Idle memory "
-                 "counts, too: compare with the two panels beside.",
+    board.series("Unused reserved memory",
+                 "1 - allocated / reserved. The line marks 30 %, a rule of thumb from community guides. Idle memory "
+                 "counts too: compare with the next two panels.",
                  [query(f"vrambroker_device_fragmentation_ratio{{{DEVICE}}}", BY_DEVICE)], "percentunit", colors=LINE_AT_30,
                  share=True)
     board.series("Free memory that one large request cannot use",
-                 "External fragmentation: 1 - largest free block / all free memory inside the segments. Near 0 %: one "
-                 "large piece. Near 100 %: many small ones. Says little when little is free.",
+                 "External fragmentation: 1 - largest free block / all free memory inside the segments. Near 0 %: "
+                 "one large piece. Near 100 %: many small pieces. It says little when little is free.",
                  [query(f"vrambroker_device_external_fragmentation_ratio{{{DEVICE}}}", BY_DEVICE)], "percentunit",
                  colors=LINE_AT_50, share=True)
     board.series("Free memory inside the segments",
-                 "All of it; the part that cannot go back to the driver because a used block is in the same segment; "
-                 "and the largest single piece.",
+                 "All free memory; the part that cannot go back to the driver because a used block is in the same "
+                 "segment; and the largest single piece.",
                  [query(f"sum(vrambroker_device_cached_free_bytes{{{DEVICE}}})", "free"),
-                  query(f"sum(vrambroker_device_inactive_split_bytes{{{DEVICE}}})", "of it beside used blocks"),
+                  query(f"sum(vrambroker_device_inactive_split_bytes{{{DEVICE}}})", "free, beside used blocks"),
                   query(f"max(vrambroker_device_largest_free_block_bytes{{{DEVICE}}})", "largest free block")], "bytes")
     title, description, targets, unit, width = free_blocks(
         "Free memory by size of the free blocks", "of all sessions, and idle segments",
 "vrambroker_device_free_block_bytes", DEVICE, 12)
     board.series(title, description, targets, unit, width, 9, stacked=True, paint=PIECES)
-    board.series("Free blocks by size", "How many free blocks of each size there are in the segments of all sessions; "
-                                        "idle segments count as blocks.",
+    board.series("Free blocks by size",
+                 "Number of free blocks of each size in the segments of all sessions. Idle segments count as blocks.",
                  [query(f'sum(vrambroker_device_free_blocks{{{DEVICE}, size="{size}"}})', name) for size, name in SIZES], "none",
                  12, 9, stacked=True, paint=PIECES)
     board.series(
         "What the sessions' memory consists of", ANATOMY,
         anatomy(lambda name: f"sum(vrambroker_device_{name}{{{DEVICE}}})", held="leased_bytes"), "bytes", 12, 9, stacked=True, paint=PARTS)
-    board.series("Segments and blocks", "Segments that sessions hold, and blocks in use in them. Many blocks to a "
-                                        "segment: if one of them stays, the whole segment does.",
+    board.series("Segments and blocks",
+                 "Segments that sessions hold, and the blocks in use in them. One block in use is enough to keep its "
+                 "whole segment.",
                  [query(f"sum(vrambroker_device_segments{{{DEVICE}}})", "segments"),
                   query(f"sum(vrambroker_device_blocks{{{DEVICE}}})", "blocks")], "none", 12, 9)
 
     board.row("Guarantees, waiting, reclaim")
-    board.series("Guarantees against the capacity",
-                 "Committed: what is held, with what guarantees keep free; nobody else can get it. When it reaches the "
-                 "capacity, new guarantees are refused, and sessions without one cannot grow.",
+    board.series("Guarantees and capacity",
+                 "Committed: memory that is held or kept free for guarantees, so that nobody else can get it. When "
+                 "it reaches the capacity, new guarantees are refused, and sessions without a guarantee cannot grow.",
                  [query(f"sum(vrambroker_device_{name}_bytes{{{DEVICE}}})", name)
                   for name in ("capacity", "committed", "guaranteed", "reserved")], "bytes")
-    board.series("Requests that wait", "Requests that wait now for others to give memory back.",
+    board.series("Waiting requests", "Requests that currently wait for others to give memory back.",
                  [query(f"vrambroker_device_waiting_requests{{{DEVICE}}}", BY_DEVICE)], "none")
-    board.series("Longest wait now", "For how long the one that has waited longest does so. 0: nobody waits.",
+    board.series("Longest current wait", "How long the oldest waiting request has waited. 0: no request waits.",
                  [query(f"(vrambroker_device_oldest_waiting_timestamp_seconds{{{DEVICE}}} > bool 0)"
                         f" * (time() - vrambroker_device_oldest_waiting_timestamp_seconds{{{DEVICE}}})", BY_DEVICE)], "s")
-    board.series("Waits that ended, and reclaims",
-                 "Requests that waited, by how that ended: granted, refused at the end of their patience, cancelled by "
-                 "the client. reclaims: how often sessions were asked to give idle memory back.",
+    board.series("Finished waits, and reclaims",
+                 "Requests that waited, by outcome: granted, refused after the longest wait that they allowed, or "
+                 "cancelled by the client. reclaims: how often sessions were asked to give idle memory back.",
                  [query(increase("vrambroker_device_wait_duration_seconds_count", "outcome", DEVICE), "{{outcome}}"),
                   query(increase("vrambroker_device_reclaims_total", "", DEVICE), "reclaims")], "none", 6, events=True)
-    board.series("How long they waited", "The median, and what one in twenty exceeds, of the waits that ended.",
+    board.series("Wait time", "Median and 95th percentile of the finished waits.",
                  [query(quantile(q, "vrambroker_device_wait_duration_seconds", "", DEVICE), name)
                   for q, name in ((0.5, "median"), (0.95, "95 %"))], "s", 6)
     board.series("Reclaim",
-                 "Idle memory of sessions that others needed: how much they were asked for, and how much they "
-                            "gave back.",
+                 "Idle memory that others needed: how much the sessions were asked for, and how much they gave back.",
                  [query(rate("vrambroker_device_reclaim_asked_bytes_total", "", DEVICE), "asked for"),
                   query(rate("vrambroker_device_reclaimed_bytes_total", "", DEVICE), "given back")], "Bps", 6)
-    board.series("How long reclaim takes", "From asking sessions for idle memory until the last one has answered.",
+    board.series("Reclaim time",
+                 "Time from asking a session for idle memory until it has answered: median and 95th percentile.",
                  [query(quantile(q, "vrambroker_device_reclaim_duration_seconds", "", DEVICE), name)
                   for q, name in ((0.5, "median"), (0.95, "95 %"))], "s", 6)
 
     board.row("Refusals")
     board.series("Refused by reason",
-                 "Requests that got no memory. limit: the session's own bound. capacity: the device is full. "
-                 "fragmentation: enough is free, but no piece is large enough. larger_than_device: it can never fit.",
+                 "Requests that got no memory. limit: the session's own limit. capacity: the device is full. "
+                 "fragmentation: enough is free, but no piece is large enough. larger_than_device: the request can "
+                 "never fit.",
                  [query(increase("vrambroker_device_ooms_total", "reason", DEVICE), "{{reason}}")], "none", events=True, paint=REASONS)
-    board.series("Refused by session: the ten with most", "Who got no memory, and why. Empty when nobody was refused.",
+    board.series("Refused by session: top ten",
+                 "Sessions whose requests got no memory, and why. Empty when nothing was refused.",
                  [query(f"topk(10, {increase('vrambroker_client_ooms_total', 'client, reason', TENANT)}) > 0",
                         "{{client}}: {{reason}}")], "none", events=True)
-    board.series("Requests that flushed their cache first",
-                 "A session at its limit gives all of its cache back to get one block, and builds it up again: slow, "
-                 "and the step before a refusal.",
+    board.series("Requests that flushed the cache first",
+                 "A session at its limit gives all of its cache back to get one block, and then builds it up again. "
+                 "That is slow, and the next step is a refusal.",
                  [query(increase("vrambroker_device_alloc_retries_total",
                                  "instance, gpu", DEVICE), BY_DEVICE)], "none", events=True)
 
     board.row("Driver and requests")
-    board.series("Segments in motion",
-                 "Segments obtained from the driver and given back to it, which is slow, and idle ones that were "
-                 "handed to the next session without it; zeroed are those that were cleared for somebody else.",
+    board.series("Segment traffic",
+                 "Segments obtained from the driver and given back to it, which is slow. Handed over: idle segments "
+                 "that went to the next session without a driver call. Zeroed: new segments that were cleared before "
+                 "a session got them.",
                  [query(rate("vrambroker_device_segment_allocs_total", "", DEVICE), "from the driver"),
                   query(rate("vrambroker_device_segment_frees_total", "", DEVICE), "to the driver"),
                   query(rate("vrambroker_device_handovers_total", "", DEVICE), "handed over"),
                   query(rate("vrambroker_device_scrubs_total", "", DEVICE), "zeroed")], "ops", 6)
-    board.series("Handed over and zeroed",
-                 "Idle memory that was handed from one session to another, and memory that was zeroed before somebody "
-                 "else got it.",
+    board.series("Memory handed over and zeroed",
+                 "Idle memory that went from one session to another, and new memory that was zeroed before a session "
+                 "got it.",
                  [query(rate("vrambroker_device_handover_bytes_total", "", DEVICE), "handed over"),
                   query(rate("vrambroker_device_scrubbed_bytes_total", "", DEVICE), "zeroed")], "Bps", 6)
-    board.series("Driver calls: what one in a hundred exceeds", "Time that calls to the GPU's driver take, by call.",
+    board.series("Driver call time: 99th percentile", "How long calls to the GPU's driver take, by call.",
                  [query(quantile(0.99, "vrambroker_device_call_duration_seconds", "call", DEVICE), "{{call}}")], "s", 6)
-    board.series("Driver calls that failed",
-                 "By call. For allocate the driver most often has no memory left: others use "
-                                             "the GPU.",
+    board.series("Failed driver calls",
+                 "By call. When allocate fails, the driver usually has no memory left, because others use the GPU.",
                  [query(increase("vrambroker_device_call_errors_total",
                                  "call", DEVICE), "{{call}}")], "none", 6, events=True)
-    board.series("Requests by method", "Requests that the daemon has answered, a second.",
+    board.series("Requests by method", "Requests that the daemon answered per second.",
                  [query(rate("vrambroker_rpc_requests_total", "method") + " > 0", "{{method}}")], "reqps", 6)
-    board.series("Requests: what one in twenty exceeds",
-                 "Time within the daemon, by method. Waiting for memory counts. Below a millisecond where no driver "
-                 "call is needed.",
+    board.series("Request time: 95th percentile",
+                 "Time in the daemon, by method, including waits for memory. Below a millisecond when no driver call "
+                 "is needed.",
                  [query(quantile(0.95, "vrambroker_rpc_duration_seconds", "method"), "{{method}}")], "s", 6)
-    board.series("Requests that failed",
-                 "As a share of all requests of the method, for any reason: refusals for lack of "
-                                         "memory count.",
+    board.series("Failed requests",
+                 "As a share of all requests of the method, for any reason, including refusals for lack of memory.",
                  [query('sum by (method) (rate(vrambroker_rpc_requests_total{%s, code!="OK"}[$__rate_interval]))'
                         " / (sum by (method) (rate(vrambroker_rpc_requests_total{%s}[$__rate_interval])) > 0)" % (DAEMON, DAEMON),
                         "{{method}}")], "percentunit", 6, share=True)
-    board.series("Requests under way",
-                 "Requests that the daemon has not answered yet, by method. Session: one for each "
-                                       "connected client, as long as it lives.",
+    board.series("Requests in progress",
+                 "Requests that the daemon has not answered yet, by method. Session: one for each connected client, "
+                 "for as long as it lives.",
                  [query(f"sum by (method) (vrambroker_rpc_in_flight{{{DAEMON}}}) > 0", "{{method}}")], "none", 6)
 
     board.row("Devices and daemons")
     board.series("Memory as the driver sees it",
-                 "What the daemons hold, what others use (processes that bypass the daemon, and all CUDA contexts; not "
-                 "counted on host devices), and what the driver has free.",
+                 "Memory that the daemons hold, that others use (processes that bypass the daemon, and all CUDA "
+                 "contexts; not counted on host devices), and that the driver has free.",
                  [query(f"sum(vrambroker_device_reserved_bytes{{{DEVICE}}})", "held by the daemon"),
                   query(f"sum(gpu:vrambroker_foreign:bytes{{{DEVICE}}}) or vector(0)", "used by others"),
                   query(f"sum(vrambroker_device_memory_free_bytes{{{DEVICE}}})", "free")], "bytes", 6, stacked=True)
-    board.series("Kept from everybody, by reason",
-                 "Memory of sessions that are in trouble. disconnected: its stream broke, its process lives. ended: "
-                 "by an operator, but its process has not let go. settling: its process has ended. held_open: another "
-                 "process still has it open.",
+    board.series("Quarantined memory by reason",
+                 "Memory that nobody else may get yet. disconnected: the session's stream broke, but its process "
+                 "lives. ended: an operator ended the session, but its process has not let go. settling: its process "
+                 "has ended. held_open: another process still has it open.",
                  [query(f"sum by (reason) (vrambroker_device_quarantined_bytes{{{DEVICE}}})", "{{reason}}")], "bytes", 6, stacked=True)
-    board.series("Oldest quarantine", "For how long memory of an ended process has been kept from all others. Normal: "
-                                      "about a second.",
+    board.series("Oldest quarantine",
+                 "How long memory of an ended process has been in quarantine. Normal: about a second.",
                  [query(f"vrambroker_device_quarantine_age_seconds{{{DEVICE}}}", BY_DEVICE)], "s", 6)
-    board.series("Sessions by state", "active: connected. disconnected: the stream broke, the memory is kept until the "
-                                      "process comes back or ends. ended: by an operator, its process has not let go.",
+    board.series("Sessions by state",
+                 "active: connected. disconnected: the stream broke; the memory is kept until the process reconnects "
+                 "or ends. ended: an operator ended the session, but its process has not let go.",
                  [query(f"sum by (state) (vrambroker_sessions{{{DAEMON}}})", "{{state}}")], "none", 6, stacked=True)
-    board.series("Sessions that came and went",
-                 "Opened, refused, and closed by reason: goodbye is the normal one; process_ended means that it died "
-                 "or was killed.",
+    board.series("Sessions opened and closed",
+                 "Opened, refused, and closed by reason. goodbye is the normal reason; process_ended means that the "
+                 "process died or was killed.",
                  [query(increase("vrambroker_sessions_opened_total"), "opened"),
                   query(increase("vrambroker_sessions_refused_total"), "refused"),
                   query(increase("vrambroker_sessions_closed_total",
                                  "reason"), "closed: {{reason}}")], "none", 6, events=True)
-    board.series("CPU of the daemon", "Processor cores that the daemon keeps busy.",
+    board.series("Daemon: CPU", "CPU cores that the daemon keeps busy.",
                  [query(f"rate(process_cpu_seconds_total{{{DAEMON}}}[$__rate_interval])", "{{instance}}")], "none", 6)
-    board.series("Memory of the daemon", "The daemon's own memory on the host; of host devices also what clients have "
-                                         "written.",
+    board.series("Daemon: memory",
+                 "The daemon's own memory on the host. With host devices it includes what clients have written.",
                  [query(f"process_resident_memory_bytes{{{DAEMON}}}", "{{instance}} resident"),
                   query(f"process_virtual_memory_bytes{{{DAEMON}}}", "{{instance}} virtual")], "bytes", 6)
-    board.series("Open files of the daemon",
-                 "As a share of what it may have open. Sessions and segments of host devices "
-                                             "need some.",
+    board.series("Daemon: open files",
+                 "Open file descriptors, as a share of the maximum. Sessions and segments of host devices need some.",
                  [query(f"process_open_fds{{{DAEMON}}} / process_max_fds{{{DAEMON}}}", "{{instance}}")], "percentunit", 6, share=True,
                  colors=thresholds((None, "transparent"), (0.8, "orange")))
-    board.series("Cost of a scrape", "Time that the daemon took to collect all of its metrics.",
+    board.series("Daemon: scrape time", "Time that the daemon took to collect all of its metrics.",
                  [query(f"vrambroker_collect_duration_seconds{{{DAEMON}}}", "{{instance}}")], "s", 6)
-    board.identities("Devices", "What the daemons serve. The number is the daemon's own; the uuid is the driver's.",
+    board.identities("Devices",
+                     "Devices that the daemons serve. The number is the daemon's own; the UUID is the driver's.",
                      f"vrambroker_device_info{{{DEVICE}}}",
                      {"instance": "Daemon", "gpu": "Device", "name": "Name", "kind": "Kind", "uuid": "UUID"},
                      width=10, height=8)
-    board.identities("Daemons", "Versions of the daemons, and of the CUDA that they were built with.",
+    board.identities("Daemons", "Versions of the daemons, and of CUDA that they were built with.",
                      f"vrambroker_build_info{{{DAEMON}}}",
                      {"instance": "Daemon", "version": "Version", "revision": "Revision", "cuda_version": "CUDA"},
                      width=8, height=8)
     board.stat("Sessions shown as _other",
-               "Sessions beyond metrics.max_clients of the configuration: they are summed into one that is called "
+               "Sessions beyond metrics.max_clients in the configuration. Their figures are added up under the name "
                "_other.",
                f"sum(vrambroker_clients_folded{{{DAEMON}}})", width=6, colors=ANY_IS_NOTABLE)
-    board.stat("Collections that failed, last hour",
-               "Times that the daemon could not collect all of its metrics: a fault "
-                                                     "to report.",
+    board.stat("Failed scrapes, last hour",
+               "Scrapes that failed in the daemon. Most likely it ran out of memory; if not, please report a bug.",
                f"round(sum(increase(vrambroker_collect_errors_total{{{DAEMON}}}[1h])))", width=6, colors=ANY_IS_BAD, decimals=0)
-    board.stat("Configurations refused", "Daemons whose last reload failed, so that the old configuration is in force.",
+    board.stat("Rejected configurations",
+               "Daemons whose last reload failed, so that the old configuration is still in force.",
                f"sum(1 - vrambroker_config_last_reload_successful{{{DAEMON}}})", width=6, colors=ANY_IS_BAD)
-    board.stat("Configuration in force since", "When a daemon last took a configuration: the latest of all.",
+    board.stat("Configuration in force since",
+               "When a daemon last accepted a configuration: the latest time of all daemons.",
                f"1000 * max(vrambroker_config_last_reload_success_timestamp_seconds{{{DAEMON}}})", unit="dateTimeAsIso",
                width=6, colors=NEUTRAL)
     return board
@@ -529,8 +529,8 @@ def overview():
 def session():
     board = Dashboard(
         "vrambroker-session", "vrambroker: Session and fragmentation",
-        "One session, or some, in depth: its share, what its memory consists of, and why requests fail. Choose it "
-        "above.",
+        "One or more sessions in detail: how much they hold, what their memory consists of, and why requests fail. "
+        "Select them above.",
         VARIABLES + [SESSION_VARIABLE], [link("GPU memory overview", "vrambroker-overview")])
     annotate_daemon(board)
     board.annotate("Out of memory", increase("vrambroker_client_ooms_total", "client, gpu, reason", SESSION) + " > 0", "red",
@@ -541,48 +541,47 @@ def session():
 
     limited = f"(vrambroker_client_limit_bytes{{{SESSION}}} > 0)"
 
-    board.row("The share")
-    board.stat("Held, of the limit",
-               "What the chosen sessions hold, as a share of the most that they may hold. At 100 % "
-                                     "they give back what they cache, and then requests fail.",
+    board.row("Share")
+    board.stat("Held, % of limit",
+               "Memory that the selected sessions hold, as a share of their limits. At 100 % they give back what "
+               "they cache, and then requests fail.",
                f"sum(vrambroker_client_reserved_bytes{{{SESSION}}}) / sum({limited})", colors=USAGE, share=True)
-    board.stat("Used, of the limit", "What their programs use, as a share of the most that they may hold.",
+    board.stat("Used, % of limit", "Memory that their programs use, as a share of their limits.",
                f"sum(vrambroker_client_allocated_bytes{{{SESSION}}}) / sum({limited})", colors=USAGE, share=True)
-    board.stat("Fragmentation", "1 - allocated / reserved: the share of what they hold that is in no use. Above 30 % a "
-                                "look is worth while (a rule of thumb).",
+    board.stat("Fragmentation",
+               "1 - allocated / reserved: the unused share of the memory that they hold. Take a look above 30 % (a "
+               "rule of thumb).",
                f"1 - {total('allocated_bytes')} / ({total('reserved_bytes')} > 0) or vector(0)", colors=FRAGMENTATION, share=True)
-    board.stat("Limit", "The most that they may hold, together.", total("limit_bytes"), "bytes", NEUTRAL)
-    board.stat("Guarantee", "What is kept free for them, whether they hold it or not.",
+    board.stat("Limit", "The most that they may hold together.", total("limit_bytes"), "bytes", NEUTRAL)
+    board.stat("Guarantee", "Memory kept free for them, whether they hold it or not.",
                             total("guarantee_bytes"), "bytes", NEUTRAL)
-    board.stat("Most ever used", "The highest number of bytes in use since the session began, or since the peaks were "
-                                 "reset.",
+    board.stat("Peak use", "The most bytes in use at one time, since the session began or its peaks were reset.",
                total("peak_allocated_bytes"), "bytes", NEUTRAL)
     board.stat("Waiting now", "Their requests that wait for others to give memory back.", total("waiting_requests"),
                colors=ANY_IS_NOTABLE)
-    board.stat("Refused", "Their requests that got no memory, within the time shown.",
+    board.stat("Refused", "Their requests that got no memory, in the time range shown.",
                f"round(sum(increase(vrambroker_client_ooms_total{{{SESSION}}}[$__range])))", colors=ANY_IS_NOTABLE, decimals=0)
 
     board.row("Anatomy")
     board.series("What the memory consists of", ANATOMY, anatomy(total), "bytes", 14, 9, stacked=True, paint=PARTS)
-    board.series("Between guarantee and limit", "What the sessions hold and use, against what is kept for them and the "
-                                                "most that they may hold.",
+    board.series("Between guarantee and limit",
+                 "Memory that the sessions hold and use, compared with their guarantees and limits.",
                  [query(total(name + "_bytes"), legend) for name, legend in
                   (("limit", "limit"), ("reserved", "held"), ("allocated", "used"), ("guarantee", "guarantee"),
-                   ("peak_reserved", "most ever held"))], "bytes", 10, 9)
+                   ("peak_reserved", "peak held"))], "bytes", 10, 9)
 
     board.row("Fragmentation")
-    board.series("Held memory in no use",
-                 "1 - allocated / reserved, by session. The line marks 30 %, a rule of thumb of "
-                                          "community guides.",
+    board.series("Unused held memory",
+                 "1 - allocated / reserved, by session. The line marks 30 %, a rule of thumb from community guides.",
                  [query(f"vrambroker_client_fragmentation_ratio{{{SESSION}}}", BY_SESSION)], "percentunit", colors=LINE_AT_30, share=True)
     board.series("Free memory that one large request cannot use",
                  "External fragmentation by session: 1 - largest free block / all free memory. Near 0 %: one large "
-                 "piece. Near 100 %: many small ones.",
+                 "piece. Near 100 %: many small pieces.",
                  [query(f"vrambroker_client_external_fragmentation_ratio{{{SESSION}}}", BY_SESSION)], "percentunit", colors=LINE_AT_50,
                  share=True)
-    board.series("Stuck and lost",
-                 "As a share of what they hold: free memory beside used blocks, which cannot be given "
-                                   "back, and bytes lost to rounding up to block sizes.",
+    board.series("Stuck and lost memory",
+                 "As a share of the memory they hold. Stuck: free memory beside used blocks, which cannot be given "
+                 "back. Lost: bytes lost to rounding up to block sizes.",
                  [query(f"{total('inactive_split_bytes')} / ({total('reserved_bytes')} > 0) or vector(0)", "stuck beside used blocks"),
                   query(f"clamp_min({total('allocated_bytes')} - {total('requested_bytes')}, 0) / ({total('reserved_bytes')} > 0)"
                         " or vector(0)", "lost to rounding")], "percentunit", share=True)
@@ -590,37 +589,37 @@ def session():
         "Free memory by size of the free blocks", "of the sessions", "vrambroker_client_free_block_bytes", SESSION, 12)
     board.series(title, description, targets, unit, width, 9, stacked=True, paint=PIECES)
     board.series("Largest free block and all free memory",
-                 "A request that is larger than the largest free block needs new memory, however much is free.",
+                 "A request larger than the largest free block needs new memory, no matter how much is free.",
                  [query(f"vrambroker_client_largest_free_block_bytes{{{SESSION}}}", BY_SESSION + ": largest"),
                   query(f"vrambroker_client_cached_free_bytes{{{SESSION}}}", BY_SESSION + ": all")], "bytes", 12, 9)
 
     board.row("Activity")
-    board.series("Segments and blocks", "Segments that the sessions hold, and blocks in use in them.",
+    board.series("Segments and blocks", "Segments that the sessions hold, and the blocks in use in them.",
                  [query(total("segments"), "segments"), query(total("blocks"), "blocks")], "none", 6)
-    board.series("Allocations and frees", "Blocks that programs got and gave back, a second.",
+    board.series("Allocations and frees", "Blocks that programs got and gave back per second.",
                  [query(rate("vrambroker_client_allocs_total", "", SESSION), "allocations"),
                   query(rate("vrambroker_client_frees_total", "", SESSION), "frees")], "ops", 6)
     board.series("Refused by reason",
-                 "Why requests got no memory. limit: the session's own bound. capacity: the device "
-                                      "is full. fragmentation: enough is free, but no piece is large enough. "
-                                      "larger_than_device: it can never fit.",
+                 "Why requests got no memory. limit: the session's own limit. capacity: the device is full. "
+                 "fragmentation: enough is free, but no piece is large enough. larger_than_device: the request can "
+                 "never fit.",
                  [query(increase("vrambroker_client_ooms_total", "reason", SESSION), "{{reason}}")], "none", 6, events=True, paint=REASONS)
     board.series("Requests that flushed the cache first",
-                 "At its limit a session gives all of its cache back to get one "
-                                                          "block: the step before a refusal.",
+                 "A session at its limit gives all of its cache back to get one block. The next step is a refusal.",
                  [query(increase("vrambroker_client_alloc_retries_total",
                                  "client, gpu", SESSION), BY_SESSION)], "none", 6, events=True)
 
-    board.row("The sessions")
-    sessions_table(board, "The chosen sessions", SESSION, "Fragmentation", 8)
-    board.series("The tenant: held, used, idle, guaranteed", "All sessions of the chosen tenants together.",
+    board.row("Sessions")
+    sessions_table(board, "Selected sessions", SESSION, "Fragmentation", 8)
+    board.series("Tenant: held, used, idle, guaranteed", "All sessions of the selected tenants together.",
                  [query(f"sum(vrambroker_tenant_{name}_bytes{{{TENANT}}})", legend) for name, legend in
                   (("reserved", "held"), ("allocated", "used"), ("idle", "idle"), ("guarantee", "guaranteed"))], "bytes", 8)
-    board.series("The tenant: sessions", "Sessions of each chosen tenant, on the device where it has most.",
+    board.series("Tenant: sessions", "Sessions of each selected tenant, on the device where it has most.",
                  [query(f"max by (tenant) (vrambroker_tenant_sessions{{{TENANT}}})", "{{tenant}}")], "none", 4)
-    board.identities("Who they are",
-                     "The number is what logs, vramctl and the web page call the session; rule is the rule of the "
-                     "configuration that gave it its limit; placement says whose process does the allocator's work.",
+    board.identities("Session details",
+                     "Number: the session's id in logs, vramctl and the web page. Rule: the rule of the "
+                     "configuration that gave it its limit. Placement: whether the allocator runs in the client "
+                     "(leased) or in the daemon (remote).",
                      f'vrambroker_client_info{{{DAEMON}, tenant=~"$tenant", client=~"$client"}}',
                      {"client": "Session", "session": "Number", "tenant": "Tenant", "uid": "User", "rule": "Rule", "placement": "Placement"},
                      width=12, height=8)

@@ -127,7 +127,7 @@ class PrometheusFilesTest(unittest.TestCase):
         self.assertEqual(firing, set(alerts))
 
     def test_runbooks_name_commands_that_exist(self):
-        commands = set(re.findall(r'\{"(\w+)"', (SOURCE / "client/vramctl/main.cc").read_text(encoding="utf-8")))
+        commands = set(re.findall(r'"(\w+)",\s+"[A-Z]', (SOURCE / "client/vramctl/arguments.cc").read_text(encoding="utf-8")))
         self.assertIn("sessions", commands)
         text = (PROMETHEUS / "vrambroker.rules.yml").read_text(encoding="utf-8")
         self.assertLessEqual(set(re.findall(r"vramctl (\w+)", text)), commands)
@@ -161,7 +161,7 @@ class ComposeTest(unittest.TestCase):
             if "command" not in service:
                 continue
             first = service["command"][0].split("=")[0]
-            help_flag = "--help" if first.startswith("--") else "--helpfull"
+            help_flag = "--helpfull" if first == "vrambroker-demo" else "--help"
             result = subprocess.run([programs[first], help_flag], capture_output=True, text=True, check=False)
             for word in service["command"]:
                 if word.startswith("--"):
@@ -173,7 +173,7 @@ class ComposeTest(unittest.TestCase):
         self.assertEqual(scrape["scrape_configs"][0]["job_name"], "vrambroker")  # the alerts' selectors
         self.assertEqual(scrape["scrape_configs"][0]["static_configs"][0]["targets"], ["localhost:9477"])
         self.assertEqual(self.services["prometheus"]["network_mode"], "service:vrambroker")
-        self.assertIn("--http_address=0.0.0.0:9477", self.services["vrambroker"]["command"])
+        self.assertIn("--http-address=0.0.0.0:9477", self.services["vrambroker"]["command"])
         self.assertTrue(all(port.startswith("127.0.0.1:") for service in self.services.values() for port in service.get("ports", [])))
         mounted = [volume.split(":")[1] for volume in self.services["prometheus"]["volumes"]]
         for rules in scrape["rule_files"]:

@@ -252,7 +252,7 @@ TEST_F(BadInputTest, LaterMessages) {
     v1::SessionRequest again;
     again.mutable_hello()->set_protocol_version(1);
     stream.Send(again);
-    EXPECT_STATUS(stream.End(), StatusCode::kFailedPrecondition, "hello was sent before");
+    EXPECT_STATUS(stream.End(), StatusCode::kFailedPrecondition, "hello was already sent");
   }
   {
     RawStream stream(*raw_);

@@ -121,10 +121,11 @@ TEST(CLibraryTest, ItNamesAMissingOrWrongCore) {
   const Environment environment = {{"LD_PRELOAD", library.string()}, {"VRAMBROKER_SOCKET_DIR", dir.string()}};
   RunResult result = RunProgram({paths::kCClient, "connect"}, environment);
   EXPECT_TRUE(absl::StrContains(result.out, absl::StrCat("cannot load ", core.string()))) << result.out << result.err;
-  EXPECT_TRUE(absl::StrContains(result.out, "install it beside libvrambroker.so")) << result.out;
+  EXPECT_TRUE(absl::StrContains(result.out, "install the same version of it beside libvrambroker.so")) << result.out;
   fs::copy_file(paths::kCLibrary, core);
   result = RunProgram({paths::kCClient, "connect"}, environment);
-  EXPECT_TRUE(absl::StrContains(result.out, absl::StrCat(core.string(), " is of another version than ")))
+  EXPECT_TRUE(
+      absl::StrContains(result.out, absl::StrCat(core.string(), " and ", library.string(), " have different versions")))
       << result.out << result.err;
   fs::copy_file(paths::kCCore, core, fs::copy_options::overwrite_existing);
   result = RunProgram({paths::kCClient, "connect"}, environment);

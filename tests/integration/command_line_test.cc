@@ -131,6 +131,17 @@ TEST(WrongUseTest, IsSaidAndChangesNothing) {
   }
 }
 
+TEST(WrongUseTest, IsJsonForScripts) {
+  for (const Arguments& arguments : std::vector<Arguments>{
+           {"trim", "--format=json"}, {"--format", "json", "status", "--no"}, {"--format=json", "hold", "lots"}}) {
+    const RunResult result = Vramctl(arguments);
+    EXPECT_EQ(result.exit_code, 2);
+    const nlohmann::json error = nlohmann::json::parse(result.err, nullptr, /*allow_exceptions=*/false);
+    ASSERT_FALSE(error.is_discarded()) << result.err;
+    EXPECT_EQ(error["error"]["code"], "INVALID_ARGUMENT");
+  }
+}
+
 class CommandLineTest : public VramctlDaemonTest {
  protected:
   void SetUp() override { ASSERT_OK(StartDaemon({.capacity = "256MiB"})); }
@@ -148,6 +159,13 @@ TEST_F(CommandLineTest, WhatTheDaemonRefusesIsNoWrongUse) {
       EXPECT_THAT(result.err, Not(HasSubstr(code)));
     }
   }
+}
+
+TEST_F(CommandLineTest, JsonOfTextThatIsNotUtf8) {
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("c"));
+  const std::string file = MakeTempDir() + "/\xff.json";
+  EXPECT_THAT(CtlJson({"snapshot", "c", "-o", file})["file"].get<std::string>(), HasSubstr("\xEF\xBF\xBD"));
+  EXPECT_TRUE(std::filesystem::exists(file));
 }
 
 TEST_F(CommandLineTest, OptionsStandAnywhereWithDashesOrUnderscores) {

@@ -380,7 +380,7 @@ TEST_F(CudaTest, WhatTheDriverDoesNotTakeBackIsTriedAgain) {
   EXPECT_OK(client.EmptyCache());
   EXPECT_TRUE(WaitFor([&] { return Used() == 0; }));
   EXPECT_TRUE(WaitFor([&] { return Charged() == 0; }));
-  EXPECT_THAT(daemon_->log(), HasSubstr("failed, it is tried again: "));
+  EXPECT_THAT(daemon_->log(), HasSubstr("back to the driver, will try again: "));
 }
 
 TEST_F(CudaTest, WhatARemoteClientCannotCloseStaysCharged) {
@@ -431,7 +431,7 @@ TEST_F(CudaTest, ALostDeviceIsReported) {
   Fill(held, 1);
   EXPECT_EQ(daemon_->Get("/healthz")->code, 200);
   EXPECT_STATUS(client.Allocate(50_MiB), absl::StatusCode::kInternal, "cudaErrorECCUncorrectable (214)");
-  EXPECT_STATUS(client.Allocate(50_MiB), absl::StatusCode::kInternal, "must be started again");
+  EXPECT_STATUS(client.Allocate(50_MiB), absl::StatusCode::kInternal, "can no longer use the GPU");
   EXPECT_TRUE(WaitFor([&] { return daemon_->Get("/healthz")->code == 503; }));
   EXPECT_THAT(daemon_->Get("/healthz")->body, HasSubstr("device 0: cudaMemsetAsync failed"));
   EXPECT_EQ(daemon_->Metrics().Value("vrambroker_device_healthy", {{"gpu", "0"}}), 0);

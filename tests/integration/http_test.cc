@@ -318,7 +318,8 @@ TEST_F(HttpTest, RefusesWhatItDoesNotUnderstand) {
       EXPECT_TRUE(absl::EndsWith(answer, "\r\n\r\n")) << answer;
     }
   }
-  EXPECT_TRUE(StrContains(Ask("GET /api/v1/map?device=7 HTTP/1.0\r\n\r\n"), "device: no such device; there is 0"));
+  EXPECT_TRUE(
+      StrContains(Ask("GET /api/v1/map?device=7 HTTP/1.0\r\n\r\n"), "device: no such device; the only device is 0"));
 }
 
 TEST_F(HttpTest, SlowReadersAndSilentConnectionsKeepNobodyOut) {

@@ -105,14 +105,14 @@ TEST_F(LeasedTest, PointersAreCheckedWhenTheyAreFreed) {
   int on_the_stack = 0;
   for (void* wrong : {static_cast<void*>(&on_the_stack), static_cast<void*>(static_cast<char*>(a) + 512),
                       static_cast<void*>(static_cast<char*>(b) + 1)}) {
-    EXPECT_STATUS(client.Free(wrong), absl::StatusCode::kInvalidArgument, "not from Malloc()");
+    EXPECT_STATUS(client.Free(wrong), absl::StatusCode::kInvalidArgument, "not from this client's Malloc()");
   }
   EXPECT_OK(client.Free(nullptr));
   EXPECT_OK(client.Free(a));
-  EXPECT_STATUS(client.Free(a), absl::StatusCode::kInvalidArgument, "freed before");
+  EXPECT_STATUS(client.Free(a), absl::StatusCode::kInvalidArgument, "already freed");
   EXPECT_OK(client.RecordStream(b, 7));
   EXPECT_OK(client.Free(b, 8));
-  EXPECT_STATUS(client.RecordStream(b, 7), absl::StatusCode::kInvalidArgument, "freed before");
+  EXPECT_STATUS(client.RecordStream(b, 7), absl::StatusCode::kInvalidArgument, "already freed");
   ASSERT_OK_AND_ASSIGN(const Buffer buffer, client.Allocate(1000));
   EXPECT_STATUS(client.Free(buffer.data()), absl::StatusCode::kInvalidArgument, "") << "the buffer frees it";
   EXPECT_STATUS(client.Malloc(0), absl::StatusCode::kInvalidArgument, "1 or more");
@@ -337,20 +337,20 @@ TEST_F(LeasedTest, ALostDaemonIsReachedAgain) {
   Fill(held, 11);
   daemon_->Kill();
   ASSERT_TRUE(WaitFor([&] { return absl::IsUnavailable(client.status()); }));
-  EXPECT_TRUE(WaitFor([&] { return log_->Has("trying to reach it again"); }));
+  EXPECT_TRUE(WaitFor([&] { return log_->Has("trying to reconnect"); }));
 
   // The cache works on, growth does not, and nothing blocks.
   EXPECT_TRUE(Holds(held, 11));
   ASSERT_OK_AND_ASSIGN(Buffer cached, client.Allocate(8_MiB));
   EXPECT_EQ(cached.segment_id(), held.segment_id());
-  EXPECT_STATUS(client.Allocate(50_MiB), absl::StatusCode::kUnavailable, "what is held stays usable");
+  EXPECT_STATUS(client.Allocate(50_MiB), absl::StatusCode::kUnavailable, "held memory stays usable");
   cached = Buffer();
   EXPECT_OK(client.EmptyCache());
   EXPECT_OK(client.GetMemoryStats());
 
   ASSERT_OK(daemon_->Restart());
   ASSERT_TRUE(WaitFor([&] { return client.status().ok(); })) << client.status();
-  EXPECT_TRUE(WaitFor([&] { return log_->Has("reached another daemon, as a new session; 1 segments"); }));
+  EXPECT_TRUE(WaitFor([&] { return log_->Has("connected to another daemon as a new session; 1 segment of"); }));
   EXPECT_EQ(client.name(), "survivor");
   ASSERT_OK_AND_ASSIGN(Buffer grown, client.Allocate(50_MiB));
   Fill(grown, 12);

@@ -276,7 +276,7 @@ TEST_F(VramctlTest, HoldOutlivesTheDaemon) {
                        ChildProcess::Start({VramctlProgram(), "hold", "5MiB", "--name=h", "--socket-dir=" + dir()}));
   ASSERT_OK(hold->ReadLine());
   daemon_->Kill();
-  ASSERT_TRUE(WaitFor([&] { return StrContains(hold->ErrorText(), "trying to reach it again"); })) << hold->ErrorText();
+  ASSERT_TRUE(WaitFor([&] { return StrContains(hold->ErrorText(), "trying to reconnect"); })) << hold->ErrorText();
   ASSERT_OK(daemon_->Restart());
   ASSERT_TRUE(WaitFor([&] { return StrContains(Ctl({"sessions"}).out, " h "); })) << hold->ErrorText();
   hold->Signal(SIGTERM);
@@ -286,7 +286,7 @@ TEST_F(VramctlTest, HoldOutlivesTheDaemon) {
                        ChildProcess::Start({VramctlProgram(), "hold", "5MiB", "--name=a", "--socket-dir=" + dir()}));
   ASSERT_OK(alone->ReadLine());
   daemon_->Kill();
-  ASSERT_TRUE(WaitFor([&] { return StrContains(alone->ErrorText(), "trying to reach it again"); }));
+  ASSERT_TRUE(WaitFor([&] { return StrContains(alone->ErrorText(), "trying to reconnect"); }));
   alone->Signal(SIGTERM);
   EXPECT_EQ(alone->Wait().value_or(-1), 1);
   EXPECT_TRUE(StrContains(alone->ErrorText(), "the daemon is gone; the pattern is intact")) << alone->ErrorText();

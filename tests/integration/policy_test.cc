@@ -180,12 +180,12 @@ TEST_F(RightsTest, WithoutObserverOnlyOnesOwnSessionsAreShown) {
   EXPECT_STATUS(quiet.Call("list"), StatusCode::kPermissionDenied,
                 "uid 65532 may not list sessions: the policy's rule quiet does not give it the right OBSERVER");
   for (const char* command : {"get roots", "get nobody"}) {
-    EXPECT_STATUS(quiet.Call(command), StatusCode::kPermissionDenied, "may not look at sessions of others");
+    EXPECT_STATUS(quiet.Call(command), StatusCode::kPermissionDenied, "may not look at other users' sessions");
   }
   EXPECT_OK(quiet.Call("get mine"));
   EXPECT_OK(quiet.Call("record mine 10"));
   EXPECT_OK(quiet.Call("snapshot mine"));
-  EXPECT_STATUS(quiet.Call("snapshot roots"), StatusCode::kPermissionDenied, "another user's");
+  EXPECT_STATUS(quiet.Call("snapshot roots"), StatusCode::kPermissionDenied, "belongs to another user");
 }
 
 TEST_F(RightsTest, ObserversChangeNothing) {
@@ -200,7 +200,7 @@ TEST_F(RightsTest, ObserversChangeNothing) {
       EXPECT_STATUS(watcher.Call(command), StatusCode::kPermissionDenied, "may not change sessions");
     }
     for (const char* command : {"record roots 10", "snapshot roots"}) {
-      EXPECT_STATUS(watcher.Call(command), StatusCode::kPermissionDenied, "another user's");
+      EXPECT_STATUS(watcher.Call(command), StatusCode::kPermissionDenied, "belongs to another user");
     }
     EXPECT_STATUS(watcher.Call("reload"), StatusCode::kPermissionDenied, "may not reload the configuration");
   }
@@ -235,7 +235,7 @@ TEST_F(RightsTest, OnlyAdminsAskAboutOthers) {
   ASSERT_OK_AND_ASSIGN(ClientProcess user, Stranger(65532));
   EXPECT_EQ(*user.Call(absl::StrCat("explain ", user.pid())), std::vector<std::string>{"me"});
   EXPECT_STATUS(user.Call(absl::StrCat("explain ", getpid())), StatusCode::kPermissionDenied,
-                "may not ask about others");
+                "may not ask about other users or processes");
   const Json seen = CtlJson({"policy", "explain", absl::StrCat("--pid=", user.pid())});
   EXPECT_EQ(seen["rule"], "me");
   EXPECT_EQ(seen["gids"].back(), 44);

@@ -48,11 +48,11 @@ class RestartTest : public DaemonTest {
     Fill(buffer, 12);
     EXPECT_TRUE(Holds(buffer, 12));
     EXPECT_OK(process.Call("check 3"));
-    EXPECT_STATUS(client.Allocate(1), absl::StatusCode::kUnavailable, "what is held stays usable");
-    EXPECT_STATUS(client.Allocate(1), absl::StatusCode::kUnavailable, "connect again");
+    EXPECT_STATUS(client.Allocate(1), absl::StatusCode::kUnavailable, "held memory stays usable");
+    EXPECT_STATUS(client.Allocate(1), absl::StatusCode::kUnavailable, "connects again");
     EXPECT_STATUS(client.EmptyCache(), absl::StatusCode::kUnavailable, "the daemon went away");
     EXPECT_STATUS(client.GetMemoryStats(), absl::StatusCode::kUnavailable, "the daemon went away");
-    EXPECT_STATUS(process.Call("alloc 1"), absl::StatusCode::kUnavailable, "connect again");
+    EXPECT_STATUS(process.Call("alloc 1"), absl::StatusCode::kUnavailable, "connects again");
     EXPECT_STATUS(Connect("early"), absl::StatusCode::kUnavailable, "no vrambrokerd");
 
     ASSERT_OK(daemon_->Restart());
@@ -232,7 +232,7 @@ TEST(PermissionTest, AnotherUserMayUseTheMemoryButNotOperate) {
     EXPECT_STATUS(user.Call(command), absl::StatusCode::kPermissionDenied, "may not change sessions");
   }
   for (const char* command : {"record roots 10", "snapshot roots"}) {
-    EXPECT_STATUS(user.Call(command), absl::StatusCode::kPermissionDenied, "another user's");
+    EXPECT_STATUS(user.Call(command), absl::StatusCode::kPermissionDenied, "belongs to another user");
   }
   EXPECT_OK(user.Call("record user 10"));
   EXPECT_OK(user.Call("snapshot user"));

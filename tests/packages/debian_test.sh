@@ -32,7 +32,7 @@ mkdir "$work/test"
 mv "$work"/packages/*.deb "$work/test/"
 cp -r "$here/in_debian.sh" "$here/guides_test.py" "$here/consumer" "$work/test/"
 # What a reader of the guides has: the source, and the demos that quickstart.sh builds.
-git -C "$here/../.." ls-files -z | tar -C "$here/../.." --null --files-from=- --exclude=tests/golden/expandable -c \
+git -C "$here/../.." ls-files -z | tar -C "$here/../.." --null --files-from=- -c \
   | tar -x --one-top-level="$work/test/tree"
 mkdir -p "$work/test/tree/build/release/deploy"
 cp "$build_dir"/deploy/vrambroker-{demo,fragmentation} "$work/test/tree/build/release/deploy/"
@@ -44,6 +44,6 @@ depends=$(for package in "$work"/test/*.deb; do dpkg-deb -f "$package" Depends; 
   | sed 's/[|(].*//; s/ //g; /vrambroker/d; /^$/d' | sort -u | paste -sd,)
 sources=/etc/apt/sources.list.d/debian.sources
 [ -f $sources ] || sources=/etc/apt/sources.list
-mmdebstrap --quiet --variant=minbase --include="$depends,g++,cmake,make,pkg-config,curl" \
+mmdebstrap --quiet --variant=minbase --include="$depends,g++,cmake,make,pkg-config,curl,man-db" \
   --customize-hook="copy-in '$work/test' /" --customize-hook='timeout --kill-after=10 600 unshare --pid --fork --kill-child --mount-proc="$1/proc" chroot "$1" /test/in_debian.sh' \
   "$(. /etc/os-release; echo "$VERSION_CODENAME")" /dev/null $sources

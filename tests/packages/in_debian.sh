@@ -38,11 +38,9 @@ done
 grep -q '^libvrambroker 1 libvrambroker1 ' /var/lib/dpkg/info/libvrambroker1*.shlibs || fail "libvrambroker1 has no shlibs file"
 
 say "Man pages and completion"
-for page in man1/vramctl.1 man5/vrambroker.textproto.5 man8/vrambrokerd.8; do
-  zcat /usr/share/man/$page.gz | grep -q '^\.SH NAME' || fail "no man page $page"
-done
-zcat /usr/share/man/man1/vramctl.1.gz | grep -q 'Command hold' || fail "vramctl(1) does not explain its commands"
-zcat /usr/share/man/man5/vrambroker.textproto.5.gz | grep -q '^socket_dir: ' || fail "vrambroker.textproto(5) has no fields"
+for page in vramctl.1 vrambroker.textproto.5 vrambrokerd.8; do man ${page%.*} > /tmp/${page%.*}.man || fail "no man page $page"; done
+grep -q 'Command hold' /tmp/vramctl.man || fail "vramctl(1) does not explain its commands"
+grep -q '^ *socket_dir: ' /tmp/vrambroker.textproto.man || fail "vrambroker.textproto(5) has no fields"
 [ -s /usr/share/bash-completion/completions/vramctl ] && [ -s /usr/share/zsh/vendor-completions/_vramctl ] || fail "no completion"
 
 say "The unit"
@@ -51,7 +49,7 @@ systemd-analyze security --offline=yes --threshold=30 --no-pager vrambroker.serv
 
 say "The daemon, as the unit runs it: its own user, one capability"
 exec_start=$(sed -n 's/^ExecStart=//p' /usr/lib/systemd/system/vrambroker.service | tr -d '"')
-sed -i 's/^device: .*/device: "host"/; s/^# capacity: .*/capacity: "256MiB"/; s/^http_address: .*/http_address: "localhost:9477"/' /etc/vrambroker/vrambroker.textproto
+sed -i 's/^device: .*/device: "host"/; s/^# capacity: .*/capacity: "256MiB"/; s/^http_address: .*/http_address: "off"/' /etc/vrambroker/vrambroker.textproto
 as_the_unit=(setpriv --reuid=vrambroker --regid=vrambroker --init-groups --no-new-privs
              --bounding-set=-all,+sys_ptrace --inh-caps=-all,+sys_ptrace --ambient-caps=-all,+sys_ptrace)
 "${as_the_unit[@]}" $exec_start --check_config
@@ -77,7 +75,7 @@ kill -KILL "$(cd /proc && grep -lx vramctl [0-9]*/comm | cut -d/ -f1)"
 until_true held 0
 # Virtual machines have been seen that let not even root look into their first process.
 unreadable=$(for process in /proc/[0-9]*; do cat "$process/maps" > /dev/null 2>&1 || [ ! -d "$process" ] || echo "$process"; done | wc -l)
-said=$(sed -n 's/.* \([0-9]*\) processes may not be looked into.*/\1/p' /tmp/daemon.log)
+said=$(sed -n 's/.* \([0-9]*\) process\(es\)\? cannot be inspected.*/\1/p' /tmp/daemon.log)
 [ "${said:-0}" -le "$unreadable" ] || { cat /tmp/daemon.log; fail "the daemon may look into fewer processes than root"; }
 
 say "Python"
@@ -107,7 +105,16 @@ chown -R alice: tree
 as alice mkdir -p tree/build/release/server tree/build/release/client
 ln -s /usr/bin/vrambrokerd tree/build/release/server/
 ln -s /usr/bin/vramctl tree/build/release/client/
-python3 guides_test.py tree
+python3 guides_test.py tree README.md   # its daemon has the port of the page
+kill -TERM $daemon_pid
+wait $daemon_pid || fail "the daemon did not stop well"
+sed -i 's/^http_address: .*/http_address: "localhost:9477"/' /etc/vrambroker/vrambroker.textproto
+"${as_the_unit[@]}" $exec_start 2> /tmp/daemon.log &
+daemon_pid=$!
+until_true grep -q 'daemon ready' /tmp/daemon.log
+guides=(deploy/README.md deploy/OPERATING.md deploy/MONITORING.md client/README.md client/GUIDE.md client/JSON.md
+        client/python/README.md server/README.md server/TUNING.md)
+python3 guides_test.py tree "${guides[@]}"
 rm /usr/local/bin/sudo
 
 say "Stopped and purged: nothing is left"

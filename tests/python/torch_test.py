@@ -106,7 +106,7 @@ class TorchTest(support.DaemonTest):
             assert text.startswith("CUDA out of memory. Tried to allocate 30.00 MiB."), text
             assert "total capacity of 67108864 of which 25165824 is free" in text, text
             assert "vrambroker: out of memory (limit) on device 0" in text and "reserved 41943040 B" in text, text
-            assert "Have the session's limit raised" in text, text
+            assert "Raise the session's limit (vramctl limit)" in text, text
             assert isinstance(error, RuntimeError)
             # Refused on another thread, as in autograd's, and made an exception here.
             texts = []
@@ -288,7 +288,7 @@ class TorchTest(support.DaemonTest):
             torch.cuda.get_allocator_backend = lambda: "cudaMallocAsync"
             assert error("cudaMallocAsync") == PRE
             start(gpu=False, initialized=True)
-            assert error("initialized already", mode="plain") == PRE
+            assert error("CUDA is already initialised", mode="plain") == PRE
             torch = start(gpu=False)
             refused(lambda: vrambroker.torch.enable(mode="best"), ValueError)
             refused(lambda: vrambroker.torch.enable(limit=7.0), ValueError)
@@ -303,7 +303,7 @@ class TorchTest(support.DaemonTest):
             assert vrambroker.torch.enable().mode == "segments"
             found = refused(vrambroker.torch.enable)
             assert found.code == PRE and "disable()" in str(found), found
-        """.replace("initialized already", "initialised already"))
+        """)
 
     def test_settings_that_go_past_the_broker(self):
         for variable, value in (("PYTORCH_ALLOC_CONF", "max_split_size_mb:512, expandable_segments : True"),
@@ -360,7 +360,7 @@ class TorchTest(support.DaemonTest):
             assert lib.vrambroker_torch_last_refusal(0, byref(refusal)) == NOT_FOUND  # none yet
             options = _library.Options()
             options.abi_version = 7
-            assert lib.vrambroker_torch_connect(byref(options)) == PRECONDITION and "version 7 of the ABI" in last(), last()
+            assert lib.vrambroker_torch_connect(byref(options)) == PRECONDITION and "for ABI version 7" in last(), last()
             options.abi_version, options.limit = 1, b"much"
             assert lib.vrambroker_torch_connect(byref(options)) == INVALID and "'much'" in last(), last()
             options.limit, options.name = b"64MiB", b"c"
@@ -503,7 +503,7 @@ class GpuTest(unittest.TestCase):
             torch.cuda.device_count = lambda: 2
             error = refused(vrambroker.torch.enable)
             assert error.code == vrambroker.Code.NOT_FOUND, error
-            assert "does not serve CUDA device 1 of this process, but GPU-" in str(error), error
+            assert "does not serve CUDA device 1 of this process; it serves GPU-" in str(error), error
             assert "$CUDA_VISIBLE_DEVICES" in str(error) and vrambroker.torch.status().mode is None, error
         """, visible_to_daemon="0")
 

@@ -112,7 +112,8 @@ static void* work(void* argument) {
     fill(worker->client, held[slot], byte, bytes);
   }
   for (unsigned slot = 0; slot < 16; ++slot) {
-    CHECK_FAILS(vrambroker_free(worker->client, (char*)held[slot] + 1), VRAMBROKER_INVALID_ARGUMENT, "not from Malloc");
+    CHECK_FAILS(vrambroker_free(worker->client, (char*)held[slot] + 1), VRAMBROKER_INVALID_ARGUMENT,
+                "not from this client's Malloc");
     CHECK_OK(vrambroker_free(worker->client, held[slot]));
   }
   return NULL;
@@ -141,10 +142,11 @@ static void memory(vrambroker_client* client) {
   CHECK_OK(vrambroker_record_stream(client, pointer, (void*)0x2));
   CHECK_FAILS(vrambroker_record_stream(client, bytes, (void*)0x2), VRAMBROKER_INVALID_ARGUMENT, "pointer");
   CHECK_OK(vrambroker_free_stream(client, pointer, (void*)0x3));
-  CHECK_FAILS(vrambroker_free(client, pointer), VRAMBROKER_INVALID_ARGUMENT, "freed before");
-  CHECK_FAILS(vrambroker_free_stream(client, pointer, (void*)0x3), VRAMBROKER_INVALID_ARGUMENT, "freed before");
-  CHECK_FAILS(vrambroker_free(client, bytes), VRAMBROKER_INVALID_ARGUMENT, "not from Malloc");
-  CHECK_FAILS(vrambroker_free(client, (void*)UINTPTR_MAX), VRAMBROKER_INVALID_ARGUMENT, "not from Malloc");
+  CHECK_FAILS(vrambroker_free(client, pointer), VRAMBROKER_INVALID_ARGUMENT, "already freed");
+  CHECK_FAILS(vrambroker_free_stream(client, pointer, (void*)0x3), VRAMBROKER_INVALID_ARGUMENT, "already freed");
+  CHECK_FAILS(vrambroker_free(client, bytes), VRAMBROKER_INVALID_ARGUMENT, "not from this client's Malloc");
+  CHECK_FAILS(vrambroker_free(client, (void*)UINTPTR_MAX), VRAMBROKER_INVALID_ARGUMENT,
+              "not from this client's Malloc");
   CHECK_OK(vrambroker_free(client, NULL));
 
   pointer = bytes;
@@ -159,9 +161,9 @@ static void memory(vrambroker_client* client) {
   CHECK_OK(vrambroker_write(client, pointer, 2 * MIB - 1, bytes, 1));
   CHECK(byte_at(client, pointer, 2 * MIB - 1) == 77);
   CHECK_FAILS(vrambroker_write(client, pointer, 2 * MIB, bytes, 1), VRAMBROKER_OUT_OF_RANGE, "");
-  CHECK_FAILS(vrambroker_free(client, pointer), VRAMBROKER_INVALID_ARGUMENT, "not from Malloc");
+  CHECK_FAILS(vrambroker_free(client, pointer), VRAMBROKER_INVALID_ARGUMENT, "not from this client's Malloc");
   CHECK_OK(vrambroker_return_segment(client, pointer));
-  CHECK_FAILS(vrambroker_return_segment(client, pointer), VRAMBROKER_INVALID_ARGUMENT, "returned before");
+  CHECK_FAILS(vrambroker_return_segment(client, pointer), VRAMBROKER_INVALID_ARGUMENT, "already returned");
   CHECK_OK(vrambroker_return_segment(client, NULL));
 }
 
@@ -249,7 +251,7 @@ static void run_remote(void) {
   CHECK_FAILS(vrambroker_write(client, pointer, 1, bytes, sizeof bytes), VRAMBROKER_OUT_OF_RANGE, "");
   CHECK(byte_at(client, pointer, 0) == 'x');
   CHECK_OK(vrambroker_free(client, pointer));
-  CHECK_FAILS(vrambroker_free(client, pointer), VRAMBROKER_INVALID_ARGUMENT, "freed before");
+  CHECK_FAILS(vrambroker_free(client, pointer), VRAMBROKER_INVALID_ARGUMENT, "already freed");
   CHECK_FAILS(vrambroker_lease_segment(client, 1, 0, &pointer), VRAMBROKER_FAILED_PRECONDITION, "kLeased");
   CHECK_OK(vrambroker_disconnect(client));
 }
@@ -262,7 +264,7 @@ static void run_options(void) {
   } options = {VRAMBROKER_OPTIONS_INIT, NULL};
   options.known.abi_version = 99;
   CHECK_FAILS(vrambroker_connect(&options.known, &client), VRAMBROKER_FAILED_PRECONDITION,
-              "the program was compiled for version 99 of the ABI");
+              "the program was compiled for ABI version 99");
   CHECK(strstr(vrambroker_last_error_message(), "libvrambroker.so") != NULL);
   options.known.abi_version = VRAMBROKER_ABI_VERSION;
   options.known.struct_size = 0;

@@ -286,9 +286,9 @@ TEST(AllocConfTest, RefusesRoundupDivisions) {
 TEST(AllocConfTest, RefusesKeysAndWords) {
   ExpectRefused({{"throw_on_cudamalloc_oom:true", {"throw_on_cudamalloc_oom: \"true\" is not True or False"}},
                  {"expandable_segments:1", {"expandable_segments: \"1\" is not True or False"}},
-                 {"expandable_segments_reserve:", {"reserve: \"\" is not a size as 0.5 or 40G nor a list"}},
+                 {"expandable_segments_reserve:", {"reserve: \"\" is not a size like 0.5 or 40G nor a list"}},
                  {"expandable_segments_reserve:0.5:1", {"reserve: \"0.5:1\" is not a size"}},
-                 {"expandable_segments_reserve_by_class:[", {"by_class: \"[\" is not a closed list as [serving:0.25"}},
+                 {"expandable_segments_reserve_by_class:[", {"by_class: \"[\" is not a closed list like [serving:0"}},
                  {"expandable_segments_reserve_by_class:[]", {"by_class: \"[]\" is not a closed list"}},
                  {"expandable_segments_reserve_by_class:[a:1,]", {"by_class: \"[a:1,]\" is not a closed list"}},
                  {"expandable_segments_reserve_by_class:[a:1]]", {"by_class: \"[a:1]]\" is not a closed list"}},
@@ -316,8 +316,8 @@ TEST(AllocConfTest, RefusesKeysAndWords) {
                  {"backend:native,,max_split_size_mb:128", {"missing key with the value \"\""}},
                  {":128", {"missing key with the value \"128\""}},
                  {"max_split_size_mb:128,backend:native,max_split_size_mb:256",
-                  {"max_split_size_mb: \"256\" is its second value; accepted: each key once"}},
-                 {"pinned_x:1,pinned_x:1", {"pinned_x: \"1\" is its second value"}}});
+                  {"max_split_size_mb: \"256\" is a second value; accepted: each key once"}},
+                 {"pinned_x:1,pinned_x:1", {"pinned_x: \"1\" is a second value"}}});
 }
 
 TEST(AllocConfTest, NoGuessIsMadeForAKeyLikeNone) {

@@ -239,7 +239,7 @@ TEST(SourceLimitTest, DecidesTheSameButRefusesInTheSourcesWords) {
     EXPECT_TRUE(held.ok()) << held.status();
     const absl::Status refused = allocator.Allocate(18_MiB).status();
     EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
-    EXPECT_EQ(absl::StrContains(refused.message(), "would pass the limit of 25165824"), !is_sources) << refused;
+    EXPECT_EQ(absl::StrContains(refused.message(), "would exceed the limit of 25165824"), !is_sources) << refused;
     EXPECT_EQ(source.acquire_calls(), is_sources ? 3 : 1) << "asked again after the flush";
     return FlatMemoryStats(allocator.GetMemoryStats());
   };

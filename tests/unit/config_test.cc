@@ -178,7 +178,7 @@ TEST(ConfigTest, EachBadFieldIsNamed) {
       {"device: 'gpu'", "device: 'gpu' is not auto, cuda or host"},
       {"device: 'CUDA'", "device"},
       {"capacity: '8GB'", "capacity: '8GB' is not a size"},
-      {"capacity: '0'", "capacity: '0' is not within"},
+      {"capacity: '0'", "capacity: '0' is not between"},
       {"capacity: '2097151'", "capacity"},
       {"capacity: '1048576TiB'", "capacity"},
       {"headroom: 'some'", "headroom"},
@@ -330,13 +330,13 @@ TEST(ConfigRulesTest, EachBadFieldIsNamed) {
       {"name: 'a b'", "name: only letters"},
       {"name: '" + std::string(64, 'x') + "'", "name: 64 characters"},
       {"uid: ''", "uid: is empty"},
-      {"uid: 'no such user'", "uid: no user 'no such user' is known here"},
-      {"uid: '-1'", "uid: no user '-1'"},
-      {"uid: '4294967295'", "uid: '4294967295' is not within"},
-      {"uid: '99999999999'", "uid: '99999999999' is not within"},
+      {"uid: 'no such user'", "uid: there is no user 'no such user' on this machine"},
+      {"uid: '-1'", "uid: there is no user '-1'"},
+      {"uid: '4294967295'", "uid: '4294967295' is not between"},
+      {"uid: '99999999999'", "uid: '99999999999' is not between"},
       {"gid: ''", "gid: is empty"},
-      {"gid: 'no such group'", "gid: no group 'no such group' is known here"},
-      {"gid: '4294967295'", "gid: '4294967295' is not within"},
+      {"gid: 'no such group'", "gid: there is no group 'no such group' on this machine"},
+      {"gid: '4294967295'", "gid: '4294967295' is not between"},
       {"cgroup: ''", "cgroup: is empty"},
       {"cgroup: '" + std::string(4096, 'x') + "'", "cgroup: 4096 characters"},
       {"session_name: ''", "session_name: is empty"},
@@ -346,16 +346,16 @@ TEST(ConfigRulesTest, EachBadFieldIsNamed) {
       {"guarantee { fraction: nan }", "guarantee.fraction: nan is not"},
       {"guarantee { bytes: 'x' }", "guarantee.bytes: 'x' is not a size"},
       {"limit { bytes: '1GiB' } guarantee { bytes: '2GiB' }", "guarantee: 2.00 GiB is above the limit"},
-      {"limit { fraction: 0.5 } guarantee { fraction: 0.6 }", "guarantee: 0.6 is above the limit, which is 0.5"},
-      {"guarantee { fraction: 0.9 }", "guarantee: 0.9 is above the limit, which is 0.8"},
+      {"limit { fraction: 0.5 } guarantee { fraction: 0.6 }", "guarantee: 0.6 is above the limit of 0.5"},
+      {"guarantee { fraction: 0.9 }", "guarantee: 0.9 is above the limit of 0.8"},
       {"limit { fraction: 0.5 } guarantee { bytes: '5GiB' }", "guarantee: 5.00 GiB is above the capacity"},
-      {"priority: 1001", "priority: 1001 is not within -1000 and 1000"},
-      {"priority: -1001", "priority: -1001 is not within"},
+      {"priority: 1001", "priority: 1001 is not between -1000 and 1000"},
+      {"priority: -1001", "priority: -1001 is not between"},
       {"tenant: ''", "tenant: is empty"},
       {"tenant: 'a b'", "tenant: only letters"},
-      {"rights: [CLIENT, NONE]", "rights[0]: NONE stands alone"},
-      {"rights: [NONE, ADMIN]", "rights[0]: NONE stands alone"},
-      {"session_name: 'boss' rights: ADMIN", "session_name: a client chooses its name itself"},
+      {"rights: [CLIENT, NONE]", "rights[0]: NONE cannot be combined with other rights"},
+      {"rights: [NONE, ADMIN]", "rights[0]: NONE cannot be combined with other rights"},
+      {"session_name: 'boss' rights: ADMIN", "session_name: a client chooses its own name"},
   };
   for (const auto& [text, fault] : cases) {
     SCOPED_TRACE(text);
@@ -395,7 +395,7 @@ rules {
 TEST(ConfigRulesTest, NamesAreUnique) {
   const absl::Status status = Read("rules { name: 'a' }\nrules { name: 'b' }\nrules { name: 'a' }").status();
   EXPECT_THAT(std::string(status.message()),
-              HasSubstr("test.textproto:3:9: rules[2].name: 'a' is the name of rules[0]"));
+              HasSubstr("test.textproto:3:9: rules[2].name: 'a' is already the name of rules[0]"));
   EXPECT_TRUE(Read("rules { } rules { }").ok());
 }
 

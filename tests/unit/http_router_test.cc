@@ -57,16 +57,16 @@ TEST(HttpRouterTest, OnlyReads) {
 TEST(HttpRouterTest, NamesTheParameterAtFault) {
   const HttpRouter router = Router();
   for (const auto& [query, text] : std::vector<std::pair<std::string, std::string>>{
-           {"devise=1", "'devise': no parameter of /api/map; it has device"},
+           {"devise=1", "'devise' is not a parameter of /api/map; it takes device"},
            {"device=1&device=2", "'device': given twice"},
-           {"device=%1", "% that two hexadecimal digits do not follow"},
+           {"device=%1", "% that is not followed by two hexadecimal digits"},
            {"%zz=1", "%"},
            {"\x1b[2J=1", "'\\x1b[2J'"}}) {
     const HttpRouter::Match match = router.Find({.method = "GET", .path = "/api/map", .query = query});
     EXPECT_EQ(match.refusal.code, 400) << query;
     EXPECT_THAT(match.refusal.body, HasSubstr(text)) << query;
   }
-  EXPECT_THAT(router.Find({.method = "GET", .path = "/metrics", .query = "a"}).refusal.body, HasSubstr("has none"));
+  EXPECT_THAT(router.Find({.method = "GET", .path = "/metrics", .query = "a"}).refusal.body, HasSubstr("takes none"));
 }
 
 TEST(HttpRouterTest, OnItsOwnMachineOnlyLocalHostsAreServed) {

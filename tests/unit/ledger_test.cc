@@ -75,7 +75,7 @@ TEST_F(LedgerTest, RefusesAGuaranteeThatOthersGuaranteesForbid) {
   ASSERT_TRUE(ledger_.SetGuarantee(a_, 70).ok());
   const absl::Status status = ledger_.SetGuarantee(b_, 40);
   EXPECT_EQ(SegmentRefusalCause(status), OomCause::kLargerThanDevice);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("guarantee: 40 B is 10 B more than can be promised"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("guarantee: 40 B is 10 B more than can be guaranteed"));
   EXPECT_EQ(b_.guarantee_bytes, 0u);
   EXPECT_TRUE(ledger_.SetGuarantee(b_, 30).ok());
   EXPECT_EQ(ledger_.guaranteed_bytes(), 100u);

@@ -199,7 +199,7 @@ const AdviceCase kAdvice[] = {
     {"FragmentationOfASmallRequest",
      OomCause::kFragmentation,
      [](OomReport& r) { r.requested_bytes = 20_MiB; },
-     {"start again and allocate the largest buffers first"}},
+     {"restart the program and allocate the largest buffers first"}},
     {"FragmentationAtPytorchsLeast",
      OomCause::kFragmentation,
      [](OomReport& r) { r.requested_bytes = 21_MiB; },
@@ -213,18 +213,18 @@ const AdviceCase kAdvice[] = {
     {"LimitNeverEnough",
      OomCause::kLimit,
      [](OomReport& r) { r.limit_bytes = 29_MiB; },
-     {"limit raised (vramctl limit)", "could never hold"}},
+     {"Raise the session's limit (vramctl limit)", "could never hold"}},
     {"LimitWithRoomOnTheDevice",
      OomCause::kLimit,
      [](OomReport& r) {
        r.limit_bytes = 40_MiB;
        r.available_bytes = 50_MiB;
      },
-     {"limit raised (vramctl limit)", "50.00 MiB to spare"}},
+     {"Raise the session's limit (vramctl limit)", "50.00 MiB to spare"}},
     {"LimitWithoutRoomOnTheDevice",
      OomCause::kLimit,
      [](OomReport& r) { r.limit_bytes = 40_MiB; },
-     {"Free memory of this session", "would not help", "only 10.00 MiB"}},
+     {"Free some of this session's memory", "would not help", "only 10.00 MiB"}},
     {"LimitWithRoomThatIsKept",
      OomCause::kLimit,
      [](OomReport& r) {
@@ -239,13 +239,13 @@ const AdviceCase kAdvice[] = {
        r.limit_bytes = 60_MiB;
        r.reserved_bytes = 55_MiB;
      },
-     {"35.00 MiB that this session holds unused", "max_split_size_mb:30"}},
+     {"This session holds 35.00 MiB unused", "max_split_size_mb:30"}},
 
     // Capacity.
     {"CapacityWithEnoughUnused",
      OomCause::kCapacity,
      [](OomReport& r) { r.reserved_bytes = 50_MiB; },
-     {"30.00 MiB that this session holds unused"}},
+     {"This session holds 30.00 MiB unused"}},
     {"CapacityOutsideTheBroker",
      OomCause::kCapacity,
      [](OomReport& r) { r.available_bytes = 30_MiB; },
@@ -279,11 +279,11 @@ const AdviceCase kAdvice[] = {
     {"CapacityIdleWithinGuarantee",
      OomCause::kCapacity,
      [](OomReport& r) { Hold(r, "server", 20_MiB, IdleWhy::kWithinGuarantee); },
-     {"Lower that session's guarantee", "server holds 20.00 MiB idle"}},
+     {"server holds 20.00 MiB idle within its guarantee", "lower that guarantee"}},
     {"CapacityIdleInPartUsed",
      OomCause::kCapacity,
      [](OomReport& r) { Hold(r, "server", 20_MiB, IdleWhy::kInPartUsed); },
-     {"server holds 20.00 MiB idle", "in part used", "max_split_size_mb"}},
+     {"server holds 20.00 MiB idle", "in partly used segments", "max_split_size_mb"}},
     {"CapacityIdleUnanswered",
      OomCause::kCapacity,
      [](OomReport& r) { Hold(r, "stuck", 20_MiB, IdleWhy::kDidNotAnswer); },
@@ -299,19 +299,19 @@ const AdviceCase kAdvice[] = {
        Hold(r, "two", 8_MiB, IdleWhy::kInPartUsed);
        Hold(r, "three", 7_MiB, IdleWhy::kInPartUsed);
      },
-     {"two holds 8.00 MiB idle", "in part used"}},
+     {"two holds 8.00 MiB idle", "in partly used segments"}},
     {"CapacityInUse",
      OomCause::kCapacity,
      [](OomReport&) {},
-     {"Give the request a wait time", "fewer programs", "smaller batches", "trainer's (65.00 MiB)"}},
+     {"Give the request a wait time", "fewer programs", "smaller batches", "trainer uses the most (65.00 MiB)"}},
     {"CapacityInUseAfterWaiting",
      OomCause::kCapacity,
      [](OomReport& r) { r.waited_ms = 1500; },
-     {"fewer programs", "trainer's", "1500 ms of waiting"}},
+     {"fewer programs", "trainer uses the most", "waiting for 1500 ms"}},
     {"CapacityOthersUnknown",
      OomCause::kCapacity,
      [](OomReport& r) { r.names_others = false; },
-     {"Give free segments back and try again"}},
+     {"Return free segments and try again"}},
 };
 
 INSTANTIATE_TEST_SUITE_P(Cases, AdviceTest, ::testing::ValuesIn(kAdvice),

@@ -149,18 +149,18 @@ TEST(PolicyTest, ReasonsNameWhatDidNotMatch) {
   const PolicyExplanation explanation =
       policy.Explain({.uid = 1001, .gids = {1001, 27}, .cgroup = "/a", .session_name = "serve"});
   ASSERT_EQ(explanation.rules.size(), 6u);
-  EXPECT_EQ(explanation.rules[0].why, "uid is 1001, not 1000; name serve does not fit train-*");
+  EXPECT_EQ(explanation.rules[0].why, "uid is 1001, not 1000; name serve does not match train-*");
   EXPECT_EQ(explanation.rules[1].why,
-            "gid 44 is not among the groups (1001, 27); cgroup /a does not fit /user.slice/*");
+            "gid 44 is not among the groups (1001, 27); cgroup /a does not match /user.slice/*");
   EXPECT_EQ(explanation.rules[2].why, "uid is 1001, not 1000");
-  EXPECT_EQ(explanation.rules[5].why, "name serve fits serve");
+  EXPECT_EQ(explanation.rules[5].why, "name serve matches serve");
   EXPECT_EQ(explanation.rules[5].place, "p:1:1");
 
   const PolicyExplanation unknown = policy.Explain({.uid = 1001});
   EXPECT_THAT(unknown.rules[1].why, HasSubstr("none is known"));
-  EXPECT_THAT(unknown.rules[5].why, HasSubstr("not about a session"));
+  EXPECT_THAT(unknown.rules[5].why, HasSubstr("no session name is given"));
   EXPECT_EQ(policy.Explain({.uid = 1001, .gids = {44}, .cgroup = "/user.slice/u"}).rules.back().why,
-            "gid 44 is among the groups; cgroup /user.slice/u fits /user.slice/*");
+            "gid 44 is among the groups; cgroup /user.slice/u matches /user.slice/*");
   EXPECT_THAT(Make({Rule("all")}).Explain({.uid = 5}).rules[0].why, HasSubstr("matches everyone"));
 }
 

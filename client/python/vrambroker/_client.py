@@ -98,7 +98,7 @@ class _Figures:
         info = self.device(device)
         free, total = self.memory_info(device)
         lines = [f"session {self.name} on device {device}: {info.name} ({info.kind}, {info.uuid})",
-                 f"  limit {_mib(total)}, of which {_mib(free)} free; the daemon hands out {_mib(info.capacity_bytes)}",
+                 f"  limit {_mib(total)}, {_mib(free)} of it free; the daemon hands out {_mib(info.capacity_bytes)}",
                  f"  {'':22}{'now':>14}{'peak':>14}{'in all':>14}"]
         for key, title in (("allocated_bytes", "allocated"), ("requested_bytes", "requested"), ("active_bytes", "active"),
                            ("reserved_bytes", "reserved"), ("inactive_split_bytes", "inactive split")):
@@ -107,7 +107,8 @@ class _Figures:
         for key, title in (("allocation", "blocks"), ("segment", "segments")):
             figures = [stats[f"{key}.all.{which}"] for which in ("current", "peak", "allocated")]
             lines.append(f"  {title:22}" + "".join(f"{figure:>14}" for figure in figures))
-        lines.append(f"  out of memory {stats['num_ooms']} times, the cache flushed first {stats['num_alloc_retries']} times")
+        lines.append(f"  out-of-memory errors: {stats['num_ooms']}, "
+                     f"cache flushes before a retry: {stats['num_alloc_retries']}")
         return "\n".join(lines)
 
     def reset_peak_memory_stats(self, device: int = 0) -> None:
@@ -246,9 +247,9 @@ def _close(reference: "weakref.ref[Client]") -> None:
 
 def _count(name: str, value: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name}: {value!r} is no int")
+        raise TypeError(f"{name}: {value!r} is not an integer")
     if not 0 <= value < 1 << 64:
-        raise ValueError(f"{name}: {value!r} is no number of bytes")
+        raise ValueError(f"{name}: {value!r} is not a number of bytes")
     return value
 
 
@@ -291,7 +292,7 @@ class Buffer:
     def _check_range(self, offset: int, count: int) -> None:
         # The library knows the block only, which is rounded up.
         if offset + count > self.bytes:
-            raise Error(Code.OUT_OF_RANGE, f"bytes [{offset}, +{count}) of {self.bytes}")
+            raise Error(Code.OUT_OF_RANGE, f"bytes [{offset}, +{count}) are outside the buffer of {self.bytes} bytes")
 
     def free(self, stream: Optional[int] = None) -> None:
         """Gives it back; `stream` (a cudaStream_t) is one that used it last, beside its own. A second time: nothing.

@@ -230,7 +230,7 @@ def load(path: Union[str, "os.PathLike[str]", None] = None) -> Library:
         if _loaded is not None:
             if asked is not None and os.path.realpath(asked) != os.path.realpath(_loaded.path):
                 raise Error(Code.FAILED_PRECONDITION,
-                            f"library: {asked}, but this process has loaded {_loaded.path}: it can use one only")
+                            f"library: {asked}: this process has already loaded {_loaded.path} and can use only one")
             return _loaded
         looked = []
         for candidate in _candidates(asked):
@@ -244,7 +244,7 @@ def load(path: Union[str, "os.PathLike[str]", None] = None) -> Library:
                 looked.append(f"{candidate}: {error}")
                 continue
             if found != ABI_VERSION:
-                looked.append(f"{candidate}: version {found} of the ABI, this package needs {ABI_VERSION}")
+                looked.append(f"{candidate}: ABI version {found}, but this package needs {ABI_VERSION}")
                 continue
             try:
                 _declare(lib)
@@ -267,10 +267,10 @@ def size_text(name: str, value: Union[int, float, str, None]) -> Optional[bytes]
         raise TypeError(f"{name}: {value!r} is neither bytes (int), a fraction (float) nor a text such as \"8GiB\"")
     if isinstance(value, float):
         if not 0.0 < value <= 1.0:
-            raise ValueError(f"{name}: {value!r}: a fraction is above 0 and at most 1.0; bytes are an int")
+            raise ValueError(f"{name}: {value!r}: a fraction must be above 0 and at most 1.0; for bytes, pass an int")
         return format(value, ".12f").rstrip("0").ljust(3, "0").encode()
     if isinstance(value, int) and value <= 0:
-        raise ValueError(f"{name}: {value!r}: bytes are more than 0")
+        raise ValueError(f"{name}: {value!r}: must be more than 0 bytes")
     return str(value).encode()
 
 
@@ -278,7 +278,7 @@ def milliseconds(name: str, seconds: Optional[float]) -> int:
     if seconds is None:
         return 0
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
-        raise TypeError(f"{name}: {seconds!r} is no number of seconds")
+        raise TypeError(f"{name}: {seconds!r} is not a number of seconds")
     if not 0.0 <= seconds < 1e12:
-        raise ValueError(f"{name}: {seconds!r}: seconds are not negative, and finite")
+        raise ValueError(f"{name}: {seconds!r}: must be a finite number of seconds, 0 or more")
     return max(1, round(seconds * 1000)) if seconds > 0 else 0

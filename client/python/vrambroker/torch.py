@@ -67,7 +67,7 @@ class Status(NamedTuple):
         if self.mode is None:
             return "vrambroker.torch: not enabled; PyTorch's memory comes from CUDA"
         what = {"segments": "PyTorch's caching allocator over segments of the broker, all threads",
-                "pool": "a MemPool over the broker, all threads; CUDA graphs not",
+                "pool": "a MemPool over the broker, all threads, without CUDA graphs",
                 "plain": "the broker's caching allocator for the whole process"}[self.mode]
         lines = [f"vrambroker.torch: mode {self.mode}: {what}"]
         if self.reason:
@@ -124,10 +124,10 @@ def enable(limit: Union[int, float, str, None] = None, *, guarantee: Union[int, 
     """
     global _active
     if mode not in MODES:
-        raise ValueError(f"mode: {mode!r} is none of {', '.join(MODES)}")
+        raise ValueError(f"mode: {mode!r} is not one of {', '.join(MODES)}")
     with _lock:
         if _active is not None:
-            raise Error(Code.FAILED_PRECONDITION, f"enabled already, in mode {_active.mode}: call disable() first")
+            raise Error(Code.FAILED_PRECONDITION, f"already enabled, in mode {_active.mode}: call disable() first")
         options = make_options(limit=limit, guarantee=guarantee, name=name, socket_dir=socket_dir, wait=wait,
                                alloc_conf=alloc_conf, connect_timeout=connect_timeout)
         torch = _import_torch()
@@ -143,8 +143,8 @@ def enable(limit: Union[int, float, str, None] = None, *, guarantee: Union[int, 
         route.outside_bytes, route.reason = outside, reason
         _active = route
         if outside:
-            warnings.warn(f"vrambroker.torch: {_format_size(outside)} that PyTorch reserved before enable() stay outside of "
-                          "the broker, and of the limit, until PyTorch frees them", stacklevel=2)
+            warnings.warn(f"vrambroker.torch: {_format_size(outside)} that PyTorch reserved before enable() stay outside "
+                          "the broker and the limit until PyTorch frees them", stacklevel=2)
         return status()
 
 
@@ -195,23 +195,23 @@ def _check_settings(torch: Any) -> None:
     for variable in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         text = os.environ.get(variable, "").replace(" ", "").lower()
         if "expandable_segments:true" in text or "expandable_segments:1" in text:
-            raise Error(Code.FAILED_PRECONDITION, f"${variable}: with expandable_segments PyTorch gets its memory from the "
-                        "driver past the broker: take expandable_segments out")
+            raise Error(Code.FAILED_PRECONDITION, f"${variable}: with expandable_segments, PyTorch bypasses the broker and "
+                        "gets its memory from the driver: remove expandable_segments")
     if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING", "0") not in ("", "0"):
         raise Error(Code.FAILED_PRECONDITION, "$PYTORCH_NO_CUDA_MEMORY_CACHING: without its cache PyTorch would lease 2 MiB "
                     "from the daemon for every tensor: unset it")
     get_backend = getattr(torch.cuda, "get_allocator_backend", None)
     if get_backend is not None and get_backend() != "native":
         raise Error(Code.FAILED_PRECONDITION, f"PyTorch's allocator is {get_backend()!r}, not its own: remove backend:... "
-                    "from $PYTORCH_ALLOC_CONF, and what else changes the allocator")
+                    "from $PYTORCH_ALLOC_CONF, and anything else that changes the allocator")
 
 
 def _check_plain(torch: Any) -> None:
     if not hasattr(torch.cuda.memory, "change_current_allocator"):
         raise Error(Code.FAILED_PRECONDITION, f"mode \"plain\" needs PyTorch 2.0 or newer; this is {torch.__version__}")
     if torch.cuda.is_initialized():
-        raise Error(Code.FAILED_PRECONDITION, "mode \"plain\": CUDA is initialised already, and PyTorch cannot change its "
-                    "allocator any more: call enable() before the first use of torch.cuda, or use mode \"segments\"")
+        raise Error(Code.FAILED_PRECONDITION, "mode \"plain\": CUDA is already initialised, so PyTorch can no longer change "
+                    "its allocator: call enable() before the first use of torch.cuda, or use mode \"segments\"")
 
 
 def _connect(lib: _library.Library, options: _library.Options) -> None:
@@ -220,9 +220,9 @@ def _connect(lib: _library.Library, options: _library.Options) -> None:
                    ("socket_dir", "name", "limit", "guarantee", "wait_ms", "alloc_conf", "connect_timeout_ms"))
     if _connected is not None:
         if wanted != _connected:
-            raise Error(Code.FAILED_PRECONDITION, "this process has a session already, with other options: limit, guarantee, "
-                        "name, socket_dir, wait and alloc_conf hold until the process ends, even if enable() failed: start the "
-                        "process again to choose others")
+            raise Error(Code.FAILED_PRECONDITION, "this process already has a session with other options: limit, guarantee, "
+                        "name, socket_dir, wait and alloc_conf cannot change until the process ends, even if enable() failed; "
+                        "restart the process to choose others")
         return
     lib.check(lib.lib.vrambroker_torch_connect(ctypes.byref(options)))
     _connected = wanted
@@ -247,8 +247,8 @@ def _served(torch: Any, lib: _library.Library, client: _TorchClient) -> Dict[int
             missing.append(lib.last_error())
     if missing:
         # PyTorch's allocator is one for all GPUs: those that the daemon does not have would always be out of memory.
-        raise Error(Code.NOT_FOUND, f"{missing[0].message}: the daemon serves the GPUs that it sees: look at its "
-                    "$CUDA_VISIBLE_DEVICES, or hide this one from the process with its own")
+        raise Error(Code.NOT_FOUND, f"{missing[0].message}: the daemon serves only the GPUs that it "
+                    "sees: check its $CUDA_VISIBLE_DEVICES, or hide this GPU with this process's own")
     return served
 
 
@@ -270,7 +270,7 @@ def _start(mode: str, torch: Any, lib: _library.Library, client: _TorchClient,
     except Error as error:
         if mode == "segments" or error.code not in (Code.UNIMPLEMENTED, Code.NOT_FOUND):
             raise
-        return _PoolRoute(torch, lib, client, devices), f"mode \"segments\" cannot be had: {error.message}"
+        return _PoolRoute(torch, lib, client, devices), f"mode \"segments\" is not available: {error.message}"
 
 
 # ---- Functions of torch.cuda ----
@@ -348,7 +348,7 @@ def _explain(lib: _library.Library, text: str) -> str:
             message = refusal.message.decode(errors="replace")
             if refusal.code == Code.RESOURCE_EXHAUSTED:
                 return message
-            return f"{_library.Error(refusal.code, message)} (so there was no memory to be had from the daemon)"
+            return f"{_library.Error(refusal.code, message)} (so the daemon could not provide memory)"
     return ""
 
 
@@ -377,7 +377,7 @@ class _Route:
     def _ordinal(self, device: Any) -> int:
         cuda = _device_index(self.torch, device)
         if cuda not in self.devices:
-            raise Error(Code.NOT_FOUND, f"no CUDA device {cuda}; there are {len(self.devices)}")
+            raise Error(Code.NOT_FOUND, f"no CUDA device {cuda}; CUDA devices: {len(self.devices)}")
         return self.devices[cuda].ordinal
 
     def reserved(self, cuda: int) -> int:
@@ -495,8 +495,8 @@ class _PlainRoute(_Route):
             self.library.path, "vrambroker_torch_cached_malloc", "vrambroker_torch_cached_free")
         inner = allocator.allocator()
         if not hasattr(inner, "set_record_stream_fn"):
-            raise Error(Code.UNIMPLEMENTED, "this PyTorch does not tell an allocator which streams use its memory, "
-                        f"so that it could not be reused safely; it is {torch.__version__}")
+            raise Error(Code.UNIMPLEMENTED, f"this PyTorch ({torch.__version__}) does not tell an allocator which streams "
+                        "use its memory, so memory could not be reused safely")
         inner.set_record_stream_fn(ctypes.cast(lib.vrambroker_torch_record_stream, ctypes.c_void_p).value)
         if hasattr(inner, "set_reset_fn"):
             inner.set_reset_fn(ctypes.cast(lib.vrambroker_torch_empty_cache, ctypes.c_void_p).value)

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// client/JSON.md is what scripts rely on: vramctl prints every field that it names, of its type, and no other.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <fstream>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "allocator/bytes.h"
+#include "tests/support/client_process.h"
+#include "tests/support/paths.h"
+#include "tests/support/status_macros.h"
+#include "tests/support/vramctl_test.h"
+
+namespace vrambroker::testing_support {
+namespace {
+
+using Json = nlohmann::json;
+
+// Whether a value is of a type as the column `type` has it: "integer, bytes", "array of [device](#device)".
+bool IsOfType(const Json& value, absl::string_view type) {
+  if (absl::ConsumePrefix(&type, "array of ")) {
+    if (!value.is_array()) return false;
+    for (const Json& element : value) {
+      if (!IsOfType(element, type)) return false;
+    }
+    return true;
+  }
+  if (value.is_null()) return absl::EndsWith(type, "or null");
+  if (absl::StartsWith(type, "integer")) return value.is_number_integer();
+  if (absl::StartsWith(type, "number")) return value.is_number();
+  if (absl::StartsWith(type, "string")) return value.is_string();
+  if (absl::StartsWith(type, "boolean")) return value.is_boolean();
+  return value.is_object() && (absl::StartsWith(type, "object") || absl::StartsWith(type, "["));
+}
+
+// The heading of the section that a type links to; empty when it links to none.
+std::string LinkedHeading(const std::string& type) {
+  const size_t link = type.find("](#");
+  if (link == std::string::npos) return "";
+  const size_t start = link + 3;
+  return absl::StrReplaceAll(type.substr(start, type.find(')', start) - start), {{"-", " "}});
+}
+
+class JsonFormatTest : public VramctlDaemonTest {
+ protected:
+  struct Field {
+    std::string type;
+    bool occurs = false;
+  };
+
+  void SetUp() override {
+    std::ifstream document(absl::StrCat(paths::kSourceDir, "/client/JSON.md"));
+    std::string heading;
+    bool in_table = false;
+    for (std::string line; std::getline(document, line);) {
+      if (absl::StartsWith(line, "#")) {
+        heading = line.substr(line.find_first_not_of("# "));
+        for (const absl::string_view name : absl::StrSplit(heading, ", ")) headings_.emplace(name);
+      }
+      in_table = line == "| field | type | meaning |" || (in_table && absl::StartsWith(line, "|"));
+      if (in_table && absl::StartsWith(line, "| `")) ReadRow(heading, line);
+    }
+    ASSERT_FALSE(fields_.empty()) << "no tables in client/JSON.md";
+  }
+
+  // "| `devices[].name` | string | for people |"
+  void ReadRow(const std::string& heading, const std::string& row) {
+    const std::vector<std::string> cells = absl::StrSplit(row, '|');
+    ASSERT_EQ(cells.size(), 5u) << row;
+    const std::string path = absl::StrReplaceAll(cells[1], {{"`", ""}, {" ", ""}});
+    const std::string type(absl::StripAsciiWhitespace(cells[2]));
+    for (const char* pool : {"all", "small_pool", "large_pool"}) {
+      for (const char* figure : {"current", "peak", "allocated", "freed"}) {
+        fields_[heading][absl::StrReplaceAll(path, {{"POOL", pool}, {"FIGURE", figure}})].type = type;
+      }
+    }
+  }
+
+  // Every field of `object`, and of what is in it, is to be in the tables of this section or of those that it links to.
+  void Check(const std::string& heading, const Json& object, const std::string& prefix = "") {
+    ASSERT_TRUE(object.is_object()) << "section " << heading << ": " << object;
+    std::map<std::string, Field>& section = fields_[heading];
+    for (const auto& [key, value] : object.items()) {
+      const std::string path = absl::StrCat(prefix, key);
+      const auto field = section.find(path);
+      if (field == section.end()) {
+        ADD_FAILURE() << "client/JSON.md, section " << heading << ", does not name `" << path << "`";
+        continue;
+      }
+      field->second.occurs = true;
+      const std::string& type = field->second.type;
+      EXPECT_TRUE(IsOfType(value, type)) << heading << ": `" << path << "` is no " << type << ": " << value;
+      const std::string linked = LinkedHeading(type);
+      for (const Json& inner : value.is_array() ? value : Json::array({value})) {
+        if (!inner.is_object()) continue;
+        if (linked.empty()) {
+          Check(heading, inner, absl::StrCat(path, value.is_array() ? "[]." : "."));
+        } else {
+          Check(linked, inner);
+        }
+      }
+    }
+  }
+
+  void CheckCommand(const std::string& heading, const Arguments& arguments) {
+    SCOPED_TRACE(::testing::PrintToString(arguments));
+    Check(heading, CtlJson(arguments));
+  }
+
+  void CheckRefusal(Arguments arguments) {
+    SCOPED_TRACE(::testing::PrintToString(arguments));
+    arguments.push_back("--format=json");
+    const RunResult result = Ctl(arguments);
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_EQ(result.out, "");
+    Check("errors", Json::parse(result.err, nullptr, /*allow_exceptions=*/false));
+  }
+
+  std::map<std::string, std::map<std::string, Field>> fields_;  // by heading and path
+  std::set<std::string> headings_;
+};
+
+TEST_F(JsonFormatTest, EveryCommandHasItsSection) {
+  const RunResult commands = RunProgram({VramctlProgram(), "__complete", ""});
+  ASSERT_EQ(commands.exit_code, 0) << commands.err;
+  for (const absl::string_view name : absl::StrSplit(commands.out, '\n', absl::SkipEmpty())) {
+    if (name == "top" || name == "help" || name == "version") continue;  // these print no JSON
+    EXPECT_TRUE(headings_.contains(name == "policy" ? "policy explain" : std::string(name))) << name;
+  }
+}
+
+// What a process leaves behind stays in quarantine.
+constexpr char kConfig[] = R"(
+  settle_time: "1h"
+  rules { name: "training" session_name: "train-*" limit { fraction: 0.5 } }
+)";
+
+TEST_F(JsonFormatTest, IsAsDocumented) {
+  ASSERT_OK(StartDaemon({.capacity = "256MiB", .config = kConfig}));
+
+  // The daemon knows all of a remote session at once.
+  ASSERT_OK_AND_ASSIGN(ClientProcess holder, ClientProcess::Start(dir()));
+  ASSERT_OK(holder.Call("connect holder - remote"));
+  CheckCommand("record", {"record", "holder", "100"});
+  ASSERT_OK(holder.Call(absl::StrCat("alloc ", 5_MiB)));  // of a segment of 20 MiB
+  ASSERT_OK(holder.Call(absl::StrCat("alloc ", 80_MiB)));
+  CheckCommand("status", {"status"});
+  CheckCommand("sessions", {"sessions"});
+  CheckCommand("watch", {"watch", "--count=1"});
+  CheckCommand("map", {"map"});
+  CheckCommand("stats", {"stats"});
+  CheckCommand("stats", {"stats", "holder"});
+  for (const Arguments& arguments : std::vector<Arguments>{{"summary", "holder"},
+                                                           {"limit", "holder", "0.9"},
+                                                           {"guarantee", "holder", "16MiB"},
+                                                           {"priority", "holder", "3"}}) {
+    CheckCommand("session", arguments);
+  }
+  CheckCommand("trim", {"trim", "holder"});
+  CheckCommand("reload", {"reload"});
+  CheckCommand("policy explain", {"policy", "explain"});
+  CheckCommand("policy explain", {"policy", "explain", "--name=train-1", "--uid=65533", "--cgroup=/a"});
+
+  // hold, and two refusals: one names others and what they do not use.
+  ASSERT_OK_AND_ASSIGN(
+      const std::unique_ptr<ChildProcess> hold,
+      ChildProcess::Start({VramctlProgram(), "hold", "1MiB", "--name=hold", "--format=json", "--socket-dir=" + dir()}));
+  ASSERT_OK_AND_ASSIGN(const std::string line, hold->ReadLine());
+  Check("hold", Json::parse(line, nullptr, /*allow_exceptions=*/false));
+  CheckRefusal({"hold", "500MiB"});
+  CheckRefusal({"end", "nobody"});
+  CheckCommand("ooms", {"ooms"});
+
+  // Traces: what the session did, and one for which other settings are better.
+  const std::string file = MakeTempDir() + "/holder.pickle";
+  CheckCommand("snapshot", {"snapshot", "holder", "-o", file});
+  CheckCommand("replay", {"replay", file, "--device-bytes=1GiB"});
+  const std::string trace = absl::StrCat(paths::kGoldenDir, "/maxsplit_128");
+  CheckCommand("tune", {"tune", trace + ".trace", "--conf", trace + ".conf"});
+
+  // A process that is gone, and one whose session is: it keeps its memory, and nobody can ask it for its blocks.
+  ASSERT_OK_AND_ASSIGN(ClientProcess dead, ConnectProcess("dead"));
+  ASSERT_OK(dead.Call(absl::StrCat("alloc ", 1_MiB)));
+  dead.process().Signal(SIGKILL);
+  ASSERT_OK(dead.process().Wait());
+  ASSERT_TRUE(WaitFor([&] { return !CtlJson({"quarantine"})["quarantine"].empty(); }));
+  CheckCommand("quarantine", {"quarantine"});
+  ASSERT_OK_AND_ASSIGN(ClientProcess ended, ConnectProcess("ended"));
+  ASSERT_OK(ended.Call(absl::StrCat("alloc ", 1_MiB)));
+  CheckCommand("end", {"end", "ended"});
+  CheckCommand("map", {"map"});
+
+  // The last thing, since what is free is kept for a request that waits. It is one that could be served but for what is
+  // in use.
+  ASSERT_OK_AND_ASSIGN(ClientProcess patient, ClientProcess::Start(dir()));
+  ASSERT_OK(patient.Call("connect patient - remote wait_ms=3600000"));
+  ASSERT_OK(patient.Send(absl::StrCat("alloc ", 200_MiB)));
+  ASSERT_TRUE(WaitFor([&] {
+    const Json session = CtlJson({"summary", "patient"});
+    return session.is_object() && !session["devices"][0]["waiting"].empty();
+  }));
+  CheckCommand("session", {"summary", "patient"});
+
+  for (const auto& [heading, section] : fields_) {
+    for (const auto& [path, field] : section) {
+      EXPECT_TRUE(field.occurs) << "client/JSON.md, section " << heading << ", names `" << path
+                                << "`, which no command has printed";
+    }
+  }
+}
+
+}  // namespace
+}  // namespace vrambroker::testing_support
