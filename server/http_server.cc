@@ -13,7 +13,6 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <new>
@@ -100,7 +99,8 @@ int PortOf(int socket) {
 int ListenerOn(int port) {
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", error)) {
-    const int fd = std::atoi(entry.path().filename().c_str());
+    int fd = -1;
+    if (!absl::SimpleAtoi(entry.path().filename().native(), &fd)) continue;
     int listens = 0;
     socklen_t size = sizeof listens;
     if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) == 0 && listens != 0 && PortOf(fd) == port)

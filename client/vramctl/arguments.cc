@@ -38,9 +38,9 @@ void AddDevice(CLI::App* command, std::optional<int>* device, const char* descri
 }
 
 std::string ColumnNames() {
-  std::vector<std::string> names;
-  for (int i = 0; i < kColumns; ++i) names.emplace_back(ColumnName(static_cast<Column>(i)));
-  return absl::StrJoin(names, ", ");
+  std::string names;
+  for (int i = 0; i < kColumns; ++i) absl::StrAppend(&names, i == 0 ? "" : ", ", ColumnName(static_cast<Column>(i)));
+  return names;
 }
 
 void AddReplayOptions(CLI::App* command, Context* context) {

@@ -123,6 +123,7 @@ std::vector<Line> SegmentLines(const HeapSnapshot& heap, int width, Style style,
   }
   const int bar_width = std::max(width - around, kLeastMapCells);
   std::vector<const SegmentSnapshot*> sorted;
+  sorted.reserve(heap.segments.size());
   for (const SegmentSnapshot& segment : heap.segments) sorted.push_back(&segment);
   std::stable_sort(sorted.begin(), sorted.end(),
                    [](const SegmentSnapshot* a, const SegmentSnapshot* b) { return a->bytes > b->bytes; });

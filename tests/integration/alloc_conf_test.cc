@@ -471,7 +471,7 @@ TEST_F(SnapshotTest, LargeOnesComeInParts) {
   EXPECT_EQ(pieces[buffers[1].segment_id()], 2) << "one segment goes over the end of a part";
 
   const RunResult snapshot = Ctl({"snapshot", "c", "-o", File("large.pickle")});
-  EXPECT_TRUE(StrContains(snapshot.out, "c: 3 segments, 5003 blocks and 5006 events are in ")) << snapshot.out;
+  EXPECT_TRUE(StrContains(snapshot.out, "c: wrote 3 segments, 5003 blocks and 5006 events to ")) << snapshot.out;
   ExpectReadable(File("large.pickle"));
 }
 

@@ -253,7 +253,7 @@ TEST_F(LeasedTest, WholeSegments) {
   EXPECT_TRUE(Holds(client, segment, 4_MiB, 1));
   EXPECT_OK(client.ReturnSegment(large));
   EXPECT_OK(client.ReturnSegment(segment));
-  EXPECT_STATUS(client.ReturnSegment(segment), absl::StatusCode::kInvalidArgument, "before");
+  EXPECT_STATUS(client.ReturnSegment(segment), absl::StatusCode::kInvalidArgument, "already returned");
   EXPECT_EQ(Listed("whole").reserved_bytes(), 0u);
 
   ClientOptions remote = Options("remote");

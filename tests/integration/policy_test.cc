@@ -109,7 +109,7 @@ TEST_F(PolicyTest, ExplainSaysWhichRuleAndWhy) {
   EXPECT_EQ(train["tenant"], "ml");
   EXPECT_EQ(train["isolation"], "strict");
   ASSERT_EQ(train["rules"].size(), 1u);
-  EXPECT_EQ(train["rules"][0]["why"], "name train-9 fits train-*");
+  EXPECT_EQ(train["rules"][0]["why"], "name train-9 matches train-*");
   // The line of the rule; the first one of the file is the test's own.
   EXPECT_TRUE(StrContains(train["rules"][0]["place"].get<std::string>(), daemon_->config_path() + ":"));
 
@@ -129,7 +129,7 @@ TEST_F(PolicyTest, ExplainSaysWhichRuleAndWhy) {
 
   const RunResult text = Ctl({"policy", "explain", "--name=train-9"});
   EXPECT_EQ(text.exit_code, 0) << text.err;
-  for (const char* part : {"name train-9 fits train-*", "rule       training", "limit      50.0% of the capacity",
+  for (const char* part : {"name train-9 matches train-*", "rule       training", "limit      50.0% of the capacity",
                            "guarantee  32.00 MiB", "tenant     ml (strict)"}) {
     EXPECT_TRUE(StrContains(text.out, part)) << part << "\n" << text.out;
   }
