@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/vramctl/arguments.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "allocator/command_line.h"
@@ -32,6 +35,24 @@ constexpr char kFooter[] =
     "  0                     Done.\n"
     "  1                     Refused or failed.\n"
     "  2                     Wrong use.";
+
+// Of a number, which is not NaN either.
+std::function<std::string(const std::string&)> Between(double least, double most) {
+  return [least, most](const std::string& text) {
+    double value = 0;
+    const bool good = absl::SimpleAtod(text, &value) && value >= least && value <= most;
+    return good ? std::string() : absl::StrFormat("%s is not a number from %.9g to %.0f", text, least, most);
+  };
+}
+
+// What CLI11 found, in our words.
+std::string TextOf(const CLI::ParseError& error) {
+  const std::string text = error.what();
+  if (error.get_name() == "ArgumentMismatch" && absl::StrContains(text, " required ")) {
+    return absl::StrCat(text.substr(0, text.find(':')), " needs a value");
+  }
+  return absl::StrReplaceAll(text, {{"Could not convert: ", "cannot read "}});
+}
 
 void AddDevice(CLI::App* command, std::optional<int>* device, const char* description) {
   command->add_option("--device", *device, description)->type_name("N");
@@ -98,7 +119,7 @@ CommandLine::CommandLine()
       ->check(CLI::IsMember({"text", "json"}));
   app_->add_option("--timeout", timeout_seconds_, "How long to wait for the daemon. Default: 30.")
       ->type_name("SECONDS")
-      ->check(CLI::Range(0.01, 86400.0));
+      ->check(Between(0.01, 86400));
   app_->footer(kFooter);
   AddCommandsThatShow();
   AddCommandsThatChange();
@@ -141,7 +162,7 @@ void CommandLine::AddCommandsThatShow() {
       ->type_name("SECONDS");
   watch->add_option("--count", context_.count, "Stop after N lines. Default: write until interrupted.")
       ->type_name("N")
-      ->check(CLI::NonNegativeNumber);
+      ->check(Between(0, 4294967295));
 
   CLI::App* const map = Add(kShow, "map", "Draw segments with their blocks and holes, the largest segments first.",
                             [this, maybe_session] { return Map(context_, maybe_session()); });
@@ -152,7 +173,7 @@ void CommandLine::AddCommandsThatShow() {
                              [this] { return Ooms(context_); });
   ooms->add_option("--last", context_.last, "How many to show; 0 shows all that the daemon keeps. Default: 20.")
       ->type_name("N")
-      ->check(CLI::NonNegativeNumber);
+      ->check(Between(0, 4294967295));
   ooms->add_option("--session", context_.session, "Show only those of this session. Default: of all.")
       ->type_name(kSession);
 
@@ -303,7 +324,8 @@ void CommandLine::AddTools() {
 }
 
 absl::Status CommandLine::Unexpected() const {
-  const std::vector<std::string> extras = app_->remaining(/*recurse=*/true);
+  std::vector<std::string> extras = app_->remaining(/*recurse=*/true);
+  extras.erase(std::remove(extras.begin(), extras.end(), "--"), extras.end());
   const std::string command = ParsedCommand(*app_);
   const std::string see = absl::StrCat("; see vramctl ", command, command.empty() ? "" : " ", "--help");
   if (extras.empty()) return absl::OkStatus();
@@ -348,8 +370,7 @@ absl::StatusOr<std::function<absl::Status()>> CommandLine::Parse(int argc, char*
       return unexpected;
     const std::string command = ParsedCommand(*app_);
     return absl::InvalidArgumentError(
-        absl::StrCat(absl::StrReplaceAll(error.what(), {{"Could not convert: ", "cannot read "}}), "; see vramctl ",
-                     command, command.empty() ? "" : " ", "--help"));
+        absl::StrCat(TextOf(error), "; see vramctl ", command, command.empty() ? "" : " ", "--help"));
   }
   if (absl::Status unexpected = Unexpected(); !unexpected.ok()) return unexpected;
   if (!run_) {

@@ -118,7 +118,10 @@ TEST(WrongUseTest, IsSaidAndChangesNothing) {
            {{"trim", "--no_such"}, "no option --no_such; see vramctl trim --help"},
            {{"trim"}, "SESSION is required; see vramctl trim --help"},
            {{"trim", "a", "b"}, "surplus argument 'b'; see vramctl trim --help"},
-           {{"status", "--timeout", "0"}, "--timeout: "},
+           {{"status", "--timeout", "0"}, "--timeout: 0 is not a number from 0.01 to 86400; see vramctl status --help"},
+           {{"status", "--timeout=nan"}, "--timeout: nan is not a number"},
+           {{"ooms", "--last", "-1"}, "--last: -1 is not a number from 0 to 4294967295"},
+           {{"status", "--format"}, "--format needs a value; see vramctl status --help"},
            {{"status", "--format=xml"}, "--format: "},
            {{"hold", "1MiB", "--name", "--limit", "0.5"},
             "--name needs a value before --limit; see vramctl hold --help"},
@@ -178,6 +181,7 @@ TEST_F(CommandLineTest, OptionsStandAnywhereWithDashesOrUnderscores) {
     EXPECT_EQ(Vramctl(arguments).exit_code, 0) << ::testing::PrintToString(arguments);
   }
   EXPECT_EQ(Ctl({"priority", "c", "-5"}).out, "c: priority -5\n");
+  EXPECT_THAT(Vramctl({"trim", "--socket-dir", dir(), "--", "--c"}).err, HasSubstr("no session is named '--c'"));
 }
 
 TEST_F(CommandLineTest, ASilentDaemonIsWaitedForAloudAndAsLongAsWanted) {
