@@ -52,8 +52,8 @@ std::string LabelOf(const CLI::Option& option) {
   for (const std::string& name : option.get_snames()) names.push_back(absl::StrCat("-", name));
   for (const std::string& name : option.get_lnames()) names.push_back(absl::StrCat("--", name));
   if (option.get_items_expected_max() == 0) return absl::StrJoin(names, ", ");
-  const std::string type = option.get_type_name();  // with the validators after a colon
-  return absl::StrCat(absl::StrJoin(names, ", "), " ", type.substr(0, type.find(':')));
+  const std::string type = option.get_type_name();  // with what it must be one of: "FORMAT:{text,json}"
+  return absl::StrCat(absl::StrJoin(names, ", "), " ", type.substr(0, type.find(":{")));
 }
 
 std::string FullName(const CLI::App& app) {
@@ -75,23 +75,29 @@ std::vector<const CLI::Option*> Arguments(const CLI::App& app) {
   return app.get_options([](const CLI::Option* option) { return option->get_positional(); });
 }
 
-bool HasOption(const CLI::App& app, const std::string& name) {
-  if (app.get_option_no_throw(name) != nullptr) return true;
-  const std::vector<const CLI::App*> commands = app.get_subcommands([](const CLI::App*) { return true; });
-  return std::any_of(commands.begin(), commands.end(),
-                     [&](const CLI::App* command) { return HasOption(*command, name); });
+// The option of the app, or of one of its commands; nullptr: there is none.
+const CLI::Option* FindOption(const CLI::App& app, const std::string& name) {
+  if (const CLI::Option* option = app.get_option_no_throw(name); option != nullptr) return option;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    if (const CLI::Option* option = FindOption(*command, name); option != nullptr) return option;
+  }
+  return nullptr;
+}
+
+bool TakesValue(const CLI::Option* option) {
+  return option != nullptr && option->get_items_expected_max() > 0;
 }
 
 // CLI11 takes the next word as the value of an option, whatever it is.
-void CheckValues(const CLI::App& app) {
-  for (const CLI::Option* option : app.get_options()) {
-    for (const std::string& value : option->results()) {
-      if (option->nonpositional() && absl::StartsWith(value, "--")) {
-        throw CLI::ArgumentMismatch(absl::StrCat(option->get_name(), " needs a value before ", value));
-      }
-    }
+void CheckValues(const CLI::App& app, const std::vector<std::string>& words) {
+  for (size_t i = 0; i + 1 < words.size() && words[i] != "--"; ++i) {
+    const std::string name = SpellOptions(app, {words[i]}).front();
+    if (!absl::StartsWith(name, "-") || !TakesValue(FindOption(app, name)) || absl::StrContains(words[i], '='))
+      continue;
+    ++i;
+    if (!absl::StartsWith(words[i], "--")) continue;
+    throw CLI::ArgumentMismatch(absl::StrCat(name, " needs a value before ", words[i]));
   }
-  for (const CLI::App* command : app.get_subcommands()) CheckValues(*command);
 }
 
 std::string UsageOf(const CLI::App& app) {
@@ -159,18 +165,45 @@ std::unique_ptr<CLI::App> MakeCommandLine(const std::string& program, const std:
 }
 
 void ParseCommandLine(CLI::App& app, int argc, char** argv) {
-  std::vector<std::string> arguments(argv + 1, argv + argc);
-  for (std::string& argument : arguments) {
-    if (argument == "--") break;
-    if (absl::StartsWith(argument, "--")) {
-      const size_t end = std::min(argument.find('='), argument.size());
-      const std::string dashed = absl::StrReplaceAll(argument.substr(0, end), {{"_", "-"}});
-      if (HasOption(app, dashed)) argument = absl::StrCat(dashed, argument.substr(end));
+  const std::vector<std::string> words(argv + 1, argv + argc);
+  CheckValues(app, words);
+  std::vector<std::string> spelled = SpellOptions(app, words);
+  std::reverse(spelled.begin(), spelled.end());  // as CLI11 wants them
+  app.parse(std::move(spelled));
+}
+
+std::vector<std::string> SpellOptions(const CLI::App& app, const std::vector<std::string>& words) {
+  std::vector<std::string> spelled;
+  for (size_t i = 0; i < words.size(); ++i) {
+    const std::string& word = words[i];
+    if (word == "--") {
+      spelled.insert(spelled.end(), words.begin() + static_cast<std::ptrdiff_t>(i), words.end());
+      break;
+    }
+    const size_t end = std::min(word.find('='), word.size());
+    std::string name = word.substr(0, end);
+    if (absl::StartsWith(name, "--")) name = absl::StrReplaceAll(name, {{"_", "-"}});
+    const CLI::Option* const option = absl::StartsWith(name, "-") ? FindOption(app, name) : nullptr;
+    if (option == nullptr) {
+      spelled.push_back(word);
+    } else if (end < word.size() && TakesValue(option)) {
+      spelled.push_back(name);
+      spelled.push_back(word.substr(end + 1));
+    } else {
+      spelled.push_back(absl::StrCat(name, word.substr(end)));
     }
   }
-  std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
-  app.parse(std::move(arguments));
-  CheckValues(app);
+  return spelled;
+}
+
+std::string TextOf(const CLI::ParseError& error) {
+  const std::string text = error.what();
+  if (error.get_name() == "ArgumentMismatch" && absl::StrContains(text, " required ")) {
+    return absl::StrCat(text.substr(0, text.find(':')), " needs a value");
+  }
+  return absl::StrReplaceAll(text, {{"Could not convert: ", "cannot read "},
+                                    {"The following argument was not expected: ", "unexpected argument "},
+                                    {"The following arguments were not expected: ", "unexpected arguments "}});
 }
 
 std::string VersionText(const std::string& program) {

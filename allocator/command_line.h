@@ -18,6 +18,12 @@ std::unique_ptr<CLI::App> MakeCommandLine(const std::string& program, const std:
 // are. Throws CLI::ParseError, also for --help and --version.
 void ParseCommandLine(CLI::App& app, int argc, char** argv);
 
+// The words of a command line with options as CLI11 knows them: --socket_dir=DIR is --socket-dir DIR.
+std::vector<std::string> SpellOptions(const CLI::App& app, const std::vector<std::string>& words);
+
+// What is wrong, in our words.
+std::string TextOf(const CLI::ParseError& error);
+
 // "PROGRAM 0.1.0 (revision)".
 std::string VersionText(const std::string& program);
 

@@ -26,12 +26,17 @@
 namespace vrambroker::client_internal {
 namespace {
 
-std::string UserName(uid_t uid) {
+struct User {
+  std::string name;  // the number of one without a name
+  gid_t group = static_cast<gid_t>(-1);
+};
+
+User FindUser(uid_t uid) {
   passwd entry = {};
   passwd* found = nullptr;
   std::array<char, 4096> text;
   const bool known = getpwuid_r(uid, &entry, text.data(), text.size(), &found) == 0 && found != nullptr;
-  return known ? std::string(entry.pw_name) : absl::StrCat(uid);
+  return known ? User{.name = entry.pw_name, .group = entry.pw_gid} : User{.name = absl::StrCat(uid)};
 }
 
 std::string GroupName(gid_t gid) {
@@ -53,17 +58,24 @@ absl::Status MayNotConnect(const std::string& path) {
     }
     barrier.resize(slash);
   }
+  constexpr uid_t kFirstPerson = 1000;  // users below it are the system's
   const bool is_folder = S_ISDIR(info.st_mode);
-  const std::string user = UserName(geteuid());
+  const bool group_may = (info.st_mode & (is_folder ? S_IXGRP : S_IWGRP)) != 0;
+  const User user = FindUser(geteuid());
+  const User owner = FindUser(info.st_uid);
   const std::string group = GroupName(info.st_gid);
-  std::string remedy = absl::StrCat("join the group (sudo adduser ", user, " ", group, ") and log in again");
-  if ((info.st_mode & (is_folder ? S_IXGRP : S_IWGRP)) == 0) {
+  std::string remedy;
+  if (!group_may) {
     remedy = is_folder ? absl::StrCat("let its group in (chmod g+x ", barrier, ")")
                        : "let its group in (socket_mode: \"0660\" in the daemon's configuration)";
+  } else if (info.st_gid == 0 || (info.st_uid >= kFirstPerson && info.st_gid == owner.group)) {
+    // Root's group, or a person's own: it gives more than the socket.
+    remedy = "run the daemon with a group for its users, or let everyone in (socket_mode: \"0666\")";
+  } else {
+    remedy = absl::StrCat("join the group (sudo adduser ", user.name, " ", group, ") and log in again");
   }
-  return absl::PermissionDeniedError(absl::StrCat("user ", user, " may not connect to ", path, ": ", barrier,
-                                                  " belongs to user ", UserName(info.st_uid), " and group ", group,
-                                                  "; ", remedy));
+  return absl::PermissionDeniedError(absl::StrCat("user ", user.name, " may not connect to ", path, ": ", barrier,
+                                                  " belongs to user ", owner.name, " and group ", group, "; ", remedy));
 }
 
 // `timeout` is for connecting, for each send and for each receive.

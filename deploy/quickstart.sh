@@ -14,6 +14,7 @@ cd "$(dirname "$0")"
 bin_dir=""  # programs in one folder: a bundle
 if [ -x bin/vrambrokerd ]; then bin_dir=$PWD/bin; else cd ..; fi
 keep=false build_dir="" seconds=6
+BUILD_MINUTES=8  # of one processor, measured in 2026
 while [ $# -gt 0 ]; do
   case "$1" in
     --keep) keep=true ;;
@@ -30,23 +31,32 @@ fail() { printf '\nquickstart: FAILED: %s\n' "$*" >&2; exit 1; }
 
 # build: builds all programs and libraries, and says every few seconds how far it is.
 build() {
-  local log=build/release/quickstart.log started=$SECONDS steps done status=0 line every=10
-  cmake --preset release > "$log.cmake" 2>&1 || { cat "$log.cmake" >&2; fail "cmake"; }
-  steps=$(cmake --build --preset release --target programs -- -n | grep -c '^\[')
-  if [ "$steps" -le 1 ]; then echo "  everything is built"; return; fi
+  local log=build/release/quickstart.log started=$SECONDS steps done=0 status=0 quiet=10
+  clock() { printf '%d:%02d' $(((SECONDS - started) / 60)) $(((SECONDS - started) % 60)); }
+  cmake --preset release > "$log" 2>&1 || { cat "$log" >&2; fail "cmake"; }
+  steps=$(cmake --build --preset release --target programs -- -n | grep -c '^\[' || true)
+  if [ "$steps" = 0 ]; then echo "  everything is built"; return; fi
   printf '  the daemon, vramctl, the client libraries and the demos: %d steps on %d processors\n' "$steps" "$(nproc)"
-  [ "$steps" -lt 40 ] || printf '  about %d minutes the first time\n' $((10 / $(nproc) + 1))
-  cmake --build --preset release --target programs > "$log" 2>&1 &
-  while kill -0 $! 2>/dev/null; do
+  [ "$steps" -lt 40 ] || printf '  about %d minutes the first time\n' $((BUILD_MINUTES / $(nproc) + 1))
+  : > "$log"
+  cmake --build --preset release --target programs >> "$log" 2>&1 &
+  local build=$!
+  trap 'kill $build 2>/dev/null || true' EXIT
+  while kill -0 $build 2>/dev/null; do
     done=$(sed -n 's,^\[\([0-9]*\)/.*,\1,p' "$log" | tail -n 1)
-    line=$(printf '  %d of %d steps done after %d:%02d' "${done:-0}" "$steps" $(((SECONDS - started) / 60)) $(((SECONDS - started) % 60)))
-    if [ -t 1 ]; then printf '\r%s' "$line"; elif [ $((++every)) -gt 10 ]; then echo "$line"; every=0; fi
+    if [ -t 1 ]; then
+      printf '\r  %d of %d steps done after %s ' "${done:-0}" "$steps" "$(clock)"
+    elif [ $((++quiet)) -gt 10 ]; then
+      printf '  %d of %d steps done after %s\n' "${done:-0}" "$steps" "$(clock)"
+      quiet=0
+    fi
     sleep 1
   done
-  wait $! || status=$?
-  if [ $status != 0 ]; then cat "$log" >&2; fail "the build"; fi
+  wait $build || status=$?
+  trap - EXIT
   if [ -t 1 ]; then echo; fi
-  printf '  built in %d:%02d\n' $(((SECONDS - started) / 60)) $(((SECONDS - started) % 60))
+  if [ $status != 0 ]; then cat "$log" >&2; fail "the build"; fi
+  printf '  built in %s\n' "$(clock)"
 }
 
 if [ -z "$build_dir$bin_dir" ]; then

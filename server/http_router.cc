@@ -74,9 +74,17 @@ HttpResponse HttpError(const absl::Status& status) {
 }
 
 bool IsLocalHost(absl::string_view host) {
-  if (absl::ConsumePrefix(&host, "[::1]")) return host.empty() || host[0] == ':';
-  const absl::string_view name = host.substr(0, host.find(':'));
-  if (absl::EqualsIgnoreCase(name, "localhost")) return true;
+  absl::string_view name = host.substr(0, host.find(':'));
+  if (absl::StartsWith(host, "[")) {
+    const size_t end = std::min(host.find(']'), host.size());
+    const absl::string_view rest = host.substr(std::min(end + 1, host.size()));
+    if (!rest.empty() && rest[0] != ':') return false;
+    name = host.substr(1, end - 1);
+    if (end < host.size() && name == "::1") return true;
+    if (end == host.size() || !absl::ConsumePrefix(&name, "::ffff:")) return false;  // IPv4's addresses, mapped
+  } else if (absl::EqualsIgnoreCase(name, "localhost")) {
+    return true;
+  }
   in_addr address = {};
   return inet_pton(AF_INET, std::string(name).c_str(), &address) == 1 && (ntohl(address.s_addr) >> 24) == 127;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/http_server.h"
 
+#include <arpa/inet.h>
 #include <civetweb.h>
 #include <fcntl.h>
 #include <netdb.h>
@@ -69,58 +70,111 @@ const char* Reason(int code) {
   }
 }
 
+struct SocketAddress {
+  sockaddr_storage storage = {};
+  socklen_t size = 0;
+
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
+  sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
+  bool is_ipv6() const { return storage.ss_family == AF_INET6; }
+  int port() const {
+    return ntohs(is_ipv6() ? reinterpret_cast<const sockaddr_in6&>(storage).sin6_port
+                           : reinterpret_cast<const sockaddr_in&>(storage).sin_port);
+  }
+  // "127.0.0.1" or "[::1]".
+  std::string host() const {
+    std::array<char, NI_MAXHOST> text = {};
+    getnameinfo(get(), size, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST);
+    return is_ipv6() ? absl::StrCat("[", text.data(), "]") : std::string(text.data());
+  }
+};
+
+// Looks the host's name up. Of several addresses the first of IPv4, which every program tries.
+absl::StatusOr<SocketAddress> Resolve(const HttpAddress& where) {
+  // RFC 6761: localhost is always this, also where no file says so.
+  const std::string host = where.host == "localhost" ? "127.0.0.1" : where.host;
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  const int error = getaddrinfo(host.c_str(), absl::StrCat(where.port).c_str(), &hints, &found);
+  if (error != 0) {
+    return absl::UnavailableError(absl::StrCat("http_address: '", host, "' is no address: ", gai_strerror(error)));
+  }
+  const absl::Cleanup free_found = [found] { freeaddrinfo(found); };
+  const addrinfo* chosen = found;
+  for (const addrinfo* each = found; each != nullptr && chosen->ai_family != AF_INET; each = each->ai_next)
+    chosen = each;
+  SocketAddress address;
+  std::memcpy(address.get(), chosen->ai_addr, chosen->ai_addrlen);
+  address.size = chosen->ai_addrlen;
+  return address;
+}
+
 // A listening socket. CivetWeb says only that it failed to start; the kernel says why.
-absl::StatusOr<UniqueFd> Listen(const HttpAddress& where) {
-  UniqueFd fd(socket(where.socket_address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+absl::StatusOr<UniqueFd> Listen(const SocketAddress& address) {
+  const auto failed = [&] {
+    return absl::ErrnoToStatus(errno, absl::StrCat("http_address ", address.host(), ":", address.port(),
+                                                   ": cannot listen; choose another one, or off"));
+  };
+  UniqueFd fd(socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd.valid()) return failed();
   const int one = 1;
   const int off = 0;
   setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-  if (where.socket_address.ss_family == AF_INET6) {
+  if (address.is_ipv6()) {
     setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);  // [::] is for all of IPv4, too
   }
-  if (!fd.valid() ||
-      bind(fd.get(), reinterpret_cast<const sockaddr*>(&where.socket_address), where.socket_address_size) != 0 ||
-      listen(fd.get(), kBacklog) != 0) {
-    return absl::ErrnoToStatus(errno, absl::StrCat("http_address ", where.host, ":", where.port,
-                                                   ": cannot listen; choose another one, or off"));
-  }
+  if (bind(fd.get(), address.get(), address.size) != 0 || listen(fd.get(), kBacklog) != 0) return failed();
   return fd;
 }
 
-int PortOf(int socket) {
-  sockaddr_storage address = {};
-  socklen_t size = sizeof address;
-  if (getsockname(socket, reinterpret_cast<sockaddr*>(&address), &size) != 0) return 0;
-  return ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(address).sin6_port
-                                             : reinterpret_cast<const sockaddr_in&>(address).sin_port);
+SocketAddress AddressOf(int socket) {
+  SocketAddress address;
+  address.size = sizeof address.storage;
+  if (getsockname(socket, address.get(), &address.size) != 0) address = {};
+  return address;
 }
 
-// The descriptor of this process that listens on 127.0.0.1:`port`; -1: none.
-int ListenerOn(int port) {
+SocketAddress Ipv4Loopback(int port) {
+  sockaddr_in loopback = {};
+  loopback.sin_family = AF_INET;
+  loopback.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  loopback.sin_port = htons(static_cast<uint16_t>(port));
+  SocketAddress address{.size = sizeof loopback};
+  std::memcpy(address.get(), &loopback, sizeof loopback);
+  return address;
+}
+
+// The descriptor of this process that listens on `wanted`; -1: none.
+int ListenerOn(const SocketAddress& wanted) {
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", error)) {
     int fd = -1;
-    if (!absl::SimpleAtoi(entry.path().filename().native(), &fd)) continue;
     int listens = 0;
     socklen_t size = sizeof listens;
-    if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) == 0 && listens != 0 && PortOf(fd) == port)
-      return fd;
+    if (!absl::SimpleAtoi(entry.path().filename().native(), &fd)) continue;
+    if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) != 0 || listens == 0) continue;
+    const SocketAddress address = AddressOf(fd);
+    if (address.size == wanted.size && address.host() == wanted.host() && address.port() == wanted.port()) return fd;
   }
   return -1;
 }
 
+// A connection that nobody uses.
+void Knock(const SocketAddress& address) {
+  const UniqueFd fd(socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  (void)connect(fd.get(), address.get(), address.size);
+}
+
 // Debian's CivetWeb is built without IPv6, which only its opening of sockets needs. So it gets our socket in place of
-// its own, which listens on 127.0.0.1:`port`.
-bool ReplaceListener(int port, const UniqueFd& socket) {
-  const int own = ListenerOn(port);
-  if (own < 0 || dup3(socket.get(), own, O_CLOEXEC) < 0) return false;
-  // Its thread may be waiting on the old one: a connection wakes it, and there is nobody to accept it.
-  const UniqueFd wake(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  address.sin_port = htons(static_cast<uint16_t>(port));
-  (void)connect(wake.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address);
+// its own.
+bool ReplaceListener(const SocketAddress& own, const UniqueFd& socket) {
+  const int fd = ListenerOn(own);
+  if (fd < 0 || dup3(socket.get(), fd, O_CLOEXEC) < 0) return false;
+  // Its thread may still be waiting on the old one. A connection to that wakes it, and one to the new one keeps it
+  // awake.
+  Knock(AddressOf(socket.get()));
+  Knock(own);
   return true;
 }
 
@@ -179,8 +233,8 @@ class CivetHttpServer : public HttpServer {
     if (!Start("127.0.0.1:0")) return false;
     mg_server_port port = {};
     mg_get_server_ports(context_, 1, &port);
-    address_ = absl::StrCat(host_, ":", PortOf(socket.get()));
-    return ReplaceListener(port.port, socket);
+    address_ = absl::StrCat(host_, ":", AddressOf(socket.get()).port());
+    return ReplaceListener(Ipv4Loopback(port.port), socket);
   }
 
   std::string address() const override { return address_; }
@@ -245,52 +299,43 @@ class CivetHttpServer : public HttpServer {
 
 absl::StatusOr<HttpAddress> ParseHttpAddress(const std::string& text) {
   const size_t colon = text.rfind(':');
-  HttpAddress address;
-  std::string host = text.substr(0, colon);
+  HttpAddress address{.host = text.substr(0, colon)};
+  std::string& host = address.host;
   const bool in_brackets = host.size() > 2 && host.front() == '[' && host.back() == ']';
   if (in_brackets) host = host.substr(1, host.size() - 2);
+  in6_addr ipv6 = {};
+  in_addr ipv4 = {};
+  const bool is_number = host.find_first_not_of("0123456789.") == std::string::npos;
   if (colon == std::string::npos || !absl::SimpleAtoi(text.substr(colon + 1), &address.port) || address.port < 0 ||
-      address.port > 65535 || host.empty() || absl::StrContains(host, ':') != in_brackets) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "'", text, "' is not a host and a port; write it as 127.0.0.1:9477, localhost:9477 or [::1]:9477, or off"));
-  }
-  if (host == "localhost") host = "127.0.0.1";  // RFC 6761: always this, also where no file says so
-  addrinfo hints = {};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  const int error = getaddrinfo(host.c_str(), absl::StrCat(address.port).c_str(), &hints, &found);
-  if (error != 0) {
+      address.port > 65535 || host.empty() || host == "*" ||
+      (inet_pton(AF_INET6, host.c_str(), &ipv6) == 1) != in_brackets ||
+      (absl::StrContains(host, ':') && !in_brackets) || (is_number && inet_pton(AF_INET, host.c_str(), &ipv4) != 1)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("'", host, "' is no address of this machine: ", gai_strerror(error)));
+        absl::StrCat("'", text,
+                     "' is not a host and a port; write it as 127.0.0.1:9477, "
+                     "localhost:9477, [::1]:9477 or 0.0.0.0:9477 (all addresses), or off"));
   }
-  const absl::Cleanup free_found = [found] { freeaddrinfo(found); };
-  // A name may have several: the first of IPv4, which every program tries.
-  const addrinfo* chosen = found;
-  for (const addrinfo* each = found; each != nullptr && chosen->ai_family != AF_INET; each = each->ai_next)
-    chosen = each;
-  std::array<char, NI_MAXHOST> numeric = {};
-  getnameinfo(chosen->ai_addr, chosen->ai_addrlen, numeric.data(), numeric.size(), nullptr, 0, NI_NUMERICHOST);
-  address.host = chosen->ai_family == AF_INET6 ? absl::StrCat("[", numeric.data(), "]") : std::string(numeric.data());
-  std::memcpy(&address.socket_address, chosen->ai_addr, chosen->ai_addrlen);
-  address.socket_address_size = chosen->ai_addrlen;
   return address;
 }
 
-absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string& address, std::vector<HttpPage> pages) {
-  const absl::StatusOr<HttpAddress> where = ParseHttpAddress(address);
+absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string& text, std::vector<HttpPage> pages) {
+  const absl::StatusOr<HttpAddress> where = ParseHttpAddress(text);
   if (!where.ok()) return where.status();
-  absl::StatusOr<UniqueFd> socket = Listen(*where);
+  const absl::StatusOr<SocketAddress> address = Resolve(*where);
+  if (!address.ok()) return address.status();
+  absl::StatusOr<UniqueFd> socket = Listen(*address);
   if (!socket.ok()) return socket.status();
-  auto server = std::make_unique<CivetHttpServer>(where->host, HttpRouter(std::move(pages), IsLocalHost(where->host)));
+  const std::string host = address->host();
+  auto server = std::make_unique<CivetHttpServer>(host, HttpRouter(std::move(pages), IsLocalHost(host)));
   bool started = false;
-  if (where->socket_address.ss_family == AF_INET6) {
+  if (address->is_ipv6()) {
     started = server->StartOn(*socket);
   } else {
     socket->Reset();  // it was only to see whether CivetWeb can open one
-    started = server->Start(absl::StrCat(where->host, ":", where->port));
+    started = server->Start(absl::StrCat(host, ":", where->port));
   }
   if (!started) {
-    return absl::UnavailableError(absl::StrCat("http_address ", address, ": CivetWeb could not start its server"));
+    return absl::UnavailableError(absl::StrCat("http_address ", text, ": CivetWeb could not start its server"));
   }
   return server;
 }

@@ -4,8 +4,6 @@
 #ifndef VRAMBROKER_SERVER_HTTP_SERVER_H_
 #define VRAMBROKER_SERVER_HTTP_SERVER_H_
 
-#include <sys/socket.h>
-
 #include <memory>
 #include <string>
 #include <vector>
@@ -16,13 +14,11 @@
 namespace vrambroker {
 
 struct HttpAddress {
-  std::string host;  // "127.0.0.1" or "[::1]"
+  std::string host;  // without brackets
   int port = 0;
-  sockaddr_storage socket_address = {};  // both
-  socklen_t socket_address_size = 0;
 };
 
-// Reads "127.0.0.1:9477", "[::1]:9477" or "localhost:9477", and looks names up. InvalidArgument says what is wrong and
+// Reads "127.0.0.1:9477", "[::1]:9477" or "localhost:9477"; looks no name up. InvalidArgument says what is wrong and
 // how to write it.
 absl::StatusOr<HttpAddress> ParseHttpAddress(const std::string& text);
 

@@ -78,7 +78,8 @@ std::unique_ptr<CLI::App> MakeApp(Options& options) {
                   "Configuration file, in protobuf text format. Options below override its fields.")
       ->type_name("FILE");
   app->add_flag("--check-config", options.check_config,
-                "Check the configuration file and the options, say what is wrong, and exit.");
+                "Check the configuration file and the options, say what is wrong, and exit.")
+      ->disable_flag_override();
   options.overrides = Overrides();
   for (Override& each : options.overrides) {
     app->add_option(each.option, each.value, each.help)->type_name(each.value_name);
@@ -86,7 +87,7 @@ std::unique_ptr<CLI::App> MakeApp(Options& options) {
   app->footer(
       "Examples:\n"
       "  $ vrambrokerd --socket-dir /tmp/vrambroker --capacity 4GiB\n"
-      "  $ vrambrokerd --config /etc/vrambroker/vrambroker.textproto --check-config\n"
+      "  $ vrambrokerd --config vrambroker.textproto --check-config\n"
       "\n"
       "Exit status:\n"
       "  0                     Stopped as asked.\n"
@@ -132,7 +133,7 @@ int main(int argc, char** argv) {
     std::puts(vrambroker::VersionText("vrambrokerd").c_str());
     return 0;
   } catch (const CLI::ParseError& error) {
-    std::fprintf(stderr, "vrambrokerd: %s; see vrambrokerd --help\n", error.what());
+    std::fprintf(stderr, "vrambrokerd: %s; see vrambrokerd --help\n", vrambroker::TextOf(error).c_str());
     return 2;
   }
 

@@ -32,7 +32,8 @@ absl::StatusOr<v1::ListSessionsResponse> ListSessions(Daemon& daemon) {
 
 absl::StatusOr<v1::SessionDevice> DeviceOf(const v1::Session& session, int device) {
   if (device < 0 || device >= session.devices_size()) {
-    return absl::NotFoundError(absl::StrCat("no device ", device, "; there are ", session.devices_size()));
+    return absl::NotFoundError(absl::StrCat("no device ", device, "; the daemon has ",
+                                            Counted(static_cast<uint64_t>(session.devices_size()), "device")));
   }
   return session.devices(device);
 }
@@ -81,11 +82,7 @@ absl::Status Sessions(const Context& context) {
     Print({{"sessions", std::move(sessions)}});
     return absl::OkStatus();
   }
-  if (response->sessions().empty()) {
-    std::printf("no sessions\n");
-  } else {
-    std::printf("%s", SessionsTable(*response, absl::Now()).c_str());
-  }
+  std::printf("%s", SessionsTable(*response, absl::Now()).c_str());
   return absl::OkStatus();
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
 
@@ -45,13 +46,26 @@ std::function<std::string(const std::string&)> Between(double least, double most
   };
 }
 
-// What CLI11 found, in our words.
-std::string TextOf(const CLI::ParseError& error) {
-  const std::string text = error.what();
-  if (error.get_name() == "ArgumentMismatch" && absl::StrContains(text, " required ")) {
-    return absl::StrCat(text.substr(0, text.find(':')), " needs a value");
+// gRPC carries text as UTF-8 only, and so much of it.
+absl::Status CheckText(const CLI::App& app) {
+  constexpr size_t kMostCharacters = 8192;
+  for (const CLI::Option* option : app.get_options()) {
+    const std::string type = option->get_type_name();
+    if (type == "FILE" || type == "DIR") continue;
+    const std::string name = option->get_positional() ? type : option->get_name();
+    for (const std::string& value : option->results()) {
+      try {
+        (void)nlohmann::json(value).dump();
+      } catch (const nlohmann::json::type_error&) {
+        return absl::InvalidArgumentError(absl::StrCat(name, ": the text is not UTF-8"));
+      }
+      if (value.size() > kMostCharacters) {
+        return absl::InvalidArgumentError(
+            absl::StrCat(name, ": ", value.size(), " characters; at most ", kMostCharacters, " are allowed"));
+      }
+    }
   }
-  return absl::StrReplaceAll(text, {{"Could not convert: ", "cannot read "}});
+  return absl::OkStatus();
 }
 
 void AddDevice(CLI::App* command, std::optional<int>* device, const char* description) {
@@ -139,10 +153,12 @@ CLI::Option* CommandLine::AddSession(CLI::App* command, const char* description)
   return command->add_option("SESSION", session_argument_, description)->type_name(kSession);
 }
 
+std::optional<std::string> CommandLine::GivenSession(const char* command) const {
+  if (app_->get_subcommand(command)->get_option("SESSION")->count() == 0) return std::nullopt;
+  return session_argument_;
+}
+
 void CommandLine::AddCommandsThatShow() {
-  const auto maybe_session = [this] {
-    return session_argument_.empty() ? std::nullopt : std::optional<std::string>(session_argument_);
-  };
   Add(kShow, "status", "Show each device: capacity, reserved, allocated, idle, fragmentation.",
       [this] { return Status(context_); });
   Add(kShow, "sessions", "List the sessions: who holds how much of which limit.",
@@ -165,7 +181,7 @@ void CommandLine::AddCommandsThatShow() {
       ->check(Between(0, 4294967295));
 
   CLI::App* const map = Add(kShow, "map", "Draw segments with their blocks and holes, the largest segments first.",
-                            [this, maybe_session] { return Map(context_, maybe_session()); });
+                            [this] { return Map(context_, GivenSession("map")); });
   AddSession(map, "Draw only the segments of this session. Default: of all.");
   AddDevice(map, &context_.only_device, "Draw only this device. Default: all.");
 
@@ -178,7 +194,7 @@ void CommandLine::AddCommandsThatShow() {
       ->type_name(kSession);
 
   CLI::App* const stats = Add(kShow, "stats", "Print every memory statistic, by the names of torch.cuda.memory_stats.",
-                              [this, maybe_session] { return Stats(context_, maybe_session()); });
+                              [this] { return Stats(context_, GivenSession("stats")); });
   AddSession(stats, "Statistics of this session. Default: the sum of all.");
   AddDevice(stats, &context_.only_device, "Statistics of this device. Default: 0.");
 
@@ -287,7 +303,8 @@ void CommandLine::AddTools() {
       ->required();
   AddReplayOptions(replay, &context_);
   CLI::Option* const per_op =
-      replay->add_flag("--per-op", context_.replay.per_op, "Print one row of figures after each operation.");
+      replay->add_flag("--per-op", context_.replay.per_op, "Print one row of figures after each operation.")
+          ->disable_flag_override();
   replay->add_option("-o,--output", context_.output, "Write the final state to FILE, as `snapshot` does.")
       ->type_name("FILE")
       ->excludes(per_op);
@@ -316,7 +333,8 @@ void CommandLine::AddTools() {
   });
   help->add_option("COMMAND", words_, "Its name. Default: show all commands.")->type_name("COMMAND");
   help->add_flag_callback(
-      "--all", [this] { help_mode_ = CLI::AppFormatMode::All; }, "Explain every command.");
+          "--all", [this] { help_mode_ = CLI::AppFormatMode::All; }, "Explain every command.")
+      ->disable_flag_override();
   Add(kHelp, "version", "Print the version.", [] {
     std::puts(VersionText("vramctl").c_str());
     return absl::OkStatus();
@@ -340,7 +358,8 @@ absl::Status CommandLine::Unexpected() const {
   bool comes_too_early = command.empty();
   for (const CLI::App* other : AllCommands(*app_)) {
     if (other->get_option_no_throw(option) == nullptr) continue;
-    takers.push_back(other->get_name());
+    const bool is_nested = other->get_parent() != app_.get();
+    takers.push_back(absl::StrCat(is_nested ? other->get_parent()->get_name() + " " : "", other->get_name()));
     comes_too_early = comes_too_early || other->parsed();
   }
   if (takers.empty()) return absl::InvalidArgumentError(absl::StrCat("no option ", option, see));
@@ -373,6 +392,9 @@ absl::StatusOr<std::function<absl::Status()>> CommandLine::Parse(int argc, char*
         absl::StrCat(TextOf(error), "; see vramctl ", command, command.empty() ? "" : " ", "--help"));
   }
   if (absl::Status unexpected = Unexpected(); !unexpected.ok()) return unexpected;
+  absl::Status text = CheckText(*app_);
+  for (const CLI::App* command : AllCommands(*app_)) text.Update(CheckText(*command));
+  if (!text.ok()) return text;
   if (!run_) {
     const std::string command = ParsedCommand(*app_);
     return absl::InvalidArgumentError(absl::StrCat(command, command.empty() ? "" : ": ",

@@ -7,6 +7,7 @@
 #include <CLI/CLI.hpp>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,7 @@ class CommandLine {
  private:
   CLI::App* Add(const char* group, const char* name, const char* description, std::function<absl::Status()> run);
   CLI::Option* AddSession(CLI::App* command, const char* description);
+  std::optional<std::string> GivenSession(const char* command) const;
   void AddCommandsThatShow();
   void AddCommandsThatChange();
   void AddTools();

@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 # Completion of vramctl for bash: commands, options, names of sessions.
 _vramctl() {
-  local IFS=$'\n' word=${COMP_WORDS[COMP_CWORD]} words=() candidates i
-  # bash makes --session=NAME three words.
-  for ((i = 1; i < COMP_CWORD; ++i)); do
-    [ "${COMP_WORDS[i]}" = = ] || words+=("${COMP_WORDS[i]}")
+  local IFS=$'\n' cur=${COMP_WORDS[COMP_CWORD]} words=("${COMP_WORDS[@]}") cword=$COMP_CWORD before=() candidates i
+  # bash takes a name with : apart, which bash-completion undoes, and makes --session=NAME three words.
+  if declare -F _get_comp_words_by_ref > /dev/null; then _get_comp_words_by_ref -n : cur words cword; fi
+  for ((i = 1; i < cword; ++i)); do
+    [ "${words[i]}" = = ] || before+=("${words[i]}")
   done
-  [ "$word" = = ] && word=""
-  candidates=$("${COMP_WORDS[0]}" __complete "${words[@]}" "$word" 2>/dev/null)
+  [ "$cur" = = ] && cur=""
+  candidates=$("${words[0]}" __complete "${before[@]}" "$cur" 2>/dev/null)
   if [ "$candidates" = :files ]; then
-    compopt -o filenames
-    COMPREPLY=($(compgen -f -- "$word"))
+    compopt -o filenames 2>/dev/null
+    COMPREPLY=($(compgen -f -- "$cur"))
   else
     COMPREPLY=($candidates)
+    if declare -F __ltrim_colon_completions > /dev/null; then __ltrim_colon_completions "$cur"; fi
   fi
 }
 complete -F _vramctl vramctl

@@ -5,6 +5,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/time/time.h"
+#include "allocator/command_line.h"
 #include "client/vrambroker/client.h"
 #include "client/vramctl/arguments.h"
 #include "client/vramctl/daemon_calls.h"
@@ -20,6 +21,7 @@ struct Position {
   const CLI::App* command;
   const CLI::Option* option = nullptr;  // it waits for its value
   size_t arguments = 0;                 // of the command, so far
+  const CLI::App* helped = nullptr;     // what help was asked of, so far
   std::string socket_dir;
 };
 
@@ -43,16 +45,16 @@ Position Follow(const CLI::App& app, const std::vector<std::string>& words) {
     if (at.option != nullptr) {
       if (at.option->check_lname("socket-dir")) at.socket_dir = word;
       at.option = nullptr;
-    } else if (absl::StartsWith(word, "--socket-dir=")) {
-      at.socket_dir = word.substr(word.find('=') + 1);
     } else if (absl::StartsWith(word, "-")) {
       at.option = FindOption(*at.command, word);
       if (at.option != nullptr && !TakesValue(*at.option)) at.option = nullptr;
     } else if (const CLI::App* command = FindCommand(*at.command, word); command != nullptr) {
       at.command = command;
     } else {
+      if (at.helped != nullptr) at.helped = FindCommand(*at.helped, word);
       ++at.arguments;
     }
+    if (at.command->get_name() == "help" && at.helped == nullptr && at.arguments == 0) at.helped = &app;
   }
   return at;
 }
@@ -103,7 +105,7 @@ std::vector<std::string> Candidates(const Position& at, const std::string& word)
   if (absl::StartsWith(word, "-")) return OptionNames(*at.command);
   if (std::vector<std::string> names = CommandNames(*at.command); !names.empty()) return names;
   if (at.command->get_name() == "help") {
-    return at.arguments == 0 ? CommandNames(*at.command->get_parent()) : std::vector<std::string>();
+    return at.helped == nullptr ? std::vector<std::string>() : CommandNames(*at.helped);
   }
   size_t arguments = 0;
   for (const CLI::Option* option : at.command->get_options()) {
@@ -115,9 +117,18 @@ std::vector<std::string> Candidates(const Position& at, const std::string& word)
 }  // namespace
 
 void PrintCompletions(const CLI::App& app, const std::vector<std::string>& words) {
-  const std::string word = words.empty() ? "" : words.back();
-  for (const std::string& candidate : Candidates(Follow(app, words), word)) {
-    if (absl::StartsWith(candidate, word) || candidate == ":files") std::puts(candidate.c_str());
+  if (words.empty()) return;
+  // --session=NAME is one word for zsh, and stays one.
+  std::string prefix;
+  if (absl::StartsWith(words.back(), "--")) prefix = words.back().substr(0, words.back().rfind('=') + 1);
+  std::vector<std::string> spelled = SpellOptions(app, words);
+  const std::string& word = spelled.back();
+  for (const std::string& candidate : Candidates(Follow(app, spelled), word)) {
+    if (candidate == ":files") {
+      std::puts(candidate.c_str());
+    } else if (absl::StartsWith(candidate, word)) {
+      std::printf("%s%s\n", prefix.c_str(), candidate.c_str());
+    }
   }
 }
 

@@ -4,7 +4,10 @@
 local -a candidates
 candidates=("${(@f)$(${words[1]} __complete "${(@)words[2,CURRENT]}" 2>/dev/null)}")
 if [[ "$candidates" == ":files" ]]; then
+  compset -P '--*='
   _files
-else
+elif [[ -n "$candidates" ]]; then
   compadd -a candidates
+else
+  return 1
 fi

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/vramctl/daemon_calls.h"
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -15,7 +16,9 @@ namespace vrambroker::vramctl {
 
 namespace {
 
-constexpr absl::Duration kSilence = absl::Seconds(2);
+// Longer than client_timeout, after which the daemon answers for clients that do not.
+constexpr absl::Duration kSilence = absl::Seconds(3);
+std::atomic<bool> said_that_it_waits{false};
 
 }  // namespace
 
@@ -35,8 +38,8 @@ WaitingNotice::WaitingNotice(absl::Duration timeout) {
     MutexLock lock(mu_);
     while (!done_) {
       if (changed_.WaitUntil(mu_, until)) continue;
-      if (!done_) {
-        std::fprintf(stderr, "vramctl: the daemon has not answered yet; waiting for up to %s (--timeout)\n",
+      if (!done_ && !said_that_it_waits.exchange(true)) {
+        std::fprintf(stderr, "vramctl: no answer yet; waiting for up to %s (--timeout)\n",
                      absl::FormatDuration(timeout).c_str());
       }
       return;

@@ -28,7 +28,8 @@
 
 namespace vrambroker::vramctl {
 
-// While it lives for longer than a moment, says once on stderr that vramctl waits for the daemon, and for how long.
+// While it lives for longer than a moment, says on stderr that vramctl waits for the daemon, and for how long; once in
+// a process.
 class WaitingNotice {
  public:
   explicit WaitingNotice(absl::Duration timeout);

@@ -12,6 +12,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -64,6 +65,32 @@ absl::Status VerifyPattern(const Buffer& buffer, uint64_t session) {
   });
 }
 
+// While it lives, a signal ends the process at once: there is nothing yet that must be given back in order.
+class EndOnSignal {
+ public:
+  explicit EndOnSignal(int signals)
+      : done_(eventfd(0, EFD_CLOEXEC)), thread_([this, signals] {
+          pollfd wait[] = {{.fd = signals, .events = POLLIN, .revents = 0},
+                           {.fd = done_.get(), .events = POLLIN, .revents = 0}};
+          while (poll(wait, 2, -1) < 0 && errno == EINTR) {
+          }
+          signalfd_siginfo info = {};
+          if (wait[1].revents != 0 || read(signals, &info, sizeof info) != sizeof info) return;
+          _exit(128 + static_cast<int>(info.ssi_signo));
+        }) {}
+  ~EndOnSignal() {
+    const uint64_t one = 1;
+    (void)!write(done_.get(), &one, sizeof one);
+    thread_.join();
+  }
+  EndOnSignal(const EndOnSignal&) = delete;
+  EndOnSignal& operator=(const EndOnSignal&) = delete;
+
+ private:
+  const UniqueFd done_;
+  std::thread thread_;
+};
+
 }  // namespace
 
 absl::Status Hold(const Context& context, const std::string& bytes_text) {
@@ -100,12 +127,14 @@ absl::Status Hold(const Context& context, const std::string& bytes_text) {
 
   std::optional<WaitingNotice> notice;
   if (!context.json) notice.emplace(context.timeout);
+  std::optional<EndOnSignal> end_on_signal(signals.get());
   absl::StatusOr<Client> client = Client::Connect(options);
   if (!client.ok()) return Refusal(client.status());
   for (const std::string& warning : client->warnings()) std::fprintf(stderr, "vramctl: %s\n", warning.c_str());
   absl::StatusOr<Buffer> buffer = client->Allocate(*bytes, context.device);
   if (!buffer.ok()) return Refusal(buffer.status());
   notice.reset();
+  end_on_signal.reset();
   const uint64_t session = client->session_id();  // another daemon gives it another number
   if (absl::Status status = WritePattern(*buffer, session); !status.ok()) return status;
 
@@ -140,7 +169,8 @@ absl::Status Hold(const Context& context, const std::string& bytes_text) {
   }
   if (absl::Status status = VerifyPattern(*buffer, session); !status.ok()) return status;
   if (absl::Status status = client->status(); absl::IsUnavailable(status)) {
-    return absl::UnavailableError("the daemon is gone; the pattern is intact, and the memory ends with this process");
+    return absl::UnavailableError(
+        absl::StrCat("the pattern is intact, and the memory ends with this process: ", status.message()));
   } else if (!status.ok()) {
     return status;
   }

@@ -157,7 +157,8 @@ absl::Status Map(const Context& context, const std::optional<std::string>& sessi
   if (!overview.ok()) return overview.status();
   const auto& devices = overview->devices.devices();
   if (context.only_device.has_value() && (*context.only_device < 0 || *context.only_device >= devices.size())) {
-    return absl::NotFoundError(absl::StrCat("no device ", *context.only_device, "; there are ", devices.size()));
+    return absl::NotFoundError(absl::StrCat("no device ", *context.only_device, "; the daemon has ",
+                                            Counted(static_cast<uint64_t>(devices.size()), "device")));
   }
   std::vector<v1::Session> sessions(overview->sessions.sessions().begin(), overview->sessions.sessions().end());
   if (session.has_value()) {

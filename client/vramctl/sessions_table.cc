@@ -39,7 +39,7 @@ std::string NameCell(const SessionRow& row) {
 std::string WaitsForCell(const SessionRow& row) {
   if (row.device.waiting().empty()) return "-";
   const v1::WaitingRequest& first = row.device.waiting(0);
-  return absl::StrCat(ShortBytes(first.bytes()), " ",
+  return absl::StrCat(first.guarantee() ? "guarantee " : "", ShortBytes(first.bytes()), " ",
                       ShortAge(absl::Milliseconds(static_cast<int64_t>(first.waited_ms()))), " #", first.place(),
                       row.device.waiting_size() > 1 ? absl::StrCat(" +", row.device.waiting_size() - 1) : "");
 }
@@ -82,6 +82,7 @@ std::string SessionsTable(const v1::ListSessionsResponse& sessions, absl::Time n
     const absl::Time started = absl::FromUnixSeconds(session.started().seconds());
     for (const v1::SessionDevice& device : session.devices()) rows.push_back({session, device, now - started});
   }
+  if (rows.empty()) return "no sessions\n";
   std::vector<const SessionColumn*> shown;
   for (const SessionColumn& column : AllColumns()) {
     const auto says_nothing = [&](const SessionRow& row) {

@@ -95,7 +95,8 @@ absl::Status RunTune(const Context& context, const std::string& path) {
   if (!trace.ok()) return trace.status();
 
   const int threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  const TuneResult result = Tune(*trace, *config, threads, ShowProgress);
+  const auto progress = context.json ? [](size_t, size_t) {} : ShowProgress;
+  const TuneResult result = Tune(*trace, *config, threads, progress);
   if (context.json) {
     const Json json = {{"trace", path},
                        {"tried", result.tried},

@@ -80,9 +80,9 @@ absl::Status Watch(const Context& context) {
   for (uint64_t lines = 0;;) {
     const absl::StatusOr<Overview> overview = ReadOverview(*daemon);
     if (!overview.ok()) {
-      return absl::Status(overview.status().code(),
-                          absl::StrCat("the daemon stopped answering after ", Counted(lines, "line"), ": ",
-                                       overview.status().message()));
+      return Refusal(absl::Status(overview.status().code(),
+                                  absl::StrCat("the daemon stopped answering after ", Counted(lines, "line"), ": ",
+                                               overview.status().message())));
     }
     if (absl::Status written = WriteOut(LineOf(*overview)); !written.ok()) {
       return absl::IsCancelled(written) ? absl::OkStatus() : written;

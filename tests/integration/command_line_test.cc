@@ -112,6 +112,7 @@ TEST(WrongUseTest, IsSaidAndChangesNothing) {
   for (const auto& [arguments, message] : std::vector<std::pair<Arguments, std::string>>{
            {{}, "no command given; see vramctl --help"},
            {{"statsu"}, "no command 'statsu'; see vramctl --help"},
+           {{"status", "--pid", "3"}, "status takes no --pid (policy explain does); see vramctl status --help"},
            {{"status", "--limit", "0.5"}, "status takes no --limit (hold does); see vramctl status --help"},
            {{"sessions", "-o", "json"}, "sessions takes no -o (snapshot, replay do); see vramctl sessions --help"},
            {{"--limit", "0.5", "hold", "1MiB"}, "--limit must follow its command; see vramctl hold --help"},
@@ -123,8 +124,7 @@ TEST(WrongUseTest, IsSaidAndChangesNothing) {
            {{"ooms", "--last", "-1"}, "--last: -1 is not a number from 0 to 4294967295"},
            {{"status", "--format"}, "--format needs a value; see vramctl status --help"},
            {{"status", "--format=xml"}, "--format: "},
-           {{"hold", "1MiB", "--name", "--limit", "0.5"},
-            "--name needs a value before --limit; see vramctl hold --help"},
+           {{"hold", "1MiB", "--name", "--limit", "0.5"}, "--name needs a value before --limit; see vramctl --help"},
            {{"hold", "1MiB", "--device=first"}, "cannot read --device = first; see vramctl hold --help"}}) {
     const RunResult result = Vramctl(arguments);
     EXPECT_EQ(result.exit_code, 2) << message;
@@ -171,6 +171,17 @@ TEST_F(CommandLineTest, JsonOfTextThatIsNotUtf8) {
   EXPECT_TRUE(std::filesystem::exists(file));
 }
 
+TEST_F(CommandLineTest, TextThatTheDaemonCannotReadIsRefusedHere) {
+  for (const Arguments& arguments :
+       std::vector<Arguments>{{"trim", "\xff"}, {"ooms", "--session=\xff"}, {"hold", "1MiB", "--name", "\xff"}}) {
+    const RunResult result = Ctl(arguments);
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_THAT(result.err, HasSubstr("the text is not UTF-8"));
+  }
+  EXPECT_THAT(Ctl({"trim", std::string(70000, 'x')}).err, HasSubstr("70000 characters; at most 8192"));
+  EXPECT_EQ(Ctl({"map", ""}).exit_code, 1) << "no session has that name";
+}
+
 TEST_F(CommandLineTest, OptionsStandAnywhereWithDashesOrUnderscores) {
   ASSERT_OK_AND_ASSIGN(Client client, Connect("c"));
   for (const Arguments& arguments :
@@ -180,6 +191,10 @@ TEST_F(CommandLineTest, OptionsStandAnywhereWithDashesOrUnderscores) {
                               {"--socket-dir=/nowhere", "sessions", "--socket-dir", dir()}}) {
     EXPECT_EQ(Vramctl(arguments).exit_code, 0) << ::testing::PrintToString(arguments);
   }
+  // What follows = is the value, whatever it is.
+  EXPECT_EQ(CtlJson({"policy", "explain", "--name=--all"})["name"], "--all");
+  EXPECT_THAT(Vramctl({"--socket-dir=", "status"}).err, HasSubstr("/vrambroker.sock"));
+  EXPECT_THAT(Vramctl({"--timeout=", "status"}).err, HasSubstr("--timeout:  is not a number"));
   EXPECT_EQ(Ctl({"priority", "c", "-5"}).out, "c: priority -5\n");
   EXPECT_THAT(Vramctl({"trim", "--socket-dir", dir(), "--", "--c"}).err, HasSubstr("no session is named '--c'"));
 }
@@ -190,19 +205,29 @@ TEST_F(CommandLineTest, ASilentDaemonIsWaitedForAloudAndAsLongAsWanted) {
   EXPECT_EQ(given_up.exit_code, 1);
   EXPECT_THAT(given_up.err, HasSubstr("did not answer within 300ms"));
 
-  for (const bool json : {false, true}) {
-    ASSERT_OK_AND_ASSIGN(const std::unique_ptr<ChildProcess> status,
-                         ChildProcess::Start({VramctlProgram(), "status", "--socket-dir=" + dir(), "--timeout=600",
-                                              json ? "--format=json" : "--format=text"}));
-    if (json) {
-      EXPECT_TRUE(status->Running());
-    } else {
-      EXPECT_TRUE(WaitFor([&] { return StrContains(status->ErrorText(), "waiting for up to 10m (--timeout)"); }));
-    }
-    daemon_->process().Signal(SIGCONT);
-    EXPECT_EQ(status->Wait().value_or(-1), 0) << status->ErrorText();
-    EXPECT_EQ(status->ErrorText().empty(), json);
-    daemon_->process().Signal(SIGSTOP);
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<ChildProcess> status,
+                       ChildProcess::Start({VramctlProgram(), "status", "--socket-dir=" + dir(), "--timeout=600"}));
+  EXPECT_TRUE(WaitFor([&] { return StrContains(status->ErrorText(), "waiting for up to 10m (--timeout)"); }));
+  daemon_->process().Signal(SIGCONT);
+  EXPECT_EQ(status->Wait().value_or(-1), 0) << status->ErrorText();
+
+  // Longer than the silence before the notice: for scripts there is none.
+  daemon_->process().Signal(SIGSTOP);
+  const RunResult json = Ctl({"status", "--timeout=3.5", "--format=json"});
+  daemon_->process().Signal(SIGCONT);
+  EXPECT_EQ(json.exit_code, 1);
+  EXPECT_FALSE(Json::parse(json.err, nullptr, /*allow_exceptions=*/false).is_discarded()) << json.err;
+}
+
+TEST_F(CommandLineTest, HoldIsInterruptedWhileItWaits) {
+  daemon_->process().Signal(SIGSTOP);
+  for (const int signal : {SIGINT, SIGTERM}) {
+    ASSERT_OK_AND_ASSIGN(
+        const std::unique_ptr<ChildProcess> hold,
+        ChildProcess::Start({VramctlProgram(), "hold", "1MiB", "--socket-dir=" + dir(), "--timeout=600"}));
+    ASSERT_TRUE(WaitFor([&] { return StrContains(hold->ErrorText(), "waiting for up to"); })) << hold->ErrorText();
+    hold->Signal(signal);
+    EXPECT_EQ(hold->Wait().value_or(-1), 128 + signal) << hold->ErrorText();
   }
   daemon_->process().Signal(SIGCONT);
 }
@@ -219,6 +244,9 @@ TEST_F(CommandLineTest, NamesTheGroupThatMayConnect) {
   EXPECT_THAT(refused.err, HasSubstr(absl::StrCat("user nobody may not connect to ", socket)));
   EXPECT_THAT(refused.err, HasSubstr("belongs to user root and group sys; join the group (sudo adduser nobody sys)"));
 
+  ASSERT_EQ(chown(socket.c_str(), 0, 0), 0);
+  EXPECT_THAT(RunProgram(status).err,
+              AllOf(HasSubstr("run the daemon with a group for its users"), Not(HasSubstr("adduser"))));
   ASSERT_EQ(chmod(socket.c_str(), 0600), 0);
   EXPECT_THAT(RunProgram(status).err, HasSubstr("let its group in (socket_mode: \"0660\""));
   ASSERT_EQ(chmod(dir().c_str(), 0700), 0);
@@ -261,7 +289,10 @@ TEST_F(CommandLineTest, Completes) {
   EXPECT_THAT(complete({"replay", ""}), ElementsAre(":files"));
   EXPECT_THAT(complete({"policy", "e"}), ElementsAre("explain"));
   EXPECT_THAT(complete({"help", "sum"}), ElementsAre("summary"));
+  EXPECT_THAT(complete({"help", "policy", ""}), ElementsAre("explain"));
+  EXPECT_THAT(complete({"ooms", "--session=tr"}), ElementsAre("--session=trainer"));
   EXPECT_THAT(complete({"trim", "--socket-dir", "/nowhere", "t"}), ElementsAre());
+  EXPECT_THAT(complete({"trim", "--socket_dir=/nowhere", "t"}), ElementsAre());
 }
 
 // The scripts in real shells, as a user's keys call them.
@@ -329,6 +360,18 @@ TEST(DaemonCommandLineTest, ServesHttpOnLocalhostAndIpv6) {
   std::string answer(1 << 12, '\0');
   answer.resize(static_cast<size_t>(std::max<ssize_t>(0, read(connection.get(), answer.data(), answer.size()))));
   EXPECT_TRUE(absl::StartsWith(answer, "HTTP/1.1 200 OK")) << answer;
+}
+
+TEST(DaemonCommandLineTest, WrongUse) {
+  for (const auto& [arguments, message] : std::vector<std::pair<Arguments, std::string>>{
+           {{"--capacity"}, "--capacity needs a value"},
+           {{"surplus"}, "unexpected argument surplus"},
+           {{"--check-config=false"}, "check-config was given"},
+           {{"--http-address=*:9477", "--check-config"}, "0.0.0.0:9477 (all addresses)"}}) {
+    const RunResult result = Vrambrokerd(arguments);
+    EXPECT_EQ(result.exit_code, 2) << message;
+    EXPECT_THAT(result.err, HasSubstr(message));
+  }
 }
 
 TEST(DaemonCommandLineTest, WarnsOfMoreMemoryThanTheMachineHas) {

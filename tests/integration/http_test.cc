@@ -116,6 +116,7 @@ TEST_F(HttpTest, SaysWhatVramctlSays) {
   ExpectContains(state["devices"], CtlJson({"status"})["devices"], "state.devices");
   ExpectContains(Get("/api/v1/sessions")["sessions"], sessions, "sessions");
   ExpectContains(Get("/api/v1/ooms"), CtlJson({"ooms"}), "ooms");
+  EXPECT_EQ(Get("/api/ooms"), Get("/api/v1/ooms")) << "as it was called before it had a version";
   EXPECT_EQ(Get("/api/v1/ooms?session=leasing")["matching_events"], 1);
   EXPECT_EQ(Get("/api/v1/ooms?session=remote/1:a&last=0")["matching_events"], 0);
   for (const Json& session : sessions) {

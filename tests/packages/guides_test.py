@@ -33,7 +33,7 @@ trap end EXIT
 
 
 def background(command):
-    """What to wait for when a command was left running."""
+    """What to wait for when a command was left running: a second, as a reader would, can be too short on a busy machine."""
     words = shlex.split(command, comments=True)
     if words[0] == "vrambrokerd":
         return f"until_true 'vramctl status --socket-dir {words[words.index('--socket-dir') + 1]} > /dev/null 2>&1'"
@@ -50,8 +50,8 @@ def shell_lines(text, place):
         wanted = re.search(r"#.*exit code (\d+)", command)
         yield f"printf '+ %s\\n' {shlex.quote(command)}"
         yield STAND_INS.get(bare, command)
-        if bare.endswith("&"):
-            yield background(bare[:-1])
+        if bare.endswith("& sleep 1"):
+            yield background(bare)
         else:
             yield f"expect $? {wanted.group(1) if wanted else 0} {shlex.quote(place + ': ' + bare)}"
 
@@ -116,7 +116,7 @@ def main():
         print(f"== {guide}, as {user}", flush=True)
         text, blocks = script(tree, guide, folder)
         if blocks == 0:
-            continue
+            raise ValueError(f"{guide} has nothing to run")
         as_user = ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", "--reset-env"] if user != "root" else []
         done = subprocess.run([*as_user, "bash", "-c", text], stderr=subprocess.STDOUT, check=False, timeout=300)
         if done.returncode != 0:

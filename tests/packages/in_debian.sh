@@ -112,9 +112,7 @@ sed -i 's/^http_address: .*/http_address: "localhost:9477"/' /etc/vrambroker/vra
 "${as_the_unit[@]}" $exec_start 2> /tmp/daemon.log &
 daemon_pid=$!
 until_true grep -q 'daemon ready' /tmp/daemon.log
-guides=(deploy/README.md deploy/OPERATING.md deploy/MONITORING.md client/README.md client/GUIDE.md client/JSON.md
-        client/python/README.md server/README.md server/TUNING.md)
-python3 guides_test.py tree "${guides[@]}"
+python3 guides_test.py tree deploy/OPERATING.md deploy/MONITORING.md client/GUIDE.md client/python/README.md server/TUNING.md
 rm /usr/local/bin/sudo
 
 say "Stopped and purged: nothing is left"

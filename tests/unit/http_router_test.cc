@@ -70,12 +70,14 @@ TEST(HttpRouterTest, NamesTheParameterAtFault) {
 }
 
 TEST(HttpRouterTest, OnItsOwnMachineOnlyLocalHostsAreServed) {
-  for (const char* host :
-       {"localhost", "LOCALHOST:9477", "127.0.0.1", "127.0.0.1:9477", "127.8.8.8", "[::1]", "[::1]:80"}) {
+  for (const char* host : {"localhost", "LOCALHOST:9477", "127.0.0.1", "127.0.0.1:9477", "127.8.8.8", "[::1]",
+                           "[::1]:80", "[::ffff:127.0.0.1]", "[::ffff:127.0.0.1]:80"}) {
     EXPECT_NE(Router().Find({.method = "GET", .path = "/", .host = host}).page, nullptr) << host;
   }
-  for (const char* host : {"evil.example", "evil.example:9477", "localhost.evil.example", "127.0.0.1.evil.example", "",
-                           ":1", "10.0.0.1", "0.0.0.0", "128.0.0.1", "[::1].evil", "[::2]", "127.1", "2130706433"}) {
+  for (const char* host :
+       {"evil.example", "evil.example:9477", "localhost.evil.example", "127.0.0.1.evil.example", "", ":1", "10.0.0.1",
+        "0.0.0.0", "128.0.0.1", "[::1].evil", "[::1", "[", "[]", "[::ffff:127.0.0.1].evil", "[::ffff:10.0.0.1]",
+        "[localhost]", "[::2]", "127.1", "2130706433"}) {
     const HttpRouter::Match match = Router().Find({.method = "GET", .path = "/", .host = host});
     EXPECT_EQ(match.refusal.code, 403) << host;
     EXPECT_THAT(match.refusal.body, HasSubstr("http_address"));
