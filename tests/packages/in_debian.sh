@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Run by debian_test.sh as root of the new Debian, beside the packages, in a pid namespace of its own: what it leaves running
-# ends with it.
+# Run by debian_test.sh as root of the new Debian, beside the packages, in a pid and a network namespace of its own: what it
+# leaves running ends with it, and all ports are free.
 set -euo pipefail
 cd /test
 say() { printf '\n== %s\n' "$*"; }
@@ -21,6 +21,9 @@ as() { setpriv --reuid="$1" --regid="$1" --init-groups --inh-caps=-all --boundin
 # Everything but what the package manager and the test itself write.
 files() { find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /test -o -path /tmp -o -path /var -o -path /home -o -path /run/systemd -o -path '/etc/*-' \) -prune -o -print | sort; }
 
+# The loopback device is down at first: SIOCSIFFLAGS with IFF_UP.
+python3 -c 'import fcntl, socket, struct
+fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sh14x", b"lo", 1))'
 files > /tmp/before
 say "Installed"
 dpkg -i ./*.deb > /tmp/dpkg.log 2>&1 || { cat /tmp/dpkg.log; fail "dpkg -i"; }
