@@ -66,7 +66,7 @@ absl::Status MayNotConnect(const std::string& path) {
   const std::string group = GroupName(info.st_gid);
   std::string remedy;
   if (!group_may) {
-    remedy = is_folder ? absl::StrCat("let its group in (chmod g+x ", barrier, ")")
+    remedy = is_folder ? absl::StrCat("ask ", owner.name, " for a folder of sockets that others may enter")
                        : "let its group in (socket_mode: \"0660\" in the daemon's configuration)";
   } else if (info.st_gid == 0 || (info.st_uid >= kFirstPerson && info.st_gid == owner.group)) {
     // Root's group, or a person's own: it gives more than the socket.

@@ -14,7 +14,7 @@ cd "$(dirname "$0")"
 bin_dir=""  # programs in one folder: a bundle
 if [ -x bin/vrambrokerd ]; then bin_dir=$PWD/bin; else cd ..; fi
 keep=false build_dir="" seconds=6
-BUILD_MINUTES=8  # of one processor, measured in 2026
+BUILD_MINUTES=4  # of one processor; 2 minutes were measured on two
 while [ $# -gt 0 ]; do
   case "$1" in
     --keep) keep=true ;;
@@ -26,12 +26,19 @@ while [ $# -gt 0 ]; do
   shift
 done
 
+[[ $seconds =~ ^[0-9]+$ ]] || { echo "quickstart.sh: --seconds needs a number, not '$seconds'" >&2; exit 2; }
+
 say() { printf '\n== %s\n' "$*"; }
 fail() { printf '\nquickstart: FAILED: %s\n' "$*" >&2; exit 1; }
 
 # build: builds all programs and libraries, and says every few seconds how far it is.
 build() {
   local log=build/release/quickstart.log started=$SECONDS steps done=0 status=0 quiet=10
+  # What is left, by the steps so far; the first ones say little.
+  left() {
+    [ "${done:-0}" -lt 10 ] || printf ', about %d:%02d left' $(((SECONDS - started) * (steps - done) / done / 60)) \
+      $(((SECONDS - started) * (steps - done) / done % 60))
+  }
   clock() { printf '%d:%02d' $(((SECONDS - started) / 60)) $(((SECONDS - started) % 60)); }
   cmake --preset release > "$log" 2>&1 || { cat "$log" >&2; fail "cmake"; }
   steps=$(cmake --build --preset release --target programs -- -n | grep -c '^\[' || true)
@@ -45,9 +52,9 @@ build() {
   while kill -0 $build 2>/dev/null; do
     done=$(sed -n 's,^\[\([0-9]*\)/.*,\1,p' "$log" | tail -n 1)
     if [ -t 1 ]; then
-      printf '\r  %d of %d steps done after %s ' "${done:-0}" "$steps" "$(clock)"
+      printf '\r  %d of %d steps done after %s%s ' "${done:-0}" "$steps" "$(clock)" "$(left)"
     elif [ $((++quiet)) -gt 10 ]; then
-      printf '  %d of %d steps done after %s\n' "${done:-0}" "$steps" "$(clock)"
+      printf '  %d of %d steps done after %s%s\n' "${done:-0}" "$steps" "$(clock)" "$(left)"
       quiet=0
     fi
     sleep 1
@@ -62,6 +69,7 @@ build() {
 if [ -z "$build_dir$bin_dir" ]; then
   say "Packages"
   ./deploy/packages.sh build
+  echo "  all are installed"
   say "Build"
   build_dir=build/release
   mkdir -p $build_dir
@@ -187,12 +195,13 @@ finished=true
 cat <<END
 
 All checks passed.
-  page       ${metrics_url%metrics}
-  metrics    $metrics_url
 END
 if $keep; then
   cat <<END
-The daemon (pid $daemon_pid) goes on. Try:
+The daemon (pid $daemon_pid) goes on.
+  page       ${metrics_url%metrics}
+  metrics    $metrics_url
+Try:
   export VRAMBROKER_SOCKET_DIR=$VRAMBROKER_SOCKET_DIR
   $vramctl hold 256MiB --limit 0.5        # in one terminal
   $vramctl sessions                       # in another

@@ -134,9 +134,13 @@ absl::Status Hold(const Context& context, const std::string& bytes_text) {
   absl::StatusOr<Buffer> buffer = client->Allocate(*bytes, context.device);
   if (!buffer.ok()) return Refusal(buffer.status());
   notice.reset();
-  end_on_signal.reset();
   const uint64_t session = client->session_id();  // another daemon gives it another number
   if (absl::Status status = WritePattern(*buffer, session); !status.ok()) return status;
+  end_on_signal.reset();
+  if (!context.name.empty() && client->name() != context.name) {
+    std::fprintf(stderr, "vramctl: the name %s is taken; this session is called %s\n", context.name.c_str(),
+                 client->name().c_str());
+  }
 
   if (context.json) {
     std::printf("%s\n", nlohmann::ordered_json(
@@ -161,7 +165,8 @@ absl::Status Hold(const Context& context, const std::string& bytes_text) {
         static_cast<unsigned long long>(buffer->segment_id()), static_cast<unsigned long long>(buffer->offset_bytes()),
         buffer->data(), FormatBytes(client->limit_bytes(context.device)).c_str());
   }
-  std::fflush(stdout);
+  if (std::fflush(stdout) != 0)
+    return absl::DataLossError(absl::StrCat("the output was not written: ", std::strerror(errno)));
 
   pollfd wait[] = {{.fd = signals.get(), .events = POLLIN, .revents = 0},
                    {.fd = ended.get(), .events = POLLIN, .revents = 0}};
