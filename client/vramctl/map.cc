@@ -143,8 +143,8 @@ void Print(const Paper& paper, const Overview& overview, const v1::Device& devic
   }
   paper.Print(figures);
   if (device.idle_bytes() > 0) {
-    paper.Print(
-        {{absl::StrCat("  ", FormatBytes(device.idle_bytes()), " of the idle memory belong to no session"), Style::kDim}});
+    paper.Print({{absl::StrCat("  ", FormatBytes(device.idle_bytes()), " of the idle memory belong to no session"),
+                  Style::kDim}});
   }
 }
 
