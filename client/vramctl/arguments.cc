@@ -161,7 +161,7 @@ std::optional<std::string> CommandLine::GivenSession(const char* command) const 
 void CommandLine::AddCommandsThatShow() {
   Add(kShow, "status", "Show each device: capacity, reserved, allocated, idle, fragmentation.",
       [this] { return Status(context_); });
-  Add(kShow, "sessions", "List the sessions: who holds how much of which limit.",
+  Add(kShow, "sessions", "List the sessions: what each one holds, its limit and its age.",
       [this] { return Sessions(context_); });
 
   CLI::App* const top = Add(kShow, "top", "Show devices and sessions live, with bars. Press h for the keys, q to quit.",
