@@ -50,8 +50,7 @@ std::vector<Override> Overrides() {
        &Proto::mutable_capacity, ""},
       {"--http-address", "http_address", "ADDRESS:PORT",
        "Where to serve metrics and the web page, as localhost:9477 or [::1]:9477. Port 0 takes any free port; off "
-       "serves "
-       "nothing. Default: 127.0.0.1:9477.",
+       "serves nothing. Default: 127.0.0.1:9477.",
        &Proto::mutable_http_address, ""},
       {"--alloc-conf", "alloc_conf", "SETTINGS",
        "Settings of the sessions' allocators in PyTorch's syntax, as max_split_size_mb:128. A client's own settings "

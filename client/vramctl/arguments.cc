@@ -103,6 +103,11 @@ std::string ParsedCommand(const CLI::App& app) {
   return name;
 }
 
+// Where to read more: "; see vramctl hold --help".
+std::string SeeHelp(const std::string& command) {
+  return absl::StrCat("; see vramctl ", command, command.empty() ? "" : " ", "--help");
+}
+
 std::vector<const CLI::App*> AllCommands(const CLI::App& app) {
   std::vector<const CLI::App*> all;
   for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
@@ -345,7 +350,7 @@ absl::Status CommandLine::Unexpected() const {
   std::vector<std::string> extras = app_->remaining(/*recurse=*/true);
   extras.erase(std::remove(extras.begin(), extras.end(), "--"), extras.end());
   const std::string command = ParsedCommand(*app_);
-  const std::string see = absl::StrCat("; see vramctl ", command, command.empty() ? "" : " ", "--help");
+  const std::string see = SeeHelp(command);
   if (extras.empty()) return absl::OkStatus();
   const std::string& extra = extras.front();
   if (!absl::StartsWith(extra, "-")) {
@@ -387,9 +392,7 @@ absl::StatusOr<std::function<absl::Status()>> CommandLine::Parse(int argc, char*
     // What CLI11 did not know may be why something is missing.
     if (absl::Status unexpected = Unexpected(); !unexpected.ok() && error.get_name() == "RequiredError")
       return unexpected;
-    const std::string command = ParsedCommand(*app_);
-    return absl::InvalidArgumentError(
-        absl::StrCat(TextOf(error), "; see vramctl ", command, command.empty() ? "" : " ", "--help"));
+    return absl::InvalidArgumentError(absl::StrCat(TextOf(error), SeeHelp(ParsedCommand(*app_))));
   }
   if (absl::Status unexpected = Unexpected(); !unexpected.ok()) return unexpected;
   absl::Status text = CheckText(*app_);
@@ -397,9 +400,8 @@ absl::StatusOr<std::function<absl::Status()>> CommandLine::Parse(int argc, char*
   if (!text.ok()) return text;
   if (!run_) {
     const std::string command = ParsedCommand(*app_);
-    return absl::InvalidArgumentError(absl::StrCat(command, command.empty() ? "" : ": ",
-                                                   "no command given; see vramctl ", command,
-                                                   command.empty() ? "" : " ", "--help"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(command, command.empty() ? "" : ": ", "no command given", SeeHelp(command)));
   }
   if (context_.socket_dir.empty()) context_.socket_dir = DefaultSocketDir();
   context_.json = format_ == "json";
