@@ -66,7 +66,10 @@ Broker::Broker(BrokerOptions options, std::vector<SegmentPool*> pools, Executor*
   for (size_t device = 0; device < pools_.size(); ++device) {
     const int ordinal = static_cast<int>(device);
     queues_.push_back(std::make_unique<GrowthQueue>(
-        pools_[device], options_.reclaim_timeout,
+        pools_[device],
+        GrowthQueueOptions{.reclaim_timeout = options_.reclaim_timeout,
+                           .hold_back_time = options_.hold_back_time,
+                           .hold_back_bytes = LimitBytes(options_.hold_back_limit, pools_[device]->capacity_bytes())},
         GrowthQueueHooks{.clock = options_.clock,
                          .candidates = [this, ordinal] { return ReclaimCandidates(ordinal); },
                          .ask =
@@ -560,6 +563,7 @@ void Broker::SetGuaranteeFrom(size_t device, const SessionPtr& session, const Li
   if (SegmentRefusalCause(status) != OomCause::kCapacity) return next(status);
   Enqueue(session, static_cast<int>(device),
           {.session = session->id(),
+           .uid = session->caller().uid,
            .bytes = bytes,
            .guarantee = true,
            .deadline = options_.clock(),
@@ -601,7 +605,10 @@ uint64_t Broker::EndSession(const SessionPtr& session, const std::string& reason
   if (session->Advance(SessionState::kEnded)) {
     LogClientEvent(spdlog::level::info, SessionLine("session ended", *session).Add("why", reason));
     CancelWaits(*session, absl::AbortedError("the session was ended by an operator"));
-    for (SegmentPool* pool : pools_) (void)pool->SetGuarantee(session->id(), 0);  // it grows no more
+    for (SegmentPool* pool : pools_) {
+      (void)pool->SetGuarantee(session->id(), 0);  // it grows no more
+      pool->MarkEnding(session->id());
+    }
     session->events()->Ended(reason);
   }
   uint64_t bytes = 0;

@@ -40,18 +40,17 @@ namespace vrambroker {
 // Events that a session may keep for snapshots, on each device.
 inline constexpr uint64_t kMaxRecordedEvents = 1'000'000;
 
-// The longest that a request may wait.
-inline constexpr std::chrono::milliseconds kMaxWait = std::chrono::hours(1);
-
 struct BrokerOptions {
   std::shared_ptr<const Policy> policy;  // who gets what; null: the default of every field
   AllocatorOptions allocator;            // of sessions that bring none of their own
   size_t record_events = 0;              // what new sessions keep; at most kMaxRecordedEvents
   SessionBounds session_bounds;
   size_t max_waiting_per_uid = 4096;  // requests
-  std::chrono::milliseconds max_wait = kMaxWait;
   // How long those who hold idle memory have to give it back when somebody asks for it.
   std::chrono::milliseconds reclaim_timeout{2000};
+  // See GrowthQueueOptions.
+  std::chrono::milliseconds hold_back_time{1000};
+  Limit hold_back_limit = 1.0;  // of each device
   std::function<SteadyTime()> clock = [] { return std::chrono::steady_clock::now(); };
   // Calls Broker::OnTimer() at `time`, or soon after; replaces the time that was set before. From any thread.
   std::function<void(SteadyTime time)> set_timer = [](SteadyTime) {};
@@ -157,7 +156,7 @@ inline constexpr int kMaxPriority = 1000;
 // How far a request goes when the device is full.
 struct GrowthOptions {
   bool may_reclaim = false;           // others that hold idle memory are asked to give it back
-  std::chrono::milliseconds wait{0};  // with may_reclaim: and then it waits for so long, at most kMaxWait
+  std::chrono::milliseconds wait{0};  // with may_reclaim: and then it waits for so long, as far as its terms allow
   uint64_t cancel_key = 0;            // for CancelWait(); 0: none
   std::shared_ptr<std::atomic<bool>> cancelled = nullptr;  // the broker's own
 };

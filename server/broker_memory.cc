@@ -16,10 +16,10 @@ namespace {
 constexpr size_t kMaxSegmentsInLease = 64;
 constexpr size_t kMaxNamedInLog = 10;
 
-absl::Status CheckWait(const GrowthOptions& growth, std::chrono::milliseconds most) {
-  if (growth.wait <= most) return absl::OkStatus();
+absl::Status CheckWait(const GrowthOptions& growth) {
+  if (growth.wait <= kMaxWait) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("wait_ms: ", growth.wait.count(), "; a request may wait for at most ", most.count()));
+      absl::StrCat("wait_ms: ", growth.wait.count(), "; a request may wait for at most ", kMaxWait.count()));
 }
 
 // What a client that is asked for memory may take before the next one is asked instead.
@@ -41,7 +41,7 @@ OomCause CauseOf(const OomReport& report, OomCause refusal, const FitReport& fit
 void Broker::Allocate(const SessionPtr& session, uint64_t device, uint64_t requested, Stream stream,
                       const AllocateDone& done, const GrowthOptions& growth) {
   if (absl::Status status = CheckDevice(device); !status.ok()) return done(std::move(status));
-  if (absl::Status status = CheckWait(growth, options_.max_wait); !status.ok()) return done(std::move(status));
+  if (absl::Status status = CheckWait(growth); !status.ok()) return done(std::move(status));
   const int ordinal = static_cast<int>(device);
   if (requested == 0) return done(absl::InvalidArgumentError("requested_bytes: must be 1 or more"));
   if (requested >= kMaxRequestBytes) {
@@ -123,8 +123,9 @@ void Broker::WaitForGrant(const SessionPtr& session, int device, uint64_t bytes,
   if (!slot.ok()) return done(slot.status());
   Enqueue(session, device,
           {.session = session->id(),
+           .uid = session->caller().uid,
            .bytes = bytes,
-           .deadline = options_.clock() + growth.wait,
+           .deadline = options_.clock() + std::min(growth.wait, session->terms().max_wait),
            .cancel_key = growth.cancel_key,
            .retry = retry,
            .done =
@@ -344,7 +345,7 @@ void Broker::LeaseSegments(const SessionPtr& session, uint64_t device, const std
     too_large = too_large || bytes > pools_[device]->capacity_bytes() - sum;
     if (!too_large) sum += bytes;
   }
-  if (absl::Status status = CheckWait(growth, options_.max_wait); !status.ok()) return done(std::move(status));
+  if (absl::Status status = CheckWait(growth); !status.ok()) return done(std::move(status));
   const int ordinal = static_cast<int>(device);
   const LeaseDone finish = [this, session, ordinal, sizes, done](absl::StatusOr<std::vector<Lease>> leases) {
     const std::optional<OomCause> refusal = SegmentRefusalCause(leases.status());

@@ -157,6 +157,10 @@ absl::StatusOr<Config> CheckConfig(const ConfigText& text) {
   config.idle_limit_bytes = check.Size("idle_limit", proto.idle_limit(), SegmentPoolOptions::kNoIdleLimit);
   config.drain_timeout = check.Time("drain_timeout", proto.drain_timeout(), absl::Seconds(5));
   config.reclaim_timeout = check.Time("reclaim_timeout", proto.reclaim_timeout(), absl::Seconds(2));
+  config.max_wait = check.Time("max_wait", proto.max_wait(), absl::Hours(1), absl::Hours(1));
+  config.hold_back_time = check.Time("hold_back_time", proto.hold_back_time(), absl::Seconds(1), absl::Minutes(10));
+  config.hold_back_limit =
+      check.LimitOf("hold_back_limit", proto.has_hold_back_limit() ? &proto.hold_back_limit() : nullptr).value_or(1.0);
   if (!proto.settle_time().empty()) {
     config.settle_time = check.Time("settle_time", proto.settle_time(), absl::ZeroDuration());
   }
@@ -206,6 +210,7 @@ absl::StatusOr<Config> CheckConfig(const ConfigText& text) {
 std::shared_ptr<const Policy> MakePolicy(const Config& config) {
   return std::make_shared<const Policy>(PolicyOptions{.rules = config.rules,
                                                       .session_limit = config.session_limit,
+                                                      .max_wait = absl::ToChronoMilliseconds(config.max_wait),
                                                       .max_sessions_per_uid = config.max_sessions_per_uid,
                                                       .daemon_uid = geteuid()});
 }
@@ -232,6 +237,8 @@ std::vector<std::string> FieldsThatNeedARestart(const Config& running, const Con
   compare("max_snapshots", [](const Config& c) { return c.max_snapshots; });
   compare("max_waiting_per_uid", [](const Config& c) { return c.max_waiting_per_uid; });
   compare("reclaim_timeout", [](const Config& c) { return c.reclaim_timeout; });
+  compare("hold_back_time", [](const Config& c) { return c.hold_back_time; });
+  compare("hold_back_limit", [](const Config& c) { return c.hold_back_limit; });
   compare("client_timeout", [](const Config& c) { return c.session_bounds.client_timeout; });
   compare("settle_time", [](const Config& c) { return c.settle_time; });
   compare("metrics", [](const Config& c) { return c.max_metrics_clients; });

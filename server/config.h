@@ -41,6 +41,9 @@ struct Config {
   uint64_t idle_limit_bytes = SegmentPoolOptions::kNoIdleLimit;  // per device
   absl::Duration drain_timeout;
   absl::Duration reclaim_timeout;
+  absl::Duration max_wait;
+  absl::Duration hold_back_time;
+  Limit hold_back_limit = 1.0;
   std::optional<absl::Duration> settle_time;  // none: by the kind of device
   size_t max_sessions_per_uid = 0;
   SessionBounds session_bounds;

@@ -37,11 +37,13 @@ uint64_t Checker::Size(absl::string_view field, const std::string& text, uint64_
   return *bytes;
 }
 
-absl::Duration Checker::Time(absl::string_view field, const std::string& text, absl::Duration fallback) {
+absl::Duration Checker::Time(absl::string_view field, const std::string& text, absl::Duration fallback,
+                             absl::Duration most) {
   if (text.empty()) return fallback;
   absl::Duration duration;
-  if (!absl::ParseDuration(text, &duration) || duration < absl::ZeroDuration() || duration > absl::Hours(24)) {
-    Fault(field, absl::StrCat("'", text, "' is not a duration from 0 to 24h; write it as 10s, 500ms or 2m"));
+  if (!absl::ParseDuration(text, &duration) || duration < absl::ZeroDuration() || duration > most) {
+    Fault(field, absl::StrCat("'", text, "' is not a duration from 0 to ", absl::FormatDuration(most),
+                              "; write it as 10s, 500ms or 2m"));
     return fallback;
   }
   return duration;

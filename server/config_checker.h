@@ -33,7 +33,8 @@ class Checker {
 
   // `fallback` when `text` is empty or wrong.
   uint64_t Size(absl::string_view field, const std::string& text, uint64_t fallback);
-  absl::Duration Time(absl::string_view field, const std::string& text, absl::Duration fallback);
+  absl::Duration Time(absl::string_view field, const std::string& text, absl::Duration fallback,
+                      absl::Duration most = absl::Hours(24));
   // None when `limit` is null or wrong.
   std::optional<Limit> LimitOf(const std::string& field, const config::v1::SessionLimit* limit);
 

@@ -74,6 +74,12 @@ Rights RightsOf(const std::string& field, const config::v1::PolicyRule& proto, C
   return rights;
 }
 
+std::chrono::milliseconds MaxWaitOf(const std::string& field, const std::string& text, Checker& check) {
+  if (text.empty()) check.Fault(field, "is empty; give a duration, or leave it out");
+  const absl::Duration most = absl::FromChrono(kMaxWait);
+  return absl::ToChronoMilliseconds(check.Time(field, text, most, most));
+}
+
 // True when `a` is above `b` on every device, as far as that can be said without its capacity.
 bool IsAbove(const Limit& a, const Limit& b) {
   return a.index() == b.index() && a > b;
@@ -130,6 +136,7 @@ PolicyRule CheckRule(const std::string& field, const config::v1::PolicyRule& pro
   CheckRuleName(field + ".tenant", proto.tenant(), check);
   rule.strict = proto.isolation() == config::v1::PolicyRule::STRICT;
   rule.rights = RightsOf(field, proto, check);
+  if (proto.has_max_wait()) rule.max_wait = MaxWaitOf(field + ".max_wait", proto.max_wait(), check);
   return rule;
 }
 

@@ -188,6 +188,7 @@ v1::ExplainPolicyResponse ToProto(const PolicySubject& subject, const PolicyExpl
   response.set_may_observe(terms.rights.observer);
   response.set_may_change(terms.rights.admin);
   response.set_is_operator(explanation.is_operator);
+  response.set_max_wait_ms(static_cast<uint32_t>(terms.max_wait.count()));
   return response;
 }
 

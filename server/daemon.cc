@@ -75,6 +75,8 @@ class Daemon {
                               .session_bounds = config.session_bounds,
                               .max_waiting_per_uid = config.max_waiting_per_uid,
                               .reclaim_timeout = absl::ToChronoMilliseconds(config.reclaim_timeout),
+                              .hold_back_time = absl::ToChronoMilliseconds(config.hold_back_time),
+                              .hold_back_limit = config.hold_back_limit,
                               .set_timer = [this](SteadyTime time) { SetTimer(time); },
                               .watch_process = [this](const UniqueFd& pidfd,
                                                       auto gone) { return WatchProcess(pidfd, std::move(gone)); },
@@ -115,7 +117,8 @@ class Daemon {
       const bool is_cuda = chosen.device->properties().kind == DeviceKind::kCuda;
       const absl::Duration settle = config.settle_time.value_or(is_cuda ? kCudaSettleTime : absl::ZeroDuration());
       const SegmentPoolOptions options{.idle_limit_bytes = config.idle_limit_bytes,
-                                       .settle_time = absl::ToChronoMilliseconds(settle)};
+                                       .settle_time = absl::ToChronoMilliseconds(settle),
+                                       .churn_window = absl::ToChronoMilliseconds(config.hold_back_time)};
       pools.push_back(
           std::make_unique<SegmentPool>(std::move(chosen.device), chosen.capacity_bytes, next_segment, options));
     }

@@ -18,6 +18,7 @@ namespace vrambroker {
 namespace {
 
 constexpr std::chrono::milliseconds kEverybodyPeriod(100);
+constexpr int kSamples = 16;  // of what comes back, in hold_back_time
 
 // Bounds of what a histogram counts.
 prometheus::Histogram::BucketBoundaries WaitSeconds() {
@@ -44,9 +45,9 @@ const char* WaitOutcomeName(WaitOutcome outcome) {
   return "unknown";
 }
 
-GrowthQueue::GrowthQueue(SegmentPool* pool, std::chrono::milliseconds reclaim_timeout, GrowthQueueHooks hooks)
+GrowthQueue::GrowthQueue(SegmentPool* pool, const GrowthQueueOptions& options, GrowthQueueHooks hooks)
     : pool_(*pool),
-      reclaim_timeout_(reclaim_timeout),
+      options_(options),
       hooks_(std::move(hooks)),
       durations_{prometheus::Histogram(WaitSeconds()), prometheus::Histogram(WaitSeconds()),
                  prometheus::Histogram(WaitSeconds())} {}
@@ -162,7 +163,12 @@ void GrowthQueue::Serve() {
     std::vector<uint64_t> to_ask;
     {
       MutexLock lock(mu_);
-      to_ask = ServeInOrder(finished);
+      const SteadyTime now = hooks_.clock();
+      EndHold(now);
+      ServeInOrder(now, finished);
+      if (EndHold(now)) ServeInOrder(now, finished);  // its request was served: those it held back come next
+      BeginHold(now);
+      to_ask = ChooseWhoAsks(now);
       size_.store(waiters_.size(), std::memory_order_relaxed);
     }
     TellAll(finished);
@@ -171,9 +177,19 @@ void GrowthQueue::Serve() {
   } while (serves_wanted_.fetch_sub(wanted) != wanted);
 }
 
-absl::Status GrowthQueue::TryGrant(const GrowthRequest& request) {
-  return request.guarantee ? pool_.SetGuarantee(request.session, request.bytes)
-                           : pool_.Grant(request.session, request.bytes);
+absl::Status GrowthQueue::TryGrant(const GrowthRequest& request, const Place& place) {
+  const bool is_held_for = hold_.has_value() && hold_->place == place;
+  if (!request.guarantee) return pool_.Grant(request.session, request.bytes, is_held_for);
+  if (IsHeldBack(request, place)) {
+    return SegmentRefused(OomCause::kCapacity, "free memory is kept for a moment for a request that has waited longer");
+  }
+  return pool_.SetGuarantee(request.session, request.bytes);
+}
+
+bool GrowthQueue::IsHeldBack(const GrowthRequest& request, const Place& place) const {
+  if (!hold_.has_value() || hold_->place == place) return false;
+  // A guarantee would take what is held back out of reach for good.
+  return request.guarantee ? place.first >= hold_->place.first : pool_.IsHeldBack(request.session, request.bytes);
 }
 
 void GrowthQueue::StopAsking(Waiter& waiter) {
@@ -181,35 +197,113 @@ void GrowthQueue::StopAsking(Waiter& waiter) {
   waiter.has_asked = true;
 }
 
-bool GrowthQueue::IsHopeless(const Waiter& waiter, SteadyTime now) const {
+bool GrowthQueue::IsHopeless(const Waiter& waiter, const Place& place, SteadyTime now) const {
   if (now < waiter.request.deadline) return false;
-  if (now >= waiter.since + reclaim_timeout_) return true;
+  if (now >= waiter.since + options_.reclaim_timeout) return true;
+  if (IsHeldBack(waiter.request, place)) return false;
   // Somebody who was asked may be slow, and memory of a process that has just died is back in a moment.
   const bool answers_to_come =
       std::any_of(waiter.asked.begin(), waiter.asked.end(), [](const auto& entry) { return !entry.second; });
   return waiter.has_asked && !answers_to_come && !pool_.IsSettling();
 }
 
-std::vector<uint64_t> GrowthQueue::ServeInOrder(Finished& finished) {
-  const SteadyTime now = hooks_.clock();
-  std::vector<uint64_t> to_ask;
-  std::optional<int> held_back;
-  bool everybody_asked = false;
-  for (auto it = waiters_.begin(); it != waiters_.end();) {
-    Waiter& waiter = it->second;
-    absl::Status status =
-        SegmentRefused(OomCause::kCapacity, "free memory is kept for a request that has waited longer");
+// ---- Holding memory back ----
+
+uint64_t GrowthQueue::CameBackLately(SteadyTime now) {
+  const uint64_t total = pool_.CameBackTotal();
+  if (came_back_.empty() || now - came_back_.back().first >= options_.hold_back_time / kSamples) {
+    came_back_.emplace_back(now, total);
+  }
+  // The oldest one that stays is from the beginning of that time, or before it.
+  while (came_back_.size() > 1 && came_back_[1].first <= now - options_.hold_back_time) came_back_.pop_front();
+  return total - came_back_.front().second;
+}
+
+uint64_t GrowthQueue::AskedFor(const Waiter& waiter) {
+  uint64_t bytes = 0;
+  for (const auto& [session, idle] : waiter.expected) {
+    const auto asked = waiter.asked.find(session);
+    if (asked != waiter.asked.end() && !asked->second) bytes += idle;
+  }
+  return bytes;
+}
+
+bool GrowthQueue::IsHoldOver(SteadyTime now) const {
+  const auto it = waiters_.find(hold_->place);
+  if (it == waiters_.end() || now >= hold_->since + options_.hold_back_time) return true;
+  const GrowthRequest& request = it->second.request;
+  const uint64_t came_back = pool_.CameBackTotal() - hold_->came_back_total;
+  const uint64_t still_churning = hold_->churning - std::min(hold_->churning, came_back);
+  return pool_.MissingBytes(request.session, request.bytes, /*guarantee=*/false) >
+         AskedFor(it->second) + pool_.ExpectedFor({request.session})[0].returning_bytes + still_churning;
+}
+
+bool GrowthQueue::EndHold(SteadyTime now) {
+  if (!hold_.has_value() || !IsHoldOver(now)) return false;
+  const SteadyTime::duration held = now - hold_->since;
+  rest_until_ = now + held;
+  users_rest_until_[hold_->uid] = now + kUserRest * held;
+  hold_.reset();
+  pool_.HoldBack(std::nullopt);
+  return true;
+}
+
+void GrowthQueue::BeginHold(SteadyTime now) {
+  if (waiters_.empty()) return came_back_.clear();
+  if (hold_.has_value() || options_.hold_back_time.count() == 0) return;
+  const uint64_t came_back = CameBackLately(now);
+  if (now < rest_until_) return;
+  absl::erase_if(users_rest_until_, [now](const auto& entry) { return entry.second <= now; });
+  std::vector<Waiters::const_iterator> qualified;
+  std::vector<SessionId> sessions;
+  for (auto it = waiters_.cbegin(); it != waiters_.cend(); ++it) {
+    const GrowthRequest& request = it->second.request;
+    if (request.guarantee || now < it->second.since + kHoldAfter || users_rest_until_.contains(request.uid)) continue;
+    qualified.push_back(it);
+    sessions.push_back(request.session);
+  }
+  if (qualified.empty()) return;
+  const std::vector<SegmentPool::Expected> expected = pool_.ExpectedFor(sessions);
+  for (size_t i = 0; i < qualified.size(); ++i) {
+    const auto& [place, waiter] = *qualified[i];
     const GrowthRequest& request = waiter.request;
-    if (!held_back.has_value() || (!request.guarantee && pool_.IsGuaranteed(request.session, request.bytes))) {
-      status = TryGrant(waiter.request);
-    }
-    const bool may_wait = SegmentRefusalCause(status) == OomCause::kCapacity &&
-                          (request.guarantee || pool_.MayEverGrow(request.session, request.bytes));
-    if (!may_wait || IsHopeless(waiter, now)) {
-      finished.emplace_back(std::move(waiter), status);
-      it = waiters_.erase(it);
+    // Not more than these sessions hold, however often it has come back.
+    const uint64_t churning = std::min(came_back, expected[i].churning_bytes);
+    if (pool_.MissingBytes(request.session, request.bytes, /*guarantee=*/false) >
+        AskedFor(waiter) + expected[i].returning_bytes + churning) {
       continue;
     }
+    hold_ = {.place = place,
+             .uid = request.uid,
+             .since = now,
+             .churning = churning,
+             .came_back_total = pool_.CameBackTotal()};
+    const uint64_t bytes = std::min(pool_.GrowthOf(request.session, request.bytes), options_.hold_back_bytes);
+    pool_.HoldBack(Ledger::Held{.priority = -place.first, .bytes = bytes});
+    return;
+  }
+}
+
+void GrowthQueue::ServeInOrder(SteadyTime now, Finished& finished) {
+  for (auto it = waiters_.begin(); it != waiters_.end();) {
+    const GrowthRequest& request = it->second.request;
+    const absl::Status status = TryGrant(request, it->first);
+    const bool may_wait = SegmentRefusalCause(status) == OomCause::kCapacity &&
+                          (request.guarantee || pool_.MayEverGrow(request.session, request.bytes));
+    if (may_wait && !IsHopeless(it->second, it->first, now)) {
+      ++it;
+      continue;
+    }
+    finished.emplace_back(std::move(it->second), status);
+    it = waiters_.erase(it);
+  }
+}
+
+std::vector<uint64_t> GrowthQueue::ChooseWhoAsks(SteadyTime now) {
+  std::vector<uint64_t> to_ask;
+  bool everybody_asked = false;
+  for (auto it = waiters_.begin(); it != waiters_.end(); ++it) {
+    Waiter& waiter = it->second;
     // Of those who have asked in vain, the first asks again: what it gets lets the next ones move up.
     const bool again = waiter.asking == Asking::kDone && now >= waiter.ask_again && it == waiters_.begin();
     if (waiter.asking == Asking::kNobody || again) {
@@ -217,9 +311,9 @@ std::vector<uint64_t> GrowthQueue::ServeInOrder(Finished& finished) {
       waiter.asking_since = now;
       waiter.ask_again = now + kAskPeriod;
       to_ask.push_back(it->first.second);
-    } else if (waiter.asking != Asking::kDone && now >= waiter.asking_since + reclaim_timeout_) {
+    } else if (waiter.asking != Asking::kDone && now >= waiter.asking_since + options_.reclaim_timeout) {
       StopAsking(waiter);  // whoever has not answered by now is not waited for
-    } else if (waiter.asking == Asking::kChosen && now >= waiter.asking_since + reclaim_timeout_ / 8) {
+    } else if (waiter.asking == Asking::kChosen && now >= waiter.asking_since + options_.reclaim_timeout / 8) {
       waiter.asking = Asking::kSoonEverybody;  // one that is silent does not keep the others from being asked
     }
     if (waiter.asking == Asking::kSoonEverybody && now >= everybody_asked_ + kEverybodyPeriod) {
@@ -227,11 +321,8 @@ std::vector<uint64_t> GrowthQueue::ServeInOrder(Finished& finished) {
       everybody_asked = true;
       to_ask.push_back(it->first.second);
     }
-    if (!held_back.has_value() && now >= waiter.since + kMaxOvertaking) held_back = -it->first.first;
-    ++it;
   }
   if (everybody_asked) everybody_asked_ = now;
-  pool_.HoldBack(held_back);
   return to_ask;
 }
 
@@ -254,6 +345,7 @@ void GrowthQueue::Ask(uint64_t arrival) {
   }
   if (asking != Asking::kChosen && asking != Asking::kEverybody) return;
   std::vector<ReclaimVictim> victims;
+  absl::btree_map<SessionId, uint64_t> expected;
   bool nobody = true;  // holds anything that could be asked for
   if (const uint64_t missing = pool_.MissingBytes(request.session, request.bytes, request.guarantee); missing > 0) {
     std::vector<ReclaimCandidate> candidates = hooks_.candidates();
@@ -264,6 +356,7 @@ void GrowthQueue::Ask(uint64_t arrival) {
     victims = EveryVictim(candidates, missing);
     nobody = victims.empty();
     if (asking == Asking::kChosen) victims = ChooseVictims(candidates, missing);
+    for (const ReclaimCandidate& candidate : candidates) expected[candidate.session] = candidate.idle_bytes;
   }
   uint64_t round = 0;
   {
@@ -272,7 +365,11 @@ void GrowthQueue::Ask(uint64_t arrival) {
     if (it == waiters_.end() || it->second.asking != asking) return;
     round = ++it->second.round;
     it->second.unanswered = victims.size();
-    for (const ReclaimVictim& victim : victims) it->second.asked[victim.session] = false;
+    it->second.expected.clear();
+    for (const ReclaimVictim& victim : victims) {
+      it->second.asked[victim.session] = false;
+      it->second.expected[victim.session] = std::min(victim.bytes, expected[victim.session]);
+    }
     if (victims.empty()) {
       if (asking == Asking::kChosen && !nobody) {
         it->second.asking = Asking::kSoonEverybody;
@@ -313,13 +410,13 @@ SteadyTime GrowthQueue::WakeOf(const Waiter& waiter, bool first, SteadyTime now)
     if (time > now) wake = std::min(wake, time);
   };
   consider(waiter.request.deadline);
-  consider(waiter.since + kMaxOvertaking);
-  consider(waiter.since + reclaim_timeout_);
+  consider(waiter.since + kHoldAfter);
+  consider(waiter.since + options_.reclaim_timeout);
   if (waiter.asking == Asking::kDone) {
     if (first) wake = std::min(wake, std::max(now, waiter.ask_again));
   } else if (waiter.asking != Asking::kNobody) {
-    wake = std::min(wake, std::max(now, waiter.asking_since + reclaim_timeout_));
-    if (waiter.asking == Asking::kChosen) consider(waiter.asking_since + reclaim_timeout_ / 8);
+    wake = std::min(wake, std::max(now, waiter.asking_since + options_.reclaim_timeout));
+    if (waiter.asking == Asking::kChosen) consider(waiter.asking_since + options_.reclaim_timeout / 8);
     if (waiter.asking == Asking::kSoonEverybody) consider(everybody_asked_ + kEverybodyPeriod);
   }
   return wake;
@@ -334,6 +431,11 @@ std::optional<SteadyTime> GrowthQueue::NextWake() const {
   for (const auto& [place, waiter] : waiters_) {
     wake = std::min(wake, WakeOf(waiter, first, now));
     first = false;
+  }
+  if (hold_.has_value()) return std::min(wake, std::max(now, hold_->since + options_.hold_back_time));
+  if (rest_until_ > now) wake = std::min(wake, rest_until_);
+  for (const auto& [uid, until] : users_rest_until_) {
+    if (until > now) wake = std::min(wake, until);
   }
   return wake;
 }

@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // GrowthQueue: the requests for memory of one device that others have to give something up for. Asks those who hold
-// idle memory to give it back, and lets requests wait, in order.
+// idle memory to give it back, and lets requests wait.
 #ifndef VRAMBROKER_SERVER_GROWTH_QUEUE_H_
 #define VRAMBROKER_SERVER_GROWTH_QUEUE_H_
 
 #include <prometheus/histogram.h>
+#include <sys/types.h>
 
 #include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -34,6 +37,7 @@ struct GrowthOutcome {
 
 struct GrowthRequest {
   SessionId session{};
+  uid_t uid = 0;  // whose session it is
   uint64_t bytes = 0;
   bool guarantee = false;   // raises the session's guarantee to `bytes`; else charges `bytes`: SegmentPool::Grant()
   SteadyTime deadline;      // a request that may not wait has its time of arrival; reclaim is tried in any case
@@ -66,6 +70,15 @@ struct GrowthFigures {
   std::array<prometheus::ClientMetric::Histogram, kWaitOutcomes.size()> durations;  // seconds, by WaitOutcome
 };
 
+struct GrowthQueueOptions {
+  // How long those who are asked have to answer. After an eighth of it everybody else is asked as well.
+  std::chrono::milliseconds reclaim_timeout{2000};
+  // How long free memory is held back for one request at most; 0: never.
+  std::chrono::milliseconds hold_back_time{1000};
+  // How much of it at most.
+  uint64_t hold_back_bytes = std::numeric_limits<uint64_t>::max();
+};
+
 struct GrowthQueueHooks {
   std::function<SteadyTime()> clock = [] { return std::chrono::steady_clock::now(); };
   // The sessions that hold memory of the device and can be asked.
@@ -76,20 +89,30 @@ struct GrowthQueueHooks {
   std::function<void()> wake_changed;
 };
 
-// Order: by priority, then by arrival. A request that fits may overtake one that does not yet, until that one has
-// waited for kMaxOvertaking: from then on nobody of its priority or below it gets what it could use, until it is served
-// or gives up. Growth within a guarantee never waits.
+// Whatever fits is served, by priority, then by arrival: a small request does not wait for a large one. So that a large
+// one does not starve, free memory is held back for it for a moment, once it has waited for kHoldAfter:
+//
+// - only when it can be served with what is expected to come back meanwhile: what others were asked for and reported as
+//   idle, what they are closing, what settles in quarantine, and as much as has come back lately from sessions that
+//   take and give memory all the time;
+// - against sessions of its priority and below, but not against those that it waits for: SegmentPool::HoldBack();
+// - for hold_back_time at most. Then no request has memory held back for as long as that took, so that those who were
+//   held back are served, and none of the same user for kUserRest times as long;
+// - for one request at a time, the first that qualifies.
+//
+// A request that only this keeps from its memory is not refused before it has waited for reclaim_timeout, even when it
+// may not wait. Growth within a guarantee never waits.
 //
 // Requests take no thread: OnRoom(), OnTimer() and answers of those who were asked carry them on. Thread-safe.
 class GrowthQueue {
  public:
-  static constexpr std::chrono::milliseconds kMaxOvertaking{1000};
+  static constexpr std::chrono::milliseconds kHoldAfter{1000};
+  static constexpr int kUserRest = 4;
   // While requests wait, those who hold idle memory are asked again this often.
   static constexpr std::chrono::milliseconds kAskPeriod{250};
 
-  // `pool` outlives it. Those who are asked have `reclaim_timeout` to answer. After an eighth of it everybody else is
-  // asked as well.
-  GrowthQueue(SegmentPool* pool, std::chrono::milliseconds reclaim_timeout, GrowthQueueHooks hooks);
+  // `pool` outlives it.
+  GrowthQueue(SegmentPool* pool, const GrowthQueueOptions& options, GrowthQueueHooks hooks);
 
   // `request.done` is called, perhaps before this returns.
   void Add(GrowthRequest request) ABSL_LOCKS_EXCLUDED(mu_);
@@ -123,17 +146,39 @@ class GrowthQueue {
     SteadyTime ask_again;
     size_t unanswered = 0;
     absl::btree_map<SessionId, bool> asked;
-    uint64_t round = 0;  // of asking; answers to earlier ones do not count
+    uint64_t round = 0;                             // of asking; answers to earlier ones do not count
+    absl::btree_map<SessionId, uint64_t> expected;  // what they reported as idle, of those asked in this round
     bool served_otherwise = false;
   };
   using Place = std::pair<int, uint64_t>;  // minus the priority, arrival
   using Waiters = absl::btree_map<Place, Waiter>;
   using Finished = std::vector<std::pair<Waiter, absl::Status>>;
+  // Free memory is held back for a request.
+  struct Hold {
+    Place place;  // of the request
+    uid_t uid = 0;
+    SteadyTime since;
+    uint64_t churning = 0;         // what was expected to come back from sessions that take and give all the time
+    uint64_t came_back_total = 0;  // then
+  };
 
   void Serve() ABSL_LOCKS_EXCLUDED(mu_);
-  // Serves what can be served, in order, and ends what has waited for too long. Returns the arrivals that are to ask.
-  std::vector<uint64_t> ServeInOrder(Finished& finished) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::Status TryGrant(const GrowthRequest& request);
+  // Serves what can be served, in order, and ends what has waited for too long.
+  void ServeInOrder(SteadyTime now, Finished& finished) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Returns the arrivals that are to ask now.
+  std::vector<uint64_t> ChooseWhoAsks(SteadyTime now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status TryGrant(const GrowthRequest& request, const Place& place) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Ends the hold when its time is up, or when it is of no use any more. True: it did.
+  bool EndHold(SteadyTime now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool IsHoldOver(SteadyTime now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Begins one for the first request that qualifies.
+  void BeginHold(SteadyTime now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Notes how much has come back so far; returns how much of that since hold_back_time ago.
+  uint64_t CameBackLately(SteadyTime now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // What others reported as idle and were asked for; not what has been answered.
+  static uint64_t AskedFor(const Waiter& waiter);
+  // Only a hold keeps the request from its memory.
+  bool IsHeldBack(const GrowthRequest& request, const Place& place) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Asks for the request of this arrival; goes on to the next step when there is nobody to ask.
   void Ask(uint64_t arrival) ABSL_LOCKS_EXCLUDED(mu_);
   void Answered(uint64_t arrival, uint64_t round, SessionId victim) ABSL_LOCKS_EXCLUDED(mu_);
@@ -143,10 +188,10 @@ class GrowthQueue {
   SteadyTime WakeOf(const Waiter& waiter, bool first, SteadyTime now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TellAll(const Finished& finished);
   static void StopAsking(Waiter& waiter);
-  bool IsHopeless(const Waiter& waiter, SteadyTime now) const;
+  bool IsHopeless(const Waiter& waiter, const Place& place, SteadyTime now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   SegmentPool& pool_;
-  const std::chrono::milliseconds reclaim_timeout_;
+  const GrowthQueueOptions options_;
   const GrowthQueueHooks hooks_;
 
   std::atomic<size_t> size_{0};
@@ -157,6 +202,10 @@ class GrowthQueue {
   uint64_t next_arrival_ ABSL_GUARDED_BY(mu_) = 1;
   SteadyTime everybody_asked_ ABSL_GUARDED_BY(mu_) = SteadyTime::min();
   Waiters waiters_ ABSL_GUARDED_BY(mu_);
+  std::optional<Hold> hold_ ABSL_GUARDED_BY(mu_);
+  SteadyTime rest_until_ ABSL_GUARDED_BY(mu_) = SteadyTime::min();              // no request gets a hold before
+  absl::btree_map<uid_t, SteadyTime> users_rest_until_ ABSL_GUARDED_BY(mu_);    // of those who had one
+  std::deque<std::pair<SteadyTime, uint64_t>> came_back_ ABSL_GUARDED_BY(mu_);  // totals, over hold_back_time
 };
 
 }  // namespace vrambroker

@@ -7,7 +7,7 @@
 
 namespace vrambroker {
 
-absl::Status Ledger::CheckGrowth(const AccountFigures& account, uint64_t bytes, bool in_turn) const {
+absl::Status Ledger::CheckGrowth(const AccountFigures& account, uint64_t bytes, bool past_hold) const {
   if (bytes > capacity_bytes_) {
     return SegmentRefused(OomCause::kLargerThanDevice, "larger than the device's capacity");
   }
@@ -15,19 +15,20 @@ absl::Status Ledger::CheckGrowth(const AccountFigures& account, uint64_t bytes, 
     return SegmentRefused(OomCause::kLimit, "the session's limit would be exceeded");
   }
   const uint64_t growth = Growth(account, bytes);
-  if (growth > capacity_bytes_ - committed_bytes_) {
+  const uint64_t free = free_bytes();
+  if (growth > free) {
     return SegmentRefused(OomCause::kCapacity, "the device's capacity is reserved by sessions, or guaranteed to them");
   }
-  if (growth > 0 && !in_turn && held_back_.has_value() && account.priority <= *held_back_) {
-    return SegmentRefused(OomCause::kCapacity, "free memory is kept for a request that has waited for a long time");
+  if (growth > 0 && !past_hold && held_back_.has_value() && account.priority <= held_back_->priority &&
+      growth > free - held_back_bytes()) {
+    return SegmentRefused(OomCause::kCapacity, "free memory is kept for a moment for a request that has waited longer");
   }
   return absl::OkStatus();
 }
 
 uint64_t Ledger::MissingBytes(const AccountFigures& account, uint64_t bytes) const {
-  const uint64_t free = capacity_bytes_ - committed_bytes_;
   const uint64_t growth = Growth(account, bytes);
-  return growth - std::min(growth, free);
+  return growth - std::min(growth, free_bytes());
 }
 
 uint64_t Ledger::MissingForGuarantee(const AccountFigures& account, uint64_t bytes) const {
@@ -38,7 +39,7 @@ uint64_t Ledger::MissingForGuarantee(const AccountFigures& account, uint64_t byt
 uint64_t Ledger::AvailableBytes(const AccountFigures& account) const {
   const uint64_t within_guarantee = account.committed_bytes() - account.reserved_bytes;
   return std::min(account.limit_bytes - std::min(account.limit_bytes, account.reserved_bytes),
-                  within_guarantee + capacity_bytes_ - committed_bytes_);
+                  within_guarantee + free_bytes());
 }
 
 void Ledger::Charge(AccountFigures& account, uint64_t bytes) {
@@ -51,6 +52,7 @@ void Ledger::Uncharge(AccountFigures& account, uint64_t bytes) {
   const uint64_t before = account.committed_bytes();
   account.reserved_bytes -= bytes;
   charged_bytes_ -= bytes;
+  uncharged_total_ += bytes;
   committed_bytes_ -= before - account.committed_bytes();
 }
 
@@ -97,6 +99,7 @@ absl::Status Ledger::SetLimit(AccountFigures& account, uint64_t bytes) {
 
 void Ledger::Close(const AccountFigures& account, uint64_t still_charged) {
   committed_bytes_ -= account.committed_bytes() - still_charged;
+  uncharged_total_ += account.reserved_bytes - still_charged;
   charged_bytes_ -= account.reserved_bytes - still_charged;
   guaranteed_bytes_ -= account.guarantee_bytes;
 }
@@ -104,6 +107,7 @@ void Ledger::Close(const AccountFigures& account, uint64_t still_charged) {
 void Ledger::UnchargeUnowned(uint64_t bytes) {
   committed_bytes_ -= bytes;
   charged_bytes_ -= bytes;
+  uncharged_total_ += bytes;
 }
 
 }  // namespace vrambroker

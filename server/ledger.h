@@ -40,10 +40,10 @@ class Ledger {
   uint64_t committed_bytes() const { return committed_bytes_; }
   uint64_t guaranteed_bytes() const { return guaranteed_bytes_; }
 
-  // SegmentRefused() unless the account may grow by `bytes`. `in_turn`: whatever is held back is for this one.
-  absl::Status CheckGrowth(const AccountFigures& account, uint64_t bytes, bool in_turn = false) const;
-  // Growth by `bytes` takes nothing that others could have.
-  bool IsGuaranteed(const AccountFigures& account, uint64_t bytes) const { return Growth(account, bytes) == 0; }
+  // SegmentRefused() unless the account may grow by `bytes`. `past_hold`: what is held back does not concern it.
+  absl::Status CheckGrowth(const AccountFigures& account, uint64_t bytes, bool past_hold = false) const;
+  // What growth by `bytes` takes that others could have; 0 within the guarantee.
+  uint64_t GrowthOf(const AccountFigures& account, uint64_t bytes) const { return Growth(account, bytes); }
   // False when the guarantees of others will never let the account grow by `bytes`.
   bool MayEverGrow(const AccountFigures& account, uint64_t bytes) const {
     const uint64_t others = guaranteed_bytes_ - account.guarantee_bytes;
@@ -71,11 +71,22 @@ class Ledger {
   void Close(const AccountFigures& account, uint64_t still_charged);
   void UnchargeUnowned(uint64_t bytes);
 
-  // While set, accounts of this priority and lower ones cannot grow beyond their guarantees: somebody has waited long
-  // enough.
-  void HoldBack(std::optional<int> priority) { held_back_ = priority; }
+  // While set, accounts of this priority and lower ones leave so many free bytes alone, unless within their guarantees:
+  // see GrowthQueue.
+  struct Held {
+    int priority = 0;
+    uint64_t bytes = 0;
+  };
+  void HoldBack(std::optional<Held> held) { held_back_ = held; }
+  // Free bytes that are held back now.
+  uint64_t held_back_bytes() const { return held_back_.has_value() ? std::min(held_back_->bytes, free_bytes()) : 0; }
+
+  // All that was ever uncharged.
+  uint64_t uncharged_total() const { return uncharged_total_; }
 
  private:
+  uint64_t free_bytes() const { return capacity_bytes_ - std::min(capacity_bytes_, committed_bytes_); }
+
   // What growth by `bytes` adds to committed_bytes().
   static uint64_t Growth(const AccountFigures& account, uint64_t bytes) {
     return std::max(account.reserved_bytes + bytes, account.guarantee_bytes) - account.committed_bytes();
@@ -85,7 +96,8 @@ class Ledger {
   uint64_t charged_bytes_ = 0;
   uint64_t committed_bytes_ = 0;
   uint64_t guaranteed_bytes_ = 0;
-  std::optional<int> held_back_;
+  uint64_t uncharged_total_ = 0;
+  std::optional<Held> held_back_;
 };
 
 }  // namespace vrambroker

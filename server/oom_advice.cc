@@ -107,8 +107,8 @@ std::string AdviceOnIdle(const OomReport& report) {
 
 std::string AdviceOnCapacity(const OomReport& report) {
   if (report.held_back) {
-    return "Give the request a wait time, or the session a higher priority (vramctl priority): free memory is "
-           "kept for a request that has waited longer (vramctl sessions).";
+    return "Try again in a moment, give the request a wait time, or the session a higher priority (vramctl priority): "
+           "free memory is kept for hold_back_time for a request that has waited longer (vramctl sessions).";
   }
   if (OwnIdleBytes(report) >= report.segment_bytes) return AdviceOnOwnIdle(report);
   const uint64_t room = Less(report.available_bytes, report.kept_free_bytes);

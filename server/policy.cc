@@ -113,6 +113,7 @@ bool Policy::IsOperator(const PolicySubject& subject) const {
 SessionTerms Policy::Terms(const PolicyRule* rule, const PolicySubject& subject) const {
   SessionTerms terms;
   terms.limit = options_.session_limit;
+  terms.max_wait = options_.max_wait;
   if (rule != nullptr) {
     terms.rule = rule->label;
     if (rule->limit.has_value()) terms.limit = *rule->limit;
@@ -121,6 +122,7 @@ SessionTerms Policy::Terms(const PolicyRule* rule, const PolicySubject& subject)
     terms.tenant = rule->tenant;
     terms.strict = rule->strict;
     terms.rights = rule->rights;
+    terms.max_wait = rule->max_wait.value_or(options_.max_wait);
   }
   if (terms.tenant.empty()) terms.tenant = absl::StrCat("uid:", subject.uid);
   if (IsOperator(subject)) terms.rights = kEveryRight;

@@ -6,6 +6,7 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -44,6 +45,9 @@ struct Rights {
 };
 inline constexpr Rights kEveryRight = {.client = true, .observer = true, .admin = true};
 
+// The longest that a request may ever wait.
+inline constexpr std::chrono::milliseconds kMaxWait = std::chrono::hours(1);
+
 // What a session gets by the policy.
 struct SessionTerms {
   std::string rule;               // its label; empty: no rule matched
@@ -53,6 +57,7 @@ struct SessionTerms {
   std::string tenant;             // the trust domain
   bool strict = false;            // its memory passes to no other session as it is, not even of its tenant
   Rights rights;
+  std::chrono::milliseconds max_wait = kMaxWait;  // of its requests
 };
 
 // Whom the policy is asked about.
@@ -79,11 +84,13 @@ struct PolicyRule {
   std::string tenant;  // empty: the user's own
   bool strict = false;
   Rights rights;
+  std::optional<std::chrono::milliseconds> max_wait;  // none: PolicyOptions.max_wait
 };
 
 struct PolicyOptions {
   std::vector<PolicyRule> rules;
   Limit session_limit = 1.0;  // where no rule says another
+  std::chrono::milliseconds max_wait = kMaxWait;
   size_t max_sessions_per_uid = 1024;
   uid_t daemon_uid = 0;  // has every right, as root has
 };

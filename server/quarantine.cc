@@ -25,8 +25,12 @@ std::optional<SteadyTime> Quarantine::next_check() const {
   return next;
 }
 
-bool Quarantine::settling() const {
-  return std::any_of(entries_.begin(), entries_.end(), [](const auto& entry) { return entry.second.checks == 0; });
+uint64_t Quarantine::settling_bytes() const {
+  uint64_t bytes = 0;
+  for (const auto& [id, entry] : entries_) {
+    if (entry.checks == 0) bytes += entry.idle.segment.bytes;
+  }
+  return bytes;
 }
 
 std::vector<std::pair<SegmentId, DeviceSegment>> Quarantine::StartChecks(SteadyTime now) {

@@ -43,8 +43,8 @@ class Quarantine {
   void Add(SegmentId id, Entry entry);
   // When the next segment is to be looked at; nullopt when there is none.
   std::optional<SteadyTime> next_check() const;
-  // Some of it has not been looked at yet: it may be reusable soon.
-  bool settling() const;
+  // What has not been looked at yet: it may be reusable soon.
+  uint64_t settling_bytes() const;
   // Marks those that are due at `now` as being looked at, and returns them.
   std::vector<std::pair<SegmentId, DeviceSegment>> StartChecks(SteadyTime now);
   // Nobody can touch the segment any more. REQUIRES: it is here.

@@ -155,18 +155,41 @@ uint64_t SegmentPool::Close(SessionId session, bool process_gone) {
 
 // ---- Growing ----
 
-absl::Status SegmentPool::CheckGrowth(const Account& account, uint64_t bytes, bool in_turn) const {
+absl::Status SegmentPool::CheckGrowth(const Account& account, uint64_t bytes, bool past_hold) const {
   if (sealed_) return absl::AbortedError("the daemon is stopping");
   if (!health_.ok()) return health_;
-  return ledger_.CheckGrowth(account.figures, bytes, in_turn);
+  return ledger_.CheckGrowth(account.figures, bytes, past_hold || account.is_waited_for);
 }
 
-absl::Status SegmentPool::Grant(SessionId session, uint64_t bytes) {
+void SegmentPool::Charge(Account& account, uint64_t bytes) {
+  if (account.figures.reserved_bytes == 0) account.holds_since = options_.clock();
+  ledger_.Charge(account.figures, bytes);
+}
+
+// Its holder has given a segment back.
+void SegmentPool::Uncharge(Account& account, uint64_t bytes) {
+  ledger_.Uncharge(account.figures, bytes);
+  account.is_waited_for = false;
+  const SteadyTime now = options_.clock();
+  if (now - account.gave_back > options_.churn_window) {
+    account.gave_back = now;
+    account.gave_back_bytes = 0;
+  }
+  account.gave_back_bytes += bytes;
+}
+
+uint64_t SegmentPool::ChurningBytes(const Account& account, SteadyTime now) const {
+  const uint64_t reserved = account.figures.reserved_bytes;
+  if (now - account.holds_since < options_.churn_window) return reserved;
+  return now - account.gave_back <= 2 * options_.churn_window ? std::min(reserved, account.gave_back_bytes) : 0;
+}
+
+absl::Status SegmentPool::Grant(SessionId session, uint64_t bytes, bool past_hold) {
   MutexLock lock(mu_);
   const auto it = accounts_.find(session);
   if (it == accounts_.end()) return absl::AbortedError("the session has ended");
-  if (absl::Status status = CheckGrowth(it->second, bytes, /*in_turn=*/true); !status.ok()) return status;
-  ledger_.Charge(it->second.figures, bytes);
+  if (absl::Status status = CheckGrowth(it->second, bytes, past_hold); !status.ok()) return status;
+  Charge(it->second, bytes);
   it->second.granted_bytes += bytes;
   granted_bytes_ += bytes;
   return absl::OkStatus();
@@ -184,15 +207,18 @@ void SegmentPool::ReleaseGrant(SessionId session, uint64_t bytes) {
   RoomMade();
 }
 
-void SegmentPool::HoldBack(std::optional<int> priority) {
+void SegmentPool::HoldBack(std::optional<Ledger::Held> held) {
   MutexLock lock(mu_);
-  ledger_.HoldBack(priority);
+  ledger_.HoldBack(held);
+  for (auto& [session, account] : accounts_) {
+    account.is_waited_for = held.has_value() && account.figures.reserved_bytes > 0;
+  }
 }
 
-bool SegmentPool::IsGuaranteed(SessionId session, uint64_t bytes) const {
+uint64_t SegmentPool::GrowthOf(SessionId session, uint64_t bytes) const {
   MutexLock lock(mu_);
   const auto it = accounts_.find(session);
-  return it != accounts_.end() && ledger_.IsGuaranteed(it->second.figures, bytes);
+  return it == accounts_.end() ? 0 : ledger_.GrowthOf(it->second.figures, bytes);
 }
 
 bool SegmentPool::MayEverGrow(SessionId session, uint64_t bytes) const {
@@ -204,8 +230,36 @@ bool SegmentPool::MayEverGrow(SessionId session, uint64_t bytes) const {
 bool SegmentPool::IsHeldBack(SessionId session, uint64_t bytes) const {
   MutexLock lock(mu_);
   const auto it = accounts_.find(session);
-  return it != accounts_.end() && !ledger_.CheckGrowth(it->second.figures, bytes).ok() &&
-         ledger_.CheckGrowth(it->second.figures, bytes, /*in_turn=*/true).ok();
+  return it != accounts_.end() && !ledger_.CheckGrowth(it->second.figures, bytes, it->second.is_waited_for).ok() &&
+         ledger_.CheckGrowth(it->second.figures, bytes, /*past_hold=*/true).ok();
+}
+
+std::vector<SegmentPool::Expected> SegmentPool::ExpectedFor(absl::Span<const SessionId> sessions) const {
+  const SteadyTime now = options_.clock();
+  MutexLock lock(mu_);
+  Expected all{.returning_bytes = quarantine_.settling_bytes()};
+  for (const auto& [id, account] : accounts_) {
+    all.returning_bytes += account.returning_bytes();
+    all.churning_bytes += ChurningBytes(account, now);
+  }
+  std::vector<Expected> expected(sessions.size(), all);
+  for (size_t i = 0; i < sessions.size(); ++i) {
+    const auto own = accounts_.find(sessions[i]);
+    if (own == accounts_.end()) continue;
+    expected[i].returning_bytes -= own->second.returning_bytes();
+    expected[i].churning_bytes -= ChurningBytes(own->second, now);
+  }
+  return expected;
+}
+
+uint64_t SegmentPool::CameBackTotal() const {
+  MutexLock lock(mu_);
+  return ledger_.uncharged_total();
+}
+
+void SegmentPool::MarkEnding(SessionId session) {
+  MutexLock lock(mu_);
+  if (const auto it = accounts_.find(session); it != accounts_.end()) it->second.is_ending = true;
 }
 
 uint64_t SegmentPool::MissingBytes(SessionId session, uint64_t bytes, bool guarantee) const {
@@ -228,7 +282,7 @@ absl::StatusOr<SegmentId> SegmentPool::Lease(SessionId session, uint64_t bytes, 
       granted_bytes_ -= bytes;
     } else {
       if (absl::Status status = CheckGrowth(account, bytes); !status.ok()) return status;
-      ledger_.Charge(account.figures, bytes);
+      Charge(account, bytes);
     }
     if (const std::optional<SegmentId> idle = TakeIdle(session, account, bytes)) return *idle;
     if (const uint64_t held = ledger_.charged_bytes() + idle_.bytes(); held > capacity_bytes_) {
@@ -267,9 +321,11 @@ absl::StatusOr<SegmentId> SegmentPool::LeaseIdle(SessionId session, uint64_t byt
   const auto it = accounts_.find(session);
   if (it == accounts_.end()) return absl::AbortedError("the session has ended");
   if (absl::Status status = CheckGrowth(it->second, bytes); !status.ok()) return status;
-  ledger_.Charge(it->second.figures, bytes);
-  if (const std::optional<SegmentId> idle = TakeIdle(session, it->second, bytes)) return *idle;
-  ledger_.Uncharge(it->second.figures, bytes);
+  // Charged only with a segment at hand, so that a miss leaves no trace.
+  if (const std::optional<SegmentId> idle = TakeIdle(session, it->second, bytes)) {
+    Charge(it->second, bytes);
+    return *idle;
+  }
   return absl::NotFoundError("no idle segment fits");
 }
 
@@ -303,7 +359,7 @@ SegmentPool::LeasedSegment SegmentPool::Forget(SegmentId id, Account& account) {
 
 void SegmentPool::MakeIdle(SegmentId id, Account& account) {
   const LeasedSegment leased = Forget(id, account);
-  ledger_.Uncharge(account.figures, leased.segment.bytes);
+  Uncharge(account, leased.segment.bytes);
   AddIdle({.segment = leased.segment,
            .cuda_ipc = leased.cuda_ipc,
            .domain = account.terms.domain,
@@ -379,7 +435,7 @@ std::optional<SteadyTime> SegmentPool::NextQuarantineCheck() const {
 
 bool SegmentPool::IsSettling() const {
   MutexLock lock(mu_);
-  return quarantine_.settling();
+  return quarantine_.settling_bytes() > 0;
 }
 
 void SegmentPool::Seal() {

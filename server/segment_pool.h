@@ -104,6 +104,7 @@ struct SegmentPoolOptions {
   uint64_t idle_limit_bytes = kNoIdleLimit;  // no more survive ReleaseIdleSince()
   // How long the segments of a process that has ended stay quarantined at least.
   std::chrono::milliseconds settle_time{0};
+  std::chrono::milliseconds churn_window{1000};  // see SegmentPool::Expected
   std::chrono::milliseconds free_timeout{5000};  // how long a lease waits for frees that the driver is busy with
   std::function<SteadyTime()> clock = [] { return std::chrono::steady_clock::now(); };
 };
@@ -142,17 +143,34 @@ class SegmentPool {
   // account is closed. `granted`: out of what Grant() charged.
   absl::StatusOr<SegmentId> Lease(SessionId session, uint64_t bytes, bool granted = false);
 
-  // Charges `bytes`, in turn, for Lease() to come. Errors as Lease().
-  absl::Status Grant(SessionId session, uint64_t bytes);
+  // Charges `bytes` for Lease() to come. Errors as Lease(). `past_hold`: what is held back is for this request.
+  absl::Status Grant(SessionId session, uint64_t bytes, bool past_hold = false);
   // Gives up what is left of a grant.
   void ReleaseGrant(SessionId session, uint64_t bytes);
-  // See Ledger.
-  void HoldBack(std::optional<int> priority);
-  bool IsGuaranteed(SessionId session, uint64_t bytes) const;
-  bool MayEverGrow(SessionId session, uint64_t bytes) const;
-  // Growth of this session is refused for the sake of a request that has waited for long.
+  // Holds free bytes back from accounts of this priority and lower ones, or (none) no more. Not from those that held
+  // memory when the hold began and have given nothing back since: whoever waits, waits for them, and they may need more
+  // to get done.
+  void HoldBack(std::optional<Ledger::Held> held);
+  // Growth of this session is refused because of that.
   bool IsHeldBack(SessionId session, uint64_t bytes) const;
+  // See Ledger.
+  uint64_t GrowthOf(SessionId session, uint64_t bytes) const;
+  bool MayEverGrow(SessionId session, uint64_t bytes) const;
   uint64_t MissingBytes(SessionId session, uint64_t bytes, bool guarantee) const;
+
+  // What can be expected to come back soon from others than the session, by what the pool knows itself.
+  struct Expected {
+    uint64_t returning_bytes = 0;  // being closed by its holders, or settling in quarantine
+    // What sessions hold that began to hold memory within churn_window, and as much of others as they gave back within
+    // it: they may do so again.
+    uint64_t churning_bytes = 0;
+  };
+  // For each of `sessions`.
+  std::vector<Expected> ExpectedFor(absl::Span<const SessionId> sessions) const;
+  // All that ever came back, from anybody.
+  uint64_t CameBackTotal() const;
+  // The session was ended: its client closes all that it holds.
+  void MarkEnding(SessionId session);
 
   // The same without a driver call: NotFound when only Lease() can tell.
   absl::StatusOr<SegmentId> LeaseIdle(SessionId session, uint64_t bytes);
@@ -226,15 +244,25 @@ class SegmentPool {
   struct Account {
     AccountTerms terms;
     AccountFigures figures;
-    uint64_t granted_bytes = 0;           // of the reserved ones
+    uint64_t granted_bytes = 0;    // of the reserved ones
+    SteadyTime holds_since;        // any memory
+    SteadyTime gave_back;          // something, the last time that a churn_window began
+    uint64_t gave_back_bytes = 0;  // since then, in that window
+    bool is_waited_for = false;    // what is held back does not concern it: see HoldBack()
+    bool is_ending = false;
+
+    uint64_t returning_bytes() const { return is_ending ? figures.reserved_bytes : figures.returning_bytes; }
     absl::btree_set<SegmentId> segments;  // in the order in which they became its own
   };
 
   PoolFigures Figures() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   static AccountFigures FiguresOf(const Account& account);
   // Aborted when the daemon stops; Ledger::CheckGrowth().
-  absl::Status CheckGrowth(const Account& account, uint64_t bytes, bool in_turn = false) const
+  absl::Status CheckGrowth(const Account& account, uint64_t bytes, bool past_hold = false) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Charge(Account& account, uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Uncharge(Account& account, uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  uint64_t ChurningBytes(const Account& account, SteadyTime now) const;
   // An idle segment of the same domain, leased to the account, which is charged for it already.
   std::optional<SegmentId> TakeIdle(SessionId session, Account& account, uint64_t bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

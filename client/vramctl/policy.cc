@@ -11,6 +11,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/time.h"
 #include "allocator/bytes.h"
 #include "client/vramctl/commands.h"
 #include "client/vramctl/daemon_calls.h"
@@ -108,6 +109,7 @@ Json ExplanationJson(const Explanation& explanation) {
           {"limit", LimitJson(explanation.limit())},
           {"guarantee", LimitJson(explanation.guarantee())},
           {"priority", explanation.priority()},
+          {"max_wait_ms", explanation.max_wait_ms()},
           {"tenant", explanation.tenant()},
           {"isolation", explanation.strict() ? "strict" : "shared"},
           {"rights", RightsOf(explanation)},
@@ -130,6 +132,9 @@ void PrintText(const Explanation& explanation) {
   std::printf("limit      %s\n", LimitText(explanation.limit()).c_str());
   std::printf("guarantee  %s\n", LimitText(explanation.guarantee()).c_str());
   std::printf("priority   %d\n", explanation.priority());
+  std::printf("may wait   %s\n", explanation.max_wait_ms() == 0
+                                     ? "no"
+                                     : absl::FormatDuration(absl::Milliseconds(explanation.max_wait_ms())).c_str());
   std::printf("tenant     %s (%s)\n", explanation.tenant().c_str(), explanation.strict() ? "strict" : "shared");
   const std::vector<std::string> rights = RightsOf(explanation);
   std::printf("rights     %s%s\n", rights.empty() ? "none" : absl::StrJoin(rights, ", ").c_str(),

@@ -53,17 +53,15 @@ int main(int argc, char** argv) {
     all.lost_messages += counts.lost_messages;
     all.driver_failures += counts.driver_failures;
     all.quarantines += counts.quarantines;
-    all.longest_overtaking = std::max(all.longest_overtaking, counts.longest_overtaking);
+    all.longest_held_back = std::max(all.longest_held_back, counts.longest_held_back);
   }
   std::printf(
       "%lu seeds, %lu steps: %lu sessions, %lu leases, %lu refusals, %lu granted after waiting, %lu kills, %lu broken "
-      "connections, %lu resumed, %lu messages lost, %lu driver calls failed, "
-      "%lu "
-      "found held by a child; nothing lost, nothing owned twice, every promise kept. A waiting request was overtaken "
-      "for "
-      "at most %ld ms.\n",
+      "connections, %lu resumed, %lu messages lost, %lu driver calls failed, %lu "
+      "found held by a child; nothing lost, nothing owned twice, every promise kept. A request was held back for "
+      "another one for at most %ld ms.\n",
       seed - first, all.steps, all.sessions, all.leases, all.refusals, all.waited, all.kills, all.disconnects,
       all.resumes, all.lost_messages, all.driver_failures, all.quarantines,
-      static_cast<long>(std::chrono::duration_cast<std::chrono::milliseconds>(all.longest_overtaking).count()));
+      static_cast<long>(std::chrono::duration_cast<std::chrono::milliseconds>(all.longest_held_back).count()));
   return 0;
 }

@@ -15,6 +15,7 @@ namespace vrambroker::fault {
 namespace {
 
 constexpr std::chrono::milliseconds kReclaimTimeout(2000);
+constexpr std::chrono::milliseconds kHoldBackTime(1000);
 constexpr std::chrono::milliseconds kSettleTime(50);
 // How late the simulation may be with the timer.
 constexpr std::chrono::milliseconds kTimerSlack(1);
@@ -179,6 +180,7 @@ Simulation::Simulation(uint64_t seed)
                                         SegmentPoolOptions{.settle_time = kSettleTime, .clock = clock});
   BrokerOptions options;
   options.reclaim_timeout = kReclaimTimeout;
+  options.hold_back_time = kHoldBackTime;
   options.clock = clock;
   options.set_timer = [this](SteadyTime time) { timer_ = time; };
   options.watch_process = [this](const UniqueFd&, std::function<void()> gone) -> absl::StatusOr<int> {
@@ -345,6 +347,7 @@ void Simulation::Lease(SimClient& client) {
   for (uint64_t& size : sizes) request->bytes += size = RandomBytes();
   GrowthOptions growth{.may_reclaim = Chance(70)};
   if (growth.may_reclaim && Chance(60)) growth.wait = std::chrono::milliseconds(Random(6000));
+  request->may_reclaim = growth.may_reclaim;
   ++client.asking;
   broker_->LeaseSegments(
       client.session, 0, sizes,
@@ -394,17 +397,6 @@ void Simulation::Leased(const Request& request, const absl::StatusOr<std::vector
     Fail(absl::StrCat("a lease passed the limit: ", account->reserved_bytes, " of ", account->limit_bytes));
   }
   if (!request.at_once && now_ > request.began) ++counts_.waited;
-  // Whoever has waited for its time is not overtaken.
-  if (!request.at_once || account->reserved_bytes <= account->guarantee_bytes) return;
-  for (const SessionInfo& info : broker_->View().sessions) {
-    for (const SessionDeviceInfo::Waiting& waiting : info.devices[0].waiting) {
-      if (info.devices[0].account.priority < account->priority) continue;
-      counts_.longest_overtaking = std::max(counts_.longest_overtaking, std::chrono::nanoseconds(waiting.waited));
-      if (waiting.waited > GrowthQueue::kMaxOvertaking + kTimerSlack) {
-        Fail("a request that had waited for its time was overtaken");
-      }
-    }
-  }
 }
 
 void Simulation::Refused(const Request& request, const absl::Status& status) {
@@ -414,6 +406,10 @@ void Simulation::Refused(const Request& request, const absl::Status& status) {
   if (account.reserved_bytes + request.bytes <= account.guarantee_bytes) {
     Fail(absl::StrCat("a promise was broken: ", request.bytes, " refused with ", account.reserved_bytes, " of ",
                       account.guarantee_bytes, " guaranteed bytes: ", std::string(status.message())));
+  }
+  if (request.may_reclaim && now_ < request.began + kReclaimTimeout &&
+      pool_->IsHeldBack(request.client->session->id(), request.bytes)) {
+    Fail("a request was refused although it is only held back");
   }
 }
 
@@ -447,9 +443,11 @@ void Simulation::Advance(std::chrono::nanoseconds by) {
     if (fired > 10000) return Fail("the timer is set for now again and again");
     now_ = std::max(now_, *timer_);
     FireTimer();
+    CheckHeldBack();
   }
   now_ = std::max(now_, end);
   CheckWaiting();
+  CheckHeldBack();
 }
 
 void Simulation::FireTimer() {
@@ -512,11 +510,25 @@ void Simulation::CheckWaiting() {
   }
 }
 
+// Nobody is held back for longer than the bound.
+void Simulation::CheckHeldBack() {
+  std::map<HeldBackKey, SteadyTime> held_back;
+  for (const WaitingRequest& waiting : broker_->GetWaiting(0)) {
+    if (waiting.guarantee || !pool_->IsHeldBack(waiting.session, waiting.bytes)) continue;
+    const HeldBackKey key(waiting.session, waiting.since, waiting.bytes);
+    const auto before = held_back_.find(key);
+    const SteadyTime since = held_back[key] = before == held_back_.end() ? now_ : before->second;
+    counts_.longest_held_back = std::max(counts_.longest_held_back, std::chrono::nanoseconds(now_ - since));
+    if (now_ > since + kHoldBackTime + kTimerSlack) Fail("a request was held back for longer than the bound");
+  }
+  held_back_.swap(held_back);
+}
+
 void Simulation::CheckNobodyIsStuck() {
   if (!failure_.empty()) return;
   const std::vector<WaitingRequest> waiting = broker_->GetWaiting(0);
   if (waiting.empty() || waiting[0].guarantee) return;
-  pool_->HoldBack(std::nullopt);
+  pool_->HoldBack(std::nullopt);  // what it waits for then is there
   if (pool_->AvailableBytes(waiting[0].session) >= waiting[0].bytes) {
     Fail(absl::StrCat("the first request waits for ", waiting[0].bytes, " bytes, which are there"));
   }

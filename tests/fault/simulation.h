@@ -12,6 +12,7 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "server/broker.h"
@@ -32,7 +33,7 @@ struct SimulationCounts {
   uint64_t lost_messages = 0;
   uint64_t driver_failures = 0;
   uint64_t quarantines = 0;  // segments that a child of an ended process held
-  std::chrono::nanoseconds longest_overtaking{0};
+  std::chrono::nanoseconds longest_held_back{0};
 };
 
 class SimClient;
@@ -55,7 +56,8 @@ class Simulation {
     uint64_t bytes = 0;
     SteadyTime began;
     uint64_t limit_changes = 0;  // of the session before it
-    bool at_once = true;         // the answer came before the call returned
+    bool may_reclaim = false;
+    bool at_once = true;  // the answer came before the call returned
   };
 
   uint64_t Random(uint64_t below) { return random_() % below; }
@@ -76,6 +78,7 @@ class Simulation {
   void Settle();
   void CheckSums();
   void CheckWaiting();
+  void CheckHeldBack();
   void CheckNobodyIsStuck();
   void EndAll();
   // The segment is the client's, in the daemon's books.
@@ -99,6 +102,8 @@ class Simulation {
   std::map<uint64_t, SimClient*> owner_;             // of each leased address
   std::map<pid_t, std::vector<uint64_t>> children_;  // what forked children of dead processes have mapped
   std::map<pid_t, std::string> child_domains_;
+  using HeldBackKey = std::tuple<SessionId, SteadyTime, uint64_t>;  // of a waiting request
+  std::map<HeldBackKey, SteadyTime> held_back_;                     // since when only that keeps it from its memory
   pid_t next_pid_ = 100;
   bool ending_ = false;
 };

@@ -111,6 +111,9 @@ TEST(ConfigTest, EveryFieldIsRead) {
     max_snapshots_per_uid: 13
     max_snapshots: 14
     max_waiting_per_uid: 15
+    max_wait: "10m"
+    hold_back_time: "0s"
+    hold_back_limit { bytes: "1GiB" }
     log_level: "debug"
     log_format: "json"
     metrics { max_clients: 7 }
@@ -138,6 +141,9 @@ TEST(ConfigTest, EveryFieldIsRead) {
   EXPECT_EQ(config->max_snapshots_per_uid, 13u);
   EXPECT_EQ(config->max_snapshots, 14u);
   EXPECT_EQ(config->max_waiting_per_uid, 15u);
+  EXPECT_EQ(config->max_wait, absl::Minutes(10));
+  EXPECT_EQ(config->hold_back_time, absl::ZeroDuration());
+  EXPECT_EQ(config->hold_back_limit, Limit(1_GiB));
   EXPECT_EQ(config->log_level, "debug");
   EXPECT_EQ(config->log_format, "json");
   EXPECT_EQ(config->max_metrics_clients, 7u);
@@ -203,6 +209,11 @@ TEST(ConfigTest, EachBadFieldIsNamed) {
       {"client_timeout: '21s'", "client_timeout: 21s is not between 10ms and 20s"},
       {"idle_limit: '1GB'", "idle_limit: '1GB' is not a size"},
       {"drain_timeout: '25h'", "drain_timeout"},
+      {"max_wait: '61m'", "max_wait: '61m' is not a duration from 0 to 1h"},
+      {"hold_back_time: '11m'", "hold_back_time: '11m' is not a duration from 0 to 10m"},
+      {"hold_back_limit { fraction: 2 }", "hold_back_limit.fraction: 2 is not"},
+      {"rules { max_wait: '2h' }", "rules[0].max_wait: '2h' is not"},
+      {"rules { max_wait: '' }", "rules[0].max_wait: is empty"},
       {"log_level: 'trace'", "log_level: 'trace' is not"},
       {"log_level: 'INFO'", "log_level"},
       {"log_format: 'JSON'", "log_format: 'JSON' is not text or json"},
@@ -409,12 +420,15 @@ TEST(ConfigRulesTest, ThereAreNotTooMany) {
 
 TEST(ConfigRulesTest, ThePolicyIsWhatTheConfigurationSays) {
   const absl::StatusOr<Config> config =
-      Read("session_limit { fraction: 0.25 } max_sessions_per_uid: 3 rules { uid: '12345' priority: 4 }");
+      Read("session_limit { fraction: 0.25 } max_sessions_per_uid: 3 max_wait: '30s' "
+           "rules { uid: '12345' priority: 4 max_wait: '0s' }");
   ASSERT_TRUE(config.ok()) << config.status();
   const std::shared_ptr<const Policy> policy = MakePolicy(*config);
   EXPECT_EQ(policy->max_sessions_per_uid(), 3u);
   EXPECT_EQ(policy->TermsFor({.uid = 12345}).priority, 4);
   EXPECT_EQ(policy->TermsFor({.uid = 12346}).limit, Limit(0.25));
+  EXPECT_EQ(policy->TermsFor({.uid = 12346}).max_wait, std::chrono::seconds(30));
+  EXPECT_EQ(policy->TermsFor({.uid = 12345}).max_wait, std::chrono::seconds(0));
   EXPECT_EQ(policy->TermsFor({.uid = geteuid()}).rights, kEveryRight);
 }
 
@@ -449,9 +463,14 @@ TEST(ConfigReloadTest, EveryFieldNeedsARestartOrNot) {
       {"reclaim_timeout", "'1s'"},
       {"settle_time", "'1s'"},
       {"client_timeout", "'1s'"},
+      {"hold_back_time", "'2s'"},
+      {"hold_back_limit", "{ fraction: 0.5 }"},
   };
   const std::map<std::string, std::string> live = {
-      {"session_limit", "{ fraction: 0.5 }"}, {"max_sessions_per_uid", "5"}, {"rules", "{ uid: '1' }"}};
+      {"session_limit", "{ fraction: 0.5 }"},
+      {"max_sessions_per_uid", "5"},
+      {"rules", "{ uid: '1' }"},
+      {"max_wait", "'1m'"}};
   const absl::StatusOr<Config> running = Read("");
   ASSERT_TRUE(running.ok());
   const google::protobuf::Descriptor& fields = *config::v1::DaemonConfig::descriptor();

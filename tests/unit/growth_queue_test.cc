@@ -27,14 +27,17 @@ using ::testing::IsEmpty;
 constexpr SessionId kA{1};
 constexpr SessionId kB{2};
 constexpr SessionId kC{3};
+constexpr SessionId kD{4};
 constexpr uint64_t kCapacity = 64_MiB;
 constexpr milliseconds kTimeout(2000);
+constexpr milliseconds kHoldBack(1000);
 
 class GrowthQueueTest : public ::testing::Test {
  protected:
-  GrowthQueueTest() : pool_(std::make_unique<FakeDevice>(kCapacity), kCapacity, &next_segment_) {
+  GrowthQueueTest()
+      : pool_(std::make_unique<FakeDevice>(kCapacity), kCapacity, &next_segment_, {.clock = [this] { return now_; }}) {
     queue_ = std::make_unique<GrowthQueue>(
-        &pool_, kTimeout,
+        &pool_, GrowthQueueOptions{.reclaim_timeout = kTimeout, .hold_back_time = kHoldBack},
         GrowthQueueHooks{.clock = [this] { return now_; },
                          .candidates = [this] { return candidates_; },
                          .ask =
@@ -43,7 +46,7 @@ class GrowthQueueTest : public ::testing::Test {
                                answers_.push_back(std::move(answered));
                              }});
     pool_.OnRoom([this] { queue_->OnRoom(); });
-    for (const SessionId session : {kA, kB, kC}) {
+    for (const SessionId session : {kA, kB, kC, kD}) {
       pool_.OpenAccount(session, {.pid = 1, .domain = "d", .limit_bytes = kCapacity});
     }
   }
@@ -54,6 +57,7 @@ class GrowthQueueTest : public ::testing::Test {
   void Add(const std::string& name, SessionId session, uint64_t bytes, milliseconds wait = milliseconds(0),
            uint64_t key = 0, bool guarantee = false) {
     queue_->Add({.session = session,
+                 .uid = Raw(session) == Raw(kD) ? uid_t{2} : uid_t{1},
                  .bytes = bytes,
                  .guarantee = guarantee,
                  .deadline = now_ + wait,
@@ -68,6 +72,23 @@ class GrowthQueueTest : public ::testing::Test {
   void Pass(milliseconds time) {
     now_ += time;
     queue_->OnTimer();
+  }
+  // Has time pass in which the session takes and gives `bytes` again and again.
+  void Churn(SessionId session, uint64_t bytes, milliseconds time) {
+    for (milliseconds passed(0); passed < time; passed += milliseconds(50)) {
+      const SegmentId segment = Hold(session, bytes);
+      Pass(milliseconds(50));
+      Return(session, segment);
+    }
+  }
+  bool Fits(SessionId session, uint64_t bytes) {
+    const absl::StatusOr<SegmentId> segment = pool_.Lease(session, bytes);
+    if (segment.ok()) {
+      Return(session, *segment);
+    } else {
+      EXPECT_EQ(SegmentRefusalCause(segment.status()), OomCause::kCapacity);
+    }
+    return segment.ok();
   }
   void AnswerAll() {
     for (const auto& answer : std::exchange(answers_, {})) answer();
@@ -285,48 +306,226 @@ TEST_F(GrowthQueueTest, ANewPriorityIsANewPlace) {
   EXPECT_THAT(granted_, ElementsAre("c", "a"));
 }
 
-TEST_F(GrowthQueueTest, SmallerOnesOvertakeForASecondAndNoLonger) {
+// ---- Holding memory back ----
+
+// What nobody is expected to give back does not keep others from what is free.
+TEST_F(GrowthQueueTest, ARequestThatNothingCanServeHoldsNobodyBack) {
+  Hold(kB, 6_MiB);
+  Add("everything", kA, kCapacity, std::chrono::hours(1));
+  for (int i = 0; i < 100; ++i) {
+    Pass(milliseconds(100));
+    EXPECT_TRUE(Fits(kC, 2_MiB)) << "a newcomer";
+    EXPECT_TRUE(Fits(kC, 58_MiB));
+  }
+  EXPECT_TRUE(Fits(kB, 4_MiB)) << "the one that it waits for";
+  Add("small", kD, 2_MiB);
+  EXPECT_THAT(granted_, ElementsAre("small"));
+}
+
+// A session that takes and gives a little cannot make it look as if much came back.
+TEST_F(GrowthQueueTest, WhatComesBackAgainAndAgainCountsOnce) {
+  Hold(kB, 6_MiB);
+  Add("everything", kA, kCapacity, std::chrono::hours(1));
+  for (int i = 0; i < 100; ++i) {
+    Churn(kC, 2_MiB, milliseconds(50));
+    EXPECT_TRUE(Fits(kD, 2_MiB));
+  }
+}
+
+TEST_F(GrowthQueueTest, WhatIsReportedIdleIsWaitedForWithMemoryHeldBack) {
   Hold(kB, 50_MiB);
   Add("large", kA, 30_MiB, milliseconds(60000));
-  Add("early", kC, 4_MiB, milliseconds(60000));
-  EXPECT_THAT(granted_, ElementsAre("early"));
-  EXPECT_TRUE(pool_.Lease(kC, 2_MiB).ok()) << "also past the queue";
-  Pass(GrowthQueue::kMaxOvertaking);
-  Add("late", kC, 2_MiB, milliseconds(60000));
-  EXPECT_THAT(granted_, ElementsAre("early"));
-  EXPECT_EQ(SegmentRefusalCause(pool_.Lease(kC, 2_MiB).status()), OomCause::kCapacity);
+  Pass(GrowthQueue::kHoldAfter);
+  candidates_ = {{.session = kB, .reserved_bytes = 50_MiB, .idle_bytes = 16_MiB}};
+  Pass(GrowthQueue::kAskPeriod);
+  EXPECT_THAT(asked_, ElementsAre(ReclaimVictim{kB, 16_MiB}));
+  EXPECT_TRUE(Fits(kC, 2_MiB)) << "it has only just been asked for";
+  Pass(milliseconds(1));
+  EXPECT_FALSE(Fits(kC, 2_MiB));
+  EXPECT_TRUE(Fits(kB, 2_MiB)) << "the one that is waited for may need more to get done";
+  // It answers, and has kept what it said was idle.
+  AnswerAll();
+  candidates_[0].idle_bytes = 0;
+  Pass(milliseconds(1));
+  EXPECT_TRUE(Fits(kC, 2_MiB));
+}
+
+TEST_F(GrowthQueueTest, WhoIsHeldBackIsNotRefusedAndGetsItAfterTheBound) {
+  Hold(kB, 50_MiB);
+  candidates_ = {{.session = kB, .reserved_bytes = 50_MiB, .idle_bytes = 50_MiB}};
+  Add("large", kA, 30_MiB, milliseconds(60000));
+  Pass(GrowthQueue::kHoldAfter);
+  ASSERT_FALSE(Fits(kC, 2_MiB));
+  Add("may not wait", kC, 2_MiB);
+  EXPECT_FALSE(ended_.contains("may not wait"));
+  EXPECT_EQ(*queue_->NextWake(), now_ + kHoldBack);
+  Pass(kHoldBack - milliseconds(1));
+  EXPECT_FALSE(ended_.contains("may not wait"));
+  Pass(milliseconds(1));
+  EXPECT_THAT(granted_, ElementsAre("may not wait"));
+  EXPECT_EQ(outcomes_["may not wait"].waited, kHoldBack);
+}
+
+// Sessions take and give all the time; the large request gets what comes back while they wait.
+TEST_F(GrowthQueueTest, ALargeRequestDoesNotStarveAmongSmallOnes) {
+  Add("large", kA, 60_MiB, milliseconds(60000));
+  EXPECT_THAT(granted_, ElementsAre("large"));
+  granted_.clear();
+  pool_.ReleaseGrant(kA, 60_MiB);
+  ended_.clear();
+  std::map<SessionId, SegmentId> held = {{kB, Hold(kB, 24_MiB)}, {kC, Hold(kC, 24_MiB)}};
+  Add("large", kA, 60_MiB, milliseconds(60000));
+  // One of them always holds its part, unless memory is held back.
+  int turns = 0;
+  for (; granted_.empty() && turns < 1000; ++turns) {
+    Pass(milliseconds(60));
+    const SessionId session = turns % 2 == 0 ? kB : kC;
+    if (held.contains(session)) Return(session, held[session]);
+    held.erase(session);
+    if (const auto segment = pool_.Lease(session, 24_MiB); segment.ok()) held[session] = *segment;
+  }
+  EXPECT_THAT(granted_, ElementsAre("large"));
+}
+
+TEST_F(GrowthQueueTest, WhoHasGivenSomethingBackIsHeldBackLikeOthers) {
+  Hold(kB, 46_MiB);
+  const SegmentId more = Hold(kB, 4_MiB);
+  candidates_ = {{.session = kB, .reserved_bytes = 50_MiB, .idle_bytes = 50_MiB}};
+  Add("large", kA, 30_MiB, milliseconds(60000));
+  Pass(GrowthQueue::kHoldAfter);
+  EXPECT_TRUE(pool_.Lease(kB, 2_MiB).ok());
+  Return(kB, more);
+  EXPECT_FALSE(Fits(kB, 2_MiB)) << "what came back is for the one that waits";
+}
+
+TEST_F(GrowthQueueTest, HoldsBackForOthersOnlyWhenEverybodyHadAsLong) {
+  Hold(kB, 50_MiB);
+  candidates_ = {{.session = kB, .reserved_bytes = 50_MiB, .idle_bytes = 50_MiB}};
+  Add("large", kA, 30_MiB, milliseconds(600000));
+  Pass(GrowthQueue::kHoldAfter);
+  ASSERT_FALSE(Fits(kC, 2_MiB));
+  // Of another user, behind it.
+  Add("of another", kD, 30_MiB, milliseconds(600000));
+  // Nobody ever answers, but figures say that there is something.
+  const auto is_held = [this](milliseconds time) {
+    Pass(time);
+    return !Fits(kC, 2_MiB);
+  };
+  EXPECT_TRUE(is_held(kHoldBack - milliseconds(1)));
+  EXPECT_FALSE(is_held(milliseconds(1)));
+  int held = 0;
+  int free = 0;
+  std::vector<int> stretches;  // of being held back, then of not
+  bool was_held = false;
+  stretches.push_back(0);
+  for (int i = 0; i < 4000; ++i) {
+    const bool now_held = is_held(milliseconds(10));
+    now_held ? ++held : ++free;
+    if (now_held != was_held) stretches.push_back(0);
+    was_held = now_held;
+    ++stretches.back();
+  }
+  EXPECT_GT(held, 0) << "their turn comes again";
+  EXPECT_GE(free, held);
+  for (size_t i = 1; i < stretches.size(); i += 2) EXPECT_LE(stretches[i], kHoldBack / milliseconds(10)) << i;
+}
+
+TEST_F(GrowthQueueTest, ALimitedPartOfTheDeviceIsHeldBack) {
+  queue_ = std::make_unique<GrowthQueue>(&pool_, GrowthQueueOptions{.hold_back_bytes = 4_MiB},
+                                         GrowthQueueHooks{.clock = [this] { return now_; },
+                                                          .candidates = [this] { return candidates_; },
+                                                          .ask = [](const ReclaimVictim&, const auto&) {}});
+  Hold(kB, 50_MiB);
+  candidates_ = {{.session = kB, .reserved_bytes = 50_MiB, .idle_bytes = 50_MiB}};
+  Add("large", kA, 30_MiB, milliseconds(60000));
+  Pass(GrowthQueue::kHoldAfter);
+  EXPECT_TRUE(Fits(kC, 10_MiB));
+  EXPECT_FALSE(Fits(kC, 12_MiB));
+}
+
+TEST_F(GrowthQueueTest, NothingIsHeldBackWhenItIsTurnedOff) {
+  queue_ = std::make_unique<GrowthQueue>(&pool_, GrowthQueueOptions{.hold_back_time = milliseconds(0)},
+                                         GrowthQueueHooks{.clock = [this] { return now_; },
+                                                          .candidates = [this] { return candidates_; },
+                                                          .ask = [](const ReclaimVictim&, const auto&) {}});
+  Hold(kB, 50_MiB);
+  candidates_ = {{.session = kB, .reserved_bytes = 50_MiB, .idle_bytes = 50_MiB}};
+  Add("large", kA, 30_MiB, milliseconds(60000));
+  for (int i = 0; i < 100; ++i) {
+    Pass(milliseconds(50));
+    EXPECT_TRUE(Fits(kC, 2_MiB));
+  }
+}
+
+TEST_F(GrowthQueueTest, MoreImportantSessionsAreNotHeldBack) {
+  Hold(kB, 50_MiB);
+  candidates_ = {{.session = kB, .reserved_bytes = 50_MiB, .idle_bytes = 50_MiB}};
+  Add("large", kA, 30_MiB, milliseconds(60000));
+  Pass(GrowthQueue::kHoldAfter);
+  EXPECT_FALSE(Fits(kC, 2_MiB));
   ASSERT_TRUE(pool_.SetPriority(kC, 1).ok());
-  EXPECT_TRUE(pool_.Lease(kC, 2_MiB).ok()) << "more important";
+  EXPECT_TRUE(Fits(kC, 2_MiB));
+}
+
+TEST_F(GrowthQueueTest, MemoryThatSettlesOrThatAnEndedSessionHoldsIsExpected) {
+  const SegmentId held = Hold(kB, 40_MiB);
+  ASSERT_TRUE(pool_.RedeemTicket(std::get<Ticket>(pool_.HandleFor(kB, held).value()), 1, 0).ok());
+  Hold(kC, 10_MiB);
+  Add("large", kA, 60_MiB, milliseconds(60000));
+  Pass(GrowthQueue::kHoldAfter);
+  EXPECT_TRUE(Fits(kD, 2_MiB));
+  pool_.CloseAccountOfGone(kB);
+  Pass(milliseconds(1));
+  EXPECT_TRUE(Fits(kD, 2_MiB)) << "not enough yet";
+  pool_.MarkEnding(kC);
+  Pass(milliseconds(1));
+  EXPECT_FALSE(Fits(kD, 2_MiB));
 }
 
 TEST_F(GrowthQueueTest, WhoIsServedHoldsNobodyBack) {
   const SegmentId held = Hold(kB, 50_MiB);
+  candidates_ = {{.session = kB, .reserved_bytes = 50_MiB, .idle_bytes = 50_MiB}};
   Add("large", kA, 30_MiB, milliseconds(60000));
-  Pass(GrowthQueue::kMaxOvertaking);
-  EXPECT_FALSE(pool_.Lease(kC, 2_MiB).ok());
+  Pass(GrowthQueue::kHoldAfter);
+  Add("held back", kC, 2_MiB);
+  EXPECT_THAT(granted_, IsEmpty());
   Return(kB, held);
-  EXPECT_THAT(granted_, ElementsAre("large"));
-  EXPECT_TRUE(pool_.Lease(kC, 2_MiB).ok());
+  EXPECT_THAT(granted_, ElementsAre("large", "held back"));
+  EXPECT_TRUE(Fits(kD, 2_MiB));
 }
 
 TEST_F(GrowthQueueTest, WhoGivesUpHoldsNobodyBack) {
   Hold(kB, 50_MiB);
+  candidates_ = {{.session = kB, .reserved_bytes = 50_MiB, .idle_bytes = 50_MiB}};
   Add("large", kA, 30_MiB, milliseconds(60000));
-  Pass(GrowthQueue::kMaxOvertaking);
+  Pass(GrowthQueue::kHoldAfter);
   Add("small", kC, 2_MiB, milliseconds(60000));
+  EXPECT_THAT(granted_, IsEmpty());
   queue_->Cancel(kA, absl::AbortedError("it has ended"));
   EXPECT_TRUE(absl::IsAborted(ended_["large"]));
   EXPECT_THAT(granted_, ElementsAre("small"));
-  EXPECT_TRUE(pool_.Lease(kC, 2_MiB).ok());
+  EXPECT_TRUE(Fits(kD, 2_MiB));
 }
 
 TEST_F(GrowthQueueTest, AGuaranteeIsNeverHeldBack) {
   ASSERT_TRUE(pool_.SetGuarantee(kC, 4_MiB).ok());
   Hold(kB, 50_MiB);
+  candidates_ = {{.session = kB, .reserved_bytes = 50_MiB, .idle_bytes = 50_MiB}};
   Add("large", kA, 30_MiB, milliseconds(60000));
-  Pass(GrowthQueue::kMaxOvertaking);
-  EXPECT_TRUE(pool_.Lease(kC, 4_MiB).ok());
-  EXPECT_FALSE(pool_.Lease(kC, 2_MiB).ok());
+  Pass(GrowthQueue::kHoldAfter);
+  EXPECT_TRUE(Fits(kC, 4_MiB));
+  EXPECT_FALSE(Fits(kC, 6_MiB));
+}
+
+TEST_F(GrowthQueueTest, ANewGuaranteeDoesNotTakeWhatIsHeldBack) {
+  Hold(kB, 50_MiB);
+  candidates_ = {{.session = kB, .reserved_bytes = 50_MiB, .idle_bytes = 50_MiB}};
+  Add("large", kA, 30_MiB, milliseconds(60000));
+  Pass(GrowthQueue::kHoldAfter);
+  Add("guarantee", kC, 4_MiB, milliseconds(0), 0, /*guarantee=*/true);
+  EXPECT_FALSE(ended_.contains("guarantee"));
+  Pass(kHoldBack);
+  EXPECT_THAT(granted_, ElementsAre("guarantee"));
 }
 
 TEST_F(GrowthQueueTest, CancelsOneRequestByItsKey) {

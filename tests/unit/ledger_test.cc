@@ -104,12 +104,16 @@ TEST_F(LedgerTest, HoldsBackTheSameAndLowerPrioritiesBeyondTheirGuarantees) {
   AccountFigures low = Account(-1);
   AccountFigures high = Account(1);
   ASSERT_TRUE(ledger_.SetGuarantee(low, 10).ok());
-  ledger_.HoldBack(0);
+  ledger_.HoldBack(Ledger::Held{.priority = 0, .bytes = 90});
   EXPECT_EQ(Refusal(a_, 1), OomCause::kCapacity);
   EXPECT_EQ(Refusal(low, 11), OomCause::kCapacity);
   EXPECT_TRUE(ledger_.CheckGrowth(low, 10).ok()) << "guaranteed";
   EXPECT_TRUE(ledger_.CheckGrowth(high, 50).ok());
-  EXPECT_TRUE(ledger_.CheckGrowth(a_, 1, /*in_turn=*/true).ok());
+  EXPECT_TRUE(ledger_.CheckGrowth(a_, 1, /*past_hold=*/true).ok());
+  EXPECT_EQ(ledger_.held_back_bytes(), 90u);
+  ledger_.HoldBack(Ledger::Held{.priority = 0, .bytes = 80});
+  EXPECT_TRUE(ledger_.CheckGrowth(a_, 10).ok()) << "the rest";
+  EXPECT_EQ(Refusal(a_, 11), OomCause::kCapacity);
   ledger_.HoldBack(std::nullopt);
   EXPECT_TRUE(ledger_.CheckGrowth(a_, 1).ok());
 }
