@@ -204,8 +204,7 @@ TEST_F(JsonFormatTest, IsAsDocumented) {
   CheckCommand("end", {"end", "ended"});
   CheckCommand("map", {"map"});
 
-  // The last thing, since what is free is kept for a request that waits. It is one that could be served but for what is
-  // in use.
+  // One that could be served but for what is in use.
   ASSERT_OK_AND_ASSIGN(ClientProcess patient, ClientProcess::Start(dir()));
   ASSERT_OK(patient.Call("connect patient - remote wait_ms=3600000"));
   ASSERT_OK(patient.Send(absl::StrCat("alloc ", 200_MiB)));

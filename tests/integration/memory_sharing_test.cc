@@ -197,6 +197,42 @@ TEST_P(MemorySharingTest, TheMoreImportantIsServedFirst) {
   EXPECT_OK(first);
 }
 
+// Nobody is kept from free memory for its sake, however long it waits, least of all the one that it waits for.
+TEST_P(MemorySharingTest, ARequestThatCannotBeServedYetKeepsNobodyFromMemory) {
+  Start();
+  ASSERT_OK_AND_ASSIGN(Client holder, ConnectAs("holder"));
+  ASSERT_OK_AND_ASSIGN(Buffer kept, holder.Allocate(26_MiB));
+  ASSERT_OK_AND_ASSIGN(Client greedy, ConnectAs("greedy", {.wait = absl::Hours(1)}));
+  absl::StatusOr<Buffer> everything = absl::UnknownError("not asked");
+  std::thread waiting([&] { everything = greedy.Allocate(256_MiB); });
+  EXPECT_TRUE(WaitFor([&] {
+    const v1::Session session = Session("greedy");
+    return session.devices_size() > 0 && session.devices(0).waiting_size() == 1 &&
+           session.devices(0).waiting(0).waited_ms() > 1500;
+  }));
+  ASSERT_OK_AND_ASSIGN(Client other, ConnectAs("other"));
+  {
+    const absl::StatusOr<Buffer> small = other.Allocate(2_MiB);
+    EXPECT_OK(small);
+    const absl::StatusOr<Buffer> more = holder.Allocate(100_MiB);
+    EXPECT_OK(more) << "it may need that to get done";
+  }
+  EXPECT_OK(kept.Reset());
+  waiting.join();
+  EXPECT_OK(everything) << "it is served when they have given back what they held";
+}
+
+TEST_P(MemorySharingTest, ThePolicySaysHowLongRequestsMayWait) {
+  Start("max_wait: '100ms' rules { session_name: 'never' max_wait: '0s' }");
+  ASSERT_OK_AND_ASSIGN(Client holder, ConnectAs("holder"));
+  ASSERT_OK_AND_ASSIGN(Buffer kept, holder.Allocate(200_MiB));
+  for (const char* name : {"soon", "never"}) {
+    ASSERT_OK_AND_ASSIGN(Client patient, ConnectAs(name, {.wait = absl::Hours(1)}));
+    const absl::StatusOr<Buffer> refused = patient.Allocate(100_MiB);
+    EXPECT_STATUS(refused, absl::StatusCode::kResourceExhausted, "");
+  }
+}
+
 TEST_P(MemorySharingTest, ABlockThatAnotherThreadFreesEndsTheWaiting) {
   Start();
   ASSERT_OK_AND_ASSIGN(Client holder, ConnectAs("holder"));
