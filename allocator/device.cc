@@ -17,6 +17,10 @@ void UniqueFd::Reset() {
   fd_ = -1;
 }
 
+absl::StatusOr<LeftSegments> Device::FindLeftSegments() {
+  return absl::UnimplementedError("this device does not tell what earlier owners have left");
+}
+
 absl::StatusOr<SegmentHolders> Device::FindHolders(absl::Span<const DeviceSegment> /*segments*/) {
   return absl::UnimplementedError(
       absl::StrCat("a ", DeviceKindName(properties().kind), " device cannot tell who holds its segments"));

@@ -86,6 +86,19 @@ struct SegmentHolders {
   size_t unread_processes = 0;  // that may not be looked into: they may hold any of the segments
 };
 
+// A segment of an earlier owner of the device, who has gone, that other processes still hold.
+struct LeftSegment {
+  uint64_t file_device = 0;  // which file it is, as fstat() says
+  uint64_t file_inode = 0;
+  uint64_t bytes = 0;
+  std::vector<pid_t> holders;  // in ascending order
+};
+
+struct LeftSegments {
+  std::vector<LeftSegment> segments;
+  size_t unread_processes = 0;  // that may not be looked into: they may hold more
+};
+
 // Safe to call from any thread. Calls may take milliseconds: hold no lock that a hot path needs.
 // Errors name the failing system or CUDA call.
 class Device : public EventSource {
@@ -126,6 +139,10 @@ class Device : public EventSource {
   // memory, not to prove that nobody does: a process can hide what it holds. Unimplemented where the driver does not
   // tell (cuda).
   virtual absl::StatusOr<SegmentHolders> FindHolders(absl::Span<const DeviceSegment> segments);
+
+  // What is left of earlier owners, as far as other processes can be looked into. Unimplemented where the driver does
+  // not tell (cuda).
+  virtual absl::StatusOr<LeftSegments> FindLeftSegments();
 };
 
 // InvalidArgument unless `bytes` is a valid segment size. For implementations.

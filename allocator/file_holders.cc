@@ -1,73 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "allocator/file_holders.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cinttypes>
 #include <cstdio>
-#include <cstdlib>
-#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "absl/container/btree_map.h"
 #include "absl/container/flat_hash_map.h"
-#include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "allocator/process_files.h"
 
 namespace vrambroker {
 namespace {
 
-using FileId = std::pair<dev_t, ino_t>;
-using MountedFile = std::pair<uint64_t, uint64_t>;  // id of the mount, as fdinfo has it, and inode
-
-struct Closer {
-  void operator()(DIR* directory) const { (void)closedir(directory); }
-  void operator()(FILE* file) const { (void)std::fclose(file); }
-};
-using Directory = std::unique_ptr<DIR, Closer>;
-using File = std::unique_ptr<FILE, Closer>;
-
-// The number after `key` in `text`, or 0.
-uint64_t NumberAfter(absl::string_view text, absl::string_view key) {
-  const size_t at = text.find(key);
-  uint64_t number = 0;
-  if (at == absl::string_view::npos) return 0;
-  (void)absl::SimpleAtoi(text.substr(at + key.size(), text.find('\n', at) - at - key.size()), &number);
-  return number;
+std::string LinkTo(const std::string& name) {
+  return absl::StrCat("/memfd:", name);
 }
 
-// Whether this process, not the one that is looked at, is to blame.
-bool IsOurs(int error) {
-  return error == EMFILE || error == ENFILE || error == ENOMEM;
+// The file of a line of /proc/PID/maps.
+std::optional<FileId> FileOfMapping(const char* line) {
+  unsigned device_major = 0;
+  unsigned device_minor = 0;
+  uint64_t inode = 0;
+  // NOLINTNEXTLINE(bugprone-unchecked-string-to-number-conversion): the kernel writes these numbers
+  if (std::sscanf(line, "%*s %*s %*s %x:%x %" SCNu64, &device_major, &device_minor, &inode) != 3) return std::nullopt;
+  return FileId(makedev(device_major, device_minor), inode);
 }
 
-// Which file the descriptor is of whose fdinfo this is; nothing before Linux 5.14. Nothing, and errno, when it cannot
-// be read.
-std::optional<MountedFile> ReadDescriptorInfo(int directory, const char* name) {
-  const int fd = openat(directory, name, O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return std::nullopt;
-  std::array<char, 512> text = {};  // the lines that count come first
-  const ssize_t length = read(fd, text.data(), text.size());
-  (void)close(fd);
-  const absl::string_view info(text.data(), length < 0 ? 0 : static_cast<size_t>(length));
-  const MountedFile file(NumberAfter(info, "mnt_id:"), NumberAfter(info, "ino:"));
-  return file.second == 0 ? std::nullopt : std::optional(file);
-}
-
-// Walks over one process after the other.
-class Scan {
+// Who has files that this process has open.
+class HolderSearch : public ProcessFiles {
  public:
-  Scan(absl::Span<const int> fds, const std::string& name) : link_(absl::StrCat("/memfd:", name)) {
+  HolderSearch(absl::Span<const int> fds, const std::string& name) : ProcessFiles(LinkTo(name)) {
     for (size_t i = 0; i < fds.size(); ++i) {
       struct stat file = {};
       if (fstat(fds[i], &file) != 0) continue;
@@ -75,116 +48,120 @@ class Scan {
       if (const std::optional<MountedFile> mounted =
               ReadDescriptorInfo(AT_FDCWD, absl::StrCat("/proc/self/fdinfo/", fds[i]).c_str())) {
         mounted_files_[*mounted].push_back(i);
-      } else if (IsOurs(errno)) {
-        error_ = errno;
       }
     }
   }
 
   bool is_empty() const { return files_.empty(); }
 
-  void Look(pid_t pid) {
-    found_.clear();
-    // Both may fail because the process has ended meanwhile: then it holds nothing.
-    if ((!LookAtDescriptors(pid) && !LookAtDescriptorInfo(pid)) || !LookAtMappings(pid)) {
-      if (errno == EACCES || errno == EPERM) ++holders_.unread_processes;
-      if (IsOurs(errno)) error_ = errno;
-    }
-    std::sort(found_.begin(), found_.end());
-    found_.erase(std::unique(found_.begin(), found_.end()), found_.end());
-    for (const size_t segment : found_) holders_.holders.push_back({.segment = segment, .pid = pid});
-  }
-
-  absl::StatusOr<SegmentHolders> Result() && {
-    if (error_ != 0) return absl::ErrnoToStatus(error_, "reading /proc failed: not every process was looked at");
-    std::sort(holders_.holders.begin(), holders_.holders.end(),
-              [](const auto& a, const auto& b) { return std::pair(a.segment, a.pid) < std::pair(b.segment, b.pid); });
+  SegmentHolders Holders() && {
+    std::vector<SegmentHolders::Holder>& holders = holders_.holders;
+    const auto key = [](const SegmentHolders::Holder& holder) { return std::pair(holder.segment, holder.pid); };
+    std::sort(holders.begin(), holders.end(), [&](const auto& a, const auto& b) { return key(a) < key(b); });
+    holders.erase(
+        std::unique(holders.begin(), holders.end(), [&](const auto& a, const auto& b) { return key(a) == key(b); }),
+        holders.end());
+    holders_.unread_processes = unread_processes();
     return std::move(holders_);
   }
 
  private:
-  void Found(const FileId& file) {
-    if (const auto it = files_.find(file); it != files_.end()) {
-      found_.insert(found_.end(), it->second.begin(), it->second.end());
-    }
+  void OnDescriptor(pid_t pid, int directory, const char* name, absl::string_view /*link*/) override {
+    struct stat file = {};
+    if (fstatat(directory, name, &file, 0) == 0) Found(pid, files_, FileId(file.st_dev, file.st_ino));
+  }
+  void OnUnnamedDescriptor(pid_t pid, const MountedFile& file) override { Found(pid, mounted_files_, file); }
+  void OnMapping(pid_t pid, const char* line) override {
+    if (const std::optional<FileId> file = FileOfMapping(line)) Found(pid, files_, *file);
   }
 
-  // These return false, and errno, when they could not look.
-  bool LookAtDescriptors(pid_t pid) {
-    const Directory directory(opendir(absl::StrCat("/proc/", pid, "/fd").c_str()));
-    const int base = directory == nullptr ? -1 : dirfd(directory.get());
-    if (base < 0) return false;
-    std::array<char, 256> link = {};
-    for (errno = 0; const dirent* entry = readdir(directory.get()); errno = 0) {
-      // Most are no memory files of ours: the link says so, and costs less than stat().
-      const ssize_t length = readlinkat(base, entry->d_name, link.data(), link.size());
-      if (length < 0 || !absl::StartsWith(absl::string_view(link.data(), static_cast<size_t>(length)), link_)) continue;
-      struct stat file = {};
-      if (fstatat(base, entry->d_name, &file, 0) == 0) Found({file.st_dev, file.st_ino});
-    }
-    return errno == 0;
+  template <typename Files, typename Id>
+  void Found(pid_t pid, const Files& files, const Id& id) {
+    const auto it = files.find(id);
+    if (it == files.end()) return;
+    for (const size_t segment : it->second) holders_.holders.push_back({.segment = segment, .pid = pid});
   }
 
-  // What /proc/PID/fd says is for the process's own user and those with CAP_DAC_READ_SEARCH; fdinfo, which says less
-  // and costs more to read, is for those with CAP_SYS_PTRACE.
-  bool LookAtDescriptorInfo(pid_t pid) {
-    if (errno != EACCES || mounted_files_.empty()) return false;
-    const Directory directory(opendir(absl::StrCat("/proc/", pid, "/fdinfo").c_str()));
-    if (directory == nullptr) return false;
-    for (errno = 0; const dirent* entry = readdir(directory.get()); errno = 0) {
-      const std::optional<MountedFile> file = ReadDescriptorInfo(dirfd(directory.get()), entry->d_name);
-      if (!file.has_value() && IsOurs(errno)) return false;
-      if (!file.has_value()) continue;
-      if (const auto it = mounted_files_.find(*file); it != mounted_files_.end()) {
-        found_.insert(found_.end(), it->second.begin(), it->second.end());
-      }
-    }
-    return errno == 0;
-  }
-
-  bool LookAtMappings(pid_t pid) {
-    const File maps(std::fopen(absl::StrCat("/proc/", pid, "/maps").c_str(), "re"));
-    if (maps == nullptr) return false;
-    // Lines: 7f00-7f20 rw-s 00000000 00:01 1234    /memfd:NAME (deleted)
-    char* line = nullptr;
-    size_t size = 0;
-    for (errno = 0; getline(&line, &size, maps.get()) >= 0; errno = 0) {
-      if (!absl::StrContains(line, link_)) continue;
-      unsigned device_major = 0;
-      unsigned device_minor = 0;
-      uint64_t inode = 0;
-      // NOLINTNEXTLINE(bugprone-unchecked-string-to-number-conversion): the kernel writes these numbers
-      if (std::sscanf(line, "%*s %*s %*s %x:%x %" SCNu64, &device_major, &device_minor, &inode) == 3) {
-        Found({makedev(device_major, device_minor), inode});
-      }
-    }
-    const int error = errno;
-    std::free(line);
-    errno = error;
-    return error == 0;
-  }
-
-  const std::string link_;                                  // what links to such files begin with
   absl::flat_hash_map<FileId, std::vector<size_t>> files_;  // indices of their descriptors
   absl::flat_hash_map<MountedFile, std::vector<size_t>> mounted_files_;
-  std::vector<size_t> found_;  // of the process looked at
   SegmentHolders holders_;
-  int error_ = 0;  // errno, when holders may be missing for want of descriptors or memory
+};
+
+// Files that this process does not have open.
+class LeftSearch : public ProcessFiles {
+ public:
+  LeftSearch(const std::string& name, absl::FunctionRef<uint64_t(absl::string_view)> bytes_of)
+      : ProcessFiles(LinkTo(name)), bytes_of_(bytes_of) {}
+
+  LeftSegments Left() && {
+    LeftSegments left;
+    for (auto& [id, segment] : found_) {
+      std::vector<pid_t>& holders = segment.holders;
+      std::sort(holders.begin(), holders.end());
+      holders.erase(std::unique(holders.begin(), holders.end()), holders.end());
+      left.segments.push_back(std::move(segment));
+    }
+    left.unread_processes = unread_processes();
+    return left;
+  }
+
+ private:
+  void OnDescriptor(pid_t pid, int directory, const char* name, absl::string_view text) override {
+    struct stat file = {};
+    if (BytesByName(text) > 0 && fstatat(directory, name, &file, 0) == 0 && IsCreatedByUs(file)) Found(pid, file);
+  }
+  void OnUnnamedDescriptor(pid_t /*pid*/, const MountedFile& /*file*/) override {}  // of any file
+  void OnMapping(pid_t pid, const char* line) override {
+    const absl::string_view text = line;
+    const uint64_t bytes = BytesByName(text.substr(text.find(link())));
+    const std::optional<FileId> id = FileOfMapping(line);
+    if (bytes == 0 || !id.has_value()) return;
+    struct stat file = {};
+    const std::string range(text.substr(0, text.find(' ')));
+    if (stat(absl::StrCat("/proc/", pid, "/map_files/", range).c_str(), &file) == 0) {
+      if (IsCreatedByUs(file)) Found(pid, file);
+      return;
+    }
+    // Following that link takes CAP_CHECKPOINT_RESTORE; its name has to do. Rather too much than memory given twice.
+    if (errno != EPERM && errno != EACCES) return;
+    file.st_dev = id->first;
+    file.st_ino = id->second;
+    file.st_size = static_cast<off_t>(bytes);
+    Found(pid, file);
+  }
+
+  uint64_t BytesByName(absl::string_view text) const {
+    text.remove_prefix(link().size());
+    return bytes_of_(text.substr(0, text.find_first_of(" \n")));
+  }
+  static bool IsCreatedByUs(const struct stat& file) { return file.st_uid == geteuid() || file.st_uid == 0; }
+
+  void Found(pid_t pid, const struct stat& file) {
+    LeftSegment& segment = found_[{file.st_dev, file.st_ino}];
+    segment.file_device = file.st_dev;
+    segment.file_inode = file.st_ino;
+    segment.bytes = static_cast<uint64_t>(file.st_size);
+    segment.holders.push_back(pid);
+  }
+
+  const absl::FunctionRef<uint64_t(absl::string_view)> bytes_of_;
+  absl::btree_map<FileId, LeftSegment> found_;
 };
 
 }  // namespace
 
 absl::StatusOr<SegmentHolders> FindFileHolders(absl::Span<const int> fds, const std::string& name) {
-  Scan scan(fds, name);
-  if (scan.is_empty()) return SegmentHolders();
-  const Directory processes(opendir("/proc"));
-  if (processes == nullptr) return absl::ErrnoToStatus(errno, "opendir of /proc failed");
-  const pid_t self = getpid();
-  while (const dirent* entry = readdir(processes.get())) {
-    pid_t pid = 0;
-    if (absl::SimpleAtoi(entry->d_name, &pid) && pid != self) scan.Look(pid);
-  }
-  return std::move(scan).Result();
+  HolderSearch search(fds, name);
+  if (search.is_empty()) return SegmentHolders();
+  if (absl::Status status = search.Walk(); !status.ok()) return status;
+  return std::move(search).Holders();
+}
+
+absl::StatusOr<LeftSegments> FindLeftFiles(const std::string& name,
+                                           absl::FunctionRef<uint64_t(absl::string_view rest)> bytes_of) {
+  LeftSearch search(name, bytes_of);
+  if (absl::Status status = search.Walk(); !status.ok()) return status;
+  return std::move(search).Left();
 }
 
 }  // namespace vrambroker

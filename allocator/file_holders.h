@@ -1,24 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which processes have a file open or mapped, as /proc tells. For memory files: they have no name to ask for.
+// Which processes hold which memory files: of those that this process has open, and of those that are left of an
+// earlier one. ProcessFiles says what is seen, and what it takes.
 #ifndef VRAMBROKER_ALLOCATOR_FILE_HOLDERS_H_
 #define VRAMBROKER_ALLOCATOR_FILE_HOLDERS_H_
 
+#include <sys/types.h>
+
 #include <string>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "allocator/device.h"
 
 namespace vrambroker {
 
-// Other processes that have one of the memory files `fds` open or mapped, in one pass over all processes: milliseconds
-// and more, so hold no lock. Processes of other users can be looked into by root, and by those who have CAP_SYS_PTRACE
-// from Linux 5.14 on; the others are counted as unread. `name` is what memfd_create() was called with. Invalid
-// descriptors have no holders. Not seen: descriptors on their way through a socket, those of a thread that has
-// descriptors of its own (CLONE_FILES), and processes of other pid namespaces than this one and those below it.
-// An error when there is no /proc, or when this process lacks descriptors or memory to look at all of it.
+// Other processes that have one of the memory files `fds` open or mapped. `name` is what the names that memfd_create()
+// was called with begin with. Invalid descriptors have no holders. Errors as ProcessFiles::Walk().
 absl::StatusOr<SegmentHolders> FindFileHolders(absl::Span<const int> fds, const std::string& name);
+
+// The memory files of other processes whose names begin with `name`, and that the user who runs this process, or root,
+// has created: anybody can give a file of his own such a name. `bytes_of` says how large a file is by the rest of its
+// name, for where only that can be read, and has 0 for files that are not meant.
+absl::StatusOr<LeftSegments> FindLeftFiles(const std::string& name,
+                                           absl::FunctionRef<uint64_t(absl::string_view rest)> bytes_of);
 
 }  // namespace vrambroker
 

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <random>
 #include <string>
 #include <thread>
 #include <utility>
@@ -17,6 +18,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "allocator/file_holders.h"
 #include "allocator/mutex.h"
 #include "allocator/size_class.h"
@@ -24,7 +26,8 @@
 namespace vrambroker {
 namespace {
 
-constexpr char kFileName[] = "vrambroker-segment";  // as lsof shows it
+// As lsof shows it. The daemon's go on as ":OWNER:ORDINAL:RUN:BYTES".
+constexpr char kFileName[] = "vrambroker-segment";
 
 absl::Status SystemError(const char* call) {
   return absl::ErrnoToStatus(errno, absl::StrCat(call, " failed"));
@@ -39,13 +42,15 @@ class CompleteEvent : public Event {
 
 class HostDevice : public Device {
  public:
-  HostDevice(int ordinal, uint64_t total_bytes, std::chrono::nanoseconds driver_latency)
+  HostDevice(int ordinal, uint64_t total_bytes, std::chrono::nanoseconds driver_latency, const std::string& owner)
       : properties_{.kind = DeviceKind::kHost,
                     .ordinal = ordinal,
                     .uuid = absl::StrCat("HOST-", ordinal),
                     .name = "host memory",
                     .total_bytes = total_bytes},
-        driver_latency_(driver_latency) {}
+        driver_latency_(driver_latency),
+        owned_prefix_(owner.empty() ? "" : absl::StrCat(kFileName, ":", owner, ":", ordinal, ":")),
+        run_(owner.empty() ? "" : RandomName()) {}
 
   const DeviceProperties& properties() const override { return properties_; }
 
@@ -65,7 +70,8 @@ class HostDevice : public Device {
       used_bytes_ += bytes;
     }
     SimulateDriver();
-    absl::StatusOr<DeviceSegment> segment = CreateFile(bytes);
+    absl::StatusOr<DeviceSegment> segment =
+        CreateFile(bytes, owned_prefix_.empty() ? kFileName : absl::StrCat(owned_prefix_, run_, ":", bytes));
     if (!segment.ok()) GiveBack(bytes);
     return segment;
   }
@@ -132,11 +138,27 @@ class HostDevice : public Device {
     return FindFileHolders(fds, kFileName);
   }
 
+  absl::StatusOr<LeftSegments> FindLeftSegments() override {
+    if (owned_prefix_.empty()) return LeftSegments();
+    return FindLeftFiles(owned_prefix_, [this](absl::string_view rest) -> uint64_t {
+      const std::pair<absl::string_view, absl::string_view> run_and_bytes =
+          absl::StrSplit(rest, absl::MaxSplits(':', 1));
+      uint64_t bytes = 0;
+      const bool is_left = run_and_bytes.first != run_ && absl::SimpleAtoi(run_and_bytes.second, &bytes);
+      return is_left ? bytes : 0;
+    });
+  }
+
   absl::StatusOr<std::unique_ptr<Event>> RecordEvent(Stream) override { return std::make_unique<CompleteEvent>(); }
 
  private:
-  static absl::StatusOr<DeviceSegment> CreateFile(uint64_t bytes) {
-    UniqueFd fd(memfd_create(kFileName, MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  static std::string RandomName() {
+    std::random_device random;
+    return absl::StrCat(absl::Hex(random(), absl::kZeroPad8), absl::Hex(random(), absl::kZeroPad8));
+  }
+
+  static absl::StatusOr<DeviceSegment> CreateFile(uint64_t bytes, const std::string& name) {
+    UniqueFd fd(memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (!fd.valid()) return SystemError("memfd_create");
     if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) return SystemError("ftruncate");
     // Every holder of the descriptor could otherwise resize the file and kill the others with SIGBUS.
@@ -157,6 +179,8 @@ class HostDevice : public Device {
 
   const DeviceProperties properties_;
   const std::chrono::nanoseconds driver_latency_;
+  const std::string owned_prefix_;  // of names of the files of this owner and ordinal; empty without an owner
+  const std::string run_;           // this device's own part of them
   Mutex mu_;
   uint64_t used_bytes_ ABSL_GUARDED_BY(mu_) = 0;
 };
@@ -180,8 +204,9 @@ uint64_t DefaultHostBytes() {
   return HostMemoryBytes() / 2 / kSegmentGranuleBytes * kSegmentGranuleBytes;
 }
 
-std::unique_ptr<Device> MakeHostDevice(int ordinal, uint64_t total_bytes, std::chrono::nanoseconds driver_latency) {
-  return std::make_unique<HostDevice>(ordinal, total_bytes, driver_latency);
+std::unique_ptr<Device> MakeHostDevice(int ordinal, uint64_t total_bytes, std::chrono::nanoseconds driver_latency,
+                                       const std::string& owner) {
+  return std::make_unique<HostDevice>(ordinal, total_bytes, driver_latency, owner);
 }
 
 }  // namespace vrambroker

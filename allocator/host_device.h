@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "allocator/device.h"
@@ -22,8 +23,11 @@ uint64_t HostMemoryBytes();
 
 // `total_bytes` is all that AllocateSegment may hand out together. A process that only opens handles passes 0.
 // With `driver_latency`, allocating, freeing and zeroing take that much longer, as calls of a GPU's driver do.
+// `owner` (letters and digits) is who owns the segments, also after a restart: FindLeftSegments() finds those of
+// earlier devices of the same owner and ordinal. Without one it finds nothing.
 std::unique_ptr<Device> MakeHostDevice(int ordinal, uint64_t total_bytes,
-                                       std::chrono::nanoseconds driver_latency = std::chrono::nanoseconds(0));
+                                       std::chrono::nanoseconds driver_latency = std::chrono::nanoseconds(0),
+                                       const std::string& owner = "");
 
 }  // namespace vrambroker
 

@@ -5,20 +5,29 @@
 
 #include <gtest/gtest.h>
 #include <linux/capability.h>
+#include <linux/kcmp.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
+#include <atomic>
 #include <csignal>
 #include <fstream>
 #include <functional>
 #include <iterator>
 #include <optional>
 #include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/numbers.h"
 
 namespace vrambroker {
 namespace {
@@ -104,13 +113,161 @@ TEST(FileHoldersTest, CapSysPtraceIsEnough) {
   const Seen without = Look(fd, holder, 0);
   EXPECT_FALSE(without.found);
   EXPECT_GT(without.unread, root->unread_processes) << "what cannot be told is said";
-  // /proc, fdinfo, and one of its files: with fewer than three, it must not seem that nobody holds the file.
-  for (const int spare : {0, 1, 2}) EXPECT_FALSE(Look(fd, holder, ptrace, spare).ok) << spare;
-  EXPECT_TRUE(Look(fd, holder, ptrace, 3).found);
+  // /proc, task, fdinfo, and one of its files: with fewer than four, it must not seem that nobody holds the file.
+  for (const int spare : {0, 1, 2, 3}) EXPECT_FALSE(Look(fd, holder, ptrace, spare).ok) << spare;
+  EXPECT_TRUE(Look(fd, holder, ptrace, 4).found);
   kill(holder, SIGKILL);
   EXPECT_EQ(waitpid(holder, nullptr, 0), holder);
   EXPECT_FALSE(Look(fd, holder, ptrace).found);
   close(fd);
+}
+
+// A child process that has become what `body` makes of it, which returns when it has.
+class Child {
+ public:
+  explicit Child(const std::function<void()>& body) {
+    std::array<int, 2> pipe_fds = {};
+    EXPECT_EQ(pipe(pipe_fds.data()), 0);
+    pid_ = fork();
+    if (pid_ == 0) {
+      ready = pipe_fds[1];
+      body();
+      _exit(0);
+    }
+    close(pipe_fds[1]);
+    char byte = 0;
+    EXPECT_EQ(read(pipe_fds[0], &byte, 1), 1);
+    close(pipe_fds[0]);
+  }
+  ~Child() {
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+  }
+  pid_t pid() const { return pid_; }
+
+  // For its body: it is ready now, and stays as it is.
+  static void Stay() {
+    (void)!write(ready, "r", 1);
+    for (;;) pause();
+  }
+
+ private:
+  static inline int ready = -1;
+  pid_t pid_ = -1;
+};
+
+bool IsHolder(int fd, pid_t pid) {
+  const absl::StatusOr<SegmentHolders> holders = FindFileHolders({fd}, kName);
+  EXPECT_TRUE(holders.ok()) << holders.status();
+  return holders.ok() && std::any_of(holders->holders.begin(), holders->holders.end(),
+                                     [pid](const SegmentHolders::Holder& holder) { return holder.pid == pid; });
+}
+
+// What /proc/PID shows is the main thread's; the others live on when it ends.
+TEST(FileHoldersTest, AProcessWhoseMainThreadHasEndedHoldsWhatItsOthersHold) {
+  const int fd = memfd_create(kName, MFD_CLOEXEC);
+  ASSERT_GE(fd, 0);
+  ASSERT_EQ(ftruncate(fd, 4096), 0);
+  const auto end_main_thread = [](pid_t main_thread) {
+    std::thread([main_thread] {
+      // The main thread is a zombie now, and has nothing open.
+      for (char state = 0; state != 'Z';) {
+        std::ifstream stat("/proc/self/task/" + std::to_string(main_thread) + "/stat");
+        std::string pid, name;
+        stat >> pid >> name >> state;
+      }
+      Child::Stay();
+    }).detach();
+    syscall(SYS_exit, 0);
+  };
+  {
+    const Child child([&] { end_main_thread(getpid()); });
+    EXPECT_TRUE(IsHolder(fd, child.pid())) << "open";
+  }
+  {
+    const Child child([&] {
+      if (mmap(nullptr, 4096, PROT_READ, MAP_SHARED, fd, 0) == MAP_FAILED) _exit(1);
+      close(fd);
+      end_main_thread(getpid());
+    });
+    EXPECT_TRUE(IsHolder(fd, child.pid())) << "mapped";
+  }
+  {
+    const Child child([&] { close(fd), end_main_thread(getpid()); });
+    EXPECT_FALSE(IsHolder(fd, child.pid()));
+  }
+  close(fd);
+}
+
+TEST(FileHoldersTest, AThreadMayHaveDescriptorsOfItsOwn) {
+  const int fd = memfd_create(kName, MFD_CLOEXEC);
+  ASSERT_GE(fd, 0);
+  const Child child([&] {
+    std::atomic<bool> has_its_own{false};
+    std::thread([&] {
+      if (unshare(CLONE_FILES) != 0) _exit(1);
+      has_its_own = true;
+      for (;;) pause();
+    }).detach();
+    while (!has_its_own) std::this_thread::yield();
+    close(fd);
+    Child::Stay();
+  });
+  EXPECT_TRUE(IsHolder(fd, child.pid()));
+  close(fd);
+}
+
+uint64_t BytesOf(absl::string_view rest) {
+  uint64_t bytes = 0;
+  return absl::SimpleAtoi(rest, &bytes) ? bytes : 0;
+}
+
+TEST(LeftFilesTest, FindsWhatOthersHoldOfAnEarlierProcess) {
+  const std::string name = std::string(kName) + ":left:";
+  const auto create = [&](const std::string& rest, uint64_t bytes) {
+    const int fd = memfd_create((name + rest).c_str(), MFD_CLOEXEC);
+    EXPECT_EQ(ftruncate(fd, static_cast<off_t>(bytes)), 0);
+    return fd;
+  };
+  const int open = create("4096", 4096);
+  const int mapped = create("8192", 8192);
+  const int lying = create("999999", 4096);
+  const int other = create("x", 4096);
+  struct stat mapped_file = {};
+  ASSERT_EQ(fstat(mapped, &mapped_file), 0);
+  const Child child([&] {
+    // Not all of it: it is there all the same.
+    if (mmap(nullptr, 4096, PROT_READ, MAP_SHARED, mapped, 4096) == MAP_FAILED) _exit(1);
+    close(mapped);
+    Child::Stay();
+  });
+  for (const int fd : {open, mapped, lying, other}) close(fd);
+  const absl::StatusOr<LeftSegments> left = FindLeftFiles(name, BytesOf);
+  ASSERT_TRUE(left.ok()) << left.status();
+  ASSERT_EQ(left->segments.size(), 3u);
+  uint64_t sum = 0;
+  for (const LeftSegment& segment : left->segments) {
+    EXPECT_EQ(segment.holders, std::vector<pid_t>{child.pid()});
+    sum += segment.bytes;
+    if (segment.file_inode == mapped_file.st_ino) {
+      EXPECT_EQ(segment.bytes, 8192u);
+    }
+  }
+  EXPECT_EQ(sum, 4096u + 8192u + 4096u) << "what the file has, where that can be seen";
+}
+
+TEST(LeftFilesTest, AnotherUsersFilesAreNotOurs) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can become other users";
+  const std::string name = std::string(kName) + ":forged:";
+  const Child child([&] {
+    if (setresuid(kOther, kOther, kOther) != 0) _exit(1);
+    const int fd = memfd_create((name + "4096").c_str(), MFD_CLOEXEC);
+    if (ftruncate(fd, 1 << 30) != 0 || mmap(nullptr, 4096, PROT_READ, MAP_SHARED, fd, 0) == MAP_FAILED) _exit(1);
+    Child::Stay();
+  });
+  const absl::StatusOr<LeftSegments> left = FindLeftFiles(name, BytesOf);
+  ASSERT_TRUE(left.ok()) << left.status();
+  EXPECT_EQ(left->segments.size(), 0u);
 }
 
 }  // namespace
