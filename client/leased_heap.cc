@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/leased_heap.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <functional>
 #include <memory>
@@ -198,6 +200,7 @@ absl::StatusOr<AcquiredSegment> LeasedHeap::AcquireSegment(uint64_t bytes, bool 
   const absl::StatusOr<Device*> opened = OpenDevice();
   if (!opened.ok()) return opened.status();
   const std::shared_ptr<SessionClient::Link> link = session_.link();
+  if (absl::Status status = CheckCarriedOver(link->session, bytes); !status.ok()) return status;
   v1::LeaseSegmentsRequest request;
   request.set_device(static_cast<uint32_t>(ordinal()));
   request.add_segment_bytes(bytes);
@@ -232,6 +235,8 @@ absl::StatusOr<AcquiredSegment> LeasedHeap::AcquireSegment(uint64_t bytes, bool 
 
   absl::StatusOr<SegmentHandle> handle = session_.FetchHandle(segment.handle());
   absl::StatusOr<void*> base = handle.ok() ? (*opened)->OpenHandle(*handle, bytes) : handle.status();
+  struct stat file = {};
+  if (handle.ok() && std::holds_alternative<UniqueFd>(*handle)) (void)fstat(std::get<UniqueFd>(*handle).get(), &file);
   // The pools can be told apart by size: see SegmentBytesFor().
   const uint64_t granule = bytes == kSmallSegmentBytes ? kMinBlockBytes : kLargePoolGranule;
   if (base.ok() && !addresses_.AddRange(*base, bytes, granule, this)) {
@@ -254,7 +259,10 @@ absl::StatusOr<AcquiredSegment> LeasedHeap::AcquireSegment(uint64_t bytes, bool 
   }
   session_.Grown();
   MutexLock lock(mu_);
-  mapped_.at(id).base = *base;
+  Mapped& mapped = mapped_.at(id);
+  mapped.base = *base;
+  mapped.file_device = file.st_dev;
+  mapped.file_inode = file.st_ino;
   return AcquiredSegment{.id = id, .base = *base};
 }
 
@@ -448,6 +456,41 @@ HeapSnapshot LeasedHeap::Snapshot(bool with_history) {
   snapshot.segments.insert(snapshot.segments.begin(), std::make_move_iterator(whole.begin()),
                            std::make_move_iterator(whole.end()));
   return snapshot;
+}
+
+absl::Status LeasedHeap::CheckCarriedOver(uint64_t session, uint64_t bytes) const {
+  if (session == 0) return absl::OkStatus();  // the first one
+  uint64_t held = 0;
+  bool any = false;
+  MutexLock lock(mu_);
+  for (const auto& [id, mapped] : mapped_) {
+    held += mapped.bytes;
+    any = any || mapped.session != session;
+  }
+  const uint64_t limit = session_.limit_bytes(ordinal());
+  if (!any || (held <= limit && bytes <= limit - held)) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat("the session's limit of ", FormatBytes(limit),
+                                                   " is used up: it holds ", FormatBytes(held),
+                                                   ", in part from an earlier run of the daemon"));
+}
+
+uint64_t LeasedHeap::CarriedId(uint64_t session, uint64_t daemon_id) {
+  return Raw(LocalId(session, daemon_id));
+}
+
+std::vector<v1::CarriedOver::Segment> LeasedHeap::CarriedOver(uint64_t session) const {
+  std::vector<v1::CarriedOver::Segment> carried;
+  MutexLock lock(mu_);
+  for (const auto& [id, mapped] : mapped_) {
+    if (mapped.session == session) continue;
+    v1::CarriedOver::Segment& segment = carried.emplace_back();
+    segment.set_id(Raw(id));
+    segment.set_device(static_cast<uint32_t>(ordinal()));
+    segment.set_segment_bytes(mapped.bytes);
+    segment.set_file_device(mapped.file_device);
+    segment.set_file_inode(mapped.file_inode);
+  }
+  return carried;
 }
 
 std::vector<uint64_t> LeasedHeap::HeldSegments(uint64_t session) const {

@@ -15,6 +15,7 @@
 #include "allocator/segment_source.h"
 #include "client/address_map.h"
 #include "client/heap.h"
+#include "vrambroker/v1/broker.pb.h"
 
 namespace vrambroker::client_internal {
 
@@ -69,6 +70,10 @@ class LeasedHeap final : public Heap, private SegmentSource, private EventSource
   bool CloseAll() ABSL_LOCKS_EXCLUDED(mu_);
   // The daemon's ids of what is held of its session number `session`.
   std::vector<uint64_t> HeldSegments(uint64_t session) const ABSL_LOCKS_EXCLUDED(mu_);
+  // What is held of sessions before number `session`: the daemon that leased it is gone.
+  std::vector<v1::CarriedOver::Segment> CarriedOver(uint64_t session) const ABSL_LOCKS_EXCLUDED(mu_);
+  // What that is called in `CarriedOver()`.
+  static uint64_t CarriedId(uint64_t session, uint64_t daemon_id);
 
  private:
   // A segment that is held here, and mapped when it has a base.
@@ -77,6 +82,8 @@ class LeasedHeap final : public Heap, private SegmentSource, private EventSource
     uint64_t daemon_id = 0;
     uint64_t bytes = 0;
     void* base = nullptr;
+    uint64_t file_device = 0;  // which file it is on a host device, for a daemon that did not lease it
+    uint64_t file_inode = 0;
   };
   struct Whole {
     SegmentId id{};
@@ -96,6 +103,9 @@ class LeasedHeap final : public Heap, private SegmentSource, private EventSource
   absl::StatusOr<Block*> AllocateSlowly(uint64_t bytes, Stream stream);
   // A block that is free by now would serve it.
   bool IsCached(uint64_t bytes, Stream stream) const;
+  // The limit is the session's, whichever daemon leased what is held: one that does not count what is carried over must
+  // not lead beyond it.
+  absl::Status CheckCarriedOver(uint64_t session, uint64_t bytes) const ABSL_LOCKS_EXCLUDED(mu_);
   // What to tell the application when `refusal` has left a request without memory.
   absl::Status Explain(const absl::Status& refusal, uint64_t requested, const FitReport& fit);
   absl::StatusOr<Device*> OpenDevice();

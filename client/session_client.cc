@@ -26,6 +26,7 @@ constexpr absl::Duration kGoodbyeTimeout = absl::Seconds(2);
 constexpr absl::Duration kGoodbyePause = absl::Milliseconds(20);
 constexpr int kGoodbyeTries = 100;
 constexpr int kMaxIdsInMessage = 4096;
+constexpr int kMaxCarriedInMessage = 1024;
 // Statistics are reported, and idle segments looked at, at most so often.
 constexpr std::chrono::milliseconds kReportPeriod(950);  // with the way to the daemon, figures are never a second old
 // The first report of a change comes this soon: the block that a segment was leased for is then counted, too.
@@ -151,6 +152,7 @@ absl::StatusOr<std::shared_ptr<SessionClient::Link>> SessionClient::Connect(cons
   link->session_id = welcome.session_id();
   link->name = welcome.name();
   link->resume_token = welcome.resume_token();
+  link->takes_carried_over = welcome.takes_carried_over();
   return link;
 }
 
@@ -412,7 +414,16 @@ bool SessionClient::Adopt(const std::shared_ptr<Link>& link, const std::function
 bool SessionClient::ReturnSegments(int device, uint64_t session, const std::vector<uint64_t>& segments) {
   while (true) {
     const std::shared_ptr<Link> link = this->link();
-    if (link->session != session) return false;  // that daemon is gone
+    if (link->session != session) {  // that daemon is gone; this one counts what it has leased
+      if (!link->takes_carried_over) return false;
+      v1::SessionRequest freed;
+      for (const uint64_t id : segments) {
+        freed.mutable_carried_over_freed()->add_ids(LeasedHeap::CarriedId(session, id));
+        if (freed.carried_over_freed().ids_size() == kMaxIdsInMessage) link->stream->Send(std::exchange(freed, {}));
+      }
+      if (freed.carried_over_freed().ids_size() > 0) link->stream->Send(std::move(freed));
+      return true;
+    }
     absl::Status status;
     for (size_t begin = 0; begin < segments.size() && status.ok(); begin += kMaxIdsInMessage) {
       const size_t end = std::min(segments.size(), begin + kMaxIdsInMessage);
@@ -623,6 +634,18 @@ void SessionClient::GiveBackIdle() {
   }
 }
 
+void SessionClient::DeclareCarriedOver(const Link& link) {
+  if (!link.takes_carried_over) return;
+  v1::SessionRequest message;
+  for (size_t device = 0; device < heaps_.size(); ++device) {
+    for (v1::CarriedOver::Segment& segment : leased(device).CarriedOver(link.session)) {
+      *message.mutable_carried_over()->add_segments() = std::move(segment);
+      if (message.carried_over().segments_size() == kMaxCarriedInMessage) link.stream->Send(std::exchange(message, {}));
+    }
+  }
+  if (message.carried_over().segments_size() > 0) link.stream->Send(std::move(message));
+}
+
 absl::Status SessionClient::Reconnect() {
   const std::shared_ptr<Link> old = link();
   absl::StatusOr<std::shared_ptr<Link>> reached = Connect(old.get());
@@ -631,6 +654,7 @@ absl::Status SessionClient::Reconnect() {
   if (!reached.ok()) return reached.status();
   Link& link = **reached;
   link.session = resumed ? old->session : old->session + 1;
+  if (!resumed) DeclareCarriedOver(link);
   std::vector<Returned> unreturned;
   {
     MutexLock lock(mu_);
@@ -646,7 +670,7 @@ absl::Status SessionClient::Reconnect() {
     Log(absl::StrCat("session '", link.name, "': reconnected to the daemon and resumed the session"));
     return absl::OkStatus();
   }
-  GiveBackIdle();  // free memory of a daemon that is gone is of no use
+  GiveBackIdle();  // it may be what keeps this daemon from giving more
   size_t segments = 0;
   for (size_t device = 0; device < heaps_.size(); ++device)
     segments += leased(device).HeldSegments(old->session).size();

@@ -49,6 +49,7 @@ class SessionClient {
     uint64_t session_id = 0;
     std::string name;
     std::string resume_token;
+    bool takes_carried_over = false;
   };
 
   static absl::StatusOr<std::unique_ptr<SessionClient>> Open(const ClientOptions& options);
@@ -137,6 +138,8 @@ class SessionClient {
   // Aborted: an operator has ended the session.
   absl::Status Reconnect() ABSL_LOCKS_EXCLUDED(mu_);
   void GiveBackIdle();
+  // Tells a daemon that has not leased it what is held; before anything else is asked of it.
+  void DeclareCarriedOver(const Link& link);
 
   // Constant after Open().
   const ClientOptions options_;

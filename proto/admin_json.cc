@@ -95,6 +95,7 @@ Json ToJson(const v1::Session& session) {
                        {"over_limit", device.reserved_bytes() > device.limit_bytes()},
                        {"idle_bytes", device.idle_bytes()},
                        {"returning_bytes", device.returning_bytes()},
+                       {"carried_over_bytes", device.carried_over_bytes()},
                        {"allocated_bytes", allocated},
                        {"allocated_bytes_peak", stats.allocated_bytes().all().peak()},
                        {"requested_bytes", stats.requested_bytes().all().current()},
@@ -137,6 +138,7 @@ Json ToJson(const v1::Device& device, const DeviceSums& sums) {
           {"idle_bytes", device.idle_bytes()},
           {"inactive_split_bytes", sums.inactive_split_bytes},
           {"quarantined_bytes", sums.quarantined_bytes},
+          {"carried_over_bytes", device.carried_over_bytes()},
           {"fragmentation_ratio", FragmentationRatio(sums.allocated_bytes, device.reserved_bytes())},
           {"fault", device.fault()}};
 }

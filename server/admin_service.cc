@@ -223,6 +223,15 @@ grpc::ServerUnaryReactor* AdminService::ListQuarantine(grpc::CallbackServerConte
       holding->set_age_ms(static_cast<uint64_t>(quarantined.age.count()));
       for (const pid_t pid : quarantined.holding.holders) holding->add_holders(pid);
     }
+    for (const CarriedOver::Holding& carried : view.devices[device].carried_over) {
+      if (carried.session != kNoSession) continue;
+      v1::ListQuarantineResponse::Holding* holding = response->add_holdings();
+      holding->set_device(static_cast<uint32_t>(device));
+      holding->set_bytes(carried.bytes);
+      holding->set_segments(static_cast<uint32_t>(carried.segments));
+      for (const pid_t pid : carried.holders) holding->add_holders(pid);
+      holding->set_carried_over(true);
+    }
   }
   return Reply(context, absl::OkStatus());
 }

@@ -240,7 +240,6 @@ void Broker::Close(const SessionPtr& session, const std::string& why, CloseReaso
 
 void Broker::CloseGone(const SessionPtr& session) {
   CloseWith(&SegmentPool::CloseAccountOfGone, session, "its process has ended", CloseReason::kProcessEnded);
-  SetTimer();
 }
 
 void Broker::CloseWith(uint64_t (SegmentPool::*close)(SessionId), const SessionPtr& session, const std::string& why,
@@ -262,6 +261,7 @@ void Broker::CloseWith(uint64_t (SegmentPool::*close)(SessionId), const SessionP
     }
   }
   LogClosed(*session, why, reason, bytes);
+  SetTimer();  // what it has left is looked at
 }
 
 // One line that says what became of the session; its peaks are sums over the devices.
@@ -382,6 +382,7 @@ BrokerView Broker::View() const {
     DeviceInfo& info = view.devices.emplace_back(DeviceInfo{.properties = pools_[device]->properties(),
                                                             .figures = of_pool.figures,
                                                             .quarantine = {},
+                                                            .carried_over = std::move(of_pool.carried_over),
                                                             .health = of_pool.health,
                                                             .idle_sizes = of_pool.idle_sizes,
                                                             .reclaims = std::move(of_pool.reclaims),
@@ -409,7 +410,11 @@ BrokerView Broker::View() const {
   AddWaiting(absl::MakeSpan(view.sessions));
   for (size_t device = 0; device < view.devices.size(); ++device) {
     DeviceInfo& info = view.devices[device];
-    info.quarantined_bytes = info.figures.quarantined_bytes;
+    info.left_behind_bytes = info.figures.quarantined_bytes;
+    for (const CarriedOver::Holding& holding : info.carried_over) {
+      if (holding.session == kNoSession) info.left_behind_bytes += holding.bytes;
+    }
+    info.quarantined_bytes = info.left_behind_bytes;
     for (const SessionInfo& session : view.sessions) {
       const SessionDeviceInfo& held = session.devices[device];
       info.stats.Add(held.stats);

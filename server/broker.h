@@ -104,6 +104,7 @@ struct DeviceInfo {
   DeviceProperties properties;
   PoolFigures figures;
   std::vector<QuarantinedInfo> quarantine;
+  std::vector<CarriedOver::Holding> carried_over;
   absl::Status health;
   FreeSizes idle_sizes;  // of the idle segments
   ReclaimFigures reclaims;
@@ -118,7 +119,9 @@ struct DeviceInfo {
 
   MemoryStats stats;               // what they count themselves may be older than the rest
   uint64_t leased_bytes = 0;       // charged to live sessions; also what the driver is still to give
-  uint64_t quarantined_bytes = 0;  // of disconnected and ended ones, and left behind by those that are gone
+  uint64_t quarantined_bytes = 0;  // of disconnected and ended ones, and left behind
+  // By sessions that are gone, and carried over by processes without a session.
+  uint64_t left_behind_bytes = 0;
 };
 
 // Why a session was closed.
@@ -222,6 +225,12 @@ class Broker {
   // Ends the waiting of the session's requests with this key: Cancelled.
   void CancelWait(const SessionPtr& session, uint64_t cancel_key);
   absl::Status ReturnSegments(const SessionPtr& session, uint64_t device, absl::Span<const SegmentId> segments);
+  // What the session's client holds of an earlier run of the daemon. NotFound for an unknown device, InvalidArgument
+  // for sizes that no segment has; FailedPrecondition for a remote session.
+  absl::Status DeclareCarriedOver(const SessionPtr& session, uint64_t device,
+                                  absl::Span<const CarriedSegment> segments);
+  // It has closed these, on whatever devices they are.
+  void FreeCarriedOver(const SessionPtr& session, absl::Span<const uint64_t> ids);
   // Counts, logs and explains that a request of the client's got no memory: OutOfMemoryError().
   absl::Status Explain(const SessionPtr& session, uint64_t device, const RefusedRequest& request);
 

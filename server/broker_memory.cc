@@ -390,6 +390,20 @@ absl::Status Broker::ReturnSegments(const SessionPtr& session, uint64_t device, 
   return session->ReturnLeased(static_cast<int>(device), segments);
 }
 
+absl::Status Broker::DeclareCarriedOver(const SessionPtr& session, uint64_t device,
+                                        absl::Span<const CarriedSegment> segments) {
+  if (absl::Status status = CheckDevice(device); !status.ok()) return status;
+  if (!session->leases()) {
+    return absl::FailedPreconditionError("carried_over: the session is remote: the daemon knows what it holds");
+  }
+  return pools_[device]->DeclareCarriedOver(session->id(), segments);
+}
+
+void Broker::FreeCarriedOver(const SessionPtr& session, absl::Span<const uint64_t> ids) {
+  for (SegmentPool* pool : pools_) pool->FreeCarriedOver(session->id(), ids);
+  SetTimer();
+}
+
 absl::Status Broker::Explain(const SessionPtr& session, uint64_t device, const RefusedRequest& request) {
   if (absl::Status status = CheckDevice(device); !status.ok()) return status;
   OomReport report = Report(*session, static_cast<int>(device));

@@ -77,6 +77,7 @@ v1::Device ToProto(const SegmentPool& pool) {
   device.set_capacity_bytes(figures.capacity_bytes);
   device.set_reserved_bytes(figures.reserved_bytes);
   device.set_idle_bytes(figures.idle_bytes);
+  device.set_carried_over_bytes(figures.carried_over_bytes);
   device.set_fault(std::string(pool.health().message()));
   return device;
 }
@@ -103,6 +104,7 @@ v1::Session ToProto(const SessionInfo& info) {
     *device->mutable_stats() = StatsToProto(from.stats);
     device->set_guarantee_bytes(from.account.guarantee_bytes);
     device->set_idle_bytes(from.idle_bytes);
+    device->set_carried_over_bytes(from.account.carried_over_bytes);
     for (const SessionDeviceInfo::Waiting& waiting : from.waiting) {
       v1::WaitingRequest* request = device->add_waiting();
       request->set_bytes(waiting.bytes);

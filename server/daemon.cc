@@ -19,6 +19,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <filesystem>
 #include <string>
 #include <utility>
 
@@ -124,6 +125,8 @@ class Daemon {
     }
     return pools;
   }
+  // What an earlier run has left.
+  absl::Status FindCarriedOver();
   static std::vector<SegmentPool*> Pointers(const std::vector<std::unique_ptr<SegmentPool>>& pools) {
     std::vector<SegmentPool*> pointers;
     pointers.reserve(pools.size());
@@ -228,6 +231,9 @@ absl::Status Daemon::Start() {
     LogLine("http ready").Add("http", absl::StrCat("http://", http_->address(), "/metrics")).Write(spdlog::level::info);
   }
 
+  // Before anybody is given anything.
+  if (absl::Status status = FindCarriedOver(); !status.ok()) return status;
+
   // Last, so that whoever can connect is served.
   absl::StatusOr<UniqueFd> descriptors =
       ListenUnix(absl::StrCat(config_.socket_dir, "/vrambroker-fd.sock"), SOCK_SEQPACKET, config_.socket_mode);
@@ -246,6 +252,26 @@ absl::Status Daemon::Start() {
       .Add("revision", kRevision)
       .Write(spdlog::level::info);
   NotifySystemd(absl::StrCat("READY=1\nSTATUS=Serving on ", path));
+  return absl::OkStatus();
+}
+
+absl::Status Daemon::FindCarriedOver() {
+  for (const auto& pool : pools_) {
+    const int device = pool->properties().ordinal;
+    if (absl::Status status = pool->FindCarriedOver(); !status.ok()) {
+      return absl::Status(status.code(),
+                          absl::StrCat("device ", device,
+                                       ": cannot tell what processes hold of an earlier daemon: ", status.message()));
+    }
+    const PoolView view = pool->GetView();
+    if (view.figures.carried_over_bytes == 0) continue;
+    LogLine("carried over: processes hold memory of an earlier run of the daemon")
+        .Add("device", device)
+        .Add("bytes", view.figures.carried_over_bytes)
+        .Add("processes", view.carried_over.size())
+        .Write(spdlog::level::info);
+  }
+  broker_.OnTimer();
   return absl::OkStatus();
 }
 
@@ -378,7 +404,7 @@ void Daemon::AddToTimeline() {
     samples[i].allocated_bytes = info.stats.allocated_bytes.all.current;
     samples[i].leased_bytes = info.leased_bytes;
     samples[i].idle_bytes = info.figures.idle_bytes;
-    samples[i].left_behind_bytes = info.figures.quarantined_bytes;
+    samples[i].left_behind_bytes = info.left_behind_bytes;
     samples[i].refusals = std::accumulate(info.ooms.begin(), info.ooms.end(), uint64_t{0});
     for (const SessionInfo& session : view.sessions) samples[i].waiting += session.devices[i].waiting.size();
   }
@@ -445,6 +471,16 @@ absl::StatusOr<uint64_t> ChooseCapacity(Device& device, const Config& config) {
   return capacity;
 }
 
+// Who owns segments, for finding them after a restart: whoever serves this directory. FNV-1a, since it has to be the
+// same in each run.
+std::string OwnerOf(const std::string& socket_dir) {
+  std::error_code error;
+  const std::filesystem::path path = std::filesystem::weakly_canonical(std::filesystem::absolute(socket_dir), error);
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const unsigned char c : error ? socket_dir : path.string()) hash = (hash ^ c) * 0x100000001b3;
+  return absl::StrCat(absl::Hex(hash, absl::kZeroPad16));
+}
+
 // Before a client finds out: a device whose memory cannot be shared is of no use here.
 absl::Status CheckCanShare(Device& device) {
   const absl::StatusOr<DeviceSegment> segment = device.AllocateSegment(kSegmentGranuleBytes);
@@ -485,7 +521,8 @@ absl::StatusOr<std::vector<ChosenDevice>> ChooseDevices(const Config& config) {
           FormatBytes(capacity), config.host_devices, FormatBytes(memory));
     }
     for (int ordinal = 0; ordinal < config.host_devices; ++ordinal) {
-      devices.push_back(MakeHostDevice(ordinal, capacity, absl::ToChronoNanoseconds(config.host_driver_latency)));
+      devices.push_back(MakeHostDevice(ordinal, capacity, absl::ToChronoNanoseconds(config.host_driver_latency),
+                                       OwnerOf(config.socket_dir)));
     }
   }
   std::vector<ChosenDevice> chosen;

@@ -192,12 +192,14 @@ HttpResponse HttpApi::State() const {
     v1::Device device = ToProto(*broker_.pools()[i]);
     device.set_reserved_bytes(figures.reserved_bytes);  // of the same moment as the sessions
     device.set_idle_bytes(figures.idle_bytes);
+    device.set_carried_over_bytes(figures.carried_over_bytes);
     const DeviceInfo& info = view.devices[i];
     Json json = ToJson(device, {.allocated_bytes = info.stats.allocated_bytes.all.current,
                                 .inactive_split_bytes = info.stats.inactive_split_bytes.all.current,
                                 .quarantined_bytes = info.quarantined_bytes});
     json["leased_bytes"] = info.leased_bytes;
-    json["left_behind_bytes"] = figures.quarantined_bytes;
+    json["left_behind_bytes"] = info.left_behind_bytes;
+    json["held_back_bytes"] = figures.held_back_bytes;
     json["guaranteed_bytes"] = figures.guaranteed_bytes;
     json["committed_bytes"] = figures.committed_bytes;
     json["segments"] = figures.segments;

@@ -104,6 +104,11 @@ void Ledger::Close(const AccountFigures& account, uint64_t still_charged) {
   guaranteed_bytes_ -= account.guarantee_bytes;
 }
 
+void Ledger::ChargeUnowned(uint64_t bytes) {
+  committed_bytes_ += bytes;
+  charged_bytes_ += bytes;
+}
+
 void Ledger::UnchargeUnowned(uint64_t bytes) {
   committed_bytes_ -= bytes;
   charged_bytes_ -= bytes;

@@ -16,11 +16,12 @@ namespace vrambroker {
 
 struct AccountFigures {
   uint64_t limit_bytes = 0;
-  uint64_t guarantee_bytes = 0;  // kept free for the session at all times
-  uint64_t reserved_bytes = 0;   // charged: leased, being obtained, granted to a request that waited, or returning
-  uint64_t returning_bytes = 0;  // of these, asked back from the client and not yet closed by it
-  size_t segments = 0;           // leased or returning; filled in by SegmentPool::GetAccount()
-  int priority = 0;              // higher ones are served first and asked for memory last
+  uint64_t guarantee_bytes = 0;     // kept free for the session at all times
+  uint64_t reserved_bytes = 0;      // charged: leased, being obtained, granted to a request that waited, or returning
+  uint64_t carried_over_bytes = 0;  // of these, from an earlier run of the daemon: see CarriedOver
+  uint64_t returning_bytes = 0;     // of these, asked back from the client and not yet closed by it
+  size_t segments = 0;              // leased or returning; filled in by SegmentPool::GetAccount()
+  int priority = 0;                 // higher ones are served first and asked for memory last
 
   // What the account takes of the device's capacity, whether it holds it or not.
   uint64_t committed_bytes() const { return std::max(reserved_bytes, guarantee_bytes); }
@@ -28,7 +29,8 @@ struct AccountFigures {
 
 // Invariants:
 // (1) committed_bytes() is the sum of the accounts' committed bytes and of the bytes that are charged to no account. It
-//     never exceeds the capacity: hence growth within a guarantee is always possible.
+//     never exceeds the capacity, unless processes held more when the daemon started: hence growth within a guarantee
+//     is always possible. No guarantee is given beyond the capacity.
 // (2) charged_bytes() is the sum of the accounts' reserved bytes and of those that are charged to no account.
 // Not thread-safe.
 class Ledger {
@@ -56,7 +58,7 @@ class Ledger {
   // What the account could still grow by.
   uint64_t AvailableBytes(const AccountFigures& account) const;
 
-  // REQUIRES: CheckGrowth() says yes.
+  // REQUIRES: CheckGrowth() says yes; or the account has the bytes already, whatever its limit and the capacity say.
   void Charge(AccountFigures& account, uint64_t bytes);
   void Uncharge(AccountFigures& account, uint64_t bytes);
 
@@ -70,6 +72,8 @@ class Ledger {
   // The account is no more; `still_charged` bytes of it are charged to no account from now on.
   void Close(const AccountFigures& account, uint64_t still_charged);
   void UnchargeUnowned(uint64_t bytes);
+  // Charged to no account. REQUIRES: as Charge().
+  void ChargeUnowned(uint64_t bytes);
 
   // While set, accounts of this priority and lower ones leave so many free bytes alone, unless within their guarantees:
   // see GrowthQueue.

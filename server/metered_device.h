@@ -63,6 +63,7 @@ class MeteredDevice : public Device {
     return device_->Zero(segment, offset, bytes);
   }
   absl::StatusOr<SegmentHolders> FindHolders(absl::Span<const DeviceSegment> segments) override;
+  absl::StatusOr<LeftSegments> FindLeftSegments() override { return device_->FindLeftSegments(); }
   absl::StatusOr<std::unique_ptr<Event>> RecordEvent(Stream stream) override { return device_->RecordEvent(stream); }
 
  private:

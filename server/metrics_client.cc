@@ -61,6 +61,8 @@ constexpr Figure kGauges[] = {
      [](const Row& row) { return row.held->account.limit_bytes; }},
     {"guarantee_bytes", "Memory kept free for the client, whether it holds it or not.",
      [](const Row& row) { return row.held->account.guarantee_bytes; }},
+    {"carried_over_bytes", "Memory that the client holds from an earlier run of the daemon.",
+     [](const Row& row) { return row.held->account.carried_over_bytes; }},
     {"peak_allocated_bytes", "Peak of the client's allocated bytes.",
      [](const Row& row) { return row.stats().allocated_bytes.all.peak; }},
     {"peak_reserved_bytes", "Peak of the bytes that the client's heap reserved.",
@@ -102,6 +104,7 @@ struct Folded {
     to.account.reserved_bytes += from.account.reserved_bytes;
     to.account.limit_bytes += from.account.limit_bytes;
     to.account.guarantee_bytes += from.account.guarantee_bytes;
+    to.account.carried_over_bytes += from.account.carried_over_bytes;
     to.account.segments += from.account.segments;
     to.idle_bytes += from.idle_bytes;
     to.stats.Add(from.stats);

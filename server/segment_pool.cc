@@ -8,8 +8,8 @@
 //                       \______________Lease, same domain________________/
 //
 // Invariants, beside those of the ledger:
-// (1) The ledger charges all leased, returning and quarantined segments, grants, and what calls of Lease() are just
-//     obtaining.
+// (1) The ledger charges all leased, returning and quarantined segments, grants, what calls of Lease() are just
+//     obtaining, and what is carried over.
 // (2) charged + idle never exceeds capacity when a driver call for a new segment starts.
 // (3) A ticket is out for a leased segment only, at most one a segment.
 #include "server/segment_pool.h"
@@ -70,6 +70,7 @@ void SegmentPool::OpenAccount(SessionId session, const AccountTerms& terms) {
   MutexLock lock(mu_);
   accounts_[session] =
       Account{.terms = terms, .figures = {.limit_bytes = terms.limit_bytes, .priority = terms.priority}};
+  Apply(carried_over_.Opened(session, terms.pid));
 }
 
 absl::Status SegmentPool::SetLimit(SessionId session, uint64_t limit_bytes) {
@@ -142,6 +143,7 @@ uint64_t SegmentPool::Close(SessionId session, bool process_gone) {
                            .pid = account.terms.pid,
                            .next_check = now + options_.settle_time});
     }
+    Apply(carried_over_.Closed(session));
     ledger_.Uncharge(account.figures, account.granted_bytes);
     granted_bytes_ -= account.granted_bytes;
     // The rest of what is reserved, calls of Lease() are just obtaining: it stays charged until they find the account
@@ -376,9 +378,21 @@ void SegmentPool::AddIdle(const IdleSegments::Entry& entry) {
 
 void SegmentPool::CheckQuarantine() {
   std::vector<std::pair<SegmentId, DeviceSegment>> due;
+  bool look = false;
   {
     MutexLock lock(mu_);
-    due = quarantine_.StartChecks(options_.clock());
+    const SteadyTime now = options_.clock();
+    due = quarantine_.StartChecks(now);
+    const std::optional<SteadyTime> next = carried_over_.next_look();
+    look = next.has_value() && *next <= now;
+  }
+  if (look) {
+    if (absl::Status status = FindCarriedOver(); !status.ok()) {
+      spdlog::error("device={} cannot tell who holds segments of an earlier daemon: {}", properties().ordinal,
+                    status.ToString());
+      MutexLock lock(mu_);
+      carried_over_.Looked(options_.clock());
+    }
   }
   if (due.empty()) return;
   std::vector<DeviceSegment> segments;
@@ -430,12 +444,85 @@ void SegmentPool::CheckQuarantine() {
 
 std::optional<SteadyTime> SegmentPool::NextQuarantineCheck() const {
   MutexLock lock(mu_);
-  return quarantine_.next_check();
+  const std::optional<SteadyTime> check = quarantine_.next_check();
+  const std::optional<SteadyTime> look = carried_over_.next_look();
+  return check.has_value() && look.has_value() ? std::min(*check, *look) : check.has_value() ? check : look;
 }
 
 bool SegmentPool::IsSettling() const {
   MutexLock lock(mu_);
-  return quarantine_.settling_bytes() > 0;
+  return quarantine_.settling_bytes() > 0 || carried_over_.is_settling();
+}
+
+// ---- What is carried over ----
+
+absl::Status SegmentPool::FindCarriedOver() {
+  const absl::StatusOr<LeftSegments> left = device_->FindLeftSegments();
+  if (!left.ok() && !absl::IsUnimplemented(left.status())) return left.status();
+  {
+    MutexLock lock(mu_);
+    if (left.ok()) {
+      carried_over_.Looked(options_.clock());
+      Apply(carried_over_.Found(left->segments, [this](pid_t pid) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+        const auto it = std::find_if(accounts_.begin(), accounts_.end(),
+                                     [pid](const auto& account) { return account.second.terms.pid == pid; });
+        return it == accounts_.end() ? kNoSession : it->first;
+      }));
+    } else if (driver_free_bytes_ < capacity_bytes_ && accounts_.empty()) {
+      elsewhere_bytes_ = capacity_bytes_ - driver_free_bytes_;
+      ledger_.ChargeUnowned(elsewhere_bytes_);
+    }
+  }
+  RoomMade();
+  return absl::OkStatus();
+}
+
+void SegmentPool::Apply(const CarriedOver::Changes& changes) {
+  for (const auto& [session, bytes, is_charged] : changes) {
+    const auto it = accounts_.find(session);
+    if (it == accounts_.end()) {
+      is_charged ? ledger_.ChargeUnowned(bytes) : ledger_.UnchargeUnowned(bytes);
+    } else if (is_charged) {
+      it->second.figures.carried_over_bytes += bytes;
+      Charge(it->second, bytes);
+    } else {
+      it->second.figures.carried_over_bytes -= bytes;
+      ledger_.Uncharge(it->second.figures, bytes);
+    }
+  }
+  SettleElsewhere();
+}
+
+void SegmentPool::SettleElsewhere() {
+  const uint64_t known = FromDriverBytes() + driver_free_bytes_ + carried_over_.declared_bytes();
+  const uint64_t elsewhere = std::min(elsewhere_bytes_, capacity_bytes_ - std::min(capacity_bytes_, known));
+  ledger_.UnchargeUnowned(elsewhere_bytes_ - elsewhere);
+  elsewhere_bytes_ = elsewhere;
+}
+
+absl::Status SegmentPool::DeclareCarriedOver(SessionId session, absl::Span<const CarriedSegment> segments) {
+  for (const CarriedSegment& segment : segments) {
+    if (absl::Status status = CheckSegmentBytes(segment.bytes); !status.ok()) return status;
+  }
+  {
+    MutexLock lock(mu_);
+    const auto it = accounts_.find(session);
+    if (it == accounts_.end()) return absl::AbortedError("the session has ended");
+    const AccountFigures& figures = it->second.figures;
+    // What only it says is not charged beyond its limit: others would have to do without what nobody may hold.
+    const uint64_t most = figures.limit_bytes - std::min(figures.limit_bytes, figures.reserved_bytes);
+    Apply(carried_over_.Declared(session, it->second.terms.pid, segments, most));
+  }
+  RoomMade();
+  return absl::OkStatus();
+}
+
+void SegmentPool::FreeCarriedOver(SessionId session, absl::Span<const uint64_t> ids) {
+  {
+    MutexLock lock(mu_);
+    Apply(carried_over_.Freed(session, ids));
+  }
+  RoomMade();
 }
 
 void SegmentPool::Seal() {
@@ -666,7 +753,10 @@ absl::Status SegmentPool::UpdateHealth() {
     MutexLock lock(mu_);
     changed = health_.ok() != health.ok();
     health_ = health;
+    const uint64_t elsewhere = elsewhere_bytes_;
     if (free.ok()) driver_free_bytes_ = *free;
+    SettleElsewhere();
+    changed = changed || elsewhere != elsewhere_bytes_;
   }
   if (changed) RoomMade();  // those who wait are refused now, or served
   return health;

@@ -30,6 +30,7 @@
 #include "allocator/device.h"
 #include "allocator/ids.h"
 #include "allocator/mutex.h"
+#include "server/carried_over.h"
 #include "server/idle_segments.h"
 #include "server/ledger.h"
 #include "server/metered_device.h"
@@ -59,13 +60,15 @@ struct PoolFigures {
   uint64_t charged_bytes = 0;     // sum of the accounts' reserved bytes, and quarantined ones of sessions that are gone
   uint64_t committed_bytes = 0;   // the same, with unused guarantees: what nobody else can get
   uint64_t guaranteed_bytes = 0;  // sum of the guarantees
-  uint64_t quarantined_bytes = 0;  // of sessions that are gone: not yet known to be quiet
-  uint64_t idle_bytes = 0;         // held from the driver, leased to nobody
-  uint64_t reserved_bytes = 0;     // held from the driver: leased + idle + being freed
-  uint64_t segments = 0;           // leased
-  uint64_t segment_allocs = 0;     // obtained from the driver, ever
-  uint64_t segment_frees = 0;      // given back to the driver, ever
-  uint64_t handovers = 0;          // idle segments leased again without a driver call, ever
+  uint64_t quarantined_bytes = 0;   // of sessions that are gone: not yet known to be quiet
+  uint64_t carried_over_bytes = 0;  // held from an earlier run of the daemon, by sessions or by nobody's processes
+  uint64_t held_back_bytes = 0;     // free, and kept for a request that has waited: see GrowthQueue
+  uint64_t idle_bytes = 0;          // held from the driver, leased to nobody
+  uint64_t reserved_bytes = 0;      // held from the driver: leased + idle + being freed + carried over
+  uint64_t segments = 0;            // leased
+  uint64_t segment_allocs = 0;      // obtained from the driver, ever
+  uint64_t segment_frees = 0;       // given back to the driver, ever
+  uint64_t handovers = 0;           // idle segments leased again without a driver call, ever
   uint64_t handover_bytes = 0;
 };
 
@@ -86,6 +89,7 @@ struct PoolView {
   uint64_t driver_free_bytes = 0;  // of the device, in the driver's words, as of the last UpdateHealth()
   absl::flat_hash_map<SessionId, AccountFigures> accounts;
   std::vector<Quarantine::Holding> quarantine;
+  std::vector<CarriedOver::Holding> carried_over;
   absl::Status health;  // as of the last SegmentPool::UpdateHealth()
 };
 
@@ -176,12 +180,20 @@ class SegmentPool {
   absl::StatusOr<SegmentId> LeaseIdle(SessionId session, uint64_t bytes);
 
   // (driver) Looks at the quarantined segments whose time has come: those that no process can touch any more become
-  // idle.
+  // idle. Looks for what is carried over, when that is due.
   void CheckQuarantine();
   // When the next one is due; nullopt when none waits.
   std::optional<SteadyTime> NextQuarantineCheck() const;
-  // Quarantined memory may be reusable soon: it has not been looked at yet.
+  // Memory may be free soon: it has not been looked at yet.
   bool IsSettling() const;
+
+  // (driver) Finds what processes hold of an earlier run of the daemon, and charges it. To be called before there are
+  // sessions. OK where the device does not tell: then the driver's own figure of what is free stands for it.
+  absl::Status FindCarriedOver();
+  // The session's client says that it holds these. InvalidArgument: not sizes of segments; too many.
+  absl::Status DeclareCarriedOver(SessionId session, absl::Span<const CarriedSegment> segments);
+  // The session's client has closed these.
+  void FreeCarriedOver(SessionId session, absl::Span<const uint64_t> ids);
 
   // Makes leased segments idle whose holder says that it has closed them: all of them, or none. InvalidArgument:
   // named twice. NotFound: not leased to the session.
@@ -255,6 +267,10 @@ class SegmentPool {
     absl::btree_set<SegmentId> segments;  // in the order in which they became its own
   };
 
+  void Apply(const CarriedOver::Changes& changes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // What the driver does not have for anybody, although the capacity counts on it, is no more than this now.
+  void SettleElsewhere() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  uint64_t FromDriverBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   PoolFigures Figures() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   static AccountFigures FiguresOf(const Account& account);
   // Aborted when the daemon stops; Ledger::CheckGrowth().
@@ -303,6 +319,10 @@ class SegmentPool {
   absl::flat_hash_map<Ticket, SegmentId> tickets_ ABSL_GUARDED_BY(mu_);
   IdleSegments idle_ ABSL_GUARDED_BY(mu_);
   Quarantine quarantine_ ABSL_GUARDED_BY(mu_);
+  CarriedOver carried_over_ ABSL_GUARDED_BY(mu_);
+  // At the start the driver had so much less than the capacity, and nobody has said since what it is: charged to
+  // nobody.
+  uint64_t elsewhere_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   Ledger ledger_ ABSL_GUARDED_BY(mu_);
   absl::Status health_ ABSL_GUARDED_BY(mu_);
   uint64_t driver_free_bytes_ ABSL_GUARDED_BY(mu_) = 0;

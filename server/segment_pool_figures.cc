@@ -48,6 +48,8 @@ PoolView SegmentPool::GetView() const {
   view.reclaims.durations = std::move(reclaim_durations);
   view.driver_free_bytes = driver_free_bytes_;
   view.quarantine = quarantine_.Holdings();
+  view.carried_over = carried_over_.Holdings();
+  if (elsewhere_bytes_ > 0) view.carried_over.push_back({.bytes = elsewhere_bytes_});
   view.health = health_;
   view.accounts.reserve(accounts_.size());
   for (const auto& [session, account] : accounts_) view.accounts.emplace(session, FiguresOf(account));
@@ -71,6 +73,14 @@ std::vector<SegmentInfo> SegmentPool::GetSegments() const {
                           .state = SegmentInfo::State::kQuarantined,
                           .client = entry.client});
     }
+    for (const CarriedOver::Segment& carried : carried_over_.Segments()) {
+      const bool is_nobodys = carried.session == kNoSession;
+      segments.push_back({.id = carried.number,
+                          .bytes = carried.bytes,
+                          .state = is_nobodys ? SegmentInfo::State::kQuarantined : SegmentInfo::State::kLeased,
+                          .holder = carried.session,
+                          .client = is_nobodys ? "an earlier run of the daemon" : ""});
+    }
     for (const auto& [number, bytes] : idle_.NumbersAndBytes()) {
       segments.push_back({.id = number, .bytes = bytes, .state = SegmentInfo::State::kIdle});
     }
@@ -81,15 +91,21 @@ std::vector<SegmentInfo> SegmentPool::GetSegments() const {
   return segments;
 }
 
+uint64_t SegmentPool::FromDriverBytes() const {
+  return ledger_.charged_bytes() - granted_bytes_ - obtaining_bytes_ - carried_over_.bytes() - elsewhere_bytes_ +
+         idle_.bytes() + freeing_bytes_ + unfreed_bytes_;
+}
+
 PoolFigures SegmentPool::Figures() const {
   return {.capacity_bytes = capacity_bytes_,
           .charged_bytes = ledger_.charged_bytes(),
           .committed_bytes = ledger_.committed_bytes(),
           .guaranteed_bytes = ledger_.guaranteed_bytes(),
           .quarantined_bytes = quarantine_.bytes(),
+          .carried_over_bytes = carried_over_.bytes() + elsewhere_bytes_,
+          .held_back_bytes = ledger_.held_back_bytes(),
           .idle_bytes = idle_.bytes(),
-          .reserved_bytes = ledger_.charged_bytes() - granted_bytes_ - obtaining_bytes_ + idle_.bytes() +
-                            freeing_bytes_ + unfreed_bytes_,
+          .reserved_bytes = FromDriverBytes() + carried_over_.bytes() + elsewhere_bytes_,
           .segments = leased_.size(),
           .segment_allocs = segment_allocs_,
           .segment_frees = segment_frees_,

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/btree_map.h"
 #include "absl/strings/str_cat.h"
 #include "allocator/version.h"
 #include "proto/heap_convert.h"
@@ -17,6 +18,7 @@ namespace {
 
 constexpr size_t kMaxQueued = 1024;  // messages to a client that does not read
 constexpr int kMaxIdsInMessage = 4096;
+constexpr int kMaxCarriedInMessage = 1024;
 constexpr int kMaxTooMany = 1000;
 // Errors and warnings repeat parts of it; gRPC breaks connections over statuses of more than 8 KiB.
 constexpr size_t kMaxAllocConf = 4096;
@@ -236,6 +238,16 @@ absl::Status SessionStream::HandleLater(const v1::SessionRequest& request) {
     case Request::kCancel:
       broker_.CancelWait(session_, request.cancel().call_id());
       break;
+    case Request::kCarriedOver:
+      return HandleCarriedOver(request.carried_over());
+    case Request::kCarriedOverFreed:
+      if (request.carried_over_freed().ids_size() > kMaxIdsInMessage) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("carried_over_freed.ids: more than ", kMaxIdsInMessage, " ids in a message"));
+      }
+      broker_.FreeCarriedOver(session_, {request.carried_over_freed().ids().data(),
+                                         static_cast<size_t>(request.carried_over_freed().ids_size())});
+      break;
     case Request::kHello:
       return absl::FailedPreconditionError("message: hello was already sent; a stream carries one session");
     case Request::kGoodbye:
@@ -312,6 +324,7 @@ void SessionStream::SendWelcome(const AllocConf& conf) {
   if (const std::optional<Ticket>& token = session_->resume_token(); token.has_value()) {  // it leases
     welcome->set_alloc_conf(FormatAllocConf(session_->allocator(0).options()));
     welcome->set_resume_token(token->data(), token->size());
+    welcome->set_takes_carried_over(true);
     welcome->set_record_events(static_cast<uint32_t>(broker_.record_events()));
   }
   Send(std::move(response));
@@ -373,6 +386,25 @@ absl::Status SessionStream::HandleStats(const v1::HeapStats& stats) {
     return absl::FailedPreconditionError("stats: the session is remote: the daemon keeps the statistics");
   if (absl::Status status = broker_.CheckDevice(stats.device()); !status.ok()) return status;
   session_->Report(static_cast<int>(stats.device()), StatsFromProto(stats.stats()));
+  return absl::OkStatus();
+}
+
+absl::Status SessionStream::HandleCarriedOver(const v1::CarriedOver& message) {
+  if (message.segments_size() > kMaxCarriedInMessage) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("carried_over.segments: more than ", kMaxCarriedInMessage, " segments in a message"));
+  }
+  absl::btree_map<uint32_t, std::vector<CarriedSegment>> by_device;
+  for (const v1::CarriedOver::Segment& segment : message.segments()) {
+    by_device[segment.device()].push_back({.id = segment.id(),
+                                           .bytes = segment.segment_bytes(),
+                                           .file_device = segment.file_device(),
+                                           .file_inode = segment.file_inode()});
+  }
+  for (const auto& [device, segments] : by_device) {
+    const absl::Status status = broker_.DeclareCarriedOver(session_, device, segments);
+    if (!status.ok()) return absl::Status(status.code(), absl::StrCat("carried_over.segments: ", status.message()));
+  }
   return absl::OkStatus();
 }
 

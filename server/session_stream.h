@@ -55,6 +55,7 @@ class SessionStream : public grpc::ServerBidiReactor<v1::SessionRequest, v1::Ses
   void HandleReturn(const v1::ReturnCall& call);
   void HandleExplain(const v1::ExplainCall& call);
   absl::Status HandleStats(const v1::HeapStats& stats);
+  absl::Status HandleCarriedOver(const v1::CarriedOver& message);
   void HandleAnswer(const v1::Answer& answer);
 
   // Queues a message; messages after the end are dropped. Ends a stream whose client does not read.

@@ -44,8 +44,8 @@ std::string WaitsForCell(const SessionRow& row) {
                       row.device.waiting_size() > 1 ? absl::StrCat(" +", row.device.waiting_size() - 1) : "");
 }
 
-const std::array<SessionColumn, 15>& AllColumns() {
-  static constexpr std::array<SessionColumn, 15> kAll = {{
+const std::array<SessionColumn, 16>& AllColumns() {
+  static constexpr std::array<SessionColumn, 16> kAll = {{
       {">ID", 0, nullptr, [](const SessionRow& row) { return absl::StrCat(row.session.id()); }},
       {"NAME", 0, nullptr, NameCell},
       {">PID", 3, nullptr, [](const SessionRow& row) { return absl::StrCat(row.session.pid()); }},
@@ -57,6 +57,7 @@ const std::array<SessionColumn, 15>& AllColumns() {
       {">LIMIT", 0, nullptr, [](const SessionRow& row) { return ShortBytes(row.device.limit_bytes()); }},
       {">GUARANTEE", 5, "0", [](const SessionRow& row) { return ShortBytes(row.device.guarantee_bytes()); }},
       {">RESERVED", 0, nullptr, [](const SessionRow& row) { return ShortBytes(row.device.reserved_bytes()); }},
+      {">CARRIED", 4, "0", [](const SessionRow& row) { return ShortBytes(row.device.carried_over_bytes()); }},
       {">ALLOCATED", 0, nullptr,
        [](const SessionRow& row) { return ShortBytes(row.device.stats().allocated_bytes().all().current()); }},
       {">FRAG", 6, nullptr, [](const SessionRow& row) { return Percent(Fragmentation(row.device)); }},

@@ -32,6 +32,16 @@ void SetProto(const Limit& limit, v1::Limit* to) {
   }
 }
 
+std::string ReasonOf(const v1::ListQuarantineResponse::Holding& holding) {
+  const std::string holders = absl::StrJoin(holding.holders(), ", ");
+  if (holding.carried_over()) {
+    return holders.empty() ? "in use by others when the daemon started"
+                           : absl::StrCat("process ", holders, " holds it from an earlier run of the daemon");
+  }
+  return holders.empty() ? "its process has ended; waiting until it is known to be quiet"
+                         : absl::StrCat("process ", holders, " still has it open");
+}
+
 }  // namespace
 
 absl::Status SetLimit(const Context& context, const std::string& session, const std::string& limit) {
@@ -125,13 +135,14 @@ absl::Status ShowQuarantine(const Context& context) {
                         {"bytes", holding.bytes()},
                         {"segments", holding.segments()},
                         {"age_ms", holding.age_ms()},
-                        {"holders", std::vector<int32_t>(holding.holders().begin(), holding.holders().end())}});
-    rows.push_back({holding.client(), absl::StrCat(holding.pid()), absl::StrCat(holding.device()),
-                    FormatBytes(holding.bytes()), absl::StrCat(holding.segments()),
-                    absl::FormatDuration(absl::Milliseconds(static_cast<int64_t>(holding.age_ms()))),
-                    holding.holders().empty()
-                        ? "its process has ended; waiting until it is known to be quiet"
-                        : absl::StrCat("process ", absl::StrJoin(holding.holders(), ", "), " still has it open")});
+                        {"holders", std::vector<int32_t>(holding.holders().begin(), holding.holders().end())},
+                        {"carried_over", holding.carried_over()}});
+    rows.push_back(
+        {holding.carried_over() ? "-" : holding.client(), holding.carried_over() ? "-" : absl::StrCat(holding.pid()),
+         absl::StrCat(holding.device()), FormatBytes(holding.bytes()), absl::StrCat(holding.segments()),
+         holding.carried_over() ? "-"
+                                : absl::FormatDuration(absl::Milliseconds(static_cast<int64_t>(holding.age_ms()))),
+         ReasonOf(holding)});
   }
   if (context.json) {
     Print({{"quarantine", std::move(holdings)}});

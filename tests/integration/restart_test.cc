@@ -145,6 +145,146 @@ TEST_F(RestartTest, ASecondDaemonOnTheDirectoryIsRefused) {
   EXPECT_TRUE(daemon_->Running());
 }
 
+// ---- What is carried over ----
+
+class CarriedOverTest : public DaemonTest {
+ protected:
+  void SetUp() override {
+    HOST_DEVICE_ONLY();
+    ASSERT_OK(StartDaemon({.capacity = "256MiB"}));
+  }
+  // Killed and started again, and reached by `clients`.
+  void Restart(const std::vector<Client*>& clients) {
+    daemon_->Kill();
+    for (Client* client : clients) {
+      ASSERT_TRUE(WaitFor([&] { return absl::IsUnavailable(client->status()); }));
+    }
+    ASSERT_OK(daemon_->Restart());
+    for (Client* client : clients) {
+      ASSERT_TRUE(WaitFor([&] { return client->status().ok(); })) << client->status();
+    }
+  }
+  v1::SessionDevice Session(const std::string& name) {
+    absl::StatusOr<RawClient> raw = RawClient::Connect(dir());
+    const absl::StatusOr<v1::Session> session = raw.ok() ? raw->GetSession(Ref(name)) : raw.status();
+    return session.ok() ? session->devices(0) : v1::SessionDevice();
+  }
+  v1::Device Device() {
+    absl::StatusOr<RawClient> raw = RawClient::Connect(dir());
+    return raw.ok() ? raw->GetDevice().value_or(v1::Device()) : v1::Device();
+  }
+  v1::ListQuarantineResponse Quarantine() {
+    v1::ListQuarantineResponse response;
+    absl::StatusOr<RawClient> raw = RawClient::Connect(dir());
+    if (raw.ok()) {
+      EXPECT_OK(
+          RawClient::Call(raw->admin(), &v1::Admin::Stub::ListQuarantine, v1::ListQuarantineRequest(), &response));
+    }
+    return response;
+  }
+};
+
+TEST_F(CarriedOverTest, LimitsAndCapacityHoldOverRestarts) {
+  ASSERT_OK_AND_ASSIGN(Client first, Connect("first", Limit(0.5)));
+  ASSERT_OK_AND_ASSIGN(Client second, Connect("second"));
+  ASSERT_OK_AND_ASSIGN(Buffer a, first.Allocate(100_MiB));
+  ASSERT_OK_AND_ASSIGN(Buffer b, second.Allocate(100_MiB));
+  Fill(a, 4096, 1);
+  Fill(b, 4096, 2);
+  for (int restart = 0; restart < 3; ++restart) {
+    ASSERT_NO_FATAL_FAILURE(Restart({&first, &second}));
+    EXPECT_EQ(Session("first").reserved_bytes(), 100_MiB);
+    EXPECT_EQ(Session("first").carried_over_bytes(), 100_MiB);
+    EXPECT_EQ(Device().carried_over_bytes(), 200_MiB);
+    const std::optional<OutOfMemory> limited = GetOutOfMemory(first.Allocate(30_MiB).status());
+    ASSERT_TRUE(limited.has_value());
+    EXPECT_EQ(limited->cause, OutOfMemory::Cause::kLimit);
+    const std::optional<OutOfMemory> full = GetOutOfMemory(second.Allocate(60_MiB).status());
+    ASSERT_TRUE(full.has_value());
+    EXPECT_EQ(full->cause, OutOfMemory::Cause::kCapacity);
+    EXPECT_OK(first.Allocate(28_MiB));
+    EXPECT_OK(first.EmptyCache());
+    EXPECT_TRUE(Holds(a, 4096, 1));
+    EXPECT_TRUE(Holds(b, 4096, 2));
+  }
+  // What is freed is free for others.
+  EXPECT_OK(b.Reset());
+  EXPECT_OK(second.EmptyCache());
+  EXPECT_TRUE(WaitFor([&] { return Device().carried_over_bytes() == 100_MiB; }));
+  EXPECT_EQ(Session("second").reserved_bytes(), 0u);
+  ASSERT_OK_AND_ASSIGN(Client third, Connect("third"));
+  EXPECT_OK(third.Allocate(150_MiB));
+  EXPECT_TRUE(Holds(a, 4096, 1));
+}
+
+// Whoever does not say what it holds is found all the same.
+TEST_F(CarriedOverTest, AClientThatDoesNotSayIsChargedAllTheSame) {
+  placement_ = Placement::kRemote;  // it does not reconnect
+  ASSERT_OK_AND_ASSIGN(Client old, Connect("old"));
+  ASSERT_OK_AND_ASSIGN(Buffer held, old.Allocate(100_MiB));
+  daemon_->Kill();
+  ASSERT_OK(daemon_->Restart());
+  EXPECT_EQ(Device().carried_over_bytes(), 100_MiB) << "before anybody has connected";
+  ASSERT_EQ(Quarantine().holdings_size(), 1);
+  EXPECT_TRUE(Quarantine().holdings(0).carried_over());
+  EXPECT_EQ(Quarantine().holdings(0).holders(0), getpid());
+  ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
+  RawStream stream(raw);
+  v1::SessionRequest hello = LeasingHello("mute");
+  *hello.mutable_hello()->mutable_limit() = BytesLimit(128_MiB);
+  ASSERT_OK(stream.Open(hello));
+  EXPECT_EQ(Session("mute").reserved_bytes(), 100_MiB);
+  EXPECT_EQ(Session("mute").carried_over_bytes(), 100_MiB);
+  EXPECT_EQ(Quarantine().holdings_size(), 0);
+}
+
+// A client that lies about what it carries over harms nobody else.
+TEST_F(CarriedOverTest, WhatIsOnlySaidIsChargedToWhoSaysItWithinItsLimit) {
+  ASSERT_OK_AND_ASSIGN(ClientProcess holder, ConnectProcess("holder"));
+  ASSERT_OK(holder.Call(absl::StrCat("alloc ", 40_MiB)));
+  ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
+  RawStream stream(raw);
+  v1::SessionRequest hello = LeasingHello("liar");
+  *hello.mutable_hello()->mutable_limit() = BytesLimit(64_MiB);
+  ASSERT_OK(stream.Open(hello));
+  v1::SessionRequest message;
+  for (uint64_t id = 1; id <= 100; ++id) {
+    v1::CarriedOver::Segment& segment = *message.mutable_carried_over()->add_segments();
+    segment.set_id(id);
+    segment.set_segment_bytes(20_MiB);
+    segment.set_file_inode(id % 2 == 0 ? id : 0);
+  }
+  ASSERT_TRUE(stream.Send(message));
+  EXPECT_TRUE(WaitFor([&] { return Session("liar").carried_over_bytes() == 60_MiB; }))
+      << Session("liar").carried_over_bytes();
+  EXPECT_OK(holder.Call(absl::StrCat("alloc ", 150_MiB)));
+  message.Clear();
+  for (uint64_t id = 1; id <= 100; ++id) message.mutable_carried_over_freed()->add_ids(id);
+  ASSERT_TRUE(stream.Send(message));
+  EXPECT_TRUE(WaitFor([&] { return Session("liar").carried_over_bytes() == 0; }));
+  message.Clear();
+  message.mutable_carried_over()->add_segments()->set_segment_bytes(1);
+  ASSERT_TRUE(stream.Send(message));
+  EXPECT_STATUS(stream.End(), absl::StatusCode::kInvalidArgument, "carried_over.segments: ");
+}
+
+// Forked children of clients that are gone.
+TEST_F(CarriedOverTest, WhatProcessesWithoutASessionHoldIsNamed) {
+  ASSERT_OK_AND_ASSIGN(ClientProcess parent, ConnectProcess("parent"));
+  ASSERT_OK(parent.Call("fill 1 100000 1"));
+  ASSERT_OK(parent.Call("fork"));
+  daemon_->Kill();
+  parent.process().Signal(SIGKILL);
+  ASSERT_OK(parent.process().Wait());
+  ASSERT_OK(daemon_->Restart());
+  const v1::ListQuarantineResponse quarantine = Quarantine();
+  ASSERT_EQ(quarantine.holdings_size(), 1);
+  ASSERT_EQ(quarantine.holdings(0).holders_size(), 1);
+  EXPECT_GT(Device().carried_over_bytes(), 0u);
+  kill(quarantine.holdings(0).holders(0), SIGKILL);
+  EXPECT_TRUE(WaitFor([&] { return Device().carried_over_bytes() == 0; }));
+}
+
 TEST(ConnectTest, NoDaemon) {
   const std::string dir = MakeTempDir();
   EXPECT_STATUS(Client::Connect({.socket_dir = dir}), absl::StatusCode::kUnavailable, "there is no socket");

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// CarriedOver: the segments that processes still hold from an earlier run of the daemon. That one took them from the
+// driver; this one can neither give them to anybody nor give them back. They are charged all the same, until nobody
+// holds them.
+#ifndef VRAMBROKER_SERVER_CARRIED_OVER_H_
+#define VRAMBROKER_SERVER_CARRIED_OVER_H_
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "absl/container/btree_map.h"
+#include "absl/functional/function_ref.h"
+#include "absl/types/span.h"
+#include "allocator/device.h"
+#include "allocator/ids.h"
+#include "server/idle_segments.h"
+
+namespace vrambroker {
+
+inline constexpr SessionId kNoSession{};
+
+// A segment that a client says it carries over.
+struct CarriedSegment {
+  uint64_t id = 0;  // the client's own, for saying that it has closed it
+  uint64_t bytes = 0;
+  uint64_t file_device = 0;  // which file it is; 0: none
+  uint64_t file_inode = 0;
+};
+
+// A plain container, not thread-safe.
+class CarriedOver {
+ public:
+  // Whose account is to be charged or uncharged.
+  struct Change {
+    SessionId session{};  // kNoSession: the device alone
+    uint64_t bytes = 0;
+    bool is_charged = false;
+  };
+  using Changes = std::vector<Change>;  // to be made in this order
+
+  // What one process or session holds, for people.
+  struct Holding {
+    SessionId session{};
+    uint64_t bytes = 0;
+    uint64_t segments = 0;
+    std::vector<pid_t> holders;  // when it was last looked for
+  };
+
+  struct Segment {
+    uint64_t number = 0;  // stays its own
+    SessionId session{};
+    uint64_t bytes = 0;
+  };
+
+  // These are all the files that processes hold now. `session_of` knows the session of a process, or kNoSession.
+  Changes Found(const std::vector<LeftSegment>& segments, absl::FunctionRef<SessionId(pid_t)> session_of);
+  // A session of this process: what the process holds and no session has yet is its own.
+  Changes Opened(SessionId session, pid_t pid);
+  // The session's client says that it carries these. A file is believed when the daemon has seen that the process holds
+  // it; of anything else, `most_bytes` at most.
+  Changes Declared(SessionId session, pid_t pid, absl::Span<const CarriedSegment> segments, uint64_t most_bytes);
+  // The client says that it has closed these. Files are looked for.
+  Changes Freed(SessionId session, absl::Span<const uint64_t> ids);
+  // The session is no more. Its files are nobody's until they are found to be gone.
+  Changes Closed(SessionId session);
+
+  // When files are to be looked for; nullopt when there are none. `now`: no sooner.
+  std::optional<SteadyTime> next_look() const;
+  void Looked(SteadyTime now) { looked_ = now; }
+  // Some were said to be gone, and have not been looked for since.
+  bool is_settling() const { return look_soon_; }
+
+  uint64_t bytes() const { return bytes_; }
+  // Of these, what is known only because clients say so.
+  uint64_t declared_bytes() const;
+  std::vector<Holding> Holdings() const;
+  std::vector<Segment> Segments() const;
+
+ private:
+  struct Entry {
+    uint64_t bytes = 0;
+    SessionId session = kNoSession;
+    std::optional<uint64_t> id{};  // what the session calls it, if it has declared it
+    bool is_seen = false;          // in a process, by the daemon
+    bool is_missed = false;        // not seen when it was last looked for
+    std::vector<pid_t> holders{};
+  };
+  using Key = std::tuple<uint64_t, uint64_t, uint64_t>;  // a file's device and inode, or 0, the session and its id
+  using Entries = absl::btree_map<Key, Entry>;
+
+  void Charge(SessionId session, Entry& entry, Changes& changes);
+  Entries::iterator Remove(Entries::iterator it, Changes& changes);
+
+  Entries entries_;
+  uint64_t bytes_ = 0;
+  SteadyTime looked_ = SteadyTime::min();
+  bool look_soon_ = false;
+};
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_SERVER_CARRIED_OVER_H_
