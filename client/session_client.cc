@@ -672,8 +672,7 @@ absl::Status SessionClient::Reconnect() {
   }
   GiveBackIdle();  // it may be what keeps this daemon from giving more
   size_t segments = 0;
-  for (size_t device = 0; device < heaps_.size(); ++device)
-    segments += leased(device).HeldSegments(old->session).size();
+  for (size_t device = 0; device < heaps_.size(); ++device) segments += leased(device).CarriedOver(link.session).size();
   Log(absl::StrCat("session '", link.name, "': connected to another daemon as a new session; ", segments,
                    segments == 1 ? " segment of the old session stays usable until it is freed"
                                  : " segments of the old session stay usable until they are freed"));

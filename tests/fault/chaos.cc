@@ -16,6 +16,8 @@
 #include <array>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
+#include <map>
 #include <memory>
 #include <optional>
 #include <random>
@@ -28,7 +30,9 @@
 #include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "client/vrambroker/client.h"
 #include "tests/fault/chaos_counters.h"
@@ -215,6 +219,7 @@ class Chaos {
       for (Worker& worker : unlucky) {
         if (!Strike(worker)) return false;
       }
+      if (random_() % 16 == 0 && !CheckHeld({&steady, &unlucky})) return false;
       if (restarted < restarts && absl::Now() > begin + length * (restarted + 1) / (restarts + 1)) {
         if (!RestartDaemon(/*kill=*/restarted % 2 == 1)) return false;
         ++restarted;
@@ -267,6 +272,43 @@ class Chaos {
     if (!next.ok()) return Fail(next.status().ToString());
     worker = *std::move(next);
     return true;
+  }
+
+  // What clients have mapped, all of them at one moment, is never more than the capacity, whichever daemon gave it.
+  bool CheckHeld(const std::vector<std::vector<Worker>*>& groups) {
+    std::vector<const Worker*> workers;
+    for (const std::vector<Worker>* group : groups) {
+      for (const Worker& worker : *group) workers.push_back(&worker);
+    }
+    for (const Worker* worker : workers) worker->process->Signal(SIGSTOP);
+    const bool stopped = WaitFor([&] {
+      return std::all_of(workers.begin(), workers.end(), [](const Worker* worker) {
+        std::ifstream stat(absl::StrCat("/proc/", worker->process->pid(), "/stat"));
+        std::string pid, name, state;
+        return !(stat >> pid >> name >> state) || state == "T" || state == "Z";
+      });
+    });
+    std::map<std::string, uint64_t> files;  // bytes, by inode
+    for (const Worker* worker : workers) {
+      std::ifstream maps(absl::StrCat("/proc/", worker->process->pid(), "/maps"));
+      for (std::string line; std::getline(maps, line);) {
+        // 7f00-7f20 rw-s 00000000 00:01 1234    /memfd:vrambroker-segment:OWNER:ORDINAL:RUN:BYTES (deleted)
+        const std::vector<std::string> words = absl::StrSplit(line, ' ', absl::SkipEmpty());
+        if (words.size() < 6 || !absl::StrContains(words[5], "vrambroker-segment:")) continue;
+        uint64_t bytes = 0;
+        if (absl::SimpleAtoi(words[5].substr(words[5].rfind(':') + 1), &bytes)) files[words[4]] = bytes;
+      }
+    }
+    for (const Worker* worker : workers) {
+      if (!worker->stopped) worker->process->Signal(SIGCONT);
+    }
+    uint64_t held = 0;
+    for (const auto& [inode, bytes] : files) held += bytes;
+    ++looks_;
+    most_held_ = std::max(most_held_, held);
+    if (!stopped) return Fail("the clients did not stop");
+    return held <= kChaosCapacity ||
+           Fail(absl::StrCat("clients hold ", held, " bytes of a device with a capacity of ", kChaosCapacity));
   }
 
   bool RestartDaemon(bool kill) {
@@ -335,6 +377,8 @@ class Chaos {
                 daemon_kills_, count(counters_->new_sessions));
     std::printf("  guarantees had from new daemons  %s\n",
                 Percentiles(Milliseconds(counters_->guaranteed_back_ns)).c_str());
+    std::printf("  memory of all clients            at most %llu of %llu bytes, in %d looks\n",
+                static_cast<unsigned long long>(most_held_), static_cast<unsigned long long>(kChaosCapacity), looks_);
     std::printf("  blocks verified                  %llu (%llu bytes), with other bytes: %llu\n",
                 count(counters_->verified_blocks), count(counters_->verified_bytes), count(counters_->wrong_blocks));
     std::printf("  requests within guarantees       %llu, refused: %llu\n",
@@ -446,6 +490,8 @@ class Chaos {
   int stops_ = 0;
   int daemon_stops_ = 0;
   int daemon_kills_ = 0;
+  int looks_ = 0;  // at what all clients hold
+  uint64_t most_held_ = 0;
 };
 
 }  // namespace

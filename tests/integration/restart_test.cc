@@ -164,10 +164,15 @@ class CarriedOverTest : public DaemonTest {
       ASSERT_TRUE(WaitFor([&] { return client->status().ok(); })) << client->status();
     }
   }
+  // Without asking its client.
   v1::SessionDevice Session(const std::string& name) {
     absl::StatusOr<RawClient> raw = RawClient::Connect(dir());
-    const absl::StatusOr<v1::Session> session = raw.ok() ? raw->GetSession(Ref(name)) : raw.status();
-    return session.ok() ? session->devices(0) : v1::SessionDevice();
+    const absl::StatusOr<v1::ListSessionsResponse> sessions = raw.ok() ? raw->ListSessions() : raw.status();
+    if (!sessions.ok()) return {};
+    for (const v1::Session& session : sessions->sessions()) {
+      if (session.name() == name) return session.devices(0);
+    }
+    return {};
   }
   v1::Device Device() {
     absl::StatusOr<RawClient> raw = RawClient::Connect(dir());

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/carried_over.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <vector>
+
+#include "allocator/bytes.h"
+
+namespace vrambroker {
+namespace {
+
+using ::testing::ElementsAre;
+
+constexpr SessionId kFirst{1};
+constexpr SessionId kSecond{2};
+constexpr pid_t kPid = 10;
+constexpr pid_t kChild = 11;
+
+LeftSegment File(uint64_t inode, uint64_t bytes, std::vector<pid_t> holders = {kPid}) {
+  return {.file_device = 1, .file_inode = inode, .bytes = bytes, .holders = std::move(holders)};
+}
+
+class CarriedOverTest : public ::testing::Test {
+ protected:
+  // Checks that nothing is uncharged that was not charged.
+  void Apply(const CarriedOver::Changes& changes) {
+    for (const CarriedOver::Change& change : changes) {
+      uint64_t& charged = charged_[change.session];
+      if (!change.is_charged) EXPECT_GE(charged, change.bytes);
+      charged = change.is_charged ? charged + change.bytes : charged - change.bytes;
+    }
+    uint64_t sum = 0;
+    for (const auto& [session, bytes] : charged_) sum += bytes;
+    EXPECT_EQ(sum, carried_.bytes());
+  }
+  void Find(const std::vector<LeftSegment>& segments, SessionId session_of_pid = kNoSession) {
+    Apply(carried_.Found(segments, [&](pid_t pid) { return pid == kPid ? session_of_pid : kNoSession; }));
+    carried_.Looked(now_);
+  }
+  void Declare(SessionId session, const std::vector<CarriedSegment>& segments, uint64_t most = kAll) {
+    Apply(carried_.Declared(session, kPid, segments, most));
+  }
+
+  static constexpr uint64_t kAll = ~uint64_t{0};
+  SteadyTime now_{std::chrono::hours(1)};
+  CarriedOver carried_;
+  std::map<SessionId, uint64_t> charged_;
+};
+
+TEST_F(CarriedOverTest, IsNobodysUntilItsProcessOpensASession) {
+  Find({File(1, 2_MiB), File(2, 4_MiB), File(3, 8_MiB, {kChild})});
+  EXPECT_EQ(charged_[kNoSession], 14_MiB);
+  Apply(carried_.Opened(kFirst, kPid));
+  EXPECT_EQ(charged_[kFirst], 6_MiB);
+  EXPECT_EQ(charged_[kNoSession], 8_MiB);
+  Apply(carried_.Opened(kSecond, kPid));
+  EXPECT_EQ(charged_[kSecond], 0u) << "it is the first one's already";
+  const std::vector<CarriedOver::Holding> holdings = carried_.Holdings();
+  ASSERT_EQ(holdings.size(), 2u);
+  EXPECT_EQ(holdings[0].segments, 2u);
+  EXPECT_THAT(holdings[1].holders, ElementsAre(kChild));
+}
+
+TEST_F(CarriedOverTest, SessionsOfAProcessTellTheirsApart) {
+  Find({File(1, 2_MiB), File(2, 4_MiB)});
+  Apply(carried_.Opened(kFirst, kPid));
+  Declare(kFirst, {{.id = 7, .bytes = 2_MiB, .file_device = 1, .file_inode = 1}});
+  Declare(kSecond, {{.id = 8, .bytes = 4_MiB, .file_device = 1, .file_inode = 2},
+                    {.id = 9, .bytes = 2_MiB, .file_device = 1, .file_inode = 1}});
+  EXPECT_EQ(charged_[kFirst], 2_MiB);
+  EXPECT_EQ(charged_[kSecond], 4_MiB) << "not what the first one has declared";
+}
+
+TEST_F(CarriedOverTest, NobodyTakesOverWhatAnotherProcessHolds) {
+  Find({File(1, 2_MiB, {kChild})});
+  Declare(kFirst, {{.id = 7, .bytes = 2_MiB, .file_device = 1, .file_inode = 1}});
+  EXPECT_EQ(charged_[kFirst], 0u);
+  EXPECT_EQ(charged_[kNoSession], 2_MiB);
+}
+
+TEST_F(CarriedOverTest, FilesAreGoneWhenTheyAreNotFoundTwice) {
+  Find({File(1, 2_MiB), File(2, 4_MiB)});
+  Apply(carried_.Opened(kFirst, kPid));
+  Declare(kFirst, {{.id = 7, .bytes = 2_MiB, .file_device = 1, .file_inode = 1}});
+  Apply(carried_.Freed(kFirst, std::vector<uint64_t>{7}));
+  EXPECT_EQ(charged_[kFirst], 6_MiB) << "it is looked for, not believed";
+  EXPECT_TRUE(carried_.is_settling());
+  EXPECT_LT(*carried_.next_look(), now_ + std::chrono::seconds(1));
+  Find({File(2, 4_MiB)});
+  EXPECT_EQ(charged_[kFirst], 6_MiB) << "it may have passed from one process to another meanwhile";
+  EXPECT_TRUE(carried_.is_settling());
+  Find({File(2, 4_MiB)});
+  EXPECT_EQ(charged_[kFirst], 4_MiB);
+  EXPECT_FALSE(carried_.is_settling());
+  EXPECT_EQ(*carried_.next_look(), now_ + std::chrono::seconds(5));
+  Find({});
+  Find({File(2, 4_MiB, {kChild})});
+  EXPECT_EQ(charged_[kFirst], 4_MiB) << "a forked child has it now";
+  Find({});
+  Find({});
+  EXPECT_EQ(carried_.bytes(), 0u);
+  EXPECT_FALSE(carried_.next_look().has_value());
+}
+
+TEST_F(CarriedOverTest, WhatASessionLeavesIsNobodysUntilItIsGone) {
+  Find({File(1, 2_MiB)});
+  Apply(carried_.Opened(kFirst, kPid));
+  Declare(kFirst, {{.id = 1, .bytes = 4_MiB}});
+  EXPECT_EQ(charged_[kFirst], 6_MiB);
+  Apply(carried_.Closed(kFirst));
+  EXPECT_EQ(charged_[kFirst], 0u);
+  EXPECT_EQ(charged_[kNoSession], 2_MiB);
+  EXPECT_TRUE(carried_.is_settling());
+  Apply(carried_.Opened(kSecond, kPid));
+  EXPECT_EQ(charged_[kSecond], 2_MiB);
+}
+
+TEST_F(CarriedOverTest, WhatIsFoundLaterIsChargedToo) {
+  Find({}, kFirst);
+  Find({File(1, 2_MiB), File(2, 4_MiB, {kChild, kPid}), File(3, 8_MiB, {kChild})}, kFirst);
+  EXPECT_EQ(charged_[kFirst], 6_MiB);
+  EXPECT_EQ(charged_[kNoSession], 8_MiB);
+}
+
+// Where the daemon cannot see for itself.
+TEST_F(CarriedOverTest, WhatIsOnlySaidIsBelievedUpToABound) {
+  Declare(kFirst, {{.id = 1, .bytes = 4_MiB}, {.id = 2, .bytes = 8_MiB}, {.id = 3, .bytes = 2_MiB}}, 10_MiB);
+  EXPECT_EQ(charged_[kFirst], 6_MiB);
+  EXPECT_EQ(carried_.declared_bytes(), 6_MiB);
+  Declare(kFirst, {{.id = 1, .bytes = 4_MiB}});
+  EXPECT_EQ(charged_[kFirst], 6_MiB) << "once";
+  Apply(carried_.Freed(kSecond, std::vector<uint64_t>{1}));
+  Apply(carried_.Freed(kFirst, std::vector<uint64_t>{2, 3}));
+  EXPECT_EQ(charged_[kFirst], 4_MiB);
+  EXPECT_FALSE(carried_.next_look().has_value());
+  Apply(carried_.Closed(kFirst));
+  EXPECT_EQ(carried_.bytes(), 0u);
+}
+
+}  // namespace
+}  // namespace vrambroker
