@@ -41,6 +41,7 @@
 #include "server/idle_decay.h"
 #include "server/metrics.h"
 #include "server/rpc_meter.h"
+#include "server/socket_dir.h"
 #include "server/systemd.h"
 #include "server/timeline.h"
 #include "server/unix_socket.h"

@@ -2,7 +2,6 @@
 #include "server/unix_socket.h"
 
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -15,9 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 
 #ifndef SO_PEERPIDFD
 #define SO_PEERPIDFD 77
@@ -27,38 +24,6 @@
 #endif
 
 namespace vrambroker {
-
-absl::StatusOr<UniqueFd> LockSocketDir(const std::string& dir) {
-  if (mkdir(dir.c_str(), 0755) != 0 && errno != EEXIST) {
-    return absl::ErrnoToStatus(
-        errno, absl::StrCat("cannot create the socket directory ", dir, "; choose another one with --socket-dir"));
-  }
-  // Whoever may write there could replace the sockets, and pose as the daemon.
-  struct stat owner = {};
-  if (lstat(dir.c_str(), &owner) != 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot look at ", dir));
-  if (!S_ISDIR(owner.st_mode) || (owner.st_uid != geteuid() && owner.st_uid != 0) || (owner.st_mode & 0022) != 0) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(dir,
-                     " is not a directory that only this user or root can write to; choose another --socket-dir, "
-                     "and the daemon creates it"));
-  }
-  const std::string path = absl::StrCat(dir, "/vrambroker.lock");
-  UniqueFd lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644));
-  if (!lock.valid()) {
-    return absl::ErrnoToStatus(errno, absl::StrCat("cannot open ", path, "; choose another --socket-dir"));
-  }
-  if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
-    char pid[16] = "";
-    (void)!read(lock.get(), pid, sizeof pid - 1);
-    return absl::FailedPreconditionError(absl::StrCat("another vrambrokerd (pid ", absl::StripAsciiWhitespace(pid),
-                                                      ") serves ", dir, "; stop it or choose another --socket-dir"));
-  }
-  const std::string pid = absl::StrCat(getpid(), "\n");
-  if (ftruncate(lock.get(), 0) != 0 || write(lock.get(), pid.data(), pid.size()) < 0) {
-    return absl::ErrnoToStatus(errno, absl::StrCat("cannot write ", path));
-  }
-  return lock;
-}
 
 absl::StatusOr<UniqueFd> ListenUnix(const std::string& path, int type, mode_t mode) {
   sockaddr_un address = {.sun_family = AF_UNIX};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The socket directory: its lock, its two listening sockets, and the kernel's word on who is at the other end.
+// The two listening sockets, and the kernel's word on who is at the other end.
 #ifndef VRAMBROKER_SERVER_UNIX_SOCKET_H_
 #define VRAMBROKER_SERVER_UNIX_SOCKET_H_
 
@@ -13,10 +13,6 @@
 #include "server/session.h"
 
 namespace vrambroker {
-
-// Creates `dir` if it is missing, and locks it against a second daemon. The lock lasts as long as the descriptor.
-// FailedPrecondition names the process that holds it; or says that others could put their own sockets there.
-absl::StatusOr<UniqueFd> LockSocketDir(const std::string& dir);
 
 // A non-blocking listening socket of `type` (SOCK_STREAM, SOCK_SEQPACKET) at `path`; a file left there by a dead
 // daemon is replaced. REQUIRES: the directory is locked.
