@@ -6,7 +6,7 @@
 set -euo pipefail
 
 build=(git cmake ninja-build g++ pkg-config libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev
-       libabsl-dev prometheus-cpp-dev libcivetweb-dev zlib1g-dev libspdlog-dev libncurses-dev nlohmann-json3-dev
+       libabsl-dev prometheus-cpp-dev libboost-dev zlib1g-dev libspdlog-dev libncurses-dev nlohmann-json3-dev
        libcli11-dev libgtest-dev libgmock-dev curl dpkg-dev file help2man)
 # The web page's charts come from the npm registry. Debian's npm does not go with another vendor's Node.js.
 command -v npm >/dev/null || build+=(nodejs npm)

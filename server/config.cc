@@ -23,7 +23,7 @@
 #include "allocator/size_class.h"
 #include "server/config_checker.h"
 #include "server/config_rules.h"
-#include "server/http_server.h"
+#include "server/http_address.h"
 
 namespace vrambroker {
 namespace {

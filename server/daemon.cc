@@ -2,7 +2,7 @@
 //
 // Threads: the event loop on the main thread (accepting, signals, ended processes, tickets), gRPC's own (handlers,
 // which never block), the workers (driver calls, waiting for clients), one a device that gives idle memory back to the
-// driver, CivetWeb's (scrapes).
+// driver, one for the HTTP port and some that make its pages.
 #include "server/daemon.h"
 
 #include <fcntl.h>
@@ -98,6 +98,7 @@ class Daemon {
         metrics_({.view = [this] { return broker_.View(); },
                   .rpcs = &rpcs_,
                   .reload = &reload_state_,
+                  .http = &http_figures_,
                   .max_clients = config.max_metrics_clients}),
         timeline_(pools_.size()),
         http_api_(&broker_, &timeline_,
@@ -137,6 +138,7 @@ class Daemon {
 
   absl::StatusOr<int> WatchProcess(const UniqueFd& pidfd, std::function<void()> gone);
   void SetTimer(SteadyTime time);
+  std::string SocketPath() const { return absl::StrCat(config_.socket_dir, "/vrambroker.sock"); }
   void OnTimer();
   void OnSignal();
   void OnTick();
@@ -165,6 +167,7 @@ class Daemon {
   Broker broker_;
   CallRates call_rates_;
   ReloadState reload_state_;
+  HttpFigures http_figures_;
   UserSlots snapshots_;
   Connections connections_;
   DescriptorSocket descriptor_socket_;
@@ -226,10 +229,13 @@ absl::Status Daemon::Start() {
   }
 
   if (!config_.http_address.empty()) {
-    absl::StatusOr<std::unique_ptr<HttpServer>> http = HttpServer::Start(config_.http_address, http_api_.Pages());
+    absl::StatusOr<std::unique_ptr<HttpServer>> http = HttpServer::Start(
+        config_.http_address, http_api_.Pages(), {.figures = &http_figures_, .listens = [this] {
+                                                    if (Health().ok())
+                                                      NotifySystemd(absl::StrCat("STATUS=Serving on ", SocketPath()));
+                                                  }});
     if (!http.ok()) return http.status();
     http_ = *std::move(http);
-    LogLine("http ready").Add("http", absl::StrCat("http://", http_->address(), "/metrics")).Write(spdlog::level::info);
   }
 
   // Before anybody is given anything.
@@ -240,7 +246,7 @@ absl::Status Daemon::Start() {
       ListenUnix(absl::StrCat(config_.socket_dir, "/vrambroker-fd.sock"), SOCK_SEQPACKET, config_.socket_mode);
   if (!descriptors.ok()) return descriptors.status();
   if (absl::Status status = descriptor_socket_.Serve(*std::move(descriptors)); !status.ok()) return status;
-  const std::string path = absl::StrCat(config_.socket_dir, "/vrambroker.sock");
+  const std::string path = SocketPath();
   absl::StatusOr<UniqueFd> listener = ListenUnix(path, SOCK_STREAM, config_.socket_mode);
   if (!listener.ok()) return listener.status();
   if (absl::Status status = connections_.Serve(*std::move(listener), server_.get(), kMaxConnectionsPerUid);
@@ -252,7 +258,9 @@ absl::Status Daemon::Start() {
       .Add("version", kVersion)
       .Add("revision", kRevision)
       .Write(spdlog::level::info);
-  NotifySystemd(absl::StrCat("READY=1\nSTATUS=Serving on ", path));
+  const bool has_port = http_ == nullptr || http_->listening();
+  NotifySystemd(absl::StrCat("READY=1\nSTATUS=Serving on ", path,
+                             has_port ? "" : absl::StrCat("; another program has ", config_.http_address)));
   return absl::OkStatus();
 }
 

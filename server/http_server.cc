@@ -1,43 +1,61 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/http_server.h"
 
-#include <arpa/inet.h>
-#include <civetweb.h>
 #include <fcntl.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <unistd.h>
+#include <sys/resource.h>
 
 #include <algorithm>
-#include <array>
-#include <atomic>
-#include <cerrno>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/thread_pool.hpp>
+#include <boost/asio/write.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/core/tcp_stream.hpp>
+#include <boost/beast/http/empty_body.hpp>
+#include <boost/beast/http/parser.hpp>
+#include <boost/beast/http/read.hpp>
 #include <chrono>
-#include <cstring>
-#include <filesystem>
+#include <limits>
+#include <map>
 #include <new>
-#include <system_error>
+#include <optional>
+#include <thread>
 #include <utility>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "allocator/device.h"
+#include "allocator/mutex.h"
+#include "server/http_address.h"
+#include "server/log_line.h"
+#include "server/peer_queue.h"
 
 namespace vrambroker {
 namespace {
 
-// Silent connections must not keep Prometheus out: a short timeout, and threads enough for what a browser opens in
-// advance. Costly pages have a few of them only.
-constexpr const char* kThreads = "16";
+namespace asio = boost::asio;
+namespace beast = boost::beast;
+namespace http = boost::beast::http;
+using asio::ip::tcp;
+using boost::system::error_code;
+
+// Waiting takes no thread, so silent and slow clients get some time. Threads are for pages alone; costly ones never
+// have all of them.
+constexpr std::chrono::seconds kRequestTimeout(30);  // for a whole request to arrive
+constexpr std::chrono::seconds kSendTimeout(5);      // for the whole answer, and a second for each MiB
+constexpr std::chrono::seconds kCloseTimeout(2);     // for a client to close after its answer
+constexpr std::chrono::seconds kListenAgain(1);
+constexpr std::chrono::milliseconds kAcceptAgain(100);
 constexpr int kCostlyAtATime = 6;
-constexpr const char* kTimeoutMs = "5000";  // for a request to arrive, and for a client to read a piece of the answer
-constexpr std::chrono::seconds kSendTimeout(5);  // for the whole answer
-constexpr int kBacklog = 128;
-constexpr size_t kPiece = 16 << 10;
+constexpr int kThreads = kCostlyAtATime + 2;
+constexpr size_t kMaxHeadBytes = 16 << 10;  // browsers send the cookies of all that runs on localhost
+constexpr size_t kDiscardBytes = 2048;
 constexpr size_t kWorthCompressing = 1024;
+constexpr size_t kMaxConnections = 4096;
+// Answers are memory, too: of these so many at a time, being made and being sent.
+constexpr size_t kMaxMaking = 128;
+constexpr size_t kMaxSending = 64;
 
 // On every answer: nothing is to be kept, guessed at, framed or loaded from elsewhere.
 constexpr char kHeaders[] =
@@ -49,294 +67,380 @@ constexpr char kHeaders[] =
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'\r\n"
     "Connection: close\r\n";
 
-const char* Reason(int code) {
-  switch (code) {
-    case 200:
-      return "OK";
-    case 400:
-      return "Bad Request";
-    case 403:
-      return "Forbidden";
-    case 404:
-      return "Not Found";
-    case 405:
-      return "Method Not Allowed";
-    case 503:
-      return "Service Unavailable";
-    case 504:
-      return "Gateway Timeout";
-    default:
-      return "Internal Server Error";
+HttpResponse Busy() {
+  return HttpText(503, "too many requests at a time; ask again\n");
+}
+
+std::string ToString(beast::string_view text) {
+  return {text.data(), text.size()};
+}
+
+// The whole answer as it is sent.
+std::string Serialize(const HttpRequest& request, const HttpResponse& response, bool compress) {
+  std::string zipped;
+  if (compress && response.body.size() >= kWorthCompressing && request.accept_encoding.has_value() &&
+      AcceptsGzip(*request.accept_encoding)) {
+    zipped = Gzip(response.body);
+  }
+  const std::string& body = zipped.empty() ? response.body : zipped;
+  std::string answer =
+      absl::StrCat("HTTP/1.1 ", response.code, " ", ToString(http::obsolete_reason(http::int_to_status(response.code))),
+                   "\r\nContent-Type: ", response.content_type, "\r\nContent-Length: ", body.size(), "\r\n", kHeaders);
+  if (compress) absl::StrAppend(&answer, "Vary: Accept-Encoding\r\n");
+  if (!zipped.empty()) absl::StrAppend(&answer, "Content-Encoding: gzip\r\n");
+  for (const auto& [name, value] : response.headers) absl::StrAppend(&answer, name, ": ", value, "\r\n");
+  absl::StrAppend(&answer, "\r\n");
+  if (request.method != "HEAD") absl::StrAppend(&answer, body);
+  return answer;
+}
+
+std::string Serialize(const HttpRequest& request, const HttpPage& page, const HttpParameters& parameters) {
+  try {
+    return Serialize(request, page.answer(parameters), page.compress);
+  } catch (const std::bad_alloc&) {
+    return Serialize(request, Busy(), /*compress=*/false);
   }
 }
 
-struct SocketAddress {
-  sockaddr_storage storage = {};
-  socklen_t size = 0;
+HttpRequest ToRequest(const http::request<http::empty_body>& head) {
+  const auto header = [&](http::field name) -> std::optional<std::string> {
+    const auto it = head.find(name);
+    if (it == head.end()) return std::nullopt;
+    return ToString(it->value());
+  };
+  HttpRequest request{.method = ToString(head.method_string()),
+                      .path = ToString(head.target()),
+                      .host = header(http::field::host),
+                      .accept_encoding = header(http::field::accept_encoding)};
+  // "http://localhost:9477/metrics", as for a proxy: its host counts.
+  if (absl::StartsWithIgnoreCase(request.path, "http://")) {
+    const std::string rest = request.path.substr(7);
+    const size_t slash = std::min(rest.find_first_of("/?"), rest.size());
+    request.host = rest.substr(0, slash);
+    request.path = rest.substr(slash);
+  }
+  if (const size_t mark = request.path.find('?'); mark != std::string::npos) {
+    request.query = request.path.substr(mark + 1);
+    request.path.resize(mark);
+  }
+  return request;
+}
 
-  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
-  sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
-  bool is_ipv6() const { return storage.ss_family == AF_INET6; }
-  int port() const {
-    return ntohs(is_ipv6() ? reinterpret_cast<const sockaddr_in6&>(storage).sin6_port
-                           : reinterpret_cast<const sockaddr_in&>(storage).sin_port);
+// The answer to what is no request. None: to nothing at all.
+std::optional<HttpResponse> AnswerTo(const error_code& error) {
+  if (error == http::error::header_limit || error == http::error::buffer_overflow) {
+    return HttpText(431, absl::StrCat("the request is longer than ", kMaxHeadBytes, " bytes\n"));
   }
-  // "127.0.0.1" or "[::1]".
-  std::string host() const {
-    std::array<char, NI_MAXHOST> text = {};
-    getnameinfo(get(), size, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST);
-    return is_ipv6() ? absl::StrCat("[", text.data(), "]") : std::string(text.data());
+  if (error == http::error::end_of_stream || error == http::error::partial_message ||
+      error.category() != http::make_error_code(http::error::bad_method).category()) {
+    return std::nullopt;  // the client has gone, or was too slow
   }
+  return HttpText(400, "this is no HTTP request\n");
+}
+
+size_t ChooseMaxConnections(size_t wanted) {
+  if (wanted != 0) return std::max<size_t>(wanted, 8);
+  rlimit files = {};
+  if (getrlimit(RLIMIT_NOFILE, &files) != 0) files.rlim_cur = 1024;
+  return std::clamp<size_t>(files.rlim_cur / 8, 8, kMaxConnections);
+}
+
+class BeastHttpServer;
+
+// One request and its answer. All but pages runs on the server's thread.
+class Connection : public std::enable_shared_from_this<Connection> {
+ public:
+  Connection(BeastHttpServer* server, tcp::socket socket);
+  ~Connection();
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
+
+  void ReadRequest();
+
+ private:
+  void OnRequest(const error_code& error);
+  // Makes the answer on another thread.
+  void Make(HttpRequest request, const HttpPage* page, HttpParameters parameters);
+  void Refuse(const HttpRequest& request, const HttpResponse& response);
+  void Send(std::string answer);
+  // Reads until the client closes: closing first could take the answer from it, if it has sent more than it should.
+  void Linger();
+  void Discard();
+  void CountTimeout(const error_code& error, HttpDrop reason) const;
+  std::function<void()> Dropper();
+
+  BeastHttpServer& server_;
+  beast::tcp_stream stream_;
+  const std::string peer_;
+  beast::flat_buffer buffer_{kMaxHeadBytes + 1};
+  http::request_parser<http::empty_body> parser_;
+  std::string answer_;
+  PeerQueue::Ticket waiting_ = 0;
+  PeerQueue::Ticket sending_ = 0;
+  bool is_costly_ = false;  // and has one of the places of such
 };
 
-// Looks the host's name up. Of several addresses the first of IPv4, which every program tries.
-absl::StatusOr<SocketAddress> Resolve(const HttpAddress& where) {
-  // RFC 6761: localhost is always this, also where no file says so.
-  const std::string host = where.host == "localhost" ? "127.0.0.1" : where.host;
-  addrinfo hints = {};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  const int error = getaddrinfo(host.c_str(), absl::StrCat(where.port).c_str(), &hints, &found);
-  if (error != 0) {
-    return absl::UnavailableError(absl::StrCat("http_address: '", host, "' is no address: ", gai_strerror(error)));
-  }
-  const absl::Cleanup free_found = [found] { freeaddrinfo(found); };
-  const addrinfo* chosen = found;
-  for (const addrinfo* each = found; each != nullptr && chosen->ai_family != AF_INET; each = each->ai_next)
-    chosen = each;
-  SocketAddress address;
-  std::memcpy(address.get(), chosen->ai_addr, chosen->ai_addrlen);
-  address.size = chosen->ai_addrlen;
-  return address;
-}
-
-// A listening socket. CivetWeb says only that it failed to start; the kernel says why.
-absl::StatusOr<UniqueFd> Listen(const SocketAddress& address) {
-  const auto failed = [&] {
-    return absl::ErrnoToStatus(errno, absl::StrCat("http_address ", address.host(), ":", address.port(),
-                                                   ": cannot listen; choose another one, or off"));
-  };
-  UniqueFd fd(socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!fd.valid()) return failed();
-  const int one = 1;
-  const int off = 0;
-  setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-  if (address.is_ipv6()) {
-    setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);  // [::] is for all of IPv4, too
-  }
-  if (bind(fd.get(), address.get(), address.size) != 0 || listen(fd.get(), kBacklog) != 0) return failed();
-  return fd;
-}
-
-SocketAddress AddressOf(int socket) {
-  SocketAddress address;
-  address.size = sizeof address.storage;
-  if (getsockname(socket, address.get(), &address.size) != 0) address = {};
-  return address;
-}
-
-SocketAddress Ipv4Loopback(int port) {
-  sockaddr_in loopback = {};
-  loopback.sin_family = AF_INET;
-  loopback.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  loopback.sin_port = htons(static_cast<uint16_t>(port));
-  SocketAddress address{.size = sizeof loopback};
-  std::memcpy(address.get(), &loopback, sizeof loopback);
-  return address;
-}
-
-// The descriptor of this process that listens on `wanted`; -1: none.
-int ListenerOn(const SocketAddress& wanted) {
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", error)) {
-    int fd = -1;
-    int listens = 0;
-    socklen_t size = sizeof listens;
-    if (!absl::SimpleAtoi(entry.path().filename().native(), &fd)) continue;
-    if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) != 0 || listens == 0) continue;
-    const SocketAddress address = AddressOf(fd);
-    if (address.size == wanted.size && address.host() == wanted.host() && address.port() == wanted.port()) return fd;
-  }
-  return -1;
-}
-
-// A connection that nobody uses.
-void Knock(const SocketAddress& address) {
-  const UniqueFd fd(socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  (void)connect(fd.get(), address.get(), address.size);
-}
-
-// Debian's CivetWeb is built without IPv6, which only its opening of sockets needs. So it gets our socket in place of
-// its own.
-bool ReplaceListener(const SocketAddress& own, const UniqueFd& socket) {
-  const int fd = ListenerOn(own);
-  if (fd < 0 || dup3(socket.get(), fd, O_CLOEXEC) < 0) return false;
-  // Its thread may still be waiting on the old one. A connection to that wakes it, and one to the new one keeps it
-  // awake.
-  Knock(AddressOf(socket.get()));
-  Knock(own);
-  return true;
-}
-
-std::optional<std::string> Header(const mg_connection* connection, const char* name) {
-  const char* value = mg_get_header(connection, name);
-  if (value == nullptr) return std::nullopt;
-  return value;
-}
-
-// Sends all of it, unless the client takes longer than it may: some time, and a second for each MiB.
-void Send(mg_connection* connection, const std::string& bytes) {
-  const auto deadline = std::chrono::steady_clock::now() + kSendTimeout + std::chrono::seconds(bytes.size() >> 20);
-  for (size_t sent = 0; sent < bytes.size() && std::chrono::steady_clock::now() < deadline; sent += kPiece) {
-    if (mg_write(connection, bytes.data() + sent, std::min(kPiece, bytes.size() - sent)) <= 0) return;
-  }
-}
-
-class CivetHttpServer : public HttpServer {
+class BeastHttpServer : public HttpServer {
  public:
-  CivetHttpServer(std::string host, HttpRouter router) : host_(std::move(host)), router_(std::move(router)) {}
-  ~CivetHttpServer() override {
-    if (context_ != nullptr) mg_stop(context_);
+  BeastHttpServer(const SocketAddress& address, std::vector<HttpPage> pages, HttpServerOptions options)
+      : max_connections_(ChooseMaxConnections(options.max_connections)),
+        wanted_(address),
+        options_(std::move(options)),
+        router_(std::move(pages), IsLocalHost(wanted_.host())),
+        max_making_(std::min(kMaxMaking, max_connections_ / 4)),
+        waiting_(max_connections_ - max_making_ - max_sending(), (max_connections_ - max_making_ - max_sending()) / 2),
+        sending_(max_sending(), std::max<size_t>(1, max_sending() / 2)) {}
+
+  ~BeastHttpServer() override {
+    io_.stop();
+    if (thread_.joinable()) thread_.join();
+    pages_.stop();
+    pages_.join();  // pages that are being made still need what they show
   }
 
-  bool Start(const std::string& listening_port) {
-    // No files are served, and no other site may read anything: CivetWeb would allow it to all by itself.
-    const std::array<const char*, 15> options = {"listening_ports",
-                                                 listening_port.c_str(),
-                                                 "num_threads",
-                                                 kThreads,
-                                                 "request_timeout_ms",
-                                                 kTimeoutMs,
-                                                 "enable_directory_listing",
-                                                 "no",
-                                                 "access_control_allow_origin",
-                                                 "",
-                                                 "access_control_allow_methods",
-                                                 "",
-                                                 "access_control_allow_headers",
-                                                 "",
-                                                 nullptr};
-    mg_callbacks callbacks = {};
-    callbacks.begin_request = [](mg_connection* connection) {
-      return static_cast<CivetHttpServer*>(mg_get_request_info(connection)->user_data)->Serve(connection);
-    };
-    context_ = mg_start(&callbacks, this, const_cast<const char**>(options.data()));
-    if (context_ == nullptr) return false;
-    mg_server_port port = {};
-    mg_get_server_ports(context_, 1, &port);
-    address_ = absl::StrCat(host_, ":", port.port);
+  absl::Status Start() {
+    absl::Status status = Listen();
+    if (absl::IsAlreadyExists(status)) {
+      LogLine("http port taken")
+          .Add("http_address", wanted_.text())
+          .Add("why", status.message())
+          .Add("do",
+               absl::StrCat("memory is served all the same, and the port is tried every second: see who has it by "
+                            "'ss -ltnp sport = :",
+                            wanted_.port(), "', and stop that, or set another http_address"))
+          .Write(spdlog::level::err);
+      ListenLater();
+    } else if (!status.ok()) {
+      return status;
+    }
+    thread_ = std::thread([this] { io_.run(); });
+    return absl::OkStatus();
+  }
+
+  bool listening() const override { return listening_; }
+  std::string address() const override {
+    MutexLock lock(mu_);
+    return address_;
+  }
+
+  const HttpRouter& router() const { return router_; }
+  HttpFigures& figures() { return *options_.figures; }
+  PeerQueue& waiting() { return waiting_; }
+  PeerQueue& sending() { return sending_; }
+
+  // A place among the costly ones; given back by the one who has it.
+  bool TakeCostly() {
+    if (costly_ >= kCostlyAtATime) return false;
+    ++costly_;
+    return true;
+  }
+  void GiveCostly() { --costly_; }
+
+  // Runs `work` on a thread for pages, and `then` with its result on the server's. False: too many do.
+  bool Make(const std::string& peer, std::function<std::string()> work, std::function<void(std::string)> then) {
+    if (making_ >= max_making_ || making_of_[peer] >= std::max<size_t>(1, max_making_ / 4)) return false;
+    ++making_;
+    ++making_of_[peer];
+    asio::post(pages_, [this, peer, work = std::move(work), then = std::move(then)]() mutable {
+      std::string result = work();
+      asio::post(io_, [this, peer, then = std::move(then), result = std::move(result)]() mutable {
+        --making_;
+        if (--making_of_[peer] == 0) making_of_.erase(peer);
+        then(std::move(result));
+      });
+    });
     return true;
   }
 
-  // On a socket that CivetWeb cannot open itself.
-  bool StartOn(const UniqueFd& socket) {
-    if (!Start("127.0.0.1:0")) return false;
-    mg_server_port port = {};
-    mg_get_server_ports(context_, 1, &port);
-    address_ = absl::StrCat(host_, ":", AddressOf(socket.get()).port());
-    return ReplaceListener(Ipv4Loopback(port.port), socket);
-  }
-
-  std::string address() const override { return address_; }
-
  private:
-  // Returns the code, which tells CivetWeb that the request has its answer.
-  int Serve(mg_connection* connection) {
-    // Else CivetWeb reads the rest of a request that has its answer, however long its client takes to send it.
-    mg_disable_connection_keep_alive(connection);
-    const mg_request_info& info = *mg_get_request_info(connection);
-    const HttpRequest request{.method = info.request_method,
-                              .path = info.local_uri,
-                              .query = info.query_string == nullptr ? "" : info.query_string,
-                              .host = Header(connection, "Host"),
-                              .accept_encoding = Header(connection, "Accept-Encoding")};
-    const HttpRouter::Match match = router_.Find(request);
-    if (match.page == nullptr) return Answer(connection, request, match.refusal, /*compress=*/false);
-    const bool too_many = match.page->costly && costly_.fetch_add(1) >= kCostlyAtATime;
-    const absl::Cleanup done = [&] {
-      if (match.page->costly) --costly_;
-    };
-    if (too_many) return Busy(connection, request);
-    try {
-      return Answer(connection, request, match.page->answer(match.parameters), match.page->compress);
-    } catch (const std::bad_alloc&) {  // CivetWeb would end the daemon
-      return Busy(connection, request);
+  size_t max_sending() const { return std::min(kMaxSending, max_connections_ / 4); }
+
+  absl::Status Listen() {
+    absl::StatusOr<UniqueFd> socket = ListenHttp(wanted_);
+    if (!socket.ok()) {
+      ++figures().listen_failures;
+      return socket.status();
     }
-  }
-
-  static int Busy(mg_connection* connection, const HttpRequest& request) {
-    return Answer(connection, request, HttpText(503, "too many requests at a time; ask again\n"), /*compress=*/false);
-  }
-
-  static int Answer(mg_connection* connection, const HttpRequest& request, const HttpResponse& response,
-                    bool compress) {
-    std::string zipped;
-    if (compress && response.body.size() >= kWorthCompressing && request.accept_encoding.has_value() &&
-        AcceptsGzip(*request.accept_encoding)) {
-      zipped = Gzip(response.body);
+    {
+      MutexLock lock(mu_);
+      address_ = absl::StrCat(wanted_.host(), ":", AddressOf(*socket).port());
     }
-    const std::string& body = zipped.empty() ? response.body : zipped;
-    std::string answer = absl::StrCat("HTTP/1.1 ", response.code, " ", Reason(response.code),
-                                      "\r\nContent-Type: ", response.content_type, "\r\nContent-Length: ", body.size(),
-                                      "\r\n", kHeaders);
-    if (compress) absl::StrAppend(&answer, "Vary: Accept-Encoding\r\n");
-    if (!zipped.empty()) absl::StrAppend(&answer, "Content-Encoding: gzip\r\n");
-    for (const auto& [name, value] : response.headers) absl::StrAppend(&answer, name, ": ", value, "\r\n");
-    absl::StrAppend(&answer, "\r\n");
-    if (request.method != "HEAD") absl::StrAppend(&answer, body);
-    Send(connection, answer);
-    return response.code;
+    acceptor_.assign(wanted_.is_ipv6() ? tcp::v6() : tcp::v4(), socket->Release());
+    listening_ = true;
+    LogLine("http ready").Add("http", absl::StrCat("http://", address(), "/metrics")).Write(spdlog::level::info);
+    Accept();
+    return absl::OkStatus();
   }
 
-  const std::string host_;
+  void ListenLater() {
+    timer_.expires_after(kListenAgain);
+    timer_.async_wait([this](const error_code& error) {
+      if (error) return;
+      if (Listen().ok()) {
+        options_.listens();
+      } else {
+        ListenLater();
+      }
+    });
+  }
+
+  void Accept() {
+    acceptor_.async_accept([this](const error_code& error, tcp::socket socket) {
+      if (error == asio::error::operation_aborted) return;
+      if (error) {
+        // Out of descriptors, as a rule. Those of silent connections are the first to be given back.
+        waiting_.DropOne();
+        timer_.expires_after(kAcceptAgain);
+        timer_.async_wait([this](const error_code& stopped) {
+          if (!stopped) Accept();
+        });
+        return;
+      }
+      std::make_shared<Connection>(this, std::move(socket))->ReadRequest();
+      Accept();
+    });
+  }
+
+  const size_t max_connections_;
+  const SocketAddress wanted_;
+  const HttpServerOptions options_;
   const HttpRouter router_;
-  std::atomic<int> costly_{0};  // under way
-  std::string address_;
-  mg_context* context_ = nullptr;
+  const size_t max_making_;
+  // The rest is used on the server's thread, or before it runs.
+  PeerQueue waiting_;  // for a request, or for the client to close
+  PeerQueue sending_;
+  size_t making_ = 0;
+  std::map<std::string, size_t> making_of_;  // by peer
+  int costly_ = 0;                           // being made or sent
+  std::atomic<bool> listening_{false};
+  mutable Mutex mu_;
+  std::string address_ ABSL_GUARDED_BY(mu_) = wanted_.text();
+  asio::io_context io_{1};
+  tcp::acceptor acceptor_{io_};
+  asio::steady_timer timer_{io_};
+  asio::thread_pool pages_{kThreads};
+  std::thread thread_;
 };
+
+Connection::Connection(BeastHttpServer* server, tcp::socket socket)
+    : server_(*server), stream_(std::move(socket)), peer_(HttpPeer(stream_.socket().native_handle())) {
+  ++server_.figures().connections;
+  fcntl(stream_.socket().native_handle(), F_SETFD, FD_CLOEXEC);
+  parser_.header_limit(kMaxHeadBytes);
+  parser_.body_limit(std::numeric_limits<uint64_t>::max());  // of any length, for it is not read
+}
+
+Connection::~Connection() {
+  server_.waiting().Remove(waiting_);
+  server_.sending().Remove(sending_);
+  if (is_costly_) server_.GiveCostly();
+  --server_.figures().connections;
+}
+
+// For a queue, which it leaves before it goes.
+std::function<void()> Connection::Dropper() {
+  return [this] {
+    ++server_.figures().dropped[static_cast<size_t>(HttpDrop::kTooMany)];
+    stream_.close();
+  };
+}
+
+void Connection::CountTimeout(const error_code& error, HttpDrop reason) const {
+  if (error == beast::error::timeout) ++server_.figures().dropped[static_cast<size_t>(reason)];
+}
+
+void Connection::ReadRequest() {
+  waiting_ = server_.waiting().Add(peer_, Dropper());
+  stream_.expires_after(kRequestTimeout);
+  http::async_read_header(stream_, buffer_, parser_,
+                          [self = shared_from_this()](const error_code& error, size_t) { self->OnRequest(error); });
+}
+
+void Connection::OnRequest(const error_code& error) {
+  server_.waiting().Remove(waiting_);
+  CountTimeout(error, HttpDrop::kSlowRequest);
+  if (error) {
+    if (const std::optional<HttpResponse> response = AnswerTo(error)) Refuse({}, *response);
+    return;
+  }
+  HttpRequest request = ToRequest(parser_.get());
+  HttpRouter::Match match = server_.router().Find(request);
+  if (match.page == nullptr) {
+    Refuse(request, match.refusal);
+  } else if (match.page->costly && !server_.TakeCostly()) {
+    Refuse(request, Busy());
+  } else {
+    is_costly_ = match.page->costly;
+    Make(std::move(request), match.page, std::move(match.parameters));
+  }
+}
+
+void Connection::Make(HttpRequest request, const HttpPage* page, HttpParameters parameters) {
+  const HttpRequest copy = request;
+  const bool taken = server_.Make(
+      peer_,
+      [request = std::move(request), page, parameters = std::move(parameters)] {
+        return Serialize(request, *page, parameters);
+      },
+      [self = shared_from_this()](std::string answer) { self->Send(std::move(answer)); });
+  if (!taken) Refuse(copy, Busy());
+}
+
+void Connection::Refuse(const HttpRequest& request, const HttpResponse& response) {
+  Send(Serialize(request, response, /*compress=*/false));
+}
+
+void Connection::Send(std::string answer) {
+  answer_ = std::move(answer);
+  sending_ = server_.sending().Add(peer_, Dropper());
+  stream_.expires_after(kSendTimeout + std::chrono::seconds(answer_.size() >> 20));
+  asio::async_write(stream_, asio::buffer(answer_), [self = shared_from_this()](const error_code& error, size_t) {
+    self->server_.sending().Remove(self->sending_);
+    self->CountTimeout(error, HttpDrop::kSlowReader);
+    if (!error) self->Linger();
+  });
+}
+
+void Connection::Linger() {
+  std::string().swap(answer_);
+  if (is_costly_) server_.GiveCostly();
+  is_costly_ = false;
+  error_code ignored;
+  (void)stream_.socket().shutdown(tcp::socket::shutdown_send, ignored);
+  waiting_ = server_.waiting().Add(peer_, Dropper());
+  stream_.expires_after(kCloseTimeout);
+  Discard();
+}
+
+void Connection::Discard() {
+  buffer_.clear();
+  stream_.async_read_some(buffer_.prepare(kDiscardBytes), [self = shared_from_this()](const error_code& error, size_t) {
+    if (!error) self->Discard();
+  });
+}
 
 }  // namespace
 
-absl::StatusOr<HttpAddress> ParseHttpAddress(const std::string& text) {
-  const size_t colon = text.rfind(':');
-  HttpAddress address{.host = text.substr(0, colon)};
-  std::string& host = address.host;
-  const bool in_brackets = host.size() > 2 && host.front() == '[' && host.back() == ']';
-  if (in_brackets) host = host.substr(1, host.size() - 2);
-  in6_addr ipv6 = {};
-  in_addr ipv4 = {};
-  const bool is_number = host.find_first_not_of("0123456789.") == std::string::npos;
-  if (colon == std::string::npos || !absl::SimpleAtoi(text.substr(colon + 1), &address.port) || address.port < 0 ||
-      address.port > 65535 || host.empty() || host == "*" ||
-      (inet_pton(AF_INET6, host.c_str(), &ipv6) == 1) != in_brackets ||
-      (absl::StrContains(host, ':') && !in_brackets) || (is_number && inet_pton(AF_INET, host.c_str(), &ipv4) != 1)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("'", text,
-                     "' is not a host and a port; write it as 127.0.0.1:9477, "
-                     "localhost:9477, [::1]:9477 or 0.0.0.0:9477 (all addresses), or off"));
+const char* HttpDropName(HttpDrop reason) {
+  switch (reason) {
+    case HttpDrop::kTooMany:
+      return "too_many";
+    case HttpDrop::kSlowRequest:
+      return "slow_request";
+    case HttpDrop::kSlowReader:
+      return "slow_reader";
   }
-  return address;
+  return "unknown";
 }
 
-absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string& text, std::vector<HttpPage> pages) {
+absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string& text, std::vector<HttpPage> pages,
+                                                              HttpServerOptions options) {
   const absl::StatusOr<HttpAddress> where = ParseHttpAddress(text);
   if (!where.ok()) return where.status();
   const absl::StatusOr<SocketAddress> address = Resolve(*where);
   if (!address.ok()) return address.status();
-  absl::StatusOr<UniqueFd> socket = Listen(*address);
-  if (!socket.ok()) return socket.status();
-  const std::string host = address->host();
-  auto server = std::make_unique<CivetHttpServer>(host, HttpRouter(std::move(pages), IsLocalHost(host)));
-  bool started = false;
-  if (address->is_ipv6()) {
-    started = server->StartOn(*socket);
-  } else {
-    socket->Reset();  // it was only to see whether CivetWeb can open one
-    started = server->Start(absl::StrCat(host, ":", where->port));
-  }
-  if (!started) {
-    return absl::UnavailableError(absl::StrCat("http_address ", text, ": CivetWeb could not start its server"));
-  }
+  auto server = std::make_unique<BeastHttpServer>(*address, std::move(pages), std::move(options));
+  if (absl::Status status = server->Start(); !status.ok()) return status;
   return server;
 }
 

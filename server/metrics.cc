@@ -93,6 +93,19 @@ void WriteProcessMetrics(MetricFamilies& out) {
   out.Single("process_start_time_seconds", "Unix time at which the daemon started.", Gauge, start);
 }
 
+void WriteHttpMetrics(const HttpFigures& http, MetricFamilies& out) {
+  out.Single("vrambroker_http_listen_failures_total",
+             "Tries to listen on http_address that failed, because another program has the port.", Counter,
+             http.listen_failures.load());
+  out.Single("vrambroker_http_connections", "Open connections to the HTTP port.", Gauge, http.connections.load());
+  out.Family("vrambroker_http_connections_dropped_total",
+             "Connections to the HTTP port that the daemon closed although their clients kept them, by reason.",
+             Counter);
+  for (const HttpDrop reason : kHttpDrops) {
+    out.Sample(MakeLabels({{"reason", HttpDropName(reason)}}), http.dropped[static_cast<size_t>(reason)].load());
+  }
+}
+
 void WriteErrors(const prometheus::Counter& errors, MetricFamilies& out) {
   out.Single("vrambroker_collect_errors_total", "Scrapes that failed in the daemon.", Counter, errors.Value());
 }
@@ -119,6 +132,7 @@ std::vector<prometheus::MetricFamily> Metrics::Collect() const {
   WriteDeviceMetrics(view, out);
   WriteClientMetrics(view, options_.max_clients, out);
   if (options_.rpcs != nullptr) out.Add(options_.rpcs->Collect());
+  if (options_.http != nullptr) WriteHttpMetrics(*options_.http, out);
   WriteErrors(errors_, out);
   return out.Take();
 }

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "server/broker.h"
+#include "server/http_server.h"
 #include "server/metric_families.h"
 
 namespace vrambroker {
@@ -29,6 +30,7 @@ struct MetricsOptions {
   std::function<BrokerView()> view;
   const prometheus::Collectable* rpcs = nullptr;  // outlives the metrics
   const ReloadState* reload = nullptr;            // outlives the metrics
+  const HttpFigures* http = nullptr;              // outlives the metrics
   size_t max_clients = 1000;                      // pairs of client and device that have series of their own
 };
 

@@ -4,6 +4,7 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -58,13 +59,15 @@ class HttpTest : public VramctlDaemonTest {
     return map;
   }
 
-  UniqueFd Connect() const {
-    UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  // `flags`: SOCK_NONBLOCK does not wait for the daemon to take the connection.
+  UniqueFd Connect(int flags = 0) const {
+    UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | flags, 0));
     sockaddr_in address = {};
     address.sin_family = AF_INET;
     address.sin_port = htons(static_cast<uint16_t>(daemon_->http_port()));
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    EXPECT_EQ(connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+    const int connected = connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address);
+    EXPECT_TRUE(connected == 0 || (flags == SOCK_NONBLOCK && errno == EINPROGRESS));
     return fd;
   }
   // The answer to a request as it is; empty when there is none.
@@ -342,6 +345,48 @@ TEST_F(HttpTest, SlowReadersAndSilentConnectionsKeepNobodyOut) {
   EXPECT_LT(std::chrono::steady_clock::now() - started, std::chrono::seconds(25));
   ASSERT_OK_AND_ASSIGN(ClientProcess another, ConnectProcess("another"));  // the broker itself does not notice
   ASSERT_OK(another.Call("alloc 1000"));
+}
+
+// All of them stay as long as the test asks: 1,000 that say nothing, and 100 that never come to the end of a request.
+TEST_F(HttpTest, SilentAndTricklingConnectionsKeepNobodyOut) {
+  rlimit files = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &files), 0);
+  files.rlim_cur = files.rlim_max;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &files), 0);
+  std::vector<UniqueFd> silent(1000);
+  for (UniqueFd& each : silent) each = Connect(SOCK_NONBLOCK);
+  std::vector<UniqueFd> trickling(100);
+  std::atomic<bool> done = false;
+  std::atomic<int> rounds = 0;
+  std::thread trickle([&] {
+    const std::string request = "GET /metrics HTTP/1.1\r\nX: ";
+    for (size_t i = 0; !done; ++i, ++rounds) {
+      for (UniqueFd& each : trickling) {
+        if (!each.valid()) each = Connect(SOCK_NONBLOCK);
+        const char byte = i < request.size() ? request[i] : 'x';
+        if (send(each.get(), &byte, 1, MSG_NOSIGNAL) != 1 && errno != EAGAIN) each.Reset();  // closed: once more
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+  });
+  EXPECT_TRUE(WaitFor([&] { return rounds > 2; }));
+  if (files.rlim_max >= 20'000) {  // with fewer descriptors, the oldest make room for the newest
+    EXPECT_TRUE(WaitFor([&] { return daemon_->Metrics().Value("vrambroker_http_connections").value_or(0) >= 1100; }));
+  }
+  for (int i = 0; i < 20; ++i) {
+    for (const char* path : {"/healthz", "/metrics"}) {
+      const absl::StatusOr<HttpAnswer> answer = daemon_->Get(path);
+      EXPECT_OK(answer.status()) << path;
+      if (!answer.ok()) break;
+      EXPECT_EQ(answer->code, 200) << path;
+    }
+    if (HasFailure()) break;  // each of them would take half a minute
+  }
+  done = true;
+  trickle.join();
+  // Memory is served all the same: of the daemon's descriptors these have a bounded part.
+  ASSERT_OK_AND_ASSIGN(ClientProcess client, ConnectProcess("client"));
+  ASSERT_OK(client.Call("alloc 1000"));
 }
 
 TEST_F(HttpTest, OneSnapshotAtATime) {

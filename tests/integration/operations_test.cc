@@ -392,22 +392,6 @@ TEST(ConfigTest, BadFlags) {
   EXPECT_TRUE(StrContains(Daemon({"--version"}).out, "vrambrokerd "));
 }
 
-TEST(ConfigTest, APortInUse) {
-  const UniqueFd taken(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof address;
-  ASSERT_EQ(bind(taken.get(), reinterpret_cast<const sockaddr*>(&address), size), 0);
-  ASSERT_EQ(listen(taken.get(), 1), 0);
-  ASSERT_EQ(getsockname(taken.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
-  const std::string port = absl::StrCat("127.0.0.1:", ntohs(address.sin_port));
-  const RunResult result = Daemon({"--socket_dir=" + MakeTempDir(), "--device=host", "--http_address=" + port});
-  EXPECT_EQ(result.exit_code, 1);
-  EXPECT_TRUE(StrContains(result.err, absl::StrCat("http_address ", port))) << result.err;
-  EXPECT_TRUE(StrContains(result.err, "Address already in use")) << result.err;
-}
-
 TEST(ConfigTest, CudaWithoutAGpu) {
   if (std::filesystem::exists("/dev/nvidiactl")) GTEST_SKIP() << "this machine has a GPU";
   const RunResult result = Daemon({"--socket_dir=" + MakeTempDir(), "--device=cuda", "--http_address=off"});
@@ -454,6 +438,37 @@ TEST_F(ServiceTest, TellsSystemdWhenItIsReadyAliveAndStopping) {
   EXPECT_TRUE(notify.WaitForText("WATCHDOG=1"));
   EXPECT_EQ(daemon_->Stop().value_or(-1), 0);
   EXPECT_TRUE(notify.WaitForText("STOPPING=1"));
+}
+
+// Whoever takes the port while the daemon is down does not take the memory from the others.
+TEST_F(ServiceTest, APortInUseIsSaidAndTriedAgainWhileMemoryIsServed) {
+  UniqueFd taken(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  ASSERT_EQ(bind(taken.get(), reinterpret_cast<const sockaddr*>(&address), size), 0);
+  ASSERT_EQ(listen(taken.get(), 1), 0);
+  ASSERT_EQ(getsockname(taken.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
+  const int port = ntohs(address.sin_port);
+  const std::string where = absl::StrCat("127.0.0.1:", port);
+  NotifySocket systemd;
+  ASSERT_OK(StartDaemon({.flags = {"--http_address=" + where}, .environment = {{"NOTIFY_SOCKET", systemd.path()}}}));
+  EXPECT_TRUE(systemd.WaitForText("READY=1")) << "other services may start";
+  EXPECT_TRUE(systemd.WaitForText("another program has " + where));
+  EXPECT_TRUE(StrContains(daemon_->log(), "http port taken http_address=" + where)) << daemon_->log();
+  EXPECT_TRUE(StrContains(daemon_->log(), "Address already in use")) << daemon_->log();
+  ASSERT_OK_AND_ASSIGN(ClientProcess client, ConnectProcess("client"));
+  ASSERT_OK(client.Call("alloc 1000"));
+  taken.Reset();
+  MetricsPage page("");
+  EXPECT_TRUE(WaitFor([&] {
+    const absl::StatusOr<HttpAnswer> answer = HttpGet(port, "/metrics");
+    if (!answer.ok() || answer->code != 200) return false;
+    page = MetricsPage(answer->body);
+    return true;
+  })) << daemon_->log();
+  EXPECT_GE(page.Value("vrambroker_http_listen_failures_total").value_or(0), 1);
 }
 
 TEST_F(ServiceTest, HealthServiceAndHealthPageFollowTheDaemon) {

@@ -78,7 +78,7 @@ grep -q 'needs C++17' "$work/c++14.log" || { cat "$work/c++14.log"; fail "the er
 
 say "The libraries alone, where the packages of the daemon and the tools are missing"
 without=()
-for package in spdlog nlohmann_json Curses civetweb prometheus-cpp GTest; do without+=("-DCMAKE_DISABLE_FIND_PACKAGE_$package=ON"); done
+for package in spdlog nlohmann_json Curses Boost prometheus-cpp GTest; do without+=("-DCMAKE_DISABLE_FIND_PACKAGE_$package=ON"); done
 launcher=$(sed -n 's/^CMAKE_CXX_COMPILER_LAUNCHER:[A-Z]*=//p' "$build_dir/CMakeCache.txt")
 cmake -S "$source_dir" -B "$work/alone" -G Ninja -DCMAKE_BUILD_TYPE=Release -DVRAMBROKER_UNITY=ON \
   -DVRAMBROKER_WERROR="$(sed -n "s/^VRAMBROKER_WERROR:BOOL=//p" "$build_dir/CMakeCache.txt")" -DVRAMBROKER_CLIENT_ONLY=ON \

@@ -17,7 +17,7 @@ struct DaemonOptions {
   std::string capacity = "256MiB";
   std::string config;  // further lines of the configuration file
   int devices = 1;
-  bool http = false;  // serve /metrics: only where wanted, because CivetWeb takes up to two seconds to stop
+  bool http = false;  // serve /metrics: only where wanted
   Arguments flags;    // further flags
   Environment environment;
 };

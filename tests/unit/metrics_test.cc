@@ -191,6 +191,7 @@ class BrokerMetricsTest : public ::testing::Test {
     return Metrics({.view = [this] { return broker_->View(); },
                     .rpcs = &rpcs_,
                     .reload = &reload_,
+                    .http = &http_,
                     .max_clients = max_clients})
         .Text();
   }
@@ -202,6 +203,7 @@ class BrokerMetricsTest : public ::testing::Test {
   std::unique_ptr<Broker> broker_;
   RpcMeter rpcs_;
   ReloadState reload_;
+  HttpFigures http_;
 };
 
 double Mib(double mib) {

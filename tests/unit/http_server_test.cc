@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the HTTP server does with connections: how many, whose, for how long. Its pages: http_router_test.cc.
+#include "server/http_server.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <latch>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "allocator/device.h"
+#include "server/http_address.h"
+#include "tests/support/http.h"
+#include "tests/support/util.h"
+
+namespace vrambroker {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+using testing_support::HttpGet;
+using testing_support::WaitFor;
+
+class HttpServerTest : public ::testing::Test {
+ protected:
+  void Start(size_t max_connections, const std::string& address = "127.0.0.1:0") {
+    std::vector<HttpPage> pages;
+    pages.push_back(
+        {.path = "/", .parameters = {}, .answer = [](const HttpParameters&) { return HttpText(200, "hi"); }});
+    pages.push_back({.path = "/large", .parameters = {}, .answer = [](const HttpParameters&) {
+                       return HttpText(200, std::string(16 << 20, 'x'));
+                     }});
+    absl::StatusOr<std::unique_ptr<HttpServer>> server = HttpServer::Start(
+        address, std::move(pages),
+        {.max_connections = max_connections, .figures = &figures_, .listens = [this] { listens_.count_down(); }});
+    ASSERT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+  }
+  int port() const {
+    const std::string address = server_->address();
+    return std::stoi(address.substr(address.rfind(':') + 1));
+  }
+  static UniqueFd ConnectTo(int port) {
+    UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<uint16_t>(port));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    EXPECT_EQ(connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+    return fd;
+  }
+  UniqueFd Connect(const std::string& request = "") const {
+    UniqueFd fd = ConnectTo(port());
+    EXPECT_EQ(send(fd.get(), request.data(), request.size(), MSG_NOSIGNAL), static_cast<ssize_t>(request.size()));
+    return fd;
+  }
+  static std::string ReadAll(const UniqueFd& fd) {
+    std::string text;
+    std::string buffer(1 << 16, '\0');
+    for (ssize_t size; (size = recv(fd.get(), buffer.data(), buffer.size(), 0)) > 0;) {
+      text.append(buffer, 0, static_cast<size_t>(size));
+    }
+    return text;
+  }
+  static bool IsClosed(const UniqueFd& fd) {
+    char byte = 0;
+    return recv(fd.get(), &byte, 1, MSG_DONTWAIT | MSG_PEEK) >= 0 || errno != EAGAIN;
+  }
+  uint64_t dropped(HttpDrop reason) const { return figures_.dropped[static_cast<size_t>(reason)]; }
+
+  HttpFigures figures_;
+  std::latch listens_{1};
+  std::unique_ptr<HttpServer> server_;
+};
+
+TEST_F(HttpServerTest, SilentConnectionsAreBoundedAndTheOldestMakesRoom) {
+  Start(64);
+  std::vector<UniqueFd> silent;
+  for (int i = 0; i < 200; ++i) {
+    silent.push_back(Connect());
+    ASSERT_EQ(HttpGet(port(), "/")->body, "hi") << i;
+    EXPECT_LE(figures_.connections, 64u);
+  }
+  EXPECT_TRUE(IsClosed(silent.front()));
+  EXPECT_FALSE(IsClosed(silent.back()));
+  EXPECT_GT(dropped(HttpDrop::kTooMany), 100u);
+}
+
+// Also of a connection by IPv4 to a socket for IPv6.
+TEST_F(HttpServerTest, APeerOfThisMachineIsItsUser) {
+  for (const char* host : {"127.0.0.1", "::"}) {
+    const absl::StatusOr<SocketAddress> any = Resolve({.host = host, .port = 0});
+    const absl::StatusOr<UniqueFd> listener = any.ok() ? ListenHttp(*any) : any.status();
+    if (!listener.ok()) GTEST_SKIP() << "no IPv6: " << listener.status();
+    const UniqueFd client = ConnectTo(AddressOf(*listener).port());
+    const UniqueFd accepted(accept4(listener->get(), nullptr, nullptr, SOCK_CLOEXEC));
+    const std::string peer = HttpPeer(accepted.get());
+    if (peer == "127.0.0.1") GTEST_SKIP() << "the kernel does not tell whose sockets are";
+    EXPECT_EQ(peer, absl::StrCat("uid ", geteuid())) << host;
+  }
+}
+
+TEST_F(HttpServerTest, ConnectionsGoByTheUserAtTheOtherEnd) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
+  Start(64);
+  const UniqueFd own = Connect();
+  std::vector<UniqueFd> others(200);
+  std::thread([&] {
+    ASSERT_EQ(syscall(SYS_setresuid, -1, 65534, -1), 0);  // of this thread alone
+    for (UniqueFd& other : others) other = Connect();
+  }).join();
+  EXPECT_TRUE(WaitFor([&] { return dropped(HttpDrop::kTooMany) > 100; }));
+  EXPECT_FALSE(IsClosed(own)) << "another user's share was full, not this one's";
+}
+
+TEST_F(HttpServerTest, AnswersThatNobodyReadsAreBoundedAndTheOldestMakesRoom) {
+  Start(64);
+  std::vector<UniqueFd> slow;
+  for (int i = 0; i < 40; ++i) {
+    slow.push_back(Connect("GET /large HTTP/1.0\r\n\r\n"));
+    char byte = 0;
+    ASSERT_EQ(recv(slow.back().get(), &byte, 1, 0), 1);  // and no more
+    ASSERT_EQ(HttpGet(port(), "/")->body, "hi") << i;
+  }
+  EXPECT_TRUE(WaitFor([&] { return dropped(HttpDrop::kTooMany) > 0; }));
+}
+
+TEST_F(HttpServerTest, WhatIsNoRequestIsRefused) {
+  Start(64);
+  EXPECT_THAT(ReadAll(Connect("nonsense\r\n\r\n")), StartsWith("HTTP/1.1 400 Bad Request\r\n"));
+  EXPECT_THAT(ReadAll(Connect("GET / HTTP/1.1\r\nX: " + std::string(20000, 'x') + "\r\n\r\n")),
+              StartsWith("HTTP/1.1 431 "));
+  EXPECT_THAT(ReadAll(Connect("GET http://localhost/ HTTP/1.1\r\nHost: a\r\n\r\n")), StartsWith("HTTP/1.1 200 OK\r\n"));
+  EXPECT_THAT(ReadAll(Connect("GET http://evil.example/ HTTP/1.1\r\nHost: localhost\r\n\r\n")),
+              StartsWith("HTTP/1.1 403 "));
+  // The body, which nobody reads, does not keep the answer from its client.
+  EXPECT_THAT(ReadAll(Connect("POST / HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n" + std::string(100000, 'x'))),
+              StartsWith("HTTP/1.1 405 "));
+}
+
+TEST_F(HttpServerTest, APortThatIsTakenIsTriedAgain) {
+  const absl::StatusOr<SocketAddress> any = Resolve({.host = "127.0.0.1", .port = 0});
+  ASSERT_TRUE(any.ok());
+  absl::StatusOr<UniqueFd> taken = ListenHttp(*any);
+  ASSERT_TRUE(taken.ok());
+  Start(64, AddressOf(*taken).text());
+  EXPECT_FALSE(server_->listening());
+  EXPECT_EQ(server_->address(), AddressOf(*taken).text());
+  EXPECT_GE(figures_.listen_failures, 1u);
+  taken->Reset();
+  EXPECT_TRUE(WaitFor([&] { return listens_.try_wait(); }));
+  EXPECT_TRUE(server_->listening());
+  EXPECT_EQ(HttpGet(port(), "/")->body, "hi");
+}
+
+TEST_F(HttpServerTest, AnAddressOfAnotherMachineIsAnError) {
+  const auto server = HttpServer::Start("192.0.2.1:0", {}, {.figures = &figures_});
+  EXPECT_THAT(std::string(server.status().message()), HasSubstr("http_address 192.0.2.1:0: cannot listen"));
+}
+
+TEST_F(HttpServerTest, StopsWhileClientsAreConnected) {
+  Start(64);
+  const UniqueFd silent = Connect();
+  const UniqueFd trickling = Connect("GET / HT");
+  const UniqueFd reader = Connect("GET /large HTTP/1.0\r\n\r\n");
+  EXPECT_TRUE(WaitFor([&] { return figures_.connections == 3; }));
+  server_.reset();
+  EXPECT_EQ(figures_.connections, 0u);
+}
+
+}  // namespace
+}  // namespace vrambroker
