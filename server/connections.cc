@@ -3,9 +3,12 @@
 
 #include <fcntl.h>
 #include <grpcpp/server_posix.h>
+#include <poll.h>
 #include <spdlog/spdlog.h>
+#include <sys/socket.h>
 
 #include <chrono>
+#include <memory>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -44,7 +47,9 @@ void Connections::Accept(UniqueFd owned) {
   }
   UniqueFd watched(fcntl(fd, F_DUPFD_CLOEXEC, 0));
   if (!watched.valid()) return;
-  const int watched_number = watched.get();
+  const std::shared_ptr<const UniqueFd> pidfd = caller->pidfd;
+  const pid_t pid = caller->pid;
+  const Watches watches{.connection = watched.get(), .process = pidfd->get()};
   {
     MutexLock lock(mu_);
     size_t& open = of_uid_[caller->uid];
@@ -55,28 +60,38 @@ void Connections::Accept(UniqueFd owned) {
     // gRPC may have closed an earlier connection of this number before the loop saw its end.
     if (const auto it = by_fd_.find(fd); it != by_fd_.end()) --of_uid_[it->second.caller.uid];
     ++open;
-    by_fd_[fd] = Connection{.caller = *std::move(caller), .watched = watched_number};
+    by_fd_[fd] = Connection{.caller = *std::move(caller), .watched = watches.connection};
   }
-  const absl::Status status =
-      loop_.Watch(std::move(watched), EPOLLRDHUP, [this, fd, watched_number] { Forget(fd, watched_number); });
+  absl::Status status = loop_.Watch(std::move(watched), EPOLLRDHUP, [this, fd, watches] { Forget(fd, watches); });
+  if (status.ok()) status = loop_.Watch(pidfd, EPOLLIN, [this, fd, watches, pid] { HangUp(fd, watches, pid); });
   if (!status.ok()) {
     spdlog::error("connection refused: {}", status.ToString());
-    Forget(fd, watched_number);
+    Forget(fd, watches);
     return;
   }
   grpc::AddInsecureChannelFromFd(server_, owned.Release());
 }
 
-void Connections::Forget(int fd, int watched) {
+void Connections::HangUp(int fd, const Watches& watches, pid_t pid) {
+  pollfd peer = {.fd = watches.connection, .events = POLLRDHUP, .revents = 0};
+  if (poll(&peer, 1, 0) == 0) {  // not closed with the process
+    LogClientEvent(spdlog::level::info, "connection closed: process {} has ended, but another one has its socket", pid);
+  }
+  shutdown(watches.connection, SHUT_RDWR);  // gRPC sees the end, and ends the calls
+  Forget(fd, watches);
+}
+
+void Connections::Forget(int fd, const Watches& watches) {
   {
     MutexLock lock(mu_);
     const auto it = by_fd_.find(fd);
-    if (it != by_fd_.end() && it->second.watched == watched) {
+    if (it != by_fd_.end() && it->second.watched == watches.connection) {
       if (--of_uid_[it->second.caller.uid] == 0) of_uid_.erase(it->second.caller.uid);
       by_fd_.erase(it);
     }
   }
-  loop_.Unwatch(watched);
+  loop_.Unwatch(watches.connection);
+  loop_.Unwatch(watches.process);
 }
 
 absl::StatusOr<Caller> Connections::Identify(const grpc::CallbackServerContext& context, size_t calls) const {

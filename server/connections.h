@@ -2,6 +2,8 @@
 //
 // Connections: accepts on vrambroker.sock and hands the connections to gRPC, so that the caller of every RPC is known
 // from the kernel. gRPC's own unix listener would tell neither pid nor uid, and would steal a live daemon's path.
+// A connection ends with the process that made it, also when a child of it still has the socket: its streams end, and
+// its user may open another one.
 #ifndef VRAMBROKER_SERVER_CONNECTIONS_H_
 #define VRAMBROKER_SERVER_CONNECTIONS_H_
 
@@ -41,13 +43,20 @@ class Connections {
  private:
   struct Connection {
     Caller caller;
-    int watched = -1;  // our duplicate of the descriptor, on which the loop sees the end of the connection
+    int watched = -1;  // as in Watches
+  };
+  // What the loop watches of a connection.
+  struct Watches {
+    int connection = -1;  // our duplicate of the descriptor, on which the loop sees the end of the connection
+    int process = -1;     // the caller's pidfd
   };
 
   absl::StatusOr<Caller> Peer(const grpc::CallbackServerContext& context) const;
   void AcceptAll();
   void Accept(UniqueFd fd);
-  void Forget(int fd, int watched);
+  void Forget(int fd, const Watches& watches);
+  // The process that made the connection has ended.
+  void HangUp(int fd, const Watches& watches, pid_t pid);
 
   EventLoop& loop_;
   CallRates& rates_;

@@ -18,10 +18,10 @@ EventLoop::EventLoop() : epoll_(epoll_create1(EPOLL_CLOEXEC)), wake_(eventfd(0, 
   epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), &event);
 }
 
-absl::Status EventLoop::Watch(UniqueFd fd, uint32_t events, std::function<void()> ready) {
+absl::Status EventLoop::Watch(std::shared_ptr<const UniqueFd> fd, uint32_t events, std::function<void()> ready) {
   MutexLock lock(mu_);
   const uint64_t serial = next_serial_++;
-  const int number = fd.get();
+  const int number = fd->get();
   epoll_event event = {.events = events, .data = {.u64 = serial}};
   if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, number, &event) != 0) {
     return absl::ErrnoToStatus(errno, "epoll_ctl(EPOLL_CTL_ADD) failed");

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <utility>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
@@ -26,8 +27,13 @@ class EventLoop {
   EventLoop();
 
   // Calls `ready` whenever `events` (EPOLLIN, ...) hold for `fd`, until Unwatch. The loop owns the descriptor.
-  absl::Status Watch(UniqueFd fd, uint32_t events, std::function<void()> ready) ABSL_LOCKS_EXCLUDED(mu_);
-  // Forgets and closes `fd`. Inside its own callback too.
+  absl::Status Watch(UniqueFd fd, uint32_t events, std::function<void()> ready) {
+    return Watch(std::make_shared<const UniqueFd>(std::move(fd)), events, std::move(ready));
+  }
+  // The same for a descriptor with other owners. A descriptor has one watch at a time.
+  absl::Status Watch(std::shared_ptr<const UniqueFd> fd, uint32_t events, std::function<void()> ready)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Forgets `fd`, and closes it unless it has other owners. Inside its own callback too.
   void Unwatch(int fd) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Runs until Stop(). Calls `tick` about every `period`.
@@ -37,7 +43,7 @@ class EventLoop {
 
  private:
   struct Watched {
-    UniqueFd fd;
+    std::shared_ptr<const UniqueFd> fd;
     std::shared_ptr<const std::function<void()>> ready;
   };
 

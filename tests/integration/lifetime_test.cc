@@ -4,8 +4,13 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <cstdlib>
+#include <filesystem>
 #include <string>
+#include <system_error>
+#include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "allocator/bytes.h"
@@ -126,6 +131,29 @@ TEST_F(LifetimeTest, ABufferMayOutliveItsClient) {
   EXPECT_TRUE(Reserved("short").has_value());
   EXPECT_OK(buffer.Reset());
   EXPECT_TRUE(WaitFor([&] { return !Reserved("short").has_value(); }));
+}
+
+TEST_F(LifetimeTest, AForkedChildDoesNotKeepItsParentsConnection) {
+  const auto sockets = [&] {
+    size_t count = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(absl::StrCat("/proc/", daemon_->pid(), "/fd"))) {
+      std::error_code gone;
+      if (absl::StartsWith(std::filesystem::read_symlink(entry, gone).string(), "socket:")) ++count;
+    }
+    return count;
+  };
+  const auto streams = [&] { return daemon_->Metrics().Value("vrambroker_rpc_in_flight", {{"method", "Session"}}); };
+  const size_t before = sockets();
+  ASSERT_OK_AND_ASSIGN(ClientProcess holder, ConnectProcess("holder"));
+  ASSERT_OK(holder.Call("alloc 1048576"));
+  ASSERT_OK_AND_ASSIGN(const std::vector<std::string> child, holder.Call("fork"));  // ends with this test
+  EXPECT_EQ(streams(), 1);
+  holder.process().Signal(SIGKILL);
+  EXPECT_TRUE(WaitFor([&] { return streams() == 0; }));
+  // The descriptor socket's connection may stay until it has been silent for long enough.
+  EXPECT_TRUE(WaitFor([&] { return sockets() <= before + 1; })) << sockets() << " sockets, before " << before;
+  EXPECT_FALSE(Reserved("holder").has_value());
+  EXPECT_EQ(kill(std::atoi(child.at(0).c_str()), 0), 0) << "the child lives, and has the socket";
 }
 
 TEST_F(LifetimeTest, AStoppedProcessDoesNotHoldOthersUp) {
