@@ -2,10 +2,12 @@
 #include "server/rpc_meter.h"
 
 #include <google/protobuf/descriptor.h>
+#include <grpcpp/server_context.h>
 #include <prometheus/counter.h>
 #include <prometheus/gauge.h>
 #include <prometheus/histogram.h>
 
+#include <atomic>
 #include <new>
 
 #include "absl/strings/strip.h"
@@ -105,23 +107,40 @@ namespace {
 // Of one call. gRPC destroys it when the call is over.
 class RpcInterceptor : public grpc::experimental::Interceptor {
  public:
-  explicit RpcInterceptor(RpcMeter::Method* method) : call_(RpcMeter::Start(method)) {}
+  RpcInterceptor(RpcMeter::Method* method, const grpc::ServerContextBase* context)
+      : call_(RpcMeter::Start(method)), context_(*context) {}
   ~RpcInterceptor() override {
-    if (!done_) call_.Done(absl::StatusCode::kCancelled);
+    if (!done_) call_.Done(cancelled_ ? absl::StatusCode::kCancelled : code_.load());
   }
 
   void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override {
+    using Point = grpc::experimental::InterceptionHookPoints;
     // The hook point first: others may be under way at the same time.
-    if (methods->QueryInterceptionHookPoint(grpc::experimental::InterceptionHookPoints::PRE_SEND_STATUS) && !done_) {
-      done_ = true;
-      call_.Done(static_cast<absl::StatusCode>(methods->GetSendStatus().error_code()));
+    if (methods->QueryInterceptionHookPoint(Point::PRE_SEND_STATUS) && !done_) {
+      const auto code = static_cast<absl::StatusCode>(methods->GetSendStatus().error_code());
+      if (MayBeOfNobody(code)) {
+        code_ = code;
+      } else {
+        done_ = true;
+        call_.Done(code);
+      }
     }
+    if (methods->QueryInterceptionHookPoint(Point::POST_RECV_CLOSE)) cancelled_ = context_.IsCancelled();
     methods->Proceed();
   }
 
  private:
+  // The connection may have vanished before its message was here, for which gRPC has this code, or before its caller
+  // could be looked up. Whether it has is known only when the call is over.
+  static bool MayBeOfNobody(absl::StatusCode code) {
+    return code == absl::StatusCode::kUnimplemented || code == absl::StatusCode::kUnauthenticated;
+  }
+
   const RpcMeter::Call call_;
+  const grpc::ServerContextBase& context_;  // lives until POST_RECV_CLOSE
   bool done_ = false;
+  std::atomic<absl::StatusCode> code_{absl::StatusCode::kCancelled};
+  std::atomic<bool> cancelled_{false};
 };
 
 class RpcInterceptors : public grpc::experimental::ServerInterceptorFactoryInterface {
@@ -134,7 +153,7 @@ class RpcInterceptors : public grpc::experimental::ServerInterceptorFactoryInter
       return nullptr;
     }
     RpcMeter::Method* const method = name == kStream ? nullptr : meter_.Find(name);
-    return method == nullptr ? nullptr : new RpcInterceptor(method);
+    return method == nullptr ? nullptr : new RpcInterceptor(method, info->server_context());
   }
 
  private:

@@ -473,7 +473,9 @@ void SessionStream::OnDone() {
   {
     MutexLock lock(mu_);
     welcomed = welcomed_;
-    call_.Done(static_cast<absl::StatusCode>(final_status_.error_code()));
+    // Nobody was told that the caller cannot be identified when it was because the connection had gone.
+    const bool of_nobody = !identity_.ok() && context_.IsCancelled();
+    call_.Done(of_nobody ? absl::StatusCode::kCancelled : static_cast<absl::StatusCode>(final_status_.error_code()));
   }
   if (session_ != nullptr && !welcomed && !resumed_) {
     broker_.Close(session_, "its stream ended before it was open", CloseReason::kNotOpened);  // nobody knows its id

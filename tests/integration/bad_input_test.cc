@@ -16,6 +16,7 @@
 #include <limits>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/escaping.h"
@@ -379,6 +380,47 @@ TEST_F(BadInputTest, ManyConnectionsOpenedAndDropped) {
     const auto entries = std::filesystem::directory_iterator(absl::StrCat("/proc/", daemon_->pid(), "/fd"));
     return std::distance(begin(entries), end(entries)) < 100;
   }));
+}
+
+// What HTTP/2 sends to begin a call: the headers, without the message.
+std::string BeginningOfCall(const std::string& method) {
+  const auto frame = [](char type, char flags, char stream, const std::string& payload) {
+    return std::string{0, 0, static_cast<char>(payload.size()), type, flags, 0, 0, 0, stream} + payload;
+  };
+  const auto header = [](const std::string& name, const std::string& value) {  // HPACK: a literal, not indexed
+    return absl::StrCat(std::string{0, static_cast<char>(name.size())}, name,
+                        std::string{static_cast<char>(value.size())}, value);
+  };
+  const std::string headers = absl::StrCat(
+      header(":method", "POST"), header(":scheme", "http"), header(":path", absl::StrCat("/vrambroker.v1.", method)),
+      header(":authority", "localhost"), header("te", "trailers"), header("content-type", "application/grpc"));
+  return absl::StrCat("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", frame(/*SETTINGS*/ 4, 0, 0, ""),
+                      frame(/*HEADERS*/ 1, /*END_HEADERS*/ 4, 1, headers));
+}
+
+TEST_F(BadInputTest, CallsWhoseConnectionVanishedCountAsCancelled) {
+  Begin({.http = true});
+  const auto count = [&](const char* method, const char* code) {
+    return daemon_->Metrics().Sum("vrambroker_rpc_requests_total", {{"method", method}, {"code", code}});
+  };
+  EXPECT_FALSE(CallBytes(raw_->channel(), "/vrambroker.v1.Broker/Free", "\xff").ok());
+  EXPECT_TRUE(WaitFor([&] { return count("Free", "UNIMPLEMENTED") == 1; })) << "what its caller was told";
+  for (const auto& [service, method] : {std::pair("Broker", "Allocate"), std::pair("Admin", "GetSession")}) {
+    const std::string beginning = BeginningOfCall(absl::StrCat(service, "/", method));
+    ASSERT_LT(beginning.size(), 256u);
+    EXPECT_TRUE(WaitFor([&, method = method] {
+      // gRPC drops some of them unseen.
+      const UniqueFd stream = ConnectTo(dir() + "/vrambroker.sock", SOCK_STREAM);
+      EXPECT_EQ(send(stream.get(), beginning.data(), beginning.size(), MSG_NOSIGNAL),
+                static_cast<ssize_t>(beginning.size()));
+      return count(method, "CANCELLED") + count(method, "UNIMPLEMENTED") >= 3;
+    }));
+    EXPECT_EQ(count(method, "UNIMPLEMENTED"), 0);
+    EXPECT_EQ(count(method, "UNAUTHENTICATED"), 0);
+    EXPECT_TRUE(WaitFor([&, method = method] {
+      return daemon_->Metrics().Value("vrambroker_rpc_in_flight", {{"method", method}}) == 0;
+    }));
+  }
 }
 
 TEST_F(BadInputTest, GarbageOnBothSockets) {
