@@ -33,6 +33,22 @@ absl::StatusOr<AllocConf> ParseHelloAllocConf(const std::string& text) {
   return absl::InvalidArgumentError(absl::StrCat("alloc_conf: ", conf.status().message()));
 }
 
+// What concerns every hello, also one that resumes.
+absl::Status CheckHello(const v1::Hello& hello) {
+  if (hello.protocol_version() != kProtocolVersion) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "protocol_version: the client speaks version ", hello.protocol_version(), ", the daemon (vrambroker ", kVersion,
+        ") version ", kProtocolVersion, "; install the same release of both"));
+  }
+  if (!v1::Placement_IsValid(hello.placement())) {
+    return absl::InvalidArgumentError(absl::StrCat("placement: ", hello.placement(), " is no placement"));
+  }
+  if (hello.has_resume() && hello.placement() != v1::PLACEMENT_LEASED) {
+    return absl::InvalidArgumentError("placement: only a session of PLACEMENT_LEASED can be resumed");
+  }
+  return absl::OkStatus();
+}
+
 // Of a message that is a call, and so is answered.
 std::optional<uint64_t> CallId(const v1::SessionRequest& request) {
   using Request = v1::SessionRequest;
@@ -170,10 +186,10 @@ void SessionStream::OnReadDone(bool ok) {
 
 void SessionStream::Handle(const v1::SessionRequest& request) {
   if (session_ == nullptr) {
-    absl::Status status;
-    if (request.message_case() != v1::SessionRequest::kHello) {
-      status = absl::InvalidArgumentError("message: the first message must be hello");
-    } else {
+    absl::Status status = request.message_case() == v1::SessionRequest::kHello
+                              ? CheckHello(request.hello())
+                              : absl::InvalidArgumentError("message: the first message must be hello");
+    if (status.ok()) {
       status = request.hello().has_resume() ? HandleResume(request.hello().resume()) : HandleHello(request.hello());
     }
     if (!status.ok()) End(status);
@@ -258,11 +274,6 @@ absl::Status SessionStream::HandleLater(const v1::SessionRequest& request) {
 }
 
 absl::Status SessionStream::HandleHello(const v1::Hello& hello) {
-  if (hello.protocol_version() != kProtocolVersion) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "protocol_version: the client speaks version ", hello.protocol_version(), ", the daemon (vrambroker ", kVersion,
-        ") version ", kProtocolVersion, "; install the same release of both"));
-  }
   const absl::StatusOr<AllocConf> conf = ParseHelloAllocConf(hello.alloc_conf());
   if (!conf.ok()) return conf.status();
   SessionWishes wishes{

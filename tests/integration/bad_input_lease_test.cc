@@ -4,6 +4,7 @@
 #include <atomic>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "absl/time/clock.h"
@@ -172,6 +173,16 @@ TEST_F(BadInputTest, Resuming) {
   EXPECT_STATUS(resume(""), StatusCode::kInvalidArgument, "16 bytes");
   EXPECT_STATUS(resume(std::string(17, 'x')), StatusCode::kInvalidArgument, "16 bytes");
   EXPECT_STATUS(resume(std::string(16, 'x')), StatusCode::kNotFound, "resume.token");
+  for (const auto& [version, placement, field] :
+       {std::tuple(7, 1, "protocol_version"), std::tuple(1, 0, "placement"), std::tuple(1, 99, "placement")}) {
+    v1::SessionRequest request = LeasingHello("");
+    request.mutable_hello()->set_protocol_version(static_cast<uint32_t>(version));
+    request.mutable_hello()->set_placement(static_cast<v1::Placement>(placement));
+    request.mutable_hello()->mutable_resume()->set_token(std::string(16, 'x'));
+    RawStream stream(*raw_);
+    EXPECT_STATUS(stream.Open(request), version == 1 ? StatusCode::kInvalidArgument : StatusCode::kFailedPrecondition,
+                  field);
+  }
   std::string token;
   {
     RawStream stream(*raw_);

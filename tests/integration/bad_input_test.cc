@@ -213,6 +213,10 @@ TEST_F(BadInputTest, Hellos) {
     EXPECT_STATUS(hello([&](v1::Hello& h) { h.mutable_limit()->set_fraction(fraction); }), StatusCode::kInvalidArgument,
                   "limit.fraction");
   }
+  for (const int placement : {2, 99, -1}) {
+    EXPECT_STATUS(hello([&](v1::Hello& h) { h.set_placement(static_cast<v1::Placement>(placement)); }),
+                  StatusCode::kInvalidArgument, "placement");
+  }
   // None of them left a session behind.
   ASSERT_OK_AND_ASSIGN(const v1::ListSessionsResponse sessions, raw_->ListSessions());
   EXPECT_EQ(sessions.sessions_size(), 1);
