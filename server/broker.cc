@@ -36,6 +36,10 @@ LogLine SessionLine(absl::string_view event, const Session& session) {
   return vrambroker::SessionLine(event, session.id(), session.name());
 }
 
+absl::Status StoppingError() {
+  return absl::UnavailableError("the daemon is stopping; connect again when it has restarted");
+}
+
 }  // namespace
 
 const char* CloseReasonName(CloseReason reason) {
@@ -123,10 +127,11 @@ absl::StatusOr<SessionPtr> Broker::TryOpenSession(const Caller& caller, const Se
     resume_token = *token;
   }
 
-  SessionPtr session;
+  SessionId id{};
+  std::string name;
   {
     MutexLock lock(mu_);
-    if (draining_) return absl::UnavailableError("the daemon is stopping; connect again when it has restarted");
+    if (draining_) return StoppingError();
     size_t& open = sessions_of_uid_[caller.uid];
     if (open >= policy->max_sessions_per_uid()) {
       return absl::ResourceExhaustedError(absl::StrCat("uid ", caller.uid, " has ", open,
@@ -134,26 +139,30 @@ absl::StatusOr<SessionPtr> Broker::TryOpenSession(const Caller& caller, const Se
                                                        " open, the most that max_sessions_per_uid allows"));
     }
     ++open;
-    const SessionId id{next_session_++};
-    session = std::make_shared<Session>(id, UniqueName(wanted), caller, pools_, &workers_, options_.session_bounds,
-                                        std::move(events), allocator, resume_token, terms);
-    names_[session->name()] = id;
-    for (size_t device = 0; device < pools_.size(); ++device) {
-      SegmentPool& pool = *pools_[device];
-      uint64_t limit = std::min(LimitBytes(terms.limit, pool.capacity_bytes()),
-                                LimitBytes(allocator.per_process_memory_fraction, pool.capacity_bytes()));
-      if (wishes.limit.has_value()) limit = std::min(limit, LimitBytes(*wishes.limit, pool.capacity_bytes()));
-      pool.OpenAccount(id, {.client = session->name(),
-                            .pid = caller.pid,
-                            .uid = caller.uid,
-                            .domain = terms.strict ? absl::StrCat("session:", Raw(id)) : terms.tenant,
-                            .limit_bytes = limit,
-                            .priority = terms.priority});
-      session->LimitIs(static_cast<int>(device), limit);
-      session->allocator(static_cast<int>(device)).SetRecording(options_.record_events);
-    }
-    sessions_[id] = session;
-    ++counts_.opened;
+    id = SessionId{next_session_++};
+    name = UniqueName(wanted);
+    names_[name] = id;  // taken, but nobody finds the session yet
+  }
+  // Made without the lock, seen by nobody until it is whole.
+  SessionPtr session = std::make_shared<Session>(id, name, caller, pools_, &workers_, options_.session_bounds,
+                                                 std::move(events), allocator, resume_token, terms);
+  for (size_t device = 0; device < pools_.size(); ++device) {
+    SegmentPool& pool = *pools_[device];
+    uint64_t limit = std::min(LimitBytes(terms.limit, pool.capacity_bytes()),
+                              LimitBytes(allocator.per_process_memory_fraction, pool.capacity_bytes()));
+    if (wishes.limit.has_value()) limit = std::min(limit, LimitBytes(*wishes.limit, pool.capacity_bytes()));
+    pool.OpenAccount(id, {.client = name,
+                          .pid = caller.pid,
+                          .uid = caller.uid,
+                          .domain = terms.strict ? absl::StrCat("session:", Raw(id)) : terms.tenant,
+                          .limit_bytes = limit,
+                          .priority = terms.priority});
+    session->LimitIs(static_cast<int>(device), limit);
+    session->allocator(static_cast<int>(device)).SetRecording(options_.record_events);
+  }
+  if (!Publish(session)) {
+    for (SegmentPool* pool : pools_) (void)pool->CloseAccount(id);
+    return StoppingError();
   }
   const auto limit_of = [&](std::string* out, const SegmentPool* pool) {
     absl::StrAppend(out, pool->GetAccount(session->id()).value_or(AccountFigures()).limit_bytes);
@@ -177,6 +186,22 @@ absl::StatusOr<SessionPtr> Broker::TryOpenSession(const Caller& caller, const Se
   // The process may have ended before the watch was known here.
   if (session->state() == SessionState::kClosed) Unwatch(*session);
   return session;
+}
+
+bool Broker::Publish(const SessionPtr& session) {
+  MutexLock lock(mu_);
+  if (draining_) {  // since it was begun: it would not be told
+    Release(*session);
+    return false;
+  }
+  sessions_[session->id()] = session;
+  ++counts_.opened;
+  return true;
+}
+
+void Broker::Release(const Session& session) {
+  names_.erase(session.name());
+  if (--sessions_of_uid_[session.caller().uid] == 0) sessions_of_uid_.erase(session.caller().uid);
 }
 
 std::string Broker::UniqueName(absl::string_view wanted) const {
@@ -249,16 +274,18 @@ void Broker::CloseWith(uint64_t (SegmentPool::*close)(SessionId), const SessionP
   CancelWaits(*session, absl::AbortedError("the session has ended"));
   uint64_t bytes = 0;
   for (SegmentPool* pool : pools_) bytes += (pool->*close)(session->id());
+  std::vector<uint64_t> retries;  // final, since it is closed
+  retries.reserve(pools_.size());
+  for (size_t device = 0; device < pools_.size(); ++device) {
+    retries.push_back(session->CountAllocRetries(static_cast<int>(device)));
+  }
   {
     MutexLock lock(mu_);
-    names_.erase(session->name());
-    if (--sessions_of_uid_[session->caller().uid] == 0) sessions_of_uid_.erase(session->caller().uid);
+    Release(*session);
     sessions_.erase(session->id());
     ++counts_.closed[static_cast<size_t>(reason)];
     // In one step with the removal: View() sees these either here or there.
-    for (size_t device = 0; device < pools_.size(); ++device) {
-      closed_retries_[device] += session->CountAllocRetries(static_cast<int>(device));
-    }
+    for (size_t device = 0; device < pools_.size(); ++device) closed_retries_[device] += retries[device];
   }
   LogClosed(*session, why, reason, bytes);
   SetTimer();  // what it has left is looked at

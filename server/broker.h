@@ -328,6 +328,10 @@ class Broker {
   absl::Status CountRefusal(Session& session, const OomReport& report);
   absl::StatusOr<SessionPtr> TryOpenSession(const Caller& caller, const SessionWishes& wishes,
                                             std::shared_ptr<SessionEvents> events) ABSL_LOCKS_EXCLUDED(mu_);
+  // From now on it is found. False, and its name is free again, when the daemon stops.
+  bool Publish(const SessionPtr& session) ABSL_LOCKS_EXCLUDED(mu_);
+  // Its name and its place among its user's sessions are free again.
+  void Release(const Session& session) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void LogClosed(const Session& session, const std::string& why, CloseReason reason, uint64_t bytes) const;
   void CloseWith(uint64_t (SegmentPool::*close)(SessionId), const SessionPtr& session, const std::string& why,
                  CloseReason reason) ABSL_LOCKS_EXCLUDED(mu_);

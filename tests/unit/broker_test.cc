@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/broker.h"
 
+#include <atomic>
+#include <chrono>
 #include <limits>
 #include <memory>
 #include <string>
@@ -455,6 +457,46 @@ TEST_F(BrokerTest, DrainTellsClientsAndRefusesNewOnes) {
   EXPECT_THAT(client->told(), ElementsAre("draining"));
   EXPECT_TRUE(absl::IsUnavailable(TryOpen("b").status()));
   EXPECT_TRUE(Allocate(session, 512).ok()) << "those that are open go on";
+}
+
+// A pool whose lock is taken for long holds up the session that is being made, and nobody else.
+TEST_F(BrokerTest, ASessionIsMadeWithoutTheBrokersLock) {
+  const SessionId other{1000};
+  Gate closing;
+  std::atomic<bool> holds{false};
+  SegmentPool free(std::make_unique<FakeDevice>(kCapacity), kCapacity, &next_segment_);
+  SegmentPool busy(std::make_unique<FakeDevice>(kCapacity), kCapacity, &next_segment_, {.clock = [&] {
+                     if (holds.exchange(false)) closing.Pass();
+                     return std::chrono::steady_clock::now();
+                   }});
+  busy.OpenAccount(other, {.client = "other"});
+  Broker broker(
+      {.watch_process = [](const UniqueFd&, const std::function<void()>&) { return 1; }, .unwatch_process = [](int) {}},
+      {&free, &busy}, workers_.get());
+  holds = true;
+  std::thread closer([&] { busy.CloseAccount(other); });  // asks for the time with the pool's lock held
+  closing.AwaitArrivals(1);
+  absl::Status opened;
+  std::thread opener(
+      [&] { opened = broker.OpenSession(Process(1, 1000), {.name = "a"}, std::make_shared<FakeClient>()).status(); });
+  while (!free.GetAccount(SessionId{1}).has_value()) std::this_thread::yield();
+  Signal looked;
+  std::thread looker([&] {
+    EXPECT_EQ(broker.session_count(), 0u) << "half made";
+    EXPECT_TRUE(absl::IsNotFound(broker.FindSession(SessionRef("a")).status()));
+    broker.Drain();
+    looked.Notify();
+  });
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (!looked.HasBeenNotified() && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+  EXPECT_TRUE(looked.HasBeenNotified()) << "the broker's lock is held";
+  closing.Open();
+  for (std::thread* thread : {&closer, &opener, &looker}) thread->join();
+  EXPECT_TRUE(absl::IsUnavailable(opened)) << opened << ", though nobody told it that the daemon stops";
+  EXPECT_EQ(broker.session_count(), 0u);
+  EXPECT_FALSE(free.GetAccount(SessionId{1}).has_value());
+  EXPECT_FALSE(busy.GetAccount(SessionId{1}).has_value());
+  EXPECT_EQ(broker.View().counts.refused, 1u);
 }
 
 TEST_F(BrokerTest, EmptyCacheAnswersWithTheBytes) {
