@@ -29,6 +29,7 @@ namespace vrambroker {
 namespace {
 
 constexpr uint32_t kMaxMetricsClients = 100'000;
+constexpr size_t kMetricsClientsPerUid = 250;
 constexpr absl::Duration kLeastClientTimeout = absl::Milliseconds(10);
 constexpr absl::Duration kMostClientTimeout = absl::Seconds(20);
 
@@ -184,6 +185,13 @@ absl::StatusOr<Config> CheckConfig(const ConfigText& text) {
   if (proto.metrics().max_clients() > kMaxMetricsClients) {
     check.Fault("metrics.max_clients", absl::StrCat(proto.metrics().max_clients(), " is above ", kMaxMetricsClients));
   }
+  config.max_metrics_clients_per_uid =
+      Or(proto.metrics().max_clients_per_uid(),
+         static_cast<uint32_t>(std::min(config.max_metrics_clients, kMetricsClientsPerUid)));
+  if (config.max_metrics_clients_per_uid > config.max_metrics_clients) {
+    check.Fault("metrics.max_clients_per_uid", absl::StrCat(config.max_metrics_clients_per_uid,
+                                                            " is above max_clients, ", config.max_metrics_clients));
+  }
 
   config.log_level = Or(proto.log_level(), "info");
   if (config.log_level != "debug" && config.log_level != "info" && config.log_level != "warn" &&
@@ -241,7 +249,7 @@ std::vector<std::string> FieldsThatNeedARestart(const Config& running, const Con
   compare("hold_back_limit", [](const Config& c) { return c.hold_back_limit; });
   compare("client_timeout", [](const Config& c) { return c.session_bounds.client_timeout; });
   compare("settle_time", [](const Config& c) { return c.settle_time; });
-  compare("metrics", [](const Config& c) { return c.max_metrics_clients; });
+  compare("metrics", [](const Config& c) { return std::pair(c.max_metrics_clients, c.max_metrics_clients_per_uid); });
   compare("log_level", [](const Config& c) { return c.log_level; });
   compare("log_format", [](const Config& c) { return c.log_format; });
   compare("alloc_conf", [](const Config& c) { return FormatAllocConf(c.alloc_conf.options); });

@@ -55,6 +55,7 @@ struct Config {
   std::string log_level;
   std::string log_format;
   size_t max_metrics_clients = 0;  // pairs of client and device
+  size_t max_metrics_clients_per_uid = 0;
   AllocConf alloc_conf;
   size_t record_events = 0;
 };

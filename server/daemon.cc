@@ -99,7 +99,8 @@ class Daemon {
                   .rpcs = &rpcs_,
                   .reload = &reload_state_,
                   .http = &http_figures_,
-                  .max_clients = config.max_metrics_clients}),
+                  .max_clients = config.max_metrics_clients,
+                  .max_clients_per_uid = config.max_metrics_clients_per_uid}),
         timeline_(pools_.size()),
         http_api_(&broker_, &timeline_,
                   {.metrics = [this] { return metrics_.Text(); }, .health = [this] { return Health(); }}) {

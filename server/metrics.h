@@ -32,6 +32,7 @@ struct MetricsOptions {
   const ReloadState* reload = nullptr;            // outlives the metrics
   const HttpFigures* http = nullptr;              // outlives the metrics
   size_t max_clients = 1000;                      // pairs of client and device that have series of their own
+  size_t max_clients_per_uid = 250;               // of them, of one user
 };
 
 class Metrics : public prometheus::Collectable {
@@ -52,8 +53,8 @@ class Metrics : public prometheus::Collectable {
 
 // The parts of a scrape. For Metrics.
 void WriteDeviceMetrics(const BrokerView& view, MetricFamilies& out);
-// Of clients and tenants.
-void WriteClientMetrics(const BrokerView& view, size_t max_clients, MetricFamilies& out);
+// Of clients and tenants. The bounds are those of MetricsOptions.
+void WriteClientMetrics(const BrokerView& view, size_t max_clients, size_t max_clients_per_uid, MetricFamilies& out);
 
 }  // namespace vrambroker
 

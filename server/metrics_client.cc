@@ -2,17 +2,20 @@
 //
 // Metrics of clients (labels client, gpu, tenant) and of tenants (tenant, gpu).
 //
-// Their number is bounded: `max_clients` pairs of client and device have series of their own. First come the pairs that
-// are in use, by the age of the session, then the others, in so far as there is room. Pairs in use for which there is
-// none are folded into one for each device, client="_other"; counters of those are left out, since a sum over sessions
-// falls when one ends.
+// Their number is bounded: `max_clients` pairs of client and device have series of their own, and of them
+// `max_clients_per_uid` for each user, so that no user takes the room of the others. First come the pairs that are in
+// use, by the age of the session, then the others, in so far as there is room. Pairs in use for which there is none are
+// folded into one for each device, client="_other"; counters of those are left out, since a sum over sessions falls
+// when one ends.
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "server/metrics.h"
@@ -89,6 +92,26 @@ bool IsInUse(const SessionDeviceInfo& held) {
          held.stats.reserved_bytes.all.peak > 0;
 }
 
+// How much room there is, in all and for each user.
+class Room {
+ public:
+  Room(size_t in_all, size_t per_uid) : left_(in_all), per_uid_(per_uid) {}
+
+  bool Take(const SessionInfo& session) {
+    if (left_ == 0) return false;
+    size_t& taken = of_uid_[session.caller.uid];
+    if (taken == per_uid_) return false;
+    ++taken;
+    --left_;
+    return true;
+  }
+
+ private:
+  size_t left_;
+  const size_t per_uid_;
+  absl::flat_hash_map<uid_t, size_t> of_uid_;
+};
+
 // Sums for client="_other", by device.
 struct Folded {
   std::vector<SessionDeviceInfo> held;
@@ -119,22 +142,22 @@ MetricLabels LabelsOf(const std::string& client, size_t device, const std::strin
 }
 
 // The pairs that have series of their own, by session and device; the other ones in use go into `folded`.
-std::vector<Row> ChooseRows(const BrokerView& view, size_t max_clients, Folded& folded) {
+std::vector<Row> ChooseRows(const BrokerView& view, Room room, Folded& folded) {
   std::vector<std::pair<size_t, size_t>> pairs;  // session, device
   std::vector<std::pair<size_t, size_t>> unused;
   for (size_t i = 0; i < view.sessions.size(); ++i) {
     for (size_t device = 0; device < view.devices.size(); ++device) {
       if (!IsInUse(view.sessions[i].devices[device])) {
         unused.emplace_back(i, device);
-      } else if (pairs.size() < max_clients) {
+      } else if (room.Take(view.sessions[i])) {
         pairs.emplace_back(i, device);
       } else {
         folded.Add(view.sessions[i], device);
       }
     }
   }
-  unused.resize(std::min(unused.size(), max_clients - pairs.size()));
-  pairs.insert(pairs.end(), unused.begin(), unused.end());
+  std::copy_if(unused.begin(), unused.end(), std::back_inserter(pairs),
+               [&](const auto& pair) { return room.Take(view.sessions[pair.first]); });
   std::sort(pairs.begin(), pairs.end());
   std::vector<Row> rows;
   rows.reserve(pairs.size() + view.devices.size());
@@ -231,12 +254,13 @@ void WriteTenants(const BrokerView& view, size_t max_clients, MetricFamilies& ou
 
 }  // namespace
 
-void WriteClientMetrics(const BrokerView& view, size_t max_clients, MetricFamilies& out) {
+void WriteClientMetrics(const BrokerView& view, size_t max_clients, size_t max_clients_per_uid, MetricFamilies& out) {
   Folded folded(view.devices.size());
-  std::vector<Row> rows = ChooseRows(view, max_clients, folded);
+  std::vector<Row> rows = ChooseRows(view, Room(max_clients, max_clients_per_uid), folded);
   out.Family("vrambroker_client_info", "Identity of a session; the value is always 1.", Gauge);
-  for (size_t i = 0; i < std::min(view.sessions.size(), max_clients); ++i) {
-    const SessionInfo& session = view.sessions[i];
+  Room room(max_clients, max_clients_per_uid);
+  for (const SessionInfo& session : view.sessions) {
+    if (!room.Take(session)) continue;
     out.Sample(MakeLabels({{"client", session.name},
                            {"tenant", session.terms.tenant},
                            {"session", absl::StrCat(Raw(session.id))},

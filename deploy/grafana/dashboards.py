@@ -507,7 +507,7 @@ def overview():
                      {"instance": "Daemon", "version": "Version", "revision": "Revision", "cuda_version": "CUDA"},
                      width=8, height=8)
     board.stat("Sessions shown as _other",
-               "Sessions beyond metrics.max_clients in the configuration. Their figures are added up under the name "
+               "Sessions beyond metrics.max_clients or max_clients_per_uid. Their figures are added up under the name "
                "_other.",
                f"sum(vrambroker_clients_folded{{{DAEMON}}})", width=6, colors=ANY_IS_NOTABLE)
     board.stat("Failed scrapes, last hour",

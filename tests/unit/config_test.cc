@@ -83,6 +83,7 @@ TEST(ConfigTest, EmptyFileGivesTheDefaults) {
   EXPECT_EQ(config->log_level, "info");
   EXPECT_EQ(config->log_format, "text");
   EXPECT_EQ(config->max_metrics_clients, 1000u);
+  EXPECT_EQ(config->max_metrics_clients_per_uid, 250u);
   EXPECT_EQ(config->alloc_conf.options, AllocatorOptions());
   EXPECT_TRUE(config->alloc_conf.warnings.empty());
   EXPECT_EQ(config->record_events, 0u);
@@ -116,7 +117,7 @@ TEST(ConfigTest, EveryFieldIsRead) {
     hold_back_limit { bytes: "1GiB" }
     log_level: "debug"
     log_format: "json"
-    metrics { max_clients: 7 }
+    metrics { max_clients: 7 max_clients_per_uid: 5 }
     alloc_conf: "max_split_size_mb:64,expandable_segments:True"
     record_events: 1000000
   )");
@@ -147,6 +148,7 @@ TEST(ConfigTest, EveryFieldIsRead) {
   EXPECT_EQ(config->log_level, "debug");
   EXPECT_EQ(config->log_format, "json");
   EXPECT_EQ(config->max_metrics_clients, 7u);
+  EXPECT_EQ(config->max_metrics_clients_per_uid, 5u);
   EXPECT_EQ(config->alloc_conf.options, (AllocatorOptions{.max_split_bytes = 64_MiB}));
   EXPECT_EQ(config->alloc_conf.warnings.size(), 1u);
   EXPECT_EQ(config->record_events, 1000000u);
@@ -218,6 +220,7 @@ TEST(ConfigTest, EachBadFieldIsNamed) {
       {"log_level: 'INFO'", "log_level"},
       {"log_format: 'JSON'", "log_format: 'JSON' is not text or json"},
       {"metrics { max_clients: 100001 }", "metrics.max_clients: 100001 is above 100000"},
+      {"metrics { max_clients_per_uid: 1001 }", "metrics.max_clients_per_uid: 1001 is above max_clients, 1000"},
       {"alloc_conf: 'max_split_size_mb:19'", "alloc_conf: max_split_size_mb: \"19\" is not a whole number from 20"},
       {"alloc_conf: 'max_split_size:64'", "alloc_conf: unknown key \"max_split_size\""},
       {"record_events: 1000001", "record_events: 1000001 is above 1000000"},

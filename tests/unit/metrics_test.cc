@@ -192,7 +192,8 @@ class BrokerMetricsTest : public ::testing::Test {
                     .rpcs = &rpcs_,
                     .reload = &reload_,
                     .http = &http_,
-                    .max_clients = max_clients})
+                    .max_clients = max_clients,
+                    .max_clients_per_uid = max_clients})
         .Text();
   }
   MetricsPage Page() const { return MetricsPage(Text()); }
@@ -404,6 +405,7 @@ BrokerView Crowd(size_t sessions, size_t devices) {
     session.id = SessionId{i + 1};
     session.name = absl::StrCat("training-of-a-large-model-", i);
     session.terms.tenant = absl::StrCat("tenant-", i % 300);
+    session.caller.uid = 1000 + static_cast<uid_t>(i % 4);
     session.devices.resize(devices);
     for (size_t device = 0; device < devices; ++device) {
       SessionDeviceInfo& held = session.devices[device];
@@ -456,6 +458,32 @@ TEST(FoldingTest, PairsInUseComeFirst) {
   EXPECT_EQ(count(1, "1"), 0u);
   EXPECT_EQ(page.Value("vrambroker_clients_folded"), 0);
   EXPECT_EQ(page.Count("vrambroker_client_limit_bytes", {{"client", "_other"}}), 0u) << "nothing is missing";
+}
+
+TEST(FoldingTest, AUserHasAShareOfTheSeries) {
+  BrokerView view = Crowd(12, 2);
+  for (SessionInfo& session : view.sessions) session.caller.uid = session.id <= SessionId{10} ? 7 : 8;
+  const Metrics metrics({.view = [&] { return view; }, .max_clients = 100, .max_clients_per_uid = 5});
+  const MetricsPage page(metrics.Text());
+  EXPECT_EQ(page.Count("vrambroker_client_reserved_bytes"), 5u + 4u + 2u) << "one's share, all of the other, _other";
+  EXPECT_EQ(page.Count("vrambroker_client_reserved_bytes", {{"client", "training-of-a-large-model-11"}}), 2u);
+  EXPECT_EQ(page.Count("vrambroker_client_info"), 5u + 2u);
+  EXPECT_EQ(page.Value("vrambroker_clients_folded"), 8) << "two and a half have series of their own";
+  for (const char* gpu : {"0", "1"}) {
+    EXPECT_EQ(page.Sum("vrambroker_client_reserved_bytes", {{"gpu", gpu}}),
+              page.Value("vrambroker_device_leased_bytes", {{"gpu", gpu}}));
+  }
+}
+
+TEST(FoldingTest, OneUserCannotTakeTheSeriesOfAll) {
+  BrokerView view = Crowd(1024, 1);
+  for (SessionInfo& session : view.sessions) session.caller.uid = 7;
+  const Metrics metrics({.view = [&] { return view; }});
+  size_t series = 0;
+  for (const absl::string_view line : absl::StrSplit(metrics.Text(), '\n', absl::SkipEmpty())) {
+    if (absl::StartsWith(line, "vrambroker_client_")) ++series;
+  }
+  EXPECT_LE(series, 251u * 33u) << "what deploy/METRICS.md promises";
 }
 
 TEST(FoldingTest, TheNumberOfSeriesIsBounded) {
