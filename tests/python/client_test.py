@@ -203,6 +203,127 @@ class ClientTest(support.DaemonTest):
             assert not hasattr(client.malloc(1), "__cuda_array_interface__")
         """)
 
+    def test_a_closed_client_gives_back_what_it_holds(self):
+        self.run_with_daemon("""
+            import vrambroker
+            for placement in ("leased", "remote"):
+                left = []
+                for run in range(3):
+                    with vrambroker.Client(name="job", placement=placement) as client:
+                        assert client.name == "job", (client.name, "of the run before is still there")
+                        left += [client.malloc(24 << 20), client.malloc(100)]
+                        if placement == "leased":
+                            left.append(client.lease_segment(2 << 20))
+                with vrambroker.Client() as other:
+                    other.malloc(250 << 20)  # of 256 MiB
+                for buffer in left:
+                    for call in (buffer.read, lambda: buffer.write(b"x"), buffer.memoryview, buffer.numpy,
+                                 lambda: buffer.record_stream(1)):
+                        try:
+                            call()
+                        except vrambroker.Error as error:
+                            assert error.code == vrambroker.Code.FAILED_PRECONDITION and "closed" in str(error), error
+                        else:
+                            raise AssertionError("used after its client was closed")
+                    assert buffer.pointer == 0 and len(buffer) > 0
+                    with buffer:
+                        buffer.free()
+                    buffer.free(stream=3)
+            # What was freed before says so.
+            with vrambroker.Client() as client:
+                buffer = client.malloc(100)
+                buffer.free()
+            try:
+                buffer.read()
+            except vrambroker.Error as error:
+                assert "freed" in str(error), error
+        """)
+
+    def test_views_outlive_a_closed_client(self):
+        self.run_with_daemon("""
+            import gc
+            import vrambroker
+            def lives(name):
+                with vrambroker.Client(name=name) as probe:
+                    return probe.name != name
+            for placement in ("leased", "remote"):
+                with vrambroker.Client(name="job", placement=placement) as client:
+                    views = [client.malloc(1 << 20).memoryview()]
+                    buffer = client.malloc(4096)
+                    views.append(buffer.memoryview())
+                    views.append(buffer.numpy("float32"))
+                    views.append(views[1][100:200])
+                    client.malloc(100 << 20)  # back at once
+                    cached = client.malloc(50 << 20)
+                client.close()
+                assert lives("job")
+                with vrambroker.Client() as other:  # only what the views show is still charged
+                    other.malloc(220 << 20)
+                views[0][5] = 7
+                views[2][:] = 1.5
+                assert views[0][5] == 7 and views[2].sum() == 1.5 * 1024
+                for call in (buffer.read, buffer.memoryview, lambda: buffer.write(b"x"), client.status):
+                    try:
+                        call()
+                    except vrambroker.Error as error:
+                        assert "closed" in str(error), error
+                    else:
+                        raise AssertionError("used after its client was closed")
+                buffer.free()  # goes with its last view
+                assert buffer.pointer and lives("job")
+                del views[0], views[0], views[0]  # the slice is left, and shows what the array wrote
+                gc.collect()
+                assert lives("job") and bytes(views[0][:4]) != bytes(4)
+                del views[0]
+                gc.collect()
+                assert not lives("job") and buffer.pointer == 0
+                buffer.free()
+            # The client and the buffer may go first.
+            with vrambroker.Client(name="job") as client:
+                array = client.malloc(4096).numpy()
+            del client
+            gc.collect()
+            array[:] = 3
+            assert array.sum() == 3 * 4096 and lives("job")
+            del array
+            gc.collect()
+            assert not lives("job")
+        """)
+
+    def test_closed_while_others_hold_and_free(self):
+        self.run_with_daemon("""
+            import threading
+            import vrambroker
+            problems = []
+            for turn in range(10):
+                client = vrambroker.Client(name="job")
+                assert client.name == "job", client.name
+                busy = threading.Barrier(5)
+                def work():
+                    held = [client.malloc(1000) for _ in range(10)]
+                    busy.wait()
+                    try:
+                        while True:
+                            held.append(client.malloc(1000))
+                            held[-1].memoryview()[0:1] = b"x"
+                            if len(held) > 20:
+                                held.pop(0).free()
+                    except vrambroker.Error as error:
+                        if "closed" not in str(error):
+                            problems.append(error)
+                    try:
+                        for buffer in held:
+                            buffer.free()
+                    except BaseException as error:
+                        problems.append(error)
+                threads = [threading.Thread(target=work) for _ in range(4)]
+                [thread.start() for thread in threads]
+                busy.wait()
+                client.close()
+                [thread.join() for thread in threads]
+                assert not problems, problems
+        """)
+
     def test_out_of_memory(self):
         self.run_with_daemon("""
             import vrambroker
@@ -387,6 +508,8 @@ class ClientTest(support.DaemonTest):
             client = vrambroker.Client(log=print, on_lost=print)
             held = [client.malloc(1 << 20) for _ in range(3)]
             view = held[0].memoryview()
+            with vrambroker.Client(log=print, on_lost=print) as closed:
+                kept = closed.malloc(1 << 20).memoryview()
         """))
 
 

@@ -466,6 +466,14 @@ class GpuTest(unittest.TestCase):
             assert "on a GPU" in str(error), error
             interface = buffer.__cuda_array_interface__
             assert interface["shape"] == (5000,) and interface["data"] == (buffer.pointer, False), interface
+            # Whether a GPU library uses it cannot be known: it stays with its buffer, and so does the session.
+            other = client.malloc(5000, device=1)
+            client.close()
+            assert other.pointer == 0 and buffer.pointer == interface["data"][0]
+            assert "closed" in str(refused(buffer.read, vrambroker.Error))
+            assert "closed" in str(refused(lambda: buffer.__cuda_array_interface__, vrambroker.Error))
+            buffer.free()
+            assert buffer.pointer == 0 and client._handle is None
         """)
 
     def test_each_gpu_has_its_own(self):

@@ -140,7 +140,7 @@ class Client(_Figures):
     library           path of libvrambroker.so.1; see load()
 
     Raises Error: UNAVAILABLE when there is no daemon, INVALID_ARGUMENT for a limit that is no size, and others. Use
-    after close() is a FAILED_PRECONDITION.
+    after close() is a FAILED_PRECONDITION, of its buffers, too.
     """
 
     def __init__(self, *, limit: Union[int, float, str, None] = None, guarantee: Union[int, float, str, None] = None,
@@ -150,9 +150,12 @@ class Client(_Figures):
                  call_timeout: Optional[float] = None, on_lost: Optional[Callable[[Error], None]] = None,
                  log: Optional[Callable[[str], None]] = None,
                  library: Union[str, "os.PathLike[str]", None] = None) -> None:
-        self._handle: Optional[ctypes.c_void_p] = None
-        self._calls = 0  # under way; guarded by _idle
-        self._idle = threading.Condition()
+        self._idle = threading.Condition()  # its lock, which a thread may take again, guards the following
+        self._open = False
+        self._handle: Optional[ctypes.c_void_p] = None  # None: no call can be made any more
+        self._calls = 0  # under way
+        self._blocks: Dict[int, _Block] = {}  # what buffers hold, by number
+        self._last_block = 0
         if placement not in _PLACEMENTS:
             raise ValueError(f"placement: {placement!r} is neither \"leased\" nor \"remote\"")
         self._library = _library.load(library)
@@ -170,6 +173,7 @@ class Client(_Figures):
         handle = ctypes.c_void_p()
         self._library.check(self._library.lib.vrambroker_connect(ctypes.byref(options), ctypes.byref(handle)))
         self._handle = handle
+        self._open = True
         if on_lost is not None or log is not None:
             # A thread of the library must not call into an interpreter that is ending.
             reference = weakref.ref(self)
@@ -178,26 +182,84 @@ class Client(_Figures):
     @contextlib.contextmanager
     def _using(self) -> Iterator[ctypes.c_void_p]:
         with self._idle:
-            if self._handle is None:
+            if not self._open or self._handle is None:
                 raise Error(Code.FAILED_PRECONDITION, "the client is closed")
             handle = self._handle
             self._calls += 1
         try:
             yield handle
         finally:
-            with self._idle:
-                self._calls -= 1
-                self._idle.notify_all()
+            self._end_call()
 
-    def close(self) -> None:
-        """Ends the session, after calls of other threads have ended. What has not been given back stays usable, and
-        charged, until the process ends."""
+    def _end_call(self) -> None:
         with self._idle:
+            self._calls -= 1
+            self._idle.notify_all()
+            if self._open or self._calls > 0 or self._blocks:
+                return
             handle, self._handle = self._handle, None
-            while self._calls > 0:
-                self._idle.wait()
         if handle is not None:
             self._library.check(self._library.lib.vrambroker_disconnect(handle))
+
+    def close(self) -> None:
+        """Gives back what its buffers hold, and ends the session, after calls of other threads have ended. The buffers
+        cannot be used any more. Memory that memoryviews, arrays or GPU libraries may still use stays where it is; it
+        goes back, and the session ends, with the last of them: see Buffer."""
+        with self._idle:
+            was_open, self._open = self._open, False
+            while self._calls > 0:
+                self._idle.wait()
+            if not was_open:
+                return
+            self._calls += 1
+        try:
+            for number in list(self._blocks):  # others may give back at the same time
+                self._give_back(number)
+            with self._idle:
+                handle = self._handle if self._blocks else None
+            if handle is not None:  # others may have what is in the cache
+                self._library.lib.vrambroker_empty_cache(handle, ctypes.byref(ctypes.c_uint64()))
+        finally:
+            self._end_call()
+
+    def _abandon(self) -> None:
+        """After close(): ends the session, in so far as nobody uses its memory any more."""
+        with self._idle:
+            while self._calls > 0:
+                self._idle.wait()
+            handle, self._handle = self._handle, None
+            self._blocks.clear()
+        if handle is not None:
+            self._library.lib.vrambroker_disconnect(handle)
+
+    def _give_back(self, number: int) -> None:
+        """Of a closed client: a buffer's block, unless somebody may still use it."""
+        with self._idle:
+            block = self._blocks.get(number)
+            if block is None or block.is_exported():
+                return
+            self._start_return(number)
+        self._return(block)
+
+    def _start_return(self, number: int) -> None:
+        """From now on the block is nobody's but the caller's, who calls _return(). REQUIRES: the lock is held."""
+        del self._blocks[number]
+        self._calls += 1
+
+    def _return(self, block: "_Block", stream: Optional[int] = None) -> None:
+        """Error only while the client is open."""
+        lib, handle, address = self._library.lib, self._handle, ctypes.c_void_p(block.pointer)
+        try:
+            if block.whole:
+                code = lib.vrambroker_return_segment(handle, address)
+            elif stream is not None:
+                code = lib.vrambroker_free_stream(handle, address, ctypes.c_void_p(stream))
+            else:
+                code = lib.vrambroker_free(handle, address)
+            if self._open:
+                self._library.check(code)
+        finally:
+            self._end_call()
 
     def __enter__(self) -> "Client":
         return self
@@ -222,20 +284,25 @@ class Client(_Figures):
 
     def malloc(self, bytes: int, device: int = 0, stream: int = 0) -> "Buffer":  # noqa: A002
         """At least 1 byte. `stream` is the cudaStream_t that the memory is for. OutOfMemoryError when there is none."""
-        pointer = ctypes.c_void_p()
-        self._call("vrambroker_malloc_stream", _count("bytes", bytes), device, ctypes.c_void_p(stream),
-                   ctypes.byref(pointer))
-        return Buffer(self, pointer.value or 0, bytes, device, whole=False)
+        return self._obtain("vrambroker_malloc_stream", bytes, device, ctypes.c_void_p(stream))
 
     def lease_segment(self, bytes: int, device: int = 0) -> "Buffer":  # noqa: A002
         """A whole segment, rounded up to 2 MiB, for programs with an allocator of their own. A round trip to the daemon,
         both ways."""
+        return self._obtain("vrambroker_lease_segment", bytes, device, whole=True)
+
+    def _obtain(self, function: str, bytes: int, device: int, *arguments: Any, whole: bool = False) -> "Buffer":  # noqa: A002
         pointer = ctypes.c_void_p()
-        self._call("vrambroker_lease_segment", _count("bytes", bytes), device, ctypes.byref(pointer))
-        return Buffer(self, pointer.value or 0, bytes, device, whole=True)
+        with self._using() as handle:  # close() comes after it, and finds the block
+            self._library.check(getattr(self._library.lib, function)(handle, _count("bytes", bytes), device, *arguments,
+                                                                     ctypes.byref(pointer)))
+            with self._idle:
+                self._last_block += 1
+                self._blocks[self._last_block] = _Block(pointer.value or 0, whole)
+                return Buffer(self, self._last_block, bytes, device)
 
     def __repr__(self) -> str:
-        return f"<vrambroker.Client {'closed' if self._handle is None else self.name}>"
+        return f"<vrambroker.Client {self.name if self._open else 'closed'}>"
 
 
 def _close(reference: "weakref.ref[Client]") -> None:
@@ -243,6 +310,14 @@ def _close(reference: "weakref.ref[Client]") -> None:
     if client is not None:
         with contextlib.suppress(Error):
             client.close()
+        client._abandon()
+
+
+def _view_ended(reference: "weakref.ref[Client]", number: int) -> None:
+    client = reference()
+    if client is not None and not client._open:
+        with contextlib.suppress(Exception):  # as Buffer.__del__()
+            client._give_back(number)
 
 
 def _count(name: str, value: int) -> int:
@@ -269,25 +344,63 @@ def make_options(*, limit: Union[int, float, str, None], guarantee: Union[int, f
     return options
 
 
-class Buffer:
-    """Memory of a device, given back by free(), at the end of a `with` block, or with this object. `pointer` is the
-    address: a device pointer on cuda, ordinary memory on a host device. `bytes` is the size as asked for."""
+class _Block:
+    """What a buffer holds. Guarded by its client's lock."""
 
-    def __init__(self, client: Client, pointer: int, bytes: int, device: int, whole: bool) -> None:  # noqa: A002
-        self.client = client
+    __slots__ = ("pointer", "whole", "view", "lent")
+
+    def __init__(self, pointer: int, whole: bool) -> None:
         self.pointer = pointer
+        self.whole = whole  # of lease_segment()
+        self.view: Optional[Callable[[], Any]] = None  # a weak reference to what memoryview() hands out
+        self.lent = False  # its address went to a GPU library
+
+    def is_viewed(self) -> bool:
+        return self.view is not None and self.view() is not None
+
+    def is_exported(self) -> bool:
+        return self.lent or self.is_viewed()
+
+
+class Buffer:
+    """Memory of a device, given back by free(), at the end of a `with` block, with this object, or when its client is
+    closed. `bytes` is the size as asked for.
+
+    Closing the client leaves two kinds of memory in place until they are done: what a memoryview or an array shows, until
+    the last one has gone; and what __cuda_array_interface__ was asked for, until this object has gone or is freed.
+    """
+
+    def __init__(self, client: Client, number: int, bytes: int, device: int) -> None:  # noqa: A002
+        self.client = client
         self.bytes = bytes
         self.device = device
-        self._whole = whole
-        self._view: Optional[Callable[[], Any]] = None  # a weak reference to what memoryview() hands out
+        self._number = number  # of the client's block
+        self._freed = False
 
     def __len__(self) -> int:
         return self.bytes
 
+    @property
+    def pointer(self) -> int:
+        """The address: a device pointer on cuda, ordinary memory on a host device. 0 when it was given back."""
+        block = self.client._blocks.get(self._number)
+        return 0 if block is None else block.pointer
+
     def _address(self) -> ctypes.c_void_p:
-        if self.pointer == 0:
-            raise Error(Code.FAILED_PRECONDITION, "the buffer was freed")
-        return ctypes.c_void_p(self.pointer)
+        pointer = self.pointer
+        if pointer == 0:
+            raise Error(Code.FAILED_PRECONDITION, "the buffer was freed" if self._freed else
+                        "the buffer was given back when its client was closed")
+        return ctypes.c_void_p(pointer)
+
+    @contextlib.contextmanager
+    def _exporting(self) -> Iterator[_Block]:
+        """Holds the client's lock, so that close() sees what is exported here."""
+        with self.client._idle:
+            self._address()
+            if not self.client._open:
+                raise Error(Code.FAILED_PRECONDITION, "the client is closed")
+            yield self.client._blocks[self._number]
 
     def _check_range(self, offset: int, count: int) -> None:
         # The library knows the block only, which is rounded up.
@@ -296,19 +409,19 @@ class Buffer:
 
     def free(self, stream: Optional[int] = None) -> None:
         """Gives it back; `stream` (a cudaStream_t) is one that used it last, beside its own. A second time: nothing.
-        BufferError while a memoryview or array of it is alive."""
-        if self.pointer == 0:
-            return
-        if self._view is not None and self._view() is not None:
-            raise BufferError("free: a memoryview or an array of this buffer is still in use")
-        address = self._address()
-        self.pointer = 0
-        if self._whole:
-            self.client._call("vrambroker_return_segment", address)
-        elif stream is not None:
-            self.client._call("vrambroker_free_stream", address, ctypes.c_void_p(stream))
-        else:
-            self.client._call("vrambroker_free", address)
+        BufferError while a memoryview or array of it is alive; of a closed client no error, it then goes back with the
+        last of them."""
+        with self.client._idle:
+            block = self.client._blocks.get(self._number)
+            if block is None:
+                return
+            if block.is_viewed():
+                if not self.client._open:
+                    return
+                raise BufferError("free: a memoryview or an array of this buffer is still in use")
+            self._freed = True
+            self.client._start_return(self._number)
+        self.client._return(block, stream)
 
     def record_stream(self, stream: int) -> None:
         """`stream` (a cudaStream_t) uses the memory, too: after free() it is not reused before the work queued there
@@ -339,12 +452,14 @@ class Buffer:
         buffer alive."""
         if self.client.device(self.device).kind != "host":
             raise TypeError("memoryview: the memory is on a GPU: use read(), write() or __cuda_array_interface__")
-        array = self._view() if self._view is not None else None
-        if array is None:
-            array = (ctypes.c_ubyte * self.bytes).from_address(self._address().value or 0)
-            array._buffer = self
-            self._view = weakref.ref(array)
-        return memoryview(array).cast("B")
+        with self._exporting() as block:
+            array = block.view() if block.view is not None else None
+            if array is None:
+                array = (ctypes.c_ubyte * self.bytes).from_address(block.pointer)
+                array._buffer = self
+                client, number = weakref.ref(self.client), self._number
+                block.view = weakref.ref(array, lambda _: _view_ended(client, number))
+            return memoryview(array).cast("B")
 
     def numpy(self, dtype: Any = "uint8") -> Any:
         """A numpy array over memoryview(). ImportError without NumPy."""
@@ -357,7 +472,9 @@ class Buffer:
         """For CuPy, Numba and torch.as_tensor(): bytes on the GPU. They must not outlive the buffer."""
         if self.client.device(self.device).kind != "cuda":
             raise AttributeError("__cuda_array_interface__: the memory is not on a GPU")
-        return {"shape": (self.bytes,), "typestr": "|u1", "data": (self._address().value, False), "version": 3}
+        with self._exporting() as block:
+            block.lent = True
+            return {"shape": (self.bytes,), "typestr": "|u1", "data": (block.pointer, False), "version": 3}
 
     def __enter__(self) -> "Buffer":
         return self
