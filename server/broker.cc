@@ -129,6 +129,7 @@ absl::StatusOr<SessionPtr> Broker::TryOpenSession(const Caller& caller, const Se
 
   SessionId id{};
   std::string name;
+  uint64_t events_to_record = options_.record_events;
   {
     MutexLock lock(mu_);
     if (draining_) return StoppingError();
@@ -142,6 +143,13 @@ absl::StatusOr<SessionPtr> Broker::TryOpenSession(const Caller& caller, const Se
     id = SessionId{next_session_++};
     name = UniqueName(wanted);
     names_[name] = id;  // taken, but nobody finds the session yet
+    if (!wishes.leases) {
+      // A session is worth more than its history.
+      uint64_t& of_uid = events_of_uid_[caller.uid];
+      events_to_record = std::min(events_to_record, (options_.max_recorded_events_per_uid - of_uid) / pools_.size());
+      events_of_[id] = events_to_record * pools_.size();
+      of_uid += events_of_[id];
+    }
   }
   // Made without the lock, seen by nobody until it is whole.
   SessionPtr session = std::make_shared<Session>(id, name, caller, pools_, &workers_, options_.session_bounds,
@@ -158,7 +166,7 @@ absl::StatusOr<SessionPtr> Broker::TryOpenSession(const Caller& caller, const Se
                           .limit_bytes = limit,
                           .priority = terms.priority});
     session->LimitIs(static_cast<int>(device), limit);
-    session->allocator(static_cast<int>(device)).SetRecording(options_.record_events);
+    session->allocator(static_cast<int>(device)).SetRecording(events_to_record);
   }
   if (!Publish(session)) {
     for (SegmentPool* pool : pools_) (void)pool->CloseAccount(id);
@@ -201,7 +209,13 @@ bool Broker::Publish(const SessionPtr& session) {
 
 void Broker::Release(const Session& session) {
   names_.erase(session.name());
-  if (--sessions_of_uid_[session.caller().uid] == 0) sessions_of_uid_.erase(session.caller().uid);
+  const uid_t uid = session.caller().uid;
+  if (--sessions_of_uid_[uid] == 0) sessions_of_uid_.erase(uid);
+  if (const auto it = events_of_.find(session.id()); it != events_of_.end()) {
+    events_of_uid_[uid] -= it->second;
+    if (events_of_uid_[uid] == 0) events_of_uid_.erase(uid);
+    events_of_.erase(it);
+  }
 }
 
 std::string Broker::UniqueName(absl::string_view wanted) const {
@@ -623,14 +637,38 @@ void Broker::SetRecording(const SessionPtr& session, uint64_t max_events,
     return done(absl::InvalidArgumentError(
         absl::StrCat("max_events: ", max_events, " is above ", kMaxRecordedEvents, ", the most that is kept")));
   }
-  const bool queued = session->slow_questions().Submit([session, max_events, done] {
-    const absl::Status status = session->SetRecording(max_events);
+  const bool queued = session->slow_questions().Submit([this, session, max_events, done] {
+    absl::Status status = session->leases() ? absl::OkStatus() : ReserveEvents(*session, max_events * pools_.size());
+    if (status.ok()) status = session->SetRecording(max_events);
     if (status.ok()) {
       LogClientEvent(spdlog::level::info, SessionLine("recording changed", *session).Add("events", max_events));
     }
     done(status);
   });
   if (!queued) done(TooManyCalls());
+}
+
+absl::Status Broker::ReserveEvents(const Session& session, uint64_t events) {
+  MutexLock lock(mu_);
+  const auto it = events_of_.find(session.id());
+  if (it == events_of_.end()) return absl::AbortedError("the session has ended");
+  uint64_t& of_uid = events_of_uid_[session.caller().uid];
+  const uint64_t others = of_uid - it->second;
+  if (others + events > options_.max_recorded_events_per_uid) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("max_events: with ", events, " more, the remote sessions of uid ", session.caller().uid,
+                     " would record ", others + events, " events, more than the ", options_.max_recorded_events_per_uid,
+                     " that max_recorded_events_per_uid allows; record less, or let others record less"));
+  }
+  it->second = events;
+  of_uid = others + events;
+  return absl::OkStatus();
+}
+
+uint64_t Broker::RecordedEvents(const Session& session) const {
+  MutexLock lock(mu_);
+  const auto it = events_of_.find(session.id());
+  return it == events_of_.end() ? 0 : it->second / pools_.size();
 }
 
 uint64_t Broker::EndSession(const SessionPtr& session, const std::string& reason) {

@@ -41,9 +41,10 @@ namespace vrambroker {
 inline constexpr uint64_t kMaxRecordedEvents = 1'000'000;
 
 struct BrokerOptions {
-  std::shared_ptr<const Policy> policy;  // who gets what; null: the default of every field
-  AllocatorOptions allocator;            // of sessions that bring none of their own
-  size_t record_events = 0;              // what new sessions keep; at most kMaxRecordedEvents
+  std::shared_ptr<const Policy> policy;               // who gets what; null: the default of every field
+  AllocatorOptions allocator;                         // of sessions that bring none of their own
+  size_t record_events = 0;                           // what new sessions keep; at most kMaxRecordedEvents
+  uint64_t max_recorded_events_per_uid = 10'000'000;  // of remote sessions: theirs are in the daemon's memory
   SessionBounds session_bounds;
   size_t max_waiting_per_uid = 4096;  // requests
   // How long those who hold idle memory have to give it back when somebody asks for it.
@@ -177,6 +178,8 @@ class Broker {
 
   absl::Span<SegmentPool* const> pools() const { return pools_; }
   size_t record_events() const { return options_.record_events; }
+  // What a remote session records on each device.
+  uint64_t RecordedEvents(const Session& session) const ABSL_LOCKS_EXCLUDED(mu_);
 
   // ---- Sessions ----
 
@@ -261,7 +264,7 @@ class Broker {
   // InvalidArgument outside of [-kMaxPriority, kMaxPriority].
   absl::Status SetPriority(const SessionPtr& session, int64_t priority);
   // Keeps the last `max_events` events of each of the session's heaps for snapshots; 0: none. InvalidArgument above
-  // kMaxRecordedEvents.
+  // kMaxRecordedEvents; ResourceExhausted when the remote sessions of its user may keep no more.
   void SetRecording(const SessionPtr& session, uint64_t max_events, const std::function<void(absl::Status)>& done);
   // Ends the session; returns the bytes that stay charged until the client or its process lets go.
   uint64_t EndSession(const SessionPtr& session, const std::string& reason);
@@ -335,6 +338,8 @@ class Broker {
   void LogClosed(const Session& session, const std::string& why, CloseReason reason, uint64_t bytes) const;
   void CloseWith(uint64_t (SegmentPool::*close)(SessionId), const SessionPtr& session, const std::string& why,
                  CloseReason reason) ABSL_LOCKS_EXCLUDED(mu_);
+  // Counts what a remote session may record, on all devices, in place of what it recorded so far.
+  absl::Status ReserveEvents(const Session& session, uint64_t events) ABSL_LOCKS_EXCLUDED(mu_);
   std::vector<SessionPtr> Sessions() const ABSL_LOCKS_EXCLUDED(mu_);
   std::string UniqueName(absl::string_view wanted) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
@@ -362,7 +367,9 @@ class Broker {
   absl::btree_map<SessionId, SessionPtr> sessions_ ABSL_GUARDED_BY(mu_);
   absl::btree_map<std::string, SessionId, std::less<>> names_ ABSL_GUARDED_BY(mu_);
   absl::btree_map<uid_t, size_t> sessions_of_uid_ ABSL_GUARDED_BY(mu_);
-  std::shared_ptr<const Policy> policy_ ABSL_GUARDED_BY(mu_);  // never null
+  absl::btree_map<SessionId, uint64_t> events_of_ ABSL_GUARDED_BY(mu_);  // that remote sessions may record
+  absl::btree_map<uid_t, uint64_t> events_of_uid_ ABSL_GUARDED_BY(mu_);  // their sums
+  std::shared_ptr<const Policy> policy_ ABSL_GUARDED_BY(mu_);            // never null
   uint64_t next_session_ ABSL_GUARDED_BY(mu_) = 1;
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   SessionCounts counts_ ABSL_GUARDED_BY(mu_);

@@ -179,6 +179,8 @@ absl::StatusOr<Config> CheckConfig(const ConfigText& text) {
   config.max_questions_per_uid = Or(proto.max_questions_per_uid(), 16);
   config.max_snapshots_per_uid = Or(proto.max_snapshots_per_uid(), 4);
   config.max_snapshots = Or(proto.max_snapshots(), 8);
+  config.max_recorded_events_per_uid = Or(proto.max_recorded_events_per_uid(), 10'000'000);
+  config.max_connections_per_uid = proto.max_connections_per_uid();
   config.max_waiting_per_uid = Or(proto.max_waiting_per_uid(), 4096);
 
   config.max_metrics_clients = Or(proto.metrics().max_clients(), 1000);
@@ -254,6 +256,8 @@ std::vector<std::string> FieldsThatNeedARestart(const Config& running, const Con
   compare("log_format", [](const Config& c) { return c.log_format; });
   compare("alloc_conf", [](const Config& c) { return FormatAllocConf(c.alloc_conf.options); });
   compare("record_events", [](const Config& c) { return c.record_events; });
+  compare("max_recorded_events_per_uid", [](const Config& c) { return c.max_recorded_events_per_uid; });
+  compare("max_connections_per_uid", [](const Config& c) { return c.max_connections_per_uid; });
   compare("idle_limit", [](const Config& c) { return c.idle_limit_bytes; });
   compare("host_driver_latency", [](const Config& c) { return c.host_driver_latency; });
   return fields;

@@ -58,6 +58,8 @@ struct Config {
   size_t max_metrics_clients_per_uid = 0;
   AllocConf alloc_conf;
   size_t record_events = 0;
+  uint64_t max_recorded_events_per_uid = 0;
+  size_t max_connections_per_uid = 0;  // 0: by the daemon's limit of file descriptors
 };
 
 // A configuration, and where in its file each field stands ("NAME:LINE:COLUMN", by field name: "session_limit.bytes",

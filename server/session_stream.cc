@@ -337,6 +337,10 @@ void SessionStream::SendWelcome(const AllocConf& conf) {
     welcome->set_resume_token(token->data(), token->size());
     welcome->set_takes_carried_over(true);
     welcome->set_record_events(static_cast<uint32_t>(broker_.record_events()));
+  } else if (const uint64_t events = broker_.RecordedEvents(*session_); events < broker_.record_events()) {
+    welcome->add_warnings(absl::StrCat("record_events: the session records ", events, " events instead of ",
+                                       broker_.record_events(),
+                                       ": max_recorded_events_per_uid allows its user no more"));
   }
   Send(std::move(response));
 }

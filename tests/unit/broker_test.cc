@@ -239,6 +239,29 @@ TEST_F(BrokerTest, RecordingIsSetAndBounded) {
   EXPECT_EQ(SetRecording(session, kMaxRecordedEvents), absl::OkStatus());
 }
 
+TEST_F(BrokerTest, RecordedEventsOfAUserAreBounded) {
+  // There are two devices.
+  Make({.record_events = 10, .max_recorded_events_per_uid = 50});
+  const SessionPtr first = Open("a");
+  SessionPtr second = Open("b");
+  EXPECT_EQ(broker_->RecordedEvents(*second), 10u);
+  const SessionPtr third = Open("c");
+  EXPECT_EQ(broker_->RecordedEvents(*third), 5u) << "less, but it is opened";
+  EXPECT_EQ(broker_->RecordedEvents(*Open("d")), 0u);
+  EXPECT_EQ(broker_->RecordedEvents(*Open("e", std::nullopt, Process(1, 2000))), 10u) << "another user";
+
+  const absl::Status refused = SetRecording(third, 6);
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("max_recorded_events_per_uid"));
+  EXPECT_EQ(broker_->RecordedEvents(*third), 5u) << "as it was";
+  EXPECT_EQ(SetRecording(first, 9), absl::OkStatus());
+  EXPECT_EQ(SetRecording(third, 6), absl::OkStatus());
+  EXPECT_TRUE(absl::IsResourceExhausted(SetRecording(third, kMaxRecordedEvents)));
+  broker_->Close(second, "test", CloseReason::kGoodbye);
+  EXPECT_TRUE(absl::IsAborted(SetRecording(second, 1)));
+  EXPECT_EQ(SetRecording(third, 16), absl::OkStatus());
+}
+
 TEST_F(BrokerTest, SessionsOfAUserAreCounted) {
   Make({.policy = PolicyOf({.max_sessions_per_uid = 2})});
   const SessionPtr first = Open("a");

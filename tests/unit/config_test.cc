@@ -80,6 +80,8 @@ TEST(ConfigTest, EmptyFileGivesTheDefaults) {
   EXPECT_EQ(config->max_snapshots_per_uid, 4u);
   EXPECT_EQ(config->max_snapshots, 8u);
   EXPECT_EQ(config->max_waiting_per_uid, 4096u);
+  EXPECT_EQ(config->max_connections_per_uid, 0u);
+  EXPECT_EQ(config->max_recorded_events_per_uid, 10'000'000u);
   EXPECT_EQ(config->log_level, "info");
   EXPECT_EQ(config->log_format, "text");
   EXPECT_EQ(config->max_metrics_clients, 1000u);
@@ -115,6 +117,8 @@ TEST(ConfigTest, EveryFieldIsRead) {
     max_wait: "10m"
     hold_back_time: "0s"
     hold_back_limit { bytes: "1GiB" }
+    max_connections_per_uid: 16
+    max_recorded_events_per_uid: 17
     log_level: "debug"
     log_format: "json"
     metrics { max_clients: 7 max_clients_per_uid: 5 }
@@ -145,6 +149,8 @@ TEST(ConfigTest, EveryFieldIsRead) {
   EXPECT_EQ(config->max_wait, absl::Minutes(10));
   EXPECT_EQ(config->hold_back_time, absl::ZeroDuration());
   EXPECT_EQ(config->hold_back_limit, Limit(1_GiB));
+  EXPECT_EQ(config->max_connections_per_uid, 16u);
+  EXPECT_EQ(config->max_recorded_events_per_uid, 17u);
   EXPECT_EQ(config->log_level, "debug");
   EXPECT_EQ(config->log_format, "json");
   EXPECT_EQ(config->max_metrics_clients, 7u);
@@ -463,6 +469,8 @@ TEST(ConfigReloadTest, EveryFieldNeedsARestartOrNot) {
       {"max_snapshots_per_uid", "5"},
       {"max_snapshots", "5"},
       {"max_waiting_per_uid", "5"},
+      {"max_connections_per_uid", "5"},
+      {"max_recorded_events_per_uid", "5"},
       {"reclaim_timeout", "'1s'"},
       {"settle_time", "'1s'"},
       {"client_timeout", "'1s'"},
