@@ -19,6 +19,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "allocator/descriptor_reserve.h"
 #include "allocator/file_holders.h"
 #include "allocator/mutex.h"
 #include "allocator/size_class.h"
@@ -85,7 +86,8 @@ class HostDevice : public Device {
 
   absl::StatusOr<SegmentHandle> ExportSegment(const DeviceSegment& segment) override {
     UniqueFd copy(fcntl(segment.fd, F_DUPFD_CLOEXEC, 0));
-    if (!copy.valid()) return SystemError("fcntl(F_DUPFD_CLOEXEC)");
+    if (!copy.valid()) return DescriptorError(errno, "fcntl(F_DUPFD_CLOEXEC)");
+    if (absl::Status status = CheckNotReserved(copy.get()); !status.ok()) return status;
     return SegmentHandle(std::move(copy));
   }
 
@@ -159,7 +161,8 @@ class HostDevice : public Device {
 
   static absl::StatusOr<DeviceSegment> CreateFile(uint64_t bytes, const std::string& name) {
     UniqueFd fd(memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
-    if (!fd.valid()) return SystemError("memfd_create");
+    if (!fd.valid()) return DescriptorError(errno, "memfd_create");
+    if (absl::Status status = CheckNotReserved(fd.get()); !status.ok()) return status;
     if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) return SystemError("ftruncate");
     // Every holder of the descriptor could otherwise resize the file and kill the others with SIGBUS.
     if (fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {

@@ -10,15 +10,21 @@
 #include <grpcpp/grpcpp.h>
 #include <sys/types.h>
 
+#include <chrono>
+#include <memory>
 #include <string>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "allocator/mutex.h"
+#include "server/client_log.h"
+#include "server/descriptor_budget.h"
 #include "server/event_loop.h"
 #include "server/rate_limit.h"
+#include "server/reset_guard.h"
 #include "server/session.h"
 #include "server/unix_socket.h"
+#include "server/worker_pool.h"
 
 namespace vrambroker {
 
@@ -28,11 +34,16 @@ class Connections {
   // Both outlive this object.
   Connections(EventLoop* loop, CallRates* rates) : loop_(*loop), rates_(*rates) {}
 
-  // Accepts on `listener` from now on, at most `max_per_uid` connections of one user at a time, for `server`, which
-  // outlives this object.
-  absl::Status Serve(UniqueFd listener, grpc::Server* server, size_t max_per_uid);
+  // Accepts on `listener` from now on, as many connections as `budget` allows, for `server`, which outlives this
+  // object.
+  absl::Status Serve(UniqueFd listener, grpc::Server* server, const DescriptorBudget& budget);
   // Accepts no more.
   void StopAccepting();
+  // Returns when gRPC has every connection. REQUIRES: the server was told to shut down.
+  void Stop() { handing_over_.reset(); }
+  // (loop) Closes connections that reset streams instead of completing them, or hold too many open, and refuses their
+  // processes for a while. True when it closed some: what gRPC kept for them can go back to the system.
+  bool CloseAttackers();
 
   // Who makes the call. Unauthenticated when the connection is already gone, or the process that made it: a child that
   // inherited the connection must not speak for whoever gets its parent's pid next. ResourceExhausted when its user
@@ -41,6 +52,13 @@ class Connections {
   CallRates& rates() const { return rates_; }
 
  private:
+  // What the loop knows of a connection that gRPC serves.
+  struct Watched {
+    Caller caller;
+    int fd = -1;         // gRPC's
+    intptr_t books = 0;  // see StreamBooks; 0: not known yet
+    std::unique_ptr<StreamConduct> conduct;
+  };
   struct Connection {
     Caller caller;
     int watched = -1;  // as in Watches
@@ -53,17 +71,35 @@ class Connections {
 
   absl::StatusOr<Caller> Peer(const grpc::CallbackServerContext& context) const;
   void AcceptAll();
+  // ResourceExhausted when the user has too many connections, or all users together.
+  absl::Status CheckRoom(uid_t uid) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Accept(UniqueFd fd);
   void Forget(int fd, const Watches& watches);
   // The process that made the connection has ended.
   void HangUp(int fd, const Watches& watches, pid_t pid);
+  // Says why, once in a while.
+  void LogRefusal(spdlog::level::level_enum level, const Caller& caller, absl::string_view why);
+  void FindBooks();
+  // False when the connection behaves.
+  bool BanAttacker(Watched& connection);
 
   EventLoop& loop_;
   CallRates& rates_;
   Acceptor acceptor_;
   grpc::Server* server_ = nullptr;
   int listener_ = -1;
-  size_t max_per_uid_ = 0;
+  DescriptorBudget budget_;
+
+  // On the loop's thread.
+  StreamBooks books_;
+  intptr_t handed_over_ = 0;                   // connections so far
+  absl::flat_hash_map<int, Watched> watched_;  // by our duplicate of the descriptor
+  Banned banned_;
+  bool attacked_ = false;                  // since CloseAttackers() said so
+  LineLimit refusals_{0.2, 5};             // lines about them
+  std::chrono::nanoseconds judged_at_{0};  // of the process's processor time
+  // gRPC may keep a thread that hands over a connection, and serve it as long as its client sends.
+  std::unique_ptr<WorkerPool> handing_over_ = std::make_unique<WorkerPool>(8);
 
   mutable Mutex mu_;
   absl::flat_hash_map<int, Connection> by_fd_ ABSL_GUARDED_BY(mu_);  // by gRPC's descriptor number

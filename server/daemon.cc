@@ -9,6 +9,7 @@
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
+#include <malloc.h>
 #include <signal.h>
 #include <spdlog/spdlog.h>
 #include <sys/resource.h>
@@ -27,6 +28,7 @@
 #include "absl/strings/str_join.h"
 #include "allocator/bytes.h"
 #include "allocator/cuda_device.h"
+#include "allocator/descriptor_reserve.h"
 #include "allocator/host_device.h"
 #include "allocator/version.h"
 #include "server/admin_service.h"
@@ -51,13 +53,17 @@ namespace vrambroker {
 namespace {
 
 constexpr size_t kMaxWorkers = 64;
-constexpr size_t kMaxConnectionsPerUid = 2048;
+constexpr size_t kFewConnections = 64;  // of one user; fewer are worth a warning
 constexpr int kMaxMessageBytes = 64 << 10;
 constexpr size_t kGrpcMemoryBytes = 1 << 30;  // gRPC slows its connections down before it buffers more
 // Reflection, the one synchronous service, takes a thread for each open call.
 constexpr int kMaxSyncThreads = 16;
 constexpr int kMaxCallsPerConnection = 256;
 constexpr std::chrono::milliseconds kTick(200);
+constexpr std::chrono::milliseconds kLook(50);  // for attackers: at 50,000 streams a second each look matters
+constexpr std::chrono::seconds kBetweenDescriptorErrors(10);
+// After the last attacker was closed, until gRPC has freed what it kept for them.
+constexpr std::chrono::seconds kUntilTrim(2);
 constexpr std::chrono::seconds kHealthPeriod(2);
 constexpr std::chrono::seconds kHealthPatience(30);  // with a driver that does not answer, before it is said
 // A dead process is nearly, not strictly, a quiet GPU; see Config::settle_time.
@@ -74,6 +80,7 @@ class Daemon {
         broker_(BrokerOptions{.policy = MakePolicy(config),
                               .allocator = config.alloc_conf.options,
                               .record_events = config.record_events,
+                              .max_recorded_events_per_uid = config.max_recorded_events_per_uid,
                               .session_bounds = config.session_bounds,
                               .max_waiting_per_uid = config.max_waiting_per_uid,
                               .reclaim_timeout = absl::ToChronoMilliseconds(config.reclaim_timeout),
@@ -142,6 +149,8 @@ class Daemon {
   std::string SocketPath() const { return absl::StrCat(config_.socket_dir, "/vrambroker.sock"); }
   void OnTimer();
   void OnSignal();
+  // Closes attackers' connections, and gives back what they took.
+  void OnLook();
   void OnTick();
   // Why the daemon cannot serve as it should: a device is lost, or it stops.
   absl::Status Health() const;
@@ -184,6 +193,9 @@ class Daemon {
 
   std::atomic<bool> draining_{false};
   SteadyTime drain_deadline_;
+  SteadyTime next_tick_ = std::chrono::steady_clock::now();
+  SteadyTime next_descriptor_check_ = std::chrono::steady_clock::now();
+  SteadyTime trim_at_ = SteadyTime::max();
   SteadyTime next_health_update_ = std::chrono::steady_clock::now() + kHealthPeriod;
   std::atomic<bool> asking_health_{false};
   SteadyTime asked_health_;
@@ -216,6 +228,9 @@ absl::Status Daemon::Start() {
   builder.RegisterService(&broker_service_);
   builder.RegisterService(&admin_service_);
   builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
+  // gRPC inflates a message before it looks at its size, and 60 KB can become 60 MB: none may be compressed.
+  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
+  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxCallsPerConnection);
   grpc::ResourceQuota quota("vrambrokerd");
   quota.SetMaxThreads(kMaxSyncThreads).Resize(kGrpcMemoryBytes);
@@ -242,6 +257,16 @@ absl::Status Daemon::Start() {
   // Before anybody is given anything.
   if (absl::Status status = FindCarriedOver(); !status.ok()) return status;
 
+  const DescriptorBudget budget = DescriptorBudget::Of(DescriptorLimit(), config_.max_connections_per_uid);
+  if (const size_t wanted = config_.max_connections_per_uid;
+      budget.connections_per_uid < (wanted == 0 ? kFewConnections : wanted)) {
+    LogLine("few file descriptors: raise LimitNOFILE of the unit, or ulimit -n")
+        .Add("limit", budget.limit)
+        .Add("connections", budget.connections)
+        .Add("connections_per_uid", budget.connections_per_uid)
+        .Write(spdlog::level::warn);
+  }
+  descriptor_socket_.SetBudget(budget);
   // Last, so that whoever can connect is served.
   absl::StatusOr<UniqueFd> descriptors =
       ListenUnix(absl::StrCat(config_.socket_dir, "/vrambroker-fd.sock"), SOCK_SEQPACKET, config_.socket_mode);
@@ -250,8 +275,7 @@ absl::Status Daemon::Start() {
   const std::string path = SocketPath();
   absl::StatusOr<UniqueFd> listener = ListenUnix(path, SOCK_STREAM, config_.socket_mode);
   if (!listener.ok()) return listener.status();
-  if (absl::Status status = connections_.Serve(*std::move(listener), server_.get(), kMaxConnectionsPerUid);
-      !status.ok()) {
+  if (absl::Status status = connections_.Serve(*std::move(listener), server_.get(), budget); !status.ok()) {
     return status;
   }
   LogLine("daemon ready")
@@ -286,14 +310,21 @@ absl::Status Daemon::FindCarriedOver() {
 }
 
 void Daemon::Run() {
-  loop_.Run(kTick, [this] { OnTick(); });
+  loop_.Run(kLook, [this] {
+    OnLook();
+    if (const SteadyTime now = std::chrono::steady_clock::now(); now >= next_tick_) {
+      next_tick_ = now + kTick;
+      OnTick();
+    }
+  });
   Stop();
 }
 
 absl::StatusOr<int> Daemon::WatchProcess(const UniqueFd& pidfd, std::function<void()> gone) {
   // A descriptor of its own for every watch: epoll takes each only once.
   UniqueFd own(fcntl(pidfd.get(), F_DUPFD_CLOEXEC, 0));
-  if (!own.valid()) return absl::ErrnoToStatus(errno, "cannot watch the client's process");
+  if (!own.valid()) return DescriptorError(errno, "fcntl(F_DUPFD_CLOEXEC)");
+  if (absl::Status status = CheckNotReserved(own.get()); !status.ok()) return status;
   const int number = own.get();
   if (absl::Status status = loop_.Watch(std::move(own), EPOLLIN, std::move(gone)); !status.ok()) return status;
   return number;
@@ -365,6 +396,17 @@ void Daemon::StartDraining() {
   OnTick();
 }
 
+void Daemon::OnLook() {
+  const SteadyTime now = std::chrono::steady_clock::now();
+  if (connections_.CloseAttackers()) {
+    trim_at_ = now + kUntilTrim;
+  } else if (now >= trim_at_) {
+    trim_at_ = SteadyTime::max();
+    // The C library keeps freed memory between blocks that live on.
+    workers_->Submit([] { malloc_trim(0); });
+  }
+}
+
 void Daemon::OnTick() {
   NotifySystemd("WATCHDOG=1");
   descriptor_socket_.Tick();
@@ -390,6 +432,15 @@ void Daemon::OnTick() {
       AddToTimeline();
       sampling_ = false;
     });
+  }
+  if (now >= next_descriptor_check_) {
+    const UniqueFd probe(fcntl(timer_.get(), F_DUPFD_CLOEXEC, 0));
+    const absl::Status left =
+        probe.valid() ? CheckNotReserved(probe.get()) : DescriptorError(errno, "fcntl(F_DUPFD_CLOEXEC)");
+    if (!left.ok()) {
+      next_descriptor_check_ = now + kBetweenDescriptorErrors;
+      LogLine("segments and sessions are refused").Add("why", left.message()).Write(spdlog::level::err);
+    }
   }
   if (draining_ && (broker_.session_count() == 0 || std::chrono::steady_clock::now() >= drain_deadline_)) {
     loop_.Stop();
@@ -448,7 +499,8 @@ void Daemon::Stop() {
   }
   broker_.CloseAll("the daemon stops");
   server_->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(500));
-  http_.reset();     // its pages still ask clients, by the workers
+  http_.reset();  // its pages still ask clients, by the workers
+  connections_.Stop();
   workers_.reset();  // their last answers still need the server
   server_->Wait();
   LogLine("daemon stopped").Write(spdlog::level::info);

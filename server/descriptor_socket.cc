@@ -16,8 +16,6 @@ namespace vrambroker {
 namespace {
 
 constexpr std::chrono::seconds kSilenceAllowed(10);
-// Every client keeps one for its next ticket, and several threads of it may need one each.
-constexpr size_t kMaxDescriptorConnectionsPerUid = 2048;
 
 // One packet: `code`, `text`, and the descriptor if it is valid.
 void Send(int socket, const absl::Status& status, int descriptor) {
@@ -54,18 +52,32 @@ void DescriptorSocket::AcceptAll() {
     if (!fd.valid()) return;
     absl::StatusOr<Caller> caller = GetPeer(fd.get());
     if (!caller.ok()) continue;
-    size_t open = 0;
-    for (const auto& [other, connection] : connections_) open += connection.caller.uid == caller->uid ? 1 : 0;
-    if (open >= kMaxDescriptorConnectionsPerUid) {
-      Send(fd.get(),
-           absl::ResourceExhaustedError("too many connections of this user to the descriptor socket; close some"), -1);
-      continue;
-    }
+    MakeRoom(caller->uid);
     const int number = fd.get();
     if (loop_.Watch(std::move(fd), EPOLLIN | EPOLLRDHUP, [this, number] { Answer(number); }).ok()) {
       connections_[number] = {.caller = *std::move(caller), .last_used = std::chrono::steady_clock::now()};
     }
   }
+}
+
+void DescriptorSocket::MakeRoom(uid_t uid) {
+  absl::flat_hash_map<uid_t, size_t> of_uid;
+  for (const auto& [fd, connection] : connections_) ++of_uid[connection.caller.uid];
+  uid_t whose = uid;
+  if (of_uid[uid] < budget_.fetchers_per_uid) {
+    if (connections_.size() < budget_.fetchers) return;
+    for (const auto& [user, open] : of_uid) whose = open > of_uid.at(whose) ? user : whose;
+  }
+  int silent = -1;
+  SteadyTime since = SteadyTime::max();
+  for (const auto& [fd, connection] : connections_) {
+    if (connection.caller.uid != whose || connection.last_used >= since) continue;
+    silent = fd;
+    since = connection.last_used;
+  }
+  if (silent < 0) return;
+  Answer(silent);  // what it has sent meanwhile
+  if (connections_.contains(silent)) Drop(silent);
 }
 
 void DescriptorSocket::Answer(int fd) {

@@ -9,6 +9,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
+#include "server/descriptor_budget.h"
 #include "server/event_loop.h"
 #include "server/segment_pool.h"
 #include "server/session.h"
@@ -24,6 +25,9 @@ class DescriptorSocket {
 
   absl::Status Serve(UniqueFd listener);
   void StopAccepting() { loop_.Unwatch(listener_); }
+  // How many connections it keeps; before Serve(). One more, and the user's longest silent one is dropped, or that of
+  // the user who has most: clients connect again when they need to.
+  void SetBudget(const DescriptorBudget& budget) { budget_ = budget; }
   // Drops connections that were silent for a while.
   void Tick();
 
@@ -36,10 +40,13 @@ class DescriptorSocket {
   void AcceptAll();
   void Answer(int fd);
   void Drop(int fd);
+  // Makes room for one more of `uid`.
+  void MakeRoom(uid_t uid);
 
   EventLoop& loop_;
   Acceptor acceptor_;
   const std::vector<SegmentPool*> pools_;
+  DescriptorBudget budget_ = DescriptorBudget::Of(1024, 0);
   int listener_ = -1;
   absl::flat_hash_map<int, Connection> connections_;
 };

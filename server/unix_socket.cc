@@ -9,12 +9,16 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <memory>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "allocator/descriptor_reserve.h"
+#include "server/log_line.h"
 
 #ifndef SO_PEERPIDFD
 #define SO_PEERPIDFD 77
@@ -51,6 +55,14 @@ Acceptor::Acceptor() : reserve_(open("/dev/null", O_RDONLY | O_CLOEXEC)) {}
 UniqueFd Acceptor::Accept(int listener) {
   UniqueFd fd(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (fd.valid() || (errno != EMFILE && errno != ENFILE)) return fd;
+  if (const auto left_out = errors_.Take(std::chrono::steady_clock::now()); left_out.has_value()) {
+    LogLine("connection dropped")
+        .Add("why", DescriptorError(errno, "accept").message())
+        .Add("others_since_last_line", *left_out)
+        .Write(spdlog::level::err);
+  }
+  // Without a reserve nothing can be dropped: what waits would wake the loop at once, again and again.
+  if (!reserve_.valid()) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   reserve_.Reset();
   UniqueFd(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC)).Reset();
   reserve_ = UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC));

@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "allocator/device.h"
+#include "server/client_log.h"
 #include "server/session.h"
 
 namespace vrambroker {
@@ -23,11 +24,13 @@ class Acceptor {
  public:
   Acceptor();
   // The next waiting connection, non-blocking; invalid when there is none. When the process is out of descriptors the
-  // connection is taken and dropped: left waiting, it would wake the event loop for ever.
+  // connection is taken and dropped, which the log says once in a while: left waiting, it would wake the event loop for
+  // ever.
   UniqueFd Accept(int listener);
 
  private:
   UniqueFd reserve_;  // given up for a moment to drop a connection
+  LineLimit errors_{0.1, 1};
 };
 
 // The process that connected, with a pidfd of it. NotFound when it has gone already, FailedPrecondition when it lives

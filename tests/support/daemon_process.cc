@@ -25,12 +25,17 @@ DaemonProcess::DaemonProcess(const DaemonOptions& options) : options_(options), 
 }
 
 Arguments DaemonProcess::CommandLine() const {
-  Arguments arguments = {DaemonProgram(),
-                         absl::StrCat("--config=", socket_dir_, "/config.textproto"),
-                         absl::StrCat("--socket_dir=", socket_dir_),
-                         OnCuda() ? "--device=cuda" : "--device=host",
-                         absl::StrCat("--capacity=", options_.capacity),
-                         options_.http ? "--http_address=127.0.0.1:0" : "--http_address=off"};
+  Arguments arguments;
+  if (const int limit = options_.descriptors; limit > 0) {
+    arguments = {"/usr/bin/prlimit", absl::StrCat("--nofile=", limit, ":", limit)};
+  }
+  for (const std::string& argument :
+       {std::string(DaemonProgram()), absl::StrCat("--config=", socket_dir_, "/config.textproto"),
+        absl::StrCat("--socket_dir=", socket_dir_), std::string(OnCuda() ? "--device=cuda" : "--device=host"),
+        absl::StrCat("--capacity=", options_.capacity),
+        std::string(options_.http ? "--http_address=127.0.0.1:0" : "--http_address=off")}) {
+    arguments.push_back(argument);
+  }
   arguments.insert(arguments.end(), options_.flags.begin(), options_.flags.end());
   return arguments;
 }

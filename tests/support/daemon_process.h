@@ -17,8 +17,9 @@ struct DaemonOptions {
   std::string capacity = "256MiB";
   std::string config;  // further lines of the configuration file
   int devices = 1;
-  bool http = false;  // serve /metrics: only where wanted
-  Arguments flags;    // further flags
+  bool http = false;    // serve /metrics: only where wanted
+  int descriptors = 0;  // its limit of file descriptors; 0: this process's
+  Arguments flags;      // further flags
   Environment environment;
 };
 

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Attacks below what gRPC's library lets a client do: one user must not take the daemon from the others. What was
+// tried, with figures, is in tests/fault/README.md.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <fstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "allocator/bytes.h"
+#include "tests/support/daemon_test.h"
+#include "tests/support/raw_client.h"
+#include "tests/support/raw_http2.h"
+#include "tests/support/test_device.h"
+
+namespace vrambroker::testing_support {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr char kGetDevices[] = "/vrambroker.v1.Broker/GetDevices";
+
+class AttacksTest : public DaemonTest {
+ protected:
+  // A figure of /proc/PID/status: VmRSS now, VmHWM at most so far.
+  uint64_t DaemonMemory(const std::string& figure) const {
+    std::ifstream status(absl::StrCat("/proc/", daemon_->pid(), "/status"));
+    uint64_t kilobytes = 0;
+    for (std::string line; std::getline(status, line);) {
+      absl::string_view rest = line;
+      if (absl::ConsumePrefix(&rest, figure + ":") && absl::ConsumeSuffix(&rest, " kB")) {
+        EXPECT_TRUE(absl::SimpleAtoi(rest, &kilobytes)) << line;
+      }
+    }
+    return kilobytes << 10;
+  }
+
+  // Opens many streams on several connections. Then waits for the daemon to close all of them.
+  void OpenStreams(bool reset) {
+    constexpr int kConnections = 4;
+    constexpr int kStreams = 20'000;
+    std::vector<RawHttp2> connections;
+    for (int i = 0; i < kConnections; ++i) {
+      ASSERT_OK_AND_ASSIGN(RawHttp2 connection, RawHttp2::Connect(dir()));
+      EXPECT_TRUE(connection.Greet(/*acknowledge=*/reset));
+      connections.push_back(std::move(connection));
+    }
+    bool any_open = true;
+    for (int i = 0; i < kStreams && any_open; ++i) {
+      any_open = false;
+      for (RawHttp2& connection : connections) {
+        const bool open = connection.Begin(kGetDevices) && (!reset || connection.Reset());
+        any_open = any_open || open;
+      }
+    }
+    for (RawHttp2& connection : connections) EXPECT_TRUE(WaitFor([&] { return connection.Closed(); }));
+  }
+
+  // Of the attack, and that others are served during and after it. The attacker is this process.
+  void ExpectRepelled(bool reset) {
+    ASSERT_OK(StartDaemon());
+    ASSERT_OK_AND_ASSIGN(ClientProcess honest, ConnectProcess("honest"));
+    ASSERT_OK(honest.Call("fill 5 300000 41"));
+    const uint64_t before = DaemonMemory("VmRSS");
+    OpenStreams(reset);
+    EXPECT_OK(honest.Call("check 41"));
+    EXPECT_OK(honest.Call("alloc 4000000"));
+    EXPECT_OK(ConnectProcess("newcomer")) << "another process of the same user";
+    if (!kSanitized) {
+      EXPECT_TRUE(WaitFor([&] { return DaemonMemory("VmRSS") < before + 64_MiB; }))
+          << before << " before, now " << DaemonMemory("VmRSS");
+    }
+    EXPECT_THAT(daemon_->log(), HasSubstr("connection closed"));
+    // The ban ends.
+    EXPECT_TRUE(WaitFor([&] { return Connect("reformed").ok(); }));
+  }
+};
+
+TEST_F(AttacksTest, RapidReset) {
+  ExpectRepelled(/*reset=*/true);
+}
+
+// gRPC bounds the streams of a connection only when the client has acknowledged its settings.
+TEST_F(AttacksTest, StreamsWithoutEndByAClientThatIgnoresTheSettings) {
+  ExpectRepelled(/*reset=*/false);
+}
+
+TEST_F(AttacksTest, CompressedMessagesAreNotInflated) {
+  ASSERT_OK(StartDaemon());
+  // Within the size that a message may have.
+  const std::string bomb = GzipOfZeros(60_MiB);
+  ASSERT_LT(bomb.size(), 64_KiB);
+  const uint64_t before = DaemonMemory("VmHWM");
+  ASSERT_OK_AND_ASSIGN(RawHttp2 connection, RawHttp2::Connect(dir()));
+  EXPECT_TRUE(connection.Greet(/*acknowledge=*/true));
+  EXPECT_TRUE(connection.Begin(kGetDevices, "gzip"));
+  EXPECT_TRUE(connection.SendLast(bomb, /*compressed=*/true));
+  EXPECT_TRUE(WaitFor([&] { return connection.Closed() || absl::StrContains(connection.received(), "grpc-message"); }));
+  EXPECT_THAT(connection.received(), HasSubstr("'gzip' is disabled"));
+  EXPECT_LT(DaemonMemory("VmHWM"), before + 30_MiB);
+}
+
+TEST_F(AttacksTest, RecordedEventsAreBounded) {
+  ASSERT_OK(StartDaemon({.config = "record_events: 600 max_recorded_events_per_uid: 1000"}));
+  ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
+  RawStream first(raw);
+  ASSERT_OK_AND_ASSIGN(const v1::Welcome all, first.Hello("first"));
+  EXPECT_EQ(all.warnings_size(), 0);
+  RawStream second(raw);
+  ASSERT_OK_AND_ASSIGN(const v1::Welcome less, second.Hello("second"));
+  ASSERT_EQ(less.warnings_size(), 1);
+  EXPECT_THAT(less.warnings(0), HasSubstr("400 events instead of 600: max_recorded_events_per_uid"));
+  EXPECT_STATUS(raw.SetRecording(Ref("second"), 401), absl::StatusCode::kResourceExhausted,
+                "max_recorded_events_per_uid");
+  EXPECT_OK(first.Goodbye());
+  EXPECT_OK(raw.SetRecording(Ref("second"), 1000));
+  // What a leasing session records is not in the daemon's memory.
+  ASSERT_OK_AND_ASSIGN(ClientProcess leasing, ConnectProcess("leasing"));
+  EXPECT_OK(leasing.Call("record leasing 5000"));
+}
+
+class DescriptorsTest : public AttacksTest {
+ protected:
+  void SetUp() override {
+    if (geteuid() != 0) GTEST_SKIP() << "needs root, to become other users";
+  }
+
+  void Begin(int descriptors) { ASSERT_OK(StartDaemon({.config = "socket_mode: '0666'", .descriptors = descriptors})); }
+
+  // Connections of `uid` to a socket of the daemon. Some may be closed by it already.
+  std::vector<UniqueFd> Occupy(uid_t uid, const std::string& socket_name, int type, int count) const {
+    std::vector<UniqueFd> connections;
+    const std::string path = absl::StrCat(dir(), "/", socket_name);
+    // A thread may be another user, by a system call that does not tell the others.
+    std::thread thread([&] {
+      EXPECT_EQ(syscall(SYS_setresuid, -1, uid, -1), 0);
+      sockaddr_un address = {.sun_family = AF_UNIX};
+      std::memcpy(address.sun_path, path.data(), std::min(path.size(), sizeof address.sun_path - 1));
+      for (int i = 0; i < count; ++i) {
+        connections.emplace_back(socket(AF_UNIX, type | SOCK_CLOEXEC, 0));
+        ASSERT_EQ(connect(connections.back().get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0)
+            << i << ": " << std::strerror(errno);
+      }
+    });
+    thread.join();
+    return connections;
+  }
+
+  // A process of `uid` gets in, and gets memory, for which it needs both sockets.
+  void ExpectServed(uid_t uid) {
+    ASSERT_OK_AND_ASSIGN(ClientProcess client, ClientProcess::Start(dir()));
+    if (uid != 0) ASSERT_OK(client.Call(absl::StrCat("setuid ", uid)));
+    EXPECT_OK(client.Call(absl::StrCat("connect user", uid, " -"))) << uid;
+    EXPECT_OK(client.Call("fill 2 300000 7")) << uid;
+  }
+};
+
+TEST_F(DescriptorsTest, OneUserWithManyConnectionsShutsNobodyOut) {
+  Begin(1024);
+  ASSERT_OK_AND_ASSIGN(ClientProcess early, ConnectProcess("early"));
+  const std::vector<UniqueFd> many = Occupy(65534, "vrambroker.sock", SOCK_STREAM, 1500);
+  ExpectServed(0);
+  ExpectServed(65533);
+  const std::vector<UniqueFd> more = Occupy(65532, "vrambroker.sock", SOCK_STREAM, 1500);
+  const std::vector<UniqueFd> most = Occupy(65531, "vrambroker.sock", SOCK_STREAM, 1500);
+  ExpectServed(0);
+  EXPECT_OK(early.Call("fill 2 300000 8"));
+  EXPECT_THAT(daemon_->log(), HasSubstr("raise LimitNOFILE"));
+}
+
+TEST_F(DescriptorsTest, SilentConnectionsToTheDescriptorSocketShutNobodyOut) {
+  Begin(1024);
+  const std::vector<UniqueFd> many = Occupy(65534, "vrambroker-fd.sock", SOCK_SEQPACKET, 1500);
+  ExpectServed(0);
+  ExpectServed(65533);
+  ExpectServed(65534);
+}
+
+TEST_F(DescriptorsTest, MaxConnectionsPerUid) {
+  ASSERT_OK(StartDaemon({.config = "socket_mode: '0666' max_connections_per_uid: 3"}));
+  const std::vector<UniqueFd> connections = Occupy(65534, "vrambroker.sock", SOCK_STREAM, 4);
+  EXPECT_TRUE(WaitFor([&] { return absl::StrContains(daemon_->log(), "the user has 3 open"); }));
+  ExpectServed(0);
+}
+
+TEST_F(DescriptorsTest, SegmentsLeaveSomeToOthers) {
+  HOST_DEVICE_ONLY();
+  Begin(128);
+  EXPECT_THAT(daemon_->log(), HasSubstr("few file descriptors"));
+  ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
+  RawStream stream(raw);
+  ASSERT_OK_AND_ASSIGN(const v1::Welcome welcome, stream.Open(LeasingHello("hog")));
+  v1::LeaseSegmentsRequest request;
+  request.set_session_id(welcome.session_id());
+  request.add_segment_bytes(2_MiB);
+  absl::Status status;
+  for (int i = 0; i < 128 && status.ok(); ++i) {
+    v1::LeaseSegmentsResponse response;
+    status = RawClient::Call(raw.broker(), &v1::Broker::Stub::LeaseSegments, request, &response);
+  }
+  EXPECT_STATUS(status, absl::StatusCode::kFailedPrecondition, "file descriptors");
+  EXPECT_TRUE(WaitFor([&] { return absl::StrContains(daemon_->log(), "segments and sessions are refused"); }));
+  ASSERT_OK_AND_ASSIGN(ClientProcess other, ClientProcess::Start(dir()));
+  ASSERT_OK(other.Call("setuid 65533"));
+  EXPECT_OK(other.Call("list"));
+}
+
+}  // namespace
+}  // namespace vrambroker::testing_support
