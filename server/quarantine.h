@@ -47,7 +47,7 @@ class Quarantine {
   uint64_t settling_bytes() const;
   // Marks those that are due at `now` as being looked at, and returns them.
   std::vector<std::pair<SegmentId, DeviceSegment>> StartChecks(SteadyTime now);
-  // Nobody can touch the segment any more. REQUIRES: it is here.
+  // Nobody holds the segment any more. REQUIRES: it is here.
   IdleSegments::Entry Remove(SegmentId id);
   // `holders` still can; it is to be looked at again soon, and less often each time. True when they are others than
   // before.

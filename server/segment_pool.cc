@@ -4,7 +4,7 @@
 //
 //   (driver) --Lease--> LEASED --MarkReturning--> RETURNING --Return--> IDLE --ReleaseIdleSince, Lease--> (driver)
 //                       ^  |  \_________TakeBack, CloseAccount_______>   |
-//                       |  \--CloseAccountOfGone--> QUARANTINED -------> |
+//                       |  \--CloseAccountOfGone--> QUARANTINED --CheckQuarantine--> (driver)
 //                       \______________Lease, same domain________________/
 //
 // Invariants, beside those of the ledger:
@@ -414,6 +414,7 @@ void SegmentPool::CheckQuarantine() {
   }
   uint64_t held_bytes = 0;
   pid_t first_holder = 0;
+  std::vector<IdleSegments::Entry> quiet;
   {
     MutexLock lock(mu_);
     const SteadyTime now = options_.clock();
@@ -426,13 +427,13 @@ void SegmentPool::CheckQuarantine() {
       } else if (!found.ok() && !absl::IsUnimplemented(found.status())) {
         quarantine_.Keep(due[i].first, {}, now);
       } else {
-        IdleSegments::Entry idle = quarantine_.Remove(due[i].first);
-        ledger_.UnchargeUnowned(idle.segment.bytes);
-        idle.since = now;
-        AddIdle(idle);
+        quiet.push_back(quarantine_.Remove(due[i].first));
+        ledger_.UnchargeUnowned(quiet.back().segment.bytes);
       }
     }
+    quiet = StartFreeing(std::move(quiet));
   }
+  FreeToDriver(quiet);
   if (first_holder > 0) {
     LogClientEvent(spdlog::level::warn, LogLine("quarantine held open")
                                             .Add("device", properties().ordinal)

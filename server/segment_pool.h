@@ -138,8 +138,8 @@ class SegmentPool {
   // The account's segments become idle, the first leased first, and its tickets void. Returns their bytes. REQUIRES:
   // the holder says that it cannot touch them any more.
   uint64_t CloseAccount(SessionId session);
-  // The same when the holder's process has ended: its segments are quarantined until CheckQuarantine() finds them
-  // quiet.
+  // The same when the holder's process has ended: those that it could open are quarantined until CheckQuarantine() finds
+  // them quiet.
   uint64_t CloseAccountOfGone(SessionId session);
 
   // (driver) A segment of exactly `bytes`: an idle one of the same domain, or a new one, for which idle segments are
@@ -179,8 +179,9 @@ class SegmentPool {
   // The same without a driver call: NotFound when only Lease() can tell.
   absl::StatusOr<SegmentId> LeaseIdle(SessionId session, uint64_t bytes);
 
-  // (driver) Looks at the quarantined segments whose time has come: those that no process can touch any more become
-  // idle. Looks for what is carried over, when that is due.
+  // (driver) Looks at the quarantined segments whose time has come. Those that no process is seen to hold go back to the
+  // driver: nobody gets them as they are, because a descriptor on its way through a socket is in no table. Looks for what
+  // is carried over, when that is due.
   void CheckQuarantine();
   // When the next one is due; nullopt when none waits.
   std::optional<SteadyTime> NextQuarantineCheck() const;

@@ -15,6 +15,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -108,6 +109,12 @@ class FakeDevice : public Device {
       foreign_bytes_ = bytes;
     }
 
+    // What an earlier owner of the device has left with other processes.
+    void Leave(std::vector<LeftSegment> segments) {
+      MutexLock lock(mu_);
+      left_.segments = std::move(segments);
+    }
+
    private:
     friend class FakeDevice;
     struct Fault {
@@ -155,6 +162,7 @@ class FakeDevice : public Device {
     int refusals_ = 0;
     int faults_fired_ = 0;
     std::string misuse_;
+    LeftSegments left_;
   };
 
   explicit FakeDevice(uint64_t total_bytes, DeviceKind kind = DeviceKind::kHost)
@@ -226,6 +234,11 @@ class FakeDevice : public Device {
     return CheckRange(segment, offset, bytes);
   }
   absl::StatusOr<std::unique_ptr<Event>> RecordEvent(Stream) override { return None(); }
+  absl::StatusOr<LeftSegments> FindLeftSegments() override {
+    if (properties_.kind == DeviceKind::kCuda) return absl::UnimplementedError("fake device: the driver does not tell");
+    MutexLock lock(control_->mu_);
+    return control_->left_;
+  }
 
  private:
   static absl::Status None() { return absl::UnimplementedError("fake device: there is no memory"); }

@@ -840,5 +840,102 @@ TEST_F(SegmentPoolTest, TicketsDiffer) {
   EXPECT_EQ(tickets.size(), 100u);
 }
 
+// ---- What dead processes leave ----
+
+// A descriptor on its way through a socket is in no table: whoever gets it later could write to the next one's segment.
+TEST_F(SegmentPoolTest, WhatADeadProcessCouldOpenIsHandedToNobody) {
+  MakePool(kPlenty);
+  Open(kA);
+  const Ticket ticket = TicketFor(kA, Lease(kA, 2_MiB));
+  ASSERT_TRUE(pool_->RedeemTicket(ticket, PidOf(kA), kAnn).ok());
+  Lease(kA, 4_MiB);  // it never had what opens this one
+  pool_->CloseAccountOfGone(kA);
+  EXPECT_EQ(Figures().quarantined_bytes, 2_MiB);
+  EXPECT_EQ(Figures().idle_bytes, 4_MiB);
+  pool_->CheckQuarantine();
+  EXPECT_EQ(Figures().quarantined_bytes, 0u);
+  EXPECT_EQ(Figures().segment_frees, 1u) << "it went back to the driver";
+  Open(kB);
+  Lease(kB, 2_MiB);
+  EXPECT_EQ(Figures().handovers, 0u);
+  Lease(kB, 4_MiB);
+  EXPECT_EQ(Figures().handovers, 1u);
+}
+
+// ---- What is carried over from an earlier run ----
+
+TEST_F(SegmentPoolTest, WhatIsCarriedOverCountsAgainstLimitAndCapacity) {
+  MakePool(64_MiB);
+  device_->Leave({{.file_device = 1, .file_inode = 1, .bytes = 40_MiB, .holders = {PidOf(kA)}},
+                  {.file_device = 1, .file_inode = 2, .bytes = 8_MiB, .holders = {1}}});
+  ASSERT_TRUE(pool_->FindCarriedOver().ok());
+  EXPECT_EQ(Figures().carried_over_bytes, 48_MiB);
+  EXPECT_EQ(Figures().committed_bytes, 48_MiB);
+  Open(kB);
+  EXPECT_EQ(Refusal(kB, 18_MiB), OomCause::kCapacity);
+  Open(kA, 44_MiB);
+  EXPECT_EQ(Account(kA).reserved_bytes, 40_MiB);
+  EXPECT_EQ(Account(kA).carried_over_bytes, 40_MiB);
+  EXPECT_EQ(Figures().committed_bytes, 48_MiB);
+  EXPECT_EQ(Refusal(kA, 6_MiB), OomCause::kLimit);
+  Lease(kA, 4_MiB);
+  Lease(kB, 12_MiB);
+  EXPECT_EQ(Refusal(kB, 2_MiB), OomCause::kCapacity);
+  device_->Leave({});
+  ASSERT_TRUE(pool_->FindCarriedOver().ok());
+  ASSERT_TRUE(pool_->FindCarriedOver().ok());
+  EXPECT_EQ(Figures().carried_over_bytes, 0u);
+  EXPECT_EQ(Account(kA).reserved_bytes, 4_MiB);
+  EXPECT_EQ(Figures().committed_bytes, 16_MiB);
+  EXPECT_EQ(Figures().reserved_bytes, 16_MiB);
+}
+
+// More than there is now: the capacity was lowered between the runs.
+TEST_F(SegmentPoolTest, MoreMayBeCarriedOverThanTheCapacity) {
+  MakePool(16_MiB);
+  device_->Leave({{.file_device = 1, .file_inode = 1, .bytes = 40_MiB, .holders = {PidOf(kA)}}});
+  ASSERT_TRUE(pool_->FindCarriedOver().ok());
+  Open(kA, 8_MiB);
+  Open(kB);
+  EXPECT_EQ(Account(kA).reserved_bytes, 40_MiB);
+  EXPECT_EQ(Refusal(kA, 2_MiB), OomCause::kLimit);
+  EXPECT_EQ(Refusal(kB, 2_MiB), OomCause::kCapacity);
+  EXPECT_EQ(SegmentRefusalCause(pool_->SetGuarantee(kB, 2_MiB)), OomCause::kCapacity);
+  pool_->CloseAccountOfGone(kA);
+  EXPECT_EQ(Figures().committed_bytes, 40_MiB) << "until it is found to be gone";
+  device_->Leave({});
+  pool_->CheckQuarantine();
+  ASSERT_TRUE(pool_->FindCarriedOver().ok());
+  ASSERT_TRUE(pool_->FindCarriedOver().ok());
+  EXPECT_EQ(Figures().committed_bytes, 0u);
+  Lease(kB, 16_MiB);
+}
+
+// A device that does not tell who holds what: the driver's figure of what is free stands for it.
+TEST_F(SegmentPoolTest, WhatTheDriverDoesNotHaveIsNotGiven) {
+  MakePool(64_MiB, DeviceKind::kCuda);
+  device_->set_foreign_bytes(24_MiB);
+  ASSERT_TRUE(pool_->UpdateHealth().ok());
+  ASSERT_TRUE(pool_->FindCarriedOver().ok());
+  EXPECT_EQ(Figures().carried_over_bytes, 24_MiB);
+  Open(kA);
+  EXPECT_EQ(Refusal(kA, 42_MiB), OomCause::kCapacity);
+  // A client says that half of it is its own.
+  ASSERT_TRUE(pool_->DeclareCarriedOver(kA, {{.id = 1, .bytes = 12_MiB}}).ok());
+  EXPECT_EQ(Account(kA).carried_over_bytes, 12_MiB);
+  EXPECT_EQ(Figures().carried_over_bytes, 24_MiB);
+  Lease(kA, 40_MiB);
+  pool_->FreeCarriedOver(kA, {1});
+  device_->set_foreign_bytes(12_MiB);
+  ASSERT_TRUE(pool_->UpdateHealth().ok());
+  EXPECT_EQ(Figures().carried_over_bytes, 12_MiB);
+  Lease(kA, 12_MiB);
+  device_->set_foreign_bytes(0);
+  ASSERT_TRUE(pool_->UpdateHealth().ok());
+  EXPECT_EQ(Figures().carried_over_bytes, 0u);
+  EXPECT_EQ(Figures().committed_bytes, 52_MiB);
+  EXPECT_TRUE(absl::IsInvalidArgument(pool_->DeclareCarriedOver(kA, {{.id = 1, .bytes = 3}})));
+}
+
 }  // namespace
 }  // namespace vrambroker
