@@ -72,6 +72,8 @@ Json ToJson(const v1::OutOfMemory& oom) {
           {"idle_elsewhere_bytes", oom.idle_elsewhere_bytes()},
           {"idle_holders", std::move(idle_holders)},
           {"waited_ms", oom.waited_ms()},
+          {"user_limit_bytes", oom.user_limit_bytes()},
+          {"user_reserved_bytes", oom.user_reserved_bytes()},
           {"advice", oom.advice()}};
 }
 

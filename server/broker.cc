@@ -21,6 +21,11 @@ absl::Status CheckLimit(absl::string_view field, const Limit& limit) {
   return absl::OkStatus();
 }
 
+// Of all sessions of a user together.
+uint64_t BoundBytes(const std::optional<Limit>& bound, const SegmentPool& pool) {
+  return bound.has_value() ? LimitBytes(*bound, pool.capacity_bytes()) : AccountFigures::kNoBound;
+}
+
 // Cuts what a client says of its free blocks to what can be true of a heap of `reserved` bytes.
 void ClampFree(uint64_t reserved, FreeSizes& free) {
   uint64_t left = reserved;
@@ -139,7 +144,14 @@ absl::StatusOr<SessionPtr> Broker::TryOpenSession(const Caller& caller, const Se
                                                        open == 1 ? " session" : " sessions",
                                                        " open, the most that max_sessions_per_uid allows"));
     }
+    size_t& of_rule = sessions_of_rule_[{caller.uid, terms.rule}];
+    if (terms.max_sessions > 0 && of_rule >= terms.max_sessions) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("uid ", caller.uid, " has ", of_rule, of_rule == 1 ? " session" : " sessions",
+                       " open by the policy's rule ", terms.rule, ", the most that its max_sessions allows"));
+    }
     ++open;
+    ++of_rule;
     id = SessionId{next_session_++};
     name = UniqueName(wanted);
     names_[name] = id;  // taken, but nobody finds the session yet
@@ -164,7 +176,9 @@ absl::StatusOr<SessionPtr> Broker::TryOpenSession(const Caller& caller, const Se
                           .uid = caller.uid,
                           .domain = terms.strict ? absl::StrCat("session:", Raw(id)) : terms.tenant,
                           .limit_bytes = limit,
-                          .priority = terms.priority});
+                          .priority = terms.priority,
+                          .user_limit_bytes = BoundBytes(terms.user_limit, pool),
+                          .user_guarantee_bytes = BoundBytes(terms.user_guarantee, pool)});
     session->LimitIs(static_cast<int>(device), limit);
     session->allocator(static_cast<int>(device)).SetRecording(events_to_record);
   }
@@ -211,6 +225,8 @@ void Broker::Release(const Session& session) {
   names_.erase(session.name());
   const uid_t uid = session.caller().uid;
   if (--sessions_of_uid_[uid] == 0) sessions_of_uid_.erase(uid);
+  const auto of_rule = sessions_of_rule_.find({uid, session.terms().rule});
+  if (--of_rule->second == 0) sessions_of_rule_.erase(of_rule);
   if (const auto it = events_of_.find(session.id()); it != events_of_.end()) {
     events_of_uid_[uid] -= it->second;
     if (events_of_uid_[uid] == 0) events_of_uid_.erase(uid);
@@ -572,9 +588,13 @@ void Broker::KeepGuarantee(const SessionPtr& session, const std::optional<Limit>
   }
   Limit guarantee = wished.value_or(allowed);
   for (const SegmentPool* pool : pools_) {
-    // What the policy gives without being asked is at most the session's limit.
-    const uint64_t limit = pool->GetAccount(session->id()).value_or(AccountFigures()).limit_bytes;
-    if (!wished.has_value() && LimitBytes(guarantee, pool->capacity_bytes()) > limit) guarantee = limit;
+    if (wished.has_value()) continue;
+    // What the policy gives without being asked is at most the session's limit, and what others of the user leave.
+    const AccountFigures account = pool->GetAccount(session->id()).value_or(AccountFigures());
+    const uint64_t of_user = pool->GetUser(account.uid).guaranteed_bytes;
+    const uint64_t most =
+        std::min(account.limit_bytes, account.user_guarantee_bytes - std::min(account.user_guarantee_bytes, of_user));
+    if (LimitBytes(guarantee, pool->capacity_bytes()) > most) guarantee = most;
   }
   if (guarantee == Limit(uint64_t{0}) || guarantee == Limit(0.0)) return done(absl::OkStatus());
   SetGuarantee(session, guarantee, done);

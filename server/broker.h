@@ -367,6 +367,7 @@ class Broker {
   absl::btree_map<SessionId, SessionPtr> sessions_ ABSL_GUARDED_BY(mu_);
   absl::btree_map<std::string, SessionId, std::less<>> names_ ABSL_GUARDED_BY(mu_);
   absl::btree_map<uid_t, size_t> sessions_of_uid_ ABSL_GUARDED_BY(mu_);
+  absl::btree_map<std::pair<uid_t, std::string>, size_t> sessions_of_rule_ ABSL_GUARDED_BY(mu_);  // of a user
   absl::btree_map<SessionId, uint64_t> events_of_ ABSL_GUARDED_BY(mu_);  // that remote sessions may record
   absl::btree_map<uid_t, uint64_t> events_of_uid_ ABSL_GUARDED_BY(mu_);  // their sums
   std::shared_ptr<const Policy> policy_ ABSL_GUARDED_BY(mu_);            // never null

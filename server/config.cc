@@ -152,6 +152,9 @@ absl::StatusOr<Config> CheckConfig(const ConfigText& text) {
 
   config.session_limit =
       check.LimitOf("session_limit", proto.has_session_limit() ? &proto.session_limit() : nullptr).value_or(1.0);
+  config.user_limit = check.LimitOf("user_limit", proto.has_user_limit() ? &proto.user_limit() : nullptr);
+  config.user_guarantee =
+      check.LimitOf("user_guarantee", proto.has_user_guarantee() ? &proto.user_guarantee() : nullptr);
   config.rules = CheckRules(proto, config.session_limit, config.capacity_bytes, check);
 
   config.idle_decay = check.Time("idle_decay", proto.idle_decay(), absl::Seconds(10));
@@ -214,6 +217,11 @@ absl::StatusOr<Config> CheckConfig(const ConfigText& text) {
     check.Fault("record_events", absl::StrCat(proto.record_events(), " is above ", kMaxRecordedEvents));
   }
   if (absl::Status status = check.status(); !status.ok()) return status;
+  config.warnings =
+      WarnOfGuarantees(config.rules, config.user_guarantee, config.max_sessions_per_uid, config.capacity_bytes);
+  for (const std::string& warning : config.alloc_conf.warnings) {
+    config.warnings.push_back(absl::StrCat("alloc_conf: ", warning));
+  }
   return config;
 }
 
@@ -221,6 +229,8 @@ std::shared_ptr<const Policy> MakePolicy(const Config& config) {
   return std::make_shared<const Policy>(PolicyOptions{.rules = config.rules,
                                                       .session_limit = config.session_limit,
                                                       .max_wait = absl::ToChronoMilliseconds(config.max_wait),
+                                                      .user_limit = config.user_limit,
+                                                      .user_guarantee = config.user_guarantee,
                                                       .max_sessions_per_uid = config.max_sessions_per_uid,
                                                       .daemon_uid = geteuid()});
 }

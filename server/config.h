@@ -42,6 +42,8 @@ struct Config {
   absl::Duration drain_timeout;
   absl::Duration reclaim_timeout;
   absl::Duration max_wait;
+  std::optional<Limit> user_limit;
+  std::optional<Limit> user_guarantee;
   absl::Duration hold_back_time;
   Limit hold_back_limit = 1.0;
   std::optional<absl::Duration> settle_time;  // none: by the kind of device
@@ -58,6 +60,7 @@ struct Config {
   size_t max_metrics_clients_per_uid = 0;
   AllocConf alloc_conf;
   size_t record_events = 0;
+  std::vector<std::string> warnings;  // of what is no fault, and probably not meant
   uint64_t max_recorded_events_per_uid = 0;
   size_t max_connections_per_uid = 0;  // 0: by the daemon's limit of file descriptors
 };

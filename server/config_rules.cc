@@ -136,6 +136,10 @@ PolicyRule CheckRule(const std::string& field, const config::v1::PolicyRule& pro
   CheckRuleName(field + ".tenant", proto.tenant(), check);
   rule.strict = proto.isolation() == config::v1::PolicyRule::STRICT;
   rule.rights = RightsOf(field, proto, check);
+  rule.user_limit = check.LimitOf(field + ".user_limit", proto.has_user_limit() ? &proto.user_limit() : nullptr);
+  rule.user_guarantee =
+      check.LimitOf(field + ".user_guarantee", proto.has_user_guarantee() ? &proto.user_guarantee() : nullptr);
+  rule.max_sessions = proto.max_sessions();
   if (proto.has_max_wait()) rule.max_wait = MaxWaitOf(field + ".max_wait", proto.max_wait(), check);
   return rule;
 }
@@ -160,6 +164,29 @@ std::vector<PolicyRule> CheckRules(const config::v1::DaemonConfig& config, const
     }
   }
   return rules;
+}
+
+std::vector<std::string> WarnOfGuarantees(const std::vector<PolicyRule>& rules,
+                                          const std::optional<Limit>& user_guarantee, size_t max_sessions_per_uid,
+                                          std::optional<uint64_t> capacity_bytes) {
+  std::vector<std::string> warnings;
+  for (const PolicyRule& rule : rules) {
+    if (rule.user_guarantee.has_value() || user_guarantee.has_value()) continue;  // a bound for all of them
+    const double sessions = static_cast<double>(
+        rule.max_sessions == 0 ? max_sessions_per_uid : std::min<size_t>(rule.max_sessions, max_sessions_per_uid));
+    double fraction = 0;
+    if (const double* of_capacity = std::get_if<double>(&rule.guarantee)) {
+      fraction = *of_capacity;
+    } else if (capacity_bytes.has_value()) {
+      fraction = static_cast<double>(std::get<uint64_t>(rule.guarantee)) / static_cast<double>(*capacity_bytes);
+    }
+    if (fraction * sessions <= 1) continue;
+    warnings.push_back(absl::StrCat(rule.place.empty() ? "" : rule.place + ": ", "rule ", rule.label, ": one user's ",
+                                    sessions, " sessions, with a guarantee of ", Text(rule.guarantee),
+                                    " each, could keep all of the device from others; set max_sessions or "
+                                    "user_guarantee in the rule"));
+  }
+  return warnings;
 }
 
 }  // namespace vrambroker

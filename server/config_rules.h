@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "server/config_checker.h"
@@ -20,6 +21,12 @@ inline constexpr int kMaxRules = 1000;
 // where it is configured. Looks up users and groups, and so may wait for the machine's name services.
 std::vector<PolicyRule> CheckRules(const config::v1::DaemonConfig& config, const Limit& session_limit,
                                    std::optional<uint64_t> capacity_bytes, Checker& check);
+
+// A sentence for each rule whose guarantee, times the sessions that one user may open with it, comes to more than the
+// capacity: idle sessions of one user could then keep the device from all others.
+std::vector<std::string> WarnOfGuarantees(const std::vector<PolicyRule>& rules,
+                                          const std::optional<Limit>& user_guarantee, size_t max_sessions_per_uid,
+                                          std::optional<uint64_t> capacity_bytes);
 
 }  // namespace vrambroker
 

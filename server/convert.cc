@@ -191,6 +191,9 @@ v1::ExplainPolicyResponse ToProto(const PolicySubject& subject, const PolicyExpl
   response.set_may_change(terms.rights.admin);
   response.set_is_operator(explanation.is_operator);
   response.set_max_wait_ms(static_cast<uint32_t>(terms.max_wait.count()));
+  if (terms.user_limit.has_value()) *response.mutable_user_limit() = ToProto(*terms.user_limit);
+  if (terms.user_guarantee.has_value()) *response.mutable_user_guarantee() = ToProto(*terms.user_guarantee);
+  response.set_max_sessions(terms.max_sessions);
   return response;
 }
 

@@ -373,6 +373,7 @@ absl::StatusOr<ReloadReport> Daemon::Reload() {
     LogLine("configuration not reloaded").Add("why", config.status().message()).Write(spdlog::level::warn);
     return config.status();
   }
+  for (const std::string& warning : config->warnings) spdlog::warn("{}", warning);
   broker_.SetPolicy(MakePolicy(*config));
   reload_state_.last_success = std::time(nullptr);
   ReloadReport report{.rules = config->rules.size(), .needs_restart = FieldsThatNeedARestart(config_, *config)};

@@ -15,6 +15,9 @@ absl::Status Ledger::CheckGrowth(const AccountFigures& account, uint64_t bytes, 
     return SegmentRefused(OomCause::kLimit, "the session's limit would be exceeded");
   }
   const uint64_t growth = Growth(account, bytes);
+  if (growth > UserRoom(account)) {
+    return SegmentRefused(OomCause::kLimit, "user_limit would be exceeded by the user's sessions together");
+  }
   const uint64_t free = free_bytes();
   if (growth > free) {
     return SegmentRefused(OomCause::kCapacity, "the device's capacity is reserved by sessions, or guaranteed to them");
@@ -39,11 +42,13 @@ uint64_t Ledger::MissingForGuarantee(const AccountFigures& account, uint64_t byt
 uint64_t Ledger::AvailableBytes(const AccountFigures& account) const {
   const uint64_t within_guarantee = account.committed_bytes() - account.reserved_bytes;
   return std::min(account.limit_bytes - std::min(account.limit_bytes, account.reserved_bytes),
-                  within_guarantee + free_bytes());
+                  within_guarantee + std::min(free_bytes(), UserRoom(account)));
 }
 
 void Ledger::Charge(AccountFigures& account, uint64_t bytes) {
-  committed_bytes_ += Growth(account, bytes);
+  const uint64_t growth = Growth(account, bytes);
+  committed_bytes_ += growth;
+  AddToUser(account.uid, growth, 0);
   charged_bytes_ += bytes;
   account.reserved_bytes += bytes;
 }
@@ -54,6 +59,7 @@ void Ledger::Uncharge(AccountFigures& account, uint64_t bytes) {
   charged_bytes_ -= bytes;
   uncharged_total_ += bytes;
   committed_bytes_ -= before - account.committed_bytes();
+  TakeFromUser(account.uid, before - account.committed_bytes(), 0);
 }
 
 absl::Status Ledger::SetGuarantee(AccountFigures& account, uint64_t bytes) {
@@ -71,8 +77,24 @@ absl::Status Ledger::SetGuarantee(AccountFigures& account, uint64_t bytes) {
                      " more than can be guaranteed: other sessions already have guarantees for ",
                      FormatBytesExactly(others), " of the device's ", FormatBytesExactly(capacity_bytes_)));
   }
+  const UserFigures user = GetUser(account.uid);
+  if (const uint64_t of_others = user.guaranteed_bytes - account.guarantee_bytes;
+      bytes > account.guarantee_bytes &&
+      bytes > account.user_guarantee_bytes - std::min(account.user_guarantee_bytes, of_others)) {
+    return SegmentRefused(
+        OomCause::kLimit,
+        absl::StrCat("guarantee: ", FormatBytesExactly(bytes),
+                     " is more than user_guarantee leaves: the user's other sessions have guarantees for ",
+                     FormatBytesExactly(of_others), " of ", FormatBytesExactly(account.user_guarantee_bytes)));
+  }
   AccountFigures changed = account;
   changed.guarantee_bytes = bytes;
+  if (const uint64_t more = changed.committed_bytes() - std::min(changed.committed_bytes(), account.committed_bytes());
+      more > UserRoom(account)) {
+    return SegmentRefused(OomCause::kLimit, absl::StrCat("guarantee: ", FormatBytesExactly(bytes),
+                                                         " would take the user's sessions beyond user_limit, ",
+                                                         FormatBytesExactly(account.user_limit_bytes)));
+  }
   const uint64_t committed = committed_bytes_ - account.committed_bytes() + changed.committed_bytes();
   if (committed > capacity_bytes_) {
     return SegmentRefused(
@@ -83,6 +105,8 @@ absl::Status Ledger::SetGuarantee(AccountFigures& account, uint64_t bytes) {
   }
   committed_bytes_ = committed;
   guaranteed_bytes_ = others + bytes;
+  TakeFromUser(account.uid, account.committed_bytes(), account.guarantee_bytes);
+  AddToUser(account.uid, changed.committed_bytes(), bytes);
   account = changed;
   return absl::OkStatus();
 }
@@ -102,14 +126,42 @@ void Ledger::Close(const AccountFigures& account, uint64_t still_charged) {
   uncharged_total_ += account.reserved_bytes - still_charged;
   charged_bytes_ -= account.reserved_bytes - still_charged;
   guaranteed_bytes_ -= account.guarantee_bytes;
+  TakeFromUser(account.uid, account.committed_bytes() - still_charged, account.guarantee_bytes);
 }
 
-void Ledger::ChargeUnowned(uint64_t bytes) {
+UserFigures Ledger::GetUser(uid_t uid) const {
+  const auto it = users_.find(uid);
+  return it == users_.end() ? UserFigures() : it->second;
+}
+
+uint64_t Ledger::UserRoom(const AccountFigures& account) const {
+  if (account.user_limit_bytes == AccountFigures::kNoBound) return AccountFigures::kNoBound;
+  return account.user_limit_bytes - std::min(account.user_limit_bytes, GetUser(account.uid).committed_bytes);
+}
+
+void Ledger::AddToUser(uid_t uid, uint64_t committed_bytes, uint64_t guaranteed_bytes) {
+  if (committed_bytes == 0 && guaranteed_bytes == 0) return;
+  UserFigures& user = users_[uid];
+  user.committed_bytes += committed_bytes;
+  user.guaranteed_bytes += guaranteed_bytes;
+}
+
+void Ledger::TakeFromUser(uid_t uid, uint64_t committed_bytes, uint64_t guaranteed_bytes) {
+  if (committed_bytes == 0 && guaranteed_bytes == 0) return;
+  UserFigures& user = users_[uid];
+  user.committed_bytes -= committed_bytes;
+  user.guaranteed_bytes -= guaranteed_bytes;
+  if (user.committed_bytes == 0 && user.guaranteed_bytes == 0) users_.erase(uid);
+}
+
+void Ledger::ChargeUnowned(uint64_t bytes, std::optional<uid_t> uid) {
   committed_bytes_ += bytes;
   charged_bytes_ += bytes;
+  if (uid.has_value()) AddToUser(*uid, bytes, 0);
 }
 
-void Ledger::UnchargeUnowned(uint64_t bytes) {
+void Ledger::UnchargeUnowned(uint64_t bytes, std::optional<uid_t> uid) {
+  if (uid.has_value()) TakeFromUser(*uid, bytes, 0);
   committed_bytes_ -= bytes;
   charged_bytes_ -= bytes;
   uncharged_total_ += bytes;

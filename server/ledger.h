@@ -5,11 +5,15 @@
 #ifndef VRAMBROKER_SERVER_LEDGER_H_
 #define VRAMBROKER_SERVER_LEDGER_H_
 
+#include <sys/types.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <optional>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 
 namespace vrambroker {
@@ -23,8 +27,20 @@ struct AccountFigures {
   size_t segments = 0;              // leased or returning; filled in by SegmentPool::GetAccount()
   int priority = 0;                 // higher ones are served first and asked for memory last
 
+  // Of all accounts of its user together, with what is left of those that are closed.
+  static constexpr uint64_t kNoBound = std::numeric_limits<uint64_t>::max();
+  uid_t uid = 0;
+  uint64_t user_limit_bytes = kNoBound;      // on their committed bytes
+  uint64_t user_guarantee_bytes = kNoBound;  // on their guarantees
+
   // What the account takes of the device's capacity, whether it holds it or not.
   uint64_t committed_bytes() const { return std::max(reserved_bytes, guarantee_bytes); }
+};
+
+// What the accounts of a user come to.
+struct UserFigures {
+  uint64_t committed_bytes = 0;  // also what is charged to the user, and to none of its accounts any more
+  uint64_t guaranteed_bytes = 0;
 };
 
 // Invariants:
@@ -44,6 +60,8 @@ class Ledger {
 
   // SegmentRefused() unless the account may grow by `bytes`. `past_hold`: what is held back does not concern it.
   absl::Status CheckGrowth(const AccountFigures& account, uint64_t bytes, bool past_hold = false) const;
+  // Nothing for a user without accounts.
+  UserFigures GetUser(uid_t uid) const;
   // What growth by `bytes` takes that others could have; 0 within the guarantee.
   uint64_t GrowthOf(const AccountFigures& account, uint64_t bytes) const { return Growth(account, bytes); }
   // False when the guarantees of others will never let the account grow by `bytes`.
@@ -69,11 +87,11 @@ class Ledger {
   // InvalidArgument below the account's guarantee. A limit below what is reserved takes nothing away.
   absl::Status SetLimit(AccountFigures& account, uint64_t bytes);
 
-  // The account is no more; `still_charged` bytes of it are charged to no account from now on.
+  // The account is no more; `still_charged` bytes of it are charged to its user alone from now on.
   void Close(const AccountFigures& account, uint64_t still_charged);
-  void UnchargeUnowned(uint64_t bytes);
-  // Charged to no account. REQUIRES: as Charge().
-  void ChargeUnowned(uint64_t bytes);
+  // Of no account: of a user, or of nobody.
+  void UnchargeUnowned(uint64_t bytes, std::optional<uid_t> uid = std::nullopt);
+  void ChargeUnowned(uint64_t bytes, std::optional<uid_t> uid = std::nullopt);
 
   // While set, accounts of this priority and lower ones leave so many free bytes alone, unless within their guarantees:
   // see GrowthQueue.
@@ -89,6 +107,10 @@ class Ledger {
   uint64_t uncharged_total() const { return uncharged_total_; }
 
  private:
+  // What the account's user may still take.
+  uint64_t UserRoom(const AccountFigures& account) const;
+  void AddToUser(uid_t uid, uint64_t committed_bytes, uint64_t guaranteed_bytes);
+  void TakeFromUser(uid_t uid, uint64_t committed_bytes, uint64_t guaranteed_bytes);
   uint64_t free_bytes() const { return capacity_bytes_ - std::min(capacity_bytes_, committed_bytes_); }
 
   // What growth by `bytes` adds to committed_bytes().
@@ -102,6 +124,7 @@ class Ledger {
   uint64_t guaranteed_bytes_ = 0;
   uint64_t uncharged_total_ = 0;
   std::optional<Held> held_back_;
+  absl::flat_hash_map<uid_t, UserFigures> users_;  // who have something
 };
 
 }  // namespace vrambroker

@@ -142,9 +142,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   if (options.check_config) {
-    for (const std::string& warning : config->alloc_conf.warnings) {
-      std::fprintf(stderr, "vrambrokerd: alloc_conf: %s\n", warning.c_str());
-    }
+    for (const std::string& warning : config->warnings) std::fprintf(stderr, "vrambrokerd: %s\n", warning.c_str());
     std::printf("the configuration is valid\n");
     return 0;
   }
@@ -155,7 +153,7 @@ int main(int argc, char** argv) {
                            /*times=*/std::getenv("JOURNAL_STREAM") == nullptr);
   spdlog::set_level(spdlog::level::from_str(config->log_level));
 
-  for (const std::string& warning : config->alloc_conf.warnings) spdlog::warn("alloc_conf: {}", warning);
+  for (const std::string& warning : config->warnings) spdlog::warn("{}", warning);
   vrambroker::ConfigReader reload;
   if (!options.config.empty()) reload = [&options] { return LoadConfig(options); };
   if (absl::Status status = vrambroker::RunDaemon(*config, reload); !status.ok()) {

@@ -52,6 +52,13 @@ std::string AdviceOnOwnIdle(const OomReport& report) {
 }
 
 std::string AdviceOnLimit(const OomReport& report) {
+  if (IsUserLimit(report)) {
+    return report.segment_bytes > report.user_limit_bytes ? "Have user_limit raised in the daemon's configuration or "
+                                                            "ask for less: it could never hold this request."
+                                                          : "End or trim other sessions of this user (vramctl "
+                                                            "sessions), or have user_limit raised in the daemon's "
+                                                            "configuration.";
+  }
   if (report.segment_bytes > report.limit_bytes) {
     return "Raise the session's limit (vramctl limit) or ask for less: the limit could never hold this request.";
   }
@@ -144,6 +151,12 @@ std::string AdviceOnCapacity(const OomReport& report) {
 }
 
 }  // namespace
+
+bool IsUserLimit(const OomReport& report) {
+  const uint64_t own_room = Less(report.limit_bytes, report.reserved_bytes);
+  return report.user_limit_bytes > 0 && own_room >= report.segment_bytes &&
+         Less(report.user_limit_bytes, report.user_committed_bytes) < report.segment_bytes;
+}
 
 void AddOthers(absl::Span<const OtherSession> others, OomReport* report) {
   report->names_others = true;

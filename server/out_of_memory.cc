@@ -49,6 +49,13 @@ v1::OutOfMemory::IdleHolder::Why ToProto(IdleWhy why) {
 std::string Explain(const OomReport& report) {
   switch (report.cause) {
     case OomCause::kLimit:
+      if (IsUserLimit(report)) {
+        return absl::StrCat("it needs a segment of ", FormatBytesExactly(report.segment_bytes),
+                            ", and the user's sessions "
+                            "together have ",
+                            FormatBytesExactly(report.user_committed_bytes), " of user_limit, ",
+                            FormatBytesExactly(report.user_limit_bytes));
+      }
       return absl::StrCat("it needs a segment of ", FormatBytesExactly(report.segment_bytes),
                           ", which would exceed the limit");
     case OomCause::kCapacity:
@@ -147,6 +154,8 @@ v1::OutOfMemory ToProto(const OomReport& report) {
     to->set_why(ToProto(holder.why));
   }
   proto.set_waited_ms(report.waited_ms);
+  proto.set_user_limit_bytes(report.user_limit_bytes);
+  proto.set_user_reserved_bytes(report.user_committed_bytes);
   return proto;
 }
 

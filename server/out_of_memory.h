@@ -71,9 +71,11 @@ struct OomReport {
   uint64_t quarantined_bytes = 0;     // reserved by sessions that disconnected or were ended
   uint64_t idle_elsewhere_bytes = 0;  // reserved by other sessions, and used by nobody
   std::vector<IdleHolder> idle_holders;
-  bool held_back = false;     // what is free is kept for a request that has waited longer
-  uint64_t waited_ms = 0;     // that the request waited for memory; 0: it did not
-  bool names_others = false;  // what other sessions hold was looked up: holders, quarantined and idle bytes
+  bool held_back = false;             // what is free is kept for a request that has waited longer
+  uint64_t waited_ms = 0;             // that the request waited for memory; 0: it did not
+  uint64_t user_limit_bytes = 0;      // on what the user's sessions have together; 0: none
+  uint64_t user_committed_bytes = 0;  // what they have, or are guaranteed
+  bool names_others = false;          // what other sessions hold was looked up: holders, quarantined and idle bytes
 };
 
 // What the SegmentPool answers when it cannot lease a segment: ResourceExhausted that carries its cause.

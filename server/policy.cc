@@ -114,6 +114,8 @@ SessionTerms Policy::Terms(const PolicyRule* rule, const PolicySubject& subject)
   SessionTerms terms;
   terms.limit = options_.session_limit;
   terms.max_wait = options_.max_wait;
+  terms.user_limit = options_.user_limit;
+  terms.user_guarantee = options_.user_guarantee;
   if (rule != nullptr) {
     terms.rule = rule->label;
     if (rule->limit.has_value()) terms.limit = *rule->limit;
@@ -123,6 +125,9 @@ SessionTerms Policy::Terms(const PolicyRule* rule, const PolicySubject& subject)
     terms.strict = rule->strict;
     terms.rights = rule->rights;
     terms.max_wait = rule->max_wait.value_or(options_.max_wait);
+    if (rule->user_limit.has_value()) terms.user_limit = rule->user_limit;
+    if (rule->user_guarantee.has_value()) terms.user_guarantee = rule->user_guarantee;
+    terms.max_sessions = rule->max_sessions;
   }
   if (terms.tenant.empty()) terms.tenant = absl::StrCat("uid:", subject.uid);
   if (IsOperator(subject)) terms.rights = kEveryRight;

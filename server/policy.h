@@ -58,6 +58,10 @@ struct SessionTerms {
   bool strict = false;            // its memory passes to no other session as it is, not even of its tenant
   Rights rights;
   std::chrono::milliseconds max_wait = kMaxWait;  // of its requests
+  // Of all sessions of its user together.
+  std::optional<Limit> user_limit;
+  std::optional<Limit> user_guarantee;
+  uint32_t max_sessions = 0;  // of this rule, for each user; 0: no such bound
 };
 
 // Whom the policy is asked about.
@@ -84,13 +88,18 @@ struct PolicyRule {
   std::string tenant;  // empty: the user's own
   bool strict = false;
   Rights rights;
-  std::optional<std::chrono::milliseconds> max_wait;  // none: PolicyOptions.max_wait
+  std::optional<std::chrono::milliseconds> max_wait;  // these three: none: those of PolicyOptions
+  std::optional<Limit> user_limit;
+  std::optional<Limit> user_guarantee;
+  uint32_t max_sessions = 0;
 };
 
 struct PolicyOptions {
   std::vector<PolicyRule> rules;
   Limit session_limit = 1.0;  // where no rule says another
   std::chrono::milliseconds max_wait = kMaxWait;
+  std::optional<Limit> user_limit;
+  std::optional<Limit> user_guarantee;
   size_t max_sessions_per_uid = 1024;
   uid_t daemon_uid = 0;  // has every right, as root has
 };

@@ -24,6 +24,7 @@ class Quarantine {
     IdleSegments::Entry idle;  // what it becomes; idle.since: when it came here
     std::string client;        // whose it was
     pid_t pid = 0;
+    uid_t uid = 0;  // to whom it stays charged
     SteadyTime next_check;
     int checks = 0;                // so far
     bool checking = false;         // somebody looks at it now

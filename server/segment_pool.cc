@@ -45,7 +45,9 @@ SegmentPool::SegmentPool(std::unique_ptr<Device> device, uint64_t capacity_bytes
       next_segment_(*next_segment),
       ledger_(capacity_bytes),
       reclaim_durations_({0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10}) {
-  if (const absl::StatusOr<uint64_t> free = device_->FreeBytes(); free.ok()) driver_free_bytes_ = *free;
+  if (const absl::StatusOr<uint64_t> free = device_->FreeBytes(); free.ok()) {
+    driver_known_bytes_ = driver_free_bytes_ = *free;
+  }
 }
 
 SegmentPool::~SegmentPool() {
@@ -68,8 +70,12 @@ SegmentPool::~SegmentPool() {
 
 void SegmentPool::OpenAccount(SessionId session, const AccountTerms& terms) {
   MutexLock lock(mu_);
-  accounts_[session] =
-      Account{.terms = terms, .figures = {.limit_bytes = terms.limit_bytes, .priority = terms.priority}};
+  accounts_[session] = Account{.terms = terms,
+                               .figures = {.limit_bytes = terms.limit_bytes,
+                                           .priority = terms.priority,
+                                           .uid = terms.uid,
+                                           .user_limit_bytes = terms.user_limit_bytes,
+                                           .user_guarantee_bytes = terms.user_guarantee_bytes}};
   Apply(carried_over_.Opened(session, terms.pid));
 }
 
@@ -141,6 +147,7 @@ uint64_t SegmentPool::Close(SessionId session, bool process_gone) {
       quarantine_.Add(id, {.idle = idle,
                            .client = account.terms.client,
                            .pid = account.terms.pid,
+                           .uid = account.terms.uid,
                            .next_check = now + options_.settle_time});
     }
     Apply(carried_over_.Closed(session));
@@ -274,11 +281,13 @@ uint64_t SegmentPool::MissingBytes(SessionId session, uint64_t bytes, bool guara
 
 absl::StatusOr<SegmentId> SegmentPool::Lease(SessionId session, uint64_t bytes, bool granted) {
   std::vector<IdleSegments::Entry> victims;
+  uid_t uid = 0;
   {
     MutexLock lock(mu_);
     const auto it = accounts_.find(session);
     if (it == accounts_.end()) return absl::AbortedError("the session has ended");
     Account& account = it->second;
+    uid = account.terms.uid;
     if (granted && bytes <= account.granted_bytes) {
       account.granted_bytes -= bytes;
       granted_bytes_ -= bytes;
@@ -306,7 +315,7 @@ absl::StatusOr<SegmentId> SegmentPool::Lease(SessionId session, uint64_t bytes, 
     if (it != accounts_.end()) {
       ledger_.Uncharge(it->second.figures, bytes);
     } else {
-      ledger_.UnchargeUnowned(bytes);
+      ledger_.UnchargeUnowned(bytes, uid);
     }
     if (fresh.ok()) {
       unwanted = StartFreeing({{.segment = fresh->segment}});
@@ -427,8 +436,9 @@ void SegmentPool::CheckQuarantine() {
       } else if (!found.ok() && !absl::IsUnimplemented(found.status())) {
         quarantine_.Keep(due[i].first, {}, now);
       } else {
+        const uid_t uid = quarantine_.entries().at(due[i].first).uid;
         quiet.push_back(quarantine_.Remove(due[i].first));
-        ledger_.UnchargeUnowned(quiet.back().segment.bytes);
+        ledger_.UnchargeUnowned(quiet.back().segment.bytes, uid);
       }
     }
     quiet = StartFreeing(std::move(quiet));
@@ -495,7 +505,7 @@ void SegmentPool::Apply(const CarriedOver::Changes& changes) {
 }
 
 void SegmentPool::SettleElsewhere() {
-  const uint64_t known = FromDriverBytes() + driver_free_bytes_ + carried_over_.declared_bytes();
+  const uint64_t known = driver_known_bytes_ + carried_over_.declared_bytes();
   const uint64_t elsewhere = std::min(elsewhere_bytes_, capacity_bytes_ - std::min(capacity_bytes_, known));
   ledger_.UnchargeUnowned(elsewhere_bytes_ - elsewhere);
   elsewhere_bytes_ = elsewhere;
@@ -748,6 +758,11 @@ void SegmentPool::StopDecay() {
 
 absl::Status SegmentPool::UpdateHealth() {
   absl::Status health = device_->Health();
+  uint64_t from_driver = 0;
+  {
+    MutexLock lock(mu_);
+    from_driver = FromDriverBytes();
+  }
   const absl::StatusOr<uint64_t> free = health.ok() ? device_->FreeBytes() : health;
   bool changed = false;
   {
@@ -755,7 +770,11 @@ absl::Status SegmentPool::UpdateHealth() {
     changed = health_.ok() != health.ok();
     health_ = health;
     const uint64_t elsewhere = elsewhere_bytes_;
-    if (free.ok()) driver_free_bytes_ = *free;
+    if (free.ok()) {
+      driver_free_bytes_ = *free;
+      // What changed hands meanwhile is not to count twice.
+      driver_known_bytes_ = *free + std::min(from_driver, FromDriverBytes());
+    }
     SettleElsewhere();
     changed = changed || elsewhere != elsewhere_bytes_;
   }

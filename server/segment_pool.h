@@ -53,6 +53,8 @@ struct AccountTerms {
   std::string domain;  // within it, segments are handed on as they are
   uint64_t limit_bytes = 0;
   int priority = 0;
+  uint64_t user_limit_bytes = AccountFigures::kNoBound;  // see AccountFigures
+  uint64_t user_guarantee_bytes = AccountFigures::kNoBound;
 };
 
 struct PoolFigures {
@@ -138,8 +140,8 @@ class SegmentPool {
   // The account's segments become idle, the first leased first, and its tickets void. Returns their bytes. REQUIRES:
   // the holder says that it cannot touch them any more.
   uint64_t CloseAccount(SessionId session);
-  // The same when the holder's process has ended: those that it could open are quarantined until CheckQuarantine() finds
-  // them quiet.
+  // The same when the holder's process has ended: those that it could open are quarantined until CheckQuarantine()
+  // finds them quiet.
   uint64_t CloseAccountOfGone(SessionId session);
 
   // (driver) A segment of exactly `bytes`: an idle one of the same domain, or a new one, for which idle segments are
@@ -179,9 +181,9 @@ class SegmentPool {
   // The same without a driver call: NotFound when only Lease() can tell.
   absl::StatusOr<SegmentId> LeaseIdle(SessionId session, uint64_t bytes);
 
-  // (driver) Looks at the quarantined segments whose time has come. Those that no process is seen to hold go back to the
-  // driver: nobody gets them as they are, because a descriptor on its way through a socket is in no table. Looks for what
-  // is carried over, when that is due.
+  // (driver) Looks at the quarantined segments whose time has come. Those that no process is seen to hold go back to
+  // the driver: nobody gets them as they are, because a descriptor on its way through a socket is in no table. Looks
+  // for what is carried over, when that is due.
   void CheckQuarantine();
   // When the next one is due; nullopt when none waits.
   std::optional<SteadyTime> NextQuarantineCheck() const;
@@ -226,6 +228,7 @@ class SegmentPool {
 
   // nullopt when there is no such account.
   std::optional<AccountFigures> GetAccount(SessionId session) const;
+  UserFigures GetUser(uid_t uid) const;
   // What Lease() could still hand to the session; 0 when there is no such account.
   uint64_t AvailableBytes(SessionId session) const;
   PoolFigures GetFigures() const;
@@ -327,6 +330,7 @@ class SegmentPool {
   Ledger ledger_ ABSL_GUARDED_BY(mu_);
   absl::Status health_ ABSL_GUARDED_BY(mu_);
   uint64_t driver_free_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t driver_known_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // these and what came from the driver, at the last update
   bool sealed_ ABSL_GUARDED_BY(mu_) = false;
   uint64_t granted_bytes_ ABSL_GUARDED_BY(mu_) = 0;          // sum of the accounts'
   uint64_t obtaining_bytes_ ABSL_GUARDED_BY(mu_) = 0;        // charged, but not yet obtained from the driver

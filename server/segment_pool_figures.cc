@@ -21,6 +21,11 @@ AccountFigures SegmentPool::FiguresOf(const Account& account) {
   return figures;
 }
 
+UserFigures SegmentPool::GetUser(uid_t uid) const {
+  MutexLock lock(mu_);
+  return ledger_.GetUser(uid);
+}
+
 uint64_t SegmentPool::AvailableBytes(SessionId session) const {
   MutexLock lock(mu_);
   const auto it = accounts_.find(session);

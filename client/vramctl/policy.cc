@@ -100,20 +100,24 @@ Json ExplanationJson(const Explanation& explanation) {
     rules.push_back({{"rule", rule.rule()}, {"place", rule.place()}, {"matches", rule.matches()}, {"why", rule.why()}});
   }
   const v1::ExplainPolicyRequest::User& user = explanation.user();
-  return {{"uid", user.uid()},
-          {"gids", std::vector<uint32_t>(user.gids().begin(), user.gids().end())},
-          {"cgroup", user.has_cgroup() ? Json(user.cgroup()) : Json(nullptr)},
-          {"name", explanation.has_session_name() ? Json(explanation.session_name()) : Json(nullptr)},
-          {"rules", std::move(rules)},
-          {"rule", explanation.rule()},
-          {"limit", LimitJson(explanation.limit())},
-          {"guarantee", LimitJson(explanation.guarantee())},
-          {"priority", explanation.priority()},
-          {"max_wait_ms", explanation.max_wait_ms()},
-          {"tenant", explanation.tenant()},
-          {"isolation", explanation.strict() ? "strict" : "shared"},
-          {"rights", RightsOf(explanation)},
-          {"operator", explanation.is_operator()}};
+  return {
+      {"uid", user.uid()},
+      {"gids", std::vector<uint32_t>(user.gids().begin(), user.gids().end())},
+      {"cgroup", user.has_cgroup() ? Json(user.cgroup()) : Json(nullptr)},
+      {"name", explanation.has_session_name() ? Json(explanation.session_name()) : Json(nullptr)},
+      {"rules", std::move(rules)},
+      {"rule", explanation.rule()},
+      {"limit", LimitJson(explanation.limit())},
+      {"guarantee", LimitJson(explanation.guarantee())},
+      {"priority", explanation.priority()},
+      {"max_wait_ms", explanation.max_wait_ms()},
+      {"user_limit", explanation.has_user_limit() ? LimitJson(explanation.user_limit()) : Json(nullptr)},
+      {"user_guarantee", explanation.has_user_guarantee() ? LimitJson(explanation.user_guarantee()) : Json(nullptr)},
+      {"max_sessions", explanation.max_sessions()},
+      {"tenant", explanation.tenant()},
+      {"isolation", explanation.strict() ? "strict" : "shared"},
+      {"rights", RightsOf(explanation)},
+      {"operator", explanation.is_operator()}};
 }
 
 void PrintText(const Explanation& explanation) {
@@ -135,6 +139,15 @@ void PrintText(const Explanation& explanation) {
   std::printf("may wait   %s\n", explanation.max_wait_ms() == 0
                                      ? "no"
                                      : absl::FormatDuration(absl::Milliseconds(explanation.max_wait_ms())).c_str());
+  if (explanation.has_user_limit()) {
+    std::printf("together   %s for all sessions of the user\n", LimitText(explanation.user_limit()).c_str());
+  }
+  if (explanation.has_user_guarantee()) {
+    std::printf("guarantees %s for all sessions of the user\n", LimitText(explanation.user_guarantee()).c_str());
+  }
+  if (explanation.max_sessions() > 0) {
+    std::printf("sessions   %u of this rule for the user at most\n", explanation.max_sessions());
+  }
   std::printf("tenant     %s (%s)\n", explanation.tenant().c_str(), explanation.strict() ? "strict" : "shared");
   const std::vector<std::string> rights = RightsOf(explanation);
   std::printf("rights     %s%s\n", rights.empty() ? "none" : absl::StrJoin(rights, ", ").c_str(),

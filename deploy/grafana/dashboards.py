@@ -474,6 +474,20 @@ def overview():
     board.series("Oldest quarantine",
                  "How long memory of an ended process has been in quarantine. Normal: about a second.",
                  [query(f"vrambroker_device_quarantine_age_seconds{{{DEVICE}}}", BY_DEVICE)], "s", 6)
+    board.series("Carried over",
+                 "Memory that processes still hold from an earlier run of the daemon: all of it, and what is charged to "
+                 "sessions. The rest belongs to processes without a session (vramctl quarantine).",
+                 [query(f"sum(vrambroker_device_carried_over_bytes{{{DEVICE}}})", "all"),
+                  query(f"sum(vrambroker_client_carried_over_bytes{{{DEVICE}}})", "sessions")], "bytes", 6)
+    board.series("Held back",
+                 "Free memory that is kept for a moment for a request that has waited (hold_back_time).",
+                 [query(f"vrambroker_device_held_back_bytes{{{DEVICE}}}", BY_DEVICE)], "bytes", 6)
+    board.series("HTTP connections",
+                 "Open connections to the daemons' HTTP ports. Dropped: connections that were closed for others or too slow. "
+                 "Port taken: attempts to listen that failed because another program has the port.",
+                 [query(f"sum(vrambroker_http_connections{{{DAEMON}}})", "open"),
+                  query(increase("vrambroker_http_connections_dropped_total", "reason"), "dropped: {{reason}}"),
+                  query(increase("vrambroker_http_listen_failures_total"), "port taken")], "none", 6)
     board.series("Sessions by state",
                  "active: connected. disconnected: the stream broke; the memory is kept until the process reconnects "
                  "or ends. ended: an operator ended the session, but its process has not let go.",

@@ -137,8 +137,8 @@ TEST_F(HttpTest, SaysWhatVramctlSays) {
 }
 
 TEST_F(HttpTest, TheMapHasEverySegmentWithItsBlocks) {
-  ASSERT_OK_AND_ASSIGN(ClientProcess killed, ConnectProcess("killed"));
-  ASSERT_OK(killed.Call("alloc 5000000"));
+  ASSERT_OK_AND_ASSIGN(ClientProcess leaving, ConnectProcess("leaving"));
+  ASSERT_OK(leaving.Call("alloc 5000000"));
   ASSERT_OK_AND_ASSIGN(Client client, VramctlDaemonTest::Connect("client"));
   ASSERT_OK_AND_ASSIGN(Buffer first, client.Allocate(4_MiB));
   ASSERT_OK_AND_ASSIGN(const Buffer second, client.Allocate(6_MiB));
@@ -158,8 +158,8 @@ TEST_F(HttpTest, TheMapHasEverySegmentWithItsBlocks) {
   EXPECT_EQ(bytes, Get("/api/v1/state")["devices"][0]["leased_bytes"]);
   // Of the second: a hole of 4 MiB, 6 MiB allocated, the rest free.
   EXPECT_EQ(map["segments"][1]["blocks"], Json({4_MiB, 4_MiB, 0, 6_MiB, 6_MiB, 1, 10_MiB, 0, 0}));
-  // What a dead client has left is drawn too, without blocks.
-  killed.process().Signal(SIGKILL);
+  // What a client has given back is drawn too, without blocks.
+  ASSERT_OK(leaving.Call("goodbye"));
   EXPECT_TRUE(WaitFor([&] {
     const Json now = Get("/api/v1/map");
     for (const Json& segment : now["segments"]) {

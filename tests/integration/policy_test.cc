@@ -323,6 +323,74 @@ TEST_F(PolicyTest, SighupReloadsToo) {
   EXPECT_TRUE(daemon_->Running());
 }
 
+// ---- All sessions of a user together ----
+
+TEST_F(PolicyTest, UserLimitBindsAllSessionsOfAUser) {
+  ASSERT_NO_FATAL_FAILURE(
+      Begin("user_limit { bytes: '100MiB' } rules { session_name: 'large*' user_limit { fraction: 1 } }"));
+  ASSERT_OK_AND_ASSIGN(Client first, Connect("first"));
+  ASSERT_OK_AND_ASSIGN(Client second, Connect("second"));
+  ASSERT_OK_AND_ASSIGN(Buffer held, first.Allocate(60_MiB));
+  const absl::StatusOr<Buffer> refused = second.Allocate(60_MiB);
+  const std::optional<OutOfMemory> oom = GetOutOfMemory(refused.status());
+  ASSERT_TRUE(oom.has_value()) << refused.status();
+  EXPECT_EQ(oom->cause, OutOfMemory::Cause::kLimit);
+  EXPECT_TRUE(StrContains(refused.status().message(), "the user's sessions together have 62914560 B (60.00 MiB) of user_limit"))
+      << refused.status();
+  EXPECT_TRUE(StrContains(refused.status().message(), "user_limit raised")) << refused.status();
+  EXPECT_OK(second.Allocate(40_MiB));
+  // A rule may give more, and everything that the user has counts.
+  ASSERT_OK_AND_ASSIGN(Client large, Connect("large"));
+  EXPECT_OK(large.Allocate(150_MiB));
+  if (geteuid() != 0) return;
+  ASSERT_OK_AND_ASSIGN(ClientProcess stranger, Stranger(54321));
+  ASSERT_OK(stranger.Call("connect stranger -"));
+  EXPECT_OK(stranger.Call(absl::StrCat("alloc ", 60_MiB))) << "another user";
+}
+
+TEST_F(PolicyTest, GuaranteesOfAUserAreBoundTogetherAndSessionsOfARuleCounted) {
+  ASSERT_NO_FATAL_FAILURE(
+      Begin("rules { name: 'kept' session_name: 'kept*' guarantee { bytes: '40MiB' } "
+            "user_guarantee { bytes: '60MiB' } max_sessions: 3 }"));
+  ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
+  std::vector<Client> clients;
+  for (const uint64_t guarantee : {40_MiB, 20_MiB, 0_MiB}) {
+    const std::string name = absl::StrCat("kept-", clients.size());
+    ASSERT_OK_AND_ASSIGN(Client client, Connect(name));
+    clients.push_back(std::move(client));
+    ASSERT_OK_AND_ASSIGN(const v1::Session session, raw.GetSession(Ref(name)));
+    EXPECT_EQ(session.devices(0).guarantee_bytes(), guarantee) << name << " gets what is left";
+  }
+  EXPECT_STATUS(Connect("kept-4"), StatusCode::kResourceExhausted, "rule kept, the most that its max_sessions allows");
+  EXPECT_OK(Connect("other"));
+  const RunResult raised = Ctl({"guarantee", "kept-1", "30MiB"});
+  EXPECT_EQ(raised.exit_code, 1);
+  EXPECT_TRUE(StrContains(raised.err, "more than user_guarantee leaves")) << raised.err;
+  clients.erase(clients.begin());
+  EXPECT_TRUE(WaitFor([&] { return Ctl({"guarantee", "kept-1", "60MiB"}).exit_code == 0; }));
+  const Json explained = CtlJson({"policy", "explain", "--name=kept"});
+  EXPECT_EQ(explained["user_guarantee"]["bytes"], 60_MiB) << explained;
+  EXPECT_EQ(explained["user_limit"], nullptr);
+  EXPECT_EQ(explained["max_sessions"], 3);
+}
+
+TEST_F(PolicyTest, CheckConfigWarnsOfGuaranteesThatCouldTakeAllOfTheDevice) {
+  const std::string path = MakeTempDir() + "/config";
+  const auto check = [&](const std::string& text) {
+    std::ofstream(path) << text;
+    const RunResult result = RunProgram({DaemonProgram(), "--check-config", "--config=" + path});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return result.err;
+  };
+  EXPECT_TRUE(StrContains(check("capacity: '1GiB' rules { name: 'r' guarantee { bytes: '2MiB' } }"),
+                          "rule r: one user's 1024 sessions, with a guarantee of 2.00 MiB each"));
+  EXPECT_TRUE(StrContains(check("rules { guarantee { fraction: 0.5 } max_sessions: 3 }"), "one user's 3 sessions"));
+  EXPECT_EQ(check("rules { guarantee { fraction: 0.5 } max_sessions: 2 }"), "");
+  EXPECT_EQ(check("rules { guarantee { fraction: 0.5 } user_guarantee { fraction: 0.5 } }"), "");
+  EXPECT_EQ(check("capacity: '1GiB' rules { guarantee { bytes: '1MiB' } }"), "");
+  EXPECT_EQ(check("rules { priority: 4 }"), "");
+}
+
 TEST(ReloadTest, WithoutAFileItSaysSoAndGoesOn) {
   const std::string dir = MakeTempDir();
   ASSERT_OK_AND_ASSIGN(const std::unique_ptr<ChildProcess> daemon,

@@ -29,7 +29,9 @@ class CarriedOverTest : public ::testing::Test {
   void Apply(const CarriedOver::Changes& changes) {
     for (const CarriedOver::Change& change : changes) {
       uint64_t& charged = charged_[change.session];
-      if (!change.is_charged) EXPECT_GE(charged, change.bytes);
+      if (!change.is_charged) {
+        EXPECT_GE(charged, change.bytes);
+      }
       charged = change.is_charged ? charged + change.bytes : charged - change.bytes;
     }
     uint64_t sum = 0;

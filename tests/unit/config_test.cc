@@ -428,9 +428,9 @@ TEST(ConfigRulesTest, ThereAreNotTooMany) {
 }
 
 TEST(ConfigRulesTest, ThePolicyIsWhatTheConfigurationSays) {
-  const absl::StatusOr<Config> config =
-      Read("session_limit { fraction: 0.25 } max_sessions_per_uid: 3 max_wait: '30s' "
-           "rules { uid: '12345' priority: 4 max_wait: '0s' }");
+  const absl::StatusOr<Config> config = Read(
+      "session_limit { fraction: 0.25 } max_sessions_per_uid: 3 max_wait: '30s' "
+      "rules { uid: '12345' priority: 4 max_wait: '0s' }");
   ASSERT_TRUE(config.ok()) << config.status();
   const std::shared_ptr<const Policy> policy = MakePolicy(*config);
   EXPECT_EQ(policy->max_sessions_per_uid(), 3u);
@@ -477,11 +477,12 @@ TEST(ConfigReloadTest, EveryFieldNeedsARestartOrNot) {
       {"hold_back_time", "'2s'"},
       {"hold_back_limit", "{ fraction: 0.5 }"},
   };
-  const std::map<std::string, std::string> live = {
-      {"session_limit", "{ fraction: 0.5 }"},
-      {"max_sessions_per_uid", "5"},
-      {"rules", "{ uid: '1' }"},
-      {"max_wait", "'1m'"}};
+  const std::map<std::string, std::string> live = {{"session_limit", "{ fraction: 0.5 }"},
+                                                   {"max_sessions_per_uid", "5"},
+                                                   {"rules", "{ uid: '1' }"},
+                                                   {"max_wait", "'1m'"},
+                                                   {"user_limit", "{ fraction: 0.5 }"},
+                                                   {"user_guarantee", "{ fraction: 0.5 }"}};
   const absl::StatusOr<Config> running = Read("");
   ASSERT_TRUE(running.ok());
   const google::protobuf::Descriptor& fields = *config::v1::DaemonConfig::descriptor();

@@ -118,6 +118,59 @@ TEST_F(LedgerTest, HoldsBackTheSameAndLowerPrioritiesBeyondTheirGuarantees) {
   EXPECT_TRUE(ledger_.CheckGrowth(a_, 1).ok());
 }
 
+// ---- All accounts of a user together ----
+
+class UserLedgerTest : public LedgerTest {
+ protected:
+  static AccountFigures Of(uid_t uid) {
+    return {.limit_bytes = 100, .uid = uid, .user_limit_bytes = 50, .user_guarantee_bytes = 30};
+  }
+  AccountFigures first_ = Of(7);
+  AccountFigures second_ = Of(7);
+  AccountFigures other_ = Of(8);
+};
+
+TEST_F(UserLedgerTest, UserLimitBindsAllAccountsOfAUser) {
+  ledger_.Charge(first_, 30);
+  EXPECT_EQ(Refusal(second_, 21), OomCause::kLimit);
+  EXPECT_EQ(ledger_.AvailableBytes(second_), 20u);
+  EXPECT_TRUE(ledger_.CheckGrowth(second_, 20).ok());
+  EXPECT_TRUE(ledger_.CheckGrowth(other_, 50).ok());
+  ledger_.Charge(second_, 20);
+  ledger_.Uncharge(first_, 10);
+  EXPECT_EQ(ledger_.AvailableBytes(second_), 10u);
+}
+
+TEST_F(UserLedgerTest, WhatAnEndedSessionHasLeftCounts) {
+  ledger_.Charge(first_, 30);
+  ledger_.Close(first_, 30);
+  EXPECT_EQ(Refusal(second_, 21), OomCause::kLimit);
+  ledger_.UnchargeUnowned(30, 7);
+  EXPECT_TRUE(ledger_.CheckGrowth(second_, 50).ok());
+  EXPECT_EQ(ledger_.GetUser(7).committed_bytes, 0u);
+}
+
+TEST_F(UserLedgerTest, AGuaranteeCountsAndIsKept) {
+  ASSERT_TRUE(ledger_.SetGuarantee(first_, 30).ok());
+  EXPECT_EQ(Refusal(second_, 21), OomCause::kLimit) << "as if it were used";
+  ledger_.Charge(second_, 20);
+  EXPECT_TRUE(ledger_.CheckGrowth(first_, 30).ok());
+  EXPECT_EQ(Refusal(first_, 31), OomCause::kLimit);
+}
+
+TEST_F(UserLedgerTest, GuaranteesOfAUserAreBoundTogether) {
+  ASSERT_TRUE(ledger_.SetGuarantee(first_, 20).ok());
+  const absl::Status status = ledger_.SetGuarantee(second_, 11);
+  EXPECT_EQ(SegmentRefusalCause(status), OomCause::kLimit);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("user_guarantee leaves"));
+  EXPECT_TRUE(ledger_.SetGuarantee(second_, 10).ok());
+  EXPECT_TRUE(ledger_.SetGuarantee(other_, 30).ok());
+  EXPECT_TRUE(ledger_.SetGuarantee(first_, 0).ok());
+  EXPECT_EQ(ledger_.GetUser(7).guaranteed_bytes, 10u);
+  ledger_.Charge(first_, 40);
+  EXPECT_EQ(SegmentRefusalCause(ledger_.SetGuarantee(second_, 11)), OomCause::kLimit) << "beyond user_limit";
+}
+
 TEST_F(LedgerTest, WhatAClosedAccountIsStillChargedForBelongsToNobody) {
   ASSERT_TRUE(ledger_.SetGuarantee(a_, 40).ok());
   ledger_.Charge(a_, 30);
