@@ -116,7 +116,10 @@ void Connections::LogRefusal(spdlog::level::level_enum level, const Caller& call
       .Write(level);
 }
 
-void Connections::FindBooks() {
+bool Connections::FindBooks() {
+  if (found_ == handed_over_) return true;
+  if (!handing_over_->Pause(std::chrono::steady_clock::now())) return false;
+  found_ = handed_over_;
   while (const std::optional<StreamBooks::Found> found = books_.Next(handed_over_)) {
     int watched = -1;
     {
@@ -129,6 +132,8 @@ void Connections::FindBooks() {
     it->second.books = found->books;
     it->second.conduct = std::make_unique<StreamConduct>(kMaxOpenStreams);
   }
+  handing_over_->Resume();
+  return true;
 }
 
 bool Connections::BanAttacker(Watched& connection) {
@@ -149,9 +154,9 @@ bool Connections::CloseAttackers() {
   timespec used = {};
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
   const auto now = std::chrono::seconds(used.tv_sec) + std::chrono::nanoseconds(used.tv_nsec);
-  if (now - judged_at_ < kBetweenLooks) return false;
+  // Those that wait to be handed over wait for this.
+  if (!FindBooks() || now - judged_at_ < kBetweenLooks) return std::exchange(attacked_, false);
   judged_at_ = now;
-  FindBooks();
   for (auto& [fd, connection] : watched_) {
     if (!BanAttacker(connection)) continue;
     shutdown(fd, SHUT_RDWR);  // gRPC closes it, and the loop sees its end
@@ -172,7 +177,7 @@ void Connections::HangUp(int fd, const Watches& watches, pid_t pid) {
 
 void Connections::Forget(int fd, const Watches& watches) {
   // An attacker may have been faster than the last look, or gRPC itself closed the connection.
-  FindBooks();
+  (void)FindBooks();
   if (const auto it = watched_.find(watches.connection); it != watched_.end()) {
     if (BanAttacker(it->second)) attacked_ = true;
     watched_.erase(it);

@@ -20,11 +20,11 @@
 #include "server/client_log.h"
 #include "server/descriptor_budget.h"
 #include "server/event_loop.h"
+#include "server/hand_over.h"
 #include "server/rate_limit.h"
 #include "server/reset_guard.h"
 #include "server/session.h"
 #include "server/unix_socket.h"
-#include "server/worker_pool.h"
 
 namespace vrambroker {
 
@@ -79,7 +79,9 @@ class Connections {
   void HangUp(int fd, const Watches& watches, pid_t pid);
   // Says why, once in a while.
   void LogRefusal(spdlog::level::level_enum level, const Caller& caller, absl::string_view why);
-  void FindBooks();
+  // Finds the books of new connections. False: not now, because gRPC may still be writing some; until they are found,
+  // no more connections are handed over.
+  bool FindBooks();
   // False when the connection behaves.
   bool BanAttacker(Watched& connection);
 
@@ -93,13 +95,13 @@ class Connections {
   // On the loop's thread.
   StreamBooks books_;
   intptr_t handed_over_ = 0;                   // connections so far
+  intptr_t found_ = 0;                         // of these, when books were last looked for
   absl::flat_hash_map<int, Watched> watched_;  // by our duplicate of the descriptor
   Banned banned_;
   bool attacked_ = false;                  // since CloseAttackers() said so
   LineLimit refusals_{0.2, 5};             // lines about them
   std::chrono::nanoseconds judged_at_{0};  // of the process's processor time
-  // gRPC may keep a thread that hands over a connection, and serve it as long as its client sends.
-  std::unique_ptr<WorkerPool> handing_over_ = std::make_unique<WorkerPool>(8);
+  std::unique_ptr<HandOver> handing_over_ = std::make_unique<HandOver>(8);
 
   mutable Mutex mu_;
   absl::flat_hash_map<int, Connection> by_fd_ ABSL_GUARDED_BY(mu_);  // by gRPC's descriptor number

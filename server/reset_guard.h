@@ -25,7 +25,8 @@ struct StreamCounts {
   uint64_t reset = 0;
 };
 
-// Finds gRPC's books on the connections that were handed to it. For one thread.
+// Finds gRPC's books on the connections that were handed to it. gRPC shows books while it is still writing them, and
+// looking into those ends the process: see HandOver::Pause(). For one thread.
 class StreamBooks {
  public:
   struct Found {

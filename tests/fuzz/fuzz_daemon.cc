@@ -81,9 +81,9 @@ FuzzDaemon::FuzzDaemon()
     pools_.push_back(std::make_unique<SegmentPool>(MakeHostDevice(i, kCapacity), kCapacity, &next_segment_));
   }
   broker_ = std::make_unique<Broker>(
-      BrokerOptions{.policy = std::make_shared<const Policy>(PolicyOptions{
-                        .max_wait = std::chrono::milliseconds(50),  // inputs are to end soon
-                        .max_sessions_per_uid = 6}),
+      BrokerOptions{.policy = std::make_shared<const Policy>(
+                        PolicyOptions{.max_wait = std::chrono::milliseconds(50),  // inputs are to end soon
+                                      .max_sessions_per_uid = 6}),
                     .session_bounds = {.max_blocks = 100, .max_segments = 8},
                     .reclaim_timeout = std::chrono::milliseconds(50),
                     .watch_process = [](const UniqueFd&, const std::function<void()>&) { return 0; },

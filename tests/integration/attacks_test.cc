@@ -164,7 +164,9 @@ class DescriptorsTest : public AttacksTest {
   // A process of `uid` gets in, and gets memory, for which it needs both sockets.
   void ExpectServed(uid_t uid) {
     ASSERT_OK_AND_ASSIGN(ClientProcess client, ClientProcess::Start(dir()));
-    if (uid != 0) ASSERT_OK(client.Call(absl::StrCat("setuid ", uid)));
+    if (uid != 0) {
+      ASSERT_OK(client.Call(absl::StrCat("setuid ", uid)));
+    }
     EXPECT_OK(client.Call(absl::StrCat("connect user", uid, " -"))) << uid;
     EXPECT_OK(client.Call("fill 2 300000 7")) << uid;
   }

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// HandOver: gives connections to gRPC, on threads of its own: gRPC may keep a thread for as long as the connection's
+// client sends.
+#ifndef VRAMBROKER_SERVER_HAND_OVER_H_
+#define VRAMBROKER_SERVER_HAND_OVER_H_
+
+#include <chrono>
+#include <functional>
+#include <set>
+
+#include "allocator/mutex.h"
+#include "server/rate_limit.h"
+#include "server/worker_pool.h"
+
+namespace vrambroker {
+
+// Thread-safe.
+class HandOver {
+ public:
+  // What gRPC makes for a connection is made in microseconds. Whoever takes longer than this serves the client.
+  static constexpr std::chrono::milliseconds kMade{250};
+
+  explicit HandOver(size_t threads) : threads_(threads) {}
+  // Returns when all that was submitted is done.
+  ~HandOver() { Resume(); }
+
+  // Runs `give` soon, unless paused.
+  void Submit(std::function<void()> give) ABSL_LOCKS_EXCLUDED(mu_);
+  // None begins any more until Resume(). True: what gRPC makes for those under way is made.
+  bool Pause(SteadyTime now) ABSL_LOCKS_EXCLUDED(mu_);
+  void Resume() ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  void Run(const std::function<void()>& give) ABSL_LOCKS_EXCLUDED(mu_);
+
+  Mutex mu_;
+  CondVar resumed_;
+  bool paused_ ABSL_GUARDED_BY(mu_) = false;
+  std::multiset<SteadyTime> began_ ABSL_GUARDED_BY(mu_);  // of those under way
+  WorkerPool threads_;
+};
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_SERVER_HAND_OVER_H_
