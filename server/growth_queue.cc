@@ -228,18 +228,18 @@ uint64_t GrowthQueue::AskedFor(const Waiter& waiter) {
   return bytes;
 }
 
-bool GrowthQueue::IsHoldOver(SteadyTime now) const {
-  const auto it = waiters_.find(hold_->place);
-  if (it == waiters_.end() || now >= hold_->since + options_.hold_back_time) return true;
+bool GrowthQueue::IsOver(const Hold& hold, SteadyTime now) const {
+  const auto it = waiters_.find(hold.place);
+  if (it == waiters_.end() || now >= hold.since + options_.hold_back_time) return true;
   const GrowthRequest& request = it->second.request;
-  const uint64_t came_back = pool_.CameBackTotal() - hold_->came_back_total;
-  const uint64_t still_churning = hold_->churning - std::min(hold_->churning, came_back);
+  const uint64_t came_back = pool_.CameBackTotal() - hold.came_back_total;
+  const uint64_t still_churning = hold.churning - std::min(hold.churning, came_back);
   return pool_.MissingBytes(request.session, request.bytes, /*guarantee=*/false) >
          AskedFor(it->second) + pool_.ExpectedFor({request.session})[0].returning_bytes + still_churning;
 }
 
 bool GrowthQueue::EndHold(SteadyTime now) {
-  if (!hold_.has_value() || !IsHoldOver(now)) return false;
+  if (!hold_.has_value() || !IsOver(*hold_, now)) return false;
   const SteadyTime::duration held = now - hold_->since;
   rest_until_ = now + held;
   users_rest_until_[hold_->uid] = now + kUserRest * held;

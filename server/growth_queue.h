@@ -170,7 +170,7 @@ class GrowthQueue {
   absl::Status TryGrant(const GrowthRequest& request, const Place& place) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Ends the hold when its time is up, or when it is of no use any more. True: it did.
   bool EndHold(SteadyTime now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  bool IsHoldOver(SteadyTime now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool IsOver(const Hold& hold, SteadyTime now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Begins one for the first request that qualifies.
   void BeginHold(SteadyTime now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Notes how much has come back so far; returns how much of that since hold_back_time ago.

@@ -65,6 +65,13 @@ absl::Status Status(const Context& context) {
   std::printf("vrambrokerd %s at %s, %s\n\n%s", devices.daemon_version().c_str(), context.socket_dir.c_str(),
               Counted(static_cast<uint64_t>(sessions), "session").c_str(), Table(rows).c_str());
   for (const v1::Device& device : devices.devices()) {
+    if (device.carried_over_bytes() == 0) continue;
+    std::printf(
+        "\nDevice %u: %s carried over from an earlier run of the daemon, until processes free it (vramctl sessions, "
+        "quarantine)\n",
+        device.ordinal(), FormatBytes(device.carried_over_bytes()).c_str());
+  }
+  for (const v1::Device& device : devices.devices()) {
     if (device.fault().empty()) continue;
     std::printf("\nDevice %u cannot be used: %s\n", device.ordinal(), device.fault().c_str());
   }

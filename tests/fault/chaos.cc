@@ -99,35 +99,6 @@ std::vector<double> Milliseconds(const Samples& nanoseconds) {
   return milliseconds;
 }
 
-// For how long a waiting request saw later ones of its own or a lower priority go first. As clients see it, which is
-// later than the daemon decides: answers that cross within some milliseconds do not count.
-double LongestOvertakingMs(const ChaosCounters& counters) {
-  constexpr int64_t kCrossing = 20'000'000;
-  struct Request {
-    int64_t began, ended;
-    int priority;
-    bool granted, queued;
-  };
-  std::vector<Request> requests;
-  const uint64_t size = std::min<uint64_t>(counters.requests_seen, counters.requests.size());
-  requests.reserve(size);
-  for (uint64_t i = 0; i < size; ++i) {
-    const RequestSeen& seen = counters.requests[i];
-    if (seen.began == 0) continue;
-    requests.push_back({seen.began, seen.ended, seen.priority, seen.granted, seen.queued});
-  }
-  std::sort(requests.begin(), requests.end(), [](const auto& a, const auto& b) { return a.began < b.began; });
-  int64_t longest = 0;
-  for (auto first = requests.begin(); first != requests.end(); ++first) {
-    if (!first->queued) continue;
-    for (auto later = first + 1; later != requests.end() && later->began < first->ended; ++later) {
-      if (!later->granted || later->priority > first->priority || later->ended > first->ended - kCrossing) continue;
-      longest = std::max(longest, later->ended - first->began);
-    }
-  }
-  return static_cast<double>(longest) / 1e6;
-}
-
 class Chaos {
  public:
   bool Run() {
@@ -389,7 +360,6 @@ class Chaos {
                 Percentiles(Milliseconds(counters_->reclaim_ns)).c_str());
     std::printf("  granted after waiting            %llu\n", count(counters_->granted_after_wait));
     std::printf("  refused for lack of memory       %llu\n", count(counters_->refused));
-    std::printf("  longest overtaking               %.0f ms as clients saw it\n", LongestOvertakingMs(*counters_));
     std::fflush(stdout);
   }
 

@@ -31,15 +31,6 @@ class Samples {
   std::array<std::atomic<uint64_t>, 1 << 16> values_{};
 };
 
-// A request of a client that is never stopped, as that client saw it; nanoseconds of CLOCK_MONOTONIC.
-struct RequestSeen {
-  std::atomic<int64_t> began{0};
-  std::atomic<int64_t> ended{0};
-  std::atomic<int> priority{0};
-  std::atomic<bool> granted{false};
-  std::atomic<bool> queued{false};  // what was free was not enough
-};
-
 // Valid as zeros.
 struct ChaosCounters {
   std::atomic<bool> stop{false};
@@ -62,9 +53,6 @@ struct ChaosCounters {
   std::atomic<uint64_t> orphans_verified{0};
   Samples reclaim_ns;          // of requests granted by reclaim
   Samples guaranteed_back_ns;  // until a client with a guarantee had it from a new daemon
-
-  std::atomic<uint64_t> requests_seen{0};
-  std::array<RequestSeen, 1 << 17> requests{};
 };
 
 }  // namespace vrambroker::fault

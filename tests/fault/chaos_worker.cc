@@ -257,15 +257,6 @@ class SegmentWorker : public Worker {
       ++counters().granted_by_reclaim;
       counters().reclaim_ns.Add(static_cast<uint64_t>(ended - began));
     }
-    if (!waits) return;
-    const uint64_t number = counters().requests_seen.fetch_add(1);
-    if (number >= counters().requests.size()) return;
-    RequestSeen& seen = counters().requests[number];
-    seen.ended = ended;
-    seen.priority = role() == "urgent" ? 1 : 0;
-    seen.granted = memory.ok();
-    seen.queued = queued;
-    seen.began = began;
   }
 };
 

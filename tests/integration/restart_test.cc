@@ -19,6 +19,8 @@
 #include "tests/support/buffers.h"
 #include "tests/support/daemon_test.h"
 #include "tests/support/raw_client.h"
+#include "tests/support/test_device.h"
+#include "tests/support/util.h"
 
 namespace vrambroker::testing_support {
 namespace {
@@ -230,6 +232,8 @@ TEST_F(CarriedOverTest, AClientThatDoesNotSayIsChargedAllTheSame) {
   daemon_->Kill();
   ASSERT_OK(daemon_->Restart());
   EXPECT_EQ(Device().carried_over_bytes(), 100_MiB) << "before anybody has connected";
+  const RunResult status = RunProgram({VramctlProgram(), "status", "--socket-dir=" + dir()});
+  EXPECT_TRUE(absl::StrContains(status.out, "Device 0: 100.00 MiB carried over")) << status.out;
   ASSERT_EQ(Quarantine().holdings_size(), 1);
   EXPECT_TRUE(Quarantine().holdings(0).carried_over());
   EXPECT_EQ(Quarantine().holdings(0).holders(0), getpid());

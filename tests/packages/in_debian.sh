@@ -60,7 +60,7 @@ as_the_unit=(setpriv --reuid=vrambroker --regid=vrambroker --init-groups --no-ne
 daemon_pid=$!
 until_true grep -q 'daemon ready' /tmp/daemon.log
 [ "$(stat -c %U /proc/$daemon_pid)" = vrambroker ] || fail "the daemon is of another user"
-[ "$(sed -n 's/^CapEff:[[:space:]]*0*//p' /proc/$daemon_pid/status)" = 80000 ] || fail "the daemon has other capabilities than CAP_SYS_PTRACE"
+[ "$(sed -n 's/^CapEff:[[:space:]]*0*//p' /proc/$daemon_pid/status)" = 10000080000 ] || fail "the daemon has other capabilities than CAP_SYS_PTRACE and CAP_CHECKPOINT_RESTORE"
 
 say "Its clients: users of the group, and nobody else"
 useradd --create-home --groups vrambroker alice
