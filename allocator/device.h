@@ -92,6 +92,7 @@ struct LeftSegment {
   uint64_t file_inode = 0;
   uint64_t bytes = 0;
   std::vector<pid_t> holders;  // in ascending order
+  uid_t holder_uid = 0;        // of the first that was found
 };
 
 struct LeftSegments {

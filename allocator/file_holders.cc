@@ -122,8 +122,10 @@ class LeftSearch : public ProcessFiles {
       if (IsCreatedByUs(file)) Found(pid, file);
       return;
     }
-    // Following that link takes CAP_CHECKPOINT_RESTORE; its name has to do. Rather too much than memory given twice.
+    // Following that link takes CAP_CHECKPOINT_RESTORE. Without it, the name has to do, of processes that could not
+    // profit from forging it: of this user, or root.
     if (errno != EPERM && errno != EACCES) return;
+    if (!IsCreatedByUs(ProcessOf(pid))) return Unread();
     file.st_dev = id->first;
     file.st_ino = id->second;
     file.st_size = static_cast<off_t>(bytes);
@@ -134,6 +136,12 @@ class LeftSearch : public ProcessFiles {
     text.remove_prefix(link().size());
     return bytes_of_(text.substr(0, text.find_first_of(" \n")));
   }
+  // Its owner is the process's user.
+  static struct stat ProcessOf(pid_t pid) {
+    struct stat process = {};
+    if (stat(absl::StrCat("/proc/", pid).c_str(), &process) != 0) process.st_uid = static_cast<uid_t>(-1);
+    return process;
+  }
   static bool IsCreatedByUs(const struct stat& file) { return file.st_uid == geteuid() || file.st_uid == 0; }
 
   void Found(pid_t pid, const struct stat& file) {
@@ -141,6 +149,7 @@ class LeftSearch : public ProcessFiles {
     segment.file_device = file.st_dev;
     segment.file_inode = file.st_ino;
     segment.bytes = static_cast<uint64_t>(file.st_size);
+    if (segment.holders.empty()) segment.holder_uid = ProcessOf(pid).st_uid;
     segment.holders.push_back(pid);
   }
 

@@ -22,8 +22,10 @@ namespace vrambroker {
 absl::StatusOr<SegmentHolders> FindFileHolders(absl::Span<const int> fds, const std::string& name);
 
 // The memory files of other processes whose names begin with `name`, and that the user who runs this process, or root,
-// has created: anybody can give a file of his own such a name. `bytes_of` says how large a file is by the rest of its
-// name, for where only that can be read, and has 0 for files that are not meant.
+// has created: anybody can give a file of his own such a name. Who created a file that is mapped and not open is seen
+// by root and those who have CAP_CHECKPOINT_RESTORE; without that, only processes of this user or root count.
+// `bytes_of` says how large a file is by the rest of its name, for where only that can be read, and has 0 for files
+// that are not meant.
 absl::StatusOr<LeftSegments> FindLeftFiles(const std::string& name,
                                            absl::FunctionRef<uint64_t(absl::string_view rest)> bytes_of);
 

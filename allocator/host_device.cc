@@ -146,7 +146,8 @@ class HostDevice : public Device {
       const std::pair<absl::string_view, absl::string_view> run_and_bytes =
           absl::StrSplit(rest, absl::MaxSplits(':', 1));
       uint64_t bytes = 0;
-      const bool is_left = run_and_bytes.first != run_ && absl::SimpleAtoi(run_and_bytes.second, &bytes);
+      const bool is_left = run_and_bytes.first != run_ && absl::SimpleAtoi(run_and_bytes.second, &bytes) &&
+                           CheckSegmentBytes(bytes).ok() && bytes < kMaxRequestBytes;
       return is_left ? bytes : 0;
     });
   }

@@ -51,6 +51,8 @@ class ProcessFiles {
   virtual void OnMapping(pid_t pid, const char* line) = 0;
 
   const std::string& link() const { return link_; }
+  // What a process holds cannot be told after all.
+  void Unread() { ++unread_processes_; }
 
  private:
   void LookAtProcess(pid_t pid);

@@ -422,7 +422,11 @@ bool SessionClient::ReturnSegments(int device, uint64_t session, const std::vect
         if (freed.carried_over_freed().ids_size() == kMaxIdsInMessage) link->stream->Send(std::exchange(freed, {}));
       }
       if (freed.carried_over_freed().ids_size() > 0) link->stream->Send(std::move(freed));
-      return true;
+      if (link->stream->status().ok()) return true;
+      MutexLock lock(mu_);
+      if (link_ != link) continue;  // reached again meanwhile
+      unreturned_.push_back({.device = device, .session = session, .segments = segments});
+      return false;
     }
     absl::Status status;
     for (size_t begin = 0; begin < segments.size() && status.ok(); begin += kMaxIdsInMessage) {

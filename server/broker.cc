@@ -372,8 +372,10 @@ absl::Status Broker::CheckDevice(uint64_t device) const {
                                           pools_.size() == 1 ? " device" : " devices"));
 }
 
-uint64_t Broker::IdleBytes(const AccountFigures& account, const MemoryStats& stats) {
-  const uint64_t in_use = stats.active_bytes.all.current + stats.inactive_split_bytes.all.current;
+uint64_t Broker::IdleBytes(const Session& session, const AccountFigures& account, const MemoryStats& stats) {
+  // The allocator of a remote session does not know what is carried over.
+  const uint64_t unknown = session.leases() ? 0 : account.carried_over_bytes;
+  const uint64_t in_use = stats.active_bytes.all.current + stats.inactive_split_bytes.all.current + unknown;
   return account.reserved_bytes - std::min(account.reserved_bytes, in_use);
 }
 
@@ -541,7 +543,7 @@ SessionDeviceInfo Broker::FiguresOn(const Session& session, int device, const Ac
     stats.allocation.all.current = std::min(stats.allocation.all.current, reserved / kMinBlockBytes);
     ClampFree(reserved, stats.free);
   }
-  held.idle_bytes = IdleBytes(held.account, stats);
+  held.idle_bytes = IdleBytes(session, held.account, stats);
   held.ooms = session.GetOoms(device);
   return held;
 }
@@ -591,9 +593,10 @@ void Broker::KeepGuarantee(const SessionPtr& session, const std::optional<Limit>
     if (wished.has_value()) continue;
     // What the policy gives without being asked is at most the session's limit, and what others of the user leave.
     const AccountFigures account = pool->GetAccount(session->id()).value_or(AccountFigures());
-    const uint64_t of_user = pool->GetUser(account.uid).guaranteed_bytes;
-    const uint64_t most =
-        std::min(account.limit_bytes, account.user_guarantee_bytes - std::min(account.user_guarantee_bytes, of_user));
+    const UserFigures user = pool->GetUser(account.uid);
+    const auto left = [](uint64_t bound, uint64_t used) { return bound - std::min(bound, used); };
+    const uint64_t most = std::min({account.limit_bytes, left(account.user_guarantee_bytes, user.guaranteed_bytes),
+                                    left(account.user_limit_bytes, user.committed_bytes - account.committed_bytes())});
     if (LimitBytes(guarantee, pool->capacity_bytes()) > most) guarantee = most;
   }
   if (guarantee == Limit(uint64_t{0}) || guarantee == Limit(0.0)) return done(absl::OkStatus());

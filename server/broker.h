@@ -311,7 +311,7 @@ class Broker {
   // `accounts`: of the session, by device.
   static SessionInfo FiguresOf(const Session& session, absl::Span<const AccountFigures> accounts);
   // Of segments that hold no block.
-  static uint64_t IdleBytes(const AccountFigures& account, const MemoryStats& stats);
+  static uint64_t IdleBytes(const Session& session, const AccountFigures& account, const MemoryStats& stats);
   static absl::Status TooManyCalls();
   void AddWaiting(absl::Span<SessionInfo> infos) const;
   void SetGuaranteeFrom(size_t device, const SessionPtr& session, const Limit& guarantee, std::vector<uint64_t> before,

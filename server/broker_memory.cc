@@ -30,9 +30,14 @@ bool IsSilent(const Session& session, int device, SteadyTime now) {
   return since.has_value() && now > *since + kSilence;
 }
 
+// What may change while a request waits is its user's limit all the same.
+OomCause ByUserLimit(const OomReport& report, OomCause refusal) {
+  return refusal == OomCause::kCapacity && IsUserLimit(report) ? OomCause::kLimit : refusal;
+}
+
 // A session above its limit, which was lowered, gets nothing however its free memory lies.
 OomCause CauseOf(const OomReport& report, OomCause refusal, const FitReport& fit) {
-  const OomCause cause = FinalCause(refusal, fit);
+  const OomCause cause = FinalCause(ByUserLimit(report, refusal), fit);
   return cause == OomCause::kFragmentation && report.reserved_bytes > report.limit_bytes ? OomCause::kLimit : cause;
 }
 
@@ -190,7 +195,7 @@ std::vector<ReclaimCandidate> Broker::ReclaimCandidates(int device) const {
                           .priority = account.priority,
                           .reserved_bytes = account.reserved_bytes,
                           .guarantee_bytes = account.guarantee_bytes,
-                          .idle_bytes = IdleBytes(account, session->GetMemoryStats(device))});
+                          .idle_bytes = IdleBytes(*session, account, session->GetMemoryStats(device))});
   }
   return candidates;
 }
@@ -252,7 +257,7 @@ OomReport Broker::Report(const Session& session, int device) const {
   report.inactive_split_bytes = stats.inactive_split_bytes.all.current;
   const PoolFigures figures = pool.GetFigures();
   report.capacity_bytes = figures.capacity_bytes;
-  report.available_bytes = figures.capacity_bytes - figures.charged_bytes;
+  report.available_bytes = figures.capacity_bytes - std::min(figures.capacity_bytes, figures.charged_bytes);
   report.guarantee_bytes = account.guarantee_bytes;
   // What is committed and not charged, less the session's own part of it.
   const uint64_t own_kept_free = account.committed_bytes() - account.reserved_bytes;
@@ -355,8 +360,8 @@ void Broker::LeaseSegments(const SessionPtr& session, uint64_t device, const std
     const std::optional<OomCause> refusal = SegmentRefusalCause(leases.status());
     if (!refusal.has_value()) return done(std::move(leases));
     OomReport report = Report(*session, ordinal);  // the client explains itself when it mattered
-    report.cause = *refusal;
     report.requested_bytes = report.segment_bytes = *std::max_element(sizes.begin(), sizes.end());
+    report.cause = ByUserLimit(report, *refusal);
     done(OutOfMemoryError(report));
   };
   if (too_large) return finish(SegmentRefused(OomCause::kLargerThanDevice, "larger than the device's capacity"));
@@ -412,9 +417,9 @@ absl::Status Broker::Explain(const SessionPtr& session, uint64_t device, const R
   if (absl::Status status = CheckDevice(device); !status.ok()) return status;
   OomReport report = Report(*session, static_cast<int>(device));
   AddHolders(*session, &report);
-  report.cause = CauseOf(report, request.cause, request.fit);
   report.requested_bytes = request.requested_bytes;
   report.segment_bytes = request.fit.segment_bytes;
+  report.cause = CauseOf(report, request.cause, request.fit);
   report.allocated_bytes = request.allocated_bytes;
   report.largest_free_block_bytes = request.fit.pool_largest_bytes;
   return CountRefusal(*session, report);

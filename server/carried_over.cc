@@ -12,61 +12,94 @@ namespace {
 constexpr std::chrono::milliseconds kPeriod(5000);
 constexpr std::chrono::milliseconds kSoon(20);
 
+bool Holds(const std::vector<pid_t>& holders, pid_t pid) {
+  return std::find(holders.begin(), holders.end(), pid) != holders.end();
+}
+
 }  // namespace
 
-// The entry has been nobody's or another session's.
-void CarriedOver::Charge(SessionId session, Entry& entry, Changes& changes) {
-  changes.push_back({.session = entry.session, .bytes = entry.bytes});
-  changes.push_back({.session = session, .bytes = entry.bytes, .is_charged = true});
+void CarriedOver::Charge(const Entry& entry, Changes& changes) {
+  bytes_ += entry.bytes;
+  if (!entry.is_seen) declared_bytes_ += entry.bytes;
+  changes.push_back({.session = entry.session, .uid = entry.uid, .bytes = entry.bytes, .is_charged = true});
+}
+
+void CarriedOver::Uncharge(const Entry& entry, Changes& changes) {
+  bytes_ -= entry.bytes;
+  if (!entry.is_seen) declared_bytes_ -= entry.bytes;
+  changes.push_back({.session = entry.session, .uid = entry.uid, .bytes = entry.bytes});
+}
+
+void CarriedOver::MoveTo(SessionId session, Entry& entry, Changes& changes) {
+  Uncharge(entry, changes);
+  Unname(entry);
   entry.session = session;
+  Charge(entry, changes);
+}
+
+void CarriedOver::Name(const Key& key, Entry& entry, uint64_t id) {
+  entry.id = id;
+  by_id_[{entry.session, id}] = key;
+}
+
+void CarriedOver::Unname(Entry& entry) {
+  if (entry.id.has_value()) by_id_.erase({entry.session, *entry.id});
+  entry.id.reset();
 }
 
 CarriedOver::Entries::iterator CarriedOver::Remove(Entries::iterator it, Changes& changes) {
-  changes.push_back({.session = it->second.session, .bytes = it->second.bytes});
-  bytes_ -= it->second.bytes;
+  Uncharge(it->second, changes);
+  Unname(it->second);
+  if (it->second.is_seen) --seen_;
   return entries_.erase(it);
 }
 
 CarriedOver::Changes CarriedOver::Found(const std::vector<LeftSegment>& segments,
                                         absl::FunctionRef<SessionId(pid_t)> session_of) {
   Changes changes;
-  look_soon_ = false;
   for (auto& [key, entry] : entries_) entry.is_missed = entry.is_seen;
   for (const LeftSegment& segment : segments) {
-    const auto [it, is_new] = entries_.try_emplace(Key(segment.file_device, segment.file_inode, 0));
+    const auto [it, is_new] = entries_.try_emplace(Key(Kind::kFile, segment.file_device, segment.file_inode));
     Entry& entry = it->second;
-    entry.is_seen = true;
     entry.is_missed = false;
     entry.holders = segment.holders;
-    if (!is_new) continue;
-    entry.bytes = segment.bytes;
-    bytes_ += entry.bytes;
+    if (entry.is_seen) continue;
+    // What a client has said of it so far does not count any more.
+    if (!is_new) {
+      Uncharge(entry, changes);
+      Unname(entry);
+    }
+    ++seen_;
+    entry = {.bytes = segment.bytes, .uid = segment.holder_uid, .is_seen = true, .holders = segment.holders};
     for (auto holder = segment.holders.begin(); holder != segment.holders.end() && entry.session == kNoSession;
          ++holder) {
       entry.session = session_of(*holder);
     }
-    changes.push_back({.session = entry.session, .bytes = entry.bytes, .is_charged = true});
+    Charge(entry, changes);
   }
+  bool any_gone = false;
   for (auto it = entries_.begin(); it != entries_.end();) {
     // Twice: while it was looked for, it may have passed from a process that had not been looked at to one that had.
     if (it->second.is_missed && it->second.holders.empty()) {
       it = Remove(it, changes);
+      any_gone = true;
       continue;
     }
     if (it->second.is_missed) {
       it->second.holders.clear();
-      look_soon_ = true;
+      look_soon_ = any_gone = true;
     }
     ++it;
   }
+  // A client that says again and again that it has closed what it has not must not keep the daemon looking.
+  soon_ = any_gone ? kSoon : std::min<SteadyTime::duration>(2 * soon_, kPeriod);
   return changes;
 }
 
 CarriedOver::Changes CarriedOver::Opened(SessionId session, pid_t pid) {
   Changes changes;
   for (auto& [key, entry] : entries_) {
-    const bool holds = std::find(entry.holders.begin(), entry.holders.end(), pid) != entry.holders.end();
-    if (holds && entry.session == kNoSession) Charge(session, entry, changes);
+    if (entry.session == kNoSession && Holds(entry.holders, pid)) MoveTo(session, entry, changes);
   }
   return changes;
 }
@@ -75,38 +108,38 @@ CarriedOver::Changes CarriedOver::Declared(SessionId session, pid_t pid, absl::S
                                            uint64_t most_bytes) {
   Changes changes;
   for (const CarriedSegment& segment : segments) {
-    const bool is_file = segment.file_inode != 0;
-    const Key key = is_file ? Key(segment.file_device, segment.file_inode, 0) : Key(0, Raw(session), segment.id);
+    if (by_id_.contains({session, segment.id})) continue;
+    const bool is_file = segment.file_device != 0 && segment.file_inode != 0;
+    const Key key = is_file ? Key(Kind::kFile, segment.file_device, segment.file_inode)
+                            : Key(Kind::kSaid, Raw(session), segment.id);
     if (const auto it = entries_.find(key); it != entries_.end()) {
       // Several sessions of one process tell each other's apart; nobody takes over what another process holds.
       Entry& entry = it->second;
-      const bool holds = std::find(entry.holders.begin(), entry.holders.end(), pid) != entry.holders.end();
-      if (!holds || entry.id.has_value()) continue;
-      entry.id = segment.id;
-      if (entry.session != session) Charge(session, entry, changes);
+      if (entry.id.has_value() || !Holds(entry.holders, pid)) continue;
+      if (entry.session != session) MoveTo(session, entry, changes);
+      Name(key, entry, segment.id);
       continue;
     }
     if (segment.bytes > most_bytes) continue;
     most_bytes -= segment.bytes;
-    entries_[key] = {.bytes = segment.bytes, .session = session, .id = segment.id};
-    bytes_ += segment.bytes;
-    changes.push_back({.session = session, .bytes = segment.bytes, .is_charged = true});
+    Entry& entry = entries_[key] = {.bytes = segment.bytes, .session = session};
+    Charge(entry, changes);
+    Name(key, entry, segment.id);
   }
   return changes;
 }
 
 CarriedOver::Changes CarriedOver::Freed(SessionId session, absl::Span<const uint64_t> ids) {
   Changes changes;
-  for (auto it = entries_.begin(); it != entries_.end();) {
-    Entry& entry = it->second;
-    const bool is_meant =
-        entry.session == session && entry.id.has_value() && std::find(ids.begin(), ids.end(), *entry.id) != ids.end();
-    if (is_meant && !entry.is_seen) {
-      it = Remove(it, changes);
-      continue;
+  for (const uint64_t id : ids) {
+    const auto named = by_id_.find({session, id});
+    if (named == by_id_.end()) continue;
+    const auto it = entries_.find(named->second);
+    if (it->second.is_seen) {
+      look_soon_ = true;
+    } else {
+      Remove(it, changes);
     }
-    look_soon_ = look_soon_ || is_meant;
-    ++it;
   }
   return changes;
 }
@@ -117,8 +150,7 @@ CarriedOver::Changes CarriedOver::Closed(SessionId session) {
     if (it->second.session != session) {
       ++it;
     } else if (it->second.is_seen) {
-      Charge(kNoSession, it->second, changes);
-      it->second.id.reset();
+      MoveTo(kNoSession, it->second, changes);
       look_soon_ = true;
       ++it;
     } else {
@@ -129,30 +161,33 @@ CarriedOver::Changes CarriedOver::Closed(SessionId session) {
 }
 
 std::optional<SteadyTime> CarriedOver::next_look() const {
-  const bool any =
-      std::any_of(entries_.begin(), entries_.end(), [](const auto& entry) { return entry.second.is_seen; });
-  if (!any) return std::nullopt;
-  return looked_ + (look_soon_ ? kSoon : kPeriod);
+  if (seen_ == 0 || is_looking_) return std::nullopt;
+  return looked_ + (look_soon_ ? soon_ : kPeriod);
 }
 
-uint64_t CarriedOver::declared_bytes() const {
-  uint64_t bytes = 0;
-  for (const auto& [key, entry] : entries_) bytes += entry.is_seen ? 0 : entry.bytes;
-  return bytes;
+void CarriedOver::StartLook() {
+  is_looking_ = true;
+  look_soon_ = false;  // what is said from now on is for the next one
+}
+
+void CarriedOver::EndLook(SteadyTime now) {
+  is_looking_ = false;
+  looked_ = now;
 }
 
 std::vector<CarriedOver::Holding> CarriedOver::Holdings() const {
-  std::vector<Holding> holdings;
+  absl::btree_map<std::pair<SessionId, std::vector<pid_t>>, Holding> by_holder;
   for (const auto& [key, entry] : entries_) {
-    auto it = std::find_if(holdings.begin(), holdings.end(), [&entry = entry](const Holding& holding) {
-      return holding.session == entry.session && (entry.session != kNoSession || holding.holders == entry.holders);
-    });
-    if (it == holdings.end()) {
-      it = holdings.insert(holdings.end(), Holding{.session = entry.session, .holders = entry.holders});
-    }
-    it->bytes += entry.bytes;
-    ++it->segments;
+    const std::vector<pid_t> holders = entry.session == kNoSession ? entry.holders : std::vector<pid_t>();
+    Holding& holding = by_holder[{entry.session, holders}];
+    holding.session = entry.session;
+    holding.bytes += entry.bytes;
+    ++holding.segments;
+    holding.holders = holders;
   }
+  std::vector<Holding> holdings;
+  holdings.reserve(by_holder.size());
+  for (auto& [holder, holding] : by_holder) holdings.push_back(std::move(holding));
   return holdings;
 }
 
@@ -160,8 +195,7 @@ std::vector<CarriedOver::Segment> CarriedOver::Segments() const {
   std::vector<Segment> segments;
   segments.reserve(entries_.size());
   for (const auto& [key, entry] : entries_) {
-    const auto& [device, inode, id] = key;
-    segments.push_back({.number = device != 0 ? inode : id, .session = entry.session, .bytes = entry.bytes});
+    segments.push_back({.number = std::get<2>(key), .session = entry.session, .bytes = entry.bytes});
   }
   return segments;
 }

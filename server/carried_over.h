@@ -8,9 +8,12 @@
 
 #include <sys/types.h>
 
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/container/btree_map.h"
@@ -37,7 +40,8 @@ class CarriedOver {
  public:
   // Whose account is to be charged or uncharged.
   struct Change {
-    SessionId session{};  // kNoSession: the device alone
+    SessionId session{};         // kNoSession: the user alone, or the device
+    std::optional<uid_t> uid{};  // who holds it; none: not known
     uint64_t bytes = 0;
     bool is_charged = false;
   };
@@ -48,7 +52,7 @@ class CarriedOver {
     SessionId session{};
     uint64_t bytes = 0;
     uint64_t segments = 0;
-    std::vector<pid_t> holders;  // when it was last looked for
+    std::vector<pid_t> holders;  // of nobody's, when they were last looked for
   };
 
   struct Segment {
@@ -61,23 +65,27 @@ class CarriedOver {
   Changes Found(const std::vector<LeftSegment>& segments, absl::FunctionRef<SessionId(pid_t)> session_of);
   // A session of this process: what the process holds and no session has yet is its own.
   Changes Opened(SessionId session, pid_t pid);
-  // The session's client says that it carries these. A file is believed when the daemon has seen that the process holds
-  // it; of anything else, `most_bytes` at most.
+  // The session's client, process `pid`, says that it carries these. It tells files that the daemon has seen in that
+  // process apart from those of other sessions of it. Anything else is believed, `most_bytes` of it at most.
   Changes Declared(SessionId session, pid_t pid, absl::Span<const CarriedSegment> segments, uint64_t most_bytes);
   // The client says that it has closed these. Files are looked for.
   Changes Freed(SessionId session, absl::Span<const uint64_t> ids);
   // The session is no more. Its files are nobody's until they are found to be gone.
   Changes Closed(SessionId session);
 
-  // When files are to be looked for; nullopt when there are none. `now`: no sooner.
+  // When files are to be looked for; nullopt when there are none, or somebody looks.
   std::optional<SteadyTime> next_look() const;
-  void Looked(SteadyTime now) { looked_ = now; }
-  // Some were said to be gone, and have not been looked for since.
-  bool is_settling() const { return look_soon_; }
+  // Somebody looks, and tells Found(), if that went well, before EndLook(). One at a time.
+  void StartLook();
+  void EndLook(SteadyTime now);
+  // Some may be gone by now.
+  void LookSoon() { look_soon_ = true; }
+  // Some were said to be gone, and that is still to be seen.
+  bool is_settling() const { return seen_ > 0 && (look_soon_ || is_looking_); }
 
   uint64_t bytes() const { return bytes_; }
   // Of these, what is known only because clients say so.
-  uint64_t declared_bytes() const;
+  uint64_t declared_bytes() const { return declared_bytes_; }
   std::vector<Holding> Holdings() const;
   std::vector<Segment> Segments() const;
 
@@ -85,21 +93,32 @@ class CarriedOver {
   struct Entry {
     uint64_t bytes = 0;
     SessionId session = kNoSession;
+    std::optional<uid_t> uid{};
     std::optional<uint64_t> id{};  // what the session calls it, if it has declared it
     bool is_seen = false;          // in a process, by the daemon
     bool is_missed = false;        // not seen when it was last looked for
-    std::vector<pid_t> holders{};
+    std::vector<pid_t> holders{};  // when it was last looked for
   };
-  using Key = std::tuple<uint64_t, uint64_t, uint64_t>;  // a file's device and inode, or 0, the session and its id
+  enum class Kind { kFile, kSaid };
+  using Key = std::tuple<Kind, uint64_t, uint64_t>;  // a file's device and inode, or the session and its id
   using Entries = absl::btree_map<Key, Entry>;
 
-  void Charge(SessionId session, Entry& entry, Changes& changes);
+  void Charge(const Entry& entry, Changes& changes);
+  void Uncharge(const Entry& entry, Changes& changes);
+  void MoveTo(SessionId session, Entry& entry, Changes& changes);
+  void Name(const Key& key, Entry& entry, uint64_t id);
+  void Unname(Entry& entry);
   Entries::iterator Remove(Entries::iterator it, Changes& changes);
 
   Entries entries_;
+  absl::btree_map<std::pair<SessionId, uint64_t>, Key> by_id_;  // those that are declared
+  size_t seen_ = 0;                                             // entries
   uint64_t bytes_ = 0;
+  uint64_t declared_bytes_ = 0;
   SteadyTime looked_ = SteadyTime::min();
+  SteadyTime::duration soon_ = std::chrono::milliseconds(20);
   bool look_soon_ = false;
+  bool is_looking_ = false;
 };
 
 }  // namespace vrambroker

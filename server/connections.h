@@ -101,7 +101,7 @@ class Connections {
   bool attacked_ = false;                  // since CloseAttackers() said so
   LineLimit refusals_{0.2, 5};             // lines about them
   std::chrono::nanoseconds judged_at_{0};  // of the process's processor time
-  std::unique_ptr<HandOver> handing_over_ = std::make_unique<HandOver>(8);
+  std::unique_ptr<HandOver> handing_over_ = std::make_unique<HandOver>(32);
 
   mutable Mutex mu_;
   absl::flat_hash_map<int, Connection> by_fd_ ABSL_GUARDED_BY(mu_);  // by gRPC's descriptor number

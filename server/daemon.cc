@@ -299,7 +299,7 @@ absl::Status Daemon::FindCarriedOver() {
     }
     const PoolView view = pool->GetView();
     if (view.figures.carried_over_bytes == 0) continue;
-    LogLine("carried over: processes hold memory of an earlier run of the daemon")
+    LogLine("carried over: processes hold memory from before this start")
         .Add("device", device)
         .Add("bytes", view.figures.carried_over_bytes)
         .Add("processes", view.carried_over.size())

@@ -16,7 +16,8 @@ absl::Status Ledger::CheckGrowth(const AccountFigures& account, uint64_t bytes, 
   }
   const uint64_t growth = Growth(account, bytes);
   if (growth > UserRoom(account)) {
-    return SegmentRefused(OomCause::kLimit, "user_limit would be exceeded by the user's sessions together");
+    // Others of the user may give something back, or what ended ones have left may settle: it may wait for that.
+    return SegmentRefused(OomCause::kCapacity, "user_limit would be exceeded by the user's sessions together");
   }
   const uint64_t free = free_bytes();
   if (growth > free) {
@@ -45,6 +46,13 @@ uint64_t Ledger::AvailableBytes(const AccountFigures& account) const {
                   within_guarantee + std::min(free_bytes(), UserRoom(account)));
 }
 
+uint64_t Ledger::LimitRoom(const AccountFigures& account) const {
+  const uint64_t within_guarantee = account.committed_bytes() - account.reserved_bytes;
+  const uint64_t user_room = UserRoom(account);
+  return std::min(account.limit_bytes - std::min(account.limit_bytes, account.reserved_bytes),
+                  user_room > AccountFigures::kNoBound - within_guarantee ? user_room : within_guarantee + user_room);
+}
+
 void Ledger::Charge(AccountFigures& account, uint64_t bytes) {
   const uint64_t growth = Growth(account, bytes);
   committed_bytes_ += growth;
@@ -69,7 +77,8 @@ absl::Status Ledger::SetGuarantee(AccountFigures& account, uint64_t bytes) {
                                                    FormatBytesExactly(account.limit_bytes)));
   }
   const uint64_t others = guaranteed_bytes_ - account.guarantee_bytes;
-  if (bytes > capacity_bytes_ - others) {
+  const bool is_raised = bytes > account.guarantee_bytes;  // less is always possible, however much is charged
+  if (is_raised && bytes > capacity_bytes_ - std::min(capacity_bytes_, others)) {
     return SegmentRefused(
         OomCause::kLargerThanDevice,
         absl::StrCat("guarantee: ", FormatBytesExactly(bytes), " is ",
@@ -79,8 +88,7 @@ absl::Status Ledger::SetGuarantee(AccountFigures& account, uint64_t bytes) {
   }
   const UserFigures user = GetUser(account.uid);
   if (const uint64_t of_others = user.guaranteed_bytes - account.guarantee_bytes;
-      bytes > account.guarantee_bytes &&
-      bytes > account.user_guarantee_bytes - std::min(account.user_guarantee_bytes, of_others)) {
+      is_raised && bytes > account.user_guarantee_bytes - std::min(account.user_guarantee_bytes, of_others)) {
     return SegmentRefused(
         OomCause::kLimit,
         absl::StrCat("guarantee: ", FormatBytesExactly(bytes),
@@ -96,7 +104,7 @@ absl::Status Ledger::SetGuarantee(AccountFigures& account, uint64_t bytes) {
                                                          FormatBytesExactly(account.user_limit_bytes)));
   }
   const uint64_t committed = committed_bytes_ - account.committed_bytes() + changed.committed_bytes();
-  if (committed > capacity_bytes_) {
+  if (is_raised && committed > capacity_bytes_) {
     return SegmentRefused(
         OomCause::kCapacity,
         absl::StrCat("guarantee: ", FormatBytesExactly(bytes), " is ", FormatBytesExactly(committed - capacity_bytes_),

@@ -51,7 +51,7 @@ struct UserFigures {
 // Not thread-safe.
 class Ledger {
  public:
-  explicit Ledger(uint64_t capacity_bytes) : capacity_bytes_(capacity_bytes) {}
+  explicit Ledger(uint64_t capacity_bytes) : given_capacity_bytes_(capacity_bytes), capacity_bytes_(capacity_bytes) {}
 
   uint64_t capacity_bytes() const { return capacity_bytes_; }
   uint64_t charged_bytes() const { return charged_bytes_; }
@@ -60,12 +60,18 @@ class Ledger {
 
   // SegmentRefused() unless the account may grow by `bytes`. `past_hold`: what is held back does not concern it.
   absl::Status CheckGrowth(const AccountFigures& account, uint64_t bytes, bool past_hold = false) const;
+  // So much of what is charged lies outside of the capacity: see SegmentPool::SettleElsewhere().
+  void ExtendCapacity(uint64_t bytes) { capacity_bytes_ = given_capacity_bytes_ + bytes; }
+
+  // What the account's own limit, and its user's, still allow.
+  uint64_t LimitRoom(const AccountFigures& account) const;
   // Nothing for a user without accounts.
   UserFigures GetUser(uid_t uid) const;
   // What growth by `bytes` takes that others could have; 0 within the guarantee.
   uint64_t GrowthOf(const AccountFigures& account, uint64_t bytes) const { return Growth(account, bytes); }
   // False when the guarantees of others will never let the account grow by `bytes`.
   bool MayEverGrow(const AccountFigures& account, uint64_t bytes) const {
+    if (Growth(account, bytes) > account.user_limit_bytes) return false;
     const uint64_t others = guaranteed_bytes_ - account.guarantee_bytes;
     return bytes <= capacity_bytes_ - others && account.reserved_bytes <= capacity_bytes_ - others - bytes;
   }
@@ -118,7 +124,8 @@ class Ledger {
     return std::max(account.reserved_bytes + bytes, account.guarantee_bytes) - account.committed_bytes();
   }
 
-  const uint64_t capacity_bytes_;
+  const uint64_t given_capacity_bytes_;
+  uint64_t capacity_bytes_;
   uint64_t charged_bytes_ = 0;
   uint64_t committed_bytes_ = 0;
   uint64_t guaranteed_bytes_ = 0;

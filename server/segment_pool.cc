@@ -27,7 +27,11 @@
 #include "server/out_of_memory.h"
 
 namespace vrambroker {
-namespace {}  // namespace
+namespace {
+
+constexpr uint64_t kMostCarried = uint64_t{1} << 44;  // in one segment; more than any device has
+
+}  // namespace
 
 absl::StatusOr<Ticket> RandomTicket() {
   Ticket ticket;
@@ -296,8 +300,8 @@ absl::StatusOr<SegmentId> SegmentPool::Lease(SessionId session, uint64_t bytes, 
       Charge(account, bytes);
     }
     if (const std::optional<SegmentId> idle = TakeIdle(session, account, bytes)) return *idle;
-    if (const uint64_t held = ledger_.charged_bytes() + idle_.bytes(); held > capacity_bytes_) {
-      victims = StartFreeing(idle_.TakeOldest(held - capacity_bytes_));
+    if (const uint64_t held = ledger_.charged_bytes() + idle_.bytes(); held > ledger_.capacity_bytes()) {
+      victims = StartFreeing(idle_.TakeOldest(held - ledger_.capacity_bytes()));
     }
     obtaining_bytes_ += bytes;
   }
@@ -394,13 +398,12 @@ void SegmentPool::CheckQuarantine() {
     due = quarantine_.StartChecks(now);
     const std::optional<SteadyTime> next = carried_over_.next_look();
     look = next.has_value() && *next <= now;
+    if (look) carried_over_.StartLook();
   }
   if (look) {
-    if (absl::Status status = FindCarriedOver(); !status.ok()) {
+    if (absl::Status status = LookForCarriedOver(); !status.ok()) {
       spdlog::error("device={} cannot tell who holds segments of an earlier daemon: {}", properties().ordinal,
                     status.ToString());
-      MutexLock lock(mu_);
-      carried_over_.Looked(options_.clock());
     }
   }
   if (due.empty()) return;
@@ -468,20 +471,33 @@ bool SegmentPool::IsSettling() const {
 // ---- What is carried over ----
 
 absl::Status SegmentPool::FindCarriedOver() {
-  const absl::StatusOr<LeftSegments> left = device_->FindLeftSegments();
-  if (!left.ok() && !absl::IsUnimplemented(left.status())) return left.status();
   {
     MutexLock lock(mu_);
+    carried_over_.StartLook();
+    // A daemon that is just ending may still have files open that nobody else has.
+    carried_over_.LookSoon();
+  }
+  return LookForCarriedOver();
+}
+
+absl::Status SegmentPool::LookForCarriedOver() {
+  absl::StatusOr<LeftSegments> left = device_->FindLeftSegments();
+  {
+    MutexLock lock(mu_);
+    carried_over_.EndLook(options_.clock());
     if (left.ok()) {
-      carried_over_.Looked(options_.clock());
+      // No sum of them is beyond what can be counted.
+      for (LeftSegment& segment : left->segments) segment.bytes = std::min(segment.bytes, kMostCarried);
       Apply(carried_over_.Found(left->segments, [this](pid_t pid) ABSL_NO_THREAD_SAFETY_ANALYSIS {
         const auto it = std::find_if(accounts_.begin(), accounts_.end(),
                                      [pid](const auto& account) { return account.second.terms.pid == pid; });
         return it == accounts_.end() ? kNoSession : it->first;
       }));
-    } else if (driver_free_bytes_ < capacity_bytes_ && accounts_.empty()) {
-      elsewhere_bytes_ = capacity_bytes_ - driver_free_bytes_;
-      ledger_.ChargeUnowned(elsewhere_bytes_);
+    } else if (!absl::IsUnimplemented(left.status())) {
+      return left.status();
+    } else if (accounts_.empty()) {
+      elsewhere_most_bytes_ = capacity_bytes_ - std::min(capacity_bytes_, driver_free_bytes_);
+      SettleElsewhere();
     }
   }
   RoomMade();
@@ -489,10 +505,10 @@ absl::Status SegmentPool::FindCarriedOver() {
 }
 
 void SegmentPool::Apply(const CarriedOver::Changes& changes) {
-  for (const auto& [session, bytes, is_charged] : changes) {
+  for (const auto& [session, uid, bytes, is_charged] : changes) {
     const auto it = accounts_.find(session);
     if (it == accounts_.end()) {
-      is_charged ? ledger_.ChargeUnowned(bytes) : ledger_.UnchargeUnowned(bytes);
+      is_charged ? ledger_.ChargeUnowned(bytes, uid) : ledger_.UnchargeUnowned(bytes, uid);
     } else if (is_charged) {
       it->second.figures.carried_over_bytes += bytes;
       Charge(it->second, bytes);
@@ -505,10 +521,20 @@ void SegmentPool::Apply(const CarriedOver::Changes& changes) {
 }
 
 void SegmentPool::SettleElsewhere() {
-  const uint64_t known = driver_known_bytes_ + carried_over_.declared_bytes();
-  const uint64_t elsewhere = std::min(elsewhere_bytes_, capacity_bytes_ - std::min(capacity_bytes_, known));
-  ledger_.UnchargeUnowned(elsewhere_bytes_ - elsewhere);
+  const uint64_t declared = carried_over_.declared_bytes();
+  elsewhere_most_bytes_ =
+      std::min(elsewhere_most_bytes_, capacity_bytes_ - std::min(capacity_bytes_, driver_known_bytes_));
+  const uint64_t elsewhere = elsewhere_most_bytes_ - std::min(elsewhere_most_bytes_, declared);
+  if (elsewhere > elsewhere_bytes_) {
+    ledger_.ChargeUnowned(elsewhere - elsewhere_bytes_);
+  } else {
+    ledger_.UnchargeUnowned(elsewhere_bytes_ - elsewhere);
+  }
   elsewhere_bytes_ = elsewhere;
+  // What clients hold beyond that lies outside of a capacity that was chosen by what was free.
+  if (properties().kind == DeviceKind::kCuda) {
+    ledger_.ExtendCapacity(declared - std::min(declared, elsewhere_most_bytes_));
+  }
 }
 
 absl::Status SegmentPool::DeclareCarriedOver(SessionId session, absl::Span<const CarriedSegment> segments) {
@@ -519,9 +545,12 @@ absl::Status SegmentPool::DeclareCarriedOver(SessionId session, absl::Span<const
     MutexLock lock(mu_);
     const auto it = accounts_.find(session);
     if (it == accounts_.end()) return absl::AbortedError("the session has ended");
-    const AccountFigures& figures = it->second.figures;
-    // What only it says is not charged beyond its limit: others would have to do without what nobody may hold.
-    const uint64_t most = figures.limit_bytes - std::min(figures.limit_bytes, figures.reserved_bytes);
+    // What only it says is charged like what it could lease: nobody can take from others by saying something.
+    const uint64_t most =
+        properties().kind == DeviceKind::kCuda
+            ? std::min(ledger_.LimitRoom(it->second.figures),
+                       properties().total_bytes - std::min(properties().total_bytes, carried_over_.declared_bytes()))
+            : ledger_.AvailableBytes(it->second.figures);
     Apply(carried_over_.Declared(session, it->second.terms.pid, segments, most));
   }
   RoomMade();
@@ -761,7 +790,7 @@ absl::Status SegmentPool::UpdateHealth() {
   uint64_t from_driver = 0;
   {
     MutexLock lock(mu_);
-    from_driver = FromDriverBytes();
+    from_driver = FromDriverBytes() - freeing_bytes_;
   }
   const absl::StatusOr<uint64_t> free = health.ok() ? device_->FreeBytes() : health;
   bool changed = false;
@@ -773,7 +802,7 @@ absl::Status SegmentPool::UpdateHealth() {
     if (free.ok()) {
       driver_free_bytes_ = *free;
       // What changed hands meanwhile is not to count twice.
-      driver_known_bytes_ = *free + std::min(from_driver, FromDriverBytes());
+      driver_known_bytes_ = *free + std::min(from_driver, FromDriverBytes() - freeing_bytes_);
     }
     SettleElsewhere();
     changed = changed || elsewhere != elsewhere_bytes_;

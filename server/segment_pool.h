@@ -271,6 +271,8 @@ class SegmentPool {
     absl::btree_set<SegmentId> segments;  // in the order in which they became its own
   };
 
+  // (driver) REQUIRES: CarriedOver::StartLook() was called.
+  absl::Status LookForCarriedOver() ABSL_LOCKS_EXCLUDED(mu_);
   void Apply(const CarriedOver::Changes& changes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // What the driver does not have for anybody, although the capacity counts on it, is no more than this now.
   void SettleElsewhere() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -327,6 +329,7 @@ class SegmentPool {
   // At the start the driver had so much less than the capacity, and nobody has said since what it is: charged to
   // nobody.
   uint64_t elsewhere_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t elsewhere_most_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // if nobody said
   Ledger ledger_ ABSL_GUARDED_BY(mu_);
   absl::Status health_ ABSL_GUARDED_BY(mu_);
   uint64_t driver_free_bytes_ ABSL_GUARDED_BY(mu_) = 0;

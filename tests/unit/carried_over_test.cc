@@ -39,8 +39,10 @@ class CarriedOverTest : public ::testing::Test {
     EXPECT_EQ(sum, carried_.bytes());
   }
   void Find(const std::vector<LeftSegment>& segments, SessionId session_of_pid = kNoSession) {
+    carried_.StartLook();
+    EXPECT_FALSE(carried_.next_look().has_value()) << "one at a time";
     Apply(carried_.Found(segments, [&](pid_t pid) { return pid == kPid ? session_of_pid : kNoSession; }));
-    carried_.Looked(now_);
+    carried_.EndLook(now_);
   }
   void Declare(SessionId session, const std::vector<CarriedSegment>& segments, uint64_t most = kAll) {
     Apply(carried_.Declared(session, kPid, segments, most));
@@ -125,6 +127,45 @@ TEST_F(CarriedOverTest, WhatIsFoundLaterIsChargedToo) {
   Find({File(1, 2_MiB), File(2, 4_MiB, {kChild, kPid}), File(3, 8_MiB, {kChild})}, kFirst);
   EXPECT_EQ(charged_[kFirst], 6_MiB);
   EXPECT_EQ(charged_[kNoSession], 8_MiB);
+}
+
+TEST_F(CarriedOverTest, WhatIsSaidWhileSomebodyLooksIsForTheNextLook) {
+  Find({File(1, 2_MiB)});
+  Apply(carried_.Opened(kFirst, kPid));
+  Declare(kFirst, {{.id = 7, .bytes = 2_MiB, .file_device = 1, .file_inode = 1}});
+  carried_.StartLook();
+  Apply(carried_.Freed(kFirst, std::vector<uint64_t>{7}));
+  Apply(carried_.Found({File(1, 2_MiB)}, [](pid_t) { return kNoSession; }));
+  carried_.EndLook(now_);
+  EXPECT_TRUE(carried_.is_settling());
+  EXPECT_LT(*carried_.next_look(), now_ + std::chrono::seconds(1));
+}
+
+TEST_F(CarriedOverTest, WhoSaysAgainAndAgainThatItHasClosedSomethingIsLookedAtLessAndLessOften) {
+  Find({File(1, 2_MiB)});
+  Apply(carried_.Opened(kFirst, kPid));
+  Declare(kFirst, {{.id = 7, .bytes = 2_MiB, .file_device = 1, .file_inode = 1}});
+  SteadyTime::duration last{0};
+  for (int i = 0; i < 20; ++i) {
+    Apply(carried_.Freed(kFirst, std::vector<uint64_t>{7}));
+    EXPECT_GE(*carried_.next_look() - now_, last);
+    last = *carried_.next_look() - now_;
+    now_ = *carried_.next_look();
+    Find({File(1, 2_MiB)});
+  }
+  EXPECT_EQ(last, std::chrono::seconds(5));
+}
+
+// The daemon believes its own eyes.
+TEST_F(CarriedOverTest, WhatASessionSaidOfAFileDoesNotCountOnceItIsSeen) {
+  Declare(kFirst, {{.id = 7, .bytes = 2_MiB, .file_device = 1, .file_inode = 1}});
+  EXPECT_EQ(charged_[kFirst], 2_MiB);
+  Find({File(1, 1_GiB)}, kSecond);
+  EXPECT_EQ(charged_[kFirst], 0u);
+  EXPECT_EQ(charged_[kSecond], 1_GiB);
+  EXPECT_EQ(carried_.declared_bytes(), 0u);
+  Declare(kFirst, {{.id = 8, .bytes = 4_MiB, .file_inode = 1}, {.id = 0, .bytes = 4_MiB}});
+  EXPECT_EQ(charged_[kFirst], 8_MiB) << "no file";
 }
 
 // Where the daemon cannot see for itself.

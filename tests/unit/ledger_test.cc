@@ -132,7 +132,9 @@ class UserLedgerTest : public LedgerTest {
 
 TEST_F(UserLedgerTest, UserLimitBindsAllAccountsOfAUser) {
   ledger_.Charge(first_, 30);
-  EXPECT_EQ(Refusal(second_, 21), OomCause::kLimit);
+  EXPECT_EQ(Refusal(second_, 21), OomCause::kCapacity) << "it may wait for the user's other sessions";
+  EXPECT_TRUE(ledger_.MayEverGrow(second_, 50));
+  EXPECT_FALSE(ledger_.MayEverGrow(second_, 51));
   EXPECT_EQ(ledger_.AvailableBytes(second_), 20u);
   EXPECT_TRUE(ledger_.CheckGrowth(second_, 20).ok());
   EXPECT_TRUE(ledger_.CheckGrowth(other_, 50).ok());
@@ -144,7 +146,7 @@ TEST_F(UserLedgerTest, UserLimitBindsAllAccountsOfAUser) {
 TEST_F(UserLedgerTest, WhatAnEndedSessionHasLeftCounts) {
   ledger_.Charge(first_, 30);
   ledger_.Close(first_, 30);
-  EXPECT_EQ(Refusal(second_, 21), OomCause::kLimit);
+  EXPECT_EQ(Refusal(second_, 21), OomCause::kCapacity);
   ledger_.UnchargeUnowned(30, 7);
   EXPECT_TRUE(ledger_.CheckGrowth(second_, 50).ok());
   EXPECT_EQ(ledger_.GetUser(7).committed_bytes, 0u);
@@ -152,10 +154,10 @@ TEST_F(UserLedgerTest, WhatAnEndedSessionHasLeftCounts) {
 
 TEST_F(UserLedgerTest, AGuaranteeCountsAndIsKept) {
   ASSERT_TRUE(ledger_.SetGuarantee(first_, 30).ok());
-  EXPECT_EQ(Refusal(second_, 21), OomCause::kLimit) << "as if it were used";
+  EXPECT_EQ(Refusal(second_, 21), OomCause::kCapacity) << "as if it were used";
   ledger_.Charge(second_, 20);
   EXPECT_TRUE(ledger_.CheckGrowth(first_, 30).ok());
-  EXPECT_EQ(Refusal(first_, 31), OomCause::kLimit);
+  EXPECT_EQ(Refusal(first_, 31), OomCause::kCapacity);
 }
 
 TEST_F(UserLedgerTest, GuaranteesOfAUserAreBoundTogether) {
@@ -169,6 +171,16 @@ TEST_F(UserLedgerTest, GuaranteesOfAUserAreBoundTogether) {
   EXPECT_EQ(ledger_.GetUser(7).guaranteed_bytes, 10u);
   ledger_.Charge(first_, 40);
   EXPECT_EQ(SegmentRefusalCause(ledger_.SetGuarantee(second_, 11)), OomCause::kLimit) << "beyond user_limit";
+}
+
+// However much is charged: at the start, processes may hold more than there is.
+TEST_F(LedgerTest, AGuaranteeCanAlwaysBeLowered) {
+  ASSERT_TRUE(ledger_.SetGuarantee(a_, 40).ok());
+  ledger_.ChargeUnowned(100);
+  EXPECT_EQ(SegmentRefusalCause(ledger_.SetGuarantee(a_, 41)), OomCause::kCapacity);
+  EXPECT_TRUE(ledger_.SetGuarantee(a_, 10).ok());
+  EXPECT_TRUE(ledger_.SetGuarantee(a_, 0).ok());
+  EXPECT_EQ(ledger_.committed_bytes(), 100u);
 }
 
 TEST_F(LedgerTest, WhatAClosedAccountIsStillChargedForBelongsToNobody) {
