@@ -118,8 +118,9 @@ void Connections::LogRefusal(spdlog::level::level_enum level, const Caller& call
 
 bool Connections::FindBooks() {
   if (found_ == handed_over_) return true;
-  if (!handing_over_->Pause(std::chrono::steady_clock::now())) return false;
-  found_ = handed_over_;
+  const std::optional<intptr_t> begun = handing_over_->Pause(std::chrono::steady_clock::now());
+  if (!begun.has_value()) return false;
+  found_ = *begun;  // the others wait for a thread
   while (const std::optional<StreamBooks::Found> found = books_.Next(handed_over_)) {
     int watched = -1;
     {
@@ -139,7 +140,7 @@ bool Connections::FindBooks() {
 bool Connections::BanAttacker(Watched& connection) {
   const std::optional<StreamCounts> counts = StreamBooks::CountsOf(connection.books);
   if (!counts.has_value()) return false;
-  const absl::Status status = connection.conduct->Judge(*counts);
+  const absl::Status status = connection.conduct->Judge(*counts, std::chrono::steady_clock::now());
   if (status.ok()) return false;
   LogClientEvent(spdlog::level::err, LogLine("connection closed")
                                          .Add("pid", connection.caller.pid)

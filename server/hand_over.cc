@@ -14,6 +14,7 @@ void HandOver::Run(const std::function<void()>& give) {
   {
     MutexLock lock(mu_);
     while (paused_) resumed_.Wait(mu_);
+    ++begun_;
     began = began_.insert(std::chrono::steady_clock::now());
   }
   give();
@@ -21,10 +22,11 @@ void HandOver::Run(const std::function<void()>& give) {
   began_.erase(began);
 }
 
-bool HandOver::Pause(SteadyTime now) {
+std::optional<intptr_t> HandOver::Pause(SteadyTime now) {
   MutexLock lock(mu_);
   paused_ = true;
-  return began_.empty() || *began_.rbegin() + kMade <= now;
+  if (!began_.empty() && *began_.rbegin() + kMade > now) return std::nullopt;
+  return begun_;
 }
 
 void HandOver::Resume() {

@@ -6,7 +6,9 @@
 #define VRAMBROKER_SERVER_HAND_OVER_H_
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
+#include <optional>
 #include <set>
 
 #include "allocator/mutex.h"
@@ -27,8 +29,8 @@ class HandOver {
 
   // Runs `give` soon, unless paused.
   void Submit(std::function<void()> give) ABSL_LOCKS_EXCLUDED(mu_);
-  // None begins any more until Resume(). True: what gRPC makes for those under way is made.
-  bool Pause(SteadyTime now) ABSL_LOCKS_EXCLUDED(mu_);
+  // None begins any more until Resume(). How many have ever begun, when what gRPC makes for them is made.
+  std::optional<intptr_t> Pause(SteadyTime now) ABSL_LOCKS_EXCLUDED(mu_);
   void Resume() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
@@ -37,6 +39,7 @@ class HandOver {
   Mutex mu_;
   CondVar resumed_;
   bool paused_ ABSL_GUARDED_BY(mu_) = false;
+  intptr_t begun_ ABSL_GUARDED_BY(mu_) = 0;
   std::multiset<SteadyTime> began_ ABSL_GUARDED_BY(mu_);  // of those under way
   WorkerPool threads_;
 };

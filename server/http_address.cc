@@ -80,6 +80,8 @@ std::optional<uid_t> OwnerOfSocket(const SocketAddress& from, const SocketAddres
       answer.header.nlmsg_type != SOCK_DIAG_BY_FAMILY) {
     return std::nullopt;
   }
+  // Where no socket connects the two, one that listens there is named. One that nobody has open any more has no owner.
+  if (answer.socket.idiag_state == TCP_LISTEN || answer.socket.idiag_inode == 0) return std::nullopt;
   return answer.socket.idiag_uid;
 }
 

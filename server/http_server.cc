@@ -17,9 +17,9 @@
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/read.hpp>
 #include <chrono>
+#include <exception>
 #include <limits>
 #include <map>
-#include <new>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -97,7 +97,7 @@ std::string Serialize(const HttpRequest& request, const HttpResponse& response, 
 std::string Serialize(const HttpRequest& request, const HttpPage& page, const HttpParameters& parameters) {
   try {
     return Serialize(request, page.answer(parameters), page.compress);
-  } catch (const std::bad_alloc&) {
+  } catch (const std::exception&) {  // out of memory, most likely: the daemon goes on
     return Serialize(request, Busy(), /*compress=*/false);
   }
 }

@@ -4,6 +4,8 @@
 #include <grpc/grpc.h>
 #include <grpc/support/alloc.h>
 
+#include <algorithm>
+#include <chrono>
 #include <memory>
 
 #include "absl/strings/numbers.h"
@@ -61,7 +63,13 @@ std::optional<StreamCounts> StreamBooks::CountsOf(intptr_t books) {
                       .reset = NumberOf(json.get(), "streamsFailed")};
 }
 
-absl::Status StreamConduct::Judge(const StreamCounts& counts) {
+absl::Status StreamConduct::Judge(const StreamCounts& counts, SteadyTime now) {
+  if (forgave_ == SteadyTime::min()) forgave_ = now;
+  // A client that gives its calls up one by one, for years, attacks nobody.
+  const uint64_t forgiven =
+      kForgiven * static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::seconds>(now - forgave_).count());
+  if (forgiven > 0) forgave_ = now;
+  owed_ -= std::min(owed_, forgiven);
   const uint64_t owed = owed_ + (counts.reset - last_.reset);
   const uint64_t completed = counts.completed - last_.completed;
   owed_ = owed > completed ? owed - completed : 0;

@@ -47,20 +47,23 @@ class StreamBooks {
 // What one connection may do.
 class StreamConduct {
  public:
-  // More than these, beyond what it completes, is an attack: a client that gives up a call resets one stream.
+  // More than these at once, beyond what it completes, is an attack: a client that gives up a call resets one stream.
   static constexpr uint64_t kMaxResets = 1000;
+  // So many are forgiven a second.
+  static constexpr uint64_t kForgiven = 50;
 
   // `max_open`: streams at a time. gRPC enforces this only for clients that acknowledge its settings.
   explicit StreamConduct(uint64_t max_open) : max_open_(max_open) {}
 
   // ResourceExhausted when the connection is to be closed. Completed streams do not count in advance: nobody can save
   // them up for an attack.
-  absl::Status Judge(const StreamCounts& counts);
+  absl::Status Judge(const StreamCounts& counts, SteadyTime now);
 
  private:
   const uint64_t max_open_;
   StreamCounts last_;
   uint64_t owed_ = 0;  // resets beyond what it completed
+  SteadyTime forgave_ = SteadyTime::min();
 };
 
 // Who may not connect for a while, because connections of theirs were closed. For one thread.

@@ -151,6 +151,13 @@ absl::Status CheckOldDaemon(const UniqueFd& file, const std::string& dir) {
   }
   if (!file.valid() || TryLock(file)) return absl::OkStatus();
   const pid_t pid = PidIn(file);
+  // Nobody but its owner, another daemon's user, can have locked a private one.
+  struct stat found = {};
+  struct stat directory = {};
+  if (fstat(file.get(), &found) == 0 && stat(dir.c_str(), &directory) == 0 && (found.st_mode & 0077) == 0 &&
+      (found.st_uid == 0 || found.st_uid == directory.st_uid)) {
+    return ServedBy(pid, dir);
+  }
   return IsDaemonOfOurs(pid) ? ServedBy(pid, dir) : absl::OkStatus();  // it starts or stops
 }
 

@@ -64,8 +64,8 @@ TEST_F(CarriedOverTest, IsNobodysUntilItsProcessOpensASession) {
   EXPECT_EQ(charged_[kSecond], 0u) << "it is the first one's already";
   const std::vector<CarriedOver::Holding> holdings = carried_.Holdings();
   ASSERT_EQ(holdings.size(), 2u);
-  EXPECT_EQ(holdings[0].segments, 2u);
-  EXPECT_THAT(holdings[1].holders, ElementsAre(kChild));
+  EXPECT_THAT(holdings[0].holders, ElementsAre(kChild));
+  EXPECT_EQ(holdings[1].segments, 2u);
 }
 
 TEST_F(CarriedOverTest, SessionsOfAProcessTellTheirsApart) {

@@ -23,34 +23,49 @@ TEST(StreamConductTest, WhoGivesUpCallsNowAndThenMayStay) {
     counts.started += 1000;
     counts.completed += 500;
     counts.reset += 500;
-    EXPECT_TRUE(conduct.Judge(counts).ok()) << i;
+    EXPECT_TRUE(conduct.Judge(counts, kAttack).ok()) << i;
   }
   counts.started += kBound;
   counts.reset += kBound;
-  EXPECT_TRUE(conduct.Judge(counts).ok()) << "all at once, when the program ends";
+  EXPECT_TRUE(conduct.Judge(counts, kAttack).ok()) << "all at once, when the program ends";
 }
 
 TEST(StreamConductTest, MoreResetsThanCompletedStreamsAreAnAttack) {
   StreamConduct conduct(100);
-  EXPECT_TRUE(conduct.Judge({.started = kBound, .completed = 0, .reset = kBound}).ok());
-  EXPECT_TRUE(conduct.Judge({.started = kBound + 20, .completed = 10, .reset = kBound + 10}).ok());
-  const absl::Status status = conduct.Judge({.started = kBound + 21, .completed = 10, .reset = kBound + 11});
+  EXPECT_TRUE(conduct.Judge({.started = kBound, .completed = 0, .reset = kBound}, kAttack).ok());
+  EXPECT_TRUE(conduct.Judge({.started = kBound + 20, .completed = 10, .reset = kBound + 10}, kAttack).ok());
+  const absl::Status status = conduct.Judge({.started = kBound + 21, .completed = 10, .reset = kBound + 11}, kAttack);
   EXPECT_TRUE(absl::IsResourceExhausted(status));
   EXPECT_THAT(std::string(status.message()), HasSubstr("it reset 1011 streams and completed 10"));
 }
 
 TEST(StreamConductTest, CompletedStreamsAreNotSavedUp) {
   StreamConduct conduct(100);
-  EXPECT_TRUE(conduct.Judge({.started = 1'000'000, .completed = 1'000'000, .reset = 0}).ok());
-  EXPECT_FALSE(conduct.Judge({.started = 1'000'000 + kBound + 1, .completed = 1'000'000, .reset = kBound + 1}).ok());
+  EXPECT_TRUE(conduct.Judge({.started = 1'000'000, .completed = 1'000'000, .reset = 0}, kAttack).ok());
+  EXPECT_FALSE(
+      conduct.Judge({.started = 1'000'000 + kBound + 1, .completed = 1'000'000, .reset = kBound + 1}, kAttack).ok());
+}
+
+TEST(StreamConductTest, ResetsNowAndThenAreForgiven) {
+  StreamConduct conduct(100);
+  StreamCounts counts;
+  for (int i = 0; i < 10'000; ++i) {  // each gives up a call every five seconds
+    ++counts.started;
+    ++counts.reset;
+    EXPECT_TRUE(conduct.Judge(counts, kAttack + i * seconds(5)).ok());
+  }
+  counts.started += kBound + 1;
+  counts.reset += kBound + 1;
+  EXPECT_FALSE(conduct.Judge(counts, kAttack + 10'000 * seconds(5)).ok()) << "all at once";
 }
 
 TEST(StreamConductTest, OpenStreamsAreBounded) {
   StreamConduct conduct(100);
-  EXPECT_TRUE(conduct.Judge({.started = 100, .completed = 0, .reset = 0}).ok());
-  EXPECT_TRUE(conduct.Judge({.started = 110, .completed = 11, .reset = 0}).ok());
-  EXPECT_TRUE(conduct.Judge({.started = 110, .completed = 112, .reset = 0}).ok()) << "figures of different moments";
-  EXPECT_FALSE(conduct.Judge({.started = 301, .completed = 100, .reset = 100}).ok());
+  EXPECT_TRUE(conduct.Judge({.started = 100, .completed = 0, .reset = 0}, kAttack).ok());
+  EXPECT_TRUE(conduct.Judge({.started = 110, .completed = 11, .reset = 0}, kAttack).ok());
+  EXPECT_TRUE(conduct.Judge({.started = 110, .completed = 112, .reset = 0}, kAttack).ok())
+      << "figures of different moments";
+  EXPECT_FALSE(conduct.Judge({.started = 301, .completed = 100, .reset = 100}, kAttack).ok());
 }
 
 TEST(BannedTest, AProcessForAWhile) {

@@ -166,9 +166,9 @@ class Client(_Figures):
         options.call_timeout_ms = _library.milliseconds("call_timeout", call_timeout)
         if on_lost is not None:
             options.on_lost = _library.LOST_FUNCTION(
-                lambda _, code, message: on_lost(Error(code, message.decode(errors="replace"))))
+                _from_library(lambda _, code, message: on_lost(Error(code, message.decode(errors="replace")))))
         if log is not None:
-            options.log = _library.LOG_FUNCTION(lambda _, line: log(line.decode(errors="replace")))
+            options.log = _library.LOG_FUNCTION(_from_library(lambda _, line: log(line.decode(errors="replace"))))
         self._options = options  # the library calls its functions
         handle = ctypes.c_void_p()
         self._library.check(self._library.lib.vrambroker_connect(ctypes.byref(options), ctypes.byref(handle)))
@@ -198,8 +198,17 @@ class Client(_Figures):
             if self._open or self._calls > 0 or self._blocks:
                 return
             handle, self._handle = self._handle, None
-        if handle is not None:
+        if handle is None:
+            return
+
+        def disconnect() -> None:
             self._library.check(self._library.lib.vrambroker_disconnect(handle))
+
+        # The library waits for its callbacks: whatever ends in one must not wait for the library.
+        if getattr(_callback, "is_running", False):
+            threading.Thread(target=disconnect, daemon=True).start()
+        else:
+            disconnect()
 
     def close(self) -> None:
         """Gives back what its buffers hold, and ends the session, after calls of other threads have ended. The buffers
@@ -303,6 +312,20 @@ class Client(_Figures):
 
     def __repr__(self) -> str:
         return f"<vrambroker.Client {self.name if self._open else 'closed'}>"
+
+
+_callback = threading.local()  # is_running: this thread is the library's
+
+
+def _from_library(function: "Callable[..., None]") -> "Callable[..., None]":
+    def call(*arguments: object) -> None:
+        _callback.is_running = True
+        try:
+            function(*arguments)
+        finally:
+            _callback.is_running = False
+
+    return call
 
 
 def _close(reference: "weakref.ref[Client]") -> None:
