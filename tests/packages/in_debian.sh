@@ -50,11 +50,12 @@ say "The unit"
 systemd-analyze verify vrambroker.service
 systemd-analyze security --offline=yes --threshold=30 --no-pager vrambroker.service | tail -n 1
 
-say "The daemon, as the unit runs it: its own user, one capability"
+say "The daemon, as the unit runs it: its own user, two capabilities"
 exec_start=$(sed -n 's/^ExecStart=//p' /usr/lib/systemd/system/vrambroker.service | tr -d '"')
 sed -i 's/^device: .*/device: "host"/; s/^# capacity: .*/capacity: "256MiB"/; s/^http_address: .*/http_address: "off"/' /etc/vrambroker/vrambroker.textproto
 as_the_unit=(setpriv --reuid=vrambroker --regid=vrambroker --init-groups --no-new-privs
-             --bounding-set=-all,+sys_ptrace --inh-caps=-all,+sys_ptrace --ambient-caps=-all,+sys_ptrace)
+             --bounding-set=-all,+sys_ptrace,+checkpoint_restore --inh-caps=-all,+sys_ptrace,+checkpoint_restore
+             --ambient-caps=-all,+sys_ptrace,+checkpoint_restore)
 "${as_the_unit[@]}" $exec_start --check_config
 "${as_the_unit[@]}" $exec_start 2> /tmp/daemon.log &
 daemon_pid=$!
