@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "allocator/bytes.h"
 #include "allocator/host_device.h"
+#include "server/descriptor_budget.h"
 #include "server/unix_socket.h"
 
 namespace vrambroker {
@@ -109,7 +110,8 @@ void FuzzDaemon::Connect() {
   Require(mkdtemp(dir) != nullptr, "there is a directory");
   const std::string path = absl::StrCat(dir, "/sock");
   absl::StatusOr<UniqueFd> listener = ListenUnix(path, SOCK_STREAM, 0600);
-  Require(listener.ok() && connections_.Serve(*std::move(listener), server_.get(), 16).ok(), "the daemon listens");
+  Require(listener.ok() && connections_.Serve(*std::move(listener), server_.get(), DescriptorBudget::Of(1024, 16)).ok(),
+          "the daemon listens");
   loop_thread_ = std::thread([this] { loop_.Run(std::chrono::milliseconds(5), [this] { broker_->OnTimer(); }); });
 
   UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
