@@ -534,8 +534,8 @@ absl::StatusOr<uint64_t> ChooseCapacity(Device& device, const Config& config) {
   return capacity;
 }
 
-// Who owns segments, for finding them after a restart: whoever serves this directory. FNV-1a, since it has to be the
-// same in each run.
+// The owner's name in the names of segments, by which the next run finds them: a hash of the socket directory. It has
+// to be the same in each run, so it is FNV-1a.
 std::string OwnerOf(const std::string& socket_dir) {
   std::error_code error;
   const std::filesystem::path path = std::filesystem::weakly_canonical(std::filesystem::absolute(socket_dir), error);

@@ -20,7 +20,7 @@ namespace vrambroker {
 // Thread-safe.
 class HandOver {
  public:
-  // What gRPC makes for a connection is made in microseconds. Whoever takes longer than this serves the client.
+  // gRPC sets a connection up in microseconds. A thread that takes longer than this is serving the client by now.
   static constexpr std::chrono::milliseconds kMade{250};
 
   explicit HandOver(size_t threads) : threads_(threads) {}

@@ -154,8 +154,8 @@ class SegmentPool {
   // Gives up what is left of a grant.
   void ReleaseGrant(SessionId session, uint64_t bytes);
   // Holds free bytes back from accounts of this priority and lower ones, or (none) no more. Not from those that held
-  // memory when the hold began and have given nothing back since: whoever waits, waits for them, and they may need more
-  // to get done.
+  // memory when the hold began and have given nothing back since: the request waits for them, and they may need
+  // more to finish.
   void HoldBack(std::optional<Ledger::Held> held);
   // Growth of this session is refused because of that.
   bool IsHeldBack(SessionId session, uint64_t bytes) const;

@@ -201,7 +201,7 @@ class World {
     } else if (dice < 53) {
       SitterGrows();
     } else if (dice < 56 && !large_) {
-      // What is not the sitters' could all be its own.
+      // It fits beside the sitters, even when they hold all that they may.
       const SessionId id = OpenSession(kCapacity, /*uid=*/7);
       large_ = true;
       Ask(id, kCapacity - kSitters * kSitterLimit - RandomBytes(16_MiB), std::chrono::hours(1'000), /*is_large=*/true);

@@ -81,6 +81,13 @@ class GrowthQueueTest : public ::testing::Test {
       Return(session, segment);
     }
   }
+  // 30 MiB are held back: kB holds 50 MiB of the device, has reported them as idle, and does not answer.
+  void HoldBackForALargeOne() {
+    Hold(kB, 50_MiB);
+    candidates_ = {{.session = kB, .reserved_bytes = 50_MiB, .idle_bytes = 50_MiB}};
+    Add("large", kA, 30_MiB, milliseconds(60000));
+    Pass(GrowthQueue::kHoldAfter);
+  }
   bool Fits(SessionId session, uint64_t bytes) {
     const absl::StatusOr<SegmentId> segment = pool_.Lease(session, bytes);
     if (segment.ok()) {
@@ -351,10 +358,7 @@ TEST_F(GrowthQueueTest, WhatIsReportedIdleIsWaitedForWithMemoryHeldBack) {
 }
 
 TEST_F(GrowthQueueTest, WhoIsHeldBackIsNotRefusedAndGetsItAfterTheBound) {
-  Hold(kB, 50_MiB);
-  candidates_ = {{.session = kB, .reserved_bytes = 50_MiB, .idle_bytes = 50_MiB}};
-  Add("large", kA, 30_MiB, milliseconds(60000));
-  Pass(GrowthQueue::kHoldAfter);
+  HoldBackForALargeOne();
   ASSERT_FALSE(Fits(kC, 2_MiB));
   Add("may not wait", kC, 2_MiB);
   EXPECT_FALSE(ended_.contains("may not wait"));
@@ -435,10 +439,7 @@ TEST_F(GrowthQueueTest, ALimitedPartOfTheDeviceIsHeldBack) {
                                          GrowthQueueHooks{.clock = [this] { return now_; },
                                                           .candidates = [this] { return candidates_; },
                                                           .ask = [](const ReclaimVictim&, const auto&) {}});
-  Hold(kB, 50_MiB);
-  candidates_ = {{.session = kB, .reserved_bytes = 50_MiB, .idle_bytes = 50_MiB}};
-  Add("large", kA, 30_MiB, milliseconds(60000));
-  Pass(GrowthQueue::kHoldAfter);
+  HoldBackForALargeOne();
   EXPECT_TRUE(Fits(kC, 10_MiB));
   EXPECT_FALSE(Fits(kC, 12_MiB));
 }
@@ -458,10 +459,7 @@ TEST_F(GrowthQueueTest, NothingIsHeldBackWhenItIsTurnedOff) {
 }
 
 TEST_F(GrowthQueueTest, MoreImportantSessionsAreNotHeldBack) {
-  Hold(kB, 50_MiB);
-  candidates_ = {{.session = kB, .reserved_bytes = 50_MiB, .idle_bytes = 50_MiB}};
-  Add("large", kA, 30_MiB, milliseconds(60000));
-  Pass(GrowthQueue::kHoldAfter);
+  HoldBackForALargeOne();
   EXPECT_FALSE(Fits(kC, 2_MiB));
   ASSERT_TRUE(pool_.SetPriority(kC, 1).ok());
   EXPECT_TRUE(Fits(kC, 2_MiB));
@@ -495,10 +493,7 @@ TEST_F(GrowthQueueTest, WhoIsServedHoldsNobodyBack) {
 }
 
 TEST_F(GrowthQueueTest, WhoGivesUpHoldsNobodyBack) {
-  Hold(kB, 50_MiB);
-  candidates_ = {{.session = kB, .reserved_bytes = 50_MiB, .idle_bytes = 50_MiB}};
-  Add("large", kA, 30_MiB, milliseconds(60000));
-  Pass(GrowthQueue::kHoldAfter);
+  HoldBackForALargeOne();
   Add("small", kC, 2_MiB, milliseconds(60000));
   EXPECT_THAT(granted_, IsEmpty());
   queue_->Cancel(kA, absl::AbortedError("it has ended"));
@@ -509,19 +504,13 @@ TEST_F(GrowthQueueTest, WhoGivesUpHoldsNobodyBack) {
 
 TEST_F(GrowthQueueTest, AGuaranteeIsNeverHeldBack) {
   ASSERT_TRUE(pool_.SetGuarantee(kC, 4_MiB).ok());
-  Hold(kB, 50_MiB);
-  candidates_ = {{.session = kB, .reserved_bytes = 50_MiB, .idle_bytes = 50_MiB}};
-  Add("large", kA, 30_MiB, milliseconds(60000));
-  Pass(GrowthQueue::kHoldAfter);
+  HoldBackForALargeOne();
   EXPECT_TRUE(Fits(kC, 4_MiB));
   EXPECT_FALSE(Fits(kC, 6_MiB));
 }
 
 TEST_F(GrowthQueueTest, ANewGuaranteeDoesNotTakeWhatIsHeldBack) {
-  Hold(kB, 50_MiB);
-  candidates_ = {{.session = kB, .reserved_bytes = 50_MiB, .idle_bytes = 50_MiB}};
-  Add("large", kA, 30_MiB, milliseconds(60000));
-  Pass(GrowthQueue::kHoldAfter);
+  HoldBackForALargeOne();
   Add("guarantee", kC, 4_MiB, milliseconds(0), 0, /*guarantee=*/true);
   EXPECT_FALSE(ended_.contains("guarantee"));
   Pass(kHoldBack);
