@@ -11,6 +11,7 @@
 #include <sys/types.h>
 
 #include <array>
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -76,6 +77,14 @@ struct DeviceSegment {
   int fd = -1;           // memory file of a host segment
 };
 
+// A process. Its pid alone is somebody else's once it has ended.
+struct ProcessId {
+  pid_t pid = 0;
+  uint64_t started = 0;  // clock ticks after the machine did; 0: not known
+
+  friend auto operator<=>(const ProcessId&, const ProcessId&) = default;
+};
+
 // Who still has segments open or mapped, besides this process.
 struct SegmentHolders {
   struct Holder {
@@ -91,8 +100,8 @@ struct LeftSegment {
   uint64_t file_device = 0;  // which file it is, as fstat() says
   uint64_t file_inode = 0;
   uint64_t bytes = 0;
-  std::vector<pid_t> holders;  // in ascending order
-  uid_t holder_uid = 0;        // of the first that was found
+  std::vector<ProcessId> holders;  // in ascending order
+  uid_t holder_uid = 0;            // of the first that was found
 };
 
 struct LeftSegments {

@@ -23,10 +23,6 @@
 namespace vrambroker {
 namespace {
 
-std::string LinkTo(const std::string& name) {
-  return absl::StrCat("/memfd:", name);
-}
-
 // The file of a line of /proc/PID/maps.
 std::optional<FileId> FileOfMapping(const char* line) {
   unsigned device_major = 0;
@@ -37,18 +33,15 @@ std::optional<FileId> FileOfMapping(const char* line) {
   return FileId(makedev(device_major, device_minor), inode);
 }
 
-// Who has files that this process has open.
+// Who has certain files.
 class HolderSearch : public ProcessFiles {
  public:
-  HolderSearch(absl::Span<const int> fds, const std::string& name) : ProcessFiles(LinkTo(name)) {
-    for (size_t i = 0; i < fds.size(); ++i) {
-      struct stat file = {};
-      if (fstat(fds[i], &file) != 0) continue;
-      files_[{file.st_dev, file.st_ino}].push_back(i);
-      if (const std::optional<MountedFile> mounted =
-              ReadDescriptorInfo(AT_FDCWD, absl::StrCat("/proc/self/fdinfo/", fds[i]).c_str())) {
-        mounted_files_[*mounted].push_back(i);
-      }
+  HolderSearch(absl::Span<const OpenFile> files, const std::string& name, Where where)
+      : ProcessFiles(LinkTo(name), where) {
+    for (size_t i = 0; i < files.size(); ++i) {
+      if (files[i].file.second == 0) continue;
+      files_[files[i].file].push_back(i);
+      if (const std::optional<MountedFile>& mounted = files[i].mounted) mounted_files_[*mounted].push_back(i);
     }
   }
 
@@ -96,7 +89,7 @@ class LeftSearch : public ProcessFiles {
   LeftSegments Left() && {
     LeftSegments left;
     for (auto& [id, segment] : found_) {
-      std::vector<pid_t>& holders = segment.holders;
+      std::vector<ProcessId>& holders = segment.holders;
       std::sort(holders.begin(), holders.end());
       holders.erase(std::unique(holders.begin(), holders.end()), holders.end());
       left.segments.push_back(std::move(segment));
@@ -150,7 +143,8 @@ class LeftSearch : public ProcessFiles {
     segment.file_inode = file.st_ino;
     segment.bytes = static_cast<uint64_t>(file.st_size);
     if (segment.holders.empty()) segment.holder_uid = ProcessOf(pid).st_uid;
-    segment.holders.push_back(pid);
+    // A process that has just ended, and given its pid on, holds nothing: the next look finds that.
+    segment.holders.push_back({.pid = pid, .started = StartOf(pid)});
   }
 
   const absl::FunctionRef<uint64_t(absl::string_view)> bytes_of_;
@@ -159,8 +153,27 @@ class LeftSearch : public ProcessFiles {
 
 }  // namespace
 
+std::string LinkTo(const std::string& name) {
+  return absl::StrCat("/memfd:", name);
+}
+
+OpenFile IdentityOf(int fd) {
+  struct stat file = {};
+  if (fstat(fd, &file) != 0) return {};
+  return {.file = {file.st_dev, file.st_ino},
+          .mounted = ReadDescriptorInfo(AT_FDCWD, absl::StrCat("/proc/self/fdinfo/", fd).c_str())};
+}
+
 absl::StatusOr<SegmentHolders> FindFileHolders(absl::Span<const int> fds, const std::string& name) {
-  HolderSearch search(fds, name);
+  std::vector<OpenFile> files;
+  files.reserve(fds.size());
+  for (const int fd : fds) files.push_back(IdentityOf(fd));
+  return FindFileHolders(files, name, ProcessFiles::Where::kDescriptorsAndMappings);
+}
+
+absl::StatusOr<SegmentHolders> FindFileHolders(absl::Span<const OpenFile> files, const std::string& name,
+                                               ProcessFiles::Where where) {
+  HolderSearch search(files, name, where);
   if (search.is_empty()) return SegmentHolders();
   if (absl::Status status = search.Walk(); !status.ok()) return status;
   return std::move(search).Holders();

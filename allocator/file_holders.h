@@ -7,6 +7,7 @@
 
 #include <sys/types.h>
 
+#include <optional>
 #include <string>
 
 #include "absl/functional/function_ref.h"
@@ -14,11 +15,26 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "allocator/device.h"
+#include "allocator/process_files.h"
 
 namespace vrambroker {
 
-// Other processes that have one of the memory files `fds` open or mapped. `name` is what the names that memfd_create()
-// was called with begin with. Invalid descriptors have no holders. Errors as ProcessFiles::Walk().
+// What links to memory files of names that begin with `name` begin with.
+std::string LinkTo(const std::string& name);
+
+// Which file a descriptor is of.
+struct OpenFile {
+  FileId file;                         // an inode of 0 is of no file
+  std::optional<MountedFile> mounted;  // where the kernel tells
+};
+// Of a descriptor of this process.
+OpenFile IdentityOf(int fd);
+
+// Other processes that have one of the memory files open, or mapped if they are to be looked for there. `name` is what
+// the names that memfd_create() was called with begin with. Errors as ProcessFiles::Walk().
+absl::StatusOr<SegmentHolders> FindFileHolders(absl::Span<const OpenFile> files, const std::string& name,
+                                               ProcessFiles::Where where);
+// The same for memory files that this process has open as `fds`. Invalid descriptors have no holders.
 absl::StatusOr<SegmentHolders> FindFileHolders(absl::Span<const int> fds, const std::string& name);
 
 // The memory files of other processes whose names begin with `name`, and that the user who runs this process, or root,

@@ -12,10 +12,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 
 namespace vrambroker {
 namespace {
@@ -59,6 +61,20 @@ std::optional<MountedFile> ReadDescriptorInfo(int directory, const char* path) {
   return file.second == 0 ? std::nullopt : std::optional(file);
 }
 
+uint64_t StartOf(pid_t pid) {
+  const File file(std::fopen(absl::StrCat("/proc/", pid, "/stat").c_str(), "re"));
+  std::array<char, 1024> text = {};
+  if (file == nullptr || std::fgets(text.data(), text.size(), file.get()) == nullptr) return 0;
+  // PID (NAME) STATE ...: the name may have anything in it. The start is field 22, by proc_pid_stat(5).
+  const absl::string_view line(text.data());
+  const size_t name_end = line.rfind(')');
+  if (name_end == absl::string_view::npos) return 0;
+  constexpr size_t kFieldsBefore = 22 - 3;
+  const std::vector<absl::string_view> fields = absl::StrSplit(line.substr(name_end + 1), ' ', absl::SkipEmpty());
+  uint64_t start = 0;
+  return fields.size() > kFieldsBefore && absl::SimpleAtoi(fields[kFieldsBefore], &start) ? start : 0;
+}
+
 absl::Status ProcessFiles::Walk() {
   const Directory processes(opendir("/proc"));
   if (processes == nullptr) return absl::ErrnoToStatus(errno, "opendir of /proc failed");
@@ -67,6 +83,15 @@ absl::Status ProcessFiles::Walk() {
     pid_t pid = 0;
     if (absl::SimpleAtoi(entry->d_name, &pid) && pid != self) LookAtProcess(pid);
   }
+  return Done();
+}
+
+absl::Status ProcessFiles::LookAt(pid_t pid) {
+  LookAtProcess(pid);
+  return Done();
+}
+
+absl::Status ProcessFiles::Done() const {
   if (error_ != 0) return absl::ErrnoToStatus(error_, "reading /proc failed: not every process was looked at");
   return absl::OkStatus();
 }
@@ -75,8 +100,9 @@ void ProcessFiles::LookAtProcess(pid_t pid) {
   const std::string tasks_path = absl::StrCat("/proc/", pid, "/task");
   const Directory tasks(opendir(tasks_path.c_str()));
   bool could_look = tasks != nullptr;
-  pid_t looked_at = 0;       // a thread whose descriptors were
-  bool mapped_seen = false;  // all threads have the same mappings, but one that has ended has none
+  pid_t looked_at = 0;  // a thread whose descriptors were
+  // All threads have the same mappings, but one that has ended has none.
+  bool mapped_seen = where_ == Where::kDescriptors;
   while (could_look) {
     errno = 0;
     const dirent* entry = readdir(tasks.get());

@@ -26,19 +26,27 @@ using MountedFile = std::pair<uint64_t, uint64_t>;
 // the kernel does not tell (before Linux 5.14).
 std::optional<MountedFile> ReadDescriptorInfo(int directory, const char* path);
 
+// When the process started, as ProcessId has it; 0 when it has ended, or /proc is hidden.
+uint64_t StartOf(pid_t pid);
+
 // Milliseconds and more: hold no lock meanwhile. Processes of other users can be looked into by root, and by those who
 // have CAP_SYS_PTRACE from Linux 5.14 on. Not seen: descriptors on their way through a socket, and processes of other
 // pid namespaces than this one and those below it.
 class ProcessFiles {
  public:
+  // Mappings cost the most: those of files that nobody maps need no look.
+  enum class Where { kDescriptorsAndMappings, kDescriptors };
   // `link`: what links to the files looked for begin with, "/memfd:NAME".
-  explicit ProcessFiles(std::string link) : link_(std::move(link)) {}
+  explicit ProcessFiles(std::string link, Where where = Where::kDescriptorsAndMappings)
+      : link_(std::move(link)), where_(where) {}
   virtual ~ProcessFiles() = default;
 
   // Looks at all processes but this one, at each of their threads: one may have descriptors of its own, and live on
   // when the main thread has ended. An error when there is no /proc, or when this process lacks descriptors or memory
   // to look at all of it.
   absl::Status Walk();
+  // The same for one process, which may be this one.
+  absl::Status LookAt(pid_t pid);
   // Processes that may not be looked into.
   size_t unread_processes() const { return unread_processes_; }
 
@@ -55,6 +63,7 @@ class ProcessFiles {
   void Unread() { ++unread_processes_; }
 
  private:
+  absl::Status Done() const;
   void LookAtProcess(pid_t pid);
   // These return false, and errno, when they could not look. `task` is "/proc/PID/task/TID".
   bool LookAtDescriptors(pid_t pid, const std::string& task);
@@ -62,6 +71,7 @@ class ProcessFiles {
   bool LookAtMappings(pid_t pid, const std::string& task, bool* is_empty);
 
   const std::string link_;
+  const Where where_;
   size_t unread_processes_ = 0;
   int error_ = 0;  // errno, when something may be missing for want of descriptors or memory
 };

@@ -52,6 +52,19 @@ bool SameCounts(const MemoryStats& a, const MemoryStats& b) {
   return StatsToProto(a).SerializeAsString() == StatsToProto(b).SerializeAsString();
 }
 
+// One for all sessions of the process: a child that was made before a session has the descriptors of the GPU, too. A
+// child's own sessions have another one; its parent's stays open in it. `forks`: before this process became what it is.
+int ProcessMark(int forks) {
+  static std::atomic<uint64_t> made{0};  // forks + 1, and the descriptor; without a lock, which fork() might find taken
+  const uint64_t generation = static_cast<uint64_t>(forks) + 1;
+  uint64_t now = made.load();
+  if (now >> 32 == generation) return static_cast<int>(now & 0xffffffff);
+  UniqueFd mark = MakeSessionMark();
+  if (!mark.valid()) return -1;
+  if (made.compare_exchange_strong(now, generation << 32 | static_cast<uint64_t>(mark.get()))) return mark.Release();
+  return static_cast<int>(now & 0xffffffff);
+}
+
 }  // namespace
 
 std::atomic<int> SessionClient::fork_count{0};
@@ -61,12 +74,15 @@ SessionClient::Link::~Link() {
 }
 
 SessionClient::SessionClient(const ClientOptions& options)
-    : options_(options), descriptors_(options.socket_dir), forks_([] {
+    : options_(options),
+      descriptors_(options.socket_dir),
+      forks_([] {
         static const int registered =
             pthread_atfork(nullptr, nullptr, [] { fork_count.fetch_add(1, std::memory_order_relaxed); });
         (void)registered;
         return fork_count.load(std::memory_order_relaxed);
-      }()) {}
+      }()),
+      mark_(ProcessMark(forks_)) {}
 
 absl::StatusOr<std::unique_ptr<SessionClient>> SessionClient::Open(const ClientOptions& options) {
   if (options.wait < absl::ZeroDuration() || options.wait > absl::Hours(1)) {
@@ -104,6 +120,7 @@ absl::StatusOr<std::shared_ptr<SessionClient::Link>> SessionClient::Connect(cons
   if (options_.limit.has_value()) *hello.mutable_limit() = ToProto(*options_.limit);
   if (options_.guarantee.has_value()) *hello.mutable_guarantee() = ToProto(*options_.guarantee);
   hello.set_alloc_conf(conf_.text);
+  if (mark_ >= 0) hello.mutable_mark()->set_fd(static_cast<uint32_t>(mark_));
   hello.set_placement(leases() ? v1::PLACEMENT_LEASED : v1::PLACEMENT_REMOTE);
   // What is not in the list, the daemon takes back and may give to others: Adopt() has kept out what was under way, and
   // what is being given back stays in it until it is closed.
@@ -248,7 +265,7 @@ SessionClient::~SessionClient() {
   }
   if (link == nullptr) return;
   if (!closed) {
-    link->stream->Abort();  // without a goodbye the daemon waits for the end of the process
+    link->stream->Abort();  // without a goodbye the daemon waits for the end of the process, and of its children
     return;
   }
   // Over another connection when this one has broken: a daemon that is still there would keep what was held until the
@@ -639,15 +656,17 @@ void SessionClient::GiveBackIdle() {
 }
 
 void SessionClient::DeclareCarriedOver(const Link& link) {
-  if (!link.takes_carried_over) return;
+  if (!link.takes_carried_over || link.session == 0) return;  // of the first session nothing is carried over
   v1::SessionRequest message;
+  message.mutable_carried_over()->set_begins(true);
   for (size_t device = 0; device < heaps_.size(); ++device) {
     for (v1::CarriedOver::Segment& segment : leased(device).CarriedOver(link.session)) {
-      *message.mutable_carried_over()->add_segments() = std::move(segment);
       if (message.carried_over().segments_size() == kMaxCarriedInMessage) link.stream->Send(std::exchange(message, {}));
+      *message.mutable_carried_over()->add_segments() = std::move(segment);
     }
   }
-  if (message.carried_over().segments_size() > 0) link.stream->Send(std::move(message));
+  message.mutable_carried_over()->set_ends(true);
+  link.stream->Send(std::move(message));
 }
 
 absl::Status SessionClient::Reconnect() {
@@ -658,7 +677,7 @@ absl::Status SessionClient::Reconnect() {
   if (!reached.ok()) return reached.status();
   Link& link = **reached;
   link.session = resumed ? old->session : old->session + 1;
-  if (!resumed) DeclareCarriedOver(link);
+  DeclareCarriedOver(link);
   std::vector<Returned> unreturned;
   {
     MutexLock lock(mu_);

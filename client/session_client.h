@@ -20,6 +20,7 @@
 #include "allocator/device.h"
 #include "allocator/memory_stats.h"
 #include "allocator/mutex.h"
+#include "allocator/session_mark.h"
 #include "client/address_map.h"
 #include "client/alloc_conf_text.h"
 #include "client/connection.h"
@@ -138,7 +139,8 @@ class SessionClient {
   // Aborted: an operator has ended the session.
   absl::Status Reconnect() ABSL_LOCKS_EXCLUDED(mu_);
   void GiveBackIdle();
-  // Tells a daemon that has not leased it what is held; before anything else is asked of it.
+  // Tells a daemon that has not leased it all that is held; before anything else is asked of it. What was told of it
+  // over an earlier connection may have been lost with that.
   void DeclareCarriedOver(const Link& link);
 
   // Constant after Open().
@@ -146,6 +148,7 @@ class SessionClient {
   DescriptorFetcher descriptors_;
   const int forks_;  // before this process became what it is
   AllocConfText conf_;
+  const int mark_;  // a descriptor; -1 when the kernel made none
   std::vector<DeviceInfo> devices_;
   std::vector<std::string> warnings_;
   std::unique_ptr<std::atomic<uint64_t>[]> limits_;  // by device

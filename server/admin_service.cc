@@ -229,7 +229,7 @@ grpc::ServerUnaryReactor* AdminService::ListQuarantine(grpc::CallbackServerConte
       holding->set_device(static_cast<uint32_t>(device));
       holding->set_bytes(carried.bytes);
       holding->set_segments(static_cast<uint32_t>(carried.segments));
-      for (const pid_t pid : carried.holders) holding->add_holders(pid);
+      for (const ProcessId& process : carried.holders) holding->add_holders(process.pid);
       holding->set_carried_over(true);
     }
   }

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/broker.h"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "allocator/bytes.h"
+#include "allocator/process_files.h"
 #include "server/client_log.h"
 #include "server/process_info.h"
 
@@ -115,7 +118,8 @@ absl::StatusOr<SessionPtr> Broker::TryOpenSession(const Caller& caller, const Se
   }
   const std::string wanted = wishes.name.empty() ? CommandName(caller.pid) : wishes.name;
   const std::shared_ptr<const Policy> policy = this->policy();
-  const absl::StatusOr<PolicySubject> subject = SubjectOf(caller, wanted);
+  const uint64_t started = StartOf(caller.pid);
+  const absl::StatusOr<PolicySubject> subject = SubjectOf(caller, wanted);  // which sees that it runs still
   if (!subject.ok()) return subject.status();
   const SessionTerms terms = policy->TermsFor(*subject);
   if (!terms.rights.client) {
@@ -164,6 +168,7 @@ absl::StatusOr<SessionPtr> Broker::TryOpenSession(const Caller& caller, const Se
     }
   }
   // Made without the lock, seen by nobody until it is whole.
+  const SessionMark mark = MarkOf(caller, wishes);
   SessionPtr session = std::make_shared<Session>(id, name, caller, pools_, &workers_, options_.session_bounds,
                                                  std::move(events), allocator, resume_token, terms);
   for (size_t device = 0; device < pools_.size(); ++device) {
@@ -173,12 +178,14 @@ absl::StatusOr<SessionPtr> Broker::TryOpenSession(const Caller& caller, const Se
     if (wishes.limit.has_value()) limit = std::min(limit, LimitBytes(*wishes.limit, pool.capacity_bytes()));
     pool.OpenAccount(id, {.client = name,
                           .pid = caller.pid,
+                          .started = started,
                           .uid = caller.uid,
                           .domain = terms.strict ? absl::StrCat("session:", Raw(id)) : terms.tenant,
                           .limit_bytes = limit,
                           .priority = terms.priority,
                           .user_limit_bytes = BoundBytes(terms.user_limit, pool),
-                          .user_guarantee_bytes = BoundBytes(terms.user_guarantee, pool)});
+                          .user_guarantee_bytes = BoundBytes(terms.user_guarantee, pool),
+                          .mark = mark});
     session->LimitIs(static_cast<int>(device), limit);
     session->allocator(static_cast<int>(device)).SetRecording(events_to_record);
   }
@@ -208,6 +215,26 @@ absl::StatusOr<SessionPtr> Broker::TryOpenSession(const Caller& caller, const Se
   // The process may have ended before the watch was known here.
   if (session->state() == SessionState::kClosed) Unwatch(*session);
   return session;
+}
+
+SessionMark Broker::MarkOf(const Caller& caller, const SessionWishes& wishes) {
+  const bool needed = std::any_of(pools_.begin(), pools_.end(), [](const SegmentPool* pool) {
+    return pool->properties().kind == DeviceKind::kCuda;  // the driver does not tell who holds memory
+  });
+  if (!needed || !wishes.mark.has_value()) return 0;
+  const absl::StatusOr<SessionMark> mark = FindSessionMark(caller.pid, *wishes.mark);
+  if (mark.ok()) return *mark;
+  if (!absl::IsPermissionDenied(mark.status())) {
+    LogClientEvent(spdlog::level::warn, "the mark of process {} of uid {} is not known: {}", caller.pid, caller.uid,
+                   mark.status().ToString());
+  } else if (!warned_of_mark_.exchange(true)) {
+    spdlog::warn(
+        "process {} of uid {}: the daemon cannot see who inherits its descriptors, so GPU memory of such processes "
+        "leaves quarantine after settle_time even if their children still have it ({}); run the daemon as root, or "
+        "with CAP_SYS_PTRACE on Linux 5.14 or newer",
+        caller.pid, caller.uid, mark.status().ToString());
+  }
+  return 0;
 }
 
 bool Broker::Publish(const SessionPtr& session) {

@@ -67,6 +67,7 @@ struct SessionWishes {
   std::optional<Limit> limit;                 // none: what the policy allows
   std::optional<AllocatorOptions> allocator;  // none: the broker's
   bool leases = false;                        // its allocators are in the client
+  std::optional<uint32_t> mark;               // the client's descriptor of it: see allocator/session_mark.h
 };
 
 struct SessionDeviceInfo {
@@ -228,10 +229,11 @@ class Broker {
   // Ends the waiting of the session's requests with this key: Cancelled.
   void CancelWait(const SessionPtr& session, uint64_t cancel_key);
   absl::Status ReturnSegments(const SessionPtr& session, uint64_t device, absl::Span<const SegmentId> segments);
-  // What the session's client holds of an earlier run of the daemon. NotFound for an unknown device, InvalidArgument
-  // for sizes that no segment has; FailedPrecondition for a remote session.
-  absl::Status DeclareCarriedOver(const SessionPtr& session, uint64_t device,
-                                  absl::Span<const CarriedSegment> segments);
+  // What the session's client holds of an earlier run of the daemon, by device; or a part of it, unless it `begins` and
+  // `ends` here: see CarriedOver. NotFound for an unknown device, InvalidArgument for sizes that no segment has;
+  // FailedPrecondition for a remote session.
+  using CarriedByDevice = absl::btree_map<uint64_t, std::vector<CarriedSegment>>;
+  absl::Status DeclareCarriedOver(const SessionPtr& session, const CarriedByDevice& segments, bool begins, bool ends);
   // It has closed these, on whatever devices they are.
   void FreeCarriedOver(const SessionPtr& session, absl::Span<const uint64_t> ids);
   // Counts, logs and explains that a request of the client's got no memory: OutOfMemoryError().
@@ -331,6 +333,8 @@ class Broker {
   absl::Status CountRefusal(Session& session, const OomReport& report);
   absl::StatusOr<SessionPtr> TryOpenSession(const Caller& caller, const SessionWishes& wishes,
                                             std::shared_ptr<SessionEvents> events) ABSL_LOCKS_EXCLUDED(mu_);
+  // 0 when no device needs it, or it cannot be told.
+  SessionMark MarkOf(const Caller& caller, const SessionWishes& wishes);
   // From now on it is found. False, and its name is free again, when the daemon stops.
   bool Publish(const SessionPtr& session) ABSL_LOCKS_EXCLUDED(mu_);
   // Its name and its place among its user's sessions are free again.
@@ -357,6 +361,7 @@ class Broker {
   std::vector<std::unique_ptr<GrowthQueue>> queues_;                        // by device
   std::vector<std::atomic<bool>> checking_quarantine_;                      // by device: a worker is to do it
   OomLog oom_log_;
+  std::atomic<bool> warned_of_mark_{false};
 
   // Held while a limit is changed: pool, allocator and client hear of two changes in the same order, all devices of the
   // last one. Taken before any other lock.

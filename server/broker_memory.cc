@@ -208,8 +208,9 @@ void Broker::OnTimer() {
     const std::optional<SteadyTime> check = pool->NextQuarantineCheck();
     if (!check.has_value() || *check > now || checking_quarantine_[device].exchange(true)) continue;
     workers_.Submit([this, pool, device] {
-      checking_quarantine_[device] = false;
       pool->CheckQuarantine();
+      // Only now: what falls due meanwhile is for the next walk, and not for one beside this.
+      checking_quarantine_[device] = false;
       SetTimer();
     });
   }
@@ -399,13 +400,25 @@ absl::Status Broker::ReturnSegments(const SessionPtr& session, uint64_t device, 
   return session->ReturnLeased(static_cast<int>(device), segments);
 }
 
-absl::Status Broker::DeclareCarriedOver(const SessionPtr& session, uint64_t device,
-                                        absl::Span<const CarriedSegment> segments) {
-  if (absl::Status status = CheckDevice(device); !status.ok()) return status;
+absl::Status Broker::DeclareCarriedOver(const SessionPtr& session, const CarriedByDevice& segments, bool begins,
+                                        bool ends) {
+  // Buffers of remote sessions outlive the daemon, too, also on CUDA: the driver keeps what their process has open. But
+  // such a session never reaches the next daemon, which charges to nobody what it finds of it, or what the driver says.
   if (!session->leases()) {
     return absl::FailedPreconditionError("carried_over: the session is remote: the daemon knows what it holds");
   }
-  return pools_[device]->DeclareCarriedOver(session->id(), segments);
+  for (const auto& [device, unused] : segments) {
+    if (absl::Status status = CheckDevice(device); !status.ok()) return status;
+  }
+  for (size_t device = 0; device < pools_.size(); ++device) {
+    const auto it = segments.find(device);
+    if (it == segments.end() && !begins && !ends) continue;
+    const absl::Status status = pools_[device]->DeclareCarriedOver(
+        session->id(), it == segments.end() ? absl::Span<const CarriedSegment>() : it->second, begins, ends);
+    if (!status.ok()) return status;
+  }
+  if (ends) SetTimer();
+  return absl::OkStatus();
 }
 
 void Broker::FreeCarriedOver(const SessionPtr& session, absl::Span<const uint64_t> ids) {

@@ -12,8 +12,11 @@ namespace {
 constexpr std::chrono::milliseconds kPeriod(5000);
 constexpr std::chrono::milliseconds kSoon(20);
 
-bool Holds(const std::vector<pid_t>& holders, pid_t pid) {
-  return std::find(holders.begin(), holders.end(), pid) != holders.end();
+bool Holds(const std::vector<ProcessId>& holders, const ProcessId& process) {
+  return std::any_of(holders.begin(), holders.end(), [&](const ProcessId& holder) {
+    // When a process started may not be known, for want of descriptors.
+    return holder == process || (holder.pid == process.pid && (holder.started == 0 || process.started == 0));
+  });
 }
 
 }  // namespace
@@ -43,7 +46,9 @@ void CarriedOver::Name(const Key& key, Entry& entry, uint64_t id) {
 }
 
 void CarriedOver::Unname(Entry& entry) {
-  if (entry.id.has_value()) by_id_.erase({entry.session, *entry.id});
+  if (!entry.id.has_value()) return;
+  by_id_.erase({entry.session, *entry.id});
+  unconfirmed_.erase({entry.session, *entry.id});
   entry.id.reset();
 }
 
@@ -55,7 +60,7 @@ CarriedOver::Entries::iterator CarriedOver::Remove(Entries::iterator it, Changes
 }
 
 CarriedOver::Changes CarriedOver::Found(const std::vector<LeftSegment>& segments,
-                                        absl::FunctionRef<SessionId(pid_t)> session_of) {
+                                        absl::FunctionRef<SessionId(const ProcessId&)> session_of) {
   Changes changes;
   for (auto& [key, entry] : entries_) entry.is_missed = entry.is_seen;
   for (const LeftSegment& segment : segments) {
@@ -91,23 +96,25 @@ CarriedOver::Changes CarriedOver::Found(const std::vector<LeftSegment>& segments
     }
     ++it;
   }
-  // A client that says again and again that it has closed what it has not must not keep the daemon looking.
-  soon_ = any_gone ? kSoon : std::min<SteadyTime::duration>(2 * soon_, kPeriod);
+  // A client that says again and again that it has closed what it has not must not keep the daemon looking. A look that
+  // nobody has asked for blames nobody.
+  soon_ = any_gone || !was_asked_for_ ? kSoon : std::min<SteadyTime::duration>(2 * soon_, kPeriod);
   return changes;
 }
 
-CarriedOver::Changes CarriedOver::Opened(SessionId session, pid_t pid) {
+CarriedOver::Changes CarriedOver::Opened(SessionId session, const ProcessId& process) {
   Changes changes;
   for (auto& [key, entry] : entries_) {
-    if (entry.session == kNoSession && Holds(entry.holders, pid)) MoveTo(session, entry, changes);
+    if (entry.session == kNoSession && Holds(entry.holders, process)) MoveTo(session, entry, changes);
   }
   return changes;
 }
 
-CarriedOver::Changes CarriedOver::Declared(SessionId session, pid_t pid, absl::Span<const CarriedSegment> segments,
-                                           uint64_t most_bytes) {
+CarriedOver::Changes CarriedOver::Declared(SessionId session, const ProcessId& process,
+                                           absl::Span<const CarriedSegment> segments, uint64_t most_bytes) {
   Changes changes;
   for (const CarriedSegment& segment : segments) {
+    unconfirmed_.erase({session, segment.id});
     if (by_id_.contains({session, segment.id})) continue;
     const bool is_file = segment.file_device != 0 && segment.file_inode != 0;
     const Key key = is_file ? Key(Kind::kFile, segment.file_device, segment.file_inode)
@@ -115,7 +122,7 @@ CarriedOver::Changes CarriedOver::Declared(SessionId session, pid_t pid, absl::S
     if (const auto it = entries_.find(key); it != entries_.end()) {
       // Several sessions of one process tell each other's apart; nobody takes over what another process holds.
       Entry& entry = it->second;
-      if (entry.id.has_value() || !Holds(entry.holders, pid)) continue;
+      if (entry.id.has_value() || !Holds(entry.holders, process)) continue;
       if (entry.session != session) MoveTo(session, entry, changes);
       Name(key, entry, segment.id);
       continue;
@@ -127,6 +134,21 @@ CarriedOver::Changes CarriedOver::Declared(SessionId session, pid_t pid, absl::S
     Name(key, entry, segment.id);
   }
   return changes;
+}
+
+void CarriedOver::BeginDeclaration(SessionId session) {
+  for (auto it = by_id_.lower_bound({session, 0}); it != by_id_.end() && it->first.first == session; ++it) {
+    unconfirmed_.insert(it->first);
+  }
+}
+
+CarriedOver::Changes CarriedOver::EndDeclaration(SessionId session) {
+  std::vector<uint64_t> ids;
+  const auto begin = unconfirmed_.lower_bound({session, 0});
+  auto end = begin;
+  for (; end != unconfirmed_.end() && end->first == session; ++end) ids.push_back(end->second);
+  unconfirmed_.erase(begin, end);
+  return Freed(session, ids);
 }
 
 CarriedOver::Changes CarriedOver::Freed(SessionId session, absl::Span<const uint64_t> ids) {
@@ -167,6 +189,7 @@ std::optional<SteadyTime> CarriedOver::next_look() const {
 
 void CarriedOver::StartLook() {
   is_looking_ = true;
+  was_asked_for_ = look_soon_;
   look_soon_ = false;  // what is said from now on is for the next one
 }
 
@@ -176,9 +199,9 @@ void CarriedOver::EndLook(SteadyTime now) {
 }
 
 std::vector<CarriedOver::Holding> CarriedOver::Holdings() const {
-  absl::btree_map<std::pair<SessionId, std::vector<pid_t>>, Holding> by_holder;
+  absl::btree_map<std::pair<SessionId, std::vector<ProcessId>>, Holding> by_holder;
   for (const auto& [key, entry] : entries_) {
-    const std::vector<pid_t> holders = entry.session == kNoSession ? entry.holders : std::vector<pid_t>();
+    const std::vector<ProcessId> holders = entry.session == kNoSession ? entry.holders : std::vector<ProcessId>();
     Holding& holding = by_holder[{entry.session, holders}];
     holding.session = entry.session;
     holding.bytes += entry.bytes;

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "absl/container/btree_map.h"
+#include "absl/container/btree_set.h"
 #include "absl/functional/function_ref.h"
 #include "absl/types/span.h"
 #include "allocator/device.h"
@@ -52,7 +53,7 @@ class CarriedOver {
     SessionId session{};
     uint64_t bytes = 0;
     uint64_t segments = 0;
-    std::vector<pid_t> holders;  // of nobody's, when they were last looked for
+    std::vector<ProcessId> holders;  // of nobody's, when they were last looked for
   };
 
   struct Segment {
@@ -62,12 +63,17 @@ class CarriedOver {
   };
 
   // These are all the files that processes hold now. `session_of` knows the session of a process, or kNoSession.
-  Changes Found(const std::vector<LeftSegment>& segments, absl::FunctionRef<SessionId(pid_t)> session_of);
+  Changes Found(const std::vector<LeftSegment>& segments, absl::FunctionRef<SessionId(const ProcessId&)> session_of);
   // A session of this process: what the process holds and no session has yet is its own.
-  Changes Opened(SessionId session, pid_t pid);
-  // The session's client, process `pid`, says that it carries these. It tells files that the daemon has seen in that
+  Changes Opened(SessionId session, const ProcessId& process);
+  // The session's client, this process, says that it carries these. It tells files that the daemon has seen in that
   // process apart from those of other sessions of it. Anything else is believed, `most_bytes` of it at most.
-  Changes Declared(SessionId session, pid_t pid, absl::Span<const CarriedSegment> segments, uint64_t most_bytes);
+  Changes Declared(SessionId session, const ProcessId& process, absl::Span<const CarriedSegment> segments,
+                   uint64_t most_bytes);
+  // The session's client begins to say anew all that it carries.
+  void BeginDeclaration(SessionId session);
+  // It has said all: what it said before and has not since then is freed.
+  Changes EndDeclaration(SessionId session);
   // The client says that it has closed these. Files are looked for.
   Changes Freed(SessionId session, absl::Span<const uint64_t> ids);
   // The session is no more. Its files are nobody's until they are found to be gone.
@@ -94,10 +100,10 @@ class CarriedOver {
     uint64_t bytes = 0;
     SessionId session = kNoSession;
     std::optional<uid_t> uid{};
-    std::optional<uint64_t> id{};  // what the session calls it, if it has declared it
-    bool is_seen = false;          // in a process, by the daemon
-    bool is_missed = false;        // not seen when it was last looked for
-    std::vector<pid_t> holders{};  // when it was last looked for
+    std::optional<uint64_t> id{};      // what the session calls it, if it has declared it
+    bool is_seen = false;              // in a process, by the daemon
+    bool is_missed = false;            // not seen when it was last looked for
+    std::vector<ProcessId> holders{};  // when it was last looked for
   };
   enum class Kind { kFile, kSaid };
   using Key = std::tuple<Kind, uint64_t, uint64_t>;  // a file's device and inode, or the session and its id
@@ -112,13 +118,16 @@ class CarriedOver {
 
   Entries entries_;
   absl::btree_map<std::pair<SessionId, uint64_t>, Key> by_id_;  // those that are declared
-  size_t seen_ = 0;                                             // entries
+  // Of these, those that are not declared again, so far, in the declaration that the session has begun.
+  absl::btree_set<std::pair<SessionId, uint64_t>> unconfirmed_;
+  size_t seen_ = 0;  // entries
   uint64_t bytes_ = 0;
   uint64_t declared_bytes_ = 0;
   SteadyTime looked_ = SteadyTime::min();
   SteadyTime::duration soon_ = std::chrono::milliseconds(20);
   bool look_soon_ = false;
   bool is_looking_ = false;
+  bool was_asked_for_ = false;  // the look under way, or the last one
 };
 
 }  // namespace vrambroker

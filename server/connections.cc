@@ -6,11 +6,10 @@
 #include <poll.h>
 #include <spdlog/spdlog.h>
 #include <sys/socket.h>
-#include <time.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
 
 #include <chrono>
-#include <memory>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -23,25 +22,126 @@
 namespace vrambroker {
 namespace {
 
-constexpr uint64_t kMaxOpenStreams = 1024;              // four times what gRPC's settings allow
-constexpr std::chrono::milliseconds kBetweenLooks(20);  // of the process's processor time
+constexpr std::chrono::milliseconds kRetry(10);       // those that wait to be handed over
+constexpr std::chrono::milliseconds kLastBytes(500);  // how long clients have to take them
+constexpr std::chrono::hours kNoTicks(24);
 
 }  // namespace
 
+// One connection. On the loop's thread.
+class Connections::Connection : public Relay::Owner {
+ public:
+  Connection(Connections* all, uint64_t id, UniqueFd client, Caller caller)
+      : all_(*all),
+        id_(id),
+        caller_(std::move(caller)),
+        client_(client.get()),
+        relay_(&all->loop_, std::move(client), this) {}
+  ~Connection() override { all_.loop_.Unwatch(caller_.pidfd->get()); }
+
+  absl::Status Start() {
+    absl::Status status = all_.loop_.Watch(caller_.pidfd, EPOLLIN, [this] { OnProcessEnd(); });
+    return status.ok() ? relay_.Start() : status;
+  }
+
+  absl::Status OnClientFrame(const Http2Frame& frame) override {
+    const absl::StatusOr<StreamEvent> event = streams_.FromClient(frame);
+    return event.ok() ? Count(*event) : event.status();
+  }
+  absl::Status OnServerFrame(const Http2Frame& frame) override { return Count(streams_.FromServer(frame)); }
+  absl::StatusOr<UniqueFd> OpenServer() override { return all_.OpenServer(*this); }
+  void OnEnd(const absl::Status& why) override { all_.Forget(*this, why); }
+
+  uint64_t id() const { return id_; }
+  const Caller& caller() const { return caller_; }
+  StreamGuard::Who who() const { return {.pid = caller_.pid, .uid = caller_.uid}; }
+  size_t open_streams() const { return streams_.open(); }
+  Relay& relay() { return relay_; }
+  int grpc_fd() const { return grpc_fd_; }
+  void set_grpc_fd(int fd) { grpc_fd_ = fd; }
+
+ private:
+  absl::Status Count(StreamEvent event) {
+    switch (event) {
+      case StreamEvent::kNone:
+        break;
+      case StreamEvent::kBegan:
+        return all_.guard_.Began(who(), streams_.open(), std::chrono::steady_clock::now());
+      case StreamEvent::kCompleted:
+        all_.guard_.Completed(who());
+        break;
+      case StreamEvent::kReset:
+        return all_.guard_.Reset(who(), 1, std::chrono::steady_clock::now());
+    }
+    return absl::OkStatus();
+  }
+
+  void OnProcessEnd() {
+    all_.loop_.Unwatch(caller_.pidfd->get());
+    pollfd peer = {.fd = client_, .events = POLLRDHUP, .revents = 0};
+    if (poll(&peer, 1, 0) == 0) {  // not closed with the process
+      LogClientEvent(spdlog::level::info, "connection closed: process {} has ended, but another one has its socket",
+                     caller_.pid);
+    }
+    relay_.HangUp();
+  }
+
+  Connections& all_;
+  const uint64_t id_;
+  const Caller caller_;
+  const int client_;
+  StreamBook streams_;
+  int grpc_fd_ = -1;  // gRPC closes it
+  Relay relay_;
+};
+
+Connections::Connections(CallRates* rates) : rates_(*rates) {}
+
+Connections::~Connections() {
+  Stop();
+}
+
 absl::Status Connections::Serve(UniqueFd listener, grpc::Server* server, const DescriptorBudget& budget) {
-  server_ = server;
   budget_ = budget;
+  UniqueFd retry(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
+  if (!retry.valid()) return DescriptorError(errno, "timerfd_create");
+  retry_ = retry.get();
+  if (absl::Status status = loop_.Watch(std::move(retry), EPOLLIN, [this] { OpenWaiting(); }); !status.ok()) {
+    return status;
+  }
+  {
+    MutexLock lock(server_mu_);
+    server_ = server;
+  }
   listener_ = listener.get();
-  return loop_.Watch(std::move(listener), EPOLLIN, [this] { AcceptAll(); });
+  if (absl::Status status = loop_.Watch(std::move(listener), EPOLLIN, [this] { AcceptAll(); }); !status.ok()) {
+    return status;
+  }
+  thread_ = std::thread([this] { loop_.Run(kNoTicks, [] {}); });
+  return absl::OkStatus();
 }
 
 void Connections::StopAccepting() {
-  loop_.Unwatch(listener_);
+  MutexLock lock(server_mu_);
+  server_ = nullptr;
+}
+
+void Connections::Stop() {
+  if (!thread_.joinable()) return;
+  {
+    MutexLock lock(mu_);
+    const SteadyTime deadline = std::chrono::steady_clock::now() + kLastBytes;
+    while (!by_fd_.empty() && closed_.WaitUntil(mu_, deadline)) {
+    }
+  }
+  loop_.Stop();
+  thread_.join();
+  connections_.clear();
 }
 
 void Connections::AcceptAll() {
-  // A bounded number at a time: signals and ended processes must not wait for a flood of connections.
-  for (int i = 0; i < 64; ++i) {
+  // A bounded number at a time: those who are served must not wait for a flood of connections.
+  for (int i = 0; i < 16; ++i) {
     UniqueFd fd = acceptor_.Accept(listener_);
     if (!fd.valid()) return;
     Accept(std::move(fd));
@@ -50,59 +150,87 @@ void Connections::AcceptAll() {
 
 absl::Status Connections::CheckRoom(uid_t uid) const {
   const auto it = of_uid_.find(uid);
-  if (const size_t open = it == of_uid_.end() ? 0 : it->second; open >= budget_.connections_per_uid) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("the user has ", open, " open, the most that max_connections_per_uid or the limit of ",
-                     budget_.limit, " file descriptors allows; to allow more, raise LimitNOFILE"));
-  }
-  const bool may_use_reserve = uid == 0 || uid == geteuid();
-  if (by_fd_.size() < budget_.connections - (may_use_reserve ? 0 : budget_.for_root)) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat("all users have ", by_fd_.size(), " open, the most that ",
-                                                   budget_.limit, " file descriptors allow; raise LimitNOFILE"));
+  return budget_.Admit(it == of_uid_.end() ? 0 : it->second, connections_.size(),
+                       /*privileged=*/uid == 0 || uid == geteuid());
 }
 
-void Connections::Accept(UniqueFd owned) {
-  const int fd = owned.get();
-  absl::StatusOr<Caller> caller = GetPeer(fd);
+void Connections::Accept(UniqueFd fd) {
+  absl::StatusOr<Caller> caller = GetPeer(fd.get());
   if (!caller.ok()) {
     LogClientEvent(spdlog::level::warn, "connection refused: {}", caller.status().ToString());
     return;
   }
-  if (absl::Status status = banned_.Check(caller->pid, caller->uid, std::chrono::steady_clock::now()); !status.ok()) {
+  const uid_t uid = caller->uid;
+  const StreamGuard::Who who = {.pid = caller->pid, .uid = uid};
+  if (absl::Status status = guard_.CheckConnect(who, std::chrono::steady_clock::now()); !status.ok()) {
     return LogRefusal(spdlog::level::warn, *caller, status.message());
   }
-  UniqueFd watched(fcntl(fd, F_DUPFD_CLOEXEC, 0));
-  if (!watched.valid()) {
-    return LogRefusal(spdlog::level::err, *caller, DescriptorError(errno, "fcntl(F_DUPFD_CLOEXEC)").message());
+  if (absl::Status status = CheckRoom(uid); !status.ok()) {
+    return LogRefusal(spdlog::level::err, *caller, status.message());
   }
-  const std::shared_ptr<const UniqueFd> pidfd = caller->pidfd;
-  const pid_t pid = caller->pid;
-  const Watches watches{.connection = watched.get(), .process = pidfd->get()};
-  absl::Status room;
-  {
-    MutexLock lock(mu_);
-    room = CheckRoom(caller->uid);
+  const uint64_t id = next_id_++;
+  auto connection = std::make_unique<Connection>(this, id, std::move(fd), *std::move(caller));
+  if (absl::Status status = connection->Start(); !status.ok()) {
+    return LogRefusal(spdlog::level::err, connection->caller(), status.message());
   }
-  if (!room.ok()) return LogRefusal(spdlog::level::err, *caller, room.message());
-  Watched& connection = watched_[watches.connection];
-  connection = {.caller = *caller, .fd = fd, .conduct = std::make_unique<StreamConduct>(kMaxOpenStreams)};
+  connections_.emplace(id, std::move(connection));
+  ++of_uid_[uid];
+}
+
+absl::StatusOr<UniqueFd> Connections::OpenServer(Connection& connection) {
+  if (!guard_.MayOpen(connection.caller().uid, std::chrono::steady_clock::now())) {
+    if (waiting_.empty()) {
+      const itimerspec spec = {.it_interval = {}, .it_value = {.tv_nsec = std::chrono::nanoseconds(kRetry).count()}};
+      timerfd_settime(retry_, 0, &spec, nullptr);
+    }
+    waiting_.push_back(connection.id());
+    return absl::UnavailableError("its user connects too often");
+  }
+  std::array<int, 2> ends = {-1, -1};
+  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends.data()) != 0) {
+    return DescriptorError(errno, "socketpair");
+  }
+  UniqueFd ours(ends[0]);
+  UniqueFd grpcs(ends[1]);
+  MutexLock server_lock(server_mu_);
+  if (server_ == nullptr) return absl::CancelledError("the daemon stops");
+  const int number = grpcs.get();
+  connection.set_grpc_fd(number);
   {
     MutexLock lock(mu_);
     // gRPC may have closed an earlier connection of this number before the loop saw its end.
-    if (const auto it = by_fd_.find(fd); it != by_fd_.end()) --of_uid_[it->second.caller.uid];
-    ++of_uid_[caller->uid];
-    by_fd_[fd] = Connection{.caller = *std::move(caller), .watched = watches.connection};
+    by_fd_[number] = {.caller = connection.caller(), .connection = connection.id()};
   }
-  absl::Status status = loop_.Watch(std::move(watched), EPOLLRDHUP, [this, fd, watches] { Forget(fd, watches); });
-  if (status.ok()) status = loop_.Watch(pidfd, EPOLLIN, [this, fd, watches, pid] { HangUp(fd, watches, pid); });
-  if (!status.ok()) {
-    spdlog::error("connection refused: {}", status.ToString());
-    Forget(fd, watches);
-    return;
+  // It returns soon: there is nothing to read yet. With something, gRPC would serve the client on this thread.
+  grpc::AddInsecureChannelFromFd(server_, grpcs.Release());
+  return ours;
+}
+
+void Connections::OpenWaiting() {
+  uint64_t expirations = 0;
+  (void)!read(retry_, &expirations, sizeof expirations);
+  for (const uint64_t id : std::exchange(waiting_, {})) {
+    if (const auto it = connections_.find(id); it != connections_.end()) it->second->relay().Open();
   }
-  ++handed_over_;
-  handing_over_->Submit(
-      [server = server_, number = owned.Release()] { grpc::AddInsecureChannelFromFd(server, number); });
+}
+
+void Connections::Forget(Connection& connection, const absl::Status& why) {
+  absl::Status status = guard_.Abandoned(connection.who(), connection.open_streams(), std::chrono::steady_clock::now());
+  if (!why.ok()) status = why;
+  if (!status.ok() && !absl::IsCancelled(status)) {
+    LogClientEvent(spdlog::level::err, LogLine("connection closed")
+                                           .Add("pid", connection.caller().pid)
+                                           .Add("uid", connection.caller().uid)
+                                           .Add("why", status.message()));
+  }
+  if (--of_uid_[connection.caller().uid] == 0) of_uid_.erase(connection.caller().uid);
+  {
+    MutexLock lock(mu_);
+    const auto it = by_fd_.find(connection.grpc_fd());
+    if (it != by_fd_.end() && it->second.connection == connection.id()) by_fd_.erase(it);
+    if (by_fd_.empty()) closed_.NotifyAll();
+  }
+  connections_.erase(connection.id());
 }
 
 void Connections::LogRefusal(spdlog::level::level_enum level, const Caller& caller, absl::string_view why) {
@@ -114,85 +242,6 @@ void Connections::LogRefusal(spdlog::level::level_enum level, const Caller& call
       .Add("why", why)
       .Add("others_since_last_line", *left_out)
       .Write(level);
-}
-
-bool Connections::FindBooks() {
-  if (found_ == handed_over_) return true;
-  const std::optional<intptr_t> begun = handing_over_->Pause(std::chrono::steady_clock::now());
-  if (!begun.has_value()) return false;
-  found_ = *begun;  // the others wait for a thread
-  while (const std::optional<StreamBooks::Found> found = books_.Next(handed_over_)) {
-    int watched = -1;
-    {
-      MutexLock lock(mu_);
-      if (const auto it = by_fd_.find(found->fd); it != by_fd_.end()) watched = it->second.watched;
-    }
-    const auto it = watched_.find(watched);
-    if (it == watched_.end()) continue;
-    // Of a number that gRPC has used again, the later books are the connection's.
-    it->second.books = found->books;
-    it->second.conduct = std::make_unique<StreamConduct>(kMaxOpenStreams);
-  }
-  handing_over_->Resume();
-  return true;
-}
-
-bool Connections::BanAttacker(Watched& connection) {
-  const std::optional<StreamCounts> counts = StreamBooks::CountsOf(connection.books);
-  if (!counts.has_value()) return false;
-  const absl::Status status = connection.conduct->Judge(*counts, std::chrono::steady_clock::now());
-  if (status.ok()) return false;
-  LogClientEvent(spdlog::level::err, LogLine("connection closed")
-                                         .Add("pid", connection.caller.pid)
-                                         .Add("uid", connection.caller.uid)
-                                         .Add("why", status.message()));
-  banned_.Add(connection.caller.pid, connection.caller.uid, std::chrono::steady_clock::now());
-  return true;
-}
-
-bool Connections::CloseAttackers() {
-  // Idle connections cost nothing: an attack takes processor time, and it is found as soon as it has taken a little.
-  timespec used = {};
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
-  const auto now = std::chrono::seconds(used.tv_sec) + std::chrono::nanoseconds(used.tv_nsec);
-  // Those that wait to be handed over wait for this.
-  if (!FindBooks() || now - judged_at_ < kBetweenLooks) return std::exchange(attacked_, false);
-  judged_at_ = now;
-  for (auto& [fd, connection] : watched_) {
-    if (!BanAttacker(connection)) continue;
-    shutdown(fd, SHUT_RDWR);  // gRPC closes it, and the loop sees its end
-    connection.books = 0;
-    attacked_ = true;
-  }
-  return std::exchange(attacked_, false);
-}
-
-void Connections::HangUp(int fd, const Watches& watches, pid_t pid) {
-  pollfd peer = {.fd = watches.connection, .events = POLLRDHUP, .revents = 0};
-  if (poll(&peer, 1, 0) == 0) {  // not closed with the process
-    LogClientEvent(spdlog::level::info, "connection closed: process {} has ended, but another one has its socket", pid);
-  }
-  shutdown(watches.connection, SHUT_RDWR);  // gRPC sees the end, and ends the calls
-  Forget(fd, watches);
-}
-
-void Connections::Forget(int fd, const Watches& watches) {
-  // An attacker may have been faster than the last look, or gRPC itself closed the connection.
-  (void)FindBooks();
-  if (const auto it = watched_.find(watches.connection); it != watched_.end()) {
-    if (BanAttacker(it->second)) attacked_ = true;
-    watched_.erase(it);
-  }
-  {
-    MutexLock lock(mu_);
-    const auto it = by_fd_.find(fd);
-    if (it != by_fd_.end() && it->second.watched == watches.connection) {
-      if (--of_uid_[it->second.caller.uid] == 0) of_uid_.erase(it->second.caller.uid);
-      by_fd_.erase(it);
-    }
-  }
-  loop_.Unwatch(watches.connection);
-  loop_.Unwatch(watches.process);
 }
 
 absl::StatusOr<Caller> Connections::Identify(const grpc::CallbackServerContext& context, size_t calls) const {

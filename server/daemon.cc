@@ -9,7 +9,6 @@
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
-#include <malloc.h>
 #include <signal.h>
 #include <spdlog/spdlog.h>
 #include <sys/resource.h>
@@ -41,8 +40,10 @@
 #include "server/http_api.h"
 #include "server/http_server.h"
 #include "server/idle_decay.h"
+#include "server/memory_trim.h"
 #include "server/metrics.h"
 #include "server/rpc_meter.h"
+#include "server/saved_state.h"
 #include "server/socket_dir.h"
 #include "server/systemd.h"
 #include "server/timeline.h"
@@ -60,10 +61,7 @@ constexpr size_t kGrpcMemoryBytes = 1 << 30;  // gRPC slows its connections down
 constexpr int kMaxSyncThreads = 16;
 constexpr int kMaxCallsPerConnection = 256;
 constexpr std::chrono::milliseconds kTick(200);
-constexpr std::chrono::milliseconds kLook(50);  // for attackers: at 50,000 streams a second each look matters
 constexpr std::chrono::seconds kBetweenDescriptorErrors(10);
-// After the last attacker was closed, until gRPC has freed what it kept for them.
-constexpr std::chrono::seconds kUntilTrim(2);
 constexpr std::chrono::seconds kHealthPeriod(2);
 constexpr std::chrono::seconds kHealthPatience(30);  // with a driver that does not answer, before it is said
 // A dead process is nearly, not strictly, a quiet GPU; see Config::settle_time.
@@ -72,9 +70,10 @@ constexpr absl::Duration kCudaSettleTime = absl::Milliseconds(500);
 // The parts of a running daemon. Members are in the order of their construction.
 class Daemon {
  public:
-  Daemon(const Config& config, const ConfigReader& read_again, std::vector<ChosenDevice> devices)
+  Daemon(const Config& config, const ConfigReader& read_again, std::vector<ChosenDevice> devices, SavedState state)
       : config_(config),
         read_again_(read_again),
+        state_(std::move(state)),
         pools_(MakePools(std::move(devices), config, &next_segment_)),
         workers_(std::make_unique<WorkerPool>(kMaxWorkers, config.max_questions_per_uid)),
         broker_(BrokerOptions{.policy = MakePolicy(config),
@@ -97,7 +96,7 @@ class Daemon {
                     .per_uid_bound = "max_snapshots_per_uid",
                     .in_all = config.max_snapshots,
                     .in_all_bound = "max_snapshots"}),
-        connections_(&loop_, &call_rates_),
+        connections_(&call_rates_),
         descriptor_socket_(&loop_, Pointers(pools_)),
         broker_service_(&broker_, &connections_, &rpcs_, 2 * config.max_sessions_per_uid),
         admin_service_(&broker_, &connections_, &snapshots_,
@@ -129,7 +128,8 @@ class Daemon {
       const absl::Duration settle = config.settle_time.value_or(is_cuda ? kCudaSettleTime : absl::ZeroDuration());
       const SegmentPoolOptions options{.idle_limit_bytes = config.idle_limit_bytes,
                                        .settle_time = absl::ToChronoMilliseconds(settle),
-                                       .churn_window = absl::ToChronoMilliseconds(config.hold_back_time)};
+                                       .churn_window = absl::ToChronoMilliseconds(config.hold_back_time),
+                                       .headroom_bytes = chosen.headroom_bytes};
       pools.push_back(
           std::make_unique<SegmentPool>(std::move(chosen.device), chosen.capacity_bytes, next_segment, options));
     }
@@ -137,6 +137,8 @@ class Daemon {
   }
   // What an earlier run has left.
   absl::Status FindCarriedOver();
+  // When clients hold nothing, what is free at the next start is all that there is.
+  void ForgetFreeBytes();
   static std::vector<SegmentPool*> Pointers(const std::vector<std::unique_ptr<SegmentPool>>& pools) {
     std::vector<SegmentPool*> pointers;
     pointers.reserve(pools.size());
@@ -149,8 +151,6 @@ class Daemon {
   std::string SocketPath() const { return absl::StrCat(config_.socket_dir, "/vrambroker.sock"); }
   void OnTimer();
   void OnSignal();
-  // Closes attackers' connections, and gives back what they took.
-  void OnLook();
   void OnTick();
   // Why the daemon cannot serve as it should: a device is lost, or it stops.
   absl::Status Health() const;
@@ -165,6 +165,7 @@ class Daemon {
 
   const Config& config_;  // what it was started with
   const ConfigReader& read_again_;
+  SavedState state_;
   Mutex reload_mu_;  // held while the configuration is read again: the last reader's policy is what was read last
   // The broker's. The loop owns another descriptor of it, which goes with the loop, while the broker may still set it.
   const UniqueFd timer_{timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)};
@@ -186,16 +187,15 @@ class Daemon {
   const Metrics metrics_;
   Timeline timeline_;
   HttpApi http_api_;
-  UniqueFd lock_;
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<HttpServer> http_;
   int signals_ = -1;
 
   std::atomic<bool> draining_{false};
   SteadyTime drain_deadline_;
-  SteadyTime next_tick_ = std::chrono::steady_clock::now();
   SteadyTime next_descriptor_check_ = std::chrono::steady_clock::now();
-  SteadyTime trim_at_ = SteadyTime::max();
+  MemoryTrim memory_trim_;
+  std::atomic<bool> trimming_{false};
   SteadyTime next_health_update_ = std::chrono::steady_clock::now() + kHealthPeriod;
   std::atomic<bool> asking_health_{false};
   SteadyTime asked_health_;
@@ -204,10 +204,6 @@ class Daemon {
 };
 
 absl::Status Daemon::Start() {
-  absl::StatusOr<UniqueFd> lock = LockSocketDir(config_.socket_dir);
-  if (!lock.ok()) return lock.status();
-  lock_ = *std::move(lock);
-
   sigset_t mask;
   sigemptyset(&mask);
   for (const int signal : {SIGTERM, SIGINT, SIGHUP}) sigaddset(&mask, signal);
@@ -310,13 +306,7 @@ absl::Status Daemon::FindCarriedOver() {
 }
 
 void Daemon::Run() {
-  loop_.Run(kLook, [this] {
-    OnLook();
-    if (const SteadyTime now = std::chrono::steady_clock::now(); now >= next_tick_) {
-      next_tick_ = now + kTick;
-      OnTick();
-    }
-  });
+  loop_.Run(kTick, [this] { OnTick(); });
   Stop();
 }
 
@@ -397,23 +387,18 @@ void Daemon::StartDraining() {
   OnTick();
 }
 
-void Daemon::OnLook() {
-  const SteadyTime now = std::chrono::steady_clock::now();
-  if (connections_.CloseAttackers()) {
-    trim_at_ = now + kUntilTrim;
-  } else if (now >= trim_at_) {
-    trim_at_ = SteadyTime::max();
-    // The C library keeps freed memory between blocks that live on.
-    workers_->Submit([] { malloc_trim(0); });
-  }
-}
-
 void Daemon::OnTick() {
   NotifySystemd("WATCHDOG=1");
   descriptor_socket_.Tick();
   const SteadyTime now = std::chrono::steady_clock::now();
   if (now >= next_health_update_) {
     next_health_update_ = now + kHealthPeriod;
+    if (!trimming_.exchange(true)) {
+      workers_->Submit([this] {
+        memory_trim_.Look();
+        trimming_ = false;
+      });
+    }
     // A lost GPU can keep its driver from answering: one question at a time, and not on this thread.
     if (!asking_health_.exchange(true)) {
       asked_health_ = now;
@@ -498,6 +483,7 @@ void Daemon::Stop() {
   for (const char* name : {"vrambroker.sock", "vrambroker-fd.sock"}) {
     unlink(absl::StrCat(config_.socket_dir, "/", name).c_str());
   }
+  ForgetFreeBytes();
   broker_.CloseAll("the daemon stops");
   server_->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(500));
   http_.reset();  // its pages still ask clients, by the workers
@@ -507,13 +493,26 @@ void Daemon::Stop() {
   LogLine("daemon stopped").Write(spdlog::level::info);
 }
 
-absl::StatusOr<uint64_t> ChooseCapacity(Device& device, const Config& config) {
+void Daemon::ForgetFreeBytes() {
+  const auto is_held = [](const auto& pool) { return pool->GetFigures().charged_bytes > 0; };
+  if (state_.free_bytes.empty() || std::any_of(pools_.begin(), pools_.end(), is_held)) return;
+  state_.free_bytes.clear();
+  if (absl::Status status = SaveState(config_.socket_dir, state_); !status.ok()) spdlog::error("{}", status.ToString());
+}
+
+bool HasDefaultCapacity(const Device& device, const Config& config) {
+  return !config.capacity_bytes.has_value() && device.properties().kind == DeviceKind::kCuda;
+}
+
+absl::StatusOr<uint64_t> ChooseCapacity(Device& device, const Config& config, SavedState* state) {
   const DeviceProperties& properties = device.properties();
   const absl::StatusOr<uint64_t> free = device.FreeBytes();
   if (!free.ok()) return free.status();
   uint64_t capacity = config.capacity_bytes.value_or(properties.total_bytes);
-  if (!config.capacity_bytes.has_value() && properties.kind == DeviceKind::kCuda) {
-    const uint64_t usable = *free - std::min(*free, config.headroom_bytes);
+  if (HasDefaultCapacity(device, config)) {
+    uint64_t& most_free = state->free_bytes[properties.uuid];
+    most_free = std::min(properties.total_bytes, std::max(most_free, *free));
+    const uint64_t usable = most_free - std::min(most_free, config.headroom_bytes);
     capacity = usable / kSegmentGranuleBytes * kSegmentGranuleBytes;
     if (capacity == 0) {
       return absl::ResourceExhaustedError(absl::StrCat(
@@ -528,20 +527,12 @@ absl::StatusOr<uint64_t> ChooseCapacity(Device& device, const Config& config) {
                                                    FormatBytes(properties.total_bytes)));
   }
   if (capacity > *free) {
-    spdlog::warn("device={} capacity {} is more than the {} that are free now: other programs use the device",
-                 properties.ordinal, FormatBytes(capacity), FormatBytes(*free));
+    spdlog::warn(
+        "device={} capacity {} is more than the {} that are free now: other programs use the device, or clients of an "
+        "earlier run of the daemon",
+        properties.ordinal, FormatBytes(capacity), FormatBytes(*free));
   }
   return capacity;
-}
-
-// The owner's name in the names of segments, by which the next run finds them: a hash of the socket directory. It has
-// to be the same in each run, so it is FNV-1a.
-std::string OwnerOf(const std::string& socket_dir) {
-  std::error_code error;
-  const std::filesystem::path path = std::filesystem::weakly_canonical(std::filesystem::absolute(socket_dir), error);
-  uint64_t hash = 0xcbf29ce484222325;
-  for (const unsigned char c : error ? socket_dir : path.string()) hash = (hash ^ c) * 0x100000001b3;
-  return absl::StrCat(absl::Hex(hash, absl::kZeroPad16));
 }
 
 // Before a client finds out: a device whose memory cannot be shared is of no use here.
@@ -555,7 +546,7 @@ absl::Status CheckCanShare(Device& device) {
 
 }  // namespace
 
-absl::StatusOr<std::vector<ChosenDevice>> ChooseDevices(const Config& config) {
+absl::StatusOr<std::vector<ChosenDevice>> ChooseDevices(const Config& config, SavedState* state) {
   std::vector<std::unique_ptr<Device>> devices;
   std::string why = "as configured";
   if (config.device != DeviceChoice::kHost) {
@@ -584,8 +575,8 @@ absl::StatusOr<std::vector<ChosenDevice>> ChooseDevices(const Config& config) {
           FormatBytes(capacity), config.host_devices, FormatBytes(memory));
     }
     for (int ordinal = 0; ordinal < config.host_devices; ++ordinal) {
-      devices.push_back(MakeHostDevice(ordinal, capacity, absl::ToChronoNanoseconds(config.host_driver_latency),
-                                       OwnerOf(config.socket_dir)));
+      devices.push_back(
+          MakeHostDevice(ordinal, capacity, absl::ToChronoNanoseconds(config.host_driver_latency), state->owner));
     }
   }
   std::vector<ChosenDevice> chosen;
@@ -599,7 +590,7 @@ absl::StatusOr<std::vector<ChosenDevice>> ChooseDevices(const Config& config) {
       return absl::Status(status.code(), absl::StrCat("device ", properties.ordinal, " (", properties.name,
                                                       ") cannot be shared: ", status.message()));
     }
-    const absl::StatusOr<uint64_t> capacity = ChooseCapacity(*device, config);
+    const absl::StatusOr<uint64_t> capacity = ChooseCapacity(*device, config, state);
     if (!capacity.ok()) return capacity.status();
     LogLine("device ready")
         .Add("device", properties.ordinal)
@@ -610,7 +601,8 @@ absl::StatusOr<std::vector<ChosenDevice>> ChooseDevices(const Config& config) {
         .Add("capacity", *capacity)
         .Add("why", why)
         .Write(spdlog::level::info);
-    chosen.push_back({.device = std::move(device), .capacity_bytes = *capacity});
+    const uint64_t headroom = HasDefaultCapacity(*device, config) ? config.headroom_bytes : 0;
+    chosen.push_back({.device = std::move(device), .capacity_bytes = *capacity, .headroom_bytes = headroom});
   }
   return chosen;
 }
@@ -623,9 +615,18 @@ absl::Status RunDaemon(const Config& config, const ConfigReader& read_again) {
     files.rlim_cur = files.rlim_max;
     setrlimit(RLIMIT_NOFILE, &files);
   }
-  absl::StatusOr<std::vector<ChosenDevice>> devices = ChooseDevices(config);
+  // Until the end: what the daemon writes there, no other one does.
+  const absl::StatusOr<UniqueFd> lock = LockSocketDir(config.socket_dir);
+  if (!lock.ok()) return lock.status();
+  absl::StatusOr<SavedState> state = LoadState(config.socket_dir);
+  if (!state.ok()) return state.status();
+  absl::StatusOr<std::vector<ChosenDevice>> devices = ChooseDevices(config, &*state);
   if (!devices.ok()) return devices.status();
-  Daemon daemon(config, read_again, *std::move(devices));
+  // Also when this run is killed. The next one finds what is held in any case: its owner is in the file.
+  if (absl::Status status = SaveState(config.socket_dir, *state); !status.ok()) {
+    spdlog::error("the default capacity of the next start may be too small: {}", status.ToString());
+  }
+  Daemon daemon(config, read_again, *std::move(devices), *std::move(state));
   if (absl::Status status = daemon.Start(); !status.ok()) return status;
   daemon.Run();
   return absl::OkStatus();

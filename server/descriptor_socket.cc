@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 
 #include <array>
+#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <string>
@@ -52,58 +53,55 @@ void DescriptorSocket::AcceptAll() {
     if (!fd.valid()) return;
     absl::StatusOr<Caller> caller = GetPeer(fd.get());
     if (!caller.ok()) continue;
-    MakeRoom(caller->uid);
     const int number = fd.get();
     if (loop_.Watch(std::move(fd), EPOLLIN | EPOLLRDHUP, [this, number] { Answer(number); }).ok()) {
-      connections_[number] = {.caller = *std::move(caller), .last_used = std::chrono::steady_clock::now()};
+      Connection& connection = connections_[number];
+      connection.caller = *std::move(caller);
+      Use(number, connection);
     }
   }
 }
 
-void DescriptorSocket::MakeRoom(uid_t uid) {
-  absl::flat_hash_map<uid_t, size_t> of_uid;
-  for (const auto& [fd, connection] : connections_) ++of_uid[connection.caller.uid];
-  uid_t whose = uid;
-  if (of_uid[uid] < budget_.fetchers_per_uid) {
-    if (connections_.size() < budget_.fetchers) return;
-    for (const auto& [user, open] : of_uid) whose = open > of_uid.at(whose) ? user : whose;
-  }
-  int silent = -1;
-  SteadyTime since = SteadyTime::max();
-  for (const auto& [fd, connection] : connections_) {
-    if (connection.caller.uid != whose || connection.last_used >= since) continue;
-    silent = fd;
-    since = connection.last_used;
-  }
-  if (silent < 0) return;
-  Answer(silent);  // what it has sent meanwhile
-  if (connections_.contains(silent)) Drop(silent);
+void DescriptorSocket::Use(int fd, Connection& connection) {
+  connection.last_used = std::chrono::steady_clock::now();
+  places_->Remove(connection.place);
+  // Whoever has to make room gets an answer to what he has sent meanwhile.
+  connection.place = places_->Add(absl::StrCat("uid ", connection.caller.uid), [this, fd] {
+    (void)AnswerOne(fd, connections_.at(fd).caller);
+    Drop(fd);
+  });
 }
 
 void DescriptorSocket::Answer(int fd) {
   Connection& connection = connections_.at(fd);
+  if (AnswerOne(fd, connection.caller)) {
+    Use(fd, connection);
+  } else {
+    Drop(fd);
+  }
+}
+
+bool DescriptorSocket::AnswerOne(int fd, const Caller& caller) {
   std::array<char, sizeof(Ticket) + 1> packet;  // one more than a ticket, to notice a longer packet
   const ssize_t size = recv(fd, packet.data(), packet.size(), MSG_DONTWAIT);
-  if (size <= 0) {
-    if (size == 0 || errno != EAGAIN) Drop(fd);
-    return;
-  }
-  connection.last_used = std::chrono::steady_clock::now();
+  if (size <= 0) return size < 0 && errno == EAGAIN;
   if (size != sizeof(Ticket)) {
     Send(fd, absl::InvalidArgumentError(absl::StrCat("expected a ticket of ", sizeof(Ticket), " bytes")), -1);
-    return;
+    return true;
   }
   Ticket ticket;
   std::memcpy(ticket.data(), packet.data(), ticket.size());
   absl::StatusOr<UniqueFd> descriptor = absl::NotFoundError("no such ticket");
   for (SegmentPool* pool : pools_) {
-    descriptor = pool->RedeemTicket(ticket, connection.caller.pid, connection.caller.uid);
+    descriptor = pool->RedeemTicket(ticket, caller.pid, caller.uid);
     if (!absl::IsNotFound(descriptor.status())) break;
   }
   Send(fd, descriptor.status(), descriptor.ok() ? descriptor->get() : -1);
+  return true;
 }
 
 void DescriptorSocket::Drop(int fd) {
+  places_->Remove(connections_.at(fd).place);
   connections_.erase(fd);
   loop_.Unwatch(fd);
 }

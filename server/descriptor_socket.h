@@ -5,12 +5,14 @@
 #ifndef VRAMBROKER_SERVER_DESCRIPTOR_SOCKET_H_
 #define VRAMBROKER_SERVER_DESCRIPTOR_SOCKET_H_
 
+#include <memory>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "server/descriptor_budget.h"
 #include "server/event_loop.h"
+#include "server/peer_queue.h"
 #include "server/segment_pool.h"
 #include "server/session.h"
 #include "server/unix_socket.h"
@@ -25,9 +27,12 @@ class DescriptorSocket {
 
   absl::Status Serve(UniqueFd listener);
   void StopAccepting() { loop_.Unwatch(listener_); }
-  // How many connections it keeps; before Serve(). One more, and the user's longest silent one is dropped, or that of
-  // the user who has most: clients connect again when they need to.
-  void SetBudget(const DescriptorBudget& budget) { budget_ = budget; }
+  // Shares `budget.fetchers` places between users; before Serve(). One more connection, and the user's longest silent
+  // one is dropped, or that of the user who has most: clients connect again when they need to. So nobody is shut out,
+  // however many users work together.
+  void SetBudget(const DescriptorBudget& budget) {
+    places_ = std::make_unique<PeerQueue>(budget.fetchers, budget.fetchers_per_uid);
+  }
   // Drops connections that were silent for a while.
   void Tick();
 
@@ -35,18 +40,21 @@ class DescriptorSocket {
   struct Connection {
     Caller caller;
     SteadyTime last_used;
+    PeerQueue::Ticket place = 0;
   };
 
   void AcceptAll();
   void Answer(int fd);
+  // Answers a packet, if there is one. False when the connection has ended.
+  bool AnswerOne(int fd, const Caller& caller);
+  // Notes that the connection is not silent.
+  void Use(int fd, Connection& connection);
   void Drop(int fd);
-  // Makes room for one more of `uid`.
-  void MakeRoom(uid_t uid);
 
   EventLoop& loop_;
   Acceptor acceptor_;
   const std::vector<SegmentPool*> pools_;
-  DescriptorBudget budget_ = DescriptorBudget::Of(1024, 0);
+  std::unique_ptr<PeerQueue> places_;
   int listener_ = -1;
   absl::flat_hash_map<int, Connection> connections_;
 };

@@ -32,6 +32,14 @@ absl::Status EventLoop::Watch(std::shared_ptr<const UniqueFd> fd, uint32_t event
   return absl::OkStatus();
 }
 
+void EventLoop::Change(int fd, uint32_t events) {
+  MutexLock lock(mu_);
+  const auto it = serial_of_.find(fd);
+  if (it == serial_of_.end()) return;
+  epoll_event event = {.events = events, .data = {.u64 = it->second}};
+  epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &event);
+}
+
 void EventLoop::Unwatch(int fd) {
   Watched dropped;  // closed after the lock is released
   MutexLock lock(mu_);

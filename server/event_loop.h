@@ -33,6 +33,9 @@ class EventLoop {
   // The same for a descriptor with other owners. A descriptor has one watch at a time.
   absl::Status Watch(std::shared_ptr<const UniqueFd> fd, uint32_t events, std::function<void()> ready)
       ABSL_LOCKS_EXCLUDED(mu_);
+  // From now on waits for these `events` of a watched `fd`. Its errors, and that nobody is at its other end any more,
+  // are always waited for.
+  void Change(int fd, uint32_t events) ABSL_LOCKS_EXCLUDED(mu_);
   // Forgets `fd`, and closes it unless it has other owners. Inside its own callback too.
   void Unwatch(int fd) ABSL_LOCKS_EXCLUDED(mu_);
 

@@ -53,8 +53,15 @@ void PutAddress(const SocketAddress& address, __be32 (&host)[4], __be16& port) {
   }
 }
 
-// Whose socket on this machine connects `from` to `to`. None: there is none, or the kernel does not tell.
-std::optional<uid_t> OwnerOfSocket(const SocketAddress& from, const SocketAddress& to) {
+constexpr char kThisMachine[] = "this machine";
+
+bool IsLoopback(const SocketAddress& address) {
+  if (address.is_ipv6()) return IN6_IS_ADDR_LOOPBACK(&Ipv6(address).sin6_addr);
+  return (ntohl(Ipv4(address).sin_addr.s_addr) >> IN_CLASSA_NSHIFT) == IN_LOOPBACKNET;
+}
+
+// The peer on this machine that connects `from` to `to`. None: there is none, or the kernel does not tell.
+std::optional<std::string> LocalPeer(const SocketAddress& from, const SocketAddress& to) {
   const UniqueFd netlink(socket(AF_NETLINK, SOCK_DGRAM | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
   struct {
     nlmsghdr header;
@@ -80,9 +87,11 @@ std::optional<uid_t> OwnerOfSocket(const SocketAddress& from, const SocketAddres
       answer.header.nlmsg_type != SOCK_DIAG_BY_FAMILY) {
     return std::nullopt;
   }
-  // Where no socket connects the two, one that listens there is named. One that nobody has open any more has no owner.
-  if (answer.socket.idiag_state == TCP_LISTEN || answer.socket.idiag_inode == 0) return std::nullopt;
-  return answer.socket.idiag_uid;
+  // Where no socket connects the two, one that listens there is named.
+  if (answer.socket.idiag_state == TCP_LISTEN) return std::nullopt;
+  // One that nobody has open any more has no owner.
+  if (answer.socket.idiag_inode == 0) return kThisMachine;
+  return absl::StrCat("uid ", answer.socket.idiag_uid);
 }
 
 }  // namespace
@@ -174,8 +183,8 @@ std::string HttpPeer(int connection) {
     return "gone";
   }
   from = Unmapped(from);
-  const std::optional<uid_t> owner = OwnerOfSocket(from, Unmapped(to));
-  if (owner.has_value()) return absl::StrCat("uid ", *owner);
+  if (std::optional<std::string> local = LocalPeer(from, Unmapped(to))) return *std::move(local);
+  if (IsLoopback(from)) return kThisMachine;
   std::array<char, INET6_ADDRSTRLEN> name = {};
   if (!from.is_ipv6()) return inet_ntop(AF_INET, &Ipv4(from).sin_addr, name.data(), name.size());
   in6_addr network = Ipv6(from).sin6_addr;

@@ -45,7 +45,9 @@ SocketAddress AddressOf(const UniqueFd& socket);
 absl::StatusOr<UniqueFd> ListenHttp(const SocketAddress& address);
 
 // Who is at the other end of a connection: "uid 1000" on this machine, else "192.0.2.1" or "2001:db8::/64". Bounds for
-// each peer go by it: a local user has as many loopback addresses as he likes. Takes microseconds.
+// each peer go by it. A local user has as many loopback addresses as he likes: all of this machine that the kernel
+// names no user for, as one who has closed his end already, are one peer, "this machine". The kernel is asked each
+// time. Takes microseconds.
 std::string HttpPeer(int connection);
 
 }  // namespace vrambroker

@@ -6,7 +6,6 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -136,11 +135,11 @@ std::vector<HttpPage> HttpApi::Pages() {
                                                        : HttpText(503, absl::StrCat(health.message(), "\n"));
                                   }}};
   const auto add = [&](const std::string& path, std::vector<std::string> parameters,
-                       std::function<HttpResponse(const HttpParameters&)> answer) {
+                       std::function<HttpResponse(const HttpParameters&)> answer, PageCost cost = PageCost::kCostly) {
     pages.push_back({.path = path,
                      .parameters = std::move(parameters),
                      .answer = std::move(answer),
-                     .costly = true,
+                     .cost = cost,
                      .compress = true});
     // As it was called before the interface had a version.
     if (absl::StartsWith(path, kApi)) {
@@ -155,8 +154,9 @@ std::vector<HttpPage> HttpApi::Pages() {
   add(absl::StrCat(kApi, "map"), {"device"}, [this](const HttpParameters& parameters) { return Map(parameters); });
   add(absl::StrCat(kApi, "timeline"), {"device"},
       [this](const HttpParameters& parameters) { return TimelineOf(parameters); });
-  add("/snapshot.json", {"session", "device"},
-      [this](const HttpParameters& parameters) { return Snapshot(parameters); });
+  add(
+      "/snapshot.json", {"session", "device"},
+      [this](const HttpParameters& parameters) { return Snapshot(parameters); }, PageCost::kLarge);
   for (const WebFile& file : WebFiles()) {
     pages.push_back({.path = std::string(file.path),
                      .parameters = {},
@@ -290,10 +290,6 @@ HttpResponse HttpApi::Snapshot(const HttpParameters& parameters) {
   if (!only.ok()) return HttpError(only.status());
   const absl::StatusOr<SessionPtr> session = broker_.FindSession(RefOf(name->second));
   if (!session.ok()) return HttpError(session.status());
-  if (snapshot_under_way_.exchange(true)) {  // each may take hundreds of MB
-    return HttpError(absl::UnavailableError("another snapshot is under way; ask again"));
-  }
-  const absl::Cleanup done = [this] { snapshot_under_way_ = false; };
   std::vector<HeapSnapshot> heaps;
   for (int device = 0; device < static_cast<int>(broker_.pools().size()); ++device) {
     heaps.emplace_back();  // of a device that is not wanted: an empty heap, so that places are ordinals

@@ -5,7 +5,6 @@
 #ifndef VRAMBROKER_SERVER_HTTP_API_H_
 #define VRAMBROKER_SERVER_HTTP_API_H_
 
-#include <atomic>
 #include <functional>
 #include <string>
 #include <vector>
@@ -46,7 +45,6 @@ class HttpApi {
   const Timeline& timeline_;
   const HttpSources sources_;
   MemoryMap map_;
-  std::atomic<bool> snapshot_under_way_{false};
 };
 
 }  // namespace vrambroker

@@ -35,12 +35,15 @@ struct HttpResponse {
   std::vector<std::pair<std::string, std::string>> headers = {};
 };
 
+// Costly pages are made a few at a time, and those that may take hundreds of MB one at a time. So they never keep
+// /metrics and /healthz out.
+enum class PageCost { kCheap, kCostly, kLarge };
+
 struct HttpPage {
   std::string path;
   std::vector<std::string> parameters;  // that it knows; others are refused
   std::function<HttpResponse(const HttpParameters& parameters)> answer;
-  // Costly pages are answered a few at a time, so that they never keep /metrics and /healthz out.
-  bool costly = false;
+  PageCost cost = PageCost::kCheap;
   bool compress = false;  // where the asker can read gzip
 };
 

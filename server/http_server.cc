@@ -17,18 +17,18 @@
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/read.hpp>
 #include <chrono>
-#include <exception>
 #include <limits>
 #include <map>
 #include <optional>
 #include <thread>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "allocator/mutex.h"
 #include "server/http_address.h"
+#include "server/http_message.h"
 #include "server/log_line.h"
+#include "server/page_turns.h"
 #include "server/peer_queue.h"
 
 namespace vrambroker {
@@ -47,96 +47,16 @@ constexpr std::chrono::seconds kSendTimeout(5);      // for the whole answer, an
 constexpr std::chrono::seconds kCloseTimeout(2);     // for a client to close after its answer
 constexpr std::chrono::seconds kListenAgain(1);
 constexpr std::chrono::milliseconds kAcceptAgain(100);
-constexpr int kCostlyAtATime = 6;
-constexpr int kThreads = kCostlyAtATime + 2;
-constexpr size_t kMaxHeadBytes = 16 << 10;  // browsers send the cookies of all that runs on localhost
+constexpr size_t kCostlyAtATime = 6;
+constexpr size_t kLargeAtATime = 1;
+constexpr size_t kThreads = kCostlyAtATime + kLargeAtATime + 2;
 constexpr size_t kDiscardBytes = 2048;
-constexpr size_t kWorthCompressing = 1024;
 constexpr size_t kMaxConnections = 4096;
-// Answers are memory, too: of these so many at a time, being made and being sent.
+// Answers are memory, too. So many pages are made or wait for that. Those that are being sent have so many bytes, of
+// which each counts as a 64th at least, for its connection.
 constexpr size_t kMaxMaking = 128;
 constexpr size_t kMaxSending = 64;
-
-// On every answer: nothing is to be kept, guessed at, framed or loaded from elsewhere.
-constexpr char kHeaders[] =
-    "Cache-Control: no-store\r\n"
-    "X-Content-Type-Options: nosniff\r\n"
-    "Referrer-Policy: no-referrer\r\n"
-    "Cross-Origin-Resource-Policy: same-origin\r\n"
-    "Content-Security-Policy: default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'\r\n"
-    "Connection: close\r\n";
-
-HttpResponse Busy() {
-  return HttpText(503, "too many requests at a time; ask again\n");
-}
-
-std::string ToString(beast::string_view text) {
-  return {text.data(), text.size()};
-}
-
-// The whole answer as it is sent.
-std::string Serialize(const HttpRequest& request, const HttpResponse& response, bool compress) {
-  std::string zipped;
-  if (compress && response.body.size() >= kWorthCompressing && request.accept_encoding.has_value() &&
-      AcceptsGzip(*request.accept_encoding)) {
-    zipped = Gzip(response.body);
-  }
-  const std::string& body = zipped.empty() ? response.body : zipped;
-  std::string answer =
-      absl::StrCat("HTTP/1.1 ", response.code, " ", ToString(http::obsolete_reason(http::int_to_status(response.code))),
-                   "\r\nContent-Type: ", response.content_type, "\r\nContent-Length: ", body.size(), "\r\n", kHeaders);
-  if (compress) absl::StrAppend(&answer, "Vary: Accept-Encoding\r\n");
-  if (!zipped.empty()) absl::StrAppend(&answer, "Content-Encoding: gzip\r\n");
-  for (const auto& [name, value] : response.headers) absl::StrAppend(&answer, name, ": ", value, "\r\n");
-  absl::StrAppend(&answer, "\r\n");
-  if (request.method != "HEAD") absl::StrAppend(&answer, body);
-  return answer;
-}
-
-std::string Serialize(const HttpRequest& request, const HttpPage& page, const HttpParameters& parameters) {
-  try {
-    return Serialize(request, page.answer(parameters), page.compress);
-  } catch (const std::exception&) {  // out of memory, most likely: the daemon goes on
-    return Serialize(request, Busy(), /*compress=*/false);
-  }
-}
-
-HttpRequest ToRequest(const http::request<http::empty_body>& head) {
-  const auto header = [&](http::field name) -> std::optional<std::string> {
-    const auto it = head.find(name);
-    if (it == head.end()) return std::nullopt;
-    return ToString(it->value());
-  };
-  HttpRequest request{.method = ToString(head.method_string()),
-                      .path = ToString(head.target()),
-                      .host = header(http::field::host),
-                      .accept_encoding = header(http::field::accept_encoding)};
-  // "http://localhost:9477/metrics", as for a proxy: its host counts.
-  if (absl::StartsWithIgnoreCase(request.path, "http://")) {
-    const std::string rest = request.path.substr(7);
-    const size_t slash = std::min(rest.find_first_of("/?"), rest.size());
-    request.host = rest.substr(0, slash);
-    request.path = rest.substr(slash);
-  }
-  if (const size_t mark = request.path.find('?'); mark != std::string::npos) {
-    request.query = request.path.substr(mark + 1);
-    request.path.resize(mark);
-  }
-  return request;
-}
-
-// The answer to what is no request. None: to nothing at all.
-std::optional<HttpResponse> AnswerTo(const error_code& error) {
-  if (error == http::error::header_limit || error == http::error::buffer_overflow) {
-    return HttpText(431, absl::StrCat("the request is longer than ", kMaxHeadBytes, " bytes\n"));
-  }
-  if (error == http::error::end_of_stream || error == http::error::partial_message ||
-      error.category() != http::make_error_code(http::error::bad_method).category()) {
-    return std::nullopt;  // the client has gone, or was too slow
-  }
-  return HttpText(400, "this is no HTTP request\n");
-}
+constexpr size_t kMaxSendingBytes = 256 << 20;
 
 size_t ChooseMaxConnections(size_t wanted) {
   if (wanted != 0) return std::max<size_t>(wanted, 8);
@@ -160,7 +80,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
  private:
   void OnRequest(const error_code& error);
   // Makes the answer on another thread.
-  void Make(HttpRequest request, const HttpPage* page, HttpParameters parameters);
+  void Make(const HttpRequest& request, const HttpPage* page, HttpParameters parameters);
   void Refuse(const HttpRequest& request, const HttpResponse& response);
   void Send(std::string answer);
   // Reads until the client closes: closing first could take the answer from it, if it has sent more than it should.
@@ -177,7 +97,6 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::string answer_;
   PeerQueue::Ticket waiting_ = 0;
   PeerQueue::Ticket sending_ = 0;
-  bool is_costly_ = false;  // and has one of the places of such
 };
 
 class BeastHttpServer : public HttpServer {
@@ -189,7 +108,7 @@ class BeastHttpServer : public HttpServer {
         router_(std::move(pages), IsLocalHost(wanted_.host())),
         max_making_(std::min(kMaxMaking, max_connections_ / 4)),
         waiting_(max_connections_ - max_making_ - max_sending(), (max_connections_ - max_making_ - max_sending()) / 2),
-        sending_(max_sending(), std::max<size_t>(1, max_sending() / 2)) {}
+        sending_(max_sending() * weight_of_answer_, std::max<size_t>(1, max_sending() / 2) * weight_of_answer_) {}
 
   ~BeastHttpServer() override {
     io_.stop();
@@ -228,17 +147,35 @@ class BeastHttpServer : public HttpServer {
   PeerQueue& waiting() { return waiting_; }
   PeerQueue& sending() { return sending_; }
 
-  // A place among the costly ones; given back by the one who has it.
-  bool TakeCostly() {
-    if (costly_ >= kCostlyAtATime) return false;
-    ++costly_;
-    return true;
-  }
-  void GiveCostly() { --costly_; }
+  // An answer that is about to be sent: see kMaxSendingBytes.
+  size_t WeightOf(const std::string& answer) const { return std::max(weight_of_answer_, answer.size()); }
 
-  // Runs `work` on a thread for pages, and `then` with its result on the server's. False: too many do.
-  bool Make(const std::string& peer, std::function<std::string()> work, std::function<void(std::string)> then) {
-    if (making_ >= max_making_ || making_of_[peer] >= std::max<size_t>(1, max_making_ / 4)) return false;
+  // Runs `work` on a thread for pages once it is its turn, and `then` with its result on the server's; or `refuse` on
+  // the server's, when too many do.
+  void Make(const std::string& peer, PageCost cost, std::function<std::string()> work,
+            std::function<void(std::string)> then, const std::function<void()>& refuse) {
+    if (cost == PageCost::kCheap) {
+      if (!MakeNow(peer, std::move(work), std::move(then))) refuse();
+      return;
+    }
+    PageTurns& turns = cost == PageCost::kLarge ? large_turns_ : costly_turns_;
+    const auto make = [this, &turns, peer, work = std::move(work), then = std::move(then), refuse] {
+      const bool taken = MakeNow(peer, work, [&turns, peer, then](std::string answer) {
+        turns.Done(peer);  // sending it takes no turn
+        then(std::move(answer));
+      });
+      if (taken) return;
+      refuse();
+      turns.Done(peer);
+    };
+    turns.Add(peer, {.make = make, .refuse = refuse});
+  }
+
+ private:
+  size_t max_sending() const { return std::min(kMaxSending, max_connections_ / 4); }
+
+  bool MakeNow(const std::string& peer, std::function<std::string()> work, std::function<void(std::string)> then) {
+    if (making_ >= max_making_ / 2 || making_of_[peer] >= std::max<size_t>(1, max_making_ / 8)) return false;
     ++making_;
     ++making_of_[peer];
     asio::post(pages_, [this, peer, work = std::move(work), then = std::move(then)]() mutable {
@@ -251,9 +188,6 @@ class BeastHttpServer : public HttpServer {
     });
     return true;
   }
-
- private:
-  size_t max_sending() const { return std::min(kMaxSending, max_connections_ / 4); }
 
   absl::Status Listen() {
     absl::StatusOr<UniqueFd> socket = ListenHttp(wanted_);
@@ -305,13 +239,13 @@ class BeastHttpServer : public HttpServer {
   const SocketAddress wanted_;
   const HttpServerOptions options_;
   const HttpRouter router_;
-  const size_t max_making_;
+  const size_t max_making_;  // half of it being made, a quarter waiting for each kind of turn
+  const size_t weight_of_answer_ = kMaxSendingBytes / kMaxSending;
   // The rest is used on the server's thread, or before it runs.
   PeerQueue waiting_;  // for a request, or for the client to close
   PeerQueue sending_;
   size_t making_ = 0;
   std::map<std::string, size_t> making_of_;  // by peer
-  int costly_ = 0;                           // being made or sent
   std::atomic<bool> listening_{false};
   mutable Mutex mu_;
   std::string address_ ABSL_GUARDED_BY(mu_) = wanted_.text();
@@ -319,6 +253,9 @@ class BeastHttpServer : public HttpServer {
   tcp::acceptor acceptor_{io_};
   asio::steady_timer timer_{io_};
   asio::thread_pool pages_{kThreads};
+  // They have connections, which go before io_context does.
+  PageTurns costly_turns_{kCostlyAtATime, std::max<size_t>(1, max_making_ / 4)};
+  PageTurns large_turns_{kLargeAtATime, std::max<size_t>(1, max_making_ / 4)};
   std::thread thread_;
 };
 
@@ -333,7 +270,6 @@ Connection::Connection(BeastHttpServer* server, tcp::socket socket)
 Connection::~Connection() {
   server_.waiting().Remove(waiting_);
   server_.sending().Remove(sending_);
-  if (is_costly_) server_.GiveCostly();
   --server_.figures().connections;
 }
 
@@ -363,27 +299,21 @@ void Connection::OnRequest(const error_code& error) {
     if (const std::optional<HttpResponse> response = AnswerTo(error)) Refuse({}, *response);
     return;
   }
-  HttpRequest request = ToRequest(parser_.get());
+  const HttpRequest request = ToRequest(parser_.get());
   HttpRouter::Match match = server_.router().Find(request);
   if (match.page == nullptr) {
     Refuse(request, match.refusal);
-  } else if (match.page->costly && !server_.TakeCostly()) {
-    Refuse(request, Busy());
   } else {
-    is_costly_ = match.page->costly;
-    Make(std::move(request), match.page, std::move(match.parameters));
+    Make(request, match.page, std::move(match.parameters));
   }
 }
 
-void Connection::Make(HttpRequest request, const HttpPage* page, HttpParameters parameters) {
-  const HttpRequest copy = request;
-  const bool taken = server_.Make(
-      peer_,
-      [request = std::move(request), page, parameters = std::move(parameters)] {
-        return Serialize(request, *page, parameters);
-      },
-      [self = shared_from_this()](std::string answer) { self->Send(std::move(answer)); });
-  if (!taken) Refuse(copy, Busy());
+void Connection::Make(const HttpRequest& request, const HttpPage* page, HttpParameters parameters) {
+  server_.Make(
+      peer_, page->cost,
+      [request, page, parameters = std::move(parameters)] { return MakeAnswer(request, *page, parameters); },
+      [self = shared_from_this()](std::string answer) { self->Send(std::move(answer)); },
+      [self = shared_from_this(), request] { self->Refuse(request, TooManyRequests()); });
 }
 
 void Connection::Refuse(const HttpRequest& request, const HttpResponse& response) {
@@ -392,7 +322,7 @@ void Connection::Refuse(const HttpRequest& request, const HttpResponse& response
 
 void Connection::Send(std::string answer) {
   answer_ = std::move(answer);
-  sending_ = server_.sending().Add(peer_, Dropper());
+  sending_ = server_.sending().Add(peer_, Dropper(), server_.WeightOf(answer_));
   stream_.expires_after(kSendTimeout + std::chrono::seconds(answer_.size() >> 20));
   asio::async_write(stream_, asio::buffer(answer_), [self = shared_from_this()](const error_code& error, size_t) {
     self->server_.sending().Remove(self->sending_);
@@ -403,8 +333,6 @@ void Connection::Send(std::string answer) {
 
 void Connection::Linger() {
   std::string().swap(answer_);
-  if (is_costly_) server_.GiveCostly();
-  is_costly_ = false;
   error_code ignored;
   (void)stream_.socket().shutdown(tcp::socket::shutdown_send, ignored);
   waiting_ = server_.waiting().Add(peer_, Dropper());

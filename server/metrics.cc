@@ -12,9 +12,9 @@
 #include <exception>
 #include <fstream>
 #include <memory>
-#include <sstream>
 #include <utility>
 
+#include "allocator/process_files.h"
 #include "allocator/version.h"
 
 namespace vrambroker {
@@ -48,18 +48,6 @@ uint64_t OpenFds() {
   return fds - std::min<uint64_t>(fds, 3);
 }
 
-// Clock ticks after the boot at which this process started: field 22 of /proc/self/stat, whose field 2 is a name that
-// may contain anything.
-uint64_t StartTicks() {
-  std::ifstream file("/proc/self/stat");
-  std::string text;
-  std::getline(file, text);
-  std::istringstream fields(text.substr(std::min(text.rfind(')') + 1, text.size())));
-  std::string field;
-  for (int i = 3; i <= 22; ++i) fields >> field;
-  return std::strtoull(field.c_str(), nullptr, 10);
-}
-
 double ProcessStart() {
   timespec now = {};
   timespec since_boot = {};
@@ -69,7 +57,7 @@ double ProcessStart() {
     return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) / 1e9;
   };
   const auto ticks_per_second = static_cast<double>(sysconf(_SC_CLK_TCK));
-  return seconds(now) - seconds(since_boot) + static_cast<double>(StartTicks()) / ticks_per_second;
+  return seconds(now) - seconds(since_boot) + static_cast<double>(StartOf(getpid())) / ticks_per_second;
 }
 
 // The names that every Prometheus client library uses.

@@ -6,7 +6,7 @@
 // `max_clients_per_uid` for each user, so that no user takes the room of the others. First come the pairs that are in
 // use, by the age of the session, then the others, in so far as there is room. Pairs in use for which there is none are
 // folded into one for each device, client="_other"; counters of those are left out, since a sum over sessions falls
-// when one ends.
+// when one ends. A session has a client_info if one of its pairs has series of its own.
 #include <algorithm>
 #include <array>
 #include <iterator>
@@ -30,6 +30,7 @@ constexpr char kOther[] = "_other";
 // A session and a device, or the sum of those that are folded.
 struct Row {
   MetricLabels labels;
+  const SessionInfo* session = nullptr;  // none: folded
   const SessionDeviceInfo* held = nullptr;
   size_t waiting = 0;
 
@@ -165,10 +166,28 @@ std::vector<Row> ChooseRows(const BrokerView& view, Room room, Folded& folded) {
     const SessionInfo& session = view.sessions[i];
     const SessionDeviceInfo& held = session.devices[device];
     rows.push_back({.labels = LabelsOf(session.name, device, session.terms.tenant),
+                    .session = &session,
                     .held = &held,
                     .waiting = held.waiting.size()});
   }
   return rows;
+}
+
+// `rows` of a session follow each other.
+void WriteInfo(const std::vector<Row>& rows, MetricFamilies& out) {
+  out.Family("vrambroker_client_info", "Identity of a session; the value is always 1.", Gauge);
+  const SessionInfo* last = nullptr;
+  for (const Row& row : rows) {
+    const SessionInfo& session = *row.session;
+    if (std::exchange(last, &session) == &session) continue;
+    out.Sample(MakeLabels({{"client", session.name},
+                           {"tenant", session.terms.tenant},
+                           {"session", absl::StrCat(Raw(session.id))},
+                           {"uid", absl::StrCat(session.caller.uid)},
+                           {"rule", session.terms.rule},
+                           {"placement", session.leases ? "leased" : "remote"}}),
+               uint64_t{1});
+  }
 }
 
 void WriteGauges(const std::vector<Row>& rows, MetricFamilies& out) {
@@ -257,23 +276,14 @@ void WriteTenants(const BrokerView& view, size_t max_clients, MetricFamilies& ou
 void WriteClientMetrics(const BrokerView& view, size_t max_clients, size_t max_clients_per_uid, MetricFamilies& out) {
   Folded folded(view.devices.size());
   std::vector<Row> rows = ChooseRows(view, Room(max_clients, max_clients_per_uid), folded);
-  out.Family("vrambroker_client_info", "Identity of a session; the value is always 1.", Gauge);
-  Room room(max_clients, max_clients_per_uid);
-  for (const SessionInfo& session : view.sessions) {
-    if (!room.Take(session)) continue;
-    out.Sample(MakeLabels({{"client", session.name},
-                           {"tenant", session.terms.tenant},
-                           {"session", absl::StrCat(Raw(session.id))},
-                           {"uid", absl::StrCat(session.caller.uid)},
-                           {"rule", session.terms.rule},
-                           {"placement", session.leases ? "leased" : "remote"}}),
-               uint64_t{1});
-  }
+  WriteInfo(rows, out);
   WriteCounters(rows, out);
   for (size_t device = 0; device < folded.held.size(); ++device) {
     if (!folded.any[device]) continue;
-    rows.push_back(
-        {.labels = LabelsOf(kOther, device, kOther), .held = &folded.held[device], .waiting = folded.waiting[device]});
+    rows.push_back({.labels = LabelsOf(kOther, device, kOther),
+                    .session = nullptr,
+                    .held = &folded.held[device],
+                    .waiting = folded.waiting[device]});
   }
   WriteGauges(rows, out);
   WriteTenants(view, max_clients, out);

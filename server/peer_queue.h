@@ -22,8 +22,9 @@ class PeerQueue {
   PeerQueue(size_t max_in_all, size_t max_per_peer) : max_in_all_(max_in_all), max_per_peer_(max_per_peer) {}
 
   // Adds one, whose `drop` is called when it has to make room. Of a peer that has its share, the oldest makes room. If
-  // there are too many in all, it is the oldest of the peer that has most.
-  Ticket Add(const std::string& peer, std::function<void()> drop);
+  // there are too many in all, it is the oldest of the peer that has most; of several such peers, of the one that waits
+  // longest. One may count as several, `weight` of them: at most as many as a peer may have.
+  Ticket Add(const std::string& peer, std::function<void()> drop, size_t weight = 1);
   // Does nothing if it has gone already.
   void Remove(Ticket ticket);
   // The oldest of the peer that has most. False: there is none.
@@ -35,6 +36,11 @@ class PeerQueue {
   struct Waiting {
     std::string peer;
     std::function<void()> drop;
+    size_t weight = 0;
+  };
+  struct OfPeer {
+    std::set<Ticket> tickets;
+    size_t weight = 0;
   };
 
   void Drop(Ticket ticket);
@@ -42,8 +48,9 @@ class PeerQueue {
   const size_t max_in_all_;
   const size_t max_per_peer_;
   Ticket last_ = 0;
+  size_t weight_ = 0;
   std::map<Ticket, Waiting> waiting_;
-  std::map<std::string, std::set<Ticket>> of_peer_;
+  std::map<std::string, OfPeer> of_peer_;
 };
 
 }  // namespace vrambroker

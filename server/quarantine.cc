@@ -33,12 +33,12 @@ uint64_t Quarantine::settling_bytes() const {
   return bytes;
 }
 
-std::vector<std::pair<SegmentId, DeviceSegment>> Quarantine::StartChecks(SteadyTime now) {
-  std::vector<std::pair<SegmentId, DeviceSegment>> due;
+std::vector<Quarantine::Due> Quarantine::StartChecks(SteadyTime now) {
+  std::vector<Due> due;
   for (auto& [id, entry] : entries_) {
     if (entry.checking || entry.next_check > now) continue;
     entry.checking = true;
-    due.emplace_back(id, entry.idle.segment);
+    due.push_back({.id = id, .segment = entry.idle.segment, .mark = entry.mark});
   }
   return due;
 }

@@ -14,6 +14,7 @@
 
 #include "absl/container/btree_map.h"
 #include "allocator/ids.h"
+#include "allocator/session_mark.h"
 #include "server/idle_segments.h"
 
 namespace vrambroker {
@@ -24,11 +25,18 @@ class Quarantine {
     IdleSegments::Entry idle;  // what it becomes; idle.since: when it came here
     std::string client;        // whose it was
     pid_t pid = 0;
-    uid_t uid = 0;  // to whom it stays charged
+    uid_t uid = 0;         // to whom it stays charged
+    SessionMark mark = 0;  // of its client
     SteadyTime next_check;
     int checks = 0;                // so far
     bool checking = false;         // somebody looks at it now
     std::vector<pid_t> holders{};  // processes that could still touch it when it was last looked at
+  };
+  // What is to be looked at.
+  struct Due {
+    SegmentId id{};
+    DeviceSegment segment;
+    SessionMark mark = 0;
   };
   // What one client left behind, for people.
   struct Holding {
@@ -47,7 +55,7 @@ class Quarantine {
   // What has not been looked at yet: it may be reusable soon.
   uint64_t settling_bytes() const;
   // Marks those that are due at `now` as being looked at, and returns them.
-  std::vector<std::pair<SegmentId, DeviceSegment>> StartChecks(SteadyTime now);
+  std::vector<Due> StartChecks(SteadyTime now);
   // Nobody holds the segment any more. REQUIRES: it is here.
   IdleSegments::Entry Remove(SegmentId id);
   // `holders` still can; it is to be looked at again soon, and less often each time. True when they are others than

@@ -6,6 +6,7 @@
 
 #include <sys/types.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -23,6 +24,12 @@ class TokenBucket {
 
   // False, and nothing is taken, when there are not `tokens`. More than the burst counts as the burst.
   bool Take(SteadyTime now, double tokens = 1);
+  bool Has(SteadyTime now, double tokens) {
+    Refill(now);
+    return tokens_ >= tokens;
+  }
+  // What was taken before. No more than the burst is kept.
+  void Give(double tokens) { tokens_ = std::min(burst_, tokens_ + tokens); }
   // As if nothing had ever been taken.
   bool IsFull(SteadyTime now);
 

@@ -75,7 +75,7 @@ void SegmentPool::OpenAccount(SessionId session, const AccountTerms& terms) {
                                            .uid = terms.uid,
                                            .user_limit_bytes = terms.user_limit_bytes,
                                            .user_guarantee_bytes = terms.user_guarantee_bytes}};
-  Apply(carried_over_.Opened(session, terms.pid));
+  Apply(carried_over_.Opened(session, terms.process()));
 }
 
 absl::Status SegmentPool::SetLimit(SessionId session, uint64_t limit_bytes) {
@@ -147,6 +147,7 @@ uint64_t SegmentPool::Close(SessionId session, bool process_gone) {
                            .client = account.terms.client,
                            .pid = account.terms.pid,
                            .uid = account.terms.uid,
+                           .mark = account.terms.mark,
                            .next_check = now + options_.settle_time});
     }
     Apply(carried_over_.Closed(session));
@@ -384,13 +385,28 @@ void SegmentPool::AddIdle(const IdleSegments::Entry& entry) {
 
 // ---- Quarantine ----
 
+absl::StatusOr<SegmentHolders> SegmentPool::FindHolders(absl::Span<const Quarantine::Due> due) {
+  std::vector<DeviceSegment> segments;
+  std::vector<SessionMark> marks;
+  segments.reserve(due.size());
+  marks.reserve(due.size());
+  for (const Quarantine::Due& one : due) {
+    segments.push_back(one.segment);
+    marks.push_back(one.mark);
+  }
+  absl::StatusOr<SegmentHolders> found = device_->FindHolders(segments);
+  // The driver does not tell. Then those hold a segment who have inherited the descriptors of its client.
+  if (absl::IsUnimplemented(found.status())) found = FindMarkHolders(marks);
+  return found;
+}
+
 void SegmentPool::CheckQuarantine() {
-  std::vector<std::pair<SegmentId, DeviceSegment>> due;
+  std::vector<Quarantine::Due> due;
   bool look = false;
   {
     MutexLock lock(mu_);
     const SteadyTime now = options_.clock();
-    due = quarantine_.StartChecks(now);
+    if (now >= next_walk_) due = quarantine_.StartChecks(now);
     const std::optional<SteadyTime> next = carried_over_.next_look();
     look = next.has_value() && *next <= now;
     if (look) carried_over_.StartLook();
@@ -402,11 +418,9 @@ void SegmentPool::CheckQuarantine() {
     }
   }
   if (due.empty()) return;
-  std::vector<DeviceSegment> segments;
-  segments.reserve(due.size());
-  for (const auto& [id, segment] : due) segments.push_back(segment);
   std::vector<std::vector<pid_t>> holders(due.size());
-  const absl::StatusOr<SegmentHolders> found = device_->FindHolders(segments);
+  const SteadyTime began = options_.clock();
+  const absl::StatusOr<SegmentHolders> found = FindHolders(due);
   if (found.ok()) {
     for (const SegmentHolders::Holder& holder : found->holders) holders[holder.segment].push_back(holder.pid);
     if (found->unread_processes > 0 && !warned_of_unread_.exchange(true)) {
@@ -415,7 +429,7 @@ void SegmentPool::CheckQuarantine() {
           "run it as root, or with CAP_SYS_PTRACE on Linux 5.14 or newer",
           properties().ordinal, found->unread_processes, found->unread_processes == 1 ? "process" : "processes");
     }
-  } else if (!absl::IsUnimplemented(found.status())) {
+  } else {
     spdlog::error("device={} cannot tell who holds quarantined segments: {}", properties().ordinal,
                   found.status().ToString());
   }
@@ -427,18 +441,20 @@ void SegmentPool::CheckQuarantine() {
     const SteadyTime now = options_.clock();
     for (size_t i = 0; i < due.size(); ++i) {
       if (!holders[i].empty()) {
-        if (quarantine_.Keep(due[i].first, holders[i], now)) {
-          held_bytes += segments[i].bytes;
+        if (quarantine_.Keep(due[i].id, holders[i], now)) {
+          held_bytes += due[i].segment.bytes;
           first_holder = holders[i].front();
         }
-      } else if (!found.ok() && !absl::IsUnimplemented(found.status())) {
-        quarantine_.Keep(due[i].first, {}, now);
+      } else if (!found.ok()) {
+        quarantine_.Keep(due[i].id, {}, now);
       } else {
-        const uid_t uid = quarantine_.entries().at(due[i].first).uid;
-        quiet.push_back(quarantine_.Remove(due[i].first));
+        const uid_t uid = quarantine_.entries().at(due[i].id).uid;
+        quiet.push_back(quarantine_.Remove(due[i].id));
         ledger_.UnchargeUnowned(quiet.back().segment.bytes, uid);
       }
     }
+    // Children that live for long, of many dead processes, must not keep a processor busy.
+    if (quiet.empty()) next_walk_ = now + std::min(kBetweenWalks * (now - began), kLongestBetweenWalks);
     quiet = StartFreeing(std::move(quiet));
   }
   FreeToDriver(quiet);
@@ -453,7 +469,8 @@ void SegmentPool::CheckQuarantine() {
 
 std::optional<SteadyTime> SegmentPool::NextQuarantineCheck() const {
   MutexLock lock(mu_);
-  const std::optional<SteadyTime> check = quarantine_.next_check();
+  std::optional<SteadyTime> check = quarantine_.next_check();
+  if (check.has_value()) check = std::max(*check, next_walk_);
   const std::optional<SteadyTime> look = carried_over_.next_look();
   return check.has_value() && look.has_value() ? std::min(*check, *look) : check.has_value() ? check : look;
 }

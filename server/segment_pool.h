@@ -30,6 +30,7 @@
 #include "allocator/device.h"
 #include "allocator/ids.h"
 #include "allocator/mutex.h"
+#include "allocator/session_mark.h"
 #include "server/carried_over.h"
 #include "server/idle_segments.h"
 #include "server/ledger.h"
@@ -49,12 +50,16 @@ absl::StatusOr<Ticket> RandomTicket();
 struct AccountTerms {
   std::string client;  // for people
   pid_t pid = 0;
+  uint64_t started = 0;  // the process: see ProcessId
   uid_t uid = 0;
   std::string domain;  // within it, segments are handed on as they are
   uint64_t limit_bytes = 0;
   int priority = 0;
   uint64_t user_limit_bytes = AccountFigures::kNoBound;  // see AccountFigures
   uint64_t user_guarantee_bytes = AccountFigures::kNoBound;
+  SessionMark mark = 0;  // of its client
+
+  ProcessId process() const { return {.pid = pid, .started = started}; }
 };
 
 struct PoolFigures {
@@ -112,6 +117,9 @@ struct SegmentPoolOptions {
   std::chrono::milliseconds settle_time{0};
   std::chrono::milliseconds churn_window{1000};  // see SegmentPool::Expected
   std::chrono::milliseconds free_timeout{5000};  // how long a lease waits for frees that the driver is busy with
+  // Beyond the capacity, what the driver is to have for contexts of clients. Unless the capacity was chosen without
+  // looking at what is free.
+  uint64_t headroom_bytes = 0;
   std::function<SteadyTime()> clock = [] { return std::chrono::steady_clock::now(); };
 };
 
@@ -193,8 +201,10 @@ class SegmentPool {
   // (driver) Finds what processes hold of an earlier run of the daemon, and charges it. To be called before there are
   // sessions. OK where the device does not tell: then the driver's own figure of what is free stands for it.
   absl::Status FindCarriedOver();
-  // The session's client says that it holds these. InvalidArgument: not sizes of segments; too many.
-  absl::Status DeclareCarriedOver(SessionId session, absl::Span<const CarriedSegment> segments);
+  // The session's client says that it holds these. `begins`: they are the first of all that it holds; `ends`: the last.
+  // What it has said before and not in between is freed. InvalidArgument: not sizes of segments.
+  absl::Status DeclareCarriedOver(SessionId session, absl::Span<const CarriedSegment> segments, bool begins = false,
+                                  bool ends = false);
   // The session's client has closed these.
   void FreeCarriedOver(SessionId session, absl::Span<const uint64_t> ids);
 
@@ -271,10 +281,12 @@ class SegmentPool {
     absl::btree_set<SegmentId> segments;  // in the order in which they became its own
   };
 
+  // (driver) Who can still touch these segments.
+  absl::StatusOr<SegmentHolders> FindHolders(absl::Span<const Quarantine::Due> due) ABSL_LOCKS_EXCLUDED(mu_);
   // (driver) REQUIRES: CarriedOver::StartLook() was called.
   absl::Status LookForCarriedOver() ABSL_LOCKS_EXCLUDED(mu_);
   void Apply(const CarriedOver::Changes& changes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // What the driver does not have for anybody, although the capacity counts on it, is no more than this now.
+  // Charges what is in use elsewhere since the start, and is still, as far as nobody has said what it is.
   void SettleElsewhere() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   uint64_t FromDriverBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   PoolFigures Figures() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -325,11 +337,14 @@ class SegmentPool {
   absl::flat_hash_map<Ticket, SegmentId> tickets_ ABSL_GUARDED_BY(mu_);
   IdleSegments idle_ ABSL_GUARDED_BY(mu_);
   Quarantine quarantine_ ABSL_GUARDED_BY(mu_);
+  // Times as long as the last one took that brought nothing back.
+  static constexpr int kBetweenWalks = 10;
+  static constexpr SteadyTime::duration kLongestBetweenWalks = std::chrono::seconds(5);
+  SteadyTime next_walk_ ABSL_GUARDED_BY(mu_) = SteadyTime::min();  // to look for who holds what is quarantined
   CarriedOver carried_over_ ABSL_GUARDED_BY(mu_);
-  // At the start the driver had so much less than the capacity, and nobody has said since what it is: charged to
-  // nobody.
-  uint64_t elsewhere_bytes_ ABSL_GUARDED_BY(mu_) = 0;
-  uint64_t elsewhere_most_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // if nobody said
+  uint64_t elsewhere_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // charged to nobody: see SettleElsewhere()
+  // In use by other processes when this one started, and still, by the driver's word: what they carry over is no more.
+  uint64_t foreign_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   Ledger ledger_ ABSL_GUARDED_BY(mu_);
   absl::Status health_ ABSL_GUARDED_BY(mu_);
   uint64_t driver_free_bytes_ ABSL_GUARDED_BY(mu_) = 0;
@@ -348,6 +363,7 @@ class SegmentPool {
   bool stop_decay_ ABSL_GUARDED_BY(mu_) = false;
   prometheus::Histogram reclaim_durations_;  // synchronises itself
   std::atomic<bool> warned_of_unread_{false};
+  std::atomic<bool> warned_of_unread_left_{false};
 };
 
 }  // namespace vrambroker

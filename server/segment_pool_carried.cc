@@ -1,14 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What processes hold from an earlier run of the daemon, in the pool's books.
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 
+#include "server/log_line.h"
 #include "server/segment_pool.h"
 
 namespace vrambroker {
 namespace {
 
 constexpr uint64_t kMostCarried = uint64_t{1} << 44;  // in one segment; more than any device has
+
+// What is left of `whole` without `part`, or 0.
+uint64_t Rest(uint64_t whole, uint64_t part) {
+  return whole - std::min(whole, part);
+}
 
 }  // namespace
 
@@ -24,21 +32,30 @@ absl::Status SegmentPool::FindCarriedOver() {
 
 absl::Status SegmentPool::LookForCarriedOver() {
   absl::StatusOr<LeftSegments> left = device_->FindLeftSegments();
+  if (left.ok() && left->unread_processes > 0 && !warned_of_unread_left_.exchange(true)) {
+    LogLine(
+        "some processes cannot be inspected: memory that they hold of an earlier run of the daemon is not counted, so "
+        "the device may be given beyond its capacity; run the daemon as root, or with CAP_SYS_PTRACE on Linux 5.14 or "
+        "newer")
+        .Add("device", properties().ordinal)
+        .Add("processes", left->unread_processes)
+        .Write(spdlog::level::warn);
+  }
   {
     MutexLock lock(mu_);
     carried_over_.EndLook(options_.clock());
     if (left.ok()) {
       // No sum of them is beyond what can be counted.
       for (LeftSegment& segment : left->segments) segment.bytes = std::min(segment.bytes, kMostCarried);
-      Apply(carried_over_.Found(left->segments, [this](pid_t pid) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+      Apply(carried_over_.Found(left->segments, [this](const ProcessId& process) ABSL_NO_THREAD_SAFETY_ANALYSIS {
         const auto it = std::find_if(accounts_.begin(), accounts_.end(),
-                                     [pid](const auto& account) { return account.second.terms.pid == pid; });
+                                     [&](const auto& account) { return account.second.terms.process() == process; });
         return it == accounts_.end() ? kNoSession : it->first;
       }));
     } else if (!absl::IsUnimplemented(left.status())) {
       return left.status();
     } else if (accounts_.empty()) {
-      elsewhere_most_bytes_ = capacity_bytes_ - std::min(capacity_bytes_, driver_free_bytes_);
+      foreign_bytes_ = Rest(properties().total_bytes, driver_known_bytes_);
       SettleElsewhere();
     }
   }
@@ -62,24 +79,29 @@ void SegmentPool::Apply(const CarriedOver::Changes& changes) {
   SettleElsewhere();
 }
 
+// In use elsewhere are, beside what is carried over, contexts: what the capacity leaves of the device is for these. As
+// long as they cannot be all that nobody has declared, none of it is given to anybody: what is free stays above the
+// headroom. Once they can, they are within the headroom.
 void SegmentPool::SettleElsewhere() {
+  foreign_bytes_ = std::min(foreign_bytes_, Rest(properties().total_bytes, driver_known_bytes_));
+  const uint64_t counted_on = capacity_bytes_ + options_.headroom_bytes;
+  const uint64_t in_use = Rest(foreign_bytes_, Rest(properties().total_bytes, counted_on));
   const uint64_t declared = carried_over_.declared_bytes();
-  elsewhere_most_bytes_ =
-      std::min(elsewhere_most_bytes_, capacity_bytes_ - std::min(capacity_bytes_, driver_known_bytes_));
-  const uint64_t elsewhere = elsewhere_most_bytes_ - std::min(elsewhere_most_bytes_, declared);
+  const uint64_t undeclared = Rest(in_use, declared);
+  const uint64_t elsewhere = undeclared > options_.headroom_bytes ? undeclared : 0;
   if (elsewhere > elsewhere_bytes_) {
     ledger_.ChargeUnowned(elsewhere - elsewhere_bytes_);
   } else {
     ledger_.UnchargeUnowned(elsewhere_bytes_ - elsewhere);
   }
   elsewhere_bytes_ = elsewhere;
-  // What clients hold beyond that lies outside of a capacity that was chosen by what was free.
-  if (properties().kind == DeviceKind::kCuda) {
-    ledger_.ExtendCapacity(declared - std::min(declared, elsewhere_most_bytes_));
-  }
+  // What clients say beyond that takes nothing from others: it is outside of a capacity that was chosen by what was
+  // free, or it is not true.
+  if (properties().kind == DeviceKind::kCuda) ledger_.ExtendCapacity(Rest(declared, in_use));
 }
 
-absl::Status SegmentPool::DeclareCarriedOver(SessionId session, absl::Span<const CarriedSegment> segments) {
+absl::Status SegmentPool::DeclareCarriedOver(SessionId session, absl::Span<const CarriedSegment> segments, bool begins,
+                                             bool ends) {
   for (const CarriedSegment& segment : segments) {
     if (absl::Status status = CheckSegmentBytes(segment.bytes); !status.ok()) return status;
   }
@@ -87,13 +109,15 @@ absl::Status SegmentPool::DeclareCarriedOver(SessionId session, absl::Span<const
     MutexLock lock(mu_);
     const auto it = accounts_.find(session);
     if (it == accounts_.end()) return absl::AbortedError("the session has ended");
-    // What only it says is charged like what it could lease: nobody can take from others by saying something.
+    // What only it says is charged like what it could lease, and no more than can be true: nobody can take from others
+    // by saying something.
     const uint64_t most =
         properties().kind == DeviceKind::kCuda
-            ? std::min(ledger_.LimitRoom(it->second.figures),
-                       properties().total_bytes - std::min(properties().total_bytes, carried_over_.declared_bytes()))
+            ? std::min(ledger_.LimitRoom(it->second.figures), Rest(foreign_bytes_, carried_over_.declared_bytes()))
             : ledger_.AvailableBytes(it->second.figures);
-    Apply(carried_over_.Declared(session, it->second.terms.pid, segments, most));
+    if (begins) carried_over_.BeginDeclaration(session);
+    Apply(carried_over_.Declared(session, it->second.terms.process(), segments, most));
+    if (ends) Apply(carried_over_.EndDeclaration(session));
   }
   RoomMade();
   return absl::OkStatus();

@@ -279,6 +279,7 @@ absl::Status SessionStream::HandleHello(const v1::Hello& hello) {
   SessionWishes wishes{
       .name = hello.name(), .limit = FromProto(hello.limit()), .leases = hello.placement() == v1::PLACEMENT_LEASED};
   if (!hello.alloc_conf().empty()) wishes.allocator = conf->options;
+  if (hello.has_mark()) wishes.mark = hello.mark().fd();
   const absl::StatusOr<SessionPtr> session = broker_.OpenSession(*identity_, wishes, events_);
   if (!session.ok()) return session.status();
   broker_.KeepGuarantee(
@@ -409,18 +410,15 @@ absl::Status SessionStream::HandleCarriedOver(const v1::CarriedOver& message) {
     return absl::InvalidArgumentError(
         absl::StrCat("carried_over.segments: more than ", kMaxCarriedInMessage, " segments in a message"));
   }
-  absl::btree_map<uint32_t, std::vector<CarriedSegment>> by_device;
+  Broker::CarriedByDevice by_device;
   for (const v1::CarriedOver::Segment& segment : message.segments()) {
     by_device[segment.device()].push_back({.id = segment.id(),
                                            .bytes = segment.segment_bytes(),
                                            .file_device = segment.file_device(),
                                            .file_inode = segment.file_inode()});
   }
-  for (const auto& [device, segments] : by_device) {
-    const absl::Status status = broker_.DeclareCarriedOver(session_, device, segments);
-    if (!status.ok()) return absl::Status(status.code(), absl::StrCat("carried_over.segments: ", status.message()));
-  }
-  return absl::OkStatus();
+  const absl::Status status = broker_.DeclareCarriedOver(session_, by_device, message.begins(), message.ends());
+  return status.ok() ? status : absl::Status(status.code(), absl::StrCat("carried_over.segments: ", status.message()));
 }
 
 void SessionStream::HandleAnswer(const v1::Answer& answer) {

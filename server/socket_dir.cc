@@ -55,16 +55,18 @@ absl::Status ServedBy(pid_t pid, const std::string& dir) {
                                                     "; stop it or choose another --socket-dir"));
 }
 
-// What stands in the way of another user.
+// `what` of another user stands in the way.
 absl::Status NotOurs(const std::string& what, uid_t owner, const std::string& dir) {
   if (const std::optional<ucred> other = ProcessServing(dir); other.has_value() && other->pid != 0) {
     return absl::FailedPreconditionError(absl::StrCat("another vrambrokerd (pid ", other->pid, ", of ",
                                                       UserName(other->uid), ") serves ", dir,
                                                       "; choose another --socket-dir"));
   }
-  return absl::FailedPreconditionError(absl::StrCat(what, " belongs to ", UserName(owner),
-                                                    ", whose vrambrokerd serves or has served ", dir,
-                                                    "; choose another --socket-dir"));
+  const bool may_remove = what != dir && faccessat(AT_FDCWD, dir.c_str(), W_OK, AT_EACCESS) == 0;
+  return absl::FailedPreconditionError(absl::StrCat(
+      what, " belongs to ", UserName(owner), ", whose vrambrokerd serves or has served ", dir,
+      "; choose another --socket-dir",
+      may_remove ? absl::StrCat(", or, if no vrambrokerd of that user runs any more, remove ", what) : ""));
 }
 
 // Whoever may write there could replace the sockets, and pose as the daemon.
@@ -136,34 +138,39 @@ std::string ProgramOf(const std::string& process) {
   return name;
 }
 
-// Whether this user runs this program as `pid`.
-bool IsDaemonOfOurs(pid_t pid) {
+// Whether `owner` runs this program as `pid`.
+bool IsDaemonOf(uid_t owner, pid_t pid) {
   struct stat found = {};
   return pid != 0 && pid != getpid() && stat(absl::StrCat("/proc/", pid).c_str(), &found) == 0 &&
-         found.st_uid == geteuid() && ProgramOf(absl::StrCat(pid)) == ProgramOf("self");
+         found.st_uid == owner && ProgramOf(absl::StrCat(pid)) == ProgramOf("self");
 }
 
-// Who serves `dir` by a lock file that others can hold, too; the lock itself says nothing then. Only the owner of such
-// a file writes a pid into it.
+// FailedPrecondition if a daemon serves `dir` by a lock file that is not as ours are: of version 0.1, or of another
+// user. One that starts or stops has no socket, only the lock.
 absl::Status CheckOldDaemon(const UniqueFd& file, const std::string& dir) {
   if (const std::optional<ucred> process = ProcessServing(dir); process.has_value()) {
     return ServedBy(process->pid, dir);
   }
-  if (!file.valid() || TryLock(file)) return absl::OkStatus();
-  const pid_t pid = PidIn(file);
-  // Nobody but its owner, another daemon's user, can have locked a private one.
+  if (TryLock(file)) return absl::OkStatus();
   struct stat found = {};
-  struct stat directory = {};
-  if (fstat(file.get(), &found) == 0 && stat(dir.c_str(), &directory) == 0 && (found.st_mode & 0077) == 0 &&
-      (found.st_uid == 0 || found.st_uid == directory.st_uid)) {
-    return ServedBy(pid, dir);
-  }
-  return IsDaemonOfOurs(pid) ? ServedBy(pid, dir) : absl::OkStatus();  // it starts or stops
+  if (fstat(file.get(), &found) != 0) return absl::ErrnoToStatus(errno, "fstat");
+  const pid_t pid = PidIn(file);
+  // A private one is held by its owner, or by root: a daemon that served here when the directory was that user's.
+  if ((found.st_mode & 0077) == 0) return ServedBy(pid, dir);
+  // Others can hold this one, too, so that the lock says nothing; but the pid does, if only the owner can write it.
+  const bool is_daemon = (found.st_mode & 0022) == 0 && IsDaemonOf(found.st_uid, pid);
+  return is_daemon ? ServedBy(pid, dir) : absl::OkStatus();
 }
 
-absl::Status CannotOpen(const std::string& path, int error) {
+absl::Status CannotOpen(const std::string& path, const std::string& dir, int error) {
   if (error == ELOOP || error == EISDIR) {
     return absl::FailedPreconditionError(absl::StrCat(path, " is not a regular file; remove it"));
+  }
+  // Of another user, and private: nobody can tell whether it is held. So it is never replaced, also where the directory
+  // is ours now: that user's daemon may live, and two would serve here.
+  struct stat found = {};
+  if (error == EACCES && lstat(path.c_str(), &found) == 0 && S_ISREG(found.st_mode)) {
+    return NotOurs(path, found.st_uid, dir);
   }
   return absl::ErrnoToStatus(error, absl::StrCat("cannot open ", path, "; choose another --socket-dir"));
 }
@@ -173,7 +180,7 @@ absl::Status CannotOpen(const std::string& path, int error) {
 absl::StatusOr<UniqueFd> Replace(const std::string& path, const std::string& dir) {
   const std::string new_path = absl::StrCat(path, ".new");
   UniqueFd file = OpenOrCreate(new_path);
-  if (!file.valid()) return CannotOpen(new_path, errno);
+  if (!file.valid()) return CannotOpen(new_path, dir, errno);
   if (!IsPrivate(file)) return absl::FailedPreconditionError(absl::StrCat(new_path, " is in the way; remove it"));
   if (!TryLock(file)) return ServedBy(PidIn(file), dir);
   if (!IsAt(file, new_path)) return absl::AbortedError("another daemon has just replaced the lock file");
@@ -192,15 +199,9 @@ absl::StatusOr<UniqueFd> Replace(const std::string& path, const std::string& dir
 absl::StatusOr<UniqueFd> TryLockDir(const std::string& dir) {
   const std::string path = absl::StrCat(dir, "/vrambroker.lock");
   UniqueFd file = OpenOrCreate(path);
-  if (!file.valid()) {
-    const int error = errno;
-    struct stat found = {};
-    const bool is_foreign = error == EACCES && lstat(path.c_str(), &found) == 0 && S_ISREG(found.st_mode);
-    if (!is_foreign) return CannotOpen(path, error);
-    if (faccessat(AT_FDCWD, dir.c_str(), W_OK, AT_EACCESS) != 0) return NotOurs(path, found.st_uid, dir);
-  } else if (!IsRegular(file)) {
-    return CannotOpen(path, EISDIR);
-  } else if (IsPrivate(file)) {
+  if (!file.valid()) return CannotOpen(path, dir, errno);
+  if (!IsRegular(file)) return CannotOpen(path, dir, EISDIR);
+  if (IsPrivate(file)) {
     if (!TryLock(file)) return ServedBy(PidIn(file), dir);
     if (!IsAt(file, path)) return absl::AbortedError("another daemon has just replaced the lock file");
     if (absl::Status status = WritePid(file, path); !status.ok()) return status;

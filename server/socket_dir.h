@@ -13,7 +13,8 @@ namespace vrambroker {
 
 // Creates `dir` if it is missing, and locks it against a second daemon by its file vrambroker.lock. The lock lasts as
 // long as the descriptor. Only this user and root can ever take it: flock() is satisfied with a descriptor that only
-// reads, so a file that others can or could open (of version 0.1, or of another user) is replaced by a new one.
+// reads, so a file that others can open (of version 0.1) is replaced by a new one, unless a daemon serves by it. So is
+// one of another user that nobody holds. One that cannot be opened is left alone, for a daemon may hold it.
 // FailedPrecondition names the process that serves `dir`; or says what is in the way, and what to do.
 absl::StatusOr<UniqueFd> LockSocketDir(const std::string& dir);
 

@@ -26,6 +26,9 @@
 #ifndef SO_PEERGROUPS
 #define SO_PEERGROUPS 59
 #endif
+#ifndef SO_PASSRIGHTS
+#define SO_PASSRIGHTS 83
+#endif
 
 namespace vrambroker {
 
@@ -39,6 +42,10 @@ absl::StatusOr<UniqueFd> ListenUnix(const std::string& path, int type, mode_t mo
   std::memcpy(address.sun_path, path.c_str(), path.size());
   UniqueFd fd(socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd.valid()) return absl::ErrnoToStatus(errno, "socket failed");
+  // Nobody may send descriptors. Whoever drops one closes it, and closing a socket waits for as long as its SO_LINGER
+  // says: a client could stop a thread that others need. Connections have this from their listener (Linux 6.16).
+  const int no_rights = 0;
+  (void)setsockopt(fd.get(), SOL_SOCKET, SO_PASSRIGHTS, &no_rights, sizeof no_rights);
   unlink(path.c_str());
   // The socket must have its permissions from the first moment on.
   const mode_t before = umask(~mode & 0777);

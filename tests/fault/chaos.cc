@@ -5,47 +5,43 @@
 //
 // First part: clients with guarantees, clients that wait, clients that make others give up what is idle, and clients
 // that hoard. Those that hoard are killed, stopped for a while, and cut off at random, and leave children behind that
-// hold on to their memory; the daemon itself is stopped and killed, too, as often as asked. Second part, for figures:
-// how soon can somebody else use the memory of a killed process, and what another one holds idle?
+// hold on to their memory; the daemon itself is stopped and killed, too, as often as asked. The other parts are for
+// figures: chaos_measure.h.
 //
 // Exit codes: 0 all is well, 1 not. Times are printed and never judged.
 #include <signal.h>
-#include <unistd.h>
+#include <sys/resource.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdio>
-#include <filesystem>
-#include <fstream>
-#include <map>
 #include <memory>
-#include <optional>
 #include <random>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
-#include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
-#include "client/vrambroker/client.h"
+#include "allocator/bytes.h"
 #include "tests/fault/chaos_counters.h"
+#include "tests/fault/chaos_look.h"
+#include "tests/fault/chaos_measure.h"
+#include "tests/fault/chaos_setup.h"
 #include "tests/fault/chaos_worker.h"
-#include "tests/support/child_process.h"
-#include "tests/support/daemon_process.h"
-#include "tests/support/raw_client.h"
 #include "tests/support/shared_counters.h"
-#include "tests/support/util.h"
 
 ABSL_FLAG(int, seconds, 60, "How long the first part takes.");
+ABSL_FLAG(uint64_t, clients, vrambroker::fault::kUsualClients, "How many there are at a time in it.");
+ABSL_FLAG(std::string, capacity, "", "Of the device, as 1GiB. Default: 16 MiB for each client, at least 256 MiB.");
 ABSL_FLAG(int, restarts, 4, "How often the daemon is stopped or killed in it, and started again.");
 ABSL_FLAG(int, handovers, 50, "How often each of the second part's two times is taken.");
+ABSL_FLAG(int, storms, 0, "How many storms of restarts the third part has.");
+ABSL_FLAG(uint64_t, storm_clients, 16, "How many clients are killed in a storm.");
+ABSL_FLAG(std::string, storm_beside, "", "Another build of the daemon, whose storms take turns with this build's.");
+ABSL_FLAG(std::string, driver_latency, "", "host_driver_latency of the daemon.");
 ABSL_FLAG(uint64_t, seed, 1, "Of everything that is random.");
 ABSL_FLAG(std::string, worker, "", "Internal: a role of chaos_worker.h.");
 ABSL_FLAG(std::string, socket_dir, "", "Internal: of the daemon.");
@@ -56,170 +52,138 @@ namespace vrambroker::fault {
 namespace {
 
 using testing_support::ChildProcess;
-using testing_support::DaemonOptions;
-using testing_support::DaemonProcess;
-using testing_support::kPatience;
-using testing_support::MakeTempDir;
-using testing_support::RawClient;
-using testing_support::WaitFor;
+
+constexpr absl::Duration kReportEvery = absl::Minutes(1);
 
 // Short times for those that are asked: some of them are stopped.
 std::string Config() {
+  const std::string limit = absl::StrCat("limit { bytes: \"", kChaosLimit, "\" }");
   return absl::StrCat(R"(
   idle_decay: "100ms"
   reclaim_timeout: "200ms"
   client_timeout: "400ms"
   rules { session_name: "guaranteed*" guarantee { bytes: ")",
-                      kChaosGuarantee, R"(" } tenant: "guaranteed" }
-  rules { session_name: "urgent*" priority: 5 tenant: "waiting" }
-  rules { session_name: "waiting*" tenant: "waiting" }
-  rules { session_name: "asking*" isolation: STRICT }
-  rules { session_name: "victim*" tenant: "victims" }
-)");
-}
-constexpr int kAlwaysThere[] = {kGuaranteedClients, 3, 1, 2};  // guaranteed, waiting, urgent, asking
-constexpr const char* kAlwaysThereRoles[] = {"guaranteed", "waiting", "urgent", "asking"};
-constexpr int kVictims = 4;
-constexpr int kCut = 2;
-
-// "1.2 ms / 3.4 ms": the value that half of them do not exceed, and 99 of 100.
-std::string Percentiles(std::vector<double> milliseconds) {
-  if (milliseconds.empty()) return "none";
-  std::sort(milliseconds.begin(), milliseconds.end());
-  const auto at = [&](size_t percent) { return milliseconds[(milliseconds.size() - 1) * percent / 100]; };
-  std::array<char, 96> text{};
-  std::snprintf(text.data(), text.size(), "p50 %.1f ms, p99 %.1f ms (of %zu)", at(50), at(99), milliseconds.size());
-  return text.data();
+                      kChaosGuarantee, R"(" } tenant: "guaranteed" )", limit, R"( }
+  rules { session_name: "urgent*" priority: 5 tenant: "waiting" )",
+                      limit, R"( }
+  rules { session_name: "waiting*" tenant: "waiting" )",
+                      limit, R"( }
+  rules { session_name: "asking*" isolation: STRICT )",
+                      limit, R"( }
+  rules { session_name: "victim*" tenant: "victims" )",
+                      limit, R"( }
+  rules { session_name: "cut*" )",
+                      limit, R"( }
+)",
+                      absl::GetFlag(FLAGS_driver_latency).empty()
+                          ? ""
+                          : absl::StrCat("host_driver_latency: \"", absl::GetFlag(FLAGS_driver_latency), "\"\n"));
 }
 
-std::vector<double> Milliseconds(const Samples& nanoseconds) {
-  std::vector<double> milliseconds;
-  milliseconds.reserve(nanoseconds.size());
-  for (uint64_t i = 0; i < nanoseconds.size(); ++i) milliseconds.push_back(static_cast<double>(nanoseconds[i]) / 1e6);
-  return milliseconds;
-}
+// Who takes part, of kUsualClients; more of them are of the same mixture.
+struct Part {
+  const char* role;
+  uint64_t clients;
+  bool may_be_struck;
+};
+constexpr Part kParts[] = {{"guaranteed", 2, false}, {"waiting", 3, false}, {"urgent", 1, false},
+                           {"asking", 2, false},     {"victim", 4, true},   {"cut", 2, true}};
 
 class Chaos {
  public:
-  bool Run() {
-    counters_path_ = MakeTempDir() + "/counters";
-    counters_ = testing_support::MapCounters<ChaosCounters>(counters_path_);
-    DaemonOptions options;
-    options.capacity = absl::StrCat(kChaosCapacity);
-    options.config = Config();
-    absl::StatusOr<std::unique_ptr<DaemonProcess>> daemon = DaemonProcess::Start(options);
-    if (!daemon.ok()) return Fail(daemon.status().ToString());
-    daemon_ = *std::move(daemon);
-    bool well = ConnectAdmin() && Disturb() && Measure();
-    admin_.reset();
-    const absl::StatusOr<int> code = daemon_->Stop();
-    if (!code.ok() || *code != 0) well = Fail(absl::StrCat("the daemon ended with ", code.value_or(-1)));
-    if (!well) std::fprintf(stderr, "---- the daemon's log ----\n%s----\n", daemon_->log().c_str());
-    return well;
-  }
+  explicit Chaos(ChaosSetup& setup) : setup_(setup), counters_(setup.counters()), looks_(counters_.capacity_bytes) {}
 
- private:
-  struct Worker {
-    std::string role;
-    std::unique_ptr<ChildProcess> process;
-    bool stopped = false;
-    bool to_kill = false;  // when its stop is over
-    absl::Time stopped_until;
-  };
-
-  static bool Fail(const std::string& why) {
-    std::fprintf(stderr, "chaos: %s\n", why.c_str());
-    return false;
-  }
-
-  bool ConnectAdmin() {
-    absl::StatusOr<RawClient> admin = RawClient::Connect(daemon_->socket_dir());
-    if (!admin.ok()) return Fail(admin.status().ToString());
-    admin_ = std::make_unique<RawClient>(*std::move(admin));
-    return true;
-  }
-
-  absl::StatusOr<Worker> Start(const std::string& role) {
-    absl::StatusOr<std::unique_ptr<ChildProcess>> process = ChildProcess::Start(
-        {"/proc/self/exe", absl::StrCat("--worker=", role), absl::StrCat("--socket_dir=", daemon_->socket_dir()),
-         absl::StrCat("--proxy_dir=", role == "cut" ? MakeTempDir() : ""), absl::StrCat("--counters=", counters_path_),
-         absl::StrCat("--seed=", absl::GetFlag(FLAGS_seed) * 1000 + started_++)});
-    if (!process.ok()) return process.status();
-    Worker worker;
-    worker.role = role;
-    worker.process = *std::move(process);
-    return worker;
-  }
-  bool StartInto(std::vector<Worker>& workers, const std::string& role, int count) {
-    for (int i = 0; i < count; ++i) {
-      absl::StatusOr<Worker> worker = Start(role);
-      if (!worker.ok()) return Fail(worker.status().ToString());
-      workers.push_back(*std::move(worker));
-    }
-    return true;
-  }
-
-  static bool EndedBy(const Worker& worker) {
-    return Fail(absl::StrCat("a client (", worker.role, ", pid ", worker.process->pid(), ") ended with ",
-                             worker.process->Wait(absl::ZeroDuration()).value_or(-1), "; it wrote:\n",
-                             worker.process->ErrorText()));
-  }
-
-  // ---- The first part ----
-
-  bool Disturb() {
-    std::vector<Worker> steady;
-    for (size_t i = 0; i < std::size(kAlwaysThere); ++i) {
-      if (!StartInto(steady, kAlwaysThereRoles[i], kAlwaysThere[i])) return false;
-      if (i > 0) continue;
-      // A guarantee is refused, not broken, while others hold too much of it: these come first.
-      for (const Worker& worker : steady) {
-        if (worker.process->ReadLine().value_or("") != "ready") return EndedBy(worker);
-      }
-    }
-    std::vector<Worker> unlucky;
-    if (!StartInto(unlucky, "victim", kVictims) || !StartInto(unlucky, "cut", kCut)) return false;
-    const absl::Time begin = absl::Now();
-    const absl::Duration length = absl::Seconds(absl::GetFlag(FLAGS_seconds));
-    const int restarts = absl::GetFlag(FLAGS_restarts);
-    for (int restarted = 0; absl::Now() < begin + length;) {
-      absl::SleepFor(absl::Milliseconds(random_() % 60));
-      for (const Worker& worker : steady) {
-        if (!worker.process->Running()) return EndedBy(worker);
-      }
-      for (Worker& worker : unlucky) {
-        if (!Strike(worker)) return false;
-      }
-      if (random_() % 16 == 0 && !CheckHeld({&steady, &unlucky})) return false;
-      if (restarted < restarts && absl::Now() > begin + length * (restarted + 1) / (restarts + 1)) {
-        if (!RestartDaemon(/*kill=*/restarted % 2 == 1)) return false;
-        ++restarted;
-      }
-    }
-    counters_->stop = true;
-    for (Worker& worker : unlucky) worker.process->Signal(SIGCONT);
-    for (std::vector<Worker>* workers : {&steady, &unlucky}) {
-      for (const Worker& worker : *workers) {
+  absl::Status Run() {
+    if (absl::Status status = StartClients(); !status.ok()) return status;
+    if (absl::Status status = Disturb(); !status.ok()) return status;
+    counters_.stop = true;
+    for (ChaosWorker& worker : unlucky_) worker.process->Signal(SIGCONT);
+    for (const std::vector<ChaosWorker>* workers : {&steady_, &unlucky_}) {
+      for (const ChaosWorker& worker : *workers) {
         if (worker.process->Wait().value_or(-1) != 0) return EndedBy(worker);
       }
     }
-    const bool empty = AwaitEmpty();
+    const absl::Status empty = setup_.AwaitEmpty();
     Print();
-    if (counters_->wrong_blocks > 0) return Fail("a block, perhaps one that a child looked at, held other bytes");
-    return empty;  // a broken guarantee has ended its client
+    if (counters_.wrong_blocks > 0) {
+      return absl::DataLossError("a block, perhaps one that a child looked at, held other bytes");
+    }
+    if (!empty.ok()) return empty;  // a broken guarantee has ended its client
+    if (looks_.count() > 0 && looks_.most_held() == 0) {
+      return absl::InternalError("no look saw any memory: it does not know the names of the segments' files any more");
+    }
+    const uint64_t left = looks_.BytesLeft();
+    return left == 0 ? absl::OkStatus() : absl::InternalError(absl::StrCat(left, " bytes are still mapped"));
   }
 
-  // What may happen to a client. At random, on average every two seconds.
-  bool Strike(Worker& worker) {
+ private:
+  static absl::Status EndedBy(const ChaosWorker& worker) {
+    return absl::InternalError(absl::StrCat("a client (", worker.role, ", pid ", worker.process->pid(), ") ended with ",
+                                            worker.process->Wait(absl::ZeroDuration()).value_or(-1), "; it wrote:\n",
+                                            worker.process->ErrorText()));
+  }
+
+  absl::Status StartClients() {
+    const uint64_t clients = counters_.clients;
+    uint64_t begun = 0;
+    uint64_t started = 0;
+    for (const Part& part : kParts) {
+      begun += part.clients;
+      const uint64_t until = clients * begun / kUsualClients;  // their sum is `clients`, however that is divided
+      std::vector<ChaosWorker>& workers = part.may_be_struck ? unlucky_ : steady_;
+      if (absl::Status status = setup_.StartInto(workers, part.role, until - started); !status.ok()) return status;
+      started = until;
+      if (begun > kParts[0].clients) continue;
+      // A guarantee is refused, not broken, while others hold too much of it: these come first.
+      for (const ChaosWorker& worker : workers) {
+        if (!worker.AwaitReady().ok()) return EndedBy(worker);
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Disturb() {
+    const absl::Time begin = absl::Now();
+    const absl::Duration length = absl::Seconds(absl::GetFlag(FLAGS_seconds));
+    const int restarts = absl::GetFlag(FLAGS_restarts);
+    absl::Time next_report = begin + kReportEvery;
+    while (absl::Now() < begin + length) {
+      absl::SleepFor(absl::Milliseconds(random_() % 60));
+      for (const ChaosWorker& worker : steady_) {
+        if (!worker.process->Running()) return EndedBy(worker);
+      }
+      for (ChaosWorker& worker : unlucky_) {
+        if (absl::Status status = Strike(worker); !status.ok()) return status;
+      }
+      if (random_() % 16 == 0) {
+        if (absl::Status status = Look(); !status.ok()) return status;
+      }
+      const int restarted = daemon_stops_ + daemon_kills_;
+      if (restarted < restarts && absl::Now() > begin + length * (restarted + 1) / (restarts + 1)) {
+        const bool kill = restarted % 2 == 1;
+        if (absl::Status status = setup_.RestartDaemon(kill); !status.ok()) return status;
+        ++(kill ? daemon_kills_ : daemon_stops_);
+      }
+      if (absl::Now() > next_report) {
+        next_report += kReportEvery;
+        std::printf("-- after %s\n", absl::FormatDuration(absl::Trunc(absl::Now() - begin, absl::Seconds(1))).c_str());
+        Print();
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  // What may happen to a client. At random; on average every two seconds to each, when there are as many as usual.
+  absl::Status Strike(ChaosWorker& worker) {
     if (!worker.stopped && !worker.process->Running()) return EndedBy(worker);
     if (worker.stopped) {
-      if (absl::Now() < worker.stopped_until) return true;
+      if (absl::Now() < worker.stopped_until) return absl::OkStatus();
       worker.stopped = false;
       if (worker.to_kill) return Kill(worker);
       worker.process->Signal(SIGCONT);
-      return true;
+      return absl::OkStatus();
     }
-    switch (random_() % 100) {
+    switch (random_() % (100 * counters_.clients / kUsualClients)) {
       case 0:
         return Kill(worker);
       case 1:
@@ -229,240 +193,138 @@ class Chaos {
         worker.stopped_until = absl::Now() + absl::Milliseconds(50 + random_() % 1000);
         worker.process->Signal(SIGSTOP);
         ++stops_;
-        return true;
+        return absl::OkStatus();
       default:
-        return true;
+        return absl::OkStatus();
     }
   }
 
-  bool Kill(Worker& worker) {
+  absl::Status Kill(ChaosWorker& worker) {
     worker.process->Signal(SIGKILL);
     (void)worker.process->Wait();
     ++kills_;
-    absl::StatusOr<Worker> next = Start(worker.role);
-    if (!next.ok()) return Fail(next.status().ToString());
+    absl::StatusOr<ChaosWorker> next = setup_.StartWorker(worker.role);
+    if (!next.ok()) return next.status();
     worker = *std::move(next);
-    return true;
+    return absl::OkStatus();
   }
 
-  // What clients have mapped, all of them at one moment, is never more than the capacity, whichever daemon gave it.
-  bool CheckHeld(const std::vector<std::vector<Worker>*>& groups) {
-    std::vector<const Worker*> workers;
-    for (const std::vector<Worker>* group : groups) {
-      for (const Worker& worker : *group) workers.push_back(&worker);
-    }
-    for (const Worker* worker : workers) worker->process->Signal(SIGSTOP);
-    const bool stopped = WaitFor([&] {
-      return std::all_of(workers.begin(), workers.end(), [](const Worker* worker) {
-        std::ifstream stat(absl::StrCat("/proc/", worker->process->pid(), "/stat"));
-        std::string pid, name, state;
-        return !(stat >> pid >> name >> state) || state == "T" || state == "Z";
-      });
-    });
-    std::map<std::string, uint64_t> files;  // bytes, by inode
-    for (const Worker* worker : workers) {
-      std::ifstream maps(absl::StrCat("/proc/", worker->process->pid(), "/maps"));
-      for (std::string line; std::getline(maps, line);) {
-        // 7f00-7f20 rw-s 00000000 00:01 1234    /memfd:vrambroker-segment:OWNER:ORDINAL:RUN:BYTES (deleted)
-        const std::vector<std::string> words = absl::StrSplit(line, ' ', absl::SkipEmpty());
-        if (words.size() < 6 || !absl::StrContains(words[5], "vrambroker-segment:")) continue;
-        uint64_t bytes = 0;
-        if (absl::SimpleAtoi(words[5].substr(words[5].rfind(':') + 1), &bytes)) files[words[4]] = bytes;
+  // All clients at one moment.
+  absl::Status Look() {
+    std::vector<const ChildProcess*> processes;
+    std::vector<Looks::Client> clients;
+    for (const std::vector<ChaosWorker>* workers : {&steady_, &unlucky_}) {
+      for (const ChaosWorker& worker : *workers) {
+        processes.push_back(worker.process.get());
+        clients.push_back({.pid = worker.process->pid(), .role = worker.role, .limit_bytes = kChaosLimit});
       }
     }
-    for (const Worker* worker : workers) {
-      if (!worker->stopped) worker->process->Signal(SIGCONT);
+    ChildProcess::StopAll(processes);
+    const absl::Status status = looks_.Look(clients);
+    for (const std::vector<ChaosWorker>* workers : {&steady_, &unlucky_}) {
+      for (const ChaosWorker& worker : *workers) {
+        if (!worker.stopped) worker.process->Signal(SIGCONT);
+      }
     }
-    uint64_t held = 0;
-    for (const auto& [inode, bytes] : files) held += bytes;
-    ++looks_;
-    most_held_ = std::max(most_held_, held);
-    if (!stopped) return Fail("the clients did not stop");
-    return held <= kChaosCapacity ||
-           Fail(absl::StrCat("clients hold ", held, " bytes of a device with a capacity of ", kChaosCapacity));
-  }
-
-  bool RestartDaemon(bool kill) {
-    ++counters_->restarts;  // before it is gone
-    admin_.reset();
-    if (kill) {
-      daemon_->Kill();
-      ++daemon_kills_;
-    } else {
-      const absl::StatusOr<int> code = daemon_->Stop();
-      if (!code.ok() || *code != 0) return Fail(absl::StrCat("the daemon ended with ", code.value_or(-1)));
-      ++daemon_stops_;
-    }
-    if (absl::Status status = daemon_->Restart(); !status.ok()) return Fail(status.ToString());
-    ++counters_->restarts_done;
-    return ConnectAdmin();
-  }
-
-  // Everybody has gone: the daemon holds nothing of the device, no session, and no file.
-  bool AwaitEmpty() {
-    uint64_t reserved = 0;
-    int sessions = 0;
-    int quarantined = 0;
-    int files = 0;
-    const bool empty = WaitFor([&] {
-      const absl::StatusOr<v1::Device> device = admin_->GetDevice();
-      const absl::StatusOr<v1::ListSessionsResponse> list = admin_->ListSessions();
-      v1::ListQuarantineResponse quarantine;
-      const absl::Status listed =
-          RawClient::Call(admin_->admin(), &v1::Admin::Stub::ListQuarantine, v1::ListQuarantineRequest(), &quarantine);
-      if (!device.ok() || !list.ok() || !listed.ok()) return false;
-      reserved = device->reserved_bytes();
-      sessions = list->sessions_size();
-      quarantined = quarantine.holdings_size();
-      files = SegmentFiles();
-      return reserved == 0 && sessions == 0 && quarantined == 0 && files == 0;
-    });
-    return empty || Fail(absl::StrCat("everybody has gone, and still ", reserved, " bytes are reserved, ", sessions,
-                                      " sessions open, ", quarantined, " clients' memory quarantined, and ", files,
-                                      " files open"));
-  }
-
-  int SegmentFiles() const {
-    int files = 0;
-    std::error_code error;
-    for (const auto& entry :
-         std::filesystem::directory_iterator(absl::StrCat("/proc/", daemon_->pid(), "/fd"), error)) {
-      if (absl::StrContains(std::filesystem::read_symlink(entry, error).string(), "vrambroker-segment")) ++files;
-    }
-    return files;
+    return status;
   }
 
   void Print() const {
     const auto count = [](const std::atomic<uint64_t>& counter) {
       return static_cast<unsigned long long>(counter.load());
     };
-    std::printf("%d seconds, seed %llu\n", absl::GetFlag(FLAGS_seconds),
+    std::printf("%llu clients, %d seconds, seed %llu\n", count(counters_.clients), absl::GetFlag(FLAGS_seconds),
                 static_cast<unsigned long long>(absl::GetFlag(FLAGS_seed)));
     std::printf("  clients killed with -9           %d\n", kills_);
     std::printf("  clients stopped for a while      %d\n", stops_);
-    std::printf("  connections broken               %llu (sessions resumed %llu times)\n", count(counters_->cuts),
-                count(counters_->resumed));
+    std::printf("  connections broken               %llu (sessions resumed %llu times)\n", count(counters_.cuts),
+                count(counters_.resumed));
     std::printf("  children left with descriptors   %llu of clients (looked %llu times after those were killed)\n",
-                count(counters_->children), count(counters_->orphans_verified));
+                count(counters_.children), count(counters_.orphans_verified));
     std::printf("  daemon stopped, killed           %d, %d (new sessions of living clients: %llu)\n", daemon_stops_,
-                daemon_kills_, count(counters_->new_sessions));
+                daemon_kills_, count(counters_.new_sessions));
     std::printf("  guarantees had from new daemons  %s\n",
-                Percentiles(Milliseconds(counters_->guaranteed_back_ns)).c_str());
-    std::printf("  memory of all clients            at most %llu of %llu bytes, in %d looks\n",
-                static_cast<unsigned long long>(most_held_), static_cast<unsigned long long>(kChaosCapacity), looks_);
+                Percentiles(Milliseconds(counters_.guaranteed_back_ns)).c_str());
+    std::printf("  memory of all clients            at most %llu of %llu bytes, in %llu looks\n",
+                static_cast<unsigned long long>(looks_.most_held()), count(counters_.capacity_bytes),
+                static_cast<unsigned long long>(looks_.count()));
+    std::printf("  memory of one client             at most %llu bytes, limit %llu\n",
+                static_cast<unsigned long long>(looks_.most_of_one()), static_cast<unsigned long long>(kChaosLimit));
+    std::printf("  with what children still map     at most %llu bytes\n",
+                static_cast<unsigned long long>(looks_.most_with_children()));
     std::printf("  blocks verified                  %llu (%llu bytes), with other bytes: %llu\n",
-                count(counters_->verified_blocks), count(counters_->verified_bytes), count(counters_->wrong_blocks));
-    std::printf("  requests within guarantees       %llu, refused: %llu\n",
-                count(counters_->kept_guarantees) + count(counters_->broken_guarantees),
-                count(counters_->broken_guarantees));
-    std::printf("  requests granted at once         %llu\n", count(counters_->granted_at_once));
-    std::printf("  granted by reclaim               %llu, %s\n", count(counters_->granted_by_reclaim),
-                Percentiles(Milliseconds(counters_->reclaim_ns)).c_str());
-    std::printf("  granted after waiting            %llu\n", count(counters_->granted_after_wait));
-    std::printf("  refused for lack of memory       %llu\n", count(counters_->refused));
+                count(counters_.verified_blocks), count(counters_.verified_bytes), count(counters_.wrong_blocks));
+    std::printf("  requests within guarantees       %llu, refused: %llu, late after a restart: %llu\n",
+                count(counters_.kept_guarantees) + count(counters_.broken_guarantees),
+                count(counters_.broken_guarantees), count(counters_.late_guarantees));
+    std::printf("  requests granted at once         %llu\n", count(counters_.granted_at_once));
+    std::printf("  granted by reclaim               %llu, %s\n", count(counters_.granted_by_reclaim),
+                Percentiles(Milliseconds(counters_.reclaim_ns)).c_str());
+    std::printf("  granted after waiting            %llu\n", count(counters_.granted_after_wait));
+    std::printf("  refused for lack of memory       %llu, by the client's own limit: %llu\n", count(counters_.refused),
+                count(counters_.refused_by_limit));
     std::fflush(stdout);
   }
 
-  // ---- The second part ----
-
-  bool Measure() {
-    const absl::StatusOr<std::vector<double>> kills = MeasureKills();
-    if (!kills.ok()) return Fail(kills.status().ToString());
-    const absl::StatusOr<std::vector<double>> reclaims = MeasureReclaim();
-    if (!reclaims.ok()) return Fail(reclaims.status().ToString());
-    std::printf("%d hand-overs of half the device\n", absl::GetFlag(FLAGS_handovers));
-    std::printf("  kill -9 to memory in use elsewhere  %s\n", Percentiles(*kills).c_str());
-    std::printf("  from one that holds it idle         %s\n", Percentiles(*reclaims).c_str());
-    return AwaitEmpty();
-  }
-
-  absl::StatusOr<Client> ConnectTaker() {
-    return Client::Connect({.socket_dir = daemon_->socket_dir(),
-                            .name = "taker",
-                            .wait = kPatience,
-                            .alloc_conf = "",
-                            .connect_timeout = kPatience,
-                            .call_timeout = kPatience});
-  }
-
-  static absl::Status Ready(const Worker& worker) {
-    const absl::StatusOr<std::string> line = worker.process->ReadLine();
-    if (!line.ok()) return line.status();
-    return *line == "ready" ? absl::OkStatus() : absl::InternalError(*line);
-  }
-
-  // A request waits for the memory of a process that is then killed.
-  absl::StatusOr<std::vector<double>> MeasureKills() {
-    std::vector<double> milliseconds;
-    absl::StatusOr<Client> taker = ConnectTaker();
-    if (!taker.ok()) return taker.status();
-    for (int i = 0; i < absl::GetFlag(FLAGS_handovers); ++i) {
-      const absl::StatusOr<Worker> holder = Start("full");
-      if (!holder.ok()) return holder.status();
-      if (absl::Status status = Ready(*holder); !status.ok()) return status;
-      absl::StatusOr<void*> segment = absl::UnknownError("");
-      absl::Time granted;
-      std::thread waiting([&] {
-        segment = taker->LeaseSegment(kChaosCapacity / 2);
-        granted = absl::Now();
-      });
-      const bool waits = WaitFor([&] { return AnybodyWaits(); });
-      const absl::Time killed = absl::Now();
-      holder->process->Signal(SIGKILL);
-      waiting.join();
-      if (!waits) return absl::DeadlineExceededError("the request does not wait");
-      if (!segment.ok()) return segment.status();
-      milliseconds.push_back(absl::ToDoubleMilliseconds(granted - killed));
-      if (absl::Status status = taker->ReturnSegment(*segment); !status.ok()) return status;
-      (void)holder->process->Wait();
-    }
-    return milliseconds;
-  }
-
-  bool AnybodyWaits() {
-    const absl::StatusOr<v1::ListSessionsResponse> list = admin_->ListSessions();
-    if (!list.ok()) return false;
-    return std::any_of(list->sessions().begin(), list->sessions().end(), [](const v1::Session& session) {
-      return !session.devices().empty() && !session.devices(0).waiting().empty();
-    });
-  }
-
-  // A request needs what another process has in its cache.
-  absl::StatusOr<std::vector<double>> MeasureReclaim() {
-    std::vector<double> milliseconds;
-    absl::StatusOr<Client> taker = ConnectTaker();
-    if (!taker.ok()) return taker.status();
-    const absl::StatusOr<Worker> holder = Start("idle");
-    if (!holder.ok()) return holder.status();
-    for (int i = 0; i < absl::GetFlag(FLAGS_handovers); ++i) {
-      if (i > 0) {
-        if (absl::Status status = holder->process->WriteLine("again"); !status.ok()) return status;
-      }
-      if (absl::Status status = Ready(*holder); !status.ok()) return status;
-      const absl::Time begin = absl::Now();
-      const absl::StatusOr<void*> segment = taker->LeaseSegment(kChaosCapacity / 2);
-      if (!segment.ok()) return segment.status();
-      milliseconds.push_back(absl::ToDoubleMilliseconds(absl::Now() - begin));
-      if (absl::Status status = taker->ReturnSegment(*segment); !status.ok()) return status;
-    }
-    holder->process->Signal(SIGKILL);
-    (void)holder->process->Wait();
-    return milliseconds;
-  }
-
-  std::string counters_path_;
-  ChaosCounters* counters_ = nullptr;
-  std::unique_ptr<DaemonProcess> daemon_;
-  std::unique_ptr<RawClient> admin_;
+  ChaosSetup& setup_;
+  ChaosCounters& counters_;
+  Looks looks_;
+  std::vector<ChaosWorker> steady_;
+  std::vector<ChaosWorker> unlucky_;
   std::mt19937_64 random_{absl::GetFlag(FLAGS_seed)};
-  uint64_t started_ = 0;
   int kills_ = 0;
   int stops_ = 0;
   int daemon_stops_ = 0;
   int daemon_kills_ = 0;
-  int looks_ = 0;  // at what all clients hold
-  uint64_t most_held_ = 0;
 };
+
+// The capacity that makes memory scarce.
+absl::StatusOr<uint64_t> Capacity() {
+  const std::string text = absl::GetFlag(FLAGS_capacity);
+  if (text.empty()) return std::max<uint64_t>(256_MiB, 16_MiB * absl::GetFlag(FLAGS_clients));
+  return ParseBytes(text);
+}
+
+// The test and its daemon have several descriptors for each client.
+absl::Status AllowDescriptors(uint64_t wanted) {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return absl::ErrnoToStatus(errno, "getrlimit failed");
+  if (limit.rlim_cur >= wanted) return absl::OkStatus();
+  if (limit.rlim_max < wanted) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("so many clients need ", wanted, " file descriptors: ulimit -Hn ", wanted));
+  }
+  limit.rlim_cur = wanted;
+  return setrlimit(RLIMIT_NOFILE, &limit) == 0 ? absl::OkStatus() : absl::ErrnoToStatus(errno, "setrlimit failed");
+}
+
+absl::Status RunWith(ChaosSetup& setup) {
+  if (absl::GetFlag(FLAGS_seconds) > 0) {
+    if (absl::Status status = Chaos(setup).Run(); !status.ok()) return status;
+  }
+  if (absl::Status status = MeasureHandOvers(setup, absl::GetFlag(FLAGS_handovers)); !status.ok()) return status;
+  return setup.StopDaemon();
+}
+
+absl::Status Run() {
+  const absl::StatusOr<uint64_t> capacity = Capacity();
+  if (!capacity.ok()) return capacity.status();
+  ChaosSetup::Options options;
+  options.daemon.config = Config();
+  options.capacity_bytes = *capacity;
+  options.clients = absl::GetFlag(FLAGS_clients);
+  options.seed = absl::GetFlag(FLAGS_seed);
+  // A daemon lets a user have three for each of his connections in a quarter of its descriptors, and has segments.
+  if (absl::Status status = AllowDescriptors(1024 + 24 * options.clients); !status.ok()) return status;
+  absl::StatusOr<std::unique_ptr<ChaosSetup>> setup = ChaosSetup::Start(options);
+  if (!setup.ok()) return setup.status();
+  if (absl::Status status = RunWith(**setup); !status.ok()) {
+    std::fprintf(stderr, "---- the daemon's log ----\n%s----\n", (*setup)->daemon().log().c_str());
+    return status;
+  }
+  return MeasureStorms(options, absl::GetFlag(FLAGS_storms), absl::GetFlag(FLAGS_storm_clients),
+                       absl::GetFlag(FLAGS_storm_beside));
+}
 
 }  // namespace
 }  // namespace vrambroker::fault
@@ -472,7 +334,11 @@ int main(int argc, char** argv) {
   absl::SetProgramUsageMessage("kills, stops and cuts off clients of a daemon.\n\n  chaos --seconds=300 --restarts=20");
   absl::ParseCommandLine(argc, argv);
   const std::string role = absl::GetFlag(FLAGS_worker);
-  if (role.empty()) return vrambroker::fault::Chaos().Run() ? 0 : 1;
+  if (role.empty()) {
+    const absl::Status status = vrambroker::fault::Run();
+    if (!status.ok()) std::fprintf(stderr, "chaos: %s\n", status.ToString().c_str());
+    return status.ok() ? 0 : 1;
+  }
   ChaosCounters& counters = *vrambroker::testing_support::MapCounters<ChaosCounters>(absl::GetFlag(FLAGS_counters));
   return vrambroker::fault::RunWorker({.role = role,
                                        .socket_dir = absl::GetFlag(FLAGS_socket_dir),

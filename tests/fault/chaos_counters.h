@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the processes of the chaos test have in common: counters in shared memory, and what they are allowed.
+// What the processes of the chaos test have in common: counters in shared memory, and what clients are allowed.
 #ifndef VRAMBROKER_TESTS_FAULT_CHAOS_COUNTERS_H_
 #define VRAMBROKER_TESTS_FAULT_CHAOS_COUNTERS_H_
 
@@ -12,9 +12,9 @@
 
 namespace vrambroker::fault {
 
-inline constexpr uint64_t kChaosCapacity = 256_MiB;
 inline constexpr uint64_t kChaosGuarantee = 40_MiB;  // of each client with a guarantee
-inline constexpr int kGuaranteedClients = 2;
+inline constexpr uint64_t kChaosLimit = 64_MiB;      // of each client of the first part; they ask for more
+inline constexpr int kUsualClients = 14;
 
 // Numbers that several processes add. What does not fit any more is left out.
 class Samples {
@@ -33,6 +33,10 @@ class Samples {
 
 // Valid as zeros.
 struct ChaosCounters {
+  // Set before the first client starts.
+  std::atomic<uint64_t> capacity_bytes{0};
+  std::atomic<uint64_t> clients{0};  // the more there are, the longer each rests: all together do as much as usual
+
   std::atomic<bool> stop{false};
   std::atomic<uint64_t> restarts{0};       // of the daemon: begun
   std::atomic<uint64_t> restarts_done{0};  // the new one serves
@@ -42,10 +46,12 @@ struct ChaosCounters {
   std::atomic<uint64_t> wrong_blocks{0};
   std::atomic<uint64_t> broken_guarantees{0};
   std::atomic<uint64_t> kept_guarantees{0};  // requests within them
+  std::atomic<uint64_t> late_guarantees{0};  // refused once or more for memory that was not seen to be given back yet
   std::atomic<uint64_t> granted_at_once{0};
   std::atomic<uint64_t> granted_by_reclaim{0};
   std::atomic<uint64_t> granted_after_wait{0};
   std::atomic<uint64_t> refused{0};
+  std::atomic<uint64_t> refused_by_limit{0};  // of these, by the client's own limit
   std::atomic<uint64_t> cuts{0};
   std::atomic<uint64_t> resumed{0};
   std::atomic<uint64_t> new_sessions{0};  // with another daemon, after a restart
@@ -53,6 +59,9 @@ struct ChaosCounters {
   std::atomic<uint64_t> orphans_verified{0};
   Samples reclaim_ns;          // of requests granted by reclaim
   Samples guaranteed_back_ns;  // until a client with a guarantee had it from a new daemon
+
+  std::atomic<int64_t> storm_began_ns{0};  // CLOCK_MONOTONIC; 0: nobody takes the time
+  Samples storm_ns;                        // until a client that was killed then had its memory again
 };
 
 }  // namespace vrambroker::fault

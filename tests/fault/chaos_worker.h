@@ -20,6 +20,7 @@ struct WorkerOptions {
   // cut         the same, and breaks its own connection now and then
   // full        for measuring: holds three quarters of the device until it is killed
   // idle        for measuring: caches three quarters of the device, again for each line of its input
+  // storm       for measuring: takes its equal share of the device, waits for it if need be, and holds it until killed
   std::string role;
   std::string socket_dir;
   std::string proxy_dir;  // of cut: an empty directory

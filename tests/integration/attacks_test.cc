@@ -10,12 +10,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
 #include <fstream>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -23,6 +25,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "allocator/bytes.h"
+#include "server/stream_guard.h"
 #include "tests/support/daemon_test.h"
 #include "tests/support/raw_client.h"
 #include "tests/support/raw_http2.h"
@@ -98,6 +101,70 @@ TEST_F(AttacksTest, RapidReset) {
 // gRPC bounds the streams of a connection only when the client has acknowledged its settings.
 TEST_F(AttacksTest, StreamsWithoutEndByAClientThatIgnoresTheSettings) {
   ExpectRepelled(/*reset=*/false);
+}
+
+// Each connection stays below the bound and is closed before anybody could look into it.
+TEST_F(AttacksTest, RapidResetInBursts) {
+  ASSERT_OK(StartDaemon());
+  ASSERT_OK_AND_ASSIGN(ClientProcess honest, ConnectProcess("honest"));
+  constexpr int kResets = 900;
+  // 16 processes' worth of them and the daemon would refuse the user.
+  int bursts = 0;
+  for (bool refused = false; !refused && bursts < 15; ++bursts) {
+    ASSERT_OK_AND_ASSIGN(RawHttp2 connection, RawHttp2::Connect(dir()));
+    refused = !connection.Greet(/*acknowledge=*/true);
+    for (int i = 0; i < kResets && !refused; ++i) refused = !connection.Begin(kGetDevices) || !connection.Reset();
+    // Until the daemon has read all of it: what is closed sooner may never reach gRPC, and costs it nothing.
+    if (!refused) refused = !connection.Ping() || !WaitFor([&] { return connection.Closed() || connection.Ponged(); });
+    refused = refused || connection.Closed();
+    EXPECT_OK(ConnectProcess(absl::StrCat("newcomer", bursts))) << "while a connection closes";
+  }
+  EXPECT_LE(bursts, 3);
+  EXPECT_TRUE(WaitFor([&] { return absl::StrContains(daemon_->log(), "its process gave up more than 1000 calls"); }));
+  EXPECT_OK(honest.Call("alloc 4000000"));
+  EXPECT_OK(ConnectProcess("newcomer"));
+}
+
+// gRPC gets them one after the other, and all of them are served.
+TEST_F(AttacksTest, ConnectionsWithoutEnd) {
+  ASSERT_OK(StartDaemon());
+  for (int i = 0; i < static_cast<int>(StreamGuard::kConnectsAtOnce) + 100; ++i) {
+    ASSERT_OK_AND_ASSIGN(RawHttp2 connection, RawHttp2::Connect(dir()));
+    ASSERT_TRUE(connection.Greet(/*acknowledge=*/true)) << i;
+    ASSERT_TRUE(WaitFor([&] { return connection.Closed() || !connection.received().empty(); }));
+    ASSERT_FALSE(connection.received().empty()) << i;
+  }
+}
+
+// Closing one may take as long as its sender wants.
+TEST_F(AttacksTest, NobodyMaySendDescriptors) {
+  ASSERT_OK(StartDaemon());
+  constexpr int kPassRights = 83;  // SO_PASSRIGHTS
+  for (const auto& [name, type] :
+       {std::pair("vrambroker.sock", SOCK_STREAM), std::pair("vrambroker-fd.sock", SOCK_SEQPACKET)}) {
+    const UniqueFd fd(socket(AF_UNIX, type | SOCK_CLOEXEC, 0));
+    int passed = 0;
+    socklen_t size = sizeof passed;
+    if (getsockopt(fd.get(), SOL_SOCKET, kPassRights, &passed, &size) != 0) GTEST_SKIP() << "needs Linux 6.16";
+    sockaddr_un address = {.sun_family = AF_UNIX};
+    const std::string path = absl::StrCat(dir(), "/", name);
+    std::memcpy(address.sun_path, path.data(), std::min(path.size(), sizeof address.sun_path - 1));
+    ASSERT_EQ(connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+    char byte = 'x';
+    iovec data = {.iov_base = &byte, .iov_len = 1};
+    alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control = {};
+    msghdr message = {};
+    message.msg_iov = &data;
+    message.msg_iovlen = 1;
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    cmsghdr* const header = CMSG_FIRSTHDR(&message);
+    *header = {.cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
+    const int sent = fd.get();
+    std::memcpy(CMSG_DATA(header), &sent, sizeof sent);
+    EXPECT_EQ(sendmsg(fd.get(), &message, MSG_NOSIGNAL), -1) << name;
+    EXPECT_EQ(errno, EPERM) << name;
+  }
 }
 
 TEST_F(AttacksTest, CompressedMessagesAreNotInflated) {
@@ -178,8 +245,10 @@ TEST_F(DescriptorsTest, OneUserWithManyConnectionsShutsNobodyOut) {
   const std::vector<UniqueFd> many = Occupy(65534, "vrambroker.sock", SOCK_STREAM, 1500);
   ExpectServed(0);
   ExpectServed(65533);
-  const std::vector<UniqueFd> more = Occupy(65532, "vrambroker.sock", SOCK_STREAM, 1500);
-  const std::vector<UniqueFd> most = Occupy(65531, "vrambroker.sock", SOCK_STREAM, 1500);
+  // Users who work together leave places to others, too.
+  std::vector<std::vector<UniqueFd>> more;
+  for (uid_t uid = 65525; uid < 65533; ++uid) more.push_back(Occupy(uid, "vrambroker.sock", SOCK_STREAM, 200));
+  ExpectServed(65533);
   ExpectServed(0);
   EXPECT_OK(early.Call("fill 2 300000 8"));
   EXPECT_THAT(daemon_->log(), HasSubstr("raise LimitNOFILE"));
@@ -191,6 +260,10 @@ TEST_F(DescriptorsTest, SilentConnectionsToTheDescriptorSocketShutNobodyOut) {
   ExpectServed(0);
   ExpectServed(65533);
   ExpectServed(65534);
+  std::vector<std::vector<UniqueFd>> more;
+  for (uid_t uid = 65525; uid < 65533; ++uid) more.push_back(Occupy(uid, "vrambroker-fd.sock", SOCK_SEQPACKET, 200));
+  ExpectServed(0);
+  ExpectServed(65533);
 }
 
 TEST_F(DescriptorsTest, MaxConnectionsPerUid) {

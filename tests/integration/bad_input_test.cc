@@ -231,6 +231,10 @@ TEST_F(BadInputTest, Hellos) {
   ASSERT_OK_AND_ASSIGN(const v1::Welcome c, unnamed.Hello("", FractionLimit(0)));
   EXPECT_FALSE(c.name().empty());
   EXPECT_EQ(c.devices(0).limit_bytes(), 0u);
+  // A mark that is none is like no mark.
+  for (const uint32_t fd : {0u, 123456u, ~0u}) {
+    EXPECT_OK(hello([&](v1::Hello& h) { h.mutable_mark()->set_fd(fd); }));
+  }
 }
 
 TEST_F(BadInputTest, FirstMessages) {

@@ -171,8 +171,8 @@ TEST_F(TenantsTest, WhatADeadProcessHadIsZerosForAnotherTenant) {
   EXPECT_TRUE(IsZero(buffer));
 }
 
+// A GPU's driver does not name it: its client's mark does.
 TEST_F(TenantsTest, AChildThatKeepsDescriptorsDelaysReuseAndIsNamed) {
-  HOST_DEVICE_ONLY();
   ASSERT_OK(StartDaemon(Options(/*http=*/true)));
   ASSERT_OK_AND_ASSIGN(ClientProcess parent, ConnectProcess("red-parent"));
   ASSERT_OK(parent.Call(absl::StrCat("alloc ", kMost)));
@@ -226,6 +226,26 @@ TEST_F(TenantsTest, AChildThatKeepsDescriptorsDelaysReuseAndIsNamed) {
   EXPECT_EQ(Quarantine(), Json::array());
   EXPECT_EQ(daemon_->Metrics().Value("vrambroker_device_quarantined_bytes", {{"gpu", "0"}, {"reason", "held_open"}}),
             0.0);
+}
+
+// It has none of its parent's descriptors, nor its mappings: what its parent had comes back.
+TEST_F(TenantsTest, AChildThatRunsAnotherProgramKeepsNothing) {
+  ASSERT_OK_AND_ASSIGN(ClientProcess parent, ConnectProcess("red-parent"));
+  ASSERT_OK(parent.Call(absl::StrCat("alloc ", kMost)));
+  ASSERT_OK_AND_ASSIGN(const std::vector<std::string> answer, parent.Call("fork_exec"));
+  pid_t child = 0;
+  ASSERT_TRUE(absl::SimpleAtoi(answer.at(0), &child));
+  parent.process().Signal(SIGKILL);
+  ASSERT_OK(parent.process().Wait());
+  ClientOptions options;
+  options.socket_dir = dir();
+  options.name = "red-next";
+  options.wait = kPatience;
+  options.connect_timeout = kPatience;
+  ASSERT_OK_AND_ASSIGN(Client next, Client::Connect(options));
+  EXPECT_OK(next.Allocate(kMost));
+  EXPECT_EQ(kill(child, 0), 0) << "it still runs";
+  EXPECT_EQ(kill(child, SIGKILL), 0);
 }
 
 }  // namespace

@@ -145,6 +145,13 @@ void ChildProcess::Signal(int signal) const {
   }
 }
 
+void ChildProcess::StopAll(const std::vector<const ChildProcess*>& processes) {
+  for (const ChildProcess* process : processes) {
+    if (!process->exit_code_.has_value()) kill(process->pid_, SIGSTOP);
+  }
+  for (const ChildProcess* process : processes) process->Signal(SIGSTOP);
+}
+
 bool ChildProcess::Running() {
   return absl::IsDeadlineExceeded(Wait(absl::ZeroDuration()).status());
 }

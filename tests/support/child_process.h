@@ -42,6 +42,8 @@ class ChildProcess {
   std::string ErrorText() const;
 
   void Signal(int signal) const;  // after SIGSTOP it returns when all threads have stopped
+  // All of them at about the same time; returns when all threads of all have stopped, or the process has ended.
+  static void StopAll(const std::vector<const ChildProcess*>& processes);
   bool Running();
   // The exit code, or 128 + the signal that ended it.
   absl::StatusOr<int> Wait(absl::Duration timeout = kPatience);

@@ -30,12 +30,13 @@ Arguments DaemonProcess::CommandLine() const {
     arguments = {"/usr/bin/prlimit", absl::StrCat("--nofile=", limit, ":", limit)};
   }
   for (const std::string& argument :
-       {std::string(DaemonProgram()), absl::StrCat("--config=", socket_dir_, "/config.textproto"),
-        absl::StrCat("--socket_dir=", socket_dir_), std::string(OnCuda() ? "--device=cuda" : "--device=host"),
-        absl::StrCat("--capacity=", options_.capacity),
+       {options_.program.empty() ? DaemonProgram() : options_.program,
+        absl::StrCat("--config=", socket_dir_, "/config.textproto"), absl::StrCat("--socket_dir=", socket_dir_),
+        std::string(OnCuda() ? "--device=cuda" : "--device=host"),
         std::string(options_.http ? "--http_address=127.0.0.1:0" : "--http_address=off")}) {
     arguments.push_back(argument);
   }
+  if (!options_.capacity.empty()) arguments.push_back(absl::StrCat("--capacity=", options_.capacity));
   arguments.insert(arguments.end(), options_.flags.begin(), options_.flags.end());
   return arguments;
 }

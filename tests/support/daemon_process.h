@@ -14,8 +14,9 @@
 namespace vrambroker::testing_support {
 
 struct DaemonOptions {
-  std::string capacity = "256MiB";
-  std::string config;  // further lines of the configuration file
+  std::string program;              // another build of the daemon; empty: this build's
+  std::string capacity = "256MiB";  // empty: the default
+  std::string config;               // further lines of the configuration file
   int devices = 1;
   bool http = false;    // serve /metrics: only where wanted
   int descriptors = 0;  // its limit of file descriptors; 0: this process's

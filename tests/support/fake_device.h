@@ -110,9 +110,10 @@ class FakeDevice : public Device {
     }
 
     // What an earlier owner of the device has left with other processes.
-    void Leave(std::vector<LeftSegment> segments) {
+    void Leave(std::vector<LeftSegment> segments, size_t unread_processes = 0) {
       MutexLock lock(mu_);
       left_.segments = std::move(segments);
+      left_.unread_processes = unread_processes;
     }
 
    private:

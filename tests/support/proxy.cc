@@ -21,12 +21,12 @@ sockaddr_un AddressIn(const std::string& dir) {
   return address;
 }
 
-// Until either end is gone.
-void Pass(int from, int to) {
+// Until either end is gone. What comes while `swallows` is lost.
+void Pass(int from, int to, const std::atomic<bool>* swallows) {
   std::vector<char> bytes(1 << 16);
   ssize_t size = 0;
   while ((size = read(from, bytes.data(), bytes.size())) > 0) {
-    for (ssize_t sent = 0; sent < size;) {
+    for (ssize_t sent = 0; sent < size && (swallows == nullptr || !*swallows);) {
       const ssize_t more = send(to, bytes.data() + sent, static_cast<size_t>(size - sent), MSG_NOSIGNAL);
       if (more <= 0) break;
       sent += more;
@@ -72,17 +72,23 @@ void Proxy::Break() {
   }
 }
 
+void Proxy::Swallow() {
+  MutexLock lock(mu_);
+  for (Connection& connection : connections_) *connection.swallows = true;
+}
+
 void Proxy::Accept() {
   while (true) {
     Connection connection{.client = UniqueFd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)),
                           .daemon = UniqueFd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)),
+                          .swallows = std::make_unique<std::atomic<bool>>(false),
                           .up = {},
                           .down = {}};
     if (!connection.client.valid()) return;
     const sockaddr_un address = AddressIn(daemon_dir_);
     if (connect(connection.daemon.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) continue;
-    connection.up = std::thread(&Pass, connection.client.get(), connection.daemon.get());
-    connection.down = std::thread(&Pass, connection.daemon.get(), connection.client.get());
+    connection.up = std::thread(&Pass, connection.client.get(), connection.daemon.get(), connection.swallows.get());
+    connection.down = std::thread(&Pass, connection.daemon.get(), connection.client.get(), nullptr);
     MutexLock lock(mu_);
     connections_.push_back(std::move(connection));
   }

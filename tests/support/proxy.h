@@ -2,6 +2,7 @@
 #ifndef VRAMBROKER_TESTS_SUPPORT_PROXY_H_
 #define VRAMBROKER_TESTS_SUPPORT_PROXY_H_
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <thread>
@@ -26,11 +27,14 @@ class Proxy {
 
   // Breaks all connections, as they would if the network did.
   void Break() ABSL_LOCKS_EXCLUDED(mu_);
+  // What clients send over the connections that there are is lost from now on.
+  void Swallow() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   struct Connection {
     UniqueFd client;
     UniqueFd daemon;
+    std::unique_ptr<std::atomic<bool>> swallows;
     std::thread up;
     std::thread down;
   };

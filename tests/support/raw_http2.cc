@@ -13,26 +13,18 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "tests/support/http2_frame.h"
 
 namespace vrambroker::testing_support {
 namespace {
 
-enum FrameType : uint8_t { kData = 0, kHeaders = 1, kRstStream = 3, kSettings = 4 };
+enum FrameType : uint8_t { kData = 0, kHeaders = 1, kRstStream = 3, kSettings = 4, kPing = 6 };
 constexpr uint8_t kAck = 1;
+constexpr absl::string_view kPingPayload = "12345678";
 constexpr uint8_t kEndStream = 1;
 constexpr uint8_t kEndHeaders = 4;
-
-std::string BigEndian(uint32_t number, int bytes) {
-  std::string text;
-  for (int i = bytes - 1; i >= 0; --i) text.push_back(static_cast<char>(number >> (8 * i)));
-  return text;
-}
-
-std::string Frame(FrameType type, uint8_t flags, uint32_t stream, absl::string_view payload = "") {
-  return absl::StrCat(BigEndian(static_cast<uint32_t>(payload.size()), 3), BigEndian(type, 1), BigEndian(flags, 1),
-                      BigEndian(stream, 4), payload);
-}
 
 // A string of HPACK, shorter than 127 bytes.
 std::string Text(absl::string_view text) {
@@ -58,8 +50,8 @@ absl::StatusOr<RawHttp2> RawHttp2::Connect(const std::string& socket_dir) {
 }
 
 bool RawHttp2::Greet(bool acknowledge) {
-  return Send(absl::StrCat("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", Frame(kSettings, 0, 0),
-                           acknowledge ? Frame(kSettings, kAck, 0) : ""));
+  return Send(absl::StrCat(kHttp2Preface, Http2FrameText(kSettings, 0, 0),
+                           acknowledge ? Http2FrameText(kSettings, kAck, 0) : ""));
 }
 
 bool RawHttp2::Begin(absl::string_view method, absl::string_view encoding) {
@@ -68,11 +60,20 @@ bool RawHttp2::Begin(absl::string_view method, absl::string_view encoding) {
   std::string headers = absl::StrCat("\x83\x86", Header(":path", method), Header(":authority", "localhost"),
                                      Header("te", "trailers"), Header("content-type", "application/grpc"));
   if (!encoding.empty()) absl::StrAppend(&headers, Header("grpc-encoding", encoding));
-  return Send(Frame(kHeaders, kEndHeaders, stream_, headers));
+  return Send(Http2FrameText(kHeaders, kEndHeaders, stream_, headers));
 }
 
 bool RawHttp2::Reset() {
-  return Send(Frame(kRstStream, 0, stream_, BigEndian(8, 4)));
+  return Send(Http2FrameText(kRstStream, 0, stream_, BigEndian(8, 4)));
+}
+
+bool RawHttp2::Ping() {
+  return Send(Http2FrameText(kPing, 0, 0, kPingPayload));
+}
+
+bool RawHttp2::Ponged() {
+  (void)Closed();  // reads what there is
+  return absl::StrContains(received_, Http2FrameText(kPing, kAck, 0, kPingPayload));
 }
 
 bool RawHttp2::SendLast(absl::string_view message, bool compressed) {
@@ -81,7 +82,8 @@ bool RawHttp2::SendLast(absl::string_view message, bool compressed) {
   constexpr size_t kMost = 16 << 10;  // of a frame
   for (size_t sent = 0; sent < data.size(); sent += kMost) {
     const bool last = sent + kMost >= data.size();
-    if (!Send(Frame(kData, last ? kEndStream : 0, stream_, absl::string_view(data).substr(sent, kMost)))) return false;
+    if (!Send(Http2FrameText(kData, last ? kEndStream : 0, stream_, absl::string_view(data).substr(sent, kMost))))
+      return false;
   }
   return true;
 }

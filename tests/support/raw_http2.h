@@ -24,6 +24,9 @@ class RawHttp2 {
   bool Begin(absl::string_view method, absl::string_view encoding = "");
   // Ends the call that was begun last, as a client that gives up.
   bool Reset();
+  // Asks for an answer, which comes when all that was sent before has been read.
+  bool Ping();
+  bool Ponged();
   // Sends a message of that call and no more: what follows gRPC's prefix.
   bool SendLast(absl::string_view message, bool compressed);
 

@@ -12,6 +12,7 @@
 //   churn THREADS BYTES      allocate, write, verify and free in a loop, in the background, until the process ends
 //   empty | status | goodbye (ends the session and all buffers)
 //   fork                             a child with all mappings, until the test closes this process's input  -> PID
+//   fork_exec                        a child that runs another program until then                      -> PID
 //   setuid UID [GID]...      become this user with these further groups
 //   fetch TICKET             exchange a ticket (hexadecimal) for a descriptor
 //   allocate_raw SESSION BYTES | free_raw SESSION BLOCK | empty_raw SESSION | stats_raw SESSION | reset_raw SESSION
@@ -76,6 +77,7 @@ class TestClient {
     }
     if (absl::EndsWith(command, "_raw")) return Raw(words);
     if (command == "fork") return Fork();
+    if (command == "fork_exec") return ForkExec();
     for (const char* each : {"set_limit", "trim", "end", "record", "snapshot", "list", "get", "explain", "reload"}) {
       if (command == each) return Operate(words);
     }
@@ -135,6 +137,16 @@ class TestClient {
       pollfd input = {.fd = STDIN_FILENO, .events = 0, .revents = 0};
       while ((input.revents & POLLHUP) == 0) (void)poll(&input, 1, -1);
       _exit(0);
+    }
+    return absl::StrCat(child);
+  }
+
+  static absl::StatusOr<std::string> ForkExec() {
+    const pid_t child = fork();
+    if (child < 0) return absl::ErrnoToStatus(errno, "fork failed");
+    if (child == 0) {
+      execlp("cat", "cat", nullptr);
+      _exit(1);
     }
     return absl::StrCat(child);
   }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/broker.h"
 
+#include <unistd.h>
+
 #include <atomic>
 #include <chrono>
 #include <limits>
@@ -10,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "allocator/process_files.h"
 #include "tests/unit/broker_fixture.h"
 
 namespace vrambroker {
@@ -561,6 +564,22 @@ TEST_F(BrokerTest, CloseDuringASlowRequestAbortsIt) {
   gate.Open();
   Drain(session);
   EXPECT_TRUE(absl::IsAborted(status)) << status;
+  EXPECT_EQ(pools_[0]->GetFigures().charged_bytes, 0u);
+}
+
+// ---- What is carried over ----
+
+TEST_F(BrokerTest, WhatAProcessHasNotHeldItselfIsNotItsOwn) {
+  const ProcessId self{.pid = getpid(), .started = StartOf(getpid())};
+  const ProcessId before{.pid = getpid(), .started = self.started - 1};
+  controls_[0]->Leave({{.file_device = 1, .file_inode = 1, .bytes = 4_MiB, .holders = {self}},
+                       {.file_device = 1, .file_inode = 2, .bytes = 8_MiB, .holders = {before}}});
+  ASSERT_TRUE(pools_[0]->FindCarriedOver().ok());
+  const SessionPtr session = Open("heir", std::nullopt, Process(getpid(), 1000));
+  EXPECT_EQ(pools_[0]->GetAccount(session->id())->carried_over_bytes, 4_MiB);
+  controls_[0]->Leave({});
+  ASSERT_TRUE(pools_[0]->FindCarriedOver().ok());
+  ASSERT_TRUE(pools_[0]->FindCarriedOver().ok());
   EXPECT_EQ(pools_[0]->GetFigures().charged_bytes, 0u);
 }
 

@@ -16,10 +16,10 @@ using ::testing::ElementsAre;
 
 constexpr SessionId kFirst{1};
 constexpr SessionId kSecond{2};
-constexpr pid_t kPid = 10;
-constexpr pid_t kChild = 11;
+constexpr ProcessId kProcess{.pid = 10, .started = 1};
+constexpr ProcessId kChild{.pid = 11, .started = 2};
 
-LeftSegment File(uint64_t inode, uint64_t bytes, std::vector<pid_t> holders = {kPid}) {
+LeftSegment File(uint64_t inode, uint64_t bytes, std::vector<ProcessId> holders = {kProcess}) {
   return {.file_device = 1, .file_inode = inode, .bytes = bytes, .holders = std::move(holders)};
 }
 
@@ -41,11 +41,12 @@ class CarriedOverTest : public ::testing::Test {
   void Find(const std::vector<LeftSegment>& segments, SessionId session_of_pid = kNoSession) {
     carried_.StartLook();
     EXPECT_FALSE(carried_.next_look().has_value()) << "one at a time";
-    Apply(carried_.Found(segments, [&](pid_t pid) { return pid == kPid ? session_of_pid : kNoSession; }));
+    Apply(carried_.Found(segments,
+                         [&](const ProcessId& process) { return process == kProcess ? session_of_pid : kNoSession; }));
     carried_.EndLook(now_);
   }
   void Declare(SessionId session, const std::vector<CarriedSegment>& segments, uint64_t most = kAll) {
-    Apply(carried_.Declared(session, kPid, segments, most));
+    Apply(carried_.Declared(session, kProcess, segments, most));
   }
 
   static constexpr uint64_t kAll = ~uint64_t{0};
@@ -57,10 +58,10 @@ class CarriedOverTest : public ::testing::Test {
 TEST_F(CarriedOverTest, IsNobodysUntilItsProcessOpensASession) {
   Find({File(1, 2_MiB), File(2, 4_MiB), File(3, 8_MiB, {kChild})});
   EXPECT_EQ(charged_[kNoSession], 14_MiB);
-  Apply(carried_.Opened(kFirst, kPid));
+  Apply(carried_.Opened(kFirst, kProcess));
   EXPECT_EQ(charged_[kFirst], 6_MiB);
   EXPECT_EQ(charged_[kNoSession], 8_MiB);
-  Apply(carried_.Opened(kSecond, kPid));
+  Apply(carried_.Opened(kSecond, kProcess));
   EXPECT_EQ(charged_[kSecond], 0u) << "it is the first one's already";
   const std::vector<CarriedOver::Holding> holdings = carried_.Holdings();
   ASSERT_EQ(holdings.size(), 2u);
@@ -68,9 +69,19 @@ TEST_F(CarriedOverTest, IsNobodysUntilItsProcessOpensASession) {
   EXPECT_EQ(holdings[1].segments, 2u);
 }
 
+// The daemon last looked some seconds ago.
+TEST_F(CarriedOverTest, AProcessThatHasThePidOfAnotherNowHoldsNothingOfIt) {
+  constexpr ProcessId kNext{.pid = kProcess.pid, .started = kProcess.started + 1};
+  Find({File(1, 2_MiB)});
+  Apply(carried_.Opened(kFirst, kNext));
+  Apply(carried_.Declared(kFirst, kNext, {{.id = 7, .bytes = 2_MiB, .file_device = 1, .file_inode = 1}}, kAll));
+  EXPECT_EQ(charged_[kFirst], 0u);
+  EXPECT_EQ(charged_[kNoSession], 2_MiB);
+}
+
 TEST_F(CarriedOverTest, SessionsOfAProcessTellTheirsApart) {
   Find({File(1, 2_MiB), File(2, 4_MiB)});
-  Apply(carried_.Opened(kFirst, kPid));
+  Apply(carried_.Opened(kFirst, kProcess));
   Declare(kFirst, {{.id = 7, .bytes = 2_MiB, .file_device = 1, .file_inode = 1}});
   Declare(kSecond, {{.id = 8, .bytes = 4_MiB, .file_device = 1, .file_inode = 2},
                     {.id = 9, .bytes = 2_MiB, .file_device = 1, .file_inode = 1}});
@@ -87,7 +98,7 @@ TEST_F(CarriedOverTest, NobodyTakesOverWhatAnotherProcessHolds) {
 
 TEST_F(CarriedOverTest, FilesAreGoneWhenTheyAreNotFoundTwice) {
   Find({File(1, 2_MiB), File(2, 4_MiB)});
-  Apply(carried_.Opened(kFirst, kPid));
+  Apply(carried_.Opened(kFirst, kProcess));
   Declare(kFirst, {{.id = 7, .bytes = 2_MiB, .file_device = 1, .file_inode = 1}});
   Apply(carried_.Freed(kFirst, std::vector<uint64_t>{7}));
   EXPECT_EQ(charged_[kFirst], 6_MiB) << "it is looked for, not believed";
@@ -111,31 +122,31 @@ TEST_F(CarriedOverTest, FilesAreGoneWhenTheyAreNotFoundTwice) {
 
 TEST_F(CarriedOverTest, WhatASessionLeavesIsNobodysUntilItIsGone) {
   Find({File(1, 2_MiB)});
-  Apply(carried_.Opened(kFirst, kPid));
+  Apply(carried_.Opened(kFirst, kProcess));
   Declare(kFirst, {{.id = 1, .bytes = 4_MiB}});
   EXPECT_EQ(charged_[kFirst], 6_MiB);
   Apply(carried_.Closed(kFirst));
   EXPECT_EQ(charged_[kFirst], 0u);
   EXPECT_EQ(charged_[kNoSession], 2_MiB);
   EXPECT_TRUE(carried_.is_settling());
-  Apply(carried_.Opened(kSecond, kPid));
+  Apply(carried_.Opened(kSecond, kProcess));
   EXPECT_EQ(charged_[kSecond], 2_MiB);
 }
 
 TEST_F(CarriedOverTest, WhatIsFoundLaterIsChargedToo) {
   Find({}, kFirst);
-  Find({File(1, 2_MiB), File(2, 4_MiB, {kChild, kPid}), File(3, 8_MiB, {kChild})}, kFirst);
+  Find({File(1, 2_MiB), File(2, 4_MiB, {kChild, kProcess}), File(3, 8_MiB, {kChild})}, kFirst);
   EXPECT_EQ(charged_[kFirst], 6_MiB);
   EXPECT_EQ(charged_[kNoSession], 8_MiB);
 }
 
 TEST_F(CarriedOverTest, WhatIsSaidWhileSomebodyLooksIsForTheNextLook) {
   Find({File(1, 2_MiB)});
-  Apply(carried_.Opened(kFirst, kPid));
+  Apply(carried_.Opened(kFirst, kProcess));
   Declare(kFirst, {{.id = 7, .bytes = 2_MiB, .file_device = 1, .file_inode = 1}});
   carried_.StartLook();
   Apply(carried_.Freed(kFirst, std::vector<uint64_t>{7}));
-  Apply(carried_.Found({File(1, 2_MiB)}, [](pid_t) { return kNoSession; }));
+  Apply(carried_.Found({File(1, 2_MiB)}, [](const ProcessId&) { return kNoSession; }));
   carried_.EndLook(now_);
   EXPECT_TRUE(carried_.is_settling());
   EXPECT_LT(*carried_.next_look(), now_ + std::chrono::seconds(1));
@@ -143,7 +154,7 @@ TEST_F(CarriedOverTest, WhatIsSaidWhileSomebodyLooksIsForTheNextLook) {
 
 TEST_F(CarriedOverTest, WhoSaysAgainAndAgainThatItHasClosedSomethingIsLookedAtLessAndLessOften) {
   Find({File(1, 2_MiB)});
-  Apply(carried_.Opened(kFirst, kPid));
+  Apply(carried_.Opened(kFirst, kProcess));
   Declare(kFirst, {{.id = 7, .bytes = 2_MiB, .file_device = 1, .file_inode = 1}});
   SteadyTime::duration last{0};
   for (int i = 0; i < 20; ++i) {
@@ -157,6 +168,18 @@ TEST_F(CarriedOverTest, WhoSaysAgainAndAgainThatItHasClosedSomethingIsLookedAtLe
 }
 
 // The daemon believes its own eyes.
+TEST_F(CarriedOverTest, WhoClosesSomethingAfterAQuietTimeIsLookedAtSoon) {
+  Find({File(1, 2_MiB)}, kFirst);
+  for (int i = 0; i < 20; ++i) {
+    const std::optional<SteadyTime> next = carried_.next_look();
+    ASSERT_TRUE(next.has_value());
+    now_ = *next;
+    Find({File(1, 2_MiB)}, kFirst);
+  }
+  carried_.LookSoon();
+  EXPECT_LE(carried_.next_look(), now_ + std::chrono::milliseconds(20));
+}
+
 TEST_F(CarriedOverTest, WhatASessionSaidOfAFileDoesNotCountOnceItIsSeen) {
   Declare(kFirst, {{.id = 7, .bytes = 2_MiB, .file_device = 1, .file_inode = 1}});
   EXPECT_EQ(charged_[kFirst], 2_MiB);
@@ -180,6 +203,42 @@ TEST_F(CarriedOverTest, WhatIsOnlySaidIsBelievedUpToABound) {
   EXPECT_EQ(charged_[kFirst], 4_MiB);
   EXPECT_FALSE(carried_.next_look().has_value());
   Apply(carried_.Closed(kFirst));
+  EXPECT_EQ(carried_.bytes(), 0u);
+}
+
+TEST_F(CarriedOverTest, WhatIsNotSaidAgainIsFreed) {
+  Find({File(9, 16_MiB)});
+  Apply(carried_.Opened(kFirst, kProcess));
+  Declare(kFirst, {{.id = 1, .bytes = 4_MiB}, {.id = 2, .bytes = 8_MiB}});
+  Declare(kFirst, {{.id = 9, .bytes = 16_MiB, .file_device = 1, .file_inode = 9}});
+  Declare(kSecond, {{.id = 1, .bytes = 2_MiB}});
+  EXPECT_EQ(charged_[kFirst], 28_MiB);
+  // In two messages. Nothing that is said in either is uncharged in between.
+  carried_.BeginDeclaration(kFirst);
+  Declare(kFirst, {{.id = 2, .bytes = 8_MiB}});
+  EXPECT_EQ(charged_[kFirst], 28_MiB);
+  Declare(kFirst, {{.id = 3, .bytes = 2_MiB}});
+  Apply(carried_.EndDeclaration(kFirst));
+  EXPECT_EQ(charged_[kFirst], 26_MiB) << "the file is looked for";
+  EXPECT_TRUE(carried_.is_settling());
+  EXPECT_EQ(charged_[kSecond], 2_MiB);
+  // One that broke off, and that after it.
+  carried_.BeginDeclaration(kFirst);
+  Declare(kFirst, {{.id = 2, .bytes = 8_MiB}});
+  carried_.BeginDeclaration(kFirst);
+  Declare(kFirst, {{.id = 3, .bytes = 2_MiB}});
+  Apply(carried_.EndDeclaration(kFirst));
+  EXPECT_EQ(charged_[kFirst], 18_MiB);
+  Apply(carried_.EndDeclaration(kFirst));
+  EXPECT_EQ(charged_[kFirst], 18_MiB) << "without a beginning it ends nothing";
+  carried_.BeginDeclaration(kFirst);
+  Apply(carried_.Closed(kFirst));
+  Apply(carried_.EndDeclaration(kFirst));
+  EXPECT_EQ(charged_[kFirst], 0u);
+  Find({});
+  Find({});
+  carried_.BeginDeclaration(kSecond);
+  Apply(carried_.EndDeclaration(kSecond));
   EXPECT_EQ(carried_.bytes(), 0u);
 }
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Who holds a memory file, for a daemon that is not root.
+// Who holds a memory file, also for a daemon that is not root.
 #include "allocator/file_holders.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <linux/capability.h>
 #include <linux/kcmp.h>
@@ -29,29 +30,18 @@
 #include <vector>
 
 #include "absl/strings/numbers.h"
+#include "allocator/process_files.h"
+#include "tests/support/other_process.h"
 
 namespace vrambroker {
 namespace {
 
-constexpr char kName[] = "vrambroker-file-holders-test";
-constexpr uid_t kNobody = 65534;
-constexpr uid_t kOther = 54321;
+using testing_support::Child;
+using testing_support::kNobody;
+using testing_support::kOther;
+using testing_support::RunAs;
 
-// Runs `body` in a child process, as `uid` with these capabilities alone; returns its process id.
-pid_t RunAs(uid_t uid, uint64_t capabilities, const std::function<void()>& body) {
-  const pid_t child = fork();
-  if (child != 0) return child;
-  __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3, .pid = 0};
-  std::array<__user_cap_data_struct, 2> sets = {};
-  sets[0].effective = sets[0].permitted = static_cast<uint32_t>(capabilities);
-  sets[1].effective = sets[1].permitted = static_cast<uint32_t>(capabilities >> 32);
-  if (prctl(PR_SET_KEEPCAPS, 1) != 0 || setresgid(uid, uid, uid) != 0 || setresuid(uid, uid, uid) != 0 ||
-      syscall(SYS_capset, &header, sets.data()) != 0 || prctl(PR_SET_DUMPABLE, 1) != 0) {
-    _exit(100);
-  }
-  body();
-  _exit(0);
-}
+constexpr char kName[] = "vrambroker-file-holders-test";
 
 struct Seen {
   bool ok = false;
@@ -124,40 +114,6 @@ TEST(FileHoldersTest, CapSysPtraceIsEnough) {
   close(fd);
 }
 
-// A child process that has become what `body` makes of it, which returns when it has.
-class Child {
- public:
-  explicit Child(const std::function<void()>& body) {
-    std::array<int, 2> pipe_fds = {};
-    EXPECT_EQ(pipe(pipe_fds.data()), 0);
-    pid_ = fork();
-    if (pid_ == 0) {
-      ready = pipe_fds[1];
-      body();
-      _exit(0);
-    }
-    close(pipe_fds[1]);
-    char byte = 0;
-    EXPECT_EQ(read(pipe_fds[0], &byte, 1), 1);
-    close(pipe_fds[0]);
-  }
-  ~Child() {
-    kill(pid_, SIGKILL);
-    waitpid(pid_, nullptr, 0);
-  }
-  pid_t pid() const { return pid_; }
-
-  // For its body: it is ready now, and stays as it is.
-  static void Stay() {
-    (void)!write(ready, "r", 1);
-    for (;;) pause();
-  }
-
- private:
-  static inline int ready = -1;
-  pid_t pid_ = -1;
-};
-
 bool IsHolder(int fd, pid_t pid) {
   const absl::StatusOr<SegmentHolders> holders = FindFileHolders({fd}, kName);
   EXPECT_TRUE(holders.ok()) << holders.status();
@@ -224,6 +180,17 @@ uint64_t BytesOf(absl::string_view rest) {
   return absl::SimpleAtoi(rest, &bytes) ? bytes : 0;
 }
 
+TEST(LeftFilesTest, APidTogetherWithItsStartIsOfOneProcess) {
+  EXPECT_GT(StartOf(getpid()), 0u);
+  EXPECT_EQ(StartOf(getpid()), StartOf(getpid()));
+  const Child child([] {
+    (void)prctl(PR_SET_NAME, ") R 1 (x");
+    Child::Stay();
+  });
+  EXPECT_GE(StartOf(child.pid()), StartOf(getpid()));
+  EXPECT_EQ(StartOf(0), 0u);
+}
+
 TEST(LeftFilesTest, FindsWhatOthersHoldOfAnEarlierProcess) {
   const std::string name = std::string(kName) + ":left:";
   const auto create = [&](const std::string& rest, uint64_t bytes) {
@@ -249,7 +216,7 @@ TEST(LeftFilesTest, FindsWhatOthersHoldOfAnEarlierProcess) {
   ASSERT_EQ(left->segments.size(), 3u);
   uint64_t sum = 0;
   for (const LeftSegment& segment : left->segments) {
-    EXPECT_EQ(segment.holders, std::vector<pid_t>{child.pid()});
+    EXPECT_EQ(segment.holders, std::vector<ProcessId>({{.pid = child.pid(), .started = StartOf(child.pid())}}));
     sum += segment.bytes;
     if (segment.file_inode == mapped_file.st_ino) {
       EXPECT_EQ(segment.bytes, 8192u);

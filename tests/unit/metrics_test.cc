@@ -435,7 +435,7 @@ TEST(FoldingTest, ThoseBeyondTheBoundAreSummedUp) {
             page.Value("vrambroker_device_leased_bytes", {{"gpu", "0"}}));
   EXPECT_EQ(page.Count("vrambroker_client_allocs_total"), 7u) << "a sum of counters would fall";
   EXPECT_EQ(page.Count("vrambroker_client_ooms_total", other), 0u);
-  EXPECT_EQ(page.Count("vrambroker_client_info"), 7u);
+  EXPECT_EQ(page.Count("vrambroker_client_info"), 4u) << "of those that have series";
   EXPECT_EQ(page.Count("vrambroker_tenant_sessions"), 2 * (3u + 1u)) << "three tenants, and the others";
   EXPECT_EQ(page.Sum("vrambroker_tenant_sessions", {{"gpu", "0"}}), 10);
 }
@@ -460,6 +460,27 @@ TEST(FoldingTest, PairsInUseComeFirst) {
   EXPECT_EQ(page.Count("vrambroker_client_limit_bytes", {{"client", "_other"}}), 0u) << "nothing is missing";
 }
 
+// A dashboard finds a session by its info, and then its series: one without the other is of no use.
+TEST(FoldingTest, WhoHasSeriesHasAnInfoAndNobodyElse) {
+  BrokerView view = Crowd(12, 2);
+  for (SessionInfo& session : view.sessions) {
+    session.caller.uid = session.id <= SessionId{8} ? 7 : 8;
+    if (Raw(session.id) % 2 == 1) session.devices.assign(2, {});  // not in use: the others go first
+  }
+  for (const auto& [max_clients, max_clients_per_uid] :
+       {std::pair<size_t, size_t>(100, 100), {7, 100}, {100, 3}, {9, 5}, {1, 1}}) {
+    const Metrics metrics(
+        {.view = [&] { return view; }, .max_clients = max_clients, .max_clients_per_uid = max_clients_per_uid});
+    const MetricsPage page(metrics.Text());
+    for (const SessionInfo& session : view.sessions) {
+      const Labels client = {{"client", session.name}};
+      EXPECT_EQ(page.Count("vrambroker_client_info", client),
+                page.Count("vrambroker_client_limit_bytes", client) > 0 ? 1u : 0u)
+          << session.name << " of " << max_clients << ", " << max_clients_per_uid;
+    }
+  }
+}
+
 TEST(FoldingTest, AUserHasAShareOfTheSeries) {
   BrokerView view = Crowd(12, 2);
   for (SessionInfo& session : view.sessions) session.caller.uid = session.id <= SessionId{10} ? 7 : 8;
@@ -467,7 +488,7 @@ TEST(FoldingTest, AUserHasAShareOfTheSeries) {
   const MetricsPage page(metrics.Text());
   EXPECT_EQ(page.Count("vrambroker_client_reserved_bytes"), 5u + 4u + 2u) << "one's share, all of the other, _other";
   EXPECT_EQ(page.Count("vrambroker_client_reserved_bytes", {{"client", "training-of-a-large-model-11"}}), 2u);
-  EXPECT_EQ(page.Count("vrambroker_client_info"), 5u + 2u);
+  EXPECT_EQ(page.Count("vrambroker_client_info"), 3u + 2u);
   EXPECT_EQ(page.Value("vrambroker_clients_folded"), 8) << "two and a half have series of their own";
   for (const char* gpu : {"0", "1"}) {
     EXPECT_EQ(page.Sum("vrambroker_client_reserved_bytes", {{"gpu", gpu}}),

@@ -15,8 +15,9 @@ using ::testing::IsEmpty;
 
 class PeerQueueTest : public ::testing::Test {
  protected:
-  PeerQueue::Ticket Add(const std::string& peer, const std::string& name) {
-    return queue_.Add(peer, [this, name] { dropped_.push_back(name); });
+  PeerQueue::Ticket Add(const std::string& peer, const std::string& name, size_t weight = 1) {
+    return queue_.Add(
+        peer, [this, name] { dropped_.push_back(name); }, weight);
   }
 
   PeerQueue queue_{5, 3};
@@ -43,6 +44,25 @@ TEST_F(PeerQueueTest, WhenAllIsFullTheOldestOfThePeerWithMostGoes) {
   Add("b", "b2");
   EXPECT_THAT(dropped_, ElementsAre("a1", "a2"));
   EXPECT_EQ(queue_.size(), 5u);
+}
+
+TEST_F(PeerQueueTest, OfPeersWithAsMuchTheOneThatWaitsLongestGoes) {
+  for (const char* name : {"c", "a", "b", "e", "d"}) Add(name, name);
+  Add("f", "f");
+  Add("g", "g");
+  EXPECT_THAT(dropped_, ElementsAre("c", "a"));
+}
+
+TEST_F(PeerQueueTest, OneMayCountAsSeveral) {
+  Add("a", "a1");
+  Add("a", "a2", 2);
+  EXPECT_THAT(dropped_, IsEmpty());
+  Add("a", "a3", 2);
+  EXPECT_THAT(dropped_, ElementsAre("a1", "a2"));
+  Add("b", "b1", 9);  // counts as a peer's whole share
+  EXPECT_THAT(dropped_, ElementsAre("a1", "a2")) << "five";
+  Add("c", "c1");
+  EXPECT_THAT(dropped_, ElementsAre("a1", "a2", "b1"));
 }
 
 TEST_F(PeerQueueTest, WhoHasLeftIsNotDropped) {

@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/segment_pool.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <spdlog/sinks/ostream_sink.h>
+#include <spdlog/spdlog.h>
 
 #include <atomic>
 #include <chrono>
 #include <memory>
 #include <optional>
 #include <set>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -23,6 +27,7 @@ namespace vrambroker {
 namespace {
 
 using Call = FakeDevice::Call;
+using ::testing::HasSubstr;
 
 constexpr SessionId kA{1};
 constexpr SessionId kB{2};
@@ -866,8 +871,8 @@ TEST_F(SegmentPoolTest, WhatADeadProcessCouldOpenIsHandedToNobody) {
 
 TEST_F(SegmentPoolTest, WhatIsCarriedOverCountsAgainstLimitAndCapacity) {
   MakePool(64_MiB);
-  device_->Leave({{.file_device = 1, .file_inode = 1, .bytes = 40_MiB, .holders = {PidOf(kA)}},
-                  {.file_device = 1, .file_inode = 2, .bytes = 8_MiB, .holders = {1}}});
+  device_->Leave({{.file_device = 1, .file_inode = 1, .bytes = 40_MiB, .holders = {{.pid = PidOf(kA)}}},
+                  {.file_device = 1, .file_inode = 2, .bytes = 8_MiB, .holders = {{.pid = 1}}}});
   ASSERT_TRUE(pool_->FindCarriedOver().ok());
   EXPECT_EQ(Figures().carried_over_bytes, 48_MiB);
   EXPECT_EQ(Figures().committed_bytes, 48_MiB);
@@ -890,10 +895,29 @@ TEST_F(SegmentPoolTest, WhatIsCarriedOverCountsAgainstLimitAndCapacity) {
   EXPECT_EQ(Figures().reserved_bytes, 16_MiB);
 }
 
+TEST_F(SegmentPoolTest, ThatSomethingMayNotBeCountedIsSaidOnce) {
+  std::ostringstream log;
+  const std::shared_ptr<spdlog::logger> before = spdlog::default_logger();
+  spdlog::set_default_logger(
+      std::make_shared<spdlog::logger>("test", std::make_shared<spdlog::sinks::ostream_sink_mt>(log)));
+  MakePool(64_MiB);
+  ASSERT_TRUE(pool_->FindCarriedOver().ok());
+  EXPECT_EQ(log.str(), "");
+  device_->Leave({}, /*unread_processes=*/3);
+  ASSERT_TRUE(pool_->FindCarriedOver().ok());
+  EXPECT_THAT(log.str(), HasSubstr("memory that they hold of an earlier run of the daemon is not counted"));
+  EXPECT_THAT(log.str(), HasSubstr("CAP_SYS_PTRACE"));
+  EXPECT_THAT(log.str(), HasSubstr("processes=3"));
+  log.str("");
+  ASSERT_TRUE(pool_->FindCarriedOver().ok());
+  EXPECT_EQ(log.str(), "");
+  spdlog::set_default_logger(before);
+}
+
 // More than there is now: the capacity was lowered between the runs.
 TEST_F(SegmentPoolTest, MoreMayBeCarriedOverThanTheCapacity) {
   MakePool(16_MiB);
-  device_->Leave({{.file_device = 1, .file_inode = 1, .bytes = 40_MiB, .holders = {PidOf(kA)}}});
+  device_->Leave({{.file_device = 1, .file_inode = 1, .bytes = 40_MiB, .holders = {{.pid = PidOf(kA)}}}});
   ASSERT_TRUE(pool_->FindCarriedOver().ok());
   Open(kA, 8_MiB);
   Open(kB);
@@ -935,6 +959,92 @@ TEST_F(SegmentPoolTest, WhatTheDriverDoesNotHaveIsNotGiven) {
   EXPECT_EQ(Figures().carried_over_bytes, 0u);
   EXPECT_EQ(Figures().committed_bytes, 52_MiB);
   EXPECT_TRUE(absl::IsInvalidArgument(pool_->DeclareCarriedOver(kA, {{.id = 1, .bytes = 3}})));
+}
+
+// A GPU of 100 MiB: 4 for the daemon's context, a headroom of 10, and the rest of 86 is the capacity, also when clients
+// hold 60 of it at the start, and have contexts.
+class CarriedOnCudaTest : public SegmentPoolTest {
+ protected:
+  static constexpr uint64_t kDaemonsContext = 4_MiB;
+  static constexpr uint64_t kContexts = 2_MiB;
+  static constexpr uint64_t kHeld = 60_MiB;
+  static constexpr uint64_t kCapacity = 86_MiB;
+
+  void SetUp() override {
+    auto device = std::make_unique<FakeDevice>(100_MiB, DeviceKind::kCuda);
+    device_ = device->control();
+    device_->set_foreign_bytes(kDaemonsContext + kContexts + kHeld);
+    pool_ = std::make_unique<SegmentPool>(std::move(device), kCapacity, &next_segment_,
+                                          SegmentPoolOptions{.headroom_bytes = 10_MiB});
+    ASSERT_TRUE(pool_->FindCarriedOver().ok());
+  }
+  // Others hold so much of it, by the driver's word.
+  void HeldElsewhere(uint64_t bytes) {
+    device_->set_foreign_bytes(kDaemonsContext + bytes);
+    ASSERT_TRUE(pool_->UpdateHealth().ok());
+  }
+  uint64_t Available() {
+    const PoolFigures figures = Figures();
+    return kCapacity - std::min(kCapacity, figures.committed_bytes);
+  }
+};
+
+TEST_F(CarriedOnCudaTest, TheCapacityIsWhatItWasWhenAllIsFreed) {
+  Open(kA);
+  Open(kB);
+  EXPECT_EQ(Available(), kCapacity - kHeld - kContexts) << "until somebody says what it is";
+  ASSERT_TRUE(pool_->DeclareCarriedOver(kA, {{.id = 1, .bytes = kHeld}}, /*begins=*/true, /*ends=*/true).ok());
+  EXPECT_EQ(Account(kA).carried_over_bytes, kHeld);
+  EXPECT_EQ(Available(), kCapacity - kHeld) << "the rest are contexts, within the headroom";
+  EXPECT_EQ(Refusal(kB, 28_MiB), OomCause::kCapacity);
+  Lease(kB, 26_MiB);
+  pool_->FreeCarriedOver(kA, {1});
+  EXPECT_EQ(Refusal(kB, 2_MiB), OomCause::kCapacity) << "until the driver says so, too";
+  HeldElsewhere(kContexts);
+  EXPECT_EQ(Figures().carried_over_bytes, 0u);
+  Lease(kA, 60_MiB);
+  EXPECT_EQ(Available(), 0u);
+}
+
+// Whoever never says what it holds is known by what the driver does not have.
+TEST_F(CarriedOnCudaTest, WhatNobodySaysIsGivenWhenTheDriverHasIt) {
+  Open(kB);
+  HeldElsewhere(kContexts + 20_MiB);
+  EXPECT_EQ(Available(), kCapacity - 20_MiB - kContexts);
+  HeldElsewhere(kContexts);
+  EXPECT_EQ(Available(), kCapacity);
+  HeldElsewhere(kContexts + 20_MiB);
+  EXPECT_EQ(Available(), kCapacity) << "what others take later is not carried over";
+}
+
+// Who says too much is charged for it, and nobody else is.
+TEST_F(CarriedOnCudaTest, NoMoreIsDeclaredThanIsInUse) {
+  Open(kA);
+  Open(kB);
+  Open(kC);
+  ASSERT_TRUE(pool_->DeclareCarriedOver(kA, {{.id = 1, .bytes = kHeld}}).ok());
+  std::vector<CarriedSegment> lies;
+  for (uint64_t id = 1; id <= 50; ++id) lies.push_back({.id = id, .bytes = 2_MiB});
+  ASSERT_TRUE(pool_->DeclareCarriedOver(kC, lies).ok());
+  EXPECT_EQ(Account(kC).carried_over_bytes, kDaemonsContext + kContexts) << "what nobody else has claimed";
+  const uint64_t others_room = kCapacity - kHeld - kContexts;
+  Lease(kB, others_room);
+  EXPECT_EQ(Refusal(kB, 4_MiB), OomCause::kCapacity);
+  // What has come free by the driver's word is for others, whatever the liar says.
+  EXPECT_EQ(pool_->CloseAccount(kA), 0u);
+  HeldElsewhere(0);
+  Open(kA);
+  Lease(kA, kCapacity - others_room);
+  EXPECT_EQ(Refusal(kA, 2_MiB), OomCause::kCapacity);
+  pool_->CloseAccount(kC);
+  EXPECT_EQ(Figures().committed_bytes, kCapacity);
+  // Nothing is in use elsewhere any more: nothing is believed.
+  Open(kC);
+  HeldElsewhere(0);
+  device_->set_foreign_bytes(0);
+  ASSERT_TRUE(pool_->UpdateHealth().ok());
+  ASSERT_TRUE(pool_->DeclareCarriedOver(kC, lies).ok());
+  EXPECT_EQ(Account(kC).carried_over_bytes, 0u);
 }
 
 }  // namespace

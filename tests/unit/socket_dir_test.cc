@@ -153,18 +153,62 @@ TEST_F(SocketDirTest, WhatIsNoFileIsNamedAndLeftAlone) {
   EXPECT_THAT(Message(), HasSubstr(path_ + " is not a regular file; remove it"));
 }
 
-TEST_F(SocketDirTest, AnotherUsersFileIsReplaced) {
+// Its owner cannot be a daemon that lives: it would hold the lock.
+TEST_F(SocketDirTest, AnotherUsersFileThatNobodyHoldsIsReplaced) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can make another user's file";
   std::ofstream(path_) << "1\n";
   ASSERT_EQ(chown(path_.c_str(), kNobody, kNobody), 0);
   ASSERT_EQ(chmod(path_.c_str(), 0600), 0);
-  const UniqueFd holder(open(path_.c_str(), O_RDONLY | O_CLOEXEC));
-  ASSERT_EQ(flock(holder.get(), LOCK_EX | LOCK_NB), 0);
   const absl::StatusOr<UniqueFd> lock = LockSocketDir(dir_);
   ASSERT_TRUE(lock.ok()) << lock.status();
   struct stat found = {};
   ASSERT_EQ(lstat(path_.c_str(), &found), 0);
   EXPECT_EQ(found.st_uid, 0u);
+}
+
+// A directory may change its owner while a daemon starts, serves or stops in it. Whoever owns it now must not take the
+// lock away: two daemons would serve there. The file alone says who has it, for one that starts or stops has no socket.
+TEST_F(SocketDirTest, TheLockOfAnotherUsersDaemonIsLeftToIt) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
+  const absl::StatusOr<UniqueFd> of_root = LockSocketDir(dir_);
+  ASSERT_TRUE(of_root.ok()) << of_root.status();
+  ASSERT_EQ(chown(dir_.c_str(), kNobody, kNobody), 0);
+  AsNobody([&] {
+    ASSERT_EQ(access(path_.c_str(), F_OK), 0);
+    EXPECT_THAT(Message(), HasSubstr(absl::StrCat(path_, " belongs to user root")));
+    EXPECT_THAT(Message(), HasSubstr(absl::StrCat("remove ", path_)));
+  });
+  struct stat found = {};
+  ASSERT_EQ(lstat(path_.c_str(), &found), 0);
+  EXPECT_EQ(found.st_uid, 0u) << "replaced";
+}
+
+// Root can open everything, and so sees that the lock is held.
+TEST_F(SocketDirTest, RootLeavesTheLockToAnotherUsersDaemon) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
+  ASSERT_EQ(chown(dir_.c_str(), kNobody, kNobody), 0);
+  UniqueFd lock;
+  AsNobody([&] {
+    absl::StatusOr<UniqueFd> locked = LockSocketDir(dir_);
+    ASSERT_TRUE(locked.ok()) << locked.status();
+    lock = *std::move(locked);
+  });
+  ASSERT_EQ(chown(dir_.c_str(), 0, 0), 0);
+  EXPECT_THAT(Message(), HasSubstr("another vrambrokerd"));
+  struct stat found = {};
+  ASSERT_EQ(lstat(path_.c_str(), &found), 0);
+  EXPECT_EQ(found.st_uid, kNobody) << "replaced";
+  lock.Reset();
+  EXPECT_TRUE(LockSocketDir(dir_).ok());
+}
+
+// Who may write there could take every file away, also the lock.
+TEST_F(SocketDirTest, ADirectoryThatOthersMayWriteToIsRefused) {
+  for (const mode_t mode : {0770, 0757, 01777}) {
+    ASSERT_EQ(chmod(dir_.c_str(), mode), 0);
+    EXPECT_THAT(Message(), HasSubstr("is not a directory that only this user or root can write to"));
+    EXPECT_FALSE(std::filesystem::exists(path_));
+  }
 }
 
 TEST_F(SocketDirTest, AnotherUserIsToldWhoServes) {

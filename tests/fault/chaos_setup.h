@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What all parts of the chaos test stand on: a daemon that can be restarted, and processes that are its clients.
+#ifndef VRAMBROKER_TESTS_FAULT_CHAOS_SETUP_H_
+#define VRAMBROKER_TESTS_FAULT_CHAOS_SETUP_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "tests/fault/chaos_counters.h"
+#include "tests/support/child_process.h"
+#include "tests/support/daemon_process.h"
+#include "tests/support/raw_client.h"
+
+namespace vrambroker::fault {
+
+struct ChaosWorker {
+  std::string role;
+  std::unique_ptr<testing_support::ChildProcess> process;
+  bool stopped = false;
+  bool to_kill = false;  // when its stop is over
+  absl::Time stopped_until;
+
+  absl::Status AwaitReady() const;
+};
+
+// "1.2 ms / 3.4 ms": the value that half of them do not exceed, and 99 of 100.
+std::string Percentiles(std::vector<double> milliseconds);
+// Those from the one at `first` on.
+std::vector<double> Milliseconds(const Samples& nanoseconds, uint64_t first = 0);
+
+class ChaosSetup {
+ public:
+  struct Options {
+    testing_support::DaemonOptions daemon;
+    uint64_t capacity_bytes = 0;
+    uint64_t clients = 0;
+    uint64_t seed = 0;
+  };
+  static absl::StatusOr<std::unique_ptr<ChaosSetup>> Start(const Options& options);
+
+  // A client; chaos_worker.h has the roles.
+  absl::StatusOr<ChaosWorker> StartWorker(const std::string& role);
+  absl::Status StartInto(std::vector<ChaosWorker>& workers, const std::string& role, uint64_t count);
+
+  absl::Status RestartDaemon(bool kill);
+  // Everybody has gone: waits until the daemon holds nothing of the device, no session, and no file.
+  absl::Status AwaitEmpty();
+  // Ends it; an error when it did not end well.
+  absl::Status StopDaemon();
+
+  testing_support::DaemonProcess& daemon() { return *daemon_; }
+  testing_support::RawClient& admin() { return *admin_; }
+  ChaosCounters& counters() { return *counters_; }
+
+ private:
+  ChaosSetup() = default;
+  absl::Status ConnectAdmin();
+  int SegmentFiles() const;
+
+  uint64_t seed_ = 0;
+  uint64_t started_ = 0;
+  std::string counters_path_;
+  ChaosCounters* counters_ = nullptr;
+  std::unique_ptr<testing_support::DaemonProcess> daemon_;
+  std::unique_ptr<testing_support::RawClient> admin_;
+};
+
+}  // namespace vrambroker::fault
+
+#endif  // VRAMBROKER_TESTS_FAULT_CHAOS_SETUP_H_

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What clients hold when the daemon dies, and the next one's limits and capacity.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "allocator/bytes.h"
+#include "tests/support/buffers.h"
+#include "tests/support/daemon_test.h"
+#include "tests/support/proxy.h"
+#include "tests/support/raw_client.h"
+#include "tests/support/test_device.h"
+#include "tests/support/util.h"
+
+namespace vrambroker::testing_support {
+namespace {
+
+class CarriedOverTest : public DaemonTest {
+ protected:
+  void SetUp() override { ASSERT_OK(StartDaemon({.capacity = "256MiB"})); }
+  // Killed and started again, and reached by `clients`.
+  void Restart(const std::vector<Client*>& clients) {
+    daemon_->Kill();
+    for (Client* client : clients) {
+      ASSERT_TRUE(WaitFor([&] { return absl::IsUnavailable(client->status()); }));
+    }
+    ASSERT_OK(daemon_->Restart());
+    for (Client* client : clients) {
+      ASSERT_TRUE(WaitFor([&] { return client->status().ok(); })) << client->status();
+    }
+  }
+  // Without asking its client.
+  v1::SessionDevice Session(const std::string& name) {
+    absl::StatusOr<RawClient> raw = RawClient::Connect(dir());
+    const absl::StatusOr<v1::ListSessionsResponse> sessions = raw.ok() ? raw->ListSessions() : raw.status();
+    if (!sessions.ok()) return {};
+    for (const v1::Session& session : sessions->sessions()) {
+      if (session.name() == name) return session.devices(0);
+    }
+    return {};
+  }
+  v1::Device Device() {
+    absl::StatusOr<RawClient> raw = RawClient::Connect(dir());
+    return raw.ok() ? raw->GetDevice().value_or(v1::Device()) : v1::Device();
+  }
+  v1::ListQuarantineResponse Quarantine() {
+    v1::ListQuarantineResponse response;
+    absl::StatusOr<RawClient> raw = RawClient::Connect(dir());
+    if (raw.ok()) {
+      EXPECT_OK(
+          RawClient::Call(raw->admin(), &v1::Admin::Stub::ListQuarantine, v1::ListQuarantineRequest(), &response));
+    }
+    return response;
+  }
+};
+
+TEST_F(CarriedOverTest, LimitsAndCapacityHoldOverRestarts) {
+  HOST_DEVICE_ONLY();
+  ASSERT_OK_AND_ASSIGN(Client first, Connect("first", Limit(0.5)));
+  ASSERT_OK_AND_ASSIGN(Client second, Connect("second"));
+  ASSERT_OK_AND_ASSIGN(Buffer a, first.Allocate(100_MiB));
+  ASSERT_OK_AND_ASSIGN(Buffer b, second.Allocate(100_MiB));
+  Fill(a, 4096, 1);
+  Fill(b, 4096, 2);
+  for (int restart = 0; restart < 3; ++restart) {
+    ASSERT_NO_FATAL_FAILURE(Restart({&first, &second}));
+    // Once both have said which of the process's files are theirs.
+    EXPECT_TRUE(WaitFor([&] {
+      return Session("first").carried_over_bytes() == 100_MiB && Session("second").carried_over_bytes() == 100_MiB;
+    }));
+    EXPECT_EQ(Session("first").reserved_bytes(), 100_MiB);
+    EXPECT_EQ(Device().carried_over_bytes(), 200_MiB);
+    const std::optional<OutOfMemory> limited = GetOutOfMemory(first.Allocate(30_MiB).status());
+    ASSERT_TRUE(limited.has_value());
+    EXPECT_EQ(limited->cause, OutOfMemory::Cause::kLimit);
+    const std::optional<OutOfMemory> full = GetOutOfMemory(second.Allocate(60_MiB).status());
+    ASSERT_TRUE(full.has_value());
+    EXPECT_EQ(full->cause, OutOfMemory::Cause::kCapacity);
+    EXPECT_OK(first.Allocate(28_MiB));
+    EXPECT_OK(first.EmptyCache());
+    EXPECT_TRUE(Holds(a, 4096, 1));
+    EXPECT_TRUE(Holds(b, 4096, 2));
+  }
+  // What is freed is free for others.
+  EXPECT_OK(b.Reset());
+  EXPECT_OK(second.EmptyCache());
+  EXPECT_TRUE(WaitFor([&] { return Device().carried_over_bytes() == 100_MiB; }));
+  EXPECT_EQ(Session("second").reserved_bytes(), 0u);
+  ASSERT_OK_AND_ASSIGN(Client third, Connect("third"));
+  EXPECT_OK(third.Allocate(150_MiB));
+  EXPECT_TRUE(Holds(a, 4096, 1));
+}
+
+// Whoever does not say what it holds is found all the same.
+TEST_F(CarriedOverTest, AClientThatDoesNotSayIsChargedAllTheSame) {
+  HOST_DEVICE_ONLY();
+  placement_ = Placement::kRemote;  // it does not reconnect
+  ASSERT_OK_AND_ASSIGN(Client old, Connect("old"));
+  ASSERT_OK_AND_ASSIGN(Buffer held, old.Allocate(100_MiB));
+  daemon_->Kill();
+  ASSERT_OK(daemon_->Restart());
+  EXPECT_EQ(Device().carried_over_bytes(), 100_MiB) << "before anybody has connected";
+  const RunResult status = RunProgram({VramctlProgram(), "status", "--socket-dir=" + dir()});
+  EXPECT_TRUE(absl::StrContains(status.out, "Device 0: 100.00 MiB carried over")) << status.out;
+  ASSERT_EQ(Quarantine().holdings_size(), 1);
+  EXPECT_TRUE(Quarantine().holdings(0).carried_over());
+  EXPECT_EQ(Quarantine().holdings(0).holders(0), getpid());
+  ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
+  RawStream stream(raw);
+  v1::SessionRequest hello = LeasingHello("mute");
+  *hello.mutable_hello()->mutable_limit() = BytesLimit(128_MiB);
+  ASSERT_OK(stream.Open(hello));
+  EXPECT_EQ(Session("mute").reserved_bytes(), 100_MiB);
+  EXPECT_EQ(Session("mute").carried_over_bytes(), 100_MiB);
+  EXPECT_EQ(Quarantine().holdings_size(), 0);
+}
+
+// A client that lies about what it carries over harms nobody else.
+TEST_F(CarriedOverTest, WhatIsOnlySaidIsChargedToWhoSaysItWithinItsLimit) {
+  HOST_DEVICE_ONLY();
+  ASSERT_OK_AND_ASSIGN(ClientProcess holder, ConnectProcess("holder"));
+  ASSERT_OK(holder.Call(absl::StrCat("alloc ", 40_MiB)));
+  ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
+  RawStream stream(raw);
+  v1::SessionRequest hello = LeasingHello("liar");
+  *hello.mutable_hello()->mutable_limit() = BytesLimit(64_MiB);
+  ASSERT_OK(stream.Open(hello));
+  v1::SessionRequest message;
+  for (uint64_t id = 1; id <= 100; ++id) {
+    v1::CarriedOver::Segment& segment = *message.mutable_carried_over()->add_segments();
+    segment.set_id(id);
+    segment.set_segment_bytes(20_MiB);
+    segment.set_file_inode(id % 2 == 0 ? id : 0);
+  }
+  ASSERT_TRUE(stream.Send(message));
+  EXPECT_TRUE(WaitFor([&] { return Session("liar").carried_over_bytes() == 60_MiB; }))
+      << Session("liar").carried_over_bytes();
+  EXPECT_OK(holder.Call(absl::StrCat("alloc ", 150_MiB)));
+  message.Clear();
+  for (uint64_t id = 1; id <= 100; ++id) message.mutable_carried_over_freed()->add_ids(id);
+  ASSERT_TRUE(stream.Send(message));
+  EXPECT_TRUE(WaitFor([&] { return Session("liar").carried_over_bytes() == 0; }));
+  message.Clear();
+  message.mutable_carried_over()->add_segments()->set_segment_bytes(1);
+  ASSERT_TRUE(stream.Send(message));
+  EXPECT_STATUS(stream.End(), absl::StatusCode::kInvalidArgument, "carried_over.segments: ");
+}
+
+// Forked children of clients that are gone.
+TEST_F(CarriedOverTest, WhatProcessesWithoutASessionHoldIsNamed) {
+  HOST_DEVICE_ONLY();
+  ASSERT_OK_AND_ASSIGN(ClientProcess parent, ConnectProcess("parent"));
+  ASSERT_OK(parent.Call("fill 1 100000 1"));
+  ASSERT_OK(parent.Call("fork"));
+  daemon_->Kill();
+  parent.process().Signal(SIGKILL);
+  ASSERT_OK(parent.process().Wait());
+  ASSERT_OK(daemon_->Restart());
+  const v1::ListQuarantineResponse quarantine = Quarantine();
+  ASSERT_EQ(quarantine.holdings_size(), 1);
+  ASSERT_EQ(quarantine.holdings(0).holders_size(), 1);
+  EXPECT_GT(Device().carried_over_bytes(), 0u);
+  kill(quarantine.holdings(0).holders(0), SIGKILL);
+  EXPECT_TRUE(WaitFor([&] { return Device().carried_over_bytes() == 0; }));
+}
+
+// As daemons in containers have it: the same path, and each its own directory.
+TEST_F(CarriedOverTest, WhatAnotherDaemonOfTheSamePathHasGivenIsNotOurs) {
+  HOST_DEVICE_ONLY();
+  placement_ = Placement::kRemote;  // it does not reconnect
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("of_the_first"));
+  ASSERT_OK_AND_ASSIGN(Buffer held, client.Allocate(100_MiB));
+  daemon_->Kill();
+  const std::string aside = dir() + ".first";
+  std::filesystem::rename(dir(), aside);
+  std::filesystem::create_directory(dir());
+  std::filesystem::copy(aside + "/config.textproto", dir());
+  ASSERT_OK(daemon_->Restart());
+  EXPECT_EQ(Device().carried_over_bytes(), 0u);
+  daemon_->Kill();
+  std::filesystem::remove_all(dir());
+  std::filesystem::rename(aside, dir());
+  ASSERT_OK(daemon_->Restart());
+  EXPECT_EQ(Device().carried_over_bytes(), 100_MiB);
+}
+
+// On a GPU, where the daemon cannot look for itself, nothing else would ever tell it.
+TEST_F(CarriedOverTest, WhatIsFreedIsKnownAlsoWhenTheMessageWasLost) {
+  const std::string proxy_dir = MakeTempDir();
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Proxy> proxy, Proxy::Start(proxy_dir, dir()));
+  ASSERT_OK_AND_ASSIGN(
+      Client client,
+      Client::Connect(
+          {.socket_dir = proxy_dir, .name = "cut_off", .connect_timeout = kPatience, .call_timeout = kPatience}));
+  ASSERT_OK_AND_ASSIGN(Buffer kept, client.Allocate(40_MiB));
+  ASSERT_OK_AND_ASSIGN(Buffer freed, client.Allocate(60_MiB));
+  Fill(kept, 4096, 1);
+  daemon_->Kill();
+  ASSERT_TRUE(WaitFor([&] { return absl::IsUnavailable(client.status()); }));
+  EXPECT_OK(client.EmptyCache());
+  ASSERT_OK(daemon_->Restart());
+  ASSERT_TRUE(WaitFor([&] { return client.status().ok(); })) << client.status();
+  EXPECT_TRUE(WaitFor([&] { return Session("cut_off").carried_over_bytes() == 100_MiB; }));
+  proxy->Swallow();
+  EXPECT_OK(freed.Reset());
+  EXPECT_OK(client.EmptyCache());
+  proxy->Break();
+  EXPECT_TRUE(WaitFor([&] { return Session("cut_off").carried_over_bytes() == 40_MiB; }))
+      << Session("cut_off").carried_over_bytes();
+  EXPECT_TRUE(Holds(kept, 4096, 1));
+}
+
+// On a GPU, what clients hold is not free when the daemon starts again. The capacity, and with it limits, would shrink
+// each time; here the daemon would not start at all.
+TEST_F(CarriedOverTest, TheDefaultCapacityStaysWhatItWas) {
+  if (!OnSubstitute()) GTEST_SKIP() << "a GPU of known size, and nobody else's";
+  const auto free_bytes_saved = [&] {
+    std::ifstream file(dir() + "/vrambroker.state");
+    return absl::StrContains(std::string(std::istreambuf_iterator<char>(file), {}), "free ");
+  };
+  ASSERT_OK(StartDaemon({.capacity = "", .config = "headroom: \"1GiB\""}));
+  const uint64_t free = Device().capacity_bytes() + 1_GiB;
+  ASSERT_OK(StartDaemon({.capacity = "", .config = absl::StrCat("headroom: \"", (free - 256_MiB) >> 20, "MiB\"")}));
+  ASSERT_EQ(Device().capacity_bytes(), 256_MiB);
+  ASSERT_OK_AND_ASSIGN(Client first, Connect("first", Limit(0.5)));
+  ASSERT_OK_AND_ASSIGN(Client second, Connect("second"));
+  ASSERT_OK_AND_ASSIGN(Buffer a, first.Allocate(100_MiB));
+  ASSERT_OK_AND_ASSIGN(Buffer b, second.Allocate(156_MiB));
+  for (int restart = 0; restart < 2; ++restart) {
+    EXPECT_TRUE(free_bytes_saved());
+    ASSERT_NO_FATAL_FAILURE(Restart({&first, &second}));
+    EXPECT_EQ(Device().capacity_bytes(), 256_MiB);
+    EXPECT_EQ(first.limit_bytes(), 128_MiB);
+    EXPECT_TRUE(WaitFor([&] { return Session("first").carried_over_bytes() == 100_MiB; }));
+    EXPECT_TRUE(WaitFor([&] { return Session("second").carried_over_bytes() == 156_MiB; }));
+    EXPECT_EQ(GetOutOfMemory(first.Allocate(20_MiB).status()).value_or(OutOfMemory()).cause,
+              OutOfMemory::Cause::kCapacity);
+  }
+  EXPECT_OK(b.Reset());
+  EXPECT_OK(second.EmptyCache());
+  EXPECT_TRUE(WaitFor([&] { return first.Allocate(20_MiB).ok(); })) << "when the driver has it";
+  EXPECT_OK(a.Reset());
+  EXPECT_OK(first.EmptyCache());
+  EXPECT_TRUE(WaitFor([&] { return second.Allocate(256_MiB).ok(); }));
+  EXPECT_EQ(Device().carried_over_bytes(), 0u);
+  // When the daemon stops and nobody holds anything, the next one takes what is free then.
+  EXPECT_OK(second.EmptyCache());
+  EXPECT_TRUE(WaitFor([&] { return Session("first").reserved_bytes() + Session("second").reserved_bytes() == 0; }));
+  ASSERT_OK(daemon_->Stop());
+  EXPECT_FALSE(free_bytes_saved());
+}
+
+}  // namespace
+}  // namespace vrambroker::testing_support
