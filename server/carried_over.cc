@@ -50,6 +50,7 @@ void CarriedOver::Unname(Entry& entry) {
   by_id_.erase({entry.session, *entry.id});
   unconfirmed_.erase({entry.session, *entry.id});
   entry.id.reset();
+  entry.closed_before = 0;
 }
 
 CarriedOver::Entries::iterator CarriedOver::Remove(Entries::iterator it, Changes& changes) {
@@ -68,6 +69,7 @@ CarriedOver::Changes CarriedOver::Found(const std::vector<LeftSegment>& segments
     Entry& entry = it->second;
     entry.is_missed = false;
     entry.holders = segment.holders;
+    if (entry.closed_before <= looks_) entry.closed_before = 0;  // somebody has it open all the same
     if (entry.is_seen) continue;
     // What a client has said of it so far does not count any more.
     if (!is_new) {
@@ -159,11 +161,19 @@ CarriedOver::Changes CarriedOver::Freed(SessionId session, absl::Span<const uint
     const auto it = entries_.find(named->second);
     if (it->second.is_seen) {
       look_soon_ = true;
+      it->second.closed_before = looks_ + 1;
     } else {
       Remove(it, changes);
     }
   }
   return changes;
+}
+
+bool CarriedOver::IsClosing(SessionId session) const {
+  for (auto it = by_id_.lower_bound({session, 0}); it != by_id_.end() && it->first.first == session; ++it) {
+    if (entries_.at(it->second).closed_before > 0) return true;
+  }
+  return false;
 }
 
 CarriedOver::Changes CarriedOver::Closed(SessionId session) {
@@ -189,6 +199,7 @@ std::optional<SteadyTime> CarriedOver::next_look() const {
 
 void CarriedOver::StartLook() {
   is_looking_ = true;
+  ++looks_;
   was_asked_for_ = look_soon_;
   look_soon_ = false;  // what is said from now on is for the next one
 }

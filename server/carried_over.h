@@ -86,6 +86,8 @@ class CarriedOver {
   void EndLook(SteadyTime now);
   // Some may be gone by now.
   void LookSoon() { look_soon_ = true; }
+  // This session's client says that it has closed some, and nobody has looked since.
+  bool IsClosing(SessionId session) const;
   // Some were said to be gone, and that is still to be seen.
   bool is_settling() const { return seen_ > 0 && (look_soon_ || is_looking_); }
 
@@ -103,6 +105,7 @@ class CarriedOver {
     std::optional<uint64_t> id{};      // what the session calls it, if it has declared it
     bool is_seen = false;              // in a process, by the daemon
     bool is_missed = false;            // not seen when it was last looked for
+    uint64_t closed_before = 0;        // its client says that it had closed it before this look; 0: it does not say so
     std::vector<ProcessId> holders{};  // when it was last looked for
   };
   enum class Kind { kFile, kSaid };
@@ -123,6 +126,7 @@ class CarriedOver {
   size_t seen_ = 0;  // entries
   uint64_t bytes_ = 0;
   uint64_t declared_bytes_ = 0;
+  uint64_t looks_ = 0;  // begun
   SteadyTime looked_ = SteadyTime::min();
   SteadyTime::duration soon_ = std::chrono::milliseconds(20);
   bool look_soon_ = false;

@@ -199,7 +199,10 @@ void GrowthQueue::StopAsking(Waiter& waiter) {
 
 bool GrowthQueue::IsHopeless(const Waiter& waiter, const Place& place, SteadyTime now) const {
   if (now < waiter.request.deadline) return false;
-  if (now >= waiter.since + options_.reclaim_timeout) return true;
+  if (now >= waiter.since + options_.reclaim_timeout) {
+    // What the session itself has given back is not to be taken from it by a daemon that is slow to see it.
+    return now >= waiter.since + kLongestLook || !pool_.IsClosingCarriedOver(waiter.request.session);
+  }
   if (IsHeldBack(waiter.request, place)) return false;
   // Somebody who was asked may be slow, and memory of a process that has just died is back in a moment.
   const bool answers_to_come =
@@ -412,6 +415,7 @@ SteadyTime GrowthQueue::WakeOf(const Waiter& waiter, bool first, SteadyTime now)
   consider(waiter.request.deadline);
   consider(waiter.since + kHoldAfter);
   consider(waiter.since + options_.reclaim_timeout);
+  consider(waiter.since + kLongestLook);
   if (waiter.asking == Asking::kDone) {
     if (first) wake = std::min(wake, std::max(now, waiter.ask_again));
   } else if (waiter.asking != Asking::kNobody) {

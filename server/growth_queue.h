@@ -101,13 +101,16 @@ struct GrowthQueueHooks {
 // - for one request at a time, the first that qualifies.
 //
 // A request that only this keeps from its memory is not refused before it has waited for reclaim_timeout, even when it
-// may not wait. Growth within a guarantee never waits.
+// may not wait. Growth within a guarantee never waits, except for the daemon's look at what the session says it has
+// closed of an earlier run: so does a request that the session's limit allows once that is seen.
 //
 // Requests take no thread: OnRoom(), OnTimer() and answers of those who were asked carry them on. Thread-safe.
 class GrowthQueue {
  public:
   static constexpr std::chrono::milliseconds kHoldAfter{1000};
   static constexpr int kUserRest = 4;
+  // So long a session that has closed memory of an earlier run waits for the daemon to see that, if it takes that long.
+  static constexpr std::chrono::milliseconds kLongestLook{10000};
   // While requests wait, those who hold idle memory are asked again this often.
   static constexpr std::chrono::milliseconds kAskPeriod{250};
 

@@ -164,10 +164,14 @@ uint64_t SegmentPool::Close(SessionId session, bool process_gone) {
 
 // ---- Growing ----
 
-absl::Status SegmentPool::CheckGrowth(const Account& account, uint64_t bytes, bool past_hold) const {
+absl::Status SegmentPool::CheckGrowth(SessionId session, const Account& account, uint64_t bytes, bool past_hold) const {
   if (sealed_) return absl::AbortedError("the daemon is stopping");
   if (!health_.ok()) return health_;
-  return ledger_.CheckGrowth(account.figures, bytes, past_hold || account.is_waited_for);
+  absl::Status status = ledger_.CheckGrowth(account.figures, bytes, past_hold || account.is_waited_for);
+  if (SegmentRefusalCause(status) == OomCause::kLimit && carried_over_.IsClosing(session)) {
+    return SegmentRefused(OomCause::kCapacity, "what the session has closed of an earlier run is still charged to it");
+  }
+  return status;
 }
 
 void SegmentPool::Charge(Account& account, uint64_t bytes) {
@@ -197,7 +201,7 @@ absl::Status SegmentPool::Grant(SessionId session, uint64_t bytes, bool past_hol
   MutexLock lock(mu_);
   const auto it = accounts_.find(session);
   if (it == accounts_.end()) return absl::AbortedError("the session has ended");
-  if (absl::Status status = CheckGrowth(it->second, bytes, past_hold); !status.ok()) return status;
+  if (absl::Status status = CheckGrowth(session, it->second, bytes, past_hold); !status.ok()) return status;
   Charge(it->second, bytes);
   it->second.granted_bytes += bytes;
   granted_bytes_ += bytes;
@@ -292,7 +296,7 @@ absl::StatusOr<SegmentId> SegmentPool::Lease(SessionId session, uint64_t bytes, 
       account.granted_bytes -= bytes;
       granted_bytes_ -= bytes;
     } else {
-      if (absl::Status status = CheckGrowth(account, bytes); !status.ok()) return status;
+      if (absl::Status status = CheckGrowth(session, account, bytes); !status.ok()) return status;
       Charge(account, bytes);
     }
     if (const std::optional<SegmentId> idle = TakeIdle(session, account, bytes)) return *idle;
@@ -331,7 +335,7 @@ absl::StatusOr<SegmentId> SegmentPool::LeaseIdle(SessionId session, uint64_t byt
   MutexLock lock(mu_);
   const auto it = accounts_.find(session);
   if (it == accounts_.end()) return absl::AbortedError("the session has ended");
-  if (absl::Status status = CheckGrowth(it->second, bytes); !status.ok()) return status;
+  if (absl::Status status = CheckGrowth(session, it->second, bytes); !status.ok()) return status;
   // Charged only with a segment at hand, so that a miss leaves no trace.
   if (const std::optional<SegmentId> idle = TakeIdle(session, it->second, bytes)) {
     Charge(it->second, bytes);
@@ -478,6 +482,11 @@ std::optional<SteadyTime> SegmentPool::NextQuarantineCheck() const {
 bool SegmentPool::IsSettling() const {
   MutexLock lock(mu_);
   return quarantine_.settling_bytes() > 0 || carried_over_.is_settling();
+}
+
+bool SegmentPool::IsClosingCarriedOver(SessionId session) const {
+  MutexLock lock(mu_);
+  return carried_over_.IsClosing(session);
 }
 
 void SegmentPool::Seal() {

@@ -197,6 +197,8 @@ class SegmentPool {
   std::optional<SteadyTime> NextQuarantineCheck() const;
   // Memory may be free soon: it has not been looked at yet.
   bool IsSettling() const;
+  // The session's client has closed memory that it carries over, and the daemon has not looked since.
+  bool IsClosingCarriedOver(SessionId session) const;
 
   // (driver) Finds what processes hold of an earlier run of the daemon, and charges it. To be called before there are
   // sessions. OK where the device does not tell: then the driver's own figure of what is free stands for it.
@@ -292,7 +294,7 @@ class SegmentPool {
   PoolFigures Figures() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   static AccountFigures FiguresOf(const Account& account);
   // Aborted when the daemon stops; Ledger::CheckGrowth().
-  absl::Status CheckGrowth(const Account& account, uint64_t bytes, bool past_hold = false) const
+  absl::Status CheckGrowth(SessionId session, const Account& account, uint64_t bytes, bool past_hold = false) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Charge(Account& account, uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Uncharge(Account& account, uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -149,7 +149,27 @@ TEST_F(CarriedOverTest, WhatIsSaidWhileSomebodyLooksIsForTheNextLook) {
   Apply(carried_.Found({File(1, 2_MiB)}, [](const ProcessId&) { return kNoSession; }));
   carried_.EndLook(now_);
   EXPECT_TRUE(carried_.is_settling());
+  EXPECT_TRUE(carried_.IsClosing(kFirst));
   EXPECT_LT(*carried_.next_look(), now_ + std::chrono::seconds(1));
+}
+
+TEST_F(CarriedOverTest, IsClosingUntilALookTells) {
+  Find({File(1, 2_MiB), File(2, 2_MiB)});
+  Apply(carried_.Opened(kFirst, kProcess));
+  Declare(kFirst, {{.id = 7, .bytes = 2_MiB, .file_device = 1, .file_inode = 1},
+                   {.id = 8, .bytes = 2_MiB, .file_device = 1, .file_inode = 2}});
+  EXPECT_FALSE(carried_.IsClosing(kFirst));
+  Apply(carried_.Freed(kFirst, std::vector<uint64_t>{7}));
+  EXPECT_TRUE(carried_.IsClosing(kFirst));
+  EXPECT_FALSE(carried_.IsClosing(kSecond));
+  Find({File(2, 2_MiB)});
+  EXPECT_TRUE(carried_.IsClosing(kFirst)) << "it is gone when it was missed twice";
+  Find({File(2, 2_MiB)});
+  EXPECT_FALSE(carried_.IsClosing(kFirst));
+  EXPECT_EQ(charged_[kFirst], 2_MiB);
+  Apply(carried_.Freed(kFirst, std::vector<uint64_t>{8}));
+  Find({File(2, 2_MiB, {kChild})});
+  EXPECT_FALSE(carried_.IsClosing(kFirst)) << "a child has it still";
 }
 
 TEST_F(CarriedOverTest, WhoSaysAgainAndAgainThatItHasClosedSomethingIsLookedAtLessAndLessOften) {

@@ -34,8 +34,9 @@ constexpr milliseconds kHoldBack(1000);
 
 class GrowthQueueTest : public ::testing::Test {
  protected:
-  GrowthQueueTest()
-      : pool_(std::make_unique<FakeDevice>(kCapacity), kCapacity, &next_segment_, {.clock = [this] { return now_; }}) {
+  explicit GrowthQueueTest(std::unique_ptr<FakeDevice> device = std::make_unique<FakeDevice>(kCapacity))
+      : device_(device->control()),
+        pool_(std::move(device), kCapacity, &next_segment_, {.clock = [this] { return now_; }}) {
     queue_ = std::make_unique<GrowthQueue>(
         &pool_, GrowthQueueOptions{.reclaim_timeout = kTimeout, .hold_back_time = kHoldBack},
         GrowthQueueHooks{.clock = [this] { return now_; },
@@ -106,6 +107,7 @@ class GrowthQueueTest : public ::testing::Test {
 
   SteadyTime now_{std::chrono::hours(1)};
   std::atomic<uint64_t> next_segment_ = 1;
+  const std::shared_ptr<FakeDevice::Control> device_;
   SegmentPool pool_;
   std::vector<ReclaimCandidate> candidates_;
   std::vector<ReclaimVictim> asked_;
@@ -515,6 +517,77 @@ TEST_F(GrowthQueueTest, ANewGuaranteeDoesNotTakeWhatIsHeldBack) {
   EXPECT_FALSE(ended_.contains("guarantee"));
   Pass(kHoldBack);
   EXPECT_THAT(granted_, ElementsAre("guarantee"));
+}
+
+// ---- What the session has closed of what it carries over ----
+
+class ClosingTest : public GrowthQueueTest {
+ protected:
+  // kE carries 24 MiB over, may hold as much, and has closed them, which nobody has seen yet. The device is full.
+  void Close(uint64_t guarantee) {
+    device_->Leave({{.file_device = 1, .file_inode = 1, .bytes = 24_MiB, .holders = {kProcess}}});
+    ASSERT_TRUE(pool_.FindCarriedOver().ok());
+    pool_.OpenAccount(kE, {.pid = kProcess.pid, .domain = "d", .limit_bytes = 24_MiB});
+    const CarriedSegment carried{.id = 1, .bytes = 24_MiB, .file_device = 1, .file_inode = 1};
+    ASSERT_TRUE(pool_.DeclareCarriedOver(kE, {carried}, /*begins=*/true, /*ends=*/true).ok());
+    ASSERT_EQ(pool_.GetAccount(kE)->carried_over_bytes, 24_MiB);
+    if (guarantee > 0) {
+      ASSERT_TRUE(pool_.SetLimit(kE, kCapacity).ok());
+      ASSERT_TRUE(pool_.SetGuarantee(kE, guarantee).ok());
+    }
+    Hold(kB, 40_MiB);
+    pool_.FreeCarriedOver(kE, {1});
+    device_->Leave({});
+  }
+  void Look() {
+    ASSERT_TRUE(pool_.FindCarriedOver().ok());
+    queue_->OnTimer();
+  }
+
+  static constexpr SessionId kE{5};
+  static constexpr ProcessId kProcess{.pid = 7};
+};
+
+TEST_F(ClosingTest, AGuaranteeWaitsForTheLook) {
+  ASSERT_NO_FATAL_FAILURE(Close(/*guarantee=*/24_MiB));
+  Add("x", kE, 24_MiB);
+  Pass(2 * kTimeout);
+  EXPECT_FALSE(ended_.contains("x")) << "the look takes long";
+  Look();
+  EXPECT_FALSE(ended_.contains("x"));
+  Look();
+  EXPECT_THAT(granted_, ElementsAre("x"));
+  EXPECT_EQ(pool_.GetAccount(kE)->reserved_bytes, 24_MiB);
+}
+
+TEST_F(ClosingTest, SoDoesWhatTheLimitAllows) {
+  ASSERT_NO_FATAL_FAILURE(Close(/*guarantee=*/0));
+  Add("x", kE, 24_MiB);
+  Pass(2 * kTimeout);
+  EXPECT_FALSE(ended_.contains("x"));
+  Look();
+  Look();
+  EXPECT_THAT(granted_, ElementsAre("x"));
+}
+
+TEST_F(ClosingTest, NotForEver) {
+  ASSERT_NO_FATAL_FAILURE(Close(/*guarantee=*/24_MiB));
+  Add("x", kE, 24_MiB);
+  Pass(GrowthQueue::kLongestLook - milliseconds(1));
+  EXPECT_FALSE(ended_.contains("x"));
+  ASSERT_TRUE(queue_->NextWake().has_value());
+  EXPECT_LE(*queue_->NextWake(), now_ + milliseconds(1));
+  Pass(milliseconds(1));
+  EXPECT_EQ(Refusal("x"), OomCause::kCapacity);
+}
+
+TEST_F(ClosingTest, NotWhenAnotherProcessHasItStill) {
+  ASSERT_NO_FATAL_FAILURE(Close(/*guarantee=*/0));
+  device_->Leave({{.file_device = 1, .file_inode = 1, .bytes = 24_MiB, .holders = {{.pid = 8}}}});
+  Add("x", kE, 2_MiB);
+  EXPECT_FALSE(ended_.contains("x"));
+  Look();
+  EXPECT_EQ(Refusal("x"), OomCause::kLimit);
 }
 
 TEST_F(GrowthQueueTest, CancelsOneRequestByItsKey) {
