@@ -31,7 +31,7 @@ constexpr std::chrono::hours kNoTicks(24);
 // One connection. On the loop's thread.
 class Connections::Connection : public Relay::Owner {
  public:
-  Connection(Connections* all, uint64_t id, UniqueFd client, Caller caller)
+  Connection(Connections* all, uint64_t id, ClientSocket client, Caller caller)
       : all_(*all),
         id_(id),
         caller_(std::move(caller)),
@@ -101,7 +101,7 @@ Connections::~Connections() {
   Stop();
 }
 
-absl::Status Connections::Serve(UniqueFd listener, grpc::Server* server, const DescriptorBudget& budget) {
+absl::Status Connections::Serve(const ClientSocket& listener, grpc::Server* server, const DescriptorBudget& budget) {
   budget_ = budget;
   UniqueFd retry(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
   if (!retry.valid()) return DescriptorError(errno, "timerfd_create");
@@ -114,7 +114,7 @@ absl::Status Connections::Serve(UniqueFd listener, grpc::Server* server, const D
     server_ = server;
   }
   listener_ = listener.get();
-  if (absl::Status status = loop_.Watch(std::move(listener), EPOLLIN, [this] { AcceptAll(); }); !status.ok()) {
+  if (absl::Status status = loop_.Watch(listener.fd(), EPOLLIN, [this] { AcceptAll(); }); !status.ok()) {
     return status;
   }
   thread_ = std::thread([this] { loop_.Run(kNoTicks, [] {}); });
@@ -142,9 +142,9 @@ void Connections::Stop() {
 void Connections::AcceptAll() {
   // A bounded number at a time: those who are served must not wait for a flood of connections.
   for (int i = 0; i < 16; ++i) {
-    UniqueFd fd = acceptor_.Accept(listener_);
-    if (!fd.valid()) return;
-    Accept(std::move(fd));
+    ClientSocket socket = acceptor_.Accept(listener_);
+    if (!socket.valid()) return;
+    Accept(std::move(socket));
   }
 }
 
@@ -154,8 +154,8 @@ absl::Status Connections::CheckRoom(uid_t uid) const {
                        /*privileged=*/uid == 0 || uid == geteuid());
 }
 
-void Connections::Accept(UniqueFd fd) {
-  absl::StatusOr<Caller> caller = GetPeer(fd.get());
+void Connections::Accept(ClientSocket socket) {
+  absl::StatusOr<Caller> caller = GetPeer(socket.get());
   if (!caller.ok()) {
     LogClientEvent(spdlog::level::warn, "connection refused: {}", caller.status().ToString());
     return;
@@ -169,7 +169,7 @@ void Connections::Accept(UniqueFd fd) {
     return LogRefusal(spdlog::level::err, *caller, status.message());
   }
   const uint64_t id = next_id_++;
-  auto connection = std::make_unique<Connection>(this, id, std::move(fd), *std::move(caller));
+  auto connection = std::make_unique<Connection>(this, id, std::move(socket), *std::move(caller));
   if (absl::Status status = connection->Start(); !status.ok()) {
     return LogRefusal(spdlog::level::err, connection->caller(), status.message());
   }
@@ -215,7 +215,7 @@ void Connections::OpenWaiting() {
 }
 
 void Connections::Forget(Connection& connection, const absl::Status& why) {
-  absl::Status status = guard_.Abandoned(connection.who(), connection.open_streams(), std::chrono::steady_clock::now());
+  absl::Status status = guard_.Reset(connection.who(), connection.open_streams(), std::chrono::steady_clock::now());
   if (!why.ok()) status = why;
   if (!status.ok() && !absl::IsCancelled(status)) {
     LogClientEvent(spdlog::level::err, LogLine("connection closed")

@@ -41,7 +41,7 @@ class Connections {
 
   // Accepts on `listener` from now on, as many connections as `budget` allows, for `server`, which outlives this
   // object. Once.
-  absl::Status Serve(UniqueFd listener, grpc::Server* server, const DescriptorBudget& budget);
+  absl::Status Serve(const ClientSocket& listener, grpc::Server* server, const DescriptorBudget& budget);
   // Accepts no more, and gRPC gets no more: it may be shut down.
   void StopAccepting() ABSL_LOCKS_EXCLUDED(server_mu_);
   // Returns when clients have what gRPC wrote before it closed its connections, or do not read it. REQUIRES: gRPC was
@@ -65,7 +65,7 @@ class Connections {
 
   // On the loop's thread.
   void AcceptAll();
-  void Accept(UniqueFd fd);
+  void Accept(ClientSocket socket);
   // ResourceExhausted when the user has too many connections, or all users together.
   absl::Status CheckRoom(uid_t uid) const;
   // gRPC's end of the connection. Unavailable when its user connects too often: later.

@@ -264,14 +264,14 @@ absl::Status Daemon::Start() {
   }
   descriptor_socket_.SetBudget(budget);
   // Last, so that whoever can connect is served.
-  absl::StatusOr<UniqueFd> descriptors =
+  const absl::StatusOr<ClientSocket> descriptors =
       ListenUnix(absl::StrCat(config_.socket_dir, "/vrambroker-fd.sock"), SOCK_SEQPACKET, config_.socket_mode);
   if (!descriptors.ok()) return descriptors.status();
-  if (absl::Status status = descriptor_socket_.Serve(*std::move(descriptors)); !status.ok()) return status;
+  if (absl::Status status = descriptor_socket_.Serve(*descriptors); !status.ok()) return status;
   const std::string path = SocketPath();
-  absl::StatusOr<UniqueFd> listener = ListenUnix(path, SOCK_STREAM, config_.socket_mode);
+  const absl::StatusOr<ClientSocket> listener = ListenUnix(path, SOCK_STREAM, config_.socket_mode);
   if (!listener.ok()) return listener.status();
-  if (absl::Status status = connections_.Serve(*std::move(listener), server_.get(), budget); !status.ok()) {
+  if (absl::Status status = connections_.Serve(*listener, server_.get(), budget); !status.ok()) {
     return status;
   }
   LogLine("daemon ready")

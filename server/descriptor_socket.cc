@@ -42,20 +42,21 @@ void Send(int socket, const absl::Status& status, int descriptor) {
 
 }  // namespace
 
-absl::Status DescriptorSocket::Serve(UniqueFd listener) {
+absl::Status DescriptorSocket::Serve(const ClientSocket& listener) {
   listener_ = listener.get();
-  return loop_.Watch(std::move(listener), EPOLLIN, [this] { AcceptAll(); });
+  return loop_.Watch(listener.fd(), EPOLLIN, [this] { AcceptAll(); });
 }
 
 void DescriptorSocket::AcceptAll() {
   for (int i = 0; i < 64; ++i) {
-    UniqueFd fd = acceptor_.Accept(listener_);
-    if (!fd.valid()) return;
-    absl::StatusOr<Caller> caller = GetPeer(fd.get());
+    ClientSocket socket = acceptor_.Accept(listener_);
+    if (!socket.valid()) return;
+    absl::StatusOr<Caller> caller = GetPeer(socket.get());
     if (!caller.ok()) continue;
-    const int number = fd.get();
-    if (loop_.Watch(std::move(fd), EPOLLIN | EPOLLRDHUP, [this, number] { Answer(number); }).ok()) {
+    const int number = socket.get();
+    if (loop_.Watch(socket.fd(), EPOLLIN | EPOLLRDHUP, [this, number] { Answer(number); }).ok()) {
       Connection& connection = connections_[number];
+      connection.socket = std::move(socket);
       connection.caller = *std::move(caller);
       Use(number, connection);
     }
@@ -65,25 +66,26 @@ void DescriptorSocket::AcceptAll() {
 void DescriptorSocket::Use(int fd, Connection& connection) {
   connection.last_used = std::chrono::steady_clock::now();
   places_->Remove(connection.place);
-  // Whoever has to make room gets an answer to what he has sent meanwhile.
+  // A connection that is dropped to make room for another one still gets the answer to its last packet.
   connection.place = places_->Add(absl::StrCat("uid ", connection.caller.uid), [this, fd] {
-    (void)AnswerOne(fd, connections_.at(fd).caller);
+    (void)AnswerOne(connections_.at(fd));
     Drop(fd);
   });
 }
 
 void DescriptorSocket::Answer(int fd) {
   Connection& connection = connections_.at(fd);
-  if (AnswerOne(fd, connection.caller)) {
+  if (AnswerOne(connection)) {
     Use(fd, connection);
   } else {
     Drop(fd);
   }
 }
 
-bool DescriptorSocket::AnswerOne(int fd, const Caller& caller) {
+bool DescriptorSocket::AnswerOne(const Connection& connection) {
+  const int fd = connection.socket.get();
   std::array<char, sizeof(Ticket) + 1> packet;  // one more than a ticket, to notice a longer packet
-  const ssize_t size = recv(fd, packet.data(), packet.size(), MSG_DONTWAIT);
+  const ssize_t size = connection.socket.Receive(packet.data(), packet.size());
   if (size <= 0) return size < 0 && errno == EAGAIN;
   if (size != sizeof(Ticket)) {
     Send(fd, absl::InvalidArgumentError(absl::StrCat("expected a ticket of ", sizeof(Ticket), " bytes")), -1);
@@ -93,7 +95,7 @@ bool DescriptorSocket::AnswerOne(int fd, const Caller& caller) {
   std::memcpy(ticket.data(), packet.data(), ticket.size());
   absl::StatusOr<UniqueFd> descriptor = absl::NotFoundError("no such ticket");
   for (SegmentPool* pool : pools_) {
-    descriptor = pool->RedeemTicket(ticket, caller.pid, caller.uid);
+    descriptor = pool->RedeemTicket(ticket, connection.caller.pid, connection.caller.uid);
     if (!absl::IsNotFound(descriptor.status())) break;
   }
   Send(fd, descriptor.status(), descriptor.ok() ? descriptor->get() : -1);

@@ -25,7 +25,7 @@ class DescriptorSocket {
   // All outlive this object.
   DescriptorSocket(EventLoop* loop, std::vector<SegmentPool*> pools) : loop_(*loop), pools_(std::move(pools)) {}
 
-  absl::Status Serve(UniqueFd listener);
+  absl::Status Serve(const ClientSocket& listener);
   void StopAccepting() { loop_.Unwatch(listener_); }
   // Shares `budget.fetchers` places between users; before Serve(). One more connection, and the user's longest silent
   // one is dropped, or that of the user who has most: clients connect again when they need to. So nobody is shut out,
@@ -38,6 +38,7 @@ class DescriptorSocket {
 
  private:
   struct Connection {
+    ClientSocket socket;
     Caller caller;
     SteadyTime last_used;
     PeerQueue::Ticket place = 0;
@@ -46,7 +47,7 @@ class DescriptorSocket {
   void AcceptAll();
   void Answer(int fd);
   // Answers a packet, if there is one. False when the connection has ended.
-  bool AnswerOne(int fd, const Caller& caller);
+  bool AnswerOne(const Connection& connection);
   // Notes that the connection is not silent.
   void Use(int fd, Connection& connection);
   void Drop(int fd);

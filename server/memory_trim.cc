@@ -23,7 +23,6 @@ uint64_t PrivateBytes() {
 }  // namespace
 
 bool MemoryTrim::Look() {
-  MutexLock lock(mu_);
   const uint64_t now = PrivateBytes();
   least_bytes_ = std::min(least_bytes_, now);
   if (now - least_bytes_ >= kGrowthBytes) {

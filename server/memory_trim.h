@@ -7,11 +7,9 @@
 
 #include <cstdint>
 
-#include "allocator/mutex.h"
-
 namespace vrambroker {
 
-// Thread-safe.
+// One call at a time.
 class MemoryTrim {
  public:
   // Trims once the process has grown by so many bytes since it was trimmed last,
@@ -20,12 +18,11 @@ class MemoryTrim {
   static constexpr int kMoreLooks = 5;
 
   // (slow) To be called every few seconds. True when it trimmed.
-  bool Look() ABSL_LOCKS_EXCLUDED(mu_);
+  bool Look();
 
  private:
-  Mutex mu_;
-  uint64_t least_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // of the process since the last trim
-  int looks_left_ ABSL_GUARDED_BY(mu_) = 0;        // at which it trims in any case
+  uint64_t least_bytes_ = 0;  // of the process since the last trim
+  int looks_left_ = 0;        // at which it trims in any case
 };
 
 }  // namespace vrambroker

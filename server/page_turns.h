@@ -13,9 +13,9 @@
 
 namespace vrambroker {
 
-// So many pages are made at a time, at most half of them for one peer. Others wait, and peers take turns: a peer whose
-// page has begun, or is made, goes behind all that wait. So whoever asks for the first time waits until a place is
-// free, and then for no more than one page of each peer that waits already. Not thread-safe.
+// A fixed number of pages are made at a time, at most half of them for one peer. The others wait, and peers take turns:
+// a peer goes to the end of the queue when one of its pages is begun, and when one is made. So whoever asks for the
+// first time waits for a free place, and then for one page at most of each peer that waits already. Not thread-safe.
 class PageTurns {
  public:
   struct Page {

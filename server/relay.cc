@@ -21,8 +21,9 @@ bool IsClosed(int fd) {
 
 }  // namespace
 
-Relay::Relay(EventLoop* loop, UniqueFd client, Owner* owner) : loop_(*loop), owner_(*owner) {
-  client_.fd = std::make_shared<const UniqueFd>(std::move(client));
+Relay::Relay(EventLoop* loop, ClientSocket client, Owner* owner)
+    : loop_(*loop), owner_(*owner), client_socket_(std::move(client)) {
+  client_.fd = client_socket_.fd();
 }
 
 Relay::~Relay() {
@@ -65,7 +66,9 @@ absl::Status Relay::OnReady(Side& side) {
 
 absl::Status Relay::Carry(Side& from) {
   std::array<char, kPieceBytes> piece;
-  const ssize_t count = recv(from.fd->get(), piece.data(), piece.size(), MSG_DONTWAIT);
+  const ssize_t count = &from == &client_ ? client_socket_.Receive(piece.data(), piece.size())
+                                          : recv(from.fd->get(), piece.data(), piece.size(), MSG_DONTWAIT);
+  if (count < 0 && errno == EPROTO) return absl::PermissionDeniedError("the client sends descriptors, or urgent data");
   if (count <= 0) {
     if (count == 0 || errno != EAGAIN || from.hung_up) from.ended = true;
     return absl::OkStatus();

@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "server/client_socket.h"
 #include "server/event_loop.h"
 #include "server/http2_frames.h"
 
@@ -32,13 +33,13 @@ class Relay {
     virtual absl::Status OnServerFrame(const Http2Frame& frame) = 0;
     // The client has spoken: gRPC's end of the connection. Unavailable: not yet, and the owner calls Open() once more.
     virtual absl::StatusOr<UniqueFd> OpenServer() = 0;
-    // One of the sides has closed the connection and the other has what it sent before, or a call above failed. The
-    // relay's last call; the owner may destroy it.
+    // The connection has ended: a side has closed it, and the other one has all that was sent before; or a call above
+    // failed. Nothing is called after this. The owner may destroy the relay.
     virtual void OnEnd(const absl::Status& why) = 0;
   };
 
-  // Both outlive this object. `client`: non-blocking.
-  Relay(EventLoop* loop, UniqueFd client, Owner* owner);
+  // Loop and owner outlive this object.
+  Relay(EventLoop* loop, ClientSocket client, Owner* owner);
   ~Relay();
   Relay(const Relay&) = delete;
   Relay& operator=(const Relay&) = delete;
@@ -81,6 +82,7 @@ class Relay {
 
   EventLoop& loop_;
   Owner& owner_;
+  const ClientSocket client_socket_;
   Side client_{Http2Frames::From::kClient};
   Side server_{Http2Frames::From::kServer};
 };

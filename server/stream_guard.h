@@ -75,10 +75,8 @@ class StreamGuard {
   // refuses the process, or its user, for a while.
   absl::Status Began(Who who, size_t open, SteadyTime now);
   void Completed(Who who);
-  // So many at once.
+  // So many at once: those that are open when a connection ends are given up, too.
   absl::Status Reset(Who who, size_t streams, SteadyTime now);
-  // The connection ended with them.
-  absl::Status Abandoned(Who who, size_t streams, SteadyTime now) { return Reset(who, streams, now); }
 
   // ResourceExhausted while who asks may not connect.
   absl::Status CheckConnect(Who who, SteadyTime now) const;

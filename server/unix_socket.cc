@@ -26,13 +26,10 @@
 #ifndef SO_PEERGROUPS
 #define SO_PEERGROUPS 59
 #endif
-#ifndef SO_PASSRIGHTS
-#define SO_PASSRIGHTS 83
-#endif
 
 namespace vrambroker {
 
-absl::StatusOr<UniqueFd> ListenUnix(const std::string& path, int type, mode_t mode) {
+absl::StatusOr<ClientSocket> ListenUnix(const std::string& path, int type, mode_t mode) {
   sockaddr_un address = {.sun_family = AF_UNIX};
   if (path.size() >= sizeof address.sun_path) {
     return absl::InvalidArgumentError(absl::StrCat("socket path ", path, " is longer than ",
@@ -42,10 +39,7 @@ absl::StatusOr<UniqueFd> ListenUnix(const std::string& path, int type, mode_t mo
   std::memcpy(address.sun_path, path.c_str(), path.size());
   UniqueFd fd(socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd.valid()) return absl::ErrnoToStatus(errno, "socket failed");
-  // Nobody may send descriptors. Whoever drops one closes it, and closing a socket waits for as long as its SO_LINGER
-  // says: a client could stop a thread that others need. Connections have this from their listener (Linux 6.16).
-  const int no_rights = 0;
-  (void)setsockopt(fd.get(), SOL_SOCKET, SO_PASSRIGHTS, &no_rights, sizeof no_rights);
+  RefuseDescriptors(fd.get());
   unlink(path.c_str());
   // The socket must have its permissions from the first moment on.
   const mode_t before = umask(~mode & 0777);
@@ -54,14 +48,15 @@ absl::StatusOr<UniqueFd> ListenUnix(const std::string& path, int type, mode_t mo
   umask(before);
   if (bound != 0) return absl::ErrnoToStatus(bind_errno, absl::StrCat("cannot bind ", path));
   if (listen(fd.get(), 512) != 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot listen on ", path));
-  return fd;
+  return ClientSocket(std::move(fd));
 }
 
 Acceptor::Acceptor() : reserve_(open("/dev/null", O_RDONLY | O_CLOEXEC)) {}
 
-UniqueFd Acceptor::Accept(int listener) {
+ClientSocket Acceptor::Accept(int listener) {
   UniqueFd fd(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (fd.valid() || (errno != EMFILE && errno != ENFILE)) return fd;
+  if (fd.valid()) return ClientSocket(std::move(fd));
+  if (errno != EMFILE && errno != ENFILE) return ClientSocket();
   if (const auto left_out = errors_.Take(std::chrono::steady_clock::now()); left_out.has_value()) {
     LogLine("connection dropped")
         .Add("why", DescriptorError(errno, "accept").message())
@@ -71,9 +66,11 @@ UniqueFd Acceptor::Accept(int listener) {
   // Without a reserve nothing can be dropped: what waits would wake the loop at once, again and again.
   if (!reserve_.valid()) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   reserve_.Reset();
-  UniqueFd(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC)).Reset();
+  if (UniqueFd dropped(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)); dropped.valid()) {
+    ClientSocket(std::move(dropped));
+  }
   reserve_ = UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC));
-  return UniqueFd();
+  return ClientSocket();
 }
 
 namespace {

@@ -11,13 +11,14 @@
 #include "absl/status/statusor.h"
 #include "allocator/device.h"
 #include "server/client_log.h"
+#include "server/client_socket.h"
 #include "server/session.h"
 
 namespace vrambroker {
 
 // A non-blocking listening socket of `type` (SOCK_STREAM, SOCK_SEQPACKET) at `path`; a file left there by a dead
 // daemon is replaced. REQUIRES: the directory is locked.
-absl::StatusOr<UniqueFd> ListenUnix(const std::string& path, int type, mode_t mode);
+absl::StatusOr<ClientSocket> ListenUnix(const std::string& path, int type, mode_t mode);
 
 // Accepts connections on non-blocking listening sockets. Not thread-safe.
 class Acceptor {
@@ -26,7 +27,7 @@ class Acceptor {
   // The next waiting connection, non-blocking; invalid when there is none. When the process is out of descriptors the
   // connection is taken and dropped, which the log says once in a while: left waiting, it would wake the event loop for
   // ever.
-  UniqueFd Accept(int listener);
+  ClientSocket Accept(int listener);
 
  private:
   UniqueFd reserve_;  // given up for a moment to drop a connection

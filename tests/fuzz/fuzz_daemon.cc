@@ -109,8 +109,8 @@ void FuzzDaemon::Connect() {
   char dir[] = "/tmp/vrambroker-fuzz-XXXXXX";
   Require(mkdtemp(dir) != nullptr, "there is a directory");
   const std::string path = absl::StrCat(dir, "/sock");
-  absl::StatusOr<UniqueFd> listener = ListenUnix(path, SOCK_STREAM, 0600);
-  Require(listener.ok() && connections_.Serve(*std::move(listener), server_.get(), DescriptorBudget::Of(1024, 16)).ok(),
+  const absl::StatusOr<ClientSocket> listener = ListenUnix(path, SOCK_STREAM, 0600);
+  Require(listener.ok() && connections_.Serve(*listener, server_.get(), DescriptorBudget::Of(1024, 16)).ok(),
           "the daemon listens");
   loop_thread_ = std::thread([this] { loop_.Run(std::chrono::milliseconds(5), [this] { broker_->OnTimer(); }); });
 

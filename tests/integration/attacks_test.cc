@@ -6,11 +6,8 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
-#include <sys/un.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
@@ -30,6 +27,7 @@
 #include "tests/support/raw_client.h"
 #include "tests/support/raw_http2.h"
 #include "tests/support/test_device.h"
+#include "tests/support/unix_client.h"
 
 namespace vrambroker::testing_support {
 namespace {
@@ -139,30 +137,12 @@ TEST_F(AttacksTest, ConnectionsWithoutEnd) {
 // Closing one may take as long as its sender wants.
 TEST_F(AttacksTest, NobodyMaySendDescriptors) {
   ASSERT_OK(StartDaemon());
-  constexpr int kPassRights = 83;  // SO_PASSRIGHTS
   for (const auto& [name, type] :
        {std::pair("vrambroker.sock", SOCK_STREAM), std::pair("vrambroker-fd.sock", SOCK_SEQPACKET)}) {
-    const UniqueFd fd(socket(AF_UNIX, type | SOCK_CLOEXEC, 0));
-    int passed = 0;
-    socklen_t size = sizeof passed;
-    if (getsockopt(fd.get(), SOL_SOCKET, kPassRights, &passed, &size) != 0) GTEST_SKIP() << "needs Linux 6.16";
-    sockaddr_un address = {.sun_family = AF_UNIX};
-    const std::string path = absl::StrCat(dir(), "/", name);
-    std::memcpy(address.sun_path, path.data(), std::min(path.size(), sizeof address.sun_path - 1));
-    ASSERT_EQ(connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
-    char byte = 'x';
-    iovec data = {.iov_base = &byte, .iov_len = 1};
-    alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control = {};
-    msghdr message = {};
-    message.msg_iov = &data;
-    message.msg_iovlen = 1;
-    message.msg_control = control.data();
-    message.msg_controllen = control.size();
-    cmsghdr* const header = CMSG_FIRSTHDR(&message);
-    *header = {.cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
-    const int sent = fd.get();
-    std::memcpy(CMSG_DATA(header), &sent, sizeof sent);
-    EXPECT_EQ(sendmsg(fd.get(), &message, MSG_NOSIGNAL), -1) << name;
+    const UniqueFd fd = ConnectUnix(absl::StrCat(dir(), "/", name), type);
+    ASSERT_TRUE(fd.valid());
+    if (!KernelRefusesDescriptors(fd.get())) GTEST_SKIP() << "see ClientSocketTest";
+    EXPECT_EQ(SendWithDescriptor(fd.get(), "x", fd.get()), -1) << name;
     EXPECT_EQ(errno, EPERM) << name;
   }
 }
@@ -216,12 +196,9 @@ class DescriptorsTest : public AttacksTest {
     // A thread may be another user, by a system call that does not tell the others.
     std::thread thread([&] {
       EXPECT_EQ(syscall(SYS_setresuid, -1, uid, -1), 0);
-      sockaddr_un address = {.sun_family = AF_UNIX};
-      std::memcpy(address.sun_path, path.data(), std::min(path.size(), sizeof address.sun_path - 1));
       for (int i = 0; i < count; ++i) {
-        connections.emplace_back(socket(AF_UNIX, type | SOCK_CLOEXEC, 0));
-        ASSERT_EQ(connect(connections.back().get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0)
-            << i << ": " << std::strerror(errno);
+        connections.push_back(ConnectUnix(path, type));
+        ASSERT_TRUE(connections.back().valid()) << i << ": " << std::strerror(errno);
       }
     });
     thread.join();

@@ -2,7 +2,7 @@
  *
  * Options of AddressSanitizer for programs that load libvrambroker.so.
  *
- * LeakSanitizer wants to know where the C library has put the thread-local variables of a loaded library. That of LLVM 14
+ * LeakSanitizer wants to know where the C library has put the thread-local variables of a loaded library. LLVM 14
  * guesses: an address of 16 bytes behind the beginning of a page is taken for one of glibc 2.19's, whose length and
  * beginning stand before it (sanitizer_tls_get_addr.cpp). Wherever the allocator happens to put them there, it reads
  * what is not mapped and ends the program: "Tracer caught signal 11". Without the guess it finds them all the same, as

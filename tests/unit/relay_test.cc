@@ -23,12 +23,14 @@
 #include "absl/strings/str_cat.h"
 #include "allocator/mutex.h"
 #include "tests/support/http2_frame.h"
+#include "tests/support/unix_client.h"
 
 namespace vrambroker {
 namespace {
 
 using testing_support::Http2FrameText;
 using testing_support::kHttp2Preface;
+using testing_support::SendWithDescriptor;
 
 const std::string& Greeting() {
   static const auto* const greeting = new std::string(absl::StrCat(kHttp2Preface, Http2FrameText(4, 0, 0)));
@@ -41,7 +43,7 @@ class RelayTest : public testing::Test, public Relay::Owner {
   void SetUp() override {
     auto [client, far] = Pair();
     client_ = std::move(client);
-    relay_ = std::make_unique<Relay>(&loop_, std::move(far), this);
+    relay_ = std::make_unique<Relay>(&loop_, ClientSocket(std::move(far)), this);
     ASSERT_TRUE(relay_->Start().ok());
     thread_ = std::thread([this] { loop_.Run(std::chrono::hours(1), [] {}); });
   }
@@ -122,6 +124,18 @@ class RelayTest : public testing::Test, public Relay::Owner {
     Send(client_, Greeting());
     WaitUntilAsked();
     EXPECT_EQ(Receive(server_, Greeting().size()), Greeting());
+  }
+  // All of it comes, and then the end.
+  void SendAndClose(UniqueFd& from, const UniqueFd& to) {
+    const std::string much = Http2FrameText(0, 0, 1, std::string(1 << 20, 'm'));
+    std::thread sender([&] {
+      Send(from, much);
+      from.Reset();
+    });
+    EXPECT_EQ(Receive(to, much.size()), much);
+    EXPECT_TRUE(IsAtEnd(to));
+    sender.join();
+    EXPECT_TRUE(WaitForEnd().ok());
   }
   void SetMayOpen(absl::Status status) {
     MutexLock lock(mu_);
@@ -213,28 +227,21 @@ TEST_F(RelayTest, ASideThatDoesNotReadLosesNothing) {
 
 TEST_F(RelayTest, WhatAClientSentBeforeItClosedArrives) {
   Connect();
-  const std::string much = Http2FrameText(0, 0, 1, std::string(1 << 20, 'm'));
-  std::thread sender([&] {
-    Send(client_, much);
-    client_.Reset();
-  });
-  EXPECT_EQ(Receive(server_, much.size()), much);
-  EXPECT_TRUE(IsAtEnd(server_));
-  sender.join();
-  EXPECT_TRUE(WaitForEnd().ok());
+  SendAndClose(client_, server_);
 }
 
 TEST_F(RelayTest, WhatGrpcSentBeforeItClosedArrives) {
   Connect();
-  const std::string much = Http2FrameText(0, 0, 1, std::string(1 << 20, 'm'));
-  std::thread sender([&] {
-    Send(server_, much);
-    server_.Reset();
-  });
-  EXPECT_EQ(Receive(client_, much.size()), much);
+  SendAndClose(server_, client_);
+}
+
+TEST_F(RelayTest, AClientThatSendsADescriptorIsDropped) {
+  Connect();
+  const std::string frame = Http2FrameText(0, 0, 1, "with a descriptor");
+  ASSERT_EQ(SendWithDescriptor(client_.get(), frame, client_.get()), static_cast<ssize_t>(frame.size()));
+  EXPECT_TRUE(absl::IsPermissionDenied(WaitForEnd()));
+  EXPECT_TRUE(IsAtEnd(server_));
   EXPECT_TRUE(IsAtEnd(client_));
-  sender.join();
-  EXPECT_TRUE(WaitForEnd().ok());
 }
 
 TEST_F(RelayTest, AClientThatClosesWhileItIsNotReadEnds) {

@@ -1006,7 +1006,7 @@ TEST_F(CarriedOnCudaTest, TheCapacityIsWhatItWasWhenAllIsFreed) {
   EXPECT_EQ(Available(), 0u);
 }
 
-// Whoever never says what it holds is known by what the driver does not have.
+// What no client declares is still missing from what the driver says is free.
 TEST_F(CarriedOnCudaTest, WhatNobodySaysIsGivenWhenTheDriverHasIt) {
   Open(kB);
   HeldElsewhere(kContexts + 20_MiB);

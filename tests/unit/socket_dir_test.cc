@@ -106,7 +106,7 @@ TEST_F(SocketDirTest, AnOldDaemonThatServesIsLeftAlone) {
   LeaveOldLock();
   const UniqueFd old_daemon(open(path_.c_str(), O_RDWR | O_CLOEXEC));
   ASSERT_EQ(flock(old_daemon.get(), LOCK_EX | LOCK_NB), 0);
-  const absl::StatusOr<UniqueFd> socket = ListenUnix(dir_ + "/vrambroker.sock", SOCK_STREAM, 0600);
+  const absl::StatusOr<ClientSocket> socket = ListenUnix(dir_ + "/vrambroker.sock", SOCK_STREAM, 0600);
   ASSERT_TRUE(socket.ok());
   EXPECT_THAT(Message(), HasSubstr(absl::StrCat("another vrambrokerd (pid ", getpid(), ") serves ", dir_)));
   EXPECT_EQ(mode(), 0644u);
@@ -166,8 +166,8 @@ TEST_F(SocketDirTest, AnotherUsersFileThatNobodyHoldsIsReplaced) {
   EXPECT_EQ(found.st_uid, 0u);
 }
 
-// A directory may change its owner while a daemon starts, serves or stops in it. Whoever owns it now must not take the
-// lock away: two daemons would serve there. The file alone says who has it, for one that starts or stops has no socket.
+// A directory may change its owner while a daemon starts, serves or stops in it. Its new owner must not take the lock
+// away, or two daemons would serve there. Only the lock file tells: a daemon that starts or stops has no socket.
 TEST_F(SocketDirTest, TheLockOfAnotherUsersDaemonIsLeftToIt) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   const absl::StatusOr<UniqueFd> of_root = LockSocketDir(dir_);
@@ -219,7 +219,7 @@ TEST_F(SocketDirTest, AnotherUserIsToldWhoServes) {
     EXPECT_EQ(open(path_.c_str(), O_RDONLY | O_CLOEXEC), -1);
     EXPECT_THAT(Message(), HasSubstr(path_ + " belongs to user root, whose vrambrokerd serves or has served"));
   });
-  const absl::StatusOr<UniqueFd> socket = ListenUnix(dir_ + "/vrambroker.sock", SOCK_STREAM, 0666);
+  const absl::StatusOr<ClientSocket> socket = ListenUnix(dir_ + "/vrambroker.sock", SOCK_STREAM, 0666);
   ASSERT_TRUE(socket.ok());
   AsNobody([&] {
     EXPECT_THAT(Message(), HasSubstr(absl::StrCat("another vrambrokerd (pid ", getpid(), ", of user root) serves ",

@@ -71,7 +71,7 @@ TEST(StreamGuardTest, WhoGivesUpCallsNowAndThenMayStay) {
     EXPECT_TRUE(guard.Reset(kMe, 1, kAttack).ok()) << i;
     guard.Completed(kMe);
   }
-  EXPECT_TRUE(guard.Abandoned(kMe, kMostResets - 1, kAttack).ok()) << "all at once, when the program ends";
+  EXPECT_TRUE(guard.Reset(kMe, kMostResets - 1, kAttack).ok()) << "all at once, when the program ends";
 }
 
 TEST(StreamGuardTest, MoreResetsThanCompletedStreamsAreAnAttack) {
@@ -108,7 +108,7 @@ TEST(StreamGuardTest, AUserWhoseProcessesEachStayBelowTheirBound) {
   StreamGuard guard;
   pid_t pid = 100;
   absl::Status status;
-  for (; status.ok() && pid < 200; ++pid) status = guard.Abandoned({.pid = pid, .uid = 1}, kMostResets, kAttack);
+  for (; status.ok() && pid < 200; ++pid) status = guard.Reset({.pid = pid, .uid = 1}, kMostResets, kAttack);
   EXPECT_EQ(pid, 100 + 17);
   EXPECT_THAT(std::string(status.message()), HasSubstr("its user gave up more than 16000 calls"));
   EXPECT_FALSE(guard.CheckConnect(kMe, kAttack).ok());
