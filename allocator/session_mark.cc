@@ -52,10 +52,11 @@ class DriverFiles : public ProcessFiles {
   }
 
  private:
-  explicit DriverFiles(const std::string& path) : ProcessFiles(path, Where::kDescriptors) {}
+  explicit DriverFiles(const std::string& path) : ProcessFiles("", Where::kDescriptors), path_(path) {}
 
-  void OnDescriptor(pid_t /*pid*/, int /*directory*/, const char* /*name*/, absl::string_view /*link*/) override {
-    found_ = true;
+  // Of a process in a chroot, the path as it is from here begins with that of the chroot.
+  void OnDescriptor(pid_t /*pid*/, int /*directory*/, const char* /*name*/, absl::string_view link) override {
+    if (absl::StrContains(link, path_)) found_ = true;
   }
   void OnUnnamedDescriptor(pid_t pid, const MountedFile& file) override {
     if (!inodes_.has_value()) inodes_ = FindInodes(pid);
@@ -66,9 +67,9 @@ class DriverFiles : public ProcessFiles {
   // What the process calls so: in a container the files may be others than here.
   absl::flat_hash_set<uint64_t> FindInodes(pid_t pid) {
     absl::flat_hash_set<uint64_t> inodes;
-    const size_t slash = link().rfind('/');
-    const absl::string_view begin = absl::string_view(link()).substr(slash + 1);
-    DIR* const directory = opendir(absl::StrCat("/proc/", pid, "/root", link().substr(0, slash)).c_str());
+    const size_t slash = path_.rfind('/');
+    const absl::string_view begin = absl::string_view(path_).substr(slash + 1);
+    DIR* const directory = opendir(absl::StrCat("/proc/", pid, "/root", path_.substr(0, slash)).c_str());
     if (directory == nullptr) {
       Unread();
       return inodes;
@@ -84,6 +85,7 @@ class DriverFiles : public ProcessFiles {
     return inodes;
   }
 
+  const std::string path_;
   bool found_ = false;
   std::optional<absl::flat_hash_set<uint64_t>> inodes_;
 };

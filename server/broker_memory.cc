@@ -383,9 +383,10 @@ void Broker::LeaseSegments(const SessionPtr& session, uint64_t device, const std
     finish(TooManyCalls());
   };
   const LeaseDone finish_or_wait = [=, this](absl::StatusOr<std::vector<Lease>> leases) {
-    if (!growth.may_reclaim || SegmentRefusalCause(leases.status()) != OomCause::kCapacity) {
-      return finish(std::move(leases));
-    }
+    const std::optional<OomCause> refusal = SegmentRefusalCause(leases.status());
+    const bool may_wait = refusal == OomCause::kCapacity ||
+                          (refusal == OomCause::kLimit && pools_[ordinal]->IsClosingCarriedOver(session->id()));
+    if (!growth.may_reclaim || !may_wait) return finish(std::move(leases));
     WaitForGrant(session, ordinal, sum, options, lease_granted);
   };
   absl::StatusOr<std::vector<Lease>> idle = session->LeaseIdle(ordinal, sizes);

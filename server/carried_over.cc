@@ -49,6 +49,7 @@ void CarriedOver::Unname(Entry& entry) {
   if (!entry.id.has_value()) return;
   by_id_.erase({entry.session, *entry.id});
   unconfirmed_.erase({entry.session, *entry.id});
+  closing_.erase({entry.session, *entry.id});
   entry.id.reset();
   entry.closed_before = 0;
 }
@@ -69,7 +70,11 @@ CarriedOver::Changes CarriedOver::Found(const std::vector<LeftSegment>& segments
     Entry& entry = it->second;
     entry.is_missed = false;
     entry.holders = segment.holders;
-    if (entry.closed_before <= looks_) entry.closed_before = 0;  // somebody has it open all the same
+    if (entry.closed_before > 0 && entry.closed_before <= looks_) {
+      closing_.erase({entry.session, *entry.id});
+      entry.closed_before = 0;
+      entry.is_doubted = true;
+    }
     if (entry.is_seen) continue;
     // What a client has said of it so far does not count any more.
     if (!is_new) {
@@ -100,8 +105,22 @@ CarriedOver::Changes CarriedOver::Found(const std::vector<LeftSegment>& segments
   }
   // A client that says again and again that it has closed what it has not must not keep the daemon looking. A look that
   // nobody has asked for blames nobody.
-  soon_ = any_gone || !was_asked_for_ ? kSoon : std::min<SteadyTime::duration>(2 * soon_, kPeriod);
+  if (any_gone || !was_asked_for_) {
+    soon_ = kSoon;
+  } else {
+    LookLater();
+  }
   return changes;
+}
+
+void CarriedOver::LookLater() {
+  soon_ = std::min<SteadyTime::duration>(2 * soon_, kPeriod);
+}
+
+void CarriedOver::CannotTell() {
+  if (!was_asked_for_) return;
+  look_soon_ = true;
+  LookLater();
 }
 
 CarriedOver::Changes CarriedOver::Opened(SessionId session, const ProcessId& process) {
@@ -161,7 +180,9 @@ CarriedOver::Changes CarriedOver::Freed(SessionId session, absl::Span<const uint
     const auto it = entries_.find(named->second);
     if (it->second.is_seen) {
       look_soon_ = true;
+      if (it->second.is_doubted) continue;
       it->second.closed_before = looks_ + 1;
+      closing_.insert({session, id});
     } else {
       Remove(it, changes);
     }
@@ -170,10 +191,8 @@ CarriedOver::Changes CarriedOver::Freed(SessionId session, absl::Span<const uint
 }
 
 bool CarriedOver::IsClosing(SessionId session) const {
-  for (auto it = by_id_.lower_bound({session, 0}); it != by_id_.end() && it->first.first == session; ++it) {
-    if (entries_.at(it->second).closed_before > 0) return true;
-  }
-  return false;
+  const auto it = closing_.lower_bound({session, 0});
+  return it != closing_.end() && it->first == session;
 }
 
 CarriedOver::Changes CarriedOver::Closed(SessionId session) {

@@ -81,12 +81,14 @@ class CarriedOver {
 
   // When files are to be looked for; nullopt when there are none, or somebody looks.
   std::optional<SteadyTime> next_look() const;
-  // Somebody looks, and tells Found(), if that went well, before EndLook(). One at a time.
+  // Somebody looks, and tells Found(), or that it cannot tell, before EndLook(). One at a time.
   void StartLook();
+  void CannotTell();
   void EndLook(SteadyTime now);
   // Some may be gone by now.
   void LookSoon() { look_soon_ = true; }
-  // This session's client says that it has closed some, and nobody has looked since.
+  // The session's client says that it has closed some, and nobody has seen whether they are gone. It is believed once:
+  // not of what was seen to be open all the same.
   bool IsClosing(SessionId session) const;
   // Some were said to be gone, and that is still to be seen.
   bool is_settling() const { return seen_ > 0 && (look_soon_ || is_looking_); }
@@ -102,10 +104,11 @@ class CarriedOver {
     uint64_t bytes = 0;
     SessionId session = kNoSession;
     std::optional<uid_t> uid{};
-    std::optional<uint64_t> id{};      // what the session calls it, if it has declared it
-    bool is_seen = false;              // in a process, by the daemon
-    bool is_missed = false;            // not seen when it was last looked for
-    uint64_t closed_before = 0;        // its client says that it had closed it before this look; 0: it does not say so
+    std::optional<uint64_t> id{};  // what the session calls it, if it has declared it
+    bool is_seen = false;          // in a process, by the daemon
+    bool is_missed = false;        // not seen when it was last looked for
+    uint64_t closed_before = 0;    // the client says that it closed it before this look began; 0: it has not said so
+    bool is_doubted = false;       // it said so, and somebody had it open all the same
     std::vector<ProcessId> holders{};  // when it was last looked for
   };
   enum class Kind { kFile, kSaid };
@@ -118,12 +121,14 @@ class CarriedOver {
   void Name(const Key& key, Entry& entry, uint64_t id);
   void Unname(Entry& entry);
   Entries::iterator Remove(Entries::iterator it, Changes& changes);
+  void LookLater();
 
   Entries entries_;
   absl::btree_map<std::pair<SessionId, uint64_t>, Key> by_id_;  // those that are declared
   // Of these, those that are not declared again, so far, in the declaration that the session has begun.
   absl::btree_set<std::pair<SessionId, uint64_t>> unconfirmed_;
-  size_t seen_ = 0;  // entries
+  absl::btree_set<std::pair<SessionId, uint64_t>> closing_;  // those that have a `closed_before`
+  size_t seen_ = 0;                                          // entries
   uint64_t bytes_ = 0;
   uint64_t declared_bytes_ = 0;
   uint64_t looks_ = 0;  // begun

@@ -2,10 +2,13 @@
 //
 // ClientSocket: the daemon's end of a connection that a client has made.
 //
-// Clients can send descriptors over it. Nobody here wants them, but whoever drops one closes it, and closing a socket
-// takes as long as its SO_LINGER says: a client could stop a thread that all others need. Since Linux 6.16 the kernel
-// refuses them (SO_PASSRIGHTS: see ListenUnix()). Before it, a connection over which one came is never read, and closed
-// by a thread that ends: "we never linger" then, as inet_release() in the kernel's net/ipv4/af_inet.c has it.
+// Clients can send descriptors over it. Nobody here wants them. But dropping one closes it, and closing a socket can
+// take as long as its SO_LINGER says: a client could stop a thread that all others need. Since Linux 6.16 the kernel
+// refuses them (SO_PASSRIGHTS). Before it, a connection that brings one is read no further, and a thread closes it by
+// exiting: then inet_release() in the kernel's net/ipv4/af_inet.c does not linger.
+//
+// What remains, before Linux 6.9 or a kernel that has its commit 8b90a9f819dc: a descriptor that was sent to nobody, in
+// a circle of sockets, is closed by whichever thread closes a unix socket next, also here.
 #ifndef VRAMBROKER_SERVER_CLIENT_SOCKET_H_
 #define VRAMBROKER_SERVER_CLIENT_SOCKET_H_
 
@@ -21,7 +24,7 @@ namespace vrambroker {
 class ClientSocket {
  public:
   ClientSocket() = default;
-  // A non-blocking unix socket. Closed with its last owner, which does not wait for anything that a client has sent.
+  // A non-blocking unix socket. The last owner closes it, without waiting for what a client has sent.
   explicit ClientSocket(UniqueFd socket);
 
   bool valid() const { return fd_ != nullptr; }
@@ -37,9 +40,8 @@ class ClientSocket {
   bool may_bring_descriptors_ = false;
 };
 
-// Makes the kernel refuse descriptors that are sent over `socket`, or over what a listening one accepts. False before
-// Linux 6.16.
-bool RefuseDescriptors(int socket);
+// Has the kernel refuse descriptors that are sent over what this listening socket accepts. Nothing before Linux 6.16.
+void RefuseDescriptors(int socket);
 
 }  // namespace vrambroker
 

@@ -58,7 +58,10 @@ void GrowthQueue::Add(GrowthRequest request) {
   {
     MutexLock lock(mu_);
     const SteadyTime now = hooks_.clock();
-    waiters_.emplace(Place(-account->priority, next_arrival_++), Waiter{.request = std::move(request), .since = now});
+    const bool awaits_look = !request.guarantee && pool_.IsClosingCarriedOver(request.session);
+    waiters_.emplace(
+        Place(-account->priority, next_arrival_++),
+        Waiter{.request = std::move(request), .since = now, .awaits_look = awaits_look, .served_since = now});
     size_.store(waiters_.size(), std::memory_order_relaxed);
   }
   Serve();
@@ -164,6 +167,7 @@ void GrowthQueue::Serve() {
     {
       MutexLock lock(mu_);
       const SteadyTime now = hooks_.clock();
+      EndLooks(now);
       EndHold(now);
       ServeInOrder(now, finished);
       if (EndHold(now)) ServeInOrder(now, finished);  // its request was served: those it held back come next
@@ -175,6 +179,15 @@ void GrowthQueue::Serve() {
     for (const uint64_t arrival : to_ask) Ask(arrival);
     if (hooks_.wake_changed) hooks_.wake_changed();
   } while (serves_wanted_.fetch_sub(wanted) != wanted);
+}
+
+void GrowthQueue::EndLooks(SteadyTime now) {
+  for (auto& [place, waiter] : waiters_) {
+    if (!waiter.awaits_look) continue;
+    if (now < waiter.since + kLongestLook && pool_.IsClosingCarriedOver(waiter.request.session)) continue;
+    waiter.awaits_look = false;
+    waiter.served_since = now;
+  }
 }
 
 absl::Status GrowthQueue::TryGrant(const GrowthRequest& request, const Place& place) {
@@ -199,10 +212,7 @@ void GrowthQueue::StopAsking(Waiter& waiter) {
 
 bool GrowthQueue::IsHopeless(const Waiter& waiter, const Place& place, SteadyTime now) const {
   if (now < waiter.request.deadline) return false;
-  if (now >= waiter.since + options_.reclaim_timeout) {
-    // What the session itself has given back is not to be taken from it by a daemon that is slow to see it.
-    return now >= waiter.since + kLongestLook || !pool_.IsClosingCarriedOver(waiter.request.session);
-  }
+  if (now >= waiter.served_since + options_.reclaim_timeout) return true;
   if (IsHeldBack(waiter.request, place)) return false;
   // Somebody who was asked may be slow, and memory of a process that has just died is back in a moment.
   const bool answers_to_come =
@@ -261,7 +271,10 @@ void GrowthQueue::BeginHold(SteadyTime now) {
   std::vector<SessionId> sessions;
   for (auto it = waiters_.cbegin(); it != waiters_.cend(); ++it) {
     const GrowthRequest& request = it->second.request;
-    if (request.guarantee || now < it->second.since + kHoldAfter || users_rest_until_.contains(request.uid)) continue;
+    if (request.guarantee || it->second.awaits_look || now < it->second.served_since + kHoldAfter ||
+        users_rest_until_.contains(request.uid)) {
+      continue;
+    }
     qualified.push_back(it);
     sessions.push_back(request.session);
   }
@@ -291,8 +304,13 @@ void GrowthQueue::ServeInOrder(SteadyTime now, Finished& finished) {
   for (auto it = waiters_.begin(); it != waiters_.end();) {
     const GrowthRequest& request = it->second.request;
     const absl::Status status = TryGrant(request, it->first);
-    const bool may_wait = SegmentRefusalCause(status) == OomCause::kCapacity &&
-                          (request.guarantee || pool_.MayEverGrow(request.session, request.bytes));
+    const std::optional<OomCause> cause = SegmentRefusalCause(status);
+    if (it->second.awaits_look && cause.has_value() && cause != OomCause::kLargerThanDevice) {
+      ++it;
+      continue;
+    }
+    const bool may_wait =
+        cause == OomCause::kCapacity && (request.guarantee || pool_.MayEverGrow(request.session, request.bytes));
     if (may_wait && !IsHopeless(it->second, it->first, now)) {
       ++it;
       continue;
@@ -305,10 +323,13 @@ void GrowthQueue::ServeInOrder(SteadyTime now, Finished& finished) {
 std::vector<uint64_t> GrowthQueue::ChooseWhoAsks(SteadyTime now) {
   std::vector<uint64_t> to_ask;
   bool everybody_asked = false;
+  bool first = true;
   for (auto it = waiters_.begin(); it != waiters_.end(); ++it) {
     Waiter& waiter = it->second;
+    if (waiter.awaits_look) continue;
     // Of those who have asked in vain, the first asks again: what it gets lets the next ones move up.
-    const bool again = waiter.asking == Asking::kDone && now >= waiter.ask_again && it == waiters_.begin();
+    const bool again = waiter.asking == Asking::kDone && now >= waiter.ask_again && first;
+    first = false;
     if (waiter.asking == Asking::kNobody || again) {
       waiter.asking = Asking::kChosen;
       waiter.asking_since = now;
@@ -412,10 +433,10 @@ SteadyTime GrowthQueue::WakeOf(const Waiter& waiter, bool first, SteadyTime now)
   const auto consider = [&](SteadyTime time) {
     if (time > now) wake = std::min(wake, time);
   };
+  if (waiter.awaits_look) return std::max(now, waiter.since + kLongestLook);
   consider(waiter.request.deadline);
-  consider(waiter.since + kHoldAfter);
-  consider(waiter.since + options_.reclaim_timeout);
-  consider(waiter.since + kLongestLook);
+  consider(waiter.served_since + kHoldAfter);
+  consider(waiter.served_since + options_.reclaim_timeout);
   if (waiter.asking == Asking::kDone) {
     if (first) wake = std::min(wake, std::max(now, waiter.ask_again));
   } else if (waiter.asking != Asking::kNobody) {
@@ -434,7 +455,7 @@ std::optional<SteadyTime> GrowthQueue::NextWake() const {
   bool first = true;
   for (const auto& [place, waiter] : waiters_) {
     wake = std::min(wake, WakeOf(waiter, first, now));
-    first = false;
+    if (!waiter.awaits_look) first = false;
   }
   if (hold_.has_value()) return std::min(wake, std::max(now, hold_->since + options_.hold_back_time));
   if (rest_until_ > now) wake = std::min(wake, rest_until_);

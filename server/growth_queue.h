@@ -101,15 +101,17 @@ struct GrowthQueueHooks {
 // - for one request at a time, the first that qualifies.
 //
 // A request that only this keeps from its memory is not refused before it has waited for reclaim_timeout, even when it
-// may not wait. Growth within a guarantee never waits, except for the daemon's look at what the session says it has
-// closed of an earlier run: so does a request that the session's limit allows once that is seen.
+// may not wait. Growth within a guarantee never waits, with one exception:
+//
+// When a session has closed memory of an earlier run of the daemon, and nobody has looked whether it is gone, a request
+// of its that does not fit, be it only for its own limit, first waits for that look, for kLongestLook at most. Until
+// then nobody is asked for it, and nothing is held back.
 //
 // Requests take no thread: OnRoom(), OnTimer() and answers of those who were asked carry them on. Thread-safe.
 class GrowthQueue {
  public:
   static constexpr std::chrono::milliseconds kHoldAfter{1000};
   static constexpr int kUserRest = 4;
-  // So long a session that has closed memory of an earlier run waits for the daemon to see that, if it takes that long.
   static constexpr std::chrono::milliseconds kLongestLook{10000};
   // While requests wait, those who hold idle memory are asked again this often.
   static constexpr std::chrono::milliseconds kAskPeriod{250};
@@ -143,6 +145,8 @@ class GrowthQueue {
   struct Waiter {
     GrowthRequest request;
     SteadyTime since;
+    bool awaits_look = false;         // nothing is done for it before the look at what its session has closed
+    SteadyTime served_since;          // as all others: `since`, or the end of that look
     Asking asking = Asking::kNobody;  // who is being asked, or was last
     bool has_asked = false;           // all the way, at least once
     SteadyTime asking_since;
@@ -168,6 +172,8 @@ class GrowthQueue {
   void Serve() ABSL_LOCKS_EXCLUDED(mu_);
   // Serves what can be served, in order, and ends what has waited for too long.
   void ServeInOrder(SteadyTime now, Finished& finished) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Ends the waiting for looks that are done, or take too long.
+  void EndLooks(SteadyTime now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Returns the arrivals that are to ask now.
   std::vector<uint64_t> ChooseWhoAsks(SteadyTime now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status TryGrant(const GrowthRequest& request, const Place& place) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -188,6 +194,7 @@ class GrowthQueue {
   Waiters::iterator Find(uint64_t arrival) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void CancelIf(const std::function<bool(const GrowthRequest&)>& condition, const absl::Status& why)
       ABSL_LOCKS_EXCLUDED(mu_);
+  // `first`: of those that await no look.
   SteadyTime WakeOf(const Waiter& waiter, bool first, SteadyTime now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TellAll(const Finished& finished);
   static void StopAsking(Waiter& waiter);

@@ -164,14 +164,10 @@ uint64_t SegmentPool::Close(SessionId session, bool process_gone) {
 
 // ---- Growing ----
 
-absl::Status SegmentPool::CheckGrowth(SessionId session, const Account& account, uint64_t bytes, bool past_hold) const {
+absl::Status SegmentPool::CheckGrowth(const Account& account, uint64_t bytes, bool past_hold) const {
   if (sealed_) return absl::AbortedError("the daemon is stopping");
   if (!health_.ok()) return health_;
-  absl::Status status = ledger_.CheckGrowth(account.figures, bytes, past_hold || account.is_waited_for);
-  if (SegmentRefusalCause(status) == OomCause::kLimit && carried_over_.IsClosing(session)) {
-    return SegmentRefused(OomCause::kCapacity, "what the session has closed of an earlier run is still charged to it");
-  }
-  return status;
+  return ledger_.CheckGrowth(account.figures, bytes, past_hold || account.is_waited_for);
 }
 
 void SegmentPool::Charge(Account& account, uint64_t bytes) {
@@ -201,7 +197,7 @@ absl::Status SegmentPool::Grant(SessionId session, uint64_t bytes, bool past_hol
   MutexLock lock(mu_);
   const auto it = accounts_.find(session);
   if (it == accounts_.end()) return absl::AbortedError("the session has ended");
-  if (absl::Status status = CheckGrowth(session, it->second, bytes, past_hold); !status.ok()) return status;
+  if (absl::Status status = CheckGrowth(it->second, bytes, past_hold); !status.ok()) return status;
   Charge(it->second, bytes);
   it->second.granted_bytes += bytes;
   granted_bytes_ += bytes;
@@ -296,7 +292,7 @@ absl::StatusOr<SegmentId> SegmentPool::Lease(SessionId session, uint64_t bytes, 
       account.granted_bytes -= bytes;
       granted_bytes_ -= bytes;
     } else {
-      if (absl::Status status = CheckGrowth(session, account, bytes); !status.ok()) return status;
+      if (absl::Status status = CheckGrowth(account, bytes); !status.ok()) return status;
       Charge(account, bytes);
     }
     if (const std::optional<SegmentId> idle = TakeIdle(session, account, bytes)) return *idle;
@@ -335,7 +331,7 @@ absl::StatusOr<SegmentId> SegmentPool::LeaseIdle(SessionId session, uint64_t byt
   MutexLock lock(mu_);
   const auto it = accounts_.find(session);
   if (it == accounts_.end()) return absl::AbortedError("the session has ended");
-  if (absl::Status status = CheckGrowth(session, it->second, bytes); !status.ok()) return status;
+  if (absl::Status status = CheckGrowth(it->second, bytes); !status.ok()) return status;
   // Charged only with a segment at hand, so that a miss leaves no trace.
   if (const std::optional<SegmentId> idle = TakeIdle(session, it->second, bytes)) {
     Charge(it->second, bytes);

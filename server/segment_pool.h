@@ -197,7 +197,7 @@ class SegmentPool {
   std::optional<SteadyTime> NextQuarantineCheck() const;
   // Memory may be free soon: it has not been looked at yet.
   bool IsSettling() const;
-  // The session's client has closed memory that it carries over, and the daemon has not looked since.
+  // See CarriedOver::IsClosing(). Memory that is still charged to the session may not be for long.
   bool IsClosingCarriedOver(SessionId session) const;
 
   // (driver) Finds what processes hold of an earlier run of the daemon, and charges it. To be called before there are
@@ -294,7 +294,7 @@ class SegmentPool {
   PoolFigures Figures() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   static AccountFigures FiguresOf(const Account& account);
   // Aborted when the daemon stops; Ledger::CheckGrowth().
-  absl::Status CheckGrowth(SessionId session, const Account& account, uint64_t bytes, bool past_hold = false) const
+  absl::Status CheckGrowth(const Account& account, uint64_t bytes, bool past_hold = false) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Charge(Account& account, uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Uncharge(Account& account, uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

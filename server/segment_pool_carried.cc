@@ -43,6 +43,7 @@ absl::Status SegmentPool::LookForCarriedOver() {
   }
   {
     MutexLock lock(mu_);
+    if (!left.ok() && !absl::IsUnimplemented(left.status())) carried_over_.CannotTell();
     carried_over_.EndLook(options_.clock());
     if (left.ok()) {
       // No sum of them is beyond what can be counted.

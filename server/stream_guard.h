@@ -75,7 +75,7 @@ class StreamGuard {
   // refuses the process, or its user, for a while.
   absl::Status Began(Who who, size_t open, SteadyTime now);
   void Completed(Who who);
-  // So many at once: those that are open when a connection ends are given up, too.
+  // So many at once. Those still open when a connection ends count as given up, too.
   absl::Status Reset(Who who, size_t streams, SteadyTime now);
 
   // ResourceExhausted while who asks may not connect.

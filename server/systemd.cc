@@ -12,6 +12,17 @@
 #include "allocator/device.h"
 
 namespace vrambroker {
+namespace {
+
+UniqueFd MakeSocket() {
+  UniqueFd fd(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  // A supervisor that does not read must not hold the daemon up for long.
+  const timeval patience = {.tv_sec = 1, .tv_usec = 0};
+  setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+  return fd;
+}
+
+}  // namespace
 
 void NotifySystemd(const std::string& state) {
   const char* path = std::getenv("NOTIFY_SOCKET");
@@ -21,11 +32,8 @@ void NotifySystemd(const std::string& state) {
   if (length == 0 || length >= sizeof address.sun_path) return;
   std::memcpy(address.sun_path, path, length);
   if (path[0] == '@') address.sun_path[0] = '\0';  // an abstract socket
-  const UniqueFd fd(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  if (!fd.valid()) return;
-  // A supervisor that does not read must not hold the daemon up for long.
-  const timeval patience = {.tv_sec = 1, .tv_usec = 0};
-  setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+  // Before Linux 6.9, whoever closes a unix socket may have to close what others have sent to nobody: see ClientSocket.
+  static const UniqueFd fd = MakeSocket();
   sendto(fd.get(), state.data(), state.size(), MSG_NOSIGNAL, reinterpret_cast<const sockaddr*>(&address),
          static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + length));
 }

@@ -254,9 +254,9 @@ class Chaos {
                 static_cast<unsigned long long>(looks_.most_with_children()));
     std::printf("  blocks verified                  %llu (%llu bytes), with other bytes: %llu\n",
                 count(counters_.verified_blocks), count(counters_.verified_bytes), count(counters_.wrong_blocks));
-    std::printf("  requests within guarantees       %llu, refused: %llu, late after a restart: %llu\n",
+    std::printf("  requests within guarantees       %llu, refused: %llu\n",
                 count(counters_.kept_guarantees) + count(counters_.broken_guarantees),
-                count(counters_.broken_guarantees), count(counters_.late_guarantees));
+                count(counters_.broken_guarantees));
     std::printf("  requests granted at once         %llu\n", count(counters_.granted_at_once));
     std::printf("  granted by reclaim               %llu, %s\n", count(counters_.granted_by_reclaim),
                 Percentiles(Milliseconds(counters_.reclaim_ns)).c_str());

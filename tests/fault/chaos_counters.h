@@ -46,7 +46,6 @@ struct ChaosCounters {
   std::atomic<uint64_t> wrong_blocks{0};
   std::atomic<uint64_t> broken_guarantees{0};
   std::atomic<uint64_t> kept_guarantees{0};  // requests within them
-  std::atomic<uint64_t> late_guarantees{0};  // refused once or more for memory that was not seen to be given back yet
   std::atomic<uint64_t> granted_at_once{0};
   std::atomic<uint64_t> granted_by_reclaim{0};
   std::atomic<uint64_t> granted_after_wait{0};

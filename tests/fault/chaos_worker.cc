@@ -22,7 +22,6 @@
 #include "client/vrambroker/client.h"
 #include "tests/support/marks.h"
 #include "tests/support/proxy.h"
-#include "tests/support/raw_client.h"
 #include "tests/support/util.h"
 
 namespace vrambroker::fault {
@@ -32,7 +31,6 @@ using testing_support::FindOtherBytes;
 using testing_support::kPatience;
 using testing_support::Mark;
 using testing_support::Proxy;
-using testing_support::RawClient;
 using testing_support::WaitFor;
 
 constexpr int kStormSegments = 4;
@@ -240,27 +238,10 @@ class SegmentWorker : public Worker {
   absl::Status GiveBack(Marked& marked) override { return client().ReturnSegment(marked.memory); }
 
  private:
-  // A new daemon charges what a client held before it until nobody was seen to hold it any more. So by its account a
-  // request may be beyond the guarantee, though by what the client holds it is not. Waits until both agree.
-  void AwaitAccount() {
-    ++counters().late_guarantees;
-    const bool agreed = WaitFor([&] {
-      absl::StatusOr<RawClient> daemon = RawClient::Connect(options().socket_dir);
-      if (!daemon.ok()) return true;  // it goes, which the next call finds out
-      const absl::StatusOr<v1::Session> session = daemon->GetSession(testing_support::Ref(client().session_id()));
-      return !session.ok() || session->devices(0).reserved_bytes() <= held_bytes();
-    });
-    if (!agreed) Unexplained("guaranteed", absl::InternalError("what was given back after a restart stays charged"));
-  }
-
   void Lease(uint64_t bytes) {
     const uint64_t calls = client().calls();
     const int64_t began = Now();
-    absl::StatusOr<void*> memory = client().LeaseSegment(bytes);
-    if (role() == "guaranteed" && absl::IsResourceExhausted(memory.status()) && counters().restarts > 0) {
-      AwaitAccount();
-      memory = client().LeaseSegment(bytes);
-    }
+    const absl::StatusOr<void*> memory = client().LeaseSegment(bytes);
     const int64_t ended = Now();
     const bool queued = client().calls() > calls + 1;
     if (memory.ok()) {

@@ -102,6 +102,24 @@ TEST_F(CarriedOverTest, LimitsAndCapacityHoldOverRestarts) {
   EXPECT_TRUE(Holds(a, 4096, 1));
 }
 
+// The daemon takes some time to see that it is free.
+TEST_F(CarriedOverTest, WhatIsFreedCanBeHadAgainAtOnce) {
+  HOST_DEVICE_ONLY();
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("client", Limit(0.5)));
+  ASSERT_OK_AND_ASSIGN(Buffer buffer, client.Allocate(100_MiB));
+  for (int restart = 0; restart < 3; ++restart) {
+    ASSERT_NO_FATAL_FAILURE(Restart({&client}));
+    EXPECT_TRUE(WaitFor([&] { return Session("client").carried_over_bytes() == 100_MiB; }));
+    EXPECT_OK(buffer.Reset());
+    EXPECT_OK(client.EmptyCache());
+    absl::StatusOr<Buffer> again = client.Allocate(110_MiB);
+    ASSERT_OK(again.status());
+    EXPECT_OK(again->Reset());
+    EXPECT_OK(client.EmptyCache());
+    ASSERT_OK_AND_ASSIGN(buffer, client.Allocate(100_MiB));
+  }
+}
+
 // Whoever does not say what it holds is found all the same.
 TEST_F(CarriedOverTest, AClientThatDoesNotSayIsChargedAllTheSame) {
   HOST_DEVICE_ONLY();

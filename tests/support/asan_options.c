@@ -3,10 +3,10 @@
  * Options of AddressSanitizer for programs that load libvrambroker.so.
  *
  * LeakSanitizer wants to know where the C library has put the thread-local variables of a loaded library. LLVM 14
- * guesses: an address of 16 bytes behind the beginning of a page is taken for one of glibc 2.19's, whose length and
- * beginning stand before it (sanitizer_tls_get_addr.cpp). Wherever the allocator happens to put them there, it reads
- * what is not mapped and ends the program: "Tracer caught signal 11". Without the guess it finds them all the same, as
- * memory that the thread points to.
+ * guesses (sanitizer_tls_get_addr.cpp): it takes an address 16 bytes into a page for an allocation of glibc 2.19, and
+ * reads its size and start from the bytes before it. When the allocator happens to put the variables there, these bytes
+ * are anything, and the program ends with "Tracer caught signal 11". Without the guess it finds the variables all the
+ * same: the thread points to them.
  */
 const char* __asan_default_options(void);
 

@@ -11,6 +11,7 @@
 #include <array>
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "absl/strings/string_view.h"
 #include "allocator/device.h"

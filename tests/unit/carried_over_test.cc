@@ -170,6 +170,29 @@ TEST_F(CarriedOverTest, IsClosingUntilALookTells) {
   Apply(carried_.Freed(kFirst, std::vector<uint64_t>{8}));
   Find({File(2, 2_MiB, {kChild})});
   EXPECT_FALSE(carried_.IsClosing(kFirst)) << "a child has it still";
+  Apply(carried_.Freed(kFirst, std::vector<uint64_t>{8}));
+  EXPECT_FALSE(carried_.IsClosing(kFirst)) << "it is not believed twice";
+}
+
+TEST_F(CarriedOverTest, ALookThatCannotTellIsRepeatedLessAndLessOften) {
+  Find({File(1, 2_MiB)});
+  Apply(carried_.Opened(kFirst, kProcess));
+  Declare(kFirst, {{.id = 7, .bytes = 2_MiB, .file_device = 1, .file_inode = 1}});
+  Apply(carried_.Freed(kFirst, std::vector<uint64_t>{7}));
+  SteadyTime::duration last{0};
+  for (int i = 0; i < 20; ++i) {
+    const std::optional<SteadyTime> next = carried_.next_look();
+    ASSERT_TRUE(next.has_value());
+    EXPECT_GE(*next - now_, last);
+    last = *next - now_;
+    now_ = *next;
+    carried_.StartLook();
+    carried_.CannotTell();
+    carried_.EndLook(now_);
+    EXPECT_TRUE(carried_.is_settling());
+    EXPECT_TRUE(carried_.IsClosing(kFirst));
+  }
+  EXPECT_EQ(last, std::chrono::seconds(5));
 }
 
 TEST_F(CarriedOverTest, WhoSaysAgainAndAgainThatItHasClosedSomethingIsLookedAtLessAndLessOften) {

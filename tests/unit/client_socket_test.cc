@@ -1,20 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Over a socket of a kernel that does not refuse descriptors, or is not asked to.
+// On sockets whose kernel does not refuse descriptors, or was not asked to.
 #include "server/client_socket.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
 #include <optional>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "server/unix_socket.h"
@@ -94,7 +96,7 @@ TEST_F(ClientSocketTest, ReadsNoUrgentData) {
   EXPECT_EQ(Receive(), Error(EPROTO));
 }
 
-// What takes so long to close: nobody reads what was written to it.
+// A TCP socket that takes an hour to close: nobody reads what was written to it.
 class Slow {
  public:
   Slow() {
@@ -120,7 +122,7 @@ class Slow {
     setsockopt(fd_.get(), SOL_SOCKET, SO_LINGER, &none, sizeof none);
   }
 
-  // It is the receiver's then.
+  // From then on only the receiver has it.
   void SendOver(int socket, int flags = 0) {
     ASSERT_EQ(SendWithDescriptor(socket, "x", fd_.get(), flags), 1) << std::strerror(errno);
     fd_.Reset();
@@ -137,7 +139,7 @@ class Slow {
   UniqueFd reader_;
 };
 
-// Before, what it closes is closed by the thread that destroys it, which waits for ReadAll().
+// Without a thread of its own that closes the descriptor, a test hangs: it closes it itself, and reads only then.
 class SlowDescriptorTest : public ClientSocketTest {
  protected:
   Slow slow_;
@@ -152,7 +154,7 @@ TEST_F(SlowDescriptorTest, ClosesWithoutWaiting) {
   EXPECT_EQ(send(client_.get(), "x", 1, MSG_NOSIGNAL), -1);
 }
 
-TEST_F(SlowDescriptorTest, AlsoBehindBytesAndPackets) {
+TEST_F(SlowDescriptorTest, AlsoBehindBytes) {
   Connect(SOCK_STREAM);
   Send(std::string(20'000, 'x'));
   slow_.SendOver(client_.get());
@@ -160,9 +162,10 @@ TEST_F(SlowDescriptorTest, AlsoBehindBytesAndPackets) {
   slow_.ReadAll();
 }
 
-TEST_F(SlowDescriptorTest, AlsoBehindAnEmptyPacket) {
+TEST_F(SlowDescriptorTest, AlsoBehindPackets) {
   Connect(SOCK_SEQPACKET);
   Send("");
+  Send("packet");
   slow_.SendOver(client_.get());
   socket_.reset();
   slow_.ReadAll();
@@ -180,7 +183,7 @@ TEST_F(SlowDescriptorTest, AlsoOfConnectionsThatWereNotAccepted) {
   const std::string path = absl::StrCat(testing::TempDir(), "/client_socket_test.", getpid());
   UniqueFd listener(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   sockaddr_un address = {.sun_family = AF_UNIX};
-  std::memcpy(address.sun_path, path.data(), path.size());
+  std::memcpy(address.sun_path, path.data(), std::min(path.size(), sizeof address.sun_path - 1));
   ASSERT_EQ(bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
   ASSERT_EQ(listen(listener.get(), 1), 0);
   socket_.emplace(std::move(listener));
@@ -209,16 +212,16 @@ TEST(ListenUnixTest, ConnectionsBringNoDescriptorsWhereTheKernelRefusesThem) {
   for (const int type : {SOCK_STREAM, SOCK_SEQPACKET}) {
     const absl::StatusOr<ClientSocket> listener = ListenUnix(path, type, 0600);
     ASSERT_TRUE(listener.ok()) << listener.status();
-    if (!KernelRefusesDescriptors(listener->get())) GTEST_SKIP() << "needs Linux 6.16";
     const UniqueFd client = ConnectUnix(path, type);
+    unlink(path.c_str());
     ASSERT_TRUE(client.valid());
+    if (!KernelRefusesDescriptors(listener->get())) GTEST_SKIP() << "needs Linux 6.16";
     EXPECT_EQ(SendWithDescriptor(client.get(), "x", client.get()), -1);
     EXPECT_EQ(errno, EPERM);
     Acceptor acceptor;
     const ClientSocket accepted = acceptor.Accept(listener->get());
     ASSERT_TRUE(accepted.valid());
     EXPECT_EQ(SendWithDescriptor(client.get(), "x", client.get()), -1);
-    unlink(path.c_str());
   }
 }
 

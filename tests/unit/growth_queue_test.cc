@@ -523,19 +523,18 @@ TEST_F(GrowthQueueTest, ANewGuaranteeDoesNotTakeWhatIsHeldBack) {
 
 class ClosingTest : public GrowthQueueTest {
  protected:
-  // kE carries 24 MiB over, may hold as much, and has closed them, which nobody has seen yet. The device is full.
-  void Close(uint64_t guarantee) {
-    device_->Leave({{.file_device = 1, .file_inode = 1, .bytes = 24_MiB, .holders = {kProcess}}});
+  // kE carries 40 MiB over, which are its limit, and has closed them. Nobody has looked.
+  void Close(uint64_t guarantee = 0) {
+    device_->Leave({{.file_device = 1, .file_inode = 1, .bytes = 40_MiB, .holders = {kProcess}}});
     ASSERT_TRUE(pool_.FindCarriedOver().ok());
-    pool_.OpenAccount(kE, {.pid = kProcess.pid, .domain = "d", .limit_bytes = 24_MiB});
-    const CarriedSegment carried{.id = 1, .bytes = 24_MiB, .file_device = 1, .file_inode = 1};
+    pool_.OpenAccount(kE, {.pid = kProcess.pid, .domain = "d", .limit_bytes = 40_MiB});
+    const CarriedSegment carried{.id = 1, .bytes = 40_MiB, .file_device = 1, .file_inode = 1};
     ASSERT_TRUE(pool_.DeclareCarriedOver(kE, {carried}, /*begins=*/true, /*ends=*/true).ok());
-    ASSERT_EQ(pool_.GetAccount(kE)->carried_over_bytes, 24_MiB);
+    ASSERT_EQ(pool_.GetAccount(kE)->carried_over_bytes, 40_MiB);
     if (guarantee > 0) {
       ASSERT_TRUE(pool_.SetLimit(kE, kCapacity).ok());
       ASSERT_TRUE(pool_.SetGuarantee(kE, guarantee).ok());
     }
-    Hold(kB, 40_MiB);
     pool_.FreeCarriedOver(kE, {1});
     device_->Leave({});
   }
@@ -549,20 +548,21 @@ class ClosingTest : public GrowthQueueTest {
 };
 
 TEST_F(ClosingTest, AGuaranteeWaitsForTheLook) {
-  ASSERT_NO_FATAL_FAILURE(Close(/*guarantee=*/24_MiB));
-  Add("x", kE, 24_MiB);
+  ASSERT_NO_FATAL_FAILURE(Close(/*guarantee=*/40_MiB));
+  Hold(kB, 24_MiB);
+  Add("x", kE, 40_MiB);
   Pass(2 * kTimeout);
   EXPECT_FALSE(ended_.contains("x")) << "the look takes long";
   Look();
   EXPECT_FALSE(ended_.contains("x"));
   Look();
   EXPECT_THAT(granted_, ElementsAre("x"));
-  EXPECT_EQ(pool_.GetAccount(kE)->reserved_bytes, 24_MiB);
+  EXPECT_EQ(pool_.GetAccount(kE)->reserved_bytes, 40_MiB);
 }
 
 TEST_F(ClosingTest, SoDoesWhatTheLimitAllows) {
-  ASSERT_NO_FATAL_FAILURE(Close(/*guarantee=*/0));
-  Add("x", kE, 24_MiB);
+  ASSERT_NO_FATAL_FAILURE(Close());
+  Add("x", kE, 40_MiB);
   Pass(2 * kTimeout);
   EXPECT_FALSE(ended_.contains("x"));
   Look();
@@ -570,24 +570,69 @@ TEST_F(ClosingTest, SoDoesWhatTheLimitAllows) {
   EXPECT_THAT(granted_, ElementsAre("x"));
 }
 
+TEST_F(ClosingTest, AfterTheLookItIsServedAsAllOthers) {
+  ASSERT_NO_FATAL_FAILURE(Close());
+  const SegmentId idle = Hold(kB, 24_MiB);
+  candidates_ = {{.session = kB, .reserved_bytes = 24_MiB, .idle_bytes = 24_MiB}};
+  ASSERT_TRUE(pool_.SetLimit(kE, kCapacity).ok());
+  Add("x", kE, 60_MiB);
+  Pass(2 * kTimeout);
+  EXPECT_THAT(asked_, IsEmpty()) << "perhaps it needs nothing of others";
+  Look();
+  Look();
+  EXPECT_THAT(asked_, ElementsAre(ReclaimVictim{kB, 20_MiB}));
+  EXPECT_FALSE(ended_.contains("x"));
+  Return(kB, idle);
+  EXPECT_THAT(granted_, ElementsAre("x"));
+}
+
+TEST_F(ClosingTest, ItTakesNothingFromOthersMeanwhile) {
+  ASSERT_NO_FATAL_FAILURE(Close());
+  Add("x", kE, 20_MiB, milliseconds(60000));
+  for (int i = 0; i < 50; ++i) {
+    Pass(milliseconds(100));
+    EXPECT_TRUE(Fits(kC, 24_MiB)) << "nothing is held back";
+  }
+  // Nor does it keep those behind it from asking again.
+  Hold(kB, 24_MiB);
+  candidates_ = {{.session = kB, .reserved_bytes = 24_MiB, .idle_bytes = 24_MiB}};
+  Add("behind", kC, 40_MiB, milliseconds(60000));
+  for (int i = 0; i < 3; ++i) {  // those that were chosen, then everybody
+    AnswerAll();
+    Pass(milliseconds(100));
+  }
+  const size_t asked = asked_.size();
+  Pass(GrowthQueue::kAskPeriod);
+  EXPECT_GT(asked_.size(), asked);
+}
+
 TEST_F(ClosingTest, NotForEver) {
-  ASSERT_NO_FATAL_FAILURE(Close(/*guarantee=*/24_MiB));
-  Add("x", kE, 24_MiB);
+  ASSERT_NO_FATAL_FAILURE(Close());
+  Add("x", kE, 40_MiB, /*wait=*/milliseconds(60000));
   Pass(GrowthQueue::kLongestLook - milliseconds(1));
   EXPECT_FALSE(ended_.contains("x"));
   ASSERT_TRUE(queue_->NextWake().has_value());
-  EXPECT_LE(*queue_->NextWake(), now_ + milliseconds(1));
+  EXPECT_EQ(*queue_->NextWake(), now_ + milliseconds(1));
   Pass(milliseconds(1));
-  EXPECT_EQ(Refusal("x"), OomCause::kCapacity);
+  EXPECT_EQ(Refusal("x"), OomCause::kLimit);
 }
 
 TEST_F(ClosingTest, NotWhenAnotherProcessHasItStill) {
-  ASSERT_NO_FATAL_FAILURE(Close(/*guarantee=*/0));
-  device_->Leave({{.file_device = 1, .file_inode = 1, .bytes = 24_MiB, .holders = {{.pid = 8}}}});
+  ASSERT_NO_FATAL_FAILURE(Close());
+  device_->Leave({{.file_device = 1, .file_inode = 1, .bytes = 40_MiB, .holders = {{.pid = 8}}}});
   Add("x", kE, 2_MiB);
   EXPECT_FALSE(ended_.contains("x"));
   Look();
   EXPECT_EQ(Refusal("x"), OomCause::kLimit);
+  pool_.FreeCarriedOver(kE, {1});
+  Add("again", kE, 2_MiB);
+  EXPECT_EQ(Refusal("again"), OomCause::kLimit) << "it is believed once";
+}
+
+TEST_F(ClosingTest, NotWhatIsLargerThanTheDevice) {
+  ASSERT_NO_FATAL_FAILURE(Close());
+  Add("x", kE, kCapacity + 2_MiB);
+  EXPECT_EQ(Refusal("x"), OomCause::kLargerThanDevice);
 }
 
 TEST_F(GrowthQueueTest, CancelsOneRequestByItsKey) {

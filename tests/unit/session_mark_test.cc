@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -136,6 +137,27 @@ TEST(SessionMarkTest, WhoHasClosedTheDriverHoldsNothing) {
   EXPECT_EQ(holders(), std::vector<pid_t>{keeper.pid()});
   driver.fd.Reset();
   EXPECT_EQ(holders().size(), 2u) << "where this process has no such file, the driver has others";
+}
+
+// Seen from here, its path begins with that of the chroot.
+TEST(SessionMarkTest, ADriverInAChrootIsTheDriver) {
+  const UniqueFd mark = MakeSessionMark();
+  const SessionMark known = MarkOf(mark);
+  Driver driver;
+  const std::string root = driver.folder + "/chroot";
+  std::filesystem::create_directories(root + driver.folder);
+  UniqueFd inside(open((root + driver.files() + "0").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0644));
+  ASSERT_TRUE(inside.valid());
+  const Child child([&] {
+    driver.fd.Reset();
+    Child::Stay();
+  });
+  inside.Reset();
+  const absl::StatusOr<SegmentHolders> found = FindMarkHolders({known}, driver.files());
+  std::filesystem::remove_all(root);
+  ASSERT_TRUE(found.ok()) << found.status();
+  ASSERT_EQ(found->holders.size(), 1u);
+  EXPECT_EQ(found->holders[0].pid, child.pid());
 }
 
 TEST(SessionMarkTest, CapSysPtraceIsEnough) {
