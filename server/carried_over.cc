@@ -70,7 +70,7 @@ CarriedOver::Changes CarriedOver::Found(const std::vector<LeftSegment>& segments
     Entry& entry = it->second;
     entry.is_missed = false;
     entry.holders = segment.holders;
-    if (entry.closed_before > 0 && entry.closed_before <= looks_) {
+    if (entry.id.has_value() && entry.closed_before > 0 && entry.closed_before <= looks_) {
       closing_.erase({entry.session, *entry.id});
       entry.closed_before = 0;
       entry.is_doubted = true;
