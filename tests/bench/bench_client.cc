@@ -139,7 +139,8 @@ absl::StatusOr<std::unique_ptr<BenchClient>> OpenSession(const std::shared_ptr<g
 
 absl::StatusOr<std::unique_ptr<BenchClient>> ConnectWay(const std::string& socket_dir, Way way) {
   if (way == Way::kLibrary) {
-    absl::StatusOr<Client> client = Client::Connect({.socket_dir = socket_dir, .name = "bench"});
+    absl::StatusOr<Client> client =
+        Client::Connect({.socket_dir = socket_dir, .name = "bench", .placement = Placement::kRemote});
     if (!client.ok()) return client.status();
     return std::make_unique<LibraryClient>(*std::move(client));
   }
