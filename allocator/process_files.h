@@ -36,7 +36,7 @@ class ProcessFiles {
  public:
   // Mappings cost the most: those of files that nobody maps need no look.
   enum class Where { kDescriptorsAndMappings, kDescriptors };
-  // `link`: what links to the files looked for begin with, "/memfd:NAME".
+  // `link`: what links to the files looked for begin with, "/memfd:NAME"; empty: every file.
   explicit ProcessFiles(std::string link, Where where = Where::kDescriptorsAndMappings)
       : link_(std::move(link)), where_(where) {}
   virtual ~ProcessFiles() = default;

@@ -382,10 +382,12 @@ void Broker::LeaseSegments(const SessionPtr& session, uint64_t device, const std
     session->ReleaseGrant(ordinal, sum);
     finish(TooManyCalls());
   };
+  // Asked before the lease is tried: a look that ends meanwhile makes room that the lease has not seen.
+  const bool may_await_look = growth.may_reclaim && pools_[device]->IsClosingCarriedOver(session->id()) &&
+                              sum <= pools_[device]->GetAccount(session->id()).value_or(AccountFigures()).limit_bytes;
   const LeaseDone finish_or_wait = [=, this](absl::StatusOr<std::vector<Lease>> leases) {
     const std::optional<OomCause> refusal = SegmentRefusalCause(leases.status());
-    const bool may_wait = refusal == OomCause::kCapacity ||
-                          (refusal == OomCause::kLimit && pools_[ordinal]->IsClosingCarriedOver(session->id()));
+    const bool may_wait = refusal == OomCause::kCapacity || (refusal == OomCause::kLimit && may_await_look);
     if (!growth.may_reclaim || !may_wait) return finish(std::move(leases));
     WaitForGrant(session, ordinal, sum, options, lease_granted);
   };

@@ -36,6 +36,7 @@ void CarriedOver::Uncharge(const Entry& entry, Changes& changes) {
 void CarriedOver::MoveTo(SessionId session, Entry& entry, Changes& changes) {
   Uncharge(entry, changes);
   Unname(entry);
+  entry.is_doubted = false;
   entry.session = session;
   Charge(entry, changes);
 }
@@ -105,22 +106,13 @@ CarriedOver::Changes CarriedOver::Found(const std::vector<LeftSegment>& segments
   }
   // A client that says again and again that it has closed what it has not must not keep the daemon looking. A look that
   // nobody has asked for blames nobody.
-  if (any_gone || !was_asked_for_) {
-    soon_ = kSoon;
-  } else {
-    LookLater();
-  }
+  soon_ = any_gone || !was_asked_for_ ? kSoon : std::min<SteadyTime::duration>(2 * soon_, kPeriod);
   return changes;
 }
 
-void CarriedOver::LookLater() {
-  soon_ = std::min<SteadyTime::duration>(2 * soon_, kPeriod);
-}
-
 void CarriedOver::CannotTell() {
-  if (!was_asked_for_) return;
-  look_soon_ = true;
-  LookLater();
+  for (const auto& name : closing_) entries_.at(by_id_.at(name)).closed_before = 0;
+  closing_.clear();
 }
 
 CarriedOver::Changes CarriedOver::Opened(SessionId session, const ProcessId& process) {
@@ -179,8 +171,9 @@ CarriedOver::Changes CarriedOver::Freed(SessionId session, absl::Span<const uint
     if (named == by_id_.end()) continue;
     const auto it = entries_.find(named->second);
     if (it->second.is_seen) {
+      // The first time decides: whoever says it again and again would be waited for for ever.
+      if (it->second.is_doubted || it->second.closed_before > 0) continue;
       look_soon_ = true;
-      if (it->second.is_doubted) continue;
       it->second.closed_before = looks_ + 1;
       closing_.insert({session, id});
     } else {

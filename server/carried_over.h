@@ -81,14 +81,15 @@ class CarriedOver {
 
   // When files are to be looked for; nullopt when there are none, or somebody looks.
   std::optional<SteadyTime> next_look() const;
-  // Somebody looks, and tells Found(), or that it cannot tell, before EndLook(). One at a time.
+  // Somebody looks. Found() tells what was found. One look at a time.
   void StartLook();
+  // The look has failed: what is said to be closed is not waited for any more.
   void CannotTell();
   void EndLook(SteadyTime now);
   // Some may be gone by now.
   void LookSoon() { look_soon_ = true; }
-  // The session's client says that it has closed some, and nobody has seen whether they are gone. It is believed once:
-  // not of what was seen to be open all the same.
+  // The session's client says that it has closed some, and no look has confirmed or refuted that yet. A client is not
+  // believed again about a segment that a look has found open.
   bool IsClosing(SessionId session) const;
   // Some were said to be gone, and that is still to be seen.
   bool is_settling() const { return seen_ > 0 && (look_soon_ || is_looking_); }
@@ -121,7 +122,6 @@ class CarriedOver {
   void Name(const Key& key, Entry& entry, uint64_t id);
   void Unname(Entry& entry);
   Entries::iterator Remove(Entries::iterator it, Changes& changes);
-  void LookLater();
 
   Entries entries_;
   absl::btree_map<std::pair<SessionId, uint64_t>, Key> by_id_;  // those that are declared

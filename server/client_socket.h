@@ -31,8 +31,7 @@ class ClientSocket {
   int get() const { return fd_->get(); }
   const std::shared_ptr<const UniqueFd>& fd() const { return fd_; }
 
-  // As recv(). EPROTO: the client has sent a descriptor, or urgent data, with which one may come. Nothing was read
-  // then.
+  // As recv(). EPROTO: the client has sent a descriptor, or urgent data, which may carry one. Nothing was read then.
   ssize_t Receive(void* buffer, size_t bytes) const;
 
  private:

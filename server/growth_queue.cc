@@ -6,6 +6,8 @@
 //    \___________\________________________________________\_______________________________/--> granted, cancelled
 //                                                                    (the first one asks again every kAskPeriod)
 //
+// Before all that, it may await the look at what its session has closed of an earlier run.
+//
 // Figures may be a second old, hence the second step, which is taken ten times a second at most.
 #include "server/growth_queue.h"
 

@@ -101,11 +101,12 @@ struct GrowthQueueHooks {
 // - for one request at a time, the first that qualifies.
 //
 // A request that only this keeps from its memory is not refused before it has waited for reclaim_timeout, even when it
-// may not wait. Growth within a guarantee never waits, with one exception:
+// may not wait. Growth within a guarantee does not wait, with one exception.
 //
-// When a session has closed memory of an earlier run of the daemon, and nobody has looked whether it is gone, a request
-// of its that does not fit, be it only for its own limit, first waits for that look, for kLongestLook at most. Until
-// then nobody is asked for it, and nothing is held back.
+// The exception holds for all requests for memory: the session has closed memory of an earlier run of the daemon, and
+// the daemon has not seen yet that it is gone. A request that does not fit, be it only for the session's own limit,
+// then waits until the daemon has seen it, for kLongestLook at most. Meanwhile nobody is asked for memory, and none is
+// held back.
 //
 // Requests take no thread: OnRoom(), OnTimer() and answers of those who were asked carry them on. Thread-safe.
 class GrowthQueue {
@@ -145,8 +146,8 @@ class GrowthQueue {
   struct Waiter {
     GrowthRequest request;
     SteadyTime since;
-    bool awaits_look = false;         // nothing is done for it before the look at what its session has closed
-    SteadyTime served_since;          // as all others: `since`, or the end of that look
+    bool awaits_look = false;         // its session has closed memory, and the daemon has not seen that yet
+    SteadyTime served_since;          // when it began to be served like all others
     Asking asking = Asking::kNobody;  // who is being asked, or was last
     bool has_asked = false;           // all the way, at least once
     SteadyTime asking_since;

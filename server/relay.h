@@ -33,8 +33,8 @@ class Relay {
     virtual absl::Status OnServerFrame(const Http2Frame& frame) = 0;
     // The client has spoken: gRPC's end of the connection. Unavailable: not yet, and the owner calls Open() once more.
     virtual absl::StatusOr<UniqueFd> OpenServer() = 0;
-    // The connection has ended: a side has closed it, and the other one has all that was sent before; or a call above
-    // failed. Nothing is called after this. The owner may destroy the relay.
+    // The relay's last call. Either a side has closed the connection, and the other one has all that was sent before;
+    // or a call above has failed. The owner may destroy the relay.
     virtual void OnEnd(const absl::Status& why) = 0;
   };
 

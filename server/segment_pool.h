@@ -197,7 +197,7 @@ class SegmentPool {
   std::optional<SteadyTime> NextQuarantineCheck() const;
   // Memory may be free soon: it has not been looked at yet.
   bool IsSettling() const;
-  // See CarriedOver::IsClosing(). Memory that is still charged to the session may not be for long.
+  // Some of what is charged to the session may soon be free: see CarriedOver::IsClosing().
   bool IsClosingCarriedOver(SessionId session) const;
 
   // (driver) Finds what processes hold of an earlier run of the daemon, and charges it. To be called before there are

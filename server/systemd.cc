@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "allocator/device.h"
+#include "allocator/mutex.h"
 
 namespace vrambroker {
 namespace {
@@ -33,7 +34,10 @@ void NotifySystemd(const std::string& state) {
   std::memcpy(address.sun_path, path, length);
   if (path[0] == '@') address.sun_path[0] = '\0';  // an abstract socket
   // Before Linux 6.9, whoever closes a unix socket may have to close what others have sent to nobody: see ClientSocket.
-  static const UniqueFd fd = MakeSocket();
+  static Mutex mu;
+  static UniqueFd fd;
+  MutexLock lock(mu);
+  if (!fd.valid()) fd = MakeSocket();
   sendto(fd.get(), state.data(), state.size(), MSG_NOSIGNAL, reinterpret_cast<const sockaddr*>(&address),
          static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + length));
 }

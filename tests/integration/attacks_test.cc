@@ -146,7 +146,7 @@ TEST_F(AttacksTest, NobodyMaySendDescriptors) {
       continue;
     }
     char byte = 0;
-    EXPECT_EQ(recv(fd.get(), &byte, 1, 0), 0) << name << ": the daemon drops the connection";
+    EXPECT_LE(recv(fd.get(), &byte, 1, 0), 0) << name << ": the daemon drops the connection";
   }
   ASSERT_OK_AND_ASSIGN(ClientProcess honest, ConnectProcess("honest"));
   EXPECT_OK(honest.Call("alloc 4000000"));

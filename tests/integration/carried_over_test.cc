@@ -118,6 +118,9 @@ TEST_F(CarriedOverTest, WhatIsFreedCanBeHadAgainAtOnce) {
     EXPECT_OK(client.EmptyCache());
     ASSERT_OK_AND_ASSIGN(buffer, client.Allocate(100_MiB));
   }
+  // No look helps what is beyond the limit.
+  EXPECT_EQ(GetOutOfMemory(client.Allocate(140_MiB).status()).value_or(OutOfMemory()).cause,
+            OutOfMemory::Cause::kLimit);
 }
 
 // Whoever does not say what it holds is found all the same.

@@ -629,6 +629,20 @@ TEST_F(ClosingTest, NotWhenAnotherProcessHasItStill) {
   EXPECT_EQ(Refusal("again"), OomCause::kLimit) << "it is believed once";
 }
 
+TEST_F(ClosingTest, WhatEndsMeanwhileEnds) {
+  ASSERT_NO_FATAL_FAILURE(Close());
+  Add("cancelled", kE, 20_MiB, milliseconds(60000), /*key=*/7);
+  Add("of the session", kE, 20_MiB, milliseconds(60000));
+  queue_->Cancel(kE, 7, absl::CancelledError("given up"));
+  EXPECT_TRUE(absl::IsCancelled(ended_["cancelled"]));
+  EXPECT_FALSE(ended_.contains("of the session"));
+  queue_->PriorityIs(kE, 1);
+  EXPECT_FALSE(ended_.contains("of the session"));
+  pool_.CloseAccountOfGone(kE);
+  queue_->OnTimer();
+  EXPECT_TRUE(absl::IsAborted(ended_["of the session"])) << ended_["of the session"];
+}
+
 TEST_F(ClosingTest, NotWhatIsLargerThanTheDevice) {
   ASSERT_NO_FATAL_FAILURE(Close());
   Add("x", kE, kCapacity + 2_MiB);
