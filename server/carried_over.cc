@@ -171,7 +171,7 @@ CarriedOver::Changes CarriedOver::Freed(SessionId session, absl::Span<const uint
     if (named == by_id_.end()) continue;
     const auto it = entries_.find(named->second);
     if (it->second.is_seen) {
-      // The first time decides: whoever says it again and again would be waited for for ever.
+      // Only the first claim counts: a client that repeats it could make its requests wait for ever.
       if (it->second.is_doubted || it->second.closed_before > 0) continue;
       look_soon_ = true;
       it->second.closed_before = looks_ + 1;

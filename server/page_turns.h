@@ -13,9 +13,9 @@
 
 namespace vrambroker {
 
-// A fixed number of pages are made at a time, at most half of them for one peer. The others wait, and peers take turns:
-// a peer goes to the end of the queue when one of its pages is begun, and when one is made. So whoever asks for the
-// first time waits for a free place, and then for one page at most of each peer that waits already. Not thread-safe.
+// A fixed number of pages are made at a time, at most half of them for one peer. The others wait, and peers take turns.
+// A peer goes to the end of the queue when one of its pages is begun, and when one is made. So a peer that asks for the
+// first time waits for a free place, and then for at most one page of each peer ahead of it. Not thread-safe.
 class PageTurns {
  public:
   struct Page {

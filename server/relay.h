@@ -46,7 +46,7 @@ class Relay {
 
   absl::Status Start();
   void Open() { Run(client_, &Relay::TryOpen); }
-  // Nobody is to send or get anything more by the client's end, whoever has it. What was sent still arrives.
+  // Ends the client's side for every process that has its socket. What was sent before still arrives.
   void HangUp();
 
  private:

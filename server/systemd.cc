@@ -15,12 +15,18 @@
 namespace vrambroker {
 namespace {
 
-UniqueFd MakeSocket() {
-  UniqueFd fd(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+// One socket for all messages. Before Linux 6.9, closing a unix socket may take as long as another user likes: see
+// ClientSocket. -1 when the process is out of descriptors; the next message tries again.
+int Socket() {
+  static Mutex mu;
+  static UniqueFd fd;
+  MutexLock lock(mu);
+  if (fd.valid()) return fd.get();
+  fd = UniqueFd(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   // A supervisor that does not read must not hold the daemon up for long.
   const timeval patience = {.tv_sec = 1, .tv_usec = 0};
   setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
-  return fd;
+  return fd.get();
 }
 
 }  // namespace
@@ -33,12 +39,7 @@ void NotifySystemd(const std::string& state) {
   if (length == 0 || length >= sizeof address.sun_path) return;
   std::memcpy(address.sun_path, path, length);
   if (path[0] == '@') address.sun_path[0] = '\0';  // an abstract socket
-  // Before Linux 6.9, whoever closes a unix socket may have to close what others have sent to nobody: see ClientSocket.
-  static Mutex mu;
-  static UniqueFd fd;
-  MutexLock lock(mu);
-  if (!fd.valid()) fd = MakeSocket();
-  sendto(fd.get(), state.data(), state.size(), MSG_NOSIGNAL, reinterpret_cast<const sockaddr*>(&address),
+  sendto(Socket(), state.data(), state.size(), MSG_NOSIGNAL, reinterpret_cast<const sockaddr*>(&address),
          static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + length));
 }
 

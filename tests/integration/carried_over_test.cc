@@ -123,7 +123,7 @@ TEST_F(CarriedOverTest, WhatIsFreedCanBeHadAgainAtOnce) {
             OutOfMemory::Cause::kLimit);
 }
 
-// Whoever does not say what it holds is found all the same.
+// The daemon finds what a client holds and does not declare.
 TEST_F(CarriedOverTest, AClientThatDoesNotSayIsChargedAllTheSame) {
   HOST_DEVICE_ONLY();
   placement_ = Placement::kRemote;  // it does not reconnect

@@ -100,6 +100,16 @@ class TenantsTest : public DaemonTest {
     return {.capacity = absl::StrCat(kDeviceBytes), .config = kRules, .http = http};
   }
 
+  // A client whose requests wait for memory.
+  absl::StatusOr<Client> ConnectThatWaits(const std::string& name) {
+    ClientOptions options;
+    options.socket_dir = dir();
+    options.name = name;
+    options.wait = kPatience;
+    options.connect_timeout = kPatience;
+    return Client::Connect(options);
+  }
+
   RunResult Ctl(const std::string& command) {
     return RunProgram({VramctlProgram(), command, "--socket_dir=" + dir(), "--format=json"});
   }
@@ -161,12 +171,7 @@ TEST_F(TenantsTest, WhatADeadProcessHadIsZerosForAnotherTenant) {
   ASSERT_OK(dead.Call("write 0 1"));
   dead.process().Signal(SIGKILL);
   ASSERT_OK(dead.process().Wait());
-  ClientOptions options;
-  options.socket_dir = dir();
-  options.name = "blue-next";
-  options.wait = kPatience;
-  options.connect_timeout = kPatience;
-  ASSERT_OK_AND_ASSIGN(Client next, Client::Connect(options));
+  ASSERT_OK_AND_ASSIGN(Client next, ConnectThatWaits("blue-next"));
   ASSERT_OK_AND_ASSIGN(Buffer buffer, next.Allocate(kMost));
   EXPECT_TRUE(IsZero(buffer));
 }
@@ -206,13 +211,8 @@ TEST_F(TenantsTest, AChildThatKeepsDescriptorsDelaysReuseAndIsNamed) {
   ASSERT_TRUE(refused.has_value());
   EXPECT_EQ(refused->cause, OutOfMemory::Cause::kCapacity);
   EXPECT_EQ(refused->device_quarantined_bytes, kMost);
-  ClientOptions options;
-  options.socket_dir = dir();
-  options.name = "blue-patient";
-  options.wait = kPatience;
-  options.connect_timeout = kPatience;
   ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
-  ASSERT_OK_AND_ASSIGN(Client patient, Client::Connect(options));
+  ASSERT_OK_AND_ASSIGN(Client patient, ConnectThatWaits("blue-patient"));
   absl::StatusOr<Buffer> buffer = absl::UnknownError("");
   std::thread waiting([&] { buffer = patient.Allocate(kMost); });
   EXPECT_TRUE(WaitFor([&] {
@@ -237,12 +237,7 @@ TEST_F(TenantsTest, AChildThatRunsAnotherProgramKeepsNothing) {
   ASSERT_TRUE(absl::SimpleAtoi(answer.at(0), &child));
   parent.process().Signal(SIGKILL);
   ASSERT_OK(parent.process().Wait());
-  ClientOptions options;
-  options.socket_dir = dir();
-  options.name = "red-next";
-  options.wait = kPatience;
-  options.connect_timeout = kPatience;
-  ASSERT_OK_AND_ASSIGN(Client next, Client::Connect(options));
+  ASSERT_OK_AND_ASSIGN(Client next, ConnectThatWaits("red-next"));
   EXPECT_OK(next.Allocate(kMost));
   EXPECT_EQ(kill(child, 0), 0) << "it still runs";
   EXPECT_EQ(kill(child, SIGKILL), 0);

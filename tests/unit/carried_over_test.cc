@@ -218,7 +218,7 @@ TEST_F(CarriedOverTest, WhoSaysTheSameAgainAndAgainIsBelievedOnce) {
   Declare(kFirst, {{.id = 7, .bytes = 2_MiB, .file_device = 1, .file_inode = 1}});
   for (int i = 0; i < 3; ++i) {
     carried_.StartLook();
-    Apply(carried_.Freed(kFirst, std::vector<uint64_t>{7}));  // of which this look may know nothing
+    Apply(carried_.Freed(kFirst, std::vector<uint64_t>{7}));  // this look may have missed that
     Apply(carried_.Found({File(1, 2_MiB)}, [](const ProcessId&) { return kNoSession; }));
     carried_.EndLook(now_);
     EXPECT_EQ(carried_.IsClosing(kFirst), i == 0);

@@ -34,7 +34,8 @@ constexpr milliseconds kHoldBack(1000);
 
 class GrowthQueueTest : public ::testing::Test {
  protected:
-  explicit GrowthQueueTest(std::unique_ptr<FakeDevice> device = std::make_unique<FakeDevice>(kCapacity))
+  GrowthQueueTest() : GrowthQueueTest(std::make_unique<FakeDevice>(kCapacity)) {}
+  explicit GrowthQueueTest(std::unique_ptr<FakeDevice> device)
       : device_(device->control()),
         pool_(std::move(device), kCapacity, &next_segment_, {.clock = [this] { return now_; }}) {
     queue_ = std::make_unique<GrowthQueue>(

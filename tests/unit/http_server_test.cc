@@ -90,6 +90,16 @@ class HttpServerTest : public ::testing::Test {
     EXPECT_EQ(send(fd.get(), request.data(), request.size(), MSG_NOSIGNAL), static_cast<ssize_t>(request.size()));
     return fd;
   }
+  // `number` connections that ask for the path, take one byte of the answer, and no more.
+  std::vector<UniqueFd> ReadOneByteEach(const std::string& path, int number) const {
+    std::vector<UniqueFd> connections;
+    for (int i = 0; i < number; ++i) {
+      connections.push_back(Connect("GET " + path + " HTTP/1.0\r\n\r\n"));
+      char byte = 0;
+      EXPECT_EQ(recv(connections.back().get(), &byte, 1, 0), 1);
+    }
+    return connections;
+  }
   // `number` connections of another user, each with the request.
   std::vector<UniqueFd> ConnectAs(uid_t uid, int number, const std::string& request = "") const {
     std::vector<UniqueFd> connections;
@@ -230,12 +240,7 @@ TEST_F(HttpServerTest, UsersTakeTurnsWhereAllPlacesAreTaken) {
 // A place is for making a page: who does not read it has none any more.
 TEST_F(HttpServerTest, WhoDoesNotReadCostlyPagesTakesNoPlace) {
   Start(512);
-  std::vector<UniqueFd> slow;
-  for (int i = 0; i < 6; ++i) {
-    slow.push_back(Connect("GET /costly HTTP/1.0\r\n\r\n"));
-    char byte = 0;
-    ASSERT_EQ(recv(slow.back().get(), &byte, 1, 0), 1);  // and no more
-  }
+  const std::vector<UniqueFd> slow = ReadOneByteEach("/costly", 6);
   EXPECT_EQ(HttpGet(port(), "/costly")->code, 200);
   EXPECT_EQ(dropped(HttpDrop::kTooMany), 0u) << "they could still read";
 }
@@ -254,12 +259,7 @@ TEST_F(HttpServerTest, LargePagesAreMadeOneAtATime) {
 // What is sent takes memory until it is read: a peer has a share of that, too.
 TEST_F(HttpServerTest, WhoDoesNotReadHasABoundedPartOfTheMemory) {
   Start(512);
-  std::vector<UniqueFd> slow;
-  for (int i = 0; i < 12; ++i) {
-    slow.push_back(Connect("GET /large HTTP/1.0\r\n\r\n"));
-    char byte = 0;
-    ASSERT_EQ(recv(slow.back().get(), &byte, 1, 0), 1);  // and no more
-  }
+  const std::vector<UniqueFd> slow = ReadOneByteEach("/large", 12);
   EXPECT_TRUE(WaitFor([&] { return dropped(HttpDrop::kTooMany) >= 4; })) << "128 MiB";
 }
 
