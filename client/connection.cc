@@ -21,7 +21,7 @@
 
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "client/deadline.h"
 
 namespace vrambroker::client_internal {
 namespace {
@@ -78,8 +78,19 @@ absl::Status MayNotConnect(const std::string& path) {
                                                   " belongs to user ", owner.name, " and group ", group, "; ", remedy));
 }
 
-// `timeout` is for connecting, for each send and for each receive.
-absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path, int type, absl::Duration timeout) {
+// The longest sleep in the kernel, which `give_up` cannot end.
+constexpr absl::Duration kConnectSlice = absl::Milliseconds(100);
+
+// For connecting, and for each send. Zero would mean: for ever.
+void SetSendTimeout(int socket, absl::Duration timeout) {
+  const timeval limit = absl::ToTimeval(std::max(timeout, absl::Milliseconds(1)));
+  setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+}
+
+// `timeout` is for connecting, and for each send.
+absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path, int type, absl::Duration timeout,
+                                     const std::function<bool()>& give_up = nullptr) {
+  const Deadline deadline = DeadlineAfter(timeout);
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof address.sun_path) {
@@ -88,11 +99,16 @@ absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path, int type, absl::Du
   std::memcpy(address.sun_path, path.c_str(), path.size());
   UniqueFd fd(socket(AF_UNIX, type | SOCK_CLOEXEC, 0));
   if (!fd.valid()) return absl::ErrnoToStatus(errno, "socket failed");
-  const timeval limit = absl::ToTimeval(timeout);
-  setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
-  setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
-  if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) return fd;
-  switch (errno) {
+  int error = 0;
+  do {  // it waits for a daemon that is slow to accept
+    SetSendTimeout(fd.get(), std::min(TimeUntil(deadline), kConnectSlice));
+    error = connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 ? 0 : errno;
+  } while ((error == EAGAIN || error == EINTR) && TimeUntil(deadline) > absl::ZeroDuration() &&
+           !(give_up && give_up()));
+  switch (error) {
+    case 0:
+      SetSendTimeout(fd.get(), timeout);
+      return fd;
     case ENOENT:
     case ENOTDIR:
       return absl::UnavailableError(
@@ -105,10 +121,11 @@ absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path, int type, absl::Du
     case EPERM:
       return MayNotConnect(path);
     case EAGAIN:
+    case EINTR:
       return absl::DeadlineExceededError(
           absl::StrCat("the daemon did not accept a connection on ", path, " within ", absl::FormatDuration(timeout)));
     default:
-      return absl::UnavailableError(absl::StrCat("cannot connect to ", path, ": ", std::strerror(errno)));
+      return absl::UnavailableError(absl::StrCat("cannot connect to ", path, ": ", std::strerror(error)));
   }
 }
 
@@ -132,7 +149,7 @@ absl::Status Refusal(char code, absl::string_view reason) {
 
 // Sends a ticket and waits for its answer. Unavailable: the daemon has closed the connection, without having looked at
 // the ticket. After any error the answer may still come.
-absl::StatusOr<Answer> Exchange(int socket, absl::string_view ticket, absl::Time deadline) {
+absl::StatusOr<Answer> Exchange(int socket, absl::string_view ticket, Deadline deadline) {
   while (send(socket, ticket.data(), ticket.size(), MSG_NOSIGNAL) < 0) {
     if (errno != EINTR) return absl::UnavailableError(absl::StrCat("descriptor socket: ", std::strerror(errno)));
   }
@@ -148,7 +165,7 @@ absl::StatusOr<Answer> Exchange(int socket, absl::string_view ticket, absl::Time
   while ((size = recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT)) < 0) {
     if (errno == EINTR) continue;
     if (errno != EAGAIN) return absl::UnavailableError("descriptor socket: the daemon closed the connection");
-    const absl::Duration left = deadline - absl::Now();
+    const absl::Duration left = TimeUntil(deadline);
     if (left <= absl::ZeroDuration()) {
       return absl::DeadlineExceededError("descriptor socket: the daemon did not answer in time");
     }
@@ -176,7 +193,8 @@ absl::StatusOr<Answer> Exchange(int socket, absl::string_view ticket, absl::Time
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectChannel(const std::string& socket_dir, absl::Duration timeout) {
+absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectChannel(const std::string& socket_dir, absl::Duration timeout,
+                                                              const std::function<bool()>& give_up) {
   // The first process of a line of forks that connects is the only one that may.
   static std::atomic<pid_t> connected{0};
   pid_t first = 0;
@@ -186,7 +204,8 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectChannel(const std::string&
                      " had connected, and gRPC does not survive that: fork before the first Connect(), or exec"));
   }
   // Connected here, not by gRPC: the errors of connect(2) tell the user what is wrong.
-  absl::StatusOr<UniqueFd> fd = ConnectUnix(absl::StrCat(socket_dir, "/vrambroker.sock"), SOCK_STREAM, timeout);
+  absl::StatusOr<UniqueFd> fd =
+      ConnectUnix(absl::StrCat(socket_dir, "/vrambroker.sock"), SOCK_STREAM, timeout, give_up);
   if (!fd.ok()) return fd.status();
   if (fcntl(fd->get(), F_SETFL, O_NONBLOCK) != 0) return absl::ErrnoToStatus(errno, "fcntl(O_NONBLOCK) failed");
   return grpc::CreateInsecureChannelFromFd("vrambrokerd", fd->Release());
@@ -196,7 +215,7 @@ DescriptorFetcher::DescriptorFetcher(absl::string_view socket_dir)
     : path_(absl::StrCat(socket_dir, "/vrambroker-fd.sock")) {}
 
 absl::StatusOr<UniqueFd> DescriptorFetcher::Fetch(absl::string_view ticket, absl::Duration timeout) {
-  const absl::Time deadline = absl::Now() + timeout;
+  const Deadline deadline = DeadlineAfter(timeout);
   UniqueFd socket;
   {
     MutexLock lock(mu_);
@@ -206,8 +225,7 @@ absl::StatusOr<UniqueFd> DescriptorFetcher::Fetch(absl::string_view ticket, absl
   if (socket.valid()) answer = Exchange(socket.get(), ticket, deadline);
   if (absl::IsUnavailable(answer.status())) {
     // The daemon closes connections that were silent for a while, and may have been restarted.
-    absl::StatusOr<UniqueFd> fresh =
-        ConnectUnix(path_, SOCK_SEQPACKET, std::max(deadline - absl::Now(), absl::Milliseconds(1)));
+    absl::StatusOr<UniqueFd> fresh = ConnectUnix(path_, SOCK_SEQPACKET, TimeUntil(deadline));
     if (!fresh.ok()) return fresh.status();
     socket = *std::move(fresh);
     answer = Exchange(socket.get(), ticket, deadline);

@@ -6,6 +6,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -22,7 +23,9 @@ namespace vrambroker::client_internal {
 // away, calls fail at once, and a session can never silently continue with another daemon.
 // Unavailable (no daemon), DeadlineExceeded or PermissionDenied say what to do. FailedPrecondition in a process made by
 // fork() after its parent had connected: gRPC's state is shared with the parent, and using it would end the parent.
-absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectChannel(const std::string& socket_dir, absl::Duration timeout);
+// `give_up` is asked now and then while it waits: true ends that as if the time were up.
+absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectChannel(const std::string& socket_dir, absl::Duration timeout,
+                                                              const std::function<bool()>& give_up = nullptr);
 
 // Exchanges tickets for file descriptors. Keeps its connection to the descriptor socket for the next ticket; calls at
 // the same time have a connection each. Thread-safe.

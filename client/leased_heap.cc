@@ -9,10 +9,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "allocator/bytes.h"
 #include "allocator/device.h"
 #include "allocator/size_class.h"
+#include "client/deadline.h"
 #include "client/session_client.h"
 
 namespace vrambroker::client_internal {
@@ -51,7 +51,7 @@ v1::OutOfMemory::Cause CauseOf(const absl::Status& refusal) {
 struct SlowRequest {
   uint64_t bytes = 0;
   Stream stream = 0;
-  absl::Time deadline;           // of the waiting
+  Deadline deadline;             // of the waiting
   bool gave_up_waiting = false;  // because of that
 };
 thread_local SlowRequest* slow_request = nullptr;
@@ -93,12 +93,13 @@ bool LeasedHeap::CloseAll() {
 
 absl::StatusOr<Block*> LeasedHeap::AllocateSlowly(uint64_t bytes, Stream stream) {
   if (absl::Status status = CheckBytes(bytes); !status.ok()) return status;
-  const absl::Time give_up = absl::Now() + session_.options().wait;
+  const Deadline give_up = DeadlineAfter(session_.options().wait);
   SlowRequest request{.bytes = bytes, .stream = stream, .deadline = give_up};
   slow_request = &request;
   absl::StatusOr<Block*> block = allocator_.Allocate(bytes, stream);
   // Somebody else may have been faster.
-  while (absl::IsResourceExhausted(block.status()) && request.gave_up_waiting && absl::Now() < give_up) {
+  while (absl::IsResourceExhausted(block.status()) && request.gave_up_waiting &&
+         TimeUntil(give_up) > absl::ZeroDuration()) {
     request.gave_up_waiting = false;
     block = allocator_.Allocate(bytes, stream);
   }
@@ -209,7 +210,7 @@ absl::StatusOr<AcquiredSegment> LeasedHeap::AcquireSegment(uint64_t bytes, bool 
   if (last_resort && session_.wait_ms() > 0) {
     request.set_wait_ms(session_.wait_ms());
     if (slow_request != nullptr) {
-      const absl::Duration left = std::max(slow_request->deadline - absl::Now(), absl::ZeroDuration());
+      const absl::Duration left = TimeUntil(slow_request->deadline);
       request.set_wait_ms(static_cast<uint32_t>(absl::ToInt64Milliseconds(absl::Ceil(left, absl::Milliseconds(1)))));
       give_up = [this] { return slow_request->gave_up_waiting = IsCached(slow_request->bytes, slow_request->stream); };
     }

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "absl/strings/match.h"
+#include "absl/time/clock.h"
 #include "allocator/bytes.h"
 #include "allocator/cuda_device.h"
 #include "allocator/host_device.h"
@@ -24,7 +25,7 @@ using Clock = std::chrono::steady_clock;
 constexpr uint32_t kProtocolVersion = 1;
 constexpr absl::Duration kGoodbyeTimeout = absl::Seconds(2);
 constexpr absl::Duration kGoodbyePause = absl::Milliseconds(20);
-constexpr int kGoodbyeTries = 100;
+constexpr absl::Duration kLastGoodbyePause = absl::Seconds(5);
 constexpr int kMaxIdsInMessage = 4096;
 constexpr int kMaxCarriedInMessage = 1024;
 // Statistics are reported, and idle segments looked at, at most so often.
@@ -38,6 +39,13 @@ constexpr std::chrono::milliseconds kFirstBackoff(100);
 constexpr std::chrono::milliseconds kLastBackoff(5000);
 constexpr int kItemsInSnapshotPart = 1024;  // the daemon takes messages of up to 64 KiB
 
+ClientOptions WithClampedDurations(ClientOptions options) {
+  for (absl::Duration* duration : {&options.idle_decay, &options.connect_timeout, &options.call_timeout}) {
+    *duration = ClampDuration(*duration);
+  }
+  return options;
+}
+
 v1::Limit ToProto(const Limit& limit) {
   v1::Limit proto;
   if (const uint64_t* bytes = std::get_if<uint64_t>(&limit)) {
@@ -46,6 +54,13 @@ v1::Limit ToProto(const Limit& limit) {
     proto.set_fraction(std::get<double>(limit));
   }
   return proto;
+}
+
+// The daemon will not have the session go on, now or later: its memory stays charged to it, but the client needs
+// another. InvalidArgument and ResourceExhausted: of a daemon of an earlier version, for a list that one message cannot
+// carry.
+bool IsNotToBeResumed(const absl::Status& status) {
+  return absl::IsNotFound(status) || absl::IsInvalidArgument(status) || absl::IsResourceExhausted(status);
 }
 
 bool SameCounts(const MemoryStats& a, const MemoryStats& b) {
@@ -74,7 +89,7 @@ SessionClient::Link::~Link() {
 }
 
 SessionClient::SessionClient(const ClientOptions& options)
-    : options_(options),
+    : options_(WithClampedDurations(options)),
       descriptors_(options.socket_dir),
       forks_([] {
         static const int registered =
@@ -94,7 +109,7 @@ absl::StatusOr<std::unique_ptr<SessionClient>> SessionClient::Open(const ClientO
   std::unique_ptr<SessionClient> self(new SessionClient(options));
   self->conf_ = *std::move(conf);
   self->warnings_ = self->conf_.warnings;
-  absl::StatusOr<std::shared_ptr<Link>> link = self->Connect(nullptr);
+  absl::StatusOr<std::shared_ptr<Link>> link = self->Connect(nullptr, self->options_.connect_timeout);
   if (!link.ok()) return link.status();
   {
     MutexLock lock(self->mu_);
@@ -106,14 +121,7 @@ absl::StatusOr<std::unique_ptr<SessionClient>> SessionClient::Open(const ClientO
 
 // ---- Connecting ----
 
-absl::StatusOr<std::shared_ptr<SessionClient::Link>> SessionClient::Connect(const Link* resume) {
-  absl::StatusOr<std::shared_ptr<grpc::Channel>> channel =
-      ConnectChannel(options_.socket_dir, options_.connect_timeout);
-  if (!channel.ok()) return channel.status();
-  auto link = std::make_shared<Link>();
-  link->channel = *std::move(channel);
-  link->stub = v1::Broker::NewStub(link->channel);
-
+v1::Hello SessionClient::MakeHello() const {
   v1::Hello hello;
   hello.set_protocol_version(kProtocolVersion);
   hello.set_name(options_.name);
@@ -122,21 +130,51 @@ absl::StatusOr<std::shared_ptr<SessionClient::Link>> SessionClient::Connect(cons
   hello.set_alloc_conf(conf_.text);
   if (mark_ >= 0) hello.mutable_mark()->set_fd(static_cast<uint32_t>(mark_));
   hello.set_placement(leases() ? v1::PLACEMENT_LEASED : v1::PLACEMENT_REMOTE);
+  return hello;
+}
+
+std::vector<v1::SessionRequest> SessionClient::ResumeMessages(const Link& resume) {
+  std::vector<v1::SessionRequest> messages(1);
+  *messages[0].mutable_hello() = MakeHello();
+  v1::Resume& first = *messages[0].mutable_hello()->mutable_resume();
+  first.set_token(resume.resume_token);
   // What is not in the list, the daemon takes back and may give to others: Adopt() has kept out what was under way, and
   // what is being given back stays in it until it is closed.
-  if (resume != nullptr) {
-    hello.mutable_resume()->set_token(resume->resume_token);
-    for (size_t device = 0; device < heaps_.size(); ++device) {
-      for (const uint64_t id : leased(device).HeldSegments(resume->session))
-        hello.mutable_resume()->add_segment_ids(id);
+  google::protobuf::RepeatedField<uint64_t>* ids = first.mutable_segment_ids();
+  for (size_t device = 0; device < heaps_.size(); ++device) {
+    for (const uint64_t id : leased(device).HeldSegments(resume.session)) {
+      if (resume.takes_resume_in_parts && ids->size() == kMaxIdsInMessage) {
+        ids = messages.emplace_back().mutable_resume_more()->mutable_segment_ids();
+      }
+      ids->Add(id);
     }
   }
+  for (size_t i = 0; i + 1 < messages.size(); ++i) {
+    i == 0 ? first.set_more(true) : messages[i].mutable_resume_more()->set_more(true);
+  }
+  return messages;
+}
+
+absl::StatusOr<std::shared_ptr<SessionClient::Link>> SessionClient::Connect(const Link* resume,
+                                                                            absl::Duration timeout) {
+  absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = ConnectChannel(options_.socket_dir, timeout, [this] {
+    MutexLock lock(mu_);
+    return stopping_;
+  });
+  if (!channel.ok()) return channel.status();
+  auto link = std::make_shared<Link>();
   // Filled while this thread waits for it. The welcome is taken on the stream's thread, since a change of a limit may
   // follow it at once.
   v1::Welcome welcome;
   absl::Status taken;
-  link->stream = std::make_unique<SessionStream>(
-      link->stub.get(), hello,
+  std::vector<v1::SessionRequest> messages(1);
+  if (resume == nullptr) {
+    *messages[0].mutable_hello() = MakeHello();
+  } else {
+    messages = ResumeMessages(*resume);
+  }
+  link->stream = SessionStream::Start(
+      *std::move(channel), std::move(messages),
       SessionStream::Handlers{
           .welcomed =
               [this, &welcome, &taken](const v1::Welcome& message) {
@@ -153,23 +191,30 @@ absl::StatusOr<std::shared_ptr<SessionClient::Link>> SessionClient::Connect(cons
                 changed_.NotifyAll();
               },
           .lost = [this](const absl::Status& why) { Lost(why); }});
-  const absl::Status welcomed = link->stream->WaitForWelcome(options_.connect_timeout);
+  {
+    MutexLock lock(mu_);
+    connecting_ = link->stream;
+    if (stopping_) link->stream->StopWaiting();
+  }
+  const absl::Status welcomed = link->stream->WaitForWelcome(timeout);
+  {
+    MutexLock lock(mu_);
+    connecting_ = nullptr;
+  }
   if (absl::IsUnimplemented(welcomed)) {
     return absl::FailedPreconditionError("the daemon has a different version: it does not know Broker.Session");
   }
   if (!welcomed.ok() || !taken.ok()) {
     // No goodbye for a session that was to be resumed: it would give away what is held.
-    if (resume == nullptr) {
-      link->stream->Close(absl::ZeroDuration());
-    } else {
-      link->stream->Abort();
-    }
+    if (resume == nullptr) (void)link->stream->Close(absl::ZeroDuration());
+    link->stream->Abort();
     return welcomed.ok() ? taken : conf_.NameSource(welcomed);
   }
   link->session_id = welcome.session_id();
   link->name = welcome.name();
   link->resume_token = welcome.resume_token();
   link->takes_carried_over = welcome.takes_carried_over();
+  link->takes_resume_in_parts = welcome.takes_resume_in_parts();
   return link;
 }
 
@@ -240,45 +285,73 @@ void SessionClient::End(std::unique_ptr<SessionClient> session) {
     (void)session.release();  // its parent's
     return;
   }
-  if (!session->InUse()) return;
-  SessionClient* const orphan = session.release();
-  MutexLock lock(orphan->mu_);
-  orphan->orphaned_ = true;
-  if (!orphan->keeper_.joinable()) orphan->keeper_ = std::thread([orphan] { orphan->Keep(); });
-  orphan->changed_.NotifyAll();
+  session->callbacks_->Close();
+  if (session->InUse()) {
+    SessionClient* const orphan = session.release();
+    MutexLock lock(orphan->mu_);
+    orphan->orphaned_ = true;
+    if (!orphan->keeper_.joinable()) orphan->keeper_ = std::thread([orphan] { orphan->Keep(); });
+    orphan->changed_.NotifyAll();
+    return;
+  }
+  session->StopKeeper();
+  if (session->SayGoodbye(kGoodbyeTimeout)) return;
+  // What is closed here stays charged until the daemon hears of it, but the application does not wait for that.
+  std::thread([rest = std::move(session)] { rest->SayGoodbyeForSure(); }).detach();
 }
 
 SessionClient::~SessionClient() {
+  StopKeeper();
+}
+
+void SessionClient::StopKeeper() {
   {
     MutexLock lock(mu_);
     stopping_ = true;
     changed_.NotifyAll();
+    if (link_ != nullptr) link_->stream->StopWaiting();
+    if (connecting_ != nullptr) connecting_->StopWaiting();
   }
   if (keeper_.joinable()) keeper_.join();
+  MutexLock lock(mu_);
+  stopping_ = false;  // Connect() may wait again
+}
+
+bool SessionClient::SayGoodbye(absl::Duration timeout) {
+  const Deadline deadline = DeadlineAfter(timeout);
   bool closed = true;
   for (size_t device = 0; leases() && device < heaps_.size(); ++device) closed = leased(device).CloseAll() && closed;
   closed = mappings_.CloseAll() && closed;
-  std::shared_ptr<Link> link;
-  {
-    MutexLock lock(mu_);
-    link = std::move(link_);
-  }
-  if (link == nullptr) return;
+  std::shared_ptr<Link> link = this->link();
+  if (link == nullptr) return true;
   if (!closed) {
     link->stream->Abort();  // without a goodbye the daemon waits for the end of the process, and of its children
-    return;
+    return true;
   }
   // Over another connection when this one has broken: a daemon that is still there would keep what was held until the
   // process ends. It may not have seen yet that the old one has.
-  for (int tries = 0; !link->stream->Close(kGoodbyeTimeout) && leases() && tries < kGoodbyeTries; ++tries) {
-    absl::StatusOr<std::shared_ptr<Link>> resumed = Connect(link.get());
+  while (true) {
+    const absl::Status taken = link->stream->Close(TimeUntil(deadline));
+    if (absl::IsDeadlineExceeded(taken)) return false;
+    if (taken.ok() || !leases()) return true;
+    const absl::StatusOr<std::shared_ptr<Link>> resumed = Connect(link.get(), TimeUntil(deadline));
     if (resumed.ok()) {
-      link = *std::move(resumed);
+      const std::shared_ptr<Link> broken = std::exchange(link, *resumed);  // goes without the lock
+      MutexLock lock(mu_);
+      link_ = link;
     } else if (absl::IsUnavailable(resumed.status()) && absl::StrContains(resumed.status().message(), "resume:")) {
+      if (TimeUntil(deadline) == absl::ZeroDuration()) return false;
       absl::SleepFor(kGoodbyePause);  // the daemon's answer; one that is gone is not waited for
     } else {
-      return;
+      return !absl::IsDeadlineExceeded(resumed.status());
     }
+  }
+}
+
+void SessionClient::SayGoodbyeForSure() {
+  for (absl::Duration pause = kGoodbyePause; !SayGoodbye(kGoodbyeTimeout);
+       pause = std::min(2 * pause, kLastGoodbyePause)) {
+    absl::SleepFor(pause);
   }
 }
 
@@ -492,19 +565,22 @@ void SessionClient::Lost(const absl::Status& why) {
     lost_ = true;
     changed_.NotifyAll();
   }
-  if (options_.on_lost) options_.on_lost(why);
+  if (!options_.on_lost) return;
+  // `this` may be gone when it returns.
+  const std::shared_ptr<CallGate> callbacks = callbacks_;
+  callbacks->Run([&why, on_lost = options_.on_lost] { on_lost(why); });
 }
 
 void SessionClient::Log(const std::string& line) const {
   if (options_.log) {
-    options_.log(line);
+    callbacks_->Run([&] { options_.log(line); });
   } else {
     std::fprintf(stderr, "vrambroker: %s\n", line.c_str());
   }
 }
 
 void SessionClient::Keep() {
-  const bool decays = leases() && options_.idle_decay < absl::InfiniteDuration();
+  const bool decays = leases() && options_.idle_decay < kLongestDuration;
   const std::chrono::milliseconds tick =
       std::max(std::chrono::milliseconds(1),
                absl::ToChronoMilliseconds(decays ? options_.idle_decay : absl::Hours(1)) / kTicksOfDecay);
@@ -538,6 +614,7 @@ void SessionClient::Keep() {
     }
     if (orphaned && !InUse()) {
       keeper_.detach();
+      SayGoodbyeForSure();
       delete this;
       return;
     }
@@ -671,9 +748,9 @@ void SessionClient::DeclareCarriedOver(const Link& link) {
 
 absl::Status SessionClient::Reconnect() {
   const std::shared_ptr<Link> old = link();
-  absl::StatusOr<std::shared_ptr<Link>> reached = Connect(old.get());
+  absl::StatusOr<std::shared_ptr<Link>> reached = Connect(old.get(), options_.connect_timeout);
   const bool resumed = reached.ok();
-  if (absl::IsNotFound(reached.status())) reached = Connect(nullptr);
+  if (IsNotToBeResumed(reached.status())) reached = Connect(nullptr, options_.connect_timeout);
   if (!reached.ok()) return reached.status();
   Link& link = **reached;
   link.session = resumed ? old->session : old->session + 1;

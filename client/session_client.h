@@ -23,7 +23,9 @@
 #include "allocator/session_mark.h"
 #include "client/address_map.h"
 #include "client/alloc_conf_text.h"
+#include "client/call_gate.h"
 #include "client/connection.h"
+#include "client/deadline.h"
 #include "client/heap.h"
 #include "client/leased_heap.h"
 #include "client/mappings.h"
@@ -43,18 +45,18 @@ class SessionClient {
   // A connection, and the session that it keeps. Constant once it is in use.
   struct Link {
     ~Link();
-    std::shared_ptr<grpc::Channel> channel;
-    std::unique_ptr<v1::Broker::Stub> stub;
-    std::unique_ptr<SessionStream> stream;
+    std::shared_ptr<SessionStream> stream;
     uint64_t session = 0;  // counts the sessions of this client; one that is resumed keeps its number
     uint64_t session_id = 0;
     std::string name;
     std::string resume_token;
     bool takes_carried_over = false;
+    bool takes_resume_in_parts = false;
   };
 
   static absl::StatusOr<std::unique_ptr<SessionClient>> Open(const ClientOptions& options);
-  // The session ends when nothing of it is in use any more: now, or on a thread of its own.
+  // The session ends when nothing of it is in use any more: now, or on a thread of its own. That thread also goes on
+  // where the daemon does not answer. The application hears nothing any more, of this session, once it has returned.
   static void End(std::unique_ptr<SessionClient> session);
   ~SessionClient();
 
@@ -121,7 +123,10 @@ class SessionClient {
   bool leases() const { return options_.placement == Placement::kLeased; }
   bool InUse();
   // A connection with a session on it: that of an earlier link, or a new one.
-  absl::StatusOr<std::shared_ptr<Link>> Connect(const Link* resume);
+  absl::StatusOr<std::shared_ptr<Link>> Connect(const Link* resume, absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
+  v1::Hello MakeHello() const;
+  // What says that the session of `resume` goes on, and with which segments: the first message, then the others.
+  std::vector<v1::SessionRequest> ResumeMessages(const Link& resume);
   absl::Status TakeWelcome(const v1::Welcome& welcome);
   LeasedHeap& leased(size_t device) { return static_cast<LeasedHeap&>(*heaps_[device]); }
   RemoteHeap& remote(size_t device) { return static_cast<RemoteHeap&>(*heaps_[device]); }
@@ -129,6 +134,15 @@ class SessionClient {
   void LimitIs(uint32_t device, uint64_t bytes);
   void Lost(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   void Log(const std::string& line) const;
+
+  // ---- The end. Nothing is in use any more. ----
+
+  // Returns when the keeper thread has ended, whatever it has waited for.
+  void StopKeeper() ABSL_LOCKS_EXCLUDED(mu_);
+  // Closes everything and says goodbye. False: the daemon has not answered within `timeout`; it is worth another try.
+  bool SayGoodbye(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
+  // Tries until the daemon has it, or is gone.
+  void SayGoodbyeForSure() ABSL_LOCKS_EXCLUDED(mu_);
 
   // ---- The keeper thread ----
 
@@ -149,6 +163,8 @@ class SessionClient {
   const int forks_;  // before this process became what it is
   AllocConfText conf_;
   const int mark_;  // a descriptor; -1 when the kernel made none
+  // To on_lost and log. Its own owner: the application may drop the client while one of them runs.
+  const std::shared_ptr<CallGate> callbacks_ = std::make_shared<CallGate>();
   std::vector<DeviceInfo> devices_;
   std::vector<std::string> warnings_;
   std::unique_ptr<std::atomic<uint64_t>[]> limits_;  // by device
@@ -168,8 +184,9 @@ class SessionClient {
   mutable Mutex mu_;
   CondVar changed_;
   std::shared_ptr<Link> link_ ABSL_GUARDED_BY(mu_);
-  bool lost_ ABSL_GUARDED_BY(mu_) = false;   // link_ has broken
-  bool grown_ ABSL_GUARDED_BY(mu_) = false;  // since the last report
+  std::shared_ptr<SessionStream> connecting_ ABSL_GUARDED_BY(mu_);  // of Connect(), while that waits
+  bool lost_ ABSL_GUARDED_BY(mu_) = false;                          // link_ has broken
+  bool grown_ ABSL_GUARDED_BY(mu_) = false;                         // since the last report
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   bool orphaned_ ABSL_GUARDED_BY(mu_) = false;  // the keeper is to delete this object when nothing is in use
   std::deque<v1::Question> questions_ ABSL_GUARDED_BY(mu_);
@@ -184,7 +201,7 @@ absl::Status SessionClient::Call(Method method, const Request& request, Response
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + options_.call_timeout));
   CountCall();
-  absl::Status status = FromGrpc((link->stub.get()->*method)(&context, request, response));
+  absl::Status status = FromGrpc((link->stream->stub().*method)(&context, request, response));
   if (absl::IsUnavailable(status) || absl::IsCancelled(status)) {
     const absl::Status lost = link->stream->status();
     return lost.ok() ? absl::UnavailableError(absl::StrCat("the daemon went away: ", status.message())) : lost;

@@ -2,10 +2,13 @@
 #include "client/session_stream.h"
 
 #include <algorithm>
+#include <system_error>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "client/connection.h"
+#include "client/deadline.h"
 
 namespace vrambroker::client_internal {
 namespace {
@@ -15,22 +18,48 @@ constexpr std::chrono::milliseconds kGiveUpPeriod(10);
 constexpr int kMaxBlocksInFree = 1024;  // the protocol's limit
 constexpr size_t kEnoughQueued = 4;     // messages
 
+absl::Status ClosingError() {
+  return absl::UnavailableError("the client is being closed");
+}
+
+thread_local bool in_reaction = false;  // this thread is gRPC's
+
+class Reaction {
+ public:
+  Reaction() { in_reaction = true; }
+  ~Reaction() { in_reaction = false; }
+  Reaction(const Reaction&) = delete;
+  Reaction& operator=(const Reaction&) = delete;
+};
+
 }  // namespace
 
-SessionStream::SessionStream(v1::Broker::Stub* stub, const v1::Hello& hello, Handlers handlers)
-    : handlers_(std::move(handlers)) {
-  stub->async()->Session(&context_, this);
+std::shared_ptr<SessionStream> SessionStream::Start(std::shared_ptr<grpc::Channel> channel,
+                                                    std::vector<v1::SessionRequest> messages, Handlers handlers) {
+  std::shared_ptr<SessionStream> stream(new SessionStream(std::move(channel), std::move(handlers)), &Destroy);
+  stream->self_ = stream;
+  stream->stub_->async()->Session(&stream->context_, stream.get());
   // Send() starts writes from other threads than gRPC's: the hold keeps the call from being done in between.
-  AddHold();
-  v1::SessionRequest request;
-  *request.mutable_hello() = hello;
-  Send(std::move(request));
-  StartRead(&response_);
-  StartCall();
+  stream->AddHold();
+  for (v1::SessionRequest& message : messages) stream->Send(std::move(message));
+  stream->StartRead(&stream->response_);
+  stream->StartCall();
+  return stream;
+}
+
+void SessionStream::Destroy(const SessionStream* stream) {
+  if (!in_reaction) {
+    delete stream;
+    return;
+  }
+  try {
+    std::thread([stream] { delete stream; }).detach();
+  } catch (const std::system_error&) {  // no thread to be had: it stays
+  }
 }
 
 bool SessionStream::WaitFor(const std::function<bool()>& condition, absl::Duration timeout) {
-  const auto deadline = std::chrono::steady_clock::now() + absl::ToChronoMilliseconds(timeout);
+  const Deadline deadline = DeadlineAfter(timeout);
   while (!condition()) {
     if (!changed_.WaitUntil(mu_, deadline)) return condition();
   }
@@ -39,8 +68,10 @@ bool SessionStream::WaitFor(const std::function<bool()>& condition, absl::Durati
 
 absl::Status SessionStream::WaitForWelcome(absl::Duration timeout) {
   MutexLock lock(mu_);
-  WaitFor([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return welcomed_ || !status_.ok(); }, timeout);
+  WaitFor([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return welcomed_ || !status_.ok() || waiting_stopped_; },
+          timeout);
   if (status_.ok() && !welcomed_) {
+    if (waiting_stopped_) return ClosingError();
     return absl::DeadlineExceededError(
         absl::StrCat("the daemon accepted the connection but did not answer within ", absl::FormatDuration(timeout)));
   }
@@ -57,7 +88,7 @@ void SessionStream::Send(v1::SessionRequest request) {
 absl::StatusOr<v1::CallResult> SessionStream::Call(
     const std::function<v1::SessionRequest(uint64_t call_id)>& make_request, absl::Duration timeout,
     std::optional<uint32_t> lease_device, bool after_end, const std::function<bool()>& give_up) {
-  const auto deadline = std::chrono::steady_clock::now() + absl::ToChronoMilliseconds(timeout);
+  const Deadline deadline = DeadlineAfter(timeout);
   Waiter waiter;
   MutexLock lock(mu_);
   if (!status_.ok() && !(after_end && writable_)) return status_;
@@ -68,11 +99,11 @@ absl::StatusOr<v1::CallResult> SessionStream::Call(
     WriteNext();
   }
   bool gave_up = give_up == nullptr;
-  while (!waiter.result.has_value() && writable_) {
+  while (!waiter.result.has_value() && writable_ && !waiting_stopped_) {
     const auto next_look = std::chrono::steady_clock::now() + kGiveUpPeriod;
     if (waiter.answered.WaitUntil(mu_, gave_up ? deadline : std::min(deadline, next_look))) continue;
     if (std::chrono::steady_clock::now() >= deadline) break;
-    if (gave_up || !writable_ || !give_up()) continue;
+    if (gave_up || !writable_ || waiting_stopped_ || !give_up()) continue;
     gave_up = true;  // the answer comes soon now
     v1::SessionRequest cancel;
     cancel.mutable_cancel()->set_call_id(call_id);
@@ -83,11 +114,12 @@ absl::StatusOr<v1::CallResult> SessionStream::Call(
   if (waiter.result.has_value()) return *std::move(waiter.result);
   if (writable_) {
     if (lease_device.has_value()) late_leases_.emplace(call_id, *lease_device);
+    if (waiting_stopped_) return ClosingError();
     return absl::DeadlineExceededError(
         absl::StrCat("the daemon did not answer within ", absl::FormatDuration(timeout)));
   }
   // The stream has broken; OnDone says why in a moment.
-  while (status_.ok() && changed_.WaitUntil(mu_, deadline)) {
+  while (status_.ok() && !waiting_stopped_ && changed_.WaitUntil(mu_, deadline)) {
   }
   return status_.ok() ? absl::UnavailableError("the daemon went away") : status_;
 }
@@ -197,7 +229,8 @@ void SessionStream::QueueFree(uint64_t block_id) {
 
 void SessionStream::WaitForFrees(absl::Duration timeout) {
   MutexLock lock(mu_);
-  WaitFor([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return frees_.empty() || !writable_; }, timeout);
+  WaitFor([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return frees_.empty() || !writable_ || waiting_stopped_; },
+          timeout);
 }
 
 void SessionStream::HandleResult(const v1::CallResult& result) {
@@ -246,23 +279,30 @@ void SessionStream::OnReadDone(bool ok) {
     RemoveHold();
     return;
   }
-  switch (response_.message_case()) {
+  {
+    const Reaction reaction;
+    gate_.Run([this] { Receive(response_); });
+  }
+  StartRead(&response_);
+}
+
+void SessionStream::Receive(const v1::SessionResponse& response) {
+  switch (response.message_case()) {
     case v1::SessionResponse::kWelcome: {
-      handlers_.welcomed(response_.welcome());
+      handlers_.welcomed(response.welcome());
       MutexLock lock(mu_);
       welcomed_ = true;
       changed_.NotifyAll();
       break;
     }
     case v1::SessionResponse::kCloseSegments:
-      handlers_.close_segments(response_.close_segments());
+      handlers_.close_segments(response.close_segments());
       break;
     case v1::SessionResponse::kLimitChanged:
-      handlers_.limit_changed(response_.limit_changed());
+      handlers_.limit_changed(response.limit_changed());
       break;
     case v1::SessionResponse::kEnded: {
-      const absl::Status ended =
-          absl::AbortedError(absl::StrCat("the session has ended: ", response_.ended().reason()));
+      const absl::Status ended = absl::AbortedError(absl::StrCat("the session has ended: ", response.ended().reason()));
       {
         MutexLock lock(mu_);
         status_.Update(ended);
@@ -271,19 +311,20 @@ void SessionStream::OnReadDone(bool ok) {
       break;
     }
     case v1::SessionResponse::kResult:
-      HandleResult(response_.result());
+      HandleResult(response.result());
       break;
     case v1::SessionResponse::kQuestion:
-      handlers_.question(response_.question());
+      handlers_.question(response.question());
       break;
     case v1::SessionResponse::kDraining:  // calls go on until the daemon stops; then the stream breaks
     case v1::SessionResponse::MESSAGE_NOT_SET:
       break;
   }
-  StartRead(&response_);
 }
 
 void SessionStream::OnDone(const grpc::Status& grpc_status) {
+  const Reaction reaction;
+  std::shared_ptr<SessionStream> self = std::move(self_);
   absl::Status lost = FromGrpc(grpc_status);
   bool tell = false;
   {
@@ -295,27 +336,30 @@ void SessionStream::OnDone(const grpc::Status& grpc_status) {
     }
     tell = welcomed_ && !closing_ && status_.ok();
     status_.Update(lost.ok() ? absl::UnavailableError("the session is closed") : lost);
+    ended_well_ = grpc_status.ok();
+    done_ = true;
+    if (!tell && closers_ > 0) released_ = std::move(self);
+    changed_.NotifyAll();  // a closer may destroy this object as soon as the lock is released
   }
-  if (tell) handlers_.lost(lost);
-  MutexLock lock(mu_);
-  ended_well_ = grpc_status.ok();
-  done_ = true;
-  changed_.NotifyAll();  // this object may be gone as soon as the lock is released
+  // Last: who is told may let go of everything that waits for the call to be done.
+  if (tell) gate_.Run([&] { handlers_.lost(lost); });
 }
 
-bool SessionStream::Close(absl::Duration timeout) {
-  v1::SessionRequest goodbye;
-  goodbye.mutable_goodbye();
-  Send(std::move(goodbye));
-  bool done = false;
-  {
-    MutexLock lock(mu_);
-    closing_ = true;
-    done = WaitFor([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return done_; }, timeout);
-  }
-  if (!done) Abort();
+absl::Status SessionStream::Close(absl::Duration timeout) {
+  std::shared_ptr<SessionStream> released;  // goes without the lock
   MutexLock lock(mu_);
-  return ended_well_;
+  if (!std::exchange(closing_, true) && writable_) {
+    outgoing_.emplace_back().mutable_goodbye();
+    WriteNext();
+  }
+  ++closers_;
+  const bool done = WaitFor([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return done_; }, timeout);
+  --closers_;
+  released = std::move(released_);
+  if (!done) {
+    return absl::DeadlineExceededError("the daemon does not answer the goodbye");
+  }
+  return ended_well_ ? absl::OkStatus() : absl::UnavailableError("the stream has broken");
 }
 
 void SessionStream::Abort() {
@@ -324,13 +368,19 @@ void SessionStream::Abort() {
     closing_ = true;
   }
   context_.TryCancel();
+  gate_.Close();
+}
+
+void SessionStream::StopWaiting() {
   MutexLock lock(mu_);
-  while (!done_) changed_.Wait(mu_);
+  waiting_stopped_ = true;
+  for (const auto& [call_id, waiter] : waiters_) waiter->answered.NotifyOne();
+  changed_.NotifyAll();
 }
 
 void SessionStream::WaitForRoom() {
   MutexLock lock(mu_);
-  while (writable_ && outgoing_.size() >= kEnoughQueued) changed_.Wait(mu_);
+  while (writable_ && !waiting_stopped_ && outgoing_.size() >= kEnoughQueued) changed_.Wait(mu_);
 }
 
 absl::Status SessionStream::status() const {

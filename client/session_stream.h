@@ -7,19 +7,23 @@
 #include <chrono>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "allocator/mutex.h"
+#include "client/call_gate.h"
 #include "vrambroker/v1/broker.grpc.pb.h"
 
 namespace vrambroker::client_internal {
 
 // The client's end of the Broker.Session call. The callback API notices a dead daemon at once; a synchronous call
-// would only when it is made.
+// would only when it is made. It lives until gRPC is done with the call, whoever has let go of it.
 class SessionStream : public grpc::ClientBidiReactor<v1::SessionRequest, v1::SessionResponse> {
  public:
   struct Handlers {
@@ -30,10 +34,13 @@ class SessionStream : public grpc::ClientBidiReactor<v1::SessionRequest, v1::Ses
     std::function<void(const absl::Status&)> lost;  // once, unless Close() was called first
   };
 
-  // `stub` and what the handlers refer to outlive this object. Handlers run on gRPC's threads.
-  SessionStream(v1::Broker::Stub* stub, const v1::Hello& hello, Handlers handlers);
-  // REQUIRES: Close() has returned.
-  ~SessionStream() override = default;
+  // Sends `messages`, the first of which is the hello. Handlers run on gRPC's threads, until Abort(): what they refer
+  // to lives for so long.
+  static std::shared_ptr<SessionStream> Start(std::shared_ptr<grpc::Channel> channel,
+                                              std::vector<v1::SessionRequest> messages, Handlers handlers);
+
+  // For calls over the same connection.
+  v1::Broker::Stub& stub() { return *stub_; }
 
   // OK when the daemon has answered the hello and `welcomed` has run; else why not.
   absl::Status WaitForWelcome(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
@@ -63,12 +70,17 @@ class SessionStream : public grpc::ClientBidiReactor<v1::SessionRequest, v1::Ses
   // Waits until the daemon has done all that was asked for by FreeLater().
   void WaitForFrees(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Breaks the stream without a goodbye: the session, if there is one, stays what it was.
+  // Nobody waits for anything but Close() any more: what waits now ends with Unavailable, what comes later is asked for
+  // without waiting for the answer.
+  void StopWaiting() ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Breaks the stream without a goodbye: the session, if there is one, stays what it was. No handler runs when it has
+  // returned, but for one that it is called from.
   void Abort() ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Says goodbye, waits for the daemon to end the stream for up to `timeout`, then breaks it. False: the daemon may not
-  // have got the goodbye.
-  bool Close(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
+  // Says goodbye, and waits for the daemon to end the stream. DeadlineExceeded: it has not so far; call this again, or
+  // Abort(). Unavailable: the stream has broken; the daemon may not have got the goodbye.
+  absl::Status Close(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
 
   // OK while the session lives.
   absl::Status status() const ABSL_LOCKS_EXCLUDED(mu_);
@@ -78,6 +90,12 @@ class SessionStream : public grpc::ClientBidiReactor<v1::SessionRequest, v1::Ses
   void OnDone(const grpc::Status& status) override;
 
  private:
+  SessionStream(std::shared_ptr<grpc::Channel> channel, Handlers handlers)
+      : channel_(std::move(channel)), stub_(v1::Broker::NewStub(channel_)), handlers_(std::move(handlers)) {}
+  // On a thread that is not gRPC's: with the last channel of the process go the threads that its callbacks run on, and
+  // whoever lets them go waits for their end.
+  static void Destroy(const SessionStream* stream);
+
   // The caller of a call that is under way; lives on its stack.
   struct Waiter {
     CondVar answered;
@@ -99,9 +117,16 @@ class SessionStream : public grpc::ClientBidiReactor<v1::SessionRequest, v1::Ses
   // Waits until `condition` or the end of the timeout; returns the condition.
   bool WaitFor(const std::function<bool()>& condition, absl::Duration timeout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
+  // Under the gate.
+  void Receive(const v1::SessionResponse& response);
+
+  const std::shared_ptr<grpc::Channel> channel_;
+  const std::unique_ptr<v1::Broker::Stub> stub_;
   const Handlers handlers_;
+  CallGate gate_;  // to the handlers
   grpc::ClientContext context_;
   v1::SessionResponse response_;
+  std::shared_ptr<SessionStream> self_;  // until gRPC is done with it
 
   mutable Mutex mu_;
   CondVar changed_;
@@ -109,8 +134,11 @@ class SessionStream : public grpc::ClientBidiReactor<v1::SessionRequest, v1::Ses
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
   bool writable_ ABSL_GUARDED_BY(mu_) = true;
   bool closing_ ABSL_GUARDED_BY(mu_) = false;
+  bool waiting_stopped_ ABSL_GUARDED_BY(mu_) = false;
   bool done_ ABSL_GUARDED_BY(mu_) = false;
-  bool ended_well_ ABSL_GUARDED_BY(mu_) = false;  // by the daemon
+  int closers_ ABSL_GUARDED_BY(mu_) = 0;                          // threads in Close()
+  std::shared_ptr<SessionStream> released_ ABSL_GUARDED_BY(mu_);  // self_, when gRPC is done: for one of them
+  bool ended_well_ ABSL_GUARDED_BY(mu_) = false;                  // by the daemon
   bool welcomed_ ABSL_GUARDED_BY(mu_) = false;
   uint64_t next_call_ ABSL_GUARDED_BY(mu_) = 1;
   absl::flat_hash_map<uint64_t, Waiter*> waiters_ ABSL_GUARDED_BY(mu_);       // by call id

@@ -179,6 +179,7 @@ class Broker {
 
   absl::Span<SegmentPool* const> pools() const { return pools_; }
   size_t record_events() const { return options_.record_events; }
+  size_t max_segments() const { return options_.session_bounds.max_segments; }  // of a session
   // What a remote session records on each device.
   uint64_t RecordedEvents(const Session& session) const ABSL_LOCKS_EXCLUDED(mu_);
 

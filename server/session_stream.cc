@@ -186,12 +186,7 @@ void SessionStream::OnReadDone(bool ok) {
 
 void SessionStream::Handle(const v1::SessionRequest& request) {
   if (session_ == nullptr) {
-    absl::Status status = request.message_case() == v1::SessionRequest::kHello
-                              ? CheckHello(request.hello())
-                              : absl::InvalidArgumentError("message: the first message must be hello");
-    if (status.ok()) {
-      status = request.hello().has_resume() ? HandleResume(request.hello().resume()) : HandleHello(request.hello());
-    }
+    const absl::Status status = HandleFirst(request);
     if (!status.ok()) End(status);
     return;  // Opened() reads on
   }
@@ -204,6 +199,17 @@ void SessionStream::Handle(const v1::SessionRequest& request) {
   const absl::Status status = refusal.ok() ? HandleLater(request) : HandleTooMany(request, refusal);
   if (!status.ok()) return End(status);
   StartRead(&request_);
+}
+
+// Before the session is open.
+absl::Status SessionStream::HandleFirst(const v1::SessionRequest& request) {
+  if (resume_list_.has_value()) {
+    if (request.has_resume_more()) return HandleResumeMore(request.resume_more());
+    return absl::InvalidArgumentError("message: after a hello whose resume has `more`, it must be resume_more");
+  }
+  if (!request.has_hello()) return absl::InvalidArgumentError("message: the first message must be hello");
+  if (absl::Status status = CheckHello(request.hello()); !status.ok()) return status;
+  return request.hello().has_resume() ? HandleResume(request.hello().resume()) : HandleHello(request.hello());
 }
 
 absl::Status SessionStream::HandleTooMany(const v1::SessionRequest& request, const absl::Status& refusal) {
@@ -264,6 +270,8 @@ absl::Status SessionStream::HandleLater(const v1::SessionRequest& request) {
       broker_.FreeCarriedOver(session_, {request.carried_over_freed().ids().data(),
                                          static_cast<size_t>(request.carried_over_freed().ids_size())});
       break;
+    case Request::kResumeMore:
+      return absl::FailedPreconditionError("message: resume_more comes right after the hello only");
     case Request::kHello:
       return absl::FailedPreconditionError("message: hello was already sent; a stream carries one session");
     case Request::kGoodbye:
@@ -300,9 +308,32 @@ absl::Status SessionStream::HandleResume(const v1::Resume& resume) {
   }
   std::copy(resume.token().begin(), resume.token().end(), token.begin());
   resumed_ = true;
-  absl::flat_hash_set<SegmentId> held;
-  for (const uint64_t id : resume.segment_ids()) held.insert(SegmentId{id});
-  broker_.ResumeSession(*identity_, token, std::move(held), events_,
+  resume_list_.emplace().token = token;
+  return ResumeWith(resume.segment_ids(), resume.more());
+}
+
+absl::Status SessionStream::HandleResumeMore(const v1::ResumeMore& part) {
+  if (part.segment_ids().empty() || part.segment_ids_size() > kMaxIdsInMessage) {
+    return absl::InvalidArgumentError(absl::StrCat("resume_more.segment_ids: ", part.segment_ids_size(),
+                                                   " ids; a message has 1 to ", kMaxIdsInMessage));
+  }
+  return ResumeWith(part.segment_ids(), part.more());
+}
+
+absl::Status SessionStream::ResumeWith(const google::protobuf::RepeatedField<uint64_t>& segment_ids, bool more) {
+  resume_list_->listed += static_cast<size_t>(segment_ids.size());
+  if (resume_list_->listed > broker_.max_segments()) {
+    return absl::InvalidArgumentError(absl::StrCat("resume.segment_ids: more than the ", broker_.max_segments(),
+                                                   " that max_segments_per_session allows"));
+  }
+  for (const uint64_t id : segment_ids) resume_list_->held.insert(SegmentId{id});
+  if (more) {
+    StartRead(&request_);
+    return absl::OkStatus();
+  }
+  ResumeList list = *std::move(resume_list_);
+  resume_list_.reset();
+  broker_.ResumeSession(*identity_, list.token, std::move(list.held), events_,
                         [&broker = broker_, events = events_](const absl::StatusOr<SessionPtr>& session) {
                           if (!events->Opened(session, {}) && session.ok()) broker.Disconnect(*session);
                         });
@@ -337,6 +368,7 @@ void SessionStream::SendWelcome(const AllocConf& conf) {
     welcome->set_alloc_conf(FormatAllocConf(session_->allocator(0).options()));
     welcome->set_resume_token(token->data(), token->size());
     welcome->set_takes_carried_over(true);
+    welcome->set_takes_resume_in_parts(true);
     welcome->set_record_events(static_cast<uint32_t>(broker_.record_events()));
   } else if (const uint64_t events = broker_.RecordedEvents(*session_); events < broker_.record_events()) {
     welcome->add_warnings(absl::StrCat("record_events: the session records ", events, " events instead of ",

@@ -8,8 +8,11 @@
 
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 
+#include "absl/container/flat_hash_set.h"
+#include "allocator/ids.h"
 #include "allocator/mutex.h"
 #include "server/broker.h"
 #include "server/connections.h"
@@ -39,12 +42,24 @@ class SessionStream : public grpc::ServerBidiReactor<v1::SessionRequest, v1::Ses
  private:
   class Events;
 
+  // What the client says of the session that it resumes.
+  struct ResumeList {
+    Ticket token{};
+    absl::flat_hash_set<SegmentId> held;
+    size_t listed = 0;  // ids, with those that are in the list twice
+  };
+
   void Handle(const v1::SessionRequest& request) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status HandleFirst(const v1::SessionRequest& request) ABSL_LOCKS_EXCLUDED(mu_);
   // A message of an open session when its user sends too many: calls are answered with `refusal`, and messages that
   // have no answer are taken as ever. An error when the client sends nothing else.
   absl::Status HandleTooMany(const v1::SessionRequest& request, const absl::Status& refusal) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status HandleHello(const v1::Hello& hello) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status HandleResume(const v1::Resume& resume) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status HandleResumeMore(const v1::ResumeMore& part) ABSL_LOCKS_EXCLUDED(mu_);
+  // Notes what the client holds, and resumes the session unless `more` follows.
+  absl::Status ResumeWith(const google::protobuf::RepeatedField<uint64_t>& segment_ids, bool more)
+      ABSL_LOCKS_EXCLUDED(mu_);
   // The session that the broker has opened or resumed, or why not; the stream reads on, or ends.
   void Opened(const absl::StatusOr<SessionPtr>& session, const AllocConf& conf) ABSL_LOCKS_EXCLUDED(mu_);
   void SendWelcome(const AllocConf& conf) ABSL_LOCKS_EXCLUDED(mu_);
@@ -77,8 +92,9 @@ class SessionStream : public grpc::ServerBidiReactor<v1::SessionRequest, v1::Ses
   // Touched by reactions to reads only, which gRPC never runs at the same time.
   v1::SessionRequest request_;
   SessionPtr session_;
-  bool resumed_ = false;  // the session is older than this stream
-  int too_many_ = 0;      // messages without an answer, beyond the rate, since the last one within it
+  bool resumed_ = false;                   // the session is older than this stream
+  std::optional<ResumeList> resume_list_;  // while it is not whole
+  int too_many_ = 0;                       // messages without an answer, beyond the rate, since the last one within it
 
   Mutex mu_;
   std::deque<v1::SessionResponse> outgoing_ ABSL_GUARDED_BY(mu_);
