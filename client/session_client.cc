@@ -63,6 +63,12 @@ bool IsNotToBeResumed(const absl::Status& status) {
   return absl::IsNotFound(status) || absl::IsInvalidArgument(status) || absl::IsResourceExhausted(status);
 }
 
+// What was given back stays charged unless the daemon hears of it. ResourceExhausted: of a daemon of an earlier
+// version, which refused it for the rate of calls.
+bool IsWorthAnotherTry(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) || absl::IsResourceExhausted(status);
+}
+
 bool SameCounts(const MemoryStats& a, const MemoryStats& b) {
   return StatsToProto(a).SerializeAsString() == StatsToProto(b).SerializeAsString();
 }
@@ -528,11 +534,23 @@ bool SessionClient::ReturnSegments(int device, uint64_t session, const std::vect
       CountCall();
       status = link->stream->Return(request, options_.call_timeout);
     }
-    if (!absl::IsUnavailable(status)) return status.ok();
+    if (status.ok() || !IsWorthAnotherTry(status)) return status.ok();
     MutexLock lock(mu_);
     if (link_ != link) continue;  // reached again meanwhile
     unreturned_.push_back({.device = device, .session = session, .segments = segments});
     return false;
+  }
+}
+
+void SessionClient::ReturnAgain() {
+  std::vector<Returned> unreturned;
+  {
+    MutexLock lock(mu_);
+    if (!lost_) unreturned.swap(unreturned_);
+  }
+  // One by one: the daemon may have taken some of them.
+  for (const Returned& returned : unreturned) {
+    for (const uint64_t id : returned.segments) ReturnSegments(returned.device, returned.session, {id});
   }
 }
 
@@ -646,6 +664,7 @@ void SessionClient::Keep() {
     }
     if (leases() && now >= next_report) {
       for (size_t device = 0; device < heaps_.size(); ++device) leased(device).RetryClosing();
+      ReturnAgain();
       {
         MutexLock lock(mu_);
         grown_ = false;
@@ -755,17 +774,12 @@ absl::Status SessionClient::Reconnect() {
   Link& link = **reached;
   link.session = resumed ? old->session : old->session + 1;
   DeclareCarriedOver(link);
-  std::vector<Returned> unreturned;
   {
     MutexLock lock(mu_);
     lost_ = !link.stream->status().ok();
     link_ = *reached;
-    unreturned.swap(unreturned_);
   }
-  // One by one: the daemon may have been told of some of them.
-  for (const Returned& returned : unreturned) {
-    for (const uint64_t id : returned.segments) ReturnSegments(returned.device, returned.session, {id});
-  }
+  ReturnAgain();
   if (resumed) {
     Log(absl::StrCat("session '", link.name, "': reconnected to the daemon and resumed the session"));
     return absl::OkStatus();

@@ -105,6 +105,8 @@ class SessionClient {
   // Gives segments of session number `session` back, which are closed here. False when the daemon does not have them:
   // it is gone, or will have them when it is reached again.
   bool ReturnSegments(int device, uint64_t session, const std::vector<uint64_t>& segments) ABSL_LOCKS_EXCLUDED(mu_);
+  // Those that the daemon could not be told of.
+  void ReturnAgain() ABSL_LOCKS_EXCLUDED(mu_);
   // Makes a unary call: `method` of the stub with a deadline. A lost session explains itself.
   template <typename Method, typename Request, typename Response>
   absl::Status Call(Method method, const Request& request, Response* response);

@@ -2,6 +2,7 @@
 #include "server/broker_service.h"
 
 #include <atomic>
+#include <chrono>
 #include <utility>
 #include <vector>
 
@@ -49,6 +50,20 @@ absl::StatusOr<SessionPtr> BrokerService::OwnSession(const grpc::CallbackServerC
   return broker_.FindSession(SessionId{id}, *caller);
 }
 
+absl::Status BrokerService::GiveBack(const grpc::CallbackServerContext& context, uint64_t id,
+                                     const std::function<absl::Status(const SessionPtr&)>& give_back) const {
+  const absl::StatusOr<Caller> caller = connections_.Peer(context);
+  if (!caller.ok()) return caller.status();
+  const auto now = std::chrono::steady_clock::now();
+  const absl::Status over_rate = connections_.rates().Take(caller->uid, now);
+  const absl::StatusOr<SessionPtr> session = broker_.FindSession(SessionId{id}, *caller);
+  const absl::Status status = session.ok() ? give_back(*session) : session.status();
+  if (over_rate.ok()) return status;
+  if (!status.ok()) return over_rate;
+  connections_.rates().Owe(caller->uid, now);
+  return status;
+}
+
 grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse>* BrokerService::Session(
     grpc::CallbackServerContext* context) {
   absl::StatusOr<Caller> caller = connections_.Identify(*context);
@@ -78,10 +93,10 @@ grpc::ServerUnaryReactor* BrokerService::Allocate(grpc::CallbackServerContext* c
 
 grpc::ServerUnaryReactor* BrokerService::Free(grpc::CallbackServerContext* context, const v1::FreeRequest* request,
                                               v1::FreeResponse* /*response*/) {
-  absl::StatusOr<SessionPtr> session = OwnSession(*context, request->session_id());
-  if (!session.ok()) return Reply(context, session.status());
-  const absl::StatusOr<std::vector<BlockId>> blocks = BlockIds(*request);
-  return Reply(context, blocks.ok() ? broker_.Free(*session, *blocks) : blocks.status());
+  return Reply(context, GiveBack(*context, request->session_id(), [&](const SessionPtr& session) {
+                 const absl::StatusOr<std::vector<BlockId>> blocks = BlockIds(*request);
+                 return blocks.ok() ? broker_.Free(session, *blocks) : blocks.status();
+               }));
 }
 
 grpc::ServerUnaryReactor* BrokerService::LeaseSegments(grpc::CallbackServerContext* context,
@@ -107,11 +122,11 @@ grpc::ServerUnaryReactor* BrokerService::LeaseSegments(grpc::CallbackServerConte
 grpc::ServerUnaryReactor* BrokerService::ReturnSegments(grpc::CallbackServerContext* context,
                                                         const v1::ReturnSegmentsRequest* request,
                                                         v1::ReturnSegmentsResponse* /*response*/) {
-  absl::StatusOr<SessionPtr> session = OwnSession(*context, request->session_id());
-  if (!session.ok()) return Reply(context, session.status());
-  const absl::StatusOr<std::vector<SegmentId>> segments = SegmentIds(*request);
-  return Reply(context,
-               segments.ok() ? broker_.ReturnSegments(*session, request->device(), *segments) : segments.status());
+  return Reply(context, GiveBack(*context, request->session_id(), [&](const SessionPtr& session) {
+                 const absl::StatusOr<std::vector<SegmentId>> segments = SegmentIds(*request);
+                 return segments.ok() ? broker_.ReturnSegments(session, request->device(), *segments)
+                                      : segments.status();
+               }));
 }
 
 grpc::ServerUnaryReactor* BrokerService::EmptyCache(grpc::CallbackServerContext* context,

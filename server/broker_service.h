@@ -4,6 +4,8 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <functional>
+
 #include "server/broker.h"
 #include "server/connections.h"
 #include "server/rpc_meter.h"
@@ -44,6 +46,10 @@ class BrokerService final : public v1::Broker::CallbackService {
  private:
   // The session `id`, when the caller of this RPC owns it.
   absl::StatusOr<SessionPtr> OwnSession(const grpc::CallbackServerContext& context, uint64_t id) const;
+  // Gives something of the session back, however often its user calls: who calls too often must not be left with what
+  // it does not want. The call counts, and is refused for its rate when there was nothing to give back.
+  absl::Status GiveBack(const grpc::CallbackServerContext& context, uint64_t id,
+                        const std::function<absl::Status(const SessionPtr&)>& give_back) const;
 
   Broker& broker_;
   const Connections& connections_;

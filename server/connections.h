@@ -52,6 +52,8 @@ class Connections {
   // inherited the connection must not speak for whoever gets its parent's pid next. ResourceExhausted when its user
   // calls too often; every handler asks once, and one whose work is that of several calls says of how many.
   absl::StatusOr<Caller> Identify(const grpc::CallbackServerContext& context, size_t calls = 1) const;
+  // The same, however often its user calls.
+  absl::StatusOr<Caller> Peer(const grpc::CallbackServerContext& context) const;
   CallRates& rates() const { return rates_; }
 
  private:
@@ -60,8 +62,6 @@ class Connections {
     Caller caller;
     uint64_t connection = 0;
   };
-
-  absl::StatusOr<Caller> Peer(const grpc::CallbackServerContext& context) const;
 
   // On the loop's thread.
   void AcceptAll();

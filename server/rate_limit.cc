@@ -22,6 +22,11 @@ bool TokenBucket::Take(SteadyTime now, double tokens) {
   return true;
 }
 
+void TokenBucket::Owe(SteadyTime now, double tokens) {
+  Refill(now);
+  tokens_ = std::max(-burst_, tokens_ - tokens);
+}
+
 bool TokenBucket::IsFull(SteadyTime now) {
   Refill(now);
   return tokens_ >= burst_;
@@ -29,15 +34,24 @@ bool TokenBucket::IsFull(SteadyTime now) {
 
 absl::Status CallRates::Take(uid_t uid, SteadyTime now, size_t calls) {
   MutexLock lock(mu_);
+  if (BucketOf(uid, now).Take(now, static_cast<double>(calls))) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat("rate: uid ", uid, " makes more calls a second than the ",
+                                                   per_second_,
+                                                   " that max_calls_per_second_per_uid allows; call less often"));
+}
+
+void CallRates::Owe(uid_t uid, SteadyTime now) {
+  MutexLock lock(mu_);
+  BucketOf(uid, now).Owe(now);
+}
+
+TokenBucket& CallRates::BucketOf(uid_t uid, SteadyTime now) {
   auto it = buckets_.find(uid);
   if (it == buckets_.end()) {
     if (buckets_.size() >= forget_at_) ForgetTheQuiet(now);
     it = buckets_.emplace(uid, TokenBucket(per_second_, 2.0 * per_second_)).first;
   }
-  if (it->second.Take(now, static_cast<double>(calls))) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat("rate: uid ", uid, " makes more calls a second than the ",
-                                                   per_second_,
-                                                   " that max_calls_per_second_per_uid allows; call less often"));
+  return it->second;
 }
 
 // A full bucket is what a user without one gets.

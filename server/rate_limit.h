@@ -24,6 +24,8 @@ class TokenBucket {
 
   // False, and nothing is taken, when there are not `tokens`. More than the burst counts as the burst.
   bool Take(SteadyTime now, double tokens = 1);
+  // Takes them although they are not there: up to a burst can be owed.
+  void Owe(SteadyTime now, double tokens = 1);
   bool Has(SteadyTime now, double tokens) {
     Refill(now);
     return tokens_ >= tokens;
@@ -51,10 +53,13 @@ class CallRates {
   // ResourceExhausted when the user has called more often than it may. A call that costs the daemon as much as several
   // counts as so many `calls`.
   absl::Status Take(uid_t uid, SteadyTime now, size_t calls = 1) ABSL_LOCKS_EXCLUDED(mu_);
+  // For a call that Take() has refused and that was made all the same: the next ones have to wait for longer.
+  void Owe(uid_t uid, SteadyTime now) ABSL_LOCKS_EXCLUDED(mu_);
   // Of how many users a bucket is kept: those of the last seconds, and a few more.
   size_t users() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
+  TokenBucket& BucketOf(uid_t uid, SteadyTime now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ForgetTheQuiet(SteadyTime now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const uint32_t per_second_;

@@ -49,18 +49,14 @@ absl::Status CheckHello(const v1::Hello& hello) {
   return absl::OkStatus();
 }
 
-// Of a message that is a call, and so is answered.
+// Of a message that is a call, and so is answered; those that give something back are never refused.
 std::optional<uint64_t> CallId(const v1::SessionRequest& request) {
   using Request = v1::SessionRequest;
   switch (request.message_case()) {
     case Request::kAllocate:
       return request.allocate().call_id();
-    case Request::kFree:
-      return request.free().call_id();
     case Request::kLease:
       return request.lease().call_id();
-    case Request::kReturnSegments:
-      return request.return_segments().call_id();
     case Request::kExplain:
       return request.explain().call_id();
     default:
@@ -194,11 +190,24 @@ void SessionStream::Handle(const v1::SessionRequest& request) {
     broker_.Close(session_, "goodbye");
     return End(absl::OkStatus());
   }
+  if (request.has_free() || request.has_return_segments()) {
+    HandleGivingBack(request);
+    return StartRead(&request_);
+  }
   const absl::Status refusal = rates_.Take(identity_->uid, std::chrono::steady_clock::now());
   if (refusal.ok()) too_many_ = 0;
   const absl::Status status = refusal.ok() ? HandleLater(request) : HandleTooMany(request, refusal);
   if (!status.ok()) return End(status);
   StartRead(&request_);
+}
+
+void SessionStream::HandleGivingBack(const v1::SessionRequest& request) {
+  const auto now = std::chrono::steady_clock::now();
+  const absl::Status over_rate = rates_.Take(identity_->uid, now);
+  if (over_rate.ok()) too_many_ = 0;
+  const bool gave_back =
+      request.has_free() ? HandleFree(request.free(), over_rate) : HandleReturn(request.return_segments(), over_rate);
+  if (gave_back && !over_rate.ok()) rates_.Owe(identity_->uid, now);
 }
 
 // Before the session is open.
@@ -240,14 +249,8 @@ absl::Status SessionStream::HandleLater(const v1::SessionRequest& request) {
     case Request::kAllocate:
       HandleAllocate(request.allocate());
       break;
-    case Request::kFree:
-      HandleFree(request.free());
-      break;
     case Request::kLease:
       HandleLease(request.lease());
-      break;
-    case Request::kReturnSegments:
-      HandleReturn(request.return_segments());
       break;
     case Request::kExplain:
       HandleExplain(request.explain());
@@ -272,6 +275,9 @@ absl::Status SessionStream::HandleLater(const v1::SessionRequest& request) {
       break;
     case Request::kResumeMore:
       return absl::FailedPreconditionError("message: resume_more comes right after the hello only");
+    case Request::kFree:
+    case Request::kReturnSegments:  // HandleGivingBack()
+      break;
     case Request::kHello:
       return absl::FailedPreconditionError("message: hello was already sent; a stream carries one session");
     case Request::kGoodbye:
@@ -390,12 +396,14 @@ void SessionStream::HandleAllocate(const v1::AllocateCall& call) {
       GrowthOptionsOf(call.request(), call.call_id()));
 }
 
-void SessionStream::HandleFree(const v1::FreeCall& call) {
+bool SessionStream::HandleFree(const v1::FreeCall& call, const absl::Status& over_rate) {
   const RpcMeter::Call rpc = RpcMeter::Start(rpcs_.Find("Session.Free"));
   const absl::StatusOr<std::vector<BlockId>> blocks = BlockIds(call.request());
-  const absl::Status status = blocks.ok() ? broker_.Free(session_, *blocks) : blocks.status();
+  absl::Status status = blocks.ok() ? broker_.Free(session_, *blocks) : blocks.status();
+  if (!status.ok() && !over_rate.ok()) status = over_rate;
   Send(AnswerTo(call.call_id(), status, [](v1::CallResult& result) { result.mutable_freed(); }));
   rpc.Done(status.code());
+  return status.ok();
 }
 
 void SessionStream::HandleLease(const v1::LeaseCall& call) {
@@ -411,13 +419,15 @@ void SessionStream::HandleLease(const v1::LeaseCall& call) {
       GrowthOptionsOf(request, call.call_id()));
 }
 
-void SessionStream::HandleReturn(const v1::ReturnCall& call) {
+bool SessionStream::HandleReturn(const v1::ReturnCall& call, const absl::Status& over_rate) {
   const RpcMeter::Call rpc = RpcMeter::Start(rpcs_.Find("Session.ReturnSegments"));
   const absl::StatusOr<std::vector<SegmentId>> segments = SegmentIds(call.request());
-  const absl::Status status =
+  absl::Status status =
       segments.ok() ? broker_.ReturnSegments(session_, call.request().device(), *segments) : segments.status();
+  if (!status.ok() && !over_rate.ok()) status = over_rate;
   Send(AnswerTo(call.call_id(), status, [](v1::CallResult& result) { result.mutable_returned(); }));
   rpc.Done(status.code());
+  return status.ok();
 }
 
 void SessionStream::HandleExplain(const v1::ExplainCall& call) {

@@ -51,6 +51,8 @@ class SessionStream : public grpc::ServerBidiReactor<v1::SessionRequest, v1::Ses
 
   void Handle(const v1::SessionRequest& request) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status HandleFirst(const v1::SessionRequest& request) ABSL_LOCKS_EXCLUDED(mu_);
+  // A call that gives something back, made at any rate: who sends too much must not be left with what it does not want.
+  void HandleGivingBack(const v1::SessionRequest& request);
   // A message of an open session when its user sends too many: calls are answered with `refusal`, and messages that
   // have no answer are taken as ever. An error when the client sends nothing else.
   absl::Status HandleTooMany(const v1::SessionRequest& request, const absl::Status& refusal) ABSL_LOCKS_EXCLUDED(mu_);
@@ -65,9 +67,10 @@ class SessionStream : public grpc::ServerBidiReactor<v1::SessionRequest, v1::Ses
   void SendWelcome(const AllocConf& conf) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status HandleLater(const v1::SessionRequest& request) ABSL_LOCKS_EXCLUDED(mu_);
   void HandleAllocate(const v1::AllocateCall& call);
-  void HandleFree(const v1::FreeCall& call);
+  // False: there was nothing to give back, and `over_rate`, if it is an error, was the answer.
+  bool HandleFree(const v1::FreeCall& call, const absl::Status& over_rate);
   void HandleLease(const v1::LeaseCall& call);
-  void HandleReturn(const v1::ReturnCall& call);
+  bool HandleReturn(const v1::ReturnCall& call, const absl::Status& over_rate);
   void HandleExplain(const v1::ExplainCall& call);
   absl::Status HandleStats(const v1::HeapStats& stats);
   absl::Status HandleCarriedOver(const v1::CarriedOver& message);

@@ -243,6 +243,49 @@ TEST_F(HostileTest, EveryCallCountsAgainstTheRate) {
   }
 }
 
+TEST_F(HostileTest, WhatIsGivenBackOverTheRateIsTaken) {
+  Begin("max_calls_per_second_per_uid: 20");
+  ASSERT_OK_AND_ASSIGN(Client leased, Connect("leased"));
+  ASSERT_OK_AND_ASSIGN(void* const segment, leased.LeaseSegment(40_MiB));
+  EXPECT_OK(leased.Allocate(80_MiB));
+  placement_ = Placement::kRemote;
+  ASSERT_OK_AND_ASSIGN(Client remote, Connect("remote"));
+  ASSERT_OK_AND_ASSIGN(Buffer block, remote.Allocate(20_MiB));
+  RawStream raw_session(*raw_);
+  ASSERT_OK_AND_ASSIGN(const v1::Welcome welcome, raw_session.Hello());
+  ASSERT_OK_AND_ASSIGN(const v1::AllocateResponse raw_block, raw_->Allocate(welcome.session_id(), 20_MiB));
+
+  std::atomic<bool> stop{false};
+  std::thread flood([&] {
+    while (!stop) (void)raw_->GetDevice();
+  });
+  const auto expect_over_the_rate = [&] {
+    EXPECT_TRUE(WaitFor([&] { return IsOverTheRate(raw_->GetDevice().status()); }));
+  };
+  expect_over_the_rate();
+  EXPECT_OK(leased.ReturnSegment(segment));
+  expect_over_the_rate();
+  ASSERT_OK_AND_ASSIGN(const uint64_t emptied, leased.EmptyCache());
+  EXPECT_EQ(emptied, 80_MiB);
+  expect_over_the_rate();
+  EXPECT_OK(block.Reset());
+  expect_over_the_rate();
+  EXPECT_OK(raw_->Free(welcome.session_id(), {raw_block.block_id()}));
+  stop = true;
+  flood.join();
+
+  absl::StatusOr<v1::ListSessionsResponse> sessions;
+  ASSERT_TRUE(WaitFor([&] {
+    sessions = raw_->ListSessions();
+    return sessions.ok();
+  }));
+  for (const v1::Session& session : sessions->sessions()) {
+    EXPECT_EQ(session.devices(0).stats().allocated_bytes().all().current(), 0u) << session.name();
+    const bool leases = session.name() == "leased";  // the others' caches are the daemon's
+    EXPECT_EQ(leases ? session.devices(0).reserved_bytes() : 0, 0u);
+  }
+}
+
 TEST_F(HostileTest, CallsOverTheRateDoNotEndASession) {
   Begin("max_calls_per_second_per_uid: 1");
   RawStream stream(*raw_);

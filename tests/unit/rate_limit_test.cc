@@ -53,6 +53,25 @@ TEST(TokenBucketTest, TimeThatGoesBackwardsGivesNothing) {
   EXPECT_TRUE(bucket.Take(kStart + milliseconds(101)));
 }
 
+TEST(TokenBucketTest, WhatIsOwedIsPaidFirst) {
+  TokenBucket bucket(10, 2);
+  bucket.Owe(kStart, 3);
+  EXPECT_FALSE(bucket.Take(kStart + milliseconds(199)));
+  EXPECT_TRUE(bucket.Take(kStart + milliseconds(201)));
+  bucket.Owe(kStart + milliseconds(201), 1000);
+  EXPECT_FALSE(bucket.Take(kStart + milliseconds(499)));
+  EXPECT_TRUE(bucket.Take(kStart + milliseconds(502))) << "no more than a burst is owed";
+}
+
+TEST(CallRatesTest, ACallThatIsMadeAllTheSameCounts) {
+  CallRates rates(5);
+  for (int i = 0; i < 10; ++i) EXPECT_TRUE(rates.Take(1, kStart).ok()) << i;
+  EXPECT_FALSE(rates.Take(1, kStart).ok());
+  rates.Owe(1, kStart);
+  EXPECT_FALSE(rates.Take(1, kStart + milliseconds(201)).ok()) << "the one that is owed";
+  EXPECT_TRUE(rates.Take(1, kStart + milliseconds(402)).ok());
+}
+
 TEST(CallRatesTest, EachUserHasItsOwn) {
   CallRates rates(5);
   for (int i = 0; i < 10; ++i) EXPECT_TRUE(rates.Take(1, kStart).ok()) << i;
