@@ -578,18 +578,18 @@ SessionDeviceInfo Broker::FiguresOn(const Session& session, int device, const Ac
 absl::Status Broker::SetLimit(const SessionPtr& session, const Limit& limit) {
   if (absl::Status status = CheckLimit("limit", limit); !status.ok()) return status;
   MutexLock lock(limits_mu_);
+  // On all devices or on none: a guarantee above it may be given at the same time.
+  std::vector<uint64_t> before;
   for (SegmentPool* pool : pools_) {
-    const uint64_t guarantee = pool->GetAccount(session->id()).value_or(AccountFigures()).guarantee_bytes;
-    if (const uint64_t bytes = LimitBytes(limit, pool->capacity_bytes()); bytes < guarantee) {
-      return absl::InvalidArgumentError(absl::StrCat("limit: ", FormatBytesExactly(bytes),
-                                                     " is below the session's guarantee of ",
-                                                     FormatBytesExactly(guarantee), "; lower that first"));
-    }
+    before.push_back(pool->GetAccount(session->id()).value_or(AccountFigures()).limit_bytes);
+    const absl::Status status = pool->SetLimit(session->id(), LimitBytes(limit, pool->capacity_bytes()));
+    if (status.ok()) continue;
+    for (size_t i = 0; i + 1 < before.size(); ++i) (void)pools_[i]->SetLimit(session->id(), before[i]);
+    return status;
   }
   for (size_t device = 0; device < pools_.size(); ++device) {
     const int ordinal = static_cast<int>(device);
     const uint64_t bytes = LimitBytes(limit, pools_[device]->capacity_bytes());
-    if (absl::Status status = pools_[device]->SetLimit(session->id(), bytes); !status.ok()) return status;
     session->LimitIs(ordinal, bytes);
     session->events()->LimitChanged(ordinal, bytes);
     const uint64_t reserved = pools_[device]->GetAccount(session->id()).value_or(AccountFigures()).reserved_bytes;
@@ -640,6 +640,11 @@ void Broker::SetGuarantee(const SessionPtr& session, const Limit& guarantee,
 // `before`: the guarantees on the devices that have been done.
 void Broker::SetGuaranteeFrom(size_t device, const SessionPtr& session, const Limit& guarantee,
                               std::vector<uint64_t> before, const std::function<void(absl::Status)>& done) {
+  if (session->state() >= SessionState::kEnded) {
+    // EndSession() may have taken its guarantees before the last of these was given.
+    for (SegmentPool* pool : pools_) (void)pool->SetGuarantee(session->id(), 0);
+    return done(absl::AbortedError("the session has ended"));
+  }
   if (device == pools_.size()) {
     LogClientEvent(spdlog::level::info,
                    SessionLine("guarantee changed", *session)

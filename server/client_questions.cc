@@ -21,20 +21,19 @@ absl::StatusOr<ClientAnswer> ClientQuestions::Ask(const std::function<void(uint6
   send(id);
   const auto last_deadline = std::chrono::steady_clock::now() + kMostPatience * patience;
   MutexLock lock(mu_);
-  while (!waiting.complete && open_) {
+  while (!waiting.complete) {
     const size_t items = waiting.items;
     const auto now = std::chrono::steady_clock::now();
     const auto deadline = std::min(now + patience, last_deadline);
-    while (!waiting.complete && open_ && waiting.items == items && changed_.WaitUntil(mu_, deadline)) {
+    while (!waiting.complete && waiting.items == items && changed_.WaitUntil(mu_, deadline)) {
     }
-    if (!waiting.complete && open_ && (waiting.items == items || now >= last_deadline)) {
+    if (!waiting.complete && (waiting.items == items || now >= last_deadline)) {
       waiting.status = absl::DeadlineExceededError("the client does not answer");
       break;
     }
   }
   waiting_.erase(id);
   if (!waiting.status.ok()) return waiting.status;
-  if (!waiting.complete) return absl::AbortedError("the client is not connected");
   return std::move(waiting.answer);
 }
 
@@ -87,6 +86,11 @@ std::vector<std::function<void()>> ClientQuestions::Close() {
       to_call.push_back(
           [done = std::move(it->second->done)] { done(absl::AbortedError("the client is not connected")); });
       waiting_.erase(it++);
+    } else if (!it->second->complete) {
+      // For good: the client may be back before the one who waits has woken up, and knows nothing of the question then.
+      it->second->status = absl::AbortedError("the client is not connected");
+      it->second->complete = true;
+      ++it;
     } else {
       ++it;
     }

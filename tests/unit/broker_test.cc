@@ -476,6 +476,44 @@ TEST_F(BrokerTest, OperatorChangesALimit) {
   EXPECT_TRUE(absl::IsNotFound(broker_->SetLimit(session, Limit(0.5))));
 }
 
+TEST_F(BrokerTest, ALimitIsChangedOnAllDevicesOrOnNone) {
+  const SessionPtr session = Open("a");
+  const std::shared_ptr<FakeClient> client = client_;
+  ASSERT_EQ(broker_->SetLimit(session, Limit(48_MiB)), absl::OkStatus());
+  ASSERT_TRUE(pools_[1]->SetGuarantee(session->id(), 20_MiB).ok());
+  const absl::Status refused = broker_->SetLimit(session, Limit(10_MiB));
+  EXPECT_TRUE(absl::IsInvalidArgument(refused));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("below the session's guarantee"));
+  for (const auto& pool : pools_) EXPECT_EQ(pool->GetAccount(session->id())->limit_bytes, 48_MiB);
+  EXPECT_THAT(client->told(), ElementsAre("limit 0 50331648", "limit 1 50331648"));
+  // Where the guarantee came in between: it was not there when the other device was asked.
+  ASSERT_TRUE(pools_[1]->SetGuarantee(session->id(), 0).ok());
+  EXPECT_EQ(broker_->SetLimit(session, Limit(10_MiB)), absl::OkStatus());
+}
+
+TEST_F(BrokerTest, AnEndedSessionIsLeftWithoutAGuarantee) {
+  const SessionPtr holder = Open("holder");
+  const std::shared_ptr<FakeClient> holding = client_;
+  const absl::StatusOr<Allocation> cached = Allocate(holder, 60_MiB, /*device=*/1);
+  ASSERT_TRUE(cached.ok() && holder->Free({cached->block}).ok());
+  const SessionPtr session = Open("a");
+  // While the second device makes room, it is ended, and its waiting requests are cancelled: this one is not there yet.
+  holding->on_close = [&](absl::Span<const SegmentId> segments) {
+    EXPECT_TRUE(session->Advance(SessionState::kEnded));
+    for (const auto& pool : pools_) EXPECT_TRUE(pool->SetGuarantee(session->id(), 0).ok());
+    holder->SegmentsClosed(segments);
+  };
+  Signal answered;
+  absl::Status answer;
+  broker_->SetGuarantee(session, Limit(20_MiB), [&](const absl::Status& status) {
+    answer = status;
+    answered.Notify();
+  });
+  answered.WaitForNotification();
+  EXPECT_TRUE(absl::IsAborted(answer)) << answer;
+  for (const auto& pool : pools_) EXPECT_EQ(pool->GetAccount(session->id())->guarantee_bytes, 0u);
+}
+
 TEST_F(BrokerTest, DrainTellsClientsAndRefusesNewOnes) {
   const SessionPtr session = Open("a");
   const std::shared_ptr<FakeClient> client = client_;

@@ -122,6 +122,19 @@ TEST(ClientQuestionsTest, WhatIsWrongWithAnAnswerEndsIt) {
   EXPECT_TRUE(absl::IsResourceExhausted(questions.Ask(huge, kLong).status()));
 }
 
+// A client that comes back at once knows nothing of what was asked before.
+TEST(ClientQuestionsTest, OpeningAgainDoesNotReviveAQuestion) {
+  ClientQuestions questions;
+  const absl::StatusOr<ClientAnswer> answer = questions.Ask(
+      [&](uint64_t) {
+        EXPECT_TRUE(questions.Close().empty());
+        questions.Open();
+      },
+      std::chrono::hours(1));
+  EXPECT_TRUE(absl::IsAborted(answer.status())) << answer.status();
+  EXPECT_TRUE(questions.Ask([&](uint64_t id) { questions.Receive(id, 0, false, Nothing); }, kLong).ok());
+}
+
 TEST(ClientQuestionsTest, ClosingEndsQuestionsUntilItIsOpenAgain) {
   ClientQuestions questions;
   std::thread closer;
