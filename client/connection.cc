@@ -240,6 +240,11 @@ absl::StatusOr<UniqueFd> DescriptorFetcher::Fetch(absl::string_view ticket, absl
   return answer->refusal;
 }
 
+void SetTimeout(grpc::ClientContext& context, absl::Duration timeout) {
+  const gpr_timespec span = gpr_time_from_millis(absl::ToInt64Milliseconds(ClampDuration(timeout)), GPR_TIMESPAN);
+  context.set_deadline(gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), span));
+}
+
 absl::Status FromProto(const v1::StatusDetails& details) {
   absl::Status result(static_cast<absl::StatusCode>(details.code()), details.message());
   for (const v1::StatusDetails::Any& detail : details.details()) {

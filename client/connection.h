@@ -42,6 +42,9 @@ class DescriptorFetcher {
   UniqueFd kept_ ABSL_GUARDED_BY(mu_);  // a connection on which nothing is under way; invalid for none
 };
 
+// Ends a call after `timeout`, whoever sets the clock meanwhile.
+void SetTimeout(grpc::ClientContext& context, absl::Duration timeout);
+
 // Code, message, and details as payloads.
 absl::Status FromProto(const v1::StatusDetails& details);
 absl::Status FromGrpc(const grpc::Status& status);

@@ -16,7 +16,6 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "allocator/device.h"
 #include "allocator/memory_stats.h"
 #include "allocator/mutex.h"
@@ -201,7 +200,7 @@ absl::Status SessionClient::Call(Method method, const Request& request, Response
   const std::shared_ptr<Link> link = this->link();
   link->stream->WaitForFrees(options_.call_timeout);  // these calls show or depend on what is free
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + options_.call_timeout));
+  SetTimeout(context, options_.call_timeout);
   CountCall();
   absl::Status status = FromGrpc((link->stream->stub().*method)(&context, request, response));
   if (absl::IsUnavailable(status) || absl::IsCancelled(status)) {

@@ -119,7 +119,7 @@ absl::StatusOr<HeapSnapshot> ReadSnapshot(Daemon& daemon, uint64_t session, uint
   std::optional<WaitingNotice> notice;
   if (daemon.says_that_it_waits) notice.emplace(daemon.timeout);
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + daemon.timeout));
+  client_internal::SetTimeout(context, daemon.timeout);
   const std::unique_ptr<grpc::ClientReader<v1::GetSnapshotResponse>> reader =
       daemon.admin->GetSnapshot(&context, request);
   HeapSnapshot heap;

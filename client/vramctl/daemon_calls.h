@@ -16,7 +16,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "allocator/heap_snapshot.h"
 #include "allocator/mutex.h"
@@ -66,7 +65,7 @@ absl::Status Call(Daemon& daemon, grpc::Status (Stub::*method)(grpc::ClientConte
   std::optional<WaitingNotice> notice;
   if (daemon.says_that_it_waits) notice.emplace(daemon.timeout);
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + daemon.timeout));
+  client_internal::SetTimeout(context, daemon.timeout);
   if constexpr (std::is_same_v<Stub, v1::Broker::Stub>) {
     return StatusOfCall((*daemon.broker.*method)(&context, request, response), daemon.timeout);
   } else {

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Somebody sets the system's clock: nothing waits for longer, and nothing ends early. This program's clock is that of
+// clock_steps.c, and so is the daemon's.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <string>
+
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "allocator/bytes.h"
+#include "allocator/mutex.h"
+#include "tests/support/daemon_test.h"
+#include "tests/support/raw_client.h"
+#include "tests/support/util.h"
+
+namespace vrambroker::testing_support {
+namespace {
+
+constexpr char kSteps[] = "VRAMBROKER_TEST_CLOCK_STEPS";
+constexpr char kHourAhead[] = "3600";
+
+class ClockTest : public DaemonTest {
+ protected:
+  void SetUp() override {
+#if defined(ABSL_HAVE_THREAD_SANITIZER)
+    GTEST_SKIP() << "ThreadSanitizer does not know waits by the steady clock: see allocator/mutex.h";
+#endif
+  }
+  void TearDown() override {
+    unsetenv(kSteps);
+    DaemonTest::TearDown();
+  }
+
+  static void SetClock(const char* steps) {
+    setenv(kSteps, steps, 1);
+  }
+  // A daemon with a clock that is set all the time.
+  absl::Status StartDaemonWithSteps(DaemonOptions options) {
+    options.environment = {{"LD_PRELOAD", CLOCK_STEPS_LIBRARY}, {kSteps, "0,3600,-3600,7"}};
+    return StartDaemon(options);
+  }
+  ClientOptions Options(const std::string& name) {
+    ClientOptions options;
+    options.socket_dir = dir();
+    options.name = name;
+    options.connect_timeout = options.call_timeout = kPatience;
+    return options;
+  }
+  uint64_t Reserved(const std::string& name) {
+    absl::StatusOr<RawClient> raw = RawClient::Connect(dir());
+    if (!raw.ok()) return ~uint64_t{0};
+    const absl::StatusOr<v1::Session> session = raw->GetSession(Ref(name));
+    return session.ok() ? session->devices(0).reserved_bytes() : ~uint64_t{0};
+  }
+};
+
+TEST_F(ClockTest, TheClockIsSet) {
+  const absl::Time before = absl::Now();
+  SetClock(kHourAhead);
+  EXPECT_GT(absl::Now() - before, absl::Minutes(50));
+}
+
+TEST_F(ClockTest, ATimedWaitFollowsTheSteadyClock) {
+  for (const char* steps : {kHourAhead, "-3600"}) {
+    SetClock(steps);
+    Mutex mu;
+    CondVar changed;
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(50);
+    MutexLock lock(mu);
+    int wakes = 0;
+    while (changed.WaitUntil(mu, deadline)) ++wakes;
+    EXPECT_GE(std::chrono::steady_clock::now(), deadline);
+    EXPECT_LT(wakes, 10) << "it spins";
+  }
+}
+
+TEST_F(ClockTest, AClientComesBack) {
+  ASSERT_OK(StartDaemon());
+  ASSERT_OK_AND_ASSIGN(Client client, Client::Connect(Options("back")));
+  SetClock(kHourAhead);
+  daemon_->Kill();
+  ASSERT_TRUE(WaitFor([&] { return !client.status().ok(); }));
+  ASSERT_OK(daemon_->Restart());
+  EXPECT_TRUE(WaitFor([&] { return client.status().ok(); })) << client.status();
+}
+
+TEST_F(ClockTest, IdleSegmentsGoBack) {
+  ASSERT_OK(StartDaemonWithSteps({.config = "idle_decay: \"100ms\""}));
+  SetClock(kHourAhead);
+  ClientOptions options = Options("decaying");
+  options.idle_decay = absl::Milliseconds(100);
+  ASSERT_OK_AND_ASSIGN(Client client, Client::Connect(options));
+  EXPECT_OK(client.Allocate(30_MiB));
+  EXPECT_TRUE(WaitFor([&] { return Reserved("decaying") == 0; })) << "by the client";
+  ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
+  EXPECT_TRUE(WaitFor([&] {
+    const absl::StatusOr<v1::Device> device = raw.GetDevice();
+    return device.ok() && device->reserved_bytes() == 0;
+  })) << "by the daemon";
+}
+
+TEST_F(ClockTest, AQuestionThatNobodyAnswersEnds) {
+  ASSERT_OK(StartDaemonWithSteps({.config = "client_timeout: \"100ms\""}));
+  ASSERT_OK_AND_ASSIGN(ClientProcess silent, ConnectProcess("silent"));
+  ASSERT_OK(silent.Call("alloc 1000"));
+  ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
+  silent.process().Signal(SIGSTOP);
+  for (int i = 0; i < 10; ++i) {  // on several of its clocks
+    EXPECT_STATUS(raw.GetSnapshot(Ref("silent"), 0), absl::StatusCode::kDeadlineExceeded, "does not answer");
+  }
+  silent.process().Signal(SIGCONT);
+}
+
+TEST_F(ClockTest, ARequestWaitsForAsLongAsItMay) {
+  ASSERT_OK(StartDaemonWithSteps({.capacity = "64MiB"}));
+  ASSERT_OK_AND_ASSIGN(Client holder, Client::Connect(Options("holder")));
+  ASSERT_OK_AND_ASSIGN(Buffer held, holder.Allocate(60_MiB));
+  SetClock("0,3600,-3600,7");
+  ClientOptions options = Options("waiting");
+  options.wait = absl::Milliseconds(700);
+  ASSERT_OK_AND_ASSIGN(Client waiting, Client::Connect(options));
+  for (int i = 0; i < 3; ++i) {
+    const absl::Status refused = waiting.Allocate(30_MiB).status();
+    const std::optional<OutOfMemory> why = GetOutOfMemory(refused);
+    ASSERT_TRUE(why.has_value()) << refused;
+    EXPECT_GE(why->waited_ms, 600u);
+  }
+}
+
+}  // namespace
+}  // namespace vrambroker::testing_support

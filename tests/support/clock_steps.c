@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A system clock that is set all the time, as by people or NTP: preloaded (LD_PRELOAD), or linked into a program.
+// $VRAMBROKER_TEST_CLOCK_STEPS has the offsets in seconds, "0,3600,-3600"; every quarter of a second it is the next
+// one's turn. Without it the clock is the system's. Only what programs read changes, not what the kernel waits by:
+// whoever reads this clock to tell the kernel when to wake it up waits for too long, or not at all.
+#define _GNU_SOURCE
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { kMaxSteps = 16, kStepMilliseconds = 250 };
+
+static long ReadSteps(const char* text, long* steps) {
+  long count = 0;
+  while (*text != '\0' && count < kMaxSteps) {
+    char* end = NULL;
+    steps[count++] = strtol(text, &end, 10);
+    text = *end == ',' ? end + 1 : end;
+    if (text == end && *text != '\0') break;
+  }
+  return count;
+}
+
+static time_t Offset(void) {
+  long steps[kMaxSteps];
+  const char* const text = getenv("VRAMBROKER_TEST_CLOCK_STEPS");
+  if (text == NULL) return 0;
+  const long count = ReadSteps(text, steps);
+  struct timespec now;
+  if (count == 0 || syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &now) != 0) return 0;
+  return steps[(now.tv_sec * 1000 + now.tv_nsec / 1000000) / kStepMilliseconds % count];
+}
+
+int clock_gettime(clockid_t clock, struct timespec* now) {
+  const int result = (int)syscall(SYS_clock_gettime, clock, now);
+  if (result == 0 && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) now->tv_sec += Offset();
+  return result;
+}
+
+int gettimeofday(struct timeval* restrict now, void* restrict zone) {
+  (void)zone;
+  struct timespec precise;
+  if (clock_gettime(CLOCK_REALTIME, &precise) != 0) return -1;
+  now->tv_sec = precise.tv_sec;
+  now->tv_usec = precise.tv_nsec / 1000;
+  return 0;
+}
+
+time_t time(time_t* now) {
+  struct timespec precise;
+  if (clock_gettime(CLOCK_REALTIME, &precise) != 0) return -1;
+  if (now != NULL) *now = precise.tv_sec;
+  return precise.tv_sec;
+}
