@@ -37,6 +37,9 @@ ABSL_FLAG(int, seconds, 60, "How long the first part takes.");
 ABSL_FLAG(uint64_t, clients, vrambroker::fault::kUsualClients, "How many there are at a time in it.");
 ABSL_FLAG(std::string, capacity, "", "Of the device, as 1GiB. Default: 16 MiB for each client, at least 256 MiB.");
 ABSL_FLAG(int, restarts, 4, "How often the daemon is stopped or killed in it, and started again.");
+ABSL_FLAG(int, pauses, 0, "How often the daemon is stopped in it (SIGSTOP), for up to a second, and goes on.");
+ABSL_FLAG(uint64_t, rate, 0, "max_calls_per_second_per_uid of the daemon; 0: the default, which nobody reaches.");
+ABSL_FLAG(std::string, clock_steps, "", "A library to preload that sets the clock all the time: clock_steps.c.");
 ABSL_FLAG(int, handovers, 50, "How often each of the second part's two times is taken.");
 ABSL_FLAG(int, storms, 0, "How many storms of restarts the third part has.");
 ABSL_FLAG(uint64_t, storm_clients, 16, "How many clients are killed in a storm.");
@@ -77,7 +80,10 @@ std::string Config() {
 )",
                       absl::GetFlag(FLAGS_driver_latency).empty()
                           ? ""
-                          : absl::StrCat("host_driver_latency: \"", absl::GetFlag(FLAGS_driver_latency), "\"\n"));
+                          : absl::StrCat("host_driver_latency: \"", absl::GetFlag(FLAGS_driver_latency), "\"\n"),
+                      absl::GetFlag(FLAGS_rate) == 0
+                          ? ""
+                          : absl::StrCat("max_calls_per_second_per_uid: ", absl::GetFlag(FLAGS_rate), "\n"));
 }
 
 // Who takes part, of kUsualClients; more of them are of the same mixture.
@@ -164,6 +170,8 @@ class Chaos {
         if (absl::Status status = setup_.RestartDaemon(kill); !status.ok()) return status;
         ++(kill ? daemon_kills_ : daemon_stops_);
       }
+      const int pauses = absl::GetFlag(FLAGS_pauses);
+      if (pauses_ < pauses && absl::Now() > begin + length * (pauses_ + 1) / (pauses + 1)) Pause();
       if (absl::Now() > next_report) {
         next_report += kReportEvery;
         std::printf("-- after %s\n", absl::FormatDuration(absl::Trunc(absl::Now() - begin, absl::Seconds(1))).c_str());
@@ -171,6 +179,14 @@ class Chaos {
       }
     }
     return absl::OkStatus();
+  }
+
+  // The daemon does nothing for a while: longer than it waits for answers, shorter than clients wait for it.
+  void Pause() {
+    setup_.daemon().process().Signal(SIGSTOP);
+    absl::SleepFor(absl::Milliseconds(random_() % 1000));
+    setup_.daemon().process().Signal(SIGCONT);
+    ++pauses_;
   }
 
   // What may happen to a client. At random; on average every two seconds to each, when there are as many as usual.
@@ -243,6 +259,8 @@ class Chaos {
                 count(counters_.children), count(counters_.orphans_verified));
     std::printf("  daemon stopped, killed           %d, %d (new sessions of living clients: %llu)\n", daemon_stops_,
                 daemon_kills_, count(counters_.new_sessions));
+    std::printf("  daemon stopped for a while       %d\n", pauses_);
+    std::printf("  calls refused by the rate        %llu\n", count(counters_.refused_by_rate));
     std::printf("  guarantees had from new daemons  %s\n",
                 Percentiles(Milliseconds(counters_.guaranteed_back_ns)).c_str());
     std::printf("  memory of all clients            at most %llu of %llu bytes, in %llu looks\n",
@@ -276,6 +294,7 @@ class Chaos {
   int stops_ = 0;
   int daemon_stops_ = 0;
   int daemon_kills_ = 0;
+  int pauses_ = 0;
 };
 
 // The capacity that makes memory scarce.
@@ -311,6 +330,10 @@ absl::Status Run() {
   if (!capacity.ok()) return capacity.status();
   ChaosSetup::Options options;
   options.daemon.config = Config();
+  if (const std::string library = absl::GetFlag(FLAGS_clock_steps); !library.empty()) {
+    options.environment = {{"LD_PRELOAD", library}, {"VRAMBROKER_TEST_CLOCK_STEPS", "0,3600,-3600,7,-86400"}};
+  }
+  options.daemon.environment = options.environment;
   options.capacity_bytes = *capacity;
   options.clients = absl::GetFlag(FLAGS_clients);
   options.seed = absl::GetFlag(FLAGS_seed);

@@ -51,6 +51,7 @@ struct ChaosCounters {
   std::atomic<uint64_t> granted_after_wait{0};
   std::atomic<uint64_t> refused{0};
   std::atomic<uint64_t> refused_by_limit{0};  // of these, by the client's own limit
+  std::atomic<uint64_t> refused_by_rate{0};   // calls of any kind
   std::atomic<uint64_t> cuts{0};
   std::atomic<uint64_t> resumed{0};
   std::atomic<uint64_t> new_sessions{0};  // with another daemon, after a restart

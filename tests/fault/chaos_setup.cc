@@ -45,6 +45,7 @@ std::vector<double> Milliseconds(const Samples& nanoseconds, uint64_t first) {
 absl::StatusOr<std::unique_ptr<ChaosSetup>> ChaosSetup::Start(const Options& options) {
   std::unique_ptr<ChaosSetup> setup(new ChaosSetup());
   setup->seed_ = options.seed;
+  setup->environment_ = options.environment;
   setup->counters_path_ = MakeTempDir() + "/counters";
   setup->counters_ = testing_support::MapCounters<ChaosCounters>(setup->counters_path_);
   setup->counters_->capacity_bytes = options.capacity_bytes;
@@ -69,7 +70,8 @@ absl::StatusOr<ChaosWorker> ChaosSetup::StartWorker(const std::string& role) {
   absl::StatusOr<std::unique_ptr<ChildProcess>> process = ChildProcess::Start(
       {"/proc/self/exe", absl::StrCat("--worker=", role), absl::StrCat("--socket_dir=", daemon_->socket_dir()),
        absl::StrCat("--proxy_dir=", role == "cut" ? MakeTempDir() : ""), absl::StrCat("--counters=", counters_path_),
-       absl::StrCat("--seed=", seed_ * 1'000'000 + started_++)});
+       absl::StrCat("--seed=", seed_ * 1'000'000 + started_++)},
+      environment_);
   if (!process.ok()) return process.status();
   ChaosWorker worker;
   worker.role = role;

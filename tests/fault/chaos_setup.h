@@ -41,6 +41,7 @@ class ChaosSetup {
     uint64_t capacity_bytes = 0;
     uint64_t clients = 0;
     uint64_t seed = 0;
+    testing_support::Environment environment;  // of the clients
   };
   static absl::StatusOr<std::unique_ptr<ChaosSetup>> Start(const Options& options);
 
@@ -65,6 +66,7 @@ class ChaosSetup {
 
   uint64_t seed_ = 0;
   uint64_t started_ = 0;
+  testing_support::Environment environment_;
   std::string counters_path_;
   ChaosCounters* counters_ = nullptr;
   std::unique_ptr<testing_support::DaemonProcess> daemon_;

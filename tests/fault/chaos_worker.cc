@@ -42,6 +42,10 @@ constexpr absl::Duration kWait = absl::Seconds(2);
   _exit(4);
 }
 
+bool IsOverTheRate(const absl::Status& status) {
+  return absl::StrContains(status.message(), "max_calls_per_second_per_uid");
+}
+
 void SayReady() {
   std::printf("ready\n");
   std::fflush(stdout);
@@ -139,8 +143,13 @@ class Worker {
     if (!held_.empty()) GiveOneBack();
   }
 
-  // Only a lost connection explains `status`; then what is held is as it was, and the daemon is reached again.
+  // Only a lost connection, or too many calls, explains `status`; then what is held is as it was, and the daemon is
+  // reached again.
   void ExplainedByLoss(const char* what, const absl::Status& status) {
+    if (IsOverTheRate(status)) {
+      ++counters_.refused_by_rate;
+      return;
+    }
     const bool lost = absl::IsUnavailable(status) || absl::IsAborted(status);
     if (!lost || (!may_be_cut_ && counters_.restarts == 0)) Unexplained(absl::StrCat(role(), ", ", what), status);
     VerifyAll();
@@ -165,10 +174,10 @@ class Worker {
     WaitFor([&] {
       restarts_ = counters_.restarts_done;
       client = Client::Connect(options);
-      return client.ok() || counters_.restarts == 0 || counters_.stop;
+      return client.ok() || counters_.stop || (counters_.restarts == 0 && !IsOverTheRate(client.status()));
     });
     if (!client.ok()) {
-      if (counters_.stop && counters_.restarts > 0) _exit(0);
+      if (counters_.stop && (counters_.restarts > 0 || IsOverTheRate(client.status()))) _exit(0);
       Unexplained(absl::StrCat(role(), ", Connect"), client.status());
     }
     client_.emplace(*std::move(client));
