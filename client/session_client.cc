@@ -57,10 +57,10 @@ v1::Limit ToProto(const Limit& limit) {
 }
 
 // The daemon will not have the session go on, now or later: its memory stays charged to it, but the client needs
-// another. InvalidArgument and ResourceExhausted: of a daemon of an earlier version, for a list that one message cannot
-// carry.
+// another. One of an earlier version takes no list that is larger than a message, which gRPC says.
 bool IsNotToBeResumed(const absl::Status& status) {
-  return absl::IsNotFound(status) || absl::IsInvalidArgument(status) || absl::IsResourceExhausted(status);
+  return absl::IsNotFound(status) || absl::IsInvalidArgument(status) ||
+         (absl::IsResourceExhausted(status) && absl::StrContains(status.message(), "larger than max"));
 }
 
 // What was given back stays charged unless the daemon hears of it. ResourceExhausted: of a daemon of an earlier

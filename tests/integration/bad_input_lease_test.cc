@@ -208,6 +208,73 @@ TEST_F(BadInputTest, Resuming) {
   EXPECT_STATUS(resume(token), StatusCode::kNotFound, "resume.token") << "it has ended";
 }
 
+TEST_F(BadInputTest, AResumeListInParts) {
+  std::string token;
+  std::vector<uint64_t> segments;
+  {
+    RawStream stream(*raw_);
+    ASSERT_OK_AND_ASSIGN(const v1::Welcome welcome, stream.Open(LeasingHello("lessee")));
+    EXPECT_TRUE(welcome.takes_resume_in_parts());
+    token = welcome.resume_token();
+    v1::SessionRequest lease;
+    for (int i = 0; i < 4; ++i) lease.mutable_lease()->mutable_request()->add_segment_bytes(2_MiB);
+    stream.Send(lease);
+    const std::optional<v1::SessionResponse> leased = stream.Receive();
+    ASSERT_TRUE(leased.has_value());
+    for (const auto& segment : leased->result().leased().segments()) segments.push_back(segment.segment_id());
+    ASSERT_EQ(segments.size(), 4u);
+  }
+  v1::SessionRequest first = LeasingHello("");
+  first.mutable_hello()->mutable_resume()->set_token(token);
+  first.mutable_hello()->mutable_resume()->set_more(true);
+  const auto refusal = [&](const std::vector<v1::SessionRequest>& more) {
+    RawStream stream(*raw_);
+    stream.Send(first);
+    for (const v1::SessionRequest& message : more) stream.Send(message);
+    return stream.End();
+  };
+  EXPECT_STATUS(refusal({first}), StatusCode::kInvalidArgument, "must be resume_more");
+  v1::SessionRequest part;
+  part.mutable_resume_more()->set_more(true);
+  EXPECT_STATUS(refusal({part}), StatusCode::kInvalidArgument, "resume_more.segment_ids: 0 ids");
+  for (uint64_t i = 0; i < 4096; ++i) part.mutable_resume_more()->add_segment_ids(1000 + i);
+  EXPECT_STATUS(refusal(std::vector<v1::SessionRequest>(17, part)), StatusCode::kInvalidArgument,
+                "max_segments_per_session");
+  part.mutable_resume_more()->add_segment_ids(1);
+  EXPECT_STATUS(refusal({part}), StatusCode::kInvalidArgument, "4097 ids");
+  // More than a message may have is not read at all.
+  v1::SessionRequest large = first;
+  for (uint64_t i = 0; i < 30'000; ++i) large.mutable_hello()->mutable_resume()->add_segment_ids(1'000'000 + i);
+  {
+    RawStream stream(*raw_);
+    EXPECT_STATUS(stream.Open(large), StatusCode::kResourceExhausted, "");
+  }
+  // Of four segments the client still has three.
+  part.Clear();
+  EXPECT_TRUE(WaitFor([&] {
+    RawStream stream(*raw_);
+    stream.Send(first);
+    for (int i = 0; i < 3; ++i) {
+      part.mutable_resume_more()->Clear();
+      part.mutable_resume_more()->add_segment_ids(segments[static_cast<size_t>(i)]);
+      part.mutable_resume_more()->set_more(i < 2);
+      stream.Send(part);
+    }
+    const std::optional<v1::SessionResponse> welcome = stream.Receive();
+    if (!welcome.has_value()) return false;
+    EXPECT_TRUE(welcome->has_welcome());
+    const absl::StatusOr<v1::ListSessionsResponse> sessions = raw_->ListSessions();  // which asks no client
+    EXPECT_OK(sessions);
+    for (const v1::Session& session : sessions->sessions()) {
+      if (session.name() != "lessee") continue;
+      EXPECT_EQ(session.devices(0).reserved_bytes(), 6_MiB);
+    }
+    stream.Send(part);
+    EXPECT_STATUS(stream.End(), StatusCode::kFailedPrecondition, "right after the hello only");
+    return true;
+  }));
+}
+
 TEST_F(BadInputTest, AFloodOfMessagesOnAStream) {
   RawStream stream(*raw_);
   ASSERT_OK_AND_ASSIGN(const v1::Welcome welcome, stream.Hello());

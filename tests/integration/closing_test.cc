@@ -169,8 +169,8 @@ TEST_F(ClosingTest, ASnapshotThatIsNotTakenDoesNotHoldItUp) {
     ASSERT_OK_AND_ASSIGN(Buffer buffer, client.Allocate(512));
     buffers.push_back(std::move(buffer));
   }
-  proxy->Swallow();
-  // More than flow control lets through: the client waits for room.
+  proxy->Stall();
+  // More than sockets hold: the client waits for room.
   EXPECT_STATUS(raw.GetSnapshot(Ref("asked"), 0), absl::StatusCode::kDeadlineExceeded, "");
 }
 

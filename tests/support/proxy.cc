@@ -10,6 +10,7 @@
 #include <filesystem>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 
 namespace vrambroker::testing_support {
 namespace {
@@ -19,20 +20,6 @@ sockaddr_un AddressIn(const std::string& dir) {
   address.sun_family = AF_UNIX;
   std::strncpy(address.sun_path, (dir + "/vrambroker.sock").c_str(), sizeof address.sun_path - 1);
   return address;
-}
-
-// Until either end is gone. What comes while `swallows` is lost.
-void Pass(int from, int to, const std::atomic<bool>* swallows) {
-  std::vector<char> bytes(1 << 16);
-  ssize_t size = 0;
-  while ((size = read(from, bytes.data(), bytes.size())) > 0) {
-    for (ssize_t sent = 0; sent < size && (swallows == nullptr || !*swallows);) {
-      const ssize_t more = send(to, bytes.data() + sent, static_cast<size_t>(size - sent), MSG_NOSIGNAL);
-      if (more <= 0) break;
-      sent += more;
-    }
-  }
-  shutdown(to, SHUT_RDWR);
 }
 
 }  // namespace
@@ -52,6 +39,20 @@ absl::StatusOr<std::unique_ptr<Proxy>> Proxy::Start(const std::string& dir, cons
   return proxy;
 }
 
+void Proxy::Pass(int from, int to, const std::atomic<Fate>* fate) {
+  std::vector<char> bytes(1 << 16);
+  ssize_t size = 0;
+  while ((size = read(from, bytes.data(), bytes.size())) > 0) {
+    while (fate != nullptr && *fate == Fate::kUnread) absl::SleepFor(absl::Milliseconds(5));
+    for (ssize_t sent = 0; sent < size && (fate == nullptr || *fate == Fate::kPassedOn);) {
+      const ssize_t more = send(to, bytes.data() + sent, static_cast<size_t>(size - sent), MSG_NOSIGNAL);
+      if (more <= 0) break;
+      sent += more;
+    }
+  }
+  shutdown(to, SHUT_RDWR);
+}
+
 Proxy::~Proxy() {
   shutdown(listener_.get(), SHUT_RDWR);
   acceptor_.join();
@@ -65,6 +66,7 @@ void Proxy::Break() {
     broken.swap(connections_);
   }
   for (Connection& connection : broken) {
+    *connection.fate = Fate::kLost;
     shutdown(connection.client.get(), SHUT_RDWR);
     shutdown(connection.daemon.get(), SHUT_RDWR);
     connection.up.join();
@@ -72,22 +74,22 @@ void Proxy::Break() {
   }
 }
 
-void Proxy::Swallow() {
+void Proxy::Set(Fate fate) {
   MutexLock lock(mu_);
-  for (Connection& connection : connections_) *connection.swallows = true;
+  for (Connection& connection : connections_) *connection.fate = fate;
 }
 
 void Proxy::Accept() {
   while (true) {
     Connection connection{.client = UniqueFd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)),
                           .daemon = UniqueFd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)),
-                          .swallows = std::make_unique<std::atomic<bool>>(false),
+                          .fate = std::make_unique<std::atomic<Fate>>(Fate::kPassedOn),
                           .up = {},
                           .down = {}};
     if (!connection.client.valid()) return;
     const sockaddr_un address = AddressIn(daemon_dir_);
     if (connect(connection.daemon.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) continue;
-    connection.up = std::thread(&Pass, connection.client.get(), connection.daemon.get(), connection.swallows.get());
+    connection.up = std::thread(&Pass, connection.client.get(), connection.daemon.get(), connection.fate.get());
     connection.down = std::thread(&Pass, connection.daemon.get(), connection.client.get(), nullptr);
     MutexLock lock(mu_);
     connections_.push_back(std::move(connection));

@@ -28,19 +28,25 @@ class Proxy {
   // Breaks all connections, as they would if the network did.
   void Break() ABSL_LOCKS_EXCLUDED(mu_);
   // What clients send over the connections that there are is lost from now on.
-  void Swallow() ABSL_LOCKS_EXCLUDED(mu_);
+  void Swallow() ABSL_LOCKS_EXCLUDED(mu_) { Set(Fate::kLost); }
+  // Nobody reads it from now on, until Break(): the sender has to wait.
+  void Stall() ABSL_LOCKS_EXCLUDED(mu_) { Set(Fate::kUnread); }
 
  private:
+  enum class Fate { kPassedOn, kLost, kUnread };  // of what a client sends
   struct Connection {
     UniqueFd client;
     UniqueFd daemon;
-    std::unique_ptr<std::atomic<bool>> swallows;
+    std::unique_ptr<std::atomic<Fate>> fate;
     std::thread up;
     std::thread down;
   };
 
   Proxy(std::string daemon_dir, UniqueFd listener)
       : daemon_dir_(std::move(daemon_dir)), listener_(std::move(listener)) {}
+  // Until either end is gone. `fate`: null for what is always passed on.
+  static void Pass(int from, int to, const std::atomic<Fate>* fate);
+  void Set(Fate fate) ABSL_LOCKS_EXCLUDED(mu_);
   void Accept();
 
   const std::string daemon_dir_;
