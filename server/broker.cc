@@ -457,7 +457,6 @@ BrokerView Broker::View() const {
   }
   std::vector<std::vector<AccountFigures>> accounts(sessions.size());
   for (std::vector<AccountFigures>& of_session : accounts) of_session.reserve(pools_.size());
-  const SteadyTime now = options_.clock();
   view.devices.reserve(pools_.size());
   for (size_t device = 0; device < pools_.size(); ++device) {
     PoolView of_pool = pools_[device]->GetView();
@@ -475,6 +474,7 @@ BrokerView Broker::View() const {
                                                             .calls = std::move(of_pool.calls),
                                                             .driver_free_bytes = of_pool.driver_free_bytes,
                                                             .waits = queues_[device]->GetFigures()});
+    const SteadyTime now = options_.clock();  // after all that began before it
     if (info.waits.oldest.has_value()) {
       info.longest_waiting = std::chrono::duration_cast<std::chrono::milliseconds>(now - *info.waits.oldest);
     }
@@ -520,13 +520,14 @@ SessionInfo Broker::Describe(const Session& session) const {
 }
 
 void Broker::AddWaiting(absl::Span<SessionInfo> infos) const {
-  const SteadyTime now = options_.clock();
   for (size_t device = 0; device < pools_.size(); ++device) {
     if (queues_[device]->size() == 0) continue;
     absl::flat_hash_map<SessionId, SessionInfo*> by_id;
     for (SessionInfo& info : infos) by_id.emplace(info.id, &info);
     size_t place = 0;
-    for (const WaitingRequest& request : queues_[device]->GetWaiting()) {
+    const std::vector<WaitingRequest> requests = queues_[device]->GetWaiting();
+    const SteadyTime now = options_.clock();  // after all of them
+    for (const WaitingRequest& request : requests) {
       ++place;
       const auto it = by_id.find(request.session);
       if (it == by_id.end()) continue;

@@ -244,8 +244,8 @@ bool SegmentPool::IsHeldBack(SessionId session, uint64_t bytes) const {
 }
 
 std::vector<SegmentPool::Expected> SegmentPool::ExpectedFor(absl::Span<const SessionId> sessions) const {
-  const SteadyTime now = options_.clock();
   MutexLock lock(mu_);
+  const SteadyTime now = options_.clock();
   Expected all{.returning_bytes = quarantine_.settling_bytes()};
   for (const auto& [id, account] : accounts_) {
     all.returning_bytes += account.returning_bytes();

@@ -90,14 +90,14 @@ class BrokerTest : public ::testing::Test {
 
   BrokerTest() { Make({}); }
 
-  void Make(BrokerOptions options) {
+  void Make(BrokerOptions options, const SegmentPoolOptions& pool_options = {}) {
     broker_.reset();
     pools_.clear();
     controls_.clear();
     for (int i = 0; i < 2; ++i) {
       auto device = std::make_unique<FakeDevice>(kCapacity);
       controls_.push_back(device->control());
-      pools_.push_back(std::make_unique<SegmentPool>(std::move(device), kCapacity, &next_segment_));
+      pools_.push_back(std::make_unique<SegmentPool>(std::move(device), kCapacity, &next_segment_, pool_options));
     }
     options.watch_process = [this](const UniqueFd&, std::function<void()> gone) -> absl::StatusOr<int> {
       if (!watch_error_.ok()) return watch_error_;
