@@ -18,18 +18,21 @@ FreeSizes IdleSegments::GetSizes() const {
 }
 
 void IdleSegments::Add(const Entry& entry) {
-  const Sequence sequence = next_++;
+  Insert(next_++, entry);
+}
+
+void IdleSegments::Insert(Sequence sequence, const Entry& entry) {
   bytes_ += entry.segment.bytes;
   by_fit_.insert({entry.domain, entry.segment.bytes, sequence});
   by_age_.insert({sequence, entry});
 }
 
-std::optional<IdleSegments::Entry> IdleSegments::Take(const std::string& domain, uint64_t bytes) {
+std::optional<IdleSegments::Taken> IdleSegments::Take(const std::string& domain, uint64_t bytes) {
   auto it = by_fit_.upper_bound({domain, bytes, std::numeric_limits<Sequence>::max()});
   if (it == by_fit_.begin()) return std::nullopt;
   const auto& [found_domain, found_bytes, sequence] = *std::prev(it);
   if (found_domain != domain || found_bytes != bytes) return std::nullopt;
-  return Remove(sequence);
+  return Taken{.place = sequence, .entry = Remove(sequence)};
 }
 
 std::vector<IdleSegments::Entry> IdleSegments::TakeOldest(uint64_t bytes) {

@@ -39,8 +39,15 @@ class IdleSegments {
 
   void Add(const Entry& entry);
 
+  // An entry that was taken, and its place by age.
+  struct Taken {
+    uint64_t place = 0;
+    Entry entry;
+  };
   // The youngest segment of exactly `bytes` that was of `domain` last; its pages are the likeliest to be warm.
-  std::optional<Entry> Take(const std::string& domain, uint64_t bytes);
+  std::optional<Taken> Take(const std::string& domain, uint64_t bytes);
+  // As if it had never been taken.
+  void PutBack(const Taken& taken) { Insert(taken.place, taken.entry); }
 
   // The oldest segments, until they come to `bytes` or none is left.
   std::vector<Entry> TakeOldest(uint64_t bytes);
@@ -51,6 +58,7 @@ class IdleSegments {
  private:
   using Sequence = uint64_t;  // order of Add
 
+  void Insert(Sequence sequence, const Entry& entry);
   Entry Remove(Sequence sequence);
 
   Sequence next_ = 0;

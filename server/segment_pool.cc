@@ -17,8 +17,10 @@
 #include <spdlog/spdlog.h>
 #include <sys/random.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -280,7 +282,16 @@ uint64_t SegmentPool::MissingBytes(SessionId session, uint64_t bytes, bool guara
 }
 
 absl::StatusOr<SegmentId> SegmentPool::Lease(SessionId session, uint64_t bytes, bool granted) {
+  const absl::StatusOr<std::vector<SegmentId>> segments = LeaseAll(session, {bytes}, granted);
+  if (!segments.ok()) return segments.status();
+  return segments->front();
+}
+
+absl::StatusOr<std::vector<SegmentId>> SegmentPool::LeaseAll(SessionId session, absl::Span<const uint64_t> sizes,
+                                                             bool granted) {
+  const uint64_t bytes = std::accumulate(sizes.begin(), sizes.end(), uint64_t{0});
   std::vector<IdleSegments::Entry> victims;
+  Gathered gathered;
   uid_t uid = 0;
   {
     MutexLock lock(mu_);
@@ -295,57 +306,114 @@ absl::StatusOr<SegmentId> SegmentPool::Lease(SessionId session, uint64_t bytes, 
       if (absl::Status status = CheckGrowth(account, bytes); !status.ok()) return status;
       Charge(account, bytes);
     }
-    if (const std::optional<SegmentId> idle = TakeIdle(session, account, bytes)) return *idle;
+    gathered = TakeIdle(account, sizes);
+    uint64_t missing = 0;
+    for (size_t i = 0; i < sizes.size(); ++i) missing += gathered.idle[i].has_value() ? 0 : sizes[i];
+    if (missing == 0) return AddLeases(session, account, gathered);
     if (const uint64_t held = ledger_.charged_bytes() + idle_.bytes(); held > ledger_.capacity_bytes()) {
       victims = StartFreeing(idle_.TakeOldest(held - ledger_.capacity_bytes()));
     }
-    obtaining_bytes_ += bytes;
+    obtaining_bytes_ += missing;
   }
   FreeToDriver(victims);
-  absl::StatusOr<LeasedSegment> fresh = AllocateFromDriver(bytes);
-
+  absl::Status status = Obtain(sizes, gathered);
   std::vector<IdleSegments::Entry> unwanted;
-  absl::Status status = fresh.status();
   {
     MutexLock lock(mu_);
-    obtaining_bytes_ -= bytes;
-    if (fresh.ok()) ++segment_allocs_;
     const auto it = accounts_.find(session);
-    if (fresh.ok() && it != accounts_.end()) return AddLease(session, it->second, *fresh);
-    if (it != accounts_.end()) {
-      ledger_.Uncharge(it->second.figures, bytes);
-    } else {
-      ledger_.UnchargeUnowned(bytes, uid);
-    }
-    if (fresh.ok()) {
-      unwanted = StartFreeing({{.segment = fresh->segment}});
-      status = absl::AbortedError("the session has ended");
-    }
+    if (status.ok() && it != accounts_.end()) return AddLeases(session, it->second, gathered);
+    if (status.ok()) status = absl::AbortedError("the session has ended");
+    unwanted = Undo(session, uid, bytes, gathered);
   }
   FreeToDriver(unwanted);
   RoomMade();
   return absl::IsResourceExhausted(status) ? SegmentRefused(OomCause::kCapacity, status.message()) : status;
 }
 
-absl::StatusOr<SegmentId> SegmentPool::LeaseIdle(SessionId session, uint64_t bytes) {
+absl::Status SegmentPool::Obtain(absl::Span<const uint64_t> sizes, Gathered& gathered) {
+  absl::Status status;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (gathered.idle[i].has_value()) continue;
+    if (status.ok()) {
+      absl::StatusOr<LeasedSegment> fresh = AllocateFromDriver(sizes[i]);
+      status = fresh.status();
+      if (fresh.ok()) gathered.fresh[i] = *std::move(fresh);
+    }
+    MutexLock lock(mu_);
+    obtaining_bytes_ -= sizes[i];
+    if (gathered.fresh[i].has_value()) ++segment_allocs_;
+  }
+  return status;
+}
+
+std::vector<IdleSegments::Entry> SegmentPool::Undo(SessionId session, uid_t uid, uint64_t bytes,
+                                                   const Gathered& gathered) {
+  const auto it = accounts_.find(session);
+  if (it != accounts_.end()) {
+    ledger_.Uncharge(it->second.figures, bytes);
+  } else {
+    ledger_.UnchargeUnowned(bytes, uid);
+  }
+  PutIdleBack(gathered);
+  // What the driver gave is for the next attempt, unless there can be none.
+  std::vector<IdleSegments::Entry> unwanted;
+  for (const std::optional<LeasedSegment>& fresh : gathered.fresh) {
+    if (!fresh.has_value()) continue;
+    if (it == accounts_.end()) {
+      unwanted.push_back({.segment = fresh->segment});
+    } else {
+      AddIdle({.segment = fresh->segment,
+               .cuda_ipc = fresh->cuda_ipc,
+               .domain = it->second.terms.domain,
+               .since = options_.clock()});
+    }
+  }
+  return StartFreeing(std::move(unwanted));
+}
+
+absl::StatusOr<std::vector<SegmentId>> SegmentPool::LeaseIdle(SessionId session, absl::Span<const uint64_t> sizes) {
+  const uint64_t bytes = std::accumulate(sizes.begin(), sizes.end(), uint64_t{0});
   MutexLock lock(mu_);
   const auto it = accounts_.find(session);
   if (it == accounts_.end()) return absl::AbortedError("the session has ended");
   if (absl::Status status = CheckGrowth(it->second, bytes); !status.ok()) return status;
-  // Charged only with a segment at hand, so that a miss leaves no trace.
-  if (const std::optional<SegmentId> idle = TakeIdle(session, it->second, bytes)) {
-    Charge(it->second, bytes);
-    return *idle;
+  const Gathered gathered = TakeIdle(it->second, sizes);
+  if (!std::all_of(gathered.idle.begin(), gathered.idle.end(), [](const auto& idle) { return idle.has_value(); })) {
+    PutIdleBack(gathered);
+    return absl::NotFoundError("not all are idle");
   }
-  return absl::NotFoundError("no idle segment fits");
+  // Charged only with the segments at hand, so that a miss leaves no trace.
+  Charge(it->second, bytes);
+  return AddLeases(session, it->second, gathered);
 }
 
-std::optional<SegmentId> SegmentPool::TakeIdle(SessionId session, Account& account, uint64_t bytes) {
-  const std::optional<IdleSegments::Entry> idle = idle_.Take(account.terms.domain, bytes);
-  if (!idle.has_value()) return std::nullopt;
-  ++handovers_;
-  handover_bytes_ += bytes;
-  return AddLease(session, account, {.segment = idle->segment, .cuda_ipc = idle->cuda_ipc});
+SegmentPool::Gathered SegmentPool::TakeIdle(const Account& account, absl::Span<const uint64_t> sizes) {
+  Gathered gathered{.idle = {}, .fresh = std::vector<std::optional<LeasedSegment>>(sizes.size())};
+  gathered.idle.reserve(sizes.size());
+  for (const uint64_t bytes : sizes) gathered.idle.push_back(idle_.Take(account.terms.domain, bytes));
+  return gathered;
+}
+
+void SegmentPool::PutIdleBack(const Gathered& gathered) {
+  for (const std::optional<IdleSegments::Taken>& idle : gathered.idle) {
+    if (idle.has_value()) idle_.PutBack(*idle);
+  }
+  decay_.NotifyOne();  // it may be the oldest
+}
+
+std::vector<SegmentId> SegmentPool::AddLeases(SessionId session, Account& account, const Gathered& gathered) {
+  std::vector<SegmentId> ids;
+  ids.reserve(gathered.idle.size());
+  for (size_t i = 0; i < gathered.idle.size(); ++i) {
+    if (const std::optional<IdleSegments::Taken>& idle = gathered.idle[i]; idle.has_value()) {
+      ++handovers_;
+      handover_bytes_ += idle->entry.segment.bytes;
+      ids.push_back(AddLease(session, account, {.segment = idle->entry.segment, .cuda_ipc = idle->entry.cuda_ipc}));
+    } else {
+      ids.push_back(AddLease(session, account, *gathered.fresh[i]));
+    }
+  }
+  return ids;
 }
 
 SegmentId SegmentPool::AddLease(SessionId session, Account& account, LeasedSegment segment) {

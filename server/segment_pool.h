@@ -156,6 +156,10 @@ class SegmentPool {
   // given up when the device is full. SegmentRefused() when the limit or the capacity forbids it, Aborted when the
   // account is closed. `granted`: out of what Grant() charged.
   absl::StatusOr<SegmentId> Lease(SessionId session, uint64_t bytes, bool granted = false);
+  // The same for one segment of each of `sizes`, in their order, or none. Where there is none, no trace of it is left:
+  // no hand-over is counted, and what was idle is as old as it was. Of a grant of them all, nothing is left either way.
+  absl::StatusOr<std::vector<SegmentId>> LeaseAll(SessionId session, absl::Span<const uint64_t> sizes,
+                                                  bool granted = false);
 
   // Charges `bytes` for Lease() to come. Errors as Lease(). `past_hold`: what is held back is for this request.
   absl::Status Grant(SessionId session, uint64_t bytes, bool past_hold = false);
@@ -186,8 +190,8 @@ class SegmentPool {
   // The session was ended: its client closes all that it holds.
   void MarkEnding(SessionId session);
 
-  // The same without a driver call: NotFound when only Lease() can tell.
-  absl::StatusOr<SegmentId> LeaseIdle(SessionId session, uint64_t bytes);
+  // LeaseAll() without a driver call: NotFound when only that can tell.
+  absl::StatusOr<std::vector<SegmentId>> LeaseIdle(SessionId session, absl::Span<const uint64_t> sizes);
 
   // (driver) Looks at the quarantined segments whose time has come. Those that no process is seen to hold go back to
   // the driver: nobody gets them as they are, because a descriptor on its way through a socket is in no table. Looks
@@ -299,8 +303,21 @@ class SegmentPool {
   void Charge(Account& account, uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Uncharge(Account& account, uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   uint64_t ChurningBytes(const Account& account, SteadyTime now) const;
-  // An idle segment of the same domain, leased to the account, which is charged for it already.
-  std::optional<SegmentId> TakeIdle(SessionId session, Account& account, uint64_t bytes)
+  // The segments of a lease that is under way, by size. Neither idle nor leased, and charged.
+  struct Gathered {
+    std::vector<std::optional<IdleSegments::Taken>> idle;
+    std::vector<std::optional<LeasedSegment>> fresh;
+  };
+  // Idle segments of the same domain, as far as there are.
+  Gathered TakeIdle(const Account& account, absl::Span<const uint64_t> sizes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void PutIdleBack(const Gathered& gathered) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Leases them to the account. REQUIRES: there is one of each size.
+  std::vector<SegmentId> AddLeases(SessionId session, Account& account, const Gathered& gathered)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // (driver) The segments of `sizes` that are not idle.
+  absl::Status Obtain(absl::Span<const uint64_t> sizes, Gathered& gathered) ABSL_LOCKS_EXCLUDED(mu_);
+  // Gives up a lease of so many `bytes`. Returns what the driver is to have back.
+  std::vector<IdleSegments::Entry> Undo(SessionId session, uid_t uid, uint64_t bytes, const Gathered& gathered)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   SegmentId AddLease(SessionId session, Account& account, LeasedSegment segment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void MakeIdle(SegmentId id, Account& account) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

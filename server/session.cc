@@ -110,24 +110,23 @@ absl::Status Session::CheckMayLease() const {
 }
 
 absl::StatusOr<std::vector<Lease>> Session::LeaseIdle(int device, absl::Span<const uint64_t> sizes) {
-  return LeaseEach(device, sizes, [this](SegmentPool& pool, uint64_t bytes) { return pool.LeaseIdle(id_, bytes); });
+  return LeaseEach(device, sizes, [&](SegmentPool& pool) { return pool.LeaseIdle(id_, sizes); });
 }
 
 absl::StatusOr<std::vector<Lease>> Session::LeaseSlowly(int device, absl::Span<const uint64_t> sizes, bool granted) {
-  uint64_t left = 0;  // of the grant
-  if (granted) left = std::accumulate(sizes.begin(), sizes.end(), left);
-  absl::StatusOr<std::vector<Lease>> leases =
-      LeaseEach(device, sizes, [this, granted, &left](SegmentPool& pool, uint64_t bytes) {
-        if (granted) left -= bytes;
-        return pool.Lease(id_, bytes, granted);
-      });
-  if (left > 0) heaps_[device]->pool.ReleaseGrant(id_, left);
+  bool is_used = false;  // the grant
+  absl::StatusOr<std::vector<Lease>> leases = LeaseEach(device, sizes, [&](SegmentPool& pool) {
+    is_used = true;
+    return pool.LeaseAll(id_, sizes, granted);
+  });
+  if (granted && !is_used) {
+    heaps_[device]->pool.ReleaseGrant(id_, std::accumulate(sizes.begin(), sizes.end(), uint64_t{0}));
+  }
   return leases;
 }
 
-absl::StatusOr<std::vector<Lease>> Session::LeaseEach(
-    int device, absl::Span<const uint64_t> sizes,
-    const std::function<absl::StatusOr<SegmentId>(SegmentPool& pool, uint64_t bytes)>& lease) {
+absl::StatusOr<std::vector<Lease>> Session::LeaseEach(int device, absl::Span<const uint64_t> sizes,
+                                                      const LeaseFunction& lease) {
   if (absl::Status status = CheckMayLease(); !status.ok()) return status;
   // Leases that are under way count as held, also once the pool has them: the bound is never exceeded.
   const size_t under_way = leases_under_way_.fetch_add(sizes.size()) + sizes.size();
@@ -149,26 +148,21 @@ absl::Status Session::CheckSegmentCount(size_t more) const {
       ", and max_segments_per_session allows ", bounds_.max_segments, "; return some, or lease larger ones"));
 }
 
-absl::StatusOr<std::vector<Lease>> Session::LeaseAll(
-    SegmentPool& pool, absl::Span<const uint64_t> sizes,
-    const std::function<absl::StatusOr<SegmentId>(SegmentPool& pool, uint64_t bytes)>& lease) {
+absl::StatusOr<std::vector<Lease>> Session::LeaseAll(SegmentPool& pool, absl::Span<const uint64_t> sizes,
+                                                     const LeaseFunction& lease) {
+  const absl::StatusOr<std::vector<SegmentId>> segments = lease(pool);
+  if (!segments.ok()) return segments.status();
   std::vector<Lease> leases;
   leases.reserve(sizes.size());
-  absl::Status status;
-  for (const uint64_t bytes : sizes) {
-    const absl::StatusOr<SegmentId> segment = lease(pool, bytes);
-    if (status = segment.status(); !status.ok()) break;
-    leases.push_back({.segment = *segment, .bytes = bytes});
-    absl::StatusOr<WireHandle> handle = pool.HandleFor(id_, *segment);
-    if (status = handle.status(); !status.ok()) break;
-    leases.back().handle = *std::move(handle);
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    absl::StatusOr<WireHandle> handle = pool.HandleFor(id_, (*segments)[i]);
+    if (!handle.ok()) {
+      (void)pool.TakeBack(id_, *segments);
+      return handle.status();
+    }
+    leases.push_back({.segment = (*segments)[i], .bytes = sizes[i], .handle = *std::move(handle)});
   }
-  if (status.ok()) return leases;
-  std::vector<SegmentId> segments;
-  segments.reserve(leases.size());
-  for (const Lease& got : leases) segments.push_back(got.segment);
-  (void)pool.TakeBack(id_, segments);
-  return status;
+  return leases;
 }
 
 absl::Status Session::ReturnLeased(int device, absl::Span<const SegmentId> segments) {

@@ -243,14 +243,14 @@ class Session : public std::enable_shared_from_this<Session> {
   uint64_t ReturnSegments(SegmentPool& pool, absl::Span<const ReleasedSegment> segments) ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<Allocation> Record(int device, Block* block) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status CheckMayLease() const ABSL_LOCKS_EXCLUDED(mu_);
-  absl::StatusOr<std::vector<Lease>> LeaseEach(
-      int device, absl::Span<const uint64_t> sizes,
-      const std::function<absl::StatusOr<SegmentId>(SegmentPool& pool, uint64_t bytes)>& lease);
+  // All of what `lease` gets of them, with its handles.
+  using LeaseFunction = std::function<absl::StatusOr<std::vector<SegmentId>>(SegmentPool& pool)>;
+  absl::StatusOr<std::vector<Lease>> LeaseEach(int device, absl::Span<const uint64_t> sizes,
+                                               const LeaseFunction& lease);
   // ResourceExhausted unless the session may hold `more` segments than it does.
   absl::Status CheckSegmentCount(size_t more) const;
-  absl::StatusOr<std::vector<Lease>> LeaseAll(
-      SegmentPool& pool, absl::Span<const uint64_t> sizes,
-      const std::function<absl::StatusOr<SegmentId>(SegmentPool& pool, uint64_t bytes)>& lease);
+  absl::StatusOr<std::vector<Lease>> LeaseAll(SegmentPool& pool, absl::Span<const uint64_t> sizes,
+                                              const LeaseFunction& lease);
   void UpdateRetries(int device) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void AskForReclaim(int device) ABSL_LOCKS_EXCLUDED(reclaims_mu_);
   void Reclaimed(int device) ABSL_LOCKS_EXCLUDED(reclaims_mu_);

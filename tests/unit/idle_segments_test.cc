@@ -27,11 +27,11 @@ class IdleSegmentsTest : public ::testing::Test {
   static SteadyTime At(int second) { return SteadyTime() + std::chrono::seconds(second); }
   // Address of what Take() gives; 0 for nothing.
   uint64_t Take(const std::string& domain, uint64_t bytes) {
-    const std::optional<IdleSegments::Entry> entry = idle_.Take(domain, bytes);
-    if (!entry.has_value()) return 0;
-    EXPECT_EQ(entry->domain, domain);
-    EXPECT_EQ(entry->segment.bytes, bytes);
-    return entry->segment.address;
+    const std::optional<IdleSegments::Taken> taken = idle_.Take(domain, bytes);
+    if (!taken.has_value()) return 0;
+    EXPECT_EQ(taken->entry.domain, domain);
+    EXPECT_EQ(taken->entry.segment.bytes, bytes);
+    return taken->entry.segment.address;
   }
   static std::vector<uint64_t> Addresses(const std::vector<IdleSegments::Entry>& entries) {
     std::vector<uint64_t> addresses;
@@ -95,6 +95,19 @@ TEST_F(IdleSegmentsTest, TakeOldestKeepsTheOrderOfWhatWasTakenInBetween) {
   EXPECT_EQ(Take(kAnn, 2_MiB), 0u) << "gone from both orders";
 }
 
+TEST_F(IdleSegmentsTest, WhatIsPutBackIsAsOldAsItWas) {
+  Add(1, kAnn, 2_MiB, 10);
+  Add(2, kAnn, 4_MiB, 20);
+  const std::optional<IdleSegments::Taken> oldest = idle_.Take(kAnn, 2_MiB);
+  ASSERT_TRUE(oldest.has_value());
+  Add(3, kAnn, 2_MiB, 30);
+  idle_.PutBack(*oldest);
+  EXPECT_EQ(idle_.bytes(), 8_MiB);
+  EXPECT_EQ(idle_.oldest(), At(10));
+  EXPECT_EQ(Take(kAnn, 2_MiB), 3u) << "the youngest";
+  EXPECT_THAT(Addresses(idle_.TakeOldest(1)), ElementsAre(1));
+}
+
 TEST_F(IdleSegmentsTest, KnowsTheAgeOfTheOldest) {
   Add(1, kAnn, 2_MiB, 10);
   Add(2, kBen, 4_MiB, 20);
@@ -112,7 +125,7 @@ TEST_F(IdleSegmentsTest, KeepsTheHandleWithTheSegment) {
   CudaIpcHandle handle = {};
   handle[7] = 'h';
   idle_.Add({.segment = {.bytes = 2_MiB, .address = 1}, .cuda_ipc = handle, .domain = kAnn});
-  EXPECT_EQ(idle_.Take(kAnn, 2_MiB)->cuda_ipc, handle);
+  EXPECT_EQ(idle_.Take(kAnn, 2_MiB)->entry.cuda_ipc, handle);
 }
 
 }  // namespace

@@ -294,6 +294,90 @@ TEST_F(SessionTest, OutOfMemoryEventsSayWhatWasLeft) {
   EXPECT_EQ(history[2].address, 2_MiB);
 }
 
+// ---- Leases of several segments: all, or none and no trace ----
+
+class SessionLeaseTest : public SessionTest {
+ protected:
+  SessionLeaseTest() {
+    session_.reset();
+    auto device = std::make_unique<FakeDevice>(kCapacity);
+    device_ = device->control();
+    pool_ = std::make_unique<SegmentPool>(std::move(device), kCapacity, &next_segment_,
+                                          SegmentPoolOptions{.clock = [this] { return now_; }});
+    pool_->OpenAccount(kId, {.pid = 1, .domain = "d", .limit_bytes = kCapacity});
+    session_ = std::make_shared<Session>(kId, "test", Caller{.pid = 1}, std::vector<SegmentPool*>{pool_.get()},
+                                         &workers_, SessionBounds(), client_, AllocatorOptions(), Ticket());
+    // Two segments have been idle for ten seconds.
+    const std::vector<Lease> leases = session_->LeaseSlowly(0, {2_MiB, 2_MiB}).value();
+    EXPECT_TRUE(session_->ReturnLeased(0, {leases[0].segment, leases[1].segment}).ok());
+    now_ += std::chrono::seconds(10);
+    came_back_ = pool_->CameBackTotal();
+  }
+  void ExpectNoTrace(uint64_t more_idle = 0) {
+    EXPECT_EQ(Reserved(), 0u);
+    const PoolFigures figures = pool_->GetFigures();
+    EXPECT_EQ(figures.handovers, 0u);
+    EXPECT_EQ(figures.handover_bytes, 0u);
+    EXPECT_EQ(figures.idle_bytes, 4_MiB + more_idle);
+    EXPECT_EQ(figures.charged_bytes, 0u);
+    EXPECT_EQ(pool_->ReleaseIdleSince(now_ - std::chrono::seconds(5)), 4_MiB) << "they are as old as they were";
+  }
+
+  SteadyTime now_{std::chrono::hours(1)};
+  uint64_t came_back_ = 0;
+};
+
+TEST_F(SessionLeaseTest, WhatIsIdleIsHandedOverInTheirOrder) {
+  const absl::StatusOr<std::vector<Lease>> leases = session_->LeaseIdle(0, {2_MiB, 2_MiB});
+  ASSERT_TRUE(leases.ok()) << leases.status();
+  EXPECT_EQ(leases->size(), 2u);
+  EXPECT_NE((*leases)[0].segment, (*leases)[1].segment);
+  EXPECT_EQ(pool_->GetFigures().handovers, 2u);
+  EXPECT_EQ(pool_->GetFigures().handover_bytes, 4_MiB);
+  EXPECT_EQ(Reserved(), 4_MiB);
+}
+
+TEST_F(SessionLeaseTest, WhatIsNotAllIdleIsLeftAlone) {
+  EXPECT_TRUE(absl::IsNotFound(session_->LeaseIdle(0, {2_MiB, 2_MiB, 2_MiB}).status()));
+  EXPECT_TRUE(absl::IsNotFound(session_->LeaseIdle(0, {2_MiB, 20_MiB}).status()));
+  EXPECT_EQ(pool_->CameBackTotal(), came_back_) << "nothing has come back";
+  ExpectNoTrace();
+}
+
+TEST_F(SessionLeaseTest, WhatTheLimitForbidsTogetherIsNotBegun) {
+  ASSERT_EQ(pool_->SetLimit(kId, 20_MiB), absl::OkStatus());
+  EXPECT_EQ(SegmentRefusalCause(session_->LeaseSlowly(0, {2_MiB, 20_MiB}).status()), OomCause::kLimit);
+  EXPECT_EQ(device_->allocations(), 2) << "only those of before";
+  ExpectNoTrace();
+}
+
+TEST_F(SessionLeaseTest, WhatTheDriverRefusesHalfwayIsGivenUpAsAWhole) {
+  device_->Fail(FakeDevice::Call::kAllocate, 2, 1, absl::InternalError("the driver failed"));
+  EXPECT_TRUE(absl::IsInternal(session_->LeaseSlowly(0, {2_MiB, 20_MiB, 30_MiB}).status()));
+  EXPECT_EQ(pool_->GetFigures().segment_allocs, 3u);
+  EXPECT_EQ(pool_->GetFigures().reserved_bytes, device_->live_bytes());
+  ExpectNoTrace(/*more_idle=*/20_MiB);
+}
+
+TEST_F(SessionLeaseTest, NothingIsLeftOfAGrantThatTheDriverRefuses) {
+  ASSERT_EQ(pool_->Grant(kId, 52_MiB), absl::OkStatus());
+  device_->Fail(FakeDevice::Call::kAllocate, 2, 1, absl::InternalError("the driver failed"));
+  EXPECT_TRUE(absl::IsInternal(session_->LeaseSlowly(0, {2_MiB, 20_MiB, 30_MiB}, /*granted=*/true).status()));
+  ExpectNoTrace(/*more_idle=*/20_MiB);
+}
+
+TEST_F(SessionLeaseTest, WhatEndsMeanwhileGetsNothing) {
+  Gate& gate = device_->Hold(FakeDevice::Call::kAllocate);
+  std::thread slow([&] { EXPECT_TRUE(absl::IsAborted(session_->LeaseSlowly(0, {2_MiB, 20_MiB}).status())); });
+  gate.AwaitArrivals(1);
+  pool_->CloseAccountOfGone(kId);
+  EXPECT_EQ(pool_->GetFigures().charged_bytes, 22_MiB) << "until the driver has answered";
+  gate.Open();
+  slow.join();
+  ExpectNoTrace();
+  EXPECT_EQ(device_->live_bytes(), 0u);
+}
+
 TEST_F(SessionTest, ThreadsFreeAndAllocateAtOnce) {
   Make(/*max_blocks=*/100000);
   Mutex slow;  // one slow call of a session at a time, as on its queue
