@@ -88,7 +88,7 @@ Broker::Broker(BrokerOptions options, std::vector<SegmentPool*> pools, Executor*
                              [this, ordinal](const ReclaimVictim& victim, const std::function<void()>& answered) {
                                const absl::StatusOr<SessionPtr> session = FindSession(SessionRef(victim.session));
                                if (!session.ok()) return answered();
-                               (*session)->Reclaim(ordinal, victim.bytes, options_.clock(), answered);
+                               (*session)->Reclaim(ordinal, victim.bytes, answered);
                              },
                          .wake_changed = [this] { SetTimer(); }}));
     pools_[device]->OnRoom([queue = queues_.back().get()] { queue->OnRoom(); });
@@ -170,7 +170,7 @@ absl::StatusOr<SessionPtr> Broker::TryOpenSession(const Caller& caller, const Se
   // Made without the lock, seen by nobody until it is whole.
   const SessionMark mark = MarkOf(caller, wishes);
   SessionPtr session = std::make_shared<Session>(id, name, caller, pools_, &workers_, options_.session_bounds,
-                                                 std::move(events), allocator, resume_token, terms);
+                                                 std::move(events), allocator, resume_token, terms, options_.clock);
   for (size_t device = 0; device < pools_.size(); ++device) {
     SegmentPool& pool = *pools_[device];
     uint64_t limit = std::min(LimitBytes(terms.limit, pool.capacity_bytes()),
@@ -594,7 +594,7 @@ absl::Status Broker::SetLimit(const SessionPtr& session, const Limit& limit) {
     session->LimitIs(ordinal, bytes);
     session->events()->LimitChanged(ordinal, bytes);
     const uint64_t reserved = pools_[device]->GetAccount(session->id()).value_or(AccountFigures()).reserved_bytes;
-    if (reserved > bytes) session->Reclaim(ordinal, reserved - bytes, options_.clock(), [] {});
+    if (reserved > bytes) session->Reclaim(ordinal, reserved - bytes, [] {});
     LogClientEvent(spdlog::level::info,
                    SessionLine("limit changed", *session).Add("device", device).Add("limit", bytes));
   }

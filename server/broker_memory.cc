@@ -25,9 +25,10 @@ absl::Status CheckWait(const GrowthOptions& growth) {
 // What a client that is asked for memory may take before the next one is asked instead.
 constexpr std::chrono::milliseconds kSilence(200);
 
-bool IsSilent(const Session& session, int device, SteadyTime now) {
+// Has not answered the question that it was asked for so long.
+bool IsSilent(const Session& session, int device, std::chrono::milliseconds time, SteadyTime now) {
   const std::optional<SteadyTime> since = session.ReclaimAskedSince(device);
-  return since.has_value() && now > *since + kSilence;
+  return since.has_value() && now > *since + time;
 }
 
 // What may change while a request waits is its user's limit all the same.
@@ -188,14 +189,17 @@ std::vector<ReclaimCandidate> Broker::ReclaimCandidates(int device) const {
   std::vector<ReclaimCandidate> candidates;
   const SteadyTime now = options_.clock();
   for (const SessionPtr& session : Sessions()) {
-    if (session->state() != SessionState::kActive || IsSilent(*session, device, now)) continue;
+    // Nobody waits for an answer that is overdue.
+    if (session->state() != SessionState::kActive || IsSilent(*session, device, options_.reclaim_timeout, now))
+      continue;
     const AccountFigures account = pools_[device]->GetAccount(session->id()).value_or(AccountFigures());
     if (account.reserved_bytes == 0) continue;
     candidates.push_back({.session = session->id(),
                           .priority = account.priority,
                           .reserved_bytes = account.reserved_bytes,
                           .guarantee_bytes = account.guarantee_bytes,
-                          .idle_bytes = IdleBytes(*session, account, session->GetMemoryStats(device))});
+                          .idle_bytes = IdleBytes(*session, account, session->GetMemoryStats(device)),
+                          .is_slow = IsSilent(*session, device, kSilence, now)});
   }
   return candidates;
 }
@@ -278,7 +282,7 @@ void Broker::AddHolders(const Session& session, OomReport* report) const {
   const GrowthOutcome outcome = session.GetLastOutcome(report->device);
   absl::flat_hash_set<SessionId> silent;
   for (const SessionPtr& other : Sessions()) {
-    if (IsSilent(*other, report->device, options_.clock())) silent.insert(other->id());
+    if (IsSilent(*other, report->device, kSilence, options_.clock())) silent.insert(other->id());
   }
   // Of this device alone: whoever is refused can have this done often.
   const PoolView pool = pools_[report->device]->GetView();

@@ -217,9 +217,13 @@ bool GrowthQueue::IsHopeless(const Waiter& waiter, const Place& place, SteadyTim
   if (now >= waiter.served_since + options_.reclaim_timeout) return true;
   if (IsHeldBack(waiter.request, place)) return false;
   // Somebody who was asked may be slow, and memory of a process that has just died is back in a moment.
-  const bool answers_to_come =
-      std::any_of(waiter.asked.begin(), waiter.asked.end(), [](const auto& entry) { return !entry.second; });
-  return waiter.has_asked && !answers_to_come && !pool_.IsSettling();
+  return waiter.has_asked && !AnswersUntil(now).has_value() && !pool_.IsSettling();
+}
+
+std::optional<SteadyTime> GrowthQueue::AnswersUntil(SteadyTime now) const {
+  SteadyTime until = now;
+  for (const auto& [session, owed] : owed_) until = std::max(until, owed.since + options_.reclaim_timeout);
+  return until > now ? std::optional(until) : std::nullopt;
 }
 
 // ---- Holding memory back ----
@@ -389,11 +393,13 @@ void GrowthQueue::Ask(uint64_t arrival) {
     MutexLock lock(mu_);
     const auto it = Find(arrival);
     if (it == waiters_.end() || it->second.asking != asking) return;
+    const SteadyTime now = hooks_.clock();
     round = ++it->second.round;
     it->second.unanswered = victims.size();
     it->second.expected.clear();
     for (const ReclaimVictim& victim : victims) {
       it->second.asked[victim.session] = false;
+      if (Owed& owed = owed_[victim.session]; owed.answers++ == 0) owed.since = now;
       it->second.expected[victim.session] = std::min(victim.bytes, expected[victim.session]);
     }
     if (victims.empty()) {
@@ -411,23 +417,30 @@ void GrowthQueue::Ask(uint64_t arrival) {
 }
 
 void GrowthQueue::Answered(uint64_t arrival, uint64_t round, SessionId victim) {
+  bool is_last = false;  // of its answers, or of those to this round
   {
     MutexLock lock(mu_);
-    const auto it = Find(arrival);
-    if (it == waiters_.end()) return;
-    it->second.asked[victim] = true;
-    if (it->second.round == round && --it->second.unanswered == 0) {
-      if (it->second.asking == Asking::kChosen) {
-        it->second.asking = Asking::kSoonEverybody;
-      } else if (it->second.asking == Asking::kEverybody) {
-        StopAsking(it->second);
+    const auto owed = owed_.find(victim);
+    owed->second.since = hooks_.clock();
+    if (--owed->second.answers == 0) {
+      owed_.erase(owed);
+      is_last = true;
+    }
+    if (const auto it = Find(arrival); it != waiters_.end()) {
+      Waiter& waiter = it->second;
+      waiter.asked[victim] = true;
+      if (waiter.round == round && --waiter.unanswered == 0) {
+        if (waiter.asking == Asking::kChosen) {
+          waiter.asking = Asking::kSoonEverybody;
+        } else if (waiter.asking == Asking::kEverybody) {
+          StopAsking(waiter);
+        }
+        is_last = true;
       }
-    } else if (it->second.asking != Asking::kDone) {
-      return;
     }
   }
-  // What came back is there already: it may be enough.
-  Serve();
+  // What came back is there already: it may be enough. If it is not, it may have been the last hope.
+  if (is_last) Serve();
 }
 
 SteadyTime GrowthQueue::WakeOf(const Waiter& waiter, bool first, SteadyTime now) const {
@@ -459,6 +472,7 @@ std::optional<SteadyTime> GrowthQueue::NextWake() const {
     wake = std::min(wake, WakeOf(waiter, first, now));
     if (!waiter.awaits_look) first = false;
   }
+  wake = std::min(wake, AnswersUntil(now).value_or(wake));
   if (hold_.has_value()) return std::min(wake, std::max(now, hold_->since + options_.hold_back_time));
   if (rest_until_ > now) wake = std::min(wake, rest_until_);
   for (const auto& [uid, until] : users_rest_until_) {

@@ -101,7 +101,8 @@ struct GrowthQueueHooks {
 // - for one request at a time, the first that qualifies.
 //
 // A request that only this keeps from its memory is not refused before it has waited for reclaim_timeout, even when it
-// may not wait. Growth within a guarantee does not wait, with one exception.
+// may not wait. Nor is any while somebody still owes an answer, whoever had it asked, for reclaim_timeout at most.
+// Growth within a guarantee does not wait, with one exception.
 //
 // The exception holds for all requests for memory: the session has closed memory of an earlier run of the daemon, and
 // the daemon has not seen yet that it is gone. A request that does not fit, be it only for the session's own limit,
@@ -158,6 +159,11 @@ class GrowthQueue {
     absl::btree_map<SessionId, uint64_t> expected;  // what they reported as idle, of those asked in this round
     bool served_otherwise = false;
   };
+  // What a session was asked, for any request, and has not answered.
+  struct Owed {
+    size_t answers = 0;
+    SteadyTime since;  // or since its last answer: it answers one after the other
+  };
   using Place = std::pair<int, uint64_t>;  // minus the priority, arrival
   using Waiters = absl::btree_map<Place, Waiter>;
   using Finished = std::vector<std::pair<Waiter, absl::Status>>;
@@ -200,6 +206,8 @@ class GrowthQueue {
   void TellAll(const Finished& finished);
   static void StopAsking(Waiter& waiter);
   bool IsHopeless(const Waiter& waiter, const Place& place, SteadyTime now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Until when the last answer that is to come is not overdue; nullopt when none is to come.
+  std::optional<SteadyTime> AnswersUntil(SteadyTime now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   SegmentPool& pool_;
   const GrowthQueueOptions options_;
@@ -213,6 +221,7 @@ class GrowthQueue {
   uint64_t next_arrival_ ABSL_GUARDED_BY(mu_) = 1;
   SteadyTime everybody_asked_ ABSL_GUARDED_BY(mu_) = SteadyTime::min();
   Waiters waiters_ ABSL_GUARDED_BY(mu_);
+  absl::btree_map<SessionId, Owed> owed_ ABSL_GUARDED_BY(mu_);
   std::optional<Hold> hold_ ABSL_GUARDED_BY(mu_);
   SteadyTime rest_until_ ABSL_GUARDED_BY(mu_) = SteadyTime::min();              // no request gets a hold before
   absl::btree_map<uid_t, SteadyTime> users_rest_until_ ABSL_GUARDED_BY(mu_);    // of those who had one

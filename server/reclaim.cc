@@ -23,7 +23,7 @@ std::vector<ReclaimVictim> ChooseVictims(const std::vector<ReclaimCandidate>& ca
   offers.reserve(candidates.size());
   for (const ReclaimCandidate& candidate : candidates) {
     const uint64_t bytes = std::min(candidate.idle_bytes, AboveGuarantee(candidate));
-    if (bytes > 0) offers.push_back({candidate.priority, bytes, candidate.session});
+    if (bytes > 0 && !candidate.is_slow) offers.push_back({candidate.priority, bytes, candidate.session});
   }
   std::sort(offers.begin(), offers.end(), [](const Offer& a, const Offer& b) {
     return std::tuple(a.priority, b.bytes, a.session) < std::tuple(b.priority, a.bytes, b.session);

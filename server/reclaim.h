@@ -18,6 +18,7 @@ struct ReclaimCandidate {
   uint64_t reserved_bytes = 0;
   uint64_t guarantee_bytes = 0;
   uint64_t idle_bytes = 0;  // of these, in segments that hold no block, by its last figures
+  bool is_slow = false;     // it has been asked, and has not answered for a moment: others are asked instead, if any
 };
 
 struct ReclaimVictim {
@@ -29,11 +30,11 @@ struct ReclaimVictim {
 
 // Who is to give how much back, so that it comes to `wanted_bytes`, or as much as there is. Nobody is asked for more
 // than its idle bytes, or below its guarantee. Sessions of the lowest priority come first, among them the one with the
-// most to give. Pure.
+// most to give. Nobody waits for slow ones. Pure.
 std::vector<ReclaimVictim> ChooseVictims(const std::vector<ReclaimCandidate>& candidates, uint64_t wanted_bytes);
 
 // The same when the figures say that nobody has enough: they may be a second old. Everybody above its guarantee is
-// asked for all that is wanted. Pure.
+// asked for all that is wanted, slow ones too: they may have more than they were asked for. Pure.
 std::vector<ReclaimVictim> EveryVictim(const std::vector<ReclaimCandidate>& candidates, uint64_t wanted_bytes);
 
 }  // namespace vrambroker

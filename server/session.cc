@@ -39,12 +39,14 @@ const char* SessionStateName(SessionState state) {
 
 Session::Session(SessionId id, std::string name, Caller caller, const std::vector<SegmentPool*>& pools,
                  Executor* workers, const SessionBounds& bounds, std::shared_ptr<SessionEvents> events,
-                 const AllocatorOptions& options, const std::optional<Ticket>& resume_token, SessionTerms terms)
+                 const AllocatorOptions& options, const std::optional<Ticket>& resume_token, SessionTerms terms,
+                 std::function<SteadyTime()> clock)
     : id_(id),
       name_(std::move(name)),
       caller_(std::move(caller)),
       terms_(std::move(terms)),
       bounds_(bounds),
+      clock_(std::move(clock)),
       workers_(*workers),
       resume_token_(resume_token),
       slow_calls_(std::make_shared<SerialQueue>(workers)),
@@ -366,14 +368,14 @@ GrowthOutcome Session::GetLastOutcome(int device) const {
   return last_outcomes_[device];
 }
 
-void Session::Reclaim(int device, uint64_t bytes, SteadyTime now, std::function<void()> answered) {
+void Session::Reclaim(int device, uint64_t bytes, std::function<void()> answered) {
   {
     MutexLock lock(reclaims_mu_);
     Reclaims& reclaims = reclaims_[device];
     reclaims.next_bytes += bytes;
     reclaims.next.push_back(std::move(answered));
     if (std::exchange(reclaims.asked, true)) return;
-    reclaims.asked_since = now;
+    reclaims.asked_since = clock_();
   }
   AskForReclaim(device);
 }
@@ -393,7 +395,6 @@ void Session::AskForReclaim(int device) {
     reclaims.now = std::exchange(reclaims.next, {});
     bytes = std::exchange(reclaims.next_bytes, 0);
     reclaims.now_bytes = bytes;
-    reclaims.now_since = std::chrono::steady_clock::now();
     reclaims.reserved_before = reserved;
   }
   if (leases()) {
@@ -422,13 +423,15 @@ void Session::Reclaimed(int device) {
     MutexLock lock(reclaims_mu_);
     Reclaims& reclaims = reclaims_[device];
     asked_bytes = reclaims.now_bytes;
-    duration = std::chrono::steady_clock::now() - reclaims.now_since;
+    const SteadyTime now = clock_();
+    duration = now - reclaims.asked_since;
     // By the pool's books, not by the client's word. What a session that has ended left is no answer to the question.
     if (account.has_value())
       returned_bytes = reclaims.reserved_before - std::min(reclaims.reserved_before, account->reserved_bytes);
     answered = std::exchange(reclaims.now, {});
     again = !reclaims.next.empty();
     reclaims.asked = again;
+    reclaims.asked_since = now;  // whoever answers each question is not silent, however many there are in a row
   }
   pool.CountReclaim(asked_bytes, returned_bytes, duration);
   LogClientEvent(spdlog::level::info,

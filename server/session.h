@@ -90,9 +90,11 @@ class Session : public std::enable_shared_from_this<Session> {
  public:
   // The session has an account with each of `pools`, which outlive it, as `events` does. With a `resume_token` it
   // leases. `terms` are what the policy gave it.
-  Session(SessionId id, std::string name, Caller caller, const std::vector<SegmentPool*>& pools, Executor* workers,
-          const SessionBounds& bounds, std::shared_ptr<SessionEvents> events, const AllocatorOptions& options = {},
-          const std::optional<Ticket>& resume_token = {}, SessionTerms terms = {});
+  Session(
+      SessionId id, std::string name, Caller caller, const std::vector<SegmentPool*>& pools, Executor* workers,
+      const SessionBounds& bounds, std::shared_ptr<SessionEvents> events, const AllocatorOptions& options = {},
+      const std::optional<Ticket>& resume_token = {}, SessionTerms terms = {},
+      std::function<SteadyTime()> clock = [] { return std::chrono::steady_clock::now(); });
   ~Session();
 
   SessionId id() const { return id_; }
@@ -164,9 +166,8 @@ class Session : public std::enable_shared_from_this<Session> {
   absl::StatusOr<uint64_t> Trim(uint64_t bytes);
   // Asks for `bytes` of wholly free segments of the device back, for others; calls `answered` when they are there, or
   // nobody answers any more. Asks once at a time: who comes meanwhile is asked for next, together.
-  void Reclaim(int device, uint64_t bytes, SteadyTime now, std::function<void()> answered)
-      ABSL_LOCKS_EXCLUDED(reclaims_mu_);
-  // Since when the client owes an answer; nullopt when it owes none.
+  void Reclaim(int device, uint64_t bytes, std::function<void()> answered) ABSL_LOCKS_EXCLUDED(reclaims_mu_);
+  // Since when the client owes the answer to a question, the one that is under way; nullopt when it owes none.
   std::optional<SteadyTime> ReclaimAskedSince(int device) const ABSL_LOCKS_EXCLUDED(reclaims_mu_);
   // A request that may come to wait, for CancelGrowth(); what is returned becomes true then. Key 0: none.
   std::shared_ptr<std::atomic<bool>> StartGrowth(uint64_t cancel_key) ABSL_LOCKS_EXCLUDED(mu_);
@@ -221,12 +222,11 @@ class Session : public std::enable_shared_from_this<Session> {
   // Who waits for Reclaim() on one device.
   struct Reclaims {
     bool asked = false;
-    SteadyTime asked_since;
+    SteadyTime asked_since;                   // the question that is under way
     std::vector<std::function<void()>> now;   // for the answer that is under way
     std::vector<std::function<void()>> next;  // for the one after that
     uint64_t next_bytes = 0;
     uint64_t now_bytes = 0;
-    SteadyTime now_since;
     uint64_t reserved_before = 0;
   };
   struct Retries {
@@ -263,6 +263,7 @@ class Session : public std::enable_shared_from_this<Session> {
   const SessionTerms terms_;
   const std::chrono::system_clock::time_point started_ = std::chrono::system_clock::now();
   const SessionBounds bounds_;
+  const std::function<SteadyTime()> clock_;
   Executor& workers_;
   const std::optional<Ticket> resume_token_;
   const std::shared_ptr<SerialQueue> slow_calls_;

@@ -230,7 +230,7 @@ class BrokerTest : public ::testing::Test {
   }
 
   std::atomic<uint64_t> next_segment_ = 1;
-  std::unique_ptr<WorkerPool> workers_ = std::make_unique<WorkerPool>(4);
+  std::unique_ptr<Executor> workers_ = std::make_unique<WorkerPool>(4);
   std::vector<std::shared_ptr<FakeDevice::Control>> controls_;
   std::vector<std::unique_ptr<SegmentPool>> pools_;
   absl::Status watch_error_;

@@ -270,6 +270,70 @@ TEST_F(GrowthQueueTest, WhoIsSlowIsWaitedForAlthoughNobodyElseCanBeAsked) {
   EXPECT_EQ(Refusal("too much"), OomCause::kCapacity) << "at the last answer, not when time is up";
 }
 
+// Whoever had it asked: what comes back may be enough for others.
+TEST_F(GrowthQueueTest, NothingIsHopelessWhileSomebodyOwesAnAnswer) {
+  Hold(kB, 60_MiB);
+  candidates_ = {{.session = kB, .reserved_bytes = 60_MiB, .idle_bytes = 60_MiB}};
+  Add("waits", kA, 10_MiB, milliseconds(60000));
+  ASSERT_EQ(asked_.size(), 1u);
+  candidates_.clear();
+  Pass(milliseconds(500));
+  Add("may not wait", kC, 10_MiB);
+  EXPECT_FALSE(ended_.contains("may not wait"));
+  AnswerAll();
+  EXPECT_EQ(Refusal("may not wait"), OomCause::kCapacity) << "it was the last hope";
+  EXPECT_FALSE(ended_.contains("waits"));
+  queue_->Cancel(kA, absl::CancelledError("end"));
+}
+
+TEST_F(GrowthQueueTest, AnAnswerThatIsOverdueIsNoHope) {
+  Hold(kB, 60_MiB);
+  candidates_ = {{.session = kB, .reserved_bytes = 60_MiB, .idle_bytes = 60_MiB}};
+  Add("waits", kA, 10_MiB, milliseconds(60000));
+  candidates_.clear();
+  Pass(milliseconds(500));
+  Add("may not wait", kC, 10_MiB);
+  Pass(kTimeout - milliseconds(501));
+  EXPECT_FALSE(ended_.contains("may not wait"));
+  ASSERT_TRUE(queue_->NextWake().has_value());
+  EXPECT_EQ(*queue_->NextWake(), now_ + milliseconds(1));
+  Pass(milliseconds(1));
+  EXPECT_EQ(Refusal("may not wait"), OomCause::kCapacity);
+  Add("comes later", kC, 10_MiB);
+  EXPECT_EQ(Refusal("comes later"), OomCause::kCapacity) << "at once";
+  queue_->Cancel(kA, absl::CancelledError("end"));
+  AnswerAll();
+}
+
+TEST_F(GrowthQueueTest, WhoAnswersOneQuestionAfterTheOtherIsWaitedFor) {
+  Hold(kB, 60_MiB);
+  candidates_ = {{.session = kB, .reserved_bytes = 60_MiB, .idle_bytes = 60_MiB}};
+  Add("first", kA, 10_MiB, milliseconds(60000));
+  Add("second", kC, 10_MiB, milliseconds(60000));
+  ASSERT_EQ(answers_.size(), 2u);
+  candidates_.clear();
+  Pass(kTimeout - milliseconds(100));
+  answers_[0]();
+  answers_.erase(answers_.begin());
+  Add("may not wait", kD, 10_MiB);
+  Pass(milliseconds(200));
+  EXPECT_FALSE(ended_.contains("may not wait")) << "it has answered a moment ago, and will again";
+  AnswerAll();
+  EXPECT_EQ(Refusal("may not wait"), OomCause::kCapacity);
+  queue_->Cancel(kA, absl::CancelledError("end"));
+  queue_->Cancel(kC, absl::CancelledError("end"));
+}
+
+TEST_F(GrowthQueueTest, WhoIsSlowIsAskedWithEverybody) {
+  const SegmentId idle = Hold(kB, 60_MiB);
+  candidates_ = {{.session = kB, .reserved_bytes = 60_MiB, .idle_bytes = 60_MiB, .is_slow = true}};
+  Add("x", kA, 10_MiB);
+  EXPECT_THAT(asked_, ElementsAre(ReclaimVictim{kB, 6_MiB})) << "nobody else has anything";
+  Return(kB, idle);
+  AnswerAll();
+  EXPECT_THAT(granted_, ElementsAre("x"));
+}
+
 TEST_F(GrowthQueueTest, WaitsUntilItsDeadline) {
   const SegmentId held = Hold(kB, 60_MiB);
   Add("in time", kA, 10_MiB, milliseconds(5000));

@@ -45,6 +45,10 @@ const std::vector<Case>& Cases() {
        {{SessionId{1}, 0, 100, 95, 90}, {SessionId{2}, 0, 100, 0, 20}},
        25,
        {Victim(2, 20), Victim(1, 5)}},
+      {"NobodyWaitsForSlowOnes",
+       {{SessionId{1}, 0, 100, 0, 90, /*is_slow=*/true}, {SessionId{2}, 0, 100, 0, 20}},
+       50,
+       {Victim(2, 20)}},
       {"ThenTheOldestSession", {{SessionId{7}, 0, 9, 0, 9}, {SessionId{4}, 0, 9, 0, 9}}, 5, {Victim(4, 5)}},
   };
   return *cases;
