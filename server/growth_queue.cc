@@ -4,11 +4,12 @@
 //
 //   Add --> asks those chosen by their figures --> asks everybody above its guarantee --> waits --> refused
 //    \___________\________________________________________\_______________________________/--> granted, cancelled
-//                                                                    (the first one asks again every kAskPeriod)
+//                                                         (the first one asks again when figures say something new)
 //
 // Before all that, it may await the look at what its session has closed of an earlier run.
 //
-// Figures may be a second old, hence the second step, which is taken ten times a second at most.
+// Figures may be a second old, hence the second step, which is taken once for a request, for all together ten times a
+// second at most. Later on, figures have had the time to tell.
 #include "server/growth_queue.h"
 
 #include <algorithm>
@@ -154,7 +155,9 @@ void GrowthQueue::TellAll(const Finished& finished) {
     const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(time);
     const WaitOutcome outcome = waiter.served_otherwise ? WaitOutcome::kGranted : OutcomeOf(status);
     durations_[static_cast<size_t>(outcome)].Observe(std::chrono::duration<double>(time).count());
-    waiter.request.done(status, {.waited = waited, .asked = waiter.asked});
+    GrowthOutcome outcome_of{.waited = waited, .asked = {}};
+    for (const auto& [session, asked] : waiter.asked) outcome_of.asked.emplace(session, asked.last.is_answered);
+    waiter.request.done(status, outcome_of);
   }
 }
 
@@ -238,11 +241,10 @@ uint64_t GrowthQueue::CameBackLately(SteadyTime now) {
   return total - came_back_.front().second;
 }
 
-uint64_t GrowthQueue::AskedFor(const Waiter& waiter) {
+uint64_t GrowthQueue::AskedFor(const Waiter& waiter, SteadyTime now) const {
   uint64_t bytes = 0;
-  for (const auto& [session, idle] : waiter.expected) {
-    const auto asked = waiter.asked.find(session);
-    if (asked != waiter.asked.end() && !asked->second) bytes += idle;
+  for (const auto& [session, asked] : waiter.asked) {
+    if (!asked.last.is_answered && now < owed_.at(session).since + options_.reclaim_timeout) bytes += asked.expected;
   }
   return bytes;
 }
@@ -254,7 +256,7 @@ bool GrowthQueue::IsOver(const Hold& hold, SteadyTime now) const {
   const uint64_t came_back = pool_.CameBackTotal() - hold.came_back_total;
   const uint64_t still_churning = hold.churning - std::min(hold.churning, came_back);
   return pool_.MissingBytes(request.session, request.bytes, /*guarantee=*/false) >
-         AskedFor(it->second) + pool_.ExpectedFor({request.session})[0].returning_bytes + still_churning;
+         AskedFor(it->second, now) + pool_.ExpectedFor({request.session})[0].returning_bytes + still_churning;
 }
 
 bool GrowthQueue::EndHold(SteadyTime now) {
@@ -292,7 +294,7 @@ void GrowthQueue::BeginHold(SteadyTime now) {
     // Not more than these sessions hold, however often it has come back.
     const uint64_t churning = std::min(came_back, expected[i].churning_bytes);
     if (pool_.MissingBytes(request.session, request.bytes, /*guarantee=*/false) >
-        AskedFor(waiter) + expected[i].returning_bytes + churning) {
+        AskedFor(waiter, now) + expected[i].returning_bytes + churning) {
       continue;
     }
     hold_ = {.place = place,
@@ -337,7 +339,7 @@ std::vector<uint64_t> GrowthQueue::ChooseWhoAsks(SteadyTime now) {
     const bool again = waiter.asking == Asking::kDone && now >= waiter.ask_again && first;
     first = false;
     if (waiter.asking == Asking::kNobody || again) {
-      waiter.asking = Asking::kChosen;
+      waiter.asking = again ? Asking::kAgain : Asking::kChosen;
       waiter.asking_since = now;
       waiter.ask_again = now + kAskPeriod;
       to_ask.push_back(it->first.second);
@@ -345,6 +347,8 @@ std::vector<uint64_t> GrowthQueue::ChooseWhoAsks(SteadyTime now) {
       StopAsking(waiter);  // whoever has not answered by now is not waited for
     } else if (waiter.asking == Asking::kChosen && now >= waiter.asking_since + options_.reclaim_timeout / 8) {
       waiter.asking = Asking::kSoonEverybody;  // one that is silent does not keep the others from being asked
+    } else if (waiter.asking == Asking::kAgain && now >= waiter.asking_since + options_.reclaim_timeout / 8) {
+      StopAsking(waiter);
     }
     if (waiter.asking == Asking::kSoonEverybody && now >= everybody_asked_ + kEverybodyPeriod) {
       waiter.asking = Asking::kEverybody;
@@ -361,9 +365,25 @@ GrowthQueue::Waiters::iterator GrowthQueue::Find(uint64_t arrival) {
                       [arrival](const auto& entry) { return entry.first.second == arrival; });
 }
 
+std::vector<ReclaimVictim> GrowthQueue::Choose(const Waiter& waiter, int priority, uint64_t missing,
+                                               const std::vector<ReclaimCandidate>& candidates, SteadyTime now) const {
+  std::vector<ReclaimCandidate> allowed;
+  for (const ReclaimCandidate& candidate : candidates) {
+    std::optional<LastAsked> last;
+    if (const auto it = waiter.asked.find(candidate.session); it != waiter.asked.end()) {
+      last = it->second.last;
+      last->is_long_ago = now >= it->second.at + kAskInVainPeriod;
+    }
+    const bool may_ask = waiter.asking == Asking::kChosen      ? true
+                         : waiter.asking == Asking::kEverybody ? MayAskWithEverybody(candidate, priority, last)
+                                                               : MayAskAgain(candidate, priority, last);
+    if (may_ask) allowed.push_back(candidate);
+  }
+  return waiter.asking == Asking::kEverybody ? EveryVictim(allowed, missing) : ChooseVictims(allowed, missing);
+}
+
 void GrowthQueue::Ask(uint64_t arrival) {
   GrowthRequest request;
-  Asking asking = Asking::kDone;
   {
     MutexLock lock(mu_);
     const auto it = Find(arrival);
@@ -371,42 +391,44 @@ void GrowthQueue::Ask(uint64_t arrival) {
     request = {.session = it->second.request.session,
                .bytes = it->second.request.bytes,
                .guarantee = it->second.request.guarantee};
-    asking = it->second.asking;
   }
-  if (asking != Asking::kChosen && asking != Asking::kEverybody) return;
+  const uint64_t missing = pool_.MissingBytes(request.session, request.bytes, request.guarantee);
+  std::vector<ReclaimCandidate> candidates = missing > 0 ? hooks_.candidates() : std::vector<ReclaimCandidate>();
+  for (ReclaimCandidate& candidate : candidates) {
+    // What the session itself holds idle comes first.
+    if (candidate.session == request.session) candidate.priority = std::numeric_limits<int>::min();
+  }
+  const bool is_anybody_there = !EveryVictim(candidates, missing).empty();
   std::vector<ReclaimVictim> victims;
-  absl::btree_map<SessionId, uint64_t> expected;
-  bool nobody = true;  // holds anything that could be asked for
-  if (const uint64_t missing = pool_.MissingBytes(request.session, request.bytes, request.guarantee); missing > 0) {
-    std::vector<ReclaimCandidate> candidates = hooks_.candidates();
-    for (ReclaimCandidate& candidate : candidates) {
-      // What the session itself holds idle comes first.
-      if (candidate.session == request.session) candidate.priority = std::numeric_limits<int>::min();
-    }
-    victims = EveryVictim(candidates, missing);
-    nobody = victims.empty();
-    if (asking == Asking::kChosen) victims = ChooseVictims(candidates, missing);
-    for (const ReclaimCandidate& candidate : candidates) expected[candidate.session] = candidate.idle_bytes;
-  }
   uint64_t round = 0;
   {
     MutexLock lock(mu_);
     const auto it = Find(arrival);
-    if (it == waiters_.end() || it->second.asking != asking) return;
+    if (it == waiters_.end()) return;
     const SteadyTime now = hooks_.clock();
-    round = ++it->second.round;
-    it->second.unanswered = victims.size();
-    it->second.expected.clear();
+    Waiter& waiter = it->second;
+    const bool by_figures = waiter.asking == Asking::kChosen || waiter.asking == Asking::kAgain;
+    if (!by_figures && waiter.asking != Asking::kEverybody) return;
+    victims = Choose(waiter, -it->first.first, missing, candidates, now);
+    round = ++waiter.round;
+    waiter.unanswered = victims.size();
     for (const ReclaimVictim& victim : victims) {
-      it->second.asked[victim.session] = false;
+      const auto of_victim = [&victim](const ReclaimCandidate& candidate) {
+        return candidate.session == victim.session;
+      };
+      const ReclaimCandidate& candidate = *std::find_if(candidates.begin(), candidates.end(), of_victim);
+      waiter.asked[victim.session] = {.last = {.reserved_bytes = candidate.reserved_bytes,
+                                               .idle_bytes = candidate.idle_bytes,
+                                               .by_figures = by_figures},
+                                      .at = now,
+                                      .expected = std::min(victim.bytes, candidate.idle_bytes)};
       if (Owed& owed = owed_[victim.session]; owed.answers++ == 0) owed.since = now;
-      it->second.expected[victim.session] = std::min(victim.bytes, expected[victim.session]);
     }
     if (victims.empty()) {
-      if (asking == Asking::kChosen && !nobody) {
-        it->second.asking = Asking::kSoonEverybody;
+      if (waiter.asking == Asking::kChosen && is_anybody_there) {
+        waiter.asking = Asking::kSoonEverybody;
       } else {
-        StopAsking(it->second);
+        StopAsking(waiter);
       }
     }
   }
@@ -417,6 +439,7 @@ void GrowthQueue::Ask(uint64_t arrival) {
 }
 
 void GrowthQueue::Answered(uint64_t arrival, uint64_t round, SessionId victim) {
+  const uint64_t reserved = pool_.GetAccount(victim).value_or(AccountFigures()).reserved_bytes;
   bool is_last = false;  // of its answers, or of those to this round
   {
     MutexLock lock(mu_);
@@ -428,11 +451,13 @@ void GrowthQueue::Answered(uint64_t arrival, uint64_t round, SessionId victim) {
     }
     if (const auto it = Find(arrival); it != waiters_.end()) {
       Waiter& waiter = it->second;
-      waiter.asked[victim] = true;
+      LastAsked& last = waiter.asked[victim].last;
+      last.is_answered = true;
+      last.has_given = reserved < last.reserved_bytes;
       if (waiter.round == round && --waiter.unanswered == 0) {
         if (waiter.asking == Asking::kChosen) {
           waiter.asking = Asking::kSoonEverybody;
-        } else if (waiter.asking == Asking::kEverybody) {
+        } else if (waiter.asking == Asking::kEverybody || waiter.asking == Asking::kAgain) {
           StopAsking(waiter);
         }
         is_last = true;
@@ -456,7 +481,9 @@ SteadyTime GrowthQueue::WakeOf(const Waiter& waiter, bool first, SteadyTime now)
     if (first) wake = std::min(wake, std::max(now, waiter.ask_again));
   } else if (waiter.asking != Asking::kNobody) {
     wake = std::min(wake, std::max(now, waiter.asking_since + options_.reclaim_timeout));
-    if (waiter.asking == Asking::kChosen) consider(waiter.asking_since + options_.reclaim_timeout / 8);
+    if (waiter.asking == Asking::kChosen || waiter.asking == Asking::kAgain) {
+      consider(waiter.asking_since + options_.reclaim_timeout / 8);
+    }
     if (waiter.asking == Asking::kSoonEverybody) consider(everybody_asked_ + kEverybodyPeriod);
   }
   return wake;

@@ -115,8 +115,10 @@ class GrowthQueue {
   static constexpr std::chrono::milliseconds kHoldAfter{1000};
   static constexpr int kUserRest = 4;
   static constexpr std::chrono::milliseconds kLongestLook{10000};
-  // While requests wait, those who hold idle memory are asked again this often.
+  // While requests wait, those whose figures say that they hold idle memory are asked again this often; those that gave
+  // nothing the last time, and whose figures still say the same, less often.
   static constexpr std::chrono::milliseconds kAskPeriod{250};
+  static constexpr std::chrono::milliseconds kAskInVainPeriod{2000};
 
   // `pool` outlives it.
   GrowthQueue(SegmentPool* pool, const GrowthQueueOptions& options, GrowthQueueHooks hooks);
@@ -143,7 +145,12 @@ class GrowthQueue {
   size_t size() const { return size_.load(std::memory_order_relaxed); }
 
  private:
-  enum class Asking { kNobody, kChosen, kSoonEverybody, kEverybody, kDone };
+  enum class Asking { kNobody, kChosen, kSoonEverybody, kEverybody, kDone, kAgain };
+  struct Asked {
+    LastAsked last;
+    SteadyTime at;
+    uint64_t expected = 0;  // of what was idle, as long as it is not answered
+  };
   struct Waiter {
     GrowthRequest request;
     SteadyTime since;
@@ -154,9 +161,8 @@ class GrowthQueue {
     SteadyTime asking_since;
     SteadyTime ask_again;
     size_t unanswered = 0;
-    absl::btree_map<SessionId, bool> asked;
-    uint64_t round = 0;                             // of asking; answers to earlier ones do not count
-    absl::btree_map<SessionId, uint64_t> expected;  // what they reported as idle, of those asked in this round
+    absl::btree_map<SessionId, Asked> asked;
+    uint64_t round = 0;  // of asking; answers to earlier ones do not count
     bool served_otherwise = false;
   };
   // What a session was asked, for any request, and has not answered.
@@ -191,12 +197,16 @@ class GrowthQueue {
   void BeginHold(SteadyTime now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Notes how much has come back so far; returns how much of that since hold_back_time ago.
   uint64_t CameBackLately(SteadyTime now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // What others reported as idle and were asked for; not what has been answered.
-  static uint64_t AskedFor(const Waiter& waiter);
+  // What others reported as idle and were asked for; not what has been answered, or is overdue.
+  uint64_t AskedFor(const Waiter& waiter, SteadyTime now) const;
   // Only a hold keeps the request from its memory.
   bool IsHeldBack(const GrowthRequest& request, const Place& place) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Asks for the request of this arrival; goes on to the next step when there is nobody to ask.
   void Ask(uint64_t arrival) ABSL_LOCKS_EXCLUDED(mu_);
+  // Who of them is to be asked for the request now, in the step that it is in.
+  std::vector<ReclaimVictim> Choose(const Waiter& waiter, int priority, uint64_t missing,
+                                    const std::vector<ReclaimCandidate>& candidates, SteadyTime now) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Answered(uint64_t arrival, uint64_t round, SessionId victim) ABSL_LOCKS_EXCLUDED(mu_);
   Waiters::iterator Find(uint64_t arrival) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void CancelIf(const std::function<bool(const GrowthRequest&)>& condition, const absl::Status& why)

@@ -47,4 +47,16 @@ std::vector<ReclaimVictim> EveryVictim(const std::vector<ReclaimCandidate>& cand
   return victims;
 }
 
+bool MayAskWithEverybody(const ReclaimCandidate& candidate, int priority, const std::optional<LastAsked>& last) {
+  return !last.has_value() || candidate.priority <= priority;
+}
+
+bool MayAskAgain(const ReclaimCandidate& candidate, int priority, const std::optional<LastAsked>& last) {
+  if (!last.has_value()) return true;
+  if (!last->is_answered) return false;
+  if (candidate.priority > priority) return !last->by_figures;
+  return last->has_given || last->is_long_ago || candidate.reserved_bytes != last->reserved_bytes ||
+         candidate.idle_bytes != last->idle_bytes;
+}
+
 }  // namespace vrambroker

@@ -5,6 +5,7 @@
 #define VRAMBROKER_SERVER_RECLAIM_H_
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "allocator/ids.h"
@@ -36,6 +37,23 @@ std::vector<ReclaimVictim> ChooseVictims(const std::vector<ReclaimCandidate>& ca
 // The same when the figures say that nobody has enough: they may be a second old. Everybody above its guarantee is
 // asked for all that is wanted, slow ones too: they may have more than they were asked for. Pure.
 std::vector<ReclaimVictim> EveryVictim(const std::vector<ReclaimCandidate>& candidates, uint64_t wanted_bytes);
+
+// How a session was last asked for a request, what its figures said then, and what came of it.
+struct LastAsked {
+  uint64_t reserved_bytes = 0;
+  uint64_t idle_bytes = 0;
+  bool by_figures = false;  // as ChooseVictims() says; else with everybody
+  bool is_answered = false;
+  bool has_given = false;  // anything, by its answer
+  bool is_long_ago = false;
+};
+
+// With everybody, for a request of this priority. One question is enough for whoever is more important. Pure.
+bool MayAskWithEverybody(const ReclaimCandidate& candidate, int priority, const std::optional<LastAsked>& last);
+
+// By its figures, for a request of this priority that goes on waiting. When it has given nothing the last time, only
+// when they say something new, or after a long time; when it is more important than the request, once. Pure.
+bool MayAskAgain(const ReclaimCandidate& candidate, int priority, const std::optional<LastAsked>& last);
 
 }  // namespace vrambroker
 

@@ -359,6 +359,101 @@ TEST_F(GrowthQueueTest, TheFirstThatWaitsAsksAgain) {
   EXPECT_THAT(asked_, ElementsAre(ReclaimVictim{kB, 6_MiB}));
 }
 
+// ---- Who is asked again ----
+
+class AskAgainTest : public GrowthQueueTest {
+ protected:
+  // kB is more important than the request of kA that waits, kC less. Together they hold all but 4 MiB.
+  AskAgainTest() {
+    Hold(kB, 40_MiB);
+    kept_ = Hold(kC, 20_MiB);
+    candidates_ = {{.session = kB, .priority = 900, .reserved_bytes = 40_MiB},
+                   {.session = kC, .priority = -900, .reserved_bytes = 20_MiB}};
+    Add("waits", kA, 10_MiB, std::chrono::hours(1));
+  }
+  ~AskAgainTest() override { queue_->Cancel(kA, absl::CancelledError("end")); }
+  // How often the sessions are asked in this time; they answer at once, and give nothing.
+  std::map<SessionId, int> AskedIn(milliseconds time) {
+    std::map<SessionId, int> times;
+    for (milliseconds passed(0); passed < time; passed += milliseconds(10)) {
+      for (const ReclaimVictim& victim : std::exchange(asked_, {})) ++times[victim.session];
+      AnswerAll();
+      Pass(milliseconds(10));
+    }
+    for (const ReclaimVictim& victim : std::exchange(asked_, {})) ++times[victim.session];
+    AnswerAll();
+    return times;
+  }
+  static std::pair<const SessionId, int> Times(SessionId session, int times) { return {session, times}; }
+
+  SegmentId kept_;
+};
+
+TEST_F(AskAgainTest, WhoHasNothingIsAskedOnce) {
+  EXPECT_THAT(AskedIn(milliseconds(5000)), ElementsAre(Times(kB, 1), Times(kC, 1)));
+}
+
+TEST_F(AskAgainTest, WhoHasSomethingLaterIsAskedSoon) {
+  (void)AskedIn(milliseconds(1000));
+  candidates_[1].idle_bytes = 8_MiB;
+  EXPECT_THAT(AskedIn(GrowthQueue::kAskPeriod), ElementsAre(Times(kC, 1)));
+  EXPECT_THAT(AskedIn(GrowthQueue::kAskPeriod), IsEmpty()) << "it has given nothing of that";
+  candidates_[1].idle_bytes = 6_MiB;
+  EXPECT_THAT(AskedIn(GrowthQueue::kAskPeriod), ElementsAre(Times(kC, 1))) << "its figures say something new";
+  EXPECT_THAT(AskedIn(GrowthQueue::kAskInVainPeriod + GrowthQueue::kAskPeriod), ElementsAre(Times(kC, 1)))
+      << "they may be the same by chance";
+}
+
+TEST_F(AskAgainTest, WhoHasGivenSomethingIsAskedForMore) {
+  queue_->Cancel(kA, absl::CancelledError("for a larger one"));
+  Add("large", kA, 60_MiB, std::chrono::hours(1));
+  (void)AskedIn(milliseconds(1000));
+  candidates_[1].idle_bytes = 20_MiB;
+  Pass(GrowthQueue::kAskPeriod);
+  EXPECT_THAT(asked_, ElementsAre(ReclaimVictim{kC, 20_MiB}));
+  // It gives them, and has leased as much again when it is next looked at.
+  Return(kC, kept_);
+  AnswerAll();
+  Hold(kC, 20_MiB);
+  asked_.clear();
+  Pass(GrowthQueue::kAskPeriod);
+  EXPECT_THAT(asked_, ElementsAre(ReclaimVictim{kC, 20_MiB})) << "although its figures are the same";
+  AnswerAll();
+}
+
+TEST_F(AskAgainTest, WhoIsMoreImportantIsAskedOnceByItsFigures) {
+  (void)AskedIn(milliseconds(1000));
+  for (uint64_t idle = 2_MiB; idle <= 20_MiB; idle += 2_MiB) {
+    candidates_[0].idle_bytes = candidates_[1].idle_bytes = idle;
+    const int times = idle == 2_MiB ? 1 : 0;
+    const std::map<SessionId, int> asked = AskedIn(GrowthQueue::kAskPeriod);
+    EXPECT_EQ(asked.contains(kB) ? asked.at(kB) : 0, times) << idle;
+    EXPECT_EQ(asked.contains(kC) ? asked.at(kC) : 0, 1) << idle;
+    candidates_[1].reserved_bytes -= 1;
+  }
+}
+
+TEST_F(AskAgainTest, WhoIsMoreImportantIsNotAskedWithEverybodyAfterThat) {
+  queue_->Cancel(kA, absl::CancelledError("again"));
+  (void)AskedIn(milliseconds(1000));
+  ended_.clear();
+  candidates_[0].idle_bytes = candidates_[1].idle_bytes = 2_MiB;
+  Add("waits", kA, 10_MiB, std::chrono::hours(1));
+  EXPECT_THAT(AskedIn(milliseconds(1000)), ElementsAre(Times(kB, 1), Times(kC, 2)));
+}
+
+TEST_F(AskAgainTest, WhoDoesNotAnswerKeepsNobodyFromBeingAskedAgain) {
+  (void)AskedIn(milliseconds(1000));
+  candidates_[1].idle_bytes = 4_MiB;
+  Pass(GrowthQueue::kAskPeriod);
+  ASSERT_THAT(asked_, ElementsAre(ReclaimVictim{kC, 4_MiB}));
+  candidates_.push_back({.session = kD, .reserved_bytes = 2_MiB, .idle_bytes = 2_MiB});
+  asked_.clear();
+  for (int i = 0; i < 20; ++i) Pass(2 * GrowthQueue::kAskPeriod / 10);
+  EXPECT_THAT(asked_, ElementsAre(ReclaimVictim{kD, 2_MiB}));
+  AnswerAll();
+}
+
 TEST_F(GrowthQueueTest, ServesByPriorityThenByArrival) {
   const SegmentId held = Hold(kB, 60_MiB);
   ASSERT_TRUE(pool_.SetPriority(kC, 5).ok());
@@ -477,7 +572,7 @@ TEST_F(GrowthQueueTest, HoldsBackForOthersOnlyWhenEverybodyHadAsLong) {
   ASSERT_FALSE(Fits(kC, 2_MiB));
   // Of another user, behind it.
   Add("of another", kD, 30_MiB, milliseconds(600000));
-  // Nobody ever answers, but figures say that there is something.
+  // Those who are asked answer late, and give nothing. But figures say again and again that there is something.
   const auto is_held = [this](milliseconds time) {
     Pass(time);
     return !Fits(kC, 2_MiB);
@@ -490,6 +585,10 @@ TEST_F(GrowthQueueTest, HoldsBackForOthersOnlyWhenEverybodyHadAsLong) {
   bool was_held = false;
   stretches.push_back(0);
   for (int i = 0; i < 4000; ++i) {
+    if (i % 100 == 0) {
+      AnswerAll();
+      candidates_[0].idle_bytes = i % 200 == 0 ? 50_MiB : 48_MiB;
+    }
     const bool now_held = is_held(milliseconds(10));
     now_held ? ++held : ++free;
     if (now_held != was_held) stretches.push_back(0);
@@ -667,6 +766,7 @@ TEST_F(ClosingTest, ItTakesNothingFromOthersMeanwhile) {
     Pass(milliseconds(100));
   }
   const size_t asked = asked_.size();
+  candidates_[0].idle_bytes = 20_MiB;
   Pass(GrowthQueue::kAskPeriod);
   EXPECT_GT(asked_.size(), asked);
 }

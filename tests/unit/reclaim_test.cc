@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -67,6 +68,35 @@ TEST(EveryVictimTest, AsksAllAboveTheirGuaranteesWhateverTheyReport) {
   EXPECT_THAT(
       EveryVictim({{SessionId{1}, 0, 100, 0, 0}, {SessionId{2}, 9, 100, 60, 0}, {SessionId{3}, 0, 50, 50, 50}}, 70),
       ElementsAre(Victim(1, 70), Victim(2, 40)));
+}
+
+// ---- Again ----
+
+TEST(AskAgainFiguresTest, OnceInVainIsEnoughUntilFiguresChange) {
+  const ReclaimCandidate candidate{.session = SessionId{1}, .reserved_bytes = 10, .idle_bytes = 4};
+  EXPECT_TRUE(MayAskAgain(candidate, 0, std::nullopt));
+  LastAsked last{.reserved_bytes = 10, .idle_bytes = 4, .by_figures = true};
+  EXPECT_FALSE(MayAskAgain(candidate, 0, last)) << "it has not answered yet";
+  last.is_answered = true;
+  EXPECT_FALSE(MayAskAgain(candidate, 0, last));
+  std::vector<LastAsked> reasons(4, last);
+  reasons[0].idle_bytes = 3;
+  reasons[1].reserved_bytes = 11;
+  reasons[2].has_given = true;
+  reasons[3].is_long_ago = true;
+  for (size_t i = 0; i < reasons.size(); ++i) {
+    EXPECT_TRUE(MayAskAgain(candidate, 0, reasons[i])) << i;
+    EXPECT_FALSE(MayAskAgain(candidate, -1, reasons[i])) << "it is more important: " << i;
+    reasons[i].by_figures = false;
+    EXPECT_TRUE(MayAskAgain(candidate, -1, reasons[i])) << "only with everybody so far: " << i;
+  }
+}
+
+TEST(AskAgainFiguresTest, WhoIsMoreImportantIsAskedWithEverybodyUnlessItWasAskedBefore) {
+  const ReclaimCandidate candidate{.session = SessionId{1}, .priority = 5, .reserved_bytes = 10};
+  EXPECT_TRUE(MayAskWithEverybody(candidate, 5, LastAsked()));
+  EXPECT_TRUE(MayAskWithEverybody(candidate, 4, std::nullopt));
+  EXPECT_FALSE(MayAskWithEverybody(candidate, 4, LastAsked()));
 }
 
 }  // namespace
