@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "client/c/byte_cap.h"
 #include "client/c/core_api.h"
 #include "client/c/library.h"
 
@@ -53,25 +54,22 @@ void Remember(uint64_t bytes, int device) {
 // ---- Bytes held in blocks, against torch.cuda.set_per_process_memory_fraction() ----
 
 constexpr int kDevices = 64;  // as many as PyTorch can have
-std::atomic<uint64_t> held[kDevices];
-std::atomic<uint64_t> caps[kDevices];  // 0: none
+ByteCap caps[kDevices];
 
 bool Charge(uint64_t bytes, int device) {
   if (device < 0 || device >= kDevices) return true;  // the core refuses it
-  const uint64_t before = held[device].fetch_add(bytes, std::memory_order_relaxed);
-  const uint64_t cap = caps[device].load(std::memory_order_relaxed);
-  if (cap == 0 || (before <= cap && bytes <= cap - before)) return true;
-  held[device].fetch_sub(bytes, std::memory_order_relaxed);
+  const ByteCap::Charged charged = caps[device].Charge(bytes);
+  if (charged.ok) return true;
   Fail(VRAMBROKER_RESOURCE_EXHAUSTED,
        "%llu bytes more, with %llu already held, would exceed the %llu that this process allowed itself on CUDA device "
        "%d with torch.cuda.set_per_process_memory_fraction()",
-       static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(before),
-       static_cast<unsigned long long>(cap), device);
+       static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(charged.held),
+       static_cast<unsigned long long>(charged.cap), device);
   return false;
 }
 
 void Uncharge(uint64_t bytes, int device) {
-  if (device >= 0 && device < kDevices) held[device].fetch_sub(bytes, std::memory_order_relaxed);
+  if (device >= 0 && device < kDevices) caps[device].Uncharge(bytes);
 }
 
 // ---- Requests ----
@@ -194,7 +192,7 @@ int vrambroker_torch_set_cap(int device, uint64_t bytes) {
   if (device < 0 || device >= kDevices) {
     return Fail(VRAMBROKER_NOT_FOUND, "%s: no CUDA device %d", __func__, device);
   }
-  caps[device].store(bytes, std::memory_order_relaxed);
+  caps[device].SetCap(bytes);
   return VRAMBROKER_OK;
 }
 
