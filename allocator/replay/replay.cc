@@ -101,9 +101,8 @@ Replay::Result Replay::Do(const TraceOp& op) {
   switch (op.kind) {
     case TraceOp::Kind::kAllocate: {
       const absl::StatusOr<Block*> block = allocator_.Allocate(op.bytes, op.stream);
-      if (!block.ok()) return Result::kOutOfMemory;
-      blocks_[op.id] = *block;
-      return Result::kOk;
+      blocks_[op.id] = block.value_or(nullptr);
+      return block.ok() ? Result::kOk : Result::kOutOfMemory;
     }
     case TraceOp::Kind::kFree: {
       Block* block = std::exchange(blocks_[op.id], nullptr);

@@ -7,8 +7,8 @@
 //   r ID STREAM         a stream uses it  s [STREAM]      the device finishes all work queued [on one stream]
 //   e                   empty the cache   frac X          set the memory fraction
 //   p                   reset the peaks
-// An ID is any word, a BYTES below 2^60; freeing twice does nothing, and an ID that is allocated again names the new
-// block. What follows a # is skipped.
+// An ID is any word, a BYTES below 2^60; freeing twice does nothing. An ID that is allocated again names the new block,
+// or nothing when that allocation fails; the old block stays for good. What follows a # is skipped.
 #ifndef VRAMBROKER_ALLOCATOR_REPLAY_TRACE_H_
 #define VRAMBROKER_ALLOCATOR_REPLAY_TRACE_H_
 

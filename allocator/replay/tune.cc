@@ -26,6 +26,13 @@ ReplayConfig On(ReplayConfig config, uint64_t device_bytes) {
   return config;
 }
 
+// PyTorch's defaults within the same limit: how much memory there is, is no setting to compare.
+AllocatorOptions DefaultsFor(const AllocatorOptions& given) {
+  AllocatorOptions defaults;
+  defaults.per_process_memory_fraction = given.per_process_memory_fraction;
+  return defaults;
+}
+
 // How many settings differ from the default; the grid lists simple ones first.
 int Complexity(const AllocatorOptions& options) {
   const AllocatorOptions defaults;
@@ -146,8 +153,10 @@ TuneResult Tune(const Trace& trace, const ReplayConfig& config, int threads,
   const size_t total = grid.size() + 2 + 2 * TuneResult::kBest;
 
   result.baseline = {.options = config.options, .summary = SummarizeReplay(trace, config)};
-  if (config.options != AllocatorOptions()) {
-    result.pytorch_default = TuneCandidate{.summary = SummarizeReplay(trace, With(config, AllocatorOptions()))};
+  const AllocatorOptions defaults = DefaultsFor(config.options);
+  if (config.options != defaults) {
+    result.pytorch_default =
+        TuneCandidate{.options = defaults, .summary = SummarizeReplay(trace, With(config, defaults))};
   }
   std::vector<TuneCandidate> candidates(grid.size());
   InParallel(

@@ -29,10 +29,12 @@ void ShowProgress(size_t done, size_t total) {
                std::string(kWidth - filled, ' ').c_str(), done, total, done == total ? "\n" : "");
 }
 
-std::string Name(const AllocatorOptions& options, const AllocatorOptions& baseline) {
-  const std::string text = FormatAllocConf(options);
-  if (options == baseline) return text.empty() ? "default" : absl::StrCat(text, " (given)");
-  return text.empty() ? "default" : text;
+std::string Name(const TuneCandidate& candidate, const TuneResult& result) {
+  const std::string text = FormatAllocConf(candidate.options);
+  if (text.empty()) return "default";
+  if (candidate.options == result.baseline.options) return absl::StrCat(text, " (given)");
+  const bool is_default = result.pytorch_default.has_value() && candidate.options == result.pytorch_default->options;
+  return is_default ? absl::StrCat(text, " (default)") : text;
 }
 
 std::string Compared(uint64_t value, uint64_t baseline) {
@@ -44,7 +46,7 @@ std::vector<std::string> Row(const TuneCandidate& candidate, const TuneResult& r
   const ReplaySummary& summary = candidate.summary;
   const ReplaySummary& baseline = result.baseline.summary;
   std::vector<std::string> row = {
-      Name(candidate.options, result.baseline.options),
+      Name(candidate, result),
       FormatBytes(summary.peak_reserved_bytes),
       Compared(summary.peak_reserved_bytes, baseline.peak_reserved_bytes),
       Percent(summary.fragmentation_at_peak),

@@ -472,6 +472,7 @@ class Replay:
         if op == "a":
             block = self.allocator.malloc(int(words[2]), int(words[3]))
             if block is None:
+                self.live.pop(words[1], None)
                 result = "oom"
             else:
                 self.live[words[1]] = block

@@ -98,6 +98,8 @@ def random_case(r):
         elif not live or r.random() < (0.62 if grows else 0.35):
             if gone and r.random() < 0.1:
                 name = gone.pop(r.randrange(len(gone)))  # ids may be used again
+            elif live and r.random() < 0.02:
+                name = live.pop(r.randrange(len(live)))  # also those of blocks that are not free
             else:
                 name, next_id = next_id, next_id + 1
             live.append(name)
@@ -147,18 +149,13 @@ class Vramctl:
 
 def legal(lines):
     """Without what a trace may not say after other lines were taken out."""
-    kept, seen, live = [], set(), set()
+    kept, seen = [], set()
     for line in lines:
         words = line.split()
         if words[0] == "a":
-            if words[1] in live:
-                continue
             seen.add(words[1])
-            live.add(words[1])
         elif words[0] in "fr" and words[1] not in seen:
             continue
-        elif words[0] == "f":
-            live.discard(words[1])
         kept.append(line)
     return kept
 

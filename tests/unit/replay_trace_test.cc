@@ -244,6 +244,15 @@ TEST(ReplayTest, AnIdThatIsAllocatedAgainNamesTheNewBlock) {
   EXPECT_EQ(replay.allocator().GetMemoryStats().allocated_bytes.all.current, 512u) << "the first one stays";
 }
 
+TEST(ReplayTest, AnIdWhoseNewAllocationFailsNamesNothing) {
+  const Trace trace = Parsed("a 0 512 0\na 0 20000000000 0\nr 0 1\nf 0\n");
+  using Result = Replay::Result;
+  const Result results[] = {Result::kOk, Result::kOutOfMemory, Result::kNothing, Result::kNothing};
+  Replay replay({.device_bytes = 1_GiB}, trace.ids);
+  for (size_t i = 0; i < trace.ops.size(); ++i) EXPECT_EQ(replay.Do(trace.ops[i]), results[i]) << i;
+  EXPECT_EQ(replay.allocator().GetMemoryStats().allocated_bytes.all.current, 512u) << "the first one stays";
+}
+
 TEST(ReplayTest, SummaryPeaksAreOfTheWholeTrace) {
   const Trace trace =
       Parsed("a 0 104857600 0\nf 0\ne\np\na 1 512 0\nf 1\na 2 9000000000 0\nf 2\np\nfrac 0\na 3 200000000 0\n");

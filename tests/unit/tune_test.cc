@@ -132,6 +132,27 @@ TEST(TuneTest, RunningOutIsNeverBetter) {
   }
 }
 
+// What is compared has to live within the same memory.
+TEST(TuneTest, TheDefaultKeepsTheMemoryFraction) {
+  const Trace trace = Fragmenting();
+  AllocatorOptions options;
+  options.per_process_memory_fraction = 0.5;
+  AllocatorOptions other = options;
+  other.max_split_bytes = 64_MiB;
+  const uint64_t device_bytes = *SmallestDevice(trace, {});
+  const ReplaySummary expected = SummarizeReplay(trace, {.options = options, .device_bytes = device_bytes});
+  ASSERT_GT(expected.ooms, 0u) << "half of the device is too little";
+
+  const TuneResult result = Quietly(trace, {.options = other, .device_bytes = device_bytes});
+  ASSERT_TRUE(result.pytorch_default.has_value());
+  EXPECT_EQ(result.pytorch_default->options, options);
+  EXPECT_EQ(result.pytorch_default->summary.ooms, expected.ooms);
+  EXPECT_EQ(result.pytorch_default->summary.peak_reserved_bytes, expected.peak_reserved_bytes);
+
+  EXPECT_FALSE(Quietly(trace, {.options = options, .device_bytes = device_bytes}).pytorch_default.has_value())
+      << "it is the baseline";
+}
+
 TEST(TuneTest, ProgressEndsAtItsTotal) {
   size_t last = 0;
   size_t total = 0;
