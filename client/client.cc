@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "allocator/bytes.h"
 #include "allocator/device.h"
+#include "allocator/utf8.h"
 #include "client/session_client.h"
 
 namespace vrambroker {
@@ -85,6 +86,8 @@ void Client::EndSession::operator()(client_internal::SessionClient* session) con
 }
 
 absl::StatusOr<Client> Client::Connect(const ClientOptions& options) {
+  // The daemon could not read the message that says who connects.
+  if (!IsUtf8(options.name)) return absl::InvalidArgumentError("name: the text is not UTF-8");
   absl::StatusOr<std::unique_ptr<client_internal::SessionClient>> session =
       client_internal::SessionClient::Open(options);
   if (!session.ok()) return session.status();

@@ -22,6 +22,10 @@ std::string Short(const std::string& name, const std::string& prefix) {
 
 }  // namespace
 
+std::string JsonText(const Json& json, int indent) {
+  return json.dump(indent, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace);
+}
+
 const char* StateName(v1::SessionState state) {
   switch (state) {
     case v1::SESSION_STATE_ACTIVE:

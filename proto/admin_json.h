@@ -5,13 +5,18 @@
 #define VRAMBROKER_PROTO_ADMIN_JSON_H_
 
 #include <nlohmann/json.hpp>
+#include <string>
 
 #include "vrambroker/v1/admin.pb.h"
 #include "vrambroker/v1/types.pb.h"
 
 namespace vrambroker {
 
-// Texts are written as they are: dump() with error_handler_t::replace, since names need not be UTF-8.
+// On one line, or with `indent` spaces for each level. Never throws for a text: bytes that are not UTF-8 are replaced.
+// Whatever holds names, paths or other text from outside is written with this, not with dump().
+std::string JsonText(const nlohmann::ordered_json& json, int indent = -1);
+
+// Texts are put in as they are: see JsonText().
 nlohmann::ordered_json ToJson(const v1::Session& session);
 nlohmann::ordered_json ToJson(const v1::OutOfMemoryEvent& event);
 nlohmann::ordered_json ToJson(const v1::OutOfMemory& oom);

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "allocator/utf8.h"
 #include "google/protobuf/util/time_util.h"
 #include "proto/heap_convert.h"
 
@@ -42,7 +43,7 @@ google::protobuf::Timestamp ToProto(std::chrono::system_clock::time_point time) 
 v1::StatusDetails ToProto(const absl::Status& status) {
   v1::StatusDetails details;
   details.set_code(static_cast<int>(status.code()));
-  details.set_message(std::string(status.message()));
+  details.set_message(ToUtf8(status.message()));
   status.ForEachPayload([&](absl::string_view type_url, const absl::Cord& value) {
     v1::StatusDetails::Any* detail = details.add_details();
     detail->set_type_url(std::string(type_url));
@@ -78,7 +79,7 @@ v1::Device ToProto(const SegmentPool& pool) {
   device.set_reserved_bytes(figures.reserved_bytes);
   device.set_idle_bytes(figures.idle_bytes);
   device.set_carried_over_bytes(figures.carried_over_bytes);
-  device.set_fault(std::string(pool.health().message()));
+  device.set_fault(ToUtf8(pool.health().message()));
   return device;
 }
 
@@ -171,9 +172,9 @@ v1::ExplainPolicyResponse ToProto(const PolicySubject& subject, const PolicyExpl
   for (const PolicyExplanation::Rule& from : explanation.rules) {
     v1::ExplainPolicyResponse::Rule* rule = response.add_rules();
     rule->set_rule(from.label);
-    rule->set_place(from.place);
+    rule->set_place(ToUtf8(from.place));  // a path, and patterns from the configuration file
     rule->set_matches(from.matches);
-    rule->set_why(from.why);
+    rule->set_why(ToUtf8(from.why));
   }
   response.mutable_user()->set_uid(subject.uid);
   for (const gid_t gid : subject.gids) response.mutable_user()->add_gids(gid);

@@ -29,9 +29,7 @@ constexpr uint64_t kOomsShown = 20;
 constexpr std::chrono::seconds kSnapshotPatience(8);
 
 HttpResponse JsonAnswer(const Json& json) {
-  // Names are what clients call themselves: not always UTF-8.
-  return {.content_type = "application/json",
-          .body = absl::StrCat(json.dump(-1, ' ', false, Json::error_handler_t::replace), "\n")};
+  return {.content_type = "application/json", .body = absl::StrCat(JsonText(json), "\n")};
 }
 
 std::string TimeText(std::chrono::system_clock::time_point time) {

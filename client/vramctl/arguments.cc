@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
 
@@ -14,6 +13,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "allocator/command_line.h"
+#include "allocator/utf8.h"
 #include "client/vrambroker/client.h"
 #include "client/vramctl/top_table.h"
 
@@ -54,11 +54,7 @@ absl::Status CheckText(const CLI::App& app) {
     if (type == "FILE" || type == "DIR") continue;
     const std::string name = option->get_positional() ? type : option->get_name();
     for (const std::string& value : option->results()) {
-      try {
-        (void)nlohmann::json(value).dump();
-      } catch (const nlohmann::json::type_error&) {
-        return absl::InvalidArgumentError(absl::StrCat(name, ": the text is not UTF-8"));
-      }
+      if (!IsUtf8(value)) return absl::InvalidArgumentError(absl::StrCat(name, ": the text is not UTF-8"));
       if (value.size() > kMostCharacters) {
         return absl::InvalidArgumentError(
             absl::StrCat(name, ": ", value.size(), " characters; at most ", kMostCharacters, " are allowed"));

@@ -10,6 +10,7 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "proto/admin_json.h"
 #include "proto/heap_convert.h"
 
 namespace vrambroker::vramctl {
@@ -138,7 +139,7 @@ absl::StatusOr<HeapSnapshot> ReadSnapshot(Daemon& daemon, uint64_t session, uint
 }
 
 void Print(const nlohmann::ordered_json& json) {
-  std::printf("%s\n", json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace).c_str());
+  std::printf("%s\n", JsonText(json, /*indent=*/2).c_str());
 }
 
 }  // namespace vrambroker::vramctl

@@ -22,6 +22,7 @@
 #include "client/vrambroker/client.h"
 #include "client/vramctl/commands.h"
 #include "client/vramctl/daemon_calls.h"
+#include "proto/admin_json.h"
 
 namespace vrambroker::vramctl {
 namespace {
@@ -143,19 +144,18 @@ absl::Status Hold(const Context& context, const std::string& bytes_text) {
   }
 
   if (context.json) {
-    std::printf("%s\n", nlohmann::ordered_json(
-                            {{"session", session},
-                             {"name", client->name()},
-                             {"pid", getpid()},
-                             {"device", buffer->device()},
-                             {"bytes", buffer->size()},
-                             {"block_bytes", buffer->block_bytes()},
-                             {"segment", buffer->segment_id()},
-                             {"offset", buffer->offset_bytes()},
-                             {"address", absl::StrCat(absl::Hex(reinterpret_cast<uintptr_t>(buffer->data())))},
-                             {"limit_bytes", client->limit_bytes(context.device)}})
-                            .dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace)
-                            .c_str());
+    const nlohmann::ordered_json json = {
+        {"session", session},
+        {"name", client->name()},
+        {"pid", getpid()},
+        {"device", buffer->device()},
+        {"bytes", buffer->size()},
+        {"block_bytes", buffer->block_bytes()},
+        {"segment", buffer->segment_id()},
+        {"offset", buffer->offset_bytes()},
+        {"address", absl::StrCat(absl::Hex(reinterpret_cast<uintptr_t>(buffer->data())))},
+        {"limit_bytes", client->limit_bytes(context.device)}};
+    std::printf("%s\n", JsonText(json).c_str());
   } else {
     std::printf(
         "holding %s as session %llu (%s), pid %d: segment %llu offset %llu, mapped at %p, limit %s; pattern "

@@ -30,10 +30,7 @@ void PrintErrorJson(const absl::Status& status) {
   const absl::optional<absl::Cord> detail = status.GetPayload("type.googleapis.com/vrambroker.v1.OutOfMemory");
   vrambroker::v1::OutOfMemory oom;
   if (detail.has_value() && oom.ParseFromString(std::string(*detail))) error["out_of_memory"] = vrambroker::ToJson(oom);
-  std::fprintf(stderr, "%s\n",
-               nlohmann::ordered_json({{"error", error}})
-                   .dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace)
-                   .c_str());
+  std::fprintf(stderr, "%s\n", vrambroker::JsonText({{"error", error}}).c_str());
 }
 
 absl::Status Run(const std::function<absl::Status()>& command) {

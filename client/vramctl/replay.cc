@@ -14,6 +14,7 @@
 #include "client/vramctl/commands.h"
 #include "client/vramctl/output.h"
 #include "client/vramctl/snapshot_file.h"
+#include "proto/admin_json.h"
 
 namespace vrambroker::vramctl {
 
@@ -126,7 +127,7 @@ absl::Status RunReplay(const Context& context, const std::string& path) {
                                    {"device_calls", summary.device_calls},
                                    {"ns_per_operation", ns_per_op}};
     if (config->device_bytes != ReplayConfig::kUnlimitedBytes) json["device_bytes"] = config->device_bytes;
-    std::printf("%s\n", json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace).c_str());
+    std::printf("%s\n", JsonText(json, /*indent=*/2).c_str());
     return absl::OkStatus();
   }
   const std::vector<std::vector<std::string>> rows = {

@@ -15,6 +15,7 @@
 #include "allocator/bytes.h"
 #include "client/vramctl/commands.h"
 #include "client/vramctl/output.h"
+#include "proto/admin_json.h"
 
 namespace vrambroker::vramctl {
 namespace {
@@ -107,7 +108,7 @@ absl::Status RunTune(const Context& context, const std::string& path) {
                        {"default", CandidateJson(result.pytorch_default.value_or(result.baseline))},
                        {"by_peak_reserved", CandidatesJson(result.by_peak_reserved)},
                        {"by_device_calls", CandidatesJson(result.by_device_calls)}};
-    std::printf("%s\n", json.dump(2, ' ', false, Json::error_handler_t::replace).c_str());
+    std::printf("%s\n", JsonText(json, /*indent=*/2).c_str());
     return absl::OkStatus();
   }
   std::printf("%s: %s, peak allocated %s; tried %s.\n", path.c_str(), Counted(trace->ops.size(), "operation").c_str(),

@@ -33,7 +33,7 @@ std::string LineOf(const Overview& overview) {
                      {"daemon_version", overview.devices.daemon_version()},
                      {"devices", DevicesJson(overview)},
                      {"sessions", std::move(sessions)}};
-  return absl::StrCat(line.dump(-1, ' ', false, Json::error_handler_t::replace), "\n");
+  return absl::StrCat(JsonText(line), "\n");
 }
 
 // At once, past stdio's buffer. Cancelled: nobody reads it any more.

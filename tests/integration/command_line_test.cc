@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -170,11 +171,21 @@ TEST_F(CommandLineTest, JsonOfTextThatIsNotUtf8) {
   const std::string file = MakeTempDir() + "/\xff.json";
   EXPECT_THAT(CtlJson({"snapshot", "c", "-o", file})["file"].get<std::string>(), HasSubstr("\xEF\xBF\xBD"));
   EXPECT_TRUE(std::filesystem::exists(file));
+  const std::string trace = MakeTempDir() + "/\xff.trace";
+  std::ofstream(trace) << "a 0 512 0\n";
+  for (const char* command : {"replay", "tune"}) {
+    EXPECT_THAT(CtlJson({command, trace})["trace"].get<std::string>(), HasSubstr("\xEF\xBF\xBD"));
+  }
+  const RunResult missing = Ctl({"replay", trace + ".gone", "--format=json"});
+  EXPECT_EQ(missing.exit_code, 2);
+  EXPECT_THAT(missing.err, HasSubstr("\xEF\xBF\xBD.trace.gone: cannot be opened"));
 }
 
 TEST_F(CommandLineTest, TextThatTheDaemonCannotReadIsRefusedHere) {
-  for (const Arguments& arguments :
-       std::vector<Arguments>{{"trim", "\xff"}, {"ooms", "--session=\xff"}, {"hold", "1MiB", "--name", "\xff"}}) {
+  for (const Arguments& arguments : std::vector<Arguments>{{"trim", "\xff"},
+                                                           {"ooms", "--session=\xff"},
+                                                           {"hold", "1MiB", "--name", "\xff"},
+                                                           {"policy", "explain", "--cgroup", "\xff"}}) {
     const RunResult result = Ctl(arguments);
     EXPECT_EQ(result.exit_code, 2);
     EXPECT_THAT(result.err, HasSubstr("the text is not UTF-8"));

@@ -135,6 +135,12 @@ TEST_F(PolicyTest, ExplainSaysWhichRuleAndWhy) {
   }
 }
 
+TEST_F(PolicyTest, ExplainShowsPatternsThatAreNotUtf8) {
+  Begin("rules { name: 'odd' session_name: 'z\\377*' cgroup: '/\\377' }");
+  const Json explained = CtlJson({"policy", "explain", "--name=train"});
+  EXPECT_TRUE(StrContains(explained["rules"][0]["why"].get<std::string>(), "z\xEF\xBF\xBD*")) << explained;
+}
+
 TEST_F(PolicyTest, ExplainRefusesWhatItCannotAnswer) {
   Begin("");
   for (const auto& [arguments, code, part] : std::vector<std::tuple<Arguments, int, std::string>>{

@@ -56,6 +56,17 @@ TEST(ParseLimitTest, RefusesTheRestAndSaysHowToWriteIt) {
   }
 }
 
+TEST(ConnectTest, RefusesANameThatNoMessageCanCarry) {
+  for (const char* name : {"\xff", "trainer\xC3"}) {
+    ClientOptions options;
+    options.socket_dir = "/nonexistent";
+    options.name = name;
+    const absl::Status status = Client::Connect(options).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("name: the text is not UTF-8"));
+  }
+}
+
 TEST(ParseLimitTest, SmallNumbersWithoutAUnitAreAmbiguous) {
   for (const std::string text : {"1", "3", "80", "1048575"}) {
     const absl::Status status = ParseLimit(text).status();

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "allocator/bytes.h"
+#include "server/convert.h"
 
 namespace vrambroker {
 namespace {
@@ -215,6 +216,23 @@ TEST(CheckNameTest, CharactersAndLength) {
   EXPECT_TRUE(CheckName(std::string(63, 'x')).ok());
   EXPECT_TRUE(absl::IsInvalidArgument(CheckName(std::string(64, 'x'))));
   for (const char* name : {"a b", "a\n", "\xc3\xa4", "*", "a,b"}) EXPECT_FALSE(CheckName(name).ok()) << name;
+}
+
+// Paths and patterns come from the administrator, and go into messages that carry UTF-8 only.
+TEST(PolicyTest, ExplanationsCanBeSentWhateverTheFileSays) {
+  std::vector<PolicyRule> rules = {Rule("first"), Rule("second")};
+  rules[0].place = "/etc/\xff/c:1:1";
+  rules[0].session_name = "z\xff*";
+  const PolicySubject subject = {1000, {1000}, "/slice", "train"};
+  const v1::ExplainPolicyResponse sent = ToProto(subject, Make(std::move(rules)).Explain(subject));
+  v1::ExplainPolicyResponse received;
+  ASSERT_TRUE(received.ParseFromString(sent.SerializeAsString()));
+  EXPECT_EQ(received.rules(0).place(), "/etc/\xEF\xBF\xBD/c:1:1");
+  EXPECT_THAT(received.rules(0).why(), HasSubstr("z\xEF\xBF\xBD*"));
+  EXPECT_EQ(received.rule(), "second");
+
+  v1::StatusDetails details;
+  EXPECT_TRUE(details.ParseFromString(ToProto(absl::InternalError("\xff")).SerializeAsString()));
 }
 
 }  // namespace
