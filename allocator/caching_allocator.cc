@@ -137,6 +137,14 @@ Block* CachingAllocator::TryAllocate(uint64_t requested, Stream stream) {
   return block;
 }
 
+bool CachingAllocator::HasCached(uint64_t requested, Stream stream) {
+  if (requested >= kMaxRequestBytes) return false;
+  const Request request = Describe(requested, stream);
+  MutexLock lock(mu_);
+  if (!pending_.empty()) Poll();
+  return FindInCache(request) != nullptr;
+}
+
 absl::StatusOr<Block*> CachingAllocator::Allocate(uint64_t requested, Stream stream) {
   if (requested >= kMaxRequestBytes) {
     return absl::ResourceExhaustedError(absl::StrCat(requested, " bytes are more than any device has"));
@@ -174,17 +182,23 @@ absl::StatusOr<Block*> CachingAllocator::Allocate(uint64_t requested, Stream str
   if (growth.IsLast()) return growth.Result();
   const uint64_t available = source_.AvailableBytes();
   MutexLock lock(mu_);
+  if (!pending_.empty()) Poll();
   if (Block* block = AllocateFromCache(request)) return block;  // freed by another thread, or by a stream
   ++counters_.num_ooms;
   history_.Add(HistoryAction::kOutOfMemory, available, request.block_bytes, stream);
   return growth.refusal;
 }
 
-Block* CachingAllocator::AllocateFromCache(const Request& request) {
+Block* CachingAllocator::FindInCache(const Request& request) const {
   const StreamPools* pools = FindPools(request.stream);
   if (pools == nullptr) return nullptr;
   Block* candidate = pools->free[static_cast<int>(request.pool)].FirstAtLeast(request.block_bytes);
-  if (candidate == nullptr || !MayServe(request.block_bytes, candidate->bytes, options_)) return nullptr;
+  return candidate != nullptr && MayServe(request.block_bytes, candidate->bytes, options_) ? candidate : nullptr;
+}
+
+Block* CachingAllocator::AllocateFromCache(const Request& request) {
+  Block* candidate = FindInCache(request);
+  if (candidate == nullptr) return nullptr;
   TakeFromCache(candidate);
   return HandOut(candidate, request);
 }

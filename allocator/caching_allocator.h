@@ -68,7 +68,10 @@ class CachingAllocator {
   // A block of at least `requested` bytes for use on `stream`, from the cache, or nullptr. Never calls the source.
   Block* TryAllocate(uint64_t requested, Stream stream = 0) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // The same, and on a miss a new segment; when that is refused, gives cached segments back and tries again.
+  // Whether TryAllocate() would find one now; completes frees as an allocation does.
+  bool HasCached(uint64_t requested, Stream stream = 0) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // TryAllocate(), and on a miss a new segment; when that is refused, gives cached segments back and tries again.
   // Returns the last error when nothing helped; ResourceExhausted counts as an out-of-memory event. From
   // kMaxRequestBytes on it is ResourceExhausted at once, and not counted.
   absl::StatusOr<Block*> Allocate(uint64_t requested, Stream stream = 0) ABSL_LOCKS_EXCLUDED(mu_);
@@ -109,8 +112,9 @@ class CachingAllocator {
   // Totals (allocated, freed, and the plain counters) start again at 0.
   void ResetAccumulatedStats() ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Counts an out-of-memory event for a request that was refused without asking the allocator.
-  void CountOutOfMemory(uint64_t block_bytes = 0, Stream stream = 0) ABSL_LOCKS_EXCLUDED(mu_);
+  // Counts an out-of-memory event for a request that was refused without Allocate() having counted it. Recorded, too,
+  // unless it has no size that a block could have (0).
+  void CountOutOfMemory(uint64_t requested = 0, Stream stream = 0) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Keeps the last `max_events` events for snapshots; 0 (the beginning) keeps none. Forgets earlier ones.
   void SetRecording(size_t max_events) ABSL_LOCKS_EXCLUDED(mu_);
@@ -160,6 +164,7 @@ class CachingAllocator {
     return options_.garbage_collection_threshold > 0 && limit_ != kNoLimit;
   }
 
+  Block* FindInCache(const Request& request) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Block* AllocateFromCache(const Request& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Block* HandOut(Block* candidate, const Request& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Growth Grow(const Request& request, bool is_retry) ABSL_LOCKS_EXCLUDED(mu_);

@@ -36,8 +36,9 @@ void CachingAllocator::ResetAccumulatedStats() {
   counters_.ResetTotals();
 }
 
-void CachingAllocator::CountOutOfMemory(uint64_t block_bytes, Stream stream) {
+void CachingAllocator::CountOutOfMemory(uint64_t requested, Stream stream) {
   const uint64_t available = source_.AvailableBytes();
+  const uint64_t block_bytes = requested > 0 ? Describe(requested, stream).block_bytes : 0;
   MutexLock lock(mu_);
   ++counters_.num_ooms;
   if (block_bytes > 0) history_.Add(HistoryAction::kOutOfMemory, available, block_bytes, stream);

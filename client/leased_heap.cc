@@ -53,6 +53,7 @@ struct SlowRequest {
   Stream stream = 0;
   Deadline deadline;             // of the waiting
   bool gave_up_waiting = false;  // because of that
+  absl::Status refusal;  // the last one of the daemon, or of the heap in its place; there is one before any wait
 };
 thread_local SlowRequest* slow_request = nullptr;
 
@@ -93,15 +94,23 @@ bool LeasedHeap::CloseAll() {
 
 absl::StatusOr<Block*> LeasedHeap::AllocateSlowly(uint64_t bytes, Stream stream) {
   if (absl::Status status = CheckBytes(bytes); !status.ok()) return status;
-  const Deadline give_up = DeadlineAfter(session_.options().wait);
-  SlowRequest request{.bytes = bytes, .stream = stream, .deadline = give_up};
+  const Deadline deadline = DeadlineAfter(session_.options().wait);
+  SlowRequest request{.bytes = bytes, .stream = stream, .deadline = deadline};
   slow_request = &request;
   absl::StatusOr<Block*> block = allocator_.Allocate(bytes, stream);
-  // Somebody else may have been faster.
-  while (absl::IsResourceExhausted(block.status()) && request.gave_up_waiting &&
-         TimeUntil(give_up) > absl::ZeroDuration()) {
-    request.gave_up_waiting = false;
-    block = allocator_.Allocate(bytes, stream);
+  const auto gave_up_waiting = [&] {  // that is no refusal, and not counted as one
+    return absl::IsCancelled(block.status()) && std::exchange(request.gave_up_waiting, false);
+  };
+  while (gave_up_waiting()) {
+    // Somebody else may have been faster. It waits again if there is time, or has been refused as it was before.
+    if (TimeUntil(deadline) > absl::ZeroDuration()) {
+      block = allocator_.Allocate(bytes, stream);
+    } else if (Block* cached = TryAllocate(bytes, stream)) {
+      block = cached;
+    } else {
+      allocator_.CountOutOfMemory(bytes, stream);
+      block = request.refusal;
+    }
   }
   slow_request = nullptr;
   if (!absl::IsResourceExhausted(block.status())) return block;
@@ -192,16 +201,18 @@ absl::StatusOr<std::unique_ptr<Event>> LeasedHeap::RecordEvent(Stream stream) {
   return (*opened)->RecordEvent(stream);
 }
 
-bool LeasedHeap::IsCached(uint64_t bytes, Stream stream) const {
-  const FitReport fit = allocator_.ExplainFit(bytes, stream);
-  return fit.pool_largest_bytes >= fit.block_bytes;
+bool LeasedHeap::IsCached(uint64_t bytes, Stream stream) {
+  return allocator_.HasCached(bytes, stream);
 }
 
 absl::StatusOr<AcquiredSegment> LeasedHeap::AcquireSegment(uint64_t bytes, bool last_resort) {
   const absl::StatusOr<Device*> opened = OpenDevice();
   if (!opened.ok()) return opened.status();
   const std::shared_ptr<SessionClient::Link> link = session_.link();
-  if (absl::Status status = CheckCarriedOver(link->session, bytes); !status.ok()) return status;
+  if (absl::Status status = CheckCarriedOver(link->session, bytes); !status.ok()) {
+    if (slow_request != nullptr) slow_request->refusal = status;
+    return status;
+  }
   v1::LeaseSegmentsRequest request;
   request.set_device(static_cast<uint32_t>(ordinal()));
   request.add_segment_bytes(bytes);
@@ -218,11 +229,11 @@ absl::StatusOr<AcquiredSegment> LeasedHeap::AcquireSegment(uint64_t bytes, bool 
   session_.CountCall();
   const absl::StatusOr<v1::LeaseSegmentsResponse> leased =
       link->stream->Lease(request, session_.options().call_timeout, give_up);
-  if (absl::IsCancelled(leased.status())) return absl::ResourceExhaustedError("a cached block has become free");
   if (absl::IsResourceExhausted(leased.status()) && !GetOutOfMemory(leased.status()).has_value()) {
     return absl::UnavailableError(leased.status().message());  // not for want of memory: flushing would not help
   }
-  if (!leased.ok()) return leased.status();
+  if (absl::IsResourceExhausted(leased.status()) && slow_request != nullptr) slow_request->refusal = leased.status();
+  if (!leased.ok()) return leased.status();  // Cancelled: see AllocateSlowly()
   if (leased->segments_size() != 1 || leased->segments(0).segment_bytes() != bytes) {
     return absl::InternalError("the daemon leased a different segment than requested");
   }

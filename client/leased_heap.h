@@ -102,7 +102,7 @@ class LeasedHeap final : public Heap, private SegmentSource, private EventSource
   }
   absl::StatusOr<Block*> AllocateSlowly(uint64_t bytes, Stream stream);
   // A block that is free by now would serve it.
-  bool IsCached(uint64_t bytes, Stream stream) const;
+  bool IsCached(uint64_t bytes, Stream stream);
   // The limit is the session's, whichever daemon leased what is held: one that does not count what is carried over must
   // not lead beyond it.
   absl::Status CheckCarriedOver(uint64_t session, uint64_t bytes) const ABSL_LOCKS_EXCLUDED(mu_);

@@ -6,7 +6,9 @@
 
 #include <signal.h>
 
+#include <algorithm>
 #include <atomic>
+#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
@@ -17,6 +19,7 @@
 #include "allocator/bytes.h"
 #include "tests/support/buffers.h"
 #include "tests/support/daemon_test.h"
+#include "tests/support/proxy.h"
 #include "tests/support/raw_client.h"
 #include "tests/support/util.h"
 
@@ -356,6 +359,124 @@ TEST_F(DaemonTest, AUnaryCallThatIsGivenUpWaitsNoLonger) {
   EXPECT_EQ(too_long.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(too_long.message()), HasSubstr("wait_ms"));
   ASSERT_OK(stream.Goodbye());
+}
+
+// ---- A client gives up waiting in the daemon when its own process has freed what serves the request ----
+
+class GivenUpWaitTest : public DaemonTest {
+ protected:
+  void TearDown() override {
+    if (proxy_ != nullptr) proxy_->Release();
+    if (waiting_.joinable()) waiting_.join();
+    got_ = absl::UnknownError("given back");
+    held_ = Buffer();
+    kept_ = Buffer();
+    patient_.reset();
+    holder_.reset();
+    DaemonTest::TearDown();
+  }
+
+  // `patient` holds all that others leave, in one block, and another thread of its waits for as much again.
+  void BeginToWait(absl::Duration wait) {
+    // The daemon does not ask for what is within a guarantee.
+    ASSERT_OK(
+        StartDaemon({.capacity = "64MiB", .config = "rules { session_name: 'patient' guarantee { bytes: '30MiB' } }"}));
+    const std::string proxy_dir = MakeTempDir();
+    ASSERT_OK_AND_ASSIGN(proxy_, Proxy::Start(proxy_dir, dir()));
+    ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
+    raw_.emplace(std::move(raw));
+    ASSERT_OK_AND_ASSIGN(Client holder, Connect("holder"));
+    holder_.emplace(std::move(holder));
+    ASSERT_OK_AND_ASSIGN(kept_, holder_->Allocate(34_MiB));
+    ClientOptions options;
+    options.socket_dir = proxy_dir;
+    options.name = "patient";
+    options.wait = wait;
+    options.call_timeout = kPatience;
+    options.connect_timeout = kPatience;
+    ASSERT_OK_AND_ASSIGN(Client patient, Client::Connect(options));
+    patient_.emplace(std::move(patient));
+    ASSERT_OK(raw_->SetRecording(Ref("patient"), 1000));
+    ASSERT_OK_AND_ASSIGN(held_, patient_->Allocate(30_MiB));
+    waiting_ = std::thread([this] { got_ = patient_->Allocate(30_MiB); });
+    ASSERT_TRUE(IsWaiting(true));
+  }
+  // It comes to be so. The list asks no client for its figures, as GetSession does.
+  bool IsWaiting(bool expected) {
+    return WaitFor([&] {
+      const absl::StatusOr<v1::ListSessionsResponse> list = raw_->ListSessions();
+      if (!list.ok()) return false;
+      return expected == std::any_of(list->sessions().begin(), list->sessions().end(),
+                                     [](const v1::Session& session) { return session.devices(0).waiting_size() > 0; });
+    });
+  }
+  // The thread gives up waiting; before it learns that the daemon knows, the block is taken by this thread.
+  void FreeAndTakeAgain() {
+    proxy_->Hold();
+    EXPECT_OK(held_.Reset());
+    EXPECT_TRUE(IsWaiting(false));
+    ASSERT_OK_AND_ASSIGN(held_, patient_->Allocate(30_MiB));
+  }
+  uint64_t CountedOoms() { return patient_->GetMemoryStats().value_or(MemoryStats()).num_ooms; }
+  int RecordedOoms() {
+    const auto parts = raw_->GetSnapshot(Ref("patient"), 0);
+    EXPECT_OK(parts);
+    int ooms = 0;
+    for (const v1::GetSnapshotResponse& part : parts.value_or(std::vector<v1::GetSnapshotResponse>())) {
+      for (const auto& event : part.events()) {
+        ooms += event.action() == v1::GetSnapshotResponse::Event::ACTION_OUT_OF_MEMORY ? 1 : 0;
+      }
+    }
+    return ooms;
+  }
+
+  std::unique_ptr<Proxy> proxy_;
+  std::optional<RawClient> raw_;
+  std::optional<Client> holder_;
+  std::optional<Client> patient_;
+  Buffer kept_;
+  Buffer held_;
+  absl::StatusOr<Buffer> got_ = absl::UnknownError("not asked");
+  std::thread waiting_;
+};
+
+TEST_F(GivenUpWaitTest, ARequestThatSucceedsInTheEndIsNotCounted) {
+  ASSERT_NO_FATAL_FAILURE(BeginToWait(kPatience));
+  ASSERT_NO_FATAL_FAILURE(FreeAndTakeAgain());
+  proxy_->Release();
+  EXPECT_TRUE(IsWaiting(true)) << "again";
+  EXPECT_EQ(CountedOoms(), 0u);
+  EXPECT_OK(held_.Reset());
+  waiting_.join();
+  EXPECT_OK(got_);
+  EXPECT_EQ(CountedOoms(), 0u);
+  EXPECT_EQ(RecordedOoms(), 0);
+}
+
+TEST_F(GivenUpWaitTest, WhenItsTimeIsUpThenItIsRefusedForWhatItWaitedFor) {
+  const absl::Duration wait = absl::Seconds(3);
+  ASSERT_NO_FATAL_FAILURE(BeginToWait(wait));
+  const absl::Time deadline = absl::Now() + wait;
+  ASSERT_NO_FATAL_FAILURE(FreeAndTakeAgain());
+  absl::SleepFor(deadline - absl::Now() + absl::Milliseconds(10));
+  proxy_->Release();
+  waiting_.join();
+  const std::optional<OutOfMemory> oom = GetOutOfMemory(got_.status());
+  ASSERT_TRUE(oom.has_value()) << got_.status();
+  EXPECT_EQ(oom->cause, OutOfMemory::Cause::kCapacity) << got_.status();
+  EXPECT_EQ(CountedOoms(), 1u);
+  EXPECT_EQ(RecordedOoms(), 1);
+}
+
+TEST_F(GivenUpWaitTest, AFreeThatStreamsAreDoneWithIsSeen) {
+  ASSERT_NO_FATAL_FAILURE(BeginToWait(kPatience));
+  ASSERT_OK(held_.RecordStream(1));
+  proxy_->Hold();  // the daemon's questions, too: to answer them the client looks at its streams
+  EXPECT_OK(held_.Reset());
+  EXPECT_TRUE(IsWaiting(false));
+  proxy_->Release();
+  waiting_.join();
+  EXPECT_OK(got_);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -20,6 +21,20 @@ sockaddr_un AddressIn(const std::string& dir) {
   address.sun_family = AF_UNIX;
   std::strncpy(address.sun_path, (dir + "/vrambroker.sock").c_str(), sizeof address.sun_path - 1);
   return address;
+}
+
+// Until either end is gone. What `passes` is false for is lost.
+void Pass(int from, int to, const std::function<bool()>& passes) {
+  std::vector<char> bytes(1 << 16);
+  ssize_t size = 0;
+  while ((size = read(from, bytes.data(), bytes.size())) > 0) {
+    for (ssize_t sent = 0; sent < size && passes();) {
+      const ssize_t more = send(to, bytes.data() + sent, static_cast<size_t>(size - sent), MSG_NOSIGNAL);
+      if (more <= 0) break;
+      sent += more;
+    }
+  }
+  shutdown(to, SHUT_RDWR);
 }
 
 }  // namespace
@@ -39,20 +54,6 @@ absl::StatusOr<std::unique_ptr<Proxy>> Proxy::Start(const std::string& dir, cons
   return proxy;
 }
 
-void Proxy::Pass(int from, int to, const std::atomic<Fate>* fate) {
-  std::vector<char> bytes(1 << 16);
-  ssize_t size = 0;
-  while ((size = read(from, bytes.data(), bytes.size())) > 0) {
-    while (fate != nullptr && *fate == Fate::kUnread) absl::SleepFor(absl::Milliseconds(5));
-    for (ssize_t sent = 0; sent < size && (fate == nullptr || *fate == Fate::kPassedOn);) {
-      const ssize_t more = send(to, bytes.data() + sent, static_cast<size_t>(size - sent), MSG_NOSIGNAL);
-      if (more <= 0) break;
-      sent += more;
-    }
-  }
-  shutdown(to, SHUT_RDWR);
-}
-
 Proxy::~Proxy() {
   shutdown(listener_.get(), SHUT_RDWR);
   acceptor_.join();
@@ -60,6 +61,7 @@ Proxy::~Proxy() {
 }
 
 void Proxy::Break() {
+  Release();
   std::vector<Connection> broken;
   {
     MutexLock lock(mu_);
@@ -79,6 +81,22 @@ void Proxy::Set(Fate fate) {
   for (Connection& connection : connections_) *connection.fate = fate;
 }
 
+void Proxy::Hold() {
+  MutexLock lock(mu_);
+  holds_ = true;
+}
+
+void Proxy::Release() {
+  MutexLock lock(mu_);
+  holds_ = false;
+  released_.NotifyAll();
+}
+
+void Proxy::AwaitRelease() {
+  MutexLock lock(mu_);
+  while (holds_) released_.Wait(mu_);
+}
+
 void Proxy::Accept() {
   while (true) {
     Connection connection{.client = UniqueFd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)),
@@ -89,8 +107,15 @@ void Proxy::Accept() {
     if (!connection.client.valid()) return;
     const sockaddr_un address = AddressIn(daemon_dir_);
     if (connect(connection.daemon.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) continue;
-    connection.up = std::thread(&Pass, connection.client.get(), connection.daemon.get(), connection.fate.get());
-    connection.down = std::thread(&Pass, connection.daemon.get(), connection.client.get(), nullptr);
+    connection.up =
+        std::thread(&Pass, connection.client.get(), connection.daemon.get(), [fate = connection.fate.get()] {
+          while (*fate == Fate::kUnread) absl::SleepFor(absl::Milliseconds(5));
+          return *fate == Fate::kPassedOn;
+        });
+    connection.down = std::thread(&Pass, connection.daemon.get(), connection.client.get(), [this] {
+      AwaitRelease();
+      return true;
+    });
     MutexLock lock(mu_);
     connections_.push_back(std::move(connection));
   }

@@ -25,12 +25,15 @@ class Proxy {
   Proxy(const Proxy&) = delete;
   Proxy& operator=(const Proxy&) = delete;
 
-  // Breaks all connections, as they would if the network did.
+  // Breaks all connections, as they would if the network did. Nothing is held back any more.
   void Break() ABSL_LOCKS_EXCLUDED(mu_);
   // What clients send over the connections that there are is lost from now on.
   void Swallow() ABSL_LOCKS_EXCLUDED(mu_) { Set(Fate::kLost); }
   // Nobody reads it from now on, until Break(): the sender has to wait.
   void Stall() ABSL_LOCKS_EXCLUDED(mu_) { Set(Fate::kUnread); }
+  // What the daemon sends is held back, until Release().
+  void Hold() ABSL_LOCKS_EXCLUDED(mu_);
+  void Release() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   enum class Fate { kPassedOn, kLost, kUnread };  // of what a client sends
@@ -44,15 +47,16 @@ class Proxy {
 
   Proxy(std::string daemon_dir, UniqueFd listener)
       : daemon_dir_(std::move(daemon_dir)), listener_(std::move(listener)) {}
-  // Until either end is gone. `fate`: null for what is always passed on.
-  static void Pass(int from, int to, const std::atomic<Fate>* fate);
   void Set(Fate fate) ABSL_LOCKS_EXCLUDED(mu_);
   void Accept();
+  void AwaitRelease() ABSL_LOCKS_EXCLUDED(mu_);
 
   const std::string daemon_dir_;
   const UniqueFd listener_;
   std::thread acceptor_;
   Mutex mu_;
+  bool holds_ ABSL_GUARDED_BY(mu_) = false;
+  CondVar released_;
   std::vector<Connection> connections_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -16,6 +16,7 @@
 #include "allocator/caching_allocator.h"
 #include "tests/support/fake_device.h"
 #include "tests/support/scripted_events.h"
+#include "tests/support/simulated_source.h"
 
 namespace vrambroker {
 namespace {
@@ -109,6 +110,19 @@ TEST_F(AllocatorStreamsTest, EveryAllocationPolls) {
   device_.FinishAll();
   EXPECT_EQ(allocator_.TryAllocate(600_MiB), nullptr);
   EXPECT_EQ(Pending(), 0u);
+}
+
+TEST_F(AllocatorStreamsTest, WhoAsksWhatIsCachedLearnsOfFinishedStreams) {
+  EXPECT_FALSE(allocator_.HasCached(30_MiB));
+  const Block* block = GetAndFree(30_MiB, {1});
+  EXPECT_FALSE(allocator_.HasCached(30_MiB));
+  device_.FinishAll();
+  EXPECT_FALSE(allocator_.HasCached(30_MiB, 1)) << "another stream's";
+  EXPECT_TRUE(allocator_.HasCached(30_MiB));
+  EXPECT_EQ(block->state, BlockState::kFree);
+  EXPECT_FALSE(allocator_.HasCached(40_MiB));
+  EXPECT_FALSE(allocator_.HasCached(kMaxRequestBytes));
+  EXPECT_EQ(allocator_.TryAllocate(30_MiB), block) << "it was not taken";
 }
 
 TEST_F(AllocatorStreamsTest, FreesDoNotPoll) {
@@ -303,6 +317,24 @@ TEST_F(AllocatorStreamsTest, BlockThatTheFlushFreesServesTheRequest) {
   EXPECT_EQ(*block, pending);
   EXPECT_EQ(Stats().num_alloc_retries, 1u);
   EXPECT_EQ(Stats().num_ooms, 0u);
+}
+
+// The last attempt at a segment may wait for long.
+TEST_F(AllocatorStreamsTest, WhatStreamsFinishDuringTheLastAttemptServesTheRequest) {
+  SimulatedSource source(20_MiB);
+  CachingAllocator allocator(&source, &events_);
+  const absl::StatusOr<Block*> held = allocator.Allocate(20_MiB);
+  ASSERT_TRUE(held.ok());
+  allocator.RecordStream(*held, 1);
+  source.on_acquire = [&](int call) {
+    if (call != 3) return;  // after the first, and the flush
+    allocator.Free(*held);
+    device_.FinishAll();
+  };
+  const absl::StatusOr<Block*> block = allocator.Allocate(20_MiB);
+  ASSERT_TRUE(block.ok()) << block.status();
+  EXPECT_EQ(*block, *held);
+  EXPECT_EQ(allocator.GetMemoryStats().num_ooms, 0u);
 }
 
 // ---- Failures: never too early, never never ----

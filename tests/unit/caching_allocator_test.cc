@@ -320,9 +320,17 @@ TEST_F(CachingAllocatorTest, ResetPeaksKeepsEverythingElse) {
 }
 
 TEST_F(CachingAllocatorTest, RefusalsFromElsewhereCanBeCounted) {
+  allocator_.SetRecording(10);
   allocator_.CountOutOfMemory();
   EXPECT_EQ(Stats().num_ooms, 1u);
+  allocator_.CountOutOfMemory(700, 3);
+  EXPECT_EQ(Stats().num_ooms, 2u);
   EXPECT_EQ(Stats().num_alloc_retries, 0u);
+  const std::vector<HistoryEvent> events = allocator_.Snapshot().history;
+  ASSERT_EQ(events.size(), 2u) << "the second, and the snapshot";
+  EXPECT_EQ(events[0].action, HistoryAction::kOutOfMemory);
+  EXPECT_EQ(events[0].bytes, 1024u) << "rounded, as Allocate() records it";
+  EXPECT_EQ(events[0].stream, 3u);
 }
 
 TEST_F(CachingAllocatorTest, SnapshotTilesEverySegment) {
