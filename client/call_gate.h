@@ -25,6 +25,12 @@ class CallGate {
     call();
   }
 
+  // This thread is in a call that was let through.
+  bool IsInside() ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    return std::find(inside_.begin(), inside_.end(), std::this_thread::get_id()) != inside_.end();
+  }
+
   // No call begins any more. Waits for those under way, but for one that it is called from: that one ends by itself.
   void Close() ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(mu_);

@@ -20,11 +20,14 @@
 #include <utility>
 
 #include "absl/strings/cord.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/deadline.h"
 
 namespace vrambroker::client_internal {
 namespace {
+
+constexpr absl::string_view kNoDaemon = "no vrambrokerd: ";
 
 struct User {
   std::string name;  // the number of one without a name
@@ -112,11 +115,11 @@ absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path, int type, absl::Du
     case ENOENT:
     case ENOTDIR:
       return absl::UnavailableError(
-          absl::StrCat("no vrambrokerd: there is no socket ", path,
+          absl::StrCat(kNoDaemon, "there is no socket ", path,
                        "; start the daemon, or name its directory with --socket-dir or VRAMBROKER_SOCKET_DIR"));
     case ECONNREFUSED:
       return absl::UnavailableError(
-          absl::StrCat("no vrambrokerd: nobody listens on ", path, "; the daemon has died, start it again"));
+          absl::StrCat(kNoDaemon, "nobody listens on ", path, "; the daemon has died, start it again"));
     case EACCES:
     case EPERM:
       return MayNotConnect(path);
@@ -209,6 +212,10 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectChannel(const std::string&
   if (!fd.ok()) return fd.status();
   if (fcntl(fd->get(), F_SETFL, O_NONBLOCK) != 0) return absl::ErrnoToStatus(errno, "fcntl(O_NONBLOCK) failed");
   return grpc::CreateInsecureChannelFromFd("vrambrokerd", fd->Release());
+}
+
+bool IsNoDaemon(const absl::Status& status) {
+  return absl::IsUnavailable(status) && absl::StartsWith(status.message(), kNoDaemon);
 }
 
 DescriptorFetcher::DescriptorFetcher(absl::string_view socket_dir)

@@ -27,6 +27,9 @@ namespace vrambroker::client_internal {
 absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectChannel(const std::string& socket_dir, absl::Duration timeout,
                                                               const std::function<bool()>& give_up = nullptr);
 
+// An error of ConnectChannel() that means: nobody serves the directory.
+bool IsNoDaemon(const absl::Status& status);
+
 // Exchanges tickets for file descriptors. Keeps its connection to the descriptor socket for the next ticket; calls at
 // the same time have a connection each. Thread-safe.
 class DescriptorFetcher {

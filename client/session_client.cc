@@ -7,7 +7,9 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <functional>
 #include <limits>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -39,7 +41,10 @@ constexpr std::chrono::milliseconds kFirstBackoff(100);
 constexpr std::chrono::milliseconds kLastBackoff(5000);
 constexpr int kItemsInSnapshotPart = 1024;  // the daemon takes messages of up to 64 KiB
 
-ClientOptions WithClampedDurations(ClientOptions options) {
+// As they are kept: the callbacks are elsewhere.
+ClientOptions Kept(ClientOptions options) {
+  options.on_lost = nullptr;
+  options.log = nullptr;
   for (absl::Duration* duration : {&options.idle_decay, &options.connect_timeout, &options.call_timeout}) {
     *duration = ClampDuration(*duration);
   }
@@ -63,10 +68,19 @@ bool IsNotToBeResumed(const absl::Status& status) {
          (absl::IsResourceExhausted(status) && absl::StrContains(status.message(), "larger than max"));
 }
 
-// What was given back stays charged unless the daemon hears of it. ResourceExhausted: of a daemon of an earlier
-// version, which refused it for the rate of calls.
+// What is given back stays charged unless the daemon hears of it. ResourceExhausted: it refuses calls or connections
+// that come too often.
 bool IsWorthAnotherTry(const absl::Status& status) {
   return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) || absl::IsResourceExhausted(status);
+}
+
+// Not joinable when there is none to be had: what it was for stays undone until the process ends.
+std::thread StartThread(const std::function<void()>& body) {
+  try {
+    return std::thread(body);
+  } catch (const std::system_error&) {
+    return {};
+  }
 }
 
 bool SameCounts(const MemoryStats& a, const MemoryStats& b) {
@@ -95,7 +109,7 @@ SessionClient::Link::~Link() {
 }
 
 SessionClient::SessionClient(const ClientOptions& options)
-    : options_(WithClampedDurations(options)),
+    : options_(Kept(options)),
       descriptors_(options.socket_dir),
       forks_([] {
         static const int registered =
@@ -103,7 +117,11 @@ SessionClient::SessionClient(const ClientOptions& options)
         (void)registered;
         return fork_count.load(std::memory_order_relaxed);
       }()),
-      mark_(ProcessMark(forks_)) {}
+      mark_(ProcessMark(forks_)),
+      logs_to_stderr_(options.log == nullptr) {
+  callbacks_->on_lost = options.on_lost;
+  callbacks_->log = options.log;
+}
 
 absl::StatusOr<std::unique_ptr<SessionClient>> SessionClient::Open(const ClientOptions& options) {
   if (options.wait < absl::ZeroDuration() || options.wait > absl::Hours(1)) {
@@ -120,6 +138,7 @@ absl::StatusOr<std::unique_ptr<SessionClient>> SessionClient::Open(const ClientO
   {
     MutexLock lock(self->mu_);
     self->link_ = *std::move(link);
+    self->lost_ = !self->link_->stream->status().ok();
   }
   if (self->leases()) self->keeper_ = std::thread([raw = self.get()] { raw->Keep(); });
   return self;
@@ -196,7 +215,7 @@ absl::StatusOr<std::shared_ptr<SessionClient::Link>> SessionClient::Connect(cons
                 questions_.push_back(question);
                 changed_.NotifyAll();
               },
-          .lost = [this](const absl::Status& why) { Lost(why); }});
+          .lost = [this, raw = link.get()](const absl::Status& why) { Lost(raw, why); }});
   {
     MutexLock lock(mu_);
     connecting_ = link->stream;
@@ -291,23 +310,35 @@ void SessionClient::End(std::unique_ptr<SessionClient> session) {
     (void)session.release();  // its parent's
     return;
   }
-  session->callbacks_->Close();
+  const std::shared_ptr<Callbacks> callbacks = session->callbacks_;
+  callbacks->gate.Close();
+  callbacks->on_lost = nullptr;
+  callbacks->log = nullptr;
   if (session->InUse()) {
     SessionClient* const orphan = session.release();
     MutexLock lock(orphan->mu_);
     orphan->orphaned_ = true;
-    if (!orphan->keeper_.joinable()) orphan->keeper_ = std::thread([orphan] { orphan->Keep(); });
+    if (!orphan->keeper_.joinable()) orphan->keeper_ = StartThread([orphan] { orphan->Keep(); });
     orphan->changed_.NotifyAll();
     return;
   }
-  session->StopKeeper();
-  if (session->SayGoodbye(kGoodbyeTimeout)) return;
-  // What is closed here stays charged until the daemon hears of it, but the application does not wait for that.
-  std::thread([rest = std::move(session)] { rest->SayGoodbyeForSure(); }).detach();
+  // From a callback it cannot wait for the thread that it is on. And what is closed here stays charged until the daemon
+  // hears of it, but the application does not wait for that.
+  if (!callbacks->gate.IsInside()) {
+    session->StopKeeper();
+    if (session->SayGoodbye(kGoodbyeTimeout)) return;
+  }
+  std::thread rest = StartThread([raw = session.release()] {
+    const std::unique_ptr<SessionClient> ending(raw);
+    ending->StopKeeper();
+    ending->SayGoodbyeForSure();
+  });
+  if (rest.joinable()) rest.detach();
 }
 
 SessionClient::~SessionClient() {
   StopKeeper();
+  if (const std::shared_ptr<Link> last = link()) last->stream->Abort();  // while there is all that its handlers use
 }
 
 void SessionClient::StopKeeper() {
@@ -345,11 +376,11 @@ bool SessionClient::SayGoodbye(absl::Duration timeout) {
       const std::shared_ptr<Link> broken = std::exchange(link, *resumed);  // goes without the lock
       MutexLock lock(mu_);
       link_ = link;
-    } else if (absl::IsUnavailable(resumed.status()) && absl::StrContains(resumed.status().message(), "resume:")) {
+    } else if (IsWorthAnotherTry(resumed.status()) && !IsNoDaemon(resumed.status())) {
       if (TimeUntil(deadline) == absl::ZeroDuration()) return false;
-      absl::SleepFor(kGoodbyePause);  // the daemon's answer; one that is gone is not waited for
+      absl::SleepFor(kGoodbyePause);
     } else {
-      return !absl::IsDeadlineExceeded(resumed.status());
+      return true;  // the daemon is gone, or has no such session
     }
   }
 }
@@ -577,24 +608,29 @@ void SessionClient::Grown() {
   changed_.NotifyAll();
 }
 
-void SessionClient::Lost(const absl::Status& why) {
+void SessionClient::Lost(const Link* link, const absl::Status& why) {
   {
     MutexLock lock(mu_);
-    lost_ = true;
+    // One that has been replaced may say so late; of one that is not in use yet, its status says so.
+    if (link_.get() == link) lost_ = true;
     changed_.NotifyAll();
   }
-  if (!options_.on_lost) return;
   // `this` may be gone when it returns.
-  const std::shared_ptr<CallGate> callbacks = callbacks_;
-  callbacks->Run([&why, on_lost = options_.on_lost] { on_lost(why); });
+  const std::shared_ptr<Callbacks> callbacks = callbacks_;
+  callbacks->gate.Run([&] {
+    if (const auto on_lost = callbacks->on_lost) on_lost(why);
+  });
 }
 
 void SessionClient::Log(const std::string& line) const {
-  if (options_.log) {
-    callbacks_->Run([&] { options_.log(line); });
-  } else {
+  if (logs_to_stderr_) {
     std::fprintf(stderr, "vrambroker: %s\n", line.c_str());
+    return;
   }
+  const std::shared_ptr<Callbacks> callbacks = callbacks_;
+  callbacks->gate.Run([&] {
+    if (const auto log = callbacks->log) log(line);
+  });
 }
 
 void SessionClient::Keep() {
@@ -769,7 +805,8 @@ absl::Status SessionClient::Reconnect() {
   const std::shared_ptr<Link> old = link();
   absl::StatusOr<std::shared_ptr<Link>> reached = Connect(old.get(), options_.connect_timeout);
   const bool resumed = reached.ok();
-  if (IsNotToBeResumed(reached.status())) reached = Connect(nullptr, options_.connect_timeout);
+  const absl::Status refused = reached.status();
+  if (IsNotToBeResumed(refused)) reached = Connect(nullptr, options_.connect_timeout);
   if (!reached.ok()) return reached.status();
   Link& link = **reached;
   link.session = resumed ? old->session : old->session + 1;
@@ -778,6 +815,7 @@ absl::Status SessionClient::Reconnect() {
     MutexLock lock(mu_);
     lost_ = !link.stream->status().ok();
     link_ = *reached;
+    if (stopping_) link.stream->StopWaiting();
   }
   ReturnAgain();
   if (resumed) {
@@ -787,7 +825,11 @@ absl::Status SessionClient::Reconnect() {
   GiveBackIdle();  // it may be what keeps this daemon from giving more
   size_t segments = 0;
   for (size_t device = 0; device < heaps_.size(); ++device) segments += leased(device).CarriedOver(link.session).size();
-  Log(absl::StrCat("session '", link.name, "': connected to another daemon as a new session; ", segments,
+  const std::string why = absl::IsNotFound(refused)
+                              ? "connected to another daemon as a new session; "
+                              : absl::StrCat("opened a new session, since the daemon does not resume the old one (",
+                                             refused.message(), "); ");
+  Log(absl::StrCat("session '", link.name, "': ", why, segments,
                    segments == 1 ? " segment of the old session stays usable until it is freed"
                                  : " segments of the old session stay usable until they are freed"));
   return absl::OkStatus();

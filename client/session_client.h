@@ -133,7 +133,7 @@ class SessionClient {
   RemoteHeap& remote(size_t device) { return static_cast<RemoteHeap&>(*heaps_[device]); }
   void CloseSegments(const v1::CloseSegments& message, Link* link);
   void LimitIs(uint32_t device, uint64_t bytes);
-  void Lost(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+  void Lost(const Link* link, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   void Log(const std::string& line) const;
 
   // ---- The end. Nothing is in use any more. ----
@@ -164,8 +164,14 @@ class SessionClient {
   const int forks_;  // before this process became what it is
   AllocConfText conf_;
   const int mark_;  // a descriptor; -1 when the kernel made none
-  // To on_lost and log. Its own owner: the application may drop the client while one of them runs.
-  const std::shared_ptr<CallGate> callbacks_ = std::make_shared<CallGate>();
+  // What the application wants to hear, until its client ends. Its own owner: that may be while one of them runs.
+  struct Callbacks {
+    CallGate gate;
+    std::function<void(const absl::Status&)> on_lost;
+    std::function<void(const std::string&)> log;
+  };
+  const std::shared_ptr<Callbacks> callbacks_ = std::make_shared<Callbacks>();
+  const bool logs_to_stderr_;
   std::vector<DeviceInfo> devices_;
   std::vector<std::string> warnings_;
   std::unique_ptr<std::atomic<uint64_t>[]> limits_;  // by device

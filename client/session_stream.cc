@@ -54,7 +54,8 @@ void SessionStream::Destroy(const SessionStream* stream) {
   }
   try {
     std::thread([stream] { delete stream; }).detach();
-  } catch (const std::system_error&) {  // no thread to be had: it stays
+    // No thread to be had: it stays.
+  } catch (const std::system_error&) {  // NOLINT(bugprone-empty-catch)
   }
 }
 

@@ -272,16 +272,20 @@ void Broker::Unwatch(Session& session) {
   if (const int watch = session.TakeProcessWatch(); watch >= 0) options_.unwatch_process(watch);
 }
 
+absl::StatusOr<SessionPtr> Broker::FindToResume(const Caller& caller, const Ticket& token) const {
+  for (const SessionPtr& session : Sessions()) {
+    if (session->resume_token() != token) continue;
+    if (session->caller().pid == caller.pid && session->caller().uid == caller.uid) return session;
+    return absl::PermissionDeniedError("resume.token: the session belongs to another process");
+  }
+  return absl::NotFoundError("resume.token: no session of this daemon has this token");
+}
+
 void Broker::ResumeSession(const Caller& caller, const Ticket& token, absl::flat_hash_set<SegmentId> held,
                            std::shared_ptr<SessionEvents> events, const ResumeDone& done) {
-  SessionPtr session;
-  for (const SessionPtr& candidate : Sessions()) {
-    if (candidate->resume_token() == token) session = candidate;
-  }
-  if (session == nullptr) return done(absl::NotFoundError("resume.token: no session of this daemon has this token"));
-  if (session->caller().pid != caller.pid || session->caller().uid != caller.uid) {
-    return done(absl::PermissionDeniedError("resume.token: the session belongs to another process"));
-  }
+  const absl::StatusOr<SessionPtr> found = FindToResume(caller, token);
+  if (!found.ok()) return done(found.status());
+  const SessionPtr& session = *found;
   // After the slow calls that were under way: what they leased belongs to nobody.
   const bool queued = session->slow_calls().Submit([session, held = std::move(held), events = std::move(events), done] {
     switch (session->state()) {
@@ -658,6 +662,9 @@ void Broker::SetGuaranteeFrom(size_t device, const SessionPtr& session, const Li
   const GrowthDone next = [=, this](const absl::Status& status) {
     if (status.ok()) return SetGuaranteeFrom(device + 1, session, guarantee, before, done);
     for (size_t i = 0; i < device; ++i) (void)pools_[i]->SetGuarantee(session->id(), before[i]);
+    if (session->state() >= SessionState::kEnded) {  // EndSession() may have taken them before
+      for (size_t i = 0; i < device; ++i) (void)pools_[i]->SetGuarantee(session->id(), 0);
+    }
     if (!SegmentRefusalCause(status).has_value()) return done(status);
     done(absl::ResourceExhaustedError(status.message()));  // its cause is for requests for memory
   };

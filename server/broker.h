@@ -196,8 +196,10 @@ class Broker {
   // that; errors as SetGuarantee(), after which the session is to be closed.
   void KeepGuarantee(const SessionPtr& session, const std::optional<Limit>& wished,
                      const std::function<void(absl::Status)>& done);
-  // A session whose stream broke goes on with `events`; segments that are not among `held` are taken back. NotFound: no
-  // session has this token. PermissionDenied: it is another process's. Aborted: an operator ended it. Unavailable: its
+  // The session of a token. NotFound: there is none. PermissionDenied: it is another process's.
+  absl::StatusOr<SessionPtr> FindToResume(const Caller& caller, const Ticket& token) const;
+  // A session whose stream broke goes on with `events`; segments that are not among `held` are taken back. Errors as
+  // FindToResume(). Aborted: an operator ended it. Unavailable: its
   // old stream is still there. Answers later; the session's slow calls that were under way end first.
   using ResumeDone = std::function<void(absl::StatusOr<SessionPtr>)>;
   void ResumeSession(const Caller& caller, const Ticket& token, absl::flat_hash_set<SegmentId> held,

@@ -15,6 +15,9 @@
 namespace vrambroker {
 namespace {
 
+// Of a user, at a time. Each may take a megabyte.
+constexpr size_t kMaxResumeLists = 8;
+
 // The reaction to a call that may wait: it ends at once when the caller gives up. Deletes itself.
 class WaitingCall : public grpc::ServerUnaryReactor {
  public:
@@ -42,7 +45,8 @@ BrokerService::BrokerService(Broker* broker, const Connections* connections, con
       connections_(*connections),
       rpcs_(*rpcs),
       streams_(
-          {.what = "session streams open", .per_uid = max_streams_per_uid, .per_uid_bound = "max_sessions_per_uid"}) {}
+          {.what = "session streams open", .per_uid = max_streams_per_uid, .per_uid_bound = "max_sessions_per_uid"}),
+      resume_lists_({.what = "unfinished resume lists", .per_uid = kMaxResumeLists, .per_uid_bound = "the daemon"}) {}
 
 absl::StatusOr<SessionPtr> BrokerService::OwnSession(const grpc::CallbackServerContext& context, uint64_t id) const {
   absl::StatusOr<Caller> caller = connections_.Identify(context);
@@ -71,7 +75,7 @@ grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse>* BrokerService:
   const bool taken = slot.ok();
   if (!taken) caller = slot.status();
   return new SessionStream(&broker_, &connections_.rates(), &rpcs_, context, std::move(caller),
-                           taken ? *std::move(slot) : UserSlots::Slot());
+                           taken ? *std::move(slot) : UserSlots::Slot(), &resume_lists_);
 }
 
 grpc::ServerUnaryReactor* BrokerService::Allocate(grpc::CallbackServerContext* context,

@@ -55,6 +55,7 @@ class BrokerService final : public v1::Broker::CallbackService {
   const Connections& connections_;
   const RpcMeter& rpcs_;
   UserSlots streams_;
+  UserSlots resume_lists_;
 };
 
 }  // namespace vrambroker

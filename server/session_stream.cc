@@ -155,7 +155,7 @@ class SessionStream::Events : public SessionEvents {
 
 SessionStream::SessionStream(Broker* broker, CallRates* rates, const RpcMeter* rpcs,
                              grpc::CallbackServerContext* context, absl::StatusOr<Caller> identity,
-                             UserSlots::Slot slot)
+                             UserSlots::Slot slot, UserSlots* resume_lists)
     : broker_(*broker),
       rates_(*rates),
       rpcs_(*rpcs),
@@ -163,6 +163,7 @@ SessionStream::SessionStream(Broker* broker, CallRates* rates, const RpcMeter* r
       context_(*context),
       identity_(std::move(identity)),
       slot_(std::move(slot)),
+      resume_lists_(*resume_lists),
       events_(std::make_shared<Events>(this)) {
   if (identity_.ok()) {
     StartRead(&request_);
@@ -315,18 +316,28 @@ absl::Status SessionStream::HandleResume(const v1::Resume& resume) {
   std::copy(resume.token().begin(), resume.token().end(), token.begin());
   resumed_ = true;
   resume_list_.emplace().token = token;
+  if (resume.more()) {  // only its owner may have the daemon keep a part of a list
+    const absl::StatusOr<SessionPtr> session = broker_.FindToResume(*identity_, token);
+    if (!session.ok()) return session.status();
+    absl::StatusOr<UserSlots::Slot> slot = resume_lists_.Take(identity_->uid);
+    if (!slot.ok()) return slot.status();
+    resume_list_->slot = *std::move(slot);
+  }
   return ResumeWith(resume.segment_ids(), resume.more());
 }
 
 absl::Status SessionStream::HandleResumeMore(const v1::ResumeMore& part) {
-  if (part.segment_ids().empty() || part.segment_ids_size() > kMaxIdsInMessage) {
-    return absl::InvalidArgumentError(absl::StrCat("resume_more.segment_ids: ", part.segment_ids_size(),
-                                                   " ids; a message has 1 to ", kMaxIdsInMessage));
-  }
+  if (part.segment_ids().empty()) return absl::InvalidArgumentError("resume_more.segment_ids: must not be empty");
   return ResumeWith(part.segment_ids(), part.more());
 }
 
 absl::Status SessionStream::ResumeWith(const google::protobuf::RepeatedField<uint64_t>& segment_ids, bool more) {
+  if (more ? segment_ids.size() != kMaxIdsInMessage
+           : resume_list_->listed > 0 && segment_ids.size() > kMaxIdsInMessage) {
+    return absl::InvalidArgumentError(absl::StrCat("segment_ids: ", segment_ids.size(),
+                                                   " ids in a part of a list; all but the last have ", kMaxIdsInMessage,
+                                                   ", the last at most as many"));
+  }
   resume_list_->listed += static_cast<size_t>(segment_ids.size());
   if (resume_list_->listed > broker_.max_segments()) {
     return absl::InvalidArgumentError(absl::StrCat("resume.segment_ids: more than the ", broker_.max_segments(),

@@ -30,9 +30,9 @@ inline constexpr uint32_t kProtocolVersion = 1;
 class SessionStream : public grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse> {
  public:
   // `broker`, `rates` and `rpcs` outlive the gRPC server. When `identity` is an error, the call ends with it. `slot` is
-  // kept until the call is over.
+  // kept until the call is over; `resume_lists`, which outlives it, bounds those that are not whole.
   SessionStream(Broker* broker, CallRates* rates, const RpcMeter* rpcs, grpc::CallbackServerContext* context,
-                absl::StatusOr<Caller> identity, UserSlots::Slot slot);
+                absl::StatusOr<Caller> identity, UserSlots::Slot slot, UserSlots* resume_lists);
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
@@ -46,7 +46,8 @@ class SessionStream : public grpc::ServerBidiReactor<v1::SessionRequest, v1::Ses
   struct ResumeList {
     Ticket token{};
     absl::flat_hash_set<SegmentId> held;
-    size_t listed = 0;  // ids, with those that are in the list twice
+    size_t listed = 0;     // ids, with those that are in the list twice
+    UserSlots::Slot slot;  // while it is not whole
   };
 
   void Handle(const v1::SessionRequest& request) ABSL_LOCKS_EXCLUDED(mu_);
@@ -90,6 +91,7 @@ class SessionStream : public grpc::ServerBidiReactor<v1::SessionRequest, v1::Ses
   grpc::CallbackServerContext& context_;
   const absl::StatusOr<Caller> identity_;
   const UserSlots::Slot slot_;
+  UserSlots& resume_lists_;
   const std::shared_ptr<Events> events_;
 
   // Touched by reactions to reads only, which gRPC never runs at the same time.

@@ -224,42 +224,62 @@ TEST_F(BadInputTest, AResumeListInParts) {
     for (const auto& segment : leased->result().leased().segments()) segments.push_back(segment.segment_id());
     ASSERT_EQ(segments.size(), 4u);
   }
+  const auto with_ids = [](auto* part, size_t count, uint64_t first_id) {
+    for (uint64_t i = 0; i < count; ++i) part->add_segment_ids(first_id + i);
+    part->set_more(true);
+  };
   v1::SessionRequest first = LeasingHello("");
   first.mutable_hello()->mutable_resume()->set_token(token);
-  first.mutable_hello()->mutable_resume()->set_more(true);
-  const auto refusal = [&](const std::vector<v1::SessionRequest>& more) {
+  with_ids(first.mutable_hello()->mutable_resume(), 4096, 100'000);
+  const auto refusal = [&](const v1::SessionRequest& hello, const std::vector<v1::SessionRequest>& more) {
     RawStream stream(*raw_);
-    stream.Send(first);
+    stream.Send(hello);
     for (const v1::SessionRequest& message : more) stream.Send(message);
     return stream.End();
   };
-  EXPECT_STATUS(refusal({first}), StatusCode::kInvalidArgument, "must be resume_more");
+  EXPECT_STATUS(refusal(first, {first}), StatusCode::kInvalidArgument, "must be resume_more");
   v1::SessionRequest part;
   part.mutable_resume_more()->set_more(true);
-  EXPECT_STATUS(refusal({part}), StatusCode::kInvalidArgument, "resume_more.segment_ids: 0 ids");
-  for (uint64_t i = 0; i < 4096; ++i) part.mutable_resume_more()->add_segment_ids(1000 + i);
-  EXPECT_STATUS(refusal(std::vector<v1::SessionRequest>(17, part)), StatusCode::kInvalidArgument,
+  EXPECT_STATUS(refusal(first, {part}), StatusCode::kInvalidArgument, "must not be empty");
+  with_ids(part.mutable_resume_more(), 4096, 200'000);
+  EXPECT_STATUS(refusal(first, std::vector<v1::SessionRequest>(17, part)), StatusCode::kInvalidArgument,
                 "max_segments_per_session");
   part.mutable_resume_more()->add_segment_ids(1);
-  EXPECT_STATUS(refusal({part}), StatusCode::kInvalidArgument, "4097 ids");
+  EXPECT_STATUS(refusal(first, {part}), StatusCode::kInvalidArgument, "4097 ids");
+  part.mutable_resume_more()->set_more(false);
+  EXPECT_STATUS(refusal(first, {part}), StatusCode::kInvalidArgument, "4097 ids");
+  v1::SessionRequest few = first;
+  few.mutable_hello()->mutable_resume()->clear_segment_ids();
+  EXPECT_STATUS(refusal(few, {}), StatusCode::kInvalidArgument, "0 ids");
+  v1::SessionRequest unknown = first;
+  unknown.mutable_hello()->mutable_resume()->set_token(std::string(16, 'x'));
+  EXPECT_STATUS(refusal(unknown, {}), StatusCode::kNotFound, "resume.token") << "before the list is whole";
   // More than a message may have is not read at all.
   v1::SessionRequest large = first;
-  for (uint64_t i = 0; i < 30'000; ++i) large.mutable_hello()->mutable_resume()->add_segment_ids(1'000'000 + i);
+  with_ids(large.mutable_hello()->mutable_resume(), 30'000, 1'000'000);
+  EXPECT_STATUS(refusal(large, {}), StatusCode::kResourceExhausted, "larger than max");
   {
-    RawStream stream(*raw_);
-    EXPECT_STATUS(stream.Open(large), StatusCode::kResourceExhausted, "");
+    std::vector<std::unique_ptr<RawStream>> unfinished;
+    std::vector<std::thread> ends;
+    std::atomic<int> refused{0};
+    for (int i = 0; i < 12; ++i) {
+      unfinished.push_back(std::make_unique<RawStream>(*raw_));
+      unfinished.back()->Send(first);
+      ends.emplace_back([&, stream = unfinished.back().get()] {
+        if (absl::IsResourceExhausted(stream->End())) ++refused;
+      });
+    }
+    EXPECT_TRUE(WaitFor([&] { return refused == 4; })) << refused;
+    for (const std::unique_ptr<RawStream>& stream : unfinished) stream->Cancel();
+    for (std::thread& end : ends) end.join();
   }
   // Of four segments the client still has three.
   part.Clear();
+  for (size_t i = 0; i < 3; ++i) part.mutable_resume_more()->add_segment_ids(segments[i]);
   EXPECT_TRUE(WaitFor([&] {
     RawStream stream(*raw_);
     stream.Send(first);
-    for (int i = 0; i < 3; ++i) {
-      part.mutable_resume_more()->Clear();
-      part.mutable_resume_more()->add_segment_ids(segments[static_cast<size_t>(i)]);
-      part.mutable_resume_more()->set_more(i < 2);
-      stream.Send(part);
-    }
+    stream.Send(part);
     const std::optional<v1::SessionResponse> welcome = stream.Receive();
     if (!welcome.has_value()) return false;
     EXPECT_TRUE(welcome->has_welcome());
