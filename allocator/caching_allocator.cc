@@ -436,22 +436,33 @@ void CachingAllocator::Poll() {
         absl::StatusOr<std::unique_ptr<Event>> event = events_->RecordEvent(stream);
         if (event.ok()) oldest.event = *std::move(event);
       }
-      // An event that cannot be asked is not done.
-      if (oldest.event == nullptr || !oldest.event->Query().value_or(false)) break;
-      StreamIsDone(oldest.block);
+      if (oldest.event == nullptr) break;
+      const absl::StatusOr<bool> done = oldest.event->Query();
+      if (absl::IsNotFound(done.status())) {
+        lost_[stream].push_back(std::move(oldest));
+      } else if (done.value_or(false)) {
+        StreamIsDone(oldest.block);
+      } else {
+        break;  // an event that cannot be asked is not done
+      }
       frees.pop_front();
     }
     it = frees.empty() ? pending_.erase(it) : std::next(it);
   }
 }
 
-void CachingAllocator::WaitForStreams() {
+void CachingAllocator::WaitForStreams(bool only_lost) {
   PendingFrees waited;
   uint64_t ticket = 0;
   {
     MutexLock lock(mu_);
-    ++counters_.num_sync_all_streams;
-    waited.swap(pending_);
+    if (only_lost && lost_.empty()) return;
+    if (!only_lost) {
+      ++counters_.num_sync_all_streams;
+      waited.swap(pending_);
+    }
+    for (auto& [stream, frees] : lost_) std::move(frees.begin(), frees.end(), std::back_inserter(waited[stream]));
+    lost_.clear();
     ticket = BeginSlowCall();
   }
   PendingFrees not_done;

@@ -87,6 +87,11 @@ class CachingAllocator {
   // Completes the frees whose streams are done, as every allocation does. Never blocks.
   void PollEvents() ABSL_LOCKS_EXCLUDED(mu_);
 
+  // Completes the frees that polling cannot: those whose stream does not exist any more. Waits for all work that the
+  // process has on the device; does nothing, and costs next to nothing, when there are none. For a thread that has
+  // time.
+  void WaitForLostStreams() ABSL_LOCKS_EXCLUDED(mu_) { WaitForStreams(/*only_lost=*/true); }
+
   // Waits for the streams of pending frees, then gives every wholly free segment back to the source. Returns the bytes
   // that the source has made available.
   uint64_t EmptyCache() ABSL_LOCKS_EXCLUDED(mu_);
@@ -182,7 +187,7 @@ class CachingAllocator {
   void RemoveFreeSegment(Segment* segment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool StreamIsDone(Block* block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Poll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void WaitForStreams() ABSL_LOCKS_EXCLUDED(mu_);
+  void WaitForStreams(bool only_lost) ABSL_LOCKS_EXCLUDED(mu_);
 
   ReleasedSegment Unlink(Block* whole_segment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::vector<ReleasedSegment> UnlinkFreeSegments() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -219,6 +224,7 @@ class CachingAllocator {
   std::array<uint64_t, 2> searches_ ABSL_GUARDED_BY(mu_) = {};  // by PoolKind; the clock of garbage collection
   uint64_t ticks_ ABSL_GUARDED_BY(mu_) = 0;
   PendingFrees pending_ ABSL_GUARDED_BY(mu_);
+  PendingFrees lost_ ABSL_GUARDED_BY(mu_);  // pending too; their streams do not exist any more: not polled
   HeapCounters counters_ ABSL_GUARDED_BY(mu_);
   History history_ ABSL_GUARDED_BY(mu_);
   std::vector<std::unique_ptr<BlockSlab>> slabs_ ABSL_GUARDED_BY(mu_);  // storage of all blocks

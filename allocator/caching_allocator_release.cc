@@ -28,7 +28,7 @@ bool ReleasedBefore(const Block* a, const Block* b) {
 }  // namespace
 
 uint64_t CachingAllocator::EmptyCache() {
-  WaitForStreams();
+  WaitForStreams(/*only_lost=*/false);
   std::vector<ReleasedSegment> segments;
   uint64_t ticket = 0;
   {

@@ -99,8 +99,10 @@ absl::Status CachingAllocator::CheckInvariants() const {
   MutexLock lock(mu_);
   HeapCounters counted;
   absl::flat_hash_map<const Block*, size_t> waiting;
-  for (const auto& [stream, frees] : pending_) {
-    for (const PendingFree& pending : frees) ++waiting[pending.block];
+  for (const PendingFrees* part : {&pending_, &lost_}) {
+    for (const auto& [stream, frees] : *part) {
+      for (const PendingFree& pending : frees) ++waiting[pending.block];
+    }
   }
   size_t free_blocks = 0;
   size_t free_segments = 0;

@@ -6,6 +6,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -122,6 +123,66 @@ class CudaEvent : public Event {
   const cudaEvent_t event_;
 };
 
+// What a call that names a stream of the application says when that has been destroyed, or is another device's.
+// NVIDIA leaves undefined what happens then. The second error is about the stream's context, not about the device's.
+bool IsNoStream(cudaError_t error) {
+  return error == cudaErrorInvalidResourceHandle || error == cudaErrorContextIsDestroyed;
+}
+
+// Waits for everything that this process has queued on its devices.
+absl::Status WaitForAllDevices() {
+  int count = 0;
+  if (absl::Status status = CudaStatus("cudaGetDeviceCount", cudaGetDeviceCount(&count)); !status.ok()) return status;
+  for (int ordinal = 0; ordinal < count; ++ordinal) {
+    if (!HasContext(ordinal)) continue;
+    const CurrentDevice current(ordinal);
+    if (!current.status().ok()) return current.status();
+    const OutsideOfCapture outside;
+    if (absl::Status status = CudaStatus("cudaDeviceSynchronize", cudaDeviceSynchronize()); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+// Waits, once for all of them, for streams that cannot be asked any more: what was queued on a stream goes on when the
+// stream is destroyed. Thread-safe.
+class LostStreams {
+ public:
+  // The number of one that has just been found to be lost.
+  uint64_t Add() ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    return ++found_;
+  }
+  // Until the work of this one, and of all before it, is done.
+  absl::Status Wait(uint64_t number) ABSL_LOCKS_EXCLUDED(mu_) {
+    uint64_t found = 0;
+    {
+      MutexLock lock(mu_);
+      if (done_ >= number) return absl::OkStatus();
+      found = found_;
+    }
+    if (absl::Status status = WaitForAllDevices(); !status.ok()) return status;
+    MutexLock lock(mu_);
+    done_ = std::max(done_, found);
+    return absl::OkStatus();
+  }
+
+ private:
+  Mutex mu_;
+  uint64_t found_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t done_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
+class LostStreamEvent : public Event {
+ public:
+  explicit LostStreamEvent(LostStreams* streams) : streams_(*streams), number_(streams->Add()) {}
+  absl::StatusOr<bool> Query() override { return absl::NotFoundError("the stream does not exist any more"); }
+  absl::Status Wait() override { return streams_.Wait(number_); }
+
+ private:
+  LostStreams& streams_;
+  const uint64_t number_;
+};
+
 class CudaDevice : public Device {
  public:
   explicit CudaDevice(DeviceProperties properties) : properties_(std::move(properties)) {}
@@ -234,14 +295,22 @@ class CudaDevice : public Device {
   }
 
   absl::StatusOr<std::unique_ptr<Event>> RecordEvent(Stream stream) override {
+    bool exists = true;
+    const auto unless_lost = [&exists](cudaError_t error) {
+      if (!IsNoStream(error)) return error;
+      (void)cudaGetLastError();
+      exists = false;
+      return cudaSuccess;
+    };
     // In a stream that is captured the event would become part of the graph, and never complete. Whoever waits for
     // the stream tries again later.
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    if (absl::Status status =
-            OnDevice("cudaStreamIsCapturing", [&] { return cudaStreamIsCapturing(AsStream(stream), &capture); });
+    if (absl::Status status = OnDevice("cudaStreamIsCapturing",
+                                       [&] { return unless_lost(cudaStreamIsCapturing(AsStream(stream), &capture)); });
         !status.ok()) {
       return status;
     }
+    if (!exists) return std::make_unique<LostStreamEvent>(&lost_streams_);
     if (capture != cudaStreamCaptureStatusNone) {
       return CudaStatus("cudaEventRecord", cudaErrorStreamCaptureUnsupported);
     }
@@ -252,10 +321,12 @@ class CudaDevice : public Device {
       return status;
     }
     auto owner = std::make_unique<CudaEvent>(event);
-    if (absl::Status status = OnDevice("cudaEventRecord", [&] { return cudaEventRecord(event, AsStream(stream)); });
+    if (absl::Status status =
+            OnDevice("cudaEventRecord", [&] { return unless_lost(cudaEventRecord(event, AsStream(stream))); });
         !status.ok()) {
       return status;
     }
+    if (!exists) return std::make_unique<LostStreamEvent>(&lost_streams_);
     return owner;
   }
 
@@ -290,6 +361,7 @@ class CudaDevice : public Device {
   }
 
   const DeviceProperties properties_;
+  LostStreams lost_streams_;
 
   Mutex mu_;
   absl::Status health_ ABSL_GUARDED_BY(mu_);

@@ -19,9 +19,10 @@ using Stream = uint64_t;
 class Event {
  public:
   virtual ~Event() = default;
-  // True when all work that was queued before the event is done. Never blocks.
+  // True when all work that was queued before the event is done. Never blocks. NotFound: the stream does not exist any
+  // more, and only Wait() can tell.
   virtual absl::StatusOr<bool> Query() = 0;
-  // Blocks until Query() would be true.
+  // Blocks until all that work is done.
   virtual absl::Status Wait() = 0;
 };
 
@@ -29,7 +30,7 @@ class Event {
 class EventSource {
  public:
   virtual ~EventSource() = default;
-  // Marks the end of the work queued on `stream` so far.
+  // Marks the end of the work queued on `stream` so far. An error: not now; try again later.
   virtual absl::StatusOr<std::unique_ptr<Event>> RecordEvent(Stream stream) = 0;
 };
 

@@ -331,6 +331,7 @@ uint64_t LeasedHeap::CloseAndReturn(absl::Span<const SegmentId> segments) {
 }
 
 void LeasedHeap::RetryClosing() {
+  allocator_.WaitForLostStreams();
   std::vector<SegmentId> refused;
   {
     MutexLock lock(mu_);

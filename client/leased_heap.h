@@ -58,7 +58,8 @@ class LeasedHeap final : public Heap, private SegmentSource, private EventSource
 
   // The daemon holds the session to `limit_bytes` from now on.
   void LimitIs(uint64_t limit_bytes);
-  // Closes and returns what the device has refused to close, as it does while a CUDA graph is captured.
+  // What has to be tried again: closes and returns what the device has refused to close, as it does while a CUDA graph
+  // is captured, and completes frees whose stream does not exist any more.
   void RetryClosing() ABSL_LOCKS_EXCLUDED(mu_);
   // Gives up to about `wanted_bytes` of free segments back that have been idle for `min_idle_ticks`. Returns the bytes.
   uint64_t Trim(uint64_t wanted_bytes, uint64_t min_idle_ticks);

@@ -187,7 +187,9 @@ class Buffer {
   absl::Status Read(uint64_t offset, void* to, uint64_t bytes) const;
 
   // `stream` uses the buffer, too: after it is given back, its memory is not reused before the work that was queued on
-  // `stream` until then is done (torch.Tensor.record_stream). With kRemote: FAILED_PRECONDITION.
+  // `stream` until then is done (torch.Tensor.record_stream). Destroy `stream` after that only; if a CUDA graph was
+  // captured on it then, when its work is done, since CUDA gives its handle to new streams. With kRemote:
+  // FAILED_PRECONDITION.
   absl::Status RecordStream(uint64_t stream);
 
   // Gives the block back; with kRemote, waits for the daemon and says whether it took it. When the daemon is gone the

@@ -200,7 +200,8 @@ VRAMBROKER_API int vrambroker_free(vrambroker_client* client, void* pointer);
 /* The same for memory that `stream` used last, too: as vrambroker_record_stream() and vrambroker_free(). */
 VRAMBROKER_API int vrambroker_free_stream(vrambroker_client* client, void* pointer, void* stream);
 /* `stream` uses the memory, too: after it is freed it is not reused before the work that was queued on `stream` until
- * then is done. LEASED only (FAILED_PRECONDITION). */
+ * then is done. Destroy `stream` after that only; if a CUDA graph was captured on it then, when its work is done, since
+ * CUDA gives its handle to new streams. LEASED only (FAILED_PRECONDITION). */
 VRAMBROKER_API int vrambroker_record_stream(vrambroker_client* client, void* pointer, void* stream);
 
 /* A whole segment, for programs with an allocator of their own; rounded up to 2 MiB. Not cached: a round trip to the

@@ -43,6 +43,7 @@ struct StreamState {
 };
 
 struct EventState {
+  int device = 0;
   bool captured = false;
   Clock::time_point done_at;
 };
@@ -191,7 +192,15 @@ class Runtime {
     streams_[stream] = std::move(state);
     return stream;
   }
-  bool RemoveStream(cudaStream_t stream) { return streams_.erase(stream) > 0; }
+  // What is queued on it goes on.
+  bool RemoveStream(cudaStream_t stream) {
+    const auto it = streams_.find(stream);
+    if (it == streams_.end()) return false;
+    const StreamState& state = *it->second;
+    destroyed_busy_until_[state.device] = std::max(destroyed_busy_until_[state.device], DoneAt(state));
+    streams_.erase(it);
+    return true;
+  }
 
   std::set<EventState*>& events() { return events_; }
 
@@ -209,7 +218,7 @@ class Runtime {
     return time;
   }
   Clock::time_point AllDoneAt(int device) {
-    Clock::time_point time = default_streams_[device].busy_until;
+    Clock::time_point time = std::max(default_streams_[device].busy_until, destroyed_busy_until_[device]);
     for (const auto& [handle, stream] : streams_) {
       if (stream->device == device) time = std::max(time, stream->busy_until);
     }
@@ -236,6 +245,7 @@ class Runtime {
   std::map<char*, Mapping> mappings_;
   std::map<int, StreamState> default_streams_;
   std::map<cudaStream_t, std::unique_ptr<StreamState>> streams_;
+  std::map<int, Clock::time_point> destroyed_busy_until_;  // by device: streams that are gone
   std::set<EventState*> events_;
 };
 
@@ -662,7 +672,7 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode* mode
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int /*flags*/) {
   return Call("cudaEventCreateWithFlags", [&](Runtime& runtime) {
-    auto* const state = new EventState;
+    auto* const state = new EventState{.device = Thread().device, .captured = false, .done_at = {}};
     const Lock lock(runtime.mu());
     runtime.events().insert(state);
     *event = reinterpret_cast<cudaEvent_t>(state);
@@ -686,6 +696,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     const Lock lock(runtime.mu());
     const StreamState* const recorded = runtime.Stream(stream);
     if (recorded == nullptr || runtime.events().count(state) == 0) return cudaErrorInvalidResourceHandle;
+    if (recorded->device != state->device) return cudaErrorInvalidResourceHandle;
     state->captured = recorded->capturing;
     state->done_at = runtime.DoneAt(*recorded);
     return cudaSuccess;

@@ -290,6 +290,50 @@ TEST_F(CudaStreamTest, NothingIsLostWhileAGraphIsCaptured) {
   EXPECT_TRUE(WaitFor([&] { return CtlJson({"sessions"})["sessions"][0]["devices"][0]["reserved_bytes"] == 20_MiB; }));
 }
 
+// The handle tells nothing any more, but what was queued on the stream goes on.
+TEST_F(CudaStreamTest, AStreamThatIsDestroyedAfterACaptureKeepsNoMemory) {
+  for (const bool flushes : {true, false}) {
+    SCOPED_TRACE(flushes ? "a flush waits" : "the client's thread waits");
+    cudaStream_t brief = nullptr;
+    ASSERT_EQ(cudaStreamCreateWithFlags(&brief, cudaStreamNonBlocking), cudaSuccess);
+    ASSERT_OK_AND_ASSIGN(Buffer buffer, client_->Allocate(30_MiB));
+    EXPECT_OK(buffer.RecordStream(reinterpret_cast<Stream>(brief)));
+    const auto launched = std::chrono::steady_clock::now();
+    cuda_substitute::Launch(brief, std::chrono::milliseconds(300));
+    cuda_substitute::SetCapturing(brief, true);
+    EXPECT_OK(buffer.Reset());
+    cuda_substitute::SetCapturing(brief, false);
+    ASSERT_EQ(cudaStreamDestroy(brief), cudaSuccess);
+    const auto is_free = [&] { return client_->GetMemoryStats().value_or(MemoryStats()).active.all.current == 0; };
+    EXPECT_OK(client_->Allocate(4_MiB)) << "which polls, too";
+    if (flushes) {
+      EXPECT_OK(client_->EmptyCache());
+      EXPECT_TRUE(is_free());
+      EXPECT_EQ(Reserved(*client_), 0u);
+    } else {
+      EXPECT_TRUE(WaitFor(is_free));
+    }
+    EXPECT_GE(std::chrono::steady_clock::now() - launched, std::chrono::milliseconds(300)) << "it was still written to";
+  }
+  EXPECT_OK(client_->status());
+}
+
+// A stream of another device used the memory.
+TEST_F(CudaStreamTest, AStreamOfAnotherDeviceIsWaitedForToo) {
+  ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
+  cudaStream_t other = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), cudaSuccess);
+  ASSERT_OK_AND_ASSIGN(Buffer buffer, client_->Allocate(30_MiB));
+  EXPECT_OK(buffer.RecordStream(reinterpret_cast<Stream>(other)));
+  const auto launched = std::chrono::steady_clock::now();
+  cuda_substitute::Launch(other, std::chrono::milliseconds(300));
+  EXPECT_OK(buffer.Reset());
+  EXPECT_OK(client_->EmptyCache());
+  EXPECT_EQ(Reserved(*client_), 0u);
+  EXPECT_GE(std::chrono::steady_clock::now() - launched, std::chrono::milliseconds(300));
+  EXPECT_EQ(cudaStreamDestroy(other), cudaSuccess);
+}
+
 // ---- Failing calls ----
 
 // A call that fails once is told, and nothing else comes of it.

@@ -84,7 +84,8 @@ std::string HeapModel::Do(const HeapOp& op) {
       events_.fail_record = (op.a & 1) != 0;
       events_.fail_query = (op.a & 2) != 0;
       events_.fail_wait = (op.a & 4) != 0;
-      events_failed_ |= (op.a & 7) != 0;
+      events_.lose_streams = (op.a & 8) != 0;
+      events_failed_ |= (op.a & 15) != 0;
       break;
     case Kind::kResetPeaks:
       allocator_.ResetPeakStats();
@@ -107,7 +108,7 @@ std::string HeapModel::Do(const HeapOp& op) {
 
 std::string HeapModel::End() {
   while (!held_.empty()) Free(0);
-  events_.fail_record = events_.fail_query = events_.fail_wait = false;
+  events_.fail_record = events_.fail_query = events_.fail_wait = events_.lose_streams = false;
   allocator_.EmptyCache();
   DropCompleted();
   pending_.clear();

@@ -37,7 +37,7 @@ struct HeapOp {
     kSetLimit,     // to `a` bytes
     kSetFraction,  // to `a` thousandths
     kDeviceLimit,  // the source has `a` bytes from now on
-    kFail,         // events fail from now on, by the low three bits of `a`
+    kFail,         // events fail from now on, by the low four bits of `a`
     kResetPeaks,
     kResetTotals,
     kTrim,  // `a` bytes, free for `b` ticks

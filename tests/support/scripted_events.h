@@ -22,6 +22,7 @@ class ScriptedEvents : public EventSource {
   explicit ScriptedEvents(SimulatedDevice* device) : device_(*device) {}
 
   std::atomic<bool> fail_record = false, fail_query = false, fail_wait = false;
+  std::atomic<bool> lose_streams = false;  // those that events are recorded on from now on do not exist any more
   std::function<void(Stream)> on_record, on_wait;  // set before use; called with no lock held
 
   // Events that were recorded on a stream, and up to which of them the allocator was told that they are done.
@@ -34,17 +35,18 @@ class ScriptedEvents : public EventSource {
     MutexLock lock(mu_);
     absl::StatusOr<std::unique_ptr<Event>> event = device_.RecordEvent(stream);
     if (!event.ok()) return event;
-    return std::make_unique<ScriptedEvent>(this, stream, ++recorded_[stream], *std::move(event));
+    return std::make_unique<ScriptedEvent>(this, stream, ++recorded_[stream], *std::move(event), lose_streams);
   }
 
  private:
   class ScriptedEvent : public Event {
    public:
-    ScriptedEvent(ScriptedEvents* owner, Stream stream, uint64_t number, std::unique_ptr<Event> event)
-        : owner_(*owner), stream_(stream), number_(number), event_(std::move(event)) {}
+    ScriptedEvent(ScriptedEvents* owner, Stream stream, uint64_t number, std::unique_ptr<Event> event, bool is_lost)
+        : owner_(*owner), stream_(stream), number_(number), event_(std::move(event)), is_lost_(is_lost) {}
 
     absl::StatusOr<bool> Query() override {
       if (owner_.fail_query) return absl::InternalError("the event cannot be asked");
+      if (is_lost_) return absl::NotFoundError("the stream does not exist any more");
       absl::StatusOr<bool> done = event_->Query();
       if (done.value_or(false)) Note();
       return done;
@@ -68,6 +70,7 @@ class ScriptedEvents : public EventSource {
     const Stream stream_;
     const uint64_t number_;
     const std::unique_ptr<Event> event_;
+    const bool is_lost_;
   };
 
   using Numbers = std::map<Stream, uint64_t>;

@@ -415,6 +415,47 @@ TEST_F(AllocatorStreamsTest, FreeOfAFailedWaitStaysBeforeThoseThatCameMeanwhile)
   EXPECT_EQ(second->state, BlockState::kFree);
 }
 
+// As when a graph was captured at the free, and the stream was destroyed after that.
+TEST_F(AllocatorStreamsTest, FreeWhoseStreamIsGoneWaitsForTheDevice) {
+  int tries = 0;
+  events_.on_record = [&](Stream) { ++tries; };
+  events_.fail_record = true;
+  const Block* block = GetAndFree(30_MiB, {1});
+  events_.fail_record = false;
+  events_.lose_streams = true;
+  device_.FinishAll();
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(allocator_.TryAllocate(30_MiB), nullptr) << "nobody has waited";
+    EXPECT_EQ(allocator_.CheckInvariants(), absl::OkStatus());
+  }
+  EXPECT_EQ(tries, 2) << "at the free, and once when it was gone: its handle may be another stream's by now";
+  events_.fail_wait = true;
+  allocator_.WaitForLostStreams();
+  EXPECT_EQ(block->state, BlockState::kPendingFree);
+  events_.fail_wait = false;
+  allocator_.PollEvents();
+  EXPECT_EQ(block->state, BlockState::kPendingFree);
+  allocator_.WaitForLostStreams();
+  EXPECT_EQ(block->state, BlockState::kFree);
+  EXPECT_EQ(Stats().num_sync_all_streams, 0u);
+  EXPECT_EQ(tries, 2);
+}
+
+TEST_F(AllocatorStreamsTest, FreeOfAStreamThatIsGoneHoldsNoOtherBack) {
+  Block* second = Get(40_MiB);
+  allocator_.RecordStream(second, 1);
+  events_.lose_streams = true;
+  const Block* first = GetAndFree(30_MiB, {1, 2});
+  events_.lose_streams = false;  // the handle is another stream's now
+  allocator_.Free(second);
+  device_.FinishAll();
+  allocator_.PollEvents();
+  EXPECT_EQ(second->state, BlockState::kFree);
+  EXPECT_EQ(first->state, BlockState::kPendingFree);
+  EXPECT_EQ(allocator_.EmptyCache(), 70_MiB) << "which waits";
+  EXPECT_EQ(Stats().active.all.current, 0u);
+}
+
 TEST_F(AllocatorStreamsTest, RefusalWithEventsThatFailIsOutOfMemory) {
   Block* block = GetAndFree(600_MiB, {1});
   events_.fail_wait = true;

@@ -216,6 +216,21 @@ TEST_F(CudaSubstituteTest, AStreamsWorkTakesItsTimeAndEventsFollowIt) {
 }
 
 // Not of the substitute: of CudaDevice, which only a machine whose contexts take memory can show.
+TEST_F(CudaSubstituteTest, WorkGoesOnWhenItsStreamIsDestroyed) {
+  const Process process([] {
+    constexpr std::chrono::milliseconds kWork(200);
+    cudaStream_t stream = nullptr;
+    if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess) return 1;
+    const auto begin = std::chrono::steady_clock::now();
+    Launch(stream, kWork);
+    if (cudaStreamDestroy(stream) != cudaSuccess) return 2;
+    if (cudaStreamQuery(stream) != cudaErrorInvalidResourceHandle) return 3;
+    if (cudaDeviceSynchronize() != cudaSuccess) return 4;
+    return std::chrono::steady_clock::now() - begin >= kWork ? 0 : 5;
+  });
+  EXPECT_EQ(process.Wait(), 0);
+}
+
 TEST_F(CudaSubstituteTest, AThreadThatNeverChoseADeviceGetsNoContextOnTheFirst) {
   const Process process([&] {
     const auto devices = MakeCudaDevices();
