@@ -14,7 +14,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -23,6 +22,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/deadline.h"
+#include "client/grpc_use.h"
 
 namespace vrambroker::client_internal {
 namespace {
@@ -198,12 +198,9 @@ absl::StatusOr<Answer> Exchange(int socket, absl::string_view ticket, Deadline d
 
 absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectChannel(const std::string& socket_dir, absl::Duration timeout,
                                                               const std::function<bool()>& give_up) {
-  // The first process of a line of forks that connects is the only one that may.
-  static std::atomic<pid_t> connected{0};
-  pid_t first = 0;
-  if (!connected.compare_exchange_strong(first, getpid()) && first != getpid()) {
+  if (IsForkedFromGrpc()) {
     return absl::FailedPreconditionError(
-        absl::StrCat("this process was made by fork() after process ", first,
+        absl::StrCat("this process was made by fork() after process ", GrpcUser(),
                      " had connected, and gRPC does not survive that: fork before the first Connect(), or exec"));
   }
   // Connected here, not by gRPC: the errors of connect(2) tell the user what is wrong.
@@ -211,6 +208,7 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectChannel(const std::string&
       ConnectUnix(absl::StrCat(socket_dir, "/vrambroker.sock"), SOCK_STREAM, timeout, give_up);
   if (!fd.ok()) return fd.status();
   if (fcntl(fd->get(), F_SETFL, O_NONBLOCK) != 0) return absl::ErrnoToStatus(errno, "fcntl(O_NONBLOCK) failed");
+  UseGrpc();
   return grpc::CreateInsecureChannelFromFd("vrambrokerd", fd->Release());
 }
 

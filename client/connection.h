@@ -22,7 +22,7 @@ namespace vrambroker::client_internal {
 // A channel over one connection to the daemon that serves `socket_dir`. It never reconnects: when the daemon goes
 // away, calls fail at once, and a session can never silently continue with another daemon.
 // Unavailable (no daemon), DeadlineExceeded or PermissionDenied say what to do. FailedPrecondition in a process made by
-// fork() after its parent had connected: gRPC's state is shared with the parent, and using it would end the parent.
+// fork() after its parent had a channel: gRPC's state is shared with the parent, and using it would end the parent.
 // `give_up` is asked now and then while it waits: true ends that as if the time were up.
 absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectChannel(const std::string& socket_dir, absl::Duration timeout,
                                                               const std::function<bool()>& give_up = nullptr);

@@ -11,17 +11,23 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "absl/time/time.h"
 #include "allocator/memory_stats.h"
 #include "client/c/core.h"
 #include "client/c/core_api.h"
+#include "client/grpc_use.h"
 #include "client/vrambroker/client.h"
 
 namespace vrambroker::client_internal {
 namespace {
 
-const vrambroker_core_host* host = nullptr;
+thread_local vrambroker_core_error last_error;
+
+const vrambroker_core_error* CoreLastError() {
+  return &last_error;
+}
 
 Client& Of(vrambroker_client* client) {
   return static_cast<CoreClient*>(client)->client;
@@ -30,10 +36,8 @@ Client& Of(vrambroker_client* client) {
 // ---- Errors ----
 
 template <size_t kSize>
-void CopyText(const std::string& from, char (&to)[kSize]) {
-  const size_t length = std::min(from.size(), kSize - 1);
-  std::memcpy(to, from.data(), length);
-  to[length] = '\0';
+void CopyText(absl::string_view from, char (&to)[kSize]) {
+  to[from.copy(to, kSize - 1)] = '\0';
 }
 
 int CauseToC(OutOfMemory::Cause cause) {
@@ -52,23 +56,27 @@ int CauseToC(OutOfMemory::Cause cause) {
   return VRAMBROKER_CAUSE_UNKNOWN;
 }
 
+int SetError(int code, absl::string_view message) {
+  last_error.code = code;
+  last_error.has_oom = false;
+  CopyText(message, last_error.message);
+  return code;
+}
+
 }  // namespace
 
 int Fail(int code, const char* message) {
-  host->set_error(code, message, std::strlen(message), nullptr);
-  return code;
+  return SetError(code, message);
 }
 
 int Report(const absl::Status& status) {
   if (status.ok()) return VRAMBROKER_OK;
-  const int code = static_cast<int>(status.code());
-  const absl::string_view message = status.message();
+  SetError(static_cast<int>(status.code()), status.message());
   const std::optional<OutOfMemory> oom = GetOutOfMemory(status);
-  if (!oom.has_value()) {
-    host->set_error(code, message.data(), message.size(), nullptr);
-    return code;
-  }
-  vrambroker_out_of_memory out = {};
+  if (!oom.has_value()) return last_error.code;
+  last_error.has_oom = true;
+  vrambroker_out_of_memory& out = last_error.oom;
+  out = {};
   out.struct_size = sizeof out;
   out.cause = CauseToC(oom->cause);
   out.device = oom->device;
@@ -89,8 +97,7 @@ int Report(const absl::Status& status) {
   out.device_quarantined_bytes = oom->device_quarantined_bytes;
   out.idle_elsewhere_bytes = oom->idle_elsewhere_bytes;
   out.waited_ms = oom->waited_ms;
-  host->set_error(code, message.data(), message.size(), &out);
-  return code;
+  return last_error.code;
 }
 
 // ---- Sessions ----
@@ -328,6 +335,9 @@ int CoreResetMemoryStats(vrambroker_client* client, int device, bool accumulated
 
 constexpr vrambroker_core kCore = {
     .version = kVrambrokerCoreVersion,
+    .last_error = &CoreLastError,
+    .uses_grpc = [] { return GrpcUser() != 0; },
+    .is_forked = &IsForkedFromGrpc,
     .connect = &CoreConnect,
     .disconnect = &CoreDisconnect,
     .status = &CoreStatus,
@@ -363,8 +373,10 @@ CoreClient::CoreClient(Client connected) : vrambroker_client{.core = &kCore}, cl
 
 }  // namespace vrambroker::client_internal
 
-const vrambroker_core* vrambroker_core_v1(uint32_t version, const vrambroker_core_host* host) {
-  if (version != kVrambrokerCoreVersion) return nullptr;
-  vrambroker::client_internal::host = host;
-  return &vrambroker::client_internal::kCore;
+const vrambroker_core* vrambroker_core_v1(uint32_t version) {
+  return version == kVrambrokerCoreVersion ? &vrambroker::client_internal::kCore : nullptr;
+}
+
+const char* vrambroker_core_release(void) {
+  return VRAMBROKER_VERSION;
 }

@@ -20,7 +20,7 @@ struct CoreClient : vrambroker_client {
   Client client;
 };
 
-// Remembers the error and returns its code.
+// Remembers the error for this thread's caller, and returns its code.
 int Fail(int code, const char* message);
 // The code of `status`; an error is remembered.
 int Report(const absl::Status& status);

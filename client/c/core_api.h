@@ -10,7 +10,7 @@
 #include "client/vrambroker/vrambroker.h"
 
 // Changes with anything in this file, and with the structs that it passes: the halves must be of one build.
-inline constexpr uint32_t kVrambrokerCoreVersion = 3;
+inline constexpr uint32_t kVrambrokerCoreVersion = 4;
 
 struct vrambroker_core;
 
@@ -19,14 +19,24 @@ struct vrambroker_client {
   const vrambroker_core* core;
 };
 
-// What the core needs from the library: where errors of this thread are kept. `oom` may be null.
-struct vrambroker_core_host {
-  void (*set_error)(int code, const char* message, size_t length, const vrambroker_out_of_memory* oom);
+// Of no type with a destructor: PyTorch calls while the process exits, when those have run.
+struct vrambroker_core_error {
+  int code;
+  bool has_oom;
+  vrambroker_out_of_memory oom;
+  char message[2048];
 };
 
 // Arguments were checked for null pointers, pointers to fill are null, and nothing throws but torch_throw.
 struct vrambroker_core {
   uint32_t version;
+  // The error of this thread's last call that returned one. The library keeps it: a core may serve several libraries,
+  // and the error is for the one that called.
+  const vrambroker_core_error* (*last_error)();
+  // gRPC is in use, and does not survive a fork(). A failed connect() may have left it alone.
+  bool (*uses_grpc)();
+  // This process was made by fork() when it was.
+  bool (*is_forked)();
   int (*connect)(const vrambroker_options* options, vrambroker_client** client);
   int (*disconnect)(vrambroker_client* client);
   int (*status)(vrambroker_client* client);
@@ -59,9 +69,12 @@ struct vrambroker_core {
 };
 
 extern "C" {
-// The core's one symbol. Null when it is not of `version`.
-VRAMBROKER_API const vrambroker_core* vrambroker_core_v1(uint32_t version, const vrambroker_core_host* host);
+// The core's symbols. Null when it is not of `version`.
+VRAMBROKER_API const vrambroker_core* vrambroker_core_v1(uint32_t version);
+// Which release it is of, such as "0.1.0"; in every version. For error messages.
+VRAMBROKER_API const char* vrambroker_core_release(void);
 }
-using VrambrokerCoreV1 = const vrambroker_core* (*)(uint32_t version, const vrambroker_core_host* host);
+using VrambrokerCoreV1 = const vrambroker_core* (*)(uint32_t version);
+using VrambrokerCoreRelease = const char* (*)();
 
 #endif  // VRAMBROKER_CLIENT_C_CORE_API_H_

@@ -11,20 +11,35 @@
 
 namespace vrambroker::c_library {
 
-struct Error {
-  int code;
-  bool has_oom;
-  vrambroker_out_of_memory oom;
-  char message[2048];
-};
+using Error = vrambroker_core_error;
 
 // Remembers the error of this thread, and returns its code.
 [[gnu::format(printf, 2, 3)]] int Fail(int code, const char* format, ...);
+// Remembers the error that a call of `core` has just returned on this thread, and returns its code.
+[[gnu::cold]] int KeepError(const vrambroker_core* core);
+// What a call of `core` has returned; an error is remembered.
+inline int Kept(const vrambroker_core* core, int code) {
+  return code == VRAMBROKER_OK ? code : KeepError(core);
+}
 // The last one of this thread.
 const Error& LastError();
 
-// Loads the core at the first call. Null: an error is remembered.
+// Finds or loads the core at the first call. Null: an error is remembered.
 const vrambroker_core* Core();
+
+// OK, or FAILED_PRECONDITION, with its error, in a child made by fork() that cannot use the core.
+int CheckNotForked(bool is_forked = false);
+
+// The file of this library, or "".
+const char* OwnPath();
+
+// `path` is of a file called `name`, or that and a version.
+inline bool IsFileNamed(const char* path, const char* name) {
+  const char* const slash = std::strrchr(path, '/');
+  const char* const base = slash == nullptr ? path : slash + 1;
+  const size_t length = std::strlen(name);
+  return std::strncmp(base, name, length) == 0 && (base[length] == '\0' || base[length] == '.');
+}
 
 // `options` (null: all defaults) with what its program does not know at its default. False: an error is remembered.
 bool ReadOptions(const char* function, const vrambroker_options* options, vrambroker_options* known);

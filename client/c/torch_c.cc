@@ -36,6 +36,10 @@ pthread_mutex_t refusals_mutex = PTHREAD_MUTEX_INITIALIZER;
 vrambroker_torch_refusal refusals[kRefusals];  // guarded by refusals_mutex; the n-th is at n % kRefusals
 uint64_t refused = 0;                          // guarded by refusals_mutex
 
+[[gnu::constructor]] void RenewLockInChildren() {  // another thread of the parent may have had it
+  pthread_atfork(nullptr, nullptr, [] { pthread_mutex_init(&refusals_mutex, nullptr); });
+}
+
 // The last error of this thread was the answer to a request for `bytes`.
 void Remember(uint64_t bytes, int device) {
   const Error& error = LastError();
@@ -85,9 +89,9 @@ void* TorchMalloc(const char* function, ssize_t size, int device, void* stream, 
     if (size < 0) {
       Fail(VRAMBROKER_INVALID_ARGUMENT, "%s: size is %zd", function, size);
     } else if (!cached) {
-      core->torch_malloc(bytes, device, reinterpret_cast<uintptr_t>(stream), false, &pointer);
+      Kept(core, core->torch_malloc(bytes, device, reinterpret_cast<uintptr_t>(stream), false, &pointer));
     } else if (Charge(bytes, device)) {
-      core->torch_malloc(bytes, device, reinterpret_cast<uintptr_t>(stream), true, &pointer);
+      Kept(core, core->torch_malloc(bytes, device, reinterpret_cast<uintptr_t>(stream), true, &pointer));
       if (pointer == nullptr) Uncharge(bytes, device);
     }
   }
@@ -107,7 +111,7 @@ void* TorchMalloc(const char* function, ssize_t size, int device, void* stream, 
 void TorchFree(const char* function, void* pointer, bool cached) {
   if (pointer == nullptr || exiting.load()) return;
   const vrambroker_core* const core = Core();
-  if (core == nullptr || core->torch_free(pointer, cached) != VRAMBROKER_OK) Tell(function);
+  if (core == nullptr || Kept(core, core->torch_free(pointer, cached)) != VRAMBROKER_OK) Tell(function);
 }
 
 }  // namespace
@@ -118,21 +122,21 @@ int vrambroker_torch_connect(const vrambroker_options* options) {
   vrambroker_options known;
   if (!ReadOptions(__func__, options, &known)) return LastError().code;
   const vrambroker_core* const core = Core();
-  return core == nullptr ? LastError().code : core->torch_connect(&known);
+  return core == nullptr ? LastError().code : Kept(core, core->torch_connect(&known));
 }
 
 int vrambroker_torch_client(vrambroker_client** client) {
   if (client == nullptr) return Fail(VRAMBROKER_INVALID_ARGUMENT, "%s: client is NULL", __func__);
   *client = nullptr;
   const vrambroker_core* const core = Core();
-  return core == nullptr ? LastError().code : core->torch_client(client);
+  return core == nullptr ? LastError().code : Kept(core, core->torch_client(client));
 }
 
 int vrambroker_torch_device(int cuda_device, int* device) {
   if (device == nullptr) return Fail(VRAMBROKER_INVALID_ARGUMENT, "%s: device is NULL", __func__);
   *device = -1;
   const vrambroker_core* const core = Core();
-  return core == nullptr ? LastError().code : core->torch_device(cuda_device, device);
+  return core == nullptr ? LastError().code : Kept(core, core->torch_device(cuda_device, device));
 }
 
 int vrambroker_torch_last_refusal(size_t index, vrambroker_torch_refusal* out) {
@@ -175,7 +179,8 @@ void vrambroker_torch_cached_free(void* pointer, ssize_t size, int device, void*
 void vrambroker_torch_record_stream(void* pointer, void* stream) {
   if (pointer == nullptr || exiting.load()) return;
   const vrambroker_core* const core = Core();
-  if (core == nullptr || core->torch_record_stream(pointer, reinterpret_cast<uintptr_t>(stream)) != VRAMBROKER_OK) {
+  if (core == nullptr ||
+      Kept(core, core->torch_record_stream(pointer, reinterpret_cast<uintptr_t>(stream))) != VRAMBROKER_OK) {
     Tell(__func__);
   }
 }

@@ -167,13 +167,6 @@ struct Search {
   char path[4096];
 };
 
-bool IsNamed(const char* path, const char* library) {
-  const char* const slash = std::strrchr(path, '/');
-  const char* const base = slash == nullptr ? path : slash + 1;
-  const size_t length = std::strlen(library);
-  return std::strncmp(base, library, length) == 0 && (base[length] == '\0' || base[length] == '.');
-}
-
 bool IsFunctionSlot(uint64_t type) {
 #if defined(__x86_64__)
   return type == R_X86_64_JUMP_SLOT || type == R_X86_64_GLOB_DAT;
@@ -187,7 +180,7 @@ bool IsFunctionSlot(uint64_t type) {
 
 int Look(dl_phdr_info* info, size_t /*size*/, void* argument) {
   Search& search = *static_cast<Search*>(argument);
-  if (info->dlpi_name == nullptr || !IsNamed(info->dlpi_name, search.library)) return 0;
+  if (info->dlpi_name == nullptr || !IsFileNamed(info->dlpi_name, search.library)) return 0;
   search.found = true;
   std::strncpy(search.path, info->dlpi_name, sizeof search.path - 1);
   const ElfW(Addr) base = info->dlpi_addr;
@@ -283,6 +276,13 @@ Function As(void* address) {
 
 pthread_mutex_t take_mutex = PTHREAD_MUTEX_INITIALIZER;
 bool taken = false;  // guarded by take_mutex
+
+[[gnu::constructor]] void RenewLocksInChildren() {  // other threads of the parent may have had them
+  pthread_atfork(nullptr, nullptr, [] {
+    pthread_mutex_init(&segments_mutex, nullptr);
+    pthread_mutex_init(&take_mutex, nullptr);
+  });
+}
 
 // REQUIRES: take_mutex is held.
 int Take(const char* name) {

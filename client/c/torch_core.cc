@@ -4,10 +4,12 @@
 #include <cxxabi.h>
 #include <dlfcn.h>
 #include <link.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
+#include <new>
 #include <string>
 #include <typeinfo>
 #include <utility>
@@ -34,6 +36,11 @@ struct TorchClient {
 // NOLINTNEXTLINE(bugprone-throwing-static-initialization): without memory for it nothing else works either
 Mutex& mu = *new Mutex;
 TorchClient* shared = nullptr;  // guarded by mu
+
+// A child that may use the core is one of a process without a client, in which another thread may have been connecting.
+[[gnu::constructor]] void RenewLockInChildren() {
+  pthread_atfork(nullptr, nullptr, [] { new (&mu) Mutex; });
+}
 
 const char* EnvironmentOrNull(const char* name) {
   const char* const value = std::getenv(name);

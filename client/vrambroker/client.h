@@ -225,7 +225,7 @@ class Buffer {
 
 // A session with the daemon. Movable, not copyable. All methods are safe to call from any thread.
 // A child made by fork() can neither use it nor Connect() itself (FAILED_PRECONDITION): gRPC does not survive a fork.
-// Fork before the first Connect(), or exec. The session ends with this process, also when such a child lives on.
+// Fork before the first Connect() that finds a daemon, or exec. The session ends with this process, also when such a child lives on.
 class Client {
  public:
   static absl::StatusOr<Client> Connect(const ClientOptions& options = {});

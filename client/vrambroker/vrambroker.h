@@ -21,8 +21,10 @@
  * Threads   All functions may be called from any thread, at the same time too, except that nobody may use a client
  *           during or after its vrambroker_disconnect(). Not from signal handlers, and a thread must not be cancelled
  *           (pthread_cancel) inside.
- * fork()    In a child made by fork() after the parent's first vrambroker_connect() every call fails with
- *           FAILED_PRECONDITION; the parent is not affected. Fork before that, or exec.
+ * fork()    In a child made by fork() after the parent's first vrambroker_connect() that found a daemon, every call
+ *           fails with FAILED_PRECONDITION; the parent is not affected. Fork before that, or exec.
+ * Copies    Several copies of the library in a process share the core of the first that connects. One of another
+ *           version cannot, and fails with FAILED_PRECONDITION.
  * Structs   Set struct_size to sizeof: the library fills, or reads, no more than that.
  */
 #ifndef VRAMBROKER_VRAMBROKER_H_

@@ -103,6 +103,29 @@ TEST_F(CApiTest, TorchTakesItsNameAndLimitFromTheEnvironment) {
   EXPECT_TRUE(WaitFor([&] { return !raw.GetSession(Ref("torch-job")).ok(); }));
 }
 
+// A copy of the library in a folder of its own, with a core beside it.
+fs::path CopyLibrary() {
+  const fs::path dir = fs::canonical(MakeTempDir());
+  fs::copy_file(paths::kCCore, dir / "libvrambroker-core.so");
+  fs::copy_file(paths::kCLibrary, dir / "libvrambroker.so.1");
+  return dir / "libvrambroker.so.1";
+}
+
+TEST_F(CApiTest, CopiesShareOneCore) {
+  if (kSanitized) GTEST_SKIP() << "a sanitizer takes the copies' variables for one another's";
+  CheckRuns({paths::kCClientCopies, paths::kCLibrary, CopyLibrary(), CopyLibrary()});
+}
+
+TEST(CLibraryTest, ItNamesACoreOfAnotherVersionThatIsInUse) {
+  const RunResult result =
+      RunProgram({paths::kCClientCopies, paths::kCLibrary},
+                 {{"C_CLIENT_OTHER_CORE", paths::kOtherCore}, {"VRAMBROKER_SOCKET_DIR", MakeTempDir()}});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_TRUE(absl::StrContains(result.out, "9: another copy of vrambroker")) << result.out;
+  EXPECT_TRUE(absl::StrContains(result.out, absl::StrCat(paths::kOtherCore, ", version 99.9.9, which "))) << result.out;
+  EXPECT_TRUE(absl::StrContains(result.out, "let all of the program use the same libvrambroker.so")) << result.out;
+}
+
 TEST(CLibraryTest, TorchWithoutADaemonSaysSoOnce) {
   const RunResult result =
       RunProgram({paths::kCClient, "torch_without_daemon"}, {{"VRAMBROKER_SOCKET_DIR", MakeTempDir()}});

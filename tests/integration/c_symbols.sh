@@ -10,7 +10,7 @@ exports() { nm -D --defined-only "$1" | awk '{print $NF}' | sort; }
 declared=$(grep -o '^VRAMBROKER_API [^(]*(' "$header" | grep -o 'vrambroker_[a-z0-9_]*(' | tr -d '(' | sort)
 [ "$(wc -l <<< "$declared")" -gt 20 ]
 diff <(echo "$declared") <(exports "$library") || { echo "< declared, > exported by $library" >&2; exit 1; }
-diff <(echo vrambroker_core_v1) <(exports "$core") || { echo "> exported by $core" >&2; exit 1; }
+diff <(printf '%s\n' vrambroker_core_release vrambroker_core_v1) <(exports "$core") || { echo "> exported by $core" >&2; exit 1; }
 [ -z "$sanitized" ] || exit 0
 needed=$(readelf -d "$library" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' | grep -v -e '^libc\.so' -e '^ld-linux' -e '^libdl\.so' || true)
 [ -z "$needed" ] || { echo "$library needs $needed" >&2; exit 1; }

@@ -409,10 +409,19 @@ static void wait_for_child(pid_t child) {
 }
 
 static void run_fork(void) {
-  /* Before anything was done, a child may connect. */
+  /* While there was no daemon, a child may still connect. */
+  vrambroker_options nowhere = VRAMBROKER_OPTIONS_INIT;
+  nowhere.socket_dir = "/nowhere";
+  vrambroker_client* none = NULL;
+  CHECK_FAILS(vrambroker_connect(&nowhere, &none), VRAMBROKER_UNAVAILABLE, "/nowhere");
   pid_t child = fork();
   if (child == 0) {
-    CHECK_OK(vrambroker_disconnect(connect_as("child", NULL)));
+    vrambroker_client* own = connect_as("child", NULL);
+    void* memory = NULL;
+    CHECK_OK(vrambroker_malloc(own, MIB, 0, &memory));
+    fill(own, memory, 4, MIB);
+    CHECK_OK(vrambroker_free(own, memory));
+    CHECK_OK(vrambroker_disconnect(own));
     _exit(0);
   }
   wait_for_child(child);

@@ -21,6 +21,8 @@ extern const char* const kCLibrary;
 extern const char* const kCCore;
 extern const char* const kCClient;
 extern const char* const kCClientOwnGrpc;
+extern const char* const kCClientCopies;
+extern const char* const kOtherCore;  // of no version of this library
 extern const char* const kCExample;
 
 extern const char* const kPython;
