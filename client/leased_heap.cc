@@ -13,6 +13,7 @@
 #include "allocator/device.h"
 #include "allocator/size_class.h"
 #include "client/deadline.h"
+#include "client/give_up.h"
 #include "client/session_client.h"
 
 namespace vrambroker::client_internal {
@@ -219,16 +220,25 @@ absl::StatusOr<AcquiredSegment> LeasedHeap::AcquireSegment(uint64_t bytes, bool 
   request.set_last_resort(last_resort);
   std::function<bool()> give_up;
   if (last_resort && session_.wait_ms() > 0) {
+    if (GiveUpScope::GaveUp()) return GiveUpScope::Error();
+    if (GiveUpScope::IsActive()) give_up = &GiveUpScope::GaveUp;
     request.set_wait_ms(session_.wait_ms());
     if (slow_request != nullptr) {
       const absl::Duration left = TimeUntil(slow_request->deadline);
       request.set_wait_ms(static_cast<uint32_t>(absl::ToInt64Milliseconds(absl::Ceil(left, absl::Milliseconds(1)))));
-      give_up = [this] { return slow_request->gave_up_waiting = IsCached(slow_request->bytes, slow_request->stream); };
+      give_up = [this] {
+        slow_request->gave_up_waiting = IsCached(slow_request->bytes, slow_request->stream);
+        return slow_request->gave_up_waiting || GiveUpScope::GaveUp();
+      };
     }
   }
   session_.CountCall();
   const absl::StatusOr<v1::LeaseSegmentsResponse> leased =
       link->stream->Lease(request, session_.options().call_timeout, give_up);
+  if (absl::IsCancelled(leased.status()) && GiveUpScope::GaveUp()) {
+    if (slow_request != nullptr) slow_request->gave_up_waiting = false;
+    return GiveUpScope::Error();
+  }
   if (absl::IsResourceExhausted(leased.status()) && !GetOutOfMemory(leased.status()).has_value()) {
     return absl::UnavailableError(leased.status().message());  // not for want of memory: flushing would not help
   }

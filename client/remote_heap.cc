@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/remote_heap.h"
 
+#include <functional>
 #include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "allocator/device.h"
+#include "client/give_up.h"
 #include "client/session_client.h"
 #include "proto/heap_convert.h"
 
@@ -23,10 +25,14 @@ absl::StatusOr<Buffer> RemoteHeap::Allocate(uint64_t bytes, Stream stream) {
   request.set_requested_bytes(bytes);
   request.set_stream(stream);
   request.set_wait_ms(session_.wait_ms());
+  std::function<bool()> give_up;
+  if (session_.wait_ms() > 0 && GiveUpScope::IsActive()) give_up = &GiveUpScope::GaveUp;
+  if (give_up != nullptr && give_up()) return GiveUpScope::Error();
   const std::shared_ptr<SessionClient::Link> link = session_.link();
   session_.CountCall();
   const absl::StatusOr<v1::AllocateResponse> response =
-      link->stream->Allocate(request, session_.options().call_timeout);
+      link->stream->Allocate(request, session_.options().call_timeout, give_up);
+  if (absl::IsCancelled(response.status())) return GiveUpScope::Error();
   if (!response.ok()) return response.status();
   absl::StatusOr<void*> base = mappings_.Open(response->segment_id(), response->segment_bytes(), *opener,
                                               [&] { return session_.FetchHandle(response->handle()); });

@@ -15,6 +15,8 @@ namespace {
 
 // How often a call that waits asks whether it still has to.
 constexpr std::chrono::milliseconds kGiveUpPeriod(10);
+// How long a call that was given up waits for the daemon to say so: it may have been granted at that moment.
+constexpr std::chrono::milliseconds kGaveUpPatience(500);
 constexpr int kMaxBlocksInFree = 1024;  // the protocol's limit
 constexpr size_t kEnoughQueued = 4;     // messages
 
@@ -89,7 +91,7 @@ void SessionStream::Send(v1::SessionRequest request) {
 absl::StatusOr<v1::CallResult> SessionStream::Call(
     const std::function<v1::SessionRequest(uint64_t call_id)>& make_request, absl::Duration timeout,
     std::optional<uint32_t> lease_device, bool after_end, const std::function<bool()>& give_up) {
-  const Deadline deadline = DeadlineAfter(timeout);
+  Deadline deadline = DeadlineAfter(timeout);
   Waiter waiter;
   MutexLock lock(mu_);
   if (!status_.ok() && !(after_end && writable_)) return status_;
@@ -105,7 +107,8 @@ absl::StatusOr<v1::CallResult> SessionStream::Call(
     if (waiter.answered.WaitUntil(mu_, gave_up ? deadline : std::min(deadline, next_look))) continue;
     if (std::chrono::steady_clock::now() >= deadline) break;
     if (gave_up || !writable_ || waiting_stopped_ || !give_up()) continue;
-    gave_up = true;  // the answer comes soon now
+    gave_up = true;  // the answer comes soon now, unless the daemon hangs
+    deadline = std::min(deadline, std::chrono::steady_clock::now() + kGaveUpPatience);
     v1::SessionRequest cancel;
     cancel.mutable_cancel()->set_call_id(call_id);
     outgoing_.push_back(std::move(cancel));
@@ -116,6 +119,7 @@ absl::StatusOr<v1::CallResult> SessionStream::Call(
   if (writable_) {
     if (lease_device.has_value()) late_leases_.emplace(call_id, *lease_device);
     if (waiting_stopped_) return ClosingError();
+    if (gave_up && give_up != nullptr) return absl::CancelledError("given up");
     return absl::DeadlineExceededError(
         absl::StrCat("the daemon did not answer within ", absl::FormatDuration(timeout)));
   }
@@ -125,8 +129,8 @@ absl::StatusOr<v1::CallResult> SessionStream::Call(
   return status_.ok() ? absl::UnavailableError("the daemon went away") : status_;
 }
 
-absl::StatusOr<v1::AllocateResponse> SessionStream::Allocate(const v1::AllocateRequest& request,
-                                                             absl::Duration timeout) {
+absl::StatusOr<v1::AllocateResponse> SessionStream::Allocate(const v1::AllocateRequest& request, absl::Duration timeout,
+                                                             const std::function<bool()>& give_up) {
   absl::StatusOr<v1::CallResult> result = Call(
       [&](uint64_t call_id) {
         v1::SessionRequest message;
@@ -134,7 +138,7 @@ absl::StatusOr<v1::AllocateResponse> SessionStream::Allocate(const v1::AllocateR
         *message.mutable_allocate()->mutable_request() = request;
         return message;
       },
-      timeout + absl::Milliseconds(request.wait_ms()));
+      timeout + absl::Milliseconds(request.wait_ms()), /*lease_device=*/std::nullopt, /*after_end=*/false, give_up);
   if (!result.ok()) return result.status();
   if (result->has_error()) return FromProto(result->error());
   return std::move(*result->mutable_allocated());

@@ -51,13 +51,14 @@ class SessionStream : public grpc::ClientBidiReactor<v1::SessionRequest, v1::Ses
   void Send(v1::SessionRequest request) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Allocates or frees over the stream, and waits for the answer. DeadlineExceeded after `timeout`; a block that is
-  // handed out later is given back.
-  absl::StatusOr<v1::AllocateResponse> Allocate(const v1::AllocateRequest& request, absl::Duration timeout);
+  // handed out later is given back. `give_up` as in Lease().
+  absl::StatusOr<v1::AllocateResponse> Allocate(const v1::AllocateRequest& request, absl::Duration timeout,
+                                                const std::function<bool()>& give_up = nullptr);
   absl::Status Free(uint64_t block_id, absl::Duration timeout);
 
   // The same for segments. Those that are leased after the timeout are given back. While a request waits in the daemon
-  // (beyond the timeout), `give_up` is called now and then: true ends the waiting, with Cancelled. It must not call
-  // this object.
+  // (beyond the timeout), `give_up` is called now and then: true ends the waiting, with Cancelled, soon even if the
+  // daemon does not answer. It must not call this object.
   absl::StatusOr<v1::LeaseSegmentsResponse> Lease(const v1::LeaseSegmentsRequest& request, absl::Duration timeout,
                                                   const std::function<bool()>& give_up = nullptr);
   absl::Status Return(const v1::ReturnSegmentsRequest& request, absl::Duration timeout);

@@ -17,6 +17,7 @@
 #include "allocator/memory_stats.h"
 #include "client/c/core.h"
 #include "client/c/core_api.h"
+#include "client/give_up.h"
 #include "client/grpc_use.h"
 #include "client/vrambroker/client.h"
 
@@ -250,7 +251,14 @@ int CoreRecordStream(vrambroker_client* client, void* pointer, uint64_t stream) 
   return Guarded([&] { return Report(Of(client).RecordStream(pointer, stream)); });
 }
 
-int CoreLeaseSegment(vrambroker_client* client, uint64_t bytes, int device, void** pointer) {
+int CoreMallocUntil(vrambroker_client* client, uint64_t bytes, int device, uint64_t stream, const int* give_up,
+                    void** pointer) {
+  const GiveUpScope scope(give_up);
+  return CoreMalloc(client, bytes, device, stream, pointer);
+}
+
+int CoreLeaseSegment(vrambroker_client* client, uint64_t bytes, int device, const int* give_up, void** pointer) {
+  const GiveUpScope scope(give_up);
   return Guarded([&] { return Take(Of(client).LeaseSegment(bytes, device), pointer); });
 }
 
@@ -349,6 +357,7 @@ constexpr vrambroker_core kCore = {
     .free = &CoreFree,
     .free_stream = &CoreFreeStream,
     .record_stream = &CoreRecordStream,
+    .malloc_until = &CoreMallocUntil,
     .lease_segment = &CoreLeaseSegment,
     .return_segment = &CoreReturnSegment,
     .write = &CoreWrite,

@@ -48,7 +48,10 @@ struct vrambroker_core {
   int (*free)(vrambroker_client* client, void* pointer);
   int (*free_stream)(vrambroker_client* client, void* pointer, uint64_t stream);
   int (*record_stream)(vrambroker_client* client, void* pointer, uint64_t stream);
-  int (*lease_segment)(vrambroker_client* client, uint64_t bytes, int device, void** pointer);
+  // `give_up` as in vrambroker_malloc_until(); null: never.
+  int (*malloc_until)(vrambroker_client* client, uint64_t bytes, int device, uint64_t stream, const int* give_up,
+                      void** pointer);
+  int (*lease_segment)(vrambroker_client* client, uint64_t bytes, int device, const int* give_up, void** pointer);
   int (*return_segment)(vrambroker_client* client, void* pointer);
   int (*write)(vrambroker_client* client, void* pointer, uint64_t offset, const void* from, uint64_t bytes);
   int (*read)(vrambroker_client* client, const void* pointer, uint64_t offset, void* to, uint64_t bytes);

@@ -117,6 +117,8 @@ const char* vrambroker_code_name(int code) {
   switch (code) {
     case VRAMBROKER_OK:
       return "OK";
+    case VRAMBROKER_CANCELLED:
+      return "CANCELLED";
     case VRAMBROKER_INVALID_ARGUMENT:
       return "INVALID_ARGUMENT";
     case VRAMBROKER_DEADLINE_EXCEEDED:
@@ -250,6 +252,15 @@ int vrambroker_malloc_stream(vrambroker_client* client, uint64_t bytes, int devi
   return Kept(client->core, client->core->malloc(client, bytes, device, reinterpret_cast<uintptr_t>(stream), pointer));
 }
 
+int vrambroker_malloc_until(vrambroker_client* client, uint64_t bytes, int device, void* stream, const int* give_up,
+                            void** pointer) {
+  VRAMBROKER_REQUIRE(pointer);
+  *pointer = nullptr;
+  VRAMBROKER_REQUIRE(client);
+  return Kept(client->core,
+              client->core->malloc_until(client, bytes, device, reinterpret_cast<uintptr_t>(stream), give_up, pointer));
+}
+
 int vrambroker_free(vrambroker_client* client, void* pointer) {
   VRAMBROKER_REQUIRE(client);
   return Kept(client->core, client->core->free(client, pointer));
@@ -269,7 +280,15 @@ int vrambroker_lease_segment(vrambroker_client* client, uint64_t bytes, int devi
   VRAMBROKER_REQUIRE(pointer);
   *pointer = nullptr;
   VRAMBROKER_REQUIRE_CLIENT(client);
-  return Kept(client->core, client->core->lease_segment(client, bytes, device, pointer));
+  return Kept(client->core, client->core->lease_segment(client, bytes, device, nullptr, pointer));
+}
+
+int vrambroker_lease_segment_until(vrambroker_client* client, uint64_t bytes, int device, const int* give_up,
+                                   void** pointer) {
+  VRAMBROKER_REQUIRE(pointer);
+  *pointer = nullptr;
+  VRAMBROKER_REQUIRE_CLIENT(client);
+  return Kept(client->core, client->core->lease_segment(client, bytes, device, give_up, pointer));
 }
 
 int vrambroker_return_segment(vrambroker_client* client, void* pointer) {

@@ -48,6 +48,7 @@ extern "C" {
 /* The codes of gRPC, of which these occur: */
 enum vrambroker_code {
   VRAMBROKER_OK = 0,
+  VRAMBROKER_CANCELLED = 1, /* the caller has given up waiting: see vrambroker_malloc_until() */
   VRAMBROKER_UNKNOWN = 2,
   VRAMBROKER_INVALID_ARGUMENT = 3,    /* of the caller: a wild pointer, freed twice, a limit that is no size */
   VRAMBROKER_DEADLINE_EXCEEDED = 4,   /* the daemon did not answer in time */
@@ -196,6 +197,11 @@ VRAMBROKER_API int vrambroker_get_device(vrambroker_client* client, int device, 
 VRAMBROKER_API int vrambroker_malloc(vrambroker_client* client, uint64_t bytes, int device, void** pointer);
 VRAMBROKER_API int vrambroker_malloc_stream(vrambroker_client* client, uint64_t bytes, int device, void* stream,
                                             void** pointer);
+/* The same, without waiting for memory (wait_ms) once `*give_up` is not 0: CANCELLED, soon after another thread has set
+ * it, where there is no memory without waiting. It is read without a lock; NULL: never. REMOTE: a request that may have
+ * to wait is not made at all when it is set already. */
+VRAMBROKER_API int vrambroker_malloc_until(vrambroker_client* client, uint64_t bytes, int device, void* stream,
+                                           const int* give_up, void** pointer);
 /* INVALID_ARGUMENT when `pointer` is not from vrambroker_malloc() of this client, or was freed: then nothing happens.
  * NULL: nothing to do. Work on the block's own stream may still be under way. */
 VRAMBROKER_API int vrambroker_free(vrambroker_client* client, void* pointer);
@@ -209,6 +215,9 @@ VRAMBROKER_API int vrambroker_record_stream(vrambroker_client* client, void* poi
 /* A whole segment, for programs with an allocator of their own; rounded up to 2 MiB. Not cached: a round trip to the
  * daemon, both ways. LEASED only (FAILED_PRECONDITION). */
 VRAMBROKER_API int vrambroker_lease_segment(vrambroker_client* client, uint64_t bytes, int device, void** pointer);
+/* The same, with `give_up` as in vrambroker_malloc_until(). */
+VRAMBROKER_API int vrambroker_lease_segment_until(vrambroker_client* client, uint64_t bytes, int device,
+                                                  const int* give_up, void** pointer);
 /* When it returns, no work on the GPU uses the segment any more, and the daemon has it back. UNAVAILABLE: the daemon is
  * gone, or gets it when it is reached again; the memory is not yours in any case. */
 VRAMBROKER_API int vrambroker_return_segment(vrambroker_client* client, void* pointer);

@@ -126,6 +126,24 @@ TEST(CLibraryTest, ItNamesACoreOfAnotherVersionThatIsInUse) {
   EXPECT_TRUE(absl::StrContains(result.out, "let all of the program use the same libvrambroker.so")) << result.out;
 }
 
+// A daemon that does not answer keeps nobody who has given up.
+TEST_F(CApiTest, WaitingIsGivenUp) {
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<ChildProcess> program,
+                       ChildProcess::Start({paths::kCClient, "give_up"}, {{"VRAMBROKER_SOCKET_DIR", dir()}}));
+  for (const char* placement : {"leased", "whole", "remote"}) {
+    const absl::StatusOr<std::string> waits = program->ReadLine();
+    ASSERT_TRUE(waits.ok() && *waits == placement) << program->ErrorText();
+    daemon_->process().Signal(SIGSTOP);
+    ASSERT_OK(program->WriteLine("stopped"));
+    const absl::StatusOr<std::string> gave_up = program->ReadLine();
+    daemon_->process().Signal(SIGCONT);
+    ASSERT_TRUE(gave_up.ok() && *gave_up == "given up") << program->ErrorText();
+    ASSERT_OK(program->WriteLine("goes on"));
+  }
+  ASSERT_OK_AND_ASSIGN(const int exit_code, program->Wait());
+  EXPECT_EQ(exit_code, 0) << program->ErrorText();
+}
+
 TEST(CLibraryTest, TorchWithoutADaemonSaysSoOnce) {
   const RunResult result =
       RunProgram({paths::kCClient, "torch_without_daemon"}, {{"VRAMBROKER_SOCKET_DIR", MakeTempDir()}});

@@ -440,6 +440,80 @@ static void run_fork(void) {
   CHECK_OK(vrambroker_disconnect(client));
 }
 
+struct request {
+  vrambroker_client* client;
+  int whole; /* a segment */
+  int given_up;
+  void* pointer;
+  int code;
+};
+
+static int request_memory(struct request* request) {
+  if (request->whole) {
+    return vrambroker_lease_segment_until(request->client, 250 * MIB, 0, &request->given_up, &request->pointer);
+  }
+  return vrambroker_malloc_until(request->client, 250 * MIB, 0, NULL, &request->given_up, &request->pointer);
+}
+
+static void* wait_for_memory(void* argument) {
+  struct request* const request = argument;
+  request->code = request_memory(request);
+  return NULL;
+}
+
+static uint64_t calls_of(vrambroker_client* client) {
+  vrambroker_session session = {.struct_size = sizeof session};
+  CHECK_OK(vrambroker_get_session(client, &session));
+  return session.calls;
+}
+
+/* Waits, until the daemon is stopped, for memory that `held` has. */
+static void give_up(const char* name, uint32_t placement, int whole) {
+  vrambroker_client* holder = connect_as("holder", NULL);
+  void* held = NULL;
+  CHECK_OK(vrambroker_malloc(holder, 250 * MIB, 0, &held));
+  vrambroker_options options = VRAMBROKER_OPTIONS_INIT;
+  options.wait_ms = 3600000;
+  options.placement = placement;
+  options.connect_timeout_ms = options.call_timeout_ms = 60000;
+  struct request request = {.whole = whole, .given_up = 1};
+  CHECK_OK(vrambroker_connect(&options, &request.client));
+  CHECK_FAILS(request_memory(&request), VRAMBROKER_CANCELLED, "there is no memory now");
+  request.given_up = 0;
+  const uint64_t before = calls_of(request.client);
+  const uint64_t made = placement == VRAMBROKER_REMOTE ? 1 : 2; /* the second one waits */
+  pthread_t thread;
+  CHECK(pthread_create(&thread, NULL, wait_for_memory, &request) == 0);
+  while (calls_of(request.client) < before + made) sleep_ms(1);
+  say(name);
+  wait_for_line();
+  __atomic_store_n(&request.given_up, 1, __ATOMIC_RELAXED);
+  CHECK(pthread_join(thread, NULL) == 0);
+  CHECK(request.code == VRAMBROKER_CANCELLED && request.pointer == NULL);
+  say("given up");
+  wait_for_line();
+  vrambroker_memory_stats stats = {.struct_size = sizeof stats};
+  CHECK_OK(vrambroker_get_memory_stats(request.client, 0, &stats));
+  CHECK(stats.num_ooms == 0 && stats.reserved_bytes == 0);
+  /* It waits for nothing that is there: nothing was lost. */
+  CHECK_OK(vrambroker_free(holder, held));
+  CHECK_OK(vrambroker_disconnect(holder));
+  request.given_up = placement == VRAMBROKER_REMOTE ? 0 : 1;
+  CHECK_OK(request_memory(&request));
+  if (whole) {
+    CHECK_OK(vrambroker_return_segment(request.client, request.pointer));
+  } else {
+    CHECK_OK(vrambroker_free(request.client, request.pointer));
+  }
+  CHECK_OK(vrambroker_disconnect(request.client));
+}
+
+static void run_give_up(void) {
+  give_up("leased", VRAMBROKER_LEASED, 0);
+  give_up("whole", VRAMBROKER_LEASED, 1);
+  give_up("remote", VRAMBROKER_REMOTE, 0);
+}
+
 static void run_symbols(void) {
   static const char* const kNames[] = {
       "grpc_init",
@@ -528,10 +602,10 @@ int main(int argc, char** argv) {
     const char* name;
     void (*run)(void);
   } kScenarios[] = {
-      {"basic", run_basic},     {"remote", run_remote}, {"options", run_options},
-      {"oom", run_oom},         {"lost", run_lost},     {"fork", run_fork},
-      {"symbols", run_symbols}, {"torch", run_torch},   {"torch_without_daemon", run_torch_without_daemon},
-      {"connect", run_connect},
+      {"basic", run_basic},     {"remote", run_remote},   {"options", run_options},
+      {"oom", run_oom},         {"lost", run_lost},       {"fork", run_fork},
+      {"symbols", run_symbols}, {"torch", run_torch},     {"torch_without_daemon", run_torch_without_daemon},
+      {"connect", run_connect}, {"give_up", run_give_up},
   };
   for (size_t i = 0; argc == 2 && i < sizeof kScenarios / sizeof *kScenarios; ++i) {
     if (strcmp(kScenarios[i].name, argv[1]) != 0) continue;
