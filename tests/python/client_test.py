@@ -120,6 +120,33 @@ def vrambroker_version():
         return re.search(r"project\(vrambroker VERSION ([0-9.]+)", file.read()).group(1)
 
 
+# For tests with a request that has to wait for memory, and an hour's patience: they end if somebody ends the waiting.
+WAITING = """
+    import ctypes, os, threading, time
+    import vrambroker
+    def hold():
+        holder = vrambroker.Client(name="holder")
+        return holder, holder.malloc(250 << 20)  # of 256 MiB
+    def calls(client):
+        session = vrambroker._library.Session()
+        client._call("vrambroker_get_session", ctypes.byref(session))
+        return session.calls
+    def wait_for_calls(client, count):
+        while calls(client) < count:
+            time.sleep(0.001)
+    def refused(client):
+        try:
+            client.malloc(200 << 20)
+        except vrambroker.Error as error:
+            assert error.code == vrambroker.Code.FAILED_PRECONDITION, error
+            return str(error)
+        raise AssertionError("not refused")
+    def lives(name):
+        with vrambroker.Client(name=name) as probe:
+            return probe.name != name
+"""
+
+
 class ClientTest(support.DaemonTest):
     def test_memory(self):
         self.run_with_daemon("""
@@ -402,6 +429,48 @@ class ClientTest(support.DaemonTest):
                 "FAILED_PRECONDITION")
         """)
 
+    def test_streams(self):
+        self.run_with_daemon("""
+            import vrambroker
+            class Stream:  # as torch.cuda.Stream
+                def __init__(self, number):
+                    self.cuda_stream = number
+            class OtherStream:  # CUDA's protocol
+                def __cuda_stream__(self):
+                    return 0, 9
+            with vrambroker.Client() as client:
+                def allocated():
+                    return client.memory_stats()["allocated_bytes.all.current"]
+                for stream in (0, 5, (1 << 64) - 1, Stream(7), OtherStream()):
+                    buffer = client.malloc(100, stream=stream)
+                    buffer.record_stream(stream)
+                    buffer.free(stream=stream)
+                client.malloc(100, stream=None).free(stream=None)
+                assert allocated() == 0
+                buffer = client.malloc(100)
+                for kind, streams in ((TypeError, ("3", 1.5, True, object(), Stream("7"), Stream(None))),
+                                      (ValueError, (-1, 1 << 64, Stream(-1)))):
+                    for stream in streams:
+                        for call in (lambda: buffer.free(stream=stream), lambda: buffer.record_stream(stream),
+                                     lambda: client.malloc(100, stream=stream)):
+                            try:
+                                call()
+                            except kind as error:
+                                assert "stream" in str(error), error
+                            else:
+                                raise AssertionError(stream)
+                assert buffer.pointer and allocated() == 512
+                buffer.free(stream=Stream(3))
+                assert not buffer.pointer and allocated() == 0
+                for device in (1 << 32, -(1 << 40)):
+                    try:
+                        client.malloc(100, device=device)
+                    except vrambroker.Error as error:
+                        assert error.code == vrambroker.Code.NOT_FOUND, error
+                    else:
+                        raise AssertionError(device)
+        """)
+
     def test_threads(self):
         self.run_with_daemon("""
             import threading
@@ -465,6 +534,206 @@ class ClientTest(support.DaemonTest):
             assert client.memory_stats()["allocated_bytes.all.current"] == 512
         """)
 
+    def test_fork_while_other_threads_are_inside(self):
+        # Of a client, its lock, and the locks of the modules.
+        self.run_with_daemon(WAITING, """
+            import signal
+            import vrambroker.torch
+            client = vrambroker.Client(name="job", wait=3600)
+            held = client.malloc(100)
+            view = client.malloc(100).memoryview()
+            holder, most = hold()
+            threading.Thread(target=refused, args=(client,), daemon=True).start()
+            wait_for_calls(client, 1)
+            inside, done = threading.Barrier(2), threading.Event()
+            def work():
+                with client._idle, vrambroker._library._loading, vrambroker.torch._lock:
+                    inside.wait()
+                    done.wait()
+            threading.Thread(target=work, daemon=True).start()
+            inside.wait()
+            child = os.fork()
+            if child == 0:
+                signal.alarm(60)  # ends a child that hangs
+                code = 1
+                try:
+                    for call in (client.status, held.read, lambda: client.malloc(1), held.memoryview):
+                        try:
+                            call()
+                        except vrambroker.Error as error:
+                            assert error.code == vrambroker.Code.FAILED_PRECONDITION and "fork" in str(error), error
+                    held.free()
+                    client.close()
+                    assert vrambroker.load() and vrambroker.torch.status().mode is None
+                    del held, view, client
+                    code = 7
+                finally:
+                    os._exit(code)
+            assert os.waitpid(child, 0)[1] == 7 << 8
+            done.set()
+            held.write(b"parent")
+            most.free()
+        """)
+
+    def test_fork_after_a_connect_that_found_no_daemon(self):
+        self.run_with_daemon("""
+            import os, tempfile
+            import vrambroker
+            with tempfile.TemporaryDirectory() as nowhere:
+                try:
+                    vrambroker.Client(socket_dir=nowhere)
+                except vrambroker.Error as error:
+                    assert error.code == vrambroker.Code.UNAVAILABLE, error
+            child = os.fork()
+            if child == 0:
+                code = 1
+                try:
+                    with vrambroker.Client() as client, client.malloc(100) as buffer:
+                        buffer.write(b"child")
+                        assert buffer.read(5) == b"child"
+                    code = 7
+                finally:
+                    os._exit(code)
+            assert os.waitpid(child, 0)[1] == 7 << 8
+            vrambroker.Client().malloc(100)
+        """)
+
+    def test_signals_while_the_main_thread_waits(self):
+        self.run_with_daemon(WAITING, """
+            import signal
+            def signal_soon(number):  # once the next request is under way
+                while threading.active_count() > 1:  # of one that was given up
+                    time.sleep(0.001)
+                before = calls(client)
+                def send():
+                    wait_for_calls(client, before + 1)
+                    os.kill(os.getpid(), number)
+                threading.Thread(target=send, daemon=True).start()
+            for placement in ("leased", "whole", "remote"):
+                client = vrambroker.Client(wait=3600, placement=placement.replace("whole", "leased"))
+                request = client.lease_segment if placement == "whole" else client.malloc
+                holder, most = hold()
+                for turn in range(3):
+                    signal_soon(signal.SIGINT)
+                    try:
+                        request(200 << 20)
+                    except KeyboardInterrupt:
+                        pass
+                    else:
+                        raise AssertionError("Ctrl-C was lost")
+                # A handler that raises nothing is called at once, too, and the waiting goes on.
+                signal.signal(signal.SIGUSR1, lambda *_: most.free())
+                signal_soon(signal.SIGUSR1)
+                buffer = request(200 << 20)
+                buffer.write(b"mine")
+                buffer.free()
+                # Nothing came of what was given up.
+                assert client.memory_stats()["allocated_bytes.all.current"] == 0
+                client.close()
+                holder.malloc(250 << 20)
+                holder.close()
+        """)
+
+    def test_closed_by_a_signal_while_the_main_thread_waits(self):
+        self.run_with_daemon(WAITING, """
+            import signal
+            holder, most = hold()
+            client = vrambroker.Client(name="job", wait=3600)
+            signal.signal(signal.SIGUSR1, lambda *_: client.close())
+            def send():
+                wait_for_calls(client, 1)
+                os.kill(os.getpid(), signal.SIGUSR1)
+            threading.Thread(target=send, daemon=True).start()
+            assert "closed" in refused(client)
+            assert not lives("job")
+        """)
+
+    def test_closed_by_a_handler_inside_a_call_of_its_thread(self):
+        self.run_with_daemon(WAITING, """
+            import signal
+            for turn in range(3):
+                client = vrambroker.Client(name="job")
+                held = client.malloc(100)
+                signal.signal(signal.SIGUSR1, lambda *_: client.close())
+                check = vrambroker._library.Library.check
+                def interrupted(library, code):
+                    signal.raise_signal(signal.SIGUSR1)
+                    check(library, code)
+                client._library.check = interrupted.__get__(client._library)
+                client.status() if turn else held.free()
+                del client._library.check
+                assert client.malloc and "closed" in refused(client) and not held.pointer
+                assert not lives("job")  # it ended with the call
+        """)
+
+    # A handler may be called between any two steps of Python. It may close the client, or raise: nothing is lost then.
+    def test_handlers_at_any_step(self):
+        self.run_with_daemon(WAITING, """
+            import gc, sys
+            package = os.path.dirname(vrambroker.__file__)
+            def work(client):
+                first, second = client.malloc(1000), client.malloc(5000)
+                view = second.memoryview()
+                first.write(b"x")
+                first.free(stream=3)
+                client.close()
+                view.release()
+            def interrupt(client):
+                raise KeyboardInterrupt
+            for handler in (vrambroker.Client.close, interrupt):
+                step, interrupted = 0, True
+                while interrupted:
+                    client = vrambroker.Client(name="job")
+                    assert client.name == "job", (handler, step, "the session before is still there")
+                    count, interrupted = 0, False
+                    def trace(frame, event, _):
+                        global count, interrupted
+                        if not frame.f_code.co_filename.startswith(package):
+                            return None
+                        frame.f_trace_opcodes = True
+                        if event in ("line", "opcode") and not interrupted:
+                            count += 1
+                            if count > step:
+                                interrupted = True
+                                handler(client)
+                        return trace
+                    sys.settrace(trace)
+                    try:
+                        work(client)
+                    except vrambroker.Error as error:
+                        assert error.code == vrambroker.Code.FAILED_PRECONDITION, error
+                    except (KeyboardInterrupt, SystemError):  # the latter from tracing itself, up to Python 3.9
+                        pass
+                    sys.settrace(None)
+                    client.close()
+                    gc.collect()
+                    step += 7  # some of them: all take long
+                assert step > 100, step
+        """)
+
+    def test_closed_while_others_wait(self):
+        self.run_with_daemon(WAITING, """
+            holder, most = hold()
+            for placement in ("leased", "remote"):
+                client = vrambroker.Client(name="job", wait=3600, placement=placement)
+                errors = []
+                threads = [threading.Thread(target=lambda: errors.append(refused(client))) for _ in range(3)]
+                [thread.start() for thread in threads]
+                wait_for_calls(client, 3)
+                client.close()
+                [thread.join() for thread in threads]
+                assert len(errors) == 3 and all("closed" in error for error in errors), errors
+                assert not lives("job")
+        """)
+
+    def test_the_interpreter_ends_while_others_wait(self):
+        self.run_with_daemon(WAITING, """
+            holder, most = hold()
+            client = vrambroker.Client(name="job", wait=3600, log=print)
+            threading.Thread(target=refused, args=(client,), daemon=True).start()
+            wait_for_calls(client, 1)
+        """)
+
     def test_the_daemon_dies_and_comes_back(self):
         program = """
             import os, signal, threading
@@ -501,6 +770,21 @@ class ClientTest(support.DaemonTest):
             print("done")
         """
         self.assertIn("done", self.run_with_daemon(program % self.daemon.process.pid))
+
+    def test_closed_by_its_own_callback(self):
+        self.run_with_daemon("""
+            import os, signal, threading
+            import vrambroker
+            closed = threading.Event()
+            def on_lost(error):
+                client.close()
+                closed.set()
+            client = vrambroker.Client(on_lost=on_lost, log=lambda line: None)
+            held = client.malloc(100)
+            os.kill(%d, signal.SIGKILL)
+            assert closed.wait(60)
+            assert not held.pointer
+        """ % self.daemon.process.pid)
 
     def test_what_is_held_when_the_interpreter_ends(self):
         self.assertEqual("", self.run_with_daemon("""

@@ -64,5 +64,6 @@ class DaemonTest(unittest.TestCase):
         self.daemon = Daemon()
         self.addCleanup(self.daemon.close)
 
-    def run_with_daemon(self, code, **environment):
-        return run(code, self.daemon, **environment)
+    def run_with_daemon(self, *code, **environment):
+        """Parts of a program, each indented in a way of its own."""
+        return run("".join(textwrap.dedent(part) for part in code), self.daemon, **environment)

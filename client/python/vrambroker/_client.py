@@ -5,13 +5,17 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import functools
+import itertools
 import json
 import os
+import sys
 import threading
 import weakref
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
 
 from . import _library
+from ._calls import SLICE, Call, Request, always, call_once
 from ._library import Code, Error
 
 _PLACEMENTS = {"leased": 0, "remote": 1}
@@ -34,8 +38,7 @@ class _Figures:
 
     _library: _library.Library
 
-    @contextlib.contextmanager
-    def _using(self) -> Iterator[ctypes.c_void_p]:
+    def _using(self) -> ContextManager[ctypes.c_void_p]:
         raise NotImplementedError
 
     def _call(self, function: str, *arguments: Any) -> None:
@@ -59,7 +62,7 @@ class _Figures:
     def device(self, ordinal: int) -> Device:
         """Error NOT_FOUND when there is no such device."""
         info = _library.Device()
-        self._call("vrambroker_get_device", ordinal, ctypes.byref(info))
+        self._call("vrambroker_get_device", _library.ordinal(ordinal), ctypes.byref(info))
         return Device(**info.fields())
 
     def status(self) -> None:
@@ -75,7 +78,7 @@ class _Figures:
     def memory_info(self, device: int = 0) -> Tuple[int, int]:
         """(free, total) in bytes: what the limit leaves beyond what is allocated, and the limit."""
         free, total = ctypes.c_uint64(), ctypes.c_uint64()
-        self._call("vrambroker_memory_info", device, ctypes.byref(free), ctypes.byref(total))
+        self._call("vrambroker_memory_info", _library.ordinal(device), ctypes.byref(free), ctypes.byref(total))
         return free.value, total.value
 
     def memory_stats(self, device: int = 0) -> Dict[str, int]:
@@ -85,7 +88,7 @@ class _Figures:
             text = ctypes.create_string_buffer(size)
             needed = ctypes.c_size_t()
             try:
-                self._call("vrambroker_memory_stats_json", device, text, size, ctypes.byref(needed))
+                self._call("vrambroker_memory_stats_json", _library.ordinal(device), text, size, ctypes.byref(needed))
                 return json.loads(text.value)
             except Error as error:
                 if error.code != Code.OUT_OF_RANGE or needed.value <= size:
@@ -113,11 +116,11 @@ class _Figures:
 
     def reset_peak_memory_stats(self, device: int = 0) -> None:
         """Peaks begin again at what is now."""
-        self._call("vrambroker_reset_peak_memory_stats", device)
+        self._call("vrambroker_reset_peak_memory_stats", _library.ordinal(device))
 
     def reset_memory_stats(self, device: int = 0) -> None:
         """The same, and the totals begin again at 0."""
-        self._call("vrambroker_reset_memory_stats", device)
+        self._call("vrambroker_reset_memory_stats", _library.ordinal(device))
 
 
 def _mib(count: int) -> str:
@@ -125,7 +128,8 @@ def _mib(count: int) -> str:
 
 
 class Client(_Figures):
-    """A session with vrambrokerd, for as long as this object is open. Any thread may use it.
+    """A session with vrambrokerd, for as long as this object is open. Any thread may use it, and so may handlers of
+    signals.
 
     limit, guarantee  bytes (int), a fraction of each device's capacity (float), or a text such as "8GiB"
     name              what the session is called in metrics, logs and tools; default: the command name of this process
@@ -140,7 +144,7 @@ class Client(_Figures):
     library           path of libvrambroker.so.1; see load()
 
     Raises Error: UNAVAILABLE when there is no daemon, INVALID_ARGUMENT for a limit that is no size, and others. Use
-    after close() is a FAILED_PRECONDITION, of its buffers, too.
+    after close() is a FAILED_PRECONDITION, of its buffers, too, and so is use in a child made by fork().
     """
 
     def __init__(self, *, limit: Union[int, float, str, None] = None, guarantee: Union[int, float, str, None] = None,
@@ -150,12 +154,9 @@ class Client(_Figures):
                  call_timeout: Optional[float] = None, on_lost: Optional[Callable[[Error], None]] = None,
                  log: Optional[Callable[[str], None]] = None,
                  library: Union[str, "os.PathLike[str]", None] = None) -> None:
-        self._idle = threading.Condition()  # its lock, which a thread may take again, guards the following
-        self._open = False
-        self._handle: Optional[ctypes.c_void_p] = None  # None: no call can be made any more
-        self._calls = 0  # under way
-        self._blocks: Dict[int, _Block] = {}  # what buffers hold, by number
-        self._last_block = 0
+        self._reset()
+        self._calls_back = on_lost is not None or log is not None
+        _clients.add(self)
         if placement not in _PLACEMENTS:
             raise ValueError(f"placement: {placement!r} is neither \"leased\" nor \"remote\"")
         self._library = _library.load(library)
@@ -170,105 +171,147 @@ class Client(_Figures):
         if log is not None:
             options.log = _library.LOG_FUNCTION(_from_library(lambda _, line: log(line.decode(errors="replace"))))
         self._options = options  # the library calls its functions
+        self._may_wait = options.wait_ms > 0
         handle = ctypes.c_void_p()
-        self._library.check(self._library.lib.vrambroker_connect(ctypes.byref(options), ctypes.byref(handle)))
-        self._handle = handle
-        self._open = True
-        if on_lost is not None or log is not None:
-            # A thread of the library must not call into an interpreter that is ending.
-            reference = weakref.ref(self)
-            atexit.register(lambda: _close(reference))
-
-    @contextlib.contextmanager
-    def _using(self) -> Iterator[ctypes.c_void_p]:
-        with self._idle:
-            if not self._open or self._handle is None:
-                raise Error(Code.FAILED_PRECONDITION, "the client is closed")
-            handle = self._handle
-            self._calls += 1
         try:
-            yield handle
+            self._library.check(self._library.lib.vrambroker_connect(ctypes.byref(options), ctypes.byref(handle)))
         finally:
-            self._end_call()
+            if handle.value:  # also when a signal's handler raises right after it
+                self._session.append(handle)
+                self._open = True
 
-    def _end_call(self) -> None:
-        with self._idle:
-            self._calls -= 1
-            self._idle.notify_all()
-            if self._open or self._calls > 0 or self._blocks:
-                return
-            handle, self._handle = self._handle, None
-        if handle is None:
+    def _reset(self) -> None:
+        # Its lock guards the following, against other threads. The thread that has it may take it again: a signal's
+        # handler, or an object that goes, runs between any two steps. So calls are counted before anything is looked
+        # at, and what only one may have is taken with a single pop().
+        self._idle = threading.Condition()
+        self._open = False
+        self._forked = False
+        self._session: List[ctypes.c_void_p] = []  # the library's client, until it is disconnected
+        # Calls under way, by number: on which thread, and what ends its waiting.
+        self._calls: Dict[int, Tuple[int, Optional[ctypes.c_int]]] = {}
+        self._blocks: Dict[int, _Block] = {}  # what buffers hold, by number
+        self._numbers = itertools.count(1)
+
+    def _after_fork_in_child(self) -> None:
+        """All of it is the parent's, its lock may be held and its calls be under way by threads that are not here."""
+        self._reset()
+        self._forked = True
+
+    def _closed_error(self) -> Error:
+        if self._forked:
+            return Error(Code.FAILED_PRECONDITION,
+                         "this client belongs to the parent process: a child made by fork() cannot use it")
+        return Error(Code.FAILED_PRECONDITION, "the client is closed")
+
+    def _using(self, give_up: Optional[ctypes.c_int] = None) -> Call:
+        """Around calls of the library: gives them its client, which lives until they are done. `give_up` as in
+        vrambroker_malloc_until()."""
+        return Call(self, self._check_open, give_up)
+
+    def _inside(self) -> Call:
+        """The same, also of a closed client that still has memory."""
+        return Call(self, always)
+
+    def _check_open(self) -> bool:
+        if not self._open:
+            raise self._closed_error()
+        return True
+
+    def _end_call(self, number: int) -> None:
+        """The second time: nothing."""
+        if self._calls.pop(number, None) is None or self._open:
             return
-
-        def disconnect() -> None:
-            self._library.check(self._library.lib.vrambroker_disconnect(handle))
-
-        # The library waits for its callbacks: whatever ends in one must not wait for the library.
-        if getattr(_callback, "is_running", False):
-            threading.Thread(target=disconnect, daemon=True).start()
-        else:
-            disconnect()
+        with self._idle:
+            self._idle.notify_all()
+        self._settle()
 
     def close(self) -> None:
-        """Gives back what its buffers hold, and ends the session, after calls of other threads have ended. The buffers
-        cannot be used any more. Memory that memoryviews, arrays or GPU libraries may still use stays where it is; it
-        goes back, and the session ends, with the last of them: see Buffer."""
-        with self._idle:
-            was_open, self._open = self._open, False
-            while self._calls > 0:
-                self._idle.wait()
-            if not was_open:
-                return
-            self._calls += 1
+        """Gives back what its buffers hold, and ends the session, after calls of other threads have ended; those that
+        wait for memory fail. Called inside another call of the same thread, as by a signal's handler, it leaves that to
+        the end of that one; in on_lost and log, to the calls of other threads. The buffers cannot be used any more. Memory
+        that memoryviews, arrays or GPU libraries may still use stays where it is; it goes back, and the session ends,
+        with the last of them: see Buffer."""
         try:
-            for number in list(self._blocks):  # others may give back at the same time
-                self._give_back(number)
             with self._idle:
-                handle = self._handle if self._blocks else None
-            if handle is not None:  # others may have what is in the cache
-                self._library.lib.vrambroker_empty_cache(handle, ctypes.byref(ctypes.c_uint64()))
+                self._open = False
+                for _, give_up in list(self._calls.values()):
+                    if give_up is not None:
+                        give_up.value = 1
+                self._wait_for_others()
         finally:
-            self._end_call()
+            self._settle()
+        with self._idle:
+            self._wait_for_others()  # who may have been faster
+
+    def _wait_for_others(self) -> None:
+        """REQUIRES: the lock is held."""
+        if getattr(_callback, "is_running", False):
+            return  # the library, and so they, may wait for the end of the callback
+        me = threading.get_ident()
+        while any(thread != me for thread, _ in list(self._calls.values())):
+            if sys.is_finalizing():
+                return  # their threads do not run any more
+            self._idle.wait(SLICE)
+
+    def _settle(self) -> None:
+        """Of a closed client, when no call is under way: gives back what its buffers hold, and ends the session unless
+        somebody may still use some of it."""
+        with Call(self, self._has_to_settle) as handle:
+            if handle is not None and self._blocks:
+                self._give_back_all(handle)
+            elif handle is not None:
+                self._disconnect()
+        # The end of this call has come here again.
+
+    def _has_to_settle(self) -> bool:
+        if self._open or len(self._calls) > 1 or not self._session:
+            return False
+        return not self._blocks or any(not block.is_exported() for block in list(self._blocks.values()))
+
+    def _give_back_all(self, handle: ctypes.c_void_p) -> None:
+        for number in list(self._blocks):  # others may give back at the same time
+            self._give_back(number)
+        if self._blocks:  # others may have what is in the cache
+            self._library.lib.vrambroker_empty_cache(handle, ctypes.byref(ctypes.c_uint64()))
+
+    def _disconnect(self) -> None:
+        disconnect = self._library.lib.vrambroker_disconnect
+        if not getattr(_callback, "is_running", False):
+            self._library.check(call_once(map(disconnect, iter(self._session.pop, None))))
+            return
+        # The library waits for its callbacks: whatever ends in one must not wait for the library.
+        with contextlib.suppress(IndexError):  # somebody has
+            threading.Thread(target=disconnect, args=(self._session.pop(),), daemon=True).start()
 
     def _abandon(self) -> None:
         """After close(): ends the session, in so far as nobody uses its memory any more."""
         with self._idle:
-            while self._calls > 0:
-                self._idle.wait()
-            handle, self._handle = self._handle, None
+            self._wait_for_others()
             self._blocks.clear()
-        if handle is not None:
-            self._library.lib.vrambroker_disconnect(handle)
+        self._settle()
 
     def _give_back(self, number: int) -> None:
         """Of a closed client: a buffer's block, unless somebody may still use it."""
-        with self._idle:
-            block = self._blocks.get(number)
-            if block is None or block.is_exported():
-                return
-            self._start_return(number)
-        self._return(block)
+        with self._inside() as handle:
+            with self._idle:
+                block = self._blocks.get(number)
+                if block is None or block.is_exported():
+                    return
+            self._return(handle, number, block)
 
-    def _start_return(self, number: int) -> None:
-        """From now on the block is nobody's but the caller's, who calls _return(). REQUIRES: the lock is held."""
-        del self._blocks[number]
-        self._calls += 1
-
-    def _return(self, block: "_Block", stream: Optional[int] = None) -> None:
+    def _return(self, handle: ctypes.c_void_p, number: int, block: "_Block", stream: Optional[int] = None) -> None:
         """Error only while the client is open."""
-        lib, handle, address = self._library.lib, self._handle, ctypes.c_void_p(block.pointer)
-        try:
-            if block.whole:
-                code = lib.vrambroker_return_segment(handle, address)
-            elif stream is not None:
-                code = lib.vrambroker_free_stream(handle, address, ctypes.c_void_p(stream))
-            else:
-                code = lib.vrambroker_free(handle, address)
-            if self._open:
-                self._library.check(code)
-        finally:
-            self._end_call()
+        lib, take = self._library.lib, iter(functools.partial(self._blocks.pop, number), None)
+        if block.whole:
+            call = map(lib.vrambroker_return_segment, itertools.repeat(handle), take)
+        elif stream is not None:
+            call = map(lib.vrambroker_free_stream, itertools.repeat(handle), take, [ctypes.c_void_p(stream)])
+        else:
+            call = map(lib.vrambroker_free, itertools.repeat(handle), take)
+        code = call_once(call)
+        if self._open:
+            self._library.check(code)
 
     def __enter__(self) -> "Client":
         return self
@@ -291,24 +334,72 @@ class Client(_Figures):
                     return found
                 found.append(text.decode(errors="replace"))
 
-    def malloc(self, bytes: int, device: int = 0, stream: int = 0) -> "Buffer":  # noqa: A002
-        """At least 1 byte. `stream` is the cudaStream_t that the memory is for. OutOfMemoryError when there is none."""
-        return self._obtain("vrambroker_malloc_stream", bytes, device, ctypes.c_void_p(stream))
+    def malloc(self, bytes: int, device: int = 0, stream: Any = 0) -> "Buffer":  # noqa: A002
+        """At least 1 byte. `stream` is what the memory is for: a cudaStream_t, or an object such as torch.cuda.Stream;
+        None is the default stream. OutOfMemoryError when there is none. A signal's handler runs while the main thread
+        waits for memory, and what it raises ends the waiting."""
+        number = 0 if stream is None else _library.stream_number(stream)
+        return self._obtain("vrambroker_malloc_until", bytes, device, ctypes.c_void_p(number))
 
     def lease_segment(self, bytes: int, device: int = 0) -> "Buffer":  # noqa: A002
         """A whole segment, rounded up to 2 MiB, for programs with an allocator of their own. A round trip to the daemon,
         both ways."""
-        return self._obtain("vrambroker_lease_segment", bytes, device, whole=True)
+        return self._obtain("vrambroker_lease_segment_until", bytes, device, whole=True)
 
     def _obtain(self, function: str, bytes: int, device: int, *arguments: Any, whole: bool = False) -> "Buffer":  # noqa: A002
-        pointer = ctypes.c_void_p()
-        with self._using() as handle:  # close() comes after it, and finds the block
-            self._library.check(getattr(self._library.lib, function)(handle, _count("bytes", bytes), device, *arguments,
-                                                                     ctypes.byref(pointer)))
-            with self._idle:
-                self._last_block += 1
-                self._blocks[self._last_block] = _Block(pointer.value or 0, whole)
-                return Buffer(self, self._last_block, bytes, device)
+        arguments = (_count("bytes", bytes), _library.ordinal(device)) + arguments
+
+        def obtain(give_up: Optional[ctypes.c_int]) -> Buffer:
+            return self._obtain_here(function, arguments, whole, give_up)
+
+        if not self._may_wait:
+            return obtain(None)
+        if threading.get_ident() != threading.main_thread().ident:
+            return obtain(ctypes.c_int())
+        # Python's handlers of signals run on its main thread, and not while that is in the library: it does not wait there.
+        try:
+            return obtain(ctypes.c_int(1))
+        except Error as error:
+            if error.code != Code.CANCELLED:
+                raise
+        return self._obtain_apart(obtain)
+
+    def _obtain_here(self, function: str, arguments: Tuple[Any, ...], whole: bool,
+                     give_up: Optional[ctypes.c_int]) -> "Buffer":
+        buffer = Buffer(self, next(self._numbers), arguments[0], arguments[1])
+        block = _Block(whole)
+        # Before the library says where it is: a signal's handler may raise as soon as it has.
+        self._blocks[buffer._number] = block
+        flag = None if give_up is None else ctypes.byref(give_up)
+        try:
+            with self._using(give_up) as handle:
+                request = getattr(self._library.lib, function)
+                self._library.check(request(handle, *arguments, flag, ctypes.byref(block._as_parameter_)))
+        except BaseException as error:
+            with contextlib.suppress(Error):
+                buffer.free()
+            if isinstance(error, Error) and error.code == Code.CANCELLED and not self._open:
+                raise self._closed_error() from None
+            raise
+        return buffer
+
+    def _obtain_apart(self, obtain: "Callable[[ctypes.c_int], Buffer]") -> "Buffer":
+        request = Request(obtain)
+        try:
+            request.start()
+            while not request.done.wait(SLICE):
+                if self._forked:  # by a signal's handler: the thread is the parent's
+                    raise self._closed_error()
+        except BaseException as error:
+            if isinstance(error, RuntimeError) and request.ident is None:
+                return obtain(ctypes.c_int())  # no thread can be started, as while the interpreter ends
+            request.give_up.value = 1
+            del request  # the traceback would keep its buffer
+            raise
+        if request.error is not None:
+            raise request.error
+        assert request.buffer is not None
+        return request.buffer
 
     def __repr__(self) -> str:
         return f"<vrambroker.Client {self.name if self._open else 'closed'}>"
@@ -328,12 +419,26 @@ def _from_library(function: "Callable[..., None]") -> "Callable[..., None]":
     return call
 
 
-def _close(reference: "weakref.ref[Client]") -> None:
-    client = reference()
-    if client is not None:
-        with contextlib.suppress(Error):
-            client.close()
-        client._abandon()
+_clients: "weakref.WeakSet[Client]" = weakref.WeakSet()
+
+
+def _at_exit() -> None:
+    # A thread of the library must not call into an interpreter that is ending.
+    for client in list(_clients):
+        if client._calls_back:
+            with contextlib.suppress(Error):
+                client.close()
+            with contextlib.suppress(Error):
+                client._abandon()
+
+
+def _after_fork_in_child() -> None:
+    for client in list(_clients):
+        client._after_fork_in_child()
+
+
+atexit.register(_at_exit)
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _view_ended(reference: "weakref.ref[Client]", number: int) -> None:
@@ -370,13 +475,17 @@ def make_options(*, limit: Union[int, float, str, None], guarantee: Union[int, f
 class _Block:
     """What a buffer holds. Guarded by its client's lock."""
 
-    __slots__ = ("pointer", "whole", "view", "lent")
+    __slots__ = ("_as_parameter_", "whole", "view", "lent")
 
-    def __init__(self, pointer: int, whole: bool) -> None:
-        self.pointer = pointer
+    def __init__(self, whole: bool) -> None:
+        self._as_parameter_ = ctypes.c_void_p()  # its address: what ctypes passes for this object
         self.whole = whole  # of lease_segment()
         self.view: Optional[Callable[[], Any]] = None  # a weak reference to what memoryview() hands out
         self.lent = False  # its address went to a GPU library
+
+    @property
+    def pointer(self) -> int:
+        return self._as_parameter_.value or 0
 
     def is_viewed(self) -> bool:
         return self.view is not None and self.view() is not None
@@ -411,6 +520,8 @@ class Buffer:
 
     def _address(self) -> ctypes.c_void_p:
         pointer = self.pointer
+        if pointer == 0 and self.client._forked:
+            raise self.client._closed_error()
         if pointer == 0:
             raise Error(Code.FAILED_PRECONDITION, "the buffer was freed" if self._freed else
                         "the buffer was given back when its client was closed")
@@ -421,35 +532,39 @@ class Buffer:
         """Holds the client's lock, so that close() sees what is exported here."""
         with self.client._idle:
             self._address()
-            if not self.client._open:
-                raise Error(Code.FAILED_PRECONDITION, "the client is closed")
-            yield self.client._blocks[self._number]
+            block = self.client._blocks.get(self._number)
+            if block is None or not self.client._open:
+                raise self.client._closed_error()
+            yield block
 
     def _check_range(self, offset: int, count: int) -> None:
         # The library knows the block only, which is rounded up.
         if offset + count > self.bytes:
             raise Error(Code.OUT_OF_RANGE, f"bytes [{offset}, +{count}) are outside the buffer of {self.bytes} bytes")
 
-    def free(self, stream: Optional[int] = None) -> None:
-        """Gives it back; `stream` (a cudaStream_t) is one that used it last, beside its own. A second time: nothing.
-        BufferError while a memoryview or array of it is alive; of a closed client no error, it then goes back with the
-        last of them."""
-        with self.client._idle:
-            block = self.client._blocks.get(self._number)
-            if block is None:
-                return
-            if block.is_viewed():
-                if not self.client._open:
+    def free(self, stream: Any = None) -> None:
+        """Gives it back; `stream` is one that used it last, beside its own, as malloc() takes it. A second time: nothing.
+        TypeError for what is no stream, BufferError while a memoryview or array of it is alive: then nothing happens. Of a
+        closed client no error, it then goes back with the last of them."""
+        number = None if stream is None else _library.stream_number(stream)
+        client = self.client
+        with client._inside() as handle:
+            with client._idle:
+                block = client._blocks.get(self._number)
+                if block is None:
                     return
-                raise BufferError("free: a memoryview or an array of this buffer is still in use")
-            self._freed = True
-            self.client._start_return(self._number)
-        self.client._return(block, stream)
+                if block.is_viewed():
+                    if not client._open:
+                        return
+                    raise BufferError("free: a memoryview or an array of this buffer is still in use")
+                self._freed = True
+            client._return(handle, self._number, block, number)
 
-    def record_stream(self, stream: int) -> None:
-        """`stream` (a cudaStream_t) uses the memory, too: after free() it is not reused before the work queued there
-        until then is done."""
-        self.client._call("vrambroker_record_stream", self._address(), ctypes.c_void_p(stream))
+    def record_stream(self, stream: Any) -> None:
+        """`stream`, as malloc() takes it, uses the memory, too: after free() it is not reused before the work queued
+        there until then is done."""
+        number = ctypes.c_void_p(_library.stream_number(stream))
+        self.client._call("vrambroker_record_stream", self._address(), number)
 
     def write(self, data: Any, offset: int = 0) -> None:
         """Copies a bytes-like object into [offset, offset + its size). On any device; done when it returns."""

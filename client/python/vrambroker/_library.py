@@ -17,6 +17,7 @@ class Code(enum.IntEnum):
     """What went wrong: the codes of gRPC, of which these occur."""
 
     OK = 0
+    CANCELLED = 1
     UNKNOWN = 2
     INVALID_ARGUMENT = 3
     DEADLINE_EXCEEDED = 4
@@ -147,11 +148,11 @@ def _declare(lib: ctypes.CDLL) -> None:
             ("vrambroker_warning", text, [pointer, size]),
             ("vrambroker_device_count", integer, [pointer, out(integer)]),
             ("vrambroker_get_device", integer, [pointer, integer, out(Device)]),
-            ("vrambroker_malloc_stream", integer, [pointer, u64, integer, pointer, out(pointer)]),
+            ("vrambroker_malloc_until", integer, [pointer, u64, integer, pointer, out(integer), out(pointer)]),
             ("vrambroker_free", integer, [pointer, pointer]),
             ("vrambroker_free_stream", integer, [pointer, pointer, pointer]),
             ("vrambroker_record_stream", integer, [pointer, pointer, pointer]),
-            ("vrambroker_lease_segment", integer, [pointer, u64, integer, out(pointer)]),
+            ("vrambroker_lease_segment_until", integer, [pointer, u64, integer, out(integer), out(pointer)]),
             ("vrambroker_return_segment", integer, [pointer, pointer]),
             ("vrambroker_write", integer, [pointer, pointer, u64, pointer, u64]),
             ("vrambroker_read", integer, [pointer, pointer, u64, pointer, u64]),
@@ -177,7 +178,15 @@ def _declare(lib: ctypes.CDLL) -> None:
 # ---- Loading ----
 
 _loaded: Optional["Library"] = None
-_loading = threading.Lock()
+_loading = threading.RLock()  # a signal's handler may load while the thread that it interrupted does
+
+
+def _after_fork_in_child() -> None:
+    global _loading
+    _loading = threading.RLock()  # another thread of the parent may have had it
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class Library:
@@ -251,7 +260,8 @@ def load(path: Union[str, "os.PathLike[str]", None] = None) -> Library:
             except AttributeError as error:
                 looked.append(f"{candidate}: older than this package ({error})")
                 continue
-            _loaded = Library(lib, candidate)
+            if _loaded is None:
+                _loaded = Library(lib, candidate)
             return _loaded
         raise Error(
             Code.NOT_FOUND,
@@ -282,3 +292,26 @@ def milliseconds(name: str, seconds: Optional[float]) -> int:
     if not 0.0 <= seconds < 1e12:
         raise ValueError(f"{name}: {seconds!r}: must be a finite number of seconds, 0 or more")
     return max(1, round(seconds * 1000)) if seconds > 0 else 0
+
+
+def ordinal(value: int) -> int:
+    """A device's, as C takes it."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"device: {value!r} is not an integer")
+    if not -1 << 31 <= value < 1 << 31:
+        raise Error(Code.NOT_FOUND, f"no device {value}")
+    return value
+
+
+def stream_number(value: Any) -> int:
+    """A cudaStream_t, from what it is to C or to PyTorch, or from an object with CUDA's stream protocol."""
+    found = value
+    if hasattr(value, "cuda_stream"):  # torch.cuda.Stream
+        found = value.cuda_stream
+    elif hasattr(value, "__cuda_stream__"):  # () -> (version, stream)
+        found = value.__cuda_stream__()[1]
+    if isinstance(found, bool) or not isinstance(found, int):
+        raise TypeError(f"stream: {value!r} is neither a cudaStream_t (int) nor a stream object, such as torch.cuda.Stream")
+    if not 0 <= found < 1 << 64:
+        raise ValueError(f"stream: {found!r} is not a cudaStream_t: it must be within [0, 2**64)")
+    return found

@@ -101,6 +101,15 @@ class _TorchClient(_Figures):
 
 
 _lock = threading.RLock()
+
+
+def _after_fork_in_child() -> None:
+    global _lock
+    _lock = threading.RLock()  # another thread of the parent may have had it
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
 _connected: Optional[Tuple[Any, ...]] = None  # the options of the process's client
 _active: Optional["_Route"] = None
 
