@@ -80,13 +80,13 @@ struct ClientOptions {
   Placement placement = Placement::kLeased;
   // kLeased: segments that hold no block for longer than this go back to the daemon by themselves.
   absl::Duration idle_decay = absl::InfiniteDuration();
-  absl::Duration connect_timeout = absl::Seconds(5);
+  absl::Duration connect_timeout = absl::Seconds(5);  // infinite, or more than any clock can count: for ever
   absl::Duration call_timeout = absl::Seconds(30);
-  // Called on a thread of the library when the session is lost; with kLeased, each time. Must not block or destroy the
-  // client.
+  // Called on a thread of the library when the session is lost; with kLeased, each time. Must not block: whoever
+  // destroys the client waits for it. Not called once the client is gone.
   std::function<void(const absl::Status&)> on_lost;
-  // Gets a line, without its end, when the daemon is lost, and when it is reached again. Called on a thread of the
-  // library; must not block. None: the line is written to stderr.
+  // Gets a line, without its end, when the daemon is lost, and when it is reached again. Called as on_lost. None: the
+  // line is written to stderr.
   std::function<void(const std::string& line)> log;
 };
 
@@ -232,7 +232,9 @@ class Client {
 
   Client(Client&&) noexcept = default;
   Client& operator=(Client&&) noexcept = default;
-  // Ends the session, once its last Buffer and pointer are given back, too; while some are out, soon after that.
+  // Ends the session, once its last Buffer and pointer are given back, too; while some are out, soon after that. When it
+  // returns, the daemon has everything back; one that does not answer is waited for for 2 s, and then told by a thread of
+  // the library as soon as it answers.
   ~Client() = default;
 
   // At least 1 byte. kLeased: from the cache; when nothing there fits, a segment from the daemon: a round trip, and one
@@ -254,7 +256,8 @@ class Client {
   // trip to the daemon, both ways. kLeased only (FAILED_PRECONDITION).
   absl::StatusOr<void*> LeaseSegment(uint64_t bytes, int device = 0);
   // When it returns, no work on the GPU uses the segment any more, and the daemon has it back. INVALID_ARGUMENT as
-  // Free(). UNAVAILABLE: the daemon is gone, or gets it when it is reached again; the memory is not yours in any case.
+  // Free(). UNAVAILABLE: the daemon is gone, or gets it when it can be reached and answers; the memory is not yours in
+  // any case.
   absl::Status ReturnSegment(void* pointer);
 
   // As Buffer::Write() and Read(), of what Malloc() or LeaseSegment() gave: OUT_OF_RANGE outside of it,

@@ -155,7 +155,9 @@ typedef struct vrambroker_options {
 
 /* `options` NULL: all defaults. FAILED_PRECONDITION when the program was compiled for another abi_version. */
 VRAMBROKER_API int vrambroker_connect(const vrambroker_options* options, vrambroker_client** client);
-/* Ends the session. What has not been given back stays usable, and charged, until the process ends. NULL: nothing. */
+/* Ends the session. What has not been given back stays usable, and charged, until the process ends. NULL: nothing.
+ * Waits for a callback that is under way; none comes when it has returned. A daemon that does not answer is waited for
+ * for 2 s, and then told by a thread of the library as soon as it answers. */
 VRAMBROKER_API int vrambroker_disconnect(vrambroker_client* client);
 
 /* OK while the session lives; else why it does not. LEASED: OK again when the daemon, or a new one, has been reached;
