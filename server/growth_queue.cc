@@ -81,9 +81,10 @@ void GrowthQueue::Cancel(SessionId session, uint64_t cancel_key, const absl::Sta
 }
 
 void GrowthQueue::CancelIf(const std::function<bool(const GrowthRequest&)>& condition, const absl::Status& why) {
-  if (size() == 0) return;
   Finished finished;
   {
+    // Always, not only when there are any by size(): who cancels has said so before, who adds looks for that
+    // afterwards, and of the two this lock lets at least one see the other. Without it, on arm64, neither might.
     MutexLock lock(mu_);
     for (auto it = waiters_.begin(); it != waiters_.end();) {
       if (condition(it->second.request)) {

@@ -225,16 +225,17 @@ class Buffer {
 
 // A session with the daemon. Movable, not copyable. All methods are safe to call from any thread.
 // A child made by fork() can neither use it nor Connect() itself (FAILED_PRECONDITION): gRPC does not survive a fork.
-// Fork before the first Connect() that finds a daemon, or exec. The session ends with this process, also when such a child lives on.
+// Fork before the first Connect() that finds a daemon, or exec. The session ends with this process, also when such a
+// child lives on.
 class Client {
  public:
   static absl::StatusOr<Client> Connect(const ClientOptions& options = {});
 
   Client(Client&&) noexcept = default;
   Client& operator=(Client&&) noexcept = default;
-  // Ends the session, once its last Buffer and pointer are given back, too; while some are out, soon after that. When it
-  // returns, the daemon has everything back; one that does not answer is waited for for 2 s, and then told by a thread of
-  // the library as soon as it answers.
+  // Ends the session, once its last Buffer and pointer are given back, too; while some are out, soon after that. When
+  // it returns, the daemon has everything back; one that does not answer is waited for for 2 s, and then told by a
+  // thread of the library as soon as it answers.
   ~Client() = default;
 
   // At least 1 byte. kLeased: from the cache; when nothing there fits, a segment from the daemon: a round trip, and one
