@@ -59,9 +59,9 @@ absl::Status BrokerService::GiveBack(const grpc::CallbackServerContext& context,
   const absl::StatusOr<Caller> caller = connections_.Peer(context);
   if (!caller.ok()) return caller.status();
   const auto now = std::chrono::steady_clock::now();
-  const absl::Status over_rate = connections_.rates().Take(caller->uid, now);
+  absl::Status over_rate = connections_.rates().Take(caller->uid, now);
   const absl::StatusOr<SessionPtr> session = broker_.FindSession(SessionId{id}, *caller);
-  const absl::Status status = session.ok() ? give_back(*session) : session.status();
+  absl::Status status = session.ok() ? give_back(*session) : session.status();
   if (over_rate.ok()) return status;
   if (!status.ok()) return over_rate;
   connections_.rates().Owe(caller->uid, now);

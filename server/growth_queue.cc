@@ -344,12 +344,14 @@ std::vector<uint64_t> GrowthQueue::ChooseWhoAsks(SteadyTime now) {
       waiter.asking_since = now;
       waiter.ask_again = now + kAskPeriod;
       to_ask.push_back(it->first.second);
-    } else if (waiter.asking != Asking::kDone && now >= waiter.asking_since + options_.reclaim_timeout) {
-      StopAsking(waiter);  // whoever has not answered by now is not waited for
-    } else if (waiter.asking == Asking::kChosen && now >= waiter.asking_since + options_.reclaim_timeout / 8) {
-      waiter.asking = Asking::kSoonEverybody;  // one that is silent does not keep the others from being asked
-    } else if (waiter.asking == Asking::kAgain && now >= waiter.asking_since + options_.reclaim_timeout / 8) {
-      StopAsking(waiter);
+    } else if (waiter.asking != Asking::kDone) {
+      const SteadyTime::duration patience =
+          waiter.asking == Asking::kAgain ? options_.reclaim_timeout / 8 : options_.reclaim_timeout;
+      if (now >= waiter.asking_since + patience) {
+        StopAsking(waiter);  // whoever has not answered by now is not waited for
+      } else if (waiter.asking == Asking::kChosen && now >= waiter.asking_since + options_.reclaim_timeout / 8) {
+        waiter.asking = Asking::kSoonEverybody;  // one that is silent does not keep the others from being asked
+      }
     }
     if (waiter.asking == Asking::kSoonEverybody && now >= everybody_asked_ + kEverybodyPeriod) {
       waiter.asking = Asking::kEverybody;

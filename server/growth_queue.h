@@ -198,7 +198,7 @@ class GrowthQueue {
   // Notes how much has come back so far; returns how much of that since hold_back_time ago.
   uint64_t CameBackLately(SteadyTime now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // What others reported as idle and were asked for; not what has been answered, or is overdue.
-  uint64_t AskedFor(const Waiter& waiter, SteadyTime now) const;
+  uint64_t AskedFor(const Waiter& waiter, SteadyTime now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Only a hold keeps the request from its memory.
   bool IsHeldBack(const GrowthRequest& request, const Place& place) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Asks for the request of this arrival; goes on to the next step when there is nobody to ask.

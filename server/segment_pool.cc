@@ -409,8 +409,8 @@ std::vector<SegmentId> SegmentPool::AddLeases(SessionId session, Account& accoun
       ++handovers_;
       handover_bytes_ += idle->entry.segment.bytes;
       ids.push_back(AddLease(session, account, {.segment = idle->entry.segment, .cuda_ipc = idle->entry.cuda_ipc}));
-    } else {
-      ids.push_back(AddLease(session, account, *gathered.fresh[i]));
+    } else if (const std::optional<LeasedSegment>& fresh = gathered.fresh[i]; fresh.has_value()) {
+      ids.push_back(AddLease(session, account, *fresh));
     }
   }
   return ids;

@@ -213,7 +213,7 @@ void SessionStream::HandleGivingBack(const v1::SessionRequest& request) {
 
 // Before the session is open.
 absl::Status SessionStream::HandleFirst(const v1::SessionRequest& request) {
-  if (resume_list_.has_value()) {
+  if (resume_list_ != nullptr) {
     if (request.has_resume_more()) return HandleResumeMore(request.resume_more());
     return absl::InvalidArgumentError("message: after a hello whose resume has `more`, it must be resume_more");
   }
@@ -315,7 +315,8 @@ absl::Status SessionStream::HandleResume(const v1::Resume& resume) {
   }
   std::copy(resume.token().begin(), resume.token().end(), token.begin());
   resumed_ = true;
-  resume_list_.emplace().token = token;
+  resume_list_ = std::make_unique<ResumeList>();
+  resume_list_->token = token;
   if (resume.more()) {  // only its owner may have the daemon keep a part of a list
     const absl::StatusOr<SessionPtr> session = broker_.FindToResume(*identity_, token);
     if (!session.ok()) return session.status();
@@ -348,9 +349,8 @@ absl::Status SessionStream::ResumeWith(const google::protobuf::RepeatedField<uin
     StartRead(&request_);
     return absl::OkStatus();
   }
-  ResumeList list = *std::move(resume_list_);
-  resume_list_.reset();
-  broker_.ResumeSession(*identity_, list.token, std::move(list.held), events_,
+  const std::unique_ptr<ResumeList> list = std::move(resume_list_);
+  broker_.ResumeSession(*identity_, list->token, std::move(list->held), events_,
                         [&broker = broker_, events = events_](const absl::StatusOr<SessionPtr>& session) {
                           if (!events->Opened(session, {}) && session.ok()) broker.Disconnect(*session);
                         });

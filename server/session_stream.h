@@ -8,7 +8,6 @@
 
 #include <deque>
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "absl/container/flat_hash_set.h"
@@ -97,9 +96,9 @@ class SessionStream : public grpc::ServerBidiReactor<v1::SessionRequest, v1::Ses
   // Touched by reactions to reads only, which gRPC never runs at the same time.
   v1::SessionRequest request_;
   SessionPtr session_;
-  bool resumed_ = false;                   // the session is older than this stream
-  std::optional<ResumeList> resume_list_;  // while it is not whole
-  int too_many_ = 0;                       // messages without an answer, beyond the rate, since the last one within it
+  bool resumed_ = false;                     // the session is older than this stream
+  std::unique_ptr<ResumeList> resume_list_;  // while it is not whole
+  int too_many_ = 0;  // messages without an answer, beyond the rate, since the last one within it
 
   Mutex mu_;
   std::deque<v1::SessionResponse> outgoing_ ABSL_GUARDED_BY(mu_);
