@@ -473,7 +473,7 @@ class GpuTest(unittest.TestCase):
             assert "closed" in str(refused(buffer.read, vrambroker.Error))
             assert "closed" in str(refused(lambda: buffer.__cuda_array_interface__, vrambroker.Error))
             buffer.free()
-            assert buffer.pointer == 0 and client._handle is None
+            assert buffer.pointer == 0 and not client._session
         """)
 
     def test_each_gpu_has_its_own(self):
