@@ -25,19 +25,12 @@ constexpr char kHourAhead[] = "3600";
 
 class ClockTest : public DaemonTest {
  protected:
-  void SetUp() override {
-#if defined(ABSL_HAVE_THREAD_SANITIZER)
-    GTEST_SKIP() << "ThreadSanitizer does not know waits by the steady clock: see allocator/mutex.h";
-#endif
-  }
   void TearDown() override {
     unsetenv(kSteps);
     DaemonTest::TearDown();
   }
 
-  static void SetClock(const char* steps) {
-    setenv(kSteps, steps, 1);
-  }
+  static void SetClock(const char* steps) { setenv(kSteps, steps, 1); }
   // A daemon with a clock that is set all the time.
   absl::Status StartDaemonWithSteps(DaemonOptions options) {
     options.environment = {{"LD_PRELOAD", CLOCK_STEPS_LIBRARY}, {kSteps, "0,3600,-3600,7"}};
