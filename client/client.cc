@@ -115,6 +115,9 @@ absl::StatusOr<void*> Client::LeaseSegment(uint64_t bytes, int device) {
   const absl::StatusOr<client_internal::Heap*> heap = session_->heap(device);
   return heap.ok() ? (*heap)->LeaseSegment(bytes) : heap.status();
 }
+void Client::BeginEnd() {
+  session_->BeginEnd();
+}
 absl::Status Client::ReturnSegment(void* pointer) {
   return session_->ReturnSegment(pointer);
 }

@@ -62,7 +62,7 @@ absl::Status RemoteHeap::FreeAndWait(uint64_t block) {
     return status;
   }
   session_.CountCall();
-  absl::Status status = session_.link()->stream->Free(block, session_.options().call_timeout);
+  absl::Status status = session_.link()->stream->Free(block, session_.Patience());
   MutexLock lock(mu_);
   blocks_.erase(block);
   return status;

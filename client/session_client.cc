@@ -538,7 +538,18 @@ bool SessionClient::Adopt(const std::shared_ptr<Link>& link, const std::function
   return true;
 }
 
+absl::Duration SessionClient::Patience() const {
+  if (!ending_.load(std::memory_order_relaxed)) return options_.call_timeout;
+  return is_silent_.load(std::memory_order_relaxed) ? absl::ZeroDuration()
+                                                    : std::min(options_.call_timeout, kGoodbyeTimeout);
+}
+
 bool SessionClient::ReturnSegments(int device, uint64_t session, const std::vector<uint64_t>& segments) {
+  return ReturnWithin(Patience(), device, session, segments);
+}
+
+bool SessionClient::ReturnWithin(absl::Duration timeout, int device, uint64_t session,
+                                 const std::vector<uint64_t>& segments) {
   while (true) {
     const std::shared_ptr<Link> link = this->link();
     if (link->session != session) {  // that daemon is gone; this one counts what it has leased
@@ -556,6 +567,7 @@ bool SessionClient::ReturnSegments(int device, uint64_t session, const std::vect
       return false;
     }
     absl::Status status;
+    if (timeout == absl::ZeroDuration()) status = absl::DeadlineExceededError("the daemon does not answer");
     for (size_t begin = 0; begin < segments.size() && status.ok(); begin += kMaxIdsInMessage) {
       const size_t end = std::min(segments.size(), begin + kMaxIdsInMessage);
       v1::ReturnSegmentsRequest request;
@@ -563,7 +575,8 @@ bool SessionClient::ReturnSegments(int device, uint64_t session, const std::vect
       request.mutable_segment_ids()->Add(segments.begin() + static_cast<std::ptrdiff_t>(begin),
                                          segments.begin() + static_cast<std::ptrdiff_t>(end));
       CountCall();
-      status = link->stream->Return(request, options_.call_timeout);
+      status = link->stream->Return(request, timeout);
+      NoteAnswer(status);
     }
     if (status.ok() || !IsWorthAnotherTry(status)) return status.ok();
     MutexLock lock(mu_);
@@ -580,8 +593,13 @@ void SessionClient::ReturnAgain() {
     if (!lost_) unreturned.swap(unreturned_);
   }
   // One by one: the daemon may have taken some of them.
+  const absl::Duration timeout = ending_ ? std::min(options_.call_timeout, kGoodbyeTimeout) : options_.call_timeout;
+  bool is_first = true;
   for (const Returned& returned : unreturned) {
-    for (const uint64_t id : returned.segments) ReturnSegments(returned.device, returned.session, {id});
+    for (const uint64_t id : returned.segments) {
+      const bool waits = std::exchange(is_first, false) || !is_silent_;
+      ReturnWithin(waits ? timeout : absl::ZeroDuration(), returned.device, returned.session, {id});
+    }
   }
 }
 

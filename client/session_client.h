@@ -59,6 +59,10 @@ class SessionClient {
   static void End(std::unique_ptr<SessionClient> session);
   ~SessionClient();
 
+  // From now on, what gives something back waits for 2 s at most for a daemon that does not answer, and not again
+  // before it has answered. It is told later.
+  void BeginEnd() { ending_.store(true, std::memory_order_relaxed); }
+
   // NotFound when there is no such device; FailedPrecondition after fork().
   absl::StatusOr<Heap*> heap(int device);
   // The same, or nullptr; for what is called so often that a status would show.
@@ -104,8 +108,16 @@ class SessionClient {
   // Gives segments of session number `session` back, which are closed here. False when the daemon does not have them:
   // it is gone, or will have them when it is reached again.
   bool ReturnSegments(int device, uint64_t session, const std::vector<uint64_t>& segments) ABSL_LOCKS_EXCLUDED(mu_);
-  // Those that the daemon could not be told of.
+  // Those that the daemon could not be told of, until one is not answered.
   void ReturnAgain() ABSL_LOCKS_EXCLUDED(mu_);
+  bool ReturnWithin(absl::Duration timeout, int device, uint64_t session, const std::vector<uint64_t>& segments)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // How long a call waits that gives something back.
+  absl::Duration Patience() const;
+  // What came of it.
+  void NoteAnswer(const absl::Status& status) {
+    is_silent_.store(absl::IsDeadlineExceeded(status), std::memory_order_relaxed);
+  }
   // Makes a unary call: `method` of the stub with a deadline. A lost session explains itself.
   template <typename Method, typename Request, typename Response>
   absl::Status Call(Method method, const Request& request, Response* response);
@@ -177,6 +189,8 @@ class SessionClient {
   std::unique_ptr<std::atomic<uint64_t>[]> limits_;  // by device
 
   std::atomic<uint64_t> calls_{0};
+  std::atomic<bool> ending_{false};
+  std::atomic<bool> is_silent_{false};  // the daemon has not answered the last call that gave something back
 
   Mutex devices_mu_;
   std::vector<std::unique_ptr<Device>> opened_ ABSL_GUARDED_BY(devices_mu_);  // by ordinal; null until used
@@ -204,9 +218,11 @@ template <typename Method, typename Request, typename Response>
 absl::Status SessionClient::Call(Method method, const Request& request, Response* response) {
   if (absl::Status status = CheckUsable(); !status.ok()) return status;
   const std::shared_ptr<Link> link = this->link();
-  link->stream->WaitForFrees(options_.call_timeout);  // these calls show or depend on what is free
+  const absl::Duration timeout = Patience();
+  const Deadline deadline = DeadlineAfter(timeout);
+  link->stream->WaitForFrees(timeout);  // these calls show or depend on what is free
   grpc::ClientContext context;
-  SetTimeout(context, options_.call_timeout);
+  SetTimeout(context, ending_ ? TimeUntil(deadline) : timeout);
   CountCall();
   absl::Status status = FromGrpc((link->stream->stub().*method)(&context, request, response));
   if (absl::IsUnavailable(status) || absl::IsCancelled(status)) {

@@ -90,7 +90,8 @@ Broker::Broker(BrokerOptions options, std::vector<SegmentPool*> pools, Executor*
                                if (!session.ok()) return answered();
                                (*session)->Reclaim(ordinal, victim.bytes, answered);
                              },
-                         .wake_changed = [this] { SetTimer(); }}));
+                         .wake_changed = [this] { SetTimer(); },
+                         .run = [this](std::function<void()> task) { workers_.SubmitFirst(std::move(task)); }}));
     pools_[device]->OnRoom([queue = queues_.back().get()] { queue->OnRoom(); });
   }
 }

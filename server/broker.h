@@ -305,6 +305,9 @@ class Broker {
   // Of a request for which others were asked.
   void LogWait(const Session& session, int device, uint64_t bytes, const absl::Status& status,
                const GrowthOutcome& outcome) const;
+  // Growth by so many bytes does not have to wait until those in the queue have had their turn at what has just become
+  // free: see GrowthQueue::AfterPass().
+  bool GoesFirst(const Session& session, int device, uint64_t bytes) const;
   // Charges `bytes` to the session as soon as others have given up enough: SegmentPool::Grant().
   void WaitForGrant(const SessionPtr& session, int device, uint64_t bytes, const GrowthOptions& growth,
                     const GrowthDone& done, const std::function<bool()>& retry = nullptr) ABSL_LOCKS_EXCLUDED(mu_);

@@ -60,19 +60,24 @@ void Broker::Allocate(const SessionPtr& session, uint64_t device, uint64_t reque
   session->SetLastOutcome(ordinal, {});
   GrowthOptions options = growth;
   options.cancelled = session->StartGrowth(growth.cancel_key);
-  const bool queued = session->slow_calls().Submit([=, this] {
-    absl::StatusOr<Allocation> allocation = session->AllocateSlowly(ordinal, requested, stream);
-    if (IsMayGrowLater(allocation.status()) && options.may_reclaim) {
-      return WaitToAllocate(session, ordinal, requested, stream, options, done);
-    }
-    std::optional<OomCause> refusal = SegmentRefusalCause(allocation.status());
-    if (IsMayGrowLater(allocation.status())) {
-      refusal = OomCause::kCapacity;
-      session->allocator(ordinal).CountOutOfMemory(requested, stream);
-    }
-    done(refusal.has_value() ? Refuse(*session, ordinal, requested, stream, *refusal) : std::move(allocation));
-  });
-  if (!queued) done(TooManyCalls());
+  const auto allocate = [=, this] {
+    const bool queued = session->slow_calls().Submit([=, this] {
+      absl::StatusOr<Allocation> allocation = session->AllocateSlowly(ordinal, requested, stream);
+      if (IsMayGrowLater(allocation.status()) && options.may_reclaim) {
+        return WaitToAllocate(session, ordinal, requested, stream, options, done);
+      }
+      std::optional<OomCause> refusal = SegmentRefusalCause(allocation.status());
+      if (IsMayGrowLater(allocation.status())) {
+        refusal = OomCause::kCapacity;
+        session->allocator(ordinal).CountOutOfMemory(requested, stream);
+      }
+      done(refusal.has_value() ? Refuse(*session, ordinal, requested, stream, *refusal) : std::move(allocation));
+    });
+    if (!queued) done(TooManyCalls());
+  };
+  // What it needs is not known yet. One that has some of its guarantee left is not kept waiting.
+  if (GoesFirst(*session, ordinal, /*bytes=*/1)) return allocate();
+  queues_[device]->AfterPass(allocate);
 }
 
 void Broker::WaitToAllocate(const SessionPtr& session, int device, uint64_t requested, Stream stream,
@@ -121,6 +126,12 @@ void Broker::AllocateGranted(const SessionPtr& session, int device, uint64_t req
   if (queued) return;
   pools_[device]->ReleaseGrant(session->id(), granted_bytes);
   done(TooManyCalls());
+}
+
+bool Broker::GoesFirst(const Session& session, int device, uint64_t bytes) const {
+  if (!queues_[device]->IsPassToCome()) return true;
+  const AccountFigures account = pools_[device]->GetAccount(session.id()).value_or(AccountFigures());
+  return bytes <= account.committed_bytes() - account.reserved_bytes;
 }
 
 void Broker::WaitForGrant(const SessionPtr& session, int device, uint64_t bytes, const GrowthOptions& growth,
@@ -395,11 +406,18 @@ void Broker::LeaseSegments(const SessionPtr& session, uint64_t device, const std
     if (!growth.may_reclaim || !may_wait) return finish(std::move(leases));
     WaitForGrant(session, ordinal, sum, options, lease_granted);
   };
+  const auto lease_slowly = [=, events = session->events()] {
+    const bool queued = session->slow_calls().Submit([=] {
+      // A client that has resumed the session meanwhile does not know of this lease.
+      if (session->events() != events) return finish(absl::AbortedError("the connection has broken"));
+      finish_or_wait(session->LeaseSlowly(ordinal, sizes));
+    });
+    if (!queued) done(TooManyCalls());
+  };
+  if (!GoesFirst(*session, ordinal, sum)) return queues_[device]->AfterPass(lease_slowly);
   absl::StatusOr<std::vector<Lease>> idle = session->LeaseIdle(ordinal, sizes);
   if (!absl::IsNotFound(idle.status())) return finish_or_wait(std::move(idle));
-  const bool queued = session->slow_calls().Submit(
-      [session, ordinal, sizes, finish_or_wait] { finish_or_wait(session->LeaseSlowly(ordinal, sizes)); });
-  if (!queued) done(TooManyCalls());
+  lease_slowly();
 }
 
 absl::Status Broker::ReturnSegments(const SessionPtr& session, uint64_t device, absl::Span<const SegmentId> segments) {

@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The life of a request that does not fit:
+// A pass over the queue looks at those alone for whom something may have changed. Who they are is known by
 //
-//   Add --> asks those chosen by their figures --> asks everybody above its guarantee --> waits --> refused
-//    \___________\________________________________________\_______________________________/--> granted, cancelled
-//                                                         (the first one asks again when figures say something new)
+//   groups_     what each needs, against what is free: FirstFit
+//   to_visit_   new ones, those whose session has changed, those whose asking came to an end
+//   timers_     those whose time has come
+//   last_hope_  those to be refused when nobody is to answer any more, and nothing settles
 //
-// Before all that, it may await the look at what its session has closed of an earlier run.
-//
-// Figures may be a second old, hence the second step, which is taken once for a request, for all together ten times a
-// second at most. Later on, figures have had the time to tell.
+// Requests that fit, but are held back, are in groups of their own until the hold ends.
 #include "server/growth_queue.h"
 
 #include <algorithm>
@@ -20,8 +18,7 @@
 namespace vrambroker {
 namespace {
 
-constexpr std::chrono::milliseconds kEverybodyPeriod(100);
-constexpr int kSamples = 16;  // of what comes back, in hold_back_time
+constexpr uint64_t kNever = std::numeric_limits<uint64_t>::max();  // so much is not free
 
 // Bounds of what a histogram counts.
 prometheus::Histogram::BucketBoundaries WaitSeconds() {
@@ -32,6 +29,11 @@ WaitOutcome OutcomeOf(const absl::Status& status) {
   if (status.ok()) return WaitOutcome::kGranted;
   const bool cancelled = absl::IsCancelled(status) || absl::IsAborted(status);
   return cancelled ? WaitOutcome::kCancelled : WaitOutcome::kRefused;
+}
+
+// What is left of `whole` without `part`, or 0.
+uint64_t Rest(uint64_t whole, uint64_t part) {
+  return whole - std::min(whole, part);
 }
 
 }  // namespace
@@ -53,7 +55,10 @@ GrowthQueue::GrowthQueue(SegmentPool* pool, const GrowthQueueOptions& options, G
       options_(options),
       hooks_(std::move(hooks)),
       durations_{prometheus::Histogram(WaitSeconds()), prometheus::Histogram(WaitSeconds()),
-                 prometheus::Histogram(WaitSeconds())} {}
+                 prometheus::Histogram(WaitSeconds())},
+      random_(std::random_device()()) {}
+
+// ---- From outside ----
 
 void GrowthQueue::Add(GrowthRequest request) {
   const std::optional<AccountFigures> account = pool_.GetAccount(request.session);
@@ -62,43 +67,39 @@ void GrowthQueue::Add(GrowthRequest request) {
     MutexLock lock(mu_);
     const SteadyTime now = hooks_.clock();
     const bool awaits_look = !request.guarantee && pool_.IsClosingCarriedOver(request.session);
-    waiters_.emplace(
-        Place(-account->priority, next_arrival_++),
-        Waiter{.request = std::move(request), .since = now, .awaits_look = awaits_look, .served_since = now});
-    size_.store(waiters_.size(), std::memory_order_relaxed);
+    Insert({-account->priority, next_arrival_++},
+           {.request = std::move(request), .since = now, .awaits_look = awaits_look, .served_since = now});
   }
-  Serve();
+  Wake();
 }
 
 void GrowthQueue::Cancel(SessionId session, const absl::Status& why) {
-  CancelIf([session](const GrowthRequest& request) { return request.session == session; }, why);
+  CancelIf(
+      session, [](const GrowthRequest&) { return true; }, why);
 }
 
 void GrowthQueue::Cancel(SessionId session, uint64_t cancel_key, const absl::Status& why) {
-  CancelIf([session, cancel_key](
-               const GrowthRequest& request) { return request.session == session && request.cancel_key == cancel_key; },
-           why);
+  if (cancel_key == 0) return;
+  CancelIf(
+      session, [cancel_key](const GrowthRequest& request) { return request.cancel_key == cancel_key; }, why);
 }
 
-void GrowthQueue::CancelIf(const std::function<bool(const GrowthRequest&)>& condition, const absl::Status& why) {
+void GrowthQueue::CancelIf(SessionId session, const std::function<bool(const GrowthRequest&)>& condition,
+                           const absl::Status& why) {
   Finished finished;
   {
     // Always, not only when there are any by size(): who cancels has said so before, who adds looks for that
     // afterwards, and of the two this lock lets at least one see the other. Without it, on arm64, neither might.
     MutexLock lock(mu_);
-    for (auto it = waiters_.begin(); it != waiters_.end();) {
-      if (condition(it->second.request)) {
-        finished.emplace_back(std::move(it->second), why);
-        it = waiters_.erase(it);
-      } else {
-        ++it;
-      }
+    for (const Place& place : PlacesOf(session)) {
+      const auto it = waiters_.find(place);
+      if (condition(it->second.request)) finished.emplace_back(Remove(it), why);
     }
     size_.store(waiters_.size(), std::memory_order_relaxed);
   }
   if (finished.empty()) return;
   TellAll(finished);
-  Serve();  // others may have waited behind it
+  Wake();  // others may have waited behind it
 }
 
 void GrowthQueue::Retry(SessionId session) {
@@ -106,9 +107,11 @@ void GrowthQueue::Retry(SessionId session) {
   std::vector<std::pair<uint64_t, std::function<bool()>>> retries;
   {
     MutexLock lock(mu_);
-    for (const auto& [place, waiter] : waiters_) {
-      if (waiter.request.session == session && waiter.request.retry)
-        retries.emplace_back(place.second, waiter.request.retry);
+    std::vector<Place> places = PlacesOf(session);
+    std::sort(places.begin(), places.end());
+    for (const Place& place : places) {
+      if (const auto& retry = waiters_.find(place)->second.request.retry; retry)
+        retries.emplace_back(place.second, retry);
     }
   }
   for (const auto& [arrival, retry] : retries) {
@@ -118,13 +121,12 @@ void GrowthQueue::Retry(SessionId session) {
       MutexLock lock(mu_);
       const auto it = Find(arrival);
       if (it == waiters_.end()) continue;
-      finished.emplace_back(std::move(it->second), absl::CancelledError("served otherwise"));
+      finished.emplace_back(Remove(it), absl::CancelledError("served otherwise"));
       finished.back().first.served_otherwise = true;
-      waiters_.erase(it);
       size_.store(waiters_.size(), std::memory_order_relaxed);
     }
     TellAll(finished);
-    Serve();
+    Wake();
   }
 }
 
@@ -132,394 +134,47 @@ void GrowthQueue::PriorityIs(SessionId session, int priority) {
   if (size() == 0) return;
   {
     MutexLock lock(mu_);
-    std::vector<std::pair<uint64_t, Waiter>> moved;
-    for (auto it = waiters_.begin(); it != waiters_.end();) {
-      if (it->second.request.session == session) {
-        moved.emplace_back(it->first.second, std::move(it->second));
-        it = waiters_.erase(it);
-      } else {
-        ++it;
-      }
+    for (const Place& place : PlacesOf(session)) {
+      const bool is_to_ask = to_ask_.contains(place);
+      const Place moved(-priority, place.second);
+      Insert(moved, Remove(waiters_.find(place)));
+      if (is_to_ask) to_ask_.insert(moved);
     }
-    for (auto& [arrival, waiter] : moved) waiters_.emplace(Place(-priority, arrival), std::move(waiter));
   }
-  Serve();
+  Wake();
 }
 
 void GrowthQueue::OnRoom() {
-  if (size() > 0) Serve();
-}
-
-void GrowthQueue::TellAll(const Finished& finished) {
-  for (const auto& [waiter, status] : finished) {
-    const SteadyTime::duration time = hooks_.clock() - waiter.since;
-    const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(time);
-    const WaitOutcome outcome = waiter.served_otherwise ? WaitOutcome::kGranted : OutcomeOf(status);
-    durations_[static_cast<size_t>(outcome)].Observe(std::chrono::duration<double>(time).count());
-    GrowthOutcome outcome_of{.waited = waited, .asked = {}};
-    for (const auto& [session, asked] : waiter.asked) outcome_of.asked.emplace(session, asked.last.is_answered);
-    waiter.request.done(status, outcome_of);
-  }
-}
-
-void GrowthQueue::Serve() {
-  // Also called from within: what is granted or asked for may make room in turn.
-  if (serves_wanted_.fetch_add(1) > 0) return;
-  uint64_t wanted = 0;
-  do {
-    wanted = serves_wanted_.load();
-    Finished finished;
-    std::vector<uint64_t> to_ask;
-    {
-      MutexLock lock(mu_);
-      const SteadyTime now = hooks_.clock();
-      EndLooks(now);
-      EndHold(now);
-      ServeInOrder(now, finished);
-      if (EndHold(now)) ServeInOrder(now, finished);  // its request was served: those it held back come next
-      BeginHold(now);
-      to_ask = ChooseWhoAsks(now);
-      size_.store(waiters_.size(), std::memory_order_relaxed);
-    }
-    TellAll(finished);
-    for (const uint64_t arrival : to_ask) Ask(arrival);
-    if (hooks_.wake_changed) hooks_.wake_changed();
-  } while (serves_wanted_.fetch_sub(wanted) != wanted);
-}
-
-void GrowthQueue::EndLooks(SteadyTime now) {
-  for (auto& [place, waiter] : waiters_) {
-    if (!waiter.awaits_look) continue;
-    if (now < waiter.since + kLongestLook && pool_.IsClosingCarriedOver(waiter.request.session)) continue;
-    waiter.awaits_look = false;
-    waiter.served_since = now;
-  }
-}
-
-absl::Status GrowthQueue::TryGrant(const GrowthRequest& request, const Place& place) {
-  const bool is_held_for = hold_.has_value() && hold_->place == place;
-  if (!request.guarantee) return pool_.Grant(request.session, request.bytes, is_held_for);
-  if (IsHeldBack(request, place)) {
-    return SegmentRefused(OomCause::kCapacity, "free memory is kept for a moment for a request that has waited longer");
-  }
-  return pool_.SetGuarantee(request.session, request.bytes);
-}
-
-bool GrowthQueue::IsHeldBack(const GrowthRequest& request, const Place& place) const {
-  if (!hold_.has_value() || hold_->place == place) return false;
-  // A guarantee would take what is held back out of reach for good.
-  return request.guarantee ? place.first >= hold_->place.first : pool_.IsHeldBack(request.session, request.bytes);
-}
-
-void GrowthQueue::StopAsking(Waiter& waiter) {
-  waiter.asking = Asking::kDone;
-  waiter.has_asked = true;
-}
-
-bool GrowthQueue::IsHopeless(const Waiter& waiter, const Place& place, SteadyTime now) const {
-  if (now < waiter.request.deadline) return false;
-  if (now >= waiter.served_since + options_.reclaim_timeout) return true;
-  if (IsHeldBack(waiter.request, place)) return false;
-  // Somebody who was asked may be slow, and memory of a process that has just died is back in a moment.
-  return waiter.has_asked && !AnswersUntil(now).has_value() && !pool_.IsSettling();
-}
-
-std::optional<SteadyTime> GrowthQueue::AnswersUntil(SteadyTime now) const {
-  SteadyTime until = now;
-  for (const auto& [session, owed] : owed_) until = std::max(until, owed.since + options_.reclaim_timeout);
-  return until > now ? std::optional(until) : std::nullopt;
-}
-
-// ---- Holding memory back ----
-
-uint64_t GrowthQueue::CameBackLately(SteadyTime now) {
-  const uint64_t total = pool_.CameBackTotal();
-  if (came_back_.empty() || now - came_back_.back().first >= options_.hold_back_time / kSamples) {
-    came_back_.emplace_back(now, total);
-  }
-  // The oldest one that stays is from the beginning of that time, or before it.
-  while (came_back_.size() > 1 && came_back_[1].first <= now - options_.hold_back_time) came_back_.pop_front();
-  return total - came_back_.front().second;
-}
-
-uint64_t GrowthQueue::AskedFor(const Waiter& waiter, SteadyTime now) const {
-  uint64_t bytes = 0;
-  for (const auto& [session, asked] : waiter.asked) {
-    if (!asked.last.is_answered && now < owed_.at(session).since + options_.reclaim_timeout) bytes += asked.expected;
-  }
-  return bytes;
-}
-
-bool GrowthQueue::IsOver(const Hold& hold, SteadyTime now) const {
-  const auto it = waiters_.find(hold.place);
-  if (it == waiters_.end() || now >= hold.since + options_.hold_back_time) return true;
-  const GrowthRequest& request = it->second.request;
-  const uint64_t came_back = pool_.CameBackTotal() - hold.came_back_total;
-  const uint64_t still_churning = hold.churning - std::min(hold.churning, came_back);
-  return pool_.MissingBytes(request.session, request.bytes, /*guarantee=*/false) >
-         AskedFor(it->second, now) + pool_.ExpectedFor({request.session})[0].returning_bytes + still_churning;
-}
-
-bool GrowthQueue::EndHold(SteadyTime now) {
-  if (!hold_.has_value() || !IsOver(*hold_, now)) return false;
-  const SteadyTime::duration held = now - hold_->since;
-  rest_until_ = now + held;
-  users_rest_until_[hold_->uid] = now + kUserRest * held;
-  hold_.reset();
-  pool_.HoldBack(std::nullopt);
-  return true;
-}
-
-void GrowthQueue::BeginHold(SteadyTime now) {
-  if (waiters_.empty()) return came_back_.clear();
-  if (hold_.has_value() || options_.hold_back_time.count() == 0) return;
-  const uint64_t came_back = CameBackLately(now);
-  if (now < rest_until_) return;
-  absl::erase_if(users_rest_until_, [now](const auto& entry) { return entry.second <= now; });
-  std::vector<Waiters::const_iterator> qualified;
-  std::vector<SessionId> sessions;
-  for (auto it = waiters_.cbegin(); it != waiters_.cend(); ++it) {
-    const GrowthRequest& request = it->second.request;
-    if (request.guarantee || it->second.awaits_look || now < it->second.served_since + kHoldAfter ||
-        users_rest_until_.contains(request.uid)) {
-      continue;
-    }
-    qualified.push_back(it);
-    sessions.push_back(request.session);
-  }
-  if (qualified.empty()) return;
-  const std::vector<SegmentPool::Expected> expected = pool_.ExpectedFor(sessions);
-  for (size_t i = 0; i < qualified.size(); ++i) {
-    const auto& [place, waiter] = *qualified[i];
-    const GrowthRequest& request = waiter.request;
-    // Not more than these sessions hold, however often it has come back.
-    const uint64_t churning = std::min(came_back, expected[i].churning_bytes);
-    if (pool_.MissingBytes(request.session, request.bytes, /*guarantee=*/false) >
-        AskedFor(waiter, now) + expected[i].returning_bytes + churning) {
-      continue;
-    }
-    hold_ = {.place = place,
-             .uid = request.uid,
-             .since = now,
-             .churning = churning,
-             .came_back_total = pool_.CameBackTotal()};
-    const uint64_t bytes = std::min(pool_.GrowthOf(request.session, request.bytes), options_.hold_back_bytes);
-    pool_.HoldBack(Ledger::Held{.priority = -place.first, .bytes = bytes});
-    return;
-  }
-}
-
-void GrowthQueue::ServeInOrder(SteadyTime now, Finished& finished) {
-  for (auto it = waiters_.begin(); it != waiters_.end();) {
-    const GrowthRequest& request = it->second.request;
-    const absl::Status status = TryGrant(request, it->first);
-    const std::optional<OomCause> cause = SegmentRefusalCause(status);
-    if (it->second.awaits_look && cause.has_value() && cause != OomCause::kLargerThanDevice) {
-      ++it;
-      continue;
-    }
-    const bool may_wait =
-        cause == OomCause::kCapacity && (request.guarantee || pool_.MayEverGrow(request.session, request.bytes));
-    if (may_wait && !IsHopeless(it->second, it->first, now)) {
-      ++it;
-      continue;
-    }
-    finished.emplace_back(std::move(it->second), status);
-    it = waiters_.erase(it);
-  }
-}
-
-std::vector<uint64_t> GrowthQueue::ChooseWhoAsks(SteadyTime now) {
-  std::vector<uint64_t> to_ask;
-  bool everybody_asked = false;
-  bool first = true;
-  for (auto it = waiters_.begin(); it != waiters_.end(); ++it) {
-    Waiter& waiter = it->second;
-    if (waiter.awaits_look) continue;
-    // Of those who have asked in vain, the first asks again: what it gets lets the next ones move up.
-    const bool again = waiter.asking == Asking::kDone && now >= waiter.ask_again && first;
-    first = false;
-    if (waiter.asking == Asking::kNobody || again) {
-      waiter.asking = again ? Asking::kAgain : Asking::kChosen;
-      waiter.asking_since = now;
-      waiter.ask_again = now + kAskPeriod;
-      to_ask.push_back(it->first.second);
-    } else if (waiter.asking != Asking::kDone) {
-      const SteadyTime::duration patience =
-          waiter.asking == Asking::kAgain ? options_.reclaim_timeout / 8 : options_.reclaim_timeout;
-      if (now >= waiter.asking_since + patience) {
-        StopAsking(waiter);  // whoever has not answered by now is not waited for
-      } else if (waiter.asking == Asking::kChosen && now >= waiter.asking_since + options_.reclaim_timeout / 8) {
-        waiter.asking = Asking::kSoonEverybody;  // one that is silent does not keep the others from being asked
-      }
-    }
-    if (waiter.asking == Asking::kSoonEverybody && now >= everybody_asked_ + kEverybodyPeriod) {
-      waiter.asking = Asking::kEverybody;
-      everybody_asked = true;
-      to_ask.push_back(it->first.second);
-    }
-  }
-  if (everybody_asked) everybody_asked_ = now;
-  return to_ask;
-}
-
-GrowthQueue::Waiters::iterator GrowthQueue::Find(uint64_t arrival) {
-  return std::find_if(waiters_.begin(), waiters_.end(),
-                      [arrival](const auto& entry) { return entry.first.second == arrival; });
-}
-
-std::vector<ReclaimVictim> GrowthQueue::Choose(const Waiter& waiter, int priority, uint64_t missing,
-                                               const std::vector<ReclaimCandidate>& candidates, SteadyTime now) const {
-  std::vector<ReclaimCandidate> allowed;
-  for (const ReclaimCandidate& candidate : candidates) {
-    std::optional<LastAsked> last;
-    if (const auto it = waiter.asked.find(candidate.session); it != waiter.asked.end()) {
-      last = it->second.last;
-      last->is_long_ago = now >= it->second.at + kAskInVainPeriod;
-    }
-    const bool may_ask = waiter.asking == Asking::kChosen      ? true
-                         : waiter.asking == Asking::kEverybody ? MayAskWithEverybody(candidate, priority, last)
-                                                               : MayAskAgain(candidate, priority, last);
-    if (may_ask) allowed.push_back(candidate);
-  }
-  return waiter.asking == Asking::kEverybody ? EveryVictim(allowed, missing) : ChooseVictims(allowed, missing);
-}
-
-void GrowthQueue::Ask(uint64_t arrival) {
-  GrowthRequest request;
-  {
-    MutexLock lock(mu_);
-    const auto it = Find(arrival);
-    if (it == waiters_.end()) return;
-    request = {.session = it->second.request.session,
-               .bytes = it->second.request.bytes,
-               .guarantee = it->second.request.guarantee};
-  }
-  const uint64_t missing = pool_.MissingBytes(request.session, request.bytes, request.guarantee);
-  std::vector<ReclaimCandidate> candidates = missing > 0 ? hooks_.candidates() : std::vector<ReclaimCandidate>();
-  for (ReclaimCandidate& candidate : candidates) {
-    // What the session itself holds idle comes first.
-    if (candidate.session == request.session) candidate.priority = std::numeric_limits<int>::min();
-  }
-  const bool is_anybody_there = !EveryVictim(candidates, missing).empty();
-  std::vector<ReclaimVictim> victims;
-  uint64_t round = 0;
-  {
-    MutexLock lock(mu_);
-    const auto it = Find(arrival);
-    if (it == waiters_.end()) return;
-    const SteadyTime now = hooks_.clock();
-    Waiter& waiter = it->second;
-    const bool by_figures = waiter.asking == Asking::kChosen || waiter.asking == Asking::kAgain;
-    if (!by_figures && waiter.asking != Asking::kEverybody) return;
-    victims = Choose(waiter, -it->first.first, missing, candidates, now);
-    round = ++waiter.round;
-    waiter.unanswered = victims.size();
-    for (const ReclaimVictim& victim : victims) {
-      const auto of_victim = [&victim](const ReclaimCandidate& candidate) {
-        return candidate.session == victim.session;
-      };
-      const ReclaimCandidate& candidate = *std::find_if(candidates.begin(), candidates.end(), of_victim);
-      waiter.asked[victim.session] = {.last = {.reserved_bytes = candidate.reserved_bytes,
-                                               .idle_bytes = candidate.idle_bytes,
-                                               .by_figures = by_figures},
-                                      .at = now,
-                                      .expected = std::min(victim.bytes, candidate.idle_bytes)};
-      if (Owed& owed = owed_[victim.session]; owed.answers++ == 0) owed.since = now;
-    }
-    if (victims.empty()) {
-      if (waiter.asking == Asking::kChosen && is_anybody_there) {
-        waiter.asking = Asking::kSoonEverybody;
-      } else {
-        StopAsking(waiter);
-      }
-    }
-  }
-  if (victims.empty()) return Serve();
-  for (const ReclaimVictim& victim : victims) {
-    hooks_.ask(victim, [this, arrival, round, session = victim.session] { Answered(arrival, round, session); });
-  }
-}
-
-void GrowthQueue::Answered(uint64_t arrival, uint64_t round, SessionId victim) {
-  const uint64_t reserved = pool_.GetAccount(victim).value_or(AccountFigures()).reserved_bytes;
-  bool is_last = false;  // of its answers, or of those to this round
-  {
-    MutexLock lock(mu_);
-    const auto owed = owed_.find(victim);
-    owed->second.since = hooks_.clock();
-    if (--owed->second.answers == 0) {
-      owed_.erase(owed);
-      is_last = true;
-    }
-    if (const auto it = Find(arrival); it != waiters_.end()) {
-      Waiter& waiter = it->second;
-      LastAsked& last = waiter.asked[victim].last;
-      last.is_answered = true;
-      last.has_given = reserved < last.reserved_bytes;
-      if (waiter.round == round && --waiter.unanswered == 0) {
-        if (waiter.asking == Asking::kChosen) {
-          waiter.asking = Asking::kSoonEverybody;
-        } else if (waiter.asking == Asking::kEverybody || waiter.asking == Asking::kAgain) {
-          StopAsking(waiter);
-        }
-        is_last = true;
-      }
-    }
-  }
-  // What came back is there already: it may be enough. If it is not, it may have been the last hope.
-  if (is_last) Serve();
-}
-
-SteadyTime GrowthQueue::WakeOf(const Waiter& waiter, bool first, SteadyTime now) const {
-  SteadyTime wake = SteadyTime::max();
-  const auto consider = [&](SteadyTime time) {
-    if (time > now) wake = std::min(wake, time);
-  };
-  if (waiter.awaits_look) return std::max(now, waiter.since + kLongestLook);
-  consider(waiter.request.deadline);
-  consider(waiter.served_since + kHoldAfter);
-  consider(waiter.served_since + options_.reclaim_timeout);
-  if (waiter.asking == Asking::kDone) {
-    if (first) wake = std::min(wake, std::max(now, waiter.ask_again));
-  } else if (waiter.asking != Asking::kNobody) {
-    wake = std::min(wake, std::max(now, waiter.asking_since + options_.reclaim_timeout));
-    if (waiter.asking == Asking::kChosen || waiter.asking == Asking::kAgain) {
-      consider(waiter.asking_since + options_.reclaim_timeout / 8);
-    }
-    if (waiter.asking == Asking::kSoonEverybody) consider(everybody_asked_ + kEverybodyPeriod);
-  }
-  return wake;
+  if (size() > 0) Wake();
 }
 
 std::optional<SteadyTime> GrowthQueue::NextWake() const {
   MutexLock lock(mu_);
-  if (waiters_.empty()) return std::nullopt;
+  // A pass tells when it is done.
+  if (waiters_.empty() || passes_wanted_.load() > 0) return std::nullopt;
   const SteadyTime now = hooks_.clock();
-  SteadyTime wake = SteadyTime::max();
-  bool first = true;
-  for (const auto& [place, waiter] : waiters_) {
-    wake = std::min(wake, WakeOf(waiter, first, now));
-    if (!waiter.awaits_look) first = false;
+  SteadyTime wake = timers_.empty() ? SteadyTime::max() : timers_.begin()->first;
+  if (const auto first = FirstServed(); first != waiters_.end() && first->second.asking == Asking::kDone) {
+    wake = std::min(wake, first->second.ask_again);
   }
   wake = std::min(wake, AnswersUntil(now).value_or(wake));
-  if (hold_.has_value()) return std::min(wake, std::max(now, hold_->since + options_.hold_back_time));
+  if (hold_look_wanted_) wake = std::min(wake, next_hold_look_);
+  if (hold_.has_value()) return std::max(now, std::min(wake, hold_->since + options_.hold_back_time));
   if (rest_until_ > now) wake = std::min(wake, rest_until_);
   for (const auto& [uid, until] : users_rest_until_) {
     if (until > now) wake = std::min(wake, until);
   }
-  return wake;
+  return std::max(now, wake);
 }
 
 GrowthFigures GrowthQueue::GetFigures() const {
   GrowthFigures figures;
   for (size_t i = 0; i < durations_.size(); ++i) figures.durations[i] = durations_[i].Collect().histogram;
+  figures.visits = visits_.load(std::memory_order_relaxed);
   if (size() == 0) return figures;
   MutexLock lock(mu_);
   figures.waiting = waiters_.size();
-  for (const auto& [place, waiter] : waiters_) {
-    figures.oldest = std::min(figures.oldest.value_or(waiter.since), waiter.since);
-  }
+  if (!places_.empty()) figures.oldest = waiters_.at(places_.begin()->second).since;
   return figures;
 }
 
@@ -535,6 +190,350 @@ std::vector<WaitingRequest> GrowthQueue::GetWaiting() const {
                        .deadline = waiter.request.deadline});
   }
   return waiting;
+}
+
+// ---- Passes ----
+
+void GrowthQueue::Wake() {
+  if (passes_wanted_.fetch_add(1) == 0) hooks_.run([this] { Pass(); });
+}
+
+void GrowthQueue::Pass() {
+  const uint64_t wanted = passes_wanted_.load();
+  std::vector<std::function<void()>> after = TakeAfter();
+  Finished finished;
+  bool is_served = false;
+  bool is_done = false;
+  bool asks = false;
+  {
+    MutexLock lock(mu_);
+    const SteadyTime now = hooks_.clock();
+    std::vector<Place> kept;
+    hold_look_wanted_ = false;
+    EndLooks(now);
+    EndHold(now);
+    CallDue(now);
+    Walk();
+    is_served = ServeInOrder(now, finished, kept);
+    if (is_served && EndHold(now)) is_served = ServeInOrder(now, finished, kept);  // its request was served
+    if (is_served) BeginHold(now);
+    is_done = is_served && !walk_.has_value() && !visit_all_;
+    ChooseWhoAsks(kept, now);
+    asks_everybody_ = asks_everybody_ && !is_done;
+    unserved_passes_ = is_served ? 0 : unserved_passes_ + 1;
+    is_served = is_served || unserved_passes_ % kMostUnserved == 0;
+    size_.store(waiters_.size(), std::memory_order_relaxed);
+    asks = !to_ask_.empty() && !std::exchange(is_asking_, true);
+  }
+  TellAll(finished);
+  if (asks) hooks_.run([this] { AskForThose(); });
+  if (is_served) {
+    for (const auto& then : after) then();
+  } else {
+    MutexLock lock(after_mu_);
+    after_.insert(after_.begin(), std::make_move_iterator(after.begin()), std::make_move_iterator(after.end()));
+  }
+  // What has happened meanwhile is for another pass: no task is kept busy for as long as others like.
+  if (!is_done || passes_wanted_.fetch_sub(wanted) != wanted) return hooks_.run([this] { Pass(); });
+  if (hooks_.wake_changed) hooks_.wake_changed();
+  CallAfter();
+}
+
+void GrowthQueue::AfterPass(std::function<void()> then) {
+  if (!IsPassToCome()) return then();
+  {
+    MutexLock lock(after_mu_);
+    after_.push_back(std::move(then));
+  }
+  // The pass may have ended before it could see that.
+  if (passes_wanted_.load() == 0) CallAfter();
+}
+
+void GrowthQueue::CallAfter() {
+  std::vector<std::function<void()>> after;
+  {
+    MutexLock lock(after_mu_);
+    if (passes_wanted_.load() > 0) return;  // that pass does
+    after.swap(after_);
+  }
+  for (const auto& then : after) then();
+}
+
+std::vector<std::function<void()>> GrowthQueue::TakeAfter() {
+  MutexLock lock(after_mu_);
+  return std::exchange(after_, {});
+}
+
+void GrowthQueue::CallDue(SteadyTime now) {
+  while (!timers_.empty() && timers_.begin()->first <= now) {
+    const Place place = timers_.begin()->second;
+    waiters_.at(place).wake = SteadyTime::max();
+    timers_.erase(timers_.begin());
+    to_visit_.insert(place);
+  }
+  // Somebody who was asked may be slow, and memory of a process that has just died is back in a moment.
+  if (last_hope_.empty() || AnswersUntil(now).has_value() || pool_.IsSettling()) return;
+  to_visit_.insert(last_hope_.begin(), last_hope_.end());
+}
+
+void GrowthQueue::EndLooks(SteadyTime now) {
+  absl::erase_if(closing_, [&](SessionId session) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    if (pool_.IsClosingCarriedOver(session)) return false;
+    for (const Place& place : PlacesOf(session)) {
+      Waiter& waiter = waiters_.at(place);
+      if (!std::exchange(waiter.awaits_look, false)) continue;
+      waiter.served_since = now;
+      to_visit_.insert(place);
+    }
+    return true;
+  });
+}
+
+void GrowthQueue::Walk() {
+  if (!walk_.has_value()) {
+    if (!std::exchange(visit_all_, false)) return;
+    walk_ = Place(std::numeric_limits<int>::min(), 0);
+  }
+  auto it = waiters_.lower_bound(*walk_);
+  for (int i = 0; i < kMostOfWalk && it != waiters_.end(); ++i, ++it) to_visit_.insert(it->first);
+  walk_ = it == waiters_.end() ? std::nullopt : std::optional(it->first);
+}
+
+bool GrowthQueue::ServeInOrder(SteadyTime now, Finished& finished, std::vector<Place>& kept) {
+  TakeRoom();
+  for (int visits = 0; visits < kMostVisits; ++visits) {
+    std::optional<Place> next = FirstThatFits();
+    if (!to_visit_.empty()) next = std::min(next.value_or(*to_visit_.begin()), *to_visit_.begin());
+    if (!next.has_value()) return true;
+    Visit(*next, now, finished, kept);
+    TakeRoom();  // each grant changes it
+  }
+  return false;
+}
+
+void GrowthQueue::TakeRoom() {
+  SegmentPool::Room room = pool_.TakeRoom();
+  visit_all_ = visit_all_ || room.forbidden != room_.forbidden;
+  room_ = std::move(room);
+  for (const SessionId session : room_.changed) Reconsider(session);
+}
+
+void GrowthQueue::Reconsider(SessionId session) {
+  const auto it = of_session_.find(session);
+  if (it == of_session_.end()) return;
+  OfSession& own = it->second;
+  const std::optional<AccountFigures> account = pool_.GetAccount(session);
+  if (!account.has_value()) {
+    for (const auto& [bytes, place] : own.requests) to_visit_.insert(place);
+    return;
+  }
+  own.unused_guarantee_bytes = account->committed_bytes() - account->reserved_bytes;
+  // What its limit, or the guarantees of others, or its user's limit may forbid for good now.
+  const uint64_t others = Rest(room_.guaranteed_bytes, account->guarantee_bytes);
+  const uint64_t most =
+      std::min({Rest(account->limit_bytes, account->reserved_bytes),
+                Rest(Rest(room_.capacity_bytes, others), account->reserved_bytes),
+                account->user_limit_bytes + std::min(own.unused_guarantee_bytes, kNever - account->user_limit_bytes)});
+  for (auto request = own.requests.rbegin(); request != own.requests.rend() && request->first > most; ++request) {
+    to_visit_.insert(request->second);
+  }
+  // Where they are found depends on little, and hardly ever changes.
+  const auto put_again = [&](const Place& place) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    Waiter& waiter = waiters_.at(place);
+    if (waiter.group.has_value()) PutInGroup(place, waiter, *account, waiter.group->is_held_back);
+  };
+  const bool all = std::exchange(own.has_guarantee, account->guarantee_bytes > 0) != (account->guarantee_bytes > 0);
+  if (all || closing_.contains(session)) {
+    for (const auto& [bytes, place] : own.requests) {
+      if (all || waiters_.at(place).awaits_look) put_again(place);
+    }
+  }
+  for (const Place& place : own.guarantees) put_again(place);
+}
+
+uint64_t GrowthQueue::FreeFor(const Group& group) const {
+  uint64_t bytes = room_.free_bytes - (group.is_held_back ? room_.held_back_bytes : 0);
+  if (group.user.has_value()) {
+    const auto& [uid, user_limit] = *group.user;
+    bytes = std::min(bytes, Rest(user_limit, pool_.GetUser(uid).committed_bytes));
+  }
+  return bytes + (group.session.has_value() ? of_session_.at(*group.session).unused_guarantee_bytes : 0);
+}
+
+std::optional<Place> GrowthQueue::FirstThatFits() const {
+  std::optional<Place> first;
+  for (const auto& [group, requests] : groups_) {
+    if (group.is_for_guarantees && room_.is_overcommitted) continue;
+    const std::optional<Place> fits = requests.First(FreeFor(group));
+    if (fits.has_value()) first = std::min(first.value_or(*fits), *fits);
+  }
+  return first;
+}
+
+void GrowthQueue::Visit(const Place& place, SteadyTime now, Finished& finished, std::vector<Place>& kept) {
+  visits_.fetch_add(1, std::memory_order_relaxed);
+  to_visit_.erase(place);
+  last_hope_.erase(place);
+  const auto it = waiters_.find(place);
+  Waiter& waiter = it->second;
+  const GrowthRequest& request = waiter.request;
+  if (waiter.awaits_look && now >= waiter.since + kLongestLook) {
+    waiter.awaits_look = false;
+    waiter.served_since = now;
+  }
+  const absl::Status status = TryGrant(request, place);
+  const std::optional<OomCause> cause = SegmentRefusalCause(status);
+  bool may_wait = false;
+  if (waiter.awaits_look) {
+    may_wait = cause.has_value() && cause != OomCause::kLargerThanDevice;
+  } else if (cause == OomCause::kCapacity) {
+    may_wait =
+        (request.guarantee || pool_.MayEverGrow(request.session, request.bytes)) && !IsHopeless(waiter, place, now);
+  }
+  const std::optional<AccountFigures> account =
+      may_wait ? pool_.GetAccount(request.session) : std::optional<AccountFigures>();
+  if (!account.has_value()) {
+    finished.emplace_back(Remove(it), status);
+    return;
+  }
+  PutInGroup(place, waiter, *account, IsHeldBack(request, place));
+  kept.push_back(place);
+}
+
+absl::Status GrowthQueue::TryGrant(const GrowthRequest& request, const Place& place) {
+  const bool is_held_for = hold_.has_value() && hold_->place == place;
+  if (!request.guarantee) return pool_.Grant(request.session, request.bytes, is_held_for);
+  if (IsHeldBack(request, place)) {
+    return SegmentRefused(OomCause::kCapacity, "free memory is kept for a moment for a request that has waited longer");
+  }
+  return pool_.SetGuarantee(request.session, request.bytes);
+}
+
+bool GrowthQueue::IsHopeless(const Waiter& waiter, const Place& place, SteadyTime now) const {
+  if (now < waiter.request.deadline) return false;
+  if (now >= waiter.served_since + options_.reclaim_timeout) return true;
+  if (IsHeldBack(waiter.request, place)) return false;
+  return waiter.has_asked && !AnswersUntil(now).has_value() && !pool_.IsSettling();
+}
+
+void GrowthQueue::TellAll(const Finished& finished) {
+  for (const auto& [waiter, status] : finished) {
+    const SteadyTime::duration time = hooks_.clock() - waiter.since;
+    const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(time);
+    const WaitOutcome outcome = waiter.served_otherwise ? WaitOutcome::kGranted : OutcomeOf(status);
+    durations_[static_cast<size_t>(outcome)].Observe(std::chrono::duration<double>(time).count());
+    GrowthOutcome outcome_of{.waited = waited, .asked = {}};
+    for (const auto& [session, asked] : waiter.asked) outcome_of.asked.emplace(session, asked.last.is_answered);
+    waiter.request.done(status, outcome_of);
+  }
+}
+
+// ---- Where requests are found ----
+
+void GrowthQueue::Insert(const Place& place, Waiter waiter) {
+  const SessionId session = waiter.request.session;
+  const auto [it, is_new] = of_session_.try_emplace(session);
+  if (is_new) {
+    pool_.Watch(session, true);
+    Reconsider(session);  // what has changed before
+  }
+  it->second.requests.emplace(waiter.request.bytes, place);
+  if (waiter.request.guarantee) it->second.guarantees.insert(place);
+  if (waiter.awaits_look) closing_.insert(session);
+  places_.emplace(place.second, place);
+  to_visit_.insert(place);
+  waiters_.emplace(place, std::move(waiter));
+  size_.store(waiters_.size(), std::memory_order_relaxed);
+}
+
+GrowthQueue::Waiter GrowthQueue::Remove(Waiters::iterator it) {
+  const Place place = it->first;
+  Waiter waiter = std::move(it->second);
+  waiters_.erase(it);
+  TakeFromGroup(place, waiter);
+  if (waiter.wake != SteadyTime::max()) timers_.erase({waiter.wake, place});
+  waiter.wake = SteadyTime::max();
+  places_.erase(place.second);
+  to_visit_.erase(place);
+  to_ask_.erase(place);
+  last_hope_.erase(place);
+  const SessionId session = waiter.request.session;
+  const auto own = of_session_.find(session);
+  own->second.requests.erase({waiter.request.bytes, place});
+  own->second.guarantees.erase(place);
+  if (own->second.requests.empty()) {
+    of_session_.erase(own);
+    closing_.erase(session);
+    pool_.Watch(session, false);
+  }
+  return waiter;
+}
+
+GrowthQueue::Waiters::iterator GrowthQueue::Find(uint64_t arrival) {
+  const auto it = places_.find(arrival);
+  return it == places_.end() ? waiters_.end() : waiters_.find(it->second);
+}
+
+std::vector<Place> GrowthQueue::PlacesOf(SessionId session) const {
+  std::vector<Place> places;
+  const auto it = of_session_.find(session);
+  if (it == of_session_.end()) return places;
+  places.reserve(it->second.requests.size());
+  for (const auto& [bytes, place] : it->second.requests) places.push_back(place);
+  return places;
+}
+
+void GrowthQueue::PutInGroup(const Place& place, Waiter& waiter, const AccountFigures& account, bool is_held_back) {
+  TakeFromGroup(place, waiter);
+  Group group{.is_held_back = is_held_back};
+  uint64_t needed = waiter.request.bytes;
+  if (waiter.request.guarantee) {
+    group.is_for_guarantees = true;
+    needed = is_held_back ? kNever : Rest(needed, account.committed_bytes());
+  } else {
+    if (account.user_limit_bytes != AccountFigures::kNoBound) group.user = {account.uid, account.user_limit_bytes};
+    if (of_session_.at(waiter.request.session).has_guarantee) group.session = waiter.request.session;
+    // Unless it awaits a look that may let it grow, it is refused.
+    if (waiter.awaits_look && needed > Rest(account.limit_bytes, account.reserved_bytes)) needed = kNever;
+  }
+  groups_.try_emplace(group, &random_).first->second.Insert(place, needed);
+  waiter.group = group;
+}
+
+void GrowthQueue::TakeFromGroup(const Place& place, Waiter& waiter) {
+  if (!waiter.group.has_value()) return;
+  const auto it = groups_.find(*waiter.group);
+  it->second.Erase(place);
+  if (it->second.empty()) groups_.erase(it);
+  waiter.group.reset();
+}
+
+void GrowthQueue::SetTimer(const Place& place, Waiter& waiter, SteadyTime now) {
+  if (waiter.wake != SteadyTime::max()) timers_.erase({waiter.wake, place});
+  waiter.wake = WakeOf(waiter, now);
+  if (waiter.wake != SteadyTime::max()) timers_.emplace(waiter.wake, place);
+}
+
+SteadyTime GrowthQueue::WakeOf(const Waiter& waiter, SteadyTime now) const {
+  SteadyTime wake = SteadyTime::max();
+  const auto consider = [&](SteadyTime time) {
+    if (time > now) wake = std::min(wake, time);
+  };
+  if (waiter.awaits_look) {
+    consider(waiter.since + kLongestLook);
+    return wake;
+  }
+  consider(waiter.request.deadline);
+  consider(waiter.served_since + kHoldAfter);
+  consider(waiter.served_since + options_.reclaim_timeout);
+  if (waiter.asking == Asking::kDone || waiter.asking == Asking::kNobody) return wake;
+  consider(waiter.asking_since + options_.reclaim_timeout);
+  if (waiter.asking == Asking::kSoonEverybody) {
+    consider(everybody_asked_ + kEverybodyPeriod);
+  } else if (waiter.asking != Asking::kEverybody) {
+    consider(waiter.asking_since + options_.reclaim_timeout / 8);
+  }
+  return wake;
 }
 
 }  // namespace vrambroker

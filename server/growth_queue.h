@@ -16,14 +16,17 @@
 #include <functional>
 #include <limits>
 #include <optional>
+#include <random>
 #include <utility>
 #include <vector>
 
 #include "absl/container/btree_map.h"
-#include "absl/container/flat_hash_set.h"
+#include "absl/container/btree_set.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "allocator/ids.h"
 #include "allocator/mutex.h"
+#include "server/first_fit.h"
 #include "server/reclaim.h"
 #include "server/segment_pool.h"
 
@@ -68,6 +71,7 @@ struct GrowthFigures {
   size_t waiting = 0;
   std::optional<SteadyTime> oldest;  // since when; none when nothing waits
   std::array<prometheus::ClientMetric::Histogram, kWaitOutcomes.size()> durations;  // seconds, by WaitOutcome
+  uint64_t visits = 0;  // times that a pass looked at a request
 };
 
 struct GrowthQueueOptions {
@@ -87,6 +91,8 @@ struct GrowthQueueHooks {
   std::function<void(const ReclaimVictim& victim, std::function<void()> answered)> ask;
   // NextWake() may be earlier than before.
   std::function<void()> wake_changed;
+  // Runs the queue's tasks, of which there are two at most: one serves, one asks. Each ends soon and never blocks.
+  std::function<void(std::function<void()> task)> run = [](const std::function<void()>& task) { task(); };
 };
 
 // Whatever fits is served, by priority, then by arrival: a small request does not wait for a large one. So that a large
@@ -109,7 +115,16 @@ struct GrowthQueueHooks {
 // then waits until the daemon has seen it, for kLongestLook at most. Meanwhile nobody is asked for memory, and none is
 // held back.
 //
-// Requests take no thread: OnRoom(), OnTimer() and answers of those who were asked carry them on. Thread-safe.
+// Requests take no thread: OnRoom(), OnTimer() and answers of those who were asked have a pass over the queue made, by
+// hooks.run. There is one pass at a time, and it looks at kMostVisits requests at most before others have their turn. A
+// pass finds those that can be served without looking at the others: it takes O(log n) for each that is served, refused
+// or asks, and for each that a hold begins or ends to keep from its memory. Beside that, it takes O(log n) for each
+// user with a limit, and each session with a guarantee, of whom something waits. All are looked at when a guarantee was
+// raised or the device broke, and, some 64 times a second at most, those that have waited for kHoldAfter.
+//
+// A session that takes memory past the queue waits for the pending pass (AfterPass()), except within its guarantee.
+//
+// Thread-safe. No call waits for a pass.
 class GrowthQueue {
  public:
   static constexpr std::chrono::milliseconds kHoldAfter{1000};
@@ -119,6 +134,17 @@ class GrowthQueue {
   // nothing the last time, and whose figures still say the same, less often.
   static constexpr std::chrono::milliseconds kAskPeriod{250};
   static constexpr std::chrono::milliseconds kAskInVainPeriod{2000};
+  // For all requests together, everybody is asked this often at most.
+  static constexpr std::chrono::milliseconds kEverybodyPeriod{100};
+  // Whether holding memory back is of use is looked at this many times in hold_back_time, and at least this often.
+  static constexpr int kHoldLooks = 64;
+  static constexpr std::chrono::milliseconds kLongestHoldLook{15};
+  // So many passes may keep those waiting who take memory past the queue.
+  static constexpr int kMostUnserved = 64;
+  // In a pass, and in a task that asks.
+  static constexpr int kMostVisits = 256;
+  static constexpr int kMostOfWalk = 128;  // of these, where all are to be visited
+  static constexpr int kMostAsking = 64;
 
   // `pool` outlives it.
   GrowthQueue(SegmentPool* pool, const GrowthQueueOptions& options, GrowthQueueHooks hooks);
@@ -133,8 +159,12 @@ class GrowthQueue {
   // The session's requests go to their new place.
   void PriorityIs(SessionId session, int priority) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Something has happened that may let a request through. Cheap when none waits.
+  // Something has happened that may let a request through. Takes no lock.
   void OnRoom() ABSL_LOCKS_EXCLUDED(mu_);
+  // Calls `then` once those who wait have had their turn at what is free now: by a pass that is to come, or at once.
+  // For sessions that take memory past the queue.
+  void AfterPass(std::function<void()> then) ABSL_LOCKS_EXCLUDED(mu_, after_mu_);
+  bool IsPassToCome() const { return size() > 0 && passes_wanted_.load() > 0; }
   // The time of NextWake() has come.
   void OnTimer() ABSL_LOCKS_EXCLUDED(mu_) { OnRoom(); }
   std::optional<SteadyTime> NextWake() const ABSL_LOCKS_EXCLUDED(mu_);
@@ -151,6 +181,14 @@ class GrowthQueue {
     SteadyTime at;
     uint64_t expected = 0;  // of what was idle, as long as it is not answered
   };
+  // To all requests of a group, as much is free. What one needs is compared with that.
+  struct Group {
+    std::optional<std::pair<uid_t, uint64_t>> user{};  // and its user_limit; none: without one
+    std::optional<SessionId> session{};                // that has a guarantee; none: of those without one
+    bool is_for_guarantees = false;
+    bool is_held_back = false;
+    friend auto operator<=>(const Group&, const Group&) = default;
+  };
   struct Waiter {
     GrowthRequest request;
     SteadyTime since;
@@ -162,17 +200,26 @@ class GrowthQueue {
     SteadyTime ask_again;
     size_t unanswered = 0;
     absl::btree_map<SessionId, Asked> asked;
-    uint64_t round = 0;  // of asking; answers to earlier ones do not count
+    uint64_t expected = 0;  // the sum of that which is not answered
+    uint64_t round = 0;     // of asking; answers to earlier ones do not count
     bool served_otherwise = false;
+    std::optional<Group> group = std::nullopt;  // where it is in groups_
+    SteadyTime wake = SteadyTime::max();        // where it is in timers_
+  };
+  using Waiters = absl::btree_map<Place, Waiter>;
+  using Finished = std::vector<std::pair<Waiter, absl::Status>>;
+  // The requests of a session, and its figures as of its last change.
+  struct OfSession {
+    absl::btree_set<std::pair<uint64_t, Place>> requests;  // by their bytes
+    absl::btree_set<Place> guarantees;                     // of these
+    uint64_t unused_guarantee_bytes = 0;
+    bool has_guarantee = false;
   };
   // What a session was asked, for any request, and has not answered.
   struct Owed {
     size_t answers = 0;
     SteadyTime since;  // or since its last answer: it answers one after the other
   };
-  using Place = std::pair<int, uint64_t>;  // minus the priority, arrival
-  using Waiters = absl::btree_map<Place, Waiter>;
-  using Finished = std::vector<std::pair<Waiter, absl::Status>>;
   // Free memory is held back for a request.
   struct Hold {
     Place place;  // of the request
@@ -182,42 +229,93 @@ class GrowthQueue {
     uint64_t came_back_total = 0;  // then
   };
 
-  void Serve() ABSL_LOCKS_EXCLUDED(mu_);
-  // Serves what can be served, in order, and ends what has waited for too long.
-  void ServeInOrder(SteadyTime now, Finished& finished) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Ends the waiting for looks that are done, or take too long.
-  void EndLooks(SteadyTime now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Returns the arrivals that are to ask now.
-  std::vector<uint64_t> ChooseWhoAsks(SteadyTime now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // ---- growth_queue.cc ----
+
+  // Has a pass made, unless one is to come that has not begun.
+  void Wake() ABSL_LOCKS_EXCLUDED(mu_);
+  void Pass() ABSL_LOCKS_EXCLUDED(mu_);
+  // Has some more visited, when all are to be.
+  void Walk() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Visits, in order, the requests in to_visit_ and those that can be served. False: one pass is not enough for them.
+  bool ServeInOrder(SteadyTime now, Finished& finished, std::vector<Place>& kept) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Serves the request, ends it, or keeps it.
+  void Visit(const Place& place, SteadyTime now, Finished& finished, std::vector<Place>& kept)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status TryGrant(const GrowthRequest& request, const Place& place) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool IsHopeless(const Waiter& waiter, const Place& place, SteadyTime now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Looks at what the pool has changed since the last time.
+  void TakeRoom() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Reconsider(SessionId session) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  uint64_t FreeFor(const Group& group) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::optional<Place> FirstThatFits() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Those whose time has come, and those that nothing can be expected for any more, are to be visited.
+  void CallDue(SteadyTime now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Ends the waiting for looks that are done.
+  void EndLooks(SteadyTime now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void TellAll(const Finished& finished);
+  std::vector<std::function<void()>> TakeAfter() ABSL_LOCKS_EXCLUDED(after_mu_);
+  void CallAfter() ABSL_LOCKS_EXCLUDED(mu_, after_mu_);
+
+  // Puts it where it is found again, to be visited.
+  void Insert(const Place& place, Waiter waiter) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Waiter Remove(Waiters::iterator it) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Waiters::iterator Find(uint64_t arrival) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::vector<Place> PlacesOf(SessionId session) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void CancelIf(SessionId session, const std::function<bool(const GrowthRequest&)>& condition, const absl::Status& why)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Where it is found when what it needs is free.
+  void PutInGroup(const Place& place, Waiter& waiter, const AccountFigures& account, bool is_held_back)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void TakeFromGroup(const Place& place, Waiter& waiter) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void SetTimer(const Place& place, Waiter& waiter, SteadyTime now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  SteadyTime WakeOf(const Waiter& waiter, SteadyTime now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // ---- growth_queue_asking.cc: who is asked ----
+
+  // Takes those that were kept a step further, and the first of all.
+  void ChooseWhoAsks(const std::vector<Place>& kept, SteadyTime now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Asks for the requests that are to ask, some at a time. A task of its own: it looks at all sessions.
+  void AskForThose() ABSL_LOCKS_EXCLUDED(mu_);
+  // What a session is asked for several requests at once.
+  struct Question {
+    ReclaimVictim victim;
+    std::vector<std::pair<uint64_t, uint64_t>> requests;  // arrival, and round
+  };
+  struct Questions {
+    std::optional<std::vector<ReclaimCandidate>> candidates;  // looked up once, when somebody lacks something
+    std::vector<Question> questions;
+    absl::flat_hash_map<SessionId, size_t> of_session;  // indices of these
+  };
+  // Adds what is to be asked for the request of this arrival, which goes on to the next step when that is nothing.
+  void Ask(uint64_t arrival, Questions& questions) ABSL_LOCKS_EXCLUDED(mu_);
+  // Who of them is to be asked for the request now, in the step that it is in.
+  std::vector<ReclaimVictim> Choose(const Waiter& waiter, int priority, uint64_t missing,
+                                    const std::vector<ReclaimCandidate>& candidates, SteadyTime now) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Answered(const Question& question) ABSL_LOCKS_EXCLUDED(mu_);
+  static void StopAsking(Waiter& waiter);
+  // The first that awaits no look.
+  Waiters::const_iterator FirstServed() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Until when the last answer that is to come is not overdue; nullopt when none is to come.
+  std::optional<SteadyTime> AnswersUntil(SteadyTime now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // ---- growth_queue_holding.cc: holding memory back ----
+
   // Ends the hold when its time is up, or when it is of no use any more. True: it did.
   bool EndHold(SteadyTime now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  bool IsOver(const Hold& hold, SteadyTime now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool IsOver(const Hold& hold, SteadyTime now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Those that were held back are to be visited.
+  void CallHeldBack() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Begins one for the first request that qualifies.
   void BeginHold(SteadyTime now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // It is time to see whether a hold is of use.
+  bool IsTimeToLook(SteadyTime now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Notes how much has come back so far; returns how much of that since hold_back_time ago.
   uint64_t CameBackLately(SteadyTime now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // What others reported as idle and were asked for; not what has been answered, or is overdue.
   uint64_t AskedFor(const Waiter& waiter, SteadyTime now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Only a hold keeps the request from its memory.
   bool IsHeldBack(const GrowthRequest& request, const Place& place) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Asks for the request of this arrival; goes on to the next step when there is nobody to ask.
-  void Ask(uint64_t arrival) ABSL_LOCKS_EXCLUDED(mu_);
-  // Who of them is to be asked for the request now, in the step that it is in.
-  std::vector<ReclaimVictim> Choose(const Waiter& waiter, int priority, uint64_t missing,
-                                    const std::vector<ReclaimCandidate>& candidates, SteadyTime now) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Answered(uint64_t arrival, uint64_t round, SessionId victim) ABSL_LOCKS_EXCLUDED(mu_);
-  Waiters::iterator Find(uint64_t arrival) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void CancelIf(const std::function<bool(const GrowthRequest&)>& condition, const absl::Status& why)
-      ABSL_LOCKS_EXCLUDED(mu_);
-  // `first`: of those that await no look.
-  SteadyTime WakeOf(const Waiter& waiter, bool first, SteadyTime now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void TellAll(const Finished& finished);
-  static void StopAsking(Waiter& waiter);
-  bool IsHopeless(const Waiter& waiter, const Place& place, SteadyTime now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Until when the last answer that is to come is not overdue; nullopt when none is to come.
-  std::optional<SteadyTime> AnswersUntil(SteadyTime now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   SegmentPool& pool_;
   const GrowthQueueOptions options_;
@@ -225,14 +323,39 @@ class GrowthQueue {
 
   std::atomic<size_t> size_{0};
   std::array<prometheus::Histogram, kWaitOutcomes.size()> durations_;  // seconds, by WaitOutcome
-  std::atomic<uint64_t> serves_wanted_{0};  // one thread serves at a time; the others leave it to that one
+  std::atomic<uint64_t> passes_wanted_{0};                             // since the last one began, and that one
+  std::atomic<uint64_t> visits_{0};
+  Mutex after_mu_;
+  std::vector<std::function<void()>> after_ ABSL_GUARDED_BY(after_mu_);  // see AfterPass()
 
   mutable Mutex mu_;
   uint64_t next_arrival_ ABSL_GUARDED_BY(mu_) = 1;
-  SteadyTime everybody_asked_ ABSL_GUARDED_BY(mu_) = SteadyTime::min();
   Waiters waiters_ ABSL_GUARDED_BY(mu_);
+  absl::btree_map<uint64_t, Place> places_ ABSL_GUARDED_BY(mu_);  // by arrival
+  absl::btree_map<SessionId, OfSession> of_session_ ABSL_GUARDED_BY(mu_);
+  absl::btree_set<Place> to_visit_ ABSL_GUARDED_BY(mu_);  // something has happened to them
+  absl::btree_set<Place> to_ask_ ABSL_GUARDED_BY(mu_);
+  bool is_asking_ ABSL_GUARDED_BY(mu_) = false;  // a task does
+  // Those that are refused unless there is still somebody to answer, or something to settle.
+  absl::btree_set<Place> last_hope_ ABSL_GUARDED_BY(mu_);
+  absl::btree_set<std::pair<SteadyTime, Place>> timers_ ABSL_GUARDED_BY(mu_);
+  absl::btree_set<SessionId> closing_ ABSL_GUARDED_BY(mu_);  // whose requests may await a look
+  SegmentPool::Room room_ ABSL_GUARDED_BY(mu_);
+  // Something may forbid requests for good: all are visited, some in each pass, from here on.
+  bool visit_all_ ABSL_GUARDED_BY(mu_) = false;
+  std::optional<Place> walk_ ABSL_GUARDED_BY(mu_);
+  int unserved_passes_ ABSL_GUARDED_BY(mu_) = 0;  // in a row that had more to visit than they may
+  std::minstd_rand random_ ABSL_GUARDED_BY(mu_);
+  absl::btree_map<Group, FirstFit> groups_ ABSL_GUARDED_BY(mu_);  // none is empty
+
+  SteadyTime everybody_asked_ ABSL_GUARDED_BY(mu_) = SteadyTime::min();
+  bool asks_everybody_ ABSL_GUARDED_BY(mu_) = false;  // the passes that began then are not done
   absl::btree_map<SessionId, Owed> owed_ ABSL_GUARDED_BY(mu_);
+  absl::btree_set<std::pair<SteadyTime, SessionId>> owed_since_ ABSL_GUARDED_BY(mu_);
+
   std::optional<Hold> hold_ ABSL_GUARDED_BY(mu_);
+  SteadyTime next_hold_look_ ABSL_GUARDED_BY(mu_) = SteadyTime::min();
+  bool hold_look_wanted_ ABSL_GUARDED_BY(mu_) = false;                          // then
   SteadyTime rest_until_ ABSL_GUARDED_BY(mu_) = SteadyTime::min();              // no request gets a hold before
   absl::btree_map<uid_t, SteadyTime> users_rest_until_ ABSL_GUARDED_BY(mu_);    // of those who had one
   std::deque<std::pair<SteadyTime, uint64_t>> came_back_ ABSL_GUARDED_BY(mu_);  // totals, over hold_back_time

@@ -106,6 +106,8 @@ class Ledger {
     uint64_t bytes = 0;
   };
   void HoldBack(std::optional<Held> held) { held_back_ = held; }
+  // Committed to nobody.
+  uint64_t free_bytes() const { return capacity_bytes_ - std::min(capacity_bytes_, committed_bytes_); }
   // Free bytes that are held back now.
   uint64_t held_back_bytes() const { return held_back_.has_value() ? std::min(held_back_->bytes, free_bytes()) : 0; }
 
@@ -117,8 +119,6 @@ class Ledger {
   uint64_t UserRoom(const AccountFigures& account) const;
   void AddToUser(uid_t uid, uint64_t committed_bytes, uint64_t guaranteed_bytes);
   void TakeFromUser(uid_t uid, uint64_t committed_bytes, uint64_t guaranteed_bytes);
-  uint64_t free_bytes() const { return capacity_bytes_ - std::min(capacity_bytes_, committed_bytes_); }
-
   // What growth by `bytes` adds to committed_bytes().
   static uint64_t Growth(const AccountFigures& account, uint64_t bytes) {
     return std::max(account.reserved_bytes + bytes, account.guarantee_bytes) - account.committed_bytes();

@@ -14,29 +14,21 @@ constexpr std::chrono::milliseconds kLongestPeriod(5000);
 
 void Quarantine::Add(SegmentId id, Entry entry) {
   bytes_ += entry.idle.segment.bytes;
+  settling_bytes_ += entry.idle.segment.bytes;
+  checks_.emplace(entry.next_check, id);
   entries_.emplace(id, std::move(entry));
 }
 
 std::optional<SteadyTime> Quarantine::next_check() const {
-  std::optional<SteadyTime> next;
-  for (const auto& [id, entry] : entries_) {
-    if (!entry.checking && (!next.has_value() || entry.next_check < *next)) next = entry.next_check;
-  }
-  return next;
-}
-
-uint64_t Quarantine::settling_bytes() const {
-  uint64_t bytes = 0;
-  for (const auto& [id, entry] : entries_) {
-    if (entry.checks == 0) bytes += entry.idle.segment.bytes;
-  }
-  return bytes;
+  return checks_.empty() ? std::nullopt : std::optional(checks_.begin()->first);
 }
 
 std::vector<Quarantine::Due> Quarantine::StartChecks(SteadyTime now) {
   std::vector<Due> due;
-  for (auto& [id, entry] : entries_) {
-    if (entry.checking || entry.next_check > now) continue;
+  while (!checks_.empty() && checks_.begin()->first <= now) {
+    const SegmentId id = checks_.begin()->second;
+    checks_.erase(checks_.begin());
+    Entry& entry = entries_.at(id);
     entry.checking = true;
     due.push_back({.id = id, .segment = entry.idle.segment, .mark = entry.mark});
   }
@@ -47,6 +39,8 @@ IdleSegments::Entry Quarantine::Remove(SegmentId id) {
   const auto it = entries_.find(id);
   IdleSegments::Entry idle = std::move(it->second.idle);
   bytes_ -= idle.segment.bytes;
+  if (it->second.checks == 0) settling_bytes_ -= idle.segment.bytes;
+  if (!it->second.checking) checks_.erase({it->second.next_check, id});
   entries_.erase(it);
   return idle;
 }
@@ -55,8 +49,10 @@ bool Quarantine::Keep(SegmentId id, std::vector<pid_t> holders, SteadyTime now) 
   Entry& entry = entries_.at(id);
   const bool changed = entry.holders != holders;
   entry.holders = std::move(holders);
+  if (!entry.checking) checks_.erase({entry.next_check, id});
   entry.next_check = now + std::min(kLongestPeriod, kFirstPeriod * (1 << std::min(entry.checks, 10)));
-  ++entry.checks;
+  checks_.emplace(entry.next_check, id);
+  if (entry.checks++ == 0) settling_bytes_ -= entry.idle.segment.bytes;
   entry.checking = false;
   return changed;
 }

@@ -10,9 +10,11 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/container/btree_map.h"
+#include "absl/container/btree_set.h"
 #include "allocator/ids.h"
 #include "allocator/session_mark.h"
 #include "server/idle_segments.h"
@@ -53,7 +55,7 @@ class Quarantine {
   // When the next segment is to be looked at; nullopt when there is none.
   std::optional<SteadyTime> next_check() const;
   // What has not been looked at yet: it may be reusable soon.
-  uint64_t settling_bytes() const;
+  uint64_t settling_bytes() const { return settling_bytes_; }
   // Marks those that are due at `now` as being looked at, and returns them.
   std::vector<Due> StartChecks(SteadyTime now);
   // Nobody holds the segment any more. REQUIRES: it is here.
@@ -69,7 +71,9 @@ class Quarantine {
 
  private:
   uint64_t bytes_ = 0;
+  uint64_t settling_bytes_ = 0;
   absl::btree_map<SegmentId, Entry> entries_;
+  absl::btree_set<std::pair<SteadyTime, SegmentId>> checks_;  // to come: of those that nobody looks at now
 };
 
 }  // namespace vrambroker

@@ -71,7 +71,8 @@ SegmentPool::~SegmentPool() {
 
 void SegmentPool::OpenAccount(SessionId session, const AccountTerms& terms) {
   MutexLock lock(mu_);
-  accounts_[session] = Account{.terms = terms,
+  accounts_[session] = Account{.session = session,
+                               .terms = terms,
                                .figures = {.limit_bytes = terms.limit_bytes,
                                            .priority = terms.priority,
                                            .uid = terms.uid,
@@ -86,6 +87,7 @@ absl::Status SegmentPool::SetLimit(SessionId session, uint64_t limit_bytes) {
     const auto it = accounts_.find(session);
     if (it == accounts_.end()) return absl::NotFoundError(absl::StrCat("no session ", Raw(session)));
     if (absl::Status status = ledger_.SetLimit(it->second.figures, limit_bytes); !status.ok()) return status;
+    Changed(it->second);
   }
   RoomMade();
   return absl::OkStatus();
@@ -98,6 +100,8 @@ absl::Status SegmentPool::SetGuarantee(SessionId session, uint64_t guarantee_byt
     if (it == accounts_.end()) return absl::NotFoundError(absl::StrCat("no session ", Raw(session)));
     const uint64_t before = it->second.figures.guarantee_bytes;
     if (absl::Status status = ledger_.SetGuarantee(it->second.figures, guarantee_bytes); !status.ok()) return status;
+    Changed(it->second);
+    if (guarantee_bytes > before) ++forbidden_;
     if (guarantee_bytes >= before) return absl::OkStatus();
   }
   RoomMade();
@@ -141,7 +145,7 @@ uint64_t SegmentPool::Close(SessionId session, bool process_gone) {
       const IdleSegments::Entry idle{
           .segment = leased.segment, .cuda_ipc = leased.cuda_ipc, .domain = account.terms.domain, .since = now};
       if (!leased.exported) {
-        ledger_.Uncharge(account.figures, leased.segment.bytes);
+        UnchargeOther(account, leased.segment.bytes);
         AddIdle(idle);
         continue;
       }
@@ -153,11 +157,12 @@ uint64_t SegmentPool::Close(SessionId session, bool process_gone) {
                            .next_check = now + options_.settle_time});
     }
     Apply(carried_over_.Closed(session));
-    ledger_.Uncharge(account.figures, account.granted_bytes);
+    UnchargeOther(account, account.granted_bytes);
     granted_bytes_ -= account.granted_bytes;
     // The rest of what is reserved, calls of Lease() are just obtaining: it stays charged until they find the account
     // gone.
     ledger_.Close(account.figures, account.figures.reserved_bytes);
+    Changed(account);
     accounts_.erase(it);
   }
   RoomMade();
@@ -175,11 +180,40 @@ absl::Status SegmentPool::CheckGrowth(const Account& account, uint64_t bytes, bo
 void SegmentPool::Charge(Account& account, uint64_t bytes) {
   if (account.figures.reserved_bytes == 0) account.holds_since = options_.clock();
   ledger_.Charge(account.figures, bytes);
+  Changed(account);
 }
 
-// Its holder has given a segment back.
-void SegmentPool::Uncharge(Account& account, uint64_t bytes) {
+void SegmentPool::UnchargeOther(Account& account, uint64_t bytes) {
   ledger_.Uncharge(account.figures, bytes);
+  Changed(account);
+}
+
+void SegmentPool::Changed(Account& account) {
+  if (!account.is_watched || std::exchange(account.is_changed, true)) return;
+  changed_.push_back(account.session);
+}
+
+SegmentPool::Room SegmentPool::TakeRoom() {
+  MutexLock lock(mu_);
+  for (const SessionId session : changed_) {
+    if (const auto it = accounts_.find(session); it != accounts_.end()) it->second.is_changed = false;
+  }
+  return {.free_bytes = ledger_.free_bytes(),
+          .held_back_bytes = ledger_.held_back_bytes(),
+          .guaranteed_bytes = ledger_.guaranteed_bytes(),
+          .capacity_bytes = ledger_.capacity_bytes(),
+          .is_overcommitted = ledger_.committed_bytes() > ledger_.capacity_bytes(),
+          .forbidden = forbidden_,
+          .changed = std::exchange(changed_, {})};
+}
+
+void SegmentPool::Watch(SessionId session, bool watch) {
+  MutexLock lock(mu_);
+  if (const auto it = accounts_.find(session); it != accounts_.end()) it->second.is_watched = watch;
+}
+
+void SegmentPool::Uncharge(Account& account, uint64_t bytes) {
+  UnchargeOther(account, bytes);
   account.is_waited_for = false;
   const SteadyTime now = options_.clock();
   if (now - account.gave_back > options_.churn_window) {
@@ -211,7 +245,7 @@ void SegmentPool::ReleaseGrant(SessionId session, uint64_t bytes) {
     MutexLock lock(mu_);
     const auto it = accounts_.find(session);
     if (it == accounts_.end()) return;
-    ledger_.Uncharge(it->second.figures, bytes);
+    UnchargeOther(it->second, bytes);
     it->second.granted_bytes -= bytes;
     granted_bytes_ -= bytes;
   }
@@ -350,7 +384,7 @@ std::vector<IdleSegments::Entry> SegmentPool::Undo(SessionId session, uid_t uid,
                                                    const Gathered& gathered) {
   const auto it = accounts_.find(session);
   if (it != accounts_.end()) {
-    ledger_.Uncharge(it->second.figures, bytes);
+    UnchargeOther(it->second, bytes);
   } else {
     ledger_.UnchargeUnowned(bytes, uid);
   }
@@ -556,6 +590,7 @@ bool SegmentPool::IsClosingCarriedOver(SessionId session) const {
 void SegmentPool::Seal() {
   MutexLock lock(mu_);
   sealed_ = true;
+  ++forbidden_;
 }
 
 absl::Status SegmentPool::TakeBack(SessionId session, absl::Span<const SegmentId> segments) {
@@ -785,6 +820,7 @@ absl::Status SegmentPool::UpdateHealth() {
   {
     MutexLock lock(mu_);
     changed = health_.ok() != health.ok();
+    if (changed) ++forbidden_;
     health_ = health;
     const uint64_t elsewhere = elsewhere_bytes_;
     if (free.ok()) {

@@ -171,6 +171,19 @@ class SegmentPool {
   void HoldBack(std::optional<Ledger::Held> held);
   // Growth of this session is refused because of that.
   bool IsHeldBack(SessionId session, uint64_t bytes) const;
+  // What growth depends on, beside the accounts.
+  struct Room {
+    uint64_t free_bytes = 0;  // committed to nobody
+    uint64_t held_back_bytes = 0;
+    uint64_t guaranteed_bytes = 0;
+    uint64_t capacity_bytes = 0;     // as the ledger has it
+    bool is_overcommitted = false;   // processes held more when the daemon started: no guarantee is given
+    uint64_t forbidden = 0;          // changes with all that may forbid requests for good, whosever they are
+    std::vector<SessionId> changed;  // watched accounts that may grow by more or by less than at the last call
+  };
+  Room TakeRoom();
+  // Has TakeRoom() name the session, also when its account is closed; or not any more.
+  void Watch(SessionId session, bool watch);
   // See Ledger.
   uint64_t GrowthOf(SessionId session, uint64_t bytes) const;
   bool MayEverGrow(SessionId session, uint64_t bytes) const;
@@ -274,6 +287,7 @@ class SegmentPool {
     std::optional<Ticket> ticket;  // the one that is out, if any
   };
   struct Account {
+    SessionId session{};
     AccountTerms terms;
     AccountFigures figures;
     uint64_t granted_bytes = 0;    // of the reserved ones
@@ -282,6 +296,8 @@ class SegmentPool {
     uint64_t gave_back_bytes = 0;  // since then, in that window
     bool is_waited_for = false;    // what is held back does not concern it: see HoldBack()
     bool is_ending = false;
+    bool is_watched = false;
+    bool is_changed = false;  // and is among changed_
 
     uint64_t returning_bytes() const { return is_ending ? figures.reserved_bytes : figures.returning_bytes; }
     absl::btree_set<SegmentId> segments;  // in the order in which they became its own
@@ -301,7 +317,11 @@ class SegmentPool {
   absl::Status CheckGrowth(const Account& account, uint64_t bytes, bool past_hold = false) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Charge(Account& account, uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Its holder has given a segment back.
   void Uncharge(Account& account, uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Anything else is charged no more.
+  void UnchargeOther(Account& account, uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Changed(Account& account) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   uint64_t ChurningBytes(const Account& account, SteadyTime now) const;
   // The segments of a lease that is under way, by size. Neither idle nor leased, and charged.
   struct Gathered {
@@ -352,6 +372,8 @@ class SegmentPool {
   CondVar freed_;  // segment_frees_ has grown
   CondVar decay_;  // idle_ is no longer empty or has grown beyond the limit, or stop_decay_ is set
   absl::flat_hash_map<SessionId, Account> accounts_ ABSL_GUARDED_BY(mu_);
+  std::vector<SessionId> changed_ ABSL_GUARDED_BY(mu_);  // for TakeRoom()
+  uint64_t forbidden_ ABSL_GUARDED_BY(mu_) = 0;          // the same
   absl::flat_hash_map<SegmentId, LeasedSegment> leased_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<Ticket, SegmentId> tickets_ ABSL_GUARDED_BY(mu_);
   IdleSegments idle_ ABSL_GUARDED_BY(mu_);

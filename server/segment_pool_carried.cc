@@ -74,7 +74,7 @@ void SegmentPool::Apply(const CarriedOver::Changes& changes) {
       Charge(it->second, bytes);
     } else {
       it->second.figures.carried_over_bytes -= bytes;
-      ledger_.Uncharge(it->second.figures, bytes);
+      UnchargeOther(it->second, bytes);
     }
   }
   SettleElsewhere();
@@ -98,7 +98,9 @@ void SegmentPool::SettleElsewhere() {
   elsewhere_bytes_ = elsewhere;
   // What clients say beyond that takes nothing from others: it is outside of a capacity that was chosen by what was
   // free, or it is not true.
+  const uint64_t capacity = ledger_.capacity_bytes();
   if (properties().kind == DeviceKind::kCuda) ledger_.ExtendCapacity(Rest(declared, in_use));
+  if (ledger_.capacity_bytes() < capacity) ++forbidden_;
 }
 
 absl::Status SegmentPool::DeclareCarriedOver(SessionId session, absl::Span<const CarriedSegment> segments, bool begins,

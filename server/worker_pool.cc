@@ -28,6 +28,16 @@ WorkerPool::~WorkerPool() {
 void WorkerPool::Submit(std::function<void()> task) {
   MutexLock lock(mu_);
   tasks_.push_back(std::move(task));
+  Added();
+}
+
+void WorkerPool::SubmitFirst(std::function<void()> task) {
+  MutexLock lock(mu_);
+  tasks_.push_front(std::move(task));
+  Added();
+}
+
+void WorkerPool::Added() {
   if (tasks_.size() > idle_threads_ && threads_.size() < max_threads_ && !stopping_) {
     try {
       threads_.emplace_back([this] { Run(); });

@@ -22,6 +22,8 @@ class Executor {
   virtual ~Executor() = default;
 
   virtual void Submit(std::function<void()> task) = 0;
+  // Before all that have not begun. For tasks that end soon, and that are few at a time.
+  virtual void SubmitFirst(std::function<void()> task) = 0;
 
   // For tasks that wait for a client of user `uid` rather than for the driver, as long as they keep the slot.
   // ResourceExhausted when too many do so already, or too many for clients of this user; the task must go on without
@@ -38,10 +40,13 @@ class WorkerPool : public Executor {
   ~WorkerPool() override;
 
   void Submit(std::function<void()> task) override;
+  void SubmitFirst(std::function<void()> task) override;
   absl::StatusOr<UserSlots::Slot> StartWaiting(uid_t uid) override { return waiting_.Take(uid); }
 
  private:
   void Run();
+  // A task was added: starts a thread for it, or wakes one.
+  void Added() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const size_t max_threads_;
   UserSlots waiting_;

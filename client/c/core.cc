@@ -187,6 +187,13 @@ int CoreDisconnect(vrambroker_client* client) {
   });
 }
 
+int CoreBeginDisconnect(vrambroker_client* client) {
+  return Guarded([&] {
+    Of(client).BeginEnd();
+    return Report(absl::OkStatus());
+  });
+}
+
 int CoreStatus(vrambroker_client* client) {
   return Guarded([&] { return Report(Of(client).status()); });
 }
@@ -348,6 +355,7 @@ constexpr vrambroker_core kCore = {
     .is_forked = &IsForkedFromGrpc,
     .connect = &CoreConnect,
     .disconnect = &CoreDisconnect,
+    .begin_disconnect = &CoreBeginDisconnect,
     .status = &CoreStatus,
     .get_session = &CoreGetSession,
     .warning = &CoreWarning,

@@ -10,7 +10,7 @@
 #include "client/vrambroker/vrambroker.h"
 
 // Changes with anything in this file, and with the structs that it passes: the halves must be of one build.
-inline constexpr uint32_t kVrambrokerCoreVersion = 4;
+inline constexpr uint32_t kVrambrokerCoreVersion = 5;
 
 struct vrambroker_core;
 
@@ -39,6 +39,7 @@ struct vrambroker_core {
   bool (*is_forked)();
   int (*connect)(const vrambroker_options* options, vrambroker_client** client);
   int (*disconnect)(vrambroker_client* client);
+  int (*begin_disconnect)(vrambroker_client* client);
   int (*status)(vrambroker_client* client);
   int (*get_session)(vrambroker_client* client, vrambroker_session* out);
   const char* (*warning)(vrambroker_client* client, size_t index);

@@ -202,6 +202,11 @@ int vrambroker_disconnect(vrambroker_client* client) {
   return Kept(core, core->disconnect(client));
 }
 
+int vrambroker_begin_disconnect(vrambroker_client* client) {
+  VRAMBROKER_REQUIRE_CLIENT(client);
+  return Kept(client->core, client->core->begin_disconnect(client));
+}
+
 int vrambroker_status(vrambroker_client* client) {
   VRAMBROKER_REQUIRE_CLIENT(client);
   return Kept(client->core, client->core->status(client));

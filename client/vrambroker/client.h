@@ -237,6 +237,10 @@ class Client {
   // it returns, the daemon has everything back; one that does not answer is waited for for 2 s, and then told by a
   // thread of the library as soon as it answers.
   ~Client() = default;
+  // For programs that give many things back before that: from now on, what gives something back (Free(),
+  // ReturnSegment(), EmptyCache() and the ends of Buffers) waits for 2 s at most for a daemon that does not answer, and
+  // not again before it has answered. What it could not be told, a thread of the library tells it later.
+  void BeginEnd();
 
   // At least 1 byte. kLeased: from the cache; when nothing there fits, a segment from the daemon: a round trip, and one
   // more to open it. kRemote: always a round trip. `stream` is the queue of GPU work that the buffer is for, for

@@ -159,6 +159,10 @@ VRAMBROKER_API int vrambroker_connect(const vrambroker_options* options, vrambro
  * Waits for a callback that is under way; none comes when it has returned. A daemon that does not answer is waited for
  * for 2 s, and then told by a thread of the library as soon as it answers. */
 VRAMBROKER_API int vrambroker_disconnect(vrambroker_client* client);
+/* For programs that give many things back before that: from now on, what gives something back (vrambroker_free(),
+ * vrambroker_return_segment(), vrambroker_empty_cache()) waits for 2 s at most for a daemon that does not answer, and
+ * not again before it has answered. What it could not be told, a thread of the library tells it later. */
+VRAMBROKER_API int vrambroker_begin_disconnect(vrambroker_client* client);
 
 /* OK while the session lives; else why it does not. LEASED: OK again when the daemon, or a new one, has been reached;
  * memory of an old one stays usable until it is freed. */

@@ -16,7 +16,7 @@ out=$(cd "$out" && pwd)
 cd "$(dirname "$0")/../.."
 
 cmake --preset release > "$out/build.log"
-cmake --build --preset release --target vrambrokerd allocator_bench rpc_bench fast_path_bench scrape_bench >> "$out/build.log"
+cmake --build --preset release --target vrambrokerd allocator_bench rpc_bench fast_path_bench scrape_bench waiting_bench >> "$out/build.log"
 bin=build/release
 
 echo "== Remote allocation: one Allocate + Free pair against two empty calls =="
@@ -30,5 +30,8 @@ echo "== Leasing clients =="
 echo
 echo "== A scrape of the metrics =="
 "$bin/tests/bench/scrape_bench" --json="$out/scrape.json"
+echo
+echo "== Requests that wait =="
+"$bin/tests/bench/waiting_bench" --json="$out/waiting.json"
 echo
 echo "Figures: $out"

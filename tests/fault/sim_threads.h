@@ -82,16 +82,27 @@ class SimThread {
 class SimThreads : public Executor {
  public:
   void Submit(std::function<void()> task) override { queued_.push_back(std::move(task)); }
+  void SubmitFirst(std::function<void()> task) override { first_.push_back(std::move(task)); }
   // Waiting for a client would stop the simulation: tasks take the other way, as when too many wait.
   absl::StatusOr<UserSlots::Slot> StartWaiting(uid_t /*uid*/) override {
     return absl::ResourceExhaustedError("the simulation waits for nobody");
   }
 
-  size_t size() const { return queued_.size() + running_.size(); }
+  size_t size() const { return queued_.size() + running_.size() + first_.size(); }
   size_t running() const { return running_.size(); }
 
-  // Begins or goes on with task number `which`. REQUIRES: which < size().
+  // Runs those that come first, which never stop in the middle: before time passes, a worker gets to them.
+  void RunFirst() {
+    while (!first_.empty()) {
+      const std::function<void()> task = std::move(first_.front());
+      first_.pop_front();
+      task();
+    }
+  }
+
+  // Begins or goes on with task number `which`, or runs those that come first. REQUIRES: which < size().
   void Step(size_t which) {
+    if (which >= running_.size() + queued_.size()) return RunFirst();
     if (which < running_.size()) {
       std::unique_ptr<SimThread> thread = std::move(running_[which]);
       running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(which));
@@ -117,6 +128,7 @@ class SimThreads : public Executor {
     (ended ? spare_ : running_).push_back(std::move(thread));
   }
 
+  std::deque<std::function<void()>> first_;
   std::deque<std::function<void()>> queued_;
   std::vector<std::unique_ptr<SimThread>> running_;  // stopped in the middle
   std::vector<std::unique_ptr<SimThread>> spare_;

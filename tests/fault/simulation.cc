@@ -439,10 +439,12 @@ void Simulation::ReportGone(SimClient& client) {
 void Simulation::Advance(std::chrono::nanoseconds by) {
   // Timers fire in time, however far the clock goes.
   const SteadyTime end = now_ + by;
+  threads_.RunFirst();
   for (int fired = 0; timer_.has_value() && *timer_ <= end && failure_.empty(); ++fired) {
     if (fired > 10000) return Fail("the timer is set for now again and again");
     now_ = std::max(now_, *timer_);
     FireTimer();
+    threads_.RunFirst();
     CheckHeldBack();
   }
   now_ = std::max(now_, end);

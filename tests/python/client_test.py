@@ -786,6 +786,28 @@ class ClientTest(support.DaemonTest):
             assert not held.pointer
         """ % self.daemon.process.pid)
 
+    def test_closed_while_the_daemon_is_stopped(self):
+        # Each of them would wait for an hour.
+        self.assertIn("done", self.run_with_daemon("""
+            import os, signal
+            import vrambroker
+            daemon = %d
+            client = vrambroker.Client(call_timeout=3600)
+            held = [client.lease_segment(2 << 20) for _ in range(20)]
+            view = client.malloc(1 << 10).memoryview()  # keeps its segment, and the session
+            client.malloc(100 << 20).free()  # in the cache
+            os.kill(daemon, signal.SIGSTOP)
+            client.close()
+            assert not any(buffer.pointer for buffer in held)
+            os.kill(daemon, signal.SIGCONT)
+            other = vrambroker.Client(wait=100, call_timeout=3600)
+            most = other.malloc(254 << 20)  # all but that segment: the daemon has heard of the others
+            view[0] = 1
+            del view
+            other.lease_segment(2 << 20)
+            print("done")
+        """ % self.daemon.process.pid))
+
     def test_what_is_held_when_the_interpreter_ends(self):
         self.assertEqual("", self.run_with_daemon("""
             import vrambroker

@@ -17,6 +17,7 @@ class StepWorkers : public Executor {
   ~StepWorkers() override { Settle(); }
 
   void Submit(std::function<void()> task) override { tasks_.push_back(std::move(task)); }
+  void SubmitFirst(std::function<void()> task) override { tasks_.push_front(std::move(task)); }
   absl::StatusOr<UserSlots::Slot> StartWaiting(uid_t uid) override { return waiting_.Take(uid); }
 
   size_t waiting() const { return tasks_.size(); }

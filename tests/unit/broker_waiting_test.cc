@@ -67,6 +67,52 @@ class BrokerWaitingTest : public BrokerTest {
   std::function<void()> meanwhile_;
 };
 
+// ---- Who serves ----
+
+// A worker does. The thread that makes room may be the daemon's event loop, and would serve for as long as others
+// like.
+TEST_F(BrokerWaitingTest, WhoGivesBackDoesNotServeThoseWhoWait) {
+  const SessionPtr holder = OpenLeasing("holder");
+  const std::vector<Lease> held = Hold(holder, {kCapacity});
+  const auto answer = Ask(OpenLeasing("waiting"), {2_MiB}, {.may_reclaim = true, .wait = std::chrono::hours(1)});
+  Settle();
+  ASSERT_EQ(broker_->GetWaiting(0).size(), 1u);
+  ASSERT_TRUE(broker_->ReturnSegments(holder, 0, {held[0].segment}).ok());
+  EXPECT_EQ(broker_->GetWaiting(0).size(), 1u);
+  Settle();
+  EXPECT_TRUE(answer->has_value() && (*answer)->ok());
+}
+
+// It gives and takes in one go, and would never let anybody else have it.
+TEST_F(BrokerWaitingTest, WhoTakesAgainAtOnceComesAfterThoseWhoWait) {
+  const SessionPtr hoards = OpenLeasing("hoards");
+  const std::vector<Lease> held = Hold(hoards, {kCapacity});
+  const GrowthOptions waits{.may_reclaim = true, .wait = std::chrono::hours(1)};
+  const auto waiting = Ask(OpenLeasing("waiting"), {kCapacity}, waits);
+  Settle();
+  ASSERT_TRUE(broker_->ReturnSegments(hoards, 0, {held[0].segment}).ok());
+  const auto again = Ask(hoards, {kCapacity}, waits);
+  Settle();
+  EXPECT_TRUE(waiting->has_value() && (*waiting)->ok());
+  EXPECT_FALSE(again->has_value());
+}
+
+TEST_F(BrokerWaitingTest, WhatAGuaranteeAllowsDoesNotComeAfterThoseWhoWait) {
+  const SessionPtr guaranteed = OpenLeasing("guaranteed");
+  broker_->SetGuarantee(guaranteed, Limit(uint64_t{8_MiB}),
+                        [](const absl::Status& status) { EXPECT_TRUE(status.ok()); });
+  Settle();
+  const std::vector<Lease> own = Hold(guaranteed, {8_MiB});
+  Hold(OpenLeasing("holder"), {kCapacity - 8_MiB});
+  const auto waiting = Ask(OpenLeasing("waiting"), {2_MiB}, {.may_reclaim = true, .wait = std::chrono::hours(1)});
+  Settle();
+  ASSERT_TRUE(broker_->ReturnSegments(guaranteed, 0, {own[0].segment}).ok());
+  const auto again = Ask(guaranteed, {8_MiB}, {});
+  EXPECT_TRUE(again->has_value() && (*again)->ok()) << "at once: it is idle, and its own";
+  Settle();
+  EXPECT_FALSE(waiting->has_value());
+}
+
 // ---- Times ----
 
 TEST_F(BrokerWaitingTest, WhatBeginsDuringALookHasNotWaitedForLessThanNothing) {

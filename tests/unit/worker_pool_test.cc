@@ -50,6 +50,20 @@ TEST(WorkerPoolTest, DestructorRunsWhatTasksSubmit) {
   EXPECT_EQ(runs, 3);
 }
 
+TEST(WorkerPoolTest, SomeTasksComeBeforeThoseThatHaveNotBegun) {
+  std::vector<std::string> ran;
+  {
+    Gate gate;
+    WorkerPool pool(1);
+    pool.Submit([&] { gate.Pass(); });
+    gate.AwaitArrivals(1);
+    pool.Submit([&] { ran.emplace_back("last"); });
+    pool.SubmitFirst([&] { ran.emplace_back("first"); });
+    gate.Open();
+  }
+  EXPECT_THAT(ran, testing::ElementsAre("first", "last"));
+}
+
 TEST(WorkerPoolTest, UnusedPoolEnds) {
   WorkerPool pool(4);
 }

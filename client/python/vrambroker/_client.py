@@ -231,7 +231,8 @@ class Client(_Figures):
         wait for memory fail. Called inside another call of the same thread, as by a signal's handler, it leaves that to
         the end of that one; in on_lost and log, to the calls of other threads. The buffers cannot be used any more. Memory
         that memoryviews, arrays or GPU libraries may still use stays where it is; it goes back, and the session ends,
-        with the last of them: see Buffer."""
+        with the last of them: see Buffer. A daemon that does not answer is waited for for seconds; it hears of it when it
+        answers again."""
         try:
             with self._idle:
                 self._open = False
@@ -270,6 +271,7 @@ class Client(_Figures):
         return not self._blocks or any(not block.is_exported() for block in list(self._blocks.values()))
 
     def _give_back_all(self, handle: ctypes.c_void_p) -> None:
+        self._library.lib.vrambroker_begin_disconnect(handle)
         for number in list(self._blocks):  # others may give back at the same time
             self._give_back(number)
         if self._blocks:  # others may have what is in the cache

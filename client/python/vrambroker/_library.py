@@ -143,6 +143,7 @@ def _declare(lib: ctypes.CDLL) -> None:
             ("vrambroker_version", text, []),
             ("vrambroker_connect", integer, [out(Options), out(pointer)]),
             ("vrambroker_disconnect", integer, [pointer]),
+            ("vrambroker_begin_disconnect", integer, [pointer]),
             ("vrambroker_status", integer, [pointer]),
             ("vrambroker_get_session", integer, [pointer, out(Session)]),
             ("vrambroker_warning", text, [pointer, size]),
