@@ -42,7 +42,7 @@ start_daemon() {
   echo "$1" > "$work/config"
   "$daemon" --config="$work/config" --socket_dir="$VRAMBROKER_SOCKET_DIR" --device=host --capacity=1000MiB --http_address=off 2> "$work/daemon.log" &
   daemon_pid=$!
-  for _ in $(seq 300); do
+  for _ in $(seq 600); do
     grep -q 'daemon ready' "$work/daemon.log" && return
     sleep 0.1
   done
@@ -82,7 +82,7 @@ run() {
   echo "take 48 20MiB" >&3; await trainer "got it"
   echo "drop 30" >&3; await trainer "freed"
   # The daemon hears of it within a second.
-  for _ in $(seq 100); do
+  for _ in $(seq 600); do
     "$vramctl" sessions --format=json | grep -q '"allocated_bytes": 377487360' && break
     sleep 0.1
   done

@@ -46,7 +46,7 @@ outside() {
 say "Loads nothing of this machine but the C library"
 env -i "$bundle/bin/vrambrokerd" --socket_dir="$work/run" --device=host --capacity=256MiB --http_address=off 2> "$work/daemon.log" &
 daemon_pid=$!
-for _ in $(seq 300); do
+for _ in $(seq 600); do
   grep -q 'daemon ready' "$work/daemon.log" && break
   kill -0 "$daemon_pid" || { cat "$work/daemon.log" >&2; fail "the daemon did not start"; }
   sleep 0.1
@@ -63,7 +63,7 @@ mkfifo "$work/hold"
 env -i VRAMBROKER_SOCKET_DIR="$work/run" "$work/client" < "$work/hold" > "$work/client.log" &
 client_pid=$!
 exec 9> "$work/hold"
-for _ in $(seq 300); do
+for _ in $(seq 600); do
   grep -q 'freed twice' "$work/client.log" && break
   kill -0 $client_pid 2> /dev/null || break
   sleep 0.1

@@ -12,7 +12,7 @@ export VRAMBROKER_SOCKET_DIR=$work/sockets
 # The memory is never written, so it takes no more than this number.
 "$daemon" --device=host --socket_dir="$VRAMBROKER_SOCKET_DIR" --capacity=4GiB --http_address=off 2> "$work/log" &
 daemon_pid=$!
-for _ in $(seq 100); do
+for _ in $(seq 600); do
   [ -S "$VRAMBROKER_SOCKET_DIR/vrambroker.sock" ] && break
   sleep 0.1
 done

@@ -43,7 +43,7 @@ fi
 export VRAMBROKER_SOCKET_DIR=$work/run
 "$prefix/bin/vrambrokerd" --device=host --capacity=256MiB --http_address=off --socket_dir="$work/run" 2> "$work/daemon.log" &
 daemon_pid=$!
-for _ in $(seq 300); do
+for _ in $(seq 600); do
   grep -q 'daemon ready' "$work/daemon.log" && break
   kill -0 "$daemon_pid" || { cat "$work/daemon.log" >&2; fail "the daemon did not start"; }
   sleep 0.1
