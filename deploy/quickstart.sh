@@ -111,6 +111,7 @@ daemon_ready() {
   grep -qs 'daemon ready' "$work/daemon.log"
 }
 start_daemon() {  # start_daemon HTTP_ADDRESS
+  rm -f "$work/daemon.log"  # a first daemon's says that it was ready
   setsid "$daemon" --socket-dir="$VRAMBROKER_SOCKET_DIR" --capacity=1GiB --http-address="$1" > "$work/daemon.log" 2>&1 &
   daemon_pid=$!
   wait_until daemon_ready || fail "the daemon is not ready; its log: $(cat "$work/daemon.log")"
