@@ -63,6 +63,7 @@ absl::Status RemoteHeap::FreeAndWait(uint64_t block) {
   }
   session_.CountCall();
   absl::Status status = session_.link()->stream->Free(block, session_.Patience());
+  session_.NoteAnswer(status);
   MutexLock lock(mu_);
   blocks_.erase(block);
   return status;

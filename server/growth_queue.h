@@ -91,7 +91,7 @@ struct GrowthQueueHooks {
   std::function<void(const ReclaimVictim& victim, std::function<void()> answered)> ask;
   // NextWake() may be earlier than before.
   std::function<void()> wake_changed;
-  // Runs the queue's tasks, of which there are two at most: one serves, one asks. Each ends soon and never blocks.
+  // Runs a task of the queue. At most two are pending: one serves, one asks. Each ends soon and never blocks.
   std::function<void(std::function<void()> task)> run = [](const std::function<void()>& task) { task(); };
 };
 

@@ -142,6 +142,28 @@ TEST_F(ClosingTest, AStoppedDaemonHearsOfItLater) {
   }
 }
 
+// Two seconds for each of them would be hours.
+TEST_F(ClosingTest, ManyThingsThatAreGivenBackWaitForASilentDaemonOnce) {
+  for (const Placement placement : {Placement::kLeased, Placement::kRemote}) {
+    ASSERT_OK(StartDaemon());
+    {
+      ClientOptions options = Options("brief");
+      options.placement = placement;
+      ASSERT_OK_AND_ASSIGN(Client client, Client::Connect(options));
+      std::vector<Buffer> buffers;
+      for (int i = 0; i < 5'000; ++i) {
+        ASSERT_OK_AND_ASSIGN(Buffer buffer, client.Allocate(512));
+        buffers.push_back(std::move(buffer));
+      }
+      daemon_->process().Signal(SIGSTOP);
+      client.BeginEnd();
+      for (Buffer& buffer : buffers) (void)buffer.Reset();
+    }
+    daemon_->process().Signal(SIGCONT);
+    EXPECT_TRUE(WaitFor([&] { return IsGone("brief"); }));
+  }
+}
+
 TEST_F(ClosingTest, AReturnThatIsNotAnsweredDoesNotHoldItUp) {
   ASSERT_OK(StartDaemon());
   const std::string proxy_dir = MakeTempDir();
