@@ -61,8 +61,13 @@ absl::Status RemoteHeap::FreeAndWait(uint64_t block) {
     Free(block);
     return status;
   }
+  const absl::Duration patience = session_.Patience();
+  if (patience == absl::ZeroDuration()) {  // calls that nobody waits for would have answers that nobody reads
+    Free(block);
+    return absl::DeadlineExceededError("the daemon does not answer; it will have the block back when it does");
+  }
   session_.CountCall();
-  absl::Status status = session_.link()->stream->Free(block, session_.Patience());
+  absl::Status status = session_.link()->stream->Free(block, patience);
   session_.NoteAnswer(status);
   MutexLock lock(mu_);
   blocks_.erase(block);
