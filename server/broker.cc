@@ -88,7 +88,7 @@ Broker::Broker(BrokerOptions options, std::vector<SegmentPool*> pools, Executor*
                              [this, ordinal](const ReclaimVictim& victim, const std::function<void()>& answered) {
                                const absl::StatusOr<SessionPtr> session = FindSession(SessionRef(victim.session));
                                if (!session.ok()) return answered();
-                               (*session)->Reclaim(ordinal, victim.bytes, answered);
+                               (*session)->Reclaim(ordinal, victim.bytes, options_.reclaim_timeout, answered);
                              },
                          .wake_changed = [this] { SetTimer(); },
                          .run = [this](std::function<void()> task) { workers_.SubmitFirst(std::move(task)); }}));
@@ -599,7 +599,7 @@ absl::Status Broker::SetLimit(const SessionPtr& session, const Limit& limit) {
     session->LimitIs(ordinal, bytes);
     session->events()->LimitChanged(ordinal, bytes);
     const uint64_t reserved = pools_[device]->GetAccount(session->id()).value_or(AccountFigures()).reserved_bytes;
-    if (reserved > bytes) session->Reclaim(ordinal, reserved - bytes, [] {});
+    if (reserved > bytes) session->Reclaim(ordinal, reserved - bytes, options_.reclaim_timeout, [] {});
     LogClientEvent(spdlog::level::info,
                    SessionLine("limit changed", *session).Add("device", device).Add("limit", bytes));
   }

@@ -21,10 +21,11 @@ namespace vrambroker {
 struct ClientQuestion {
   enum class Kind { kTrim, kStats, kSnapshot, kRecord };
   Kind kind = Kind::kStats;
-  uint64_t bytes = 0;        // kTrim: how many; 0: all that is free
-  int device = 0;            // kSnapshot; kTrim, -1 there: all of them
-  bool with_history = true;  // kSnapshot
-  uint64_t max_events = 0;   // kRecord
+  uint64_t bytes = 0;                 // kTrim: how many; 0: all that is free
+  int device = 0;                     // kSnapshot; kTrim, -1 there: all of them
+  std::chrono::milliseconds time{0};  // kTrim: an answer is waited for so long
+  bool with_history = true;           // kSnapshot
+  uint64_t max_events = 0;            // kRecord
 };
 
 struct ClientAnswer {

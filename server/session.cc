@@ -329,7 +329,7 @@ absl::Status Session::Free(absl::Span<const BlockId> blocks) {
 absl::StatusOr<uint64_t> Session::Trim(uint64_t bytes) {
   if (leases()) {
     const absl::StatusOr<ClientAnswer> answer =
-        Ask({.kind = ClientQuestion::Kind::kTrim, .bytes = bytes, .device = -1});
+        Ask({.kind = ClientQuestion::Kind::kTrim, .bytes = bytes, .device = -1, .time = bounds_.client_timeout});
     if (!answer.ok()) return answer.status();
     return answer->released_bytes;
   }
@@ -368,10 +368,11 @@ GrowthOutcome Session::GetLastOutcome(int device) const {
   return last_outcomes_[device];
 }
 
-void Session::Reclaim(int device, uint64_t bytes, std::function<void()> answered) {
+void Session::Reclaim(int device, uint64_t bytes, std::chrono::milliseconds time, std::function<void()> answered) {
   {
     MutexLock lock(reclaims_mu_);
     Reclaims& reclaims = reclaims_[device];
+    reclaims.time = time;
     reclaims.next_bytes += bytes;
     reclaims.next.push_back(std::move(answered));
     if (std::exchange(reclaims.asked, true)) return;
@@ -388,17 +389,19 @@ std::optional<SteadyTime> Session::ReclaimAskedSince(int device) const {
 
 void Session::AskForReclaim(int device) {
   uint64_t bytes = 0;
+  std::chrono::milliseconds time{0};
   const uint64_t reserved = heaps_[device]->pool.GetAccount(id_).value_or(AccountFigures()).reserved_bytes;
   {
     MutexLock lock(reclaims_mu_);
     Reclaims& reclaims = reclaims_[device];
     reclaims.now = std::exchange(reclaims.next, {});
     bytes = std::exchange(reclaims.next_bytes, 0);
+    time = reclaims.time;
     reclaims.now_bytes = bytes;
     reclaims.reserved_before = reserved;
   }
   if (leases()) {
-    const ClientQuestion question{.kind = ClientQuestion::Kind::kTrim, .bytes = bytes, .device = device};
+    const ClientQuestion question{.kind = ClientQuestion::Kind::kTrim, .bytes = bytes, .device = device, .time = time};
     // The questions are a part of this object.
     questions_.AskLater([&](uint64_t id) { events()->Ask(id, question); },
                         [this, device](const absl::StatusOr<ClientAnswer>&) { Reclaimed(device); });

@@ -165,8 +165,10 @@ class Session : public std::enable_shared_from_this<Session> {
   // Returns the bytes given back. A remote session always gives all.
   absl::StatusOr<uint64_t> Trim(uint64_t bytes);
   // Asks for `bytes` of wholly free segments of the device back, for others; calls `answered` when they are there, or
-  // nobody answers any more. Asks once at a time: who comes meanwhile is asked for next, together.
-  void Reclaim(int device, uint64_t bytes, std::function<void()> answered) ABSL_LOCKS_EXCLUDED(reclaims_mu_);
+  // nobody answers any more. Asks once at a time: who comes meanwhile is asked for next, together. `time`: how long an
+  // answer is waited for.
+  void Reclaim(int device, uint64_t bytes, std::chrono::milliseconds time, std::function<void()> answered)
+      ABSL_LOCKS_EXCLUDED(reclaims_mu_);
   // Since when the client owes the answer to a question, the one that is under way; nullopt when it owes none.
   std::optional<SteadyTime> ReclaimAskedSince(int device) const ABSL_LOCKS_EXCLUDED(reclaims_mu_);
   // A request that may come to wait, for CancelGrowth(); what is returned becomes true then. Key 0: none.
@@ -223,6 +225,7 @@ class Session : public std::enable_shared_from_this<Session> {
   struct Reclaims {
     bool asked = false;
     SteadyTime asked_since;                   // the question that is under way
+    std::chrono::milliseconds time{0};        // that an answer is waited for
     std::vector<std::function<void()>> now;   // for the answer that is under way
     std::vector<std::function<void()>> next;  // for the one after that
     uint64_t next_bytes = 0;

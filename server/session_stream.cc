@@ -111,6 +111,7 @@ class SessionStream::Events : public SessionEvents {
       case ClientQuestion::Kind::kTrim:
         message->mutable_trim()->set_bytes(question.bytes);
         if (question.device >= 0) message->mutable_trim()->set_device(static_cast<uint32_t>(question.device));
+        message->mutable_trim()->set_time_ms(static_cast<uint32_t>(question.time.count()));
         break;
       case ClientQuestion::Kind::kStats:
         message->mutable_stats();
