@@ -113,7 +113,28 @@ absl::Status Client::RecordStream(void* pointer, uint64_t stream) {
 }
 absl::StatusOr<void*> Client::LeaseSegment(uint64_t bytes, int device) {
   const absl::StatusOr<client_internal::Heap*> heap = session_->heap(device);
-  return heap.ok() ? (*heap)->LeaseSegment(bytes) : heap.status();
+  return heap.ok() ? (*heap)->LeaseSegment(bytes, /*now=*/false) : heap.status();
+}
+absl::StatusOr<void*> Client::TryLeaseSegment(uint64_t bytes, int device) {
+  const absl::StatusOr<client_internal::Heap*> heap = session_->heap(device);
+  return heap.ok() ? (*heap)->LeaseSegment(bytes, /*now=*/true) : heap.status();
+}
+absl::Status Client::ReportSegmentUse(const SegmentUse& use, int device) {
+  return session_->ReportSegmentUse(device, use);
+}
+absl::Status Client::ServeTrims(bool on) {
+  const absl::StatusOr<client_internal::TrimRequests*> trims = session_->trims();
+  if (trims.ok()) (*trims)->Serve(on);
+  return trims.status();
+}
+absl::StatusOr<TrimRequest> Client::WaitForTrim(absl::Duration timeout) {
+  const absl::StatusOr<client_internal::TrimRequests*> trims = session_->trims();
+  if (!trims.ok()) return trims.status();
+  return (*trims)->Wait(timeout);
+}
+absl::Status Client::EndTrim(uint64_t number) {
+  const absl::StatusOr<client_internal::TrimRequests*> trims = session_->trims();
+  return trims.ok() ? (*trims)->End(number) : trims.status();
 }
 void Client::BeginEnd() {
   session_->BeginEnd();

@@ -35,7 +35,8 @@ class Heap {
 
   // See Client for these.
   virtual absl::StatusOr<void*> Malloc(uint64_t bytes, Stream stream) = 0;
-  virtual absl::StatusOr<void*> LeaseSegment(uint64_t bytes) = 0;
+  // `now`: of what is free, without asking anybody for it.
+  virtual absl::StatusOr<void*> LeaseSegment(uint64_t bytes, bool now) = 0;
   // Bytes of the segment of LeaseSegment(), or of the remote block of Malloc(), that begins at `pointer`; nullopt when
   // none does. Leased blocks are in the address map.
   virtual std::optional<uint64_t> SizeOf(const void* pointer) const = 0;

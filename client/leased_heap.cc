@@ -350,7 +350,7 @@ void LeasedHeap::RetryClosing() {
   if (!refused.empty()) CloseAndReturn(refused);
 }
 
-absl::StatusOr<void*> LeasedHeap::LeaseSegment(uint64_t bytes) {
+absl::StatusOr<void*> LeasedHeap::LeaseSegment(uint64_t bytes, bool now) {
   if (absl::Status status = CheckBytes(bytes); !status.ok()) return status;
   const FitReport fit{.block_bytes = bytes, .segment_bytes = RoundUpTo(bytes, kSegmentGranuleBytes)};
   if (bytes >= kMaxRequestBytes) {
@@ -359,6 +359,7 @@ absl::StatusOr<void*> LeasedHeap::LeaseSegment(uint64_t bytes) {
                    {.block_bytes = bytes, .segment_bytes = bytes});
   }
   absl::StatusOr<AcquiredSegment> segment = AcquireSegment(fit.segment_bytes, /*last_resort=*/false);
+  if (absl::IsResourceExhausted(segment.status()) && now) return segment.status();
   if (absl::IsResourceExhausted(segment.status())) {
     allocator_.EmptyCache();
     segment = AcquireSegment(fit.segment_bytes, /*last_resort=*/true);
@@ -380,6 +381,10 @@ absl::StatusOr<void*> LeasedHeap::LeaseSegment(uint64_t bytes) {
     sum->Up(PoolKind::kLarge, fit.segment_bytes);
   }
   whole_stats_.requested_bytes.Up(PoolKind::kLarge, bytes);
+  if (use_.has_value()) {
+    use_->allocated_bytes += fit.segment_bytes;
+    use_->requested_bytes += bytes;
+  }
   ++whole_stats_.num_device_alloc;
   return segment->base;
 }
@@ -400,8 +405,12 @@ absl::Status LeasedHeap::ReturnSegment(void* pointer) {
     }
     whole_stats_.requested_bytes.Down(PoolKind::kLarge, whole.requested);
     ++whole_stats_.num_device_free;
+    if (use_.has_value()) use_->idle_bytes -= std::min(use_->idle_bytes, whole.bytes);
   }
-  if (ReleaseSegments({{.id = whole.id, .bytes = whole.bytes}}) > 0) return absl::OkStatus();
+  if (ReleaseSegments({{.id = whole.id, .bytes = whole.bytes}}) > 0) {
+    session_.WholeReturned(ordinal(), whole.bytes);
+    return absl::OkStatus();
+  }
   {
     MutexLock lock(mu_);
     if (mapped_.contains(whole.id)) return absl::OkStatus();  // the device closes it later: see RetryClosing()
@@ -434,8 +443,38 @@ absl::StatusOr<MemoryStats> LeasedHeap::GetMemoryStats() {
   MemoryStats stats = allocator_.GetMemoryStats();
   MutexLock lock(mu_);
   const uint64_t max_split_bytes = stats.max_split_bytes;
-  stats.Add(whole_stats_);
+  stats.Add(WholeStats());
   stats.max_split_bytes = max_split_bytes;
+  return stats;
+}
+
+void LeasedHeap::ReportUse(const SegmentUse& use) {
+  MutexLock lock(mu_);
+  // It may say anything, and of another moment than ours.
+  const uint64_t reserved = whole_stats_.reserved_bytes.all.current;
+  use_ = use;
+  for (uint64_t* bytes :
+       {&use_->allocated_bytes, &use_->requested_bytes, &use_->inactive_split_bytes, &use_->idle_bytes}) {
+    *bytes = std::min(*bytes, reserved);
+  }
+}
+
+MemoryStats LeasedHeap::WholeStats() const {
+  MemoryStats stats = whole_stats_;
+  if (!use_.has_value()) return stats;
+  const uint64_t reserved = stats.reserved_bytes.all.current;
+  const uint64_t idle = std::min(use_->idle_bytes, reserved);
+  const uint64_t split = std::min(use_->inactive_split_bytes, reserved - idle);
+  const uint64_t active = reserved - idle - split;
+  const uint64_t allocated = std::min(use_->allocated_bytes, active);
+  const auto set = [](PoolStat& stat, uint64_t bytes) {
+    const uint64_t current = stat.all.current;
+    bytes < current ? stat.Down(PoolKind::kLarge, current - bytes) : stat.Up(PoolKind::kLarge, bytes - current);
+  };
+  set(stats.inactive_split_bytes, split);
+  set(stats.active_bytes, active);
+  set(stats.allocated_bytes, allocated);
+  set(stats.requested_bytes, std::min(use_->requested_bytes, allocated));
   return stats;
 }
 

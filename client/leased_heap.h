@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -44,10 +45,11 @@ class LeasedHeap final : public Heap, private SegmentSource, private EventSource
   void FreeBlock(Block* block);
   void RecordStream(Block* block, Stream stream);
 
-  absl::StatusOr<void*> LeaseSegment(uint64_t bytes) override ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<void*> LeaseSegment(uint64_t bytes, bool now) override ABSL_LOCKS_EXCLUDED(mu_);
   // NotFound: `pointer` is not from LeaseSegment().
   absl::Status ReturnSegment(void* pointer) ABSL_LOCKS_EXCLUDED(mu_);
   std::optional<uint64_t> SizeOf(const void* pointer) const override ABSL_LOCKS_EXCLUDED(mu_);
+  void ReportUse(const SegmentUse& use) ABSL_LOCKS_EXCLUDED(mu_);
 
   absl::StatusOr<uint64_t> EmptyCache() override;
   absl::StatusOr<MemoryStats> GetMemoryStats() override ABSL_LOCKS_EXCLUDED(mu_);
@@ -116,6 +118,8 @@ class LeasedHeap final : public Heap, private SegmentSource, private EventSource
   // Returns the bytes that the daemon has back. What the device does not let go of stays held, and charged, for later.
   uint64_t CloseAndReturn(absl::Span<const SegmentId> segments) ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<std::unique_ptr<Event>> RecordEvent(Stream stream) override;
+  // whole_stats_ with what the application makes of it.
+  MemoryStats WholeStats() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   SessionClient& session_;
   AddressMap& addresses_;
@@ -128,7 +132,9 @@ class LeasedHeap final : public Heap, private SegmentSource, private EventSource
   absl::flat_hash_map<SegmentId, Mapped> mapped_ ABSL_GUARDED_BY(mu_);
   std::vector<SegmentId> refused_ ABSL_GUARDED_BY(mu_);  // of mapped_; the device has not closed them, so far
   absl::flat_hash_map<void*, Whole> whole_ ABSL_GUARDED_BY(mu_);
-  MemoryStats whole_stats_ ABSL_GUARDED_BY(mu_);
+  MemoryStats whole_stats_ ABSL_GUARDED_BY(mu_);  // as if all that is leased were in use
+  // What the application said last, and what has been leased and returned since then.
+  std::optional<SegmentUse> use_ ABSL_GUARDED_BY(mu_);
   uint64_t next_whole_address_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -110,7 +110,7 @@ absl::Status RemoteHeap::FreePointer(void* pointer) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<void*> RemoteHeap::LeaseSegment(uint64_t /*bytes*/) {
+absl::StatusOr<void*> RemoteHeap::LeaseSegment(uint64_t /*bytes*/, bool /*now*/) {
   return absl::FailedPreconditionError("LeaseSegment: this client allocates remotely; use Placement::kLeased");
 }
 

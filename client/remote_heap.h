@@ -32,7 +32,7 @@ class RemoteHeap : public Heap {
   absl::StatusOr<void*> Malloc(uint64_t bytes, Stream stream) override ABSL_LOCKS_EXCLUDED(mu_);
   // NotFound: `pointer` is not from Malloc().
   absl::Status FreePointer(void* pointer) ABSL_LOCKS_EXCLUDED(mu_);
-  absl::StatusOr<void*> LeaseSegment(uint64_t bytes) override;
+  absl::StatusOr<void*> LeaseSegment(uint64_t bytes, bool now) override;
   std::optional<uint64_t> SizeOf(const void* pointer) const override ABSL_LOCKS_EXCLUDED(mu_);
 
   absl::StatusOr<uint64_t> EmptyCache() override;

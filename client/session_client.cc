@@ -34,6 +34,11 @@ constexpr int kMaxCarriedInMessage = 1024;
 constexpr std::chrono::milliseconds kReportPeriod(950);  // with the way to the daemon, figures are never a second old
 // The first report of a change comes this soon: the block that a segment was leased for is then counted, too.
 constexpr std::chrono::milliseconds kReportDelay(2);
+// What the application says of its segments goes on at once, since it may be old by then, but at most so often.
+constexpr std::chrono::milliseconds kUseReportPeriod(100);
+// Of the time that a trim may take, the application has so much; the rest is for the way.
+constexpr double kTrimTimeShare = 0.75;
+constexpr std::chrono::milliseconds kTrimTime(2000);  // of a daemon that does not say
 constexpr int kTicksOfDecay = 4;
 // A session whose client is gone ends this soon after its last block.
 constexpr std::chrono::milliseconds kOrphanPeriod(20);
@@ -118,7 +123,12 @@ SessionClient::SessionClient(const ClientOptions& options)
         return fork_count.load(std::memory_order_relaxed);
       }()),
       mark_(ProcessMark(forks_)),
-      logs_to_stderr_(options.log == nullptr) {
+      logs_to_stderr_(options.log == nullptr),
+      trims_([this] {
+        MutexLock lock(mu_);
+        trims_changed_ = true;
+        changed_.NotifyAll();
+      }) {
   callbacks_->on_lost = options.on_lost;
   callbacks_->log = options.log;
 }
@@ -494,6 +504,23 @@ absl::StatusOr<uint64_t> SessionClient::EmptyCache() {
   return bytes;
 }
 
+absl::Status SessionClient::ReportSegmentUse(int device, const SegmentUse& use) {
+  const absl::StatusOr<Heap*> found = heap(device);
+  if (!found.ok()) return found.status();
+  if (!leases()) return absl::FailedPreconditionError("a remote session has no whole segments");
+  static_cast<LeasedHeap*>(*found)->ReportUse(use);
+  MutexLock lock(mu_);
+  use_reported_ = true;
+  changed_.NotifyAll();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<TrimRequests*> SessionClient::trims() {
+  if (IsForked()) return CheckUsable();
+  if (!leases()) return absl::FailedPreconditionError("a remote session has no whole segments");
+  return &trims_;
+}
+
 uint64_t SessionClient::limit_bytes(int device) const {
   return device >= 0 && static_cast<size_t>(device) < devices_.size() ? limits_[static_cast<size_t>(device)].load() : 0;
 }
@@ -670,16 +697,19 @@ void SessionClient::Keep() {
     {
       MutexLock lock(mu_);
       Clock::time_point wake = leases() ? std::min({next_report, next_tick, next_try}) : Clock::time_point::max();
+      wake = std::min(wake, trims_.NextDeadline().value_or(wake));
       if (orphaned_) wake = std::min(wake, Clock::now() + kOrphanPeriod);
-      while (!stopping_ && questions_.empty() && (!lost_ || reported_lost || !leases())) {
-        if (grown_) {
-          next_report = std::min(next_report, std::max(Clock::now() + kReportDelay, last_report + kReportPeriod));
+      while (!stopping_ && questions_.empty() && !trims_changed_ && (!lost_ || reported_lost || !leases())) {
+        if (grown_ || use_reported_) {
+          const std::chrono::milliseconds period = use_reported_ ? kUseReportPeriod : kReportPeriod;
+          next_report = std::min(next_report, std::max(Clock::now() + kReportDelay, last_report + period));
           wake = std::min(wake, next_report);
         }
         if (!changed_.WaitUntil(mu_, wake)) break;
         if (orphaned_) wake = std::min(wake, Clock::now() + kOrphanPeriod);
       }
       if (stopping_) return;
+      trims_changed_ = false;
       questions.swap(questions_);
       lost = lost_ && leases();
       orphaned = orphaned_;
@@ -691,6 +721,7 @@ void SessionClient::Keep() {
       return;
     }
     for (const v1::Question& question : questions) Answer(question);
+    AnswerEndedTrims();
     const Clock::time_point now = Clock::now();
     if (lost && !reported_lost) {
       reported_lost = true;
@@ -721,7 +752,7 @@ void SessionClient::Keep() {
       ReturnAgain();
       {
         MutexLock lock(mu_);
-        grown_ = false;
+        grown_ = use_reported_ = false;
       }
       if (ReportStats(/*all=*/false)) last_report = now;
       next_report = now + kReportPeriod;
@@ -767,6 +798,7 @@ void SessionClient::Answer(const v1::Question& question) {
         if (question.trim().has_device() && question.trim().device() != device) continue;
         released += leased(device).Trim(wanted - released, /*min_idle_ticks=*/0);
       }
+      if (released < wanted && PassOn(question, wanted, released)) return;
       answer->set_released_bytes(released);
       ReportStats(/*all=*/false);
       break;
@@ -797,6 +829,29 @@ void SessionClient::Answer(const v1::Question& question) {
       break;
   }
   link->stream->Send(std::move(message));
+}
+
+bool SessionClient::PassOn(const v1::Question& question, uint64_t wanted, uint64_t released) {
+  const std::chrono::milliseconds time =
+      question.trim().time_ms() > 0 ? std::chrono::milliseconds(question.trim().time_ms()) : kTrimTime;
+  TrimRequests::Question passed{.id = question.question_id(),
+                                .stream = link()->stream,
+                                .wanted_bytes = wanted,
+                                .released_bytes = released,
+                                .deadline = DeadlineAfter(kTrimTimeShare * absl::FromChrono(time))};
+  if (question.trim().has_device()) passed.device = static_cast<int>(question.trim().device());
+  return trims_.Add(std::move(passed));
+}
+
+void SessionClient::AnswerEndedTrims() {
+  const std::vector<TrimRequests::Question> ended = trims_.TakeEnded(Clock::now());
+  if (!ended.empty()) ReportStats(/*all=*/false);
+  for (const TrimRequests::Question& question : ended) {
+    v1::SessionRequest message;
+    message.mutable_answer()->set_question_id(question.id);
+    message.mutable_answer()->set_released_bytes(question.released_bytes);
+    question.stream->Send(std::move(message));
+  }
 }
 
 void SessionClient::GiveBackIdle() {

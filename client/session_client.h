@@ -30,6 +30,7 @@
 #include "client/mappings.h"
 #include "client/remote_heap.h"
 #include "client/session_stream.h"
+#include "client/trim_requests.h"
 #include "client/vrambroker/client.h"
 #include "vrambroker/v1/broker.grpc.pb.h"
 
@@ -76,6 +77,9 @@ class SessionClient {
   // The device of what Malloc() or LeaseSegment() gave. OutOfRange unless [offset, offset + bytes) lies within it.
   absl::StatusOr<Device*> DeviceOf(const void* pointer, uint64_t offset, uint64_t bytes) const;
   absl::StatusOr<uint64_t> EmptyCache();
+  absl::Status ReportSegmentUse(int device, const SegmentUse& use) ABSL_LOCKS_EXCLUDED(mu_);
+  // FailedPrecondition: there are no whole segments.
+  absl::StatusOr<TrimRequests*> trims();
 
   uint64_t session_id() const { return link()->session_id; }
   std::string name() const { return link()->name; }
@@ -108,6 +112,8 @@ class SessionClient {
   // Gives segments of session number `session` back, which are closed here. False when the daemon does not have them:
   // it is gone, or will have them when it is reached again.
   bool ReturnSegments(int device, uint64_t session, const std::vector<uint64_t>& segments) ABSL_LOCKS_EXCLUDED(mu_);
+  // The daemon has bytes of a whole segment back.
+  void WholeReturned(int device, uint64_t bytes) { trims_.Returned(device, bytes); }
   // Those that the daemon could not be told of, until one is not answered.
   void ReturnAgain() ABSL_LOCKS_EXCLUDED(mu_);
   bool ReturnWithin(absl::Duration timeout, int device, uint64_t session, const std::vector<uint64_t>& segments)
@@ -161,6 +167,9 @@ class SessionClient {
 
   void Keep() ABSL_LOCKS_EXCLUDED(mu_);
   void Answer(const v1::Question& question);
+  // True: the application answers, which knows which whole segments are idle.
+  bool PassOn(const v1::Question& question, uint64_t wanted, uint64_t released);
+  void AnswerEndedTrims();
   // Sends the figures that have changed, or all. False: none had.
   bool ReportStats(bool all);
   // Aborted: an operator has ended the session.
@@ -197,6 +206,7 @@ class SessionClient {
   Mappings mappings_;                         // of remote heaps; after the devices: closed before they go
   AddressMap addresses_;                      // of leased heaps
   std::vector<std::unique_ptr<Heap>> heaps_;  // by ordinal
+  TrimRequests trims_;
 
   // Of the keeper thread.
   std::vector<MemoryStats> reported_;  // what the daemon knows, by device
@@ -208,6 +218,8 @@ class SessionClient {
   std::shared_ptr<SessionStream> connecting_ ABSL_GUARDED_BY(mu_);  // of Connect(), while that waits
   bool lost_ ABSL_GUARDED_BY(mu_) = false;                          // link_ has broken
   bool grown_ ABSL_GUARDED_BY(mu_) = false;                         // since the last report
+  bool use_reported_ ABSL_GUARDED_BY(mu_) = false;                  // by the application, since then
+  bool trims_changed_ ABSL_GUARDED_BY(mu_) = false;                 // since the keeper looked
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   bool orphaned_ ABSL_GUARDED_BY(mu_) = false;  // the keeper is to delete this object when nothing is in use
   std::deque<v1::Question> questions_ ABSL_GUARDED_BY(mu_);

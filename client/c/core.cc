@@ -269,6 +269,40 @@ int CoreLeaseSegment(vrambroker_client* client, uint64_t bytes, int device, cons
   return Guarded([&] { return Take(Of(client).LeaseSegment(bytes, device), pointer); });
 }
 
+int CoreTryLeaseSegment(vrambroker_client* client, uint64_t bytes, int device, void** pointer) {
+  return Guarded([&] { return Take(Of(client).TryLeaseSegment(bytes, device), pointer); });
+}
+
+int CoreReportSegmentUse(vrambroker_client* client, int device, const vrambroker_segment_use* use) {
+  return Guarded([&] {
+    return Report(Of(client).ReportSegmentUse({.allocated_bytes = use->allocated_bytes,
+                                               .requested_bytes = use->requested_bytes,
+                                               .inactive_split_bytes = use->inactive_split_bytes,
+                                               .idle_bytes = use->idle_bytes},
+                                              device));
+  });
+}
+
+int CoreServeTrims(vrambroker_client* client, bool on) {
+  return Guarded([&] { return Report(Of(client).ServeTrims(on)); });
+}
+
+int CoreWaitForTrim(vrambroker_client* client, int64_t timeout_ms, vrambroker_trim* out) {
+  return Guarded([&] {
+    const absl::StatusOr<TrimRequest> trim = Of(client).WaitForTrim(absl::Milliseconds(timeout_ms));
+    if (!trim.ok()) return Report(trim.status());
+    out->number = trim->number;
+    out->bytes = trim->bytes;
+    out->time_ms = absl::ToInt64Milliseconds(trim->time);
+    out->device = trim->device;
+    return Report(absl::OkStatus());
+  });
+}
+
+int CoreEndTrim(vrambroker_client* client, uint64_t number) {
+  return Guarded([&] { return Report(Of(client).EndTrim(number)); });
+}
+
 int CoreReturnSegment(vrambroker_client* client, void* pointer) {
   return Guarded([&] { return Report(pointer == nullptr ? absl::OkStatus() : Of(client).ReturnSegment(pointer)); });
 }
@@ -367,7 +401,12 @@ constexpr vrambroker_core kCore = {
     .record_stream = &CoreRecordStream,
     .malloc_until = &CoreMallocUntil,
     .lease_segment = &CoreLeaseSegment,
+    .try_lease_segment = &CoreTryLeaseSegment,
     .return_segment = &CoreReturnSegment,
+    .report_segment_use = &CoreReportSegmentUse,
+    .serve_trims = &CoreServeTrims,
+    .wait_for_trim = &CoreWaitForTrim,
+    .end_trim = &CoreEndTrim,
     .write = &CoreWrite,
     .read = &CoreRead,
     .empty_cache = &CoreEmptyCache,

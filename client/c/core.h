@@ -47,7 +47,7 @@ int Guarded(const Body& body) noexcept {
 int CoreTorchConnect(const vrambroker_options* options);
 int CoreTorchClient(vrambroker_client** client);
 int CoreTorchDevice(int cuda_device, int* device);
-int CoreTorchMalloc(uint64_t bytes, int device, uint64_t stream, bool cached, void** pointer);
+int CoreTorchMalloc(uint64_t bytes, int device, uint64_t stream, vrambroker_torch_memory what, void** pointer);
 int CoreTorchFree(void* pointer, bool cached);
 int CoreTorchRecordStream(void* pointer, uint64_t stream);
 void CoreTorchThrow(const char* message);

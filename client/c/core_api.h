@@ -10,9 +10,16 @@
 #include "client/vrambroker/vrambroker.h"
 
 // Changes with anything in this file, and with the structs that it passes: the halves must be of one build.
-inline constexpr uint32_t kVrambrokerCoreVersion = 5;
+inline constexpr uint32_t kVrambrokerCoreVersion = 6;
 
 struct vrambroker_core;
+
+// What PyTorch wants memory for.
+enum vrambroker_torch_memory {
+  VRAMBROKER_TORCH_BLOCK,       // vrambroker_torch_cached_malloc()
+  VRAMBROKER_TORCH_SEGMENT,     // vrambroker_torch_malloc()
+  VRAMBROKER_TORCH_SEGMENT_NOW  // a segment of what is free now: PyTorch will ask again
+};
 
 // What a client begins with: a call is one look and one jump away from the core.
 struct vrambroker_client {
@@ -53,7 +60,12 @@ struct vrambroker_core {
   int (*malloc_until)(vrambroker_client* client, uint64_t bytes, int device, uint64_t stream, const int* give_up,
                       void** pointer);
   int (*lease_segment)(vrambroker_client* client, uint64_t bytes, int device, const int* give_up, void** pointer);
+  int (*try_lease_segment)(vrambroker_client* client, uint64_t bytes, int device, void** pointer);
   int (*return_segment)(vrambroker_client* client, void* pointer);
+  int (*report_segment_use)(vrambroker_client* client, int device, const vrambroker_segment_use* use);
+  int (*serve_trims)(vrambroker_client* client, bool on);
+  int (*wait_for_trim)(vrambroker_client* client, int64_t timeout_ms, vrambroker_trim* out);
+  int (*end_trim)(vrambroker_client* client, uint64_t number);
   int (*write)(vrambroker_client* client, void* pointer, uint64_t offset, const void* from, uint64_t bytes);
   int (*read)(vrambroker_client* client, const void* pointer, uint64_t offset, void* to, uint64_t bytes);
   int (*empty_cache)(vrambroker_client* client, uint64_t* released_bytes);
@@ -61,11 +73,11 @@ struct vrambroker_core {
   int (*get_memory_stats)(vrambroker_client* client, int device, vrambroker_memory_stats* out);
   int (*memory_stats_json)(vrambroker_client* client, int device, char* buffer, size_t size, size_t* needed);
   int (*reset_memory_stats)(vrambroker_client* client, int device, bool accumulated);
-  // Of the client that PyTorch's functions share; `cached` as in vrambroker_torch_cached_malloc().
+  // Of the client that PyTorch's functions share; `cached`: a block.
   int (*torch_connect)(const vrambroker_options* options);
   int (*torch_client)(vrambroker_client** client);
   int (*torch_device)(int cuda_device, int* device);
-  int (*torch_malloc)(uint64_t bytes, int device, uint64_t stream, bool cached, void** pointer);
+  int (*torch_malloc)(uint64_t bytes, int device, uint64_t stream, vrambroker_torch_memory what, void** pointer);
   int (*torch_free)(void* pointer, bool cached);
   int (*torch_record_stream)(void* pointer, uint64_t stream);
   // Throws PyTorch's OutOfMemoryError; returns where there is no PyTorch, or one that this cannot be done with.

@@ -33,6 +33,10 @@ int CheckNotForked(bool is_forked = false);
 // The file of this library, or "".
 const char* OwnPath();
 
+// A whole segment of what is free now, as vrambroker_torch_malloc() gives it. Null: an error is remembered, but no
+// refusal: PyTorch will ask again. `bytes` is at most PTRDIFF_MAX.
+void* TorchSegmentNow(size_t bytes, int device);
+
 // `path` is of a file called `name`, or that and a version.
 inline bool IsFileNamed(const char* path, const char* name) {
   const char* const slash = std::strrchr(path, '/');

@@ -79,7 +79,7 @@ void Uncharge(uint64_t bytes, int device) {
 // ---- Requests ----
 
 // Null: an error is remembered.
-void* TorchMalloc(const char* function, ssize_t size, int device, void* stream, bool cached) {
+void* TorchMalloc(const char* function, ssize_t size, int device, void* stream, vrambroker_torch_memory what) {
   static std::atomic<bool> registered{false};
   void* pointer = nullptr;
   if (size == 0) return nullptr;  // as cudaMalloc()
@@ -88,13 +88,12 @@ void* TorchMalloc(const char* function, ssize_t size, int device, void* stream, 
   if (core != nullptr) {
     if (size < 0) {
       Fail(VRAMBROKER_INVALID_ARGUMENT, "%s: size is %zd", function, size);
-    } else if (!cached) {
-      Kept(core, core->torch_malloc(bytes, device, reinterpret_cast<uintptr_t>(stream), false, &pointer));
-    } else if (Charge(bytes, device)) {
-      Kept(core, core->torch_malloc(bytes, device, reinterpret_cast<uintptr_t>(stream), true, &pointer));
-      if (pointer == nullptr) Uncharge(bytes, device);
+    } else if (what != VRAMBROKER_TORCH_BLOCK || Charge(bytes, device)) {
+      Kept(core, core->torch_malloc(bytes, device, reinterpret_cast<uintptr_t>(stream), what, &pointer));
+      if (pointer == nullptr && what == VRAMBROKER_TORCH_BLOCK) Uncharge(bytes, device);
     }
   }
+  if (pointer == nullptr && what == VRAMBROKER_TORCH_SEGMENT_NOW) return nullptr;  // no refusal yet
   if (pointer == nullptr) {
     Remember(bytes, device);
     Tell(function);
@@ -115,6 +114,10 @@ void TorchFree(const char* function, void* pointer, bool cached) {
 }
 
 }  // namespace
+
+void* vrambroker::c_library::TorchSegmentNow(size_t bytes, int device) {
+  return TorchMalloc("cudaMalloc", static_cast<ssize_t>(bytes), device, nullptr, VRAMBROKER_TORCH_SEGMENT_NOW);
+}
 
 extern "C" {
 
@@ -152,7 +155,7 @@ int vrambroker_torch_last_refusal(size_t index, vrambroker_torch_refusal* out) {
 }
 
 void* vrambroker_torch_malloc(ssize_t size, int device, void* stream) {
-  return TorchMalloc(__func__, size, device, stream, /*cached=*/false);
+  return TorchMalloc(__func__, size, device, stream, VRAMBROKER_TORCH_SEGMENT);
 }
 
 void vrambroker_torch_free(void* pointer, ssize_t /*size*/, int /*device*/, void* /*stream*/) {
@@ -160,7 +163,7 @@ void vrambroker_torch_free(void* pointer, ssize_t /*size*/, int /*device*/, void
 }
 
 void* vrambroker_torch_cached_malloc(ssize_t size, int device, void* stream) {
-  void* const pointer = TorchMalloc(__func__, size, device, stream, /*cached=*/true);
+  void* const pointer = TorchMalloc(__func__, size, device, stream, VRAMBROKER_TORCH_BLOCK);
   if (pointer != nullptr || size == 0) return pointer;
   if (const vrambroker_core* const core = Core()) {
     char message[sizeof LastError().message + 128];

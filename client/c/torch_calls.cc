@@ -97,13 +97,36 @@ class KeepsDevice {
   bool known_ = false;
 };
 
+std::atomic<int> captures{0};  // and pools in use
+std::atomic<int> calls_under_way{0};
+
+// What the last call of this thread was refused; 0 bytes: it was not. When PyTorch gets no segment it frees what it
+// caches and calls again, for the same (alloc_block() in c10/cuda/CUDACachingAllocator.cpp, up to 2.11).
+struct Refused {
+  size_t bytes;
+  int device;
+};
+thread_local Refused last_refused = {};
+
+// A segment of the broker, or null.
+void* Lease(size_t bytes, int device) {
+  const Refused last = last_refused;
+  last_refused = {};
+  const bool is_retry = last.bytes == bytes && last.device == device;
+  if (is_retry || captures.load() > 0) return vrambroker_torch_malloc(static_cast<ssize_t>(bytes), device, nullptr);
+  void* const segment = TorchSegmentNow(bytes, device);
+  if (segment == nullptr) last_refused = {.bytes = bytes, .device = device};
+  return segment;
+}
+
 int Malloc(void** pointer, size_t bytes) {
   if (!serving.load() || bytes == 0) return real_malloc.load()(pointer, bytes);
   if (pointer == nullptr) return kCudaInvalidValue;
   *pointer = nullptr;
   const KeepsDevice kept;
-  void* const segment =
-      bytes > PTRDIFF_MAX ? nullptr : vrambroker_torch_malloc(static_cast<ssize_t>(bytes), kept.device(), nullptr);
+  ++calls_under_way;
+  void* const segment = bytes > PTRDIFF_MAX ? nullptr : Lease(bytes, kept.device());
+  --calls_under_way;
   if (segment == nullptr) return kCudaOutOfMemory;
   if (!AddSegment(segment)) {
     vrambroker_torch_free(segment, static_cast<ssize_t>(bytes), kept.device(), nullptr);
@@ -343,6 +366,14 @@ int vrambroker_torch_serve(const char* library) {
 
 void vrambroker_torch_unserve(void) {
   serving.store(false);
+}
+
+void vrambroker_torch_count_captures(int change) {
+  captures.fetch_add(change);
+}
+
+int vrambroker_torch_calls_under_way(void) {
+  return calls_under_way.load();
 }
 
 }  // extern "C"

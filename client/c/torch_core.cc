@@ -176,14 +176,22 @@ int CoreTorchDevice(int cuda_device, int* device) {
   });
 }
 
-int CoreTorchMalloc(uint64_t bytes, int device, uint64_t stream, bool cached, void** pointer) {
+int CoreTorchMalloc(uint64_t bytes, int device, uint64_t stream, vrambroker_torch_memory what, void** pointer) {
   return Guarded([&] {
     const absl::StatusOr<TorchClient*> torch = Torch();
     if (!torch.ok()) return Report(torch.status());
     const absl::StatusOr<int> ordinal = Ordinal(**torch, device);
     if (!ordinal.ok()) return Report(ordinal.status());
     Client& client = (*torch)->core.client;
-    return Take(cached ? client.Malloc(bytes, *ordinal, stream) : client.LeaseSegment(bytes, *ordinal), pointer);
+    switch (what) {
+      case VRAMBROKER_TORCH_BLOCK:
+        return Take(client.Malloc(bytes, *ordinal, stream), pointer);
+      case VRAMBROKER_TORCH_SEGMENT_NOW:
+        return Take(client.TryLeaseSegment(bytes, *ordinal), pointer);
+      case VRAMBROKER_TORCH_SEGMENT:
+        break;
+    }
+    return Take(client.LeaseSegment(bytes, *ordinal), pointer);
   });
 }
 

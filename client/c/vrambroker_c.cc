@@ -61,6 +61,8 @@ constexpr size_t kOutOfMemoryV1 = offsetof(vrambroker_out_of_memory, advice) + s
 constexpr size_t kSessionV1 = offsetof(vrambroker_session, name) + sizeof(vrambroker_session::name);
 constexpr size_t kDeviceV1 = offsetof(vrambroker_device, name) + sizeof(vrambroker_device::name);
 constexpr size_t kStatsV1 = offsetof(vrambroker_memory_stats, num_device_free) + sizeof(uint64_t);
+constexpr size_t kSegmentUseV1 = offsetof(vrambroker_segment_use, idle_bytes) + sizeof(uint64_t);
+constexpr size_t kTrimV1 = offsetof(vrambroker_trim, device) + sizeof(int);
 
 }  // namespace
 
@@ -294,6 +296,37 @@ int vrambroker_lease_segment_until(vrambroker_client* client, uint64_t bytes, in
   *pointer = nullptr;
   VRAMBROKER_REQUIRE_CLIENT(client);
   return Kept(client->core, client->core->lease_segment(client, bytes, device, give_up, pointer));
+}
+
+int vrambroker_try_lease_segment(vrambroker_client* client, uint64_t bytes, int device, void** pointer) {
+  VRAMBROKER_REQUIRE(pointer);
+  *pointer = nullptr;
+  VRAMBROKER_REQUIRE_CLIENT(client);
+  return Kept(client->core, client->core->try_lease_segment(client, bytes, device, pointer));
+}
+
+int vrambroker_report_segment_use(vrambroker_client* client, int device, const vrambroker_segment_use* use) {
+  VRAMBROKER_REQUIRE_CLIENT(client);
+  VRAMBROKER_REQUIRE_STRUCT(use, kSegmentUseV1);
+  return Kept(client->core, client->core->report_segment_use(client, device, use));
+}
+
+int vrambroker_serve_trims(vrambroker_client* client, int on) {
+  VRAMBROKER_REQUIRE_CLIENT(client);
+  return Kept(client->core, client->core->serve_trims(client, on != 0));
+}
+
+int vrambroker_wait_for_trim(vrambroker_client* client, int64_t timeout_ms, vrambroker_trim* out) {
+  VRAMBROKER_REQUIRE_CLIENT(client);
+  VRAMBROKER_REQUIRE_STRUCT(out, kTrimV1);
+  vrambroker_trim trim = {};
+  const int code = Kept(client->core, client->core->wait_for_trim(client, timeout_ms, &trim));
+  return code == VRAMBROKER_OK ? CopyOut(trim, out) : code;
+}
+
+int vrambroker_end_trim(vrambroker_client* client, uint64_t number) {
+  VRAMBROKER_REQUIRE_CLIENT(client);
+  return Kept(client->core, client->core->end_trim(client, number));
 }
 
 int vrambroker_return_segment(vrambroker_client* client, void* pointer) {

@@ -151,6 +151,23 @@ struct DeviceInfo {
   uint64_t capacity_bytes = 0;
 };
 
+// What a program with an allocator of its own makes of its whole segments on one device. In bytes; the rest of what it
+// has leased is freed, but still in use by a stream.
+struct SegmentUse {
+  uint64_t allocated_bytes = 0;       // in blocks handed out
+  uint64_t requested_bytes = 0;       // of these, as asked for
+  uint64_t inactive_split_bytes = 0;  // free, in segments that also hold used blocks
+  uint64_t idle_bytes = 0;            // of segments that hold no block: what it could give back
+};
+
+// The daemon asks for memory that the program holds idle; see Client::WaitForTrim().
+struct TrimRequest {
+  uint64_t number = 0;
+  int device = -1;                             // ordinal; -1: of any
+  uint64_t bytes = 0;                          // wanted; the largest number: all that is idle
+  absl::Duration time = absl::ZeroDuration();  // until the daemon gets its answer
+};
+
 namespace client_internal {
 class Heap;
 class SessionClient;
@@ -264,6 +281,25 @@ class Client {
   // Free(). UNAVAILABLE: the daemon is gone, or gets it when it can be reached and answers; the memory is not yours in
   // any case.
   absl::Status ReturnSegment(void* pointer);
+
+  // ---- For programs with an allocator of their own over whole segments, which has a cache; kLeased only ----
+
+  // As LeaseSegment(), of what is free now: nobody is asked to give memory back, nothing is waited for, and a refusal
+  // (RESOURCE_EXHAUSTED) is not counted as one. For programs that then free what they cache, and ask again.
+  absl::StatusOr<void*> TryLeaseSegment(uint64_t bytes, int device = 0);
+  // What the program makes of the segments that it holds, at this moment. The daemon shows it, and asks for what is
+  // idle when others need it. Without it, all that is leased counts as in use, as what is leased from now on does until
+  // the next report.
+  absl::Status ReportSegmentUse(const SegmentUse& use, int device = 0);
+  // Whether the program answers when the daemon asks for memory that it holds idle: by WaitForTrim(), on a thread of
+  // its own. With `on` false, WaitForTrim() returns CANCELLED.
+  absl::Status ServeTrims(bool on);
+  // Waits until the daemon asks for memory; DEADLINE_EXCEEDED after `timeout`. The program returns segments that it
+  // does not use (ReturnSegment()), and calls EndTrim() then, also when there are none. The daemon hears as soon as it
+  // has what it asked for, and after `TrimRequest::time` in any case: it never waits longer for the program.
+  absl::StatusOr<TrimRequest> WaitForTrim(absl::Duration timeout);
+  // INVALID_ARGUMENT when no request had this number.
+  absl::Status EndTrim(uint64_t number);
 
   // As Buffer::Write() and Read(), of what Malloc() or LeaseSegment() gave: OUT_OF_RANGE outside of it,
   // INVALID_ARGUMENT as Free().

@@ -228,6 +228,48 @@ VRAMBROKER_API int vrambroker_lease_segment_until(vrambroker_client* client, uin
  * gone, or gets it when it is reached again; the memory is not yours in any case. */
 VRAMBROKER_API int vrambroker_return_segment(vrambroker_client* client, void* pointer);
 
+/*
+ * For programs with an allocator of their own over whole segments, which caches some. LEASED only
+ * (FAILED_PRECONDITION).
+ */
+
+/* As vrambroker_lease_segment(), of what is free now: nobody is asked to give memory back, nothing is waited for, and a
+ * refusal (RESOURCE_EXHAUSTED) is not counted as one. For programs that then free what they cache, and ask again. */
+VRAMBROKER_API int vrambroker_try_lease_segment(vrambroker_client* client, uint64_t bytes, int device, void** pointer);
+
+/* What the program makes of the segments that it holds on a device, at this moment. The rest of what it has leased is
+ * freed, but still in use by a stream. */
+typedef struct vrambroker_segment_use {
+  size_t struct_size;
+  uint64_t allocated_bytes;      /* in blocks handed out */
+  uint64_t requested_bytes;      /* of these, as asked for */
+  uint64_t inactive_split_bytes; /* free, in segments that also hold used blocks */
+  uint64_t idle_bytes;           /* of segments that hold no block: what it could give back */
+} vrambroker_segment_use;
+
+/* The daemon shows it, and asks for what is idle when others need it. Without it, all that is leased counts as in use,
+ * as what is leased from now on does until the next report. */
+VRAMBROKER_API int vrambroker_report_segment_use(vrambroker_client* client, int device,
+                                                 const vrambroker_segment_use* use);
+
+/* The daemon asks for memory that the program holds idle. */
+typedef struct vrambroker_trim {
+  size_t struct_size;
+  uint64_t number;
+  uint64_t bytes;  /* wanted; UINT64_MAX: all that is idle */
+  int64_t time_ms; /* until the daemon gets its answer */
+  int device;      /* -1: of any */
+} vrambroker_trim;
+
+/* Whether the program answers, by vrambroker_wait_for_trim() on a thread of its own. `on` 0: that returns CANCELLED. */
+VRAMBROKER_API int vrambroker_serve_trims(vrambroker_client* client, int on);
+/* Waits until the daemon asks; DEADLINE_EXCEEDED after `timeout_ms`. The program returns segments that it does not use,
+ * and calls vrambroker_end_trim() then, also when there are none. The daemon hears as soon as it has what it asked for,
+ * and after `time_ms` in any case: it never waits longer for the program. */
+VRAMBROKER_API int vrambroker_wait_for_trim(vrambroker_client* client, int64_t timeout_ms, vrambroker_trim* out);
+/* INVALID_ARGUMENT when no trim had this number. */
+VRAMBROKER_API int vrambroker_end_trim(vrambroker_client* client, uint64_t number);
+
 /* Copies between ordinary memory and [pointer + offset, pointer + offset + bytes), on any device; done when it returns.
  * `pointer` as vrambroker_malloc() or vrambroker_lease_segment() gave it. OUT_OF_RANGE outside of the block. */
 VRAMBROKER_API int vrambroker_write(vrambroker_client* client, void* pointer, uint64_t offset, const void* from,
@@ -317,6 +359,16 @@ VRAMBROKER_API int vrambroker_torch_set_cap(int device, uint64_t bytes);
 VRAMBROKER_API int vrambroker_torch_serve(const char* library);
 /* New memory comes from CUDA again; what came from the daemon goes back to it when it is freed. */
 VRAMBROKER_API void vrambroker_torch_unserve(void);
+
+/*
+ * PyTorch calls cudaMalloc() for a request, frees what it caches when that fails, and calls it again on the same
+ * thread. So the first call is answered at once, with what is free. The second one, of the same size, has others asked
+ * for idle memory, and waits for it (wait_ms). While PyTorch captures a CUDA graph or has a pool in use, it calls
+ * once only: call this with 1 when one of these begins, with -1 when it ends.
+ */
+VRAMBROKER_API void vrambroker_torch_count_captures(int change);
+/* How many threads are in one of those calls of cudaMalloc() now. */
+VRAMBROKER_API int vrambroker_torch_calls_under_way(void);
 
 /* A request that one of the functions above refused, on whatever thread. */
 typedef struct vrambroker_torch_refusal {

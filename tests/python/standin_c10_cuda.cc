@@ -4,6 +4,7 @@
 // allocator throws as PyTorch's Python bindings do.
 #include <cstddef>
 #include <cstdio>
+#include <cstdlib>
 
 #include "tests/python/standin_c10.h"
 
@@ -19,6 +20,10 @@ int standin_malloc(void** pointer, size_t bytes) {
 }
 int standin_free(void* pointer) {
   return cudaFree(pointer);
+}
+// Memory that PyTorch gets in a way of its own, past cudaMalloc().
+void* standin_outside(size_t bytes) {
+  return std::malloc(bytes);
 }
 int standin_mem_get_info(size_t* free_bytes, size_t* total_bytes) {
   return cudaMemGetInfo(free_bytes, total_bytes);

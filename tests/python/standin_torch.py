@@ -3,7 +3,9 @@
 Written from PyTorch's sources; it proves how the package behaves towards such functions, and nothing about PyTorch. The
 real one is asked by tests/gpu/torch_training.py only, on a machine with a GPU."""
 import ctypes
+import os
 import sys
+import threading
 import types
 
 SEGMENT = 2 << 20
@@ -14,7 +16,8 @@ class OutOfMemoryError(RuntimeError):
 
 
 class Native:
-    """PyTorch's caching allocator as far as segments go: each tensor is one; freed ones are cached."""
+    """PyTorch's caching allocator as far as segments go: each tensor is one; freed ones are cached. Locked as PyTorch's
+    is: also while it asks for a segment, unless release_lock_on_cudamalloc is set."""
 
     def __init__(self, lib):
         self.lib = lib
@@ -25,12 +28,39 @@ class Native:
         self.fraction = 1.0
         self.deleted_in_use = 0
         self.first_use = lambda: None
+        self.lock = threading.RLock()
+        self.settings = {}
+        self.settings_text = ""
+        self.mallocs = 0  # calls of cudaMalloc()
+        self.graphs = 0  # being captured; in PyTorch these are in captures_underway, too
+        self.emptied_in_capture = 0
+        self.before_empty = lambda: None
+        self.set(os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""))
+
+    def set(self, text):
+        settings = {}
+        for part in text.split(","):
+            if part:
+                key, value = part.strip().split(":")
+                if key not in ("max_split_size_mb", "expandable_segments", *self.knows):
+                    raise RuntimeError("Unrecognized CachingAllocator option: " + key)
+                settings[key] = value
+        self.settings, self.settings_text = settings, text
+
+    knows = ("release_lock_on_cudamalloc",)
+
+    def is_set(self, name):
+        return self.settings.get(name, "False").lower() == "true"
 
     def reserved(self):
         return sum(size for size, _ in self.segments.values()) + sum(size for _, size, _ in self.cached)
 
     def alloc(self, size):
         self.first_use()
+        with self.lock:
+            return self._alloc(size)
+
+    def _alloc(self, size):
         size = -(-size // SEGMENT) * SEGMENT
         pool = self.active[-1] if self.active else None
         for kept in self.cached:
@@ -39,13 +69,15 @@ class Native:
                 self.segments[kept[0]] = (size, pool)
                 return kept[0]
         address = self._segment(size, pool)
-        if not address and not self.active:  # PyTorch flushes only when it takes nothing for a capture
+        if not address and not self.active and not self.graphs:  # PyTorch flushes only when it captures nothing
             self.empty_cache()
             address = self._segment(size, pool)
         if not address:
             total, free = self.mem_get_info()
             raise OutOfMemoryError("CUDA out of memory. Tried to allocate %.2f MiB. GPU 0 has a total capacity of %d of which "
-                                   "%d is free." % (size / (1 << 20), total, free))
+                                   "%d is free. If reserved but unallocated memory is large try setting "
+                                   "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
+                                   % (size / (1 << 20), total, free))
         self.segments[address] = (size, pool)
         return address
 
@@ -55,13 +87,33 @@ class Native:
         if pool is not None and self.pools[pool][1] is not None:
             return self.pools[pool][1].alloc(size, 0, None)
         address = ctypes.c_void_p()
-        return address.value if self.lib.standin_malloc(ctypes.byref(address), ctypes.c_size_t(size)) == 0 else None
+        if self.is_set("expandable_segments"):  # past cudaMalloc()
+            self.lib.standin_outside.restype = ctypes.c_void_p
+            return self.lib.standin_outside(ctypes.c_size_t(size))
+        self.mallocs += 1
+        released = self.is_set("release_lock_on_cudamalloc")
+        if released:
+            self.lock.release()
+        try:
+            return address.value if self.lib.standin_malloc(ctypes.byref(address), ctypes.c_size_t(size)) == 0 else None
+        finally:
+            if released:
+                self.lock.acquire()
 
     def free(self, address):
-        size, pool = self.segments.pop(address)
-        self.cached.append((address, size, pool))
+        with self.lock:
+            size, pool = self.segments.pop(address)
+            self.cached.append((address, size, pool))
 
     def empty_cache(self):
+        self.before_empty()
+        with self.lock:
+            if self.graphs:
+                self.emptied_in_capture += 1
+                raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
+            self._empty_cache()
+
+    def _empty_cache(self):
         for kept in list(self.cached):
             address, size, pool = kept
             if pool is None and self.active or pool is not None and self.pools[pool][0] > 0:
@@ -109,7 +161,7 @@ def install(standins, version="2.11.0", pool=True, cuda="12.8", available=True, 
     torch = types.ModuleType("torch")
     torch.cuda = types.ModuleType("torch.cuda")
     torch.cuda.memory = memory = types.ModuleType("torch.cuda.memory")
-    torch._C = types.SimpleNamespace()
+    torch._C = types.ModuleType("torch._C")
     torch.version = types.SimpleNamespace(cuda=cuda)
     torch.__version__ = version
     torch.native, torch.lib = native, lib
@@ -166,13 +218,40 @@ def install(standins, version="2.11.0", pool=True, cuda="12.8", available=True, 
         call.__name__ = function.__name__
         return call
 
+    def figures():
+        with native.lock:
+            used = sum(size for size, _ in native.segments.values())
+            return {"reserved_bytes": native.reserved(), "active_bytes": used, "allocated_bytes": used,
+                    "requested_bytes": used, "inactive_split_bytes": 0}
+
     @natively
     def memory_stats(device=None):
-        return {"reserved_bytes.all.current": native.reserved()}
+        return {name + ".all.current": value for name, value in figures().items()}
 
     @natively
     def memory_stats_as_nested_dict(device=None):
-        return {"reserved_bytes": {"all": {"current": native.reserved()}}}
+        return {name: {"all": {"current": value}} for name, value in figures().items()}
+
+    def _snapshot(device=None):
+        return {"segments": [], "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": native.settings_text,
+                                                       "expandable_segments": native.is_set("expandable_segments")}}
+
+    def _set_allocator_settings(text):
+        return torch._C._cuda_cudaCachingAllocator_set_allocator_settings(text)
+
+    class CUDAGraph:
+        def capture_begin(self, pool=None):
+            native.graphs += 1
+
+        def capture_end(self):
+            native.graphs -= 1
+
+        def reset(self):
+            pass
+
+    class UntypedStorage:
+        def _share_cuda_(self):
+            raise RuntimeError("CUDA error: invalid argument")
 
     @natively
     def empty_cache():
@@ -206,7 +285,8 @@ def install(standins, version="2.11.0", pool=True, cuda="12.8", available=True, 
 
     for function in (memory_stats, memory_stats_as_nested_dict, empty_cache, reset_peak_memory_stats,
                      reset_accumulated_memory_stats, mem_get_info, set_per_process_memory_fraction,
-                     get_per_process_memory_fraction, memory_reserved, max_memory_allocated):
+                     get_per_process_memory_fraction, memory_reserved, max_memory_allocated, _snapshot,
+                     _set_allocator_settings):
         setattr(memory, function.__name__, function)
         setattr(torch.cuda, function.__name__, function)
     memory.CUDAPluggableAllocator, memory.change_current_allocator = Pluggable, change_current_allocator
@@ -220,7 +300,9 @@ def install(standins, version="2.11.0", pool=True, cuda="12.8", available=True, 
     torch.cuda.get_allocator_backend = lambda: "native"
     torch.cuda.get_device_properties = lambda device=None: types.SimpleNamespace(total_memory=native.mem_total())
     torch.device = lambda text: types.SimpleNamespace(index=int(text.split(":")[1]) if ":" in text else None)
+    torch.cuda.CUDAGraph, torch.UntypedStorage = CUDAGraph, UntypedStorage
     torch._C._cuda_emptyCache = native.empty_cache
+    torch._C._cuda_cudaCachingAllocator_set_allocator_settings = native.set
     if pool:
         torch.cuda.MemPool = MemPool
         torch._C._cuda_beginAllocateToPool, torch._C._cuda_endAllocateToPool = begin, end

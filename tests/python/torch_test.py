@@ -432,7 +432,7 @@ class TorchTest(support.DaemonTest):
 
     def test_sizes_are_written_as_pytorch_does(self):
         self.run_torch("""
-            size = vrambroker.torch._format_size
+            size = vrambroker._library.format_size
             for count, text in ((0, "0 bytes"), (1024, "1024 bytes"), (1025, "1.00 KiB"), (1 << 20, "1024.00 KiB"),
                                 (2 << 20, "2.00 MiB"), (1 << 30, "1024.00 MiB"), (3 << 29, "1.50 GiB"), (1 << 50, "1048576.00 GiB")):
                 assert size(count) == text, (count, size(count))

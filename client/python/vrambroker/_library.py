@@ -125,6 +125,24 @@ class Device(_Struct):
                 ("uuid", ctypes.c_char * 64), ("name", ctypes.c_char * 128)]
 
 
+class MemoryStats(_Struct):
+    _fields_ = [("struct_size", ctypes.c_size_t)] + [
+        (name, ctypes.c_uint64) for name in (
+            "allocated_bytes", "allocated_bytes_peak", "reserved_bytes", "reserved_bytes_peak", "active_bytes",
+            "active_bytes_peak", "requested_bytes", "requested_bytes_peak", "inactive_split_bytes", "allocations",
+            "segments", "num_alloc_retries", "num_ooms", "num_device_alloc", "num_device_free")]
+
+
+class SegmentUse(_Struct):
+    _fields_ = [("struct_size", ctypes.c_size_t)] + [
+        (name, ctypes.c_uint64) for name in ("allocated_bytes", "requested_bytes", "inactive_split_bytes", "idle_bytes")]
+
+
+class Trim(_Struct):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("number", ctypes.c_uint64), ("bytes", ctypes.c_uint64),
+                ("time_ms", ctypes.c_int64), ("device", ctypes.c_int)]
+
+
 class TorchRefusal(_Struct):
     _fields_ = [("struct_size", ctypes.c_size_t), ("number", ctypes.c_uint64), ("requested_bytes", ctypes.c_uint64),
                 ("device", ctypes.c_int), ("code", ctypes.c_int), ("message", ctypes.c_char * 2048),
@@ -155,10 +173,15 @@ def _declare(lib: ctypes.CDLL) -> None:
             ("vrambroker_record_stream", integer, [pointer, pointer, pointer]),
             ("vrambroker_lease_segment_until", integer, [pointer, u64, integer, out(integer), out(pointer)]),
             ("vrambroker_return_segment", integer, [pointer, pointer]),
+            ("vrambroker_report_segment_use", integer, [pointer, integer, out(SegmentUse)]),
+            ("vrambroker_serve_trims", integer, [pointer, integer]),
+            ("vrambroker_wait_for_trim", integer, [pointer, ctypes.c_int64, out(Trim)]),
+            ("vrambroker_end_trim", integer, [pointer, u64]),
             ("vrambroker_write", integer, [pointer, pointer, u64, pointer, u64]),
             ("vrambroker_read", integer, [pointer, pointer, u64, pointer, u64]),
             ("vrambroker_empty_cache", integer, [pointer, out(u64)]),
             ("vrambroker_memory_info", integer, [pointer, integer, out(u64), out(u64)]),
+            ("vrambroker_get_memory_stats", integer, [pointer, integer, out(MemoryStats)]),
             ("vrambroker_memory_stats_json", integer, [pointer, integer, text, size, out(size)]),
             ("vrambroker_reset_peak_memory_stats", integer, [pointer, integer]),
             ("vrambroker_reset_memory_stats", integer, [pointer, integer]),
@@ -167,6 +190,8 @@ def _declare(lib: ctypes.CDLL) -> None:
             ("vrambroker_torch_device", integer, [integer, out(integer)]),
             ("vrambroker_torch_serve", integer, [text]),
             ("vrambroker_torch_unserve", None, []),
+            ("vrambroker_torch_count_captures", None, [integer]),
+            ("vrambroker_torch_calls_under_way", integer, []),
             ("vrambroker_torch_empty_cache", None, []),
             ("vrambroker_torch_set_cap", integer, [integer, u64]),
             ("vrambroker_torch_last_refusal", integer, [size, out(TorchRefusal)]),
@@ -283,6 +308,16 @@ def size_text(name: str, value: Union[int, float, str, None]) -> Optional[bytes]
     if isinstance(value, int) and value <= 0:
         raise ValueError(f"{name}: {value!r}: must be more than 0 bytes")
     return str(value).encode()
+
+
+def format_size(size: int) -> str:
+    """As PyTorch's out-of-memory errors write sizes (format_size() in c10/cuda/CUDACachingAllocator.cpp)."""
+    if size <= 1 << 10:
+        return f"{size} bytes"
+    for unit, name in ((1 << 10, "KiB"), (1 << 20, "MiB"), (1 << 30, "GiB")):
+        if size <= unit << 10 or name == "GiB":
+            return f"{size / unit:.2f} {name}"
+    raise AssertionError
 
 
 def milliseconds(name: str, seconds: Optional[float]) -> int:

@@ -31,13 +31,16 @@ import ctypes
 import importlib
 import os
 import threading
-import types
 import warnings
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
 
 from . import _library
 from ._client import Device, _Figures, make_options
-from ._library import Code, Error
+from ._library import Code, Error, format_size
+from ._torch_captures import Captures
+from ._torch_idle import GivenBack, IdleGiver
+from ._torch_patches import Patches
+from ._torch_settings import INSTEAD_OF_EXPANDABLE, AllocatorSettings, check_environment, is_expandable
 
 MODES = ("auto", "segments", "pool", "plain")
 
@@ -62,6 +65,9 @@ class Status(NamedTuple):
     devices: Tuple[ServedDevice, ...]
     outside_bytes: int  # reserved by PyTorch before enable(), from CUDA itself, when that was called
     answered: Tuple[str, ...]  # functions of torch.cuda that this package answers; the others are PyTorch's own
+    given_back: Optional[GivenBack] = None  # None: not enabled, or mode "plain", where the broker's cache gives back
+    bypass_bytes: int = 0  # reserved by PyTorch since enable(), and not from the broker
+    notices: Tuple[str, ...] = ()  # what was asked of PyTorch and cannot be had
 
     def __str__(self) -> str:
         if self.mode is None:
@@ -74,10 +80,15 @@ class Status(NamedTuple):
             lines.append(f"  because {self.reason}")
         lines.append(f"  session {self.session}, library {self.library}")
         lines += [f"  cuda:{device.cuda} is device {device.ordinal} of the daemon ({device.uuid}): "
-                  f"{_format_size(device.reserved_bytes)} reserved of {_format_size(device.limit_bytes)}"
+                  f"{format_size(device.reserved_bytes)} reserved of {format_size(device.limit_bytes)}"
                   for device in self.devices]
         if self.outside_bytes:
-            lines.append(f"  outside of the broker: {_format_size(self.outside_bytes)} reserved before enable()")
+            lines.append(f"  outside of the broker: {format_size(self.outside_bytes)} reserved before enable()")
+        if self.bypass_bytes:
+            lines.append(f"  PAST the broker, outside of the limit: {format_size(self.bypass_bytes)} reserved since enable()")
+        if self.given_back is not None:
+            lines.append(f"  {self.given_back}")
+        lines += [f"  note: {notice}" for notice in self.notices]
         lines.append(f"  answered here: {', '.join(self.answered)}; all else by PyTorch")
         return "\n".join(lines)
 
@@ -101,11 +112,12 @@ class _TorchClient(_Figures):
 
 
 _lock = threading.RLock()
+_pools_lock = threading.RLock()  # taken last; also by the thread that gives back idle memory
 
 
 def _after_fork_in_child() -> None:
-    global _lock
-    _lock = threading.RLock()  # another thread of the parent may have had it
+    global _lock, _pools_lock
+    _lock, _pools_lock = threading.RLock(), threading.RLock()  # another thread of the parent may have had them
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -117,13 +129,16 @@ _active: Optional["_Route"] = None
 def enable(limit: Union[int, float, str, None] = None, *, guarantee: Union[int, float, str, None] = None,
            name: Optional[str] = None, socket_dir: Union[str, "os.PathLike[str]", None] = None,
            wait: Optional[float] = None, alloc_conf: Optional[str] = None, mode: str = "auto",
-           library: Union[str, "os.PathLike[str]", None] = None, connect_timeout: Optional[float] = None) -> Status:
+           library: Union[str, "os.PathLike[str]", None] = None, connect_timeout: Optional[float] = None,
+           give_back_idle: bool = True) -> Status:
     """From now on the CUDA memory of PyTorch in this process comes from the daemon. Returns status().
 
     limit, guarantee  bytes (int), a fraction of each GPU's capacity at the daemon (float), or a text such as "8GiB"
     name, socket_dir, wait, connect_timeout, library  as vrambroker.Client takes them
     alloc_conf        settings of the broker's allocator, for mode "plain"; PyTorch's own come from its environment
     mode              see this module's text
+    give_back_idle    when others need memory, have PyTorch release the segments of its cache that hold no tensor
+                      (torch.cuda.empty_cache(), on a thread of this package; never while a CUDA graph is captured)
 
     Raises vrambroker.Error, whose text says what to do: FAILED_PRECONDITION when PyTorch is missing, has no CUDA or no GPU,
     is set up so that the mode cannot be had, or enable() was called already; UNAVAILABLE when there is no daemon;
@@ -140,19 +155,26 @@ def enable(limit: Union[int, float, str, None] = None, *, guarantee: Union[int, 
         options = make_options(limit=limit, guarantee=guarantee, name=name, socket_dir=socket_dir, wait=wait,
                                alloc_conf=alloc_conf, connect_timeout=connect_timeout)
         torch = _import_torch()
-        _check_settings(torch)
+        check_environment(torch)
         if mode == "plain":
             _check_plain(torch)
         lib = _library.load(library)
         _connect(lib, options)
         client = _TorchClient(lib)
         devices = _served(torch, lib, client)
-        outside = _reserved_before(torch)
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
         route, reason = _start(mode, torch, lib, client, devices)
-        route.outside_bytes, route.reason = outside, reason
+        route.reason = reason
+        try:
+            route.start_giver(give_back_idle)
+        except BaseException:
+            route.stop()
+            raise
         _active = route
+        outside = route.outside_bytes
         if outside:
-            warnings.warn(f"vrambroker.torch: {_format_size(outside)} that PyTorch reserved before enable() stay outside "
+            warnings.warn(f"vrambroker.torch: {format_size(outside)} that PyTorch reserved before enable() stay outside "
                           "the broker and the limit until PyTorch frees them", stacklevel=2)
         return status()
 
@@ -179,8 +201,11 @@ def status() -> Status:
         for cuda, device in sorted(route.devices.items()):
             info = route.client.device(device.ordinal)
             served.append(ServedDevice(cuda, device.ordinal, info.uuid, info.limit_bytes, route.reserved(cuda)))
+        bypass = 0 if route.giver is None else route.giver.bypass_bytes()
         return Status(route.mode, route.reason, route.client.name, route.library.path, tuple(served),
-                      route.outside_bytes, tuple(route.patches.names()))
+                      route.outside_bytes, tuple(route.patches.names()),
+                      None if route.giver is None else route.giver.given_back(), bypass,
+                      () if route.settings is None else tuple(route.settings.notices))
 
 
 # ---- What must be so ----
@@ -198,21 +223,6 @@ def _import_torch() -> Any:
         raise Error(Code.FAILED_PRECONDITION,
                     "PyTorch sees no GPU: look at nvidia-smi, and at $CUDA_VISIBLE_DEVICES of this process")
     return torch
-
-
-def _check_settings(torch: Any) -> None:
-    for variable in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        text = os.environ.get(variable, "").replace(" ", "").lower()
-        if "expandable_segments:true" in text or "expandable_segments:1" in text:
-            raise Error(Code.FAILED_PRECONDITION, f"${variable}: with expandable_segments, PyTorch bypasses the broker and "
-                        "gets its memory from the driver: remove expandable_segments")
-    if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING", "0") not in ("", "0"):
-        raise Error(Code.FAILED_PRECONDITION, "$PYTORCH_NO_CUDA_MEMORY_CACHING: without its cache PyTorch would lease 2 MiB "
-                    "from the daemon for every tensor: unset it")
-    get_backend = getattr(torch.cuda, "get_allocator_backend", None)
-    if get_backend is not None and get_backend() != "native":
-        raise Error(Code.FAILED_PRECONDITION, f"PyTorch's allocator is {get_backend()!r}, not its own: remove backend:... "
-                    "from $PYTORCH_ALLOC_CONF, and anything else that changes the allocator")
 
 
 def _check_plain(torch: Any) -> None:
@@ -261,13 +271,6 @@ def _served(torch: Any, lib: _library.Library, client: _TorchClient) -> Dict[int
     return served
 
 
-def _reserved_before(torch: Any) -> int:
-    if not torch.cuda.is_initialized():
-        return 0
-    torch.cuda.empty_cache()
-    return sum(torch.cuda.memory_reserved(cuda) for cuda in range(torch.cuda.device_count()))
-
-
 def _start(mode: str, torch: Any, lib: _library.Library, client: _TorchClient,
            devices: Dict[int, Device]) -> Tuple["_Route", str]:
     if mode == "pool":
@@ -285,39 +288,6 @@ def _start(mode: str, torch: Any, lib: _library.Library, client: _TorchClient,
 # ---- Functions of torch.cuda ----
 
 
-class _Patches:
-    """Replaced attributes of PyTorch, by what they were."""
-
-    def __init__(self) -> None:
-        self._replaced: List[Tuple[Any, str, bool, Any]] = []
-
-    def set(self, owner: Any, name: str, value: Any) -> None:
-        own = vars(owner)
-        self._replaced.append((owner, name, name in own, own.get(name)))
-        setattr(owner, name, value)
-
-    def function(self, torch: Any, name: str, value: Callable[..., Any]) -> None:
-        """torch.cuda.memory.NAME, and torch.cuda.NAME, which is the same; none where PyTorch has none."""
-        for owner in (torch.cuda.memory, torch.cuda):
-            if hasattr(owner, name):
-                self.set(owner, name, value)
-
-    def names(self) -> List[str]:
-        found: Dict[str, None] = {}
-        for owner, name, _, _ in self._replaced:
-            if isinstance(owner, types.ModuleType):
-                found[name] = None
-        return sorted(found)
-
-    def restore(self) -> None:
-        while self._replaced:
-            owner, name, had, value = self._replaced.pop()
-            if had:
-                setattr(owner, name, value)
-            else:
-                delattr(owner, name)
-
-
 def _device_index(torch: Any, device: Any) -> int:
     """PyTorch's ordinal of what its functions take as `device`."""
     if device is None:
@@ -326,16 +296,6 @@ def _device_index(torch: Any, device: Any) -> int:
         return device
     index = torch.device(device).index
     return int(torch.cuda.current_device()) if index is None else int(index)
-
-
-def _format_size(size: int) -> str:
-    """As PyTorch's out-of-memory errors write sizes (format_size() in c10/cuda/CUDACachingAllocator.cpp)."""
-    if size <= 1 << 10:
-        return f"{size} bytes"
-    for unit, name in ((1 << 10, "KiB"), (1 << 20, "MiB"), (1 << 30, "GiB")):
-        if size <= unit << 10 or name == "GiB":
-            return f"{size / unit:.2f} {name}"
-    raise AssertionError
 
 
 def _refusals(lib: _library.Library) -> List[_library.TorchRefusal]:
@@ -353,7 +313,7 @@ def _explain(lib: _library.Library, text: str) -> str:
     not asked, as when PyTorch keeps to a limit of its own. The exception comes to Python on another thread than the
     request when autograd ran it; the size in its text is what tells requests apart."""
     for refusal in _refusals(lib):
-        if f"Tried to allocate {_format_size(refusal.requested_bytes)}." in text:
+        if f"Tried to allocate {format_size(refusal.requested_bytes)}." in text:
             message = refusal.message.decode(errors="replace")
             if refusal.code == Code.RESOURCE_EXHAUSTED:
                 return message
@@ -371,17 +331,51 @@ class _Route:
         self.library = library
         self.client = client
         self.devices = devices  # by PyTorch's ordinal
-        self.patches = _Patches()
-        self.outside_bytes = 0
+        self.patches = Patches()
         self.reason = ""
+        # Where PyTorch's own allocator is in front.
+        self.settings: Optional[AllocatorSettings] = None
+        self.captures: Optional[Captures] = None
+        self.giver: Optional[IdleGiver] = None
 
     def patch(self) -> None:
         """What every mode changes."""
         self.patches.function(self.torch, "mem_get_info", self.mem_get_info)
         self._patch_out_of_memory()
 
+    def watch(self) -> None:
+        """What modes with PyTorch's own allocator change, too."""
+        self.settings = AllocatorSettings(self.torch, self.patches)
+        self.captures = Captures(self.torch, self.library.lib, self.patches)
+        self._patch_sharing()
+
+    def start_giver(self, gives_back: bool) -> None:
+        if self.captures is not None:
+            self.giver = IdleGiver(self, gives_back)
+            self.giver.start()
+
+    @property
+    def outside_bytes(self) -> int:
+        return 0 if self.giver is None else self.giver.outside_bytes()
+
+    def release_idle(self) -> None:
+        """Has PyTorch give back the segments of its cache that hold no tensor."""
+        raise NotImplementedError
+
+    def bypass_reason(self) -> str:
+        if is_expandable(self.torch):
+            return f"expandable_segments was switched on. {INSTEAD_OF_EXPANDABLE}"
+        return ("a torch.cuda.MemPool with an allocator of its own, or a setting of PyTorch's allocator, gets its memory "
+                "elsewhere")
+
     def stop(self) -> None:
+        if self.giver is not None:
+            self.giver.stop()
         self.patches.restore()
+        if self.captures is not None:
+            self.captures.stop()
+        if self.settings is not None:
+            self.settings.stop()
 
     def _ordinal(self, device: Any) -> int:
         cuda = _device_index(self.torch, device)
@@ -420,11 +414,34 @@ class _Route:
             self.vrambroker = _explain(library, str(arguments[0])) if arguments else ""
 
         def new_text(self: Any) -> str:
+            said = text(self)
             reason = getattr(self, "vrambroker", "")
-            return f"{text(self)}\nvrambroker: {reason}" if reason else text(self)
+            if reason:
+                said += f"\nvrambroker: {reason}"
+            if "expandable_segments" in said:
+                said += f"\nvrambroker: {INSTEAD_OF_EXPANDABLE}."
+            return said
 
         self.patches.set(error_type, "__init__", new_init)
         self.patches.set(error_type, "__str__", new_text)
+
+
+    def _patch_sharing(self) -> None:
+        storage = getattr(self.torch, "UntypedStorage", None)
+        if storage is None:
+            return
+
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def _share_cuda_(storage: Any, *arguments: Any, **keywords: Any) -> Any:
+                try:
+                    return original(storage, *arguments, **keywords)
+                except RuntimeError as error:
+                    raise Error(Code.FAILED_PRECONDITION,
+                                "a CUDA tensor in memory of the broker cannot be passed to another process, as "
+                                "torch.multiprocessing does it: CUDA exports only memory that the process got from CUDA itself. "
+                                f"Pass tensor.cpu(), or let each process make its own ({error})") from error
+            return _share_cuda_
+        self.patches.around(storage, "_share_cuda_", make)
 
 
 class _SegmentsRoute(_Route):
@@ -434,6 +451,10 @@ class _SegmentsRoute(_Route):
         super().__init__(*arguments)
         self.library.check(self.library.lib.vrambroker_torch_serve(None))
         self.patch()
+        self.watch()
+
+    def release_idle(self) -> None:
+        self.torch._C._cuda_emptyCache()
 
     def stop(self) -> None:
         super().stop()
@@ -461,6 +482,7 @@ class _PoolRoute(_Route):
             self._pools[cuda] = self._begin(cuda)
         self.patches.function(torch, "empty_cache", self.empty_cache)
         self.patch()
+        self.watch()
 
     def _begin(self, cuda: int) -> Any:
         with self.torch.cuda.device(cuda):
@@ -479,18 +501,22 @@ class _PoolRoute(_Route):
     def empty_cache(self) -> None:
         """torch.cuda.empty_cache(): PyTorch frees only from pools that nobody uses, and so a new pool takes the place of
         the one in use first. What is allocated in the old one goes back with the first call after it was freed."""
-        with _lock:
+        with _pools_lock:
             for cuda, pool in list(self._pools.items()):
                 self._pools[cuda] = self._begin(cuda)
                 self._end(cuda, pool)
             self.torch._C._cuda_emptyCache()
 
+    def release_idle(self) -> None:
+        self.empty_cache()
+
     def stop(self) -> None:
         super().stop()
-        for cuda, pool in self._pools.items():
-            self._end(cuda, pool)
-        self._pools.clear()
-        self.torch._C._cuda_emptyCache()
+        with _pools_lock:
+            for cuda, pool in self._pools.items():
+                self._end(cuda, pool)
+            self._pools.clear()
+            self.torch._C._cuda_emptyCache()
 
 
 class _PlainRoute(_Route):

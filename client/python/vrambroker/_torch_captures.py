@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Captures of CUDA graphs, and pools in use, which PyTorch keeps in one list (captures_underway in
+c10/cuda/CUDACachingAllocator.cpp of 2.6 to 2.11)."""
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from typing import Any, Callable, List, Tuple
+
+from ._torch_patches import Patches
+
+_POOL_BEGINS = ("_cuda_beginAllocateToPool", "_cuda_beginAllocateCurrentStreamToPool",
+                "_cuda_beginAllocateCurrentThreadToPool")
+_POOL_ENDS = ("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool")
+
+
+class Captures:
+    """Keeps the emptying of PyTorch's cache and captures of graphs apart: freeing memory on any thread can make a capture
+    invalid. And tells the library while PyTorch calls cudaMalloc() only once for a request. Thread-safe."""
+
+    def __init__(self, torch: Any, lib: Any, patches: Patches) -> None:
+        self._lib = lib
+        self._changed = threading.Condition()
+        self._graphs: "weakref.WeakSet[Any]" = weakref.WeakSet()  # that are being captured
+        self._pools: List[Tuple[Any, ...]] = []  # in use
+        self._counted = 0  # what the library has been told
+        self._emptying = False
+        graph = getattr(torch.cuda, "CUDAGraph", None)
+        if graph is not None:
+            patches.around(graph, "capture_begin", self._begins_graph)
+            patches.around(graph, "capture_end", self._ends_graph)
+            patches.around(graph, "reset", self._ends_graph)
+        for owner in (torch._C, torch.cuda.memory):
+            for name in _POOL_BEGINS:
+                patches.around(owner, name, self._begins_pool)
+            for name in _POOL_ENDS:
+                patches.around(owner, name, self._ends_pool)
+
+    def begin_emptying(self) -> bool:
+        """False: a graph is being captured. Else none begins before end_emptying()."""
+        with self._changed:
+            self._count()
+            if self._graphs or self._emptying:
+                return False
+            self._emptying = True
+            return True
+
+    def end_emptying(self) -> None:
+        with self._changed:
+            self._emptying = False
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """The library forgets them."""
+        with self._changed:
+            self._graphs.clear()
+            self._pools.clear()
+            self._count()
+
+    def _count(self) -> None:
+        present = len(self._graphs) + len(self._pools)
+        if present != self._counted:
+            self._lib.vrambroker_torch_count_captures(present - self._counted)
+            self._counted = present
+
+    def _begins_graph(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def capture_begin(graph: Any, *arguments: Any, **keywords: Any) -> Any:
+            with self._changed:
+                while self._emptying:
+                    self._changed.wait()
+                self._graphs.add(graph)
+                self._count()
+            try:
+                return original(graph, *arguments, **keywords)
+            except BaseException:
+                self._forget(graph)
+                raise
+        return capture_begin
+
+    def _ends_graph(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def capture_end(graph: Any, *arguments: Any, **keywords: Any) -> Any:
+            try:
+                return original(graph, *arguments, **keywords)
+            finally:
+                self._forget(graph)
+        return capture_end
+
+    def _forget(self, graph: Any) -> None:
+        with self._changed:
+            self._graphs.discard(graph)
+            self._count()
+
+    def _begins_pool(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def begin(*arguments: Any) -> Any:
+            result = original(*arguments)
+            with self._changed:
+                self._pools.append(arguments[:2])  # device and id
+                self._count()
+            return result
+        return begin
+
+    def _ends_pool(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def end(*arguments: Any) -> Any:
+            result = original(*arguments)
+            with self._changed:
+                if arguments[:2] in self._pools:
+                    self._pools.remove(arguments[:2])
+                self._count()
+            return result
+        return end

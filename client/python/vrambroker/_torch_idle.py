@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The thread that gives back what PyTorch's cache holds idle when the daemon asks for it, and says what PyTorch makes of
+the memory that it has."""
+from __future__ import annotations
+
+import atexit
+import ctypes
+import threading
+import warnings
+from typing import Any, Dict, NamedTuple, Optional
+
+from . import _library
+from ._library import Code, Error, format_size
+
+# How old PyTorch's figures are at most, with the way to the daemon: under a second.
+PERIOD_MS = 450
+_END_PATIENCE = 2.0  # seconds
+
+
+class GivenBack(NamedTuple):
+    """What became of the daemon's requests for idle memory, since enable()."""
+
+    on: bool  # enable(give_back_idle=...)
+    asked: int
+    given_bytes: int
+    refused: int  # requests for which PyTorch's cache was not emptied
+    why: str  # of the last one that was refused
+    idle_bytes: int  # what PyTorch could give back, at the last look
+
+    def __str__(self) -> str:
+        if not self.on:
+            return "gives nothing back when others need memory (give_back_idle=False)"
+        text = (f"gives idle memory back: {format_size(self.idle_bytes)} idle; asked {self.asked} times, gave "
+                f"{format_size(self.given_bytes)}")
+        return f"{text}; refused {self.refused} times, the last time because of this: {self.why}" if self.refused else text
+
+
+class _Use(NamedTuple):
+    """Of one device, by PyTorch's statistics; bytes."""
+
+    reserved: int
+    active: int
+    allocated: int
+    requested: int
+    inactive_split: int
+
+    @property
+    def idle(self) -> int:
+        return max(0, self.reserved - self.active - self.inactive_split)
+
+
+class IdleGiver:
+    """Runs from start() to stop(). `route` is the torch._Route whose memory it is."""
+
+    def __init__(self, route: Any, gives_back: bool) -> None:
+        self._route = route
+        self._lib = route.library.lib
+        self._handle = route.client._handle
+        self._gives_back = gives_back
+        self._thread: Optional[threading.Thread] = None
+        self._stopping = False
+        self._lock = threading.Lock()  # of what status() shows
+        self._asked = self._given = self._refused = 0
+        self._why = ""
+        self._reported: Dict[int, _Use] = {}
+        # By PyTorch's ordinal: what was reserved before enable(), and is still; what came past the broker after that.
+        self._outside: Dict[int, int] = {}
+        self._suspected: Dict[int, int] = {}
+        self._bypass: Dict[int, int] = {}
+        self._warned = False
+
+    # ---- For the other threads ----
+
+    def start(self) -> None:
+        if self._route.torch.cuda.is_initialized():
+            for cuda in self._route.devices:
+                self._outside[cuda] = max(0, self._use(cuda).reserved - self._stats(cuda).reserved_bytes)
+        if self._gives_back:
+            self._route.library.check(self._lib.vrambroker_serve_trims(self._handle, 1))
+        self._thread = threading.Thread(target=self._run, name="vrambroker-idle", daemon=True)
+        self._thread.start()
+        atexit.register(self.stop)  # no thread of ours runs when the interpreter is gone
+
+    def stop(self) -> None:
+        atexit.unregister(self.stop)
+        self._stopping = True
+        self._lib.vrambroker_serve_trims(self._handle, 0)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(_END_PATIENCE)
+        try:
+            for cuda in self._route.devices:
+                self._report(cuda, None)
+        except Error:  # in a child made by fork()
+            pass
+
+    def given_back(self) -> GivenBack:
+        with self._lock:
+            return GivenBack(self._gives_back, self._asked, self._given, self._refused, self._why,
+                             sum(use.idle for use in self._reported.values()))
+
+    def outside_bytes(self) -> int:
+        """Reserved before enable(), from CUDA."""
+        return sum(self._outside.values())
+
+    def bypass_bytes(self) -> int:
+        """Reserved by PyTorch since enable(), and not from the broker. Now."""
+        for _ in range(2):
+            self._look()
+        with self._lock:
+            return sum(self._bypass.values())
+
+    # ---- The thread ----
+
+    def _run(self) -> None:
+        trim = _library.Trim()
+        wake = threading.Event()
+        while not self._stopping:
+            if not self._gives_back:
+                wake.wait(PERIOD_MS / 1000)
+                code = int(Code.DEADLINE_EXCEEDED)
+            else:
+                code = self._lib.vrambroker_wait_for_trim(self._handle, PERIOD_MS, ctypes.byref(trim))
+            if self._stopping or code not in (Code.OK, Code.DEADLINE_EXCEEDED):
+                return
+            try:
+                if code == Code.OK:
+                    self._answer(trim)
+                else:
+                    self._look()
+            except Exception as error:  # the next look may do better
+                self._note(f"{type(error).__name__}: {error}", refused=False)
+
+    def _answer(self, trim: _library.Trim) -> None:
+        before = self._leased()
+        why = ""
+        try:
+            why = self._empty()
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+        finally:
+            given = max(0, before - self._leased())
+            with self._lock:
+                self._asked += 1
+                self._given += given
+            if why:
+                self._note(why, refused=True)
+            try:
+                self._look()
+            finally:
+                self._lib.vrambroker_end_trim(self._handle, trim.number)
+
+    def _note(self, why: str, refused: bool) -> None:
+        with self._lock:
+            self._refused += refused
+            self._why = why
+
+    def _empty(self) -> str:
+        """Has PyTorch's cache emptied. Why not, else."""
+        if not self._route.torch.cuda.is_initialized():
+            return ""
+        if self._is_locked():
+            return "a request of this process waits for memory, and this version of PyTorch locks its allocator meanwhile"
+        if not self._route.captures.begin_emptying():
+            return "a CUDA graph is being captured"
+        try:
+            self._route.release_idle()
+        finally:
+            self._route.captures.end_emptying()
+        return ""
+
+    def _is_locked(self) -> bool:
+        """PyTorch's allocator may be locked for long: whoever asks it would wait, with Python's lock, for the daemon."""
+        return not self._route.settings.releases_lock and self._lib.vrambroker_torch_calls_under_way() > 0
+
+    def _leased(self) -> int:
+        return sum(self._stats(cuda).reserved_bytes for cuda in self._route.devices)
+
+    def _stats(self, cuda: int) -> _library.MemoryStats:
+        stats = _library.MemoryStats()
+        self._route.library.check(self._lib.vrambroker_get_memory_stats(
+            self._handle, self._route.devices[cuda].ordinal, ctypes.byref(stats)))
+        return stats
+
+    def _look(self) -> None:
+        if not self._route.torch.cuda.is_initialized() or self._is_locked():
+            return
+        for cuda in self._route.devices:
+            before = self._stats(cuda).reserved_bytes
+            use = self._use(cuda)
+            leased = max(before, self._stats(cuda).reserved_bytes)
+            self._compare(cuda, use.reserved - leased)
+            with self._lock:
+                new = self._reported.get(cuda) != use
+                self._reported[cuda] = use
+            if new:
+                self._report(cuda, use)
+
+    def _use(self, cuda: int) -> _Use:
+        stats = self._route.torch.cuda.memory_stats_as_nested_dict(cuda)
+
+        def now(name: str) -> int:
+            return int(stats.get(name, {}).get("all", {}).get("current", 0))
+        return _Use(now("reserved_bytes"), now("active_bytes"), now("allocated_bytes"), now("requested_bytes"),
+                    now("inactive_split_bytes"))
+
+    def _report(self, cuda: int, use: Optional[_Use]) -> None:
+        """`use` None: all is in use, as far as we know."""
+        stats = self._stats(cuda)
+        figures = _library.SegmentUse()
+        if use is None:
+            figures.allocated_bytes = figures.requested_bytes = stats.reserved_bytes
+        else:
+            figures.allocated_bytes, figures.requested_bytes = use.allocated, use.requested
+            figures.inactive_split_bytes = use.inactive_split
+            if self._gives_back:
+                figures.idle_bytes = use.idle
+            else:
+                figures.inactive_split_bytes += use.idle  # nobody can have it
+        self._lib.vrambroker_report_segment_use(self._handle, self._route.devices[cuda].ordinal, ctypes.byref(figures))
+
+    def _compare(self, cuda: int, elsewhere: int) -> None:
+        """`elsewhere`: bytes that PyTorch has reserved and that are not the broker's. In one look that may be a request
+        under way; in two in a row it is not."""
+        elsewhere = max(0, elsewhere)
+        with self._lock:
+            seen = min(elsewhere, self._suspected.get(cuda, 0))
+            self._suspected[cuda] = elsewhere
+            self._outside[cuda] = min(self._outside.get(cuda, 0), elsewhere)
+            self._bypass[cuda] = max(0, seen - self._outside[cuda])
+            warn = self._bypass[cuda] > 0 and not self._warned
+            self._warned = self._warned or warn
+            size = self._bypass[cuda]
+        if warn:
+            warnings.warn(f"vrambroker.torch: {format_size(size)} that PyTorch has on CUDA device {cuda} did not come from the "
+                          f"broker and are outside of the session's limit: {self._route.bypass_reason()}", RuntimeWarning,
+                          stacklevel=1)
+
