@@ -44,16 +44,18 @@ def start(name, call):
 MIB = 1 << 20
 
 
-class IdleTest(support.DaemonTest):
+class TrainersTest(support.DaemonTest):
+    # A busy machine takes long to answer.
+    CONFIG = "client_timeout: '20s' reclaim_timeout: '20s'"
+
     def trainer(self, name, code="", **options):
         program = self.start_program(PRELUDE + code)
         arguments = "".join(", %s=%r" % option for option in options.items())
         program.tell("enable(name=%r%s)" % (name, arguments))
         return program
 
-    def waits(self, name):
-        return any(request["session"] == name for request in self.vramctl("status").get("waiting", []))
 
+class IdleTest(TrainersTest):
     def check_cached_memory_goes_to_who_needs_it(self, mode):
         first, second = self.trainer("first", mode=mode), self.trainer("second", mode=mode)
         first.tell("take(20, 8)")
@@ -126,19 +128,6 @@ class IdleTest(support.DaemonTest):
         first.tell("go_on.set()")
         support.wait_for(lambda: first.tell("in_thread['capture']") == "done")
         self.assertEqual(first.tell("(native.graphs, native.emptied_in_capture)"), [1, 0])
-
-    def test_the_daemon_is_not_kept_waiting(self):
-        first, second = self.trainer("first"), self.trainer("second")
-        first.tell("take(20, 8)")
-        first.tell("drop()")
-        first.tell("go_on = threading.Event()")
-        first.tell("native.before_empty = go_on.wait")
-        with self.assertRaisesRegex(support.ToldError, "OutOfMemoryError"):
-            second.tell("take(160)")
-        self.assertEqual(self.vramctl("trim", "first")["released_bytes"], 0)
-        first.tell("go_on.set()")
-        support.wait_for(lambda: first.tell("given()")["given_bytes"] == 160 * MIB)
-        second.tell("take(160)")
 
     def test_emptying_that_fails_is_said(self):
         first = self.trainer("first")
@@ -219,7 +208,26 @@ class IdleTest(support.DaemonTest):
         self.assertEqual(first.process.wait(support.PATIENCE), 0)
         first.process.stdin = open("/dev/null", "w")
 
-    # ---- Settings of PyTorch's allocator ----
+
+class ImpatientTest(TrainersTest):
+    CONFIG = "client_timeout: '500ms' reclaim_timeout: '500ms'"
+
+    def test_the_daemon_is_not_kept_waiting(self):
+        first, second = self.trainer("first"), self.trainer("second")
+        first.tell("take(20, 8)")
+        first.tell("drop()")
+        first.tell("go_on = threading.Event()")
+        first.tell("native.before_empty = go_on.wait")
+        with self.assertRaisesRegex(support.ToldError, "OutOfMemoryError"):
+            second.tell("take(160)")
+        self.assertEqual(self.vramctl("trim", "first")["released_bytes"], 0)
+        first.tell("go_on.set()")
+        support.wait_for(lambda: first.tell("given()")["given_bytes"] == 160 * MIB)
+        second.tell("take(160)")
+
+
+class SettingsTest(TrainersTest):
+    """Of PyTorch's allocator; and what PyTorch does past it."""
 
     EXPAND = "torch.cuda.memory._set_allocator_settings('max_split_size_mb:64,expandable_segments:True')"
 

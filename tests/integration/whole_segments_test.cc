@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Programs with an allocator of their own over whole segments: what the daemon shows of it, and how they give back what
+// it holds idle.
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "allocator/bytes.h"
+#include "tests/support/daemon_test.h"
+#include "tests/support/raw_client.h"
+
+namespace vrambroker::testing_support {
+namespace {
+
+class WholeSegmentsTest : public DaemonTest {
+ protected:
+  void SetUp() override { ASSERT_OK(StartDaemon()); }
+
+  v1::SessionDevice Listed(const std::string& name) {
+    absl::StatusOr<RawClient> raw = RawClient::Connect(dir());
+    if (!raw.ok()) return {};
+    const absl::StatusOr<v1::ListSessionsResponse> sessions = raw->ListSessions();
+    if (!sessions.ok()) return {};
+    for (const v1::Session& session : sessions->sessions()) {
+      if (session.name() == name) return session.devices(0);
+    }
+    return {};
+  }
+  // `count` segments of 20 MiB.
+  static absl::StatusOr<std::vector<void*>> Lease(Client& client, int count) {
+    std::vector<void*> segments;
+    for (int i = 0; i < count; ++i) {
+      const absl::StatusOr<void*> segment = client.LeaseSegment(20_MiB);
+      if (!segment.ok()) return segment.status();
+      segments.push_back(*segment);
+    }
+    return segments;
+  }
+};
+
+TEST_F(WholeSegmentsTest, TheDaemonShowsWhatTheProgramMakesOfThem) {
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("program"));
+  ASSERT_OK_AND_ASSIGN(const std::vector<void*> segments, Lease(client, 4));
+  WaitFor([&] { return Listed("program").stats().allocated_bytes().all().current() == 80_MiB; });
+  EXPECT_EQ(Listed("program").idle_bytes(), 0u);
+  EXPECT_OK(client.ReportSegmentUse(
+      {.allocated_bytes = 30_MiB, .requested_bytes = 29_MiB, .inactive_split_bytes = 8_MiB, .idle_bytes = 40_MiB}));
+  WaitFor([&] { return Listed("program").idle_bytes() == 40_MiB; });
+  EXPECT_EQ(Listed("program").stats().allocated_bytes().all().current(), 30_MiB);
+  // What is returned was idle, and what is leased is used, until it says otherwise.
+  EXPECT_OK(client.ReturnSegment(segments[0]));
+  EXPECT_OK(client.LeaseSegment(2_MiB).status());
+  ASSERT_OK_AND_ASSIGN(const MemoryStats stats, client.GetMemoryStats());
+  EXPECT_EQ(stats.reserved_bytes.all.current, 62_MiB);
+  EXPECT_EQ(stats.allocated_bytes.all.current, 32_MiB);
+  EXPECT_EQ(stats.requested_bytes.all.current, 31_MiB);
+  EXPECT_EQ(stats.active_bytes.all.current, 34_MiB);
+  EXPECT_EQ(stats.inactive_split_bytes.all.current, 8_MiB);
+  stats.ForEach([](const char* name, const PoolStat& stat) {
+    EXPECT_EQ(stat.all.current, stat.all.allocated - stat.all.freed) << name;
+    EXPECT_GE(stat.all.peak, stat.all.current) << name;
+  });
+  WaitFor([&] { return Listed("program").idle_bytes() == 20_MiB; });
+}
+
+TEST_F(WholeSegmentsTest, WhatCannotBeIsNotBelieved) {
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("program"));
+  ASSERT_OK(Lease(client, 2).status());
+  constexpr uint64_t kMost = std::numeric_limits<uint64_t>::max();
+  EXPECT_OK(client.ReportSegmentUse(
+      {.allocated_bytes = kMost, .requested_bytes = kMost, .inactive_split_bytes = kMost, .idle_bytes = 10_MiB}));
+  ASSERT_OK(Lease(client, 1).status());
+  ASSERT_OK_AND_ASSIGN(const MemoryStats stats, client.GetMemoryStats());
+  EXPECT_EQ(stats.reserved_bytes.all.current, 60_MiB);
+  EXPECT_LE(stats.allocated_bytes.all.current, stats.active_bytes.all.current);
+  EXPECT_EQ(stats.active_bytes.all.current + stats.inactive_split_bytes.all.current, 50_MiB);
+  EXPECT_STATUS(client.ReportSegmentUse({}, 9), absl::StatusCode::kNotFound, "no device 9");
+}
+
+TEST_F(WholeSegmentsTest, IdleSegmentsGoToWhoNeedsThem) {
+  ASSERT_OK_AND_ASSIGN(Client holder, Connect("holder"));
+  ASSERT_OK_AND_ASSIGN(std::vector<void*> segments, Lease(holder, 12));  // 240 of 256 MiB
+  ASSERT_OK(holder.ReportSegmentUse({.idle_bytes = 240_MiB}));
+  ASSERT_OK(holder.ServeTrims(true));
+  uint64_t asked = 0;
+  std::thread giver([&] {
+    // Returns as much as is wanted, and never says that it is done: the daemon knows when it has enough.
+    const absl::StatusOr<TrimRequest> trim = holder.WaitForTrim(kPatience);
+    ASSERT_OK(trim);
+    asked = trim->bytes;
+    for (uint64_t returned = 0; returned < trim->bytes; returned += 20_MiB) {
+      EXPECT_OK(holder.ReturnSegment(segments.back()));
+      segments.pop_back();
+    }
+  });
+  ASSERT_OK_AND_ASSIGN(Client taker, Connect("taker"));
+  EXPECT_OK(taker.LeaseSegment(100_MiB).status());
+  giver.join();
+  EXPECT_EQ(asked, 84_MiB);
+  EXPECT_EQ(segments.size(), 7u);
+}
+
+TEST_F(WholeSegmentsTest, NobodyWaitsForAProgramThatDoesNothing) {
+  ASSERT_OK(StartDaemon({.config = "client_timeout: '500ms' reclaim_timeout: '500ms'"}));
+  ASSERT_OK_AND_ASSIGN(Client holder, Connect("holder"));
+  ASSERT_OK(Lease(holder, 12).status());
+  ASSERT_OK(holder.ReportSegmentUse({.idle_bytes = 240_MiB}));
+  ASSERT_OK(holder.ServeTrims(true));
+  ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
+  ASSERT_OK_AND_ASSIGN(const uint64_t trimmed, raw.TrimSession(Ref("holder")));
+  EXPECT_EQ(trimmed, 0u);
+  ASSERT_OK_AND_ASSIGN(Client taker, Connect("taker"));
+  EXPECT_STATUS(taker.LeaseSegment(100_MiB), absl::StatusCode::kResourceExhausted, "out of memory (capacity)");
+  EXPECT_OK(taker.LeaseSegment(16_MiB).status());
+  // Not even for one that has stopped.
+  ASSERT_OK(holder.ServeTrims(false));
+  EXPECT_STATUS(holder.WaitForTrim(kPatience), absl::StatusCode::kCancelled, "");
+  EXPECT_OK(raw.TrimSession(Ref("holder")));
+}
+
+TEST_F(WholeSegmentsTest, WhatIsFreeNowIsHadWithoutAskingAnybody) {
+  ASSERT_OK_AND_ASSIGN(Client holder, Connect("holder"));
+  ASSERT_OK(Lease(holder, 12).status());
+  ASSERT_OK(holder.ReportSegmentUse({.idle_bytes = 240_MiB}));
+  ASSERT_OK(holder.ServeTrims(true));
+  ClientOptions options;
+  options.socket_dir = dir();
+  options.wait = absl::Hours(1);
+  options.call_timeout = options.connect_timeout = kPatience;
+  ASSERT_OK_AND_ASSIGN(Client taker, Client::Connect(options));
+  EXPECT_TRUE(absl::IsResourceExhausted(taker.TryLeaseSegment(100_MiB).status()));
+  EXPECT_STATUS(holder.WaitForTrim(absl::ZeroDuration()), absl::StatusCode::kDeadlineExceeded, "");
+  ASSERT_OK_AND_ASSIGN(const MemoryStats stats, taker.GetMemoryStats());
+  EXPECT_EQ(stats.num_ooms, 0u);
+  EXPECT_OK(taker.TryLeaseSegment(16_MiB).status());
+}
+
+TEST_F(WholeSegmentsTest, ARemoteSessionHasNone) {
+  ClientOptions options;
+  options.socket_dir = dir();
+  options.placement = Placement::kRemote;
+  ASSERT_OK_AND_ASSIGN(Client client, Client::Connect(options));
+  EXPECT_STATUS(client.ReportSegmentUse({}), absl::StatusCode::kFailedPrecondition, "");
+  EXPECT_STATUS(client.TryLeaseSegment(1), absl::StatusCode::kFailedPrecondition, "");
+  EXPECT_STATUS(client.ServeTrims(true), absl::StatusCode::kFailedPrecondition, "");
+  EXPECT_STATUS(client.WaitForTrim(kPatience), absl::StatusCode::kFailedPrecondition, "");
+  EXPECT_STATUS(client.EndTrim(1), absl::StatusCode::kFailedPrecondition, "");
+}
+
+}  // namespace
+}  // namespace vrambroker::testing_support
