@@ -329,7 +329,12 @@ class Broker {
   // What waits for memory ends with `why`.
   void CancelWaits(const Session& session, const absl::Status& why);
   void AllocateGranted(const SessionPtr& session, int device, uint64_t requested, Stream stream, uint64_t granted_bytes,
-                       const AllocateDone& done);
+                       const GrowthOptions& growth, SteadyTime until, const AllocateDone& done);
+  void WaitToLease(const SessionPtr& session, int device, const std::vector<uint64_t>& sizes,
+                   const GrowthOptions& growth, const LeaseDone& finish);
+  // How a request waits that the driver has refused what was granted to it: `until` the time that it may wait. None: it
+  // has passed.
+  std::optional<GrowthOptions> WaitsOn(const GrowthOptions& growth, SteadyTime until) const;
   // Counts, logs and explains a refusal of a session's allocator here.
   absl::Status Refuse(Session& session, int device, uint64_t requested, Stream stream, OomCause refusal);
   // The figures of the session and the device; cheap.

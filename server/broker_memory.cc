@@ -2,6 +2,8 @@
 //
 // The broker's requests for memory: what is granted, what waits, and how a refusal is explained.
 #include <algorithm>
+#include <chrono>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -83,6 +85,7 @@ void Broker::Allocate(const SessionPtr& session, uint64_t device, uint64_t reque
 void Broker::WaitToAllocate(const SessionPtr& session, int device, uint64_t requested, Stream stream,
                             const GrowthOptions& growth, const AllocateDone& done) {
   const uint64_t bytes = session->allocator(device).ExplainFit(requested, stream).segment_bytes;
+  const SteadyTime until = options_.clock() + growth.wait;
   // Whichever comes first answers: a grant, a refusal, or a block that the session itself has freed.
   const auto answered = std::make_shared<std::atomic<bool>>(false);
   const auto finish = [=, this](const absl::Status& granted) {
@@ -90,7 +93,7 @@ void Broker::WaitToAllocate(const SessionPtr& session, int device, uint64_t requ
       if (granted.ok()) pools_[device]->ReleaseGrant(session->id(), bytes);
       return;
     }
-    if (granted.ok()) return AllocateGranted(session, device, requested, stream, bytes, done);
+    if (granted.ok()) return AllocateGranted(session, device, requested, stream, bytes, growth, until, done);
     const std::optional<OomCause> refusal = SegmentRefusalCause(granted);
     if (!refusal.has_value()) return done(granted);
     absl::StatusOr<Allocation> freed = session->AllocateFromCache(device, requested, stream);
@@ -113,9 +116,14 @@ void Broker::WaitToAllocate(const SessionPtr& session, int device, uint64_t requ
 }
 
 void Broker::AllocateGranted(const SessionPtr& session, int device, uint64_t requested, Stream stream,
-                             uint64_t granted_bytes, const AllocateDone& done) {
+                             uint64_t granted_bytes, const GrowthOptions& growth, SteadyTime until,
+                             const AllocateDone& done) {
   const bool queued = session->slow_calls().Submit([=, this] {
     absl::StatusOr<Allocation> allocation = session->AllocateSlowly(device, requested, stream, granted_bytes);
+    if (IsMayGrowLater(allocation.status())) {
+      const std::optional<GrowthOptions> again = WaitsOn(growth, until);
+      if (again.has_value()) return WaitToAllocate(session, device, requested, stream, *again, done);
+    }
     std::optional<OomCause> refusal = SegmentRefusalCause(allocation.status());
     if (IsMayGrowLater(allocation.status())) {
       refusal = OomCause::kCapacity;
@@ -384,19 +392,6 @@ void Broker::LeaseSegments(const SessionPtr& session, uint64_t device, const std
   if (!growth.may_reclaim) session->SetLastOutcome(ordinal, {});
   GrowthOptions options = growth;
   if (growth.may_reclaim) options.cancelled = session->StartGrowth(growth.cancel_key);
-  const auto lease_granted = [session, ordinal, sizes, sum, finish,
-                              events = session->events()](const absl::Status& granted) {
-    if (!granted.ok()) return finish(granted);
-    const bool queued = session->slow_calls().Submit([=] {
-      // A client that has resumed the session meanwhile does not know of this lease.
-      if (session->events() == events) return finish(session->LeaseSlowly(ordinal, sizes, /*granted=*/true));
-      session->ReleaseGrant(ordinal, sum);
-      finish(absl::AbortedError("the connection has broken"));
-    });
-    if (queued) return;
-    session->ReleaseGrant(ordinal, sum);
-    finish(TooManyCalls());
-  };
   // Asked before the lease is tried: a look that ends meanwhile makes room that the lease has not seen.
   const bool may_await_look = growth.may_reclaim && pools_[device]->IsClosingCarriedOver(session->id()) &&
                               sum <= pools_[device]->GetAccount(session->id()).value_or(AccountFigures()).limit_bytes;
@@ -404,7 +399,7 @@ void Broker::LeaseSegments(const SessionPtr& session, uint64_t device, const std
     const std::optional<OomCause> refusal = SegmentRefusalCause(leases.status());
     const bool may_wait = refusal == OomCause::kCapacity || (refusal == OomCause::kLimit && may_await_look);
     if (!growth.may_reclaim || !may_wait) return finish(std::move(leases));
-    WaitForGrant(session, ordinal, sum, options, lease_granted);
+    WaitToLease(session, ordinal, sizes, options, finish);
   };
   const auto lease_slowly = [=, events = session->events()] {
     const bool queued = session->slow_calls().Submit([=] {
@@ -418,6 +413,39 @@ void Broker::LeaseSegments(const SessionPtr& session, uint64_t device, const std
   absl::StatusOr<std::vector<Lease>> idle = session->LeaseIdle(ordinal, sizes);
   if (!absl::IsNotFound(idle.status())) return finish_or_wait(std::move(idle));
   lease_slowly();
+}
+
+void Broker::WaitToLease(const SessionPtr& session, int device, const std::vector<uint64_t>& sizes,
+                         const GrowthOptions& growth, const LeaseDone& finish) {
+  const uint64_t sum = std::accumulate(sizes.begin(), sizes.end(), uint64_t{0});
+  const SteadyTime until = options_.clock() + growth.wait;
+  const auto granted = [=, this, events = session->events()](const absl::Status& status) {
+    if (!status.ok()) return finish(status);
+    const bool queued = session->slow_calls().Submit([=, this] {
+      // A client that has resumed the session meanwhile does not know of this lease.
+      if (session->events() != events) {
+        session->ReleaseGrant(device, sum);
+        return finish(absl::AbortedError("the connection has broken"));
+      }
+      absl::StatusOr<std::vector<Lease>> leases = session->LeaseSlowly(device, sizes, /*granted=*/true);
+      if (SegmentRefusalCause(leases.status()) != OomCause::kCapacity) return finish(std::move(leases));
+      const std::optional<GrowthOptions> again = WaitsOn(growth, until);
+      if (!again.has_value()) return finish(std::move(leases));
+      WaitToLease(session, device, sizes, *again, finish);
+    });
+    if (queued) return;
+    session->ReleaseGrant(device, sum);
+    finish(TooManyCalls());
+  };
+  WaitForGrant(session, device, sum, growth, granted);
+}
+
+std::optional<GrowthOptions> Broker::WaitsOn(const GrowthOptions& growth, SteadyTime until) const {
+  const SteadyTime now = options_.clock();
+  if (now >= until) return std::nullopt;
+  GrowthOptions rest = growth;
+  rest.wait = std::chrono::ceil<std::chrono::milliseconds>(until - now);
+  return rest;
 }
 
 absl::Status Broker::ReturnSegments(const SessionPtr& session, uint64_t device, absl::Span<const SegmentId> segments) {

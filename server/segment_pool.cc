@@ -48,6 +48,7 @@ SegmentPool::SegmentPool(std::unique_ptr<Device> device, uint64_t capacity_bytes
       reclaim_durations_({0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10}) {
   if (const absl::StatusOr<uint64_t> free = device_->FreeBytes(); free.ok()) {
     driver_known_bytes_ = driver_free_bytes_ = *free;
+    driver_has_bytes_ = *free;
   }
 }
 
@@ -360,6 +361,11 @@ absl::StatusOr<std::vector<SegmentId>> SegmentPool::LeaseAll(SessionId session, 
     unwanted = Undo(session, uid, bytes, gathered);
   }
   FreeToDriver(unwanted);
+  for (size_t i = 0; i < sizes.size() && absl::IsResourceExhausted(status); ++i) {
+    if (gathered.idle[i].has_value() || gathered.fresh[i].has_value()) continue;
+    DriverRefused(sizes[i]);
+    break;
+  }
   RoomMade();
   return absl::IsResourceExhausted(status) ? SegmentRefused(OomCause::kCapacity, status.message()) : status;
 }
@@ -811,9 +817,11 @@ void SegmentPool::StopDecay() {
 absl::Status SegmentPool::UpdateHealth() {
   absl::Status health = device_->Health();
   uint64_t from_driver = 0;
+  uint64_t at_most = 0;
   {
     MutexLock lock(mu_);
     from_driver = FromDriverBytes() - freeing_bytes_;
+    at_most = AtMostFromDriverBytes();
   }
   const absl::StatusOr<uint64_t> free = health.ok() ? device_->FreeBytes() : health;
   bool changed = false;
@@ -822,17 +830,28 @@ absl::Status SegmentPool::UpdateHealth() {
     changed = health_.ok() != health.ok();
     if (changed) ++forbidden_;
     health_ = health;
-    const uint64_t elsewhere = elsewhere_bytes_;
+    const uint64_t unowned = elsewhere_bytes_ + outside_bytes_;
     if (free.ok()) {
       driver_free_bytes_ = *free;
       // What changed hands meanwhile is not to count twice.
       driver_known_bytes_ = *free + std::min(from_driver, FromDriverBytes() - freeing_bytes_);
+      driver_has_bytes_ = *free + std::max(at_most, AtMostFromDriverBytes());
+      driver_refuses_beyond_ = std::numeric_limits<uint64_t>::max();
     }
     SettleElsewhere();
-    changed = changed || elsewhere != elsewhere_bytes_;
+    changed = changed || unowned != elsewhere_bytes_ + outside_bytes_;
   }
   if (changed) RoomMade();  // those who wait are refused now, or served
   return health;
+}
+
+void SegmentPool::DriverRefused(uint64_t bytes) {
+  const absl::StatusOr<uint64_t> free = device_->FreeBytes();
+  MutexLock lock(mu_);
+  // Whatever it says is free, it did not have so much. The next update of the health may find more.
+  const uint64_t most = bytes - std::min(bytes, kSegmentGranuleBytes);
+  driver_refuses_beyond_ = FromDriverBytes() + (free.ok() ? std::min(*free, most) : most);
+  SettleOutside();
 }
 
 void SegmentPool::CountReclaim(uint64_t asked_bytes, uint64_t reclaimed_bytes, std::chrono::nanoseconds duration) {

@@ -69,6 +69,7 @@ struct PoolFigures {
   uint64_t guaranteed_bytes = 0;  // sum of the guarantees
   uint64_t quarantined_bytes = 0;   // of sessions that are gone: not yet known to be quiet
   uint64_t carried_over_bytes = 0;  // held from an earlier run of the daemon, by sessions or by nobody's processes
+  uint64_t outside_bytes = 0;       // of the capacity, what the driver does not have for it: see SettleOutside()
   uint64_t held_back_bytes = 0;     // free, and kept for a request that has waited: see GrowthQueue
   uint64_t idle_bytes = 0;          // held from the driver, leased to nobody
   uint64_t reserved_bytes = 0;      // held from the driver: leased + idle + being freed + carried over
@@ -310,7 +311,17 @@ class SegmentPool {
   void Apply(const CarriedOver::Changes& changes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Charges what is in use elsewhere since the start, and is still, as far as nobody has said what it is.
   void SettleElsewhere() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Charges what of the capacity the driver does not have.
+  void SettleOutside() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // What the next client's context is to have.
+  uint64_t NextContextBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // (driver) The driver did not have a segment of `bytes`, though the ledger did.
+  void DriverRefused(uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
   uint64_t FromDriverBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The same, with what may be on its way in either direction.
+  uint64_t AtMostFromDriverBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return FromDriverBytes() + obtaining_bytes_;
+  }
   PoolFigures Figures() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   static AccountFigures FiguresOf(const Account& account);
   // Aborted when the daemon stops; Ledger::CheckGrowth().
@@ -386,10 +397,15 @@ class SegmentPool {
   uint64_t elsewhere_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // charged to nobody: see SettleElsewhere()
   // In use by other processes when this one started, and still, by the driver's word: what they carry over is no more.
   uint64_t foreign_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t outside_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // charged to nobody: see SettleOutside()
   Ledger ledger_ ABSL_GUARDED_BY(mu_);
   absl::Status health_ ABSL_GUARDED_BY(mu_);
   uint64_t driver_free_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t driver_known_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // these and what came from the driver, at the last update
+  // The same, at most: what changed hands meanwhile counts on both sides. None: the driver has not said.
+  std::optional<uint64_t> driver_has_bytes_ ABSL_GUARDED_BY(mu_);
+  // What can be handed out at most, by what the driver has refused since then.
+  uint64_t driver_refuses_beyond_ ABSL_GUARDED_BY(mu_) = std::numeric_limits<uint64_t>::max();
   bool sealed_ ABSL_GUARDED_BY(mu_) = false;
   uint64_t granted_bytes_ ABSL_GUARDED_BY(mu_) = 0;          // sum of the accounts'
   uint64_t obtaining_bytes_ ABSL_GUARDED_BY(mu_) = 0;        // charged, but not yet obtained from the driver

@@ -101,6 +101,38 @@ void SegmentPool::SettleElsewhere() {
   const uint64_t capacity = ledger_.capacity_bytes();
   if (properties().kind == DeviceKind::kCuda) ledger_.ExtendCapacity(Rest(declared, in_use));
   if (ledger_.capacity_bytes() < capacity) ++forbidden_;
+  SettleOutside();
+}
+
+// The capacity was chosen once. Since then contexts of clients have come, and maybe other programs, and the driver has
+// less for segments: what it has now, less what the next client's context needs, is all that can be handed out. Without
+// this, the ledger would grant what the driver refuses, and nobody would be asked for memory or wait for it.
+void SegmentPool::SettleOutside() {
+  if (properties().kind != DeviceKind::kCuda || !driver_has_bytes_.has_value()) return;
+  const uint64_t has = std::min(Rest(*driver_has_bytes_, NextContextBytes()), driver_refuses_beyond_);
+  // What is carried over is charged, too, and none of what the driver has.
+  const uint64_t outside = Rest(ledger_.capacity_bytes(), has + carried_over_.bytes() + elsewhere_bytes_);
+  if (outside > outside_bytes_) {
+    ledger_.ChargeUnowned(outside - outside_bytes_);
+  } else {
+    ledger_.UnchargeUnowned(outside_bytes_ - outside);
+  }
+  outside_bytes_ = outside;
+}
+
+// The headroom, as long as contexts have not used it up; then as much as the contexts of this device take on average.
+// Nothing when the capacity was chosen without looking at what is free.
+uint64_t SegmentPool::NextContextBytes() const {
+  const uint64_t headroom = options_.headroom_bytes;
+  if (headroom == 0) return 0;
+  const uint64_t total = properties().total_bytes;
+  const uint64_t at_start = Rest(total, capacity_bytes_ + headroom);  // in use, beside what is carried over
+  const uint64_t in_use = Rest(total, driver_has_bytes_.value_or(total));
+  const uint64_t contexts = Rest(in_use, at_start + carried_over_.bytes() + elsewhere_bytes_);
+  const auto clients = static_cast<uint64_t>(std::count_if(
+      accounts_.begin(), accounts_.end(), [](const auto& entry) { return entry.second.holds_since != SteadyTime(); }));
+  const uint64_t average = std::min(headroom, contexts / std::max<uint64_t>(1, clients));
+  return std::max(Rest(headroom, contexts), average);
 }
 
 absl::Status SegmentPool::DeclareCarriedOver(SessionId session, absl::Span<const CarriedSegment> segments, bool begins,

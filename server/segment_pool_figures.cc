@@ -97,8 +97,8 @@ std::vector<SegmentInfo> SegmentPool::GetSegments() const {
 }
 
 uint64_t SegmentPool::FromDriverBytes() const {
-  return ledger_.charged_bytes() - granted_bytes_ - obtaining_bytes_ - carried_over_.bytes() - elsewhere_bytes_ +
-         idle_.bytes() + freeing_bytes_ + unfreed_bytes_;
+  return ledger_.charged_bytes() - granted_bytes_ - obtaining_bytes_ - carried_over_.bytes() - elsewhere_bytes_ -
+         outside_bytes_ + idle_.bytes() + freeing_bytes_ + unfreed_bytes_;
 }
 
 PoolFigures SegmentPool::Figures() const {
@@ -108,6 +108,7 @@ PoolFigures SegmentPool::Figures() const {
           .guaranteed_bytes = ledger_.guaranteed_bytes(),
           .quarantined_bytes = quarantine_.bytes(),
           .carried_over_bytes = carried_over_.bytes() + elsewhere_bytes_,
+          .outside_bytes = outside_bytes_,
           .held_back_bytes = ledger_.held_back_bytes(),
           .idle_bytes = idle_.bytes(),
           .reserved_bytes = FromDriverBytes() + carried_over_.bytes() + elsewhere_bytes_,

@@ -90,12 +90,12 @@ class BrokerTest : public ::testing::Test {
 
   BrokerTest() { Make({}); }
 
-  void Make(BrokerOptions options, const SegmentPoolOptions& pool_options = {}) {
+  void Make(BrokerOptions options, const SegmentPoolOptions& pool_options = {}, DeviceKind kind = DeviceKind::kHost) {
     broker_.reset();
     pools_.clear();
     controls_.clear();
     for (int i = 0; i < 2; ++i) {
-      auto device = std::make_unique<FakeDevice>(kCapacity);
+      auto device = std::make_unique<FakeDevice>(kCapacity, kind);
       controls_.push_back(device->control());
       pools_.push_back(std::make_unique<SegmentPool>(std::move(device), kCapacity, &next_segment_, pool_options));
     }

@@ -67,6 +67,49 @@ class BrokerWaitingTest : public BrokerTest {
   std::function<void()> meanwhile_;
 };
 
+// ---- What the driver does not have ----
+
+// It was granted, but contexts, or other programs, have taken it meanwhile. The request waits on.
+TEST_F(BrokerWaitingTest, WhatTheDriverRefusesIsWaitedFor) {
+  for (const bool leases : {true, false}) {
+    SCOPED_TRACE(leases ? "leased" : "remote");
+    BrokerOptions options;
+    options.clock = [this] { return ReadClock(); };
+    Make(std::move(options), {.clock = [this] { return now_; }}, DeviceKind::kCuda);
+    const SessionPtr holder = OpenLeasing("holder");
+    const std::vector<Lease> held = Hold(holder, {32_MiB, 16_MiB});
+    controls_[0]->set_foreign_bytes(16_MiB);
+    const GrowthOptions waits{.may_reclaim = true, .wait = std::chrono::hours(1)};
+    std::optional<absl::Status> answer;
+    const SessionPtr waiting = leases ? OpenLeasing("waiting") : Open("waiting");
+    if (leases) {
+      broker_->LeaseSegments(
+          waiting, 0, {16_MiB}, [&](const Leases& lease) { answer = lease.status(); }, waits);
+    } else {
+      broker_->Allocate(
+          waiting, 0, 16_MiB, 0, [&](const auto& block) { answer = block.status(); }, waits);
+    }
+    Settle();
+    ASSERT_EQ(broker_->GetWaiting(0).size(), 1u) << answer.value_or(absl::OkStatus());
+    // What comes back is taken by others, too, before the driver is asked for it.
+    ASSERT_TRUE(pools_[0]->UpdateHealth().ok());
+    ASSERT_TRUE(broker_->ReturnSegments(holder, 0, {held[1].segment}).ok());
+    pools_[0]->ReleaseIdleSince(now_);
+    controls_[0]->set_foreign_bytes(32_MiB);
+    Settle();
+    EXPECT_FALSE(answer.has_value()) << *answer;
+    ASSERT_EQ(broker_->GetWaiting(0).size(), 1u);
+    ASSERT_TRUE(broker_->ReturnSegments(holder, 0, {held[0].segment}).ok());
+    Settle();
+    ASSERT_TRUE(answer.has_value());
+    EXPECT_TRUE(answer->ok()) << *answer;
+    controls_[0]->set_foreign_bytes(0);
+    ASSERT_TRUE(pools_[0]->UpdateHealth().ok());
+    broker_->CloseAll("next");
+    Settle();
+  }
+}
+
 // ---- Who serves ----
 
 // A worker does. The thread that makes room may be the daemon's event loop, and would serve for as long as others

@@ -1014,7 +1014,99 @@ TEST_F(CarriedOnCudaTest, WhatNobodySaysIsGivenWhenTheDriverHasIt) {
   HeldElsewhere(kContexts);
   EXPECT_EQ(Available(), kCapacity);
   HeldElsewhere(kContexts + 20_MiB);
-  EXPECT_EQ(Available(), kCapacity) << "what others take later is not carried over";
+  EXPECT_EQ(Figures().carried_over_bytes, 0u) << "what others take later is not carried over";
+}
+
+// ---- What the driver has not, since the capacity was chosen ----
+
+// The same GPU, with nobody on it when the daemon starts.
+class OutsideOnCudaTest : public CarriedOnCudaTest {
+ protected:
+  void SetUp() override { Start(10_MiB); }
+  void Start(uint64_t headroom) {
+    auto device = std::make_unique<FakeDevice>(100_MiB, DeviceKind::kCuda);
+    device_ = device->control();
+    device_->set_foreign_bytes(kDaemonsContext);
+    pool_ = std::make_unique<SegmentPool>(std::move(device), kCapacity, &next_segment_,
+                                          SegmentPoolOptions{.headroom_bytes = headroom});
+    ASSERT_TRUE(pool_->FindCarriedOver().ok());
+    for (const SessionId session : {kA, kB, kC}) Open(session);
+  }
+  void TearDown() override {
+    HeldElsewhere(0);
+    EXPECT_EQ(Figures().outside_bytes, 0u);
+    CarriedOnCudaTest::TearDown();
+  }
+};
+
+TEST_F(OutsideOnCudaTest, ContextsWithinTheHeadroomTakeNothing) {
+  Lease(kA, 2_MiB);
+  HeldElsewhere(4_MiB);
+  EXPECT_EQ(Available(), kCapacity - 2_MiB);
+  Lease(kB, 2_MiB);
+  HeldElsewhere(6_MiB);
+  EXPECT_EQ(Available(), kCapacity - 4_MiB);
+}
+
+// One for 10 MiB is not enough for three of 4 MiB, and the next client needs one, too.
+TEST_F(OutsideOnCudaTest, ContextsBeyondTheHeadroomAreTakenFromTheCapacity) {
+  for (const SessionId session : {kA, kB, kC}) Lease(session, 2_MiB);
+  HeldElsewhere(12_MiB);
+  EXPECT_EQ(Figures().outside_bytes, 6_MiB) << "2 beyond the headroom, and 4 for the next one";
+  EXPECT_EQ(Available(), kCapacity - 12_MiB);
+  EXPECT_EQ(Refusal(kA, 76_MiB), OomCause::kCapacity);
+  Lease(kA, 74_MiB);
+  HeldElsewhere(12_MiB + 4_MiB);  // of the next client
+  EXPECT_EQ(Refusal(kA, 2_MiB), OomCause::kCapacity);
+  // When they end, it is there again.
+  HeldElsewhere(4_MiB);
+  Lease(kB, 6_MiB);
+}
+
+TEST_F(OutsideOnCudaTest, OtherProgramsTakeFromTheCapacity) {
+  HeldElsewhere(50_MiB);
+  Lease(kA, 30_MiB);
+  EXPECT_EQ(Refusal(kA, 30_MiB), OomCause::kCapacity);
+  HeldElsewhere(0);
+  Lease(kA, 30_MiB);
+  // What is idle counts as the daemon's.
+  EXPECT_EQ(pool_->CloseAccount(kA), 60_MiB);
+  HeldElsewhere(0);
+  EXPECT_EQ(Available(), kCapacity);
+}
+
+// Whoever waits, waits for others from then on, and is not granted what the driver has not.
+TEST_F(OutsideOnCudaTest, WhatTheDriverRefusesIsNotGrantedAgain) {
+  Lease(kB, 20_MiB);
+  device_->set_foreign_bytes(kDaemonsContext + 40_MiB);  // nobody has looked since
+  EXPECT_TRUE(pool_->Grant(kA, 40_MiB).ok());
+  pool_->ReleaseGrant(kA, 40_MiB);
+  EXPECT_EQ(Refusal(kA, 40_MiB), OomCause::kCapacity);
+  EXPECT_FALSE(pool_->Grant(kA, 40_MiB).ok());
+  EXPECT_GT(pool_->MissingBytes(kA, 40_MiB, /*guarantee=*/false), 0u);
+  Lease(kA, 20_MiB);
+  pool_->CloseAccount(kB);
+  EXPECT_TRUE(pool_->Grant(kA, 20_MiB).ok()) << "what others give back is there";
+  pool_->ReleaseGrant(kA, 20_MiB);
+}
+
+TEST_F(OutsideOnCudaTest, ADriverThatDoesNotKeepItsWordIsNotAskedAtOnceAgain) {
+  device_->Fail(FakeDevice::Call::kAllocate, 1, 2, absl::ResourceExhaustedError("no memory"));
+  EXPECT_EQ(Refusal(kA, 20_MiB), OomCause::kCapacity);
+  EXPECT_FALSE(pool_->Grant(kA, 20_MiB).ok());
+  Lease(kA, 18_MiB);
+  HeldElsewhere(0);
+  Lease(kA, 20_MiB);
+}
+
+TEST_F(OutsideOnCudaTest, ACapacityThatWasGivenHasNoHeadroom) {
+  pool_.reset();
+  Start(/*headroom=*/0);
+  Lease(kA, 2_MiB);
+  HeldElsewhere(10_MiB);
+  EXPECT_EQ(Figures().outside_bytes, 0u);
+  HeldElsewhere(12_MiB);
+  EXPECT_EQ(Figures().outside_bytes, 2_MiB);
 }
 
 // Who says too much is charged for it, and nobody else is.
