@@ -218,20 +218,14 @@ class CudaDevice : public Device {
 
   absl::StatusOr<DeviceSegment> AllocateSegment(uint64_t bytes) override {
     // In multiples of 2 MiB the driver gives each allocation memory of its own; a smaller one could share a driver
-    // block with another segment, and an IPC handle opens the whole block.
+    // block with another segment, and an IPC handle opens the whole block. It clears what another process had, not what
+    // this one has freed.
     if (absl::Status status = CheckSegmentBytes(bytes); !status.ok()) return status;
     void* address = nullptr;
     if (absl::Status status = OnDevice("cudaMalloc", [&] { return cudaMalloc(&address, bytes); }); !status.ok()) {
       return status;
     }
-    const DeviceSegment segment{.bytes = bytes, .address = reinterpret_cast<uint64_t>(address)};
-    // The driver clears memory on its way from one process to another. Here it may come from this one, and before that
-    // from another tenant.
-    if (absl::Status status = Zero(segment, 0, bytes); !status.ok()) {
-      (void)FreeSegment(segment);
-      return status;
-    }
-    return segment;
+    return DeviceSegment{.bytes = bytes, .address = reinterpret_cast<uint64_t>(address)};
   }
 
   absl::Status FreeSegment(const DeviceSegment& segment) override {
@@ -455,7 +449,7 @@ absl::StatusOr<std::vector<std::unique_ptr<Device>>> MakeCudaDevices() {
                                                                     .uuid = FormatUuid(cuda.uuid),
                                                                     .name = cuda.name,
                                                                     .total_bytes = cuda.totalGlobalMem,
-                                                                    .scrubs_new_segments = true}));
+                                                                    .keeps_freed_bytes = true}));
   }
   return devices;
 }

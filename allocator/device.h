@@ -37,9 +37,8 @@ struct DeviceProperties {
   std::string uuid;          // the same in every process, whatever its ordinals are
   std::string name;          // for people
   uint64_t total_bytes = 0;  // physical memory
-  // AllocateSegment() overwrites with zeros what it gets: the driver may hand it what this process has freed. Elsewhere
-  // the driver clears all of it.
-  bool scrubs_new_segments = false;
+  // AllocateSegment() may give what this process has freed, as it was then. Elsewhere all of it has been cleared.
+  bool keeps_freed_bytes = false;
 };
 
 // A file descriptor that is closed with its owner. Move-only.
@@ -124,7 +123,8 @@ class Device : public EventSource {
   // on the device.
   virtual absl::Status Health() { return absl::OkStatus(); }
 
-  // A new segment of exactly `bytes`, zeroed or never used by another process since it was.
+  // A new segment of exactly `bytes`. It has no bytes of other processes, and, unless the device keeps_freed_bytes, none
+  // of segments of this process.
   // InvalidArgument when `bytes` is 0 or no multiple of 2 MiB; ResourceExhausted when the device has no room.
   virtual absl::StatusOr<DeviceSegment> AllocateSegment(uint64_t bytes) = 0;
   virtual absl::Status FreeSegment(const DeviceSegment& segment) = 0;

@@ -290,6 +290,7 @@ OomReport Broker::Report(const Session& session, int device) const {
   report.held_back = pool.IsHeldBack(session.id(), kSegmentGranuleBytes);
   report.waited_ms = static_cast<uint64_t>(session.GetLastOutcome(device).waited.count());
   report.device_idle_bytes = figures.idle_bytes;
+  report.outside_bytes = figures.outside_bytes;
   if (account.user_limit_bytes != AccountFigures::kNoBound) {
     report.user_limit_bytes = account.user_limit_bytes;
     report.user_committed_bytes = pool.GetUser(account.uid).committed_bytes;

@@ -71,13 +71,16 @@ absl::Status MeteredDevice::Health() {
 }
 
 absl::StatusOr<DeviceSegment> MeteredDevice::AllocateSegment(uint64_t bytes) {
-  absl::StatusOr<DeviceSegment> segment =
-      Measure(DeviceCall::kAllocate, [&] { return device_->AllocateSegment(bytes); });
-  if (segment.ok() && properties().scrubs_new_segments) {
+  return Measure(DeviceCall::kAllocate, [&] { return device_->AllocateSegment(bytes); });
+}
+
+absl::Status MeteredDevice::Zero(const DeviceSegment& segment, uint64_t offset, uint64_t bytes) {
+  absl::Status status = device_->Zero(segment, offset, bytes);
+  if (status.ok()) {
     scrubs_.fetch_add(1, std::memory_order_relaxed);
     scrubbed_bytes_.fetch_add(bytes, std::memory_order_relaxed);
   }
-  return segment;
+  return status;
 }
 
 absl::Status MeteredDevice::FreeSegment(const DeviceSegment& segment) {

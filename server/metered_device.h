@@ -59,9 +59,7 @@ class MeteredDevice : public Device {
   absl::Status CopyOut(void* to, const void* segment_address, uint64_t bytes) override {
     return device_->CopyOut(to, segment_address, bytes);
   }
-  absl::Status Zero(const DeviceSegment& segment, uint64_t offset, uint64_t bytes) override {
-    return device_->Zero(segment, offset, bytes);
-  }
+  absl::Status Zero(const DeviceSegment& segment, uint64_t offset, uint64_t bytes) override;
   absl::StatusOr<SegmentHolders> FindHolders(absl::Span<const DeviceSegment> segments) override;
   absl::StatusOr<LeftSegments> FindLeftSegments() override { return device_->FindLeftSegments(); }
   absl::StatusOr<std::unique_ptr<Event>> RecordEvent(Stream stream) override { return device_->RecordEvent(stream); }

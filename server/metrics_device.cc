@@ -92,6 +92,10 @@ constexpr DeviceFigure kFigures[] = {
      [](const DeviceRow& row) { return row.info->figures.committed_bytes; }},
     {"carried_over_bytes", "Memory that processes hold from an earlier run of the daemon.", Gauge,
      [](const DeviceRow& row) { return row.info->figures.carried_over_bytes; }},
+    {"outside_bytes",
+     "Memory of the capacity that the driver does not have: contexts and programs beyond the headroom, and the next "
+     "client's context.",
+     Gauge, [](const DeviceRow& row) { return row.info->figures.outside_bytes; }},
     {"held_back_bytes", "Free memory that is kept for a moment for a request that has waited.", Gauge,
      [](const DeviceRow& row) { return row.info->figures.held_back_bytes; }},
     {"segments", "Segments leased to sessions.", Gauge,

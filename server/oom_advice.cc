@@ -136,6 +136,12 @@ std::string AdviceOnCapacity(const OomReport& report) {
         FormatBytes(report.quarantined_bytes), ".");
   }
   if (report.idle_elsewhere_bytes >= missing && !report.idle_holders.empty()) return AdviceOnIdle(report);
+  if (report.outside_bytes >= missing) {
+    return absl::StrCat(
+        "End programs outside vrambroker that use the device (nvidia-smi), or run fewer processes: CUDA "
+        "contexts and such programs leave ",
+        FormatBytes(report.outside_bytes), " less of the device than its capacity.");
+  }
   // It is really capacity.
   const std::string largest =
       report.largest_holders.empty()

@@ -68,6 +68,7 @@ struct OomReport {
   uint64_t inactive_split_bytes = 0;  // of the session
   uint64_t kept_free_bytes = 0;       // of available_bytes: kept for other sessions' guarantees
   uint64_t device_idle_bytes = 0;     // held by the daemon for reuse, leased to nobody
+  uint64_t outside_bytes = 0;         // of the capacity, what the driver does not have: see PoolFigures
   uint64_t quarantined_bytes = 0;     // reserved by sessions that disconnected or were ended
   uint64_t idle_elsewhere_bytes = 0;  // reserved by other sessions, and used by nobody
   std::vector<IdleHolder> idle_holders;

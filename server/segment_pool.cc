@@ -328,12 +328,14 @@ absl::StatusOr<std::vector<SegmentId>> SegmentPool::LeaseAll(SessionId session, 
   std::vector<IdleSegments::Entry> victims;
   Gathered gathered;
   uid_t uid = 0;
+  std::string domain;
   {
     MutexLock lock(mu_);
     const auto it = accounts_.find(session);
     if (it == accounts_.end()) return absl::AbortedError("the session has ended");
     Account& account = it->second;
     uid = account.terms.uid;
+    domain = account.terms.domain;
     if (granted && bytes <= account.granted_bytes) {
       account.granted_bytes -= bytes;
       granted_bytes_ -= bytes;
@@ -351,14 +353,14 @@ absl::StatusOr<std::vector<SegmentId>> SegmentPool::LeaseAll(SessionId session, 
     obtaining_bytes_ += missing;
   }
   FreeToDriver(victims);
-  absl::Status status = Obtain(sizes, gathered);
+  absl::Status status = Obtain(domain, sizes, gathered);
   std::vector<IdleSegments::Entry> unwanted;
   {
     MutexLock lock(mu_);
     const auto it = accounts_.find(session);
     if (status.ok() && it != accounts_.end()) return AddLeases(session, it->second, gathered);
     if (status.ok()) status = absl::AbortedError("the session has ended");
-    unwanted = Undo(session, uid, bytes, gathered);
+    unwanted = Undo(session, uid, domain, bytes, gathered);
   }
   FreeToDriver(unwanted);
   for (size_t i = 0; i < sizes.size() && absl::IsResourceExhausted(status); ++i) {
@@ -370,12 +372,12 @@ absl::StatusOr<std::vector<SegmentId>> SegmentPool::LeaseAll(SessionId session, 
   return absl::IsResourceExhausted(status) ? SegmentRefused(OomCause::kCapacity, status.message()) : status;
 }
 
-absl::Status SegmentPool::Obtain(absl::Span<const uint64_t> sizes, Gathered& gathered) {
+absl::Status SegmentPool::Obtain(const std::string& domain, absl::Span<const uint64_t> sizes, Gathered& gathered) {
   absl::Status status;
   for (size_t i = 0; i < sizes.size(); ++i) {
     if (gathered.idle[i].has_value()) continue;
     if (status.ok()) {
-      absl::StatusOr<LeasedSegment> fresh = AllocateFromDriver(sizes[i]);
+      absl::StatusOr<LeasedSegment> fresh = AllocateFromDriver(domain, sizes[i]);
       status = fresh.status();
       if (fresh.ok()) gathered.fresh[i] = *std::move(fresh);
     }
@@ -386,8 +388,8 @@ absl::Status SegmentPool::Obtain(absl::Span<const uint64_t> sizes, Gathered& gat
   return status;
 }
 
-std::vector<IdleSegments::Entry> SegmentPool::Undo(SessionId session, uid_t uid, uint64_t bytes,
-                                                   const Gathered& gathered) {
+std::vector<IdleSegments::Entry> SegmentPool::Undo(SessionId session, uid_t uid, const std::string& domain,
+                                                   uint64_t bytes, const Gathered& gathered) {
   const auto it = accounts_.find(session);
   if (it != accounts_.end()) {
     UnchargeOther(it->second, bytes);
@@ -400,12 +402,9 @@ std::vector<IdleSegments::Entry> SegmentPool::Undo(SessionId session, uid_t uid,
   for (const std::optional<LeasedSegment>& fresh : gathered.fresh) {
     if (!fresh.has_value()) continue;
     if (it == accounts_.end()) {
-      unwanted.push_back({.segment = fresh->segment});
+      unwanted.push_back({.segment = fresh->segment, .domain = domain});
     } else {
-      AddIdle({.segment = fresh->segment,
-               .cuda_ipc = fresh->cuda_ipc,
-               .domain = it->second.terms.domain,
-               .since = options_.clock()});
+      AddIdle({.segment = fresh->segment, .cuda_ipc = fresh->cuda_ipc, .domain = domain, .since = options_.clock()});
     }
   }
   return StartFreeing(std::move(unwanted));
@@ -697,7 +696,11 @@ absl::StatusOr<UniqueFd> SegmentPool::RedeemTicket(const Ticket& ticket, pid_t p
 }
 
 std::vector<IdleSegments::Entry> SegmentPool::StartFreeing(std::vector<IdleSegments::Entry> entries) {
-  for (const IdleSegments::Entry& entry : entries) freeing_bytes_ += entry.segment.bytes;
+  for (const IdleSegments::Entry& entry : entries) {
+    freeing_bytes_ += entry.segment.bytes;
+    if (!freed_domain_.has_value()) freed_domain_ = entry.domain;
+    freed_several_ = freed_several_ || *freed_domain_ != entry.domain;
+  }
   return entries;
 }
 
@@ -747,7 +750,17 @@ bool SegmentPool::AwaitFree(uint64_t frees, SteadyTime deadline) {
   return std::chrono::steady_clock::now() < deadline;
 }
 
-absl::StatusOr<SegmentPool::LeasedSegment> SegmentPool::AllocateFromDriver(uint64_t bytes) {
+// Looked at when the driver has given it: whose it may have been is in the books by then.
+absl::Status SegmentPool::Scrub(const std::string& domain, const DeviceSegment& segment) {
+  if (!properties().keeps_freed_bytes) return absl::OkStatus();
+  {
+    MutexLock lock(mu_);
+    if (!freed_several_ && freed_domain_.value_or(domain) == domain) return absl::OkStatus();
+  }
+  return device_->Zero(segment, 0, segment.bytes);
+}
+
+absl::StatusOr<SegmentPool::LeasedSegment> SegmentPool::AllocateFromDriver(const std::string& domain, uint64_t bytes) {
   const SteadyTime deadline = std::chrono::steady_clock::now() + options_.free_timeout;
   uint64_t frees = GetFigures().segment_frees;
   absl::StatusOr<DeviceSegment> segment = device_->AllocateSegment(bytes);
@@ -768,6 +781,10 @@ absl::StatusOr<SegmentPool::LeasedSegment> SegmentPool::AllocateFromDriver(uint6
     segment = device_->AllocateSegment(bytes);
   }
   if (!segment.ok()) return segment.status();
+  if (absl::Status status = Scrub(domain, *segment); !status.ok()) {
+    FreeSegment(*segment);
+    return status;
+  }
   LeasedSegment leased{.segment = *segment};
   if (properties().kind == DeviceKind::kCuda) {
     absl::StatusOr<SegmentHandle> handle = device_->ExportSegment(*segment);

@@ -345,11 +345,12 @@ class SegmentPool {
   // Leases them to the account. REQUIRES: there is one of each size.
   std::vector<SegmentId> AddLeases(SessionId session, Account& account, const Gathered& gathered)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // (driver) The segments of `sizes` that are not idle.
-  absl::Status Obtain(absl::Span<const uint64_t> sizes, Gathered& gathered) ABSL_LOCKS_EXCLUDED(mu_);
+  // (driver) The segments of `sizes` that are not idle, for a session of `domain`.
+  absl::Status Obtain(const std::string& domain, absl::Span<const uint64_t> sizes, Gathered& gathered)
+      ABSL_LOCKS_EXCLUDED(mu_);
   // Gives up a lease of so many `bytes`. Returns what the driver is to have back.
-  std::vector<IdleSegments::Entry> Undo(SessionId session, uid_t uid, uint64_t bytes, const Gathered& gathered)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::vector<IdleSegments::Entry> Undo(SessionId session, uid_t uid, const std::string& domain, uint64_t bytes,
+                                        const Gathered& gathered) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   SegmentId AddLease(SessionId session, Account& account, LeasedSegment segment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void MakeIdle(SegmentId id, Account& account) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void AddIdle(const IdleSegments::Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -366,7 +367,9 @@ class SegmentPool {
   // (driver) What the driver refuses to take back is kept for RetryFrees().
   void FreeSegment(const DeviceSegment& segment) ABSL_LOCKS_EXCLUDED(mu_);
   // (driver) A segment that the caller has made room for; asks again when frees of others were still under way.
-  absl::StatusOr<LeasedSegment> AllocateFromDriver(uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<LeasedSegment> AllocateFromDriver(const std::string& domain, uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
+  // (driver) Overwrites a new segment where it may hold bytes of another domain.
+  absl::Status Scrub(const std::string& domain, const DeviceSegment& segment) ABSL_LOCKS_EXCLUDED(mu_);
   // Waits until more than `frees` segments have ever been given back to the driver. False when none is on its way, or
   // `deadline` has passed.
   bool AwaitFree(uint64_t frees, SteadyTime deadline) ABSL_LOCKS_EXCLUDED(mu_);
@@ -412,6 +415,9 @@ class SegmentPool {
   std::vector<DeviceSegment> unfreed_ ABSL_GUARDED_BY(mu_);  // the driver has refused to take them back, so far
   uint64_t unfreed_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t freeing_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // on their way back to the driver
+  // Whose segments the driver has, or is about to have, back: of one domain, or of several.
+  std::optional<std::string> freed_domain_ ABSL_GUARDED_BY(mu_);
+  bool freed_several_ ABSL_GUARDED_BY(mu_) = false;
   uint64_t segment_allocs_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t segment_frees_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t handovers_ ABSL_GUARDED_BY(mu_) = 0;

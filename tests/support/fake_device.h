@@ -73,6 +73,7 @@ class FakeDevice : public Device {
     uint64_t peak_bytes() const { return Read(&Control::peak_bytes_); }
     int allocations() const { return Read(&Control::allocations_); }
     int frees() const { return Read(&Control::frees_); }
+    uint64_t zeroed_bytes() const { return Read(&Control::zeroed_bytes_); }
     int faults_fired() const { return Read(&Control::faults_fired_); }
     // Frees of what was not live, and other misuse. Must be empty at the end of every test.
     std::string misuse() const { return Read(&Control::misuse_); }
@@ -160,6 +161,7 @@ class FakeDevice : public Device {
     uint64_t foreign_bytes_ = 0;
     int allocations_ = 0;
     int frees_ = 0;
+    uint64_t zeroed_bytes_ = 0;
     int refusals_ = 0;
     int faults_fired_ = 0;
     std::string misuse_;
@@ -167,7 +169,11 @@ class FakeDevice : public Device {
   };
 
   explicit FakeDevice(uint64_t total_bytes, DeviceKind kind = DeviceKind::kHost)
-      : properties_{.kind = kind, .uuid = "FAKE-0", .name = "fake", .total_bytes = total_bytes} {}
+      : properties_{.kind = kind,
+                    .uuid = "FAKE-0",
+                    .name = "fake",
+                    .total_bytes = total_bytes,
+                    .keeps_freed_bytes = kind == DeviceKind::kCuda} {}
 
   std::shared_ptr<Control> control() const { return control_; }
 
@@ -232,6 +238,8 @@ class FakeDevice : public Device {
   absl::Status CopyIn(void*, const void*, uint64_t) override { return None(); }
   absl::Status CopyOut(void*, const void*, uint64_t) override { return None(); }
   absl::Status Zero(const DeviceSegment& segment, uint64_t offset, uint64_t bytes) override {
+    MutexLock lock(control_->mu_);
+    control_->zeroed_bytes_ += bytes;
     return CheckRange(segment, offset, bytes);
   }
   absl::StatusOr<std::unique_ptr<Event>> RecordEvent(Stream) override { return None(); }

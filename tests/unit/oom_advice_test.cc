@@ -250,6 +250,10 @@ const AdviceCase kAdvice[] = {
      OomCause::kCapacity,
      [](OomReport& r) { r.available_bytes = 30_MiB; },
      {"Try again", "programs outside vrambroker", "nvidia-smi", "30.00 MiB"}},
+    {"CapacityThatTheDriverDoesNotHave",
+     OomCause::kCapacity,
+     [](OomReport& r) { r.outside_bytes = 20_MiB; },
+     {"programs outside vrambroker", "CUDA contexts", "20.00 MiB less"}},
     {"CapacityKeptForGuarantees",
      OomCause::kCapacity,
      [](OomReport& r) {

@@ -1017,6 +1017,45 @@ TEST_F(CarriedOnCudaTest, WhatNobodySaysIsGivenWhenTheDriverHasIt) {
   EXPECT_EQ(Figures().carried_over_bytes, 0u) << "what others take later is not carried over";
 }
 
+// ---- Bytes of others ----
+
+TEST_F(SegmentPoolTest, NewMemoryIsZeroedOnceItMayBeAnotherTenants) {
+  MakePool(16_MiB, DeviceKind::kCuda);
+  constexpr uid_t kBob = 2000;
+  Open(kA);
+  Open(kB);
+  Open(kC, kPlenty, kBob);
+  const auto comes_and_goes = [&](SessionId session) {
+    const uint64_t before = device_->zeroed_bytes();
+    GiveBack(session, Lease(session, 4_MiB));
+    pool_->ReleaseIdleSince(SteadyTime::max());
+    return device_->zeroed_bytes() - before;
+  };
+  EXPECT_EQ(comes_and_goes(kA), 0u) << "the driver has cleared it";
+  EXPECT_EQ(comes_and_goes(kB), 0u) << "of the same tenant";
+  EXPECT_EQ(comes_and_goes(kC), 4_MiB);
+  EXPECT_EQ(comes_and_goes(kA), 4_MiB);
+  EXPECT_EQ(comes_and_goes(kA), 4_MiB) << "the driver may give what Bob had";
+  // What is idle is handed on within a tenant as it is.
+  GiveBack(kA, Lease(kA, 4_MiB));
+  const uint64_t before = device_->zeroed_bytes();
+  Lease(kB, 4_MiB);
+  EXPECT_EQ(device_->zeroed_bytes(), before);
+}
+
+TEST_F(SegmentPoolTest, WhatADeadProcessLeftIsAnotherTenants) {
+  MakePool(16_MiB, DeviceKind::kCuda);
+  Open(kA);
+  Lease(kA, 4_MiB);
+  ASSERT_TRUE(pool_->HandleFor(kA, SegmentId{1}).ok());
+  pool_->CloseAccountOfGone(kA);
+  pool_->CheckQuarantine();
+  ASSERT_EQ(Figures().quarantined_bytes, 0u);
+  Open(kB, kPlenty, /*tenant=*/2000);
+  Lease(kB, 4_MiB);
+  EXPECT_EQ(device_->zeroed_bytes(), 4_MiB);
+}
+
 // ---- What the driver has not, since the capacity was chosen ----
 
 // The same GPU, with nobody on it when the daemon starts.
