@@ -397,7 +397,8 @@ def cuda_ipc():
 def cuda_vmm_fd():
     cuda, allocation, fd = _ask_cuda(), ctypes.c_ulonglong(), ctypes.c_int(-1)
     properties = _Properties(_PINNED, _POSIX_FD, _Place(_DEVICE, 0))
-    cuda.driver("cuMemCreate", ctypes.byref(allocation), ctypes.c_size_t(SIZE), ctypes.byref(properties), ctypes.c_ulonglong(0))
+    cuda.driver("cuMemCreate", ctypes.byref(allocation), ctypes.c_size_t(SIZE), ctypes.byref(properties),
+                ctypes.c_ulonglong(0))
     cuda.driver("cuMemExportToShareableHandle", ctypes.byref(fd), allocation, _POSIX_FD, ctypes.c_ulonglong(0))
     try:
         cuda.driver.fill(cuda.driver.map(allocation))

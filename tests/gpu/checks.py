@@ -19,8 +19,8 @@ import time
 import traceback
 
 import machine
-from broker import (GIB, MIB, PATIENCE, Client, Daemon, Failed, NotRun, Programs, Refused, expect, now_us, print_logs, visible_gpus,
-                    wait_for)
+from broker import (GIB, MIB, PATIENCE, Client, Daemon, Failed, NotRun, Programs, Refused, expect, now_us, print_logs,
+                    visible_gpus, wait_for)
 
 
 def needs_gpu(programs, why):
@@ -309,8 +309,8 @@ def freed_while_in_use(programs):
 
 
 def trim_during_capture(programs):
-    """A trim on the library's thread (cudaDeviceSynchronize, cudaIpcCloseMemHandle) breaks no capture that is under way, and is
-    answered; what the capture kept from it comes back after its end."""
+    """A trim on the library's thread (cudaDeviceSynchronize, cudaIpcCloseMemHandle) breaks no capture that is under way, and
+    is answered; what the capture kept from it comes back after its end."""
     needs_gpu(programs, "graph capture")
     figures = {}
     for mode in ("global", "thread_local", "relaxed"):

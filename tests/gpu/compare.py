@@ -37,7 +37,8 @@ def changes(older, newer):
     for key in (k for k in after if k in before):
         one, other = before[key], after[key]
         if one["result"] != other["result"]:
-            results.append(f"{_name(*key)}: {one['result']} -> {other['result']}: {' '.join(other.get('detail', '').split())[:200]}")
+            detail = " ".join(other.get("detail", "").split())[:200]
+            results.append(f"{_name(*key)}: {one['result']} -> {other['result']}: {detail}")
             continue
         old, new = _flat(one.get("figures", {})), _flat(other.get("figures", {}))
         for figure in (f for f in new if f in old and old[f] != new[f]):

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// In place of libcuda.so.1, for the test of capabilities.py: its calls on memory files. $FAKE_DRIVER says which call fails,
-// with which code, or 0 for a process that dies there: "cuIpcOpenMemHandle_v2=801".
+// In place of libcuda.so.1, for the test of capabilities.py: its calls on memory files. $FAKE_DRIVER says which call
+// fails, with which code, or 0 for a process that dies there: "cuIpcOpenMemHandle_v2=801".
 #define _GNU_SOURCE
 #include <stddef.h>
 #include <stdint.h>
@@ -45,8 +45,12 @@ int cuDevicePrimaryCtxRetain(void** context, int device) {
   *context = (void*)1;
   return device;
 }
-int cuCtxSetCurrent(void* context) { return context == (void*)1 ? 0 : 201; }
-int cuCtxSynchronize(void) { return 0; }
+int cuCtxSetCurrent(void* context) {
+  return context == (void*)1 ? 0 : 201;
+}
+int cuCtxSynchronize(void) {
+  return 0;
+}
 int cuMemAlloc_v2(uint64_t* address, size_t bytes) {
   BEGIN;
   last_file = memfd_create("fake", MFD_CLOEXEC);
@@ -54,7 +58,9 @@ int cuMemAlloc_v2(uint64_t* address, size_t bytes) {
   *address = (uint64_t)(uintptr_t)mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, last_file, 0);
   return 0;
 }
-int cuMemFree_v2(uint64_t address) { return address == 0 ? 1 : 0; }
+int cuMemFree_v2(uint64_t address) {
+  return address == 0 ? 1 : 0;
+}
 int cuMemsetD32_v2(uint64_t address, unsigned value, size_t count) {
   for (size_t i = 0; i < count; ++i) ((unsigned*)(uintptr_t)address)[i] = value;
   return 0;
@@ -74,10 +80,13 @@ int cuIpcOpenMemHandle_v2(uint64_t* address, Handle handle, unsigned flags) {
   if (file == NULL || flags != 1) return 1;
   struct stat status;
   if (fstat(fileno(file), &status) != 0) return 1;
-  *address = (uint64_t)(uintptr_t)mmap(NULL, (size_t)status.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fileno(file), 0);
+  *address =
+      (uint64_t)(uintptr_t)mmap(NULL, (size_t)status.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fileno(file), 0);
   return 0;
 }
-int cuIpcCloseMemHandle(uint64_t address) { return address == 0 ? 1 : 0; }
+int cuIpcCloseMemHandle(uint64_t address) {
+  return address == 0 ? 1 : 0;
+}
 
 typedef struct {  // as in cuda.h
   int type, handle_types, place, device;

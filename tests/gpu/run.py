@@ -173,7 +173,8 @@ def all_steps(programs, device, patience=1.0, done=None):
     checked = [checks_step(name, 40) for name in checks.CHECKS]
     measured = [checks_step(name, 40) for name in checks.EXPERIMENTS]
     if device != "cuda":
-        return checked + measured
+        torch = Step("torch", missing="needs PyTorch and a GPU; torch_training.py --self-test needs neither")
+        return [*checked, torch, *measured]
     steps = [probe_step("assumed", assumed_checks, 90, True), gtest_step("device_test", "*/cuda*", 60), *checked,
              torch_step(programs, done.get("torch", ()), broker), *measured]
     steps.append(gtest_step("memory_promises_test", "*", 300,

@@ -377,8 +377,8 @@ class StepsTest(unittest.TestCase):
         allowed = {each["name"]: each for each in found}
         with tempfile.TemporaryDirectory() as folder:
             build = pathlib.Path(folder)
-            for program in ("server/vrambrokerd", "client/c/libvrambroker.so.1", "tests/gpu/gpu_probe", "tests/unit/device_test",
-                            "tests/integration/memory_promises_test"):
+            for program in ("server/vrambrokerd", "client/c/libvrambroker.so.1", "tests/gpu/gpu_probe",
+                            "tests/unit/device_test", "tests/integration/memory_promises_test"):
                 (build / program).parent.mkdir(parents=True, exist_ok=True)
                 (build / program).write_text("#!/bin/sh\necho 'ipc_exporter_killed (limit 30 s)'\necho 'env (limit 5 s)'\n"
                                              "echo 'vmm_latency (limit 5 s)'\n")
@@ -452,7 +452,8 @@ class CompareTest(unittest.TestCase):
     def test_the_newest_older_result_with_a_step_in_common(self):
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
-            for file, content in (("2026-01-01.json", self.document()), ("2026-01-02.json", self.document(gpu={"name": "H100"})),
+            for file, content in (("2026-01-01.json", self.document()),
+                                  ("2026-01-02.json", self.document(gpu={"name": "H100"})),
                                   ("2026-01-03.json", self.document(steps=["other"])),
                                   ("2026-01-04.json", self.document(device="host")), ("2026-01-05.json", []),
                                   ("2026-02-01.json", self.document()), ("2026-03-01.json", self.document())):
@@ -515,11 +516,12 @@ class MainTest(unittest.TestCase):
 
     def test_what_the_machine_does_not_allow_fails_nothing(self):
         ran, skipped, _ = self.rehearse([no("proc_fd", "EACCES (13): no")])
+        self.assertEqual(skipped.pop("torch"), "needs PyTorch and a GPU; torch_training.py --self-test needs neither")
         self.assertEqual(skipped, {"forked_child": "needs proc_fd, which this machine does not allow: EACCES (13): no"})
         self.assertIn("client_killed", ran)
         ran, skipped, _ = self.rehearse([no("proc_fd")], "--anyway")
         self.assertIn("forked_child", ran)
-        self.assertEqual(skipped, {})
+        self.assertEqual(list(skipped), ["torch"])
 
     def test_again_runs_what_was_not_ok(self):
         _, _, path = self.rehearse([no("proc_fd")], "--skip", "experiments")
