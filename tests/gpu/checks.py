@@ -364,11 +364,13 @@ def memory_errors(programs):
             client.process.stdin.close()
             wait_for(lambda: client.process.poll() is not None, "compute-sanitizer ends")
         except (Failed, Refused) as error:
-            problem = f"{error}: "
+            problem = f"{error}; "
         said = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
     errors = re.search(r"ERROR SUMMARY: (\d+) error", said)
     if errors and int(errors.group(1)) > 0:
         raise Failed(f"{problem}compute-sanitizer found {errors.group(1)} errors: {said[:3000]}")
+    if problem and errors and "not supported" not in said:
+        raise Failed(f"{problem}under compute-sanitizer, which found nothing")
     if problem or not errors:  # some machines do not let it at the device
         raise NotRun(f"compute-sanitizer does not work here: {problem}{' '.join(said.split())[-500:]}")
     return "memcheck found nothing", {"errors": 0}

@@ -64,11 +64,12 @@ def say(path, older, newer):
         print(f"         and {len(lines) - MOST_LINES} more: compare.py {path} ...", flush=True)
 
 
-def newest(folder, path, document):
-    """The newest other result in `folder` that has a step of this one, of the same device; None when there is none."""
+def newest(folders, path, document):
+    """The newest older result in `folders` that has a step of this one, of the same device; None when there is none."""
     # Their names begin with their time.
-    for other in sorted(folder.glob("*.json"), reverse=True) if folder else ():
-        if other == path or path and other.name > path.name:
+    found = {other.resolve() for folder in folders for other in folder.glob("*.json")}
+    for other in sorted(found, key=lambda f: f.name, reverse=True):
+        if path and other.name >= path.name:
             continue
         try:
             older = json.loads(other.read_text(encoding="utf-8"))
@@ -79,10 +80,12 @@ def newest(folder, path, document):
     return None
 
 
-def say_against_newest(folder, path, document):
-    found = newest(folder, path, document)
+def say_against_newest(folders, path, document):
+    found = newest(folders, path, document)
     if found:
         say(*found, document)
+    else:
+        print("\nthere is no older result to compare with", flush=True)
 
 
 if __name__ == "__main__":

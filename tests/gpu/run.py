@@ -276,8 +276,8 @@ def main():
     parser.add_argument("--skip", type=names, default=[], metavar="A,B", help="not these")
     parser.add_argument("--again", type=pathlib.Path, nargs="+", default=[], metavar="FILE",
                         help="only what was not ok in these result files")
-    parser.add_argument("--compare", type=pathlib.Path, metavar="FILE", help="say what has changed since this result file\n"
-                        "(default: the newest one beside the new one that has a step in common)")
+    parser.add_argument("--compare", type=pathlib.Path, metavar="FILE", help="say what has changed since this result file,\n"
+                        "or since the newest in this folder that has a step in common (default: in results/ here)")
     parser.add_argument("--out", type=pathlib.Path, metavar="FOLDER", help="where the JSON file goes (default: results/ here)")
     parser.add_argument("--budget", type=float, default=480, metavar="SECONDS", help="for everything (default: 480)")
     parser.add_argument("--build-dir", type=pathlib.Path, metavar="DIR", help="use this build of the source tree")
@@ -292,7 +292,7 @@ def main():
         parser.error("--rehearse needs --out: what it finds is no result")
     device = "host" if args.rehearse else "cuda"
     again = [read_results(parser, path) for path in args.again]
-    before = args.compare and read_results(parser, args.compare)
+    before = read_results(parser, args.compare) if args.compare and not args.compare.is_dir() else None
     for document in again:
         if document.get("device") != device:
             parser.error(f"--again: a result of the device {document.get('device')} says nothing about {device}")
@@ -350,7 +350,8 @@ def main():
     elif before:
         compare.say(args.compare, before, results.document(complete=True))
     else:
-        compare.say_against_newest(folder, path, results.document(complete=True))
+        compare.say_against_newest([args.compare] if args.compare else [folder, HERE / "results"], path,
+                                   results.document(complete=True))
     return code
 
 

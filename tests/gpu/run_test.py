@@ -459,13 +459,13 @@ class CompareTest(unittest.TestCase):
                                   ("2026-02-01.json", self.document()), ("2026-03-01.json", self.document())):
                 (folder / file).write_text(json.dumps(content), encoding="utf-8")
             (folder / "2026-01-06.json").write_text("{", encoding="utf-8")
-            found, older = compare.newest(folder, folder / "2026-02-01.json", self.document())
+            found, older = compare.newest([folder, folder / "none"], folder / "2026-02-01.json", self.document())
             self.assertEqual(found.name, "2026-01-02.json")
             self.assertEqual(older["gpu"]["name"], "H100")
             with contextlib.redirect_stdout(io.StringIO()) as said:
-                compare.say_against_newest(folder, folder / "2026-02-01.json", self.document())
+                compare.say_against_newest([folder], folder / "2026-02-01.json", self.document())
             self.assertRegex(said.getvalue(), "against .*2026-01-02.json .H100, .*no changes")
-        self.assertIsNone(compare.newest(None, None, self.document()))
+        self.assertIsNone(compare.newest([], None, self.document()))
 
 
 class MainTest(unittest.TestCase):
