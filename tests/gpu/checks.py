@@ -337,6 +337,18 @@ def trim_during_capture(programs):
     return "; ".join(f"{mode}: capture ok, trim in {f['trim_ms']} ms" for mode, f in figures.items()), figures
 
 
+def judge_memcheck(said, problem):
+    """What compute-sanitizer's log says of a client that ended, or had this problem."""
+    errors = re.search(r"ERROR SUMMARY: (\d+) error", said)
+    if errors and errors.group(1) != "0":
+        raise Failed(f"compute-sanitizer found {errors.group(1)} errors: {said[:3000]}; {problem}")
+    if not errors or "not supported" in said:  # some machines do not let it at the device
+        raise NotRun(f"compute-sanitizer does not work here: {problem} {' '.join(said.split())[-500:]}")
+    if problem:
+        raise Failed(f"under compute-sanitizer, which found nothing: {problem}")
+    return "memcheck found nothing", {"errors": 0}
+
+
 def memory_errors(programs):
     """compute-sanitizer's memcheck finds no wrong access of the client, over memory that another process gave it."""
     needs_gpu(programs, "compute-sanitizer")
@@ -364,16 +376,9 @@ def memory_errors(programs):
             client.process.stdin.close()
             wait_for(lambda: client.process.poll() is not None, "compute-sanitizer ends")
         except (Failed, Refused) as error:
-            problem = f"{error}; "
+            problem = str(error)
         said = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
-    errors = re.search(r"ERROR SUMMARY: (\d+) error", said)
-    if errors and int(errors.group(1)) > 0:
-        raise Failed(f"{problem}compute-sanitizer found {errors.group(1)} errors: {said[:3000]}")
-    if problem and errors and "not supported" not in said:
-        raise Failed(f"{problem}under compute-sanitizer, which found nothing")
-    if problem or not errors:  # some machines do not let it at the device
-        raise NotRun(f"compute-sanitizer does not work here: {problem}{' '.join(said.split())[-500:]}")
-    return "memcheck found nothing", {"errors": 0}
+    return judge_memcheck(said, problem)
 
 
 # ---- What it costs ----

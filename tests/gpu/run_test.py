@@ -554,6 +554,16 @@ class MainTest(unittest.TestCase):
         self.rehearse([], "--compare", str(other))
         self.assertRegex(self.printed.getvalue(), r"(?m)^changed  bandwidth: ok -> fail: $")
 
+    def test_what_compute_sanitizer_says(self):
+        good = "========= ERROR SUMMARY: 0 errors\n"
+        self.assertEqual(run.checks.judge_memcheck(good, "")[0], "memcheck found nothing")
+        for said, problem, error in ((good, "the client has ended", run.checks.Failed),
+                                     ("=== Invalid __global__ read\n=== ERROR SUMMARY: 2 errors\n", "", run.checks.Failed),
+                                     ("=== Error: Device not supported\n" + good, "cudaMalloc: 999", run.checks.NotRun),
+                                     ("", "no answer", run.checks.NotRun)):
+            with self.assertRaises(error):
+                run.checks.judge_memcheck(said, problem)
+
     def test_without_a_gpu_no_result_is_left_among_the_results(self):
         before = sorted((run.HERE / "results").glob("*"))
         self.assertEqual(self.main()[0], 3)
