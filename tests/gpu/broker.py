@@ -128,7 +128,7 @@ class Daemon:
         print(f"daemon {self.process.pid}", flush=True)
         wait_for(lambda: "daemon ready" in self.log() or self.process.poll() is not None, "the daemon is ready")
         if self.process.poll() is not None:
-            raise Failed(f"the daemon does not start: {self.log()}")
+            raise Failed(f"the daemon does not start: {' | '.join(self.log().splitlines()[-3:])}")
 
     def log(self):
         return pathlib.Path(self.folder, "log").read_text(encoding="utf-8", errors="replace")
