@@ -605,11 +605,11 @@ def end_with_parent():
     LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
-def end(process):
+def end(process, patience=15):
     """Kills it. Not waited for without end: a process in a call of the driver that never returns cannot be killed."""
     process.kill()
     try:
-        process.wait(timeout=15)
+        process.wait(timeout=patience)
     except subprocess.TimeoutExpired:
         print("process %d cannot be ended, and is left behind" % process.pid, flush=True)
         process.returncode = -signal.SIGKILL
@@ -753,8 +753,8 @@ class Daemon:
 
     def held(self):
         """Bytes that sessions hold, or ended processes left."""
-        return sum(self.metrics("vrambroker_device_reserved_bytes", "device").values()) - sum(
-            self.metrics("vrambroker_device_idle_bytes", "device").values())
+        return sum(self.metrics("vrambroker_device_reserved_bytes", "gpu").values()) - sum(
+            self.metrics("vrambroker_device_idle_bytes", "gpu").values())
 
     def __enter__(self):
         return self
@@ -992,7 +992,7 @@ class Checks:
             for worker in workers:
                 worker.tell("train")
             done = [worker.event() for worker in workers]
-            capacity = sum(daemon.metrics("vrambroker_device_capacity_bytes", "device").values())
+            capacity = sum(daemon.metrics("vrambroker_device_capacity_bytes", "gpu").values())
         for name, seen in zip(names, full):
             need("out of memory (limit)" in seen["refusal"], "%s was not stopped by its limit, but by this: %s" % (
                 name, seen["refusal"][-800:]))
@@ -1253,6 +1253,14 @@ def self_test(daemon_path, library, out):
         fails(worker.event, "ended with code -9")
     with Worker(settings, "self_test", {"do": "hang"}, at_most=1) as worker:
         fails(worker.event, "no answer in time")
+        fails(worker.ended, "does not end")
+    # Nobody waits for what cannot be killed.
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        kill, process.kill = process.kill, lambda: None
+        end(process, 0.1)
+        assert process.returncode == -signal.SIGKILL
+        process.returncode = None
+        kill()
     with Worker(Settings("", "", 0), "self_test", {"do": "hang"}) as worker:
         try:
             worker.event()
@@ -1268,9 +1276,14 @@ def self_test(daemon_path, library, out):
                 while sampler.samples < seen + 2 and not sampler.problem:
                     time.sleep(0.01)
                 assert daemon.metrics("vrambroker_client_limit_bytes") == {"holder": 128 * MIB}
+                assert daemon.held() == 20 * MIB
+                assert list(daemon.metrics("vrambroker_device_capacity_bytes", "gpu").values()) == [256 * MIB]
                 worker.tell("free")
                 assert worker.event() == {"bytes": 0}
                 assert daemon.metrics("vrambroker_client_reserved_bytes") == {"holder": 0}
+                assert daemon.held() == 0
+                worker.tell("end")
+                worker.ended()
             assert sampler.most == {"holder": 20 * MIB} and not sampler.problem, (sampler.most, sampler.problem)
         assert not os.path.exists(daemon.dir)
         fails(lambda: Daemon(settings, 5, device="host"), "the daemon does not serve", "capacity")
