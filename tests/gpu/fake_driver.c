@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // In place of libcuda.so.1, for the test of capabilities.py: its calls on memory files. $FAKE_DRIVER says which call
-// fails, with which code, or 0 for a process that dies there: "cuIpcOpenMemHandle_v2=801".
+// fails, with which code, 0 for a process that dies there, -1 for a call that never returns:
+// "cuIpcOpenMemHandle_v2=801".
 #define _GNU_SOURCE
 #include <stddef.h>
 #include <stdint.h>
@@ -24,6 +25,7 @@ static int Fails(const char* call) {
   if (wanted == NULL || strncmp(wanted, call, length) != 0 || wanted[length] != '=') return 0;
   const int code = atoi(wanted + length + 1);
   if (code == 0) raise(SIGKILL);
+  while (code < 0) pause();
   return code;
 }
 #define BEGIN                         \

@@ -365,6 +365,13 @@ class CapabilitiesTest(unittest.TestCase):
             for other in {"cuda_ipc", "cuda_vmm_fd", "cuda_context"} - {name}:
                 self.assertTrue(found[other][0], f"{fails}: {other}: {found[other]}")
 
+    def test_a_driver_that_never_answers(self):
+        with mock.patch.dict(capabilities.PATIENCE, {"cuda_ipc": 2.0}):
+            for fails in ("cuIpcGetMemHandle=-1", "cuIpcOpenMemHandle_v2=-1"):
+                found = self.with_driver(fails)
+                self.assertEqual(found["cuda_ipc"], (False, "no answer within 2 s"), fails)
+                self.assertTrue(found["cuda_vmm_fd"][0], found["cuda_vmm_fd"])
+
     def test_a_driver_without_a_context(self):
         found = self.with_driver("cuDevicePrimaryCtxRetain=999")
         self.assertEqual(found["cuda_context"], (False, "CUDA_ERROR_UNKNOWN (999): cuDevicePrimaryCtxRetain"))
