@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """A daemon and clients of the checks' own. All of them end with the process."""
 import atexit
+import contextlib
 import json
 import os
 import pathlib
 import select
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
 
+import runner
 from runner import die_with_parent
 
 MIB = 1 << 20
 GIB = 1 << 30
+# How many times as long as usual what must happen may take: run.py knows the machine.
+PATIENCE = float(os.environ.get("VRAMBROKER_TEST_PATIENCE") or 1)
 
 
 class Failed(Exception):
@@ -42,23 +47,29 @@ def now_us():
 
 
 def wait_for(condition, what, seconds=20):
+    seconds *= PATIENCE
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
-            raise Failed(f"{what}: not within {seconds} s")
+            raise Failed(f"{what}: not within {seconds:g} s")
         time.sleep(0.01)
 
 
 @atexit.register
 def _end_all():
+    for pid in _others:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     for process in reversed(_processes):  # clients before their daemons
-        process.kill()
-        process.wait()
+        stuck = runner.end(process)
+        if stuck:
+            print(stuck, flush=True)
     for folder in _folders:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 _processes = []
+_others = []  # what clients started
 _folders = []
 _daemons = []
 
@@ -117,19 +128,21 @@ class Daemon:
         print(f"daemon {self.process.pid}", flush=True)
         wait_for(lambda: "daemon ready" in self.log() or self.process.poll() is not None, "the daemon is ready")
         if self.process.poll() is not None:
-            raise Failed(f"the daemon does not start: {self.log()}")
+            raise Failed(f"the daemon does not start: {' | '.join(self.log().splitlines()[-3:])}")
 
     def log(self):
         return pathlib.Path(self.folder, "log").read_text(encoding="utf-8", errors="replace")
 
     def kill(self):
-        self.process.kill()
-        self.process.wait()
+        _end(self.process, "the daemon")
 
     def ctl(self, *arguments):
         """What `vramctl ARGUMENTS --format=json` says; Failed when it is refused."""
-        done = subprocess.run([self.programs.find("vramctl"), *arguments, f"--socket_dir={self.folder}", "--format=json"],
-                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=30, check=False)
+        try:
+            done = subprocess.run([self.programs.find("vramctl"), *arguments, f"--socket_dir={self.folder}", "--format=json"],
+                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=30 * PATIENCE, check=False)
+        except subprocess.TimeoutExpired:
+            raise Failed(f"vramctl {' '.join(arguments)}: no answer within {30 * PATIENCE:g} s") from None
         if done.returncode != 0:
             raise Failed(f"vramctl {' '.join(arguments)}: {done.stderr.decode().strip()}")
         return json.loads(done.stdout or b"{}")
@@ -143,14 +156,20 @@ class Daemon:
         return device["reserved_bytes"] - device["idle_bytes"]
 
 
-class Client:
-    """A gpu_client. Its commands are methods: client.malloc(bytes=4096)["block"]."""
+def _end(process, what):
+    stuck = runner.end(process)
+    if stuck:
+        raise Failed(f"{what} was killed: {stuck}")
 
-    def __init__(self, daemon, name, environment=None, **options):
+
+class Client:
+    """A gpu_client. Its commands are methods: client.malloc(bytes=4096)["block"]. `under`: a program that runs it."""
+
+    def __init__(self, daemon, name, environment=None, under=(), **options):
         self.name = name
         programs = daemon.programs
         self.process = subprocess.Popen(
-            [programs.find("gpu_client" if programs.device == "cuda" else "gpu_client_host")], bufsize=0,
+            [*under, programs.find("gpu_client" if programs.device == "cuda" else "gpu_client_host")], bufsize=0,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             env={**_environment(environment), "VRAMBROKER_SOCKET_DIR": daemon.folder, "CUDA_MODULE_LOADING": "EAGER"},
             preexec_fn=die_with_parent)
@@ -182,10 +201,11 @@ class Client:
         return b"\n" in self._unread or bool(select.select([self.process.stdout], [], [], seconds)[0])
 
     def receive(self, seconds=20):
+        seconds *= PATIENCE
         end = time.monotonic() + seconds
         while b"\n" not in self._unread:
             if not self.answered(max(end - time.monotonic(), 0)):
-                raise Failed(f"client {self.name} does not answer within {seconds} s")
+                raise Failed(f"client {self.name} does not answer within {seconds:g} s")
             piece = os.read(self.process.stdout.fileno(), 65536)
             if not piece:
                 raise Failed(f"client {self.name} has ended: exit code {self.process.wait()}")
@@ -208,8 +228,13 @@ class Client:
 
     def kill(self):
         """Returns when it has gone."""
-        self.process.kill()
-        self.process.wait()
+        _end(self.process, f"client {self.name}")
+
+    def fork(self):
+        """The pid of a child of it that does nothing, and outlives it."""
+        pid = self.fork_child()["pid"]
+        _others.append(pid)
+        return pid
 
     def expect_holds(self, block, seed, text):
         content = self.look(block=block, seed=seed)

@@ -8,15 +8,19 @@ the host device, in a rehearsal, everything but CUDA is real. README.md says wha
 import argparse
 import ctypes
 import json
+import os
 import pathlib
+import re
+import shutil
 import signal
 import statistics
+import tempfile
 import time
 import traceback
 
 import machine
-from broker import (GIB, MIB, Client, Daemon, Failed, NotRun, Programs, Refused, expect, now_us, print_logs, visible_gpus,
-                    wait_for)
+from broker import (GIB, MIB, PATIENCE, Client, Daemon, Failed, NotRun, Programs, Refused, expect, now_us, print_logs,
+                    visible_gpus, wait_for)
 
 
 def needs_gpu(programs, why):
@@ -68,16 +72,30 @@ def daemon_killed(programs):
         "reached_again_s": round(time.monotonic() - start, 2)}
 
 
-def client_killed(programs):
-    """kill -9 of a client whose kernel writes: the memory goes on only after its end, and nobody writes to it then."""
-    daemon = Daemon(programs, "256MiB", 'settle_time: "300ms"\n')
-    writer = Client(daemon, "writer")
+def write_without_end(writer):
+    """A kernel of this client writes to all of the daemon's memory, for 20 s."""
     block = writer.lease(bytes=256 * MIB)["block"]
     writer.fill(block=block, seed=7)
     writer.increment(block=block, ms=20000, stream=writer.new_stream()["stream"])
     value = writer.read_word(block=block)["value"]
     wait_for(lambda: writer.read_word(block=block)["value"] > value, "the kernel runs")
-    heir = Client(daemon, "heir", wait_ms=30000)
+
+
+def expect_unchanged(heir, block):
+    """What the next holder of memory writes stays as it is."""
+    heir.fill(block=block, seed=9)
+    watched = heir.watch(block=block, seed=9, ms=2000)
+    expect(watched["wrong_words"] == 0,
+           f"somebody else wrote to the next holder's memory: {watched['wrong_words']} words in {watched['looks']} looks")
+    return watched
+
+
+def client_killed(programs):
+    """kill -9 of a client whose kernel writes: the memory goes on only after its end, and nobody writes to it then."""
+    daemon = Daemon(programs, "256MiB", 'settle_time: "300ms"\n')
+    writer = Client(daemon, "writer")
+    heir = Client(daemon, "heir", wait_ms=int(30000 * PATIENCE))  # before the kernel begins: starting it may take long
+    write_without_end(writer)
     heir.send("lease", bytes=256 * MIB)
     expect(not heir.answered(0.3), "memory in use was given to another client")
     killed = now_us()
@@ -86,12 +104,36 @@ def client_killed(programs):
     got = heir.receive()
     ms = (got["ended_us"] - killed) / 1e3
     expect(ms >= 300, f"the memory went on {ms:.0f} ms after the kill, before the settle time of 300 ms")
-    heir.fill(block=got["block"], seed=9)
-    watched = heir.watch(block=got["block"], seed=9, ms=2000)
-    expect(watched["wrong_words"] == 0,
-           f"somebody else wrote to the next holder's memory: {watched['wrong_words']} words in {watched['looks']} looks")
+    watched = expect_unchanged(heir, got["block"])
     return f"went on {ms:.0f} ms after the kill (300 of them settling), then unchanged for 2 s", {
         "kill_to_exit_ms": round((gone - killed) / 1e3, 2), "kill_to_next_holder_ms": round(ms, 1), **watched}
+
+
+def forked_child(programs):
+    """kill -9 of a client whose kernel writes and whose forked child lives on: the driver keeps the memory for the child, so
+    the daemon does, too; it comes back with the child's end."""
+    daemon = Daemon(programs, "256MiB", 'settle_time: "300ms"\n')
+    writer = Client(daemon, "writer")
+    heir = Client(daemon, "heir", wait_ms=int(60000 * PATIENCE))
+    write_without_end(writer)
+    child = writer.fork()
+    heir.send("lease", bytes=256 * MIB)
+    writer.kill()
+    killed = now_us()
+
+    def holders():
+        return [pid for entry in daemon.ctl("quarantine")["quarantine"] for pid in entry["holders"]]
+    wait_for(lambda: child in holders() or heir.answered(), "the daemon finds the child that holds the memory")
+    expect(not heir.answered(3), f"the memory went on within {(now_us() - killed) / 1e3:.0f} ms, while a child of its holder "
+           "still had it")
+    expect(daemon.device()["reserved_bytes"] == 256 * MIB, f"the daemon no longer counts it: {daemon.device()}")
+    ended = now_us()
+    os.kill(child, signal.SIGKILL)
+    got = heir.receive(60)
+    ms = (got["ended_us"] - ended) / 1e3
+    watched = expect_unchanged(heir, got["block"])
+    return f"kept for 3 s while the child lived, went on {ms:.0f} ms after its end, then unchanged for 2 s", {
+        "child_end_to_next_holder_ms": round(ms, 1), **watched}
 
 
 def client_crashed(programs):
@@ -266,6 +308,79 @@ def freed_while_in_use(programs):
         "block_waited_ms": round(waited, 1), "segment_waited_ms": round(returned, 1)}
 
 
+def trim_during_capture(programs):
+    """A trim on the library's thread (cudaDeviceSynchronize, cudaIpcCloseMemHandle) breaks no capture that is under way, and
+    is answered; what the capture kept from it comes back after its end."""
+    needs_gpu(programs, "graph capture")
+    figures = {}
+    for mode in ("global", "thread_local", "relaxed"):
+        daemon = Daemon(programs, "1GiB")
+        client = Client(daemon, "capturing")
+        client.free(block=client.malloc(bytes=256 * MIB)["block"])  # idle: what the trim will take
+        stream = client.new_stream()["stream"]
+        client.begin_capture(stream=stream, mode=mode)
+        began = now_us()
+        trimmed = daemon.ctl("trim", "capturing")  # Failed when it never completes
+        took = (now_us() - began) / 1e3
+        left = daemon.device()["reserved_bytes"]
+        capture = client.end_capture(stream=stream)["result"]
+        expect(capture == "ok", f"mode {mode}: a trim made the capture invalid: {capture}; the trim: {trimmed}")
+
+        def is_back():
+            daemon.ctl("trim", "capturing")
+            return daemon.held() == 0
+        wait_for(is_back, f"mode {mode}: what was idle comes back after the capture")
+        client.fill(block=client.lease(bytes=64 * MIB)["block"], seed=1)
+        figures[mode] = {"trim_ms": round(took, 1), "reserved_after_trim_bytes": left}
+        client.kill()
+        daemon.kill()
+    return "; ".join(f"{mode}: capture ok, trim in {f['trim_ms']} ms" for mode, f in figures.items()), figures
+
+
+def judge_memcheck(said, problem):
+    """What compute-sanitizer's log says of a client that ended, or had this problem."""
+    errors = re.search(r"ERROR SUMMARY: (\d+) error", said)
+    if errors and errors.group(1) != "0":
+        raise Failed(f"compute-sanitizer found {errors.group(1)} errors: {said[:3000]}; {problem}")
+    if not errors or "not supported" in said:  # some machines do not let it at the device
+        raise NotRun(f"compute-sanitizer does not work here: {problem} {' '.join(said.split())[-500:]}")
+    if problem:
+        raise Failed(f"under compute-sanitizer, which found nothing: {problem}")
+    return "memcheck found nothing", {"errors": 0}
+
+
+def memory_errors(programs):
+    """compute-sanitizer's memcheck finds no wrong access of the client, over memory that another process gave it."""
+    needs_gpu(programs, "compute-sanitizer")
+    sanitizer = next((path for path in ("/usr/local/cuda/bin/compute-sanitizer", shutil.which("compute-sanitizer"))
+                      if path and pathlib.Path(path).is_file()), None)
+    if sanitizer is None:
+        raise NotRun("there is no compute-sanitizer")
+    daemon = Daemon(programs, "512MiB")
+    with tempfile.TemporaryDirectory() as folder:
+        log = pathlib.Path(folder, "log")
+        problem = ""
+        try:
+            client = Client(daemon, "sanitized", under=[sanitizer, "--tool=memcheck", "--report-api-errors=no",
+                                                        f"--log-file={log}"])
+            for take in ("malloc", "lease"):
+                block = client.call(take, bytes=64 * MIB)["block"]
+                client.fill(block=block, seed=1)
+                client.expect_holds(block, 1, "under compute-sanitizer")
+                client.free(block=block)
+            client.lease_many(bytes=2 * MIB, count=20)
+            client.look_at_many()
+            client.return_many()
+            client.empty_cache()
+            client.disconnect()
+            client.process.stdin.close()
+            wait_for(lambda: client.process.poll() is not None, "compute-sanitizer ends")
+        except (Failed, Refused) as error:
+            problem = str(error)
+        said = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+    return judge_memcheck(said, problem)
+
+
 # ---- What it costs ----
 
 def bandwidth(programs):
@@ -309,6 +424,29 @@ def allocation_cost(programs):
     return "taking 2 MiB, p50: " + ", ".join(small), figures
 
 
+def new_segments_beside_busy(programs):
+    """What a segment from the driver costs while other clients keep the device busy."""
+    cuda = programs.device == "cuda"
+    size = 64 * MIB
+    daemon = Daemon(programs, "2GiB", 'idle_limit: "1"\n')  # nothing is kept for reuse: each one is new
+    client = Client(daemon, "growing")
+    others = [Client(daemon, f"busy-{i}") for i in range(3)]
+    blocks = [other.lease(bytes=size)["block"] for other in others]
+    figures = {}
+    for count in (0, 1, 3):
+        for other, block in list(zip(others, blocks))[:count]:
+            other.send("keep_busy", block=block, ms=10000 if cuda else 1000)
+        pair = client.bench_pair(of="segment", bytes=size, count=100)
+        figures[f"busy_{count}"] = {
+            "beside": sum(not other.answered() for other in others[:count]),  # that were busy until the end
+            "take_p50_us": round(pair["take"]["p50_us"], 1), "take_p99_us": round(pair["take"]["p99_us"], 1),
+            "give_p50_us": round(pair["give"]["p50_us"], 1), "give_p99_us": round(pair["give"]["p99_us"], 1)}
+        for other in others[:count]:
+            other.receive(30)
+    return "taking 64 MiB, p50 and p99: " + ", ".join(
+        f"{f['take_p50_us']} and {f['take_p99_us']} us beside {name[5:]}" for name, f in figures.items()), figures
+
+
 def hand_over(programs):
     """One process returns a segment, another gets it: both calls together."""
     size = 256 * MIB
@@ -328,35 +466,6 @@ def hand_over(programs):
 
 
 # ---- Experiments: facts that nothing in the code relies on ----
-
-def trim_during_capture(programs):
-    """Does a trim on the library's thread (cudaDeviceSynchronize, cudaIpcCloseMemHandle) break a capture under way?"""
-    needs_gpu(programs, "graph capture")
-    figures = {}
-    for mode in ("global", "thread_local", "relaxed"):
-        daemon = Daemon(programs, "1GiB")
-        client = Client(daemon, "capturing")
-        client.free(block=client.malloc(bytes=256 * MIB)["block"])  # idle: what the trim will take
-        stream = client.new_stream()["stream"]
-        client.begin_capture(stream=stream, mode=mode)
-        try:
-            trimmed = daemon.ctl("trim", "capturing")
-        except Failed as failed:
-            trimmed = str(failed)
-        try:
-            capture = client.end_capture(stream=stream)["result"]
-        except Refused as refused:
-            capture = str(refused)
-        try:
-            again = client.lease(bytes=64 * MIB) and "ok"
-        except Refused as refused:
-            again = str(refused)
-        figures[mode] = {"trim": trimmed, "capture": capture, "lease_afterwards": again,
-                         "reserved_afterwards_bytes": daemon.device()["reserved_bytes"]}
-        client.kill()
-        daemon.kill()
-    return "; ".join(f"{mode}: capture {f['capture']}" for mode, f in figures.items()), figures
-
 
 def return_waits_for_others(programs):
     """How long does giving an idle segment back take while another stream of the process is busy for 500 ms?"""
@@ -435,10 +544,12 @@ def who_is_charged(programs):
 
 
 CHECKS = {function.__name__: function for function in (
-    daemon_killed, client_killed, client_crashed, limit_to_the_byte, tenants_see_nothing, thousand_segments,
-    ordinals_differ, freed_while_in_use, bandwidth)}
+    daemon_killed, client_killed, forked_child, client_crashed, limit_to_the_byte, tenants_see_nothing, thousand_segments,
+    ordinals_differ, freed_while_in_use, trim_during_capture, bandwidth, memory_errors)}
 EXPERIMENTS = {function.__name__: function for function in (
-    allocation_cost, hand_over, trim_during_capture, return_waits_for_others, who_is_charged)}
+    allocation_cost, new_segments_beside_busy, hand_over, return_waits_for_others, who_is_charged)}
+# Of the machine, beside what every session needs; names of capabilities.py.
+NEEDS = {"forked_child": ("proc_fd",), "who_is_charged": ("nvml",)}
 
 
 def main():

@@ -238,6 +238,29 @@ class GpuClient {
     return {{"free_bytes", free_bytes}, {"total_bytes", total_bytes}};
   }
 
+  // As a data loader: has its parent's descriptors, does nothing with them, and lives on.
+  Json ForkChild(const Json&) {
+    const pid_t pid = fork();
+    if (pid < 0) throw BrokerError{"CLIENT", "fork failed"};
+    if (pid == 0) {
+      close(STDIN_FILENO);  // whoever talks to the parent sees it end
+      close(STDOUT_FILENO);
+      while (true) pause();
+    }
+    return {{"pid", pid}};
+  }
+  // Fills a block again and again for `ms`, and so keeps the device busy.
+  Json KeepBusy(const Json& c) {
+    const Block& block = At(c);
+    const double end = NowUs() + c.at("ms").get<double>() * 1e3;
+    uint64_t fills = 0;
+    while (NowUs() < end) {
+      work::Fill(block.memory, block.bytes, ++fills, nullptr);
+      work::Wait(nullptr);
+    }
+    return {{"fills", fills}};
+  }
+
   // ---- Benchmarks ----
 
   Json BenchPair(const Json& c) {  // "of": own, segment or block; taking and giving back, `count` times
@@ -321,6 +344,8 @@ const std::map<std::string, GpuClient::Command>& GpuClient::Commands() {
       {"watch", &GpuClient::Watch},
       {"read_word", &GpuClient::ReadWord},
       {"memory_info", &GpuClient::MemoryInfo},
+      {"fork_child", &GpuClient::ForkChild},
+      {"keep_busy", &GpuClient::KeepBusy},
       {"bench_pair", &GpuClient::BenchPair},
       {"bench_copy", &GpuClient::BenchCopy},
       {"crash", &GpuClient::Crash},

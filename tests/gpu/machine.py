@@ -61,10 +61,10 @@ def gpu():
     """The first GPU, or {"error": why there is none}."""
     try:
         asked = subprocess.run([sys.executable, "-B", __file__], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                               timeout=60, check=False)
+                               timeout=120, check=False)
         return json.loads(asked.stdout.decode().strip().splitlines()[-1])
     except subprocess.TimeoutExpired:
-        return {"error": "the driver did not answer within 60 s"}
+        return {"error": "the driver did not answer within 120 s"}
     except (ValueError, IndexError):
         last = "".join(asked.stdout.decode(errors="replace").strip().splitlines()[-1:]) or "it said nothing"
         return {"error": f"asking the driver ended with exit code {asked.returncode}: {last}"}

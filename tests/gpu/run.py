@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Checks vrambroker on this machine's NVIDIA GPU: run.sh [OPTIONS]. One line a check, and one file with all figures.
+First it says what this machine allows; what needs more is not run, and everything else is.
 
 Exit codes: 0 all that was run is ok; 1 something failed; 2 wrong use; 3 nothing could be run, for want of a GPU.
 """
@@ -8,13 +9,17 @@ import argparse
 import datetime
 import fnmatch
 import json
+import math
 import os
 import pathlib
 import re
 import subprocess
 import sys
+import time
 
+import capabilities
 import checks
+import compare
 import machine
 import runner
 from runner import Check, Step
@@ -32,6 +37,12 @@ ASSUMED = (
     ("many_handles", "opened", 1000, "a process can open as many handles as it needs"),
     ("graph_on_imported", "", "graph replay on imported memory works", "CUDA graphs work on the broker's memory"),
 )
+# Of the machine, by device: without these there is no session, or no memory.
+BROKER_NEEDS = {
+    "cuda": ("pidfd_open", "pidfd_poll", "so_peercred", "cuda_context", "cuda_ipc"),
+    "host": ("pidfd_open", "pidfd_poll", "so_peercred", "scm_rights", "memfd_seals"),
+}
+GROUPS = {"experiments": (*checks.EXPERIMENTS, "probe")}  # for --only and --skip
 # Without these an experiment has shown nothing: (experiment, figure that must be more than 0).
 CONTROLS = {"kill_inflight_writes": "aliveDelta100ms"}  # the kernel did write, as long as its process lived
 
@@ -123,9 +134,13 @@ class Programs:
         return {"version": words[1], "revision": words[2].strip("()"), "source": self.source}
 
 
-def all_steps(programs, device):
+def all_steps(programs, device, patience=1.0, done=None):
     """In the order in which they are run: first what the design stands on, last what is true without a GPU as well, and
-    what nothing relies on."""
+    what nothing relies on. `patience`: how many times as long as on a fast machine things may take. `done`: by step, the
+    checks that need not be run again."""
+    done = done or {}
+    broker = BROKER_NEEDS[device]
+
     def program(name, step, command, **more):
         path = programs.find(name)
         missing = "" if path else f"there is no program {name}: not built (no nvcc, or no toolkit?), or not in this bundle"
@@ -136,32 +151,39 @@ def all_steps(programs, device):
         command = [sys.executable, "-B", str(HERE / "checks.py"), name, "--device", device, "--programs",
                    *map(str, programs.folders), "--out"]
         return Step(name, command=lambda folder, seconds: [*command, str(folder / "checks.json"), "--seconds", str(seconds)],
-                    limit=limit, least=20, read=reported_checks, kind=kind)
+                    limit=limit * patience, least=20, read=reported_checks, kind=kind,
+                    needs=(*broker, *checks.NEEDS.get(name, ())))
+
+    def gtest_step(name, pattern, limit, environment=None):
+        without = "".join(f":{test}" for test in sorted(done.get(name, ())))
+        return program(name, name, lambda path, folder, seconds: [path, f"--gtest_filter={pattern}-{without[1:]}"],
+                       limit=limit * patience, least=20, read=gtest_checks, environment=environment or {}, needs=broker)
 
     def probe_step(name, read, limit, assumed):
         def command(path, folder, seconds):
             listed = subprocess.run([path, "list"], stdout=subprocess.PIPE, check=False).stdout.decode().splitlines()
-            names = [line.split()[0] for line in listed if (line.split()[0] in {a[0] for a in ASSUMED}) == assumed]
+            design = {a[0] for a in ASSUMED}
+            names = [n for n in (line.split()[0] for line in listed)
+                     if (n in design if assumed else (n not in design or steps[0].missing) and n not in done.get(name, ()))]
             return [path, "run", "--only", ",".join(names), "--json", str(folder / "probe.json"),
                     "--budget", str(int(seconds - 3))]
-        return program("gpu_probe", name, command, limit=limit, least=20, read=read, kind="experiment")
+        return program("gpu_probe", name, command, limit=limit * patience, least=20, read=read, kind="experiment",
+                       needs=("cuda_context", "cuda_ipc") if assumed else ("cuda_context",))
 
     checked = [checks_step(name, 40) for name in checks.CHECKS]
     measured = [checks_step(name, 40) for name in checks.EXPERIMENTS]
     if device != "cuda":
-        return checked + measured
-    steps = [probe_step("assumed", assumed_checks, 90, True),
-             program("device_test", "device_test", lambda path, folder, seconds: [path, "--gtest_filter=*/cuda*"],
-                     limit=60, least=20, read=gtest_checks),
-             *checked, torch_step(programs), *measured]
-    steps.append(program("memory_promises_test", "memory_promises_test", lambda path, folder, seconds: [path],
-                         limit=300, least=20, read=gtest_checks,
-                         environment={"VRAMBROKER_TEST_DEVICE": device, **programs.environment()}))
+        torch = Step("torch", missing="needs PyTorch and a GPU; torch_training.py --self-test needs neither")
+        return [*checked, torch, *measured]
+    steps = [probe_step("assumed", assumed_checks, 90, True), gtest_step("device_test", "*/cuda*", 60), *checked,
+             torch_step(programs, done.get("torch", ()), broker), *measured]
+    steps.append(gtest_step("memory_promises_test", "*", 300,
+                            {"VRAMBROKER_TEST_DEVICE": device, **programs.environment()}))
     steps.append(probe_step("probe", probe_experiments, 150, False))
     return steps
 
 
-def torch_step(programs):
+def torch_step(programs, done, needs):
     script = HERE / "torch_training.py"
     missing = ""
     if not script.is_file():
@@ -171,8 +193,8 @@ def torch_step(programs):
     paths = [str(p) for p in (TOP / "python", TOP / "client" / "python", os.environ.get("PYTHONPATH")) if p]
     return Step("torch", command=lambda folder, seconds: [
         sys.executable, "-B", str(script), "--daemon", programs.find("vrambrokerd"), "--library", programs.library(),
-        "--out", str(folder / "checks.json"), "--seconds", str(int(seconds * 0.75))],
-        limit=240, least=40, share=1 / 3, read=reported_checks, missing=missing,
+        "--out", str(folder / "checks.json"), "--seconds", str(int(seconds * 0.75)), "--skip", ",".join(sorted(done))],
+        limit=240, least=40, share=1 / 3, read=reported_checks, missing=missing, needs=needs,
         environment={"PYTHONPATH": os.pathsep.join(paths)})
 
 
@@ -209,22 +231,59 @@ def unfit(build_dir):
 def chosen(steps, only, skip):
     """The steps that the options name; SystemExit when a name matches none."""
     def matches(step, patterns):
-        return any(fnmatch.fnmatch(step.name, p) for p in patterns)
+        return any(fnmatch.fnmatch(step.name, p) or step.name in GROUPS.get(p, ()) for p in patterns)
 
     for pattern in (*only, *skip):
-        if not any(matches(step, [pattern]) for step in steps):
+        if pattern not in GROUPS and not any(matches(step, [pattern]) for step in steps):
             raise SystemExit(f"run.sh: no step is called {pattern}; the steps: {' '.join(s.name for s in steps)}")
     return [s for s in steps if (not only or matches(s, only)) and not matches(s, skip)]
+
+
+def unfinished(documents):
+    """What was not ok in these results, where later ones count more: by step, the checks that were."""
+    results = {}
+    for document in documents:
+        for step in document["steps"]:
+            known = results.setdefault(step, {})
+            known.pop(step, None)  # of the step as a whole: it has been run again
+            known.update({c["name"]: c["result"] for c in document["checks"] if c["step"] == step})
+    return {step: {name for name, result in known.items() if result == "ok"} for step, known in results.items()
+            if not known or any(result != "ok" for result in known.values())}
+
+
+def patience_for(device, allowed):
+    """Tests start many processes that use the GPU, and on some machines that takes each of them many seconds."""
+    if device != "cuda":
+        return 1
+    return min(10, max(2, math.ceil(allowed.get("cuda_context", {}).get("seconds", 0))))
+
+
+def read_results(parser, path):
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if not (isinstance(document, dict) and isinstance(document.get("steps"), list) and "checks" in document):
+            raise ValueError("it lacks steps or checks")
+    except (OSError, ValueError) as error:
+        parser.error(f"{path} is no result file: {error}")
+    return document
 
 
 def main():
     parser = argparse.ArgumentParser(prog="run.sh", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     names = lambda text: [name for name in text.split(",") if name]  # noqa: E731
-    parser.add_argument("--only", type=names, default=[], metavar="A,B", help="these steps only; * matches all of a name")
+    parser.add_argument("--only", type=names, default=[], metavar="A,B", help="these steps only; * matches all of a name;\n"
+                        "experiments: all of those")
     parser.add_argument("--skip", type=names, default=[], metavar="A,B", help="not these")
+    parser.add_argument("--again", type=pathlib.Path, nargs="+", default=[], metavar="FILE",
+                        help="only what was not ok in these result files")
+    parser.add_argument("--compare", type=pathlib.Path, metavar="FILE", help="say what has changed since this result file,\n"
+                        "or since the newest in this folder that has a step in common (default: in results/ here)")
     parser.add_argument("--out", type=pathlib.Path, metavar="FOLDER", help="where the JSON file goes (default: results/ here)")
     parser.add_argument("--budget", type=float, default=480, metavar="SECONDS", help="for everything (default: 480)")
     parser.add_argument("--build-dir", type=pathlib.Path, metavar="DIR", help="use this build of the source tree")
+    parser.add_argument("--patience", type=float, metavar="FACTOR", help="how many times the usual time things may take\n"
+                        "(default: by how long the first CUDA context takes)")
+    parser.add_argument("--anyway", action="store_true", help="also run what needs calls that this machine seems to lack")
     parser.add_argument("--list", action="store_true", help="print the steps and end")
     parser.add_argument("--rehearse", action="store_true", help="without a GPU: run the checks' own logic on the host device,\n"
                         "with threads for kernels. Proves nothing of CUDA.")
@@ -232,7 +291,16 @@ def main():
     if args.rehearse and args.out is None:
         parser.error("--rehearse needs --out: what it finds is no result")
     device = "host" if args.rehearse else "cuda"
-    gpu = {"name": "rehearsal"} if args.rehearse else machine.gpu()
+    again = [read_results(parser, path) for path in args.again]
+    before = read_results(parser, args.compare) if args.compare and not args.compare.is_dir() else None
+    for document in again:
+        if document.get("device") != device:
+            parser.error(f"--again: a result of the device {document.get('device')} says nothing about {device}")
+    gpu, allowed, begin = {"name": "rehearsal"}, {}, time.monotonic()
+    if not args.list:
+        gpu = gpu if args.rehearse else machine.gpu()
+        allowed = capabilities.ask(device == "cuda" and "error" not in gpu, capabilities.say)
+    asking = time.monotonic() - begin
     bundled = (HERE / "bin").is_dir()
     build_dir = args.build_dir
     if build_dir is None and not bundled:
@@ -243,31 +311,47 @@ def main():
         if why:
             parser.error(why)
     programs = Programs(build_dir)
-    steps = chosen(all_steps(programs, device), args.only, args.skip)
+    patience = args.patience or patience_for(device, allowed)
+    done = unfinished(again)
+    steps = chosen(all_steps(programs, device, patience, done), args.only, args.skip)
+    if again:
+        steps = [step for step in steps if step.name in done]
+        if not steps:
+            print("run.sh: everything was ok in these results")
+            return 0
     if len(steps) == 1:
         steps[0].limit = max(args.budget - 2, 1)  # nothing else needs the time: what does not end in it has failed
     if args.list:
         print("\n".join(step.name for step in steps))
         return 0
 
+    for step in steps:
+        step.environment = {**step.environment, "VRAMBROKER_TEST_PATIENCE": f"{patience:g}"}
+        if "error" in gpu:
+            step.missing = f"no GPU: {gpu['error']}"
+        elif not args.anyway:
+            step.missing = step.missing or capabilities.missing(allowed, step.needs)
     now = datetime.datetime.now(datetime.timezone.utc)
     head = {"format": 1, "started": now.isoformat(timespec="seconds"), "device": device, "gpu": gpu,
-            "machine": machine.description(), "vrambroker": programs.version(), "budget_seconds": args.budget,
-            "steps": [step.name for step in steps]}
+            "machine": machine.description(), "allowed": list(allowed.values()), "patience": patience,
+            "vrambroker": programs.version(), "budget_seconds": args.budget, "steps": [step.name for step in steps]}
     name = re.sub(r"[^A-Za-z0-9]+", "-", "no GPU" if "error" in gpu else gpu["name"]).strip("-").lower()
     folder = args.out or (None if "error" in gpu else HERE / "results")  # no GPU, no result, unless asked for
     path = folder and folder / f"{now:%Y-%m-%d-%H%M%S}-{name}.json"
     results = runner.Results(path, head)
-    if "error" in gpu:
-        for step in steps:
-            step.missing = f"no GPU: {gpu['error']}"
-    else:
-        print(f"{gpu['name']}, driver {gpu.get('driver', '-')}, vrambroker {head['vrambroker'].get('revision', '-')}", flush=True)
-    code = runner.run(steps, args.budget, results)
+    if "error" not in gpu:
+        print(f"{gpu['name']}, driver {gpu.get('driver', '-')}, vrambroker {head['vrambroker'].get('revision', '-')}, "
+              f"patience {patience:g}", flush=True)
+    code = runner.run(steps, args.budget - asking, results)
     print(f"\n{results.count('ok')} ok, {results.count('fail')} failed, {results.count('not_run')} not run"
           + (f"; {path}" if path else ""))
     if "error" in gpu:
         print(f"run.sh: nothing was run, for want of a GPU: {gpu['error']}", file=sys.stderr)
+    elif before:
+        compare.say(args.compare, before, results.document(complete=True))
+    else:
+        compare.say_against_newest([args.compare] if args.compare else [folder, HERE / "results"], path,
+                                   results.document(complete=True))
     return code
 
 

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import time
 import unittest
 from unittest import mock
 
+import capabilities
+import compare
 import machine
 import run
 import runner
@@ -83,6 +86,36 @@ class RunnerTest(unittest.TestCase):
                 return
             time.sleep(0.01)
         self.fail("the step's child lives on")
+
+    def test_what_cannot_be_ended_holds_nothing_up(self):
+        # In the state D no signal reaches a process; here none is sent.
+        hangs = python("time.sleep(1000)", limit=2, least=0.1)
+        with mock.patch.object(runner.os, "killpg"), mock.patch.object(runner, "END_PATIENCE", 0.3):
+            started = time.monotonic()
+            self.assertEqual(self.run_steps(hangs, python(reports(OK))), 1)
+        self.assertLess(time.monotonic() - started, 60)
+        failed, left, after = self.document["checks"]
+        self.assertIn("did not end within 2 s", failed["detail"])
+        self.assertEqual((left["name"], left["result"]), ("left_behind", "ok"))
+        self.assertRegex(left["detail"], r"process (\d+) cannot be ended: state S")
+        self.assertEqual(after["result"], "ok", "the run goes on")
+        os.kill(int(re.search(r"process (\d+)", left["detail"]).group(1)), signal.SIGKILL)
+
+    def test_what_a_step_left_and_cannot_be_ended_is_said(self):
+        code = reports(OK) + "subprocess.Popen(['sleep', '1000'])"
+        with mock.patch.object(runner.os, "killpg"), mock.patch.object(runner, "END_PATIENCE", 0.3):
+            self.assertEqual(self.run_steps(python(code)), 0)
+        one, left = self.document["checks"]
+        self.assertEqual((one["name"], left["name"]), ("one", "left_behind"))
+        os.kill(int(re.search(r"process (\d+)", left["detail"]).group(1)), signal.SIGKILL)
+
+    def test_a_process_that_is_killed_ends(self):
+        with subprocess.Popen(["sleep", "1000"]) as process:
+            self.assertEqual(runner.end(process), "")
+        with subprocess.Popen(["sleep", "1000"]) as process, mock.patch.object(runner, "END_PATIENCE", 0.2):
+            with mock.patch.object(process, "kill"):
+                self.assertIn(f"process {process.pid} cannot be ended: state S", runner.end(process))
+            process.kill()
 
     def test_what_a_step_left_running_is_ended_too(self):
         code = reports(OK) + "subprocess.Popen(['sleep', '1000'])"
@@ -253,6 +286,195 @@ half a li""")
             self.assertIn(f'"{figure}"', source)
 
 
+def no(name, detail="ENOSYS (38): not implemented"):
+    return {"name": name, "allowed": False, "detail": detail}
+
+
+def yes(name, **more):
+    return {"name": name, "allowed": True, "detail": "", **more}
+
+
+FAKE_DRIVER = ""  # the program's argument
+
+
+class CapabilitiesTest(unittest.TestCase):
+    def test_this_machine_answers_every_question(self):
+        told = []
+        found = capabilities.ask(cuda=False, told=told.append)
+        self.assertEqual(list(found), list(capabilities.KERNEL))
+        self.assertEqual(told, list(found.values()))
+        for needed in ("kernel", "so_peercred", "scm_rights", "memfd_seals", "pdeathsig"):  # the other tests need them, too
+            self.assertTrue(found[needed]["allowed"], found[needed])
+
+    def test_a_missing_call_is_named_with_its_error(self):
+        def refused():
+            raise OSError(38, "pidfd_open: Function not implemented")
+
+        def nonsense():
+            return 1 // 0
+        for function, detail in ((refused, "ENOSYS (38): pidfd_open: Function not implemented"),
+                                 (nonsense, "ZeroDivisionError: integer division or modulo by zero")):
+            with mock.patch.dict(capabilities.KERNEL, {"pidfd_open": function}):
+                found = capabilities.answer("pidfd_open")
+            self.assertEqual((found["allowed"], found["detail"]), (False, detail))
+
+    def test_an_answer_that_never_comes_costs_only_itself(self):
+        asked = []
+
+        def answers(names, told):
+            asked.append(list(names))
+            if names[0] == "pidfd_poll":  # as when the process hung or died there
+                return [no("pidfd_poll", "no answer within 20 s")]
+            return [yes(name) for name in names[:names.index("pidfd_poll")] if name] if "pidfd_poll" in names else [
+                yes(name) for name in names]
+        found = capabilities.ask(cuda=True, answers=answers)
+        self.assertEqual({name for name, each in found.items() if not each["allowed"]}, {"pidfd_poll"})
+        self.assertEqual(set(found), set(capabilities.KERNEL) | set(capabilities.CUDA))
+        self.assertEqual([names[0] for names in asked], ["kernel", "pidfd_poll", "so_peercred", "cuda_context"])
+
+    def test_what_needs_a_missing_call_is_named_with_it(self):
+        found = {"cuda_ipc": no("cuda_ipc", "CUDA_ERROR_NOT_SUPPORTED (801)"), "pidfd_open": yes("pidfd_open")}
+        self.assertEqual(capabilities.missing(found, ("pidfd_open", "never_asked")), "")
+        self.assertEqual(capabilities.missing(found, ("pidfd_open", "cuda_ipc")),
+                         "needs cuda_ipc, which this machine does not allow: CUDA_ERROR_NOT_SUPPORTED (801)")
+
+    def with_driver(self, fails=""):
+        if not FAKE_DRIVER:
+            self.skipTest("needs the fake driver as its argument")
+        with tempfile.TemporaryDirectory() as folder:
+            os.symlink(FAKE_DRIVER, folder + "/libcuda.so.1")
+            environment = {"LD_LIBRARY_PATH": folder, "FAKE_DRIVER": fails}
+            with mock.patch.dict(os.environ, environment):
+                return {name: (each["allowed"], each["detail"]) for name, each in capabilities.ask(cuda=True).items()}
+
+    def test_a_driver_that_can_everything(self):
+        found = self.with_driver()
+        for name in ("cuda_context", "cuda_ipc", "cuda_vmm_fd"):
+            self.assertTrue(found[name][0], found[name])
+        self.assertEqual(found["nvidia_files"], (False, "a process that uses the GPU has no /dev/nvidia* open"))
+
+    def test_a_driver_that_lacks_a_call(self):
+        for fails, name, detail in (
+                ("cuIpcOpenMemHandle_v2=801", "cuda_ipc",
+                 "in the second process: CUDA_ERROR_NOT_SUPPORTED (801): cuIpcOpenMemHandle_v2"),
+                ("cuMemCreate=801", "cuda_vmm_fd", "CUDA_ERROR_NOT_SUPPORTED (801): cuMemCreate"),
+                ("cuIpcGetMemHandle=0", "cuda_ipc", "the process that asked died by signal 9"),
+                ("cuIpcOpenMemHandle_v2=0", "cuda_ipc", "the process that opens it has ended: exit code -9")):
+            found = self.with_driver(fails)
+            self.assertEqual(found[name], (False, detail))
+            for other in {"cuda_ipc", "cuda_vmm_fd", "cuda_context"} - {name}:
+                self.assertTrue(found[other][0], f"{fails}: {other}: {found[other]}")
+
+    def test_a_driver_that_never_answers(self):
+        with mock.patch.dict(capabilities.PATIENCE, {"cuda_ipc": 2.0}):
+            for fails in ("cuIpcGetMemHandle=-1", "cuIpcOpenMemHandle_v2=-1"):
+                found = self.with_driver(fails)
+                self.assertEqual(found["cuda_ipc"], (False, "no answer within 2 s"), fails)
+                self.assertTrue(found["cuda_vmm_fd"][0], found["cuda_vmm_fd"])
+
+    def test_a_driver_without_a_context(self):
+        found = self.with_driver("cuDevicePrimaryCtxRetain=999")
+        self.assertEqual(found["cuda_context"], (False, "CUDA_ERROR_UNKNOWN (999): cuDevicePrimaryCtxRetain"))
+
+
+class StepsTest(unittest.TestCase):
+    """Which steps run what, with a machine that is made up."""
+
+    def steps(self, *found, done=None, patience=1.0):
+        allowed = {each["name"]: each for each in found}
+        with tempfile.TemporaryDirectory() as folder:
+            build = pathlib.Path(folder)
+            for program in ("server/vrambrokerd", "client/c/libvrambroker.so.1", "tests/gpu/gpu_probe",
+                            "tests/unit/device_test", "tests/integration/memory_promises_test"):
+                (build / program).parent.mkdir(parents=True, exist_ok=True)
+                (build / program).write_text("#!/bin/sh\necho 'ipc_exporter_killed (limit 30 s)'\necho 'env (limit 5 s)'\n"
+                                             "echo 'vmm_latency (limit 5 s)'\n")
+                (build / program).chmod(0o755)
+            steps = run.all_steps(run.Programs(build), "cuda", patience, done)
+            for step in steps:
+                step.missing = step.missing or capabilities.missing(allowed, step.needs)
+            self.commands = {step.name: step.command(build, 100) for step in steps}
+            return {step.name: step for step in steps}
+
+    def only_of_probe(self, step):
+        command = self.commands[step]
+        return command[command.index("--only") + 1]
+
+    def test_without_a_call_only_what_needs_it_is_skipped(self):
+        steps = self.steps(yes("cuda_context"), yes("cuda_ipc"), no("proc_fd"))
+        self.assertEqual([name for name, step in steps.items() if step.missing], ["forked_child"])
+        self.assertEqual(self.only_of_probe("probe"), "env,vmm_latency")
+        steps = self.steps(yes("cuda_context"), no("cuda_ipc"))
+        self.assertEqual([name for name, step in steps.items() if not step.missing], ["probe"])
+        steps = self.steps(no("cuda_context"), yes("cuda_ipc"))
+        self.assertTrue(all(step.missing for step in steps.values()))
+
+    def test_the_probe_takes_over_what_the_design_assumes_when_that_is_skipped(self):
+        with mock.patch.object(run, "Step", side_effect=lambda *a, **k: Step(*a, **{**k, "missing": "no cuda_ipc"})):
+            self.steps()
+        self.assertEqual(self.only_of_probe("probe"), "ipc_exporter_killed,env,vmm_latency")
+
+    def test_more_patience_means_longer_limits(self):
+        fast, slow = self.steps(), self.steps(patience=4)
+        for name in ("client_killed", "device_test", "memory_promises_test", "assumed"):
+            self.assertEqual(slow[name].limit, 4 * fast[name].limit)
+        for seconds, patience in ((0.3, 2), (4.2, 5), (60, 10)):
+            self.assertEqual(run.patience_for("cuda", {"cuda_context": yes("cuda_context", seconds=seconds)}), patience)
+        self.assertEqual(run.patience_for("host", {}), 1)
+
+    def test_what_was_ok_is_not_run_again(self):
+        self.steps(done={"device_test": {"A/T.x/cuda0", "A/T.y/cuda0"}, "torch": {"check_b", "check_a"}, "probe": {"env"}})
+        self.assertEqual(self.commands["device_test"][1], "--gtest_filter=*/cuda*-A/T.x/cuda0:A/T.y/cuda0")
+        self.assertEqual(self.commands["torch"][-2:], ["--skip", "check_a,check_b"])
+        self.assertEqual(self.only_of_probe("probe"), "vmm_latency")
+
+    def test_unfinished(self):
+        def document(steps, *results):
+            return {"steps": steps, "checks": [{"step": s, "name": n, "result": r} for s, n, r in results]}
+        first = document(["a", "b", "c", "d", "e"], ("a", "a", "ok"), ("b", "b1", "ok"), ("b", "b2", "fail"),
+                         ("c", "c", "not_run"), ("d", "d1", "ok"), ("d", "d", "fail"))
+        self.assertEqual(run.unfinished([first]), {"b": {"b1"}, "c": set(), "d": {"d1"}, "e": set()})
+        second = document(["b", "d", "c"], ("b", "b2", "ok"), ("d", "d2", "ok"), ("c", "c", "ok"))
+        self.assertEqual(run.unfinished([first, second]), {"e": set()})
+
+
+class CompareTest(unittest.TestCase):
+    def document(self, *checks, **head):
+        return {"device": "cuda", "steps": ["s"], "checks": [{"step": "s", **c} for c in checks], **head}
+
+    def test_results_and_figures_that_changed(self):
+        older = self.document({"name": "a", "result": "ok"}, {"name": "b", "result": "fail"},
+                              {"name": "c", "result": "ok", "figures": {"us": 10, "deep": {"x": 1.0, "y": 0, "text": "t"},
+                                                                        "small": 100, "seconds": 1, "flag": True}},
+                              {"name": "gone", "result": "ok"})
+        newer = self.document({"name": "a", "result": "fail", "detail": "it\nbroke"}, {"name": "b", "result": "ok"},
+                              {"name": "c", "result": "ok", "figures": {"us": 13, "deep": {"x": 0.5, "y": 2, "text": "u"},
+                                                                        "small": 119, "seconds": 9, "flag": False, "more": 1}},
+                              {"name": "new", "result": "fail"})
+        self.assertEqual(compare.changes(older, newer), [
+            "s/a: ok -> fail: it broke", "s/b: fail -> ok: ", "s/c deep.y: 0 -> 2 (from nothing)",
+            "s/c deep.x: 1 -> 0.5 (-50 %)", "s/c us: 10 -> 13 (+30 %)"])
+        self.assertEqual(compare.changes(older, older), [])
+
+    def test_the_newest_older_result_with_a_step_in_common(self):
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name)
+            for file, content in (("2026-01-01.json", self.document()),
+                                  ("2026-01-02.json", self.document(gpu={"name": "H100"})),
+                                  ("2026-01-03.json", self.document(steps=["other"])),
+                                  ("2026-01-04.json", self.document(device="host")), ("2026-01-05.json", []),
+                                  ("2026-02-01.json", self.document()), ("2026-03-01.json", self.document())):
+                (folder / file).write_text(json.dumps(content), encoding="utf-8")
+            (folder / "2026-01-06.json").write_text("{", encoding="utf-8")
+            found, older = compare.newest([folder, folder / "none"], folder / "2026-02-01.json", self.document())
+            self.assertEqual(found.name, "2026-01-02.json")
+            self.assertEqual(older["gpu"]["name"], "H100")
+            with contextlib.redirect_stdout(io.StringIO()) as said:
+                compare.say_against_newest([folder], folder / "2026-02-01.json", self.document())
+            self.assertRegex(said.getvalue(), "against .*2026-01-02.json .H100, .*no changes")
+        self.assertIsNone(compare.newest([], None, self.document()))
+
+
 class MainTest(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -262,7 +484,8 @@ class MainTest(unittest.TestCase):
     def main(self, *arguments):
         with mock.patch.object(machine, "gpu", lambda: {"error": "no driver: told so by the test"}), \
                 mock.patch.object(sys, "argv", ["run.sh", *arguments]), \
-                contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
+                contextlib.redirect_stdout(io.StringIO()) as self.printed, \
+                contextlib.redirect_stderr(io.StringIO()) as said:
             code = run.main()
         return code, said.getvalue()
 
@@ -276,6 +499,77 @@ class MainTest(unittest.TestCase):
         self.assertEqual([c["name"] for c in document["checks"]], document["steps"])
         for name in ("assumed", "probe", "device_test", "memory_promises_test", "client_killed", "torch", "trim_during_capture"):
             self.assertIn(name, document["steps"])
+
+    def test_first_it_says_what_the_machine_allows(self):
+        self.main("--out", str(self.folder))
+        self.assertRegex(self.printed.getvalue(), r"^allows +kernel +.*Linux")
+        path, = self.folder.iterdir()
+        allowed = json.loads(path.read_text(encoding="utf-8"))["allowed"]
+        self.assertEqual([each["name"] for each in allowed], list(capabilities.KERNEL), "the driver is not asked")
+
+    def rehearse(self, found, *arguments):
+        """Which steps were run, and what was said of the others."""
+        ran = []
+
+        def find_out(step, seconds):
+            ran.append(step.name)
+            return [Check(step.name, "fail" if step.name == "bandwidth" else "ok", step=step.name)]
+        with mock.patch.object(capabilities, "ask", lambda *_: {each["name"]: each for each in found}), \
+                mock.patch.object(runner, "find_out", find_out), mock.patch.object(run.Programs, "version", lambda _: {}):
+            self.main("--rehearse", "--build-dir", str(self.folder), "--out", str(self.folder / "out"), *arguments)
+        path = max((self.folder / "out").iterdir(), key=lambda p: p.stat().st_mtime_ns)
+        document = json.loads(path.read_text(encoding="utf-8"))
+        return ran, {c["name"]: c["detail"] for c in document["checks"] if c["result"] == "not_run"}, path
+
+    def test_what_the_machine_does_not_allow_fails_nothing(self):
+        ran, skipped, _ = self.rehearse([no("proc_fd", "EACCES (13): no")])
+        self.assertEqual(skipped.pop("torch"), "needs PyTorch and a GPU; torch_training.py --self-test needs neither")
+        self.assertEqual(skipped, {"forked_child": "needs proc_fd, which this machine does not allow: EACCES (13): no"})
+        self.assertIn("client_killed", ran)
+        ran, skipped, _ = self.rehearse([no("proc_fd")], "--anyway")
+        self.assertIn("forked_child", ran)
+        self.assertEqual(list(skipped), ["torch"])
+
+    def test_again_runs_what_was_not_ok(self):
+        _, _, path = self.rehearse([no("proc_fd")], "--skip", "experiments")
+        first = self.folder / "first.json"
+        path.rename(first)
+        ran, _, second = self.rehearse([], "--again", str(first))
+        self.assertEqual(ran, ["forked_child", "bandwidth"])
+        ran, _, _ = self.rehearse([], "--again", str(first), str(second))
+        self.assertEqual(ran, ["bandwidth"])
+
+    def test_again_needs_results_of_the_same_device(self):
+        bad = self.folder / "bad.json"
+        for content in ("{", "[]", json.dumps({"device": "cuda", "steps": [], "checks": []})):
+            bad.write_text(content, encoding="utf-8")
+            with self.assertRaises(SystemExit) as refused:
+                self.rehearse([], "--again", str(bad))
+            self.assertEqual(refused.exception.code, 2)
+
+    def test_experiments_are_a_group(self):
+        ran, _, _ = self.rehearse([], "--only", "experiments")
+        self.assertEqual(ran, list(run.checks.EXPERIMENTS))
+
+    def test_it_says_what_changed(self):
+        _, _, path = self.rehearse([])
+        older = json.loads(path.read_text(encoding="utf-8"))
+        for check in older["checks"]:
+            check["result"] = "ok"
+        other = self.folder / "other.json"
+        other.write_text(json.dumps(older), encoding="utf-8")
+        self.rehearse([], "--compare", str(other))
+        self.assertRegex(self.printed.getvalue(), r"(?m)^changed  bandwidth: ok -> fail: $")
+
+    def test_what_compute_sanitizer_says(self):
+        good = "========= ERROR SUMMARY: 0 errors\n"
+        self.assertEqual(run.checks.judge_memcheck(good, "")[0], "memcheck found nothing")
+        for said, problem, error in ((good, "the client has ended", run.checks.Failed),
+                                     ("=== Invalid __global__ read\n=== ERROR SUMMARY: 2 errors\n", "", run.checks.Failed),
+                                     ("=== Error: Device not supported\n" + good, "cudaMalloc: 999", run.checks.NotRun),
+                                     ("", "no answer", run.checks.NotRun)):
+            with self.assertRaises(error):
+                run.checks.judge_memcheck(said, problem)
 
     def test_without_a_gpu_no_result_is_left_among_the_results(self):
         before = sorted((run.HERE / "results").glob("*"))
@@ -317,4 +611,5 @@ class MainTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
+    FAKE_DRIVER = os.path.abspath(sys.argv.pop(1)) if sys.argv[1:] and sys.argv[1].endswith(".so") else ""
     unittest.main()

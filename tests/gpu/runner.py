@@ -13,7 +13,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from typing import Callable, Dict, List, Optional
+from typing import Callable, Dict, List, Optional, Tuple
 
 RESULTS = ("ok", "fail", "not_run")
 # "check": ok or the run has failed. "experiment": a fact, whatever it is; without an answer it is not run.
@@ -30,6 +30,58 @@ def die_with_parent():
 def _begin_step():
     os.setpgrp()
     die_with_parent()
+
+
+END_PATIENCE = 15.0  # seconds, for a process to end that was killed
+
+
+def _stat(pid) -> Optional[List[str]]:
+    """The fields of /proc/PID/stat from the state on: state, parent, process group, ...; None when there is no process."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rsplit(")", 1)[1].split()
+    except (OSError, IndexError):
+        return None
+
+
+def _why_alive(pid: int) -> str:
+    stat = _stat(pid)
+    try:
+        where = pathlib.Path(f"/proc/{pid}/wchan").read_text(encoding="utf-8").strip("0\n")
+    except OSError:
+        where = ""
+    return f"process {pid} cannot be ended: state {stat[0] if stat else '?'}" + (f", in {where}" if where else "")
+
+
+def end(process: subprocess.Popen) -> str:
+    """Kills it, and returns when it has ended; or why it does not. A process in a call of a driver that never returns
+    cannot be killed, and nobody is to wait for it."""
+    process.kill()
+    try:
+        process.wait(timeout=END_PATIENCE)
+    except subprocess.TimeoutExpired:
+        return _why_alive(process.pid)
+    return ""
+
+
+def _end_group(process: subprocess.Popen) -> str:
+    """The same for a step, with all that it started in its process group."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    until = time.monotonic() + END_PATIENCE
+    while True:
+        process.poll()
+        alive = []
+        for entry in os.listdir("/proc"):
+            stat = _stat(entry) if entry.isdigit() else None
+            if stat and stat[2] == str(process.pid) and stat[0] not in "ZX":
+                alive.append(int(entry))
+        if not alive and process.returncode is not None:
+            return ""
+        if time.monotonic() > until:
+            return "; ".join(_why_alive(pid) for pid in alive or [process.pid])
+        time.sleep(0.01)
 
 
 @dataclasses.dataclass
@@ -52,6 +104,7 @@ class Outcome:
     output: str  # the end of it
     folder: pathlib.Path  # that the program could write to
     short: bool = False  # the budget left it less time than its limit
+    stuck: str = ""  # which of its processes could not be ended
 
 
 @dataclasses.dataclass
@@ -66,6 +119,7 @@ class Step:
     # What it found. May raise: then it has found nothing that can be read.
     read: Callable[[Outcome], List[Check]] = lambda outcome: []
     missing: str = ""  # why it cannot be run at all
+    needs: Tuple[str, ...] = ()  # of the machine, by the names in capabilities.py
     kind: str = "check"  # of the step itself, when all that can be said is that it did not work
 
 
@@ -87,15 +141,19 @@ class Results:
     def count(self, result: str, kind: Optional[str] = None) -> int:
         return sum(c.result == result and kind in (None, c.kind) for c in self.checks)
 
-    def save(self, complete: bool) -> None:
-        if self.path is None:
-            return
+    def document(self, complete: bool) -> Dict:
         document = dict(self.head)
         document["complete"] = complete
         document["seconds"] = round(time.monotonic() - self.started, 1)
         document["summary"] = {result: self.count(result) for result in RESULTS}
         document["checks"] = [{k: v for k, v in dataclasses.asdict(c).items() if v not in ("", {}, None)}
                               for c in self.checks]
+        return document
+
+    def save(self, complete: bool) -> None:
+        if self.path is None:
+            return
+        document = self.document(complete)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         part = self.path.with_suffix(".part")
         part.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
@@ -108,9 +166,10 @@ class Results:
 
 
 def execute(step: Step, seconds: float, folder: pathlib.Path) -> Outcome:
-    """Runs the step's program. Whatever it started in its process group has ended when this returns."""
+    """Runs the step's program. Whatever it started in its process group has ended when this returns, or cannot be ended."""
     log = folder / "output"
     started = time.monotonic()
+    stuck = ""
     with log.open("wb") as output:
         process = subprocess.Popen(step.command(folder, seconds), stdin=subprocess.DEVNULL, stdout=output,
                                    stderr=subprocess.STDOUT, preexec_fn=_begin_step,
@@ -120,13 +179,10 @@ def execute(step: Step, seconds: float, folder: pathlib.Path) -> Outcome:
         except subprocess.TimeoutExpired:
             exit_code = None
         finally:
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-            process.wait()
+            seconds_run = time.monotonic() - started
+            stuck = _end_group(process)
     text = log.read_text(encoding="utf-8", errors="replace")
-    return Outcome(exit_code, time.monotonic() - started, text[-4000:], folder, seconds < step.limit)
+    return Outcome(exit_code, seconds_run, text[-4000:], folder, seconds < step.limit, stuck)
 
 
 def find_out(step: Step, seconds: float) -> List[Check]:
@@ -165,6 +221,8 @@ def find_out(step: Step, seconds: float) -> List[Check]:
             check.output = outcome.output
     if len(checks) == 1:
         checks[0].seconds = round(outcome.seconds, 1)
+    if outcome.stuck:
+        checks.append(Check("left_behind", "ok", f"the run goes on without it: {outcome.stuck}", "experiment", step=step.name))
     return checks
 
 

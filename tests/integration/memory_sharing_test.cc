@@ -85,7 +85,7 @@ INSTANTIATE_TEST_SUITE_P(Placements, MemorySharingTest, ::testing::Values(Placem
                          [](const auto& test) { return test.param == Placement::kLeased ? "Leased" : "Remote"; });
 
 TEST_P(MemorySharingTest, IdleMemoryOfAnotherIsHandedOver) {
-  Start();
+  ASSERT_NO_FATAL_FAILURE(Start());
   ASSERT_OK_AND_ASSIGN(Client hoarder, ConnectAs("hoarder"));
   ASSERT_OK_AND_ASSIGN(Buffer kept, hoarder.Allocate(40_MiB));
   Fill(kept, 1);
@@ -99,7 +99,7 @@ TEST_P(MemorySharingTest, IdleMemoryOfAnotherIsHandedOver) {
 }
 
 TEST_P(MemorySharingTest, MemoryInUseIsNot) {
-  Start();
+  ASSERT_NO_FATAL_FAILURE(Start());
   ASSERT_OK_AND_ASSIGN(Client holder, ConnectAs("holder"));
   ASSERT_OK_AND_ASSIGN(Buffer kept, holder.Allocate(200_MiB));
   Fill(kept, 1);
@@ -114,7 +114,7 @@ TEST_P(MemorySharingTest, MemoryInUseIsNot) {
 }
 
 TEST_P(MemorySharingTest, ARequestWaitsForMemory) {
-  Start();
+  ASSERT_NO_FATAL_FAILURE(Start());
   ASSERT_OK_AND_ASSIGN(Client holder, ConnectAs("holder"));
   ASSERT_OK_AND_ASSIGN(Buffer kept, holder.Allocate(200_MiB));
   ASSERT_OK_AND_ASSIGN(Client patient, ConnectAs("patient", {.wait = kPatience}));
@@ -134,7 +134,7 @@ TEST_P(MemorySharingTest, ARequestWaitsForMemory) {
 }
 
 TEST_P(MemorySharingTest, AndIsRefusedWhenItsTimeIsUp) {
-  Start();
+  ASSERT_NO_FATAL_FAILURE(Start());
   ASSERT_OK_AND_ASSIGN(Client holder, ConnectAs("holder"));
   ASSERT_OK_AND_ASSIGN(Buffer kept, holder.Allocate(200_MiB));
   ASSERT_OK_AND_ASSIGN(Client patient, ConnectAs("patient", {.wait = absl::Seconds(5)}));
@@ -149,7 +149,7 @@ TEST_P(MemorySharingTest, AndIsRefusedWhenItsTimeIsUp) {
 }
 
 TEST_P(MemorySharingTest, WaitingEndsWithTheClient) {
-  Start();
+  ASSERT_NO_FATAL_FAILURE(Start());
   ASSERT_OK_AND_ASSIGN(Client holder, ConnectAs("holder"));
   ASSERT_OK_AND_ASSIGN(Buffer kept, holder.Allocate(200_MiB));
   ASSERT_OK_AND_ASSIGN(ClientProcess doomed, ClientProcess::Start(dir()));
@@ -173,7 +173,7 @@ TEST_P(MemorySharingTest, WaitingEndsWithTheClient) {
 }
 
 TEST_P(MemorySharingTest, TheMoreImportantIsServedFirst) {
-  Start();
+  ASSERT_NO_FATAL_FAILURE(Start());
   ASSERT_OK_AND_ASSIGN(Client holder, ConnectAs("holder"));
   ASSERT_OK_AND_ASSIGN(Buffer kept, holder.Allocate(200_MiB));
   ASSERT_OK_AND_ASSIGN(Client low, ConnectAs("low", {.wait = kPatience}));
@@ -202,7 +202,7 @@ TEST_P(MemorySharingTest, TheMoreImportantIsServedFirst) {
 
 // Nobody is kept from free memory for its sake, however long it waits, least of all the one that it waits for.
 TEST_P(MemorySharingTest, ARequestThatCannotBeServedYetKeepsNobodyFromMemory) {
-  Start();
+  ASSERT_NO_FATAL_FAILURE(Start());
   ASSERT_OK_AND_ASSIGN(Client holder, ConnectAs("holder"));
   ASSERT_OK_AND_ASSIGN(Buffer kept, holder.Allocate(26_MiB));
   ASSERT_OK_AND_ASSIGN(Client greedy, ConnectAs("greedy", {.wait = absl::Hours(1)}));
@@ -226,7 +226,7 @@ TEST_P(MemorySharingTest, ARequestThatCannotBeServedYetKeepsNobodyFromMemory) {
 }
 
 TEST_P(MemorySharingTest, ThePolicySaysHowLongRequestsMayWait) {
-  Start("max_wait: '100ms' rules { session_name: 'never' max_wait: '0s' }");
+  ASSERT_NO_FATAL_FAILURE(Start("max_wait: '100ms' rules { session_name: 'never' max_wait: '0s' }"));
   ASSERT_OK_AND_ASSIGN(Client holder, ConnectAs("holder"));
   ASSERT_OK_AND_ASSIGN(Buffer kept, holder.Allocate(200_MiB));
   for (const char* name : {"soon", "never"}) {
@@ -237,7 +237,7 @@ TEST_P(MemorySharingTest, ThePolicySaysHowLongRequestsMayWait) {
 }
 
 TEST_P(MemorySharingTest, ABlockThatAnotherThreadFreesEndsTheWaiting) {
-  Start();
+  ASSERT_NO_FATAL_FAILURE(Start());
   ASSERT_OK_AND_ASSIGN(Client holder, ConnectAs("holder"));
   ASSERT_OK_AND_ASSIGN(Buffer kept, holder.Allocate(150_MiB));
   ASSERT_OK_AND_ASSIGN(Client patient, ConnectAs("patient", {.wait = kPatience}));
@@ -253,7 +253,7 @@ TEST_P(MemorySharingTest, ABlockThatAnotherThreadFreesEndsTheWaiting) {
 }
 
 TEST_P(MemorySharingTest, AGuaranteeIsThereWhateverOthersTake) {
-  Start("rules { session_name: 'g*' guarantee { bytes: '100MiB' } }");
+  ASSERT_NO_FATAL_FAILURE(Start("rules { session_name: 'g*' guarantee { bytes: '100MiB' } }"));
   ASSERT_OK_AND_ASSIGN(Client guarded, ConnectAs("g"));
   EXPECT_EQ(Session("g").devices(0).guarantee_bytes(), 100_MiB);
   ASSERT_OK_AND_ASSIGN(Client greedy, ConnectAs("greedy", {.guarantee = Limit(uint64_t{0})}));
@@ -272,7 +272,7 @@ TEST_P(MemorySharingTest, AGuaranteeIsThereWhateverOthersTake) {
 }
 
 TEST_P(MemorySharingTest, AGuaranteeThatCannotBeKeptIsRefused) {
-  Start("rules { guarantee { bytes: '150MiB' } }");
+  ASSERT_NO_FATAL_FAILURE(Start("rules { guarantee { bytes: '150MiB' } }"));
   ASSERT_OK_AND_ASSIGN(Client first, ConnectAs("first"));
   const absl::StatusOr<Client> second = ConnectAs("second");
   EXPECT_EQ(second.status().code(), absl::StatusCode::kResourceExhausted);
@@ -287,7 +287,7 @@ TEST_P(MemorySharingTest, AGuaranteeThatCannotBeKeptIsRefused) {
 }
 
 TEST_P(MemorySharingTest, AGuaranteeIsMadeOfOthersIdleMemory) {
-  Start("rules { session_name: 'g*' guarantee { bytes: '150MiB' } } rules {}");
+  ASSERT_NO_FATAL_FAILURE(Start("rules { session_name: 'g*' guarantee { bytes: '150MiB' } } rules {}"));
   ASSERT_OK_AND_ASSIGN(Client hoarder, ConnectAs("hoarder"));
   ASSERT_OK_AND_ASSIGN(Buffer freed, hoarder.Allocate(200_MiB));
   const absl::StatusOr<Client> in_use = ConnectAs("g");
@@ -299,7 +299,7 @@ TEST_P(MemorySharingTest, AGuaranteeIsMadeOfOthersIdleMemory) {
 }
 
 TEST_P(MemorySharingTest, GuaranteesChangeWhileTheyAreUsed) {
-  Start();
+  ASSERT_NO_FATAL_FAILURE(Start());
   ASSERT_OK_AND_ASSIGN(Client a, ConnectAs("a"));
   ASSERT_OK_AND_ASSIGN(Client b, ConnectAs("b"));
   ASSERT_OK(SetGuarantee("a", 200_MiB));
@@ -312,7 +312,7 @@ TEST_P(MemorySharingTest, GuaranteesChangeWhileTheyAreUsed) {
 }
 
 TEST_P(MemorySharingTest, ALoweredLimitTakesWhatIsIdleAndNothingElse) {
-  Start();
+  ASSERT_NO_FATAL_FAILURE(Start());
   ASSERT_OK_AND_ASSIGN(Client client, ConnectAs("client"));
   ASSERT_OK_AND_ASSIGN(Buffer kept, client.Allocate(60_MiB));
   Fill(kept, 1);

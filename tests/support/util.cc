@@ -32,6 +32,15 @@ std::string Program(const char* path) {
 
 }  // namespace
 
+double PatienceFactor() {
+  const char* const text = std::getenv("VRAMBROKER_TEST_PATIENCE");
+  if (text == nullptr || *text == '\0') return 1;
+  const double factor = std::atof(text);
+  if (factor >= 1 && factor <= 100) return factor;
+  std::fprintf(stderr, "VRAMBROKER_TEST_PATIENCE is '%s', not a number from 1 to 100\n", text);
+  std::abort();
+}
+
 bool WaitFor(const std::function<bool()>& condition, absl::Duration timeout) {
   // Tests set the other clock.
   const auto deadline = std::chrono::steady_clock::now() + absl::ToChronoMilliseconds(timeout);

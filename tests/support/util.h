@@ -24,8 +24,12 @@ inline constexpr bool kSanitized = false;
 inline constexpr bool kSanitized = false;
 #endif
 
+// How many times as long as usual to wait for what must happen: $VRAMBROKER_TEST_PATIENCE, 1 without it. tests/gpu sets
+// it where a process needs many seconds before it can use the GPU.
+double PatienceFactor();
+
 // How long to wait for what must happen: long enough for a sanitizer build on a loaded machine.
-inline constexpr absl::Duration kPatience = absl::Seconds(60);
+inline const absl::Duration kPatience = absl::Seconds(60) * PatienceFactor();
 
 // Polls until `condition` holds; false when it did not within `timeout`.
 bool WaitFor(const std::function<bool()>& condition, absl::Duration timeout = kPatience);

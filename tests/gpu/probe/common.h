@@ -47,6 +47,11 @@ inline void sleepMs(int ms) {
   timespec t{ms / 1000, (ms % 1000) * 1000000L};
   nanosleep(&t, nullptr);
 }
+// How many times as long as usual things may take: a context takes many seconds on some machines.
+inline double patience() {
+  const char* t = getenv("VRAMBROKER_TEST_PATIENCE");
+  return t ? std::max(1.0, atof(t)) : 1;
+}
 inline double median(std::vector<double> v) {
   if (v.empty()) return -1;
   std::sort(v.begin(), v.end());

@@ -109,7 +109,7 @@ struct Agent {
       snprintf(r.err, sizeof r.err, "agent-gone");
       return r;
     }
-    int n = recvFds(sock, &r, sizeof r, out, timeoutMs);
+    int n = recvFds(sock, &r, sizeof r, out, (int)(timeoutMs * patience()));
     if (n == -2) {
       r = Rep();
       r.rc = 996;

@@ -66,7 +66,7 @@ int main(int argc, char** argv) {
     if (!only.empty() && std::find(only.begin(), only.end(), e.first) == only.end()) continue;
     double spent = (nowUs() - start) * 1e-6;
     std::string line, js;
-    int limit = std::min<int>(e.second, (int)(budget - spent));
+    int limit = (int)std::min(e.second * patience(), budget - spent);
     if (limit < 3) {
       line = e.first + ": skipped (time budget)";
       js = "{\"name\":\"" + e.first + "\",\"outcome\":\"skipped\"}";
