@@ -66,6 +66,8 @@ absl::StatusOr<std::vector<int>> OrdinalsByCuda(const std::vector<DeviceInfo>& d
 absl::StatusOr<TorchClient*> Connect(const ClientOptions& options) {
   absl::StatusOr<Client> client = Client::Connect(options);
   if (!client.ok()) return client.status();
+  // PyTorch gives many segments back in a row, with its allocator locked: a daemon that is stopped must not stop it.
+  client->BeginEnd();
   absl::StatusOr<std::vector<int>> ordinals = OrdinalsByCuda(client->devices());
   if (!ordinals.ok()) return ordinals.status();
   shared = new TorchClient{.core = CoreClient(*std::move(client)), .ordinals = *std::move(ordinals)};

@@ -32,13 +32,15 @@ class Native:
         self.settings = {}
         self.settings_text = ""
         self.mallocs = 0  # calls of cudaMalloc()
+        self.capture_fails = False  # and then it is never over
         self.graphs = 0  # being captured; in PyTorch these are in captures_underway, too
         self.emptied_in_capture = 0
         self.before_empty = lambda: None
         self.set(os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""))
 
     def set(self, text):
-        settings = {}
+        # These stay as they are when they are not named.
+        settings = {name: self.settings[name] for name in (*self.knows, "expandable_segments") if name in self.settings}
         for part in text.split(","):
             if part:
                 key, value = part.strip().split(":")
@@ -244,6 +246,8 @@ def install(standins, version="2.11.0", pool=True, cuda="12.8", available=True, 
             native.graphs += 1
 
         def capture_end(self):
+            if native.capture_fails:
+                raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
             native.graphs -= 1
 
         def reset(self):

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What PyTorch's cache holds idle goes to who needs it: several processes with the standins of standin_torch.py on one
 daemon, with 256 MiB."""
+import os
+import signal
 import unittest
 
 import support
@@ -114,6 +116,42 @@ class IdleTest(TrainersTest):
         first.tell("drop()")
         first.tell("graph.capture_end()")
         second.tell("take(160)")
+
+    def test_a_capture_that_failed_is_never_over(self):
+        first, second = self.trainer("first"), self.trainer("second")
+        first.tell("take(20, 4)")
+        first.tell("drop()")
+        first.tell("graph = torch.cuda.CUDAGraph()")
+        first.tell("graph.capture_begin()")
+        first.tell("native.capture_fails = True")
+        with self.assertRaisesRegex(support.ToldError, "RuntimeError"):
+            first.tell("graph.capture_end()")
+        self.assertEqual(self.vramctl("trim", "first")["released_bytes"], 0)
+        self.assertIn("a capture of a CUDA graph has failed", first.tell("given()")["why"])
+        # PyTorch does not ask twice any more, and others are asked all the same.
+        second.tell("take(20, 8)")
+        second.tell("drop()")
+        first.tell("take(40)")
+
+    def test_a_pool_in_use(self):
+        first, second = self.trainer("first"), self.trainer("second")
+        second.tell("take(20, 8)")
+        second.tell("drop()")
+        first.tell("pool = torch.cuda.MemPool()")
+        first.tell("torch._C._cuda_beginAllocateToPool(0, pool.id)")
+        first.tell("take(120)")  # asked for once only, and the other one's idle memory serves it
+        first.tell("torch._C._cuda_endAllocateToPool(0, pool.id)")
+        first.tell("drop()")
+
+    def test_a_daemon_that_is_stopped_does_not_stop_pytorch(self):
+        first = self.trainer("first")
+        first.tell("take(20, 8)")
+        first.tell("drop()")
+        os.kill(self.daemon.process.pid, signal.SIGSTOP)
+        first.tell("torch.cuda.empty_cache()")  # 8 segments, each with a call of 30 s
+        self.assertEqual(first.tell("native.reserved()"), 0)
+        os.kill(self.daemon.process.pid, signal.SIGCONT)
+        support.wait_for(lambda: self.session("first")["reserved_bytes"] == 0)
 
     def test_no_capture_begins_while_the_cache_is_emptied(self):
         first, second = self.trainer("first"), self.trainer("second")
@@ -247,10 +285,21 @@ class SettingsTest(TrainersTest):
         self.assertEqual(first.tell("status().bypass_bytes"), 0)
         # Settings are PyTorch's own again afterwards.
         first.tell("vrambroker.torch.disable()")
-        self.assertEqual(first.tell("native.settings.get('release_lock_on_cudamalloc')"), None)
+        self.assertEqual(first.tell("native.settings['release_lock_on_cudamalloc']"), "False")
         self.assertEqual(first.tell("native.settings['max_split_size_mb']"), "64")
         first.tell(self.EXPAND)
         self.assertEqual(first.tell("native.settings['expandable_segments']"), "True")
+
+    def test_the_lock_is_released_whatever_the_program_says(self):
+        first = self.start_program(PRELUDE)
+        first.tell("torch.cuda.memory._set_allocator_settings('release_lock_on_cudamalloc:True')")
+        first.tell("enable(name='first')")
+        first.tell("torch.cuda.memory._set_allocator_settings('release_lock_on_cudamalloc:False,max_split_size_mb:50')")
+        self.assertEqual(first.tell("native.settings"), {"release_lock_on_cudamalloc": "True", "max_split_size_mb": "50"})
+        with self.assertRaisesRegex(support.ToldError, "Unrecognized CachingAllocator option: nonsense"):
+            first.tell("torch.cuda.memory._set_allocator_settings('nonsense:1')")
+        first.tell("vrambroker.torch.disable()")
+        self.assertEqual(first.tell("native.settings"), {"release_lock_on_cudamalloc": "False", "max_split_size_mb": "50"})
 
     def test_expandable_segments_switched_on_before(self):
         first = self.start_program(PRELUDE)

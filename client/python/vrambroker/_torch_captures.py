@@ -24,6 +24,7 @@ class Captures:
         self._changed = threading.Condition()
         self._graphs: "weakref.WeakSet[Any]" = weakref.WeakSet()  # that are being captured
         self._pools: List[Tuple[Any, ...]] = []  # in use
+        self._broken = 0  # captures that PyTorch takes to be under way for ever, since their end failed (seen in 2.6)
         self._counted = 0  # what the library has been told
         self._emptying = False
         graph = getattr(torch.cuda, "CUDAGraph", None)
@@ -51,15 +52,25 @@ class Captures:
             self._emptying = False
             self._changed.notify_all()
 
+    def why_not(self) -> str:
+        """What may keep PyTorch from emptying its cache, when it says that it cannot."""
+        with self._changed:
+            if self._broken:
+                return "a capture of a CUDA graph has failed, and PyTorch does not empty its cache after that"
+            if self._pools:
+                return "a torch.cuda.MemPool is in use, and this version of PyTorch does not empty its cache meanwhile"
+            return ""
+
     def stop(self) -> None:
         """The library forgets them."""
         with self._changed:
             self._graphs.clear()
             self._pools.clear()
+            self._broken = 0
             self._count()
 
     def _count(self) -> None:
-        present = len(self._graphs) + len(self._pools)
+        present = len(self._graphs) + len(self._pools) + self._broken
         if present != self._counted:
             self._lib.vrambroker_torch_count_captures(present - self._counted)
             self._counted = present
@@ -83,13 +94,17 @@ class Captures:
         @functools.wraps(original)
         def capture_end(graph: Any, *arguments: Any, **keywords: Any) -> Any:
             try:
-                return original(graph, *arguments, **keywords)
-            finally:
-                self._forget(graph)
+                result = original(graph, *arguments, **keywords)
+            except BaseException:
+                self._forget(graph, broken=True)
+                raise
+            self._forget(graph)
+            return result
         return capture_end
 
-    def _forget(self, graph: Any) -> None:
+    def _forget(self, graph: Any, broken: bool = False) -> None:
         with self._changed:
+            self._broken += broken and graph in self._graphs
             self._graphs.discard(graph)
             self._count()
 

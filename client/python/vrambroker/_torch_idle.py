@@ -164,9 +164,14 @@ class IdleGiver:
             return "a CUDA graph is being captured"
         try:
             self._route.release_idle()
+            return ""
+        except RuntimeError:
+            why = self._route.captures.why_not()
+            if not why:
+                raise
+            return why
         finally:
             self._route.captures.end_emptying()
-        return ""
 
     def _is_locked(self) -> bool:
         """PyTorch's allocator may be locked for long: whoever asks it would wait, with Python's lock, for the daemon."""

@@ -18,7 +18,7 @@ INSTEAD_OF_EXPANDABLE = (
 
 _VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _EXPANDABLE = re.compile(r"expandable_segments\s*:\s*(true|1)\b", re.IGNORECASE)
-_RELEASE_LOCK = "release_lock_on_cudamalloc:True"
+_RELEASE_LOCK = "release_lock_on_cudamalloc"
 # Each sets all settings anew. The newer one is called by the older.
 _SETTERS = ("_cuda_cudaCachingAllocator_set_allocator_settings", "_accelerator_setAllocatorSettings")
 
@@ -74,31 +74,31 @@ class AllocatorSettings:
             if setter is not None:
                 self._setter = setter
         before = _snapshot_settings(torch)
-        text = str(before.get("PYTORCH_CUDA_ALLOC_CONF") or before.get("PYTORCH_ALLOC_CONF") or
-                   next((os.environ[name] for name in _VARIABLES if os.environ.get(name)), ""))
-        self._set(text)
+        # What the program has asked for.
+        self._text = str(before.get("PYTORCH_CUDA_ALLOC_CONF") or before.get("PYTORCH_ALLOC_CONF") or
+                         next((os.environ[name] for name in _VARIABLES if os.environ.get(name)), ""))
+        self._released = bool(before.get(_RELEASE_LOCK, False))
+        self._release_lock()
         for name in _SETTERS:
             patches.around(torch._C, name, self._watched)
-        self._before = text
 
     def stop(self) -> None:
-        """As it was. The setters are restored already."""
+        """As the program wants it. The setters are restored already."""
         if self.releases_lock and self._setter is not None:
-            self._setter(self._before)
+            # Said either way: it is one of the settings that stay as they are when they are not named (seen in 2.6).
+            self._setter(_with(self._text, self._released))
 
-    def _set(self, text: str) -> None:
-        """The same settings, and that other threads may free while one asks for memory."""
+    def _release_lock(self) -> None:
         if self._setter is None:
             return
-        kept = [part for part in text.split(",") if part.strip() and "release_lock_on_cudamalloc" not in part]
         try:
-            self._setter(",".join([*kept, _RELEASE_LOCK]))
+            self._setter(_with(self._text, True))
             self.releases_lock = True
         except Exception:  # PyTorch before 2.2 does not know it; what it knows stays as it was
-            self._setter(text)
+            self._setter(self._text)
 
     def _watched(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def set_allocator_settings(text: str) -> None:
+        def set_allocator_settings(text: str) -> Any:
             if not isinstance(text, str):
                 return original(text)
             if wants_expandable(text):
@@ -107,8 +107,16 @@ class AllocatorSettings:
                     self.notices.append(notice)
                 warnings.warn(f"vrambroker.torch: {notice}", RuntimeWarning, stacklevel=3)
                 text = _EXPANDABLE.sub("expandable_segments:False", text)
-            self._before = text
-            if self.releases_lock and "release_lock_on_cudamalloc" not in text:
-                text = ",".join(part for part in (text, _RELEASE_LOCK) if part)
-            return original(text)
+            result = original(_with(text, True) if self.releases_lock else text)
+            self._text = text
+            wish = re.search(_RELEASE_LOCK + r"\s*:\s*(\w+)", text)
+            if wish is not None:
+                self._released = wish.group(1).lower() in ("true", "1")
+            return result
         return set_allocator_settings
+
+
+def _with(text: str, released: bool) -> str:
+    """The same settings, and whether other threads may use the allocator while one asks for memory."""
+    kept = [part.strip() for part in text.split(",") if part.strip() and _RELEASE_LOCK not in part]
+    return ",".join([*kept, f"{_RELEASE_LOCK}:{released}"])
