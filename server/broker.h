@@ -292,8 +292,8 @@ class Broker {
 
   // ---- Stopping ----
 
-  // From now on no new session; live ones are told.
-  void Drain();
+  // From now on no new session; live ones are told, with the `reason` if there is one.
+  void Drain(const std::string& reason = "");
   size_t session_count() const;
   // Wakes everything that waits; later calls fail with Aborted.
   void CloseAll(const std::string& why);

@@ -271,8 +271,8 @@ class SegmentPool {
   // A session that was asked for `asked_bytes` has given `reclaimed_bytes` back, or will not.
   void CountReclaim(uint64_t asked_bytes, uint64_t reclaimed_bytes, std::chrono::nanoseconds duration);
 
-  // (driver) Whether the device can still be used: Device::Health(), and how much of it is free. What health() and
-  // GetView() say from then on.
+  // (driver) Whether the device can still be used: Device::Health(), and how much of it is free, which it has to be
+  // able to tell. What health() and GetView() say from then on.
   absl::Status UpdateHealth();
   // OK before the first update.
   absl::Status health() const;
@@ -310,6 +310,8 @@ class SegmentPool {
   void Apply(const CarriedOver::Changes& changes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Charges what is in use elsewhere since the start, and is still, as far as nobody has said what it is.
   void SettleElsewhere() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Why nobody gets more of a device that cannot be used.
+  absl::Status UnusableError() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   uint64_t FromDriverBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   PoolFigures Figures() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   static AccountFigures FiguresOf(const Account& account);

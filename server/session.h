@@ -45,7 +45,8 @@ class SessionEvents {
   virtual ~SessionEvents() = default;
   virtual void CloseSegments(absl::Span<const SegmentId> segments) = 0;
   virtual void LimitChanged(int device, uint64_t limit_bytes) = 0;
-  virtual void Draining() = 0;
+  // `reason`: for people; empty when the daemon was told to stop.
+  virtual void Draining(const std::string& reason) = 0;
   virtual void Ended(const std::string& reason) = 0;
   virtual void Ask(uint64_t question_id, const ClientQuestion& question) = 0;
 };

@@ -138,9 +138,9 @@ class SessionStream::Events : public SessionEvents {
     response.mutable_limit_changed()->set_limit_bytes(limit_bytes);
     Send(std::move(response));
   }
-  void Draining() override {
+  void Draining(const std::string& reason) override {
     v1::SessionResponse response;
-    response.mutable_draining();
+    response.mutable_draining()->set_reason(reason);
     Send(std::move(response));
   }
   void Ended(const std::string& reason) override {

@@ -325,6 +325,7 @@ constexpr ErrorName kErrorNames[] = {
     {cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported"},
     {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
      "operation not permitted when stream is capturing"},
+    {cudaErrorUnknown, "cudaErrorUnknown", "unknown error"},
 };
 
 const ErrorName* FindName(cudaError_t error) {

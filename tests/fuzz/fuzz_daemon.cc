@@ -31,7 +31,7 @@ class ControlEvents : public SessionEvents {
  public:
   void CloseSegments(absl::Span<const SegmentId> /*segments*/) override {}
   void LimitChanged(int /*device*/, uint64_t /*limit_bytes*/) override {}
-  void Draining() override {}
+  void Draining(const std::string&) override {}
   void Ended(const std::string& /*reason*/) override {}
   void Ask(uint64_t question_id, const ClientQuestion& /*question*/) override {
     if (const SessionPtr session = session_.lock()) {

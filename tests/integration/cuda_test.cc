@@ -471,7 +471,9 @@ TEST_F(CudaTest, WhatTheClientCannotCloseIsTriedAgain) {
 // ---- Errors that stay ----
 
 TEST_F(CudaTest, ALostDeviceIsReported) {
-  ASSERT_OK(StartDaemon({.http = true, .environment = {{cuda_substitute::kFaultsVariable, "cudaMemsetAsync:3=214!"}}}));
+  ASSERT_OK(StartDaemon({.config = "device_lost: \"stay\"",
+                         .http = true,
+                         .environment = {{cuda_substitute::kFaultsVariable, "cudaMemsetAsync:3=214!"}}}));
   ASSERT_OK_AND_ASSIGN(Client client, Connect("client"));
   ASSERT_OK_AND_ASSIGN(Buffer held, client.Allocate(30_MiB));
   Fill(held, 1);
@@ -485,6 +487,14 @@ TEST_F(CudaTest, ALostDeviceIsReported) {
   EXPECT_THAT(Ctl({"status"}).out, HasSubstr("Device 0 cannot be used: cudaMemsetAsync failed"));
   EXPECT_TRUE(WaitFor([&] { return absl::StrContains(daemon_->log(), "device cannot be used: "); }));
   EXPECT_TRUE(Holds(held, 1)) << "what is held stays usable";
+  const auto looks = [&] {
+    return daemon_->Metrics()
+        .Value("vrambroker_device_call_duration_seconds_count", {{"gpu", "0"}, {"call", "health"}})
+        .value_or(0);
+  };
+  const double before = looks();
+  EXPECT_TRUE(WaitFor([&] { return looks() >= before + 4; }));
+  EXPECT_TRUE(daemon_->Running()) << "as it was told to";
   EXPECT_OK(held.Reset());
 }
 
