@@ -36,6 +36,7 @@
 #include "server/client_log.h"
 #include "server/connections.h"
 #include "server/descriptor_socket.h"
+#include "server/driver_gpus.h"
 #include "server/event_loop.h"
 #include "server/http_api.h"
 #include "server/http_server.h"
@@ -586,9 +587,12 @@ absl::StatusOr<std::vector<ChosenDevice>> ChooseDevices(const Config& config, Sa
       LogLine("cuda found").Add("cuda", CudaVersions()).Write(spdlog::level::info);
       if (config.device == DeviceChoice::kAuto) why = "auto: a GPU is usable";
     } else if (config.device == DeviceChoice::kCuda) {
+      const std::string advice = AdviceFor(FindDriverGpus());
       return absl::Status(cuda.status().code(),
-                          absl::StrCat("device cuda: ", cuda.status().message(), "; --device=host needs no GPU"));
+                          absl::StrCat("device cuda: ", cuda.status().message(), advice.empty() ? "" : "; ", advice,
+                                       "; --device=host needs no GPU"));
     } else {
+      if (absl::Status status = CheckMayServeHost(FindDriverGpus(), cuda.status()); !status.ok()) return status;
       why = absl::StrCat("auto: ", cuda.status().message());
     }
   }

@@ -42,7 +42,8 @@ std::vector<Override> Overrides() {
   return {
       {"--socket-dir", "socket_dir", "DIR", "Directory of the sockets. Default: /run/vrambroker.",
        &Proto::mutable_socket_dir, ""},
-      {"--device", "device", "KIND", "cuda, host or auto: cuda if a usable GPU is present, else host. Default: auto.",
+      {"--device", "device", "KIND",
+       "cuda, host or auto: cuda if a usable GPU is present, host if there is no GPU. Default: auto.",
        &Proto::mutable_device, ""},
       {"--capacity", "capacity", "BYTES",
        "How much memory of each device the daemon may own, as 8GiB. Default: on cuda what is free at the start, or "
