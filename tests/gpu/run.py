@@ -30,6 +30,7 @@ ASSUMED = (
     ("kill_inflight_writes", "writesAfterWaitpid", 0, "a dead client's kernels write nothing any more"),
     ("crash_isolation", "owner", "unharmed", "a client's fault stays in its process"),
     ("many_handles", "opened", 1000, "a process can open as many handles as it needs"),
+    ("cross_uid", "legacyOpen", "ok", "clients may be of other users than the daemon"),
     ("graph_on_imported", "", "graph replay on imported memory works", "CUDA graphs work on the broker's memory"),
 )
 # Without these an experiment has shown nothing: (experiment, figure that must be more than 0).
@@ -131,12 +132,13 @@ def all_steps(programs, device):
         missing = "" if path else f"there is no program {name}: not built (no nvcc, or no toolkit?), or not in this bundle"
         return Step(step, command=lambda folder, seconds: command(path, folder, seconds), missing=missing, **more)
 
-    def checks_step(name, limit):
+    def checks_step(name, limit, client_uid=None):
         kind = "check" if name in checks.CHECKS else "experiment"
         command = [sys.executable, "-B", str(HERE / "checks.py"), name, "--device", device, "--programs",
-                   *map(str, programs.folders), "--out"]
-        return Step(name, command=lambda folder, seconds: [*command, str(folder / "checks.json"), "--seconds", str(seconds)],
-                    limit=limit, least=20, read=reported_checks, kind=kind)
+                   *map(str, programs.folders), *([] if client_uid is None else ["--client-uid", str(client_uid)]), "--out"]
+        missing = "needs root, for clients of another user" if client_uid is not None and os.geteuid() != 0 else ""
+        return Step(checks.step_name(name, client_uid), missing=missing, limit=limit, least=20, read=reported_checks, kind=kind,
+                    command=lambda folder, seconds: [*command, str(folder / "checks.json"), "--seconds", str(seconds)])
 
     def probe_step(name, read, limit, assumed):
         def command(path, folder, seconds):
@@ -148,12 +150,13 @@ def all_steps(programs, device):
 
     checked = [checks_step(name, 40) for name in checks.CHECKS]
     measured = [checks_step(name, 40) for name in checks.EXPERIMENTS]
+    others = [checks_step(name, 40, checks.ANOTHER_USER) for name in checks.AS_ANOTHER_USER]
     if device != "cuda":
-        return checked + measured
+        return checked + measured + others
     steps = [probe_step("assumed", assumed_checks, 90, True),
              program("device_test", "device_test", lambda path, folder, seconds: [path, "--gtest_filter=*/cuda*"],
                      limit=60, least=20, read=gtest_checks),
-             *checked, torch_step(programs), *measured]
+             *checked, torch_step(programs), *measured, *others]
     steps.append(program("memory_promises_test", "memory_promises_test", lambda path, folder, seconds: [path],
                          limit=300, least=20, read=gtest_checks,
                          environment={"VRAMBROKER_TEST_DEVICE": device, **programs.environment()}))
