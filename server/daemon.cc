@@ -43,6 +43,7 @@
 #include "server/idle_decay.h"
 #include "server/memory_trim.h"
 #include "server/metrics.h"
+#include "server/process_watch.h"
 #include "server/rpc_meter.h"
 #include "server/saved_state.h"
 #include "server/socket_dir.h"
@@ -98,8 +99,8 @@ class Daemon {
                     .per_uid_bound = "max_snapshots_per_uid",
                     .in_all = config.max_snapshots,
                     .in_all_bound = "max_snapshots"}),
-        connections_(&call_rates_),
-        descriptor_socket_(&loop_, Pointers(pools_)),
+        connections_(&call_rates_, &processes_),
+        descriptor_socket_(&loop_, &processes_, Pointers(pools_)),
         broker_service_(&broker_, &connections_, &rpcs_, 2 * config.max_sessions_per_uid),
         admin_service_(&broker_, &connections_, &snapshots_,
                        [this](const ReloadDone& done) { workers_->Submit([this, done] { done(Reload()); }); }),
@@ -177,6 +178,7 @@ class Daemon {
   std::atomic<uint64_t> next_segment_{1};
   const std::vector<std::unique_ptr<SegmentPool>> pools_;
   std::vector<std::unique_ptr<IdleDecay>> idle_decay_;  // by device
+  ProcessWatch processes_;
   EventLoop loop_;
   std::unique_ptr<WorkerPool> workers_;
   RpcMeter rpcs_;
@@ -270,6 +272,12 @@ absl::Status Daemon::Start() {
         .Add("connections", budget.connections)
         .Add("connections_per_uid", budget.connections_per_uid)
         .Write(spdlog::level::warn);
+  }
+  if (!processes_.has_pidfds()) {
+    spdlog::warn(
+        "this kernel has no pidfd_open (Linux 5.3): the daemon looks every {} ms in /proc whether its clients live, "
+        "and sees a little later that one has ended",
+        ProcessWatch::kPeriod.count());
   }
   descriptor_socket_.SetBudget(budget);
   // Last, so that whoever can connect is served.

@@ -35,8 +35,9 @@ struct Caller {
   pid_t pid = 0;
   uid_t uid = 0;
   gid_t gid = 0;
-  std::vector<gid_t> groups;              // further ones
-  std::shared_ptr<const UniqueFd> pidfd;  // of the process that made the connection
+  std::vector<gid_t> groups;  // further ones
+  // Of the process that made the connection: can be read once that has ended. See process_watch.h.
+  std::shared_ptr<const UniqueFd> pidfd;
 };
 
 // What a session tells its client. Implementations are thread-safe and never block.

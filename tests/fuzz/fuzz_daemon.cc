@@ -75,7 +75,7 @@ FuzzDaemon::FuzzDaemon()
     : workers_(8, /*max_waiting_per_uid=*/3),
       rates_(1'000'000'000),  // never reached: what goes by the clock would not happen twice
       snapshots_({.what = "snapshots under way", .per_uid = 2, .per_uid_bound = "max_snapshots_per_uid"}),
-      connections_(&rates_) {
+      connections_(&rates_, &processes_) {
   spdlog::set_level(spdlog::level::off);
   google::protobuf::SetLogHandler(nullptr);
   for (int i = 0; i < 2; ++i) {
