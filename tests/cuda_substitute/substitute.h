@@ -26,11 +26,11 @@ inline constexpr char kDelaysVariable[] = "VRAMBROKER_CUDA_SUBSTITUTE_DELAYS";
 
 struct MachineOptions {
   int devices = 1;
+  bool one_user = false;  // a handle does not open in a process of another user than its exporter's
   uint64_t device_bytes = uint64_t{1} << 30;
   uint64_t context_bytes = 0;  // taken by each process that uses a GPU
   int driver_version = CUDART_VERSION;
   int compute_mode = cudaComputeModeDefault;
-  bool one_user = false;  // a handle does not open in a process of another user than its exporter's
 };
 
 // Makes the machine in `folder`, which exists and is empty. Aborts when it cannot.
