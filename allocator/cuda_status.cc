@@ -17,6 +17,11 @@ struct KnownError {
 };
 
 constexpr char kNewProcess[] = "this process can no longer use the GPU: restart it";
+// NVIDIA does not say that it stays. Where it does, the daemon's health check says so.
+constexpr char kUnknown[] =
+    "the driver does not say why; the kernel log may (dmesg, 'Xid' or 'NVRM'); if it stays, restart this process, and "
+    "if "
+    "that does not help, the driver or the machine";
 constexpr char kSeeXid[] =
     "this process can no longer use the GPU: restart it; the kernel log (dmesg, 'Xid') says what the GPU reported";
 
@@ -57,6 +62,7 @@ constexpr KnownError kKnownErrors[] = {
      "the machine's GPUs are still being set up; is nvidia-fabricmanager running?"},
     {cudaErrorSystemDriverMismatch, absl::StatusCode::kUnavailable, false,
      "the kernel driver and the user-mode driver have different versions: restart the machine or reload the driver"},
+    {cudaErrorUnknown, absl::StatusCode::kInternal, false, kUnknown},
     {cudaErrorStreamCaptureUnsupported, absl::StatusCode::kFailedPrecondition, false,
      "not possible while a CUDA graph is being captured; it will be tried again later"},
     {cudaErrorStreamCaptureImplicit, absl::StatusCode::kFailedPrecondition, false,

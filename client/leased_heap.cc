@@ -256,7 +256,9 @@ absl::StatusOr<AcquiredSegment> LeasedHeap::AcquireSegment(uint64_t bytes, bool 
   if (!adopted) return absl::UnavailableError("the connection to the daemon broke; try again");
 
   absl::StatusOr<SegmentHandle> handle = session_.FetchHandle(segment.handle());
-  absl::StatusOr<void*> base = handle.ok() ? (*opened)->OpenHandle(*handle, bytes) : handle.status();
+  absl::StatusOr<void*> base =
+      handle.ok() ? SessionClient::Opened(*link, **opened, ordinal(), (*opened)->OpenHandle(*handle, bytes))
+                  : handle.status();
   struct stat file = {};
   if (handle.ok() && std::holds_alternative<UniqueFd>(*handle)) (void)fstat(std::get<UniqueFd>(*handle).get(), &file);
   // The pools can be told apart by size: see SegmentBytesFor().

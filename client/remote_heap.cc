@@ -34,8 +34,13 @@ absl::StatusOr<Buffer> RemoteHeap::Allocate(uint64_t bytes, Stream stream) {
       link->stream->Allocate(request, session_.options().call_timeout, give_up);
   if (absl::IsCancelled(response.status())) return GiveUpScope::Error();
   if (!response.ok()) return response.status();
-  absl::StatusOr<void*> base = mappings_.Open(response->segment_id(), response->segment_bytes(), *opener,
-                                              [&] { return session_.FetchHandle(response->handle()); });
+  bool fetched = false;
+  absl::StatusOr<void*> base = mappings_.Open(response->segment_id(), response->segment_bytes(), *opener, [&] {
+    absl::StatusOr<SegmentHandle> handle = session_.FetchHandle(response->handle());
+    fetched = handle.ok();
+    return handle;
+  });
+  if (fetched) base = SessionClient::Opened(*link, **opener, ordinal(), std::move(base));
   if (!base.ok()) {
     link->stream->FreeLater(response->block_id());
     return base.status();

@@ -250,6 +250,7 @@ absl::StatusOr<std::shared_ptr<SessionClient::Link>> SessionClient::Connect(cons
   link->resume_token = welcome.resume_token();
   link->takes_carried_over = welcome.takes_carried_over();
   link->takes_resume_in_parts = welcome.takes_resume_in_parts();
+  if (welcome.has_users()) link->users = welcome.users();
   return link;
 }
 
@@ -556,6 +557,27 @@ absl::StatusOr<SegmentHandle> SessionClient::FetchHandle(const v1::SegmentHandle
   absl::StatusOr<UniqueFd> fd = descriptors_.Fetch(handle.descriptor_ticket(), options_.call_timeout);
   if (!fd.ok()) return fd.status();
   return SegmentHandle(*std::move(fd));
+}
+
+absl::StatusOr<void*> SessionClient::Opened(Link& link, const Device& device, int ordinal, absl::StatusOr<void*> base) {
+  if (device.properties().kind != DeviceKind::kCuda) return base;
+  // Once one was opened, the user is not what keeps others from it.
+  if (base.ok()) link.has_opened = true;
+  if (base.ok() || link.has_opened || !link.users.has_value()) return base;
+  if (!link.told_cannot_open.exchange(true)) {
+    v1::SessionRequest message;
+    message.mutable_cannot_open()->set_device(static_cast<uint32_t>(ordinal));
+    message.mutable_cannot_open()->set_error(std::string(base.status().message()));
+    link.stream->Send(std::move(message));
+  }
+  const uint32_t own = link.users->client_uid();
+  const uint32_t daemons = link.users->daemon_uid();
+  if (own == daemons) return base;
+  return absl::Status(
+      base.status().code(),
+      absl::StrCat("this process of uid ", own, " cannot open memory of the daemon, which runs as uid ", daemons,
+                   ": CUDA may share memory only between processes of one user; run vrambrokerd as uid ", own,
+                   ", or a vrambrokerd of its own for each user; CUDA said: ", base.status().message()));
 }
 
 bool SessionClient::Adopt(const std::shared_ptr<Link>& link, const std::function<void()>& record) {

@@ -52,6 +52,9 @@ class SessionClient {
     std::string resume_token;
     bool takes_carried_over = false;
     bool takes_resume_in_parts = false;
+    std::optional<v1::Welcome::Users> users;
+    std::atomic<bool> has_opened{false};  // a segment that the daemon has leased over it
+    std::atomic<bool> told_cannot_open{false};
   };
 
   static absl::StatusOr<std::unique_ptr<SessionClient>> Open(const ClientOptions& options);
@@ -109,6 +112,9 @@ class SessionClient {
   bool Adopt(const std::shared_ptr<Link>& link, const std::function<void()>& record) ABSL_LOCKS_EXCLUDED(mu_);
   // What opens a segment here.
   absl::StatusOr<SegmentHandle> FetchHandle(const v1::SegmentHandle& handle);
+  // What a device said that was to open a segment, which was leased over `link`. Explains a refusal that may be for
+  // want of the right user, and tells the daemon.
+  static absl::StatusOr<void*> Opened(Link& link, const Device& device, int ordinal, absl::StatusOr<void*> base);
   // Gives segments of session number `session` back, which are closed here. False when the daemon does not have them:
   // it is gone, or will have them when it is reached again.
   bool ReturnSegments(int device, uint64_t session, const std::vector<uint64_t>& segments) ABSL_LOCKS_EXCLUDED(mu_);

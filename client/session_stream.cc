@@ -321,7 +321,11 @@ void SessionStream::Receive(const v1::SessionResponse& response) {
     case v1::SessionResponse::kQuestion:
       handlers_.question(response.question());
       break;
-    case v1::SessionResponse::kDraining:  // calls go on until the daemon stops; then the stream breaks
+    case v1::SessionResponse::kDraining: {  // calls go on until the daemon stops; then the stream breaks
+      MutexLock lock(mu_);
+      why_draining_ = response.draining().reason();
+      break;
+    }
     case v1::SessionResponse::MESSAGE_NOT_SET:
       break;
   }
@@ -335,9 +339,10 @@ void SessionStream::OnDone(const grpc::Status& grpc_status) {
   {
     MutexLock lock(mu_);
     if (welcomed_ && !closing_) {
-      lost = absl::UnavailableError(absl::StrCat(
-          "the daemon went away", lost.message().empty() ? "" : " (", lost.message(), lost.message().empty() ? "" : ")",
-          "; held memory stays usable, but nothing can be allocated until the client connects again"));
+      const std::string why = why_draining_.empty() ? std::string(lost.message()) : why_draining_;
+      lost = absl::UnavailableError(
+          absl::StrCat("the daemon went away", why.empty() ? "" : " (", why, why.empty() ? "" : ")",
+                       "; held memory stays usable, but nothing can be allocated until the client connects again"));
     }
     tell = welcomed_ && !closing_ && status_.ok();
     status_.Update(lost.ok() ? absl::UnavailableError("the session is closed") : lost);

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -146,6 +147,7 @@ class SessionStream : public grpc::ClientBidiReactor<v1::SessionRequest, v1::Ses
   absl::flat_hash_set<uint64_t> frees_ ABSL_GUARDED_BY(mu_);                  // call ids of unanswered FreeLater()s
   absl::flat_hash_map<uint64_t, uint32_t> late_leases_ ABSL_GUARDED_BY(mu_);  // call ids nobody waits for: device
   absl::Status status_ ABSL_GUARDED_BY(mu_);
+  std::string why_draining_ ABSL_GUARDED_BY(mu_);  // the daemon's reason to stop, if it has told one
 };
 
 }  // namespace vrambroker::client_internal

@@ -8,12 +8,13 @@
 #   --build-dir DIR    use the binaries of this build; neither install nor build anything
 #                      (a bundle's quickstart.sh uses the bundle's)
 #   --seconds N        how long the clients work before the killing (default 6)
+#   --device KIND      cuda, host, or auto (default): host where there is no GPU
 set -euo pipefail
 cd "$(dirname "$0")"
 
 bin_dir=""  # programs in one folder: a bundle
 if [ -x bin/vrambrokerd ]; then bin_dir=$PWD/bin; else cd ..; fi
-keep=false build_dir="" seconds=6
+keep=false build_dir="" seconds=6 device=auto
 PATIENCE_SECONDS=300  # a busy machine is slow; what takes longer than this hangs
 BUILD_MINUTES=4  # of one processor; 2 minutes were measured on two
 while [ $# -gt 0 ]; do
@@ -21,7 +22,8 @@ while [ $# -gt 0 ]; do
     --keep) keep=true ;;
     --build-dir) build_dir=${2:?--build-dir needs a folder}; shift ;;
     --seconds) seconds=${2:?--seconds needs a number}; shift ;;
-    -h|--help) sed -n '3,11s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    --device) device=${2:?--device needs a kind}; shift ;;
+    -h|--help) sed -n '3,12s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "quickstart.sh: unknown option '$1'; see --help" >&2; exit 2 ;;
   esac
   shift
@@ -112,7 +114,8 @@ daemon_ready() {
 }
 start_daemon() {  # start_daemon HTTP_ADDRESS
   rm -f "$work/daemon.log"  # a first daemon's says that it was ready
-  setsid "$daemon" --socket-dir="$VRAMBROKER_SOCKET_DIR" --capacity=1GiB --http-address="$1" > "$work/daemon.log" 2>&1 &
+  setsid "$daemon" --socket-dir="$VRAMBROKER_SOCKET_DIR" --device="$device" --capacity=1GiB --http-address="$1" \
+    > "$work/daemon.log" 2>&1 &
   daemon_pid=$!
   wait_until daemon_ready || fail "the daemon is not ready; its log: $(cat "$work/daemon.log")"
 }

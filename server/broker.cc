@@ -777,12 +777,12 @@ absl::StatusOr<SessionTerms> Broker::TermsOf(const Caller& caller) const {
   return policy()->TermsFor(*subject);
 }
 
-void Broker::Drain() {
+void Broker::Drain(const std::string& reason) {
   {
     MutexLock lock(mu_);
     draining_ = true;
   }
-  for (const SessionPtr& session : Sessions()) session->events()->Draining();
+  for (const SessionPtr& session : Sessions()) session->events()->Draining(reason);
 }
 
 size_t Broker::session_count() const {

@@ -239,6 +239,9 @@ class Broker {
   absl::Status DeclareCarriedOver(const SessionPtr& session, const CarriedByDevice& segments, bool begins, bool ends);
   // It has closed these, on whatever devices they are.
   void FreeCarriedOver(const SessionPtr& session, absl::Span<const uint64_t> ids);
+  // The session's client says that its device does not open what it was given. Logs it: of each user once, that CUDA
+  // may not let processes of another user than the daemon's open its memory.
+  void CannotOpen(const Session& session, int device, absl::string_view error) ABSL_LOCKS_EXCLUDED(mu_);
   // Counts, logs and explains that a request of the client's got no memory: OutOfMemoryError().
   absl::Status Explain(const SessionPtr& session, uint64_t device, const RefusedRequest& request);
 
@@ -292,8 +295,8 @@ class Broker {
 
   // ---- Stopping ----
 
-  // From now on no new session; live ones are told.
-  void Drain();
+  // From now on no new session; live ones are told, with the `reason` if there is one.
+  void Drain(const std::string& reason = "");
   size_t session_count() const;
   // Wakes everything that waits; later calls fail with Aborted.
   void CloseAll(const std::string& why);
@@ -390,7 +393,8 @@ class Broker {
   uint64_t next_session_ ABSL_GUARDED_BY(mu_) = 1;
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   SessionCounts counts_ ABSL_GUARDED_BY(mu_);
-  std::vector<uint64_t> closed_retries_ ABSL_GUARDED_BY(mu_);  // by device: of the sessions that are closed
+  absl::flat_hash_set<uid_t> cannot_open_ ABSL_GUARDED_BY(mu_);  // who have been logged
+  std::vector<uint64_t> closed_retries_ ABSL_GUARDED_BY(mu_);    // by device: of the sessions that are closed
 };
 
 }  // namespace vrambroker

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The broker's requests for memory: what is granted, what waits, and how a refusal is explained.
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <numeric>
@@ -17,6 +19,8 @@ namespace {
 
 constexpr size_t kMaxSegmentsInLease = 64;
 constexpr size_t kMaxNamedInLog = 10;
+constexpr size_t kMaxErrorInLog = 512;  // characters, of what a client says
+constexpr size_t kMaxUsersInLog = 1000;
 
 absl::Status CheckWait(const GrowthOptions& growth) {
   if (growth.wait <= kMaxWait) return absl::OkStatus();
@@ -478,6 +482,29 @@ absl::Status Broker::DeclareCarriedOver(const SessionPtr& session, const Carried
 void Broker::FreeCarriedOver(const SessionPtr& session, absl::Span<const uint64_t> ids) {
   for (SegmentPool* pool : pools_) pool->FreeCarriedOver(session->id(), ids);
   SetTimer();
+}
+
+void Broker::CannotOpen(const Session& session, int device, absl::string_view error) {
+  const absl::string_view cause = error.substr(0, kMaxErrorInLog);
+  const uid_t uid = session.caller().uid;
+  if (pools_[device]->properties().kind != DeviceKind::kCuda || uid == geteuid()) {
+    return LogClientEvent(spdlog::level::warn,
+                          SessionLine("client cannot open its memory", session.id(), session.name())
+                              .Add("device", device)
+                              .Add("why", cause));
+  }
+  {
+    MutexLock lock(mu_);
+    if (cannot_open_.size() >= kMaxUsersInLog || !cannot_open_.insert(uid).second) return;
+  }
+  SessionLine("clients of another user cannot open the daemon's memory", session.id(), session.name())
+      .Add("uid", uid)
+      .Add("daemon_uid", geteuid())
+      .Add("device", device)
+      .Add("why", cause)
+      .Add("advice", absl::StrCat("CUDA may share memory only between processes of one user: run the daemon as uid ",
+                                  uid, ", or a daemon of its own for each user"))
+      .Write(spdlog::level::err);
 }
 
 absl::Status Broker::Explain(const SessionPtr& session, uint64_t device, const RefusedRequest& request) {

@@ -130,6 +130,12 @@ absl::StatusOr<Config> CheckConfig(const ConfigText& text) {
     check.Fault("device", absl::StrCat("'", device, "' is not auto, cuda or host"));
   }
 
+  const std::string device_lost = Or(proto.device_lost(), "exit");
+  config.exits_when_devices_are_lost = device_lost == "exit";
+  if (device_lost != "exit" && device_lost != "stay") {
+    check.Fault("device_lost", absl::StrCat("'", device_lost, "' is not exit or stay"));
+  }
+
   if (!proto.capacity().empty()) {
     const uint64_t capacity = check.Size("capacity", proto.capacity(), kSegmentGranuleBytes);
     if (capacity < kSegmentGranuleBytes || capacity >= kMaxRequestBytes) {
@@ -243,6 +249,7 @@ std::vector<std::string> FieldsThatNeedARestart(const Config& running, const Con
   compare("socket_dir", [](const Config& c) { return c.socket_dir; });
   compare("socket_mode", [](const Config& c) { return c.socket_mode; });
   compare("device", [](const Config& c) { return c.device; });
+  compare("device_lost", [](const Config& c) { return c.exits_when_devices_are_lost; });
   compare("capacity", [](const Config& c) { return c.capacity_bytes; });
   compare("headroom", [](const Config& c) { return c.headroom_bytes; });
   compare("host_devices", [](const Config& c) { return c.host_devices; });

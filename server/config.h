@@ -30,6 +30,7 @@ struct Config {
   std::string socket_dir;
   mode_t socket_mode = 0;
   DeviceChoice device = DeviceChoice::kAuto;
+  bool exits_when_devices_are_lost = true;
   std::optional<uint64_t> capacity_bytes;  // per device
   uint64_t headroom_bytes = 0;
   int host_devices = 1;

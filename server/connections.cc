@@ -95,7 +95,7 @@ class Connections::Connection : public Relay::Owner {
   Relay relay_;
 };
 
-Connections::Connections(CallRates* rates) : rates_(*rates) {}
+Connections::Connections(CallRates* rates, ProcessWatch* processes) : rates_(*rates), processes_(*processes) {}
 
 Connections::~Connections() {
   Stop();
@@ -155,7 +155,7 @@ absl::Status Connections::CheckRoom(uid_t uid) const {
 }
 
 void Connections::Accept(ClientSocket socket) {
-  absl::StatusOr<Caller> caller = GetPeer(socket.get());
+  absl::StatusOr<Caller> caller = GetPeer(socket.get(), &processes_);
   if (!caller.ok()) {
     LogClientEvent(spdlog::level::warn, "connection refused: {}", caller.status().ToString());
     return;

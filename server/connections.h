@@ -24,6 +24,7 @@
 #include "server/client_log.h"
 #include "server/descriptor_budget.h"
 #include "server/event_loop.h"
+#include "server/process_watch.h"
 #include "server/rate_limit.h"
 #include "server/relay.h"
 #include "server/session.h"
@@ -35,8 +36,8 @@ namespace vrambroker {
 // Safe to call from any thread.
 class Connections {
  public:
-  // `rates` outlives this object.
-  explicit Connections(CallRates* rates);
+  // Both outlive this object.
+  Connections(CallRates* rates, ProcessWatch* processes);
   ~Connections();
 
   // Accepts on `listener` from now on, as many connections as `budget` allows, for `server`, which outlives this
@@ -76,6 +77,7 @@ class Connections {
   void LogRefusal(spdlog::level::level_enum level, const Caller& caller, absl::string_view why);
 
   CallRates& rates_;
+  ProcessWatch& processes_;
   EventLoop loop_;
   std::thread thread_;
   DescriptorBudget budget_;

@@ -36,12 +36,14 @@
 #include "server/client_log.h"
 #include "server/connections.h"
 #include "server/descriptor_socket.h"
+#include "server/driver_gpus.h"
 #include "server/event_loop.h"
 #include "server/http_api.h"
 #include "server/http_server.h"
 #include "server/idle_decay.h"
 #include "server/memory_trim.h"
 #include "server/metrics.h"
+#include "server/process_watch.h"
 #include "server/rpc_meter.h"
 #include "server/saved_state.h"
 #include "server/socket_dir.h"
@@ -63,6 +65,7 @@ constexpr int kMaxCallsPerConnection = 256;
 constexpr std::chrono::milliseconds kTick(200);
 constexpr std::chrono::seconds kBetweenDescriptorErrors(10);
 constexpr std::chrono::seconds kHealthPeriod(2);
+constexpr int kLooksUntilLost = 3;                   // at a device that cannot be used; a driver may fail once
 constexpr std::chrono::seconds kHealthPatience(30);  // with a driver that does not answer, before it is said
 // A dead process is nearly, not strictly, a quiet GPU; see Config::settle_time.
 constexpr absl::Duration kCudaSettleTime = absl::Milliseconds(500);
@@ -96,8 +99,8 @@ class Daemon {
                     .per_uid_bound = "max_snapshots_per_uid",
                     .in_all = config.max_snapshots,
                     .in_all_bound = "max_snapshots"}),
-        connections_(&call_rates_),
-        descriptor_socket_(&loop_, Pointers(pools_)),
+        connections_(&call_rates_, &processes_),
+        descriptor_socket_(&loop_, &processes_, Pointers(pools_)),
         broker_service_(&broker_, &connections_, &rpcs_, 2 * config.max_sessions_per_uid),
         admin_service_(&broker_, &connections_, &snapshots_,
                        [this](const ReloadDone& done) { workers_->Submit([this, done] { done(Reload()); }); }),
@@ -116,7 +119,7 @@ class Daemon {
   }
 
   absl::Status Start();
-  void Run();
+  absl::Status Run();  // see RunDaemon()
 
  private:
   static std::vector<std::unique_ptr<SegmentPool>> MakePools(std::vector<ChosenDevice> devices, const Config& config,
@@ -155,12 +158,15 @@ class Daemon {
   // Why the daemon cannot serve as it should: a device is lost, or it stops.
   absl::Status Health() const;
   // (driver) Asks the devices how they are, and again what they have refused.
-  void UpdateHealth();
+  void UpdateHealth() ABSL_LOCKS_EXCLUDED(lost_mu_);
+  // What has made all devices unusable; OK while one can be used, or may be again.
+  absl::Status AllLost() const ABSL_LOCKS_EXCLUDED(lost_mu_);
   // Adds what the devices hold now to the timeline.
   void AddToTimeline();
   // May block: reads a file, and asks the machine's name services.
   absl::StatusOr<ReloadReport> Reload() ABSL_LOCKS_EXCLUDED(reload_mu_);
-  void StartDraining();
+  // `lost`: the devices are, which is why the daemon ends; OK: it was told to.
+  void StartDraining(const absl::Status& lost);
   void Stop();
 
   const Config& config_;  // what it was started with
@@ -172,6 +178,7 @@ class Daemon {
   std::atomic<uint64_t> next_segment_{1};
   const std::vector<std::unique_ptr<SegmentPool>> pools_;
   std::vector<std::unique_ptr<IdleDecay>> idle_decay_;  // by device
+  ProcessWatch processes_;
   EventLoop loop_;
   std::unique_ptr<WorkerPool> workers_;
   RpcMeter rpcs_;
@@ -199,6 +206,10 @@ class Daemon {
   SteadyTime next_health_update_ = std::chrono::steady_clock::now() + kHealthPeriod;
   std::atomic<bool> asking_health_{false};
   SteadyTime asked_health_;
+  std::vector<int> bad_looks_;  // at each device, in a row; of the worker that asks
+  mutable Mutex lost_mu_;
+  absl::Status all_lost_ ABSL_GUARDED_BY(lost_mu_);
+  absl::Status ends_because_;  // OK: it was told to
   SteadyTime next_sample_ = std::chrono::steady_clock::now();
   std::atomic<bool> sampling_{false};
 };
@@ -262,6 +273,12 @@ absl::Status Daemon::Start() {
         .Add("connections_per_uid", budget.connections_per_uid)
         .Write(spdlog::level::warn);
   }
+  if (!processes_.has_pidfds()) {
+    spdlog::warn(
+        "this kernel has no pidfd_open (Linux 5.3): the daemon looks every {} ms in /proc whether its clients live, "
+        "and sees a little later that one has ended",
+        ProcessWatch::kPeriod.count());
+  }
   descriptor_socket_.SetBudget(budget);
   // Last, so that whoever can connect is served.
   const absl::StatusOr<ClientSocket> descriptors =
@@ -305,9 +322,10 @@ absl::Status Daemon::FindCarriedOver() {
   return absl::OkStatus();
 }
 
-void Daemon::Run() {
+absl::Status Daemon::Run() {
   loop_.Run(kTick, [this] { OnTick(); });
   Stop();
+  return ends_because_;
 }
 
 absl::StatusOr<int> Daemon::WatchProcess(const UniqueFd& pidfd, std::function<void()> gone) {
@@ -344,7 +362,7 @@ void Daemon::OnSignal() {
     } else if (draining_) {
       loop_.Stop();  // the second one means: now
     } else {
-      StartDraining();
+      StartDraining(absl::OkStatus());
     }
   }
 }
@@ -374,16 +392,18 @@ absl::StatusOr<ReloadReport> Daemon::Reload() {
   return report;
 }
 
-void Daemon::StartDraining() {
+void Daemon::StartDraining(const absl::Status& lost) {
   draining_ = true;
+  ends_because_ = lost;
   drain_deadline_ = std::chrono::steady_clock::now() + absl::ToChronoMilliseconds(config_.drain_timeout);
-  NotifySystemd("STOPPING=1");
+  // Not when it ends by itself: systemd is to see a failure, and start it again.
+  NotifySystemd(lost.ok() ? "STOPPING=1" : absl::StrCat("STATUS=Ending: ", lost.message()));
   server_->GetHealthCheckService()->SetServingStatus(false);
-  broker_.Drain();
-  LogLine("draining")
-      .Add("sessions", broker_.session_count())
-      .Add("timeout", absl::FormatDuration(config_.drain_timeout))
-      .Write(spdlog::level::info);
+  broker_.Drain(std::string(lost.message()));
+  LogLine line("draining");
+  line.Add("sessions", broker_.session_count()).Add("timeout", absl::FormatDuration(config_.drain_timeout));
+  if (!lost.ok()) line.Add("why", lost.message());
+  line.Write(lost.ok() ? spdlog::level::info : spdlog::level::err);
   OnTick();
 }
 
@@ -428,19 +448,26 @@ void Daemon::OnTick() {
       LogLine("segments and sessions are refused").Add("why", left.message()).Write(spdlog::level::err);
     }
   }
+  if (!draining_ && config_.exits_when_devices_are_lost) {
+    if (const absl::Status lost = AllLost(); !lost.ok()) return StartDraining(lost);
+  }
   if (draining_ && (broker_.session_count() == 0 || std::chrono::steady_clock::now() >= drain_deadline_)) {
     loop_.Stop();
   }
 }
 
 absl::Status Daemon::Health() const {
-  if (draining_) return absl::UnavailableError("stopping");
   for (const auto& pool : pools_) {
     if (absl::Status health = pool->health(); !health.ok()) {
       return absl::Status(health.code(), absl::StrCat("device ", pool->properties().ordinal, ": ", health.message()));
     }
   }
-  return absl::OkStatus();
+  return draining_ ? absl::UnavailableError("stopping") : absl::OkStatus();
+}
+
+absl::Status Daemon::AllLost() const {
+  MutexLock lock(lost_mu_);
+  return all_lost_;
 }
 
 void Daemon::AddToTimeline() {
@@ -459,9 +486,12 @@ void Daemon::AddToTimeline() {
 }
 
 void Daemon::UpdateHealth() {
-  for (const auto& pool : pools_) {
+  bad_looks_.resize(pools_.size());
+  for (size_t device = 0; device < pools_.size(); ++device) {
+    const auto& pool = pools_[device];
     const absl::Status before = pool->health();
     const absl::Status health = pool->UpdateHealth();
+    bad_looks_[device] = health.ok() ? 0 : bad_looks_[device] + 1;
     if (health.ok()) {
       if (!before.ok())
         LogLine("device can be used again").Add("device", pool->properties().ordinal).Write(spdlog::level::warn);
@@ -474,6 +504,15 @@ void Daemon::UpdateHealth() {
       NotifySystemd(absl::StrCat("STATUS=Device ", pool->properties().ordinal, " cannot be used: ", health.message()));
     }
     if (health.ok() != before.ok() && !draining_) server_->GetHealthCheckService()->SetServingStatus(Health().ok());
+  }
+  // With one that still works, its sessions go on.
+  const bool lost =
+      std::all_of(bad_looks_.begin(), bad_looks_.end(), [](int looks) { return looks >= kLooksUntilLost; });
+  MutexLock lock(lost_mu_);
+  if (!lost) {
+    all_lost_ = absl::OkStatus();
+  } else if (all_lost_.ok()) {
+    all_lost_ = absl::DataLossError(absl::StrCat("no device can be used any more: ", Health().message()));
   }
 }
 
@@ -556,9 +595,12 @@ absl::StatusOr<std::vector<ChosenDevice>> ChooseDevices(const Config& config, Sa
       LogLine("cuda found").Add("cuda", CudaVersions()).Write(spdlog::level::info);
       if (config.device == DeviceChoice::kAuto) why = "auto: a GPU is usable";
     } else if (config.device == DeviceChoice::kCuda) {
+      const std::string advice = AdviceFor(FindDriverGpus());
       return absl::Status(cuda.status().code(),
-                          absl::StrCat("device cuda: ", cuda.status().message(), "; --device=host needs no GPU"));
+                          absl::StrCat("device cuda: ", cuda.status().message(), advice.empty() ? "" : "; ", advice,
+                                       "; --device=host needs no GPU"));
     } else {
+      if (absl::Status status = CheckMayServeHost(FindDriverGpus(), cuda.status()); !status.ok()) return status;
       why = absl::StrCat("auto: ", cuda.status().message());
     }
   }
@@ -628,8 +670,7 @@ absl::Status RunDaemon(const Config& config, const ConfigReader& read_again) {
   }
   Daemon daemon(config, read_again, *std::move(devices), *std::move(state));
   if (absl::Status status = daemon.Start(); !status.ok()) return status;
-  daemon.Run();
-  return absl::OkStatus();
+  return daemon.Run();
 }
 
 }  // namespace vrambroker

@@ -31,8 +31,9 @@ absl::StatusOr<std::vector<ChosenDevice>> ChooseDevices(const Config& config, Sa
 // Reads and checks the configuration again; may block. Empty: there is no file.
 using ConfigReader = std::function<absl::StatusOr<Config>()>;
 
-// Serves until SIGTERM or SIGINT. SIGHUP and Admin.ReloadConfig apply what `read_again` gives to sessions that are
-// opened from then on. REQUIRES: these signals are blocked in every thread of the process.
+// Serves until SIGTERM or SIGINT; DataLoss: until no device could be used any more (device_lost). SIGHUP and
+// Admin.ReloadConfig apply what `read_again` gives to sessions that are opened from then on. REQUIRES: these signals
+// are blocked in every thread of the process.
 absl::Status RunDaemon(const Config& config, const ConfigReader& read_again);
 
 }  // namespace vrambroker

@@ -51,7 +51,7 @@ void DescriptorSocket::AcceptAll() {
   for (int i = 0; i < 64; ++i) {
     ClientSocket socket = acceptor_.Accept(listener_);
     if (!socket.valid()) return;
-    absl::StatusOr<Caller> caller = GetPeer(socket.get());
+    absl::StatusOr<Caller> caller = GetPeer(socket.get(), &processes_);
     if (!caller.ok()) continue;
     const int number = socket.get();
     if (loop_.Watch(socket.fd(), EPOLLIN | EPOLLRDHUP, [this, number] { Answer(number); }).ok()) {

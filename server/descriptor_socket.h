@@ -23,7 +23,8 @@ namespace vrambroker {
 class DescriptorSocket {
  public:
   // All outlive this object.
-  DescriptorSocket(EventLoop* loop, std::vector<SegmentPool*> pools) : loop_(*loop), pools_(std::move(pools)) {}
+  DescriptorSocket(EventLoop* loop, ProcessWatch* processes, std::vector<SegmentPool*> pools)
+      : loop_(*loop), processes_(*processes), pools_(std::move(pools)) {}
 
   absl::Status Serve(const ClientSocket& listener);
   void StopAccepting() { loop_.Unwatch(listener_); }
@@ -53,6 +54,7 @@ class DescriptorSocket {
   void Drop(int fd);
 
   EventLoop& loop_;
+  ProcessWatch& processes_;
   Acceptor acceptor_;
   const std::vector<SegmentPool*> pools_;
   std::unique_ptr<PeerQueue> places_;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // vrambrokerd: flags and configuration file in, daemon out. Exit codes: 0 stopped as asked, 1 could not serve,
-// 2 bad flags or configuration.
+// 2 bad flags or configuration, 3 no device could be used any more.
 #include <signal.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
@@ -42,7 +42,8 @@ std::vector<Override> Overrides() {
   return {
       {"--socket-dir", "socket_dir", "DIR", "Directory of the sockets. Default: /run/vrambroker.",
        &Proto::mutable_socket_dir, ""},
-      {"--device", "device", "KIND", "cuda, host or auto: cuda if a usable GPU is present, else host. Default: auto.",
+      {"--device", "device", "KIND",
+       "cuda, host or auto: cuda if a usable GPU is present, host if there is no GPU. Default: auto.",
        &Proto::mutable_device, ""},
       {"--capacity", "capacity", "BYTES",
        "How much memory of each device the daemon may own, as 8GiB. Default: on cuda what is free at the start, or "
@@ -91,7 +92,8 @@ std::unique_ptr<CLI::App> MakeApp(Options& options) {
       "Exit status:\n"
       "  0                     Stopped as asked.\n"
       "  1                     Could not serve.\n"
-      "  2                     Bad options or configuration.");
+      "  2                     Bad options or configuration.\n"
+      "  3                     No device could be used any more; started again, it may find them usable.");
   return app;
 }
 
@@ -158,7 +160,7 @@ int main(int argc, char** argv) {
   if (!options.config.empty()) reload = [&options] { return LoadConfig(options); };
   if (absl::Status status = vrambroker::RunDaemon(*config, reload); !status.ok()) {
     spdlog::error("{}", std::string(status.message()));
-    return 1;
+    return absl::IsDataLoss(status) ? 3 : 1;
   }
   return 0;
 }

@@ -56,6 +56,7 @@ SegmentPool::~SegmentPool() {
   std::vector<DeviceSegment> segments;
   {
     MutexLock lock(mu_);
+    if (!health_.ok()) return;  // it would refuse each of them; the end of this process frees them
     segments = quarantine_.Segments();
     segments.insert(segments.end(), unfreed_.begin(), unfreed_.end());
     for (const auto& [id, leased] : leased_) segments.push_back(leased.segment);
@@ -174,8 +175,18 @@ uint64_t SegmentPool::Close(SessionId session, bool process_gone) {
 
 absl::Status SegmentPool::CheckGrowth(const Account& account, uint64_t bytes, bool past_hold) const {
   if (sealed_) return absl::AbortedError("the daemon is stopping");
-  if (!health_.ok()) return health_;
+  if (!health_.ok()) return UnusableError();
   return ledger_.CheckGrowth(account.figures, bytes, past_hold || account.is_waited_for);
+}
+
+absl::Status SegmentPool::UnusableError() const {
+  return absl::Status(
+      health_.code(),
+      absl::StrCat(
+          "nobody gets more of the daemon's device ", properties().ordinal, " (", properties().name, ", ",
+          properties().uuid, "), which cannot be used: ", health_.message(),
+          "; what is held stays held; nvidia-smi may say more; if it stays so, vrambrokerd has to be restarted "
+          "(systemctl restart vrambroker)"));
 }
 
 void SegmentPool::Charge(Account& account, uint64_t bytes) {
@@ -841,6 +852,9 @@ absl::Status SegmentPool::UpdateHealth() {
     at_most = AtMostFromDriverBytes();
   }
   const absl::StatusOr<uint64_t> free = health.ok() ? device_->FreeBytes() : health;
+  // ResourceExhausted would say to those who want memory that others have it.
+  if (!free.ok())
+    health = absl::IsResourceExhausted(free.status()) ? absl::InternalError(free.status().message()) : free.status();
   bool changed = false;
   {
     MutexLock lock(mu_);

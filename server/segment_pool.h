@@ -272,8 +272,8 @@ class SegmentPool {
   // A session that was asked for `asked_bytes` has given `reclaimed_bytes` back, or will not.
   void CountReclaim(uint64_t asked_bytes, uint64_t reclaimed_bytes, std::chrono::nanoseconds duration);
 
-  // (driver) Whether the device can still be used: Device::Health(), and how much of it is free. What health() and
-  // GetView() say from then on.
+  // (driver) Whether the device can still be used: Device::Health(), and how much of it is free, which it has to be
+  // able to tell. What health() and GetView() say from then on.
   absl::Status UpdateHealth();
   // OK before the first update.
   absl::Status health() const;
@@ -317,6 +317,8 @@ class SegmentPool {
   uint64_t NextContextBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // (driver) The driver did not have a segment of `bytes`, though the ledger did.
   void DriverRefused(uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
+  // Why nobody gets more of a device that cannot be used.
+  absl::Status UnusableError() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   uint64_t FromDriverBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The same, with what may be on its way in either direction.
   uint64_t AtMostFromDriverBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {

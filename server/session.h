@@ -35,8 +35,9 @@ struct Caller {
   pid_t pid = 0;
   uid_t uid = 0;
   gid_t gid = 0;
-  std::vector<gid_t> groups;              // further ones
-  std::shared_ptr<const UniqueFd> pidfd;  // of the process that made the connection
+  std::vector<gid_t> groups;  // further ones
+  // Of the process that made the connection: can be read once that has ended. See process_watch.h.
+  std::shared_ptr<const UniqueFd> pidfd;
 };
 
 // What a session tells its client. Implementations are thread-safe and never block.
@@ -45,7 +46,8 @@ class SessionEvents {
   virtual ~SessionEvents() = default;
   virtual void CloseSegments(absl::Span<const SegmentId> segments) = 0;
   virtual void LimitChanged(int device, uint64_t limit_bytes) = 0;
-  virtual void Draining() = 0;
+  // `reason`: for people; empty when the daemon was told to stop.
+  virtual void Draining(const std::string& reason) = 0;
   virtual void Ended(const std::string& reason) = 0;
   virtual void Ask(uint64_t question_id, const ClientQuestion& question) = 0;
 };

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/session_stream.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <optional>
@@ -138,9 +140,9 @@ class SessionStream::Events : public SessionEvents {
     response.mutable_limit_changed()->set_limit_bytes(limit_bytes);
     Send(std::move(response));
   }
-  void Draining() override {
+  void Draining(const std::string& reason) override {
     v1::SessionResponse response;
-    response.mutable_draining();
+    response.mutable_draining()->set_reason(reason);
     Send(std::move(response));
   }
   void Ended(const std::string& reason) override {
@@ -275,6 +277,10 @@ absl::Status SessionStream::HandleLater(const v1::SessionRequest& request) {
       broker_.FreeCarriedOver(session_, {request.carried_over_freed().ids().data(),
                                          static_cast<size_t>(request.carried_over_freed().ids_size())});
       break;
+    case Request::kCannotOpen:
+      if (absl::Status status = broker_.CheckDevice(request.cannot_open().device()); !status.ok()) return status;
+      broker_.CannotOpen(*session_, static_cast<int>(request.cannot_open().device()), request.cannot_open().error());
+      break;
     case Request::kResumeMore:
       return absl::FailedPreconditionError("message: resume_more comes right after the hello only");
     case Request::kFree:
@@ -374,6 +380,8 @@ void SessionStream::SendWelcome(const AllocConf& conf) {
   welcome->set_name(session_->name());
   welcome->set_protocol_version(kProtocolVersion);
   welcome->set_daemon_version(kVersion);
+  welcome->mutable_users()->set_daemon_uid(geteuid());
+  welcome->mutable_users()->set_client_uid(session_->caller().uid);
   for (const SegmentPool* pool : broker_.pools()) {
     v1::Welcome::DeviceGrant* grant = welcome->add_devices();
     *grant->mutable_device() = ToProto(*pool);

@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -20,9 +19,6 @@
 #include "allocator/descriptor_reserve.h"
 #include "server/log_line.h"
 
-#ifndef SO_PEERPIDFD
-#define SO_PEERPIDFD 77
-#endif
 #ifndef SO_PEERGROUPS
 #define SO_PEERGROUPS 59
 #endif
@@ -89,7 +85,7 @@ std::vector<gid_t> PeerGroups(int fd) {
 
 }  // namespace
 
-absl::StatusOr<Caller> GetPeer(int fd) {
+absl::StatusOr<Caller> GetPeer(int fd, ProcessWatch* processes) {
   ucred credentials = {};
   socklen_t size = sizeof credentials;
   if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) {
@@ -99,20 +95,13 @@ absl::StatusOr<Caller> GetPeer(int fd) {
     return absl::FailedPreconditionError(
         "the kernel does not show the caller's pid: run the daemon in the host's pid namespace");
   }
-  // SO_PEERPIDFD (Linux 6.5) cannot meet a reused pid. Before it: open the pid at once, while the connection is new.
-  int pidfd = -1;
-  size = sizeof pidfd;
-  if (getsockopt(fd, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &size) != 0 && errno == ENOPROTOOPT) {
-    pidfd = static_cast<int>(syscall(SYS_pidfd_open, credentials.pid, 0));
-  }
-  if (pidfd < 0) {
-    return absl::NotFoundError(absl::StrCat("process ", credentials.pid, " has gone: ", std::strerror(errno)));
-  }
+  absl::StatusOr<std::shared_ptr<const UniqueFd>> pidfd = processes->OfPeer(fd, credentials.pid);
+  if (!pidfd.ok()) return pidfd.status();
   return Caller{.pid = credentials.pid,
                 .uid = credentials.uid,
                 .gid = credentials.gid,
                 .groups = PeerGroups(fd),
-                .pidfd = std::make_shared<const UniqueFd>(pidfd)};
+                .pidfd = *std::move(pidfd)};
 }
 
 }  // namespace vrambroker

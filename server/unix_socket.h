@@ -12,6 +12,7 @@
 #include "allocator/device.h"
 #include "server/client_log.h"
 #include "server/client_socket.h"
+#include "server/process_watch.h"
 #include "server/session.h"
 
 namespace vrambroker {
@@ -34,9 +35,9 @@ class Acceptor {
   LineLimit errors_{0.1, 1};
 };
 
-// The process that connected, with a pidfd of it. NotFound when it has gone already, FailedPrecondition when it lives
-// in a pid namespace that this one cannot see.
-absl::StatusOr<Caller> GetPeer(int fd);
+// The process that connected, watched by `processes`. NotFound when it has gone already, FailedPrecondition when it
+// lives in a pid namespace that this one cannot see.
+absl::StatusOr<Caller> GetPeer(int fd, ProcessWatch* processes);
 
 }  // namespace vrambroker
 

@@ -57,7 +57,7 @@ class Answering : public SessionEvents {
  public:
   void CloseSegments(absl::Span<const SegmentId>) override {}
   void LimitChanged(int, uint64_t) override {}
-  void Draining() override {}
+  void Draining(const std::string&) override {}
   void Ended(const std::string&) override {}
   void Ask(uint64_t question, const ClientQuestion&) override {
     if (const SessionPtr session = session_.lock()) {

@@ -54,6 +54,7 @@ struct Handle {
   uint64_t id;
   uint32_t allocation;
   pid_t exporter;
+  uid_t user;
 };
 static_assert(sizeof(Handle) <= sizeof(cudaIpcMemHandle_t));
 
@@ -325,6 +326,7 @@ constexpr ErrorName kErrorNames[] = {
     {cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported"},
     {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
      "operation not permitted when stream is capturing"},
+    {cudaErrorUnknown, "cudaErrorUnknown", "unknown error"},
 };
 
 const ErrorName* FindName(cudaError_t error) {
@@ -568,7 +570,8 @@ cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* pointer) {
     const Handle content{.mark = vrambroker::cuda_substitute::kHandleMark,
                          .id = mapping->hold.id,
                          .allocation = mapping->hold.allocation,
-                         .exporter = getpid()};
+                         .exporter = getpid(),
+                         .user = geteuid()};
     std::memset(handle, 0, sizeof *handle);
     std::memcpy(handle, &content, sizeof content);
     return cudaSuccess;
@@ -582,6 +585,7 @@ cudaError_t cudaIpcOpenMemHandle(void** pointer, cudaIpcMemHandle_t handle, unsi
     if (flags != cudaIpcMemLazyEnablePeerAccess) return cudaErrorInvalidValue;
     if (content.mark != vrambroker::cuda_substitute::kHandleMark) return cudaErrorInvalidResourceHandle;
     if (content.exporter == getpid()) return cudaErrorDeviceUninitialized;
+    if (runtime.machine()->options().one_user && content.user != geteuid()) return cudaErrorInvalidValue;
     const Lock lock(runtime.mu());
     if (char* const address = runtime.AddressOf(content.id); address != nullptr) {
       ++runtime.MappingAt(address)->opens;

@@ -26,6 +26,7 @@ inline constexpr char kDelaysVariable[] = "VRAMBROKER_CUDA_SUBSTITUTE_DELAYS";
 
 struct MachineOptions {
   int devices = 1;
+  bool one_user = false;  // a handle does not open in a process of another user than its exporter's
   uint64_t device_bytes = uint64_t{1} << 30;
   uint64_t context_bytes = 0;  // taken by each process that uses a GPU
   int driver_version = CUDART_VERSION;

@@ -44,7 +44,7 @@ class SimClient {
     explicit Stream(SimClient* client) : client_(*client) {}
     void CloseSegments(absl::Span<const SegmentId>) override {}
     void LimitChanged(int, uint64_t) override {}
-    void Draining() override {}
+    void Draining(const std::string&) override {}
     void Ended(const std::string&) override {}
     void Ask(uint64_t id, const ClientQuestion& question) override {
       Post([this, id, question] { client_.Answer(id, question); });

@@ -31,7 +31,7 @@ class ControlEvents : public SessionEvents {
  public:
   void CloseSegments(absl::Span<const SegmentId> /*segments*/) override {}
   void LimitChanged(int /*device*/, uint64_t /*limit_bytes*/) override {}
-  void Draining() override {}
+  void Draining(const std::string&) override {}
   void Ended(const std::string& /*reason*/) override {}
   void Ask(uint64_t question_id, const ClientQuestion& /*question*/) override {
     if (const SessionPtr session = session_.lock()) {
@@ -75,7 +75,7 @@ FuzzDaemon::FuzzDaemon()
     : workers_(8, /*max_waiting_per_uid=*/3),
       rates_(1'000'000'000),  // never reached: what goes by the clock would not happen twice
       snapshots_({.what = "snapshots under way", .per_uid = 2, .per_uid_bound = "max_snapshots_per_uid"}),
-      connections_(&rates_) {
+      connections_(&rates_, &processes_) {
   spdlog::set_level(spdlog::level::off);
   google::protobuf::SetLogHandler(nullptr);
   for (int i = 0; i < 2; ++i) {

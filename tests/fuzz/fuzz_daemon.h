@@ -60,6 +60,7 @@ class FuzzDaemon {
   std::unique_ptr<Broker> broker_;
   CallRates rates_;
   UserSlots snapshots_;
+  ProcessWatch processes_;
   Connections connections_;
   RpcMeter rpcs_;
   std::unique_ptr<BrokerService> broker_service_;

@@ -68,6 +68,8 @@ def _end_all():
         shutil.rmtree(folder, ignore_errors=True)
 
 
+client_uid = None  # as whom clients run; None: as the daemon does
+
 _processes = []
 _others = []  # what clients started
 _folders = []
@@ -88,6 +90,15 @@ def visible_gpus():
 def _environment(more):
     # One GPU for all: what is checked is the first device of each daemon.
     return {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(visible_gpus()[:1]), **(more or {})}
+
+
+def _begin_client():
+    """In a new child process."""
+    if client_uid is not None:
+        os.setgroups([])
+        os.setgid(client_uid)
+        os.setuid(client_uid)
+    die_with_parent()  # last: whoever changes its user forgets it
 
 
 class Programs:
@@ -114,7 +125,8 @@ class Daemon:
                          f"--device={programs.device}", "--http_address=off"]
         if capacity is not None:
             self._command.append(f"--capacity={capacity}")
-        pathlib.Path(self.folder, "config").write_text('drain_timeout: "500ms"\n' + config, encoding="utf-8")
+        mode = "" if client_uid is None else 'socket_mode: "0666"\n'
+        pathlib.Path(self.folder, "config").write_text('drain_timeout: "500ms"\n' + mode + config, encoding="utf-8")
         self._environment = _environment(environment)
         self.process = None
         self.start()
@@ -168,11 +180,14 @@ class Client:
     def __init__(self, daemon, name, environment=None, under=(), **options):
         self.name = name
         programs = daemon.programs
-        self.process = subprocess.Popen(
-            [*under, programs.find("gpu_client" if programs.device == "cuda" else "gpu_client_host")], bufsize=0,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            env={**_environment(environment), "VRAMBROKER_SOCKET_DIR": daemon.folder, "CUDA_MODULE_LOADING": "EAGER"},
-            preexec_fn=die_with_parent)
+        program = programs.find("gpu_client" if programs.device == "cuda" else "gpu_client_host")
+        try:
+            self.process = subprocess.Popen(
+                [*under, program], bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                env={**_environment(environment), "VRAMBROKER_SOCKET_DIR": daemon.folder, "CUDA_MODULE_LOADING": "EAGER"},
+                preexec_fn=_begin_client)
+        except PermissionError as error:
+            raise NotRun(f"uid {client_uid} may not run {program}: {error}") from None
         _processes.append(self.process)
         self._said = ""
         self._unread = b""

@@ -18,6 +18,7 @@ import tempfile
 import time
 import traceback
 
+import broker
 import machine
 from broker import (GIB, MIB, PATIENCE, Client, Daemon, Failed, NotRun, Programs, Refused, expect, now_us, print_logs,
                     visible_gpus, wait_for)
@@ -546,10 +547,18 @@ def who_is_charged(programs):
 CHECKS = {function.__name__: function for function in (
     daemon_killed, client_killed, forked_child, client_crashed, limit_to_the_byte, tenants_see_nothing, thousand_segments,
     ordinals_differ, freed_while_in_use, trim_during_capture, bandwidth, memory_errors)}
+# What clients of another user than the daemon's must find, too.
+AS_ANOTHER_USER = ("daemon_killed", "client_killed", "client_crashed", "limit_to_the_byte", "tenants_see_nothing",
+                   "thousand_segments", "freed_while_in_use")
+ANOTHER_USER = 65534
 EXPERIMENTS = {function.__name__: function for function in (
     allocation_cost, new_segments_beside_busy, hand_over, return_waits_for_others, who_is_charged)}
 # Of the machine, beside what every session needs; names of capabilities.py.
 NEEDS = {"forked_child": ("proc_fd",), "who_is_charged": ("nvml",)}
+
+
+def step_name(check, client_uid):
+    return check if client_uid is None else f"{check}_as_uid_{client_uid}"
 
 
 def main():
@@ -558,6 +567,7 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, required=True)
     parser.add_argument("--device", choices=("cuda", "host"), default="cuda")
     parser.add_argument("--programs", nargs="+", required=True)
+    parser.add_argument("--client-uid", type=int, help="run the clients as this user; for root")
     parser.add_argument("--seconds", type=float, default=0, help="when it will be killed: says before where it stands")
     args = parser.parse_args()
 
@@ -568,7 +578,8 @@ def main():
     signal.signal(signal.SIGALRM, late)
     signal.setitimer(signal.ITIMER_REAL, max(args.seconds - 2, 0))
     kind = "check" if args.name in CHECKS else "experiment"
-    check = {"name": args.name, "kind": kind, "result": "ok"}
+    broker.client_uid = args.client_uid
+    check = {"name": step_name(args.name, args.client_uid), "kind": kind, "result": "ok"}
     try:
         check["detail"], check["figures"] = {**CHECKS, **EXPERIMENTS}[args.name](Programs(args.programs, args.device))
     except NotRun as why:

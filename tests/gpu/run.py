@@ -35,12 +35,13 @@ ASSUMED = (
     ("kill_inflight_writes", "writesAfterWaitpid", 0, "a dead client's kernels write nothing any more"),
     ("crash_isolation", "owner", "unharmed", "a client's fault stays in its process"),
     ("many_handles", "opened", 1000, "a process can open as many handles as it needs"),
+    ("cross_uid", "legacyOpen", "ok", "clients may be of other users than the daemon"),
     ("graph_on_imported", "", "graph replay on imported memory works", "CUDA graphs work on the broker's memory"),
 )
-# Of the machine, by device: without these there is no session, or no memory.
+# Of the machine, by device: without these there is no session, or no memory. The daemon does without pidfds.
 BROKER_NEEDS = {
-    "cuda": ("pidfd_open", "pidfd_poll", "so_peercred", "cuda_context", "cuda_ipc"),
-    "host": ("pidfd_open", "pidfd_poll", "so_peercred", "scm_rights", "memfd_seals"),
+    "cuda": ("so_peercred", "cuda_context", "cuda_ipc"),
+    "host": ("so_peercred", "scm_rights", "memfd_seals"),
 }
 GROUPS = {"experiments": (*checks.EXPERIMENTS, "probe")}  # for --only and --skip
 # Without these an experiment has shown nothing: (experiment, figure that must be more than 0).
@@ -146,11 +147,13 @@ def all_steps(programs, device, patience=1.0, done=None):
         missing = "" if path else f"there is no program {name}: not built (no nvcc, or no toolkit?), or not in this bundle"
         return Step(step, command=lambda folder, seconds: command(path, folder, seconds), missing=missing, **more)
 
-    def checks_step(name, limit):
+    def checks_step(name, limit, client_uid=None):
         kind = "check" if name in checks.CHECKS else "experiment"
         command = [sys.executable, "-B", str(HERE / "checks.py"), name, "--device", device, "--programs",
-                   *map(str, programs.folders), "--out"]
-        return Step(name, command=lambda folder, seconds: [*command, str(folder / "checks.json"), "--seconds", str(seconds)],
+                   *map(str, programs.folders), *([] if client_uid is None else ["--client-uid", str(client_uid)]), "--out"]
+        missing = "needs root, for clients of another user" if client_uid is not None and os.geteuid() != 0 else ""
+        return Step(checks.step_name(name, client_uid), missing=missing,
+                    command=lambda folder, seconds: [*command, str(folder / "checks.json"), "--seconds", str(seconds)],
                     limit=limit * patience, least=20, read=reported_checks, kind=kind,
                     needs=(*broker, *checks.NEEDS.get(name, ())))
 
@@ -172,11 +175,12 @@ def all_steps(programs, device, patience=1.0, done=None):
 
     checked = [checks_step(name, 40) for name in checks.CHECKS]
     measured = [checks_step(name, 40) for name in checks.EXPERIMENTS]
+    others = [checks_step(name, 40, checks.ANOTHER_USER) for name in checks.AS_ANOTHER_USER]
     if device != "cuda":
         torch = Step("torch", missing="needs PyTorch and a GPU; torch_training.py --self-test needs neither")
-        return [*checked, torch, *measured]
+        return [*checked, torch, *measured, *others]
     steps = [probe_step("assumed", assumed_checks, 90, True), gtest_step("device_test", "*/cuda*", 60), *checked,
-             torch_step(programs, done.get("torch", ()), broker), *measured]
+             torch_step(programs, done.get("torch", ()), broker), *measured, *others]
     steps.append(gtest_step("memory_promises_test", "*", 300,
                             {"VRAMBROKER_TEST_DEVICE": device, **programs.environment()}))
     steps.append(probe_step("probe", probe_experiments, 150, False))

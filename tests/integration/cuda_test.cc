@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstdlib>
@@ -13,7 +14,9 @@
 #include <vector>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "allocator/bytes.h"
 #include "tests/cuda_substitute/substitute.h"
@@ -471,7 +474,9 @@ TEST_F(CudaTest, WhatTheClientCannotCloseIsTriedAgain) {
 // ---- Errors that stay ----
 
 TEST_F(CudaTest, ALostDeviceIsReported) {
-  ASSERT_OK(StartDaemon({.http = true, .environment = {{cuda_substitute::kFaultsVariable, "cudaMemsetAsync:3=214!"}}}));
+  ASSERT_OK(StartDaemon({.config = "device_lost: \"stay\"",
+                         .http = true,
+                         .environment = {{cuda_substitute::kFaultsVariable, "cudaMemsetAsync:3=214!"}}}));
   ASSERT_OK_AND_ASSIGN(Client client, Connect("client"));
   ASSERT_OK_AND_ASSIGN(Buffer held, client.Allocate(30_MiB));
   Fill(held, 1);
@@ -485,7 +490,116 @@ TEST_F(CudaTest, ALostDeviceIsReported) {
   EXPECT_THAT(Ctl({"status"}).out, HasSubstr("Device 0 cannot be used: cudaMemsetAsync failed"));
   EXPECT_TRUE(WaitFor([&] { return absl::StrContains(daemon_->log(), "device cannot be used: "); }));
   EXPECT_TRUE(Holds(held, 1)) << "what is held stays usable";
+  const auto looks = [&] {
+    return daemon_->Metrics()
+        .Value("vrambroker_device_call_duration_seconds_count", {{"gpu", "0"}, {"call", "health"}})
+        .value_or(0);
+  };
+  const double before = looks();
+  EXPECT_TRUE(WaitFor([&] { return looks() >= before + 4; }));
+  EXPECT_TRUE(daemon_->Running()) << "as it was told to";
   EXPECT_OK(held.Reset());
+}
+
+// The first two calls are those of the start.
+TEST_F(CudaTest, ADriverThatDoesNotAnswerAsItShouldEndsTheDaemon) {
+  ASSERT_OK(StartDaemon({.config = "drain_timeout: \"1s\"",
+                         .http = true,
+                         .environment = {{cuda_substitute::kFaultsVariable, "cudaMemGetInfo:3+=999"}}}));
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("client"));
+  ASSERT_OK_AND_ASSIGN(Buffer held, client.Allocate(30_MiB));
+  Fill(held, 1);
+  EXPECT_TRUE(WaitFor([&] { return daemon_->Get("/healthz")->code == 503; }));
+  EXPECT_THAT(daemon_->Get("/healthz")->body, HasSubstr("device 0: cudaMemGetInfo failed: cudaErrorUnknown (999)"));
+  EXPECT_EQ(daemon_->Metrics().Value("vrambroker_device_healthy", {{"gpu", "0"}}), 0);
+  EXPECT_THAT(CtlJson({"status"})["devices"][0]["fault"], HasSubstr("cudaErrorUnknown"));
+  const absl::Status refused = client.Allocate(50_MiB).status();
+  EXPECT_STATUS(refused, absl::StatusCode::kInternal, "nobody gets more of the daemon's device 0 (");
+  EXPECT_STATUS(refused, absl::StatusCode::kInternal, "cudaErrorUnknown (999)");
+  EXPECT_STATUS(refused, absl::StatusCode::kInternal, "vrambrokerd has to be restarted");
+
+  EXPECT_EQ(daemon_->process().Wait().value_or(-1), 3) << daemon_->log();
+  EXPECT_THAT(daemon_->log(), HasSubstr("no device can be used any more: device 0: cudaMemGetInfo failed"));
+  EXPECT_EQ(std::vector<std::string>(absl::StrSplit(daemon_->log(), "device cannot be used: ")).size(), 2u) << "once";
+  EXPECT_TRUE(WaitFor([&] { return !client.status().ok(); }));
+  EXPECT_STATUS(client.status(), absl::StatusCode::kUnavailable, "went away (no device can be used any more: device 0");
+  EXPECT_TRUE(Holds(held, 1)) << "what is held stays usable";
+
+  ASSERT_OK(daemon_->Restart());  // which fails later again, but works at first
+  EXPECT_TRUE(WaitFor([&] { return client.status().ok(); })) << "clients find the next daemon";
+  EXPECT_TRUE(Holds(held, 1));
+  EXPECT_OK(held.Reset());
+  EXPECT_OK(client.EmptyCache());
+  daemon_->Kill();
+}
+
+// The calls of the start are two for each device; after that every second one is about the first device.
+TEST_F(CudaTest, WithOneDeviceLeftItsSessionsGoOn) {
+  ASSERT_OK(StartDaemon({.devices = 2,
+                         .http = true,
+                         .environment = {{cuda_substitute::kFaultsVariable,
+                                          "cudaMemGetInfo:5=999,cudaMemGetInfo:7=999,cudaMemGetInfo:9=999,"
+                                          "cudaMemGetInfo:11=999,cudaMemGetInfo:13=999"}}}));
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("client"));
+  EXPECT_TRUE(WaitFor([&] { return absl::StrContains(daemon_->log(), "device cannot be used: "); }));
+  EXPECT_STATUS(client.Allocate(30_MiB, /*device=*/0), absl::StatusCode::kInternal, "the daemon's device 0 (");
+  EXPECT_OK(client.Allocate(30_MiB, /*device=*/1));
+  EXPECT_EQ(daemon_->Get("/healthz")->code, 503);
+  EXPECT_TRUE(WaitFor([&] { return absl::StrContains(daemon_->log(), "device can be used again"); })) << daemon_->log();
+  EXPECT_OK(client.Allocate(30_MiB, /*device=*/0));
+  EXPECT_TRUE(WaitFor([&] { return daemon_->Get("/healthz")->code == 200; }));
+}
+
+// ---- Users ----
+
+// Whether CUDA lets processes of another user open memory, its documentation does not say: tests/gpu asks a GPU.
+TEST_F(CudaTest, ADriverThatSharesWithinOneUserOnlyIsToldOnBothSides) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root, for a client of another user";
+  const std::string machine = MakeTempDir();
+  cuda_substitute::MakeMachine(machine, {.devices = kSubstituteDevices, .one_user = true});
+  const Environment environment = {{cuda_substitute::kMachineVariable, machine}};
+  ASSERT_OK(StartDaemon({.config = "socket_mode: \"0666\"", .environment = environment}));
+  for (const char* uid : {"65534", "65534", "65533"}) {
+    for (const char* placement : {"", " remote"}) {
+      SCOPED_TRACE(absl::StrCat(uid, placement));
+      ASSERT_OK_AND_ASSIGN(ClientProcess other, ClientProcess::Start(dir(), environment));
+      ASSERT_OK(other.Call(absl::StrCat("setuid ", uid)));
+      ASSERT_OK(other.Call(absl::StrCat("connect other -", placement)));
+      for (int i = 0; i < 2; ++i) {
+        const absl::Status refused = other.Call("alloc 30000000").status();
+        EXPECT_STATUS(refused, absl::StatusCode::kInvalidArgument,
+                      absl::StrCat("this process of uid ", uid,
+                                   " cannot open memory of the daemon, which runs as uid 0: "
+                                   "CUDA may share memory only between processes of one user; run vrambrokerd as uid ",
+                                   uid));
+        EXPECT_STATUS(refused, absl::StatusCode::kInvalidArgument, "cudaIpcOpenMemHandle failed");
+      }
+      if (*placement == '\0') {  // else the daemon keeps it for the session
+        EXPECT_TRUE(WaitFor([&] { return CtlJson({"status"})["devices"][0]["idle_bytes"] == Charged(); }))
+            << "what cannot be opened goes back";
+      }
+    }
+  }
+  // Users of the same uid as the daemon's have nothing to do with it.
+  ASSERT_OK_AND_ASSIGN(ClientProcess own, ClientProcess::Start(dir(), environment));
+  ASSERT_OK(own.Call("connect own -"));
+  EXPECT_OK(own.Call("alloc 30000000"));
+  EXPECT_TRUE(WaitFor([&] { return absl::StrContains(daemon_->log(), "uid=65533 daemon_uid=0"); })) << daemon_->log();
+  EXPECT_THAT(daemon_->log(), HasSubstr("uid=65534 daemon_uid=0"));
+  EXPECT_THAT(daemon_->log(), HasSubstr("run the daemon as uid 65534, or a daemon of its own for each user"));
+  EXPECT_EQ(std::vector<std::string>(absl::StrSplit(daemon_->log(), "clients of another user cannot open")).size(), 3u)
+      << "once for each user: " << daemon_->log();
+}
+
+TEST_F(CudaTest, AnErrorOfOpeningWithinOneUserIsNotBlamedOnUsers) {
+  ASSERT_OK(StartDaemon());
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("client"));
+  cuda_substitute::SetFaults("cudaIpcOpenMemHandle:1=1");
+  const absl::Status refused = client.Allocate(30_MiB).status();
+  EXPECT_THAT(refused.ToString(), HasSubstr("cudaIpcOpenMemHandle failed"));
+  EXPECT_THAT(refused.ToString(), ::testing::Not(HasSubstr("uid")));
+  EXPECT_TRUE(WaitFor([&] { return absl::StrContains(daemon_->log(), "client cannot open its memory"); }));
+  EXPECT_OK(client.Allocate(30_MiB));
 }
 
 TEST_F(CudaTest, AClientsErrorIsItsOwn) {

@@ -471,6 +471,51 @@ TEST_F(ServiceTest, APortInUseIsSaidAndTriedAgainWhileMemoryIsServed) {
   EXPECT_GE(page.Value("vrambroker_http_listen_failures_total").value_or(0), 1);
 }
 
+// On an old kernel, or in a sandbox.
+TEST_F(ServiceTest, AKilledClientsMemoryComesBackWithoutPidfds) {
+  ASSERT_OK(StartDaemon({.http = true, .runner = paths::kWithoutPidfds}));
+  EXPECT_TRUE(StrContains(daemon_->log(), "this kernel has no pidfd_open")) << daemon_->log();
+  ASSERT_OK_AND_ASSIGN(ClientProcess stays, ConnectProcess("stays"));
+  ASSERT_OK(stays.Call("fill 2 1000000 7"));
+  {
+    ASSERT_OK_AND_ASSIGN(ClientProcess killed, ConnectProcess("killed"));
+    ASSERT_OK(killed.Call("fill 3 10000000 7"));
+    ASSERT_OK(killed.Call("fork"));  // it has the connections, too, until this process has ended
+    killed.process().Signal(SIGKILL);
+    EXPECT_TRUE(WaitFor([&] {
+      return daemon_->Metrics().Value("vrambroker_rpc_in_flight", {{"method", "Session"}}) == 1;
+    })) << daemon_->log();
+    EXPECT_TRUE(WaitFor([&] { return StrContains(daemon_->log(), "reason=process_ended"); })) << daemon_->log();
+  }
+  EXPECT_TRUE(WaitFor([&] { return stays.Call("alloc 220000000").ok(); })) << "only with what the other one had";
+  ASSERT_OK(stays.Call("check 7"));
+  EXPECT_EQ(daemon_->Stop().value_or(-1), 0) << daemon_->log();
+}
+
+// What a machine with a GPU has in /proc, in a mount namespace of the daemon's own.
+TEST_F(ServiceTest, AutoDoesNotServeTheHostWhereThereAreGpus) {
+  HOST_DEVICE_ONLY();
+  const std::string mount = "mount -t tmpfs none /proc/driver && mkdir -p /proc/driver/nvidia/gpus/0000:01:00.0 && ";
+  if (RunProgram({"/usr/bin/unshare", "-m", "/bin/sh", "-c", mount + "true"}).exit_code != 0) {
+    GTEST_SKIP() << "needs root, and mounts";
+  }
+  const auto run = [&](const std::string& device) {
+    return RunProgram({"/usr/bin/unshare", "-m", "/bin/sh", "-c",
+                       absl::StrCat(mount, "exec timeout 2 ", DaemonProgram(), " --socket_dir=", MakeTempDir(),
+                                    " --http_address=off --capacity=64MiB --device=", device)});
+  };
+  const RunResult refused = run("auto");
+  EXPECT_EQ(refused.exit_code, 1) << refused.err;
+  for (const char* text : {"device auto: this machine has the GPU 0000:01:00.0, but CUDA cannot use it: ",
+                           "modprobe nvidia_uvm", "/etc/modules-load.d", "--device=host"}) {
+    EXPECT_TRUE(StrContains(refused.err, text)) << refused.err;
+  }
+  const RunResult cuda = run("cuda");
+  EXPECT_EQ(cuda.exit_code, 1);
+  EXPECT_TRUE(StrContains(cuda.err, "modprobe nvidia_uvm")) << cuda.err;
+  EXPECT_TRUE(StrContains(run("host").err, "daemon ready")) << "who says host gets it";
+}
+
 TEST_F(ServiceTest, HealthServiceAndHealthPageFollowTheDaemon) {
   ASSERT_OK(StartDaemon({.config = "drain_timeout: \"10m\"", .http = true}));
   ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));

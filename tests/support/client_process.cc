@@ -11,8 +11,9 @@
 
 namespace vrambroker::testing_support {
 
-absl::StatusOr<ClientProcess> ClientProcess::Start(const std::string& socket_dir) {
-  absl::StatusOr<std::unique_ptr<ChildProcess>> process = ChildProcess::Start({TestClientProgram(), socket_dir});
+absl::StatusOr<ClientProcess> ClientProcess::Start(const std::string& socket_dir, const Environment& environment) {
+  absl::StatusOr<std::unique_ptr<ChildProcess>> process =
+      ChildProcess::Start({TestClientProgram(), socket_dir}, environment);
   if (!process.ok()) return process.status();
   return ClientProcess(*std::move(process));
 }

@@ -15,7 +15,7 @@ namespace vrambroker::testing_support {
 // A process that uses the client library as it is told; test_client.cc lists the commands.
 class ClientProcess {
  public:
-  static absl::StatusOr<ClientProcess> Start(const std::string& socket_dir);
+  static absl::StatusOr<ClientProcess> Start(const std::string& socket_dir, const Environment& environment = {});
   // Started and connected.
   static absl::StatusOr<ClientProcess> Connect(const std::string& socket_dir, const std::string& name,
                                                const std::string& limit = "-");

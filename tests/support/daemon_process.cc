@@ -29,6 +29,7 @@ Arguments DaemonProcess::CommandLine() const {
   if (const int limit = options_.descriptors; limit > 0) {
     arguments = {"/usr/bin/prlimit", absl::StrCat("--nofile=", limit, ":", limit)};
   }
+  if (!options_.runner.empty()) arguments.push_back(options_.runner);
   for (const std::string& argument :
        {options_.program.empty() ? DaemonProgram() : options_.program,
         absl::StrCat("--config=", socket_dir_, "/config.textproto"), absl::StrCat("--socket_dir=", socket_dir_),

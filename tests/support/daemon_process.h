@@ -21,6 +21,7 @@ struct DaemonOptions {
   bool http = false;    // serve /metrics: only where wanted
   int descriptors = 0;  // its limit of file descriptors; 0: this process's
   Arguments flags;      // further flags
+  std::string runner;   // a program that runs the daemon; empty: none
   Environment environment;
 };
 

@@ -110,6 +110,12 @@ class FakeDevice : public Device {
       foreign_bytes_ = bytes;
     }
 
+    // FreeBytes() fails so from now on, or (OK) no more.
+    void set_free_bytes_error(absl::Status status) {
+      MutexLock lock(mu_);
+      free_bytes_error_ = std::move(status);
+    }
+
     // What an earlier owner of the device has left with other processes.
     void Leave(std::vector<LeftSegment> segments, size_t unread_processes = 0) {
       MutexLock lock(mu_);
@@ -165,6 +171,7 @@ class FakeDevice : public Device {
     int refusals_ = 0;
     int faults_fired_ = 0;
     std::string misuse_;
+    absl::Status free_bytes_error_;
     LeftSegments left_;
   };
 
@@ -181,6 +188,7 @@ class FakeDevice : public Device {
 
   absl::StatusOr<uint64_t> FreeBytes() override {
     MutexLock lock(control_->mu_);
+    if (!control_->free_bytes_error_.ok()) return control_->free_bytes_error_;
     return properties_.total_bytes - control_->live_bytes_ - control_->foreign_bytes_;
   }
 

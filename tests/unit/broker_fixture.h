@@ -59,7 +59,9 @@ class FakeClient : public SessionEvents {
     Note(absl::StrCat("limit ", device, " ", limit_bytes));
     if (on_limit) on_limit();
   }
-  void Draining() override { Note("draining"); }
+  void Draining(const std::string& reason) override {
+    Note(reason.empty() ? "draining" : absl::StrCat("draining: ", reason));
+  }
   void Ended(const std::string& reason) override { Note("ended: " + reason); }
   void Ask(uint64_t question_id, const ClientQuestion& question) override {
     if (on_ask) on_ask(question_id, question);

@@ -518,7 +518,8 @@ TEST_F(BrokerTest, DrainTellsClientsAndRefusesNewOnes) {
   const SessionPtr session = Open("a");
   const std::shared_ptr<FakeClient> client = client_;
   broker_->Drain();
-  EXPECT_THAT(client->told(), ElementsAre("draining"));
+  broker_->Drain("no device can be used");
+  EXPECT_THAT(client->told(), ElementsAre("draining", "draining: no device can be used"));
   EXPECT_TRUE(absl::IsUnavailable(TryOpen("b").status()));
   EXPECT_TRUE(Allocate(session, 512).ok()) << "those that are open go on";
 }

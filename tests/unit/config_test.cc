@@ -40,7 +40,9 @@ TEST(ConfigTest, TheExampleShowsEveryFieldWithItsDefault) {
   ASSERT_TRUE(config.ok()) << config.status();
   const absl::StatusOr<Config> defaults = Read("");
   ASSERT_TRUE(defaults.ok()) << defaults.status();
-  EXPECT_THAT(FieldsThatNeedARestart(*defaults, *config), ::testing::IsEmpty());
+  // It is the service's: a service for GPUs is not to serve the host's memory when their driver is not ready.
+  EXPECT_THAT(FieldsThatNeedARestart(*defaults, *config), ::testing::ElementsAre("device"));
+  EXPECT_EQ(config->device, DeviceChoice::kCuda);
   EXPECT_EQ(config->session_limit, defaults->session_limit);
   EXPECT_EQ(config->max_sessions_per_uid, defaults->max_sessions_per_uid);
   EXPECT_TRUE(config->rules.empty());
@@ -164,6 +166,9 @@ TEST(ConfigTest, OtherGoodValues) {
   EXPECT_EQ(Read("http_address: 'off'")->http_address, "");
   EXPECT_EQ(Read("device: 'cuda'")->device, DeviceChoice::kCuda);
   EXPECT_EQ(Read("device: 'auto'")->device, DeviceChoice::kAuto);
+  EXPECT_TRUE(Read("")->exits_when_devices_are_lost);
+  EXPECT_TRUE(Read("device_lost: 'exit'")->exits_when_devices_are_lost);
+  EXPECT_FALSE(Read("device_lost: 'stay'")->exits_when_devices_are_lost);
   EXPECT_EQ(Read("capacity: '2097152'")->capacity_bytes, 2_MiB);
   EXPECT_EQ(Read("headroom: '0'")->headroom_bytes, 0u);
   EXPECT_EQ(Read("session_limit { bytes: '3GiB' }")->session_limit, Limit(3_GiB));
@@ -223,6 +228,7 @@ TEST(ConfigTest, EachBadFieldIsNamed) {
       {"rules { max_wait: '2h' }", "rules[0].max_wait: '2h' is not"},
       {"rules { max_wait: '' }", "rules[0].max_wait: is empty"},
       {"log_level: 'trace'", "log_level: 'trace' is not"},
+      {"device_lost: 'EXIT'", "device_lost: 'EXIT' is not exit or stay"},
       {"log_level: 'INFO'", "log_level"},
       {"log_format: 'JSON'", "log_format: 'JSON' is not text or json"},
       {"metrics { max_clients: 100001 }", "metrics.max_clients: 100001 is above 100000"},
@@ -449,6 +455,7 @@ TEST(ConfigReloadTest, EveryFieldNeedsARestartOrNot) {
       {"socket_dir", "'/x'"},
       {"socket_mode", "'0600'"},
       {"device", "'cuda'"},
+      {"device_lost", "'stay'"},
       {"capacity", "'2GiB'"},
       {"headroom", "'2GiB'"},
       {"host_devices", "2"},

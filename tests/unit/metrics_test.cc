@@ -136,7 +136,7 @@ class Client : public SessionEvents {
     if (const SessionPtr alive = session.lock()) alive->SegmentsClosed(segments);
   }
   void LimitChanged(int, uint64_t) override {}
-  void Draining() override {}
+  void Draining(const std::string&) override {}
   void Ended(const std::string&) override {}
   void Ask(uint64_t, const ClientQuestion&) override {}
 

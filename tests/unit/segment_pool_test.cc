@@ -935,6 +935,27 @@ TEST_F(SegmentPoolTest, MoreMayBeCarriedOverThanTheCapacity) {
   Lease(kB, 16_MiB);
 }
 
+TEST_F(SegmentPoolTest, ADeviceThatCannotTellWhatItHasFreeIsNotUsed) {
+  MakePool(64_MiB, DeviceKind::kCuda);
+  Open(kA);
+  const SegmentId held = Lease(kA, 2_MiB);
+  for (const absl::Status& error :
+       {absl::InternalError("cudaMemGetInfo failed"), absl::ResourceExhaustedError("oom")}) {
+    device_->set_free_bytes_error(error);
+    EXPECT_EQ(pool_->UpdateHealth(), absl::InternalError(error.message())) << "no want of memory";
+    EXPECT_EQ(pool_->health(), absl::InternalError(error.message()));
+    const absl::Status refused = pool_->Lease(kA, 2_MiB).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kInternal);
+    EXPECT_THAT(std::string(refused.message()),
+                HasSubstr("the daemon's device 0 (fake, FAKE-0), which cannot be used: "));
+    EXPECT_THAT(std::string(refused.message()), HasSubstr(std::string(error.message())));
+  }
+  EXPECT_TRUE(pool_->TakeBack(kA, {held}).ok()) << "what is held can be given back";
+  device_->set_free_bytes_error(absl::OkStatus());
+  EXPECT_TRUE(pool_->UpdateHealth().ok());
+  Lease(kA, 2_MiB);
+}
+
 // A device that does not tell who holds what: the driver's figure of what is free stands for it.
 TEST_F(SegmentPoolTest, WhatTheDriverDoesNotHaveIsNotGiven) {
   MakePool(64_MiB, DeviceKind::kCuda);

@@ -32,7 +32,7 @@ class FakeClient : public SessionEvents {
     if (on_close) on_close(segments);
   }
   void LimitChanged(int, uint64_t) override {}
-  void Draining() override {}
+  void Draining(const std::string&) override {}
   void Ended(const std::string&) override {}
   void Ask(uint64_t, const ClientQuestion&) override {}
 

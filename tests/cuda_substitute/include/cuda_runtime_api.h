@@ -57,6 +57,7 @@ enum cudaError {
   cudaErrorStreamCaptureInvalidated = 901,
   cudaErrorStreamCaptureImplicit = 906,
   cudaErrorExternalDevice = 911,
+  cudaErrorUnknown = 999,
 };
 typedef enum cudaError cudaError_t;
 
