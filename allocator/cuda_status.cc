@@ -59,6 +59,8 @@ constexpr KnownError kKnownErrors[] = {
      "the kernel driver and the user-mode driver have different versions: restart the machine or reload the driver"},
     {cudaErrorStreamCaptureUnsupported, absl::StatusCode::kFailedPrecondition, false,
      "not possible while a CUDA graph is being captured; it will be tried again later"},
+    {cudaErrorStreamCaptureInvalidated, absl::StatusCode::kFailedPrecondition, false,
+     "not possible while a CUDA graph is being captured; it will be tried again later"},
     {cudaErrorStreamCaptureImplicit, absl::StatusCode::kFailedPrecondition, false,
      "not possible while a CUDA graph is being captured; it will be tried again later"},
     {cudaErrorECCUncorrectable, absl::StatusCode::kInternal, true, kSeeXid},

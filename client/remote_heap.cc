@@ -34,7 +34,7 @@ absl::StatusOr<Buffer> RemoteHeap::Allocate(uint64_t bytes, Stream stream) {
       link->stream->Allocate(request, session_.options().call_timeout, give_up);
   if (absl::IsCancelled(response.status())) return GiveUpScope::Error();
   if (!response.ok()) return response.status();
-  absl::StatusOr<void*> base = mappings_.Open(response->segment_id(), response->segment_bytes(), *opener,
+  absl::StatusOr<void*> base = mappings_.Open(response->segment_id(), response->segment_bytes(), stream, *opener,
                                               [&] { return session_.FetchHandle(response->handle()); });
   if (!base.ok()) {
     link->stream->FreeLater(response->block_id());
@@ -98,7 +98,7 @@ absl::StatusOr<void*> RemoteHeap::Malloc(uint64_t bytes, Stream stream) {
   return data;
 }
 
-absl::Status RemoteHeap::FreePointer(void* pointer) {
+absl::Status RemoteHeap::FreePointer(void* pointer, std::optional<Stream> stream) {
   Buffer buffer;  // given back without the lock
   {
     MutexLock lock(mu_);
@@ -107,6 +107,7 @@ absl::Status RemoteHeap::FreePointer(void* pointer) {
     buffer = std::move(it->second);
     pointers_.erase(it);
   }
+  if (stream.has_value()) mappings_.UsedOn(buffer.segment_id(), *stream);
   return absl::OkStatus();
 }
 

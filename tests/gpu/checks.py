@@ -330,7 +330,7 @@ def hand_over(programs):
 # ---- Experiments: facts that nothing in the code relies on ----
 
 def trim_during_capture(programs):
-    """Does a trim on the library's thread (cudaDeviceSynchronize, cudaIpcCloseMemHandle) break a capture under way?"""
+    """Does a trim on the library's thread (an event, cudaIpcCloseMemHandle) break a capture under way?"""
     needs_gpu(programs, "graph capture")
     figures = {}
     for mode in ("global", "thread_local", "relaxed"):
