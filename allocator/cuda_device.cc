@@ -485,24 +485,6 @@ absl::Status CheckVersions() {
   return absl::OkStatus();
 }
 
-}  // namespace
-
-absl::Status CheckComputeMode(int ordinal) {
-  int mode = cudaComputeModeDefault;
-  if (absl::Status status =
-          CudaStatus("cudaDeviceGetAttribute", cudaDeviceGetAttribute(&mode, cudaDevAttrComputeMode, ordinal));
-      !status.ok()) {
-    return status;
-  }
-  if (mode == cudaComputeModeDefault) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("GPU ", ordinal, " is in a compute mode that ",
-                   mode == cudaComputeModeProhibited ? "admits no process" : "admits one process only",
-                   "; nvidia-smi -i ", ordinal, " -c DEFAULT changes it"));
-}
-
-namespace {
-
 // As nvidia-smi prints it.
 std::string FormatUuid(const cudaUUID_t& uuid) {
   std::string text = "GPU-";
@@ -514,6 +496,27 @@ std::string FormatUuid(const cudaUUID_t& uuid) {
 }
 
 }  // namespace
+
+absl::Status CheckComputeMode(int ordinal) {
+  int mode = cudaComputeModeDefault;
+  if (absl::Status status =
+          CudaStatus("cudaDeviceGetAttribute", cudaDeviceGetAttribute(&mode, cudaDevAttrComputeMode, ordinal));
+      !status.ok()) {
+    return status;
+  }
+  if (mode == cudaComputeModeDefault) return absl::OkStatus();
+  // By its UUID: nvidia-smi's numbers may be others.
+  cudaDeviceProp cuda = {};
+  if (absl::Status status = CudaStatus("cudaGetDeviceProperties", cudaGetDeviceProperties(&cuda, ordinal));
+      !status.ok()) {
+    return status;
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "GPU ", ordinal, " is in the compute mode ",
+      mode == cudaComputeModeProhibited ? "PROHIBITED, which admits no process"
+                                        : "EXCLUSIVE_PROCESS, which admits one process only: the daemon, and no client",
+      "; nvidia-smi -i ", FormatUuid(cuda.uuid), " -c DEFAULT, as root, changes it, also where MPS is used"));
+}
 
 std::string CudaVersions() {
   int driver = 0;
