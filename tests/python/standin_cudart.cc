@@ -8,6 +8,8 @@ namespace {
 constexpr size_t kTotal = size_t{8} << 30;
 std::atomic<int> mallocs{0};
 std::atomic<int> frees{0};
+std::atomic<int> devices_set{0};
+std::atomic<bool> capturing{false};
 thread_local int current_device = 0;
 }  // namespace
 
@@ -32,7 +34,12 @@ int cudaGetDevice(int* device) {
   return 0;
 }
 int cudaSetDevice(int device) {
+  ++devices_set;
   current_device = device;
+  return 0;
+}
+int cudaStreamIsCapturing(void* /*stream*/, int* status) {
+  *status = capturing ? 1 : 0;
   return 0;
 }
 int standin_mallocs(void) {
@@ -40,5 +47,12 @@ int standin_mallocs(void) {
 }
 int standin_frees(void) {
   return frees;
+}
+// Each makes a context on its device.
+int standin_devices_set(void) {
+  return devices_set;
+}
+void standin_set_capturing(int is_capturing) {
+  capturing = is_capturing != 0;
 }
 }
