@@ -35,6 +35,7 @@ using MemGetInfoFunction = int (*)(size_t* free_bytes, size_t* total_bytes);
 using GetDeviceFunction = int (*)(int* device);
 using SetDeviceFunction = int (*)(int device);
 using IsCapturingFunction = int (*)(void* stream, int* status);
+using GetLastErrorFunction = int (*)();
 // c10::cuda::CUDAStream, which is returned in two registers: its device's type and index, and its number.
 struct TorchStream {
   int64_t device;
@@ -50,6 +51,7 @@ std::atomic<MemGetInfoFunction> real_mem_get_info{nullptr};
 std::atomic<GetDeviceFunction> get_device{nullptr};
 std::atomic<SetDeviceFunction> set_device{nullptr};
 std::atomic<IsCapturingFunction> is_capturing{nullptr};
+std::atomic<GetLastErrorFunction> get_last_error{nullptr};
 std::atomic<CurrentStreamFunction> current_stream{nullptr};
 std::atomic<StreamFunction> stream_of{nullptr};
 
@@ -132,11 +134,17 @@ void FindStream(Segment* segment) {
   const CurrentStreamFunction current = current_stream.load();
   const StreamFunction of = stream_of.load();
   const IsCapturingFunction capturing = is_capturing.load();
-  if (current == nullptr || of == nullptr || capturing == nullptr || captures.load() > 0) return;
+  const GetLastErrorFunction clear_error = get_last_error.load();
+  if (current == nullptr || of == nullptr || capturing == nullptr || clear_error == nullptr) return;
+  if (captures.load() > 0) return;
   const TorchStream stream = current(/*device=*/-1);  // of the current one
   void* const handle = of(&stream);
   int status = 0;
-  if (capturing(handle, &status) != kCudaSuccess || status != 0) return;
+  if (capturing(handle, &status) != kCudaSuccess) {
+    (void)clear_error();  // or PyTorch takes it for that of its next kernel
+    return;
+  }
+  if (status != 0) return;
   segment->stream = reinterpret_cast<uintptr_t>(handle);
   segment->has_stream = true;
 }
@@ -379,6 +387,7 @@ int Take(const char* name) {
   get_device = As<GetDeviceFunction>(dlsym(library, "cudaGetDevice"));
   set_device = As<SetDeviceFunction>(dlsym(library, "cudaSetDevice"));
   is_capturing = As<IsCapturingFunction>(dlsym(library, "cudaStreamIsCapturing"));
+  get_last_error = As<GetLastErrorFunction>(dlsym(library, "cudaGetLastError"));
   // c10::cuda::getCurrentCUDAStream(signed char) and c10::cuda::CUDAStream::stream() const.
   current_stream = As<CurrentStreamFunction>(dlsym(library, "_ZN3c104cuda20getCurrentCUDAStreamEa"));
   stream_of = As<StreamFunction>(dlsym(library, "_ZNK3c104cuda10CUDAStream6streamEv"));

@@ -511,6 +511,7 @@ class GpuTest(unittest.TestCase):
                 assert torch.native.alloc(40 * MiB)
             else:
                 assert refused(lambda: torch.native.alloc(40 * MiB), torch.cuda.OutOfMemoryError)
+            assert runtime.cudaGetLastError() == 0
         """ % (standins, os.path.join(support.STANDINS, standins, "libcudart.so"), mode, before, goes_back),
             VRAMBROKER_CUDA_SUBSTITUTE_FAULTS="cudaDeviceSynchronize:1+=12345")
 
@@ -523,6 +524,7 @@ class GpuTest(unittest.TestCase):
 
     def test_memory_of_a_graph_is_for_all_streams(self):
         self.check_return(False, "runtime.standin_set_capturing(1)")
+        self.check_return(False, "runtime.standin_set_capturing(906)")
         self.check_return(False, "vrambroker.load().lib.vrambroker_torch_count_captures(1)")
 
     def test_the_current_stream_is_not_known(self):
