@@ -85,7 +85,7 @@ uint64_t CachingAllocator::Release(const std::vector<ReleasedSegment>& segments,
 ReleasedSegment CachingAllocator::Unlink(Block* whole_segment) {
   TakeFromCache(whole_segment);
   Segment* segment = whole_segment->segment;
-  const ReleasedSegment released{.id = segment->id, .bytes = segment->bytes};
+  const ReleasedSegment released{.id = segment->id, .bytes = segment->bytes, .stream = segment->pools->stream};
   counters_.segment.Down(segment->pool, 1);
   counters_.reserved_bytes.Down(segment->pool, segment->bytes);
   if (options_.IsOversize(segment->bytes)) counters_.oversize_segments.Down(1);

@@ -7,6 +7,8 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cstring>
 #include <utility>
 
@@ -20,59 +22,116 @@ namespace {
 
 static_assert(sizeof(cudaIpcMemHandle_t) == sizeof(CudaIpcHandle));
 
-// Whether this process uses a device already: whether it has made a context, of some hundred MiB, on it.
-bool HasContext(int ordinal) {
-#if CUDART_VERSION >= 12000  // before, choosing a device made no context
-  // int is CUresult, and CUdevice: driver_types.h has neither. 0 is CUDA_SUCCESS.
-  using GetState = int (*)(int device, unsigned int* flags, int* active);
-  static const GetState get_state = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-    constexpr char kName[] = "cuDevicePrimaryCtxGetState";
+// Functions of the driver for which the runtime has no like. int stands for CUresult, of which 0 is success, and for
+// CUdevice, void* for CUcontext: driver_types.h has none of them. Null where they cannot be had.
+struct Driver {
+  int (*primary_context_state)(int device, unsigned int* flags, int* active) = nullptr;
+  int (*retain_primary_context)(void** context, int device) = nullptr;
+  int (*push_context)(void* context) = nullptr;
+  int (*pop_context)(void** context) = nullptr;
+  int (*address_range)(uint64_t* base, size_t* bytes, uint64_t address) = nullptr;
+
+  bool has_contexts() const {
+    return primary_context_state != nullptr && retain_primary_context != nullptr && push_context != nullptr &&
+           pop_context != nullptr;
+  }
+};
+
+#if CUDART_VERSION >= 12000
+template <typename Function>
+void FindInDriver(const char* name, Function* function) {
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
 #if CUDART_VERSION >= 12050
-    const cudaError_t error = cudaGetDriverEntryPointByVersion(kName, &function, 12000, cudaEnableDefault, &found);
+  const cudaError_t error = cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result);
 #else
-    const cudaError_t error = cudaGetDriverEntryPoint(kName, &function, cudaEnableDefault, &found);
+  const cudaError_t error = cudaGetDriverEntryPoint(name, &found, cudaEnableDefault, &result);
 #endif
-    (void)cudaGetLastError();
-    return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<GetState>(function)
-                                                                        : nullptr;
+  (void)cudaGetLastError();
+  if (error == cudaSuccess && result == cudaDriverEntryPointSuccess) *function = reinterpret_cast<Function>(found);
+}
+#endif
+
+const Driver& GetDriver() {
+  static const Driver driver = [] {
+    Driver found;
+#if CUDART_VERSION >= 12000  // before, choosing a device made no context
+    FindInDriver("cuDevicePrimaryCtxGetState", &found.primary_context_state);
+    FindInDriver("cuDevicePrimaryCtxRetain", &found.retain_primary_context);
+    FindInDriver("cuCtxPushCurrent", &found.push_context);
+    FindInDriver("cuCtxPopCurrent", &found.pop_context);
+    FindInDriver("cuMemGetAddressRange", &found.address_range);
+#endif
+    return found;
   }();
-  unsigned int flags = 0;
-  int active = 0;
-  return get_state == nullptr || get_state(ordinal, &flags, &active) != 0 || active != 0;
-#else
-  (void)ordinal;
-  return true;
-#endif
+  return driver;
 }
 
-// CUDA's current device belongs to the thread, which is the application's: what it was before comes back. But not where
-// that device is 0 only because the thread never chose one: choosing it would make a context on it (since CUDA 12).
+// Whether this process uses a device already: whether it has made a context, of some hundred MiB, on it. True where
+// that cannot be known.
+bool HasContext(int ordinal) {
+  unsigned int flags = 0;
+  int active = 0;
+  const auto state = GetDriver().primary_context_state;
+  return state == nullptr || state(ordinal, &flags, &active) != 0 || active != 0;
+}
+
+// The context of a device that all runtimes of this process use; made when there is none. It is never released: the
+// application may use it by then, without knowing that it is ours.
+absl::StatusOr<void*> PrimaryContext(int ordinal) {
+  static std::array<std::atomic<void*>, 64> contexts = {};
+  const auto index = static_cast<size_t>(ordinal);
+  void* const known = index < contexts.size() ? contexts[index].load(std::memory_order_acquire) : nullptr;
+  if (known != nullptr && HasContext(ordinal)) return known;  // not reset by the application meanwhile
+  void* context = nullptr;
+  const int error = GetDriver().retain_primary_context(&context, ordinal);
+  // The numbers of the two interfaces' errors are the same.
+  if (error != 0) return CudaStatus("cuDevicePrimaryCtxRetain", static_cast<cudaError_t>(error));
+  if (index < contexts.size()) contexts[index].store(context, std::memory_order_release);
+  return context;
+}
+
+// CUDA's current device belongs to the thread, which is the application's: what it was before comes back. A thread that
+// never chose one has device 0, without a context. Choosing it would make one (since CUDA 12), and would leave such a
+// thread on a device that it did not choose. So the thread's stack of contexts, which the runtime follows, gets another
+// one on top for the time of our calls. Where that cannot be had, the device is chosen, and chosen back.
 class CurrentDevice {
  public:
-  explicit CurrentDevice(int ordinal) : ordinal_(ordinal) {
+  explicit CurrentDevice(int ordinal) {
     status_ = CudaStatus("cudaGetDevice", cudaGetDevice(&before_));
-    if (status_.ok() && before_ != ordinal_) status_ = CudaStatus("cudaSetDevice", cudaSetDevice(ordinal_));
+    if (!status_.ok() || before_ == ordinal) return;
+    if (!GetDriver().has_contexts()) {
+      status_ = CudaStatus("cudaSetDevice", cudaSetDevice(ordinal));
+      is_chosen_ = status_.ok();
+      return;
+    }
+    const absl::StatusOr<void*> context = PrimaryContext(ordinal);
+    status_ = context.ok()
+                  ? CudaStatus("cuCtxPushCurrent", static_cast<cudaError_t>(GetDriver().push_context(*context)))
+                  : context.status();
+    is_pushed_ = status_.ok();
   }
   CurrentDevice(const CurrentDevice&) = delete;
   CurrentDevice& operator=(const CurrentDevice&) = delete;
   ~CurrentDevice() {
-    if (!status_.ok() || before_ == ordinal_ || !HasContext(before_)) return;
-    if (cudaSetDevice(before_) != cudaSuccess) (void)cudaGetLastError();
+    void* context = nullptr;
+    if (is_pushed_) (void)GetDriver().pop_context(&context);
+    if (is_chosen_ && HasContext(before_) && cudaSetDevice(before_) != cudaSuccess) (void)cudaGetLastError();
   }
 
   const absl::Status& status() const { return status_; }
 
  private:
-  const int ordinal_;
   int before_ = 0;
+  bool is_pushed_ = false;
+  bool is_chosen_ = false;
   absl::Status status_;
 };
 
 // While another thread captures a CUDA graph, calls that could disturb it are refused on all threads that have not
-// declared that theirs are none of its business, and some of them make the capture invalid. Ours are: no work of ours
-// goes to a stream that is captured.
+// declared that theirs are none of its business, and make the capture invalid. Ours are: no work of ours goes to a
+// stream that is captured. Waiting for the whole device makes captures on it invalid all the same. To be made when the
+// thread has its device: it makes a context on the one that it finds.
 class OutsideOfCapture {
  public:
   OutsideOfCapture() { exchanged_ = cudaThreadExchangeStreamCaptureMode(&mode_) == cudaSuccess; }
@@ -97,13 +156,17 @@ void* AsPointer(uint64_t address) {
 
 class CudaEvent : public Event {
  public:
-  explicit CudaEvent(cudaEvent_t event) : event_(event) {}
+  CudaEvent(int ordinal, cudaEvent_t event) : ordinal_(ordinal), event_(event) {}
   ~CudaEvent() override {
+    const CurrentDevice current(ordinal_);
+    if (!current.status().ok()) return;
     const OutsideOfCapture outside;
     (void)cudaEventDestroy(event_);
   }
 
   absl::StatusOr<bool> Query() override {
+    const CurrentDevice current(ordinal_);
+    if (!current.status().ok()) return current.status();
     const OutsideOfCapture outside;
     const cudaError_t error = cudaEventQuery(event_);
     if (error == cudaErrorNotReady) {
@@ -115,11 +178,14 @@ class CudaEvent : public Event {
   }
 
   absl::Status Wait() override {
+    const CurrentDevice current(ordinal_);
+    if (!current.status().ok()) return current.status();
     const OutsideOfCapture outside;
     return CudaStatus("cudaEventSynchronize", cudaEventSynchronize(event_));
   }
 
  private:
+  const int ordinal_;
   const cudaEvent_t event_;
 };
 
@@ -129,7 +195,7 @@ bool IsNoStream(cudaError_t error) {
   return error == cudaErrorInvalidResourceHandle || error == cudaErrorContextIsDestroyed;
 }
 
-// Waits for everything that this process has queued on its devices.
+// Waits for everything that this process has queued on its devices. Makes captures on them invalid.
 absl::Status WaitForAllDevices() {
   int count = 0;
   if (absl::Status status = CudaStatus("cudaGetDeviceCount", cudaGetDeviceCount(&count)); !status.ok()) return status;
@@ -187,7 +253,8 @@ class CudaDevice : public Device {
  public:
   explicit CudaDevice(DeviceProperties properties) : properties_(std::move(properties)) {}
   ~CudaDevice() override {
-    if (stream_ != nullptr) (void)cudaStreamDestroy(stream_);
+    const cudaStream_t stream = stream_;
+    if (stream != nullptr) (void)OnDevice("cudaStreamDestroy", [&] { return cudaStreamDestroy(stream); });
   }
 
   const DeviceProperties& properties() const override { return properties_; }
@@ -233,6 +300,23 @@ class CudaDevice : public Device {
   }
 
   absl::StatusOr<SegmentHandle> ExportSegment(const DeviceSegment& segment) override {
+    // A handle opens the driver's whole allocation.
+    uint64_t base = segment.address;
+    size_t bytes = segment.bytes;
+    if (absl::Status status = OnDevice("cuMemGetAddressRange",
+                                       [&] {
+                                         const auto range = GetDriver().address_range;
+                                         if (range == nullptr) return cudaSuccess;
+                                         return static_cast<cudaError_t>(range(&base, &bytes, segment.address));
+                                       });
+        !status.ok()) {
+      return status;
+    }
+    if (base != segment.address || bytes != segment.bytes) {
+      return absl::InternalError(absl::StrCat("the driver has put a segment of ", segment.bytes, " bytes, at offset ",
+                                              segment.address - base, ", into an allocation of ", bytes,
+                                              ": a handle would show other processes all of it"));
+    }
     cudaIpcMemHandle_t handle;
     if (absl::Status status =
             OnDevice("cudaIpcGetMemHandle", [&] { return cudaIpcGetMemHandle(&handle, AsPointer(segment.address)); });
@@ -260,12 +344,11 @@ class CudaDevice : public Device {
   }
 
   absl::Status CloseHandle(void* address, uint64_t /*bytes*/) override {
-    // Blocks may be freed while their stream still works on them; who gets the memory next knows nothing of that
-    // stream.
-    if (absl::Status status = OnDevice("cudaDeviceSynchronize", [] { return cudaDeviceSynchronize(); }); !status.ok()) {
-      return status;
-    }
     return OnDevice("cudaIpcCloseMemHandle", [&] { return cudaIpcCloseMemHandle(address); });
+  }
+
+  absl::Status WaitForAllStreams() override {
+    return OnDevice("cudaDeviceSynchronize", [] { return cudaDeviceSynchronize(); });
   }
 
   absl::Status CopyIn(void* segment_address, const void* from, uint64_t bytes) override {
@@ -288,7 +371,10 @@ class CudaDevice : public Device {
     return OnDevice("cudaStreamSynchronize", [&] { return cudaStreamSynchronize(*stream); });
   }
 
-  absl::StatusOr<std::unique_ptr<Event>> RecordEvent(Stream stream) override {
+  absl::StatusOr<std::unique_ptr<Event>> RecordEvent(Stream number) override {
+    // By this name each thread has a stream of its own, and this thread is not always the one that meant its own. The
+    // default stream waits for all of these.
+    const cudaStream_t stream = AsStream(number) == cudaStreamPerThread ? cudaStreamLegacy : AsStream(number);
     bool exists = true;
     const auto unless_lost = [&exists](cudaError_t error) {
       if (!IsNoStream(error)) return error;
@@ -297,29 +383,32 @@ class CudaDevice : public Device {
       return cudaSuccess;
     };
     // In a stream that is captured the event would become part of the graph, and never complete. Whoever waits for
-    // the stream tries again later.
-    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    if (absl::Status status = OnDevice("cudaStreamIsCapturing",
-                                       [&] { return unless_lost(cudaStreamIsCapturing(AsStream(stream), &capture)); });
-        !status.ok()) {
-      return status;
-    }
-    if (!exists) return std::make_unique<LostStreamEvent>(&lost_streams_);
-    if (capture != cudaStreamCaptureStatusNone) {
+    // the stream tries again later. The default stream is as good as captured while a stream is that waits for it.
+    const auto check_capture = [&]() -> absl::Status {
+      cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+      if (absl::Status status =
+              OnDevice("cudaStreamIsCapturing", [&] { return unless_lost(cudaStreamIsCapturing(stream, &capture)); });
+          !status.ok()) {
+        return status;
+      }
+      if (capture == cudaStreamCaptureStatusNone) return absl::OkStatus();
       return CudaStatus("cudaEventRecord", cudaErrorStreamCaptureUnsupported);
-    }
+    };
+    if (absl::Status status = check_capture(); !status.ok()) return status;
+    if (!exists) return std::make_unique<LostStreamEvent>(&lost_streams_);
     cudaEvent_t event = nullptr;
     if (absl::Status status = OnDevice("cudaEventCreateWithFlags",
                                        [&] { return cudaEventCreateWithFlags(&event, cudaEventDisableTiming); });
         !status.ok()) {
       return status;
     }
-    auto owner = std::make_unique<CudaEvent>(event);
-    if (absl::Status status =
-            OnDevice("cudaEventRecord", [&] { return unless_lost(cudaEventRecord(event, AsStream(stream))); });
+    auto owner = std::make_unique<CudaEvent>(properties_.ordinal, event);
+    if (absl::Status status = OnDevice("cudaEventRecord", [&] { return unless_lost(cudaEventRecord(event, stream)); });
         !status.ok()) {
       return status;
     }
+    // A capture that has begun meanwhile may have got the event, and asking for it would make that invalid.
+    if (absl::Status status = check_capture(); !status.ok()) return status;
     if (!exists) return std::make_unique<LostStreamEvent>(&lost_streams_);
     return owner;
   }
@@ -390,24 +479,6 @@ absl::Status CheckVersions() {
   return absl::OkStatus();
 }
 
-}  // namespace
-
-absl::Status CheckComputeMode(int ordinal) {
-  int mode = cudaComputeModeDefault;
-  if (absl::Status status =
-          CudaStatus("cudaDeviceGetAttribute", cudaDeviceGetAttribute(&mode, cudaDevAttrComputeMode, ordinal));
-      !status.ok()) {
-    return status;
-  }
-  if (mode == cudaComputeModeDefault) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("GPU ", ordinal, " is in a compute mode that ",
-                   mode == cudaComputeModeProhibited ? "admits no process" : "admits one process only",
-                   "; nvidia-smi -i ", ordinal, " -c DEFAULT changes it"));
-}
-
-namespace {
-
 // As nvidia-smi prints it.
 std::string FormatUuid(const cudaUUID_t& uuid) {
   std::string text = "GPU-";
@@ -419,6 +490,27 @@ std::string FormatUuid(const cudaUUID_t& uuid) {
 }
 
 }  // namespace
+
+absl::Status CheckComputeMode(int ordinal) {
+  int mode = cudaComputeModeDefault;
+  if (absl::Status status =
+          CudaStatus("cudaDeviceGetAttribute", cudaDeviceGetAttribute(&mode, cudaDevAttrComputeMode, ordinal));
+      !status.ok()) {
+    return status;
+  }
+  if (mode == cudaComputeModeDefault) return absl::OkStatus();
+  // By its UUID: nvidia-smi's numbers may be others.
+  cudaDeviceProp cuda = {};
+  if (absl::Status status = CudaStatus("cudaGetDeviceProperties", cudaGetDeviceProperties(&cuda, ordinal));
+      !status.ok()) {
+    return status;
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "GPU ", ordinal, " is in the compute mode ",
+      mode == cudaComputeModeProhibited ? "PROHIBITED, which admits no process"
+                                        : "EXCLUSIVE_PROCESS, which admits one process only: the daemon, and no client",
+      "; nvidia-smi -i ", FormatUuid(cuda.uuid), " -c DEFAULT, as root, changes it, also where MPS is used"));
+}
 
 std::string CudaVersions() {
   int driver = 0;

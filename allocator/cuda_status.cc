@@ -65,6 +65,8 @@ constexpr KnownError kKnownErrors[] = {
     {cudaErrorUnknown, absl::StatusCode::kInternal, false, kUnknown},
     {cudaErrorStreamCaptureUnsupported, absl::StatusCode::kFailedPrecondition, false,
      "not possible while a CUDA graph is being captured; it will be tried again later"},
+    {cudaErrorStreamCaptureInvalidated, absl::StatusCode::kFailedPrecondition, false,
+     "not possible while a CUDA graph is being captured; it will be tried again later"},
     {cudaErrorStreamCaptureImplicit, absl::StatusCode::kFailedPrecondition, false,
      "not possible while a CUDA graph is being captured; it will be tried again later"},
     {cudaErrorECCUncorrectable, absl::StatusCode::kInternal, true, kSeeXid},

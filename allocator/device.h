@@ -135,7 +135,12 @@ class Device : public EventSource {
   // Maps an exported segment of `bytes` into this process; returns its address here. InvalidArgument when the
   // handle is of another kind of device or, where the device can tell (host), not of a segment of this size.
   virtual absl::StatusOr<void*> OpenHandle(const SegmentHandle& handle, uint64_t bytes) = 0;
+  // Waits for nothing. REQUIRES: no work on the device uses the segment any more; RecordEvent() tells of one stream.
   virtual absl::Status CloseHandle(void* address, uint64_t bytes) = 0;
+
+  // Blocks until all work that this process has queued on the device is done. Makes every capture of a CUDA graph on
+  // the device invalid, and fails while there is one: for what no stream is known of.
+  virtual absl::Status WaitForAllStreams() { return absl::OkStatus(); }
 
   // Copies between ordinary memory of this process and an opened segment; done when it returns. For tools,
   // tests and small data: programs that compute use the address directly.

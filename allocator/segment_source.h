@@ -6,9 +6,11 @@
 #define VRAMBROKER_ALLOCATOR_SEGMENT_SOURCE_H_
 
 #include <cstdint>
+#include <optional>
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "allocator/events.h"
 #include "allocator/ids.h"
 
 namespace vrambroker {
@@ -21,6 +23,9 @@ struct AcquiredSegment {
 struct ReleasedSegment {
   SegmentId id{};
   uint64_t bytes = 0;
+  // Whose work may still use it: that of the stream which its blocks were for. All other streams are done with it.
+  // None: any stream's.
+  std::optional<Stream> stream;
 };
 
 // Safe to call from any thread. Calls may take milliseconds; the allocator holds no lock while it makes them.
@@ -33,7 +38,8 @@ class SegmentSource {
   // may wait for long. Any other error ends the request.
   virtual absl::StatusOr<AcquiredSegment> AcquireSegment(uint64_t bytes, bool last_resort) = 0;
 
-  // Takes segments back. Returns how many of their bytes are available again; the rest follows when it can.
+  // Takes segments back, on whose streams work may still be under way. Returns how many of their bytes are available
+  // again; the rest follows when it can.
   virtual uint64_t ReleaseSegments(absl::Span<const ReleasedSegment> segments) = 0;
 
   // Bytes that AcquireSegment could still hand out now, for the record of an out-of-memory event. Never blocks.

@@ -140,7 +140,10 @@ void Client::BeginEnd() {
   session_->BeginEnd();
 }
 absl::Status Client::ReturnSegment(void* pointer) {
-  return session_->ReturnSegment(pointer);
+  return session_->ReturnSegment(pointer, std::nullopt);
+}
+absl::Status Client::ReturnSegment(void* pointer, uint64_t stream) {
+  return session_->ReturnSegment(pointer, stream);
 }
 absl::Status Client::Write(void* pointer, uint64_t offset, const void* from, uint64_t bytes) {
   const absl::StatusOr<Device*> device = session_->DeviceOf(pointer, offset, bytes);

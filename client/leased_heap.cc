@@ -15,6 +15,7 @@
 #include "client/deadline.h"
 #include "client/give_up.h"
 #include "client/session_client.h"
+#include "client/stream_waits.h"
 
 namespace vrambroker::client_internal {
 namespace {
@@ -83,10 +84,16 @@ bool LeasedHeap::CloseAll() {
     mapped.swap(mapped_);
     refused_.clear();
   }
+  if (mapped.empty()) return true;
+  // Those that the allocator holds have not been given back. The streams of the others are known.
+  for (const SegmentSnapshot& segment : allocator_.Snapshot(/*with_history=*/false).segments) {
+    if (const auto it = mapped.find(segment.id); it != mapped.end()) it->second.stream = segment.stream;
+  }
+  StreamWaits waits(device());
   bool closed = true;
   for (const auto& [id, segment] : mapped) {
     addresses_.RemoveRange(segment.base);
-    closed = device()->CloseHandle(segment.base, segment.bytes).ok() && closed;
+    closed = waits.WaitFor(segment.stream).ok() && device()->CloseHandle(segment.base, segment.bytes).ok() && closed;
   }
   return closed;
 }
@@ -266,7 +273,9 @@ absl::StatusOr<AcquiredSegment> LeasedHeap::AcquireSegment(uint64_t bytes, bool 
   if (base.ok() && !addresses_.AddRange(*base, bytes, granule, this)) {
     if (!(*opened)->CloseHandle(*base, bytes).ok()) {
       MutexLock lock(mu_);
-      mapped_.at(id).base = *base;
+      Mapped& mapped = mapped_.at(id);
+      mapped.base = *base;
+      mapped.stream = Stream{0};  // nothing has used it: any will do
       refused_.push_back(id);
       return absl::InternalError("an unusable segment cannot be closed now either; the client will try again");
     }
@@ -298,8 +307,10 @@ uint64_t LeasedHeap::ReleaseSegments(absl::Span<const ReleasedSegment> segments)
   {
     MutexLock lock(mu_);
     for (const ReleasedSegment& segment : segments) {
+      Mapped& mapped = mapped_.at(segment.id);
+      mapped.stream = segment.stream;
       ids.push_back(segment.id);
-      bases.push_back(mapped_.at(segment.id).base);
+      bases.push_back(mapped.base);
     }
   }
   for (void* base : bases) addresses_.RemoveRange(base);
@@ -313,15 +324,16 @@ uint64_t LeasedHeap::CloseAndReturn(absl::Span<const SegmentId> segments) {
     MutexLock lock(mu_);
     for (const SegmentId id : segments) closed.push_back(mapped_.at(id));
   }
-  // Closing waits for what the GPU still does with the segment. Until then it is held, whatever happens to the
-  // connection: see Connect().
+  // Blocks may be freed while their stream still works on them, and who gets the memory next knows nothing of that
+  // stream. Until that work is done the segment is held, whatever happens to the connection: see Connect().
+  StreamWaits waits(device());
   absl::flat_hash_map<uint64_t, std::vector<uint64_t>> by_session;
   absl::flat_hash_map<uint64_t, uint64_t> bytes_by_session;
   std::vector<SegmentId> gone;
   std::vector<SegmentId> refused;
   for (size_t i = 0; i < segments.size(); ++i) {
     const Mapped& mapped = closed[i];
-    if (!device()->CloseHandle(mapped.base, mapped.bytes).ok()) {
+    if (!waits.WaitFor(mapped.stream).ok() || !device()->CloseHandle(mapped.base, mapped.bytes).ok()) {
       refused.push_back(segments[i]);
       continue;
     }
@@ -391,7 +403,7 @@ absl::StatusOr<void*> LeasedHeap::LeaseSegment(uint64_t bytes, bool now) {
   return segment->base;
 }
 
-absl::Status LeasedHeap::ReturnSegment(void* pointer) {
+absl::Status LeasedHeap::ReturnSegment(void* pointer, std::optional<Stream> stream) {
   Whole whole;
   {
     MutexLock lock(mu_);
@@ -409,7 +421,7 @@ absl::Status LeasedHeap::ReturnSegment(void* pointer) {
     ++whole_stats_.num_device_free;
     if (use_.has_value()) use_->idle_bytes -= std::min(use_->idle_bytes, whole.bytes);
   }
-  if (ReleaseSegments({{.id = whole.id, .bytes = whole.bytes}}) > 0) {
+  if (ReleaseSegments({{.id = whole.id, .bytes = whole.bytes, .stream = stream}}) > 0) {
     session_.WholeReturned(ordinal(), whole.bytes);
     return absl::OkStatus();
   }

@@ -46,8 +46,9 @@ class LeasedHeap final : public Heap, private SegmentSource, private EventSource
   void RecordStream(Block* block, Stream stream);
 
   absl::StatusOr<void*> LeaseSegment(uint64_t bytes, bool now) override ABSL_LOCKS_EXCLUDED(mu_);
-  // NotFound: `pointer` is not from LeaseSegment().
-  absl::Status ReturnSegment(void* pointer) ABSL_LOCKS_EXCLUDED(mu_);
+  // Waits for the work on `stream`; without one, for all work on the device. NotFound: `pointer` is not from
+  // LeaseSegment().
+  absl::Status ReturnSegment(void* pointer, std::optional<Stream> stream) ABSL_LOCKS_EXCLUDED(mu_);
   std::optional<uint64_t> SizeOf(const void* pointer) const override ABSL_LOCKS_EXCLUDED(mu_);
   void ReportUse(const SegmentUse& use) ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -87,6 +88,7 @@ class LeasedHeap final : public Heap, private SegmentSource, private EventSource
     void* base = nullptr;
     uint64_t file_device = 0;  // which file it is on a host device, for a daemon that did not lease it
     uint64_t file_inode = 0;
+    std::optional<Stream> stream;  // once it is given back: as in ReleasedSegment
   };
   struct Whole {
     SegmentId id{};
@@ -115,7 +117,8 @@ class LeasedHeap final : public Heap, private SegmentSource, private EventSource
 
   absl::StatusOr<AcquiredSegment> AcquireSegment(uint64_t bytes, bool last_resort) override ABSL_LOCKS_EXCLUDED(mu_);
   uint64_t ReleaseSegments(absl::Span<const ReleasedSegment> segments) override ABSL_LOCKS_EXCLUDED(mu_);
-  // Returns the bytes that the daemon has back. What the device does not let go of stays held, and charged, for later.
+  // Waits for the streams of the segments first. Returns the bytes that the daemon has back. What the device does not
+  // let go of stays held, and charged, for later.
   uint64_t CloseAndReturn(absl::Span<const SegmentId> segments) ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<std::unique_ptr<Event>> RecordEvent(Stream stream) override;
   // whole_stats_ with what the application makes of it.

@@ -8,8 +8,10 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/inlined_vector.h"
 #include "absl/status/statusor.h"
 #include "allocator/device.h"
+#include "allocator/events.h"
 #include "allocator/mutex.h"
 
 namespace vrambroker::client_internal {
@@ -20,14 +22,17 @@ class Mappings {
   // Closes what is still open.
   ~Mappings() { CloseAll(); }
 
-  // The address of a segment. The first caller opens it, with the handle that `fetch` gets; others wait for it.
-  // `device` outlives the mapping.
-  absl::StatusOr<void*> Open(uint64_t segment_id, uint64_t bytes, Device* device,
+  // The address of a segment, for use on `stream`. The first caller opens it, with the handle that `fetch` gets; others
+  // wait for it. `device` outlives the mapping.
+  absl::StatusOr<void*> Open(uint64_t segment_id, uint64_t bytes, Stream stream, Device* device,
                              const std::function<absl::StatusOr<SegmentHandle>()>& fetch) ABSL_LOCKS_EXCLUDED(mu_);
+  // `stream` uses an open segment, too.
+  void UsedOn(uint64_t segment_id, Stream stream) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // True when the segment is not open now. False: the device has refused to close it, as it does while a CUDA graph is
-  // captured, and may still use it: it stays open, for CloseRefused(). REQUIRES: nothing uses it any more.
-  bool Close(uint64_t segment_id) ABSL_LOCKS_EXCLUDED(mu_);
+  // Waits for the streams that used the segments, and closes them. Returns those that are not open now. The others the
+  // device has refused to close, as it does while a stream of theirs is captured in a CUDA graph, and may still use:
+  // they stay open, for CloseRefused(). REQUIRES: no block of them is in use any more.
+  std::vector<uint64_t> Close(const std::vector<uint64_t>& segment_ids) ABSL_LOCKS_EXCLUDED(mu_);
   // Tries again. Returns those that are closed now.
   std::vector<uint64_t> CloseRefused() ABSL_LOCKS_EXCLUDED(mu_);
   // False when the device has refused any.
@@ -37,8 +42,11 @@ class Mappings {
   struct Mapping {
     Device* device = nullptr;
     uint64_t bytes = 0;
-    void* address = nullptr;  // null while it is being opened
+    void* address = nullptr;                 // null while it is being opened
+    absl::InlinedVector<Stream, 1> streams;  // that blocks of it were for: in the daemon's order, one
   };
+
+  static void AddStream(Mapping& mapping, Stream stream);
 
   Mutex mu_;
   CondVar opened_;

@@ -35,7 +35,7 @@ absl::StatusOr<Buffer> RemoteHeap::Allocate(uint64_t bytes, Stream stream) {
   if (absl::IsCancelled(response.status())) return GiveUpScope::Error();
   if (!response.ok()) return response.status();
   bool fetched = false;
-  absl::StatusOr<void*> base = mappings_.Open(response->segment_id(), response->segment_bytes(), *opener, [&] {
+  absl::StatusOr<void*> base = mappings_.Open(response->segment_id(), response->segment_bytes(), stream, *opener, [&] {
     absl::StatusOr<SegmentHandle> handle = session_.FetchHandle(response->handle());
     fetched = handle.ok();
     return handle;
@@ -103,7 +103,7 @@ absl::StatusOr<void*> RemoteHeap::Malloc(uint64_t bytes, Stream stream) {
   return data;
 }
 
-absl::Status RemoteHeap::FreePointer(void* pointer) {
+absl::Status RemoteHeap::FreePointer(void* pointer, std::optional<Stream> stream) {
   Buffer buffer;  // given back without the lock
   {
     MutexLock lock(mu_);
@@ -112,6 +112,7 @@ absl::Status RemoteHeap::FreePointer(void* pointer) {
     buffer = std::move(it->second);
     pointers_.erase(it);
   }
+  if (stream.has_value()) mappings_.UsedOn(buffer.segment_id(), *stream);
   return absl::OkStatus();
 }
 

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
 
 #include "absl/container/flat_hash_map.h"
 #include "allocator/mutex.h"
@@ -30,8 +31,8 @@ class RemoteHeap : public Heap {
   uint64_t OffsetOf(uint64_t block) const override ABSL_LOCKS_EXCLUDED(mu_);
 
   absl::StatusOr<void*> Malloc(uint64_t bytes, Stream stream) override ABSL_LOCKS_EXCLUDED(mu_);
-  // NotFound: `pointer` is not from Malloc().
-  absl::Status FreePointer(void* pointer) ABSL_LOCKS_EXCLUDED(mu_);
+  // Its segment goes back only when the work on `stream` is done, too. NotFound: `pointer` is not from Malloc().
+  absl::Status FreePointer(void* pointer, std::optional<Stream> stream) ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<void*> LeaseSegment(uint64_t bytes, bool now) override;
   std::optional<uint64_t> SizeOf(const void* pointer) const override ABSL_LOCKS_EXCLUDED(mu_);
 

@@ -448,7 +448,7 @@ absl::Status SessionClient::FreePointer(void* pointer, std::optional<Stream> str
     }
   } else {
     for (size_t device = 0; device < heaps_.size(); ++device) {
-      if (remote(device).FreePointer(pointer).ok()) return absl::OkStatus();
+      if (remote(device).FreePointer(pointer, stream).ok()) return absl::OkStatus();
     }
   }
   return absl::InvalidArgumentError("pointer: not from this client's Malloc(), or already freed");
@@ -465,10 +465,10 @@ absl::Status SessionClient::RecordStream(void* pointer, Stream stream) {
   return absl::OkStatus();
 }
 
-absl::Status SessionClient::ReturnSegment(void* pointer) {
+absl::Status SessionClient::ReturnSegment(void* pointer, std::optional<Stream> stream) {
   if (IsForked()) return CheckUsable();
   for (size_t device = 0; leases() && device < heaps_.size(); ++device) {
-    absl::Status status = leased(device).ReturnSegment(pointer);
+    absl::Status status = leased(device).ReturnSegment(pointer, stream);
     if (!absl::IsNotFound(status)) return status;
   }
   return absl::InvalidArgumentError("pointer: not from this client's LeaseSegment(), or already returned");
@@ -657,9 +657,8 @@ void SessionClient::CloseSegments(const v1::CloseSegments& message, Link* link) 
   v1::SessionRequest answer;
   // What stays open stays charged.
   std::vector<uint64_t> closed = mappings_.CloseRefused();
-  for (const uint64_t id : message.segment_ids()) {
-    if (mappings_.Close(id)) closed.push_back(id);
-  }
+  const std::vector<uint64_t> more = mappings_.Close({message.segment_ids().begin(), message.segment_ids().end()});
+  closed.insert(closed.end(), more.begin(), more.end());
   for (const uint64_t id : closed) {
     answer.mutable_segments_closed()->add_segment_ids(id);
     if (answer.segments_closed().segment_ids_size() == kMaxIdsInMessage) link->stream->Send(std::exchange(answer, {}));

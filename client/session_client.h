@@ -76,7 +76,7 @@ class SessionClient {
   }
   absl::Status FreePointer(void* pointer, std::optional<Stream> stream);
   absl::Status RecordStream(void* pointer, Stream stream);
-  absl::Status ReturnSegment(void* pointer);
+  absl::Status ReturnSegment(void* pointer, std::optional<Stream> stream);
   // The device of what Malloc() or LeaseSegment() gave. OutOfRange unless [offset, offset + bytes) lies within it.
   absl::StatusOr<Device*> DeviceOf(const void* pointer, uint64_t offset, uint64_t bytes) const;
   absl::StatusOr<uint64_t> EmptyCache();

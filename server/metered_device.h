@@ -53,6 +53,7 @@ class MeteredDevice : public Device {
     return device_->OpenHandle(handle, bytes);
   }
   absl::Status CloseHandle(void* address, uint64_t bytes) override { return device_->CloseHandle(address, bytes); }
+  absl::Status WaitForAllStreams() override { return device_->WaitForAllStreams(); }
   absl::Status CopyIn(void* segment_address, const void* from, uint64_t bytes) override {
     return device_->CopyIn(segment_address, from, bytes);
   }

@@ -112,6 +112,11 @@ absl::StatusOr<absl::Duration> Milliseconds(const char* option, int64_t value, a
 
 }  // namespace
 
+absl::Status ReturnSegment(Client& client, void* pointer, const uint64_t* stream) {
+  if (pointer == nullptr) return absl::OkStatus();
+  return stream == nullptr ? client.ReturnSegment(pointer) : client.ReturnSegment(pointer, *stream);
+}
+
 absl::StatusOr<ClientOptions> OptionsFromC(const vrambroker_options& from) {
   ClientOptions options;
   if (from.placement > VRAMBROKER_REMOTE) {
@@ -303,8 +308,8 @@ int CoreEndTrim(vrambroker_client* client, uint64_t number) {
   return Guarded([&] { return Report(Of(client).EndTrim(number)); });
 }
 
-int CoreReturnSegment(vrambroker_client* client, void* pointer) {
-  return Guarded([&] { return Report(pointer == nullptr ? absl::OkStatus() : Of(client).ReturnSegment(pointer)); });
+int CoreReturnSegment(vrambroker_client* client, void* pointer, const uint64_t* stream) {
+  return Guarded([&] { return Report(ReturnSegment(Of(client), pointer, stream)); });
 }
 
 int CoreWrite(vrambroker_client* client, void* pointer, uint64_t offset, const void* from, uint64_t bytes) {
@@ -419,6 +424,7 @@ constexpr vrambroker_core kCore = {
     .torch_device = &CoreTorchDevice,
     .torch_malloc = &CoreTorchMalloc,
     .torch_free = &CoreTorchFree,
+    .torch_return_segment = &CoreTorchReturnSegment,
     .torch_record_stream = &CoreTorchRecordStream,
     .torch_throw = &CoreTorchThrow,
 };

@@ -28,6 +28,8 @@ int Report(const absl::Status& status);
 int Take(const absl::StatusOr<void*>& from, void** pointer);
 
 absl::StatusOr<ClientOptions> OptionsFromC(const vrambroker_options& from);
+// `pointer` null: nothing to do. `stream` null: waits for the whole device.
+absl::Status ReturnSegment(Client& client, void* pointer, const uint64_t* stream);
 
 // Runs `body`, which returns a code. No exception gets out: the caller may be C.
 template <typename Body>
@@ -48,7 +50,8 @@ int CoreTorchConnect(const vrambroker_options* options);
 int CoreTorchClient(vrambroker_client** client);
 int CoreTorchDevice(int cuda_device, int* device);
 int CoreTorchMalloc(uint64_t bytes, int device, uint64_t stream, vrambroker_torch_memory what, void** pointer);
-int CoreTorchFree(void* pointer, bool cached);
+int CoreTorchFree(void* pointer);
+int CoreTorchReturnSegment(void* pointer, const uint64_t* stream);
 int CoreTorchRecordStream(void* pointer, uint64_t stream);
 void CoreTorchThrow(const char* message);
 

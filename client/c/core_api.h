@@ -10,7 +10,7 @@
 #include "client/vrambroker/vrambroker.h"
 
 // Changes with anything in this file, and with the structs that it passes: the halves must be of one build.
-inline constexpr uint32_t kVrambrokerCoreVersion = 6;
+inline constexpr uint32_t kVrambrokerCoreVersion = 7;
 
 struct vrambroker_core;
 
@@ -61,7 +61,8 @@ struct vrambroker_core {
                       void** pointer);
   int (*lease_segment)(vrambroker_client* client, uint64_t bytes, int device, const int* give_up, void** pointer);
   int (*try_lease_segment)(vrambroker_client* client, uint64_t bytes, int device, void** pointer);
-  int (*return_segment)(vrambroker_client* client, void* pointer);
+  // `stream` null: of the whole device.
+  int (*return_segment)(vrambroker_client* client, void* pointer, const uint64_t* stream);
   int (*report_segment_use)(vrambroker_client* client, int device, const vrambroker_segment_use* use);
   int (*serve_trims)(vrambroker_client* client, bool on);
   int (*wait_for_trim)(vrambroker_client* client, int64_t timeout_ms, vrambroker_trim* out);
@@ -73,12 +74,13 @@ struct vrambroker_core {
   int (*get_memory_stats)(vrambroker_client* client, int device, vrambroker_memory_stats* out);
   int (*memory_stats_json)(vrambroker_client* client, int device, char* buffer, size_t size, size_t* needed);
   int (*reset_memory_stats)(vrambroker_client* client, int device, bool accumulated);
-  // Of the client that PyTorch's functions share; `cached`: a block.
+  // Of the client that PyTorch's functions share.
   int (*torch_connect)(const vrambroker_options* options);
   int (*torch_client)(vrambroker_client** client);
   int (*torch_device)(int cuda_device, int* device);
   int (*torch_malloc)(uint64_t bytes, int device, uint64_t stream, vrambroker_torch_memory what, void** pointer);
-  int (*torch_free)(void* pointer, bool cached);
+  int (*torch_free)(void* pointer);                                    // a block
+  int (*torch_return_segment)(void* pointer, const uint64_t* stream);  // null: of the whole device
   int (*torch_record_stream)(void* pointer, uint64_t stream);
   // Throws PyTorch's OutOfMemoryError; returns where there is no PyTorch, or one that this cannot be done with.
   void (*torch_throw)(const char* message);

@@ -5,6 +5,7 @@
 #define VRAMBROKER_CLIENT_C_LIBRARY_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 
 #include "client/c/core_api.h"
@@ -36,6 +37,9 @@ const char* OwnPath();
 // A whole segment of what is free now, as vrambroker_torch_malloc() gives it. Null: an error is remembered, but no
 // refusal: PyTorch will ask again. `bytes` is at most PTRDIFF_MAX.
 void* TorchSegmentNow(size_t bytes, int device);
+// Gives a whole segment back, when the work on `*stream` is done; null: all work on the device. `function` is called so
+// by the program.
+void TorchReturnSegment(const char* function, void* pointer, const uint64_t* stream);
 
 // `path` is of a file called `name`, or that and a version.
 inline bool IsFileNamed(const char* path, const char* name) {

@@ -107,16 +107,16 @@ void* TorchMalloc(const char* function, ssize_t size, int device, void* stream, 
   return pointer;
 }
 
-void TorchFree(const char* function, void* pointer, bool cached) {
-  if (pointer == nullptr || exiting.load()) return;
-  const vrambroker_core* const core = Core();
-  if (core == nullptr || Kept(core, core->torch_free(pointer, cached)) != VRAMBROKER_OK) Tell(function);
-}
-
 }  // namespace
 
 void* vrambroker::c_library::TorchSegmentNow(size_t bytes, int device) {
   return TorchMalloc("cudaMalloc", static_cast<ssize_t>(bytes), device, nullptr, VRAMBROKER_TORCH_SEGMENT_NOW);
+}
+
+void vrambroker::c_library::TorchReturnSegment(const char* function, void* pointer, const uint64_t* stream) {
+  if (pointer == nullptr || exiting.load()) return;
+  const vrambroker_core* const core = Core();
+  if (core == nullptr || Kept(core, core->torch_return_segment(pointer, stream)) != VRAMBROKER_OK) Tell(function);
 }
 
 extern "C" {
@@ -158,8 +158,10 @@ void* vrambroker_torch_malloc(ssize_t size, int device, void* stream) {
   return TorchMalloc(__func__, size, device, stream, VRAMBROKER_TORCH_SEGMENT);
 }
 
-void vrambroker_torch_free(void* pointer, ssize_t /*size*/, int /*device*/, void* /*stream*/) {
-  TorchFree(__func__, pointer, /*cached=*/false);
+// PyTorch names the stream that it allocated for, which was the current one of its thread.
+void vrambroker_torch_free(void* pointer, ssize_t /*size*/, int /*device*/, void* stream) {
+  const uint64_t number = reinterpret_cast<uintptr_t>(stream);
+  TorchReturnSegment(__func__, pointer, &number);
 }
 
 void* vrambroker_torch_cached_malloc(ssize_t size, int device, void* stream) {
@@ -176,7 +178,9 @@ void* vrambroker_torch_cached_malloc(ssize_t size, int device, void* stream) {
 
 void vrambroker_torch_cached_free(void* pointer, ssize_t size, int device, void* /*stream*/) {
   if (pointer != nullptr && size > 0) Uncharge(static_cast<uint64_t>(size), device);
-  TorchFree(__func__, pointer, /*cached=*/true);
+  if (pointer == nullptr || exiting.load()) return;
+  const vrambroker_core* const core = Core();
+  if (core == nullptr || Kept(core, core->torch_free(pointer)) != VRAMBROKER_OK) Tell(__func__);
 }
 
 void vrambroker_torch_record_stream(void* pointer, void* stream) {

@@ -34,6 +34,15 @@ using FreeFunction = int (*)(void* pointer);
 using MemGetInfoFunction = int (*)(size_t* free_bytes, size_t* total_bytes);
 using GetDeviceFunction = int (*)(int* device);
 using SetDeviceFunction = int (*)(int device);
+using IsCapturingFunction = int (*)(void* stream, int* status);
+using GetLastErrorFunction = int (*)();
+// c10::cuda::CUDAStream, which is returned in two registers: its device's type and index, and its number.
+struct TorchStream {
+  int64_t device;
+  int64_t id;
+};
+using CurrentStreamFunction = TorchStream (*)(signed char device);
+using StreamFunction = void* (*)(const TorchStream* self);
 
 std::atomic<bool> serving{false};
 std::atomic<MallocFunction> real_malloc{nullptr};
@@ -41,64 +50,104 @@ std::atomic<FreeFunction> real_free{nullptr};
 std::atomic<MemGetInfoFunction> real_mem_get_info{nullptr};
 std::atomic<GetDeviceFunction> get_device{nullptr};
 std::atomic<SetDeviceFunction> set_device{nullptr};
+std::atomic<IsCapturingFunction> is_capturing{nullptr};
+std::atomic<GetLastErrorFunction> get_last_error{nullptr};
+std::atomic<CurrentStreamFunction> current_stream{nullptr};
+std::atomic<StreamFunction> stream_of{nullptr};
 
 // ---- What was handed out ----
 
+struct Segment {
+  void* pointer;
+  uint64_t stream;  // whose work uses it
+  bool has_stream;  // else any
+};
+
 pthread_mutex_t segments_mutex = PTHREAD_MUTEX_INITIALIZER;
-void** segments = nullptr;  // guarded by segments_mutex, as are the next two
+Segment* segments = nullptr;  // guarded by segments_mutex, as are the next two
 size_t segment_count = 0;
 size_t segment_room = 0;
 
-bool AddSegment(void* pointer) {
+bool AddSegment(const Segment& segment) {
   pthread_mutex_lock(&segments_mutex);
   bool added = segment_count < segment_room;
   if (!added) {
     const size_t room = std::max<size_t>(256, 2 * segment_room);
-    if (void* const larger = std::realloc(static_cast<void*>(segments), room * sizeof(void*))) {
-      segments = static_cast<void**>(larger);
+    if (void* const larger = std::realloc(segments, room * sizeof(Segment))) {
+      segments = static_cast<Segment*>(larger);
       segment_room = room;
       added = true;
     }
   }
-  if (added) segments[segment_count++] = pointer;
+  if (added) segments[segment_count++] = segment;
   pthread_mutex_unlock(&segments_mutex);
   return added;
 }
 
 // False when it is none of ours.
-bool RemoveSegment(const void* pointer) {
+bool RemoveSegment(const void* pointer, Segment* removed) {
   pthread_mutex_lock(&segments_mutex);
   size_t i = 0;
-  while (i < segment_count && segments[i] != pointer) ++i;
+  while (i < segment_count && segments[i].pointer != pointer) ++i;
   const bool found = i < segment_count;
-  if (found) segments[i] = segments[--segment_count];
+  if (found) {
+    *removed = segments[i];
+    segments[i] = segments[--segment_count];
+  }
   pthread_mutex_unlock(&segments_mutex);
   return found;
 }
 
 // ---- The calls ----
 
-// The broker's client selects the device that it works on; the caller's choice is put back.
+// The broker's client puts the caller's device back, with a runtime of its own. Where this library's runtime does not
+// see that, it is put back here, too; only there, since choosing a device makes a context on it.
 class KeepsDevice {
  public:
-  KeepsDevice() {
-    const GetDeviceFunction get = get_device.load();
-    known_ = get != nullptr && get(&device_) == kCudaSuccess;
-  }
+  KeepsDevice() { known_ = Get(&device_); }
   ~KeepsDevice() {
-    if (const SetDeviceFunction set = set_device.load(); known_ && set != nullptr) (void)set(device_);
+    int now = 0;
+    if (!known_ || (Get(&now) && now == device_)) return;
+    if (const SetDeviceFunction set = set_device.load(); set != nullptr) (void)set(device_);
   }
   KeepsDevice(const KeepsDevice&) = delete;
   KeepsDevice& operator=(const KeepsDevice&) = delete;
   int device() const { return device_; }
 
  private:
+  static bool Get(int* device) {
+    const GetDeviceFunction get = get_device.load();
+    return get != nullptr && get(device) == kCudaSuccess;
+  }
+
   int device_ = 0;
   bool known_ = false;
 };
 
 std::atomic<int> captures{0};  // and pools in use
 std::atomic<int> calls_under_way{0};
+
+// Fills in whose work a new segment is for. PyTorch allocates for the current stream of the thread that asks
+// (allocate() in c10/cuda/CUDACachingAllocator.cpp, up to 2.11), but tells cudaMalloc() and cudaFree() nothing of it.
+// What is allocated for a CUDA graph is used by the streams that the graph runs on, whatever they are.
+void FindStream(Segment* segment) {
+  const CurrentStreamFunction current = current_stream.load();
+  const StreamFunction of = stream_of.load();
+  const IsCapturingFunction capturing = is_capturing.load();
+  const GetLastErrorFunction clear_error = get_last_error.load();
+  if (current == nullptr || of == nullptr || capturing == nullptr || clear_error == nullptr) return;
+  if (captures.load() > 0) return;
+  const TorchStream stream = current(/*device=*/-1);  // of the current one
+  void* const handle = of(&stream);
+  int status = 0;
+  if (capturing(handle, &status) != kCudaSuccess) {
+    (void)clear_error();  // or PyTorch takes it for that of its next kernel
+    return;
+  }
+  if (status != 0) return;
+  segment->stream = reinterpret_cast<uintptr_t>(handle);
+  segment->has_stream = true;
+}
 
 // What the last call of this thread was refused; 0 bytes: it was not. When PyTorch gets no segment it frees what it
 // caches and calls again, for the same (alloc_block() in c10/cuda/CUDACachingAllocator.cpp, up to 2.11).
@@ -119,27 +168,34 @@ void* Lease(size_t bytes, int device) {
   return segment;
 }
 
+void Return(const Segment& segment) {
+  TorchReturnSegment("cudaFree", segment.pointer, segment.has_stream ? &segment.stream : nullptr);
+}
+
 int Malloc(void** pointer, size_t bytes) {
   if (!serving.load() || bytes == 0) return real_malloc.load()(pointer, bytes);
   if (pointer == nullptr) return kCudaInvalidValue;
   *pointer = nullptr;
   const KeepsDevice kept;
+  Segment segment = {};
+  FindStream(&segment);
   ++calls_under_way;
-  void* const segment = bytes > PTRDIFF_MAX ? nullptr : Lease(bytes, kept.device());
+  segment.pointer = bytes > PTRDIFF_MAX ? nullptr : Lease(bytes, kept.device());
   --calls_under_way;
-  if (segment == nullptr) return kCudaOutOfMemory;
+  if (segment.pointer == nullptr) return kCudaOutOfMemory;
   if (!AddSegment(segment)) {
-    vrambroker_torch_free(segment, static_cast<ssize_t>(bytes), kept.device(), nullptr);
+    Return(segment);
     return kCudaOutOfMemory;
   }
-  *pointer = segment;
+  *pointer = segment.pointer;
   return kCudaSuccess;
 }
 
 int Free(void* pointer) {
-  if (pointer == nullptr || !RemoveSegment(pointer)) return real_free.load()(pointer);
+  Segment segment = {};
+  if (pointer == nullptr || !RemoveSegment(pointer, &segment)) return real_free.load()(pointer);
   const KeepsDevice kept;
-  vrambroker_torch_free(pointer, 0, kept.device(), nullptr);
+  Return(segment);
   return kCudaSuccess;
 }
 
@@ -330,6 +386,11 @@ int Take(const char* name) {
   real_mem_get_info = As<MemGetInfoFunction>(Present(library, search.path, imports[2]));
   get_device = As<GetDeviceFunction>(dlsym(library, "cudaGetDevice"));
   set_device = As<SetDeviceFunction>(dlsym(library, "cudaSetDevice"));
+  is_capturing = As<IsCapturingFunction>(dlsym(library, "cudaStreamIsCapturing"));
+  get_last_error = As<GetLastErrorFunction>(dlsym(library, "cudaGetLastError"));
+  // c10::cuda::getCurrentCUDAStream(signed char) and c10::cuda::CUDAStream::stream() const.
+  current_stream = As<CurrentStreamFunction>(dlsym(library, "_ZN3c104cuda20getCurrentCUDAStreamEa"));
+  stream_of = As<StreamFunction>(dlsym(library, "_ZNK3c104cuda10CUDAStream6streamEv"));
   if (real_malloc.load() == nullptr || real_free.load() == nullptr || real_mem_get_info.load() == nullptr) {
     return Fail(VRAMBROKER_UNIMPLEMENTED, "the CUDA runtime of %s is not found", search.path);
   }

@@ -197,12 +197,19 @@ int CoreTorchMalloc(uint64_t bytes, int device, uint64_t stream, vrambroker_torc
   });
 }
 
-int CoreTorchFree(void* pointer, bool cached) {
+int CoreTorchFree(void* pointer) {
   return Guarded([&] {
     const absl::StatusOr<TorchClient*> torch = Torch();
     if (!torch.ok()) return Report(torch.status());
-    Client& client = (*torch)->core.client;
-    return Report(cached ? client.Free(pointer) : client.ReturnSegment(pointer));
+    return Report((*torch)->core.client.Free(pointer));
+  });
+}
+
+int CoreTorchReturnSegment(void* pointer, const uint64_t* stream) {
+  return Guarded([&] {
+    const absl::StatusOr<TorchClient*> torch = Torch();
+    if (!torch.ok()) return Report(torch.status());
+    return Report(ReturnSegment((*torch)->core.client, pointer, stream));
   });
 }
 

@@ -331,7 +331,13 @@ int vrambroker_end_trim(vrambroker_client* client, uint64_t number) {
 
 int vrambroker_return_segment(vrambroker_client* client, void* pointer) {
   VRAMBROKER_REQUIRE_CLIENT(client);
-  return Kept(client->core, client->core->return_segment(client, pointer));
+  return Kept(client->core, client->core->return_segment(client, pointer, nullptr));
+}
+
+int vrambroker_return_segment_stream(vrambroker_client* client, void* pointer, void* stream) {
+  VRAMBROKER_REQUIRE_CLIENT(client);
+  const uint64_t number = reinterpret_cast<uintptr_t>(stream);
+  return Kept(client->core, client->core->return_segment(client, pointer, &number));
 }
 
 int vrambroker_write(vrambroker_client* client, void* pointer, uint64_t offset, const void* from, uint64_t bytes) {

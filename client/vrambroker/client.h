@@ -261,7 +261,9 @@ class Client {
 
   // At least 1 byte. kLeased: from the cache; when nothing there fits, a segment from the daemon: a round trip, and one
   // more to open it. kRemote: always a round trip. `stream` is the queue of GPU work that the buffer is for, for
-  // example a cudaStream_t's value: memory that was freed serves its own stream only.
+  // example a cudaStream_t's value: memory that was freed serves its own stream only, and goes back to the daemon when
+  // the work on that is done. Call EmptyCache() before you destroy a stream: once it is gone, the library can only wait
+  // for all devices, which makes every capture of a CUDA graph invalid.
   absl::StatusOr<Buffer> Allocate(uint64_t bytes, int device = 0, uint64_t stream = 0);
 
   // The same as a plain pointer, to be given back by Free().
@@ -277,9 +279,14 @@ class Client {
   // A whole segment, for programs with an allocator of their own; `bytes` are rounded up to 2 MiB. Not cached: a round
   // trip to the daemon, both ways. kLeased only (FAILED_PRECONDITION).
   absl::StatusOr<void*> LeaseSegment(uint64_t bytes, int device = 0);
-  // When it returns, no work on the GPU uses the segment any more, and the daemon has it back. INVALID_ARGUMENT as
-  // Free(). UNAVAILABLE: the daemon is gone, or gets it when it can be reached and answers; the memory is not yours in
-  // any case.
+  // When it returns, no work on `stream` uses the segment any more, and the daemon has it back. All other work that
+  // used it is to be done by then. While a CUDA graph is captured on `stream`, it is kept, and a thread of the library
+  // gives it back afterwards. INVALID_ARGUMENT as Free(). UNAVAILABLE: the daemon is gone, or gets it when it can be
+  // reached and answers; the memory is not yours in any case.
+  absl::Status ReturnSegment(void* pointer, uint64_t stream);
+  // The same for all work on the GPU: waits for the whole device, as cudaFree() does. That makes every capture of a
+  // CUDA graph on the device invalid, on whatever thread and in whatever mode: where there are captures, name the
+  // stream.
   absl::Status ReturnSegment(void* pointer);
 
   // ---- For programs with an allocator of their own over whole segments, which has a cache; kLeased only ----

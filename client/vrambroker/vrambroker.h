@@ -199,7 +199,9 @@ VRAMBROKER_API int vrambroker_get_device(vrambroker_client* client, int device, 
 /* ---- Memory ---- */
 
 /* At least 1 byte. `stream` is the queue of GPU work that the memory is for, a cudaStream_t: memory that was freed
- * serves its own stream only. Without one: the default stream. */
+ * serves its own stream only, and goes back to the daemon when the work on that is done. Without one: the default
+ * stream. Call vrambroker_empty_cache() before you destroy a stream: once it is gone, the library can only wait for all
+ * devices, which makes every capture of a CUDA graph invalid. */
 VRAMBROKER_API int vrambroker_malloc(vrambroker_client* client, uint64_t bytes, int device, void** pointer);
 VRAMBROKER_API int vrambroker_malloc_stream(vrambroker_client* client, uint64_t bytes, int device, void* stream,
                                             void** pointer);
@@ -225,8 +227,13 @@ VRAMBROKER_API int vrambroker_lease_segment(vrambroker_client* client, uint64_t 
 VRAMBROKER_API int vrambroker_lease_segment_until(vrambroker_client* client, uint64_t bytes, int device,
                                                   const int* give_up, void** pointer);
 /* When it returns, no work on the GPU uses the segment any more, and the daemon has it back. UNAVAILABLE: the daemon is
- * gone, or gets it when it is reached again; the memory is not yours in any case. */
+ * gone, or gets it when it is reached again; the memory is not yours in any case. Waits for the whole device, as
+ * cudaFree() does. That makes every capture of a CUDA graph on the device invalid, on whatever thread and in whatever
+ * mode: where there are captures, name the stream. */
 VRAMBROKER_API int vrambroker_return_segment(vrambroker_client* client, void* pointer);
+/* The same for a segment that only work on `stream` may still use, which is all that it waits for. While a CUDA graph
+ * is captured on `stream`, the segment is kept, and a thread of the library gives it back afterwards. */
+VRAMBROKER_API int vrambroker_return_segment_stream(vrambroker_client* client, void* pointer, void* stream);
 
 /*
  * For programs with an allocator of their own over whole segments, which caches some. LEASED only
@@ -334,7 +341,9 @@ VRAMBROKER_API int vrambroker_torch_client(vrambroker_client** client);
 /* The daemon's ordinal of a CUDA device of this process, found by UUID. NOT_FOUND when the daemon does not serve it. */
 VRAMBROKER_API int vrambroker_torch_device(int cuda_device, int* device);
 
-/* Whole segments, for a caching allocator: torch.cuda.MemPool, or as vrambroker_torch_serve() does it. */
+/* Whole segments, for a caching allocator: torch.cuda.MemPool, or as vrambroker_torch_serve() does it. `stream` as
+ * PyTorch names it to both, the one that it allocated for: a segment goes back when the work on that is done. A pool
+ * that CUDA graphs take memory from is not to be of these: they run on other streams. */
 VRAMBROKER_API void* vrambroker_torch_malloc(ssize_t size, int device, void* stream);
 VRAMBROKER_API void vrambroker_torch_free(void* pointer, ssize_t size, int device, void* stream);
 
@@ -353,8 +362,11 @@ VRAMBROKER_API int vrambroker_torch_set_cap(int device, uint64_t bytes);
  * From now on the calls of cudaMalloc(), cudaFree() and cudaMemGetInfo() that one library of this process makes are
  * answered with vrambroker_torch_malloc() and vrambroker_torch_free(), on every thread; other libraries' are not.
  * `library` is the beginning of its file name; NULL: "libc10_cuda.so", PyTorch's caching allocator. What it got before
- * stays as it is. cudaMemGetInfo() tells the session's limit, and what it leaves. NOT_FOUND when the library is not
- * loaded; UNIMPLEMENTED when its calls cannot be had: a CUDA runtime linked into it. One library in a process.
+ * stays as it is. A segment is for the current stream of the thread that asked for it, and goes back when the work on
+ * that is done; where PyTorch has a pool in use, captures a CUDA graph, or does not say which stream is current, when
+ * all work on the device is, as with cudaFree(). cudaMemGetInfo() tells the session's limit, and what it leaves.
+ * NOT_FOUND when the library is not loaded; UNIMPLEMENTED when its calls cannot be had: a CUDA runtime linked into it.
+ * One library in a process.
  */
 VRAMBROKER_API int vrambroker_torch_serve(const char* library);
 /* New memory comes from CUDA again; what came from the daemon goes back to it when it is freed. */

@@ -38,13 +38,19 @@ constexpr uint64_t kHandleMark = 0x76726d6275696463;
 struct StreamState {
   int device = 0;
   bool blocking = true;  // waits for the default stream, and it for this one
-  bool capturing = false;
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
+  std::thread::id capture_thread;  // that began it
   Clock::time_point busy_until;
+
+  bool capturing() const { return capture != cudaStreamCaptureStatusNone; }
+  void Invalidate() { capture = cudaStreamCaptureStatusInvalidated; }
 };
 
 struct EventState {
   int device = 0;
   bool captured = false;
+  cudaStream_t captured_on = nullptr;
   Clock::time_point done_at;
 };
 
@@ -102,9 +108,13 @@ std::vector<int> VisibleDevices(int count) {
 }
 
 struct ThreadState {
-  int device = 0;  // CUDA's current device
+  std::vector<int> contexts;  // the driver's stack: of which device each is; empty: none was chosen or used yet
   cudaError_t last_error = cudaSuccess;
   cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
+
+  int device() const { return contexts.empty() ? 0 : contexts.back(); }  // CUDA's current device
+  // Takes the place of the current one.
+  void Choose(int device) { contexts.empty() ? contexts.push_back(device) : void(contexts.back() = device); }
 };
 
 ThreadState& Thread() {
@@ -129,8 +139,11 @@ class Runtime {
   // The current GPU, with a context on it. An error when it cannot be had.
   cudaError_t Context(int* physical) {
     if (devices_.empty()) return cudaErrorNoDevice;
-    *physical = devices_[static_cast<size_t>(Thread().device)];
-    return machine_->UseDevice(*physical) ? cudaSuccess : cudaErrorMemoryAllocation;
+    const int device = Thread().device();
+    *physical = devices_[static_cast<size_t>(device)];
+    if (!machine_->UseDevice(*physical)) return cudaErrorMemoryAllocation;
+    Thread().Choose(device);
+    return cudaSuccess;
   }
 
   // ---- REQUIRES for all that follows: mu() is held ----
@@ -178,9 +191,14 @@ class Runtime {
   // Null for what is no stream.
   StreamState* Stream(cudaStream_t stream) {
     const auto number = reinterpret_cast<uintptr_t>(stream);
-    if (number <= 2) {  // the default stream, also by its names cudaStreamLegacy and cudaStreamPerThread
-      StreamState& state = default_streams_[Thread().device];
-      state.device = Thread().device;
+    if (stream == cudaStreamPerThread) {
+      cudaStream_t& own = thread_streams_[{Thread().device(), std::this_thread::get_id()}];
+      if (own == nullptr) own = AddStream(/*blocking=*/true);
+      return streams_.at(own).get();
+    }
+    if (number <= 1) {  // the default stream, also by its name cudaStreamLegacy
+      StreamState& state = default_streams_[Thread().device()];
+      state.device = Thread().device();
       return &state;
     }
     const auto it = streams_.find(stream);
@@ -188,7 +206,7 @@ class Runtime {
   }
   cudaStream_t AddStream(bool blocking) {
     auto state = std::make_unique<StreamState>(
-        StreamState{.device = Thread().device, .blocking = blocking, .capturing = false, .busy_until = {}});
+        StreamState{.device = Thread().device(), .blocking = blocking, .capture_thread = {}, .busy_until = {}});
     auto* const stream = reinterpret_cast<cudaStream_t>(state.get());
     streams_[stream] = std::move(state);
     return stream;
@@ -225,11 +243,51 @@ class Runtime {
     }
     return time;
   }
-  bool Capturing() {
-    return std::any_of(streams_.begin(), streams_.end(), [](const auto& entry) { return entry.second->capturing; });
+
+  // Of calls that must not be made during a capture, unless the thread says that it knows, or the capture that it does
+  // not mind. Those that they disturb are invalid from then on.
+  cudaError_t CheckUnsafe() {
+    const cudaStreamCaptureMode mode = Thread().capture_mode;
+    return Disturb([mode](const StreamState& stream) {
+      if (mode == cudaStreamCaptureModeRelaxed || stream.capture_mode == cudaStreamCaptureModeRelaxed) return false;
+      return stream.capture_thread == std::this_thread::get_id() ||
+             (mode == cudaStreamCaptureModeGlobal && stream.capture_mode == cudaStreamCaptureModeGlobal);
+    });
+  }
+  // Of calls that wait for all of a device, whatever the modes.
+  cudaError_t CheckWhole(int device) {
+    return Disturb([device](const StreamState& stream) { return stream.device == device; });
+  }
+  // Of calls that ask or wait for a stream.
+  cudaError_t CheckStream(StreamState* stream) {
+    const cudaError_t error = CheckImplicit(*stream, /*disturbs=*/true);
+    return error != cudaSuccess ? error : Disturb([stream](const StreamState& other) { return &other == stream; });
+  }
+  // The default stream includes all that it waits for.
+  cudaError_t CheckImplicit(const StreamState& stream, bool disturbs) {
+    if (&stream != &default_streams_[stream.device]) return cudaSuccess;
+    const auto is_part = [&stream](const StreamState& other) {
+      return other.device == stream.device && other.blocking;
+    };
+    const bool captured = std::any_of(streams_.begin(), streams_.end(), [&is_part](const auto& entry) {
+      return entry.second->capturing() && is_part(*entry.second);
+    });
+    if (captured && disturbs) (void)Disturb(is_part);
+    return captured ? cudaErrorStreamCaptureImplicit : cudaSuccess;
   }
 
  private:
+  template <typename IsDisturbed>
+  cudaError_t Disturb(const IsDisturbed& is_disturbed) {
+    bool any = false;
+    for (auto& [handle, stream] : streams_) {
+      if (!stream->capturing() || !is_disturbed(*stream)) continue;
+      stream->Invalidate();
+      any = true;
+    }
+    return any ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
+  }
+
   Runtime() : pid_(getpid()) {
     const char* const folder = std::getenv(kMachineVariable);
     if (folder == nullptr || *folder == '\0') return;
@@ -246,7 +304,8 @@ class Runtime {
   std::map<char*, Mapping> mappings_;
   std::map<int, StreamState> default_streams_;
   std::map<cudaStream_t, std::unique_ptr<StreamState>> streams_;
-  std::map<int, Clock::time_point> destroyed_busy_until_;  // by device: streams that are gone
+  std::map<std::pair<int, std::thread::id>, cudaStream_t> thread_streams_;  // by device and thread
+  std::map<int, Clock::time_point> destroyed_busy_until_;                   // by device: streams that are gone
   std::set<EventState*> events_;
 };
 
@@ -265,31 +324,35 @@ cudaError_t Call(const char* function, const Body& body) {
   return Remember(body(runtime));
 }
 
-// The same for what must not happen while a stream of the process is captured, unless the thread says that it knows.
-bool DisturbsCapture(Runtime& runtime) {
-  const std::lock_guard<std::mutex> lock(runtime.mu());
-  return runtime.Capturing() && Thread().capture_mode != cudaStreamCaptureModeRelaxed;
-}
-
+// The same for what uses the current device, and so makes a context on it.
 template <typename Body>
-cudaError_t UnsafeCall(const char* function, const Body& body) {
+cudaError_t ContextCall(const char* function, const Body& body) {
   return Call(function, [&](Runtime& runtime) {
-    if (DisturbsCapture(runtime)) return cudaErrorStreamCaptureUnsupported;
     int physical = 0;
     const cudaError_t error = runtime.Context(&physical);
     return error == cudaSuccess ? body(runtime, physical) : error;
   });
 }
 
-cudaError_t WaitForDevice(Runtime& runtime) {
+// The same for what must not happen while a stream of the process is captured.
+template <typename Body>
+cudaError_t UnsafeCall(const char* function, const Body& body) {
+  return ContextCall(function, [&](Runtime& runtime, int physical) {
+    {
+      const std::lock_guard<std::mutex> lock(runtime.mu());
+      if (const cudaError_t error = runtime.CheckUnsafe(); error != cudaSuccess) return error;
+    }
+    return body(runtime, physical);
+  });
+}
+
+void WaitForDevice(Runtime& runtime) {
   Clock::time_point until;
   {
     const std::lock_guard<std::mutex> lock(runtime.mu());
-    if (runtime.Capturing()) return cudaErrorStreamCaptureUnsupported;
-    until = runtime.AllDoneAt(Thread().device);
+    until = runtime.AllDoneAt(Thread().device());
   }
   std::this_thread::sleep_until(until);
-  return cudaSuccess;
 }
 
 void WaitForStream(Runtime& runtime, StreamState* stream) {
@@ -326,6 +389,10 @@ constexpr ErrorName kErrorNames[] = {
     {cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported"},
     {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
      "operation not permitted when stream is capturing"},
+    {cudaErrorStreamCaptureInvalidated, "cudaErrorStreamCaptureInvalidated",
+     "operation failed due to a previous error during capture"},
+    {cudaErrorStreamCaptureImplicit, "cudaErrorStreamCaptureImplicit",
+     "operation would make the legacy stream depend on a capturing blocking stream"},
     {cudaErrorUnknown, "cudaErrorUnknown", "unknown error"},
 };
 
@@ -356,19 +423,11 @@ void Launch(cudaStream_t stream, std::chrono::nanoseconds duration) {
   state->busy_until = std::max(Clock::now(), runtime.DoneAt(*state)) + duration;
 }
 
-void SetCapturing(cudaStream_t stream, bool capturing) {
-  Runtime& runtime = Runtime::Get();
-  const std::lock_guard<std::mutex> lock(runtime.mu());
-  StreamState* const state = runtime.Stream(stream);
-  if (state == nullptr) std::abort();
-  state->capturing = capturing;
-}
-
 }  // namespace vrambroker::cuda_substitute
 
 using vrambroker::cuda_substitute::Call;
 using vrambroker::cuda_substitute::Clock;
-using vrambroker::cuda_substitute::DisturbsCapture;
+using vrambroker::cuda_substitute::ContextCall;
 using vrambroker::cuda_substitute::EventState;
 using vrambroker::cuda_substitute::FindName;
 using vrambroker::cuda_substitute::Handle;
@@ -409,22 +468,70 @@ cudaError_t cudaGetLastError() {
   return error;
 }
 
-// Of the driver: cuDevicePrimaryCtxGetState().
-static int GetPrimaryContextState(int device, unsigned int* flags, int* active) {
+// ---- Of the driver ----
+
+static bool IsDevice(Runtime& runtime, int device) {
+  return device >= 0 && static_cast<size_t>(device) < runtime.devices().size();
+}
+
+// Those of the runtime have the same numbers.
+static int PrimaryContextState(int device, unsigned int* flags, int* active) {
   Runtime& runtime = Runtime::Get();
-  if (device < 0 || static_cast<size_t>(device) >= runtime.devices().size()) return cudaErrorInvalidDevice;
+  if (!IsDevice(runtime, device)) return cudaErrorInvalidDevice;
   *flags = 0;
   *active = runtime.machine()->UsesDevice(runtime.devices()[static_cast<size_t>(device)]) ? 1 : 0;
-  return 0;
+  return cudaSuccess;
+}
+
+static int RetainPrimaryContext(void** context, int device) {
+  Runtime& runtime = Runtime::Get();
+  if (!IsDevice(runtime, device)) return cudaErrorInvalidDevice;
+  if (const cudaError_t error = runtime.faults().Count("cuDevicePrimaryCtxRetain"); error != cudaSuccess) return error;
+  if (!runtime.machine()->UseDevice(runtime.devices()[static_cast<size_t>(device)])) return cudaErrorMemoryAllocation;
+  *context = reinterpret_cast<void*>(static_cast<uintptr_t>(device) + 1);
+  return cudaSuccess;
+}
+
+static int PushContext(void* context) {
+  const auto number = reinterpret_cast<uintptr_t>(context);
+  if (number == 0 || number > Runtime::Get().devices().size()) return cudaErrorDeviceUninitialized;
+  Thread().contexts.push_back(static_cast<int>(number) - 1);
+  return cudaSuccess;
+}
+
+static int PopContext(void** context) {
+  if (Thread().contexts.empty()) return cudaErrorDeviceUninitialized;
+  *context = reinterpret_cast<void*>(static_cast<uintptr_t>(Thread().contexts.back()) + 1);
+  Thread().contexts.pop_back();
+  return cudaSuccess;
+}
+
+static int AddressRange(uint64_t* base, size_t* bytes, uint64_t address) {
+  Runtime& runtime = Runtime::Get();
+  const Lock lock(runtime.mu());
+  auto* const pointer = reinterpret_cast<char*>(address);
+  const std::optional<std::pair<Hold, uint64_t>> range = runtime.Range(pointer, 1);
+  if (!range.has_value()) return cudaErrorInvalidValue;
+  *base = address - range->second;
+  *bytes = range->first.bytes;
+  return cudaSuccess;
 }
 
 cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned int /*version*/,
                                              unsigned long long /*flags*/,
                                              enum cudaDriverEntryPointQueryResult* result) {
-  const bool known = std::strcmp(symbol, "cuDevicePrimaryCtxGetState") == 0;
-  *function = known ? reinterpret_cast<void*>(&GetPrimaryContextState) : nullptr;
-  *result = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
-  return cudaSuccess;
+  const std::map<std::string, void*> known = {
+      {"cuDevicePrimaryCtxGetState", reinterpret_cast<void*>(&PrimaryContextState)},
+      {"cuDevicePrimaryCtxRetain", reinterpret_cast<void*>(&RetainPrimaryContext)},
+      {"cuCtxPushCurrent", reinterpret_cast<void*>(&PushContext)},
+      {"cuCtxPopCurrent", reinterpret_cast<void*>(&PopContext)},
+      {"cuMemGetAddressRange", reinterpret_cast<void*>(&AddressRange)}};
+  return Call("cudaGetDriverEntryPointByVersion", [&](Runtime&) {
+    const auto it = known.find(symbol);
+    *function = it == known.end() ? nullptr : it->second;
+    *result = it == known.end() ? cudaDriverEntryPointSymbolNotFound : cudaDriverEntryPointSuccess;
+    return cudaSuccess;
+  });
 }
 
 // ---- Devices ----
@@ -439,7 +546,7 @@ cudaError_t cudaGetDeviceCount(int* count) {
 
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp* properties, int device) {
   return Call("cudaGetDeviceProperties", [&](Runtime& runtime) {
-    if (device < 0 || static_cast<size_t>(device) >= runtime.devices().size()) return cudaErrorInvalidDevice;
+    if (!IsDevice(runtime, device)) return cudaErrorInvalidDevice;
     const int physical = runtime.devices()[static_cast<size_t>(device)];
     *properties = {};
     std::snprintf(properties->name, sizeof properties->name, "Substitute GPU %d", physical);
@@ -451,7 +558,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp* properties, int devic
 
 cudaError_t cudaDeviceGetAttribute(int* value, enum cudaDeviceAttr attribute, int device) {
   return Call("cudaDeviceGetAttribute", [&](Runtime& runtime) {
-    if (device < 0 || static_cast<size_t>(device) >= runtime.devices().size()) return cudaErrorInvalidDevice;
+    if (!IsDevice(runtime, device)) return cudaErrorInvalidDevice;
     if (attribute != cudaDevAttrComputeMode) return cudaErrorInvalidValue;
     *value = runtime.machine()->options().compute_mode;
     return cudaSuccess;
@@ -460,8 +567,8 @@ cudaError_t cudaDeviceGetAttribute(int* value, enum cudaDeviceAttr attribute, in
 
 cudaError_t cudaSetDevice(int device) {
   return Call("cudaSetDevice", [&](Runtime& runtime) {
-    if (device < 0 || static_cast<size_t>(device) >= runtime.devices().size()) return cudaErrorInvalidDevice;
-    Thread().device = device;
+    if (!IsDevice(runtime, device)) return cudaErrorInvalidDevice;
+    Thread().Choose(device);
     int physical = 0;
     return runtime.Context(&physical);  // made at once since CUDA 12
   });
@@ -469,13 +576,20 @@ cudaError_t cudaSetDevice(int device) {
 
 cudaError_t cudaGetDevice(int* device) {
   return Call("cudaGetDevice", [&](Runtime&) {
-    *device = Thread().device;
+    *device = Thread().device();
     return cudaSuccess;
   });
 }
 
 cudaError_t cudaDeviceSynchronize() {
-  return UnsafeCall("cudaDeviceSynchronize", [](Runtime& runtime, int) { return WaitForDevice(runtime); });
+  return ContextCall("cudaDeviceSynchronize", [](Runtime& runtime, int) {
+    {
+      const Lock lock(runtime.mu());
+      if (const cudaError_t error = runtime.CheckWhole(Thread().device()); error != cudaSuccess) return error;
+    }
+    WaitForDevice(runtime);
+    return cudaSuccess;
+  });
 }
 
 // ---- Memory ----
@@ -504,7 +618,7 @@ cudaError_t cudaFree(void* pointer) {
       if (mapping == nullptr || !mapping->own) return cudaErrorInvalidValue;
       hold = mapping->hold;
     }
-    if (const cudaError_t error = WaitForDevice(runtime); error != cudaSuccess) return error;
+    WaitForDevice(runtime);
     {
       const Lock lock(runtime.mu());
       runtime.Unmap(static_cast<char*>(pointer));
@@ -534,6 +648,7 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, enum cudaMemcpy
       const Lock lock(runtime.mu());
       range = runtime.Range(in ? to : from, bytes);
       stream = runtime.Stream(nullptr);
+      if (const cudaError_t error = runtime.CheckStream(stream); error != cudaSuccess) return error;
     }
     if (!range.has_value()) return cudaErrorInvalidValue;
     WaitForStream(runtime, stream);
@@ -547,7 +662,7 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, enum cudaMemcpy
 }
 
 cudaError_t cudaMemsetAsync(void* pointer, int value, size_t bytes, cudaStream_t stream) {
-  return Call("cudaMemsetAsync", [&](Runtime& runtime) {
+  return ContextCall("cudaMemsetAsync", [&](Runtime& runtime, int) {
     std::optional<std::pair<Hold, uint64_t>> range;
     {
       const Lock lock(runtime.mu());
@@ -563,7 +678,7 @@ cudaError_t cudaMemsetAsync(void* pointer, int value, size_t bytes, cudaStream_t
 // ---- Sharing memory ----
 
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* pointer) {
-  return Call("cudaIpcGetMemHandle", [&](Runtime& runtime) {
+  return ContextCall("cudaIpcGetMemHandle", [&](Runtime& runtime, int) {
     const Lock lock(runtime.mu());
     const Mapping* const mapping = runtime.MappingAt(pointer);
     if (mapping == nullptr || !mapping->own) return cudaErrorInvalidValue;
@@ -626,29 +741,30 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int flags) 
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-  return Call("cudaStreamDestroy", [&](Runtime& runtime) {
+  return ContextCall("cudaStreamDestroy", [&](Runtime& runtime, int) {
     const Lock lock(runtime.mu());
     return runtime.RemoveStream(stream) ? cudaSuccess : cudaErrorInvalidResourceHandle;
   });
 }
 
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
-  return Call("cudaStreamQuery", [&](Runtime& runtime) {
+  return ContextCall("cudaStreamQuery", [&](Runtime& runtime, int) {
     const Lock lock(runtime.mu());
     StreamState* const state = runtime.Stream(stream);
     if (state == nullptr) return cudaErrorInvalidResourceHandle;
+    if (const cudaError_t error = runtime.CheckStream(state); error != cudaSuccess) return error;
     return runtime.DoneAt(*state) <= Clock::now() ? cudaSuccess : cudaErrorNotReady;
   });
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  return Call("cudaStreamSynchronize", [&](Runtime& runtime) {
+  return ContextCall("cudaStreamSynchronize", [&](Runtime& runtime, int) {
     StreamState* state = nullptr;
     {
       const Lock lock(runtime.mu());
       state = runtime.Stream(stream);
       if (state == nullptr) return cudaErrorInvalidResourceHandle;
-      if (state->capturing) return cudaErrorStreamCaptureUnsupported;
+      if (const cudaError_t error = runtime.CheckStream(state); error != cudaSuccess) return error;
     }
     WaitForStream(runtime, state);
     return cudaSuccess;
@@ -656,17 +772,56 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 }
 
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus* status) {
-  return Call("cudaStreamIsCapturing", [&](Runtime& runtime) {
+  return ContextCall("cudaStreamIsCapturing", [&](Runtime& runtime, int) {
     const Lock lock(runtime.mu());
     const StreamState* const state = runtime.Stream(stream);
     if (state == nullptr) return cudaErrorInvalidResourceHandle;
-    *status = state->capturing ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    *status = state->capture;
+    return runtime.CheckImplicit(*state, /*disturbs=*/false);
+  });
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode) {
+  return ContextCall("cudaStreamBeginCapture", [&](Runtime& runtime, int) {
+    const Lock lock(runtime.mu());
+    StreamState* const state = runtime.Stream(stream);
+    if (state == nullptr) return cudaErrorInvalidResourceHandle;
+    if (reinterpret_cast<uintptr_t>(stream) <= 1) return cudaErrorStreamCaptureUnsupported;
+    if (state->capturing()) return cudaErrorIllegalState;
+    state->capture = cudaStreamCaptureStatusActive;
+    state->capture_mode = mode;
+    state->capture_thread = std::this_thread::get_id();
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  return ContextCall("cudaStreamEndCapture", [&](Runtime& runtime, int) {
+    *graph = nullptr;
+    const Lock lock(runtime.mu());
+    StreamState* const state = runtime.Stream(stream);
+    if (state == nullptr) return cudaErrorInvalidResourceHandle;
+    if (!state->capturing()) return cudaErrorIllegalState;
+    if (state->capture_mode != cudaStreamCaptureModeRelaxed && state->capture_thread != std::this_thread::get_id()) {
+      return cudaErrorStreamCaptureWrongThread;
+    }
+    const bool valid = state->capture == cudaStreamCaptureStatusActive;
+    state->capture = cudaStreamCaptureStatusNone;
+    if (!valid) return cudaErrorStreamCaptureInvalidated;
+    *graph = reinterpret_cast<cudaGraph_t>(new char);  // which nobody can launch
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  return Call("cudaGraphDestroy", [&](Runtime&) {
+    delete reinterpret_cast<char*>(graph);
     return cudaSuccess;
   });
 }
 
 cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode* mode) {
-  return Call("cudaThreadExchangeStreamCaptureMode", [&](Runtime&) {
+  return ContextCall("cudaThreadExchangeStreamCaptureMode", [&](Runtime&, int) {
     std::swap(*mode, Thread().capture_mode);
     return cudaSuccess;
   });
@@ -675,8 +830,9 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode* mode
 // ---- Events ----
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int /*flags*/) {
-  return Call("cudaEventCreateWithFlags", [&](Runtime& runtime) {
-    auto* const state = new EventState{.device = Thread().device, .captured = false, .done_at = {}};
+  return ContextCall("cudaEventCreateWithFlags", [&](Runtime& runtime, int) {
+    auto* const state =
+        new EventState{.device = Thread().device(), .captured = false, .captured_on = nullptr, .done_at = {}};
     const Lock lock(runtime.mu());
     runtime.events().insert(state);
     *event = reinterpret_cast<cudaEvent_t>(state);
@@ -685,7 +841,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int /*flags*/)
 }
 
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
-  return Call("cudaEventDestroy", [&](Runtime& runtime) {
+  return ContextCall("cudaEventDestroy", [&](Runtime& runtime, int) {
     auto* const state = reinterpret_cast<EventState*>(event);
     const Lock lock(runtime.mu());
     if (runtime.events().erase(state) == 0) return cudaErrorInvalidResourceHandle;
@@ -695,38 +851,49 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-  return Call("cudaEventRecord", [&](Runtime& runtime) {
+  return ContextCall("cudaEventRecord", [&](Runtime& runtime, int) {
     auto* const state = reinterpret_cast<EventState*>(event);
     const Lock lock(runtime.mu());
-    const StreamState* const recorded = runtime.Stream(stream);
+    StreamState* const recorded = runtime.Stream(stream);
     if (recorded == nullptr || runtime.events().count(state) == 0) return cudaErrorInvalidResourceHandle;
     if (recorded->device != state->device) return cudaErrorInvalidResourceHandle;
-    state->captured = recorded->capturing;
+    if (const cudaError_t error = runtime.CheckImplicit(*recorded, /*disturbs=*/true); error != cudaSuccess)
+      return error;
+    if (recorded->capture == cudaStreamCaptureStatusInvalidated) return cudaErrorStreamCaptureInvalidated;
+    state->captured = recorded->capturing();
+    state->captured_on = stream;
     state->done_at = runtime.DoneAt(*recorded);
     return cudaSuccess;
   });
 }
 
+// Of calls that ask or wait for an event. REQUIRES: the lock is held.
+static cudaError_t CheckEvent(Runtime& runtime, const EventState* event) {
+  if (const cudaError_t error = runtime.CheckUnsafe(); error != cudaSuccess) return error;
+  if (runtime.events().count(const_cast<EventState*>(event)) == 0) return cudaErrorInvalidResourceHandle;
+  if (!event->captured) return cudaSuccess;
+  if (StreamState* const stream = runtime.Stream(event->captured_on); stream != nullptr) {
+    (void)runtime.CheckStream(stream);
+  }
+  return cudaErrorStreamCaptureUnsupported;
+}
+
 cudaError_t cudaEventQuery(cudaEvent_t event) {
-  return Call("cudaEventQuery", [&](Runtime& runtime) {
-    if (DisturbsCapture(runtime)) return cudaErrorStreamCaptureUnsupported;
+  return ContextCall("cudaEventQuery", [&](Runtime& runtime, int) {
     auto* const state = reinterpret_cast<EventState*>(event);
     const Lock lock(runtime.mu());
-    if (runtime.events().count(state) == 0) return cudaErrorInvalidResourceHandle;
-    if (state->captured) return cudaErrorStreamCaptureUnsupported;
+    if (const cudaError_t error = CheckEvent(runtime, state); error != cudaSuccess) return error;
     return state->done_at <= Clock::now() ? cudaSuccess : cudaErrorNotReady;
   });
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  return Call("cudaEventSynchronize", [&](Runtime& runtime) {
-    if (DisturbsCapture(runtime)) return cudaErrorStreamCaptureUnsupported;
+  return ContextCall("cudaEventSynchronize", [&](Runtime& runtime, int) {
     auto* const state = reinterpret_cast<EventState*>(event);
     Clock::time_point until;
     {
       const Lock lock(runtime.mu());
-      if (runtime.events().count(state) == 0) return cudaErrorInvalidResourceHandle;
-      if (state->captured) return cudaErrorStreamCaptureUnsupported;
+      if (const cudaError_t error = CheckEvent(runtime, state); error != cudaSuccess) return error;
       until = state->done_at;
     }
     std::this_thread::sleep_until(until);

@@ -47,8 +47,6 @@ void SetFaults(const std::string& faults);
 uint64_t Calls(const std::string& function);
 // Work on `stream` that takes this long, after what is queued there already. For a real GPU: a kernel.
 void Launch(cudaStream_t stream, std::chrono::nanoseconds duration);
-// As cudaStreamBeginCapture() and cudaStreamEndCapture().
-void SetCapturing(cudaStream_t stream, bool capturing);
 
 }  // namespace vrambroker::cuda_substitute
 

@@ -9,8 +9,10 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/ascii.h"
@@ -90,7 +92,14 @@ TEST_F(CudaStartTest, RefusesWhatItCannotServe) {
        MakeMachine({}),
        {{"CUDA_VISIBLE_DEVICES", ""}},
        {"cudaErrorNoDevice", "CUDA_VISIBLE_DEVICES"}},
-      {"one process only", MakeMachine({.compute_mode = 3}), {}, {"compute mode", "nvidia-smi -i 0 -c DEFAULT"}},
+      {"one process only",
+       MakeMachine({.compute_mode = cudaComputeModeExclusiveProcess}),
+       {},
+       {"GPU 0 is in the compute mode EXCLUSIVE_PROCESS", "no client", "nvidia-smi -i GPU-", "-c DEFAULT"}},
+      {"no process",
+       MakeMachine({.compute_mode = cudaComputeModeProhibited}),
+       {},
+       {"compute mode PROHIBITED", "admits no process", "nvidia-smi -i GPU-", "-c DEFAULT"}},
       {"memory that cannot be shared",
        MakeMachine({}),
        {{cuda_substitute::kFaultsVariable, "cudaIpcGetMemHandle:1+=801"}},
@@ -242,9 +251,29 @@ class CudaStreamTest : public CudaTest {
   }
   Stream stream() const { return reinterpret_cast<Stream>(stream_); }
 
+  static void BeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal) {
+    EXPECT_EQ(cudaStreamBeginCapture(stream, mode), cudaSuccess);
+  }
+  // cudaSuccess, or how it became invalid.
+  static cudaError_t EndCapture(cudaStream_t stream) {
+    cudaGraph_t graph = nullptr;
+    const cudaError_t result = cudaStreamEndCapture(stream, &graph);
+    EXPECT_EQ(result == cudaSuccess, graph != nullptr);
+    if (graph != nullptr) {
+      EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+    }
+    return result;
+  }
+  static void OnAnotherThread(const std::function<void()>& body) { std::thread(body).join(); }
+  // What the daemon counts for the one client.
+  uint64_t Held() { return CtlJson({"sessions"})["sessions"][0]["devices"][0]["reserved_bytes"]; }
+
   std::optional<Client> client_;
   cudaStream_t stream_ = nullptr;
 };
+
+constexpr cudaStreamCaptureMode kCaptureModes[] = {cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal,
+                                                   cudaStreamCaptureModeRelaxed};
 
 TEST_F(CudaStreamTest, ABlockIsNotReusedBeforeItsStreamsAreDone) {
   ASSERT_OK_AND_ASSIGN(Buffer buffer, client_->Allocate(4_MiB));
@@ -277,20 +306,155 @@ TEST_F(CudaStreamTest, ASegmentGoesBackOnlyWhenNoWorkIsUnderWay) {
 TEST_F(CudaStreamTest, NothingIsLostWhileAGraphIsCaptured) {
   ASSERT_OK_AND_ASSIGN(Buffer held, client_->Allocate(4_MiB));
   ASSERT_OK_AND_ASSIGN(Buffer recorded, client_->Allocate(30_MiB));
-  ASSERT_OK_AND_ASSIGN(Buffer free, client_->Allocate(30_MiB));
-  EXPECT_OK(free.Reset());
-  cuda_substitute::SetCapturing(stream_, true);
+  ASSERT_OK_AND_ASSIGN(Buffer captured, client_->Allocate(30_MiB, 0, stream()));
+  EXPECT_OK(captured.Reset());
+  BeginCapture(stream_);
   EXPECT_OK(recorded.RecordStream(stream()));
   EXPECT_OK(recorded.Reset());
   EXPECT_OK(client_->Allocate(50_MiB)) << "growing goes on";
   EXPECT_OK(client_->EmptyCache());
-  EXPECT_GE(Charged(), 80_MiB) << "the device closes nothing now";
-  cuda_substitute::SetCapturing(stream_, false);
+  EXPECT_EQ(Held(), 80_MiB) << "only what the captured stream may use stays";
+  EXPECT_EQ(EndCapture(stream_), cudaSuccess);
   EXPECT_TRUE(WaitFor([&] {
     (void)client_->EmptyCache();
     return Reserved(*client_) == 20_MiB;
   }));
-  EXPECT_TRUE(WaitFor([&] { return CtlJson({"sessions"})["sessions"][0]["devices"][0]["reserved_bytes"] == 20_MiB; }));
+  EXPECT_TRUE(WaitFor([&] { return Held() == 20_MiB; }));
+}
+
+// Whoever frees or trims does not know of the capture.
+TEST_F(CudaStreamTest, ACaptureStaysValidWhileMemoryOfOtherStreamsGoesBack) {
+  cudaStream_t other = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), cudaSuccess);
+  const auto other_number = reinterpret_cast<Stream>(other);
+  for (const cudaStreamCaptureMode mode : kCaptureModes) {
+    SCOPED_TRACE(mode);
+    ASSERT_OK_AND_ASSIGN(Buffer captured, client_->Allocate(30_MiB, 0, stream()));
+    ASSERT_OK_AND_ASSIGN(Buffer trimmed, client_->Allocate(40_MiB, 0, other_number));
+    ASSERT_OK_AND_ASSIGN(Buffer flushed, client_->Allocate(50_MiB, 0, other_number));
+    ASSERT_OK_AND_ASSIGN(void* const whole, client_->LeaseSegment(60_MiB));
+    EXPECT_OK(captured.Reset());
+    BeginCapture(stream_, mode);
+    OnAnotherThread([&] {
+      EXPECT_OK(trimmed.Reset());
+      EXPECT_EQ(Ctl({"trim", "client"}).exit_code, 0);
+      EXPECT_EQ(Held(), 140_MiB) << "by the client's thread";
+      EXPECT_OK(flushed.Reset());
+      EXPECT_OK(client_->EmptyCache());
+      EXPECT_EQ(Held(), 90_MiB);
+      EXPECT_OK(client_->ReturnSegment(whole, other_number));
+      EXPECT_EQ(Held(), 30_MiB) << "what the captured stream may use stays";
+      EXPECT_OK(client_->Allocate(20_MiB, 0, other_number)) << "growing goes on";
+    });
+    EXPECT_OK(client_->EmptyCache());
+    EXPECT_EQ(Held(), 30_MiB) << "on the thread of the capture, too";
+    EXPECT_EQ(EndCapture(stream_), cudaSuccess);
+    EXPECT_OK(client_->EmptyCache());
+    EXPECT_TRUE(WaitFor([&] { return Held() == 0; })) << "then all of it goes back";
+  }
+  EXPECT_EQ(cudaStreamDestroy(other), cudaSuccess);
+}
+
+TEST_F(CudaStreamTest, ACaptureStaysValidWhileMemoryOfARemoteClientGoesBack) {
+  client_.reset();
+  placement_ = Placement::kRemote;
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("remote"));
+  cudaStream_t other = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), cudaSuccess);
+  ASSERT_OK_AND_ASSIGN(Buffer captured, client.Allocate(30_MiB, 0, stream()));
+  ASSERT_OK_AND_ASSIGN(Buffer free, client.Allocate(40_MiB, 0, reinterpret_cast<Stream>(other)));
+  BeginCapture(stream_);
+  const auto launched = std::chrono::steady_clock::now();
+  cuda_substitute::Launch(other, std::chrono::milliseconds(200));
+  EXPECT_OK(captured.Reset());
+  EXPECT_OK(free.Reset());
+  EXPECT_OK(client.EmptyCache());
+  EXPECT_TRUE(WaitFor([&] { return Held() == 30_MiB; }));
+  EXPECT_GE(std::chrono::steady_clock::now() - launched, std::chrono::milliseconds(200));
+  EXPECT_EQ(EndCapture(stream_), cudaSuccess);
+  // With the next that the daemon asks back.
+  EXPECT_OK(client.Allocate(50_MiB));
+  EXPECT_OK(client.EmptyCache());
+  EXPECT_TRUE(WaitFor([&] { return Held() == 0; }));
+  EXPECT_EQ(cudaStreamDestroy(other), cudaSuccess);
+}
+
+TEST_F(CudaStreamTest, AWholeSegmentGoesBackWhenItsStreamIsDone) {
+  ASSERT_OK_AND_ASSIGN(void* segment, client_->LeaseSegment(30_MiB));
+  const uint64_t waits = cuda_substitute::Calls("cudaDeviceSynchronize");
+  const auto launched = std::chrono::steady_clock::now();
+  cuda_substitute::Launch(stream_, std::chrono::milliseconds(200));
+  EXPECT_OK(client_->ReturnSegment(segment, stream()));
+  EXPECT_EQ(Held(), 0u);
+  EXPECT_GE(std::chrono::steady_clock::now() - launched, std::chrono::milliseconds(200));
+  EXPECT_EQ(cuda_substitute::Calls("cudaDeviceSynchronize"), waits) << "other streams are nobody's business";
+  // While it is captured, it is kept.
+  ASSERT_OK_AND_ASSIGN(segment, client_->LeaseSegment(30_MiB));
+  BeginCapture(stream_);
+  EXPECT_OK(client_->ReturnSegment(segment, stream()));
+  EXPECT_EQ(Held(), 30_MiB);
+  EXPECT_EQ(EndCapture(stream_), cudaSuccess);
+  EXPECT_TRUE(WaitFor([&] { return Held() == 0; })) << "without being asked again";
+}
+
+TEST_F(CudaStreamTest, AWholeSegmentOfNoStreamWaitsForTheDevice) {
+  ASSERT_OK_AND_ASSIGN(void* segment, client_->LeaseSegment(30_MiB));
+  const auto launched = std::chrono::steady_clock::now();
+  cuda_substitute::Launch(stream_, std::chrono::milliseconds(200));
+  EXPECT_OK(client_->ReturnSegment(segment));
+  EXPECT_EQ(Held(), 0u);
+  EXPECT_GE(std::chrono::steady_clock::now() - launched, std::chrono::milliseconds(200));
+  // As its header says. Nothing else is lost.
+  ASSERT_OK_AND_ASSIGN(segment, client_->LeaseSegment(30_MiB));
+  BeginCapture(stream_, cudaStreamCaptureModeRelaxed);
+  EXPECT_OK(client_->ReturnSegment(segment));
+  EXPECT_EQ(EndCapture(stream_), cudaErrorStreamCaptureInvalidated);
+  EXPECT_TRUE(WaitFor([&] { return Held() == 0; }));
+}
+
+// The default stream waits for a stream that is being captured: an event on it would make that capture invalid.
+TEST_F(CudaStreamTest, TheDefaultStreamsMemoryStaysWhileABlockingStreamIsCaptured) {
+  cudaStream_t blocking = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&blocking, 0), cudaSuccess);
+  ASSERT_OK_AND_ASSIGN(Buffer buffer, client_->Allocate(30_MiB));
+  BeginCapture(blocking);
+  EXPECT_OK(buffer.Reset());
+  OnAnotherThread([&] { EXPECT_OK(client_->EmptyCache()); });
+  EXPECT_EQ(Held(), 30_MiB);
+  EXPECT_EQ(EndCapture(blocking), cudaSuccess);
+  EXPECT_TRUE(WaitFor([&] { return Held() == 0; }));
+  EXPECT_EQ(cudaStreamDestroy(blocking), cudaSuccess);
+}
+
+TEST_F(CudaStreamTest, OneEventIsEnoughForAllSegmentsOfAStream) {
+  std::vector<Buffer> buffers;
+  for (int i = 0; i < 8; ++i) {
+    ASSERT_OK_AND_ASSIGN(Buffer buffer, client_->Allocate(30_MiB, 0, i < 6 ? stream() : 0));
+    buffers.push_back(std::move(buffer));
+  }
+  buffers.clear();
+  const uint64_t events = cuda_substitute::Calls("cudaEventRecord");
+  EXPECT_OK(client_->EmptyCache());
+  EXPECT_EQ(Held(), 0u);
+  EXPECT_EQ(cuda_substitute::Calls("cudaEventRecord") - events, 2u);
+}
+
+// The end of a client closes what it has cached.
+TEST_F(CudaStreamTest, ACaptureStaysValidWhenAClientEnds) {
+  cudaStream_t other = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), cudaSuccess);
+  for (const Stream number : {Stream{0}, reinterpret_cast<Stream>(other)}) {
+    ASSERT_OK_AND_ASSIGN(Buffer buffer, client_->Allocate(30_MiB, 0, number));
+    EXPECT_OK(buffer.Reset());
+  }
+  const auto launched = std::chrono::steady_clock::now();
+  cuda_substitute::Launch(other, std::chrono::milliseconds(200));
+  BeginCapture(stream_);
+  OnAnotherThread([&] { client_.reset(); });
+  EXPECT_GE(std::chrono::steady_clock::now() - launched, std::chrono::milliseconds(200));
+  EXPECT_TRUE(WaitFor([&] { return CtlJson({"sessions"})["sessions"].empty(); }));
+  EXPECT_EQ(EndCapture(stream_), cudaSuccess);
+  EXPECT_EQ(cudaStreamDestroy(other), cudaSuccess);
 }
 
 // The handle tells nothing any more, but what was queued on the stream goes on.
@@ -303,9 +467,9 @@ TEST_F(CudaStreamTest, AStreamThatIsDestroyedAfterACaptureKeepsNoMemory) {
     EXPECT_OK(buffer.RecordStream(reinterpret_cast<Stream>(brief)));
     const auto launched = std::chrono::steady_clock::now();
     cuda_substitute::Launch(brief, std::chrono::milliseconds(300));
-    cuda_substitute::SetCapturing(brief, true);
+    BeginCapture(brief);
     EXPECT_OK(buffer.Reset());
-    cuda_substitute::SetCapturing(brief, false);
+    EXPECT_EQ(EndCapture(brief), cudaSuccess);
     ASSERT_EQ(cudaStreamDestroy(brief), cudaSuccess);
     const auto is_free = [&] { return client_->GetMemoryStats().value_or(MemoryStats()).active.all.current == 0; };
     EXPECT_OK(client_->Allocate(4_MiB)) << "which polls, too";
@@ -437,10 +601,10 @@ TEST_F(CudaTest, WhatARemoteClientCannotCloseStaysCharged) {
   placement_ = Placement::kRemote;
   ASSERT_OK_AND_ASSIGN(Client client, Connect("client"));
   ASSERT_OK_AND_ASSIGN(Buffer buffer, client.Allocate(30_MiB));
-  cuda_substitute::SetFaults("cudaDeviceSynchronize:1+=12345");
+  cuda_substitute::SetFaults("cudaEventSynchronize:1+=12345");
   EXPECT_OK(buffer.Reset());
   EXPECT_OK(client.EmptyCache());
-  EXPECT_TRUE(WaitFor([] { return cuda_substitute::Calls("cudaDeviceSynchronize") > 0; }));
+  EXPECT_TRUE(WaitFor([] { return cuda_substitute::Calls("cudaEventSynchronize") > 0; }));
   EXPECT_EQ(Charged(), 30_MiB);
   EXPECT_EQ(CtlJson({"sessions"})["sessions"][0]["devices"][0]["reserved_bytes"], 30_MiB);
   cuda_substitute::SetFaults("");
@@ -452,7 +616,8 @@ TEST_F(CudaTest, WhatARemoteClientCannotCloseStaysCharged) {
 }
 
 TEST_F(CudaTest, WhatTheClientCannotCloseIsTriedAgain) {
-  for (const char* fault : {"cudaIpcCloseMemHandle:1+=12345", "cudaDeviceSynchronize:1+=12345"}) {
+  for (const char* fault :
+       {"cudaIpcCloseMemHandle:1+=12345", "cudaEventRecord:1+=12345", "cudaEventSynchronize:1+=12345"}) {
     SCOPED_TRACE(fault);
     if (daemon_ == nullptr) {
       ASSERT_OK(StartDaemon());
@@ -608,7 +773,7 @@ TEST_F(CudaTest, AClientsErrorIsItsOwn) {
   ASSERT_OK_AND_ASSIGN(Buffer held, client.Allocate(30_MiB));
   ASSERT_OK_AND_ASSIGN(ClientProcess other, ClientProcess::Connect(dir(), "other"));
   ASSERT_OK(other.Call("fill 2 100000 3"));
-  cuda_substitute::SetFaults("cudaDeviceSynchronize:1=700!");
+  cuda_substitute::SetFaults("cudaEventSynchronize:1=700!");
   broken_ = true;
   EXPECT_OK(held.Reset());
   EXPECT_OK(client.EmptyCache());

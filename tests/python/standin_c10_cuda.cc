@@ -3,12 +3,45 @@
 // In place of libc10_cuda.so: it calls the CUDA runtime as PyTorch's caching allocator does, and catches what an
 // allocator throws as PyTorch's Python bindings do.
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 
 #include "tests/python/standin_c10.h"
 
+namespace {
+thread_local void* current = nullptr;
+}  // namespace
+
+#ifndef STANDIN_NO_STREAMS
+// As c10/cuda/CUDAStream.h has them: the names, and 16 bytes that are returned in registers.
+namespace c10::cuda {
+
+struct CUDAStream {
+  void* stream() const;
+
+  int8_t device_type;
+  int8_t device_index;
+  int64_t id;
+};
+
+CUDAStream getCurrentCUDAStream(signed char device_index);
+CUDAStream getCurrentCUDAStream(signed char device_index) {
+  return {.device_type = 1, .device_index = device_index, .id = reinterpret_cast<intptr_t>(current)};
+}
+void* CUDAStream::stream() const {
+  return reinterpret_cast<void*>(id);
+}
+
+}  // namespace c10::cuda
+#endif
+
 extern "C" {
+
+// Of this thread, from now on.
+void standin_set_stream(void* stream) {
+  current = stream;
+}
 
 #ifndef STANDIN_NO_RUNTIME
 int cudaMalloc(void** pointer, size_t bytes);

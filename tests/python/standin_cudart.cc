@@ -8,6 +8,9 @@ namespace {
 constexpr size_t kTotal = size_t{8} << 30;
 std::atomic<int> mallocs{0};
 std::atomic<int> frees{0};
+std::atomic<int> devices_set{0};
+std::atomic<int> capturing{0};
+thread_local int last_error = 0;
 thread_local int current_device = 0;
 }  // namespace
 
@@ -32,13 +35,32 @@ int cudaGetDevice(int* device) {
   return 0;
 }
 int cudaSetDevice(int device) {
+  ++devices_set;
   current_device = device;
   return 0;
+}
+int cudaStreamIsCapturing(void* /*stream*/, int* status) {
+  *status = capturing == 1 ? 1 : 0;
+  if (capturing > 1) last_error = capturing;
+  return capturing > 1 ? last_error : 0;
+}
+int cudaGetLastError() {
+  const int error = last_error;
+  last_error = 0;
+  return error;
 }
 int standin_mallocs(void) {
   return mallocs;
 }
 int standin_frees(void) {
   return frees;
+}
+// Each makes a context on its device.
+int standin_devices_set(void) {
+  return devices_set;
+}
+// 0: no, 1: yes, else the error of asking.
+void standin_set_capturing(int is_capturing) {
+  capturing = is_capturing;
 }
 }

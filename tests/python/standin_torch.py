@@ -36,6 +36,7 @@ class Native:
         self.graphs = 0  # being captured; in PyTorch these are in captures_underway, too
         self.emptied_in_capture = 0
         self.before_empty = lambda: None
+        self.stream = None  # the current one
         self.set(os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""))
 
     def set(self, text):
@@ -87,7 +88,7 @@ class Native:
         if self.fraction < 1.0 and self.reserved() + size > self.fraction * self.mem_total():
             return None
         if pool is not None and self.pools[pool][1] is not None:
-            return self.pools[pool][1].alloc(size, 0, None)
+            return self.pools[pool][1].alloc(size, 0, self.stream)
         address = ctypes.c_void_p()
         if self.is_set("expandable_segments"):  # past cudaMalloc()
             self.lib.standin_outside.restype = ctypes.c_void_p
@@ -122,7 +123,7 @@ class Native:
                 continue
             self.cached.remove(kept)
             if pool is not None and self.pools[pool][1] is not None:
-                self.pools[pool][1].free(address, size, 0, None)
+                self.pools[pool][1].free(address, size, 0, self.stream)
             else:
                 self.lib.standin_free(ctypes.c_void_p(address))
 
@@ -195,6 +196,21 @@ def install(standins, version="2.11.0", pool=True, cuda="12.8", available=True, 
 
         def __exit__(self, *_):
             pass
+
+    torch.streams = []  # that were made the current one
+
+    class OnStream:
+        def __init__(self, stream):
+            self.stream = stream
+
+        def __enter__(self):
+            torch.streams.append(self.stream)
+
+        def __exit__(self, *_):
+            torch.streams.append(None)
+
+    def caching_allocator_alloc(size, device=None, stream=None):
+        return native.alloc(size)
 
     def change_current_allocator(allocator):
         assert not state.initialized and state.allocator is None, "Can't swap an already initialized allocator"
@@ -290,7 +306,7 @@ def install(standins, version="2.11.0", pool=True, cuda="12.8", available=True, 
     for function in (memory_stats, memory_stats_as_nested_dict, empty_cache, reset_peak_memory_stats,
                      reset_accumulated_memory_stats, mem_get_info, set_per_process_memory_fraction,
                      get_per_process_memory_fraction, memory_reserved, max_memory_allocated, _snapshot,
-                     _set_allocator_settings):
+                     _set_allocator_settings, caching_allocator_alloc):
         setattr(memory, function.__name__, function)
         setattr(torch.cuda, function.__name__, function)
     memory.CUDAPluggableAllocator, memory.change_current_allocator = Pluggable, change_current_allocator
@@ -300,7 +316,8 @@ def install(standins, version="2.11.0", pool=True, cuda="12.8", available=True, 
     torch.cuda.init = init
     torch.cuda.device_count = lambda: 1
     torch.cuda.current_device = lambda: 0
-    torch.cuda.device = OnDevice
+    torch.cuda.device, torch.cuda.stream = OnDevice, OnStream
+    torch.cuda.ExternalStream = lambda stream, device=None: stream
     torch.cuda.get_allocator_backend = lambda: "native"
     torch.cuda.get_device_properties = lambda device=None: types.SimpleNamespace(total_memory=native.mem_total())
     torch.device = lambda text: types.SimpleNamespace(index=int(text.split(":")[1]) if ":" in text else None)

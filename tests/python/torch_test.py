@@ -68,7 +68,9 @@ class TorchTest(support.DaemonTest):
             assert daemon() == 4 * MiB
             native.free(before)
             torch.cuda.empty_cache()
-            assert ctypes.CDLL(%r + "/libcudart.so").standin_frees() == 1  # it went back to where it came from
+            runtime = ctypes.CDLL(%r + "/libcudart.so")
+            assert runtime.standin_frees() == 1  # it went back to where it came from
+            assert runtime.standin_devices_set() == 0  # nobody's device has changed
             # Cached memory is flushed before a request is refused.
             for size in (20, 20, 18):
                 native.free(native.alloc(size * MiB))
@@ -448,12 +450,12 @@ class GpuTest(unittest.TestCase):
         self.addCleanup(shutil.rmtree, self.machine, ignore_errors=True)
         subprocess.run([os.environ["VRAMBROKER_MAKE_MACHINE"], self.machine], check=True)
 
-    def run_on_gpus(self, code, visible=None, visible_to_daemon=None):
+    def run_on_gpus(self, code, visible=None, visible_to_daemon=None, **more):
         def environment(devices):
             return dict({"VRAMBROKER_CUDA_SUBSTITUTE": self.machine}, **({"CUDA_VISIBLE_DEVICES": devices} if devices else {}))
         daemon = support.Daemon("cuda", **environment(visible_to_daemon))
         self.addCleanup(daemon.close)
-        return support.run(PRELUDE + textwrap.dedent(code), daemon, **environment(visible))
+        return support.run(PRELUDE + textwrap.dedent(code), daemon, **environment(visible), **more)
 
     def test_memory_of_a_gpu(self):
         self.run_on_gpus("""
@@ -494,6 +496,56 @@ class GpuTest(unittest.TestCase):
             assert torch.cuda.mem_get_info(1) == (58 * MiB, 64 * MiB)
             assert str(refused(lambda: torch.native.alloc(100 * MiB), torch.cuda.OutOfMemoryError)).count("on device 1") == 1
         """ % os.path.join(support.STANDINS, "bound", "libcudart.so"))
+
+    def check_return(self, goes_back, before="", standins="bound", mode="segments"):
+        """A segment goes back to the daemon, or not, where the whole device cannot be waited for. `before`: what is done
+        before it is allocated."""
+        self.run_on_gpus("""
+            torch = start(%r, gpu=False)
+            runtime = ctypes.CDLL(%r)
+            vrambroker.torch.enable(limit=64 << 20, mode=%r)
+            %s
+            torch.native.free(torch.native.alloc(40 * MiB))
+            torch.cuda.empty_cache()
+            if %r:
+                assert torch.native.alloc(40 * MiB)
+            else:
+                assert refused(lambda: torch.native.alloc(40 * MiB), torch.cuda.OutOfMemoryError)
+            assert runtime.cudaGetLastError() == 0
+        """ % (standins, os.path.join(support.STANDINS, standins, "libcudart.so"), mode, before, goes_back),
+            VRAMBROKER_CUDA_SUBSTITUTE_FAULTS="cudaDeviceSynchronize:1+=12345")
+
+    def test_a_segment_goes_back_when_its_own_stream_is_done(self):
+        self.check_return(True)
+
+    def test_a_segment_is_for_the_current_stream(self):
+        # There is none of this number: all devices would have to be waited for.
+        self.check_return(False, "torch.lib.standin_set_stream(ctypes.c_void_p(0xABC0))")
+
+    def test_memory_of_a_graph_is_for_all_streams(self):
+        self.check_return(False, "runtime.standin_set_capturing(1)")
+        self.check_return(False, "runtime.standin_set_capturing(906)")
+        self.check_return(False, "vrambroker.load().lib.vrambroker_torch_count_captures(1)")
+
+    def test_the_current_stream_is_not_known(self):
+        self.check_return(False, standins="lazy")
+
+    def test_a_segment_of_a_pool_goes_back_when_its_stream_is_done(self):
+        self.check_return(True, mode="pool")
+        self.check_return(False, "torch.native.stream = 0xABC0", mode="pool")
+
+    def test_memory_for_a_stream_that_a_caller_names(self):
+        self.run_on_gpus("""
+            torch = start(gpu=False)
+            vrambroker.torch.enable(limit=64 << 20)
+            memory = torch.cuda.caching_allocator_alloc(2 * MiB, 0, 0xABC0)
+            assert torch.streams == [0xABC0, None] and memory, torch.streams
+            assert torch.cuda.memory.caching_allocator_alloc(2 * MiB)
+            assert torch.streams == [0xABC0, None], torch.streams
+            vrambroker.torch.disable()
+            assert torch.cuda.caching_allocator_alloc(2 * MiB, 0, 0xABC0)
+            assert torch.streams == [0xABC0, None], torch.streams
+        """)
 
     def test_gpus_are_told_apart_by_uuid(self):
         self.run_on_gpus("""

@@ -165,6 +165,11 @@ static void memory(vrambroker_client* client) {
   CHECK_OK(vrambroker_return_segment(client, pointer));
   CHECK_FAILS(vrambroker_return_segment(client, pointer), VRAMBROKER_INVALID_ARGUMENT, "already returned");
   CHECK_OK(vrambroker_return_segment(client, NULL));
+
+  CHECK_OK(vrambroker_lease_segment(client, 2 * MIB, 0, &pointer));
+  CHECK_OK(vrambroker_return_segment_stream(client, pointer, NULL));
+  CHECK_FAILS(vrambroker_return_segment_stream(client, pointer, NULL), VRAMBROKER_INVALID_ARGUMENT, "already returned");
+  CHECK_OK(vrambroker_return_segment_stream(client, NULL, NULL));
 }
 
 static void figures(vrambroker_client* client) {

@@ -203,6 +203,35 @@ TEST_F(AllocatorStreamsTest, ForgetsUsesOfBlocksStillHeldAtItsEnd) {
   device_.ReleaseSegments({{.id = SegmentId{1}, .bytes = 60_MiB}});
 }
 
+// Notes for which streams the segments were that come back.
+class NotingDevice : public SimulatedDevice {
+ public:
+  using SimulatedDevice::SimulatedDevice;
+  uint64_t ReleaseSegments(absl::Span<const ReleasedSegment> segments) override {
+    for (const ReleasedSegment& segment : segments) streams.push_back(segment.stream.value_or(~Stream{0}));
+    return SimulatedDevice::ReleaseSegments(segments);
+  }
+  std::vector<Stream> streams;
+};
+
+TEST(AllocatorReleaseTest, ASegmentGoesBackWithItsStream) {
+  NotingDevice device(1_GiB);
+  ScriptedEvents events(&device);
+  CachingAllocator allocator(&device, &events);
+  for (const bool trims : {false, true}) {
+    SCOPED_TRACE(trims ? "a trim" : "a flush");
+    for (const Stream stream : {0, 3, 7}) {
+      const absl::StatusOr<Block*> block = allocator.Allocate(20_MiB, stream);
+      ASSERT_TRUE(block.ok());
+      allocator.RecordStream(*block, 5);  // which is done when the segment goes
+      allocator.Free(*block);
+    }
+    device.FinishAll();
+    EXPECT_EQ(trims ? allocator.Trim() : allocator.EmptyCache(), 60_MiB);
+    EXPECT_EQ(std::exchange(device.streams, {}), (std::vector<Stream>{0, 3, 7}));
+  }
+}
+
 // ---- Every order ----
 
 TEST_F(AllocatorStreamsTest, ThreeStreamsInEveryOrder) {

@@ -11,9 +11,18 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
+#include <initializer_list>
+#include <memory>
 #include <string>
+#include <thread>
+#include <utility>
+#include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "allocator/cuda_device.h"
+#include "allocator/device.h"
+#include "allocator/events.h"
 #include "tests/cuda_substitute/substitute.h"
 #include "tests/support/util.h"
 
@@ -215,7 +224,6 @@ TEST_F(CudaSubstituteTest, AStreamsWorkTakesItsTimeAndEventsFollowIt) {
   EXPECT_EQ(process.Wait(), 0);
 }
 
-// Not of the substitute: of CudaDevice, which only a machine whose contexts take memory can show.
 TEST_F(CudaSubstituteTest, WorkGoesOnWhenItsStreamIsDestroyed) {
   const Process process([] {
     constexpr std::chrono::milliseconds kWork(200);
@@ -227,20 +235,6 @@ TEST_F(CudaSubstituteTest, WorkGoesOnWhenItsStreamIsDestroyed) {
     if (cudaStreamQuery(stream) != cudaErrorInvalidResourceHandle) return 3;
     if (cudaDeviceSynchronize() != cudaSuccess) return 4;
     return std::chrono::steady_clock::now() - begin >= kWork ? 0 : 5;
-  });
-  EXPECT_EQ(process.Wait(), 0);
-}
-
-TEST_F(CudaSubstituteTest, AThreadThatNeverChoseADeviceGetsNoContextOnTheFirst) {
-  const Process process([&] {
-    const auto devices = MakeCudaDevices();
-    if (!devices.ok() || devices->size() != 2) return 1;
-    const auto segment = (*devices)[1]->AllocateSegment(kBytes);
-    if (!segment.ok()) return 2;
-    if (UsedBytes(machine_, 0) != 0 || UsedBytes(machine_, 1) != kBytes + (uint64_t{2} << 20)) return 3;
-    if (cudaSetDevice(0) != cudaSuccess || !(*devices)[1]->FreeSegment(*segment).ok()) return 4;
-    int current = -1;
-    return cudaGetDevice(&current) == cudaSuccess && current == 0 ? 0 : 5;
   });
   EXPECT_EQ(process.Wait(), 0);
 }
@@ -259,6 +253,192 @@ TEST_F(CudaSubstituteTest, FaultsHitTheCallThatTheyName) {
     if (cudaMemGetInfo(&bytes, &bytes) != cudaErrorIllegalAddress) return 5;
     if (cudaFree(memory) != cudaErrorIllegalAddress) return 6;
     return cudaGetLastError() == cudaErrorIllegalAddress && cudaGetLastError() == cudaErrorIllegalAddress ? 0 : 7;
+  });
+  EXPECT_EQ(process.Wait(), 0);
+}
+
+// ---- Captures ----
+
+constexpr cudaStreamCaptureMode kCaptureModes[] = {cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal,
+                                                   cudaStreamCaptureModeRelaxed};
+
+// What comes of a capture of `stream` during which another thread does `disturb`.
+cudaError_t Capture(cudaStream_t stream, cudaStreamCaptureMode mode, const std::function<void()>& disturb) {
+  cudaGraph_t graph = nullptr;
+  if (cudaStreamBeginCapture(stream, mode) != cudaSuccess) std::abort();
+  std::thread(disturb).join();
+  const cudaError_t result = cudaStreamEndCapture(stream, &graph);
+  if ((result == cudaSuccess) != (graph != nullptr)) std::abort();
+  if (graph != nullptr) (void)cudaGraphDestroy(graph);
+  return result;
+}
+
+TEST_F(CudaSubstituteTest, WaitingForTheDeviceMakesItsCapturesInvalidInAnyMode) {
+  const Process process([&] {
+    cudaStream_t stream = nullptr;
+    if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess) return 1;
+    for (const cudaStreamCaptureMode mode : kCaptureModes) {
+      if (Capture(stream, mode, [] {}) != cudaSuccess) return 2;
+      for (cudaStreamCaptureMode own : kCaptureModes) {
+        cudaError_t refused = cudaSuccess;
+        const cudaError_t result = Capture(stream, mode, [&] {
+          if (cudaThreadExchangeStreamCaptureMode(&own) != cudaSuccess) std::abort();
+          refused = cudaDeviceSynchronize();
+        });
+        if (refused != cudaErrorStreamCaptureUnsupported) return 3;
+        if (result != cudaErrorStreamCaptureInvalidated) return 4;
+      }
+      // Of another device it is none of their business.
+      if (Capture(stream, mode, [] {
+            if (cudaSetDevice(1) != cudaSuccess || cudaDeviceSynchronize() != cudaSuccess) std::abort();
+          }) != cudaSuccess) {
+        return 5;
+      }
+    }
+    return cudaDeviceSynchronize() == cudaSuccess ? 0 : 6;
+  });
+  EXPECT_EQ(process.Wait(), 0);
+}
+
+TEST_F(CudaSubstituteTest, UnsafeCallsMakeCapturesInvalidWhereBothModesSaySo) {
+  const Process process([&] {
+    cudaStream_t stream = nullptr;
+    if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess) return 1;
+    for (const cudaStreamCaptureMode mode : kCaptureModes) {
+      for (cudaStreamCaptureMode own : kCaptureModes) {
+        const bool disturbs = mode == cudaStreamCaptureModeGlobal && own == cudaStreamCaptureModeGlobal;
+        cudaError_t allocated = cudaSuccess;
+        const cudaError_t result = Capture(stream, mode, [&] {
+          void* memory = nullptr;
+          if (cudaThreadExchangeStreamCaptureMode(&own) != cudaSuccess) std::abort();
+          allocated = cudaMalloc(&memory, 1);
+          if (memory != nullptr && cudaFree(memory) != cudaSuccess) std::abort();
+        });
+        if (allocated != (disturbs ? cudaErrorStreamCaptureUnsupported : cudaSuccess)) return 2;
+        if (result != (disturbs ? cudaErrorStreamCaptureInvalidated : cudaSuccess)) return 3;
+      }
+    }
+    return 0;
+  });
+  EXPECT_EQ(process.Wait(), 0);
+}
+
+TEST_F(CudaSubstituteTest, TheDefaultStreamIncludesBlockingStreamsThatAreCaptured) {
+  const Process process([&] {
+    cudaStream_t blocking = nullptr;
+    if (cudaStreamCreateWithFlags(&blocking, 0) != cudaSuccess) return 1;
+    cudaEvent_t event = nullptr;
+    if (cudaEventCreateWithFlags(&event, cudaEventDisableTiming) != cudaSuccess) return 2;
+    cudaError_t said = cudaSuccess;
+    // Only asking whether it is captured is harmless.
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    if (Capture(blocking, cudaStreamCaptureModeRelaxed, [&] { said = cudaStreamIsCapturing(nullptr, &status); }) !=
+        cudaSuccess) {
+      return 3;
+    }
+    if (said != cudaErrorStreamCaptureImplicit) return 4;
+    for (const std::function<cudaError_t()>& call : std::initializer_list<std::function<cudaError_t()>>{
+             [&] { return cudaEventRecord(event, nullptr); }, [&] { return cudaStreamQuery(nullptr); },
+             [&] { return cudaStreamSynchronize(nullptr); }}) {
+      if (Capture(blocking, cudaStreamCaptureModeRelaxed, [&] { said = call(); }) !=
+          cudaErrorStreamCaptureInvalidated) {
+        return 5;
+      }
+      if (said != cudaErrorStreamCaptureImplicit) return 6;
+    }
+    return 0;
+  });
+  EXPECT_EQ(process.Wait(), 0);
+}
+
+// ---- Not of the substitute: of CudaDevice, which only a machine whose contexts take memory can show ----
+
+// The devices of this process, or an end of it.
+std::vector<std::unique_ptr<Device>> TwoDevices() {
+  absl::StatusOr<std::vector<std::unique_ptr<Device>>> devices = MakeCudaDevices();
+  if (!devices.ok() || devices->size() != 2) _exit(101);
+  return *std::move(devices);
+}
+
+int ThreadsDevice() {
+  int current = -1;
+  return cudaGetDevice(&current) == cudaSuccess ? current : -1;
+}
+
+TEST_F(CudaSubstituteTest, AThreadThatNeverChoseADeviceGetsNoContextOnTheFirst) {
+  const Process process([&] {
+    const auto devices = TwoDevices();
+    const auto segment = devices[1]->AllocateSegment(kBytes);
+    if (!segment.ok()) return 2;
+    if (UsedBytes(machine_, 0) != 0 || UsedBytes(machine_, 1) != kBytes + (uint64_t{2} << 20)) return 3;
+    if (ThreadsDevice() != 0) return 4;
+    if (cudaSetDevice(0) != cudaSuccess || !devices[1]->FreeSegment(*segment).ok()) return 5;
+    return ThreadsDevice() == 0 ? 0 : 6;
+  });
+  EXPECT_EQ(process.Wait(), 0);
+}
+
+TEST_F(CudaSubstituteTest, EventsAreOfTheirDeviceOnAllThreads) {
+  const Process process([&] {
+    const auto devices = TwoDevices();
+    cudaStream_t stream = nullptr;
+    if (cudaSetDevice(1) != cudaSuccess) return 2;
+    if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess) return 3;
+    absl::StatusOr<std::unique_ptr<Event>> event = devices[1]->RecordEvent(reinterpret_cast<Stream>(stream));
+    if (!event.ok()) return 4;
+    bool done = false;
+    int before = -1;
+    int after = -1;
+    std::thread([&] {
+      before = ThreadsDevice();
+      done = (*event)->Wait().ok() && (*event)->Query().value_or(false) && devices[1]->WaitForAllStreams().ok();
+      event->reset();
+      after = ThreadsDevice();
+    }).join();
+    if (!done) return 5;
+    if (before != 0 || after != 0) return 6;
+    if (ThreadsDevice() != 1) return 7;
+    return UsedBytes(machine_, 0) == 0 ? 0 : 8;
+  });
+  EXPECT_EQ(process.Wait(), 0);
+}
+
+TEST_F(CudaSubstituteTest, ADeviceIsChosenAndChosenBackWhereTheDriverTellsNothing) {
+  const Process process([&] {
+    SetFaults("cudaGetDriverEntryPointByVersion:1+=999");
+    const auto devices = TwoDevices();
+    if (cudaSetDevice(0) != cudaSuccess) return 1;
+    const auto segment = devices[1]->AllocateSegment(kBytes);
+    if (!segment.ok() || ThreadsDevice() != 0) return 2;
+    if (!devices[1]->ExportSegment(*segment).ok() || !devices[1]->FreeSegment(*segment).ok()) return 3;
+    return ThreadsDevice() == 0 ? 0 : 4;
+  });
+  EXPECT_EQ(process.Wait(), 0);
+}
+
+TEST_F(CudaSubstituteTest, AHandleIsOnlyOfAWholeAllocation) {
+  const Process process([&] {
+    const auto devices = TwoDevices();
+    const auto segment = devices[0]->AllocateSegment(kBytes);
+    if (!segment.ok() || !devices[0]->ExportSegment(*segment).ok()) return 1;
+    DeviceSegment part = *segment;
+    part.bytes /= 2;
+    if (!absl::IsInternal(devices[0]->ExportSegment(part).status())) return 2;
+    part.address += part.bytes;
+    return absl::IsInternal(devices[0]->ExportSegment(part).status()) ? 0 : 3;
+  });
+  EXPECT_EQ(process.Wait(), 0);
+}
+
+TEST_F(CudaSubstituteTest, AThreadsOwnDefaultStreamIsWaitedForOnOtherThreads) {
+  const Process process([&] {
+    constexpr std::chrono::milliseconds kWork(200);
+    const auto devices = TwoDevices();
+    const auto begin = std::chrono::steady_clock::now();
+    std::thread([&] { Launch(cudaStreamPerThread, kWork); }).join();
+    const auto event = devices[0]->RecordEvent(reinterpret_cast<Stream>(cudaStreamPerThread));
+    if (!event.ok() || !(*event)->Wait().ok()) return 1;
+    return std::chrono::steady_clock::now() - begin >= kWork ? 0 : 2;
   });
   EXPECT_EQ(process.Wait(), 0);
 }

@@ -28,6 +28,7 @@ expandable_segments and backend:cudaMallocAsync get memory in ways of their own 
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib
 import os
 import threading
@@ -348,6 +349,7 @@ class _Route:
         self.settings = AllocatorSettings(self.torch, self.patches)
         self.captures = Captures(self.torch, self.library.lib, self.patches)
         self._patch_sharing()
+        self._patch_streams()
 
     def start_giver(self, gives_back: bool) -> None:
         if self.captures is not None:
@@ -442,6 +444,20 @@ class _Route:
                                 f"Pass tensor.cpu(), or let each process make its own ({error})") from error
             return _share_cuda_
         self.patches.around(storage, "_share_cuda_", make)
+
+    def _patch_streams(self) -> None:
+        """What PyTorch asks the broker for is for the current stream: one that a caller names has to be that."""
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(original)
+            def caching_allocator_alloc(size: Any, device: Any = None, stream: Any = None) -> Any:
+                if stream is None:
+                    return original(size, device)
+                current = self.torch.cuda.ExternalStream(stream, device=device) if isinstance(stream, int) else stream
+                with self.torch.cuda.stream(current):
+                    return original(size, device, stream)
+            return caching_allocator_alloc
+        for owner in (self.torch.cuda.memory, self.torch.cuda):
+            self.patches.around(owner, "caching_allocator_alloc", make)
 
 
 class _SegmentsRoute(_Route):
