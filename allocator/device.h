@@ -123,9 +123,9 @@ class Device : public EventSource {
   // on the device.
   virtual absl::Status Health() { return absl::OkStatus(); }
 
-  // A new segment of exactly `bytes`. It has no bytes of other processes, and, unless the device keeps_freed_bytes, none
-  // of segments of this process.
-  // InvalidArgument when `bytes` is 0 or no multiple of 2 MiB; ResourceExhausted when the device has no room.
+  // A new segment of exactly `bytes`. It has no bytes of other processes, and, unless the device keeps_freed_bytes,
+  // none of segments of this process. InvalidArgument when `bytes` is 0 or no multiple of 2 MiB; ResourceExhausted when
+  // the device has no room.
   virtual absl::StatusOr<DeviceSegment> AllocateSegment(uint64_t bytes) = 0;
   virtual absl::Status FreeSegment(const DeviceSegment& segment) = 0;
 
