@@ -93,7 +93,7 @@ std::unique_ptr<CLI::App> MakeApp(Options& options) {
       "  0                     Stopped as asked.\n"
       "  1                     Could not serve.\n"
       "  2                     Bad options or configuration.\n"
-      "  3                     No device could be used any more; started again, it may find them usable.");
+      "  3                     No device could be used any more: start it again.");
   return app;
 }
 

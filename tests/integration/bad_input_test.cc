@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "allocator/bytes.h"
 #include "client/connection.h"
@@ -276,6 +277,18 @@ TEST_F(BadInputTest, LaterMessages) {
     for (uint64_t i = 0; i < 4097; ++i) closed.mutable_segments_closed()->add_segment_ids(i);
     stream.Send(closed);
     EXPECT_STATUS(stream.End(), StatusCode::kInvalidArgument, "4096");
+  }
+  {
+    RawStream stream(*raw_);
+    ASSERT_OK(stream.Hello());
+    v1::SessionRequest cannot_open;
+    cannot_open.mutable_cannot_open()->set_error("a line\nof mine" + std::string(60'000, 'x') + "the end");
+    stream.Send(cannot_open);
+    cannot_open.mutable_cannot_open()->set_device(99);
+    stream.Send(cannot_open);
+    EXPECT_STATUS(stream.End(), StatusCode::kNotFound, "no device 99");
+    EXPECT_TRUE(absl::StrContains(daemon_->log(), "why=\"a line\\nof mine"));
+    EXPECT_FALSE(absl::StrContains(daemon_->log(), "xthe end")) << "cut";
   }
 }
 

@@ -3,15 +3,16 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <pthread.h>
 #include <signal.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <string>
+#include <thread>
 
 #include "allocator/process_files.h"
 #include "server/process_info.h"
@@ -70,13 +71,11 @@ TEST(ProcessStatTest, AZombieHasEnded) {
 
 // Its memory is in use.
 TEST(ProcessStatTest, AProcessWhoseMainThreadHasEndedLives) {
-  int ends[2];
-  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  std::array<int, 2> ends = {};
+  ASSERT_EQ(pipe2(ends.data(), O_CLOEXEC), 0);
   const pid_t child = fork();
   if (child == 0) {
-    pthread_t thread;
-    pthread_create(
-        &thread, nullptr, [](void*) -> void* { return pause(), nullptr; }, nullptr);
+    std::thread([] { pause(); }).detach();
     (void)!write(ends[1], "x", 1);
     syscall(SYS_exit, 0);  // of this thread alone; pthread_exit() would unwind through the test
   }
