@@ -42,7 +42,7 @@ class NoEvents : public SessionEvents {
  public:
   void CloseSegments(absl::Span<const SegmentId>) override {}
   void LimitChanged(int, uint64_t) override {}
-  void Draining() override {}
+  void Draining(const std::string& /*reason*/) override {}
   void Ended(const std::string&) override {}
   void Ask(uint64_t, const ClientQuestion&) override {}
 };
