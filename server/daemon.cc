@@ -533,7 +533,10 @@ void Daemon::Stop() {
 }
 
 void Daemon::ForgetFreeBytes() {
-  const auto is_held = [](const auto& pool) { return pool->GetFigures().charged_bytes > 0; };
+  const auto is_held = [](const auto& pool) {
+    const PoolFigures figures = pool->GetFigures();
+    return figures.charged_bytes > figures.outside_bytes;
+  };
   if (state_.free_bytes.empty() || std::any_of(pools_.begin(), pools_.end(), is_held)) return;
   state_.free_bytes.clear();
   if (absl::Status status = SaveState(config_.socket_dir, state_); !status.ok()) spdlog::error("{}", status.ToString());

@@ -466,6 +466,10 @@ def overview():
                  [query(f"sum(vrambroker_device_reserved_bytes{{{DEVICE}}})", "held by the daemon"),
                   query(f"sum(gpu:vrambroker_foreign:bytes{{{DEVICE}}}) or vector(0)", "used by others"),
                   query(f"sum(vrambroker_device_memory_free_bytes{{{DEVICE}}})", "free")], "bytes", 6, stacked=True)
+    board.series("Capacity that the driver does not have",
+                 "What the daemon does not hand out of its capacity, because CUDA contexts of clients and other programs use "
+                 "more than the headroom, or the next client's context needs it. Raise headroom, or run fewer processes.",
+                 [query(f"vrambroker_device_outside_bytes{{{DEVICE}}}", BY_DEVICE)], "bytes", 6)
     board.series("Quarantined memory by reason",
                  "Memory that nobody else may get yet. disconnected: the session's stream broke, but its process "
                  "lives. ended: an operator ended the session, but its process has not let go. settling: its process "

@@ -448,6 +448,10 @@ void Simulation::Advance(std::chrono::nanoseconds by) {
     CheckHeldBack();
   }
   now_ = std::max(now_, end);
+  if (now_ >= next_health_) {  // as the daemon does
+    next_health_ = now_ + std::chrono::seconds(2);
+    if (!pool_->UpdateHealth().ok()) Fail("the device is not healthy");
+  }
   CheckWaiting();
   CheckHeldBack();
 }
@@ -481,13 +485,16 @@ void Simulation::CheckSums() {
     guaranteed += account.guarantee_bytes;
     if (account.guarantee_bytes > account.limit_bytes) Fail("a guarantee is above its limit");
   }
-  const uint64_t of_nobody = figures.charged_bytes - reserved;
-  if (figures.charged_bytes < reserved || of_nobody < figures.quarantined_bytes) {
+  // What the driver refused is not promised to anybody.
+  const uint64_t charged = figures.charged_bytes - figures.outside_bytes;
+  const uint64_t of_nobody = charged - reserved;
+  if (charged < reserved || of_nobody < figures.quarantined_bytes) {
     Fail("more is reserved and quarantined than charged");
   }
-  if (figures.committed_bytes != committed + of_nobody) Fail("the committed bytes do not add up");
+  const uint64_t promised = figures.committed_bytes - figures.outside_bytes;
+  if (promised != committed + of_nobody) Fail("the committed bytes do not add up");
   if (figures.guaranteed_bytes != guaranteed) Fail("the guarantees do not add up");
-  if (figures.committed_bytes > capacity_) Fail("more is promised than there is");
+  if (promised > capacity_) Fail("more is promised than there is");
   if (threads_.size() == 0 && of_nobody != figures.quarantined_bytes) Fail("bytes are charged to nobody");
   if (threads_.size() == 0 && figures.reserved_bytes != memory_.live_bytes) {
     Fail(absl::StrCat("the pool counts ", figures.reserved_bytes, " bytes of the driver's, which gave ",

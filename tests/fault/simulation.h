@@ -91,6 +91,7 @@ class Simulation {
   std::string failure_;
   SimulationCounts counts_;
   SteadyTime now_{std::chrono::hours(1)};
+  SteadyTime next_health_ = now_;
   std::optional<SteadyTime> timer_;
   SimMemory memory_;
   SimThreads threads_;
