@@ -42,7 +42,7 @@ absl::StatusOr<TrimRequest> TrimRequests::Wait(absl::Duration timeout) {
   }
   if (!served_) return absl::CancelledError("this program does not answer the daemon's requests for memory");
   TrimRequest request{.number = ++last_number_};
-  std::optional<std::optional<int>> device;
+  bool is_first = true;
   Deadline end = Deadline::max();
   for (Entry& entry : entries_) {
     if (!is_open(entry)) continue;
@@ -51,9 +51,9 @@ absl::StatusOr<TrimRequest> TrimRequests::Wait(absl::Duration timeout) {
     const uint64_t missing = question.wanted_bytes - std::min(question.wanted_bytes, question.released_bytes);
     request.bytes += std::min(missing, std::numeric_limits<uint64_t>::max() - request.bytes);
     end = std::min(end, question.deadline);
-    device = !device.has_value() || *device == question.device ? question.device : std::nullopt;
+    const int device = question.device.value_or(-1);
+    request.device = std::exchange(is_first, false) || request.device == device ? device : -1;
   }
-  request.device = device->value_or(-1);
   request.time = TimeUntil(end);
   return request;
 }
