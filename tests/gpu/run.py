@@ -35,6 +35,7 @@ ASSUMED = (
     ("kill_inflight_writes", "writesAfterWaitpid", 0, "a dead client's kernels write nothing any more"),
     ("crash_isolation", "owner", "unharmed", "a client's fault stays in its process"),
     ("many_handles", "opened", 1000, "a process can open as many handles as it needs"),
+    ("fresh_memory_zero", "", "no old data seen across processes", "new memory has no bytes of other processes"),
     ("cross_uid", "legacyOpen", "ok", "clients may be of other users than the daemon"),
     ("graph_on_imported", "", "graph replay on imported memory works", "CUDA graphs work on the broker's memory"),
 )
