@@ -340,6 +340,14 @@ absl::StatusOr<std::vector<SegmentId>> SegmentPool::LeaseAll(SessionId session, 
   Gathered gathered;
   uid_t uid = 0;
   std::string domain;
+  bool is_outside = false;
+  {
+    MutexLock lock(mu_);
+    const auto it = accounts_.find(session);
+    if (it == accounts_.end()) return absl::AbortedError("the session has ended");
+    is_outside = !granted && IsOutside(CheckGrowth(it->second, bytes));
+  }
+  if (is_outside) AskDriver();
   {
     MutexLock lock(mu_);
     const auto it = accounts_.find(session);
@@ -426,7 +434,9 @@ absl::StatusOr<std::vector<SegmentId>> SegmentPool::LeaseIdle(SessionId session,
   MutexLock lock(mu_);
   const auto it = accounts_.find(session);
   if (it == accounts_.end()) return absl::AbortedError("the session has ended");
-  if (absl::Status status = CheckGrowth(it->second, bytes); !status.ok()) return status;
+  if (absl::Status status = CheckGrowth(it->second, bytes); !status.ok()) {
+    return IsOutside(status) ? absl::NotFoundError("the driver may have it by now") : status;
+  }
   const Gathered gathered = TakeIdle(it->second, sizes);
   if (!std::all_of(gathered.idle.begin(), gathered.idle.end(), [](const auto& idle) { return idle.has_value(); })) {
     PutIdleBack(gathered);
@@ -866,8 +876,7 @@ absl::Status SegmentPool::UpdateHealth() {
       driver_free_bytes_ = *free;
       // What changed hands meanwhile is not to count twice.
       driver_known_bytes_ = *free + std::min(from_driver, FromDriverBytes() - freeing_bytes_);
-      driver_has_bytes_ = *free + std::max(at_most, AtMostFromDriverBytes());
-      driver_refuses_beyond_ = std::numeric_limits<uint64_t>::max();
+      DriverHas(*free, at_most);
     }
     SettleElsewhere();
     changed = changed || unowned != elsewhere_bytes_ + outside_bytes_;
@@ -883,6 +892,34 @@ void SegmentPool::DriverRefused(uint64_t bytes) {
   const uint64_t most = bytes - std::min(bytes, kSegmentGranuleBytes);
   driver_refuses_beyond_ = FromDriverBytes() + (free.ok() ? std::min(*free, most) : most);
   SettleOutside();
+}
+
+bool SegmentPool::IsOutside(const absl::Status& refusal) const {
+  return outside_bytes_ > 0 && SegmentRefusalCause(refusal) == OomCause::kCapacity;
+}
+
+void SegmentPool::AskDriver() {
+  uint64_t at_most = 0;
+  {
+    MutexLock lock(mu_);
+    at_most = AtMostFromDriverBytes();
+  }
+  const absl::StatusOr<uint64_t> free = device_->FreeBytes();
+  if (!free.ok()) return;
+  bool has_more = false;
+  {
+    MutexLock lock(mu_);
+    const uint64_t before = outside_bytes_;
+    DriverHas(*free, at_most);
+    SettleOutside();
+    has_more = outside_bytes_ < before;
+  }
+  if (has_more) RoomMade();
+}
+
+void SegmentPool::DriverHas(uint64_t free_bytes, uint64_t at_most) {
+  driver_has_bytes_ = free_bytes + std::max(at_most, AtMostFromDriverBytes());
+  driver_refuses_beyond_ = std::numeric_limits<uint64_t>::max();
 }
 
 void SegmentPool::CountReclaim(uint64_t asked_bytes, uint64_t reclaimed_bytes, std::chrono::nanoseconds duration) {

@@ -317,6 +317,12 @@ class SegmentPool {
   uint64_t NextContextBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // (driver) The driver did not have a segment of `bytes`, though the ledger did.
   void DriverRefused(uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
+  // The ledger refuses only because of what the driver did not have, the last time that it was asked.
+  bool IsOutside(const absl::Status& refusal) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // (driver) What does the driver have?
+  void AskDriver() ABSL_LOCKS_EXCLUDED(mu_);
+  // What it says is free was so when `at_most` was AtMostFromDriverBytes(), or later.
+  void DriverHas(uint64_t free_bytes, uint64_t at_most) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Why nobody gets more of a device that cannot be used.
   absl::Status UnusableError() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   uint64_t FromDriverBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

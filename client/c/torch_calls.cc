@@ -130,6 +130,9 @@ std::atomic<int> calls_under_way{0};
 // Fills in whose work a new segment is for. PyTorch allocates for the current stream of the thread that asks
 // (allocate() in c10/cuda/CUDACachingAllocator.cpp, up to 2.11), but tells cudaMalloc() and cudaFree() nothing of it.
 // What is allocated for a CUDA graph is used by the streams that the graph runs on, whatever they are.
+#ifdef __clang__
+__attribute__((no_sanitize("function")))  // PyTorch's functions are called without its headers
+#endif
 void FindStream(Segment* segment) {
   const CurrentStreamFunction current = current_stream.load();
   const StreamFunction of = stream_of.load();

@@ -530,7 +530,14 @@ class CudaDaemonFaultTest : public CudaFaultTest {};
 
 TEST_P(CudaDaemonFaultTest, IsToldAndNothingIsLost) {
   const auto& [fault, code, said] = GetParam();
-  ASSERT_OK(StartDaemon({.environment = {{cuda_substitute::kFaultsVariable, fault}}}));
+  ASSERT_OK(StartDaemon({.config = "idle_limit: '0' rules { session_name: 'other' tenant: 'other' }",
+                         .environment = {{cuda_substitute::kFaultsVariable, fault}}}));
+  {
+    // The driver has memory of another tenant back: what it gives from now on is zeroed.
+    ASSERT_OK_AND_ASSIGN(Client other, Connect("other"));
+    EXPECT_OK(other.Allocate(2_MiB));
+  }
+  EXPECT_TRUE(WaitFor([&] { return Used() == 0; }));
   ASSERT_OK_AND_ASSIGN(Client client, Connect("client"));
   ASSERT_OK_AND_ASSIGN(Buffer first, client.Allocate(30_MiB));
   Fill(first, 1);
@@ -544,16 +551,17 @@ TEST_P(CudaDaemonFaultTest, IsToldAndNothingIsLost) {
   EXPECT_EQ(CtlJson({"status"})["devices"][0]["fault"], "");
 }
 
-// The daemon's first calls are its own, at the start; the second are for the client's first segment.
+// The daemon's first calls are its own, at the start, but for those that zero; the next are for the other client, and
+// for the client's first segment.
 INSTANTIATE_TEST_SUITE_P(
     Calls, CudaDaemonFaultTest,
     ::testing::Values(
-        Fault{"cudaMalloc:3=46", absl::StatusCode::kUnavailable, "cudaMalloc failed: cudaErrorDevicesUnavailable (46)"},
-        Fault{"cudaMalloc:3=1", absl::StatusCode::kInvalidArgument, "cudaMalloc failed: cudaErrorInvalidValue (1)"},
-        Fault{"cudaMalloc:3=12345", absl::StatusCode::kInternal, "cudaMalloc failed"},
-        Fault{"cudaMemsetAsync:3=1", absl::StatusCode::kInvalidArgument, "cudaMemsetAsync failed"},
-        Fault{"cudaStreamSynchronize:3=12345", absl::StatusCode::kInternal, "cudaStreamSynchronize failed"},
-        Fault{"cudaIpcGetMemHandle:3=801", absl::StatusCode::kUnimplemented,
+        Fault{"cudaMalloc:4=46", absl::StatusCode::kUnavailable, "cudaMalloc failed: cudaErrorDevicesUnavailable (46)"},
+        Fault{"cudaMalloc:4=1", absl::StatusCode::kInvalidArgument, "cudaMalloc failed: cudaErrorInvalidValue (1)"},
+        Fault{"cudaMalloc:4=12345", absl::StatusCode::kInternal, "cudaMalloc failed"},
+        Fault{"cudaMemsetAsync:2=1", absl::StatusCode::kInvalidArgument, "cudaMemsetAsync failed"},
+        Fault{"cudaStreamSynchronize:2=12345", absl::StatusCode::kInternal, "cudaStreamSynchronize failed"},
+        Fault{"cudaIpcGetMemHandle:4=801", absl::StatusCode::kUnimplemented,
               "cudaIpcGetMemHandle failed: cudaErrorNotSupported (801)"}),
     FaultName);
 
@@ -641,7 +649,7 @@ TEST_F(CudaTest, WhatTheClientCannotCloseIsTriedAgain) {
 TEST_F(CudaTest, ALostDeviceIsReported) {
   ASSERT_OK(StartDaemon({.config = "device_lost: \"stay\"",
                          .http = true,
-                         .environment = {{cuda_substitute::kFaultsVariable, "cudaMemsetAsync:3=214!"}}}));
+                         .environment = {{cuda_substitute::kFaultsVariable, "cudaMalloc:3=214!"}}}));
   ASSERT_OK_AND_ASSIGN(Client client, Connect("client"));
   ASSERT_OK_AND_ASSIGN(Buffer held, client.Allocate(30_MiB));
   Fill(held, 1);
@@ -649,10 +657,10 @@ TEST_F(CudaTest, ALostDeviceIsReported) {
   EXPECT_STATUS(client.Allocate(50_MiB), absl::StatusCode::kInternal, "cudaErrorECCUncorrectable (214)");
   EXPECT_STATUS(client.Allocate(50_MiB), absl::StatusCode::kInternal, "can no longer use the GPU");
   EXPECT_TRUE(WaitFor([&] { return daemon_->Get("/healthz")->code == 503; }));
-  EXPECT_THAT(daemon_->Get("/healthz")->body, HasSubstr("device 0: cudaMemsetAsync failed"));
+  EXPECT_THAT(daemon_->Get("/healthz")->body, HasSubstr("device 0: cudaMalloc failed"));
   EXPECT_EQ(daemon_->Metrics().Value("vrambroker_device_healthy", {{"gpu", "0"}}), 0);
   EXPECT_THAT(CtlJson({"status"})["devices"][0]["fault"], HasSubstr("cudaErrorECCUncorrectable"));
-  EXPECT_THAT(Ctl({"status"}).out, HasSubstr("Device 0 cannot be used: cudaMemsetAsync failed"));
+  EXPECT_THAT(Ctl({"status"}).out, HasSubstr("Device 0 cannot be used: cudaMalloc failed"));
   EXPECT_TRUE(WaitFor([&] { return absl::StrContains(daemon_->log(), "device cannot be used: "); }));
   EXPECT_TRUE(Holds(held, 1)) << "what is held stays usable";
   const auto looks = [&] {
