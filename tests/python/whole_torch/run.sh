@@ -32,7 +32,7 @@ if [ "$program" = download ]; then
   trap 'rm -rf "$apt"' EXIT
   mkdir -p "$apt"/{state,lists/partial,archives/partial}
   # From where this system's packages come.
-  mirror=${MIRROR:-$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | head -n 1)}
+  mirror=${MIRROR:-$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | awk '/debian/ && !n++')}
   echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror trixie main contrib" > "$apt/sources"
   for package in $stood_in $not_needed; do # apt takes them for installed
     printf 'Package: %s\nStatus: install ok installed\nMaintainer: -\nArchitecture: amd64\nVersion: 999\nMulti-Arch: foreign\nDescription: -\n\n' \
