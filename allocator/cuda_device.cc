@@ -22,7 +22,7 @@ namespace {
 
 static_assert(sizeof(cudaIpcMemHandle_t) == sizeof(CudaIpcHandle));
 
-// Functions of the driver for which the runtime has no like. int stands for CUresult, of which 0 is success, and for
+// Driver functions that the runtime has no counterpart for. int stands for CUresult, where 0 is success, and for
 // CUdevice, void* for CUcontext: driver_types.h has none of them. Null where they cannot be had.
 struct Driver {
   int (*primary_context_state)(int device, unsigned int* flags, int* active) = nullptr;

@@ -15,7 +15,7 @@
 
 namespace vrambroker::client_internal {
 
-// For segments that are closed together, all of which were given back before: waits once for each stream. For one
+// For a batch of segments that were given back and are closed together: waits once for each stream. Used by one
 // thread, which holds no lock.
 class StreamWaits {
  public:

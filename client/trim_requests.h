@@ -41,7 +41,7 @@ class TrimRequests {
 
   // Whether the application answers. When it stops, all questions end, and Wait() returns.
   void Serve(bool on) ABSL_LOCKS_EXCLUDED(mu_);
-  // False when the application does not answer: whoever asks has to.
+  // False when the application does not answer questions: the caller then answers this one itself.
   bool Add(Question question) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Waits for a question that nobody has taken. What is there by then is taken together: the bytes add up, and the

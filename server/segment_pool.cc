@@ -771,7 +771,7 @@ bool SegmentPool::AwaitFree(uint64_t frees, SteadyTime deadline) {
   return std::chrono::steady_clock::now() < deadline;
 }
 
-// Looked at when the driver has given it: whose it may have been is in the books by then.
+// Call it after the driver has given the segment: its earlier owners are in freed_domain_ by then.
 absl::Status SegmentPool::Scrub(const std::string& domain, const DeviceSegment& segment) {
   if (!properties().keeps_freed_bytes) return absl::OkStatus();
   {

@@ -108,7 +108,7 @@ std::vector<int> VisibleDevices(int count) {
 }
 
 struct ThreadState {
-  std::vector<int> contexts;  // the driver's stack: of which device each is; empty: none was chosen or used yet
+  std::vector<int> contexts;  // the thread's context stack, as devices; empty until one is chosen or used
   cudaError_t last_error = cudaSuccess;
   cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
 

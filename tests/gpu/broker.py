@@ -98,7 +98,7 @@ def _begin_client():
         os.setgroups([])
         os.setgid(client_uid)
         os.setuid(client_uid)
-    die_with_parent()  # last: whoever changes its user forgets it
+    die_with_parent()  # last: the kernel clears it when a process changes its user
 
 
 class Programs:

@@ -243,7 +243,7 @@ class GpuClient {
     const pid_t pid = fork();
     if (pid < 0) throw BrokerError{"CLIENT", "fork failed"};
     if (pid == 0) {
-      close(STDIN_FILENO);  // whoever talks to the parent sees it end
+      close(STDIN_FILENO);  // so that the parent's peer sees when the parent ends
       close(STDOUT_FILENO);
       while (true) pause();
     }

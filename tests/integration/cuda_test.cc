@@ -322,7 +322,7 @@ TEST_F(CudaStreamTest, NothingIsLostWhileAGraphIsCaptured) {
   EXPECT_TRUE(WaitFor([&] { return Held() == 20_MiB; }));
 }
 
-// Whoever frees or trims does not know of the capture.
+// The thread that frees or trims does not know of the capture.
 TEST_F(CudaStreamTest, ACaptureStaysValidWhileMemoryOfOtherStreamsGoesBack) {
   cudaStream_t other = nullptr;
   ASSERT_EQ(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), cudaSuccess);

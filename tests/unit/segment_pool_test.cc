@@ -1135,7 +1135,7 @@ TEST_F(OutsideOnCudaTest, OtherProgramsTakeFromTheCapacity) {
   EXPECT_EQ(Available(), kCapacity);
 }
 
-// Whoever waits, waits for others from then on, and is not granted what the driver has not.
+// From then on a request waits for other sessions, and is not granted memory that the driver does not have.
 TEST_F(OutsideOnCudaTest, WhatTheDriverRefusesIsNotGrantedAgain) {
   Lease(kB, 20_MiB);
   device_->set_foreign_bytes(kDaemonsContext + 40_MiB);  // nobody has looked since

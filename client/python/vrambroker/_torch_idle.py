@@ -58,7 +58,7 @@ class IdleGiver:
         self._handle = route.client._handle
         self._gives_back = gives_back
         self._thread: Optional[threading.Thread] = None
-        self._stopping = False
+        self._stopping = threading.Event()
         self._lock = threading.Lock()  # of what status() shows
         self._asked = self._given = self._refused = 0
         self._why = ""
@@ -83,7 +83,7 @@ class IdleGiver:
 
     def stop(self) -> None:
         atexit.unregister(self.stop)
-        self._stopping = True
+        self._stopping.set()
         self._lib.vrambroker_serve_trims(self._handle, 0)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_END_PATIENCE)
@@ -113,14 +113,13 @@ class IdleGiver:
 
     def _run(self) -> None:
         trim = _library.Trim()
-        wake = threading.Event()
-        while not self._stopping:
+        while not self._stopping.is_set():
             if not self._gives_back:
-                wake.wait(PERIOD_MS / 1000)
+                self._stopping.wait(PERIOD_MS / 1000)
                 code = int(Code.DEADLINE_EXCEEDED)
             else:
                 code = self._lib.vrambroker_wait_for_trim(self._handle, PERIOD_MS, ctypes.byref(trim))
-            if self._stopping or code not in (Code.OK, Code.DEADLINE_EXCEEDED):
+            if self._stopping.is_set() or code not in (Code.OK, Code.DEADLINE_EXCEEDED):
                 return
             try:
                 if code == Code.OK:
@@ -174,7 +173,7 @@ class IdleGiver:
             self._route.captures.end_emptying()
 
     def _is_locked(self) -> bool:
-        """PyTorch's allocator may be locked for long: whoever asks it would wait, with Python's lock, for the daemon."""
+        """PyTorch's allocator may be locked until the daemon answers. A call into it would wait that long and hold the GIL."""
         return not self._route.settings.releases_lock and self._lib.vrambroker_torch_calls_under_way() > 0
 
     def _leased(self) -> int:

@@ -9,7 +9,8 @@
 #   BUILD_DIR  of vrambroker: a daemon with host memory ($CAPACITY, default 1GiB) is started, and PROGRAM finds it and the
 #              package `vrambroker` by its environment. With - there is no broker.
 #   PACKAGES   a folder with the .deb files of Debian 13; `run.sh - PACKAGES download` fills it by apt-get
-#   PROGRAM    in Python. It runs with its folder at /program, and that of vrambroker's source at /repository
+#   PROGRAM    in Python, a path or the name of one beside this script. It runs with its folder at /program, and that of
+#              vrambroker's source at /repository
 #
 # $ROOT: a folder for the unpacked packages, which is kept for the next run; default: a new one that is removed.
 set -euo pipefail
@@ -50,6 +51,8 @@ END
   exit
 fi
 packages=$(cd "$packages" && pwd)
+[ -e "$program" ] || program=$here/$program
+[ -e "$program" ] || { echo "run.sh: there is no program ${program##*/}, here or beside run.sh" >&2; exit 2; }
 program_folder=$(cd "$(dirname "$program")" && pwd)
 program=$(basename "$program")
 repository=$(cd "$here/../../.." && pwd)
