@@ -50,16 +50,7 @@ class LeasedTest : public DaemonTest {
     return options;
   }
   // What the daemon says of a session without asking its client; zeros when there is none.
-  v1::SessionDevice Listed(const std::string& name) {
-    absl::StatusOr<RawClient> raw = RawClient::Connect(dir());
-    if (!raw.ok()) return {};
-    const absl::StatusOr<v1::ListSessionsResponse> sessions = raw->ListSessions();
-    if (!sessions.ok()) return {};
-    for (const v1::Session& session : sessions->sessions()) {
-      if (session.name() == name) return session.devices(0);
-    }
-    return {};
-  }
+  v1::SessionDevice Listed(const std::string& name) { return ListedDevice(dir(), name); }
   // The same, of this moment.
   v1::SessionDevice Asked(const std::string& name) {
     absl::StatusOr<RawClient> raw = RawClient::Connect(dir());

@@ -20,16 +20,7 @@ class WholeSegmentsTest : public DaemonTest {
  protected:
   void SetUp() override { ASSERT_OK(StartDaemon()); }
 
-  v1::SessionDevice Listed(const std::string& name) {
-    absl::StatusOr<RawClient> raw = RawClient::Connect(dir());
-    if (!raw.ok()) return {};
-    const absl::StatusOr<v1::ListSessionsResponse> sessions = raw->ListSessions();
-    if (!sessions.ok()) return {};
-    for (const v1::Session& session : sessions->sessions()) {
-      if (session.name() == name) return session.devices(0);
-    }
-    return {};
-  }
+  v1::SessionDevice Listed(const std::string& name) { return ListedDevice(dir(), name); }
   // `count` segments of 20 MiB.
   static absl::StatusOr<std::vector<void*>> Lease(Client& client, int count) {
     std::vector<void*> segments;

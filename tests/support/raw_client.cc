@@ -180,6 +180,17 @@ v1::SessionRef Ref(const std::string& name) {
   return ref;
 }
 
+v1::SessionDevice ListedDevice(const std::string& socket_dir, const std::string& name) {
+  absl::StatusOr<RawClient> raw = RawClient::Connect(socket_dir);
+  if (!raw.ok()) return {};
+  const absl::StatusOr<v1::ListSessionsResponse> sessions = raw->ListSessions();
+  if (!sessions.ok()) return {};
+  for (const v1::Session& session : sessions->sessions()) {
+    if (session.name() == name) return session.devices(0);
+  }
+  return {};
+}
+
 v1::Limit BytesLimit(uint64_t bytes) {
   v1::Limit limit;
   limit.set_bytes(bytes);

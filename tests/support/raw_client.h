@@ -65,6 +65,8 @@ absl::StatusOr<std::string> CallBytes(const std::shared_ptr<grpc::Channel>& chan
 
 v1::SessionRef Ref(uint64_t id);
 v1::SessionRef Ref(const std::string& name);
+// What the daemon says of a session's first device without asking its client; zeros when there is none.
+v1::SessionDevice ListedDevice(const std::string& socket_dir, const std::string& name);
 v1::Limit BytesLimit(uint64_t bytes);
 v1::Limit FractionLimit(double fraction);
 // The first message of a session that leases.
