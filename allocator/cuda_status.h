@@ -4,18 +4,17 @@
 #ifndef VRAMBROKER_ALLOCATOR_CUDA_STATUS_H_
 #define VRAMBROKER_ALLOCATOR_CUDA_STATUS_H_
 
-#include <cuda_runtime_api.h>
+#include <cuda.h>
 
 #include "absl/status/status.h"
 
 namespace vrambroker {
 
-// OK, or a status that names the call, the error and what to do about it. Clears the error of this thread, so that it
-// does not surface again in somebody else's call.
-absl::Status CudaStatus(const char* call, cudaError_t error);
+// OK, or a status that names the call, the error and what to do about it. REQUIRES: the driver is loaded.
+absl::Status CudaStatus(const char* call, CUresult error);
 
 // After such an error every CUDA call of the process on this device fails the same way; only a new process helps.
-bool IsSticky(cudaError_t error);
+bool IsSticky(CUresult error);
 
 }  // namespace vrambroker
 
