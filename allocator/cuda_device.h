@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The `cuda` device: segments from cudaMalloc, shared by CUDA IPC handles.
+// The `cuda` device: segments from the NVIDIA driver, shared by CUDA IPC handles.
 #ifndef VRAMBROKER_ALLOCATOR_CUDA_DEVICE_H_
 #define VRAMBROKER_ALLOCATOR_CUDA_DEVICE_H_
 
@@ -22,7 +22,7 @@ absl::StatusOr<std::vector<std::unique_ptr<Device>>> MakeCudaDevices();
 // others. For the daemon, of the GPUs that it serves.
 absl::Status CheckComputeMode(int ordinal);
 
-// For logs: "driver for CUDA 13.0, runtime 13.0".
+// For logs: "driver for CUDA 13.0". REQUIRES: MakeCudaDevices() has succeeded.
 std::string CudaVersions();
 
 }  // namespace vrambroker

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Stands in for cuda_device.cc in builds without the CUDA Toolkit.
+// Stands in for cuda_device.cc in builds with VRAMBROKER_CUDA=OFF.
 #include "allocator/cuda_device.h"
 
 namespace vrambroker {
@@ -15,7 +15,7 @@ std::string CudaVersions() {
 
 absl::StatusOr<std::vector<std::unique_ptr<Device>>> MakeCudaDevices() {
   return absl::UnavailableError(
-      "this build has no CUDA support; install the CUDA Toolkit and build again, or use --device=host");
+      "this build has no CUDA support: build again with -DVRAMBROKER_CUDA=ON, or use --device=host");
 }
 
 }  // namespace vrambroker

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <string>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "allocator/cuda_status.h"
@@ -67,6 +68,10 @@ absl::Status LoadCudaDriver() {
     loaded.store(*driver, std::memory_order_release);
   }
   return CudaStatus("cuInit", Driver().cuInit(0));
+}
+
+std::string FormatCudaVersion(int version) {
+  return absl::StrCat(version / 1000, ".", version % 1000 / 10);
 }
 
 const CudaDriver& Driver() {

@@ -8,6 +8,8 @@
 
 #include <cuda.h>
 
+#include <string>
+
 #include "absl/status/status.h"
 
 namespace vrambroker {
@@ -62,6 +64,9 @@ struct CudaDriver {
 // Loads the driver, unless it is loaded, and starts it. Unavailable, with what to do, where there is none, where it is
 // too old, or where it does not start. May be called again, also after an error. Thread-safe.
 absl::Status LoadCudaDriver();
+
+// "12.4", of 12040.
+std::string FormatCudaVersion(int version);
 
 // All functions of the driver. REQUIRES: LoadCudaDriver() has succeeded.
 const CudaDriver& Driver();

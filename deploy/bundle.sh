@@ -84,17 +84,21 @@ grep -rhoE '/usr/share/common-licenses/[A-Za-z0-9.-]*[A-Za-z0-9]' "$tree/share/l
   if [ -f "$text" ]; then install -D -m 644 "$(realpath "$text")" "$tree/share/licenses/common-licenses/${text##*/}"; fi
 done
 install -m 644 "$source_dir/LICENSE" "$tree/share/licenses/vrambroker"
-if grep -q cudaMalloc "$tree/bin/vrambrokerd"; then
-  cuda=$(sed -n 's/^VRAMBROKER_CUDA_VERSION:INTERNAL=//p' "$build_dir/CMakeCache.txt")
-  cat > "$tree/share/licenses/nvidia-cuda-runtime" <<END
-The programs contain NVIDIA's CUDA runtime (cudart_static, toolkit $cuda), linked statically. NVIDIA's End User License
-Agreement for the CUDA Toolkit, attachment A, names it among the parts that may be distributed with an application:
-https://docs.nvidia.com/cuda/eula/. Nothing of NVIDIA's driver (libcuda, libnvidia-ml) is in here.
-END
+cuda=no
+if grep -q cuMemAlloc_v2 "$tree/bin/vrambrokerd"; then cuda="driver 525 or newer"; else
+  echo "bundle.sh: warning: $build_dir was built without CUDA: this bundle serves no GPU" >&2
 fi
-[ -n "${cuda:-}" ] || echo "bundle.sh: warning: $build_dir was built without CUDA: this bundle serves no GPU" >&2
-[ -f "$tree/tests/gpu/bin/gpu_probe" ] \
-  || echo "bundle.sh: warning: $build_dir was built without nvcc: this bundle lacks the GPU programs of tests/gpu" >&2
+if [ -f "$tree/tests/gpu/bin/gpu_probe" ]; then
+  toolkit=$(sed -n 's/^VRAMBROKER_CUDA_VERSION:INTERNAL=//p' "$build_dir/CMakeCache.txt")
+  cat > "$tree/share/licenses/nvidia-cuda-runtime" <<END
+Two programs for tests, tests/gpu/bin/gpu_probe and gpu_client, contain NVIDIA's CUDA runtime (cudart_static, toolkit
+$toolkit), linked statically. NVIDIA's End User License Agreement for the CUDA Toolkit, attachment A, names it among the
+parts that may be distributed with an application: https://docs.nvidia.com/cuda/eula/. Nothing else in here is NVIDIA's:
+the daemon, the tools and the libraries use the driver that is installed.
+END
+else
+  echo "bundle.sh: warning: $build_dir was built without nvcc: this bundle lacks the GPU programs of tests/gpu" >&2
+fi
 
 # ---- Everything is there, and nothing needs a newer C library ----
 if loaded | grep -vF " $tree/"; then fail "these libraries would come from outside of the bundle"; fi
@@ -111,7 +115,7 @@ version: $version
 revision: $revision
 date: $(date -u -d "@$epoch" +%Y-%m-%dT%H:%M:%SZ)
 machine: x86_64 Linux, glibc ${needs#GLIBC_} or newer
-cuda: ${cuda:-none}
+cuda: $cuda
 libraries from: $(. /etc/os-release; echo "$PRETTY_NAME")
 files:
 $(cd "$tree" && find . -type f ! -name MANIFEST -printf '%P\n' | LC_ALL=C sort | xargs sha256sum)
