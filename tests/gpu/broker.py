@@ -230,7 +230,7 @@ class Client:
         if answer.pop("ok"):
             return answer
         if answer["code"] == "NEEDS_GPU":
-            raise NotRun(f"needs a GPU: {answer['message']}")
+            raise NotRun(f"needs {answer['message']}")
         raise Refused(answer["code"], answer["message"])
 
     def refusal(self, command, **arguments):

@@ -16,7 +16,7 @@ namespace work {
 struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
-// Of what only a GPU has.
+// Of what only a GPU, or a newer driver, has.
 struct NeedsGpu : Error {
   using Error::Error;
 };

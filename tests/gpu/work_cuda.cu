@@ -91,7 +91,12 @@ void WarmUp() {
 
 int UseDevice(const std::string& uuid) {
   int count = 0;
-  CHECK(cudaGetDeviceCount(&count));
+  const cudaError_t counted = cudaGetDeviceCount(&count);
+  if (counted == cudaErrorInsufficientDriver) {  // the broker has no CUDA runtime, and serves all the same
+    throw NeedsGpu("a driver for CUDA " + std::to_string(CUDART_VERSION / 1000) +
+                   " or newer, which this program's CUDA runtime was made for");
+  }
+  CHECK(counted);
   std::string seen;
   for (int ordinal = 0; ordinal < count; ++ordinal) {
     cudaDeviceProp properties;

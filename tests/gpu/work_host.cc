@@ -134,16 +134,16 @@ void Release(void* memory) {
 }
 
 std::pair<uint64_t, uint64_t> FreeAndTotalBytes() {
-  throw NeedsGpu("the device's free bytes");
+  throw NeedsGpu("a GPU, for its free bytes");
 }
 std::string Crash() {
-  throw NeedsGpu("an illegal address on the device");
+  throw NeedsGpu("a GPU, for an illegal address");
 }
 void BeginCapture(Stream /*stream*/, const std::string& /*mode*/) {
-  throw NeedsGpu("graph capture");
+  throw NeedsGpu("a GPU, to capture a graph");
 }
 std::string EndCapture(Stream /*stream*/) {
-  throw NeedsGpu("graph capture");
+  throw NeedsGpu("a GPU, to capture a graph");
 }
 
 }  // namespace work

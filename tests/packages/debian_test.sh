@@ -3,7 +3,7 @@
 #
 # The Debian packages of a build, in a new Debian that has nothing else: they install, all that they bring works there,
 # and when they are purged nothing is left.
-# Usage: debian_test.sh BUILD_DIR (one with CUDA is built again without, in a folder of its own)
+# Usage: debian_test.sh BUILD_DIR
 set -euo pipefail
 build_dir=$(realpath "$1")
 here=$(cd "$(dirname "$0")" && pwd)
@@ -14,18 +14,6 @@ tools=(mmdebstrap cpack dpkg-shlibdeps)
 for tool in "${tools[@]}"; do
   command -v $tool > /dev/null || { echo "debian_test.sh: needs $tool: deploy/packages.sh test" >&2; exit 1; }
 done
-
-# A program that uses the C++ library of a build with CUDA needs the toolkit, which Debian does not have.
-if ! grep -q '^VRAMBROKER_CUDA_VERSION:INTERNAL=none$' "$build_dir/CMakeCache.txt"; then
-  with_cuda=$build_dir build_dir=$build_dir/without_cuda
-  cache() { sed -n "s/^$1:[A-Z]*=//p" "$with_cuda/CMakeCache.txt"; }
-  cmake -S "$here/../.." -B "$build_dir" -G Ninja -DCMAKE_BUILD_TYPE=Release -DVRAMBROKER_CUDA=OFF -DVRAMBROKER_TESTS=OFF \
-    -DVRAMBROKER_UNITY=ON -DVRAMBROKER_WERROR="$(cache VRAMBROKER_WERROR)" \
-    -DCMAKE_C_COMPILER_LAUNCHER="$(cache CMAKE_C_COMPILER_LAUNCHER)" \
-    -DCMAKE_CXX_COMPILER_LAUNCHER="$(cache CMAKE_CXX_COMPILER_LAUNCHER)" > "$work/cmake.log" 2>&1 \
-    || { cat "$work/cmake.log" >&2; exit 1; }
-  cmake --build "$build_dir"
-fi
 
 mkdir "$work/test"
 (cd "$work" && cpack --config "$build_dir/CPackConfig.cmake" -B "$work/packages" > "$work/cpack.log") || { cat "$work/cpack.log" >&2; exit 1; }

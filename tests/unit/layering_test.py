@@ -25,11 +25,11 @@ BANS = [
     (r"client/", r"prometheus/|spdlog/|boost/", None, "the client library is linked into other people's programs"),
     (r"proto/", r"(server|client)/", None, "proto/ is a contract between server/ and client/: it knows neither"),
     (r"proto/vrambroker/", r"allocator/", None, "messages depend on messages alone"),
-    (r"", r"cuda|nvml", r"allocator/cuda_(device\.cc|status\.(cc|h))$",
+    (r"", r"(allocator/)?cuda|nvml", r"allocator/cuda_(device\.cc|(driver|status)\.(cc|h))$",
      "CUDA is behind the Device interface, in one place"),
 ]
-# cuda_device.h declares the device without CUDA's own headers; cuda_status.h is cuda_device.cc's.
-ALLOWED = {"allocator/cuda_device.h", "allocator/cuda_status.h"}
+# Declares the device without CUDA's own headers.
+ALLOWED = {"allocator/cuda_device.h"}
 
 
 def includes(path):
@@ -76,9 +76,10 @@ def self_test():
         "client/cuda.cc": ("#include <cuda.h>", BANS[8][3]),
         "allocator/host_device.cc": ("#include <cuda_runtime.h>", BANS[8][3]),
         "deploy/probe.cc": ("#include <nvml.h>", BANS[8][3]),
+        "server/driver.cc": ('#include "allocator/cuda_driver.h"', BANS[8][3]),
     }
     good = {
-        "allocator/cuda_device.cc": '#include "allocator/cuda_device.h"\n#include <cuda_runtime_api.h>\n',
+        "allocator/cuda_device.cc": '#include "allocator/cuda_driver.h"\n#include <cuda.h>\n',
         "allocator/bytes.cc": '#include "allocator/bytes.h"\n// not #include "server/broker.h"\n',
         "server/good.cc": '#include "allocator/device.h"\n#include "vrambroker/v1/types.pb.h"\n',
         "client/good.cc": '#include "allocator/device.h"\n#include "client/vrambroker/client.h"\n',
