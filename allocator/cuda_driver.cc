@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <string>
+#include <type_traits>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
@@ -17,10 +18,17 @@ namespace {
 
 constexpr char kLibrary[] = "libcuda.so.1";  // NVIDIA's name for it, which belongs to the driver and not to the toolkit
 
+#ifdef __cuda_cuda_h__  // the toolkit's cuda.h, which declares the functions, too: ours are the same
+#define VRAMBROKER_COMPARE(name, parameters) \
+  static_assert(std::is_same_v<decltype(CudaDriver::name), decltype(&::name)>);
+VRAMBROKER_CUDA_DRIVER_FUNCTIONS(VRAMBROKER_COMPARE)
+#undef VRAMBROKER_COMPARE
+#endif
+
 std::atomic<const CudaDriver*> loaded{nullptr};
 
 absl::Status WhyNotLoaded(const std::string& error) {
-  if (absl::StrContains(error, "No such file")) {
+  if (absl::StartsWith(error, kLibrary) && absl::StrContains(error, "No such file")) {
     return absl::UnavailableError(absl::StrCat("no NVIDIA driver is installed (", kLibrary,
                                                " not found); a container needs the host's driver (docker: --gpus)"));
   }
@@ -52,9 +60,10 @@ absl::StatusOr<const CudaDriver*> Load() {
   if (driver.cuDriverGetVersion != nullptr) (void)driver.cuDriverGetVersion(&version);
   Dl_info info;
   const char* const file = dladdr(reinterpret_cast<const void*>(driver.cuInit), &info) != 0 ? info.dli_fname : kLibrary;
-  return absl::UnavailableError(absl::StrCat("the NVIDIA driver is too old: ", file, ", for CUDA ",
-                                             FormatCudaVersion(version), ", has no ", missing,
-                                             "; install driver 525 or later"));
+  return absl::UnavailableError(
+      absl::StrCat("the NVIDIA driver is too old: ", file,
+                   version == 0 ? "" : absl::StrCat(", for CUDA ", FormatCudaVersion(version), ","), " has no ",
+                   missing, "; install driver 525 or later"));
 }
 
 }  // namespace
