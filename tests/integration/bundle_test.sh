@@ -75,6 +75,7 @@ cat "$work/client.log"
 [ -z "$found" ] || fail "the C program has loaded: $found"
 
 say "Beside an older libstdc++, as conda's"
+if grep -rlaE '(GLIBCXX|CXXABI)_[0-9]' "$bundle/bin" "$bundle/lib" "$bundle/tests/gpu/bin"; then fail "these take a libstdc++ by its usual names"; fi
 mkdir "$work/old"
 old=$work/old/libstdc++.so.6
 sed 's/GLIBCXX_3[.]4[.]29/GLIBCXX_3.4.XX/g; s/GLIBCXX_3[.]4[.]3./GLIBCXX_3.4.YY/g' "$(c++ -print-file-name=libstdc++.so.6)" > "$old"
