@@ -22,7 +22,7 @@ while [ $# -gt 0 ]; do
   shift
 done
 fail() { echo "bundle.sh: $*" >&2; exit 1; }
-for tool in cmake ldd objdump dpkg-query; do
+for tool in cmake ldd objdump dpkg-query python3; do
   command -v $tool > /dev/null || fail "needs $tool: bundles are made on Debian 12, with the packages of deploy/packages.sh"
 done
 
@@ -71,7 +71,14 @@ while read -r soname path; do
   package=$(dpkg-query -S "$(realpath "$path")" 2> /dev/null || dpkg-query -S "$(realpath "$path" | sed 's|^/usr||')" 2> /dev/null) \
     || fail "$path is of no package, so its licence is unknown"
   packages+=("${package%%:*}")
+  if [ "$soname" = libstdc++.so.6 ]; then stdcxx=${package%%:*}; fi
 done < "$work/needed"
+
+# ---- A libstdc++ with names of its own, beside that of the processes that load the libraries ----
+# libgcc_s keeps its name: exceptions need one unwinder for all of a process. Any version will do, so the bundle's is only for
+# a process that has none: nothing here, and hardly anything elsewhere, needs more than GCC 4.2 had.
+mv "$tree/lib/libstdc++.so.6" "$tree/lib/libstdc++vr.so"
+find "$tree/bin" "$tree/lib" "$tree/tests/gpu/bin" -type f -exec "$source_dir/deploy/bundle/private_stdcxx.py" {} +
 
 # ---- Licences ----
 for package in $(printf '%s\n' "${packages[@]}" | sort -u); do
@@ -79,6 +86,13 @@ for package in $(printf '%s\n' "${packages[@]}" | sort -u); do
   [ -f $copyright ] || fail "$copyright is missing: the licence of $package"
   install -D -m 644 "$(realpath $copyright)" "$tree/share/licenses/$package/copyright"
 done
+cat > "$tree/share/licenses/$stdcxx/modified" <<END
+lib/libstdc++vr.so is the libstdc++.so.6 of the package $stdcxx $(dpkg-query -W -f '${Version}' "$stdcxx"), made from the source package
+$(dpkg-query -W -f '${source:Package} ${source:Version}' "$stdcxx"). Its code is unchanged. The file and the versions of its symbols have other names, and its
+unique symbols are ordinary ones: deploy/bundle/private_stdcxx.py in vrambroker's source did that, on the date in MANIFEST, and
+says why. The programs and the other libraries here name it accordingly. Its licence is the GPL, version 3, with the GCC Runtime
+Library Exception.
+END
 # Texts that those files only refer to.
 grep -rhoE '/usr/share/common-licenses/[A-Za-z0-9.-]*[A-Za-z0-9]' "$tree/share/licenses" | sort -u | while read -r text; do
   if [ -f "$text" ]; then install -D -m 644 "$(realpath "$text")" "$tree/share/licenses/common-licenses/${text##*/}"; fi

@@ -7,10 +7,10 @@ set -euo pipefail
 
 build=(git cmake ninja-build g++ pkg-config libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev
        libabsl-dev prometheus-cpp-dev libboost-dev zlib1g-dev libspdlog-dev libncurses-dev nlohmann-json3-dev
-       libcli11-dev libgtest-dev libgmock-dev curl dpkg-dev file help2man)
+       libcli11-dev libgtest-dev libgmock-dev curl dpkg-dev file help2man python3)
 # The web page's charts come from the npm registry. Debian's npm does not go with another vendor's Node.js.
 command -v npm >/dev/null || build+=(nodejs npm)
-test=("${build[@]}" ccache clang libclang-rt-dev clang-format abigail-tools python3 python3-numpy python3-venv python3-yaml
+test=("${build[@]}" ccache clang libclang-rt-dev clang-format abigail-tools python3-numpy python3-venv python3-yaml
       mmdebstrap uidmap prometheus tmux zsh libjemalloc2 libtcmalloc-minimal4 libmimalloc2.0)
 
 # Ubuntu has no such package; the tests in a browser are skipped there. Lint runs on Debian 12 alone. Its clang-tidy 22 comes

@@ -149,6 +149,23 @@ const vrambroker_core* TableOf(void* library, const char* path, bool is_anothers
   return nullptr;
 }
 
+// dlerror() has said `why`, which has the names of libstdc++'s versions in every translation.
+void FailToLoad(const char* core, const char* why) {
+  if (why == nullptr) why = "unknown";
+  if (std::strstr(why, "GLIBCXX_") != nullptr || std::strstr(why, "CXXABI_") != nullptr) {
+    Fail(
+        VRAMBROKER_FAILED_PRECONDITION,
+        "cannot load %s, because this program's C++ library is too old: %s; use the libvrambroker.so of a vrambroker "
+        "bundle, which brings its own libstdc++, or give the program a newer one: conda install 'libstdcxx-ng>=%d', or "
+        "the full path of the system's in LD_PRELOAD",
+        core, why, _GLIBCXX_RELEASE);
+    return;
+  }
+  Fail(VRAMBROKER_FAILED_PRECONDITION,
+       "cannot load %s: %s; install the same version of it beside libvrambroker.so, with the gRPC that it needs", core,
+       why);
+}
+
 // Null: the error says why. REQUIRES: load_mutex is held.
 const vrambroker_core* Load() {
   char path[PATH_MAX];
@@ -167,10 +184,7 @@ const vrambroker_core* Load() {
   // Local: its symbols, and those of gRPC and protobuf, stay out of the program's. Never closed: gRPC has threads.
   void* const library = dlopen(own_core, RTLD_NOW | RTLD_LOCAL | DeepBindIfNeeded());
   if (library == nullptr) {
-    const char* const why = dlerror();
-    Fail(VRAMBROKER_FAILED_PRECONDITION,
-         "cannot load %s: %s; install the same version of it beside libvrambroker.so, with the gRPC that it needs",
-         own_core, why == nullptr ? "unknown" : why);
+    FailToLoad(own_core, dlerror());
     return nullptr;
   }
   return TableOf(library, own_core, /*is_anothers=*/false);

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The core's part for PyTorch: one client for the process, and its exception for want of memory.
-#include <cxxabi.h>
 #include <dlfcn.h>
 #include <link.h>
 #include <pthread.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <new>
 #include <string>
-#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -144,6 +144,14 @@ void* Symbol(const char* library, const char* name) {
   return found;
 }
 
+// What `library` itself calls by that name: the program's own come first.
+void* BoundSymbol(const char* library, const char* name) {
+  void* const program = dlopen(nullptr, RTLD_LAZY);
+  void* const found = program == nullptr ? nullptr : dlsym(program, name);
+  if (program != nullptr) dlclose(program);
+  return found != nullptr ? found : Symbol(library, name);
+}
+
 }  // namespace
 
 int CoreTorchConnect(const vrambroker_options* options) {
@@ -222,30 +230,33 @@ int CoreTorchRecordStream(void* pointer, uint64_t stream) {
 }
 
 // The exception is made of parts that PyTorch's libraries export: the constructor of its base, from libc10.so, and its
-// own type and table of functions, which every library that throws it has. Where one is missing (builds with the C++
-// library's old strings), what is thrown is its base, a RuntimeError in Python. Without PyTorch: nothing.
+// own type and table of functions, which every library that throws it has. PyTorch's C++ runtime throws it, as it
+// counts and frees what PyTorch catches: in a bundle the core has another one. Where a part is missing (builds with the
+// C++ library's old strings), what is thrown is its base, a RuntimeError in Python. Without PyTorch: nothing.
 void CoreTorchThrow(const char* message) {
   using Construct = void (*)(void* self, SourceLocation where, std::string what);
+  using Allocate = void* (*)(size_t bytes);
+  using Release = void (*)(void* error);
+  using Throw = void (*)(void* error, void* type, void (*destroy)(void*));
   const auto construct = reinterpret_cast<Construct>(
       Symbol("libc10.so", "_ZN3c105ErrorC1ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"));
   void* const type = Symbol("libc10_cuda.so", "_ZTIN3c1016OutOfMemoryErrorE");
   void** const table = static_cast<void**>(Symbol("libc10_cuda.so", "_ZTVN3c1016OutOfMemoryErrorE"));
-  if (construct == nullptr || type == nullptr || table == nullptr) {
+  const auto allocate = reinterpret_cast<Allocate>(BoundSymbol("libc10.so", "__cxa_allocate_exception"));
+  const auto release = reinterpret_cast<Release>(BoundSymbol("libc10.so", "__cxa_free_exception"));
+  const auto throw_it = reinterpret_cast<Throw>(BoundSymbol("libc10.so", "__cxa_throw"));
+  if (construct == nullptr || type == nullptr || table == nullptr || allocate == nullptr || release == nullptr ||
+      throw_it == nullptr) {
     using Fail = void (*)(const char* function, const char* file, uint32_t line, const char* what);
     const auto fail = reinterpret_cast<Fail>(Symbol("libc10.so", "_ZN3c106detail14torchCheckFailEPKcS2_jS2_"));
     if (fail != nullptr) fail(kThrower, kThrowerFile, 0, message);
     return;
   }
-  void* const error = abi::__cxa_allocate_exception(kErrorBytes);
-  try {
-    construct(error, {.function = kThrower, .file = kThrowerFile, .line = 0}, message);
-  } catch (...) {
-    abi::__cxa_free_exception(error);
-    throw;
-  }
+  std::unique_ptr<void, Release> error(allocate(kErrorBytes), release);
+  construct(error.get(), {.function = kThrower, .file = kThrowerFile, .line = 0}, message);
   // Two words before the functions: the offset to the top, and the type. The first function is the destructor.
-  *static_cast<void***>(error) = table + 2;
-  abi::__cxa_throw(error, static_cast<std::type_info*>(type), reinterpret_cast<void (*)(void*)>(table[2]));
+  *static_cast<void***>(error.get()) = table + 2;
+  throw_it(error.release(), type, reinterpret_cast<void (*)(void*)>(table[2]));
 }
 
 }  // namespace vrambroker::client_internal

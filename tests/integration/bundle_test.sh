@@ -74,6 +74,67 @@ wait $client_pid || { cat "$work/client.log" >&2; fail "the C program failed"; }
 cat "$work/client.log"
 [ -z "$found" ] || fail "the C program has loaded: $found"
 
+say "Beside an older libstdc++, as conda's"
+if grep -rlaE '(GLIBCXX|CXXABI)_[0-9]' "$bundle/bin" "$bundle/lib" "$bundle/tests/gpu/bin"; then fail "these take a libstdc++ by its usual names"; fi
+mkdir "$work/old"
+old=$work/old/libstdc++.so.6
+sed 's/GLIBCXX_3[.]4[.]29/GLIBCXX_3.4.XX/g; s/GLIBCXX_3[.]4[.]3./GLIBCXX_3.4.YY/g' "$(c++ -print-file-name=libstdc++.so.6)" > "$old"
+if LD_PRELOAD=$old "$build_dir/server/vrambrokerd" --version 2> "$work/why"; then fail "that libstdc++ is not too old"; fi
+grep -F "version \`GLIBCXX_3.4." "$work/why" | head -n 1
+env -i VRAMBROKER_SOCKET_DIR="$work/run" LD_PRELOAD="$old" "$work/client" < /dev/null > "$work/client.log" \
+  || { cat "$work/client.log" >&2; fail "the C program failed"; }
+cat > "$work/numbers.cc" <<'END'
+#include <iomanip>
+#include <locale>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+// 0: the C++ library of whoever loads this works.
+extern "C" int numbers() {
+  std::ostringstream out;
+  std::wostringstream wide;
+  std::istringstream in("77 3.25");
+  int whole = 0;
+  double fraction = 0;
+  out << 12345 << ' ' << 1.5 << ' ' << std::hex << 255 << ' ' << std::put_money(5) << std::isdigit('4', std::locale());
+  wide << 42;
+  in >> whole >> fraction;
+  bool caught = false;
+  try {
+    (void)std::stoi("none");
+  } catch (const std::invalid_argument&) {
+    caught = true;
+  }
+  return out.str() == "12345 1.5 ff 51" && wide.str() == L"42" && whole == 77 && fraction == 3.25 && caught &&
+         std::uncaught_exceptions() == 0 ? 0 : 1;
+}
+END
+cat > "$work/program.cc" <<'END'
+#include <vrambroker/vrambroker.h>
+
+#include <iostream>
+
+extern "C" int numbers();
+int main() {
+  vrambroker_client* client = nullptr;
+  void* pointer = nullptr;
+  if (numbers() != 0) return 1;
+  if (vrambroker_connect(nullptr, &client) != 0 || vrambroker_malloc(client, 5000, 0, &pointer) != 0 ||
+      vrambroker_free(client, pointer) != 0 || vrambroker_disconnect(client) != 0) {
+    std::cerr << vrambroker_last_error_message() << std::endl;
+    return 2;
+  }
+  std::cout << "A C++ program with " << 1 << " libstdc++ of its own" << std::endl;
+  return numbers();
+}
+END
+c++ -O1 -shared -fPIC "$work/numbers.cc" -o "$work/libnumbers.so"
+c++ -O1 -I "$bundle/include" "$work/program.cc" "$work/numbers.cc" -L "$bundle/lib" -lvrambroker -Wl,-rpath,"$bundle/lib" -o "$work/program"
+for libraries in "" "$work/old"; do
+  env -i VRAMBROKER_SOCKET_DIR="$work/run" LD_LIBRARY_PATH="$libraries" "$work/program" || fail "the C++ program failed (LD_LIBRARY_PATH=$libraries)"
+done
+
 say "The tests for a GPU, as far as they go here"
 tests=$bundle/tests/gpu
 clean "$tests/bin/device_test" --gtest_brief=1 > "$work/device_test.log" || { cat "$work/device_test.log" >&2; fail "device_test"; }
@@ -106,6 +167,32 @@ with vrambroker.Client(name="bundle", limit=0.25) as client:
     print(buffer.read(27).decode())
     if sys.argv[1] + "/lib/libvrambroker-core.so" not in open("/proc/self/maps").read():
         sys.exit("another library than the bundle has been loaded")' "$bundle"
+  # A C++ library that is loaded before or after the bundle's, with its symbols in the process or not.
+  for libraries in "" "$work/old"; do
+    for order in before after; do
+      for mode in RTLD_LOCAL RTLD_GLOBAL; do
+        clean PYTHONPATH="$bundle/python" PYTHONDONTWRITEBYTECODE=1 VRAMBROKER_SOCKET_DIR="$work/run" LD_LIBRARY_PATH="$libraries" "$python" -c '
+import ctypes, sys, vrambroker
+path, order, mode, libraries = sys.argv[1:]
+def numbers():
+    assert ctypes.CDLL(path, getattr(ctypes, mode)).numbers() == 0, "the C++ library no longer writes numbers"
+    assert libraries + "/libstdc++.so.6" in open("/proc/self/maps").read(), "it is not the one that it would be without the bundle"
+if order == "before":
+    numbers()
+with vrambroker.Client() as client:
+    client.malloc(5000).write(b"written beside another libstdc++")
+numbers()' "$work/libnumbers.so" $order $mode "$libraries" || fail "$order, $mode, LD_LIBRARY_PATH=$libraries"
+      done
+    done
+  done
+  # PyTorch catches what the bundle has thrown for it. The stand-ins for its libraries have a libstdc++ of their own.
+  for preload in "" "$old"; do
+    clean VRAMBROKERD="$bundle/bin/vrambrokerd" VRAMCTL="$bundle/bin/vramctl" VRAMBROKER_TEST_LIBRARY="$bundle/lib/libvrambroker.so.1" \
+      VRAMBROKER_PYTHON_DIR="$bundle/python" VRAMBROKER_STANDINS="$build_dir/tests/python" VRAMBROKER_TEST_PRELOAD="$preload" \
+      PYTHONDONTWRITEBYTECODE=1 "$python" "$source_dir/tests/python/torch_test.py" TorchTest 2> "$work/torch.log" \
+      || { cat "$work/torch.log" >&2; fail "the tests of PyTorch's part (LD_PRELOAD=$preload)"; }
+    tail -n 1 "$work/torch.log"
+  done
 fi
 kill -TERM $daemon_pid
 wait $daemon_pid || fail "the daemon did not stop well"

@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // libvrambroker.so, used by programs in C and Python (tests/support/c_client.c and its neighbours).
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "tests/support/daemon_test.h"
 #include "tests/support/paths.h"
 #include "tests/support/raw_client.h"
@@ -171,6 +175,28 @@ TEST(CLibraryTest, ItNamesAMissingOrWrongCore) {
   fs::copy_file(paths::kCCore, core, fs::copy_options::overwrite_existing);
   result = RunProgram({paths::kCClient, "connect"}, environment);
   EXPECT_TRUE(absl::StrContains(result.out, "no vrambrokerd")) << result.out << result.err;
+}
+
+// As in an environment of conda's that is a few years old.
+TEST(CLibraryTest, ItNamesALibstdcxxThatIsTooOld) {
+  if (kSanitized) GTEST_SKIP() << "a sanitizer wants to be loaded first";
+  Dl_info info;
+  void* const found = dlsym(RTLD_DEFAULT, "__cxa_throw");
+  ASSERT_TRUE(found != nullptr && dladdr(found, &info) != 0);
+  std::ifstream file(info.dli_fname, std::ios::binary);
+  std::string bytes{std::istreambuf_iterator<char>(file), {}};
+  ASSERT_GT(absl::StrReplaceAll({{"GLIBCXX_3.4.29", "GLIBCXX_3.4.XX"}, {"GLIBCXX_3.4.30", "GLIBCXX_3.4.YY"}}, &bytes),
+            0)
+      << info.dli_fname;
+  const fs::path old = fs::canonical(MakeTempDir()) / "libstdc++.so.6";
+  std::ofstream(old, std::ios::binary) << bytes;
+  const RunResult result = RunProgram({paths::kCClient, "connect"}, {{"LD_PRELOAD", old.string()}});
+  for (const std::string& part :
+       {absl::StrCat("cannot load ", fs::canonical(paths::kCCore).string(), ", because this program's C++ library is "),
+        absl::StrCat("too old: ", old.string(), ": version `GLIBCXX_3.4."), std::string("bundle, which brings its own"),
+        std::string("conda install 'libstdcxx-ng>=1"), std::string("in LD_PRELOAD")}) {
+    EXPECT_TRUE(absl::StrContains(result.out, part)) << part << "\n" << result.out << result.err;
+  }
 }
 
 }  // namespace
