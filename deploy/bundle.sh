@@ -62,6 +62,7 @@ loaded() {
 # ---- Shared libraries ----
 loaded > "$work/needed"
 if grep ' not$' "$work/needed"; then fail "these libraries are missing"; fi
+libraries=()
 packages=(nlohmann-json3-dev libspdlog-dev libgtest-dev libgmock-dev zlib1g)  # inside of our programs
 mkdir -p "$tree/share/licenses"
 while read -r soname path; do
@@ -70,28 +71,25 @@ while read -r soname path; do
   chmod 644 "$tree/lib/$soname"
   package=$(dpkg-query -S "$(realpath "$path")" 2> /dev/null || dpkg-query -S "$(realpath "$path" | sed 's|^/usr||')" 2> /dev/null) \
     || fail "$path is of no package, so its licence is unknown"
-  packages+=("${package%%:*}")
-  if [ "$soname" = libstdc++.so.6 ]; then stdcxx=${package%%:*}; fi
+  libraries+=("${package%%:*}")
 done < "$work/needed"
 
-# ---- A libstdc++ with names of its own, beside that of the processes that load the libraries ----
-# libgcc_s keeps its name: exceptions need one unwinder for all of a process. Any version will do, so the bundle's is only for
-# a process that has none: nothing here, and hardly anything elsewhere, needs more than GCC 4.2 had.
-mv "$tree/lib/libstdc++.so.6" "$tree/lib/libstdc++vr.so"
-find "$tree/bin" "$tree/lib" "$tree/tests/gpu/bin" -type f -exec "$source_dir/deploy/bundle/private_stdcxx.py" {} +
+# ---- With names of their own, beside those of the processes that load them ----
+find "$tree/bin" "$tree/lib" "$tree/tests/gpu/bin" -type f -exec "$source_dir/deploy/bundle/private_names.py" {} +
 
 # ---- Licences ----
-for package in $(printf '%s\n' "${packages[@]}" | sort -u); do
+for package in $(printf '%s\n' "${packages[@]}" "${libraries[@]}" | sort -u); do
   copyright=/usr/share/doc/$package/copyright
   [ -f $copyright ] || fail "$copyright is missing: the licence of $package"
   install -D -m 644 "$(realpath $copyright)" "$tree/share/licenses/$package/copyright"
 done
-cat > "$tree/share/licenses/$stdcxx/modified" <<END
-lib/libstdc++vr.so is the libstdc++.so.6 of the package $stdcxx $(dpkg-query -W -f '${Version}' "$stdcxx"), made from the source package
-$(dpkg-query -W -f '${source:Package} ${source:Version}' "$stdcxx"). Its code is unchanged. The file and the versions of its symbols have other names, and its
-unique symbols are ordinary ones: deploy/bundle/private_stdcxx.py in vrambroker's source did that, on the date in MANIFEST, and
-says why. The programs and the other libraries here name it accordingly. Its licence is the GPL, version 3, with the GCC Runtime
-Library Exception.
+cat > "$tree/share/licenses/changes" <<END
+The libraries in lib/, but vrambroker's own and libgcc_s, are those of the packages below, with unchanged code. Their file names
+begin with vrb in place of lib, the versions of libstdc++'s symbols have other names, and unique symbols are ordinary ones:
+deploy/bundle/private_names.py in vrambroker's source did that, on the date in MANIFEST, and says why.
+
+package, version, and the source package that it was made from:
+$(printf '%s\n' "${libraries[@]}" | sort -u | xargs dpkg-query -W -f '${Package} ${Version} ${source:Package} ${source:Version}\n')
 END
 # Texts that those files only refer to.
 grep -rhoE '/usr/share/common-licenses/[A-Za-z0-9.-]*[A-Za-z0-9]' "$tree/share/licenses" | sort -u | while read -r text; do

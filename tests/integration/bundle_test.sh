@@ -74,6 +74,17 @@ wait $client_pid || { cat "$work/client.log" >&2; fail "the C program failed"; }
 cat "$work/client.log"
 [ -z "$found" ] || fail "the C program has loaded: $found"
 
+say "Beside other libraries of the names that its own had"
+mkdir "$work/others"
+for library in "$bundle"/lib/vrb*; do
+  name=lib${library##*/vrb}
+  cc -shared -nostdlib -x c /dev/null -Wl,-soname,"$name" -o "$work/others/$name"  # has nothing that anybody needs
+done
+[ "$(find "$work/others" -type f | wc -l)" -gt 50 ] || fail "these are not all libraries that Debian's gRPC needs"
+LD_PRELOAD=$(echo "$work"/others/*) "$build_dir/server/vrambrokerd" --version 2> "$work/why" && fail "other libraries do not harm a build"
+env -i VRAMBROKER_SOCKET_DIR="$work/run" LD_PRELOAD="$(echo "$work"/others/*)" "$work/client" < /dev/null > "$work/client.log" \
+  || { cat "$work/client.log" >&2; fail "the C program failed"; }
+
 say "Beside an older libstdc++, as conda's"
 if grep -rlaE '(GLIBCXX|CXXABI)_[0-9]' "$bundle/bin" "$bundle/lib" "$bundle/tests/gpu/bin"; then fail "these take a libstdc++ by its usual names"; fi
 mkdir "$work/old"
