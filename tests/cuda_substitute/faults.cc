@@ -55,10 +55,10 @@ std::vector<Faults::Fault> Faults::Parse(const std::string& text) {
     fault.to = *end == '+' ? std::numeric_limits<uint64_t>::max() : fault.from;
     if (*end == '+') ++end;
     if (fault.from == 0 || *end != '=') NotUnderstood(entry);
-    fault.error = static_cast<cudaError_t>(std::strtoul(end + 1, &end, 10));
+    fault.error = static_cast<CUresult>(std::strtoul(end + 1, &end, 10));
     fault.sticky = *end == '!';
     if (fault.sticky) ++end;
-    if (*end != '\0' || fault.error == cudaSuccess) NotUnderstood(entry);
+    if (*end != '\0' || fault.error == CUDA_SUCCESS) NotUnderstood(entry);
     faults.push_back(fault);
   }
   return faults;
@@ -68,19 +68,19 @@ void Faults::Set(const std::string& faults) {
   const std::lock_guard<std::mutex> lock(mu_);
   faults_ = Parse(faults);
   calls_since_.clear();
-  sticky_ = cudaSuccess;
+  sticky_ = CUDA_SUCCESS;
 }
 
-cudaError_t Faults::Count(const std::string& function) {
+CUresult Faults::Count(const std::string& function) {
   std::chrono::milliseconds delay(0);
-  cudaError_t error = cudaSuccess;
+  CUresult error = CUDA_SUCCESS;
   {
     const std::lock_guard<std::mutex> lock(mu_);
     ++calls_[function];
     const uint64_t call = ++calls_since_[function];
     error = sticky_;
     for (const Fault& fault : faults_) {
-      if (fault.function != function || call < fault.from || call > fault.to || error != cudaSuccess) continue;
+      if (fault.function != function || call < fault.from || call > fault.to || error != CUDA_SUCCESS) continue;
       error = fault.error;
       if (fault.sticky) sticky_ = error;
     }
@@ -94,11 +94,6 @@ cudaError_t Faults::Count(const std::string& function) {
 uint64_t Faults::calls(const std::string& function) {
   const std::lock_guard<std::mutex> lock(mu_);
   return calls_[function];
-}
-
-cudaError_t Faults::sticky() {
-  const std::lock_guard<std::mutex> lock(mu_);
-  return sticky_;
 }
 
 }  // namespace vrambroker::cuda_substitute

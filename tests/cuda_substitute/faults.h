@@ -4,7 +4,7 @@
 #ifndef VRAMBROKER_TESTS_CUDA_SUBSTITUTE_FAULTS_H_
 #define VRAMBROKER_TESTS_CUDA_SUBSTITUTE_FAULTS_H_
 
-#include <cuda_runtime_api.h>
+#include <cuda.h>
 
 #include <chrono>
 #include <cstdint>
@@ -23,17 +23,15 @@ class Faults {
 
   void Set(const std::string& faults);
   // Counts a call. Waits for its delay, and returns how it is to fail.
-  cudaError_t Count(const std::string& function);
+  CUresult Count(const std::string& function);
   uint64_t calls(const std::string& function);
-  // The error that has ended all use of the GPUs in this process.
-  cudaError_t sticky();
 
  private:
   struct Fault {
     std::string function;
     uint64_t from = 0;  // call, from 1
     uint64_t to = 0;
-    cudaError_t error = cudaSuccess;
+    CUresult error = CUDA_SUCCESS;
     bool sticky = false;
   };
 
@@ -44,7 +42,7 @@ class Faults {
   std::map<std::string, std::chrono::milliseconds> delays_;
   std::map<std::string, uint64_t> calls_;        // in all
   std::map<std::string, uint64_t> calls_since_;  // since the faults were set
-  cudaError_t sticky_ = cudaSuccess;
+  CUresult sticky_ = CUDA_SUCCESS;
 };
 
 }  // namespace vrambroker::cuda_substitute

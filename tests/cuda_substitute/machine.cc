@@ -251,6 +251,14 @@ bool Machine::UsesDevice(int device) {
   return state_->processes[self_].uses[device];
 }
 
+void Machine::LeaveDevice(int device) {
+  const Lock lock(state_, folder_);
+  Process& self = state_->processes[self_];
+  if (!self.uses[device]) return;
+  self.uses[device] = false;
+  state_->used[device] -= state_->options.context_bytes;
+}
+
 uint64_t Machine::UsedBytes(int device) {
   const Lock lock(state_, folder_);
   Bury(state_, folder_);
@@ -273,7 +281,7 @@ std::optional<Hold> Machine::Allocate(int device, uint64_t bytes) {
   const int fd = OpenFile(folder_, hold.id, O_CREAT | O_EXCL);
   if (fchmod(fd, 0666) != 0 || ftruncate(fd, static_cast<off_t>(bytes)) != 0) Die("memory of an allocation");
   close(fd);
-  // What cudaMalloc gives is not cleared.
+  // What the driver gives is not cleared.
   const uint64_t some = std::min<uint64_t>(bytes, 4096);
   Fill(hold, 0, '\xA5', some);
   Fill(hold, bytes - some, '\xA5', some);

@@ -39,6 +39,8 @@ class Machine {
   // This process uses `device` from now on. False: there is no room for its context.
   bool UseDevice(int device);
   bool UsesDevice(int device);
+  // The context's bytes come back.
+  void LeaveDevice(int device);
   // Contexts included.
   uint64_t UsedBytes(int device);
 

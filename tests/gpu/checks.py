@@ -310,7 +310,7 @@ def freed_while_in_use(programs):
 
 
 def trim_during_capture(programs):
-    """A trim on the library's thread (cudaDeviceSynchronize, cudaIpcCloseMemHandle) breaks no capture that is under way, and
+    """A trim on the library's thread (cuCtxSynchronize, cuIpcCloseMemHandle) breaks no capture that is under way, and
     is answered; what the capture kept from it comes back after its end."""
     needs_gpu(programs, "graph capture")
     figures = {}

@@ -223,8 +223,6 @@ def unfit(build_dir):
         cache = (build_dir / "CMakeCache.txt").read_text(encoding="utf-8")
     except OSError as error:
         return f"{build_dir} is no build folder: {error}"
-    if re.search(r"^VRAMBROKER_CUDART:STRING=substitute$", cache, re.MULTILINE):
-        return f"{build_dir} was built with the tests' substitute for the CUDA runtime"
     if re.search(r"^VRAMBROKER_SANITIZER:STRING=.", cache, re.MULTILINE):
         return f"{build_dir} was built with sanitizers"
     programs = Programs(build_dir)

@@ -9,6 +9,7 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -21,8 +22,10 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "allocator/bytes.h"
+#include "tests/cuda_substitute/driver.h"
 #include "tests/cuda_substitute/substitute.h"
 #include "tests/support/buffers.h"
+#include "tests/support/paths.h"
 #include "tests/support/test_device.h"
 #include "tests/support/vramctl_test.h"
 
@@ -30,10 +33,12 @@ namespace vrambroker::testing_support {
 namespace {
 
 using cuda_substitute::MachineOptions;
+using cuda_substitute::ThreadsGpu;
+using cuda_substitute::UseGpu;
 using ::testing::HasSubstr;
 
 // Before anything asks for it.
-[[maybe_unused]] const int kOnCuda = setenv("VRAMBROKER_TEST_DEVICE", "cuda", 1);
+[[maybe_unused]] const int kOnCuda = setenv("VRAMBROKER_TEST_DEVICE", "substitute", 1);
 
 // Of the daemon of a test with one device; see DaemonProcess.
 constexpr int kDaemonsGpu = kSubstituteDevices - 1;
@@ -52,12 +57,20 @@ uint64_t Used() {
 
 class CudaStartTest : public ::testing::Test {
  protected:
+  void SetUp() override { ASSERT_TRUE(OnSubstitute()); }
   // A daemon on a machine of its own, or without one.
   static RunResult Run(const std::string& machine, Arguments flags, Environment environment = {}) {
     environment.emplace_back(cuda_substitute::kMachineVariable, machine);
     Arguments arguments = {DaemonProgram(), "--socket_dir=" + MakeTempDir(), "--http_address=off"};
     arguments.insert(arguments.end(), flags.begin(), flags.end());
     return RunProgram(arguments, environment);
+  }
+  static std::string FolderOf(const std::string& file) { return file.substr(0, file.rfind('/')); }
+  // A folder with a libcuda.so.1 that is none.
+  static std::string NoLibrary() {
+    std::string folder = MakeTempDir();
+    std::ofstream(folder + "/libcuda.so.1") << "text";
+    return folder;
   }
   static std::string MakeMachine(const MachineOptions& options) {
     std::string folder = MakeTempDir();
@@ -86,32 +99,49 @@ TEST_F(CudaStartTest, RefusesWhatItCannotServe) {
     std::vector<std::string> said;
   };
   const std::vector<Case> cases = {
-      {"no driver", "", {}, {"no NVIDIA driver is installed", "--device=host needs no GPU"}},
-      {"an old driver", MakeMachine({.driver_version = 11080}), {}, {"CUDA 11.8", "install a newer driver"}},
+      {"no driver",
+       "",
+       {{"LD_LIBRARY_PATH", ""}},
+       {"no NVIDIA driver is installed (libcuda.so.1 not found)", "--device=host needs no GPU"}},
+      {"a driver that lacks something",
+       "",
+       {{"LD_LIBRARY_PATH", FolderOf(paths::kOldDriver)}},
+       {"the NVIDIA driver is too old: ", paths::kOldDriver, "for CUDA 11.2, has no cu",
+        "install driver 525 or later"}},
+      {"a driver that cannot be loaded",
+       "",
+       {{"LD_LIBRARY_PATH", NoLibrary()}},
+       {"the NVIDIA driver's library cannot be loaded", "libcuda.so.1"}},
+      {"no GPU", "", {}, {"cuInit failed: CUDA_ERROR_NO_DEVICE (100)", "the driver sees no GPU"}},
       {"nothing visible",
        MakeMachine({}),
        {{"CUDA_VISIBLE_DEVICES", ""}},
-       {"cudaErrorNoDevice", "CUDA_VISIBLE_DEVICES"}},
+       {"CUDA_ERROR_NO_DEVICE", "CUDA_VISIBLE_DEVICES"}},
       {"one process only",
-       MakeMachine({.compute_mode = cudaComputeModeExclusiveProcess}),
+       MakeMachine({.compute_mode = CU_COMPUTEMODE_EXCLUSIVE_PROCESS}),
        {},
        {"GPU 0 is in the compute mode EXCLUSIVE_PROCESS", "no client", "nvidia-smi -i GPU-", "-c DEFAULT"}},
       {"no process",
-       MakeMachine({.compute_mode = cudaComputeModeProhibited}),
+       MakeMachine({.compute_mode = CU_COMPUTEMODE_PROHIBITED}),
        {},
        {"compute mode PROHIBITED", "admits no process", "nvidia-smi -i GPU-", "-c DEFAULT"}},
       {"memory that cannot be shared",
        MakeMachine({}),
-       {{cuda_substitute::kFaultsVariable, "cudaIpcGetMemHandle:1+=801"}},
-       {"cannot be shared", "cudaIpcGetMemHandle", "cudaErrorNotSupported", "WSL2"}},
+       {{cuda_substitute::kFaultsVariable, "cuIpcGetMemHandle:1+=801"}},
+       {"cannot be shared", "cuIpcGetMemHandle", "CUDA_ERROR_NOT_SUPPORTED", "WSL2"}},
       {"a broken GPU",
        MakeMachine({}),
-       {{cuda_substitute::kFaultsVariable, "cudaMalloc:1+=214!"}},
-       {"cudaMalloc", "cudaErrorECCUncorrectable (214)", "Xid"}},
+       {{cuda_substitute::kFaultsVariable, "cuMemAlloc:1+=214!"}},
+       {"cuMemAlloc", "CUDA_ERROR_ECC_UNCORRECTABLE (214)", "Xid"}},
       {"a full GPU", MakeMachine({.device_bytes = 512_MiB}), {}, {"nothing is left", "headroom is 1.00 GiB"}},
   };
+  // Without the substitute this computer's own driver is found, if it has one.
+  const bool has_driver =
+      RunProgram({paths::kPython, "-c", "import ctypes; ctypes.CDLL('libcuda.so.1')"}, {{"LD_LIBRARY_PATH", ""}})
+          .exit_code == 0;
   for (const Case& c : cases) {
     SCOPED_TRACE(c.name);
+    if (c.name == "no driver" && has_driver) continue;
     const RunResult result = Run(c.machine, {"--device=cuda"}, c.environment);
     EXPECT_NE(result.exit_code, 0);
     for (const std::string& text : c.said) EXPECT_THAT(result.err, HasSubstr(text));
@@ -121,7 +151,7 @@ TEST_F(CudaStartTest, RefusesWhatItCannotServe) {
 TEST_F(CudaStartTest, CapacityIsWhatIsFreeLessHeadroom) {
   const std::string machine = MakeMachine({.device_bytes = 8_GiB, .context_bytes = 300_MiB});
   const std::string log = LogOf(machine, "--log_level=info");
-  EXPECT_THAT(log, HasSubstr("cuda=\"driver for CUDA 13.0, runtime 13.0\""));
+  EXPECT_THAT(log, HasSubstr("cuda=\"driver for CUDA 13.0\""));
   EXPECT_THAT(log, HasSubstr(absl::StrCat("total=", 8_GiB, " capacity=", 8_GiB - 300_MiB - 1_GiB)))
       << "the daemon's own context counts";
   EXPECT_THAT(LogOf(machine, "--capacity=8GiB"), HasSubstr("is more than the 7.71 GiB that are free now"));
@@ -155,7 +185,8 @@ TEST_F(CudaTest, DevicesAreMatchedByUuid) {
   ASSERT_OK(StartDaemon());
   ASSERT_OK_AND_ASSIGN(Client client, Connect("client"));
   int count = 0;
-  ASSERT_EQ(cudaGetDeviceCount(&count), cudaSuccess);
+  ASSERT_EQ(cuInit(0), CUDA_SUCCESS);
+  ASSERT_EQ(cuDeviceGetCount(&count), CUDA_SUCCESS);
   ASSERT_EQ(count, 2) << "the daemon serves one of two";
   ASSERT_EQ(client.devices().size(), 1u);
   ASSERT_OK_AND_ASSIGN(Buffer buffer, client.Allocate(8_MiB));
@@ -177,15 +208,13 @@ TEST_F(CudaTest, ADeviceThatTheClientDoesNotSee) {
 TEST_F(CudaTest, TheThreadsDeviceStaysAsItWas) {
   ASSERT_OK(StartDaemon());
   ASSERT_OK_AND_ASSIGN(Client client, Connect("client"));
-  for (const int device : {0, 1}) {
-    ASSERT_EQ(cudaSetDevice(device), cudaSuccess);
+  for (const int device : {-1, 0, 1}) {
+    ASSERT_EQ(UseGpu(device), CUDA_SUCCESS);
     ASSERT_OK_AND_ASSIGN(Buffer buffer, client.Allocate(4_MiB));
     Fill(buffer, 1);
     EXPECT_OK(buffer.Reset());
     EXPECT_OK(client.EmptyCache());
-    int current = -1;
-    ASSERT_EQ(cudaGetDevice(&current), cudaSuccess);
-    EXPECT_EQ(current, device);
+    EXPECT_EQ(ThreadsGpu(), device);
   }
 }
 
@@ -194,27 +223,27 @@ TEST_F(CudaTest, AnotherProgramTakesTheMemory) {
   size_t total = 0;
   ASSERT_OK(StartDaemon());
   ASSERT_OK_AND_ASSIGN(Client client, Connect("client"));
-  void* others = nullptr;
-  ASSERT_EQ(cudaSetDevice(kDaemonsGpu), cudaSuccess);
-  ASSERT_EQ(cudaMemGetInfo(&free, &total), cudaSuccess);
-  ASSERT_EQ(cudaMalloc(&others, free - 4_MiB), cudaSuccess);
+  CUdeviceptr others = 0;
+  ASSERT_EQ(UseGpu(kDaemonsGpu), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemGetInfo_v2(&free, &total), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemAlloc_v2(&others, free - 4_MiB), CUDA_SUCCESS);
   EXPECT_STATUS(client.Allocate(20_MiB), absl::StatusCode::kResourceExhausted, "");
-  ASSERT_EQ(cudaFree(others), cudaSuccess);
+  ASSERT_EQ(cuMemFree_v2(others), CUDA_SUCCESS);
   EXPECT_OK(client.Allocate(20_MiB));
-  ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
+  ASSERT_EQ(UseGpu(0), CUDA_SUCCESS);
 }
 
 TEST_F(CudaTest, AHandleIsOpenedOncePerSegment) {
   ASSERT_OK(StartDaemon());
   ASSERT_OK_AND_ASSIGN(Client client, Connect("client"));
-  const uint64_t before = cuda_substitute::Calls("cudaIpcOpenMemHandle");
+  const uint64_t before = cuda_substitute::Calls("cuIpcOpenMemHandle");
   std::vector<Buffer> buffers;
   for (int i = 0; i < 100; ++i) {
     ASSERT_OK_AND_ASSIGN(Buffer buffer, client.Allocate(64_KiB));
     buffers.push_back(std::move(buffer));
   }
   EXPECT_EQ(Reserved(client), 8_MiB);
-  EXPECT_EQ(cuda_substitute::Calls("cudaIpcOpenMemHandle") - before, 4u);
+  EXPECT_EQ(cuda_substitute::Calls("cuIpcOpenMemHandle") - before, 4u);
 }
 
 TEST_F(CudaTest, MemoryOfAKilledDaemonLivesAsLongAsItIsOpen) {
@@ -240,27 +269,27 @@ class CudaStreamTest : public CudaTest {
     ASSERT_OK(StartDaemon());
     ASSERT_OK_AND_ASSIGN(Client client, Connect("client"));
     client_.emplace(std::move(client));
-    ASSERT_EQ(cudaSetDevice(kDaemonsGpu), cudaSuccess);
-    ASSERT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
+    ASSERT_EQ(UseGpu(kDaemonsGpu), CUDA_SUCCESS);
+    ASSERT_EQ(cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
   }
   void TearDown() override {
     client_.reset();
-    EXPECT_EQ(cudaStreamDestroy(stream_), cudaSuccess);
-    EXPECT_EQ(cudaSetDevice(0), cudaSuccess);
+    EXPECT_EQ(cuStreamDestroy_v2(stream_), CUDA_SUCCESS);
+    EXPECT_EQ(UseGpu(0), CUDA_SUCCESS);
     CudaTest::TearDown();
   }
   Stream stream() const { return reinterpret_cast<Stream>(stream_); }
 
-  static void BeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal) {
-    EXPECT_EQ(cudaStreamBeginCapture(stream, mode), cudaSuccess);
+  static void BeginCapture(CUstream stream, CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL) {
+    EXPECT_EQ(cuStreamBeginCapture_v2(stream, mode), CUDA_SUCCESS);
   }
-  // cudaSuccess, or how it became invalid.
-  static cudaError_t EndCapture(cudaStream_t stream) {
-    cudaGraph_t graph = nullptr;
-    const cudaError_t result = cudaStreamEndCapture(stream, &graph);
-    EXPECT_EQ(result == cudaSuccess, graph != nullptr);
+  // CUDA_SUCCESS, or how it became invalid.
+  static CUresult EndCapture(CUstream stream) {
+    CUgraph graph = nullptr;
+    const CUresult result = cuStreamEndCapture(stream, &graph);
+    EXPECT_EQ(result == CUDA_SUCCESS, graph != nullptr);
     if (graph != nullptr) {
-      EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+      EXPECT_EQ(cuGraphDestroy(graph), CUDA_SUCCESS);
     }
     return result;
   }
@@ -269,11 +298,11 @@ class CudaStreamTest : public CudaTest {
   uint64_t Held() { return CtlJson({"sessions"})["sessions"][0]["devices"][0]["reserved_bytes"]; }
 
   std::optional<Client> client_;
-  cudaStream_t stream_ = nullptr;
+  CUstream stream_ = nullptr;
 };
 
-constexpr cudaStreamCaptureMode kCaptureModes[] = {cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal,
-                                                   cudaStreamCaptureModeRelaxed};
+constexpr CUstreamCaptureMode kCaptureModes[] = {CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+                                                 CU_STREAM_CAPTURE_MODE_RELAXED};
 
 TEST_F(CudaStreamTest, ABlockIsNotReusedBeforeItsStreamsAreDone) {
   ASSERT_OK_AND_ASSIGN(Buffer buffer, client_->Allocate(4_MiB));
@@ -286,7 +315,7 @@ TEST_F(CudaStreamTest, ABlockIsNotReusedBeforeItsStreamsAreDone) {
   if (std::chrono::steady_clock::now() - launched < std::chrono::milliseconds(300)) {
     EXPECT_NE(other.data(), memory);
   }
-  ASSERT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+  ASSERT_EQ(cuStreamSynchronize(stream_), CUDA_SUCCESS);
   ASSERT_OK_AND_ASSIGN(Buffer again, client_->Allocate(4_MiB));
   EXPECT_EQ(again.data(), memory);
 }
@@ -295,7 +324,7 @@ TEST_F(CudaStreamTest, ASegmentGoesBackOnlyWhenNoWorkIsUnderWay) {
   ASSERT_OK_AND_ASSIGN(Buffer buffer, client_->Allocate(30_MiB, 0, stream()));
   const auto launched = std::chrono::steady_clock::now();
   cuda_substitute::Launch(stream_, std::chrono::milliseconds(300));
-  ASSERT_EQ(cudaSetDevice(0), cudaSuccess);  // whatever the thread's is
+  ASSERT_EQ(UseGpu(0), CUDA_SUCCESS);  // whatever the thread's is
   EXPECT_OK(buffer.Reset());
   EXPECT_OK(client_->EmptyCache());
   EXPECT_GE(std::chrono::steady_clock::now() - launched, std::chrono::milliseconds(300))
@@ -314,7 +343,7 @@ TEST_F(CudaStreamTest, NothingIsLostWhileAGraphIsCaptured) {
   EXPECT_OK(client_->Allocate(50_MiB)) << "growing goes on";
   EXPECT_OK(client_->EmptyCache());
   EXPECT_EQ(Held(), 80_MiB) << "only what the captured stream may use stays";
-  EXPECT_EQ(EndCapture(stream_), cudaSuccess);
+  EXPECT_EQ(EndCapture(stream_), CUDA_SUCCESS);
   EXPECT_TRUE(WaitFor([&] {
     (void)client_->EmptyCache();
     return Reserved(*client_) == 20_MiB;
@@ -324,10 +353,10 @@ TEST_F(CudaStreamTest, NothingIsLostWhileAGraphIsCaptured) {
 
 // The thread that frees or trims does not know of the capture.
 TEST_F(CudaStreamTest, ACaptureStaysValidWhileMemoryOfOtherStreamsGoesBack) {
-  cudaStream_t other = nullptr;
-  ASSERT_EQ(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), cudaSuccess);
+  CUstream other = nullptr;
+  ASSERT_EQ(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
   const auto other_number = reinterpret_cast<Stream>(other);
-  for (const cudaStreamCaptureMode mode : kCaptureModes) {
+  for (const CUstreamCaptureMode mode : kCaptureModes) {
     SCOPED_TRACE(mode);
     ASSERT_OK_AND_ASSIGN(Buffer captured, client_->Allocate(30_MiB, 0, stream()));
     ASSERT_OK_AND_ASSIGN(Buffer trimmed, client_->Allocate(40_MiB, 0, other_number));
@@ -348,19 +377,19 @@ TEST_F(CudaStreamTest, ACaptureStaysValidWhileMemoryOfOtherStreamsGoesBack) {
     });
     EXPECT_OK(client_->EmptyCache());
     EXPECT_EQ(Held(), 30_MiB) << "on the thread of the capture, too";
-    EXPECT_EQ(EndCapture(stream_), cudaSuccess);
+    EXPECT_EQ(EndCapture(stream_), CUDA_SUCCESS);
     EXPECT_OK(client_->EmptyCache());
     EXPECT_TRUE(WaitFor([&] { return Held() == 0; })) << "then all of it goes back";
   }
-  EXPECT_EQ(cudaStreamDestroy(other), cudaSuccess);
+  EXPECT_EQ(cuStreamDestroy_v2(other), CUDA_SUCCESS);
 }
 
 TEST_F(CudaStreamTest, ACaptureStaysValidWhileMemoryOfARemoteClientGoesBack) {
   client_.reset();
   placement_ = Placement::kRemote;
   ASSERT_OK_AND_ASSIGN(Client client, Connect("remote"));
-  cudaStream_t other = nullptr;
-  ASSERT_EQ(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), cudaSuccess);
+  CUstream other = nullptr;
+  ASSERT_EQ(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
   ASSERT_OK_AND_ASSIGN(Buffer captured, client.Allocate(30_MiB, 0, stream()));
   ASSERT_OK_AND_ASSIGN(Buffer free, client.Allocate(40_MiB, 0, reinterpret_cast<Stream>(other)));
   BeginCapture(stream_);
@@ -371,29 +400,29 @@ TEST_F(CudaStreamTest, ACaptureStaysValidWhileMemoryOfARemoteClientGoesBack) {
   EXPECT_OK(client.EmptyCache());
   EXPECT_TRUE(WaitFor([&] { return Held() == 30_MiB; }));
   EXPECT_GE(std::chrono::steady_clock::now() - launched, std::chrono::milliseconds(200));
-  EXPECT_EQ(EndCapture(stream_), cudaSuccess);
+  EXPECT_EQ(EndCapture(stream_), CUDA_SUCCESS);
   // With the next that the daemon asks back.
   EXPECT_OK(client.Allocate(50_MiB));
   EXPECT_OK(client.EmptyCache());
   EXPECT_TRUE(WaitFor([&] { return Held() == 0; }));
-  EXPECT_EQ(cudaStreamDestroy(other), cudaSuccess);
+  EXPECT_EQ(cuStreamDestroy_v2(other), CUDA_SUCCESS);
 }
 
 TEST_F(CudaStreamTest, AWholeSegmentGoesBackWhenItsStreamIsDone) {
   ASSERT_OK_AND_ASSIGN(void* segment, client_->LeaseSegment(30_MiB));
-  const uint64_t waits = cuda_substitute::Calls("cudaDeviceSynchronize");
+  const uint64_t waits = cuda_substitute::Calls("cuCtxSynchronize");
   const auto launched = std::chrono::steady_clock::now();
   cuda_substitute::Launch(stream_, std::chrono::milliseconds(200));
   EXPECT_OK(client_->ReturnSegment(segment, stream()));
   EXPECT_EQ(Held(), 0u);
   EXPECT_GE(std::chrono::steady_clock::now() - launched, std::chrono::milliseconds(200));
-  EXPECT_EQ(cuda_substitute::Calls("cudaDeviceSynchronize"), waits) << "other streams are nobody's business";
+  EXPECT_EQ(cuda_substitute::Calls("cuCtxSynchronize"), waits) << "other streams are nobody's business";
   // While it is captured, it is kept.
   ASSERT_OK_AND_ASSIGN(segment, client_->LeaseSegment(30_MiB));
   BeginCapture(stream_);
   EXPECT_OK(client_->ReturnSegment(segment, stream()));
   EXPECT_EQ(Held(), 30_MiB);
-  EXPECT_EQ(EndCapture(stream_), cudaSuccess);
+  EXPECT_EQ(EndCapture(stream_), CUDA_SUCCESS);
   EXPECT_TRUE(WaitFor([&] { return Held() == 0; })) << "without being asked again";
 }
 
@@ -406,24 +435,24 @@ TEST_F(CudaStreamTest, AWholeSegmentOfNoStreamWaitsForTheDevice) {
   EXPECT_GE(std::chrono::steady_clock::now() - launched, std::chrono::milliseconds(200));
   // As its header says. Nothing else is lost.
   ASSERT_OK_AND_ASSIGN(segment, client_->LeaseSegment(30_MiB));
-  BeginCapture(stream_, cudaStreamCaptureModeRelaxed);
+  BeginCapture(stream_, CU_STREAM_CAPTURE_MODE_RELAXED);
   EXPECT_OK(client_->ReturnSegment(segment));
-  EXPECT_EQ(EndCapture(stream_), cudaErrorStreamCaptureInvalidated);
+  EXPECT_EQ(EndCapture(stream_), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
   EXPECT_TRUE(WaitFor([&] { return Held() == 0; }));
 }
 
 // The default stream waits for a stream that is being captured: an event on it would make that capture invalid.
 TEST_F(CudaStreamTest, TheDefaultStreamsMemoryStaysWhileABlockingStreamIsCaptured) {
-  cudaStream_t blocking = nullptr;
-  ASSERT_EQ(cudaStreamCreateWithFlags(&blocking, 0), cudaSuccess);
+  CUstream blocking = nullptr;
+  ASSERT_EQ(cuStreamCreate(&blocking, CU_STREAM_DEFAULT), CUDA_SUCCESS);
   ASSERT_OK_AND_ASSIGN(Buffer buffer, client_->Allocate(30_MiB));
   BeginCapture(blocking);
   EXPECT_OK(buffer.Reset());
   OnAnotherThread([&] { EXPECT_OK(client_->EmptyCache()); });
   EXPECT_EQ(Held(), 30_MiB);
-  EXPECT_EQ(EndCapture(blocking), cudaSuccess);
+  EXPECT_EQ(EndCapture(blocking), CUDA_SUCCESS);
   EXPECT_TRUE(WaitFor([&] { return Held() == 0; }));
-  EXPECT_EQ(cudaStreamDestroy(blocking), cudaSuccess);
+  EXPECT_EQ(cuStreamDestroy_v2(blocking), CUDA_SUCCESS);
 }
 
 TEST_F(CudaStreamTest, OneEventIsEnoughForAllSegmentsOfAStream) {
@@ -433,16 +462,16 @@ TEST_F(CudaStreamTest, OneEventIsEnoughForAllSegmentsOfAStream) {
     buffers.push_back(std::move(buffer));
   }
   buffers.clear();
-  const uint64_t events = cuda_substitute::Calls("cudaEventRecord");
+  const uint64_t events = cuda_substitute::Calls("cuEventRecord");
   EXPECT_OK(client_->EmptyCache());
   EXPECT_EQ(Held(), 0u);
-  EXPECT_EQ(cuda_substitute::Calls("cudaEventRecord") - events, 2u);
+  EXPECT_EQ(cuda_substitute::Calls("cuEventRecord") - events, 2u);
 }
 
 // The end of a client closes what it has cached.
 TEST_F(CudaStreamTest, ACaptureStaysValidWhenAClientEnds) {
-  cudaStream_t other = nullptr;
-  ASSERT_EQ(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), cudaSuccess);
+  CUstream other = nullptr;
+  ASSERT_EQ(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
   for (const Stream number : {Stream{0}, reinterpret_cast<Stream>(other)}) {
     ASSERT_OK_AND_ASSIGN(Buffer buffer, client_->Allocate(30_MiB, 0, number));
     EXPECT_OK(buffer.Reset());
@@ -453,24 +482,24 @@ TEST_F(CudaStreamTest, ACaptureStaysValidWhenAClientEnds) {
   OnAnotherThread([&] { client_.reset(); });
   EXPECT_GE(std::chrono::steady_clock::now() - launched, std::chrono::milliseconds(200));
   EXPECT_TRUE(WaitFor([&] { return CtlJson({"sessions"})["sessions"].empty(); }));
-  EXPECT_EQ(EndCapture(stream_), cudaSuccess);
-  EXPECT_EQ(cudaStreamDestroy(other), cudaSuccess);
+  EXPECT_EQ(EndCapture(stream_), CUDA_SUCCESS);
+  EXPECT_EQ(cuStreamDestroy_v2(other), CUDA_SUCCESS);
 }
 
 // The handle tells nothing any more, but what was queued on the stream goes on.
 TEST_F(CudaStreamTest, AStreamThatIsDestroyedAfterACaptureKeepsNoMemory) {
   for (const bool flushes : {true, false}) {
     SCOPED_TRACE(flushes ? "a flush waits" : "the client's thread waits");
-    cudaStream_t brief = nullptr;
-    ASSERT_EQ(cudaStreamCreateWithFlags(&brief, cudaStreamNonBlocking), cudaSuccess);
+    CUstream brief = nullptr;
+    ASSERT_EQ(cuStreamCreate(&brief, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
     ASSERT_OK_AND_ASSIGN(Buffer buffer, client_->Allocate(30_MiB));
     EXPECT_OK(buffer.RecordStream(reinterpret_cast<Stream>(brief)));
     const auto launched = std::chrono::steady_clock::now();
     cuda_substitute::Launch(brief, std::chrono::milliseconds(300));
     BeginCapture(brief);
     EXPECT_OK(buffer.Reset());
-    EXPECT_EQ(EndCapture(brief), cudaSuccess);
-    ASSERT_EQ(cudaStreamDestroy(brief), cudaSuccess);
+    EXPECT_EQ(EndCapture(brief), CUDA_SUCCESS);
+    ASSERT_EQ(cuStreamDestroy_v2(brief), CUDA_SUCCESS);
     const auto is_free = [&] { return client_->GetMemoryStats().value_or(MemoryStats()).active.all.current == 0; };
     EXPECT_OK(client_->Allocate(4_MiB)) << "which polls, too";
     if (flushes) {
@@ -489,9 +518,9 @@ TEST_F(CudaStreamTest, AStreamThatIsDestroyedAfterACaptureKeepsNoMemory) {
 
 // A stream of another device used the memory.
 TEST_F(CudaStreamTest, AStreamOfAnotherDeviceIsWaitedForToo) {
-  ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
-  cudaStream_t other = nullptr;
-  ASSERT_EQ(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), cudaSuccess);
+  ASSERT_EQ(UseGpu(0), CUDA_SUCCESS);
+  CUstream other = nullptr;
+  ASSERT_EQ(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
   ASSERT_OK_AND_ASSIGN(Buffer buffer, client_->Allocate(30_MiB));
   EXPECT_OK(buffer.RecordStream(reinterpret_cast<Stream>(other)));
   const auto launched = std::chrono::steady_clock::now();
@@ -500,7 +529,7 @@ TEST_F(CudaStreamTest, AStreamOfAnotherDeviceIsWaitedForToo) {
   EXPECT_OK(client_->EmptyCache());
   EXPECT_EQ(Reserved(*client_), 0u);
   EXPECT_GE(std::chrono::steady_clock::now() - launched, std::chrono::milliseconds(300));
-  EXPECT_EQ(cudaStreamDestroy(other), cudaSuccess);
+  EXPECT_EQ(cuStreamDestroy_v2(other), CUDA_SUCCESS);
 }
 
 // ---- Failing calls ----
@@ -555,14 +584,15 @@ TEST_P(CudaDaemonFaultTest, IsToldAndNothingIsLost) {
 // for the client's first segment.
 INSTANTIATE_TEST_SUITE_P(
     Calls, CudaDaemonFaultTest,
-    ::testing::Values(
-        Fault{"cudaMalloc:4=46", absl::StatusCode::kUnavailable, "cudaMalloc failed: cudaErrorDevicesUnavailable (46)"},
-        Fault{"cudaMalloc:4=1", absl::StatusCode::kInvalidArgument, "cudaMalloc failed: cudaErrorInvalidValue (1)"},
-        Fault{"cudaMalloc:4=12345", absl::StatusCode::kInternal, "cudaMalloc failed"},
-        Fault{"cudaMemsetAsync:2=1", absl::StatusCode::kInvalidArgument, "cudaMemsetAsync failed"},
-        Fault{"cudaStreamSynchronize:2=12345", absl::StatusCode::kInternal, "cudaStreamSynchronize failed"},
-        Fault{"cudaIpcGetMemHandle:4=801", absl::StatusCode::kUnimplemented,
-              "cudaIpcGetMemHandle failed: cudaErrorNotSupported (801)"}),
+    ::testing::Values(Fault{"cuMemAlloc:4=46", absl::StatusCode::kUnavailable,
+                            "cuMemAlloc failed: CUDA_ERROR_DEVICE_UNAVAILABLE (46)"},
+                      Fault{"cuMemAlloc:4=1", absl::StatusCode::kInvalidArgument,
+                            "cuMemAlloc failed: CUDA_ERROR_INVALID_VALUE (1)"},
+                      Fault{"cuMemAlloc:4=998", absl::StatusCode::kInternal, "cuMemAlloc failed"},
+                      Fault{"cuMemsetD8Async:2=1", absl::StatusCode::kInvalidArgument, "cuMemsetD8Async failed"},
+                      Fault{"cuStreamSynchronize:2=998", absl::StatusCode::kInternal, "cuStreamSynchronize failed"},
+                      Fault{"cuIpcGetMemHandle:4=801", absl::StatusCode::kUnimplemented,
+                            "cuIpcGetMemHandle failed: CUDA_ERROR_NOT_SUPPORTED (801)"}),
     FaultName);
 
 class CudaClientFaultTest : public CudaFaultTest {};
@@ -584,17 +614,16 @@ TEST_P(CudaClientFaultTest, IsToldAndNothingIsLost) {
 
 INSTANTIATE_TEST_SUITE_P(
     Calls, CudaClientFaultTest,
-    ::testing::Values(Fault{"cudaIpcOpenMemHandle:1=205", absl::StatusCode::kUnavailable,
-                            "cudaErrorMapBufferObjectFailed (205)"},
-                      Fault{"cudaIpcOpenMemHandle:1=201", absl::StatusCode::kFailedPrecondition, "PID namespace"},
-                      Fault{"cudaIpcOpenMemHandle:1=2", absl::StatusCode::kInternal, "cudaErrorMemoryAllocation (2)"},
-                      Fault{"cudaGetDevice:1=12345", absl::StatusCode::kInternal, "cudaGetDevice failed"}),
+    ::testing::Values(Fault{"cuIpcOpenMemHandle:1=205", absl::StatusCode::kUnavailable, "CUDA_ERROR_MAP_FAILED (205)"},
+                      Fault{"cuIpcOpenMemHandle:1=201", absl::StatusCode::kFailedPrecondition, "PID namespace"},
+                      Fault{"cuIpcOpenMemHandle:1=2", absl::StatusCode::kInternal, "CUDA_ERROR_OUT_OF_MEMORY (2)"},
+                      Fault{"cuCtxPushCurrent:1=998", absl::StatusCode::kInternal, "cuCtxPushCurrent failed"}),
     FaultName);
 
 TEST_F(CudaTest, WhatTheDriverDoesNotTakeBackIsTriedAgain) {
   // The first is the daemon's, at its start.
   ASSERT_OK(StartDaemon({.config = "idle_decay: \"0s\"",
-                         .environment = {{cuda_substitute::kFaultsVariable, "cudaFree:2=12345,cudaFree:3=12345"}}}));
+                         .environment = {{cuda_substitute::kFaultsVariable, "cuMemFree:2=998,cuMemFree:3=998"}}}));
   ASSERT_OK_AND_ASSIGN(Client client, Connect("client"));
   ASSERT_OK_AND_ASSIGN(Buffer buffer, client.Allocate(30_MiB));
   EXPECT_OK(buffer.Reset());
@@ -609,10 +638,10 @@ TEST_F(CudaTest, WhatARemoteClientCannotCloseStaysCharged) {
   placement_ = Placement::kRemote;
   ASSERT_OK_AND_ASSIGN(Client client, Connect("client"));
   ASSERT_OK_AND_ASSIGN(Buffer buffer, client.Allocate(30_MiB));
-  cuda_substitute::SetFaults("cudaEventSynchronize:1+=12345");
+  cuda_substitute::SetFaults("cuEventSynchronize:1+=998");
   EXPECT_OK(buffer.Reset());
   EXPECT_OK(client.EmptyCache());
-  EXPECT_TRUE(WaitFor([] { return cuda_substitute::Calls("cudaEventSynchronize") > 0; }));
+  EXPECT_TRUE(WaitFor([] { return cuda_substitute::Calls("cuEventSynchronize") > 0; }));
   EXPECT_EQ(Charged(), 30_MiB);
   EXPECT_EQ(CtlJson({"sessions"})["sessions"][0]["devices"][0]["reserved_bytes"], 30_MiB);
   cuda_substitute::SetFaults("");
@@ -624,8 +653,7 @@ TEST_F(CudaTest, WhatARemoteClientCannotCloseStaysCharged) {
 }
 
 TEST_F(CudaTest, WhatTheClientCannotCloseIsTriedAgain) {
-  for (const char* fault :
-       {"cudaIpcCloseMemHandle:1+=12345", "cudaEventRecord:1+=12345", "cudaEventSynchronize:1+=12345"}) {
+  for (const char* fault : {"cuIpcCloseMemHandle:1+=998", "cuEventRecord:1+=998", "cuEventSynchronize:1+=998"}) {
     SCOPED_TRACE(fault);
     if (daemon_ == nullptr) {
       ASSERT_OK(StartDaemon());
@@ -649,18 +677,18 @@ TEST_F(CudaTest, WhatTheClientCannotCloseIsTriedAgain) {
 TEST_F(CudaTest, ALostDeviceIsReported) {
   ASSERT_OK(StartDaemon({.config = "device_lost: \"stay\"",
                          .http = true,
-                         .environment = {{cuda_substitute::kFaultsVariable, "cudaMalloc:3=214!"}}}));
+                         .environment = {{cuda_substitute::kFaultsVariable, "cuMemAlloc:3=214!"}}}));
   ASSERT_OK_AND_ASSIGN(Client client, Connect("client"));
   ASSERT_OK_AND_ASSIGN(Buffer held, client.Allocate(30_MiB));
   Fill(held, 1);
   EXPECT_EQ(daemon_->Get("/healthz")->code, 200);
-  EXPECT_STATUS(client.Allocate(50_MiB), absl::StatusCode::kInternal, "cudaErrorECCUncorrectable (214)");
+  EXPECT_STATUS(client.Allocate(50_MiB), absl::StatusCode::kInternal, "CUDA_ERROR_ECC_UNCORRECTABLE (214)");
   EXPECT_STATUS(client.Allocate(50_MiB), absl::StatusCode::kInternal, "can no longer use the GPU");
   EXPECT_TRUE(WaitFor([&] { return daemon_->Get("/healthz")->code == 503; }));
-  EXPECT_THAT(daemon_->Get("/healthz")->body, HasSubstr("device 0: cudaMalloc failed"));
+  EXPECT_THAT(daemon_->Get("/healthz")->body, HasSubstr("device 0: cuMemAlloc failed"));
   EXPECT_EQ(daemon_->Metrics().Value("vrambroker_device_healthy", {{"gpu", "0"}}), 0);
-  EXPECT_THAT(CtlJson({"status"})["devices"][0]["fault"], HasSubstr("cudaErrorECCUncorrectable"));
-  EXPECT_THAT(Ctl({"status"}).out, HasSubstr("Device 0 cannot be used: cudaMalloc failed"));
+  EXPECT_THAT(CtlJson({"status"})["devices"][0]["fault"], HasSubstr("CUDA_ERROR_ECC_UNCORRECTABLE"));
+  EXPECT_THAT(Ctl({"status"}).out, HasSubstr("Device 0 cannot be used: cuMemAlloc failed"));
   EXPECT_TRUE(WaitFor([&] { return absl::StrContains(daemon_->log(), "device cannot be used: "); }));
   EXPECT_TRUE(Holds(held, 1)) << "what is held stays usable";
   const auto looks = [&] {
@@ -678,21 +706,21 @@ TEST_F(CudaTest, ALostDeviceIsReported) {
 TEST_F(CudaTest, ADriverThatDoesNotAnswerAsItShouldEndsTheDaemon) {
   ASSERT_OK(StartDaemon({.config = "drain_timeout: \"1s\"",
                          .http = true,
-                         .environment = {{cuda_substitute::kFaultsVariable, "cudaMemGetInfo:3+=999"}}}));
+                         .environment = {{cuda_substitute::kFaultsVariable, "cuMemGetInfo:3+=999"}}}));
   ASSERT_OK_AND_ASSIGN(Client client, Connect("client"));
   ASSERT_OK_AND_ASSIGN(Buffer held, client.Allocate(30_MiB));
   Fill(held, 1);
   EXPECT_TRUE(WaitFor([&] { return daemon_->Get("/healthz")->code == 503; }));
-  EXPECT_THAT(daemon_->Get("/healthz")->body, HasSubstr("device 0: cudaMemGetInfo failed: cudaErrorUnknown (999)"));
+  EXPECT_THAT(daemon_->Get("/healthz")->body, HasSubstr("device 0: cuMemGetInfo failed: CUDA_ERROR_UNKNOWN (999)"));
   EXPECT_EQ(daemon_->Metrics().Value("vrambroker_device_healthy", {{"gpu", "0"}}), 0);
-  EXPECT_THAT(CtlJson({"status"})["devices"][0]["fault"], HasSubstr("cudaErrorUnknown"));
+  EXPECT_THAT(CtlJson({"status"})["devices"][0]["fault"], HasSubstr("CUDA_ERROR_UNKNOWN"));
   const absl::Status refused = client.Allocate(50_MiB).status();
   EXPECT_STATUS(refused, absl::StatusCode::kInternal, "nobody gets more of the daemon's device 0 (");
-  EXPECT_STATUS(refused, absl::StatusCode::kInternal, "cudaErrorUnknown (999)");
+  EXPECT_STATUS(refused, absl::StatusCode::kInternal, "CUDA_ERROR_UNKNOWN (999)");
   EXPECT_STATUS(refused, absl::StatusCode::kInternal, "vrambrokerd has to be restarted");
 
   EXPECT_EQ(daemon_->process().Wait().value_or(-1), 3) << daemon_->log();
-  EXPECT_THAT(daemon_->log(), HasSubstr("no device can be used any more: device 0: cudaMemGetInfo failed"));
+  EXPECT_THAT(daemon_->log(), HasSubstr("no device can be used any more: device 0: cuMemGetInfo failed"));
   EXPECT_EQ(std::vector<std::string>(absl::StrSplit(daemon_->log(), "device cannot be used: ")).size(), 2u) << "once";
   EXPECT_TRUE(WaitFor([&] { return !client.status().ok(); }));
   EXPECT_STATUS(client.status(), absl::StatusCode::kUnavailable, "went away (no device can be used any more: device 0");
@@ -711,8 +739,8 @@ TEST_F(CudaTest, WithOneDeviceLeftItsSessionsGoOn) {
   ASSERT_OK(StartDaemon({.devices = 2,
                          .http = true,
                          .environment = {{cuda_substitute::kFaultsVariable,
-                                          "cudaMemGetInfo:5=999,cudaMemGetInfo:7=999,cudaMemGetInfo:9=999,"
-                                          "cudaMemGetInfo:11=999,cudaMemGetInfo:13=999"}}}));
+                                          "cuMemGetInfo:5=999,cuMemGetInfo:7=999,cuMemGetInfo:9=999,"
+                                          "cuMemGetInfo:11=999,cuMemGetInfo:13=999"}}}));
   ASSERT_OK_AND_ASSIGN(Client client, Connect("client"));
   EXPECT_TRUE(WaitFor([&] { return absl::StrContains(daemon_->log(), "device cannot be used: "); }));
   EXPECT_STATUS(client.Allocate(30_MiB, /*device=*/0), absl::StatusCode::kInternal, "the daemon's device 0 (");
@@ -745,7 +773,7 @@ TEST_F(CudaTest, ADriverThatSharesWithinOneUserOnlyIsToldOnBothSides) {
                                    " cannot open memory of the daemon, which runs as uid 0: "
                                    "CUDA may share memory only between processes of one user; run vrambrokerd as uid ",
                                    uid));
-        EXPECT_STATUS(refused, absl::StatusCode::kInvalidArgument, "cudaIpcOpenMemHandle failed");
+        EXPECT_STATUS(refused, absl::StatusCode::kInvalidArgument, "cuIpcOpenMemHandle failed");
       }
       if (*placement == '\0') {  // else the daemon keeps it for the session
         EXPECT_TRUE(WaitFor([&] { return CtlJson({"status"})["devices"][0]["idle_bytes"] == Charged(); }))
@@ -767,9 +795,9 @@ TEST_F(CudaTest, ADriverThatSharesWithinOneUserOnlyIsToldOnBothSides) {
 TEST_F(CudaTest, AnErrorOfOpeningWithinOneUserIsNotBlamedOnUsers) {
   ASSERT_OK(StartDaemon());
   ASSERT_OK_AND_ASSIGN(Client client, Connect("client"));
-  cuda_substitute::SetFaults("cudaIpcOpenMemHandle:1=1");
+  cuda_substitute::SetFaults("cuIpcOpenMemHandle:1=1");
   const absl::Status refused = client.Allocate(30_MiB).status();
-  EXPECT_THAT(refused.ToString(), HasSubstr("cudaIpcOpenMemHandle failed"));
+  EXPECT_THAT(refused.ToString(), HasSubstr("cuIpcOpenMemHandle failed"));
   EXPECT_THAT(refused.ToString(), ::testing::Not(HasSubstr("uid")));
   EXPECT_TRUE(WaitFor([&] { return absl::StrContains(daemon_->log(), "client cannot open its memory"); }));
   EXPECT_OK(client.Allocate(30_MiB));
@@ -781,11 +809,11 @@ TEST_F(CudaTest, AClientsErrorIsItsOwn) {
   ASSERT_OK_AND_ASSIGN(Buffer held, client.Allocate(30_MiB));
   ASSERT_OK_AND_ASSIGN(ClientProcess other, ClientProcess::Connect(dir(), "other"));
   ASSERT_OK(other.Call("fill 2 100000 3"));
-  cuda_substitute::SetFaults("cudaEventSynchronize:1=700!");
+  cuda_substitute::SetFaults("cuEventSynchronize:1=700!");
   broken_ = true;
   EXPECT_OK(held.Reset());
   EXPECT_OK(client.EmptyCache());
-  EXPECT_STATUS(client.Allocate(50_MiB), absl::StatusCode::kInternal, "cudaErrorIllegalAddress (700)");
+  EXPECT_STATUS(client.Allocate(50_MiB), absl::StatusCode::kInternal, "CUDA_ERROR_ILLEGAL_ADDRESS (700)");
   EXPECT_OK(other.Call("check 3"));
   EXPECT_OK(other.Call("alloc 3000000"));
   EXPECT_EQ(CtlJson({"status"})["devices"][0]["fault"], "");

@@ -67,9 +67,10 @@ class IdleTest(TrainersTest):
         self.assertEqual((figures["reserved_bytes"], figures["allocated_bytes"]), (160 * MIB, 0))
         second.tell("take(20, 8)")  # 60 % of the device, as the first has; no wait
         second.tell("fill()")
+        # The second may have it before the first has finished its answer.
+        support.wait_for(lambda: first.tell("given()")["asked"] >= 1)
         given = first.tell("given()")
         self.assertGreaterEqual(given["given_bytes"], 64 * MIB)
-        self.assertGreaterEqual(given["asked"], 1)
         self.assertEqual((given["refused"], given["why"]), (0, ""))
         self.assertIn("gives idle memory back", first.tell("str(status())"))
         # It goes on, and leases anew.

@@ -441,9 +441,9 @@ class TorchTest(support.DaemonTest):
         """)
 
 
-@unittest.skipUnless("VRAMBROKER_MAKE_MACHINE" in os.environ, "built without the substitute CUDA runtime")
+@unittest.skipUnless("VRAMBROKER_MAKE_MACHINE" in os.environ, "built without CUDA")
 class GpuTest(unittest.TestCase):
-    """On the CUDA code path: two GPUs of the substitute CUDA runtime (tests/cuda_substitute)."""
+    """On the CUDA code path: two GPUs of the driver's substitute (tests/cuda_substitute)."""
 
     def setUp(self):
         self.machine = tempfile.mkdtemp(prefix="vrambroker-machine-")
@@ -452,7 +452,8 @@ class GpuTest(unittest.TestCase):
 
     def run_on_gpus(self, code, visible=None, visible_to_daemon=None, **more):
         def environment(devices):
-            return dict({"VRAMBROKER_CUDA_SUBSTITUTE": self.machine}, **({"CUDA_VISIBLE_DEVICES": devices} if devices else {}))
+            return {"VRAMBROKER_CUDA_SUBSTITUTE": self.machine, "LD_LIBRARY_PATH": os.environ["VRAMBROKER_CUDA_FOLDER"],
+                    **({"CUDA_VISIBLE_DEVICES": devices} if devices else {})}
         daemon = support.Daemon("cuda", **environment(visible_to_daemon))
         self.addCleanup(daemon.close)
         return support.run(PRELUDE + textwrap.dedent(code), daemon, **environment(visible), **more)
@@ -513,7 +514,7 @@ class GpuTest(unittest.TestCase):
                 assert refused(lambda: torch.native.alloc(40 * MiB), torch.cuda.OutOfMemoryError)
             assert runtime.cudaGetLastError() == 0
         """ % (standins, os.path.join(support.STANDINS, standins, "libcudart.so"), mode, before, goes_back),
-            VRAMBROKER_CUDA_SUBSTITUTE_FAULTS="cudaDeviceSynchronize:1+=12345")
+            VRAMBROKER_CUDA_SUBSTITUTE_FAULTS="cuCtxSynchronize:1+=998")
 
     def test_a_segment_goes_back_when_its_own_stream_is_done(self):
         self.check_return(True)

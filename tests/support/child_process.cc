@@ -12,8 +12,13 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 
 extern char** environ;  // NOLINT(readability-redundant-declaration)
@@ -59,11 +64,17 @@ absl::StatusOr<std::unique_ptr<ChildProcess>> ChildProcess::Start(const Argument
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
+  // Each variable once: of two the program takes the first, and the dynamic linker the last.
+  std::map<std::string, std::string> values;
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    const std::pair<std::string, std::string> parts = absl::StrSplit(*variable, absl::MaxSplits('=', 1));
+    values.insert(parts);
+  }
+  for (const auto& [name, value] : environment) values[name] = value;
   std::vector<std::string> variables;
-  for (const auto& [name, value] : environment) variables.push_back(absl::StrCat(name, "=", value));
+  for (const auto& [name, value] : values) variables.push_back(absl::StrCat(name, "=", value));
   std::vector<char*> envp;
   for (std::string& variable : variables) envp.push_back(variable.data());
-  for (char** variable = environ; *variable != nullptr; ++variable) envp.push_back(*variable);
   envp.push_back(nullptr);
 
   const pid_t pid = fork();

@@ -17,6 +17,10 @@ extern const char* const kVramctl;
 extern const char* const kTestClient;
 extern const char* const kWithoutPidfds;  // runs another program
 
+// Libraries named libcuda.so.1.
+extern const char* const kCudaSubstitute;
+extern const char* const kOldDriver;  // lacks most of what vrambroker calls
+
 // The C library, its core, and programs that use it.
 extern const char* const kCLibrary;
 extern const char* const kCCore;

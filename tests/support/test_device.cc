@@ -1,46 +1,79 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/test_device.h"
 
+#include <dlfcn.h>
+#include <sys/stat.h>
+
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
+#include <filesystem>
+#include <string>
+#include <system_error>
 
-#include "tests/support/util.h"
-#ifdef VRAMBROKER_CUDA_SUBSTITUTE
 #include "tests/cuda_substitute/substitute.h"
-#endif
+#include "tests/support/paths.h"
+#include "tests/support/util.h"
 
 namespace vrambroker::testing_support {
+namespace {
 
-bool OnCuda() {
-  static const bool on_cuda = [] {
+const std::string& TestDevice() {
+  static const std::string& device = *[] {
     const char* const variable = std::getenv("VRAMBROKER_TEST_DEVICE");
-    if (variable == nullptr || std::strcmp(variable, "host") == 0) return false;
-    if (std::strcmp(variable, "cuda") != 0) {
-      std::fprintf(stderr, "VRAMBROKER_TEST_DEVICE is '%s', not host or cuda\n", variable);
+    auto* const value = new std::string(variable == nullptr ? "host" : variable);
+    if (*value != "host" && *value != "cuda" && *value != "substitute") {
+      std::fprintf(stderr, "VRAMBROKER_TEST_DEVICE is '%s', not host, cuda or substitute\n", value->c_str());
       std::abort();
     }
-    return true;
+    return value;
   }();
-  return on_cuda;
+  return device;
+}
+
+// Programs of other users have to be able to read it, wherever this build is.
+std::string CopyOfSubstitute() {
+  const std::string copy = MakeTempDir() + "/libcuda.so.1";
+  std::error_code error;
+  std::filesystem::copy_file(paths::kCudaSubstitute, copy, error);
+  if (error) {
+    std::fprintf(stderr, "VRAMBROKER_TEST_DEVICE is substitute, but there is none: '%s': %s\n", paths::kCudaSubstitute,
+                 error.message().c_str());
+    std::abort();
+  }
+  chmod(copy.c_str(), 0755);
+  return copy;
+}
+
+// glibc knows a library that is loaded by its soname: who loads libcuda.so.1 in this process after this gets it. A
+// program that links the substitute has it already.
+void LoadSubstitute() {
+  const std::string copy = CopyOfSubstitute();
+  if (dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD) == nullptr && dlopen(copy.c_str(), RTLD_NOW) == nullptr) {
+    std::fprintf(stderr, "VRAMBROKER_TEST_DEVICE is substitute: %s\n", dlerror());
+    std::abort();
+  }
+  const char* const before = std::getenv("LD_LIBRARY_PATH");
+  const std::string folder = copy.substr(0, copy.rfind('/'));
+  setenv("LD_LIBRARY_PATH", before == nullptr ? folder.c_str() : (folder + ":" + before).c_str(), 1);
+}
+
+}  // namespace
+
+bool OnCuda() {
+  return TestDevice() != "host";
 }
 
 bool OnSubstitute(std::string* folder) {
-#ifdef VRAMBROKER_CUDA_SUBSTITUTE
-  if (!OnCuda()) return false;
+  if (TestDevice() != "substitute") return false;
   static const std::string& machine = *[] {
     auto* const made = new std::string(MakeTempDir());
     cuda_substitute::MakeMachine(*made, {.devices = kSubstituteDevices, .device_bytes = uint64_t{256} << 30});
-    // Before the first CUDA call of this process; those that it starts inherit it.
     setenv(cuda_substitute::kMachineVariable, made->c_str(), 1);
+    LoadSubstitute();
     return made;
   }();
   if (folder != nullptr) *folder = machine;
   return true;
-#else
-  (void)folder;
-  return false;
-#endif
 }
 
 }  // namespace vrambroker::testing_support

@@ -8,10 +8,11 @@
 
 namespace vrambroker::testing_support {
 
-// VRAMBROKER_TEST_DEVICE: "host", the default, or "cuda". In a build with the substitute of the CUDA runtime that is a
-// machine of this process's own, with two GPUs; else the machine's GPUs.
+// VRAMBROKER_TEST_DEVICE: "host", the default; "cuda", the GPUs of this computer; or "substitute", two GPUs of this
+// process's own over tests/cuda_substitute. True for the latter two.
 bool OnCuda();
-// On GPUs of the substitute. `folder` is then the machine: see tests/cuda_substitute.
+// On GPUs of the substitute, which this process and those that it starts then load in place of NVIDIA's driver. To be
+// called before this process's first call of CUDA. `folder` is the machine: see tests/cuda_substitute.
 bool OnSubstitute(std::string* folder = nullptr);
 inline constexpr int kSubstituteDevices = 2;
 

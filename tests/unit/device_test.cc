@@ -32,9 +32,7 @@
 #include "allocator/bytes.h"
 #include "allocator/cuda_device.h"
 #include "allocator/host_device.h"
-#ifdef VRAMBROKER_CUDA_SUBSTITUTE
-#include "tests/cuda_substitute/substitute.h"
-#endif
+#include "tests/support/test_device.h"
 
 namespace vrambroker {
 namespace {
@@ -58,6 +56,10 @@ std::unique_ptr<Device> MakeCudaDevice(size_t ordinal) {
 std::vector<Maker> Makers() {
   std::vector<Maker> makers = {{"host", [] { return MakeHostDevice(0, kHostBytes); }}};
   const absl::StatusOr<std::vector<std::unique_ptr<Device>>> cuda = MakeCudaDevices();
+  if (testing_support::OnSubstitute() && !cuda.ok()) {
+    std::cerr << "the substitute is no driver: " << cuda.status() << "\n";
+    std::abort();
+  }
   for (size_t i = 0; cuda.ok() && i < cuda->size(); ++i) {
     makers.push_back({absl::StrCat("cuda", i), [i] { return MakeCudaDevice(i); }});
   }
@@ -583,16 +585,7 @@ TEST(UniqueFdTest, ReleaseLeavesItOpen) {
 
 int main(int argc, char** argv) {
   if (argc == 8 && std::string(argv[1]) == "--peer") return vrambroker::PeerMain(argv);
-#ifdef VRAMBROKER_CUDA_SUBSTITUTE
-  std::string machine = std::filesystem::temp_directory_path() / "vrambroker-machine-XXXXXX";
-  if (mkdtemp(machine.data()) == nullptr) return 2;
-  vrambroker::cuda_substitute::MakeMachine(machine, {.devices = 2, .device_bytes = 256 << 20});
-  setenv(vrambroker::cuda_substitute::kMachineVariable, machine.c_str(), 1);
-#endif
+  (void)vrambroker::testing_support::OnSubstitute();
   ::testing::InitGoogleTest(&argc, argv);
-  const int result = RUN_ALL_TESTS();
-#ifdef VRAMBROKER_CUDA_SUBSTITUTE
-  std::filesystem::remove_all(machine);
-#endif
-  return result;
+  return RUN_ALL_TESTS();
 }
