@@ -51,9 +51,10 @@ absl::StatusOr<CUcontext> PrimaryContext(CUdevice device) {
 // follows that stack: a thread that never chose a device has not chosen one afterwards, either.
 class CurrentDevice {
  public:
-  explicit CurrentDevice(CUdevice device) {
+  // `anew`: also when it is this device's.
+  explicit CurrentDevice(CUdevice device, bool anew = false) {
     CUdevice before = 0;
-    if (Driver().cuCtxGetDevice(&before) == CUDA_SUCCESS && before == device) return;
+    if (!anew && Driver().cuCtxGetDevice(&before) == CUDA_SUCCESS && before == device) return;
     const absl::StatusOr<CUcontext> context = PrimaryContext(device);
     status_ = context.ok() ? CudaStatus("cuCtxPushCurrent", Driver().cuCtxPushCurrent_v2(*context)) : context.status();
     is_pushed_ = status_.ok();
@@ -365,10 +366,15 @@ class CudaDevice : public Device {
   // Makes one call with this device as the thread's, and keeps in mind what ends all use of it.
   template <typename Call>
   absl::Status OnDevice(const char* name, const Call& call) {
-    const CurrentDevice current(device_);
-    if (!current.status().ok()) return current.status();
-    const OutsideOfCapture outside;
-    const CUresult error = call();
+    CUresult error = CUDA_SUCCESS;
+    for (const bool anew : {false, true}) {
+      const CurrentDevice current(device_, anew);
+      if (!current.status().ok()) return current.status();
+      const OutsideOfCapture outside;
+      error = call();
+      // Else the application has reset the device, and the thread still has the context that is gone.
+      if (error != CUDA_ERROR_CONTEXT_IS_DESTROYED || HasContext(device_)) break;
+    }
     absl::Status status = CudaStatus(name, error);
     if (IsSticky(error)) {
       MutexLock lock(mu_);

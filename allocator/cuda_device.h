@@ -19,7 +19,7 @@ namespace vrambroker {
 absl::StatusOr<std::vector<std::unique_ptr<Device>>> MakeCudaDevices();
 
 // FailedPrecondition when a GPU admits one process only, or none: then memory that the daemon owns cannot be used by
-// others. For the daemon, of the GPUs that it serves.
+// others. For the daemon, of the GPUs that it serves. REQUIRES: MakeCudaDevices() has succeeded.
 absl::Status CheckComputeMode(int ordinal);
 
 // For logs: "driver for CUDA 13.0". REQUIRES: MakeCudaDevices() has succeeded.

@@ -14,8 +14,7 @@ std::string CudaVersions() {
 }
 
 absl::StatusOr<std::vector<std::unique_ptr<Device>>> MakeCudaDevices() {
-  return absl::UnavailableError(
-      "this build has no CUDA support: build again with -DVRAMBROKER_CUDA=ON, or use --device=host");
+  return absl::UnavailableError("this build has no CUDA support: build again with -DVRAMBROKER_CUDA=ON");
 }
 
 }  // namespace vrambroker

@@ -28,7 +28,8 @@ VRAMBROKER_CUDA_DRIVER_FUNCTIONS(VRAMBROKER_COMPARE)
 std::atomic<const CudaDriver*> loaded{nullptr};
 
 absl::Status WhyNotLoaded(const std::string& error) {
-  if (absl::StartsWith(error, kLibrary) && absl::StrContains(error, "No such file")) {
+  // With a path in front where there is such a file. The rest may be translated.
+  if (absl::StartsWith(error, kLibrary)) {
     return absl::UnavailableError(absl::StrCat("no NVIDIA driver is installed (", kLibrary,
                                                " not found); a container needs the host's driver (docker: --gpus)"));
   }

@@ -2,7 +2,8 @@
 //
 // The functions of NVIDIA's driver that vrambroker calls, looked up in libcuda.so.1 at run time. There is no CUDA
 // runtime in our programs: one of toolkit 13 would need driver 580, and every version would have to be distributed
-// under NVIDIA's licence. These functions are in all drivers since 470 (CUDA 11.4).
+// under NVIDIA's licence. Promised is driver 525 (CUDA 12.0) and later, as for programs of CUDA 12. Older ones are not
+// refused if they have these functions, which 470 (CUDA 11.4) has.
 #ifndef VRAMBROKER_ALLOCATOR_CUDA_DRIVER_H_
 #define VRAMBROKER_ALLOCATOR_CUDA_DRIVER_H_
 
@@ -56,6 +57,7 @@ namespace vrambroker {
   F(cuEventSynchronize, (CUevent event))
 
 struct CudaDriver {
+  // NOLINTNEXTLINE(bugprone-macro-parentheses): a declaration has none
 #define VRAMBROKER_MEMBER(name, parameters) CUresult(*name) parameters = nullptr;
   VRAMBROKER_CUDA_DRIVER_FUNCTIONS(VRAMBROKER_MEMBER)
 #undef VRAMBROKER_MEMBER

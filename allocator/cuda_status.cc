@@ -22,14 +22,16 @@ constexpr char kNewProcess[] = "this process can no longer use the GPU: restart 
 // NVIDIA does not say that it stays. Where it does, the daemon's health check says so.
 constexpr char kUnknown[] =
     "the driver does not say why; the kernel log may (dmesg, 'Xid' or 'NVRM'); if it stays, restart this process, and "
-    "if "
-    "that does not help, the driver or the machine";
+    "if that does not help, the driver or the machine";
 constexpr char kSeeXid[] =
     "this process can no longer use the GPU: restart it; the kernel log (dmesg, 'Xid') says what the GPU reported";
 
 // Drivers for CUDA 12.8 and later have these; older toolkits do not know their names.
 constexpr auto kTensorMemoryLeak = static_cast<CUresult>(721);
 constexpr auto kContained = static_cast<CUresult>(226);
+#if defined(CUDA_VERSION) && CUDA_VERSION >= 12080
+static_assert(kTensorMemoryLeak == CUDA_ERROR_TENSOR_MEMORY_LEAK && kContained == CUDA_ERROR_CONTAINED);
+#endif
 
 // Which errors are sticky is NVIDIA's statement: the description of CUresult in the CUDA driver API reference says of
 // each of them that the process must be terminated.
@@ -51,8 +53,7 @@ constexpr KnownError kKnownErrors[] = {
      "the driver sees no GPU; see nvidia-smi, and CUDA_VISIBLE_DEVICES"},
     {CUDA_ERROR_STUB_LIBRARY, absl::StatusCode::kUnavailable, false,
      "the libcuda.so.1 that was found is the CUDA Toolkit's stub, for linking: the driver's own must come before it "
-     "(see "
-     "LD_LIBRARY_PATH)"},
+     "(see LD_LIBRARY_PATH)"},
     {CUDA_ERROR_NOT_INITIALIZED, absl::StatusCode::kFailedPrecondition, false,
      "the driver could not be started here; a child made by fork() cannot use CUDA after its parent did"},
     {CUDA_ERROR_DEVICE_UNAVAILABLE, absl::StatusCode::kUnavailable, false,
@@ -64,8 +65,7 @@ constexpr KnownError kKnownErrors[] = {
      "the kernel driver and the user-mode driver have different versions: restart the machine or reload the driver"},
     {CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE, absl::StatusCode::kUnavailable, false,
      "a forward-compatible driver library (cuda-compat) was found, which this GPU or this kernel driver does not "
-     "support: "
-     "leave it out of LD_LIBRARY_PATH"},
+     "support: leave it out of LD_LIBRARY_PATH"},
     {CUDA_ERROR_UNKNOWN, absl::StatusCode::kInternal, false, kUnknown},
     {CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, absl::StatusCode::kFailedPrecondition, false,
      "not possible while a CUDA graph is being captured; it will be tried again later"},

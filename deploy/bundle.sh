@@ -33,9 +33,6 @@ if [ -z "$build_dir" ]; then
 fi
 [ -f "$build_dir/CMakeCache.txt" ] || fail "$build_dir is no build folder: it has no CMakeCache.txt"
 grep -q '^VRAMBROKER_SANITIZER:STRING=$' "$build_dir/CMakeCache.txt" || fail "$build_dir was built with sanitizers"
-if grep -q '^VRAMBROKER_CUDART:STRING=substitute$' "$build_dir/CMakeCache.txt"; then
-  fail "$build_dir was built with the tests' substitute for the CUDA runtime"
-fi
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -88,7 +85,7 @@ The libraries in lib/, but vrambroker's own and libgcc_s, are those of the packa
 begin with vrb in place of lib, the versions of libstdc++'s symbols have other names, and unique symbols are ordinary ones:
 deploy/bundle/private_names.py in vrambroker's source did that, on the date in MANIFEST, and says why.
 
-package, version, and the source package that it was made from:
+package, version, and the source package that it was made from (Debian archives all sources of its packages):
 $(printf '%s\n' "${libraries[@]}" | sort -u | xargs dpkg-query -W -f '${Package} ${Version} ${source:Package} ${source:Version}\n')
 END
 # Texts that those files only refer to.

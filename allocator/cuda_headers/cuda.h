@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The types and numbers of CUDA's driver API that vrambroker uses, for building where the CUDA Toolkit is not installed.
- * Where it is, its own cuda.h is used instead, so that the compiler has compared the two interfaces. Names and numbers
- * are those of NVIDIA's "CUDA Driver API" reference, version 13.0; 11.4 has them all.
+ * The types and numbers of CUDA's driver API that vrambroker and its tests use, for building where the CUDA Toolkit is
+ * not installed, or older than 11.8. Elsewhere the toolkit's own cuda.h is used instead, so that the compiler has
+ * compared the two interfaces. Names and numbers are those of NVIDIA's "CUDA Driver API" reference, version 13.0.
  */
 #ifndef VRAMBROKER_ALLOCATOR_CUDA_HEADERS_CUDA_H_
 #define VRAMBROKER_ALLOCATOR_CUDA_HEADERS_CUDA_H_

@@ -16,6 +16,9 @@ the process's libraries and the bundle's have to work side by side, which takes 
 Two keep their names: vrambroker's own, which programs link, and libgcc_s, since exceptions need one unwinder for all of a process.
 Any version of that one will do: nothing in a bundle, and hardly anything elsewhere, needs more than GCC 4.2 had.
 
+Symbols without a version are kept apart as in any build: the core is loaded with RTLD_LOCAL, and with RTLD_DEEPBIND where the
+program itself has a gRPC (client/c/load_core.cc).
+
 New names are as long as the old ones, so nothing moves.
 """
 import pathlib
@@ -51,6 +54,8 @@ class Elf:
         (start,), (size, count) = self.read("<Q", 0x28), self.read("<HH", 0x3A)
         headers = [self.read("<IIQQQQI", start + i * size) for i in range(count)]
         self.sections = [(kind, offset, length, link) for _, kind, _, _, offset, length, link in headers]
+        if size != 64 or SHT_DYNAMIC not in (kind for kind, *_ in self.sections):
+            raise ValueError("has no table of sections with a dynamic one")
 
     def read(self, layout, at):
         return struct.unpack_from(layout, self.data, at)
@@ -120,7 +125,10 @@ def main():
         data = bytearray(path.read_bytes())
         if data[:6] != b"\x7fELF\x02\x01":
             sys.exit(f"private_names.py: {path} is no 64-bit little-endian ELF file")
-        Elf(data, files).change()
+        try:
+            Elf(data, files).change()
+        except (ValueError, struct.error) as error:
+            sys.exit(f"private_names.py: {path}: {error}")
         path.write_bytes(data)
         path.rename(path.with_name(new_name(path.name)))
 

@@ -520,9 +520,10 @@ def overview():
                      f"vrambroker_device_info{{{DEVICE}}}",
                      {"instance": "Daemon", "gpu": "Device", "name": "Name", "kind": "Kind", "uuid": "UUID"},
                      width=10, height=8)
-    board.identities("Daemons", "Versions of the daemons, and of CUDA that they were built with.",
+    board.identities("Daemons", "Versions of the daemons, and of the CUDA Toolkit that they were built with. With any, or none, they use the driver that is "
+                     "installed.",
                      f"vrambroker_build_info{{{DAEMON}}}",
-                     {"instance": "Daemon", "version": "Version", "revision": "Revision", "cuda_version": "CUDA"},
+                     {"instance": "Daemon", "version": "Version", "revision": "Revision", "cuda_version": "CUDA Toolkit"},
                      width=8, height=8)
     board.stat("Sessions shown as _other",
                "Sessions beyond metrics.max_clients or max_clients_per_uid. Their figures are added up under the name "
