@@ -153,6 +153,7 @@ class Driver {
   Machine* machine() { return machine_.get(); }  // null: no GPU
   bool forked() const { return getpid() != pid_; }
   std::atomic<bool>& initialized() { return initialized_; }  // cuInit() was called
+  std::atomic<bool>& has_context(int device) { return has_context_.at(static_cast<size_t>(device)); }
   const std::vector<int>& devices() const { return devices_; }
   int Physical(int device) const { return devices_[static_cast<size_t>(device)]; }
   bool IsDevice(int device) const { return device >= 0 && static_cast<size_t>(device) < devices_.size(); }
@@ -323,6 +324,7 @@ class Driver {
 
   const pid_t pid_;
   std::atomic<bool> initialized_{false};
+  std::array<std::atomic<bool>, kMaxDevices> has_context_{};
   Faults faults_;
   std::unique_ptr<Machine> machine_;
   std::vector<int> devices_;  // physical, by ordinal
@@ -350,7 +352,7 @@ template <typename Body>
 CUresult ContextCall(const char* function, const Body& body) {
   return Call(function, [&](Driver& driver) {
     if (Thread().contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;
-    if (!driver.machine()->UsesDevice(driver.Physical(CurrentDevice()))) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    if (!driver.has_context(CurrentDevice())) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     return body(driver);
   });
 }
@@ -547,7 +549,7 @@ CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int* flags, int* a
   return Call("cuDevicePrimaryCtxGetState", [&](Driver& driver) {
     if (!driver.IsDevice(device)) return CUDA_ERROR_INVALID_DEVICE;
     *flags = 0;
-    *active = driver.machine()->UsesDevice(driver.Physical(device)) ? 1 : 0;
+    *active = driver.has_context(device) ? 1 : 0;
     return CUDA_SUCCESS;
   });
 }
@@ -556,6 +558,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
   return Call("cuDevicePrimaryCtxRetain", [&](Driver& driver) {
     if (!driver.IsDevice(device)) return CUDA_ERROR_INVALID_DEVICE;
     if (!driver.machine()->UseDevice(driver.Physical(device))) return CUDA_ERROR_OUT_OF_MEMORY;
+    driver.has_context(device) = true;
     *context = ContextOf(device);
     return CUDA_SUCCESS;
   });
@@ -567,6 +570,7 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
     if (!driver.IsDevice(device)) return CUDA_ERROR_INVALID_DEVICE;
     const Lock lock(driver.mu());
     driver.EndAllOf(device);
+    driver.has_context(device) = false;
     driver.machine()->LeaveDevice(driver.Physical(device));
     return CUDA_SUCCESS;
   });

@@ -246,11 +246,6 @@ bool Machine::UseDevice(int device) {
   return true;
 }
 
-bool Machine::UsesDevice(int device) {
-  const Lock lock(state_, folder_);
-  return state_->processes[self_].uses[device];
-}
-
 void Machine::LeaveDevice(int device) {
   const Lock lock(state_, folder_);
   Process& self = state_->processes[self_];

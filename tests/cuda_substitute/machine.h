@@ -38,7 +38,6 @@ class Machine {
 
   // This process uses `device` from now on. False: there is no room for its context.
   bool UseDevice(int device);
-  bool UsesDevice(int device);
   // The context's bytes come back.
   void LeaveDevice(int device);
   // Contexts included.
