@@ -101,7 +101,7 @@ cat > "$work/numbers.cc" <<'END'
 #include <stdexcept>
 #include <string>
 
-// 0: the C++ library of whoever loads this works.
+// Returns 0 if the C++ library that this was linked with still works.
 extern "C" int numbers() {
   std::ostringstream out;
   std::wostringstream wide;

@@ -1,0 +1,399 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the substitute's driver has of this process: devices, contexts, memory, streams and captures. And what every
+// function of the driver goes through.
+#ifndef VRAMBROKER_TESTS_CUDA_SUBSTITUTE_DRIVER_STATE_H_
+#define VRAMBROKER_TESTS_CUDA_SUBSTITUTE_DRIVER_STATE_H_
+
+#include <cuda.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tests/cuda_substitute/faults.h"
+#include "tests/cuda_substitute/machine.h"
+#include "tests/cuda_substitute/substitute.h"
+
+namespace vrambroker::cuda_substitute {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kGranule = size_t{2} << 20;  // of memory that can be shared
+constexpr uint64_t kHandleMark = 0x76726d6275696463;
+
+struct StreamState {
+  int device = 0;
+  bool blocking = true;  // waits for the default stream, and it for this one
+  CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
+  CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+  std::thread::id capture_thread;  // that began it
+  Clock::time_point busy_until;
+
+  bool capturing() const { return capture != CU_STREAM_CAPTURE_STATUS_NONE; }
+  void Invalidate() { capture = CU_STREAM_CAPTURE_STATUS_INVALIDATED; }
+};
+
+struct EventState {
+  int device = 0;
+  bool captured = false;
+  CUstream captured_on = nullptr;
+  Clock::time_point done_at;
+};
+
+// What a CUipcMemHandle holds.
+struct Handle {
+  uint64_t mark;
+  uint64_t id;
+  uint32_t allocation;
+  pid_t exporter;
+  uid_t user;
+};
+static_assert(sizeof(Handle) <= sizeof(CUipcMemHandle));
+
+inline char* PointerTo(CUdeviceptr address) {
+  return reinterpret_cast<char*>(static_cast<uintptr_t>(address));
+}
+inline CUdeviceptr AddressOf(const void* pointer) {
+  return reinterpret_cast<uintptr_t>(pointer);
+}
+
+// Device memory as this process sees it: addresses that the CPU may not touch.
+struct Mapping {
+  Hold hold;
+  bool own = false;
+  uint32_t opens = 0;  // of another process's memory
+};
+
+inline std::string FormatUuid(const CUuuid& uuid) {
+  std::string text = "GPU-";
+  for (size_t i = 0; i < sizeof uuid.bytes; ++i) {
+    std::array<char, 4> hex{};
+    std::snprintf(hex.data(), hex.size(), "%02x", static_cast<unsigned char>(uuid.bytes[i]));
+    text += std::string(i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "") + hex.data();
+  }
+  return text;
+}
+
+inline CUuuid UuidOf(int physical) {
+  CUuuid uuid = {};
+  std::memcpy(uuid.bytes, "substitute GPU ", 15);
+  uuid.bytes[15] = static_cast<char>('0' + physical);
+  return uuid;
+}
+
+// The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order: numbers or UUIDs, up to the first that is neither.
+inline std::vector<int> VisibleDevices(int count) {
+  std::vector<int> all;
+  for (int i = 0; i < count; ++i) all.push_back(i);
+  const char* const variable = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (variable == nullptr) return all;
+  std::vector<int> visible;
+  std::istringstream stream(variable);
+  for (std::string entry; std::getline(stream, entry, ',');) {
+    const auto it = std::find_if(all.begin(), all.end(), [&](int physical) {
+      return entry == std::to_string(physical) ||
+             (entry.size() > 4 && FormatUuid(UuidOf(physical)).rfind(entry, 0) == 0);
+    });
+    if (it == all.end()) break;
+    visible.push_back(*it);
+  }
+  return visible;
+}
+
+struct ThreadState {
+  std::vector<int> contexts;  // the thread's stack, as devices: each has its primary context, and no other
+  CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+};
+
+inline ThreadState& Thread() {
+  thread_local ThreadState state;
+  return state;
+}
+
+// The current device. REQUIRES: the thread has a context.
+inline int CurrentDevice() {
+  return Thread().contexts.back();
+}
+
+// A context is named by its device, and never null.
+inline CUcontext ContextOf(int device) {
+  return reinterpret_cast<CUcontext>(static_cast<intptr_t>(device + 1));
+}
+inline int DeviceOf(CUcontext context) {
+  return static_cast<int>(reinterpret_cast<intptr_t>(context)) - 1;
+}
+
+class Driver {
+ public:
+  // Never destroyed: threads of the process may call until its very end.
+  static Driver& Get() {
+    static auto* const driver = new Driver;
+    return *driver;
+  }
+
+  Faults& faults() { return faults_; }
+  std::mutex& mu() { return mu_; }
+  Machine* machine() { return machine_.get(); }  // null: no GPU
+  bool forked() const { return getpid() != pid_; }
+  std::atomic<bool>& initialized() { return initialized_; }  // cuInit() was called
+  std::atomic<bool>& has_context(int device) { return has_context_.at(static_cast<size_t>(device)); }
+  const std::vector<int>& devices() const { return devices_; }
+  int Physical(int device) const { return devices_[static_cast<size_t>(device)]; }
+  bool IsDevice(int device) const { return device >= 0 && static_cast<size_t>(device) < devices_.size(); }
+
+  // ---- REQUIRES for all that follows: mu() is held ----
+
+  void* Map(const Hold& hold, bool own) {
+    // Aligned as the real ones are.
+    char* const all = static_cast<char*>(
+        mmap(nullptr, hold.bytes + kGranule, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+    if (all == MAP_FAILED) std::abort();
+    const uintptr_t first = reinterpret_cast<uintptr_t>(all);
+    const uintptr_t base = (first + kGranule - 1) / kGranule * kGranule;
+    if (base > first) munmap(all, base - first);
+    if (base - first < kGranule) munmap(all + (base - first) + hold.bytes, kGranule - (base - first));
+    char* const address = all + (base - first);
+    mappings_[address] = {.hold = hold, .own = own, .opens = own ? 0u : 1u};
+    return address;
+  }
+  void Unmap(char* address) {
+    const auto it = mappings_.find(address);
+    munmap(address, it->second.hold.bytes);
+    mappings_.erase(it);
+  }
+  Mapping* MappingAt(const void* address) {
+    const auto it = mappings_.find(const_cast<char*>(static_cast<const char*>(address)));
+    return it == mappings_.end() ? nullptr : &it->second;
+  }
+  char* PointerOf(uint64_t id) {
+    for (auto& [address, mapping] : mappings_) {
+      if (mapping.hold.id == id) return address;
+    }
+    return nullptr;
+  }
+  // The memory that [address, address + bytes) lies in, and where.
+  std::optional<std::pair<Hold, uint64_t>> Range(const void* address, size_t bytes) {
+    auto* const wanted = const_cast<char*>(static_cast<const char*>(address));
+    auto it = mappings_.upper_bound(wanted);
+    if (it == mappings_.begin()) return std::nullopt;
+    --it;
+    const auto offset = static_cast<uint64_t>(wanted - it->first);
+    const Hold& hold = it->second.hold;
+    if (offset > hold.bytes || bytes > hold.bytes - offset) return std::nullopt;
+    return std::make_pair(hold, offset);
+  }
+
+  // Null for what is no stream.
+  StreamState* Stream(CUstream stream) {
+    const auto number = reinterpret_cast<uintptr_t>(stream);
+    if (stream == CU_STREAM_PER_THREAD) {
+      CUstream& own = thread_streams_[{CurrentDevice(), std::this_thread::get_id()}];
+      if (own == nullptr) own = AddStream(/*blocking=*/true);
+      return streams_.at(own).get();
+    }
+    if (number <= 1) {  // the default stream, also by its name CU_STREAM_LEGACY
+      StreamState& state = default_streams_[CurrentDevice()];
+      state.device = CurrentDevice();
+      return &state;
+    }
+    const auto it = streams_.find(stream);
+    return it == streams_.end() ? nullptr : it->second.get();
+  }
+  CUstream AddStream(bool blocking) {
+    auto state = std::make_unique<StreamState>(
+        StreamState{.device = CurrentDevice(), .blocking = blocking, .capture_thread = {}, .busy_until = {}});
+    auto* const stream = reinterpret_cast<CUstream>(state.get());
+    streams_[stream] = std::move(state);
+    return stream;
+  }
+  // What is queued on it goes on.
+  bool RemoveStream(CUstream stream) {
+    const auto it = streams_.find(stream);
+    if (it == streams_.end()) return false;
+    const StreamState& state = *it->second;
+    destroyed_busy_until_[state.device] = std::max(destroyed_busy_until_[state.device], DoneAt(state));
+    streams_.erase(it);
+    return true;
+  }
+
+  // What this process has on a device.
+  void EndAllOf(int device) {
+    for (auto it = mappings_.begin(); it != mappings_.end();) {
+      const auto [address, mapping] = *it++;
+      if (mapping.hold.device != Physical(device)) continue;
+      Unmap(address);
+      machine_->Release(mapping.hold, /*freed=*/mapping.own);
+    }
+    for (auto it = streams_.begin(); it != streams_.end();) {
+      it = it->second->device == device ? streams_.erase(it) : std::next(it);
+    }
+    default_streams_.erase(device);
+    thread_streams_.clear();
+  }
+
+  std::set<EventState*>& events() { return events_; }
+
+  // When what is queued on `stream` now is done. The default stream and blocking streams wait for each other.
+  Clock::time_point DoneAt(const StreamState& stream) {
+    Clock::time_point time = stream.busy_until;
+    const bool is_default = &stream == &default_streams_[stream.device];
+    if (is_default) {
+      for (const auto& [handle, other] : streams_) {
+        if (other->device == stream.device && other->blocking) time = std::max(time, other->busy_until);
+      }
+    } else if (stream.blocking) {
+      time = std::max(time, default_streams_[stream.device].busy_until);
+    }
+    return time;
+  }
+  Clock::time_point AllDoneAt(int device) {
+    Clock::time_point time = std::max(default_streams_[device].busy_until, destroyed_busy_until_[device]);
+    for (const auto& [handle, stream] : streams_) {
+      if (stream->device == device) time = std::max(time, stream->busy_until);
+    }
+    return time;
+  }
+
+  // Of calls that must not be made during a capture, unless the thread says that it knows, or the capture that it does
+  // not mind. Those that they disturb are invalid from then on.
+  CUresult CheckUnsafe() {
+    const CUstreamCaptureMode mode = Thread().capture_mode;
+    return Disturb([mode](const StreamState& stream) {
+      if (mode == CU_STREAM_CAPTURE_MODE_RELAXED || stream.capture_mode == CU_STREAM_CAPTURE_MODE_RELAXED) return false;
+      return stream.capture_thread == std::this_thread::get_id() ||
+             (mode == CU_STREAM_CAPTURE_MODE_GLOBAL && stream.capture_mode == CU_STREAM_CAPTURE_MODE_GLOBAL);
+    });
+  }
+  // Of calls that wait for all of a device, whatever the modes.
+  CUresult CheckWhole(int device) {
+    return Disturb([device](const StreamState& stream) { return stream.device == device; });
+  }
+  // Of calls that ask or wait for a stream.
+  CUresult CheckStream(StreamState* stream) {
+    const CUresult error = CheckImplicit(*stream, /*disturbs=*/true);
+    return error != CUDA_SUCCESS ? error : Disturb([stream](const StreamState& other) { return &other == stream; });
+  }
+  // The default stream includes all that it waits for.
+  CUresult CheckImplicit(const StreamState& stream, bool disturbs) {
+    if (&stream != &default_streams_[stream.device]) return CUDA_SUCCESS;
+    const auto is_part = [&stream](const StreamState& other) {
+      return other.device == stream.device && other.blocking;
+    };
+    const bool captured = std::any_of(streams_.begin(), streams_.end(), [&is_part](const auto& entry) {
+      return entry.second->capturing() && is_part(*entry.second);
+    });
+    if (captured && disturbs) (void)Disturb(is_part);
+    return captured ? CUDA_ERROR_STREAM_CAPTURE_IMPLICIT : CUDA_SUCCESS;
+  }
+
+ private:
+  template <typename IsDisturbed>
+  CUresult Disturb(const IsDisturbed& is_disturbed) {
+    bool any = false;
+    for (auto& [handle, stream] : streams_) {
+      if (!stream->capturing() || !is_disturbed(*stream)) continue;
+      stream->Invalidate();
+      any = true;
+    }
+    return any ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
+  }
+
+  Driver() : pid_(getpid()) {
+    const char* const folder = std::getenv(kMachineVariable);
+    if (folder == nullptr || *folder == '\0') return;
+    machine_ = std::make_unique<Machine>(folder);
+    devices_ = VisibleDevices(machine_->options().devices);
+  }
+
+  const pid_t pid_;
+  std::atomic<bool> initialized_{false};
+  std::array<std::atomic<bool>, kMaxDevices> has_context_{};
+  Faults faults_;
+  std::unique_ptr<Machine> machine_;
+  std::vector<int> devices_;  // physical, by ordinal
+
+  std::mutex mu_;
+  std::map<char*, Mapping> mappings_;
+  std::map<int, StreamState> default_streams_;
+  std::map<CUstream, std::unique_ptr<StreamState>> streams_;
+  std::map<std::pair<int, std::thread::id>, CUstream> thread_streams_;  // by device and thread
+  std::map<int, Clock::time_point> destroyed_busy_until_;               // by device: streams that are gone
+  std::set<EventState*> events_;
+};
+
+// Every function goes through here: who may call, and what is to fail.
+template <typename Body>
+CUresult Call(const char* function, const Body& body) {
+  Driver& driver = Driver::Get();
+  if (driver.forked() || !driver.initialized()) return CUDA_ERROR_NOT_INITIALIZED;
+  if (const CUresult error = driver.faults().Count(function); error != CUDA_SUCCESS) return error;
+  return body(driver);
+}
+
+// The same for what is about a device, which need not have a context.
+template <typename Body>
+CUresult DeviceCall(const char* function, CUdevice device, const Body& body) {
+  return Call(function,
+              [&](Driver& driver) { return driver.IsDevice(device) ? body(driver) : CUDA_ERROR_INVALID_DEVICE; });
+}
+
+// The same for what needs a context.
+template <typename Body>
+CUresult ContextCall(const char* function, const Body& body) {
+  return Call(function, [&](Driver& driver) {
+    if (Thread().contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;
+    if (!driver.has_context(CurrentDevice())) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    return body(driver);
+  });
+}
+
+// The same for what must not happen while a stream of the process is captured.
+template <typename Body>
+CUresult UnsafeCall(const char* function, const Body& body) {
+  return ContextCall(function, [&](Driver& driver) {
+    {
+      const std::lock_guard<std::mutex> lock(driver.mu());
+      if (const CUresult error = driver.CheckUnsafe(); error != CUDA_SUCCESS) return error;
+    }
+    return body(driver);
+  });
+}
+
+inline void WaitForDevice(Driver& driver) {
+  Clock::time_point until;
+  {
+    const std::lock_guard<std::mutex> lock(driver.mu());
+    until = driver.AllDoneAt(CurrentDevice());
+  }
+  std::this_thread::sleep_until(until);
+}
+
+inline void WaitForStream(Driver& driver, StreamState* stream) {
+  Clock::time_point until;
+  {
+    const std::lock_guard<std::mutex> lock(driver.mu());
+    until = driver.DoneAt(*stream);
+  }
+  std::this_thread::sleep_until(until);
+}
+
+}  // namespace vrambroker::cuda_substitute
+
+#endif  // VRAMBROKER_TESTS_CUDA_SUBSTITUTE_DRIVER_STATE_H_
