@@ -48,6 +48,7 @@ struct alignas(64) Block {
   BlockUses* uses = nullptr;          // nullptr while no other stream uses it
   uint64_t requested_bytes : 60 = 0;  // bytes that its (last) owner asked for
   BlockState state : 4 = BlockState::kFree;
+  uint32_t handed_out_s = 0;  // when, by HeapClock
 
   SegmentId segment_id() const { return segment->id; }
   uint64_t offset() const { return address - segment->address; }  // from the start of the segment, bytes

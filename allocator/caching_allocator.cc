@@ -234,6 +234,8 @@ Block* CachingAllocator::HandOut(Block* block, const Request& request) {
   block->state = BlockState::kAllocated;
   block->uses = nullptr;
   block->requested_bytes = request.requested;
+  clock_.Count();
+  block->handed_out_s = clock_.seconds();
   counters_.allocation.Up(pool, 1);
   counters_.allocated_bytes.Up(pool, block->bytes);
   counters_.active.Up(pool, 1);
@@ -276,6 +278,7 @@ CachingAllocator::Growth CachingAllocator::Grow(const Request& request, bool is_
   growing_bytes_ -= request.segment_bytes;
   if (ticket.has_value()) EndSlowCall(*ticket);
   if (!segment.ok()) return {.refusal = segment.status()};
+  clock_.Update();
   return {.block = HandOut(AddSegment(*segment, request), request)};
 }
 

@@ -24,6 +24,8 @@
 #include "allocator/allocator_options.h"
 #include "allocator/block.h"
 #include "allocator/events.h"
+#include "allocator/fit_report.h"
+#include "allocator/heap_clock.h"
 #include "allocator/heap_counters.h"
 #include "allocator/heap_snapshot.h"
 #include "allocator/history.h"
@@ -34,14 +36,6 @@
 #include "allocator/size_class.h"
 
 namespace vrambroker {
-
-// How a request stands against the cache; for explaining a refusal.
-struct FitReport {
-  uint64_t block_bytes = 0;         // the request, rounded
-  uint64_t segment_bytes = 0;       // the segment that a miss asks for
-  uint64_t pool_free_bytes = 0;     // free blocks of the pool and stream that would serve it
-  uint64_t pool_largest_bytes = 0;  // the largest of them
-};
 
 struct TrimOptions {
   uint64_t wanted_bytes = std::numeric_limits<uint64_t>::max();  // stop once segments of so many bytes are given back
@@ -124,7 +118,11 @@ class CachingAllocator {
   // Keeps the last `max_events` events for snapshots; 0 (the beginning) keeps none. Forgets earlier ones.
   void SetRecording(size_t max_events) ABSL_LOCKS_EXCLUDED(mu_);
 
-  FitReport ExplainFit(uint64_t requested, Stream stream = 0) const ABSL_LOCKS_EXCLUDED(mu_);
+  // How a request that was refused stands against this heap. Walks everything.
+  FitReport ExplainFit(uint64_t requested, Stream stream = 0) ABSL_LOCKS_EXCLUDED(mu_);
+  // Reads the clock by which blocks are said to be held since some time. Their times are those of the last call, of the
+  // last segment obtained, or of at most 64 allocations before: no hit pays for a clock.
+  void NoteTime() ABSL_LOCKS_EXCLUDED(mu_);
   // While recording, the snapshot is an event of its own; not without history, for those who look again and again.
   HeapSnapshot Snapshot(bool with_history = true) ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -174,6 +172,7 @@ class CachingAllocator {
   Block* HandOut(Block* candidate, const Request& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Growth Grow(const Request& request, bool is_retry) ABSL_LOCKS_EXCLUDED(mu_);
   Block* AddSegment(const AcquiredSegment& acquired, const Request& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Holes FindHoles() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   uint64_t BeginSlowCall() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndSlowCall(uint64_t ticket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -223,6 +222,7 @@ class CachingAllocator {
   CondVar slow_call_ended_;
   std::array<uint64_t, 2> searches_ ABSL_GUARDED_BY(mu_) = {};  // by PoolKind; the clock of garbage collection
   uint64_t ticks_ ABSL_GUARDED_BY(mu_) = 0;
+  HeapClock clock_ ABSL_GUARDED_BY(mu_);
   PendingFrees pending_ ABSL_GUARDED_BY(mu_);
   PendingFrees lost_ ABSL_GUARDED_BY(mu_);  // pending too; their streams do not exist any more: not polled
   HeapCounters counters_ ABSL_GUARDED_BY(mu_);

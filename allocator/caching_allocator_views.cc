@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // CachingAllocator as seen from outside: figures, snapshots, and the check of its invariants (caching_allocator.cc).
+#include <algorithm>
+#include <cstddef>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -49,10 +52,73 @@ void CachingAllocator::SetRecording(size_t max_events) {
   history_.Restart(max_events);
 }
 
-FitReport CachingAllocator::ExplainFit(uint64_t requested, Stream stream) const {
+void CachingAllocator::NoteTime() {
+  MutexLock lock(mu_);
+  clock_.Update();
+}
+
+namespace {
+
+// Without the blocks that pin it.
+PinnedSegment HolesOf(const Segment& segment) {
+  PinnedSegment pinned{.address = segment.address, .bytes = segment.bytes};
+  for (const Block* block = segment.first; block != nullptr; block = block->next) {
+    if (block->state != BlockState::kFree) {
+      ++pinned.pinning_blocks;
+      continue;
+    }
+    pinned.hole_bytes += block->bytes;
+    pinned.largest_hole_bytes = std::max(pinned.largest_hole_bytes, block->bytes);
+  }
+  return pinned;
+}
+
+std::vector<PinningBlock> LongestHeld(const Segment& segment, uint32_t now_s) {
+  std::vector<PinningBlock> held;
+  for (const Block* block = segment.first; block != nullptr; block = block->next) {
+    if (block->state == BlockState::kFree) continue;
+    held.push_back({.address = block->address, .bytes = block->bytes, .held_seconds = now_s - block->handed_out_s});
+  }
+  const size_t kept = std::min(held.size(), Holes::kMaxBlocks);
+  std::partial_sort(held.begin(), held.begin() + static_cast<std::ptrdiff_t>(kept), held.end(),
+                    [](const PinningBlock& a, const PinningBlock& b) {
+                      return std::pair(b.held_seconds, a.address) < std::pair(a.held_seconds, b.address);
+                    });
+  held.resize(kept);
+  return held;
+}
+
+}  // namespace
+
+Holes CachingAllocator::FindHoles() const {
+  Holes holes;
+  std::vector<std::pair<PinnedSegment, const Segment*>> most;
+  for (const Segment* segment = first_segment_; segment != nullptr; segment = segment->next) {
+    if (segment->first->IsWholeSegment()) continue;  // wholly free, or wholly in use
+    PinnedSegment pinned = HolesOf(*segment);
+    if (pinned.hole_bytes == 0) continue;
+    holes.bytes += pinned.hole_bytes;
+    ++holes.segments;
+    // At most one place; of equal ones the oldest segment stays first.
+    const auto place = std::find_if(most.begin(), most.end(),
+                                    [&](const auto& other) { return other.first.hole_bytes < pinned.hole_bytes; });
+    most.emplace(place, std::move(pinned), segment);
+    if (most.size() > Holes::kMaxSegments) most.pop_back();
+  }
+  holes.count = counters_.inactive_split.current();
+  for (auto& [pinned, segment] : most) {
+    pinned.longest_held = LongestHeld(*segment, clock_.seconds());
+    holes.most_bytes.push_back(std::move(pinned));
+  }
+  return holes;
+}
+
+FitReport CachingAllocator::ExplainFit(uint64_t requested, Stream stream) {
   const Request request = Describe(requested, stream);
   FitReport report{.block_bytes = request.block_bytes, .segment_bytes = request.segment_bytes};
   MutexLock lock(mu_);
+  clock_.Update();
+  report.holes = FindHoles();
   const StreamPools* pools = FindPools(stream);
   if (pools == nullptr) return report;
   for (const Block* block : pools->free[static_cast<int>(request.pool)].InOrder()) {

@@ -16,6 +16,7 @@
 #include "client/give_up.h"
 #include "client/session_client.h"
 #include "client/stream_waits.h"
+#include "proto/heap_convert.h"
 
 namespace vrambroker::client_internal {
 namespace {
@@ -138,8 +139,11 @@ absl::Status LeasedHeap::Explain(const absl::Status& refusal, uint64_t requested
   request.set_block_bytes(fit.block_bytes);
   request.set_pool_free_bytes(fit.pool_free_bytes);
   request.set_pool_largest_bytes(fit.pool_largest_bytes);
+  *request.mutable_holes() = HolesToProto(fit.holes);
   if (const absl::StatusOr<MemoryStats> stats = GetMemoryStats(); stats.ok()) {
     request.set_allocated_bytes(stats->allocated_bytes.all.current);
+    // With what the application says of its whole segments.
+    request.mutable_holes()->set_hole_bytes(stats->inactive_split_bytes.all.current);
   }
   const std::shared_ptr<SessionClient::Link> link = session_.link();
   session_.CountCall();

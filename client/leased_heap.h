@@ -67,6 +67,7 @@ class LeasedHeap final : public Heap, private SegmentSource, private EventSource
   // Gives up to about `wanted_bytes` of free segments back that have been idle for `min_idle_ticks`. Returns the bytes.
   uint64_t Trim(uint64_t wanted_bytes, uint64_t min_idle_ticks);
   void Tick() { allocator_.Tick(); }
+  void NoteTime() { allocator_.NoteTime(); }
   void SetRecording(size_t max_events) { allocator_.SetRecording(max_events); }
   HeapSnapshot Snapshot(bool with_history = true) ABSL_LOCKS_EXCLUDED(mu_);
   // Closes all that is mapped, without returning it. False when the device refused, and may still use some of it.

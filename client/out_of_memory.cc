@@ -78,6 +78,24 @@ OutOfMemory FromProto(const v1::OutOfMemory& proto) {
         {.client = holder.client(), .idle_bytes = holder.idle_bytes(), .why = FromProto(holder.why())});
   }
   oom.waited_ms = proto.waited_ms();
+  oom.explanation = proto.explanation();
+  oom.block_bytes = proto.block_bytes();
+  oom.room_bytes = proto.room_bytes();
+  oom.hole_bytes = proto.holes().hole_bytes();
+  oom.holes = proto.holes().holes();
+  oom.hole_segments = proto.holes().segments();
+  for (const v1::OutOfMemory::Holes::PinnedSegment& from : proto.holes().most_bytes()) {
+    OutOfMemory::PinnedSegment& to = oom.pinned_segments.emplace_back();
+    to.address = from.address();
+    to.segment_bytes = from.segment_bytes();
+    to.hole_bytes = from.hole_bytes();
+    to.largest_hole_bytes = from.largest_hole_bytes();
+    to.pinning_blocks = from.pinning_blocks();
+    for (const v1::OutOfMemory::Holes::PinningBlock& block : from.longest_held()) {
+      to.longest_held.push_back(
+          {.address = block.address(), .block_bytes = block.block_bytes(), .held_seconds = block.held_seconds()});
+    }
+  }
   return oom;
 }
 

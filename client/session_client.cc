@@ -769,7 +769,10 @@ void SessionClient::Keep() {
       }
     }
     if (leases() && now >= next_report) {
-      for (size_t device = 0; device < heaps_.size(); ++device) leased(device).RetryClosing();
+      for (size_t device = 0; device < heaps_.size(); ++device) {
+        leased(device).NoteTime();
+        leased(device).RetryClosing();
+      }
       ReturnAgain();
       {
         MutexLock lock(mu_);

@@ -43,7 +43,27 @@ const char* KindName(v1::DeviceKind kind) {
   return kind == v1::DEVICE_KIND_CUDA ? "cuda" : "host";
 }
 
+namespace {
+
+Json ToJson(const v1::OutOfMemory::Holes::PinnedSegment& pinned) {
+  Json longest_held = Json::array();
+  for (const v1::OutOfMemory::Holes::PinningBlock& block : pinned.longest_held()) {
+    longest_held.push_back(
+        {{"address", block.address()}, {"block_bytes", block.block_bytes()}, {"held_seconds", block.held_seconds()}});
+  }
+  return {{"address", pinned.address()},
+          {"segment_bytes", pinned.segment_bytes()},
+          {"hole_bytes", pinned.hole_bytes()},
+          {"largest_hole_bytes", pinned.largest_hole_bytes()},
+          {"pinning_blocks", pinned.pinning_blocks()},
+          {"longest_held", std::move(longest_held)}};
+}
+
+}  // namespace
+
 Json ToJson(const v1::OutOfMemory& oom) {
+  Json pinned_segments = Json::array();
+  for (const auto& pinned : oom.holes().most_bytes()) pinned_segments.push_back(ToJson(pinned));
   Json largest_holders = Json::array();
   for (const v1::OutOfMemory::Holder& holder : oom.largest_holders()) {
     largest_holders.push_back({{"client", holder.client()},
@@ -59,7 +79,9 @@ Json ToJson(const v1::OutOfMemory& oom) {
   return {{"cause", Short(v1::OutOfMemory::Cause_Name(oom.cause()), "CAUSE_")},
           {"device", oom.device()},
           {"requested_bytes", oom.requested_bytes()},
+          {"block_bytes", oom.block_bytes()},
           {"segment_bytes", oom.segment_bytes()},
+          {"room_bytes", oom.room_bytes()},
           {"limit_bytes", oom.limit_bytes()},
           {"guarantee_bytes", oom.guarantee_bytes()},
           {"reserved_bytes", oom.reserved_bytes()},
@@ -67,6 +89,10 @@ Json ToJson(const v1::OutOfMemory& oom) {
           {"idle_bytes", oom.idle_bytes()},
           {"inactive_split_bytes", oom.inactive_split_bytes()},
           {"largest_free_block_bytes", oom.largest_free_block_bytes()},
+          {"hole_bytes", oom.holes().hole_bytes()},
+          {"holes", oom.holes().holes()},
+          {"hole_segments", oom.holes().segments()},
+          {"pinned_segments", std::move(pinned_segments)},
           {"device_capacity_bytes", oom.device_capacity_bytes()},
           {"device_available_bytes", oom.device_available_bytes()},
           {"device_kept_free_bytes", oom.device_kept_free_bytes()},
@@ -78,6 +104,7 @@ Json ToJson(const v1::OutOfMemory& oom) {
           {"waited_ms", oom.waited_ms()},
           {"user_limit_bytes", oom.user_limit_bytes()},
           {"user_reserved_bytes", oom.user_reserved_bytes()},
+          {"explanation", oom.explanation()},
           {"advice", oom.advice()}};
 }
 

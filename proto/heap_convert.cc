@@ -241,4 +241,50 @@ absl::Status AddSnapshotPart(const Part& part, HeapSnapshot* heap) {
   return absl::OkStatus();
 }
 
+v1::OutOfMemory::Holes HolesToProto(const Holes& holes) {
+  v1::OutOfMemory::Holes proto;
+  proto.set_hole_bytes(holes.bytes);
+  proto.set_holes(holes.count);
+  proto.set_segments(holes.segments);
+  for (const PinnedSegment& pinned : holes.most_bytes) {
+    v1::OutOfMemory::Holes::PinnedSegment* to = proto.add_most_bytes();
+    to->set_address(pinned.address);
+    to->set_segment_bytes(pinned.bytes);
+    to->set_hole_bytes(pinned.hole_bytes);
+    to->set_largest_hole_bytes(pinned.largest_hole_bytes);
+    to->set_pinning_blocks(pinned.pinning_blocks);
+    for (const PinningBlock& block : pinned.longest_held) {
+      v1::OutOfMemory::Holes::PinningBlock* held = to->add_longest_held();
+      held->set_address(block.address);
+      held->set_block_bytes(block.bytes);
+      held->set_held_seconds(block.held_seconds);
+    }
+  }
+  return proto;
+}
+
+absl::StatusOr<Holes> HolesFromProto(const v1::OutOfMemory::Holes& proto) {
+  if (static_cast<size_t>(proto.most_bytes_size()) > Holes::kMaxSegments) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("holes.most_bytes: ", proto.most_bytes_size(), " segments; at most ", Holes::kMaxSegments));
+  }
+  Holes holes{.bytes = proto.hole_bytes(), .count = proto.holes(), .segments = proto.segments()};
+  for (const v1::OutOfMemory::Holes::PinnedSegment& from : proto.most_bytes()) {
+    if (static_cast<size_t>(from.longest_held_size()) > Holes::kMaxBlocks) {
+      return absl::InvalidArgumentError(absl::StrCat("holes.most_bytes.longest_held: ", from.longest_held_size(),
+                                                     " blocks; at most ", Holes::kMaxBlocks));
+    }
+    PinnedSegment& to = holes.most_bytes.emplace_back(PinnedSegment{.address = from.address(),
+                                                                    .bytes = from.segment_bytes(),
+                                                                    .hole_bytes = from.hole_bytes(),
+                                                                    .largest_hole_bytes = from.largest_hole_bytes(),
+                                                                    .pinning_blocks = from.pinning_blocks()});
+    for (const v1::OutOfMemory::Holes::PinningBlock& block : from.longest_held()) {
+      to.longest_held.push_back(
+          {.address = block.address(), .bytes = block.block_bytes(), .held_seconds = block.held_seconds()});
+    }
+  }
+  return holes;
+}
+
 }  // namespace vrambroker

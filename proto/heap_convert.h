@@ -8,6 +8,8 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "allocator/fit_report.h"
 #include "allocator/heap_snapshot.h"
 #include "allocator/memory_stats.h"
 #include "vrambroker/v1/admin.pb.h"
@@ -45,6 +47,10 @@ class SnapshotParts {
 // Adds the part that comes next to `heap`, which begins empty. InvalidArgument names what no snapshot of this version
 // has.
 absl::Status AddSnapshotPart(const v1::GetSnapshotResponse& part, HeapSnapshot* heap);
+
+v1::OutOfMemory::Holes HolesToProto(const Holes& holes);
+// InvalidArgument: it names more segments or blocks than a report does.
+absl::StatusOr<Holes> HolesFromProto(const v1::OutOfMemory::Holes& proto);
 
 }  // namespace vrambroker
 

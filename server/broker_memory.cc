@@ -31,21 +31,18 @@ absl::Status CheckWait(const GrowthOptions& growth) {
 // What a client that is asked for memory may take before the next one is asked instead.
 constexpr std::chrono::milliseconds kSilence(200);
 
+void AddFit(const FitReport& fit, OomReport* report) {
+  report->block_bytes = fit.block_bytes;
+  report->segment_bytes = fit.segment_bytes;
+  report->pool_free_bytes = fit.pool_free_bytes;
+  report->largest_free_block_bytes = fit.pool_largest_bytes;
+  report->holes = fit.holes;
+}
+
 // Has not answered the question that it was asked for so long.
 bool IsSilent(const Session& session, int device, std::chrono::milliseconds time, SteadyTime now) {
   const std::optional<SteadyTime> since = session.ReclaimAskedSince(device);
   return since.has_value() && now > *since + time;
-}
-
-// What may change while a request waits is its user's limit all the same.
-OomCause ByUserLimit(const OomReport& report, OomCause refusal) {
-  return refusal == OomCause::kCapacity && IsUserLimit(report) ? OomCause::kLimit : refusal;
-}
-
-// A session above its limit, which was lowered, gets nothing however its free memory lies.
-OomCause CauseOf(const OomReport& report, OomCause refusal, const FitReport& fit) {
-  const OomCause cause = FinalCause(ByUserLimit(report, refusal), fit);
-  return cause == OomCause::kFragmentation && report.reserved_bytes > report.limit_bytes ? OomCause::kLimit : cause;
 }
 
 }  // namespace
@@ -261,15 +258,10 @@ absl::Status Broker::Refuse(Session& session, int device, uint64_t requested, St
   OomReport report = Report(session, device);
   AddHolders(session, &report);
   report.requested_bytes = requested;
-  FitReport fit;
-  if (requested < kMaxRequestBytes) {
-    fit = session.allocator(device).ExplainFit(requested, stream);
-    report.segment_bytes = fit.segment_bytes;
-  } else {
-    report.segment_bytes = requested;
-  }
-  report.cause = CauseOf(report, refusal, fit);
-  report.largest_free_block_bytes = fit.pool_largest_bytes;
+  AddFit(requested < kMaxRequestBytes ? session.allocator(device).ExplainFit(requested, stream)
+                                      : FitReport{.block_bytes = requested, .segment_bytes = requested},
+         &report);
+  report.cause = CauseOf(report, refusal);
   return CountRefusal(session, report);
 }
 
@@ -355,7 +347,9 @@ absl::Status Broker::CountRefusal(Session& session, const OomReport& report) {
                                           .Add("allocated", report.allocated_bytes)
                                           .Add("available", report.available_bytes)
                                           .Add("largest_free_block", report.largest_free_block_bytes)
-                                          .Add("waited_ms", report.waited_ms));
+                                          .Add("holes", report.holes.bytes)
+                                          .Add("waited_ms", report.waited_ms)
+                                          .Add("why", Explanation(report)));
   oom_log_.Add({.time = std::chrono::system_clock::now(),
                 .session = session.id(),
                 .client = session.name(),
@@ -389,8 +383,8 @@ void Broker::LeaseSegments(const SessionPtr& session, uint64_t device, const std
     const std::optional<OomCause> refusal = SegmentRefusalCause(leases.status());
     if (!refusal.has_value()) return done(std::move(leases));
     OomReport report = Report(*session, ordinal);  // the client explains itself when it mattered
-    report.requested_bytes = report.segment_bytes = *std::max_element(sizes.begin(), sizes.end());
-    report.cause = ByUserLimit(report, *refusal);
+    report.requested_bytes = report.block_bytes = report.segment_bytes = *std::max_element(sizes.begin(), sizes.end());
+    report.cause = *refusal == OomCause::kCapacity && IsUserLimit(report) ? OomCause::kLimit : *refusal;
     done(OutOfMemoryError(report));
   };
   if (too_large) return finish(SegmentRefused(OomCause::kLargerThanDevice, "larger than the device's capacity"));
@@ -512,10 +506,9 @@ absl::Status Broker::Explain(const SessionPtr& session, uint64_t device, const R
   OomReport report = Report(*session, static_cast<int>(device));
   AddHolders(*session, &report);
   report.requested_bytes = request.requested_bytes;
-  report.segment_bytes = request.fit.segment_bytes;
-  report.cause = CauseOf(report, request.cause, request.fit);
   report.allocated_bytes = request.allocated_bytes;
-  report.largest_free_block_bytes = request.fit.pool_largest_bytes;
+  AddFit(request.fit, &report);
+  report.cause = CauseOf(report, request.cause);
   return CountRefusal(*session, report);
 }
 

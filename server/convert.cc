@@ -251,12 +251,15 @@ absl::StatusOr<std::vector<SegmentId>> SegmentIds(const v1::ReturnSegmentsReques
 }
 
 absl::StatusOr<RefusedRequest> FromProto(const v1::ExplainRequest& request) {
+  absl::StatusOr<Holes> holes = HolesFromProto(request.holes());
+  if (!holes.ok()) return holes.status();
   RefusedRequest refused{.requested_bytes = request.requested_bytes(),
                          .allocated_bytes = request.allocated_bytes(),
                          .fit = {.block_bytes = request.block_bytes(),
                                  .segment_bytes = request.segment_bytes(),
                                  .pool_free_bytes = request.pool_free_bytes(),
-                                 .pool_largest_bytes = request.pool_largest_bytes()}};
+                                 .pool_largest_bytes = request.pool_largest_bytes(),
+                                 .holes = *std::move(holes)}};
   switch (request.cause()) {
     case v1::OutOfMemory::CAUSE_LIMIT:
       refused.cause = OomCause::kLimit;

@@ -12,22 +12,8 @@
 namespace vrambroker {
 namespace {
 
-constexpr uint64_t kMiB = uint64_t{1} << 20;
-// PyTorch's bounds: a smaller one is refused, and guides suggest none that is larger.
-constexpr uint64_t kLeastMaxSplitMib = 21;
-constexpr uint64_t kMostMaxSplitMib = 512;
-
 uint64_t Less(uint64_t from, uint64_t bytes) {
   return from - std::min(from, bytes);
-}
-
-// How to keep large blocks whole, for the session that has pieces only.
-std::string AgainstSplitting(const OomReport& report) {
-  const uint64_t mib = std::min(report.requested_bytes / kMiB, kMostMaxSplitMib);
-  // Blocks that small are always cut from larger ones.
-  if (mib < kLeastMaxSplitMib) return "restart the program and allocate the largest buffers first";
-  return absl::StrCat("restart the program and either allocate the largest buffers first or set max_split_size_mb:",
-                      mib, " in its alloc_conf (small blocks are then not cut from large ones)");
 }
 
 std::string AdviceOnSize(const OomReport& report) {
@@ -39,16 +25,22 @@ std::string AdviceOnSize(const OomReport& report) {
                       " could never hold this request, however long it waits.");
 }
 
-std::string AdviceOnFragmentation(const OomReport& report) {
-  return absl::StrCat("This session's free memory is in pieces that are too small: free blocks next to free ones, or ",
-                      AgainstSplitting(report), ".");
+// How to have the rest of a segment, beside closing holes.
+std::string MoreRoom(const OomReport& report) {
+  const std::string missing = FormatBytes(Less(report.segment_bytes, RoomBytes(report)));
+  const uint64_t device_room = Less(report.available_bytes, report.kept_free_bytes);
+  if (device_room < report.segment_bytes) {
+    return absl::StrCat("have other sessions give ", FormatBytes(report.segment_bytes - device_room), " back");
+  }
+  if (IsUserLimit(report)) return absl::StrCat("have user_limit raised by ", missing);
+  return absl::StrCat("have the session's limit raised by ", missing, " (vramctl limit)");
 }
 
-// For a session that has enough, but not for this request.
-std::string AdviceOnOwnIdle(const OomReport& report) {
-  return absl::StrCat("This session holds ", FormatBytes(OwnIdleBytes(report)),
-                      " unused for other sizes and streams: free the blocks next to that memory, or ",
-                      AgainstSplitting(report), ".");
+// Names no setting: whether one would have helped is known only to who has tried it.
+std::string AdviceOnFragmentation(const OomReport& report) {
+  return absl::StrCat("Free blocks that keep partly used segments (vramctl map shows them), or ", MoreRoom(report),
+                      ", or find a setting of the allocator that makes fewer holes: vramctl tune tries them on a "
+                      "recording of this session (vramctl record, vramctl snapshot).");
 }
 
 std::string AdviceOnLimit(const OomReport& report) {
@@ -62,7 +54,6 @@ std::string AdviceOnLimit(const OomReport& report) {
   if (report.segment_bytes > report.limit_bytes) {
     return "Raise the session's limit (vramctl limit) or ask for less: the limit could never hold this request.";
   }
-  if (OwnIdleBytes(report) >= report.segment_bytes) return AdviceOnOwnIdle(report);
   const uint64_t room = Less(report.available_bytes, report.kept_free_bytes);
   if (room >= report.segment_bytes) {
     return absl::StrCat(
@@ -92,9 +83,10 @@ std::string AdviceOnIdle(const OomReport& report) {
     case IdleWhy::kWithinGuarantee:
       return absl::StrCat(what, " within its guarantee: lower that guarantee, or wait until the session ends.");
     case IdleWhy::kInPartUsed:
-      return absl::StrCat(what,
-                          " in partly used segments, which cannot be taken back: set max_split_size_mb in its "
-                          "alloc_conf, or restart it.");
+      return absl::StrCat(
+          what,
+          " in partly used segments, which cannot be taken back before it frees the blocks in them: end "
+          "or restart it.");
     case IdleWhy::kDidNotAnswer:
       return absl::StrCat(what,
                           " and did not answer when asked to return it: check whether its process hangs or is stopped "
@@ -102,9 +94,7 @@ std::string AdviceOnIdle(const OomReport& report) {
     case IdleWhy::kDisconnected:
       return absl::StrCat(what, " and has lost its connection: end its process if it hangs (vramctl sessions).");
     case IdleWhy::kNotAsked:
-      return absl::StrCat(what,
-                          ": trim it (vramctl trim), call empty_cache in its framework, or set "
-                          "garbage_collection_threshold in its alloc_conf.");
+      return absl::StrCat(what, ": trim it (vramctl trim), or call empty_cache in its framework.");
     case IdleWhy::kKept:
       return absl::StrCat(
           what, " and returned less than it was asked for: try again, since its GPU work may still use the memory.");
@@ -117,7 +107,6 @@ std::string AdviceOnCapacity(const OomReport& report) {
     return "Try again in a moment, give the request a wait time, or the session a higher priority (vramctl priority): "
            "free memory is kept for hold_back_time for a request that has waited longer (vramctl sessions).";
   }
-  if (OwnIdleBytes(report) >= report.segment_bytes) return AdviceOnOwnIdle(report);
   const uint64_t room = Less(report.available_bytes, report.kept_free_bytes);
   if (room >= report.segment_bytes) {
     return absl::StrCat("Try again, or look for programs outside vrambroker that use the device (nvidia-smi): ",
@@ -157,12 +146,6 @@ std::string AdviceOnCapacity(const OomReport& report) {
 }
 
 }  // namespace
-
-bool IsUserLimit(const OomReport& report) {
-  const uint64_t own_room = Less(report.limit_bytes, report.reserved_bytes);
-  return report.user_limit_bytes > 0 && own_room >= report.segment_bytes &&
-         Less(report.user_limit_bytes, report.user_committed_bytes) < report.segment_bytes;
-}
 
 void AddOthers(absl::Span<const OtherSession> others, OomReport* report) {
   report->names_others = true;

@@ -14,9 +14,6 @@
 
 namespace vrambroker {
 
-// Whether it is user_limit that keeps the session from growing, not its own limit.
-bool IsUserLimit(const OomReport& report);
-
 // What a session other than the refused one has on the device. All sizes are bytes.
 struct OtherSession {
   enum class Asked { kNo, kAnswered, kNoAnswer };  // to trim, for this request

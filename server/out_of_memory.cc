@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/out_of_memory.h"
 
+#include <algorithm>
+
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "allocator/bytes.h"
+#include "proto/heap_convert.h"
 #include "server/oom_advice.h"
 #include "vrambroker/v1/types.pb.h"
 
@@ -46,36 +49,100 @@ v1::OutOfMemory::IdleHolder::Why ToProto(IdleWhy why) {
   return v1::OutOfMemory::IdleHolder::WHY_UNSPECIFIED;
 }
 
-std::string Explain(const OomReport& report) {
+uint64_t Less(uint64_t from, uint64_t bytes) {
+  return from - std::min(from, bytes);
+}
+
+// What the device has for the session, less what is kept for others.
+uint64_t DeviceRoom(const OomReport& report) {
+  return Less(report.available_bytes, report.kept_free_bytes);
+}
+
+// What nobody but the session keeps it from.
+uint64_t LimitRoom(const OomReport& report) {
+  return Less(report.limit_bytes, report.reserved_bytes);
+}
+
+std::string Time(uint64_t seconds) {
+  if (seconds < 120) return absl::StrCat(seconds, " s");
+  if (seconds < 120 * 60) return absl::StrCat(seconds / 60, " min");
+  if (seconds < 48 * 3600) return absl::StrCat(seconds / 3600, " h");
+  return absl::StrCat(seconds / 86400, " days");
+}
+
+std::string Counted(uint64_t count, absl::string_view what) {
+  return absl::StrCat(count, " ", what, count == 1 ? "" : "s");
+}
+
+std::string ExplainPinned(const PinnedSegment& pinned) {
+  std::string text =
+      absl::StrCat("; the segment with most of them has ", FormatBytes(pinned.hole_bytes), " of ",
+                   FormatBytes(pinned.bytes), " free, and is pinned by ", Counted(pinned.pinning_blocks, "block"));
+  if (pinned.longest_held.empty()) return text;
+  const PinningBlock& block = pinned.longest_held.front();
+  absl::StrAppend(&text, pinned.pinning_blocks == 1 ? " of " : ", one of ", FormatBytes(block.bytes), " held for ",
+                  Time(block.held_seconds));
+  return text;
+}
+
+std::string ExplainHoles(const OomReport& report) {
+  const Holes& holes = report.holes;
+  // Only the application knows where they are.
+  if (holes.count == 0) return absl::StrCat(FormatBytes(holes.bytes), " are free beside memory in use");
+  std::string text = absl::StrCat(FormatBytes(holes.bytes), " are free in ", Counted(holes.count, "hole"),
+                                  " between used blocks, in ", Counted(holes.segments, "segment"));
+  if (report.pool_free_bytes < holes.bytes) {
+    absl::StrAppend(&text, ", ", FormatBytes(report.pool_free_bytes), " of them are of this request's stream and pool");
+  }
+  absl::StrAppend(&text, ", and the largest free block is ", FormatBytesExactly(report.largest_free_block_bytes));
+  if (!holes.most_bytes.empty()) absl::StrAppend(&text, ExplainPinned(holes.most_bytes.front()));
+  return text;
+}
+
+// What decides how much the session can reserve.
+std::string Bound(const OomReport& report) {
+  if (IsUserLimit(report)) return absl::StrCat("user_limit, ", FormatBytesExactly(report.user_limit_bytes));
+  if (LimitRoom(report) <= DeviceRoom(report))
+    return absl::StrCat("the limit of ", FormatBytesExactly(report.limit_bytes));
+  return absl::StrCat("the device's ", FormatBytesExactly(report.capacity_bytes));
+}
+
+std::string NeedsSegment(const OomReport& report) {
+  return absl::StrCat("it needs a segment of ", FormatBytesExactly(report.segment_bytes));
+}
+
+std::string ExplainFragmentation(const OomReport& report) {
+  return absl::StrCat("what is allocated and ", FormatBytes(report.block_bytes), " more would fit within ",
+                      Bound(report), ", but ", NeedsSegment(report), ", and only ", FormatBytes(RoomBytes(report)),
+                      " can still be reserved: ", ExplainHoles(report));
+}
+
+}  // namespace
+
+std::string Explanation(const OomReport& report) {
   switch (report.cause) {
     case OomCause::kLimit:
       if (IsUserLimit(report)) {
-        return absl::StrCat("it needs a segment of ", FormatBytesExactly(report.segment_bytes),
-                            ", and the user's sessions "
-                            "together have ",
+        return absl::StrCat(NeedsSegment(report), ", and the user's sessions together have ",
                             FormatBytesExactly(report.user_committed_bytes), " of user_limit, ",
                             FormatBytesExactly(report.user_limit_bytes));
       }
-      return absl::StrCat("it needs a segment of ", FormatBytesExactly(report.segment_bytes),
-                          ", which would exceed the limit");
+      return absl::StrCat(NeedsSegment(report),
+                          ", which would exceed the limit: ", FormatBytesExactly(LimitRoom(report)), " of it are left");
     case OomCause::kCapacity:
-      return absl::StrCat("it needs a segment of ", FormatBytesExactly(report.segment_bytes), ", and ",
-                          FormatBytesExactly(report.available_bytes), " of the device's ",
-                          FormatBytesExactly(report.capacity_bytes), " are left",
+      return absl::StrCat(NeedsSegment(report), ", and ", FormatBytesExactly(report.available_bytes),
+                          " of the device's ", FormatBytesExactly(report.capacity_bytes), " are left",
                           report.kept_free_bytes == 0
                               ? ""
                               : absl::StrCat(", with ", FormatBytesExactly(report.kept_free_bytes),
                                              " kept for other sessions' guarantees"));
     case OomCause::kFragmentation:
-      return absl::StrCat("enough bytes are free, but the largest free block is ",
-                          FormatBytesExactly(report.largest_free_block_bytes));
+      return ExplainFragmentation(report);
     case OomCause::kLargerThanDevice:
       return absl::StrCat("the device's capacity is ", FormatBytesExactly(report.capacity_bytes));
   }
   return "";
 }
-
-}  // namespace
 
 const char* OomCauseName(OomCause cause) {
   switch (cause) {
@@ -116,9 +183,29 @@ bool IsMayGrowLater(const absl::Status& status) {
   return status.GetPayload(kLaterUrl).has_value();
 }
 
-OomCause FinalCause(OomCause refusal, const FitReport& fit) {
-  return refusal != OomCause::kLargerThanDevice && fit.pool_free_bytes >= fit.block_bytes ? OomCause::kFragmentation
-                                                                                          : refusal;
+uint64_t RoomBytes(const OomReport& report) {
+  uint64_t room = std::min(LimitRoom(report), DeviceRoom(report));
+  if (report.user_limit_bytes > 0) room = std::min(room, Less(report.user_limit_bytes, report.user_committed_bytes));
+  return room;
+}
+
+bool IsUserLimit(const OomReport& report) {
+  return report.user_limit_bytes > 0 && LimitRoom(report) >= report.segment_bytes &&
+         Less(report.user_limit_bytes, report.user_committed_bytes) < report.segment_bytes;
+}
+
+OomCause CauseOf(const OomReport& report, OomCause refusal) {
+  if (refusal == OomCause::kLargerThanDevice) return refusal;
+  // What may change while a request waits is its user's limit all the same.
+  if (refusal == OomCause::kCapacity && IsUserLimit(report)) refusal = OomCause::kLimit;
+  const uint64_t room = RoomBytes(report);
+  const uint64_t free = Less(report.reserved_bytes, report.allocated_bytes);
+  if (free == 0 || room >= report.segment_bytes) return refusal;
+  // No segment of that size will ever be within it.
+  if (report.segment_bytes > report.limit_bytes) return refusal;
+  // A session above its limit, which was lowered, has to come below it first.
+  const uint64_t bound = std::min(report.reserved_bytes + room, report.limit_bytes);
+  return Less(bound, report.allocated_bytes) >= report.block_bytes ? OomCause::kFragmentation : refusal;
 }
 
 v1::OutOfMemory ToProto(const OomReport& report) {
@@ -156,6 +243,10 @@ v1::OutOfMemory ToProto(const OomReport& report) {
   proto.set_waited_ms(report.waited_ms);
   proto.set_user_limit_bytes(report.user_limit_bytes);
   proto.set_user_reserved_bytes(report.user_committed_bytes);
+  proto.set_block_bytes(report.block_bytes);
+  proto.set_room_bytes(RoomBytes(report));
+  *proto.mutable_holes() = HolesToProto(report.holes);
+  proto.set_explanation(Explanation(report));
   return proto;
 }
 
@@ -163,7 +254,7 @@ absl::Status OutOfMemoryError(const OomReport& report) {
   const v1::OutOfMemory proto = ToProto(report);
   std::string message =
       absl::StrCat("out of memory (", OomCauseName(report.cause), ") on device ", report.device, ": ",
-                   FormatBytesExactly(report.requested_bytes), " requested; ", Explain(report), "; limit ",
+                   FormatBytesExactly(report.requested_bytes), " requested; ", proto.explanation(), "; limit ",
                    FormatBytesExactly(report.limit_bytes), ", reserved ", FormatBytesExactly(report.reserved_bytes),
                    ", allocated ", FormatBytesExactly(report.allocated_bytes));
   if (report.idle_elsewhere_bytes > 0) {

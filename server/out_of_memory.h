@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "allocator/caching_allocator.h"
+#include "allocator/fit_report.h"
 
 namespace vrambroker {
 
@@ -56,11 +56,13 @@ struct OomReport {
   OomCause cause = OomCause::kCapacity;
   int device = 0;
   uint64_t requested_bytes = 0;
+  uint64_t block_bytes = 0;  // requested_bytes, rounded
   uint64_t segment_bytes = 0;
   uint64_t limit_bytes = 0;
   uint64_t reserved_bytes = 0;
   uint64_t allocated_bytes = 0;
-  uint64_t largest_free_block_bytes = 0;
+  uint64_t pool_free_bytes = 0;           // of the session, in the pool and stream that serve this request
+  uint64_t largest_free_block_bytes = 0;  // of these
   uint64_t capacity_bytes = 0;
   uint64_t available_bytes = 0;  // capacity that no session has reserved
   std::vector<Holder> largest_holders;
@@ -77,6 +79,7 @@ struct OomReport {
   uint64_t user_limit_bytes = 0;      // on what the user's sessions have together; 0: none
   uint64_t user_committed_bytes = 0;  // what they have, or are guaranteed
   bool names_others = false;          // what other sessions hold was looked up: holders, quarantined and idle bytes
+  Holes holes;                        // of the session
 };
 
 // What the SegmentPool answers when it cannot lease a segment: ResourceExhausted that carries its cause.
@@ -88,9 +91,20 @@ std::optional<OomCause> SegmentRefusalCause(const absl::Status& status);
 absl::Status MayGrowLater();
 bool IsMayGrowLater(const absl::Status& status);
 
-// The cause to name to the client. Pure. A session that has the bytes free, in the right pool, but in no block large
-// enough, is told so, whatever kept it from growing.
-OomCause FinalCause(OomCause refusal, const FitReport& fit);
+// What the session could still reserve: by its limit, by user_limit, and by what the device has for it.
+uint64_t RoomBytes(const OomReport& report);
+
+// Whether it is user_limit that keeps the session from growing, not its own limit.
+bool IsUserLimit(const OomReport& report);
+
+// The cause to name to the client, when `refusal` is what kept the session from growing. Pure. Fragmentation: what is
+// allocated and the block would fit, were there no holes between the blocks; what is reserved and the segment do not.
+// Then a higher limit, or more of the device, would only be one way to serve the request.
+OomCause CauseOf(const OomReport& report, OomCause refusal);
+
+// The cause, with the figures that decide it: what is said of it everywhere. At most kMaxExplanation bytes.
+std::string Explanation(const OomReport& report);
+inline constexpr size_t kMaxExplanation = 768;
 
 v1::OutOfMemory ToProto(const OomReport& report);
 

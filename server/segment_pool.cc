@@ -25,6 +25,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "allocator/bytes.h"
+#include "allocator/size_class.h"
 #include "server/client_log.h"
 #include "server/out_of_memory.h"
 

@@ -248,6 +248,7 @@ absl::Status Session::CheckMayAllocate() const {
 
 absl::StatusOr<Allocation> Session::AllocateFromCache(int device, uint64_t requested, Stream stream) {
   if (absl::Status status = CheckMayAllocate(); !status.ok()) return status;
+  heaps_[device]->allocator.NoteTime();
   Block* block = heaps_[device]->allocator.TryAllocate(requested, stream);
   if (block == nullptr) return absl::NotFoundError("no cached block fits");
   return Record(device, block);

@@ -98,6 +98,12 @@ int Report(const absl::Status& status) {
   out.device_quarantined_bytes = oom->device_quarantined_bytes;
   out.idle_elsewhere_bytes = oom->idle_elsewhere_bytes;
   out.waited_ms = oom->waited_ms;
+  out.block_bytes = oom->block_bytes;
+  out.room_bytes = oom->room_bytes;
+  out.hole_bytes = oom->hole_bytes;
+  out.holes = oom->holes;
+  out.hole_segments = oom->hole_segments;
+  CopyText(oom->explanation, out.explanation);
   return last_error.code;
 }
 

@@ -92,7 +92,13 @@ struct ClientOptions {
 
 // Why a request was refused; all sizes are bytes. The same fields as vrambroker.v1.OutOfMemory.
 struct OutOfMemory {
-  enum class Cause { kUnknown, kLimit, kCapacity, kFragmentation, kLargerThanDevice };
+  enum class Cause {
+    kUnknown,
+    kLimit,
+    kCapacity,
+    kFragmentation,  // without the holes between its blocks the session would have had the memory
+    kLargerThanDevice
+  };
   struct Holder {
     std::string client;
     uint64_t reserved_bytes = 0;
@@ -113,6 +119,21 @@ struct OutOfMemory {
     uint64_t idle_bytes = 0;
     Why why = Why::kUnknown;
   };
+  // A block of this session that keeps its segment from being given back.
+  struct PinningBlock {
+    uint64_t address = 0;  // a label, as in snapshots and `vramctl map`
+    uint64_t block_bytes = 0;
+    uint64_t held_seconds = 0;  // since it was handed out
+  };
+  // A segment of this session that holds blocks in use and free memory between them: holes.
+  struct PinnedSegment {
+    uint64_t address = 0;  // a label
+    uint64_t segment_bytes = 0;
+    uint64_t hole_bytes = 0;
+    uint64_t largest_hole_bytes = 0;
+    uint64_t pinning_blocks = 0;             // COUNT
+    std::vector<PinningBlock> longest_held;  // of these, at most 3
+  };
   Cause cause = Cause::kUnknown;
   int device = 0;
   uint64_t requested_bytes = 0;
@@ -126,14 +147,21 @@ struct OutOfMemory {
   uint64_t device_available_bytes = 0;
   std::vector<Holder> largest_holders;
   std::string advice;
-  uint64_t guarantee_bytes = 0;           // of the session
-  uint64_t inactive_split_bytes = 0;      // of the session: free, in segments that also hold used blocks
-  uint64_t device_kept_free_bytes = 0;    // of device_available_bytes: kept for other sessions' guarantees
-  uint64_t device_idle_bytes = 0;         // held by the daemon for reuse, leased to nobody
-  uint64_t device_quarantined_bytes = 0;  // of sessions that disconnected or were ended, until their processes go
-  uint64_t idle_elsewhere_bytes = 0;      // idle bytes of all other sessions
-  std::vector<IdleHolder> idle_holders;   // of these, most bytes first; a session may have several
-  uint64_t waited_ms = 0;                 // milliseconds that the request waited for memory
+  uint64_t guarantee_bytes = 0;                // of the session
+  uint64_t inactive_split_bytes = 0;           // of the session: free, in segments that also hold used blocks
+  uint64_t device_kept_free_bytes = 0;         // of device_available_bytes: kept for other sessions' guarantees
+  uint64_t device_idle_bytes = 0;              // held by the daemon for reuse, leased to nobody
+  uint64_t device_quarantined_bytes = 0;       // of sessions that disconnected or were ended, until their processes go
+  uint64_t idle_elsewhere_bytes = 0;           // idle bytes of all other sessions
+  std::vector<IdleHolder> idle_holders;        // of these, most bytes first; a session may have several
+  uint64_t waited_ms = 0;                      // milliseconds that the request waited for memory
+  std::string explanation;                     // the cause, with the figures that decide it
+  uint64_t block_bytes = 0;                    // requested_bytes, rounded
+  uint64_t room_bytes = 0;                     // that the session could still reserve
+  uint64_t hole_bytes = 0;                     // of the session: free memory between used blocks, which no trim returns
+  uint64_t holes = 0;                          // COUNT; 0 where only the application knows its holes
+  uint64_t hole_segments = 0;                  // COUNT of segments that have any
+  std::vector<PinnedSegment> pinned_segments;  // of these, at most 3, most bytes of holes first
 };
 
 const char* OutOfMemoryCauseName(OutOfMemory::Cause cause);  // "LIMIT", "CAPACITY", ...

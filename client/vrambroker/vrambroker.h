@@ -75,7 +75,7 @@ enum vrambroker_cause {
   VRAMBROKER_CAUSE_UNKNOWN = 0,
   VRAMBROKER_CAUSE_LIMIT = 1,             /* the session's limit */
   VRAMBROKER_CAUSE_CAPACITY = 2,          /* others hold the rest of the device */
-  VRAMBROKER_CAUSE_FRAGMENTATION = 3,     /* enough is free, but in no block large enough */
+  VRAMBROKER_CAUSE_FRAGMENTATION = 3,     /* without the holes between its blocks the session would have had it */
   VRAMBROKER_CAUSE_LARGER_THAN_DEVICE = 4 /* it will never fit */
 };
 
@@ -101,6 +101,12 @@ typedef struct vrambroker_out_of_memory {
   uint64_t device_quarantined_bytes; /* of sessions that disconnected or were ended, until their processes go */
   uint64_t idle_elsewhere_bytes;     /* reserved by other sessions and not in use */
   uint64_t waited_ms;                /* milliseconds that the request waited for memory */
+  uint64_t block_bytes;              /* requested_bytes, rounded */
+  uint64_t room_bytes;               /* that this session could still reserve */
+  uint64_t hole_bytes;               /* of this session: free memory between used blocks, which no trim returns */
+  uint64_t holes;                    /* how many; 0 where only the application knows its holes */
+  uint64_t hole_segments;            /* segments that have any */
+  char explanation[1024];            /* the cause, with the figures that decide it */
 } vrambroker_out_of_memory;
 
 /* OK when the last error on this thread was for want of memory of a device; else NOT_FOUND, which is not remembered as

@@ -3,10 +3,13 @@
 // vramctl ooms: who got no memory lately, and why.
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/time.h"
 #include "allocator/bytes.h"
 #include "client/out_of_memory.h"
@@ -22,6 +25,31 @@ using Json = nlohmann::ordered_json;
 
 absl::Time TimeOf(const v1::OutOfMemoryEvent& event) {
   return absl::FromUnixSeconds(event.time().seconds()) + absl::Nanoseconds(event.time().nanos());
+}
+
+std::string PinnedText(const OutOfMemory::PinnedSegment& pinned) {
+  std::string text =
+      absl::StrCat("segment ", absl::Hex(pinned.address), ": ", FormatBytes(pinned.hole_bytes), " of ",
+                   FormatBytes(pinned.segment_bytes), " free, the largest hole ",
+                   FormatBytes(pinned.largest_hole_bytes), "; ", pinned.pinning_blocks, " blocks in use");
+  const char* separator = ", longest ";
+  for (const OutOfMemory::PinningBlock& block : pinned.longest_held) {
+    absl::StrAppend(&text, separator, FormatBytes(block.block_bytes), " at ", absl::Hex(block.address), " for ",
+                    absl::FormatDuration(absl::Seconds(block.held_seconds)));
+    separator = ", ";
+  }
+  return text;
+}
+
+// What stands below the event's row.
+void PrintReport(const OutOfMemory& oom) {
+  if (!oom.explanation.empty()) std::printf("  why: %s\n", oom.explanation.c_str());
+  if (oom.cause == OutOfMemory::Cause::kFragmentation) {
+    for (const OutOfMemory::PinnedSegment& pinned : oom.pinned_segments) {
+      std::printf("       %s\n", PinnedText(pinned).c_str());
+    }
+  }
+  std::printf("  do:  %s\n", oom.advice.c_str());
 }
 
 }  // namespace
@@ -50,16 +78,23 @@ absl::Status Ooms(const Context& context) {
     std::printf("no refused request is on record\n");
     return absl::OkStatus();
   }
-  std::vector<std::vector<std::string>> rows = {{"TIME", "CLIENT", ">DEVICE", "CAUSE", ">REQUESTED", ">LIMIT",
-                                                 ">RESERVED", ">ALLOCATED", ">IDLE ELSEWHERE", "ADVICE"}};
+  std::vector<std::vector<std::string>> rows = {
+      {"TIME", "CLIENT", ">DEVICE", "CAUSE", ">REQUESTED", ">LIMIT", ">RESERVED", ">ALLOCATED", ">IDLE ELSEWHERE"}};
+  std::vector<OutOfMemory> reports;
   for (const v1::OutOfMemoryEvent& event : response.events()) {
-    const OutOfMemory oom = client_internal::FromProto(event.out_of_memory());
+    const OutOfMemory& oom = reports.emplace_back(client_internal::FromProto(event.out_of_memory()));
     rows.push_back({absl::FormatTime("%Y-%m-%d %H:%M:%S", TimeOf(event), absl::LocalTimeZone()), event.client(),
                     absl::StrCat(oom.device), absl::AsciiStrToLower(OutOfMemoryCauseName(oom.cause)),
                     FormatBytes(oom.requested_bytes), FormatBytes(oom.limit_bytes), FormatBytes(oom.reserved_bytes),
-                    FormatBytes(oom.allocated_bytes), FormatBytes(oom.idle_elsewhere_bytes), oom.advice});
+                    FormatBytes(oom.allocated_bytes), FormatBytes(oom.idle_elsewhere_bytes)});
   }
-  std::printf("%s", Table(rows).c_str());
+  const std::string table = Table(rows);
+  const std::vector<std::string> lines = absl::StrSplit(table, '\n');
+  std::printf("%s\n", lines.front().c_str());
+  for (size_t i = 0; i < reports.size(); ++i) {
+    std::printf("%s\n", lines[i + 1].c_str());
+    PrintReport(reports[i]);
+  }
   const auto shown = static_cast<uint64_t>(response.events_size());
   if (shown < response.matching_events()) {
     std::printf("\n%s of %s; --last=0 shows all\n", absl::StrCat(shown).c_str(),

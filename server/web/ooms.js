@@ -26,6 +26,7 @@ export function showOoms(list, note, empty, answer) {
         el('span', {class: `badge ${oom.cause === 'FRAGMENTATION' ? 'bad' : 'warn'}`}, CAUSES[oom.cause] ?? oom.cause),
         el('span', {}, `asked for ${bytes(oom.requested_bytes)} on device ${oom.device}`),
         el('time', {datetime: event.time, title: time.toLocaleString()}, clock(time))),
+      oom.explanation === '' ? null : el('p', {class: 'why'}, oom.explanation),
       el('p', {class: 'why'},
         `limit ${bytes(oom.limit_bytes)}, reserved ${bytes(oom.reserved_bytes)}, allocated ` +
         `${bytes(oom.allocated_bytes)}, largest free block ${bytes(oom.largest_free_block_bytes)}; ` +

@@ -364,6 +364,7 @@ class ClientTest(support.DaemonTest):
                     assert isinstance(error, MemoryError) and isinstance(error, vrambroker.Error)
                     assert error.code == vrambroker.Code.RESOURCE_EXHAUSTED and error.requested_bytes == size
                     assert error.advice and str(error).count(error.advice) == 1, str(error)
+                    assert error.explanation and str(error).count(error.explanation) == 1, str(error)
                     return error
                 raise AssertionError("not refused")
             error = refused(client, 50 << 20)
@@ -377,10 +378,20 @@ class ClientTest(support.DaemonTest):
             assert refused(client, 1 << 40).cause == "LARGER_THAN_DEVICE"
             # All fields of the struct are there.
             for name in ("idle_bytes", "largest_free_block_bytes", "guarantee_bytes", "inactive_split_bytes", "waited_ms",
-                         "device_kept_free_bytes", "device_idle_bytes", "device_quarantined_bytes", "idle_elsewhere_bytes"):
+                         "device_kept_free_bytes", "device_idle_bytes", "device_quarantined_bytes", "idle_elsewhere_bytes",
+                         "block_bytes", "room_bytes", "hole_bytes", "holes", "hole_segments"):
                 assert getattr(error, name) >= 0
             most.free()
-            client.malloc(30 << 20)  # and it goes on
+            last = client.malloc(30 << 20)  # and it goes on
+            # Holes: 14 MiB can still be reserved, and half of the last 30 MiB are free, in pieces.
+            last.free()
+            client.empty_cache()
+            blocks = [client.malloc(4 << 20) for _ in range(10)]
+            [block.free() for block in blocks[::2]]
+            error = refused(client, 24 << 20)
+            assert error.cause == "FRAGMENTATION" and error.block_bytes == 24 << 20, vars(error)
+            assert error.hole_bytes == error.holes * (4 << 20) == 20 << 20 and error.hole_segments == 2, vars(error)
+            assert error.room_bytes == 4 << 20 and "20.00 MiB are free in 5 holes" in error.explanation, vars(error)
         """)
 
     def test_wrong_arguments(self):

@@ -312,6 +312,8 @@ static void run_oom(void) {
   CHECK(oom.cause == VRAMBROKER_CAUSE_LIMIT && strcmp(vrambroker_cause_name(oom.cause), "LIMIT") == 0);
   CHECK(oom.requested_bytes == 30 * MIB && oom.limit_bytes == 64 * MIB && oom.reserved_bytes == 40 * MIB);
   CHECK(oom.advice[0] != '\0');
+  CHECK(oom.block_bytes >= oom.requested_bytes && oom.explanation[0] != '\0');
+  CHECK(strstr(vrambroker_last_error_message(), oom.explanation) != NULL);
   CHECK(oom.waited_ms == 0 && oom.idle_elsewhere_bytes == 0 && oom.device_quarantined_bytes == 0);
   /* A program of an older header gets what it knows, and nothing beyond. */
   vrambroker_out_of_memory older;

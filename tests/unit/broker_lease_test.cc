@@ -83,6 +83,7 @@ TEST_F(BrokerTest, ARefusedRequestOfTheClientsIsExplained) {
       .requested_bytes = 5'000'000,
       .allocated_bytes = 19_MiB,
       .fit = {.block_bytes = 5_MiB, .segment_bytes = 20_MiB, .pool_free_bytes = 1_MiB, .pool_largest_bytes = 1_MiB}};
+  request.fit.holes = {.bytes = 1_MiB, .count = 1, .segments = 1};
   const v1::OutOfMemory oom = Report(broker_->Explain(session, 0, request));
   EXPECT_EQ(oom.cause(), v1::OutOfMemory::CAUSE_LIMIT);
   EXPECT_EQ(oom.requested_bytes(), 5'000'000u);
@@ -91,7 +92,9 @@ TEST_F(BrokerTest, ARefusedRequestOfTheClientsIsExplained) {
   EXPECT_EQ(oom.allocated_bytes(), 19_MiB);
   EXPECT_EQ(oom.largest_free_block_bytes(), 1_MiB);
   EXPECT_EQ(Refusals(0, OomCause::kLimit), 1u);
-  request.fit.pool_free_bytes = 6_MiB;
+  EXPECT_EQ(oom.block_bytes(), 5_MiB);
+  EXPECT_EQ(oom.holes().hole_bytes(), 1_MiB);
+  request.allocated_bytes = 15_MiB;
   EXPECT_EQ(Report(broker_->Explain(session, 0, request)).cause(), v1::OutOfMemory::CAUSE_FRAGMENTATION);
   EXPECT_TRUE(absl::IsNotFound(broker_->Explain(session, 2, request))) << "no such device";
 }

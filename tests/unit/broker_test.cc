@@ -219,8 +219,10 @@ TEST_F(BrokerTest, StreamsAreApart) {
   const SessionPtr session = Open("a", Limit(2_MiB));
   const Allocation first = Allocate(session, 512, 0, 7).value();
   const v1::OutOfMemory oom = Report(Allocate(session, 512, 0, 8).status());
-  EXPECT_EQ(oom.cause(), v1::OutOfMemory::CAUSE_LIMIT) << "what stream 7 has free is not 8's";
+  EXPECT_EQ(oom.cause(), v1::OutOfMemory::CAUSE_FRAGMENTATION) << "what stream 7 has free is not 8's";
+  EXPECT_EQ(oom.holes().hole_bytes(), 2_MiB - 512);
   EXPECT_EQ(oom.largest_free_block_bytes(), 0u);
+  EXPECT_THAT(oom.explanation(), HasSubstr("0 B of them are of this request's stream and pool"));
   EXPECT_EQ(Allocate(session, 512, 0, 7).value().segment, first.segment);
 }
 
@@ -305,7 +307,7 @@ TEST_F(BrokerTest, DevicesAreApart) {
 TEST_F(BrokerTest, LimitRefusalSaysSo) {
   const SessionPtr session = Open("a", Limit(22_MiB));
   ASSERT_TRUE(Allocate(session, 3_MiB).ok());
-  const v1::OutOfMemory oom = Report(Allocate(session, 19_MiB).status());
+  const v1::OutOfMemory oom = Report(Allocate(session, 20_MiB).status());
   EXPECT_EQ(oom.cause(), v1::OutOfMemory::CAUSE_LIMIT);
   EXPECT_EQ(oom.limit_bytes(), 22_MiB);
   EXPECT_EQ(oom.reserved_bytes(), 20_MiB);

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <map>
 #include <random>
 #include <set>
@@ -405,6 +406,84 @@ TEST_F(CachingAllocatorTest, ExplainFitLooksAtThePoolThatWouldServe) {
   EXPECT_EQ(fit.pool_largest_bytes, 11_MiB);
   allocator_.Free(b);
   EXPECT_EQ(allocator_.ExplainFit(512).pool_largest_bytes, 2_MiB - 512);
+}
+
+TEST_F(CachingAllocatorTest, ExplainFitNamesTheHolesAndWhatPinsThem) {
+  EXPECT_EQ(allocator_.ExplainFit(20_MiB).holes.segments, 0u);
+  // Segments: A of five blocks of 4 MiB, B of one that fills it, C of small blocks, D wholly free, E of one small
+  // block.
+  std::vector<Block*> a;
+  for (int i = 0; i < 5; ++i) a.push_back(Get(4_MiB));
+  Get(30_MiB);
+  Block* small[3];
+  for (Block*& block : small) block = Get(512_KiB);
+  Block* whole = Get(40_MiB);
+  allocator_.Free(a[0]);
+  allocator_.Free(a[1]);
+  allocator_.Free(a[3]);
+  allocator_.Free(small[1]);
+  allocator_.Free(whole);
+  const Holes holes = allocator_.ExplainFit(20_MiB).holes;
+  EXPECT_EQ(holes.bytes, 12_MiB + 1_MiB) << "C has 512 KiB between blocks and as many at its end";
+  EXPECT_EQ(holes.bytes, Stats().inactive_split_bytes.all.current);
+  EXPECT_EQ(holes.count, 4u);
+  EXPECT_EQ(holes.count, Stats().inactive_split.all.current);
+  EXPECT_EQ(holes.segments, 2u) << "not those that a trim returns, nor those that are full";
+  ASSERT_EQ(holes.most_bytes.size(), 2u);
+  const PinnedSegment& most = holes.most_bytes[0];
+  EXPECT_EQ(most.address, a[2]->address - 8_MiB);
+  EXPECT_EQ(most.bytes, 20_MiB);
+  EXPECT_EQ(most.hole_bytes, 12_MiB);
+  EXPECT_EQ(most.largest_hole_bytes, 8_MiB);
+  EXPECT_EQ(most.pinning_blocks, 2u);
+  ASSERT_EQ(most.longest_held.size(), 2u);
+  std::set<uint64_t> pinning;
+  for (const PinningBlock& block : most.longest_held) {
+    EXPECT_EQ(block.bytes, 4_MiB);
+    pinning.insert(block.address);
+  }
+  EXPECT_EQ(pinning, (std::set<uint64_t>{a[2]->address, a[4]->address}));
+  EXPECT_EQ(holes.most_bytes[1].hole_bytes, 1_MiB);
+}
+
+TEST_F(CachingAllocatorTest, ExplainFitNamesAFewSegmentsAndBlocks) {
+  // Segment i of 20 MiB has i + 1 blocks of 1.5 MiB free, of 13.
+  std::vector<std::vector<Block*>> segments(6);
+  for (std::vector<Block*>& blocks : segments) {
+    for (int i = 0; i < 13; ++i) blocks.push_back(Get(3_MiB / 2));
+  }
+  for (size_t i = 0; i < segments.size(); ++i) {
+    for (size_t k = 0; k <= i; ++k) allocator_.Free(segments[i][2 * k]);
+  }
+  const Holes holes = allocator_.ExplainFit(20_MiB).holes;
+  EXPECT_EQ(holes.segments, 6u);
+  ASSERT_EQ(holes.most_bytes.size(), Holes::kMaxSegments);
+  for (size_t i = 0; i < Holes::kMaxSegments; ++i) {
+    EXPECT_EQ(holes.most_bytes[i].address, segments[5 - i][0]->segment->address) << i;
+    EXPECT_EQ(holes.most_bytes[i].longest_held.size(), Holes::kMaxBlocks);
+    EXPECT_GE(holes.most_bytes[i].pinning_blocks, 7u);
+  }
+}
+
+TEST_F(CachingAllocatorTest, BlocksAreHeldSinceTheyWereHandedOut) {
+  Block* old = Get(4_MiB);
+  const auto held = [&](const Block* block) {
+    const Holes holes = allocator_.ExplainFit(20_MiB).holes;
+    for (const PinningBlock& pinning : holes.most_bytes.at(0).longest_held) {
+      if (pinning.address == block->address) return pinning.held_seconds;
+    }
+    ADD_FAILURE() << "the block pins nothing";
+    return uint64_t{0};
+  };
+  while (held(old) < 2) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  allocator_.NoteTime();
+  Block* young = Get(4_MiB);
+  EXPECT_LT(held(young), held(old));
+  EXPECT_EQ(allocator_.ExplainFit(20_MiB).holes.most_bytes.at(0).longest_held.at(0).address, old->address);
+  // A block that is handed out again begins anew.
+  allocator_.Free(old);
+  ASSERT_EQ(Get(4_MiB), old);
+  EXPECT_LE(held(old), held(young));
 }
 
 TEST_F(CachingAllocatorTest, ServesMoreBlocksThanOneSlabHolds) {

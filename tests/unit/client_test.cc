@@ -112,6 +112,22 @@ TEST(GetOutOfMemoryTest, ReadsEveryField) {
   idle->set_idle_bytes(19);
   idle->set_why(v1::OutOfMemory::IdleHolder::WHY_DID_NOT_ANSWER);
   proto.set_waited_ms(20);
+  proto.set_block_bytes(21);
+  proto.set_room_bytes(22);
+  proto.set_explanation("It does not fit.");
+  proto.mutable_holes()->set_hole_bytes(23);
+  proto.mutable_holes()->set_holes(24);
+  proto.mutable_holes()->set_segments(25);
+  v1::OutOfMemory::Holes::PinnedSegment* pinned = proto.mutable_holes()->add_most_bytes();
+  pinned->set_address(26);
+  pinned->set_segment_bytes(27);
+  pinned->set_hole_bytes(28);
+  pinned->set_largest_hole_bytes(29);
+  pinned->set_pinning_blocks(30);
+  v1::OutOfMemory::Holes::PinningBlock* held = pinned->add_longest_held();
+  held->set_address(31);
+  held->set_block_bytes(32);
+  held->set_held_seconds(33);
   const std::optional<OutOfMemory> oom = GetOutOfMemory(WithPayload(proto));
   ASSERT_TRUE(oom.has_value());
   EXPECT_EQ(oom->cause, OutOfMemory::Cause::kFragmentation);
@@ -142,6 +158,23 @@ TEST(GetOutOfMemoryTest, ReadsEveryField) {
   EXPECT_EQ(oom->idle_holders[0].idle_bytes, 19u);
   EXPECT_EQ(oom->idle_holders[0].why, OutOfMemory::IdleHolder::Why::kDidNotAnswer);
   EXPECT_EQ(oom->waited_ms, 20u);
+  EXPECT_EQ(oom->block_bytes, 21u);
+  EXPECT_EQ(oom->room_bytes, 22u);
+  EXPECT_EQ(oom->explanation, "It does not fit.");
+  EXPECT_EQ(oom->hole_bytes, 23u);
+  EXPECT_EQ(oom->holes, 24u);
+  EXPECT_EQ(oom->hole_segments, 25u);
+  ASSERT_EQ(oom->pinned_segments.size(), 1u);
+  const OutOfMemory::PinnedSegment& segment = oom->pinned_segments[0];
+  EXPECT_EQ(segment.address, 26u);
+  EXPECT_EQ(segment.segment_bytes, 27u);
+  EXPECT_EQ(segment.hole_bytes, 28u);
+  EXPECT_EQ(segment.largest_hole_bytes, 29u);
+  EXPECT_EQ(segment.pinning_blocks, 30u);
+  ASSERT_EQ(segment.longest_held.size(), 1u);
+  EXPECT_EQ(segment.longest_held[0].address, 31u);
+  EXPECT_EQ(segment.longest_held[0].block_bytes, 32u);
+  EXPECT_EQ(segment.longest_held[0].held_seconds, 33u);
 }
 
 TEST(GetOutOfMemoryTest, ReasonsHaveTheProtocolsNames) {

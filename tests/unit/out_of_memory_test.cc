@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <optional>
+#include <ostream>
 #include <set>
 #include <string>
 #include <utility>
@@ -49,21 +50,204 @@ TEST(OomCauseTest, NamesDiffer) {
   EXPECT_EQ(names, (std::set<std::string>{"limit", "capacity", "fragmentation", "larger_than_device"}));
 }
 
-TEST(FinalCauseTest, EnoughFreeBytesMeanFragmentation) {
-  const FitReport enough{.block_bytes = 4_MiB, .pool_free_bytes = 4_MiB};
-  const FitReport short_by_a_block{.block_bytes = 4_MiB, .pool_free_bytes = 4_MiB - 512};
-  EXPECT_EQ(FinalCause(OomCause::kLimit, enough), OomCause::kFragmentation);
-  EXPECT_EQ(FinalCause(OomCause::kLimit, short_by_a_block), OomCause::kLimit);
-  EXPECT_EQ(FinalCause(OomCause::kCapacity, enough), OomCause::kFragmentation);
-  EXPECT_EQ(FinalCause(OomCause::kCapacity, short_by_a_block), OomCause::kCapacity);
+// ---- The cause, and its words ----
+
+// A session with a limit of 420 MiB that has reserved 400 and uses 200, on a device of 1000 that has 600 left.
+struct CauseCase {
+  const char* name;
+  OomCause refusal;
+  uint64_t block_bytes;
+  uint64_t segment_bytes;
+  void (*change)(OomReport& report);
+  OomCause cause;
+  std::vector<std::string> says = {};
+};
+
+void PrintTo(const CauseCase& param, std::ostream* out) {
+  *out << param.name;
 }
 
-TEST(FinalCauseTest, TooLargeIsTooLarge) {
-  EXPECT_EQ(FinalCause(OomCause::kLargerThanDevice, {.block_bytes = 1, .pool_free_bytes = 9}),
-            OomCause::kLargerThanDevice);
-  // A request that was refused unseen has no fit: all figures are 0.
-  EXPECT_EQ(FinalCause(OomCause::kLargerThanDevice, FitReport()), OomCause::kLargerThanDevice);
+OomReport HalfUsed(const CauseCase& param) {
+  OomReport report;
+  report.limit_bytes = 420_MiB;
+  report.reserved_bytes = 400_MiB;
+  report.allocated_bytes = 200_MiB;
+  report.capacity_bytes = 1000_MiB;
+  report.available_bytes = 600_MiB;
+  report.pool_free_bytes = 200_MiB;
+  report.largest_free_block_bytes = 4_MiB;
+  report.holes = {.bytes = 200_MiB,
+                  .count = 50,
+                  .segments = 20,
+                  .most_bytes = {{.address = 1,
+                                  .bytes = 20_MiB,
+                                  .hole_bytes = 12_MiB,
+                                  .largest_hole_bytes = 4_MiB,
+                                  .pinning_blocks = 2,
+                                  .longest_held = {{.address = 2, .bytes = 4_MiB, .held_seconds = 125}}}}};
+  report.names_others = true;
+  param.change(report);
+  report.requested_bytes = report.block_bytes = param.block_bytes;
+  report.segment_bytes = param.segment_bytes;
+  report.cause = CauseOf(report, param.refusal);
+  return report;
 }
+
+class CauseTest : public ::testing::TestWithParam<CauseCase> {};
+
+TEST_P(CauseTest, IsWhatTheFiguresSay) {
+  const OomReport report = HalfUsed(GetParam());
+  EXPECT_STREQ(OomCauseName(report.cause), OomCauseName(GetParam().cause));
+  const std::string explanation = Explanation(report);
+  for (const std::string& words : GetParam().says) EXPECT_THAT(explanation, HasSubstr(words));
+  const absl::Status status = OutOfMemoryError(report);
+  EXPECT_THAT(Message(status), HasSubstr(explanation));
+  EXPECT_EQ(ToProto(report).explanation(), explanation);
+}
+
+void AsIs(OomReport&) {}
+void AboveItsLimit(OomReport& report) {
+  report.limit_bytes = 300_MiB;
+}
+void LimitedByTheDevice(OomReport& report) {
+  report.limit_bytes = 1000_MiB;
+  report.available_bytes = 20_MiB;
+}
+void KeptForOthers(OomReport& report) {
+  LimitedByTheDevice(report);
+  report.kept_free_bytes = 10_MiB;
+}
+void LimitedByItsUser(OomReport& report) {
+  report.limit_bytes = 1000_MiB;
+  report.user_limit_bytes = 500_MiB;
+  report.user_committed_bytes = 490_MiB;
+}
+
+const CauseCase kCauses[] = {
+    // 200 MiB are allocated: up to 220 more would fit the limit.
+    {"LessThanWhatIsFree",
+     OomCause::kLimit,
+     199_MiB,
+     200_MiB,
+     AsIs,
+     OomCause::kFragmentation,
+     {"what is allocated and 199.00 MiB more would fit within the limit of 440401920 B (420.00 MiB)",
+      "needs a segment of 209715200 B (200.00 MiB)", "only 20.00 MiB can still be reserved: 200.00 MiB are free",
+      "200.00 MiB are free in 50 holes between used blocks, in 20 segments", "12.00 MiB of 20.00 MiB free",
+      "pinned by 2 blocks, one of 4.00 MiB held for 2 min", "the largest free block is 4194304 B (4.00 MiB)"}},
+    {"MoreThanWhatIsFree", OomCause::kLimit, 201_MiB, 202_MiB, AsIs, OomCause::kFragmentation, {"201.00 MiB more"}},
+    {"JustWithinTheLimit", OomCause::kLimit, 220_MiB, 220_MiB, AsIs, OomCause::kFragmentation},
+    {"JustBeyondTheLimit",
+     OomCause::kLimit,
+     220_MiB + 512,
+     222_MiB,
+     AsIs,
+     OomCause::kLimit,
+     {"needs a segment of 232783872 B (222.00 MiB), which would exceed the limit: 20971520 B (20.00 MiB) of it are "
+      "left"}},
+    // What refused it has changed since.
+    {"TheSegmentWouldFitByNow", OomCause::kLimit, 11_MiB, 20_MiB, AsIs, OomCause::kLimit},
+    {"NoHoles",
+     OomCause::kLimit,
+     3_MiB,
+     20_MiB,
+     [](OomReport& report) { report.reserved_bytes = report.allocated_bytes = 402_MiB; },
+     OomCause::kLimit,
+     {"18.00 MiB"}},
+    {"TheLimitCouldNeverHoldTheSegment", OomCause::kLimit, 2_MiB, 20_MiB,
+     [](OomReport& report) {
+       report.limit_bytes = 18_MiB;
+       report.reserved_bytes = 4_MiB;
+       report.allocated_bytes = 2_MiB;
+     },
+     OomCause::kLimit},
+    {"JustWithinALoweredLimit",
+     OomCause::kLimit,
+     100_MiB,
+     100_MiB,
+     AboveItsLimit,
+     OomCause::kFragmentation,
+     {"only 0 B can still be reserved"}},
+    {"JustBeyondALoweredLimit", OomCause::kLimit, 100_MiB + 512, 102_MiB, AboveItsLimit, OomCause::kLimit},
+
+    {"JustWithinTheDevice",
+     OomCause::kCapacity,
+     220_MiB,
+     220_MiB,
+     LimitedByTheDevice,
+     OomCause::kFragmentation,
+     {"would fit within the device's 1048576000 B (1000.00 MiB)", "only 20.00 MiB can still be reserved"}},
+    {"JustBeyondTheDevice",
+     OomCause::kCapacity,
+     220_MiB + 512,
+     222_MiB,
+     LimitedByTheDevice,
+     OomCause::kCapacity,
+     {"20971520 B (20.00 MiB) of the device's 1048576000 B (1000.00 MiB) are left"}},
+    {"JustWithinWhatIsNotKept", OomCause::kCapacity, 210_MiB, 210_MiB, KeptForOthers, OomCause::kFragmentation},
+    {"JustBeyondWhatIsNotKept",
+     OomCause::kCapacity,
+     210_MiB + 512,
+     212_MiB,
+     KeptForOthers,
+     OomCause::kCapacity,
+     {"10485760 B (10.00 MiB) kept for other sessions' guarantees"}},
+    {"JustWithinTheUsersLimit",
+     OomCause::kLimit,
+     210_MiB,
+     210_MiB,
+     LimitedByItsUser,
+     OomCause::kFragmentation,
+     {"would fit within user_limit, 524288000 B (500.00 MiB)", "only 10.00 MiB can still be reserved"}},
+    {"JustBeyondTheUsersLimit",
+     OomCause::kLimit,
+     210_MiB + 512,
+     212_MiB,
+     LimitedByItsUser,
+     OomCause::kLimit,
+     {"the user's sessions together have 513802240 B (490.00 MiB) of user_limit, 524288000 B (500.00 MiB)"}},
+    {"TheUsersLimitWhileItWaitedForTheDevice", OomCause::kCapacity, 210_MiB + 512, 212_MiB, LimitedByItsUser,
+     OomCause::kLimit},
+
+    {"LargerThanTheDevice",
+     OomCause::kLargerThanDevice,
+     1001_MiB,
+     1002_MiB,
+     AsIs,
+     OomCause::kLargerThanDevice,
+     {"the device's capacity is 1048576000 B (1000.00 MiB)"}},
+    {"LargerThanAnything", OomCause::kLargerThanDevice, ~uint64_t{0}, ~uint64_t{0}, AsIs, OomCause::kLargerThanDevice},
+    // A client may say anything of itself.
+    {"MoreAllocatedThanReserved", OomCause::kLimit, ~uint64_t{0}, 30_MiB,
+     [](OomReport& report) { report.allocated_bytes = ~uint64_t{0}; }, OomCause::kLimit},
+    {"ABlockOfAnySize", OomCause::kLimit, ~uint64_t{0}, 30_MiB, AsIs, OomCause::kLimit},
+    // PyTorch's own cache: the daemon knows how much is free in it, not where.
+    {"HolesOfAnotherAllocator",
+     OomCause::kLimit,
+     30_MiB,
+     30_MiB,
+     [](OomReport& report) { report.holes = {.bytes = 200_MiB}; },
+     OomCause::kFragmentation,
+     {"200.00 MiB are free beside memory in use"}},
+    {"OneHole",
+     OomCause::kLimit,
+     30_MiB,
+     30_MiB,
+     [](OomReport& report) {
+       report.holes = {.bytes = 200_MiB,
+                       .count = 1,
+                       .segments = 1,
+                       .most_bytes = {{.bytes = 400_MiB,
+                                       .hole_bytes = 200_MiB,
+                                       .pinning_blocks = 1,
+                                       .longest_held = {{.bytes = 200_MiB, .held_seconds = 3 * 3600}}}}};
+     },
+     OomCause::kFragmentation,
+     {"1 hole between used blocks, in 1 segment;", "pinned by 1 block of 200.00 MiB held for 3 h"}},
+};
+
+INSTANTIATE_TEST_SUITE_P(Cases, CauseTest, ::testing::ValuesIn(kCauses),
+                         [](const auto& test) { return test.param.name; });
 
 OomReport Sample(OomCause cause) {
   OomReport report;
@@ -89,6 +273,16 @@ OomReport Sample(OomCause cause) {
                          {.client = "server", .idle_bytes = 6_MiB, .why = IdleWhy::kWithinGuarantee}};
   report.waited_ms = 250;
   report.names_others = true;
+  report.block_bytes = 3_MiB + 512;
+  report.holes = {.bytes = 4_MiB,
+                  .count = 3,
+                  .segments = 2,
+                  .most_bytes = {{.address = 11,
+                                  .bytes = 20_MiB,
+                                  .hole_bytes = 3_MiB,
+                                  .largest_hole_bytes = 2_MiB,
+                                  .pinning_blocks = 5,
+                                  .longest_held = {{.address = 12, .bytes = 1_MiB, .held_seconds = 13}}}}};
   return report;
 }
 
@@ -133,6 +327,21 @@ TEST(OutOfMemoryErrorTest, CarriesEveryFigure) {
   EXPECT_EQ(proto.idle_holders(0).why(), v1::OutOfMemory::IdleHolder::WHY_IN_PART_USED);
   EXPECT_EQ(proto.idle_holders(1).why(), v1::OutOfMemory::IdleHolder::WHY_WITHIN_GUARANTEE);
   EXPECT_EQ(proto.waited_ms(), 250u);
+  EXPECT_EQ(proto.block_bytes(), 3_MiB + 512);
+  EXPECT_EQ(proto.room_bytes(), 12_MiB) << "18 MiB of the device, less 6 that are kept";
+  EXPECT_EQ(proto.holes().hole_bytes(), 4_MiB);
+  EXPECT_EQ(proto.holes().holes(), 3u);
+  EXPECT_EQ(proto.holes().segments(), 2u);
+  ASSERT_EQ(proto.holes().most_bytes_size(), 1);
+  EXPECT_EQ(proto.holes().most_bytes(0).address(), 11u);
+  EXPECT_EQ(proto.holes().most_bytes(0).segment_bytes(), 20_MiB);
+  EXPECT_EQ(proto.holes().most_bytes(0).hole_bytes(), 3_MiB);
+  EXPECT_EQ(proto.holes().most_bytes(0).largest_hole_bytes(), 2_MiB);
+  EXPECT_EQ(proto.holes().most_bytes(0).pinning_blocks(), 5u);
+  ASSERT_EQ(proto.holes().most_bytes(0).longest_held_size(), 1);
+  EXPECT_EQ(proto.holes().most_bytes(0).longest_held(0).address(), 12u);
+  EXPECT_EQ(proto.holes().most_bytes(0).longest_held(0).block_bytes(), 1_MiB);
+  EXPECT_EQ(proto.holes().most_bytes(0).longest_held(0).held_seconds(), 13u);
 }
 
 TEST(OutOfMemoryErrorTest, EachReasonHasItsCode) {
@@ -163,6 +372,15 @@ OomReport Largest(OomCause cause) {
   report.kept_free_bytes = report.device_idle_bytes = report.quarantined_bytes = bytes - 1;
   report.idle_elsewhere_bytes = report.waited_ms = bytes;
   report.quarantined_bytes = 0;
+  report.block_bytes = report.user_limit_bytes = report.user_committed_bytes = bytes;
+  const PinningBlock block{.address = bytes, .bytes = bytes, .held_seconds = bytes};
+  report.holes = {.bytes = bytes, .count = bytes, .segments = bytes};
+  report.holes.most_bytes.assign(Holes::kMaxSegments, {.address = bytes,
+                                                       .bytes = bytes,
+                                                       .hole_bytes = bytes,
+                                                       .largest_hole_bytes = bytes,
+                                                       .pinning_blocks = bytes,
+                                                       .longest_held = {Holes::kMaxBlocks, block}});
   report.largest_holders.assign(kMaxHolders, {.client = name, .reserved_bytes = bytes, .allocated_bytes = bytes});
   report.idle_holders.assign(kMaxIdleHolders, {.client = name, .idle_bytes = bytes, .why = IdleWhy::kNotAsked});
   return report;
@@ -174,6 +392,7 @@ TEST(OutOfMemoryErrorTest, StaysFarBelowTheMetadataOfGrpc) {
     // grpc-message, and all of it again in grpc-status-details-bin, which takes 4 bytes for 3.
     const size_t bytes = status.message().size() + ToProto(status).ByteSizeLong() * 4 / 3;
     EXPECT_LE(bytes, 6u * 1024) << status;
+    EXPECT_LE(Explanation(Largest(cause)).size(), kMaxExplanation);
   }
 }
 

@@ -68,6 +68,12 @@ class OutOfMemoryError(Error, MemoryError):
     device_quarantined_bytes: int
     idle_elsewhere_bytes: int
     waited_ms: int
+    block_bytes: int
+    room_bytes: int
+    hole_bytes: int
+    holes: int
+    hole_segments: int
+    explanation: str
 
     def __init__(self, message: str, fields: Dict[str, Any]) -> None:
         advice = fields["advice"]
@@ -98,7 +104,8 @@ class OutOfMemory(_Struct):
         ("advice", ctypes.c_char * 512)] + [
         (name, ctypes.c_uint64) for name in (
             "guarantee_bytes", "inactive_split_bytes", "device_kept_free_bytes", "device_idle_bytes",
-            "device_quarantined_bytes", "idle_elsewhere_bytes", "waited_ms")]
+            "device_quarantined_bytes", "idle_elsewhere_bytes", "waited_ms", "block_bytes", "room_bytes", "hole_bytes",
+            "holes", "hole_segments")] + [("explanation", ctypes.c_char * 1024)]
 
 
 LOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)

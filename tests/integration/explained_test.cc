@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A refusal for want of memory has one report, and it says the same wherever it is read.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "allocator/bytes.h"
+#include "tests/support/vramctl_test.h"
+
+namespace vrambroker::testing_support {
+namespace {
+
+using absl::StrContains;
+
+struct Placed {
+  const char* name;
+  Placement placement;
+};
+
+class ExplainedTest : public VramctlDaemonTest, public ::testing::WithParamInterface<Placed> {
+ protected:
+  void SetUp() override {
+    placement_ = GetParam().placement;
+    ASSERT_OK(StartDaemon({.capacity = "1GiB", .http = true}));
+  }
+
+  // 100 blocks of 4 MiB below a limit of 420, of which every second one is freed: 200 MiB are allocated, 400 reserved.
+  absl::StatusOr<Client> MakeHoles() {
+    absl::StatusOr<Client> client = Connect("trainer", Limit(420_MiB));
+    if (!client.ok()) return client;
+    for (int i = 0; i < 100; ++i) {
+      absl::StatusOr<Buffer> block = client->Allocate(4_MiB);
+      if (!block.ok()) return block.status();
+      (i % 2 == 0 ? odd_ : kept_).push_back(*std::move(block));
+    }
+    for (Buffer& block : odd_) {
+      if (absl::Status status = block.Reset(); !status.ok()) return status;
+    }
+    return client;
+  }
+
+  std::vector<Buffer> odd_;
+  std::vector<Buffer> kept_;
+};
+
+TEST_P(ExplainedTest, HolesAreToldFromALimit) {
+  ASSERT_OK_AND_ASSIGN(Client client, MakeHoles());
+  struct Case {
+    uint64_t bytes;
+    OutOfMemory::Cause cause;
+  };
+  for (const Case& param : {Case{199_MiB, OutOfMemory::Cause::kFragmentation},
+                            {200_MiB, OutOfMemory::Cause::kFragmentation},
+                            {201_MiB, OutOfMemory::Cause::kFragmentation},
+                            {220_MiB, OutOfMemory::Cause::kFragmentation},
+                            {220_MiB + 1, OutOfMemory::Cause::kLimit},
+                            {2_GiB, OutOfMemory::Cause::kLargerThanDevice}}) {
+    const std::optional<OutOfMemory> oom = GetOutOfMemory(client.Allocate(param.bytes).status());
+    ASSERT_TRUE(oom.has_value());
+    EXPECT_STREQ(OutOfMemoryCauseName(oom->cause), OutOfMemoryCauseName(param.cause)) << param.bytes;
+    EXPECT_EQ(oom->reserved_bytes, 400_MiB);
+    EXPECT_EQ(oom->allocated_bytes, 200_MiB);
+    EXPECT_EQ(oom->room_bytes, 20_MiB);
+    if (param.cause == OutOfMemory::Cause::kLargerThanDevice) continue;
+    EXPECT_EQ(oom->hole_bytes, 200_MiB);
+    EXPECT_EQ(oom->hole_segments, 20u);
+    EXPECT_EQ(oom->holes, 50u);
+    ASSERT_EQ(oom->pinned_segments.size(), 3u);
+    const OutOfMemory::PinnedSegment& most = oom->pinned_segments[0];
+    EXPECT_EQ(most.segment_bytes, 20_MiB);
+    EXPECT_EQ(most.hole_bytes, 12_MiB);
+    EXPECT_EQ(most.largest_hole_bytes, 4_MiB);
+    EXPECT_EQ(most.pinning_blocks, 2u);
+    EXPECT_EQ(most.longest_held.size(), 2u);
+  }
+}
+
+TEST_P(ExplainedTest, OneReportIsReadEverywhere) {
+  ASSERT_OK_AND_ASSIGN(Client client, MakeHoles());
+  const absl::Status refused = client.Allocate(201_MiB).status();
+  const std::optional<OutOfMemory> oom = GetOutOfMemory(refused);
+  ASSERT_TRUE(oom.has_value()) << refused;
+  for (const char* words :
+       {"what is allocated and 201.00 MiB more would fit within the limit of 440401920 B (420.00 MiB)",
+        "only 20.00 MiB can still be reserved", "200.00 MiB are free in 50 holes between used blocks, in 20 segments",
+        "has 12.00 MiB of 20.00 MiB free, and is pinned by 2 blocks, one of 4.00 MiB held for "}) {
+    EXPECT_TRUE(StrContains(oom->explanation, words)) << words << "\nin " << oom->explanation;
+  }
+  EXPECT_TRUE(StrContains(oom->advice, "limit raised by 182.00 MiB")) << oom->advice;
+  // The error's message.
+  EXPECT_TRUE(StrContains(refused.message(), oom->explanation)) << refused;
+  EXPECT_TRUE(StrContains(refused.message(), oom->advice)) << refused;
+  // The log.
+  EXPECT_TRUE(WaitFor([&] { return StrContains(daemon_->log(), oom->explanation); })) << daemon_->log();
+  // vramctl, as a table and as JSON, and the page's API.
+  const RunResult text = Ctl({"ooms"});
+  EXPECT_TRUE(StrContains(text.out, absl::StrCat("  why: ", oom->explanation, "\n"))) << text.out;
+  EXPECT_TRUE(StrContains(text.out, absl::StrCat("  do:  ", oom->advice, "\n"))) << text.out;
+  EXPECT_TRUE(StrContains(text.out, "12.00 MiB of 20.00 MiB free, the largest hole 4.00 MiB; 2 blocks in use"))
+      << text.out;
+  const Json json = CtlJson({"ooms"})["events"][0]["out_of_memory"];
+  EXPECT_EQ(json["explanation"], oom->explanation);
+  EXPECT_EQ(json["advice"], oom->advice);
+  EXPECT_EQ(json["holes"], 50);
+  EXPECT_EQ(json["pinned_segments"].size(), 3u);
+  ASSERT_OK_AND_ASSIGN(const HttpAnswer page, daemon_->Get("/api/v1/ooms"));
+  EXPECT_EQ(Json::parse(page.body)["events"][0]["out_of_memory"], json);
+}
+
+// The advice is followed: to the letter, each part of it.
+TEST_P(ExplainedTest, WhatTheAdviceNamesHelps) {
+  ASSERT_OK_AND_ASSIGN(Client client, MakeHoles());
+  const std::optional<OutOfMemory> oom = GetOutOfMemory(client.Allocate(201_MiB).status());
+  ASSERT_TRUE(oom.has_value());
+  {
+    EXPECT_EQ(Ctl({"limit", "trainer", absl::StrCat(420_MiB + 182_MiB)}).exit_code, 0);
+    ASSERT_OK_AND_ASSIGN(const Buffer buffer, client.Allocate(201_MiB));
+  }
+  EXPECT_EQ(Ctl({"limit", "trainer", "420MiB"}).exit_code, 0);
+  // What is idle above the limit is asked back.
+  ASSERT_TRUE(WaitFor([&] { return CtlJson({"sessions"})["sessions"][0]["devices"][0]["reserved_bytes"] == 400_MiB; }));
+  EXPECT_FALSE(client.Allocate(201_MiB).ok());
+  // The blocks of ten segments: 200 MiB come back.
+  for (int i = 0; i < 25; ++i) ASSERT_OK(kept_[static_cast<size_t>(i)].Reset());
+  ASSERT_OK(client.Allocate(201_MiB).status());
+}
+
+INSTANTIATE_TEST_SUITE_P(Placements, ExplainedTest,
+                         ::testing::Values(Placed{"leased", Placement::kLeased}, Placed{"remote", Placement::kRemote}),
+                         [](const auto& test) { return test.param.name; });
+
+}  // namespace
+}  // namespace vrambroker::testing_support
