@@ -183,6 +183,7 @@ TEST_F(JsonFormatTest, IsAsDocumented) {
   Check("hold", Json::parse(line, nullptr, /*allow_exceptions=*/false));
   CheckRefusal({"hold", "500MiB"});
   CheckRefusal({"end", "nobody"});
+  EXPECT_FALSE(holder.Call(absl::StrCat("alloc ", 200_MiB)).ok()) << "and it has a partly used segment";
   CheckCommand("ooms", {"ooms"});
 
   // Traces: what the session did, and one for which other settings are better.

@@ -243,7 +243,7 @@ const CauseCase kCauses[] = {
                                        .longest_held = {{.bytes = 200_MiB, .held_seconds = 3 * 3600}}}}};
      },
      OomCause::kFragmentation,
-     {"1 hole between used blocks, in 1 segment;", "pinned by 1 block of 200.00 MiB held for 3 h"}},
+     {"1 hole between used blocks, in 1 segment,", "pinned by 1 block of 200.00 MiB held for 3 h"}},
 };
 
 INSTANTIATE_TEST_SUITE_P(Cases, CauseTest, ::testing::ValuesIn(kCauses),
