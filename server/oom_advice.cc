@@ -38,7 +38,7 @@ std::string MoreRoom(const OomReport& report) {
 
 // Names no setting: whether one would have helped is known only to who has tried it.
 std::string AdviceOnFragmentation(const OomReport& report) {
-  return absl::StrCat("Free blocks that keep partly used segments (vramctl map shows them), or ", MoreRoom(report),
+  return absl::StrCat("Free the blocks that pin partly used segments (vramctl map shows these), or ", MoreRoom(report),
                       ", or find a setting of the allocator that makes fewer holes: vramctl tune tries them on a "
                       "recording of this session (vramctl record, vramctl snapshot).");
 }

@@ -77,6 +77,17 @@ TEST_F(BadInputTest, LeasesAreCheckedAsCallsAndOnTheStream) {
   explain.mutable_explain();
   EXPECT_EQ(on_the_stream(explain).error().code(), static_cast<int>(StatusCode::kInvalidArgument));
   explain.mutable_explain()->mutable_request()->set_cause(v1::OutOfMemory::CAUSE_LIMIT);
+  // More than a report names.
+  v1::OutOfMemory::Holes& holes = *explain.mutable_explain()->mutable_request()->mutable_holes();
+  for (int i = 0; i < 4; ++i) holes.add_most_bytes();
+  EXPECT_EQ(on_the_stream(explain).error().code(), static_cast<int>(StatusCode::kInvalidArgument));
+  holes.mutable_most_bytes()->RemoveLast();
+  for (int i = 0; i < 4; ++i) holes.mutable_most_bytes(0)->add_longest_held()->set_held_seconds(~uint64_t{0});
+  EXPECT_EQ(on_the_stream(explain).error().code(), static_cast<int>(StatusCode::kInvalidArgument));
+  holes.mutable_most_bytes(0)->mutable_longest_held()->RemoveLast();
+  for (int i = 0; i < 3; ++i) holes.mutable_most_bytes(i)->set_hole_bytes(~uint64_t{0});
+  holes.set_hole_bytes(~uint64_t{0});
+  holes.set_holes(~uint64_t{0});
   explain.mutable_explain()->mutable_request()->set_requested_bytes(~uint64_t{0});
   explain.mutable_explain()->mutable_request()->set_allocated_bytes(~uint64_t{0});
   EXPECT_EQ(on_the_stream(explain).error().code(), static_cast<int>(StatusCode::kResourceExhausted));

@@ -102,7 +102,8 @@ TEST_P(ExplainedTest, OneReportIsReadEverywhere) {
   const RunResult text = Ctl({"ooms"});
   EXPECT_TRUE(StrContains(text.out, absl::StrCat("  why: ", oom->explanation, "\n"))) << text.out;
   EXPECT_TRUE(StrContains(text.out, absl::StrCat("  do:  ", oom->advice, "\n"))) << text.out;
-  EXPECT_TRUE(StrContains(text.out, "12.00 MiB of 20.00 MiB free, the largest hole 4.00 MiB; 2 blocks in use"))
+  EXPECT_TRUE(StrContains(
+      text.out, "12.00 MiB of 20.00 MiB free, the largest hole 4.00 MiB; 2 blocks in use, held longest: 4.00 MiB"))
       << text.out;
   const Json json = CtlJson({"ooms"})["events"][0]["out_of_memory"];
   EXPECT_EQ(json["explanation"], oom->explanation);

@@ -201,7 +201,7 @@ const AdviceCase kAdvice[] = {
        r.limit_bytes = 40_MiB;
        r.available_bytes = 50_MiB;
      },
-     {"Free blocks that keep partly used segments (vramctl map", "have the session's limit raised by 10.00 MiB",
+     {"Free the blocks that pin partly used segments (vramctl map", "have the session's limit raised by 10.00 MiB",
       "vramctl tune"}},
     {"FragmentationOnAFullDevice",
      OomCause::kFragmentation,
