@@ -14,6 +14,7 @@
 #include "absl/time/time.h"
 #include "allocator/replay/replay.h"
 #include "allocator/replay/trace.h"
+#include "client/vramctl/plan_flags.h"
 
 namespace vrambroker::vramctl {
 
@@ -51,6 +52,7 @@ struct Context {
   std::string sort = "reserved";   // top: a column
   ReplayFlags replay;
   PolicyFlags policy;
+  PlanFlags plan;
 };
 
 // Marks what the daemon answered: it was asked properly, and refused.
@@ -100,7 +102,11 @@ absl::Status RunReplay(const Context& context, const std::string& trace);
 // The same with a grid of settings: which would have needed less.
 absl::Status RunTune(const Context& context, const std::string& trace);
 
-// For these two. InvalidArgument names the flag, or the file and its line.
+// Before a job runs: what a training step needs, what serving needs.
+absl::Status PlanTrain(const Context& context);
+absl::Status PlanServe(const Context& context);
+
+// For replay and tune. InvalidArgument names the flag, or the file and its line.
 absl::StatusOr<ReplayConfig> ReplayConfigOf(const ReplayFlags& flags);
 absl::StatusOr<Trace> ReadTraceArgument(const Context& context, const std::string& path);
 
