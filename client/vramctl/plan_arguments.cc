@@ -52,6 +52,8 @@ void AddTrain(CLI::App* train, Context& context) {
   train->add_option("--zero", flags.zero, "Stage of ZeRO, 0 to 3. Default: 0.")->type_name("N");
   train->add_option("--gpus", flags.gpus, "How many GPUs ZeRO partitions among.")->type_name("N");
   train->add_flag("--flash", flags.flash, "Flash attention: no scores are kept.")->disable_flag_override();
+  train->add_flag("--eager", flags.eager, "Modules without fused kernels: norms and scores are kept in fp32, too.")
+      ->disable_flag_override();
   train->add_option("--lora", flags.lora, "Train adapters of this rank only. Default: train everything.")
       ->type_name("RANK");
   AddDeviceBytes(train, context, "Find the largest batch for a device of this size, as 80GiB.");

@@ -24,6 +24,7 @@ struct PlanFlags {
   std::string gpus = "1";
   std::string lora = "0";
   bool flash = false;
+  bool eager = false;
   std::string sequences = "1";
   std::string quantization = "bf16";
   std::string kv = "bf16";

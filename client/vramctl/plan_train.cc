@@ -51,6 +51,7 @@ absl::StatusOr<plan::TrainingOptions> TrainingOptionsOf(const plan::ModelShape& 
   options.optimizer = *optimizer;
   options.checkpoint = *checkpoint;
   options.flash = flags.flash;
+  options.eager = flags.eager;
   return plan::CheckTraining(shape, options);
 }
 
@@ -115,7 +116,10 @@ void PrintPlan(const plan::ModelShape& shape, const plan::TrainingOptions& optio
   std::printf("%s (%s trained); batch %s, %s tokens each, %s, %s, checkpoint %s%s\n\n", Described(shape).c_str(),
               absl::StrCat(memory.trained_parameters).c_str(), absl::StrCat(options.batch).c_str(),
               absl::StrCat(options.seq).c_str(), plan::NameOf(options.precision), plan::NameOf(options.optimizer),
-              plan::NameOf(options.checkpoint), options.flash ? ", flash attention" : "");
+              plan::NameOf(options.checkpoint),
+              options.flash   ? ", flash attention"
+              : options.eager ? ", eager modules"
+                              : "");
   std::vector<std::vector<std::string>> rows = {{"PART", ">BYTES", "FORMULA"}};
   for (const plan::Part* part : {&memory.weights, &memory.gradients, &memory.optimizer}) rows.push_back(RowOf(*part));
   for (plan::Part part : memory.activations) {

@@ -64,12 +64,17 @@ std::vector<LayerOperation> LayerOperations(const ModelShape& shape, const Train
     qkv.adapters.push_back(i);
     if (i % 2 == 0) qkv.saved.push_back(Product({tokens, options.lora_rank, e}));  // between the two matrices
   }
+  if (options.eager && !shape.norm_bias) {  // layer norms, which have a bias, are one kernel in PyTorch, too
+    const uint64_t exact = Product({tokens, shape.hidden, 4});
+    norm1.saved.insert(norm1.saved.end(), {exact, stream});
+  }
   LayerOperation attention = {.part = LayerPart::kScores, .input_gradient = Sum({queries, keys, keys})};
   if (options.flash) {
     attention.saved = {Product({tokens, shape.heads, 4})};     // the logarithm of each row's sum, fp32
     attention.backward_scratch = {Product({queries / e, 4})};  // the queries' gradient is summed in fp32
   } else {
     attention.saved = {Product({scores, e})};
+    if (options.eager && !shape.norm_bias && e != 4) attention.saved.push_back(Product({scores, 4}));
     if (shape.attention_dropout) attention.saved.insert(attention.saved.end(), {scores, Product({scores, e})});
     attention.forward_scratch = Product({scores, e});            // before the softmax
     attention.backward_scratch.assign(2, Product({scores, e}));  // their gradient after the softmax and before it
@@ -83,11 +88,8 @@ std::vector<LayerOperation> LayerOperations(const ModelShape& shape, const Train
       .weights = named({"attention output"}),
       .is_branch_output = true};
 
-  LayerOperation norm2 = {.part = LayerPart::kNorms,
-                          .saved = {stream},
-                          .input_gradient = stream,
-                          .weights = named({"norm 2"}),
-                          .is_branch_start = true};
+  LayerOperation norm2 = norm1;
+  norm2.weights = named({"norm 2"});
   LayerOperation up = {.part = LayerPart::kFeedForward,
                        .saved = {input(shape.hidden, !frozen), wide},
                        .input_gradient = stream,

@@ -32,6 +32,10 @@ struct LayerOperation {
 // where the model has no dropout, with grouped heads, and with gated feed-forward networks. Flash attention (Dao et al.
 // 2022, arXiv:2205.14135) keeps one number a row of the scores instead of the scores. With LoRA the inputs of frozen
 // linear layers are not kept: nothing asks for those gradients.
+//
+// Eager modules keep more (LlamaRMSNorm and eager_attention_forward in Hugging Face's modeling_llama.py): RMS norms work
+// on an fp32 copy of their input and keep it, with their result before it is scaled; the softmax is computed in fp32,
+// and kept so besides its copy for the next product.
 std::vector<LayerOperation> LayerOperations(const ModelShape& shape, const TrainingOptions& options);
 
 uint64_t SavedBytes(const LayerOperation& operation);

@@ -157,8 +157,9 @@ absl::StatusOr<TrainingMemory> TrainingMemoryOf(const ModelShape& shape, const T
   if (options.checkpoint == Checkpoint::kFull) recomputed -= std::min(recomputed, stream);  // its input was kept
   const uint64_t in_layer = Sum({recomputed, BackwardScratch(operations, stream)});
   const uint64_t always = Sum({weights.gathered_bytes, kLibraryWorkspace});
-  memory.workspace = {"workspace", Sum({std::max(logits, in_layer), always}),
-                      "gradients of one layer's activations, or of the logits; matrix library 8.1 MiB"};
+  memory.workspace = {
+      "workspace", Sum({std::max({logits, in_layer, weights.update_scratch_bytes}), always}),
+      "gradients of one layer's activations, of the logits, or of a weight in fp32; matrix library 8.1 MiB"};
   if (recomputed != 0) absl::StrAppend(&memory.workspace.formula, "; one layer recomputed");
   if (weights.gathered_bytes != 0) absl::StrAppend(&memory.workspace.formula, "; gathered for ZeRO");
 

@@ -102,6 +102,9 @@ absl::StatusOr<TrainingOptions> CheckTraining(const ModelShape& shape, const Tra
   if (status.ok() && checked.zero_stage == 0 && checked.gpus != 1) {
     status = absl::InvalidArgumentError("--gpus is for --zero; without it each GPU holds everything");
   }
+  if (status.ok() && checked.eager && checked.flash) {
+    status = absl::InvalidArgumentError("--eager is without fused kernels, and --flash is one: give one of the two");
+  }
   if (!status.ok()) return status;
   return checked;
 }
