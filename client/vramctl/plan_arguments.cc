@@ -84,11 +84,30 @@ void AddServe(CLI::App* serve, Context& context) {
   serve->footer("Examples:\n  $ vramctl plan serve --config config.json --seq 4096 --device-bytes 80GiB");
 }
 
+void AddShare(CLI::App* share, Context& context) {
+  share
+      ->add_option("FILE", context.plan.jobs,
+                   "One a job: a trace of plan train, another trace, or a pickled snapshot of vramctl or PyTorch.")
+      ->type_name("FILE")
+      ->required();
+  AddDeviceBytes(share, context, "What they share, as 80GiB: the daemon's capacity.")->required();
+  share
+      ->add_option("--alloc-conf", context.replay.alloc_conf,
+                   "Allocator settings in PyTorch's syntax, as max_split_size_mb:128.")
+      ->type_name("SETTINGS");
+  share->add_option("--device", context.only_device, "Device whose events a PyTorch snapshot is read for. Default: 0.")
+      ->type_name("N");
+  share->add_option("-o,--output", context.output, "Write the rules for the daemon's configuration to FILE.")
+      ->type_name("FILE");
+  share->footer("Examples:\n  $ vramctl plan share trainer.trace tuner.pickle --device-bytes 80GiB -o rules.textproto");
+}
+
 }  // namespace
 
 void AddPlan(CLI::App& app, const char* group, Context& context,
              const std::function<void(std::function<absl::Status()>)>& choose) {
-  CLI::App* const plan = app.add_subcommand("plan", "Plan before a job runs: `plan train`, `plan serve`.");
+  CLI::App* const plan =
+      app.add_subcommand("plan", "Plan before a job runs: `plan train`, `plan serve`, `plan share`.");
   plan->group(group);
   plan->footer("");
   plan->require_subcommand(0, 1);
@@ -100,6 +119,10 @@ void AddPlan(CLI::App& app, const char* group, Context& context,
       plan->add_subcommand("serve", "What serving a model needs, and how many sequences fit at a time.");
   serve->callback([&context, choose] { choose([&context] { return PlanServe(context); }); });
   AddServe(serve, context);
+  CLI::App* const share = plan->add_subcommand(
+      "share", "Whether several jobs fit on one device together, who waits, and which limits to set.");
+  share->callback([&context, choose] { choose([&context] { return PlanShare(context); }); });
+  AddShare(share, context);
 }
 
 std::vector<std::string> PlanValues(const CLI::Option& option) {

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/vramctl/plan_output.h"
 
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
@@ -79,6 +81,17 @@ void WarnOfLength(const plan::ModelShape& shape, uint64_t seq) {
   std::fprintf(stderr,
                "vramctl: --seq %s is longer than the %s tokens that the model takes (max_position_embeddings)\n",
                absl::StrCat(seq).c_str(), absl::StrCat(shape.max_positions).c_str());
+}
+
+absl::Status WriteTextFile(const std::string& path, const std::string& text) {
+  std::FILE* const file = std::fopen(path.c_str(), "w");
+  bool written = file != nullptr;
+  if (written) {
+    written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
+    written = std::fclose(file) == 0 && written;
+  }
+  if (written) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("--output: ", path, ": ", std::strerror(errno)));
 }
 
 std::vector<std::string> RowOf(const plan::Part& part) {

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -148,17 +146,6 @@ void PrintPlan(const plan::ModelShape& shape, const plan::TrainingOptions& optio
   std::printf("\nA CUDA context and the kernels' code come on top: some hundred MiB that no allocator sees.\n");
 }
 
-absl::Status WriteText(const std::string& path, const std::string& text) {
-  std::FILE* const file = std::fopen(path.c_str(), "w");
-  bool written = file != nullptr;
-  if (written) {
-    written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
-    written = std::fclose(file) == 0 && written;
-  }
-  if (written) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("--output: ", path, ": ", std::strerror(errno)));
-}
-
 }  // namespace
 
 absl::Status PlanTrain(const Context& context) {
@@ -187,7 +174,7 @@ absl::Status PlanTrain(const Context& context) {
         absl::StrFormat("vramctl plan train: %s, batch %d, %d tokens, %s, %s, checkpoint %s", shape->model_type,
                         options->batch, options->seq, plan::NameOf(options->precision),
                         plan::NameOf(options->optimizer), plan::NameOf(options->checkpoint));
-    absl::Status written = WriteText(context.output, plan::TraceText(plan::StepTrace(*shape, *options), heading));
+    absl::Status written = WriteTextFile(context.output, plan::TraceText(plan::StepTrace(*shape, *options), heading));
     if (!written.ok()) return written;
   }
   if (!context.json) {

@@ -84,15 +84,17 @@ std::vector<Figure> Figures() {
     figures.push_back(
         {model, "parameters", published, static_cast<double>(ParametersOf(Read(config))), "", 0.1, source});
   };
-  parameters("GPT-2 124M", models::kGpt2, 124439808, "sum over Hugging Face's `gpt2`");
-  parameters("GPT-2 XL", models::kGpt2Xl, 1557611200, "sum over Hugging Face's `gpt2-xl`");
-  parameters("LLaMA-7B", models::kLlama7b, 6738415616, "safetensors metadata of `Llama-2-7b-hf`, same shape");
-  parameters("Llama 3.1 8B", models::kLlama3_8b, 8030261248, "safetensors metadata of `Llama-3.1-8B`");
-  parameters("Llama 3.1 70B", models::kLlama3_70b, 70553706496, "safetensors metadata of `Llama-3.1-70B`");
-  parameters("Mistral 7B", models::kMistral7b, 7241732096, "sum over `Mistral-7B-v0.1`");
-  parameters("Qwen2 7B", models::kQwen2_7b, 7615616512, "safetensors metadata of `Qwen2.5-7B`, same shape");
+  parameters("GPT-2 124M", models::kGpt2, 124439808, "sum over Hugging Face's `gpt2` when it is loaded");
+  parameters("GPT-2 XL", models::kGpt2Xl, 1557611200, "sum over Hugging Face's `gpt2-xl` when it is loaded");
+  parameters("LLaMA-7B", models::kLlama7b, 6738415616,
+             "peft's print_trainable_parameters(): 6742609920, less the adapters");
+  parameters("Llama 3.1 8B", models::kLlama3_8b, 8030261248, "safetensors metadata of fine-tuned models");
+  parameters("Llama 3.1 70B", models::kLlama3_70b, 70.6 * kBillion, "Meta's model card");
+  parameters("Mistral 7B", models::kMistral7b, 7241732096, "sum over `Mistral-7B-v0.1` when it is loaded");
+  parameters("Qwen2 7B", models::kQwen2_7b, 7615616512, "safetensors metadata of fine-tuned Qwen2.5-7B, same shape");
   parameters("GPT-NeoX-20B", models::kNeoX20b, 20554567680, "model card of `EleutherAI/gpt-neox-20b`");
-  parameters("BERT-large", models::kBertLarge, 335141888, "sum over Hugging Face's `bert-large-uncased`");
+  parameters("BERT-large", models::kBertLarge, 335141888,
+             "sum over Hugging Face's `bert-large-uncased` when it is loaded");
   parameters("GPT-3 175B", models::kGpt3, 175.0 * kBillion, "Brown et al. 2020, table 2.1");
   parameters("MT-NLG 530B", models::kMtNlg, 530 * kBillion, "Korthikanti et al. 2022, table 3");
   figures.push_back({"LLaMA-7B, LoRA rank 8", "trained parameters", 4194304,

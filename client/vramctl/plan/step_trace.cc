@@ -28,6 +28,7 @@ class StepWriter {
   Trace Write() {
     MakeModel();
     for (int step = 0; step < kSteps; ++step) {
+      trace_.ops.push_back({.kind = TraceOp::Kind::kResetPeaks});
       Forward();
       Backward();
       Optimize(/*is_first=*/step == 0);
@@ -258,7 +259,7 @@ std::string TraceText(const Trace& trace, const std::string& heading) {
     if (op.kind == TraceOp::Kind::kAllocate) {
       absl::StrAppend(&text, "a ", op.id, " ", op.bytes, " 0\n");
     } else {
-      absl::StrAppend(&text, "f ", op.id, "\n");
+      absl::StrAppend(&text, op.kind == TraceOp::Kind::kFree ? absl::StrCat("f ", op.id, "\n") : "p\n");
     }
   }
   return text;

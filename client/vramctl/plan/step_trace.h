@@ -19,7 +19,8 @@ inline constexpr int kSteps = 3;
 
 // The weights are made, then kSteps steps run: forward pass (each layer's kept tensors), loss in fp32, backward pass
 // (recomputing what was not kept, gradients in, kept tensors out, last layer first), optimizer, and gradients freed as
-// by zero_grad(set_to_none=True). One stream. REQUIRES: TrainingMemoryOf() accepts these arguments.
+// by zero_grad(set_to_none=True). One stream. The peaks are reset at the start of each step, which marks it for plan
+// share. REQUIRES: TrainingMemoryOf() accepts these arguments.
 Trace StepTrace(const ModelShape& shape, const TrainingOptions& options);
 
 // In the text form of allocator/replay/trace.h, after `heading` as a comment, which is one line.
