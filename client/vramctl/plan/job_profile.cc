@@ -40,7 +40,7 @@ JobProfile ProfileOf(const std::string& name, const Trace& trace, const Allocato
 
   const size_t start = StepStart(trace, profile.has_marks);
   profile.step_operations = trace.ops.size() - start;
-  profile.step.assign(kTicks, 0);
+  std::vector<std::optional<uint64_t>> ticks(kTicks);
   Replay replay(config, trace.ids);
   for (size_t i = 0; i < trace.ops.size(); ++i) {
     replay.Do(trace.ops[i]);
@@ -48,12 +48,14 @@ JobProfile ProfileOf(const std::string& name, const Trace& trace, const Allocato
     const uint64_t needed = std::min(smallest, stats.active_bytes.all.current + stats.inactive_split_bytes.all.current);
     profile.peak_needed = std::max(profile.peak_needed, needed);
     if (i < start) continue;
-    uint64_t& tick = profile.step[(i - start) * kTicks / profile.step_operations];
-    tick = std::max(tick, needed);
+    std::optional<uint64_t>& tick = ticks[(i - start) * kTicks / profile.step_operations];
+    tick = std::max(tick.value_or(0), needed);
   }
-  // A step of fewer operations than ticks leaves some without any: nothing changes in these.
-  for (size_t tick = 1; tick < kTicks; ++tick) {
-    if (profile.step_operations < kTicks && profile.step[tick] == 0) profile.step[tick] = profile.step[tick - 1];
+  // In a step of fewer operations than ticks, nothing changes in those without any.
+  uint64_t current = 0;
+  for (const std::optional<uint64_t>& tick : ticks) {
+    current = tick.value_or(current);
+    profile.step.push_back(current);
   }
   profile.floor_needed = *std::min_element(profile.step.begin(), profile.step.end());
   return profile;
