@@ -63,8 +63,7 @@ void AddTrain(CLI::App* train, Context& context) {
       ->type_name("SETTINGS");
   train->add_option("-o,--output", context.output, "Write the steps as a trace, for replay, tune and plan share.")
       ->type_name("FILE");
-  train->footer(
-      "Examples:\n  $ vramctl plan train --config config.json --batch 8 --seq 2048 --device-bytes 80GiB -o step.trace");
+  train->footer("Examples:\n  $ vramctl plan train --config config.json --batch 8 --device-bytes 80GiB -o step.trace");
 }
 
 void AddServe(CLI::App* serve, Context& context) {

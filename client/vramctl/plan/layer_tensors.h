@@ -33,9 +33,9 @@ struct LayerOperation {
 // 2022, arXiv:2205.14135) keeps one number a row of the scores instead of the scores. With LoRA the inputs of frozen
 // linear layers are not kept: nothing asks for those gradients.
 //
-// Eager modules keep more (LlamaRMSNorm and eager_attention_forward in Hugging Face's modeling_llama.py): RMS norms work
-// on an fp32 copy of their input and keep it, with their result before it is scaled; the softmax is computed in fp32,
-// and kept so besides its copy for the next product.
+// Eager modules keep more (LlamaRMSNorm and eager_attention_forward in Hugging Face's modeling_llama.py). RMS norms
+// work on an fp32 copy of their input and keep it, with their result before it is scaled. The softmax is computed and
+// kept in fp32, besides its copy for the next product.
 std::vector<LayerOperation> LayerOperations(const ModelShape& shape, const TrainingOptions& options);
 
 uint64_t SavedBytes(const LayerOperation& operation);

@@ -15,7 +15,7 @@ namespace vrambroker::plan {
 
 // PyTorch's workspace for cuBLAS, which it takes from its allocator: CUBLAS_WORKSPACE_CONFIG=:4096:2:16:8 (pytorch
 // pull request 83461). On Hopper it is 32 MiB.
-inline constexpr uint64_t kLibraryWorkspace = (4096 * 2 + 16 * 8) * 1024;
+inline constexpr uint64_t kLibraryWorkspace = uint64_t{4096 * 2 + 16 * 8} << 10;
 
 // One weight as one GPU holds it, in bytes.
 struct HeldWeight {

@@ -41,7 +41,7 @@ struct TrainingOptions {
   uint64_t zero_stage = 0;
   uint64_t gpus = 1;  // that ZeRO partitions for
   bool flash = false;
-  bool eager = false;      // a model's modules as Hugging Face writes them, without fused kernels: see LayerOperations()
+  bool eager = false;      // modules as Hugging Face writes them, without fused kernels: see LayerOperations()
   uint64_t lora_rank = 0;  // 0: all weights are trained
 };
 

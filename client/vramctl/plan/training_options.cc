@@ -29,6 +29,7 @@ constexpr std::array<Name<Checkpoint>, 3> kCheckpoints = {
 template <class T, size_t kCount>
 std::vector<std::string> All(const std::array<Name<T>, kCount>& names) {
   std::vector<std::string> all;
+  all.reserve(kCount);
   for (const auto& [name, value] : names) all.emplace_back(name);
   return all;
 }
