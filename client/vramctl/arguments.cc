@@ -15,6 +15,7 @@
 #include "allocator/command_line.h"
 #include "allocator/utf8.h"
 #include "client/vrambroker/client.h"
+#include "client/vramctl/plan_arguments.h"
 #include "client/vramctl/top_table.h"
 
 namespace vrambroker::vramctl {
@@ -319,6 +320,8 @@ void CommandLine::AddTools() {
       ->type_name("FILE")
       ->required();
   AddReplayOptions(tune, &context_);
+
+  AddPlan(*app_, kTools, context_, [this](std::function<absl::Status()> run) { run_ = std::move(run); });
 
   CLI::App* const help = Add(kHelp, "help", "Explain a command.", [this] {
     const CLI::App* command = app_.get();

@@ -14,10 +14,11 @@
 #include "absl/time/time.h"
 #include "allocator/replay/replay.h"
 #include "allocator/replay/trace.h"
+#include "client/vramctl/plan_flags.h"
 
 namespace vrambroker::vramctl {
 
-// replay, tune; alloc_conf: hold, too. Empty: not given.
+// replay, tune, plan; alloc_conf: hold, too. Empty: not given.
 struct ReplayFlags {
   std::string conf;        // a file with alloc_conf=, device_bytes= and fraction=
   std::string alloc_conf;  // these three override it
@@ -42,7 +43,7 @@ struct Context {
   std::string name;                // hold, policy explain
   std::string limit;               // hold; empty: none
   int device = 0;                  // hold, stats, summary; replay, tune: of a PyTorch snapshot
-  std::string output;              // snapshot, replay: a file, or "-"
+  std::string output;              // snapshot, replay, plan: a file, or "-"
   uint32_t last = 20;              // ooms: how many; 0: all
   std::string session;             // ooms: whose; empty: everybody's
   std::optional<int> only_device;  // map: nullopt: all; elsewhere `device` has it
@@ -51,6 +52,7 @@ struct Context {
   std::string sort = "reserved";   // top: a column
   ReplayFlags replay;
   PolicyFlags policy;
+  PlanFlags plan;
 };
 
 // Marks what the daemon answered: it was asked properly, and refused.
@@ -100,7 +102,12 @@ absl::Status RunReplay(const Context& context, const std::string& trace);
 // The same with a grid of settings: which would have needed less.
 absl::Status RunTune(const Context& context, const std::string& trace);
 
-// For these two. InvalidArgument names the flag, or the file and its line.
+// Before a job runs: what a training step needs, what serving needs, whether several jobs fit on one device.
+absl::Status PlanTrain(const Context& context);
+absl::Status PlanServe(const Context& context);
+absl::Status PlanShare(const Context& context);
+
+// For replay, tune and plan. InvalidArgument names the flag, or the file and its line.
 absl::StatusOr<ReplayConfig> ReplayConfigOf(const ReplayFlags& flags);
 absl::StatusOr<Trace> ReadTraceArgument(const Context& context, const std::string& path);
 

@@ -9,6 +9,7 @@
 #include "client/vrambroker/client.h"
 #include "client/vramctl/arguments.h"
 #include "client/vramctl/daemon_calls.h"
+#include "client/vramctl/plan_arguments.h"
 #include "client/vramctl/top_table.h"
 
 namespace vrambroker::vramctl {
@@ -71,7 +72,7 @@ std::vector<std::string> SessionNames(const std::string& socket_dir) {
 
 std::vector<std::string> Values(const CLI::Option& option, const std::string& socket_dir) {
   const std::string type = option.get_type_name();
-  std::vector<std::string> values;
+  std::vector<std::string> values = PlanValues(option);
   if (type == "SESSION") return SessionNames(socket_dir);
   if (type == "FILE" || type == "DIR") return {":files"};
   if (option.check_lname("format")) return {"text", "json"};

@@ -85,6 +85,12 @@ TEST(HelpTest, EveryFormOfAskingGivesTheSame) {
     EXPECT_EQ(Vramctl({"help", command}).out, own.out);
   }
   EXPECT_THAT(Vramctl({"help", "policy", "explain"}).out, HasSubstr("Usage: vramctl policy explain"));
+  for (const char* command : {"train", "serve", "share"}) {
+    const RunResult own = Vramctl({"plan", command, "--help"});
+    ExpectGoodHelp(own);
+    EXPECT_TRUE(absl::StartsWith(own.out, absl::StrCat("Usage: vramctl plan ", command))) << own.out;
+    EXPECT_EQ(Vramctl({"help", "plan", command}).out, own.out);
+  }
   EXPECT_EQ(Vramctl({"help", "nonsense"}).exit_code, 2);
 }
 
@@ -116,7 +122,9 @@ TEST(WrongUseTest, IsSaidAndChangesNothing) {
            {{"statsu"}, "no command 'statsu'; see vramctl --help"},
            {{"status", "--pid", "3"}, "status takes no --pid (policy explain does); see vramctl status --help"},
            {{"status", "--limit", "0.5"}, "status takes no --limit (hold does); see vramctl status --help"},
-           {{"sessions", "-o", "json"}, "sessions takes no -o (snapshot, replay do); see vramctl sessions --help"},
+           {{"sessions", "-o", "json"},
+            "sessions takes no -o (snapshot, replay, plan train, plan share do); see vramctl "
+            "sessions --help"},
            {{"--limit", "0.5", "hold", "1MiB"}, "--limit must follow its command; see vramctl hold --help"},
            {{"trim", "--no_such"}, "no option --no_such; see vramctl trim --help"},
            {{"trim"}, "SESSION is required; see vramctl trim --help"},

@@ -139,7 +139,11 @@ TEST_F(JsonFormatTest, EveryCommandHasItsSection) {
   ASSERT_EQ(commands.exit_code, 0) << commands.err;
   for (const absl::string_view name : absl::StrSplit(commands.out, '\n', absl::SkipEmpty())) {
     if (name == "top" || name == "help" || name == "version") continue;  // these print no JSON
-    EXPECT_TRUE(headings_.contains(name == "policy" ? "policy explain" : std::string(name))) << name;
+    if (name == "policy" || name == "plan") continue;         // these have commands of their own
+    EXPECT_TRUE(headings_.contains(std::string(name))) << name;
+  }
+  for (const char* name : {"policy explain", "plan train", "plan serve", "plan share"}) {
+    EXPECT_TRUE(headings_.contains(name)) << name;
   }
 }
 
@@ -192,6 +196,17 @@ TEST_F(JsonFormatTest, IsAsDocumented) {
   CheckCommand("replay", {"replay", file, "--device-bytes=1GiB"});
   const std::string trace = absl::StrCat(paths::kGoldenDir, "/maxsplit_128");
   CheckCommand("tune", {"tune", trace + ".trace", "--conf", trace + ".conf"});
+
+  // Plans.
+  const std::string step = MakeTempDir() + "/step.trace";
+  const Arguments model = {"--layers=2", "--hidden=256", "--heads=2", "--vocab=1000", "--device-bytes=1GiB"};
+  Arguments train = {"plan", "train", "-o", step, "--batch=4"};
+  train.insert(train.end(), model.begin(), model.end());
+  CheckCommand("plan train", train);
+  Arguments serve = {"plan", "serve"};
+  serve.insert(serve.end(), model.begin(), model.end());
+  CheckCommand("plan serve", serve);
+  CheckCommand("plan share", {"plan", "share", step, step, "--device-bytes=4GiB"});
 
   // A process that is gone, and one whose session is: it keeps its memory, and nobody can ask it for its blocks.
   ASSERT_OK_AND_ASSIGN(ClientProcess dead, ConnectProcess("dead"));

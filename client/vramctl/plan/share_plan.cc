@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/vramctl/plan/share_plan.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "absl/strings/str_cat.h"
+#include "allocator/bytes.h"
+
+namespace vrambroker::plan {
+namespace {
+
+constexpr size_t kSimulatedSteps = 8;  // of each job
+
+// A job in the simulation.
+struct Runner {
+  const std::vector<uint64_t>* step = nullptr;
+  std::vector<uint64_t> rest;  // the most needed from a tick to the end of the step
+  uint64_t floor = 0;
+  size_t done = 0;      // ticks
+  size_t waited = 0;    // ticks
+  size_t patience = 0;  // ticks since it last moved: who has waited longest goes first
+  bool is_over() const { return done == kSimulatedSteps * kTicks; }
+  bool is_between_steps() const { return done % kTicks == 0; }
+  uint64_t held() const { return done == 0 || is_over() ? floor : (*step)[(done - 1) % kTicks]; }
+  uint64_t next() const { return (*step)[done % kTicks]; }
+  // What it has, and what it can still need before it is back at its floor.
+  uint64_t claim() const { return is_between_steps() ? floor : std::max(held(), rest[done % kTicks]); }
+};
+
+std::vector<Runner> RunnersOf(const std::vector<JobProfile>& profiles) {
+  std::vector<Runner> runners;
+  for (const JobProfile& profile : profiles) {
+    Runner runner = {.step = &profile.step, .rest = profile.step, .floor = profile.floor_needed};
+    for (size_t tick = kTicks - 1; tick-- > 0;) runner.rest[tick] = std::max(runner.rest[tick], runner.rest[tick + 1]);
+    runners.push_back(std::move(runner));
+  }
+  return runners;
+}
+
+// Runs all of them from the same moment. False: they wait for one another for ever.
+bool Simulate(std::vector<Runner>& runners, uint64_t device_bytes, bool in_turns) {
+  std::vector<size_t> order(runners.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  const auto is_over = [](const Runner& runner) { return runner.is_over(); };
+  while (!std::all_of(runners.begin(), runners.end(), is_over)) {
+    std::stable_sort(order.begin(), order.end(),
+                     [&](size_t a, size_t b) { return runners[a].patience > runners[b].patience; });
+    bool moved = false;
+    for (const size_t i : order) {
+      Runner& runner = runners[i];
+      if (runner.is_over()) continue;
+      uint64_t others = 0;
+      for (const Runner& other : runners) {
+        if (&other != &runner) others += in_turns ? other.claim() : other.held();
+      }
+      const uint64_t wanted = in_turns ? runner.rest[runner.done % kTicks] : runner.next();
+      // Once a job is in its step, its turn lasts to the end of it.
+      const bool has_turn = in_turns && !runner.is_between_steps();
+      if (has_turn || others + wanted <= device_bytes) {
+        ++runner.done;
+        runner.patience = 0;
+        moved = true;
+      } else {
+        ++runner.waited;
+        ++runner.patience;
+      }
+    }
+    if (!moved) return false;
+  }
+  return true;
+}
+
+double WaitOf(const Runner& runner) {
+  return static_cast<double>(runner.waited) / kSimulatedSteps;
+}
+
+// Adds one job after the other, each where the peak of the sum so far grows least.
+uint64_t Stagger(const std::vector<JobProfile>& profiles, std::vector<JobShare>& shares) {
+  std::vector<uint64_t> sum(kTicks, 0);
+  for (size_t job = 0; job < profiles.size(); ++job) {
+    const std::vector<uint64_t>& step = profiles[job].step;
+    uint64_t least = UINT64_MAX;
+    for (size_t shift = 0; shift < kTicks; ++shift) {
+      uint64_t peak = 0;
+      for (size_t tick = 0; tick < kTicks; ++tick) {
+        peak = std::max(peak, sum[tick] + step[(tick + kTicks - shift) % kTicks]);
+      }
+      if (peak >= least) continue;
+      least = peak;
+      shares[job].shift = shift;
+    }
+    for (size_t tick = 0; tick < kTicks; ++tick) sum[tick] += step[(tick + kTicks - shares[job].shift) % kTicks];
+  }
+  return *std::max_element(sum.begin(), sum.end());
+}
+
+}  // namespace
+
+SharePlan PlanShare(const std::vector<JobProfile>& profiles, uint64_t device_bytes) {
+  SharePlan plan;
+  plan.jobs.resize(profiles.size());
+  uint64_t floors = 0;
+  uint64_t tallest = 0;  // above its floor
+  for (const JobProfile& profile : profiles) {
+    plan.private_bytes += profile.peak_reserved;
+    plan.worst_bytes += profile.peak_needed;
+    floors += profile.floor_needed;
+    tallest = std::max(tallest, profile.peak_needed - profile.floor_needed);
+  }
+  plan.turns_bytes = floors + tallest;
+  plan.staggered_bytes = Stagger(profiles, plan.jobs);
+  plan.fit = plan.private_bytes <= device_bytes ? Fit::kPrivately
+             : plan.worst_bytes <= device_bytes ? Fit::kReclaiming
+             : plan.turns_bytes <= device_bytes ? Fit::kInTurns
+                                                : Fit::kNot;
+
+  for (size_t i = 0; i < profiles.size(); ++i) {
+    // With room for all peaks each job is sure of its own. Else each is sure of what it has between its steps.
+    const bool all_peaks = plan.fit == Fit::kPrivately || plan.fit == Fit::kReclaiming;
+    plan.jobs[i].guarantee = all_peaks ? profiles[i].peak_needed : profiles[i].floor_needed;
+    plan.jobs[i].limit = profiles[i].peak_reserved;
+  }
+  uint64_t guaranteed = 0;
+  for (JobShare& share : plan.jobs) {
+    share.guarantee = RoundUpTo(share.guarantee, 2_MiB);
+    guaranteed += share.guarantee;
+  }
+  for (JobShare& share : plan.jobs) {
+    const uint64_t others = guaranteed - share.guarantee;
+    const uint64_t left = device_bytes > others ? device_bytes - others : 0;
+    share.limit = RoundUpTo(std::min(share.limit, left), 2_MiB);
+  }
+  if (plan.fit == Fit::kNot) return plan;
+
+  std::vector<Runner> together = RunnersOf(profiles);
+  const bool all_finish = Simulate(together, device_bytes, /*in_turns=*/false);
+  std::vector<Runner> turns = RunnersOf(profiles);
+  Simulate(turns, device_bytes, /*in_turns=*/true);
+  for (size_t i = 0; i < profiles.size(); ++i) {
+    if (all_finish) plan.jobs[i].wait_together = WaitOf(together[i]);
+    plan.jobs[i].wait_in_turns = WaitOf(turns[i]);
+  }
+  return plan;
+}
+
+std::string PolicyText(const std::vector<JobProfile>& profiles, const SharePlan& plan, uint64_t device_bytes) {
+  std::string text = absl::StrCat("# For a device with a capacity of ", FormatBytes(device_bytes),
+                                  ". The names are those that the jobs give their sessions.\n");
+  for (size_t i = 0; i < profiles.size(); ++i) {
+    const std::string& name = profiles[i].name;
+    absl::StrAppend(&text, "rules {\n  name: \"", name, "\"\n  session_name: \"", name, "\"\n  limit { bytes: \"",
+                    plan.jobs[i].limit / 1_MiB, "MiB\" }\n  guarantee { bytes: \"", plan.jobs[i].guarantee / 1_MiB,
+                    "MiB\" }\n}\n");
+  }
+  return text;
+}
+
+}  // namespace vrambroker::plan

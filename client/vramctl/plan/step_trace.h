@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Training steps as an allocation trace: what the allocator would be asked for, in that order.
+#ifndef VRAMBROKER_CLIENT_VRAMCTL_PLAN_STEP_TRACE_H_
+#define VRAMBROKER_CLIENT_VRAMCTL_PLAN_STEP_TRACE_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "allocator/replay/replay.h"
+#include "allocator/replay/trace.h"
+#include "client/vramctl/plan/training_memory.h"
+
+namespace vrambroker::plan {
+
+// The optimizer makes its states in the first step, so the second and the third show the steady state.
+inline constexpr int kSteps = 3;
+
+// The weights are made, then kSteps steps run: forward pass (each layer's kept tensors), loss in fp32, backward pass
+// (recomputing what was not kept, gradients in, kept tensors out, last layer first), optimizer, and gradients freed as
+// by zero_grad(set_to_none=True). One stream. The peaks are reset at the start of each step, which marks it for plan
+// share. REQUIRES: TrainingMemoryOf() accepts these arguments.
+Trace StepTrace(const ModelShape& shape, const TrainingOptions& options);
+
+// In the text form of allocator/replay/trace.h, after `heading` as a comment, which is one line.
+std::string TraceText(const Trace& trace, const std::string& heading);
+
+// The largest --batch with which no request of the trace is refused on config.device_bytes; by bisection, a larger
+// batch being taken never to need less. 0: not even one sequence fits.
+uint64_t LargestBatch(const ModelShape& shape, const TrainingOptions& options, const ReplayConfig& config);
+
+}  // namespace vrambroker::plan
+
+#endif  // VRAMBROKER_CLIENT_VRAMCTL_PLAN_STEP_TRACE_H_

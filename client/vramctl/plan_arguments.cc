@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/vramctl/plan_arguments.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "client/vramctl/plan/serving_memory.h"
+#include "client/vramctl/plan/training_memory.h"
+
+namespace vrambroker::vramctl {
+namespace {
+
+const std::vector<std::string>& KvNames() {
+  static const auto& names = *new std::vector<std::string>{"bf16", "fp16", "fp32", "fp8", "int8"};
+  return names;
+}
+
+std::string Choice(const char* what, const std::vector<std::string>& names, const char* otherwise) {
+  return absl::StrCat(what, " ", absl::StrJoin(names, ", "), ". Default: ", otherwise, ".");
+}
+
+void AddModel(CLI::App* command, PlanFlags& flags) {
+  command->add_option("--config", flags.config, "The model: its Hugging Face config.json.")->type_name("FILE");
+  command->add_option("--params", flags.params, "Without --config: how many parameters.")->type_name("N");
+  command->add_option("--layers", flags.layers, "Without --config: how many layers.")->type_name("N");
+  command->add_option("--hidden", flags.hidden, "Without --config: the hidden size.")->type_name("N");
+  command->add_option("--heads", flags.heads, "Without --config: how many attention heads.")->type_name("N");
+  command
+      ->add_option("--kv-heads", flags.kv_heads,
+                   "Without --config: how many heads of keys and values. Default: --heads.")
+      ->type_name("N");
+  command->add_option("--vocab", flags.vocab, "Without --config: the size of the vocabulary.")->type_name("N");
+  command->add_option("--seq", flags.seq, "Tokens of a sequence. Default: what the model takes at most, up to 2048.")
+      ->type_name("N");
+}
+
+CLI::Option* AddDeviceBytes(CLI::App* command, Context& context, const char* description) {
+  return command->add_option("--device-bytes", context.replay.device_bytes, description)->type_name("BYTES");
+}
+
+void AddTrain(CLI::App* train, Context& context) {
+  PlanFlags& flags = context.plan;
+  AddModel(train, flags);
+  train->add_option("--batch", flags.batch, "Sequences on one GPU at a time. Default: 1.")->type_name("N");
+  train->add_option("--precision", flags.precision, Choice("Numbers:", plan::PrecisionNames(), "bf16-mixed"))
+      ->type_name("NAME");
+  train->add_option("--optimizer", flags.optimizer, Choice("Optimizer:", plan::OptimizerNames(), "adamw"))
+      ->type_name("NAME");
+  train
+      ->add_option("--checkpoint", flags.checkpoint,
+                   Choice("What the backward pass computes again:", plan::CheckpointNames(), "none"))
+      ->type_name("NAME");
+  train->add_option("--zero", flags.zero, "Stage of ZeRO, 0 to 3. Default: 0.")->type_name("N");
+  train->add_option("--gpus", flags.gpus, "How many GPUs ZeRO partitions among.")->type_name("N");
+  train->add_flag("--flash", flags.flash, "Flash attention: no scores are kept.")->disable_flag_override();
+  train->add_flag("--eager", flags.eager, "Modules without fused kernels: norms and scores are kept in fp32, too.")
+      ->disable_flag_override();
+  train->add_option("--lora", flags.lora, "Train adapters of this rank only. Default: train everything.")
+      ->type_name("RANK");
+  AddDeviceBytes(train, context, "Find the largest batch for a device of this size, as 80GiB.");
+  train
+      ->add_option("--alloc-conf", context.replay.alloc_conf,
+                   "Allocator settings in PyTorch's syntax, as max_split_size_mb:128.")
+      ->type_name("SETTINGS");
+  train->add_option("-o,--output", context.output, "Write the steps as a trace, for replay, tune and plan share.")
+      ->type_name("FILE");
+  train->footer("Examples:\n  $ vramctl plan train --config config.json --batch 8 --device-bytes 80GiB -o step.trace");
+}
+
+void AddServe(CLI::App* serve, Context& context) {
+  PlanFlags& flags = context.plan;
+  AddModel(serve, flags);
+  serve->add_option("--sequences", flags.sequences, "Sequences at a time. Default: 1.")->type_name("N");
+  serve->add_option("--quantization", flags.quantization, Choice("Weights:", plan::QuantizationNames(), "bf16"))
+      ->type_name("NAME");
+  serve->add_option("--kv", flags.kv, Choice("Keys and values:", KvNames(), "bf16"))->type_name("NAME");
+  serve
+      ->add_option("--prefill-tokens", flags.prefill_tokens,
+                   "Tokens of prompts that are read in one pass. Default: one sequence.")
+      ->type_name("N");
+  AddDeviceBytes(serve, context, "Say how many sequences a device of this size holds, as 80GiB.");
+  serve->add_option("--utilization", flags.utilization, "Share of the device that may be used. Default: 0.9.")
+      ->type_name("F");
+  serve->footer("Examples:\n  $ vramctl plan serve --config config.json --seq 4096 --device-bytes 80GiB");
+}
+
+void AddShare(CLI::App* share, Context& context) {
+  share
+      ->add_option("FILE", context.plan.jobs,
+                   "One a job: a trace of plan train, another trace, or a pickled snapshot of vramctl or PyTorch.")
+      ->type_name("FILE")
+      ->required();
+  AddDeviceBytes(share, context, "What they share, as 80GiB: the daemon's capacity.")->required();
+  share
+      ->add_option("--alloc-conf", context.replay.alloc_conf,
+                   "Allocator settings in PyTorch's syntax, as max_split_size_mb:128.")
+      ->type_name("SETTINGS");
+  share->add_option("--device", context.only_device, "Device whose events a PyTorch snapshot is read for. Default: 0.")
+      ->type_name("N");
+  share->add_option("-o,--output", context.output, "Write the rules for the daemon's configuration to FILE.")
+      ->type_name("FILE");
+  share->footer("Examples:\n  $ vramctl plan share trainer.trace tuner.pickle --device-bytes 80GiB -o rules.textproto");
+}
+
+}  // namespace
+
+void AddPlan(CLI::App& app, const char* group, Context& context,
+             const std::function<void(std::function<absl::Status()>)>& choose) {
+  CLI::App* const plan =
+      app.add_subcommand("plan", "Plan before a job runs: `plan train`, `plan serve`, `plan share`.");
+  plan->group(group);
+  plan->footer("");
+  plan->require_subcommand(0, 1);
+  CLI::App* const train =
+      plan->add_subcommand("train", "What a training step needs: by formula, and what the allocator makes of it.");
+  train->callback([&context, choose] { choose([&context] { return PlanTrain(context); }); });
+  AddTrain(train, context);
+  CLI::App* const serve =
+      plan->add_subcommand("serve", "What serving a model needs, and how many sequences fit at a time.");
+  serve->callback([&context, choose] { choose([&context] { return PlanServe(context); }); });
+  AddServe(serve, context);
+  CLI::App* const share = plan->add_subcommand(
+      "share", "Whether several jobs fit on one device together, who waits, and which limits to set.");
+  share->callback([&context, choose] { choose([&context] { return PlanShare(context); }); });
+  AddShare(share, context);
+}
+
+std::vector<std::string> PlanValues(const CLI::Option& option) {
+  if (option.check_lname("precision")) return plan::PrecisionNames();
+  if (option.check_lname("optimizer")) return plan::OptimizerNames();
+  if (option.check_lname("checkpoint")) return plan::CheckpointNames();
+  if (option.check_lname("quantization")) return plan::QuantizationNames();
+  if (option.check_lname("kv")) return KvNames();
+  return {};
+}
+
+}  // namespace vrambroker::vramctl

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/vramctl/plan_output.h"
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "allocator/bytes.h"
+#include "allocator/replay/trace.h"
+
+namespace vrambroker::vramctl {
+namespace {
+
+constexpr size_t kMostConfigBytes = size_t{1} << 20;
+
+absl::StatusOr<plan::ModelShape> ReadConfig(const PlanFlags& flags) {
+  if (!(flags.params + flags.layers + flags.hidden + flags.heads + flags.kv_heads + flags.vocab).empty()) {
+    return absl::InvalidArgumentError(
+        "--config goes with none of --params, --layers, --hidden, --heads, --kv-heads, --vocab: the file says these");
+  }
+  const absl::StatusOr<std::string> text = ReadMaybeGzipped(flags.config);
+  if (!text.ok()) return absl::InvalidArgumentError(absl::StrCat("--config: ", text.status().message()));
+  if (text->size() > kMostConfigBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--config: ", flags.config, ": ", text->size(), " bytes; a config.json has at most 1 MiB"));
+  }
+  absl::StatusOr<plan::ModelShape> shape = plan::ParseModelConfig(*text);
+  if (!shape.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("--config: ", flags.config, ": ", shape.status().message()));
+  }
+  return shape;
+}
+
+}  // namespace
+
+absl::StatusOr<uint64_t> NumberOf(const char* option, const std::string& text) {
+  uint64_t number = 0;
+  if (text.empty()) return number;
+  if (text.find_first_not_of("0123456789") == std::string::npos && absl::SimpleAtoi(text, &number)) return number;
+  return absl::InvalidArgumentError(absl::StrCat(option, ": \"", absl::Utf8SafeCHexEscape(text.substr(0, 40)),
+                                                 "\"; a whole number below 2^64 is needed"));
+}
+
+absl::StatusOr<plan::ModelShape> ModelOf(const PlanFlags& flags) {
+  absl::StatusOr<plan::ModelShape> shape;
+  if (!flags.config.empty()) {
+    shape = ReadConfig(flags);
+  } else {
+    plan::GivenNumbers given;
+    const struct {
+      const char* option;
+      const std::string& text;
+      uint64_t& number;
+    } numbers[] = {{"--params", flags.params, given.parameters},   {"--layers", flags.layers, given.layers},
+                   {"--hidden", flags.hidden, given.hidden},       {"--heads", flags.heads, given.heads},
+                   {"--kv-heads", flags.kv_heads, given.kv_heads}, {"--vocab", flags.vocab, given.vocab}};
+    bool is_any = false;
+    for (const auto& [option, text, number] : numbers) {
+      const absl::StatusOr<uint64_t> read = NumberOf(option, text);
+      if (!read.ok()) return read.status();
+      number = *read;
+      is_any = is_any || !text.empty();
+    }
+    if (!is_any) {
+      return absl::InvalidArgumentError(
+          "which model? give --config FILE (a Hugging Face config.json), or --layers, --hidden, --heads and --vocab or "
+          "--params");
+    }
+    shape = plan::ShapeOf(given);
+  }
+  if (!shape.ok()) return shape.status();
+  for (const std::string& warning : shape->warnings) std::fprintf(stderr, "vramctl: %s\n", warning.c_str());
+  return shape;
+}
+
+void WarnOfLength(const plan::ModelShape& shape, uint64_t seq) {
+  if (shape.max_positions == 0 || seq <= shape.max_positions) return;
+  std::fprintf(stderr,
+               "vramctl: --seq %s is longer than the %s tokens that the model takes (max_position_embeddings)\n",
+               absl::StrCat(seq).c_str(), absl::StrCat(shape.max_positions).c_str());
+}
+
+absl::Status WriteTextFile(const std::string& path, const std::string& text) {
+  std::FILE* const file = std::fopen(path.c_str(), "w");
+  bool written = file != nullptr;
+  if (written) {
+    written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
+    written = std::fclose(file) == 0 && written;
+  }
+  if (written) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("--output: ", path, ": ", std::strerror(errno)));
+}
+
+std::vector<std::string> RowOf(const plan::Part& part) {
+  return {part.name, FormatBytes(part.bytes), part.formula};
+}
+
+nlohmann::ordered_json JsonOf(const plan::Part& part) {
+  return {{"name", part.name}, {"bytes", part.bytes}, {"formula", part.formula}};
+}
+
+nlohmann::ordered_json JsonOf(const std::vector<plan::Part>& parts) {
+  nlohmann::ordered_json json = nlohmann::ordered_json::array();
+  for (const plan::Part& part : parts) json.push_back(JsonOf(part));
+  return json;
+}
+
+std::string Described(const plan::ModelShape& shape) {
+  return absl::StrCat(shape.model_type == "given" ? "a GPT" : shape.model_type, ", ", plan::ParametersOf(shape),
+                      " parameters");
+}
+
+nlohmann::ordered_json JsonOf(const plan::ModelShape& shape) {
+  return {{"model_type", shape.model_type},
+          {"parameters", plan::ParametersOf(shape)},
+          {"layers", shape.layers},
+          {"hidden", shape.hidden},
+          {"heads", shape.heads},
+          {"kv_heads", shape.kv_heads},
+          {"vocab", shape.vocab}};
+}
+
+}  // namespace vrambroker::vramctl

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "allocator/bytes.h"
+#include "client/vramctl/commands.h"
+#include "client/vramctl/output.h"
+#include "client/vramctl/plan/share_plan.h"
+#include "client/vramctl/plan_output.h"
+#include "proto/admin_json.h"
+
+namespace vrambroker::vramctl {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+absl::StatusOr<std::vector<plan::JobProfile>> ReadJobs(const Context& context, const ReplayConfig& config) {
+  const std::vector<std::string>& paths = context.plan.jobs;
+  if (paths.size() > plan::kMostJobs) {
+    return absl::InvalidArgumentError(absl::StrCat(paths.size(), " jobs; at most ", plan::kMostJobs, " are planned"));
+  }
+  std::vector<plan::JobProfile> profiles;
+  std::vector<std::string> names;
+  for (const std::string& path : paths) {
+    const absl::StatusOr<Trace> trace = ReadTraceArgument(context, path);
+    if (!trace.ok()) return trace.status();
+    names.push_back(plan::JobName(path, names));
+    profiles.push_back(plan::ProfileOf(names.back(), *trace, config.options));
+    if (profiles.back().peak_reserved == 0)
+      return absl::InvalidArgumentError(absl::StrCat(path, ": allocates nothing"));
+  }
+  return profiles;
+}
+
+const char* NameOf(plan::Fit fit) {
+  switch (fit) {
+    case plan::Fit::kPrivately:
+      return "privately";
+    case plan::Fit::kReclaiming:
+      return "reclaiming";
+    case plan::Fit::kInTurns:
+      return "in_turns";
+    case plan::Fit::kNot:
+      return "not";
+  }
+  return "";
+}
+
+std::string Verdict(const plan::SharePlan& plan) {
+  switch (plan.fit) {
+    case plan::Fit::kPrivately:
+      return "They fit together, even with a private cache each. Nobody waits.";
+    case plan::Fit::kReclaiming:
+      return "They fit together: private caches would not, but idle memory of one goes to another. Nobody waits.";
+    case plan::Fit::kInTurns:
+      return "They fit in turns: not all peaks at once, so jobs wait for memory.";
+    case plan::Fit::kNot:
+      return "They do not fit: what they have at all times leaves too little for the largest step.";
+  }
+  return "";
+}
+
+std::string Waits(double ticks, const plan::JobProfile& profile) {
+  const double share = ticks / static_cast<double>(plan::kTicks);
+  return absl::StrFormat("%s (%.0f operations)", Percent(share), share * static_cast<double>(profile.step_operations));
+}
+
+void PrintShare(const std::vector<plan::JobProfile>& profiles, const plan::SharePlan& plan, uint64_t device_bytes) {
+  std::printf("%s on %s. %s\n\n", Counted(profiles.size(), "job").c_str(), FormatBytes(device_bytes).c_str(),
+              Verdict(plan).c_str());
+  std::vector<std::vector<std::string>> rows = {
+      {"JOB", ">PEAK ALLOCATED", ">PEAK RESERVED", ">PEAK NEEDED", ">AT ALL TIMES", ">LIMIT", ">GUARANTEE", "STEP"}};
+  for (size_t i = 0; i < profiles.size(); ++i) {
+    const plan::JobProfile& profile = profiles[i];
+    rows.push_back({profile.name, FormatBytes(profile.peak_allocated), FormatBytes(profile.peak_reserved),
+                    FormatBytes(profile.peak_needed), FormatBytes(profile.floor_needed),
+                    FormatBytes(plan.jobs[i].limit), FormatBytes(plan.jobs[i].guarantee),
+                    absl::StrCat(profile.has_marks ? "last step, " : "second half, ",
+                                 Counted(profile.step_operations, "operation"))});
+  }
+  std::fputs(Table(rows).c_str(), stdout);
+
+  const auto way = [&](const char* name, uint64_t bytes, const char* meaning) {
+    rows.push_back({name, FormatBytes(bytes), bytes <= device_bytes ? "fits" : "too much", meaning});
+  };
+  rows = {{"TOGETHER", ">BYTES", "", ""}};
+  way("private caches", plan.private_bytes, "each keeps what it reserved at its peak");
+  way("all peaks at once", plan.worst_bytes, "idle memory goes to others");
+  way("staggered", plan.staggered_bytes, "steps of equal length that begin as below");
+  way("in turns", plan.turns_bytes, "one peak at a time, beside what the others have at all times");
+  std::printf("\n");
+  std::fputs(Table(rows).c_str(), stdout);
+  const uint64_t shared = std::min(plan.worst_bytes, std::max(plan.staggered_bytes, plan.turns_bytes));
+  std::printf("Saved against private caches: %s if all peaks come at once, %s in turns.\n",
+              FormatBytes(plan.private_bytes - std::min(plan.private_bytes, plan.worst_bytes)).c_str(),
+              FormatBytes(plan.private_bytes - std::min(plan.private_bytes, shared)).c_str());
+
+  if (plan.fit == plan::Fit::kNot) return;
+  rows = {{"JOB", ">BEGINS LATER BY", ">WAITS, ALL AT ONCE", ">WAITS, IN TURNS"}};
+  for (size_t i = 0; i < profiles.size(); ++i) {
+    const plan::JobShare& job = plan.jobs[i];
+    rows.push_back({profiles[i].name,
+                    absl::StrCat(Percent(static_cast<double>(job.shift) / plan::kTicks), " of a step"),
+                    job.wait_together.has_value() ? Waits(*job.wait_together, profiles[i]) : "for ever",
+                    Waits(job.wait_in_turns, profiles[i])});
+  }
+  std::printf("\nWaits are shares of a step; the traces have no times, so all steps are taken to last equally long.\n");
+  std::fputs(Table(rows).c_str(), stdout);
+  if (!plan.jobs.front().wait_together.has_value()) {
+    std::printf(
+        "If all begin a step at once, each can end up with part of what it needs and wait for the others. Requests "
+        "are\n"
+        "then refused after max_wait. Start the jobs staggered, or let only one at a time begin a step.\n");
+  }
+}
+
+Json ShareJson(const std::vector<plan::JobProfile>& profiles, const plan::SharePlan& plan, uint64_t device_bytes,
+               const std::string& policy) {
+  Json jobs = Json::array();
+  for (size_t i = 0; i < profiles.size(); ++i) {
+    const plan::JobProfile& profile = profiles[i];
+    const plan::JobShare& share = plan.jobs[i];
+    Json job = {{"name", profile.name},
+                {"operations", profile.operations},
+                {"step_operations", profile.step_operations},
+                {"peak_allocated_bytes", profile.peak_allocated},
+                {"peak_reserved_bytes", profile.peak_reserved},
+                {"peak_needed_bytes", profile.peak_needed},
+                {"floor_needed_bytes", profile.floor_needed},
+                {"limit_bytes", share.limit},
+                {"guarantee_bytes", share.guarantee},
+                {"shift_steps", static_cast<double>(share.shift) / plan::kTicks},
+                {"wait_together_steps", nullptr},
+                {"wait_in_turns_steps", nullptr}};
+    if (share.wait_together.has_value()) job["wait_together_steps"] = *share.wait_together / plan::kTicks;
+    if (plan.fit != plan::Fit::kNot) job["wait_in_turns_steps"] = share.wait_in_turns / plan::kTicks;
+    jobs.push_back(std::move(job));
+  }
+  return {{"device_bytes", device_bytes},
+          {"fit", NameOf(plan.fit)},
+          {"private_bytes", plan.private_bytes},
+          {"worst_bytes", plan.worst_bytes},
+          {"staggered_bytes", plan.staggered_bytes},
+          {"turns_bytes", plan.turns_bytes},
+          {"jobs", std::move(jobs)},
+          {"policy", policy}};
+}
+
+}  // namespace
+
+absl::Status PlanShare(const Context& context) {
+  const absl::StatusOr<ReplayConfig> config = ReplayConfigOf(context.replay);
+  if (!config.ok()) return config.status();
+  if (config->device_bytes == ReplayConfig::kUnlimitedBytes || config->device_bytes == 0) {
+    return absl::InvalidArgumentError("share what? say --device-bytes, as 80GiB");
+  }
+  const absl::StatusOr<std::vector<plan::JobProfile>> profiles = ReadJobs(context, *config);
+  if (!profiles.ok()) return profiles.status();
+  const plan::SharePlan plan = plan::PlanShare(*profiles, config->device_bytes);
+  const bool fits = plan.fit != plan::Fit::kNot;
+  const std::string policy = fits ? plan::PolicyText(*profiles, plan, config->device_bytes) : "";
+  if (!context.output.empty()) {
+    if (!fits) return absl::FailedPreconditionError("the jobs do not fit, so there is no policy to write");
+    if (absl::Status written = WriteTextFile(context.output, policy); !written.ok()) return written;
+  }
+  if (context.json) {
+    std::printf("%s\n", JsonText(ShareJson(*profiles, plan, config->device_bytes, policy), /*indent=*/2).c_str());
+    return absl::OkStatus();
+  }
+  PrintShare(*profiles, plan, config->device_bytes);
+  if (fits) std::printf("\nRules for the daemon's configuration:\n\n%s", policy.c_str());
+  return absl::OkStatus();
+}
+
+}  // namespace vrambroker::vramctl

@@ -1,0 +1,208 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""`vramctl plan` as it is called: what it prints and writes, and how it refuses bad input.
+
+  plan_command_test.py VRAMCTL VRAMBROKERD
+"""
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+LLAMA_7B = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "max_position_embeddings": 2048,
+            "num_attention_heads": 32, "num_hidden_layers": 32, "vocab_size": 32000}
+GPT = ["--layers=12", "--hidden=768", "--heads=12", "--vocab=50257", "--seq=1024"]
+
+
+class Command:
+    def __init__(self, vramctl):
+        self.vramctl = vramctl
+
+    def run(self, *args):
+        return subprocess.run([self.vramctl, *map(str, args)], capture_output=True, text=True, timeout=300, check=False)
+
+    def json(self, *args):
+        done = self.run(*args, "--format=json")
+        return json.loads(done.stdout) if done.returncode == 0 else {"failed": done.stderr}
+
+
+def train_faults(command, folder):
+    config = folder / "config.json"
+    config.write_text(json.dumps(LLAMA_7B), encoding="utf-8")
+    done = command.run("plan", "train", "--config", config, "--batch", 8, "--device-bytes", "192GiB")
+    for part in ("6738415616 parameters", "weights", "gradients", "optimizer (adamw)", "activations: attention", "logits",
+                 "workspace", "sum", "expected peak", "16 B a parameter", "Korthikanti", "BATCH ON 192.00 GiB"):
+        if part not in done.stdout:
+            yield f"plan train does not print {part!r}: {done}"
+    trace = folder / "step.trace"
+    plan = command.json("plan", "train", "--config", config, "--batch", 8, "--device-bytes", "192GiB", "-o", trace)
+    step = plan["steps"][0]
+    parts = ("weights", "gradients", "optimizer", "activations", "logits", "workspace")
+    if sum(plan[f"{part}_bytes"] for part in parts) != plan["sum_bytes"]:
+        yield f"the parts are not the sum: {plan}"
+    if plan["weights_bytes"] != 2 * 6738415616 or plan["optimizer_bytes"] != 12 * 6738415616:
+        yield f"weights and optimizer: {plan}"
+    if [s["checkpoint"] for s in plan["steps"]] != ["none", "selective", "full"]:
+        yield f"three ways to checkpoint: {plan['steps']}"
+    batches = [s["largest_batch"] for s in plan["steps"]]
+    if not 0 < batches[0] < batches[1] < batches[2]:
+        yield f"checkpointing does not allow larger batches: {batches}"
+    # The trace is what was planned, and replay agrees.
+    replayed = command.json("replay", trace)
+    for key in ("operations", "peak_allocated_bytes", "peak_reserved_bytes"):
+        if replayed.get(key) != step[key]:
+            yield f"{key}: plan {step[key]}, replay {replayed.get(key)}"
+    if command.json("replay", trace, f"--device-bytes={step['smallest_device_bytes']}")["ooms"] != 0:
+        yield "the step runs out of memory on what is said to be the smallest device"
+    if command.json("replay", trace, f"--device-bytes={step['smallest_device_bytes'] - (2 << 20)}")["ooms"] == 0:
+        yield "the step runs on less than what is said to be the smallest device"
+    # Other settings change the reserved peak, and only that.
+    split = command.json("plan", "train", "--config", config, "--batch", 8, "--alloc-conf=large_segment_size_mb:512")
+    if split["steps"][0]["peak_reserved_bytes"] == step["peak_reserved_bytes"]:
+        yield "--alloc-conf changes nothing"
+    long = command.run("plan", "train", "--config", config, "--seq=4096")
+    if long.returncode != 0 or "--seq 4096 is longer than the 2048 tokens" not in long.stderr:
+        yield f"no warning of a long sequence: {long.stderr}"
+
+
+def serve_faults(command, folder):
+    config = folder / "config.json"
+    plan = command.json("plan", "serve", "--config", config, "--sequences=4", "--device-bytes=80GiB")
+    if plan["kv_bytes_per_token"] != 512 << 10 or plan["kv_cache_bytes"] != 4 * 2048 * (512 << 10):
+        yield f"KV cache: {plan}"
+    if not plan["most_sequences"] > 4:
+        yield f"sequences on 80 GiB: {plan}"
+    half = command.json("plan", "serve", "--config", config, "--sequences=4", "--kv=fp8")
+    if 2 * half["kv_cache_bytes"] != plan["kv_cache_bytes"] or half["most_sequences"] is not None:
+        yield f"fp8 keys and values, no device: {half}"
+    if not half["weights_bytes"] > 3 * command.json("plan", "serve", "--config", config,
+                                                    "--quantization=int4")["weights_bytes"]:
+        yield "int4 is not a third"
+
+
+def share_faults(command, folder, daemon):
+    trace, other, rules = folder / "gpt.trace", folder / "gpt.checkpointed.trace", folder / "rules.textproto"
+    command.run("plan", "train", *GPT, "--batch=16", "-o", trace)
+    command.run("plan", "train", *GPT, "--batch=16", "--checkpoint=full", "-o", other)
+    snapshot = folder / "snapshot.pickle"
+    command.run("replay", other, "-o", snapshot)
+    roomy = command.json("plan", "share", trace, other, snapshot, "--device-bytes=200GiB")
+    if roomy["fit"] != "privately" or [job["name"] for job in roomy["jobs"]] != ["gpt", "gpt-2", "snapshot"]:
+        yield f"three jobs on a large device: {roomy}"
+    if roomy["private_bytes"] != sum(job["peak_reserved_bytes"] for job in roomy["jobs"]):
+        yield f"private caches: {roomy}"
+    for key, fit in (("private_bytes", "privately"), ("worst_bytes", "reclaiming"), ("turns_bytes", "in_turns")):
+        plan = command.json("plan", "share", trace, other, f"--device-bytes={command_bytes(command, trace, other, key)}",
+                            "-o", rules)
+        if plan.get("fit") != fit:
+            yield f"on {key}: {plan}"
+            continue
+        done = subprocess.run([daemon, "--config", rules, "--check-config"], capture_output=True, text=True, check=False)
+        if done.returncode != 0 or rules.read_text(encoding="utf-8") != plan["policy"]:
+            yield f"the daemon refuses the rules for {key}: {done}"
+    small = command.run("plan", "share", trace, other, "--device-bytes=1GiB", "-o", rules)
+    if small.returncode != 1 or "do not fit" not in small.stderr:
+        yield f"a device that is too small: {small}"
+    text = command.run("plan", "share", trace, other, "--device-bytes=200GiB")
+    for part in ("Nobody waits", "private caches", "Saved against private caches", "rules {", "session_name: \"gpt-2\""):
+        if part not in text.stdout:
+            yield f"plan share does not print {part!r}: {text}"
+
+
+def command_bytes(command, trace, other, key):
+    return command.json("plan", "share", trace, other, "--device-bytes=200GiB")[key]
+
+
+def refusal_faults(command, folder):
+    """Bad input: exit code 2, nothing on standard output, and a message that says where."""
+    def config(name, text):
+        (folder / name).write_text(text if isinstance(text, str) else json.dumps(text), encoding="utf-8")
+        return f"--config={folder / name}"
+
+    train, serve, share = ["plan", "train"], ["plan", "serve"], ["plan", "share"]
+    good = config("good.json", LLAMA_7B)
+    trace = folder / "gpt.trace"
+    empty = folder / "empty.trace"
+    empty.write_text("", encoding="utf-8")
+    cases = [
+        ([*train], r"which model\? give --config FILE"),
+        ([*train, "--config", folder / "missing"], r"--config: .*missing: .*No such file"),
+        ([*train, "--config", folder], r"(?i)--config: .*is a directory"),
+        ([*train, good, "--layers=3"], r"--config goes with none of --params"),
+        ([*train, config("list.json", "[1]")], r"list\.json: this is no JSON object"),
+        ([*train, config("cut.json", '{"model_type": ')], r"cut\.json: byte \d+: this is no JSON"),
+        ([*train, config("deep.json", "[" * 100000 + "]" * 100000)], r"deep\.json: nested deeper than 64 levels"),
+        ([*train, config("large.json", " " * (2 << 20))], r"large\.json: \d+ bytes; a config\.json has at most 1 MiB"),
+        ([*train, config("other.json", {**LLAMA_7B, "model_type": "rwkv"})], r'"rwkv"; known are .*--params'),
+        ([*train, config("less.json", {"model_type": "llama"})], r'less\.json: "num_hidden_layers" is missing'),
+        ([*train, config("minus.json", {**LLAMA_7B, "hidden_size": -4096})], r'"hidden_size" is -4096; a whole number'),
+        ([*train, config("huge.json", {**LLAMA_7B, "vocab_size": 10 ** 30})], r'"vocab_size" is .*; a whole number'),
+        ([*train, config("odd.json", {**LLAMA_7B, "num_attention_heads": 31})], r"cannot be divided among 31 heads"),
+        ([*train, *GPT, "--layers=100000"], r"--layers: 100000 is above 512"),
+        ([*train, *GPT, "--hidden=-5"], r'--hidden: "-5"; a whole number'),
+        ([*train, *GPT, "--hidden=99999999999999999999999"], r"--hidden: .*a whole number"),
+        ([*train, *GPT, "--batch=0"], r"--batch: 0; accepted: 1 to 65536"),
+        ([*train, *GPT, "--batch=lots"], r'--batch: "lots"; a whole number'),
+        ([*train, *GPT, "--seq=99999999999"], r"--seq: 99999999999; accepted"),
+        ([*train, *GPT, "--params=7"], r"--params: 7 is less than"),
+        ([*train, *GPT, "--precision=fp4"], r'--precision: "fp4"; accepted: bf16-mixed'),
+        ([*train, *GPT, "--optimizer=lion"], r'--optimizer: "lion"; accepted: adamw'),
+        ([*train, *GPT, "--checkpoint=some"], r'--checkpoint: "some"; accepted: none'),
+        ([*train, *GPT, "--zero=3"], r"say how many with --gpus"),
+        ([*train, *GPT, "--zero=4", "--gpus=2"], r"--zero: 4; accepted: 0 to 3"),
+        ([*train, *GPT, "--gpus=2"], r"--gpus is for --zero"),
+        ([*train, *GPT, "--flash", "--eager"], r"give one of the two"),
+        ([*train, *GPT, "--device-bytes=80Gb"], r"--device-bytes: "),
+        ([*train, *GPT, "--alloc-conf=nothing:1"], r"--alloc-conf: .*nothing"),
+        ([*train, *GPT, "-o", folder / "no" / "such.trace"], r"--output: .*No such file"),
+        ([*train, "--layers=512", "--hidden=32768", "--heads=32768", "--vocab=16777216", "--batch=65536",
+          "--seq=16777216"], r"more than 64 PiB"),
+        ([*serve, good, "--quantization=int3"], r'--quantization: "int3"; accepted'),
+        ([*serve, good, "--kv=int4"], r'--kv: "int4"; accepted'),
+        ([*serve, good, "--sequences=0"], r"--sequences: 0; accepted"),
+        ([*serve, good, "--utilization=2"], r"--utilization: accepted"),
+        ([*serve, good, "--utilization=nan"], r"--utilization: accepted"),
+        ([*share], r"FILE is required; see vramctl plan share --help"),
+        ([*share, trace], r"--device-bytes is required"),
+        ([*share, folder / "missing", "--device-bytes=1GiB"], r"missing: .*No such file"),
+        ([*share, empty, "--device-bytes=1GiB"], r"empty\.trace: allocates nothing"),
+        ([*share, *[trace] * 17, "--device-bytes=80GiB"], r"17 jobs; at most 16"),
+        (["plan"], r"plan: no command given; see vramctl plan --help"),
+        (["plan", "dinner"], r"plan: no command 'dinner'"),
+    ]
+    for args, pattern in cases:
+        done = command.run(*args)
+        if done.returncode != 2 or done.stdout or not re.search(pattern, done.stderr):
+            yield f"{args}: exit code {done.returncode}, message {done.stderr!r}, wanted {pattern!r}"
+    error = command.run(*train, "--format=json")
+    if json.loads(error.stderr)["error"]["code"] != "INVALID_ARGUMENT":
+        yield f"no error as JSON: {error}"
+
+
+def completion_faults(command):
+    for words, wanted in ((["plan", ""], {"train", "serve", "share"}), (["plan", "train", "--prec"], {"--precision"}),
+                          (["plan", "train", "--checkpoint", ""], {"none", "full", "selective"}),
+                          (["plan", "train", "--config", ""], {":files"}), (["plan", "share", ""], {":files"}),
+                          (["plan", "serve", "--kv", "fp"], {"fp16", "fp32", "fp8"})):
+        offered = set(command.run("__complete", *words).stdout.split())
+        if offered != wanted:
+            yield f"completion of {words}: {offered}"
+
+
+def main():
+    command = Command(sys.argv[1])
+    with tempfile.TemporaryDirectory() as folder:
+        folder = pathlib.Path(folder)
+        faults = [*train_faults(command, folder), *serve_faults(command, folder),
+                  *share_faults(command, folder, sys.argv[2]), *refusal_faults(command, folder),
+                  *completion_faults(command)]
+    for fault in faults:
+        print(fault)
+    print(f"{len(faults)} faults")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
