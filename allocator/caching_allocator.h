@@ -118,6 +118,8 @@ class CachingAllocator {
   // Keeps the last `max_events` events for snapshots; 0 (the beginning) keeps none. Forgets earlier ones.
   void SetRecording(size_t max_events) ABSL_LOCKS_EXCLUDED(mu_);
 
+  // The segment that a request would take which no cached block can serve.
+  uint64_t NeededSegmentBytes(uint64_t requested) const;
   // How a request that was refused stands against this heap. Walks everything.
   FitReport ExplainFit(uint64_t requested, Stream stream = 0) ABSL_LOCKS_EXCLUDED(mu_);
   // Reads the clock by which blocks are said to be held since some time. Their times are those of the last call, of the

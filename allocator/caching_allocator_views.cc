@@ -74,18 +74,17 @@ PinnedSegment HolesOf(const Segment& segment) {
 }
 
 std::vector<PinningBlock> LongestHeld(const Segment& segment, uint32_t now_s) {
-  std::vector<PinningBlock> held;
+  std::vector<PinningBlock> longest;  // of equal ones the lowest address first
   for (const Block* block = segment.first; block != nullptr; block = block->next) {
     if (block->state == BlockState::kFree) continue;
-    held.push_back({.address = block->address, .bytes = block->bytes, .held_seconds = now_s - block->handed_out_s});
+    const PinningBlock held{
+        .address = block->address, .bytes = block->bytes, .held_seconds = now_s - block->handed_out_s};
+    longest.insert(std::find_if(longest.begin(), longest.end(),
+                                [&](const PinningBlock& other) { return other.held_seconds < held.held_seconds; }),
+                   held);
+    if (longest.size() > Holes::kMaxBlocks) longest.pop_back();
   }
-  const size_t kept = std::min(held.size(), Holes::kMaxBlocks);
-  std::partial_sort(held.begin(), held.begin() + static_cast<std::ptrdiff_t>(kept), held.end(),
-                    [](const PinningBlock& a, const PinningBlock& b) {
-                      return std::pair(b.held_seconds, a.address) < std::pair(a.held_seconds, b.address);
-                    });
-  held.resize(kept);
-  return held;
+  return longest;
 }
 
 }  // namespace
@@ -113,12 +112,17 @@ Holes CachingAllocator::FindHoles() const {
   return holes;
 }
 
+uint64_t CachingAllocator::NeededSegmentBytes(uint64_t requested) const {
+  return Describe(requested, 0).segment_bytes;
+}
+
 FitReport CachingAllocator::ExplainFit(uint64_t requested, Stream stream) {
   const Request request = Describe(requested, stream);
   FitReport report{.block_bytes = request.block_bytes, .segment_bytes = request.segment_bytes};
   MutexLock lock(mu_);
   clock_.Update();
   report.holes = FindHoles();
+  report.knows_holes = true;
   const StreamPools* pools = FindPools(stream);
   if (pools == nullptr) return report;
   for (const Block* block : pools->free[static_cast<int>(request.pool)].InOrder()) {

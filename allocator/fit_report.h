@@ -44,6 +44,7 @@ struct FitReport {
   uint64_t pool_free_bytes = 0;     // free blocks of the pool and stream that would serve it
   uint64_t pool_largest_bytes = 0;  // the largest of them
   Holes holes;                      // of the whole heap
+  bool knows_holes = false;         // `holes` was looked at
 };
 
 }  // namespace vrambroker

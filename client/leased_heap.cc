@@ -142,8 +142,8 @@ absl::Status LeasedHeap::Explain(const absl::Status& refusal, uint64_t requested
   *request.mutable_holes() = HolesToProto(fit.holes);
   if (const absl::StatusOr<MemoryStats> stats = GetMemoryStats(); stats.ok()) {
     request.set_allocated_bytes(stats->allocated_bytes.all.current);
-    // With what the application says of its whole segments.
-    request.mutable_holes()->set_hole_bytes(stats->inactive_split_bytes.all.current);
+    // Where all are the application's, in its whole segments, it says how much they are.
+    if (fit.holes.count == 0) request.mutable_holes()->set_hole_bytes(stats->inactive_split_bytes.all.current);
   }
   const std::shared_ptr<SessionClient::Link> link = session_.link();
   session_.CountCall();
@@ -370,7 +370,7 @@ void LeasedHeap::RetryClosing() {
 
 absl::StatusOr<void*> LeasedHeap::LeaseSegment(uint64_t bytes, bool now) {
   if (absl::Status status = CheckBytes(bytes); !status.ok()) return status;
-  const FitReport fit{.block_bytes = bytes, .segment_bytes = RoundUpTo(bytes, kSegmentGranuleBytes)};
+  FitReport fit{.block_bytes = bytes, .segment_bytes = RoundUpTo(bytes, kSegmentGranuleBytes)};
   if (bytes >= kMaxRequestBytes) {
     allocator_.CountOutOfMemory();
     return Explain(absl::ResourceExhaustedError("more than any device has"), bytes,
@@ -384,6 +384,7 @@ absl::StatusOr<void*> LeasedHeap::LeaseSegment(uint64_t bytes, bool now) {
   }
   if (absl::IsResourceExhausted(segment.status())) {
     allocator_.CountOutOfMemory();
+    fit.holes = allocator_.ExplainFit(bytes).holes;
     return Explain(segment.status(), bytes, fit);
   }
   if (!segment.ok()) return segment.status();

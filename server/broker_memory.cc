@@ -37,6 +37,7 @@ void AddFit(const FitReport& fit, OomReport* report) {
   report->pool_free_bytes = fit.pool_free_bytes;
   report->largest_free_block_bytes = fit.pool_largest_bytes;
   report->holes = fit.holes;
+  report->knows_holes = fit.knows_holes;
 }
 
 // Has not answered the question that it was asked for so long.
@@ -85,7 +86,7 @@ void Broker::Allocate(const SessionPtr& session, uint64_t device, uint64_t reque
 
 void Broker::WaitToAllocate(const SessionPtr& session, int device, uint64_t requested, Stream stream,
                             const GrowthOptions& growth, const AllocateDone& done) {
-  const uint64_t bytes = session->allocator(device).ExplainFit(requested, stream).segment_bytes;
+  const uint64_t bytes = session->allocator(device).NeededSegmentBytes(requested);
   const SteadyTime until = options_.clock() + growth.wait;
   // Whichever comes first answers: a grant, a refusal, or a block that the session itself has freed.
   const auto answered = std::make_shared<std::atomic<bool>>(false);

@@ -259,7 +259,8 @@ absl::StatusOr<RefusedRequest> FromProto(const v1::ExplainRequest& request) {
                                  .segment_bytes = request.segment_bytes(),
                                  .pool_free_bytes = request.pool_free_bytes(),
                                  .pool_largest_bytes = request.pool_largest_bytes(),
-                                 .holes = *std::move(holes)}};
+                                 .holes = *std::move(holes),
+                                 .knows_holes = request.has_holes()}};
   switch (request.cause()) {
     case v1::OutOfMemory::CAUSE_LIMIT:
       refused.cause = OomCause::kLimit;

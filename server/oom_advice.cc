@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <array>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "allocator/bytes.h"
 #include "allocator/size_class.h"
 
@@ -25,22 +27,62 @@ std::string AdviceOnSize(const OomReport& report) {
                       " could never hold this request, however long it waits.");
 }
 
-// How to have the rest of a segment, beside closing holes.
-std::string MoreRoom(const OomReport& report) {
-  const std::string missing = FormatBytes(Less(report.segment_bytes, RoomBytes(report)));
-  const uint64_t device_room = Less(report.available_bytes, report.kept_free_bytes);
-  if (device_room < report.segment_bytes) {
-    return absl::StrCat("have other sessions give ", FormatBytes(report.segment_bytes - device_room), " back");
+// At least so much, as `vramctl limit` takes it.
+std::string WholeMib(uint64_t bytes) {
+  return absl::StrCat(RoundUpTo(bytes, 1_MiB) / 1_MiB, "MiB");
+}
+
+// What would make the device have `missing` bytes more for the session; empty: nothing that anybody can be told.
+std::string MoreOfTheDevice(const OomReport& report, uint64_t missing) {
+  if (report.kept_free_bytes >= missing) {
+    return absl::StrCat("lower other sessions' guarantees, for which ", FormatBytes(report.kept_free_bytes),
+                        " are kept free");
   }
-  if (IsUserLimit(report)) return absl::StrCat("have user_limit raised by ", missing);
-  return absl::StrCat("have the session's limit raised by ", missing, " (vramctl limit)");
+  if (report.quarantined_bytes >= missing) {
+    return absl::StrCat("end the processes of sessions that disconnected or were ended, which still hold ",
+                        FormatBytes(report.quarantined_bytes));
+  }
+  const uint64_t others =
+      Less(report.capacity_bytes - std::min(report.capacity_bytes, report.available_bytes), report.reserved_bytes);
+  if (others >= missing) {
+    return absl::StrCat("have other sessions give ", FormatBytes(missing), " back (vramctl sessions)");
+  }
+  if (report.outside_bytes >= missing) return "end programs outside vrambroker that use the device (nvidia-smi)";
+  return "";
+}
+
+// How to get the segment all the same: each bound that is in the way has to give.
+std::string MoreRoom(const OomReport& report) {
+  const Rooms rooms = RoomsOf(report);
+  std::vector<std::string> needed;
+  if (rooms.limit < report.segment_bytes) {
+    needed.push_back(absl::StrCat("raise the session's limit to ",
+                                  WholeMib(report.reserved_bytes + report.segment_bytes), " (vramctl limit)"));
+  }
+  if (rooms.user < report.segment_bytes) {
+    const uint64_t growth =
+        report.segment_bytes - std::min(report.segment_bytes, Less(report.guarantee_bytes, report.reserved_bytes));
+    needed.push_back(absl::StrCat("have user_limit raised to ", WholeMib(report.user_committed_bytes + growth)));
+  }
+  if (rooms.device < report.segment_bytes) {
+    const std::string more = MoreOfTheDevice(report, report.segment_bytes - rooms.device);
+    if (more.empty()) return "";
+    needed.push_back(more);
+  }
+  return absl::StrJoin(needed, " and ");
 }
 
 // Names no setting: whether one would have helped is known only to who has tried it.
 std::string AdviceOnFragmentation(const OomReport& report) {
-  return absl::StrCat("Free the blocks that pin partly used segments (vramctl map shows these), or ", MoreRoom(report),
-                      ", or find a setting of the allocator that makes fewer holes: vramctl tune tries them on a "
-                      "recording of this session (vramctl record, vramctl snapshot).");
+  const std::string more = MoreRoom(report);
+  // An allocator of the application's own, such as PyTorch's: the daemon sees nothing of its blocks.
+  const bool is_applications = report.holes.count == 0;
+  return absl::StrCat(is_applications ? "Free memory that keeps partly used segments"
+                                      : "Free the blocks that pin partly used segments (vramctl map shows these)",
+                      more.empty() ? "" : absl::StrCat(", or ", more),
+                      ", or look for settings that make fewer holes: vramctl tune tries them on ",
+                      is_applications ? "a snapshot of PyTorch's (torch.cuda.memory._dump_snapshot)."
+                                      : "a recording of this session (vramctl record, vramctl snapshot).");
 }
 
 std::string AdviceOnLimit(const OomReport& report) {
@@ -54,7 +96,11 @@ std::string AdviceOnLimit(const OomReport& report) {
   if (report.segment_bytes > report.limit_bytes) {
     return "Raise the session's limit (vramctl limit) or ask for less: the limit could never hold this request.";
   }
-  const uint64_t room = Less(report.available_bytes, report.kept_free_bytes);
+  if (RoomsOf(report).limit >= report.segment_bytes) {
+    return "Try again, since it would fit by now; where throw_on_cudamalloc_oom is set, it refuses before the cache is "
+           "emptied.";
+  }
+  const uint64_t room = RoomsOf(report).device;
   if (room >= report.segment_bytes) {
     return absl::StrCat(
         "Raise the session's limit (vramctl limit) or free some of this session's memory: the device has ",
@@ -107,7 +153,7 @@ std::string AdviceOnCapacity(const OomReport& report) {
     return "Try again in a moment, give the request a wait time, or the session a higher priority (vramctl priority): "
            "free memory is kept for hold_back_time for a request that has waited longer (vramctl sessions).";
   }
-  const uint64_t room = Less(report.available_bytes, report.kept_free_bytes);
+  const uint64_t room = RoomsOf(report).device;
   if (room >= report.segment_bytes) {
     return absl::StrCat("Try again, or look for programs outside vrambroker that use the device (nvidia-smi): ",
                         FormatBytes(room), " should be free, but the driver did not have that much.");

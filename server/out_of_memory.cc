@@ -6,6 +6,7 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "allocator/bytes.h"
+#include "allocator/size_class.h"
 #include "proto/heap_convert.h"
 #include "server/oom_advice.h"
 #include "vrambroker/v1/types.pb.h"
@@ -53,16 +54,6 @@ uint64_t Less(uint64_t from, uint64_t bytes) {
   return from - std::min(from, bytes);
 }
 
-// What the device has for the session, less what is kept for others.
-uint64_t DeviceRoom(const OomReport& report) {
-  return Less(report.available_bytes, report.kept_free_bytes);
-}
-
-// What nobody but the session keeps it from.
-uint64_t LimitRoom(const OomReport& report) {
-  return Less(report.limit_bytes, report.reserved_bytes);
-}
-
 std::string Time(uint64_t seconds) {
   if (seconds < 120) return absl::StrCat(seconds, " s");
   if (seconds < 120 * 60) return absl::StrCat(seconds / 60, " min");
@@ -88,33 +79,54 @@ std::string ExplainPinned(const PinnedSegment& pinned) {
 std::string ExplainHoles(const OomReport& report) {
   const Holes& holes = report.holes;
   // Only the application knows where they are.
-  if (holes.count == 0) return absl::StrCat(FormatBytes(holes.bytes), " are free beside memory in use");
+  if (holes.count == 0) return absl::StrCat(FormatBytes(HoleBytes(report)), " are free beside memory in use");
   std::string text = absl::StrCat(FormatBytes(holes.bytes), " are free in ", Counted(holes.count, "hole"),
                                   " between used blocks, in ", Counted(holes.segments, "segment"));
-  if (report.pool_free_bytes < holes.bytes) {
-    absl::StrAppend(&text, ", ", FormatBytes(report.pool_free_bytes), " of them are of this request's stream and pool");
+  if (report.pool_free_bytes == 0) {
+    absl::StrAppend(&text, ", all of another stream or size than this request");
+  } else {
+    if (report.pool_free_bytes < holes.bytes) {
+      absl::StrAppend(&text, ", ", FormatBytes(report.pool_free_bytes), " of them for this stream and size");
+    }
+    absl::StrAppend(&text, ", and the largest free block is ", FormatBytesExactly(report.largest_free_block_bytes));
   }
-  absl::StrAppend(&text, ", and the largest free block is ", FormatBytesExactly(report.largest_free_block_bytes));
   if (!holes.most_bytes.empty()) absl::StrAppend(&text, ExplainPinned(holes.most_bytes.front()));
   return text;
-}
-
-// What decides how much the session can reserve.
-std::string Bound(const OomReport& report) {
-  if (IsUserLimit(report)) return absl::StrCat("user_limit, ", FormatBytesExactly(report.user_limit_bytes));
-  if (LimitRoom(report) <= DeviceRoom(report))
-    return absl::StrCat("the limit of ", FormatBytesExactly(report.limit_bytes));
-  return absl::StrCat("the device's ", FormatBytesExactly(report.capacity_bytes));
 }
 
 std::string NeedsSegment(const OomReport& report) {
   return absl::StrCat("it needs a segment of ", FormatBytesExactly(report.segment_bytes));
 }
 
+// What decides how much the session can reserve.
+std::string Bound(const OomReport& report) {
+  const Rooms rooms = RoomsOf(report);
+  if (rooms.limit == rooms.least()) return absl::StrCat("the limit of ", FormatBytesExactly(report.limit_bytes));
+  const std::string most = FormatBytes(report.reserved_bytes + rooms.least());
+  if (rooms.user == rooms.least()) {
+    return absl::StrCat("the ", most, " that user_limit, ", FormatBytesExactly(report.user_limit_bytes),
+                        ", leaves this session");
+  }
+  return absl::StrCat("the ", most, " that the device's ", FormatBytesExactly(report.capacity_bytes),
+                      " leave this session");
+}
+
 std::string ExplainFragmentation(const OomReport& report) {
   return absl::StrCat("what is allocated and ", FormatBytes(report.block_bytes), " more would fit within ",
                       Bound(report), ", but ", NeedsSegment(report), ", and only ", FormatBytes(RoomBytes(report)),
-                      " can still be reserved: ", ExplainHoles(report));
+                      " can still be reserved; ", ExplainHoles(report));
+}
+
+std::string ExplainLimit(const OomReport& report) {
+  if (IsUserLimit(report)) {
+    return absl::StrCat(NeedsSegment(report), ", and the user's sessions together have ",
+                        FormatBytesExactly(report.user_committed_bytes), " of user_limit, ",
+                        FormatBytesExactly(report.user_limit_bytes));
+  }
+  const uint64_t room = RoomsOf(report).limit;
+  return absl::StrCat(NeedsSegment(report),
+                      room < report.segment_bytes ? ", which would exceed the limit: " : ", which did not fit; by now ",
+                      FormatBytesExactly(room), " of ", room < report.segment_bytes ? "it" : "the limit", " are left");
 }
 
 }  // namespace
@@ -122,13 +134,7 @@ std::string ExplainFragmentation(const OomReport& report) {
 std::string Explanation(const OomReport& report) {
   switch (report.cause) {
     case OomCause::kLimit:
-      if (IsUserLimit(report)) {
-        return absl::StrCat(NeedsSegment(report), ", and the user's sessions together have ",
-                            FormatBytesExactly(report.user_committed_bytes), " of user_limit, ",
-                            FormatBytesExactly(report.user_limit_bytes));
-      }
-      return absl::StrCat(NeedsSegment(report),
-                          ", which would exceed the limit: ", FormatBytesExactly(LimitRoom(report)), " of it are left");
+      return ExplainLimit(report);
     case OomCause::kCapacity:
       return absl::StrCat(NeedsSegment(report), ", and ", FormatBytesExactly(report.available_bytes),
                           " of the device's ", FormatBytesExactly(report.capacity_bytes), " are left",
@@ -183,15 +189,28 @@ bool IsMayGrowLater(const absl::Status& status) {
   return status.GetPayload(kLaterUrl).has_value();
 }
 
+Rooms RoomsOf(const OomReport& report) {
+  Rooms rooms{.limit = Less(report.limit_bytes, report.reserved_bytes),
+              .device = Less(report.available_bytes, report.kept_free_bytes)};
+  if (report.user_limit_bytes == 0) return rooms;
+  // What the session is guaranteed is part of what its user has, whether it holds it or not.
+  rooms.user =
+      Less(report.user_limit_bytes, report.user_committed_bytes) + Less(report.guarantee_bytes, report.reserved_bytes);
+  return rooms;
+}
+
 uint64_t RoomBytes(const OomReport& report) {
-  uint64_t room = std::min(LimitRoom(report), DeviceRoom(report));
-  if (report.user_limit_bytes > 0) room = std::min(room, Less(report.user_limit_bytes, report.user_committed_bytes));
-  return room;
+  return RoomsOf(report).least();
+}
+
+uint64_t HoleBytes(const OomReport& report) {
+  const uint64_t free = Less(report.reserved_bytes, report.allocated_bytes);
+  return report.knows_holes ? std::min(report.holes.bytes, free) : free;
 }
 
 bool IsUserLimit(const OomReport& report) {
-  return report.user_limit_bytes > 0 && LimitRoom(report) >= report.segment_bytes &&
-         Less(report.user_limit_bytes, report.user_committed_bytes) < report.segment_bytes;
+  const Rooms rooms = RoomsOf(report);
+  return rooms.limit >= report.segment_bytes && rooms.user < report.segment_bytes;
 }
 
 OomCause CauseOf(const OomReport& report, OomCause refusal) {
@@ -199,10 +218,13 @@ OomCause CauseOf(const OomReport& report, OomCause refusal) {
   // What may change while a request waits is its user's limit all the same.
   if (refusal == OomCause::kCapacity && IsUserLimit(report)) refusal = OomCause::kLimit;
   const uint64_t room = RoomBytes(report);
-  const uint64_t free = Less(report.reserved_bytes, report.allocated_bytes);
-  if (free == 0 || room >= report.segment_bytes) return refusal;
+  if (HoleBytes(report) == 0 || room >= report.segment_bytes) return refusal;
   // No segment of that size will ever be within it.
   if (report.segment_bytes > report.limit_bytes) return refusal;
+  // There is room for the block: what is missing is room for the larger segment that blocks of its size share.
+  if (room >= RoundUpTo(report.block_bytes, kSegmentGranuleBytes) && report.pool_free_bytes < report.block_bytes) {
+    return refusal;
+  }
   // A session above its limit, which was lowered, has to come below it first.
   const uint64_t bound = std::min(report.reserved_bytes + room, report.limit_bytes);
   return Less(bound, report.allocated_bytes) >= report.block_bytes ? OomCause::kFragmentation : refusal;
@@ -229,7 +251,7 @@ v1::OutOfMemory ToProto(const OomReport& report) {
   }
   proto.set_advice(Advice(report));
   proto.set_guarantee_bytes(report.guarantee_bytes);
-  proto.set_inactive_split_bytes(report.inactive_split_bytes);
+  proto.set_inactive_split_bytes(report.knows_holes ? HoleBytes(report) : report.inactive_split_bytes);
   proto.set_device_kept_free_bytes(report.kept_free_bytes);
   proto.set_device_idle_bytes(report.device_idle_bytes);
   proto.set_device_quarantined_bytes(report.quarantined_bytes);
@@ -246,6 +268,7 @@ v1::OutOfMemory ToProto(const OomReport& report) {
   proto.set_block_bytes(report.block_bytes);
   proto.set_room_bytes(RoomBytes(report));
   *proto.mutable_holes() = HolesToProto(report.holes);
+  proto.mutable_holes()->set_hole_bytes(HoleBytes(report));
   proto.set_explanation(Explanation(report));
   return proto;
 }

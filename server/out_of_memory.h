@@ -4,6 +4,7 @@
 #ifndef VRAMBROKER_SERVER_OUT_OF_MEMORY_H_
 #define VRAMBROKER_SERVER_OUT_OF_MEMORY_H_
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -80,7 +81,19 @@ struct OomReport {
   uint64_t user_committed_bytes = 0;  // what they have, or are guaranteed
   bool names_others = false;          // what other sessions hold was looked up: holders, quarantined and idle bytes
   Holes holes;                        // of the session
+  // Whether `holes` is the session's word. Clients of version 0.1 send none; what is reserved and not allocated counts.
+  bool knows_holes = false;
 };
+
+// What the session could still reserve, by each of its bounds; kNone where there is no such bound.
+struct Rooms {
+  static constexpr uint64_t kNone = ~uint64_t{0};
+  uint64_t limit = kNone;
+  uint64_t user = kNone;    // by user_limit
+  uint64_t device = kNone;  // what it has and does not keep for others
+  uint64_t least() const { return std::min({limit, user, device}); }
+};
+Rooms RoomsOf(const OomReport& report);
 
 // What the SegmentPool answers when it cannot lease a segment: ResourceExhausted that carries its cause.
 absl::Status SegmentRefused(OomCause cause, absl::string_view message);
@@ -91,15 +104,19 @@ std::optional<OomCause> SegmentRefusalCause(const absl::Status& status);
 absl::Status MayGrowLater();
 bool IsMayGrowLater(const absl::Status& status);
 
-// What the session could still reserve: by its limit, by user_limit, and by what the device has for it.
+// The least of them.
 uint64_t RoomBytes(const OomReport& report);
+
+// Free bytes of the session that no trim returns.
+uint64_t HoleBytes(const OomReport& report);
 
 // Whether it is user_limit that keeps the session from growing, not its own limit.
 bool IsUserLimit(const OomReport& report);
 
 // The cause to name to the client, when `refusal` is what kept the session from growing. Pure. Fragmentation: what is
 // allocated and the block would fit, were there no holes between the blocks; what is reserved and the segment do not.
-// Then a higher limit, or more of the device, would only be one way to serve the request.
+// Then a higher limit, or more of the device, would only be one way to serve the request. Not where a small block would
+// have room and only the segment that such blocks share has not: closing holes of others than its pool would not help.
 OomCause CauseOf(const OomReport& report, OomCause refusal);
 
 // The cause, with the figures that decide it: what is said of it everywhere. At most kMaxExplanation bytes.

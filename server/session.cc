@@ -265,7 +265,7 @@ absl::StatusOr<Allocation> Session::AllocateSlowly(int device, uint64_t requeste
   if (block.ok()) return Record(device, *block);
   if (absl::IsResourceExhausted(block.status()) && !SegmentRefusalCause(block.status()).has_value()) {
     // The heap's own refusal, by throw_on_cudamalloc_oom.
-    const bool ever_fits = heap.allocator.ExplainFit(requested).segment_bytes <= heap.pool.capacity_bytes();
+    const bool ever_fits = heap.allocator.NeededSegmentBytes(requested) <= heap.pool.capacity_bytes();
     return SegmentRefused(ever_fits ? OomCause::kLimit : OomCause::kLargerThanDevice, block.status().message());
   }
   return block.status();

@@ -410,7 +410,7 @@ def overview():
     board.row("Refusals")
     board.series("Refused by reason",
                  "Requests that got no memory. limit: the session's own limit. capacity: the device is full. "
-                 "fragmentation: enough is free, but no piece is large enough. larger_than_device: the request can "
+                 "fragmentation: it would fit but for holes between used blocks. larger_than_device: the request can "
                  "never fit.",
                  [query(increase("vrambroker_device_ooms_total", "reason", DEVICE), "{{reason}}")], "none", events=True, paint=REASONS)
     board.series("Refused by session: top ten",
@@ -620,7 +620,7 @@ def session():
                   query(rate("vrambroker_client_frees_total", "", SESSION), "frees")], "ops", 6)
     board.series("Refused by reason",
                  "Why requests got no memory. limit: the session's own limit. capacity: the device is full. "
-                 "fragmentation: enough is free, but no piece is large enough. larger_than_device: the request can "
+                 "fragmentation: it would fit but for holes between used blocks. larger_than_device: the request can "
                  "never fit.",
                  [query(increase("vrambroker_client_ooms_total", "reason", SESSION), "{{reason}}")], "none", 6, events=True, paint=REASONS)
     board.series("Requests that flushed the cache first",

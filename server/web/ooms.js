@@ -10,6 +10,13 @@ const CAUSES = {
   LARGER_THAN_DEVICE: 'larger than the device',
 };
 
+function pinned(segment) {
+  const [longest] = segment.longest_held;
+  return `segment ${segment.address.toString(16)}: ${bytes(segment.hole_bytes)} of ${bytes(segment.segment_bytes)} free, ` +
+    plural(segment.pinning_blocks, 'block') + ' in use' +
+    (longest === undefined ? '' : `, one of ${bytes(longest.block_bytes)} held for ${longest.held_seconds} s`);
+}
+
 export function showOoms(list, note, empty, answer) {
   empty.hidden = answer.events.length > 0;
   setText(note, answer.total_events === 0 ? '' : `${plural(answer.total_events, 'request')} since the start`);
@@ -27,6 +34,7 @@ export function showOoms(list, note, empty, answer) {
         el('span', {}, `asked for ${bytes(oom.requested_bytes)} on device ${oom.device}`),
         el('time', {datetime: event.time, title: time.toLocaleString()}, clock(time))),
       oom.explanation === '' ? null : el('p', {class: 'why'}, oom.explanation),
+      ...(oom.cause === 'FRAGMENTATION' ? oom.pinned_segments : []).map((segment) => el('p', {class: 'why'}, pinned(segment))),
       el('p', {class: 'why'},
         `limit ${bytes(oom.limit_bytes)}, reserved ${bytes(oom.reserved_bytes)}, allocated ` +
         `${bytes(oom.allocated_bytes)}, largest free block ${bytes(oom.largest_free_block_bytes)}; ` +

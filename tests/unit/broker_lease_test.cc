@@ -84,6 +84,7 @@ TEST_F(BrokerTest, ARefusedRequestOfTheClientsIsExplained) {
       .allocated_bytes = 19_MiB,
       .fit = {.block_bytes = 5_MiB, .segment_bytes = 20_MiB, .pool_free_bytes = 1_MiB, .pool_largest_bytes = 1_MiB}};
   request.fit.holes = {.bytes = 1_MiB, .count = 1, .segments = 1};
+  request.fit.knows_holes = true;
   const v1::OutOfMemory oom = Report(broker_->Explain(session, 0, request));
   EXPECT_EQ(oom.cause(), v1::OutOfMemory::CAUSE_LIMIT);
   EXPECT_EQ(oom.requested_bytes(), 5'000'000u);

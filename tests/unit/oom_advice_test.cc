@@ -153,6 +153,8 @@ OomReport Needing30(OomCause cause) {
   report.available_bytes = 10_MiB;
   report.largest_holders = {{.client = "trainer", .reserved_bytes = 70_MiB, .allocated_bytes = 65_MiB}};
   report.names_others = true;
+  report.knows_holes = true;
+  report.holes = {.bytes = 10_MiB, .count = 2, .segments = 2};
   return report;
 }
 
@@ -178,7 +180,7 @@ TEST_P(AdviceTest, FitsCauseAndFigures) {
   EXPECT_LE(advice.size(), 400u);
   EXPECT_EQ(advice.back(), '.');
   EXPECT_THAT(advice, Not(HasSubstr(". "))) << "one sentence";
-  for (const char* setting : {"max_split_size_mb", "garbage_collection_threshold", "alloc_conf"}) {
+  for (const char* setting : {"max_split_size_mb", "garbage_collection_threshold", "alloc_conf", "roundup"}) {
     EXPECT_THAT(advice, Not(HasSubstr(setting))) << "nobody has tried whether it would help";
   }
 }
@@ -201,12 +203,53 @@ const AdviceCase kAdvice[] = {
        r.limit_bytes = 40_MiB;
        r.available_bytes = 50_MiB;
      },
-     {"Free the blocks that pin partly used segments (vramctl map", "have the session's limit raised by 10.00 MiB",
-      "vramctl tune"}},
+     {"Free the blocks that pin partly used segments (vramctl map",
+      "raise the session's limit to 50MiB (vramctl limit)", "vramctl tune"}},
+    {"FragmentationAboveALoweredLimit",
+     OomCause::kFragmentation,
+     [](OomReport& r) {
+       r.limit_bytes = 40_MiB;
+       r.reserved_bytes = 60_MiB;
+       r.available_bytes = 50_MiB;
+     },
+     {"raise the session's limit to 90MiB"}},
+    {"FragmentationBelowTwoBounds",
+     OomCause::kFragmentation,
+     [](OomReport& r) { r.limit_bytes = 40_MiB; },
+     {"raise the session's limit to 50MiB (vramctl limit) and have other sessions give 20.00 MiB back"}},
+    {"FragmentationAloneOnTheDevice",
+     OomCause::kFragmentation,
+     [](OomReport& r) { r.reserved_bytes = 90_MiB; },
+     {"(vramctl map shows these), or look for settings"}},
+    {"FragmentationBesideGuarantees",
+     OomCause::kFragmentation,
+     [](OomReport& r) {
+       r.available_bytes = 50_MiB;
+       r.kept_free_bytes = 25_MiB;
+     },
+     {"lower other sessions' guarantees, for which 25.00 MiB are kept free"}},
+    {"FragmentationBesideQuarantine",
+     OomCause::kFragmentation,
+     [](OomReport& r) { r.quarantined_bytes = 20_MiB; },
+     {"end the processes of sessions that disconnected or were ended, which still hold 20.00 MiB"}},
+    {"FragmentationOutsideTheBroker",
+     OomCause::kFragmentation,
+     [](OomReport& r) {
+       r.reserved_bytes = 90_MiB;
+       r.outside_bytes = 20_MiB;
+     },
+     {"end programs outside vrambroker"}},
+    {"FragmentationInPytorchsCache",
+     OomCause::kFragmentation,
+     [](OomReport& r) {
+       r.holes = {.bytes = 9_MiB};
+       r.limit_bytes = 40_MiB;
+     },
+     {"Free memory that keeps partly used segments", "torch.cuda.memory._dump_snapshot"}},
     {"FragmentationOnAFullDevice",
      OomCause::kFragmentation,
      [](OomReport& r) { r.kept_free_bytes = 3_MiB; },
-     {"have other sessions give 23.00 MiB back"}},
+     {"have other sessions give 23.00 MiB back (vramctl sessions)"}},
     {"FragmentationBelowTheUsersLimit",
      OomCause::kFragmentation,
      [](OomReport& r) {
@@ -214,13 +257,14 @@ const AdviceCase kAdvice[] = {
        r.user_limit_bytes = 60_MiB;
        r.user_committed_bytes = 50_MiB;
      },
-     {"have user_limit raised by 20.00 MiB"}},
+     {"have user_limit raised to 80MiB"}},
 
     // Limit.
     {"LimitNeverEnough",
      OomCause::kLimit,
      [](OomReport& r) { r.limit_bytes = 29_MiB; },
      {"Raise the session's limit (vramctl limit)", "could never hold"}},
+    {"LimitThatWouldDoByNow", OomCause::kLimit, [](OomReport&) {}, {"Try again", "throw_on_cudamalloc_oom"}},
     {"LimitWithRoomOnTheDevice",
      OomCause::kLimit,
      [](OomReport& r) {

@@ -85,6 +85,7 @@ OomReport HalfUsed(const CauseCase& param) {
                                   .largest_hole_bytes = 4_MiB,
                                   .pinning_blocks = 2,
                                   .longest_held = {{.address = 2, .bytes = 4_MiB, .held_seconds = 125}}}}};
+  report.knows_holes = true;
   report.names_others = true;
   param.change(report);
   report.requested_bytes = report.block_bytes = param.block_bytes;
@@ -146,7 +147,34 @@ const CauseCase kCauses[] = {
      {"needs a segment of 232783872 B (222.00 MiB), which would exceed the limit: 20971520 B (20.00 MiB) of it are "
       "left"}},
     // What refused it has changed since.
-    {"TheSegmentWouldFitByNow", OomCause::kLimit, 11_MiB, 20_MiB, AsIs, OomCause::kLimit},
+    {"TheSegmentWouldFitByNow",
+     OomCause::kLimit,
+     11_MiB,
+     20_MiB,
+     AsIs,
+     OomCause::kLimit,
+     {"which did not fit; by now 20971520 B (20.00 MiB) of the limit are left"}},
+    // 3 MiB would have room; the segment of 20 that blocks of that size share has not. No block of its pool is free.
+    {"OnlyTheSegmentOfASmallBlockIsTooLarge",
+     OomCause::kLimit,
+     3_MiB,
+     20_MiB,
+     [](OomReport& report) {
+       report.limit_bytes = 418_MiB;
+       report.reserved_bytes = 402_MiB;
+       report.allocated_bytes = 402_MiB - 512;
+       report.holes = {.bytes = 512, .count = 1, .segments = 1};
+       report.pool_free_bytes = 0;
+     },
+     OomCause::kLimit,
+     {"needs a segment of 20971520 B (20.00 MiB), which would exceed the limit: 16777216 B (16.00 MiB) of it are "
+      "left"}},
+    {"ASmallBlockBesideHolesOfItsPool", OomCause::kLimit, 3_MiB, 20_MiB,
+     [](OomReport& report) {
+       report.limit_bytes = 418_MiB;
+       report.pool_free_bytes = 4_MiB;
+     },
+     OomCause::kFragmentation},
     {"NoHoles",
      OomCause::kLimit,
      3_MiB,
@@ -176,7 +204,8 @@ const CauseCase kCauses[] = {
      220_MiB,
      LimitedByTheDevice,
      OomCause::kFragmentation,
-     {"would fit within the device's 1048576000 B (1000.00 MiB)", "only 20.00 MiB can still be reserved"}},
+     {"would fit within the 420.00 MiB that the device's 1048576000 B (1000.00 MiB) leave this session",
+      "only 20.00 MiB can still be reserved"}},
     {"JustBeyondTheDevice",
      OomCause::kCapacity,
      220_MiB + 512,
@@ -192,13 +221,26 @@ const CauseCase kCauses[] = {
      KeptForOthers,
      OomCause::kCapacity,
      {"10485760 B (10.00 MiB) kept for other sessions' guarantees"}},
+    // Its own guarantee is part of what the user has.
+    {"JustWithinAGuaranteeOfTheUsers",
+     OomCause::kLimit,
+     300_MiB,
+     300_MiB,
+     [](OomReport& report) {
+       LimitedByItsUser(report);
+       report.guarantee_bytes = 490_MiB;
+     },
+     OomCause::kFragmentation,
+     {"within the 500.00 MiB that user_limit, 524288000 B (500.00 MiB), leaves this session",
+      "only 100.00 MiB can still be reserved"}},
     {"JustWithinTheUsersLimit",
      OomCause::kLimit,
      210_MiB,
      210_MiB,
      LimitedByItsUser,
      OomCause::kFragmentation,
-     {"would fit within user_limit, 524288000 B (500.00 MiB)", "only 10.00 MiB can still be reserved"}},
+     {"would fit within the 410.00 MiB that user_limit, 524288000 B (500.00 MiB), leaves this session",
+      "only 10.00 MiB can still be reserved"}},
     {"JustBeyondTheUsersLimit",
      OomCause::kLimit,
      210_MiB + 512,
@@ -229,6 +271,40 @@ const CauseCase kCauses[] = {
      [](OomReport& report) { report.holes = {.bytes = 200_MiB}; },
      OomCause::kFragmentation,
      {"200.00 MiB are free beside memory in use"}},
+    // Its segments are idle as a whole: no hole keeps them.
+    {"NoHolesBesideIdleSegments", OomCause::kLimit, 30_MiB, 30_MiB, [](OomReport& report) { report.holes = {}; },
+     OomCause::kLimit},
+    {"AClientThatKnowsOfNoHoles",
+     OomCause::kLimit,
+     30_MiB,
+     30_MiB,
+     [](OomReport& report) {
+       report.holes = {};
+       report.knows_holes = false;
+     },
+     OomCause::kFragmentation,
+     {"200.00 MiB are free beside memory in use"}},
+    {"MoreHolesThanMemory",
+     OomCause::kLimit,
+     30_MiB,
+     30_MiB,
+     [](OomReport& report) { report.holes = {.bytes = ~uint64_t{0}}; },
+     OomCause::kFragmentation,
+     {"200.00 MiB are free beside memory in use"}},
+    {"HolesOfAnotherStream",
+     OomCause::kLimit,
+     30_MiB,
+     30_MiB,
+     [](OomReport& report) { report.pool_free_bytes = report.largest_free_block_bytes = 0; },
+     OomCause::kFragmentation,
+     {"in 20 segments, all of another stream or size than this request"}},
+    {"HolesInPartOfAnotherStream",
+     OomCause::kLimit,
+     30_MiB,
+     30_MiB,
+     [](OomReport& report) { report.pool_free_bytes = 8_MiB; },
+     OomCause::kFragmentation,
+     {"in 20 segments, 8.00 MiB of them for this stream and size, and the largest free block is 4194304 B"}},
     {"OneHole",
      OomCause::kLimit,
      30_MiB,
@@ -274,6 +350,8 @@ OomReport Sample(OomCause cause) {
   report.waited_ms = 250;
   report.names_others = true;
   report.block_bytes = 3_MiB + 512;
+  report.knows_holes = true;
+  report.pool_free_bytes = 3_MiB;
   report.holes = {.bytes = 4_MiB,
                   .count = 3,
                   .segments = 2,
