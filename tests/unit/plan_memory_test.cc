@@ -11,6 +11,7 @@
 #include "allocator/replay/tune.h"
 #include "client/vramctl/plan/bounded.h"
 #include "client/vramctl/plan/serving_memory.h"
+#include "client/vramctl/plan/serving_trace.h"
 #include "client/vramctl/plan/step_trace.h"
 #include "client/vramctl/plan/training_memory.h"
 #include "tests/unit/plan_models.h"
@@ -221,6 +222,22 @@ TEST(ServingMemoryTest, OneMoreSequenceDoesNotFit) {
   EXPECT_GT(static_cast<double>(ServingMemoryOf(shape, options)->sum_bytes), usable);
   options.device_bytes = 1_GiB;
   EXPECT_EQ(ServingMemoryOf(shape, options)->most_sequences, 0u);
+}
+
+TEST(ServingTraceTest, HoldsWhatTheFormulaSays) {
+  for (const char* config : {models::kLlama7b, models::kGpt2, models::kMistral7b}) {
+    const ModelShape shape = *ParseModelConfig(config);
+    for (const Quantization quantization : {Quantization::kBf16, Quantization::kInt4}) {
+      const ServingOptions options = *CheckServing(shape, {.seq = 1024, .sequences = 8, .quantization = quantization});
+      const ServingMemory memory = *ServingMemoryOf(shape, options);
+      const Trace trace = ServingTrace(shape, options);
+      const ReplaySummary summary = SummarizeReplay(trace, {});
+      const auto held = static_cast<double>(memory.weights.bytes + memory.kv_cache.bytes + 8519680);
+      EXPECT_NEAR(static_cast<double>(summary.stats.requested_bytes.all.current) / held, 1, 0.001) << config;
+      EXPECT_NEAR(static_cast<double>(summary.peak_allocated_bytes) / static_cast<double>(memory.sum_bytes), 1, 0.05)
+          << config;
+    }
+  }
 }
 
 TEST(ServingMemoryTest, OptionsAreBounded) {
