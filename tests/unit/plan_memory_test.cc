@@ -44,6 +44,16 @@ Step MakeStep(const char* config, const TrainingOptions& options) {
   return step;
 }
 
+void ExpectEachFreedOnce(const Trace& trace) {
+  std::vector<int> live(trace.ids, 0);
+  for (const TraceOp& op : trace.ops) {
+    if (op.kind == TraceOp::Kind::kResetPeaks) continue;
+    live[op.id] += op.kind == TraceOp::Kind::kAllocate ? 1 : -1;
+    ASSERT_TRUE(live[op.id] == 0 || live[op.id] == 1) << "an id is allocated once and freed once";
+    ASSERT_TRUE(op.kind != TraceOp::Kind::kAllocate || op.bytes > 0);
+  }
+}
+
 std::vector<TrainingOptions> ManyOptions() {
   std::vector<TrainingOptions> all;
   for (const Checkpoint checkpoint : kCheckpoints) {
@@ -96,13 +106,7 @@ TEST(StepTraceTest, LeavesWeightsAndOptimizer) {
     const auto left = static_cast<double>(step.summary.stats.requested_bytes.all.current);
     const auto persistent = static_cast<double>(step.memory.weights.bytes + step.memory.optimizer.bytes) + 8519680;
     EXPECT_NEAR(left / persistent, 1, 0.001) << NameOf(options.checkpoint) << " " << options.zero_stage;
-    std::vector<int> live(step.trace.ids, 0);
-    for (const TraceOp& op : step.trace.ops) {
-      if (op.kind == TraceOp::Kind::kResetPeaks) continue;
-      live[op.id] += op.kind == TraceOp::Kind::kAllocate ? 1 : -1;
-      ASSERT_TRUE(live[op.id] == 0 || live[op.id] == 1) << "an id is allocated once and freed once";
-      ASSERT_TRUE(op.kind != TraceOp::Kind::kAllocate || op.bytes > 0);
-    }
+    ExpectEachFreedOnce(step.trace);
   }
 }
 
@@ -231,6 +235,7 @@ TEST(ServingTraceTest, HoldsWhatTheFormulaSays) {
       const ServingOptions options = *CheckServing(shape, {.seq = 1024, .sequences = 8, .quantization = quantization});
       const ServingMemory memory = *ServingMemoryOf(shape, options);
       const Trace trace = ServingTrace(shape, options);
+      ExpectEachFreedOnce(trace);
       const ReplaySummary summary = SummarizeReplay(trace, {});
       const auto held = static_cast<double>(memory.weights.bytes + memory.kv_cache.bytes + 8519680);
       EXPECT_NEAR(static_cast<double>(summary.stats.requested_bytes.all.current) / held, 1, 0.001) << config;

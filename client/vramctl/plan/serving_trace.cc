@@ -14,9 +14,13 @@ Trace ServingTrace(const ModelShape& shape, const ServingOptions& options) {
   const auto make = [&](uint64_t bytes) {
     if (bytes != 0) trace.ops.push_back({.kind = TraceOp::Kind::kAllocate, .id = trace.ids++, .bytes = bytes});
   };
-  // Frees all from the id `first` on.
-  const auto free_from = [&](uint32_t first) {
-    for (uint32_t id = trace.ids; id-- > first;) trace.ops.push_back({.kind = TraceOp::Kind::kFree, .id = id});
+  const auto free = [&](uint32_t id) { trace.ops.push_back({.kind = TraceOp::Kind::kFree, .id = id}); };
+  // Makes both, and frees them.
+  const auto use = [&](uint64_t bytes, uint64_t more_bytes) {
+    const uint32_t first = trace.ids;
+    make(bytes);
+    make(more_bytes);
+    for (uint32_t id = trace.ids; id-- > first;) free(id);
   };
   const Weights weights = WeightsOf(shape);
   const auto store = [&](const std::vector<Weight>& some, bool are_of_layer) {
@@ -34,20 +38,14 @@ Trace ServingTrace(const ModelShape& shape, const ServingOptions& options) {
   const uint64_t wide = Product({options.prefill_tokens, shape.ffn, shape.gated ? uint64_t{2} : 1, 2});
   for (int pass = 0; pass < kSteps; ++pass) {
     trace.ops.push_back({.kind = TraceOp::Kind::kResetPeaks});
-    const uint32_t of_pass = trace.ids;
+    const uint32_t input = trace.ids;
     make(stream);
     for (uint64_t layer = 0; layer < shape.layers; ++layer) {
-      for (const uint64_t half : {heads, wide}) {
-        const uint32_t of_half = trace.ids;
-        make(half);
-        make(stream);
-        free_from(of_half);
-      }
+      use(heads, stream);
+      use(wide, stream);
     }
-    free_from(of_pass);
-    const uint32_t of_logits = trace.ids;
-    make(Product({options.sequences, shape.vocab, 4}));
-    free_from(of_logits);
+    free(input);
+    use(Product({options.sequences, shape.vocab, 4}), 0);
   }
   return trace;
 }
