@@ -110,7 +110,9 @@ std::vector<std::string> Candidates(const Position& at, const std::string& word)
   }
   size_t arguments = 0;
   for (const CLI::Option* option : at.command->get_options()) {
-    if (option->get_positional() && arguments++ == at.arguments) return Values(*option, at.socket_dir);
+    if (!option->get_positional()) continue;
+    const bool takes_the_rest = option->get_items_expected_max() > 1;
+    if (arguments++ == at.arguments || takes_the_rest) return Values(*option, at.socket_dir);
   }
   return {};
 }

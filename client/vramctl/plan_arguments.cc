@@ -80,13 +80,15 @@ void AddServe(CLI::App* serve, Context& context) {
   AddDeviceBytes(serve, context, "Say how many sequences a device of this size holds, as 80GiB.");
   serve->add_option("--utilization", flags.utilization, "Share of the device that may be used. Default: 0.9.")
       ->type_name("F");
+  serve->add_option("-o,--output", context.output, "Write some passes as a trace, for plan share.")->type_name("FILE");
   serve->footer("Examples:\n  $ vramctl plan serve --config config.json --seq 4096 --device-bytes 80GiB");
 }
 
 void AddShare(CLI::App* share, Context& context) {
   share
-      ->add_option("FILE", context.plan.jobs,
-                   "One a job: a trace of plan train, another trace, or a pickled snapshot of vramctl or PyTorch.")
+      ->add_option(
+          "FILE", context.plan.jobs,
+          "One a job: a trace of plan train or plan serve, another trace, or a pickled snapshot of vramctl or PyTorch.")
       ->type_name("FILE")
       ->required();
   AddDeviceBytes(share, context, "What they share, as 80GiB: the daemon's capacity.")->required();

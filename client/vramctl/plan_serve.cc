@@ -10,6 +10,8 @@
 #include "client/vramctl/commands.h"
 #include "client/vramctl/output.h"
 #include "client/vramctl/plan/serving_memory.h"
+#include "client/vramctl/plan/serving_trace.h"
+#include "client/vramctl/plan/step_trace.h"
 #include "client/vramctl/plan_output.h"
 #include "proto/admin_json.h"
 
@@ -59,6 +61,14 @@ absl::Status PlanServe(const Context& context) {
   const absl::StatusOr<plan::ServingMemory> memory = plan::ServingMemoryOf(*shape, *options);
   if (!memory.ok()) return memory.status();
 
+  if (!context.output.empty()) {
+    const std::string heading =
+        absl::StrCat("vramctl plan serve: ", shape->model_type, ", ", Counted(options->sequences, "sequence"), " of ",
+                     options->seq, " tokens, ", plan::NameOf(options->quantization));
+    absl::Status written =
+        WriteTextFile(context.output, plan::TraceText(plan::ServingTrace(*shape, *options), heading));
+    if (!written.ok()) return written;
+  }
   if (context.json) {
     nlohmann::ordered_json json = {{"model", JsonOf(*shape)},
                                    {"quantization", plan::NameOf(options->quantization)},

@@ -95,10 +95,9 @@ void PrintShare(const std::vector<plan::JobProfile>& profiles, const plan::Share
   way("in turns", plan.turns_bytes, "one peak at a time, beside what the others have at all times");
   std::printf("\n");
   std::fputs(Table(rows).c_str(), stdout);
-  const uint64_t shared = std::min(plan.worst_bytes, std::max(plan.staggered_bytes, plan.turns_bytes));
   std::printf("Saved against private caches: %s if all peaks come at once, %s in turns.\n",
               FormatBytes(plan.private_bytes - std::min(plan.private_bytes, plan.worst_bytes)).c_str(),
-              FormatBytes(plan.private_bytes - std::min(plan.private_bytes, shared)).c_str());
+              FormatBytes(plan.private_bytes - std::min(plan.private_bytes, plan.turns_bytes)).c_str());
 
   if (plan.fit == plan::Fit::kNot) return;
   rows = {{"JOB", ">BEGINS LATER BY", ">WAITS, ALL AT ONCE", ">WAITS, IN TURNS"}};

@@ -77,6 +77,14 @@ def serve_faults(command, folder):
     half = command.json("plan", "serve", "--config", config, "--sequences=4", "--kv=fp8")
     if 2 * half["kv_cache_bytes"] != plan["kv_cache_bytes"] or half["most_sequences"] is not None:
         yield f"fp8 keys and values, no device: {half}"
+    trace = folder / "server.trace"
+    command.run("plan", "serve", "--config", config, "--sequences=4", "-o", trace)
+    peak = command.json("replay", trace).get("peak_allocated_bytes", 0)
+    if not 0.95 < peak / plan["sum_bytes"] < 1.05:
+        yield f"the server's trace needs {peak}, not {plan['sum_bytes']}"
+    both = command.json("plan", "share", folder / "step.trace", trace, "--device-bytes=400GiB")
+    if [job["name"] for job in both["jobs"]] != ["step", "server"]:
+        yield f"training and serving: {both}"
     if not half["weights_bytes"] > 3 * command.json("plan", "serve", "--config", config,
                                                     "--quantization=int4")["weights_bytes"]:
         yield "int4 is not a third"
@@ -185,6 +193,7 @@ def completion_faults(command):
     for words, wanted in ((["plan", ""], {"train", "serve", "share"}), (["plan", "train", "--prec"], {"--precision"}),
                           (["plan", "train", "--checkpoint", ""], {"none", "full", "selective"}),
                           (["plan", "train", "--config", ""], {":files"}), (["plan", "share", ""], {":files"}),
+                          (["plan", "share", "a.trace", ""], {":files"}), (["replay", "a.trace", ""], set()),
                           (["plan", "serve", "--kv", "fp"], {"fp16", "fp32", "fp8"})):
         offered = set(command.run("__complete", *words).stdout.split())
         if offered != wanted:

@@ -11,6 +11,7 @@
 #include "allocator/replay/tune.h"
 #include "client/vramctl/plan/bounded.h"
 #include "client/vramctl/plan/serving_memory.h"
+#include "client/vramctl/plan/serving_trace.h"
 #include "client/vramctl/plan/step_trace.h"
 #include "client/vramctl/plan/training_memory.h"
 #include "tests/unit/plan_models.h"
@@ -41,6 +42,16 @@ Step MakeStep(const char* config, const TrainingOptions& options) {
   step.trace = StepTrace(step.shape, step.options);
   step.summary = SummarizeReplay(step.trace, {});
   return step;
+}
+
+void ExpectEachFreedOnce(const Trace& trace) {
+  std::vector<int> live(trace.ids, 0);
+  for (const TraceOp& op : trace.ops) {
+    if (op.kind == TraceOp::Kind::kResetPeaks) continue;
+    live[op.id] += op.kind == TraceOp::Kind::kAllocate ? 1 : -1;
+    ASSERT_TRUE(live[op.id] == 0 || live[op.id] == 1) << "an id is allocated once and freed once";
+    ASSERT_TRUE(op.kind != TraceOp::Kind::kAllocate || op.bytes > 0);
+  }
 }
 
 std::vector<TrainingOptions> ManyOptions() {
@@ -95,13 +106,7 @@ TEST(StepTraceTest, LeavesWeightsAndOptimizer) {
     const auto left = static_cast<double>(step.summary.stats.requested_bytes.all.current);
     const auto persistent = static_cast<double>(step.memory.weights.bytes + step.memory.optimizer.bytes) + 8519680;
     EXPECT_NEAR(left / persistent, 1, 0.001) << NameOf(options.checkpoint) << " " << options.zero_stage;
-    std::vector<int> live(step.trace.ids, 0);
-    for (const TraceOp& op : step.trace.ops) {
-      if (op.kind == TraceOp::Kind::kResetPeaks) continue;
-      live[op.id] += op.kind == TraceOp::Kind::kAllocate ? 1 : -1;
-      ASSERT_TRUE(live[op.id] == 0 || live[op.id] == 1) << "an id is allocated once and freed once";
-      ASSERT_TRUE(op.kind != TraceOp::Kind::kAllocate || op.bytes > 0);
-    }
+    ExpectEachFreedOnce(step.trace);
   }
 }
 
@@ -221,6 +226,23 @@ TEST(ServingMemoryTest, OneMoreSequenceDoesNotFit) {
   EXPECT_GT(static_cast<double>(ServingMemoryOf(shape, options)->sum_bytes), usable);
   options.device_bytes = 1_GiB;
   EXPECT_EQ(ServingMemoryOf(shape, options)->most_sequences, 0u);
+}
+
+TEST(ServingTraceTest, HoldsWhatTheFormulaSays) {
+  for (const char* config : {models::kLlama7b, models::kGpt2, models::kMistral7b}) {
+    const ModelShape shape = *ParseModelConfig(config);
+    for (const Quantization quantization : {Quantization::kBf16, Quantization::kInt4}) {
+      const ServingOptions options = *CheckServing(shape, {.seq = 1024, .sequences = 8, .quantization = quantization});
+      const ServingMemory memory = *ServingMemoryOf(shape, options);
+      const Trace trace = ServingTrace(shape, options);
+      ExpectEachFreedOnce(trace);
+      const ReplaySummary summary = SummarizeReplay(trace, {});
+      const auto held = static_cast<double>(memory.weights.bytes + memory.kv_cache.bytes + 8519680);
+      EXPECT_NEAR(static_cast<double>(summary.stats.requested_bytes.all.current) / held, 1, 0.001) << config;
+      EXPECT_NEAR(static_cast<double>(summary.peak_allocated_bytes) / static_cast<double>(memory.sum_bytes), 1, 0.05)
+          << config;
+    }
+  }
 }
 
 TEST(ServingMemoryTest, OptionsAreBounded) {

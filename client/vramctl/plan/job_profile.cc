@@ -42,10 +42,15 @@ JobProfile ProfileOf(const std::string& name, const Trace& trace, const Allocato
   profile.step_operations = trace.ops.size() - start;
   std::vector<std::optional<uint64_t>> ticks(kTicks);
   Replay replay(config, trace.ids);
+  Replay reclaimed(config, trace.ids);  // where all that is idle is taken away at once
   for (size_t i = 0; i < trace.ops.size(); ++i) {
     replay.Do(trace.ops[i]);
     const MemoryStats stats = replay.allocator().GetMemoryStats();
-    const uint64_t needed = std::min(smallest, stats.active_bytes.all.current + stats.inactive_split_bytes.all.current);
+    reclaimed.Do(trace.ops[i]);
+    reclaimed.allocator().Trim();
+    const uint64_t needed =
+        std::max(reclaimed.allocator().GetMemoryStats().reserved_bytes.all.current,
+                 std::min(smallest, stats.active_bytes.all.current + stats.inactive_split_bytes.all.current));
     profile.peak_needed = std::max(profile.peak_needed, needed);
     if (i < start) continue;
     std::optional<uint64_t>& tick = ticks[(i - start) * kTicks / profile.step_operations];

@@ -29,27 +29,6 @@ constexpr std::array<WeightFormat, 5> kFormats = {
      {"int4", Quantization::kInt4,
       "0.5 B, a 2 B scale and a 0.5 B zero for 128 of a row, for matrices of layers; 2 B for the rest"}}};
 
-uint64_t StoredBytes(const Weight& weight, Quantization quantization, bool is_of_layer) {
-  const uint64_t elements = Product({weight.rows, weight.columns});
-  const bool is_quantized = weight.is_linear && is_of_layer;
-  switch (quantization) {
-    case Quantization::kFp32:
-      return Product({elements, 4});
-    case Quantization::kBf16:
-      return Product({elements, 2});
-    case Quantization::kFp8:
-      return Product({elements, is_quantized ? uint64_t{1} : 2});
-    case Quantization::kInt8:
-      return is_quantized ? Sum({elements, Product({weight.rows, 2})}) : Product({elements, 2});
-    case Quantization::kInt4: {
-      if (!is_quantized) return Product({elements, 2});
-      const uint64_t groups = Product({weight.rows, DividedUp(weight.columns, kGroup)});
-      return Sum({DividedUp(elements, 2), Product({groups, 2}), DividedUp(groups, 2)});
-    }
-  }
-  return 0;
-}
-
 }  // namespace
 
 absl::StatusOr<Quantization> ParseQuantization(absl::string_view name) {
@@ -96,8 +75,33 @@ absl::StatusOr<ServingOptions> CheckServing(const ModelShape& shape, const Servi
   return checked;
 }
 
+uint64_t StoredBytes(const Weight& weight, Quantization quantization, bool is_of_layer) {
+  const uint64_t elements = Product({weight.rows, weight.columns});
+  const bool is_quantized = weight.is_linear && is_of_layer;
+  switch (quantization) {
+    case Quantization::kFp32:
+      return Product({elements, 4});
+    case Quantization::kBf16:
+      return Product({elements, 2});
+    case Quantization::kFp8:
+      return Product({elements, is_quantized ? uint64_t{1} : 2});
+    case Quantization::kInt8:
+      return is_quantized ? Sum({elements, Product({weight.rows, 2})}) : Product({elements, 2});
+    case Quantization::kInt4: {
+      if (!is_quantized) return Product({elements, 2});
+      const uint64_t groups = Product({weight.rows, DividedUp(weight.columns, kGroup)});
+      return Sum({DividedUp(elements, 2), Product({groups, 2}), DividedUp(groups, 2)});
+    }
+  }
+  return 0;
+}
+
 uint64_t KvBytesPerToken(const ModelShape& shape, uint64_t kv_bytes) {
   return Product({2, shape.layers, shape.kv_heads, shape.head_dim, kv_bytes});
+}
+
+uint64_t KvBytesPerSequence(const ModelShape& shape, const ServingOptions& options) {
+  return Product({KvBytesPerToken(shape, options.kv_bytes), DividedUp(options.seq, kTokensOfBlock), kTokensOfBlock});
 }
 
 absl::StatusOr<ServingMemory> ServingMemoryOf(const ModelShape& shape, const ServingOptions& options) {
@@ -117,8 +121,7 @@ absl::StatusOr<ServingMemory> ServingMemoryOf(const ModelShape& shape, const Ser
                     kFormats[static_cast<size_t>(options.quantization)].formula};
 
   memory.kv_bytes_per_token = KvBytesPerToken(shape, options.kv_bytes);
-  memory.kv_bytes_per_sequence =
-      Product({memory.kv_bytes_per_token, DividedUp(options.seq, kTokensOfBlock), kTokensOfBlock});
+  memory.kv_bytes_per_sequence = KvBytesPerSequence(shape, options);
   memory.kv_cache = {"keys and values", Product({memory.kv_bytes_per_sequence, options.sequences}),
                      absl::StrCat("2 x ", shape.layers, " layers x ", shape.kv_heads, " heads x ", shape.head_dim,
                                   " x ", options.kv_bytes, " B a token, in blocks of 16 tokens (Kwon 2023)")};

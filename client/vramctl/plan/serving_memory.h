@@ -44,6 +44,11 @@ absl::StatusOr<ServingOptions> CheckServing(const ModelShape& shape, const Servi
 // Source: Kwon et al. 2023, "Efficient Memory Management for Large Language Model Serving with PagedAttention",
 // arXiv:2309.06180, section 3, with the key-value heads of Ainslie et al. 2023, "GQA", arXiv:2305.13245.
 uint64_t KvBytesPerToken(const ModelShape& shape, uint64_t kv_bytes);
+// The same of one sequence, in whole blocks of tokens.
+uint64_t KvBytesPerSequence(const ModelShape& shape, const ServingOptions& options);
+
+// A weight as it is stored, bytes. `is_of_layer`: of Weights::layer.
+uint64_t StoredBytes(const Weight& weight, Quantization quantization, bool is_of_layer);
 
 struct ServingMemory {
   uint64_t parameters = 0;

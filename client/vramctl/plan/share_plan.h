@@ -21,7 +21,8 @@ inline constexpr size_t kMostJobs = 16;
 inline constexpr size_t kTicks = 256;
 
 // What one job's trace needs, in bytes. "Needed" is what is reserved less the segments that are wholly idle, since a
-// reclaim takes these away; but no more than the smallest device on which the trace runs.
+// reclaim takes these away; but no more than the smallest device on which the trace runs. With a reclaim after each
+// operation a trace can need more, since blocks lie elsewhere: then it is that.
 struct JobProfile {
   std::string name;
   uint64_t operations = 0;
