@@ -62,6 +62,7 @@ absl::StatusOr<Trace> ReadTraceArgument(const Context& context, const std::strin
   absl::StatusOr<Trace> trace = ReadTraceFile(path, context.device);
   // A file that is not there is a wrong argument like any other.
   if (!trace.ok()) return absl::InvalidArgumentError(trace.status().message());
+  if (trace->ops.empty()) return absl::InvalidArgumentError(absl::StrCat(path, ": has no operations to replay"));
   for (const std::string& note : trace->notes) std::fprintf(stderr, "vramctl: %s: %s\n", path.c_str(), note.c_str());
   return trace;
 }
@@ -69,7 +70,7 @@ absl::StatusOr<Trace> ReadTraceArgument(const Context& context, const std::strin
 namespace {
 
 absl::Status PrintEveryOperation(const Trace& trace, const ReplayConfig& config) {
-  vrambroker::Replay replay(config, trace.ids);
+  vrambroker::Replay replay(config, trace);
   std::string out = absl::StrCat(PerOpHeading(), "\n");
   for (size_t i = 0; i < trace.ops.size(); ++i) {
     const auto result = replay.Do(trace.ops[i]);
@@ -87,7 +88,7 @@ absl::Status PrintEveryOperation(const Trace& trace, const ReplayConfig& config)
 absl::Status WriteHeap(const Trace& trace, const ReplayConfig& config, const std::string& path) {
   constexpr size_t kMaxEvents = 1'000'000;
   if (absl::Status status = CheckSnapshotPath(path); !status.ok()) return status;
-  Replay replay(config, trace.ids);
+  Replay replay(config, trace);
   replay.allocator().SetRecording(kMaxEvents);
   for (const TraceOp& op : trace.ops) replay.Do(op);
   return WriteSnapshot({replay.allocator().Snapshot()}, path);
