@@ -67,6 +67,14 @@ absl::StatusOr<Trace> ReadTraceArgument(const Context& context, const std::strin
   return trace;
 }
 
+absl::StatusOr<ReplayConfig> ConfigFor(const ReplayFlags& flags, const Trace& trace, const ReplayConfig& given) {
+  ReplayConfig config = given;
+  if (flags.conf.empty() && flags.alloc_conf.empty()) config.options = trace.recorded_options.value_or(config.options);
+  const Replay replay(config, trace);
+  if (replay.start_status().ok()) return config;
+  return Refusal({replay.start_status().code(), absl::StrCat("does not fit: ", replay.start_status().message())});
+}
+
 namespace {
 
 absl::Status PrintEveryOperation(const Trace& trace, const ReplayConfig& config) {
@@ -97,10 +105,12 @@ absl::Status WriteHeap(const Trace& trace, const ReplayConfig& config, const std
 }  // namespace
 
 absl::Status RunReplay(const Context& context, const std::string& path) {
-  const absl::StatusOr<ReplayConfig> config = ReplayConfigOf(context.replay);
-  if (!config.ok()) return config.status();
+  const absl::StatusOr<ReplayConfig> given = ReplayConfigOf(context.replay);
+  if (!given.ok()) return given.status();
   const absl::StatusOr<Trace> trace = ReadTraceArgument(context, path);
   if (!trace.ok()) return trace.status();
+  const absl::StatusOr<ReplayConfig> config = ConfigFor(context.replay, *trace, *given);
+  if (!config.ok()) return config.status();
   if (context.replay.per_op) {
     if (context.json) return absl::InvalidArgumentError("--per-op prints rows; it goes with no other --format");
     return PrintEveryOperation(*trace, *config);
