@@ -240,7 +240,7 @@ Block* CachingAllocator::HandOut(Block* block, const Request& request) {
   counters_.active_bytes.Up(pool, block->bytes);
   counters_.requested_bytes.Up(pool, request.requested);
   if (options_.IsOversize(block->bytes)) counters_.oversize_allocations.Up(1);
-  history_.Add(HistoryAction::kAllocate, block->address, request.requested, request.stream);
+  history_.Add(HistoryAction::kAllocate, block->address, request.requested, request.stream, block->bytes);
   return block;
 }
 
@@ -298,13 +298,21 @@ void CachingAllocator::WaitForSlowCalls() {
 
 // The new segment as one block, free and in no index.
 Block* CachingAllocator::AddSegment(const AcquiredSegment& acquired, const Request& request) {
+  Segment* const segment = NewSegment(acquired, request.segment_bytes, request.pool, request.stream);
+  ++counters_.num_device_alloc;
+  history_.Add(HistoryAction::kSegmentAllocate, segment->address, segment->bytes, request.stream);
+  return segment->first;
+}
+
+// As one block, free and in no index.
+Segment* CachingAllocator::NewSegment(const AcquiredSegment& acquired, uint64_t bytes, PoolKind pool, Stream stream) {
   auto* segment = new Segment{.id = acquired.id,
                               .order = next_segment_order_++,
                               .address = next_address_,
                               .base = acquired.base,
-                              .bytes = request.segment_bytes,
-                              .pool = request.pool,
-                              .pools = MakePools(request.stream),
+                              .bytes = bytes,
+                              .pool = pool,
+                              .pools = MakePools(stream),
                               .first = NewBlock(),
                               .prev = last_segment_};
   next_address_ += RoundUpTo(segment->bytes, kSegmentGranuleBytes);
@@ -320,9 +328,7 @@ Block* CachingAllocator::AddSegment(const AcquiredSegment& acquired, const Reque
   counters_.segment.Up(segment->pool, 1);
   counters_.reserved_bytes.Up(segment->pool, segment->bytes);
   if (options_.IsOversize(segment->bytes)) counters_.oversize_segments.Up(1);
-  ++counters_.num_device_alloc;
-  history_.Add(HistoryAction::kSegmentAllocate, segment->address, segment->bytes, request.stream);
-  return block;
+  return segment;
 }
 
 // ---- Freeing ----
@@ -344,7 +350,8 @@ void CachingAllocator::Free(Block* block) {
     counters_.allocation.Down(segment.pool, 1);
     counters_.allocated_bytes.Down(segment.pool, block->bytes);
     if (options_.IsOversize(block->bytes)) counters_.oversize_allocations.Down(1);
-    history_.Add(HistoryAction::kFreeRequested, block->address, block->requested_bytes, segment.pools->stream);
+    history_.Add(HistoryAction::kFreeRequested, block->address, block->requested_bytes, segment.pools->stream,
+                 block->bytes);
     if (block->uses == nullptr) {
       CompleteFree(block);
       return;
@@ -380,7 +387,7 @@ void CachingAllocator::CompleteFree(Block* block) {
   const PoolKind pool = block->segment->pool;
   const uint64_t bytes = block->bytes;
   const uint64_t requested = block->requested_bytes;
-  history_.Add(HistoryAction::kFreeCompleted, block->address, requested, block->segment->pools->stream);
+  history_.Add(HistoryAction::kFreeCompleted, block->address, requested, block->segment->pools->stream, bytes);
 
   // Only the net change of the inactive-split figures is counted, as one step each way.
   int64_t split_blocks = 0;

@@ -21,6 +21,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "allocator/allocator_options.h"
 #include "allocator/block.h"
 #include "allocator/events.h"
@@ -100,6 +101,9 @@ class CachingAllocator {
   // for streams, and segment by segment: other threads' hits and frees get the lock in between. What becomes free
   // meanwhile may stay. Returns the bytes that the source has made available.
   uint64_t Trim(const TrimOptions& options = {}) ABSL_LOCKS_EXCLUDED(mu_);
+  // Gives `segment` back when it is wholly free. Returns the bytes that the source has made available.
+  // REQUIRES: the heap holds it.
+  uint64_t GiveBack(Segment* segment) ABSL_LOCKS_EXCLUDED(mu_);
   // The clock of min_idle_ticks: whoever trims by age calls this once a period.
   void Tick() ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -120,6 +124,14 @@ class CachingAllocator {
   // Counts an out-of-memory event for a request that was refused without Allocate() having counted it. Recorded, too,
   // unless it has no size that a block could have (0).
   void CountOutOfMemory(uint64_t requested = 0, Stream stream = 0) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Makes the heap one that was elsewhere: these segments, in this order, with these blocks at their offsets; `id` is
+  // what the source calls a segment, `address` is not used. Returns them; pending blocks are allocated
+  // there, for the caller to free again: what they wait for, only it knows. Figures begin here: peaks are what is held, totals are 0. FailedPrecondition when the heap has had
+  // segments before; else the errors of CheckSegments().
+  absl::StatusOr<std::vector<Segment*>> StartWith(absl::Span<const SegmentSnapshot> segments) ABSL_LOCKS_EXCLUDED(mu_);
+  // InvalidArgument names the segment whose blocks do not tile it, are of no possible size, or are free neighbours.
+  static absl::Status CheckSegments(absl::Span<const SegmentSnapshot> segments);
 
   // Keeps the last `max_events` events for snapshots; 0 (the beginning) keeps none. Forgets earlier ones.
   void SetRecording(size_t max_events) ABSL_LOCKS_EXCLUDED(mu_);
@@ -174,6 +186,9 @@ class CachingAllocator {
   Block* HandOut(Block* candidate, const Request& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Growth Grow(const Request& request, bool is_retry) ABSL_LOCKS_EXCLUDED(mu_);
   Block* AddSegment(const AcquiredSegment& acquired, const Request& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  Segment* NewSegment(const AcquiredSegment& acquired, uint64_t bytes, PoolKind pool, Stream stream)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   uint64_t BeginSlowCall() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndSlowCall(uint64_t ticket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

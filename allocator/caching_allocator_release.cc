@@ -69,6 +69,19 @@ uint64_t CachingAllocator::Trim(const TrimOptions& options) {
   return available;
 }
 
+uint64_t CachingAllocator::GiveBack(Segment* segment) {
+  std::vector<ReleasedSegment> released;
+  uint64_t ticket = 0;
+  {
+    MutexLock lock(mu_);
+    if (!pending_.empty()) Poll();
+    if (!segment->first->IsWholeSegment() || segment->first->state != BlockState::kFree) return 0;
+    released.push_back(Unlink(segment->first));
+    ticket = BeginSlowCall();
+  }
+  return Release(released, ticket);
+}
+
 void CachingAllocator::Tick() {
   MutexLock lock(mu_);
   ++ticks_;

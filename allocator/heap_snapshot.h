@@ -5,6 +5,7 @@
 #define VRAMBROKER_ALLOCATOR_HEAP_SNAPSHOT_H_
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "allocator/allocator_options.h"
@@ -47,12 +48,24 @@ enum class HistoryAction : uint8_t {
 };
 
 struct HistoryEvent {
+  static constexpr uint64_t kBlockUnitBytes = 512;
+
   HistoryAction action = HistoryAction::kAllocate;
+  // Of blocks: the size of the block, which a request alone does not tell. In units of 512 bytes; 0: not known. Here,
+  // because a ring of events is as large as this struct is.
+  uint32_t block_units = 0;
   uint64_t address = 0;  // segment address + offset; kOutOfMemory: bytes that the source still had; kSnapshot: 0
   uint64_t bytes = 0;    // requested (blocks), of the segment, active in all (kSnapshot), rounded (kOutOfMemory)
   Stream stream = 0;
   int64_t time_us = 0;  // microseconds since 1970
+
+  uint64_t block_bytes() const { return block_units * kBlockUnitBytes; }
+  void set_block_bytes(uint64_t value) {
+    const uint64_t units = value / kBlockUnitBytes;
+    block_units = units <= std::numeric_limits<uint32_t>::max() ? static_cast<uint32_t>(units) : 0;
+  }
 };
+static_assert(sizeof(HistoryEvent) == 40);
 
 struct HeapSnapshot {
   std::vector<SegmentSnapshot> segments;  // by address

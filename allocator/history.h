@@ -26,14 +26,16 @@ class History {
     oldest_ = 0;
   }
 
-  void Add(HistoryAction action, uint64_t address, uint64_t bytes, Stream stream) {
+  // `block_bytes`: of a block that the event is about.
+  void Add(HistoryAction action, uint64_t address, uint64_t bytes, Stream stream, uint64_t block_bytes = 0) {
     if (!on()) return;
     const auto now = std::chrono::system_clock::now().time_since_epoch();
-    const HistoryEvent event{.action = action,
-                             .address = address,
-                             .bytes = bytes,
-                             .stream = stream,
-                             .time_us = std::chrono::duration_cast<std::chrono::microseconds>(now).count()};
+    HistoryEvent event{.action = action,
+                       .address = address,
+                       .bytes = bytes,
+                       .stream = stream,
+                       .time_us = std::chrono::duration_cast<std::chrono::microseconds>(now).count()};
+    event.set_block_bytes(block_bytes);
     if (events_.size() < max_events_) {
       events_.push_back(event);
       return;

@@ -109,6 +109,7 @@ void AddEvent(const HistoryEvent& from, Part* part) {
   to->set_bytes(from.bytes);
   to->set_stream(from.stream);
   to->set_time_us(from.time_us);
+  to->set_block_bytes(from.block_bytes());
 }
 
 }  // namespace
@@ -237,6 +238,7 @@ absl::Status AddSnapshotPart(const Part& part, HeapSnapshot* heap) {
                              .bytes = event.bytes(),
                              .stream = event.stream(),
                              .time_us = event.time_us()});
+    heap->history.back().set_block_bytes(event.block_bytes());
   }
   return absl::OkStatus();
 }

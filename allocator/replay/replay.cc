@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "allocator/bytes.h"
 
 namespace vrambroker {
 namespace {
@@ -32,6 +33,10 @@ char Letter(TraceOp::Kind kind) {
       return 'F';
     case TraceOp::Kind::kResetPeaks:
       return 'p';
+    case TraceOp::Kind::kTrim:
+      return 't';
+    case TraceOp::Kind::kGiveBack:
+      return 'g';
   }
   return '?';
 }
@@ -90,18 +95,75 @@ absl::StatusOr<ReplayConfig> ParseReplayConf(absl::string_view text, std::vector
   return config;
 }
 
-Replay::Replay(const ReplayConfig& config, uint32_t ids)
+Replay::Replay(const ReplayConfig& config, const Trace& trace)
     : device_(config.device_bytes),
       allocator_(&device_, &device_, config.options, config.device_bytes),
-      blocks_(ids, nullptr) {
+      blocks_(trace.ids, nullptr) {
   if (config.fraction.has_value()) allocator_.SetMemoryFraction(*config.fraction);
+  if (!trace.start.segments.empty()) start_status_ = Start(trace.start);
+}
+
+absl::Status Replay::Start(const TraceStart& start) {
+  const uint64_t bytes = start.ReservedBytes();
+  if (const uint64_t device = device_.AvailableBytes(); bytes > device) {
+    return absl::ResourceExhaustedError(absl::StrCat(FormatBytesExactly(bytes),
+                                                     " were held when the recording began; the device has ",
+                                                     FormatBytesExactly(device)));
+  }
+  std::vector<SegmentSnapshot> segments = start.segments;
+  for (SegmentSnapshot& segment : segments) {
+    const absl::StatusOr<AcquiredSegment> acquired = device_.AcquireSegment(segment.bytes, /*last_resort=*/false);
+    if (!acquired.ok()) return acquired.status();
+    segment.id = acquired->id;
+  }
+  absl::StatusOr<std::vector<Segment*>> held = allocator_.StartWith(segments);
+  if (!held.ok()) return held.status();
+  segments_ = *std::move(held);
+  size_t id = 0;
+  for (const Segment* segment : segments_) {
+    for (Block* block = segment->first; block != nullptr; block = block->next) {
+      if (block->state == BlockState::kFree) continue;
+      if (id == blocks_.size()) return absl::InternalError("the start has more blocks in use than the trace has ids");
+      blocks_[id++] = block;
+    }
+  }
+  for (const auto& [pending, stream] : start.waits) {
+    Block* const block = pending < blocks_.size() ? std::exchange(blocks_[pending], nullptr) : nullptr;
+    if (block == nullptr) continue;
+    allocator_.RecordStream(block, stream);
+    allocator_.Free(block);
+  }
+  // They were pending from the beginning on, never allocated.
+  allocator_.ResetPeakStats();
+  return absl::OkStatus();
+}
+
+// With the recorded settings the segment is there. With others, what was given back is given back in bytes; segments of
+// other sizes may come to more, which counts for the next of the run.
+void Replay::GiveBack(uint32_t number, uint64_t bytes) {
+  // The device counts as the heap does, from 1.
+  if (number < segments_.size() && device_.Holds(SegmentId{uint64_t{number} + 1}) &&
+      segments_[number]->bytes == bytes && allocator_.GiveBack(segments_[number]) > 0) {
+    return;
+  }
+  const uint64_t ahead = std::min(given_back_ahead_, bytes);
+  given_back_ahead_ -= ahead;
+  if (ahead == bytes) return;
+  const uint64_t given = allocator_.Trim({.wanted_bytes = bytes - ahead});
+  given_back_ahead_ += given - std::min(given, bytes - ahead);
 }
 
 Replay::Result Replay::Do(const TraceOp& op) {
+  if (op.kind != TraceOp::Kind::kGiveBack) given_back_ahead_ = 0;
   switch (op.kind) {
     case TraceOp::Kind::kAllocate: {
       const absl::StatusOr<Block*> block = allocator_.Allocate(op.bytes, op.stream);
       blocks_[op.id] = block.value_or(nullptr);
+      // A new one is the last.
+      if (block.ok() && (*block)->segment->order >= segments_.size()) {
+        segments_.resize((*block)->segment->order + 1);
+        segments_.back() = (*block)->segment;
+      }
       return block.ok() ? Result::kOk : Result::kOutOfMemory;
     }
     case TraceOp::Kind::kFree: {
@@ -128,6 +190,12 @@ Replay::Result Replay::Do(const TraceOp& op) {
       return Result::kOk;
     case TraceOp::Kind::kResetPeaks:
       allocator_.ResetPeakStats();
+      return Result::kOk;
+    case TraceOp::Kind::kTrim:
+      allocator_.Trim();
+      return Result::kOk;
+    case TraceOp::Kind::kGiveBack:
+      GiveBack(op.id, op.bytes);
       return Result::kOk;
   }
   return Result::kNothing;
@@ -193,8 +261,8 @@ std::string FinalLine(const MemoryStats& stats, uint64_t device_used_bytes) {
 }
 
 ReplaySummary SummarizeReplay(const Trace& trace, const ReplayConfig& config) {
-  Replay replay(config, trace.ids);
-  ReplaySummary summary{.ops = trace.ops.size()};
+  Replay replay(config, trace);
+  ReplaySummary summary{.ops = trace.ops.size(), .start_fits = replay.start_status().ok()};
   const auto note_peaks = [&] {
     summary.stats = replay.allocator().GetMemoryStats();
     const auto keep_highest = [](uint64_t& highest, uint64_t peak) { highest = std::max(highest, peak); };
@@ -203,12 +271,14 @@ ReplaySummary SummarizeReplay(const Trace& trace, const ReplayConfig& config) {
   };
   for (const TraceOp& op : trace.ops) {
     if (op.kind == TraceOp::Kind::kAllocate) ++summary.allocations;
+    if (!summary.start_fits) continue;
     if (op.kind == TraceOp::Kind::kResetPeaks) note_peaks();
     replay.Do(op);
   }
   note_peaks();
   summary.fragmentation_at_peak = FragmentationRatio(summary.peak_allocated_bytes, summary.peak_reserved_bytes);
   summary.ooms = summary.stats.num_ooms + summary.stats.num_oom_rejections;
+  if (!summary.start_fits) summary.ooms = std::max<uint64_t>(1, summary.allocations);
   summary.device_calls = summary.stats.num_device_alloc + summary.stats.num_device_free;
   return summary;
 }
@@ -219,7 +289,7 @@ double MeasureReplay(const Trace& trace, const ReplayConfig& config) {
   double best = std::numeric_limits<double>::infinity();
   const Clock::time_point deadline = Clock::now() + std::chrono::milliseconds(500);
   for (int run = 0; run < 3 || (run < 11 && Clock::now() < deadline); ++run) {
-    Replay replay(config, trace.ids);
+    Replay replay(config, trace);
     const Clock::time_point start = Clock::now();
     for (const TraceOp& op : trace.ops) replay.Do(op);
     best = std::min(best, std::chrono::duration<double, std::nano>(Clock::now() - start).count());

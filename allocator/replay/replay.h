@@ -38,8 +38,12 @@ class Replay {
  public:
   enum class Result { kOk, kOutOfMemory, kNothing };  // kNothing: the allocation had failed, or was freed before
 
-  // `ids`: as Trace::ids.
-  Replay(const ReplayConfig& config, uint32_t ids);
+  // The heap is as `trace` starts. Of the trace, only that and the number of ids are used.
+  Replay(const ReplayConfig& config, const Trace& trace);
+
+  // ResourceExhausted: the device is too small for what the trace starts with, and the heap is empty; operations on
+  // what was there do nothing.
+  const absl::Status& start_status() const { return start_status_; }
 
   Result Do(const TraceOp& op);
   // The block that an id names now, or nullptr.
@@ -48,9 +52,15 @@ class Replay {
   const SimulatedDevice& device() const { return device_; }
 
  private:
+  absl::Status Start(const TraceStart& start);
+  void GiveBack(uint32_t number, uint64_t bytes);
+
   SimulatedDevice device_;
   CachingAllocator allocator_;
-  std::vector<Block*> blocks_;  // by id
+  std::vector<Block*> blocks_;      // by id
+  std::vector<Segment*> segments_;  // by number; not valid for those that the device does not hold any more
+  uint64_t given_back_ahead_ = 0;   // bytes, more than the trace's run of kGiveBack asked for so far
+  absl::Status start_status_;
 };
 
 // The heading, the row of operation `i` after it was done, and the last line, in the format of tests/golden.
@@ -76,7 +86,8 @@ struct ReplaySummary {
   uint64_t peak_allocated_bytes = 0;  // of the whole trace, whatever resets of peaks it holds
   uint64_t peak_reserved_bytes = 0;
   double fragmentation_at_peak = 0;  // 1 - peak allocated / peak reserved
-  uint64_t ooms = 0;                 // allocations refused
+  uint64_t ooms = 0;                 // allocations refused; where the start does not fit: all, at least 1
+  bool start_fits = true;
   uint64_t device_calls = 0;         // segments obtained and given back
   MemoryStats stats;                 // at the end
 };

@@ -37,15 +37,23 @@ absl::StatusOr<AcquiredSegment> SimulatedDevice::AcquireSegment(uint64_t bytes, 
                                                      " left, the segment needs ", FormatBytes(bytes)));
   }
   used_ += bytes;
-  return AcquiredSegment{.id = SegmentId{++last_id_}};
+  given_.push_back(true);
+  return AcquiredSegment{.id = SegmentId{given_.size()}};
 }
 
 uint64_t SimulatedDevice::ReleaseSegments(absl::Span<const ReleasedSegment> segments) {
   uint64_t bytes = 0;
   for (const ReleasedSegment& segment : segments) bytes += segment.bytes;
   MutexLock lock(mu_);
+  for (const ReleasedSegment& segment : segments) given_[static_cast<uint64_t>(segment.id) - 1] = false;
   used_ -= bytes;
   return bytes;
+}
+
+bool SimulatedDevice::Holds(SegmentId id) const {
+  MutexLock lock(mu_);
+  const uint64_t index = static_cast<uint64_t>(id) - 1;
+  return index < given_.size() && given_[index];
 }
 
 uint64_t SimulatedDevice::AvailableBytes() {

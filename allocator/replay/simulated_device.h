@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <vector>
 
 #include "allocator/events.h"
 #include "allocator/mutex.h"
@@ -32,6 +33,7 @@ class SimulatedDevice : public SegmentSource, public EventSource {
   void FinishStream(Stream stream, uint64_t events = kAll) ABSL_LOCKS_EXCLUDED(mu_);
   void FinishAll() ABSL_LOCKS_EXCLUDED(mu_);
 
+  bool Holds(SegmentId id) const ABSL_LOCKS_EXCLUDED(mu_);
   uint64_t used_bytes() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
@@ -44,7 +46,7 @@ class SimulatedDevice : public SegmentSource, public EventSource {
   const uint64_t bytes_;
   mutable Mutex mu_;
   uint64_t used_ ABSL_GUARDED_BY(mu_) = 0;
-  uint64_t last_id_ ABSL_GUARDED_BY(mu_) = 0;
+  std::vector<bool> given_ ABSL_GUARDED_BY(mu_);  // by id, less 1: whether it is out
   std::map<Stream, Queue> queues_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -172,8 +172,9 @@ PickleValue TorchSegment(const SegmentSnapshot& segment, int64_t device, Texts& 
 }
 
 // Without "frames", as PyTorch does when it records no stacks.
+// "block_size" is ours: a reader that starts in the middle needs it (RewindHeap()), and others leave it alone.
 PickleValue TorchEntry(const HistoryEvent& event, Texts& text) {
-  return PickleValue::Dict({
+  PickleValue::Pairs pairs = {
       {text("action"), text(ActionName(event.action))},
       {text(event.action == HistoryAction::kOutOfMemory ? "device_free" : "addr"), Size(event.address)},
       {text("size"), Size(event.bytes)},
@@ -181,7 +182,9 @@ PickleValue TorchEntry(const HistoryEvent& event, Texts& text) {
       {text("time_us"), PickleValue::Int(event.time_us)},
       {text("compile_context"), text("N/A")},
       {text("user_metadata"), text("")},
-  });
+  };
+  if (event.block_units != 0) pairs.emplace_back(text("block_size"), Size(event.block_bytes()));
+  return PickleValue::Dict(std::move(pairs));
 }
 
 PickleValue TorchHistory(const HeapSnapshot& heap, Texts& text) {

@@ -122,6 +122,12 @@ class TextParser {
 
 }  // namespace
 
+uint64_t TraceStart::ReservedBytes() const {
+  uint64_t bytes = 0;
+  for (const SegmentSnapshot& segment : segments) bytes += segment.bytes;
+  return bytes;
+}
+
 absl::StatusOr<Trace> ParseTraceText(absl::string_view text) {
   TextParser parser;
   for (const absl::string_view line : absl::StrSplit(text, '\n')) {

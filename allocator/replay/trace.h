@@ -6,19 +6,33 @@
 //   a ID BYTES STREAM   allocate          f ID            free
 //   r ID STREAM         a stream uses it  s [STREAM]      the device finishes all work queued [on one stream]
 //   e                   empty the cache   frac X          set the memory fraction
-//   p                   reset the peaks
+//   p                   reset the peaks         t             give back all wholly free segments, and wait for no stream
+//   g N BYTES           give segment N back, of BYTES, or if there is none (other settings), others of as many bytes
+// Segments are numbered from 0, in the order in which the heap gets them; those of the start come first.
+//
+// Before the operations, the heap as it is at the start, unless it is empty: each segment, followed by its blocks,
+// which fill it.
+//   seg BYTES STREAM small|large          a segment of one of the pools
+//   b BYTES                               a free block
+//   b BYTES ID REQUESTED                  a block in use, for which REQUESTED bytes were asked
+//   b BYTES ID REQUESTED STREAM           one that was freed and waits for the work queued on STREAM
+//
 // An ID is any word, a BYTES below 2^60; freeing twice does nothing. An ID that is allocated again names the new block,
 // or nothing when that allocation fails; the old block stays for good. What follows a # is skipped.
 #ifndef VRAMBROKER_ALLOCATOR_REPLAY_TRACE_H_
 #define VRAMBROKER_ALLOCATOR_REPLAY_TRACE_H_
 
 #include <cstdint>
+#include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "allocator/allocator_options.h"
 #include "allocator/events.h"
+#include "allocator/heap_snapshot.h"
 
 namespace vrambroker {
 
@@ -32,18 +46,32 @@ struct TraceOp {
     kEmptyCache,
     kSetFraction,
     kResetPeaks,
+    kTrim,      // CachingAllocator::Trim()
+    kGiveBack,  // segment `id`, or if it is not there, wholly free and of `bytes`: segments of as many bytes
   };
   Kind kind = Kind::kAllocate;
-  uint32_t id = 0;      // kAllocate, kFree, kRecordStream: which allocation; ids are 0, 1, ... in order of appearance
-  uint64_t bytes = 0;   // kAllocate
+  uint32_t id = 0;      // kAllocate, kFree, kRecordStream: which allocation; ids are 0, 1, ... in order of appearance. kGiveBack: a segment
+  uint64_t bytes = 0;   // kAllocate, kGiveBack
   Stream stream = 0;    // kAllocate, kRecordStream, kSyncStream
   double fraction = 0;  // kSetFraction
 };
 
+// The heap before the first operation.
+struct TraceStart {
+  // In the order in which the heap got them; their ids and addresses mean nothing. The blocks in use have the trace's
+  // ids 0, 1, 2, ... in this order. CachingAllocator::CheckSegments() holds.
+  std::vector<SegmentSnapshot> segments;
+  std::map<uint32_t, Stream> waits;  // of each pending block, by id: the stream that keeps it
+
+  uint64_t ReservedBytes() const;
+};
+
 struct Trace {
+  TraceStart start;
   std::vector<TraceOp> ops;
   uint32_t ids = 0;                // every id is below this
   std::vector<std::string> notes;  // what had to be left out or guessed, a sentence each
+  std::optional<AllocatorOptions> recorded_options;  // the settings of the heap that was recorded, where known
 };
 
 // Reads the text form. InvalidArgument names the line.

@@ -103,6 +103,9 @@ absl::Status RunTune(const Context& context, const std::string& trace);
 // For these two. InvalidArgument names the flag, or the file and its line.
 absl::StatusOr<ReplayConfig> ReplayConfigOf(const ReplayFlags& flags);
 absl::StatusOr<Trace> ReadTraceArgument(const Context& context, const std::string& path);
+// With the settings of the recording, unless the flags name others. ResourceExhausted: the device has no room for what
+// the trace begins with.
+absl::StatusOr<ReplayConfig> ConfigFor(const ReplayFlags& flags, const Trace& trace, const ReplayConfig& given);
 
 }  // namespace vrambroker::vramctl
 

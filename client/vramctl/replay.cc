@@ -62,14 +62,23 @@ absl::StatusOr<Trace> ReadTraceArgument(const Context& context, const std::strin
   absl::StatusOr<Trace> trace = ReadTraceFile(path, context.device);
   // A file that is not there is a wrong argument like any other.
   if (!trace.ok()) return absl::InvalidArgumentError(trace.status().message());
+  if (trace->ops.empty()) return absl::InvalidArgumentError(absl::StrCat(path, ": has no operations to replay"));
   for (const std::string& note : trace->notes) std::fprintf(stderr, "vramctl: %s: %s\n", path.c_str(), note.c_str());
   return trace;
+}
+
+absl::StatusOr<ReplayConfig> ConfigFor(const ReplayFlags& flags, const Trace& trace, const ReplayConfig& given) {
+  ReplayConfig config = given;
+  if (flags.conf.empty() && flags.alloc_conf.empty()) config.options = trace.recorded_options.value_or(config.options);
+  const Replay replay(config, trace);
+  if (replay.start_status().ok()) return config;
+  return Refusal({replay.start_status().code(), absl::StrCat("does not fit: ", replay.start_status().message())});
 }
 
 namespace {
 
 absl::Status PrintEveryOperation(const Trace& trace, const ReplayConfig& config) {
-  vrambroker::Replay replay(config, trace.ids);
+  vrambroker::Replay replay(config, trace);
   std::string out = absl::StrCat(PerOpHeading(), "\n");
   for (size_t i = 0; i < trace.ops.size(); ++i) {
     const auto result = replay.Do(trace.ops[i]);
@@ -87,7 +96,7 @@ absl::Status PrintEveryOperation(const Trace& trace, const ReplayConfig& config)
 absl::Status WriteHeap(const Trace& trace, const ReplayConfig& config, const std::string& path) {
   constexpr size_t kMaxEvents = 1'000'000;
   if (absl::Status status = CheckSnapshotPath(path); !status.ok()) return status;
-  Replay replay(config, trace.ids);
+  Replay replay(config, trace);
   replay.allocator().SetRecording(kMaxEvents);
   for (const TraceOp& op : trace.ops) replay.Do(op);
   return WriteSnapshot({replay.allocator().Snapshot()}, path);
@@ -96,10 +105,12 @@ absl::Status WriteHeap(const Trace& trace, const ReplayConfig& config, const std
 }  // namespace
 
 absl::Status RunReplay(const Context& context, const std::string& path) {
-  const absl::StatusOr<ReplayConfig> config = ReplayConfigOf(context.replay);
-  if (!config.ok()) return config.status();
+  const absl::StatusOr<ReplayConfig> given = ReplayConfigOf(context.replay);
+  if (!given.ok()) return given.status();
   const absl::StatusOr<Trace> trace = ReadTraceArgument(context, path);
   if (!trace.ok()) return trace.status();
+  const absl::StatusOr<ReplayConfig> config = ConfigFor(context.replay, *trace, *given);
+  if (!config.ok()) return config.status();
   if (context.replay.per_op) {
     if (context.json) return absl::InvalidArgumentError("--per-op prints rows; it goes with no other --format");
     return PrintEveryOperation(*trace, *config);

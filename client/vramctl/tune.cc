@@ -92,10 +92,12 @@ Json CandidatesJson(const std::vector<TuneCandidate>& candidates) {
 }  // namespace
 
 absl::Status RunTune(const Context& context, const std::string& path) {
-  const absl::StatusOr<ReplayConfig> config = ReplayConfigOf(context.replay);
-  if (!config.ok()) return config.status();
+  const absl::StatusOr<ReplayConfig> given = ReplayConfigOf(context.replay);
+  if (!given.ok()) return given.status();
   const absl::StatusOr<Trace> trace = ReadTraceArgument(context, path);
   if (!trace.ok()) return trace.status();
+  const absl::StatusOr<ReplayConfig> config = ConfigFor(context.replay, *trace, *given);
+  if (!config.ok()) return config.status();
 
   const int threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   const auto progress = context.json ? [](size_t, size_t) {} : ShowProgress;

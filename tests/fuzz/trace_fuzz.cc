@@ -31,7 +31,7 @@ void Require(bool holds, absl::string_view rule) {
 
 void ReplayAll(const vrambroker::Trace& trace) {
   if (trace.ops.size() > kMostOperations) return;
-  vrambroker::Replay replay({.device_bytes = 256_MiB}, trace.ids);
+  vrambroker::Replay replay({.device_bytes = 256_MiB}, trace);
   for (size_t i = 0; i < trace.ops.size(); ++i) {
     const vrambroker::Replay::Result result = replay.Do(trace.ops[i]);
     Require(!vrambroker::PerOpRow(i, trace.ops[i], result, replay).empty(), "every operation has a row");

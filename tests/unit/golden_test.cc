@@ -60,7 +60,7 @@ TEST_P(GoldenTest, EveryRowIsAsRecorded) {
 
   // A walk over everything after every operation is quick enough for the short traces only.
   const size_t check_every = trace->ops.size() < 2500 ? 1 : 97;
-  Replay replay(*config, trace->ids);
+  Replay replay(*config, *trace);
   for (size_t i = 0; i < trace->ops.size(); ++i) {
     const Replay::Result result = replay.Do(trace->ops[i]);
     ASSERT_EQ(PerOpRow(i, trace->ops[i], result, replay), expected[i + 1]) << "columns: " << expected[0];

@@ -225,7 +225,7 @@ TEST(ReplayTest, ResultsTellWhatHappened) {
   using Result = Replay::Result;
   const Result results[] = {Result::kOk,      Result::kOutOfMemory, Result::kNothing,
                             Result::kNothing, Result::kOk,          Result::kNothing};
-  Replay replay({.device_bytes = 1_GiB}, trace.ids);
+  Replay replay({.device_bytes = 1_GiB}, trace);
   for (size_t i = 0; i < trace.ops.size(); ++i) {
     EXPECT_EQ(replay.Do(trace.ops[i]), results[i]) << i;
     if (i == 0) {
@@ -239,7 +239,7 @@ TEST(ReplayTest, ResultsTellWhatHappened) {
 
 TEST(ReplayTest, AnIdThatIsAllocatedAgainNamesTheNewBlock) {
   const Trace trace = Parsed("a 0 512 0\na 0 1024 0\nf 0\nf 0\n");
-  Replay replay({}, trace.ids);
+  Replay replay({}, trace);
   for (const TraceOp& op : trace.ops) replay.Do(op);
   EXPECT_EQ(replay.allocator().GetMemoryStats().allocated_bytes.all.current, 512u) << "the first one stays";
 }
@@ -248,7 +248,7 @@ TEST(ReplayTest, AnIdWhoseNewAllocationFailsNamesNothing) {
   const Trace trace = Parsed("a 0 512 0\na 0 20000000000 0\nr 0 1\nf 0\n");
   using Result = Replay::Result;
   const Result results[] = {Result::kOk, Result::kOutOfMemory, Result::kNothing, Result::kNothing};
-  Replay replay({.device_bytes = 1_GiB}, trace.ids);
+  Replay replay({.device_bytes = 1_GiB}, trace);
   for (size_t i = 0; i < trace.ops.size(); ++i) EXPECT_EQ(replay.Do(trace.ops[i]), results[i]) << i;
   EXPECT_EQ(replay.allocator().GetMemoryStats().allocated_bytes.all.current, 512u) << "the first one stays";
 }

@@ -56,7 +56,11 @@ HeapSnapshot SampleHeap() {
        .blocks = {{0, 5_MiB, 5_MiB - 1, BlockState::kAllocated}, {5_MiB, 15_MiB, 0, BlockState::kFree}}});
   const auto event = [&](HistoryAction action, uint64_t address, uint64_t bytes, Stream stream) {
     heap.history.push_back(
-        {action, address, bytes, stream, 1'700'000'000'000'000 + static_cast<int64_t>(heap.history.size())});
+        {.action = action,
+         .address = address,
+         .bytes = bytes,
+         .stream = stream,
+         .time_us = 1'700'000'000'000'000 + static_cast<int64_t>(heap.history.size())});
   };
   event(HistoryAction::kSegmentAllocate, kBase, 2_MiB, 0);
   event(HistoryAction::kAllocate, kBase, 100, 0);
@@ -162,8 +166,10 @@ TEST(TorchSnapshotTest, EveryDeviceHasAListEvenWithoutHeap) {
 
 TEST(TorchSnapshotTest, NumbersFitInWhatTheViewerCalculatesWith) {
   HeapSnapshot heap;
-  heap.history.push_back({HistoryAction::kOutOfMemory, std::numeric_limits<uint64_t>::max(), 512,
-                          std::numeric_limits<uint64_t>::max() - 1, 0});
+  heap.history.push_back({.action = HistoryAction::kOutOfMemory,
+                          .address = std::numeric_limits<uint64_t>::max(),
+                          .bytes = 512,
+                          .stream = std::numeric_limits<uint64_t>::max() - 1});
   const PickleValue snapshot = TorchSnapshot({heap});
   const PickleValue& entry = At(snapshot, "device_traces").AsItems()[0].AsItems()[0];
   EXPECT_EQ(At(entry, "device_free").AsInt(), std::numeric_limits<int64_t>::max());
@@ -248,6 +254,12 @@ std::vector<std::string> Lines(const Trace& trace) {
       case TraceOp::Kind::kSyncStream:
         lines.push_back(absl::StrCat("s ", op.stream));
         break;
+      case TraceOp::Kind::kTrim:
+        lines.emplace_back("t");
+        break;
+      case TraceOp::Kind::kGiveBack:
+        lines.push_back(absl::StrCat("g ", op.id, " ", op.bytes));
+        break;
       default:
         lines.emplace_back("?");
         break;
@@ -269,7 +281,7 @@ TEST(TorchTraceTest, AFreeThatCompletesAtOnceIsAFree) {
           0));
   EXPECT_THAT(Lines(trace), ElementsAre("a 0 100 5", "a 1 200 0", "f 0", "a 2 300 5"));
   EXPECT_EQ(trace.ids, 3u);
-  EXPECT_THAT(trace.notes, IsEmpty());
+  EXPECT_THAT(trace.notes, ElementsAre(HasSubstr("the snapshot has no segments")));
 }
 
 TEST(TorchTraceTest, AFreeThatWaitsIsKeptByAStandIn) {
@@ -288,7 +300,7 @@ TEST(TorchTraceTest, AFreeThatWaitsIsKeptByAStandIn) {
                   absl::StrCat("r 1 ", kLastButOne), "f 1", "a 3 4 0", absl::StrCat("s ", kLastButOne), "a 4 5 0",
                   // Waits to the end; the stand-in that is not needed any more serves again.
                   absl::StrCat("r 4 ", kLastButOne), "f 4", absl::StrCat("s ", kLast), "a 5 6 0"));
-  EXPECT_THAT(trace.notes, ElementsAre(HasSubstr("3 frees had to wait for other streams")));
+  EXPECT_THAT(trace.notes, ElementsAre(HasSubstr("no segments"), HasSubstr("3 frees had to wait for other streams")));
 }
 
 TEST(TorchTraceTest, StandInsAreNoStreamOfTheTrace) {
@@ -307,29 +319,85 @@ TEST(TorchTraceTest, StandInsAreNoStreamOfTheTrace) {
                                         absl::StrCat("a 1 2 ", kLastButOne), "s 18446744073709551613"));
 }
 
-TEST(TorchTraceTest, WhatWasAllocatedBeforeIsCounted) {
-  PickleValue::Pairs pairs =
-      SnapshotOf({Entry("free_requested", 4096, 1), Entry("free_completed", 4096, 1), Entry("free_completed", 8192, 1),
-                  Entry("free_requested", 12288, 1), Entry("alloc", 65536, 512), Entry("free_completed", 12288, 1)})
-          .AsPairs();
-  const auto block = [](const char* state, uint64_t bytes) {
-    return PickleValue::Dict({{PickleValue::String("state"), PickleValue::String(state)},
-                              {PickleValue::String("size"), PickleValue::Uint(bytes)}});
+PickleValue BlockEntry(const char* state, uint64_t bytes) {
+  return PickleValue::Dict({{PickleValue::String("state"), PickleValue::String(state)},
+                            {PickleValue::String("size"), PickleValue::Uint(bytes)}});
+}
+
+PickleValue SegmentEntry(uint64_t address, uint64_t bytes, Items blocks, int device = 0, bool expandable = false) {
+  return PickleValue::Dict({{PickleValue::String("device"), PickleValue::Int(device)},
+                            {PickleValue::String("address"), PickleValue::Uint(address)},
+                            {PickleValue::String("total_size"), PickleValue::Uint(bytes)},
+                            {PickleValue::String("stream"), PickleValue::Int(0)},
+                            {PickleValue::String("segment_type"), PickleValue::String("small")},
+                            {PickleValue::String("is_expandable"), PickleValue::Bool(expandable)},
+                            {PickleValue::String("blocks"), PickleValue::List(std::move(blocks))}});
+}
+
+PickleValue WithSegments(const PickleValue& snapshot, Items segments) {
+  Pairs pairs = snapshot.AsPairs();
+  pairs.emplace_back(PickleValue::String("segments"), PickleValue::List(std::move(segments)));
+  return PickleValue::Dict(std::move(pairs));
+}
+
+TEST(TorchTraceTest, ARecordingThatStartsInTheMiddleBeginsWithWhatIsLive) {
+  // As PyTorch writes it, without sizes of blocks. Blocks of 1 KiB at 0 (freed in the recording), 1024 (stays), 2048
+  // (its free was requested before, and completes) and 4096 (new).
+  const PickleValue snapshot = WithSegments(
+      SnapshotOf({Entry("free_completed", 2048, 600), Entry("free_requested", 0, 1000),
+                  Entry("free_completed", 0, 1000), Entry("alloc", 4096, 1024)}),
+      {SegmentEntry(0, 2_MiB, {BlockEntry("inactive", 1024), BlockEntry("active_allocated", 1024), BlockEntry("inactive", 2048),
+                            BlockEntry("active_allocated", 1024), BlockEntry("inactive", 2_MiB - 5120)}),
+       SegmentEntry(4_MiB, 2_MiB, {BlockEntry("active_allocated", 2_MiB)}, /*device=*/1)});
+  ASSERT_OK_AND_ASSIGN(const Trace trace, TraceFromTorchSnapshot(snapshot, 0));
+  EXPECT_THAT(Lines(trace), ElementsAre(absl::StrCat("s ", kLast), "f 0", "a 3 1024 0"));
+  ASSERT_EQ(trace.start.segments.size(), 1u);
+  const std::vector<BlockSnapshot>& blocks = trace.start.segments[0].blocks;
+  ASSERT_EQ(blocks.size(), 4u);
+  using enum BlockState;
+  const BlockState states[] = {kAllocated, kAllocated, kPendingFree, kFree};
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    EXPECT_EQ(blocks[i].offset, i * 1024);
+    EXPECT_EQ(blocks[i].state, states[i]) << i;
+  }
+  EXPECT_EQ(blocks[2].bytes, 1024u) << "600 bytes, rounded";
+  EXPECT_EQ(trace.start.waits.at(2), std::numeric_limits<Stream>::max());
+  EXPECT_EQ(trace.ids, 4u);
+  EXPECT_THAT(trace.notes, ::testing::Contains(HasSubstr(
+                               "the recording began with 3.00 KiB in use (3 blocks) of 2.00 MiB reserved")));
+}
+
+TEST(TorchTraceTest, WhatCannotBeRewoundIsRefused) {
+  const Items segments = {SegmentEntry(0, 2_MiB, {BlockEntry("active_allocated", 1024), BlockEntry("inactive", 2_MiB - 1024)})};
+  const auto refused = [&](Items entries, const std::string& message, const Items& of = {}) {
+    const absl::Status status =
+        TraceFromTorchSnapshot(WithSegments(SnapshotOf(std::move(entries)), of.empty() ? segments : of), 0).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(message));
   };
-  const auto segment = [&](int device, Items blocks) {
-    return PickleValue::Dict({{PickleValue::String("device"), PickleValue::Int(device)},
-                              {PickleValue::String("address"), PickleValue::Int(65024)},
-                              {PickleValue::String("blocks"), PickleValue::List(std::move(blocks))}});
-  };
-  pairs.emplace_back(PickleValue::String("segments"),
-                     PickleValue::List({segment(0, {block("active_allocated", 512), block("active_allocated", 512),
-                                                    block("inactive", 512), block("active_allocated", 1024)}),
-                                        segment(1, {block("active_allocated", 512)})}));
-  ASSERT_OK_AND_ASSIGN(const Trace trace, TraceFromTorchSnapshot(PickleValue::Dict(pairs), 0));
-  EXPECT_THAT(Lines(trace), ElementsAre("a 0 512 0"));
-  EXPECT_THAT(trace.notes, ElementsAre(HasSubstr("the trace begins with an empty heap"),
-                                       HasSubstr("3 frees of blocks allocated before"),
-                                       HasSubstr("2 blocks (1.50 KiB) in use at the end were allocated before")));
+  const std::string gap = ": the entries are not of one recording without a gap";
+  refused({Entry("alloc", 0, 10), Entry("alloc", 4096, 1)},
+          "device_traces[0][1]: allocates the block at address 4096, which is not in use after it" + gap);
+  refused({Entry("free_requested", 0, 1024)},
+          "device_traces[0][0]: frees the block at address 0, which does not wait to be free after it" + gap);
+  refused({Entry("free_completed", 0, 1024)}, "device_traces[0][0]: frees a block of 1024 bytes at address 0, where");
+  refused({Entry("free_completed", 512, 512)}, "overlaps the one at 0, which is in use after it");
+  refused({Entry("free_completed", 4_MiB, 512)}, "a block at address 4194304, where no segment is after it");
+  refused({Entry("segment_alloc", 0, 2_MiB)}, "in which a block is in use that no later event allocates");
+  refused({Entry("segment_alloc", 2_MiB, 2_MiB)}, "obtains the segment of 2097152 bytes at address 2097152, which is");
+  refused({Entry("segment_free", 1_MiB, 20_MiB)}, "overlaps one that is there after it");
+  refused({Entry("free_completed", 4096, 512)},
+          "began with blocks in use (1 frees are of such), and the heap of that moment cannot be known: its segments "
+          "are expandable",
+          {SegmentEntry(0, 2_MiB, {BlockEntry("inactive", 2_MiB)}, 0, /*expandable=*/true)});
+  EXPECT_STATUS(TraceFromTorchSnapshot(SnapshotOf({Entry("free_completed", 4096, 512), Entry("alloc", 0, 1)}), 0),
+                absl::StatusCode::kInvalidArgument, "cannot be known: the snapshot has no segments");
+  EXPECT_STATUS(TraceFromTorchSnapshot(WithSegments(SnapshotOf({}), segments), 0), absl::StatusCode::kInvalidArgument,
+                "device_traces[0]: records no events to replay; run `vramctl record SESSION 100000`");
+  refused({Entry("alloc", 0, 1024)}, "segments[0].blocks: end at 512 of 2097152 bytes",
+          {SegmentEntry(0, 2_MiB, {BlockEntry("inactive", 512)})});
+  refused({Entry("alloc", 0, 1024)}, "segments: the segment of 2097152 bytes at address 1048576 overlaps",
+          {SegmentEntry(0, 2_MiB, {BlockEntry("inactive", 2_MiB)}), SegmentEntry(1_MiB, 2_MiB, {BlockEntry("inactive", 2_MiB)})});
 }
 
 TEST(TorchTraceTest, AFailedAllocationIsTriedAndFreed) {
@@ -338,7 +406,7 @@ TEST(TorchTraceTest, AFailedAllocationIsTriedAndFreed) {
                                                           Entry("oom", 1_GiB, 40_GiB, 3), Entry("alloc", 8192, 20)}),
                                               0));
   EXPECT_THAT(Lines(trace), ElementsAre("a 0 10 0", "a 1 42949672960 3", "f 1", "a 2 20 0"));
-  EXPECT_THAT(trace.notes, ElementsAre(HasSubstr("1 failed allocations"), HasSubstr("1 segments were given back")));
+  EXPECT_THAT(trace.notes, ElementsAre(HasSubstr("no segments"), HasSubstr("1 failed allocations")));
 }
 
 TEST(TorchTraceTest, OddEntriesAreLeftOutAndNoted) {
@@ -357,7 +425,7 @@ TEST(TorchTraceTest, OddEntriesAreLeftOutAndNoted) {
                           "a 2 3 0", absl::StrCat("r 2 ", kLast), "f 2", "a 3 4 0", "f 3"));
   EXPECT_THAT(
       trace.notes,
-      ElementsAre(HasSubstr("2 frees had to wait"), HasSubstr("2 blocks were handed out again"),
+      ElementsAre(HasSubstr("no segments"), HasSubstr("2 frees had to wait"), HasSubstr("2 blocks were handed out again"),
                   HasSubstr("1 frees of blocks freed already"), HasSubstr("2 allocations of 0 bytes"),
                   HasSubstr("2 entries are of expandable segments"), HasSubstr("1 entries with an unknown action")));
 }
@@ -378,6 +446,9 @@ TEST(TorchTraceTest, ErrorsNameThePath) {
   const auto segment = [&](PickleValue blocks) {
     return PickleValue::Dict({{PickleValue::String("device"), PickleValue::Int(0)},
                               {PickleValue::String("address"), one},
+                              {PickleValue::String("total_size"), one},
+                              {PickleValue::String("stream"), one},
+                              {PickleValue::String("segment_type"), PickleValue::String("small")},
                               {PickleValue::String("blocks"), std::move(blocks)}});
   };
   const PickleValue shared_blocks = PickleValue::List({block});
@@ -431,6 +502,8 @@ TEST(TorchTraceTest, ErrorsNameThePath) {
       {with_segments(PickleValue::List({segment(one)})), "segments[0].blocks: is an integer, not a list"},
       {with_segments(PickleValue::List({segment(PickleValue::List({PickleValue::Dict({})}))})),
        "segments[0].blocks[0].state: missing"},
+      {with_segments(PickleValue::List({segment(PickleValue::List({BlockEntry("sleepy", 512)}))})),
+       "segments[0].blocks[0].state: \"sleepy\"; known: active_allocated, active_pending_free, inactive"},
       {with_segments(PickleValue::List({segment(shared_blocks), segment(shared_blocks)})),
        "segments[1].blocks: is the list of another segment too"},
   };
@@ -449,7 +522,7 @@ TEST(TorchTraceTest, OurOwnSnapshotMakesATrace) {
   ASSERT_OK_AND_ASSIGN(const PickleValue snapshot, ReadPickle(WritePickle(TorchSnapshot({SampleHeap()}))));
   ASSERT_OK_AND_ASSIGN(const Trace trace, TraceFromTorchSnapshot(snapshot, 0));
   EXPECT_THAT(Lines(trace), ElementsAre("a 0 100 0", "a 1 1000 0", "f 1", "a 2 31457280 0", absl::StrCat("r 2 ", kLast),
-                                        "f 2", "a 3 1024 0", absl::StrCat("s ", kLast), "a 4 42949672960 7", "f 4",
+                                        "f 2", "a 3 1024 0", absl::StrCat("s ", kLast), "t", "a 4 42949672960 7", "f 4",
                                         "a 5 5242879 7", absl::StrCat("r 3 ", kLast), "f 3"));
   EXPECT_EQ(trace.ids, 6u);
 }
@@ -466,7 +539,7 @@ class RandomHeap {
       SegmentSnapshot copy = {
           .address = segment.address, .bytes = segment.slots.size() * kSlot, .stream = segment.stream};
       for (size_t i = 0; i < segment.slots.size(); ++i) {
-        copy.blocks.push_back({i * kSlot, kSlot, i == 0 ? 1 : kSlot, segment.slots[i]});
+        copy.blocks.push_back({i * kSlot, kSlot, kSlot, segment.slots[i]});
       }
       heap.segments.push_back(std::move(copy));
     }
@@ -486,7 +559,11 @@ class RandomHeap {
 
   size_t Number(size_t below) { return std::uniform_int_distribution<size_t>(0, below - 1)(random_); }
   void Record(HistoryAction action, uint64_t address, uint64_t bytes, Stream stream) {
-    history_.push_back({action, address, bytes, stream, static_cast<int64_t>(history_.size())});
+    history_.push_back({.action = action,
+                        .address = address,
+                        .bytes = bytes,
+                        .stream = stream,
+                        .time_us = static_cast<int64_t>(history_.size())});
   }
 
   void Step() {
@@ -524,17 +601,28 @@ class RandomHeap {
 };
 
 TEST(TorchTraceTest, RandomHistoriesAreKeptWholeAndKeepTheirBlocksPending) {
+  uint64_t started_in_the_middle = 0;
   for (uint32_t seed = 0; seed < 300; ++seed) {
     SCOPED_TRACE(seed);
     const HeapSnapshot heap = RandomHeap(seed).Make(200);
     const PickleValue snapshot = TorchSnapshot({heap});
     ASSERT_EQ(At(snapshot, "device_traces").AsItems()[0].AsItems().size(), heap.history.size());
     ASSERT_OK_AND_ASSIGN(const Trace trace, TraceFromTorchSnapshot(snapshot, 0));
-    // After the trace as many blocks are allocated and pending as the heap has, less those from before it.
+    // After the trace as many blocks are allocated and pending as the heap has.
     std::set<uint32_t> allocated;
     std::map<Stream, uint32_t> pending;  // by stand-in: one block each
     std::map<uint32_t, Stream> recorded;
+    uint32_t next_id = 0;
+    for (const SegmentSnapshot& segment : trace.start.segments) {
+      for (const BlockSnapshot& block : segment.blocks) {
+        if (block.state == BlockState::kAllocated) allocated.insert(next_id);
+        if (block.state == BlockState::kPendingFree) pending.emplace(trace.start.waits.at(next_id), next_id);
+        next_id += block.state == BlockState::kFree ? 0 : 1;
+      }
+    }
+    started_in_the_middle += next_id;
     for (const TraceOp& op : trace.ops) {
+      if (op.kind == TraceOp::Kind::kTrim || op.kind == TraceOp::Kind::kGiveBack) continue;
       if (op.kind == TraceOp::Kind::kAllocate) {
         ASSERT_TRUE(allocated.insert(op.id).second);
       } else if (op.kind == TraceOp::Kind::kRecordStream) {
@@ -550,16 +638,10 @@ TEST(TorchTraceTest, RandomHistoriesAreKeptWholeAndKeepTheirBlocksPending) {
         ASSERT_EQ(pending.erase(op.stream), 1u) << "nothing waits for this stand-in";
       }
     }
-    std::map<uint64_t, bool> recent;  // by address: allocated in the history
-    for (const HistoryEvent& event : heap.history) {
-      if (event.action == HistoryAction::kAllocate) recent[event.address] = true;
-      if (event.action == HistoryAction::kFreeCompleted) recent[event.address] = false;
-    }
     size_t expected_allocated = 0;
     size_t expected_pending = 0;
     for (const SegmentSnapshot& segment : heap.segments) {
       for (const BlockSnapshot& block : segment.blocks) {
-        if (!recent[segment.address + block.offset]) continue;
         expected_allocated += block.state == BlockState::kAllocated ? 1 : 0;
         expected_pending += block.state == BlockState::kPendingFree ? 1 : 0;
       }
@@ -567,6 +649,7 @@ TEST(TorchTraceTest, RandomHistoriesAreKeptWholeAndKeepTheirBlocksPending) {
     EXPECT_EQ(allocated.size(), expected_allocated);
     EXPECT_EQ(pending.size(), expected_pending);
   }
+  EXPECT_GT(started_in_the_middle, 1000u) << "too few to mean anything";
 }
 
 // For torch_snapshot_readable.py and PyTorch's own tools: writes files when VRAMBROKER_SNAPSHOT_DIR says where to.
