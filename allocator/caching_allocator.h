@@ -127,8 +127,8 @@ class CachingAllocator {
 
   // Makes the heap one that was elsewhere: these segments, in this order, with these blocks at their offsets; `id` is
   // what the source calls a segment, `address` is not used. Returns them; pending blocks are allocated
-  // there, for the caller to free again: what they wait for, only it knows. Figures begin here: peaks are what is held, totals are 0. FailedPrecondition when the heap has had
-  // segments before; else the errors of CheckSegments().
+  // there, for the caller to free again: what they wait for, only it knows. Figures begin here: peaks are what is held,
+  // totals are 0. FailedPrecondition when the heap has had segments before; else the errors of CheckSegments().
   absl::StatusOr<std::vector<Segment*>> StartWith(absl::Span<const SegmentSnapshot> segments) ABSL_LOCKS_EXCLUDED(mu_);
   // InvalidArgument names the segment whose blocks do not tile it, are of no possible size, or are free neighbours.
   static absl::Status CheckSegments(absl::Span<const SegmentSnapshot> segments);

@@ -106,9 +106,8 @@ Replay::Replay(const ReplayConfig& config, const Trace& trace)
 absl::Status Replay::Start(const TraceStart& start) {
   const uint64_t bytes = start.ReservedBytes();
   if (const uint64_t device = device_.AvailableBytes(); bytes > device) {
-    return absl::ResourceExhaustedError(absl::StrCat(FormatBytesExactly(bytes),
-                                                     " were held when the recording began; the device has ",
-                                                     FormatBytesExactly(device)));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        FormatBytesExactly(bytes), " were held when the recording began; the device has ", FormatBytesExactly(device)));
   }
   std::vector<SegmentSnapshot> segments = start.segments;
   for (SegmentSnapshot& segment : segments) {

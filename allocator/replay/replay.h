@@ -88,8 +88,8 @@ struct ReplaySummary {
   double fragmentation_at_peak = 0;  // 1 - peak allocated / peak reserved
   uint64_t ooms = 0;                 // allocations refused; where the start does not fit: all, at least 1
   bool start_fits = true;
-  uint64_t device_calls = 0;         // segments obtained and given back
-  MemoryStats stats;                 // at the end
+  uint64_t device_calls = 0;  // segments obtained and given back
+  MemoryStats stats;          // at the end
 };
 
 ReplaySummary SummarizeReplay(const Trace& trace, const ReplayConfig& config);

@@ -124,8 +124,8 @@ absl::Status Rewinder::AddBlock(uint64_t address, uint64_t requested, uint64_t b
 absl::Status Rewinder::Begin(absl::Span<const SegmentSnapshot> segments) {
   if (absl::Status status = CachingAllocator::CheckSegments(segments); !status.ok()) return status;
   for (const SegmentSnapshot& segment : segments) {
-    absl::Status status = AddSegment(
-        segment.address, {.bytes = segment.bytes, .pool = segment.pool, .stream = segment.stream});
+    absl::Status status =
+        AddSegment(segment.address, {.bytes = segment.bytes, .pool = segment.pool, .stream = segment.stream});
     if (!status.ok()) return status;
     for (const BlockSnapshot& block : segment.blocks) {
       if (block.state == BlockState::kFree) continue;
@@ -188,10 +188,10 @@ absl::Status Rewinder::Undo(RecordedEvent& event) {
     }
     case Action::kSegmentFree: {
       event.leaves_none_free = free_segments_ == 0 && !after_is_segment_free_;
-      absl::Status status = AddSegment(
-          address, {.bytes = event.bytes,
-                    .pool = event.bytes == kSmallSegmentBytes ? PoolKind::kSmall : PoolKind::kLarge,
-                    .stream = event.stream});
+      absl::Status status =
+          AddSegment(address, {.bytes = event.bytes,
+                               .pool = event.bytes == kSmallSegmentBytes ? PoolKind::kSmall : PoolKind::kLarge,
+                               .stream = event.stream});
       if (!status.ok()) return Contradiction("gives back ", status.message());
       break;
     }
@@ -212,7 +212,8 @@ uint64_t Rewinder::BytesOf(uint64_t address, const UsedBlock& block, const Segme
   const uint64_t least = RoundRequest(block.requested, options_);
   if (segment.pool == PoolKind::kSmall) return least;  // whatever is left over is split off
   const uint64_t most = block.bound - address;
-  // Nothing is split off an oversize block, and no free part of a large segment has up to 1 MiB: it stayed at the block.
+  // Nothing is split off an oversize block, and no free part of a large segment has up to 1 MiB: it stayed at the
+  // block.
   if (options_.IsOversize(least) || most - least <= kSmallMaxBytes) return most;
   ++*guessed;
   return least;
@@ -221,8 +222,7 @@ uint64_t Rewinder::BytesOf(uint64_t address, const UsedBlock& block, const Segme
 absl::StatusOr<RewoundHeap> Rewinder::Finish() const {
   RewoundHeap heap{.peak_reserved_bytes = peak_reserved_};
   for (const auto& [address, state] : segments_) {
-    SegmentSnapshot segment = {
-        .address = address, .bytes = state.bytes, .pool = state.pool, .stream = state.stream};
+    SegmentSnapshot segment = {.address = address, .bytes = state.bytes, .pool = state.pool, .stream = state.stream};
     uint64_t end = 0;
     const auto add_free = [&](uint64_t offset) {
       if (offset > end) segment.blocks.push_back({.offset = end, .bytes = offset - end});
@@ -232,11 +232,10 @@ absl::StatusOr<RewoundHeap> Rewinder::Finish() const {
       const uint64_t offset = it->first - address;
       const uint64_t bytes = BytesOf(it->first, it->second, state, &heap.guessed_blocks);
       add_free(offset);
-      segment.blocks.push_back(
-          {.offset = offset,
-           .bytes = bytes,
-           .requested_bytes = it->second.requested,
-           .state = it->second.pending ? BlockState::kPendingFree : BlockState::kAllocated});
+      segment.blocks.push_back({.offset = offset,
+                                .bytes = bytes,
+                                .requested_bytes = it->second.requested,
+                                .state = it->second.pending ? BlockState::kPendingFree : BlockState::kAllocated});
       heap.in_use.push_back({.address = it->first, .pending = it->second.pending});
       end = offset + bytes;
     }
@@ -269,9 +268,8 @@ absl::StatusOr<RewoundHeap> RewindHeap(absl::Span<const SegmentSnapshot> segment
   });
   bool segment_of_first = false;
   if (first != events.end() && first->action == Action::kAllocate && rewinder.HasWhollyFreeSegment(first->address)) {
-    RecordedEvent obtained = {.action = Action::kSegmentAllocate,
-                              .address = first->address,
-                              .bytes = rewinder.SegmentBytes(first->address)};
+    RecordedEvent obtained = {
+        .action = Action::kSegmentAllocate, .address = first->address, .bytes = rewinder.SegmentBytes(first->address)};
     segment_of_first = !MayServe(RoundRequest(first->bytes, options), obtained.bytes, options);
     if (segment_of_first) {
       if (absl::Status status = rewinder.Undo(obtained); !status.ok()) return status;

@@ -129,9 +129,9 @@ class TraceMaker {
 
   Trace trace_;
   std::vector<RecordedEvent> entries_;
-  absl::flat_hash_set<Stream> streams_;          // of the entries
-  absl::flat_hash_map<uint64_t, Live> live_;     // by address
-  absl::flat_hash_set<uint64_t> unknown_freed_;  // free requested, allocated before the first entry
+  absl::flat_hash_set<Stream> streams_;                   // of the entries
+  absl::flat_hash_map<uint64_t, Live> live_;              // by address
+  absl::flat_hash_set<uint64_t> unknown_freed_;           // free requested, allocated before the first entry
   std::optional<std::vector<SegmentSnapshot>> segments_;  // at the end, by address; none: not in the snapshot
   bool expandable_segments_ = false;
   AllocatorOptions options_;
@@ -380,9 +380,8 @@ absl::Status TraceMaker::ReadSegments(const PickleValue::Items& segments, int de
     const absl::StatusOr<absl::string_view> type = TextField(from, path, "segment_type");
     if (!type.ok()) return type.status();
     if (*type != "small" && *type != "large") {
-      return absl::InvalidArgumentError(absl::StrCat(path, ".segment_type: \"",
-                                                     absl::Utf8SafeCHexEscape(type->substr(0, 40)),
-                                                     "\"; known: small, large"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          path, ".segment_type: \"", absl::Utf8SafeCHexEscape(type->substr(0, 40)), "\"; known: small, large"));
     }
     const absl::StatusOr<const PickleValue::Items*> blocks = ItemsField(from, path, "blocks");
     if (!blocks.ok()) return blocks.status();
@@ -418,13 +417,13 @@ absl::Status TraceMaker::ReadSegments(const PickleValue::Items& segments, int de
         requested = *field;
       }
       if (*size > segment.bytes - offset) {
-        return absl::InvalidArgumentError(absl::StrCat(block_path, ": ends past the segment's ", segment.bytes, " bytes"));
+        return absl::InvalidArgumentError(
+            absl::StrCat(block_path, ": ends past the segment's ", segment.bytes, " bytes"));
       }
       if (*state == BlockState::kFree && !segment.blocks.empty() && segment.blocks.back().state == BlockState::kFree) {
         segment.blocks.back().bytes += *size;
       } else {
-        segment.blocks.push_back(
-            {.offset = offset, .bytes = *size, .requested_bytes = requested, .state = *state});
+        segment.blocks.push_back({.offset = offset, .bytes = *size, .requested_bytes = requested, .state = *state});
       }
       offset += *size;
     }
@@ -446,7 +445,8 @@ void TraceMaker::ReadSettings(const PickleValue& snapshot) {
   if (text == nullptr || text->kind() != Kind::kString) return;
   const absl::StatusOr<AllocConf> conf = ParseAllocConf(text->AsString());
   if (!conf.ok()) {
-    trace_.notes.push_back(absl::StrCat("the settings of the recording were not understood: ", conf.status().message()));
+    trace_.notes.push_back(
+        absl::StrCat("the settings of the recording were not understood: ", conf.status().message()));
     return;
   }
   options_ = conf->options;
@@ -458,8 +458,7 @@ void TraceMaker::ReadSettings(const PickleValue& snapshot) {
 absl::Status TraceMaker::Rewind(absl::string_view path) {
   if (!KnowsSegments()) return absl::OkStatus();  // Finish() says what that means
   size_t failed = 0;
-  absl::StatusOr<RewoundHeap> heap =
-      RewindHeap(*segments_, absl::MakeSpan(entries_), options_, &failed);
+  absl::StatusOr<RewoundHeap> heap = RewindHeap(*segments_, absl::MakeSpan(entries_), options_, &failed);
   if (!heap.ok() && failed == entries_.size()) {
     return absl::InvalidArgumentError(absl::StrCat("segments: ", heap.status().message()));
   }
@@ -536,15 +535,17 @@ void TraceMaker::CompareWithRecording() {
 
 absl::StatusOr<Trace> TraceMaker::Finish(absl::string_view path) {
   if (!KnowsSegments() && unknown_frees_ > 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        path, ": began with blocks in use (", unknown_frees_, " frees are of such), and the heap of that moment cannot be known: ",
-        segments_.has_value() ? "its segments are expandable" : "the snapshot has no segments"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": began with blocks in use (", unknown_frees_,
+                     " frees are of such), and the heap of that moment cannot be known: ",
+                     segments_.has_value() ? "its segments are expandable" : "the snapshot has no segments"));
   }
   if (trace_.ops.empty()) {
     return absl::InvalidArgumentError(
-        absl::StrCat(path, ": records no events to replay; run `vramctl record SESSION 100000` (PyTorch: "
-                           "torch.cuda.memory._record_memory_history()) before the part that matters, then take "
-                           "the snapshot"));
+        absl::StrCat(path,
+                     ": records no events to replay; run `vramctl record SESSION 100000` (PyTorch: "
+                     "torch.cuda.memory._record_memory_history()) before the part that matters, then take "
+                     "the snapshot"));
   }
   if (!segments_.has_value()) {
     trace_.notes.emplace_back(
@@ -552,9 +553,10 @@ absl::StatusOr<Trace> TraceMaker::Finish(absl::string_view path) {
   }
   CompareWithRecording();
   if (!trace_.start.segments.empty()) {
-    trace_.notes.push_back(absl::StrCat(
-        "the recording began with ", FormatBytes(start_bytes_), " in use (", start_blocks_, " blocks) of ",
-        FormatBytes(trace_.start.ReservedBytes()), " reserved: a replay begins with them at their places, whatever the settings."));
+    trace_.notes.push_back(
+        absl::StrCat("the recording began with ", FormatBytes(start_bytes_), " in use (", start_blocks_, " blocks) of ",
+                     FormatBytes(trace_.start.ReservedBytes()),
+                     " reserved: a replay begins with them at their places, whatever the settings."));
   }
   Note(guessed_blocks_,
        "blocks that were in use at the beginning and freed later have the size that was requested, rounded: they may "

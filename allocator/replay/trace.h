@@ -6,8 +6,9 @@
 //   a ID BYTES STREAM   allocate          f ID            free
 //   r ID STREAM         a stream uses it  s [STREAM]      the device finishes all work queued [on one stream]
 //   e                   empty the cache   frac X          set the memory fraction
-//   p                   reset the peaks         t             give back all wholly free segments, and wait for no stream
-//   g N BYTES           give segment N back, of BYTES, or if there is none (other settings), others of as many bytes
+//   p                   reset the peaks         t             give back all wholly free segments, and wait for no
+//   stream g N BYTES           give segment N back, of BYTES, or if there is none (other settings), others of as many
+//   bytes
 // Segments are numbered from 0, in the order in which the heap gets them; those of the start come first.
 //
 // Before the operations, the heap as it is at the start, unless it is empty: each segment, followed by its blocks,
@@ -50,7 +51,8 @@ struct TraceOp {
     kGiveBack,  // segment `id`, or if it is not there, wholly free and of `bytes`: segments of as many bytes
   };
   Kind kind = Kind::kAllocate;
-  uint32_t id = 0;      // kAllocate, kFree, kRecordStream: which allocation; ids are 0, 1, ... in order of appearance. kGiveBack: a segment
+  uint32_t id = 0;      // kAllocate, kFree, kRecordStream: which allocation; ids are 0, 1, ... in order of appearance.
+                        // kGiveBack: a segment
   uint64_t bytes = 0;   // kAllocate, kGiveBack
   Stream stream = 0;    // kAllocate, kRecordStream, kSyncStream
   double fraction = 0;  // kSetFraction
@@ -69,8 +71,8 @@ struct TraceStart {
 struct Trace {
   TraceStart start;
   std::vector<TraceOp> ops;
-  uint32_t ids = 0;                // every id is below this
-  std::vector<std::string> notes;  // what had to be left out or guessed, a sentence each
+  uint32_t ids = 0;                                  // every id is below this
+  std::vector<std::string> notes;                    // what had to be left out or guessed, a sentence each
   std::optional<AllocatorOptions> recorded_options;  // the settings of the heap that was recorded, where known
 };
 

@@ -297,6 +297,24 @@ void CommandLine::AddTools() {
       ->type_name("FILE")
       ->required();
 
+  CLI::App* const trace = Add(kTools, "trace", "Record a session for a while, and write what it did, for `replay`.",
+                              [this] { return RunTrace(context_, session_argument_); });
+  AddSession(trace, "Name or id.")->required();
+  trace->add_option("-o,--output", context_.output, "File to write; JSON if it ends in .json; - prints JSON.")
+      ->type_name("FILE")
+      ->required();
+  CLI::Option* const seconds = trace
+                                   ->add_option("--seconds", context_.trace.seconds,
+                                                "How long, 0.1 to 86400. Default: 10. Ctrl-C ends it early.")
+                                   ->type_name("SECONDS")
+                                   ->check(Between(0.1, 86400));
+  trace
+      ->add_flag("--until-oom", context_.trace.until_oom,
+                 "Record until a request of the session is refused, however long.")
+      ->disable_flag_override()
+      ->excludes(seconds);
+  trace->footer("Examples:\n  $ vramctl trace trainer -o trainer.pickle --until-oom\n  $ vramctl tune trainer.pickle");
+
   CLI::App* const replay = Add(kTools, "replay", "Run the events of a trace or PyTorch snapshot through the allocator.",
                                [this] { return RunReplay(context_, value_argument_); });
   replay->add_option("FILE", value_argument_, "A trace, or a pickled snapshot of vramctl or PyTorch.")

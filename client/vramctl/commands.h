@@ -34,6 +34,11 @@ struct PolicyFlags {
   std::string cgroup;
 };
 
+struct TraceFlags {
+  double seconds = 10;
+  bool until_oom = false;  // instead
+};
+
 struct Context {
   std::string socket_dir;
   absl::Duration timeout =
@@ -42,7 +47,7 @@ struct Context {
   std::string name;                // hold, policy explain
   std::string limit;               // hold; empty: none
   int device = 0;                  // hold, stats, summary; replay, tune: of a PyTorch snapshot
-  std::string output;              // snapshot, replay: a file, or "-"
+  std::string output;              // snapshot, trace, replay: a file, or "-"
   uint32_t last = 20;              // ooms: how many; 0: all
   std::string session;             // ooms: whose; empty: everybody's
   std::optional<int> only_device;  // map: nullopt: all; elsewhere `device` has it
@@ -51,6 +56,7 @@ struct Context {
   std::string sort = "reserved";   // top: a column
   ReplayFlags replay;
   PolicyFlags policy;
+  TraceFlags trace;
 };
 
 // Marks what the daemon answered: it was asked properly, and refused.
@@ -89,6 +95,11 @@ absl::Status Record(const Context& context, const std::string& session, const st
 // Writes a session's heaps as PyTorch's snapshot to context.output: JSON for names that end in .json and for "-"
 // (standard output), else a pickle.
 absl::Status Snapshot(const Context& context, const std::string& session);
+
+// Records a session for a while, or until a request of it is refused, and writes what Snapshot() does, with the events
+// of that time. A signal ends it early. A recording that goes on already goes on; else the session records nothing
+// afterwards. When the session ends meanwhile, what was read before is written, and the status says so.
+absl::Status RunTrace(const Context& context, const std::string& session);
 
 // A client that allocates, writes a pattern, says where it is and holds until SIGINT or SIGTERM; then it verifies the
 // pattern. A daemon that goes away is reached again. Fails when it is refused, when an operator ends its session, when

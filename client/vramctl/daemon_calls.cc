@@ -138,6 +138,18 @@ absl::StatusOr<HeapSnapshot> ReadSnapshot(Daemon& daemon, uint64_t session, uint
   return heap;
 }
 
+absl::StatusOr<std::vector<HeapSnapshot>> ReadSnapshots(Daemon& daemon, uint64_t session) {
+  const absl::StatusOr<v1::Session> found = GetSession(daemon, absl::StrCat(session));
+  if (!found.ok()) return found.status();
+  std::vector<HeapSnapshot> heaps;
+  for (const v1::SessionDevice& device : found->devices()) {
+    absl::StatusOr<HeapSnapshot> heap = ReadSnapshot(daemon, session, device.device());
+    if (!heap.ok()) return heap.status();
+    heaps.push_back(*std::move(heap));
+  }
+  return heaps;
+}
+
 void Print(const nlohmann::ordered_json& json) {
   std::printf("%s\n", JsonText(json, /*indent=*/2).c_str());
 }

@@ -13,6 +13,7 @@
 #include <string>
 #include <thread>
 #include <type_traits>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -82,6 +83,9 @@ absl::StatusOr<Overview> ReadOverview(Daemon& daemon);
 
 // What a session holds on a device, and its history. A client that leases is asked for it.
 absl::StatusOr<HeapSnapshot> ReadSnapshot(Daemon& daemon, uint64_t session, uint32_t device);
+
+// The same of all devices of a session, by ordinal.
+absl::StatusOr<std::vector<HeapSnapshot>> ReadSnapshots(Daemon& daemon, uint64_t session);
 
 // To standard output.
 void Print(const nlohmann::ordered_json& json);

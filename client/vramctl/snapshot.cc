@@ -47,20 +47,18 @@ absl::Status Snapshot(const Context& context, const std::string& session) {
   if (!daemon.ok()) return daemon.status();
   const absl::StatusOr<v1::Session> found = GetSession(*daemon, session);
   if (!found.ok()) return found.status();
-  std::vector<HeapSnapshot> heaps;
+  const absl::StatusOr<std::vector<HeapSnapshot>> heaps = ReadSnapshots(*daemon, found->id());
+  if (!heaps.ok()) return heaps.status();
   size_t segments = 0;
   size_t blocks = 0;
   size_t events = 0;
-  for (const v1::SessionDevice& device : found->devices()) {
-    absl::StatusOr<HeapSnapshot> heap = ReadSnapshot(*daemon, found->id(), device.device());
-    if (!heap.ok()) return heap.status();
-    segments += heap->segments.size();
-    for (const SegmentSnapshot& segment : heap->segments) blocks += segment.blocks.size();
-    events += heap->history.size();
-    heaps.push_back(*std::move(heap));
+  for (const HeapSnapshot& heap : *heaps) {
+    segments += heap.segments.size();
+    for (const SegmentSnapshot& segment : heap.segments) blocks += segment.blocks.size();
+    events += heap.history.size();
   }
 
-  if (absl::Status status = WriteSnapshot(heaps, path); !status.ok() || path == "-") return status;
+  if (absl::Status status = WriteSnapshot(*heaps, path); !status.ok() || path == "-") return status;
   if (context.json) {
     Print({{"session", found->name()}, {"file", path}, {"segments", segments}, {"blocks", blocks}, {"events", events}});
   } else {

@@ -82,6 +82,10 @@ class Player {
       case Kind::kSyncAll:
       case Kind::kSyncStream:
         break;
+      case Kind::kTrim:
+      case Kind::kGiveBack:
+        ADD_FAILURE() << "no recorded trace has this";
+        break;
     }
     return {Replay::Result::kOk, {}};
   }

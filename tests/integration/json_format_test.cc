@@ -188,6 +188,7 @@ TEST_F(JsonFormatTest, IsAsDocumented) {
   // Traces: what the session did, and one for which other settings are better.
   const std::string file = MakeTempDir() + "/holder.pickle";
   CheckCommand("snapshot", {"snapshot", "holder", "-o", file});
+  CheckCommand("trace", {"trace", "holder", "-o", file + ".trace", "--seconds=0.1"});
   CheckCommand("replay", {"replay", file, "--device-bytes=1GiB"});
   const std::string trace = absl::StrCat(paths::kGoldenDir, "/maxsplit_128");
   CheckCommand("tune", {"tune", trace + ".trace", "--conf", trace + ".conf"});

@@ -146,8 +146,7 @@ class RecordedHeap {
   HeapSnapshot Last(size_t events) const {
     HeapSnapshot snapshot = snapshot_;
     const size_t dropped = snapshot.history.size() - std::min(events, snapshot.history.size());
-    snapshot.history.erase(snapshot.history.begin(),
-                           snapshot.history.begin() + static_cast<std::ptrdiff_t>(dropped));
+    snapshot.history.erase(snapshot.history.begin(), snapshot.history.begin() + static_cast<std::ptrdiff_t>(dropped));
     return snapshot;
   }
 

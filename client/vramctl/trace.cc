@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// vramctl trace: record a session for a while, and write what it did.
+#include <poll.h>
+#include <signal.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "allocator/device.h"
+#include "allocator/heap_snapshot.h"
+#include "client/vramctl/commands.h"
+#include "client/vramctl/daemon_calls.h"
+#include "client/vramctl/output.h"
+#include "client/vramctl/snapshot_file.h"
+
+namespace vrambroker::vramctl {
+namespace {
+
+constexpr uint32_t kMostEvents = 1'000'000;                  // that a session keeps on each device
+constexpr absl::Duration kPeriod = absl::Milliseconds(250);  // of looking whether the session is there, and was refused
+
+// Records a session from its construction on. What was recorded before, by somebody's `record`, is left as it is.
+class Recorder {
+ public:
+  Recorder(Daemon* daemon, uint64_t session) : daemon_(*daemon), session_(session) {}
+
+  absl::Status Start();
+  // What was recorded since Start().
+  absl::StatusOr<std::vector<HeapSnapshot>> Read();
+  void Stop() {
+    if (std::exchange(stops_, false)) (void)SetRecording(0);
+  }
+
+ private:
+  absl::Status SetRecording(uint32_t max_events) {
+    v1::SetRecordingRequest request;
+    request.mutable_session()->set_id(session_);
+    request.set_max_events(max_events);
+    v1::SetRecordingResponse response;
+    return Call(daemon_, &v1::Admin::Stub::SetRecording, request, &response);
+  }
+
+  Daemon& daemon_;
+  const uint64_t session_;
+  bool stops_ = false;            // with Stop(); it was off
+  std::vector<int64_t> started_;  // by device: the time of our first snapshot, which is an event; 0: none
+};
+
+absl::Status Recorder::Start() {
+  const absl::StatusOr<std::vector<HeapSnapshot>> before = ReadSnapshots(daemon_, session_);
+  if (!before.ok()) return before.status();
+  bool is_on = false;
+  for (const HeapSnapshot& heap : *before) {
+    started_.push_back(heap.history.empty() ? 0 : heap.history.back().time_us);
+    is_on = is_on || !heap.history.empty();
+  }
+  // To set how many events are kept forgets those that are. Somebody wants them.
+  if (is_on) return absl::OkStatus();
+  absl::Status status;
+  for (uint32_t events = kMostEvents; events >= 1000; events /= 2) {
+    status = SetRecording(events);
+    if (!absl::IsResourceExhausted(status)) break;  // the daemon limits what a user's sessions record in all
+  }
+  stops_ = status.ok();
+  return status;
+}
+
+absl::StatusOr<std::vector<HeapSnapshot>> Recorder::Read() {
+  absl::StatusOr<std::vector<HeapSnapshot>> heaps = ReadSnapshots(daemon_, session_);
+  if (!heaps.ok()) return heaps.status();
+  for (size_t i = 0; i < std::min(heaps->size(), started_.size()); ++i) {
+    std::vector<HistoryEvent>& history = (*heaps)[i].history;
+    const auto ours = std::find_if(history.begin(), history.end(), [&](const HistoryEvent& event) {
+      return event.action == HistoryAction::kSnapshot && event.time_us == started_[i];
+    });
+    if (ours != history.end()) history.erase(history.begin(), ours + 1);
+  }
+  return heaps;
+}
+
+// The newest refusal of the session, if there was one.
+absl::StatusOr<std::optional<absl::Time>> LastRefusal(Daemon& daemon, uint64_t session) {
+  v1::ListOutOfMemoryRequest request;
+  request.mutable_session()->set_id(session);
+  request.set_max_events(1);
+  v1::ListOutOfMemoryResponse response;
+  if (absl::Status status = Call(daemon, &v1::Admin::Stub::ListOutOfMemory, request, &response); !status.ok()) {
+    return status;
+  }
+  if (response.events().empty()) return std::nullopt;
+  const google::protobuf::Timestamp& time = response.events(0).time();
+  return absl::FromUnixSeconds(time.seconds()) + absl::Nanoseconds(time.nanos());
+}
+
+size_t CountEvents(const std::vector<HeapSnapshot>& heaps) {
+  size_t events = 0;
+  for (const HeapSnapshot& heap : heaps) events += heap.history.size();
+  return events;
+}
+
+// One line on stderr that is written over, when that is a terminal.
+class ProgressLine {
+ public:
+  explicit ProgressLine(bool shown) : shown_(shown && isatty(STDERR_FILENO) != 0) {}
+  ~ProgressLine() {
+    if (shown_) std::fputs("\r\x1b[K", stderr);
+  }
+  ProgressLine(const ProgressLine&) = delete;
+  ProgressLine& operator=(const ProgressLine&) = delete;
+
+  void Show(const std::string& text) const {
+    if (shown_) std::fprintf(stderr, "\r\x1b[K%s", text.c_str());
+  }
+
+ private:
+  const bool shown_;
+};
+
+struct Recorded {
+  std::vector<HeapSnapshot> heaps;  // the last that could be had
+  absl::Time read_at;
+  const char* ended_by = "time";
+  absl::Status status;  // why it ended early
+};
+
+// Until the time is over, there is a refusal, a signal, or the session is gone.
+Recorded Wait(const Context& context, Daemon& daemon, const v1::Session& session, Recorder& recorder, int signals,
+              std::optional<absl::Time> refused_before) {
+  Recorded recorded;
+  const absl::Time start = absl::Now();
+  const absl::Time end =
+      context.trace.until_oom ? absl::InfiniteFuture() : start + absl::Seconds(context.trace.seconds);
+  const ProgressLine progress(!context.json);
+  // What is known when the session ends is what was read before. Reading takes time, so it is done less often then.
+  absl::Time next_read = start + absl::Seconds(1);
+  const auto read = [&] {
+    const absl::Time before = absl::Now();
+    absl::StatusOr<std::vector<HeapSnapshot>> heaps = recorder.Read();
+    if (!heaps.ok()) return heaps.status();
+    recorded.heaps = *std::move(heaps);
+    recorded.read_at = absl::Now();
+    next_read = recorded.read_at + std::max(absl::Seconds(1), 10 * (recorded.read_at - before));
+    return absl::OkStatus();
+  };
+  recorded.status = read();
+  bool ended = false;
+  while (recorded.status.ok() && !ended) {
+    const std::string until = context.trace.until_oom
+                                  ? "until a request is refused"
+                                  : absl::StrFormat("%.0f s left", absl::ToDoubleSeconds(end - absl::Now()));
+    progress.Show(absl::StrCat("recording ", session.name(), ": ", Counted(CountEvents(recorded.heaps), "event"),
+                               " so far, ", until, " (Ctrl-C ends and writes)"));
+    const absl::Duration left = std::max(absl::ZeroDuration(), std::min(kPeriod, end - absl::Now()));
+    pollfd wait = {.fd = signals, .events = POLLIN, .revents = 0};
+    if (poll(&wait, 1, static_cast<int>(absl::ToInt64Milliseconds(left)) + 1) > 0) {
+      recorded.ended_by = "signal";
+      ended = true;
+    } else if (context.trace.until_oom) {
+      const absl::StatusOr<std::optional<absl::Time>> refused = LastRefusal(daemon, session.id());
+      recorded.status = refused.status();
+      if (refused.ok() && *refused != refused_before) {
+        recorded.ended_by = "refusal";
+        ended = true;
+      }
+    } else {
+      ended = absl::Now() >= end;
+    }
+    if (!recorded.status.ok()) break;
+    if (ended || absl::Now() >= next_read) {
+      recorded.status = read();
+    } else {
+      recorded.status = GetSession(daemon, absl::StrCat(session.id())).status();
+    }
+  }
+  return recorded;
+}
+
+}  // namespace
+
+absl::Status RunTrace(const Context& context, const std::string& name) {
+  const std::string& path = context.output;
+  if (absl::Status status = CheckSnapshotPath(path); !status.ok()) return status;
+  // Blocked before gRPC starts its threads, so that every thread inherits it.
+  sigset_t mask;
+  sigemptyset(&mask);
+  for (const int signal : {SIGINT, SIGTERM}) sigaddset(&mask, signal);
+  pthread_sigmask(SIG_BLOCK, &mask, nullptr);
+  const UniqueFd signals(signalfd(-1, &mask, SFD_CLOEXEC));
+  if (!signals.valid()) return absl::ErrnoToStatus(errno, "signalfd");
+
+  absl::StatusOr<Daemon> daemon = Daemon::Connect(context);
+  if (!daemon.ok()) return daemon.status();
+  const absl::StatusOr<v1::Session> session = GetSession(*daemon, name);
+  if (!session.ok()) return session.status();
+  std::optional<absl::Time> refused_before;
+  if (context.trace.until_oom) {
+    const absl::StatusOr<std::optional<absl::Time>> last = LastRefusal(*daemon, session->id());
+    if (!last.ok()) return last.status();
+    refused_before = *last;
+  }
+  const absl::Time start = absl::Now();
+  Recorder recorder(&*daemon, session->id());
+  if (absl::Status status = recorder.Start(); !status.ok()) return status;
+  const Recorded recorded = Wait(context, *daemon, *session, recorder, signals.get(), refused_before);
+  recorder.Stop();
+
+  const size_t events = CountEvents(recorded.heaps);
+  if (!recorded.status.ok()) {
+    const std::string why =
+        absl::StrCat(session->name(), " could not be recorded to the end: ", recorded.status.message());
+    if (events == 0)
+      return Refusal({recorded.status.code(), absl::StrCat(why, "; nothing was recorded, and no file written")});
+    if (absl::Status status = WriteSnapshot(recorded.heaps, path); !status.ok()) {
+      return {status.code(), absl::StrCat(why, "; ", status.message())};
+    }
+    return Refusal({recorded.status.code(),
+                    absl::StrFormat("%s; %s has its %s of the first %.1f seconds", why, path, Counted(events, "event"),
+                                    absl::ToDoubleSeconds(recorded.read_at - start))});
+  }
+  if (absl::Status status = WriteSnapshot(recorded.heaps, path); !status.ok()) return status;
+  const double seconds = absl::ToDoubleSeconds(recorded.read_at - start);
+  if (path == "-") return absl::OkStatus();
+  size_t segments = 0;
+  size_t blocks = 0;
+  for (const HeapSnapshot& heap : recorded.heaps) {
+    segments += heap.segments.size();
+    for (const SegmentSnapshot& segment : heap.segments) blocks += segment.blocks.size();
+  }
+  if (context.json) {
+    Print({{"session", session->name()},
+           {"file", path},
+           {"seconds", seconds},
+           {"ended_by", recorded.ended_by},
+           {"segments", segments},
+           {"blocks", blocks},
+           {"events", events}});
+  } else {
+    std::printf("%s: wrote %s of %.1f seconds, %s and %s to %s\n", session->name().c_str(),
+                Counted(events, "event").c_str(), seconds, Counted(segments, "segment").c_str(),
+                Counted(blocks, "block").c_str(), path.c_str());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace vrambroker::vramctl

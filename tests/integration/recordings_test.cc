@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// vramctl record, snapshot, trace and replay: a session that is recorded in the middle of its work, and replayed to the
+// figures that it had.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "allocator/bytes.h"
+#include "allocator/replay/trace.h"
+#include "tests/support/vramctl_test.h"
+
+namespace vrambroker::testing_support {
+namespace {
+
+using Json = nlohmann::json;
+using ::testing::HasSubstr;
+
+class RecordingsTest : public VramctlDaemonTest, public ::testing::WithParamInterface<Placement> {
+ protected:
+  void SetUp() override {
+    placement_ = GetParam();
+    ASSERT_OK(StartDaemon({.capacity = "1GiB"}));
+  }
+
+  void TearDown() override {
+    buffers_.clear();  // while there is a daemon
+    VramctlDaemonTest::TearDown();
+  }
+
+  // 240 MiB, before anything is recorded.
+  void AllocateFirst(Client& client) {
+    for (int i = 0; i < 60; ++i) {
+      ASSERT_OK_AND_ASSIGN(Buffer buffer, client.Allocate(4_MiB));
+      buffers_.push_back(std::move(buffer));
+    }
+  }
+  // From 240 MiB to the peak, and back from it.
+  void GoOn(Client& client) {
+    for (size_t i = 0; i < 60; i += 3) ASSERT_OK(buffers_[i].Reset());
+    {
+      std::vector<Buffer> more;
+      for (int i = 0; i < 28; ++i) {
+        ASSERT_OK_AND_ASSIGN(Buffer buffer, client.Allocate(12_MiB));
+        more.push_back(std::move(buffer));
+      }
+    }
+    ASSERT_OK_AND_ASSIGN(Buffer last, client.Allocate(3_MiB));
+    buffers_.push_back(std::move(last));
+  }
+
+  // Peaks of the replay are those of the session, which had them since it was recorded.
+  void ExpectSamePeaks(Client& client, const std::string& file) {
+    ASSERT_OK_AND_ASSIGN(const MemoryStats live, client.GetMemoryStats());
+    ASSERT_EQ(live.allocated_bytes.all.peak, 496_MiB);
+    const Json replay = CtlJson({"replay", file});
+    EXPECT_EQ(replay["peak_allocated_bytes"], live.allocated_bytes.all.peak);
+    EXPECT_EQ(replay["peak_reserved_bytes"], live.reserved_bytes.all.peak);
+    EXPECT_EQ(replay["allocations"], 29);
+    EXPECT_EQ(CtlJson({"tune", file})["baseline"]["smallest_device_bytes"], live.reserved_bytes.all.peak);
+    const RunResult text = Ctl({"replay", file});
+    EXPECT_THAT(text.err, HasSubstr("the recording began with 240.00 MiB in use (60 blocks) of 240.00 MiB reserved"));
+    const RunResult small = Ctl({"replay", file, "--device-bytes=200MiB"});
+    EXPECT_EQ(small.exit_code, 1);
+    EXPECT_THAT(small.err, HasSubstr("does not fit: 251658240 B (240.00 MiB) were held when the recording began"));
+  }
+
+  std::unique_ptr<ChildProcess> StartTrace(const std::string& file, const std::vector<std::string>& flags) {
+    Arguments arguments = {VramctlProgram(), "trace", "job", "-o", file, "--format=json", "--socket_dir=" + dir()};
+    arguments.insert(arguments.end(), flags.begin(), flags.end());
+    absl::StatusOr<std::unique_ptr<ChildProcess>> process = ChildProcess::Start(arguments);
+    EXPECT_OK(process.status());
+    return process.ok() ? *std::move(process) : nullptr;
+  }
+  size_t Events() { return CtlJson({"snapshot", "job", "-o", folder_ + "/look.pickle"})["events"]; }
+  bool IsRecording() { return Events() > 0; }
+
+  const std::string folder_ = MakeTempDir();
+  std::vector<Buffer> buffers_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Placements, RecordingsTest, ::testing::Values(Placement::kLeased, Placement::kRemote),
+                         [](const auto& test) { return test.param == Placement::kLeased ? "Leased" : "Remote"; });
+
+TEST_P(RecordingsTest, ReplayHasThePeaksOfTheSession) {
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("job"));
+  AllocateFirst(client);
+  ASSERT_EQ(Ctl({"record", "job", "100000"}).exit_code, 0);
+  GoOn(client);
+  const std::string file = folder_ + "/job.pickle";
+  ASSERT_EQ(Ctl({"snapshot", "job", "-o", file}).exit_code, 0);
+  ExpectSamePeaks(client, file);
+}
+
+TEST_P(RecordingsTest, ASnapshotWithoutEventsIsRefused) {
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("job"));
+  AllocateFirst(client);
+  const std::string file = folder_ + "/job.pickle";
+  ASSERT_EQ(Ctl({"snapshot", "job", "-o", file}).exit_code, 0);
+  for (const char* command : {"replay", "tune"}) {
+    const RunResult result = Ctl({command, file});
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_EQ(result.out, "");
+    EXPECT_THAT(result.err, HasSubstr("records no events to replay; run `vramctl record SESSION 100000`"));
+  }
+}
+
+TEST_P(RecordingsTest, TraceRecordsUntilASignalAndStops) {
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("job"));
+  AllocateFirst(client);
+  const std::string file = folder_ + "/job.pickle";
+  const std::unique_ptr<ChildProcess> trace = StartTrace(file, {"--seconds=3600"});
+  ASSERT_NE(trace, nullptr);
+  ASSERT_TRUE(WaitFor([&] { return IsRecording(); }));
+  GoOn(client);
+  trace->Signal(SIGINT);
+  ASSERT_OK_AND_ASSIGN(const int exit_code, trace->Wait());
+  EXPECT_EQ(exit_code, 0) << trace->ErrorText();
+  const Json json = Json::parse(trace->ReadRest(), nullptr, /*allow_exceptions=*/false);
+  EXPECT_EQ(json["ended_by"], "signal");
+  EXPECT_EQ(json["file"], file);
+  EXPECT_GT(json["events"], 100);
+  EXPECT_EQ(trace->ErrorText(), "") << "no terminal, no progress";
+  EXPECT_FALSE(IsRecording()) << "as it was before";
+  ExpectSamePeaks(client, file);
+}
+
+TEST_P(RecordingsTest, TraceLeavesARecordingThatGoesOnAlready) {
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("job"));
+  ASSERT_EQ(Ctl({"record", "job", "100000"}).exit_code, 0);
+  AllocateFirst(client);
+  const size_t before = Events();
+  const std::string file = folder_ + "/job.pickle";
+  const std::unique_ptr<ChildProcess> trace = StartTrace(file, {"--seconds=3600"});
+  ASSERT_NE(trace, nullptr);
+  // Each look is an event; so is the command's first.
+  size_t looks = 0;
+  ASSERT_TRUE(WaitFor([&] { return Events() > before + ++looks; }));
+  GoOn(client);
+  trace->Signal(SIGTERM);
+  ASSERT_OK_AND_ASSIGN(const int exit_code, trace->Wait());
+  EXPECT_EQ(exit_code, 0) << trace->ErrorText();
+  EXPECT_GT(Events(), before + 100) << "goes on, and has all that it had";
+  ExpectSamePeaks(client, file);
+}
+
+TEST_P(RecordingsTest, TraceEndsWhenTheTimeIsOver) {
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("job"));
+  const std::string file = folder_ + "/job.json";
+  const Json json = CtlJson({"trace", "job", "-o", file, "--seconds=0.1"});
+  EXPECT_EQ(json["ended_by"], "time");
+  EXPECT_GE(json["seconds"], 0.1);
+  EXPECT_TRUE(std::filesystem::exists(file));
+  EXPECT_FALSE(IsRecording());
+}
+
+TEST_P(RecordingsTest, TraceUntilOomEndsWithARefusal) {
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("job"));
+  EXPECT_FALSE(client.Allocate(2_GiB).ok()) << "an earlier one does not count";
+  const std::string file = folder_ + "/job.pickle";
+  const std::unique_ptr<ChildProcess> trace = StartTrace(file, {"--until-oom"});
+  ASSERT_NE(trace, nullptr);
+  ASSERT_TRUE(WaitFor([&] { return IsRecording(); }));
+  AllocateFirst(client);
+  EXPECT_TRUE(trace->Running());
+  EXPECT_FALSE(client.Allocate(900_MiB).ok());
+  ASSERT_OK_AND_ASSIGN(const int exit_code, trace->Wait());
+  EXPECT_EQ(exit_code, 0) << trace->ErrorText();
+  EXPECT_EQ(Json::parse(trace->ReadRest(), nullptr, false)["ended_by"], "refusal");
+  ASSERT_OK_AND_ASSIGN(const Trace read, ReadTraceFile(file));
+  EXPECT_EQ(CtlJson({"replay", file, "--device-bytes=1GiB"})["ooms"], 1);
+}
+
+TEST_P(RecordingsTest, TraceOfASessionThatEndsSaysSo) {
+  const std::string file = folder_ + "/job.pickle";
+  ASSERT_OK_AND_ASSIGN(ClientProcess job, ClientProcess::Start(dir()));
+  ASSERT_OK(job.Call(absl::StrCat("connect job -", placement_ == Placement::kRemote ? " remote" : "")));
+  const std::unique_ptr<ChildProcess> trace = StartTrace(file, {"--seconds=3600"});
+  ASSERT_NE(trace, nullptr);
+  ASSERT_TRUE(WaitFor([&] { return IsRecording(); }));
+  ASSERT_OK(job.Call(absl::StrCat("alloc ", 5_MiB)));
+  // Until the command has looked after that: each look is an event.
+  const size_t before = Events();
+  size_t looks = 0;
+  ASSERT_TRUE(WaitFor([&] { return Events() > before + ++looks; }));
+  ASSERT_OK(job.Call("goodbye"));
+  ASSERT_OK_AND_ASSIGN(const int exit_code, trace->Wait());
+  EXPECT_EQ(exit_code, 1);
+  const Json error = Json::parse(trace->ErrorText(), nullptr, /*allow_exceptions=*/false);
+  EXPECT_THAT(error["error"]["message"].get<std::string>(),
+              ::testing::MatchesRegex("job could not be recorded to the end: .*job.pickle has its [0-9]+ events of the "
+                                      "first [0-9.]+ seconds"));
+  const Json replay = CtlJson({"replay", file});
+  EXPECT_EQ(replay["allocations"], 1);
+  EXPECT_EQ(replay["peak_allocated_bytes"], 5_MiB);
+}
+
+TEST_P(RecordingsTest, TraceOfNoSessionWritesNothing) {
+  const std::string file = folder_ + "/job.pickle";
+  const RunResult result = Ctl({"trace", "job", "-o", file});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_FALSE(std::filesystem::exists(file));
+}
+
+TEST_P(RecordingsTest, TraceRefusesWrongUse) {
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("job"));
+  const std::string file = folder_ + "/job.pickle";
+  for (const Arguments& arguments :
+       std::vector<Arguments>{{"trace", "job"},
+                              {"trace", "-o", file},
+                              {"trace", "job", "-o", folder_},
+                              {"trace", "job", "-o", file, "--seconds=0"},
+                              {"trace", "job", "-o", file, "--seconds=nan"},
+                              {"trace", "job", "-o", file, "--seconds=1", "--until-oom"}}) {
+    EXPECT_EQ(Ctl(arguments).exit_code, 2) << ::testing::PrintToString(arguments);
+  }
+  const RunResult nobody = Ctl({"trace", "nobody", "-o", file});
+  EXPECT_EQ(nobody.exit_code, 1);
+  EXPECT_THAT(nobody.err, HasSubstr("nobody"));
+  EXPECT_FALSE(std::filesystem::exists(file));
+}
+
+}  // namespace
+}  // namespace vrambroker::testing_support
