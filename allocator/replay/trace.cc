@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <utility>
 
@@ -12,8 +13,10 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "allocator/caching_allocator.h"
 #include "allocator/replay/pickle.h"
 #include "allocator/replay/torch_trace.h"
 #include "allocator/size_class.h"
@@ -31,15 +34,71 @@ class TextParser {
     line = line.substr(0, line.find('#'));
     words_ = absl::StrSplit(line, absl::ByAnyChar(" \t\r"), absl::SkipEmpty());
     if (words_.empty()) return absl::OkStatus();
+    if (words_[0] == "seg" || words_[0] == "b") {
+      if (!trace_.ops.empty()) return Error("the start of the heap comes before all operations");
+      return words_[0] == "seg" ? StartSegment() : StartBlock();
+    }
     TraceOp op;
     absl::Status status = Fill(op);
+    if (status.ok() && trace_.ops.empty()) status = CheckStart();
     if (status.ok()) trace_.ops.push_back(op);
     return status;
   }
 
-  Trace Take() { return std::move(trace_); }
+  absl::StatusOr<Trace> Take() {
+    if (absl::Status status = trace_.ops.empty() ? CheckStart() : absl::OkStatus(); !status.ok()) return status;
+    return std::move(trace_);
+  }
 
  private:
+  absl::Status StartSegment() {
+    if (absl::Status status = Expect("seg BYTES STREAM small|large", 4, 4); !status.ok()) return status;
+    SegmentSnapshot segment;
+    absl::Status status = Number("BYTES", words_[1], kMaxRequestBytes - 1, &segment.bytes);
+    if (status.ok()) status = Number("STREAM", words_[2], ~uint64_t{0}, &segment.stream);
+    if (!status.ok()) return status;
+    if (words_[3] != "small" && words_[3] != "large") {
+      return Error(absl::StrCat("the pool is \"", Shown(words_[3]), "\"; accepted: small, large"));
+    }
+    segment.pool = words_[3] == "small" ? PoolKind::kSmall : PoolKind::kLarge;
+    trace_.start.segments.push_back(std::move(segment));
+    return absl::OkStatus();
+  }
+
+  absl::Status StartBlock() {
+    const absl::Status form = Expect("b BYTES [ID REQUESTED [STREAM]]", 2, 5);
+    if (!form.ok()) return form;
+    if (words_.size() == 3) return Expect("b BYTES ID REQUESTED", 4, 4);
+    if (trace_.start.segments.empty()) return Error("a block before the first segment");
+    SegmentSnapshot& segment = trace_.start.segments.back();
+    BlockSnapshot block;
+    if (!segment.blocks.empty()) block.offset = segment.blocks.back().offset + segment.blocks.back().bytes;
+    absl::Status status = Number("BYTES", words_[1], segment.bytes - block.offset, &block.bytes);
+    if (!status.ok()) return status;
+    if (words_.size() > 2) {
+      status = Number("REQUESTED", words_[3], block.bytes, &block.requested_bytes);
+      if (!status.ok()) return status;
+      TraceOp op;
+      const uint32_t next = trace_.ids;
+      status = Allocate(op, words_[2]);
+      if (!status.ok()) return status;
+      if (op.id != next) return Error(absl::StrCat("id \"", Shown(words_[2]), "\" names another block"));
+      block.state = BlockState::kAllocated;
+      if (words_.size() == 5) {
+        status = Number("STREAM", words_[4], ~uint64_t{0}, &trace_.start.waits[op.id]);
+        if (!status.ok()) return status;
+        block.state = BlockState::kPendingFree;
+      }
+    }
+    segment.blocks.push_back(block);
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckStart() const {
+    const absl::Status status = CachingAllocator::CheckSegments(trace_.start.segments);
+    return status.ok() ? status : Error(absl::StrCat("the start before it: ", status.message()));
+  }
+
   absl::Status Fill(TraceOp& op) {
     const absl::string_view name = words_[0];
     if (name == "a") {
@@ -48,7 +107,7 @@ class TextParser {
       if (absl::Status status = Number("BYTES", words_[2], kMaxRequestBytes - 1, &op.bytes); !status.ok())
         return status;
       if (absl::Status status = StreamNumber(words_[3], op); !status.ok()) return status;
-      return Allocate(op);
+      return Allocate(op, words_[1]);
     }
     if (name == "f") {
       op.kind = TraceOp::Kind::kFree;
@@ -66,9 +125,20 @@ class TextParser {
       op.kind = words_.size() == 1 ? TraceOp::Kind::kSyncAll : TraceOp::Kind::kSyncStream;
       return words_.size() == 1 ? absl::OkStatus() : StreamNumber(words_[1], op);
     }
-    if (name == "e" || name == "p") {
-      op.kind = name == "e" ? TraceOp::Kind::kEmptyCache : TraceOp::Kind::kResetPeaks;
+    if (name == "e" || name == "p" || name == "t") {
+      op.kind = name == "e"   ? TraceOp::Kind::kEmptyCache
+                : name == "p" ? TraceOp::Kind::kResetPeaks
+                              : TraceOp::Kind::kTrim;
       return Expect(name, 1, 1);
+    }
+    if (name == "g") {
+      op.kind = TraceOp::Kind::kGiveBack;
+      if (absl::Status status = Expect("g N BYTES", 3, 3); !status.ok()) return status;
+      uint64_t number = 0;
+      absl::Status status = Number("N", words_[1], std::numeric_limits<uint32_t>::max(), &number);
+      if (status.ok()) status = Number("BYTES", words_[2], kMaxRequestBytes - 1, &op.bytes);
+      op.id = static_cast<uint32_t>(number);
+      return status;
     }
     if (name == "frac") {
       op.kind = TraceOp::Kind::kSetFraction;
@@ -76,11 +146,12 @@ class TextParser {
       if (absl::SimpleAtod(words_[1], &op.fraction) && op.fraction >= 0 && op.fraction <= 1) return absl::OkStatus();
       return Error(absl::StrCat("X is \"", Shown(words_[1]), "\"; accepted: 0 to 1"));
     }
-    return Error(absl::StrCat("unknown operation \"", Shown(name), "\"; known: a, f, r, s, e, p, frac"));
+    return Error(absl::StrCat("unknown operation \"", Shown(name),
+                              "\"; known: a, f, r, s, e, p, t, g, frac, and seg, b for the start"));
   }
 
-  absl::Status Allocate(TraceOp& op) {
-    const auto [it, is_new] = ids_.try_emplace(std::string(words_[1]), trace_.ids);
+  absl::Status Allocate(TraceOp& op, absl::string_view id) {
+    const auto [it, is_new] = ids_.try_emplace(std::string(id), trace_.ids);
     if (is_new) ++trace_.ids;
     op.id = it->second;
     return absl::OkStatus();
@@ -134,6 +205,58 @@ absl::StatusOr<Trace> ParseTraceText(absl::string_view text) {
     if (absl::Status status = parser.Parse(line); !status.ok()) return status;
   }
   return parser.Take();
+}
+
+std::string FormatTrace(const Trace& trace) {
+  std::string text;
+  uint32_t id = 0;
+  for (const SegmentSnapshot& segment : trace.start.segments) {
+    absl::StrAppend(&text, "seg ", segment.bytes, " ", segment.stream,
+                    segment.pool == PoolKind::kSmall ? " small\n" : " large\n");
+    for (const BlockSnapshot& block : segment.blocks) {
+      absl::StrAppend(&text, "b ", block.bytes);
+      if (block.state != BlockState::kFree) absl::StrAppend(&text, " ", id, " ", block.requested_bytes);
+      if (block.state == BlockState::kPendingFree) absl::StrAppend(&text, " ", trace.start.waits.at(id));
+      id += block.state == BlockState::kFree ? 0 : 1;
+      text += "\n";
+    }
+  }
+  for (const TraceOp& op : trace.ops) {
+    switch (op.kind) {
+      case TraceOp::Kind::kAllocate:
+        absl::StrAppend(&text, "a ", op.id, " ", op.bytes, " ", op.stream);
+        break;
+      case TraceOp::Kind::kFree:
+        absl::StrAppend(&text, "f ", op.id);
+        break;
+      case TraceOp::Kind::kRecordStream:
+        absl::StrAppend(&text, "r ", op.id, " ", op.stream);
+        break;
+      case TraceOp::Kind::kSyncAll:
+        text += "s";
+        break;
+      case TraceOp::Kind::kSyncStream:
+        absl::StrAppend(&text, "s ", op.stream);
+        break;
+      case TraceOp::Kind::kEmptyCache:
+        text += "e";
+        break;
+      case TraceOp::Kind::kSetFraction:
+        absl::StrAppendFormat(&text, "frac %.17g", op.fraction);
+        break;
+      case TraceOp::Kind::kResetPeaks:
+        text += "p";
+        break;
+      case TraceOp::Kind::kTrim:
+        text += "t";
+        break;
+      case TraceOp::Kind::kGiveBack:
+        absl::StrAppend(&text, "g ", op.id, " ", op.bytes);
+        break;
+    }
+    text += "\n";
+  }
+  return text;
 }
 
 absl::StatusOr<std::string> ReadMaybeGzipped(const std::string& path) {

@@ -78,6 +78,9 @@ struct Trace {
 
 // Reads the text form. InvalidArgument names the line.
 absl::StatusOr<Trace> ParseTraceText(absl::string_view text);
+// The text form, without notes and settings. ParseTraceText() makes the same start and operations of it, if the ids are
+// in the order of appearance.
+std::string FormatTrace(const Trace& trace);
 
 // Reads a file: the text form, or a PyTorch memory snapshot (pickle; the events of `device`); either may be gzipped.
 // NotFound or InvalidArgument name the file and the line or byte.

@@ -11,6 +11,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/string_view.h"
 #include "allocator/replay/pickle.h"
+#include "allocator/replay/replay.h"
 #include "allocator/replay/torch_trace.h"
 
 namespace {
@@ -68,7 +69,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (const int device : {0, 1}) {
     const absl::StatusOr<vrambroker::Trace> trace = vrambroker::TraceFromTorchSnapshot(*value, device);
     if (!trace.ok()) continue;
-    for (const vrambroker::TraceOp& op : trace->ops) Check(op.id < trace->ids || op.id == 0, "an id beyond ids");
+    for (const vrambroker::TraceOp& op : trace->ops) {
+      Check(op.id < trace->ids || op.id == 0 || op.kind == vrambroker::TraceOp::Kind::kGiveBack, "an id beyond ids");
+    }
+    const vrambroker::Replay replay({}, *trace);
+    Check(replay.start_status().ok(), "a start that cannot be taken over");
   }
 
   const std::string written = vrambroker::WritePickle(*value);

@@ -29,9 +29,17 @@ void Require(bool holds, absl::string_view rule) {
   std::abort();
 }
 
+// Of allocations; segments are numbered otherwise.
+void CheckIds(const vrambroker::Trace& trace) {
+  for (const vrambroker::TraceOp& op : trace.ops) {
+    Require(op.id < trace.ids || op.id == 0 || op.kind == vrambroker::TraceOp::Kind::kGiveBack, "ids are below `ids`");
+  }
+}
+
 void ReplayAll(const vrambroker::Trace& trace) {
   if (trace.ops.size() > kMostOperations) return;
   vrambroker::Replay replay({.device_bytes = 256_MiB}, trace);
+  Require(replay.start_status().ok() || absl::IsResourceExhausted(replay.start_status()), "a start can be taken over");
   for (size_t i = 0; i < trace.ops.size(); ++i) {
     const vrambroker::Replay::Result result = replay.Do(trace.ops[i]);
     Require(!vrambroker::PerOpRow(i, trace.ops[i], result, replay).empty(), "every operation has a row");
@@ -46,7 +54,7 @@ void ReadAsFile(const uint8_t* data, size_t size) {
   const std::string path = absl::StrCat("/proc/self/fd/", file);
   const absl::StatusOr<vrambroker::Trace> trace = vrambroker::ReadTraceFile(path);
   if (trace.ok()) {
-    for (const vrambroker::TraceOp& op : trace->ops) Require(op.id < trace->ids || op.id == 0, "ids are below `ids`");
+    CheckIds(*trace);
     return;
   }
   Require(absl::StartsWith(trace.status().message(), path), "an error names the file");
@@ -59,10 +67,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const absl::StatusOr<vrambroker::Trace> trace = vrambroker::ParseTraceText(text);
   if (trace.ok()) {
     for (const vrambroker::TraceOp& op : trace->ops) {
-      Require(op.id < trace->ids || op.id == 0, "ids are below `ids`");
       Require(op.bytes < vrambroker::kMaxRequestBytes, "requests are of a size that the allocator takes");
       Require(op.fraction >= 0 && op.fraction <= 1, "fractions are fractions");
     }
+    CheckIds(*trace);
+    const std::string written = vrambroker::FormatTrace(*trace);
+    const absl::StatusOr<vrambroker::Trace> again = vrambroker::ParseTraceText(written);
+    Require(again.ok() && vrambroker::FormatTrace(*again) == written, "what is written is read the same");
     ReplayAll(*trace);
   } else {
     Require(absl::StartsWith(trace.status().message(), "line "), "an error names its line");

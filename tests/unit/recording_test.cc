@@ -261,6 +261,9 @@ TEST_P(RandomRecordingTest, IsReplayedToTheSameHeapAndPeaks) {
         const ReplaySummary summary = SummarizeReplay(trace, recorded.config());
         const Figures figures = recorded.FiguresOfLast(events);
         ASSERT_EQ(summary.peak_reserved_bytes, figures.peak_reserved);
+        ASSERT_OK_AND_ASSIGN(const Trace again, ParseTraceText(FormatTrace(trace)));
+        ASSERT_EQ(FormatTrace(again), FormatTrace(trace));
+        ASSERT_EQ(SummarizeReplay(again, recorded.config()).peak_reserved_bytes, figures.peak_reserved);
         ooms += summary.ooms;
         starts += trace.start.segments.empty() ? 0 : 1;
         if (has_note("may have had up to 1 MiB more")) {

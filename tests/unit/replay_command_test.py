@@ -87,6 +87,9 @@ def refusal_faults(vramctl, folder):
         ("a conf with a bad size", [good, conf("c", b"device_bytes=many")], r"c\.conf: line 1: device_bytes"),
         ("a conf with a bad fraction", [good, conf("d", b"fraction=nan")], r"d\.conf: line 1: fraction"),
         ("an unknown flag", [good, "--per-operation"], r"per.operation"),
+        ("an empty trace", [file("empty.trace", b"# nothing\n")], r"empty\.trace: has no operations to replay"),
+        ("a start alone", [file("start.trace", b"seg 512 0 small\nb 512\n")], r"start\.trace: has no operations"),
+        ("a bad start", [file("seg.trace", b"seg 512 0 small\ne\n")], r"seg\.trace: line 2: the start before it: "),
         ("no trace", [], r"FILE is required; see vramctl replay --help"),
         ("two traces", [good, good], r"surplus argument .*; see vramctl replay --help"),
     ]

@@ -8,6 +8,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -33,13 +34,15 @@ TEST(ParseTraceTextTest, ReadsEveryOperation) {
       "e\n"
       "p\n"
       "frac 0.25\n"
+      "t\n"
+      "g 3 2097152\n"
       "a 7 1152921504606846975 0\n"
       "a x 0 0");
   ASSERT_EQ(trace.status(), absl::OkStatus());
   const std::vector<TraceOp>& ops = trace->ops;
   using enum TraceOp::Kind;
-  const TraceOp::Kind kinds[] = {kAllocate,   kRecordStream, kFree,        kSyncAll,  kSyncStream,
-                                 kEmptyCache, kResetPeaks,   kSetFraction, kAllocate, kAllocate};
+  const TraceOp::Kind kinds[] = {kAllocate,   kRecordStream, kFree, kSyncAll,  kSyncStream, kEmptyCache,
+                                 kResetPeaks, kSetFraction,  kTrim, kGiveBack, kAllocate,   kAllocate};
   ASSERT_EQ(ops.size(), std::size(kinds));
   for (size_t i = 0; i < ops.size(); ++i) EXPECT_EQ(ops[i].kind, kinds[i]) << i;
   EXPECT_EQ(ops[0].bytes, 1000u);
@@ -47,13 +50,80 @@ TEST(ParseTraceTextTest, ReadsEveryOperation) {
   EXPECT_EQ(ops[1].stream, 3u);
   EXPECT_EQ(ops[4].stream, 5u);
   EXPECT_EQ(ops[7].fraction, 0.25);
-  EXPECT_EQ(ops[8].bytes, kMaxRequestBytes - 1);
+  EXPECT_EQ(ops[9].id, 3u);
+  EXPECT_EQ(ops[9].bytes, 2_MiB);
+  EXPECT_EQ(ops[10].bytes, kMaxRequestBytes - 1);
   EXPECT_EQ(ops[0].id, 0u);
   EXPECT_EQ(ops[1].id, 0u);
   EXPECT_EQ(ops[2].id, 0u);
-  EXPECT_EQ(ops[8].id, 1u) << "in order of appearance";
-  EXPECT_EQ(ops[9].id, 0u) << "a freed id may be used again";
+  EXPECT_EQ(ops[10].id, 1u) << "in order of appearance";
+  EXPECT_EQ(ops[11].id, 0u) << "a freed id may be used again";
   EXPECT_EQ(trace->ids, 2u);
+}
+
+TEST(ParseTraceTextTest, ReadsTheHeapAtTheStart) {
+  const std::string text =
+      "seg 2097152 7 small\n"
+      "b 512 0 100\n"
+      "b 1024\n"
+      "b 2095616 1 2000000 9\n"
+      "seg 20971520 0 large\n"
+      "b 20971520\n"
+      "r 0 3\n"
+      "f 0\n"
+      "s 9\n"
+      "a 2 4096 7\n"
+      "g 1 20971520\n"
+      "t\n"
+      "frac 0.25\n"
+      "s\n"
+      "e\n"
+      "p\n";
+  const absl::StatusOr<Trace> trace = ParseTraceText(text);
+  ASSERT_EQ(trace.status(), absl::OkStatus());
+  ASSERT_EQ(trace->start.segments.size(), 2u);
+  EXPECT_EQ(trace->start.ReservedBytes(), 22_MiB);
+  const SegmentSnapshot& small = trace->start.segments[0];
+  EXPECT_EQ(small.pool, PoolKind::kSmall);
+  EXPECT_EQ(small.stream, 7u);
+  ASSERT_EQ(small.blocks.size(), 3u);
+  EXPECT_EQ(small.blocks[0].requested_bytes, 100u);
+  EXPECT_EQ(small.blocks[0].state, BlockState::kAllocated);
+  EXPECT_EQ(small.blocks[1].state, BlockState::kFree);
+  EXPECT_EQ(small.blocks[2].offset, 1536u);
+  EXPECT_EQ(small.blocks[2].state, BlockState::kPendingFree);
+  EXPECT_EQ(trace->start.waits, (std::map<uint32_t, Stream>{{1, 9}}));
+  EXPECT_EQ(trace->ids, 3u);
+  EXPECT_EQ(FormatTrace(*trace), text);
+
+  Replay replay({}, *trace);
+  EXPECT_EQ(replay.start_status(), absl::OkStatus());
+  const MemoryStats before = replay.allocator().GetMemoryStats();
+  EXPECT_EQ(before.reserved_bytes.all.peak, 22_MiB);
+  EXPECT_EQ(before.allocated_bytes.all.peak, 512u) << "the other one was freed already";
+  EXPECT_EQ(before.active_bytes.all.current, 512u + 2095616u);
+  EXPECT_EQ(before.num_device_alloc, 0u);
+  for (const TraceOp& op : trace->ops) replay.Do(op);
+  const MemoryStats after = replay.allocator().GetMemoryStats();
+  EXPECT_EQ(after.allocated_bytes.all.current, 4096u);
+  EXPECT_EQ(after.num_device_free, 1u);
+  EXPECT_EQ(after.reserved_bytes.all.current, 2_MiB);
+  EXPECT_EQ(replay.device().used_bytes(), 2_MiB);
+  EXPECT_EQ(replay.allocator().CheckInvariants(), absl::OkStatus());
+}
+
+TEST(ReplayTest, OtherSettingsGiveBackAsManyBytes) {
+  // Segments 0 to 2; what the trace gives back then are segments of other sizes than these.
+  const absl::StatusOr<Trace> trace = ParseTraceText(
+      "seg 20971520 0 large\nb 20971520\nseg 20971520 0 large\nb 20971520\nseg 20971520 0 large\nb 20971520\n"
+      "g 0 12582912\ng 1 8388608\ng 2 2097152\na 0 512 0\ng 2 2097152\n");
+  ASSERT_EQ(trace.status(), absl::OkStatus());
+  const uint64_t reserved[] = {40_MiB, 40_MiB, 20_MiB, 22_MiB, 2_MiB};
+  Replay replay({}, *trace);
+  for (size_t i = 0; i < trace->ops.size(); ++i) {
+    replay.Do(trace->ops[i]);
+    EXPECT_EQ(replay.allocator().GetMemoryStats().reserved_bytes.all.current, reserved[i]) << i;
+  }
 }
 
 TEST(ParseTraceTextTest, EmptyTextIsAnEmptyTrace) {
@@ -81,7 +151,8 @@ TEST_P(BadTraceTest, IsRefusedWithItsLine) {
 INSTANTIATE_TEST_SUITE_P(
     Texts, BadTraceTest,
     ::testing::Values(
-        BadText{"x 1", "line 1: unknown operation \"x\"; known: a, f, r, s, e, p, frac"},
+        BadText{"x 1",
+                "line 1: unknown operation \"x\"; known: a, f, r, s, e, p, t, g, frac, and seg, b for the start"},
         BadText{"\n\n# c\nA 0 1 0", "line 4: unknown operation \"A\""},
         BadText{"e\r\ne\r\nee\r\n", "line 3: unknown operation \"ee\""},
         BadText{"a", "line 1: has 1 words; expected: a ID BYTES STREAM"},
@@ -102,6 +173,23 @@ INSTANTIATE_TEST_SUITE_P(
         BadText{"a 0 1 0\nr 0 one", "line 2: STREAM is \"one\""}, BadText{"s one", "line 1: STREAM is \"one\""},
         BadText{"s 1 2", "line 1: has 3 words; expected: s [STREAM]"},
         BadText{"e 1", "line 1: has 2 words; expected: e"}, BadText{"p 1", "line 1: has 2 words; expected: p"},
+        BadText{"t 1", "line 1: has 2 words; expected: t"}, BadText{"g 1", "line 1: has 2 words; expected: g N BYTES"},
+        BadText{"g 4294967296 1", "line 1: N is \"4294967296\"; accepted: whole numbers from 0 to 4294967295"},
+        BadText{"g 0 x", "line 1: BYTES is \"x\""},
+        BadText{"seg 512 0", "line 1: has 3 words; expected: seg BYTES STREAM small|large"},
+        BadText{"seg 512 0 tiny", "line 1: the pool is \"tiny\"; accepted: small, large"},
+        BadText{"b 512", "line 1: a block before the first segment"},
+        BadText{"seg 1024 0 small\nb 512 x", "line 2: has 3 words; expected: b BYTES ID REQUESTED"},
+        BadText{"seg 1024 0 small\nb 1536", "line 2: BYTES is \"1536\"; accepted: whole numbers from 0 to 1024"},
+        BadText{"seg 1024 0 small\nb 512 x 513", "line 2: REQUESTED is \"513\""},
+        BadText{"seg 1024 0 small\nb 512 x 1\nb 512 x 1", "line 3: id \"x\" names another block"},
+        BadText{"seg 1024 0 small\nb 512 x 1 one", "line 2: STREAM is \"one\""},
+        BadText{"seg 1024 0 small\nb 512\ne", "line 3: the start before it: segment 0: its blocks have 512 of 1024"},
+        BadText{"seg 1024 0 small\nb 512\nb 512", "line 3: the start before it: segment 0: two free neighbours at"},
+        BadText{"seg 1000 0 small\nb 1000\ne", "line 3: the start before it: segment 0: has 1000 bytes; expected a"},
+        BadText{"seg 1024 0 small\nb 0\nb 1024", "line 3: the start before it: segment 0: a block of 0 bytes at"},
+        BadText{"seg 1024 0 small\nb 1024\ne\nseg 1024 0 small", "line 4: the start of the heap comes before all"},
+        BadText{"e\nb 512", "line 2: the start of the heap comes before all operations"},
         BadText{"frac", "line 1: has 1 words; expected: frac X"},
         BadText{"frac 1.01", "line 1: X is \"1.01\"; accepted: 0 to 1"}, BadText{"frac -0.1", "line 1: X is \"-0.1\""},
         BadText{"frac nan", "line 1: X is \"nan\""}, BadText{"frac inf", "line 1: X is \"inf\""},

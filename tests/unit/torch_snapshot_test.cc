@@ -55,12 +55,11 @@ HeapSnapshot SampleHeap() {
        .stream = 7,
        .blocks = {{0, 5_MiB, 5_MiB - 1, BlockState::kAllocated}, {5_MiB, 15_MiB, 0, BlockState::kFree}}});
   const auto event = [&](HistoryAction action, uint64_t address, uint64_t bytes, Stream stream) {
-    heap.history.push_back(
-        {.action = action,
-         .address = address,
-         .bytes = bytes,
-         .stream = stream,
-         .time_us = 1'700'000'000'000'000 + static_cast<int64_t>(heap.history.size())});
+    heap.history.push_back({.action = action,
+                            .address = address,
+                            .bytes = bytes,
+                            .stream = stream,
+                            .time_us = 1'700'000'000'000'000 + static_cast<int64_t>(heap.history.size())});
   };
   event(HistoryAction::kSegmentAllocate, kBase, 2_MiB, 0);
   event(HistoryAction::kAllocate, kBase, 100, 0);
@@ -346,8 +345,9 @@ TEST(TorchTraceTest, ARecordingThatStartsInTheMiddleBeginsWithWhatIsLive) {
   const PickleValue snapshot = WithSegments(
       SnapshotOf({Entry("free_completed", 2048, 600), Entry("free_requested", 0, 1000),
                   Entry("free_completed", 0, 1000), Entry("alloc", 4096, 1024)}),
-      {SegmentEntry(0, 2_MiB, {BlockEntry("inactive", 1024), BlockEntry("active_allocated", 1024), BlockEntry("inactive", 2048),
-                            BlockEntry("active_allocated", 1024), BlockEntry("inactive", 2_MiB - 5120)}),
+      {SegmentEntry(0, 2_MiB,
+                    {BlockEntry("inactive", 1024), BlockEntry("active_allocated", 1024), BlockEntry("inactive", 2048),
+                     BlockEntry("active_allocated", 1024), BlockEntry("inactive", 2_MiB - 5120)}),
        SegmentEntry(4_MiB, 2_MiB, {BlockEntry("active_allocated", 2_MiB)}, /*device=*/1)});
   ASSERT_OK_AND_ASSIGN(const Trace trace, TraceFromTorchSnapshot(snapshot, 0));
   EXPECT_THAT(Lines(trace), ElementsAre(absl::StrCat("s ", kLast), "f 0", "a 3 1024 0"));
@@ -363,12 +363,13 @@ TEST(TorchTraceTest, ARecordingThatStartsInTheMiddleBeginsWithWhatIsLive) {
   EXPECT_EQ(blocks[2].bytes, 1024u) << "600 bytes, rounded";
   EXPECT_EQ(trace.start.waits.at(2), std::numeric_limits<Stream>::max());
   EXPECT_EQ(trace.ids, 4u);
-  EXPECT_THAT(trace.notes, ::testing::Contains(HasSubstr(
-                               "the recording began with 3.00 KiB in use (3 blocks) of 2.00 MiB reserved")));
+  EXPECT_THAT(trace.notes, ::testing::Contains(
+                               HasSubstr("the recording began with 3.00 KiB in use (3 blocks) of 2.00 MiB reserved")));
 }
 
 TEST(TorchTraceTest, WhatCannotBeRewoundIsRefused) {
-  const Items segments = {SegmentEntry(0, 2_MiB, {BlockEntry("active_allocated", 1024), BlockEntry("inactive", 2_MiB - 1024)})};
+  const Items segments = {
+      SegmentEntry(0, 2_MiB, {BlockEntry("active_allocated", 1024), BlockEntry("inactive", 2_MiB - 1024)})};
   const auto refused = [&](Items entries, const std::string& message, const Items& of = {}) {
     const absl::Status status =
         TraceFromTorchSnapshot(WithSegments(SnapshotOf(std::move(entries)), of.empty() ? segments : of), 0).status();
@@ -397,7 +398,8 @@ TEST(TorchTraceTest, WhatCannotBeRewoundIsRefused) {
   refused({Entry("alloc", 0, 1024)}, "segments[0].blocks: end at 512 of 2097152 bytes",
           {SegmentEntry(0, 2_MiB, {BlockEntry("inactive", 512)})});
   refused({Entry("alloc", 0, 1024)}, "segments: the segment of 2097152 bytes at address 1048576 overlaps",
-          {SegmentEntry(0, 2_MiB, {BlockEntry("inactive", 2_MiB)}), SegmentEntry(1_MiB, 2_MiB, {BlockEntry("inactive", 2_MiB)})});
+          {SegmentEntry(0, 2_MiB, {BlockEntry("inactive", 2_MiB)}),
+           SegmentEntry(1_MiB, 2_MiB, {BlockEntry("inactive", 2_MiB)})});
 }
 
 TEST(TorchTraceTest, AFailedAllocationIsTriedAndFreed) {
@@ -423,11 +425,11 @@ TEST(TorchTraceTest, OddEntriesAreLeftOutAndNoted) {
   EXPECT_THAT(Lines(trace),
               ElementsAre("a 0 1 0", "f 0", "a 1 2 0", absl::StrCat("r 1 ", kLast), "f 1", absl::StrCat("s ", kLast),
                           "a 2 3 0", absl::StrCat("r 2 ", kLast), "f 2", "a 3 4 0", "f 3"));
-  EXPECT_THAT(
-      trace.notes,
-      ElementsAre(HasSubstr("no segments"), HasSubstr("2 frees had to wait"), HasSubstr("2 blocks were handed out again"),
-                  HasSubstr("1 frees of blocks freed already"), HasSubstr("2 allocations of 0 bytes"),
-                  HasSubstr("2 entries are of expandable segments"), HasSubstr("1 entries with an unknown action")));
+  EXPECT_THAT(trace.notes,
+              ElementsAre(HasSubstr("no segments"), HasSubstr("2 frees had to wait"),
+                          HasSubstr("2 blocks were handed out again"), HasSubstr("1 frees of blocks freed already"),
+                          HasSubstr("2 allocations of 0 bytes"), HasSubstr("2 entries are of expandable segments"),
+                          HasSubstr("1 entries with an unknown action")));
 }
 
 TEST(TorchTraceTest, ErrorsNameThePath) {
