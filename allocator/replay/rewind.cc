@@ -149,9 +149,11 @@ absl::Status Rewinder::Undo(RecordedEvent& event) {
       if (block->second.pending) {
         return Contradiction("allocates the block at address ", address, ", which is freed already after it");
       }
-      if (block->second.requested != event.bytes && block->second.requested != 0) {
-        return Contradiction("allocates ", event.bytes, " bytes at address ", address, ", where ",
-                             block->second.requested, " are in use after it");
+      // Rounded, because not every release of PyTorch recorded a free as it did the allocation. 0: not in the snapshot.
+      const uint64_t requested = block->second.requested;
+      if (requested != 0 && RoundRequest(requested, options_) != RoundRequest(event.bytes, options_)) {
+        return Contradiction("allocates ", event.bytes, " bytes at address ", address, ", where ", requested,
+                             " are in use after it");
       }
       blocks_.erase(block);
       if (--SegmentOf(address)->second.blocks == 0) ++free_segments_;

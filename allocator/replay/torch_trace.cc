@@ -377,11 +377,15 @@ absl::Status TraceMaker::ReadSegments(const PickleValue::Items& segments, int de
     if (!bytes.ok()) return bytes.status();
     const absl::StatusOr<uint64_t> stream = HandleField(from, path, "stream");
     if (!stream.ok()) return stream.status();
-    const absl::StatusOr<absl::string_view> type = TextField(from, path, "segment_type");
-    if (!type.ok()) return type.status();
-    if (*type != "small" && *type != "large") {
-      return absl::InvalidArgumentError(absl::StrCat(
-          path, ".segment_type: \"", absl::Utf8SafeCHexEscape(type->substr(0, 40)), "\"; known: small, large"));
+    PoolKind pool = *bytes == kSmallSegmentBytes ? PoolKind::kSmall : PoolKind::kLarge;
+    if (from.Find("segment_type") != nullptr) {
+      const absl::StatusOr<absl::string_view> type = TextField(from, path, "segment_type");
+      if (!type.ok()) return type.status();
+      if (*type != "small" && *type != "large") {
+        return absl::InvalidArgumentError(absl::StrCat(
+            path, ".segment_type: \"", absl::Utf8SafeCHexEscape(type->substr(0, 40)), "\"; known: small, large"));
+      }
+      pool = *type == "small" ? PoolKind::kSmall : PoolKind::kLarge;
     }
     const absl::StatusOr<const PickleValue::Items*> blocks = ItemsField(from, path, "blocks");
     if (!blocks.ok()) return blocks.status();
@@ -392,15 +396,12 @@ absl::Status TraceMaker::ReadSegments(const PickleValue::Items& segments, int de
         expandable != nullptr && expandable->kind() == Kind::kBool && expandable->AsBool()) {
       expandable_segments_ = true;
     }
-    if (const PickleValue* pool = from.Find("segment_pool_id");
-        pool != nullptr && !(*pool == PickleValue::Tuple({PickleValue::Int(0), PickleValue::Int(0)}))) {
+    if (const PickleValue* owner = from.Find("segment_pool_id");
+        owner != nullptr && !(*owner == PickleValue::Tuple({PickleValue::Int(0), PickleValue::Int(0)}))) {
       ++private_segments_;
     }
     streams_.insert(*stream);
-    SegmentSnapshot segment = {.address = *address,
-                               .bytes = *bytes,
-                               .pool = *type == "small" ? PoolKind::kSmall : PoolKind::kLarge,
-                               .stream = *stream};
+    SegmentSnapshot segment = {.address = *address, .bytes = *bytes, .pool = pool, .stream = *stream};
     // As PyTorch's viewer does: older snapshots have no addresses of blocks.
     uint64_t offset = 0;
     for (size_t j = 0; j < (*blocks)->size(); ++j) {

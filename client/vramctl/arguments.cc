@@ -80,7 +80,7 @@ void AddReplayOptions(CLI::App* command, Context* context) {
       ->type_name("FILE");
   command
       ->add_option("--alloc-conf", flags.alloc_conf,
-                   "Allocator settings in PyTorch's syntax, as max_split_size_mb:128.")
+                   "Allocator settings in PyTorch's syntax, as max_split_size_mb:128. Default: those of the recording.")
       ->type_name("SETTINGS");
   command
       ->add_option("--device-bytes", flags.device_bytes, "Size of the simulated device, as 24GiB. Default: unlimited.")

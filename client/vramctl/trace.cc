@@ -104,9 +104,14 @@ absl::StatusOr<std::optional<absl::Time>> LastRefusal(Daemon& daemon, uint64_t s
   return absl::FromUnixSeconds(time.seconds()) + absl::Nanoseconds(time.nanos());
 }
 
+// What the session did; not that it was looked at, which is an event, too.
 size_t CountEvents(const std::vector<HeapSnapshot>& heaps) {
   size_t events = 0;
-  for (const HeapSnapshot& heap : heaps) events += heap.history.size();
+  for (const HeapSnapshot& heap : heaps) {
+    events += static_cast<size_t>(
+        std::count_if(heap.history.begin(), heap.history.end(),
+                      [](const HistoryEvent& event) { return event.action != HistoryAction::kSnapshot; }));
+  }
   return events;
 }
 

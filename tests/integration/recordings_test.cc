@@ -65,6 +65,7 @@ class RecordingsTest : public VramctlDaemonTest, public ::testing::WithParamInte
     EXPECT_EQ(replay["peak_allocated_bytes"], live.allocated_bytes.all.peak);
     EXPECT_EQ(replay["peak_reserved_bytes"], live.reserved_bytes.all.peak);
     EXPECT_EQ(replay["allocations"], 29);
+    EXPECT_EQ(replay["start_reserved_bytes"], 240_MiB);
     EXPECT_EQ(CtlJson({"tune", file})["baseline"]["smallest_device_bytes"], live.reserved_bytes.all.peak);
     const RunResult text = Ctl({"replay", file});
     EXPECT_THAT(text.err, HasSubstr("the recording began with 240.00 MiB in use (60 blocks) of 240.00 MiB reserved"));

@@ -43,6 +43,28 @@ class VramctlViewsTest : public VramctlDaemonTest {
   }
 };
 
+// ---- trace ----
+
+TEST_F(VramctlViewsTest, TraceShowsWhatItWaitsFor) {
+  ASSERT_OK_AND_ASSIGN(Client trainer, Connect("trainer"));
+  const std::string file = MakeTempDir() + "/trainer.pickle";
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Terminal> trace,
+                       Terminal::Start(Command({"trace", "trainer", "-o", file, "--seconds=3600"}), 120, 24));
+  EXPECT_TRUE(trace->Shows("recording trainer: 0 events so far, "));
+  EXPECT_TRUE(trace->Shows(" s left (Ctrl-C ends and writes)"));
+  ASSERT_OK(trainer.Allocate(1_MiB).status());
+  EXPECT_TRUE(trace->ShowsNoMore("0 events so far"));
+  trace->Press("C-c");
+  EXPECT_TRUE(trace->Shows("trainer: wrote "));
+  EXPECT_EQ(trace->End(), "exit=0 plain");
+
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Terminal> until_oom,
+                       Terminal::Start(Command({"trace", "trainer", "-o", file, "--until-oom"}), 120, 24));
+  EXPECT_TRUE(until_oom->Shows("so far, until a request is refused (Ctrl-C ends and writes)"));
+  EXPECT_FALSE(trainer.Allocate(1_GiB).ok());
+  EXPECT_EQ(until_oom->End(), "exit=0 plain");
+}
+
 // ---- top ----
 
 using TopTest = VramctlViewsTest;
