@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <bit>
 #include <limits>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -121,7 +120,7 @@ class TraceMaker {
   void FreePending(Live& block);
   void Complete(const Live& block);
   Stream TakeStandIn();
-  bool KnowsSegments() const { return segments_.has_value() && !expandable_segments_ && maps_ == 0; }
+  bool KnowsSegments() const { return has_segments_ && !expandable_segments_ && maps_ == 0; }
   void CompareWithRecording();
   void Note(uint64_t count, absl::string_view sentence) {
     if (count > 0) trace_.notes.push_back(absl::StrCat(count, " ", sentence));
@@ -129,10 +128,11 @@ class TraceMaker {
 
   Trace trace_;
   std::vector<RecordedEvent> entries_;
-  absl::flat_hash_set<Stream> streams_;                   // of the entries
-  absl::flat_hash_map<uint64_t, Live> live_;              // by address
-  absl::flat_hash_set<uint64_t> unknown_freed_;           // free requested, allocated before the first entry
-  std::optional<std::vector<SegmentSnapshot>> segments_;  // at the end, by address; none: not in the snapshot
+  absl::flat_hash_set<Stream> streams_;          // of the entries
+  absl::flat_hash_map<uint64_t, Live> live_;     // by address
+  absl::flat_hash_set<uint64_t> unknown_freed_;  // free requested, allocated before the first entry
+  bool has_segments_ = false;                    // the snapshot has
+  std::vector<SegmentSnapshot> segments_;        // at the end, by address
   bool expandable_segments_ = false;
   AllocatorOptions options_;
   absl::flat_hash_map<uint64_t, uint32_t> numbers_;  // of segments, by address
@@ -364,7 +364,7 @@ absl::StatusOr<BlockState> StateField(const PickleValue& block, absl::string_vie
 absl::Status TraceMaker::ReadSegments(const PickleValue::Items& segments, int device) {
   // Lists of blocks that several segments share would make a small file take for ever; no real snapshot has them.
   absl::flat_hash_set<const PickleValue::Items*> seen;
-  segments_.emplace();
+  has_segments_ = true;
   for (size_t i = 0; i < segments.size(); ++i) {
     const PickleValue& from = segments[i];
     const std::string path = absl::StrCat("segments[", i, "]");
@@ -432,9 +432,9 @@ absl::Status TraceMaker::ReadSegments(const PickleValue::Items& segments, int de
       return absl::InvalidArgumentError(
           absl::StrCat(path, ".blocks: end at ", offset, " of ", segment.bytes, " bytes"));
     }
-    segments_->push_back(std::move(segment));
+    segments_.push_back(std::move(segment));
   }
-  std::sort(segments_->begin(), segments_->end(),
+  std::sort(segments_.begin(), segments_.end(),
             [](const SegmentSnapshot& a, const SegmentSnapshot& b) { return a.address < b.address; });
   return absl::OkStatus();
 }
@@ -459,7 +459,7 @@ void TraceMaker::ReadSettings(const PickleValue& snapshot) {
 absl::Status TraceMaker::Rewind(absl::string_view path) {
   if (!KnowsSegments()) return absl::OkStatus();  // Finish() says what that means
   size_t failed = 0;
-  absl::StatusOr<RewoundHeap> heap = RewindHeap(*segments_, absl::MakeSpan(entries_), options_, &failed);
+  absl::StatusOr<RewoundHeap> heap = RewindHeap(segments_, absl::MakeSpan(entries_), options_, &failed);
   if (!heap.ok() && failed == entries_.size()) {
     return absl::InvalidArgumentError(absl::StrCat("segments: ", heap.status().message()));
   }
@@ -504,7 +504,7 @@ void TraceMaker::CompareWithRecording() {
   if (!KnowsSegments()) return;
   uint64_t reserved = 0;
   uint64_t active = 0;
-  for (const SegmentSnapshot& segment : *segments_) {
+  for (const SegmentSnapshot& segment : segments_) {
     reserved += segment.bytes;
     for (const BlockSnapshot& block : segment.blocks) active += block.state == BlockState::kFree ? 0 : block.bytes;
   }
@@ -539,7 +539,7 @@ absl::StatusOr<Trace> TraceMaker::Finish(absl::string_view path) {
     return absl::InvalidArgumentError(
         absl::StrCat(path, ": began with blocks in use (", unknown_frees_,
                      " frees are of such), and the heap of that moment cannot be known: ",
-                     segments_.has_value() ? "its segments are expandable" : "the snapshot has no segments"));
+                     has_segments_ ? "its segments are expandable" : "the snapshot has no segments"));
   }
   if (trace_.ops.empty()) {
     return absl::InvalidArgumentError(
@@ -548,7 +548,7 @@ absl::StatusOr<Trace> TraceMaker::Finish(absl::string_view path) {
                      "torch.cuda.memory._record_memory_history()) before the part that matters, then take "
                      "the snapshot"));
   }
-  if (!segments_.has_value()) {
+  if (!has_segments_) {
     trace_.notes.emplace_back(
         "the snapshot has no segments: the trace begins with an empty heap, as if nothing had been in use.");
   }

@@ -66,8 +66,7 @@ class TextParser {
   }
 
   absl::Status StartBlock() {
-    const absl::Status form = Expect("b BYTES [ID REQUESTED [STREAM]]", 2, 5);
-    if (!form.ok()) return form;
+    if (absl::Status status = Expect("b BYTES [ID REQUESTED [STREAM]]", 2, 5); !status.ok()) return status;
     if (words_.size() == 3) return Expect("b BYTES ID REQUESTED", 4, 4);
     if (trace_.start.segments.empty()) return Error("a block before the first segment");
     SegmentSnapshot& segment = trace_.start.segments.back();

@@ -108,9 +108,10 @@ absl::StatusOr<std::optional<absl::Time>> LastRefusal(Daemon& daemon, uint64_t s
 size_t CountEvents(const std::vector<HeapSnapshot>& heaps) {
   size_t events = 0;
   for (const HeapSnapshot& heap : heaps) {
-    events += static_cast<size_t>(
-        std::count_if(heap.history.begin(), heap.history.end(),
-                      [](const HistoryEvent& event) { return event.action != HistoryAction::kSnapshot; }));
+    events +=
+        static_cast<size_t>(std::count_if(heap.history.begin(), heap.history.end(), [](const HistoryEvent& event) {
+          return event.action != HistoryAction::kSnapshot;
+        }));
   }
   return events;
 }
