@@ -111,6 +111,32 @@ TEST(RecordingTest, NothingRecordedIsNoTrace) {
   EXPECT_STATUS(TraceOf(heap.Snapshot()).status(), absl::StatusCode::kInvalidArgument, "records no events to replay");
 }
 
+TEST(RecordingTest, AHeapTakesOverSegmentsOnlyBeforeItHasAny) {
+  SimulatedDevice device(8_GiB);
+  CachingAllocator heap(&device, &device);
+  ASSERT_OK(heap.StartWith({}).status());
+  ASSERT_OK_AND_ASSIGN(Block * block, heap.Allocate(1_MiB));
+  heap.Free(block);
+  heap.EmptyCache();
+  EXPECT_STATUS(heap.StartWith({}).status(), absl::StatusCode::kFailedPrecondition, "the heap has had segments");
+}
+
+TEST(RecordingTest, ARingMayBeginBetweenASegmentAndItsFirstBlock) {
+  // Free segments of this size serve no request that is smaller, so the one that the recording lost was new.
+  SimulatedDevice device(8_GiB);
+  AllocatorOptions options;
+  options.max_split_bytes = 20_MiB;
+  CachingAllocator heap(&device, &device, options);
+  heap.SetRecording(3);  // the segment, the block, and the snapshot; then without the first
+  ASSERT_OK(heap.Allocate(2_MiB).status());
+  HeapSnapshot snapshot = heap.Snapshot();
+  ASSERT_EQ(snapshot.history.size(), 3u);
+  snapshot.history.erase(snapshot.history.begin());
+  ASSERT_OK_AND_ASSIGN(const Trace trace, TraceOf(snapshot));
+  EXPECT_TRUE(trace.start.segments.empty());
+  EXPECT_EQ(SummarizeReplay(trace, {.options = options}).peak_reserved_bytes, 20_MiB);
+}
+
 // ---- Random ----
 
 struct Figures {
@@ -286,6 +312,30 @@ TEST_P(RandomRecordingTest, IsReplayedToTheSameHeapAndPeaks) {
   EXPECT_GT(ooms, 20u) << "too few to mean anything";
   EXPECT_LT(guessed, 400u) << "never are all sizes known by the rules";
   EXPECT_LT(differ, 40u) << "of 800";
+}
+
+// With other settings the beginning is the same, and whatever follows is sound.
+TEST_P(RandomRecordingTest, StartsTheSameWithOtherSettings) {
+  for (int seed = GetParam(); seed < 40; seed += 4) {
+    const RecordedHeap recorded(static_cast<uint64_t>(seed));
+    ASSERT_OK_AND_ASSIGN(const Trace trace, TraceOf(recorded.Last(150)));
+    const std::vector<AllocatorOptions> grid = TuneGrid({});
+    for (size_t i = static_cast<size_t>(seed); i < grid.size(); i += 41) {
+      SCOPED_TRACE(absl::StrCat("seed ", seed, ", ", FormatAllocConf(grid[i])));
+      Replay replay({.options = grid[i], .device_bytes = 8_GiB}, trace);
+      ASSERT_OK(replay.start_status());
+      const std::vector<SegmentSnapshot> start = replay.allocator().Snapshot().segments;
+      ASSERT_EQ(start.size(), trace.start.segments.size());
+      for (size_t j = 0; j < start.size(); ++j) {
+        ASSERT_EQ(start[j].bytes, trace.start.segments[j].bytes);
+        ASSERT_EQ(start[j].blocks.size(), trace.start.segments[j].blocks.size());
+      }
+      ASSERT_OK(replay.allocator().CheckInvariants());
+      for (const TraceOp& op : trace.ops) replay.Do(op);
+      ASSERT_OK(replay.allocator().CheckInvariants());
+      ASSERT_EQ(replay.allocator().GetMemoryStats().reserved_bytes.all.current, replay.device().used_bytes());
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Shards, RandomRecordingTest, ::testing::Range(0, 4));
