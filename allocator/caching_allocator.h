@@ -191,6 +191,9 @@ class CachingAllocator {
   Segment* NewSegment(const AcquiredSegment& acquired, uint64_t bytes, PoolKind pool, Stream stream)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
+  Segment* NewSegment(const AcquiredSegment& acquired, uint64_t bytes, PoolKind pool, Stream stream)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
   uint64_t BeginSlowCall() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndSlowCall(uint64_t ticket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void WaitForSlowCalls() ABSL_LOCKS_EXCLUDED(mu_);

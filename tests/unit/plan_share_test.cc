@@ -155,7 +155,7 @@ TEST(ProfileTest, ReclaimLeavesWhatIsNeeded) {
   size_t longest = 0;
   for (const Trace& trace : traces) {
     profiles.push_back(ProfileOf("job", trace, {}));
-    replays.push_back(std::make_unique<Replay>(ReplayConfig(), trace.ids));
+    replays.push_back(std::make_unique<Replay>(ReplayConfig(), trace));
     longest = std::max(longest, trace.ops.size());
   }
   const SharePlan plan = PlanShare(profiles, 80_GiB);

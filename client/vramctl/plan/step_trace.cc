@@ -254,15 +254,7 @@ Trace StepTrace(const ModelShape& shape, const TrainingOptions& options) {
 }
 
 std::string TraceText(const Trace& trace, const std::string& heading) {
-  std::string text = absl::StrCat("# ", heading, "\n");
-  for (const TraceOp& op : trace.ops) {
-    if (op.kind == TraceOp::Kind::kAllocate) {
-      absl::StrAppend(&text, "a ", op.id, " ", op.bytes, " 0\n");
-    } else {
-      absl::StrAppend(&text, op.kind == TraceOp::Kind::kFree ? absl::StrCat("f ", op.id, "\n") : "p\n");
-    }
-  }
-  return text;
+  return absl::StrCat("# ", heading, "\n", FormatTrace(trace));
 }
 
 uint64_t LargestBatch(const ModelShape& shape, const TrainingOptions& options, const ReplayConfig& config) {
