@@ -186,13 +186,9 @@ class CachingAllocator {
   Block* HandOut(Block* candidate, const Request& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Growth Grow(const Request& request, bool is_retry) ABSL_LOCKS_EXCLUDED(mu_);
   Block* AddSegment(const AcquiredSegment& acquired, const Request& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Segment* NewSegment(const AcquiredSegment& acquired, uint64_t bytes, PoolKind pool, Stream stream)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Holes FindHoles() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-
-  Segment* NewSegment(const AcquiredSegment& acquired, uint64_t bytes, PoolKind pool, Stream stream)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-
-  Segment* NewSegment(const AcquiredSegment& acquired, uint64_t bytes, PoolKind pool, Stream stream)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   uint64_t BeginSlowCall() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndSlowCall(uint64_t ticket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
