@@ -20,7 +20,7 @@ std::string Choice(const char* what, const std::vector<std::string>& names, cons
 
 void AddModel(CLI::App* command, PlanFlags& flags) {
   command->add_option("--config", flags.config, "The model: its Hugging Face config.json.")->type_name("FILE");
-  command->add_option("--params", flags.params, "Without --config: how many parameters.")->type_name("N");
+  command->add_option("--params", flags.params, "Without --config: how many parameters, as 7B.")->type_name("N");
   command->add_option("--layers", flags.layers, "Without --config: how many layers.")->type_name("N");
   command->add_option("--hidden", flags.hidden, "Without --config: the hidden size.")->type_name("N");
   command->add_option("--heads", flags.heads, "Without --config: how many attention heads.")->type_name("N");

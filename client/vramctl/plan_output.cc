@@ -2,9 +2,11 @@
 #include "client/vramctl/plan_output.h"
 
 #include <cerrno>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -34,6 +36,22 @@ absl::StatusOr<plan::ModelShape> ReadConfig(const PlanFlags& flags) {
   return shape;
 }
 
+// As models are called: "7B", "6.7B", "124M". Without a letter: a whole number.
+absl::StatusOr<uint64_t> ParametersOf(const std::string& text) {
+  constexpr absl::string_view kLetters = "KMBT";
+  const size_t letter = text.empty() ? kLetters.npos : kLetters.find(absl::ascii_toupper(text.back()));
+  if (letter == kLetters.npos) return NumberOf("--params", text);
+  const std::string digits = text.substr(0, text.size() - 1);
+  double number = 0;
+  if (digits.find_first_not_of("0123456789.") != std::string::npos || !absl::SimpleAtod(digits, &number) ||
+      number >= 1e6) {
+    return absl::InvalidArgumentError(absl::StrCat("--params: \"", absl::Utf8SafeCHexEscape(text.substr(0, 40)),
+                                                   "\"; accepted: a whole number, or one such as 124M, 6.7B"));
+  }
+  for (size_t i = 0; i <= letter; ++i) number *= 1000;
+  return static_cast<uint64_t>(std::llround(number));
+}
+
 }  // namespace
 
 absl::StatusOr<uint64_t> NumberOf(const char* option, const std::string& text) {
@@ -59,7 +77,7 @@ absl::StatusOr<plan::ModelShape> ModelOf(const PlanFlags& flags) {
                    {"--kv-heads", flags.kv_heads, given.kv_heads}, {"--vocab", flags.vocab, given.vocab}};
     bool is_any = false;
     for (const auto& [option, text, number] : numbers) {
-      const absl::StatusOr<uint64_t> read = NumberOf(option, text);
+      const absl::StatusOr<uint64_t> read = &text == &flags.params ? ParametersOf(text) : NumberOf(option, text);
       if (!read.ok()) return read.status();
       number = *read;
       is_any = is_any || !text.empty();

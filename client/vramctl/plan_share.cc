@@ -31,8 +31,9 @@ absl::StatusOr<std::vector<plan::JobProfile>> ReadJobs(const Context& context, c
     if (!trace.ok()) return trace.status();
     names.push_back(plan::JobName(path, names));
     profiles.push_back(plan::ProfileOf(names.back(), *trace, config.options));
-    if (profiles.back().peak_reserved == 0)
+    if (profiles.back().peak_reserved == 0) {
       return absl::InvalidArgumentError(absl::StrCat(path, ": allocates nothing"));
+    }
   }
   return profiles;
 }

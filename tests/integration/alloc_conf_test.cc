@@ -277,7 +277,8 @@ TEST_F(AllocConfTest, StreamsDoNotShareFreedBlocks) {
   ASSERT_OK_AND_ASSIGN(const Buffer zero, client.Allocate(1000));
   EXPECT_NE(zero.segment_id(), segments[7]);
   EXPECT_NE(zero.segment_id(), segments[~uint64_t{0}]);
-  EXPECT_EQ(Refusal(client, 1000, 9).cause, OutOfMemory::Cause::kLimit) << "nearly all is free, of other streams";
+  EXPECT_EQ(Refusal(client, 1000, 9).cause, OutOfMemory::Cause::kFragmentation)
+      << "nearly all is free, of other streams";
 
   // By a call of its own, too.
   ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));

@@ -133,7 +133,7 @@ const CauseCase kCauses[] = {
      AsIs,
      OomCause::kFragmentation,
      {"what is allocated and 199.00 MiB more would fit within the limit of 440401920 B (420.00 MiB)",
-      "needs a segment of 209715200 B (200.00 MiB)", "only 20.00 MiB can still be reserved: 200.00 MiB are free",
+      "needs a segment of 209715200 B (200.00 MiB)", "only 20.00 MiB can still be reserved; 200.00 MiB are free",
       "200.00 MiB are free in 50 holes between used blocks, in 20 segments", "12.00 MiB of 20.00 MiB free",
       "pinned by 2 blocks, one of 4.00 MiB held for 2 min", "the largest free block is 4194304 B (4.00 MiB)"}},
     {"MoreThanWhatIsFree", OomCause::kLimit, 201_MiB, 202_MiB, AsIs, OomCause::kFragmentation, {"201.00 MiB more"}},

@@ -62,6 +62,10 @@ def train_faults(command, folder):
     split = command.json("plan", "train", "--config", config, "--batch", 8, "--alloc-conf=large_segment_size_mb:512")
     if split["steps"][0]["peak_reserved_bytes"] == step["peak_reserved_bytes"]:
         yield "--alloc-conf changes nothing"
+    for text, count in (("1B", 10**9), ("1.3b", 13 * 10**8), ("350M", 35 * 10**7), ("1000000000", 10**9)):
+        model = command.json("plan", "train", *GPT, f"--params={text}").get("model", {})
+        if model.get("parameters") != count:
+            yield f"--params={text} is taken as {model}"
     long = command.run("plan", "train", "--config", config, "--seq=4096")
     if long.returncode != 0 or "--seq 4096 is longer than the 2048 tokens" not in long.stderr:
         yield f"no warning of a long sequence: {long.stderr}"
@@ -134,6 +138,8 @@ def refusal_faults(command, folder):
     trace = folder / "gpt.trace"
     empty = folder / "empty.trace"
     empty.write_text("", encoding="utf-8")
+    idle = folder / "idle.trace"
+    idle.write_text("p\n", encoding="utf-8")
     cases = [
         ([*train], r"which model\? give --config FILE"),
         ([*train, "--config", folder / "missing"], r"--config: .*missing: .*No such file"),
@@ -155,6 +161,10 @@ def refusal_faults(command, folder):
         ([*train, *GPT, "--batch=lots"], r'--batch: "lots"; a whole number'),
         ([*train, *GPT, "--seq=99999999999"], r"--seq: 99999999999; accepted"),
         ([*train, *GPT, "--params=7"], r"--params: 7 is less than"),
+        ([*train, *GPT, "--params=7Q"], r'--params: "7Q"; a whole number'),
+        ([*train, *GPT, "--params=B"], r'--params: "B"; accepted: a whole number, or one such as 124M'),
+        ([*train, *GPT, "--params=-7B"], r'--params: "-7B"; accepted'),
+        ([*train, *GPT, "--params=1.2.3B"], r'--params: "1.2.3B"; accepted'),
         ([*train, *GPT, "--precision=fp4"], r'--precision: "fp4"; accepted: bf16-mixed'),
         ([*train, *GPT, "--optimizer=lion"], r'--optimizer: "lion"; accepted: adamw'),
         ([*train, *GPT, "--checkpoint=some"], r'--checkpoint: "some"; accepted: none'),
@@ -175,7 +185,8 @@ def refusal_faults(command, folder):
         ([*share], r"FILE is required; see vramctl plan share --help"),
         ([*share, trace], r"--device-bytes is required"),
         ([*share, folder / "missing", "--device-bytes=1GiB"], r"missing: .*No such file"),
-        ([*share, empty, "--device-bytes=1GiB"], r"empty\.trace: allocates nothing"),
+        ([*share, empty, "--device-bytes=1GiB"], r"empty\.trace: has no operations to replay"),
+        ([*share, idle, "--device-bytes=1GiB"], r"idle\.trace: allocates nothing"),
         ([*share, *[trace] * 17, "--device-bytes=80GiB"], r"17 jobs; at most 16"),
         (["plan"], r"plan: no command given; see vramctl plan --help"),
         (["plan", "dinner"], r"plan: no command 'dinner'"),
