@@ -4,7 +4,6 @@
 #ifndef VRAMBROKER_ALLOCATOR_HISTORY_H_
 #define VRAMBROKER_ALLOCATOR_HISTORY_H_
 
-#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -46,8 +45,11 @@ class History {
 
   // Oldest first.
   std::vector<HistoryEvent> Events() const {
-    std::vector<HistoryEvent> events = events_;
-    std::rotate(events.begin(), events.begin() + static_cast<std::ptrdiff_t>(oldest_), events.end());
+    const auto oldest = events_.begin() + static_cast<std::ptrdiff_t>(oldest_);
+    std::vector<HistoryEvent> events;
+    events.reserve(events_.size());
+    events.insert(events.end(), oldest, events_.end());
+    events.insert(events.end(), events_.begin(), oldest);
     return events;
   }
 

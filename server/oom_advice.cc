@@ -82,7 +82,7 @@ std::string AdviceOnFragmentation(const OomReport& report) {
                       more.empty() ? "" : absl::StrCat(", or ", more),
                       ", or look for settings that make fewer holes: vramctl tune tries them on ",
                       is_applications ? "a snapshot of PyTorch's (torch.cuda.memory._dump_snapshot)."
-                                      : "a recording of this session (vramctl record, vramctl snapshot).");
+                                      : "a recording of this session (vramctl trace).");
 }
 
 std::string AdviceOnLimit(const OomReport& report) {

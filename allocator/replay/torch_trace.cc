@@ -457,7 +457,7 @@ void TraceMaker::ReadSettings(const PickleValue& snapshot) {
 }
 
 absl::Status TraceMaker::Rewind(absl::string_view path) {
-  if (!KnowsSegments()) return absl::OkStatus();  // Finish() says what that means
+  if (!KnowsSegments()) return absl::OkStatus();  // see Finish()
   size_t failed = 0;
   absl::StatusOr<RewoundHeap> heap = RewindHeap(segments_, absl::MakeSpan(entries_), options_, &failed);
   if (!heap.ok() && failed == entries_.size()) {
@@ -511,7 +511,7 @@ void TraceMaker::CompareWithRecording() {
   // An allocation asks each stand-in whether it is done.
   constexpr uint64_t kMostQuestions = 20'000'000;
   const uint64_t stand_ins = std::numeric_limits<Stream>::max() - next_stand_in_;
-  if (stand_ins > kMostQuestions / std::max<uint64_t>(trace_.ids, 1)) {
+  if (stand_ins > kMostQuestions / std::max<uint64_t>(trace_.ops.size(), 1)) {
     trace_.notes.emplace_back("too many frees wait for streams to compare a replay with what was recorded.");
     return;
   }
@@ -535,10 +535,17 @@ void TraceMaker::CompareWithRecording() {
 }
 
 absl::StatusOr<Trace> TraceMaker::Finish(absl::string_view path) {
-  if (!KnowsSegments() && unknown_frees_ > 0) {
+  uint64_t never_allocated = 0;  // in use at the end
+  for (const SegmentSnapshot& segment : segments_) {
+    if (KnowsSegments()) break;
+    for (const BlockSnapshot& block : segment.blocks) {
+      if (block.state != BlockState::kFree && !live_.contains(segment.address + block.offset)) ++never_allocated;
+    }
+  }
+  if (!KnowsSegments() && unknown_frees_ + never_allocated > 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat(path, ": began with blocks in use (", unknown_frees_,
-                     " frees are of such), and the heap of that moment cannot be known: ",
+        absl::StrCat(path, ": began with blocks in use (", unknown_frees_, " frees are of such, and ", never_allocated,
+                     " of them are in use at the end), and the heap of that moment cannot be known: ",
                      has_segments_ ? "its segments are expandable" : "the snapshot has no segments"));
   }
   if (trace_.ops.empty()) {

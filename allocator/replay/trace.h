@@ -6,9 +6,9 @@
 //   a ID BYTES STREAM   allocate          f ID            free
 //   r ID STREAM         a stream uses it  s [STREAM]      the device finishes all work queued [on one stream]
 //   e                   empty the cache   frac X          set the memory fraction
-//   p                   reset the peaks         t             give back all wholly free segments, and wait for no
-//   stream g N BYTES           give segment N back, of BYTES, or if there is none (other settings), others of as many
-//   bytes
+//   p                   reset the peaks
+//   t                   give back all wholly free segments; wait for no stream
+//   g N BYTES           give segment N back; where none of BYTES has that number (other settings), others of as many
 // Segments are numbered from 0, in the order in which the heap gets them; those of the start come first.
 //
 // Before the operations, the heap as it is at the start, unless it is empty: each segment, followed by its blocks,

@@ -43,8 +43,14 @@ absl::Status WriteFile(const std::string& path, absl::string_view bytes) {
 
 absl::Status CheckSnapshotPath(const std::string& path) {
   struct stat info = {};
-  if (path == "-" || stat(path.c_str(), &info) != 0 || S_ISREG(info.st_mode)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("-o ", path, ": it exists and is not a file"));
+  if (path == "-") return absl::OkStatus();
+  if (stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) {
+    return absl::InvalidArgumentError(absl::StrCat("-o ", path, ": it exists and is not a file"));
+  }
+  const size_t slash = path.rfind('/');
+  const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
+  if (access(folder.c_str(), W_OK | X_OK) == 0) return absl::OkStatus();
+  return absl::ErrnoToStatus(errno, absl::StrCat("-o ", path, ": cannot write into its folder"));
 }
 
 absl::Status WriteSnapshot(absl::Span<const HeapSnapshot> heaps, const std::string& path) {

@@ -12,7 +12,7 @@
 
 namespace vrambroker::vramctl {
 
-// InvalidArgument when `path` exists and is no file.
+// InvalidArgument when `path` exists and is no file; errno's code where its folder cannot be written into.
 absl::Status CheckSnapshotPath(const std::string& path);
 
 // Heaps by device. JSON for paths that end in .json and for "-" (standard output), else a pickle. Whoever reads `path`

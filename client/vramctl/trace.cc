@@ -37,11 +37,12 @@ class Recorder {
   Recorder(Daemon* daemon, uint64_t session) : daemon_(*daemon), session_(session) {}
 
   absl::Status Start();
-  // What was recorded since Start().
+  // What was recorded since Start(), or the last of it: see is_complete().
   absl::StatusOr<std::vector<HeapSnapshot>> Read();
-  void Stop() {
-    if (std::exchange(stops_, false)) (void)SetRecording(0);
-  }
+  // False: what Read() had began later than Start(). The session did more than it keeps events of, or somebody else has
+  // set anew what it keeps.
+  bool is_complete() const { return is_complete_; }
+  absl::Status Stop() { return std::exchange(stops_, false) ? SetRecording(0) : absl::OkStatus(); }
 
  private:
   absl::Status SetRecording(uint32_t max_events) {
@@ -54,38 +55,57 @@ class Recorder {
 
   Daemon& daemon_;
   const uint64_t session_;
-  bool stops_ = false;            // with Stop(); it was off
-  std::vector<int64_t> started_;  // by device: the time of our first snapshot, which is an event; 0: none
+  absl::StatusOr<bool> Mark();
+
+  bool stops_ = false;  // with Stop(); it was off
+  bool is_complete_ = true;
+  std::vector<int64_t> started_;  // by device: the time of our first snapshot, which is an event; 0: it records none
 };
 
-absl::Status Recorder::Start() {
-  const absl::StatusOr<std::vector<HeapSnapshot>> before = ReadSnapshots(daemon_, session_);
-  if (!before.ok()) return before.status();
+// Takes the snapshot that marks the beginning. Returns whether events are recorded.
+absl::StatusOr<bool> Recorder::Mark() {
+  const absl::StatusOr<std::vector<HeapSnapshot>> heaps = ReadSnapshots(daemon_, session_);
+  if (!heaps.ok()) return heaps.status();
+  started_.clear();
   bool is_on = false;
-  for (const HeapSnapshot& heap : *before) {
+  for (const HeapSnapshot& heap : *heaps) {
     started_.push_back(heap.history.empty() ? 0 : heap.history.back().time_us);
     is_on = is_on || !heap.history.empty();
   }
+  return is_on;
+}
+
+absl::Status Recorder::Start() {
+  const absl::StatusOr<bool> is_on = Mark();
+  if (!is_on.ok()) return is_on.status();
   // To set how many events are kept forgets those that are. Somebody wants them.
-  if (is_on) return absl::OkStatus();
+  if (*is_on) return absl::OkStatus();
   absl::Status status;
+  stops_ = true;  // also where the session records although the answer has not come
   for (uint32_t events = kMostEvents; events >= 1000; events /= 2) {
     status = SetRecording(events);
     if (!absl::IsResourceExhausted(status)) break;  // the daemon limits what a user's sessions record in all
   }
-  stops_ = status.ok();
+  // Not where the recording begins: it shows whether that has been lost.
+  if (status.ok()) status = Mark().status();
+  if (!status.ok()) (void)Stop();
   return status;
 }
 
 absl::StatusOr<std::vector<HeapSnapshot>> Recorder::Read() {
   absl::StatusOr<std::vector<HeapSnapshot>> heaps = ReadSnapshots(daemon_, session_);
   if (!heaps.ok()) return heaps.status();
+  is_complete_ = true;
   for (size_t i = 0; i < std::min(heaps->size(), started_.size()); ++i) {
     std::vector<HistoryEvent>& history = (*heaps)[i].history;
     const auto ours = std::find_if(history.begin(), history.end(), [&](const HistoryEvent& event) {
       return event.action == HistoryAction::kSnapshot && event.time_us == started_[i];
     });
-    if (ours != history.end()) history.erase(history.begin(), ours + 1);
+    if (ours == history.end()) {
+      is_complete_ = false;
+    } else if (!stops_) {
+      history.erase(history.begin(), ours + 1);  // what somebody else has recorded before
+    }
   }
   return heaps;
 }
@@ -137,15 +157,26 @@ class ProgressLine {
 struct Recorded {
   std::vector<HeapSnapshot> heaps;  // the last that could be had
   absl::Time read_at;
+  bool is_complete = true;  // they have all events since the beginning
   const char* ended_by = "time";
   absl::Status status;  // why it ended early
 };
 
+// Nobody will ever answer for the session again. Else it, or the daemon, may only be busy.
+bool IsGone(const absl::Status& status) {
+  return absl::IsNotFound(status) || absl::IsAborted(status) || absl::IsUnavailable(status) ||
+         absl::IsPermissionDenied(status);
+}
+
 // Until the time is over, there is a refusal, a signal, or the session is gone.
 Recorded Wait(const Context& context, Daemon& daemon, const v1::Session& session, Recorder& recorder, int signals,
-              std::optional<absl::Time> refused_before) {
+              absl::Time start) {
   Recorded recorded;
-  const absl::Time start = absl::Now();
+  const auto was_refused = [&]() -> absl::StatusOr<bool> {
+    const absl::StatusOr<std::optional<absl::Time>> last = LastRefusal(daemon, session.id());
+    if (!last.ok()) return last.status();
+    return last->has_value() && **last > start;
+  };
   const absl::Time end =
       context.trace.until_oom ? absl::InfiniteFuture() : start + absl::Seconds(context.trace.seconds);
   const ProgressLine progress(!context.json);
@@ -156,6 +187,7 @@ Recorded Wait(const Context& context, Daemon& daemon, const v1::Session& session
     absl::StatusOr<std::vector<HeapSnapshot>> heaps = recorder.Read();
     if (!heaps.ok()) return heaps.status();
     recorded.heaps = *std::move(heaps);
+    recorded.is_complete = recorder.is_complete();
     recorded.read_at = absl::Now();
     next_read = recorded.read_at + std::max(absl::Seconds(1), 10 * (recorded.read_at - before));
     return absl::OkStatus();
@@ -174,9 +206,9 @@ Recorded Wait(const Context& context, Daemon& daemon, const v1::Session& session
       recorded.ended_by = "signal";
       ended = true;
     } else if (context.trace.until_oom) {
-      const absl::StatusOr<std::optional<absl::Time>> refused = LastRefusal(daemon, session.id());
-      recorded.status = refused.status();
-      if (refused.ok() && *refused != refused_before) {
+      const absl::StatusOr<bool> refused = was_refused();
+      if (IsGone(refused.status())) recorded.status = refused.status();
+      if (refused.value_or(false)) {
         recorded.ended_by = "refusal";
         ended = true;
       }
@@ -184,11 +216,28 @@ Recorded Wait(const Context& context, Daemon& daemon, const v1::Session& session
       ended = absl::Now() >= end;
     }
     if (!recorded.status.ok()) break;
-    if (ended || absl::Now() >= next_read) {
-      recorded.status = read();
+    absl::Status looked;
+    if (ended) {
+      constexpr int kTries = 5;
+      looked = read();
+      for (int i = 1; i < kTries && !looked.ok() && !IsGone(looked); ++i) {
+        absl::SleepFor(kPeriod);
+        looked = read();
+      }
+      recorded.status = looked;
+    } else if (absl::Now() >= next_read) {
+      looked = read();
+      if (!looked.ok()) next_read = absl::Now() + absl::Seconds(1);
     } else {
-      recorded.status = GetSession(daemon, absl::StrCat(session.id())).status();
+      looked = GetSession(daemon, absl::StrCat(session.id())).status();
     }
+    if (IsGone(looked)) recorded.status = looked;
+  }
+  // Who ends because of the refusal takes its events along.
+  if (!recorded.status.ok() && context.trace.until_oom && was_refused().value_or(false)) {
+    recorded.status = {recorded.status.code(),
+                       absl::StrCat("a request was refused, and the session ended before it could be read again (",
+                                    recorded.status.message(), ")")};
   }
   return recorded;
 }
@@ -201,7 +250,7 @@ absl::Status RunTrace(const Context& context, const std::string& name) {
   // Blocked before gRPC starts its threads, so that every thread inherits it.
   sigset_t mask;
   sigemptyset(&mask);
-  for (const int signal : {SIGINT, SIGTERM}) sigaddset(&mask, signal);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&mask, signal);
   pthread_sigmask(SIG_BLOCK, &mask, nullptr);
   const UniqueFd signals(signalfd(-1, &mask, SFD_CLOEXEC));
   if (!signals.valid()) return absl::ErrnoToStatus(errno, "signalfd");
@@ -210,17 +259,19 @@ absl::Status RunTrace(const Context& context, const std::string& name) {
   if (!daemon.ok()) return daemon.status();
   const absl::StatusOr<v1::Session> session = GetSession(*daemon, name);
   if (!session.ok()) return session.status();
-  std::optional<absl::Time> refused_before;
-  if (context.trace.until_oom) {
-    const absl::StatusOr<std::optional<absl::Time>> last = LastRefusal(*daemon, session->id());
-    if (!last.ok()) return last.status();
-    refused_before = *last;
-  }
-  const absl::Time start = absl::Now();
   Recorder recorder(&*daemon, session->id());
   if (absl::Status status = recorder.Start(); !status.ok()) return status;
-  const Recorded recorded = Wait(context, *daemon, *session, recorder, signals.get(), refused_before);
-  recorder.Stop();
+  const absl::Time start = absl::Now();
+  const Recorded recorded = Wait(context, *daemon, *session, recorder, signals.get(), start);
+  if (const absl::Status stopped = recorder.Stop(); !stopped.ok() && !absl::IsNotFound(stopped)) {
+    std::fprintf(stderr, "vramctl: %s may still record (%s); end that with: vramctl record %s 0\n",
+                 session->name().c_str(), std::string(stopped.message()).c_str(), session->name().c_str());
+  }
+  // From here on a signal ends the program. The one that ended the wait has been heard.
+  pollfd heard = {.fd = signals.get(), .events = POLLIN, .revents = 0};
+  for (signalfd_siginfo info; poll(&heard, 1, 0) > 0 && read(signals.get(), &info, sizeof info) == sizeof info;) {
+  }
+  pthread_sigmask(SIG_UNBLOCK, &mask, nullptr);
 
   const size_t events = CountEvents(recorded.heaps);
   if (!recorded.status.ok()) {
@@ -249,13 +300,15 @@ absl::Status RunTrace(const Context& context, const std::string& name) {
            {"file", path},
            {"seconds", seconds},
            {"ended_by", recorded.ended_by},
+           {"complete", recorded.is_complete},
            {"segments", segments},
            {"blocks", blocks},
            {"events", events}});
   } else {
-    std::printf("%s: wrote %s of %.1f seconds, %s and %s to %s\n", session->name().c_str(),
-                Counted(events, "event").c_str(), seconds, Counted(segments, "segment").c_str(),
-                Counted(blocks, "block").c_str(), path.c_str());
+    std::printf("%s: wrote %s of %.1f seconds%s, %s and %s to %s\n", session->name().c_str(),
+                Counted(events, "event").c_str(), seconds,
+                recorded.is_complete ? "" : " (the first are lost: the session keeps no more)",
+                Counted(segments, "segment").c_str(), Counted(blocks, "block").c_str(), path.c_str());
   }
   return absl::OkStatus();
 }

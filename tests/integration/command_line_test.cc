@@ -123,7 +123,7 @@ TEST(WrongUseTest, IsSaidAndChangesNothing) {
            {{"status", "--pid", "3"}, "status takes no --pid (policy explain does); see vramctl status --help"},
            {{"status", "--limit", "0.5"}, "status takes no --limit (hold does); see vramctl status --help"},
            {{"sessions", "-o", "json"},
-            "sessions takes no -o (snapshot, replay, plan train, plan serve, plan share do); see vramctl "
+            "sessions takes no -o (snapshot, trace, replay, plan train, plan serve, plan share do); see vramctl "
             "sessions --help"},
            {{"--limit", "0.5", "hold", "1MiB"}, "--limit must follow its command; see vramctl hold --help"},
            {{"trim", "--no_such"}, "no option --no_such; see vramctl trim --help"},

@@ -601,7 +601,12 @@ TEST_F(MetricsTest, NamesAndValues) {
   EXPECT_OK(z.Reset());
   EXPECT_FALSE(a.Allocate(65_MiB).ok());   // limit
   EXPECT_FALSE(b.Allocate(257_MiB).ok());  // larger than the device
-  EXPECT_FALSE(b.Allocate(236_MiB).ok());  // capacity: a has some; before, b's cached segment went back
+  EXPECT_FALSE(
+      b.Allocate(236_MiB).ok());  // fragmentation: it would fit beside what b uses; first, its cached segment went back
+  {
+    ASSERT_OK_AND_ASSIGN(Client c, Connect("c"));
+    EXPECT_FALSE(c.Allocate(236_MiB).ok());  // capacity: the others have some, and it has no holes
+  }
 
   const MetricsPage page = daemon_->Metrics();
   const Labels gpu = {{"gpu", "0"}};
@@ -636,7 +641,7 @@ TEST_F(MetricsTest, NamesAndValues) {
   }
   EXPECT_EQ(page.Sum("vrambroker_client_reserved_bytes") + idle, device("reserved_bytes"));
   for (const auto& [reason, count] : std::vector<std::pair<std::string, double>>{
-           {"limit", 1}, {"capacity", 1}, {"larger_than_device", 1}, {"fragmentation", 0}}) {
+           {"limit", 1}, {"capacity", 1}, {"larger_than_device", 1}, {"fragmentation", 1}}) {
     EXPECT_EQ(page.Value("vrambroker_device_ooms_total", {{"gpu", "0"}, {"reason", reason}}), count) << reason;
   }
   EXPECT_EQ(page.Value("vrambroker_sessions", {{"state", "active"}}), 2);

@@ -6,7 +6,9 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -153,6 +155,49 @@ TEST_P(RecordingsTest, TraceLeavesARecordingThatGoesOnAlready) {
   ExpectSamePeaks(client, file);
 }
 
+TEST_P(RecordingsTest, TraceSaysThatItsBeginningIsLost) {
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("job"));
+  ASSERT_EQ(Ctl({"record", "job", "20"}).exit_code, 0);
+  AllocateFirst(client);
+  const std::string file = folder_ + "/job.pickle";
+  const std::unique_ptr<ChildProcess> trace = StartTrace(file, {"--seconds=3600"});
+  ASSERT_NE(trace, nullptr);
+  // Its first look has happened once more than our own looks are events.
+  const auto looks = [&] {
+    EXPECT_EQ(Ctl({"snapshot", "job", "-o", folder_ + "/look.json"}).exit_code, 0);
+    std::ifstream look(folder_ + "/look.json");
+    const Json snapshot = Json::parse(look, nullptr, /*allow_exceptions=*/false);
+    const Json& events = snapshot["device_traces"][0];
+    return std::count_if(events.begin(), events.end(), [](const Json& event) { return event["action"] == "snapshot"; });
+  };
+  int own = 0;
+  ASSERT_TRUE(WaitFor([&] { return looks() > ++own || own >= 20; }));
+  GoOn(client);
+  trace->Signal(SIGHUP);
+  ASSERT_OK_AND_ASSIGN(const int exit_code, trace->Wait());
+  EXPECT_EQ(exit_code, 0) << trace->ErrorText();
+  EXPECT_EQ(Json::parse(trace->ReadRest(), nullptr, false)["complete"], false);
+}
+
+TEST_P(RecordingsTest, TraceOfAJobThatDiesOfItsRefusalSaysSo) {
+  const std::string file = folder_ + "/job.pickle";
+  ASSERT_OK_AND_ASSIGN(ClientProcess job, ClientProcess::Start(dir()));
+  ASSERT_OK(job.Call(absl::StrCat("connect job -", placement_ == Placement::kRemote ? " remote" : "")));
+  ASSERT_OK(job.Call(absl::StrCat("alloc ", 5_MiB)));
+  const std::unique_ptr<ChildProcess> trace = StartTrace(file, {"--until-oom"});
+  ASSERT_NE(trace, nullptr);
+  ASSERT_TRUE(WaitFor([&] { return IsRecording(); }));
+  ASSERT_OK(job.Call(absl::StrCat("alloc ", 6_MiB)));
+  // Stopped, it sees neither in time.
+  trace->Signal(SIGSTOP);
+  EXPECT_FALSE(job.Call(absl::StrCat("alloc ", 2_GiB)).ok());
+  ASSERT_OK(job.Call("goodbye"));
+  trace->Signal(SIGCONT);
+  ASSERT_OK_AND_ASSIGN(const int exit_code, trace->Wait());
+  EXPECT_EQ(exit_code, 1);
+  EXPECT_THAT(trace->ErrorText(), HasSubstr("a request was refused, and the session ended before it could be read"));
+}
+
 TEST_P(RecordingsTest, TraceEndsWhenTheTimeIsOver) {
   ASSERT_OK_AND_ASSIGN(Client client, Connect("job"));
   const std::string file = folder_ + "/job.json";
@@ -223,6 +268,9 @@ TEST_P(RecordingsTest, TraceRefusesWrongUse) {
                               {"trace", "job", "-o", file, "--seconds=1", "--until-oom"}}) {
     EXPECT_EQ(Ctl(arguments).exit_code, 2) << ::testing::PrintToString(arguments);
   }
+  const RunResult nowhere = Ctl({"trace", "job", "-o", folder_ + "/no/such/file", "--seconds=3600"});
+  EXPECT_EQ(nowhere.exit_code, 1) << "at once";
+  EXPECT_THAT(nowhere.err, HasSubstr("cannot write into its folder: No such file or directory"));
   const RunResult nobody = Ctl({"trace", "nobody", "-o", file});
   EXPECT_EQ(nobody.exit_code, 1);
   EXPECT_THAT(nobody.err, HasSubstr("nobody"));

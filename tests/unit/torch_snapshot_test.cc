@@ -388,9 +388,14 @@ TEST(TorchTraceTest, WhatCannotBeRewoundIsRefused) {
   refused({Entry("segment_alloc", 2_MiB, 2_MiB)}, "obtains the segment of 2097152 bytes at address 2097152, which is");
   refused({Entry("segment_free", 1_MiB, 20_MiB)}, "overlaps one that is there after it");
   refused({Entry("free_completed", 4096, 512)},
-          "began with blocks in use (1 frees are of such), and the heap of that moment cannot be known: its segments "
+          "began with blocks in use (1 frees are of such, and 0 of them are in use at the end), and the heap of that "
+          "moment cannot be known: its segments "
           "are expandable",
           {SegmentEntry(0, 2_MiB, {BlockEntry("inactive", 2_MiB)}, 0, /*expandable=*/true)});
+  refused({Entry("alloc", 1_MiB, 512), Entry("free_requested", 1_MiB, 512), Entry("free_completed", 1_MiB, 512)},
+          "began with blocks in use (0 frees are of such, and 1 of them are in use at the end)",
+          {SegmentEntry(0, 2_MiB, {BlockEntry("active_allocated", 1_MiB), BlockEntry("inactive", 1_MiB)}, 0,
+                        /*expandable=*/true)});
   EXPECT_STATUS(TraceFromTorchSnapshot(SnapshotOf({Entry("free_completed", 4096, 512), Entry("alloc", 0, 1)}), 0),
                 absl::StatusCode::kInvalidArgument, "cannot be known: the snapshot has no segments");
   EXPECT_STATUS(TraceFromTorchSnapshot(WithSegments(SnapshotOf({}), segments), 0), absl::StatusCode::kInvalidArgument,
