@@ -290,6 +290,9 @@ absl::StatusOr<Trace> ReadTraceFile(const std::string& path, int device) {
   if (!bytes->empty() && (*bytes)[0] == '\x80') {
     const absl::StatusOr<PickleValue> snapshot = ReadPickle(*bytes);
     trace = snapshot.ok() ? TraceFromTorchSnapshot(*snapshot, device) : snapshot.status();
+  } else if (!bytes->empty() && ((*bytes)[0] == '{' || (*bytes)[0] == '[')) {
+    trace = absl::InvalidArgumentError(
+        "is JSON; a snapshot to replay is a pickle: vramctl writes one to names that do not end in .json");
   } else {
     trace = ParseTraceText(*bytes);
   }

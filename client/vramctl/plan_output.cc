@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/vramctl/plan_output.h"
 
-#include <cerrno>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
+#include <filesystem>
+#include <system_error>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "allocator/bytes.h"
 #include "allocator/replay/trace.h"
+#include "client/vramctl/snapshot_file.h"
 
 namespace vrambroker::vramctl {
 namespace {
@@ -101,15 +102,16 @@ void WarnOfLength(const plan::ModelShape& shape, uint64_t seq) {
                absl::StrCat(seq).c_str(), absl::StrCat(shape.max_positions).c_str());
 }
 
-absl::Status WriteTextFile(const std::string& path, const std::string& text) {
-  std::FILE* const file = std::fopen(path.c_str(), "w");
-  bool written = file != nullptr;
-  if (written) {
-    written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
-    written = std::fclose(file) == 0 && written;
+absl::Status CheckPlanOutput(const std::string& path, const std::vector<std::string>& inputs) {
+  if (path.empty()) return absl::OkStatus();
+  if (absl::Status status = CheckSnapshotPath(path); !status.ok()) return status;
+  for (const std::string& input : inputs) {
+    std::error_code none;  // where one of the two does not exist
+    if (path != "-" && std::filesystem::equivalent(path, input, none)) {
+      return absl::InvalidArgumentError(absl::StrCat("-o ", path, ": that is what is read; name another file"));
+    }
   }
-  if (written) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("--output: ", path, ": ", std::strerror(errno)));
+  return absl::OkStatus();
 }
 
 std::vector<std::string> RowOf(const plan::Part& part) {

@@ -26,8 +26,9 @@ absl::StatusOr<uint64_t> NumberOf(const char* option, const std::string& text);
 // Warns on standard error when sequences are longer than the model takes.
 void WarnOfLength(const plan::ModelShape& shape, uint64_t seq);
 
-// Replaces the file. InvalidArgument says why it cannot be written.
-absl::Status WriteTextFile(const std::string& path, const std::string& text);
+// Before anything is worked out: InvalidArgument when `path` (empty: none was given) is one of `inputs`, else as
+// CheckSnapshotPath().
+absl::Status CheckPlanOutput(const std::string& path, const std::vector<std::string>& inputs);
 
 // A name, a size, and where it comes from.
 std::vector<std::string> RowOf(const plan::Part& part);

@@ -13,6 +13,7 @@
 #include "client/vramctl/plan/serving_trace.h"
 #include "client/vramctl/plan/step_trace.h"
 #include "client/vramctl/plan_output.h"
+#include "client/vramctl/snapshot_file.h"
 #include "proto/admin_json.h"
 
 namespace vrambroker::vramctl {
@@ -53,6 +54,7 @@ absl::StatusOr<plan::ServingOptions> ServingOptionsOf(const plan::ModelShape& sh
 }  // namespace
 
 absl::Status PlanServe(const Context& context) {
+  if (absl::Status status = CheckPlanOutput(context.output, {context.plan.config}); !status.ok()) return status;
   const absl::StatusOr<plan::ModelShape> shape = ModelOf(context.plan);
   if (!shape.ok()) return shape.status();
   const absl::StatusOr<plan::ServingOptions> options = ServingOptionsOf(*shape, context);
@@ -65,9 +67,8 @@ absl::Status PlanServe(const Context& context) {
     const std::string heading =
         absl::StrCat("vramctl plan serve: ", shape->model_type, ", ", Counted(options->sequences, "sequence"), " of ",
                      options->seq, " tokens, ", plan::NameOf(options->quantization));
-    absl::Status written =
-        WriteTextFile(context.output, plan::TraceText(plan::ServingTrace(*shape, *options), heading));
-    if (!written.ok()) return written;
+    absl::Status written = WriteFile(context.output, plan::TraceText(plan::ServingTrace(*shape, *options), heading));
+    if (!written.ok() || context.output == "-") return written;
   }
   if (context.json) {
     nlohmann::ordered_json json = {{"model", JsonOf(*shape)},
@@ -95,7 +96,10 @@ absl::Status PlanServe(const Context& context) {
                                                       RowOf(memory->workspace),
                                                       {"sum", FormatBytes(memory->sum_bytes), ""}};
   std::fputs(Table(rows).c_str(), stdout);
-  if (memory->most_sequences.has_value()) {
+  if (memory->most_sequences == 0) {
+    std::printf("\nOn %s of %s: no sequence fits beside the weights.\n", Percent(options->utilization).c_str(),
+                FormatBytes(options->device_bytes).c_str());
+  } else if (memory->most_sequences.has_value()) {
     std::printf("\nOn %s of %s: %s of %s tokens at a time.\n", Percent(options->utilization).c_str(),
                 FormatBytes(options->device_bytes).c_str(), Counted(*memory->most_sequences, "sequence").c_str(),
                 absl::StrCat(options->seq).c_str());

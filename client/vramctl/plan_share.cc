@@ -12,6 +12,7 @@
 #include "client/vramctl/output.h"
 #include "client/vramctl/plan/share_plan.h"
 #include "client/vramctl/plan_output.h"
+#include "client/vramctl/snapshot_file.h"
 #include "proto/admin_json.h"
 
 namespace vrambroker::vramctl {
@@ -74,13 +75,14 @@ std::string Waits(double ticks, const plan::JobProfile& profile) {
 void PrintShare(const std::vector<plan::JobProfile>& profiles, const plan::SharePlan& plan, uint64_t device_bytes) {
   std::printf("%s on %s. %s\n\n", Counted(profiles.size(), "job").c_str(), FormatBytes(device_bytes).c_str(),
               Verdict(plan).c_str());
+  const bool fits = plan.fit != plan::Fit::kNot;
   std::vector<std::vector<std::string>> rows = {
       {"JOB", ">PEAK ALLOCATED", ">PEAK RESERVED", ">PEAK NEEDED", ">AT ALL TIMES", ">LIMIT", ">GUARANTEE", "STEP"}};
   for (size_t i = 0; i < profiles.size(); ++i) {
     const plan::JobProfile& profile = profiles[i];
     rows.push_back({profile.name, FormatBytes(profile.peak_allocated), FormatBytes(profile.peak_reserved),
                     FormatBytes(profile.peak_needed), FormatBytes(profile.floor_needed),
-                    FormatBytes(plan.jobs[i].limit), FormatBytes(plan.jobs[i].guarantee),
+                    fits ? FormatBytes(plan.jobs[i].limit) : "-", fits ? FormatBytes(plan.jobs[i].guarantee) : "-",
                     absl::StrCat(profile.has_marks ? "last step, " : "second half, ",
                                  Counted(profile.step_operations, "operation"))});
   }
@@ -100,7 +102,7 @@ void PrintShare(const std::vector<plan::JobProfile>& profiles, const plan::Share
               FormatBytes(plan.private_bytes - std::min(plan.private_bytes, plan.worst_bytes)).c_str(),
               FormatBytes(plan.private_bytes - std::min(plan.private_bytes, plan.turns_bytes)).c_str());
 
-  if (plan.fit == plan::Fit::kNot) return;
+  if (!fits) return;
   rows = {{"JOB", ">BEGINS LATER BY", ">WAITS, ALL AT ONCE", ">WAITS, IN TURNS"}};
   for (size_t i = 0; i < profiles.size(); ++i) {
     const plan::JobShare& job = plan.jobs[i];
@@ -132,13 +134,17 @@ Json ShareJson(const std::vector<plan::JobProfile>& profiles, const plan::ShareP
                 {"peak_reserved_bytes", profile.peak_reserved},
                 {"peak_needed_bytes", profile.peak_needed},
                 {"floor_needed_bytes", profile.floor_needed},
-                {"limit_bytes", share.limit},
-                {"guarantee_bytes", share.guarantee},
+                {"limit_bytes", nullptr},
+                {"guarantee_bytes", nullptr},
                 {"shift_steps", static_cast<double>(share.shift) / plan::kTicks},
                 {"wait_together_steps", nullptr},
                 {"wait_in_turns_steps", nullptr}};
     if (share.wait_together.has_value()) job["wait_together_steps"] = *share.wait_together / plan::kTicks;
-    if (plan.fit != plan::Fit::kNot) job["wait_in_turns_steps"] = share.wait_in_turns / plan::kTicks;
+    if (plan.fit != plan::Fit::kNot) {
+      job["limit_bytes"] = share.limit;
+      job["guarantee_bytes"] = share.guarantee;
+      job["wait_in_turns_steps"] = share.wait_in_turns / plan::kTicks;
+    }
     jobs.push_back(std::move(job));
   }
   return {{"device_bytes", device_bytes},
@@ -159,21 +165,24 @@ absl::Status PlanShare(const Context& context) {
   if (config->device_bytes == ReplayConfig::kUnlimitedBytes || config->device_bytes == 0) {
     return absl::InvalidArgumentError("share what? say --device-bytes, as 80GiB");
   }
+  if (absl::Status status = CheckPlanOutput(context.output, context.plan.jobs); !status.ok()) return status;
   const absl::StatusOr<std::vector<plan::JobProfile>> profiles = ReadJobs(context, *config);
   if (!profiles.ok()) return profiles.status();
   const plan::SharePlan plan = plan::PlanShare(*profiles, config->device_bytes);
   const bool fits = plan.fit != plan::Fit::kNot;
   const std::string policy = fits ? plan::PolicyText(*profiles, plan, config->device_bytes) : "";
-  if (!context.output.empty()) {
-    if (!fits) return absl::FailedPreconditionError("the jobs do not fit, so there is no policy to write");
-    if (absl::Status written = WriteTextFile(context.output, policy); !written.ok()) return written;
+  const bool writes = !context.output.empty();
+  if (writes && fits) {
+    absl::Status written = WriteFile(context.output, policy);
+    if (!written.ok() || context.output == "-") return written;
   }
   if (context.json) {
     std::printf("%s\n", JsonText(ShareJson(*profiles, plan, config->device_bytes, policy), /*indent=*/2).c_str());
-    return absl::OkStatus();
+  } else {
+    PrintShare(*profiles, plan, config->device_bytes);
+    if (fits) std::printf("\nRules for the daemon's configuration:\n\n%s", policy.c_str());
   }
-  PrintShare(*profiles, plan, config->device_bytes);
-  if (fits) std::printf("\nRules for the daemon's configuration:\n\n%s", policy.c_str());
+  if (writes && !fits) return absl::FailedPreconditionError("the jobs do not fit, so there is no policy to write");
   return absl::OkStatus();
 }
 

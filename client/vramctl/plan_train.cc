@@ -14,6 +14,7 @@
 #include "client/vramctl/output.h"
 #include "client/vramctl/plan/step_trace.h"
 #include "client/vramctl/plan_output.h"
+#include "client/vramctl/snapshot_file.h"
 #include "proto/admin_json.h"
 
 namespace vrambroker::vramctl {
@@ -151,6 +152,7 @@ void PrintPlan(const plan::ModelShape& shape, const plan::TrainingOptions& optio
 absl::Status PlanTrain(const Context& context) {
   const absl::StatusOr<ReplayConfig> config = ReplayConfigOf(context.replay);
   if (!config.ok()) return config.status();
+  if (absl::Status status = CheckPlanOutput(context.output, {context.plan.config}); !status.ok()) return status;
   const absl::StatusOr<plan::ModelShape> shape = ModelOf(context.plan);
   if (!shape.ok()) return shape.status();
   const absl::StatusOr<plan::TrainingOptions> options = TrainingOptionsOf(*shape, context.plan);
@@ -174,8 +176,8 @@ absl::Status PlanTrain(const Context& context) {
         absl::StrFormat("vramctl plan train: %s, batch %d, %d tokens, %s, %s, checkpoint %s", shape->model_type,
                         options->batch, options->seq, plan::NameOf(options->precision),
                         plan::NameOf(options->optimizer), plan::NameOf(options->checkpoint));
-    absl::Status written = WriteTextFile(context.output, plan::TraceText(plan::StepTrace(*shape, *options), heading));
-    if (!written.ok()) return written;
+    absl::Status written = WriteFile(context.output, plan::TraceText(plan::StepTrace(*shape, *options), heading));
+    if (!written.ok() || context.output == "-") return written;
   }
   if (!context.json) {
     PrintPlan(*shape, *options, *config, all);

@@ -27,7 +27,10 @@ absl::Status WriteAll(int fd, absl::string_view bytes) {
   return absl::OkStatus();
 }
 
+}  // namespace
+
 absl::Status WriteFile(const std::string& path, absl::string_view bytes) {
+  if (path == "-") return WriteAll(STDOUT_FILENO, bytes);
   const std::string temporary = absl::StrCat(path, ".", getpid(), ".tmp");
   UniqueFd file(open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
   if (!file.valid()) return absl::ErrnoToStatus(errno, absl::StrCat("cannot create ", temporary));
@@ -39,11 +42,10 @@ absl::Status WriteFile(const std::string& path, absl::string_view bytes) {
   return {status.code(), absl::StrCat("cannot write ", path, ": ", status.message())};
 }
 
-}  // namespace
-
 absl::Status CheckSnapshotPath(const std::string& path) {
   struct stat info = {};
   if (path == "-") return absl::OkStatus();
+  if (path.empty()) return absl::InvalidArgumentError("-o: the name of a file is needed");
   if (stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) {
     return absl::InvalidArgumentError(absl::StrCat("-o ", path, ": it exists and is not a file"));
   }
@@ -55,7 +57,7 @@ absl::Status CheckSnapshotPath(const std::string& path) {
 
 absl::Status WriteSnapshot(absl::Span<const HeapSnapshot> heaps, const std::string& path) {
   const PickleValue snapshot = TorchSnapshot(heaps);
-  if (path == "-") return WriteAll(STDOUT_FILENO, absl::StrCat(WriteJson(snapshot), "\n"));
+  if (path == "-") return WriteFile(path, absl::StrCat(WriteJson(snapshot), "\n"));
   return WriteFile(path, absl::EndsWith(path, ".json") ? WriteJson(snapshot) : WritePickle(snapshot));
 }
 

@@ -7,13 +7,17 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "allocator/heap_snapshot.h"
 
 namespace vrambroker::vramctl {
 
-// InvalidArgument when `path` exists and is no file; errno's code where its folder cannot be written into.
+// InvalidArgument when `path` is empty, or exists and is no file; errno's code where its folder cannot be written into.
 absl::Status CheckSnapshotPath(const std::string& path);
+
+// `path` is what it was, or has all of `bytes`; "-" is standard output. Errors name the path.
+absl::Status WriteFile(const std::string& path, absl::string_view bytes);
 
 // Heaps by device. JSON for paths that end in .json and for "-" (standard output), else a pickle. Whoever reads `path`
 // sees the file that was there, or the new one as a whole. Errors name the path.

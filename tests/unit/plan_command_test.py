@@ -115,8 +115,28 @@ def share_faults(command, folder, daemon):
         if done.returncode != 0 or rules.read_text(encoding="utf-8") != plan["policy"]:
             yield f"the daemon refuses the rules for {key}: {done}"
     small = command.run("plan", "share", trace, other, "--device-bytes=1GiB", "-o", rules)
-    if small.returncode != 1 or "do not fit" not in small.stderr:
+    if small.returncode != 1 or "do not fit" not in small.stderr or "PEAK NEEDED" not in small.stdout:
         yield f"a device that is too small: {small}"
+    if any(job["limit_bytes"] is not None or job["guarantee_bytes"] is not None
+           for job in command.json("plan", "share", trace, other, "--device-bytes=1GiB")["jobs"]):
+        yield "limits for jobs that do not fit"
+    before = trace.read_bytes()
+    over = command.run("plan", "share", trace, other, "--device-bytes=200GiB", "-o", trace)
+    if over.returncode != 2 or "that is what is read" not in over.stderr or trace.read_bytes() != before:
+        yield f"an input was written over: {over}"
+    printed = command.run("plan", "train", *GPT, "--batch=16", "-o", "-")
+    if printed.stdout.encode() != before:
+        yield "-o - does not print the trace, and nothing else"
+    nowhere = command.run("plan", "train", *GPT, "-o", folder / "no" / "such.trace")
+    if nowhere.returncode != 1 or "cannot write into its folder: No such file" not in nowhere.stderr or nowhere.stdout:
+        yield f"a folder that is not there: {nowhere}"
+    # The limit of a file's size stands for a full disk.
+    kept = folder / "kept"
+    kept.write_text("old", encoding="utf-8")
+    limited = subprocess.run(["/bin/sh", "-c", 'ulimit -f 8; trap "" XFSZ; exec "$0" "$@"', command.vramctl, "plan",
+                              "train", *GPT, "-o", kept], capture_output=True, text=True, check=False)
+    if limited.returncode != 1 or kept.read_text(encoding="utf-8") != "old" or list(folder.glob("kept.*")):
+        yield f"a file that cannot be written whole: {limited}"
     text = command.run("plan", "share", trace, other, "--device-bytes=200GiB")
     for part in ("Nobody waits", "private caches", "Saved against private caches", "rules {", "session_name: \"gpt-2\""):
         if part not in text.stdout:
@@ -174,7 +194,6 @@ def refusal_faults(command, folder):
         ([*train, *GPT, "--flash", "--eager"], r"give one of the two"),
         ([*train, *GPT, "--device-bytes=80Gb"], r"--device-bytes: "),
         ([*train, *GPT, "--alloc-conf=nothing:1"], r"--alloc-conf: .*nothing"),
-        ([*train, *GPT, "-o", folder / "no" / "such.trace"], r"--output: .*No such file"),
         ([*train, "--layers=512", "--hidden=32768", "--heads=32768", "--vocab=16777216", "--batch=65536",
           "--seq=16777216"], r"more than 64 PiB"),
         ([*serve, good, "--quantization=int3"], r'--quantization: "int3"; accepted'),

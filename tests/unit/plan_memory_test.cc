@@ -226,6 +226,16 @@ TEST(ServingMemoryTest, OneMoreSequenceDoesNotFit) {
   EXPECT_GT(static_cast<double>(ServingMemoryOf(shape, options)->sum_bytes), usable);
   options.device_bytes = 1_GiB;
   EXPECT_EQ(ServingMemoryOf(shape, options)->most_sequences, 0u);
+
+  // Short sequences of a small model: the logits are what counts.
+  const ModelShape gpt = *ParseModelConfig(models::kGpt2);
+  for (const uint64_t seq : {uint64_t{16}, uint64_t{1024}}) {
+    ServingOptions many = *CheckServing(gpt, {.seq = seq, .device_bytes = 80_GiB});
+    many.sequences = *ServingMemoryOf(gpt, many)->most_sequences;
+    EXPECT_LE(ServingMemoryOf(gpt, many)->sum_bytes, 72_GiB) << seq;
+    ++many.sequences;
+    EXPECT_GT(ServingMemoryOf(gpt, many)->sum_bytes, 72_GiB) << seq;
+  }
 }
 
 TEST(ServingTraceTest, HoldsWhatTheFormulaSays) {

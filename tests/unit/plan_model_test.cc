@@ -47,6 +47,17 @@ TEST(ModelConfigTest, ReadsTheFamilies) {
 }
 
 // Each case is LLaMA-7B's file with a change.
+// What a file leaves out is what Hugging Face's class of the model has.
+TEST(ModelConfigTest, MissingNumbersAreThoseOfTheClass) {
+  const std::string mistral = absl::StrReplaceAll(models::kMistral7b, {{"num_key_value_heads", "unknown"}});
+  ASSERT_NE(mistral, models::kMistral7b);
+  EXPECT_EQ(ParseModelConfig(mistral)->kv_heads, 8u);
+  const std::string qwen3 = absl::StrReplaceAll(models::kQwen2_7b, {{"qwen2", "qwen3"}});
+  ASSERT_NE(qwen3, models::kQwen2_7b);
+  EXPECT_EQ(ParseModelConfig(qwen3)->head_dim, 128u);
+  EXPECT_EQ(ParseModelConfig(models::kLlama7b)->kv_heads, 32u);
+}
+
 TEST(ModelConfigTest, SaysWhatIsWrong) {
   const std::vector<std::pair<std::pair<std::string, std::string>, std::string>> cases = {
       {{R"("llama")", R"("mamba")"}, R"("model_type" is "mamba"; known are bert, gpt2)"},

@@ -88,6 +88,8 @@ def refusal_faults(vramctl, folder):
         ("a conf with a bad fraction", [good, conf("d", b"fraction=nan")], r"d\.conf: line 1: fraction"),
         ("an unknown flag", [good, "--per-operation"], r"per.operation"),
         ("an empty trace", [file("empty.trace", b"# nothing\n")], r"empty\.trace: has no operations to replay"),
+        ("a snapshot as JSON", [file("snapshot.json", b'{"segments": []}')],
+         r"snapshot\.json: is JSON; .* is a pickle"),
         ("a start alone", [file("start.trace", b"seg 512 0 small\nb 512\n")], r"start\.trace: has no operations"),
         ("a bad start", [file("seg.trace", b"seg 512 0 small\ne\n")], r"seg\.trace: line 2: the start before it: "),
         ("no trace", [], r"FILE is required; see vramctl replay --help"),

@@ -195,6 +195,9 @@ absl::StatusOr<ModelShape> ParseModelConfig(absl::string_view text) {
   if (name == "bert") ReadBert(read, shape);
   if (!read.status().ok()) return read.status();
 
+  // Where Hugging Face's classes have numbers of their own for what the file leaves out.
+  if (shape.kv_heads == 0 && name == "mistral") shape.kv_heads = 8;
+  if (shape.head_dim == 0 && name == "qwen3") shape.head_dim = 128;
   if (shape.kv_heads == 0) shape.kv_heads = shape.heads;
   const bool has_head_dim = shape.head_dim != 0;
   if (absl::Status heads = CheckHeads(shape, has_head_dim); !heads.ok()) return heads;
