@@ -56,8 +56,8 @@ uint64_t Less(uint64_t from, uint64_t bytes) {
 
 std::string Time(uint64_t seconds) {
   if (seconds < 120) return absl::StrCat(seconds, " s");
-  if (seconds < 120 * 60) return absl::StrCat(seconds / 60, " min");
-  if (seconds < 48 * 3600) return absl::StrCat(seconds / 3600, " h");
+  if (seconds < uint64_t{120} * 60) return absl::StrCat(seconds / 60, " min");
+  if (seconds < uint64_t{48} * 3600) return absl::StrCat(seconds / 3600, " h");
   return absl::StrCat(seconds / 86400, " days");
 }
 
