@@ -16,7 +16,7 @@ class HeapClock {
   void Count() {
     if (++operations_ % kOperations == 0) Update();
   }
-  // For calls that take long anyway, and for whoever comes by once in a while.
+  // Reads the clock. For slow calls, and for threads that run once a second.
   void Update() {
     const auto since_start = std::chrono::steady_clock::now() - start_;
     seconds_ = static_cast<uint32_t>(std::chrono::duration_cast<std::chrono::seconds>(since_start).count());

@@ -42,8 +42,7 @@ std::string MoreOfTheDevice(const OomReport& report, uint64_t missing) {
     return absl::StrCat("end the processes of sessions that disconnected or were ended, which still hold ",
                         FormatBytes(report.quarantined_bytes));
   }
-  const uint64_t others =
-      Less(report.capacity_bytes - std::min(report.capacity_bytes, report.available_bytes), report.reserved_bytes);
+  const uint64_t others = Less(Less(report.capacity_bytes, report.available_bytes), report.reserved_bytes);
   if (others >= missing) {
     return absl::StrCat("have other sessions give ", FormatBytes(missing), " back (vramctl sessions)");
   }
@@ -60,8 +59,7 @@ std::string MoreRoom(const OomReport& report) {
                                   WholeMib(report.reserved_bytes + report.segment_bytes), " (vramctl limit)"));
   }
   if (rooms.user < report.segment_bytes) {
-    const uint64_t growth =
-        report.segment_bytes - std::min(report.segment_bytes, Less(report.guarantee_bytes, report.reserved_bytes));
+    const uint64_t growth = Less(report.segment_bytes, Less(report.guarantee_bytes, report.reserved_bytes));
     needed.push_back(absl::StrCat("have user_limit raised to ", WholeMib(report.user_committed_bytes + growth)));
   }
   if (rooms.device < report.segment_bytes) {

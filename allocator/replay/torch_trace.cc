@@ -451,7 +451,7 @@ void TraceMaker::ReadSettings(const PickleValue& snapshot) {
     return;
   }
   options_ = conf->options;
-  // The limit is not known to be a share of which device, and what it did is in the events.
+  // The fraction is of a device whose size is not known. What the limit did is in the events.
   options_.per_process_memory_fraction = 1.0;
   trace_.recorded_options = options_;
 }

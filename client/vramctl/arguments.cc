@@ -301,7 +301,10 @@ void CommandLine::AddTools() {
   CLI::App* const trace = Add(kTools, "trace", "Record a session for a while, and write what it did, for `replay`.",
                               [this] { return RunTrace(context_, session_argument_); });
   AddSession(trace, "Name or id.")->required();
-  trace->add_option("-o,--output", context_.output, "File to write; JSON if it ends in .json; - prints JSON.")
+  trace
+      ->add_option(
+          "-o,--output", context_.output,
+          "File to write: a pickle, or JSON, which `replay` does not read, if it ends in .json; - prints JSON.")
       ->type_name("FILE")
       ->required();
   CLI::Option* const seconds = trace

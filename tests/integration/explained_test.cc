@@ -30,7 +30,8 @@ class ExplainedTest : public VramctlDaemonTest, public ::testing::WithParamInter
     ASSERT_OK(StartDaemon({.capacity = "1GiB", .http = true}));
   }
 
-  // 100 blocks of 4 MiB below a limit of 420, of which every second one is freed: 200 MiB are allocated, 400 reserved.
+  // Allocates 100 blocks of 4 MiB under a limit of 420 MiB and frees every second one. 200 MiB stay allocated, and 400
+  // MiB reserved.
   absl::StatusOr<Client> MakeHoles() {
     absl::StatusOr<Client> client = Connect("trainer", Limit(420_MiB));
     if (!client.ok()) return client;

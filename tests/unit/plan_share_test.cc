@@ -88,7 +88,8 @@ TEST(SharePlanTest, WhoWaits) {
     EXPECT_EQ(share.wait_together, 0.0);
     EXPECT_EQ(share.wait_in_turns, 0.0);
   }
-  // Enough for one peak: whoever comes second waits for the other's 50 ticks of peak, once, and is staggered then.
+  // The device has room for one peak. The second job waits once for the other's peak of 50 ticks. After that the peaks
+  // no longer meet.
   const SharePlan plan = PlanShare(jobs, 50_GiB);
   double waits = 0;
   for (const JobShare& share : plan.jobs) {

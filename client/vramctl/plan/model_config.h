@@ -55,8 +55,9 @@ struct ModelShape {
 // Safe to call from any thread.
 absl::StatusOr<ModelShape> ParseModelConfig(absl::string_view json);
 
-// A model of which only a few numbers are known: a GPT with a feed-forward width of four times `hidden`, which is what
-// the published formulas assume. 0 is "not given"; layers, hidden and heads must be. InvalidArgument names the option.
+// The numbers of a model without a config.json. It is taken as a GPT whose feed-forward width is four times `hidden`,
+// as in the published formulas. 0 means "not given"; layers, hidden and heads are required. InvalidArgument names the
+// option.
 struct GivenNumbers {
   uint64_t parameters = 0;
   uint64_t layers = 0;

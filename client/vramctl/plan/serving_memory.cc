@@ -142,7 +142,7 @@ absl::StatusOr<ServingMemory> ServingMemoryOf(const ModelShape& shape, const Ser
     const auto usable = static_cast<uint64_t>(static_cast<double>(options.device_bytes) * options.utilization);
     const uint64_t fixed = Sum({memory.weights.bytes, kLibraryWorkspace});
     const uint64_t left = usable > fixed ? usable - fixed : 0;
-    // Beside the cache has to be room for a layer's tensors, and for the logits, of which each sequence has a row.
+    // The cache leaves room for the larger of two: one layer's tensors, or one row of logits for each sequence.
     const uint64_t sequence = std::max<uint64_t>(1, memory.kv_bytes_per_sequence);
     const uint64_t beside_layer = (left > layer ? left - layer : 0) / sequence;
     const uint64_t beside_logits = left / Sum({sequence, Product({shape.vocab, 4})});
