@@ -185,7 +185,8 @@ absl::StatusOr<Block*> CachingAllocator::Allocate(uint64_t requested, Stream str
   if (!pending_.empty()) Poll();
   if (Block* block = AllocateFromCache(request)) return block;  // freed by another thread, or by a stream
   ++counters_.num_ooms;
-  history_.Add(HistoryAction::kOutOfMemory, available, request.block_bytes, stream);
+  clock_.Update();
+  Record(HistoryAction::kOutOfMemory, available, request.block_bytes, stream);
   return growth.refusal;
 }
 
@@ -242,7 +243,7 @@ Block* CachingAllocator::HandOut(Block* block, const Request& request) {
   counters_.active_bytes.Up(pool, block->bytes);
   counters_.requested_bytes.Up(pool, request.requested);
   if (options_.IsOversize(block->bytes)) counters_.oversize_allocations.Up(1);
-  history_.Add(HistoryAction::kAllocate, block->address, request.requested, request.stream, block->bytes);
+  Record(HistoryAction::kAllocate, block->address, request.requested, request.stream, block->bytes);
   return block;
 }
 
@@ -303,7 +304,7 @@ void CachingAllocator::WaitForSlowCalls() {
 Block* CachingAllocator::AddSegment(const AcquiredSegment& acquired, const Request& request) {
   Segment* const segment = NewSegment(acquired, request.segment_bytes, request.pool, request.stream);
   ++counters_.num_device_alloc;
-  history_.Add(HistoryAction::kSegmentAllocate, segment->address, segment->bytes, request.stream);
+  Record(HistoryAction::kSegmentAllocate, segment->address, segment->bytes, request.stream);
   return segment->first;
 }
 
@@ -353,8 +354,8 @@ void CachingAllocator::Free(Block* block) {
     counters_.allocation.Down(segment.pool, 1);
     counters_.allocated_bytes.Down(segment.pool, block->bytes);
     if (options_.IsOversize(block->bytes)) counters_.oversize_allocations.Down(1);
-    history_.Add(HistoryAction::kFreeRequested, block->address, block->requested_bytes, segment.pools->stream,
-                 block->bytes);
+    Record(block->uses == nullptr ? History::kFreed : HistoryAction::kFreeRequested, block->address,
+           block->requested_bytes, segment.pools->stream, block->bytes);
     if (block->uses == nullptr) {
       CompleteFree(block);
       return;
@@ -390,7 +391,6 @@ void CachingAllocator::CompleteFree(Block* block) {
   const PoolKind pool = block->segment->pool;
   const uint64_t bytes = block->bytes;
   const uint64_t requested = block->requested_bytes;
-  history_.Add(HistoryAction::kFreeCompleted, block->address, requested, block->segment->pools->stream, bytes);
 
   // Only the net change of the inactive-split figures is counted, as one step each way.
   int64_t split_blocks = 0;
@@ -428,6 +428,8 @@ void CachingAllocator::CompleteFree(Block* block) {
 bool CachingAllocator::StreamIsDone(Block* block) {
   if (--block->uses->events > 0) return false;
   delete std::exchange(block->uses, nullptr);
+  Record(HistoryAction::kFreeCompleted, block->address, block->requested_bytes, block->segment->pools->stream,
+         block->bytes);
   CompleteFree(block);
   return true;
 }

@@ -127,8 +127,10 @@ class CachingAllocator {
   // InvalidArgument names the segment whose blocks do not tile it, are of no possible size, or are free neighbours.
   static absl::Status CheckSegments(absl::Span<const SegmentSnapshot> segments);
 
-  // Keeps the last `max_events` events for snapshots; 0 (the beginning) keeps none. Forgets earlier ones.
-  void SetRecording(size_t max_events) ABSL_LOCKS_EXCLUDED(mu_);
+  // Keeps the last `max_events` events for snapshots, of those that there are, too; 0 (the beginning) keeps none. A
+  // free that completes at once counts as one. Without `exact_times` events of hits and frees have the time of
+  // NoteTime().
+  void SetRecording(size_t max_events, bool exact_times = true) ABSL_LOCKS_EXCLUDED(mu_);
 
   // The segment that a request would take which no cached block can serve.
   uint64_t NeededSegmentBytes(uint64_t requested) const;
@@ -189,6 +191,21 @@ class CachingAllocator {
   Segment* NewSegment(const AcquiredSegment& acquired, uint64_t bytes, PoolKind pool, Stream stream)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Holes FindHoles() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // `kept`: History::Kept(), after an event of the snapshot.
+  void CopyHeap(std::vector<HistoryEvent>* kept, HeapSnapshot* copied) ABSL_LOCKS_EXCLUDED(mu_);
+  // `block_bytes`: of a block that the event is about.
+  void Record(HistoryAction action, uint64_t address, uint64_t bytes, Stream stream, uint64_t block_bytes = 0)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    HistoryEvent* const event = history_.Next();
+    if (event == nullptr) return;
+    if (history_.exact_times()) clock_.Update();
+    event->action = action;
+    event->set_block_bytes(block_bytes);
+    event->address = address;
+    event->bytes = bytes;
+    event->stream = stream;
+    event->time_us = clock_.time_us();
+  }
 
   uint64_t BeginSlowCall() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndSlowCall(uint64_t ticket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -103,7 +103,8 @@ ReleasedSegment CachingAllocator::Unlink(Block* whole_segment) {
   counters_.reserved_bytes.Down(segment->pool, segment->bytes);
   if (options_.IsOversize(segment->bytes)) counters_.oversize_segments.Down(1);
   ++counters_.num_device_free;
-  history_.Add(HistoryAction::kSegmentFree, segment->address, segment->bytes, segment->pools->stream);
+  clock_.Update();
+  Record(HistoryAction::kSegmentFree, segment->address, segment->bytes, segment->pools->stream);
 
   (segment->prev == nullptr ? first_segment_ : segment->prev->next) = segment->next;
   (segment->next == nullptr ? last_segment_ : segment->next->prev) = segment->prev;

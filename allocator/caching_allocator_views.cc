@@ -44,12 +44,13 @@ void CachingAllocator::CountOutOfMemory(uint64_t requested, Stream stream) {
   const uint64_t block_bytes = requested > 0 ? Describe(requested, stream).block_bytes : 0;
   MutexLock lock(mu_);
   ++counters_.num_ooms;
-  if (block_bytes > 0) history_.Add(HistoryAction::kOutOfMemory, available, block_bytes, stream);
+  clock_.Update();
+  if (block_bytes > 0) Record(HistoryAction::kOutOfMemory, available, block_bytes, stream);
 }
 
-void CachingAllocator::SetRecording(size_t max_events) {
+void CachingAllocator::SetRecording(size_t max_events, bool exact_times) {
   MutexLock lock(mu_);
-  history_.Restart(max_events);
+  history_.Keep(max_events, exact_times);
 }
 
 void CachingAllocator::NoteTime() {
@@ -123,6 +124,7 @@ FitReport CachingAllocator::ExplainFit(uint64_t requested, Stream stream) {
   clock_.Update();
   report.holes = FindHoles();
   report.knows_holes = true;
+  report.max_events = history_.max_events();
   const StreamPools* pools = FindPools(stream);
   if (pools == nullptr) return report;
   for (const Block* block : pools->free[static_cast<int>(request.pool)].InOrder()) {
@@ -134,10 +136,20 @@ FitReport CachingAllocator::ExplainFit(uint64_t requested, Stream stream) {
 
 HeapSnapshot CachingAllocator::Snapshot(bool with_history) {
   HeapSnapshot snapshot{.options = options_};
+  std::vector<HistoryEvent> kept;
+  CopyHeap(with_history ? &kept : nullptr, &snapshot);
+  snapshot.history = History::Expand(kept);
+  return snapshot;
+}
+
+void CachingAllocator::CopyHeap(std::vector<HistoryEvent>* kept, HeapSnapshot* copied) {
+  HeapSnapshot& snapshot = *copied;
   MutexLock lock(mu_);
-  if (with_history) {
-    history_.Add(HistoryAction::kSnapshot, 0, counters_.active_bytes.current(), 0);
-    snapshot.history = history_.Events();
+  if (kept != nullptr) {
+    clock_.Update();
+    Record(HistoryAction::kSnapshot, 0, counters_.active_bytes.current(), 0);
+    *kept = history_.Kept();
+    snapshot.max_events = history_.max_events();
   }
   snapshot.segments.reserve(counters_.segment.current());
   for (const Segment* segment = first_segment_; segment != nullptr; segment = segment->next) {
@@ -153,7 +165,6 @@ HeapSnapshot CachingAllocator::Snapshot(bool with_history) {
                              .state = block->state});
     }
   }
-  return snapshot;
 }
 
 uint64_t CachingAllocator::MetadataBytes() const {

@@ -45,6 +45,7 @@ struct FitReport {
   uint64_t pool_largest_bytes = 0;  // the largest of them
   Holes holes;                      // of the whole heap
   bool knows_holes = false;         // `holes` was looked at
+  uint64_t max_events = 0;          // that the heap keeps
 };
 
 }  // namespace vrambroker

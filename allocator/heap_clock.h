@@ -20,14 +20,21 @@ class HeapClock {
   void Update() {
     const auto since_start = std::chrono::steady_clock::now() - start_;
     seconds_ = static_cast<uint32_t>(std::chrono::duration_cast<std::chrono::seconds>(since_start).count());
+    time_us_ = start_us_ + std::chrono::duration_cast<std::chrono::microseconds>(since_start).count();
   }
 
   uint32_t seconds() const { return seconds_; }
+  // Microseconds since 1970. Never falls: changes of the system's clock since the making are not seen.
+  int64_t time_us() const { return time_us_; }
 
  private:
   static constexpr uint32_t kOperations = 64;
 
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  const int64_t start_us_ =
+      std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::system_clock::now().time_since_epoch())
+          .count();
+  int64_t time_us_ = start_us_;
   uint32_t seconds_ = 0;
   uint32_t operations_ = 0;
 };

@@ -70,6 +70,7 @@ static_assert(sizeof(HistoryEvent) == 40);
 struct HeapSnapshot {
   std::vector<SegmentSnapshot> segments;  // by address
   std::vector<HistoryEvent> history;      // oldest first; empty unless recording is on
+  uint64_t max_events = 0;                // that the heap keeps of them; 0: recording is off, or was not asked for
   AllocatorOptions options;
 };
 

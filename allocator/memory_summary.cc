@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "allocator/memory_summary.h"
-#include "allocator/bytes.h"
 
 #include <array>
+#include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "allocator/bytes.h"
 
 namespace vrambroker {
 namespace {
@@ -57,7 +58,7 @@ std::string Rule(char c) {
 
 }  // namespace
 
-std::string MemorySummary(absl::string_view title, const MemoryStats& stats) {
+std::string MemorySummary(absl::string_view session, int device, const MemoryStats& stats, bool abbreviated) {
   struct Metric {
     const char* name;
     const PoolStat* stat;
@@ -75,19 +76,24 @@ std::string MemorySummary(absl::string_view title, const MemoryStats& stats) {
       {"Non-releasable allocs", &stats.inactive_split, false},
   }};
   std::string out = Rule('=');
-  const std::string heading = absl::StrCat("vrambroker memory summary, ", title);
-  absl::StrAppend(&out, absl::StrFormat("| %-73s |\n", heading.substr(0, 73)));
+  std::string heading = absl::StrCat("vrambroker memory summary, device ID ", device, ", session ");
+  // Long names differ at their ends.
+  const size_t room = size_t{kWidth} - 2 - heading.size();
+  absl::StrAppend(&heading,
+                  session.size() <= room ? session : absl::StrCat("...", session.substr(session.size() - room + 3)));
+  absl::StrAppend(&out, absl::StrFormat("| %-*s |\n", kWidth - 2, heading));
   absl::StrAppend(&out, Rule('-'));
-  absl::StrAppend(&out, absl::StrFormat("| %20s: %-12d | %20s: %-14d |\n", "GPU OOMs", stats.num_ooms,
-                                        "cache flush retries", stats.num_alloc_retries));
+  absl::StrAppend(&out, absl::StrFormat("|%12sCUDA OOMs: %-13d|%8scudaMalloc retries: %-10d|\n", "", stats.num_ooms, "",
+                                        stats.num_alloc_retries));
   absl::StrAppend(&out, Rule('='));
   absl::StrAppend(&out, absl::StrFormat("| %-21s | %-10s | %-10s | %-10s | %-10s |\n", "       Metric", "Cur Usage ",
                                         "Peak Usage", "Tot Alloc ", "Tot Freed "));
   for (const Metric& metric : metrics) {
     const Stat& all = metric.stat->all;
+    absl::StrAppend(&out, Rule('-'), Row(metric.name, all, all, metric.bytes));
+    if (abbreviated) continue;
     absl::StrAppend(
-        &out, Rule('-'), Row(metric.name, all, all, metric.bytes),
-        Row("      from large pool", metric.stat->pool[static_cast<int>(PoolKind::kLarge)], all, metric.bytes),
+        &out, Row("      from large pool", metric.stat->pool[static_cast<int>(PoolKind::kLarge)], all, metric.bytes),
         Row("      from small pool", metric.stat->pool[static_cast<int>(PoolKind::kSmall)], all, metric.bytes));
   }
   for (const auto& [name, stat] : {std::pair("Oversize allocations", &stats.oversize_allocations),

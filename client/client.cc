@@ -9,8 +9,12 @@
 #include "absl/strings/str_cat.h"
 #include "allocator/bytes.h"
 #include "allocator/device.h"
+#include "allocator/memory_summary.h"
+#include "allocator/replay/pickle.h"
+#include "allocator/replay/torch_snapshot.h"
 #include "allocator/utf8.h"
 #include "client/session_client.h"
+#include "client/snapshot_file.h"
 
 namespace vrambroker {
 
@@ -169,6 +173,32 @@ absl::Status Client::ResetPeakStats(int device) {
 absl::Status Client::ResetStats(int device) {
   const absl::StatusOr<client_internal::Heap*> heap = session_->heap(device);
   return heap.ok() ? (*heap)->ResetPeakStats(/*accumulated=*/true) : heap.status();
+}
+absl::Status Client::ResetTotals(int device) {
+  const absl::StatusOr<client_internal::Heap*> heap = session_->heap(device);
+  return heap.ok() ? (*heap)->ResetTotals() : heap.status();
+}
+absl::StatusOr<std::string> Client::MemorySummary(int device, bool abbreviated) {
+  const absl::StatusOr<MemoryStats> stats = GetMemoryStats(device);
+  if (!stats.ok()) return stats.status();
+  return vrambroker::MemorySummary(name(), device, *stats, abbreviated);
+}
+absl::Status Client::SetMemoryFraction(double fraction, int device) {
+  const absl::StatusOr<client_internal::Heap*> heap = session_->heap(device);
+  return heap.ok() ? (*heap)->SetMemoryFraction(fraction) : heap.status();
+}
+absl::Status Client::SetRecording(size_t max_events) {
+  return session_->SetRecording(max_events);
+}
+absl::Status Client::DumpSnapshot(const std::string& path) {
+  if (absl::Status status = client_internal::CheckFilePath(path); !status.ok()) return status;
+  const absl::StatusOr<std::vector<HeapSnapshot>> heaps = session_->Snapshots(/*with_history=*/true);
+  return heaps.ok() ? client_internal::WriteSnapshotFile(*heaps, path) : heaps.status();
+}
+absl::StatusOr<std::string> Client::SnapshotJson(bool with_history) {
+  const absl::StatusOr<std::vector<HeapSnapshot>> heaps = session_->Snapshots(with_history);
+  if (!heaps.ok()) return heaps.status();
+  return WriteJson(TorchSnapshot(*heaps));
 }
 uint64_t Client::session_id() const {
   return session_->session_id();

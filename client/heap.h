@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "allocator/device.h"
 #include "allocator/events.h"
+#include "allocator/heap_snapshot.h"
 #include "allocator/memory_stats.h"
 #include "client/vrambroker/client.h"
 
@@ -43,6 +44,9 @@ class Heap {
   virtual absl::StatusOr<uint64_t> EmptyCache() = 0;
   virtual absl::StatusOr<MemoryStats> GetMemoryStats() = 0;
   virtual absl::Status ResetPeakStats(bool accumulated) = 0;
+  virtual absl::Status ResetTotals() = 0;
+  virtual absl::Status SetMemoryFraction(double fraction) = 0;
+  virtual absl::StatusOr<HeapSnapshot> TakeSnapshot(bool with_history) = 0;
 
   // Whether a Buffer or a pointer is out.
   virtual bool InUse() = 0;

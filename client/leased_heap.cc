@@ -8,12 +8,14 @@
 #include <memory>
 #include <utility>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "allocator/bytes.h"
 #include "allocator/device.h"
 #include "allocator/size_class.h"
 #include "client/deadline.h"
 #include "client/give_up.h"
+#include "client/out_of_memory.h"
 #include "client/session_client.h"
 #include "client/stream_waits.h"
 #include "proto/heap_convert.h"
@@ -60,6 +62,9 @@ struct SlowRequest {
 };
 thread_local SlowRequest* slow_request = nullptr;
 
+// Marks a refusal of BeginGrowth().
+constexpr absl::string_view kOwnLimit = "vrambroker.own_limit";
+
 absl::Status CheckBytes(uint64_t bytes) {
   return bytes > 0 ? absl::OkStatus() : absl::InvalidArgumentError("bytes: must be 1 or more");
 }
@@ -73,6 +78,7 @@ LeasedHeap::LeasedHeap(SessionClient* session, AddressMap* addresses, int ordina
       addresses_(*addresses),
       capacity_bytes_(capacity_bytes),
       allocator_(this, this, options, capacity_bytes),
+      session_limit_bytes_(capacity_bytes),
       next_whole_address_(kFirstWholeAddress) {
   // per_process_memory_fraction is a limit of the session like others: the daemon enforces it.
   allocator_.SetSourceLimit(CachingAllocator::kNoLimit);
@@ -125,9 +131,45 @@ absl::StatusOr<Block*> LeasedHeap::AllocateSlowly(uint64_t bytes, Stream stream)
   if (!absl::IsResourceExhausted(block.status())) return block;
   if (bytes >= kMaxRequestBytes) {
     allocator_.CountOutOfMemory();
-    return Explain(block.status(), bytes, {.block_bytes = bytes, .segment_bytes = bytes});
+    return ExplainRefusal(block.status(), bytes, {.block_bytes = bytes, .segment_bytes = bytes});
   }
-  return Explain(block.status(), bytes, allocator_.ExplainFit(bytes, stream));
+  return ExplainRefusal(block.status(), bytes, allocator_.ExplainFit(bytes, stream));
+}
+
+// The daemon, which knows nothing of it, would name another limit.
+absl::Status LeasedHeap::ExplainRefusal(const absl::Status& refusal, uint64_t requested, const FitReport& fit) {
+  if (!refusal.GetPayload(kOwnLimit).has_value() || fit.segment_bytes > capacity_bytes_) {
+    return Explain(refusal, requested, fit);
+  }
+  v1::OutOfMemory oom;
+  oom.set_cause(v1::OutOfMemory::CAUSE_LIMIT);
+  oom.set_device(static_cast<uint32_t>(ordinal()));
+  oom.set_requested_bytes(requested);
+  oom.set_segment_bytes(fit.segment_bytes);
+  oom.set_block_bytes(fit.block_bytes);
+  oom.set_limit_bytes(own_limit_bytes());
+  oom.set_device_capacity_bytes(capacity_bytes_);
+  *oom.mutable_holes() = HolesToProto(fit.holes);
+  if (const absl::StatusOr<MemoryStats> stats = GetMemoryStats(); stats.ok()) {
+    oom.set_allocated_bytes(stats->allocated_bytes.all.current);
+    oom.set_inactive_split_bytes(stats->inactive_split_bytes.all.current);
+    oom.set_largest_free_block_bytes(stats->free.largest_bytes);
+  }
+  uint64_t growing = 0;
+  {
+    MutexLock lock(mu_);
+    growing = growing_bytes_;
+    oom.set_reserved_bytes(HeldBytes() - growing);
+  }
+  const uint64_t room = oom.limit_bytes() - std::min(oom.limit_bytes(), oom.reserved_bytes() + growing);
+  oom.set_room_bytes(room);
+  oom.set_explanation(absl::StrCat(
+      "the memory fraction that this process has set allows it ", FormatBytesExactly(oom.limit_bytes()),
+      " of the device: of these ", FormatBytes(room), " are left",
+      growing > 0 ? absl::StrCat(" beside ", FormatBytes(growing), " that other threads are waiting for") : "",
+      ", and the request needs a segment of ", FormatBytes(fit.segment_bytes)));
+  oom.set_advice("Set a larger memory fraction, or free some of this session's memory.");
+  return OutOfMemoryError(oom);
 }
 
 absl::Status LeasedHeap::Explain(const absl::Status& refusal, uint64_t requested, const FitReport& fit) {
@@ -139,6 +181,7 @@ absl::Status LeasedHeap::Explain(const absl::Status& refusal, uint64_t requested
   request.set_block_bytes(fit.block_bytes);
   request.set_pool_free_bytes(fit.pool_free_bytes);
   request.set_pool_largest_bytes(fit.pool_largest_bytes);
+  request.set_max_events(fit.max_events);
   *request.mutable_holes() = HolesToProto(fit.holes);
   if (const absl::StatusOr<MemoryStats> stats = GetMemoryStats(); stats.ok()) {
     request.set_allocated_bytes(stats->allocated_bytes.all.current);
@@ -218,6 +261,19 @@ bool LeasedHeap::IsCached(uint64_t bytes, Stream stream) {
 }
 
 absl::StatusOr<AcquiredSegment> LeasedHeap::AcquireSegment(uint64_t bytes, bool last_resort) {
+  if (absl::Status status = BeginGrowth(bytes); !status.ok()) {
+    if (slow_request != nullptr) slow_request->refusal = status;
+    return status;
+  }
+  bool arrived = false;
+  absl::StatusOr<AcquiredSegment> segment = Grow(bytes, last_resort, &arrived);
+  if (arrived) return segment;
+  MutexLock lock(mu_);
+  growing_bytes_ -= bytes;
+  return segment;
+}
+
+absl::StatusOr<AcquiredSegment> LeasedHeap::Grow(uint64_t bytes, bool last_resort, bool* arrived) {
   const absl::StatusOr<Device*> opened = OpenDevice();
   if (!opened.ok()) return opened.status();
   const std::shared_ptr<SessionClient::Link> link = session_.link();
@@ -263,6 +319,8 @@ absl::StatusOr<AcquiredSegment> LeasedHeap::AcquireSegment(uint64_t bytes, bool 
   const bool adopted = session_.Adopt(link, [&] {
     MutexLock lock(mu_);
     mapped_.emplace(id, Mapped{.session = link->session, .daemon_id = segment.segment_id(), .bytes = bytes});
+    growing_bytes_ -= bytes;
+    *arrived = true;
   });
   if (!adopted) return absl::UnavailableError("the connection to the daemon broke; try again");
 
@@ -377,7 +435,10 @@ absl::StatusOr<void*> LeasedHeap::LeaseSegment(uint64_t bytes, bool now) {
                    {.block_bytes = bytes, .segment_bytes = bytes});
   }
   absl::StatusOr<AcquiredSegment> segment = AcquireSegment(fit.segment_bytes, /*last_resort=*/false);
-  if (absl::IsResourceExhausted(segment.status()) && now) return segment.status();
+  if (absl::IsResourceExhausted(segment.status()) && now) {
+    return segment.status().GetPayload(kOwnLimit).has_value() ? ExplainRefusal(segment.status(), bytes, fit)
+                                                              : segment.status();
+  }
   if (absl::IsResourceExhausted(segment.status())) {
     allocator_.EmptyCache();
     segment = AcquireSegment(fit.segment_bytes, /*last_resort=*/true);
@@ -385,7 +446,7 @@ absl::StatusOr<void*> LeasedHeap::LeaseSegment(uint64_t bytes, bool now) {
   if (absl::IsResourceExhausted(segment.status())) {
     allocator_.CountOutOfMemory();
     fit.holes = allocator_.ExplainFit(bytes).holes;
-    return Explain(segment.status(), bytes, fit);
+    return ExplainRefusal(segment.status(), bytes, fit);
   }
   if (!segment.ok()) return segment.status();
   MutexLock lock(mu_);
@@ -455,7 +516,49 @@ uint64_t LeasedHeap::Trim(uint64_t wanted_bytes, uint64_t min_idle_ticks) {
 // ---- Figures ----
 
 void LeasedHeap::LimitIs(uint64_t limit_bytes) {
-  allocator_.SetSourceLimit(limit_bytes < capacity_bytes_ ? limit_bytes : CachingAllocator::kNoLimit);
+  MutexLock lock(limits_mu_);
+  session_limit_bytes_ = limit_bytes;
+  ApplyLimits();
+}
+
+absl::Status LeasedHeap::SetMemoryFraction(double fraction) {
+  if (!(fraction >= 0 && fraction <= 1)) {
+    return absl::InvalidArgumentError(absl::StrCat("fraction: ", fraction, " is not between 0 and 1"));
+  }
+  MutexLock lock(limits_mu_);
+  own_limit_bytes_ = fraction < 1 ? static_cast<uint64_t>(fraction * static_cast<double>(capacity_bytes_))
+                                  : CachingAllocator::kNoLimit;
+  ApplyLimits();
+  return absl::OkStatus();
+}
+
+void LeasedHeap::ApplyLimits() {
+  const uint64_t limit = std::min(session_limit_bytes_, own_limit_bytes());
+  allocator_.SetSourceLimit(limit < capacity_bytes_ ? limit : CachingAllocator::kNoLimit);
+}
+
+uint64_t LeasedHeap::HeldBytes() const {
+  uint64_t held = growing_bytes_;
+  for (const auto& [id, mapped] : mapped_) held += mapped.bytes;
+  return held;
+}
+
+absl::Status LeasedHeap::BeginGrowth(uint64_t bytes) {
+  const uint64_t limit = own_limit_bytes();
+  MutexLock lock(mu_);
+  // What is held is added up only where it matters.
+  if (limit != CachingAllocator::kNoLimit) {
+    const uint64_t held = HeldBytes();
+    if (held > limit || bytes > limit - held) {
+      absl::Status refusal =
+          absl::ResourceExhaustedError(absl::StrCat("the memory fraction that this process has set allows it ",
+                                                    FormatBytes(limit), ": it holds ", FormatBytes(held)));
+      refusal.SetPayload(kOwnLimit, absl::Cord());
+      return refusal;
+    }
+  }
+  growing_bytes_ += bytes;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<MemoryStats> LeasedHeap::GetMemoryStats() {
@@ -499,10 +602,16 @@ MemoryStats LeasedHeap::WholeStats() const {
 
 absl::Status LeasedHeap::ResetPeakStats(bool accumulated) {
   allocator_.ResetPeakStats();
-  if (accumulated) allocator_.ResetAccumulatedStats();
+  {
+    MutexLock lock(mu_);
+    whole_stats_.ResetPeaks();
+  }
+  return accumulated ? ResetTotals() : absl::OkStatus();
+}
+
+absl::Status LeasedHeap::ResetTotals() {
+  allocator_.ResetAccumulatedStats();
   MutexLock lock(mu_);
-  whole_stats_.ResetPeaks();
-  if (!accumulated) return absl::OkStatus();
   whole_stats_.ForEach([](const char*, PoolStat& stat) {
     for (Stat* one : {&stat.all, stat.pool.data(), stat.pool.data() + 1}) one->allocated = one->freed = 0;
   });

@@ -55,12 +55,17 @@ class LeasedHeap final : public Heap, private SegmentSource, private EventSource
   absl::StatusOr<uint64_t> EmptyCache() override;
   absl::StatusOr<MemoryStats> GetMemoryStats() override ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status ResetPeakStats(bool accumulated) override ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status ResetTotals() override ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status SetMemoryFraction(double fraction) override ABSL_LOCKS_EXCLUDED(limits_mu_);
+  absl::StatusOr<HeapSnapshot> TakeSnapshot(bool with_history) override { return Snapshot(with_history); }
   bool InUse() override ABSL_LOCKS_EXCLUDED(mu_);
 
   // ---- For the session ----
 
   // The daemon holds the session to `limit_bytes` from now on.
-  void LimitIs(uint64_t limit_bytes);
+  void LimitIs(uint64_t limit_bytes) ABSL_LOCKS_EXCLUDED(limits_mu_);
+  // What this process holds itself to: see SetMemoryFraction(). The largest number: to nothing.
+  uint64_t own_limit_bytes() const { return own_limit_bytes_.load(std::memory_order_relaxed); }
   // What has to be tried again: closes and returns what the device has refused to close, as it does while a CUDA graph
   // is captured, and completes frees whose stream does not exist any more.
   void RetryClosing() ABSL_LOCKS_EXCLUDED(mu_);
@@ -68,7 +73,7 @@ class LeasedHeap final : public Heap, private SegmentSource, private EventSource
   uint64_t Trim(uint64_t wanted_bytes, uint64_t min_idle_ticks);
   void Tick() { allocator_.Tick(); }
   void NoteTime() { allocator_.NoteTime(); }
-  void SetRecording(size_t max_events) { allocator_.SetRecording(max_events); }
+  void SetRecording(size_t max_events, bool exact_times = true) { allocator_.SetRecording(max_events, exact_times); }
   HeapSnapshot Snapshot(bool with_history = true) ABSL_LOCKS_EXCLUDED(mu_);
   // Closes all that is mapped, without returning it. False when the device refused, and may still use some of it.
   // REQUIRES: nothing is in use.
@@ -112,11 +117,20 @@ class LeasedHeap final : public Heap, private SegmentSource, private EventSource
   // The limit is the session's, whichever daemon leased what is held: one that does not count what is carried over must
   // not lead beyond it.
   absl::Status CheckCarriedOver(uint64_t session, uint64_t bytes) const ABSL_LOCKS_EXCLUDED(mu_);
+  void ApplyLimits() ABSL_EXCLUSIVE_LOCKS_REQUIRED(limits_mu_);
+  // Notes that a segment is on its way, which counts as held from then on, unless that would be more than the process
+  // holds itself to.
+  absl::Status BeginGrowth(uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
+  uint64_t HeldBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Explain(), or what BeginGrowth() has refused.
+  absl::Status ExplainRefusal(const absl::Status& refusal, uint64_t requested, const FitReport& fit);
   // What to tell the application when `refusal` has left a request without memory.
   absl::Status Explain(const absl::Status& refusal, uint64_t requested, const FitReport& fit);
   absl::StatusOr<Device*> OpenDevice();
 
   absl::StatusOr<AcquiredSegment> AcquireSegment(uint64_t bytes, bool last_resort) override ABSL_LOCKS_EXCLUDED(mu_);
+  // What remains of it once BeginGrowth() has let it begin. `arrived`: the bytes are counted among what is held.
+  absl::StatusOr<AcquiredSegment> Grow(uint64_t bytes, bool last_resort, bool* arrived) ABSL_LOCKS_EXCLUDED(mu_);
   uint64_t ReleaseSegments(absl::Span<const ReleasedSegment> segments) override ABSL_LOCKS_EXCLUDED(mu_);
   // Waits for the streams of the segments first. Returns the bytes that the daemon has back. What the device does not
   // let go of stays held, and charged, for later.
@@ -131,9 +145,14 @@ class LeasedHeap final : public Heap, private SegmentSource, private EventSource
   std::atomic<Device*> device_{nullptr};
   CachingAllocator allocator_;
 
+  Mutex limits_mu_;  // before the allocator's
+  uint64_t session_limit_bytes_ ABSL_GUARDED_BY(limits_mu_);
+  std::atomic<uint64_t> own_limit_bytes_{CachingAllocator::kNoLimit};  // set with limits_mu_
+
   // Held for map operations only.
   mutable Mutex mu_;
   absl::flat_hash_map<SegmentId, Mapped> mapped_ ABSL_GUARDED_BY(mu_);
+  uint64_t growing_bytes_ ABSL_GUARDED_BY(mu_) = 0;      // of segments that are on their way, and not in mapped_ yet
   std::vector<SegmentId> refused_ ABSL_GUARDED_BY(mu_);  // of mapped_; the device has not closed them, so far
   absl::flat_hash_map<void*, Whole> whole_ ABSL_GUARDED_BY(mu_);
   MemoryStats whole_stats_ ABSL_GUARDED_BY(mu_);  // as if all that is leased were in use

@@ -4,11 +4,17 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/cord.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "allocator/bytes.h"
 
 namespace vrambroker {
 namespace client_internal {
 namespace {
+
+constexpr absl::string_view kOutOfMemoryUrl = "type.googleapis.com/vrambroker.v1.OutOfMemory";
 
 using IdleWhy = OutOfMemory::IdleHolder::Why;
 
@@ -99,6 +105,16 @@ OutOfMemory FromProto(const v1::OutOfMemory& proto) {
   return oom;
 }
 
+absl::Status OutOfMemoryError(const v1::OutOfMemory& oom) {
+  absl::Status status = absl::ResourceExhaustedError(absl::StrCat(
+      "out of memory (", absl::AsciiStrToLower(OutOfMemoryCauseName(FromProto(oom).cause)), ") on device ",
+      oom.device(), ": ", FormatBytesExactly(oom.requested_bytes()), " requested; ", oom.explanation(), "; limit ",
+      FormatBytesExactly(oom.limit_bytes()), ", reserved ", FormatBytesExactly(oom.reserved_bytes()), ", allocated ",
+      FormatBytesExactly(oom.allocated_bytes()), ". ", oom.advice()));
+  status.SetPayload(kOutOfMemoryUrl, absl::Cord(oom.SerializeAsString()));
+  return status;
+}
+
 }  // namespace client_internal
 
 const char* OutOfMemoryCauseName(OutOfMemory::Cause cause) {
@@ -138,7 +154,7 @@ const char* IdleWhyName(OutOfMemory::IdleHolder::Why why) {
 }
 
 std::optional<OutOfMemory> GetOutOfMemory(const absl::Status& status) {
-  const absl::optional<absl::Cord> payload = status.GetPayload("type.googleapis.com/vrambroker.v1.OutOfMemory");
+  const absl::optional<absl::Cord> payload = status.GetPayload(client_internal::kOutOfMemoryUrl);
   v1::OutOfMemory proto;
   if (!payload.has_value() || !proto.ParseFromString(std::string(*payload))) return std::nullopt;
   return client_internal::FromProto(proto);

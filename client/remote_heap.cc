@@ -9,6 +9,7 @@
 #include "allocator/device.h"
 #include "client/give_up.h"
 #include "client/session_client.h"
+#include "client/snapshot_parts.h"
 #include "proto/heap_convert.h"
 
 namespace vrambroker::client_internal {
@@ -154,6 +155,31 @@ absl::Status RemoteHeap::ResetPeakStats(bool accumulated) {
   request.set_accumulated(accumulated);
   v1::ResetPeakStatsResponse response;
   return session_.Call(&v1::Broker::Stub::ResetPeakStats, request, &response);
+}
+
+absl::Status RemoteHeap::ResetTotals() {
+  return absl::FailedPreconditionError(
+      "of a remote session totals are reset together with the peaks; lease segments instead (placement)");
+}
+
+absl::Status RemoteHeap::SetMemoryFraction(double /*fraction*/) {
+  return absl::FailedPreconditionError(
+      "the daemon alone bounds a remote session: lease segments instead (placement), connect with a limit, or have an "
+      "operator change it (vramctl limit)");
+}
+
+absl::StatusOr<HeapSnapshot> RemoteHeap::TakeSnapshot(bool with_history) {
+  v1::GetSnapshotRequest request;
+  request.mutable_session()->set_id(session_.session_id());
+  request.set_device(static_cast<uint32_t>(ordinal()));
+  request.set_without_history(!with_history);
+  HeapSnapshot snapshot;
+  absl::Status status = session_.Call([&](SessionStream& stream, grpc::ClientContext* context) {
+    return ReadSnapshotParts(stream.admin().GetSnapshot(context, request).get(), context, &snapshot);
+  });
+  if (!status.ok()) return status;
+  if (!with_history) snapshot.history.clear();  // a daemon that does not know the field sends it
+  return snapshot;
 }
 
 bool RemoteHeap::InUse() {

@@ -39,6 +39,9 @@ class RemoteHeap : public Heap {
   absl::StatusOr<uint64_t> EmptyCache() override;
   absl::StatusOr<MemoryStats> GetMemoryStats() override;
   absl::Status ResetPeakStats(bool accumulated) override;
+  absl::Status ResetTotals() override;
+  absl::Status SetMemoryFraction(double fraction) override;
+  absl::StatusOr<HeapSnapshot> TakeSnapshot(bool with_history) override;
   bool InUse() override ABSL_LOCKS_EXCLUDED(mu_);
 
  private:

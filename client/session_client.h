@@ -52,6 +52,7 @@ class SessionClient {
     std::string resume_token;
     bool takes_carried_over = false;
     bool takes_resume_in_parts = false;
+    uint32_t record_events = 0;  // what the daemon has its heaps keep unless somebody asks for others, if it says
     std::optional<v1::Welcome::Users> users;
     std::atomic<bool> has_opened{false};  // a segment that the daemon has leased over it
     std::atomic<bool> told_cannot_open{false};
@@ -83,6 +84,9 @@ class SessionClient {
   absl::Status ReportSegmentUse(int device, const SegmentUse& use) ABSL_LOCKS_EXCLUDED(mu_);
   // FailedPrecondition: there are no whole segments.
   absl::StatusOr<TrimRequests*> trims();
+  absl::Status SetRecording(size_t max_events);
+  // By device, at one moment each.
+  absl::StatusOr<std::vector<HeapSnapshot>> Snapshots(bool with_history);
 
   uint64_t session_id() const { return link()->session_id; }
   std::string name() const { return link()->name; }
@@ -130,9 +134,17 @@ class SessionClient {
   void NoteAnswer(const absl::Status& status) {
     is_silent_.store(absl::IsDeadlineExceeded(status), std::memory_order_relaxed);
   }
-  // Makes a unary call: `method` of the stub with a deadline. A lost session explains itself.
+  // Makes a call over the session's connection: `call(SessionStream&, ClientContext*)`, which returns gRPC's status,
+  // with a deadline. A lost session explains itself.
+  template <typename Function>
+  absl::Status Call(const Function& call);
+  // The same, of a unary method of v1::Broker.
   template <typename Method, typename Request, typename Response>
-  absl::Status Call(Method method, const Request& request, Response* response);
+  absl::Status Call(Method method, const Request& request, Response* response) {
+    return Call([&](SessionStream& stream, grpc::ClientContext* context) {
+      return (stream.stub().*method)(context, request, response);
+    });
+  }
 
  private:
   static std::atomic<int> fork_count;  // of this process and its ancestors
@@ -173,6 +185,8 @@ class SessionClient {
 
   void Keep() ABSL_LOCKS_EXCLUDED(mu_);
   void Answer(const v1::Question& question);
+  // Has a leased heap keep so many events.
+  void Record(size_t device, size_t max_events);
   // True: the application answers, which knows which whole segments are idle.
   bool PassOn(const v1::Question& question, uint64_t wanted, uint64_t released);
   void AnswerEndedTrims();
@@ -232,8 +246,8 @@ class SessionClient {
   std::vector<Returned> unreturned_ ABSL_GUARDED_BY(mu_);  // while the daemon could not be told
 };
 
-template <typename Method, typename Request, typename Response>
-absl::Status SessionClient::Call(Method method, const Request& request, Response* response) {
+template <typename Function>
+absl::Status SessionClient::Call(const Function& call) {
   if (absl::Status status = CheckUsable(); !status.ok()) return status;
   const std::shared_ptr<Link> link = this->link();
   const absl::Duration timeout = Patience();
@@ -242,7 +256,7 @@ absl::Status SessionClient::Call(Method method, const Request& request, Response
   grpc::ClientContext context;
   SetTimeout(context, ending_ ? TimeUntil(deadline) : timeout);
   CountCall();
-  absl::Status status = FromGrpc((link->stream->stub().*method)(&context, request, response));
+  absl::Status status = FromGrpc(call(*link->stream, &context));
   if (absl::IsUnavailable(status) || absl::IsCancelled(status)) {
     const absl::Status lost = link->stream->status();
     return lost.ok() ? absl::UnavailableError(absl::StrCat("the daemon went away: ", status.message())) : lost;

@@ -19,6 +19,7 @@
 #include "absl/time/time.h"
 #include "allocator/mutex.h"
 #include "client/call_gate.h"
+#include "vrambroker/v1/admin.grpc.pb.h"
 #include "vrambroker/v1/broker.grpc.pb.h"
 
 namespace vrambroker::client_internal {
@@ -42,6 +43,7 @@ class SessionStream : public grpc::ClientBidiReactor<v1::SessionRequest, v1::Ses
 
   // For calls over the same connection.
   v1::Broker::Stub& stub() { return *stub_; }
+  v1::Admin::Stub& admin() { return *admin_; }
 
   // OK when the daemon has answered the hello and `welcomed` has run; else why not.
   absl::Status WaitForWelcome(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
@@ -93,7 +95,10 @@ class SessionStream : public grpc::ClientBidiReactor<v1::SessionRequest, v1::Ses
 
  private:
   SessionStream(std::shared_ptr<grpc::Channel> channel, Handlers handlers)
-      : channel_(std::move(channel)), stub_(v1::Broker::NewStub(channel_)), handlers_(std::move(handlers)) {}
+      : channel_(std::move(channel)),
+        stub_(v1::Broker::NewStub(channel_)),
+        admin_(v1::Admin::NewStub(channel_)),
+        handlers_(std::move(handlers)) {}
   // On a thread that is not gRPC's: with the last channel of the process go the threads that its callbacks run on, and
   // whoever lets them go waits for their end.
   static void Destroy(const SessionStream* stream);
@@ -124,6 +129,7 @@ class SessionStream : public grpc::ClientBidiReactor<v1::SessionRequest, v1::Ses
 
   const std::shared_ptr<grpc::Channel> channel_;
   const std::unique_ptr<v1::Broker::Stub> stub_;
+  const std::unique_ptr<v1::Admin::Stub> admin_;
   const Handlers handlers_;
   CallGate gate_;  // to the handlers
   grpc::ClientContext context_;

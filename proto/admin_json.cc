@@ -26,6 +26,10 @@ std::string JsonText(const Json& json, int indent) {
   return json.dump(indent, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace);
 }
 
+absl::Time TimeOf(const google::protobuf::Timestamp& timestamp) {
+  return absl::FromUnixSeconds(timestamp.seconds()) + absl::Nanoseconds(timestamp.nanos());
+}
+
 const char* StateName(v1::SessionState state) {
   switch (state) {
     case v1::SESSION_STATE_ACTIVE:
@@ -151,11 +155,12 @@ Json ToJson(const v1::Session& session) {
 }
 
 Json ToJson(const v1::OutOfMemoryEvent& event) {
-  const absl::Time time = absl::FromUnixSeconds(event.time().seconds()) + absl::Nanoseconds(event.time().nanos());
-  return {{"time", absl::FormatTime(absl::RFC3339_full, time, absl::UTCTimeZone())},
+  return {{"refusal", event.out_of_memory().refusal()},
+          {"time", absl::FormatTime(absl::RFC3339_full, TimeOf(event.time()), absl::UTCTimeZone())},
           {"session_id", event.session_id()},
           {"client", event.client()},
           {"uid", event.uid()},
+          {"recorded", event.recorded()},
           {"out_of_memory", ToJson(event.out_of_memory())}};
 }
 

@@ -7,6 +7,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "absl/time/time.h"
+#include "google/protobuf/timestamp.pb.h"
 #include "vrambroker/v1/admin.pb.h"
 #include "vrambroker/v1/types.pb.h"
 
@@ -28,6 +30,7 @@ struct DeviceSums {
 };
 nlohmann::ordered_json ToJson(const v1::Device& device, const DeviceSums& sums);
 
+absl::Time TimeOf(const google::protobuf::Timestamp& timestamp);
 // "active", "disconnected" or "ended".
 const char* StateName(v1::SessionState state);
 // "cuda" or "host".

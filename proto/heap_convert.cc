@@ -2,6 +2,7 @@
 #include "proto/heap_convert.h"
 
 #include <algorithm>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -13,6 +14,8 @@ namespace vrambroker {
 namespace {
 
 using Part = v1::GetSnapshotResponse;
+
+constexpr uint64_t kMostEvents = std::numeric_limits<uint32_t>::max();
 
 void Fill(const Stat& from, v1::Stat* to) {
   to->set_current(from.current);
@@ -171,7 +174,10 @@ MemoryStats StatsFromProto(const v1::MemoryStats& proto) {
 
 std::optional<Part> SnapshotParts::Next() {
   Part part;
-  if (is_first_) part.set_alloc_conf(FormatAllocConf(snapshot_.options));
+  if (is_first_) {
+    part.set_alloc_conf(FormatAllocConf(snapshot_.options));
+    part.set_max_events(static_cast<uint32_t>(std::min(snapshot_.max_events, kMostEvents)));
+  }
   int room = items_in_part_;
   while (room > 0 && segment_ < snapshot_.segments.size()) room -= AddSegment(room, &part);
   while (room > 0 && event_ < snapshot_.history.size()) {
@@ -240,6 +246,7 @@ absl::Status AddSnapshotPart(const Part& part, HeapSnapshot* heap) {
                              .time_us = event.time_us()});
     heap->history.back().set_block_bytes(event.block_bytes());
   }
+  if (part.max_events() > 0) heap->max_events = part.max_events();
   return absl::OkStatus();
 }
 

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "proto/heap_convert.h"
@@ -16,6 +17,10 @@
 
 namespace vrambroker {
 namespace {
+
+constexpr char kWhyNotRecorded[] =
+    ": the session kept no events (record_events of the daemon's configuration), cuts its blocks with an allocator of "
+    "its own, did not answer in time, or had been refused just before";
 
 // What a client may be told in a status: gRPC breaks connections over long ones.
 constexpr size_t kMaxFaultText = 2000;
@@ -268,10 +273,49 @@ grpc::ServerWriteReactor<v1::GetSnapshotResponse>* AdminService::GetSnapshot(grp
   if (!status.ok()) {
     writer->Start(status);
   } else {
-    broker_.Snapshot(*session, static_cast<int>(request->device()),
-                     [writer](absl::StatusOr<HeapSnapshot> snapshot) { writer->Start(std::move(snapshot)); });
+    broker_.Snapshot(
+        *session, static_cast<int>(request->device()),
+        [writer](absl::StatusOr<HeapSnapshot> snapshot) { writer->Start(std::move(snapshot)); },
+        /*with_history=*/!request->without_history());
   }
   return writer;
+}
+
+grpc::ServerWriteReactor<v1::GetSnapshotResponse>* AdminService::GetRefusalSnapshot(
+    grpc::CallbackServerContext* context, const v1::GetRefusalSnapshotRequest* request) {
+  const absl::StatusOr<Asker> asker = Ask(*context);
+  const absl::StatusOr<std::shared_ptr<const HeapSnapshot>> recording =
+      asker.ok() ? FindRecording(*asker, request->refusal()) : asker.status();
+  absl::StatusOr<UserSlots::Slot> slot =
+      recording.ok() ? snapshots_.Take(asker->caller.uid) : absl::StatusOr<UserSlots::Slot>(recording.status());
+  const absl::Status status = slot.status();
+  auto* writer = new SnapshotWriter(status.ok() ? *std::move(slot) : UserSlots::Slot());
+  writer->Start(status.ok() ? absl::StatusOr<HeapSnapshot>(**recording) : status);
+  return writer;
+}
+
+absl::StatusOr<std::shared_ptr<const HeapSnapshot>> AdminService::FindRecording(const Asker& asker,
+                                                                                uint64_t refusal) const {
+  const std::vector<std::shared_ptr<const OomEvent>> events = broker_.oom_log().NewestFirst();
+  const auto event = std::find_if(events.begin(), events.end(),
+                                  [&](const auto& candidate) { return candidate->report.refusal == refusal; });
+  if (event == events.end()) {
+    return absl::NotFoundError(absl::StrCat("no refusal ", refusal, " is on record: the daemon keeps the last ",
+                                            OomLog::kMaxEvents, " (vramctl ooms)"));
+  }
+  if (!asker.terms.rights.admin && asker.caller.uid != (*event)->uid) {
+    return absl::PermissionDeniedError("the session belonged to another user");
+  }
+  if (auto recording = broker_.refusal_recordings().Find(refusal)) return recording;
+  if (!(*event)->report.is_recorded) {
+    return absl::NotFoundError(absl::StrCat(
+        "nothing was recorded of what led to refusal ", refusal,
+        (*event)->report.cause == OomCause::kLargerThanDevice ? ": no device has that much" : kWhyNotRecorded));
+  }
+  const uint64_t later = broker_.refusal_recordings().LastOf((*event)->session);
+  return absl::NotFoundError(
+      absl::StrCat("the recording of refusal ", refusal, " has made room for later ones",
+                   later > 0 ? absl::StrCat("; that of refusal ", later, " of the same session is kept") : ""));
 }
 
 grpc::ServerUnaryReactor* AdminService::SetRecording(grpc::CallbackServerContext* context,
@@ -305,7 +349,7 @@ grpc::ServerUnaryReactor* AdminService::ListOutOfMemory(grpc::CallbackServerCont
     if (wanted.has_name() && wanted.name() != event->client) continue;
     ++matching;
     if (request->max_events() > 0 && matching > request->max_events()) continue;
-    *response->add_events() = ToProto(*event);
+    *response->add_events() = ToProto(*event, broker_.refusal_recordings());
   }
   response->set_matching_events(matching);
   return Reply(context, absl::OkStatus());

@@ -46,6 +46,8 @@ class AdminService final : public v1::Admin::CallbackService {
                                        v1::EndSessionResponse* response) override;
   grpc::ServerWriteReactor<v1::GetSnapshotResponse>* GetSnapshot(grpc::CallbackServerContext* context,
                                                                  const v1::GetSnapshotRequest* request) override;
+  grpc::ServerWriteReactor<v1::GetSnapshotResponse>* GetRefusalSnapshot(
+      grpc::CallbackServerContext* context, const v1::GetRefusalSnapshotRequest* request) override;
   grpc::ServerUnaryReactor* SetRecording(grpc::CallbackServerContext* context, const v1::SetRecordingRequest* request,
                                          v1::SetRecordingResponse* response) override;
   grpc::ServerUnaryReactor* ListOutOfMemory(grpc::CallbackServerContext* context,
@@ -76,6 +78,8 @@ class AdminService final : public v1::Admin::CallbackService {
   // The same for snapshots, which are large and show how a program uses memory: not for everyone, but for the session's
   // own user, too.
   absl::StatusOr<SessionPtr> FindForSnapshots(const absl::StatusOr<Asker>& asker, const v1::SessionRef& ref) const;
+  // Errors as GetRefusalSnapshot.
+  absl::StatusOr<std::shared_ptr<const HeapSnapshot>> FindRecording(const Asker& asker, uint64_t refusal) const;
 
   Broker& broker_;
   const Connections& connections_;

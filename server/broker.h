@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "absl/container/btree_map.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -26,10 +27,12 @@
 #include "allocator/ids.h"
 #include "allocator/memory_stats.h"
 #include "allocator/mutex.h"
+#include "server/fragmentation_trend.h"
 #include "server/growth_queue.h"
 #include "server/oom_log.h"
 #include "server/out_of_memory.h"
 #include "server/policy.h"
+#include "server/refusal_recordings.h"
 #include "server/segment_pool.h"
 #include "server/session.h"
 #include "server/user_slots.h"
@@ -44,6 +47,7 @@ struct BrokerOptions {
   std::shared_ptr<const Policy> policy;               // who gets what; null: the default of every field
   AllocatorOptions allocator;                         // of sessions that bring none of their own
   size_t record_events = 0;                           // what new sessions keep; at most kMaxRecordedEvents
+  bool is_record_events_set = true;                   // not the default: who gets less is told
   uint64_t max_recorded_events_per_uid = 10'000'000;  // of remote sessions: theirs are in the daemon's memory
   SessionBounds session_bounds;
   size_t max_waiting_per_uid = 4096;  // requests
@@ -51,7 +55,8 @@ struct BrokerOptions {
   std::chrono::milliseconds reclaim_timeout{2000};
   // See GrowthQueueOptions.
   std::chrono::milliseconds hold_back_time{1000};
-  Limit hold_back_limit = 1.0;  // of each device
+  Limit hold_back_limit = 1.0;                                               // of each device
+  std::chrono::milliseconds fragmentation_window = std::chrono::minutes(1);  // see FragmentationTrend
   std::function<SteadyTime()> clock = [] { return std::chrono::steady_clock::now(); };
   // Calls Broker::OnTimer() at `time`, or soon after; replaces the time that was set before. From any thread.
   std::function<void(SteadyTime time)> set_timer = [](SteadyTime) {};
@@ -83,6 +88,12 @@ struct SessionDeviceInfo {
   uint64_t idle_bytes = 0;  // in segments that hold no block
   std::vector<Waiting> waiting;
   Session::OomCounts ooms{};  // by OomCause
+  // As of the last FollowFragmentation().
+  struct Fragmentation {
+    double bytes_per_second = 0;               // 0: no trend
+    std::optional<double> seconds_to_refusal;  // at this rate; none: no trend
+  };
+  Fragmentation fragmentation;
 };
 
 struct SessionInfo {
@@ -179,9 +190,8 @@ class Broker {
 
   absl::Span<SegmentPool* const> pools() const { return pools_; }
   size_t record_events() const { return options_.record_events; }
+  bool is_record_events_set() const { return options_.is_record_events_set; }
   size_t max_segments() const { return options_.session_bounds.max_segments; }  // of a session
-  // What a remote session records on each device.
-  uint64_t RecordedEvents(const Session& session) const ABSL_LOCKS_EXCLUDED(mu_);
 
   // ---- Sessions ----
 
@@ -242,8 +252,10 @@ class Broker {
   // The session's client says that its device does not open what it was given. Logs it: of each user once, that CUDA
   // may not let processes of another user than the daemon's open its memory.
   void CannotOpen(const Session& session, int device, absl::string_view error) ABSL_LOCKS_EXCLUDED(mu_);
-  // Counts, logs and explains that a request of the client's got no memory: OutOfMemoryError().
-  absl::Status Explain(const SessionPtr& session, uint64_t device, const RefusedRequest& request);
+  using RefusalDone = std::function<void(absl::Status)>;
+  // Counts, logs and explains that a request of the client's got no memory: OutOfMemoryError(). Asks the client for
+  // what it has recorded first, if it is its turn.
+  void Explain(const SessionPtr& session, uint64_t device, const RefusedRequest& request, const RefusalDone& done);
 
   // Gives `bytes` of wholly free segments back, or what there is; 0: all. Answers with the bytes given back.
   // ResourceExhausted when too many calls of the session wait; DeadlineExceeded when the client does not answer.
@@ -256,6 +268,8 @@ class Broker {
   // Everything that operators see. What a pool counts, of all sessions, is of one moment for each device.
   BrokerView View() const;
   SessionInfo Describe(const Session& session) const;
+  // Adds what the sessions use by `view`, of this moment, to their trends. To be called every few seconds.
+  void FollowFragmentation(const BrokerView& view) ABSL_LOCKS_EXCLUDED(trends_mu_);
   // The requests that wait for memory of the device, in the order in which they are served.
   std::vector<WaitingRequest> GetWaiting(int device) const { return queues_[device]->GetWaiting(); }
   // Answers when the figures of the session are of this moment, or not to be had from its client.
@@ -292,6 +306,8 @@ class Broker {
 
   // The last refusals, on all devices.
   const OomLog& oom_log() const { return oom_log_; }
+  // What led to some of them.
+  const RefusalRecordings& refusal_recordings() const { return refusal_recordings_; }
 
   // ---- Stopping ----
 
@@ -325,6 +341,7 @@ class Broker {
   static uint64_t IdleBytes(const Session& session, const AccountFigures& account, const MemoryStats& stats);
   static absl::Status TooManyCalls();
   void AddWaiting(absl::Span<SessionInfo> infos) const;
+  void AddFragmentation(absl::Span<SessionInfo> infos) const ABSL_LOCKS_EXCLUDED(trends_mu_);
   void SetGuaranteeFrom(size_t device, const SessionPtr& session, const Limit& guarantee, std::vector<uint64_t> before,
                         const std::function<void(absl::Status)>& done);
   std::vector<ReclaimCandidate> ReclaimCandidates(int device) const;
@@ -339,11 +356,14 @@ class Broker {
   // has passed.
   std::optional<GrowthOptions> WaitsOn(const GrowthOptions& growth, SteadyTime until) const;
   // Counts, logs and explains a refusal of a session's allocator here.
-  absl::Status Refuse(Session& session, int device, uint64_t requested, Stream stream, OomCause refusal);
+  void Refuse(const SessionPtr& session, int device, uint64_t requested, Stream stream, OomCause refusal,
+              const RefusalDone& done);
   // The figures of the session and the device; cheap.
   OomReport Report(const Session& session, int device) const;
   // Those of the other sessions, for a refusal that people will see.
   void AddHolders(const Session& session, OomReport* report) const;
+  // Keeps what the session has recorded first, if it is its turn.
+  void EndRefusal(const SessionPtr& session, OomReport report, bool is_recording, const RefusalDone& done);
   absl::Status CountRefusal(Session& session, const OomReport& report);
   absl::StatusOr<SessionPtr> TryOpenSession(const Caller& caller, const SessionWishes& wishes,
                                             std::shared_ptr<SessionEvents> events) ABSL_LOCKS_EXCLUDED(mu_);
@@ -375,11 +395,21 @@ class Broker {
   std::vector<std::unique_ptr<GrowthQueue>> queues_;                        // by device
   std::vector<std::atomic<bool>> checking_quarantine_;                      // by device: a worker is to do it
   OomLog oom_log_;
+  std::atomic<uint64_t> refusals_{0};
+  UserSlots recording_refusals_;
+  RefusalRecordings refusal_recordings_;
   std::atomic<bool> warned_of_mark_{false};
 
   // Held while a limit is changed: pool, allocator and client hear of two changes in the same order, all devices of the
   // last one. Taken before any other lock.
   Mutex limits_mu_;
+
+  struct Trend {
+    FragmentationTrend trend;
+    SessionDeviceInfo::Fragmentation figures;
+  };
+  mutable Mutex trends_mu_;  // held for nothing but this; no other lock is taken
+  absl::flat_hash_map<SessionId, std::vector<Trend>> trends_ ABSL_GUARDED_BY(trends_mu_);  // by device
 
   // Held to look up and to record. Never while calling an allocator or the driver, or writing to a client.
   mutable Mutex mu_;

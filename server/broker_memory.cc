@@ -40,6 +40,13 @@ void AddFit(const FitReport& fit, OomReport* report) {
   report->knows_holes = fit.knows_holes;
 }
 
+// Whether `recording` has the refusal. Heaps whose blocks the application cuts itself record none.
+bool Shows(const HeapSnapshot& recording, const OomReport& report) {
+  return std::any_of(recording.history.rbegin(), recording.history.rend(), [&](const HistoryEvent& event) {
+    return event.action == HistoryAction::kOutOfMemory && event.bytes == report.block_bytes;
+  });
+}
+
 // Has not answered the question that it was asked for so long.
 bool IsSilent(const Session& session, int device, std::chrono::milliseconds time, SteadyTime now) {
   const std::optional<SteadyTime> since = session.ReclaimAskedSince(device);
@@ -57,7 +64,7 @@ void Broker::Allocate(const SessionPtr& session, uint64_t device, uint64_t reque
   if (requested >= kMaxRequestBytes) {
     if (absl::Status status = session->CheckMayAllocate(); !status.ok()) return done(std::move(status));
     session->allocator(ordinal).CountOutOfMemory();
-    return done(Refuse(*session, ordinal, requested, stream, OomCause::kLargerThanDevice));
+    return Refuse(session, ordinal, requested, stream, OomCause::kLargerThanDevice, done);
   }
   absl::StatusOr<Allocation> cached = session->AllocateFromCache(ordinal, requested, stream);
   if (!absl::IsNotFound(cached.status())) return done(std::move(cached));
@@ -75,7 +82,8 @@ void Broker::Allocate(const SessionPtr& session, uint64_t device, uint64_t reque
         refusal = OomCause::kCapacity;
         session->allocator(ordinal).CountOutOfMemory(requested, stream);
       }
-      done(refusal.has_value() ? Refuse(*session, ordinal, requested, stream, *refusal) : std::move(allocation));
+      if (refusal.has_value()) return Refuse(session, ordinal, requested, stream, *refusal, done);
+      done(std::move(allocation));
     });
     if (!queued) done(TooManyCalls());
   };
@@ -101,7 +109,7 @@ void Broker::WaitToAllocate(const SessionPtr& session, int device, uint64_t requ
     absl::StatusOr<Allocation> freed = session->AllocateFromCache(device, requested, stream);
     if (!absl::IsNotFound(freed.status())) return done(std::move(freed));
     session->allocator(device).CountOutOfMemory(requested, stream);
-    done(Refuse(*session, device, requested, stream, *refusal));
+    Refuse(session, device, requested, stream, *refusal, done);
   };
   const auto retry = [=] {
     absl::StatusOr<Allocation> freed = session->AllocateFromCache(device, requested, stream);
@@ -131,7 +139,8 @@ void Broker::AllocateGranted(const SessionPtr& session, int device, uint64_t req
       refusal = OomCause::kCapacity;
       session->allocator(device).CountOutOfMemory(requested, stream);
     }
-    done(refusal.has_value() ? Refuse(*session, device, requested, stream, *refusal) : std::move(allocation));
+    if (refusal.has_value()) return Refuse(session, device, requested, stream, *refusal, done);
+    done(std::move(allocation));
   });
   if (queued) return;
   pools_[device]->ReleaseGrant(session->id(), granted_bytes);
@@ -255,15 +264,16 @@ void Broker::SetTimer() {
   if (next.has_value()) options_.set_timer(*next);
 }
 
-absl::Status Broker::Refuse(Session& session, int device, uint64_t requested, Stream stream, OomCause refusal) {
-  OomReport report = Report(session, device);
-  AddHolders(session, &report);
+void Broker::Refuse(const SessionPtr& session, int device, uint64_t requested, Stream stream, OomCause refusal,
+                    const RefusalDone& done) {
+  OomReport report = Report(*session, device);
+  AddHolders(*session, &report);
   report.requested_bytes = requested;
-  AddFit(requested < kMaxRequestBytes ? session.allocator(device).ExplainFit(requested, stream)
+  AddFit(requested < kMaxRequestBytes ? session->allocator(device).ExplainFit(requested, stream)
                                       : FitReport{.block_bytes = requested, .segment_bytes = requested},
          &report);
   report.cause = CauseOf(report, refusal);
-  return CountRefusal(session, report);
+  EndRefusal(session, std::move(report), /*is_recording=*/session->recorded_events() > 0, done);
 }
 
 OomReport Broker::Report(const Session& session, int device) const {
@@ -333,6 +343,36 @@ void Broker::AddHolders(const Session& session, OomReport* report) const {
   report->quarantined_bytes += pool.figures.quarantined_bytes;
 }
 
+void Broker::EndRefusal(const SessionPtr& session, OomReport report, bool is_recording, const RefusalDone& done) {
+  report.refusal = ++refusals_;
+  absl::StatusOr<UserSlots::Slot> slot = absl::UnavailableError("not now");
+  // No setting serves what no device could, and heaps do not record it.
+  if (is_recording && report.cause != OomCause::kLargerThanDevice && report.requested_bytes < kMaxRequestBytes &&
+      session->MayRecordRefusal(options_.clock())) {
+    slot = recording_refusals_.Take(session->caller().uid);
+  }
+  if (!slot.ok()) return done(CountRefusal(*session, report));
+  const auto taken = std::make_shared<UserSlots::Slot>(*std::move(slot));
+  const SteadyTime asked = options_.clock();
+  session->RecordedRefusal(asked, asked);  // no other thread of it has its turn meanwhile
+  // Before the answer: a program that dies of it cannot be asked any more.
+  const bool queued = session->slow_questions().Submit([this, session, report, done, taken, asked] {
+    const SteadyTime began = options_.clock();
+    OomReport recorded = report;
+    // Behind other questions the moment may have passed, and the program waits.
+    if (began - asked <= options_.session_bounds.client_timeout) {
+      absl::StatusOr<HeapSnapshot> recording = session->RecordingOfRefusal(report.device);
+      session->RecordedRefusal(began, options_.clock());
+      recorded.is_recorded =
+          recording.ok() && Shows(*recording, report) &&
+          recording->segments.size() <= options_.session_bounds.max_segments &&
+          refusal_recordings_.Add(report.refusal, session->id(), session->caller().uid, *std::move(recording));
+    }
+    done(CountRefusal(*session, recorded));
+  });
+  if (!queued) done(CountRefusal(*session, report));
+}
+
 absl::Status Broker::CountRefusal(Session& session, const OomReport& report) {
   ooms_[report.device][static_cast<size_t>(report.cause)].fetch_add(1, std::memory_order_relaxed);
   session.CountOom(report.device, report.cause);
@@ -350,6 +390,7 @@ absl::Status Broker::CountRefusal(Session& session, const OomReport& report) {
                                           .Add("largest_free_block", report.largest_free_block_bytes)
                                           .Add("holes", report.holes.bytes)
                                           .Add("waited_ms", report.waited_ms)
+                                          .Add("refusal", report.refusal)
                                           .Add("why", Explanation(report)));
   oom_log_.Add({.time = std::chrono::system_clock::now(),
                 .session = session.id(),
@@ -502,15 +543,18 @@ void Broker::CannotOpen(const Session& session, int device, absl::string_view er
       .Write(spdlog::level::err);
 }
 
-absl::Status Broker::Explain(const SessionPtr& session, uint64_t device, const RefusedRequest& request) {
-  if (absl::Status status = CheckDevice(device); !status.ok()) return status;
+void Broker::Explain(const SessionPtr& session, uint64_t device, const RefusedRequest& request,
+                     const RefusalDone& done) {
+  if (absl::Status status = CheckDevice(device); !status.ok()) return done(std::move(status));
   OomReport report = Report(*session, static_cast<int>(device));
   AddHolders(*session, &report);
   report.requested_bytes = request.requested_bytes;
   report.allocated_bytes = request.allocated_bytes;
   AddFit(request.fit, &report);
   report.cause = CauseOf(report, request.cause);
-  return CountRefusal(*session, report);
+  // A client may have changed by itself what it keeps; one of version 0.1 does not say.
+  const bool is_recording = request.fit.max_events > 0 || session->recorded_events() > 0;
+  EndRefusal(session, std::move(report), is_recording, done);
 }
 
 absl::Status Broker::Free(const SessionPtr& session, absl::Span<const BlockId> blocks) {

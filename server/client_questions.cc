@@ -7,7 +7,8 @@
 namespace vrambroker {
 
 absl::StatusOr<ClientAnswer> ClientQuestions::Ask(const std::function<void(uint64_t id)>& send,
-                                                  std::chrono::milliseconds patience, size_t max_items) {
+                                                  std::chrono::milliseconds patience, size_t max_items,
+                                                  int most_patience) {
   const auto shared = std::make_shared<Waiting>();
   Waiting& waiting = *shared;
   waiting.max_items = max_items;
@@ -19,7 +20,7 @@ absl::StatusOr<ClientAnswer> ClientQuestions::Ask(const std::function<void(uint6
     waiting_.emplace(id, shared);
   }
   send(id);
-  const auto last_deadline = std::chrono::steady_clock::now() + kMostPatience * patience;
+  const auto last_deadline = std::chrono::steady_clock::now() + most_patience * patience;
   MutexLock lock(mu_);
   while (!waiting.complete) {
     const size_t items = waiting.items;

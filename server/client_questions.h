@@ -45,9 +45,10 @@ class ClientQuestions {
 
   // Sends a question by `send(id)` and waits until it is answered, until `patience` passes without a new part of it, or
   // until Close(). DeadlineExceeded, Aborted.
-  // `max_items`: of a snapshot; 0 where none was asked for.
+  // `max_items`: of a snapshot; 0 where none was asked for. `most_patience`: as kMostPatience.
   absl::StatusOr<ClientAnswer> Ask(const std::function<void(uint64_t id)>& send, std::chrono::milliseconds patience,
-                                   size_t max_items = kMaxSnapshotItems) ABSL_LOCKS_EXCLUDED(mu_);
+                                   size_t max_items = kMaxSnapshotItems, int most_patience = kMostPatience)
+      ABSL_LOCKS_EXCLUDED(mu_);
 
   // The same without waiting: `done` is called once, with the answer or with Aborted, perhaps at once. Nothing ends it
   // but an answer, of one part, and Close().

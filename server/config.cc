@@ -12,6 +12,7 @@
 #include <cstring>
 #include <fstream>
 #include <sstream>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -20,6 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "allocator/bytes.h"
+#include "allocator/history.h"
 #include "allocator/size_class.h"
 #include "server/config_checker.h"
 #include "server/config_rules.h"
@@ -30,6 +32,7 @@ namespace {
 
 constexpr uint32_t kMaxMetricsClients = 100'000;
 constexpr size_t kMetricsClientsPerUid = 250;
+constexpr absl::Duration kLeastFragmentationWindow = absl::Seconds(1);
 constexpr absl::Duration kLeastClientTimeout = absl::Milliseconds(10);
 constexpr absl::Duration kMostClientTimeout = absl::Seconds(20);
 
@@ -203,6 +206,13 @@ absl::StatusOr<Config> CheckConfig(const ConfigText& text) {
     check.Fault("metrics.max_clients_per_uid", absl::StrCat(config.max_metrics_clients_per_uid,
                                                             " is above max_clients, ", config.max_metrics_clients));
   }
+  config.fragmentation_window = check.Time("metrics.fragmentation_window", proto.metrics().fragmentation_window(),
+                                           absl::Minutes(1), absl::Hours(1));
+  if (config.fragmentation_window < kLeastFragmentationWindow) {
+    check.Fault("metrics.fragmentation_window",
+                absl::StrCat(absl::FormatDuration(config.fragmentation_window), " is below ",
+                             absl::FormatDuration(kLeastFragmentationWindow)));
+  }
 
   config.log_level = Or(proto.log_level(), "info");
   if (config.log_level != "debug" && config.log_level != "info" && config.log_level != "warn" &&
@@ -218,7 +228,8 @@ absl::StatusOr<Config> CheckConfig(const ConfigText& text) {
   } else {
     check.Fault("alloc_conf", conf.status().message());
   }
-  config.record_events = proto.record_events();
+  config.is_record_events_set = proto.has_record_events();
+  config.record_events = proto.has_record_events() ? proto.record_events() : History::kDefaultEvents;
   if (proto.record_events() > kMaxRecordedEvents) {
     check.Fault("record_events", absl::StrCat(proto.record_events(), " is above ", kMaxRecordedEvents));
   }
@@ -268,7 +279,9 @@ std::vector<std::string> FieldsThatNeedARestart(const Config& running, const Con
   compare("hold_back_limit", [](const Config& c) { return c.hold_back_limit; });
   compare("client_timeout", [](const Config& c) { return c.session_bounds.client_timeout; });
   compare("settle_time", [](const Config& c) { return c.settle_time; });
-  compare("metrics", [](const Config& c) { return std::pair(c.max_metrics_clients, c.max_metrics_clients_per_uid); });
+  compare("metrics", [](const Config& c) {
+    return std::tuple(c.max_metrics_clients, c.max_metrics_clients_per_uid, c.fragmentation_window);
+  });
   compare("log_level", [](const Config& c) { return c.log_level; });
   compare("log_format", [](const Config& c) { return c.log_format; });
   compare("alloc_conf", [](const Config& c) { return FormatAllocConf(c.alloc_conf.options); });

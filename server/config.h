@@ -59,8 +59,10 @@ struct Config {
   std::string log_format;
   size_t max_metrics_clients = 0;  // pairs of client and device
   size_t max_metrics_clients_per_uid = 0;
+  absl::Duration fragmentation_window;
   AllocConf alloc_conf;
   size_t record_events = 0;
+  bool is_record_events_set = false;
   std::vector<std::string> warnings;  // of what is no fault, and probably not meant
   uint64_t max_recorded_events_per_uid = 0;
   size_t max_connections_per_uid = 0;  // 0: by the daemon's limit of file descriptors

@@ -118,13 +118,17 @@ v1::Session ToProto(const SessionInfo& info) {
   return session;
 }
 
-v1::OutOfMemoryEvent ToProto(const OomEvent& event) {
+v1::OutOfMemoryEvent ToProto(const OomEvent& event, const RefusalRecordings& recordings) {
   v1::OutOfMemoryEvent proto;
   *proto.mutable_time() = ToProto(event.time);
   proto.set_session_id(Raw(event.session));
   proto.set_client(event.client);
   proto.set_uid(event.uid);
-  *proto.mutable_out_of_memory() = ToProto(event.report);
+  // What was recorded may have made room for what came later; then it is not to be advised.
+  OomReport report = event.report;
+  report.is_recorded = report.is_recorded && recordings.Find(report.refusal) != nullptr;
+  *proto.mutable_out_of_memory() = ToProto(report);
+  proto.set_recorded(report.is_recorded);
   return proto;
 }
 
@@ -260,7 +264,8 @@ absl::StatusOr<RefusedRequest> FromProto(const v1::ExplainRequest& request) {
                                  .pool_free_bytes = request.pool_free_bytes(),
                                  .pool_largest_bytes = request.pool_largest_bytes(),
                                  .holes = *std::move(holes),
-                                 .knows_holes = request.has_holes()}};
+                                 .knows_holes = request.has_holes(),
+                                 .max_events = request.max_events()}};
   switch (request.cause()) {
     case v1::OutOfMemory::CAUSE_LIMIT:
       refused.cause = OomCause::kLimit;

@@ -27,7 +27,7 @@ grpc::ServerUnaryReactor* Reply(grpc::CallbackServerContext* context, const absl
 
 v1::Device ToProto(const SegmentPool& pool);
 v1::Session ToProto(const SessionInfo& info);
-v1::OutOfMemoryEvent ToProto(const OomEvent& event);
+v1::OutOfMemoryEvent ToProto(const OomEvent& event, const RefusalRecordings& recordings);
 v1::AllocateResponse ToProto(const Allocation& allocation);
 v1::LeaseSegmentsResponse ToProto(const std::vector<Lease>& leases);
 std::vector<SegmentId> SegmentIds(const std::vector<Lease>& leases);

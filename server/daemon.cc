@@ -82,12 +82,14 @@ class Daemon {
         broker_(BrokerOptions{.policy = MakePolicy(config),
                               .allocator = config.alloc_conf.options,
                               .record_events = config.record_events,
+                              .is_record_events_set = config.is_record_events_set,
                               .max_recorded_events_per_uid = config.max_recorded_events_per_uid,
                               .session_bounds = config.session_bounds,
                               .max_waiting_per_uid = config.max_waiting_per_uid,
                               .reclaim_timeout = absl::ToChronoMilliseconds(config.reclaim_timeout),
                               .hold_back_time = absl::ToChronoMilliseconds(config.hold_back_time),
                               .hold_back_limit = config.hold_back_limit,
+                              .fragmentation_window = absl::ToChronoMilliseconds(config.fragmentation_window),
                               .set_timer = [this](SteadyTime time) { SetTimer(time); },
                               .watch_process = [this](const UniqueFd& pidfd,
                                                       auto gone) { return WatchProcess(pidfd, std::move(gone)); },
@@ -161,8 +163,8 @@ class Daemon {
   void UpdateHealth() ABSL_LOCKS_EXCLUDED(lost_mu_);
   // What has made all devices unusable; OK while one can be used, or may be again.
   absl::Status AllLost() const ABSL_LOCKS_EXCLUDED(lost_mu_);
-  // Adds what the devices hold now to the timeline.
-  void AddToTimeline();
+  // Adds what the devices hold now to the timeline, and what the sessions use to their trends.
+  void TakeSample();
   // May block: reads a file, and asks the machine's name services.
   absl::StatusOr<ReloadReport> Reload() ABSL_LOCKS_EXCLUDED(reload_mu_);
   // `lost`: the devices are, which is why the daemon ends; OK: it was told to.
@@ -435,7 +437,7 @@ void Daemon::OnTick() {
   if (http_ != nullptr && now >= next_sample_ && !sampling_.exchange(true)) {
     next_sample_ = now + Timeline::kPeriod;
     workers_->Submit([this] {
-      AddToTimeline();
+      TakeSample();
       sampling_ = false;
     });
   }
@@ -470,8 +472,9 @@ absl::Status Daemon::AllLost() const {
   return all_lost_;
 }
 
-void Daemon::AddToTimeline() {
+void Daemon::TakeSample() {
   const BrokerView view = broker_.View();
+  broker_.FollowFragmentation(view);
   std::vector<TimelineSample> samples(view.devices.size(), {.time = std::chrono::system_clock::now()});
   for (size_t i = 0; i < samples.size(); ++i) {
     const DeviceInfo& info = view.devices[i];

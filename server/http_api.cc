@@ -234,7 +234,7 @@ HttpResponse HttpApi::Ooms(const HttpParameters& parameters) const {
   for (const std::shared_ptr<const OomEvent>& event : broker_.oom_log().NewestFirst()) {
     if (wanted.has_value() && *wanted != SessionRef(event->session) && *wanted != SessionRef(event->client)) continue;
     ++matching;
-    if (last == 0 || matching <= last) events.push_back(ToJson(ToProto(*event)));
+    if (last == 0 || matching <= last) events.push_back(ToJson(ToProto(*event, broker_.refusal_recordings())));
   }
   return JsonAnswer(
       Json{{"total_events", broker_.oom_log().total()}, {"matching_events", matching}, {"events", std::move(events)}});

@@ -8,6 +8,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,6 +35,7 @@ struct Options {
   std::string config;
   bool check_config = false;
   std::vector<Override> overrides;
+  std::optional<uint32_t> record_events;  // overrides its field, too
 };
 
 using Proto = vrambroker::config::v1::DaemonConfig;
@@ -84,6 +86,10 @@ std::unique_ptr<CLI::App> MakeApp(Options& options) {
   for (Override& each : options.overrides) {
     app->add_option(each.option, each.value, each.help)->type_name(each.value_name);
   }
+  app->add_option("--record-events", options.record_events,
+                  "How many of its last events a session keeps on each device, to explain refusals; 0: none. "
+                  "Default: 100000.")
+      ->type_name("N");
   app->footer(
       "Examples:\n"
       "  $ vrambrokerd --socket-dir /tmp/vrambroker --capacity 4GiB\n"
@@ -109,6 +115,10 @@ absl::StatusOr<vrambroker::Config> LoadConfig(const Options& options) {
     if (each.value.empty()) continue;
     *(text.proto.*each.mutable_field)() = each.value;
     text.places[each.field] = each.option;
+  }
+  if (options.record_events.has_value()) {
+    text.proto.set_record_events(*options.record_events);
+    text.places["record_events"] = "--record-events";
   }
   return vrambroker::CheckConfig(text);
 }

@@ -132,6 +132,11 @@ struct Folded {
     to.account.segments += from.account.segments;
     to.idle_bytes += from.idle_bytes;
     to.stats.Add(from.stats);
+    to.fragmentation.bytes_per_second += from.fragmentation.bytes_per_second;
+    // Of the first that is refused.
+    if (const auto& seconds = from.fragmentation.seconds_to_refusal) {
+      to.fragmentation.seconds_to_refusal = std::min(*seconds, to.fragmentation.seconds_to_refusal.value_or(*seconds));
+    }
     waiting[device] += from.waiting.size();
     any[device] = true;
     sessions.insert(session.id);
@@ -204,6 +209,18 @@ void WriteGauges(const std::vector<Row>& rows, MetricFamilies& out) {
              "1 - largest free block / cached free bytes, between 0 and 1; 0 when nothing is free.", Gauge);
   for (const Row& row : rows) {
     out.Sample(row.labels, ExternalFragmentationRatio(row.stats().free.largest_bytes, row.cached_free()));
+  }
+  out.Family(
+      "vrambroker_client_fragmentation_growth_bytes_per_second",
+      "Growth of what the client holds and cannot give back, at equal allocated bytes; 0 when there is no trend.",
+      Gauge);
+  for (const Row& row : rows) out.Sample(row.labels, row.held->fragmentation.bytes_per_second);
+  // Absent without a trend: an alert then ends, and no sum or mean has to do with infinity.
+  out.Family("vrambroker_client_refusal_expected_seconds",
+             "Time until fragmentation that grows like this has requests of the client refused; only while it grows.",
+             Gauge);
+  for (const Row& row : rows) {
+    if (const auto& seconds = row.held->fragmentation.seconds_to_refusal) out.Sample(row.labels, *seconds);
   }
   std::array<std::string, FreeSizes::kClasses> sizes;
   for (size_t i = 0; i < sizes.size(); ++i) {

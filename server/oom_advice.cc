@@ -10,13 +10,10 @@
 #include "absl/strings/str_join.h"
 #include "allocator/bytes.h"
 #include "allocator/size_class.h"
+#include "server/saturating.h"
 
 namespace vrambroker {
 namespace {
-
-uint64_t Less(uint64_t from, uint64_t bytes) {
-  return from - std::min(from, bytes);
-}
 
 std::string AdviceOnSize(const OomReport& report) {
   if (report.requested_bytes >= kMaxRequestBytes) {
@@ -42,7 +39,8 @@ std::string MoreOfTheDevice(const OomReport& report, uint64_t missing) {
     return absl::StrCat("end the processes of sessions that disconnected or were ended, which still hold ",
                         FormatBytes(report.quarantined_bytes));
   }
-  const uint64_t others = Less(Less(report.capacity_bytes, report.available_bytes), report.reserved_bytes);
+  const uint64_t others =
+      SaturatingSub(SaturatingSub(report.capacity_bytes, report.available_bytes), report.reserved_bytes);
   if (others >= missing) {
     return absl::StrCat("have other sessions give ", FormatBytes(missing), " back (vramctl sessions)");
   }
@@ -59,7 +57,8 @@ std::string MoreRoom(const OomReport& report) {
                                   WholeMib(report.reserved_bytes + report.segment_bytes), " (vramctl limit)"));
   }
   if (rooms.user < report.segment_bytes) {
-    const uint64_t growth = Less(report.segment_bytes, Less(report.guarantee_bytes, report.reserved_bytes));
+    const uint64_t growth =
+        SaturatingSub(report.segment_bytes, SaturatingSub(report.guarantee_bytes, report.reserved_bytes));
     needed.push_back(absl::StrCat("have user_limit raised to ", WholeMib(report.user_committed_bytes + growth)));
   }
   if (rooms.device < report.segment_bytes) {
@@ -75,12 +74,14 @@ std::string AdviceOnFragmentation(const OomReport& report) {
   const std::string more = MoreRoom(report);
   // An allocator of the application's own, such as PyTorch's: the daemon sees nothing of its blocks.
   const bool is_applications = report.holes.count == 0;
+  const std::string tries =
+      is_applications      ? "vramctl tune tries them on a snapshot of PyTorch's (torch.cuda.memory._dump_snapshot)."
+      : report.is_recorded ? absl::StrCat("vramctl ooms --diagnose ", report.refusal, " tries them.")
+                           : "vramctl tune tries them on a recording of this session (vramctl trace).";
   return absl::StrCat(is_applications ? "Free memory that keeps partly used segments"
                                       : "Free the blocks that pin partly used segments (vramctl map shows these)",
                       more.empty() ? "" : absl::StrCat(", or ", more),
-                      ", or look for settings that make fewer holes: vramctl tune tries them on ",
-                      is_applications ? "a snapshot of PyTorch's (torch.cuda.memory._dump_snapshot)."
-                                      : "a recording of this session (vramctl trace).");
+                      ", or look for settings that make fewer holes: ", tries);
 }
 
 std::string AdviceOnLimit(const OomReport& report) {
@@ -195,7 +196,7 @@ void AddOthers(absl::Span<const OtherSession> others, OomReport* report) {
   report->names_others = true;
   std::vector<OomReport::IdleHolder>& holders = report->idle_holders;
   for (const OtherSession& other : others) {
-    const uint64_t idle = Less(other.reserved_bytes, other.active_bytes);
+    const uint64_t idle = SaturatingSub(other.reserved_bytes, other.active_bytes);
     report->idle_elsewhere_bytes += idle;
     const auto add = [&](IdleWhy why, uint64_t bytes) {
       if (bytes > 0) holders.push_back({.client = other.client, .idle_bytes = bytes, .why = why});
@@ -207,7 +208,7 @@ void AddOthers(absl::Span<const OtherSession> others, OomReport* report) {
     }
     const uint64_t in_part_used = std::min(idle, other.inactive_split_bytes);
     const uint64_t whole = idle - in_part_used;
-    const uint64_t above_guarantee = std::min(whole, Less(other.reserved_bytes, other.guarantee_bytes));
+    const uint64_t above_guarantee = std::min(whole, SaturatingSub(other.reserved_bytes, other.guarantee_bytes));
     add(IdleWhy::kInPartUsed, in_part_used);
     add(IdleWhy::kWithinGuarantee, whole - above_guarantee);
     switch (other.asked) {
@@ -228,7 +229,7 @@ void AddOthers(absl::Span<const OtherSession> others, OomReport* report) {
 }
 
 uint64_t OwnIdleBytes(const OomReport& report) {
-  return Less(report.reserved_bytes, report.allocated_bytes);
+  return SaturatingSub(report.reserved_bytes, report.allocated_bytes);
 }
 
 std::string Advice(const OomReport& report) {

@@ -9,6 +9,7 @@
 #include "allocator/size_class.h"
 #include "proto/heap_convert.h"
 #include "server/oom_advice.h"
+#include "server/saturating.h"
 #include "vrambroker/v1/types.pb.h"
 
 namespace vrambroker {
@@ -48,10 +49,6 @@ v1::OutOfMemory::IdleHolder::Why ToProto(IdleWhy why) {
       return v1::OutOfMemory::IdleHolder::WHY_KEPT;
   }
   return v1::OutOfMemory::IdleHolder::WHY_UNSPECIFIED;
-}
-
-uint64_t Less(uint64_t from, uint64_t bytes) {
-  return from - std::min(from, bytes);
 }
 
 std::string Time(uint64_t seconds) {
@@ -190,12 +187,12 @@ bool IsMayGrowLater(const absl::Status& status) {
 }
 
 Rooms RoomsOf(const OomReport& report) {
-  Rooms rooms{.limit = Less(report.limit_bytes, report.reserved_bytes),
-              .device = Less(report.available_bytes, report.kept_free_bytes)};
+  Rooms rooms{.limit = SaturatingSub(report.limit_bytes, report.reserved_bytes),
+              .device = SaturatingSub(report.available_bytes, report.kept_free_bytes)};
   if (report.user_limit_bytes == 0) return rooms;
   // What the session is guaranteed is part of what its user has, whether it holds it or not.
-  rooms.user =
-      Less(report.user_limit_bytes, report.user_committed_bytes) + Less(report.guarantee_bytes, report.reserved_bytes);
+  rooms.user = SaturatingSub(report.user_limit_bytes, report.user_committed_bytes) +
+               SaturatingSub(report.guarantee_bytes, report.reserved_bytes);
   return rooms;
 }
 
@@ -204,7 +201,7 @@ uint64_t RoomBytes(const OomReport& report) {
 }
 
 uint64_t HoleBytes(const OomReport& report) {
-  const uint64_t free = Less(report.reserved_bytes, report.allocated_bytes);
+  const uint64_t free = SaturatingSub(report.reserved_bytes, report.allocated_bytes);
   return report.knows_holes ? std::min(report.holes.bytes, free) : free;
 }
 
@@ -227,7 +224,7 @@ OomCause CauseOf(const OomReport& report, OomCause refusal) {
   }
   // A session above its limit, which was lowered, has to come below it first.
   const uint64_t bound = std::min(report.reserved_bytes + room, report.limit_bytes);
-  return Less(bound, report.allocated_bytes) >= report.block_bytes ? OomCause::kFragmentation : refusal;
+  return SaturatingSub(bound, report.allocated_bytes) >= report.block_bytes ? OomCause::kFragmentation : refusal;
 }
 
 v1::OutOfMemory ToProto(const OomReport& report) {
@@ -270,6 +267,7 @@ v1::OutOfMemory ToProto(const OomReport& report) {
   *proto.mutable_holes() = HolesToProto(report.holes);
   proto.mutable_holes()->set_hole_bytes(HoleBytes(report));
   proto.set_explanation(Explanation(report));
+  proto.set_refusal(report.refusal);
   return proto;
 }
 

@@ -83,6 +83,8 @@ struct OomReport {
   Holes holes;                        // of the session
   // Whether `holes` is the session's word. Clients of version 0.1 send none; what is reserved and not allocated counts.
   bool knows_holes = false;
+  uint64_t refusal = 0;      // its number, from 1; 0: it is not counted
+  bool is_recorded = false;  // what led to it is kept, see RefusalRecordings
 };
 
 // What the session could still reserve, by each of its bounds; kNone where there is no such bound.

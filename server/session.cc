@@ -221,13 +221,16 @@ MemoryStats Session::GetMemoryStats(int device) const {
   return reported_[device];
 }
 
-absl::StatusOr<ClientAnswer> Session::Ask(const ClientQuestion& question) {
+absl::StatusOr<ClientAnswer> Session::Ask(const ClientQuestion& question, size_t max_items, int most_patience) {
   const absl::StatusOr<UserSlots::Slot> waiting = workers_.StartWaiting(caller_.uid);
   if (!waiting.ok()) return waiting.status();
-  const size_t max_items = question.kind != ClientQuestion::Kind::kSnapshot ? 0
-                           : question.with_history                          ? ClientQuestions::kMaxSnapshotItems
-                                                                            : ClientQuestions::kMaxItemsWithoutHistory;
-  return questions_.Ask([&](uint64_t id) { events()->Ask(id, question); }, bounds_.client_timeout, max_items);
+  if (question.kind != ClientQuestion::Kind::kSnapshot) {
+    max_items = 0;
+  } else if (!question.with_history) {
+    max_items = ClientQuestions::kMaxItemsWithoutHistory;
+  }
+  return questions_.Ask([&](uint64_t id) { events()->Ask(id, question); }, bounds_.client_timeout, max_items,
+                        most_patience);
 }
 
 // ---- Remote ----
@@ -460,10 +463,28 @@ absl::StatusOr<HeapSnapshot> Session::Snapshot(int device, bool with_history) {
   return std::move(answer->snapshot);
 }
 
-absl::Status Session::SetRecording(uint64_t max_events) {
-  if (leases()) return Ask({.kind = ClientQuestion::Kind::kRecord, .max_events = max_events}).status();
-  for (const std::unique_ptr<Heap>& heap : heaps_) heap->allocator.SetRecording(max_events);
-  return absl::OkStatus();
+absl::StatusOr<HeapSnapshot> Session::RecordingOfRefusal(int device) {
+  if (!leases()) return heaps_[device]->allocator.Snapshot();
+  absl::StatusOr<ClientAnswer> answer =
+      Ask({.kind = ClientQuestion::Kind::kSnapshot, .device = device}, kMaxRecordedItems, /*most_patience=*/1);
+  if (!answer.ok()) return answer.status();
+  return std::move(answer->snapshot);
+}
+
+void Session::RecordedRefusal(SteadyTime began, SteadyTime now) {
+  constexpr int kShare = 20;
+  next_refusal_recording_ = now + std::max<SteadyTime::duration>(std::chrono::seconds(1), kShare * (now - began));
+}
+
+absl::Status Session::SetRecording(uint64_t max_events, bool exact_times) {
+  absl::Status status;
+  if (leases()) {
+    status = Ask({.kind = ClientQuestion::Kind::kRecord, .max_events = max_events}).status();
+  } else {
+    for (const std::unique_ptr<Heap>& heap : heaps_) heap->allocator.SetRecording(max_events, exact_times);
+  }
+  if (status.ok()) recorded_events_ = max_events;
+  return status;
 }
 
 uint64_t Session::ReturnSegments(SegmentPool& pool, absl::Span<const ReleasedSegment> segments) {

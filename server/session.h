@@ -183,8 +183,18 @@ class Session : public std::enable_shared_from_this<Session> {
   absl::Status RefreshStats();
   // (slow)
   absl::StatusOr<HeapSnapshot> Snapshot(int device, bool with_history = true);
-  // (slow) See CachingAllocator::SetRecording().
-  absl::Status SetRecording(uint64_t max_events);
+  // (slow) Snapshot() of a session that has just been refused, whose client is not waited for as long: at most for
+  // client_timeout. ResourceExhausted: there is more than kMaxRecordedItems.
+  absl::StatusOr<HeapSnapshot> RecordingOfRefusal(int device);
+  static constexpr size_t kMaxRecordedItems = 2'500'000;  // blocks and events
+  // Whether a recording of a refusal may be taken now, so that this takes a twentieth of the time at most.
+  bool MayRecordRefusal(SteadyTime now) const { return now >= next_refusal_recording_.load(); }
+  void RecordedRefusal(SteadyTime began, SteadyTime now);
+  // (slow) See CachingAllocator::SetRecording(). A client decides for itself whether times are exact.
+  absl::Status SetRecording(uint64_t max_events, bool exact_times);
+  // What it was told to keep last, or when it was opened.
+  uint64_t recorded_events() const { return recorded_events_; }
+  void set_recorded_events(uint64_t events) { recorded_events_ = events; }
 
   // Of a session that leases: as last reported, at most about a second ago while its client runs.
   MemoryStats GetMemoryStats(int device) const ABSL_LOCKS_EXCLUDED(mu_);
@@ -259,7 +269,9 @@ class Session : public std::enable_shared_from_this<Session> {
   void UpdateRetries(int device) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void AskForReclaim(int device) ABSL_LOCKS_EXCLUDED(reclaims_mu_);
   void Reclaimed(int device) ABSL_LOCKS_EXCLUDED(reclaims_mu_);
-  absl::StatusOr<ClientAnswer> Ask(const ClientQuestion& question);
+  absl::StatusOr<ClientAnswer> Ask(const ClientQuestion& question,
+                                   size_t max_items = ClientQuestions::kMaxSnapshotItems,
+                                   int most_patience = ClientQuestions::kMostPatience);
 
   // Constant after construction.
   const SessionId id_;
@@ -276,6 +288,8 @@ class Session : public std::enable_shared_from_this<Session> {
   std::vector<std::unique_ptr<Heap>> heaps_;  // by device; each synchronises itself
   std::atomic<int> process_watch_{-1};
   std::atomic<size_t> leases_under_way_{0};  // segments
+  std::atomic<uint64_t> recorded_events_{0};
+  std::atomic<SteadyTime> next_refusal_recording_{};
   ClientQuestions questions_;
   std::vector<std::array<std::atomic<uint64_t>, kOomCauses.size()>> ooms_;  // by device, then cause
 

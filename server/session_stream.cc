@@ -390,13 +390,16 @@ void SessionStream::SendWelcome(const AllocConf& conf) {
     grant->set_guarantee_bytes(account.guarantee_bytes);
   }
   welcome->mutable_warnings()->Add(conf.warnings.begin(), conf.warnings.end());
+  // What it was told since it was opened is no default. Of a remote session, what there was room for.
+  welcome->set_record_events(
+      static_cast<uint32_t>(session_->leases() ? broker_.record_events() : session_->recorded_events()));
   if (const std::optional<Ticket>& token = session_->resume_token(); token.has_value()) {  // it leases
     welcome->set_alloc_conf(FormatAllocConf(session_->allocator(0).options()));
     welcome->set_resume_token(token->data(), token->size());
     welcome->set_takes_carried_over(true);
     welcome->set_takes_resume_in_parts(true);
-    welcome->set_record_events(static_cast<uint32_t>(broker_.record_events()));
-  } else if (const uint64_t events = broker_.RecordedEvents(*session_); events < broker_.record_events()) {
+  } else if (const uint64_t events = session_->recorded_events();
+             broker_.is_record_events_set() && events < broker_.record_events()) {
     welcome->add_warnings(absl::StrCat("record_events: the session records ", events, " events instead of ",
                                        broker_.record_events(),
                                        ": max_recorded_events_per_uid allows its user no more"));
@@ -451,12 +454,14 @@ bool SessionStream::HandleReturn(const v1::ReturnCall& call, const absl::Status&
 }
 
 void SessionStream::HandleExplain(const v1::ExplainCall& call) {
-  const RpcMeter::Call rpc = RpcMeter::Start(rpcs_.Find("Session.Explain"));
+  const auto done = [events = events_, id = call.call_id(),
+                     rpc = RpcMeter::Start(rpcs_.Find("Session.Explain"))](const absl::Status& explained) {
+    events->Send(AnswerTo(id, explained, [](v1::CallResult&) {}));  // always an error
+    rpc.Done(explained.code());
+  };
   const absl::StatusOr<RefusedRequest> request = FromProto(call.request());
-  const absl::Status explained =
-      request.ok() ? broker_.Explain(session_, call.request().device(), *request) : request.status();
-  Send(AnswerTo(call.call_id(), explained, [](v1::CallResult&) {}));  // always an error
-  rpc.Done(explained.code());
+  if (!request.ok()) return done(request.status());
+  broker_.Explain(session_, call.request().device(), *request, done);
 }
 
 absl::Status SessionStream::HandleStats(const v1::HeapStats& stats) {

@@ -332,6 +332,7 @@ absl::Status TraceMaker::Convert() {
         }
         const absl::StatusOr<uint32_t> id = Allocate(entry.bytes, entry.stream);
         if (!id.ok()) return id.status();
+        trace_.recorded_refusals.push_back(trace_.ops.size() - 1);
         Emit(TraceOp::Kind::kFree, *id, 0, 0);
         failed_.insert(*id);
         break;

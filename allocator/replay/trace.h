@@ -72,6 +72,7 @@ struct Trace {
   TraceStart start;
   std::vector<TraceOp> ops;
   uint32_t ids = 0;                                  // every id is below this
+  std::vector<size_t> recorded_refusals;             // allocations in `ops` that were refused when it was recorded
   std::vector<std::string> notes;                    // what had to be left out or guessed, a sentence each
   std::optional<AllocatorOptions> recorded_options;  // the settings of the heap that was recorded, where known
 };

@@ -3,14 +3,12 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <set>
-#include <thread>
 #include <tuple>
 #include <utility>
 
 #include "allocator/bytes.h"
-#include "allocator/mutex.h"
+#include "allocator/replay/in_parallel.h"
 #include "allocator/size_class.h"
 
 namespace vrambroker {
@@ -43,26 +41,6 @@ int Complexity(const AllocatorOptions& options) {
          (options.garbage_collection_threshold != defaults.garbage_collection_threshold);
 }
 
-// Runs `work(0)` ... `work(count - 1)`, each once.
-void InParallel(size_t count, int threads, const std::function<void(size_t)>& work,
-                const std::function<void(size_t)>& done) {
-  std::atomic<size_t> next{0};
-  Mutex mu;
-  size_t finished = 0;
-  const auto loop = [&] {
-    for (size_t i = next++; i < count; i = next++) {
-      work(i);
-      MutexLock lock(mu);
-      done(++finished);
-    }
-  };
-  std::vector<std::thread> helpers;
-  helpers.reserve(static_cast<size_t>(threads));
-  for (int i = 1; i < threads; ++i) helpers.emplace_back(loop);
-  loop();
-  for (std::thread& helper : helpers) helper.join();
-}
-
 // The best of `candidates` by `key` that beat `baseline`, one for each result.
 template <typename Key>
 std::vector<TuneCandidate> Best(const std::vector<TuneCandidate>& candidates, const TuneCandidate& baseline,
@@ -83,22 +61,23 @@ std::vector<TuneCandidate> Best(const std::vector<TuneCandidate>& candidates, co
 
 }  // namespace
 
-std::vector<AllocatorOptions> TuneGrid(const ReplayConfig& config) {
-  constexpr std::array<uint64_t, 8> kMaxSplit = {
-      AllocatorOptions::kNoLimit, 20_MiB, 32_MiB, 64_MiB, 128_MiB, 256_MiB, 512_MiB, 1_GiB};
+std::vector<AllocatorOptions> TuneGrid(const ReplayConfig& config, const SettingsTarget& target, bool has_limit) {
+  const std::array<uint64_t, 8> max_splits = {
+      AllocatorOptions::kNoLimit, target.least_max_split_bytes(), 32_MiB, 64_MiB, 128_MiB, 256_MiB, 512_MiB, 1_GiB};
   constexpr std::array<uint64_t, 3> kRounding = {0, 64_MiB, 256_MiB};  // 0: the default
   constexpr std::array<uint64_t, 8> kLargeSegment = {20_MiB, 12_MiB, 32_MiB, 48_MiB, 64_MiB, 96_MiB, 128_MiB, 256_MiB};
   constexpr std::array<uint32_t, 5> kDivisions = {0, 2, 4, 8, 16};
+  const AllocatorOptions base = target.Nearest(config.options);
   // Collecting needs a limit.
-  std::vector<double> thresholds = {config.options.garbage_collection_threshold};
-  if (config.fraction.value_or(config.options.per_process_memory_fraction) < 1) {
+  std::vector<double> thresholds = {base.garbage_collection_threshold};
+  if (has_limit || config.fraction.value_or(config.options.per_process_memory_fraction) < 1) {
     for (const double threshold : {0.6, 0.8, 0.9}) {
       if (threshold != thresholds[0]) thresholds.push_back(threshold);
     }
   }
 
   std::vector<AllocatorOptions> grid;
-  for (const uint64_t max_split : kMaxSplit) {
+  for (const uint64_t max_split : max_splits) {
     for (const uint64_t rounding : kRounding) {
       if (rounding != 0 && max_split == AllocatorOptions::kNoLimit) continue;  // no effect
       for (const uint64_t large_segment : kLargeSegment) {
@@ -106,13 +85,13 @@ std::vector<AllocatorOptions> TuneGrid(const ReplayConfig& config) {
           continue;  // not allowed, or the default
         for (const uint32_t divisions : kDivisions) {
           for (const double threshold : thresholds) {
-            AllocatorOptions options = config.options;
+            AllocatorOptions options = base;
             options.max_split_bytes = max_split;
             options.max_non_split_rounding_bytes = rounding != 0 ? rounding : large_segment;
             options.large_segment_bytes = large_segment;
             options.roundup_power2_divisions.fill(divisions);
             options.garbage_collection_threshold = threshold;
-            if (options != config.options) grid.push_back(options);
+            if (options != config.options && target.Has(options)) grid.push_back(options);
           }
         }
       }
@@ -145,9 +124,9 @@ std::optional<uint64_t> SmallestDevice(const Trace& trace, const ReplayConfig& c
   return enough * kSegmentGranuleBytes;
 }
 
-TuneResult Tune(const Trace& trace, const ReplayConfig& config, int threads,
+TuneResult Tune(const Trace& trace, const ReplayConfig& config, const SettingsTarget& target, int threads,
                 const std::function<void(size_t done, size_t total)>& progress) {
-  const std::vector<AllocatorOptions> grid = TuneGrid(config);
+  const std::vector<AllocatorOptions> grid = TuneGrid(config, target);
   TuneResult result{.tried = grid.size()};
   // The second part of the work: the baseline and those that are shown, each on smaller devices.
   const size_t total = grid.size() + 2 + 2 * TuneResult::kBest;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "allocator/replay/replay.h"
+#include "allocator/replay/settings_target.h"
 #include "allocator/replay/trace.h"
 
 namespace vrambroker {
@@ -34,13 +35,15 @@ struct TuneResult {
   std::vector<TuneCandidate> by_device_calls;
 };
 
-// The settings to try besides those of `config`.
-std::vector<AllocatorOptions> TuneGrid(const ReplayConfig& config);
+// The settings to try besides those of `config`: all that `target` has. `has_limit`: there is one, whatever `config`
+// says.
+std::vector<AllocatorOptions> TuneGrid(const ReplayConfig& config, const SettingsTarget& target = {},
+                                       bool has_limit = false);
 
 // Replays `trace` with each of TuneGrid() on `threads` threads. `progress(done, total)` is called from any of them, one
 // at a time. Ranks by allocations refused first: a setting that runs out of memory is never better than one that does
 // not.
-TuneResult Tune(const Trace& trace, const ReplayConfig& config, int threads,
+TuneResult Tune(const Trace& trace, const ReplayConfig& config, const SettingsTarget& target, int threads,
                 const std::function<void(size_t done, size_t total)>& progress);
 
 // The smallest device, in steps of 2 MiB, on which no allocation of `trace` is refused, by bisection below

@@ -370,6 +370,16 @@ int CoreGetMemoryStats(vrambroker_client* client, int device, vrambroker_memory_
   });
 }
 
+// With a NUL at its end; OutOfRange when it does not fit.
+int Fill(const std::string& text, char* buffer, size_t size, size_t* needed) {
+  *needed = text.size() + 1;
+  if (size < *needed) {
+    return Report(absl::OutOfRangeError(absl::StrCat("the buffer has ", size, " bytes and needs ", *needed)));
+  }
+  std::memcpy(buffer, text.c_str(), *needed);
+  return Report(absl::OkStatus());
+}
+
 int CoreMemoryStatsJson(vrambroker_client* client, int device, char* buffer, size_t size, size_t* needed) {
   return Guarded([&] {
     const absl::StatusOr<MemoryStats> stats = Of(client).GetMemoryStats(device);
@@ -379,18 +389,46 @@ int CoreMemoryStatsJson(vrambroker_client* client, int device, char* buffer, siz
       absl::StrAppend(&json, json.empty() ? "{\"" : ", \"", key, "\": ", value);
     }
     json += '}';
-    *needed = json.size() + 1;
-    if (size < *needed) {
-      return Report(absl::OutOfRangeError(absl::StrCat("the buffer has ", size, " bytes and needs ", *needed)));
-    }
-    std::memcpy(buffer, json.c_str(), *needed);
-    return Report(absl::OkStatus());
+    return Fill(json, buffer, size, needed);
   });
 }
 
 int CoreResetMemoryStats(vrambroker_client* client, int device, bool accumulated) {
   return Guarded(
       [&] { return Report(accumulated ? Of(client).ResetStats(device) : Of(client).ResetPeakStats(device)); });
+}
+
+int CoreResetAccumulatedMemoryStats(vrambroker_client* client, int device) {
+  return Guarded([&] { return Report(Of(client).ResetTotals(device)); });
+}
+
+int CoreMemorySummary(vrambroker_client* client, int device, bool abbreviated, char* buffer, size_t size,
+                      size_t* needed) {
+  return Guarded([&] {
+    const absl::StatusOr<std::string> table = Of(client).MemorySummary(device, abbreviated);
+    return table.ok() ? Fill(*table, buffer, size, needed) : Report(table.status());
+  });
+}
+
+int CoreSetMemoryFraction(vrambroker_client* client, double fraction, int device) {
+  return Guarded([&] { return Report(Of(client).SetMemoryFraction(fraction, device)); });
+}
+
+// ---- Recordings ----
+
+int CoreSetRecording(vrambroker_client* client, uint64_t max_events) {
+  return Guarded([&] { return Report(Of(client).SetRecording(max_events)); });
+}
+
+int CoreDumpSnapshot(vrambroker_client* client, const char* path) {
+  return Guarded([&] { return Report(Of(client).DumpSnapshot(path)); });
+}
+
+int CoreSnapshotJson(vrambroker_client* client, bool with_history, char* buffer, size_t size, size_t* needed) {
+  return Guarded([&] {
+    const absl::StatusOr<std::string> json = Of(client).SnapshotJson(with_history);
+    return json.ok() ? Fill(*json, buffer, size, needed) : Report(json.status());
+  });
 }
 
 constexpr vrambroker_core kCore = {
@@ -425,6 +463,12 @@ constexpr vrambroker_core kCore = {
     .get_memory_stats = &CoreGetMemoryStats,
     .memory_stats_json = &CoreMemoryStatsJson,
     .reset_memory_stats = &CoreResetMemoryStats,
+    .reset_accumulated_memory_stats = &CoreResetAccumulatedMemoryStats,
+    .memory_summary = &CoreMemorySummary,
+    .set_memory_fraction = &CoreSetMemoryFraction,
+    .set_recording = &CoreSetRecording,
+    .dump_snapshot = &CoreDumpSnapshot,
+    .snapshot_json = &CoreSnapshotJson,
     .torch_connect = &CoreTorchConnect,
     .torch_client = &CoreTorchClient,
     .torch_device = &CoreTorchDevice,

@@ -10,7 +10,7 @@
 #include "client/vrambroker/vrambroker.h"
 
 // Changes with anything in this file, and with the structs that it passes: the halves must be of one build.
-inline constexpr uint32_t kVrambrokerCoreVersion = 7;
+inline constexpr uint32_t kVrambrokerCoreVersion = 8;
 
 struct vrambroker_core;
 
@@ -74,6 +74,13 @@ struct vrambroker_core {
   int (*get_memory_stats)(vrambroker_client* client, int device, vrambroker_memory_stats* out);
   int (*memory_stats_json)(vrambroker_client* client, int device, char* buffer, size_t size, size_t* needed);
   int (*reset_memory_stats)(vrambroker_client* client, int device, bool accumulated);
+  int (*reset_accumulated_memory_stats)(vrambroker_client* client, int device);
+  int (*memory_summary)(vrambroker_client* client, int device, bool abbreviated, char* buffer, size_t size,
+                        size_t* needed);
+  int (*set_memory_fraction)(vrambroker_client* client, double fraction, int device);
+  int (*set_recording)(vrambroker_client* client, uint64_t max_events);
+  int (*dump_snapshot)(vrambroker_client* client, const char* path);
+  int (*snapshot_json)(vrambroker_client* client, bool with_history, char* buffer, size_t size, size_t* needed);
   // Of the client that PyTorch's functions share.
   int (*torch_connect)(const vrambroker_options* options);
   int (*torch_client)(vrambroker_client** client);

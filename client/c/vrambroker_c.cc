@@ -393,4 +393,44 @@ int vrambroker_reset_memory_stats(vrambroker_client* client, int device) {
   return Kept(client->core, client->core->reset_memory_stats(client, device, true));
 }
 
+int vrambroker_reset_accumulated_memory_stats(vrambroker_client* client, int device) {
+  VRAMBROKER_REQUIRE_CLIENT(client);
+  return Kept(client->core, client->core->reset_accumulated_memory_stats(client, device));
+}
+
+int vrambroker_memory_summary(vrambroker_client* client, int device, int abbreviated, char* buffer, size_t size,
+                              size_t* needed) {
+  VRAMBROKER_REQUIRE_CLIENT(client);
+  if (size > 0) VRAMBROKER_REQUIRE(buffer);
+  size_t unwanted = 0;
+  return Kept(client->core, client->core->memory_summary(client, device, abbreviated != 0, buffer, size,
+                                                         needed == nullptr ? &unwanted : needed));
+}
+
+int vrambroker_set_memory_fraction(vrambroker_client* client, double fraction, int device) {
+  VRAMBROKER_REQUIRE_CLIENT(client);
+  return Kept(client->core, client->core->set_memory_fraction(client, fraction, device));
+}
+
+// ---- Recordings ----
+
+int vrambroker_set_recording(vrambroker_client* client, uint64_t max_events) {
+  VRAMBROKER_REQUIRE_CLIENT(client);
+  return Kept(client->core, client->core->set_recording(client, max_events));
+}
+
+int vrambroker_dump_snapshot(vrambroker_client* client, const char* path) {
+  VRAMBROKER_REQUIRE_CLIENT(client);
+  VRAMBROKER_REQUIRE(path);
+  return Kept(client->core, client->core->dump_snapshot(client, path));
+}
+
+int vrambroker_snapshot_json(vrambroker_client* client, int with_history, char* buffer, size_t size, size_t* needed) {
+  VRAMBROKER_REQUIRE_CLIENT(client);
+  if (size > 0) VRAMBROKER_REQUIRE(buffer);
+  size_t unwanted = 0;
+  return Kept(client->core, client->core->snapshot_json(client, with_history != 0, buffer, size,
+                                                        needed == nullptr ? &unwanted : needed));
+}
+
 }  // extern "C"

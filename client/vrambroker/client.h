@@ -27,6 +27,7 @@
 #error "vrambroker/client.h needs C++17 or newer (-std=c++17); vrambroker/vrambroker.h, the C library, works with any"
 #endif
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -348,11 +349,39 @@ class Client {
   absl::Status ResetPeakStats(int device = 0);
   // The same, and the totals (allocated, freed, num_...) start again at 0.
   absl::Status ResetStats(int device = 0);
+  // The totals alone, as torch.cuda.reset_accumulated_memory_stats(). kLeased only (FAILED_PRECONDITION).
+  absl::Status ResetTotals(int device = 0);
+  // The table of torch.cuda.memory_summary(), also of `vramctl summary`. `abbreviated`: without its rows by pool.
+  absl::StatusOr<std::string> MemorySummary(int device = 0, bool abbreviated = false);
+
+  // As torch.cuda.set_per_process_memory_fraction(): from now on this client reserves at most this fraction (0 to 1) of
+  // the device's capacity, and never more than the session's limit; 1 ends that. What is held beyond it stays. A
+  // request that does not fit is refused here (RESOURCE_EXHAUSTED with a kLimit that is this one), and the daemon does
+  // not hear of it. INVALID_ARGUMENT: no such fraction. kLeased only (FAILED_PRECONDITION).
+  absl::Status SetMemoryFraction(double fraction, int device = 0);
+
+  // ---- Recordings ----
+
+  // From now on each device's heap keeps its last `max_events` events for snapshots, beside those that it has kept so
+  // far, about 40 bytes each. 0 ends that: it keeps again what the daemon's configuration says (record_events).
+  // kLeased: they are in this process, and the daemon is not needed. kRemote: they are in the daemon;
+  // RESOURCE_EXHAUSTED when the remote sessions of this user record as many events as it allows. INVALID_ARGUMENT above
+  // kMaxRecordedEvents. Their times are exact where that is more than record_events. Segments of LeaseSegment() are no
+  // events.
+  absl::Status SetRecording(size_t max_events);
+  static constexpr size_t kMaxRecordedEvents = 1'000'000;
+  // Writes all heaps with their recorded events as a file in PyTorch's snapshot layout: a pickle, for `vramctl replay`
+  // and pytorch.org/memory_viz, or JSON when `path` ends in .json. Replaces the file in one step: a reader sees the old
+  // file or the whole new one. Errors name the file, and the old one stays. kLeased: also after the daemon has gone.
+  absl::Status DumpSnapshot(const std::string& path);
+  // The same as a JSON text; without history, of the segments and blocks alone.
+  absl::StatusOr<std::string> SnapshotJson(bool with_history = true);
 
   uint64_t session_id() const;  // of the current session
   std::string name() const;     // as the daemon made it unique
   const std::vector<DeviceInfo>& devices() const;
-  // The limit on `device` now, bytes; an operator may change it at any time. 0 for an unknown device.
+  // The limit on `device` now, bytes: the session's, which an operator may change at any time, or SetMemoryFraction()'s
+  // where that is lower. 0 for an unknown device.
   uint64_t limit_bytes(int device = 0) const;
 
   // What Connect() found worth saying: a sentence for each setting of the allocator that has no effect here.

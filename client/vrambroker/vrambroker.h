@@ -193,7 +193,7 @@ typedef struct vrambroker_device {
   int ordinal; /* place among the daemon's devices, from 0 */
   uint64_t total_bytes;
   uint64_t capacity_bytes; /* what the daemon hands out of it */
-  uint64_t limit_bytes;    /* the session's, now: an operator may change it at any time */
+  uint64_t limit_bytes;    /* now: the session's, which an operator may change, or vrambroker_set_memory_fraction()'s */
   char kind[16];           /* "host" or "cuda" */
   char uuid[64];
   char name[128];
@@ -330,6 +330,35 @@ VRAMBROKER_API int vrambroker_memory_stats_json(vrambroker_client* client, int d
 VRAMBROKER_API int vrambroker_reset_peak_memory_stats(vrambroker_client* client, int device);
 /* The same, and the totals (allocated, freed, num_...) start again at 0. */
 VRAMBROKER_API int vrambroker_reset_memory_stats(vrambroker_client* client, int device);
+/* The totals alone, as torch.cuda.reset_accumulated_memory_stats(). LEASED only (FAILED_PRECONDITION). */
+VRAMBROKER_API int vrambroker_reset_accumulated_memory_stats(vrambroker_client* client, int device);
+/* The table of torch.cuda.memory_summary(), also of `vramctl summary`, with a NUL at its end, about 4 KiB.
+ * `abbreviated` not 0: without its rows by pool. `buffer`, `size` and `needed` as in vrambroker_memory_stats_json(). */
+VRAMBROKER_API int vrambroker_memory_summary(vrambroker_client* client, int device, int abbreviated, char* buffer,
+                                             size_t size, size_t* needed);
+/* As torch.cuda.set_per_process_memory_fraction(): from now on this client reserves at most this fraction (0 to 1) of
+ * the device's capacity, and never more than the session's limit; 1 ends that. What is held beyond it stays. A request
+ * that does not fit is refused here (RESOURCE_EXHAUSTED, cause LIMIT, with this limit), and the daemon does not hear of
+ * it. INVALID_ARGUMENT: no such fraction. LEASED only (FAILED_PRECONDITION). */
+VRAMBROKER_API int vrambroker_set_memory_fraction(vrambroker_client* client, double fraction, int device);
+
+/* ---- Recordings ---- */
+
+/* From now on each device's heap keeps its last `max_events` events for snapshots, beside those that it has kept so
+ * far, about 40 bytes each. 0 ends that: it keeps again what the daemon's configuration says (record_events). LEASED:
+ * they are in this process, and the daemon is not needed. REMOTE: they are in the daemon; RESOURCE_EXHAUSTED when the
+ * remote sessions of this user record as many events as it allows. INVALID_ARGUMENT above 1000000. Their times are
+ * exact where that is more than record_events. Segments of vrambroker_lease_segment() are no events. */
+VRAMBROKER_API int vrambroker_set_recording(vrambroker_client* client, uint64_t max_events);
+/* Writes all heaps with their recorded events as a file in PyTorch's snapshot layout: a pickle, for `vramctl replay`
+ * and pytorch.org/memory_viz, or JSON when `path` ends in ".json". Replaces the file in one step: a reader sees the old
+ * file or the whole new one. Errors name the file, and the old one stays; RESOURCE_EXHAUSTED: its disk is full. LEASED:
+ * also after the daemon has gone. */
+VRAMBROKER_API int vrambroker_dump_snapshot(vrambroker_client* client, const char* path);
+/* The same as a JSON object, with a NUL at its end; `with_history` 0: of the segments and blocks alone. `buffer`,
+ * `size` and `needed` as in vrambroker_memory_stats_json(); with history, up to about 250 bytes an event. */
+VRAMBROKER_API int vrambroker_snapshot_json(vrambroker_client* client, int with_history, char* buffer, size_t size,
+                                            size_t* needed);
 
 /* ---- PyTorch ---- */
 

@@ -141,9 +141,7 @@ absl::Status Summary(const Context& context, const std::string& session) {
   if (context.json) {
     Print(ToJson(*found));
   } else {
-    std::printf("%s", MemorySummary(absl::StrCat("session ", found->name(), ", device ", context.device),
-                                    StatsFromProto(device->stats()))
-                          .c_str());
+    std::printf("%s", MemorySummary(found->name(), context.device, StatsFromProto(device->stats())).c_str());
   }
   return absl::OkStatus();
 }

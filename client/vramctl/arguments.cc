@@ -90,6 +90,15 @@ void AddReplayOptions(CLI::App* command, Context* context) {
   AddDevice(command, &context->only_device, "Device whose events a PyTorch snapshot is read for. Default: 0.");
 }
 
+CLI::Option* AddTarget(CLI::App* command, Context* context) {
+  return command
+      ->add_option(
+          "--for", context->target,
+          "Who is to use the settings: vrambroker, or a release of PyTorch, as torch-2.6, which may not have all "
+          "of them. Default: vrambroker.")
+      ->type_name("TARGET");
+}
+
 // The command that `app` parsed, with its parents: "policy explain".
 std::string ParsedCommand(const CLI::App& app) {
   std::string name;
@@ -189,11 +198,20 @@ void CommandLine::AddCommandsThatShow() {
 
   CLI::App* const ooms = Add(kShow, "ooms", "List the last refused requests: whose, why, the figures, what to do.",
                              [this] { return Ooms(context_); });
-  ooms->add_option("--last", context_.last, "How many to show; 0 shows all that the daemon keeps. Default: 20.")
-      ->type_name("N")
-      ->check(Between(0, 4294967295));
-  ooms->add_option("--session", context_.session, "Show only those of this session. Default: of all.")
-      ->type_name(kSession);
+  CLI::Option* const last =
+      ooms->add_option("--last", context_.last, "How many to show; 0 shows all that the daemon keeps. Default: 20.")
+          ->type_name("N")
+          ->check(Between(0, 4294967295));
+  CLI::Option* const of_session =
+      ooms->add_option("--session", context_.session, "Show only those of this session. Default: of all.")
+          ->type_name(kSession);
+  CLI::Option* const which =
+      ooms->add_option("--diagnose", context_.diagnose, "Try which settings would have served the refusal of this ID.")
+          ->type_name("ID")
+          ->check(Between(1, 9'007'199'254'740'992))
+          ->excludes(last)
+          ->excludes(of_session);
+  AddTarget(ooms, &context_)->needs(which);
 
   CLI::App* const stats = Add(kShow, "stats", "Print every memory statistic, by the names of torch.cuda.memory_stats.",
                               [this] { return Stats(context_, GivenSession("stats")); });
@@ -341,6 +359,18 @@ void CommandLine::AddTools() {
       ->type_name("FILE")
       ->required();
   AddReplayOptions(tune, &context_);
+  AddTarget(tune, &context_);
+
+  CLI::App* const diagnose =
+      Add(kTools, "diagnose", "Try which settings would have served a session's last refused request.",
+          [this] { return DiagnoseSession(context_, session_argument_); });
+  AddSession(diagnose,
+             "Name or id; it may have ended. If it was never refused, shows which settings would have needed less.")
+      ->required();
+  AddTarget(diagnose, &context_);
+  AddDevice(diagnose, &context_.only_device,
+            "Look at refusals, or else the recording, of this device. Default: refusals on any, the recording of 0.");
+  diagnose->footer("Examples:\n  $ vramctl diagnose trainer --for torch-2.6");
 
   AddPlan(*app_, kTools, context_, [this](std::function<absl::Status()> run) { run_ = std::move(run); });
 

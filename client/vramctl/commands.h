@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "allocator/replay/replay.h"
+#include "allocator/replay/settings_target.h"
 #include "allocator/replay/trace.h"
 #include "client/vramctl/plan_flags.h"
 
@@ -45,16 +46,18 @@ struct Context {
   absl::Duration timeout =
       absl::Seconds(30);  // of each call; longer than the daemon waits for a client (client_timeout)
   bool json = false;
-  std::string name;                // hold, policy explain
-  std::string limit;               // hold; empty: none
-  int device = 0;                  // hold, stats, summary; replay, tune: of a PyTorch snapshot
-  std::string output;              // snapshot, trace, replay, plan: a file, or "-"
-  uint32_t last = 20;              // ooms: how many; 0: all
-  std::string session;             // ooms: whose; empty: everybody's
-  std::optional<int> only_device;  // map: nullopt: all; elsewhere `device` has it
-  double interval = 1;             // top, watch: seconds
-  uint64_t count = 0;              // watch: lines; 0: no end
-  std::string sort = "reserved";   // top: a column
+  std::string name;                   // hold, policy explain
+  std::string limit;                  // hold; empty: none
+  int device = 0;                     // hold, stats, summary; replay, tune: of a PyTorch snapshot
+  std::string output;                 // snapshot, trace, replay, plan: a file, or "-"
+  uint32_t last = 20;                 // ooms: how many; 0: all
+  std::string session;                // ooms: whose; empty: everybody's
+  std::string target = "vrambroker";  // diagnose, ooms, tune: who is to use the settings
+  std::optional<uint64_t> diagnose;   // ooms: which refusal
+  std::optional<int> only_device;     // map: nullopt: all; elsewhere `device` has it
+  double interval = 1;                // top, watch: seconds
+  uint64_t count = 0;                 // watch: lines; 0: no end
+  std::string sort = "reserved";      // top: a column
   ReplayFlags replay;
   PolicyFlags policy;
   PlanFlags plan;
@@ -78,6 +81,11 @@ absl::StatusOr<absl::Duration> IntervalOf(const Context& context);
 absl::Status Map(const Context& context, const std::optional<std::string>& session);
 // The last requests that got no memory, newest first.
 absl::Status Ooms(const Context& context);
+// Which settings would have served one of them, by trying them on what was recorded.
+absl::Status DiagnoseRefusal(const Context& context, uint64_t refusal);
+// The same of the last one of a session, which may have ended. Where none is on record: which settings would have
+// needed less for what the session did.
+absl::Status DiagnoseSession(const Context& context, const std::string& session);
 absl::Status Stats(const Context& context, const std::optional<std::string>& session);
 absl::Status Summary(const Context& context, const std::string& session);
 absl::Status SetLimit(const Context& context, const std::string& session, const std::string& limit);
@@ -117,6 +125,9 @@ absl::Status RunTune(const Context& context, const std::string& trace);
 absl::Status PlanTrain(const Context& context);
 absl::Status PlanServe(const Context& context);
 absl::Status PlanShare(const Context& context);
+
+// InvalidArgument names the flag.
+absl::StatusOr<SettingsTarget> TargetOf(const Context& context);
 
 // For replay, tune and plan. InvalidArgument names the flag, or the file and its line.
 absl::StatusOr<ReplayConfig> ReplayConfigOf(const ReplayFlags& flags);

@@ -10,8 +10,8 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "client/snapshot_parts.h"
 #include "proto/admin_json.h"
-#include "proto/heap_convert.h"
 
 namespace vrambroker::vramctl {
 
@@ -113,29 +113,38 @@ absl::StatusOr<Overview> ReadOverview(Daemon& daemon) {
   return overview;
 }
 
-absl::StatusOr<HeapSnapshot> ReadSnapshot(Daemon& daemon, uint64_t session, uint32_t device) {
-  v1::GetSnapshotRequest request;
-  request.mutable_session()->set_id(session);
-  request.set_device(device);
+namespace {
+
+// The snapshot that `call` has the daemon send.
+template <typename Request>
+absl::StatusOr<HeapSnapshot> ReadParts(Daemon& daemon,
+                                       std::unique_ptr<grpc::ClientReader<v1::GetSnapshotResponse>> (
+                                           v1::Admin::Stub::*call)(grpc::ClientContext*, const Request&),
+                                       const Request& request) {
   std::optional<WaitingNotice> notice;
   if (daemon.says_that_it_waits) notice.emplace(daemon.timeout);
   grpc::ClientContext context;
   client_internal::SetTimeout(context, daemon.timeout);
-  const std::unique_ptr<grpc::ClientReader<v1::GetSnapshotResponse>> reader =
-      daemon.admin->GetSnapshot(&context, request);
   HeapSnapshot heap;
-  absl::Status status;
-  for (v1::GetSnapshotResponse part; status.ok() && reader->Read(&part);) {
-    status = AddSnapshotPart(part, &heap);
-    if (!status.ok())
-      status = absl::InternalError(absl::StrCat("the daemon is of another version: ", status.message()));
-  }
-  if (!status.ok()) {
-    context.TryCancel();
-    return status;
-  }
-  if (absl::Status end = StatusOfCall(reader->Finish(), daemon.timeout); !end.ok()) return end;
+  const grpc::Status read =
+      client_internal::ReadSnapshotParts((*daemon.admin.*call)(&context, request).get(), &context, &heap);
+  if (absl::Status status = StatusOfCall(read, daemon.timeout); !status.ok()) return status;
   return heap;
+}
+
+}  // namespace
+
+absl::StatusOr<HeapSnapshot> ReadSnapshot(Daemon& daemon, uint64_t session, uint32_t device) {
+  v1::GetSnapshotRequest request;
+  request.mutable_session()->set_id(session);
+  request.set_device(device);
+  return ReadParts(daemon, &v1::Admin::Stub::GetSnapshot, request);
+}
+
+absl::StatusOr<HeapSnapshot> ReadRefusalSnapshot(Daemon& daemon, uint64_t refusal) {
+  v1::GetRefusalSnapshotRequest request;
+  request.set_refusal(refusal);
+  return ReadParts(daemon, &v1::Admin::Stub::GetRefusalSnapshot, request);
 }
 
 absl::StatusOr<std::vector<HeapSnapshot>> ReadSnapshots(Daemon& daemon, uint64_t session) {

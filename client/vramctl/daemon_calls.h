@@ -84,7 +84,10 @@ absl::StatusOr<Overview> ReadOverview(Daemon& daemon);
 // What a session holds on a device, and its history. A client that leases is asked for it.
 absl::StatusOr<HeapSnapshot> ReadSnapshot(Daemon& daemon, uint64_t session, uint32_t device);
 
-// The same of all devices of a session, by ordinal.
+// The same as it was when a request was refused. NotFound says why it is not to be had.
+absl::StatusOr<HeapSnapshot> ReadRefusalSnapshot(Daemon& daemon, uint64_t refusal);
+
+// ReadSnapshot() of all devices of a session, by ordinal.
 absl::StatusOr<std::vector<HeapSnapshot>> ReadSnapshots(Daemon& daemon, uint64_t session);
 
 // To standard output.

@@ -23,10 +23,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-absl::Time TimeOf(const v1::OutOfMemoryEvent& event) {
-  return absl::FromUnixSeconds(event.time().seconds()) + absl::Nanoseconds(event.time().nanos());
-}
-
 std::string PinnedText(const OutOfMemory::PinnedSegment& pinned) {
   std::string text =
       absl::StrCat("segment ", absl::Hex(pinned.address), ": ", FormatBytes(pinned.hole_bytes), " of ",
@@ -42,7 +38,8 @@ std::string PinnedText(const OutOfMemory::PinnedSegment& pinned) {
 }
 
 // What stands below the event's row.
-void PrintReport(const OutOfMemory& oom) {
+void PrintReport(const v1::OutOfMemoryEvent& event) {
+  const OutOfMemory oom = client_internal::FromProto(event.out_of_memory());
   if (!oom.explanation.empty()) std::printf("  why: %s\n", oom.explanation.c_str());
   if (oom.cause == OutOfMemory::Cause::kFragmentation) {
     for (const OutOfMemory::PinnedSegment& pinned : oom.pinned_segments) {
@@ -50,11 +47,16 @@ void PrintReport(const OutOfMemory& oom) {
     }
   }
   std::printf("  do:  %s\n", oom.advice.c_str());
+  // The advice on fragmentation says so itself.
+  if (event.recorded() && oom.cause != OutOfMemory::Cause::kFragmentation) {
+    std::printf("  try: vramctl ooms --diagnose %s\n", absl::StrCat(event.out_of_memory().refusal()).c_str());
+  }
 }
 
 }  // namespace
 
 absl::Status Ooms(const Context& context) {
+  if (context.diagnose.has_value()) return DiagnoseRefusal(context, *context.diagnose);
   absl::StatusOr<Daemon> daemon = Daemon::Connect(context);
   if (!daemon.ok()) return daemon.status();
   v1::ListOutOfMemoryRequest request;
@@ -78,12 +80,12 @@ absl::Status Ooms(const Context& context) {
     std::printf("no refused request is on record\n");
     return absl::OkStatus();
   }
-  std::vector<std::vector<std::string>> rows = {
-      {"TIME", "CLIENT", ">DEVICE", "CAUSE", ">REQUESTED", ">LIMIT", ">RESERVED", ">ALLOCATED", ">IDLE ELSEWHERE"}};
-  std::vector<OutOfMemory> reports;
+  std::vector<std::vector<std::string>> rows = {{"ID", "TIME", "CLIENT", ">DEVICE", "CAUSE", ">REQUESTED", ">LIMIT",
+                                                 ">RESERVED", ">ALLOCATED", ">IDLE ELSEWHERE"}};
   for (const v1::OutOfMemoryEvent& event : response.events()) {
-    const OutOfMemory& oom = reports.emplace_back(client_internal::FromProto(event.out_of_memory()));
-    rows.push_back({absl::FormatTime("%Y-%m-%d %H:%M:%S", TimeOf(event), absl::LocalTimeZone()), event.client(),
+    const OutOfMemory oom = client_internal::FromProto(event.out_of_memory());
+    rows.push_back({absl::StrCat(event.out_of_memory().refusal()),
+                    absl::FormatTime("%Y-%m-%d %H:%M:%S", TimeOf(event.time()), absl::LocalTimeZone()), event.client(),
                     absl::StrCat(oom.device), absl::AsciiStrToLower(OutOfMemoryCauseName(oom.cause)),
                     FormatBytes(oom.requested_bytes), FormatBytes(oom.limit_bytes), FormatBytes(oom.reserved_bytes),
                     FormatBytes(oom.allocated_bytes), FormatBytes(oom.idle_elsewhere_bytes)});
@@ -91,9 +93,9 @@ absl::Status Ooms(const Context& context) {
   const std::string table = Table(rows);
   const std::vector<std::string> lines = absl::StrSplit(table, '\n');
   std::printf("%s\n", lines.front().c_str());
-  for (size_t i = 0; i < reports.size(); ++i) {
-    std::printf("%s\n", lines[i + 1].c_str());
-    PrintReport(reports[i]);
+  for (int i = 0; i < response.events_size(); ++i) {
+    std::printf("%s\n", lines[static_cast<size_t>(i) + 1].c_str());
+    PrintReport(response.events(i));
   }
   const auto shown = static_cast<uint64_t>(response.events_size());
   if (shown < response.matching_events()) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Heaps as a file in PyTorch's snapshot layout.
+// What `-o FILE` of vramctl writes: files, or standard output. See client/snapshot_file.h.
 #ifndef VRAMBROKER_CLIENT_VRAMCTL_SNAPSHOT_FILE_H_
 #define VRAMBROKER_CLIENT_VRAMCTL_SNAPSHOT_FILE_H_
 

@@ -24,6 +24,7 @@
 #include "client/vramctl/daemon_calls.h"
 #include "client/vramctl/output.h"
 #include "client/vramctl/snapshot_file.h"
+#include "proto/admin_json.h"
 
 namespace vrambroker::vramctl {
 namespace {
@@ -31,7 +32,7 @@ namespace {
 constexpr uint32_t kMostEvents = 1'000'000;                  // that a session keeps on each device
 constexpr absl::Duration kPeriod = absl::Milliseconds(250);  // of looking whether the session is there, and was refused
 
-// Records a session from its construction on. What was recorded before, by somebody's `record`, is left as it is.
+// Has a session keep many events for a while. What it kept before it goes on to keep, and keeps again afterwards.
 class Recorder {
  public:
   Recorder(Daemon* daemon, uint64_t session) : daemon_(*daemon), session_(session) {}
@@ -42,7 +43,13 @@ class Recorder {
   // False: what Read() had began later than Start(). The session did more than it keeps events of, or somebody else has
   // set anew what it keeps.
   bool is_complete() const { return is_complete_; }
-  absl::Status Stop() { return std::exchange(stops_, false) ? SetRecording(0) : absl::OkStatus(); }
+  // Takes out of `heap` what was recorded before Start(). False: its first events are later than that.
+  bool DropEarlier(size_t device, HeapSnapshot* heap) const;
+  absl::Status Stop() {
+    const std::optional<uint32_t> before = std::exchange(kept_before_, std::nullopt);
+    return before.has_value() ? SetRecording(*before) : absl::OkStatus();
+  }
+  uint32_t kept_before() const { return kept_before_.value_or(0); }
 
  private:
   absl::Status SetRecording(uint32_t max_events) {
@@ -55,39 +62,42 @@ class Recorder {
 
   Daemon& daemon_;
   const uint64_t session_;
-  absl::StatusOr<bool> Mark();
+  absl::StatusOr<uint64_t> Mark();
 
-  bool stops_ = false;  // with Stop(); it was off
+  std::optional<uint32_t> kept_before_;  // for Stop(), where it was changed
   bool is_complete_ = true;
   std::vector<int64_t> started_;  // by device: the time of our first snapshot, which is an event; 0: it records none
 };
 
-// Takes the snapshot that marks the beginning. Returns whether events are recorded.
-absl::StatusOr<bool> Recorder::Mark() {
+// Takes the snapshot that marks the beginning. Returns how many events are kept.
+absl::StatusOr<uint64_t> Recorder::Mark() {
   const absl::StatusOr<std::vector<HeapSnapshot>> heaps = ReadSnapshots(daemon_, session_);
   if (!heaps.ok()) return heaps.status();
   started_.clear();
-  bool is_on = false;
+  uint64_t kept = 0;
   for (const HeapSnapshot& heap : *heaps) {
     started_.push_back(heap.history.empty() ? 0 : heap.history.back().time_us);
-    is_on = is_on || !heap.history.empty();
+    kept = std::max(kept, heap.max_events);
   }
-  return is_on;
+  return kept;
 }
 
 absl::Status Recorder::Start() {
-  const absl::StatusOr<bool> is_on = Mark();
-  if (!is_on.ok()) return is_on.status();
-  // To set how many events are kept forgets those that are. Somebody wants them.
-  if (*is_on) return absl::OkStatus();
+  const absl::StatusOr<uint64_t> kept = Mark();
+  if (!kept.ok()) return kept.status();
   absl::Status status;
-  stops_ = true;  // also where the session records although the answer has not come
-  for (uint32_t events = kMostEvents; events >= 1000; events /= 2) {
+  for (uint32_t events = kMostEvents; events > *kept && events >= 1000; events /= 2) {
+    kept_before_ = static_cast<uint32_t>(*kept);  // also where the session records although the answer has not come
     status = SetRecording(events);
     if (!absl::IsResourceExhausted(status)) break;  // the daemon limits what a user's sessions record in all
   }
-  // Not where the recording begins: it shows whether that has been lost.
-  if (status.ok()) status = Mark().status();
+  // What it keeps anyway will do.
+  if (absl::IsResourceExhausted(status) && *kept > 0) {
+    kept_before_.reset();
+    status = absl::OkStatus();
+  }
+  // A session that kept none has no mark yet.
+  if (status.ok() && *kept == 0) status = Mark().status();
   if (!status.ok()) (void)Stop();
   return status;
 }
@@ -96,22 +106,23 @@ absl::StatusOr<std::vector<HeapSnapshot>> Recorder::Read() {
   absl::StatusOr<std::vector<HeapSnapshot>> heaps = ReadSnapshots(daemon_, session_);
   if (!heaps.ok()) return heaps.status();
   is_complete_ = true;
-  for (size_t i = 0; i < std::min(heaps->size(), started_.size()); ++i) {
-    std::vector<HistoryEvent>& history = (*heaps)[i].history;
-    const auto ours = std::find_if(history.begin(), history.end(), [&](const HistoryEvent& event) {
-      return event.action == HistoryAction::kSnapshot && event.time_us == started_[i];
-    });
-    if (ours == history.end()) {
-      is_complete_ = false;
-    } else if (!stops_) {
-      history.erase(history.begin(), ours + 1);  // what somebody else has recorded before
-    }
-  }
+  for (size_t i = 0; i < heaps->size(); ++i) is_complete_ = DropEarlier(i, &(*heaps)[i]) && is_complete_;
   return heaps;
 }
 
+bool Recorder::DropEarlier(size_t device, HeapSnapshot* heap) const {
+  if (device >= started_.size()) return true;
+  std::vector<HistoryEvent>& history = heap->history;
+  const auto ours = std::find_if(history.begin(), history.end(), [&](const HistoryEvent& event) {
+    return event.action == HistoryAction::kSnapshot && event.time_us == started_[device];
+  });
+  if (ours == history.end()) return false;
+  history.erase(history.begin(), ours + 1);
+  return true;
+}
+
 // The newest refusal of the session, if there was one.
-absl::StatusOr<std::optional<absl::Time>> LastRefusal(Daemon& daemon, uint64_t session) {
+absl::StatusOr<std::optional<v1::OutOfMemoryEvent>> LastRefusal(Daemon& daemon, uint64_t session) {
   v1::ListOutOfMemoryRequest request;
   request.mutable_session()->set_id(session);
   request.set_max_events(1);
@@ -120,8 +131,7 @@ absl::StatusOr<std::optional<absl::Time>> LastRefusal(Daemon& daemon, uint64_t s
     return status;
   }
   if (response.events().empty()) return std::nullopt;
-  const google::protobuf::Timestamp& time = response.events(0).time();
-  return absl::FromUnixSeconds(time.seconds()) + absl::Nanoseconds(time.nanos());
+  return response.events(0);
 }
 
 // What the session did; not that it was looked at, which is an event, too.
@@ -172,10 +182,11 @@ bool IsGone(const absl::Status& status) {
 Recorded Wait(const Context& context, Daemon& daemon, const v1::Session& session, Recorder& recorder, int signals,
               absl::Time start) {
   Recorded recorded;
-  const auto was_refused = [&]() -> absl::StatusOr<bool> {
-    const absl::StatusOr<std::optional<absl::Time>> last = LastRefusal(daemon, session.id());
-    if (!last.ok()) return last.status();
-    return last->has_value() && **last > start;
+  // Since the start.
+  const auto refusal = [&]() -> absl::StatusOr<std::optional<v1::OutOfMemoryEvent>> {
+    absl::StatusOr<std::optional<v1::OutOfMemoryEvent>> last = LastRefusal(daemon, session.id());
+    if (last.ok() && last->has_value() && TimeOf((*last)->time()) <= start) last->reset();
+    return last;
   };
   const absl::Time end =
       context.trace.until_oom ? absl::InfiniteFuture() : start + absl::Seconds(context.trace.seconds);
@@ -206,9 +217,9 @@ Recorded Wait(const Context& context, Daemon& daemon, const v1::Session& session
       recorded.ended_by = "signal";
       ended = true;
     } else if (context.trace.until_oom) {
-      const absl::StatusOr<bool> refused = was_refused();
+      const absl::StatusOr<std::optional<v1::OutOfMemoryEvent>> refused = refusal();
       if (IsGone(refused.status())) recorded.status = refused.status();
-      if (refused.value_or(false)) {
+      if (refused.ok() && refused->has_value()) {
         recorded.ended_by = "refusal";
         ended = true;
       }
@@ -233,12 +244,24 @@ Recorded Wait(const Context& context, Daemon& daemon, const v1::Session& session
     }
     if (IsGone(looked)) recorded.status = looked;
   }
-  // Who ends because of the refusal takes its events along.
-  if (!recorded.status.ok() && context.trace.until_oom && was_refused().value_or(false)) {
+  if (recorded.status.ok() || !context.trace.until_oom) return recorded;
+  // Who ends because of the refusal takes its events along; the daemon has asked for them before it answered.
+  const absl::StatusOr<std::optional<v1::OutOfMemoryEvent>> refused = refusal();
+  if (!refused.ok() || !refused->has_value()) return recorded;
+  const v1::OutOfMemory& report = (*refused)->out_of_memory();
+  absl::StatusOr<HeapSnapshot> heap = ReadRefusalSnapshot(daemon, report.refusal());
+  if (!heap.ok()) {
     recorded.status = {recorded.status.code(),
                        absl::StrCat("a request was refused, and the session ended before it could be read again (",
-                                    recorded.status.message(), ")")};
+                                    recorded.status.message(), "; ", heap.status().message(), ")")};
+    return recorded;
   }
+  if (recorded.heaps.size() <= report.device()) recorded.heaps.resize(report.device() + 1);
+  recorded.is_complete = recorder.DropEarlier(report.device(), &*heap);
+  recorded.heaps[report.device()] = *std::move(heap);
+  recorded.read_at = TimeOf((*refused)->time());
+  recorded.ended_by = "refusal";
+  recorded.status = absl::OkStatus();
   return recorded;
 }
 
@@ -263,9 +286,11 @@ absl::Status RunTrace(const Context& context, const std::string& name) {
   if (absl::Status status = recorder.Start(); !status.ok()) return status;
   const absl::Time start = absl::Now();
   const Recorded recorded = Wait(context, *daemon, *session, recorder, signals.get(), start);
+  const uint32_t kept_before = recorder.kept_before();
   if (const absl::Status stopped = recorder.Stop(); !stopped.ok() && !absl::IsNotFound(stopped)) {
-    std::fprintf(stderr, "vramctl: %s may still record (%s); end that with: vramctl record %s 0\n",
-                 session->name().c_str(), std::string(stopped.message()).c_str(), session->name().c_str());
+    std::fprintf(stderr,
+                 "vramctl: %s may still keep more events than before (%s); end that with: vramctl record %s %u\n",
+                 session->name().c_str(), std::string(stopped.message()).c_str(), session->name().c_str(), kept_before);
   }
   // From here on a signal ends the program. The one that ended the wait has been heard.
   pollfd heard = {.fd = signals.get(), .events = POLLIN, .revents = 0};

@@ -92,6 +92,8 @@ Json CandidatesJson(const std::vector<TuneCandidate>& candidates) {
 }  // namespace
 
 absl::Status RunTune(const Context& context, const std::string& path) {
+  const absl::StatusOr<SettingsTarget> target = TargetOf(context);
+  if (!target.ok()) return target.status();
   const absl::StatusOr<ReplayConfig> given = ReplayConfigOf(context.replay);
   if (!given.ok()) return given.status();
   const absl::StatusOr<Trace> trace = ReadTraceArgument(context, path);
@@ -101,9 +103,10 @@ absl::Status RunTune(const Context& context, const std::string& path) {
 
   const int threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   const auto progress = context.json ? [](size_t, size_t) {} : ShowProgress;
-  const TuneResult result = Tune(*trace, *config, threads, progress);
+  const TuneResult result = Tune(*trace, *config, *target, threads, progress);
   if (context.json) {
     const Json json = {{"trace", path},
+                       {"for", target->name()},
                        {"tried", result.tried},
                        {"smaller_devices_bytes", result.smaller_devices},
                        {"baseline", CandidateJson(result.baseline)},
@@ -129,7 +132,7 @@ absl::Status RunTune(const Context& context, const std::string& path) {
                 FormatBytes(best.summary.peak_reserved_bytes).c_str(),
                 FormatBytes(baseline.peak_reserved_bytes).c_str());
   }
-  std::printf("\n  PYTORCH_ALLOC_CONF=%s\n", FormatAllocConf(best.options).c_str());
+  std::printf("\n  %s\n", target->Use(best.options).c_str());
   return absl::OkStatus();
 }
 

@@ -611,6 +611,16 @@ def session():
                  "A request larger than the largest free block needs new memory, no matter how much is free.",
                  [query(f"vrambroker_client_largest_free_block_bytes{{{SESSION}}}", BY_SESSION + ": largest"),
                   query(f"vrambroker_client_cached_free_bytes{{{SESSION}}}", BY_SESSION + ": all")], "bytes", 12, 9)
+    growth = f"vrambroker_client_fragmentation_growth_bytes_per_second{{{SESSION}}}"
+    board.series("Growth of fragmentation",
+                 "How fast a session holds more memory that it cannot give back, while it uses no more than before. 0: there is no "
+                 "trend. A trend is seen after about eight minutes (fragmentation_window).",
+                 [query(growth, BY_SESSION)], "Bps", 12)
+    board.series("Refused at this rate in",
+                 "When the growth of fragmentation will have used up the session's limit, its user's limit or the GPU. Shown as one "
+                 "day at most, and where there is no trend.",
+                 [query(f"clamp_max(vrambroker_client_refusal_expected_seconds{{{SESSION}}}, 86400) or {growth} * 0 + 86400",
+                        BY_SESSION)], "s", 12, colors=thresholds((None, "orange"), (3600, "transparent")))
 
     board.row("Activity")
     board.series("Segments and blocks", "Segments that the sessions hold, and the blocks in use in them.",

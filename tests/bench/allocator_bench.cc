@@ -80,7 +80,7 @@ class Bench {
     for (size_t round = 0; round < rounds; ++round) {
       for (size_t i = 0; i < processes_.size(); ++i) {
         auto& [name, process] = processes_[(i + round) % processes_.size()];
-        if (!hosts && name != "vrambroker" && name != "empty") continue;
+        if (!hosts && name != "vrambroker" && name != "recording" && name != "empty") continue;
         const absl::StatusOr<Cost> cost = process->Measure(workload);
         if (!cost.ok())
           return absl::Status(cost.status().code(), absl::StrCat(name, ", ", workload, ": ", cost.status().message()));

@@ -26,8 +26,9 @@ struct Peer {
   const char* environment = "";  // NAME=VALUE, for it
 };
 
-inline constexpr std::array<Peer, 6> kPeers = {{
+inline constexpr std::array<Peer, 7> kPeers = {{
     {"vrambroker", Subject::kVrambroker},
+    {"recording", Subject::kRecording},
     {"tcmalloc", Subject::kHost, "libtcmalloc_minimal.so.4"},
     {"jemalloc", Subject::kHost, "libjemalloc.so.2"},
     // Gives nothing back to the system, and keeps blocks of up to 32 MiB with each thread.

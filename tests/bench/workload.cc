@@ -144,6 +144,14 @@ struct VrambrokerHeap {
   CachingAllocator allocator;
 };
 
+struct RecordingHeap : VrambrokerHeap {
+  explicit RecordingHeap(const ReplayConfig& config) : VrambrokerHeap(config) {
+    allocator.SetRecording(History::kDefaultEvents, /*exact_times=*/false);
+    for (size_t i = 0; i <= History::kDefaultEvents / 2; ++i) allocator.Free(*allocator.Allocate(512));
+    allocator.EmptyCache();
+  }
+};
+
 struct HostHeap {
   using Pointer = void*;
   explicit HostHeap(const ReplayConfig& /*config*/) {}
@@ -268,6 +276,8 @@ Cost Perform(const Workload& workload, Subject subject) {
   switch (subject) {
     case Subject::kVrambroker:
       return PerformWith<VrambrokerHeap>(workload);
+    case Subject::kRecording:
+      return PerformWith<RecordingHeap>(workload);
     case Subject::kHost:
       return PerformWith<HostHeap>(workload);
     case Subject::kEmpty:

@@ -37,8 +37,9 @@ absl::StatusOr<Workload> MakeWorkload(const std::string& name, const std::string
 
 enum class Subject {
   kVrambroker,
-  kHost,   // malloc and free of this process
-  kEmpty,  // nothing: what the loop itself costs
+  kRecording,  // the same, with a full ring of as many events as sessions keep by default
+  kHost,       // malloc and free of this process
+  kEmpty,      // nothing: what the loop itself costs
 };
 
 struct Cost {

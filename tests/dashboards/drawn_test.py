@@ -84,7 +84,7 @@ class DrawnTest(LoadedTest):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        common = {"from": int(cls.began), "to": cls.prometheus.at, "step": 1, "caption": CAPTION}
+        common = {"from": cls.began, "to": cls.prometheus.at, "step": 1, "caption": CAPTION}
         cls.jobs = [
             {"dashboard": str(boards.DASHBOARDS / "overview.json"), "picture": "overview.png", "chosen": boards.INTERVALS, **common},
             {"dashboard": str(boards.DASHBOARDS / "session.json"), "picture": "session.png",

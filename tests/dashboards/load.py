@@ -3,11 +3,14 @@
 
 The environment is set by CMakeLists.txt.
 """
+import contextlib
 import json
+import math
 import os
 import pathlib
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -78,6 +81,15 @@ class Daemon:
         out = subprocess.run([os.environ["VRAMCTL"], *words, f"--socket_dir={self.dir}", "--format=json"], check=True,
                              stdout=subprocess.PIPE, text=True, timeout=PATIENCE).stdout
         return json.loads(out) if out.startswith(("{", "[")) else out
+
+    @contextlib.contextmanager
+    def stopped(self):
+        """It answers nobody inside this `with`."""
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def close(self):
         self._process.kill()
@@ -272,6 +284,10 @@ class Prometheus:
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{path} {parameters}: {error.read().decode()}") from error
 
+    def get_range(self, expr, start):
+        """The result by the second from `start` until `at`."""
+        return self.get("query_range", query=expr, start=start, end=self.at, step=1)["result"]
+
     def value(self, expr, **when):
         """The value of a query with one result, now or at `time`."""
         result = self.get("query", query=expr, **when)["result"]
@@ -280,16 +296,24 @@ class Prometheus:
 
     def wait_until_scraped(self):
         """Until the daemon has been scraped twice from now on, and the recording rules evaluated after that."""
+        def scrape_after(moment):
+            wait_for("a scrape", lambda: self.value("max(timestamp(vrambroker_build_info))") > moment)
+
         for _ in range(2):
-            now = time.time()
-            wait_for("a scrape", lambda: self.value("max(timestamp(vrambroker_build_info))") > now)
+            scrape_after(time.time())
         now = time.time()
 
-        def evaluated():
+        def whole():
             at = self.value("max(timestamp(gpu_client:vrambroker_limit_usage:ratio))")
-            return at if at > now else None
-        # A moment at which every series has a value: after a scrape that was too slow, for a second none has.
-        self.at = wait_for("recording rules", evaluated)
+            if at <= now:
+                return None
+            # A scrape that is too slow takes the values of the moment at which it began away. One that began after `at` has
+            # ended, so none that began before it still runs.
+            scrape_after(at)
+            return at if self.get("query", query="vrambroker_build_info", time=at)["result"] else None
+        # Seconds since 1970: a moment at which every series has a value, now and for ever. Queries of what the load holds are of
+        # this moment, or end at it.
+        self.at = wait_for("recording rules", whole)
 
     def close(self):
         self._process.kill()
@@ -306,9 +330,11 @@ class LoadedTest(unittest.TestCase):
         cls.addClassCleanup(cls.daemon.close)
         cls.prometheus = Prometheus(cls.daemon.http)
         cls.addClassCleanup(cls.prometheus.close)
-        cls.began = time.time()  # seconds since 1970
+        began = time.time()
         cls.load = Load(cls.daemon, cls.prometheus)
         cls.addClassCleanup(cls.load.close)
         cls.load.build_up()
         cls.load.work(cls.WORK_SECONDS)
         cls.load.rest()
+        # Seconds since 1970. In whole seconds before `at`, so that queries by the second end exactly there.
+        cls.began = cls.prometheus.at - math.ceil(cls.prometheus.at - began)

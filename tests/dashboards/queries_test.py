@@ -3,7 +3,6 @@
 import math
 import re
 import subprocess
-import time
 import unittest
 
 import boards
@@ -63,6 +62,8 @@ TRAIN_A = {
     "Stuck and lost memory": {"stuck beside used blocks": 0.5, "lost to rounding": 0},
     "Free memory by size of the free blocks": {"2 to 16 MiB": 40 * MIB, "16 to 128 MiB": 0, "below 4 KiB": 0},
     "Largest free block and all free memory": {"train-a gpu 0: largest": 5 * MIB, "train-a gpu 0: all": 40 * MIB},
+    "Growth of fragmentation": {"train-a gpu 0": 0},
+    "Refused at this rate in": {"train-a gpu 0": 86400},
     "Segments and blocks": {"segments": 4, "blocks": 8},
 }
 SERVE_API = {
@@ -85,7 +86,7 @@ class DashboardsTest(LoadedTest):
             return [(series["metric"], [float(series["value"][1])])
                     for series in self.prometheus.get("query", query=expr, time=self.prometheus.at)["result"]]
         return [(series["metric"], [float(value) for _, value in series["values"]])
-                for series in self.prometheus.get("query_range", query=expr, start=self.began, end=time.time(), step=1)["result"]]
+                for series in self.prometheus.get_range(expr, self.began)]
 
     def test_every_panel_finds_finite_figures(self):
         for name in boards.NAMES:
@@ -115,8 +116,7 @@ class DashboardsTest(LoadedTest):
             board = boards.load(name)
             for annotation in board["annotations"]["list"]:
                 with self.subTest(dashboard=name, annotation=annotation["name"]):
-                    found = self.prometheus.get("query_range", query=boards.fill_in(annotation["expr"]), start=self.began,
-                                                end=time.time(), step=1)["result"]
+                    found = self.prometheus.get_range(boards.fill_in(annotation["expr"]), self.began)
                     if annotation["name"] == "Out of memory":
                         reasons = {series["metric"]["reason"] for series in found}
                         if name == "overview":
@@ -155,6 +155,15 @@ class DashboardsTest(LoadedTest):
     def test_session_shows_what_the_session_holds(self):
         self.expect("session", TRAIN_A, gpu="0", client="train-a")
         self.expect("session", SERVE_API, gpu="0", client="serve-api")
+
+    def test_a_scrape_that_fails_later_changes_nothing(self):
+        is_up = lambda: self.prometheus.value('up{job="vrambroker"}')  # noqa: E731
+        try:
+            with self.daemon.stopped():
+                wait_for("a scrape to fail", lambda: is_up() == 0)
+                self.expect("session", TRAIN_A, gpu="0", client="train-a")
+        finally:
+            wait_for("a scrape", lambda: is_up() == 1)
 
     def test_the_other_device_is_empty(self):
         self.expect("overview", {"Capacity in use": {"": 0}, "Fragmentation": {"": 0}, "Waiting now": {"": 0},

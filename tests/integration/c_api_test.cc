@@ -46,6 +46,15 @@ TEST_F(CApiTest, OptionsAndVersions) {
 TEST_F(CApiTest, OutOfMemory) {
   CheckRuns({paths::kCClient, "oom"});
 }
+TEST_F(CApiTest, Recordings) {
+  for (const char* scenario : {"recording_leased", "recording_remote"}) {
+    const std::string folder = MakeTempDir();
+    CheckRuns({paths::kCClient, scenario}, {{"C_CLIENT_FOLDER", folder}});
+    const RunResult replayed = RunProgram({VramctlProgram(), "replay", folder + "/of-c.pickle", "--format=json"});
+    EXPECT_EQ(replayed.exit_code, 0) << replayed.err;
+    EXPECT_TRUE(absl::StrContains(replayed.out, "\"peak_allocated_bytes\": 54784")) << replayed.out;
+  }
+}
 TEST_F(CApiTest, Example) {
   CheckRuns({paths::kCExample});
 }

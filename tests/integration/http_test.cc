@@ -130,8 +130,10 @@ TEST_F(HttpTest, SaysWhatVramctlSays) {
   for (const Json& session : sessions) {
     const RunResult file = Ctl({"snapshot", session["name"], "-o", "-"});
     ASSERT_EQ(file.exit_code, 0) << file.err;
-    EXPECT_EQ(Get("/snapshot.json?session=" + std::string(session["name"])), Json::parse(file.out));
-    EXPECT_EQ(Get(absl::StrCat("/snapshot.json?device=0&session=", uint64_t{session["id"]})), Json::parse(file.out));
+    Json heap = Json::parse(file.out);
+    for (Json& events : heap["device_traces"]) events = Json::array();  // not for everyone who can connect
+    EXPECT_EQ(Get("/snapshot.json?session=" + std::string(session["name"])), heap);
+    EXPECT_EQ(Get(absl::StrCat("/snapshot.json?device=0&session=", uint64_t{session["id"]})), heap);
   }
   ASSERT_TRUE(WaitFor([&] {
     const Json timeline = Get("/api/v1/timeline");

@@ -156,6 +156,22 @@ constexpr char kConfig[] = R"(
 TEST_F(JsonFormatTest, IsAsDocumented) {
   ASSERT_OK(StartDaemon({.capacity = "256MiB", .config = kConfig}));
 
+  // A refusal for which an emptied cache would have been enough: see diagnose_test.cc in tests/unit.
+  {
+    ASSERT_OK_AND_ASSIGN(Client job, Connect("job", Limit(200_MiB)));
+    std::vector<Buffer> kept;
+    for (const uint64_t bytes : {60_MiB, 50_MiB}) {
+      std::vector<Buffer> phase;
+      for (int i = 0; i < 3; ++i) {
+        ASSERT_OK_AND_ASSIGN(phase.emplace_back(), job.Allocate(bytes));
+        if (bytes == 60_MiB) continue;
+        ASSERT_OK_AND_ASSIGN(kept.emplace_back(), job.Allocate(10_MiB));
+      }
+    }
+    EXPECT_FALSE(job.Allocate(150_MiB).ok());
+    CheckCommand("diagnose", {"diagnose", "job", "--for=torch-2.6"});
+  }
+
   // The daemon knows all of a remote session at once.
   ASSERT_OK_AND_ASSIGN(ClientProcess holder, ClientProcess::Start(dir()));
   ASSERT_OK(holder.Call("connect holder - remote"));
@@ -178,6 +194,8 @@ TEST_F(JsonFormatTest, IsAsDocumented) {
   CheckCommand("reload", {"reload"});
   CheckCommand("policy explain", {"policy", "explain"});
   CheckCommand("policy explain", {"policy", "explain", "--name=train-1", "--uid=65533", "--cgroup=/a"});
+
+  CheckCommand("diagnose without a refusal", {"diagnose", "holder", "--for=torch-2.6"});
 
   // hold, and two refusals: one names others and what they do not use.
   ASSERT_OK_AND_ASSIGN(

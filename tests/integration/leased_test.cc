@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <limits>
 #include <thread>
 #include <vector>
 
@@ -155,6 +156,90 @@ TEST_F(LeasedTest, OutOfMemoryIsTheDaemonsAnswer) {
   second = Buffer();
   EXPECT_OK(client.Allocate(38_MiB));
   EXPECT_GT(client.GetMemoryStats()->num_alloc_retries, 0u);
+}
+
+TEST_F(LeasedTest, AFractionCountsWhatOtherThreadsWaitFor) {
+  ASSERT_OK(StartDaemon({.capacity = "256MiB"}));
+  ASSERT_OK_AND_ASSIGN(Client other, Client::Connect(Options("other")));
+  ASSERT_OK_AND_ASSIGN(Buffer rest, other.Allocate(220_MiB));
+  ClientOptions options = Options("quarter");
+  options.wait = absl::Minutes(10);
+  ASSERT_OK_AND_ASSIGN(Client client, Client::Connect(options));
+  ASSERT_OK(client.SetMemoryFraction(0.25));
+  Buffer waited;
+  std::thread waits([&] { waited = client.Allocate(60_MiB).value_or(Buffer()); });
+  EXPECT_TRUE(WaitFor([&] { return Listed("quarter").waiting_size() == 1; }));
+  const absl::Status refused = client.Allocate(10_MiB).status();
+  EXPECT_STATUS(refused, absl::StatusCode::kResourceExhausted, "beside 60.00 MiB that other threads are waiting for");
+  const std::optional<OutOfMemory> oom = GetOutOfMemory(refused);
+  EXPECT_TRUE(oom.has_value() && oom->reserved_bytes == 0 && oom->room_bytes == 4_MiB) << refused;
+  rest = Buffer();
+  waits.join();
+  EXPECT_EQ(waited.size(), 60_MiB);
+}
+
+TEST_F(LeasedTest, AProcessHoldsItselfToAFraction) {
+  ASSERT_OK(StartDaemon({.capacity = "256MiB"}));
+  ClientOptions options = Options("half");
+  options.alloc_conf = "garbage_collection_threshold:0.5";
+  ASSERT_OK_AND_ASSIGN(Client client, Client::Connect(options));
+  ASSERT_OK(client.SetMemoryFraction(0.5));
+  EXPECT_EQ(client.limit_bytes(), 128_MiB);
+  ASSERT_OK_AND_ASSIGN(Buffer held, client.Allocate(30_MiB));
+  ASSERT_OK_AND_ASSIGN(void* whole, client.LeaseSegment(40_MiB));
+  const absl::Status refused = client.Allocate(60_MiB).status();
+  EXPECT_STATUS(refused, absl::StatusCode::kResourceExhausted, "out of memory (limit) on device 0: 62914560 B");
+  EXPECT_STATUS(refused, absl::StatusCode::kResourceExhausted,
+                "the memory fraction that this process has set allows it 134217728 B (128.00 MiB) of the device");
+  const std::optional<OutOfMemory> oom = GetOutOfMemory(refused);
+  ASSERT_TRUE(oom.has_value());
+  EXPECT_EQ(oom->cause, OutOfMemory::Cause::kLimit);
+  EXPECT_EQ(oom->requested_bytes, 60_MiB);
+  EXPECT_EQ(oom->segment_bytes, 60_MiB);
+  EXPECT_EQ(oom->limit_bytes, 128_MiB);
+  EXPECT_EQ(oom->reserved_bytes, 70_MiB);
+  EXPECT_EQ(oom->allocated_bytes, 70_MiB);
+  EXPECT_EQ(oom->room_bytes, 58_MiB);
+  EXPECT_STATUS(client.TryLeaseSegment(60_MiB), absl::StatusCode::kResourceExhausted, "memory fraction");
+  EXPECT_EQ(client.GetMemoryStats()->num_ooms, 1u);
+  ASSERT_OK(client.ReturnSegment(whole));
+  ASSERT_OK(client.Allocate(60_MiB).status());
+  // By the lower of both limits what is free is collected early: 90 MiB are more than half of 128.
+  ASSERT_OK(client.Allocate(20_MiB).status());
+  EXPECT_LT(client.GetMemoryStats()->reserved_bytes.all.current, 110_MiB);
+
+  ASSERT_OK(client.SetMemoryFraction(1));
+  ASSERT_OK(client.Allocate(220_MiB).status());
+  EXPECT_STATUS(client.Allocate(240_MiB), absl::StatusCode::kResourceExhausted, "limit 268435456 B (256.00 MiB)");
+  for (const double wrong : {-0.1, 1.1, std::numeric_limits<double>::quiet_NaN()}) {
+    EXPECT_STATUS(client.SetMemoryFraction(wrong), absl::StatusCode::kInvalidArgument, "is not between 0 and 1");
+  }
+  EXPECT_STATUS(client.SetMemoryFraction(0.5, 1), absl::StatusCode::kNotFound, "no device 1");
+  options.placement = Placement::kRemote;
+  ASSERT_OK_AND_ASSIGN(Client remote, Client::Connect(options));
+  EXPECT_STATUS(remote.SetMemoryFraction(0.5), absl::StatusCode::kFailedPrecondition, "vramctl limit");
+  EXPECT_STATUS(remote.ResetTotals(), absl::StatusCode::kFailedPrecondition, "together with the peaks");
+}
+
+TEST_F(LeasedTest, TotalsBeginAgainWithoutThePeaks) {
+  ASSERT_OK(StartDaemon());
+  ASSERT_OK_AND_ASSIGN(Client client, Client::Connect(Options("totals")));
+  ASSERT_OK(client.Allocate(30_MiB).status());
+  ASSERT_OK_AND_ASSIGN(void* whole, client.LeaseSegment(4_MiB));
+  ASSERT_OK(client.ReturnSegment(whole));
+  ASSERT_OK(client.ResetTotals());
+  const MemoryStats stats = *client.GetMemoryStats();
+  EXPECT_EQ(stats.allocated_bytes.all.allocated, 0u);
+  EXPECT_EQ(stats.allocated_bytes.all.freed, 0u);
+  EXPECT_EQ(stats.num_device_alloc, 0u);
+  EXPECT_EQ(stats.allocated_bytes.all.peak, 34_MiB);
+  ASSERT_OK(client.ResetStats());
+  EXPECT_EQ(client.GetMemoryStats()->allocated_bytes.all.peak, 0u);
+  ASSERT_OK_AND_ASSIGN(const std::string table, client.MemorySummary());
+  EXPECT_TRUE(absl::StrContains(table, "device ID 0, session totals")) << table;
+  ASSERT_OK_AND_ASSIGN(const std::string abbreviated, client.MemorySummary(0, /*abbreviated=*/true));
+  EXPECT_LT(abbreviated.size(), table.size());
+  EXPECT_STATUS(client.MemorySummary(1), absl::StatusCode::kNotFound, "no device 1");
 }
 
 TEST_F(LeasedTest, OperatorsTrimLimitRecordAndLook) {

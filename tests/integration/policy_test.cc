@@ -214,6 +214,25 @@ TEST_F(RightsTest, ObserversChangeNothing) {
   EXPECT_OK(roots.Allocate(1_MiB));
 }
 
+TEST_F(RightsTest, WhatLedToARefusalIsForItsUser) {
+  Begin("rules { name: 'watchers' uid: '65532' rights: [OBSERVER, CLIENT] }");
+  ASSERT_OK_AND_ASSIGN(Client roots, Connect("roots", Limit(20_MiB)));
+  EXPECT_FALSE(roots.Allocate(30_MiB).ok());
+  ASSERT_OK_AND_ASSIGN(ClientProcess own, Stranger(65531));
+  ASSERT_OK(own.Call("connect own 20971520"));
+  EXPECT_FALSE(own.Call(absl::StrCat("alloc ", 30_MiB)).ok());
+  ASSERT_OK_AND_ASSIGN(ClientProcess watcher, Stranger(65532));
+  for (const char* command : {"refusal 1", "refusal 2"}) {
+    EXPECT_STATUS(watcher.Call(command), StatusCode::kPermissionDenied, "the session belonged to another user");
+  }
+  EXPECT_STATUS(watcher.Call("refusal 3"), StatusCode::kNotFound, "no refusal 3 is on record");
+  EXPECT_OK(own.Call("refusal 2"));
+  EXPECT_STATUS(own.Call("refusal 1"), StatusCode::kPermissionDenied, "the session belonged to another user");
+  ASSERT_OK(own.Call("goodbye"));
+  EXPECT_OK(own.Call("refusal 2")) << "also when it has ended";
+  EXPECT_EQ(Ctl({"ooms", "--diagnose=2", "--for=torch-2.6"}).exit_code, 0) << "operators may";
+}
+
 TEST_F(RightsTest, AdminsOfAGroupMayEverything) {
   Begin("rules { name: 'operators' gid: '44' rights: ADMIN }");
   ASSERT_OK_AND_ASSIGN(Client roots, Connect("roots"));

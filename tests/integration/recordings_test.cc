@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// vramctl record, snapshot, trace and replay: a session that is recorded in the middle of its work, and replayed to the
-// figures that it had.
+// vramctl record, snapshot, trace and replay, and clients that record themselves: sessions that are replayed to the
+// figures that they had.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -30,7 +33,8 @@ class RecordingsTest : public VramctlDaemonTest, public ::testing::WithParamInte
  protected:
   void SetUp() override {
     placement_ = GetParam();
-    ASSERT_OK(StartDaemon({.capacity = "1GiB"}));
+    // Recording is off but for what a test does.
+    ASSERT_OK(StartDaemon({.capacity = "1GiB", .config = "record_events: 0"}));
   }
 
   void TearDown() override {
@@ -85,6 +89,24 @@ class RecordingsTest : public VramctlDaemonTest, public ::testing::WithParamInte
   }
   size_t Events() { return CtlJson({"snapshot", "job", "-o", folder_ + "/look.pickle"})["events"]; }
   bool IsRecording() { return Events() > 0; }
+  // Of what the client tells of itself.
+  static size_t EventsOf(Client& client) {
+    const absl::StatusOr<std::string> text = client.SnapshotJson();
+    EXPECT_OK(text.status());
+    return Json::parse(text.value_or("{}"), nullptr, /*allow_exceptions=*/false)["device_traces"][0].size();
+  }
+  Json JsonFile(const std::string& name) {
+    std::ifstream file(folder_ + name);
+    return Json::parse(file, nullptr, /*allow_exceptions=*/false);
+  }
+  static std::ptrdiff_t FilesIn(const std::string& folder) {
+    return std::distance(std::filesystem::directory_iterator(folder), {});
+  }
+  static rlimit FileSizes() {
+    rlimit limit = {};
+    EXPECT_EQ(getrlimit(RLIMIT_FSIZE, &limit), 0);
+    return limit;
+  }
 
   const std::string folder_ = MakeTempDir();
   std::vector<Buffer> buffers_;
@@ -157,21 +179,12 @@ TEST_P(RecordingsTest, TraceLeavesARecordingThatGoesOnAlready) {
 
 TEST_P(RecordingsTest, TraceSaysThatItsBeginningIsLost) {
   ASSERT_OK_AND_ASSIGN(Client client, Connect("job"));
-  ASSERT_EQ(Ctl({"record", "job", "20"}).exit_code, 0);
   AllocateFirst(client);
   const std::string file = folder_ + "/job.pickle";
   const std::unique_ptr<ChildProcess> trace = StartTrace(file, {"--seconds=3600"});
   ASSERT_NE(trace, nullptr);
-  // Its first look has happened once more than our own looks are events.
-  const auto looks = [&] {
-    EXPECT_EQ(Ctl({"snapshot", "job", "-o", folder_ + "/look.json"}).exit_code, 0);
-    std::ifstream look(folder_ + "/look.json");
-    const Json snapshot = Json::parse(look, nullptr, /*allow_exceptions=*/false);
-    const Json& events = snapshot["device_traces"][0];
-    return std::count_if(events.begin(), events.end(), [](const Json& event) { return event["action"] == "snapshot"; });
-  };
-  int own = 0;
-  ASSERT_TRUE(WaitFor([&] { return looks() > ++own || own >= 20; }));
+  ASSERT_TRUE(WaitFor([&] { return IsRecording(); }));
+  ASSERT_EQ(Ctl({"record", "job", "20"}).exit_code, 0) << "somebody else";
   GoOn(client);
   trace->Signal(SIGHUP);
   ASSERT_OK_AND_ASSIGN(const int exit_code, trace->Wait());
@@ -179,7 +192,7 @@ TEST_P(RecordingsTest, TraceSaysThatItsBeginningIsLost) {
   EXPECT_EQ(Json::parse(trace->ReadRest(), nullptr, false)["complete"], false);
 }
 
-TEST_P(RecordingsTest, TraceOfAJobThatDiesOfItsRefusalSaysSo) {
+TEST_P(RecordingsTest, TraceHasWhatAJobDidThatDiesOfItsRefusal) {
   const std::string file = folder_ + "/job.pickle";
   ASSERT_OK_AND_ASSIGN(ClientProcess job, ClientProcess::Start(dir()));
   ASSERT_OK(job.Call(absl::StrCat("connect job -", placement_ == Placement::kRemote ? " remote" : "")));
@@ -190,12 +203,37 @@ TEST_P(RecordingsTest, TraceOfAJobThatDiesOfItsRefusalSaysSo) {
   ASSERT_OK(job.Call(absl::StrCat("alloc ", 6_MiB)));
   // Stopped, it sees neither in time.
   trace->Signal(SIGSTOP);
-  EXPECT_FALSE(job.Call(absl::StrCat("alloc ", 2_GiB)).ok());
+  ASSERT_OK(job.Call(absl::StrCat("alloc ", 7_MiB)));
+  EXPECT_FALSE(job.Call(absl::StrCat("alloc ", 1010_MiB)).ok());
+  ASSERT_OK(job.Call("goodbye"));
+  trace->Signal(SIGCONT);
+  ASSERT_OK_AND_ASSIGN(const int exit_code, trace->Wait());
+  EXPECT_EQ(exit_code, 0) << trace->ErrorText();
+  const Json json = Json::parse(trace->ReadRest(), nullptr, /*allow_exceptions=*/false);
+  EXPECT_EQ(json["ended_by"], "refusal");
+  EXPECT_EQ(json["complete"], true);
+  const Json replay = CtlJson({"replay", file, "--device-bytes=1GiB"});
+  EXPECT_EQ(replay["allocations"], 3);
+  EXPECT_EQ(replay["peak_allocated_bytes"], 18_MiB);
+  EXPECT_EQ(replay["ooms"], 1);
+}
+
+TEST_P(RecordingsTest, TraceSaysWhenNothingIsKeptOfAJobThatDied) {
+  const std::string file = folder_ + "/job.pickle";
+  ASSERT_OK_AND_ASSIGN(ClientProcess job, ClientProcess::Start(dir()));
+  ASSERT_OK(job.Call(absl::StrCat("connect job -", placement_ == Placement::kRemote ? " remote" : "")));
+  const std::unique_ptr<ChildProcess> trace = StartTrace(file, {"--until-oom"});
+  ASSERT_NE(trace, nullptr);
+  ASSERT_TRUE(WaitFor([&] { return IsRecording(); }));
+  ASSERT_OK(job.Call(absl::StrCat("alloc ", 6_MiB)));
+  trace->Signal(SIGSTOP);
+  EXPECT_FALSE(job.Call(absl::StrCat("alloc ", 2_GiB)).ok()) << "what no device has is not worth a recording";
   ASSERT_OK(job.Call("goodbye"));
   trace->Signal(SIGCONT);
   ASSERT_OK_AND_ASSIGN(const int exit_code, trace->Wait());
   EXPECT_EQ(exit_code, 1);
   EXPECT_THAT(trace->ErrorText(), HasSubstr("a request was refused, and the session ended before it could be read"));
+  EXPECT_THAT(trace->ErrorText(), HasSubstr("no device has that much"));
 }
 
 TEST_P(RecordingsTest, TraceEndsWhenTheTimeIsOver) {
@@ -275,6 +313,153 @@ TEST_P(RecordingsTest, TraceRefusesWrongUse) {
   EXPECT_EQ(nobody.exit_code, 1);
   EXPECT_THAT(nobody.err, HasSubstr("nobody"));
   EXPECT_FALSE(std::filesystem::exists(file));
+}
+
+// ---- By the session itself ----
+
+TEST_P(RecordingsTest, AClientRecordsAndDumpsItself) {
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("job"));
+  ASSERT_OK(client.SetRecording(100'000));
+  AllocateFirst(client);
+  GoOn(client);
+  ASSERT_OK_AND_ASSIGN(const MemoryStats live, client.GetMemoryStats());
+  ASSERT_OK(client.DumpSnapshot(folder_ + "/job.pickle"));
+  const Json replay = CtlJson({"replay", folder_ + "/job.pickle"});
+  EXPECT_EQ(replay["peak_allocated_bytes"], live.allocated_bytes.all.peak);
+  EXPECT_EQ(replay["peak_reserved_bytes"], live.reserved_bytes.all.peak);
+  EXPECT_EQ(replay["allocations"], 60 + 29);
+  ASSERT_OK(client.DumpSnapshot(folder_ + "/job.json"));
+  // The same as a text, and without what happened.
+  ASSERT_OK_AND_ASSIGN(const std::string text, client.SnapshotJson());
+  const Json whole = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  EXPECT_EQ(whole["segments"], JsonFile("/job.json")["segments"]);
+  EXPECT_GT(whole["device_traces"][0].size(), 60u + 29u);
+  ASSERT_OK_AND_ASSIGN(const std::string without, client.SnapshotJson(/*with_history=*/false));
+  const Json state = Json::parse(without, nullptr, /*allow_exceptions=*/false);
+  EXPECT_EQ(state["segments"], whole["segments"]);
+  EXPECT_EQ(state["device_traces"][0].size(), 0u);
+}
+
+TEST_P(RecordingsTest, AClientKeepsNoMoreEventsThanItSays) {
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("job"));
+  ASSERT_OK(client.SetRecording(10));
+  AllocateFirst(client);
+  EXPECT_EQ(EventsOf(client), 10u);
+  ASSERT_OK(client.SetRecording(Client::kMaxRecordedEvents));
+  AllocateFirst(client);
+  EXPECT_GT(EventsOf(client), 60u);
+  EXPECT_STATUS(client.SetRecording(Client::kMaxRecordedEvents + 1), absl::StatusCode::kInvalidArgument,
+                "1000001 is above 1000000, the most that is kept");
+  EXPECT_GT(EventsOf(client), 60u) << "as before";
+}
+
+TEST_P(RecordingsTest, ADumpThatCannotBeWrittenLeavesWhatWasThere) {
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("job"));
+  ASSERT_OK(client.SetRecording(1000));
+  AllocateFirst(client);
+  const auto refused = [&](const std::string& file, absl::StatusCode code, const std::string& why) {
+    EXPECT_STATUS(client.DumpSnapshot(file), code, why);
+  };
+  refused("", absl::StatusCode::kInvalidArgument, "the name of a file is needed");
+  refused(folder_, absl::StatusCode::kInvalidArgument, folder_ + ": it exists and is not a file");
+  refused(folder_ + "/no/such/file", absl::StatusCode::kNotFound, "cannot write into its folder");
+  const std::string file = folder_ + "/job.pickle";
+  ASSERT_OK(client.DumpSnapshot(file));
+  const auto bytes = std::filesystem::file_size(file);
+  {
+    // As on a disk that is full after the first bytes.
+    const rlimit all = FileSizes();
+    rlimit few = all;
+    few.rlim_cur = 1000;
+    const auto before = signal(SIGXFSZ, SIG_IGN);
+    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &few), 0);
+    const absl::Status full = client.DumpSnapshot(file);
+    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &all), 0);
+    signal(SIGXFSZ, before);
+    EXPECT_THAT(std::string(full.message()), HasSubstr("cannot write " + file + ": write: File too large"));
+  }
+  EXPECT_EQ(std::filesystem::file_size(file), bytes);
+  EXPECT_EQ(FilesIn(folder_), 1) << "nothing else is left behind";
+  EXPECT_EQ(CtlJson({"replay", file})["allocations"], 60);
+}
+
+TEST_P(RecordingsTest, ThreadsDumpToOneFile) {
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("job"));
+  ASSERT_OK(client.SetRecording(1000));
+  AllocateFirst(client);
+  const std::string file = folder_ + "/job.pickle";
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 2; ++i) {
+    threads.emplace_back([&] {
+      for (int n = 0; n < 10; ++n) EXPECT_OK(client.DumpSnapshot(file));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(CtlJson({"replay", file})["allocations"], 60);
+  EXPECT_EQ(FilesIn(folder_), 1);
+}
+
+TEST_P(RecordingsTest, ADumpAfterTheDaemonHasGone) {
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("job"));
+  ASSERT_OK(client.SetRecording(1000));
+  AllocateFirst(client);
+  ASSERT_OK(client.Allocate(1000).status());  // a segment for the blocks below
+  daemon_->Kill();
+  ASSERT_TRUE(WaitFor([&] { return absl::IsUnavailable(client.status()); }));
+  const std::string file = folder_ + "/job.pickle";
+  if (placement_ == Placement::kRemote) {
+    EXPECT_STATUS(client.DumpSnapshot(file), absl::StatusCode::kUnavailable, "");
+    EXPECT_STATUS(client.SnapshotJson(), absl::StatusCode::kUnavailable, "");
+    EXPECT_STATUS(client.SetRecording(10), absl::StatusCode::kUnavailable, "");
+    EXPECT_EQ(FilesIn(folder_), 0);
+    return;
+  }
+  ASSERT_OK(client.DumpSnapshot(file));
+  EXPECT_EQ(RunProgram({VramctlProgram(), "replay", file}).exit_code, 0);
+  ASSERT_OK(client.SetRecording(5));
+  for (int i = 0; i < 10; ++i) EXPECT_OK(client.Allocate(1000).status());
+  EXPECT_LE(EventsOf(client), 5u + 5u) << "a free may be two";
+}
+
+TEST_P(RecordingsTest, ADumpGoesToWhereALinkLeads) {
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("job"));
+  const std::string target = folder_ + "/elsewhere.pickle";
+  const std::string link = folder_ + "/job.pickle";
+  std::ofstream(target) << "old";
+  std::filesystem::create_symlink("elsewhere.pickle", link);
+  ASSERT_OK(client.DumpSnapshot(link));
+  EXPECT_TRUE(std::filesystem::is_symlink(link));
+  EXPECT_GT(std::filesystem::file_size(target), 100u);
+  ASSERT_EQ(Ctl({"snapshot", "job", "-o", link}).exit_code, 0);
+  EXPECT_TRUE(std::filesystem::is_symlink(link));
+}
+
+TEST_P(RecordingsTest, AClientThatHasEndedItsRecordingKeepsWhatTheConfigurationSays) {
+  ASSERT_EQ(*daemon_->Stop(), 0);
+  ASSERT_OK(StartDaemon({.capacity = "1GiB", .config = "record_events: 5"}));
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("job"));
+  AllocateFirst(client);
+  EXPECT_EQ(EventsOf(client), 5u);
+  ASSERT_OK(client.SetRecording(1000));
+  AllocateFirst(client);
+  EXPECT_GT(EventsOf(client), 60u);
+  ASSERT_OK(client.SetRecording(0));
+  AllocateFirst(client);
+  EXPECT_EQ(EventsOf(client), 5u);
+}
+
+TEST_P(RecordingsTest, TheDaemonBoundsWhatRemoteClientsRecord) {
+  ASSERT_EQ(*daemon_->Stop(), 0);
+  ASSERT_OK(StartDaemon({.capacity = "1GiB", .config = "record_events: 0 max_recorded_events_per_uid: 1000"}));
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("job"));
+  EXPECT_OK(client.SetRecording(1000));
+  const absl::Status refused = client.SetRecording(1001);
+  if (placement_ == Placement::kLeased) {
+    EXPECT_OK(refused) << "that is in the client's own memory";
+    return;
+  }
+  EXPECT_STATUS(refused, absl::StatusCode::kResourceExhausted, "max_recorded_events_per_uid");
+  EXPECT_FALSE(GetOutOfMemory(refused).has_value());
 }
 
 }  // namespace

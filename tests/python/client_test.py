@@ -147,6 +147,24 @@ WAITING = """
 """
 
 
+HELPERS = """
+    import os, subprocess, threading
+    from support import wait_for
+    def refused(call, error, text):
+        try:
+            call()
+        except (TypeError, ValueError, vrambroker.Error) as raised:
+            assert getattr(raised, "code", type(raised)) == error and text in str(raised), repr(raised)
+        else:
+            raise AssertionError("not refused: " + text)
+    def ctl(*arguments):
+        environment = dict(os.environ)
+        environment.pop("LD_PRELOAD", None)  # a sanitizer's run-time library: vramctl has its own
+        return subprocess.run([os.environ["VRAMCTL"], "--socket-dir", os.environ["VRAMBROKER_SOCKET_DIR"], *arguments],
+                              env=environment, stdout=subprocess.PIPE, check=True, universal_newlines=True).stdout
+"""
+
+
 class ClientTest(support.DaemonTest):
     def test_memory(self):
         self.run_with_daemon("""
@@ -185,8 +203,7 @@ class ClientTest(support.DaemonTest):
                 assert client.memory_stats()["num_device_alloc"] == 0
                 assert client.empty_cache() > 0
                 assert client.memory_stats()["reserved_bytes.all.current"] == 0
-                summary = client.memory_summary()
-                assert "limit 128.0 MiB" in summary and "a-job" in summary, summary
+                assert "device ID 0, session a-job" in client.memory_summary()
             # Remote, and settings that have no effect.
             with vrambroker.Client(placement="remote", alloc_conf="roundup_power2_divisions:4,pinned_num_register_threads:8") as client:
                 with client.malloc(100) as buffer:
@@ -781,6 +798,243 @@ class ClientTest(support.DaemonTest):
             print("done")
         """
         self.assertIn("done", self.run_with_daemon(program % self.daemon.process.pid))
+
+    def test_figures_in_pytorchs_words(self):
+        self.run_with_daemon(HELPERS, """
+            import vrambroker
+            MIB = 1 << 20
+            def figures(client):
+                return (client.memory_allocated() // MIB, client.max_memory_allocated() // MIB,
+                        client.memory_reserved(device=0) // MIB, client.max_memory_reserved(0) // MIB)
+            for placement in ("leased", "remote"):
+                with vrambroker.Client(name="figures", placement=placement) as client:
+                    assert figures(client) == (0, 0, 0, 0), figures(client)
+                    held, more = client.malloc(12 * MIB), client.malloc(30 * MIB)
+                    more.free()
+                    assert figures(client) == (12, 42, 42, 42), figures(client)
+                    assert client.empty_cache() == 30 * MIB
+                    assert figures(client) == (12, 42, 12, 42), figures(client)
+                    client.reset_peak_memory_stats()
+                    assert figures(client) == (12, 12, 12, 12), figures(client)
+                    stats = client.memory_stats()
+                    for key in ("allocated_bytes.all.current", "allocated_bytes.large_pool.peak", "num_ooms",
+                                "allocated_bytes.small_pool.allocated", "reserved_bytes.all.freed", "segment.all.current",
+                                "active.all.peak", "active_bytes.all.current", "inactive_split.all.current",
+                                "inactive_split_bytes.all.peak", "requested_bytes.all.current", "allocation.all.allocated",
+                                "oversize_allocations.current", "oversize_segments.peak", "max_split_size",
+                                "num_alloc_retries", "num_sync_all_streams", "num_device_alloc", "num_device_free"):
+                        assert isinstance(stats[key], int), key
+                    assert stats["allocated_bytes.all.current"] == client.memory_allocated()
+                    # One table, here and in vramctl.
+                    table = client.memory_summary()
+                    lines = table.splitlines()
+                    assert lines[5] == "|        Metric         | Cur Usage  | Peak Usage | Tot Alloc  | Tot Freed  |", table
+                    assert lines[7] == "| Allocated memory      |  12288 KiB |  12288 KiB |  43008 KiB |  30720 KiB |", table
+                    assert lines[8] == "|       from large pool |  12288 KiB |  12288 KiB |  43008 KiB |  30720 KiB |", table
+                    names = [line[2:23].strip() for line in lines if line[24:25] == "|" and " from " not in line]
+                    assert names == ["Metric", "Allocated memory", "Active memory", "Requested memory",
+                                     "GPU reserved memory", "Non-releasable memory", "Allocations", "Active allocs",
+                                     "GPU reserved segments", "Non-releasable allocs", "Oversize allocations",
+                                     "Oversize GPU segments"], names
+                    short = client.memory_summary(abbreviated=True)
+                    assert short == "".join(line + chr(10) for line in lines if " from " not in line), short
+                    assert client.memory_summary(0, False) == table
+                    wait_for(lambda: ctl("summary", client.name) == table)  # its figures are reported a moment later
+                    # Totals alone.
+                    if placement == "leased":
+                        client.malloc(20 * MIB).free()
+                        client.reset_accumulated_memory_stats()
+                        assert client.max_memory_allocated() == 32 * MIB
+                        assert client.memory_stats()["allocation.all.allocated"] == 0
+                        assert client.memory_stats()["num_device_alloc"] == 0
+                    else:
+                        refused(client.reset_accumulated_memory_stats, vrambroker.Code.FAILED_PRECONDITION, "together with the peaks")
+                    for call in (client.memory_allocated, client.max_memory_allocated, client.memory_reserved,
+                                 client.max_memory_reserved, client.memory_stats, client.memory_summary,
+                                 client.reset_peak_memory_stats, client.reset_accumulated_memory_stats):
+                        refused(lambda: call(device="cuda"), TypeError, "device: 'cuda'")
+                        refused(lambda: call(device=True), TypeError, "device: True")
+                        refused(lambda: call(7), vrambroker.Code.NOT_FOUND, "no device 7")
+                        refused(lambda: call(-1), vrambroker.Code.NOT_FOUND, "no device -1")
+                for call in (client.memory_allocated, client.memory_reserved, client.memory_summary, client.empty_cache):
+                    refused(call, vrambroker.Code.FAILED_PRECONDITION, "the client is closed")
+        """)
+
+    def test_a_memory_fraction(self):
+        self.run_with_daemon(HELPERS, """
+            import vrambroker
+            MIB = 1 << 20
+            client = vrambroker.Client(name="half", limit="192MiB")
+            def oom(call):
+                try:
+                    call()
+                except vrambroker.OutOfMemoryError as error:
+                    return error
+                raise AssertionError("no error")
+            held = client.malloc(40 * MIB)
+            client.set_per_process_memory_fraction(0.25)  # of 256 MiB
+            assert client.device(0).limit_bytes == client.memory_info()[1] == 64 * MIB
+            for call in (lambda: client.malloc(30 * MIB), lambda: client.lease_segment(30 * MIB)):
+                error = oom(call)
+                assert error.cause == "LIMIT" and error.limit_bytes == 64 * MIB, error.__dict__
+                assert error.requested_bytes == 30 * MIB and error.reserved_bytes == error.allocated_bytes == 40 * MIB
+                assert error.room_bytes == 24 * MIB and error.device_capacity_bytes == 256 * MIB
+                assert "memory fraction that this process has set allows it" in str(error) and "24.00 MiB" in str(error), error
+                assert "Set a larger memory fraction" in error.advice and error.advice in str(error)
+            assert client.memory_stats()["num_ooms"] == 2
+            # What fits is not refused, and what is idle makes room.
+            client.malloc(24 * MIB).free()
+            client.lease_segment(20 * MIB).free()
+            assert client.memory_reserved() == 40 * MIB
+            # Below what is held: nothing is taken away, and nothing more comes.
+            client.set_per_process_memory_fraction(0.0, device=0)
+            assert oom(lambda: client.malloc(2 * MIB)).room_bytes == 0
+            held.write(b"kept")
+            assert held.read(4) == b"kept" and client.memory_reserved() == 40 * MIB
+            # Never above the session's limit.
+            client.set_per_process_memory_fraction(1.0, 0)
+            assert client.device(0).limit_bytes == 192 * MIB
+            client.malloc(150 * MIB).free()
+            error = oom(lambda: client.malloc(160 * MIB))
+            assert error.limit_bytes == 192 * MIB and "fraction" not in str(error), error
+            client.set_per_process_memory_fraction(0.9)
+            assert client.device(0).limit_bytes == 192 * MIB
+            error = oom(lambda: client.malloc(160 * MIB))
+            assert error.limit_bytes == 192 * MIB and "fraction" not in str(error), error
+            # An operator's limit and this one: the lower one.
+            client.set_per_process_memory_fraction(0.5)
+            ctl("limit", client.name, "96MiB")
+            wait_for(lambda: client.device(0).limit_bytes == 96 * MIB)
+            ctl("limit", client.name, "250MiB")
+            wait_for(lambda: client.device(0).limit_bytes == 128 * MIB)
+            assert oom(lambda: client.malloc(100 * MIB)).limit_bytes == 128 * MIB
+            assert oom(lambda: client.malloc(1 << 40)).cause == "LARGER_THAN_DEVICE"
+            # Threads that grow at the same time stay within it together.
+            held.free()
+            client.empty_cache()
+            client.reset_peak_memory_stats()
+            got = []
+            def take():
+                try:
+                    got.append(client.malloc(12 * MIB))
+                except vrambroker.OutOfMemoryError:
+                    pass
+            threads = [threading.Thread(target=take) for _ in range(20)]
+            [thread.start() for thread in threads]
+            [thread.join() for thread in threads]
+            assert 0 < len(got) <= 10 and client.max_memory_reserved() <= 128 * MIB, len(got)
+            # Wrong use.
+            fraction = client.set_per_process_memory_fraction
+            for wrong in (-0.1, 1.1, float("nan"), float("inf")):
+                refused(lambda: fraction(wrong), ValueError, "fraction: ")
+            for wrong in (1, True, "0.5", None):
+                refused(lambda: fraction(wrong), TypeError, "fraction: ")
+            refused(lambda: fraction(0.5, 7), vrambroker.Code.NOT_FOUND, "no device 7")
+            refused(lambda: fraction(0.5, "cuda:0"), TypeError, "device: 'cuda:0'")
+            assert client.device(0).limit_bytes == 128 * MIB
+            client.close()
+            refused(lambda: fraction(0.5), vrambroker.Code.FAILED_PRECONDITION, "the client is closed")
+            with vrambroker.Client(placement="remote") as remote:
+                refused(lambda: remote.set_per_process_memory_fraction(0.5), vrambroker.Code.FAILED_PRECONDITION,
+                        "vramctl limit")
+        """)
+
+    def test_recordings(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for placement in ("leased", "remote"):
+                self.run_with_daemon("""
+                    import json, os, pathlib, pickle
+                    import vrambroker
+                    folder, placement = %r, %r
+                    file = os.path.join(folder, placement + ".pickle")
+                    client = vrambroker.Client(placement=placement)
+                    client.record_memory_history(max_entries=1000)
+                    with client.malloc(5000), client.malloc(7 << 20):
+                        pass
+                    held = client.malloc(3000)
+                    client.dump_snapshot(file)
+                    with open(file, "rb") as opened:
+                        dumped = pickle.load(opened)
+                    sizes = [event["size"] for event in dumped["device_traces"][0] if event["action"] == "alloc"]
+                    assert sizes == [5000, 7 << 20, 3000], sizes
+                    client.dump_snapshot(pathlib.Path(folder, placement + ".json"))
+                    with open(os.path.join(folder, placement + ".json")) as opened:
+                        assert len(json.load(opened)["device_traces"][0]) > len(dumped["device_traces"][0])
+                    # The same in memory: what is held, and, in one of them, what happened.
+                    snapshot = client.snapshot()
+                    assert snapshot["segments"] == dumped["segments"] == client.memory_snapshot(), snapshot
+                    assert snapshot["device_traces"][0][:3] == dumped["device_traces"][0][:3]
+                    active = [block["requested_size"] for segment in client.memory_snapshot() for block in segment["blocks"]
+                              if block["state"] == "active_allocated"]
+                    assert active == [3000], active
+                    # With PyTorch's names; and the last events only.
+                    client._record_memory_history("all", max_entries=4)
+                    for _ in range(9):
+                        client.malloc(100).free()
+                    assert 0 < len(client._snapshot()["device_traces"][0]) <= 8  # a free may be two
+                    client._record_memory_history(True)
+                    for _ in range(20):
+                        client.malloc(100).free()
+                    assert len(client._snapshot()["device_traces"][0]) > 20
+                    client._dump_snapshot(file + "2")
+                    assert os.path.getsize(file + "2") > 1000
+                    for ends in (None, False, "state"):
+                        client.record_memory_history(enabled=ends)
+                """ % (folder, placement))
+                replayed = self.vramctl("replay", os.path.join(folder, placement + ".pickle"))
+                self.assertEqual(replayed["allocations"], 3)
+                self.assertEqual(replayed["peak_allocated_bytes"], 5120 + (7 << 20))
+
+    def test_recordings_that_are_refused(self):
+        with tempfile.TemporaryDirectory() as folder:
+            self.run_with_daemon(HELPERS, """
+                import resource, signal, time
+                import vrambroker
+                from vrambroker import Code
+                folder, daemon = %r, %d
+                client, remote = vrambroker.Client(log=lambda line: None), vrambroker.Client(placement="remote")
+                record, dump = client.record_memory_history, client.dump_snapshot
+                refused(lambda: record("some"), ValueError, "enabled: 'some'")
+                refused(lambda: record(3), TypeError, "enabled: 3")
+                refused(lambda: record(max_entries=0), ValueError, "max_entries: 0")
+                refused(lambda: record(max_entries=-1), ValueError, "max_entries: -1")
+                refused(lambda: record(max_entries=1.5), TypeError, "max_entries: 1.5")
+                refused(lambda: record(max_entries=True), TypeError, "max_entries: True")
+                refused(lambda: record(clear_history=True), ValueError, "clear_history")
+                refused(lambda: dump(3), TypeError, "int")
+                refused(lambda: dump("a\\0b"), ValueError, "null byte")
+                refused(lambda: dump(""), Code.INVALID_ARGUMENT, "the name of a file is needed")
+                refused(lambda: dump(folder), Code.INVALID_ARGUMENT, folder + ": it exists and is not a file")
+                refused(lambda: dump(folder + "/no/file"), Code.NOT_FOUND, folder + "/no/file: cannot write into its folder")
+                file = folder + "/file"
+                dump(file)
+                before = os.path.getsize(file)
+                held = [client.malloc(512) for _ in range(100)]
+                signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (1000, -1))  # as on a disk that is full
+                try:
+                    dump(file)
+                except vrambroker.Error as error:
+                    assert "cannot write " + file + ": write: File too large" in str(error), error
+                else:
+                    raise AssertionError("more than fits")
+                resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
+                assert os.listdir(folder) == ["file"] and os.path.getsize(file) == before
+                # What is in this process outlasts the daemon.
+                os.kill(daemon, signal.SIGKILL)
+                refused(lambda: [time.sleep(0.01) for _ in iter(client.status, 1)], Code.UNAVAILABLE, "")
+                dump(file)
+                assert os.path.getsize(file) > before
+                record(max_entries=10)
+                assert client.memory_snapshot()
+                refused(lambda: [time.sleep(0.01) for _ in iter(remote.status, 1)], Code.UNAVAILABLE, "")
+                refused(lambda: remote.dump_snapshot(file), Code.UNAVAILABLE, "")
+                refused(lambda: remote.record_memory_history(), Code.UNAVAILABLE, "")
+                refused(remote.memory_snapshot, Code.UNAVAILABLE, "")
+                client.close()
+                for call in (record, dump, client.snapshot, client.memory_snapshot):
+                    refused(call, Code.FAILED_PRECONDITION, "the client is closed")
+            """ % (folder, self.daemon.process.pid))
 
     def test_closed_by_its_own_callback(self):
         self.run_with_daemon("""

@@ -209,6 +209,10 @@ static void figures(vrambroker_client* client) {
   CHECK_OK(vrambroker_reset_peak_memory_stats(client, 0));
   CHECK_OK(vrambroker_get_memory_stats(client, 0, &stats));
   CHECK(stats.allocated_bytes_peak == MIB);
+  CHECK_OK(vrambroker_reset_accumulated_memory_stats(client, 0));
+  CHECK_OK(vrambroker_get_memory_stats(client, 0, &stats));
+  CHECK(stats.num_device_alloc == 0 && stats.allocated_bytes_peak == MIB);
+  CHECK_FAILS(vrambroker_reset_accumulated_memory_stats(client, 7), VRAMBROKER_NOT_FOUND, "no device 7");
   CHECK_OK(vrambroker_reset_memory_stats(client, 0));
   CHECK_OK(vrambroker_get_memory_stats(client, 0, &stats));
   CHECK(stats.num_device_alloc == 0);
@@ -221,6 +225,18 @@ static void figures(vrambroker_client* client) {
   CHECK(strlen(json) + 1 == needed && json[0] == '{' && json[needed - 2] == '}');
   CHECK(strstr(json, "\"allocated_bytes.all.current\": 1048576,") != NULL);
   free(json);
+
+  CHECK_FAILS(vrambroker_memory_summary(client, 0, 0, NULL, 0, &needed), VRAMBROKER_OUT_OF_RANGE, "needs");
+  char* const table = malloc(needed);
+  CHECK_FAILS(vrambroker_memory_summary(client, 0, 0, table, needed - 1, NULL), VRAMBROKER_OUT_OF_RANGE, "needs");
+  CHECK_OK(vrambroker_memory_summary(client, 0, 0, table, needed, &needed));
+  CHECK(strlen(table) + 1 == needed && strstr(table, "| Allocated memory      |   1024 KiB |") != NULL);
+  CHECK(strstr(table, "device ID 0, session from-c") != NULL && strstr(table, "from large pool") != NULL);
+  CHECK_OK(vrambroker_memory_summary(client, 0, 1, table, needed, NULL));
+  CHECK(strlen(table) + 1 < needed && strstr(table, "from large pool") == NULL);
+  CHECK_FAILS(vrambroker_memory_summary(client, 7, 0, table, needed, NULL), VRAMBROKER_NOT_FOUND, "no device 7");
+  CHECK_FAILS(vrambroker_memory_summary(client, 0, 0, NULL, 1, NULL), VRAMBROKER_INVALID_ARGUMENT, "buffer is NULL");
+  free(table);
 
   CHECK_OK(vrambroker_free(client, pointer));
   uint64_t released = 0;
@@ -258,6 +274,9 @@ static void run_remote(void) {
   CHECK_OK(vrambroker_free(client, pointer));
   CHECK_FAILS(vrambroker_free(client, pointer), VRAMBROKER_INVALID_ARGUMENT, "already freed");
   CHECK_FAILS(vrambroker_lease_segment(client, 1, 0, &pointer), VRAMBROKER_FAILED_PRECONDITION, "kLeased");
+  CHECK_FAILS(vrambroker_set_memory_fraction(client, 0.5, 0), VRAMBROKER_FAILED_PRECONDITION, "lease segments instead");
+  CHECK_FAILS(vrambroker_reset_accumulated_memory_stats(client, 0), VRAMBROKER_FAILED_PRECONDITION,
+              "lease segments instead");
   CHECK_OK(vrambroker_disconnect(client));
 }
 
@@ -328,12 +347,87 @@ static void run_oom(void) {
   CHECK_FAILS(vrambroker_lease_segment(client, 30 * MIB, 0, &pointer), VRAMBROKER_RESOURCE_EXHAUSTED, "limit");
   CHECK_FAILS(vrambroker_free(client, &oom), VRAMBROKER_INVALID_ARGUMENT, "");
   CHECK(vrambroker_last_out_of_memory(&oom) == VRAMBROKER_NOT_FOUND);
+  /* A bound of its own, of 256 MiB. */
+  CHECK_OK(vrambroker_set_memory_fraction(client, 0.1875, 0));
+  CHECK_FAILS(vrambroker_malloc(client, 10 * MIB, 0, &pointer), VRAMBROKER_RESOURCE_EXHAUSTED, "memory fraction");
+  CHECK_OK(vrambroker_last_out_of_memory(&oom));
+  CHECK(oom.cause == VRAMBROKER_CAUSE_LIMIT && oom.limit_bytes == 48 * MIB && oom.room_bytes == 8 * MIB);
+  CHECK(strstr(vrambroker_last_error_message(), oom.explanation) != NULL);
+  CHECK_FAILS(vrambroker_set_memory_fraction(client, 1.5, 0), VRAMBROKER_INVALID_ARGUMENT, "fraction: 1.5");
+  CHECK_FAILS(vrambroker_set_memory_fraction(client, 0.5, 9), VRAMBROKER_NOT_FOUND, "no device 9");
+  CHECK_OK(vrambroker_set_memory_fraction(client, 1, 0));
   /* What is held stays usable, and there is room for less. */
   CHECK(byte_at(client, held, 40 * MIB - 1) == 5);
   CHECK_OK(vrambroker_malloc(client, 20 * MIB, 0, &pointer));
   CHECK_OK(vrambroker_free(client, pointer));
   CHECK_OK(vrambroker_free(client, held));
   CHECK_OK(vrambroker_disconnect(client));
+}
+
+static int exists(const char* path) {
+  return access(path, F_OK) == 0;
+}
+
+/* Whether an event of the snapshot is of a block of `bytes`, as asked for. */
+static int has_allocation(const char* json, unsigned bytes) {
+  char text[64];
+  snprintf(text, sizeof text, "\"size\":%u,", bytes);
+  return strstr(json, "\"alloc\"") != NULL && strstr(json, text) != NULL;
+}
+
+static void recording(vrambroker_client* client, const char* folder) {
+  char path[4096];
+  void* pointer = NULL;
+  CHECK_OK(vrambroker_set_recording(client, 1000));
+  CHECK_OK(vrambroker_malloc(client, 54321, 0, &pointer));
+
+  size_t needed = 0;
+  CHECK_FAILS(vrambroker_snapshot_json(client, 1, NULL, 0, &needed), VRAMBROKER_OUT_OF_RANGE, "needs");
+  needed += 10000; /* each snapshot is an event of the next */
+  char* const json = malloc(needed);
+  CHECK(json != NULL);
+  size_t written = 0;
+  CHECK_OK(vrambroker_snapshot_json(client, 1, json, needed, &written));
+  CHECK(strlen(json) + 1 == written && json[0] == '{' && has_allocation(json, 54321));
+  CHECK_OK(vrambroker_snapshot_json(client, 0, json, needed, NULL));
+  CHECK(strlen(json) + 1 < written && strstr(json, "\"segments\"") != NULL && strstr(json, "\"alloc\"") == NULL);
+  CHECK_FAILS(vrambroker_snapshot_json(client, 0, NULL, 1, &needed), VRAMBROKER_INVALID_ARGUMENT, "buffer is NULL");
+  free(json);
+
+  snprintf(path, sizeof path, "%s/of-c.pickle", folder);
+  CHECK(!exists(path));
+  CHECK_OK(vrambroker_dump_snapshot(client, path));
+  CHECK(exists(path));
+  snprintf(path, sizeof path, "%s/no/of-c.pickle", folder);
+  CHECK_FAILS(vrambroker_dump_snapshot(client, path), VRAMBROKER_NOT_FOUND, path);
+  CHECK_FAILS(vrambroker_dump_snapshot(client, folder), VRAMBROKER_INVALID_ARGUMENT, "not a file");
+  CHECK_FAILS(vrambroker_dump_snapshot(client, NULL), VRAMBROKER_INVALID_ARGUMENT, "path is NULL");
+
+  CHECK_OK(vrambroker_set_recording(client, 1000000));
+  CHECK_FAILS(vrambroker_set_recording(client, 1000001), VRAMBROKER_INVALID_ARGUMENT, "1000001 is above 1000000");
+  CHECK_FAILS(vrambroker_set_recording(client, UINT64_MAX), VRAMBROKER_INVALID_ARGUMENT, "max_events");
+  CHECK_FAILS(vrambroker_set_recording(NULL, 1), VRAMBROKER_INVALID_ARGUMENT, "client is NULL");
+  CHECK_OK(vrambroker_set_recording(client, 0));
+  CHECK_OK(vrambroker_free(client, pointer));
+}
+
+static void run_recording(vrambroker_client* client) {
+  const char* const folder = getenv("C_CLIENT_FOLDER");
+  CHECK(folder != NULL);
+  recording(client, folder);
+  CHECK_OK(vrambroker_disconnect(client));
+}
+
+static void run_recording_leased(void) {
+  run_recording(connect_as("recorded", NULL));
+}
+
+static void run_recording_remote(void) {
+  vrambroker_options options = VRAMBROKER_OPTIONS_INIT;
+  options.placement = VRAMBROKER_REMOTE;
+  vrambroker_client* client = NULL;
+  CHECK_OK(vrambroker_connect(&options, &client));
+  run_recording(client);
 }
 
 static int lost_code;
@@ -403,6 +497,9 @@ static void refused_in_child(vrambroker_client* client, void* held) {
   CHECK_FAILS(vrambroker_get_session(client, &session), VRAMBROKER_FAILED_PRECONDITION, "fork()");
   CHECK_FAILS(vrambroker_get_memory_stats(client, 0, &stats), VRAMBROKER_FAILED_PRECONDITION, "fork()");
   CHECK_FAILS(vrambroker_empty_cache(client, &bytes), VRAMBROKER_FAILED_PRECONDITION, "fork()");
+  CHECK_FAILS(vrambroker_set_memory_fraction(client, 0.5, 0), VRAMBROKER_FAILED_PRECONDITION, "fork()");
+  CHECK_FAILS(vrambroker_set_recording(client, 10), VRAMBROKER_FAILED_PRECONDITION, "fork()");
+  CHECK_FAILS(vrambroker_dump_snapshot(client, "/tmp/never"), VRAMBROKER_FAILED_PRECONDITION, "fork()");
   CHECK_FAILS(vrambroker_connect(NULL, &own), VRAMBROKER_FAILED_PRECONDITION, "fork()");
   CHECK_FAILS(vrambroker_disconnect(client), VRAMBROKER_FAILED_PRECONDITION, "fork()");
   CHECK(vrambroker_torch_malloc(1, 0, NULL) == NULL);
@@ -611,10 +708,19 @@ int main(int argc, char** argv) {
     const char* name;
     void (*run)(void);
   } kScenarios[] = {
-      {"basic", run_basic},     {"remote", run_remote},   {"options", run_options},
-      {"oom", run_oom},         {"lost", run_lost},       {"fork", run_fork},
-      {"symbols", run_symbols}, {"torch", run_torch},     {"torch_without_daemon", run_torch_without_daemon},
-      {"connect", run_connect}, {"give_up", run_give_up},
+      {"basic", run_basic},
+      {"remote", run_remote},
+      {"options", run_options},
+      {"oom", run_oom},
+      {"lost", run_lost},
+      {"fork", run_fork},
+      {"recording_leased", run_recording_leased},
+      {"recording_remote", run_recording_remote},
+      {"symbols", run_symbols},
+      {"torch", run_torch},
+      {"torch_without_daemon", run_torch_without_daemon},
+      {"connect", run_connect},
+      {"give_up", run_give_up},
   };
   for (size_t i = 0; argc == 2 && i < sizeof kScenarios / sizeof *kScenarios; ++i) {
     if (strcmp(kScenarios[i].name, argv[1]) != 0) continue;

@@ -117,6 +117,18 @@ absl::StatusOr<uint64_t> RawClient::EndSession(const v1::SessionRef& ref) {
   return response.quarantined_bytes();
 }
 
+namespace {
+
+absl::StatusOr<std::vector<v1::GetSnapshotResponse>> AllParts(grpc::ClientReader<v1::GetSnapshotResponse>& reader) {
+  std::vector<v1::GetSnapshotResponse> parts;
+  v1::GetSnapshotResponse part;
+  while (reader.Read(&part)) parts.push_back(part);
+  if (absl::Status status = client_internal::FromGrpc(reader.Finish()); !status.ok()) return status;
+  return parts;
+}
+
+}  // namespace
+
 absl::StatusOr<std::vector<v1::GetSnapshotResponse>> RawClient::GetSnapshot(const v1::SessionRef& ref,
                                                                             uint32_t device) {
   v1::GetSnapshotRequest request;
@@ -124,12 +136,15 @@ absl::StatusOr<std::vector<v1::GetSnapshotResponse>> RawClient::GetSnapshot(cons
   request.set_device(device);
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + kPatience));
-  const std::unique_ptr<grpc::ClientReader<v1::GetSnapshotResponse>> reader = admin_->GetSnapshot(&context, request);
-  std::vector<v1::GetSnapshotResponse> parts;
-  v1::GetSnapshotResponse part;
-  while (reader->Read(&part)) parts.push_back(part);
-  if (absl::Status status = client_internal::FromGrpc(reader->Finish()); !status.ok()) return status;
-  return parts;
+  return AllParts(*admin_->GetSnapshot(&context, request));
+}
+
+absl::StatusOr<std::vector<v1::GetSnapshotResponse>> RawClient::GetRefusalSnapshot(uint64_t refusal) {
+  v1::GetRefusalSnapshotRequest request;
+  request.set_refusal(refusal);
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + kPatience));
+  return AllParts(*admin_->GetRefusalSnapshot(&context, request));
 }
 
 absl::Status RawClient::SetRecording(const v1::SessionRef& ref, uint32_t max_events) {

@@ -51,6 +51,7 @@ class RawClient {
   absl::StatusOr<uint64_t> TrimSession(const v1::SessionRef& ref);
   absl::StatusOr<uint64_t> EndSession(const v1::SessionRef& ref);
   absl::StatusOr<std::vector<v1::GetSnapshotResponse>> GetSnapshot(const v1::SessionRef& ref, uint32_t device);
+  absl::StatusOr<std::vector<v1::GetSnapshotResponse>> GetRefusalSnapshot(uint64_t refusal);
   absl::Status SetRecording(const v1::SessionRef& ref, uint32_t max_events);
 
  private:

@@ -16,7 +16,8 @@
 //   setuid UID [GID]...      become this user with these further groups
 //   fetch TICKET             exchange a ticket (hexadecimal) for a descriptor
 //   allocate_raw SESSION BYTES | free_raw SESSION BLOCK | empty_raw SESSION | stats_raw SESSION | reset_raw SESSION
-//   set_limit NAME BYTES | trim NAME | end NAME | record NAME EVENTS | snapshot NAME | list | get NAME
+//   set_limit NAME BYTES | trim NAME | end NAME | record NAME EVENTS | snapshot NAME | refusal ID | list |
+//   get NAME
 //   explain [PID]            the rule, '-': none
 //   reload                   all by the Admin service
 #include <grp.h>
@@ -78,7 +79,8 @@ class TestClient {
     if (absl::EndsWith(command, "_raw")) return Raw(words);
     if (command == "fork") return Fork();
     if (command == "fork_exec") return ForkExec();
-    for (const char* each : {"set_limit", "trim", "end", "record", "snapshot", "list", "get", "explain", "reload"}) {
+    for (const char* each :
+         {"set_limit", "trim", "end", "record", "snapshot", "refusal", "list", "get", "explain", "reload"}) {
       if (command == each) return Operate(words);
     }
     if (!client_.has_value()) return absl::FailedPreconditionError("test_client: not connected");
@@ -242,6 +244,7 @@ class TestClient {
       return Say(raw->SetRecording(Ref(words[1]), static_cast<uint32_t>(Number(words[2]))));
     }
     if (words[0] == "snapshot") return Say(raw->GetSnapshot(Ref(words[1]), 0).status());
+    if (words[0] == "refusal") return Say(raw->GetRefusalSnapshot(Number(words[1])).status());
     if (words[0] == "get") return Say(raw->GetSession(Ref(words[1])).status());
     if (words[0] == "explain") {
       v1::ExplainPolicyRequest request;

@@ -1,67 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Settings, limits, garbage collection, resets, history and snapshots of the caching allocator.
+// Settings, limits, garbage collection and resets of the caching allocator.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <chrono>
 
+#include <chrono>
 #include <memory>
-#include <string>
 #include <thread>
 #include <vector>
 
 #include "allocator/caching_allocator.h"
-#include "allocator/replay/simulated_device.h"
 #include "tests/support/fake_device.h"
 #include "tests/support/simulated_source.h"
+#include "tests/unit/simulated_heap_fixture.h"
 
 namespace vrambroker {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-using ::testing::SizeIs;
 
-constexpr uint64_t kCapacity = 1000_MiB;
-
-class AllocatorSettingsTest : public ::testing::Test {
- protected:
-  AllocatorSettingsTest() { Configure(""); }
-  void TearDown() override {
-    EXPECT_EQ(allocator_->CheckInvariants(), absl::OkStatus());
-    EXPECT_EQ(source_->misuse(), "");
-    EXPECT_EQ(source_->used_bytes(), Stats().reserved_bytes.all.current);
-  }
-
-  // A new allocator, and a new device of kCapacity.
-  void Configure(absl::string_view settings) {
-    const absl::StatusOr<AllocConf> conf = ParseAllocConf(settings);
-    ASSERT_EQ(conf.status(), absl::OkStatus());
-    source_ = std::make_unique<SimulatedSource>(kCapacity);
-    allocator_ = std::make_unique<CachingAllocator>(source_.get(), &streams_, conf->options, kCapacity);
-  }
-
-  Block* Get(uint64_t bytes, Stream stream = 0) {
-    absl::StatusOr<Block*> block = allocator_->Allocate(bytes, stream);
-    EXPECT_TRUE(block.ok()) << block.status();
-    return block.ok() ? *block : nullptr;
-  }
-  // Free segments of these sizes, in this order of being freed.
-  void Cache(const std::vector<uint64_t>& segments, Stream stream = 0) {
-    std::vector<Block*> blocks;
-    for (const uint64_t bytes : segments) blocks.push_back(Get(bytes, stream));
-    for (Block* block : blocks) allocator_->Free(block);
-  }
-  bool Refuses(uint64_t bytes, Stream stream = 0) {
-    return absl::IsResourceExhausted(allocator_->Allocate(bytes, stream).status());
-  }
-  MemoryStats Stats() const { return allocator_->GetMemoryStats(); }
-  uint64_t Reserved() const { return Stats().reserved_bytes.all.current; }
-
-  SimulatedDevice streams_{0};  // for its events only
-  std::unique_ptr<SimulatedSource> source_;
-  std::unique_ptr<CachingAllocator> allocator_;
-};
+class AllocatorSettingsTest : public SimulatedHeapTest {};
 
 // ---- max_split_size_mb, max_non_split_rounding_mb ----
 
@@ -629,186 +588,6 @@ TEST_F(AllocatorSettingsTest, PeakOfTheWholeIsNotTheSumOfThePoolsPeaks) {
   Get(1_MiB);
   EXPECT_EQ(Stats().allocated_bytes.all.peak, 40_MiB);
   EXPECT_EQ(Stats().allocated_bytes.pool[static_cast<int>(PoolKind::kSmall)].peak, 1_MiB);
-}
-
-// ---- History, snapshots ----
-
-class HistoryTest : public AllocatorSettingsTest {
- protected:
-  using Action = HistoryAction;
-  std::vector<HistoryEvent> Events() {
-    std::vector<HistoryEvent> events = allocator_->Snapshot().history;
-    // The snapshot's own is the last, and of no interest here.
-    if (!events.empty()) {
-      EXPECT_EQ(events.back().action, Action::kSnapshot);
-      events.pop_back();
-    }
-    return events;
-  }
-  std::vector<Action> Actions() {
-    std::vector<Action> actions;
-    for (const HistoryEvent& event : Events()) actions.push_back(event.action);
-    return actions;
-  }
-};
-
-TEST_F(HistoryTest, IsOffUntilAskedFor) {
-  Get(512);
-  EXPECT_THAT(allocator_->Snapshot().history, IsEmpty());
-}
-
-TEST_F(HistoryTest, TellsWhatHappenedInOrder) {
-  allocator_->SetRecording(100);
-  Block* block = Get(1000, 7);
-  const uint64_t address = block->address;
-  allocator_->Free(block);
-  allocator_->EmptyCache();
-  const std::vector<HistoryEvent> events = Events();
-  ASSERT_THAT(events, SizeIs(5));
-  const std::vector<Action> actions = {Action::kSegmentAllocate, Action::kAllocate, Action::kFreeRequested,
-                                       Action::kFreeCompleted, Action::kSegmentFree};
-  for (size_t i = 0; i < events.size(); ++i) {
-    EXPECT_EQ(events[i].action, actions[i]);
-    EXPECT_EQ(events[i].address, address);
-    EXPECT_EQ(events[i].stream, 7u);
-    const bool is_segment = i == 0 || i == 4;
-    EXPECT_EQ(events[i].bytes, is_segment ? 2_MiB : 1000) << "of blocks what was asked for";
-    EXPECT_GT(events[i].time_us, int64_t{1'600'000'000'000'000}) << "microseconds since 1970";
-    if (i > 0) {
-      EXPECT_GE(events[i].time_us, events[i - 1].time_us);
-    }
-  }
-}
-
-TEST_F(HistoryTest, FreeIsCompletedWhenStreamsAreDone) {
-  allocator_->SetRecording(100);
-  Block* kept = Get(512);
-  Block* block = Get(512);
-  const uint64_t address = block->address;
-  allocator_->Free(kept);  // the block that follows joins it, and still is what it was in the history
-  allocator_->RecordStream(block, 1);
-  allocator_->Free(block);
-  EXPECT_THAT(Actions().back(), Action::kFreeRequested);
-  streams_.FinishAll();
-  allocator_->PollEvents();
-  const HistoryEvent last = Events().back();
-  EXPECT_EQ(last.action, Action::kFreeCompleted);
-  EXPECT_EQ(last.address, address);
-  EXPECT_EQ(last.bytes, 512u);
-}
-
-TEST_F(HistoryTest, OutOfMemoryTellsWhatWasLeft) {
-  source_->set_limit(0);
-  allocator_->SetRecording(100);
-  EXPECT_TRUE(Refuses(1000, 3));
-  const std::vector<HistoryEvent> events = Events();
-  ASSERT_THAT(events, SizeIs(1));
-  EXPECT_EQ(events[0].action, Action::kOutOfMemory);
-  EXPECT_EQ(events[0].bytes, 1024u) << "rounded";
-  EXPECT_EQ(events[0].stream, 3u);
-  EXPECT_EQ(events[0].address, 0u) << "what a SimulatedSource says to have left";
-  SimulatedDevice device(100_MiB);
-  CachingAllocator allocator(&device);
-  allocator.SetRecording(1);
-  EXPECT_FALSE(allocator.Allocate(200_MiB).ok());
-  allocator.SetRecording(10);
-  EXPECT_FALSE(allocator.Allocate(200_MiB).ok());
-  EXPECT_EQ(allocator.Snapshot().history.at(0).address, 100_MiB);
-}
-
-TEST_F(HistoryTest, SnapshotTellsTheActiveBytes) {
-  allocator_->SetRecording(100);
-  Get(1024);
-  allocator_->Free(Get(512));
-  const std::vector<HistoryEvent> history = allocator_->Snapshot().history;
-  EXPECT_EQ(history.back().action, Action::kSnapshot);
-  EXPECT_EQ(history.back().bytes, 1024u);
-}
-
-TEST_F(HistoryTest, KeepsTheLatest) {
-  Block* block = Get(512);
-  allocator_->Free(block);
-  for (const size_t most : {1, 2, 3, 5, 6, 7}) {
-    SCOPED_TRACE(most);
-    allocator_->SetRecording(most);
-    // Nine events: sizes 1, 1, 1, 2, 2, 2, 3, 3, 3.
-    for (const uint64_t bytes : {1, 2, 3}) allocator_->Free(Get(bytes));
-    const std::vector<HistoryEvent> history = allocator_->Snapshot().history;
-    ASSERT_THAT(history, SizeIs(most));
-    std::vector<std::pair<Action, uint64_t>> all;
-    for (const uint64_t bytes : {1, 2, 3}) {
-      for (const Action action : {Action::kAllocate, Action::kFreeRequested, Action::kFreeCompleted}) {
-        all.emplace_back(action, bytes);
-      }
-    }
-    all.emplace_back(Action::kSnapshot, 0);
-    all.erase(all.begin(), all.end() - static_cast<std::ptrdiff_t>(most));
-    for (size_t i = 0; i < most; ++i) {
-      EXPECT_EQ(history[i].action, all[i].first) << i;
-      EXPECT_EQ(history[i].bytes, all[i].second) << i;
-    }
-  }
-}
-
-TEST_F(HistoryTest, StartsAgainWithEveryCall) {
-  allocator_->SetRecording(10);
-  Get(512);
-  allocator_->SetRecording(10);
-  EXPECT_THAT(Actions(), IsEmpty());
-  Get(512);
-  EXPECT_THAT(Actions(), ElementsAre(Action::kSnapshot, Action::kAllocate));
-  allocator_->SetRecording(0);
-  Get(512);
-  EXPECT_THAT(allocator_->Snapshot().history, IsEmpty());
-}
-
-TEST_F(AllocatorSettingsTest, SnapshotShowsEveryState) {
-  Configure("max_split_size_mb:32");
-  Block* used = Get(700, 4);
-  Block* pending = Get(512, 4);
-  Block* freed = Get(600, 4);
-  Get(30_MiB);
-  allocator_->RecordStream(pending, 1);
-  allocator_->Free(pending);
-  allocator_->Free(freed);
-  const HeapSnapshot snapshot = allocator_->Snapshot();
-  EXPECT_EQ(snapshot.options.max_split_bytes, 32_MiB);
-  ASSERT_THAT(snapshot.segments, SizeIs(2));
-  const SegmentSnapshot& segment = snapshot.segments[0];
-  EXPECT_EQ(segment.stream, 4u);
-  EXPECT_EQ(segment.pool, PoolKind::kSmall);
-  EXPECT_EQ(segment.address, used->address);
-  EXPECT_EQ(segment.id, used->segment_id());
-  ASSERT_THAT(segment.blocks, SizeIs(3));
-  const BlockState states[] = {BlockState::kAllocated, BlockState::kPendingFree, BlockState::kFree};
-  const uint64_t requested[] = {700, 512, 600};
-  const uint64_t offsets[] = {0, 1024, 1536};
-  for (size_t i = 0; i < 3; ++i) {
-    EXPECT_EQ(segment.blocks[i].state, states[i]) << i;
-    EXPECT_EQ(segment.blocks[i].requested_bytes, requested[i]) << i;
-    EXPECT_EQ(segment.blocks[i].offset, offsets[i]) << i;
-  }
-  EXPECT_EQ(segment.blocks[2].bytes, 2_MiB - 1536) << "joined with the rest";
-  EXPECT_EQ(snapshot.segments[1].stream, 0u);
-  EXPECT_EQ(snapshot.segments[1].blocks.at(0).bytes, 30_MiB);
-}
-
-TEST_F(AllocatorSettingsTest, AddressesGrowAndAreNotReused) {
-  uint64_t last = 0;
-  for (int i = 0; i < 3; ++i) {
-    Block* block = Get(40_MiB + 1);
-    EXPECT_GE(block->address, last + 42_MiB * (i > 0 ? 1 : 0));
-    EXPECT_EQ(block->address % 2_MiB, 0u);
-    last = block->address;
-    allocator_->Free(block);
-    allocator_->EmptyCache();
-  }
-}
-
-TEST_F(AllocatorSettingsTest, ExplainFitLooksAtOneStream) {
-  Cache({40_MiB}, 1);
-  EXPECT_EQ(allocator_->ExplainFit(30_MiB, 0).pool_free_bytes, 0u);
-  EXPECT_EQ(allocator_->ExplainFit(30_MiB, 1).pool_free_bytes, 40_MiB);
 }
 
 }  // namespace

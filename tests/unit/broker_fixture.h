@@ -186,6 +186,16 @@ class BrokerTest : public ::testing::Test {
     answered.WaitForNotification();
     return answer;
   }
+  absl::Status Explain(const SessionPtr& session, uint64_t device, const RefusedRequest& request) {
+    Signal answered;
+    absl::Status answer;
+    broker_->Explain(session, device, request, [&](absl::Status status) {
+      answer = std::move(status);
+      answered.Notify();
+    });
+    answered.WaitForNotification();
+    return answer;
+  }
   absl::Status SetRecording(const SessionPtr& session, uint64_t max_events) {
     Signal answered;
     absl::Status answer;
@@ -216,7 +226,8 @@ class BrokerTest : public ::testing::Test {
     const auto gate = std::make_shared<Gate>();
     gate->Open();
     session->slow_calls().Submit([gate] { gate->Pass(); });
-    gate->AwaitArrivals(1);
+    session->slow_questions().Submit([gate] { gate->Pass(); });
+    gate->AwaitArrivals(2);
   }
   uint64_t Refusals(size_t device, OomCause cause) const {
     return broker_->View().devices[device].ooms[static_cast<size_t>(cause)];

@@ -85,7 +85,7 @@ TEST_F(BrokerTest, ARefusedRequestOfTheClientsIsExplained) {
       .fit = {.block_bytes = 5_MiB, .segment_bytes = 20_MiB, .pool_free_bytes = 1_MiB, .pool_largest_bytes = 1_MiB}};
   request.fit.holes = {.bytes = 1_MiB, .count = 1, .segments = 1};
   request.fit.knows_holes = true;
-  const v1::OutOfMemory oom = Report(broker_->Explain(session, 0, request));
+  const v1::OutOfMemory oom = Report(Explain(session, 0, request));
   EXPECT_EQ(oom.cause(), v1::OutOfMemory::CAUSE_LIMIT);
   EXPECT_EQ(oom.requested_bytes(), 5'000'000u);
   EXPECT_EQ(oom.segment_bytes(), 20_MiB);
@@ -96,8 +96,8 @@ TEST_F(BrokerTest, ARefusedRequestOfTheClientsIsExplained) {
   EXPECT_EQ(oom.block_bytes(), 5_MiB);
   EXPECT_EQ(oom.holes().hole_bytes(), 1_MiB);
   request.allocated_bytes = 15_MiB;
-  EXPECT_EQ(Report(broker_->Explain(session, 0, request)).cause(), v1::OutOfMemory::CAUSE_FRAGMENTATION);
-  EXPECT_TRUE(absl::IsNotFound(broker_->Explain(session, 2, request))) << "no such device";
+  EXPECT_EQ(Report(Explain(session, 0, request)).cause(), v1::OutOfMemory::CAUSE_FRAGMENTATION);
+  EXPECT_TRUE(absl::IsNotFound(Explain(session, 2, request))) << "no such device";
 }
 
 TEST_F(BrokerTest, TheClientIsAskedForWhatOnlyItKnows) {

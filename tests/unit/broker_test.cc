@@ -234,7 +234,7 @@ TEST_F(BrokerTest, RecordingIsSetAndBounded) {
   EXPECT_EQ(recorded(1), 3u) << "a segment, a block, the snapshot";
   EXPECT_EQ(recorded(0), 1u);
   ASSERT_EQ(SetRecording(session, 2), absl::OkStatus());
-  EXPECT_EQ(recorded(1), 1u) << "forgotten";
+  EXPECT_EQ(recorded(1), 2u) << "a snapshot, and this one";
   const absl::Status status = SetRecording(session, kMaxRecordedEvents + 1);
   EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("max_events: 1000001 is above 1000000"));
@@ -244,21 +244,41 @@ TEST_F(BrokerTest, RecordingIsSetAndBounded) {
   EXPECT_EQ(SetRecording(session, kMaxRecordedEvents), absl::OkStatus());
 }
 
+TEST_F(BrokerTest, TimesAreExactForWhoAsksForMoreThanTheDefault) {
+  Make({.record_events = 10});
+  const SessionPtr session = Open("a");
+  for (const bool exact : {false, true}) {
+    ASSERT_EQ(SetRecording(session, exact ? 11 : 10), absl::OkStatus());
+    const Allocation block = Allocate(session, 512).value();
+    const auto allocated = std::chrono::steady_clock::now();
+    while (std::chrono::steady_clock::now() - allocated < std::chrono::milliseconds(1)) {
+    }
+    ASSERT_EQ(broker_->Free(session, {block.block}), absl::OkStatus());
+    int64_t allocate_us = 0;
+    int64_t free_us = 0;
+    for (const HistoryEvent& event : session->allocator(0).Snapshot().history) {
+      if (event.action == HistoryAction::kAllocate) allocate_us = event.time_us;
+      if (event.action == HistoryAction::kFreeRequested) free_us = event.time_us;
+    }
+    EXPECT_EQ(free_us > allocate_us, exact);
+  }
+}
+
 TEST_F(BrokerTest, RecordedEventsOfAUserAreBounded) {
   // There are two devices.
   Make({.record_events = 10, .max_recorded_events_per_uid = 50});
   const SessionPtr first = Open("a");
   SessionPtr second = Open("b");
-  EXPECT_EQ(broker_->RecordedEvents(*second), 10u);
+  EXPECT_EQ(second->recorded_events(), 10u);
   const SessionPtr third = Open("c");
-  EXPECT_EQ(broker_->RecordedEvents(*third), 5u) << "less, but it is opened";
-  EXPECT_EQ(broker_->RecordedEvents(*Open("d")), 0u);
-  EXPECT_EQ(broker_->RecordedEvents(*Open("e", std::nullopt, Process(1, 2000))), 10u) << "another user";
+  EXPECT_EQ(third->recorded_events(), 5u) << "less, but it is opened";
+  EXPECT_EQ(Open("d")->recorded_events(), 0u);
+  EXPECT_EQ(Open("e", std::nullopt, Process(1, 2000))->recorded_events(), 10u) << "another user";
 
   const absl::Status refused = SetRecording(third, 6);
   EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
   EXPECT_THAT(std::string(refused.message()), HasSubstr("max_recorded_events_per_uid"));
-  EXPECT_EQ(broker_->RecordedEvents(*third), 5u) << "as it was";
+  EXPECT_EQ(third->recorded_events(), 5u) << "as it was";
   EXPECT_EQ(SetRecording(first, 9), absl::OkStatus());
   EXPECT_EQ(SetRecording(third, 6), absl::OkStatus());
   EXPECT_TRUE(absl::IsResourceExhausted(SetRecording(third, kMaxRecordedEvents)));

@@ -88,9 +88,11 @@ TEST(ConfigTest, EmptyFileGivesTheDefaults) {
   EXPECT_EQ(config->log_format, "text");
   EXPECT_EQ(config->max_metrics_clients, 1000u);
   EXPECT_EQ(config->max_metrics_clients_per_uid, 250u);
+  EXPECT_EQ(config->fragmentation_window, absl::Minutes(1));
   EXPECT_EQ(config->alloc_conf.options, AllocatorOptions());
   EXPECT_TRUE(config->alloc_conf.warnings.empty());
-  EXPECT_EQ(config->record_events, 0u);
+  EXPECT_EQ(config->record_events, 100'000u);
+  EXPECT_FALSE(config->is_record_events_set);
 }
 
 TEST(ConfigTest, EveryFieldIsRead) {
@@ -123,7 +125,7 @@ TEST(ConfigTest, EveryFieldIsRead) {
     max_recorded_events_per_uid: 17
     log_level: "debug"
     log_format: "json"
-    metrics { max_clients: 7 max_clients_per_uid: 5 }
+    metrics { max_clients: 7 max_clients_per_uid: 5 fragmentation_window: "2m" }
     alloc_conf: "max_split_size_mb:64,expandable_segments:True"
     record_events: 1000000
   )");
@@ -157,6 +159,7 @@ TEST(ConfigTest, EveryFieldIsRead) {
   EXPECT_EQ(config->log_format, "json");
   EXPECT_EQ(config->max_metrics_clients, 7u);
   EXPECT_EQ(config->max_metrics_clients_per_uid, 5u);
+  EXPECT_EQ(config->fragmentation_window, absl::Minutes(2));
   EXPECT_EQ(config->alloc_conf.options, (AllocatorOptions{.max_split_bytes = 64_MiB}));
   EXPECT_EQ(config->alloc_conf.warnings.size(), 1u);
   EXPECT_EQ(config->record_events, 1000000u);
@@ -233,6 +236,8 @@ TEST(ConfigTest, EachBadFieldIsNamed) {
       {"log_format: 'JSON'", "log_format: 'JSON' is not text or json"},
       {"metrics { max_clients: 100001 }", "metrics.max_clients: 100001 is above 100000"},
       {"metrics { max_clients_per_uid: 1001 }", "metrics.max_clients_per_uid: 1001 is above max_clients, 1000"},
+      {"metrics { fragmentation_window: '999ms' }", "metrics.fragmentation_window: 999ms is below 1s"},
+      {"metrics { fragmentation_window: '61m' }", "metrics.fragmentation_window: '61m' is not a duration from 0 to 1h"},
       {"alloc_conf: 'max_split_size_mb:19'", "alloc_conf: max_split_size_mb: \"19\" is not a whole number from 20"},
       {"alloc_conf: 'max_split_size:64'", "alloc_conf: unknown key \"max_split_size\""},
       {"record_events: 1000001", "record_events: 1000001 is above 1000000"},

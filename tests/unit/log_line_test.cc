@@ -91,7 +91,8 @@ TEST_F(LogLineTest, NobodyWritesALineThatLooksReady) {
   SetLogFormat(LogFormat::kJson, /*times=*/true);
   // What clients send is logged behind words of ours: it cannot pass for keys.
   LogClientEvent(spdlog::level::warn, "protobuf: {}", "\x01\"event\":\"forged\"");
-  EXPECT_FALSE(json::parse(Lines().at(0)).contains("event"));
+  // Before it there may be a line on events that were left out, of tests before this one.
+  EXPECT_FALSE(json::parse(Lines().back()).contains("event"));
 }
 
 TEST_F(LogLineTest, ClientsAreKnownByIdAndName) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
@@ -35,7 +36,7 @@ std::vector<std::string> Cells(const std::string& line) {
 
 // The rows of `metric`: all, large pool, small pool.
 std::vector<std::vector<std::string>> Rows(const MemoryStats& stats, const std::string& metric) {
-  const std::vector<std::string> lines = Lines(MemorySummary("t", stats));
+  const std::vector<std::string> lines = Lines(MemorySummary("t", 0, stats));
   for (size_t i = 0; i + 2 < lines.size(); ++i) {
     if (Cells(lines[i])[0] == metric) return {Cells(lines[i]), Cells(lines[i + 1]), Cells(lines[i + 2])};
   }
@@ -44,12 +45,13 @@ std::vector<std::vector<std::string>> Rows(const MemoryStats& stats, const std::
 }
 
 TEST(MemorySummaryTest, HasPyTorchsShape) {
-  const std::vector<std::string> lines = Lines(MemorySummary("device 0", MemoryStats()));
+  const std::vector<std::string> lines = Lines(MemorySummary("job", 3, MemoryStats()));
   ASSERT_EQ(lines.size(), 47u);
   const std::string thick = absl::StrCat("|", std::string(75, '='), "|");
   const std::string thin = absl::StrCat("|", std::string(75, '-'), "|");
   EXPECT_EQ(lines[0], thick);
-  EXPECT_EQ(lines[1], absl::StrCat("| vrambroker memory summary, device 0", std::string(38, ' '), " |"));
+  EXPECT_EQ(lines[1],
+            absl::StrCat("| vrambroker memory summary, device ID 3, session job", std::string(22, ' '), " |"));
   EXPECT_EQ(lines[2], thin);
   EXPECT_EQ(lines[4], thick);
   EXPECT_EQ(lines[5], "|        Metric         | Cur Usage  | Peak Usage | Tot Alloc  | Tot Freed  |");
@@ -69,12 +71,24 @@ TEST(MemorySummaryTest, HasPyTorchsShape) {
   EXPECT_EQ(Cells(lines[45])[0], "Oversize GPU segments");
 }
 
+TEST(MemorySummaryTest, AbbreviatedItLeavesOutThePools) {
+  MemoryStats stats;
+  stats.allocated_bytes.Up(PoolKind::kLarge, 5000);
+  const std::vector<std::string> whole = Lines(MemorySummary("t", 0, stats));
+  std::vector<std::string> kept;
+  for (const std::string& line : whole) {
+    if (!absl::StrContains(line, "pool")) kept.push_back(line);
+  }
+  ASSERT_EQ(kept.size(), whole.size() - 18);
+  EXPECT_EQ(Lines(MemorySummary("t", 0, stats, /*abbreviated=*/true)), kept);
+}
+
 TEST(MemorySummaryTest, OversizeBlocksHaveRowsOfTheirOwn) {
   MemoryStats stats;
   for (int i = 0; i < 3; ++i) stats.oversize_allocations.Up(1);
   stats.oversize_segments.Up(1);
   stats.oversize_segments.Down(1);
-  const std::vector<std::string> lines = Lines(MemorySummary("t", stats));
+  const std::vector<std::string> lines = Lines(MemorySummary("t", 0, stats));
   EXPECT_THAT(Cells(lines[43]), ElementsAre("Oversize allocations", "3", "3", "3", "0"));
   EXPECT_THAT(Cells(lines[45]), ElementsAre("Oversize GPU segments", "0", "1", "1", "1"));
 }
@@ -86,20 +100,25 @@ TEST(MemorySummaryTest, EveryRowKeepsItsWidth) {
     stat.Up(PoolKind::kSmall, 1);
   });
   stats.reserved_bytes.all.current = std::numeric_limits<uint64_t>::max();
-  const std::vector<std::string> lines = Lines(MemorySummary("t", stats));
+  const std::vector<std::string> lines = Lines(MemorySummary("t", 0, stats));
   for (size_t i = 5; i < lines.size(); ++i) EXPECT_THAT(lines[i], SizeIs(77));
 }
 
 TEST(MemorySummaryTest, LongTitleIsCut) {
-  const std::string line = Lines(MemorySummary(std::string(200, 'x'), MemoryStats()))[1];
-  EXPECT_EQ(line, absl::StrCat("| vrambroker memory summary, ", std::string(46, 'x'), " |"));
+  const auto title = [](const std::string& name) { return Lines(MemorySummary(name, 0, MemoryStats()))[1]; };
+  const std::string fits(25, 'x');
+  EXPECT_EQ(title(fits), absl::StrCat("| vrambroker memory summary, device ID 0, session ", fits, " |"));
+  EXPECT_EQ(title("team/llama-70b-finetune/node03-rank7"),
+            "| vrambroker memory summary, device ID 0, session ...-finetune/node03-rank7 |");
 }
 
 TEST(MemorySummaryTest, ShowsRefusalsAndRetries) {
   MemoryStats stats;
   stats.num_ooms = 12;
   stats.num_alloc_retries = 345;
-  EXPECT_THAT(Cells(Lines(MemorySummary("t", stats))[3]), ElementsAre("GPU OOMs: 12", "cache flush retries: 345"));
+  EXPECT_EQ(Lines(MemorySummary("t", 0, MemoryStats()))[3],
+            "|            CUDA OOMs: 0            |        cudaMalloc retries: 0         |");
+  EXPECT_THAT(Cells(Lines(MemorySummary("t", 0, stats))[3]), ElementsAre("CUDA OOMs: 12", "cudaMalloc retries: 345"));
 }
 
 TEST(MemorySummaryTest, ColumnsAreCurrentPeakAllocatedFreed) {
@@ -186,7 +205,7 @@ TEST(MemorySummaryTest, CellsAreAligned) {
   stats.allocated_bytes.Up(PoolKind::kLarge, 20 << 20);
   stats.allocation.Up(PoolKind::kLarge, 1'234'567);
   stats.allocation.Down(PoolKind::kLarge, 1'234'560);
-  const std::vector<std::string> lines = Lines(MemorySummary("t", stats));
+  const std::vector<std::string> lines = Lines(MemorySummary("t", 0, stats));
   EXPECT_EQ(lines[7].substr(0, 51), "| Allocated memory      |  20480 KiB |  20480 KiB |");
   EXPECT_EQ(lines[27], "| Allocations           |       7    |    1234 K  |    1234 K  |    1234 K  |");
 }
@@ -194,12 +213,12 @@ TEST(MemorySummaryTest, CellsAreAligned) {
 TEST(MemorySummaryTest, EveryLineKeepsItsWidth) {
   MemoryStats stats;
   stats.num_ooms = 123'456'789'012;
-  stats.num_alloc_retries = 1'234'567'890'123;
-  for (const std::string& line : Lines(MemorySummary(std::string(200, 'x'), stats))) EXPECT_THAT(line, SizeIs(77));
+  stats.num_alloc_retries = 1'234'567'890;
+  for (const std::string& line : Lines(MemorySummary(std::string(200, 'x'), 0, stats))) EXPECT_THAT(line, SizeIs(77));
 }
 
 TEST(MemorySummaryTest, UnitIsOnTheLeft) {
-  EXPECT_EQ(Lines(MemorySummary("t", MemoryStats()))[7],
+  EXPECT_EQ(Lines(MemorySummary("t", 0, MemoryStats()))[7],
             "| Allocated memory      |      0 B   |      0 B   |      0 B   |      0 B   |");
 }
 

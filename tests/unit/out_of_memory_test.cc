@@ -483,7 +483,7 @@ TEST(OutOfMemoryErrorTest, AFullLogFitsInOneAnswer) {
     event.client = std::string(63, 'x') + "-1234567";
     event.uid = ~uid_t{0};
     event.report = Largest(OomCause::kCapacity);
-    *response.add_events() = ToProto(event);
+    *response.add_events() = ToProto(event, RefusalRecordings());
   }
   EXPECT_LE(response.ByteSizeLong(), 3u << 20);  // gRPC's clients take 4 MiB
 }

@@ -400,5 +400,18 @@ TEST_F(SessionTest, ThreadsFreeAndAllocateAtOnce) {
   EXPECT_EQ(session_->allocator(0).CheckInvariants(), absl::OkStatus());
 }
 
+TEST_F(SessionTest, RecordingRefusalsTakesATwentiethOfTheTime) {
+  using std::chrono::milliseconds;
+  const SteadyTime start{std::chrono::hours(1)};
+  EXPECT_TRUE(session_->MayRecordRefusal(start));
+  session_->RecordedRefusal(start, start + milliseconds(200));
+  EXPECT_FALSE(session_->MayRecordRefusal(start + milliseconds(200 + 20 * 200 - 1)));
+  EXPECT_TRUE(session_->MayRecordRefusal(start + milliseconds(200 + 20 * 200)));
+  // One that took next to nothing is followed by none within a second.
+  session_->RecordedRefusal(start, start + milliseconds(1));
+  EXPECT_FALSE(session_->MayRecordRefusal(start + milliseconds(1000)));
+  EXPECT_TRUE(session_->MayRecordRefusal(start + milliseconds(1001)));
+}
+
 }  // namespace
 }  // namespace vrambroker

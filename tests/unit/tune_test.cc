@@ -41,7 +41,7 @@ Trace Fragmenting() {
 }
 
 TuneResult Quietly(const Trace& trace, const ReplayConfig& config) {
-  return Tune(trace, config, 2, [](size_t, size_t) {});
+  return Tune(trace, config, {}, 2, [](size_t, size_t) {});
 }
 
 TEST(TuneGridTest, EverySettingIsAllowedAndDifferent) {
@@ -156,7 +156,7 @@ TEST(TuneTest, TheDefaultKeepsTheMemoryFraction) {
 TEST(TuneTest, ProgressEndsAtItsTotal) {
   size_t last = 0;
   size_t total = 0;
-  Tune(MakeTrace("a 1 512 0\nf 1"), {}, 3, [&](size_t done, size_t all) {
+  Tune(MakeTrace("a 1 512 0\nf 1"), {}, {}, 3, [&](size_t done, size_t all) {
     EXPECT_GE(done, last);
     EXPECT_LE(done, all);
     last = done;

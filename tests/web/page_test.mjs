@@ -193,6 +193,7 @@ async function busy(browser, daemon) {
   expectContains((await daemon.json('/api/v1/sessions')).sessions, sessions, 'sessions');
   for (const session of sessions) {
     const file = JSON.parse(await daemon.vramctl('snapshot', session.name, '-o', '-'));
+    file.device_traces = file.device_traces.map(() => []);  // what was recorded is not for everyone who can connect
     assert.deepEqual(await daemon.json(`/snapshot.json?session=${encodeURIComponent(session.name)}`), file);
   }
   assert.equal(await daemon.metric('vrambroker_device_reserved_bytes{gpu="0"}'), device.reserved_bytes);

@@ -11,7 +11,8 @@ For PyTorch, which then gets all its GPU memory from the daemon: `vrambroker.tor
 import importlib
 from typing import Any
 
-from ._client import Buffer, Client, Device
+from ._client import Buffer, Client
+from ._figures import Device
 from ._library import Code, Error, OutOfMemoryError, load
 
 __version__ = "0.1.0"

@@ -7,127 +7,21 @@ import contextlib
 import ctypes
 import functools
 import itertools
-import json
 import os
 import sys
 import threading
 import weakref
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Union
 
 from . import _library
 from ._calls import SLICE, Call, Request, always, call_once
+from ._figures import Figures
 from ._library import Code, Error
 
 _PLACEMENTS = {"leased": 0, "remote": 1}
 
 
-class Device(NamedTuple):
-    """One device of the daemon. Sizes are bytes."""
-
-    ordinal: int
-    total_bytes: int
-    capacity_bytes: int  # what the daemon hands out of it
-    limit_bytes: int  # the session's, when this was asked: an operator may change it
-    kind: str  # "host" or "cuda"
-    uuid: str
-    name: str
-
-
-class _Figures:
-    """What a client of the library can be asked; subclasses say which one."""
-
-    _library: _library.Library
-
-    def _using(self) -> ContextManager[ctypes.c_void_p]:
-        raise NotImplementedError
-
-    def _call(self, function: str, *arguments: Any) -> None:
-        with self._using() as handle:
-            self._library.check(getattr(self._library.lib, function)(handle, *arguments))
-
-    @property
-    def name(self) -> str:
-        """As the daemon made it unique among its sessions."""
-        session = _library.Session()
-        self._call("vrambroker_get_session", ctypes.byref(session))
-        return session.name.decode()
-
-    @property
-    def devices(self) -> List[Device]:
-        """The daemon's devices, by ordinal, with the limits as they are now."""
-        count = ctypes.c_int()
-        self._call("vrambroker_device_count", ctypes.byref(count))
-        return [self.device(ordinal) for ordinal in range(count.value)]
-
-    def device(self, ordinal: int) -> Device:
-        """Error NOT_FOUND when there is no such device."""
-        info = _library.Device()
-        self._call("vrambroker_get_device", _library.ordinal(ordinal), ctypes.byref(info))
-        return Device(**info.fields())
-
-    def status(self) -> None:
-        """Returns while the session lives; else raises the Error that says why it does not."""
-        self._call("vrambroker_status")
-
-    def empty_cache(self) -> int:
-        """Gives wholly free segments back to the daemon. Returns their bytes."""
-        released = ctypes.c_uint64()
-        self._call("vrambroker_empty_cache", ctypes.byref(released))
-        return released.value
-
-    def memory_info(self, device: int = 0) -> Tuple[int, int]:
-        """(free, total) in bytes: what the limit leaves beyond what is allocated, and the limit."""
-        free, total = ctypes.c_uint64(), ctypes.c_uint64()
-        self._call("vrambroker_memory_info", _library.ordinal(device), ctypes.byref(free), ctypes.byref(total))
-        return free.value, total.value
-
-    def memory_stats(self, device: int = 0) -> Dict[str, int]:
-        """All keys of torch.cuda.memory_stats(), with its meanings: {"allocated_bytes.all.current": 5120, ...}."""
-        size = 8192
-        while True:
-            text = ctypes.create_string_buffer(size)
-            needed = ctypes.c_size_t()
-            try:
-                self._call("vrambroker_memory_stats_json", _library.ordinal(device), text, size, ctypes.byref(needed))
-                return json.loads(text.value)
-            except Error as error:
-                if error.code != Code.OUT_OF_RANGE or needed.value <= size:
-                    raise
-                size = needed.value
-
-    def memory_summary(self, device: int = 0) -> str:
-        """The main figures of memory_stats() as a table for people."""
-        stats = self.memory_stats(device)
-        info = self.device(device)
-        free, total = self.memory_info(device)
-        lines = [f"session {self.name} on device {device}: {info.name} ({info.kind}, {info.uuid})",
-                 f"  limit {_mib(total)}, {_mib(free)} of it free; the daemon hands out {_mib(info.capacity_bytes)}",
-                 f"  {'':22}{'now':>14}{'peak':>14}{'in all':>14}"]
-        for key, title in (("allocated_bytes", "allocated"), ("requested_bytes", "requested"), ("active_bytes", "active"),
-                           ("reserved_bytes", "reserved"), ("inactive_split_bytes", "inactive split")):
-            figures = [stats[f"{key}.all.{which}"] for which in ("current", "peak", "allocated")]
-            lines.append(f"  {title:22}" + "".join(f"{_mib(figure):>14}" for figure in figures))
-        for key, title in (("allocation", "blocks"), ("segment", "segments")):
-            figures = [stats[f"{key}.all.{which}"] for which in ("current", "peak", "allocated")]
-            lines.append(f"  {title:22}" + "".join(f"{figure:>14}" for figure in figures))
-        lines.append(f"  out-of-memory errors: {stats['num_ooms']}, "
-                     f"cache flushes before a retry: {stats['num_alloc_retries']}")
-        return "\n".join(lines)
-
-    def reset_peak_memory_stats(self, device: int = 0) -> None:
-        """Peaks begin again at what is now."""
-        self._call("vrambroker_reset_peak_memory_stats", _library.ordinal(device))
-
-    def reset_memory_stats(self, device: int = 0) -> None:
-        """The same, and the totals begin again at 0."""
-        self._call("vrambroker_reset_memory_stats", _library.ordinal(device))
-
-
-def _mib(count: int) -> str:
-    return f"{count / (1 << 20):.1f} MiB"
-
-
-class Client(_Figures):
+class Client(Figures):
     """A session with vrambrokerd, for as long as this object is open. Any thread may use it, and so may handlers of
     signals.
 

@@ -36,7 +36,8 @@ import warnings
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
 
 from . import _library
-from ._client import Device, _Figures, make_options
+from ._client import make_options
+from ._figures import Device, Figures
 from ._library import Code, Error, format_size
 from ._torch_captures import Captures
 from ._torch_idle import GivenBack, IdleGiver
@@ -94,7 +95,7 @@ class Status(NamedTuple):
         return "\n".join(lines)
 
 
-class _TorchClient(_Figures):
+class _TorchClient(Figures):
     """The process's one client for PyTorch. It is never closed."""
 
     def __init__(self, library: _library.Library) -> None:

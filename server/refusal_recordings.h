@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// RefusalRecordings: what led to the last refusals, for who asks why when the program has gone.
+#ifndef VRAMBROKER_SERVER_REFUSAL_RECORDINGS_H_
+#define VRAMBROKER_SERVER_REFUSAL_RECORDINGS_H_
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+
+#include "allocator/heap_snapshot.h"
+#include "allocator/ids.h"
+#include "allocator/mutex.h"
+
+namespace vrambroker {
+
+// Heaps with their recorded events, by the number of the refusal. Thread-safe.
+class RefusalRecordings {
+ public:
+  // What all take, and of it those of one user. 100,000 events and 10,000 blocks are 8 MB.
+  static constexpr uint64_t kMaxBytes = uint64_t{256} << 20;
+  static constexpr uint64_t kMaxBytesOfUser = kMaxBytes / 2;
+
+  // Takes the place of the session's last one. The oldest make room: of the user, then of all. False: it is larger than
+  // what a user may have.
+  bool Add(uint64_t refusal, SessionId session, uid_t uid, HeapSnapshot recording) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // nullptr: there was none, or it has made room.
+  std::shared_ptr<const HeapSnapshot> Find(uint64_t refusal) const ABSL_LOCKS_EXCLUDED(mu_);
+  // The refusal whose recording is kept for the session; 0: none.
+  uint64_t LastOf(SessionId session) const ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  struct Kept {
+    SessionId session{};
+    uid_t uid = 0;
+    uint64_t bytes = 0;
+    std::shared_ptr<const HeapSnapshot> recording;
+  };
+  using ByRefusal = std::map<uint64_t, Kept>;
+
+  ByRefusal::iterator Drop(ByRefusal::iterator it) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  mutable Mutex mu_;
+  ByRefusal kept_ ABSL_GUARDED_BY(mu_);
+  std::map<uid_t, uint64_t> of_user_ ABSL_GUARDED_BY(mu_);  // bytes
+  uint64_t bytes_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_SERVER_REFUSAL_RECORDINGS_H_

@@ -1,0 +1,341 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// vramctl diagnose and vramctl ooms --diagnose: what led to a refusal is recorded without anybody asking, survives the
+// job, and what is recommended is true.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "allocator/bytes.h"
+#include "tests/support/raw_client.h"
+#include "tests/support/vramctl_test.h"
+
+namespace vrambroker::testing_support {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr uint64_t kLimit = 520_MiB;
+constexpr uint64_t kRequest = 64_MiB;
+// A twentieth of the settings: vramctl runs with low priority, and other tests beside it.
+constexpr char kFewer[] = "--for=torch-2.6";
+
+class DiagnoseTest : public VramctlDaemonTest, public ::testing::WithParamInterface<Placement> {
+ protected:
+  void SetUp() override { placement_ = GetParam(); }
+
+  absl::StatusOr<Client> ConnectWith(const std::string& name, const std::string& alloc_conf) {
+    ClientOptions options;
+    options.socket_dir = dir();
+    options.name = name;
+    options.limit = Limit(kLimit);
+    options.placement = placement_;
+    options.call_timeout = options.connect_timeout = kPatience;
+    options.alloc_conf = alloc_conf;
+    return Client::Connect(options);
+  }
+
+  // 8 segments of 64 MiB, each with a block of 13 MiB and holes: 104 MiB of 512 MiB are in use.
+  static absl::StatusOr<std::vector<Buffer>> MakeHoles(Client& client) {
+    std::vector<Buffer> kept;
+    for (const auto& [bytes, stays] : {std::pair(64_MiB, false), std::pair(40_MiB, false), std::pair(13_MiB, true)}) {
+      std::vector<Buffer> blocks;
+      for (int i = 0; i < 8; ++i) {
+        absl::StatusOr<Buffer> block = client.Allocate(bytes);
+        if (!block.ok()) return block.status();
+        blocks.push_back(*std::move(block));
+      }
+      if (bytes == 40_MiB) {
+        held_ = std::move(blocks);  // until the small ones are there
+      } else if (stays) {
+        kept = std::move(blocks);
+      }
+    }
+    held_.clear();
+    return kept;
+  }
+  // A job that is refused, and ends.
+  void RunJob(const std::string& name = "job") {
+    ASSERT_OK_AND_ASSIGN(Client client, ConnectWith(name, ""));
+    ASSERT_OK_AND_ASSIGN(const std::vector<Buffer> kept, MakeHoles(client));
+    const absl::Status refused = client.Allocate(kRequest).status();
+    ASSERT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+    EXPECT_EQ(GetOutOfMemory(refused)->cause, OutOfMemory::Cause::kFragmentation);
+    refused_ = std::string(refused.message());
+  }
+
+  static thread_local std::vector<Buffer> held_;
+  std::string refused_;
+};
+
+thread_local std::vector<Buffer> DiagnoseTest::held_;
+
+INSTANTIATE_TEST_SUITE_P(Placements, DiagnoseTest, ::testing::Values(Placement::kLeased, Placement::kRemote),
+                         [](const auto& test) { return test.param == Placement::kLeased ? "Leased" : "Remote"; });
+
+TEST_P(DiagnoseTest, TheFirstRefusalOfAJobThatIsGoneIsExplained) {
+  ASSERT_OK(StartDaemon({.capacity = "1GiB"}));
+  RunJob();
+  EXPECT_THAT(refused_, HasSubstr("look for settings that make fewer holes: vramctl ooms --diagnose 1 tries them."));
+  const Json json = CtlJson({"ooms", "--diagnose", "1", kFewer});
+  EXPECT_EQ(json["event"]["refusal"], 1);
+  EXPECT_EQ(json["event"]["client"], "job");
+  EXPECT_EQ(json["reproduced"], true);
+  EXPECT_EQ(json["bound_bytes"], kLimit);
+  EXPECT_EQ(json["recorded"]["missing_bytes"], 512_MiB + kRequest - kLimit);
+  EXPECT_EQ(json["recorded"]["peak_reserved_bytes"], 512_MiB);
+  EXPECT_EQ(json["notes"].size(), 0u);
+  ASSERT_GT(json["helping"].size(), 0u) << json;
+
+  // To the letter: the same job with each of the settings.
+  for (const Json& setting : json["helping"]) {
+    SCOPED_TRACE(setting["alloc_conf"]);
+    ASSERT_OK_AND_ASSIGN(Client client, ConnectWith("again", setting["alloc_conf"]));
+    ASSERT_OK_AND_ASSIGN(const std::vector<Buffer> kept, MakeHoles(client));
+    EXPECT_OK(client.Allocate(kRequest));
+    ASSERT_OK_AND_ASSIGN(const MemoryStats stats, client.GetMemoryStats());
+    EXPECT_EQ(stats.reserved_bytes.all.peak, setting["peak_reserved_bytes"]);
+  }
+
+  // The same by the session's name, and in words.
+  EXPECT_EQ(CtlJson({"diagnose", "job", kFewer})["helping"], json["helping"]);
+  const RunResult text = Ctl({"diagnose", "job", kFewer});
+  EXPECT_EQ(text.exit_code, 0) << text.err;
+  const std::string best = json["helping"][0]["alloc_conf"];
+  EXPECT_THAT(text.out,
+              AllOf(HasSubstr("refusal 1: job, device 0, "), HasSubstr("FRAGMENTATION\nwhy: what is allocated"),
+                    HasSubstr(absl::StrCat(best, " would have served it, peak reserved ")),
+                    HasSubstr(" instead of 512.00 MiB."),
+                    HasSubstr(absl::StrCat("To use it:\n  PYTORCH_CUDA_ALLOC_CONF=", best, "\n"))));
+  const RunResult list = Ctl({"ooms"});
+  EXPECT_THAT(list.out, AllOf(HasSubstr("ID  TIME"), HasSubstr("vramctl ooms --diagnose 1")));
+}
+
+TEST_P(DiagnoseTest, WhatIsRecommendedIsThereWhereItIsToBeUsed) {
+  ASSERT_OK(StartDaemon({.capacity = "1GiB"}));
+  RunJob();
+  const Json json = CtlJson({"diagnose", "job", "--for=torch-2.6"});
+  EXPECT_EQ(json["for"], "torch-2.6");
+  EXPECT_LT(json["tried"], 200);
+  ASSERT_GT(json["helping"].size(), 0u);
+  for (const Json& setting : json["helping"]) {
+    const std::string use = setting["use"];
+    EXPECT_THAT(use, AllOf(HasSubstr("PYTORCH_CUDA_ALLOC_CONF="), Not(HasSubstr("large_segment_size_mb"))));
+  }
+  const RunResult wrong = Ctl({"diagnose", "job", "--for=torch-1.2"});
+  EXPECT_EQ(wrong.exit_code, 2);
+  EXPECT_THAT(wrong.err, HasSubstr("--for: \"torch-1.2\": the settings of releases before 1.13 are not known here; "
+                                   "accepted: vrambroker, torch-MAJOR.MINOR as torch-2.6"));
+}
+
+TEST_P(DiagnoseTest, WhereNothingHelpsTheNextStepsDo) {
+  ASSERT_OK(StartDaemon({.capacity = "2GiB"}));
+  ASSERT_OK_AND_ASSIGN(Client client, ConnectWith("job", ""));
+  std::vector<Buffer> blocks;
+  for (int i = 0; i < 100; ++i) {
+    ASSERT_OK_AND_ASSIGN(blocks.emplace_back(), client.Allocate(4_MiB));
+  }
+  for (size_t i = 0; i < 100; i += 2) ASSERT_OK(blocks[i].Reset());
+  EXPECT_FALSE(client.Allocate(250_MiB).ok());
+  const Json json = CtlJson({"diagnose", "job", kFewer});
+  EXPECT_EQ(json["helping"].size(), 0u);
+  EXPECT_EQ(json["recorded"]["missing_bytes"], 400_MiB + 250_MiB - kLimit);
+  EXPECT_EQ(json["needed_bound_bytes"], 650_MiB);
+  const RunResult text = Ctl({"diagnose", "job", kFewer});
+  EXPECT_THAT(text.out, AllOf(HasSubstr("tried would have served it; with its own it needs 130.00 MiB more."),
+                              HasSubstr("ask for less at that point, as with a smaller batch: up to "),
+                              HasSubstr("raise the limit to 650MiB (vramctl limit job 650MiB)")));
+  // Both to the letter.
+  const uint64_t less = json["largest_served_bytes"];
+  EXPECT_GT(less, 100_MiB);
+  { ASSERT_OK_AND_ASSIGN(const Buffer served, client.Allocate(less)); }
+  ASSERT_OK(client.EmptyCache());
+  ASSERT_EQ(Ctl({"limit", "job", "650MiB"}).exit_code, 0);
+  EXPECT_OK(client.Allocate(250_MiB));
+}
+
+TEST_P(DiagnoseTest, ASessionThatWasNeverRefusedIsLookedAtAllTheSame) {
+  ASSERT_OK(StartDaemon({.capacity = "1GiB"}));
+  ASSERT_OK_AND_ASSIGN(Client client, ConnectWith("job", ""));
+  ASSERT_OK_AND_ASSIGN(const std::vector<Buffer> kept, MakeHoles(client));
+  const Json json = CtlJson({"diagnose", "job", kFewer});
+  EXPECT_EQ(json["event"], nullptr);
+  EXPECT_EQ(json["recorded"]["peak_reserved_bytes"], 512_MiB);
+  const RunResult text = Ctl({"diagnose", "job", kFewer});
+  EXPECT_THAT(text.out, AllOf(HasSubstr("job: no request was refused that is on record"), HasSubstr("settings that")));
+}
+
+TEST_P(DiagnoseTest, TurnedOffNothingIsRecorded) {
+  ASSERT_OK(StartDaemon({.capacity = "1GiB", .config = "record_events: 0"}));
+  RunJob();
+  EXPECT_THAT(refused_, HasSubstr("vramctl tune tries them on a recording of this session"));
+  for (const Arguments& command : std::vector<Arguments>{{"ooms", "--diagnose=1"}, {"diagnose", "job"}}) {
+    const RunResult result = Ctl(command);
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_THAT(result.err,
+                HasSubstr("nothing was recorded of what led to refusal 1: the session kept no events (record_events of "
+                          "the daemon's configuration)"));
+  }
+  ASSERT_OK_AND_ASSIGN(Client client, ConnectWith("idle", ""));
+  const RunResult live = Ctl({"diagnose", "idle"});
+  EXPECT_EQ(live.exit_code, 1);
+  EXPECT_THAT(live.err, HasSubstr("idle records no events"));
+}
+
+TEST_P(DiagnoseTest, WhatAClientRecordsByItselfIsAskedForToo) {
+  ASSERT_OK(StartDaemon({.capacity = "1GiB", .config = "record_events: 0"}));
+  ASSERT_OK_AND_ASSIGN(Client client, ConnectWith("job", ""));
+  ASSERT_OK(client.SetRecording(1000));
+  ASSERT_OK_AND_ASSIGN(const std::vector<Buffer> kept, MakeHoles(client));
+  EXPECT_FALSE(client.Allocate(kRequest).ok());
+  EXPECT_EQ(CtlJson({"diagnose", "job", kFewer})["reproduced"], true);
+}
+
+TEST_P(DiagnoseTest, WrongUseSaysWhatIsRight) {
+  ASSERT_OK(StartDaemon({.capacity = "1GiB"}));
+  const RunResult nothing = Ctl({"ooms", "--diagnose=7"});
+  EXPECT_EQ(nothing.exit_code, 1);
+  EXPECT_THAT(nothing.err, HasSubstr("no refusal 7 is on record; vramctl ooms lists those that are"));
+  EXPECT_EQ(Ctl({"diagnose", "nobody"}).exit_code, 1);
+  for (const Arguments& arguments : std::vector<Arguments>{{"ooms", "--diagnose=x"},
+                                                           {"ooms", "--diagnose=-1"},
+                                                           {"ooms", "--diagnose"},
+                                                           {"ooms", "--diagnose=1", "--last=3"},
+                                                           {"ooms", "--diagnose=1", "--session=job"},
+                                                           {"ooms", "--for=torch-2.6"},
+                                                           {"ooms", "--diagnose=1", "--for=torch"},
+                                                           {"diagnose"},
+                                                           {"diagnose", "a", "b"}}) {
+    EXPECT_EQ(Ctl(arguments).exit_code, 2) << ::testing::PrintToString(arguments);
+  }
+}
+
+// ---- Clients that lie ----
+
+class DiagnoseLiarTest : public VramctlDaemonTest {
+ protected:
+  // A leasing session of a client that is told what to answer.
+  void Begin(const std::string& config) {
+    ASSERT_OK(StartDaemon({.capacity = "1GiB", .config = config}));
+    ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
+    raw_.emplace(std::move(raw));
+    stream_ = std::make_unique<RawStream>(*raw_);
+    ASSERT_OK(stream_->Open(LeasingHello("liar")).status());
+  }
+  bool Explain(uint64_t id) {
+    v1::SessionRequest message;
+    message.mutable_explain()->set_call_id(id);
+    v1::ExplainRequest* request = message.mutable_explain()->mutable_request();
+    request->set_cause(v1::OutOfMemory::CAUSE_LIMIT);
+    request->set_requested_bytes(5_MiB);
+    request->set_block_bytes(5_MiB);
+    request->set_segment_bytes(20_MiB);
+    return stream_->Send(message);
+  }
+  // The next message that is one; others are left out.
+  template <typename Wanted>
+  std::optional<v1::SessionResponse> Next(const Wanted& wanted) {
+    while (std::optional<v1::SessionResponse> response = stream_->Receive()) {
+      if (wanted(*response)) return response;
+    }
+    return std::nullopt;
+  }
+  std::optional<v1::Question> NextSnapshotQuestion() {
+    const auto found = Next([](const v1::SessionResponse& response) { return response.question().has_snapshot(); });
+    return found.has_value() ? std::optional<v1::Question>(found->question()) : std::nullopt;
+  }
+  absl::StatusCode NextResult() {
+    const auto found = Next([](const v1::SessionResponse& response) { return response.has_result(); });
+    return found.has_value() ? static_cast<absl::StatusCode>(found->result().error().code())
+                             : absl::StatusCode::kUnknown;
+  }
+
+  std::optional<RawClient> raw_;
+  std::unique_ptr<RawStream> stream_;
+};
+
+TEST_F(DiagnoseLiarTest, WhoDoesNotAnswerIsToldAllTheSame) {
+  Begin("client_timeout: '300ms'");
+  ASSERT_TRUE(Explain(1));
+  EXPECT_TRUE(NextSnapshotQuestion().has_value());
+  EXPECT_EQ(NextResult(), absl::StatusCode::kResourceExhausted) << "without an answer";
+  EXPECT_EQ(CtlJson({"ooms"})["events"][0]["recorded"], false);
+  const RunResult result = Ctl({"ooms", "--diagnose=1"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("nothing was recorded of what led to refusal 1: the session kept no events"));
+}
+
+TEST_F(DiagnoseLiarTest, NonsenseIsKeptFromNobody) {
+  Begin("");
+  ASSERT_TRUE(Explain(1));
+  const std::optional<v1::Question> question = NextSnapshotQuestion();
+  ASSERT_TRUE(question.has_value());
+  v1::SessionRequest message;
+  message.mutable_answer()->set_question_id(question->question_id());
+  v1::GetSnapshotResponse* snapshot = message.mutable_answer()->mutable_snapshot();
+  // Blocks outside of their segment, frees of what never was, a refusal of another size.
+  v1::GetSnapshotResponse::Segment* segment = snapshot->add_segments();
+  segment->set_id(1);
+  segment->set_segment_bytes(2_MiB);
+  segment->set_address(1);
+  segment->add_blocks()->set_block_bytes(~uint64_t{0});
+  segment->mutable_blocks(0)->set_state(v1::GetSnapshotResponse::BLOCK_STATE_ALLOCATED);
+  for (int i = 0; i < 100; ++i) {
+    v1::GetSnapshotResponse::Event* event = snapshot->add_events();
+    event->set_action(static_cast<v1::GetSnapshotResponse::Event::Action>(1 + i % 7));
+    event->set_address(~uint64_t{0} - static_cast<uint64_t>(i));
+    event->set_bytes(i % 7 == 6 ? 5_MiB : ~uint64_t{0});
+  }
+  ASSERT_TRUE(stream_->Send(message));
+  EXPECT_EQ(NextResult(), absl::StatusCode::kResourceExhausted);
+  const RunResult result = Ctl({"ooms", "--diagnose=1"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("what was recorded cannot be replayed: "));
+  EXPECT_TRUE(daemon_->Running());
+}
+
+TEST_F(DiagnoseLiarTest, RefusalsInALoopAreNotAllRecorded) {
+  Begin("");
+  constexpr uint64_t kRefusals = 50;
+  for (uint64_t id = 1; id <= kRefusals; ++id) ASSERT_TRUE(Explain(id));
+  uint64_t questions = 0;
+  uint64_t results = 0;
+  while (results < kRefusals) {
+    const std::optional<v1::SessionResponse> response = stream_->Receive();
+    ASSERT_TRUE(response.has_value());
+    results += response->has_result() ? 1 : 0;
+    if (!response->question().has_snapshot()) continue;
+    ++questions;
+    v1::SessionRequest message;
+    message.mutable_answer()->set_question_id(response->question().question_id());
+    v1::GetSnapshotResponse::Event* event = message.mutable_answer()->mutable_snapshot()->add_events();
+    event->set_action(v1::GetSnapshotResponse::Event::ACTION_SNAPSHOT);
+    ASSERT_TRUE(stream_->Send(message));
+  }
+  EXPECT_GE(questions, 1u);
+  EXPECT_LE(questions, 4u) << "those under way when the first was answered, and one a second";
+  EXPECT_EQ(CtlJson({"ooms"})["total_events"], kRefusals);
+}
+
+TEST_F(DiagnoseLiarTest, WhoDiesWhileItIsAskedIsCountedAllTheSame) {
+  Begin("");
+  ASSERT_TRUE(Explain(1));
+  ASSERT_TRUE(NextSnapshotQuestion().has_value());
+  stream_->Cancel();
+  stream_.reset();
+  EXPECT_TRUE(WaitFor([&] { return CtlJson({"ooms"})["total_events"] == 1; }));
+  EXPECT_EQ(CtlJson({"ooms"})["events"][0]["recorded"], false);
+}
+
+}  // namespace
+}  // namespace vrambroker::testing_support
