@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The table at the end of run.sh: report.py FOLDER BEGAN
+"""The table at the end of run.sh, and the last lines of what failing tests printed: report.py FOLDER BEGAN
 
 FOLDER has `phases` (name, seconds, ok or FAILED, by tabs) and what ctest wrote of each preset's tests (PRESET.xml). BEGAN is when
 run.sh began, in seconds since 1970: what was compiled later is in the build folders' .ninja_log.
@@ -13,6 +13,7 @@ import xml.etree.ElementTree
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TESTED = {"Release tests": "ci", "AddressSanitizer and UndefinedBehaviorSanitizer tests": "asan", "ThreadSanitizer tests": "tsan"}
 SLOWEST = 10
+LAST_LINES, MOST_FAILURES = 40, 5
 
 
 def clock(seconds):
@@ -20,12 +21,12 @@ def clock(seconds):
 
 
 def tests_of(path):
-    """[(seconds, name, result)], result as ctest calls it: run, fail, disabled, notrun."""
+    """[(seconds, name, result, output)], result as ctest calls it: run, fail, disabled, notrun."""
     try:
         cases = xml.etree.ElementTree.parse(path).getroot().iter("testcase")
     except (OSError, xml.etree.ElementTree.ParseError):
         return []
-    return [(float(case.get("time") or 0), case.get("name"), case.get("status")) for case in cases]
+    return [(float(case.get("time") or 0), case.get("name"), case.get("status"), case.findtext("system-out") or "") for case in cases]
 
 
 def compiled_since(began):
@@ -47,6 +48,16 @@ def print_slowest(title, rows):
             print(f"{seconds:8.1f} s  {name}")
 
 
+def print_failures(failures):
+    """The end of a long log is what people get to see, so the reason has to stand there."""
+    for name, output in failures[:MOST_FAILURES]:
+        print(f"\nThe last lines of {name}, which failed")
+        for line in output.splitlines()[-LAST_LINES:]:
+            print(f"  | {line}")
+    if len(failures) > MOST_FAILURES:
+        print(f"\n{len(failures) - MOST_FAILURES} more failed: {' '.join(name for name, _ in failures[MOST_FAILURES:])}")
+
+
 def main():
     folder, began = pathlib.Path(sys.argv[1]), int(sys.argv[2])
     results = {preset: tests_of(folder / f"{preset}.xml") for preset in TESTED.values()}
@@ -57,11 +68,12 @@ def main():
         total += int(seconds)
         tests = len(results[TESTED[name]]) if name in TESTED else ""
         print(f"{clock(int(seconds)):>6}  {tests:>5}  {name}{'' if result == 'ok' else f': {result}'}")
-    everything = [(seconds, f"{preset} {name}", result) for preset, cases in results.items() for seconds, name, result in cases]
+    everything = [(seconds, f"{preset} {name}", *rest) for preset, cases in results.items() for seconds, name, *rest in cases]
     print(f"{clock(total):>6}  {len(everything):>5}  in all")
     print_slowest("Slowest to compile; TARGET_N.cc is several files", compiled_since(began))
-    print_slowest("Slowest tests", [(seconds, name) for seconds, name, _ in everything])
-    passed, failed = (sum(result == wanted for *_, result in everything) for wanted in ("run", "fail"))
+    print_slowest("Slowest tests", [(seconds, name) for seconds, name, *_ in everything])
+    print_failures([(name, output) for _, name, result, output in everything if result == "fail"])
+    passed, failed = (sum(result == wanted for _, _, result, _ in everything) for wanted in ("run", "fail"))
     print(f"\n{passed} passed, {failed} failed, {len(everything) - passed - failed} skipped")
 
 

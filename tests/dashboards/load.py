@@ -22,7 +22,7 @@ import urllib.parse
 import urllib.request
 
 SOURCE = pathlib.Path(os.environ.get("VRAMBROKER_SOURCE", pathlib.Path(__file__).parents[2]))
-PATIENCE = 120  # seconds
+PATIENCE = 600  # seconds until what is waited for counts as hanging
 KIB, MIB = 1 << 10, 1 << 20
 
 CAPACITY = 320 * MIB

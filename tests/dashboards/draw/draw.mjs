@@ -48,10 +48,12 @@ const server = http.createServer(async (request, response) => {
 await new Promise((done) => server.listen(0, '127.0.0.1', done));
 
 const profile = fs.mkdtempSync(path.join(os.tmpdir(), 'vrambroker-chromium-'));
+// No call here has a time limit, since a slow machine takes longer. The caller ends what hangs; stderr says how far it was.
 const browser = await chromium.launchPersistentContext(profile, {
-  executablePath, headless: true, viewport: { width: 1600, height: 1000 },
+  executablePath, headless: true, timeout: 0, viewport: { width: 1600, height: 1000 },
   args: ['--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-background-networking', '--disable-component-update', '--disable-sync'],
 });
+browser.setDefaultTimeout(0);
 const reports = [];
 for (const each of jobs) {
   const dashboard = JSON.parse(fs.readFileSync(each.dashboard));
@@ -62,8 +64,15 @@ for (const each of jobs) {
   const said = [];
   page.on('console', (message) => { if (['error', 'warning'].includes(message.type())) said.push(`${message.text()} ${message.location().url}`); });
   page.on('pageerror', (error) => said.push(String(error.stack)));
+  const failed = new Promise((_, reject) => {
+    page.on('pageerror', reject);
+    page.on('crash', () => reject(new Error('the page crashed')));
+  });
+  failed.catch(() => {});  // after the report, what `said` has is enough
+  console.error(`${each.picture}: loading`);
   await page.goto(`http://127.0.0.1:${server.address().port}/`);
-  await page.waitForFunction(() => window.report, null, { timeout: 120000 });
+  console.error(`${each.picture}: drawing`);
+  await Promise.race([failed, page.waitForFunction(() => window.report)]);
   const report = await page.evaluate(() => window.report);
   await page.screenshot({ path: each.picture });
   reports.push({ ...report, console: said });

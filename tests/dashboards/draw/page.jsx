@@ -170,9 +170,10 @@ async function main() {
     </ThemeContext.Provider>);
   const panels = dashboard.panels.filter((panel) => panel.type !== 'row');
   const drawn = () => panels.map((panel) => look(panel, data.get(panel.id)));
-  // The library draws in steps of its own: until all is there, or long enough to be sure that it never will be.
+  // The library draws in steps of its own: until all is there, or so often that it never will be. Turns are counted, not seconds:
+  // a page that stands still has not had its turns.
   const isMissing = (panel) => (panel.type === 'timeseries' ? !panel.color : panel.text.trim() === panel.title);
-  for (let i = 0; i < 100 && drawn().some(isMissing); ++i) await new Promise((done) => setTimeout(done, 100));
+  for (let i = 0; i < 600 && drawn().some(isMissing); ++i) await new Promise((done) => setTimeout(done, 100));
   report.panels = drawn();
   window.report = report;
 }
