@@ -230,7 +230,7 @@ class Load:
 
     def rest(self):
         """guest-late waits. Then nothing happens any more, and Prometheus knows."""
-        late = self._client("guest-late", "-", f"wait_ms={10 * PATIENCE * 1000}")
+        late = self._client("guest-late", "-", "wait_ms=3600000")  # the longest that is allowed
         late.send("alloc", 50 * MIB)
         wait_for("guest-late to wait", lambda: any(
             device["waiting"] for session in self._daemon.ctl("sessions")["sessions"] for device in session["devices"]

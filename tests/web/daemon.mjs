@@ -7,7 +7,7 @@ import path from 'node:path';
 import readline from 'node:readline';
 import {promisify} from 'node:util';
 
-const PATIENCE_MS = 30000;
+export const PATIENCE_MS = 600_000;  // what takes longer hangs
 
 // Resolves to what `question` gives as soon as that is neither false nor null nor undefined.
 export async function waitFor(what, question) {

@@ -8,7 +8,7 @@ import {mkdirSync, mkdtempSync, readdirSync, rmSync, statSync} from 'node:fs';
 import {tmpdir} from 'node:os';
 import path from 'node:path';
 import {chromium} from 'playwright-core';
-import {Daemon, waitFor} from './daemon.mjs';
+import {Daemon, PATIENCE_MS, waitFor} from './daemon.mjs';
 import {bytes, percent} from './format.mjs';
 
 const MIB = 2 ** 20;
@@ -26,6 +26,7 @@ class Page {
     const page = new Page();
     page.faults = [];
     page.context = await browser.newContext({viewport, colorScheme, locale: 'en-GB', timezoneId: 'UTC'});
+    page.context.setDefaultTimeout(PATIENCE_MS);
     page.tab = await page.context.newPage();
     page.tab.on('console', (message) => {
       if (['error', 'warning'].includes(message.type())) page.faults.push(`${message.type()}: ${message.text()}`);
@@ -320,12 +321,12 @@ async function silent(browser, daemon, {clients}) {
 async function lost(browser, daemon) {
   const page = await Page.open(browser, daemon.url);
   daemon.process.kill('SIGSTOP');
-  await page.tab.waitForSelector('#alert:visible', {timeout: 30000});
+  await page.tab.waitForSelector('#alert:visible');
   assert.match(await page.text('#alert'), /^The daemon does not answer\. What you see is from \d\d:\d\d:\d\d/);
   assert.equal(await page.text('#status'), 'no answer');
   await page.picture('no-daemon');
   daemon.process.kill('SIGCONT');
-  await page.tab.waitForSelector('#status[data-state=live]', {timeout: 30000});
+  await page.tab.waitForSelector('#status[data-state=live]');
   await page.tab.waitForSelector('#alert', {state: 'hidden'});
   await page.context.close();  // without judgement: the browser itself says that requests failed
 }
@@ -452,15 +453,9 @@ async function hostile(browser, daemon) {
   await page.close();
 }
 
-// 10,000 blocks with holes between them.
-async function large(browser, daemon) {
-  const client = await daemon.client('large');
-  const answers = await client.callAll(Array.from({length: 10000}, (_, i) => `alloc ${i % 5 === 0 ? 1_100_000 + i * 40 : (1 + i % 7) * 20000}`));
-  await client.callAll(answers.filter((_, i) => i % 4 === 2).map(([index]) => `free ${index}`));
-  const page = await Page.open(browser, daemon.url);
-  const {blocks} = await expectPageIsVramctl(page, daemon);
-  assert.ok(blocks >= 10000, `${blocks} blocks`);
-  const [draws, frames] = await page.tab.evaluate(async () => {
+// Milliseconds of each of 40 draws of the map, and between one frame and the next.
+function measureMap(page) {
+  return page.tab.evaluate(async () => {
     const map = document.getElementById('map');
     const draws = [];
     const frames = [];
@@ -472,16 +467,35 @@ async function large(browser, daemon) {
       if (before !== null) frames.push(now - before);
       before = now;
     }
-    return [draws, frames];
+    return {draws, frames};
   });
+}
+
+// 10,000 blocks with holes between them.
+async function large(browser, daemon) {
+  const client = await daemon.client('large');
+  const hold = async (from, to) => {
+    const answers = await client.callAll(Array.from({length: to - from}, (_, i) => i + from)
+      .map((i) => `alloc ${i % 5 === 0 ? 1_100_000 + i * 40 : (1 + i % 7) * 20000}`));
+    await client.callAll(answers.filter((_, i) => i % 4 === 2).map(([index]) => `free ${index}`));
+  };
+  const page = await Page.open(browser, daemon.url);
+  await hold(0, 2500);
+  const {blocks: fewer} = await expectPageIsVramctl(page, daemon);
+  const quarter = await measureMap(page);
+  await hold(2500, 10500);  // some of them fill holes
+  const {blocks} = await expectPageIsVramctl(page, daemon);
+  assert.ok(blocks >= 10000, `${blocks} blocks`);
+  const whole = await measureMap(page);
   const median = (values) => values.sort((a, b) => a - b)[Math.floor(values.length / 2)];
   const started = performance.now();
   const answer = await (await daemon.get('/api/v1/map')).text();
-  console.log(`  ${blocks} blocks: drawn in ${median(draws)} ms, a frame every ${median(frames).toFixed(1)} ms; ` +
+  console.log(`  ${blocks} blocks: drawn in ${median(whole.draws)} ms, a frame every ${median(whole.frames).toFixed(1)} ms; ` +
     `/api/map ${(answer.length / 1024).toFixed(0)} KiB in ${(performance.now() - started).toFixed(0)} ms`);
-  // Generous: a slow machine is no fault; work that grows with the square of the blocks is.
-  assert.ok(median(draws) < 250, `drawn in ${median(draws)} ms`);
-  assert.ok(median(frames) < 500, `a frame every ${median(frames)} ms`);
+  // A slow machine is no fault; work that grows with the square of the blocks is: 16 times as much. The fastest of many draws is
+  // the one that nothing else delayed.
+  const [few, many] = [Math.max(0.5, Math.min(...quarter.draws)), Math.min(...whole.draws)];
+  assert.ok(many < 10 * few, `${blocks} blocks drawn in ${many} ms, ${fewer} in ${few} ms`);
   await page.showsNowInTimeline(daemon);
   await page.picture('large');
   await page.close();
@@ -500,6 +514,7 @@ async function size(daemon) {
 
 const profile = mkdtempSync(path.join(tmpdir(), 'vrambroker-chromium.'));
 const browser = await chromium.launch({
+  timeout: PATIENCE_MS,
   executablePath: process.env.CHROMIUM ?? '/usr/bin/chromium',
   env: {...process.env, HOME: profile, XDG_CONFIG_HOME: profile, XDG_CACHE_HOME: profile},
   args: ['--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-background-networking',
