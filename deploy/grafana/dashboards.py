@@ -389,7 +389,7 @@ def overview():
                  [query(f"vrambroker_device_waiting_requests{{{DEVICE}}}", BY_DEVICE)], "none")
     board.series("Longest current wait", "How long the oldest waiting request has waited. 0: no request waits.",
                  [query(f"(vrambroker_device_oldest_waiting_timestamp_seconds{{{DEVICE}}} > bool 0)"
-                        f" * (time() - vrambroker_device_oldest_waiting_timestamp_seconds{{{DEVICE}}})", BY_DEVICE)], "s")
+                        f" * clamp_min(time() - vrambroker_device_oldest_waiting_timestamp_seconds{{{DEVICE}}}, 0)", BY_DEVICE)], "s")
     board.series("Finished waits, and reclaims",
                  "Requests that waited, by outcome: granted, refused after the longest wait that they allowed, or "
                  "cancelled by the client. reclaims: how often sessions were asked to give idle memory back.",

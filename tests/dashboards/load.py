@@ -26,9 +26,10 @@ PATIENCE = 600  # seconds until what is waited for counts as hanging
 KIB, MIB = 1 << 10, 1 << 20
 
 CAPACITY = 320 * MIB
-# Nothing decays, and what ended processes leave stays quarantined: every figure stays as the load left it.
+# Nothing decays, and what ended processes leave stays quarantined: every figure stays as the load left it. Clients may be slow.
 CONFIG = """
 device: "host" host_devices: 2 capacity: "320MiB" http_address: "127.0.0.1:0" idle_decay: "1h" settle_time: "1h"
+client_timeout: "20s"
 rules { name: "serving" session_name: "serve*" tenant: "serving" limit { fraction: 0.5 } guarantee { bytes: "64MiB" } }
 rules { name: "research" session_name: "train*" tenant: "research" }
 rules { name: "guests" tenant: "guests" }
@@ -174,6 +175,14 @@ class Load:
         self._clients.append(client)
         return client
 
+    def _sessions(self):
+        return self._daemon.ctl("sessions")["sessions"]
+
+    def _leave(self, client, name):
+        """Ends the session. The client may say goodbye before the daemon knows."""
+        assert client.call("goodbye") is not None
+        wait_for(f"{name} to be gone", lambda: all(session["name"] != name for session in self._sessions()))
+
     def build_up(self):
         serve = self._client("serve-api")
         serve.allocate(40 * MIB)
@@ -187,7 +196,7 @@ class Load:
         self._notebook.allocate(16 * MIB)
         train_c = self._client("train-c")
         train_c.allocate(24 * MIB)
-        assert train_c.call("goodbye") is not None
+        self._leave(train_c, "train-c")
         self._client("train-d").allocate(24 * MIB)
         train_e = self._client("train-e")
         train_e.allocate(14 * MIB)
@@ -213,8 +222,9 @@ class Load:
         self.ooms["larger_than_device"] += 1
         train_a.refused(12 * MIB)  # 40 are free in pieces of 5
         self.ooms["fragmentation"] += 1
-        assert hasty.call("goodbye") is not None
-        assert train_e.call("goodbye") is not None
+        self._leave(hasty, "guest-hasty")
+        self._leave(train_e, "train-e")
+
     def work(self, seconds):
         """What rates are of: allocations, refusals, and sessions that come, take idle memory over, and go."""
         end = time.monotonic() + seconds
@@ -224,7 +234,7 @@ class Load:
             self.ooms["limit"] += 1
             visitor = Client(self._daemon, "train-visitor")
             visitor.allocate(14 * MIB)  # what train-e left
-            assert visitor.call("goodbye") is not None
+            self._leave(visitor, "train-visitor")
             visitor.kill()
             time.sleep(0.1)  # a pace, not a wait
 
@@ -233,8 +243,10 @@ class Load:
         late = self._client("guest-late", "-", "wait_ms=3600000")  # the longest that is allowed
         late.send("alloc", 50 * MIB)
         wait_for("guest-late to wait", lambda: any(
-            device["waiting"] for session in self._daemon.ctl("sessions")["sessions"] for device in session["devices"]
-            if session["name"] == "guest-late"))
+            device["waiting"] for session in self._sessions() for device in session["devices"] if session["name"] == "guest-late"))
+        for session in self._sessions():  # who is asked reports at once
+            if session["state"] == "active":
+                self._daemon.ctl("summary", str(session["id"]))
         self._prometheus.wait_until_scraped()
 
     def close(self):
@@ -243,13 +255,13 @@ class Load:
 
 
 class Prometheus:
-    """Scrapes `target` (HOST:PORT) each second, with the configuration and rules of deploy/prometheus."""
+    """Scrapes `target` (HOST:PORT) every two seconds, with the configuration and rules of deploy/prometheus."""
 
     def __init__(self, target):
         self.dir = pathlib.Path(tempfile.mkdtemp(prefix="vrambroker-prometheus-"))
         shipped = SOURCE / "deploy" / "prometheus"
         config = (shipped / "prometheus.yml").read_text(encoding="utf-8")
-        for old, new in (("15s", "1s"), ("localhost:9477", target)):
+        for old, new in (("15s", "2s"), ("localhost:9477", target)):
             assert old in config, f"prometheus.yml has no {old} any more"
             config = config.replace(old, new)
         (self.dir / "prometheus.yml").write_text(config, encoding="utf-8")

@@ -73,7 +73,8 @@ export class Daemon {
     daemon.dir = mkdtempSync(path.join(tmpdir(), 'vrambroker-web.'));
     daemon.children = [];
     const config = path.join(daemon.dir, 'config.textproto');
-    writeFileSync(config, 'idle_decay: "1h"\n');  // figures that are compared seconds apart stay
+    // Figures that are compared seconds apart stay, and clients may be slow.
+    writeFileSync(config, 'idle_decay: "1h" client_timeout: "20s" reclaim_timeout: "20s"\n');
     daemon.environment = {...process.env, VRAMBROKER_SOCKET_DIR: daemon.dir};
     daemon.log = '';
     daemon.process = daemon.spawn('server/vrambrokerd',
