@@ -24,6 +24,9 @@ struct RefusalToDiagnose {
   size_t op = 0;                 // of the trace: the allocation that was refused
   uint64_t requested_bytes = 0;  // as it was asked for; below kMaxRequestBytes
   uint64_t bound_bytes = 0;      // that the session could have reserved then, with what it had
+  // Of the session's account. What the heap did not hold of it (segments on their way back, memory carried over) takes
+  // its part of the bound, whatever the settings.
+  uint64_t reserved_bytes = 0;
   uint64_t capacity_bytes = 0;   // of the device; at least `bound_bytes`
   // The bound is the session's limit, by which garbage is collected, too. Else nothing was collected, or by another
   // limit, and collecting is not tried.
@@ -53,7 +56,7 @@ struct EmptiedCache {
 struct Diagnosis {
   Trial recorded;    // with the settings of the recording; where it is served, the replay does not show the refusal
   size_t tried = 0;  // other settings
-  bool is_complete = true;     // false: the time was over before all were tried, or even the recording replayed
+  bool is_complete = true;     // false: the time was over before all was tried, or even the recording replayed
   std::vector<Trial> helping;  // least reserved first, of equal results the simplest; at most kBest
   static constexpr size_t kBest = 4;
   std::optional<Trial> nearest;  // where none helps: the one that lacks least, if that is less than `recorded` does
@@ -77,7 +80,8 @@ struct DiagnoseOptions {
 };
 
 // Replays `trace` with the settings of `config` and with those of TuneGrid() that the target has. Of `config` only the
-// settings are used.
+// settings are used. Where the recorded heap emptied its cache because it was short of memory, another one might not have
+// to, and one that the program called for it would: both are tried, and what helps helps in both.
 // REQUIRES: refusal.op is an allocation of `trace`, and the capacity holds what the trace starts with.
 Diagnosis Diagnose(const Trace& trace, const ReplayConfig& config, const RefusalToDiagnose& refusal,
                    const DiagnoseOptions& options = {});

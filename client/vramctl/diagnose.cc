@@ -80,7 +80,8 @@ std::vector<std::string> NotesOf(const Trace& trace) {
 
 double SecondsOf(const HeapSnapshot& heap) {
   if (heap.history.empty()) return 0;
-  return static_cast<double>(heap.history.back().time_us - heap.history.front().time_us) / 1e6;
+  // What a client sends can be any number.
+  return (static_cast<double>(heap.history.back().time_us) - static_cast<double>(heap.history.front().time_us)) / 1e6;
 }
 
 std::string SettingsName(const AllocatorOptions& options) {
@@ -130,8 +131,11 @@ std::string MoreRoom(const Diagnosed& of) {
                                               " ", mib(needed), ")")
                                : absl::StrCat("run it with a limit of ", mib(needed)));
   }
-  if (report.user_limit_bytes() > 0 && report.user_reserved_bytes() + growth > report.user_limit_bytes()) {
-    parts.push_back(absl::StrCat("have user_limit raised to ", mib(report.user_reserved_bytes() + growth)));
+  // Growth within the guarantee is charged to the user already.
+  const uint64_t guaranteed = report.guarantee_bytes() - std::min(report.guarantee_bytes(), report.reserved_bytes());
+  const uint64_t growth_of_user = growth - std::min(growth, guaranteed);
+  if (report.user_limit_bytes() > 0 && report.user_reserved_bytes() + growth_of_user > report.user_limit_bytes()) {
+    parts.push_back(absl::StrCat("have user_limit raised to ", mib(report.user_reserved_bytes() + growth_of_user)));
   }
   const uint64_t free =
       report.device_available_bytes() - std::min(report.device_available_bytes(), report.device_kept_free_bytes());
@@ -298,6 +302,7 @@ absl::Status DiagnoseEvent(const Context& context, const SettingsTarget& target,
       .op = *found,
       .requested_bytes = oom.requested_bytes,
       .bound_bytes = bound,
+      .reserved_bytes = oom.reserved_bytes,
       .capacity_bytes = std::max({bound, oom.device_capacity_bytes, trace->start.ReservedBytes()}),
       .is_limit = bound == oom.limit_bytes && bound < oom.device_capacity_bytes};
   ReplayConfig config;

@@ -6,8 +6,11 @@
 
 #include <atomic>
 #include <functional>
+#include <iterator>
+#include <map>
 #include <memory>
 #include <optional>
+#include <random>
 #include <set>
 #include <string>
 #include <utility>
@@ -69,13 +72,14 @@ class DiagnoseTest : public ::testing::Test {
                  {.op = trace_.recorded_refusals.back(),
                   .requested_bytes = bytes,
                   .bound_bytes = limit_,
+                  .reserved_bytes = reserved_ + outside_,
                   .capacity_bytes = kCapacity,
                   .is_limit = is_limit_},
                  {.target = target, .threads = 2, .may_go_on = may_go_on_, .progress = [&](size_t done, size_t total) {
                     ++seen;
                     last = total - done;
                   }});
-    if (!diagnosis.recorded.is_served) {
+    if (diagnosis.is_complete && !diagnosis.recorded.is_served) {
       EXPECT_GE(seen, diagnosis.tried);
       EXPECT_EQ(last, 0u);
     }
@@ -87,6 +91,7 @@ class DiagnoseTest : public ::testing::Test {
   bool is_limit_ = true;
   std::function<bool()> may_go_on_ = [] { return true; };
   uint64_t reserved_ = 0;
+  uint64_t outside_ = 0;  // charged to the session, and not in the heap
   Trace trace_;
   std::unique_ptr<SimulatedDevice> device_;
   std::unique_ptr<CachingAllocator> heap_;
@@ -269,6 +274,99 @@ TEST_F(DiagnoseTest, ItEndsWhenTheTimeIsOver) {
   const Diagnosis none = Diagnose(*trace, {}, refusal, {.may_go_on = [] { return false; }});
   EXPECT_FALSE(none.is_complete);
   EXPECT_EQ(none.tried, 0u);
+}
+
+TEST_F(DiagnoseTest, TheNextStepsAreTriedBeforeTheTimeIsOver) {
+  Make(420_MiB);
+  std::vector<Block*> blocks;
+  for (int i = 0; i < 100; ++i) blocks.push_back(Get(4_MiB));
+  for (size_t i = 0; i < 100; i += 2) heap_->Free(blocks[i]);
+  std::atomic<int> left{30};
+  may_go_on_ = [&] { return --left > 0; };
+  const Diagnosis diagnosis = DiagnoseRequest(199_MiB);
+  EXPECT_FALSE(diagnosis.is_complete);
+  EXPECT_GT(diagnosis.largest_served_bytes, 19_MiB);
+  EXPECT_EQ(diagnosis.needed_bound_bytes, 600_MiB);
+}
+
+TEST_F(DiagnoseTest, WhatTheHeapDidNotHoldTakesItsPartOfTheBound) {
+  Make(520_MiB);
+  MakeHoles();
+  limit_ = 820_MiB;
+  outside_ = 300_MiB;  // as memory that is carried over
+  const Diagnosis diagnosis = DiagnoseRequest(64_MiB);
+  EXPECT_FALSE(diagnosis.recorded.is_served);
+  EXPECT_EQ(diagnosis.recorded.missing_bytes, reserved_ + 64_MiB - 520_MiB);
+  for (const Trial& trial : diagnosis.helping) EXPECT_LE(trial.peak_reserved_bytes, 520_MiB);
+
+  Make(420_MiB);
+  std::vector<Block*> blocks;
+  for (int i = 0; i < 100; ++i) blocks.push_back(Get(4_MiB));
+  for (size_t i = 0; i < 100; i += 2) heap_->Free(blocks[i]);
+  limit_ = 720_MiB;
+  const Diagnosis none = DiagnoseRequest(199_MiB);
+  EXPECT_THAT(none.helping, IsEmpty());
+  EXPECT_EQ(none.needed_bound_bytes, 900_MiB);
+}
+
+// A heap that empties its cache because it is short of memory does so by itself; one with other settings may not have
+// to, keeps what is cached, and cuts blocks out of it.
+TEST_F(DiagnoseTest, WhatIsSaidToHelpHelpsAHeapThatEmptiesItsCacheByItself) {
+  constexpr uint64_t kLimit = 200_MiB;
+  struct Step {
+    int id = 0;
+    uint64_t bytes = 0;  // 0: it is freed
+  };
+  int flushes = 0;
+  int helped = 0;
+  for (unsigned seed = 1; seed <= 120; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 random(seed);
+    Make(kLimit);
+    Get(512);  // its segment has room for the event after the refusal
+    std::vector<Step> steps;  // that were served
+    std::map<int, Block*> blocks;
+    uint64_t refused = 0;
+    for (int id = 0; refused == 0 && id < 300; ++id) {
+      const uint64_t bytes = 1_MiB + random() % (seed % 2 == 0 ? 24_MiB : 60_MiB);
+      const uint64_t freed_before = heap_->GetMemoryStats().num_device_free;
+      const absl::StatusOr<Block*> block = heap_->Allocate(bytes);
+      if (!block.ok()) {
+        refused = bytes;
+        break;
+      }
+      if (heap_->GetMemoryStats().num_device_free > freed_before) ++flushes;
+      blocks[id] = *block;
+      steps.push_back({.id = id, .bytes = bytes});
+      while (blocks.size() > 4 || (!blocks.empty() && random() % 3 == 0)) {
+        const auto it = std::next(blocks.begin(), static_cast<std::ptrdiff_t>(random() % blocks.size()));
+        heap_->Free(it->second);
+        steps.push_back({.id = it->first});
+        blocks.erase(it);
+      }
+    }
+    if (refused == 0) continue;
+    const Diagnosis diagnosis = DiagnoseRequest(refused);
+    for (const Trial& trial : diagnosis.helping) {
+      ++helped;
+      SCOPED_TRACE(FormatAllocConf(trial.options));
+      Make(kLimit, trial.options);
+      Get(512);
+      std::map<int, Block*> again;
+      for (const Step& step : steps) {
+        if (step.bytes == 0) {
+          heap_->Free(again.at(step.id));
+        } else {
+          const absl::StatusOr<Block*> block = heap_->Allocate(step.bytes);
+          ASSERT_TRUE(block.ok()) << "refused before";
+          again[step.id] = *block;
+        }
+      }
+      EXPECT_TRUE(heap_->Allocate(refused).ok());
+    }
+  }
+  EXPECT_GT(flushes, 50);
+  EXPECT_GT(helped, 50);
 }
 
 TEST_F(DiagnoseTest, OnlyWhatTheTargetHasIsTried) {
