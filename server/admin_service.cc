@@ -20,7 +20,7 @@ namespace {
 
 constexpr char kWhyNotRecorded[] =
     ": the session kept no events (record_events of the daemon's configuration), cuts its blocks with an allocator of "
-    "its own, did not answer in time, or had been refused just before";
+    "its own, did not answer in time, or had been refused just before, or many sessions were refused at once";
 
 // What a client may be told in a status: gRPC breaks connections over long ones.
 constexpr size_t kMaxFaultText = 2000;

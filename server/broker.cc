@@ -16,9 +16,9 @@
 namespace vrambroker {
 namespace {
 
-// Whose client is asked for what it has recorded, at a time.
-constexpr size_t kMaxRefusalsRecordedOfUser = 2;
-constexpr size_t kMaxRefusalsRecorded = 6;
+// Whose client is asked for what it has recorded, at a time. The ranks of a job may all be refused at once.
+constexpr size_t kMaxRefusalsRecordedOfUser = 8;
+constexpr size_t kMaxRefusalsRecorded = 16;
 
 absl::Status CheckLimit(absl::string_view field, const Limit& limit) {
   if (const double* fraction = std::get_if<double>(&limit);

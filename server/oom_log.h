@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -33,15 +34,30 @@ class OomLog {
  public:
   static constexpr size_t kMaxEvents = 1000;  // about 1 KB each; all of them fit in one answer of gRPC (4 MiB)
 
-  // The oldest one makes room.
+  // Of the user who has most the oldest one makes room, so that one who is refused all the time keeps nobody else's out.
+  // Of those, what was recorded and what was not have half each: a recording is found by its event, and a program that
+  // tries again and again has one recording.
   void Add(OomEvent event) ABSL_LOCKS_EXCLUDED(mu_);
   std::vector<std::shared_ptr<const OomEvent>> NewestFirst() const ABSL_LOCKS_EXCLUDED(mu_);
   // Events ever added.
   uint64_t total() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
+  struct Kept {
+    uint64_t number = 0;  // in the order of Add()
+    std::shared_ptr<const OomEvent> event;
+  };
+  struct OfUser {
+    std::deque<Kept> recorded;  // oldest first, as the others
+    std::deque<Kept> others;
+    size_t size() const { return recorded.size() + others.size(); }
+  };
+
+  std::shared_ptr<const OomEvent> MakeRoom() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
   mutable Mutex mu_;
-  std::deque<std::shared_ptr<const OomEvent>> events_ ABSL_GUARDED_BY(mu_);  // oldest first
+  std::map<uid_t, OfUser> events_ ABSL_GUARDED_BY(mu_);
+  size_t kept_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t total_ ABSL_GUARDED_BY(mu_) = 0;
 };
 

@@ -37,7 +37,12 @@ bool RefusalRecordings::Add(uint64_t refusal, SessionId session, uid_t uid, Heap
   for (auto it = kept_.begin(); it != kept_.end() && of_user_[uid] + bytes > kMaxBytesOfUser;) {
     it = it->second.uid == uid ? drop(it) : std::next(it);
   }
-  while (!kept_.empty() && bytes_ + bytes > kMaxBytes) drop(kept_.begin());
+  while (!kept_.empty() && bytes_ + bytes > kMaxBytes) {
+    const auto most = std::max_element(of_user_.begin(), of_user_.end(),
+                                       [](const auto& a, const auto& b) { return a.second < b.second; });
+    drop(std::find_if(kept_.begin(), kept_.end(),
+                      [user = most->first](const auto& entry) { return entry.second.uid == user; }));
+  }
   of_user_[uid] += bytes;
   bytes_ += bytes;
   kept_.emplace(refusal, std::move(added));

@@ -23,8 +23,8 @@ class RefusalRecordings {
   static constexpr uint64_t kMaxBytes = uint64_t{256} << 20;
   static constexpr uint64_t kMaxBytesOfUser = kMaxBytes / 2;
 
-  // Takes the place of the session's last one. The oldest make room: of the user, then of all. False: it is larger than
-  // what a user may have.
+  // Takes the place of the session's last one. The oldest make room: of the user, then of the user who has most. False:
+  // it is larger than what a user may have.
   bool Add(uint64_t refusal, SessionId session, uid_t uid, HeapSnapshot recording) ABSL_LOCKS_EXCLUDED(mu_);
 
   // nullptr: there was none, or it has made room.

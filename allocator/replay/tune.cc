@@ -125,9 +125,10 @@ std::optional<uint64_t> SmallestDevice(const Trace& trace, const ReplayConfig& c
 }
 
 TuneResult Tune(const Trace& trace, const ReplayConfig& config, const SettingsTarget& target, int threads,
-                const std::function<void(size_t done, size_t total)>& progress) {
+                const std::function<void(size_t done, size_t total)>& progress,
+                const std::function<bool()>& may_go_on) {
   const std::vector<AllocatorOptions> grid = TuneGrid(config, target);
-  TuneResult result{.tried = grid.size()};
+  TuneResult result;
   // The second part of the work: the baseline and those that are shown, each on smaller devices.
   const size_t total = grid.size() + 2 + 2 * TuneResult::kBest;
 
@@ -137,11 +138,19 @@ TuneResult Tune(const Trace& trace, const ReplayConfig& config, const SettingsTa
     result.pytorch_default =
         TuneCandidate{.options = defaults, .summary = SummarizeReplay(trace, With(config, defaults))};
   }
-  std::vector<TuneCandidate> candidates(grid.size());
+  std::vector<std::optional<TuneCandidate>> tried(grid.size());
   InParallel(
       grid.size(), threads,
-      [&](size_t i) { candidates[i] = {.options = grid[i], .summary = SummarizeReplay(trace, With(config, grid[i]))}; },
+      [&](size_t i) {
+        if (!may_go_on()) return;
+        tried[i] = TuneCandidate{.options = grid[i], .summary = SummarizeReplay(trace, With(config, grid[i]))};
+      },
       [&](size_t done) { progress(done, total); });
+  std::vector<TuneCandidate> candidates;
+  for (std::optional<TuneCandidate>& candidate : tried) {
+    if (candidate.has_value()) candidates.push_back(*std::move(candidate));
+  }
+  result.tried = candidates.size();
 
   result.by_peak_reserved = Best(candidates, result.baseline, [](const TuneCandidate& c) {
     return std::tuple(c.summary.ooms, c.summary.peak_reserved_bytes, c.summary.device_calls);
@@ -169,6 +178,7 @@ TuneResult Tune(const Trace& trace, const ReplayConfig& config, const SettingsTa
   InParallel(
       shown.size(), threads,
       [&](size_t i) {
+        if (!may_go_on()) return;
         const ReplayConfig with = With(config, shown[i]->options);
         shown[i]->smallest_device = SmallestDevice(trace, with);
         for (const uint64_t bytes : result.smaller_devices) {
@@ -176,6 +186,7 @@ TuneResult Tune(const Trace& trace, const ReplayConfig& config, const SettingsTa
         }
       },
       [&](size_t done) { progress(done == shown.size() ? total : grid.size() + done, total); });
+  result.is_complete = may_go_on();
   return result;
 }
 

@@ -25,6 +25,7 @@ struct TuneCandidate {
 
 struct TuneResult {
   size_t tried = 0;
+  bool is_complete = true;                // false: the time was over before all were tried, or tried on smaller devices
   std::vector<uint64_t> smaller_devices;  // 95, 90 and 80% of what the baseline had reserved at its peak, bytes
   TuneCandidate baseline;                 // the settings that were given
   // PyTorch's defaults with the memory fraction that was given; none when they are the baseline.
@@ -42,9 +43,12 @@ std::vector<AllocatorOptions> TuneGrid(const ReplayConfig& config, const Setting
 
 // Replays `trace` with each of TuneGrid() on `threads` threads. `progress(done, total)` is called from any of them, one
 // at a time. Ranks by allocations refused first: a setting that runs out of memory is never better than one that does
-// not.
-TuneResult Tune(const Trace& trace, const ReplayConfig& config, const SettingsTarget& target, int threads,
-                const std::function<void(size_t done, size_t total)>& progress);
+// not. `may_go_on` is asked before each replay, from any of the threads: false ends it with what was tried so far.
+TuneResult Tune(
+    const Trace& trace, const ReplayConfig& config, const SettingsTarget& target, int threads,
+    const std::function<void(size_t done, size_t total)>& progress, const std::function<bool()>& may_go_on = [] {
+      return true;
+    });
 
 // The smallest device, in steps of 2 MiB, on which no allocation of `trace` is refused, by bisection below
 // config.device_bytes: a larger device is taken never to be worse. None when config.device_bytes is too small.

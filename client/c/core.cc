@@ -427,7 +427,11 @@ int CoreDumpSnapshot(vrambroker_client* client, const char* path) {
 int CoreSnapshotJson(vrambroker_client* client, bool with_history, char* buffer, size_t size, size_t* needed) {
   return Guarded([&] {
     const absl::StatusOr<std::string> json = Of(client).SnapshotJson(with_history);
-    return json.ok() ? Fill(*json, buffer, size, needed) : Report(json.status());
+    if (!json.ok()) return Report(json.status());
+    const int code = Fill(*json, buffer, size, needed);
+    // The next one has this one as an event, at least: with the exact size the caller would never come to an end.
+    if (size < *needed) *needed += *needed / 8 + 4096;
+    return code;
   });
 }
 

@@ -356,7 +356,8 @@ VRAMBROKER_API int vrambroker_set_recording(vrambroker_client* client, uint64_t 
  * also after the daemon has gone. */
 VRAMBROKER_API int vrambroker_dump_snapshot(vrambroker_client* client, const char* path);
 /* The same as a JSON object, with a NUL at its end; `with_history` 0: of the segments and blocks alone. `buffer`,
- * `size` and `needed` as in vrambroker_memory_stats_json(); with history, up to about 250 bytes an event. */
+ * `size` and `needed` as in vrambroker_memory_stats_json(); where `size` was too small, `needed` has room for what the
+ * application does meanwhile. With history, up to about 250 bytes an event. */
 VRAMBROKER_API int vrambroker_snapshot_json(vrambroker_client* client, int with_history, char* buffer, size_t size,
                                             size_t* needed);
 

@@ -52,6 +52,10 @@ int ThreadsFor(const Trace& trace) {
 // How long settings are tried. A recording of many frees that wait for streams takes long to replay.
 constexpr absl::Duration kTime = absl::Seconds(120);
 
+std::string NotAll(bool is_complete) {
+  return is_complete ? "" : absl::StrFormat(" (in %.0f s; not all)", absl::ToDoubleSeconds(kTime));
+}
+
 void ShowProgress(size_t done, size_t total) {
   if (isatty(STDERR_FILENO) == 0) return;
   std::fprintf(stderr, "\rtrying settings: %zu of %zu%s", done, total, done == total ? "\r\x1b[K" : "");
@@ -211,8 +215,7 @@ void PrintDiagnosis(const Diagnosed& of) {
   }
   std::printf(
       "tried: %s that %s has%s, each on these operations and then on the request\n\n",
-      Counted(diagnosis.tried, "setting").c_str(), of.target.name().c_str(),
-      diagnosis.is_complete ? "" : absl::StrFormat(" (in %.0f s; not all)", absl::ToDoubleSeconds(kTime)).c_str());
+      Counted(diagnosis.tried, "setting").c_str(), of.target.name().c_str(), NotAll(diagnosis.is_complete).c_str());
   if (!diagnosis.helping.empty()) {
     const Trial& best = diagnosis.helping.front();
     std::printf("%s would have served it, peak reserved %s instead of %s.\n\n", SettingsName(best.options).c_str(),
@@ -342,7 +345,9 @@ absl::Status DiagnoseHeap(const Context& context, const SettingsTarget& target, 
   ReplayConfig config;
   config.options = trace->recorded_options.value_or(config.options);
   const auto progress = context.json ? [](size_t, size_t) {} : ShowProgress;
-  const TuneResult result = Tune(*trace, config, target, ThreadsFor(*trace), progress);
+  const absl::Time end = absl::Now() + kTime;
+  const TuneResult result =
+      Tune(*trace, config, target, ThreadsFor(*trace), progress, [end] { return absl::Now() < end; });
   const TuneCandidate* const best = result.by_peak_reserved.empty() ? nullptr : &result.by_peak_reserved.front();
   if (context.json) {
     const auto candidate = [&](const TuneCandidate& of) {
@@ -359,6 +364,7 @@ absl::Status DiagnoseHeap(const Context& context, const SettingsTarget& target, 
                  {"seconds", SecondsOf(*heap)},
                  {"notes", NotesOf(*trace)},
                  {"tried", result.tried},
+                 {"complete", result.is_complete},
                  {"recorded", candidate(result.baseline)},
                  {"best", nullptr}};
     if (best != nullptr) json["best"] = candidate(*best);
@@ -371,8 +377,8 @@ absl::Status DiagnoseHeap(const Context& context, const SettingsTarget& target, 
               FormatBytes(result.baseline.summary.peak_reserved_bytes).c_str(),
               FormatBytes(result.baseline.summary.peak_allocated_bytes).c_str());
   for (const std::string& note : NotesOf(*trace)) std::printf("note: %s\n", note.c_str());
-  std::printf("tried: %s that %s has, each on these operations\n\n", Counted(result.tried, "setting").c_str(),
-              target.name().c_str());
+  std::printf("tried: %s that %s has%s, each on these operations\n\n", Counted(result.tried, "setting").c_str(),
+              target.name().c_str(), NotAll(result.is_complete).c_str());
   if (best == nullptr) {
     std::printf("None would have reserved less.\n");
     return absl::OkStatus();

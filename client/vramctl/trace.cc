@@ -121,17 +121,22 @@ bool Recorder::DropEarlier(size_t device, HeapSnapshot* heap) const {
   return true;
 }
 
-// The newest refusal of the session, if there was one.
-absl::StatusOr<std::optional<v1::OutOfMemoryEvent>> LastRefusal(Daemon& daemon, uint64_t session) {
+// A refusal of the session since `start`, if there was one: the newest of which the daemon has a recording, or else the
+// newest. A program that tries again is refused again, and of that nothing is recorded.
+absl::StatusOr<std::optional<v1::OutOfMemoryEvent>> RefusalSince(Daemon& daemon, uint64_t session, absl::Time start) {
   v1::ListOutOfMemoryRequest request;
   request.mutable_session()->set_id(session);
-  request.set_max_events(1);
   v1::ListOutOfMemoryResponse response;
   if (absl::Status status = Call(daemon, &v1::Admin::Stub::ListOutOfMemory, request, &response); !status.ok()) {
     return status;
   }
-  if (response.events().empty()) return std::nullopt;
-  return response.events(0);
+  std::optional<v1::OutOfMemoryEvent> newest;
+  for (const v1::OutOfMemoryEvent& event : response.events()) {
+    if (TimeOf(event.time()) <= start) break;
+    if (event.recorded()) return event;
+    if (!newest.has_value()) newest = event;
+  }
+  return newest;
 }
 
 // What the session did; not that it was looked at, which is an event, too.
@@ -182,12 +187,6 @@ bool IsGone(const absl::Status& status) {
 Recorded Wait(const Context& context, Daemon& daemon, const v1::Session& session, Recorder& recorder, int signals,
               absl::Time start) {
   Recorded recorded;
-  // Since the start.
-  const auto refusal = [&]() -> absl::StatusOr<std::optional<v1::OutOfMemoryEvent>> {
-    absl::StatusOr<std::optional<v1::OutOfMemoryEvent>> last = LastRefusal(daemon, session.id());
-    if (last.ok() && last->has_value() && TimeOf((*last)->time()) <= start) last->reset();
-    return last;
-  };
   const absl::Time end =
       context.trace.until_oom ? absl::InfiniteFuture() : start + absl::Seconds(context.trace.seconds);
   const ProgressLine progress(!context.json);
@@ -217,7 +216,8 @@ Recorded Wait(const Context& context, Daemon& daemon, const v1::Session& session
       recorded.ended_by = "signal";
       ended = true;
     } else if (context.trace.until_oom) {
-      const absl::StatusOr<std::optional<v1::OutOfMemoryEvent>> refused = refusal();
+      const absl::StatusOr<std::optional<v1::OutOfMemoryEvent>> refused =
+          RefusalSince(daemon, session.id(), start);
       if (IsGone(refused.status())) recorded.status = refused.status();
       if (refused.ok() && refused->has_value()) {
         recorded.ended_by = "refusal";
@@ -246,7 +246,7 @@ Recorded Wait(const Context& context, Daemon& daemon, const v1::Session& session
   }
   if (recorded.status.ok() || !context.trace.until_oom) return recorded;
   // Who ends because of the refusal takes its events along; the daemon has asked for them before it answered.
-  const absl::StatusOr<std::optional<v1::OutOfMemoryEvent>> refused = refusal();
+  const absl::StatusOr<std::optional<v1::OutOfMemoryEvent>> refused = RefusalSince(daemon, session.id(), start);
   if (!refused.ok() || !refused->has_value()) return recorded;
   const v1::OutOfMemory& report = (*refused)->out_of_memory();
   absl::StatusOr<HeapSnapshot> heap = ReadRefusalSnapshot(daemon, report.refusal());

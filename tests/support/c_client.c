@@ -383,7 +383,6 @@ static void recording(vrambroker_client* client, const char* folder) {
 
   size_t needed = 0;
   CHECK_FAILS(vrambroker_snapshot_json(client, 1, NULL, 0, &needed), VRAMBROKER_OUT_OF_RANGE, "needs");
-  needed += 10000; /* each snapshot is an event of the next */
   char* const json = malloc(needed);
   CHECK(json != NULL);
   size_t written = 0;

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <thread>
 #include <vector>
@@ -45,6 +46,41 @@ TEST(OomLogTest, TheOldestMakesRoom) {
   EXPECT_EQ(log.total(), OomLog::kMaxEvents + 1);
   // What was listed before stays readable.
   EXPECT_EQ(full.back()->client, "client");
+}
+
+TEST(OomLogTest, WhoIsRefusedAllTheTimeKeepsNobodyElsesOut) {
+  OomLog log;
+  OomEvent other = Event(0);
+  other.uid = 1000;
+  other.client = "other";
+  log.Add(other);
+  OomEvent recorded = Event(0);
+  recorded.uid = 2000;
+  recorded.client = "recorded";
+  recorded.report.is_recorded = true;
+  log.Add(recorded);
+  const auto has = [&](const std::string& client) {
+    const auto events = log.NewestFirst();
+    return std::any_of(events.begin(), events.end(), [&](const auto& event) { return event->client == client; });
+  };
+  for (uint64_t i = 1; i <= 3 * OomLog::kMaxEvents; ++i) {
+    OomEvent again = Event(i);
+    again.uid = 2000;
+    log.Add(again);
+    ASSERT_EQ(log.NewestFirst().front()->report.requested_bytes, i);
+  }
+  EXPECT_EQ(log.NewestFirst().size(), OomLog::kMaxEvents);
+  EXPECT_TRUE(has("other")) << "of another user";
+  EXPECT_TRUE(has("recorded")) << "of the same user, and its recording is found by it";
+  for (uint64_t i = 1; i <= OomLog::kMaxEvents; ++i) {
+    OomEvent again = Event(i);
+    again.uid = 2000;
+    again.report.is_recorded = true;
+    log.Add(again);
+  }
+  EXPECT_FALSE(has("recorded"));
+  EXPECT_TRUE(has("other"));
+  EXPECT_TRUE(has("client")) << "what is not recorded has its half, too";
 }
 
 TEST(OomLogTest, SeveralThreads) {

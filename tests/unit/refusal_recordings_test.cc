@@ -61,6 +61,17 @@ TEST(RefusalRecordingsTest, AllTogetherAreBounded) {
   }
 }
 
+TEST(RefusalRecordingsTest, WhoHasMostMakesRoom) {
+  RefusalRecordings recordings;
+  constexpr uint64_t kMost = RefusalRecordings::kMaxBytesOfUser - 1_MiB;
+  EXPECT_TRUE(recordings.Add(1, SessionId{1}, 1000, Heap(8_MiB)));
+  for (uint64_t i = 2; i <= 6; ++i) {
+    EXPECT_TRUE(recordings.Add(i, SessionId{i}, static_cast<uid_t>(1000 + i), Heap(kMost)));
+    EXPECT_NE(recordings.Find(1), nullptr) << "it is the oldest, and small";
+    EXPECT_NE(recordings.Find(i), nullptr) << "the newest";
+  }
+}
+
 TEST(RefusalRecordingsTest, WhatIsTooLargeIsNotKeptAndLosesNothing) {
   RefusalRecordings recordings;
   EXPECT_TRUE(recordings.Add(1, SessionId{1}, 1000, Heap(1_MiB)));

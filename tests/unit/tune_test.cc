@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <random>
 #include <set>
 #include <string>
@@ -164,6 +165,17 @@ TEST(TuneTest, ProgressEndsAtItsTotal) {
   });
   EXPECT_EQ(last, total);
   EXPECT_GT(total, TuneGrid({}).size());
+}
+
+TEST(TuneTest, EndsWhenTheTimeIsOver) {
+  const Trace trace = MakeTrace("a 1 512 0\nf 1");
+  std::atomic<int> left{10};
+  const TuneResult some = Tune(trace, {}, {}, 2, [](size_t, size_t) {}, [&] { return left-- > 0; });
+  EXPECT_EQ(some.tried, 10u);
+  EXPECT_FALSE(some.is_complete);
+  const TuneResult all = Tune(trace, {}, {}, 2, [](size_t, size_t) {});
+  EXPECT_EQ(all.tried, TuneGrid({}).size());
+  EXPECT_TRUE(all.is_complete);
 }
 
 TEST(TuneTest, NothingToGain) {
