@@ -21,7 +21,7 @@ struct Before {
   std::vector<bool> is_own_flush;
   bool has_own_flushes = false;
   uint64_t peak_reserved_bytes = 0;
-  uint64_t reserved_bytes = 0;  // when the request came
+  uint64_t reserved_bytes = 0;                // when the request came
   std::vector<EmptiedCache> least_allocated;  // moments to empty the cache at, the last one last; not tried yet
 };
 

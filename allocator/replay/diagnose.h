@@ -27,7 +27,7 @@ struct RefusalToDiagnose {
   // Of the session's account. What the heap did not hold of it (segments on their way back, memory carried over) takes
   // its part of the bound, whatever the settings.
   uint64_t reserved_bytes = 0;
-  uint64_t capacity_bytes = 0;   // of the device; at least `bound_bytes`
+  uint64_t capacity_bytes = 0;  // of the device; at least `bound_bytes`
   // The bound is the session's limit, by which garbage is collected, too. Else nothing was collected, or by another
   // limit, and collecting is not tried.
   bool is_limit = false;
@@ -80,9 +80,9 @@ struct DiagnoseOptions {
 };
 
 // Replays `trace` with the settings of `config` and with those of TuneGrid() that the target has. Of `config` only the
-// settings are used. Where the recorded heap emptied its cache because it was short of memory, another one might not have
-// to, and one that the program called for it would: both are tried, and what helps helps in both.
-// REQUIRES: refusal.op is an allocation of `trace`, and the capacity holds what the trace starts with.
+// settings are used. Where the recorded heap emptied its cache because it was short of memory, another one might not
+// have to, and one that the program called for it would: both are tried, and what helps helps in both. REQUIRES:
+// refusal.op is an allocation of `trace`, and the capacity holds what the trace starts with.
 Diagnosis Diagnose(const Trace& trace, const ReplayConfig& config, const RefusalToDiagnose& refusal,
                    const DiagnoseOptions& options = {});
 

@@ -46,9 +46,8 @@ std::vector<AllocatorOptions> TuneGrid(const ReplayConfig& config, const Setting
 // not. `may_go_on` is asked before each replay, from any of the threads: false ends it with what was tried so far.
 TuneResult Tune(
     const Trace& trace, const ReplayConfig& config, const SettingsTarget& target, int threads,
-    const std::function<void(size_t done, size_t total)>& progress, const std::function<bool()>& may_go_on = [] {
-      return true;
-    });
+    const std::function<void(size_t done, size_t total)>& progress,
+    const std::function<bool()>& may_go_on = [] { return true; });
 
 // The smallest device, in steps of 2 MiB, on which no allocation of `trace` is refused, by bisection below
 // config.device_bytes: a larger device is taken never to be worse. None when config.device_bytes is too small.
