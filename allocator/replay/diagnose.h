@@ -81,8 +81,8 @@ struct DiagnoseOptions {
 
 // Replays `trace` with the settings of `config` and with those of TuneGrid() that the target has. Of `config` only the
 // settings are used. Where the recorded heap emptied its cache because it was short of memory, another one might not
-// have to, and one that the program called for it would: both are tried, and what helps helps in both. REQUIRES:
-// refusal.op is an allocation of `trace`, and the capacity holds what the trace starts with.
+// have to, and one that the program called for it would: both are tried, and what helps helps in both.
+// REQUIRES: refusal.op is an allocation of `trace`, and the capacity holds what the trace starts with.
 Diagnosis Diagnose(const Trace& trace, const ReplayConfig& config, const RefusalToDiagnose& refusal,
                    const DiagnoseOptions& options = {});
 

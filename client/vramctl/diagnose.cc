@@ -213,9 +213,9 @@ void PrintDiagnosis(const Diagnosed& of) {
     std::printf("note: a replay with the session's own settings refuses %s before it that were served.\n",
                 Counted(recorded.refused_before, "request").c_str());
   }
-  std::printf(
-      "tried: %s that %s has%s, each on these operations and then on the request\n\n",
-      Counted(diagnosis.tried, "setting").c_str(), of.target.name().c_str(), NotAll(diagnosis.is_complete).c_str());
+  std::printf("tried: %s that %s has%s, each on these operations and then on the request\n\n",
+              Counted(diagnosis.tried, "setting").c_str(), of.target.name().c_str(),
+              NotAll(diagnosis.is_complete).c_str());
   if (!diagnosis.helping.empty()) {
     const Trial& best = diagnosis.helping.front();
     std::printf("%s would have served it, peak reserved %s instead of %s.\n\n", SettingsName(best.options).c_str(),

@@ -216,8 +216,7 @@ Recorded Wait(const Context& context, Daemon& daemon, const v1::Session& session
       recorded.ended_by = "signal";
       ended = true;
     } else if (context.trace.until_oom) {
-      const absl::StatusOr<std::optional<v1::OutOfMemoryEvent>> refused =
-          RefusalSince(daemon, session.id(), start);
+      const absl::StatusOr<std::optional<v1::OutOfMemoryEvent>> refused = RefusalSince(daemon, session.id(), start);
       if (IsGone(refused.status())) recorded.status = refused.status();
       if (refused.ok() && refused->has_value()) {
         recorded.ended_by = "refusal";

@@ -323,7 +323,7 @@ TEST_F(DiagnoseTest, WhatIsSaidToHelpHelpsAHeapThatEmptiesItsCacheByItself) {
     SCOPED_TRACE(seed);
     std::mt19937 random(seed);
     Make(kLimit);
-    Get(512);  // its segment has room for the event after the refusal
+    Get(512);                 // its segment has room for the event after the refusal
     std::vector<Step> steps;  // that were served
     std::map<int, Block*> blocks;
     uint64_t refused = 0;

@@ -170,7 +170,8 @@ TEST(TuneTest, ProgressEndsAtItsTotal) {
 TEST(TuneTest, EndsWhenTheTimeIsOver) {
   const Trace trace = MakeTrace("a 1 512 0\nf 1");
   std::atomic<int> left{10};
-  const TuneResult some = Tune(trace, {}, {}, 2, [](size_t, size_t) {}, [&] { return left-- > 0; });
+  const TuneResult some = Tune(
+      trace, {}, {}, 2, [](size_t, size_t) {}, [&] { return left-- > 0; });
   EXPECT_EQ(some.tried, 10u);
   EXPECT_FALSE(some.is_complete);
   const TuneResult all = Tune(trace, {}, {}, 2, [](size_t, size_t) {});
