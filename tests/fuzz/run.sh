@@ -25,7 +25,7 @@ fuzz() {
   [ -n "$(ls "$corpus")" ] || { echo "run.sh: $corpus is empty" >&2; exit 1; }
   mkdir "$scratch/$1"
   # -timeout is for one input. What -entropic costs is more than it brings here.
-  if ! "$program" -max_total_time="$each" -timeout=20 -entropic=0 -print_final_stats=1 -artifact_prefix="$crashes/$1-" \
+  if ! "$program" -max_total_time="$each" -timeout=200 -entropic=0 -print_final_stats=1 -artifact_prefix="$crashes/$1-" \
       "$scratch/$1" "$corpus" > "$scratch/$1.log" 2>&1; then
     cat "$scratch/$1.log" >&2
     echo "run.sh: $1 failed; again with: $program $crashes/$1-..." >&2

@@ -42,7 +42,7 @@ def daemon_killed(programs):
     counter = client.malloc(bytes=4096)["block"]
     client.fill(block=held, seed=1)
     stream = client.new_stream()["stream"]
-    client.increment(block=counter, ms=15000, stream=stream)
+    client.increment(block=counter, ms=int(15000 * PATIENCE), stream=stream)
     daemon.kill()
     value = client.read_word(block=counter)["value"]
     wait_for(lambda: client.read_word(block=counter)["value"] > value, "the kernel goes on after the daemon's death", 10)
@@ -74,10 +74,10 @@ def daemon_killed(programs):
 
 
 def write_without_end(writer):
-    """A kernel of this client writes to all of the daemon's memory, for 20 s."""
+    """A kernel of this client writes to all of the daemon's memory, for 20 s and more."""
     block = writer.lease(bytes=256 * MIB)["block"]
     writer.fill(block=block, seed=7)
-    writer.increment(block=block, ms=20000, stream=writer.new_stream()["stream"])
+    writer.increment(block=block, ms=int(20000 * PATIENCE), stream=writer.new_stream()["stream"])
     value = writer.read_word(block=block)["value"]
     wait_for(lambda: writer.read_word(block=block)["value"] > value, "the kernel runs")
 
@@ -209,7 +209,7 @@ def tenants_see_nothing(programs):
             writer.free(block=block)
         elif how == "killed":
             writer.kill()
-        reader = Client(daemon, second, wait_ms=20000)
+        reader = Client(daemon, second, wait_ms=int(20000 * PATIENCE))
         content = reader.look(block=reader.lease(bytes=256 * MIB)["block"], seed=5)
         for client in (reader, writer):
             client.kill()

@@ -723,7 +723,7 @@ class Daemon:
                 [settings.daemon, "--socket_dir=" + self.dir, "--device=" + device, "--http_address=127.0.0.1:0",
                  *(["--capacity=%d" % capacity] if capacity else [])], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 env=environment_of_one_gpu(), preexec_fn=end_with_parent)
-        until = time.monotonic() + settings.left(30 * PATIENCE)
+        until = time.monotonic() + settings.left(120 * PATIENCE)
         while "daemon ready" not in self.log():
             ended = self._process.poll() is not None
             if ended or time.monotonic() > until:
@@ -742,7 +742,7 @@ class Daemon:
 
     def metrics(self, name, label="client"):
         """By the value of the label; of all GPUs together."""
-        with urllib.request.urlopen(self.url, timeout=10) as answer:
+        with urllib.request.urlopen(self.url, timeout=120) as answer:
             text = answer.read().decode()
         values = {}
         for line in text.splitlines():

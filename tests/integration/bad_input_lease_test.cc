@@ -158,7 +158,11 @@ TEST_F(BadInputTest, AClientThatDoesNotAnswerQuestions) {
   EXPECT_GE(absl::Now() - asked, absl::Seconds(3));
   EXPECT_OK(raw_->GetSession(Ref("mute"))) << "with the last figures";
   EXPECT_STATUS(raw_->GetSnapshot(Ref("mute"), 0), StatusCode::kDeadlineExceeded, "does not answer");
-  // An answer that makes no sense ends the question, not the session.
+}
+
+TEST_F(BadInputTest, AnAnswerThatMakesNoSenseEndsTheQuestionNotTheSession) {
+  RawStream stream(*raw_);
+  ASSERT_OK(stream.Open(LeasingHello("liar")));
   std::thread liar([&] {
     while (const std::optional<v1::SessionResponse> response = stream.Receive()) {
       v1::SessionRequest answer;
@@ -167,8 +171,8 @@ TEST_F(BadInputTest, AClientThatDoesNotAnswerQuestions) {
       stream.Send(answer);
     }
   });
-  EXPECT_STATUS(raw_->GetSnapshot(Ref("mute"), 0), StatusCode::kInvalidArgument, "alloc_conf");
-  EXPECT_OK(raw_->GetSession(Ref("mute")));
+  EXPECT_STATUS(raw_->GetSnapshot(Ref("liar"), 0), StatusCode::kInvalidArgument, "alloc_conf");
+  EXPECT_OK(raw_->GetSession(Ref("liar")));
   stream.Cancel();
   liar.join();
 }

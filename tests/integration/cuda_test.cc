@@ -19,6 +19,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "allocator/bytes.h"
@@ -58,7 +59,7 @@ uint64_t Used() {
 class CudaStartTest : public ::testing::Test {
  protected:
   void SetUp() override { ASSERT_TRUE(OnSubstitute()); }
-  // A daemon on a machine of its own, or without one.
+  // A daemon on a machine of its own, or without one, until it ends.
   static RunResult Run(const std::string& machine, Arguments flags, Environment environment = {}) {
     environment.emplace_back(cuda_substitute::kMachineVariable, machine);
     Arguments arguments = {DaemonProgram(), "--socket_dir=" + MakeTempDir(), "--http_address=off"};
@@ -158,6 +159,16 @@ TEST_F(CudaStartTest, CapacityIsWhatIsFreeLessHeadroom) {
   EXPECT_EQ(cuda_substitute::UsedBytes(machine, 0), 0u);
 }
 
+// The first two calls are those of the start; then it looks every two seconds, and ends at the third bad look.
+TEST_F(CudaStartTest, ADriverThatDoesNotAnswerAsItShouldEndsTheDaemon) {
+  const RunResult result = Run(MakeMachine({.device_bytes = 8_GiB}), {"--device=cuda", "--capacity=256MiB"},
+                               {{cuda_substitute::kFaultsVariable, "cuMemGetInfo:3+=999"}});
+  EXPECT_EQ(result.exit_code, 3) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("daemon ready"));
+  EXPECT_THAT(result.err, HasSubstr("no device can be used any more: device 0: cuMemGetInfo failed"));
+  EXPECT_EQ(std::vector<std::string>(absl::StrSplit(result.err, "device cannot be used: ")).size(), 2u) << "once";
+}
+
 // ---- Serving ----
 
 class CudaTest : public VramctlDaemonTest {
@@ -178,6 +189,11 @@ class CudaTest : public VramctlDaemonTest {
   }
   bool broken_ = false;  // this process cannot close what it has open
 
+  // Of the health page; 0 when it cannot be had.
+  int HealthCode() {
+    const absl::StatusOr<HttpAnswer> page = daemon_->Get("/healthz");
+    return page.ok() ? page->code : 0;
+  }
   uint64_t Charged() { return CtlJson({"status"})["devices"][0]["reserved_bytes"]; }
 };
 
@@ -681,11 +697,12 @@ TEST_F(CudaTest, ALostDeviceIsReported) {
   ASSERT_OK_AND_ASSIGN(Client client, Connect("client"));
   ASSERT_OK_AND_ASSIGN(Buffer held, client.Allocate(30_MiB));
   Fill(held, 1);
-  EXPECT_EQ(daemon_->Get("/healthz")->code, 200);
+  EXPECT_EQ(HealthCode(), 200);
   EXPECT_STATUS(client.Allocate(50_MiB), absl::StatusCode::kInternal, "CUDA_ERROR_ECC_UNCORRECTABLE (214)");
   EXPECT_STATUS(client.Allocate(50_MiB), absl::StatusCode::kInternal, "can no longer use the GPU");
-  EXPECT_TRUE(WaitFor([&] { return daemon_->Get("/healthz")->code == 503; }));
-  EXPECT_THAT(daemon_->Get("/healthz")->body, HasSubstr("device 0: cuMemAlloc failed"));
+  EXPECT_TRUE(WaitFor([&] { return HealthCode() == 503; }));
+  ASSERT_OK_AND_ASSIGN(const HttpAnswer health, daemon_->Get("/healthz"));
+  EXPECT_THAT(health.body, HasSubstr("device 0: cuMemAlloc failed"));
   EXPECT_EQ(daemon_->Metrics().Value("vrambroker_device_healthy", {{"gpu", "0"}}), 0);
   EXPECT_THAT(CtlJson({"status"})["devices"][0]["fault"], HasSubstr("CUDA_ERROR_ECC_UNCORRECTABLE"));
   EXPECT_THAT(Ctl({"status"}).out, HasSubstr("Device 0 cannot be used: cuMemAlloc failed"));
@@ -703,52 +720,69 @@ TEST_F(CudaTest, ALostDeviceIsReported) {
 }
 
 // The first two calls are those of the start.
-TEST_F(CudaTest, ADriverThatDoesNotAnswerAsItShouldEndsTheDaemon) {
-  ASSERT_OK(StartDaemon({.config = "drain_timeout: \"1s\"",
+TEST_F(CudaTest, ADriverThatDoesNotAnswerAsItShouldIsReported) {
+  ASSERT_OK(StartDaemon({.config = "device_lost: \"stay\"",
                          .http = true,
                          .environment = {{cuda_substitute::kFaultsVariable, "cuMemGetInfo:3+=999"}}}));
-  ASSERT_OK_AND_ASSIGN(Client client, Connect("client"));
-  ASSERT_OK_AND_ASSIGN(Buffer held, client.Allocate(30_MiB));
-  Fill(held, 1);
-  EXPECT_TRUE(WaitFor([&] { return daemon_->Get("/healthz")->code == 503; }));
-  EXPECT_THAT(daemon_->Get("/healthz")->body, HasSubstr("device 0: cuMemGetInfo failed: CUDA_ERROR_UNKNOWN (999)"));
+  EXPECT_TRUE(WaitFor([&] { return HealthCode() == 503; }));
+  ASSERT_OK_AND_ASSIGN(const HttpAnswer health, daemon_->Get("/healthz"));
+  EXPECT_THAT(health.body, HasSubstr("device 0: cuMemGetInfo failed: CUDA_ERROR_UNKNOWN (999)"));
   EXPECT_EQ(daemon_->Metrics().Value("vrambroker_device_healthy", {{"gpu", "0"}}), 0);
   EXPECT_THAT(CtlJson({"status"})["devices"][0]["fault"], HasSubstr("CUDA_ERROR_UNKNOWN"));
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("client"));
   const absl::Status refused = client.Allocate(50_MiB).status();
   EXPECT_STATUS(refused, absl::StatusCode::kInternal, "nobody gets more of the daemon's device 0 (");
   EXPECT_STATUS(refused, absl::StatusCode::kInternal, "CUDA_ERROR_UNKNOWN (999)");
   EXPECT_STATUS(refused, absl::StatusCode::kInternal, "vrambrokerd has to be restarted");
+}
+
+TEST_F(CudaTest, ADaemonThatHasLostItsDeviceEnds) {
+  ASSERT_OK(StartDaemon(
+      {.config = "drain_timeout: \"5s\"", .environment = {{cuda_substitute::kFaultsVariable, "cuMemAlloc:3=214!"}}}));
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("client"));
+  ASSERT_OK_AND_ASSIGN(Buffer held, client.Allocate(30_MiB));
+  Fill(held, 1);
+  EXPECT_STATUS(client.Allocate(50_MiB), absl::StatusCode::kInternal, "CUDA_ERROR_ECC_UNCORRECTABLE (214)");
 
   EXPECT_EQ(daemon_->process().Wait().value_or(-1), 3) << daemon_->log();
-  EXPECT_THAT(daemon_->log(), HasSubstr("no device can be used any more: device 0: cuMemGetInfo failed"));
+  EXPECT_THAT(daemon_->log(), HasSubstr("no device can be used any more: device 0: cuMemAlloc failed"));
   EXPECT_EQ(std::vector<std::string>(absl::StrSplit(daemon_->log(), "device cannot be used: ")).size(), 2u) << "once";
   EXPECT_TRUE(WaitFor([&] { return !client.status().ok(); }));
   EXPECT_STATUS(client.status(), absl::StatusCode::kUnavailable, "went away (no device can be used any more: device 0");
   EXPECT_TRUE(Holds(held, 1)) << "what is held stays usable";
 
-  ASSERT_OK(daemon_->Restart());  // which fails later again, but works at first
+  ASSERT_OK(daemon_->Restart());
   EXPECT_TRUE(WaitFor([&] { return client.status().ok(); })) << "clients find the next daemon";
   EXPECT_TRUE(Holds(held, 1));
   EXPECT_OK(held.Reset());
   EXPECT_OK(client.EmptyCache());
-  daemon_->Kill();
 }
 
-// The calls of the start are two for each device; after that every second one is about the first device.
+// So many looks at the first of two devices that fail. The calls of the start are two for each device; after that every
+// second one is about the first device.
+Environment BadLooksAtTheFirst(int looks) {
+  std::vector<std::string> faults;
+  for (int look = 0; look < looks; ++look) faults.push_back(absl::StrCat("cuMemGetInfo:", 5 + 2 * look, "=999"));
+  return {{cuda_substitute::kFaultsVariable, absl::StrJoin(faults, ",")}};
+}
+
 TEST_F(CudaTest, WithOneDeviceLeftItsSessionsGoOn) {
-  ASSERT_OK(StartDaemon({.devices = 2,
-                         .http = true,
-                         .environment = {{cuda_substitute::kFaultsVariable,
-                                          "cuMemGetInfo:5=999,cuMemGetInfo:7=999,cuMemGetInfo:9=999,"
-                                          "cuMemGetInfo:11=999,cuMemGetInfo:13=999"}}}));
+  // For longer than this test may take: a look is every two seconds.
+  ASSERT_OK(StartDaemon({.devices = 2, .http = true, .environment = BadLooksAtTheFirst(1000)}));
   ASSERT_OK_AND_ASSIGN(Client client, Connect("client"));
   EXPECT_TRUE(WaitFor([&] { return absl::StrContains(daemon_->log(), "device cannot be used: "); }));
   EXPECT_STATUS(client.Allocate(30_MiB, /*device=*/0), absl::StatusCode::kInternal, "the daemon's device 0 (");
   EXPECT_OK(client.Allocate(30_MiB, /*device=*/1));
-  EXPECT_EQ(daemon_->Get("/healthz")->code, 503);
+  EXPECT_EQ(HealthCode(), 503);
+}
+
+TEST_F(CudaTest, ADeviceThatWorksAgainIsUsedAgain) {
+  // More than it takes for a daemon with one device to end.
+  ASSERT_OK(StartDaemon({.devices = 2, .http = true, .environment = BadLooksAtTheFirst(5)}));
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("client"));
   EXPECT_TRUE(WaitFor([&] { return absl::StrContains(daemon_->log(), "device can be used again"); })) << daemon_->log();
   EXPECT_OK(client.Allocate(30_MiB, /*device=*/0));
-  EXPECT_TRUE(WaitFor([&] { return daemon_->Get("/healthz")->code == 200; }));
+  EXPECT_TRUE(WaitFor([&] { return HealthCode() == 200; }));
 }
 
 // ---- Users ----

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "allocator/bytes.h"
 #include "tests/support/raw_client.h"
 #include "tests/support/vramctl_test.h"
@@ -305,6 +306,7 @@ TEST_F(DiagnoseLiarTest, NonsenseIsKeptFromNobody) {
 }
 
 TEST_F(DiagnoseLiarTest, RefusalsInALoopAreNotAllRecorded) {
+  const absl::Time begin = absl::Now();
   Begin("");
   constexpr uint64_t kRefusals = 50;
   for (uint64_t id = 1; id <= kRefusals; ++id) ASSERT_TRUE(Explain(id));
@@ -323,7 +325,8 @@ TEST_F(DiagnoseLiarTest, RefusalsInALoopAreNotAllRecorded) {
     ASSERT_TRUE(stream_->Send(message));
   }
   EXPECT_GE(questions, 1u);
-  EXPECT_LE(questions, 4u) << "those under way when the first was answered, and one a second";
+  EXPECT_LE(questions, 4 + absl::ToDoubleSeconds(absl::Now() - begin))
+      << "those under way when the first was answered, and one a second";
   EXPECT_EQ(CtlJson({"ooms"})["total_events"], kRefusals);
 }
 

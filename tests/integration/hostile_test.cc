@@ -323,7 +323,7 @@ TEST_F(HostileTest, AFloodOfMessagesWithoutAnswersEndsTheStream) {
 
 TEST_F(HostileTest, OneUserDoesNotSlowDownAnother) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root, to become another user";
-  Begin("max_calls_per_second_per_uid: 10 socket_mode: '0666'");
+  Begin("max_calls_per_second_per_uid: 1 socket_mode: '0666'");
   auto other = ClientProcess::Start(dir());
   ASSERT_OK(other);
   ASSERT_OK(other->Call("setuid 65534"));

@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <latch>
 #include <optional>
 #include <semaphore>
@@ -71,6 +70,11 @@ class HttpTest : public VramctlDaemonTest {
     const int connected = connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address);
     EXPECT_TRUE(connected == 0 || (flags == SOCK_NONBLOCK && errno == EINPROGRESS));
     return fd;
+  }
+  // Of a connection on which nothing has been answered: whether the daemon still has it.
+  static bool IsOpen(const UniqueFd& fd) {
+    char byte;
+    return recv(fd.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && errno == EAGAIN;
   }
   // The answer to a request as it is; empty when there is none.
   std::string Ask(const std::string& request) const {
@@ -338,23 +342,23 @@ TEST_F(HttpTest, SlowReadersAndSilentConnectionsKeepNobodyOut) {
   ASSERT_OK_AND_ASSIGN(ClientProcess client, ConnectProcess("client"));
   ASSERT_OK(client.Call("fill 20000 600 1"));
   std::vector<UniqueFd> slow;
-  for (int i = 0; i < 40; ++i) {
-    slow.push_back(Connect());
-    const int small = 4096;
-    setsockopt(slow.back().get(), SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
-    const std::string request = i % 4 == 0 ? "" : "GET /api/v1/map HTTP/1.1\r\nHost: localhost\r\n\r\n";
-    send(slow.back().get(), request.data(), request.size(), MSG_NOSIGNAL);
-  }
-  // HttpGet() would wait for 30 seconds; a scraper waits for 10.
-  const auto started = std::chrono::steady_clock::now();
-  ASSERT_OK_AND_ASSIGN(const HttpAnswer metrics, daemon_->Get("/metrics"));
-  EXPECT_EQ(metrics.code, 200);
-  EXPECT_LT(std::chrono::steady_clock::now() - started, std::chrono::seconds(25));
+  // A daemon that waited for each of them would have dropped them all, for their slowness, before it came to this page.
+  EXPECT_TRUE(WaitFor([&] {
+    slow.clear();
+    for (int i = 0; i < 40; ++i) {
+      slow.push_back(Connect());
+      const int small = 4096;
+      setsockopt(slow.back().get(), SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
+      const std::string request = i % 4 == 0 ? "" : "GET /api/v1/map HTTP/1.1\r\nHost: localhost\r\n\r\n";
+      send(slow.back().get(), request.data(), request.size(), MSG_NOSIGNAL);
+    }
+    return daemon_->Metrics().Value("vrambroker_http_connections").value_or(0) > 1;
+  })) << "a page for others while they are there";
   ASSERT_OK_AND_ASSIGN(ClientProcess another, ConnectProcess("another"));  // the broker itself does not notice
   ASSERT_OK(another.Call("alloc 1000"));
 }
 
-// All of them stay as long as the test asks: 1,000 that say nothing, and 100 that never come to the end of a request.
+// All of them stay while the test asks: 1,000 that say nothing, and 100 that never come to the end of a request.
 TEST_F(HttpTest, SilentAndTricklingConnectionsKeepNobodyOut) {
   rlimit files = {};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &files), 0);
@@ -366,7 +370,7 @@ TEST_F(HttpTest, SilentAndTricklingConnectionsKeepNobodyOut) {
   // Each sends a byte while somebody else asks for a page.
   constexpr int kPages = 40;
   constexpr int kRoundsBefore = 3;
-  std::counting_semaphore<kPages + kRoundsBefore + 1> rounds(kRoundsBefore);
+  std::counting_semaphore<> rounds(kRoundsBefore);
   std::atomic<bool> done = false;
   std::latch begun(kRoundsBefore);
   std::thread trickle([&] {
@@ -382,9 +386,16 @@ TEST_F(HttpTest, SilentAndTricklingConnectionsKeepNobodyOut) {
   });
   begun.wait();
   if (files.rlim_max >= 20'000) {  // with fewer descriptors, the oldest make room for the newest
-    EXPECT_TRUE(WaitFor([&] { return daemon_->Metrics().Value("vrambroker_http_connections").value_or(0) >= 1100; }));
+    EXPECT_TRUE(WaitFor([&] {
+      // The daemon drops each after half a minute: those come again.
+      for (UniqueFd& each : silent) {
+        if (!IsOpen(each)) each = Connect(SOCK_NONBLOCK);
+      }
+      rounds.release();
+      return daemon_->Metrics().Value("vrambroker_http_connections").value_or(0) >= 1100;
+    }));
   }
-  for (int i = 0; i < kPages && !HasFailure(); ++i) {  // each failure would take half a minute
+  for (int i = 0; i < kPages && !HasFailure(); ++i) {  // each failure may take minutes
     rounds.release();
     const char* path = i % 2 == 0 ? "/healthz" : "/metrics";
     const absl::StatusOr<HttpAnswer> answer = daemon_->Get(path);

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <string>
@@ -110,13 +111,18 @@ TEST_F(LifetimeTest, AnEndedSessionsGoodbyeGivesItsMemoryBack) {
 
 TEST_F(LifetimeTest, GoodbyeGivesEverythingBackBeforeTheClientIsGone) {
   ASSERT_OK_AND_ASSIGN(Client other, Connect("other"));
+  std::chrono::steady_clock::time_point begin;
   {
     ASSERT_OK_AND_ASSIGN(Client client, Connect("polite"));
     ASSERT_OK_AND_ASSIGN(const Buffer all, client.Allocate(128_MiB));
     EXPECT_EQ(Reserved("polite"), 128.0 * (1 << 20));
+    begin = std::chrono::steady_clock::now();
   }
-  // No waiting: the destructor returns when the daemon has taken it.
-  EXPECT_FALSE(Reserved("polite").has_value());
+  // The destructor returns when the daemon has taken it. What takes it more than 2 s goes on in the background.
+  if (std::chrono::steady_clock::now() - begin < std::chrono::seconds(2)) {
+    EXPECT_FALSE(Reserved("polite").has_value());
+  }
+  EXPECT_TRUE(WaitFor([&] { return !Reserved("polite").has_value(); }));
   EXPECT_OK(other.Allocate(128_MiB));
 }
 
@@ -152,7 +158,7 @@ TEST_F(LifetimeTest, AForkedChildDoesNotKeepItsParentsConnection) {
   EXPECT_TRUE(WaitFor([&] { return streams() == 0; }));
   // The descriptor socket's connection may stay until it has been silent for long enough.
   EXPECT_TRUE(WaitFor([&] { return sockets() <= before + 1; })) << sockets() << " sockets, before " << before;
-  EXPECT_FALSE(Reserved("holder").has_value());
+  EXPECT_TRUE(WaitFor([&] { return !Reserved("holder").has_value(); }));
   EXPECT_EQ(kill(std::atoi(child.at(0).c_str()), 0), 0) << "the child lives, and has the socket";
 }
 

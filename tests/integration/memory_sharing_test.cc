@@ -153,8 +153,8 @@ TEST_P(MemorySharingTest, WaitingEndsWithTheClient) {
   ASSERT_OK_AND_ASSIGN(Client holder, ConnectAs("holder"));
   ASSERT_OK_AND_ASSIGN(Buffer kept, holder.Allocate(200_MiB));
   ASSERT_OK_AND_ASSIGN(ClientProcess doomed, ClientProcess::Start(dir()));
-  ASSERT_OK(doomed.Call(
-      absl::StrCat("connect doomed - ", GetParam() == Placement::kRemote ? "remote" : "leased", " wait_ms=60000")));
+  ASSERT_OK(doomed.Call(absl::StrCat("connect doomed - ", GetParam() == Placement::kRemote ? "remote" : "leased",
+                                     " wait_ms=", absl::ToInt64Milliseconds(kPatience))));
   ASSERT_OK(doomed.Send(absl::StrCat("alloc ", 100_MiB)));
   AwaitWaiting("doomed", 1);
   ASSERT_OK_AND_ASSIGN(Client patient, ConnectAs("patient", {.wait = kPatience}));
@@ -240,16 +240,14 @@ TEST_P(MemorySharingTest, ABlockThatAnotherThreadFreesEndsTheWaiting) {
   ASSERT_NO_FATAL_FAILURE(Start());
   ASSERT_OK_AND_ASSIGN(Client holder, ConnectAs("holder"));
   ASSERT_OK_AND_ASSIGN(Buffer kept, holder.Allocate(150_MiB));
-  ASSERT_OK_AND_ASSIGN(Client patient, ConnectAs("patient", {.wait = kPatience}));
+  ASSERT_OK_AND_ASSIGN(Client patient, ConnectAs("patient", {.wait = absl::Hours(1)}));  // longer than a test may take
   ASSERT_OK_AND_ASSIGN(Buffer own, patient.Allocate(100_MiB));
-  const absl::Time begin = absl::Now();
   absl::StatusOr<Buffer> got = absl::UnknownError("not asked");
   std::thread waiting([&] { got = patient.Allocate(90_MiB); });
   AwaitWaiting("patient", 1);
   EXPECT_OK(own.Reset());
   waiting.join();
   EXPECT_OK(got);
-  EXPECT_LT(absl::Now() - begin, kPatience) << "it did not wait in vain";
 }
 
 TEST_P(MemorySharingTest, AGuaranteeIsThereWhateverOthersTake) {
@@ -454,7 +452,7 @@ TEST_F(GivenUpWaitTest, ARequestThatSucceedsInTheEndIsNotCounted) {
 }
 
 TEST_F(GivenUpWaitTest, WhenItsTimeIsUpThenItIsRefusedForWhatItWaitedFor) {
-  const absl::Duration wait = absl::Seconds(3);
+  const absl::Duration wait = absl::Seconds(15);  // in which it is seen to wait
   ASSERT_NO_FATAL_FAILURE(BeginToWait(wait));
   const absl::Time deadline = absl::Now() + wait;
   ASSERT_NO_FATAL_FAILURE(FreeAndTakeAgain());

@@ -18,14 +18,17 @@ cat > "$work/bin/cmake" <<'END'
 case "$*" in
   "--preset release") echo "configured"; exit "$CONFIGURE_CODE" ;;
   *" -n") if [ "$STEPS" = 0 ]; then echo "ninja: no work to do."; else seq -f "[%g/$STEPS] step" "$STEPS"; fi ;;
-  *) echo "[1/$STEPS] step"; sleep 1.5; echo "said by the build"; exit "$BUILD_CODE" ;;
+  *) echo "[1/$STEPS] step"
+     until grep -q "of $STEPS steps done" "$OUT" || ! kill -0 $PPID; do sleep 0.1; done
+     echo "said by the build"; exit "$BUILD_CODE" ;;
 esac
 END
 chmod +x "$work/bin/cmake" "$work/tree/deploy/packages.sh"
 # run STEPS CONFIGURE_CODE BUILD_CODE: the exit code, with the output in $work/out.
 run() {
   local code=0
-  STEPS=$1 CONFIGURE_CODE=$2 BUILD_CODE=$3 PATH=$work/bin:$PATH "$work/tree/deploy/quickstart.sh" --seconds 1 > "$work/out" 2>&1 || code=$?
+  STEPS=$1 CONFIGURE_CODE=$2 BUILD_CODE=$3 OUT=$work/out PATH=$work/bin:$PATH \
+    "$work/tree/deploy/quickstart.sh" --seconds 1 > "$work/out" 2>&1 || code=$?
   echo $code
 }
 says() { grep -q "$1" "$work/out" || fail "it does not say: $1"; }

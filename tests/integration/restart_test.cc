@@ -73,11 +73,8 @@ class RestartTest : public DaemonTest {
 
 TEST_F(RestartTest, StopWithLiveClients) {
   CheckOutage([this] {
-    const absl::Time asked = absl::Now();
     const absl::StatusOr<int> exit_code = daemon_->Stop();
     EXPECT_TRUE(exit_code.ok() && *exit_code == 0) << daemon_->log();
-    // The drain timeout of 0.5 s, and 0.5 s for open calls to end.
-    EXPECT_LT(absl::Now() - asked, absl::Seconds(30));
     for (const char* name : {"vrambroker.sock", "vrambroker-fd.sock"}) {
       EXPECT_FALSE(std::filesystem::exists(absl::StrCat(dir(), "/", name))) << name;
     }

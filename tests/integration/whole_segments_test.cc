@@ -96,13 +96,19 @@ TEST_F(WholeSegmentsTest, IdleSegmentsGoToWhoNeedsThem) {
 }
 
 TEST_F(WholeSegmentsTest, NobodyWaitsForAProgramThatDoesNothing) {
-  ASSERT_OK(StartDaemon({.config = "client_timeout: '500ms' reclaim_timeout: '500ms'"}));
+  ASSERT_OK(StartDaemon({.config = "client_timeout: '2s' reclaim_timeout: '500ms'"}));
   ASSERT_OK_AND_ASSIGN(Client holder, Connect("holder"));
   ASSERT_OK(Lease(holder, 12).status());
   ASSERT_OK(holder.ReportSegmentUse({.idle_bytes = 240_MiB}));
   ASSERT_OK(holder.ServeTrims(true));
   ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
-  ASSERT_OK_AND_ASSIGN(const uint64_t trimmed, raw.TrimSession(Ref("holder")));
+  // The library answers for it, before the daemon stops waiting; on a busy machine too late, and then once more.
+  const auto trim = [&] {
+    absl::StatusOr<uint64_t> released;
+    WaitFor([&] { return !absl::IsDeadlineExceeded((released = raw.TrimSession(Ref("holder"))).status()); });
+    return released;
+  };
+  ASSERT_OK_AND_ASSIGN(const uint64_t trimmed, trim());
   EXPECT_EQ(trimmed, 0u);
   ASSERT_OK_AND_ASSIGN(Client taker, Connect("taker"));
   EXPECT_STATUS(taker.LeaseSegment(100_MiB), absl::StatusCode::kResourceExhausted, "out of memory (capacity)");
@@ -110,7 +116,7 @@ TEST_F(WholeSegmentsTest, NobodyWaitsForAProgramThatDoesNothing) {
   // Not even for one that has stopped.
   ASSERT_OK(holder.ServeTrims(false));
   EXPECT_STATUS(holder.WaitForTrim(kPatience), absl::StatusCode::kCancelled, "");
-  EXPECT_OK(raw.TrimSession(Ref("holder")));
+  EXPECT_OK(trim());
 }
 
 TEST_F(WholeSegmentsTest, WhatIsFreeNowIsHadWithoutAskingAnybody) {

@@ -33,5 +33,5 @@ depends=$(for package in "$work"/test/*.deb; do dpkg-deb -f "$package" Depends; 
 sources=/etc/apt/sources.list.d/debian.sources
 [ -f $sources ] || sources=/etc/apt/sources.list
 mmdebstrap --quiet --variant=minbase --include="$depends,g++,cmake,make,pkg-config,curl,man-db" \
-  --customize-hook="copy-in '$work/test' /" --customize-hook='timeout --kill-after=10 600 unshare --net --pid --fork --kill-child --mount-proc="$1/proc" chroot "$1" /test/in_debian.sh' \
+  --customize-hook="copy-in '$work/test' /" --customize-hook='timeout --kill-after=10 3600 unshare --net --pid --fork --kill-child --mount-proc="$1/proc" chroot "$1" /test/in_debian.sh' \
   "$(. /etc/os-release; echo "$VERSION_CODENAME")" /dev/null $sources

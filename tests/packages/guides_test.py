@@ -118,7 +118,7 @@ def main():
         if blocks == 0:
             raise ValueError(f"{guide} has nothing to run")
         as_user = ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", "--reset-env"] if user != "root" else []
-        done = subprocess.run([*as_user, "bash", "-c", text], stderr=subprocess.STDOUT, check=False, timeout=300)
+        done = subprocess.run([*as_user, "bash", "-c", text], stderr=subprocess.STDOUT, check=False, timeout=1800)
         if done.returncode != 0:
             failed += 1
             print(f"FAILED: {guide}", flush=True)

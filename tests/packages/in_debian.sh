@@ -7,14 +7,14 @@ set -euo pipefail
 cd /test
 say() { printf '\n== %s\n' "$*"; }
 fail() { printf '\nin_debian: FAILED: %s\n' "$*" >&2; exit 1; }
-# until_true COMMAND...: waits for it, for a minute.
+# until_true COMMAND...: waits for it, for ten minutes.
 until_true() {
-  for _ in $(seq 600); do
+  for _ in $(seq 6000); do
     if "$@"; then return; fi
     sleep 0.1
   done
   cat /tmp/*.log
-  fail "waited for a minute: $*"
+  fail "waited for ten minutes: $*"
 }
 # as USER COMMAND...: without any privilege, as a login would.
 as() { setpriv --reuid="$1" --regid="$1" --init-groups --inh-caps=-all --bounding-set=-all --reset-env "${@:2}"; }

@@ -15,7 +15,7 @@ LIBRARY = os.environ["VRAMBROKER_TEST_LIBRARY"]
 PYTHON_DIR = os.environ["VRAMBROKER_PYTHON_DIR"]
 STANDINS = os.environ["VRAMBROKER_STANDINS"]
 HERE = os.path.dirname(os.path.abspath(__file__))
-PATIENCE = 120  # seconds
+PATIENCE = 600  # seconds; nothing takes so long, however slow the machine
 
 
 class Daemon:

@@ -249,7 +249,21 @@ class IdleTest(TrainersTest):
 
 
 class ImpatientTest(TrainersTest):
-    CONFIG = "client_timeout: '500ms' reclaim_timeout: '500ms'"
+    CONFIG = "client_timeout: '2s' reclaim_timeout: '500ms'"
+
+    def trimmed(self, name):
+        """What a trim takes back. An answer that came too late for the daemon, as on a busy machine, is asked for again."""
+        released = []
+
+        def answers():
+            try:
+                released.append(self.vramctl("trim", name)["released_bytes"])
+            except AssertionError as error:
+                if "does not answer" not in str(error):
+                    raise
+            return released
+        support.wait_for(answers)
+        return released[0]
 
     def test_the_daemon_is_not_kept_waiting(self):
         first, second = self.trainer("first"), self.trainer("second")
@@ -259,7 +273,7 @@ class ImpatientTest(TrainersTest):
         first.tell("native.before_empty = go_on.wait")
         with self.assertRaisesRegex(support.ToldError, "OutOfMemoryError"):
             second.tell("take(160)")
-        self.assertEqual(self.vramctl("trim", "first")["released_bytes"], 0)
+        self.assertEqual(self.trimmed("first"), 0)
         first.tell("go_on.set()")
         support.wait_for(lambda: first.tell("given()")["given_bytes"] == 160 * MIB)
         second.tell("take(160)")

@@ -15,7 +15,9 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/time/time.h"
 #include "allocator/device.h"
+#include "tests/support/util.h"
 
 namespace vrambroker::testing_support {
 
@@ -28,7 +30,7 @@ absl::StatusOr<HttpAnswer> HttpGet(int port, const std::string& path) {
   if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
     return absl::ErrnoToStatus(errno, absl::StrCat("cannot connect to port ", port));
   }
-  const timeval timeout = {.tv_sec = 30, .tv_usec = 0};
+  const timeval timeout = absl::ToTimeval(kPatience);
   setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout);
   const std::string request = absl::StrCat("GET ", path, " HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n");
   if (send(fd.get(), request.data(), request.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(request.size())) {

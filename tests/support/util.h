@@ -29,7 +29,7 @@ inline constexpr bool kSanitized = false;
 double PatienceFactor();
 
 // How long to wait for what must happen: long enough for a sanitizer build on a loaded machine.
-inline const absl::Duration kPatience = absl::Seconds(60) * PatienceFactor();
+inline const absl::Duration kPatience = absl::Seconds(180) * PatienceFactor();
 
 // Polls until `condition` holds; false when it did not within `timeout`.
 bool WaitFor(const std::function<bool()>& condition, absl::Duration timeout = kPatience);

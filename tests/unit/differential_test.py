@@ -140,7 +140,7 @@ class Vramctl:
         path = pathlib.Path(self.folder, name)
         path.write_text("\n".join(case.lines) + "\n", encoding="ascii")
         done = subprocess.run([self.program, "replay", str(path), *vramctl_flags(case)], capture_output=True, text=True,
-                              timeout=60, check=False)
+                              timeout=600, check=False)
         path.unlink()
         if done.returncode != 0 or done.stderr:
             return [f"vramctl: exit code {done.returncode}: {done.stderr.strip()}"]

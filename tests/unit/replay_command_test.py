@@ -16,7 +16,7 @@ TRACES = 44
 
 
 def replay(vramctl, *args):
-    return subprocess.run([vramctl, "replay", *map(str, args)], capture_output=True, timeout=120, check=False)
+    return subprocess.run([vramctl, "replay", *map(str, args)], capture_output=True, timeout=600, check=False)
 
 
 def contents(path):
