@@ -376,7 +376,8 @@ class Broker {
   bool Publish(const SessionPtr& session) ABSL_LOCKS_EXCLUDED(mu_);
   // Its name and its place among its user's sessions are free again.
   void Release(const Session& session) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Counts `session`, which is closed, for its tenant if it ended soon after a refusal. Returns how long after the last.
+  // Counts `session`, which is closed, for its tenant if it ended soon after a refusal. Returns how long after the
+  // last.
   std::optional<std::chrono::milliseconds> CountEndedAfterRefusal(Session& session);
   void LogClosed(const Session& session, const std::string& why, CloseReason reason, uint64_t bytes) const;
   void CloseWith(uint64_t (SegmentPool::*close)(SessionId), const SessionPtr& session, const std::string& why,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// TenantRefusals: what was refused to each tenant since the daemon started. Unlike a session's own counts these stay when
-// the session ends, as it often does when it is refused.
+// TenantRefusals: what was refused to each tenant since the daemon started. Unlike a session's own counts these stay
+// when the session ends, as it often does when it is refused.
 #ifndef VRAMBROKER_SERVER_TENANT_REFUSALS_H_
 #define VRAMBROKER_SERVER_TENANT_REFUSALS_H_
 
