@@ -62,6 +62,7 @@ Broker::Broker(BrokerOptions options, std::vector<SegmentPool*> pools, Executor*
       pools_(std::move(pools)),
       workers_(*workers),
       ooms_(pools_.size()),
+      tenant_refusals_(pools_.size()),
       waiting_({.what = "requests waiting",
                 .per_uid = options_.max_waiting_per_uid,
                 .per_uid_bound = "max_waiting_per_uid"}),
@@ -243,6 +244,7 @@ bool Broker::Publish(const SessionPtr& session) {
   }
   sessions_[session->id()] = session;
   ++counts_.opened;
+  tenant_refusals_.Add(session->terms().tenant);
   return true;
 }
 
@@ -346,12 +348,27 @@ void Broker::CloseWith(uint64_t (SegmentPool::*close)(SessionId), const SessionP
     // In one step with the removal: View() sees these either here or there.
     for (size_t device = 0; device < pools_.size(); ++device) closed_retries_[device] += retries[device];
   }
-  LogClosed(*session, why, reason, bytes);
+  const bool by_itself = reason == CloseReason::kGoodbye || reason == CloseReason::kProcessEnded;
+  LogClosed(*session, why, reason, bytes, by_itself ? CountEndedAfterRefusal(*session) : std::nullopt);
   SetTimer();  // what it has left is looked at
 }
 
+std::optional<std::chrono::milliseconds> Broker::CountEndedAfterRefusal(Session& session) {
+  const SteadyTime now = options_.clock();
+  std::optional<std::chrono::milliseconds> least;
+  for (size_t device = 0; device < pools_.size(); ++device) {
+    const std::optional<SteadyTime> refused = session.TakeLastRefusal(static_cast<int>(device));
+    if (!refused.has_value() || now - *refused > TenantRefusals::kSoon) continue;
+    tenant_refusals_.CountEndedSession(session.terms().tenant, static_cast<int>(device));
+    const auto after = std::chrono::duration_cast<std::chrono::milliseconds>(now - *refused);
+    least = std::min(after, least.value_or(after));
+  }
+  return least;
+}
+
 // One line that says what became of the session; its peaks are sums over the devices.
-void Broker::LogClosed(const Session& session, const std::string& why, CloseReason reason, uint64_t bytes) const {
+void Broker::LogClosed(const Session& session, const std::string& why, CloseReason reason, uint64_t bytes,
+                       std::optional<std::chrono::milliseconds> after_refusal) const {
   MemoryStats sum;
   uint64_t refusals = 0;
   for (size_t device = 0; device < pools_.size(); ++device) {
@@ -360,16 +377,18 @@ void Broker::LogClosed(const Session& session, const std::string& why, CloseReas
   }
   const auto lived =
       std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now() - session.started());
-  LogClientEvent(spdlog::level::info, SessionLine("session closed", session)
-                                          .Add("pid", session.caller().pid)
-                                          .Add("reason", CloseReasonName(reason))
-                                          .Add("why", why)
-                                          .Add("came_back", bytes)
-                                          .Add("peak_reserved", sum.reserved_bytes.all.peak)
-                                          .Add("peak_allocated", sum.allocated_bytes.all.peak)
-                                          .Add("allocations", sum.allocation.all.allocated)
-                                          .Add("refusals", refusals)
-                                          .Add("duration_ms", lived.count()));
+  LogLine line = SessionLine("session closed", session)
+                     .Add("pid", session.caller().pid)
+                     .Add("reason", CloseReasonName(reason))
+                     .Add("why", why)
+                     .Add("came_back", bytes)
+                     .Add("peak_reserved", sum.reserved_bytes.all.peak)
+                     .Add("peak_allocated", sum.allocated_bytes.all.peak)
+                     .Add("allocations", sum.allocation.all.allocated)
+                     .Add("refusals", refusals)
+                     .Add("duration_ms", lived.count());
+  if (after_refusal.has_value()) line.Add("after_refusal_ms", after_refusal->count());
+  LogClientEvent(spdlog::level::info, line);
 }
 
 absl::StatusOr<SessionPtr> Broker::FindSession(SessionId id, const Caller& caller) const {

@@ -35,6 +35,7 @@
 #include "server/refusal_recordings.h"
 #include "server/segment_pool.h"
 #include "server/session.h"
+#include "server/tenant_refusals.h"
 #include "server/user_slots.h"
 #include "server/worker_pool.h"
 
@@ -155,6 +156,7 @@ struct SessionCounts {
 struct BrokerView {
   std::vector<SessionInfo> sessions;  // by id
   std::vector<DeviceInfo> devices;    // by ordinal
+  TenantRefusals::ByTenant refusals;
   SessionCounts counts;
   bool draining = false;
 };
@@ -326,7 +328,8 @@ class Broker {
                const GrowthOutcome& outcome) const;
   // Growth by so many bytes does not have to wait until those in the queue have had their turn at what has just become
   // free: see GrowthQueue::AfterPass().
-  bool GoesFirst(const Session& session, int device, uint64_t bytes) const;
+  bool GoesFirst(const Session& session, int device, uint64_t bytes,
+                 std::optional<std::chrono::milliseconds> after_refusal) const;
   // Charges `bytes` to the session as soon as others have given up enough: SegmentPool::Grant().
   void WaitForGrant(const SessionPtr& session, int device, uint64_t bytes, const GrowthOptions& growth,
                     const GrowthDone& done, const std::function<bool()>& retry = nullptr) ABSL_LOCKS_EXCLUDED(mu_);
@@ -373,6 +376,9 @@ class Broker {
   bool Publish(const SessionPtr& session) ABSL_LOCKS_EXCLUDED(mu_);
   // Its name and its place among its user's sessions are free again.
   void Release(const Session& session) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Counts `session`, which is closed, for its tenant if it ended soon after a refusal. Returns how long after the
+  // last.
+  std::optional<std::chrono::milliseconds> CountEndedAfterRefusal(Session& session);
   void LogClosed(const Session& session, const std::string& why, CloseReason reason, uint64_t bytes) const;
   void CloseWith(uint64_t (SegmentPool::*close)(SessionId), const SessionPtr& session, const std::string& why,
                  CloseReason reason) ABSL_LOCKS_EXCLUDED(mu_);
@@ -395,6 +401,7 @@ class Broker {
   std::vector<std::unique_ptr<GrowthQueue>> queues_;                        // by device
   std::vector<std::atomic<bool>> checking_quarantine_;                      // by device: a worker is to do it
   OomLog oom_log_;
+  TenantRefusals tenant_refusals_;
   std::atomic<uint64_t> refusals_{0};
   UserSlots recording_refusals_;
   RefusalRecordings refusal_recordings_;

@@ -376,6 +376,10 @@ void Broker::EndRefusal(const SessionPtr& session, OomReport report, bool is_rec
 absl::Status Broker::CountRefusal(Session& session, const OomReport& report) {
   ooms_[report.device][static_cast<size_t>(report.cause)].fetch_add(1, std::memory_order_relaxed);
   session.CountOom(report.device, report.cause);
+  tenant_refusals_.CountRefusal(session.terms().tenant, report.device, report.cause);
+  session.set_last_refusal(report.device, options_.clock());
+  // It may have ended while it was being asked for its recording.
+  if (session.state() == SessionState::kClosed) CountEndedAfterRefusal(session);
   absl::Status status = OutOfMemoryError(report);
   LogClientEvent(spdlog::level::info, LogLine("refused")
                                           .Add("cause", OomCauseName(report.cause))

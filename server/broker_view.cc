@@ -70,6 +70,7 @@ BrokerView Broker::View() const {
       info.alloc_retries += session->CountAllocRetries(static_cast<int>(device));
     }
   }
+  view.refusals = tenant_refusals_.Get();
   view.sessions.reserve(sessions.size());
   for (size_t i = 0; i < sessions.size(); ++i) view.sessions.push_back(FiguresOf(*sessions[i], accounts[i]));
   AddWaiting(absl::MakeSpan(view.sessions));

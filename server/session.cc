@@ -52,6 +52,7 @@ Session::Session(SessionId id, std::string name, Caller caller, const std::vecto
       slow_calls_(std::make_shared<SerialQueue>(workers)),
       slow_questions_(std::make_shared<SerialQueue>(workers)),
       ooms_(pools.size()),
+      last_refusals_(pools.size()),
       reclaims_(pools.size()),
       events_(std::move(events)),
       reported_(pools.size()),
@@ -201,6 +202,11 @@ Session::OomCounts Session::GetOoms(int device) const {
   OomCounts counts;
   for (size_t i = 0; i < counts.size(); ++i) counts[i] = ooms_[device][i].load(std::memory_order_relaxed);
   return counts;
+}
+
+std::optional<SteadyTime> Session::TakeLastRefusal(int device) {
+  const SteadyTime time = last_refusals_[device].exchange({});
+  return time == SteadyTime() ? std::nullopt : std::optional<SteadyTime>(time);
 }
 
 absl::Status Session::ResetStats(int device, bool accumulated) {

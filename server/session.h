@@ -205,6 +205,9 @@ class Session : public std::enable_shared_from_this<Session> {
     ooms_[device][static_cast<size_t>(cause)].fetch_add(1, std::memory_order_relaxed);
   }
   OomCounts GetOoms(int device) const;
+  // When a request on `device` was refused last. Taken once.
+  void set_last_refusal(int device, SteadyTime time) { last_refusals_[device] = time; }
+  std::optional<SteadyTime> TakeLastRefusal(int device);
   // Its requests so far that flushed the cache first. Never falls, although the client may reset what it counts; final
   // when the session is closed.
   uint64_t CountAllocRetries(int device) ABSL_LOCKS_EXCLUDED(mu_);
@@ -292,6 +295,7 @@ class Session : public std::enable_shared_from_this<Session> {
   std::atomic<SteadyTime> next_refusal_recording_{};
   ClientQuestions questions_;
   std::vector<std::array<std::atomic<uint64_t>, kOomCauses.size()>> ooms_;  // by device, then cause
+  std::vector<std::atomic<SteadyTime>> last_refusals_;                      // by device; 0: none, or taken
 
   mutable Mutex reclaims_mu_;                                     // held for nothing but this; no other lock is taken
   std::vector<Reclaims> reclaims_ ABSL_GUARDED_BY(reclaims_mu_);  // by device

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "allocator/replay/trace.h"
 
+#include <unistd.h>
 #include <zlib.h>
 
 #include <cerrno>
@@ -190,6 +191,14 @@ class TextParser {
   absl::flat_hash_map<std::string, uint32_t> ids_;
 };
 
+gzFile OpenStandardInput() {
+  const int descriptor = dup(STDIN_FILENO);
+  if (descriptor < 0) return nullptr;
+  const gzFile file = gzdopen(descriptor, "rb");
+  if (file == nullptr) close(descriptor);
+  return file;
+}
+
 }  // namespace
 
 uint64_t TraceStart::ReservedBytes() const {
@@ -258,13 +267,19 @@ std::string FormatTrace(const Trace& trace) {
   return text;
 }
 
+std::string InputName(const std::string& path) {
+  return path == "-" ? "standard input" : path;
+}
+
 absl::StatusOr<std::string> ReadMaybeGzipped(const std::string& path) {
   const auto close = [](gzFile file) { gzclose(file); };
+  const std::string name = InputName(path);
   errno = 0;
   // zlib reads plain files as they are.
-  const std::unique_ptr<gzFile_s, decltype(close)> file(gzopen(path.c_str(), "rb"), close);
+  const std::unique_ptr<gzFile_s, decltype(close)> file(path == "-" ? OpenStandardInput() : gzopen(path.c_str(), "rb"),
+                                                        close);
   if (file == nullptr) {
-    return absl::NotFoundError(absl::StrCat(path, ": cannot be opened: ", std::strerror(errno)));
+    return absl::NotFoundError(absl::StrCat(name, ": cannot be opened: ", std::strerror(errno)));
   }
   std::string bytes;
   std::vector<char> buffer(size_t{1} << 18);
@@ -272,13 +287,13 @@ absl::StatusOr<std::string> ReadMaybeGzipped(const std::string& path) {
     const int got = gzread(file.get(), buffer.data(), static_cast<unsigned>(buffer.size()));
     if (got > 0) bytes.append(buffer.data(), static_cast<size_t>(got));
     if (bytes.size() > kMaxFileBytes)
-      return absl::InvalidArgumentError(absl::StrCat(path, ": more than 1 GiB unpacked"));
+      return absl::InvalidArgumentError(absl::StrCat(name, ": more than 1 GiB unpacked"));
     if (got > 0) continue;
     int code = Z_OK;
     const char* message = gzerror(file.get(), &code);
     if (code == Z_OK || code == Z_STREAM_END) return bytes;
     if (code == Z_ERRNO) message = std::strerror(errno);
-    return absl::InvalidArgumentError(absl::StrCat(path, ": byte ", bytes.size(), " unpacked: ", message));
+    return absl::InvalidArgumentError(absl::StrCat(name, ": byte ", bytes.size(), " unpacked: ", message));
   }
 }
 
@@ -297,7 +312,7 @@ absl::StatusOr<Trace> ReadTraceFile(const std::string& path, int device) {
     trace = ParseTraceText(*bytes);
   }
   if (trace.ok()) return trace;
-  return absl::Status(trace.status().code(), absl::StrCat(path, ": ", trace.status().message()));
+  return absl::Status(trace.status().code(), absl::StrCat(InputName(path), ": ", trace.status().message()));
 }
 
 }  // namespace vrambroker

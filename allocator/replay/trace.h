@@ -83,12 +83,14 @@ absl::StatusOr<Trace> ParseTraceText(absl::string_view text);
 // in the order of appearance.
 std::string FormatTrace(const Trace& trace);
 
-// Reads a file: the text form, or a PyTorch memory snapshot (pickle; the events of `device`); either may be gzipped.
-// NotFound or InvalidArgument name the file and the line or byte.
+// Reads a file, or standard input where `path` is "-": the text form, or a PyTorch memory snapshot (pickle; the events
+// of `device`); either may be gzipped. NotFound or InvalidArgument name the file and the line or byte.
 absl::StatusOr<Trace> ReadTraceFile(const std::string& path, int device = 0);
 
-// A file's bytes, unpacked when it is gzipped. At most 1 GiB.
+// A file's bytes, or standard input's where `path` is "-", unpacked when it is gzipped. At most 1 GiB.
 absl::StatusOr<std::string> ReadMaybeGzipped(const std::string& path);
+// As errors call it: the path, or "standard input".
+std::string InputName(const std::string& path);
 
 }  // namespace vrambroker
 

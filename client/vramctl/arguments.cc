@@ -339,7 +339,9 @@ void CommandLine::AddTools() {
 
   CLI::App* const replay = Add(kTools, "replay", "Run the events of a trace or PyTorch snapshot through the allocator.",
                                [this] { return RunReplay(context_, value_argument_); });
-  replay->add_option("FILE", value_argument_, "A trace, or a pickled snapshot of vramctl or PyTorch.")
+  replay
+      ->add_option("FILE", value_argument_,
+                   "A trace, or a pickled snapshot of vramctl or PyTorch; - is standard input.")
       ->type_name("FILE")
       ->required();
   AddReplayOptions(replay, &context_);
@@ -355,7 +357,8 @@ void CommandLine::AddTools() {
   CLI::App* const tune =
       Add(kTools, "tune", "Try many allocator settings on a trace: which reserve less, which fit a smaller device.",
           [this] { return RunTune(context_, value_argument_); });
-  tune->add_option("FILE", value_argument_, "A trace, or a pickled snapshot of vramctl or PyTorch.")
+  tune->add_option("FILE", value_argument_,
+                   "A trace, or a pickled snapshot of vramctl or PyTorch; - is standard input.")
       ->type_name("FILE")
       ->required();
   AddReplayOptions(tune, &context_);

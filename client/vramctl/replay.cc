@@ -62,8 +62,11 @@ absl::StatusOr<Trace> ReadTraceArgument(const Context& context, const std::strin
   absl::StatusOr<Trace> trace = ReadTraceFile(path, context.device);
   // A file that is not there is a wrong argument like any other.
   if (!trace.ok()) return absl::InvalidArgumentError(trace.status().message());
-  if (trace->ops.empty()) return absl::InvalidArgumentError(absl::StrCat(path, ": has no operations to replay"));
-  for (const std::string& note : trace->notes) std::fprintf(stderr, "vramctl: %s: %s\n", path.c_str(), note.c_str());
+  if (trace->ops.empty())
+    return absl::InvalidArgumentError(absl::StrCat(InputName(path), ": has no operations to replay"));
+  for (const std::string& note : trace->notes) {
+    std::fprintf(stderr, "vramctl: %s: %s\n", InputName(path).c_str(), note.c_str());
+  }
   return trace;
 }
 

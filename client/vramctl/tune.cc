@@ -61,7 +61,7 @@ std::vector<std::string> Row(const TuneCandidate& candidate, const TuneResult& r
 void PrintTable(const char* title, const std::vector<TuneCandidate>& candidates, const TuneResult& result) {
   std::printf("\n%s\n", title);
   std::vector<std::vector<std::string>> rows = {
-      {"SETTINGS", ">PEAK RESERVED", ">", ">FRAGMENTATION", ">DEVICE CALLS", ">OOMS", ">SMALLEST DEVICE"}};
+      {"SETTINGS", ">PEAK RESERVED", ">CHANGE", ">FRAGMENTATION", ">DEVICE CALLS", ">OOMS", ">SMALLEST DEVICE"}};
   for (const uint64_t bytes : result.smaller_devices) rows[0].push_back(absl::StrCat(">ON ", FormatBytes(bytes)));
   rows.push_back(Row(result.baseline, result));
   if (result.pytorch_default.has_value()) rows.push_back(Row(*result.pytorch_default, result));
@@ -116,7 +116,8 @@ absl::Status RunTune(const Context& context, const std::string& path) {
     std::printf("%s\n", JsonText(json, /*indent=*/2).c_str());
     return absl::OkStatus();
   }
-  std::printf("%s: %s, peak allocated %s; tried %s.\n", path.c_str(), Counted(trace->ops.size(), "operation").c_str(),
+  std::printf("%s: %s, peak allocated %s; tried %s.\n", InputName(path).c_str(),
+              Counted(trace->ops.size(), "operation").c_str(),
               FormatBytes(result.baseline.summary.peak_allocated_bytes).c_str(),
               Counted(result.tried, "setting").c_str());
   PrintTable("Least reserved memory", result.by_peak_reserved, result);

@@ -292,6 +292,9 @@ def overview():
     annotate_daemon(board)
     board.annotate("Out of memory", increase("vrambroker_device_ooms_total", "instance, gpu, reason", DEVICE) + " > 0", "red",
                    "Refused on gpu {{gpu}} of {{instance}}: {{reason}}")
+    board.annotate("Session ended after a refusal",
+                   increase("vrambroker_tenant_sessions_ended_after_oom_total", "instance, gpu, tenant", TENANT) + " > 0", "purple",
+                   "A session of {{tenant}} ended within a minute of a refusal on gpu {{gpu}} of {{instance}}")
 
     board.row("At a glance")
     board.stat("Daemons serving",
@@ -413,15 +416,22 @@ def overview():
                  "fragmentation: it would fit but for holes between used blocks. larger_than_device: the request can "
                  "never fit.",
                  [query(increase("vrambroker_device_ooms_total", "reason", DEVICE), "{{reason}}")], "none", events=True, paint=REASONS)
+    board.series("Refused by tenant",
+                 "Requests that got no memory, also of sessions that have ended since.",
+                 [query(increase("vrambroker_tenant_ooms_total", "tenant", TENANT), "{{tenant}}")], "none", events=True)
+    board.series("Sessions ended after a refusal",
+                 "Sessions that ended within a minute of a request that was refused, as a program does that dies of it. "
+                 "vramctl ooms shows what they asked for, and why they did not get it.",
+                 [query(increase("vrambroker_tenant_sessions_ended_after_oom_total", "tenant", TENANT), "{{tenant}}")], "none", events=True)
     board.series("Refused by session: top ten",
                  "Sessions whose requests got no memory, and why. Empty when nothing was refused.",
                  [query(f"topk(10, {increase('vrambroker_client_ooms_total', 'client, reason', TENANT)}) > 0",
-                        "{{client}}: {{reason}}")], "none", events=True)
+                        "{{client}}: {{reason}}")], "none", 12, events=True)
     board.series("Requests that flushed the cache first",
                  "A session at its limit gives all of its cache back to get one block, and then builds it up again. "
                  "That is slow, and the next step is a refusal.",
                  [query(increase("vrambroker_device_alloc_retries_total",
-                                 "instance, gpu", DEVICE), BY_DEVICE)], "none", events=True)
+                                 "instance, gpu", DEVICE), BY_DEVICE)], "none", 12, events=True)
 
     board.row("Driver and requests")
     board.series("Segment traffic",

@@ -179,8 +179,16 @@ class DashboardsTest(LoadedTest):
             self.prometheus.value('vrambroker_client_ooms_total{gpu="0", client="notebook", reason="limit"}', time=self.prometheus.at),
             self.load.ooms["limit"])
 
+    def test_what_was_refused_to_a_session_that_has_ended_stays_with_its_tenant(self):
+        value = lambda query: self.prometheus.value(query, time=self.prometheus.at)  # noqa: E731
+        self.assertEqual(value('sum(vrambroker_tenant_ooms_total{gpu="0", tenant="guests"})'),
+                         self.load.ooms["capacity"] + self.load.ooms["larger_than_device"] + self.load.ooms["limit"])
+        self.assertEqual(value('vrambroker_tenant_sessions_ended_after_oom_total{gpu="0", tenant="guests"}'), 1)
+        self.assertEqual(value('sum(vrambroker_tenant_sessions_ended_after_oom_total{gpu="0", tenant!="guests"})'), 0)
+
     def test_parts_add_up(self):
         for what, whole in (
+                ('sum(vrambroker_tenant_ooms_total{gpu="0"})', 'sum(vrambroker_device_ooms_total{gpu="0"})'),
                 ('sum(vrambroker_client_reserved_bytes{gpu="0"})', 'vrambroker_device_leased_bytes{gpu="0"}'),
                 ('sum(vrambroker_tenant_reserved_bytes{gpu="0"})', 'vrambroker_device_leased_bytes{gpu="0"}'),
                 ('sum(vrambroker_client_allocated_bytes{gpu="0"})', 'vrambroker_device_allocated_bytes{gpu="0"}'),
@@ -217,7 +225,8 @@ class DashboardsTest(LoadedTest):
         wait_for("the critical alert", lambda: "VrambrokerFragmentationOom" in fired())
         later = {"VrambrokerSessionOoms", "VrambrokerWaitingLong",  # where the tests take as long as these wait
                  "VrambrokerQuarantineStays", "VrambrokerSessionNearLimit", "VrambrokerOomRate"}
-        self.assertEqual(fired() - later, {"VrambrokerFragmentationOom"})
+        wait_for("the other one", lambda: "VrambrokerSessionEndedAfterOom" in fired())  # guest-hasty
+        self.assertEqual(fired() - later, {"VrambrokerFragmentationOom", "VrambrokerSessionEndedAfterOom"})
         for alert in self.prometheus.get("alerts")["alerts"]:
             self.assertIn("runbook", alert["annotations"])
             self.assertNotIn("<no value>", str(alert["annotations"]))

@@ -442,6 +442,52 @@ TEST_F(BrokerTest, MemoryComesBackWhenTheProcessEnds) {
   EXPECT_THAT(unwatched_, ElementsAre(0)) << "once";
 }
 
+TEST_F(BrokerTest, ASessionThatEndsSoonAfterARefusalIsCountedForItsTenant) {
+  SteadyTime now{std::chrono::hours(1)};
+  BrokerOptions options;
+  options.clock = [&] { return now; };
+  Make(options);
+  const auto ended = [&](size_t device) {
+    const TenantRefusals::ByTenant refusals = broker_->View().refusals;
+    EXPECT_EQ(refusals.size(), 1u);
+    return refusals.at(0).second.at(device).ended_sessions;
+  };
+  const auto refuse = [&](const SessionPtr& session, uint64_t device) {
+    EXPECT_EQ(Report(Allocate(session, kCapacity + 1, device).status()).cause(),
+              v1::OutOfMemory::CAUSE_LARGER_THAN_DEVICE);
+  };
+  SessionPtr session = Open("a");
+  EXPECT_EQ(ended(0), 0u) << "it is there from the first session on";
+  broker_->Close(session, "done");
+  EXPECT_EQ(ended(0), 0u) << "nothing was refused";
+
+  session = Open("b");
+  refuse(session, 1);
+  now += TenantRefusals::kSoon;
+  broker_->Close(session, "done");
+  EXPECT_EQ(ended(1), 1u);
+  EXPECT_EQ(ended(0), 0u) << "another device";
+
+  session = Open("c");
+  refuse(session, 0);
+  now += TenantRefusals::kSoon + std::chrono::milliseconds(1);
+  gone_.back()();
+  EXPECT_EQ(ended(0), 0u) << "it went on";
+
+  session = Open("d");
+  refuse(session, 0);
+  refuse(session, 0);
+  gone_.back()();
+  EXPECT_EQ(ended(0), 1u) << "one session";
+
+  session = Open("e");
+  refuse(session, 0);
+  broker_->Close(session, "the daemon stops", CloseReason::kDaemonStops);
+  EXPECT_EQ(ended(0), 1u) << "it did not end by itself";
+  const size_t cause = static_cast<size_t>(OomCause::kLargerThanDevice);
+  EXPECT_EQ(broker_->View().refusals.at(0).second.at(0).ooms.at(cause), 4u) << "of sessions that are gone";
+}
+
 TEST_F(BrokerTest, ProcessThatCannotBeWatchedGetsNoSession) {
   watch_error_ = absl::InternalError("no descriptors left");
   EXPECT_EQ(TryOpen("a").status(), watch_error_);

@@ -443,6 +443,44 @@ TEST(FoldingTest, ThoseBeyondTheBoundAreSummedUp) {
   EXPECT_EQ(page.Sum("vrambroker_tenant_sessions", {{"gpu", "0"}}), 10);
 }
 
+TEST(TenantRefusalsTest, CountsStayWhenSessionsAreGone) {
+  TenantRefusals refusals(2);
+  refusals.Add("a");
+  refusals.CountRefusal("b", 1, OomCause::kLimit);
+  refusals.CountRefusal("b", 1, OomCause::kLimit);
+  refusals.CountEndedSession("b", 1);
+  refusals.CountRefusal("c", 0, OomCause::kCapacity);
+  BrokerView view;
+  view.devices.resize(2);
+  view.refusals = refusals.Get();
+  {
+    const Metrics metrics({.view = [&] { return view; }, .max_clients = 6});
+    const MetricsPage page(metrics.Text());
+    EXPECT_EQ(page.Value("vrambroker_tenant_ooms_total", {{"tenant", "a"}, {"gpu", "0"}, {"reason", "limit"}}), 0)
+        << "before the first, so that Prometheus sees it come";
+    EXPECT_EQ(page.Value("vrambroker_tenant_ooms_total", {{"tenant", "b"}, {"gpu", "1"}, {"reason", "limit"}}), 2);
+    EXPECT_EQ(page.Value("vrambroker_tenant_sessions_ended_after_oom_total", {{"tenant", "b"}, {"gpu", "1"}}), 1);
+    EXPECT_EQ(page.Value("vrambroker_tenant_sessions_ended_after_oom_total", {{"tenant", "b"}, {"gpu", "0"}}), 0);
+    EXPECT_EQ(page.Count("vrambroker_tenant_ooms_total", {{"tenant", "_other"}}), 0u);
+  }
+  const Metrics metrics({.view = [&] { return view; }, .max_clients = 2});
+  const MetricsPage page(metrics.Text());
+  EXPECT_EQ(page.Count("vrambroker_tenant_sessions_ended_after_oom_total"), 2u * 2u) << "a, and the others";
+  EXPECT_EQ(page.Sum("vrambroker_tenant_ooms_total", {{"tenant", "_other"}}), 3);
+  EXPECT_EQ(page.Value("vrambroker_tenant_sessions_ended_after_oom_total", {{"tenant", "_other"}, {"gpu", "1"}}), 1);
+}
+
+TEST(TenantRefusalsTest, TheirNumberIsBounded) {
+  TenantRefusals refusals(1);
+  for (size_t i = 0; i < TenantRefusals::kMaxTenants + 10; ++i) {
+    refusals.CountRefusal(absl::StrCat("tenant-", i), 0, OomCause::kLimit);
+  }
+  const TenantRefusals::ByTenant all = refusals.Get();
+  ASSERT_EQ(all.size(), TenantRefusals::kMaxTenants + 1);
+  EXPECT_EQ(all.back().first, "_other");
+  EXPECT_EQ(all.back().second[0].ooms[static_cast<size_t>(OomCause::kLimit)], 10u);
+}
+
 TEST(FragmentationMetricsTest, ARefusalIsExpectedOnlyWhereThereIsATrend) {
   BrokerView view = Crowd(4, 2);
   view.sessions[1].devices[0].fragmentation = {};

@@ -46,6 +46,21 @@ def golden_faults(vramctl, folder):
         yield "--alloc-conf does not override --conf"
 
 
+def standard_input_faults(vramctl, folder):
+    """`-` reads what a file would have, packed or not, and errors name it."""
+    trace = b"a 0 512 0\na 1 4194304 0\nf 0\n"
+    (folder / "same.trace").write_bytes(trace)
+    expected = replay(vramctl, folder / "same.trace", "--per-op").stdout
+    for content in (trace, gzip.compress(trace)):
+        done = subprocess.run([vramctl, "replay", "-", "--per-op"], input=content, capture_output=True, timeout=600, check=False)
+        if done.returncode != 0 or not expected or done.stdout != expected:
+            yield f"replay -: exit code {done.returncode}, {done.stdout!r}, {done.stderr!r}"
+    for content, why in ((b"a 0 512 0\nwhat\n", "line 2"), (b"", "has no operations")):
+        done = subprocess.run([vramctl, "replay", "-"], input=content, capture_output=True, timeout=600, check=False)
+        if done.returncode != 2 or "standard input: " not in (said := done.stderr.decode()) or why not in said:
+            yield f"replay - with {content!r}: exit code {done.returncode}, {done.stderr!r}"
+
+
 def refusal_faults(vramctl, folder):
     """Bad input: exit code 2, nothing on standard output, and a message that says where."""
     good = folder / "good.trace"
@@ -131,7 +146,7 @@ def main():
     vramctl, golden = sys.argv[1], pathlib.Path(sys.argv[2])
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
-        faults = [*golden_faults(vramctl, golden), *refusal_faults(vramctl, folder),
+        faults = [*golden_faults(vramctl, golden), *refusal_faults(vramctl, folder), *standard_input_faults(vramctl, folder),
                   *snapshot_faults(vramctl, golden, folder)]
     for fault in faults:
         print(fault)
