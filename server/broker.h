@@ -328,8 +328,7 @@ class Broker {
                const GrowthOutcome& outcome) const;
   // Growth by so many bytes does not have to wait until those in the queue have had their turn at what has just become
   // free: see GrowthQueue::AfterPass().
-  bool GoesFirst(const Session& session, int device, uint64_t bytes,
-                 std::optional<std::chrono::milliseconds> after_refusal) const;
+  bool GoesFirst(const Session& session, int device, uint64_t bytes) const;
   // Charges `bytes` to the session as soon as others have given up enough: SegmentPool::Grant().
   void WaitForGrant(const SessionPtr& session, int device, uint64_t bytes, const GrowthOptions& growth,
                     const GrowthDone& done, const std::function<bool()>& retry = nullptr) ABSL_LOCKS_EXCLUDED(mu_);
@@ -379,7 +378,8 @@ class Broker {
   // Counts `session`, which is closed, for its tenant if it ended soon after a refusal. Returns how long after the
   // last.
   std::optional<std::chrono::milliseconds> CountEndedAfterRefusal(Session& session);
-  void LogClosed(const Session& session, const std::string& why, CloseReason reason, uint64_t bytes) const;
+  void LogClosed(const Session& session, const std::string& why, CloseReason reason, uint64_t bytes,
+                 std::optional<std::chrono::milliseconds> after_refusal) const;
   void CloseWith(uint64_t (SegmentPool::*close)(SessionId), const SessionPtr& session, const std::string& why,
                  CloseReason reason) ABSL_LOCKS_EXCLUDED(mu_);
   // Counts what a remote session may record, on all devices, in place of what it recorded so far.
