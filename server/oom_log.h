@@ -34,9 +34,9 @@ class OomLog {
  public:
   static constexpr size_t kMaxEvents = 1000;  // about 1 KB each; all of them fit in one answer of gRPC (4 MiB)
 
-  // Of the user who has most the oldest one makes room, so that one who is refused all the time keeps nobody else's
-  // out. Of those, what was recorded and what was not have half each: a recording is found by its event, and a program
-  // that tries again and again has one recording.
+  // A full log drops the oldest event of the user who has most events, so that one who is refused all the time does not
+  // push out the others. Events with and without a recording get half of a user's share each: the event is how a
+  // recording is found, and a program that tries again and again makes many events and one recording.
   void Add(OomEvent event) ABSL_LOCKS_EXCLUDED(mu_);
   std::vector<std::shared_ptr<const OomEvent>> NewestFirst() const ABSL_LOCKS_EXCLUDED(mu_);
   // Events ever added.

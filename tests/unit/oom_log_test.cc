@@ -80,7 +80,7 @@ TEST(OomLogTest, WhoIsRefusedAllTheTimeKeepsNobodyElsesOut) {
   }
   EXPECT_FALSE(has("recorded"));
   EXPECT_TRUE(has("other"));
-  EXPECT_TRUE(has("client")) << "what is not recorded has its half, too";
+  EXPECT_TRUE(has("client")) << "events without a recording keep their half";
 }
 
 TEST(OomLogTest, SeveralThreads) {
