@@ -121,8 +121,8 @@ bool Recorder::DropEarlier(size_t device, HeapSnapshot* heap) const {
   return true;
 }
 
-// The newest refusal of the session since `start` that was recorded; if none was, the newest. A program that tries again
-// is refused again, and the daemon does not record that.
+// The newest refusal of the session since `start` that was recorded; if none was, the newest. A program that tries
+// again is refused again, and the daemon does not record that.
 absl::StatusOr<std::optional<v1::OutOfMemoryEvent>> RefusalSince(Daemon& daemon, uint64_t session, absl::Time start) {
   v1::ListOutOfMemoryRequest request;
   request.mutable_session()->set_id(session);
