@@ -63,7 +63,17 @@ absl::Status WriteWholeFile(const std::string& given, absl::string_view bytes) {
     file = UniqueFd(open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
   } while (!file.valid() && errno == EEXIST);
   if (!file.valid()) return absl::ErrnoToStatus(errno, absl::StrCat("cannot create ", temporary));
-  absl::Status status = WriteToDescriptor(file.get(), bytes);
+  // The rights of the file that it replaces; the owner only where this user may give files away.
+  struct stat old = {};
+  absl::Status status;
+  if (stat(path.c_str(), &old) == 0) {
+    constexpr auto kSameUser = static_cast<uid_t>(-1);
+    const bool is_given =
+        fchown(file.get(), old.st_uid, old.st_gid) == 0 || fchown(file.get(), kSameUser, old.st_gid) == 0;
+    // Rights of the old file's group are not for another group.
+    if (fchmod(file.get(), old.st_mode & (is_given ? 0777 : 0707)) != 0) status = absl::ErrnoToStatus(errno, "fchmod");
+  }
+  if (status.ok()) status = WriteToDescriptor(file.get(), bytes);
   if (status.ok() && fsync(file.get()) != 0) status = absl::ErrnoToStatus(errno, "fsync");
   if (status.ok() && rename(temporary.c_str(), path.c_str()) != 0) status = absl::ErrnoToStatus(errno, "rename");
   if (status.ok()) return status;

@@ -322,7 +322,10 @@ void Broker::AddHolders(const Session& session, OomReport* report) const {
     const SessionDeviceInfo held = FiguresOn(*holder, report->device, account->second);
     report->largest_holders.push_back({.client = holder->name(),
                                        .reserved_bytes = held.account.reserved_bytes,
-                                       .allocated_bytes = held.stats.allocated_bytes.all.current});
+                                       // Its client may not have told yet what its refusal says.
+                                       .allocated_bytes = holder->id() == session.id()
+                                                              ? report->allocated_bytes
+                                                              : held.stats.allocated_bytes.all.current});
     if (holder->id() == session.id()) continue;
     const auto asked = outcome.asked.find(holder->id());
     others.push_back({.client = holder->name(),
@@ -347,14 +350,14 @@ void Broker::EndRefusal(const SessionPtr& session, OomReport report, bool is_rec
   report.refusal = ++refusals_;
   absl::StatusOr<UserSlots::Slot> slot = absl::UnavailableError("not now");
   // No setting serves what no device could, and heaps do not record it.
+  const SteadyTime asked = options_.clock();
   if (is_recording && report.cause != OomCause::kLargerThanDevice && report.requested_bytes < kMaxRequestBytes &&
-      session->MayRecordRefusal(options_.clock())) {
+      session->StartRefusalRecording(asked)) {
     slot = recording_refusals_.Take(session->caller().uid);
+    if (!slot.ok()) session->EndRefusalRecording(asked, {});
   }
   if (!slot.ok()) return done(CountRefusal(*session, report));
   const auto taken = std::make_shared<UserSlots::Slot>(*std::move(slot));
-  const SteadyTime asked = options_.clock();
-  session->RecordedRefusal(asked, asked);  // no other thread of it has its turn meanwhile
   // Before the answer: a program that dies of it cannot be asked any more.
   const bool queued = session->slow_questions().Submit([this, session, report, done, taken, asked] {
     const SteadyTime began = options_.clock();
@@ -362,15 +365,20 @@ void Broker::EndRefusal(const SessionPtr& session, OomReport report, bool is_rec
     // Behind other questions the moment may have passed, and the program waits.
     if (began - asked <= options_.session_bounds.client_timeout) {
       absl::StatusOr<HeapSnapshot> recording = session->RecordingOfRefusal(report.device);
-      session->RecordedRefusal(began, options_.clock());
       recorded.is_recorded =
           recording.ok() && Shows(*recording, report) &&
           recording->segments.size() <= options_.session_bounds.max_segments &&
           refusal_recordings_.Add(report.refusal, session->id(), session->caller().uid, *std::move(recording));
+      const SteadyTime now = options_.clock();
+      session->EndRefusalRecording(now, std::max(now - began, SteadyTime::duration(1)));
+    } else {
+      session->EndRefusalRecording(began, {});
     }
     done(CountRefusal(*session, recorded));
   });
-  if (!queued) done(CountRefusal(*session, report));
+  if (queued) return;
+  session->EndRefusalRecording(asked, {});
+  done(CountRefusal(*session, report));
 }
 
 absl::Status Broker::CountRefusal(Session& session, const OomReport& report) {

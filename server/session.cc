@@ -477,9 +477,22 @@ absl::StatusOr<HeapSnapshot> Session::RecordingOfRefusal(int device) {
   return std::move(answer->snapshot);
 }
 
-void Session::RecordedRefusal(SteadyTime began, SteadyTime now) {
+bool Session::StartRefusalRecording(SteadyTime now) {
+  constexpr std::chrono::seconds kAhead{10};
+  if (records_refusal_.exchange(true)) return false;
+  if (refusal_recordings_paid_.load() - now < kAhead) return true;
+  records_refusal_ = false;
+  return false;
+}
+
+void Session::EndRefusalRecording(SteadyTime now, SteadyTime::duration took) {
   constexpr int kShare = 20;
-  next_refusal_recording_ = now + std::max<SteadyTime::duration>(std::chrono::seconds(1), kShare * (now - began));
+  constexpr SteadyTime::duration kLeast =
+      std::chrono::milliseconds(50);  // so that there are ten in a row, not hundreds
+  if (took > SteadyTime::duration(0)) {
+    refusal_recordings_paid_ = std::max(refusal_recordings_paid_.load(), now) + kShare * std::max(kLeast, took);
+  }
+  records_refusal_ = false;
 }
 
 absl::Status Session::SetRecording(uint64_t max_events, bool exact_times) {

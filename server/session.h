@@ -187,9 +187,11 @@ class Session : public std::enable_shared_from_this<Session> {
   // client_timeout. ResourceExhausted: there is more than kMaxRecordedItems.
   absl::StatusOr<HeapSnapshot> RecordingOfRefusal(int device);
   static constexpr size_t kMaxRecordedItems = 2'500'000;  // blocks and events
-  // Whether a recording of a refusal may be taken now, so that this takes a twentieth of the time at most.
-  bool MayRecordRefusal(SteadyTime now) const { return now >= next_refusal_recording_.load(); }
-  void RecordedRefusal(SteadyTime began, SteadyTime now);
+  // Whether a recording of a refusal may be taken now: one at a time, about ten in a row (a program that catches a
+  // refusal tries again at once), and a twentieth of the time in the long run. If so, EndRefusalRecording() is to
+  // follow; `took`: 0 if none was taken.
+  bool StartRefusalRecording(SteadyTime now);
+  void EndRefusalRecording(SteadyTime now, SteadyTime::duration took);
   // (slow) See CachingAllocator::SetRecording(). A client decides for itself whether times are exact.
   absl::Status SetRecording(uint64_t max_events, bool exact_times);
   // What it was told to keep last, or when it was opened.
@@ -292,7 +294,8 @@ class Session : public std::enable_shared_from_this<Session> {
   std::atomic<int> process_watch_{-1};
   std::atomic<size_t> leases_under_way_{0};  // segments
   std::atomic<uint64_t> recorded_events_{0};
-  std::atomic<SteadyTime> next_refusal_recording_{};
+  std::atomic<bool> records_refusal_{false};
+  std::atomic<SteadyTime> refusal_recordings_paid_{};  // when what was spent on them is a twentieth of the time again
   ClientQuestions questions_;
   std::vector<std::array<std::atomic<uint64_t>, kOomCauses.size()>> ooms_;  // by device, then cause
   std::vector<std::atomic<SteadyTime>> last_refusals_;                      // by device; 0: none, or taken

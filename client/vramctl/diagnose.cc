@@ -71,12 +71,12 @@ absl::StatusOr<Trace> TraceOf(const HeapSnapshot& heap) {
 }
 
 // What a replay does not show as it was, or cannot. That it begins in the middle is said anyway.
-std::vector<std::string> NotesOf(const Trace& trace) {
+// `with_refused`: requests that were refused are replayed, too.
+std::vector<std::string> NotesOf(const Trace& trace, bool with_refused) {
   std::vector<std::string> notes;
   for (const std::string& note : trace.notes) {
-    // Refused requests are not replayed here.
-    const bool is_known =
-        absl::StartsWith(note, "the recording began with") || absl::StrContains(note, "failed allocations (oom)");
+    const bool is_known = absl::StartsWith(note, "the recording began with") ||
+                          (!with_refused && absl::StrContains(note, "failed allocations (oom)"));
     if (!is_known) notes.push_back(note);
   }
   return notes;
@@ -118,7 +118,7 @@ struct Diagnosed {
   const RefusalToDiagnose& refusal;
   const SettingsTarget& target;
   const Diagnosis& diagnosis;
-  bool is_live = false;  // the session
+  std::optional<uint64_t> live_limit_bytes;  // of the session now, if it lives
 };
 
 // How to get the bound that serves it: each bound that is in the way has to give. Empty: not up to the capacity.
@@ -130,10 +130,15 @@ std::string MoreRoom(const Diagnosed& of) {
   const auto mib = [](uint64_t bytes) { return absl::StrCat(RoundUpTo(bytes, 1_MiB) / 1_MiB, "MiB"); };
   std::vector<std::string> parts;
   if (needed > report.limit_bytes()) {
-    // A later session may have its name.
-    parts.push_back(of.is_live ? absl::StrCat("raise the limit to ", mib(needed), " (vramctl limit ", of.event.client(),
-                                              " ", mib(needed), ")")
-                               : absl::StrCat("run it with a limit of ", mib(needed)));
+    if (!of.live_limit_bytes.has_value()) {  // a later session may have its name
+      parts.push_back(absl::StrCat("run it with a limit of ", mib(needed)));
+    } else if (*of.live_limit_bytes >= needed) {
+      parts.push_back(
+          absl::StrCat("keep the limit of ", FormatBytes(*of.live_limit_bytes), " that it has been given since"));
+    } else {
+      parts.push_back(absl::StrCat("raise the limit to ", mib(needed), " (vramctl limit ", of.event.client(), " ",
+                                   mib(needed), ")"));
+    }
   }
   // Growth within the guarantee is charged to the user already.
   const uint64_t guaranteed = report.guarantee_bytes() - std::min(report.guarantee_bytes(), report.reserved_bytes());
@@ -197,7 +202,7 @@ void PrintDiagnosis(const Diagnosed& of) {
   std::printf("recorded: %s in the %.1f s before it, with %s reserved at the beginning\n",
               Counted(of.refusal.op, "operation").c_str(), SecondsOf(of.heap),
               FormatBytes(of.trace.start.ReservedBytes()).c_str());
-  for (const std::string& note : NotesOf(of.trace)) std::printf("note: %s\n", note.c_str());
+  for (const std::string& note : NotesOf(of.trace, /*with_refused=*/false)) std::printf("note: %s\n", note.c_str());
   if (diagnosis.tried == 0 && !diagnosis.is_complete) {
     std::printf("It takes too long to replay these, since many frees wait for other streams.\n");
     return;
@@ -250,7 +255,7 @@ Json DiagnosisJson(const Diagnosed& of) {
                {"start_reserved_bytes", of.trace.start.ReservedBytes()},
                {"bound_bytes", of.refusal.bound_bytes},
                {"reproduced", !diagnosis.recorded.is_served},
-               {"notes", NotesOf(of.trace)},
+               {"notes", NotesOf(of.trace, /*with_refused=*/false)},
                {"recorded", TrialJson(diagnosis.recorded, of.heap, of.target)},
                {"tried", diagnosis.tried},
                {"complete", diagnosis.is_complete},
@@ -316,7 +321,9 @@ absl::Status DiagnoseEvent(const Context& context, const SettingsTarget& target,
   if (!context.json) options.progress = ShowProgress;
   const Diagnosis diagnosis = Diagnose(*trace, config, refusal, options);
   const absl::StatusOr<v1::Session> live = GetSession(daemon, absl::StrCat(event.session_id()));
-  const Diagnosed of{event, oom, *heap, *trace, refusal, target, diagnosis, live.ok()};
+  std::optional<uint64_t> live_limit;
+  if (live.ok() && oom.device < live->devices_size()) live_limit = live->devices(oom.device).limit_bytes();
+  const Diagnosed of{event, oom, *heap, *trace, refusal, target, diagnosis, live_limit};
   if (context.json) {
     Print(DiagnosisJson(of));
     return absl::OkStatus();
@@ -362,7 +369,7 @@ absl::Status DiagnoseHeap(const Context& context, const SettingsTarget& target, 
                  {"for", target.name()},
                  {"operations", trace->ops.size()},
                  {"seconds", SecondsOf(*heap)},
-                 {"notes", NotesOf(*trace)},
+                 {"notes", NotesOf(*trace, /*with_refused=*/true)},
                  {"tried", result.tried},
                  {"complete", result.is_complete},
                  {"recorded", candidate(result.baseline)},
@@ -376,7 +383,7 @@ absl::Status DiagnoseHeap(const Context& context, const SettingsTarget& target, 
               Counted(trace->ops.size(), "operation").c_str(), SecondsOf(*heap),
               FormatBytes(result.baseline.summary.peak_reserved_bytes).c_str(),
               FormatBytes(result.baseline.summary.peak_allocated_bytes).c_str());
-  for (const std::string& note : NotesOf(*trace)) std::printf("note: %s\n", note.c_str());
+  for (const std::string& note : NotesOf(*trace, /*with_refused=*/true)) std::printf("note: %s\n", note.c_str());
   std::printf("tried: %s that %s has%s, each on these operations\n\n", Counted(result.tried, "setting").c_str(),
               target.name().c_str(), NotAll(result.is_complete).c_str());
   if (best == nullptr) {
@@ -434,6 +441,10 @@ absl::Status DiagnoseSession(const Context& context, const std::string& session)
     return DiagnoseEvent(context, *target, *daemon, event);
   }
   if (newest != nullptr) return DiagnoseEvent(context, *target, *daemon, *newest);  // says why it cannot be
+  if (!live.ok() && !refusals->events().empty()) {
+    return Refusal(absl::NotFoundError(absl::StrCat(session, " has ended, and was not refused on device ",
+                                                    *context.only_device, " that is on record")));
+  }
   if (!live.ok()) return live.status();
   return DiagnoseHeap(context, *target, *daemon, *live);
 }

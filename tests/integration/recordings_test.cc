@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -433,6 +435,25 @@ TEST_P(RecordingsTest, ADumpGoesToWhereALinkLeads) {
   EXPECT_GT(std::filesystem::file_size(target), 100u);
   ASSERT_EQ(Ctl({"snapshot", "job", "-o", link}).exit_code, 0);
   EXPECT_TRUE(std::filesystem::is_symlink(link));
+}
+
+TEST_P(RecordingsTest, AFileThatIsReplacedKeepsItsRights) {
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("job"));
+  const std::string file = folder_ + "/private.pickle";
+  const auto rights = [&] {
+    struct stat info = {};
+    EXPECT_EQ(stat(file.c_str(), &info), 0);
+    return std::pair(info.st_mode & 07777, info.st_uid);
+  };
+  std::ofstream(file) << "old";
+  ASSERT_EQ(chmod(file.c_str(), 0600), 0);
+  const uid_t owner = getuid() == 0 ? 65534 : getuid();
+  ASSERT_EQ(chown(file.c_str(), owner, static_cast<gid_t>(-1)), 0);
+  ASSERT_OK(client.DumpSnapshot(file));
+  EXPECT_GT(std::filesystem::file_size(file), 100u);
+  EXPECT_EQ(rights(), std::pair(mode_t{0600}, owner));
+  ASSERT_EQ(Ctl({"snapshot", "job", "-o", file}).exit_code, 0);
+  EXPECT_EQ(rights(), std::pair(mode_t{0600}, owner));
 }
 
 TEST_P(RecordingsTest, AClientThatHasEndedItsRecordingKeepsWhatTheConfigurationSays) {

@@ -402,15 +402,29 @@ TEST_F(SessionTest, ThreadsFreeAndAllocateAtOnce) {
 
 TEST_F(SessionTest, RecordingRefusalsTakesATwentiethOfTheTime) {
   using std::chrono::milliseconds;
-  const SteadyTime start{std::chrono::hours(1)};
-  EXPECT_TRUE(session_->MayRecordRefusal(start));
-  session_->RecordedRefusal(start, start + milliseconds(200));
-  EXPECT_FALSE(session_->MayRecordRefusal(start + milliseconds(200 + 20 * 200 - 1)));
-  EXPECT_TRUE(session_->MayRecordRefusal(start + milliseconds(200 + 20 * 200)));
-  // One that took next to nothing is followed by none within a second.
-  session_->RecordedRefusal(start, start + milliseconds(1));
-  EXPECT_FALSE(session_->MayRecordRefusal(start + milliseconds(1000)));
-  EXPECT_TRUE(session_->MayRecordRefusal(start + milliseconds(1001)));
+  SteadyTime now{std::chrono::hours(1)};
+  ASSERT_TRUE(session_->StartRefusalRecording(now));
+  EXPECT_FALSE(session_->StartRefusalRecording(now)) << "one at a time";
+  session_->EndRefusalRecording(now, {});
+  // A program that tries again and again: those in a row, then one a second.
+  int in_a_row = 0;
+  while (in_a_row < 100 && session_->StartRefusalRecording(now)) {
+    now += milliseconds(1);
+    session_->EndRefusalRecording(now, milliseconds(1));
+    ++in_a_row;
+  }
+  EXPECT_EQ(in_a_row, 11);
+  EXPECT_FALSE(session_->StartRefusalRecording(now + milliseconds(900)));
+  now += milliseconds(1000);
+  ASSERT_TRUE(session_->StartRefusalRecording(now));
+  session_->EndRefusalRecording(now, milliseconds(1));
+  EXPECT_FALSE(session_->StartRefusalRecording(now));
+  // One that takes long: 20 times as long until there is room for the next.
+  now += std::chrono::minutes(1);
+  ASSERT_TRUE(session_->StartRefusalRecording(now));
+  session_->EndRefusalRecording(now, std::chrono::seconds(2));
+  EXPECT_FALSE(session_->StartRefusalRecording(now + std::chrono::seconds(30)));
+  EXPECT_TRUE(session_->StartRefusalRecording(now + std::chrono::seconds(30) + milliseconds(1)));
 }
 
 }  // namespace
