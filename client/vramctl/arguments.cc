@@ -66,7 +66,7 @@ absl::Status CheckText(const CLI::App& app) {
 }
 
 void AddDevice(CLI::App* command, std::optional<int>* device, const char* description) {
-  command->add_option("--device", *device, description)->type_name("N")->check(CLI::NonNegativeNumber);
+  command->add_option("--device", *device, description)->type_name("N");
 }
 
 std::string ColumnNames() {
