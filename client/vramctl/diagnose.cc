@@ -441,7 +441,7 @@ absl::Status DiagnoseSession(const Context& context, const std::string& session)
     return DiagnoseEvent(context, *target, *daemon, event);
   }
   if (newest != nullptr) return DiagnoseEvent(context, *target, *daemon, *newest);  // says why it cannot be
-  if (!live.ok() && !refusals->events().empty()) {
+  if (!live.ok() && !refusals->events().empty() && context.only_device.has_value()) {
     return Refusal(absl::NotFoundError(absl::StrCat(session, " has ended, and was not refused on device ",
                                                     *context.only_device, " that is on record")));
   }
