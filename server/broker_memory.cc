@@ -559,9 +559,9 @@ void Broker::Explain(const SessionPtr& session, uint64_t device, const RefusedRe
                      const RefusalDone& done) {
   if (absl::Status status = CheckDevice(device); !status.ok()) return done(std::move(status));
   OomReport report = Report(*session, static_cast<int>(device));
+  report.allocated_bytes = request.allocated_bytes;  // also among the holders
   AddHolders(*session, &report);
   report.requested_bytes = request.requested_bytes;
-  report.allocated_bytes = request.allocated_bytes;
   AddFit(request.fit, &report);
   report.cause = CauseOf(report, request.cause);
   // A client may have changed by itself what it keeps; one of version 0.1 does not say.

@@ -91,6 +91,8 @@ TEST_F(BrokerTest, ARefusedRequestOfTheClientsIsExplained) {
   EXPECT_EQ(oom.segment_bytes(), 20_MiB);
   EXPECT_EQ(oom.reserved_bytes(), 20_MiB);
   EXPECT_EQ(oom.allocated_bytes(), 19_MiB);
+  ASSERT_EQ(oom.largest_holders_size(), 1);
+  EXPECT_EQ(oom.largest_holders(0).allocated_bytes(), 19_MiB) << "its client has not reported yet";
   EXPECT_EQ(oom.largest_free_block_bytes(), 1_MiB);
   EXPECT_EQ(Refusals(0, OomCause::kLimit), 1u);
   EXPECT_EQ(oom.block_bytes(), 5_MiB);
