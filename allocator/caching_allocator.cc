@@ -118,17 +118,17 @@ void CachingAllocator::RemoveFreeSegment(Segment* segment) {
 
 // ---- Allocating ----
 
-CachingAllocator::Request CachingAllocator::Describe(uint64_t requested, Stream stream) const {
-  Request request{.requested = requested, .stream = stream};
+CachingAllocator::Request CachingAllocator::Describe(uint64_t requested, Stream stream, ScopeId scope) const {
+  Request request{.requested = requested, .stream = stream, .scope = scope};
   request.block_bytes = RoundRequest(requested, options_);
   request.segment_bytes = SegmentBytesFor(request.block_bytes, options_);
   request.pool = PoolFor(request.block_bytes);
   return request;
 }
 
-Block* CachingAllocator::TryAllocate(uint64_t requested, Stream stream) {
+Block* CachingAllocator::TryAllocate(uint64_t requested, Stream stream, ScopeId scope) {
   if (requested >= kMaxRequestBytes) return nullptr;
-  const Request request = Describe(requested, stream);
+  const Request request = Describe(requested, stream, scope);
   MutexLock lock(mu_);
   if (!pending_.empty()) Poll();
   Block* block = AllocateFromCache(request);
@@ -145,11 +145,11 @@ bool CachingAllocator::HasCached(uint64_t requested, Stream stream) {
   return FindInCache(request) != nullptr;
 }
 
-absl::StatusOr<Block*> CachingAllocator::Allocate(uint64_t requested, Stream stream) {
+absl::StatusOr<Block*> CachingAllocator::Allocate(uint64_t requested, Stream stream, ScopeId scope) {
   if (requested >= kMaxRequestBytes) {
     return absl::ResourceExhaustedError(absl::StrCat(requested, " bytes are more than any device has"));
   }
-  const Request request = Describe(requested, stream);
+  const Request request = Describe(requested, stream, scope);
   std::vector<ReleasedSegment> unused;
   uint64_t ticket = 0;
   {
@@ -186,7 +186,7 @@ absl::StatusOr<Block*> CachingAllocator::Allocate(uint64_t requested, Stream str
   if (Block* block = AllocateFromCache(request)) return block;  // freed by another thread, or by a stream
   ++counters_.num_ooms;
   clock_.Update();
-  Record(HistoryAction::kOutOfMemory, available, request.block_bytes, stream);
+  Record(HistoryAction::kOutOfMemory, available, request.block_bytes, stream, /*block_bytes=*/0, scope);
   return growth.refusal;
 }
 
@@ -235,15 +235,17 @@ Block* CachingAllocator::HandOut(Block* block, const Request& request) {
   block->state = BlockState::kAllocated;
   block->uses = nullptr;
   block->requested_bytes = request.requested;
+  block->scope = request.scope;
   clock_.Count();
   block->handed_out_s = clock_.seconds();
   counters_.allocation.Up(pool, 1);
-  counters_.allocated_bytes.Up(pool, block->bytes);
+  if (request.scope != 0) scope_counters_.Up(request.scope, block->bytes);
+  if (counters_.allocated_bytes.Up(pool, block->bytes)) scope_counters_.PeakIsNow();
   counters_.active.Up(pool, 1);
   counters_.active_bytes.Up(pool, block->bytes);
   counters_.requested_bytes.Up(pool, request.requested);
   if (options_.IsOversize(block->bytes)) counters_.oversize_allocations.Up(1);
-  Record(HistoryAction::kAllocate, block->address, request.requested, request.stream, block->bytes);
+  Record(HistoryAction::kAllocate, block->address, request.requested, request.stream, block->bytes, request.scope);
   return block;
 }
 
@@ -353,9 +355,10 @@ void CachingAllocator::Free(Block* block) {
     const Segment& segment = *block->segment;
     counters_.allocation.Down(segment.pool, 1);
     counters_.allocated_bytes.Down(segment.pool, block->bytes);
+    if (block->scope != 0) scope_counters_.Down(block->scope, block->bytes);
     if (options_.IsOversize(block->bytes)) counters_.oversize_allocations.Down(1);
     Record(block->uses == nullptr ? History::kFreed : HistoryAction::kFreeRequested, block->address,
-           block->requested_bytes, segment.pools->stream, block->bytes);
+           block->requested_bytes, segment.pools->stream, block->bytes, block->scope);
     if (block->uses == nullptr) {
       CompleteFree(block);
       return;
@@ -429,7 +432,7 @@ bool CachingAllocator::StreamIsDone(Block* block) {
   if (--block->uses->events > 0) return false;
   delete std::exchange(block->uses, nullptr);
   Record(HistoryAction::kFreeCompleted, block->address, block->requested_bytes, block->segment->pools->stream,
-         block->bytes);
+         block->bytes, block->scope);
   CompleteFree(block);
   return true;
 }

@@ -33,6 +33,8 @@
 #include "allocator/ids.h"
 #include "allocator/memory_stats.h"
 #include "allocator/mutex.h"
+#include "allocator/scope_use.h"
+#include "allocator/scopes.h"
 #include "allocator/segment_source.h"
 #include "allocator/size_class.h"
 
@@ -61,7 +63,8 @@ class CachingAllocator {
   const AllocatorOptions& options() const { return options_; }
 
   // A block of at least `requested` bytes for use on `stream`, from the cache, or nullptr. Never calls the source.
-  Block* TryAllocate(uint64_t requested, Stream stream = 0) ABSL_LOCKS_EXCLUDED(mu_);
+  // `scope`: what the block is for, in the owner's list of scopes; it decides nothing.
+  Block* TryAllocate(uint64_t requested, Stream stream = 0, ScopeId scope = 0) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Whether TryAllocate() would find one now; completes frees as an allocation does.
   bool HasCached(uint64_t requested, Stream stream = 0) ABSL_LOCKS_EXCLUDED(mu_);
@@ -69,7 +72,7 @@ class CachingAllocator {
   // TryAllocate(), and on a miss a new segment; when that is refused, gives cached segments back and tries again.
   // Returns the last error when nothing helped; ResourceExhausted counts as an out-of-memory event. From
   // kMaxRequestBytes on it is ResourceExhausted at once, and not counted.
-  absl::StatusOr<Block*> Allocate(uint64_t requested, Stream stream = 0) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<Block*> Allocate(uint64_t requested, Stream stream = 0, ScopeId scope = 0) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Notes that `stream` uses `block`, too: once freed, the block stays as it is until the work queued on `stream`
   // before the free is done. No effect for the stream that the block was allocated for. REQUIRES: as Free().
@@ -117,7 +120,7 @@ class CachingAllocator {
 
   // Counts an out-of-memory event for a request that was refused without Allocate() having counted it. Recorded, too,
   // unless it has no size that a block could have (0).
-  void CountOutOfMemory(uint64_t requested = 0, Stream stream = 0) ABSL_LOCKS_EXCLUDED(mu_);
+  void CountOutOfMemory(uint64_t requested = 0, Stream stream = 0, ScopeId scope = 0) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Makes the heap one that was elsewhere: these segments, in this order, with these blocks at their offsets; `id` is
   // what the source calls a segment, `address` is not used. Returns them; pending blocks are allocated
@@ -134,8 +137,9 @@ class CachingAllocator {
 
   // The segment that a request would take which no cached block can serve.
   uint64_t NeededSegmentBytes(uint64_t requested) const;
-  // How a request that was refused stands against this heap. Walks everything.
-  FitReport ExplainFit(uint64_t requested, Stream stream = 0) ABSL_LOCKS_EXCLUDED(mu_);
+  // How a request that was refused stands against this heap. Walks everything. `scopes` are what the heap's ids are.
+  FitReport ExplainFit(uint64_t requested, Stream stream = 0, ScopeId scope = 0, absl::Span<const Scope> scopes = {})
+      ABSL_LOCKS_EXCLUDED(mu_);
   // Reads the clock by which blocks are said to be held since some time. Their times are those of the last call, of the
   // last segment obtained, or of at most 64 allocations before: no hit pays for a clock.
   void NoteTime() ABSL_LOCKS_EXCLUDED(mu_);
@@ -153,6 +157,7 @@ class CachingAllocator {
   struct Request {
     uint64_t requested;
     Stream stream;
+    ScopeId scope;
     uint64_t block_bytes;
     uint64_t segment_bytes;
     PoolKind pool;
@@ -176,7 +181,7 @@ class CachingAllocator {
   using PendingFrees = std::map<Stream, std::deque<PendingFree>>;  // in the order of the frees
   struct BlockSlab;
 
-  Request Describe(uint64_t requested, Stream stream) const;
+  Request Describe(uint64_t requested, Stream stream, ScopeId scope = 0) const;
   StreamPools* FindPools(Stream stream) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   StreamPools* MakePools(Stream stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool CollectsGarbage() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
@@ -190,16 +195,18 @@ class CachingAllocator {
   Block* AddSegment(const AcquiredSegment& acquired, const Request& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Segment* NewSegment(const AcquiredSegment& acquired, uint64_t bytes, PoolKind pool, Stream stream)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  Holes FindHoles() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Holes FindHoles(absl::Span<const Scope> scopes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // `kept`: History::Kept(), after an event of the snapshot.
   void CopyHeap(std::vector<HistoryEvent>* kept, HeapSnapshot* copied) ABSL_LOCKS_EXCLUDED(mu_);
+  void CopySegments(HeapSnapshot* copied) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // `block_bytes`: of a block that the event is about.
-  void Record(HistoryAction action, uint64_t address, uint64_t bytes, Stream stream, uint64_t block_bytes = 0)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+  void Record(HistoryAction action, uint64_t address, uint64_t bytes, Stream stream, uint64_t block_bytes = 0,
+              ScopeId scope = 0) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     HistoryEvent* const event = history_.Next();
     if (event == nullptr) return;
     if (history_.exact_times()) clock_.Update();
     event->action = action;
+    event->scope = scope;
     event->set_block_bytes(block_bytes);
     event->address = address;
     event->bytes = bytes;
@@ -259,6 +266,7 @@ class CachingAllocator {
   PendingFrees pending_ ABSL_GUARDED_BY(mu_);
   PendingFrees lost_ ABSL_GUARDED_BY(mu_);  // pending too; their streams do not exist any more: not polled
   HeapCounters counters_ ABSL_GUARDED_BY(mu_);
+  ScopeCounters scope_counters_ ABSL_GUARDED_BY(mu_);
   History history_ ABSL_GUARDED_BY(mu_);
   std::vector<std::unique_ptr<BlockSlab>> slabs_ ABSL_GUARDED_BY(mu_);  // storage of all blocks
   Block* spare_blocks_ ABSL_GUARDED_BY(mu_) = nullptr;                  // linked by `next`

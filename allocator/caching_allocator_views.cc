@@ -11,6 +11,7 @@
 #include "allocator/caching_allocator.h"
 #include "allocator/free_index.h"
 #include "allocator/heap_records.h"
+#include "allocator/scope_use.h"
 
 namespace vrambroker {
 
@@ -32,6 +33,7 @@ uint64_t CachingAllocator::num_alloc_retries() const {
 void CachingAllocator::ResetPeakStats() {
   MutexLock lock(mu_);
   counters_.ResetPeaks();
+  scope_counters_.PeakIsNow();
 }
 
 void CachingAllocator::ResetAccumulatedStats() {
@@ -39,13 +41,13 @@ void CachingAllocator::ResetAccumulatedStats() {
   counters_.ResetTotals();
 }
 
-void CachingAllocator::CountOutOfMemory(uint64_t requested, Stream stream) {
+void CachingAllocator::CountOutOfMemory(uint64_t requested, Stream stream, ScopeId scope) {
   const uint64_t available = source_.AvailableBytes();
   const uint64_t block_bytes = requested > 0 ? Describe(requested, stream).block_bytes : 0;
   MutexLock lock(mu_);
   ++counters_.num_ooms;
   clock_.Update();
-  if (block_bytes > 0) Record(HistoryAction::kOutOfMemory, available, block_bytes, stream);
+  if (block_bytes > 0) Record(HistoryAction::kOutOfMemory, available, block_bytes, stream, /*block_bytes=*/0, scope);
 }
 
 void CachingAllocator::SetRecording(size_t max_events, bool exact_times) {
@@ -74,15 +76,18 @@ PinnedSegment HolesOf(const Segment& segment) {
   return pinned;
 }
 
-std::vector<PinningBlock> LongestHeld(const Segment& segment, uint32_t now_s) {
+std::vector<PinningBlock> LongestHeld(const Segment& segment, uint32_t now_s, absl::Span<const Scope> scopes) {
   std::vector<PinningBlock> longest;  // of equal ones the lowest address first
   for (const Block* block = segment.first; block != nullptr; block = block->next) {
     if (block->state == BlockState::kFree) continue;
-    const PinningBlock held{
-        .address = block->address, .bytes = block->bytes, .held_seconds = now_s - block->handed_out_s};
-    longest.insert(std::find_if(longest.begin(), longest.end(),
-                                [&](const PinningBlock& other) { return other.held_seconds < held.held_seconds; }),
-                   held);
+    const uint64_t held_seconds = now_s - block->handed_out_s;
+    const auto place = std::find_if(longest.begin(), longest.end(),
+                                    [&](const PinningBlock& other) { return other.held_seconds < held_seconds; });
+    if (place - longest.begin() == static_cast<ptrdiff_t>(Holes::kMaxBlocks)) continue;
+    longest.insert(place, {.address = block->address,
+                           .bytes = block->bytes,
+                           .held_seconds = held_seconds,
+                           .scope = ScopePath(scopes, block->scope)});
     if (longest.size() > Holes::kMaxBlocks) longest.pop_back();
   }
   return longest;
@@ -90,7 +95,7 @@ std::vector<PinningBlock> LongestHeld(const Segment& segment, uint32_t now_s) {
 
 }  // namespace
 
-Holes CachingAllocator::FindHoles() const {
+Holes CachingAllocator::FindHoles(absl::Span<const Scope> scopes) const {
   Holes holes;
   std::vector<std::pair<PinnedSegment, const Segment*>> most;
   for (const Segment* segment = first_segment_; segment != nullptr; segment = segment->next) {
@@ -107,7 +112,7 @@ Holes CachingAllocator::FindHoles() const {
   }
   holes.count = counters_.inactive_split.current();
   for (auto& [pinned, segment] : most) {
-    pinned.longest_held = LongestHeld(*segment, clock_.seconds());
+    pinned.longest_held = LongestHeld(*segment, clock_.seconds(), scopes);
     holes.most_bytes.push_back(std::move(pinned));
   }
   return holes;
@@ -117,20 +122,29 @@ uint64_t CachingAllocator::NeededSegmentBytes(uint64_t requested) const {
   return Describe(requested, 0).segment_bytes;
 }
 
-FitReport CachingAllocator::ExplainFit(uint64_t requested, Stream stream) {
+FitReport CachingAllocator::ExplainFit(uint64_t requested, Stream stream, ScopeId scope,
+                                       absl::Span<const Scope> scopes) {
   const Request request = Describe(requested, stream);
-  FitReport report{.block_bytes = request.block_bytes, .segment_bytes = request.segment_bytes};
-  MutexLock lock(mu_);
-  clock_.Update();
-  report.holes = FindHoles();
-  report.knows_holes = true;
-  report.max_events = history_.max_events();
-  const StreamPools* pools = FindPools(stream);
-  if (pools == nullptr) return report;
-  for (const Block* block : pools->free[static_cast<int>(request.pool)].InOrder()) {
-    report.pool_free_bytes += block->bytes;
-    report.pool_largest_bytes = block->bytes;
+  FitReport report{
+      .block_bytes = request.block_bytes, .segment_bytes = request.segment_bytes, .scope = ScopePath(scopes, scope)};
+  HeapSnapshot heap;
+  {
+    MutexLock lock(mu_);
+    clock_.Update();
+    report.holes = FindHoles(scopes);
+    report.knows_holes = true;
+    report.max_events = history_.max_events();
+    if (scope_counters_.any()) CopySegments(&heap);
+    if (const StreamPools* pools = FindPools(stream); pools != nullptr) {
+      for (const Block* block : pools->free[static_cast<int>(request.pool)].InOrder()) {
+        report.pool_free_bytes += block->bytes;
+        report.pool_largest_bytes = block->bytes;
+      }
+    }
   }
+  if (heap.segments.empty()) return report;
+  heap.scopes.assign(scopes.begin(), scopes.end());
+  report.scopes = LargestScopeUses(ScopeUses(heap));
   return report;
 }
 
@@ -151,6 +165,17 @@ void CachingAllocator::CopyHeap(std::vector<HistoryEvent>* kept, HeapSnapshot* c
     *kept = history_.Kept();
     snapshot.max_events = history_.max_events();
   }
+  CopySegments(copied);
+}
+
+void CachingAllocator::CopySegments(HeapSnapshot* copied) const {
+  HeapSnapshot& snapshot = *copied;
+  if (scope_counters_.any()) {
+    snapshot.scope_bytes_at_peak = scope_counters_.AtPeak();
+    uint64_t in_scopes = 0;
+    for (const uint64_t bytes : snapshot.scope_bytes_at_peak) in_scopes += bytes;
+    snapshot.scope_bytes_at_peak[0] = counters_.allocated_bytes.peak() - in_scopes;
+  }
   snapshot.segments.reserve(counters_.segment.current());
   for (const Segment* segment = first_segment_; segment != nullptr; segment = segment->next) {
     SegmentSnapshot& copy = snapshot.segments.emplace_back(SegmentSnapshot{.id = segment->id,
@@ -162,7 +187,8 @@ void CachingAllocator::CopyHeap(std::vector<HistoryEvent>* kept, HeapSnapshot* c
       copy.blocks.push_back({.offset = block->offset(),
                              .bytes = block->bytes,
                              .requested_bytes = block->requested_bytes,
-                             .state = block->state});
+                             .state = block->state,
+                             .scope = block->scope});
     }
   }
 }

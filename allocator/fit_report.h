@@ -6,7 +6,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
+
+#include "allocator/scope_use.h"
 
 namespace vrambroker {
 
@@ -15,6 +18,7 @@ struct PinningBlock {
   uint64_t address = 0;  // a label, as in SegmentSnapshot: segment address + offset
   uint64_t bytes = 0;
   uint64_t held_seconds = 0;  // since it was handed out; see CachingAllocator::NoteTime()
+  std::string scope;          // ScopePath() of the scope that it was allocated in
 };
 
 // A segment that holds blocks in use and free ones, which are its holes.
@@ -46,6 +50,8 @@ struct FitReport {
   Holes holes;                      // of the whole heap
   bool knows_holes = false;         // `holes` was looked at
   uint64_t max_events = 0;          // that the heap keeps
+  std::string scope;                // of the request
+  std::vector<ScopeUse> scopes;     // LargestScopeUses() of the heap
 };
 
 }  // namespace vrambroker

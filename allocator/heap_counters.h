@@ -15,17 +15,21 @@ namespace vrambroker {
 // One quantity in both pools. What is the sum of the pools is not stored, but for the peak of the sum.
 class PoolCounter {
  public:
-  void Up(PoolKind kind, uint64_t n) {
+  // Whether the sum of the pools has never been as high.
+  bool Up(PoolKind kind, uint64_t n) {
     Part& part = parts_[static_cast<int>(kind)];
     part.current += n;
     part.allocated += n;
     if (part.current > part.peak) part.peak = part.current;
     const uint64_t all = current();
-    if (all > peak_) peak_ = all;
+    if (all <= peak_) return false;
+    peak_ = all;
+    return true;
   }
   void Down(PoolKind kind, uint64_t n) { parts_[static_cast<int>(kind)].current -= n; }
 
   uint64_t current() const { return parts_[0].current + parts_[1].current; }
+  uint64_t peak() const { return peak_; }
   void ResetPeak() {
     for (Part& part : parts_) part.peak = part.current;
     peak_ = current();

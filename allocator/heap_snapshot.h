@@ -11,6 +11,7 @@
 #include "allocator/allocator_options.h"
 #include "allocator/events.h"
 #include "allocator/ids.h"
+#include "allocator/scopes.h"
 #include "allocator/size_class.h"
 
 namespace vrambroker {
@@ -26,6 +27,7 @@ struct BlockSnapshot {
   uint64_t bytes = 0;
   uint64_t requested_bytes = 0;  // by its owner; of a free block: by its last owner
   BlockState state = BlockState::kFree;
+  ScopeId scope = 0;  // in which it was allocated; of a free block: its last owner's
 };
 
 struct SegmentSnapshot {
@@ -51,6 +53,7 @@ struct HistoryEvent {
   static constexpr uint64_t kBlockUnitBytes = 512;
 
   HistoryAction action = HistoryAction::kAllocate;
+  ScopeId scope = 0;  // in which the block was allocated, or the request was refused
   // Of blocks: the size of the block, which a request alone does not tell. In units of 512 bytes; 0: not known. Here,
   // because a ring of events is as large as this struct is.
   uint32_t block_units = 0;
@@ -72,6 +75,11 @@ struct HeapSnapshot {
   std::vector<HistoryEvent> history;      // oldest first; empty unless recording is on
   uint64_t max_events = 0;                // that the heap keeps of them; 0: recording is off, or was not asked for
   AllocatorOptions options;
+  // What the ids of blocks and events are, of ScopeTable::scopes(). A heap does not know: its owner adds them.
+  std::vector<Scope> scopes;
+  // By id, what was allocated in each when the heap's allocated bytes were at their peak; of 0 what was in none. Empty
+  // unless scopes were used.
+  std::vector<uint64_t> scope_bytes_at_peak;
 };
 
 }  // namespace vrambroker

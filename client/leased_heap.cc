@@ -112,18 +112,18 @@ absl::StatusOr<Block*> LeasedHeap::AllocateSlowly(uint64_t bytes, Stream stream)
   const Deadline deadline = DeadlineAfter(session_.options().wait);
   SlowRequest request{.bytes = bytes, .stream = stream, .deadline = deadline};
   slow_request = &request;
-  absl::StatusOr<Block*> block = allocator_.Allocate(bytes, stream);
+  absl::StatusOr<Block*> block = allocator_.Allocate(bytes, stream, CurrentScope());
   const auto gave_up_waiting = [&] {  // that is no refusal, and not counted as one
     return absl::IsCancelled(block.status()) && std::exchange(request.gave_up_waiting, false);
   };
   while (gave_up_waiting()) {
     // Somebody else may have been faster. It waits again if there is time, or has been refused as it was before.
     if (TimeUntil(deadline) > absl::ZeroDuration()) {
-      block = allocator_.Allocate(bytes, stream);
+      block = allocator_.Allocate(bytes, stream, CurrentScope());
     } else if (Block* cached = TryAllocate(bytes, stream)) {
       block = cached;
     } else {
-      allocator_.CountOutOfMemory(bytes, stream);
+      allocator_.CountOutOfMemory(bytes, stream, CurrentScope());
       block = request.refusal;
     }
   }
@@ -133,7 +133,7 @@ absl::StatusOr<Block*> LeasedHeap::AllocateSlowly(uint64_t bytes, Stream stream)
     allocator_.CountOutOfMemory();
     return ExplainRefusal(block.status(), bytes, {.block_bytes = bytes, .segment_bytes = bytes});
   }
-  return ExplainRefusal(block.status(), bytes, allocator_.ExplainFit(bytes, stream));
+  return ExplainRefusal(block.status(), bytes, allocator_.ExplainFit(bytes, stream, CurrentScope(), AllScopes()));
 }
 
 // The daemon, which knows nothing of it, would name another limit.
@@ -150,6 +150,8 @@ absl::Status LeasedHeap::ExplainRefusal(const absl::Status& refusal, uint64_t re
   oom.set_limit_bytes(own_limit_bytes());
   oom.set_device_capacity_bytes(capacity_bytes_);
   *oom.mutable_holes() = HolesToProto(fit.holes);
+  oom.set_scope(fit.scope);
+  ScopeUsesToProto(fit.scopes, oom.mutable_scopes());
   if (const absl::StatusOr<MemoryStats> stats = GetMemoryStats(); stats.ok()) {
     oom.set_allocated_bytes(stats->allocated_bytes.all.current);
     oom.set_inactive_split_bytes(stats->inactive_split_bytes.all.current);
@@ -183,6 +185,8 @@ absl::Status LeasedHeap::Explain(const absl::Status& refusal, uint64_t requested
   request.set_pool_largest_bytes(fit.pool_largest_bytes);
   request.set_max_events(fit.max_events);
   *request.mutable_holes() = HolesToProto(fit.holes);
+  request.set_scope(fit.scope);
+  ScopeUsesToProto(fit.scopes, request.mutable_scopes());
   if (const absl::StatusOr<MemoryStats> stats = GetMemoryStats(); stats.ok()) {
     request.set_allocated_bytes(stats->allocated_bytes.all.current);
     // Where all are the application's, in its whole segments, it says how much they are.
@@ -629,6 +633,7 @@ bool LeasedHeap::InUse() {
 
 HeapSnapshot LeasedHeap::Snapshot(bool with_history) {
   HeapSnapshot snapshot = allocator_.Snapshot(with_history);
+  snapshot.scopes = AllScopes();  // after the heap, whose ids are all in it then
   MutexLock lock(mu_);
   std::vector<SegmentSnapshot> whole;
   whole.reserve(whole_.size());

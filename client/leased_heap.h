@@ -16,6 +16,7 @@
 #include "allocator/segment_source.h"
 #include "client/address_map.h"
 #include "client/heap.h"
+#include "client/scope_stack.h"
 #include "vrambroker/v1/broker.pb.h"
 
 namespace vrambroker::client_internal {
@@ -109,7 +110,7 @@ class LeasedHeap final : public Heap, private SegmentSource, private EventSource
 
   // A cached block, or nullptr.
   Block* TryAllocate(uint64_t bytes, Stream stream) {
-    return bytes > 0 ? allocator_.TryAllocate(bytes, stream) : nullptr;
+    return bytes > 0 ? allocator_.TryAllocate(bytes, stream, CurrentScope()) : nullptr;
   }
   absl::StatusOr<Block*> AllocateSlowly(uint64_t bytes, Stream stream);
   // A block that is free by now would serve it.

@@ -98,9 +98,19 @@ OutOfMemory FromProto(const v1::OutOfMemory& proto) {
     to.largest_hole_bytes = from.largest_hole_bytes();
     to.pinning_blocks = from.pinning_blocks();
     for (const v1::OutOfMemory::Holes::PinningBlock& block : from.longest_held()) {
-      to.longest_held.push_back(
-          {.address = block.address(), .block_bytes = block.block_bytes(), .held_seconds = block.held_seconds()});
+      to.longest_held.push_back({.address = block.address(),
+                                 .block_bytes = block.block_bytes(),
+                                 .held_seconds = block.held_seconds(),
+                                 .scope = block.scope()});
     }
+  }
+  oom.scope = proto.scope();
+  for (const v1::OutOfMemory::ScopeUse& use : proto.scopes()) {
+    oom.scopes.push_back({.scope = use.scope(),
+                          .allocated_bytes = use.allocated_bytes(),
+                          .bytes_at_peak = use.bytes_at_peak(),
+                          .blocks = use.blocks(),
+                          .pinned_hole_bytes = use.pinned_hole_bytes()});
   }
   return oom;
 }

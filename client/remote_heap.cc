@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "allocator/device.h"
 #include "client/give_up.h"
+#include "client/scope_stack.h"
 #include "client/session_client.h"
 #include "client/snapshot_parts.h"
 #include "proto/heap_convert.h"
@@ -26,6 +27,7 @@ absl::StatusOr<Buffer> RemoteHeap::Allocate(uint64_t bytes, Stream stream) {
   request.set_requested_bytes(bytes);
   request.set_stream(stream);
   request.set_wait_ms(session_.wait_ms());
+  AddScopes(CurrentScope(), request.mutable_scope());
   std::function<bool()> give_up;
   if (session_.wait_ms() > 0 && GiveUpScope::IsActive()) give_up = &GiveUpScope::GaveUp;
   if (give_up != nullptr && give_up()) return GiveUpScope::Error();

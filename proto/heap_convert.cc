@@ -113,6 +113,31 @@ void AddEvent(const HistoryEvent& from, Part* part) {
   to->set_stream(from.stream);
   to->set_time_us(from.time_us);
   to->set_block_bytes(from.block_bytes());
+  to->set_scope(from.scope);
+}
+
+// `scope` is a place in the list of `heap`.
+absl::StatusOr<ScopeId> CheckScope(uint32_t scope, const HeapSnapshot& heap) {
+  if (scope == 0 || scope < heap.scopes.size()) return static_cast<ScopeId>(scope);
+  return absl::InvalidArgumentError(absl::StrCat("scope: ", scope, "; the snapshot has ", heap.scopes.size()));
+}
+
+// The first one, of what is in no scope, has no name; every other one has.
+absl::Status AddScope(const Part::Scope& from, HeapSnapshot* heap) {
+  const size_t place = heap->scopes.size();
+  if (place > ScopeTable::kMaxScopes) {
+    return absl::InvalidArgumentError(absl::StrCat("scopes: at most ", ScopeTable::kMaxScopes));
+  }
+  if (place == 0 ? from.parent() != 0 : from.parent() >= place) {
+    return absl::InvalidArgumentError(absl::StrCat("scopes: parent ", from.parent(), " of scope ", place));
+  }
+  // What comes from a client may be anything, and is shown to others.
+  heap->scopes.push_back({.parent = static_cast<ScopeId>(from.parent()),
+                          .name = CleanScopeText(from.scope().name(), ScopeTable::kMaxNameBytes),
+                          .file = CleanScopeText(from.scope().file(), ScopeTable::kMaxFileBytes),
+                          .line = from.scope().line()});
+  heap->scope_bytes_at_peak.push_back(from.bytes_at_peak());
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -179,14 +204,31 @@ std::optional<Part> SnapshotParts::Next() {
     part.set_max_events(static_cast<uint32_t>(std::min(snapshot_.max_events, kMostEvents)));
   }
   int room = items_in_part_;
-  while (room > 0 && segment_ < snapshot_.segments.size()) room -= AddSegment(room, &part);
-  while (room > 0 && event_ < snapshot_.history.size()) {
+  room -= AddScopes(room, &part);
+  while (room > 0 && scope_ == snapshot_.scopes.size() && segment_ < snapshot_.segments.size())
+    room -= AddSegment(room, &part);
+  while (room > 0 && segment_ == snapshot_.segments.size() && event_ < snapshot_.history.size()) {
     AddEvent(snapshot_.history[event_++], &part);
     --room;
   }
   if (room == items_in_part_ && !is_first_) return std::nullopt;
   is_first_ = false;
   return part;
+}
+
+int SnapshotParts::AddScopes(int room, Part* part) {
+  int items = 0;
+  for (; scope_ < snapshot_.scopes.size() && (items == 0 || items + kItemsInScope <= room); ++scope_) {
+    const Scope& from = snapshot_.scopes[scope_];
+    Part::Scope* to = part->add_scopes();
+    to->set_parent(from.parent);
+    to->mutable_scope()->set_name(from.name);
+    to->mutable_scope()->set_file(from.file);
+    to->mutable_scope()->set_line(from.line);
+    if (scope_ < snapshot_.scope_bytes_at_peak.size()) to->set_bytes_at_peak(snapshot_.scope_bytes_at_peak[scope_]);
+    items += kItemsInScope;
+  }
+  return items;
 }
 
 int SnapshotParts::AddSegment(int room, Part* part) {
@@ -203,6 +245,7 @@ int SnapshotParts::AddSegment(int room, Part* part) {
     block->set_block_bytes(from.blocks[block_].bytes);
     block->set_requested_bytes(from.blocks[block_].requested_bytes);
     block->set_state(ToProto(from.blocks[block_].state));
+    block->set_scope(from.blocks[block_].scope);
   }
   if (block_ == from.blocks.size()) {
     ++segment_;
@@ -217,6 +260,9 @@ absl::Status AddSnapshotPart(const Part& part, HeapSnapshot* heap) {
     if (!conf.ok()) return absl::InvalidArgumentError(absl::StrCat("alloc_conf: ", conf.status().message()));
     heap->options = conf->options;
   }
+  for (const Part::Scope& from : part.scopes()) {
+    if (absl::Status status = AddScope(from, heap); !status.ok()) return status;
+  }
   for (const Part::Segment& from : part.segments()) {
     const SegmentId id{from.id()};
     if (from.blocks().empty()) return absl::InvalidArgumentError(absl::StrCat("segment ", Raw(id), ": has no block"));
@@ -230,16 +276,22 @@ absl::Status AddSnapshotPart(const Part& part, HeapSnapshot* heap) {
     for (const Part::Block& block : from.blocks()) {
       const absl::StatusOr<BlockState> state = FromProto(block.state());
       if (!state.ok()) return state.status();
+      const absl::StatusOr<ScopeId> scope = CheckScope(block.scope(), *heap);
+      if (!scope.ok()) return scope.status();
       heap->segments.back().blocks.push_back({.offset = block.offset_bytes(),
                                               .bytes = block.block_bytes(),
                                               .requested_bytes = block.requested_bytes(),
-                                              .state = *state});
+                                              .state = *state,
+                                              .scope = *scope});
     }
   }
   for (const Part::Event& event : part.events()) {
     const absl::StatusOr<HistoryAction> action = FromProto(event.action());
     if (!action.ok()) return action.status();
+    const absl::StatusOr<ScopeId> scope = CheckScope(event.scope(), *heap);
+    if (!scope.ok()) return scope.status();
     heap->history.push_back({.action = *action,
+                             .scope = *scope,
                              .address = event.address(),
                              .bytes = event.bytes(),
                              .stream = event.stream(),
@@ -267,9 +319,35 @@ v1::OutOfMemory::Holes HolesToProto(const Holes& holes) {
       held->set_address(block.address);
       held->set_block_bytes(block.bytes);
       held->set_held_seconds(block.held_seconds);
+      held->set_scope(block.scope);
     }
   }
   return proto;
+}
+
+void ScopeUsesToProto(const std::vector<ScopeUse>& uses,
+                      google::protobuf::RepeatedPtrField<v1::OutOfMemory::ScopeUse>* proto) {
+  for (const ScopeUse& use : uses) {
+    v1::OutOfMemory::ScopeUse* to = proto->Add();
+    to->set_scope(use.scope);
+    to->set_allocated_bytes(use.allocated_bytes);
+    to->set_bytes_at_peak(use.bytes_at_peak);
+    to->set_blocks(use.blocks);
+    to->set_pinned_hole_bytes(use.pinned_hole_bytes);
+  }
+}
+
+std::vector<ScopeUse> ScopeUsesFromProto(const google::protobuf::RepeatedPtrField<v1::OutOfMemory::ScopeUse>& proto) {
+  std::vector<ScopeUse> uses;
+  for (const v1::OutOfMemory::ScopeUse& use : proto) {
+    if (uses.size() == ScopeUse::kMaxInReport) break;
+    uses.push_back({.scope = CleanScopeText(use.scope(), kMaxScopePathBytes),
+                    .allocated_bytes = use.allocated_bytes(),
+                    .bytes_at_peak = use.bytes_at_peak(),
+                    .blocks = use.blocks(),
+                    .pinned_hole_bytes = use.pinned_hole_bytes()});
+  }
+  return uses;
 }
 
 absl::StatusOr<Holes> HolesFromProto(const v1::OutOfMemory::Holes& proto) {
@@ -289,8 +367,10 @@ absl::StatusOr<Holes> HolesFromProto(const v1::OutOfMemory::Holes& proto) {
                                                                     .largest_hole_bytes = from.largest_hole_bytes(),
                                                                     .pinning_blocks = from.pinning_blocks()});
     for (const v1::OutOfMemory::Holes::PinningBlock& block : from.longest_held()) {
-      to.longest_held.push_back(
-          {.address = block.address(), .bytes = block.block_bytes(), .held_seconds = block.held_seconds()});
+      to.longest_held.push_back({.address = block.address(),
+                                 .bytes = block.block_bytes(),
+                                 .held_seconds = block.held_seconds(),
+                                 .scope = CleanScopeText(block.scope(), kMaxScopePathBytes)});
     }
   }
   return holes;

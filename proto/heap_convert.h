@@ -6,12 +6,15 @@
 
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "allocator/fit_report.h"
 #include "allocator/heap_snapshot.h"
 #include "allocator/memory_stats.h"
+#include "allocator/scope_use.h"
+#include "allocator/scopes.h"
 #include "vrambroker/v1/admin.pb.h"
 #include "vrambroker/v1/types.pb.h"
 
@@ -24,7 +27,8 @@ MemoryStats StatsFromProto(const v1::MemoryStats& proto);
 // take much more memory than as themselves.
 class SnapshotParts {
  public:
-  static constexpr int kItemsInPart = 4096;  // blocks and events
+  static constexpr int kItemsInPart = 4096;  // blocks and events; a scope may be as long as kItemsInScope of them
+  static constexpr int kItemsInScope = 8;
 
   explicit SnapshotParts(HeapSnapshot snapshot, int items_in_part = kItemsInPart)
       : snapshot_(std::move(snapshot)), items_in_part_(items_in_part) {}
@@ -33,12 +37,15 @@ class SnapshotParts {
   std::optional<v1::GetSnapshotResponse> Next();
 
  private:
+  // Adds scopes that come next, for at most `room` items. Returns for how many.
+  int AddScopes(int room, v1::GetSnapshotResponse* part);
   // Adds at most `room` blocks of the segment that comes next. Returns how many.
   int AddSegment(int room, v1::GetSnapshotResponse* part);
 
   HeapSnapshot snapshot_;
   int items_in_part_;
   bool is_first_ = true;
+  size_t scope_ = 0;
   size_t segment_ = 0;  // what comes next
   size_t block_ = 0;    // ... of that segment
   size_t event_ = 0;
@@ -49,6 +56,10 @@ class SnapshotParts {
 absl::Status AddSnapshotPart(const v1::GetSnapshotResponse& part, HeapSnapshot* heap);
 
 v1::OutOfMemory::Holes HolesToProto(const Holes& holes);
+// `uses`: at most ScopeUse::kMaxInReport are taken.
+void ScopeUsesToProto(const std::vector<ScopeUse>& uses,
+                      google::protobuf::RepeatedPtrField<v1::OutOfMemory::ScopeUse>* proto);
+std::vector<ScopeUse> ScopeUsesFromProto(const google::protobuf::RepeatedPtrField<v1::OutOfMemory::ScopeUse>& proto);
 // InvalidArgument: it names more segments or blocks than a report does.
 absl::StatusOr<Holes> HolesFromProto(const v1::OutOfMemory::Holes& proto);
 

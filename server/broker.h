@@ -176,6 +176,7 @@ struct GrowthOptions {
   bool may_reclaim = false;           // others that hold idle memory are asked to give it back
   std::chrono::milliseconds wait{0};  // with may_reclaim: and then it waits for so long, as far as its terms allow
   uint64_t cancel_key = 0;            // for CancelWait(); 0: none
+  ScopeId scope = 0;                  // of an allocation, in the session's list: what the block is for
   std::shared_ptr<std::atomic<bool>> cancelled = nullptr;  // the broker's own
 };
 
@@ -358,7 +359,7 @@ class Broker {
   // has passed.
   std::optional<GrowthOptions> WaitsOn(const GrowthOptions& growth, SteadyTime until) const;
   // Counts, logs and explains a refusal of a session's allocator here.
-  void Refuse(const SessionPtr& session, int device, uint64_t requested, Stream stream, OomCause refusal,
+  void Refuse(const SessionPtr& session, int device, uint64_t requested, Stream stream, ScopeId scope, OomCause refusal,
               const RefusalDone& done);
   // The figures of the session and the device; cheap.
   OomReport Report(const Session& session, int device) const;

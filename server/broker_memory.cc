@@ -38,6 +38,8 @@ void AddFit(const FitReport& fit, OomReport* report) {
   report->largest_free_block_bytes = fit.pool_largest_bytes;
   report->holes = fit.holes;
   report->knows_holes = fit.knows_holes;
+  report->scope = fit.scope;
+  report->scopes = fit.scopes;
 }
 
 // Whether `recording` has the refusal. Heaps whose blocks the application cuts itself record none.
@@ -64,25 +66,25 @@ void Broker::Allocate(const SessionPtr& session, uint64_t device, uint64_t reque
   if (requested >= kMaxRequestBytes) {
     if (absl::Status status = session->CheckMayAllocate(); !status.ok()) return done(std::move(status));
     session->allocator(ordinal).CountOutOfMemory();
-    return Refuse(session, ordinal, requested, stream, OomCause::kLargerThanDevice, done);
+    return Refuse(session, ordinal, requested, stream, growth.scope, OomCause::kLargerThanDevice, done);
   }
-  absl::StatusOr<Allocation> cached = session->AllocateFromCache(ordinal, requested, stream);
+  absl::StatusOr<Allocation> cached = session->AllocateFromCache(ordinal, requested, stream, growth.scope);
   if (!absl::IsNotFound(cached.status())) return done(std::move(cached));
   session->SetLastOutcome(ordinal, {});
   GrowthOptions options = growth;
   options.cancelled = session->StartGrowth(growth.cancel_key);
   const auto allocate = [=, this] {
     const bool queued = session->slow_calls().Submit([=, this] {
-      absl::StatusOr<Allocation> allocation = session->AllocateSlowly(ordinal, requested, stream);
+      absl::StatusOr<Allocation> allocation = session->AllocateSlowly(ordinal, requested, stream, growth.scope);
       if (IsMayGrowLater(allocation.status()) && options.may_reclaim) {
         return WaitToAllocate(session, ordinal, requested, stream, options, done);
       }
       std::optional<OomCause> refusal = SegmentRefusalCause(allocation.status());
       if (IsMayGrowLater(allocation.status())) {
         refusal = OomCause::kCapacity;
-        session->allocator(ordinal).CountOutOfMemory(requested, stream);
+        session->allocator(ordinal).CountOutOfMemory(requested, stream, growth.scope);
       }
-      if (refusal.has_value()) return Refuse(session, ordinal, requested, stream, *refusal, done);
+      if (refusal.has_value()) return Refuse(session, ordinal, requested, stream, growth.scope, *refusal, done);
       done(std::move(allocation));
     });
     if (!queued) done(TooManyCalls());
@@ -106,13 +108,13 @@ void Broker::WaitToAllocate(const SessionPtr& session, int device, uint64_t requ
     if (granted.ok()) return AllocateGranted(session, device, requested, stream, bytes, growth, until, done);
     const std::optional<OomCause> refusal = SegmentRefusalCause(granted);
     if (!refusal.has_value()) return done(granted);
-    absl::StatusOr<Allocation> freed = session->AllocateFromCache(device, requested, stream);
+    absl::StatusOr<Allocation> freed = session->AllocateFromCache(device, requested, stream, growth.scope);
     if (!absl::IsNotFound(freed.status())) return done(std::move(freed));
-    session->allocator(device).CountOutOfMemory(requested, stream);
-    Refuse(session, device, requested, stream, *refusal, done);
+    session->allocator(device).CountOutOfMemory(requested, stream, growth.scope);
+    Refuse(session, device, requested, stream, growth.scope, *refusal, done);
   };
   const auto retry = [=] {
-    absl::StatusOr<Allocation> freed = session->AllocateFromCache(device, requested, stream);
+    absl::StatusOr<Allocation> freed = session->AllocateFromCache(device, requested, stream, growth.scope);
     if (!freed.ok()) return false;
     if (answered->exchange(true)) {
       (void)session->Free({freed->block});
@@ -129,7 +131,8 @@ void Broker::AllocateGranted(const SessionPtr& session, int device, uint64_t req
                              uint64_t granted_bytes, const GrowthOptions& growth, SteadyTime until,
                              const AllocateDone& done) {
   const bool queued = session->slow_calls().Submit([=, this] {
-    absl::StatusOr<Allocation> allocation = session->AllocateSlowly(device, requested, stream, granted_bytes);
+    absl::StatusOr<Allocation> allocation =
+        session->AllocateSlowly(device, requested, stream, growth.scope, granted_bytes);
     if (IsMayGrowLater(allocation.status())) {
       const std::optional<GrowthOptions> again = WaitsOn(growth, until);
       if (again.has_value()) return WaitToAllocate(session, device, requested, stream, *again, done);
@@ -137,9 +140,9 @@ void Broker::AllocateGranted(const SessionPtr& session, int device, uint64_t req
     std::optional<OomCause> refusal = SegmentRefusalCause(allocation.status());
     if (IsMayGrowLater(allocation.status())) {
       refusal = OomCause::kCapacity;
-      session->allocator(device).CountOutOfMemory(requested, stream);
+      session->allocator(device).CountOutOfMemory(requested, stream, growth.scope);
     }
-    if (refusal.has_value()) return Refuse(session, device, requested, stream, *refusal, done);
+    if (refusal.has_value()) return Refuse(session, device, requested, stream, growth.scope, *refusal, done);
     done(std::move(allocation));
   });
   if (queued) return;
@@ -264,12 +267,12 @@ void Broker::SetTimer() {
   if (next.has_value()) options_.set_timer(*next);
 }
 
-void Broker::Refuse(const SessionPtr& session, int device, uint64_t requested, Stream stream, OomCause refusal,
-                    const RefusalDone& done) {
+void Broker::Refuse(const SessionPtr& session, int device, uint64_t requested, Stream stream, ScopeId scope,
+                    OomCause refusal, const RefusalDone& done) {
   OomReport report = Report(*session, device);
   AddHolders(*session, &report);
   report.requested_bytes = requested;
-  AddFit(requested < kMaxRequestBytes ? session->allocator(device).ExplainFit(requested, stream)
+  AddFit(requested < kMaxRequestBytes ? session->ExplainFit(device, requested, stream, scope)
                                       : FitReport{.block_bytes = requested, .segment_bytes = requested},
          &report);
   report.cause = CauseOf(report, refusal);

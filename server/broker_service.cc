@@ -83,6 +83,11 @@ grpc::ServerUnaryReactor* BrokerService::Allocate(grpc::CallbackServerContext* c
   absl::StatusOr<SessionPtr> session = OwnSession(*context, request->session_id());
   if (!session.ok()) return Reply(context, session.status());
   auto* const reactor = new WaitingCall(&broker_, *session);
+  const absl::StatusOr<GrowthOptions> growth = GrowthOptionsOf(*request, reactor->cancel_key(), session->get());
+  if (!growth.ok()) {
+    reactor->Finish(ToGrpc(growth.status()));
+    return reactor;
+  }
   broker_.Allocate(
       *session, request->device(), request->requested_bytes(), request->stream(),
       [this, context, reactor, response, session = *session](absl::StatusOr<Allocation> allocation) {
@@ -91,7 +96,7 @@ grpc::ServerUnaryReactor* BrokerService::Allocate(grpc::CallbackServerContext* c
         if (allocation.ok()) *response = ToProto(*allocation);
         reactor->Finish(ToGrpc(allocation.status()));
       },
-      GrowthOptionsOf(*request, reactor->cancel_key()));
+      *growth);
   return reactor;
 }
 

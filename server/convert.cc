@@ -220,8 +220,20 @@ std::optional<Limit> FromProto(const v1::Limit& limit) {
   return std::nullopt;
 }
 
-GrowthOptions GrowthOptionsOf(const v1::AllocateRequest& request, uint64_t cancel_key) {
-  return {.may_reclaim = true, .wait = std::chrono::milliseconds(request.wait_ms()), .cancel_key = cancel_key};
+absl::StatusOr<GrowthOptions> GrowthOptionsOf(const v1::AllocateRequest& request, uint64_t cancel_key,
+                                              Session* session) {
+  if (request.scope_size() > ScopeTable::kMaxDepth) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("scope: ", request.scope_size(), " scopes within one another; at most ", ScopeTable::kMaxDepth));
+  }
+  std::vector<Scope> scopes;
+  for (const v1::MemoryScope& scope : request.scope()) {
+    scopes.push_back({.name = scope.name(), .file = scope.file(), .line = scope.line()});
+  }
+  return GrowthOptions{.may_reclaim = true,
+                       .wait = std::chrono::milliseconds(request.wait_ms()),
+                       .cancel_key = cancel_key,
+                       .scope = session->FindScope(scopes)};
 }
 
 GrowthOptions GrowthOptionsOf(const v1::LeaseSegmentsRequest& request, uint64_t cancel_key) {
@@ -265,7 +277,9 @@ absl::StatusOr<RefusedRequest> FromProto(const v1::ExplainRequest& request) {
                                  .pool_largest_bytes = request.pool_largest_bytes(),
                                  .holes = *std::move(holes),
                                  .knows_holes = request.has_holes(),
-                                 .max_events = request.max_events()}};
+                                 .max_events = request.max_events(),
+                                 .scope = CleanScopeText(request.scope(), kMaxScopePathBytes),
+                                 .scopes = ScopeUsesFromProto(request.scopes())}};
   switch (request.cause()) {
     case v1::OutOfMemory::CAUSE_LIMIT:
       refused.cause = OomCause::kLimit;

@@ -40,7 +40,9 @@ PolicySubject FromProto(const v1::ExplainPolicyRequest::User& user);
 std::optional<Limit> FromProto(const v1::Limit& limit);
 
 // How far a request may go; `cancel_key` is what it can be cancelled by.
-GrowthOptions GrowthOptionsOf(const v1::AllocateRequest& request, uint64_t cancel_key);
+// Its scope is one of `session`. InvalidArgument: it has more than ScopeTable::kMaxDepth.
+absl::StatusOr<GrowthOptions> GrowthOptionsOf(const v1::AllocateRequest& request, uint64_t cancel_key,
+                                              Session* session);
 GrowthOptions GrowthOptionsOf(const v1::LeaseSegmentsRequest& request, uint64_t cancel_key);
 
 // InvalidArgument unless the request names 1 to 1024 blocks.

@@ -62,6 +62,17 @@ std::string Counted(uint64_t count, absl::string_view what) {
   return absl::StrCat(count, " ", what, count == 1 ? "" : "s");
 }
 
+// The end of a long one says more than its beginning.
+std::string ShortScope(absl::string_view scope) {
+  constexpr size_t kMost = 64;
+  if (scope.size() <= kMost) return std::string(scope);
+  return absl::StrCat("...", CleanScopeText(scope.substr(scope.size() - (kMost - 3)), kMost));
+}
+
+std::string InScope(absl::string_view scope) {
+  return scope.empty() ? "" : absl::StrCat(" in scope ", ShortScope(scope));
+}
+
 std::string ExplainPinned(const PinnedSegment& pinned) {
   std::string text =
       absl::StrCat("; the segment with most of them has ", FormatBytes(pinned.hole_bytes), " of ",
@@ -69,7 +80,7 @@ std::string ExplainPinned(const PinnedSegment& pinned) {
   if (pinned.longest_held.empty()) return text;
   const PinningBlock& block = pinned.longest_held.front();
   absl::StrAppend(&text, pinned.pinning_blocks == 1 ? " of " : ", one of ", FormatBytes(block.bytes), " held for ",
-                  Time(block.held_seconds));
+                  Time(block.held_seconds), InScope(block.scope));
   return text;
 }
 
@@ -89,6 +100,19 @@ std::string ExplainHoles(const OomReport& report) {
   }
   if (!holes.most_bytes.empty()) absl::StrAppend(&text, ExplainPinned(holes.most_bytes.front()));
   return text;
+}
+
+// Which part of the program holds most, where it has named its parts.
+std::string ExplainScopes(const OomReport& report) {
+  const auto named = [](const ScopeUse& use) { return !use.scope.empty(); };
+  if (std::none_of(report.scopes.begin(), report.scopes.end(), named)) return "";
+  const auto most =
+      std::max_element(report.scopes.begin(), report.scopes.end(),
+                       [](const ScopeUse& a, const ScopeUse& b) { return a.allocated_bytes < b.allocated_bytes; });
+  if (most->allocated_bytes == 0) return "";
+  return absl::StrCat("; most of what is allocated, ", FormatBytes(most->allocated_bytes), " in ",
+                      Counted(most->blocks, "block"), ", is ",
+                      most->scope.empty() ? "in no scope" : absl::StrCat("in scope ", ShortScope(most->scope)));
 }
 
 std::string NeedsSegment(const OomReport& report) {
@@ -128,7 +152,9 @@ std::string ExplainLimit(const OomReport& report) {
 
 }  // namespace
 
-std::string Explanation(const OomReport& report) {
+namespace {
+
+std::string ExplainCause(const OomReport& report) {
   switch (report.cause) {
     case OomCause::kLimit:
       return ExplainLimit(report);
@@ -145,6 +171,14 @@ std::string Explanation(const OomReport& report) {
       return absl::StrCat("the device's capacity is ", FormatBytesExactly(report.capacity_bytes));
   }
   return "";
+}
+
+}  // namespace
+
+std::string Explanation(const OomReport& report) {
+  std::string text = ExplainCause(report);
+  if (report.cause != OomCause::kLargerThanDevice) absl::StrAppend(&text, ExplainScopes(report));
+  return text;
 }
 
 const char* OomCauseName(OomCause cause) {
@@ -268,6 +302,8 @@ v1::OutOfMemory ToProto(const OomReport& report) {
   proto.mutable_holes()->set_hole_bytes(HoleBytes(report));
   proto.set_explanation(Explanation(report));
   proto.set_refusal(report.refusal);
+  proto.set_scope(report.scope);
+  ScopeUsesToProto(report.scopes, proto.mutable_scopes());
   return proto;
 }
 

@@ -83,8 +83,10 @@ struct OomReport {
   Holes holes;                        // of the session
   // Whether `holes` is the session's word. Clients of version 0.1 send none; what is reserved and not allocated counts.
   bool knows_holes = false;
-  uint64_t refusal = 0;      // its number, from 1; 0: it is not counted
-  bool is_recorded = false;  // what led to it is kept, see RefusalRecordings
+  std::string scope;             // of the request, as the session names it
+  std::vector<ScopeUse> scopes;  // LargestScopeUses() of the session's heap
+  uint64_t refusal = 0;          // its number, from 1; 0: it is not counted
+  bool is_recorded = false;      // what led to it is kept, see RefusalRecordings
 };
 
 // What the session could still reserve, by each of its bounds; kNone where there is no such bound.
@@ -123,7 +125,7 @@ OomCause CauseOf(const OomReport& report, OomCause refusal);
 
 // The cause, with the figures that decide it: what is said of it everywhere. At most kMaxExplanation bytes.
 std::string Explanation(const OomReport& report);
-inline constexpr size_t kMaxExplanation = 768;
+inline constexpr size_t kMaxExplanation = 1000;
 
 v1::OutOfMemory ToProto(const OomReport& report);
 

@@ -255,21 +255,21 @@ absl::Status Session::CheckMayAllocate() const {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Allocation> Session::AllocateFromCache(int device, uint64_t requested, Stream stream) {
+absl::StatusOr<Allocation> Session::AllocateFromCache(int device, uint64_t requested, Stream stream, ScopeId scope) {
   if (absl::Status status = CheckMayAllocate(); !status.ok()) return status;
   heaps_[device]->allocator.NoteTime();
-  Block* block = heaps_[device]->allocator.TryAllocate(requested, stream);
+  Block* block = heaps_[device]->allocator.TryAllocate(requested, stream, scope);
   if (block == nullptr) return absl::NotFoundError("no cached block fits");
   return Record(device, block);
 }
 
-absl::StatusOr<Allocation> Session::AllocateSlowly(int device, uint64_t requested, Stream stream,
+absl::StatusOr<Allocation> Session::AllocateSlowly(int device, uint64_t requested, Stream stream, ScopeId scope,
                                                    uint64_t granted_bytes) {
   Heap& heap = *heaps_[device];
   heap.granted_bytes = granted_bytes;
   const absl::Status may_allocate = CheckMayAllocate();
   const absl::StatusOr<Block*> block =
-      may_allocate.ok() ? heap.allocator.Allocate(requested, stream) : absl::StatusOr<Block*>(may_allocate);
+      may_allocate.ok() ? heap.allocator.Allocate(requested, stream, scope) : absl::StatusOr<Block*>(may_allocate);
   if (heap.granted_bytes > 0) heap.pool.ReleaseGrant(id_, std::exchange(heap.granted_bytes, 0));
   if (block.ok()) return Record(device, *block);
   if (absl::IsResourceExhausted(block.status()) && !SegmentRefusalCause(block.status()).has_value()) {
@@ -332,6 +332,29 @@ absl::Status Session::Free(absl::Span<const BlockId> blocks) {
   }
   for (const HeldBlock& held : freed) heaps_[held.device]->allocator.Free(held.block);
   return absl::OkStatus();
+}
+
+ScopeId Session::FindScope(absl::Span<const Scope> scopes) {
+  if (scopes.empty()) return 0;
+  ScopeId found = 0;
+  MutexLock lock(scopes_mu_);
+  for (const Scope& scope : scopes) found = scopes_.Find(found, scope.name, scope.file, scope.line);
+  return found;
+}
+
+std::vector<Scope> Session::Scopes() {
+  MutexLock lock(scopes_mu_);
+  return scopes_.scopes();
+}
+
+FitReport Session::ExplainFit(int device, uint64_t requested, Stream stream, ScopeId scope) {
+  return heaps_[device]->allocator.ExplainFit(requested, stream, scope, Scopes());
+}
+
+HeapSnapshot Session::SnapshotOf(int device, bool with_history) {
+  HeapSnapshot snapshot = heaps_[device]->allocator.Snapshot(with_history);
+  snapshot.scopes = Scopes();  // after the heap, whose ids are all in it then
+  return snapshot;
 }
 
 // ---- Both ----
@@ -462,7 +485,7 @@ absl::Status Session::RefreshStats() {
 }
 
 absl::StatusOr<HeapSnapshot> Session::Snapshot(int device, bool with_history) {
-  if (!leases()) return heaps_[device]->allocator.Snapshot(with_history);
+  if (!leases()) return SnapshotOf(device, with_history);
   absl::StatusOr<ClientAnswer> answer =
       Ask({.kind = ClientQuestion::Kind::kSnapshot, .device = device, .with_history = with_history});
   if (!answer.ok()) return answer.status();
@@ -470,7 +493,7 @@ absl::StatusOr<HeapSnapshot> Session::Snapshot(int device, bool with_history) {
 }
 
 absl::StatusOr<HeapSnapshot> Session::RecordingOfRefusal(int device) {
-  if (!leases()) return heaps_[device]->allocator.Snapshot();
+  if (!leases()) return SnapshotOf(device, /*with_history=*/true);
   absl::StatusOr<ClientAnswer> answer =
       Ask({.kind = ClientQuestion::Kind::kSnapshot, .device = device}, kMaxRecordedItems, /*most_patience=*/1);
   if (!answer.ok()) return answer.status();

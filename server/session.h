@@ -21,6 +21,7 @@
 #include "allocator/caching_allocator.h"
 #include "allocator/ids.h"
 #include "allocator/mutex.h"
+#include "allocator/scopes.h"
 #include "server/client_questions.h"
 #include "server/growth_queue.h"
 #include "server/out_of_memory.h"
@@ -146,11 +147,11 @@ class Session : public std::enable_shared_from_this<Session> {
   absl::Status CheckMayAllocate() const ABSL_LOCKS_EXCLUDED(mu_);
 
   // Block from the cache; NotFound when there is none and AllocateSlowly() has to try. Errors as CheckMayAllocate().
-  absl::StatusOr<Allocation> AllocateFromCache(int device, uint64_t requested, Stream stream = 0);
+  absl::StatusOr<Allocation> AllocateFromCache(int device, uint64_t requested, Stream stream = 0, ScopeId scope = 0);
   // (slow) The whole allocation path. SegmentRefused() when there is no memory. Without `granted_bytes`, a refusal for
   // want of capacity is not counted as an out-of-memory event yet: the caller may get a grant of a segment and try
   // again. What is left of that afterwards is given up.
-  absl::StatusOr<Allocation> AllocateSlowly(int device, uint64_t requested, Stream stream = 0,
+  absl::StatusOr<Allocation> AllocateSlowly(int device, uint64_t requested, Stream stream = 0, ScopeId scope = 0,
                                             uint64_t granted_bytes = 0);
 
   // All of `blocks`, or none. InvalidArgument: duplicates. NotFound: not blocks of this session, or freed before.
@@ -160,6 +161,11 @@ class Session : public std::enable_shared_from_this<Session> {
   void SegmentsClosed(absl::Span<const SegmentId> segments) ABSL_LOCKS_EXCLUDED(mu_);
 
   CachingAllocator& allocator(int device) { return heaps_[device]->allocator; }
+
+  // What this session's list of scopes calls the innermost of `scopes`, each of which lies within the one before it.
+  ScopeId FindScope(absl::Span<const Scope> scopes) ABSL_LOCKS_EXCLUDED(scopes_mu_);
+  // CachingAllocator::ExplainFit().
+  FitReport ExplainFit(int device, uint64_t requested, Stream stream, ScopeId scope) ABSL_LOCKS_EXCLUDED(scopes_mu_);
 
   // ---- Both: asks the client when its allocators are there ----
 
@@ -262,6 +268,8 @@ class Session : public std::enable_shared_from_this<Session> {
   // when too many others wait. Returns the bytes closed.
   uint64_t ReturnSegments(SegmentPool& pool, absl::Span<const ReleasedSegment> segments) ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<Allocation> Record(int device, Block* block) ABSL_LOCKS_EXCLUDED(mu_);
+  std::vector<Scope> Scopes() ABSL_LOCKS_EXCLUDED(scopes_mu_);
+  HeapSnapshot SnapshotOf(int device, bool with_history);
   absl::Status CheckMayLease() const ABSL_LOCKS_EXCLUDED(mu_);
   // All of what `lease` gets of them, with its handles.
   using LeaseFunction = std::function<absl::StatusOr<std::vector<SegmentId>>(SegmentPool& pool)>;
@@ -299,6 +307,9 @@ class Session : public std::enable_shared_from_this<Session> {
   ClientQuestions questions_;
   std::vector<std::array<std::atomic<uint64_t>, kOomCauses.size()>> ooms_;  // by device, then cause
   std::vector<std::atomic<SteadyTime>> last_refusals_;                      // by device; 0: none, or taken
+
+  Mutex scopes_mu_;  // held for nothing but this; no other lock is taken
+  ScopeTable scopes_ ABSL_GUARDED_BY(scopes_mu_);
 
   mutable Mutex reclaims_mu_;                                     // held for nothing but this; no other lock is taken
   std::vector<Reclaims> reclaims_ ABSL_GUARDED_BY(reclaims_mu_);  // by device

@@ -408,15 +408,16 @@ void SessionStream::SendWelcome(const AllocConf& conf) {
 }
 
 void SessionStream::HandleAllocate(const v1::AllocateCall& call) {
-  broker_.Allocate(
-      session_, call.request().device(), call.request().requested_bytes(), call.request().stream(),
-      [events = events_, id = call.call_id(),
-       rpc = RpcMeter::Start(rpcs_.Find("Session.Allocate"))](const absl::StatusOr<Allocation>& allocation) {
-        events->Send(AnswerTo(id, allocation.status(),
-                              [&](v1::CallResult& result) { *result.mutable_allocated() = ToProto(*allocation); }));
-        rpc.Done(allocation.status().code());
-      },
-      GrowthOptionsOf(call.request(), call.call_id()));
+  const auto done = [events = events_, id = call.call_id(), rpc = RpcMeter::Start(rpcs_.Find("Session.Allocate"))](
+                        const absl::StatusOr<Allocation>& allocation) {
+    events->Send(AnswerTo(id, allocation.status(),
+                          [&](v1::CallResult& result) { *result.mutable_allocated() = ToProto(*allocation); }));
+    rpc.Done(allocation.status().code());
+  };
+  const absl::StatusOr<GrowthOptions> growth = GrowthOptionsOf(call.request(), call.call_id(), session_.get());
+  if (!growth.ok()) return done(growth.status());
+  broker_.Allocate(session_, call.request().device(), call.request().requested_bytes(), call.request().stream(), done,
+                   *growth);
 }
 
 bool SessionStream::HandleFree(const v1::FreeCall& call, const absl::Status& over_rate) {

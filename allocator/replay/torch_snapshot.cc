@@ -135,7 +135,36 @@ class Rewind {
   std::map<uint64_t, bool> blocks_;        // in use: address to whether its free is pending
 };
 
-PickleValue TorchSegment(const SegmentSnapshot& segment, int64_t device, Texts& text) {
+// The "frames" of each scope, made once: a list of thousands of blocks has few scopes.
+class Frames {
+ public:
+  Frames(absl::Span<const Scope> scopes, Texts& text) : scopes_(scopes), text_(text), lists_(scopes.size()) {}
+
+  // Innermost first, as PyTorch writes a stack. A named scope is a frame without a file.
+  PickleValue operator()(ScopeId scope) {
+    if (scope == 0 || scope >= scopes_.size()) return PickleValue::List({});
+    PickleValue& list = lists_[scope];
+    if (list.kind() == Kind::kNone) list = Make(scope);
+    return list;
+  }
+
+ private:
+  PickleValue Make(ScopeId scope) const {
+    PickleValue::Items frames;
+    for (ScopeId at = scope; at != 0; at = scopes_[at].parent) {
+      frames.push_back(PickleValue::Dict({{text_("filename"), PickleValue::String(scopes_[at].file)},
+                                          {text_("line"), PickleValue::Int(scopes_[at].line)},
+                                          {text_("name"), PickleValue::String(scopes_[at].name)}}));
+    }
+    return PickleValue::List(std::move(frames));
+  }
+
+  const absl::Span<const Scope> scopes_;
+  Texts& text_;
+  std::vector<PickleValue> lists_;
+};
+
+PickleValue TorchSegment(const SegmentSnapshot& segment, int64_t device, Texts& text, Frames& frames) {
   uint64_t allocated = 0;
   uint64_t active = 0;
   uint64_t requested = 0;
@@ -152,7 +181,7 @@ PickleValue TorchSegment(const SegmentSnapshot& segment, int64_t device, Texts& 
         {text("size"), Size(block.bytes)},
         {text("requested_size"), Size(block.requested_bytes)},
         {text("state"), text(StateName(block.state))},
-        {text("frames"), PickleValue::List({})},
+        {text("frames"), block.state == BlockState::kFree ? PickleValue::List({}) : frames(block.scope)},
     }));
   }
   return PickleValue::Dict({
@@ -171,9 +200,9 @@ PickleValue TorchSegment(const SegmentSnapshot& segment, int64_t device, Texts& 
   });
 }
 
-// Without "frames", as PyTorch does when it records no stacks.
+// Without "frames" where there is no scope, as PyTorch does when it records no stacks.
 // "block_size" is ours: a reader that starts in the middle needs it (RewindHeap()), and others leave it alone.
-PickleValue TorchEntry(const HistoryEvent& event, Texts& text) {
+PickleValue TorchEntry(const HistoryEvent& event, Texts& text, Frames& frames) {
   PickleValue::Pairs pairs = {
       {text("action"), text(ActionName(event.action))},
       {text(event.action == HistoryAction::kOutOfMemory ? "device_free" : "addr"), Size(event.address)},
@@ -183,17 +212,18 @@ PickleValue TorchEntry(const HistoryEvent& event, Texts& text) {
       {text("compile_context"), text("N/A")},
       {text("user_metadata"), text("")},
   };
+  if (event.scope != 0) pairs.emplace_back(text("frames"), frames(event.scope));
   if (event.block_units != 0) pairs.emplace_back(text("block_size"), Size(event.block_bytes()));
   return PickleValue::Dict(std::move(pairs));
 }
 
-PickleValue TorchHistory(const HeapSnapshot& heap, Texts& text) {
+PickleValue TorchHistory(const HeapSnapshot& heap, Texts& text, Frames& frames) {
   Rewind rewind(heap);
   size_t begin = heap.history.size();
   while (begin > 0 && rewind.Undo(heap.history[begin - 1])) --begin;
   PickleValue::Items entries;
   entries.reserve(heap.history.size() - begin);
-  for (size_t i = begin; i < heap.history.size(); ++i) entries.push_back(TorchEntry(heap.history[i], text));
+  for (size_t i = begin; i < heap.history.size(); ++i) entries.push_back(TorchEntry(heap.history[i], text, frames));
   return PickleValue::List(std::move(entries));
 }
 
@@ -224,10 +254,11 @@ PickleValue TorchSnapshot(absl::Span<const HeapSnapshot> devices) {
   PickleValue::Items segments;
   PickleValue::Items histories;
   for (size_t device = 0; device < devices.size(); ++device) {
+    Frames frames(devices[device].scopes, text);
     for (const SegmentSnapshot& segment : devices[device].segments) {
-      segments.push_back(TorchSegment(segment, static_cast<int64_t>(device), text));
+      segments.push_back(TorchSegment(segment, static_cast<int64_t>(device), text, frames));
     }
-    histories.push_back(TorchHistory(devices[device], text));
+    histories.push_back(TorchHistory(devices[device], text, frames));
   }
   const AllocatorOptions options = devices.empty() ? AllocatorOptions() : devices.front().options;
   return PickleValue::Dict({

@@ -125,6 +125,7 @@ struct OutOfMemory {
     uint64_t address = 0;  // a label, as in snapshots and `vramctl map`
     uint64_t block_bytes = 0;
     uint64_t held_seconds = 0;  // since it was handed out
+    std::string scope;          // MemoryScope in which it was allocated: "forward/layer3"; empty: in none
   };
   // A segment of this session that holds blocks in use and free memory between them: holes.
   struct PinnedSegment {
@@ -134,6 +135,14 @@ struct OutOfMemory {
     uint64_t largest_hole_bytes = 0;
     uint64_t pinning_blocks = 0;             // COUNT
     std::vector<PinningBlock> longest_held;  // of these, at most 3
+  };
+  // What a MemoryScope of this session has, without the scopes within it.
+  struct ScopeUse {
+    std::string scope;  // empty: outside of any
+    uint64_t allocated_bytes = 0;
+    uint64_t bytes_at_peak = 0;      // when the session's allocated bytes on the device were at their peak
+    uint64_t blocks = 0;             // COUNT, in use
+    uint64_t pinned_hole_bytes = 0;  // holes of the segments that its blocks keep from being given back
   };
   Cause cause = Cause::kUnknown;
   int device = 0;
@@ -163,6 +172,8 @@ struct OutOfMemory {
   uint64_t holes = 0;                          // COUNT; 0 where only the application knows its holes
   uint64_t hole_segments = 0;                  // COUNT of segments that have any
   std::vector<PinnedSegment> pinned_segments;  // of these, at most 3, most bytes of holes first
+  std::string scope;                           // of the request
+  std::vector<ScopeUse> scopes;                // at most 5, those that hold or pin most first; none without MemoryScope
 };
 
 const char* OutOfMemoryCauseName(OutOfMemory::Cause cause);  // "LIMIT", "CAPACITY", ...
@@ -267,6 +278,26 @@ class Buffer {
   uint64_t size_ = 0;
   uint64_t block_bytes_ = 0;
   int device_ = 0;
+};
+
+// Names what this thread allocates for, as long as it lives: the layers of a model, the phases of a step. Snapshots,
+// `vramctl map`, the daemon's page and reports of refusals then say what holds the memory, by scope. They nest:
+// "layer3" within "forward" is "forward/layer3". Other threads are not in it. Of all clients of the process; costs a
+// look-up where it begins, and allocations next to nothing.
+//
+//   vrambroker::MemoryScope scope("forward/layer3");
+//
+// At most 4095 different names are kept, of 128 bytes each, 256 KiB in all; what comes later is shown as one. So a name
+// should not have the number of a step in it. Segments of LeaseSegment() are in no scope.
+class MemoryScope {
+ public:
+  explicit MemoryScope(absl::string_view name);
+  ~MemoryScope();
+  MemoryScope(const MemoryScope&) = delete;
+  MemoryScope& operator=(const MemoryScope&) = delete;
+
+ private:
+  const uint16_t outer_;
 };
 
 // A session with the daemon. Movable, not copyable. All methods are safe to call from any thread.

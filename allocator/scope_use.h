@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which scopes hold a heap's memory, now and when the heap held most.
+#ifndef VRAMBROKER_ALLOCATOR_SCOPE_USE_H_
+#define VRAMBROKER_ALLOCATOR_SCOPE_USE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "allocator/heap_snapshot.h"
+#include "allocator/scopes.h"
+
+namespace vrambroker {
+
+// Counts what is allocated in each scope, as long as somebody names any. Not thread-safe.
+class ScopeCounters {
+ public:
+  void Up(ScopeId scope, uint64_t bytes) {
+    if (scope >= entries_.size()) entries_.resize(static_cast<size_t>(scope) + 1);
+    Keep(entries_[scope]).now += bytes;
+  }
+  // REQUIRES: Up() counted them.
+  void Down(ScopeId scope, uint64_t bytes) { Keep(entries_[scope]).now -= bytes; }
+  // The heap as a whole has never held as much as it does now, after the last call.
+  void PeakIsNow() { ++peak_; }
+  bool any() const { return !entries_.empty(); }
+
+  // By id. Of 0, which is not counted, 0.
+  std::vector<uint64_t> AtPeak() const {
+    std::vector<uint64_t> bytes;
+    bytes.reserve(entries_.size());
+    for (const Entry& entry : entries_) bytes.push_back(entry.peak == peak_ ? entry.at_peak : entry.now);
+    return bytes;
+  }
+
+ private:
+  struct Entry {
+    uint64_t now = 0;
+    uint64_t at_peak = 0;  // what it was at the heap's peak number `peak`
+    uint64_t peak = 0;
+  };
+
+  // A peak touches no scope: what a scope held then is noted when that changes.
+  Entry& Keep(Entry& entry) const {
+    if (entry.peak != peak_) {
+      entry.at_peak = entry.now;
+      entry.peak = peak_;
+    }
+    return entry;
+  }
+
+  std::vector<Entry> entries_;
+  uint64_t peak_ = 1;
+};
+
+// What one scope has. A scope's memory is its own, without that of the scopes within it.
+struct ScopeUse {
+  static constexpr size_t kMaxInReport = 5;
+
+  std::string scope;               // ScopePath(); "": what was allocated outside of any
+  uint64_t allocated_bytes = 0;    // of its blocks in use
+  uint64_t bytes_at_peak = 0;      // the same when the heap's allocated bytes were at their peak
+  uint64_t blocks = 0;             // COUNT, in use
+  uint64_t pinned_hole_bytes = 0;  // holes of the segments that its blocks keep from being given back
+};
+
+// Of all that hold something, or did at the peak: the one with most bytes first. Empty when no scope was named.
+// Frames of a stack alone make no difference: one path is one scope.
+std::vector<ScopeUse> ScopeUses(const HeapSnapshot& heap);
+
+// The first `most` of them by what they hold or pin.
+std::vector<ScopeUse> LargestScopeUses(std::vector<ScopeUse> uses, size_t most = ScopeUse::kMaxInReport);
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_ALLOCATOR_SCOPE_USE_H_

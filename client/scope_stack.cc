@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/scope_stack.h"
+
+#include <pthread.h>
+
+#include "allocator/mutex.h"
+#include "client/vrambroker/client.h"
+
+namespace vrambroker {
+namespace client_internal {
+namespace {
+
+struct Table {
+  Mutex mu;
+  ScopeTable scopes ABSL_GUARDED_BY(mu);
+};
+
+void LockForFork();
+void UnlockAfterFork();
+
+// Never destroyed: threads may allocate while the process exits.
+Table& ProcessTable() {
+  static Table* const table = [] {
+    // A child made by fork() may go on entering scopes, although another thread had the lock then.
+    pthread_atfork(&LockForFork, &UnlockAfterFork, &UnlockAfterFork);
+    return new Table;
+  }();
+  return *table;
+}
+
+void LockForFork() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+  ProcessTable().mu.Lock();
+}
+
+void UnlockAfterFork() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+  ProcessTable().mu.Unlock();
+}
+
+thread_local ScopeId current_scope = 0;
+
+}  // namespace
+
+std::atomic<bool> scopes_are_used{false};
+
+ScopeId CurrentScopeOfThread() {
+  return current_scope;
+}
+
+ScopeId EnterScope(absl::string_view name, absl::string_view file, uint32_t line) {
+  const ScopeId outer = current_scope;
+  Table& table = ProcessTable();
+  {
+    MutexLock lock(table.mu);
+    current_scope = table.scopes.Find(outer, name, file, line);
+  }
+  scopes_are_used.store(true, std::memory_order_relaxed);
+  return outer;
+}
+
+void LeaveScope(ScopeId outer) {
+  if (outer != 0) {
+    Table& table = ProcessTable();
+    MutexLock lock(table.mu);
+    if (outer >= table.scopes.scopes().size()) outer = 0;
+  }
+  current_scope = outer;
+}
+
+std::vector<Scope> AllScopes() {
+  Table& table = ProcessTable();
+  MutexLock lock(table.mu);
+  return table.scopes.scopes();
+}
+
+void AddScopes(ScopeId scope, google::protobuf::RepeatedPtrField<v1::MemoryScope>* proto) {
+  std::vector<ScopeId> outermost_last;
+  Table& table = ProcessTable();
+  MutexLock lock(table.mu);
+  const std::vector<Scope>& scopes = table.scopes.scopes();
+  for (ScopeId at = scope; at != 0; at = scopes[at].parent) outermost_last.push_back(at);
+  for (auto it = outermost_last.rbegin(); it != outermost_last.rend(); ++it) {
+    v1::MemoryScope* const within = proto->Add();
+    within->set_name(scopes[*it].name);
+    within->set_file(scopes[*it].file);
+    within->set_line(scopes[*it].line);
+  }
+}
+
+}  // namespace client_internal
+
+MemoryScope::MemoryScope(absl::string_view name) : outer_(client_internal::EnterScope(name)) {}
+
+MemoryScope::~MemoryScope() {
+  client_internal::LeaveScope(outer_);
+}
+
+}  // namespace vrambroker
