@@ -27,7 +27,12 @@ absl::StatusOr<Buffer> RemoteHeap::Allocate(uint64_t bytes, Stream stream) {
   request.set_requested_bytes(bytes);
   request.set_stream(stream);
   request.set_wait_ms(session_.wait_ms());
-  AddScopes(CurrentScope(), request.mutable_scope());
+  for (const Scope& scope : ScopesAround(CurrentScope())) {
+    v1::MemoryScope* const within = request.add_scope();
+    within->set_name(scope.name);
+    within->set_file(scope.file);
+    within->set_line(scope.line);
+  }
   std::function<bool()> give_up;
   if (session_.wait_ms() > 0 && GiveUpScope::IsActive()) give_up = &GiveUpScope::GaveUp;
   if (give_up != nullptr && give_up()) return GiveUpScope::Error();

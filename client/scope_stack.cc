@@ -3,6 +3,8 @@
 
 #include <pthread.h>
 
+#include <algorithm>
+
 #include "allocator/mutex.h"
 #include "client/vrambroker/client.h"
 
@@ -72,18 +74,15 @@ std::vector<Scope> AllScopes() {
   return table.scopes.scopes();
 }
 
-void AddScopes(ScopeId scope, google::protobuf::RepeatedPtrField<v1::MemoryScope>* proto) {
-  std::vector<ScopeId> outermost_last;
+std::vector<Scope> ScopesAround(ScopeId scope) {
+  std::vector<Scope> around;
+  if (scope == 0) return around;
   Table& table = ProcessTable();
   MutexLock lock(table.mu);
   const std::vector<Scope>& scopes = table.scopes.scopes();
-  for (ScopeId at = scope; at != 0; at = scopes[at].parent) outermost_last.push_back(at);
-  for (auto it = outermost_last.rbegin(); it != outermost_last.rend(); ++it) {
-    v1::MemoryScope* const within = proto->Add();
-    within->set_name(scopes[*it].name);
-    within->set_file(scopes[*it].file);
-    within->set_line(scopes[*it].line);
-  }
+  for (ScopeId at = scope; at != 0; at = scopes[at].parent) around.push_back(scopes[at]);
+  std::reverse(around.begin(), around.end());
+  return around;
 }
 
 }  // namespace client_internal

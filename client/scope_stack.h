@@ -10,7 +10,6 @@
 
 #include "absl/strings/string_view.h"
 #include "allocator/scopes.h"
-#include "vrambroker/v1/types.pb.h"
 
 namespace vrambroker::client_internal {
 
@@ -32,7 +31,7 @@ void LeaveScope(ScopeId outer);
 // All of them so far, by id. Safe to call from any thread.
 std::vector<Scope> AllScopes();
 // `scope` and those around it, outermost first.
-void AddScopes(ScopeId scope, google::protobuf::RepeatedPtrField<v1::MemoryScope>* proto);
+std::vector<Scope> ScopesAround(ScopeId scope);
 
 }  // namespace vrambroker::client_internal
 

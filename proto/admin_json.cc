@@ -52,8 +52,10 @@ namespace {
 Json ToJson(const v1::OutOfMemory::Holes::PinnedSegment& pinned) {
   Json longest_held = Json::array();
   for (const v1::OutOfMemory::Holes::PinningBlock& block : pinned.longest_held()) {
-    longest_held.push_back(
-        {{"address", block.address()}, {"block_bytes", block.block_bytes()}, {"held_seconds", block.held_seconds()}});
+    longest_held.push_back({{"address", block.address()},
+                            {"block_bytes", block.block_bytes()},
+                            {"held_seconds", block.held_seconds()},
+                            {"scope", block.scope()}});
   }
   return {{"address", pinned.address()},
           {"segment_bytes", pinned.segment_bytes()},
@@ -79,6 +81,14 @@ Json ToJson(const v1::OutOfMemory& oom) {
     idle_holders.push_back({{"client", holder.client()},
                             {"idle_bytes", holder.idle_bytes()},
                             {"why", Short(v1::OutOfMemory::IdleHolder::Why_Name(holder.why()), "WHY_")}});
+  }
+  Json scopes = Json::array();
+  for (const v1::OutOfMemory::ScopeUse& use : oom.scopes()) {
+    scopes.push_back({{"scope", use.scope()},
+                      {"allocated_bytes", use.allocated_bytes()},
+                      {"bytes_at_peak", use.bytes_at_peak()},
+                      {"blocks", use.blocks()},
+                      {"pinned_hole_bytes", use.pinned_hole_bytes()}});
   }
   return {{"cause", Short(v1::OutOfMemory::Cause_Name(oom.cause()), "CAUSE_")},
           {"device", oom.device()},
@@ -108,6 +118,8 @@ Json ToJson(const v1::OutOfMemory& oom) {
           {"waited_ms", oom.waited_ms()},
           {"user_limit_bytes", oom.user_limit_bytes()},
           {"user_reserved_bytes", oom.user_reserved_bytes()},
+          {"scope", oom.scope()},
+          {"scopes", std::move(scopes)},
           {"explanation", oom.explanation()},
           {"advice", oom.advice()}};
 }

@@ -85,6 +85,13 @@ Json SegmentJson(const MappedSegment& segment) {
     blocks.emplace_back(static_cast<uint64_t>(block.state));
   }
   json["blocks"] = std::move(blocks);
+  const std::vector<BlockSnapshot>& all = segment.blocks->blocks;
+  if (std::any_of(all.begin(), all.end(), [](const BlockSnapshot& block) { return block.scope != 0; })) {
+    Json::array_t scopes;  // places in the session's list, by block
+    for (const BlockSnapshot& block : all)
+      scopes.emplace_back(block.state == BlockState::kFree ? ScopeId{0} : block.scope);
+    json["block_scopes"] = std::move(scopes);
+  }
   return json;
 }
 
@@ -273,6 +280,7 @@ HttpResponse HttpApi::Map(const HttpParameters& parameters) {
   for (const MappedSession& session : map.sessions) {
     sessions.push_back({{"id", Raw(session.id)}, {"name", session.name}, {"answer", AnswerName(session.answer)}});
     if (session.answer == MappedSession::Answer::kBlocks) sessions.back()["age_ms"] = session.age.count();
+    if (!session.scopes.empty()) sessions.back()["scopes"] = session.scopes;
   }
   Json segments = Json::array();
   for (const MappedSegment& segment : map.segments) segments.push_back(SegmentJson(segment));

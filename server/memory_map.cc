@@ -13,7 +13,7 @@
 namespace vrambroker {
 namespace {
 
-using Segments = std::shared_ptr<const std::vector<SegmentSnapshot>>;
+using Heap = std::shared_ptr<const HeapSnapshot>;
 using Key = std::pair<SessionId, int>;  // and device
 
 // Questions under way to the clients of one user: half of what max_questions_per_uid allows unless it is set, so that
@@ -40,8 +40,8 @@ struct MemoryMap::Shared : std::enable_shared_from_this<Shared> {
   struct Entry {
     bool pending = false;             // to be asked, or asked and not answered
     std::optional<SteadyTime> asked;  // when it was last to be
-    SteadyTime taken;                 // when `segments` came
-    Segments segments;                // null: no answer
+    SteadyTime taken;                 // when `heap` came
+    Heap heap;                        // null: no answer
     bool too_many = false;
     size_t blocks = 0;
     size_t may_have = 0;  // blocks, in what it has reserved
@@ -60,7 +60,7 @@ struct MemoryMap::Shared : std::enable_shared_from_this<Shared> {
   void Forget(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
     blocks -= entry.blocks;
     entry.blocks = 0;
-    entry.segments = nullptr;
+    entry.heap = nullptr;
     entry.too_many = false;
   }
 
@@ -122,7 +122,7 @@ struct MemoryMap::Shared : std::enable_shared_from_this<Shared> {
       if (!entry.too_many) {
         entry.blocks = count;
         blocks += count;
-        entry.segments = std::make_shared<const std::vector<SegmentSnapshot>>(std::move(snapshot->segments));
+        entry.heap = std::make_shared<const HeapSnapshot>(*std::move(snapshot));
       }
     }
     answered.NotifyAll();
@@ -154,7 +154,7 @@ DeviceMap MemoryMap::Get(int device) {
     if (!found.ok()) continue;  // it has just ended
     MutexLock lock(shared_->mu);
     Shared::Entry& entry = shared_->entries[{session.id, device}];
-    const auto pause = entry.segments != nullptr ? options_.fresh : options_.kept;
+    const auto pause = entry.heap != nullptr ? options_.fresh : options_.kept;
     if (entry.pending || (entry.asked.has_value() && now - *entry.asked < pause)) continue;
     entry.pending = true;
     entry.asked = now;
@@ -178,10 +178,12 @@ DeviceMap MemoryMap::Get(int device) {
       const Shared::Entry& entry = it->second;
       session.age = std::chrono::duration_cast<std::chrono::milliseconds>(end - entry.taken);
       if (entry.too_many) session.answer = MappedSession::Answer::kTooManyBlocks;
-      if (entry.segments == nullptr || session.age > options_.kept) continue;
+      if (entry.heap == nullptr || session.age > options_.kept) continue;
       session.answer = MappedSession::Answer::kBlocks;
-      map.answers.push_back(entry.segments);
-      for (const SegmentSnapshot& segment : *entry.segments)
+      map.answers.push_back(entry.heap);
+      for (size_t scope = 0; scope < entry.heap->scopes.size(); ++scope)
+        session.scopes.push_back(ScopePath(entry.heap->scopes, static_cast<ScopeId>(scope)));
+      for (const SegmentSnapshot& segment : entry.heap->segments)
         blocks.emplace(std::pair(session.id, Raw(segment.id)), &segment);
     }
   }

@@ -24,6 +24,7 @@ struct MappedSession {
   std::string name;
   Answer answer = Answer::kNone;
   std::chrono::milliseconds age{0};  // of the answer
+  std::vector<std::string> scopes;   // ScopePath() of each BlockSnapshot::scope; empty: it uses none
 };
 
 struct MappedSegment {
@@ -34,7 +35,7 @@ struct MappedSegment {
 struct DeviceMap {
   std::vector<MappedSession> sessions;  // that hold memory of the device, by id
   std::vector<MappedSegment> segments;  // as SegmentPool::GetSegments()
-  std::vector<std::shared_ptr<const std::vector<SegmentSnapshot>>> answers;
+  std::vector<std::shared_ptr<const HeapSnapshot>> answers;
 };
 
 struct MemoryMapOptions {

@@ -3,6 +3,8 @@
 // libvrambroker-core.so: the C++ client behind the table of core_api.h.
 #include <algorithm>
 #include <cstring>
+#include <exception>
+#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -19,6 +21,7 @@
 #include "client/c/core_api.h"
 #include "client/give_up.h"
 #include "client/grpc_use.h"
+#include "client/scope_stack.h"
 #include "client/vrambroker/client.h"
 
 namespace vrambroker::client_internal {
@@ -435,6 +438,21 @@ int CoreSnapshotJson(vrambroker_client* client, bool with_history, char* buffer,
   });
 }
 
+// ---- Scopes ----
+
+uint32_t CoreScopeBegin(const char* name, const char* file, int line) {
+  if (name == nullptr || *name == '\0') return CurrentScope();
+  try {
+    return EnterScope(name, file == nullptr ? "" : file, line > 0 ? static_cast<uint32_t>(line) : 0);
+  } catch (const std::exception&) {
+    return CurrentScope();  // no memory for a name
+  }
+}
+
+void CoreScopeEnd(uint32_t outer) {
+  LeaveScope(outer <= std::numeric_limits<ScopeId>::max() ? static_cast<ScopeId>(outer) : ScopeId{0});
+}
+
 constexpr vrambroker_core kCore = {
     .version = kVrambrokerCoreVersion,
     .last_error = &CoreLastError,
@@ -473,6 +491,8 @@ constexpr vrambroker_core kCore = {
     .set_recording = &CoreSetRecording,
     .dump_snapshot = &CoreDumpSnapshot,
     .snapshot_json = &CoreSnapshotJson,
+    .scope_begin = &CoreScopeBegin,
+    .scope_end = &CoreScopeEnd,
     .torch_connect = &CoreTorchConnect,
     .torch_client = &CoreTorchClient,
     .torch_device = &CoreTorchDevice,

@@ -10,7 +10,7 @@
 #include "client/vrambroker/vrambroker.h"
 
 // Changes with anything in this file, and with the structs that it passes: the halves must be of one build.
-inline constexpr uint32_t kVrambrokerCoreVersion = 8;
+inline constexpr uint32_t kVrambrokerCoreVersion = 9;
 
 struct vrambroker_core;
 
@@ -81,6 +81,8 @@ struct vrambroker_core {
   int (*set_recording)(vrambroker_client* client, uint64_t max_events);
   int (*dump_snapshot)(vrambroker_client* client, const char* path);
   int (*snapshot_json)(vrambroker_client* client, bool with_history, char* buffer, size_t size, size_t* needed);
+  uint32_t (*scope_begin)(const char* name, const char* file, int line);
+  void (*scope_end)(uint32_t outer);
   // Of the client that PyTorch's functions share.
   int (*torch_connect)(const vrambroker_options* options);
   int (*torch_client)(vrambroker_client** client);

@@ -433,4 +433,15 @@ int vrambroker_snapshot_json(vrambroker_client* client, int with_history, char* 
                                                         needed == nullptr ? &unwanted : needed));
 }
 
+// ---- Scopes ----
+
+uint32_t vrambroker_scope_begin(const char* name, const char* file, int line) {
+  const vrambroker_core* const core = Core();
+  return core == nullptr ? 0 : core->scope_begin(name, file, line);
+}
+
+void vrambroker_scope_end(uint32_t outer) {
+  if (const vrambroker_core* const core = Core(); core != nullptr) core->scope_end(outer);
+}
+
 }  // extern "C"

@@ -18,10 +18,12 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "allocator/bytes.h"
+#include "allocator/scope_use.h"
 #include "client/vramctl/commands.h"
 #include "client/vramctl/daemon_calls.h"
 #include "client/vramctl/map_layout.h"
 #include "client/vramctl/output.h"
+#include "client/vramctl/scope_table.h"
 #include "client/vramctl/session_output.h"
 
 namespace vrambroker::vramctl {
@@ -77,6 +79,18 @@ const char* StateOf(BlockState state) {
   return "";
 }
 
+Json ScopesJson(const HeapSnapshot& heap) {
+  Json scopes = Json::array();
+  for (const ScopeUse& use : ScopeUses(heap)) {
+    scopes.push_back({{"scope", use.scope},
+                      {"allocated_bytes", use.allocated_bytes},
+                      {"bytes_at_peak", use.bytes_at_peak},
+                      {"blocks", use.blocks},
+                      {"pinned_hole_bytes", use.pinned_hole_bytes}});
+  }
+  return scopes;
+}
+
 Json SegmentsJson(const HeapSnapshot& heap) {
   Json segments = Json::array();
   for (const SegmentSnapshot& segment : heap.segments) {
@@ -86,6 +100,9 @@ Json SegmentsJson(const HeapSnapshot& heap) {
                         {"block_bytes", block.bytes},
                         {"requested_bytes", block.requested_bytes},
                         {"state", StateOf(block.state)}});
+      if (block.state != BlockState::kFree && block.scope != 0) {
+        blocks.back()["scope"] = ScopePath(heap.scopes, block.scope);
+      }
     }
     segments.push_back({{"id", static_cast<uint64_t>(segment.id)},
                         {"segment_bytes", segment.bytes},
@@ -104,6 +121,7 @@ Json MappedJson(const Mapped& mapped) {
                {"reserved_bytes", mapped.device.reserved_bytes()}};
   if (mapped.heap.ok()) {
     json["segments"] = SegmentsJson(*mapped.heap);
+    json["scopes"] = ScopesJson(*mapped.heap);
   } else {
     json["error"] = {{"code", absl::StatusCodeToString(mapped.heap.status().code())},
                      {"message", std::string(mapped.heap.status().message())}};
@@ -126,6 +144,10 @@ void Print(const Paper& paper, const Mapped& mapped, Style style) {
   title.push_back({absl::StrCat(", ", Counted(segments, "segment"))});
   paper.Print(title);
   for (const Line& line : SegmentLines(*mapped.heap, paper.width, style, paper.utf8)) paper.Print(line);
+  constexpr size_t kMostScopes = 20;
+  for (const std::string& line : ScopeLines(ScopeUses(*mapped.heap), kMostScopes)) {
+    paper.Print({{absl::StrCat("  ", line)}});
+  }
 }
 
 void Print(const Paper& paper, const Overview& overview, const v1::Device& device) {

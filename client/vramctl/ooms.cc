@@ -16,6 +16,7 @@
 #include "client/vramctl/commands.h"
 #include "client/vramctl/daemon_calls.h"
 #include "client/vramctl/output.h"
+#include "client/vramctl/scope_table.h"
 #include "proto/admin_json.h"
 
 namespace vrambroker::vramctl {
@@ -31,7 +32,7 @@ std::string PinnedText(const OutOfMemory::PinnedSegment& pinned) {
   const char* separator = ", held longest: ";
   for (const OutOfMemory::PinningBlock& block : pinned.longest_held) {
     absl::StrAppend(&text, separator, FormatBytes(block.block_bytes), " at ", absl::Hex(block.address), " for ",
-                    block.held_seconds, " s");
+                    block.held_seconds, " s", block.scope.empty() ? "" : absl::StrCat(" in ", Printable(block.scope)));
     separator = ", ";
   }
   return text;
@@ -46,6 +47,16 @@ void PrintReport(const v1::OutOfMemoryEvent& event) {
       std::printf("       %s\n", PinnedText(pinned).c_str());
     }
   }
+  std::vector<ScopeUse> uses;
+  for (const OutOfMemory::ScopeUse& use : oom.scopes) {
+    uses.push_back({.scope = use.scope,
+                    .allocated_bytes = use.allocated_bytes,
+                    .bytes_at_peak = use.bytes_at_peak,
+                    .blocks = use.blocks,
+                    .pinned_hole_bytes = use.pinned_hole_bytes});
+  }
+  if (!oom.scope.empty()) std::printf("  in:  scope %s\n", Printable(oom.scope).c_str());
+  for (const std::string& line : ScopeLines(uses, uses.size())) std::printf("       %s\n", line.c_str());
   std::printf("  do:  %s\n", oom.advice.c_str());
   // The advice on fragmentation says so itself.
   if (event.recorded() && oom.cause != OutOfMemory::Cause::kFragmentation) {

@@ -14,10 +14,11 @@ from typing import Any
 from ._client import Buffer, Client
 from ._figures import Device
 from ._library import Code, Error, OutOfMemoryError, load
+from ._scopes import memory_scope
 
 __version__ = "0.1.0"
 
-__all__ = ["Buffer", "Client", "Code", "Device", "Error", "OutOfMemoryError", "load"]
+__all__ = ["Buffer", "Client", "Code", "Device", "Error", "OutOfMemoryError", "load", "memory_scope"]
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,7 @@ import threading
 import weakref
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Union
 
-from . import _library
+from . import _library, _scopes
 from ._calls import SLICE, Call, Request, always, call_once
 from ._figures import Figures
 from ._library import Code, Error
@@ -280,7 +280,13 @@ class Client(Figures):
         return buffer
 
     def _obtain_apart(self, obtain: "Callable[[ctypes.c_int], Buffer]") -> "Buffer":
-        request = Request(obtain)
+        scope = _scopes.current()
+
+        def obtain_in_scope(give_up: ctypes.c_int) -> Buffer:
+            _scopes.enter(scope)
+            return obtain(give_up)
+
+        request = Request(obtain_in_scope)
         try:
             request.start()
             while not request.done.wait(SLICE):

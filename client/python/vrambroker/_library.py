@@ -198,6 +198,8 @@ def _declare(lib: ctypes.CDLL) -> None:
             ("vrambroker_set_recording", integer, [pointer, u64]),
             ("vrambroker_dump_snapshot", integer, [pointer, text]),
             ("vrambroker_snapshot_json", integer, [pointer, integer, text, size, out(size)]),
+            ("vrambroker_scope_begin", ctypes.c_uint32, [text, text, integer]),
+            ("vrambroker_scope_end", None, [ctypes.c_uint32]),
             ("vrambroker_torch_connect", integer, [out(Options)]),
             ("vrambroker_torch_client", integer, [out(pointer)]),
             ("vrambroker_torch_device", integer, [integer, out(integer)]),

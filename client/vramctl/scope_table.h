@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef VRAMBROKER_CLIENT_VRAMCTL_SCOPE_TABLE_H_
+#define VRAMBROKER_CLIENT_VRAMCTL_SCOPE_TABLE_H_
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "allocator/scope_use.h"
+
+namespace vrambroker::vramctl {
+
+// What each scope holds, as lines of a table, of which `most` at most; the last line then says how many more there are.
+// None where no scope was named.
+std::vector<std::string> ScopeLines(const std::vector<ScopeUse>& uses, size_t most);
+
+}  // namespace vrambroker::vramctl
+
+#endif  // VRAMBROKER_CLIENT_VRAMCTL_SCOPE_TABLE_H_
