@@ -87,7 +87,7 @@ std::vector<PinningBlock> LongestHeld(const Segment& segment, uint32_t now_s, ab
     longest.insert(place, {.address = block->address,
                            .bytes = block->bytes,
                            .held_seconds = held_seconds,
-                           .scope = ScopePath(scopes, block->scope)});
+                           .scope = EndOfScopePath(ScopePath(scopes, block->scope), kMaxReportedScopeBytes)});
     if (longest.size() > Holes::kMaxBlocks) longest.pop_back();
   }
   return longest;
@@ -125,8 +125,9 @@ uint64_t CachingAllocator::NeededSegmentBytes(uint64_t requested) const {
 FitReport CachingAllocator::ExplainFit(uint64_t requested, Stream stream, ScopeId scope,
                                        absl::Span<const Scope> scopes) {
   const Request request = Describe(requested, stream);
-  FitReport report{
-      .block_bytes = request.block_bytes, .segment_bytes = request.segment_bytes, .scope = ScopePath(scopes, scope)};
+  FitReport report{.block_bytes = request.block_bytes,
+                   .segment_bytes = request.segment_bytes,
+                   .scope = EndOfScopePath(ScopePath(scopes, scope), kMaxReportedScopeBytes)};
   HeapSnapshot heap;
   {
     MutexLock lock(mu_);
@@ -145,6 +146,7 @@ FitReport CachingAllocator::ExplainFit(uint64_t requested, Stream stream, ScopeI
   if (heap.segments.empty()) return report;
   heap.scopes.assign(scopes.begin(), scopes.end());
   report.scopes = LargestScopeUses(ScopeUses(heap));
+  for (ScopeUse& use : report.scopes) use.scope = EndOfScopePath(std::move(use.scope), kMaxReportedScopeBytes);
   return report;
 }
 

@@ -58,7 +58,7 @@ class ScopeCounters {
 
 // What one scope has. A scope's memory is its own, without that of the scopes within it.
 struct ScopeUse {
-  static constexpr size_t kMaxInReport = 5;
+  static constexpr size_t kMaxInReport = 3;
 
   std::string scope;               // ScopePath(); "": what was allocated outside of any
   uint64_t allocated_bytes = 0;    // of its blocks in use

@@ -41,9 +41,13 @@ std::string ScopePath(absl::Span<const Scope> scopes, ScopeId id) {
     if (path.size() > kMaxScopePathBytes) break;
   }
   if (path.empty()) path = absl::StrCat(scopes[id].name, " (", scopes[id].file, ":", scopes[id].line, ")");
-  if (path.size() <= kMaxScopePathBytes) return path;
+  return EndOfScopePath(std::move(path), kMaxScopePathBytes);
+}
+
+std::string EndOfScopePath(std::string path, size_t max_bytes) {
+  if (path.size() <= max_bytes) return path;
   constexpr absl::string_view kCut = "...";
-  size_t begin = path.size() - (kMaxScopePathBytes - kCut.size());
+  size_t begin = path.size() - (max_bytes - kCut.size());
   while (begin < path.size() && ContinuesCharacter(path[begin])) ++begin;
   return absl::StrCat(kCut, path.substr(begin));
 }

@@ -37,6 +37,10 @@ std::string CleanScopeText(absl::string_view text, size_t max_bytes);
 // for what is not in `scopes`.
 std::string ScopePath(absl::Span<const Scope> scopes, ScopeId id);
 constexpr size_t kMaxScopePathBytes = 255;
+// Of what a refusal says: all of it travels in the metadata of a call, of which there are 8 KiB.
+constexpr size_t kMaxReportedScopeBytes = 40;
+// The end of a path, which says more than its beginning, after "...", where it has more than `max_bytes`.
+std::string EndOfScopePath(std::string path, size_t max_bytes);
 
 // The scopes of one program, or of one session, each kept once. Bounded, for names come from outside and may be made
 // anew for each step. Not thread-safe.

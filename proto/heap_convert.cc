@@ -341,7 +341,7 @@ std::vector<ScopeUse> ScopeUsesFromProto(const google::protobuf::RepeatedPtrFiel
   std::vector<ScopeUse> uses;
   for (const v1::OutOfMemory::ScopeUse& use : proto) {
     if (uses.size() == ScopeUse::kMaxInReport) break;
-    uses.push_back({.scope = CleanScopeText(use.scope(), kMaxScopePathBytes),
+    uses.push_back({.scope = CleanScopeText(use.scope(), kMaxReportedScopeBytes),
                     .allocated_bytes = use.allocated_bytes(),
                     .bytes_at_peak = use.bytes_at_peak(),
                     .blocks = use.blocks(),
@@ -370,7 +370,7 @@ absl::StatusOr<Holes> HolesFromProto(const v1::OutOfMemory::Holes& proto) {
       to.longest_held.push_back({.address = block.address(),
                                  .bytes = block.block_bytes(),
                                  .held_seconds = block.held_seconds(),
-                                 .scope = CleanScopeText(block.scope(), kMaxScopePathBytes)});
+                                 .scope = CleanScopeText(block.scope(), kMaxReportedScopeBytes)});
     }
   }
   return holes;

@@ -278,7 +278,7 @@ absl::StatusOr<RefusedRequest> FromProto(const v1::ExplainRequest& request) {
                                  .holes = *std::move(holes),
                                  .knows_holes = request.has_holes(),
                                  .max_events = request.max_events(),
-                                 .scope = CleanScopeText(request.scope(), kMaxScopePathBytes),
+                                 .scope = CleanScopeText(request.scope(), kMaxReportedScopeBytes),
                                  .scopes = ScopeUsesFromProto(request.scopes())}};
   switch (request.cause()) {
     case v1::OutOfMemory::CAUSE_LIMIT:

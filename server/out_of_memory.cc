@@ -62,15 +62,8 @@ std::string Counted(uint64_t count, absl::string_view what) {
   return absl::StrCat(count, " ", what, count == 1 ? "" : "s");
 }
 
-// The end of a long one says more than its beginning.
-std::string ShortScope(absl::string_view scope) {
-  constexpr size_t kMost = 64;
-  if (scope.size() <= kMost) return std::string(scope);
-  return absl::StrCat("...", CleanScopeText(scope.substr(scope.size() - (kMost - 3)), kMost));
-}
-
 std::string InScope(absl::string_view scope) {
-  return scope.empty() ? "" : absl::StrCat(" in scope ", ShortScope(scope));
+  return scope.empty() ? "" : absl::StrCat(" in scope ", scope);
 }
 
 std::string ExplainPinned(const PinnedSegment& pinned) {
@@ -112,7 +105,7 @@ std::string ExplainScopes(const OomReport& report) {
   if (most->allocated_bytes == 0) return "";
   return absl::StrCat("; most of what is allocated, ", FormatBytes(most->allocated_bytes), " in ",
                       Counted(most->blocks, "block"), ", is ",
-                      most->scope.empty() ? "in no scope" : absl::StrCat("in scope ", ShortScope(most->scope)));
+                      most->scope.empty() ? "in no scope" : absl::StrCat("in scope ", most->scope));
 }
 
 std::string NeedsSegment(const OomReport& report) {

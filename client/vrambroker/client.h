@@ -173,7 +173,7 @@ struct OutOfMemory {
   uint64_t hole_segments = 0;                  // COUNT of segments that have any
   std::vector<PinnedSegment> pinned_segments;  // of these, at most 3, most bytes of holes first
   std::string scope;                           // of the request
-  std::vector<ScopeUse> scopes;                // at most 5, those that hold or pin most first; none without MemoryScope
+  std::vector<ScopeUse> scopes;                // at most 3, those that hold or pin most first; none without MemoryScope
 };
 
 const char* OutOfMemoryCauseName(OutOfMemory::Cause cause);  // "LIMIT", "CAPACITY", ...

@@ -88,9 +88,20 @@ TEST_F(BadInputTest, LeasesAreCheckedAsCallsAndOnTheStream) {
   for (int i = 0; i < 3; ++i) holes.mutable_most_bytes(i)->set_hole_bytes(~uint64_t{0});
   holes.set_hole_bytes(~uint64_t{0});
   holes.set_holes(~uint64_t{0});
+  for (int i = 0; i < 100; ++i) {
+    v1::OutOfMemory::ScopeUse* const use = explain.mutable_explain()->mutable_request()->add_scopes();
+    use->set_scope(std::string(300, 'x') + "\x1b[2J");
+    use->set_allocated_bytes(~uint64_t{0});
+  }
   explain.mutable_explain()->mutable_request()->set_requested_bytes(~uint64_t{0});
   explain.mutable_explain()->mutable_request()->set_allocated_bytes(~uint64_t{0});
-  EXPECT_EQ(on_the_stream(explain).error().code(), static_cast<int>(StatusCode::kResourceExhausted));
+  const v1::StatusDetails error = on_the_stream(explain).error();
+  EXPECT_EQ(error.code(), static_cast<int>(StatusCode::kResourceExhausted));
+  v1::OutOfMemory oom;
+  ASSERT_EQ(error.details_size(), 1);
+  ASSERT_TRUE(oom.ParseFromString(error.details(0).value()));
+  EXPECT_EQ(oom.scopes_size(), 3);
+  EXPECT_EQ(oom.scopes(0).scope(), std::string(40, 'x'));
   EXPECT_OK(stream.Goodbye());
 }
 

@@ -24,6 +24,7 @@
 #include "absl/strings/str_cat.h"
 #include "allocator/bytes.h"
 #include "client/connection.h"
+#include "proto/heap_convert.h"
 #include "tests/integration/bad_input_fixture.h"
 #include "tests/support/test_device.h"
 
@@ -62,6 +63,38 @@ TEST_F(BadInputTest, Sizes) {
   EXPECT_EQ(stats.stats().reserved_bytes().all().current(), 0u);
   EXPECT_EQ(stats.stats().num_ooms(), 6u);
   EXPECT_OK(raw_->Allocate(id, 1));
+  EXPECT_OK(stream.Goodbye());
+}
+
+TEST_F(BadInputTest, Scopes) {
+  RawStream stream(*raw_);
+  ASSERT_OK_AND_ASSIGN(const v1::Welcome welcome, stream.Hello());
+  v1::AllocateRequest request;
+  request.set_session_id(welcome.session_id());
+  request.set_requested_bytes(1000);
+  for (int i = 0; i < 65; ++i) request.add_scope()->set_name("within");
+  EXPECT_STATUS(raw_->Allocate(request), StatusCode::kInvalidArgument, "scope: 65");
+  request.mutable_scope()->RemoveLast();
+  EXPECT_OK(raw_->Allocate(request));
+  // As many as one likes: they are shown as one.
+  for (int i = 0; i < 5000; ++i) {
+    request.clear_scope();
+    v1::MemoryScope* const scope = request.add_scope();
+    scope->set_name(absl::StrCat(std::string(i % 3 == 0 ? 2000 : 10, 'n'), i));
+    scope->set_file(std::string(1000, 'f'));
+    scope->set_line(static_cast<uint32_t>(i));
+    const auto allocated = raw_->Allocate(request);
+    ASSERT_OK(allocated.status());
+    ASSERT_OK(raw_->Free(welcome.session_id(), {allocated->block_id()}));
+  }
+  ASSERT_OK_AND_ASSIGN(const std::vector<v1::GetSnapshotResponse> parts,
+                       raw_->GetSnapshot(Ref(welcome.session_id()), /*device=*/0));
+  HeapSnapshot heap;
+  for (const v1::GetSnapshotResponse& part : parts) ASSERT_OK(AddSnapshotPart(part, &heap));
+  EXPECT_LE(heap.scopes.size(), ScopeTable::kMaxScopes + 1);
+  size_t bytes = 0;
+  for (const Scope& scope : heap.scopes) bytes += scope.name.size() + scope.file.size();
+  EXPECT_LE(bytes, ScopeTable::kMaxTextBytes + 100);
   EXPECT_OK(stream.Goodbye());
 }
 

@@ -939,6 +939,69 @@ class ClientTest(support.DaemonTest):
                         "vramctl limit")
         """)
 
+    def test_scopes(self):
+        for placement in ("leased", "remote"):
+            self.run_with_daemon("""
+                import threading
+                import vrambroker
+                placement = %r
+                # With an hour's patience the main thread waits on another one, which is in its scopes.
+                client = vrambroker.Client(name="scoped", placement=placement, limit=64 << 20, wait=3600)
+                held = []
+
+                def frames():
+                    return {block["requested_size"]: [(frame["name"], frame["filename"]) for frame in block["frames"]]
+                            for segment in client.memory_snapshot() for block in segment["blocks"]
+                            if block["state"] == "active_allocated"}
+
+                @vrambroker.memory_scope("layer3")
+                def layer():
+                    held.append(client.malloc(3000))
+
+                with vrambroker.memory_scope("forward"):
+                    layer()
+                    other = threading.Thread(target=lambda: held.append(client.malloc(4000)))
+                    other.start()
+                    other.join()
+                    held.append(client.malloc(5000))
+                try:
+                    with vrambroker.memory_scope("fails"):
+                        raise KeyError
+                except KeyError:
+                    pass
+                held.append(client.malloc(6000))
+                found = frames()
+                assert found == {3000: [("layer3", ""), ("forward", "")], 4000: [], 5000: [("forward", "")], 6000: []}, found
+
+                # Opt-in: how the program has come there.
+                def step():
+                    with vrambroker.memory_scope("backward", stack=True):
+                        held.append(client.malloc(7000))
+
+                step()
+                found = frames()[7000]
+                assert found[0] == ("backward", ""), found
+                assert [name for name, file in found[1:]] == ["step", "<module>"], found
+
+                # Frames are deep, and names of any kind.
+                def deep(n):
+                    if n:
+                        return deep(n - 1)
+                    with vrambroker.memory_scope("bottom\\0\\ud800", stack=True):
+                        held.append(client.malloc(8000))
+                deep(200)
+                assert frames()[8000][0][0].startswith("bottom"), frames()[8000]
+                for wrong in (None, 7, b"bytes"):
+                    try:
+                        with vrambroker.memory_scope(wrong):
+                            raise AssertionError(wrong)
+                    except TypeError as error:
+                        assert "name" in str(error), error
+                while held:
+                    held.pop().free()
+                client.close()
+            """ % placement)
+
     def test_recordings(self):
         with tempfile.TemporaryDirectory() as folder:
             for placement in ("leased", "remote"):

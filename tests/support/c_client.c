@@ -402,6 +402,25 @@ static void recording(vrambroker_client* client, const char* folder) {
   CHECK_FAILS(vrambroker_dump_snapshot(client, folder), VRAMBROKER_INVALID_ARGUMENT, "not a file");
   CHECK_FAILS(vrambroker_dump_snapshot(client, NULL), VRAMBROKER_INVALID_ARGUMENT, "path is NULL");
 
+  uint32_t outer = vrambroker_scope_begin("forward", NULL, 0);
+  CHECK(outer == 0);
+  uint32_t inner = vrambroker_scope_begin("step", "train.c", 12);
+  CHECK(inner != 0 && vrambroker_scope_begin(NULL, NULL, 0) == vrambroker_scope_begin("", NULL, 0));
+  void* scoped = NULL;
+  CHECK_OK(vrambroker_malloc(client, 65432, 0, &scoped));
+  vrambroker_scope_end(inner);
+  CHECK(vrambroker_scope_begin(NULL, NULL, 0) == inner);
+  vrambroker_scope_end(outer);
+  CHECK(vrambroker_scope_begin(NULL, NULL, 0) == 0);
+  vrambroker_scope_end(4000000000u); /* of no one */
+  CHECK(vrambroker_scope_begin(NULL, NULL, 0) == 0);
+  char* const with_scopes = malloc(2 * needed);
+  CHECK_OK(vrambroker_snapshot_json(client, 0, with_scopes, 2 * needed, NULL));
+  CHECK(strstr(with_scopes, "\"frames\":[{\"filename\":\"train.c\",\"line\":12,\"name\":\"step\"},"
+                            "{\"filename\":\"\",\"line\":0,\"name\":\"forward\"}]") != NULL);
+  free(with_scopes);
+  CHECK_OK(vrambroker_free(client, scoped));
+
   CHECK_OK(vrambroker_set_recording(client, 1000000));
   CHECK_FAILS(vrambroker_set_recording(client, 1000001), VRAMBROKER_INVALID_ARGUMENT, "1000001 is above 1000000");
   CHECK_FAILS(vrambroker_set_recording(client, UINT64_MAX), VRAMBROKER_INVALID_ARGUMENT, "max_events");

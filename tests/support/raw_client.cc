@@ -22,6 +22,10 @@ absl::StatusOr<v1::AllocateResponse> RawClient::Allocate(uint64_t session, uint6
   request.set_session_id(session);
   request.set_device(device);
   request.set_requested_bytes(bytes);
+  return Allocate(request);
+}
+
+absl::StatusOr<v1::AllocateResponse> RawClient::Allocate(const v1::AllocateRequest& request) {
   v1::AllocateResponse response;
   if (absl::Status status = Call(*broker_, &v1::Broker::Stub::Allocate, request, &response); !status.ok()) {
     return status;

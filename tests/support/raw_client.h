@@ -39,6 +39,7 @@ class RawClient {
   }
 
   absl::StatusOr<v1::AllocateResponse> Allocate(uint64_t session, uint64_t bytes, uint32_t device = 0);
+  absl::StatusOr<v1::AllocateResponse> Allocate(const v1::AllocateRequest& request);
   absl::Status Free(uint64_t session, const std::vector<uint64_t>& blocks);
   absl::StatusOr<uint64_t> EmptyCache(uint64_t session);
   absl::StatusOr<v1::GetMemoryStatsResponse> GetMemoryStats(uint64_t session, uint32_t device = 0);

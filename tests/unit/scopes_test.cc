@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Scopes: their list, what they hold of a heap, and their way in snapshots.
+#include "allocator/scopes.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "allocator/scope_use.h"
+#include "proto/heap_convert.h"
+#include "tests/unit/simulated_heap_fixture.h"
+
+namespace vrambroker {
+namespace {
+
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+TEST(ScopeTableTest, KeepsEachScopeOnce) {
+  ScopeTable table;
+  EXPECT_THAT(table.scopes(), IsEmpty());
+  const ScopeId forward = table.Find(0, "forward");
+  const ScopeId layer = table.Find(forward, "layer3");
+  EXPECT_NE(forward, 0);
+  EXPECT_EQ(table.Find(0, "forward"), forward);
+  EXPECT_EQ(table.Find(forward, "layer3"), layer);
+  EXPECT_NE(table.Find(0, "layer3"), layer);
+  EXPECT_NE(table.Find(forward, "layer3", "model.py", 7), layer) << "a frame is another thing than a name";
+  EXPECT_NE(table.Find(0, "f", "model.py", 7), table.Find(0, "f", "model.py", 8));
+  EXPECT_EQ(ScopePath(table.scopes(), layer), "forward/layer3");
+  EXPECT_EQ(ScopePath(table.scopes(), 0), "");
+  EXPECT_EQ(ScopePath(table.scopes(), 1000), "") << "it is not there";
+  EXPECT_EQ(table.Find(layer, ""), layer) << "nothing is no scope";
+}
+
+TEST(ScopeTableTest, FramesAreNotPartOfThePath) {
+  ScopeTable table;
+  const ScopeId frame = table.Find(table.Find(0, "forward"), "step", "train.py", 12);
+  EXPECT_EQ(ScopePath(table.scopes(), table.Find(frame, "layer3")), "forward/layer3");
+  EXPECT_EQ(ScopePath(table.scopes(), frame), "forward");
+  EXPECT_EQ(ScopePath(table.scopes(), table.Find(0, "step", "train.py", 12)), "step (train.py:12)");
+}
+
+TEST(ScopeTableTest, TextIsCleanAndBounded) {
+  EXPECT_EQ(CleanScopeText("a\x1b[31m\n\tb\x7f", 100), "a[31mb");
+  EXPECT_EQ(CleanScopeText("\xff\xc3\xa4", 100), "\xef\xbf\xbd\xc3\xa4");
+  EXPECT_EQ(CleanScopeText("aa\xc3\xa4", 3), "aa") << "no half a character";
+  ScopeTable table;
+  EXPECT_EQ(table.Find(0, "\n"), 0);
+  const std::string full(ScopeTable::kMaxNameBytes, 'n');
+  EXPECT_EQ(table.scopes()[table.Find(0, full + "more")].name, full);
+  ScopeId deep = 0;
+  for (int i = 0; i < ScopeTable::kMaxDepth; ++i) deep = table.Find(deep, "deep");
+  EXPECT_EQ(table.Find(deep, "deeper"), deep);
+  const std::string path = ScopePath(table.scopes(), deep);
+  EXPECT_EQ(path.size(), kMaxScopePathBytes);
+  EXPECT_TRUE(path.starts_with("...")) << path;
+  EXPECT_TRUE(path.ends_with("/deep/deep")) << path;
+}
+
+TEST(ScopeTableTest, WhatIsTooMuchIsOneScope) {
+  ScopeTable many;
+  ScopeId last = 0;
+  for (int i = 0; i < 5000; ++i) last = many.Find(0, absl::StrCat("step ", i));
+  EXPECT_THAT(many.scopes(), SizeIs(ScopeTable::kMaxScopes + 1));
+  EXPECT_EQ(ScopePath(many.scopes(), last), "(more scopes than are kept)");
+  EXPECT_EQ(ScopePath(many.scopes(), many.Find(0, "step 7")), "step 7") << "what is there stays";
+  // A scope within what is not kept is not kept either.
+  EXPECT_EQ(many.Find(last, "within"), last);
+
+  ScopeTable large;
+  const std::string file(ScopeTable::kMaxFileBytes, 'f');
+  for (uint32_t line = 0; line < 4000; ++line) last = large.Find(0, absl::StrCat(line), file, line);
+  size_t bytes = 0;
+  for (const Scope& scope : large.scopes()) bytes += scope.name.size() + scope.file.size();
+  EXPECT_LE(bytes, ScopeTable::kMaxTextBytes + 100);
+  EXPECT_EQ(ScopePath(large.scopes(), last), "(more scopes than are kept)");
+}
+
+class ScopedHeapTest : public SimulatedHeapTest {
+ protected:
+  Block* GetIn(ScopeId scope, uint64_t bytes) {
+    Block* block = allocator_->TryAllocate(bytes, 0, scope);
+    if (block != nullptr) return block;
+    absl::StatusOr<Block*> allocated = allocator_->Allocate(bytes, 0, scope);
+    EXPECT_TRUE(allocated.ok()) << allocated.status();
+    return allocated.ok() ? *allocated : nullptr;
+  }
+  HeapSnapshot Snapshot() {
+    HeapSnapshot snapshot = allocator_->Snapshot();
+    snapshot.scopes = table_.scopes();
+    return snapshot;
+  }
+  std::map<std::string, ScopeUse> Uses() {
+    std::map<std::string, ScopeUse> uses;
+    for (const ScopeUse& use : ScopeUses(Snapshot())) uses[use.scope] = use;
+    return uses;
+  }
+
+  ScopeTable table_;
+  const ScopeId forward_ = table_.Find(0, "forward");
+  const ScopeId backward_ = table_.Find(0, "backward");
+};
+
+TEST_F(ScopedHeapTest, TellsWhatEachScopeHoldsAndHeldAtThePeak) {
+  Block* const weights = Get(4_MiB);
+  Block* const first = GetIn(forward_, 8_MiB);
+  Block* const second = GetIn(forward_, 4_MiB);
+  allocator_->Free(first);
+  GetIn(backward_, 2_MiB);
+  std::map<std::string, ScopeUse> uses = Uses();
+  EXPECT_EQ(uses["forward"].allocated_bytes, 4_MiB);
+  EXPECT_EQ(uses["forward"].blocks, 1u);
+  EXPECT_EQ(uses["forward"].bytes_at_peak, 12_MiB);
+  EXPECT_EQ(uses["backward"].allocated_bytes, 2_MiB);
+  EXPECT_EQ(uses["backward"].bytes_at_peak, 0u) << "there was none at the peak";
+  EXPECT_EQ(uses[""].allocated_bytes, 4_MiB);
+  EXPECT_EQ(uses[""].bytes_at_peak, 4_MiB);
+  // A new peak begins.
+  allocator_->ResetPeakStats();
+  uses = Uses();
+  EXPECT_EQ(uses["forward"].bytes_at_peak, 4_MiB);
+  EXPECT_EQ(uses["backward"].bytes_at_peak, 2_MiB);
+  allocator_->Free(second);
+  allocator_->Free(weights);
+  uses = Uses();
+  EXPECT_EQ(uses["forward"].allocated_bytes, 0u);
+  EXPECT_EQ(uses["forward"].bytes_at_peak, 4_MiB);
+  EXPECT_EQ(uses[""].bytes_at_peak, 4_MiB);
+}
+
+TEST_F(ScopedHeapTest, WithoutScopesThereIsNothingToTell) {
+  Get(4_MiB);
+  EXPECT_THAT(allocator_->Snapshot().scope_bytes_at_peak, IsEmpty());
+  EXPECT_THAT(ScopeUses(allocator_->Snapshot()), IsEmpty());
+  EXPECT_THAT(allocator_->ExplainFit(4_MiB).scopes, IsEmpty());
+}
+
+TEST_F(ScopedHeapTest, ARefusalNamesScopes) {
+  // In one segment of 20 MiB each: 4 MiB in use, 4 free, and so on.
+  std::vector<Block*> blocks;
+  for (int i = 0; i < 10; ++i) blocks.push_back(GetIn(i < 5 ? forward_ : backward_, 4_MiB));
+  for (size_t i = 1; i < blocks.size(); i += 2) allocator_->Free(blocks[i]);
+  const FitReport fit = allocator_->ExplainFit(20_MiB, 0, backward_, table_.scopes());
+  EXPECT_EQ(fit.scope, "backward");
+  ASSERT_THAT(fit.holes.most_bytes, SizeIs(2));
+  EXPECT_EQ(fit.holes.most_bytes[0].longest_held[0].scope, "backward") << "three of whose five are free";
+  EXPECT_EQ(fit.holes.most_bytes[1].longest_held[0].scope, "forward");
+  ASSERT_THAT(fit.scopes, SizeIs(2));
+  EXPECT_EQ(fit.scopes[0].scope, "forward");
+  EXPECT_EQ(fit.scopes[0].allocated_bytes, 12_MiB);
+  EXPECT_EQ(fit.scopes[0].pinned_hole_bytes, 8_MiB);
+  EXPECT_EQ(fit.scopes[1].allocated_bytes, 8_MiB);
+  EXPECT_EQ(fit.scopes[1].pinned_hole_bytes, 12_MiB);
+  EXPECT_EQ(fit.scopes[1].bytes_at_peak, 20_MiB);
+}
+
+TEST_F(ScopedHeapTest, EventsHaveTheScopeOfTheirBlock) {
+  allocator_->SetRecording(100);
+  Block* const block = GetIn(forward_, 4_MiB);
+  allocator_->Free(block);
+  EXPECT_FALSE(allocator_->Allocate(kCapacity + 1, 0, backward_).ok());
+  size_t events = 0;
+  for (const HistoryEvent& event : Snapshot().history) {
+    switch (event.action) {
+      case HistoryAction::kAllocate:
+      case HistoryAction::kFreeRequested:
+      case HistoryAction::kFreeCompleted:
+        EXPECT_EQ(event.scope, forward_);
+        ++events;
+        break;
+      case HistoryAction::kOutOfMemory:
+        EXPECT_EQ(event.scope, backward_);
+        ++events;
+        break;
+      default:
+        EXPECT_EQ(event.scope, 0);
+    }
+  }
+  EXPECT_EQ(events, 4u);
+}
+
+// Against the simplest way to know: all scopes' bytes, copied at each new peak.
+TEST_F(ScopedHeapTest, RandomHeapsAreCountedRight) {
+  for (unsigned seed = 0; seed < 20; ++seed) {
+    Configure("");
+    std::mt19937 random(seed);
+    std::vector<std::pair<Block*, ScopeId>> held;
+    std::map<std::string, uint64_t> now;
+    std::map<std::string, uint64_t> at_peak;
+    uint64_t allocated = 0;
+    uint64_t peak = 0;
+    for (int i = 0; i < 400; ++i) {
+      if (held.empty() || random() % 5 < 3) {
+        const ScopeId scope = std::array<ScopeId, 3>{0, forward_, backward_}[random() % 3];
+        Block* const block = GetIn(scope, 1 + random() % 3_MiB);
+        held.emplace_back(block, scope);
+        now[ScopePath(table_.scopes(), scope)] += block->bytes;
+        allocated += block->bytes;
+        if (allocated > peak) {
+          peak = allocated;
+          at_peak = now;
+        }
+      } else {
+        std::swap(held[random() % held.size()], held.back());
+        now[ScopePath(table_.scopes(), held.back().second)] -= held.back().first->bytes;
+        allocated -= held.back().first->bytes;
+        allocator_->Free(held.back().first);
+        held.pop_back();
+      }
+    }
+    std::map<std::string, ScopeUse> uses = Uses();
+    for (const char* scope : {"", "forward", "backward"}) {
+      EXPECT_EQ(uses[scope].allocated_bytes, now[scope]) << seed << " " << scope;
+      EXPECT_EQ(uses[scope].bytes_at_peak, at_peak[scope]) << seed << " " << scope;
+    }
+  }
+}
+
+TEST_F(ScopedHeapTest, SnapshotsTravelInParts) {
+  allocator_->SetRecording(1000);
+  for (int i = 0; i < 200; ++i)
+    GetIn(table_.Find(forward_, absl::StrCat("layer", i), i % 2 == 0 ? "" : "m.py", i), 512);
+  const HeapSnapshot sent = Snapshot();
+  for (const int items : {1, 7, 64, SnapshotParts::kItemsInPart}) {
+    HeapSnapshot received;
+    SnapshotParts parts(sent, items);
+    while (const std::optional<v1::GetSnapshotResponse> part = parts.Next()) {
+      ASSERT_EQ(AddSnapshotPart(*part, &received), absl::OkStatus());
+    }
+    ASSERT_THAT(received.scopes, SizeIs(sent.scopes.size()));
+    for (size_t id = 0; id < sent.scopes.size(); ++id) {
+      EXPECT_EQ(ScopePath(received.scopes, static_cast<ScopeId>(id)), ScopePath(sent.scopes, static_cast<ScopeId>(id)));
+      EXPECT_EQ(received.scopes[id].file, sent.scopes[id].file);
+      EXPECT_EQ(received.scopes[id].line, sent.scopes[id].line);
+    }
+    ASSERT_THAT(received.history, SizeIs(sent.history.size()));
+    for (size_t i = 0; i < sent.history.size(); ++i) EXPECT_EQ(received.history[i].scope, sent.history[i].scope);
+    const std::vector<ScopeUse> uses = ScopeUses(received);
+    const std::vector<ScopeUse> expected = ScopeUses(sent);
+    ASSERT_THAT(uses, SizeIs(expected.size()));
+    for (size_t i = 0; i < uses.size(); ++i) {
+      EXPECT_EQ(uses[i].scope, expected[i].scope);
+      EXPECT_EQ(uses[i].allocated_bytes, expected[i].allocated_bytes);
+      EXPECT_EQ(uses[i].bytes_at_peak, expected[i].bytes_at_peak);
+    }
+  }
+}
+
+// A client may say anything.
+TEST(ScopePartsTest, WhatNoSnapshotHasIsRefused) {
+  using Part = v1::GetSnapshotResponse;
+  const auto fails = [](const Part& part, const char* why) {
+    HeapSnapshot heap;
+    const absl::Status status = AddSnapshotPart(part, &heap);
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), why)) << status;
+  };
+  Part part;
+  part.add_scopes()->set_parent(1);
+  fails(part, "scopes: parent 1 of scope 0");
+  part.mutable_scopes(0)->set_parent(0);
+  part.add_scopes()->set_parent(1);
+  fails(part, "scopes: parent 1 of scope 1");
+  part.mutable_scopes(1)->set_parent(70'000);
+  fails(part, "scopes: parent 70000");
+  part.mutable_scopes(1)->set_parent(0);
+  part.add_events()->set_action(Part::Event::ACTION_ALLOCATE);
+  part.mutable_events(0)->set_scope(2);
+  fails(part, "scope: 2; the snapshot has 2");
+  part.mutable_events(0)->set_scope(65'537);
+  fails(part, "scope: 65537");
+  part.clear_events();
+  Part::Segment* const segment = part.add_segments();
+  segment->add_blocks()->set_state(Part::BLOCK_STATE_ALLOCATED);
+  segment->mutable_blocks(0)->set_scope(9);
+  fails(part, "scope: 9");
+  part.clear_segments();
+  while (part.scopes_size() <= static_cast<int>(ScopeTable::kMaxScopes)) part.add_scopes();
+  HeapSnapshot heap;
+  part.mutable_scopes(1)->mutable_scope()->set_name("\x1b[2Jn");
+  ASSERT_EQ(AddSnapshotPart(part, &heap), absl::OkStatus());
+  EXPECT_EQ(heap.scopes[1].name, "[2Jn");
+  EXPECT_TRUE(absl::IsInvalidArgument(AddSnapshotPart(part, &heap))) << "as many again";
+}
+
+}  // namespace
+}  // namespace vrambroker
