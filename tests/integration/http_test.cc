@@ -156,8 +156,7 @@ TEST_F(HttpTest, TheTimelineTellsWhatSessionsCouldGiveBack) {
     const Json state = Get("/api/v1/state");
     const Json timeline = Get("/api/v1/timeline");
     return !timeline["time_ms"].empty() && timeline["reclaimable_bytes"].size() == timeline["time_ms"].size() &&
-           state["sessions"][0]["devices"][0]["idle_bytes"] == 30_MiB &&
-           timeline["reclaimable_bytes"].back() == 30_MiB;
+           state["sessions"][0]["devices"][0]["idle_bytes"] == 30_MiB && timeline["reclaimable_bytes"].back() == 30_MiB;
   }));
 }
 
