@@ -103,19 +103,21 @@ export class Chart {
       hooks: {draw: [(u) => drawEvents(u, this.data)]},
     }, columns(data), parent);
     this.plot.ctx.canvas.setAttribute('aria-hidden', 'true');  // its figures are in the legend
-    this.fit();
+    // The legend takes its size later, and another line when figures become longer.
+    this.legend = this.plot.root.querySelector('.u-legend');
+    this.sizes = new ResizeObserver(() => this.fit());
+    this.sizes.observe(parent);
+    this.sizes.observe(this.legend);
   }
 
   show(data) {
     this.data = data;
     this.plot.setData(columns(data));
-    this.fit();  // the legend may need another line
   }
 
   fit() {
-    const legend = this.plot.root.querySelector('.u-legend');
     const width = this.parent.clientWidth;
-    const height = this.parent.clientHeight - legend.offsetHeight;
+    const height = this.parent.clientHeight - this.legend.offsetHeight;
     if (width <= 0 || height <= 0 || (this.plot.width === width && this.plot.height === height)) return;
     this.plot.setSize({width, height});
   }
@@ -125,6 +127,7 @@ export class Chart {
   }
 
   remove() {
+    this.sizes.disconnect();
     this.plot.destroy();
   }
 }

@@ -74,10 +74,12 @@ export function groupsOf(map, wanted) {
   return groups;
 }
 
-// As many lines as there are groups, or more; in powers of two, so that bars grow and shrink rarely.
+// About as many lines as there are groups, or more; in steps, so that bars grow and shrink rarely.
 export function lineBytesOf(groups) {
   const total = groups.reduce((sum, group) => sum + group.bytes, 0);
-  return 2 ** Math.ceil(Math.log2(Math.max(total / Math.max(LINES_WANTED, groups.length), 2 ** 21)));
+  const wanted = Math.max(total / Math.max(LINES_WANTED, groups.length), 2 ** 21);
+  const power = 2 ** Math.ceil(Math.log2(wanted));
+  return wanted <= 0.75 * power ? 0.75 * power : power;
 }
 
 // Adds the group's place and end, and its slices, pieces of segments that lie in one line.

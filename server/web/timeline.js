@@ -46,7 +46,6 @@ export function startTimeline(parent) {
       'the figures are at ', el('a', {href: '/api/v1/timeline'}, '/api/v1/timeline'), '.'));
     return;
   }
-  new ResizeObserver(() => chart?.fit()).observe(parent);
   onThemeChange(() => chart?.redraw());
 }
 
