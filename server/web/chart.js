@@ -59,8 +59,8 @@ function timeRange(times) {
 
 // The parent's size is the chart's, legend included.
 export class Chart {
-  // `data`: time_ms, refusals and waiting, by sample; areas, from the top, each {label, color, values}; line, {label, value}; top,
-  // the end of the scale. A later show() has the same areas.
+  // `data`: time_ms, refusals and waiting, by sample; areas, from the top, each {label, color, values}; line,
+  // {label, value}; top, the end of the scale. A later show() has the same areas.
   constructor(parent, data) {
     this.parent = parent;
     this.data = data;

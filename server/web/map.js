@@ -231,7 +231,8 @@ function describeAll() {
   const parts = [plural(segments.length, 'segment'), plural(blocks, 'block')];
   if (segments.length > 0) parts.push(`a full line is ${shortBytes(lineBytesOf(groups))}`);
   if (silent.length > 0) {
-    parts.push(`no answer from ${silent.slice(0, 5).join(', ')}${silent.length > 5 ? ` and ${silent.length - 5} more` : ''}`);
+    const more = silent.length > 5 ? ` and ${silent.length - 5} more` : '';
+    parts.push(`no answer from ${silent.slice(0, 5).join(', ')}${more}`);
   }
   setText(byId('map-note'), segments.length === 0 ? 'nothing is reserved' : parts.join(' · '));
   const perGroup = groups.map((group) => `${group.label}: ${plural(group.segments.length, 'segment')}, ` +

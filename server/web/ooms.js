@@ -31,7 +31,8 @@ export function showOoms(list, note, empty, answer, ofOne) {
   keyed(list, answer.events, (event) => event.refusal, (event) => {
     const oom = event.out_of_memory;
     const time = new Date(event.time);
-    const others = oom.idle_elsewhere_bytes > 0 ? `; ${bytes(oom.idle_elsewhere_bytes)} reclaimable in other sessions` : '';
+    const elsewhere = oom.idle_elsewhere_bytes;
+    const others = elsewhere > 0 ? `; ${bytes(elsewhere)} reclaimable in other sessions` : '';
     const waited = oom.waited_ms > 0 ? `; waited ${(oom.waited_ms / 1000).toFixed(1)} s` : '';
     return el('li', {},
       el('div', {class: 'what'},

@@ -20,10 +20,12 @@ function figuresOf(session, device) {
   const refused = device.num_ooms;
   return [
     figure('limit', 'What it may reserve at most', bytes(device.limit_bytes)),
-    figure('guarantee', 'Kept free for it at all times', device.guarantee_bytes === 0 ? '–' : bytes(device.guarantee_bytes)),
+    figure('guarantee', 'Kept free for it at all times',
+      device.guarantee_bytes === 0 ? '–' : bytes(device.guarantee_bytes)),
     figure('priority', 'Who has a higher one is served first', String(session.priority)),
     figure('opened', new Date(session.started).toLocaleString(), clock(new Date(session.started))),
-    figure('reserved', 'Handed to it and not given back', bytes(device.reserved_bytes), {heat: device.over_limit ? 'hot' : ''}),
+    figure('reserved', 'Handed to it and not given back', bytes(device.reserved_bytes),
+      {heat: device.over_limit ? 'hot' : ''}),
     figure('allocated', 'In blocks that the program uses', bytes(device.allocated_bytes), {key: 'allocated'}),
     figure('fragmented', 'Free blocks in segments that are partly used: it cannot be given back',
       bytes(device.inactive_split_bytes), {key: 'fragmented'}),
@@ -31,7 +33,8 @@ function figuresOf(session, device) {
       {key: 'reclaimable'}),
     figure('most allocated', 'Since the peaks were last reset', bytes(device.allocated_bytes_peak)),
     figure('fragmentation', '1 - allocated / reserved', percent(device.fragmentation_ratio)),
-    figure('waiting', waitingText(device), String(device.waiting.length), {heat: device.waiting.length > 0 ? 'warm' : ''}),
+    figure('waiting', waitingText(device), String(device.waiting.length),
+      {heat: device.waiting.length > 0 ? 'warm' : ''}),
     figure('refused', 'Requests that got no memory', String(refused), {heat: refused > 0 ? 'hot' : ''}),
   ];
 }

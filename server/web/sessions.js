@@ -11,7 +11,8 @@ const COLUMNS = [
   ['name', 'Session', '', (s) => s.name, ''],
   ['reserved', 'Reserved of limit', '', (s, d) => d.reserved_bytes, ''],
   ['allocated', 'Allocated', 'number', (s, d) => d.allocated_bytes, 'In blocks that the program uses'],
-  ['reclaimable', 'Reclaimable', 'number', (s, d) => d.idle_bytes, 'In segments that are wholly free: it can be given back'],
+  ['reclaimable', 'Reclaimable', 'number', (s, d) => d.idle_bytes,
+    'In segments that are wholly free: it can be given back'],
   ['fragmented', 'Fragmented', 'number', (s, d) => d.inactive_split_bytes,
     'Free blocks in segments that are partly used: it cannot be given back'],
   ['fragmentation', 'Fragmentation', 'number', (s, d) => d.fragmentation_ratio, '1 - allocated / reserved'],
@@ -131,6 +132,6 @@ export function showSessions(table, note, empty, sessions, all, deviceIndex) {
     (row, session) => updateRow(row, session, deviceIndex));
   empty.hidden = sessions.length > 0;
   table.hidden = sessions.length === 0;
-  setText(note, all.length === 0 ? '' :
-    sessions.length === all.length ? plural(all.length, 'session') : `${sessions.length} of ${plural(all.length, 'session')}`);
+  const found = sessions.length === all.length ? '' : `${sessions.length} of `;
+  setText(note, all.length === 0 ? '' : found + plural(all.length, 'session'));
 }

@@ -35,7 +35,8 @@ export async function expectFullCards(page, where) {
   }
 }
 
-// The card around `scroller` is as high as the window below the header, its contents scroll to their end, and headings stay.
+// The card around `scroller` is as high as the window below the header, its contents scroll to their end, and headings
+// stay.
 export async function expectUsesTheWindow(page, scroller, where) {
   const seen = await page.tab.evaluate(async (selector) => {
     const inner = [...document.querySelectorAll(selector)].find((element) => element.checkVisibility());

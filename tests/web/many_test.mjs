@@ -287,8 +287,9 @@ async function labels(browser, daemon) {
 // One thing has one name: "idle" was two things.
 async function words(browser, daemon) {
   const page = await Page.open(browser, daemon.url);
-  const said = () => page.tab.evaluate(() => [document.body.innerText, ...[...document.querySelectorAll('[title], [aria-label]')]
-    .map((element) => `${element.title} ${element.ariaLabel}`)].join('\n'));
+  const said = () => page.tab.evaluate(() => [document.body.innerText,
+    ...[...document.querySelectorAll('[title], [aria-label]')].map(({title, ariaLabel}) => `${title} ${ariaLabel}`),
+  ].join('\n'));
   await waitFor('a chart', async () => (await page.text('#timeline-note')) !== '');
   for (const word of ['cached by the daemon', 'cached', 'fragmented', 'reclaimable']) {
     assert.ok((await said()).includes(word), `${word} is missing`);

@@ -361,7 +361,9 @@ async function hostile(browser, daemon) {
   await page.tab.locator('#sessions a', {hasText: 'longxxx'}).or(page.tab.locator('#sessions a').last()).first().click();
   await page.tab.waitForSelector('#session-title:visible');
   assert.ok(await wide() <= DESKTOP.width, `${await wide()} pixels wide`);
-  await page.tab.evaluate(() => { location.hash = `#session=1<script>&search=${encodeURIComponent('<img src=x>')}&sort=<b>&device=-7`; });
+  await page.tab.evaluate(() => {
+    location.hash = `#session=1<script>&search=${encodeURIComponent('<img src=x>')}&sort=<b>&device=-7`;
+  });
   await waitFor('no match', async () => (await page.text('#sessions-empty')) === 'No session matches “<img src=x>”.');
   assert.equal(await page.tab.evaluate(() => document.querySelectorAll('img, script:not([src])').length), 0);
   await page.close();
