@@ -29,8 +29,8 @@ let why = '';          // the last question had no answer
 let oomsShown = '';    // whose, and how many there are in all
 let listTop = 0;       // how far the list of sessions was scrolled
 
-// The device that is shown. An address may name one that is not there.
-const device = () => (route().device < (state?.devices.length ?? Infinity) ? route().device : 0);
+// The device that is shown. An address may name one that is not there: only the first one surely is.
+const device = () => (route().device < (state?.devices.length ?? 1) ? route().device : 0);
 const alone = () => route().session !== null;
 
 async function ask(path) {
@@ -118,11 +118,13 @@ function onRoute(before) {
 }
 
 async function askState() {
+  const first = state === null;
   state = await ask('/api/v1/state');
   received = performance.now();
   receivedAt = new Date();
   remember(state.sessions);
   show();
+  if (first) askMap().catch(() => {});
   await askOoms();
 }
 
@@ -139,7 +141,7 @@ async function askOoms() {
 async function askMap() {
   const wanted = device();
   const answer = await ask(`/api/v1/map?device=${wanted}`);
-  if (wanted !== device()) return;
+  if (wanted !== device() || state === null) return;
   map = answer;
   showMap(map);
   showScopesOfSession();

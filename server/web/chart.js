@@ -78,7 +78,7 @@ export class Chart {
       cursor: {y: false, points: {show: false}},
       scales: {x: {range: () => timeRange(this.data.time_ms)}, y: {range: () => [0, this.data.top]}},
       axes: [
-        {...axis, size: 26, space: 72, values: (u, times, axisIndex, space, step) =>
+        {...axis, size: 30, gap: 9, space: 72, values: (u, times, axisIndex, space, step) =>
           times.map((s) => clock(new Date(1000 * s)).slice(0, step < 60 ? 8 : 5))},
         // Powers of two, so that labels are round in the units of memory.
         {...axis, size: 62, values: (u, values) => values.map(shortBytes),

@@ -15,6 +15,7 @@ const LINES_WANTED = 9;
 const FEW = 8;  // groups that have one column
 const COLUMN = 520;
 const COLUMN_GAP = 28;
+const SQUEEZE = 6;  // rather than a sliver in the next line
 
 export const FREE = 0;
 export const PENDING = 2;
@@ -95,12 +96,13 @@ function place(group, left, lineWidth, scale, slices) {
     while (from < segment.bytes) {
       const rest = Math.max(LEAST_WIDTH, (segment.bytes - from) * scale);
       const room = lineWidth - x;
-      if (rest > room + 0.5 && x > 0 && (rest <= lineWidth || room < 48)) {
+      const fits = rest <= room + (room < 48 ? 0.5 : SQUEEZE);
+      if (!fits && x > 0 && (rest <= lineWidth || room < 48)) {
         nextLine();
         continue;
       }
       const w = Math.min(rest, room);
-      const to = w >= rest - 0.5 ? segment.bytes : from + w / scale;
+      const to = fits ? segment.bytes : from + w / scale;
       slices.push({group, segment, x: left + x, y, w, from, to, scale: w / (to - from)});
       x += w + (w < SLIM ? 0.75 : BAR_GAP);
       from = to;
