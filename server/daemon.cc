@@ -483,7 +483,10 @@ void Daemon::TakeSample() {
     samples[i].idle_bytes = info.figures.idle_bytes;
     samples[i].left_behind_bytes = info.left_behind_bytes;
     samples[i].refusals = std::accumulate(info.ooms.begin(), info.ooms.end(), uint64_t{0});
-    for (const SessionInfo& session : view.sessions) samples[i].waiting += session.devices[i].waiting.size();
+    for (const SessionInfo& session : view.sessions) {
+      samples[i].reclaimable_bytes += session.devices[i].idle_bytes;
+      samples[i].waiting += session.devices[i].waiting.size();
+    }
   }
   timeline_.Add(samples);
 }

@@ -250,12 +250,14 @@ HttpResponse HttpApi::Ooms(const HttpParameters& parameters) const {
 HttpResponse HttpApi::TimelineOf(const HttpParameters& parameters) const {
   const absl::StatusOr<int> device = DeviceOf(parameters, 0);
   if (!device.ok()) return HttpError(device.status());
-  Json times, allocated, leased, idle, left_behind, refusals, waiting;
-  for (Json* column : {&times, &allocated, &leased, &idle, &left_behind, &refusals, &waiting}) *column = Json::array();
+  Json times, allocated, leased, reclaimable, idle, left_behind, refusals, waiting;
+  for (Json* column : {&times, &allocated, &leased, &reclaimable, &idle, &left_behind, &refusals, &waiting})
+    *column = Json::array();
   for (const TimelineSample& sample : timeline_.Get(static_cast<size_t>(*device))) {
     times.push_back(std::chrono::duration_cast<std::chrono::milliseconds>(sample.time.time_since_epoch()).count());
     allocated.push_back(sample.allocated_bytes);
     leased.push_back(sample.leased_bytes);
+    reclaimable.push_back(sample.reclaimable_bytes);
     idle.push_back(sample.idle_bytes);
     left_behind.push_back(sample.left_behind_bytes);
     refusals.push_back(sample.refusals);
@@ -266,6 +268,7 @@ HttpResponse HttpApi::TimelineOf(const HttpParameters& parameters) const {
                          {"time_ms", std::move(times)},
                          {"allocated_bytes", std::move(allocated)},
                          {"leased_bytes", std::move(leased)},
+                         {"reclaimable_bytes", std::move(reclaimable)},
                          {"idle_bytes", std::move(idle)},
                          {"left_behind_bytes", std::move(left_behind)},
                          {"refusals", std::move(refusals)},

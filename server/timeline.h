@@ -18,6 +18,7 @@ struct TimelineSample {
   std::chrono::system_clock::time_point time;
   uint64_t allocated_bytes = 0;
   uint64_t leased_bytes = 0;       // charged to live sessions
+  uint64_t reclaimable_bytes = 0;  // part of leased_bytes: in segments that hold no block
   uint64_t idle_bytes = 0;         // held by the daemon, leased to nobody
   uint64_t left_behind_bytes = 0;  // left behind by sessions that are gone
   uint64_t refusals = 0;           // ever
@@ -29,7 +30,7 @@ class Timeline {
  public:
   static constexpr std::chrono::seconds kPeriod{2};         // between samples
   static constexpr std::chrono::minutes kLength{15};        // older ones are dropped
-  static constexpr size_t kMaxSamples = kLength / kPeriod;  // of a device, about 60 bytes each
+  static constexpr size_t kMaxSamples = kLength / kPeriod;  // of a device, about 70 bytes each
 
   explicit Timeline(size_t devices) : samples_(devices) {}
 

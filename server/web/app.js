@@ -2,12 +2,17 @@
 // Asks the daemon again and again, and hands each part of the page its part of the answers.
 import {byId, setText} from './dom.js';
 import {showDevices} from './devices.js';
-import {clock, duration, percent} from './format.js';
-import {chooseInMap, showMap, startMap} from './map.js';
+import {clock, duration, percent, plural} from './format.js';
+import {remember} from './history.js';
+import {showInMap, showMap, startMap} from './map.js';
 import {showOoms} from './ooms.js';
 import {assignColors, onThemeChange, startTheme} from './palette.js';
+import {go, href, keep, route, startRoute} from './route.js';
+import {scopesIn, showScopes} from './scopes.js';
+import {matches, showSearch, startSearch} from './search.js';
+import {limitOf, showSession} from './session_view.js';
 import {showSessions, startSessions} from './sessions.js';
-import {showTimeline, startTimeline} from './timeline.js';
+import {showHistory, showTimeline, startTimeline} from './timeline.js';
 
 const STATE_MS = 1000;
 const MAP_MS = 1050;  // clients are asked once a second
@@ -17,12 +22,16 @@ const STALE_MS = 3500;     // figures older than this are said to be old
 const LOST_MS = 8000;
 
 let state = null;      // of /api/v1/state
-let received = 0;      // when it came, by performance.now()
+let map = null;        // of /api/v1/map
+let received = 0;      // when the state came, by performance.now()
 let receivedAt = null; // ... by the clock
 let why = '';          // the last question had no answer
-let device = 0;        // that is shown
-let chosen = null;     // the session that is shown alone
-let oomsShown = -1;    // of total_ooms
+let oomsShown = '';    // whose, and how many there are in all
+let listTop = 0;       // how far the list of sessions was scrolled
+
+// The device that is shown. An address may name one that is not there: only the first one surely is.
+const device = () => (route().device < (state?.devices.length ?? 1) ? route().device : 0);
+const alone = () => route().session !== null;
 
 async function ask(path) {
   const response = await fetch(path, {signal: AbortSignal.timeout(PATIENCE_MS)});
@@ -47,52 +56,102 @@ function every(period, question) {
   next();
 }
 
-function choose(session) {
-  chosen = session === chosen ? null : session;
-  chooseInMap(chosen);
-  byId('map-clear').hidden = chosen === null;
-  if (state !== null) show();
-}
-
-function select(ordinal) {
-  device = ordinal;
-  askMap().catch(() => {});
-  askTimeline().catch(() => {});
-  show();
+// What the map and the table show of the sessions, and why there may be nothing.
+function showList(matching) {
+  const {search} = route();
+  const none = search !== '' && state.sessions.length > 0 ? `No session matches “${search}”.` : null;
+  showSearch(matching.length, state.sessions.length);
+  showSessions(byId('sessions'), byId('sessions-note'), byId('sessions-empty'), matching, state.sessions, device());
+  setText(byId('sessions-empty'), none ?? 'No session is open. “vramctl hold 1GiB” opens one.');
+  showInMap(search === '' ? null : new Set(matching.map((session) => session.id)),
+    none ?? 'Segments appear here when programs allocate, each with its blocks.');
 }
 
 function show() {
+  for (const element of document.querySelectorAll('[data-in]')) {
+    element.hidden = (element.dataset.in === 'session') !== alone();
+  }
+  byId('all-sessions').href = href({session: null});
+  if (!alone()) byId('scopes-panel').hidden = true;
+  if (state === null) return;
   assignColors(state.sessions);
-  if (chosen !== null && !state.sessions.some((session) => session.id === chosen)) choose(chosen);
   setText(byId('version'), state.daemon_version);
-  showDevices(byId('devices'), state, device, select);
-  showSessions(byId('sessions'), byId('sessions-note'), byId('sessions-empty'), state.sessions, device, chosen, choose);
-  const {reserved_bytes: reserved, capacity_bytes: capacity} = state.devices[device];
+  byId('overview').dataset.cards = alone() || state.devices.length === 1 ? 'one' : 'many';
+  const {reserved_bytes: reserved, capacity_bytes: capacity} = state.devices[device()];
   document.title = `${percent(reserved / capacity)} reserved · vrambroker`;
-}
-
-async function askState() {
-  state = await ask('/api/v1/state');
-  received = performance.now();
-  receivedAt = new Date();
-  show();
-  if (state.total_ooms !== oomsShown) {
-    const answer = await ask('/api/v1/ooms');
-    oomsShown = answer.total_events;
-    showOoms(byId('ooms'), byId('ooms-note'), byId('ooms-empty'), answer);
+  if (alone()) {
+    const {session} = route();
+    document.title = `${showSession(state.sessions, device(), state.devices)} · vrambroker`;
+    setText(byId('all-sessions-count'), plural(state.sessions.length, 'session'));
+    showInMap(new Set([session]), `This session holds no memory of device ${device()}.`);
+    showHistory(byId('timeline-title'), byId('timeline-note'), session, device(), limitOf(device()));
+    showScopesOfSession();
+  } else {
+    showDevices(byId('devices'), state, device(), (ordinal) => keep({device: ordinal}));
+    showList(state.sessions.filter((session) => matches(session, route().search)));
   }
 }
 
+function showScopesOfSession() {
+  const scopes = alone() && map !== null && map.device === device() ? scopesIn(map, route().session) : null;
+  showScopes(byId('scopes-panel'), byId('scopes'), byId('scopes-note'), scopes);
+}
+
+// The address has changed, from what `before` says.
+function onRoute(before) {
+  const {session} = route();
+  if (before.session === null && session !== null) listTop = scrollY;
+  show();
+  if (before.device !== route().device) askMap().catch(() => {});
+  if (before.device !== route().device || before.session !== session) {
+    askTimeline().catch(() => {});
+    askOoms().catch(() => {});
+  }
+  if (before.session === session) return;
+  if (session !== null) {
+    scrollTo(0, 0);
+    byId('session-title').focus({preventScroll: true});
+  } else {
+    scrollTo(0, listTop);
+    document.querySelector(`#sessions tr[data-session="${before.session}"] a`)?.focus({preventScroll: true});
+  }
+}
+
+async function askState() {
+  const first = state === null;
+  state = await ask('/api/v1/state');
+  received = performance.now();
+  receivedAt = new Date();
+  remember(state.sessions);
+  show();
+  if (first) askMap().catch(() => {});
+  await askOoms();
+}
+
+async function askOoms() {
+  const {session} = route();
+  const wanted = `${session} ${state?.total_ooms}`;
+  if (state === null || wanted === oomsShown) return;
+  const answer = await ask(session === null ? '/api/v1/ooms' : `/api/v1/ooms?session=${session}`);
+  if (session !== route().session) return;
+  oomsShown = `${session} ${answer.total_events}`;
+  showOoms(byId('ooms'), byId('ooms-note'), byId('ooms-empty'), answer, session !== null);
+}
+
 async function askMap() {
-  const wanted = device;
-  const map = await ask(`/api/v1/map?device=${wanted}`);
-  if (wanted === device) showMap(map);
+  const wanted = device();
+  const answer = await ask(`/api/v1/map?device=${wanted}`);
+  if (wanted !== device() || state === null) return;
+  map = answer;
+  showMap(map);
+  showScopesOfSession();
 }
 
 async function askTimeline() {
-  const wanted = device;
+  if (alone()) return;  // of which the daemon has no history
+  const wanted = device();
   const timeline = await ask(`/api/v1/timeline?device=${wanted}`);
-  if (wanted === device) showTimeline(byId('timeline'), byId('timeline-note'), timeline);
+  if (wanted === device() && !alone()) showTimeline(byId('timeline-title'), byId('timeline-note'), timeline);
 }
 
 // Says how old the figures are.
@@ -121,14 +180,27 @@ function showAge() {
 }
 
 startTheme(byId('theme'));
-startMap(choose);
-startSessions(byId('sessions'), () => state !== null && show());
-startTimeline(byId('timeline'));
-onThemeChange(() => state !== null && show());
-byId('map-clear').addEventListener('click', () => choose(chosen));
-document.addEventListener('keydown', (event) => {
-  if (event.key === 'Escape' && chosen !== null) choose(chosen);
+startSearch();
+startMap((session) => {
+  if (session !== route().session) go({session});
 });
+startSessions(byId('sessions'));
+startTimeline(byId('timeline'));
+onThemeChange(show);
+startRoute(onRoute);
+// Links to a part of the page leave the address, which says what is shown.
+for (const link of document.querySelectorAll('a[data-jump]')) {
+  link.addEventListener('click', (event) => {
+    event.preventDefault();
+    const title = document.querySelector(link.getAttribute('href'));
+    title.closest('section').scrollIntoView();
+    title.focus({preventScroll: true});
+  });
+}
+document.addEventListener('keydown', (event) => {
+  if (event.key === 'Escape' && alone()) go({session: null});
+});
+show();
 every(STATE_MS, askState);
 every(MAP_MS, askMap);
 every(TIMELINE_MS, askTimeline);

@@ -1,36 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0
 // The devices: what their memory is, in one bar, and the figures that matter.
 import {el, keyed, setText} from './dom.js';
+import {figure, showBar, showFigures} from './figures.js';
 import {bytes, percent} from './format.js';
+
+// What `of` adds up to on a device.
+const sumOf = (sessions, device, of) => sessions.reduce((sum, session) => sum + of(session.devices[device]), 0);
 
 // Parts of a device's capacity, from left to right.
 const PARTS = [
   ['allocated', 'allocated', (d) => d.allocated_bytes],
-  ['held', 'held free', (d) => Math.max(0, d.leased_bytes - d.allocated_bytes)],
-  ['idle', 'idle', (d) => d.idle_bytes],
+  ['fragmented', 'fragmented', (d) => d.inactive_split_bytes],
+  ['reclaimable', 'reclaimable', (d) => d.reclaimable_bytes],
+  ['cached', 'cached', (d) => d.idle_bytes],
   ['quarantined', 'left behind', (d) => d.left_behind_bytes],
 ];
 
-const refused = (device) => Object.values(device.refusals).reduce((sum, count) => sum + count, 0);
-
-// Name, key in the bar, what it is, text, and how urgent it is.
 function figuresOf(device, waiting) {
-  const fragmentation = device.fragmentation_ratio;
+  const refused = Object.values(device.refusals).reduce((sum, count) => sum + count, 0);
+  const fragmented = device.inactive_split_bytes;
   return [
-    ['capacity', '', 'What the daemon may hand out', bytes(device.capacity_bytes), ''],
-    ['reserved', '', 'Held from the driver, by sessions or idle', bytes(device.reserved_bytes), ''],
-    ['allocated', 'allocated', 'In blocks that programs use', bytes(device.allocated_bytes), ''],
-    ['held free', 'held', 'Reserved by sessions, in no block', bytes(PARTS[1][2](device)), ''],
-    ['idle', 'idle', 'Held by the daemon, leased to nobody', bytes(device.idle_bytes), ''],
-    ['quarantined', 'left behind', 'Of sessions that are gone, not yet known to be quiet; or carried over without a session',
-      bytes(device.left_behind_bytes), device.left_behind_bytes > 0 ? 'warm' : ''],
-    ['carried over', '', 'Held by processes from an earlier run of the daemon', bytes(device.carried_over_bytes),
-      device.carried_over_bytes > 0 ? 'warm' : ''],
-    ['fragmentation', '', '1 - allocated / reserved; above 30% with much reserved is worth a look (a rule of thumb)',
-      percent(fragmentation), fragmentation > 0.3 && device.reserved_bytes >= 2 ** 30 ? 'warm' : ''],
-    ['waiting', '', 'Requests that wait for memory', String(waiting), waiting > 0 ? 'warm' : ''],
-    ['refused', '', 'Requests refused since the daemon was started', String(refused(device)),
-      refused(device) > 0 ? 'hot' : ''],
+    figure('capacity', 'What the daemon may hand out', bytes(device.capacity_bytes)),
+    figure('reserved', 'Held from the driver, by sessions or cached by the daemon', bytes(device.reserved_bytes)),
+    figure('allocated', 'In blocks that programs use', bytes(device.allocated_bytes), {key: 'allocated'}),
+    figure('fragmented', 'Free blocks in segments of sessions that are partly used: it cannot be given back. ' +
+      'Above 30% of what sessions hold it is worth a look (a rule of thumb)', bytes(fragmented),
+    {key: 'fragmented', heat: fragmented > 0.3 * device.leased_bytes && device.leased_bytes >= 2 ** 30 ? 'warm' : ''}),
+    figure('reclaimable', 'Segments of sessions that are wholly free: sessions give it back when it is needed',
+      bytes(device.reclaimable_bytes), {key: 'reclaimable'}),
+    figure('cached', 'Cached by the daemon for reuse: belongs to no session, and is not fragmentation',
+      bytes(device.idle_bytes), {key: 'cached'}),
+    figure('left behind', 'Of sessions that are gone, not yet known to be quiet; or carried over without a session',
+      bytes(device.left_behind_bytes), {key: 'quarantined', heat: device.left_behind_bytes > 0 ? 'warm' : ''}),
+    figure('carried over', 'Held by processes from an earlier run of the daemon', bytes(device.carried_over_bytes),
+      {heat: device.carried_over_bytes > 0 ? 'warm' : ''}),
+    figure('held back', 'Free, but kept for requests that wait', bytes(device.held_back_bytes)),
+    figure('fragmentation', '1 - allocated / reserved, as vramctl and /metrics have it; reclaimable and cached count too',
+      percent(device.fragmentation_ratio)),
+    figure('waiting', 'Requests that wait for memory', String(waiting), {heat: waiting > 0 ? 'warm' : ''}),
+    figure('refused', 'Requests refused since the daemon was started', String(refused), {heat: refused > 0 ? 'hot' : ''}),
   ];
 }
 
@@ -41,12 +49,12 @@ export function showDevices(parent, state, selected, select) {
       el('div', {class: 'device-head'},
         el('span', {class: 'name'}), el('span', {class: 'kind'}), el('span', {class: 'fault'}),
         many ? el('button', {type: 'button', 'aria-pressed': 'false'}, 'Show') : null),
-      el('div', {class: 'bar', role: 'img'}, ...PARTS.map(([name]) => el('i', {class: name}))),
+      el('div', {class: 'bar', role: 'img'}),
       el('dl', {class: 'figures'}));
     card.querySelector('button')?.addEventListener('click', () => select(device.device));
     return card;
   }, (card, device) => {
-    const waiting = state.sessions.reduce((sum, s) => sum + s.devices[device.device].waiting.length, 0);
+    const waiting = sumOf(state.sessions, device.device, (held) => held.waiting.length);
     setText(card.querySelector('.name'), `Device ${device.device}`);
     setText(card.querySelector('.kind'), `${device.kind} · ${device.name}`);
     setText(card.querySelector('.fault'), device.fault === '' ? '' : `cannot be used: ${device.fault}`);
@@ -57,19 +65,8 @@ export function showDevices(parent, state, selected, select) {
       button.setAttribute('aria-pressed', String(shown));
       setText(button, shown ? 'Shown' : 'Show');
     }
-    const bar = card.querySelector('.bar');
-    const texts = [];
-    for (const [name, label, of] of PARTS) {
-      bar.querySelector(`.${name}`).style.width = `${100 * of(device) / device.capacity_bytes}%`;
-      texts.push(`${label} ${bytes(of(device))}`);
-    }
-    bar.setAttribute('aria-label', `Of ${bytes(device.capacity_bytes)}: ${texts.join(', ')}`);
-    keyed(card.querySelector('.figures'), figuresOf(device, waiting), ([name]) => name,
-      ([name, key, title]) => el('div', {title}, el('dt', {}, key === '' ? null : el('i', {class: `key ${key}`}), name),
-        el('dd', {'data-figure': name.replaceAll(' ', '_')})),
-      (entry, [, , , text, heat]) => {
-        setText(entry.querySelector('dd'), text);
-        entry.className = heat;
-      });
+    const all = {...device, reclaimable_bytes: sumOf(state.sessions, device.device, (held) => held.idle_bytes)};
+    showBar(card.querySelector('.bar'), PARTS, all, device.capacity_bytes);
+    showFigures(card.querySelector('.figures'), figuresOf(all, waiting));
   });
 }

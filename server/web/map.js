@@ -1,283 +1,53 @@
 // SPDX-License-Identifier: Apache-2.0
-// The memory map: each segment a bar, to scale, with its blocks; grouped by session, then what the daemon holds.
-// Segments flow like words in lines; one that is longer than a line goes on in the next.
-//
-// Only the lines in view are drawn, and blocks thinner than a few pixels are drawn together: a map of 10,000 blocks is
-// drawn within one frame.
+// The memory map: each segment a bar, to scale, with its blocks. Only the lines in view are drawn.
 import {byId, el, setText} from './dom.js';
 import {bytes, percent, plural, shortBytes} from './format.js';
-import {color, onThemeChange, sessionColorName} from './palette.js';
+import {drawLabel, drawSlice, forgetPatterns} from './map_draw.js';
+import {FREE, LINE, blockAt, groupsOf, layOut, lineBytesOf, prepare} from './map_layout.js';
+import {onThemeChange} from './palette.js';
+import {scopeOf} from './scopes.js';
 
-const LINE = 18;  // height of a bar; all in CSS pixels
-const LINE_GAP = 4;
-const GROUP_GAP = 8;
-const BAR_GAP = 2;      // between segments; less between those that are hardly wider
-const SLIM = 8;         // segments below this width have no edge
-const LEAST_WIDTH = 3;  // of a segment
-const THIN = 3;         // blocks below this width are drawn together
-const LABEL = 138;      // width of the labels; none on narrow pages, where they have a line of their own
-const NARROW = 560;
-const MOST_HEIGHT = 520;
-const LINES_WANTED = 9;
-
-const FREE = 0;
-const PENDING = 2;
 const STATES = ['free', 'allocated', 'freed, still in use by a stream'];
 
-let canvas, frame, spacer, tip, mark;
+let canvas, frame, sizer, tip, mark;
 let onChoose = () => {};
 let answer = null;   // of /api/v1/map, with what prepare() adds
-let chosen = null;   // a session's id
-let layout = {groups: [], slices: [], height: 0, lineBytes: 1};
-let cursor = null;   // {slice, block}: what the keyboard is on
+let wanted = null;   // ids of the sessions that are shown alone
+let layout = {groups: [], slices: [], height: 0};
+let cursor = null;   // {segment, block}: what the keyboard is on
 let frameAsked = false;
-
-// ---- Layout ----
-
-// Offsets of blocks, and what is asked for often.
-function prepare(segment) {
-  const blocks = segment.blocks;
-  if (blocks === undefined) return;
-  const starts = new Float64Array(blocks.length / 3);
-  let at = 0;
-  let free = 0;
-  let largest = 0;
-  for (let i = 0; i < starts.length; ++i) {
-    starts[i] = at;
-    at += blocks[3 * i];
-    if (blocks[3 * i + 2] !== FREE) continue;
-    free += blocks[3 * i];
-    largest = Math.max(largest, blocks[3 * i]);
-  }
-  Object.assign(segment, {starts, free, largest});
-}
-
-function groupsOf(map) {
-  const sessions = new Map(map.sessions.map((session) => [session.id,
-    {key: session.id, label: session.name, answer: session.answer, segments: []}]));
-  const quarantined = {key: 'quarantined', label: 'left behind', segments: []};
-  const idle = {key: 'idle', label: 'idle (daemon)', segments: []};
-  for (const segment of map.segments) {
-    if (segment.state === 'idle') {
-      idle.segments.push(segment);
-    } else if (segment.state === 'quarantined') {
-      quarantined.segments.push(segment);
-    } else {
-      // A session that came after the list was made.
-      if (!sessions.has(segment.session_id)) {
-        sessions.set(segment.session_id,
-          {key: segment.session_id, label: `session ${segment.session_id}`, answer: 'none', segments: []});
-      }
-      sessions.get(segment.session_id).segments.push(segment);
-    }
-  }
-  const groups = [...sessions.values(), quarantined, idle].filter((group) => group.segments.length > 0);
-  for (const group of groups) group.bytes = group.segments.reduce((sum, segment) => sum + segment.bytes, 0);
-  return groups;
-}
-
-// Slices: pieces of segments that lie in one line.
-function layOut(map, width) {
-  const groups = groupsOf(map);
-  const narrow = width < NARROW;
-  const left = narrow ? 0 : LABEL;
-  const lineWidth = width - left;
-  const total = groups.reduce((sum, group) => sum + group.bytes, 0);
-  const lineBytes = 2 ** Math.ceil(Math.log2(Math.max(total / LINES_WANTED, 2 ** 21)));
-  const scale = lineWidth / lineBytes;
-  const slices = [];
-  let y = 0;
-  for (const group of groups) {
-    group.y = y;
-    if (narrow) y += 16;
-    let x = 0;
-    const nextLine = () => {
-      x = 0;
-      y += LINE + LINE_GAP;
-    };
-    for (const segment of group.segments) {
-      let from = 0;
-      while (from < segment.bytes) {
-        const rest = Math.max(LEAST_WIDTH, (segment.bytes - from) * scale);
-        const room = lineWidth - x;
-        if (rest > room + 0.5 && x > 0 && (rest <= lineWidth || room < 48)) {
-          nextLine();
-          continue;
-        }
-        const w = Math.min(rest, room);
-        const to = w >= rest - 0.5 ? segment.bytes : from + w / scale;
-        slices.push({group, segment, x: left + x, y, w, from, to, scale: w / (to - from)});
-        x += w + (w < SLIM ? 0.75 : BAR_GAP);
-        from = to;
-        if (from < segment.bytes) nextLine();
-      }
-    }
-    y += LINE + GROUP_GAP;
-    group.end = y - GROUP_GAP;
-  }
-  return {groups, slices, height: Math.max(0, y - GROUP_GAP), lineBytes, left};
-}
-
-// ---- Drawing ----
-
-const patterns = new Map();
-function hatch(context, name, falling) {
-  const key = `${name} ${falling}`;
-  if (patterns.has(key)) return patterns.get(key);
-  const size = 6;
-  const tile = el('canvas', {width: size, height: size});
-  const draw = tile.getContext('2d');
-  draw.strokeStyle = color(name);
-  draw.lineWidth = 2;
-  for (const shift of [-size, 0, size]) {
-    draw.beginPath();
-    draw.moveTo(shift, falling ? 0 : size);
-    draw.lineTo(shift + size, falling ? size : 0);
-    draw.stroke();
-  }
-  const pattern = context.createPattern(tile, 'repeat');
-  patterns.set(key, pattern);
-  return pattern;
-}
-
-const isChosen = (group) => chosen === null || group.key === chosen;
-
-// The block at `offset`.
-function blockAt(segment, offset) {
-  let low = 0;
-  let high = segment.starts.length - 1;
-  while (low < high) {
-    const middle = (low + high + 1) >> 1;
-    if (segment.starts[middle] <= offset) low = middle; else high = middle - 1;
-  }
-  return low;
-}
-
-function drawBlocks(context, slice, y, name) {
-  const {segment} = slice;
-  const {blocks, starts} = segment;
-  const fill = color(name);
-  let runStart = -1;
-  let runEnd = 0;
-  const flush = () => {
-    if (runStart >= 0) context.fillRect(runStart, y, Math.max(runEnd - runStart, 0.5), LINE);
-    runStart = -1;
-  };
-  context.fillStyle = fill;
-  for (let i = blockAt(segment, slice.from); i < starts.length && starts[i] < slice.to; ++i) {
-    const state = blocks[3 * i + 2];
-    if (state === FREE) {
-      flush();
-      continue;
-    }
-    const begin = slice.x + (Math.max(starts[i], slice.from) - slice.from) * slice.scale;
-    const end = slice.x + (Math.min(starts[i] + blocks[3 * i], slice.to) - slice.from) * slice.scale;
-    if (state === PENDING) {
-      flush();
-      context.fillStyle = hatch(context, name, false);
-      context.fillRect(begin, y, end - begin, LINE);
-      context.fillStyle = fill;
-    } else if (end - begin >= THIN) {
-      flush();
-      context.fillRect(begin, y, end - begin - 0.75, LINE);
-    } else {
-      if (runStart < 0) runStart = begin;
-      runEnd = end;
-    }
-  }
-  flush();
-}
-
-function drawSlice(context, slice, y) {
-  const {group, segment, x, w} = slice;
-  const name = sessionColorName(group.key);
-  context.globalAlpha = isChosen(group) ? 1 : 0.16;
-  context.fillStyle = color('--hole');
-  context.fillRect(x, y, w, LINE);
-  let edge = '--hole-edge';
-  if (segment.state === 'idle') {
-    context.fillStyle = hatch(context, '--idle', false);
-    context.fillRect(x, y, w, LINE);
-  } else if (segment.state === 'quarantined') {
-    context.fillStyle = hatch(context, '--quarantined', true);
-    context.fillRect(x, y, w, LINE);
-    edge = '--quarantined';
-  } else if (segment.starts !== undefined) {
-    drawBlocks(context, slice, y, name);
-  } else {
-    edge = name;
-    context.setLineDash([4, 3]);
-    if (w > 76) {
-      context.fillStyle = color('--muted');
-      context.font = '11px system-ui, sans-serif';
-      context.fillText(group.answer === 'too_many_blocks' ? 'too many blocks' : 'no answer', x + 7, y + 13);
-    }
-  }
-  context.strokeStyle = color(edge);
-  context.lineWidth = 1;
-  if (w >= SLIM) context.strokeRect(x + 0.5, y + 0.5, Math.max(w - 1, 1), LINE - 1);
-  context.setLineDash([]);
-}
-
-function fitText(context, text, width) {
-  if (context.measureText(text).width <= width) return text;
-  let end = text.length;
-  while (end > 1 && context.measureText(`${text.slice(0, end)}…`).width > width) --end;
-  return `${text.slice(0, end)}…`;
-}
-
-function drawLabel(context, group, y, width) {
-  context.globalAlpha = isChosen(group) ? 1 : 0.45;
-  const isSession = typeof group.key === 'number';
-  const top = y + (layout.left === 0 ? 10 : 13);
-  if (isSession) {
-    context.fillStyle = color(sessionColorName(group.key));
-    context.fillRect(0, top - 9, 9, 9);
-  }
-  const text = (layout.left === 0 ? width : LABEL) - 24;
-  context.fillStyle = color(isSession ? '--text' : '--muted');
-  context.font = '600 12px system-ui, sans-serif';
-  if (layout.left === 0) {
-    const size = bytes(group.bytes);
-    context.fillText(fitText(context, group.label, text - 90), isSession ? 14 : 0, top);
-    context.font = '11px system-ui, sans-serif';
-    context.fillStyle = color('--muted');
-    context.textAlign = 'right';
-    context.fillText(size, width, top);
-    context.textAlign = 'left';
-    return;
-  }
-  context.fillText(fitText(context, group.label, text), isSession ? 14 : 0, top);
-  if (group.end - group.y < LINE + 12) return;
-  context.font = '11px system-ui, sans-serif';
-  context.fillStyle = color('--muted');
-  context.fillText(bytes(group.bytes), isSession ? 14 : 0, top + 15);
-}
 
 function draw() {
   frameAsked = false;
   if (answer === null) return;
   const started = performance.now();
-  const width = frame.clientWidth - 24;
+  const width = sizer.clientWidth;
   if (width <= 0) return;
-  layout = layOut(answer, width);
-  const height = Math.max(LINE, Math.min(layout.height, MOST_HEIGHT)) + 2;
+  layout = layOut(groupsOf(answer, wanted), width);
+  const whole = Math.max(LINE, layout.height) + 2;
+  sizer.style.height = `${whole}px`;
+  // The window's height bounds the frame's.
+  const height = Math.min(whole, frame.clientHeight);
   const ratio = devicePixelRatio || 1;
   if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
     canvas.width = Math.round(width * ratio);
     canvas.height = Math.round(height * ratio);
     canvas.style.height = `${height}px`;
   }
-  spacer.style.height = `${Math.max(0, layout.height + 2 - height)}px`;
   const context = canvas.getContext('2d');
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
   context.clearRect(0, 0, width, height);
-  const top = frame.scrollTop;
+  const top = scrolled();
   const inView = (from, to) => to >= top && from <= top + height;
-  for (const group of layout.groups) if (inView(group.y, group.end)) drawLabel(context, group, group.y - top, width);
+  for (const group of layout.groups) if (inView(group.y, group.end)) drawLabel(context, group, group.y - top);
   for (const slice of layout.slices) if (inView(slice.y, slice.y + LINE)) drawSlice(context, slice, slice.y - top);
-  context.globalAlpha = 1;
   canvas.dataset.drawMs = (performance.now() - started).toFixed(2);
+  canvas.dataset.groups = String(layout.groups.length);
+}
+
+// How much of the map is above the canvas, which stays in view.
+function scrolled() {
+  return canvas.getBoundingClientRect().top - sizer.getBoundingClientRect().top;
 }
 
 function askForFrame() {
@@ -289,7 +59,7 @@ function askForFrame() {
 // ---- What is under the pointer ----
 
 function sliceAt(x, y) {
-  const at = y + frame.scrollTop;
+  const at = y + scrolled();
   return layout.slices.find((s) => at >= s.y && at <= s.y + LINE && x >= s.x && x <= s.x + s.w);
 }
 
@@ -300,8 +70,10 @@ function describe(slice, block) {
     const [size, requested, state] = segment.blocks.slice(3 * block, 3 * block + 3);
     const asked = state === FREE ? '' : `, ${bytes(requested)} asked for`;
     lines.push(`${bytes(size)} ${STATES[state]}${asked}`, `at ${bytes(segment.starts[block])} of the segment`);
+    const scope = scopeOf(answer, segment, block);
+    if (scope !== undefined) lines.push(`scope ${scope}`);
   } else if (segment.state === 'idle') {
-    lines.push('idle: ready for its last tenant, or given back to the driver in a while');
+    lines.push('cached by the daemon: ready for its last tenant, or given back to the driver in a while');
   } else if (segment.state === 'quarantined') {
     lines.push(`of ${segment.client}, which is gone; kept until nobody can touch it`);
   } else if (group.answer === 'too_many_blocks') {
@@ -312,7 +84,10 @@ function describe(slice, block) {
   const returning = segment.state === 'returning' ? ', asked back' : '';
   const pool = segment.pool === undefined ? '' : `, ${segment.pool} pool, stream ${segment.stream}`;
   lines.push(`segment ${segment.id} of ${bytes(segment.bytes)}${pool}${returning}`);
-  if (segment.free > 0) lines.push(`${bytes(segment.free)} of it free, the largest piece ${bytes(segment.largest)}`);
+  if (segment.free > 0) {
+    lines.push(segment.free === segment.bytes ? 'all of it free: reclaimable' :
+      `${bytes(segment.free)} of it fragmented, the largest piece ${bytes(segment.largest)}`);
+  }
   return {title: group.label, lines};
 }
 
@@ -327,14 +102,18 @@ function showTip(slice, block) {
     x += (from - slice.from) * slice.scale;
     w = (to - from) * slice.scale;
   }
-  const y = slice.y - frame.scrollTop;
-  const left = canvas.offsetLeft;
-  const top = canvas.offsetTop - frame.scrollTop;
-  Object.assign(mark.style, {left: `${left + x - 1}px`, top: `${top + frame.scrollTop + y - 1}px`,
-    width: `${Math.max(w, 2) + 2}px`, height: `${LINE + 2}px`});
+  // By the box that the tip is placed in.
+  const ground = tip.offsetParent.getBoundingClientRect();
+  const box = canvas.getBoundingClientRect();
+  const left = box.left - ground.left + x;
+  const top = box.top - ground.top + slice.y - scrolled();
+  Object.assign(mark.style, {left: `${left - 1}px`, top: `${top - 1}px`, width: `${Math.max(w, 2) + 2}px`,
+    height: `${LINE + 2}px`});
   const room = frame.clientWidth - tip.offsetWidth - 6;
-  tip.style.left = `${Math.max(6, Math.min(left + x, room))}px`;
-  tip.style.top = `${top + frame.scrollTop + y + LINE + 6}px`;
+  const below = top + LINE + 6;
+  const fits = ground.top + below + tip.offsetHeight <= innerHeight;
+  tip.style.left = `${Math.max(6, Math.min(left, room))}px`;
+  tip.style.top = `${fits ? below : top - tip.offsetHeight - 6}px`;
 }
 
 function hideTip() {
@@ -354,18 +133,16 @@ function pointAt(event) {
   return slice;
 }
 
-function sessionOf(slice) {
-  return typeof slice.group.key === 'number' ? slice.group.key : null;
+function choose(slice) {
+  if (slice === null || typeof slice.group.key !== 'number') return;
+  hideTip();
+  onChoose(slice.group.key);
 }
 
 // Left and right: blocks; up and down: segments.
 function onKey(event) {
   const segments = layout.groups.flatMap((group) => group.segments);
-  if (event.key === 'Escape') {
-    hideTip();
-    onChoose(null);
-    return;
-  }
+  if (event.key === 'Escape') hideTip();
   if (!['ArrowLeft', 'ArrowRight', 'ArrowUp', 'ArrowDown', 'Enter'].includes(event.key) || segments.length === 0) return;
   event.preventDefault();
   let at = cursor === null ? -1 : segments.findIndex((segment) => segment.id === cursor.segment.id &&
@@ -392,9 +169,13 @@ function onKey(event) {
   const start = segment.starts?.[block] ?? 0;
   const slice = layout.slices.find((s) => s.segment === segment && start >= s.from && start < s.to);
   if (slice === undefined) return;
-  if (event.key === 'Enter') onChoose(sessionOf(slice) === chosen ? null : sessionOf(slice));
+  if (event.key === 'Enter') {
+    choose(slice);
+    return;
+  }
+  const end = slice.y + LINE + 16;  // with the frame's padding
   if (slice.y < frame.scrollTop) frame.scrollTop = slice.y;
-  if (slice.y + LINE > frame.scrollTop + MOST_HEIGHT) frame.scrollTop = slice.y + LINE - MOST_HEIGHT;
+  if (end > frame.scrollTop + frame.clientHeight) frame.scrollTop = end - frame.clientHeight;
   showTip(slice, block);
   const {title, lines} = describe(slice, block);
   setText(byId('map-spoken'), [title, ...lines].join('; '));
@@ -402,21 +183,17 @@ function onKey(event) {
 
 // ---- For app.js ----
 
-export function startMap(choose) {
+export function startMap(onSession) {
   canvas = byId('map');
-  frame = canvas.parentElement;
-  spacer = byId('map-spacer');
+  sizer = canvas.parentElement;
+  frame = sizer.parentElement;
   tip = byId('map-tip');
   mark = byId('map-mark');
-  onChoose = choose;
+  onChoose = onSession;
   canvas.addEventListener('pointermove', pointAt);
   canvas.addEventListener('pointerleave', hideTip);
   canvas.addEventListener('blur', hideTip);
-  canvas.addEventListener('click', (event) => {
-    const slice = pointAt(event);
-    const session = slice === null ? null : sessionOf(slice);
-    onChoose(session === chosen ? null : session);
-  });
+  canvas.addEventListener('click', (event) => choose(pointAt(event)));
   canvas.addEventListener('keydown', onKey);
   frame.addEventListener('scroll', () => {
     hideTip();
@@ -424,39 +201,47 @@ export function startMap(choose) {
   });
   new ResizeObserver(askForFrame).observe(frame);
   onThemeChange(() => {
-    patterns.clear();
+    forgetPatterns();
     askForFrame();
   });
 }
 
-export function chooseInMap(session) {
-  chosen = session;
-  askForFrame();
+// Of the sessions with these ids alone; null: everything. `empty`: what to say when there is nothing.
+export function showInMap(ids, empty) {
+  const same = wanted === ids || (wanted !== null && ids !== null && wanted.size === ids.size &&
+    [...ids].every((id) => wanted.has(id)));
+  wanted = ids;
+  setText(byId('map-empty'), empty);
+  if (!same && answer !== null) describeAll();
 }
 
 export function showMap(map) {
-  let blocks = 0;
-  let free = 0;
-  for (const segment of map.segments) {
-    prepare(segment);
-    blocks += segment.starts?.length ?? 0;
-    free += segment.free ?? 0;
-  }
+  map.segments.forEach(prepare);
   answer = map;
+  describeAll();
+}
+
+function describeAll() {
   askForFrame();
-  const lineBytes = layOut(map, 1000).lineBytes;
-  const silent = map.sessions.filter((session) => session.answer !== 'blocks');
-  const parts = [plural(map.segments.length, 'segment'), plural(blocks, 'block')];
-  if (map.segments.length > 0) parts.push(`a full line is ${shortBytes(lineBytes)}`);
-  if (silent.length > 0) parts.push(`no answer from ${silent.map((session) => session.name).join(', ')}`);
-  setText(byId('map-note'), map.segments.length === 0 ? 'nothing is reserved' : parts.join(' · '));
-  const perSession = groupsOf(map).map((group) => `${group.label}: ${plural(group.segments.length, 'segment')}, ` +
+  const groups = groupsOf(answer, wanted);
+  const segments = groups.flatMap((group) => group.segments);
+  const sum = (of) => segments.reduce((total, segment) => total + of(segment), 0);
+  const blocks = sum((segment) => segment.starts?.length ?? 0);
+  const silent = groups.filter((group) => (group.answer ?? 'blocks') !== 'blocks').map((group) => group.label);
+  const parts = [plural(segments.length, 'segment'), plural(blocks, 'block')];
+  if (segments.length > 0) parts.push(`a full line is ${shortBytes(lineBytesOf(groups))}`);
+  if (silent.length > 0) {
+    const more = silent.length > 5 ? ` and ${silent.length - 5} more` : '';
+    parts.push(`no answer from ${silent.slice(0, 5).join(', ')}${more}`);
+  }
+  setText(byId('map-note'), segments.length === 0 ? 'nothing is reserved' : parts.join(' · '));
+  const perGroup = groups.map((group) => `${group.label}: ${plural(group.segments.length, 'segment')}, ` +
     `${bytes(group.bytes)}`);
-  const total = map.segments.reduce((sum, segment) => sum + segment.bytes, 0);
-  const share = total === 0 ? '' : `, ${percent(free / total)} of it in holes`;
-  setText(byId('map-summary'), `${bytes(total)} in ${parts.join(', ')}${share}. ${perSession.join('; ')}.`);
-  byId('map-empty').hidden = map.segments.length > 0;
-  frame.hidden = map.segments.length === 0;
+  const total = sum((segment) => segment.bytes);
+  const share = total === 0 ? '' : `, ${percent(sum((segment) => segment.free ?? 0) / total)} of it free`;
+  setText(byId('map-summary'), `${bytes(total)} in ${parts.join(', ')}${share}. ${perGroup.join('; ')}.`);
+  byId('map-empty').hidden = segments.length > 0;
+  frame.hidden = segments.length === 0;
   canvas.dataset.blocks = String(blocks);
-  canvas.dataset.segments = String(map.segments.length);
+  canvas.dataset.segments = String(segments.length);
 }

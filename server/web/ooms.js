@@ -10,28 +10,35 @@ const CAUSES = {
   LARGER_THAN_DEVICE: 'larger than the device',
 };
 
+// Of a program that names the parts of its work.
+const inScope = (scope) => (scope ? ` in scope ${scope}` : '');
+
 function pinned(segment) {
   const [longest] = segment.longest_held;
   return `segment ${segment.address.toString(16)}: ${bytes(segment.hole_bytes)} of ${bytes(segment.segment_bytes)} free, ` +
     plural(segment.pinning_blocks, 'block') + ' in use' +
-    (longest === undefined ? '' : `, one of ${bytes(longest.block_bytes)} held for ${longest.held_seconds} s`);
+    (longest === undefined ? '' :
+      `, one of ${bytes(longest.block_bytes)}${inScope(longest.scope)} held for ${longest.held_seconds} s`);
 }
 
-export function showOoms(list, note, empty, answer) {
+// `answer`: of /api/v1/ooms, of all sessions or of one.
+export function showOoms(list, note, empty, answer, ofOne) {
+  const all = answer.matching_events;
   empty.hidden = answer.events.length > 0;
-  setText(note, answer.total_events === 0 ? '' : `${plural(answer.total_events, 'request')} since the start`);
-  // Two at the same time differ in their place from the end.
-  const events = answer.events.map((event, i) => ({...event, number: answer.total_events - i}));
-  keyed(list, events, (event) => event.number, (event) => {
+  setText(empty, ofOne ? 'None of this session.' : 'None since the daemon was started.');
+  setText(note, all === 0 ? '' : ofOne ? `${plural(all, 'request')} of this session` :
+    `${plural(answer.total_events, 'request')} since the start`);
+  keyed(list, answer.events, (event) => event.refusal, (event) => {
     const oom = event.out_of_memory;
     const time = new Date(event.time);
-    const others = oom.idle_elsewhere_bytes > 0 ? `; ${bytes(oom.idle_elsewhere_bytes)} idle in other sessions` : '';
+    const elsewhere = oom.idle_elsewhere_bytes;
+    const others = elsewhere > 0 ? `; ${bytes(elsewhere)} reclaimable in other sessions` : '';
     const waited = oom.waited_ms > 0 ? `; waited ${(oom.waited_ms / 1000).toFixed(1)} s` : '';
     return el('li', {},
       el('div', {class: 'what'},
         el('b', {}, event.client),
         el('span', {class: `badge ${oom.cause === 'FRAGMENTATION' ? 'bad' : 'warn'}`}, CAUSES[oom.cause] ?? oom.cause),
-        el('span', {}, `asked for ${bytes(oom.requested_bytes)} on device ${oom.device}`),
+        el('span', {}, `asked for ${bytes(oom.requested_bytes)} on device ${oom.device}${inScope(oom.scope)}`),
         el('time', {datetime: event.time, title: time.toLocaleString()}, clock(time))),
       oom.explanation === '' ? null : el('p', {class: 'why'}, oom.explanation),
       ...(oom.cause === 'FRAGMENTATION' ? oom.pinned_segments : []).map((segment) => el('p', {class: 'why'}, pinned(segment))),

@@ -1,77 +1,85 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of sessions on one device: sortable, and a session's name shows it alone in the map.
+// The table of sessions on one device: sortable, and a session opens into a view of its own.
 import {el, keyed, setText} from './dom.js';
 import {bytes, duration, percent, plural} from './format.js';
 import {sessionColorName} from './palette.js';
+import {go, href, keep, route} from './route.js';
+import {detailsOf} from './search.js';
 
-// Heading, class, and what to sort by; cells in the same order.
+// Key in the address, heading, class, what to sort by, and what it is; cells in the same order.
 const COLUMNS = [
-  ['Session', '', (s) => s.name],
-  ['Reserved of limit', '', (s, d) => d.reserved_bytes],
-  ['Allocated', 'number', (s, d) => d.allocated_bytes],
-  ['Idle', 'number', (s, d) => d.idle_bytes],
-  ['Fragmentation', 'number', (s, d) => d.fragmentation_ratio],
-  ['Guarantee', 'number', (s, d) => d.guarantee_bytes],
-  ['Waiting', '', (s, d) => (d.waiting.length === 0 ? -1 : d.waiting[0].waited_ms)],
-  ['Refused', 'number', (s, d) => d.num_ooms],
-  ['State', '', (s, d) => stateOf(s, d)[0]],
+  ['name', 'Session', '', (s) => s.name, ''],
+  ['reserved', 'Reserved of limit', '', (s, d) => d.reserved_bytes, ''],
+  ['allocated', 'Allocated', 'number', (s, d) => d.allocated_bytes, 'In blocks that the program uses'],
+  ['reclaimable', 'Reclaimable', 'number', (s, d) => d.idle_bytes,
+    'In segments that are wholly free: it can be given back'],
+  ['fragmented', 'Fragmented', 'number', (s, d) => d.inactive_split_bytes,
+    'Free blocks in segments that are partly used: it cannot be given back'],
+  ['fragmentation', 'Fragmentation', 'number', (s, d) => d.fragmentation_ratio, '1 - allocated / reserved'],
+  ['guarantee', 'Guarantee', 'number', (s, d) => d.guarantee_bytes, 'Kept free for the session at all times'],
+  ['waiting', 'Waiting', '', (s, d) => (d.waiting.length === 0 ? -1 : d.waiting[0].waited_ms), ''],
+  ['refused', 'Refused', 'number', (s, d) => d.num_ooms, ''],
+  ['state', 'State', '', (s, d) => stateOf(s, d)[0], ''],
 ];
 
-function stateOf(session, device) {
+export function stateOf(session, device) {
   if (device.over_limit) return ['over limit', 'bad'];
   return [session.state, {active: 'good', disconnected: 'warn'}[session.state] ?? ''];
 }
 
-function waitingText(device) {
+export function waitingText(device) {
   if (device.waiting.length === 0) return '–';
   const first = device.waiting[0];
   const more = device.waiting.length > 1 ? `, ${device.waiting.length - 1} more` : '';
   return `${bytes(first.bytes)} for ${duration(first.waited_ms)} (place ${first.place})${more}`;
 }
 
-let sortBy = 1;
-let ascending = false;
+// The column that the table is sorted by, and how.
+function sorting() {
+  const {sort} = route();
+  const column = COLUMNS.findIndex(([key]) => key === sort.replace(/^-/, ''));
+  return column < 0 ? [1, false] : [column, !sort.startsWith('-')];
+}
 
-export function startSessions(table, sorted) {
+export function startSessions(table) {
   const row = el('tr');
-  COLUMNS.forEach(([heading, kind], column) => {
-    const button = el('button', {type: 'button'}, heading);
+  COLUMNS.forEach(([key, heading, kind, , title], column) => {
+    const button = el('button', {type: 'button', title: title === '' ? null : title}, heading);
     button.addEventListener('click', () => {
-      ascending = sortBy === column ? !ascending : column === 0;
-      sortBy = column;
-      sorted();
+      const [sortBy, ascending] = sorting();
+      const up = sortBy === column ? !ascending : column === 0;
+      keep({sort: (up ? '' : '-') + key});
     });
     row.append(el('th', {scope: 'col', class: kind}, button));
   });
   table.tHead.append(row);
 }
 
-function createRow(session, choose) {
-  const name = el('button', {type: 'button', title: 'Show this session alone in the map'},
-    el('i', {class: 'dot'}), el('span'));
-  name.addEventListener('click', () => choose(session.id));
-  const cells = COLUMNS.slice(2).map(([, kind]) => el('td', {class: kind}));
-  return el('tr', {},
-    el('th', {scope: 'row'}, name, el('small')),
+function createRow(session) {
+  const cells = COLUMNS.slice(2).map(([, , kind]) => el('td', {class: kind}));
+  const row = el('tr', {},
+    el('th', {scope: 'row'}, el('a', {}, el('i', {class: 'dot'}), el('span')), el('small')),
     el('td', {class: 'usage'},
       el('div', {class: 'text'}, el('b'), el('span')),
       el('div', {class: 'meter', 'aria-hidden': 'true'},
         el('i', {class: 'reserved'}), el('i', {class: 'allocated'}), el('i', {class: 'guarantee'}))),
     ...cells);
+  // All of the row, but not for who selects text in it.
+  row.addEventListener('click', (event) => {
+    if (event.target.closest('a') === null && getSelection().isCollapsed) go({session: session.id});
+  });
+  return row;
 }
 
-function updateRow(row, session, deviceIndex, chosen) {
+function updateRow(row, session, deviceIndex) {
   const device = session.devices[deviceIndex];
   const color = `var(${sessionColorName(session.id)})`;
-  const [name, usage, allocated, idle, fragmentation, guarantee, waiting, ooms, state] = row.cells;
-  row.dataset.chosen = String(session.id === chosen);
+  const [name, usage, allocated, reclaimable, fragmented, fragmentation, guarantee, waiting, ooms, state] = row.cells;
   row.dataset.session = String(session.id);
   setText(name.querySelector('span'), session.name);
-  name.querySelector('button').setAttribute('aria-pressed', String(session.id === chosen));
+  name.querySelector('a').setAttribute('href', href({session: session.id}));
   name.querySelector('.dot').style.background = color;
-  setText(name.querySelector('small'),
-    `id ${session.id} · pid ${session.pid} · ${session.tenant === `uid:${session.uid}` ? '' : `uid ${session.uid} · `}` +
-    session.tenant);
+  setText(name.querySelector('small'), detailsOf(session));
 
   const limit = Math.max(device.limit_bytes, device.reserved_bytes, 1);
   const full = device.limit_bytes > 0 && device.reserved_bytes >= 0.9 * device.limit_bytes;
@@ -88,7 +96,8 @@ function updateRow(row, session, deviceIndex, chosen) {
   mark.style.left = `min(${100 * device.guarantee_bytes / limit}%, 100% - 2px)`;
 
   setText(allocated, bytes(device.allocated_bytes));
-  setText(idle, bytes(device.idle_bytes));
+  setText(reclaimable, bytes(device.idle_bytes));
+  setText(fragmented, bytes(device.inactive_split_bytes));
   setText(fragmentation, percent(device.fragmentation_ratio));
   setText(guarantee, device.guarantee_bytes === 0 ? '–' : bytes(device.guarantee_bytes));
   setText(waiting, waitingText(device));
@@ -101,8 +110,10 @@ function updateRow(row, session, deviceIndex, chosen) {
   state.firstChild.className = `badge ${heat}`;
 }
 
-export function showSessions(table, note, empty, sessions, deviceIndex, chosen, choose) {
-  const value = COLUMNS[sortBy][2];
+// Those of `all` that match the search.
+export function showSessions(table, note, empty, sessions, all, deviceIndex) {
+  const [sortBy, ascending] = sorting();
+  const value = COLUMNS[sortBy][3];
   const sorted = [...sessions].sort((a, b) => {
     const left = value(a, a.devices[deviceIndex]);
     const right = value(b, b.devices[deviceIndex]);
@@ -115,11 +126,12 @@ export function showSessions(table, note, empty, sessions, deviceIndex, chosen, 
     } else {
       cell.removeAttribute('aria-sort');
     }
-    setText(cell.firstChild, COLUMNS[column][0] + (column === sortBy ? (ascending ? ' ↑' : ' ↓') : ''));
+    setText(cell.firstChild, COLUMNS[column][1] + (column === sortBy ? (ascending ? ' ↑' : ' ↓') : ''));
   });
-  keyed(table.tBodies[0], sorted, (session) => session.id, (session) => createRow(session, choose),
-    (row, session) => updateRow(row, session, deviceIndex, chosen));
+  keyed(table.tBodies[0], sorted, (session) => session.id, createRow,
+    (row, session) => updateRow(row, session, deviceIndex));
   empty.hidden = sessions.length > 0;
   table.hidden = sessions.length === 0;
-  setText(note, sessions.length === 0 ? '' : plural(sessions.length, 'session'));
+  const found = sessions.length === all.length ? '' : `${sessions.length} of `;
+  setText(note, all.length === 0 ? '' : found + plural(all.length, 'session'));
 }

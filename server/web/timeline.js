@@ -1,144 +1,91 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the device's memory was used for in the last 15 minutes.
-import uPlot from './charts.js';
+// What memory was used for over time: a device's in the last 15 minutes, or a session's since the page was opened.
+import {Chart, canDraw} from './chart.js';
 import {el, setText} from './dom.js';
-import {bytes, clock, percent, shortBytes} from './format.js';
-import {color, onThemeChange} from './palette.js';
+import {clock, percent} from './format.js';
+import {historyOf} from './history.js';
+import {onThemeChange} from './palette.js';
 
-// Areas that lie on each other: the largest sum is drawn first.
-const AREAS = [
-  ['left behind', '--quarantined', 'left_behind_bytes'],
-  ['idle', '--idle', 'idle_bytes'],
-  ['held free', '--held', null],
-  ['allocated', '--allocated', 'allocated_bytes'],
-];
-const HEIGHT = 232;
-const LEAST_SECONDS = 60;  // shown of a daemon that has just been started
+let box;           // of the chart
+let chart = null;
+let shown = '';    // what the chart is of
 
-let plot = null;
-let last = null;
-
-// Sums from the bottom, in the order of AREAS.
-function columns(answer) {
-  const stacked = AREAS.map(() => []);
-  answer.time_ms.forEach((_, i) => {
-    const allocated = answer.allocated_bytes[i];
-    const leased = Math.max(allocated, answer.leased_bytes[i]);
-    const idle = leased + answer.idle_bytes[i];
-    [idle + answer.left_behind_bytes[i], idle, leased, allocated].forEach((sum, area) => stacked[area].push(sum));
-  });
-  return [answer.time_ms.map((ms) => ms / 1000), ...stacked, answer.time_ms.map(() => answer.capacity_bytes)];
+// Parts of what sessions hold, from the top. What they neither use nor could give back is in partly used segments.
+function parts(answer) {
+  const held = (i) => Math.max(0, answer.leased_bytes[i] - answer.allocated_bytes[i]);
+  const reclaimable = answer.reclaimable_bytes.map((value, i) => (value === null ? null : Math.min(value, held(i))));
+  const fragmented = reclaimable.map((value, i) => (value === null ? null : held(i) - value));
+  return [
+    {label: 'reclaimable', color: '--reclaimable', values: reclaimable},
+    {label: 'fragmented', color: '--fragmented', values: fragmented},
+    {label: 'allocated', color: '--allocated', values: answer.allocated_bytes},
+  ];
 }
 
-// Of a part alone, at place i of the data.
-function partAt(answer, i, area) {
-  if (AREAS[area][2] !== null) return answer[AREAS[area][2]][i];
-  return Math.max(0, answer.leased_bytes[i] - answer.allocated_bytes[i]);
-}
-
-// A line for each time at which a request was refused, and a mark where one waits.
-function drawEvents(u) {
-  if (last === null) return;
-  const {ctx, bbox} = u;
-  ctx.save();
-  last.refusals.forEach((count, i) => {
-    const x = u.valToPos(last.time_ms[i] / 1000, 'x', true);
-    if (x < bbox.left || x > bbox.left + bbox.width) return;
-    if (i > 0 && count > last.refusals[i - 1]) {
-      ctx.strokeStyle = ctx.fillStyle = color('--bad');
-      ctx.lineWidth = devicePixelRatio;
-      ctx.setLineDash([3 * devicePixelRatio, 2 * devicePixelRatio]);
-      ctx.beginPath();
-      ctx.moveTo(x, bbox.top);
-      ctx.lineTo(x, bbox.top + bbox.height);
-      ctx.stroke();
-      ctx.beginPath();
-      ctx.moveTo(x - 4 * devicePixelRatio, bbox.top);
-      ctx.lineTo(x + 4 * devicePixelRatio, bbox.top);
-      ctx.lineTo(x, bbox.top + 6 * devicePixelRatio);
-      ctx.fill();
-    }
-    if (last.waiting[i] > 0) {
-      ctx.fillStyle = color('--warn');
-      ctx.fillRect(x - devicePixelRatio, bbox.top + bbox.height - 4 * devicePixelRatio, 3 * devicePixelRatio,
-        4 * devicePixelRatio);
-    }
-  });
-  ctx.restore();
-}
-
-// Of all samples; in seconds.
-function timeRange(times) {
-  const end = times.at(-1) / 1000;
-  return [Math.min(times[0] / 1000, end - LEAST_SECONDS), end];
-}
-
-// Its figures are in the legend and in the note.
-function create(parent) {
-  const axis = {
-    stroke: () => color('--muted'),
-    grid: {stroke: () => color('--line'), width: 1},
-    ticks: {show: false},
-    font: '11px system-ui, sans-serif',
-  };
-  return new uPlot({
-    width: parent.clientWidth - 20,
-    height: HEIGHT,
-    padding: [8, 8, 0, 0],
-    cursor: {y: false, points: {show: false}},
-    scales: {
-      x: {range: () => timeRange(last.time_ms)},
-      y: {range: (u, min, max) => [0, Math.max(max, 1)]},
-    },
-    axes: [
-      {...axis, size: 26, space: 72, values: (u, times, axisIndex, space, step) =>
-        times.map((s) => clock(new Date(1000 * s)).slice(0, step < 60 ? 8 : 5))},
-      // Powers of two, so that labels are round in the units of memory.
-      {...axis, size: 62, values: (u, values) => values.map(shortBytes),
-        splits: (u, index, min, max) => [0, 0.25, 0.5, 0.75, 1].map((part) => part * max)},
-    ],
-    series: [
-      {label: 'time', value: (u, s) => (s === null ? 'now' : clock(new Date(1000 * s)))},
-      ...AREAS.map(([label, name], area) => ({
-        label,
-        stroke: () => color(name),
-        fill: () => color(name),
-        width: 0,
-        points: {show: false},
-        value: (u, v, series, i) => bytes(partAt(last, i ?? last.time_ms.length - 1, area)),
-      })),
-      {label: 'capacity', stroke: () => color('--muted'), width: 1, dash: [4, 4], points: {show: false},
-        value: () => bytes(last.capacity_bytes)},
-    ],
-    hooks: {draw: [drawEvents]},
-  }, columns(last), parent);
+function draw(what, data) {
+  if (!canDraw) return;
+  if (what !== shown) {
+    chart?.remove();
+    chart = null;
+  }
+  shown = what;
+  if (data.time_ms.length === 0) return;
+  if (chart === null) {
+    chart = new Chart(box, data);
+  } else {
+    chart.show(data);
+  }
 }
 
 export function startTimeline(parent) {
-  if (uPlot === null) {
-    parent.append(el('p', {class: 'absent'},
+  box = el('div', {class: 'chart'});
+  parent.append(box);
+  if (!canDraw) {
+    box.append(el('p', {class: 'absent'},
       'This daemon was built without charts: npm was missing. Build it again with -DVRAMBROKER_WEB_CHARTS=ON; ' +
       'the figures are at ', el('a', {href: '/api/v1/timeline'}, '/api/v1/timeline'), '.'));
     return;
   }
-  new ResizeObserver(() => plot?.setSize({width: parent.clientWidth - 20, height: HEIGHT})).observe(parent);
-  onThemeChange(() => plot?.redraw());
+  onThemeChange(() => chart?.redraw());
 }
 
-export function showTimeline(parent, note, answer) {
-  last = answer;
+const refusedIn = (refusals) => {
+  const known = refusals.filter((count) => count !== null);
+  return known.length === 0 ? 0 : known.at(-1) - known[0];
+};
+const refusedText = (count) => (count === 0 ? 'no refusal' : `${count} refused`);
+
+// Of a device: an answer of /api/v1/timeline.
+export function showTimeline(title, note, answer) {
   const end = answer.time_ms.length - 1;
+  setText(title, 'Last 15 minutes');
   if (end < 0) return;
-  const refused = answer.refusals[end] - answer.refusals[0];
   const leased = answer.leased_bytes[end];
   const free = Math.max(0, 1 - answer.allocated_bytes[end] / leased);
   setText(note, (leased === 0 ? 'sessions hold nothing; ' : `${percent(free)} of what sessions hold is free; `) +
-    (refused === 0 ? 'no refusal' : `${refused} refused`));
-  if (uPlot === null) return;
-  if (plot === null) {
-    plot = create(parent);
-    plot.ctx.canvas.setAttribute('aria-hidden', 'true');
-  } else {
-    plot.setData(columns(answer));
-  }
+    refusedText(refusedIn(answer.refusals)));
+  draw(`device ${answer.device}`, {
+    ...answer,
+    areas: [
+      {label: 'left behind', color: '--quarantined', values: answer.left_behind_bytes},
+      {label: 'cached', color: '--cached', values: answer.idle_bytes},
+      ...parts(answer),
+    ],
+    line: {label: 'capacity', value: answer.capacity_bytes},
+    top: Math.max(answer.capacity_bytes, 1),
+  });
+}
+
+// Of a session, which the daemon keeps no history of.
+export function showHistory(title, note, id, device, limit) {
+  const history = historyOf(id, device);
+  setText(title, 'History');
+  setText(note, `seen by this page since ${clock(new Date(history.since))}; ${refusedText(refusedIn(history.refusals))}`);
+  const most = Math.max(2 ** 20, ...history.leased_bytes);
+  draw(`session ${id} ${device}`, {
+    ...history,
+    areas: parts(history),
+    line: {label: 'limit', value: limit},
+    top: 2 ** Math.ceil(Math.log2(most)),
+  });
 }

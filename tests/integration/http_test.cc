@@ -147,6 +147,19 @@ TEST_F(HttpTest, SaysWhatVramctlSays) {
   }));
 }
 
+TEST_F(HttpTest, TheTimelineTellsWhatSessionsCouldGiveBack) {
+  ASSERT_OK_AND_ASSIGN(Client client, VramctlDaemonTest::Connect("client"));
+  ASSERT_OK_AND_ASSIGN(const Buffer kept, client.Allocate(24_MiB));
+  ASSERT_OK_AND_ASSIGN(Buffer freed, client.Allocate(30_MiB));
+  EXPECT_OK(freed.Reset());
+  ASSERT_TRUE(WaitFor([&] {
+    const Json state = Get("/api/v1/state");
+    const Json timeline = Get("/api/v1/timeline");
+    return !timeline["time_ms"].empty() && timeline["reclaimable_bytes"].size() == timeline["time_ms"].size() &&
+           state["sessions"][0]["devices"][0]["idle_bytes"] == 30_MiB && timeline["reclaimable_bytes"].back() == 30_MiB;
+  }));
+}
+
 TEST_F(HttpTest, TheMapHasEverySegmentWithItsBlocks) {
   ASSERT_OK_AND_ASSIGN(ClientProcess leaving, ConnectProcess("leaving"));
   ASSERT_OK(leaving.Call("alloc 5000000"));

@@ -4,80 +4,11 @@
 // goes wrong in it, and pictures of it are kept.
 // Usage: page_test.mjs BUILD_DIR [--pictures DIR]   (run by run.sh)
 import assert from 'node:assert/strict';
-import {mkdirSync, mkdtempSync, readdirSync, rmSync, statSync} from 'node:fs';
-import {tmpdir} from 'node:os';
-import path from 'node:path';
-import {chromium} from 'playwright-core';
-import {Daemon, PATIENCE_MS, waitFor} from './daemon.mjs';
+import {Daemon, waitFor} from './daemon.mjs';
 import {bytes, percent} from './format.mjs';
+import {DESKTOP, PHONE, Page, build, expectAccessible, withBrowser} from './page.mjs';
 
 const MIB = 2 ** 20;
-const build = process.argv[2];
-const pictures = process.argv[3] === '--pictures' ? process.argv[4] : 'pictures';
-mkdirSync(pictures, {recursive: true});
-
-const DESKTOP = {width: 1280, height: 860};
-const PHONE = {width: 360, height: 740};
-
-// ---- A page that must not go wrong ----
-
-class Page {
-  static async open(browser, url, {viewport = DESKTOP, colorScheme = 'light', prepare} = {}) {
-    const page = new Page();
-    page.faults = [];
-    page.context = await browser.newContext({viewport, colorScheme, locale: 'en-GB', timezoneId: 'UTC'});
-    page.context.setDefaultTimeout(PATIENCE_MS);
-    page.tab = await page.context.newPage();
-    page.tab.on('console', (message) => {
-      if (['error', 'warning'].includes(message.type())) page.faults.push(`${message.type()}: ${message.text()}`);
-    });
-    page.tab.on('pageerror', (error) => page.faults.push(`exception: ${error.stack}`));
-    page.tab.on('dialog', (dialog) => {
-      page.faults.push(`dialog: ${dialog.message()}`);
-      dialog.dismiss();
-    });
-    page.tab.on('request', (request) => {
-      if (!request.url().startsWith(`${url}/`)) page.faults.push(`asks elsewhere: ${request.url()}`);
-    });
-    if (prepare !== undefined) await prepare(page.tab);
-    await page.tab.goto(`${url}/`);
-    await page.tab.waitForSelector('#status[data-state=live]');
-    return page;
-  }
-  async close() {
-    await this.tab.unrouteAll({behavior: 'ignoreErrors'});  // answers that are still on their way
-    assert.deepEqual(this.faults, []);
-    await this.context.close();
-  }
-  text(selector) {
-    return this.tab.locator(selector).innerText();
-  }
-  // Its last sample is of what the daemon says now.
-  async showsNowInTimeline(daemon) {
-    const {devices: [device]} = await daemon.json('/api/v1/state');
-    const free = percent(Math.max(0, 1 - device.allocated_bytes / device.leased_bytes));
-    await waitFor('the timeline of now', async () => (await this.text('#timeline-note')).startsWith(`${free} of `));
-  }
-  async picture(name) {
-    const file = path.join(pictures, `${name}.png`);
-    await this.tab.screenshot({path: file, animations: 'disabled'});
-    assert.ok(statSync(file).size < 200_000, `${file} has ${statSync(file).size} bytes`);
-  }
-  // What the device's figures and the table say.
-  figures() {
-    return this.tab.evaluate(() => Object.fromEntries([...document.querySelectorAll('.device dd')]
-      .map((dd) => [dd.dataset.figure, dd.textContent])));
-  }
-  rows() {
-    return this.tab.evaluate(() => [...document.querySelectorAll('#sessions tbody tr')].map((row) => ({
-      name: row.querySelector('th span').textContent,
-      details: row.querySelector('th small').textContent,
-      reserved: row.querySelector('.usage b').textContent,
-      limit: row.querySelector('.usage .text span').textContent,
-      cells: [...row.cells].slice(2).map((cell) => cell.textContent),
-    })));
-  }
-}
 
 // ---- The page and vramctl ----
 
@@ -90,9 +21,9 @@ function expectedRows(sessions) {
       details: `id ${session.id} · pid ${session.pid} · ${session.tenant}`,
       reserved: bytes(device.reserved_bytes),
       limit: `of ${bytes(device.limit_bytes)}`,
-      cells: [bytes(device.allocated_bytes), bytes(device.idle_bytes), percent(device.fragmentation_ratio),
-        device.guarantee_bytes === 0 ? '–' : bytes(device.guarantee_bytes), '–', String(device.num_ooms),
-        session.state],
+      cells: [bytes(device.allocated_bytes), bytes(device.idle_bytes), bytes(device.inactive_split_bytes),
+        percent(device.fragmentation_ratio), device.guarantee_bytes === 0 ? '–' : bytes(device.guarantee_bytes), '–',
+        String(device.num_ooms), session.state],
     };
   }).sort((a, b) => a.name.localeCompare(b.name));
 }
@@ -121,7 +52,8 @@ async function expectPageIsVramctl(page, daemon) {
       wanted = {
         figures: {
           capacity: bytes(device.capacity_bytes), reserved: bytes(device.reserved_bytes),
-          allocated: bytes(device.allocated_bytes), idle: bytes(device.idle_bytes),
+          allocated: bytes(device.allocated_bytes), cached: bytes(device.idle_bytes),
+          fragmented: bytes(device.inactive_split_bytes),
           fragmentation: percent(device.fragmentation_ratio),
         },
         rows: expectedRows(sessions),
@@ -240,10 +172,10 @@ async function expectUsable(page) {
   names = (await page.rows()).map((row) => row.name);
   assert.deepEqual(names, [...names].sort((a, b) => b.localeCompare(a)));
 
-  await tab.getByRole('button', {name: 'notebook'}).click();
-  assert.equal(await tab.locator('tr[data-chosen=true] th span').innerText(), 'notebook');
-  await tab.getByRole('button', {name: 'Show all sessions'}).click();
-  assert.equal(await tab.locator('tr[data-chosen=true]').count(), 0);
+  await tab.getByRole('link', {name: 'notebook', exact: true}).click();
+  assert.equal(await page.text('#session-title'), 'notebook');
+  await tab.keyboard.press('Escape');
+  assert.equal(await tab.locator('#session-title').isVisible(), false);
 
   await tab.locator('#map').focus();
   await tab.keyboard.press('ArrowRight');
@@ -252,9 +184,9 @@ async function expectUsable(page) {
   await tab.keyboard.press('ArrowRight');
   assert.notEqual(await tab.locator('#map-spoken').textContent(), first);
   await tab.keyboard.press('Enter');
-  assert.equal(await tab.locator('tr[data-chosen=true] th span').innerText(), 'trainer');
-  await tab.keyboard.press('Escape');
-  assert.equal(await tab.locator('tr[data-chosen=true]').count(), 0);
+  assert.equal(await page.text('#session-title'), 'trainer');
+  await tab.goBack();
+  await tab.waitForSelector('#sessions:visible');
 
   const box = await tab.locator('#map').boundingBox();
   await tab.mouse.move(box.x + 180, box.y + 12);
@@ -268,40 +200,6 @@ async function expectUsable(page) {
   await tab.locator('#theme').click();
   assert.notEqual(await ground(), light);
   await tab.locator('#theme').click();
-}
-
-// Names for everything that can be used, and text that can be read: WCAG's contrast of 4.5 to 1.
-async function expectAccessible(page, name) {
-  const faults = await page.tab.evaluate(() => {
-    const found = [];
-    for (const element of document.querySelectorAll('button, a, canvas, table, [role=img]')) {
-      const labelled = element.getAttribute('aria-label') ?? element.textContent.trim();
-      const by = element.getAttribute('aria-labelledby');
-      if (labelled === '' && by === null && element.tagName !== 'TABLE' && element.ariaHidden !== 'true') found.push(`no name: ${element.outerHTML}`);
-    }
-    const rgb = (text) => /rgba?\(([^)]*)\)/.exec(text)[1].split(/[ ,/]+/).map(Number);
-    const luminance = (color) => {
-      const [r, g, b] = color.map((c) => c / 255).map((c) => (c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
-      return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-    };
-    const groundOf = (element) => {
-      for (let e = element; e !== null; e = e.parentElement) {
-        const ground = rgb(getComputedStyle(e).backgroundColor);
-        if (ground.length < 4 || ground[3] > 0) return ground.slice(0, 3);
-      }
-      return [255, 255, 255];
-    };
-    const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-    for (let text = texts.nextNode(); text !== null; text = texts.nextNode()) {
-      const element = text.parentElement;
-      if (text.textContent.trim() === '' || !element.checkVisibility() || element.closest('noscript')) continue;
-      const [a, b] = [luminance(rgb(getComputedStyle(element).color).slice(0, 3)), luminance(groundOf(element))];
-      const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-      if (contrast < 4.5) found.push(`contrast ${contrast.toFixed(2)}: ${text.textContent.trim().slice(0, 40)}`);
-    }
-    return found;
-  });
-  assert.deepEqual(faults, [], name);
 }
 
 // A client that does not answer costs the page less than a second, and the others nothing.
@@ -342,7 +240,7 @@ async function refused(browser, daemon, {clients}) {
   const batch = await daemon.client('batch', '-', 'wait_ms=600000');
   batch.ask(`alloc ${7000 * MIB}`).catch(() => {});  // never comes
   await waitFor('the one that waits', async () => (await page.rows()).some((row) => row.name === 'batch' &&
-    /^6\.8[0-9] GiB for [0-9.]+ s \(place 1\)$/.test(row.cells[4])));
+    /^6\.8[0-9] GiB for [0-9.]+ s \(place 1\)$/.test(row.cells[5])));
   assert.equal((await page.figures()).waiting, '1');
   await page.showsNowInTimeline(daemon);
   await page.tab.locator('tr', {hasText: 'batch'}).scrollIntoViewIfNeeded();
@@ -454,8 +352,20 @@ async function hostile(browser, daemon) {
   await page.tab.keyboard.press('ArrowRight');
   assert.ok((await page.text('#map-tip')).startsWith(names[0]));
   assert.equal(await page.tab.evaluate(() => document.querySelectorAll('img, script:not([src])').length), 0);
-  const wide = await page.tab.evaluate(() => document.documentElement.scrollWidth);
-  assert.ok(wide <= DESKTOP.width, `${wide} pixels wide`);
+  const wide = () => page.tab.evaluate(() => document.documentElement.scrollWidth);
+  assert.ok(await wide() <= DESKTOP.width, `${await wide()} pixels wide`);
+  // Opened alone, by what is in the address: a number, or nothing.
+  await page.tab.keyboard.press('Enter');
+  assert.equal(await page.text('#session-title'), names[0]);
+  await page.tab.locator('#all-sessions').click();
+  await page.tab.locator('#sessions a', {hasText: 'longxxx'}).or(page.tab.locator('#sessions a').last()).first().click();
+  await page.tab.waitForSelector('#session-title:visible');
+  assert.ok(await wide() <= DESKTOP.width, `${await wide()} pixels wide`);
+  await page.tab.evaluate(() => {
+    location.hash = `#session=1<script>&search=${encodeURIComponent('<img src=x>')}&sort=<b>&device=-7`;
+  });
+  await waitFor('no match', async () => (await page.text('#sessions-empty')) === 'No session matches “<img src=x>”.');
+  assert.equal(await page.tab.evaluate(() => document.querySelectorAll('img, script:not([src])').length), 0);
   await page.close();
 }
 
@@ -467,7 +377,7 @@ function measureMap(page) {
     const frames = [];
     let before = null;
     for (let i = 0; i < 40; ++i) {
-      map.parentElement.dispatchEvent(new Event('scroll'));  // draws in the next frame
+      map.closest('.map-frame').dispatchEvent(new Event('scroll'));  // draws in the next frame
       const now = await new Promise((resolve) => requestAnimationFrame(() => resolve(performance.now())));
       draws.push(Number(map.dataset.drawMs));
       if (before !== null) frames.push(now - before);
@@ -510,50 +420,36 @@ async function large(browser, daemon) {
 
 // All of the page, uncompressed.
 async function size(daemon) {
-  const files = ['/', '/style.css', '/icon.svg', '/charts.js', '/charts.css', ...['app', 'devices', 'dom', 'format', 'map', 'ooms',
-    'palette', 'sessions', 'timeline'].map((name) => `/${name}.js`)];
+  const files = ['/', '/style.css', '/icon.svg', '/charts.js', '/charts.css', ...['app', 'chart', 'devices', 'dom', 'figures',
+    'format', 'history', 'map', 'map_draw', 'map_layout', 'ooms', 'palette', 'route', 'scopes', 'search', 'session_view',
+    'sessions', 'timeline'].map((name) => `/${name}.js`)];
   let total = 0;
   for (const file of files) total += (await (await daemon.get(file)).arrayBuffer()).byteLength;
   console.log(`  ${files.length} files, ${(total / 1024).toFixed(1)} KiB`);
   assert.ok(total < 300 * 1024, `${total} bytes`);
 }
 
-const profile = mkdtempSync(path.join(tmpdir(), 'vrambroker-chromium.'));
-const browser = await chromium.launch({
-  timeout: PATIENCE_MS,
-  executablePath: process.env.CHROMIUM ?? '/usr/bin/chromium',
-  env: {...process.env, HOME: profile, XDG_CONFIG_HOME: profile, XDG_CACHE_HOME: profile},
-  args: ['--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-background-networking',
-    '--disable-component-update', '--disable-sync'],
-});
 let daemon = null;
-const started = Date.now();
-const step = async (name, run) => {
-  const result = await run();
-  console.log(`${name}: ok (${((Date.now() - started) / 1000).toFixed(1)} s)`);
-  return result;
-};
 try {
-  daemon = await Daemon.start(build, ['--capacity=8GiB']);
-  await step('size', () => size(daemon));
-  await step('idle', () => idle(browser, daemon));
-  const holders = await step('busy', () => busy(browser, daemon));
-  await step('silent client', () => silent(browser, daemon, holders));
-  await step('refused', () => refused(browser, daemon, holders));
-  await step('hostile names', () => hostile(browser, daemon));
-  await step('silent daemon', () => lost(browser, daemon));
-  // Each on a daemon of its own, so that nothing else is in the pictures.
-  for (const [name, run] of [['large', large], ['fragmentation', fragmentation]]) {
-    daemon.stop();
+  await withBrowser(async (browser, step) => {
     daemon = await Daemon.start(build, ['--capacity=8GiB']);
-    await step(name, () => run(browser, daemon));
-  }
-  console.log(`pictures: ${readdirSync(pictures).join(' ')}`);
+    await step('size', () => size(daemon));
+    await step('idle', () => idle(browser, daemon));
+    const holders = await step('busy', () => busy(browser, daemon));
+    await step('silent client', () => silent(browser, daemon, holders));
+    await step('refused', () => refused(browser, daemon, holders));
+    await step('hostile names', () => hostile(browser, daemon));
+    await step('silent daemon', () => lost(browser, daemon));
+    // Each on a daemon of its own, so that nothing else is in the pictures.
+    for (const [name, run] of [['large', large], ['fragmentation', fragmentation]]) {
+      daemon.stop();
+      daemon = await Daemon.start(build, ['--capacity=8GiB']);
+      await step(name, () => run(browser, daemon));
+    }
+  });
 } catch (error) {
   console.error(daemon?.log);
   throw error;
 } finally {
-  await browser.close();
   daemon?.stop();
-  rmSync(profile, {recursive: true, force: true});
 }

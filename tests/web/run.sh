@@ -23,4 +23,5 @@ if ! cmp -s package-lock.json installed; then
     || missing "npm ci failed: $(head -n 3 npm.log)"
   cp package-lock.json installed
 fi
-exec node page_test.mjs "$build" "$@"
+node page_test.mjs "$build" "$@"
+exec node many_test.mjs "$build" "$@"

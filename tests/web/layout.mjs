@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the page's layout has to be, as it is drawn.
+import assert from 'node:assert/strict';
+import {waitFor} from './daemon.mjs';
+
+// No card is half empty: there is no large gap between what is in it, nor below.
+export async function expectFullCards(page, where) {
+  let found = null;
+  try {
+    await waitFor('full cards', async () => {
+      found = await page.tab.evaluate(() => [...document.querySelectorAll('.device, .panel')]
+        .filter((card) => card.checkVisibility()).map((card) => {
+          const boxes = [...card.querySelectorAll('*')].filter((element) => element.checkVisibility() &&
+            (element.childElementCount === 0 || element.tagName === 'P') && !element.closest('.hidden, .tip, .mark'))
+            .map((element) => element.getBoundingClientRect()).filter((box) => box.height > 1)
+            .sort((a, b) => a.top - b.top);
+          const box = card.getBoundingClientRect();
+          let end = box.top;
+          let gap = 0;
+          for (const each of [...boxes, {top: box.bottom, bottom: box.bottom}]) {
+            gap = Math.max(gap, each.top - end);
+            end = Math.max(end, each.bottom);
+          }
+          return {
+            card: card.getAttribute('aria-labelledby') ?? card.getAttribute('aria-label'),
+            gap: Math.round(gap),
+            height: Math.round(box.height),
+          };
+        }).filter(({gap, height}) => gap > Math.max(32, 0.12 * height)));
+      return found.length === 0;
+    });
+  } catch (error) {
+    assert.deepEqual(found, [], where);
+    throw error;
+  }
+}
+
+// The card around `scroller` is as high as the window below the header, its contents scroll to their end, and headings
+// stay.
+export async function expectUsesTheWindow(page, scroller, where) {
+  const seen = await page.tab.evaluate(async (selector) => {
+    const inner = [...document.querySelectorAll(selector)].find((element) => element.checkVisibility());
+    const card = inner.closest('.panel');
+    card.scrollIntoView();
+    const frames = async () => {
+      for (let i = 0; i < 3; ++i) await new Promise((resolve) => requestAnimationFrame(resolve));
+    };
+    await frames();
+    const header = document.querySelector('.top').getBoundingClientRect();
+    const box = card.getBoundingClientRect();
+    const before = {top: box.top, bottom: box.bottom, height: box.height};
+    inner.scrollTop = inner.scrollHeight;
+    await frames();
+    const frame = inner.getBoundingClientRect();
+    const head = inner.querySelector('thead th')?.getBoundingClientRect();
+    const canvas = inner.querySelector('canvas')?.getBoundingClientRect();
+    const last = inner.querySelector('tbody tr:last-child')?.getBoundingClientRect();
+    return {
+      ...before, room: innerHeight - header.bottom, headerAt: header.top, header: header.bottom, scrolled: inner.scrollTop,
+      head: head === undefined ? 0 : head.top - frame.top,
+      end: (canvas ?? last).bottom - frame.bottom,
+      canvas: canvas === undefined ? 1 : canvas.height / frame.height,
+    };
+  }, scroller);
+  const text = `${where}: ${scroller} ${JSON.stringify(seen)}`;
+  assert.equal(seen.headerAt, 0, text);
+  assert.ok(seen.height >= seen.room - 90 && seen.height <= seen.room, text);
+  assert.ok(seen.top >= seen.header && seen.top <= seen.header + 20, text);
+  assert.ok(seen.scrolled > 0, text);
+  assert.ok(Math.abs(seen.head) <= 1, text);
+  assert.ok(seen.end <= 1, text);
+  assert.ok(seen.canvas > 0.9, text);
+}
+
+// Has the page remember what it writes on canvases, where.
+export async function recordLabels(tab) {
+  await tab.addInitScript(() => {
+    const write = CanvasRenderingContext2D.prototype.fillText;
+    CanvasRenderingContext2D.prototype.fillText = function fillText(text, x, y, ...rest) {
+      const {a, e} = this.getTransform();
+      const {actualBoundingBoxLeft, actualBoundingBoxRight} = this.measureText(text);
+      (this.canvas.labels ??= []).push({text, left: e + a * (x - actualBoundingBoxLeft),
+        right: e + a * (x + actualBoundingBoxRight), width: this.canvas.width});
+      return write.call(this, text, x, y, ...rest);
+    };
+  });
+}
+
+export function labelsOf(tab, parent) {
+  return tab.evaluate((selector) => document.querySelector(`${selector} canvas`)?.labels ?? [], parent);
+}

@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The daemon's web page with one session and with many: the search, sorting, a session's own view, and the layout.
+// Usage: many_test.mjs BUILD_DIR [--pictures DIR]   (run by run.sh)
+import assert from 'node:assert/strict';
+import {Daemon, waitFor} from './daemon.mjs';
+import {bytes} from './format.mjs';
+import {expectFullCards, expectUsesTheWindow, labelsOf, recordLabels} from './layout.mjs';
+import {DESKTOP, PHONE, Page, build, expectAccessible, withBrowser} from './page.mjs';
+
+const MIB = 2 ** 20;
+const LAPTOP = {width: 1280, height: 720};
+const MANY = 60;
+
+const namesOf = async (page) => (await page.rows()).map((row) => row.name);
+const up = (names) => [...names].sort((a, b) => a.localeCompare(b));
+// After that, the page shows answers to questions that it asked later than now.
+async function refreshed(page) {
+  for (let i = 0; i < 2; ++i) {
+    const answer = await page.tab.waitForResponse((response) => response.url().endsWith('/api/v1/state'));
+    await answer.finished();
+  }
+}
+// How many sessions the map has.
+const groupsOf = async (page) => Number(await page.tab.locator('#map').getAttribute('data-groups'));
+
+async function start(daemon, count) {
+  const clients = {};
+  for (let i = 0; i < count; ++i) {
+    const name = i % 10 === 3 ? `trainer-${i}` : `job-${i}`;
+    const client = clients[name] = await daemon.client(name, String(128 * MIB));
+    const blocks = await client.callAll([3, 2, 5, 3, 12].map((mib) => `alloc ${(mib + i % 3) * MIB}`));
+    await client.callAll([blocks[0], blocks[2], blocks[4]].map(([index]) => `free ${index}`));
+  }
+  return clients;
+}
+
+// ---- The steps ----
+
+async function layout(browser, daemon, count) {
+  const looks = [[LAPTOP, 'light'], [{width: 1920, height: 1080}, 'dark'], [PHONE, 'dark']];
+  for (const [viewport, colorScheme] of looks) {
+    const where = `${count} sessions, ${viewport.width} x ${viewport.height}, ${colorScheme}`;
+    const page = await Page.open(browser, daemon.url, {viewport, colorScheme});
+    await waitFor('the sessions', async () => (await page.rows()).length === count && await groupsOf(page) >= count);
+    await waitFor('a chart', async () => (await page.text('#timeline-note')) !== '');
+    await expectFullCards(page, where);
+    const wide = await page.tab.evaluate(() => document.documentElement.scrollWidth);
+    assert.ok(wide <= viewport.width, `${where}: ${wide} pixels wide`);
+    if (count === MANY) {
+      await expectUsesTheWindow(page, '.scroll', where);
+      if (viewport.height < 1000) await expectUsesTheWindow(page, '.map-frame', where);
+      await expectAccessible(page, where);
+      if (viewport === PHONE) await page.picture('many-phone');
+      if (viewport === LAPTOP) await page.picture('many');
+    }
+    await page.tab.evaluate(() => document.querySelector('#sessions tbody a').click());
+    await waitFor('its map', async () => await groupsOf(page) === 1);
+    await waitFor('its history', async () => (await page.text('#timeline-note')).startsWith('seen by this page since '));
+    await expectFullCards(page, `${where}, one alone`);
+    await expectAccessible(page, `${where}, one alone`);
+    await page.close();
+  }
+}
+
+async function search(browser, daemon) {
+  const page = await Page.open(browser, daemon.url, {viewport: LAPTOP});
+  const {tab} = page;
+  const shows = (count) => waitFor(`${count} sessions`, async () =>
+    (await page.rows()).length === count && await groupsOf(page) === count);
+  await shows(MANY);
+  const [{details}] = await page.rows();
+
+  await tab.keyboard.press('/');
+  await tab.keyboard.type('TRAINER');
+  await shows(6);
+  assert.ok((await namesOf(page)).every((name) => name.startsWith('trainer-')));
+  assert.equal(await page.text('#search-count'), `6 of ${MANY}`);
+  await refreshed(page);
+  await shows(6);
+  await tab.reload();
+  await shows(6);
+  assert.equal(await tab.locator('#search').inputValue(), 'TRAINER');
+  await page.picture('search');
+
+  // Each word is looked for; also in the process and the user.
+  await tab.locator('#search').fill('trainer 53');
+  await waitFor('the session', async () => (await namesOf(page)).includes('trainer-53'));
+  await tab.locator('#search').fill(details.split(' · ')[1]);
+  await waitFor('the process', async () => (await page.rows()).length < MANY);
+  assert.ok((await page.rows()).some((row) => row.details === details));
+  await tab.locator('#search').fill('uid:');
+  await shows(MANY);
+
+  await tab.locator('#search').fill('no such');
+  for (const empty of ['#sessions-empty', '#map-empty']) {
+    await waitFor('why there is nothing', async () => (await page.text(empty)) === 'No session matches “no such”.');
+  }
+  assert.equal(await page.text('#search-count'), `0 of ${MANY}`);
+  await tab.keyboard.press('Escape');
+  await shows(MANY);
+  assert.equal(await tab.locator('#search').inputValue(), '');
+  assert.equal(await page.text('#search-count'), '');
+  await tab.locator('#search').fill('trainer');
+  await shows(6);
+  await tab.locator('#search-clear').click();
+  await shows(MANY);
+  await page.close();
+}
+
+async function sorting(browser, daemon) {
+  const page = await Page.open(browser, daemon.url, {viewport: LAPTOP});
+  const {tab} = page;
+  await waitFor('the sessions', async () => (await page.rows()).length === MANY);
+  await tab.getByRole('button', {name: 'Session', exact: true}).click();
+  const names = await namesOf(page);
+  assert.deepEqual(names, up(names));
+  await refreshed(page);
+  assert.deepEqual(await namesOf(page), names);
+  await tab.reload();
+  await waitFor('the sessions', async () => (await page.rows()).length === MANY);
+  assert.deepEqual(await namesOf(page), names);
+  assert.equal(await tab.locator('th[aria-sort=ascending]').innerText(), 'Session ↑');
+  await tab.getByRole('button', {name: 'Session ↑'}).click();
+  await tab.reload();
+  await waitFor('the sessions', async () => (await page.rows()).length === MANY);
+  assert.deepEqual(await namesOf(page), [...names].reverse());
+  await page.close();
+}
+
+async function session(browser, daemon, clients) {
+  assert.equal((await clients['trainer-13'].ask(`alloc ${300 * MIB}`))[0], 'error');
+  const [index] = await clients['trainer-13'].call(`alloc ${30 * MIB}`);  // the refused request had emptied its cache
+  await clients['trainer-13'].call(`free ${index}`);
+  assert.equal((await clients['job-14'].ask(`alloc ${300 * MIB}`))[0], 'error');
+  const page = await Page.open(browser, daemon.url, {viewport: LAPTOP});
+  const {tab} = page;
+  await tab.locator('#search').fill('trainer');
+  const link = tab.getByRole('link', {name: 'trainer-13', exact: true});
+  await link.click();
+
+  const {id} = (await daemon.vramctlJson('sessions')).sessions.find((each) => each.name === 'trainer-13');
+  const expectIt = async () => {
+    assert.match(tab.url(), new RegExp(`[#&]session=${id}(&|$)`));
+    await waitFor('its name', async () => (await page.text('#session-title')) === 'trainer-13');
+    assert.equal(await tab.locator('#sessions').isVisible(), false);
+    assert.equal(await tab.locator('#search').isVisible(), false);
+    await waitFor('its map', async () => await groupsOf(page) === 1);
+    await waitFor('its refusals', async () => (await tab.locator('#ooms li b').allInnerTexts()).join() === 'trainer-13');
+    assert.match(await page.text('#ooms li'), /which would exceed the limit/);
+  };
+  await expectIt();
+  // Clients report once a second, and at once when they are asked for a session alone.
+  await daemon.vramctl('summary', String(id));
+  const said = (await daemon.vramctlJson('sessions')).sessions.find((each) => each.id === id).devices[0];
+  const wanted = {
+    reserved: bytes(said.reserved_bytes), allocated: bytes(said.allocated_bytes),
+    reclaimable: bytes(said.idle_bytes), fragmented: bytes(said.inactive_split_bytes),
+    limit: bytes(said.limit_bytes), guarantee: '–', refused: '1',
+  };
+  assert.ok(said.idle_bytes > 0 && said.inactive_split_bytes > 0);
+  await waitFor('its figures', async () => {
+    const figures = await tab.evaluate(() => Object.fromEntries([...document.querySelectorAll('#session-figures dd')]
+      .map((dd) => [dd.dataset.figure, dd.textContent])));
+    return Object.entries(wanted).every(([name, text]) => figures[name] === text);
+  });
+  const blocks = JSON.parse(await daemon.vramctl('snapshot', String(id), '-o', '-')).segments
+    .reduce((sum, segment) => sum + segment.blocks.length, 0);
+  await waitFor('its blocks', async () => Number(await tab.locator('#map').getAttribute('data-blocks')) === blocks);
+  // Its history has begun with the page, and says so.
+  assert.match(await page.text('#timeline-note'), /^seen by this page since \d\d:\d\d:\d\d; no refusal$/);
+  await waitFor('its history', async () => (await page.text('#timeline .u-legend')).includes(bytes(said.allocated_bytes)));
+  assert.equal(await tab.locator('#scopes-panel').isVisible(), false);
+  await page.picture('session');
+
+  await tab.reload();
+  await expectIt();
+  const expectList = () => waitFor('the list', async () => await tab.locator('#sessions').isVisible() &&
+    (await page.rows()).length === 6 && await groupsOf(page) === 6);
+  await tab.goBack();
+  await expectList();
+  assert.equal(await tab.locator('#search').inputValue(), 'trainer');
+  await waitFor('all refusals', async () => await tab.locator('#ooms li').count() === 2);
+  await tab.goForward();
+  await expectIt();
+  await tab.locator('#all-sessions').click();
+  await expectList();
+  // Who came by the keyboard is where he was.
+  await waitFor('the focus', () => tab.evaluate(() => document.activeElement.textContent === 'trainer-13'));
+  await tab.keyboard.press('Enter');
+  await expectIt();
+  await tab.keyboard.press('Escape');
+  await expectList();
+
+  // By the map.
+  const box = await tab.locator('#map').boundingBox();
+  await tab.mouse.click(box.x + 150, box.y + 12);
+  await waitFor('the first of the map', async () => (await page.text('#session-title')) === 'trainer-3');
+  await clients['trainer-3'].goodbye();
+  await tab.waitForSelector('#session-gone:visible');
+  assert.equal(await page.text('#session-state'), 'ended');
+  assert.equal(await page.text('#map-empty'), 'This session holds no memory of device 0.');
+  await page.close();
+
+  const other = await Page.open(browser, daemon.url);
+  await other.tab.goto(`${daemon.url}/#session=987654`);
+  await waitFor('that there is none', async () =>
+    (await other.text('#session-gone')) === 'There is no session 987654. It may have ended.');
+  await other.close();
+}
+
+// Blocks with scopes are added up by scope. Which block has which, the test says instead of the daemon.
+async function scopes(browser, daemon) {
+  const {id, name} = (await daemon.vramctlJson('sessions')).sessions[0];
+  const hostile = '<img src=x onerror=alert(1)>';
+  const sums = {};
+  const prepare = async (tab) => {
+    await tab.route('**/api/v1/map*', async (route) => {
+      const response = await route.fetch();
+      const json = await response.json();
+      json.sessions.find((each) => each.id === id).scopes = ['', 'forward/layer3', hostile];
+      for (const key of Object.keys(sums)) delete sums[key];
+      let count = 0;
+      for (const segment of json.segments.filter((each) => each.session_id === id)) {
+        segment.block_scopes = [];
+        for (let i = 0; 3 * i < segment.blocks.length; ++i) {
+          const used = segment.blocks[3 * i + 2] !== 0;
+          const scope = used ? 1 + count++ % 2 : 0;
+          segment.block_scopes.push(scope);
+          if (used) sums[scope] = (sums[scope] ?? 0) + segment.blocks[3 * i];
+        }
+      }
+      await route.fulfill({response, json});
+    });
+  };
+  const page = await Page.open(browser, daemon.url, {viewport: LAPTOP, prepare});
+  const {tab} = page;
+  await waitFor('the map', async () => await groupsOf(page) > 0);
+  assert.equal(await tab.locator('#scopes-panel').isVisible(), false);
+  await tab.locator('#search').fill(name);
+  await tab.locator('#map').focus();
+  for (let i = 0; i < 40 && !(await page.text('#map-tip')).includes('scope forward/layer3'); ++i) {
+    await tab.keyboard.press('ArrowRight');
+  }
+  assert.match(await page.text('#map-tip'), /scope forward\/layer3/);
+  await tab.getByRole('link', {name, exact: true}).click();
+  await tab.waitForSelector('#scopes-panel:visible');
+  const cells = () => tab.evaluate(() => [...document.querySelectorAll('#scopes tbody tr')]
+    .map((row) => [...row.cells].slice(0, 2).map((cell) => cell.textContent)));
+  await waitFor('the sums', async () => {
+    const wanted = Object.entries(sums).sort(([, a], [, b]) => b - a)
+      .map(([scope, sum]) => [scope === '1' ? 'forward/layer3' : hostile, bytes(sum)]);
+    return wanted.length > 0 && JSON.stringify(await cells()) === JSON.stringify(wanted);
+  });
+  await expectFullCards(page, 'scopes');
+  await expectAccessible(page, 'scopes');
+  await tab.locator('#all-sessions').click();
+  await tab.waitForSelector('#scopes-panel', {state: 'hidden'});
+  await page.close();
+}
+
+// The last label of the time axis is at the end of the axis, and the first one near its begin.
+async function labels(browser, daemon) {
+  for (const viewport of [DESKTOP, PHONE]) {
+    const page = await Page.open(browser, daemon.url, {viewport, prepare: async (tab) => {
+      await recordLabels(tab);
+      await tab.route('**/api/v1/timeline*', async (route) => {
+        const response = await route.fetch();
+        const json = await response.json();
+        const length = json.time_ms.length;
+        const end = Math.ceil(json.time_ms.at(-1) / 60000) * 60000;
+        json.time_ms = json.time_ms.map((_, i) => end - 2000 * (length - 1 - i));
+        await route.fulfill({response, json});
+      });
+    }});
+    const all = await waitFor('labels', async () => {
+      const drawn = (await labelsOf(page.tab, '#timeline')).filter(({text}) => /^\d\d:\d\d/.test(text));
+      return drawn.length > 1 ? drawn : null;
+    });
+    for (const {text, left, right, width} of all) {
+      assert.ok(left >= 0 && right <= width, `${viewport.width} wide: ${text} from ${left} to ${right} of ${width}`);
+    }
+    await page.close();
+  }
+}
+
+// One thing has one name: "idle" was two things.
+async function words(browser, daemon) {
+  const page = await Page.open(browser, daemon.url);
+  const said = () => page.tab.evaluate(() => [document.body.innerText,
+    ...[...document.querySelectorAll('[title], [aria-label]')].map(({title, ariaLabel}) => `${title} ${ariaLabel}`),
+  ].join('\n'));
+  await waitFor('a chart', async () => (await page.text('#timeline-note')) !== '');
+  for (const word of ['cached by the daemon', 'cached', 'fragmented', 'reclaimable']) {
+    assert.ok((await said()).includes(word), `${word} is missing`);
+  }
+  assert.doesNotMatch(await said(), /\bidle\b/i);
+  await page.tab.locator('#sessions a').first().click();
+  await page.tab.waitForSelector('#session-title:visible');
+  assert.doesNotMatch(await said(), /\bidle\b/i);
+  await page.close();
+}
+
+let daemon = null;
+try {
+  await withBrowser(async (browser, step) => {
+    for (const count of [1, 5]) {
+      daemon = await Daemon.start(build, ['--capacity=4GiB']);
+      await start(daemon, count);
+      await step(`layout, ${count}`, () => layout(browser, daemon, count));
+      if (count === 5) {
+        await step('labels', () => labels(browser, daemon));
+        await step('words', () => words(browser, daemon));
+        await step('scopes', () => scopes(browser, daemon));
+      }
+      daemon.stop();
+    }
+    daemon = await Daemon.start(build, ['--capacity=4GiB']);
+    const clients = await start(daemon, MANY);
+    await step(`layout, ${MANY}`, () => layout(browser, daemon, MANY));
+    await step('search', () => search(browser, daemon));
+    await step('sorting', () => sorting(browser, daemon));
+    await step('session', () => session(browser, daemon, clients));
+  });
+} catch (error) {
+  console.error(daemon?.log);
+  throw error;
+} finally {
+  daemon?.stop();
+}
