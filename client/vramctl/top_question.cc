@@ -96,7 +96,7 @@ std::string TopQuestion::Consequence() const {
       const bool is_over =
           bytes != nullptr && std::any_of(session_.devices().begin(), session_.devices().end(),
                                           [&](const auto& device) { return device.reserved_bytes() > *bytes; });
-      return absl::StrCat(text, is_over ? "; the session holds more, and cannot grow." : ".");
+      return absl::StrCat(text, is_over ? "; the session holds more, and cannot grow before it holds less." : ".");
     }
     case Kind::kTrim: {
       uint64_t reclaimable = 0;

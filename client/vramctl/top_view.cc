@@ -80,8 +80,8 @@ std::vector<Line> HelpLines(bool utf8) {
   lines.push_back(std::move(sorts));
   for (const char* text :
        {"  < >       the column before, after", "  R         reverse the order",
-        "  arrows    select, as j k PgUp PgDn Home End", "  L T       limit or trim the selected session",
-        "  E P       end it, or set its priority; all four ask before they act",
+        "  j k       select a session; so do arrows, PgUp, PgDn, Home, End", "  L T       set its limit, trim it",
+        "  E P       end it, set its priority", "            after a question; Esc: clear",
         "  /         only names with a text; Esc: all", "  space     freeze; again: go on", "  q         quit", ""}) {
     lines.push_back(Text(text));
   }
@@ -131,10 +131,13 @@ void TopView::SetData(const TopData& data) {
 }
 
 void TopView::Refresh() {
+  const size_t before = SelectedIndex();
   rows_ = RowsOf(data_.overview.sessions, options_.user_name);
   Filter(rows_, filter_);
   Sort(rows_, sort_, reverse_);
-  Select(static_cast<int64_t>(SelectedIndex()));
+  const bool is_there =
+      std::any_of(rows_.begin(), rows_.end(), [this](const TopRow& row) { return row.session == selected_.first; });
+  Select(static_cast<int64_t>(is_there ? SelectedIndex() : before));  // else who took its place
 }
 
 size_t TopView::SelectedIndex() const {
@@ -171,7 +174,10 @@ void TopView::Say(std::string text, Style style) {
 }
 
 void TopView::Ask(TopQuestion::Kind kind) {
-  if (order_.has_value()) return;  // its notice says so
+  if (order_.has_value()) {
+    Say(absl::StrCat(OrderTitle(*order_), ": waiting for the daemon; the next change has to wait, too"), Style::kPlain);
+    return;
+  }
   const size_t index = SelectedIndex();
   const v1::Session* const session =
       index < rows_.size() ? FindSession(data_.overview.sessions, rows_[index].session) : nullptr;
@@ -329,6 +335,7 @@ std::vector<Line> TopView::Head(int most_lines, int columns) const {
   const auto space = [&] { return most_lines - static_cast<int>(lines.size()); };
   const bool has_figures = 2 * devices.size() <= space();
   for (const v1::Device& device : devices) {
+    if (space() <= 0) break;
     if (space() <= 1 && left > 1) {
       lines.push_back(Text(absl::StrCat("and ", left, " more devices"), Style::kDim));
       break;
