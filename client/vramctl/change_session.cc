@@ -120,17 +120,16 @@ absl::StatusOr<ChangeResult> ChangeSession(Daemon& daemon, const v1::SessionRef&
 }
 
 absl::StatusOr<ChangeResult> CarryOut(Daemon& daemon, const SessionOrder& order) {
-  v1::GetSessionRequest request;
-  request.mutable_session()->set_id(order.session.id());
-  v1::GetSessionResponse response;
-  absl::Status status = Call(daemon, &v1::Admin::Stub::GetSession, request, &response);
-  if (!status.ok() && !absl::IsNotFound(status)) return status;
+  // Not GetSession, for which the daemon asks the client: one that does not answer would hold up its own end.
+  v1::ListSessionsResponse all;
+  absl::Status status = Call(daemon, &v1::Admin::Stub::ListSessions, v1::ListSessionsRequest(), &all);
+  if (!status.ok()) return status;
+  const v1::Session* const now = FindSession(all, order.session);
+  if (now == nullptr) return absl::NotFoundError("the session has ended; nothing was done");
   // A connection belongs to one daemon, and that uses no id twice: the session cannot be another one by the next call.
-  const v1::Session& now = response.session();
-  if (!status.ok() || !IsSameSession(now, order.session) || now.state() == v1::SESSION_STATE_ENDED) {
-    return absl::NotFoundError("the session has ended; nothing was done");
-  }
-  return ChangeSession(daemon, request.session(), order.change);
+  v1::SessionRef ref;
+  ref.set_id(now->id());
+  return ChangeSession(daemon, ref, order.change);
 }
 
 absl::Status SetLimit(const Context& context, const std::string& session, const std::string& limit) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/vramctl/session_change.h"
 
+#include <algorithm>
 #include <tuple>
 
 #include "absl/strings/numbers.h"
@@ -18,12 +19,14 @@ std::string LimitText(const Limit& limit) {
 
 }  // namespace
 
-bool IsSameSession(const v1::Session& a, const v1::Session& b) {
-  const auto identity = [](const v1::Session& session) {
-    return std::make_tuple(session.id(), session.name(), session.pid(), session.uid(), session.started().seconds(),
-                           session.started().nanos());
+const v1::Session* FindSession(const v1::ListSessionsResponse& all, const v1::Session& session) {
+  const auto identity = [](const v1::Session& of) {
+    return std::make_tuple(of.id(), of.name(), of.pid(), of.uid(), of.started().seconds(), of.started().nanos());
   };
-  return identity(a) == identity(b);
+  const auto found = std::find_if(all.sessions().begin(), all.sessions().end(), [&](const v1::Session& each) {
+    return identity(each) == identity(session) && each.state() != v1::SESSION_STATE_ENDED;
+  });
+  return found == all.sessions().end() ? nullptr : &*found;
 }
 
 absl::StatusOr<int32_t> ParsePriority(absl::string_view text) {

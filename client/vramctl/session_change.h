@@ -34,9 +34,9 @@ struct SessionOrder {
   SessionChange change;
 };
 
-// Whether both are the same session of the same daemon. Another daemon may use an id again, and a name goes to the next
-// session when its owner has ended.
-bool IsSameSession(const v1::Session& a, const v1::Session& b);
+// That session as it is now; null: it has ended. Another daemon may use an id again, and a name goes to the next
+// session when its owner has ended: so all that tells sessions apart must be as it was.
+const v1::Session* FindSession(const v1::ListSessionsResponse& all, const v1::Session& session);
 
 // Reads "-5". InvalidArgument: anything but a whole number; the daemon knows the bounds.
 absl::StatusOr<int32_t> ParsePriority(absl::string_view text);

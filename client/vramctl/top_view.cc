@@ -104,19 +104,12 @@ std::vector<Line> HelpLines(bool utf8) {
   return lines;
 }
 
-const v1::Session* FindSession(const v1::ListSessionsResponse& sessions, uint64_t id) {
-  const auto found = std::find_if(sessions.sessions().begin(), sessions.sessions().end(),
-                                  [id](const v1::Session& session) { return session.id() == id; });
-  return found == sessions.sessions().end() ? nullptr : &*found;
-}
-
 }  // namespace
 
 void TopView::SetData(const TopData& data) {
   if (question_.has_value() && data.status.ok()) {
     const v1::Session& asked = question_->session();
-    const v1::Session* const now = FindSession(data.overview.sessions, asked.id());
-    if (now == nullptr || !IsSameSession(*now, asked) || now->state() == v1::SESSION_STATE_ENDED) {
+    if (FindSession(data.overview.sessions, asked) == nullptr) {
       Say(absl::StrCat("Nothing was done: ", SessionTitle(asked), " has ended."), Style::kAlarm);
       question_.reset();
     }
@@ -179,9 +172,11 @@ void TopView::Ask(TopQuestion::Kind kind) {
     return;
   }
   const size_t index = SelectedIndex();
-  const v1::Session* const session =
-      index < rows_.size() ? FindSession(data_.overview.sessions, rows_[index].session) : nullptr;
-  if (session == nullptr) {
+  const auto& sessions = data_.overview.sessions.sessions();
+  const auto session = std::find_if(sessions.begin(), sessions.end(), [&](const v1::Session& each) {
+    return index < rows_.size() && each.id() == rows_[index].session;
+  });
+  if (session == sessions.end()) {
     Say("No session is selected.", Style::kAlarm);
   } else if (session->state() == v1::SESSION_STATE_ENDED) {
     Say(absl::StrCat("Nothing to do: ", SessionTitle(*session), " has ended."), Style::kAlarm);

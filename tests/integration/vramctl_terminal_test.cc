@@ -439,6 +439,23 @@ TEST_F(TopChangesTest, ADaemonThatGoesOrHangsStopsNothing) {
   daemon_->process().Signal(SIGCONT);
 }
 
+TEST_F(TopChangesTest, EndsASessionWhoseClientDoesNotAnswer) {
+  // Whoever asked the client first would have no time left.
+  ASSERT_OK(StartDaemon({.capacity = "256MiB", .config = "client_timeout: '20s'"}));
+  ASSERT_OK_AND_ASSIGN(ClientProcess silent, ConnectProcess("silent"));
+  ASSERT_OK(silent.Call(absl::StrCat("alloc ", 2_MiB)));
+  silent.process().Signal(SIGSTOP);
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Terminal> top, Top({"--timeout=15"}));
+  ASSERT_TRUE(top->Shows("\nsilent (id "));
+  top->Press("E");
+  ASSERT_TRUE(top->Shows("y/N"));
+  top->Press("y");
+  EXPECT_TRUE(top->Shows("): ended; 2.00 MiB stay charged"));
+  top->Press("q");
+  EXPECT_EQ(top->End(), "exit=0 plain");
+  silent.process().Signal(SIGCONT);
+}
+
 TEST_F(TopChangesTest, FollowsTheSizeOfTheTerminal) {
   ASSERT_OK_AND_ASSIGN(Client client, Connect("trainer"));
   const std::string title = absl::StrCat("session trainer (id ", client.session_id(), ", uid ", getuid(), ")");
