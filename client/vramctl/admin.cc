@@ -146,39 +146,4 @@ absl::Status Summary(const Context& context, const std::string& session) {
   return absl::OkStatus();
 }
 
-absl::Status Trim(const Context& context, const std::string& session) {
-  absl::StatusOr<Daemon> daemon = Daemon::Connect(context);
-  if (!daemon.ok()) return daemon.status();
-  v1::TrimSessionRequest request;
-  SetRef(session, request.mutable_session());
-  v1::TrimSessionResponse response;
-  if (absl::Status status = Call(*daemon, &v1::Admin::Stub::TrimSession, request, &response); !status.ok()) {
-    return status;
-  }
-  if (context.json) {
-    Print({{"released_bytes", response.released_bytes()}});
-  } else {
-    std::printf("%s: %s came back\n", session.c_str(), FormatBytes(response.released_bytes()).c_str());
-  }
-  return absl::OkStatus();
-}
-
-absl::Status End(const Context& context, const std::string& session) {
-  absl::StatusOr<Daemon> daemon = Daemon::Connect(context);
-  if (!daemon.ok()) return daemon.status();
-  v1::EndSessionRequest request;
-  SetRef(session, request.mutable_session());
-  v1::EndSessionResponse response;
-  if (absl::Status status = Call(*daemon, &v1::Admin::Stub::EndSession, request, &response); !status.ok()) {
-    return status;
-  }
-  if (context.json) {
-    Print({{"quarantined_bytes", response.quarantined_bytes()}});
-  } else {
-    std::printf("%s: ended; %s stay charged until its process closes them or exits\n", session.c_str(),
-                FormatBytes(response.quarantined_bytes()).c_str());
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace vrambroker::vramctl

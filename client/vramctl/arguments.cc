@@ -175,8 +175,9 @@ void CommandLine::AddCommandsThatShow() {
   Add(kShow, "sessions", "List the sessions: what each one holds, its limit and its age.",
       [this] { return Sessions(context_); });
 
-  CLI::App* const top = Add(kShow, "top", "Show devices and sessions live, with bars. Press h for the keys, q to quit.",
-                            [this] { return Top(context_); });
+  CLI::App* const top =
+      Add(kShow, "top", "Show devices and sessions live, with bars; change a session. Press h for the keys, q to quit.",
+          [this] { return Top(context_); });
   top->add_option("--interval", context_.interval, "Seconds between two updates, 0.1 to 3600. Default: 1.")
       ->type_name("SECONDS");
   top->add_option("--sort", context_.sort, absl::StrCat("Column to sort by: ", ColumnNames(), ". Default: reserved."))

@@ -138,6 +138,19 @@ std::string Fit(absl::string_view text, int width, bool right) {
   return right ? absl::StrCat(padding, text) : absl::StrCat(text, padding);
 }
 
+std::vector<std::string> Wrap(absl::string_view text, int width) {
+  const auto most = static_cast<size_t>(std::max(width, 1));
+  std::vector<std::string> lines;
+  while (text.size() > most) {
+    const size_t space = text.rfind(' ', most);
+    const bool cuts_word = space == absl::string_view::npos || space == 0;
+    lines.emplace_back(text.substr(0, cuts_word ? most : space));
+    text.remove_prefix(cuts_word ? most : space + 1);
+  }
+  lines.emplace_back(text);
+  return lines;
+}
+
 std::string ShortBytes(uint64_t bytes) {
   if (bytes == 0) return "0";
   if (bytes < 1000) return absl::StrCat(bytes, "B");

@@ -105,6 +105,9 @@ std::string Printable(absl::string_view text);
 // Exactly `width` cells: filled with spaces, or cut, which shows as a '~' at its end.
 std::string Fit(absl::string_view text, int width, bool right = false);
 
+// The text, which is printable, in lines of at most `width` cells; cut at spaces, and within words that are longer.
+std::vector<std::string> Wrap(absl::string_view text, int width);
+
 // At most 6 characters: "0", "512B", "0.98K" (1000 bytes), "20.0M", "1.50G".
 std::string ShortBytes(uint64_t bytes);
 

@@ -58,6 +58,25 @@ WaitingNotice::~WaitingNotice() {
   thread_.join();
 }
 
+void CallCanceller::Cancel() {
+  MutexLock lock(mu_);
+  cancelled_ = true;
+  if (call_ != nullptr) call_->TryCancel();
+}
+
+CallCanceller::Scope::Scope(CallCanceller* canceller, grpc::ClientContext* call) : canceller_(canceller) {
+  if (canceller_ == nullptr) return;
+  MutexLock lock(canceller_->mu_);
+  canceller_->call_ = call;
+  if (canceller_->cancelled_) call->TryCancel();
+}
+
+CallCanceller::Scope::~Scope() {
+  if (canceller_ == nullptr) return;
+  MutexLock lock(canceller_->mu_);
+  canceller_->call_ = nullptr;
+}
+
 absl::StatusOr<Daemon> Daemon::Connect(const Context& context) {
   std::optional<WaitingNotice> notice;
   if (!context.json) notice.emplace(context.timeout);

@@ -44,12 +44,36 @@ class WaitingNotice {
   std::thread thread_;
 };
 
+// Gives up calls from another thread: the one under way, and all later ones. Thread-safe.
+class CallCanceller {
+ public:
+  void Cancel() ABSL_LOCKS_EXCLUDED(mu_);
+
+  // For a call's time.
+  class Scope {
+   public:
+    Scope(CallCanceller* canceller, grpc::ClientContext* call);  // null: nobody gives it up
+    ~Scope();
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    CallCanceller* const canceller_;
+  };
+
+ private:
+  Mutex mu_;
+  bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
+  grpc::ClientContext* call_ ABSL_GUARDED_BY(mu_) = nullptr;  // under way
+};
+
 // Both services over one connection.
 struct Daemon {
   std::unique_ptr<v1::Broker::Stub> broker;
   std::unique_ptr<v1::Admin::Stub> admin;
   absl::Duration timeout;  // of each call
   bool says_that_it_waits = false;
+  CallCanceller* canceller = nullptr;  // of Call()
 
   static absl::StatusOr<Daemon> Connect(const Context& context);
   // With a timeout of its own, and never a notice: for a caller that shows by itself that it waits.
@@ -67,6 +91,7 @@ absl::Status Call(Daemon& daemon, grpc::Status (Stub::*method)(grpc::ClientConte
   if (daemon.says_that_it_waits) notice.emplace(daemon.timeout);
   grpc::ClientContext context;
   client_internal::SetTimeout(context, daemon.timeout);
+  const CallCanceller::Scope scope(daemon.canceller, &context);
   if constexpr (std::is_same_v<Stub, v1::Broker::Stub>) {
     return StatusOfCall((*daemon.broker.*method)(&context, request, response), daemon.timeout);
   } else {

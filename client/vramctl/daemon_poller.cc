@@ -48,6 +48,12 @@ std::optional<TopData> DaemonPoller::Take() {
   return std::exchange(unread_, std::nullopt);
 }
 
+void DaemonPoller::Hurry() {
+  MutexLock lock(mu_);
+  hurries_ = true;
+  changed_.NotifyAll();
+}
+
 absl::Status DaemonPoller::Read(TopData& data) {
   if (!daemon_.has_value()) {
     absl::StatusOr<Daemon> daemon = Daemon::Connect(context_, kTimeout);
@@ -72,7 +78,7 @@ absl::Status DaemonPoller::Read(TopData& data) {
 bool DaemonPoller::WaitToRead(absl::Duration pause) {
   const auto until = std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(pause);
   MutexLock lock(mu_);
-  while (!stops_ && changed_.WaitUntil(mu_, until)) {
+  while (!stops_ && !hurries_ && changed_.WaitUntil(mu_, until)) {
   }
   return !stops_;
 }
@@ -80,6 +86,10 @@ bool DaemonPoller::WaitToRead(absl::Duration pause) {
 void DaemonPoller::Run() {
   TopData data;
   do {
+    {
+      MutexLock lock(mu_);
+      hurries_ = false;
+    }
     const bool was_ok = data.status.ok();
     data.status = Read(data);
     if (!data.status.ok()) {

@@ -26,6 +26,8 @@ class DaemonPoller {
   int fd() const { return ready_.get(); }
   // What was read since the last time; nullopt: nothing.
   std::optional<TopData> Take() ABSL_LOCKS_EXCLUDED(mu_);
+  // Reads now, since something has changed, and not only after the interval.
+  void Hurry() ABSL_LOCKS_EXCLUDED(mu_);
 
   static constexpr absl::Duration kTimeout = absl::Seconds(3);
 
@@ -40,6 +42,7 @@ class DaemonPoller {
   Mutex mu_;
   CondVar changed_;
   bool stops_ ABSL_GUARDED_BY(mu_) = false;
+  bool hurries_ ABSL_GUARDED_BY(mu_) = false;
   std::optional<TopData> unread_ ABSL_GUARDED_BY(mu_);
   std::optional<Daemon> daemon_;  // the thread's own
   std::thread thread_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// vramctl top: a live view on a terminal.
+// vramctl top: a live view on a terminal, from which sessions can be changed.
 #include <langinfo.h>
 #include <poll.h>
 #include <pwd.h>
@@ -14,12 +14,15 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "allocator/device.h"
 #include "client/vramctl/commands.h"
 #include "client/vramctl/daemon_poller.h"
+#include "client/vramctl/session_actor.h"
 #include "client/vramctl/top_screen.h"
 #include "client/vramctl/top_view.h"
 
@@ -77,9 +80,11 @@ absl::Status Top(const Context& context) {
 
   const UniqueFd signals = TakeSignals();
   DaemonPoller poller(context, *interval);
-  std::array<pollfd, 3> wait = {{{.fd = STDIN_FILENO, .events = POLLIN, .revents = 0},
+  SessionActor actor(context);
+  std::array<pollfd, 4> wait = {{{.fd = STDIN_FILENO, .events = POLLIN, .revents = 0},
                                  {.fd = signals.get(), .events = POLLIN, .revents = 0},
-                                 {.fd = poller.fd(), .events = POLLIN, .revents = 0}}};
+                                 {.fd = poller.fd(), .events = POLLIN, .revents = 0},
+                                 {.fd = actor.fd(), .events = POLLIN, .revents = 0}}};
   std::optional<TopData> data;
   while (!data.has_value()) {
     if (poll(&wait[1], 2, -1) < 0 && errno != EINTR) return absl::ErrnoToStatus(errno, "poll failed");
@@ -100,9 +105,14 @@ absl::Status Top(const Context& context) {
     }
     if (!HandleSignals(signals.get(), screen->get())) return absl::OkStatus();
     if (data = poller.Take(); data.has_value()) view.SetData(*data);
+    if (const std::optional<SessionActor::Result> result = actor.Take(); result.has_value()) {
+      view.SetResult(*result);
+      poller.Hurry();
+    }
     for (int key; (key = (*screen)->ReadKey()) >= 0;) {
       if (!view.HandleKey(key)) return absl::OkStatus();
     }
+    if (std::optional<SessionOrder> order = view.TakeOrder(); order.has_value()) actor.Begin(*std::move(order));
     if ((wait[0].revents & (POLLHUP | POLLERR)) != 0) return absl::OkStatus();  // the terminal is gone
   }
 }

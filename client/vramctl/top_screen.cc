@@ -127,7 +127,8 @@ void TopScreen::Resize() {
 }
 
 int TopScreen::ReadKey() {
-  const int key = getch();
+  int key = getch();
+  while (key == KEY_RESIZE) key = getch();  // what Resize() leaves: nobody pressed it
   if (key == ERR) return -1;
   for (const auto& [from, to] : kKeys) {
     if (key == from) return to;

@@ -7,6 +7,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "allocator/bytes.h"
 #include "allocator/memory_stats.h"
 #include "client/out_of_memory.h"
@@ -32,6 +33,15 @@ constexpr std::array<SortKey, 11> kSortKeys = {{{'n', Column::kName},
                                                 {'i', Column::kIdle},
                                                 {'f', Column::kFragmentation},
                                                 {'w', Column::kWaiting}}};
+
+struct ActionKey {
+  char key;
+  TopQuestion::Kind kind;
+};
+constexpr std::array<ActionKey, 4> kActionKeys = {{{'L', TopQuestion::Kind::kLimit},
+                                                   {'T', TopQuestion::Kind::kTrim},
+                                                   {'E', TopQuestion::Kind::kEnd},
+                                                   {'P', TopQuestion::Kind::kPriority}}};
 
 std::string Clock(absl::Time time, absl::TimeZone zone) {
   return absl::FormatTime("%H:%M:%S", time, zone);
@@ -70,8 +80,9 @@ std::vector<Line> HelpLines(bool utf8) {
   lines.push_back(std::move(sorts));
   for (const char* text :
        {"  < >       the column before, after", "  R         reverse the order",
-        "  arrows    select (also PgUp PgDn Home End)", "  /         only names that contain a text; Esc: all again",
-        "  space     freeze; again: go on", "  q         quit", ""}) {
+        "  j k       select a session; so do arrows, PgUp, PgDn, Home, End", "  L T       set its limit, trim it",
+        "  E P       end it, set its priority", "            after a question; Esc: clear",
+        "  /         only names with a text; Esc: all", "  space     freeze; again: go on", "  q         quit", ""}) {
     lines.push_back(Text(text));
   }
   for (const Part part : kAllParts) {
@@ -96,6 +107,13 @@ std::vector<Line> HelpLines(bool utf8) {
 }  // namespace
 
 void TopView::SetData(const TopData& data) {
+  if (question_.has_value() && data.status.ok()) {
+    const v1::Session& asked = question_->session();
+    if (FindSession(data.overview.sessions, asked) == nullptr) {
+      Say(absl::StrCat("Nothing was done: ", SessionTitle(asked), " has ended."), Style::kAlarm);
+      question_.reset();
+    }
+  }
   if (frozen_) {
     data_.status = data.status;
     data_.failing_since = data.failing_since;
@@ -106,15 +124,21 @@ void TopView::SetData(const TopData& data) {
 }
 
 void TopView::Refresh() {
+  const size_t before = SelectedIndex();
   rows_ = RowsOf(data_.overview.sessions, options_.user_name);
   Filter(rows_, filter_);
   Sort(rows_, sort_, reverse_);
-  Select(static_cast<int64_t>(SelectedIndex()));
+  const bool is_there =
+      std::any_of(rows_.begin(), rows_.end(), [this](const TopRow& row) { return row.session == selected_.first; });
+  Select(static_cast<int64_t>(is_there ? SelectedIndex() : before));  // else who took its place
 }
 
 size_t TopView::SelectedIndex() const {
-  const auto found =
-      std::find_if(rows_.begin(), rows_.end(), [this](const TopRow& row) { return row.key() == selected_; });
+  auto found = std::find_if(rows_.begin(), rows_.end(), [this](const TopRow& row) { return row.key() == selected_; });
+  if (found == rows_.end()) {  // it may have begun to use another device
+    found =
+        std::find_if(rows_.begin(), rows_.end(), [this](const TopRow& row) { return row.session == selected_.first; });
+  }
   return found == rows_.end() ? first_ : static_cast<size_t>(found - rows_.begin());
 }
 
@@ -138,7 +162,65 @@ void TopView::EditFilter(int key) {
   Refresh();
 }
 
+void TopView::Say(std::string text, Style style) {
+  notice_ = {std::move(text), style};
+}
+
+void TopView::Ask(TopQuestion::Kind kind) {
+  if (order_.has_value()) {
+    Say(absl::StrCat(OrderTitle(*order_), ": waiting for the daemon; the next change has to wait, too"), Style::kPlain);
+    return;
+  }
+  const size_t index = SelectedIndex();
+  const auto& sessions = data_.overview.sessions.sessions();
+  const auto session = std::find_if(sessions.begin(), sessions.end(), [&](const v1::Session& each) {
+    return index < rows_.size() && each.id() == rows_[index].session;
+  });
+  if (session == sessions.end()) {
+    Say("No session is selected.", Style::kAlarm);
+  } else if (session->state() == v1::SESSION_STATE_ENDED) {
+    Say(absl::StrCat("Nothing to do: ", SessionTitle(*session), " has ended."), Style::kAlarm);
+  } else {
+    notice_ = {};
+    question_.emplace(kind, *session);
+  }
+}
+
+void TopView::AnswerQuestion(int key) {
+  const TopQuestion::Answer answer = question_->HandleKey(key);
+  if (answer == TopQuestion::Answer::kNone) return;
+  if (answer == TopQuestion::Answer::kYes) {
+    order_ = question_->order();
+    order_is_new_ = true;
+    Say(absl::StrCat(OrderTitle(*order_), ": waiting for the daemon"), Style::kPlain);
+  } else {
+    Say("Nothing was done.", Style::kPlain);
+  }
+  question_.reset();
+}
+
+std::optional<SessionOrder> TopView::TakeOrder() {
+  if (!std::exchange(order_is_new_, false)) return std::nullopt;
+  return order_;
+}
+
+void TopView::SetResult(const absl::StatusOr<std::vector<std::string>>& lines) {
+  if (!order_.has_value()) return;
+  if (lines.ok()) {
+    Say(absl::StrCat(Printable(order_->session.name()), " (id ", order_->session.id(),
+                     "): ", absl::StrJoin(*lines, "; ")),
+        Style::kPlain);
+  } else {
+    Say(absl::StrCat("Failed: ", OrderTitle(*order_), ": ", Printable(lines.status().message())), Style::kAlarm);
+  }
+  order_.reset();
+}
+
 bool TopView::HandleKey(int key) {
+  if (question_.has_value() && key != kKeyQuit) {
+    AnswerQuestion(key);
+    return true;
+  }
   if (edits_filter_ && key != kKeyQuit) {
     EditFilter(key);
     return true;
@@ -162,6 +244,10 @@ bool TopView::HandleKey(int key) {
       edits_filter_ = true;
       return true;
     case kKeyEscape:
+      if (!notice_.text.empty() && !order_.has_value()) {
+        notice_ = {};
+        return true;
+      }
       filter_.clear();
       break;
     case ' ':
@@ -176,9 +262,11 @@ bool TopView::HandleKey(int key) {
       reverse_ = false;
       break;
     case kKeyUp:
+    case 'k':
       Select(index - 1);
       return true;
     case kKeyDown:
+    case 'j':
       Select(index + 1);
       return true;
     case kKeyPageUp:
@@ -194,6 +282,11 @@ bool TopView::HandleKey(int key) {
       Select(static_cast<int64_t>(rows_.size()));
       return true;
     default:
+      for (const ActionKey& action : kActionKeys) {
+        if (key != action.key) continue;
+        Ask(action.kind);
+        return true;
+      }
       for (const SortKey& sort : kSortKeys) {
         if (key != sort.key) continue;
         sort_ = sort.column;
@@ -237,6 +330,7 @@ std::vector<Line> TopView::Head(int most_lines, int columns) const {
   const auto space = [&] { return most_lines - static_cast<int>(lines.size()); };
   const bool has_figures = 2 * devices.size() <= space();
   for (const v1::Device& device : devices) {
+    if (space() <= 0) break;
     if (space() <= 1 && left > 1) {
       lines.push_back(Text(absl::StrCat("and ", left, " more devices"), Style::kDim));
       break;
@@ -285,10 +379,37 @@ Line TopView::RefusalLine() const {
                            Printable(oom.advice)));
 }
 
-Line TopView::KeysLine() const {
+Line TopView::KeysLine(int columns) const {
   if (edits_filter_)
     return Text(absl::StrCat("name contains: ", filter_, "_   (Enter: keep, Esc: all)"), Style::kHeading);
-  return Text("h help  q quit  < > sort  R reverse  / filter  space freeze  arrows select", Style::kHeading);
+  std::string keys;
+  for (const char* key : {"h help", "q quit", "L limit", "T trim", "E end", "P priority", "arrows select", "< > sort",
+                          "R reverse", "/ filter", "space freeze"}) {
+    const std::string more = absl::StrCat(keys.empty() ? "" : "  ", key);
+    if (Cells(keys) + Cells(more) > columns) break;
+    keys += more;
+  }
+  return Text(keys, Style::kHeading);
+}
+
+std::vector<Line> TopView::Notice(int columns) const {
+  if (question_.has_value()) return question_->Lines(columns);
+  std::vector<Line> lines;
+  if (notice_.text.empty()) return lines;
+  for (std::string& part : Wrap(notice_.text, columns)) lines.push_back({Span{std::move(part), notice_.style}});
+  return lines;
+}
+
+std::vector<Line> TopView::Foot(int rows, int columns) const {
+  // All of a question or an answer is to be seen, if need be instead of the table.
+  std::vector<Line> foot = Notice(columns);
+  const auto most = static_cast<size_t>(std::max(rows, 1));
+  if (foot.size() > most) foot.erase(foot.begin() + static_cast<int>(most) - 1, foot.end() - 1);
+  const size_t room = std::max(foot.size(), static_cast<size_t>(std::max(rows - kLeastTableLines, 0)));
+  if (!question_.has_value() && foot.size() < room) foot.push_back(KeysLine(columns));
+  if (foot.size() < room) foot.insert(foot.begin(), RefusalLine());
+  if (foot.size() < room) foot.insert(foot.begin(), SelectedLine());
+  return foot;
 }
 
 std::vector<Line> TopView::TableLines(int lines, int columns) {
@@ -318,9 +439,8 @@ std::vector<Line> TopView::Draw(int rows, int columns) {
   if (helps_) {
     lines = HelpLines(options_.utf8);
   } else {
-    std::vector<Line> foot = {SelectedLine(), RefusalLine(), KeysLine()};
-    const int foot_lines = std::min(static_cast<int>(foot.size()), std::max(rows - kLeastTableLines, 0));
-    foot.erase(foot.begin(), foot.end() - foot_lines);
+    std::vector<Line> foot = Foot(rows, columns);
+    const int foot_lines = static_cast<int>(foot.size());
     lines = Head(std::max(rows - foot_lines - kLeastTableLines, 1), columns);
     lines.resize(std::min(lines.size(), static_cast<size_t>(std::max(rows - foot_lines, 0))));
     const int left = rows - foot_lines - static_cast<int>(lines.size());

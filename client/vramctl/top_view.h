@@ -6,14 +6,18 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "client/vramctl/bars.h"
 #include "client/vramctl/overview.h"
+#include "client/vramctl/session_change.h"
+#include "client/vramctl/top_question.h"
 #include "client/vramctl/top_table.h"
 
 namespace vrambroker::vramctl {
@@ -53,11 +57,17 @@ class TopView {
   };
   explicit TopView(Options options) : options_(std::move(options)) {}
 
-  // Ignored while frozen, but for its status: a picture that stands still says so when the daemon goes.
+  // Ignored while frozen, but for its status: a picture that stands still says so when the daemon goes. A question
+  // about a session that has ended ends, too.
   void SetData(const TopData& data);
 
   // False: quit.
   bool HandleKey(int key);
+
+  // What the user has confirmed, once; nullopt: nothing. No other question comes up before SetResult() said what came
+  // of it.
+  std::optional<SessionOrder> TakeOrder();
+  void SetResult(const absl::StatusOr<std::vector<std::string>>& lines);
 
   // Exactly `rows` lines of at most `columns` cells.
   std::vector<Line> Draw(int rows, int columns);
@@ -68,7 +78,12 @@ class TopView {
   Line TitleLine() const;
   Line SelectedLine() const;
   Line RefusalLine() const;
-  Line KeysLine() const;
+  Line KeysLine(int columns) const;
+  std::vector<Line> Notice(int columns) const;  // the question, or else what came of the last one; may be empty
+  std::vector<Line> Foot(int rows, int columns) const;
+  void Ask(TopQuestion::Kind kind);
+  void AnswerQuestion(int key);
+  void Say(std::string text, Style style);
   std::vector<Line> TableLines(int lines, int columns);
   void Refresh();  // rows_ from data_, as sort and filter want them
   size_t SelectedIndex() const;
@@ -85,6 +100,10 @@ class TopView {
   bool frozen_ = false;
   bool helps_ = false;
   std::pair<uint64_t, uint32_t> selected_ = {0, 0};  // key of a row; it stays selected wherever it goes
+  std::optional<TopQuestion> question_;              // open
+  std::optional<SessionOrder> order_;                // confirmed; until its result is there
+  bool order_is_new_ = false;                        // TakeOrder() has not had it
+  Span notice_;                                      // stays until Escape or the next question; empty: none
   size_t first_ = 0;                                 // row at the top of the table
   size_t page_ = 1;                                  // rows that fit
 };

@@ -4,11 +4,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "allocator/bytes.h"
 #include "tests/support/terminal.h"
@@ -250,6 +255,255 @@ TEST_F(TopTest, WrongUse) {
   ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Terminal> top, Top());
   EXPECT_TRUE(top->Shows("vramctl: no vrambrokerd"));
   EXPECT_EQ(top->End(), "exit=1 plain");
+}
+
+// ---- top changes sessions ----
+
+class TopChangesTest : public VramctlViewsTest {
+ protected:
+  // A session as the daemon knows it now; null: it has ended.
+  Json SessionNamed(const std::string& name) {
+    const Json all = CtlJson({"sessions"});
+    for (const Json& session : all["sessions"]) {
+      if (session["name"] == name && session["state"] != "ended") return session;
+    }
+    return nullptr;
+  }
+  // What is typed, as tmux wants it: one character a key.
+  static void Type(const Terminal& top, const std::string& text) {
+    for (const char key : text) top.Press(std::string(1, key));
+  }
+};
+
+TEST_F(TopChangesTest, SetsALimitAndAPriority) {
+  ASSERT_OK_AND_ASSIGN(Client other, Connect("other"));
+  ASSERT_OK_AND_ASSIGN(Client trainer, Connect("trainer", Limit(0.5)));
+  ASSERT_OK_AND_ASSIGN(const Buffer buffer, trainer.Allocate(40_MiB));
+  const std::string title = absl::StrCat("session trainer (id ", trainer.session_id(), ", uid ", getuid(), ")");
+  // Between two readings there is an hour: what changes on the screen, a key or a change has brought.
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Terminal> top, Top({"--interval=3600"}));
+  ASSERT_TRUE(top->Shows("\ntrainer (id "));
+
+  top->Press("L");
+  EXPECT_TRUE(top->Shows(absl::StrCat("The limit of ", title, " is 128.00 MiB on each device.")));
+  Type(*top, "lots");
+  top->Press("Enter");
+  EXPECT_TRUE(top->Shows("limit 'lots': write a fraction such as 0.5, or a size such as 512MiB"));
+  for (int i = 0; i < 4; ++i) top->Press("BSpace");
+  Type(*top, "64MiB");
+  top->Press("Enter");
+  EXPECT_TRUE(top->Shows(absl::StrCat("Set the limit of ", title, " to 64.00 MiB on each device?")));
+  EXPECT_EQ(SessionNamed("trainer")["devices"][0]["limit_bytes"], 128_MiB) << "nobody has said yes";
+  top->Press("y");
+  EXPECT_TRUE(top->Shows("): limit 64.00 MiB on device 0, reserved 40.00 MiB; limit 64.00 MiB on device 1"));
+  EXPECT_EQ(SessionNamed("trainer")["devices"][0]["limit_bytes"], 64_MiB);
+  EXPECT_TRUE(top->Shows("64.0M")) << "read at once";
+
+  top->Press("P");
+  EXPECT_TRUE(top->Shows(absl::StrCat("The priority of ", title, " is 0.")));
+  Type(*top, "-7");
+  top->Press("Enter");
+  EXPECT_TRUE(top->Shows(absl::StrCat("Set the priority of ", title, " to -7?")));
+  top->Press("y");
+  EXPECT_TRUE(top->Shows("): priority -7"));
+  EXPECT_EQ(SessionNamed("trainer")["priority"], -7);
+  EXPECT_EQ(SessionNamed("other")["priority"], 0);
+
+  // The daemon's refusals are shown whole.
+  Type(*top, "P5000");
+  top->Press("Enter");
+  top->Press("y");
+  EXPECT_TRUE(top->Shows(absl::StrCat("Failed: Set the priority of ", title, " to 5000: priority: ")));
+  top->Press("Escape");
+  EXPECT_TRUE(top->ShowsNoMore("Failed"));
+  top->Press("q");
+  EXPECT_EQ(top->End(), "exit=0 plain");
+}
+
+TEST_F(TopChangesTest, TrimsAndEnds) {
+  ASSERT_OK_AND_ASSIGN(Client trainer, Connect("trainer"));
+  ASSERT_OK_AND_ASSIGN(Buffer idle, trainer.Allocate(40_MiB));
+  ASSERT_OK_AND_ASSIGN(const Buffer used, trainer.Allocate(30_MiB));
+  ASSERT_OK(idle.Reset());
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Terminal> top, Top());
+  ASSERT_TRUE(top->Shows("\ntrainer (id "));
+  top->Press("T");
+  EXPECT_TRUE(top->Shows("It gives back what is reclaimable, 40.00 MiB now. y/N"));
+  top->Press("n");
+  EXPECT_TRUE(top->Shows("Nothing was done."));
+  EXPECT_EQ(SessionNamed("trainer")["devices"][0]["reserved_bytes"], 70_MiB);
+  top->Press("T");
+  EXPECT_TRUE(top->Shows("y/N"));
+  top->Press("y");
+  EXPECT_TRUE(top->Shows("): 40.00 MiB came back"));
+  EXPECT_EQ(SessionNamed("trainer")["devices"][0]["reserved_bytes"], 30_MiB);
+
+  top->Press("E");
+  EXPECT_TRUE(top->Shows(absl::StrCat("End session trainer (id ", trainer.session_id(), ", uid ", getuid(),
+                                      ")? Its memory is charged until the process")));
+  top->Press("Escape");
+  EXPECT_TRUE(top->Shows("Nothing was done."));
+  EXPECT_FALSE(SessionNamed("trainer").is_null());
+  top->Press("E");
+  top->Press("y");
+  EXPECT_TRUE(top->Shows("): ended; 30.00 MiB stay charged until its process closes them or exits"));
+  EXPECT_TRUE(SessionNamed("trainer").is_null());
+  top->Press("q");
+  EXPECT_EQ(top->End(), "exit=0 plain");
+}
+
+TEST_F(TopChangesTest, LeavesAloneWhoTookThePlaceOfASession) {
+  std::optional<Client> trainer;
+  ASSERT_OK_AND_ASSIGN(trainer, Connect("trainer"));
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Terminal> top, Top({"--interval=3600"}));
+  ASSERT_TRUE(top->Shows("\ntrainer (id "));
+  top->Press("E");
+  ASSERT_TRUE(top->Shows("End session trainer (id "));
+  // The name has another owner, which top has not read of.
+  trainer.reset();
+  ASSERT_TRUE(WaitFor([&] { return SessionNamed("trainer").is_null(); }));
+  ASSERT_OK_AND_ASSIGN(trainer, Connect("trainer"));
+  top->Press("y");
+  EXPECT_TRUE(top->Shows("): the session has ended; nothing was done"));
+  ASSERT_TRUE(top->Shows(absl::StrCat("\ntrainer (id ", trainer->session_id(), ")")));
+  EXPECT_EQ(SessionNamed("trainer")["id"], trainer->session_id());
+
+  // The id, too: of another daemon.
+  top->Press("E");
+  ASSERT_TRUE(top->Shows(absl::StrCat("End session trainer (id ", trainer->session_id(), ", ")));
+  const uint64_t id = trainer->session_id();
+  daemon_->Kill();
+  trainer.reset();
+  ASSERT_OK(daemon_->Restart());
+  std::vector<Client> others;
+  while (others.empty() || others.back().session_id() < id) {
+    ASSERT_OK_AND_ASSIGN(Client other, Connect(absl::StrCat("other", others.size())));
+    others.push_back(std::move(other));
+  }
+  ASSERT_EQ(others.back().session_id(), id);
+  top->Press("y");
+  EXPECT_TRUE(top->Shows("): the session has ended; nothing was done"));
+  EXPECT_OK(others.back().status());
+  top->Press("q");
+  EXPECT_EQ(top->End(), "exit=0 plain");
+}
+
+TEST_F(TopChangesTest, ASessionThatEndsClosesItsQuestion) {
+  std::optional<Client> trainer;
+  ASSERT_OK_AND_ASSIGN(trainer, Connect("trainer"));
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Terminal> top, Top());
+  ASSERT_TRUE(top->Shows("\ntrainer (id "));
+  for (const char* key : {"E", "L"}) {
+    top->Press("Escape");
+    top->Press(key);
+    ASSERT_TRUE(top->Shows("session trainer (id "));
+    trainer.reset();
+    EXPECT_TRUE(top->Shows("Nothing was done: session trainer (id "));
+    EXPECT_TRUE(top->Shows("has ended."));
+    ASSERT_OK_AND_ASSIGN(trainer, Connect("trainer"));
+    ASSERT_TRUE(top->Shows(absl::StrCat("\ntrainer (id ", trainer->session_id(), ")")));
+  }
+  top->Press("q");
+  EXPECT_EQ(top->End(), "exit=0 plain");
+}
+
+TEST_F(TopChangesTest, ADaemonThatGoesOrHangsStopsNothing) {
+  std::optional<Client> trainer;
+  ASSERT_OK_AND_ASSIGN(trainer, Connect("trainer"));
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Terminal> top, Top());
+  ASSERT_TRUE(top->Shows("\ntrainer (id "));
+  top->Press("T");
+  ASSERT_TRUE(top->Shows("y/N"));
+  daemon_->Kill();
+  ASSERT_TRUE(top->Shows("no daemon since "));
+  EXPECT_TRUE(top->Shows("y/N"));
+  top->Press("y");
+  EXPECT_TRUE(top->Shows("Failed: Trim session trainer (id "));
+  EXPECT_TRUE(top->Shows("): no vrambrokerd: "));
+  ASSERT_OK(daemon_->Restart());
+  ASSERT_OK_AND_ASSIGN(trainer, Connect("trainer"));
+  ASSERT_TRUE(top->ShowsNoMore("no daemon since "));
+  ASSERT_TRUE(top->Shows("\ntrainer (id "));
+
+  top->Press("T");
+  ASSERT_TRUE(top->Shows("y/N"));
+  daemon_->process().Signal(SIGSTOP);
+  top->Press("y");
+  EXPECT_TRUE(top->Shows("): waiting for the daemon"));
+  top->Press("n");
+  EXPECT_TRUE(top->Shows("sorted by name"));
+  top->Press("E");
+  EXPECT_TRUE(top->Shows("the next change has to wait, too"));
+  top->Press("q");  // at once, although the change has the time of --timeout
+  EXPECT_EQ(top->End(), "exit=0 plain");
+  daemon_->process().Signal(SIGCONT);
+}
+
+TEST_F(TopChangesTest, EndsASessionWhoseClientDoesNotAnswer) {
+  // Whoever asked the client first would have no time left.
+  ASSERT_OK(StartDaemon({.capacity = "256MiB", .config = "client_timeout: '20s'"}));
+  ASSERT_OK_AND_ASSIGN(ClientProcess silent, ConnectProcess("silent"));
+  ASSERT_OK(silent.Call(absl::StrCat("alloc ", 2_MiB)));
+  silent.process().Signal(SIGSTOP);
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Terminal> top, Top({"--timeout=15"}));
+  ASSERT_TRUE(top->Shows("\nsilent (id "));
+  top->Press("E");
+  ASSERT_TRUE(top->Shows("y/N"));
+  top->Press("y");
+  EXPECT_TRUE(top->Shows("): ended; 2.00 MiB stay charged"));
+  top->Press("q");
+  EXPECT_EQ(top->End(), "exit=0 plain");
+  silent.process().Signal(SIGCONT);
+}
+
+TEST_F(TopChangesTest, FollowsTheSizeOfTheTerminal) {
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("trainer"));
+  const std::string title = absl::StrCat("session trainer (id ", client.session_id(), ", uid ", getuid(), ")");
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Terminal> top, Top({}, {"/usr/bin/env", "NO_COLOR=1"}));
+  ASSERT_TRUE(top->Shows("\ntrainer (id "));
+  const auto shows_across_lines = [&](const std::string& text) {
+    return WaitFor([&] { return StrContains(absl::StrReplaceAll(top->Screen(), {{"\n", " "}}), text); });
+  };
+  top->Press("E");
+  const std::string question =
+      absl::StrCat("End ", title, "? Its memory is charged until the process gives it back. y/N");
+  EXPECT_TRUE(shows_across_lines(question)) << top->Screen();
+  top->Resize(40, 5);
+  EXPECT_TRUE(top->ShowsNoMore("GUARANTEE"));
+  EXPECT_TRUE(shows_across_lines(question)) << top->Screen();
+  top->Resize(120, 24);
+  EXPECT_TRUE(top->Shows("GUARANTEE"));
+  EXPECT_TRUE(top->Shows(question));
+  top->Press("n");
+  EXPECT_TRUE(top->Shows("Nothing was done."));
+  // Nor does it close the help, which any key would.
+  top->Press("h");
+  ASSERT_TRUE(top->Shows("set its limit, trim it"));
+  top->Resize(40, 24);
+  EXPECT_TRUE(top->ShowsNoMore("how much of it is of no use"));
+  EXPECT_TRUE(top->Shows("set its limit, trim it"));
+  top->Press("h");
+  EXPECT_TRUE(top->Shows("\nh help  q quit  L limit  T trim  E end"));
+  top->Press("q");
+  EXPECT_EQ(top->End(), "exit=0 plain");
+}
+
+TEST_F(TopChangesTest, WithoutTheRightItSaysWhoHasIt) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root, to act as somebody else";
+  ASSERT_OK(StartDaemon({.capacity = "256MiB", .config = "socket_mode: '0666'"}));
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("trainer"));
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Terminal> top,
+                       Top({}, {"/usr/bin/setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"}));
+  ASSERT_TRUE(top->Shows("\ntrainer (id "));
+  top->Press("E");
+  ASSERT_TRUE(top->Shows("y/N"));
+  top->Press("y");
+  EXPECT_TRUE(top->Shows(absl::StrCat("Failed: End session trainer (id ", client.session_id(),
+                                      ", uid 0): uid 65534 may not change sessions: ")));
+  EXPECT_TRUE(top->Shows("root and uid 0 have it"));
+  EXPECT_OK(client.status());
+  top->Press("q");
+  EXPECT_EQ(top->End(), "exit=0 plain");
 }
 
 // ---- watch ----

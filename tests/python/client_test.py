@@ -839,7 +839,7 @@ class ClientTest(support.DaemonTest):
                     short = client.memory_summary(abbreviated=True)
                     assert short == "".join(line + chr(10) for line in lines if " from " not in line), short
                     assert client.memory_summary(0, False) == table
-                    wait_for(lambda: ctl("summary", client.name) == table)  # its figures are reported a moment later
+                    assert ctl("summary", client.name) == table
                     # Totals alone.
                     if placement == "leased":
                         client.malloc(20 * MIB).free()
@@ -858,6 +858,48 @@ class ClientTest(support.DaemonTest):
                         refused(lambda: call(-1), vrambroker.Code.NOT_FOUND, "no device -1")
                 for call in (client.memory_allocated, client.memory_reserved, client.memory_summary, client.empty_cache):
                     refused(call, vrambroker.Code.FAILED_PRECONDITION, "the client is closed")
+        """)
+
+    def test_one_table_here_and_in_vramctl(self):
+        self.run_with_daemon(HELPERS, """
+            import vrambroker
+            MIB = 1 << 20
+            def same(client, what):
+                # At once: the daemon asks a session that leases for its figures.
+                here, there = client.memory_summary(), ctl("summary", client.name)
+                assert here == there, (what, here, there)
+                return here.splitlines()
+            def refused_memory(client):
+                try:
+                    client.malloc(1024 * MIB)
+                except vrambroker.OutOfMemoryError:
+                    return
+                assert False, "it was not refused"
+            for placement in ("leased", "remote"):
+                with vrambroker.Client(name=placement + "-" * 56, placement=placement, limit="192MiB",
+                                       alloc_conf="max_split_size_mb:32") as client:
+                    same(client, "nothing yet")
+                    held = [client.malloc(size) for size in (700, MIB, 3 * MIB, 5 * MIB, 4 * MIB, 40 * MIB)]
+                    held.pop(2).free()
+                    lines = same(client, "holes, and a block of its own size")
+                    assert "   1   " in lines[43] and lines[43].startswith("| Oversize allocations"), lines
+                    refused_memory(client)
+                    assert "CUDA OOMs: 1 " in same(client, "a refusal")[3]
+                    held.pop().free()
+                    same(client, "something idle")
+                    client.empty_cache()
+                    same(client, "nothing idle")
+                    if placement == "leased":
+                        client.set_per_process_memory_fraction(0.5)
+                        refused_memory(client)
+                        same(client, "a refusal that the daemon does not hear of")
+                        client.reset_accumulated_memory_stats()
+                        same(client, "new totals")
+                    client.reset_peak_memory_stats()
+                    same(client, "new peaks")
+                    client.reset_memory_stats()
+                    same(client, "new everything")
+                    held.clear()
         """)
 
     def test_a_memory_fraction(self):

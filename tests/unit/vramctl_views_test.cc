@@ -4,8 +4,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <functional>
 #include <limits>
+#include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -16,7 +20,9 @@
 #include "client/vramctl/bars.h"
 #include "client/vramctl/map_layout.h"
 #include "client/vramctl/overview.h"
+#include "client/vramctl/session_change.h"
 #include "client/vramctl/sessions_table.h"
+#include "client/vramctl/top_question.h"
 #include "client/vramctl/top_table.h"
 #include "client/vramctl/top_view.h"
 
@@ -81,6 +87,15 @@ TEST(BarsTest, TextFitsItsCells) {
   EXPECT_EQ(TextOf(Clip({{"ab"}}, 9)), "ab");
   EXPECT_EQ(TextOf(Clip({{"ab"}}, -1)), "");
   EXPECT_EQ(Cells("█▒a"), 3);
+}
+
+TEST(BarsTest, TextIsWrapped) {
+  EXPECT_THAT(Wrap("one two three", 7), ElementsAre("one two", "three"));
+  EXPECT_THAT(Wrap("one two three", 8), ElementsAre("one two", "three"));
+  EXPECT_THAT(Wrap("a tenletters b", 4), ElementsAre("a", "tenl", "ette", "rs b"));
+  EXPECT_THAT(Wrap("short", 80), ElementsAre("short"));
+  EXPECT_THAT(Wrap("", 80), ElementsAre(""));
+  EXPECT_THAT(Wrap("ab", 0), ElementsAre("a", "b"));
 }
 
 TEST(BarsTest, ShortBytesAreShort) {
@@ -424,6 +439,221 @@ TEST_F(TopViewTest, LastRefusal) {
   view_.SetData(data);
   EXPECT_THAT(Text(view_),
               HasSubstr("12 refusals, last 01:00:00 server wanted 80.00 MiB on device 0: limit. Free something."));
+}
+
+// ---- Changes from the view ----
+
+class TopQuestionTest : public TopViewTest {
+ protected:
+  void SetUp() override { view_.SetData(data_); }
+  // What Enter, or another key that is no character, does.
+  void Press(Key key) { EXPECT_TRUE(view_.HandleKey(key)); }
+  // The screen as one line, so that it does not matter where its lines break.
+  std::string Shown(int rows = 24, int columns = 100) {
+    std::string text = Text(view_, rows, columns);
+    std::replace(text.begin(), text.end(), '\n', ' ');
+    return text;
+  }
+  // The daemon's sessions without this one.
+  TopData Without(uint64_t id) const {
+    std::vector<v1::Session> sessions;
+    for (const v1::Session& session : data_.overview.sessions.sessions()) {
+      if (session.id() != id) sessions.push_back(session);
+    }
+    return Data(sessions);
+  }
+};
+
+TEST_F(TopQuestionTest, EndAsksAndNamesTheSession) {
+  Type(view_, "j");
+  EXPECT_EQ(Selected(view_), "server");
+  Type(view_, "E");
+  EXPECT_THAT(Shown(), HasSubstr("End session server (id 2, uid 7)? Its memory is charged until the process gives it "
+                                 "back. y/N"));
+  EXPECT_FALSE(view_.TakeOrder().has_value());
+  Type(view_, "y");
+  const std::optional<SessionOrder> order = view_.TakeOrder();
+  ASSERT_TRUE(order.has_value());
+  EXPECT_EQ(order->session.id(), 2u);
+  EXPECT_TRUE(std::holds_alternative<EndChange>(order->change));
+  EXPECT_FALSE(view_.TakeOrder().has_value());  // once
+  EXPECT_THAT(Shown(), HasSubstr("End session server (id 2, uid 7): waiting for the daemon"));
+  view_.SetResult(std::vector<std::string>{"ended; 30.00 MiB stay charged"});
+  EXPECT_THAT(Shown(), HasSubstr("server (id 2): ended; 30.00 MiB stay charged"));
+  view_.SetData(data_);
+  EXPECT_THAT(Shown(), HasSubstr("stay charged"));
+  Press(kKeyEscape);
+  EXPECT_THAT(Shown(), Not(HasSubstr("stay charged")));
+}
+
+TEST_F(TopQuestionTest, OnlyYesActs) {
+  for (const int key : {int{'n'}, int{'N'}, int{'q'}, int{kKeyEnter}, int{kKeyEscape}}) {
+    Type(view_, "T");
+    EXPECT_THAT(Shown(), HasSubstr("Trim session trainer (id 1, uid 7)? It gives back what is reclaimable, 20.00 MiB "
+                                   "now. y/N"));
+    EXPECT_TRUE(view_.HandleKey(key));
+    EXPECT_THAT(Shown(), Not(HasSubstr("y/N")));
+    EXPECT_THAT(Shown(), HasSubstr("Nothing was done."));
+    EXPECT_FALSE(view_.TakeOrder().has_value());
+  }
+  Type(view_, "T");
+  for (const int key : {int{'T'}, int{'E'}, int{' '}, int{'R'}, int{kKeyDown}, int{kKeyOther}}) {
+    EXPECT_TRUE(view_.HandleKey(key));
+    EXPECT_THAT(Shown(), HasSubstr("Trim session trainer (id 1, uid 7)?"));
+  }
+  EXPECT_FALSE(view_.TakeOrder().has_value());
+  EXPECT_FALSE(view_.HandleKey(kKeyQuit));
+}
+
+TEST_F(TopQuestionTest, ALimitIsTypedAndReadAsByTheCommand) {
+  Type(view_, "L");
+  EXPECT_THAT(Shown(), HasSubstr("The limit of session trainer (id 1, uid 7) is 100.00 MiB."));
+  Type(view_, "lots");
+  Press(kKeyEnter);
+  EXPECT_THAT(Shown(), HasSubstr("limit 'lots': write a fraction such as 0.5"));
+  for (int i = 0; i < 9; ++i) Press(kKeyBackspace);
+  EXPECT_THAT(Shown(), Not(HasSubstr("limit 'lots'")));
+  Type(view_, "80");
+  Press(kKeyEnter);
+  EXPECT_THAT(Shown(), HasSubstr("limit '80' is ambiguous"));
+  Type(view_, "MiB");
+  Press(kKeyEnter);
+  EXPECT_THAT(Shown(), HasSubstr("Set the limit of session trainer (id 1, uid 7) to 80.00 MiB? It is 100.00 MiB now. "
+                                 "Memory in use is never taken away. y/N"));
+  Type(view_, "Y");
+  const std::optional<SessionOrder> order = view_.TakeOrder();
+  ASSERT_TRUE(order.has_value());
+  EXPECT_EQ(std::get<uint64_t>(std::get<LimitChange>(order->change).limit), 80_MiB);
+
+  view_.SetResult(absl::PermissionDeniedError("uid 7 may not\x1b[2J"));
+  EXPECT_THAT(Shown(), HasSubstr("Failed: Set the limit of session trainer (id 1, uid 7) to 80.00 MiB: uid 7 may "
+                                 "not\\x1b[2J"));
+  Type(view_, "L0.5");
+  Press(kKeyEnter);
+  EXPECT_THAT(Shown(), HasSubstr("to 0.5 of the capacity? "));
+  Press(kKeyEscape);
+  Type(view_, "L4MiB");
+  Press(kKeyEnter);
+  EXPECT_THAT(Shown(), HasSubstr("the session holds more, and cannot grow before it holds less. y/N"));
+}
+
+TEST_F(TopQuestionTest, APriorityIsTyped) {
+  Type(view_, "P1x");
+  Press(kKeyEnter);
+  EXPECT_THAT(Shown(), HasSubstr("priority: '1x' is not a whole number"));
+  Press(kKeyBackspace);
+  Type(view_, "0");
+  Press(kKeyEnter);
+  EXPECT_THAT(Shown(), HasSubstr("Set the priority of session trainer (id 1, uid 7) to 10? It is 0 now."));
+  Type(view_, "y");
+  const std::optional<SessionOrder> order = view_.TakeOrder();
+  ASSERT_TRUE(order.has_value());
+  EXPECT_EQ(std::get<PriorityChange>(order->change).priority, 10);
+}
+
+TEST_F(TopQuestionTest, OneChangeAtATime) {
+  Type(view_, "Ty");
+  ASSERT_TRUE(view_.TakeOrder().has_value());
+  Type(view_, "E");
+  EXPECT_THAT(Shown(), HasSubstr("waiting for the daemon; the next change has to wait, too"));
+  Type(view_, "y");
+  EXPECT_FALSE(view_.TakeOrder().has_value());
+  view_.SetResult(absl::UnavailableError("gone"));
+  Type(view_, "E");
+  EXPECT_THAT(Shown(), HasSubstr("y/N"));
+}
+
+TEST_F(TopQuestionTest, ASessionThatEndedMeanwhileIsLeftAlone) {
+  Type(view_, "E");
+  view_.SetData(Without(3));
+  EXPECT_THAT(Shown(), HasSubstr("End session trainer (id 1, uid 7)?"));
+  TopData lost = Data({});
+  lost.status = absl::UnavailableError("nobody there");
+  view_.SetData(lost);  // what is not known has not ended
+  EXPECT_THAT(Shown(), HasSubstr("End session trainer (id 1, uid 7)?"));
+  view_.SetData(Without(1));
+  EXPECT_THAT(Shown(), HasSubstr("Nothing was done: session trainer (id 1, uid 7) has ended."));
+  Type(view_, "y");
+  EXPECT_FALSE(view_.TakeOrder().has_value());
+}
+
+TEST_F(TopQuestionTest, AnotherSessionWithTheSameIdOrNameIsLeftAlone) {
+  const std::vector<std::function<void(v1::Session&)>> others = {
+      [](v1::Session& session) { session.set_name("thief"); },
+      [](v1::Session& session) { session.set_id(9); },
+      [](v1::Session& session) { session.set_pid(4); },
+      [](v1::Session& session) { session.set_uid(4); },
+      [](v1::Session& session) { session.mutable_started()->set_nanos(1); },
+      [](v1::Session& session) { session.set_state(v1::SESSION_STATE_ENDED); }};
+  for (const auto& other : others) {
+    for (const bool frozen : {false, true}) {
+      view_.SetData(data_);
+      view_.HandleKey(kKeyHome);
+      Type(view_, frozen ? " E" : "E");
+      EXPECT_THAT(Shown(), HasSubstr("End session trainer (id 1, uid 7)?"));
+      TopData data = data_;
+      other(*data.overview.sessions.mutable_sessions(0));
+      view_.SetData(data);
+      EXPECT_THAT(Shown(), HasSubstr("session trainer (id 1, uid 7) has ended."));
+      Type(view_, "y");
+      EXPECT_FALSE(view_.TakeOrder().has_value());
+      if (frozen) Type(view_, " ");
+    }
+  }
+}
+
+TEST_F(TopQuestionTest, WithoutASessionThereIsNothingToAsk) {
+  view_.SetData(Data({}));
+  Type(view_, "E");
+  EXPECT_THAT(Shown(), HasSubstr("No session is selected."));
+  v1::Session ended = Session(4, "ended", {Device(0, 2_MiB, 0, 0)});
+  ended.set_state(v1::SESSION_STATE_ENDED);
+  view_.SetData(Data({ended}));
+  Type(view_, "L");
+  EXPECT_THAT(Shown(), HasSubstr("Nothing to do: session ended (id 4, uid 7) has ended."));
+}
+
+TEST_F(TopQuestionTest, IsWholeOnSmallTerminals) {
+  Type(view_, "E");
+  const std::string question =
+      "End session trainer (id 1, uid 7)? Its memory is charged until the process gives it back. y/N";
+  for (const int columns : {20, 40, 41, 80, 120}) EXPECT_THAT(Shown(5, columns), HasSubstr(question)) << columns;
+  for (int rows = 1; rows < 30; ++rows) {
+    for (const int columns : {1, 2, 20, 40, 300}) Screen(view_, rows, columns);
+  }
+  Type(view_, "y");
+  view_.SetResult(absl::PermissionDeniedError("uid 1000 may not change sessions: no rule gives it the right ADMIN"));
+  EXPECT_THAT(Shown(5, 40), HasSubstr("Failed: End session trainer (id 1, uid 7): uid 1000 may not change sessions: no "
+                                      "rule gives it the right ADMIN"));
+  Press(kKeyEscape);
+  // The selected row and the keys are there, too.
+  EXPECT_THAT(Text(view_, 5, 40), HasSubstr("\ntrainer "));
+  EXPECT_THAT(Text(view_, 5, 40), HasSubstr("\nh help  q quit  L limit  T trim  E end\n"));
+}
+
+TEST_F(TopQuestionTest, HostileNamesDoNotCommandTheTerminal) {
+  view_.SetData(Data({Session(1, "a\x1b]0;x\x07", {Device(0, 2_MiB, 0, 0)})}));
+  for (const char* keys : {"E", "nT", "nP", "\x7f"}) {
+    Type(view_, keys);
+    for (const std::string& line : Screen(view_, 24, 40)) {
+      for (const char c : line) EXPECT_TRUE(c >= ' ' && c != '\x7f') << line;
+    }
+  }
+}
+
+TEST_F(TopQuestionTest, TheSelectionStaysWithItsSession) {
+  Type(view_, "jk");
+  EXPECT_EQ(Selected(view_), "trainer");
+  Type(view_, "j");
+  EXPECT_EQ(Selected(view_), "server");
+  // On another device now.
+  TopData moved = data_;
+  moved.overview.sessions.mutable_sessions(1)->mutable_devices(0)->set_device(1);
+  view_.SetData(moved);
+  EXPECT_EQ(Selected(view_), "server");
+  // Who takes the place of one that has ended.
+  view_.SetData(Without(2));
+  EXPECT_EQ(Selected(view_), "notebook");
 }
 
 // ---- The map ----
