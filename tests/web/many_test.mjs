@@ -48,7 +48,10 @@ async function layout(browser, daemon, count) {
     const wide = await page.tab.evaluate(() => document.documentElement.scrollWidth);
     assert.ok(wide <= viewport.width, `${where}: ${wide} pixels wide`);
     if (count === MANY) {
-      if (viewport === LAPTOP) await page.picture('many');
+      if (viewport === LAPTOP) {
+        await page.showsNowInTimeline(daemon);
+        await page.picture('many');
+      }
       await expectUsesTheWindow(page, '.scroll', where);
       if (viewport.height < 1000) await expectUsesTheWindow(page, '.map-frame', where);
       await expectAccessible(page, where);
