@@ -32,7 +32,7 @@ export function showOoms(list, note, empty, answer, ofOne) {
     const oom = event.out_of_memory;
     const time = new Date(event.time);
     const elsewhere = oom.idle_elsewhere_bytes;
-    const others = elsewhere > 0 ? `; ${bytes(elsewhere)} reclaimable in other sessions` : '';
+    const others = elsewhere > 0 ? `; ${bytes(elsewhere)} free in other sessions` : '';
     const waited = oom.waited_ms > 0 ? `; waited ${(oom.waited_ms / 1000).toFixed(1)} s` : '';
     return el('li', {},
       el('div', {class: 'what'},

@@ -29,6 +29,7 @@ function draw(what, data) {
     chart = null;
   }
   shown = what;
+  box.dataset.samples = String(data.time_ms.length);
   if (data.time_ms.length === 0) return;
   if (chart === null) {
     chart = new Chart(box, data);

@@ -48,11 +48,14 @@ async function layout(browser, daemon, count) {
     const wide = await page.tab.evaluate(() => document.documentElement.scrollWidth);
     assert.ok(wide <= viewport.width, `${where}: ${wide} pixels wide`);
     if (count === MANY) {
+      if (viewport === LAPTOP) {
+        await page.showsNowInTimeline(daemon);
+        await page.picture('many');
+      }
       await expectUsesTheWindow(page, '.scroll', where);
       if (viewport.height < 1000) await expectUsesTheWindow(page, '.map-frame', where);
       await expectAccessible(page, where);
       if (viewport === PHONE) await page.picture('many-phone');
-      if (viewport === LAPTOP) await page.picture('many');
     }
     await page.tab.evaluate(() => document.querySelector('#sessions tbody a').click());
     await waitFor('its map', async () => await groupsOf(page) === 1);
@@ -171,6 +174,7 @@ async function session(browser, daemon, clients) {
   assert.match(await page.text('#timeline-note'), /^seen by this page since \d\d:\d\d:\d\d; no refusal$/);
   await waitFor('its history', async () => (await page.text('#timeline .u-legend')).includes(bytes(said.allocated_bytes)));
   assert.equal(await tab.locator('#scopes-panel').isVisible(), false);
+  await waitFor('more of it', async () => Number(await tab.locator('.chart').getAttribute('data-samples')) > 3);
   await page.picture('session');
 
   await tab.reload();
