@@ -450,7 +450,7 @@ TEST_F(TopChangesTest, EndsASessionWhoseClientDoesNotAnswer) {
   top->Press("E");
   ASSERT_TRUE(top->Shows("y/N"));
   top->Press("y");
-  EXPECT_TRUE(top->Shows("): ended; 2.00 MiB stay charged"));
+  EXPECT_TRUE(top->Shows("): ended; 20.00 MiB stay charged"));
   top->Press("q");
   EXPECT_EQ(top->End(), "exit=0 plain");
   silent.process().Signal(SIGCONT);
