@@ -170,8 +170,7 @@ std::optional<std::string> CommandLine::GivenSession(const char* command) const 
 }
 
 void CommandLine::AddCommandsThatShow() {
-  Add(kShow, "status", "Show each device: capacity, reserved, allocated, idle, fragmentation.",
-      [this] { return Status(context_); });
+  Add(kShow, "status", "Show each device: what its capacity is used for.", [this] { return Status(context_); });
   Add(kShow, "sessions", "List the sessions: what each one holds, its limit and its age.",
       [this] { return Sessions(context_); });
 
