@@ -184,12 +184,15 @@ Json ToJson(const v1::Device& device, const DeviceSums& sums) {
           {"total_bytes", device.total_bytes()},
           {"capacity_bytes", device.capacity_bytes()},
           {"reserved_bytes", device.reserved_bytes()},
+          {"leased_bytes", sums.leased_bytes},
           {"allocated_bytes", sums.allocated_bytes},
+          {"reclaimable_bytes", sums.reclaimable_bytes},
           {"idle_bytes", device.idle_bytes()},
           {"inactive_split_bytes", sums.inactive_split_bytes},
           {"quarantined_bytes", sums.quarantined_bytes},
+          {"left_behind_bytes", sums.left_behind_bytes},
           {"carried_over_bytes", device.carried_over_bytes()},
-          {"fragmentation_ratio", FragmentationRatio(sums.allocated_bytes, device.reserved_bytes())},
+          {"fragmentation_ratio", FragmentationRatio(sums.allocated_bytes, sums.leased_bytes)},
           {"fault", device.fault()}};
 }
 

@@ -25,8 +25,11 @@ nlohmann::ordered_json ToJson(const v1::OutOfMemory& oom);
 // Over all sessions.
 struct DeviceSums {
   uint64_t allocated_bytes = 0;
+  uint64_t leased_bytes = 0;       // what they hold
+  uint64_t reclaimable_bytes = 0;  // of these, in wholly free segments
   uint64_t inactive_split_bytes = 0;
-  uint64_t quarantined_bytes = 0;  // of disconnected and ended ones too
+  uint64_t quarantined_bytes = 0;  // left behind, or of sessions that disconnected or were ended
+  uint64_t left_behind_bytes = 0;  // of these, of no session
 };
 nlohmann::ordered_json ToJson(const v1::Device& device, const DeviceSums& sums);
 

@@ -133,6 +133,7 @@ struct DeviceInfo {
 
   MemoryStats stats;               // what they count themselves may be older than the rest
   uint64_t leased_bytes = 0;       // charged to live sessions; also what the driver is still to give
+  uint64_t reclaimable_bytes = 0;  // of these, in segments that hold no block
   uint64_t quarantined_bytes = 0;  // of disconnected and ended ones, and left behind
   // By sessions that are gone, and carried over by processes without a session.
   uint64_t left_behind_bytes = 0;

@@ -85,6 +85,7 @@ BrokerView Broker::View() const {
     for (const SessionInfo& session : view.sessions) {
       const SessionDeviceInfo& held = session.devices[device];
       info.stats.Add(held.stats);
+      info.reclaimable_bytes += held.idle_bytes;
       if (session.state != SessionState::kActive) info.quarantined_bytes += held.account.reserved_bytes;
     }
   }

@@ -200,10 +200,11 @@ HttpResponse HttpApi::State() const {
     device.set_carried_over_bytes(figures.carried_over_bytes);
     const DeviceInfo& info = view.devices[i];
     Json json = ToJson(device, {.allocated_bytes = info.stats.allocated_bytes.all.current,
+                                .leased_bytes = info.leased_bytes,
+                                .reclaimable_bytes = info.reclaimable_bytes,
                                 .inactive_split_bytes = info.stats.inactive_split_bytes.all.current,
-                                .quarantined_bytes = info.quarantined_bytes});
-    json["leased_bytes"] = info.leased_bytes;
-    json["left_behind_bytes"] = info.left_behind_bytes;
+                                .quarantined_bytes = info.quarantined_bytes,
+                                .left_behind_bytes = info.left_behind_bytes});
     json["held_back_bytes"] = figures.held_back_bytes;
     json["guaranteed_bytes"] = figures.guaranteed_bytes;
     json["committed_bytes"] = figures.committed_bytes;

@@ -53,9 +53,10 @@ constexpr Figure kGauges[] = {
      [](const Row& row) { return row.stats().active_bytes.all.current; }},
     {"requested_bytes", "Memory that the client asked for, before rounding.",
      [](const Row& row) { return row.stats().requested_bytes.all.current; }},
-    {"inactive_split_bytes", "Free memory in the client's partly used segments, which cannot be given back.",
+    {"inactive_split_bytes",
+     "Fragmented: free memory in the client's partly used segments, which cannot be given back.",
      [](const Row& row) { return row.stats().inactive_split_bytes.all.current; }},
-    {"idle_bytes", "Memory of the client's segments that hold no block: reclaimable.",
+    {"idle_bytes", "Reclaimable: memory of the client's segments that hold no block.",
      [](const Row& row) { return row.held->idle_bytes; }},
     {"cached_free_bytes", "Free memory inside the client's segments.",
      [](const Row& row) { return row.cached_free(); }},
@@ -283,7 +284,7 @@ void WriteTenants(const BrokerView& view, size_t max_clients, MetricFamilies& ou
   write("vrambroker_tenant_sessions", "Sessions of the tenant; each may use every device.", &Sum::sessions);
   write("vrambroker_tenant_reserved_bytes", "Memory charged to the tenant's sessions.", &Sum::reserved);
   write("vrambroker_tenant_allocated_bytes", "Memory in blocks handed out to the tenant's sessions.", &Sum::allocated);
-  write("vrambroker_tenant_idle_bytes", "Memory of the tenant's sessions in segments that hold no block: reclaimable.",
+  write("vrambroker_tenant_idle_bytes", "Reclaimable: memory of the tenant's sessions in segments that hold no block.",
         &Sum::idle);
   write("vrambroker_tenant_guarantee_bytes", "Sum of the guarantees of the tenant's sessions.", &Sum::guarantee);
 }

@@ -22,9 +22,11 @@ struct DeviceRow {
   std::string gpu;
   MetricLabels labels;  // of the device alone
   const DeviceInfo* info = nullptr;
-  FreeSizes free;  // of the sessions and the idle segments
+  uint64_t largest_hole_bytes = 0;  // the largest free block of any session
+  FreeSizes free;                   // of the sessions and the daemon's cache
   uint64_t reserved_bytes = 0;
-  uint64_t cached_free_bytes = 0;
+  uint64_t held_bytes = 0;       // by sessions: without what is cached or left behind
+  uint64_t free_held_bytes = 0;  // of these, in no block
   std::map<std::string, uint64_t> quarantined_bytes;
   std::chrono::milliseconds quarantine_age{0};
 };
@@ -39,6 +41,7 @@ DeviceRow MakeRow(const BrokerView& view, size_t device) {
   for (const SessionInfo& session : view.sessions) {
     const SessionDeviceInfo& held = session.devices[device];
     row.free.Add(held.stats.free);
+    row.largest_hole_bytes = std::max(row.largest_hole_bytes, held.stats.free.largest_bytes);
     if (session.state == SessionState::kDisconnected || session.state == SessionState::kEnded) {
       row.quarantined_bytes[SessionStateName(session.state)] += held.account.reserved_bytes;
     }
@@ -49,7 +52,8 @@ DeviceRow MakeRow(const BrokerView& view, size_t device) {
   }
   // What sessions count themselves may be older.
   row.reserved_bytes = std::max(info.figures.reserved_bytes, row.info->stats.active_bytes.all.current);
-  row.cached_free_bytes = row.reserved_bytes - row.info->stats.active_bytes.all.current;
+  row.held_bytes = std::max(info.leased_bytes, row.info->stats.active_bytes.all.current);
+  row.free_held_bytes = row.held_bytes - row.info->stats.active_bytes.all.current;
   return row;
 }
 
@@ -67,9 +71,9 @@ constexpr DeviceFigure kFigures[] = {
      [](const DeviceRow& row) { return row.info->driver_free_bytes; }},
     {"capacity_bytes", "Memory that the daemon may hand out.", Gauge,
      [](const DeviceRow& row) { return row.info->figures.capacity_bytes; }},
-    {"reserved_bytes", "Memory of segments held from the driver: leased, idle, quarantined or carried over.", Gauge,
-     [](const DeviceRow& row) { return row.reserved_bytes; }},
-    {"leased_bytes", "Memory charged to live sessions.", Gauge,
+    {"reserved_bytes", "Memory of segments held from the driver: by sessions, cached by the daemon, or left behind.",
+     Gauge, [](const DeviceRow& row) { return row.reserved_bytes; }},
+    {"leased_bytes", "Memory of segments that sessions hold: allocated, fragmented or reclaimable.", Gauge,
      [](const DeviceRow& row) { return row.info->leased_bytes; }},
     {"allocated_bytes", "Memory in blocks handed out to clients.", Gauge,
      [](const DeviceRow& row) { return row.info->stats.allocated_bytes.all.current; }},
@@ -77,13 +81,15 @@ constexpr DeviceFigure kFigures[] = {
      [](const DeviceRow& row) { return row.info->stats.active_bytes.all.current; }},
     {"requested_bytes", "Memory that clients asked for, before rounding.", Gauge,
      [](const DeviceRow& row) { return row.info->stats.requested_bytes.all.current; }},
-    {"inactive_split_bytes", "Free memory in partly used segments, which cannot be given back.", Gauge,
+    {"inactive_split_bytes",
+     "Fragmented: free memory in the sessions' partly used segments, which cannot be given back.", Gauge,
      [](const DeviceRow& row) { return row.info->stats.inactive_split_bytes.all.current; }},
-    {"cached_free_bytes", "Free memory inside segments held from the driver.", Gauge,
-     [](const DeviceRow& row) { return row.cached_free_bytes; }},
-    {"idle_bytes", "Memory of segments that no session holds, kept for reuse.", Gauge,
+    {"cached_free_bytes", "Free memory in the sessions' segments, and what the daemon caches.", Gauge,
+     [](const DeviceRow& row) { return row.free_held_bytes + row.info->figures.idle_bytes; }},
+    {"idle_bytes", "Cached by the daemon: memory of segments that no session holds, kept for reuse.", Gauge,
      [](const DeviceRow& row) { return row.info->figures.idle_bytes; }},
-    {"largest_free_block_bytes", "The largest free block of any session, or the largest idle segment.", Gauge,
+    {"largest_free_block_bytes",
+     "The largest free block of any session, or the largest segment that the daemon caches.", Gauge,
      [](const DeviceRow& row) { return row.free.largest_bytes; }},
     {"guaranteed_bytes", "Sum of the sessions' guarantees.", Gauge,
      [](const DeviceRow& row) { return row.info->figures.guaranteed_bytes; }},
@@ -113,15 +119,15 @@ constexpr DeviceFigure kFigures[] = {
      [](const DeviceRow& row) { return row.info->figures.segment_allocs; }},
     {"segment_frees_total", "Segments given back to the driver.", Counter,
      [](const DeviceRow& row) { return row.info->figures.segment_frees; }},
-    {"handovers_total", "Idle segments given to a session without a driver call.", Counter,
+    {"handovers_total", "Segments given to a session from the daemon's cache, without a driver call.", Counter,
      [](const DeviceRow& row) { return row.info->figures.handovers; }},
-    {"handover_bytes_total", "Memory of idle segments given to sessions without a driver call.", Counter,
+    {"handover_bytes_total", "Memory given to sessions from the daemon's cache, without a driver call.", Counter,
      [](const DeviceRow& row) { return row.info->figures.handover_bytes; }},
     {"scrubs_total", "Segments overwritten with zeros before a session got them.", Counter,
      [](const DeviceRow& row) { return row.info->calls.scrubs; }},
     {"scrubbed_bytes_total", "Memory overwritten with zeros before a session got it.", Counter,
      [](const DeviceRow& row) { return row.info->calls.scrubbed_bytes; }},
-    {"reclaims_total", "Times that a session was asked to give back idle memory for others.", Counter,
+    {"reclaims_total", "Times that a session was asked to give back reclaimable memory for others.", Counter,
      [](const DeviceRow& row) { return row.info->reclaims.reclaims; }},
     {"reclaim_asked_bytes_total", "Memory that sessions were asked to give back.", Counter,
      [](const DeviceRow& row) { return row.info->reclaims.asked_bytes; }},
@@ -131,14 +137,15 @@ constexpr DeviceFigure kFigures[] = {
 
 void WriteRatios(const std::vector<DeviceRow>& rows, MetricFamilies& out) {
   out.Family("vrambroker_device_fragmentation_ratio",
-             "1 - allocated / reserved, between 0 and 1; 0 when nothing is reserved.", Gauge);
+             "1 - allocated / reserved of what sessions hold, between 0 and 1; 0 when they hold nothing.", Gauge);
   for (const DeviceRow& row : rows) {
-    out.Sample(row.labels, FragmentationRatio(row.info->stats.allocated_bytes.all.current, row.reserved_bytes));
+    out.Sample(row.labels, FragmentationRatio(row.info->stats.allocated_bytes.all.current, row.held_bytes));
   }
   out.Family("vrambroker_device_external_fragmentation_ratio",
-             "1 - largest free block / cached free bytes, between 0 and 1; 0 when nothing is free.", Gauge);
+             "1 - largest free block / free bytes, in the sessions' segments, between 0 and 1; 0 when nothing is free.",
+             Gauge);
   for (const DeviceRow& row : rows) {
-    out.Sample(row.labels, ExternalFragmentationRatio(row.free.largest_bytes, row.cached_free_bytes));
+    out.Sample(row.labels, ExternalFragmentationRatio(row.largest_hole_bytes, row.free_held_bytes));
   }
 }
 
@@ -153,11 +160,12 @@ void WriteFreeBlocks(const std::vector<DeviceRow>& rows, MetricFamilies& out) {
     }
   };
   write("vrambroker_device_free_blocks",
-        "Free blocks and idle segments, by the lower bound of their size class in bytes.",
+        "Free blocks and segments that the daemon caches, by the lower bound of their size class in bytes.",
         [](const DeviceRow& row, size_t i) { return row.free.blocks[i]; });
-  write("vrambroker_device_free_block_bytes",
-        "Memory of free blocks and idle segments, by the lower bound of their size class in bytes.",
-        [](const DeviceRow& row, size_t i) { return row.free.bytes[i]; });
+  write(
+      "vrambroker_device_free_block_bytes",
+      "Memory of free blocks and of segments that the daemon caches, by the lower bound of their size class in bytes.",
+      [](const DeviceRow& row, size_t i) { return row.free.bytes[i]; });
 }
 
 void WriteQuarantine(const std::vector<DeviceRow>& rows, MetricFamilies& out) {

@@ -54,13 +54,15 @@ absl::Status Status(const Context& context) {
            {"devices", DevicesJson(*overview)}});
     return absl::OkStatus();
   }
-  std::vector<std::vector<std::string>> rows = {
-      {"DEVICE", "KIND", "NAME", ">CAPACITY", ">RESERVED", ">ALLOCATED", ">IDLE", ">FRAGMENTATION"}};
+  std::vector<std::vector<std::string>> rows = {{"DEVICE", "KIND", "NAME", ">CAPACITY", ">RESERVED", ">ALLOCATED",
+                                                 ">FRAGMENTED", ">RECLAIMABLE", ">CACHED", ">LEFT BEHIND", ">FRAG"}};
   for (const v1::Device& device : devices.devices()) {
-    const uint64_t allocated = AllocatedBytes(*overview, device);
+    const PartBytes parts = PartsOf(*overview, device);
     rows.push_back({absl::StrCat(device.ordinal()), KindName(device.kind()), device.name(),
-                    FormatBytes(device.capacity_bytes()), FormatBytes(device.reserved_bytes()), FormatBytes(allocated),
-                    FormatBytes(device.idle_bytes()), Percent(FragmentationRatio(allocated, device.reserved_bytes()))});
+                    FormatBytes(device.capacity_bytes()), FormatBytes(device.reserved_bytes()),
+                    FormatBytes(parts[Part::kAllocated]), FormatBytes(parts[Part::kFragmented]),
+                    FormatBytes(parts[Part::kReclaimable]), FormatBytes(parts[Part::kCached]),
+                    FormatBytes(parts[Part::kLeftBehind]), Percent(Fragmentation(*overview, device))});
   }
   std::printf("vrambrokerd %s at %s, %s\n\n%s", devices.daemon_version().c_str(), context.socket_dir.c_str(),
               Counted(static_cast<uint64_t>(sessions), "session").c_str(), Table(rows).c_str());

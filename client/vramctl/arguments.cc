@@ -170,14 +170,29 @@ std::optional<std::string> CommandLine::GivenSession(const char* command) const 
 }
 
 void CommandLine::AddCommandsThatShow() {
-  Add(kShow, "status", "Show each device: capacity, reserved, allocated, idle, fragmentation.",
-      [this] { return Status(context_); });
+  // In the words of deploy/GLOSSARY.md.
+  constexpr char kWords[] =
+      "Words:
+      "
+      "  fragmented   free beside used blocks in a session's segments: cannot be given back
+      "
+      "  reclaimable  segments of a session without a block: given back on demand
+      "
+      "  cached       segments that the daemon keeps for reuse: of no session
+      "
+      "  left behind  of processes that are gone: of no session, and nobody can have it yet
+      "
+      "  FRAG         1 - allocated / reserved, of what sessions hold";
+  Add(kShow, "status", "Show each device: what its capacity is used for.", [this] {
+    return Status(context_);
+  })->footer(kWords);
   Add(kShow, "sessions", "List the sessions: what each one holds, its limit and its age.",
       [this] { return Sessions(context_); });
 
   CLI::App* const top =
       Add(kShow, "top", "Show devices and sessions live, with bars; change a session. Press h for the keys, q to quit.",
           [this] { return Top(context_); });
+  top->footer(kWords);
   top->add_option("--interval", context_.interval, "Seconds between two updates, 0.1 to 3600. Default: 1.")
       ->type_name("SECONDS");
   top->add_option("--sort", context_.sort, absl::StrCat("Column to sort by: ", ColumnNames(), ". Default: reserved."))
@@ -194,6 +209,7 @@ void CommandLine::AddCommandsThatShow() {
 
   CLI::App* const map = Add(kShow, "map", "Draw segments with their blocks and holes, the largest segments first.",
                             [this] { return Map(context_, GivenSession("map")); });
+  map->footer(kWords);
   AddSession(map, "Draw only the segments of this session. Default: of all.");
   AddDevice(map, &context_.only_device, "Draw only this device. Default: all.");
 

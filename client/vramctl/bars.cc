@@ -17,8 +17,8 @@ bool ContinuesCharacter(char c) {
 
 // The parameters of the escape sequence; top_screen.cc has the same colours.
 const char* EscapeOf(Style style) {
-  static constexpr std::array<const char*, kStyles> kEscapes = {"",   "1",  "2", "7",  "7",  "1;31", "32", "35", "33",
-                                                                "36", "31", "2", "32", "34", "35",   "36", "33", "31"};
+  static constexpr std::array<const char*, kStyles> kEscapes = {
+      "", "1", "2", "7", "7", "1;31", "32", "35", "33", "36", "34", "31", "2", "32", "34", "35", "36", "33", "31"};
   return kEscapes[static_cast<size_t>(style)];
 }
 
@@ -32,10 +32,12 @@ const char* PartName(Part part) {
       return "waiting for a stream";
     case Part::kFragmented:
       return "fragmented";
-    case Part::kIdle:
-      return "idle";
-    case Part::kQuarantined:
-      return "quarantined";
+    case Part::kReclaimable:
+      return "reclaimable";
+    case Part::kCached:
+      return "cached";
+    case Part::kLeftBehind:
+      return "left behind";
     case Part::kFree:
       return "free";
   }
@@ -76,8 +78,8 @@ Style StyleOfSession(size_t index) {
 }
 
 const char* Glyph(Part part, bool utf8) {
-  static constexpr std::array<const char*, kAllParts.size()> kUtf8 = {"█", "▚", "▒", "░", "╳", "·"};
-  static constexpr std::array<const char*, kAllParts.size()> kAscii = {"#", "%", "+", "-", "x", "."};
+  static constexpr std::array<const char*, kAllParts.size()> kUtf8 = {"█", "▚", "▒", "░", "▤", "╳", "·"};
+  static constexpr std::array<const char*, kAllParts.size()> kAscii = {"#", "%", "+", "-", "=", "x", "."};
   return (utf8 ? kUtf8 : kAscii)[static_cast<size_t>(part)];
 }
 

@@ -14,17 +14,19 @@
 
 namespace vrambroker::vramctl {
 
-// What memory is in use for.
+// What memory is in use for, in the words of deploy/GLOSSARY.md.
 enum class Part : uint8_t {
   kAllocated,
   kPending,      // freed by its owner, still in use by a stream
   kFragmented,   // free, in segments that also hold used blocks: no trim can return it
-  kIdle,         // in segments that hold no block: given back when somebody needs it
-  kQuarantined,  // left behind, and nobody can have it yet
+  kReclaimable,  // in a session's segments that hold no block: given back when somebody needs it
+  kCached,       // kept by the daemon for reuse: of no session
+  kLeftBehind,   // of no session either, and nobody can have it yet
   kFree,         // not reserved
 };
-inline constexpr std::array<Part, 6> kAllParts = {Part::kAllocated, Part::kPending,     Part::kFragmented,
-                                                  Part::kIdle,      Part::kQuarantined, Part::kFree};
+inline constexpr std::array<Part, 7> kAllParts = {Part::kAllocated,   Part::kPending, Part::kFragmented,
+                                                  Part::kReclaimable, Part::kCached,  Part::kLeftBehind,
+                                                  Part::kFree};
 
 const char* PartName(Part part);
 
@@ -64,8 +66,9 @@ enum class Style : uint8_t {
   kAllocated,  // one for each part, in their order
   kPending,
   kFragmented,
-  kIdle,
-  kQuarantined,
+  kReclaimable,
+  kCached,
+  kLeftBehind,
   kFree,
   kSession0,  // kSessionStyles for telling sessions apart
   kSession1,

@@ -164,8 +164,8 @@ void Print(const Paper& paper, const Overview& overview, const v1::Device& devic
     figures.push_back({absl::StrCat(" ", PartName(part), " ", FormatBytes(parts[part]))});
   }
   paper.Print(figures);
-  if (device.idle_bytes() > 0) {
-    paper.Print({{absl::StrCat("  ", FormatBytes(device.idle_bytes()), " of the idle memory belong to no session"),
+  if (parts[Part::kCached] + parts[Part::kLeftBehind] > 0) {
+    paper.Print({{"  cached: by the daemon, for reuse; left behind: of processes that are gone. No session has it.",
                   Style::kDim}});
   }
 }

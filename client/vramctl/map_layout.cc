@@ -62,7 +62,7 @@ std::string FiguresOf(const SegmentSnapshot& segment) {
   }
   std::string text = absl::StrCat(" ", Counted(blocks, "block"));
   if (blocks == 0) {
-    absl::StrAppend(&text, ", idle");
+    absl::StrAppend(&text, ", reclaimable");
   } else if (holes == 1) {
     absl::StrAppend(&text, ", a hole of ", FormatBytes(free_bytes));
   } else if (holes > 1) {

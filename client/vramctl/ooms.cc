@@ -92,7 +92,7 @@ absl::Status Ooms(const Context& context) {
     return absl::OkStatus();
   }
   std::vector<std::vector<std::string>> rows = {{"ID", "TIME", "CLIENT", ">DEVICE", "CAUSE", ">REQUESTED", ">LIMIT",
-                                                 ">RESERVED", ">ALLOCATED", ">IDLE ELSEWHERE"}};
+                                                 ">RESERVED", ">ALLOCATED", ">UNUSED ELSEWHERE"}};
   for (const v1::OutOfMemoryEvent& event : response.events()) {
     const OutOfMemory oom = client_internal::FromProto(event.out_of_memory());
     rows.push_back({absl::StrCat(event.out_of_memory().refusal()),

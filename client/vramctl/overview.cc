@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "allocator/memory_stats.h"
 #include "proto/admin_json.h"
 
 namespace vrambroker::vramctl {
@@ -15,7 +16,19 @@ uint64_t SumOn(const Overview& overview, const v1::Device& device, const Figure&
   uint64_t sum = 0;
   for (const v1::Session& session : overview.sessions.sessions()) {
     for (const v1::SessionDevice& held : session.devices()) {
-      if (held.device() == device.ordinal()) sum += figure(held.stats());
+      if (held.device() == device.ordinal()) sum += figure(held);
+    }
+  }
+  return sum;
+}
+
+// Of sessions that disconnected or were ended: their processes live.
+uint64_t DetachedBytes(const Overview& overview, const v1::Device& device) {
+  uint64_t sum = 0;
+  for (const v1::Session& session : overview.sessions.sessions()) {
+    if (session.state() == v1::SESSION_STATE_ACTIVE) continue;
+    for (const v1::SessionDevice& held : session.devices()) {
+      if (held.device() == device.ordinal()) sum += held.reserved_bytes();
     }
   }
   return sum;
@@ -39,7 +52,7 @@ PartBytes Held(const v1::SessionDevice& device) {
   PartBytes parts;
   parts[Part::kAllocated] = take(allocated);
   parts[Part::kPending] = take(Less(stats.active_bytes().all().current(), allocated));
-  parts[Part::kIdle] = take(device.idle_bytes());
+  parts[Part::kReclaimable] = take(device.idle_bytes());
   parts[Part::kFragmented] = left;
   return parts;
 }
@@ -47,7 +60,16 @@ PartBytes Held(const v1::SessionDevice& device) {
 }  // namespace
 
 uint64_t AllocatedBytes(const Overview& overview, const v1::Device& device) {
-  return SumOn(overview, device, [](const v1::MemoryStats& stats) { return stats.allocated_bytes().all().current(); });
+  return SumOn(overview, device,
+               [](const v1::SessionDevice& held) { return held.stats().allocated_bytes().all().current(); });
+}
+
+uint64_t HeldBySessions(const Overview& overview, const v1::Device& device) {
+  return SumOn(overview, device, [](const v1::SessionDevice& held) { return held.reserved_bytes(); });
+}
+
+double Fragmentation(const Overview& overview, const v1::Device& device) {
+  return FragmentationRatio(AllocatedBytes(overview, device), HeldBySessions(overview, device));
 }
 
 PartBytes PartsOf(const v1::SessionDevice& device) {
@@ -60,18 +82,13 @@ PartBytes PartsOf(const Overview& overview, const v1::Device& device) {
   PartBytes parts;
   for (const v1::Session& session : overview.sessions.sessions()) {
     for (const v1::SessionDevice& held : session.devices()) {
-      if (held.device() != device.ordinal()) continue;
-      if (session.state() == v1::SESSION_STATE_ACTIVE) {
-        parts.Add(Held(held));
-      } else {
-        parts[Part::kQuarantined] += held.reserved_bytes();
-      }
+      if (held.device() == device.ordinal()) parts.Add(Held(held));
     }
   }
   for (const v1::ListQuarantineResponse::Holding& holding : overview.quarantine.holdings()) {
-    if (holding.device() == device.ordinal()) parts[Part::kQuarantined] += holding.bytes();
+    if (holding.device() == device.ordinal()) parts[Part::kLeftBehind] += holding.bytes();
   }
-  parts[Part::kIdle] += device.idle_bytes();
+  parts[Part::kCached] = device.idle_bytes();
   parts[Part::kFree] = Less(device.capacity_bytes(), parts.Sum());
   return parts;
 }
@@ -79,11 +96,17 @@ PartBytes PartsOf(const Overview& overview, const v1::Device& device) {
 nlohmann::ordered_json DevicesJson(const Overview& overview) {
   nlohmann::ordered_json devices = nlohmann::ordered_json::array();
   for (const v1::Device& device : overview.devices.devices()) {
-    const uint64_t inactive_split = SumOn(
-        overview, device, [](const v1::MemoryStats& stats) { return stats.inactive_split_bytes().all().current(); });
-    devices.push_back(ToJson(device, {.allocated_bytes = AllocatedBytes(overview, device),
-                                      .inactive_split_bytes = inactive_split,
-                                      .quarantined_bytes = PartsOf(overview, device)[Part::kQuarantined]}));
+    const uint64_t left_behind = PartsOf(overview, device)[Part::kLeftBehind];
+    devices.push_back(ToJson(
+        device,
+        {.allocated_bytes = AllocatedBytes(overview, device),
+         .leased_bytes = HeldBySessions(overview, device),
+         .reclaimable_bytes = SumOn(overview, device, [](const v1::SessionDevice& held) { return held.idle_bytes(); }),
+         .inactive_split_bytes =
+             SumOn(overview, device,
+                   [](const v1::SessionDevice& held) { return held.stats().inactive_split_bytes().all().current(); }),
+         .quarantined_bytes = left_behind + DetachedBytes(overview, device),
+         .left_behind_bytes = left_behind}));
   }
   return devices;
 }

@@ -39,7 +39,7 @@ const ColumnInfo& InfoOf(Column column) {
       {"guarantee", "GUARANTEE", true, true, 10, 9},
       {"reserved", "RESERVED", true, true, 1, 8},
       {"allocated", "ALLOCATED", true, true, 2, 9},
-      {"idle", "IDLE", true, true, 8, 6},
+      {"reclaimable", "RECLAIMABLE", true, true, 8, 11},
       {"fragmentation", "FRAG", true, true, 5, 6},
       {"waiting", "WAITING", true, true, 7, 14},
   }};
@@ -75,8 +75,8 @@ std::string CellOf(const TopRow& row, Column column) {
       return ShortBytes(row.reserved_bytes);
     case Column::kAllocated:
       return ShortBytes(row.allocated_bytes);
-    case Column::kIdle:
-      return ShortBytes(row.idle_bytes);
+    case Column::kReclaimable:
+      return ShortBytes(row.reclaimable_bytes);
     case Column::kFragmentation:
       return Percent(row.fragmentation);
     case Column::kWaiting:
@@ -110,8 +110,8 @@ bool IsLower(const TopRow& a, const TopRow& b, Column column) {
       return a.reserved_bytes < b.reserved_bytes;
     case Column::kAllocated:
       return a.allocated_bytes < b.allocated_bytes;
-    case Column::kIdle:
-      return a.idle_bytes < b.idle_bytes;
+    case Column::kReclaimable:
+      return a.reclaimable_bytes < b.reclaimable_bytes;
     case Column::kFragmentation:
       return a.fragmentation < b.fragmentation;
     case Column::kWaiting:
@@ -137,7 +137,7 @@ TopRow RowOf(const v1::Session& session, const v1::SessionDevice& device, const 
                 .guarantee_bytes = device.guarantee_bytes(),
                 .reserved_bytes = device.reserved_bytes(),
                 .allocated_bytes = device.stats().allocated_bytes().all().current(),
-                .idle_bytes = device.idle_bytes(),
+                .reclaimable_bytes = device.idle_bytes(),
                 .fragmentation = Fragmentation(device),
                 .waits_for = Waiting(device),
                 .ooms = device.stats().num_ooms(),
@@ -156,6 +156,7 @@ const char* ColumnName(Column column) {
 }
 
 absl::StatusOr<Column> ParseColumn(absl::string_view name) {
+  if (name == "idle") return Column::kReclaimable;  // its name until 0.9
   std::string names;
   for (int i = 0; i < kColumns; ++i) {
     const auto column = static_cast<Column>(i);

@@ -29,7 +29,7 @@ enum class Column : uint8_t {  // in the order in which they are shown
   kGuarantee,
   kReserved,
   kAllocated,
-  kIdle,
+  kReclaimable,
   kFragmentation,
   kWaiting,
 };
@@ -53,7 +53,7 @@ struct TopRow {
   uint64_t guarantee_bytes = 0;
   uint64_t reserved_bytes = 0;
   uint64_t allocated_bytes = 0;
-  uint64_t idle_bytes = 0;
+  uint64_t reclaimable_bytes = 0;
   double fragmentation = 0;
   uint64_t waited_ms = 0;      // of the request that has waited longest; 0: none waits
   uint64_t waiting_bytes = 0;  // of all

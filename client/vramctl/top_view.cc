@@ -30,7 +30,7 @@ constexpr std::array<SortKey, 11> kSortKeys = {{{'n', Column::kName},
                                                 {'l', Column::kLimit},
                                                 {'r', Column::kReserved},
                                                 {'a', Column::kAllocated},
-                                                {'i', Column::kIdle},
+                                                {'i', Column::kReclaimable},
                                                 {'f', Column::kFragmentation},
                                                 {'w', Column::kWaiting}}};
 
@@ -91,14 +91,16 @@ std::vector<Line> HelpLines(bool utf8) {
         "freed by its owner, still in use on the GPU",
         "free beside used blocks: cannot be given back",
         "segments without a block: given back on demand",
-        "left behind by who is gone, not yet anybody's",
+        "kept by the daemon for reuse: of no session",
+        "of who is gone: charged to no session, not yet usable",
         "of the limit (rows), of the capacity (devices)"};
     lines.push_back({{"  "},
                      {Glyph(part, utf8), StyleOf(part)},
                      {absl::StrCat("  ", Fit(PartName(part), 22), kMeanings[static_cast<size_t>(part)])}});
   }
   for (const char* text :
-       {"", "FRAG is 1 - allocated / reserved. A session has a row for each device in use.", "Any key: back"}) {
+       {"", "FRAG is 1 - allocated / reserved, of what sessions hold. A session has a row for each device in use.",
+        "Any key: back"}) {
     lines.push_back(Text(text));
   }
   return lines;
@@ -338,11 +340,9 @@ std::vector<Line> TopView::Head(int most_lines, int columns) const {
     --left;
     const PartBytes parts = PartsOf(data_.overview, device);
     Line line = {{absl::StrCat("device ", device.ordinal(), " "), Style::kTitle}};
-    const std::string label =
-        absl::StrCat("  ", FormatBytes(device.reserved_bytes()), " of ", FormatBytes(device.capacity_bytes()),
-                     " reserved, fragmentation ",
-                     Percent(FragmentationRatio(AllocatedBytes(data_.overview, device), device.reserved_bytes())), "  ",
-                     Printable(device.name()));
+    const std::string label = absl::StrCat(
+        "  ", FormatBytes(device.reserved_bytes()), " of ", FormatBytes(device.capacity_bytes()),
+        " reserved, fragmentation ", Percent(Fragmentation(data_.overview, device)), "  ", Printable(device.name()));
     Append(line,
            Bar(parts, std::max(kLeastBar, columns - Cells(line) - std::min(Cells(label), columns / 2)), options_.utf8));
     line.push_back({label});

@@ -24,9 +24,10 @@ SIZES = [("512", "below 4 KiB"), ("4096", "4 to 32 KiB"), ("32768", "32 to 256 K
          ("1073741824", "1 GiB and more")]
 
 # Colours that say something: green is in use, red is what nobody can use.
-STATES = {"used": "green", "held by sessions, not used": "yellow", "idle": "blue", "quarantined": "purple", "not taken": "#555560"}
-PARTS = {"asked for": "green", "rounding": "dark-yellow", "waiting for a stream": "purple", "free, beside used blocks": "red",
-         "whole free segments": "blue"}
+STATES = {"allocated": "green", "waiting for a stream": "orange", "fragmented": "yellow", "reclaimable": "light-blue",
+          "cached by the daemon": "blue", "left behind": "purple", "free": "#555560"}
+PARTS = {"asked for": "green", "rounding": "dark-yellow", "waiting for a stream": "purple", "fragmented": "red",
+         "reclaimable": "blue"}
 PIECES = dict(zip([name for _, name in SIZES], ["dark-red", "red", "dark-orange", "orange", "yellow", "light-blue", "blue",
                                                 "dark-blue"]))
 REASONS = {"limit": "yellow", "capacity": "orange", "fragmentation": "red", "larger_than_device": "purple"}
@@ -240,7 +241,7 @@ def sessions_table(board, title, select, sort_by, height):
     board.table(
         title,
         "One line for each session and device. Limit: the most it may hold. Guarantee: memory kept free for it. "
-        "Reserved: memory it holds. Allocated: the part its program uses. Idle: whole segments that it could give "
+        "Reserved: memory it holds. Allocated: the part its program uses. Reclaimable: whole segments that it could give "
         "back at once. Fragmentation: the unused share of the reserved memory. Refused: requests that got no memory "
         "in the last hour.",
         {"client": "Session", "tenant": "Tenant", "instance": "Daemon", "gpu": "Device"},
@@ -249,7 +250,7 @@ def sessions_table(board, title, select, sort_by, height):
          ("Of limit", f"{by} (gpu_client:vrambroker_limit_usage:ratio{{{select}}})", "percentunit"),
          ("Guarantee", f"{by} (vrambroker_client_guarantee_bytes{{{select}}})", "bytes"),
          ("Allocated", f"{by} (vrambroker_client_allocated_bytes{{{select}}})", "bytes"),
-         ("Idle", f"{by} (vrambroker_client_idle_bytes{{{select}}})", "bytes"),
+         ("Reclaimable", f"{by} (vrambroker_client_idle_bytes{{{select}}})", "bytes"),
          ("Fragmentation", f"{by} (vrambroker_client_fragmentation_ratio{{{select}}})", "percentunit"),
          ("Waiting", f"{by} (vrambroker_client_waiting_requests{{{select}}})", "none"),
          # Without the last part, sessions that have ended would stay for an hour.
@@ -267,8 +268,8 @@ def free_blocks(title, whose, metric, select, width):
 
 
 ANATOMY = ("All memory that the sessions hold, by its use. Asked for: what programs asked for. Rounding: lost to "
-           "block sizes. Waiting for a stream: freed, but the GPU may still use it. Beside used blocks: free, but it "
-           "cannot be given back, which is fragmentation. Whole free segments: cache that others can get.")
+           "block sizes. Waiting for a stream: freed, but the GPU may still use it. Fragmented: free beside used blocks, so "
+           "that it cannot be given back. Reclaimable: whole free segments, which others can get.")
 
 
 def anatomy(total, held="reserved_bytes"):
@@ -276,9 +277,9 @@ def anatomy(total, held="reserved_bytes"):
     return [query(total("requested_bytes"), "asked for"),
             query(f"clamp_min({total('allocated_bytes')} - {total('requested_bytes')}, 0)", "rounding"),
             query(f"clamp_min({total('active_bytes')} - {total('allocated_bytes')}, 0)", "waiting for a stream"),
-            query(total("inactive_split_bytes"), "free, beside used blocks"),
+            query(total("inactive_split_bytes"), "fragmented"),
             query(f"clamp_min({total(held)} - {total('active_bytes')} - {total('inactive_split_bytes')}, 0)",
-                  "whole free segments")]
+                  "reclaimable")]
 
 
 # ---- GPU memory overview ----
@@ -287,7 +288,7 @@ def anatomy(total, held="reserved_bytes"):
 def overview():
     board = Dashboard(
         "vrambroker-overview", "vrambroker: GPU memory overview",
-        "Who holds the GPUs' memory, how much of it is idle or fragmented, who waits, and who was refused and why.",
+        "Who holds the GPUs' memory, how much of it is reclaimable or fragmented, who waits, and who was refused and why.",
         VARIABLES, [link("Session and fragmentation", "vrambroker-session")])
     annotate_daemon(board)
     board.annotate("Out of memory", increase("vrambroker_device_ooms_total", "instance, gpu, reason", DEVICE) + " > 0", "red",
@@ -295,6 +296,9 @@ def overview():
     board.annotate("Session ended after a refusal",
                    increase("vrambroker_tenant_sessions_ended_after_oom_total", "instance, gpu, tenant", TENANT) + " > 0", "purple",
                    "A session of {{tenant}} ended within a minute of a refusal on gpu {{gpu}} of {{instance}}")
+
+    def device(name):
+        return f"sum(vrambroker_device_{name}_bytes{{{DEVICE}}})"
 
     board.row("At a glance")
     board.stat("Daemons serving",
@@ -309,8 +313,8 @@ def overview():
                f"sum(vrambroker_device_reserved_bytes{{{DEVICE}}}) / sum(vrambroker_device_capacity_bytes{{{DEVICE}}})",
                colors=USAGE, share=True)
     board.stat("Fragmentation",
-               "The unused share of reserved memory, on the device where it is highest. Take a look above 30 % (a "
-               "rule of thumb): the memory may be idle, so that others can get it, or in small pieces.",
+               "1 - allocated / reserved of what sessions hold, on the device where it is highest. Take a look above 30 % (a "
+               "rule of thumb): the memory may be reclaimable, so that others can get it, or fragmented.",
                f"max(vrambroker_device_fragmentation_ratio{{{DEVICE}}})", colors=FRAGMENTATION, share=True)
     board.stat("Refused, last hour", "Requests that got no memory in the last hour, for any reason. vramctl ooms lists "
                                      "them.",
@@ -326,15 +330,18 @@ def overview():
                    f"vrambroker_device_reserved_bytes{{{DEVICE}}} / vrambroker_device_capacity_bytes{{{DEVICE}}}", BY_DEVICE)
     board.series(
         "Capacity by state",
-        "All of the capacity, by its current state. Used: blocks that programs hold. Held by sessions, not used: "
-        "cached or fragmented. Idle: held by the daemon for the next request. Quarantined: left by ended processes, "
-        "and not yet safe to hand on. Not taken: still with the driver.",
-        [query(f"sum(vrambroker_device_allocated_bytes{{{DEVICE}}})", "used"),
-         query(f"clamp_min(sum(vrambroker_device_leased_bytes{{{DEVICE}}} - vrambroker_device_allocated_bytes{{{DEVICE}}}), 0)",
-               "held by sessions, not used"),
-         query(f"sum(vrambroker_device_idle_bytes{{{DEVICE}}})", "idle"),
-         query(f'sum(vrambroker_device_quarantined_bytes{{{DEVICE}, reason=~"settling|held_open"}})', "quarantined"),
-         query(f"sum(vrambroker_device_capacity_bytes{{{DEVICE}}} - vrambroker_device_reserved_bytes{{{DEVICE}}})", "not taken")],
+        "All of the capacity, by its current state. Allocated: blocks that programs hold. Waiting for a stream: freed, but the "
+        "GPU may still use it. Fragmented: free beside used blocks. Reclaimable: whole free segments of sessions. Cached by the "
+        "daemon: kept for the next request. Left behind: of processes that are gone, and not yet safe to hand on. Free: still "
+        "with the driver.",
+        [query(device("allocated"), "allocated"),
+         query(f"clamp_min({device('active')} - {device('allocated')}, 0)", "waiting for a stream"),
+         query(device("inactive_split"), "fragmented"),
+         query(f"clamp_min({device('leased')} - {device('active')} - {device('inactive_split')}, 0)", "reclaimable"),
+         query(device("idle"), "cached by the daemon"),
+         # By subtraction: it includes what is carried over without a session.
+         query(f"clamp_min({device('reserved')} - {device('leased')} - {device('idle')}, 0)", "left behind"),
+         query(f"clamp_min({device('capacity')} - {device('reserved')}, 0)", "free")],
         "bytes", 10, stacked=True, paint=STATES)
     board.series("By tenant",
                  "Memory that the sessions of each tenant hold. Tenants are trust domains: memory passes from one to "
@@ -350,27 +357,27 @@ def overview():
 
     board.row("Fragmentation")
     board.series("Unused reserved memory",
-                 "1 - allocated / reserved. The line marks 30 %, a rule of thumb from community guides. Idle memory "
-                 "counts too: compare with the next two panels.",
+                 "1 - allocated / reserved, of what sessions hold. The line marks 30 %, a rule of thumb from community guides. "
+                 "Reclaimable memory counts too: compare with the next two panels.",
                  [query(f"vrambroker_device_fragmentation_ratio{{{DEVICE}}}", BY_DEVICE)], "percentunit", colors=LINE_AT_30,
                  share=True)
     board.series("Free memory that one large request cannot use",
-                 "External fragmentation: 1 - largest free block / all free memory inside the segments. Near 0 %: "
+                 "External fragmentation: 1 - largest free block / all free memory in the sessions' segments. Near 0 %: "
                  "one large piece. Near 100 %: many small pieces. It says little when little is free.",
                  [query(f"vrambroker_device_external_fragmentation_ratio{{{DEVICE}}}", BY_DEVICE)], "percentunit",
                  colors=LINE_AT_50, share=True)
     board.series("Free memory inside the segments",
-                 "All free memory; the part that cannot go back to the driver because a used block is in the same "
-                 "segment; and the largest single piece.",
-                 [query(f"sum(vrambroker_device_cached_free_bytes{{{DEVICE}}})", "free"),
-                  query(f"sum(vrambroker_device_inactive_split_bytes{{{DEVICE}}})", "free, beside used blocks"),
+                 "All free memory of the sessions and in the daemon's cache; the part that cannot go back to the driver because a "
+                 "used block is in the same segment; and the largest single piece.",
+                 [query(f"sum(vrambroker_device_cached_free_bytes{{{DEVICE}}})", "all"),
+                  query(f"sum(vrambroker_device_inactive_split_bytes{{{DEVICE}}})", "fragmented"),
                   query(f"max(vrambroker_device_largest_free_block_bytes{{{DEVICE}}})", "largest free block")], "bytes")
     title, description, targets, unit, width = free_blocks(
-        "Free memory by size of the free blocks", "of all sessions, and idle segments",
+        "Free memory by size of the free blocks", "of all sessions, and of those that the daemon caches",
 "vrambroker_device_free_block_bytes", DEVICE, 12)
     board.series(title, description, targets, unit, width, 9, stacked=True, paint=PIECES)
     board.series("Free blocks by size",
-                 "Number of free blocks of each size in the segments of all sessions. Idle segments count as blocks.",
+                 "Number of free blocks of each size in the segments of all sessions. Segments that the daemon caches count as blocks.",
                  [query(f'sum(vrambroker_device_free_blocks{{{DEVICE}, size="{size}"}})', name) for size, name in SIZES], "none",
                  12, 9, stacked=True, paint=PIECES)
     board.series(
@@ -395,18 +402,18 @@ def overview():
                         f" * clamp_min(time() - vrambroker_device_oldest_waiting_timestamp_seconds{{{DEVICE}}}, 0)", BY_DEVICE)], "s")
     board.series("Finished waits, and reclaims",
                  "Requests that waited, by outcome: granted, refused after the longest wait that they allowed, or "
-                 "cancelled by the client. reclaims: how often sessions were asked to give idle memory back.",
+                 "cancelled by the client. reclaims: how often sessions were asked to give reclaimable memory back.",
                  [query(increase("vrambroker_device_wait_duration_seconds_count", "outcome", DEVICE), "{{outcome}}"),
                   query(increase("vrambroker_device_reclaims_total", "", DEVICE), "reclaims")], "none", 6, events=True)
     board.series("Wait time", "Median and 95th percentile of the finished waits.",
                  [query(quantile(q, "vrambroker_device_wait_duration_seconds", "", DEVICE), name)
                   for q, name in ((0.5, "median"), (0.95, "95 %"))], "s", 6)
     board.series("Reclaim",
-                 "Idle memory that others needed: how much the sessions were asked for, and how much they gave back.",
+                 "Reclaimable memory that others needed: how much the sessions were asked for, and how much they gave back.",
                  [query(rate("vrambroker_device_reclaim_asked_bytes_total", "", DEVICE), "asked for"),
                   query(rate("vrambroker_device_reclaimed_bytes_total", "", DEVICE), "given back")], "Bps", 6)
     board.series("Reclaim time",
-                 "Time from asking a session for idle memory until it has answered: median and 95th percentile.",
+                 "Time from asking a session for reclaimable memory until it has answered: median and 95th percentile.",
                  [query(quantile(q, "vrambroker_device_reclaim_duration_seconds", "", DEVICE), name)
                   for q, name in ((0.5, "median"), (0.95, "95 %"))], "s", 6)
 
@@ -435,7 +442,7 @@ def overview():
 
     board.row("Driver and requests")
     board.series("Segment traffic",
-                 "Segments obtained from the driver and given back to it, which is slow. Handed over: idle segments "
+                 "Segments obtained from the driver and given back to it, which is slow. Handed over: cached segments "
                  "that went to the next session without a driver call. Zeroed: new segments that were cleared before "
                  "a session got them.",
                  [query(rate("vrambroker_device_segment_allocs_total", "", DEVICE), "from the driver"),
@@ -443,7 +450,7 @@ def overview():
                   query(rate("vrambroker_device_handovers_total", "", DEVICE), "handed over"),
                   query(rate("vrambroker_device_scrubs_total", "", DEVICE), "zeroed")], "ops", 6)
     board.series("Memory handed over and zeroed",
-                 "Idle memory that went from one session to another, and new memory that was zeroed before a session "
+                 "Cached memory that went from one session to another, and new memory that was zeroed before a session "
                  "got it.",
                  [query(rate("vrambroker_device_handover_bytes_total", "", DEVICE), "handed over"),
                   query(rate("vrambroker_device_scrubbed_bytes_total", "", DEVICE), "zeroed")], "Bps", 6)
@@ -571,14 +578,14 @@ def session():
     limited = f"(vrambroker_client_limit_bytes{{{SESSION}}} > 0)"
 
     board.row("Share")
-    board.stat("Held, % of limit",
+    board.stat("Reserved, % of limit",
                "Memory that the selected sessions hold, as a share of their limits. At 100 % they give back what "
-               "they cache, and then requests fail.",
+               "is reclaimable, and then requests fail.",
                f"sum(vrambroker_client_reserved_bytes{{{SESSION}}}) / sum({limited})", colors=USAGE, share=True)
-    board.stat("Used, % of limit", "Memory that their programs use, as a share of their limits.",
+    board.stat("Allocated, % of limit", "Memory that their programs use, as a share of their limits.",
                f"sum(vrambroker_client_allocated_bytes{{{SESSION}}}) / sum({limited})", colors=USAGE, share=True)
     board.stat("Fragmentation",
-               "1 - allocated / reserved: the unused share of the memory that they hold. Take a look above 30 % (a "
+               "1 - allocated / reserved: the unused share of what they hold. Take a look above 30 % (a "
                "rule of thumb).",
                f"1 - {total('allocated_bytes')} / ({total('reserved_bytes')} > 0) or vector(0)", colors=FRAGMENTATION, share=True)
     board.stat("Limit", "The most that they may hold together.", total("limit_bytes"), "bytes", NEUTRAL)
@@ -596,11 +603,11 @@ def session():
     board.series("Between guarantee and limit",
                  "Memory that the sessions hold and use, compared with their guarantees and limits.",
                  [query(total(name + "_bytes"), legend) for name, legend in
-                  (("limit", "limit"), ("reserved", "held"), ("allocated", "used"), ("guarantee", "guarantee"),
-                   ("peak_reserved", "peak held"))], "bytes", 10, 9)
+                  (("limit", "limit"), ("reserved", "reserved"), ("allocated", "allocated"), ("guarantee", "guarantee"),
+                   ("peak_reserved", "peak reserved"))], "bytes", 10, 9)
 
     board.row("Fragmentation")
-    board.series("Unused held memory",
+    board.series("Unused reserved memory",
                  "1 - allocated / reserved, by session. The line marks 30 %, a rule of thumb from community guides.",
                  [query(f"vrambroker_client_fragmentation_ratio{{{SESSION}}}", BY_SESSION)], "percentunit", colors=LINE_AT_30, share=True)
     board.series("Free memory that one large request cannot use",
@@ -608,10 +615,10 @@ def session():
                  "piece. Near 100 %: many small pieces.",
                  [query(f"vrambroker_client_external_fragmentation_ratio{{{SESSION}}}", BY_SESSION)], "percentunit", colors=LINE_AT_50,
                  share=True)
-    board.series("Stuck and lost memory",
-                 "As a share of the memory they hold. Stuck: free memory beside used blocks, which cannot be given "
+    board.series("Fragmented and lost memory",
+                 "As a share of the memory they hold. Fragmented: free memory beside used blocks, which cannot be given "
                  "back. Lost: bytes lost to rounding up to block sizes.",
-                 [query(f"{total('inactive_split_bytes')} / ({total('reserved_bytes')} > 0) or vector(0)", "stuck beside used blocks"),
+                 [query(f"{total('inactive_split_bytes')} / ({total('reserved_bytes')} > 0) or vector(0)", "fragmented"),
                   query(f"clamp_min({total('allocated_bytes')} - {total('requested_bytes')}, 0) / ({total('reserved_bytes')} > 0)"
                         " or vector(0)", "lost to rounding")], "percentunit", share=True)
     title, description, targets, unit, width = free_blocks(
@@ -650,9 +657,9 @@ def session():
 
     board.row("Sessions")
     sessions_table(board, "Selected sessions", SESSION, "Fragmentation", 8)
-    board.series("Tenant: held, used, idle, guaranteed", "All sessions of the selected tenants together.",
+    board.series("Tenant: reserved, allocated, reclaimable, guaranteed", "All sessions of the selected tenants together.",
                  [query(f"sum(vrambroker_tenant_{name}_bytes{{{TENANT}}})", legend) for name, legend in
-                  (("reserved", "held"), ("allocated", "used"), ("idle", "idle"), ("guarantee", "guaranteed"))], "bytes", 8)
+                  (("reserved", "reserved"), ("allocated", "allocated"), ("idle", "reclaimable"), ("guarantee", "guaranteed"))], "bytes", 8)
     board.series("Tenant: sessions", "Sessions of each selected tenant, on the device where it has most.",
                  [query(f"max by (tenant) (vrambroker_tenant_sessions{{{TENANT}}})", "{{tenant}}")], "none", 4)
     board.identities("Session details",

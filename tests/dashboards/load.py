@@ -162,6 +162,10 @@ class Load:
     RESERVED = LEASED + (30 + 14) * MIB
     ALLOCATED = (40 + 40 + 16 + 24 + 60 + 10) * MIB + 512 * KIB + KIB
     REQUESTED = ALLOCATED - 24
+    RECLAIMABLE = 12 * MIB
+    FRAGMENTED = LEASED - ALLOCATED - RECLAIMABLE
+    CACHED = 14 * MIB
+    LEFT_BEHIND = 30 * MIB
     COMMITTED = LEASED + (30 + 10) * MIB  # 30 quarantined, 10 of serve-api's guarantee that it does not hold
 
     def __init__(self, daemon, prometheus):

@@ -1,12 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every query of the dashboards, run by a real Prometheus on a real daemon: it finds something, and the right figures."""
+import fcntl
+import json
 import math
+import os
+import pty
 import re
+import struct
 import subprocess
+import termios
 import unittest
+import urllib.request
 
 import boards
-from load import CAPACITY, KIB, MIB, Load, LoadedTest, wait_for
+from load import CAPACITY, KIB, MIB, PATIENCE, Load, LoadedTest, wait_for
 
 
 # Panels whose queries may find nothing, and why.
@@ -25,15 +32,16 @@ OVERVIEW = {
     "Devices lost": {"": 0},
     "Sessions": {"": 8},
     "Capacity in use": {"": Load.RESERVED / CAPACITY},
-    "Fragmentation": {"": 1 - Load.ALLOCATED / Load.RESERVED},
+    "Fragmentation": {"": 1 - Load.ALLOCATED / Load.LEASED},
     "Waiting now": {"": 1},
     "Capacity in use by device": {"gpu 0": Load.RESERVED / CAPACITY},
-    "Capacity by state": {"used": Load.ALLOCATED, "held by sessions, not used": Load.LEASED - Load.ALLOCATED, "idle": 14 * MIB,
-                          "quarantined": 30 * MIB, "not taken": CAPACITY - Load.RESERVED},
+    "Capacity by state": {"allocated": Load.ALLOCATED, "waiting for a stream": 0, "fragmented": Load.FRAGMENTED,
+                          "reclaimable": Load.RECLAIMABLE, "cached by the daemon": Load.CACHED, "left behind": Load.LEFT_BEHIND,
+                          "free": CAPACITY - Load.RESERVED},
     "By tenant": {"serving": 54 * MIB, "research": 104 * MIB, "guests": 88 * MIB},
     "By session: top ten": {name: held * MIB for name, held in RESERVED.items()},
     "Share of the limit: top ten": {f"{name} gpu 0": RESERVED[name] / limit for name, limit in LIMITS.items()},
-    "Unused reserved memory": {"gpu 0": 1 - Load.ALLOCATED / Load.RESERVED},
+    "Unused reserved memory": {"gpu 0": 1 - Load.ALLOCATED / Load.LEASED},
     "Guarantees and capacity": {"capacity": CAPACITY, "committed": Load.COMMITTED, "guaranteed": 64 * MIB,
                                         "reserved": Load.RESERVED},
     "Waiting requests": {"gpu 0": 1},
@@ -46,20 +54,20 @@ OVERVIEW = {
 }
 # Of train-a alone: four segments of 20 MiB, each with two used blocks of 5 and two holes of 5.
 TRAIN_A = {
-    "Held, % of limit": {"": 1},
-    "Used, % of limit": {"": 0.5},
+    "Reserved, % of limit": {"": 1},
+    "Allocated, % of limit": {"": 0.5},
     "Fragmentation": {"": 0.5},
     "Limit": {"": 80 * MIB},
     "Guarantee": {"": 0},
     "Peak use": {"": 80 * MIB},
     "Waiting now": {"": 0},
     "What the memory consists of": {"asked for": 40 * MIB, "rounding": 0, "waiting for a stream": 0,
-                                    "free, beside used blocks": 40 * MIB, "whole free segments": 0},
-    "Between guarantee and limit": {"limit": 80 * MIB, "held": 80 * MIB, "used": 40 * MIB, "guarantee": 0,
-                                    "peak held": 80 * MIB},
-    "Unused held memory": {"train-a gpu 0": 0.5},
+                                    "fragmented": 40 * MIB, "reclaimable": 0},
+    "Between guarantee and limit": {"limit": 80 * MIB, "reserved": 80 * MIB, "allocated": 40 * MIB, "guarantee": 0,
+                                    "peak reserved": 80 * MIB},
+    "Unused reserved memory": {"train-a gpu 0": 0.5},
     "Free memory that one large request cannot use": {"train-a gpu 0": 1 - 5 / 40},
-    "Stuck and lost memory": {"stuck beside used blocks": 0.5, "lost to rounding": 0},
+    "Fragmented and lost memory": {"fragmented": 0.5, "lost to rounding": 0},
     "Free memory by size of the free blocks": {"2 to 16 MiB": 40 * MIB, "16 to 128 MiB": 0, "below 4 KiB": 0},
     "Largest free block and all free memory": {"train-a gpu 0: largest": 5 * MIB, "train-a gpu 0: all": 40 * MIB},
     "Growth of fragmentation": {"train-a gpu 0": 0},
@@ -67,13 +75,18 @@ TRAIN_A = {
     "Segments and blocks": {"segments": 4, "blocks": 8},
 }
 SERVE_API = {
-    "Held, % of limit": {"": 54 / 160},
+    "Reserved, % of limit": {"": 54 / 160},
     "Guarantee": {"": 64 * MIB},
     "What the memory consists of": {"asked for": 40 * MIB + 1000, "rounding": 24, "waiting for a stream": 0,
-                                    "free, beside used blocks": 2 * MIB - KIB, "whole free segments": 12 * MIB},
+                                    "fragmented": 2 * MIB - KIB, "reclaimable": 12 * MIB},
     "Free memory by size of the free blocks": {"256 KiB to 2 MiB": 2 * MIB - KIB, "2 to 16 MiB": 12 * MIB, "below 4 KiB": 0},
     "Segments and blocks": {"segments": 3, "blocks": 2},
 }
+
+
+def as_text(count):
+    """As vramctl writes it; for less than a GiB."""
+    return f"{count / MIB:.2f} MiB"
 
 
 class DashboardsTest(LoadedTest):
@@ -167,7 +180,7 @@ class DashboardsTest(LoadedTest):
 
     def test_the_other_device_is_empty(self):
         self.expect("overview", {"Capacity in use": {"": 0}, "Fragmentation": {"": 0}, "Waiting now": {"": 0},
-                                 "Capacity by state": {"used": 0, "idle": 0, "quarantined": 0, "not taken": CAPACITY}}, gpu="1")
+                                 "Capacity by state": {"allocated": 0, "cached by the daemon": 0, "left behind": 0, "free": CAPACITY}}, gpu="1")
 
     def test_a_tenant_is_shown_alone(self):
         self.expect("session", {"Limit": {"": LIMITS["serve-api"] * MIB}}, gpu="0", tenant="serving")
@@ -214,10 +227,106 @@ class DashboardsTest(LoadedTest):
             for device in session["devices"]:
                 key = (session["name"], device["device"])
                 for column, field in (("Reserved", "reserved_bytes"), ("Limit", "limit_bytes"), ("Allocated", "allocated_bytes"),
-                                      ("Guarantee", "guarantee_bytes"), ("Idle", "idle_bytes"),
+                                      ("Guarantee", "guarantee_bytes"), ("Reclaimable", "idle_bytes"),
                                       ("Fragmentation", "fragmentation_ratio")):
                     self.assertAlmostEqual(table[column][key], device[field], places=6, msg=f"{key} {column}")
                 self.assertEqual(table["Waiting"][key], len(device["waiting"]), key)
+
+    def test_one_word_one_number_everywhere(self):
+        """The words of deploy/GLOSSARY.md: whoever shows one of them for device 0 shows the same number."""
+        numbers = {"capacity": CAPACITY, "reserved": Load.RESERVED, "allocated": Load.ALLOCATED, "fragmented": Load.FRAGMENTED,
+                   "reclaimable": Load.RECLAIMABLE, "cached": Load.CACHED, "left behind": Load.LEFT_BEHIND,
+                   "quarantined": Load.LEFT_BEHIND + 10 * MIB, "free": CAPACITY - Load.RESERVED}
+        ratio = 1 - Load.ALLOCATED / Load.LEASED
+        shown = {place: dict(figures) for place, figures in self.places_as_json().items()}
+        shown["metrics"] = self.from_metrics()
+        shown["dashboard"] = self.from_the_dashboard()
+        for place, figures in shown.items():
+            self.assertLessEqual({"allocated", "fragmented", "reclaimable", "cached", "left behind", "fragmentation"}, set(figures))
+            for word, number in figures.items():
+                with self.subTest(place=place, word=word):
+                    self.assertAlmostEqual(number, {**numbers, "fragmentation": ratio}[word], delta=1e-6)
+        texts = {**{word: as_text(number) for word, number in numbers.items()}, "frag": f"{100 * ratio:.1f}%"}
+        heading, row = self.status_table()
+        self.assertEqual(len(heading), len(row), "each column says something")
+        said = {word.lower(): cell for word, cell in zip(heading, row)}
+        for word in ("capacity", "reserved", "allocated", "fragmented", "reclaimable", "cached", "left behind", "frag"):
+            with self.subTest(place="status", word=word):
+                self.assertEqual(said.get(word), texts[word])
+        self.assertNotIn("idle", said)
+        for place, text in (("map", self.ctl_text("map", "--device=0")), ("top", self.top_screen())):
+            for word in ("allocated", "fragmented", "reclaimable", "cached", "left behind", "free"):
+                with self.subTest(place=place, word=word):
+                    self.assertIn(f"{word} {texts[word]}", text)
+            self.assertIn(f"{texts['reserved']} of {texts['capacity']} reserved", text)
+            self.assertNotIn("idle", text)
+        self.assertIn(f"fragmentation {texts['frag']}", self.top_screen())
+
+    def places_as_json(self):
+        with urllib.request.urlopen(f"http://{self.daemon.http}/api/v1/state", timeout=PATIENCE) as answer:
+            page = json.load(answer)
+        with urllib.request.urlopen(f"http://{self.daemon.http}/api/v1/map?device=0", timeout=PATIENCE) as answer:
+            segments = json.load(answer)["segments"]
+        for state, bytes_held in (("idle", Load.CACHED), ("quarantined", Load.LEFT_BEHIND)):  # as the page draws them
+            self.assertEqual(sum(segment["bytes"] for segment in segments if segment["state"] == state), bytes_held, state)
+        fields = {"capacity": "capacity_bytes", "reserved": "reserved_bytes", "allocated": "allocated_bytes",
+                  "fragmented": "inactive_split_bytes", "reclaimable": "reclaimable_bytes", "cached": "idle_bytes",
+                  "left behind": "left_behind_bytes", "quarantined": "quarantined_bytes", "fragmentation": "fragmentation_ratio"}
+        devices = {"status --format=json": self.daemon.ctl("status"), "map --format=json": self.daemon.ctl("map"), "page": page}
+        found = {place: {word: answer["devices"][0].get(field, math.nan) for word, field in fields.items()}
+                 for place, answer in devices.items()}
+        for place, sessions in (("sessions", self.daemon.ctl("sessions")["sessions"]), ("page's sessions", page["sessions"])):
+            held = [session["devices"][0] for session in sessions]
+            for word in ("allocated", "fragmented", "reclaimable"):
+                field = {"reclaimable": "idle_bytes"}.get(word, fields[word])  # a session's word for what it would give back
+                self.assertEqual(sum(device[field] for device in held), found["page"][word], f"{place}: {word}")
+        return found
+
+    def from_metrics(self):
+        value = lambda name, more="": self.prometheus.value(  # noqa: E731
+            f'sum(vrambroker_{name}{{gpu="0"{more}}})', time=self.prometheus.at)
+        return {"capacity": value("device_capacity_bytes"), "reserved": value("device_reserved_bytes"),
+                "allocated": value("device_allocated_bytes"), "fragmented": value("device_inactive_split_bytes"),
+                "reclaimable": value("client_idle_bytes"), "cached": value("device_idle_bytes"),
+                "left behind": value("device_quarantined_bytes", ', reason=~"settling|held_open"'),
+                "quarantined": value("device_quarantined_bytes"), "fragmentation": value("device_fragmentation_ratio")}
+
+    def from_the_dashboard(self):
+        panels = {panel["title"]: panel for panel in boards.panels(boards.load("overview"))}
+        states = {boards.legend(target, labels): values[-1] for target in panels["Capacity by state"]["targets"]
+                  for labels, values in self.run_target(target, gpu="0")}
+        self.assertEqual(states.pop("waiting for a stream"), 0)
+        self.assertEqual(sum(states.values()), CAPACITY, "they are all of it")
+        (_, values), = self.run_target(panels["Unused reserved memory"]["targets"][0], gpu="0")
+        return {**{{"cached by the daemon": "cached"}.get(word, word): number for word, number in states.items()},
+                "fragmentation": values[-1]}
+
+    def ctl_text(self, *words):
+        return subprocess.run([os.environ["VRAMCTL"], *words, f"--socket_dir={self.daemon.dir}"], check=True, text=True,
+                              stdout=subprocess.PIPE, timeout=PATIENCE, env={**os.environ, "COLUMNS": "400", "LC_ALL": "C"}).stdout
+
+    def status_table(self):
+        """The words of the heading, and of the line of device 0."""
+        lines = self.ctl_text("status").splitlines()
+        first = next(i for i, line in enumerate(lines) if line.startswith("DEVICE"))
+        return [re.split(r"\s{2,}", line.strip()) for line in (lines[first], lines[first + 1])]
+
+    def top_screen(self):
+        """What `top` draws first, without colours and positions."""
+        terminal, of_top = pty.openpty()
+        fcntl.ioctl(of_top, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 300, 0, 0))
+        top = subprocess.Popen([os.environ["VRAMCTL"], "top", f"--socket_dir={self.daemon.dir}"], stdin=of_top, stdout=of_top,
+                               env={**os.environ, "TERM": "xterm", "LC_ALL": "C", "NO_COLOR": "1"})
+        os.close(of_top)
+        drawn = ""
+        try:
+            while "h help" not in drawn or "fragmentation" not in drawn:  # the last line is drawn, with figures above it
+                drawn += os.read(terminal, 65536).decode(errors="replace")
+        finally:
+            top.kill()
+            top.wait()
+            os.close(terminal)
+        return re.sub(r"\x1b(\[[0-9;?]*[A-Za-z]|[()].|[=>])", "", drawn)
 
     def test_only_the_alerts_that_the_load_makes(self):
         fired = lambda: {series["metric"]["alertname"] for series in self.prometheus.get(  # noqa: E731

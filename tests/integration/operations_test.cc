@@ -629,7 +629,8 @@ TEST_F(MetricsTest, NamesAndValues) {
   EXPECT_EQ(device("inactive_split_bytes"), small - 1024 + 17.0 * (1 << 20));
   EXPECT_EQ(device("reserved_bytes"), small + large + idle);
   EXPECT_EQ(device("cached_free_bytes"), device("reserved_bytes") - device("active_bytes"));
-  EXPECT_DOUBLE_EQ(device("fragmentation_ratio"), 1 - device("allocated_bytes") / device("reserved_bytes"));
+  EXPECT_DOUBLE_EQ(device("fragmentation_ratio"), 1 - device("allocated_bytes") / (small + large))
+      << "of what sessions hold";
   EXPECT_EQ(client("a", "limit_bytes"), 64.0 * (1 << 20));
   EXPECT_EQ(client("a", "reserved_bytes"), small);
   EXPECT_EQ(client("a", "allocated_bytes"), 1024);

@@ -92,7 +92,7 @@ TEST_F(TopTest, ShowsWhatHappens) {
   }
   EXPECT_TRUE(top->Shows("1 session,"));
   ASSERT_OK(large.Reset());
-  EXPECT_TRUE(top->Shows("░ idle 40.00 MiB"));
+  EXPECT_TRUE(top->Shows("░ reclaimable 40.00 MiB"));
   EXPECT_FALSE(trainer.Allocate(200_MiB).ok());
   EXPECT_TRUE(top->Shows("1 refusal, last "));
   EXPECT_TRUE(top->Shows(" trainer wanted 200.00 MiB on device 0: limit."));

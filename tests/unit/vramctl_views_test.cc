@@ -41,7 +41,7 @@ PartBytes Bytes(uint64_t allocated, uint64_t fragmented, uint64_t idle, uint64_t
   PartBytes bytes;
   bytes[Part::kAllocated] = allocated;
   bytes[Part::kFragmented] = fragmented;
-  bytes[Part::kIdle] = idle;
+  bytes[Part::kReclaimable] = idle;
   bytes[Part::kFree] = free;
   return bytes;
 }
@@ -162,7 +162,7 @@ TEST(OverviewTest, PartsOfASessionAddUpToItsLimit) {
   const PartBytes parts = PartsOf(device);
   EXPECT_EQ(parts[Part::kAllocated], 20_MiB);
   EXPECT_EQ(parts[Part::kPending], 2_MiB);
-  EXPECT_EQ(parts[Part::kIdle], 8_MiB);
+  EXPECT_EQ(parts[Part::kReclaimable], 8_MiB);
   EXPECT_EQ(parts[Part::kFragmented], 10_MiB);
   EXPECT_EQ(parts[Part::kFree], 60_MiB);
   EXPECT_EQ(parts.Sum(), 100_MiB);
@@ -175,20 +175,27 @@ TEST(OverviewTest, FiguresOlderThanTheLedgerMakeNoBarLonger) {
   EXPECT_EQ(over.Sum(), 140_MiB);
 }
 
-TEST(OverviewTest, WhatIsLeftBehindIsQuarantined) {
-  v1::Session ended = Session(2, "ended", {Device(0, 30_MiB, 30_MiB, 0)});
+TEST(OverviewTest, MemoryOfNobodyIsNeitherReclaimableNorFragmented) {
+  v1::Session ended = Session(2, "ended", {Device(0, 30_MiB, 20_MiB, 0)});
   ended.set_state(v1::SESSION_STATE_ENDED);
   TopData data = Data({Session(1, "a", {Device(0, 40_MiB, 30_MiB, 4_MiB)}), ended});
   v1::ListQuarantineResponse::Holding* holding = data.overview.quarantine.add_holdings();
   holding->set_bytes(6_MiB);
   v1::Device& device = *data.overview.devices.mutable_devices(0);
+  device.set_reserved_bytes(86_MiB);
   device.set_idle_bytes(10_MiB);
   const PartBytes parts = PartsOf(data.overview, device);
-  EXPECT_EQ(parts[Part::kAllocated], 30_MiB);
-  EXPECT_EQ(parts[Part::kFragmented], 6_MiB);
-  EXPECT_EQ(parts[Part::kIdle], 14_MiB);
-  EXPECT_EQ(parts[Part::kQuarantined], 36_MiB);
-  EXPECT_EQ(parts.Sum(), 256_MiB);
+  EXPECT_EQ(parts[Part::kAllocated], 50_MiB) << "its process lives";
+  EXPECT_EQ(parts[Part::kFragmented], 16_MiB);
+  EXPECT_EQ(parts[Part::kReclaimable], 4_MiB);
+  EXPECT_EQ(parts[Part::kCached], 10_MiB);
+  EXPECT_EQ(parts[Part::kLeftBehind], 6_MiB);
+  EXPECT_EQ(parts[Part::kFree], 170_MiB);
+  EXPECT_EQ(HeldBySessions(data.overview, device), 70_MiB);
+  EXPECT_DOUBLE_EQ(Fragmentation(data.overview, device), 1 - 50.0 / 70);
+
+  data.overview.sessions.clear_sessions();
+  EXPECT_EQ(Fragmentation(data.overview, device), 0);
 }
 
 // ---- The table ----
@@ -312,7 +319,7 @@ TEST_F(TopViewTest, ShowsDevicesAndSessions) {
   const std::string text = Text(view_);
   EXPECT_THAT(text, HasSubstr("vrambrokerd 1.2.3  01:01:01  3 sessions, 0 requests wait; sorted by reserved"));
   EXPECT_THAT(text, HasSubstr("allocated 41.00 MiB"));
-  EXPECT_THAT(text, HasSubstr("idle 20.00 MiB"));
+  EXPECT_THAT(text, HasSubstr("reclaimable 20.00 MiB"));
   EXPECT_THAT(text, HasSubstr("free 184.00 MiB"));
   EXPECT_LT(text.find("trainer "), text.find("server "));
   EXPECT_LT(text.find("server "), text.find("notebook "));
@@ -717,7 +724,7 @@ TEST(MapTest, LinesFitTheWidthAndSayWhatBarsCannot) {
   ASSERT_EQ(lines.size(), 2u);
   EXPECT_THAT(TextOf(lines[0]), HasSubstr("20.00 MiB large [####"));
   EXPECT_THAT(TextOf(lines[0]), HasSubstr("....] 1 block, a hole of 8.00 MiB"));
-  EXPECT_THAT(TextOf(lines[1]), HasSubstr("[................] 0 blocks, idle"));
+  EXPECT_THAT(TextOf(lines[1]), HasSubstr("[................] 0 blocks, reclaimable"));
   EXPECT_EQ(lines[0][1].style, Style::kSession0);
   for (int width = 1; width < 200; ++width) {
     for (const Line& line : SegmentLines(heap, width, Style::kSession0, true)) EXPECT_LE(Cells(line), width);
