@@ -87,11 +87,16 @@ void TopQuestion::ReadField() {
   }
 }
 
-std::string TopQuestion::Consequence() const {
+std::optional<SessionOrder> TopQuestion::order() const {
+  if (!change_.has_value()) return std::nullopt;
+  return SessionOrder{session_, *change_};
+}
+
+std::string TopQuestion::Consequence(const SessionChange& change) const {
   switch (kind_) {
     case Kind::kLimit: {
       std::string text = absl::StrCat("It is ", LimitsOf(session_), " now. Memory in use is never taken away");
-      const Limit& limit = std::get<LimitChange>(*change_).limit;
+      const Limit& limit = std::get<LimitChange>(change).limit;
       const uint64_t* const bytes = std::get_if<uint64_t>(&limit);
       const bool is_over =
           bytes != nullptr && std::any_of(session_.devices().begin(), session_.devices().end(),
@@ -114,9 +119,9 @@ std::string TopQuestion::Consequence() const {
 
 std::vector<Line> TopQuestion::Lines(int columns) const {
   std::vector<Line> lines;
-  if (change_.has_value()) {
-    const std::string title = absl::StrCat(OrderTitle(order()), kind_ == Kind::kLimit ? OnEach(session_) : "");
-    AppendWrapped(lines, absl::StrCat(title, "? ", Consequence(), " y/N"), columns, Style::kTitle);
+  if (const std::optional<SessionOrder> confirmed = order(); confirmed.has_value()) {
+    const std::string title = absl::StrCat(OrderTitle(*confirmed), kind_ == Kind::kLimit ? OnEach(session_) : "");
+    AppendWrapped(lines, absl::StrCat(title, "? ", Consequence(confirmed->change), " y/N"), columns, Style::kTitle);
     return lines;
   }
   const bool is_limit = kind_ == Kind::kLimit;

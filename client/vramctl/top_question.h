@@ -31,13 +31,13 @@ class TopQuestion {
   std::vector<Line> Lines(int columns) const;
 
   const v1::Session& session() const { return session_; }
-  // REQUIRES: the answer was kYes.
-  SessionOrder order() const { return {session_, *change_}; }
+  // What kYes confirms; nullopt: that is still being typed.
+  std::optional<SessionOrder> order() const;
 
  private:
   void EditField(int key);
   void ReadField();  // sets change_ or error_
-  std::string Consequence() const;
+  std::string Consequence(const SessionChange& change) const;
 
   const Kind kind_;
   const v1::Session session_;

@@ -189,12 +189,13 @@ void TopView::Ask(TopQuestion::Kind kind) {
 }
 
 void TopView::AnswerQuestion(int key) {
+  if (!question_.has_value()) return;
   const TopQuestion::Answer answer = question_->HandleKey(key);
   if (answer == TopQuestion::Answer::kNone) return;
   if (answer == TopQuestion::Answer::kYes) {
     order_ = question_->order();
-    order_is_new_ = true;
-    Say(absl::StrCat(OrderTitle(*order_), ": waiting for the daemon"), Style::kPlain);
+    order_is_new_ = order_.has_value();
+    if (order_.has_value()) Say(absl::StrCat(OrderTitle(*order_), ": waiting for the daemon"), Style::kPlain);
   } else {
     Say("Nothing was done.", Style::kPlain);
   }
