@@ -172,16 +172,11 @@ std::optional<std::string> CommandLine::GivenSession(const char* command) const 
 void CommandLine::AddCommandsThatShow() {
   // In the words of deploy/GLOSSARY.md.
   constexpr char kWords[] =
-      "Words:
-      "
-      "  fragmented   free beside used blocks in a session's segments: cannot be given back
-      "
-      "  reclaimable  segments of a session without a block: given back on demand
-      "
-      "  cached       segments that the daemon keeps for reuse: of no session
-      "
-      "  left behind  of processes that are gone: of no session, and nobody can have it yet
-      "
+      "Words:\n"
+      "  fragmented   free beside used blocks in a session's segments: cannot be given back\n"
+      "  reclaimable  segments of a session without a block: given back on demand\n"
+      "  cached       segments that the daemon keeps for reuse: of no session\n"
+      "  left behind  of processes that are gone: of no session, and nobody can have it yet\n"
       "  FRAG         1 - allocated / reserved, of what sessions hold";
   Add(kShow, "status", "Show each device: what its capacity is used for.", [this] {
     return Status(context_);
@@ -284,7 +279,7 @@ void CommandLine::AddCommandsThatChange() {
       ->required();
 
   CLI::App* const priority =
-      Add(kChange, "priority", "Change who is served first, and who is asked last for idle memory.",
+      Add(kChange, "priority", "Change who is served first, and who is asked last for reclaimable memory.",
           [this] { return SetPriority(context_, session_argument_, value_argument_); });
   AddSession(priority, "Name or id.")->required();
   priority->add_option("PRIORITY", value_argument_, "-1000 to 1000; higher is more important.")

@@ -43,10 +43,10 @@ struct Change {
     if (!status.ok()) return status;
     ChangeResult result = {.name = response.session().name(), .lines = {}, .json = ToJson(response.session())};
     for (const v1::SessionDevice& device : response.session().devices()) {
-      result.lines.push_back(
-          absl::StrCat("limit ", FormatBytes(device.limit_bytes()), " on device ", device.device(), ", reserved ",
-                       FormatBytes(device.reserved_bytes()),
-                       IsOverLimit(device) ? " (over the limit: it is asked for what is idle, and cannot grow)" : ""));
+      result.lines.push_back(absl::StrCat(
+          "limit ", FormatBytes(device.limit_bytes()), " on device ", device.device(), ", reserved ",
+          FormatBytes(device.reserved_bytes()),
+          IsOverLimit(device) ? " (over the limit: it is asked for what is reclaimable, and cannot grow)" : ""));
     }
     return result;
   }

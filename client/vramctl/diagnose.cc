@@ -156,7 +156,7 @@ std::string MoreRoom(const Diagnosed& of) {
       const bool can_be_had =
           holder.why == Why::kNotAsked || holder.why == Why::kKept || holder.why == Why::kDidNotAnswer;
       if (!can_be_had || holder.idle_bytes < missing) continue;
-      from = absl::StrCat(holder.client, ", which held ", FormatBytes(holder.idle_bytes), " idle,");
+      from = absl::StrCat(holder.client, ", which held ", FormatBytes(holder.idle_bytes), " of reclaimable memory,");
       break;
     }
     parts.push_back(absl::StrCat("have ", from, " give ", FormatBytes(missing), " of the device back"));

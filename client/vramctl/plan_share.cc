@@ -58,7 +58,7 @@ std::string Verdict(const plan::SharePlan& plan) {
     case plan::Fit::kPrivately:
       return "They fit together, even with a private cache each. Nobody waits.";
     case plan::Fit::kReclaiming:
-      return "They fit together: private caches would not, but idle memory of one goes to another. Nobody waits.";
+      return "They fit together: private caches would not, but what is reclaimable goes to others. Nobody waits.";
     case plan::Fit::kInTurns:
       return "They fit in turns: not all peaks at once, so jobs wait for memory.";
     case plan::Fit::kNot:
@@ -93,7 +93,7 @@ void PrintShare(const std::vector<plan::JobProfile>& profiles, const plan::Share
   };
   rows = {{"TOGETHER", ">BYTES", "", ""}};
   way("private caches", plan.private_bytes, "each keeps what it reserved at its peak");
-  way("all peaks at once", plan.worst_bytes, "idle memory goes to others");
+  way("all peaks at once", plan.worst_bytes, "reclaimable memory goes to others");
   way("staggered", plan.staggered_bytes, "steps of equal length that begin as below");
   way("in turns", plan.turns_bytes, "one peak at a time, beside what the others have at all times");
   std::printf("\n");

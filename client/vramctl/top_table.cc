@@ -156,7 +156,7 @@ const char* ColumnName(Column column) {
 }
 
 absl::StatusOr<Column> ParseColumn(absl::string_view name) {
-  if (name == "idle") return Column::kReclaimable;  // its name until 0.9
+  if (name == "idle") return Column::kReclaimable;  // as the column was called
   std::string names;
   for (int i = 0; i < kColumns; ++i) {
     const auto column = static_cast<Column>(i);
