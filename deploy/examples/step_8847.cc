@@ -17,6 +17,7 @@
 #include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "allocator/bytes.h"
 #include "vrambroker/client.h"
@@ -26,7 +27,7 @@ ABSL_FLAG(std::string, limit, "1GiB", "limit to ask for: a fraction, as 0.25, or
 ABSL_FLAG(std::string, alloc_conf, "", "settings of the allocator, as in PYTORCH_CUDA_ALLOC_CONF");
 ABSL_FLAG(int32_t, steps, 10000, "stop after so many steps");
 ABSL_FLAG(int32_t, report_every, 400, "print a line every so many steps, and wait for one on standard input");
-ABSL_FLAG(uint64_t, seed, 1, "of the lengths");
+ABSL_FLAG(uint64_t, seed, 27, "of the lengths");
 
 namespace {
 
@@ -65,7 +66,7 @@ class Job {
   void Report(int step) {
     const absl::StatusOr<vrambroker::MemoryStats> stats = client_.GetMemoryStats();
     if (!stats.ok()) return;
-    std::printf("step %5d  allocated %s, reserved %s\n", step, FormatBytes(stats->allocated_bytes.all.current).c_str(),
+    std::printf("step %d  allocated %s, reserved %s\n", step, FormatBytes(stats->allocated_bytes.all.current).c_str(),
                 FormatBytes(stats->reserved_bytes.all.current).c_str());
     std::fflush(stdout);
   }
@@ -85,17 +86,19 @@ class Job {
   std::vector<Buffer> kept_;
 };
 
+absl::StatusOr<Client> Connect() {
+  const absl::StatusOr<vrambroker::Limit> limit = vrambroker::ParseLimit(absl::GetFlag(FLAGS_limit));
+  if (!limit.ok()) return limit.status();
+  return Client::Connect(
+      {.name = absl::GetFlag(FLAGS_name), .limit = *limit, .alloc_conf = absl::GetFlag(FLAGS_alloc_conf)});
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   absl::SetProgramUsageMessage("trains with sequences of different lengths; see deploy/examples/step_8847.sh");
   absl::ParseCommandLine(argc, argv);
-  const absl::StatusOr<vrambroker::Limit> limit = vrambroker::ParseLimit(absl::GetFlag(FLAGS_limit));
-  absl::StatusOr<Client> client = limit.status();
-  if (limit.ok()) {
-    client = Client::Connect(
-        {.name = absl::GetFlag(FLAGS_name), .limit = *limit, .alloc_conf = absl::GetFlag(FLAGS_alloc_conf)});
-  }
+  absl::StatusOr<Client> client = Connect();
   if (!client.ok()) {
     std::fprintf(stderr, "%s: %s\n", absl::GetFlag(FLAGS_name).c_str(), client.status().ToString().c_str());
     return 1;

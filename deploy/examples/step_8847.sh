@@ -25,8 +25,7 @@ for program in "$daemon" "$vramctl" "$job" "$(command -v curl || echo curl)"; do
   [ -x "$program" ] || { echo "step_8847.sh: no $program; build or install it first, or see --build-dir" >&2; exit 2; }
 done
 
-limit_mib=1088
-steps=10000
+limit_mib=1152 refused_at=8789 steps=10000
 work=$(mktemp -d "${TMPDIR:-/tmp}/vrambroker.XXXXXX")
 export VRAMBROKER_SOCKET_DIR=$work/run
 daemon_pid="" job_pid=""
@@ -52,10 +51,14 @@ until_true() {
 }
 # expect FILE TEXT: one of its lines has these very words.
 expect() { grep -qF -- "$2" "$1" || fail "expected: $2, in: $(cat "$1")"; }
+# expect_like FILE EXPRESSION: one of its lines is like this.
+expect_like() { grep -qE -- "$2" "$1" || fail "expected a line like: $2, in: $(cat "$1")"; }
 # number KEY FILE: the first one of that name in JSON.
 number() { sed -n 's/^ *"'"$1"'": \([0-9]*\),\{0,1\}$/\1/p' "$2" | head -n 1; }
 # As the programs print bytes.
 size() { awk -v b="$1" 'BEGIN { if (b >= 2 ^ 30) printf "%.2f GiB", b / 2 ^ 30; else printf "%.2f MiB", b / 2 ^ 20 }'; }
+exactly() { echo "$1 B ($(size "$1"))"; }
+mib_of() { echo $((($1 + (1 << 20) - 1) >> 20)); }  # at least so many
 indent() { fold -s -w 116 | sed 's/^/  /'; }
 
 # Windows of a second in place of a minute: a training of days in less than a minute.
@@ -103,32 +106,80 @@ for ((report = 1; ; ++report)); do
 done
 warned_at=$(tail -n 1 "$work/job.out" | awk '{ print $2 }')
 
-say "The warning, at step $warned_at"
-expr=$(grep -A 1 'alert: VrambrokerFragmentationGrows$' "$rules" | sed -n 's/^ *expr: //p')
-[ "$expr" = "round(vrambroker_client_refusal_expected_seconds, 60) < 3600" ] || fail "the alert has changed: $expr"
+say "The warning, at step $warned_at of $steps"
+expression=$(grep -A 1 'alert: VrambrokerFragmentationGrows$' "$rules" | sed -n 's/^ *expr: //p')
+[ "$expression" = "round(vrambroker_client_refusal_expected_seconds, 60) < 3600" ] || fail "the alert is now: $expression"
+awk -v s="$seconds" 'BEGIN { exit !(int(s / 60 + 0.5) * 60 < 3600) }' || fail "$seconds s are no alert"
 grep '^vrambroker_client_refusal_expected_seconds{.*client="trainer"' "$work/metrics" | indent
-awk -v s="$seconds" 'BEGIN { exit !(int((s + 30) / 60) * 60 < 3600) }' || fail "no alert at $seconds s"
-echo "The alert VrambrokerFragmentationGrows fires: $expr" | indent
+echo "VrambrokerFragmentationGrows fires where $expression" | indent
 
-say "It goes on"
-exec 3>&-  # nobody waits any more
+say "Nobody reacts"
+exec 3>&-  # from now on it does not wait
 code=0
 wait "$job_pid" || code=$?
 job_pid=""
 [ "$code" = 1 ] || fail "the job ended with exit code $code, not 1"
-tail -n 1 "$work/job.out" | indent
-expect "$work/job.out" "step 8847: REFUSED: out of memory (fragmentation) on device 0: "
+tail -n 2 "$work/job.out" | indent
+
+# The same figures wherever they are told, and they add up.
+"$vramctl" ooms --format=json > "$work/ooms.json"
+for key in refusal requested_bytes block_bytes segment_bytes limit_bytes room_bytes reserved_bytes allocated_bytes \
+           hole_bytes holes hole_segments largest_free_block_bytes; do
+  declare "$key=$(number "$key" "$work/ooms.json")"
+done
+[ "$limit_bytes" = $((limit_mib << 20)) ] || fail "the limit is $limit_bytes"
+[ $((allocated_bytes + block_bytes)) -le "$limit_bytes" ] || fail "that is no fragmentation: it would not have fit anyway"
+[ "$room_bytes" = $((limit_bytes - reserved_bytes)) ] && [ "$room_bytes" -lt "$segment_bytes" ] || fail "there was room: $room_bytes"
+[ "$hole_bytes" = $((reserved_bytes - allocated_bytes)) ] || fail "not all that is free are holes: $hole_bytes"
+[ "$largest_free_block_bytes" -lt "$block_bytes" ] || fail "it would have fit into a hole"
+why="what is allocated and $(size "$block_bytes") more would fit within the limit of $(exactly "$limit_bytes"), but it needs \
+a segment of $(exactly "$segment_bytes"), and only $(size "$room_bytes") can still be reserved; $(size "$hole_bytes") are free \
+in $holes holes between used blocks, in $hole_segments segments, "
+expect "$work/job.out" "step $refused_at: REFUSED: out of memory (fragmentation) on device 0: $(exactly "$requested_bytes") requested; $why"
+expect "$work/job.out" "and the largest free block is $(exactly "$largest_free_block_bytes"); the segment with most of them has "
+expect "$work/job.out" " in scope metrics; most of what is allocated, 256.00 MiB in 1 block, is in scope optimizer; "
+expect "$work/job.out" "limit $(exactly "$limit_bytes"), reserved $(exactly "$reserved_bytes"), allocated $(exactly "$allocated_bytes"). "
+advice="Free the blocks that pin partly used segments (vramctl map shows these), or raise the session's limit to \
+$(mib_of $((reserved_bytes + segment_bytes)))MiB (vramctl limit), or look for settings that make fewer holes: \
+vramctl ooms --diagnose $refusal tries them."
+expect "$work/job.out" "$advice"
 
 say "vramctl ooms: the cause, and the part of the job"
-"$vramctl" ooms --format=json > "$work/ooms.json"
 "$vramctl" ooms > "$work/ooms.out"
 indent < "$work/ooms.out"
+expect_like "$work/ooms.out" "^$refusal +[-0-9]+ [:0-9]+ +trainer +0 +fragmentation +$(size "$requested_bytes") +$(size "$limit_bytes") +\
+$(size "$reserved_bytes") +$(size "$allocated_bytes") +0 B$"
+expect "$work/ooms.out" "  why: $why"
+[ "$(grep -cE '^       segment .* [0-9]+ blocks? in use, held longest: .* in metrics$' "$work/ooms.out")" = 3 ] ||
+  fail "expected three segments that are pinned by metrics"
+expect_like "$work/ooms.out" '^  in:  scope (forward/layer[123]|backward)$'
+metrics=$(sed -n '/"scope": "metrics",$/,$p' "$work/ooms.json" > "$work/scope.json"
+          sed -n '/"scopes"/,$p' "$work/ooms.json" > "$work/scopes.json"; number pinned_hole_bytes "$work/scopes.json")
+[ $((metrics * 10)) -gt $((hole_bytes * 9)) ] || fail "metrics pin only $metrics of $hole_bytes"
+expect_like "$work/ooms.out" "^ +$(size "$(number allocated_bytes "$work/scopes.json")") +$(size "$(number bytes_at_peak "$work/scopes.json")") +\
+$(number blocks "$work/scopes.json") +$(size "$metrics")  metrics$"
+expect_like "$work/ooms.out" "^ +256.00 MiB +256.00 MiB +1 +0 B  optimizer$"
+expect_like "$work/ooms.out" "^ +128.00 MiB +128.00 MiB +1 +0 B  weights$"
+expect "$work/ooms.out" "  do:  $advice"
 
-say "vramctl diagnose trainer --for torch-2.6"
+say "vramctl diagnose trainer --for torch-2.6: a setting"
 "$vramctl" diagnose trainer --for torch-2.6 > "$work/diagnose.out"
-"$vramctl" diagnose trainer --for torch-2.6 --format=json > "$work/diagnose.json"
 indent < "$work/diagnose.out"
-setting=$(sed -n '/"helping"/,$s/^ *"alloc_conf": "\(.*\)",$/\1/p' "$work/diagnose.json" | head -n 1)
+"$vramctl" diagnose trainer --for torch-2.6 --format=json > "$work/diagnose.json"
+sed -n '/"helping"/,$p' "$work/diagnose.json" > "$work/helping.json"
+sed -n '/"recorded": {/,$p' "$work/diagnose.json" > "$work/recorded.json"
+setting=$(sed -n 's/^ *"alloc_conf": "\(.*\)",$/\1/p' "$work/helping.json" | head -n 1)
+[ -n "$setting" ] || fail "no setting helps: $(cat "$work/diagnose.json")"
+peak=$(number peak_reserved_bytes "$work/helping.json") peak_before=$(number peak_reserved_bytes "$work/recorded.json")
+expect_like "$work/diagnose.out" "^refusal $refusal: trainer, device 0, [-0-9]+ [:0-9]+, FRAGMENTATION$"
+expect "$work/diagnose.out" "why: $why"
+expect_like "$work/diagnose.out" "^recorded: $(number operations "$work/diagnose.json") operations in the [0-9.]+ s before it, with 0 B reserved at the beginning$"
+expect_like "$work/diagnose.out" "^tried: [0-9]+ settings that torch-2.6 has(,| \(in 120 s; not all\),) each on these operations and then on the request$"
+expect "$work/diagnose.out" "$setting would have served it, peak reserved $(size "$peak") instead of $(size "$peak_before")."
+expect_like "$work/diagnose.out" "^$setting +$(size "$peak") +.* +served$"
+expect_like "$work/diagnose.out" "^default \(as it was\) +$(size "$peak_before") +.* +$(size "$(number missing_bytes "$work/recorded.json")") missing$"
+expect "$work/diagnose.out" "  PYTORCH_CUDA_ALLOC_CONF=$setting"
+[ "$peak" -lt "$peak_before" ] || fail "$setting needs as much: $peak"
 
 say "The same job with $setting"
 start "$setting"
@@ -136,3 +187,8 @@ exec 3>&-
 wait "$job_pid" || fail "it was refused again"
 job_pid=""
 tail -n 3 "$work/job.out" | indent
+expect_like "$work/job.out" "^step $steps  allocated [0-9.]+ MiB, reserved "
+[ "$(grep -c '^step' "$work/job.out")" = $((steps / 400)) ] || fail "it did not report each 400 steps"
+[ "$(number total_events <("$vramctl" ooms --format=json))" = 1 ] || fail "something else was refused"
+
+say "As it should be: refused at step $refused_at without it, all $steps steps with it, in the same limit."
