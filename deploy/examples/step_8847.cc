@@ -23,11 +23,11 @@
 #include "vrambroker/client.h"
 
 ABSL_FLAG(std::string, name, "trainer", "name of the session");
-ABSL_FLAG(std::string, limit, "1GiB", "limit to ask for: a fraction, as 0.25, or a size");
+ABSL_FLAG(std::string, limit, "1.25GiB", "limit to ask for: a fraction, as 0.25, or a size");
 ABSL_FLAG(std::string, alloc_conf, "", "settings of the allocator, as in PYTORCH_CUDA_ALLOC_CONF");
 ABSL_FLAG(int32_t, steps, 10000, "stop after so many steps");
 ABSL_FLAG(int32_t, report_every, 400, "print a line every so many steps, and wait for one on standard input");
-ABSL_FLAG(uint64_t, seed, 27, "of the lengths");
+ABSL_FLAG(uint64_t, seed, 1469, "of the lengths");
 
 namespace {
 
@@ -38,7 +38,7 @@ using vrambroker::MemoryScope;
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
 constexpr int kLayers = 3;
-constexpr int kKeepEvery = 50;  // steps
+constexpr int kKeepEvery = 40;  // steps
 
 class Job {
  public:
