@@ -5,7 +5,6 @@
 // where there is room, in the middle of what was a segment for activations, which can never be given back from then on.
 //
 // What it asks for depends on --seed only. Ends with exit code 0 after --steps, and 1 when it was refused memory.
-#include <cinttypes>
 #include <cstdio>
 #include <iostream>
 #include <random>
