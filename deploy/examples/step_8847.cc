@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A training job whose sequences differ in length, for step_8847.sh. Its weights stay, and each step takes activations
+// of its own length and gives them back. Now and then it keeps a small tensor for its metrics, as jobs do: that lies
+// where there is room, in the middle of what was a segment for activations, which can never be given back from then on.
+//
+// What it asks for depends on --seed only. Ends with exit code 0 after --steps, and 1 when it was refused memory.
+#include <cstdio>
+#include <iostream>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "allocator/bytes.h"
+#include "vrambroker/client.h"
+
+ABSL_FLAG(std::string, name, "trainer", "name of the session");
+ABSL_FLAG(std::string, limit, "1.25GiB", "limit to ask for: a fraction, as 0.25, or a size");
+ABSL_FLAG(std::string, alloc_conf, "", "settings of the allocator, as in PYTORCH_CUDA_ALLOC_CONF");
+ABSL_FLAG(int32_t, steps, 10000, "stop after so many steps");
+ABSL_FLAG(int32_t, report_every, 400, "print a line every so many steps, and wait for one on standard input");
+ABSL_FLAG(uint64_t, seed, 1469, "of the lengths");
+
+namespace {
+
+using vrambroker::Buffer;
+using vrambroker::Client;
+using vrambroker::FormatBytes;
+using vrambroker::MemoryScope;
+
+constexpr uint64_t kMiB = uint64_t{1} << 20;
+constexpr int kLayers = 3;
+constexpr int kKeepEvery = 40;  // steps
+
+class Job {
+ public:
+  explicit Job(Client client) : client_(std::move(client)), random_(absl::GetFlag(FLAGS_seed)) {}
+
+  absl::Status Begin() {
+    if (absl::Status status = Take("weights", 128 * kMiB, state_); !status.ok()) return status;
+    return Take("optimizer", 256 * kMiB, state_);
+  }
+
+  absl::Status Step(int step) {
+    const uint64_t tokens = 256 + random_() % 1793;  // up to 2048
+    const uint64_t bytes = tokens * 16 * 1024;       // of a layer's activations: 4 to 32 MiB
+    std::vector<Buffer> activations;
+    for (int layer = 1; layer <= kLayers; ++layer) {
+      const MemoryScope forward("forward");
+      if (absl::Status status = Take(absl::StrCat("layer", layer), bytes, activations); !status.ok()) return status;
+    }
+    if (step % kKeepEvery == 0) {
+      if (absl::Status status = Take("metrics", tokens * 1024, kept_); !status.ok()) return status;
+    }
+    return Take("backward", bytes, activations);  // all of it is freed now
+  }
+
+  void Report(int step) {
+    const absl::StatusOr<vrambroker::MemoryStats> stats = client_.GetMemoryStats();
+    if (!stats.ok()) return;
+    std::printf("step %d  allocated %s, reserved %s\n", step, FormatBytes(stats->allocated_bytes.all.current).c_str(),
+                FormatBytes(stats->reserved_bytes.all.current).c_str());
+    std::fflush(stdout);
+  }
+
+ private:
+  absl::Status Take(const std::string& scope_name, uint64_t bytes, std::vector<Buffer>& into) {
+    const MemoryScope scope(scope_name);
+    absl::StatusOr<Buffer> buffer = client_.Allocate(bytes);
+    if (!buffer.ok()) return buffer.status();
+    into.push_back(*std::move(buffer));
+    return absl::OkStatus();
+  }
+
+  Client client_;
+  std::mt19937_64 random_;
+  std::vector<Buffer> state_;
+  std::vector<Buffer> kept_;
+};
+
+absl::StatusOr<Client> Connect() {
+  const absl::StatusOr<vrambroker::Limit> limit = vrambroker::ParseLimit(absl::GetFlag(FLAGS_limit));
+  if (!limit.ok()) return limit.status();
+  return Client::Connect(
+      {.name = absl::GetFlag(FLAGS_name), .limit = *limit, .alloc_conf = absl::GetFlag(FLAGS_alloc_conf)});
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  absl::SetProgramUsageMessage("trains with sequences of different lengths; see deploy/examples/step_8847.sh");
+  absl::ParseCommandLine(argc, argv);
+  absl::StatusOr<Client> client = Connect();
+  if (!client.ok()) {
+    std::fprintf(stderr, "%s: %s\n", absl::GetFlag(FLAGS_name).c_str(), client.status().ToString().c_str());
+    return 1;
+  }
+  Job job(*std::move(client));
+  absl::Status status = job.Begin();
+  for (int step = 1; status.ok() && step <= absl::GetFlag(FLAGS_steps); ++step) {
+    status = job.Step(step);
+    if (!status.ok()) {
+      std::printf("step %d: REFUSED: %s\n", step, std::string(status.message()).c_str());
+      return 1;
+    }
+    if (step % absl::GetFlag(FLAGS_report_every) != 0) continue;
+    job.Report(step);
+    std::string line;
+    std::getline(std::cin, line);  // at the end of the input it no longer waits
+  }
+  return 0;
+}
