@@ -65,7 +65,7 @@ absl::Status SetLimit(const Context& context, const std::string& session, const 
                 FormatBytes(device.limit_bytes()).c_str(), device.device(),
                 FormatBytes(device.reserved_bytes()).c_str(),
                 device.reserved_bytes() > device.limit_bytes()
-                    ? " (over the limit: it is asked for what is reclaimable, and cannot grow)"
+                    ? " (over the limit: it is asked for what is idle, and cannot grow)"
                     : "");
   }
   return absl::OkStatus();
