@@ -186,11 +186,11 @@ void CommandLine::AddCommandsThatShow() {
 
   CLI::App* const top = Add(kShow, "top", "Show devices and sessions live, with bars. Press h for the keys, q to quit.",
                             [this] { return Top(context_); });
-  top->footer(kWords);
   top->add_option("--interval", context_.interval, "Seconds between two updates, 0.1 to 3600. Default: 1.")
       ->type_name("SECONDS");
   top->add_option("--sort", context_.sort, absl::StrCat("Column to sort by: ", ColumnNames(), ". Default: reserved."))
       ->type_name("COLUMN");
+  top->footer(kWords);
 
   CLI::App* const watch =
       Add(kShow, "watch", "Write devices and sessions as a line of JSON at each interval, for scripts.",
