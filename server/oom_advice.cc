@@ -123,7 +123,7 @@ std::string AdviceOnIdle(const OomReport& report) {
   const IdleWhy why = MainReason(report.idle_holders);
   const auto holder = std::find_if(report.idle_holders.begin(), report.idle_holders.end(),
                                    [&](const OomReport::IdleHolder& candidate) { return candidate.why == why; });
-  std::string what = absl::StrCat(holder->client, " holds ", FormatBytes(holder->idle_bytes), " idle");
+  std::string what = absl::StrCat(holder->client, " holds ", FormatBytes(holder->idle_bytes), " unused");
   switch (why) {
     case IdleWhy::kWithinGuarantee:
       return absl::StrCat(what, " within its guarantee: lower that guarantee, or wait until the session ends.");

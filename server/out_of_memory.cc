@@ -308,7 +308,7 @@ absl::Status OutOfMemoryError(const OomReport& report) {
                    FormatBytesExactly(report.limit_bytes), ", reserved ", FormatBytesExactly(report.reserved_bytes),
                    ", allocated ", FormatBytesExactly(report.allocated_bytes));
   if (report.idle_elsewhere_bytes > 0) {
-    absl::StrAppend(&message, ", idle in other sessions ", FormatBytesExactly(report.idle_elsewhere_bytes));
+    absl::StrAppend(&message, ", unused in other sessions ", FormatBytesExactly(report.idle_elsewhere_bytes));
   }
   if (report.waited_ms > 0) absl::StrAppend(&message, "; waited ", report.waited_ms, " ms");
   absl::StrAppend(&message, ". ", proto.advice());

@@ -496,7 +496,7 @@ TEST(OutOfMemoryErrorTest, AFullLogFitsInOneAnswer) {
 TEST(OutOfMemoryErrorTest, MessageNamesWhatWasKeptIdleAndWaitedFor) {
   const std::string message = Message(OutOfMemoryError(Sample(OomCause::kCapacity)));
   EXPECT_THAT(message, HasSubstr("with 6291456 B (6.00 MiB) kept for other sessions' guarantees"));
-  EXPECT_THAT(message, HasSubstr("idle in other sessions 15728640 B (15.00 MiB)"));
+  EXPECT_THAT(message, HasSubstr("unused in other sessions 15728640 B (15.00 MiB)"));
   EXPECT_THAT(message, HasSubstr("waited 250 ms"));
   const std::string bare = Message(OutOfMemoryError(OomReport()));
   EXPECT_THAT(bare, Not(HasSubstr("kept for")));
