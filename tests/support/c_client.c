@@ -416,8 +416,9 @@ static void recording(vrambroker_client* client, const char* folder) {
   CHECK(vrambroker_scope_begin(NULL, NULL, 0) == 0);
   char* const with_scopes = malloc(2 * needed);
   CHECK_OK(vrambroker_snapshot_json(client, 0, with_scopes, 2 * needed, NULL));
-  CHECK(strstr(with_scopes, "\"frames\":[{\"filename\":\"train.c\",\"line\":12,\"name\":\"step\"},"
-                            "{\"filename\":\"\",\"line\":0,\"name\":\"forward\"}]") != NULL);
+  CHECK(strstr(with_scopes,
+               "\"frames\":[{\"filename\":\"train.c\",\"line\":12,\"name\":\"step\"},"
+               "{\"filename\":\"\",\"line\":0,\"name\":\"forward\"}]") != NULL);
   free(with_scopes);
   CHECK_OK(vrambroker_free(client, scoped));
 
