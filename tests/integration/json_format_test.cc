@@ -159,6 +159,7 @@ TEST_F(JsonFormatTest, IsAsDocumented) {
   // A refusal for which an emptied cache would have been enough: see diagnose_test.cc in tests/unit.
   {
     ASSERT_OK_AND_ASSIGN(Client job, Connect("job", Limit(200_MiB)));
+    const MemoryScope scope("forward");
     std::vector<Buffer> kept;
     for (const uint64_t bytes : {60_MiB, 50_MiB}) {
       std::vector<Buffer> phase;
@@ -170,6 +171,7 @@ TEST_F(JsonFormatTest, IsAsDocumented) {
     }
     EXPECT_FALSE(job.Allocate(150_MiB).ok());
     CheckCommand("diagnose", {"diagnose", "job", "--for=torch-2.6"});
+    CheckCommand("map", {"map", "job"});
   }
 
   // The daemon knows all of a remote session at once.

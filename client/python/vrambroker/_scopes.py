@@ -53,7 +53,7 @@ def enter(scope: int) -> None:
 
 
 def _text(value: str) -> bytes:
-    return value.replace("\0", "").encode(errors="surrogateescape")
+    return value.replace("\0", "").encode(errors="replace")
 
 
 def _frames() -> List[Tuple[str, str, int]]:
