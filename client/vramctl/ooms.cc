@@ -12,7 +12,9 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/time.h"
 #include "allocator/bytes.h"
+#include "allocator/scope_use.h"
 #include "client/out_of_memory.h"
+#include "client/vramctl/bars.h"
 #include "client/vramctl/commands.h"
 #include "client/vramctl/daemon_calls.h"
 #include "client/vramctl/output.h"
@@ -48,6 +50,7 @@ void PrintReport(const v1::OutOfMemoryEvent& event) {
     }
   }
   std::vector<ScopeUse> uses;
+  uses.reserve(oom.scopes.size());
   for (const OutOfMemory::ScopeUse& use : oom.scopes) {
     uses.push_back({.scope = use.scope,
                     .allocated_bytes = use.allocated_bytes,

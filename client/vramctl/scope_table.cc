@@ -6,8 +6,8 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "allocator/bytes.h"
+#include "client/vramctl/bars.h"
 #include "client/vramctl/output.h"
-#include "client/vramctl/session_output.h"
 
 namespace vrambroker::vramctl {
 
