@@ -50,7 +50,7 @@ struct alignas(64) Block {
   uint64_t requested_bytes : 60 = 0;  // bytes that its (last) owner asked for
   BlockState state : 4 = BlockState::kFree;
   uint32_t handed_out_s = 0;  // when, by HeapClock
-  ScopeId scope = 0;          // of its (last) owner
+  ScopeId scope = 0;          // in which it was allocated; of a free block: anything
 
   SegmentId segment_id() const { return segment->id; }
   uint64_t offset() const { return address - segment->address; }  // from the start of the segment, bytes

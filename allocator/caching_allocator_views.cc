@@ -190,7 +190,7 @@ void CachingAllocator::CopySegments(HeapSnapshot* copied) const {
                              .bytes = block->bytes,
                              .requested_bytes = block->requested_bytes,
                              .state = block->state,
-                             .scope = block->scope});
+                             .scope = block->state == BlockState::kFree ? ScopeId{0} : block->scope});
     }
   }
 }

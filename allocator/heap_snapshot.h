@@ -27,7 +27,7 @@ struct BlockSnapshot {
   uint64_t bytes = 0;
   uint64_t requested_bytes = 0;  // by its owner; of a free block: by its last owner
   BlockState state = BlockState::kFree;
-  ScopeId scope = 0;  // in which it was allocated; of a free block: its last owner's
+  ScopeId scope = 0;  // in which it was allocated; of a free block: 0
 };
 
 struct SegmentSnapshot {

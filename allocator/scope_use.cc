@@ -55,11 +55,24 @@ std::vector<ScopeUse> ScopeUses(const HeapSnapshot& heap) {
   return sorted;
 }
 
+std::vector<ScopeUse>::const_iterator LargestNamedScope(const std::vector<ScopeUse>& uses) {
+  auto largest = uses.end();
+  for (auto use = uses.begin(); use != uses.end(); ++use) {
+    if (use->scope.empty()) continue;
+    if (largest == uses.end() || use->allocated_bytes > largest->allocated_bytes) largest = use;
+  }
+  return largest;
+}
+
 std::vector<ScopeUse> LargestScopeUses(std::vector<ScopeUse> uses, size_t most) {
   std::stable_sort(uses.begin(), uses.end(), [](const ScopeUse& a, const ScopeUse& b) {
     return std::max(a.allocated_bytes, a.pinned_hole_bytes) > std::max(b.allocated_bytes, b.pinned_hole_bytes);
   });
-  if (uses.size() > most) uses.resize(most);
+  if (uses.size() <= most || most == 0) return uses;
+  const auto largest = LargestNamedScope(uses);
+  const auto place = static_cast<size_t>(largest - uses.begin());
+  if (largest != uses.end() && place >= most) std::swap(uses[most - 1], uses[place]);
+  uses.resize(most);
   return uses;
 }
 

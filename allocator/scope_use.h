@@ -71,7 +71,10 @@ struct ScopeUse {
 // Frames of a stack alone make no difference: one path is one scope.
 std::vector<ScopeUse> ScopeUses(const HeapSnapshot& heap);
 
-// The first `most` of them by what they hold or pin.
+// The one with a name that holds most; the end when none has a name.
+std::vector<ScopeUse>::const_iterator LargestNamedScope(const std::vector<ScopeUse>& uses);
+
+// The first `most` of them by what they hold or pin, the named one that holds most among them.
 std::vector<ScopeUse> LargestScopeUses(std::vector<ScopeUse> uses, size_t most = ScopeUse::kMaxInReport);
 
 }  // namespace vrambroker

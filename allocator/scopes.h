@@ -29,7 +29,8 @@ struct Scope {
   uint32_t line = 0;   // of a frame
 };
 
-// Without what no name has: control characters, bytes that are not UTF-8, and what comes after `max_bytes`.
+// Without what no name has: control characters (of Unicode, too, and those that turn the direction of writing), bytes
+// that are not UTF-8, and what comes after `max_bytes`.
 std::string CleanScopeText(absl::string_view text, size_t max_bytes);
 
 // "forward/layer3": the named scopes around `id`, outermost first, without frames of the stack; of the innermost frame
@@ -42,6 +43,9 @@ constexpr size_t kMaxReportedScopeBytes = 40;
 // The end of a path, which says more than its beginning, after "...", where it has more than `max_bytes`.
 std::string EndOfScopePath(std::string path, size_t max_bytes);
 
+// The same ids, each as one scope that has the whole path as its name: for where each block says all of it again.
+std::vector<Scope> WithoutNesting(absl::Span<const Scope> scopes);
+
 // The scopes of one program, or of one session, each kept once. Bounded, for names come from outside and may be made
 // anew for each step. Not thread-safe.
 class ScopeTable {
@@ -51,9 +55,11 @@ class ScopeTable {
   static constexpr size_t kMaxNameBytes = 128;
   static constexpr size_t kMaxFileBytes = 256;
   static constexpr int kMaxDepth = 64;
+  static constexpr int kMaxFrameDepth = 48;
 
   // The scope `name` within `parent`. What has no name, and what lies deeper than kMaxDepth, is `parent` itself. Once
-  // the table is full, what is new is the scope "(more scopes than are kept)".
+  // the table is full, what is new is the scope "(more scopes than are kept)". Frames take at most kMaxFrameDepth of
+  // the depth, so that names fit.
   ScopeId Find(ScopeId parent, absl::string_view name, absl::string_view file = {}, uint32_t line = 0);
 
   // By id; the first one is nothing. Empty as long as there is none.

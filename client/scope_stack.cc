@@ -55,17 +55,19 @@ ScopeId EnterScope(absl::string_view name, absl::string_view file, uint32_t line
     MutexLock lock(table.mu);
     current_scope = table.scopes.Find(outer, name, file, line);
   }
-  scopes_are_used.store(true, std::memory_order_relaxed);
+  // Not each time: every thread that allocates reads it.
+  if (!scopes_are_used.load(std::memory_order_relaxed)) scopes_are_used.store(true, std::memory_order_relaxed);
   return outer;
 }
 
 void LeaveScope(ScopeId outer) {
-  if (outer != 0) {
-    Table& table = ProcessTable();
-    MutexLock lock(table.mu);
-    if (outer >= table.scopes.scopes().size()) outer = 0;
-  }
   current_scope = outer;
+}
+
+bool IsScope(uint64_t id) {
+  Table& table = ProcessTable();
+  MutexLock lock(table.mu);
+  return id < table.scopes.scopes().size();
 }
 
 std::vector<Scope> AllScopes() {

@@ -25,8 +25,10 @@ inline ScopeId CurrentScope() {
 // This thread is in the scope `name` of its current one from now on. Returns that one, for LeaveScope(). `file` and
 // `line`: it is a frame of the thread's stack. Names beyond ScopeTable's bounds: see there.
 ScopeId EnterScope(absl::string_view name, absl::string_view file = {}, uint32_t line = 0);
-// This thread is in `outer` again. What is no scope of this process is none.
+// This thread is in `outer` again. REQUIRES: EnterScope() returned it.
 void LeaveScope(ScopeId outer);
+// Whether EnterScope() may have returned `id`, which is not 0.
+bool IsScope(uint64_t id);
 
 // All of them so far, by id. Safe to call from any thread.
 std::vector<Scope> AllScopes();

@@ -122,6 +122,13 @@ absl::StatusOr<ScopeId> CheckScope(uint32_t scope, const HeapSnapshot& heap) {
   return absl::InvalidArgumentError(absl::StrCat("scope: ", scope, "; the snapshot has ", heap.scopes.size()));
 }
 
+// How many scopes are around the one at `place`, and itself; at most one more than there may be.
+int DepthOf(const std::vector<Scope>& scopes, size_t place) {
+  int depth = 0;
+  for (; place != 0 && depth <= ScopeTable::kMaxDepth; place = scopes[place].parent) ++depth;
+  return depth;
+}
+
 // The first one, of what is in no scope, has no name; every other one has.
 absl::Status AddScope(const Part::Scope& from, HeapSnapshot* heap) {
   const size_t place = heap->scopes.size();
@@ -137,7 +144,21 @@ absl::Status AddScope(const Part::Scope& from, HeapSnapshot* heap) {
                           .file = CleanScopeText(from.scope().file(), ScopeTable::kMaxFileBytes),
                           .line = from.scope().line()});
   heap->scope_bytes_at_peak.push_back(from.bytes_at_peak());
+  if (heap->scopes.back().name.empty() != (place == 0)) {
+    return absl::InvalidArgumentError(absl::StrCat("scopes: scope ", place, " has ", place == 0 ? "a" : "no", " name"));
+  }
+  if (DepthOf(heap->scopes, place) > ScopeTable::kMaxDepth) {
+    return absl::InvalidArgumentError(absl::StrCat("scopes: more than ", ScopeTable::kMaxDepth, " within one another"));
+  }
   return absl::OkStatus();
+}
+
+// What a table keeps at most, and its word for more.
+absl::Status CheckScopeText(const std::vector<Scope>& scopes) {
+  size_t bytes = 0;
+  for (const Scope& scope : scopes) bytes += scope.name.size() + scope.file.size();
+  if (bytes <= ScopeTable::kMaxTextBytes + ScopeTable::kMaxNameBytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("scopes: more than ", ScopeTable::kMaxTextBytes, " bytes of names"));
 }
 
 }  // namespace
@@ -262,6 +283,9 @@ absl::Status AddSnapshotPart(const Part& part, HeapSnapshot* heap) {
   }
   for (const Part::Scope& from : part.scopes()) {
     if (absl::Status status = AddScope(from, heap); !status.ok()) return status;
+  }
+  if (!part.scopes().empty()) {
+    if (absl::Status status = CheckScopeText(heap->scopes); !status.ok()) return status;
   }
   for (const Part::Segment& from : part.segments()) {
     const SegmentId id{from.id()};

@@ -88,8 +88,7 @@ Json SegmentJson(const MappedSegment& segment) {
   const std::vector<BlockSnapshot>& all = segment.blocks->blocks;
   if (std::any_of(all.begin(), all.end(), [](const BlockSnapshot& block) { return block.scope != 0; })) {
     Json::array_t scopes;  // places in the session's list, by block
-    for (const BlockSnapshot& block : all)
-      scopes.emplace_back(block.state == BlockState::kFree ? ScopeId{0} : block.scope);
+    for (const BlockSnapshot& block : all) scopes.emplace_back(block.scope);
     json["block_scopes"] = std::move(scopes);
   }
   return json;
@@ -307,6 +306,8 @@ HttpResponse HttpApi::Snapshot(const HttpParameters& parameters) {
     absl::StatusOr<HeapSnapshot> heap = WaitForSnapshot(broker_, *session, device);
     if (!heap.ok()) return HttpError(heap.status());
     heaps.back() = *std::move(heap);
+    // Each block names its scope in full: with a stack of frames each, a large heap would have gigabytes of them.
+    heaps.back().scopes = WithoutNesting(heaps.back().scopes);
   }
   return {.content_type = "application/json", .body = absl::StrCat(WriteJson(TorchSnapshot(heaps)), "\n")};
 }

@@ -13,12 +13,28 @@
 namespace vrambroker {
 namespace {
 
-using Heap = std::shared_ptr<const HeapSnapshot>;
+using Heap = std::shared_ptr<const MappedHeap>;
 using Key = std::pair<SessionId, int>;  // and device
 
 // Questions under way to the clients of one user: half of what max_questions_per_uid allows unless it is set, so that
 // looking keeps nobody from reclaiming. The others wait for their turn.
 constexpr size_t kQuestionsPerUid = 8;
+
+// Of a scope's path, as of so many blocks: of what is kept for all sessions together.
+constexpr size_t kBlocksOfScope = 8;
+
+MappedHeap Map(HeapSnapshot snapshot) {
+  MappedHeap heap{.segments = std::move(snapshot.segments), .scopes = {}};
+  for (const SegmentSnapshot& segment : heap.segments) {
+    for (const BlockSnapshot& block : segment.blocks) {
+      if (block.scope == 0) continue;
+      if (block.scope >= heap.scopes.size()) heap.scopes.resize(size_t{block.scope} + 1);
+      std::string& path = heap.scopes[block.scope];
+      if (path.empty()) path = ScopePath(snapshot.scopes, block.scope);
+    }
+  }
+  return heap;
+}
 
 // Compares sessions with ids.
 struct ById {
@@ -107,9 +123,12 @@ struct MemoryMap::Shared : std::enable_shared_from_this<Shared> {
 
   void Receive(const Key& key, absl::StatusOr<HeapSnapshot> snapshot) ABSL_LOCKS_EXCLUDED(mu) {
     size_t count = 0;
+    MappedHeap heap;
     if (snapshot.ok()) {
       for (const SegmentSnapshot& segment : snapshot->segments) count += segment.blocks.size();
+      heap = Map(*std::move(snapshot));
     }
+    const size_t charged = count + kBlocksOfScope * heap.scopes.size();
     MutexLock lock(mu);
     const auto it = entries.find(key);
     if (it == entries.end()) return;  // the session has gone meanwhile
@@ -118,11 +137,11 @@ struct MemoryMap::Shared : std::enable_shared_from_this<Shared> {
     Forget(entry);
     entry.taken = options.clock();
     if (snapshot.ok()) {
-      entry.too_many = count > entry.may_have || blocks + count > options.max_blocks;
+      entry.too_many = count > entry.may_have || blocks + charged > options.max_blocks;
       if (!entry.too_many) {
-        entry.blocks = count;
-        blocks += count;
-        entry.heap = std::make_shared<const HeapSnapshot>(*std::move(snapshot));
+        entry.blocks = charged;
+        blocks += charged;
+        entry.heap = std::make_shared<const MappedHeap>(std::move(heap));
       }
     }
     answered.NotifyAll();
@@ -181,8 +200,7 @@ DeviceMap MemoryMap::Get(int device) {
       if (entry.heap == nullptr || session.age > options_.kept) continue;
       session.answer = MappedSession::Answer::kBlocks;
       map.answers.push_back(entry.heap);
-      for (size_t scope = 0; scope < entry.heap->scopes.size(); ++scope)
-        session.scopes.push_back(ScopePath(entry.heap->scopes, static_cast<ScopeId>(scope)));
+      session.scopes = entry.heap->scopes;
       for (const SegmentSnapshot& segment : entry.heap->segments)
         blocks.emplace(std::pair(session.id, Raw(segment.id)), &segment);
     }

@@ -24,7 +24,13 @@ struct MappedSession {
   std::string name;
   Answer answer = Answer::kNone;
   std::chrono::milliseconds age{0};  // of the answer
-  std::vector<std::string> scopes;   // ScopePath() of each BlockSnapshot::scope; empty: it uses none
+  std::vector<std::string> scopes;   // ScopePath() of each BlockSnapshot::scope, "" of others; empty: it uses none
+};
+
+// What is kept of a client's answer.
+struct MappedHeap {
+  std::vector<SegmentSnapshot> segments;
+  std::vector<std::string> scopes;  // as MappedSession::scopes
 };
 
 struct MappedSegment {
@@ -35,7 +41,7 @@ struct MappedSegment {
 struct DeviceMap {
   std::vector<MappedSession> sessions;  // that hold memory of the device, by id
   std::vector<MappedSegment> segments;  // as SegmentPool::GetSegments()
-  std::vector<std::shared_ptr<const HeapSnapshot>> answers;
+  std::vector<std::shared_ptr<const MappedHeap>> answers;
 };
 
 struct MemoryMapOptions {

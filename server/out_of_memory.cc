@@ -97,15 +97,10 @@ std::string ExplainHoles(const OomReport& report) {
 
 // Which part of the program holds most, where it has named its parts.
 std::string ExplainScopes(const OomReport& report) {
-  const auto named = [](const ScopeUse& use) { return !use.scope.empty(); };
-  if (std::none_of(report.scopes.begin(), report.scopes.end(), named)) return "";
-  const auto most =
-      std::max_element(report.scopes.begin(), report.scopes.end(),
-                       [](const ScopeUse& a, const ScopeUse& b) { return a.allocated_bytes < b.allocated_bytes; });
-  if (most->allocated_bytes == 0) return "";
-  return absl::StrCat("; most of what is allocated, ", FormatBytes(most->allocated_bytes), " in ",
-                      Counted(most->blocks, "block"), ", is ",
-                      most->scope.empty() ? "in no scope" : absl::StrCat("in scope ", most->scope));
+  const auto largest = LargestNamedScope(report.scopes);
+  if (largest == report.scopes.end() || largest->allocated_bytes == 0) return "";
+  return absl::StrCat("; the largest scope is ", largest->scope, ", with ", FormatBytes(largest->allocated_bytes),
+                      " in ", Counted(largest->blocks, "block"));
 }
 
 std::string NeedsSegment(const OomReport& report) {

@@ -13,6 +13,8 @@ uint64_t SizeOf(const HeapSnapshot& heap) {
   for (const SegmentSnapshot& segment : heap.segments) {
     bytes += sizeof segment + segment.blocks.capacity() * sizeof(BlockSnapshot);
   }
+  for (const Scope& scope : heap.scopes) bytes += sizeof scope + scope.name.capacity() + scope.file.capacity();
+  bytes += heap.scope_bytes_at_peak.capacity() * sizeof(uint64_t);
   return bytes;
 }
 

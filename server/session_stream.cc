@@ -491,6 +491,7 @@ absl::Status SessionStream::HandleCarriedOver(const v1::CarriedOver& message) {
 
 void SessionStream::HandleAnswer(const v1::Answer& answer) {
   size_t items = static_cast<size_t>(answer.snapshot().events_size());
+  items += static_cast<size_t>(answer.snapshot().scopes_size());
   items += static_cast<size_t>(answer.snapshot().segments_size());
   for (const auto& segment : answer.snapshot().segments()) items += static_cast<size_t>(segment.blocks_size());
   session_->questions().Receive(answer.question_id(), items, answer.more(), [&](ClientAnswer& so_far) {

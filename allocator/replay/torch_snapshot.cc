@@ -138,7 +138,8 @@ class Rewind {
 // The "frames" of each scope, made once: a list of thousands of blocks has few scopes.
 class Frames {
  public:
-  Frames(absl::Span<const Scope> scopes, Texts& text) : scopes_(scopes), text_(text), lists_(scopes.size()) {}
+  Frames(absl::Span<const Scope> scopes, Texts& text)
+      : scopes_(scopes), text_(text), lists_(scopes.size()), frames_(scopes.size()) {}
 
   // Innermost first, as PyTorch writes a stack. A named scope is a frame without a file.
   PickleValue operator()(ScopeId scope) {
@@ -149,19 +150,24 @@ class Frames {
   }
 
  private:
-  PickleValue Make(ScopeId scope) const {
+  PickleValue Make(ScopeId scope) {
     PickleValue::Items frames;
     for (ScopeId at = scope; at != 0; at = scopes_[at].parent) {
-      frames.push_back(PickleValue::Dict({{text_("filename"), PickleValue::String(scopes_[at].file)},
-                                          {text_("line"), PickleValue::Int(scopes_[at].line)},
-                                          {text_("name"), PickleValue::String(scopes_[at].name)}}));
+      PickleValue& frame = frames_[at];
+      if (frame.kind() == Kind::kNone) {
+        frame = PickleValue::Dict({{text_("filename"), PickleValue::String(scopes_[at].file)},
+                                   {text_("line"), PickleValue::Int(scopes_[at].line)},
+                                   {text_("name"), PickleValue::String(scopes_[at].name)}});
+      }
+      frames.push_back(frame);
     }
     return PickleValue::List(std::move(frames));
   }
 
   const absl::Span<const Scope> scopes_;
   Texts& text_;
-  std::vector<PickleValue> lists_;
+  std::vector<PickleValue> lists_;   // by scope
+  std::vector<PickleValue> frames_;  // by scope: the innermost one
 };
 
 PickleValue TorchSegment(const SegmentSnapshot& segment, int64_t device, Texts& text, Frames& frames) {

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
-#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -450,7 +449,7 @@ uint32_t CoreScopeBegin(const char* name, const char* file, int line) {
 }
 
 void CoreScopeEnd(uint32_t outer) {
-  LeaveScope(outer <= std::numeric_limits<ScopeId>::max() ? static_cast<ScopeId>(outer) : ScopeId{0});
+  LeaveScope(outer != 0 && IsScope(outer) ? static_cast<ScopeId>(outer) : ScopeId{0});
 }
 
 constexpr vrambroker_core kCore = {

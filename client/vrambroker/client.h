@@ -287,7 +287,7 @@ class Buffer {
 //
 //   vrambroker::MemoryScope scope("forward/layer3");
 //
-// At most 4095 different names are kept, of 128 bytes each, 256 KiB in all; what comes later is shown as one. So a name
+// At most 4094 different names are kept, of 128 bytes each, 256 KiB in all; what comes later is shown as one. So a name
 // should not have the number of a step in it. Segments of LeaseSegment() are in no scope.
 class MemoryScope {
  public:

@@ -367,7 +367,7 @@ VRAMBROKER_API int vrambroker_snapshot_json(vrambroker_client* client, int with_
  * step. Snapshots, `vramctl map`, the daemon's page and reports of refusals then say what holds the memory, by scope.
  * They nest: "layer3" within "forward" is "forward/layer3". Other threads are not in it. Of all clients of the process.
  * `file` and `line`: a frame of the thread's stack, with the function as its `name`, which only snapshots show; NULL
- * and 0 for a name. At most 4095 different names are kept, of 128 bytes each, 256 KiB in all; what comes later is shown
+ * and 0 for a name. At most 4094 different names are kept, of 128 bytes each, 256 KiB in all; what comes later is shown
  * as one. So a name should not have the number of a step in it. Segments of vrambroker_lease_segment() are in no scope.
  * Returns the scope that the thread was in, for vrambroker_scope_end(): 0 for none. With a `name` that is NULL or empty
  * it changes nothing. Never fails: without the library's core there are no scopes. */

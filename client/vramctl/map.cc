@@ -100,7 +100,7 @@ Json SegmentsJson(const HeapSnapshot& heap) {
                         {"block_bytes", block.bytes},
                         {"requested_bytes", block.requested_bytes},
                         {"state", StateOf(block.state)}});
-      if (block.state != BlockState::kFree && block.scope != 0) {
+      if (block.scope != 0) {
         blocks.back()["scope"] = ScopePath(heap.scopes, block.scope);
       }
     }

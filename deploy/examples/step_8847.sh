@@ -144,8 +144,8 @@ in $holes holes between used blocks, in $hole_segments segments, "
 expect "$work/job.out" "step $refused_at: REFUSED: out of memory (fragmentation) on device 0: $(exactly "$requested_bytes") requested; $why"
 expect "$work/job.out" "and the largest free block is $(exactly "$largest_free_block_bytes"); the segment with most of them has \
 $(size "$pinned_hole_bytes") of $(size "$pinned_segment_bytes") free, and is pinned by 1 block of $(size "$pinned_block_bytes") held for \
-$pinned_held_seconds s in scope metrics; most of what is allocated, $(size "$metrics_allocated_bytes") in $metrics_blocks blocks, \
-is in scope metrics; "
+$pinned_held_seconds s in scope metrics; the largest scope is metrics, with $(size "$metrics_allocated_bytes") in \
+$metrics_blocks blocks; "
 expect "$work/job.out" "limit $(exactly "$limit_bytes"), reserved $(exactly "$reserved_bytes"), allocated $(exactly "$allocated_bytes"). "
 advice="Free the blocks that pin partly used segments (vramctl map shows these), or raise the session's limit to \
 $(mib_of $((reserved_bytes + segment_bytes)))MiB (vramctl limit), or look for settings that make fewer holes: \

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 
 #include "allocator/bytes.h"
 
@@ -70,6 +71,20 @@ TEST(RefusalRecordingsTest, WhoHasMostMakesRoom) {
     EXPECT_NE(recordings.Find(1), nullptr) << "it is the oldest, and small";
     EXPECT_NE(recordings.Find(i), nullptr) << "the newest";
   }
+}
+
+// A client may send the longest names there are, and next to no events.
+TEST(RefusalRecordingsTest, NamesOfScopesTakeRoomToo) {
+  const auto heap = [] {
+    HeapSnapshot named = Heap(1000);
+    named.scopes.assign(4000, {.name = std::string(128, 'n'), .file = std::string(256, 'f')});
+    return named;
+  };
+  RefusalRecordings recordings;
+  constexpr uint64_t kMany = RefusalRecordings::kMaxBytesOfUser / 1_MiB + 1;
+  for (uint64_t i = 1; i <= kMany; ++i) EXPECT_TRUE(recordings.Add(i, SessionId{i}, 1000, heap()));
+  EXPECT_EQ(recordings.Find(1), nullptr) << "made room";
+  EXPECT_NE(recordings.Find(kMany), nullptr);
 }
 
 TEST(RefusalRecordingsTest, WhatIsTooLargeIsNotKeptAndLosesNothing) {

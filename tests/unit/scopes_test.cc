@@ -51,6 +51,18 @@ TEST(ScopeTableTest, FramesAreNotPartOfThePath) {
 TEST(ScopeTableTest, TextIsCleanAndBounded) {
   EXPECT_EQ(CleanScopeText("a\x1b[31m\n\tb\x7f", 100), "a[31mb");
   EXPECT_EQ(CleanScopeText("\xff\xc3\xa4", 100), "\xef\xbf\xbd\xc3\xa4");
+  EXPECT_EQ(CleanScopeText("a\xc2\x9b"
+                           "2Jb\xc2\xa0",
+                           100),
+            "a2Jb\xc2\xa0")
+      << "C1 is a terminal's, too";
+  EXPECT_EQ(CleanScopeText("a\xe2\x80\xae"
+                           "b\xe2\x81\xa6"
+                           "c\xe2\x80\xa8"
+                           "d\xef\xbb\xbf",
+                           100),
+            "abcd");
+  EXPECT_EQ(CleanScopeText("\xe2\x82\xac\xe2\x80\x93", 100), "\xe2\x82\xac\xe2\x80\x93") << "a euro and a dash";
   EXPECT_EQ(CleanScopeText("aa\xc3\xa4", 3), "aa") << "no half a character";
   ScopeTable table;
   EXPECT_EQ(table.Find(0, "\n"), 0);
@@ -82,6 +94,30 @@ TEST(ScopeTableTest, WhatIsTooMuchIsOneScope) {
   for (const Scope& scope : large.scopes()) bytes += scope.name.size() + scope.file.size();
   EXPECT_LE(bytes, ScopeTable::kMaxTextBytes + 100);
   EXPECT_EQ(ScopePath(large.scopes(), last), "(more scopes than are kept)");
+  EXPECT_EQ(large.Find(0, "x"), last) << "from then on also what is short";
+}
+
+// However deep a program's stack is, what it names itself is kept.
+TEST(ScopeTableTest, FramesLeaveRoomForNames) {
+  ScopeTable table;
+  ScopeId frame = 0;
+  for (uint32_t line = 0; line < 100; ++line) frame = table.Find(frame, "f", "deep.py", line);
+  EXPECT_THAT(table.scopes(), SizeIs(1 + ScopeTable::kMaxFrameDepth));
+  EXPECT_EQ(ScopePath(table.scopes(), table.Find(table.Find(frame, "forward"), "layer3")), "forward/layer3");
+}
+
+TEST(ScopeUseTest, AReportHasTheLargestScope) {
+  std::vector<ScopeUse> uses;
+  for (const char* name : {"a", "b", "c"})
+    uses.push_back({.scope = name, .allocated_bytes = 1, .pinned_hole_bytes = 9});
+  uses.push_back({.scope = "", .allocated_bytes = 8});
+  uses.push_back({.scope = "large", .allocated_bytes = 7});
+  uses = LargestScopeUses(uses, 3);
+  ASSERT_THAT(uses, SizeIs(3));
+  EXPECT_EQ(uses[0].scope, "a");
+  EXPECT_EQ(LargestNamedScope(uses)->scope, "large");
+  uses = {{.scope = "", .allocated_bytes = 8}};
+  EXPECT_EQ(LargestNamedScope(uses), uses.end());
 }
 
 class ScopedHeapTest : public SimulatedHeapTest {
@@ -267,7 +303,13 @@ TEST(ScopePartsTest, WhatNoSnapshotHasIsRefused) {
   part.add_scopes()->set_parent(1);
   fails(part, "scopes: parent 1 of scope 0");
   part.mutable_scopes(0)->set_parent(0);
-  part.add_scopes()->set_parent(1);
+  part.mutable_scopes(0)->mutable_scope()->set_name("x");
+  fails(part, "scopes: scope 0 has a name");
+  part.mutable_scopes(0)->clear_scope();
+  part.add_scopes();
+  fails(part, "scopes: scope 1 has no name");
+  part.mutable_scopes(1)->mutable_scope()->set_name("n");
+  part.mutable_scopes(1)->set_parent(1);
   fails(part, "scopes: parent 1 of scope 1");
   part.mutable_scopes(1)->set_parent(70'000);
   fails(part, "scopes: parent 70000");
@@ -283,12 +325,22 @@ TEST(ScopePartsTest, WhatNoSnapshotHasIsRefused) {
   segment->mutable_blocks(0)->set_scope(9);
   fails(part, "scope: 9");
   part.clear_segments();
-  while (part.scopes_size() <= static_cast<int>(ScopeTable::kMaxScopes)) part.add_scopes();
+  while (part.scopes_size() <= static_cast<int>(ScopeTable::kMaxScopes)) {
+    part.add_scopes()->mutable_scope()->set_name("n");
+  }
   HeapSnapshot heap;
   part.mutable_scopes(1)->mutable_scope()->set_name("\x1b[2Jn");
   ASSERT_EQ(AddSnapshotPart(part, &heap), absl::OkStatus());
   EXPECT_EQ(heap.scopes[1].name, "[2Jn");
   EXPECT_TRUE(absl::IsInvalidArgument(AddSnapshotPart(part, &heap))) << "as many again";
+  // What a table keeps: neither more text nor more depth.
+  Part large = part;
+  for (int i = 1; i < large.scopes_size(); ++i)
+    large.mutable_scopes(i)->mutable_scope()->set_file(std::string(200, 'f'));
+  fails(large, "scopes: more than 262144 bytes of names");
+  Part deep = part;
+  for (int i = 1; i < deep.scopes_size(); ++i) deep.mutable_scopes(i)->set_parent(static_cast<uint32_t>(i - 1));
+  fails(deep, "scopes: more than 64 within one another");
 }
 
 }  // namespace

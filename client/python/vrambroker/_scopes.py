@@ -9,7 +9,7 @@ from typing import Iterator, List, Optional, Tuple
 
 from . import _library
 
-_MAX_FRAMES = 60  # a scope and its frames are at most 64 deep
+_MAX_FRAMES = 32  # the innermost ones; a scope and all around it are at most 64 deep, with 48 frames
 
 
 @contextlib.contextmanager
@@ -24,8 +24,9 @@ def memory_scope(name: str, *, stack: bool = False) -> Iterator[None]:
     PyTorch's tensors in mode "plain". `stack`: the Python functions that have led here are kept, too, for the viewer at
     pytorch.org/memory_viz; that costs some microseconds.
 
-    At most 4095 different names are kept in a process, of 128 bytes each, 256 KiB with the frames; what comes later is
-    shown as one. So a name should not have the number of a step in it. Safe to use from any thread.
+    At most 4094 different names are kept in a process, of 128 bytes each, 256 KiB with the frames; what comes later is
+    shown as one. So a name should not have the number of a step in it. Safe to use from any thread; coroutines of one
+    thread that take turns inside of scopes mix them up.
     """
     if not isinstance(name, str):
         raise TypeError(f"name: {name!r} is no string")
