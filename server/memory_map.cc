@@ -123,12 +123,13 @@ struct MemoryMap::Shared : std::enable_shared_from_this<Shared> {
 
   void Receive(const Key& key, absl::StatusOr<HeapSnapshot> snapshot) ABSL_LOCKS_EXCLUDED(mu) {
     size_t count = 0;
-    MappedHeap heap;
+    size_t charged = 0;
+    std::optional<MappedHeap> heap;
     if (snapshot.ok()) {
       for (const SegmentSnapshot& segment : snapshot->segments) count += segment.blocks.size();
       heap = Map(*std::move(snapshot));
+      charged = count + kBlocksOfScope * heap->scopes.size();
     }
-    const size_t charged = count + kBlocksOfScope * heap.scopes.size();
     MutexLock lock(mu);
     const auto it = entries.find(key);
     if (it == entries.end()) return;  // the session has gone meanwhile
@@ -136,12 +137,12 @@ struct MemoryMap::Shared : std::enable_shared_from_this<Shared> {
     entry.pending = false;
     Forget(entry);
     entry.taken = options.clock();
-    if (snapshot.ok()) {
+    if (heap.has_value()) {
       entry.too_many = count > entry.may_have || blocks + charged > options.max_blocks;
       if (!entry.too_many) {
         entry.blocks = charged;
         blocks += charged;
-        entry.heap = std::make_shared<const MappedHeap>(std::move(heap));
+        entry.heap = std::make_shared<const MappedHeap>(*std::move(heap));
       }
     }
     answered.NotifyAll();
