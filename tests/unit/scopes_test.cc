@@ -23,6 +23,11 @@ namespace {
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
+// Looks at the list when `id` is known: to find it may have moved the list.
+std::string PathOf(const ScopeTable& table, ScopeId id) {
+  return ScopePath(table.scopes(), id);
+}
+
 TEST(ScopeTableTest, KeepsEachScopeOnce) {
   ScopeTable table;
   EXPECT_THAT(table.scopes(), IsEmpty());
@@ -34,18 +39,18 @@ TEST(ScopeTableTest, KeepsEachScopeOnce) {
   EXPECT_NE(table.Find(0, "layer3"), layer);
   EXPECT_NE(table.Find(forward, "layer3", "model.py", 7), layer) << "a frame is another thing than a name";
   EXPECT_NE(table.Find(0, "f", "model.py", 7), table.Find(0, "f", "model.py", 8));
-  EXPECT_EQ(ScopePath(table.scopes(), layer), "forward/layer3");
-  EXPECT_EQ(ScopePath(table.scopes(), 0), "");
-  EXPECT_EQ(ScopePath(table.scopes(), 1000), "") << "it is not there";
+  EXPECT_EQ(PathOf(table, layer), "forward/layer3");
+  EXPECT_EQ(PathOf(table, 0), "");
+  EXPECT_EQ(PathOf(table, 1000), "") << "it is not there";
   EXPECT_EQ(table.Find(layer, ""), layer) << "nothing is no scope";
 }
 
 TEST(ScopeTableTest, FramesAreNotPartOfThePath) {
   ScopeTable table;
   const ScopeId frame = table.Find(table.Find(0, "forward"), "step", "train.py", 12);
-  EXPECT_EQ(ScopePath(table.scopes(), table.Find(frame, "layer3")), "forward/layer3");
-  EXPECT_EQ(ScopePath(table.scopes(), frame), "forward");
-  EXPECT_EQ(ScopePath(table.scopes(), table.Find(0, "step", "train.py", 12)), "step (train.py:12)");
+  EXPECT_EQ(PathOf(table, table.Find(frame, "layer3")), "forward/layer3");
+  EXPECT_EQ(PathOf(table, frame), "forward");
+  EXPECT_EQ(PathOf(table, table.Find(0, "step", "train.py", 12)), "step (train.py:12)");
 }
 
 TEST(ScopeTableTest, TextIsCleanAndBounded) {
@@ -71,7 +76,7 @@ TEST(ScopeTableTest, TextIsCleanAndBounded) {
   ScopeId deep = 0;
   for (int i = 0; i < ScopeTable::kMaxDepth; ++i) deep = table.Find(deep, "deep");
   EXPECT_EQ(table.Find(deep, "deeper"), deep);
-  const std::string path = ScopePath(table.scopes(), deep);
+  const std::string path = PathOf(table, deep);
   EXPECT_EQ(path.size(), kMaxScopePathBytes);
   EXPECT_TRUE(path.starts_with("...")) << path;
   EXPECT_TRUE(path.ends_with("/deep/deep")) << path;
@@ -82,8 +87,8 @@ TEST(ScopeTableTest, WhatIsTooMuchIsOneScope) {
   ScopeId last = 0;
   for (int i = 0; i < 5000; ++i) last = many.Find(0, absl::StrCat("step ", i));
   EXPECT_THAT(many.scopes(), SizeIs(ScopeTable::kMaxScopes + 1));
-  EXPECT_EQ(ScopePath(many.scopes(), last), "(more scopes than are kept)");
-  EXPECT_EQ(ScopePath(many.scopes(), many.Find(0, "step 7")), "step 7") << "what is there stays";
+  EXPECT_EQ(PathOf(many, last), "(more scopes than are kept)");
+  EXPECT_EQ(PathOf(many, many.Find(0, "step 7")), "step 7") << "what is there stays";
   // A scope within what is not kept is not kept either.
   EXPECT_EQ(many.Find(last, "within"), last);
 
@@ -93,7 +98,7 @@ TEST(ScopeTableTest, WhatIsTooMuchIsOneScope) {
   size_t bytes = 0;
   for (const Scope& scope : large.scopes()) bytes += scope.name.size() + scope.file.size();
   EXPECT_LE(bytes, ScopeTable::kMaxTextBytes + 100);
-  EXPECT_EQ(ScopePath(large.scopes(), last), "(more scopes than are kept)");
+  EXPECT_EQ(PathOf(large, last), "(more scopes than are kept)");
   EXPECT_EQ(large.Find(0, "x"), last) << "from then on also what is short";
 }
 
@@ -103,7 +108,7 @@ TEST(ScopeTableTest, FramesLeaveRoomForNames) {
   ScopeId frame = 0;
   for (uint32_t line = 0; line < 100; ++line) frame = table.Find(frame, "f", "deep.py", line);
   EXPECT_THAT(table.scopes(), SizeIs(1 + ScopeTable::kMaxFrameDepth));
-  EXPECT_EQ(ScopePath(table.scopes(), table.Find(table.Find(frame, "forward"), "layer3")), "forward/layer3");
+  EXPECT_EQ(PathOf(table, table.Find(table.Find(frame, "forward"), "layer3")), "forward/layer3");
 }
 
 TEST(ScopeUseTest, AReportHasTheLargestScope) {
