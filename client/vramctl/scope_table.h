@@ -10,7 +10,7 @@
 
 namespace vrambroker::vramctl {
 
-// What each scope holds, as lines of a table, of which `most` at most; the last line then says how many more there are.
+// A table of what each scope holds, as lines. It shows at most `most` scopes; its last line then counts the others.
 // None where no scope was named.
 std::vector<std::string> ScopeLines(const std::vector<ScopeUse>& uses, size_t most);
 

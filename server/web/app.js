@@ -148,7 +148,7 @@ async function askMap() {
 }
 
 async function askTimeline() {
-  if (alone()) return;  // of which the daemon has no history
+  if (alone()) return;  // the daemon keeps no history of a session
   const wanted = device();
   const timeline = await ask(`/api/v1/timeline?device=${wanted}`);
   if (wanted === device() && !alone()) showTimeline(byId('timeline-title'), byId('timeline-note'), timeline);

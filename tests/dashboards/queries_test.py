@@ -233,7 +233,7 @@ class DashboardsTest(LoadedTest):
                 self.assertEqual(table["Waiting"][key], len(device["waiting"]), key)
 
     def test_one_word_one_number_everywhere(self):
-        """The words of deploy/GLOSSARY.md: whoever shows one of them for device 0 shows the same number."""
+        """The words of deploy/GLOSSARY.md: each place that shows one for device 0 shows the same number."""
         numbers = {"capacity": CAPACITY, "reserved": Load.RESERVED, "allocated": Load.ALLOCATED, "fragmented": Load.FRAGMENTED,
                    "reclaimable": Load.RECLAIMABLE, "cached": Load.CACHED, "left behind": Load.LEFT_BEHIND,
                    "quarantined": Load.LEFT_BEHIND + 10 * MIB, "free": CAPACITY - Load.RESERVED}

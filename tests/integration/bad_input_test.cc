@@ -76,7 +76,7 @@ TEST_F(BadInputTest, Scopes) {
   EXPECT_STATUS(raw_->Allocate(request), StatusCode::kInvalidArgument, "scope: 65");
   request.mutable_scope()->RemoveLast();
   EXPECT_OK(raw_->Allocate(request));
-  // As many as one likes: they are shown as one.
+  // A client may send any number of them: beyond the bound they are shown as one.
   for (int i = 0; i < 5000; ++i) {
     request.clear_scope();
     v1::MemoryScope* const scope = request.add_scope();

@@ -440,7 +440,7 @@ TEST_F(TopChangesTest, ADaemonThatGoesOrHangsStopsNothing) {
 }
 
 TEST_F(TopChangesTest, EndsASessionWhoseClientDoesNotAnswer) {
-  // Whoever asked the client first would have no time left.
+  // A change that asked the client first would have no time left.
   ASSERT_OK(StartDaemon({.capacity = "256MiB", .config = "client_timeout: '20s'"}));
   ASSERT_OK_AND_ASSIGN(ClientProcess silent, ConnectProcess("silent"));
   ASSERT_OK(silent.Call(absl::StrCat("alloc ", 2_MiB)));

@@ -89,7 +89,7 @@ TEST(ScopeTableTest, WhatIsTooMuchIsOneScope) {
   EXPECT_THAT(many.scopes(), SizeIs(ScopeTable::kMaxScopes + 1));
   EXPECT_EQ(PathOf(many, last), "(more scopes than are kept)");
   EXPECT_EQ(PathOf(many, many.Find(0, "step 7")), "step 7") << "what is there stays";
-  // A scope within what is not kept is not kept either.
+  // Scopes within the overflow are not kept.
   EXPECT_EQ(many.Find(last, "within"), last);
 
   ScopeTable large;
