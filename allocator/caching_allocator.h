@@ -134,6 +134,8 @@ class CachingAllocator {
   // free that completes at once counts as one. Without `exact_times` events of hits and frees have the time of
   // NoteTime().
   void SetRecording(size_t max_events, bool exact_times = true) ABSL_LOCKS_EXCLUDED(mu_);
+  // Keeps at least `events`, with exact times, whatever SetRecording() says; 0: no longer.
+  void HoldRecording(size_t events) ABSL_LOCKS_EXCLUDED(mu_);
 
   // The segment that a request would take which no cached block can serve.
   uint64_t NeededSegmentBytes(uint64_t requested) const;

@@ -55,6 +55,11 @@ void CachingAllocator::SetRecording(size_t max_events, bool exact_times) {
   history_.Keep(max_events, exact_times);
 }
 
+void CachingAllocator::HoldRecording(size_t events) {
+  MutexLock lock(mu_);
+  history_.Hold(events);
+}
+
 void CachingAllocator::NoteTime() {
   MutexLock lock(mu_);
   clock_.Update();

@@ -31,15 +31,14 @@ class History {
 
   // Keeps the last `max_events` from now on, of those that there are, too; 0: none.
   void Keep(size_t max_events, bool exact_times) {
-    const std::vector<HistoryEvent> events = Kept();
-    chunks_.clear();
-    chunks_.shrink_to_fit();
-    next_ = end_ = nullptr;
-    current_ = 0;
-    is_full_ = false;
-    max_events_ = max_events;
-    exact_times_ = exact_times;
-    for (size_t i = events.size() - std::min(events.size(), max_events); i < events.size(); ++i) *Next() = events[i];
+    wanted_ = max_events;
+    wants_exact_times_ = exact_times;
+    Update();
+  }
+  // Keeps at least `events`, with exact times, whatever Keep() says before or afterwards; 0: as Keep() says.
+  void Hold(size_t events) {
+    held_ = events;
+    Update();
   }
 
   // Where the next event is to be written; nullptr while it is off.
@@ -93,6 +92,22 @@ class History {
   // All chunks but the last are used as a whole.
   size_t EventsIn(size_t chunk) const { return std::min(kChunkEvents, max_events_ - chunk * kChunkEvents); }
 
+  void Update() {
+    exact_times_ = wants_exact_times_ || held_ > 0;
+    if (const size_t max_events = std::max(wanted_, held_); max_events != max_events_) Resize(max_events);
+  }
+
+  void Resize(size_t max_events) {
+    const std::vector<HistoryEvent> events = Kept();
+    chunks_.clear();
+    chunks_.shrink_to_fit();
+    next_ = end_ = nullptr;
+    current_ = 0;
+    is_full_ = false;
+    max_events_ = max_events;
+    for (size_t i = events.size() - std::min(events.size(), max_events); i < events.size(); ++i) *Next() = events[i];
+  }
+
   void NextChunk() {
     if (next_ != nullptr && ++current_ * kChunkEvents >= max_events_) {
       current_ = 0;
@@ -108,6 +123,9 @@ class History {
     events->insert(events->end(), first, first + EventsIn(chunk));
   }
 
+  size_t wanted_ = 0;  // see Keep()
+  bool wants_exact_times_ = false;
+  size_t held_ = 0;  // see Hold()
   size_t max_events_ = 0;
   bool exact_times_ = false;
   std::vector<std::unique_ptr<Chunk>> chunks_;

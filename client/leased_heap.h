@@ -75,6 +75,7 @@ class LeasedHeap final : public Heap, private SegmentSource, private EventSource
   void Tick() { allocator_.Tick(); }
   void NoteTime() { allocator_.NoteTime(); }
   void SetRecording(size_t max_events, bool exact_times = true) { allocator_.SetRecording(max_events, exact_times); }
+  void HoldRecording(size_t events) { allocator_.HoldRecording(events); }
   HeapSnapshot Snapshot(bool with_history = true) ABSL_LOCKS_EXCLUDED(mu_);
   // Closes all that is mapped, without returning it. False when the device refused, and may still use some of it.
   // REQUIRES: nothing is in use.

@@ -239,6 +239,8 @@ absl::Status SessionClient::TakeWelcome(const v1::Welcome& welcome) {
                                                           ": connect again with a new client"));
       }
       LimitIs(grant.device().ordinal(), grant.limit_bytes());
+      // Who asked for it did so over the old stream, or of a daemon that has gone. It is asked for again if need be.
+      if (leases()) leased(grant.device().ordinal()).HoldRecording(0);
     }
     return absl::OkStatus();
   }

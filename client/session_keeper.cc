@@ -224,7 +224,13 @@ void SessionClient::Answer(const v1::Question& question) {
       break;  // an empty part ends it
     }
     case v1::Question::kRecord:
-      for (size_t device = 0; device < heaps_.size(); ++device) Record(device, question.record().max_events());
+      for (size_t device = 0; device < heaps_.size(); ++device) {
+        if (question.record().has_held_events()) {
+          leased(device).HoldRecording(question.record().held_events());
+        } else {
+          Record(device, question.record().max_events());
+        }
+      }
       break;
     case v1::Question::QUESTION_NOT_SET:  // of a newer daemon: an empty answer
       break;

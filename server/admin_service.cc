@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "allocator/mutex.h"
 #include "proto/heap_convert.h"
 #include "server/convert.h"
 #include "server/process_info.h"
@@ -86,6 +87,61 @@ class SnapshotWriter : public grpc::ServerWriteReactor<v1::GetSnapshotResponse> 
   const UserSlots::Slot slot_;
   absl::StatusOr<SnapshotParts> parts_ = absl::UnknownError("not started");
   std::optional<v1::GetSnapshotResponse> part_;  // being written
+};
+
+// Keeps a RecordingHold until the caller ends the call. Deletes itself.
+class HoldWriter : public grpc::ServerWriteReactor<v1::HoldRecordingResponse> {
+ public:
+  // Called once.
+  void Start(absl::StatusOr<std::shared_ptr<RecordingHold>> hold) {
+    absl::Status status = hold.status();
+    {
+      MutexLock lock(mu_);
+      is_started_ = true;
+      if (is_cancelled_) {
+        status = absl::CancelledError();
+      } else if (status.ok()) {
+        hold_ = *std::move(hold);
+      }
+    }
+    if (status.ok()) {
+      StartWrite(&response_);
+    } else {
+      End(status);
+    }
+  }
+
+  void OnWriteDone(bool ok) override {
+    if (!ok) End(absl::CancelledError());
+  }
+  void OnCancel() override {
+    {
+      MutexLock lock(mu_);
+      is_cancelled_ = true;
+      if (!is_started_) return;  // Start() ends it
+    }
+    End(absl::CancelledError());
+  }
+  void OnDone() override { delete this; }
+
+ private:
+  void End(const absl::Status& status) {
+    std::shared_ptr<RecordingHold> hold;  // ends without the lock
+    {
+      MutexLock lock(mu_);
+      if (std::exchange(is_ended_, true)) return;
+      hold = std::move(hold_);
+    }
+    hold.reset();
+    Finish(ToGrpc(status));
+  }
+
+  const v1::HoldRecordingResponse response_;
+  Mutex mu_;
+  bool is_started_ ABSL_GUARDED_BY(mu_) = false;
+  bool is_cancelled_ ABSL_GUARDED_BY(mu_) = false;
+  bool is_ended_ ABSL_GUARDED_BY(mu_) = false;
+  std::shared_ptr<RecordingHold> hold_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace
@@ -327,6 +383,20 @@ grpc::ServerUnaryReactor* AdminService::SetRecording(grpc::CallbackServerContext
   broker_.SetRecording(*session, request->max_events(),
                        [reactor](const absl::Status& status) { reactor->Finish(ToGrpc(status)); });
   return reactor;
+}
+
+grpc::ServerWriteReactor<v1::HoldRecordingResponse>* AdminService::HoldRecording(
+    grpc::CallbackServerContext* context, const v1::HoldRecordingRequest* request) {
+  const absl::StatusOr<Asker> asker = Ask(*context);
+  const absl::StatusOr<SessionPtr> session = FindForSnapshots(asker, request->session());
+  auto* writer = new HoldWriter;
+  if (session.ok()) {
+    broker_.HoldRecording(*session, request->events(), asker->caller.uid,
+                          [writer](const auto& hold) { writer->Start(hold); });
+  } else {
+    writer->Start(session.status());
+  }
+  return writer;
 }
 
 grpc::ServerUnaryReactor* AdminService::ListOutOfMemory(grpc::CallbackServerContext* context,

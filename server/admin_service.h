@@ -50,6 +50,8 @@ class AdminService final : public v1::Admin::CallbackService {
       grpc::CallbackServerContext* context, const v1::GetRefusalSnapshotRequest* request) override;
   grpc::ServerUnaryReactor* SetRecording(grpc::CallbackServerContext* context, const v1::SetRecordingRequest* request,
                                          v1::SetRecordingResponse* response) override;
+  grpc::ServerWriteReactor<v1::HoldRecordingResponse>* HoldRecording(grpc::CallbackServerContext* context,
+                                                                     const v1::HoldRecordingRequest* request) override;
   grpc::ServerUnaryReactor* ListOutOfMemory(grpc::CallbackServerContext* context,
                                             const v1::ListOutOfMemoryRequest* request,
                                             v1::ListOutOfMemoryResponse* response) override;

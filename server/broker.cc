@@ -19,6 +19,7 @@ namespace {
 // Whose client is asked for what it has recorded, at a time. The ranks of a job may all be refused at once.
 constexpr size_t kMaxRefusalsRecordedOfUser = 8;
 constexpr size_t kMaxRefusalsRecorded = 16;
+constexpr size_t kMaxRecordingHoldsOfUser = 16;
 
 absl::Status CheckLimit(absl::string_view field, const Limit& limit) {
   if (const double* fraction = std::get_if<double>(&limit);
@@ -70,6 +71,8 @@ Broker::Broker(BrokerOptions options, std::vector<SegmentPool*> pools, Executor*
       recording_refusals_({.what = "recordings of refusals under way",
                            .per_uid = kMaxRefusalsRecordedOfUser,
                            .in_all = kMaxRefusalsRecorded}),
+      recording_holds_(
+          {.what = "traces under way", .per_uid = kMaxRecordingHoldsOfUser, .per_uid_bound = "the daemon"}),
       policy_(options_.policy != nullptr ? options_.policy : std::make_shared<const Policy>(PolicyOptions())),
       closed_retries_(pools_.size()) {
   for (size_t device = 0; device < pools_.size(); ++device) {
@@ -300,6 +303,7 @@ void Broker::ResumeSession(const Caller& caller, const Ticket& token, absl::flat
     }
     session->KeepOnly(held);
     if (!session->Resume(events)) return done(absl::UnavailableError("resume: the session is changing; try again"));
+    if (session->recording_holds().Most() > 0) session->ApplyRecordingHolds();
     LogClientEvent(
         spdlog::level::info,
         SessionLine("session resumed", *session).Add("pid", session->caller().pid).Add("segments", held.size()));
@@ -585,7 +589,7 @@ void Broker::SetRecording(const SessionPtr& session, uint64_t max_events,
         absl::StrCat("max_events: ", max_events, " is above ", kMaxRecordedEvents, ", the most that is kept")));
   }
   const bool queued = session->slow_questions().Submit([this, session, max_events, done] {
-    absl::Status status = session->leases() ? absl::OkStatus() : ReserveEvents(*session, max_events * pools_.size());
+    absl::Status status = ReserveEvents(*session, std::max(max_events, session->recording_holds().Most()));
     // What costs more than the default does is done for who has asked for it.
     if (status.ok()) status = session->SetRecording(max_events, /*exact_times=*/max_events > options_.record_events);
     if (status.ok()) {
@@ -596,7 +600,64 @@ void Broker::SetRecording(const SessionPtr& session, uint64_t max_events,
   if (!queued) done(TooManyCalls());
 }
 
-absl::Status Broker::ReserveEvents(const Session& session, uint64_t events) {
+void Broker::HoldRecording(const SessionPtr& session, uint64_t events, uid_t uid,
+                           const std::function<void(absl::StatusOr<std::shared_ptr<RecordingHold>>)>& done) {
+  if (events == 0 || events > kMaxRecordedEvents) {
+    return done(
+        absl::InvalidArgumentError(absl::StrCat("events: ", events, " is not within [1, ", kMaxRecordedEvents, "]")));
+  }
+  absl::StatusOr<UserSlots::Slot> taken = recording_holds_.Take(uid);
+  if (!taken.ok()) return done(taken.status());
+  const auto slot = std::make_shared<UserSlots::Slot>(*std::move(taken));
+  const bool queued = session->slow_questions().Submit([this, session, events, slot, done] {
+    absl::Status status = ReserveEvents(*session, std::max(EventsToKeep(*session), events));
+    std::shared_ptr<RecordingHold> hold;
+    if (status.ok()) {
+      hold = std::make_shared<RecordingHold>(this, session, events, std::move(*slot));
+      status = session->ApplyRecordingHoldsSlowly();
+    }
+    if (status.ok()) {
+      LogClientEvent(spdlog::level::info, SessionLine("trace started", *session).Add("events", events));
+      return done(std::move(hold));
+    }
+    // Before the answer: whoever asks for less then is not measured by this.
+    hold.reset();
+    *slot = UserSlots::Slot();
+    done(status);
+  });
+  if (!queued) done(TooManyCalls());
+}
+
+RecordingHold::RecordingHold(Broker* broker, const SessionPtr& session, uint64_t events, UserSlots::Slot slot)
+    : broker_(*broker), session_(session), events_(events), slot_(std::move(slot)) {
+  session->recording_holds().Add(events);
+}
+
+RecordingHold::~RecordingHold() {
+  if (const SessionPtr session = session_.lock()) broker_.EndHold(session, events_);
+}
+
+void Broker::EndHold(const SessionPtr& session, uint64_t events) {
+  session->recording_holds().Remove(events);
+  LogClientEvent(spdlog::level::info, SessionLine("trace ended", *session));
+  // Else its heaps have gone, or forget it when their client comes back. While the daemon stops there are no workers.
+  if (session->state() != SessionState::kActive) return;
+  if (!session->leases() && session->slow_questions().Submit([this, session] {
+        session->ApplyRecordingHolds();
+        (void)ReserveEvents(*session, EventsToKeep(*session));  // less than before
+      })) {
+    return;
+  }
+  session->ApplyRecordingHolds();
+}
+
+uint64_t Broker::EventsToKeep(Session& session) {
+  return std::max(session.recorded_events(), session.recording_holds().Most());
+}
+
+absl::Status Broker::ReserveEvents(const Session& session, uint64_t events_of_heap) {
+  if (session.leases()) return absl::OkStatus();
+  const uint64_t events = events_of_heap * pools_.size();
   MutexLock lock(mu_);
   const auto it = events_of_.find(session.id());
   if (it == events_of_.end()) return absl::AbortedError("the session has ended");

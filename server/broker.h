@@ -182,6 +182,24 @@ struct GrowthOptions {
 };
 
 using SessionPtr = std::shared_ptr<Session>;
+
+class Broker;
+
+// While it lives, a session keeps at least so many events: see Broker::HoldRecording(). Thread-safe.
+class RecordingHold {
+ public:
+  // `broker` outlives it.
+  RecordingHold(Broker* broker, const SessionPtr& session, uint64_t events, UserSlots::Slot slot);
+  ~RecordingHold();
+  RecordingHold(const RecordingHold&) = delete;
+  RecordingHold& operator=(const RecordingHold&) = delete;
+
+ private:
+  Broker& broker_;
+  const std::weak_ptr<Session> session_;  // it may end before
+  const uint64_t events_;
+  const UserSlots::Slot slot_;
+};
 using SessionRef = std::variant<SessionId, std::string>;  // by id or by unique name
 
 // Safe to call from any thread. No call blocks; what may take time answers through its callback, which is called
@@ -292,6 +310,11 @@ class Broker {
   // Keeps the last `max_events` events of each of the session's heaps for snapshots; 0: none. InvalidArgument above
   // kMaxRecordedEvents; ResourceExhausted when the remote sessions of its user may keep no more.
   void SetRecording(const SessionPtr& session, uint64_t max_events, const std::function<void(absl::Status)>& done);
+  // Keeps at least `events` of each of its heaps, with exact times, whatever SetRecording() says, until what `done`
+  // gets is destroyed. `uid`: who asks. Errors as SetRecording(); ResourceExhausted also when `uid` has too many of
+  // them.
+  void HoldRecording(const SessionPtr& session, uint64_t events, uid_t uid,
+                     const std::function<void(absl::StatusOr<std::shared_ptr<RecordingHold>>)>& done);
   // Ends the session; returns the bytes that stay charged until the client or its process lets go.
   uint64_t EndSession(const SessionPtr& session, const std::string& reason);
 
@@ -384,8 +407,11 @@ class Broker {
                  std::optional<std::chrono::milliseconds> after_refusal) const;
   void CloseWith(uint64_t (SegmentPool::*close)(SessionId), const SessionPtr& session, const std::string& why,
                  CloseReason reason) ABSL_LOCKS_EXCLUDED(mu_);
-  // Counts what a remote session may record, on all devices, in place of what it recorded so far.
-  absl::Status ReserveEvents(const Session& session, uint64_t events) ABSL_LOCKS_EXCLUDED(mu_);
+  friend class RecordingHold;
+  void EndHold(const SessionPtr& session, uint64_t events);
+  static uint64_t EventsToKeep(Session& session);  // in each heap
+  // Counts what each heap of a remote session may record in place of what it recorded so far.
+  absl::Status ReserveEvents(const Session& session, uint64_t events_of_heap) ABSL_LOCKS_EXCLUDED(mu_);
   std::vector<SessionPtr> Sessions() const ABSL_LOCKS_EXCLUDED(mu_);
   std::string UniqueName(absl::string_view wanted) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
@@ -406,6 +432,7 @@ class Broker {
   TenantRefusals tenant_refusals_;
   std::atomic<uint64_t> refusals_{0};
   UserSlots recording_refusals_;
+  UserSlots recording_holds_;
   RefusalRecordings refusal_recordings_;
   std::atomic<bool> warned_of_mark_{false};
 

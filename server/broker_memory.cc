@@ -276,7 +276,7 @@ void Broker::Refuse(const SessionPtr& session, int device, uint64_t requested, S
                                       : FitReport{.block_bytes = requested, .segment_bytes = requested},
          &report);
   report.cause = CauseOf(report, refusal);
-  EndRefusal(session, std::move(report), /*is_recording=*/session->recorded_events() > 0, done);
+  EndRefusal(session, std::move(report), /*is_recording=*/session->records(), done);
 }
 
 OomReport Broker::Report(const Session& session, int device) const {
@@ -568,7 +568,7 @@ void Broker::Explain(const SessionPtr& session, uint64_t device, const RefusedRe
   AddFit(request.fit, &report);
   report.cause = CauseOf(report, request.cause);
   // A client may have changed by itself what it keeps; one of version 0.1 does not say.
-  const bool is_recording = request.fit.max_events > 0 || session->recorded_events() > 0;
+  const bool is_recording = request.fit.max_events > 0 || session->records();
   EndRefusal(session, std::move(report), is_recording, done);
 }
 

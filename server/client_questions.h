@@ -19,13 +19,14 @@ namespace vrambroker {
 
 // Questions to a client that runs its own allocators.
 struct ClientQuestion {
-  enum class Kind { kTrim, kStats, kSnapshot, kRecord };
+  enum class Kind { kTrim, kStats, kSnapshot, kRecord, kHoldRecording };
   Kind kind = Kind::kStats;
   uint64_t bytes = 0;                 // kTrim: how many; 0: all that is free
   int device = 0;                     // kSnapshot; kTrim, -1 there: all of them
   std::chrono::milliseconds time{0};  // kTrim: an answer is waited for so long
   bool with_history = true;           // kSnapshot
-  uint64_t max_events = 0;            // kRecord
+  uint64_t max_events = 0;            // kRecord; kHoldRecording: for clients that do not know it
+  uint64_t held_events = 0;           // kHoldRecording
 };
 
 struct ClientAnswer {

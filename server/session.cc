@@ -529,6 +529,35 @@ absl::Status Session::SetRecording(uint64_t max_events, bool exact_times) {
   return status;
 }
 
+void Session::HoldRecording(uint64_t id, uint64_t held_events) {
+  events()->Ask(id, {.kind = ClientQuestion::Kind::kHoldRecording,
+                     .max_events = std::max<uint64_t>(recorded_events_, held_events),
+                     .held_events = held_events});
+}
+
+void Session::ApplyRecordingHolds() {
+  recording_holds_.Apply([this](uint64_t most) {
+    if (leases()) {
+      questions_.AskLater([&](uint64_t id) { HoldRecording(id, most); }, [](const absl::StatusOr<ClientAnswer>&) {});
+    } else {
+      for (const std::unique_ptr<Heap>& heap : heaps_) heap->allocator.HoldRecording(most);
+    }
+  });
+}
+
+absl::Status Session::ApplyRecordingHoldsSlowly() {
+  if (!leases()) {
+    ApplyRecordingHolds();
+    return absl::OkStatus();
+  }
+  const absl::StatusOr<UserSlots::Slot> waiting = workers_.StartWaiting(caller_.uid);
+  if (!waiting.ok()) return waiting.status();
+  return questions_
+      .Ask([this](uint64_t id) { recording_holds_.Apply([&](uint64_t most) { HoldRecording(id, most); }); },
+           bounds_.client_timeout, /*max_items=*/0)
+      .status();
+}
+
 uint64_t Session::ReturnSegments(SegmentPool& pool, absl::Span<const ReleasedSegment> segments) {
   std::vector<SegmentId> ids;
   ids.reserve(segments.size());

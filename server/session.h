@@ -26,6 +26,7 @@
 #include "server/growth_queue.h"
 #include "server/out_of_memory.h"
 #include "server/policy.h"
+#include "server/recording_holds.h"
 #include "server/segment_pool.h"
 #include "server/worker_pool.h"
 
@@ -202,6 +203,12 @@ class Session : public std::enable_shared_from_this<Session> {
   absl::Status SetRecording(uint64_t max_events, bool exact_times);
   // What it was told to keep last, or when it was opened.
   uint64_t recorded_events() const { return recorded_events_; }
+  // More than that is kept for as long as somebody needs it. After a change: ApplyRecordingHolds(), which returns at
+  // once, or ApplyRecordingHoldsSlowly() (slow), which waits until the client has done it.
+  RecordingHolds& recording_holds() { return recording_holds_; }
+  void ApplyRecordingHolds();
+  absl::Status ApplyRecordingHoldsSlowly();
+  bool records() const { return recorded_events_ > 0 || recording_holds_.Most() > 0; }
   void set_recorded_events(uint64_t events) { recorded_events_ = events; }
 
   // Of a session that leases: as last reported, at most about a second ago while its client runs.
@@ -280,6 +287,8 @@ class Session : public std::enable_shared_from_this<Session> {
   absl::StatusOr<std::vector<Lease>> LeaseAll(SegmentPool& pool, absl::Span<const uint64_t> sizes,
                                               const LeaseFunction& lease);
   void UpdateRetries(int device) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Sends the question.
+  void HoldRecording(uint64_t id, uint64_t held_events);
   void AskForReclaim(int device) ABSL_LOCKS_EXCLUDED(reclaims_mu_);
   void Reclaimed(int device) ABSL_LOCKS_EXCLUDED(reclaims_mu_);
   absl::StatusOr<ClientAnswer> Ask(const ClientQuestion& question,
@@ -302,6 +311,7 @@ class Session : public std::enable_shared_from_this<Session> {
   std::atomic<int> process_watch_{-1};
   std::atomic<size_t> leases_under_way_{0};  // segments
   std::atomic<uint64_t> recorded_events_{0};
+  RecordingHolds recording_holds_;
   std::atomic<bool> records_refusal_{false};
   std::atomic<SteadyTime> refusal_recordings_paid_{};  // when what was spent on them is a twentieth of the time again
   ClientQuestions questions_;

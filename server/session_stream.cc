@@ -125,6 +125,10 @@ class SessionStream::Events : public SessionEvents {
       case ClientQuestion::Kind::kRecord:
         message->mutable_record()->set_max_events(static_cast<uint32_t>(question.max_events));
         break;
+      case ClientQuestion::Kind::kHoldRecording:
+        message->mutable_record()->set_max_events(static_cast<uint32_t>(question.max_events));
+        message->mutable_record()->set_held_events(static_cast<uint32_t>(question.held_events));
+        break;
     }
     Send(std::move(response));
   }

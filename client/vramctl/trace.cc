@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // vramctl trace: record a session for a while, and write what it did.
+#include <grpcpp/grpcpp.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/signalfd.h>
@@ -8,6 +9,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -32,6 +34,59 @@ namespace {
 constexpr uint32_t kMostEvents = 1'000'000;                  // that a session keeps on each device
 constexpr absl::Duration kPeriod = absl::Milliseconds(250);  // of looking whether the session is there, and was refused
 
+// Admin::HoldRecording, for as long as it lives: also when this process is killed, the session then keeps what it kept
+// before.
+class Hold {
+ public:
+  explicit Hold(Daemon* daemon) : daemon_(*daemon) {}
+  ~Hold() {
+    context_.TryCancel();
+    queue_.Shutdown();
+    void* tag = nullptr;
+    for (bool ok = false; queue_.Next(&tag, &ok);) {
+    }
+  }
+  Hold(const Hold&) = delete;
+  Hold& operator=(const Hold&) = delete;
+
+  // Called once. Waits until the session keeps `events` on each device.
+  absl::Status Start(uint64_t session, uint32_t events);
+
+ private:
+  // Waits until the operation that was started is done. False: it took longer than the daemon's timeout.
+  bool Wait(bool* ok) {
+    void* tag = nullptr;
+    return queue_.AsyncNext(&tag, ok, absl::ToChronoTime(absl::Now() + daemon_.timeout)) ==
+           grpc::CompletionQueue::GOT_EVENT;
+  }
+
+  Daemon& daemon_;
+  grpc::ClientContext context_;
+  grpc::CompletionQueue queue_;
+  std::unique_ptr<grpc::ClientAsyncReader<v1::HoldRecordingResponse>> call_;
+  v1::HoldRecordingResponse response_;
+  grpc::Status status_;  // after the call has ended by itself
+};
+
+absl::Status Hold::Start(uint64_t session, uint32_t events) {
+  std::optional<WaitingNotice> notice;
+  if (daemon_.says_that_it_waits) notice.emplace(daemon_.timeout);
+  v1::HoldRecordingRequest request;
+  request.mutable_session()->set_id(session);
+  request.set_events(events);
+  call_ = daemon_.admin->PrepareAsyncHoldRecording(&context_, request, &queue_);
+  call_->StartCall(nullptr);
+  const absl::Status late = StatusOfCall({grpc::StatusCode::DEADLINE_EXCEEDED, ""}, daemon_.timeout);
+  bool ok = false;
+  if (!Wait(&ok)) return late;
+  call_->Read(&response_, nullptr);
+  if (!Wait(&ok)) return late;
+  if (ok) return absl::OkStatus();
+  call_->Finish(&status_, nullptr);
+  if (!Wait(&ok)) return late;
+  return StatusOfCall(status_, daemon_.timeout);
+}
+
 // Has a session keep many events for a while. What it kept before it goes on to keep, and keeps again afterwards.
 class Recorder {
  public:
@@ -45,26 +100,14 @@ class Recorder {
   bool is_complete() const { return is_complete_; }
   // Takes out of `heap` what was recorded before Start(). False: its first events are later than that.
   bool DropEarlier(size_t device, HeapSnapshot* heap) const;
-  absl::Status Stop() {
-    const std::optional<uint32_t> before = std::exchange(kept_before_, std::nullopt);
-    return before.has_value() ? SetRecording(*before) : absl::OkStatus();
-  }
-  uint32_t kept_before() const { return kept_before_.value_or(0); }
+  void Stop() { hold_.reset(); }
 
  private:
-  absl::Status SetRecording(uint32_t max_events) {
-    v1::SetRecordingRequest request;
-    request.mutable_session()->set_id(session_);
-    request.set_max_events(max_events);
-    v1::SetRecordingResponse response;
-    return Call(daemon_, &v1::Admin::Stub::SetRecording, request, &response);
-  }
+  absl::StatusOr<uint64_t> Mark();
 
   Daemon& daemon_;
   const uint64_t session_;
-  absl::StatusOr<uint64_t> Mark();
-
-  std::optional<uint32_t> kept_before_;  // for Stop(), where it was changed
+  std::unique_ptr<Hold> hold_;
   bool is_complete_ = true;
   std::vector<int64_t> started_;  // by device: the time of our first snapshot, which is an event; 0: it records none
 };
@@ -86,19 +129,18 @@ absl::Status Recorder::Start() {
   const absl::StatusOr<uint64_t> kept = Mark();
   if (!kept.ok()) return kept.status();
   absl::Status status;
-  for (uint32_t events = kMostEvents; events > *kept && events >= 1000; events /= 2) {
-    kept_before_ = static_cast<uint32_t>(*kept);  // also where the session records although the answer has not come
-    status = SetRecording(events);
-    if (!absl::IsResourceExhausted(status)) break;  // the daemon limits what a user's sessions record in all
+  for (uint32_t events = kMostEvents; events >= 1000; events /= 2) {
+    hold_ = std::make_unique<Hold>(&daemon_);
+    status = hold_->Start(session_, events);
+    if (!absl::IsResourceExhausted(status) || events <= *kept) break;
+    // The daemon limits what a user's sessions record in all.
   }
+  if (!status.ok()) hold_.reset();
   // What it keeps anyway will do.
-  if (absl::IsResourceExhausted(status) && *kept > 0) {
-    kept_before_.reset();
-    status = absl::OkStatus();
-  }
+  if (absl::IsResourceExhausted(status) && *kept > 0) status = absl::OkStatus();
   // A session that kept none has no mark yet.
   if (status.ok() && *kept == 0) status = Mark().status();
-  if (!status.ok()) (void)Stop();
+  if (!status.ok()) Stop();
   return status;
 }
 
@@ -285,12 +327,7 @@ absl::Status RunTrace(const Context& context, const std::string& name) {
   if (absl::Status status = recorder.Start(); !status.ok()) return status;
   const absl::Time start = absl::Now();
   const Recorded recorded = Wait(context, *daemon, *session, recorder, signals.get(), start);
-  const uint32_t kept_before = recorder.kept_before();
-  if (const absl::Status stopped = recorder.Stop(); !stopped.ok() && !absl::IsNotFound(stopped)) {
-    std::fprintf(stderr,
-                 "vramctl: %s may still keep more events than before (%s); end that with: vramctl record %s %u\n",
-                 session->name().c_str(), std::string(stopped.message()).c_str(), session->name().c_str(), kept_before);
-  }
+  recorder.Stop();
   // From here on a signal ends the program. The one that ended the wait has been heard.
   pollfd heard = {.fd = signals.get(), .events = POLLIN, .revents = 0};
   for (signalfd_siginfo info; poll(&heard, 1, 0) > 0 && read(signals.get(), &info, sizeof info) == sizeof info;) {

@@ -186,6 +186,42 @@ TEST_F(AttacksTest, RecordedEventsAreBounded) {
   EXPECT_OK(leasing.Call("record leasing 5000"));
 }
 
+TEST_F(AttacksTest, TracesAreBounded) {
+  ASSERT_OK(StartDaemon({.config = "record_events: 100 max_recorded_events_per_uid: 1000"}));
+  ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
+  RawStream remote(raw);
+  ASSERT_OK(remote.Hello("remote"));
+  ASSERT_OK_AND_ASSIGN(ClientProcess leasing, ConnectProcess("leasing"));
+  const auto kept = [&](const std::string& session) -> uint64_t {
+    const auto parts = raw.GetSnapshot(Ref(session), 0);
+    return parts.ok() && !parts->empty() ? parts->front().max_events() : 0;
+  };
+  EXPECT_STATUS(raw.HoldRecording(Ref("remote"), 1001), absl::StatusCode::kResourceExhausted,
+                "max_recorded_events_per_uid");
+  EXPECT_TRUE(WaitFor([&] { return kept("remote") == 100; }));
+  std::vector<std::unique_ptr<RawHold>> holds;
+  for (int i = 0; i < 16; ++i) {
+    holds.push_back(std::make_unique<RawHold>(raw.admin(), Ref(i % 2 == 0 ? "remote" : "leasing"), 900 + i));
+    EXPECT_OK(holds.back()->WaitForStart());
+  }
+  EXPECT_STATUS(raw.HoldRecording(Ref("remote"), 1), absl::StatusCode::kResourceExhausted, "16 traces under way");
+  EXPECT_EQ(kept("remote"), 914u);
+  EXPECT_EQ(kept("leasing"), 915u);
+  EXPECT_STATUS(raw.SetRecording(Ref("remote"), 1001), absl::StatusCode::kResourceExhausted,
+                "max_recorded_events_per_uid");
+  // A client that does not answer.
+  leasing.process().Signal(SIGSTOP);
+  holds.erase(holds.begin() + 1, holds.end());
+  EXPECT_TRUE(WaitFor([&] { return kept("remote") == 900; }));
+  EXPECT_STATUS(raw.HoldRecording(Ref("leasing"), 500), absl::StatusCode::kDeadlineExceeded, "does not answer");
+  leasing.process().Signal(SIGCONT);
+  EXPECT_TRUE(WaitFor([&] { return kept("leasing") == 100; })) << "it hears of the end later";
+  // The session ends first.
+  EXPECT_OK(remote.Goodbye());
+  holds.clear();
+  EXPECT_OK(raw.HoldRecording(Ref("leasing"), 500)) << "all have been given back";
+}
+
 class DescriptorsTest : public AttacksTest {
  protected:
   void SetUp() override {

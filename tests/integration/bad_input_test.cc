@@ -188,6 +188,7 @@ TEST_F(BadInputTest, AdminCalls) {
     EXPECT_EQ(raw_->EndSession(ref).status().code(), code) << ref.DebugString();
     EXPECT_EQ(raw_->GetSnapshot(ref, 0).status().code(), code) << ref.DebugString();
     EXPECT_EQ(raw_->SetRecording(ref, 1).code(), code) << ref.DebugString();
+    EXPECT_EQ(raw_->HoldRecording(ref, 1).code(), code) << ref.DebugString();
   }
   EXPECT_STATUS(raw_->SetLimit(Ref("witness"), v1::Limit()), StatusCode::kInvalidArgument, "limit");
   for (const double fraction : {std::nan(""), -1.0, -0.001, 1.001, 1.5, std::numeric_limits<double>::infinity()}) {
@@ -199,6 +200,10 @@ TEST_F(BadInputTest, AdminCalls) {
     EXPECT_STATUS(raw_->SetRecording(Ref("witness"), events), StatusCode::kInvalidArgument,
                   absl::StrCat("max_events: ", events, " is above 1000000"));
   }
+  for (const uint32_t events : {0u, 1000001u, ~0u}) {
+    EXPECT_STATUS(raw_->HoldRecording(Ref("witness"), events), StatusCode::kInvalidArgument,
+                  absl::StrCat("events: ", events, " is not within [1, 1000000]"));
+  }
 }
 
 TEST_F(BadInputTest, OversizedAndMalformedMessages) {
@@ -208,10 +213,11 @@ TEST_F(BadInputTest, OversizedAndMalformedMessages) {
 
   // Bytes that are no message at all, to every method and to one that does not exist.
   const std::string garbage = "\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x07garbage";
-  for (const char* method : {"Broker/Allocate", "Broker/Free", "Broker/EmptyCache", "Broker/GetMemoryStats",
-                             "Broker/ResetPeakStats", "Broker/GetDevices", "Broker/NoSuchMethod", "Admin/ListSessions",
-                             "Admin/GetSession", "Admin/SetLimit", "Admin/TrimSession", "Admin/EndSession",
-                             "Admin/GetSnapshot", "Admin/SetRecording", "NoSuchService/NoSuchMethod"}) {
+  for (const char* method :
+       {"Broker/Allocate", "Broker/Free", "Broker/EmptyCache", "Broker/GetMemoryStats", "Broker/ResetPeakStats",
+        "Broker/GetDevices", "Broker/NoSuchMethod", "Admin/ListSessions", "Admin/GetSession", "Admin/SetLimit",
+        "Admin/TrimSession", "Admin/EndSession", "Admin/GetSnapshot", "Admin/SetRecording", "Admin/HoldRecording",
+        "NoSuchService/NoSuchMethod"}) {
     const auto answer = CallBytes(raw_->channel(), absl::StrCat("/vrambroker.v1.", method), garbage);
     EXPECT_FALSE(answer.ok()) << method;
     EXPECT_FALSE(absl::IsDeadlineExceeded(answer.status()) || absl::IsUnavailable(answer.status()))

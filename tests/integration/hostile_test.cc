@@ -235,6 +235,7 @@ TEST_F(HostileTest, EveryCallCountsAgainstTheRate) {
       {"EndSession", [&] { return raw_->EndSession(Ref(999)).status(); }},
       {"GetSnapshot", [&] { return raw_->GetSnapshot(Ref(999), 0).status(); }},
       {"SetRecording", [&] { return raw_->SetRecording(Ref(999), 1); }},
+      {"HoldRecording", [&] { return raw_->HoldRecording(Ref(999), 1); }},
   };
   for (const auto& [name, call] : calls) {
     // Six at once, then three a second.

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "allocator/bytes.h"
 #include "allocator/replay/trace.h"
 #include "tests/support/vramctl_test.h"
@@ -101,6 +102,9 @@ class RecordingsTest : public VramctlDaemonTest, public ::testing::WithParamInte
     std::ifstream file(folder_ + name);
     return Json::parse(file, nullptr, /*allow_exceptions=*/false);
   }
+  size_t Logged(const std::string& event) {
+    return std::vector<std::string>(absl::StrSplit(daemon_->log(), event)).size() - 1;
+  }
   static std::ptrdiff_t FilesIn(const std::string& folder) {
     return std::distance(std::filesystem::directory_iterator(folder), {});
   }
@@ -156,7 +160,7 @@ TEST_P(RecordingsTest, TraceRecordsUntilASignalAndStops) {
   EXPECT_EQ(json["file"], file);
   EXPECT_GT(json["events"], 100);
   EXPECT_EQ(trace->ErrorText(), "") << "no terminal, no progress";
-  EXPECT_FALSE(IsRecording()) << "as it was before";
+  EXPECT_TRUE(WaitFor([&] { return !IsRecording(); })) << "as it was before";
   ExpectSamePeaks(client, file);
 }
 
@@ -179,15 +183,70 @@ TEST_P(RecordingsTest, TraceLeavesARecordingThatGoesOnAlready) {
   ExpectSamePeaks(client, file);
 }
 
-TEST_P(RecordingsTest, TraceSaysThatItsBeginningIsLost) {
+TEST_P(RecordingsTest, NobodyTakesATracesEventsAway) {
   ASSERT_OK_AND_ASSIGN(Client client, Connect("job"));
   AllocateFirst(client);
   const std::string file = folder_ + "/job.pickle";
   const std::unique_ptr<ChildProcess> trace = StartTrace(file, {"--seconds=3600"});
   ASSERT_NE(trace, nullptr);
   ASSERT_TRUE(WaitFor([&] { return IsRecording(); }));
-  ASSERT_EQ(Ctl({"record", "job", "20"}).exit_code, 0) << "somebody else";
+  ASSERT_EQ(Ctl({"record", "job", "20"}).exit_code, 0);
+  ASSERT_OK(client.SetRecording(10));
   GoOn(client);
+  trace->Signal(SIGHUP);
+  ASSERT_OK_AND_ASSIGN(const int exit_code, trace->Wait());
+  EXPECT_EQ(exit_code, 0) << trace->ErrorText();
+  EXPECT_EQ(Json::parse(trace->ReadRest(), nullptr, false)["complete"], true);
+  ExpectSamePeaks(client, file);
+  EXPECT_TRUE(WaitFor([&] { return EventsOf(client) <= 2 * 10 + 1; })) << "what was said last counts then";
+}
+
+TEST_P(RecordingsTest, TwoTracesAtATime) {
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("job"));
+  AllocateFirst(client);
+  const std::string first_file = folder_ + "/first.pickle";
+  const std::string second_file = folder_ + "/second.pickle";
+  const std::unique_ptr<ChildProcess> first = StartTrace(first_file, {"--seconds=3600"});
+  ASSERT_NE(first, nullptr);
+  ASSERT_TRUE(WaitFor([&] { return IsRecording(); }));
+  const std::unique_ptr<ChildProcess> second = StartTrace(second_file, {"--seconds=3600"});
+  ASSERT_NE(second, nullptr);
+  ASSERT_TRUE(WaitFor([&] { return Logged("trace started") == 2; }));
+  first->Signal(SIGINT);
+  ASSERT_OK_AND_ASSIGN(int exit_code, first->Wait());
+  EXPECT_EQ(exit_code, 0) << first->ErrorText();
+  ASSERT_TRUE(WaitFor([&] { return Logged("trace ended") == 1; }));
+  GoOn(client);
+  second->Signal(SIGINT);
+  ASSERT_OK_AND_ASSIGN(exit_code, second->Wait());
+  EXPECT_EQ(exit_code, 0) << second->ErrorText();
+  EXPECT_EQ(Json::parse(second->ReadRest(), nullptr, false)["complete"], true);
+  ExpectSamePeaks(client, second_file);
+  EXPECT_TRUE(WaitFor([&] { return !IsRecording(); })) << "as it was before the first";
+}
+
+TEST_P(RecordingsTest, ATraceThatIsKilledLeavesNothingBehind) {
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("job"));
+  const std::unique_ptr<ChildProcess> trace = StartTrace(folder_ + "/job.pickle", {"--seconds=3600"});
+  ASSERT_NE(trace, nullptr);
+  ASSERT_TRUE(WaitFor([&] { return IsRecording(); }));
+  trace->Signal(SIGKILL);
+  ASSERT_OK(trace->Wait());
+  EXPECT_TRUE(WaitFor([&] { return !IsRecording(); }));
+}
+
+// What a client of its own heap keeps for a trace is more than a test can fill.
+class RemoteRecordingsTest : public RecordingsTest {};
+INSTANTIATE_TEST_SUITE_P(Placements, RemoteRecordingsTest, ::testing::Values(Placement::kRemote));
+
+TEST_P(RemoteRecordingsTest, TraceSaysThatItsBeginningIsLost) {
+  ASSERT_EQ(*daemon_->Stop(), 0);
+  ASSERT_OK(StartDaemon({.capacity = "1GiB", .config = "record_events: 0 max_recorded_events_per_uid: 2000"}));
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("job"));
+  const std::unique_ptr<ChildProcess> trace = StartTrace(folder_ + "/job.pickle", {"--seconds=3600"});
+  ASSERT_NE(trace, nullptr);
+  ASSERT_TRUE(WaitFor([&] { return IsRecording(); }));
+  for (int i = 0; i < 2000; ++i) EXPECT_OK(client.Allocate(1_MiB));
   trace->Signal(SIGHUP);
   ASSERT_OK_AND_ASSIGN(const int exit_code, trace->Wait());
   EXPECT_EQ(exit_code, 0) << trace->ErrorText();
@@ -246,7 +305,7 @@ TEST_P(RecordingsTest, TraceEndsWhenTheTimeIsOver) {
   EXPECT_EQ(json["ended_by"], "time");
   EXPECT_GE(json["seconds"], 0.1);
   EXPECT_TRUE(std::filesystem::exists(file));
-  EXPECT_FALSE(IsRecording());
+  EXPECT_TRUE(WaitFor([&] { return !IsRecording(); }));
 }
 
 TEST_P(RecordingsTest, TraceUntilOomEndsWithARefusal) {

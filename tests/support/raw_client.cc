@@ -151,6 +151,26 @@ absl::StatusOr<std::vector<v1::GetSnapshotResponse>> RawClient::GetRefusalSnapsh
   return AllParts(*admin_->GetRefusalSnapshot(&context, request));
 }
 
+RawHold::RawHold(v1::Admin::Stub& admin, const v1::SessionRef& session, uint32_t events) {
+  v1::HoldRecordingRequest request;
+  *request.mutable_session() = session;
+  request.set_events(events);
+  context_.set_deadline(absl::ToChronoTime(absl::Now() + kPatience));
+  reader_ = admin.HoldRecording(&context_, request);
+}
+
+RawHold::~RawHold() {
+  if (!is_held_) return;
+  context_.TryCancel();
+  (void)reader_->Finish();
+}
+
+absl::Status RawHold::WaitForStart() {
+  v1::HoldRecordingResponse response;
+  is_held_ = reader_->Read(&response);
+  return is_held_ ? absl::OkStatus() : client_internal::FromGrpc(reader_->Finish());
+}
+
 absl::Status RawClient::SetRecording(const v1::SessionRef& ref, uint32_t max_events) {
   v1::SetRecordingRequest request;
   *request.mutable_session() = ref;

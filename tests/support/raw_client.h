@@ -20,6 +20,23 @@
 
 namespace vrambroker::testing_support {
 
+// Admin::HoldRecording. Not thread-safe.
+class RawHold {
+ public:
+  RawHold(v1::Admin::Stub& admin, const v1::SessionRef& session, uint32_t events);
+  ~RawHold();
+  RawHold(const RawHold&) = delete;
+  RawHold& operator=(const RawHold&) = delete;
+
+  // Waits until the session keeps them. Called once.
+  absl::Status WaitForStart();
+
+ private:
+  grpc::ClientContext context_;
+  std::unique_ptr<grpc::ClientReader<v1::HoldRecordingResponse>> reader_;
+  bool is_held_ = false;
+};
+
 // One connection, both services.
 class RawClient {
  public:
@@ -54,6 +71,10 @@ class RawClient {
   absl::StatusOr<std::vector<v1::GetSnapshotResponse>> GetSnapshot(const v1::SessionRef& ref, uint32_t device);
   absl::StatusOr<std::vector<v1::GetSnapshotResponse>> GetRefusalSnapshot(uint64_t refusal);
   absl::Status SetRecording(const v1::SessionRef& ref, uint32_t max_events);
+  // Only as long as the call takes.
+  absl::Status HoldRecording(const v1::SessionRef& ref, uint32_t events) {
+    return RawHold(*admin_, ref, events).WaitForStart();
+  }
 
  private:
   std::shared_ptr<grpc::Channel> channel_;

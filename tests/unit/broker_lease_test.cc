@@ -131,6 +131,7 @@ TEST_F(BrokerTest, TheClientIsAskedForWhatOnlyItKnows) {
         }
         break;
       case ClientQuestion::Kind::kRecord:
+      case ClientQuestion::Kind::kHoldRecording:
         asked.questions().Receive(id, 0, false, [&](ClientAnswer&) { return absl::OkStatus(); });
         break;
     }

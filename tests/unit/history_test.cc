@@ -218,6 +218,33 @@ TEST_F(HistoryTest, TimesThatAreNotExactAreThoseOfTheLastLook) {
   EXPECT_GT(now, events[0].time_us);
 }
 
+TEST_F(HistoryTest, AHoldKeepsWhatSetRecordingWouldDrop) {
+  allocator_->SetRecording(3, /*exact_times=*/false);
+  const auto get_six = [&] {
+    for (int i = 0; i < 6; ++i) allocator_->Free(Get(512));
+    return allocator_->Snapshot();
+  };
+  EXPECT_EQ(get_six().max_events, 3u);
+  allocator_->HoldRecording(100);
+  HeapSnapshot held = get_six();
+  EXPECT_EQ(held.max_events, 100u);
+  EXPECT_GE(held.history.size(), 3u + 18u) << "and those that there were";
+  allocator_->SetRecording(2);
+  EXPECT_GT(allocator_->Snapshot().history.size(), held.history.size());
+  allocator_->HoldRecording(200);
+  EXPECT_EQ(allocator_->Snapshot().max_events, 200u);
+  allocator_->HoldRecording(0);
+  held = allocator_->Snapshot();
+  EXPECT_EQ(held.max_events, 2u) << "what was set last";
+  EXPECT_LE(held.history.size(), 4u);
+  allocator_->HoldRecording(1);
+  EXPECT_EQ(allocator_->Snapshot().max_events, 2u) << "never less";
+  allocator_->SetRecording(0);
+  EXPECT_EQ(allocator_->Snapshot().max_events, 1u);
+  allocator_->HoldRecording(0);
+  EXPECT_THAT(allocator_->Snapshot().history, IsEmpty());
+}
+
 class HeapSnapshotTest : public SimulatedHeapTest {};
 
 TEST_F(HeapSnapshotTest, SnapshotShowsEveryState) {
