@@ -261,6 +261,41 @@ TEST_F(CommandLineTest, HoldSaysWhatItIsCalledAndThatNobodyReadsIt) {
   EXPECT_THAT(full.err, HasSubstr("the output was not written"));
 }
 
+TEST_F(CommandLineTest, WhatIsClosedIsNotTakenForASocket) {
+  const auto with = [&](const std::string& command, const std::string& redirection) {
+    return RunProgram(
+        {"/bin/sh", "-c",
+         absl::StrCat("exec ", VramctlProgram(), " ", command, " --socket-dir=", dir(), " ", redirection)});
+  };
+  const RunResult no_output = with("status", ">&-");
+  EXPECT_EQ(no_output.exit_code, 1);
+  EXPECT_THAT(no_output.err, HasSubstr("the output was not written: Bad file descriptor"));
+  const RunResult no_errors = with("status", "2>&-");
+  EXPECT_EQ(no_errors.exit_code, 0);
+  EXPECT_EQ(no_errors.out, Ctl({"status"}).out);
+  EXPECT_EQ(with("ls --nonsense", "2>&-").exit_code, 2);
+  const RunResult nothing = with("status", "<&- >&- 2>&-");
+  EXPECT_EQ(nothing.exit_code, 1);
+  EXPECT_EQ(nothing.err, "");
+  const RunResult no_input = RunProgram({"/bin/sh", "-c", absl::StrCat("exec ", VramctlProgram(), " replay - <&-")});
+  EXPECT_EQ(no_input.exit_code, 2);
+  EXPECT_THAT(no_input.err, HasSubstr("Bad file descriptor"));
+}
+
+TEST_F(CommandLineTest, ADaemonWithNoDescriptorsAtAllServes) {
+  const std::string folder = MakeTempDir();
+  ASSERT_OK_AND_ASSIGN(
+      const std::unique_ptr<ChildProcess> daemon,
+      ChildProcess::Start({"/bin/sh", "-c",
+                           absl::StrCat("exec ", DaemonProgram(),
+                                        " --device=host --capacity=64MiB --socket_dir=", folder, " <&- >&- 2>&-")}));
+  const auto status = [&] { return RunProgram({VramctlProgram(), "status", "--socket-dir=" + folder}); };
+  ASSERT_TRUE(WaitFor([&] { return status().exit_code == 0; }));
+  for (int descriptor = 0; descriptor < 3; ++descriptor) {
+    EXPECT_EQ(std::filesystem::read_symlink(absl::StrCat("/proc/", daemon->pid(), "/fd/", descriptor)), "/dev/null");
+  }
+}
+
 TEST_F(CommandLineTest, NamesTheGroupThatMayConnect) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root, to become another user";
   const std::string socket = dir() + "/vrambroker.sock";
