@@ -79,11 +79,11 @@ std::vector<Scope> WithoutNesting(absl::Span<const Scope> scopes) {
 }
 
 ScopeId ScopeTable::Find(ScopeId parent, absl::string_view name, absl::string_view file, uint32_t line) {
-  const std::string clean_name = CleanScopeText(name, kMaxNameBytes);
-  if (clean_name.empty()) return parent;
-  const Key key(parent, line, clean_name, CleanScopeText(file, kMaxFileBytes));
-  if (const auto it = ids_.find(key); it != ids_.end()) return it->second;
+  Key key(parent, line, CleanScopeText(name, kMaxNameBytes), CleanScopeText(file, kMaxFileBytes));
+  const std::string& clean_name = std::get<2>(key);
   const std::string& clean_file = std::get<3>(key);
+  if (clean_name.empty()) return parent;
+  if (const auto it = ids_.find(key); it != ids_.end()) return it->second;
   const int max_depth = clean_file.empty() ? kMaxDepth : kMaxFrameDepth;
   if (parent != 0 && (parent >= scopes_.size() || depths_[parent] >= max_depth)) return parent;
   if (overflow_ != 0) return overflow_;
@@ -94,7 +94,7 @@ ScopeId ScopeTable::Find(ScopeId parent, absl::string_view name, absl::string_vi
   }
   text_bytes_ += bytes;
   const ScopeId id = Add(parent, clean_name, clean_file, line);
-  ids_.emplace(key, id);
+  ids_.emplace(std::move(key), id);
   return id;
 }
 

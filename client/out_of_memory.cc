@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/out_of_memory.h"
 
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -9,6 +10,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "allocator/bytes.h"
+#include "client/out_of_memory_json.h"
+#include "proto/out_of_memory_json.h"
 
 namespace vrambroker {
 namespace client_internal {
@@ -35,6 +38,13 @@ IdleWhy FromProto(v1::OutOfMemory::IdleHolder::Why why) {
     default:
       return IdleWhy::kUnknown;
   }
+}
+
+std::optional<v1::OutOfMemory> DetailOf(const absl::Status& status) {
+  const absl::optional<absl::Cord> payload = status.GetPayload(kOutOfMemoryUrl);
+  v1::OutOfMemory proto;
+  if (!payload.has_value() || !proto.ParseFromString(std::string(*payload))) return std::nullopt;
+  return proto;
 }
 
 }  // namespace
@@ -125,6 +135,11 @@ absl::Status OutOfMemoryError(const v1::OutOfMemory& oom) {
   return status;
 }
 
+std::string OutOfMemoryJsonOf(const absl::Status& status) {
+  const std::optional<v1::OutOfMemory> detail = DetailOf(status);
+  return detail.has_value() ? OutOfMemoryJson(*detail) : "";
+}
+
 }  // namespace client_internal
 
 const char* OutOfMemoryCauseName(OutOfMemory::Cause cause) {
@@ -164,10 +179,9 @@ const char* IdleWhyName(OutOfMemory::IdleHolder::Why why) {
 }
 
 std::optional<OutOfMemory> GetOutOfMemory(const absl::Status& status) {
-  const absl::optional<absl::Cord> payload = status.GetPayload(client_internal::kOutOfMemoryUrl);
-  v1::OutOfMemory proto;
-  if (!payload.has_value() || !proto.ParseFromString(std::string(*payload))) return std::nullopt;
-  return client_internal::FromProto(proto);
+  const std::optional<v1::OutOfMemory> detail = client_internal::DetailOf(status);
+  if (!detail.has_value()) return std::nullopt;
+  return client_internal::FromProto(*detail);
 }
 
 }  // namespace vrambroker

@@ -4,21 +4,14 @@
 #include <string>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
-#include "absl/strings/strip.h"
 #include "absl/time/time.h"
 #include "allocator/memory_stats.h"
+#include "proto/out_of_memory_json.h"
 
 namespace vrambroker {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-// A name of an enum without its prefix: "CAUSE_LIMIT" as "LIMIT".
-std::string Short(const std::string& name, const std::string& prefix) {
-  return std::string(absl::StripPrefix(name, prefix));
-}
 
 }  // namespace
 
@@ -47,81 +40,8 @@ const char* KindName(v1::DeviceKind kind) {
   return kind == v1::DEVICE_KIND_CUDA ? "cuda" : "host";
 }
 
-namespace {
-
-Json ToJson(const v1::OutOfMemory::Holes::PinnedSegment& pinned) {
-  Json longest_held = Json::array();
-  for (const v1::OutOfMemory::Holes::PinningBlock& block : pinned.longest_held()) {
-    longest_held.push_back({{"address", block.address()},
-                            {"block_bytes", block.block_bytes()},
-                            {"held_seconds", block.held_seconds()},
-                            {"scope", block.scope()}});
-  }
-  return {{"address", pinned.address()},
-          {"segment_bytes", pinned.segment_bytes()},
-          {"hole_bytes", pinned.hole_bytes()},
-          {"largest_hole_bytes", pinned.largest_hole_bytes()},
-          {"pinning_blocks", pinned.pinning_blocks()},
-          {"longest_held", std::move(longest_held)}};
-}
-
-}  // namespace
-
 Json ToJson(const v1::OutOfMemory& oom) {
-  Json pinned_segments = Json::array();
-  for (const auto& pinned : oom.holes().most_bytes()) pinned_segments.push_back(ToJson(pinned));
-  Json largest_holders = Json::array();
-  for (const v1::OutOfMemory::Holder& holder : oom.largest_holders()) {
-    largest_holders.push_back({{"client", holder.client()},
-                               {"reserved_bytes", holder.reserved_bytes()},
-                               {"allocated_bytes", holder.allocated_bytes()}});
-  }
-  Json idle_holders = Json::array();
-  for (const v1::OutOfMemory::IdleHolder& holder : oom.idle_holders()) {
-    idle_holders.push_back({{"client", holder.client()},
-                            {"idle_bytes", holder.idle_bytes()},
-                            {"why", Short(v1::OutOfMemory::IdleHolder::Why_Name(holder.why()), "WHY_")}});
-  }
-  Json scopes = Json::array();
-  for (const v1::OutOfMemory::ScopeUse& use : oom.scopes()) {
-    scopes.push_back({{"scope", use.scope()},
-                      {"allocated_bytes", use.allocated_bytes()},
-                      {"bytes_at_peak", use.bytes_at_peak()},
-                      {"blocks", use.blocks()},
-                      {"pinned_hole_bytes", use.pinned_hole_bytes()}});
-  }
-  return {{"cause", Short(v1::OutOfMemory::Cause_Name(oom.cause()), "CAUSE_")},
-          {"device", oom.device()},
-          {"requested_bytes", oom.requested_bytes()},
-          {"block_bytes", oom.block_bytes()},
-          {"segment_bytes", oom.segment_bytes()},
-          {"room_bytes", oom.room_bytes()},
-          {"limit_bytes", oom.limit_bytes()},
-          {"guarantee_bytes", oom.guarantee_bytes()},
-          {"reserved_bytes", oom.reserved_bytes()},
-          {"allocated_bytes", oom.allocated_bytes()},
-          {"idle_bytes", oom.idle_bytes()},
-          {"inactive_split_bytes", oom.inactive_split_bytes()},
-          {"largest_free_block_bytes", oom.largest_free_block_bytes()},
-          {"hole_bytes", oom.holes().hole_bytes()},
-          {"holes", oom.holes().holes()},
-          {"hole_segments", oom.holes().segments()},
-          {"pinned_segments", std::move(pinned_segments)},
-          {"device_capacity_bytes", oom.device_capacity_bytes()},
-          {"device_available_bytes", oom.device_available_bytes()},
-          {"device_kept_free_bytes", oom.device_kept_free_bytes()},
-          {"device_idle_bytes", oom.device_idle_bytes()},
-          {"device_quarantined_bytes", oom.device_quarantined_bytes()},
-          {"largest_holders", std::move(largest_holders)},
-          {"idle_elsewhere_bytes", oom.idle_elsewhere_bytes()},
-          {"idle_holders", std::move(idle_holders)},
-          {"waited_ms", oom.waited_ms()},
-          {"user_limit_bytes", oom.user_limit_bytes()},
-          {"user_reserved_bytes", oom.user_reserved_bytes()},
-          {"scope", oom.scope()},
-          {"scopes", std::move(scopes)},
-          {"explanation", oom.explanation()},
-          {"advice", oom.advice()}};
+  return Json::parse(OutOfMemoryJson(oom));
 }
 
 Json ToJson(const v1::Session& session) {

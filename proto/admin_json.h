@@ -21,7 +21,7 @@ std::string JsonText(const nlohmann::ordered_json& json, int indent = -1);
 // Texts are put in as they are: see JsonText().
 nlohmann::ordered_json ToJson(const v1::Session& session);
 nlohmann::ordered_json ToJson(const v1::OutOfMemoryEvent& event);
-nlohmann::ordered_json ToJson(const v1::OutOfMemory& oom);
+nlohmann::ordered_json ToJson(const v1::OutOfMemory& oom);  // of OutOfMemoryJson()
 // Over all sessions.
 struct DeviceSums {
   uint64_t allocated_bytes = 0;

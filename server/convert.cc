@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "allocator/utf8.h"
 #include "google/protobuf/util/time_util.h"
@@ -226,7 +227,7 @@ absl::StatusOr<GrowthOptions> GrowthOptionsOf(const v1::AllocateRequest& request
     return absl::InvalidArgumentError(
         absl::StrCat("scope: ", request.scope_size(), " scopes within one another; at most ", ScopeTable::kMaxDepth));
   }
-  std::vector<Scope> scopes;
+  absl::InlinedVector<Session::NamedScope, 8> scopes;
   for (const v1::MemoryScope& scope : request.scope()) {
     scopes.push_back({.name = scope.name(), .file = scope.file(), .line = scope.line()});
   }

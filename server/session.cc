@@ -334,11 +334,11 @@ absl::Status Session::Free(absl::Span<const BlockId> blocks) {
   return absl::OkStatus();
 }
 
-ScopeId Session::FindScope(absl::Span<const Scope> scopes) {
+ScopeId Session::FindScope(absl::Span<const NamedScope> scopes) {
   if (scopes.empty()) return 0;
   ScopeId found = 0;
   MutexLock lock(scopes_mu_);
-  for (const Scope& scope : scopes) found = scopes_.Find(found, scope.name, scope.file, scope.line);
+  for (const NamedScope& scope : scopes) found = scopes_.Find(found, scope.name, scope.file, scope.line);
   return found;
 }
 

@@ -17,6 +17,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "allocator/caching_allocator.h"
 #include "allocator/ids.h"
@@ -163,8 +164,14 @@ class Session : public std::enable_shared_from_this<Session> {
 
   CachingAllocator& allocator(int device) { return heaps_[device]->allocator; }
 
+  // A scope as a request names it, with its texts where they are: every request of a remote session may bring some.
+  struct NamedScope {
+    absl::string_view name;
+    absl::string_view file;
+    uint32_t line = 0;
+  };
   // What this session's list of scopes calls the innermost of `scopes`, each of which lies within the one before it.
-  ScopeId FindScope(absl::Span<const Scope> scopes) ABSL_LOCKS_EXCLUDED(scopes_mu_);
+  ScopeId FindScope(absl::Span<const NamedScope> scopes) ABSL_LOCKS_EXCLUDED(scopes_mu_);
   // CachingAllocator::ExplainFit().
   FitReport ExplainFit(int device, uint64_t requested, Stream stream, ScopeId scope) ABSL_LOCKS_EXCLUDED(scopes_mu_);
 

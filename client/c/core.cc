@@ -18,8 +18,10 @@
 #include "allocator/memory_stats.h"
 #include "client/c/core.h"
 #include "client/c/core_api.h"
+#include "client/c/thread_text.h"
 #include "client/give_up.h"
 #include "client/grpc_use.h"
+#include "client/out_of_memory_json.h"
 #include "client/scope_stack.h"
 #include "client/vrambroker/client.h"
 
@@ -27,6 +29,7 @@ namespace vrambroker::client_internal {
 namespace {
 
 thread_local vrambroker_core_error last_error;
+ThreadText last_report;  // of the last error that has one
 
 const vrambroker_core_error* CoreLastError() {
   return &last_error;
@@ -62,6 +65,7 @@ int CauseToC(OutOfMemory::Cause cause) {
 int SetError(int code, absl::string_view message) {
   last_error.code = code;
   last_error.has_oom = false;
+  last_error.oom_json = nullptr;
   CopyText(message, last_error.message);
   return code;
 }
@@ -106,6 +110,7 @@ int Report(const absl::Status& status) {
   out.holes = oom->holes;
   out.hole_segments = oom->hole_segments;
   CopyText(oom->explanation, out.explanation);
+  last_error.oom_json = last_report.Keep(OutOfMemoryJsonOf(status).c_str());
   return last_error.code;
 }
 

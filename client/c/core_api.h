@@ -10,7 +10,7 @@
 #include "client/vrambroker/vrambroker.h"
 
 // Changes with anything in this file, and with the structs that it passes: the halves must be of one build.
-inline constexpr uint32_t kVrambrokerCoreVersion = 9;
+inline constexpr uint32_t kVrambrokerCoreVersion = 10;
 
 struct vrambroker_core;
 
@@ -31,6 +31,7 @@ struct vrambroker_core_error {
   int code;
   bool has_oom;
   vrambroker_out_of_memory oom;
+  const char* oom_json;  // the core's, until this thread's next error; null: no refusal, or no memory for its report
   char message[2048];
 };
 

@@ -22,8 +22,13 @@ using Error = vrambroker_core_error;
 inline int Kept(const vrambroker_core* core, int code) {
   return code == VRAMBROKER_OK ? code : KeepError(core);
 }
-// The last one of this thread.
+// The last one of this thread. Its report is LastReport()'s.
 const Error& LastError();
+// The whole report of this thread's last error, as JSON; null where there is none. Until the thread's next error.
+const char* LastReport();
+// `text` (null: NOT_FOUND) with a NUL at its end, and in `needed` (may be null) its bytes with that. OUT_OF_RANGE when
+// `size` is less. Neither is remembered.
+int FillText(const char* text, char* buffer, size_t size, size_t* needed);
 
 // Finds or loads the core at the first call. Null: an error is remembered.
 const vrambroker_core* Core();

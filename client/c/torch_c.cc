@@ -34,6 +34,7 @@ constexpr size_t kRefusalV1 = offsetof(vrambroker_torch_refusal, out_of_memory) 
                               offsetof(vrambroker_out_of_memory, waited_ms) + sizeof(uint64_t);
 pthread_mutex_t refusals_mutex = PTHREAD_MUTEX_INITIALIZER;
 vrambroker_torch_refusal refusals[kRefusals];  // guarded by refusals_mutex; the n-th is at n % kRefusals
+char* reports[kRefusals];                      // guarded by refusals_mutex; of each, as JSON, or null
 uint64_t refused = 0;                          // guarded by refusals_mutex
 
 [[gnu::constructor]] void RenewLockInChildren() {  // another thread of the parent may have had it
@@ -52,6 +53,9 @@ void Remember(uint64_t bytes, int device) {
   refusal.code = error.code;
   if (error.has_oom) refusal.out_of_memory = error.oom;
   std::snprintf(refusal.message, sizeof refusal.message, "%s", error.message);
+  char*& report = reports[(refused - 1) % kRefusals];
+  std::free(report);
+  report = LastReport() == nullptr ? nullptr : ::strdup(LastReport());
   pthread_mutex_unlock(&refusals_mutex);
 }
 
@@ -152,6 +156,15 @@ int vrambroker_torch_last_refusal(size_t index, vrambroker_torch_refusal* out) {
   const vrambroker_torch_refusal refusal = known ? refusals[(refused - 1 - index) % kRefusals] : refusals[0];
   pthread_mutex_unlock(&refusals_mutex);
   return known ? CopyOut(refusal, out) : VRAMBROKER_NOT_FOUND;
+}
+
+int vrambroker_torch_out_of_memory_json(uint64_t number, char* buffer, size_t size, size_t* needed) {
+  if (size > 0 && buffer == nullptr) return Fail(VRAMBROKER_INVALID_ARGUMENT, "%s: buffer is NULL", __func__);
+  pthread_mutex_lock(&refusals_mutex);
+  const bool known = number > 0 && number <= refused && refused - number < kRefusals;
+  const int code = FillText(known ? reports[(number - 1) % kRefusals] : nullptr, buffer, size, needed);
+  pthread_mutex_unlock(&refusals_mutex);
+  return code;
 }
 
 void* vrambroker_torch_malloc(ssize_t size, int device, void* stream) {

@@ -11,6 +11,7 @@
 
 #include "client/c/core_api.h"
 #include "client/c/library.h"
+#include "client/c/thread_text.h"
 
 namespace vrambroker::c_library {
 namespace {
@@ -18,6 +19,7 @@ namespace {
 // ---- Errors ----
 
 thread_local Error last_error;
+ThreadText last_report;  // of the last error that has one
 
 }  // namespace
 
@@ -36,11 +38,26 @@ int Fail(int code, const char* format, ...) {
 
 int KeepError(const vrambroker_core* core) {
   last_error = *core->last_error();
+  if (last_error.has_oom) (void)last_report.Keep(last_error.oom_json);
+  last_error.oom_json = nullptr;  // the core's, and soon another one's
   return last_error.code;
 }
 
 const Error& LastError() {
   return last_error;
+}
+
+const char* LastReport() {
+  return last_error.has_oom ? last_report.Get() : nullptr;
+}
+
+int FillText(const char* text, char* buffer, size_t size, size_t* needed) {
+  const size_t bytes = text == nullptr ? 0 : std::strlen(text) + 1;
+  if (needed != nullptr) *needed = bytes;
+  if (text == nullptr) return VRAMBROKER_NOT_FOUND;
+  if (size < bytes) return VRAMBROKER_OUT_OF_RANGE;
+  std::memcpy(buffer, text, bytes);
+  return VRAMBROKER_OK;
 }
 
 namespace {
@@ -159,6 +176,11 @@ const char* vrambroker_last_error_message(void) {
 int vrambroker_last_out_of_memory(vrambroker_out_of_memory* out) {
   VRAMBROKER_REQUIRE_STRUCT(out, kOutOfMemoryV1);
   return last_error.has_oom ? CopyOut(last_error.oom, out) : VRAMBROKER_NOT_FOUND;
+}
+
+int vrambroker_last_out_of_memory_json(char* buffer, size_t size, size_t* needed) {
+  if (size > 0) VRAMBROKER_REQUIRE(buffer);
+  return FillText(LastReport(), buffer, size, needed);
 }
 
 const char* vrambroker_cause_name(int cause) {

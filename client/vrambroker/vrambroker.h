@@ -112,6 +112,12 @@ typedef struct vrambroker_out_of_memory {
 /* OK when the last error on this thread was for want of memory of a device; else NOT_FOUND, which is not remembered as
  * an error itself. */
 VRAMBROKER_API int vrambroker_last_out_of_memory(vrambroker_out_of_memory* out);
+/* The whole report as a JSON object, some KiB, with a NUL at its end: also which scope the request was in, which scopes
+ * and which sessions hold most, what others hold idle and why, and the segments with most holes, with the blocks that
+ * pin them. The fields are those of `vramctl ooms --format=json`: client/JSON.md, "out of memory". `buffer`, `size` and
+ * `needed` as in vrambroker_memory_stats_json(), but neither OUT_OF_RANGE nor NOT_FOUND (as above, or no memory was
+ * left to keep the report) is remembered as an error: call it again with a larger buffer. */
+VRAMBROKER_API int vrambroker_last_out_of_memory_json(char* buffer, size_t size, size_t* needed);
 VRAMBROKER_API const char* vrambroker_cause_name(int cause); /* "LIMIT", ... */
 
 /* ---- Versions ---- */
@@ -446,6 +452,9 @@ typedef struct vrambroker_torch_refusal {
 /* `index` 0: the last one, 1: the one before. NOT_FOUND when there was none, or it is more than 15 back; that is not
  * remembered as an error. */
 VRAMBROKER_API int vrambroker_torch_last_refusal(size_t index, vrambroker_torch_refusal* out);
+/* The whole report of the refusal with this `number`, as vrambroker_last_out_of_memory_json() has it. NOT_FOUND when it
+ * was not for want of memory, or is more than 15 back. */
+VRAMBROKER_API int vrambroker_torch_out_of_memory_json(uint64_t number, char* buffer, size_t size, size_t* needed);
 
 #ifdef __cplusplus
 } /* extern "C" */

@@ -46,6 +46,10 @@ TEST_F(CApiTest, OptionsAndVersions) {
 TEST_F(CApiTest, OutOfMemory) {
   CheckRuns({paths::kCClient, "oom"});
 }
+TEST_F(CApiTest, TheWholeReportOfARefusal) {
+  CheckRuns({paths::kCClient, "oom_report_leased"});
+  CheckRuns({paths::kCClient, "oom_report_remote"});
+}
 TEST_F(CApiTest, Recordings) {
   for (const char* scenario : {"recording_leased", "recording_remote"}) {
     const std::string folder = MakeTempDir();

@@ -411,6 +411,94 @@ class ClientTest(support.DaemonTest):
             assert error.room_bytes == 4 << 20 and "20.00 MiB are free in 5 holes" in error.explanation, vars(error)
         """)
 
+    def test_a_refusal_has_the_whole_report(self):
+        for placement in ("leased", "remote"):
+            self.run_with_daemon("""
+                import copy, json, os, pickle, subprocess
+                import vrambroker
+                MiB = 1 << 20
+                placement = %r
+                holder = vrambroker.Client(name="holder-" + placement)
+                held = holder.lease_segment(100 * MiB)
+                client = vrambroker.Client(name="scoped-" + placement, placement=placement, limit=64 * MiB)
+                with vrambroker.memory_scope("forward"), vrambroker.memory_scope("layer3"):
+                    blocks = [client.malloc(4 * MiB) for _ in range(8)]
+                last = client.malloc(4 * MiB)
+                del blocks[::2]  # frees them
+                def refused(size):
+                    with vrambroker.memory_scope("backward"):
+                        try:
+                            client.malloc(size)
+                        except vrambroker.OutOfMemoryError as error:
+                            return error
+                    raise AssertionError("not refused")
+                error = refused(36 * MiB)
+                assert error.scope == "backward", vars(error)
+                assert [use.scope for use in error.scopes] == ["forward/layer3", ""], error.scopes
+                use = error.scopes[0]
+                assert isinstance(use, vrambroker.ScopeUse), use
+                assert (use.allocated_bytes, use.bytes_at_peak, use.blocks) == (16 * MiB, 32 * MiB, 4), use
+                assert use.pinned_hole_bytes == error.hole_bytes == 20 * MiB, (use, vars(error))
+                pinned = error.pinned_segments[0]
+                assert isinstance(pinned, vrambroker.PinnedSegment) and len(error.pinned_segments) == error.hole_segments
+                assert sum(pinned.hole_bytes for pinned in error.pinned_segments) == error.hole_bytes, error.pinned_segments
+                block = pinned.longest_held[0]
+                assert isinstance(block, vrambroker.PinningBlock), block
+                assert (block.block_bytes, block.scope) == (4 * MiB, "forward/layer3"), block
+                first = error.largest_holders[0]
+                assert first == vrambroker.Holder("holder-" + placement, 100 * MiB, 100 * MiB), error.largest_holders
+                assert error.user_limit_bytes == error.user_reserved_bytes == 0, vars(error)
+                # Nothing is missing, and nothing is called otherwise than by vramctl.
+                command = [os.environ["VRAMCTL"], "--socket-dir", os.environ["VRAMBROKER_SOCKET_DIR"], "--format=json", "ooms"]
+                report = json.loads(subprocess.check_output(command))["events"][0]["out_of_memory"]
+                def plain(value):
+                    if hasattr(value, "_asdict"):
+                        value = value._asdict()
+                    if isinstance(value, dict):
+                        return {name: plain(inner) for name, inner in value.items()}
+                    return [plain(inner) for inner in value] if isinstance(value, tuple) else value
+                assert plain({name: getattr(error, name) for name in report}) == report, (vars(error), report)
+                # As other processes get it.
+                for same in (copy.copy(error), copy.deepcopy(error), pickle.loads(pickle.dumps(error))):
+                    assert type(same) is type(error) and str(same) == str(error) and vars(same) == vars(error), vars(same)
+                # Others' idle memory, and in no scope.
+                blocks = client = last = held = None
+                idler = vrambroker.Client(name="idler-" + placement, placement="remote")
+                kept = idler.malloc(4 * MiB)  # of a segment of 20 MiB
+                try:
+                    holder.malloc(250 * MiB)
+                except vrambroker.OutOfMemoryError as caught:
+                    error = caught
+                assert error.cause == "CAPACITY" and (error.scope, error.scopes) == ("", ()), vars(error)
+                why = vrambroker.IdleHolder("idler-" + placement, 16 * MiB, "IN_PART_USED")
+                assert error.idle_holders == (why,) and error.idle_elsewhere_bytes == 16 * MiB, error.idle_holders
+            """ % placement)
+
+    def test_a_report_that_is_longer_than_expected(self):
+        self.run_with_daemon("""
+            import vrambroker
+            client = vrambroker.Client(name="long", limit=8 << 20)
+            vrambroker._library._REPORT_BYTES = 100
+            with vrambroker.memory_scope("x" * 30):
+                try:
+                    client.malloc(9 << 20)
+                except vrambroker.OutOfMemoryError as caught:
+                    error = caught
+            assert error.scope == "x" * 30 and error.limit_bytes == 8 << 20, vars(error)
+        """)
+
+    def test_errors_can_be_pickled(self):
+        support.run("""
+            import copy, pickle
+            import vrambroker
+            error = vrambroker.Error(14, "no daemon")
+            error.seen = True
+            for same in (copy.copy(error), copy.deepcopy(error), pickle.loads(pickle.dumps(error))):
+                assert type(same) is vrambroker.Error and str(same) == "UNAVAILABLE: no daemon", same
+                assert same.code is vrambroker.Code.UNAVAILABLE and same.message == "no daemon" and same.seen, vars(same)
+                assert same.args == error.args, same.args
+        """)
+
     def test_wrong_arguments(self):
         self.run_with_daemon("""
             import vrambroker

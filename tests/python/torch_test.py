@@ -13,7 +13,7 @@ import support
 
 # `standins` is one of the folders of CMakeLists.txt. The daemon here has host memory, which enable() refuses.
 PRELUDE = """
-import ctypes, gc, threading, warnings
+import copy, ctypes, gc, json, threading, warnings
 import standin_torch
 import vrambroker
 vrambroker.torch  # loaded by its name
@@ -101,7 +101,7 @@ class TorchTest(support.DaemonTest):
     def test_out_of_memory_says_why(self):
         self.run_torch("""
             torch = start()
-            vrambroker.torch.enable(limit=64 << 20)
+            vrambroker.torch.enable(limit=64 << 20, name="limited")
             held = torch.native.alloc(40 * MiB)
             error = refused(lambda: torch.native.alloc(30 * MiB), torch.cuda.OutOfMemoryError)
             text = str(error)
@@ -110,6 +110,12 @@ class TorchTest(support.DaemonTest):
             assert "vrambroker: out of memory (limit) on device 0" in text and "reserved 41943040 B" in text, text
             assert "Raise the session's limit (vramctl limit)" in text, text
             assert isinstance(error, RuntimeError)
+            why = error.vrambroker_error
+            assert type(why) is vrambroker.OutOfMemoryError and why.message == error.vrambroker, vars(error)
+            assert (why.cause, why.requested_bytes, why.limit_bytes) == ("LIMIT", 30 * MiB, 64 * MiB), vars(why)
+            assert why.largest_holders == (vrambroker.Holder("limited", 40 * MiB, 40 * MiB),), why.largest_holders
+            copied = copy.copy(error)
+            assert vars(copied.vrambroker_error) == vars(why) and str(copied) == text, vars(copied)
             # Refused on another thread, as in autograd's, and made an exception here.
             texts = []
             def backward(size):
@@ -121,10 +127,12 @@ class TorchTest(support.DaemonTest):
                 thread = threading.Thread(target=backward, args=(size,)); thread.start(); thread.join()
             assert "requested; it needs a segment of 52428800 B" in str(torch.cuda.OutOfMemoryError(texts[0]))
             assert "it needs a segment of 29360128 B" in str(torch.cuda.OutOfMemoryError(texts[1]))
+            assert torch.cuda.OutOfMemoryError(texts[1]).vrambroker_error.segment_bytes == 28 * MiB
+            assert len(torch.cuda.OutOfMemoryError(texts[0]).vrambroker_error.largest_holders) == 1
             # Not one of ours: nothing is made up.
             torch.cuda.set_per_process_memory_fraction(50 / 8192)
             own = refused(lambda: torch.native.alloc(24 * MiB), torch.cuda.OutOfMemoryError)
-            assert "vrambroker: out of memory" not in str(own), own
+            assert "vrambroker: out of memory" not in str(own) and own.vrambroker_error is None, own
             torch.cuda.set_per_process_memory_fraction(1.0)
             assert str(torch.cuda.OutOfMemoryError()) == "" and str(torch.cuda.OutOfMemoryError(5)) == "5"
             assert torch.native.alloc(20 * MiB) and held  # and it goes on
@@ -390,9 +398,23 @@ class TorchTest(support.DaemonTest):
                 assert refusal.code == 8 and refusal.out_of_memory.limit_bytes == 64 * MiB and refusal.struct_size > 2600
                 assert b"out of memory (limit)" in refusal.message, refusal.message
             assert lib.vrambroker_torch_last_refusal(16, byref(refusal)) == NOT_FOUND
+            # The reports of the same.
+            report, text, needed = lib.vrambroker_torch_out_of_memory_json, ctypes.create_string_buffer(8192), ctypes.c_size_t()
+            for number in range(5, 21):
+                assert report(number, text, 8192, byref(needed)) == OK and needed.value == len(text.value) + 1
+                found = json.loads(text.value)
+                assert (found["cause"], found["requested_bytes"]) == ("LIMIT", (100 + number) * MiB), found
+            assert report(20, text, needed.value - 1, byref(needed)) == 11  # OUT_OF_RANGE
+            assert report(20, None, 0, byref(needed)) == 11 and needed.value == len(text.value) + 1
+            for number in (0, 4, 21, 1 << 63):
+                assert report(number, text, 8192, byref(needed)) == NOT_FOUND and needed.value == 0, number
+            assert "out of memory (limit)" in last()  # as it was
+            assert report(20, None, 100, byref(needed)) == INVALID and "buffer is NULL" in last(), last()
             assert malloc(-5, 0, None) is None and malloc(0, 0, None) is None and malloc(5, 3, None) is None
             assert lib.vrambroker_torch_last_refusal(0, byref(refusal)) == OK
             assert refusal.code == NOT_FOUND and refusal.out_of_memory.limit_bytes == 0, refusal.message
+            assert report(refusal.number, text, 8192, None) == NOT_FOUND  # not for want of memory
+            assert type(library.refusal_error(refusal)) is vrambroker.Error
             assert lib.vrambroker_torch_last_refusal(1, byref(refusal)) == OK and b"size is -5" in refusal.message
             # Without PyTorch a refused block is NULL, as ever.
             cached = lib.vrambroker_torch_cached_malloc

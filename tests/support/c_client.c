@@ -15,24 +15,7 @@
 #include <unistd.h>
 #include <vrambroker/vrambroker.h>
 
-#define CHECK(condition)                                                                            \
-  do {                                                                                              \
-    if (!(condition)) {                                                                             \
-      fprintf(stderr, "%s:%d: %s; last error: %s: %s\n", __FILE__, __LINE__, #condition,            \
-              vrambroker_code_name(vrambroker_last_error_code()), vrambroker_last_error_message()); \
-      _exit(1);                                                                                     \
-    }                                                                                               \
-  } while (0)
-#define CHECK_OK(call) CHECK((call) == VRAMBROKER_OK)
-/* Fails with `code` and a message that has `text`. */
-#define CHECK_FAILS(call, code, text)                             \
-  do {                                                            \
-    CHECK((call) == (code));                                      \
-    CHECK(vrambroker_last_error_code() == (code));                \
-    CHECK(strstr(vrambroker_last_error_message(), text) != NULL); \
-  } while (0)
-
-#define MIB (UINT64_C(1) << 20)
+#include "c_client.h"
 
 static vrambroker_client* connect_as(const char* name, const char* limit) {
   vrambroker_options options = VRAMBROKER_OPTIONS_INIT;
@@ -731,6 +714,8 @@ int main(int argc, char** argv) {
       {"remote", run_remote},
       {"options", run_options},
       {"oom", run_oom},
+      {"oom_report_leased", run_oom_report_leased},
+      {"oom_report_remote", run_oom_report_remote},
       {"lost", run_lost},
       {"fork", run_fork},
       {"recording_leased", run_recording_leased},

@@ -12,13 +12,15 @@ import importlib
 from typing import Any
 
 from ._client import Buffer, Client
+from ._errors import Code, Error, Holder, IdleHolder, OutOfMemoryError, PinnedSegment, PinningBlock, ScopeUse
 from ._figures import Device
-from ._library import Code, Error, OutOfMemoryError, load
+from ._library import load
 from ._scopes import memory_scope
 
 __version__ = "0.1.0"
 
-__all__ = ["Buffer", "Client", "Code", "Device", "Error", "OutOfMemoryError", "load", "memory_scope"]
+__all__ = ["Buffer", "Client", "Code", "Device", "Error", "Holder", "IdleHolder", "OutOfMemoryError", "PinnedSegment",
+           "PinningBlock", "ScopeUse", "load", "memory_scope"]
 
 
 def __getattr__(name: str) -> Any:

@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Union
 from . import _library, _scopes
 from ._calls import SLICE, Call, Request, always, call_once
 from ._figures import Figures
-from ._library import Code, Error
+from ._errors import Code, Error
 
 _PLACEMENTS = {"leased": 0, "remote": 1}
 

@@ -10,7 +10,7 @@ import tempfile
 from typing import Any, ContextManager, Dict, List, NamedTuple, Optional, Tuple, Union
 
 from . import _library
-from ._library import Code, Error
+from ._errors import Code, Error
 
 _MAX_ENTRIES = 1_000_000  # that the library keeps
 

@@ -1,85 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libvrambroker.so.1 for Python: where it is, its structs, its errors. See vrambroker.h for what each means."""
+"""libvrambroker.so.1 for Python: where it is, its structs. See vrambroker.h for what each means."""
 from __future__ import annotations
 
 import ctypes
-import enum
+import json
 import os
 import threading
-from typing import Any, Dict, List, Optional, Union
+from typing import Any, Callable, Dict, List, Optional, Union
+
+from ._errors import Code, Error, OutOfMemoryError
 
 ABI_VERSION = 1
 LIBRARY_NAME = "libvrambroker.so.1"
 LIBRARY_VARIABLE = "VRAMBROKER_LIBRARY"
-
-
-class Code(enum.IntEnum):
-    """What went wrong: the codes of gRPC, of which these occur."""
-
-    OK = 0
-    CANCELLED = 1
-    UNKNOWN = 2
-    INVALID_ARGUMENT = 3
-    DEADLINE_EXCEEDED = 4
-    NOT_FOUND = 5
-    PERMISSION_DENIED = 7
-    RESOURCE_EXHAUSTED = 8
-    FAILED_PRECONDITION = 9
-    ABORTED = 10
-    OUT_OF_RANGE = 11
-    UNIMPLEMENTED = 12
-    INTERNAL = 13
-    UNAVAILABLE = 14
-
-
-class Error(Exception):
-    """A call failed. `code` says how a program may react, the text what to do. What is held stays usable."""
-
-    def __init__(self, code: int, message: str) -> None:
-        try:
-            self.code = Code(code)
-        except ValueError:
-            self.code = Code.UNKNOWN
-        self.message = message
-        super().__init__(f"{self.code.name}: {message}")
-
-
-class OutOfMemoryError(Error, MemoryError):
-    """A device has no memory for a request. Its attributes are the fields of vrambroker_out_of_memory (vrambroker.h), in
-    bytes where they end in _bytes; `cause` is "LIMIT", "CAPACITY", "FRAGMENTATION", "LARGER_THAN_DEVICE" or "UNKNOWN".
-    """
-
-    cause: str
-    device: int
-    requested_bytes: int
-    segment_bytes: int
-    limit_bytes: int
-    reserved_bytes: int
-    allocated_bytes: int
-    idle_bytes: int
-    largest_free_block_bytes: int
-    device_capacity_bytes: int
-    device_available_bytes: int
-    advice: str
-    guarantee_bytes: int
-    inactive_split_bytes: int
-    device_kept_free_bytes: int
-    device_idle_bytes: int
-    device_quarantined_bytes: int
-    idle_elsewhere_bytes: int
-    waited_ms: int
-    block_bytes: int
-    room_bytes: int
-    hole_bytes: int
-    holes: int
-    hole_segments: int
-    explanation: str
-
-    def __init__(self, message: str, fields: Dict[str, Any]) -> None:
-        advice = fields["advice"]
-        super().__init__(Code.RESOURCE_EXHAUSTED, message if not advice or advice in message else f"{message}. {advice}")
-        self.__dict__.update(fields)
-
+_REPORT_BYTES = 8192  # that the report of a refusal is expected to have at most
 
 # ---- Structs ----
 
@@ -163,6 +97,7 @@ def _declare(lib: ctypes.CDLL) -> None:
             ("vrambroker_last_error_code", integer, []),
             ("vrambroker_last_error_message", text, []),
             ("vrambroker_last_out_of_memory", integer, [out(OutOfMemory)]),
+            ("vrambroker_last_out_of_memory_json", integer, [text, size, out(size)]),
             ("vrambroker_cause_name", text, [integer]),
             ("vrambroker_abi_version", integer, []),
             ("vrambroker_version", text, []),
@@ -210,6 +145,7 @@ def _declare(lib: ctypes.CDLL) -> None:
             ("vrambroker_torch_empty_cache", None, []),
             ("vrambroker_torch_set_cap", integer, [integer, u64]),
             ("vrambroker_torch_last_refusal", integer, [size, out(TorchRefusal)]),
+            ("vrambroker_torch_out_of_memory_json", integer, [u64, text, size, out(size)]),
     ):
         function = getattr(lib, name)
         function.restype = result
@@ -247,13 +183,31 @@ class Library:
         message = self.lib.vrambroker_last_error_message().decode(errors="replace")
         oom = OutOfMemory()
         if self.lib.vrambroker_last_out_of_memory(ctypes.byref(oom)) == 0:
-            return OutOfMemoryError(message, self.out_of_memory_fields(oom))
+            return self._out_of_memory(message, oom, self.lib.vrambroker_last_out_of_memory_json)
         return Error(code, message)
 
-    def out_of_memory_fields(self, oom: OutOfMemory) -> Dict[str, Any]:
+    def refusal_error(self, refusal: TorchRefusal) -> Error:
+        """What a request of PyTorch was refused with."""
+        message = refusal.message.decode(errors="replace")
+        if refusal.out_of_memory.struct_size == 0:  # not for want of memory
+            return Error(refusal.code, message)
+        return self._out_of_memory(message, refusal.out_of_memory, self.lib.vrambroker_torch_out_of_memory_json,
+                                   refusal.number)
+
+    def _out_of_memory(self, message: str, oom: OutOfMemory, report: "Callable[..., int]",
+                       *arguments: Any) -> OutOfMemoryError:
         fields = oom.fields()
         fields["cause"] = self.lib.vrambroker_cause_name(oom.cause).decode()
-        return fields
+        size = _REPORT_BYTES
+        while True:
+            text = ctypes.create_string_buffer(size)
+            needed = ctypes.c_size_t()
+            code = report(*arguments, text, size, ctypes.byref(needed))
+            if code == Code.OK:
+                return OutOfMemoryError(message, fields, json.loads(text.value))
+            if code != Code.OUT_OF_RANGE or needed.value <= size:  # there is none, or PyTorch has been refused more since
+                return OutOfMemoryError(message, fields)
+            size = needed.value
 
     def check(self, code: int) -> None:
         if code != 0:

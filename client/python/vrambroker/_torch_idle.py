@@ -10,7 +10,8 @@ import warnings
 from typing import Any, Dict, NamedTuple, Optional
 
 from . import _library
-from ._library import Code, Error, format_size
+from ._errors import Code, Error
+from ._library import format_size
 
 # How old PyTorch's figures are at most, with the way to the daemon: under a second.
 PERIOD_MS = 450

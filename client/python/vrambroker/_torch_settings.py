@@ -7,7 +7,7 @@ import re
 import warnings
 from typing import Any, Callable, List, Optional
 
-from ._library import Code, Error
+from ._errors import Code, Error
 from ._torch_patches import Patches
 
 # What to do instead of what PyTorch's out-of-memory errors advise.

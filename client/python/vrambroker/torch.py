@@ -37,8 +37,9 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
 
 from . import _library
 from ._client import make_options
+from ._errors import Code, Error
 from ._figures import Device, Figures
-from ._library import Code, Error, format_size
+from ._library import format_size
 from ._torch_captures import Captures
 from ._torch_idle import GivenBack, IdleGiver
 from ._torch_patches import Patches
@@ -310,17 +311,20 @@ def _refusals(lib: _library.Library) -> List[_library.TorchRefusal]:
         found.append(refusal)
 
 
-def _explain(lib: _library.Library, text: str) -> str:
-    """What the broker said to the request that an out-of-memory error of PyTorch with this text is about; "" when it was
-    not asked, as when PyTorch keeps to a limit of its own. The exception comes to Python on another thread than the
+def _refused(lib: _library.Library, text: str) -> Optional[Error]:
+    """With what the broker refused the request that an out-of-memory error of PyTorch with this text is about; None when it
+    was not asked, as when PyTorch keeps to a limit of its own. The exception comes to Python on another thread than the
     request when autograd ran it; the size in its text is what tells requests apart."""
     for refusal in _refusals(lib):
         if f"Tried to allocate {format_size(refusal.requested_bytes)}." in text:
-            message = refusal.message.decode(errors="replace")
-            if refusal.code == Code.RESOURCE_EXHAUSTED:
-                return message
-            return f"{_library.Error(refusal.code, message)} (so the daemon could not provide memory)"
-    return ""
+            return lib.refusal_error(refusal)
+    return None
+
+
+def _reason(error: Optional[Error]) -> str:
+    if error is None:
+        return ""
+    return error.message if error.code == Code.RESOURCE_EXHAUSTED else f"{error} (so the daemon could not provide memory)"
 
 
 class _Route:
@@ -414,7 +418,8 @@ class _Route:
         # When an error becomes a Python object, right after the request: later ones would push its reason out.
         def new_init(self: Any, *arguments: Any) -> None:
             init(self, *arguments)
-            self.vrambroker = _explain(library, str(arguments[0])) if arguments else ""
+            self.vrambroker_error = _refused(library, str(arguments[0])) if arguments else None
+            self.vrambroker = _reason(self.vrambroker_error)
 
         def new_text(self: Any) -> str:
             said = text(self)
