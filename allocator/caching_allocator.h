@@ -19,6 +19,7 @@
 #include <set>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -139,8 +140,12 @@ class CachingAllocator {
 
   // The segment that a request would take which no cached block can serve.
   uint64_t NeededSegmentBytes(uint64_t requested) const;
-  // How a request that was refused stands against this heap. Walks everything. `scopes` are what the heap's ids are.
-  FitReport ExplainFit(uint64_t requested, Stream stream = 0, ScopeId scope = 0, absl::Span<const Scope> scopes = {})
+  // What the heap's ids of scopes are, by id, as of the call.
+  using ScopeList = absl::FunctionRef<std::vector<Scope>()>;
+  // How a request of any size that was refused stands against this heap. Walks everything. Calls `scopes` without the
+  // lock and after it has looked at the heap: by then the list has every scope that it met.
+  FitReport ExplainFit(
+      uint64_t requested, Stream stream = 0, ScopeId scope = 0, ScopeList scopes = [] { return std::vector<Scope>(); })
       ABSL_LOCKS_EXCLUDED(mu_);
   // Reads the clock by which blocks are said to be held since some time. Their times are those of the last call, of the
   // last segment obtained, or of at most 64 allocations before: no hit pays for a clock.
@@ -197,10 +202,13 @@ class CachingAllocator {
   Block* AddSegment(const AcquiredSegment& acquired, const Request& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Segment* NewSegment(const AcquiredSegment& acquired, uint64_t bytes, PoolKind pool, Stream stream)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  Holes FindHoles(absl::Span<const Scope> scopes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Counts all blocks in `tally`, if there is one. `pinning`: the scopes of the blocks that it names, in their order.
+  Holes FindHoles(ScopeTally* tally, std::vector<ScopeId>* pinning) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // `kept`: History::Kept(), after an event of the snapshot.
   void CopyHeap(std::vector<HistoryEvent>* kept, HeapSnapshot* copied) ABSL_LOCKS_EXCLUDED(mu_);
   void CopySegments(HeapSnapshot* copied) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // HeapSnapshot::scope_bytes_at_peak. REQUIRES: scopes are used.
+  std::vector<uint64_t> ScopeBytesAtPeak() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // `block_bytes`: of a block that the event is about.
   void Record(HistoryAction action, uint64_t address, uint64_t bytes, Stream stream, uint64_t block_bytes = 0,
               ScopeId scope = 0) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {

@@ -3,6 +3,8 @@
 // CachingAllocator as seen from outside: figures, snapshots, and the check of its invariants (caching_allocator.cc).
 #include <algorithm>
 #include <cstddef>
+#include <numeric>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -67,10 +69,11 @@ void CachingAllocator::NoteTime() {
 
 namespace {
 
-// Without the blocks that pin it.
-PinnedSegment HolesOf(const Segment& segment) {
+// Without the blocks that pin it. Counts all of its blocks in `tally`, if there is one.
+PinnedSegment HolesOf(const Segment& segment, ScopeTally* tally) {
   PinnedSegment pinned{.address = segment.address, .bytes = segment.bytes};
   for (const Block* block = segment.first; block != nullptr; block = block->next) {
+    if (tally != nullptr) tally->Add(block->state, block->bytes, block->scope);
     if (block->state != BlockState::kFree) {
       ++pinned.pinning_blocks;
       continue;
@@ -78,35 +81,37 @@ PinnedSegment HolesOf(const Segment& segment) {
     pinned.hole_bytes += block->bytes;
     pinned.largest_hole_bytes = std::max(pinned.largest_hole_bytes, block->bytes);
   }
+  if (tally != nullptr) tally->EndSegment();
   return pinned;
 }
 
-std::vector<PinningBlock> LongestHeld(const Segment& segment, uint32_t now_s, absl::Span<const Scope> scopes) {
-  std::vector<PinningBlock> longest;  // of equal ones the lowest address first
+// At most Holes::kMaxBlocks; of equal ones the lowest address first.
+std::vector<const Block*> LongestHeld(const Segment& segment, uint32_t now_s) {
+  std::vector<const Block*> longest;
+  const auto held = [&](const Block* block) { return now_s - block->handed_out_s; };
   for (const Block* block = segment.first; block != nullptr; block = block->next) {
     if (block->state == BlockState::kFree) continue;
-    const uint64_t held_seconds = now_s - block->handed_out_s;
-    const auto place = std::find_if(longest.begin(), longest.end(),
-                                    [&](const PinningBlock& other) { return other.held_seconds < held_seconds; });
+    const auto place =
+        std::find_if(longest.begin(), longest.end(), [&](const Block* other) { return held(other) < held(block); });
     if (place - longest.begin() == static_cast<ptrdiff_t>(Holes::kMaxBlocks)) continue;
-    longest.insert(place, {.address = block->address,
-                           .bytes = block->bytes,
-                           .held_seconds = held_seconds,
-                           .scope = EndOfScopePath(ScopePath(scopes, block->scope), kMaxReportedScopeBytes)});
+    longest.insert(place, block);
     if (longest.size() > Holes::kMaxBlocks) longest.pop_back();
   }
   return longest;
 }
 
+std::string ReportedPath(absl::Span<const Scope> scopes, ScopeId scope) {
+  return EndOfScopePath(ScopePath(scopes, scope), kMaxReportedScopeBytes);
+}
+
 }  // namespace
 
-Holes CachingAllocator::FindHoles(absl::Span<const Scope> scopes) const {
+Holes CachingAllocator::FindHoles(ScopeTally* tally, std::vector<ScopeId>* pinning) const {
   Holes holes;
   std::vector<std::pair<PinnedSegment, const Segment*>> most;
   for (const Segment* segment = first_segment_; segment != nullptr; segment = segment->next) {
-    if (segment->first->IsWholeSegment()) continue;  // wholly free, or wholly in use
-    PinnedSegment pinned = HolesOf(*segment);
-    if (pinned.hole_bytes == 0) continue;
+    PinnedSegment pinned = HolesOf(*segment, tally);
+    if (pinned.hole_bytes == 0 || pinned.pinning_blocks == 0) continue;
     holes.bytes += pinned.hole_bytes;
     ++holes.segments;
     // At most one place; of equal ones the oldest segment stays first.
@@ -116,8 +121,13 @@ Holes CachingAllocator::FindHoles(absl::Span<const Scope> scopes) const {
     if (most.size() > Holes::kMaxSegments) most.pop_back();
   }
   holes.count = counters_.inactive_split.current();
+  const uint32_t now_s = clock_.seconds();
   for (auto& [pinned, segment] : most) {
-    pinned.longest_held = LongestHeld(*segment, clock_.seconds(), scopes);
+    for (const Block* block : LongestHeld(*segment, now_s)) {
+      const uint64_t held_seconds = now_s - block->handed_out_s;
+      pinned.longest_held.push_back({.address = block->address, .bytes = block->bytes, .held_seconds = held_seconds});
+      pinning->push_back(block->scope);
+    }
     holes.most_bytes.push_back(std::move(pinned));
   }
   return holes;
@@ -127,30 +137,43 @@ uint64_t CachingAllocator::NeededSegmentBytes(uint64_t requested) const {
   return Describe(requested, 0).segment_bytes;
 }
 
-FitReport CachingAllocator::ExplainFit(uint64_t requested, Stream stream, ScopeId scope,
-                                       absl::Span<const Scope> scopes) {
-  const Request request = Describe(requested, stream);
-  FitReport report{.block_bytes = request.block_bytes,
-                   .segment_bytes = request.segment_bytes,
-                   .scope = EndOfScopePath(ScopePath(scopes, scope), kMaxReportedScopeBytes)};
-  HeapSnapshot heap;
+FitReport CachingAllocator::ExplainFit(uint64_t requested, Stream stream, ScopeId scope, ScopeList scopes) {
+  // What is too large to be rounded is what it is.
+  const Request request = requested < kMaxRequestBytes ? Describe(requested, stream)
+                                                       : Request{.requested = requested,
+                                                                 .stream = stream,
+                                                                 .scope = 0,
+                                                                 .block_bytes = requested,
+                                                                 .segment_bytes = requested,
+                                                                 .pool = PoolKind::kLarge};
+  FitReport report{.block_bytes = request.block_bytes, .segment_bytes = request.segment_bytes, .knows_holes = true};
+  ScopeTally tally;
+  std::vector<ScopeId> pinning;  // of the blocks that report.holes names, in their order
+  std::vector<uint64_t> bytes_at_peak;
+  bool uses_scopes = false;
   {
     MutexLock lock(mu_);
     clock_.Update();
-    report.holes = FindHoles(scopes);
-    report.knows_holes = true;
+    uses_scopes = scope_counters_.any() && first_segment_ != nullptr;
+    report.holes = FindHoles(uses_scopes ? &tally : nullptr, &pinning);
     report.max_events = history_.max_events();
-    if (scope_counters_.any()) CopySegments(&heap);
+    if (uses_scopes) bytes_at_peak = ScopeBytesAtPeak();
     if (const StreamPools* pools = FindPools(stream); pools != nullptr) {
-      for (const Block* block : pools->free[static_cast<int>(request.pool)].InOrder()) {
-        report.pool_free_bytes += block->bytes;
-        report.pool_largest_bytes = block->bytes;
-      }
+      const FreeSizes free = pools->free[static_cast<int>(request.pool)].GetSizes();
+      report.pool_free_bytes = std::accumulate(free.bytes.begin(), free.bytes.end(), uint64_t{0});
+      report.pool_largest_bytes = free.largest_bytes;
     }
   }
-  if (heap.segments.empty()) return report;
-  heap.scopes.assign(scopes.begin(), scopes.end());
-  report.scopes = LargestScopeUses(ScopeUses(heap));
+  if (!uses_scopes && scope == 0) return report;
+  // Only now: a scope that was added before the look at the heap is among them.
+  const std::vector<Scope> names = scopes();
+  report.scope = ReportedPath(names, scope);
+  if (!uses_scopes) return report;
+  auto next = pinning.begin();
+  for (PinnedSegment& pinned : report.holes.most_bytes) {
+    for (PinningBlock& block : pinned.longest_held) block.scope = ReportedPath(names, *next++);
+  }
+  report.scopes = LargestScopeUses(tally.Uses(names, bytes_at_peak));
   for (ScopeUse& use : report.scopes) use.scope = EndOfScopePath(std::move(use.scope), kMaxReportedScopeBytes);
   return report;
 }
@@ -175,14 +198,16 @@ void CachingAllocator::CopyHeap(std::vector<HistoryEvent>* kept, HeapSnapshot* c
   CopySegments(copied);
 }
 
+std::vector<uint64_t> CachingAllocator::ScopeBytesAtPeak() const {
+  std::vector<uint64_t> bytes = scope_counters_.AtPeak();
+  const uint64_t in_scopes = std::accumulate(bytes.begin(), bytes.end(), uint64_t{0});
+  bytes[0] = counters_.allocated_bytes.peak() - in_scopes;
+  return bytes;
+}
+
 void CachingAllocator::CopySegments(HeapSnapshot* copied) const {
   HeapSnapshot& snapshot = *copied;
-  if (scope_counters_.any()) {
-    snapshot.scope_bytes_at_peak = scope_counters_.AtPeak();
-    uint64_t in_scopes = 0;
-    for (const uint64_t bytes : snapshot.scope_bytes_at_peak) in_scopes += bytes;
-    snapshot.scope_bytes_at_peak[0] = counters_.allocated_bytes.peak() - in_scopes;
-  }
+  if (scope_counters_.any()) snapshot.scope_bytes_at_peak = ScopeBytesAtPeak();
   snapshot.segments.reserve(counters_.segment.current());
   for (const Segment* segment = first_segment_; segment != nullptr; segment = segment->next) {
     SegmentSnapshot& copy = snapshot.segments.emplace_back(SegmentSnapshot{.id = segment->id,

@@ -67,6 +67,50 @@ struct ScopeUse {
   uint64_t pinned_hole_bytes = 0;  // holes of the segments that its blocks keep from being given back
 };
 
+// What blocks hold and pin, by the id of their scope. A heap counts its blocks with its lock held: that copies none of
+// them and needs no names. These are looked up afterwards. Not thread-safe.
+class ScopeTally {
+ public:
+  // Counts a block of the segment that EndSegment() ends.
+  void Add(BlockState state, uint64_t bytes, ScopeId scope) {
+    if (state == BlockState::kFree) {
+      hole_bytes_ += bytes;
+      return;
+    }
+    if (scope >= held_.size()) held_.resize(static_cast<size_t>(scope) + 1);
+    Held& held = held_[scope];
+    if (held.last_segment != segment_) {
+      held.last_segment = segment_;
+      pinning_.push_back(scope);
+    }
+    if (state != BlockState::kAllocated) return;
+    held.bytes += bytes;
+    ++held.blocks;
+  }
+  void EndSegment();
+
+  // As ScopeUses() returns them. `bytes_at_peak`: as HeapSnapshot::scope_bytes_at_peak. An id that is not in `scopes`
+  // counts as none.
+  std::vector<ScopeUse> Uses(absl::Span<const Scope> scopes, absl::Span<const uint64_t> bytes_at_peak) const;
+
+ private:
+  struct Held {
+    uint64_t bytes = 0;
+    uint64_t blocks = 0;
+    uint64_t last_segment = 0;  // that has a block of it
+  };
+  struct PinnedSegment {
+    uint64_t hole_bytes = 0;
+    size_t end = 0;  // its scopes are in `pinning_`, from where those of the one before end
+  };
+
+  std::vector<Held> held_;  // by id
+  std::vector<PinnedSegment> pinned_;
+  std::vector<ScopeId> pinning_;  // of each segment with holes, each of its scopes once
+  uint64_t segment_ = 1;
+  uint64_t hole_bytes_ = 0;  // of the segment that Add() is at
+};
+
 // Of all that hold something, or did at the peak: the one with most bytes first. Empty when no scope was named.
 // Frames of a stack alone make no difference: one path is one scope.
 std::vector<ScopeUse> ScopeUses(const HeapSnapshot& heap);

@@ -19,7 +19,7 @@
 
 namespace vrambroker {
 
-// A place in a list of scopes; 0: none.
+// The place of a scope in its list. 0 stands for no scope.
 using ScopeId = uint16_t;
 
 struct Scope {
@@ -29,25 +29,25 @@ struct Scope {
   uint32_t line = 0;   // of a frame
 };
 
-// Without what no name has: control characters (of Unicode, too, and those that turn the direction of writing), bytes
-// that are not UTF-8, and what comes after `max_bytes`.
+// `text` fit to be shown: at most `max_bytes` of UTF-8, with U+FFFD for bytes that are none. Control characters are
+// left out: those of ASCII, and those of Unicode, such as the ones that change the direction of writing.
 std::string CleanScopeText(absl::string_view text, size_t max_bytes);
 
-// "forward/layer3": the named scopes around `id`, outermost first, without frames of the stack; of the innermost frame
-// "function (file:line)" where nothing was named. At most kMaxScopePathBytes, of which the end is kept. "" for 0, and
-// for what is not in `scopes`.
+// The path of a scope, such as "forward/layer3": the names from the outermost scope to `id`, without frames of the
+// stack. Where there are only frames it is the innermost one, as "function (file:line)". A path of more than
+// kMaxScopePathBytes loses its beginning: see EndOfScopePath(). "" for 0, and for an id that is not in `scopes`.
 std::string ScopePath(absl::Span<const Scope> scopes, ScopeId id);
 constexpr size_t kMaxScopePathBytes = 255;
-// Of what a refusal says: all of it travels in the metadata of a call, of which there are 8 KiB.
+// The most of a path that a refusal reports. The metadata of a call carry the whole refusal, and hold 8 KiB.
 constexpr size_t kMaxReportedScopeBytes = 40;
-// The end of a path, which says more than its beginning, after "...", where it has more than `max_bytes`.
+// `path`; where that is longer than `max_bytes`, "..." and the end of it, which says more than its beginning.
 std::string EndOfScopePath(std::string path, size_t max_bytes);
 
-// The same ids, each as one scope that has the whole path as its name: for where each block says all of it again.
+// The same list, with the whole path of each scope as its name. For text that repeats the scope with every block.
 std::vector<Scope> WithoutNesting(absl::Span<const Scope> scopes);
 
-// The scopes of one program, or of one session, each kept once. Bounded, for names come from outside and may be made
-// anew for each step. Not thread-safe.
+// The scopes of one program, or of one session, each kept once. Bounded: names come from outside, and a program may
+// make up new ones at every step. Not thread-safe.
 class ScopeTable {
  public:
   static constexpr size_t kMaxScopes = 4095;
@@ -57,12 +57,12 @@ class ScopeTable {
   static constexpr int kMaxDepth = 64;
   static constexpr int kMaxFrameDepth = 48;
 
-  // The scope `name` within `parent`. What has no name, and what lies deeper than kMaxDepth, is `parent` itself. Once
-  // the table is full, what is new is the scope "(more scopes than are kept)". Frames take at most kMaxFrameDepth of
-  // the depth, so that names fit.
+  // Returns the scope `name` within `parent`, and adds it if it is new; `parent` itself when the name is empty, or the
+  // scope would lie deeper than kMaxDepth. A full table adds nothing: new scopes are "(more scopes than are kept)".
+  // Frames lie at most kMaxFrameDepth deep, which leaves some depth for names within them.
   ScopeId Find(ScopeId parent, absl::string_view name, absl::string_view file = {}, uint32_t line = 0);
 
-  // By id; the first one is nothing. Empty as long as there is none.
+  // By id. The first entry stands for no scope. Empty until Find() has added a scope.
   const std::vector<Scope>& scopes() const { return scopes_; }
 
  private:

@@ -129,11 +129,12 @@ absl::StatusOr<Block*> LeasedHeap::AllocateSlowly(uint64_t bytes, Stream stream)
   }
   slow_request = nullptr;
   if (!absl::IsResourceExhausted(block.status())) return block;
-  if (bytes >= kMaxRequestBytes) {
-    allocator_.CountOutOfMemory();
-    return ExplainRefusal(block.status(), bytes, {.block_bytes = bytes, .segment_bytes = bytes});
-  }
-  return ExplainRefusal(block.status(), bytes, allocator_.ExplainFit(bytes, stream, CurrentScope(), AllScopes()));
+  if (bytes >= kMaxRequestBytes) allocator_.CountOutOfMemory();  // which Allocate() has not looked at
+  return ExplainRefusal(block.status(), bytes, ExplainFit(bytes, stream));
+}
+
+FitReport LeasedHeap::ExplainFit(uint64_t bytes, Stream stream) {
+  return allocator_.ExplainFit(bytes, stream, CurrentScope(), [] { return AllScopes(); });
 }
 
 // The daemon, which knows nothing of it, would name another limit.
@@ -432,41 +433,47 @@ void LeasedHeap::RetryClosing() {
 
 absl::StatusOr<void*> LeasedHeap::LeaseSegment(uint64_t bytes, bool now) {
   if (absl::Status status = CheckBytes(bytes); !status.ok()) return status;
-  FitReport fit{.block_bytes = bytes, .segment_bytes = RoundUpTo(bytes, kSegmentGranuleBytes)};
-  if (bytes >= kMaxRequestBytes) {
+  const bool too_large = bytes >= kMaxRequestBytes;  // to be rounded
+  const uint64_t segment_bytes = too_large ? bytes : RoundUpTo(bytes, kSegmentGranuleBytes);
+  const auto explain = [&](const absl::Status& refusal) {
+    FitReport heap = ExplainFit(bytes, Stream{0});
+    return ExplainRefusal(refusal, bytes,
+                          {.block_bytes = bytes,
+                           .segment_bytes = segment_bytes,
+                           .holes = std::move(heap.holes),
+                           .scope = std::move(heap.scope),
+                           .scopes = std::move(heap.scopes)});
+  };
+  if (too_large) {
     allocator_.CountOutOfMemory();
-    return Explain(absl::ResourceExhaustedError("more than any device has"), bytes,
-                   {.block_bytes = bytes, .segment_bytes = bytes});
+    return explain(absl::ResourceExhaustedError("more than any device has"));
   }
-  absl::StatusOr<AcquiredSegment> segment = AcquireSegment(fit.segment_bytes, /*last_resort=*/false);
+  absl::StatusOr<AcquiredSegment> segment = AcquireSegment(segment_bytes, /*last_resort=*/false);
   if (absl::IsResourceExhausted(segment.status()) && now) {
-    return segment.status().GetPayload(kOwnLimit).has_value() ? ExplainRefusal(segment.status(), bytes, fit)
-                                                              : segment.status();
+    return segment.status().GetPayload(kOwnLimit).has_value() ? explain(segment.status()) : segment.status();
   }
   if (absl::IsResourceExhausted(segment.status())) {
     allocator_.EmptyCache();
-    segment = AcquireSegment(fit.segment_bytes, /*last_resort=*/true);
+    segment = AcquireSegment(segment_bytes, /*last_resort=*/true);
   }
   if (absl::IsResourceExhausted(segment.status())) {
     allocator_.CountOutOfMemory();
-    fit.holes = allocator_.ExplainFit(bytes).holes;
-    return ExplainRefusal(segment.status(), bytes, fit);
+    return explain(segment.status());
   }
   if (!segment.ok()) return segment.status();
   MutexLock lock(mu_);
-  whole_.emplace(
-      segment->base,
-      Whole{.id = segment->id, .requested = bytes, .bytes = fit.segment_bytes, .address = next_whole_address_});
-  next_whole_address_ += fit.segment_bytes;
+  whole_.emplace(segment->base,
+                 Whole{.id = segment->id, .requested = bytes, .bytes = segment_bytes, .address = next_whole_address_});
+  next_whole_address_ += segment_bytes;
   for (PoolStat* count : {&whole_stats_.allocation, &whole_stats_.segment, &whole_stats_.active}) {
     count->Up(PoolKind::kLarge, 1);
   }
   for (PoolStat* sum : {&whole_stats_.allocated_bytes, &whole_stats_.reserved_bytes, &whole_stats_.active_bytes}) {
-    sum->Up(PoolKind::kLarge, fit.segment_bytes);
+    sum->Up(PoolKind::kLarge, segment_bytes);
   }
   whole_stats_.requested_bytes.Up(PoolKind::kLarge, bytes);
   if (use_.has_value()) {
-    use_->allocated_bytes += fit.segment_bytes;
+    use_->allocated_bytes += segment_bytes;
     use_->requested_bytes += bytes;
   }
   ++whole_stats_.num_device_alloc;

@@ -124,6 +124,8 @@ class LeasedHeap final : public Heap, private SegmentSource, private EventSource
   // holds itself to.
   absl::Status BeginGrowth(uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
   uint64_t HeldBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // CachingAllocator::ExplainFit() for this thread's scope.
+  FitReport ExplainFit(uint64_t bytes, Stream stream);
   // Explain(), or what BeginGrowth() has refused.
   absl::Status ExplainRefusal(const absl::Status& refusal, uint64_t requested, const FitReport& fit);
   // What to tell the application when `refusal` has left a request without memory.

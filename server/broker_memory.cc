@@ -272,9 +272,7 @@ void Broker::Refuse(const SessionPtr& session, int device, uint64_t requested, S
   OomReport report = Report(*session, device);
   AddHolders(*session, &report);
   report.requested_bytes = requested;
-  AddFit(requested < kMaxRequestBytes ? session->ExplainFit(device, requested, stream, scope)
-                                      : FitReport{.block_bytes = requested, .segment_bytes = requested},
-         &report);
+  AddFit(session->ExplainFit(device, requested, stream, scope), &report);
   report.cause = CauseOf(report, refusal);
   EndRefusal(session, std::move(report), /*is_recording=*/session->records(), done);
 }

@@ -295,8 +295,42 @@ v1::OutOfMemory ToProto(const OomReport& report) {
   return proto;
 }
 
+size_t RefusalMetadataBytes(absl::string_view message, size_t payload_bytes) {
+  constexpr size_t kEntry = 32;       // HTTP/2 counts that with each key
+  constexpr size_t kFraming = 4 * 8;  // tags and lengths in v1.StatusDetails, and the code
+  const auto escaped =
+      std::count_if(message.begin(), message.end(), [](char c) { return c < ' ' || c > '~' || c == '%'; });
+  const size_t details = message.size() + absl::string_view(kReportUrl).size() + payload_bytes + kFraming;
+  return message.size() + 2 * static_cast<size_t>(escaped) + (details + 2) / 3 * 4 + 2 * kEntry +
+         absl::string_view(
+             "grpc-message"
+             "grpc-status-details-bin")
+             .size();
+}
+
+namespace {
+
+// Leaves one thing out that the report names, the one that says least. False: the rest has to stay.
+bool LeaveOneOut(v1::OutOfMemory* proto) {
+  auto* const segments = proto->mutable_holes()->mutable_most_bytes();
+  for (auto segment = segments->rbegin(); segment != segments->rend(); ++segment) {
+    if (segment->longest_held_size() <= 1) continue;
+    segment->mutable_longest_held()->RemoveLast();
+    return true;
+  }
+  if (segments->size() > 1) {
+    segments->RemoveLast();
+    return true;
+  }
+  if (proto->idle_holders().empty()) return false;
+  proto->mutable_idle_holders()->RemoveLast();
+  return true;
+}
+
+}  // namespace
+
 absl::Status OutOfMemoryError(const OomReport& report) {
-  const v1::OutOfMemory proto = ToProto(report);
+  v1::OutOfMemory proto = ToProto(report);
   std::string message =
       absl::StrCat("out of memory (", OomCauseName(report.cause), ") on device ", report.device, ": ",
                    FormatBytesExactly(report.requested_bytes), " requested; ", proto.explanation(), "; limit ",
@@ -307,6 +341,7 @@ absl::Status OutOfMemoryError(const OomReport& report) {
   }
   if (report.waited_ms > 0) absl::StrAppend(&message, "; waited ", report.waited_ms, " ms");
   absl::StrAppend(&message, ". ", proto.advice());
+  while (RefusalMetadataBytes(message, proto.ByteSizeLong()) > kMaxRefusalMetadata && LeaveOneOut(&proto)) continue;
   absl::Status status = absl::ResourceExhaustedError(message);
   status.SetPayload(kReportUrl, absl::Cord(proto.SerializeAsString()));
   return status;

@@ -129,8 +129,16 @@ inline constexpr size_t kMaxExplanation = 1000;
 
 v1::OutOfMemory ToProto(const OomReport& report);
 
-// ResourceExhausted with a message for people and a serialized vrambroker.v1.OutOfMemory as payload.
+// ResourceExhausted with a message for people and a serialized vrambroker.v1.OutOfMemory as payload. As a call's status
+// it takes at most kMaxRefusalMetadata: where figures are so large, or names so costly, that all of it would take more,
+// the payload leaves out some of the blocks, segments and idle holders that it names, those with least first.
 absl::Status OutOfMemoryError(const OomReport& report);
+// gRPC's clients take 8 KiB of metadata with a call's status, of which the rest is for other keys.
+inline constexpr size_t kMaxRefusalMetadata = size_t{7} << 10;
+
+// BYTES of metadata that a refusal takes as a call's status: grpc-message, where gRPC makes three bytes of each that is
+// no printable ASCII, and grpc-status-details-bin, which has the message again as it is, and is sent in base64.
+size_t RefusalMetadataBytes(absl::string_view message, size_t payload_bytes);
 
 }  // namespace vrambroker
 

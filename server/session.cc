@@ -348,7 +348,7 @@ std::vector<Scope> Session::Scopes() {
 }
 
 FitReport Session::ExplainFit(int device, uint64_t requested, Stream stream, ScopeId scope) {
-  return heaps_[device]->allocator.ExplainFit(requested, stream, scope, Scopes());
+  return heaps_[device]->allocator.ExplainFit(requested, stream, scope, [this] { return Scopes(); });
 }
 
 HeapSnapshot Session::SnapshotOf(int device, bool with_history) {

@@ -170,7 +170,7 @@ class Session : public std::enable_shared_from_this<Session> {
     absl::string_view file;
     uint32_t line = 0;
   };
-  // What this session's list of scopes calls the innermost of `scopes`, each of which lies within the one before it.
+  // The id in this session's list of the last of `scopes`, each of which lies within the one before it. Adds new ones.
   ScopeId FindScope(absl::Span<const NamedScope> scopes) ABSL_LOCKS_EXCLUDED(scopes_mu_);
   // CachingAllocator::ExplainFit().
   FitReport ExplainFit(int device, uint64_t requested, Stream stream, ScopeId scope) ABSL_LOCKS_EXCLUDED(scopes_mu_);
@@ -193,7 +193,7 @@ class Session : public std::enable_shared_from_this<Session> {
   // What was done in vain for the last request that others were asked for; for explaining its refusal.
   void SetLastOutcome(int device, GrowthOutcome outcome) ABSL_LOCKS_EXCLUDED(mu_);
   GrowthOutcome GetLastOutcome(int device) const ABSL_LOCKS_EXCLUDED(mu_);
-  // (slow) GetMemoryStats() is of this moment.
+  // (slow) Asks a client that leases for its figures: GetMemoryStats() returns them from then on.
   absl::Status RefreshStats();
   // (slow)
   absl::StatusOr<HeapSnapshot> Snapshot(int device, bool with_history = true);

@@ -3,12 +3,16 @@
 // What a program calls the parts of its work is read wherever its memory is shown.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <csignal>
 #include <fstream>
+#include <iterator>
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -16,9 +20,12 @@
 #include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "allocator/bytes.h"
 #include "allocator/scopes.h"
+#include "allocator/size_class.h"
 #include "tests/support/vramctl_test.h"
 
 namespace vrambroker::testing_support {
@@ -178,12 +185,162 @@ TEST_P(ScopesTest, NamesOfAnyBytesAreShownAsText) {
   EXPECT_EQ(Json::parse(page.body)["sessions"][0]["scopes"].back(), shown);
 }
 
+// Where in the program the size was computed wrongly is what its reader looks for.
+TEST_P(ScopesTest, RequestsOfAnySizeNameTheirScope) {
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("job", Limit(250_MiB)));
+  {
+    const MemoryScope weights("weights");
+    Allocate(client, 30_MiB);
+  }
+  const MemoryScope forward("forward");
+  const MemoryScope attention("attention");
+  for (const uint64_t bytes : {uint64_t{300_MiB}, uint64_t{2} << 30, kMaxRequestBytes - 1, kMaxRequestBytes,
+                               uint64_t{1} << 63, ~uint64_t{0}}) {
+    const absl::Status refused = client.Allocate(bytes).status();
+    const std::optional<OutOfMemory> oom = GetOutOfMemory(refused);
+    ASSERT_TRUE(oom.has_value()) << bytes << " " << refused;
+    EXPECT_EQ(oom->scope, "forward/attention") << bytes;
+    ASSERT_EQ(oom->scopes.size(), 1u) << bytes;
+    EXPECT_EQ(oom->scopes[0].scope, "weights") << bytes;
+    EXPECT_EQ(CtlJson({"ooms"})["events"][0]["out_of_memory"]["scope"], "forward/attention") << bytes;
+  }
+}
+
+// A program with an allocator of its own names its scopes as others do.
+TEST_P(ScopesTest, RefusedSegmentsNameTheirScope) {
+  if (GetParam() == Placement::kRemote) GTEST_SKIP() << "only what is leased comes in whole segments";
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("program", Limit(100_MiB)));
+  {
+    const MemoryScope weights("weights");
+    Allocate(client, 4_MiB);  // of 20 MiB
+  }
+  const MemoryScope forward("forward");
+  for (const uint64_t bytes : {uint64_t{90_MiB}, uint64_t{2} << 30, kMaxRequestBytes, ~uint64_t{0}}) {
+    const absl::Status refused = client.LeaseSegment(bytes).status();
+    const std::optional<OutOfMemory> oom = GetOutOfMemory(refused);
+    ASSERT_TRUE(oom.has_value()) << bytes << " " << refused;
+    EXPECT_EQ(oom->scope, "forward") << bytes;
+    ASSERT_EQ(oom->scopes.size(), 1u) << bytes;
+    EXPECT_EQ(oom->scopes[0].scope, "weights") << bytes;
+    ASSERT_EQ(oom->pinned_segments.size(), 1u) << bytes;
+    EXPECT_EQ(oom->pinned_segments[0].longest_held.at(0).scope, "weights") << bytes;
+  }
+}
+
+// All of a refusal travels in the metadata of a call, of which there are 8 KiB, and gRPC makes three bytes of each that
+// is not printable ASCII. Else the client would be told of metadata that are too large, and of nothing else.
+TEST_P(ScopesTest, ARefusalArrivesWholeWhateverScopesAreCalled) {
+  std::vector<Client> others;
+  for (int i = 0; i < 5; ++i) {
+    ASSERT_OK_AND_ASSIGN(Client other, Connect(absl::StrCat(std::string(62, 'o'), i)));
+    Allocate(other, 4_MiB);  // of 20 MiB, that is
+    others.push_back(std::move(other));
+  }
+  int run = 0;
+  for (const char* character : {"s", "%", "\"", "\xe5\xb1\xa4", "\xf0\x9f\x92\xa5", "%\"\xc3\xa4"}) {
+    const auto name = [&](int i) {
+      std::string text;
+      while (text.size() < 80) text += character;
+      return absl::StrCat(text, i);
+    };
+    const auto shown = [&](int i) { return EndOfScopePath(name(i), kMaxReportedScopeBytes); };
+    ASSERT_OK_AND_ASSIGN(Client client, Connect(absl::StrCat(std::string(61, 'c'), run++), Limit(80_MiB)));
+    // Of three segments the first, third and last block of five stay, each in one of three scopes.
+    std::vector<Buffer> kept;
+    std::vector<Buffer> freed;
+    for (int i = 0; i < 15; ++i) {
+      const MemoryScope scope(name(i % 5 / 2));
+      ASSERT_OK_AND_ASSIGN(Buffer block, client.Allocate(4_MiB));
+      (i % 5 % 2 == 0 ? kept : freed).push_back(std::move(block));
+    }
+    for (Buffer& block : freed) ASSERT_OK(block.Reset());
+    const MemoryScope scope(name(7));
+    const absl::Status refused = client.Allocate(30_MiB).status();
+    const std::optional<OutOfMemory> oom = GetOutOfMemory(refused);
+    ASSERT_TRUE(oom.has_value()) << refused;
+    EXPECT_EQ(oom->cause, OutOfMemory::Cause::kFragmentation);
+    EXPECT_EQ(oom->scope, shown(7));
+    ASSERT_EQ(oom->scopes.size(), 3u);
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(oom->scopes[static_cast<size_t>(i)].scope, shown(i));
+    ASSERT_EQ(oom->pinned_segments.size(), 3u);
+    for (const OutOfMemory::PinnedSegment& segment : oom->pinned_segments) {
+      ASSERT_EQ(segment.longest_held.size(), 3u);
+      for (const auto& block : segment.longest_held) EXPECT_TRUE(block.scope.starts_with("...")) << block.scope;
+    }
+    EXPECT_EQ(oom->largest_holders.size(), 3u);
+    EXPECT_EQ(oom->idle_holders.size(), 5u);
+    EXPECT_THAT(oom->explanation, HasSubstr(absl::StrCat("the largest scope is ", shown(0))));
+    EXPECT_THAT(std::string(refused.message()), HasSubstr(oom->explanation));
+    EXPECT_THAT(std::string(refused.message()), HasSubstr(oom->advice));
+  }
+}
+
+// Unlike a snapshot that is written block by block, the page's is one answer: each block says all of its scope in one
+// frame. With a frame for each scope around it, a large heap would have gigabytes of them.
+TEST_P(ScopesTest, ASnapshotOfThePageHasOneFrameForABlock) {
+  constexpr size_t kBlocks = 300;
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("job"));
+  std::string path;
+  std::vector<std::unique_ptr<MemoryScope>> scopes;
+  for (int depth = 0; depth < ScopeTable::kMaxDepth; ++depth) {
+    const std::string name = absl::StrCat("a scope at a depth of ", depth);
+    scopes.push_back(std::make_unique<MemoryScope>(name));
+    absl::StrAppend(&path, path.empty() ? "" : "/", name);
+  }
+  for (size_t i = 0; i < kBlocks; ++i) Allocate(client, 512);
+  while (!scopes.empty()) scopes.pop_back();
+  Allocate(client, 512);  // in none
+  Allocate(client, 4_MiB);
+  {
+    const MemoryScope scope("flat");
+    Allocate(client, 4_MiB);
+  }
+  path = EndOfScopePath(path, kMaxScopePathBytes);
+  ASSERT_TRUE(path.starts_with("..."));
+  ASSERT_OK_AND_ASSIGN(const HttpAnswer answer, daemon_->Get("/snapshot.json?session=job"));
+  ASSERT_EQ(answer.code, 200) << answer.body;
+  std::map<std::string, size_t> blocks;  // in use, by the name of their only frame
+  const Json snapshot = Json::parse(answer.body);
+  for (const Json& segment : snapshot["segments"]) {
+    for (const Json& block : segment["blocks"]) {
+      const Json& frames = block["frames"];
+      if (block["state"] == "inactive") {
+        EXPECT_EQ(frames, Json::array());
+        continue;
+      }
+      ASSERT_LE(frames.size(), 1u) << frames;
+      if (!frames.empty()) {
+        EXPECT_EQ(frames, Json::array({{{"filename", ""}, {"line", 0}, {"name", frames[0]["name"]}}}));
+      }
+      ++blocks[frames.empty() ? "" : frames[0]["name"].get<std::string>()];
+    }
+  }
+  EXPECT_EQ(blocks, (std::map<std::string, size_t>{{"", 2}, {"flat", 1}, {path, kBlocks}}));
+  // A block takes about 150 bytes and its path; 64 frames would be above 4000.
+  EXPECT_LT(answer.body.size(), (kBlocks + 10) * (kMaxScopePathBytes + 300));
+}
+
+// Whether `child`, of fork(), waits for a lock that nobody will ever release: its only thread sleeps on it.
+bool IsDeadlocked(pid_t child) {
+  const auto read = [&](const char* file) {
+    std::ifstream in(absl::StrCat("/proc/", child, "/", file));
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  };
+  // The number of the system call that it is in, "running" when in none; empty where the kernel does not tell.
+  return read("syscall").starts_with(absl::StrCat(SYS_futex, " ")) &&
+         absl::StrContains(read("status"), "\nThreads:\t1\n");
+}
+
 // A child of fork() may go on using scopes, although another thread was entering one at that moment.
 TEST_P(ScopesTest, OutliveAFork) {
   std::atomic<bool> stop{false};
   std::thread enters([&] {
     while (!stop) const MemoryScope scope("busy");
   });
+  const absl::Cleanup join = [&] {
+    stop = true;
+    enters.join();
+  };
   for (int i = 0; i < 50; ++i) {
     const MemoryScope around("around");
     const pid_t child = fork();
@@ -191,12 +348,18 @@ TEST_P(ScopesTest, OutliveAFork) {
       const MemoryScope scope("child");
       _exit(0);
     }
+    ASSERT_GT(child, 0);
     int status = -1;
-    ASSERT_EQ(waitpid(child, &status, 0), child);
+    pid_t ended = 0;
+    while ((ended = waitpid(child, &status, WNOHANG)) == 0 && !IsDeadlocked(child)) std::this_thread::yield();
+    if (ended == 0) {
+      kill(child, SIGKILL);
+      ASSERT_EQ(waitpid(child, nullptr, 0), child);
+      FAIL() << "child " << i << " hangs in MemoryScope: it waits for a lock that a thread of its parent had at fork()";
+    }
+    ASSERT_EQ(ended, child);
     EXPECT_EQ(status, 0);
   }
-  stop = true;
-  enters.join();
 }
 
 }  // namespace

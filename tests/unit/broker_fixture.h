@@ -207,15 +207,16 @@ class BrokerTest : public ::testing::Test {
     return answer;
   }
   // Allocate() and its answer.
-  absl::StatusOr<Allocation> Allocate(const SessionPtr& session, uint64_t bytes, uint64_t device = 0,
-                                      Stream stream = 0) {
+  absl::StatusOr<Allocation> Allocate(const SessionPtr& session, uint64_t bytes, uint64_t device = 0, Stream stream = 0,
+                                      const GrowthOptions& growth = {}) {
     Gate answered;
     answered.Open();
     absl::StatusOr<Allocation> answer = absl::UnknownError("no answer");
-    broker_->Allocate(session, device, bytes, stream, [&](absl::StatusOr<Allocation> allocation) {
+    const auto done = [&](absl::StatusOr<Allocation> allocation) {
       answer = std::move(allocation);
       answered.Pass();
-    });
+    };
+    broker_->Allocate(session, device, bytes, stream, done, growth);
     answered.AwaitArrivals(1);
     // The worker must have left the gate before it goes.
     Drain(session);

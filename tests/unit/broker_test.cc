@@ -420,8 +420,19 @@ TEST_F(BrokerTest, FragmentationIsToldFromALimit) {
 
 TEST_F(BrokerTest, WhatNoDeviceCouldHoldIsRefusedUnseen) {
   const SessionPtr session = Open("a");
+  const std::vector<Session::NamedScope> scopes = {{.name = "forward"}, {.name = "attention"}};
+  const GrowthOptions growth{.scope = session->FindScope(scopes)};
+  ASSERT_TRUE(Allocate(session, 4_MiB, 0, 0, growth).ok());
   for (const uint64_t bytes : {kCapacity + 1, kMaxRequestBytes, std::numeric_limits<uint64_t>::max()}) {
-    EXPECT_EQ(Report(Allocate(session, bytes).status()).cause(), v1::OutOfMemory::CAUSE_LARGER_THAN_DEVICE) << bytes;
+    const v1::OutOfMemory oom = Report(Allocate(session, bytes, 0, 0, growth).status());
+    EXPECT_EQ(oom.cause(), v1::OutOfMemory::CAUSE_LARGER_THAN_DEVICE) << bytes;
+    // Where in the program the size was computed wrongly is what its reader looks for.
+    EXPECT_EQ(oom.scope(), "forward/attention") << bytes;
+    ASSERT_EQ(oom.scopes_size(), 1) << bytes;
+    EXPECT_EQ(oom.scopes(0).allocated_bytes(), 4_MiB) << bytes;
+    EXPECT_EQ(oom.holes().hole_bytes(), 16_MiB) << bytes;
+    EXPECT_GE(oom.block_bytes(), bytes);
+    EXPECT_GE(oom.segment_bytes(), bytes);
   }
   EXPECT_EQ(Refusals(0, OomCause::kLargerThanDevice), 3u);
   EXPECT_EQ(session->GetMemoryStats(0).num_ooms, 3u);

@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <functional>
+#include <numeric>
 #include <optional>
 #include <ostream>
 #include <set>
@@ -13,6 +15,7 @@
 #include <vector>
 
 #include "absl/strings/cord.h"
+#include "absl/strings/str_cat.h"
 #include "allocator/bytes.h"
 #include "server/convert.h"
 #include "server/oom_advice.h"
@@ -439,8 +442,9 @@ TEST(OutOfMemoryErrorTest, EachReasonHasItsCode) {
   }
 }
 
-// A report that names as many as there may be, with names as long as they get and figures as large.
-OomReport Largest(OomCause cause) {
+// A report that names as many as there may be, with names as long as they get and figures as large. Scopes are called
+// `scope_name` again and again.
+OomReport Largest(OomCause cause, absl::string_view scope_name = "s") {
   const std::string name = std::string(63, 'x') + "-1234567";
   const uint64_t bytes = uint64_t{1} << 59;
   OomReport report = Sample(cause);
@@ -451,7 +455,9 @@ OomReport Largest(OomCause cause) {
   report.idle_elsewhere_bytes = report.waited_ms = bytes;
   report.quarantined_bytes = 0;
   report.block_bytes = report.user_limit_bytes = report.user_committed_bytes = bytes;
-  const std::string scope(kMaxReportedScopeBytes, 's');
+  std::string names;
+  while (names.size() < kMaxReportedScopeBytes) absl::StrAppend(&names, scope_name);
+  const std::string scope = CleanScopeText(names, kMaxReportedScopeBytes);
   const PinningBlock block{.address = bytes, .bytes = bytes, .held_seconds = bytes, .scope = scope};
   report.holes = {.bytes = bytes, .count = bytes, .segments = bytes};
   report.holes.most_bytes.assign(Holes::kMaxSegments, {.address = bytes,
@@ -469,13 +475,103 @@ OomReport Largest(OomCause cause) {
   return report;
 }
 
+// What gRPC makes of a message on its way: all but printable ASCII, and '%', is percent-encoded, three bytes for one.
+size_t BytesOnTheWire(absl::string_view message) {
+  return std::accumulate(message.begin(), message.end(), size_t{0},
+                         [](size_t bytes, char c) { return bytes + (c < 0x20 || c > 0x7E || c == '%' ? 3 : 1); });
+}
+
+// Both of a status's metadata, each with its key and the 32 bytes that HTTP/2 counts for it; 4 bytes of base64 for 3.
+size_t MetadataBytes(const absl::Status& refusal) {
+  const grpc::Status status = ToGrpc(refusal);
+  return BytesOnTheWire(status.error_message()) + (status.error_details().size() + 2) / 3 * 4 +
+         std::string("grpc-message").size() + std::string("grpc-status-details-bin").size() + 2 * 32;
+}
+
+// Scopes may be named in any language.
+constexpr const char* kScopeNames[] = {
+    "s", "%", "\"", "\\", " ", "\xc3\xa4", "\xe5\xb1\xa4", "\xf0\x9f\x92\xa5", "100% \"\xe5\xb1\xa4\""};
+
 TEST(OutOfMemoryErrorTest, StaysBelowTheMetadataOfGrpc) {
   for (const OomCause cause : kOomCauses) {
-    const absl::Status status = OutOfMemoryError(Largest(cause));
-    // grpc-message, and all of it again in grpc-status-details-bin, which takes 4 bytes for 3.
-    const size_t bytes = status.message().size() + ToProto(status).ByteSizeLong() * 4 / 3;
-    EXPECT_LE(bytes, 7u * 1024) << status;
-    EXPECT_LE(Explanation(Largest(cause)).size(), kMaxExplanation);
+    for (const char* name : kScopeNames) {
+      const OomReport report = Largest(cause, name);
+      const absl::Status status = OutOfMemoryError(report);
+      EXPECT_LE(MetadataBytes(status), 7u * 1024) << status;
+      EXPECT_GE(RefusalMetadataBytes(status.message(), Payload(status).ByteSizeLong()), MetadataBytes(status));
+      EXPECT_LE(Explanation(report).size(), kMaxExplanation);
+    }
+  }
+}
+
+// Every explanation and advice that there is, with figures of `bytes`: calls `visit` with each report.
+void ForEachText(uint64_t bytes, const char* scope_name, const std::function<void(const OomReport&)>& visit) {
+  for (const OomCause cause : kOomCauses) {
+    for (unsigned choice = 0; choice < 256; ++choice) {
+      const auto chosen = [&](int bit) { return (choice >> bit & 1) != 0; };
+      OomReport report = Largest(cause, scope_name);
+      report.requested_bytes = report.segment_bytes = report.block_bytes = report.capacity_bytes = bytes;
+      report.largest_free_block_bytes = report.pool_free_bytes = report.guarantee_bytes = bytes;
+      report.device_idle_bytes = report.idle_elsewhere_bytes = bytes;
+      report.limit_bytes = chosen(0) ? 2 * bytes : bytes;
+      report.reserved_bytes = report.inactive_split_bytes = bytes - 1;
+      report.allocated_bytes = bytes - 2;
+      report.available_bytes = chosen(1) ? bytes : 0;
+      report.kept_free_bytes = chosen(2) ? bytes : 1;
+      report.quarantined_bytes = chosen(3) ? bytes : 0;
+      report.outside_bytes = chosen(4) ? bytes : 0;
+      report.user_limit_bytes = chosen(5) ? bytes - 1 : 0;
+      report.user_committed_bytes = chosen(6) ? bytes - 2 : bytes / 2;
+      report.is_recorded = chosen(7);
+      report.refusal = 1'000'000'000;
+      report.waited_ms = 86'400'000;
+      report.names_others = true;
+      for (OomReport::Holder& holder : report.largest_holders) holder.reserved_bytes = holder.allocated_bytes = bytes;
+      for (OomReport::IdleHolder& holder : report.idle_holders) holder.idle_bytes = bytes;
+      const uint64_t blocks = bytes / 512;
+      for (ScopeUse& use : report.scopes) {
+        use.allocated_bytes = use.bytes_at_peak = use.pinned_hole_bytes = bytes;
+        use.blocks = blocks;
+      }
+      report.holes.bytes = bytes;
+      report.holes.count = report.holes.segments = blocks;
+      for (PinnedSegment& segment : report.holes.most_bytes) {
+        segment.address = uint64_t{1} << 47;
+        segment.bytes = segment.hole_bytes = segment.largest_hole_bytes = bytes;
+        segment.pinning_blocks = blocks;
+        for (PinningBlock& block : segment.longest_held) {
+          block = {.address = uint64_t{1} << 47, .bytes = bytes, .held_seconds = 10'000'000, .scope = block.scope};
+        }
+      }
+      visit(report);
+    }
+  }
+}
+
+TEST(OutOfMemoryErrorTest, NoTextMakesItTooLarge) {
+  for (const char* name : kScopeNames) {
+    ForEachText(kMaxRequestBytes - 1, name, [](const OomReport& report) {
+      const absl::Status status = OutOfMemoryError(report);
+      ASSERT_LE(MetadataBytes(status), 7u * 1024) << status;
+      ASSERT_LE(Explanation(report).size(), kMaxExplanation) << status;
+      // What the message is about stays.
+      const v1::OutOfMemory proto = Payload(status);
+      ASSERT_THAT(Message(status), HasSubstr(proto.explanation()));
+      ASSERT_EQ(proto.explanation(), Explanation(report));
+      ASSERT_EQ(proto.scopes_size(), 3);
+      ASSERT_EQ(proto.largest_holders_size(), static_cast<int>(kMaxHolders));
+      ASSERT_GE(proto.holes().most_bytes(0).longest_held_size(), 1);
+    });
+  }
+}
+
+// The figures of a GPU leave nothing out, whatever scopes are called and however much there is to name.
+TEST(OutOfMemoryErrorTest, ARefusalOfARealDeviceIsWhole) {
+  for (const char* name : kScopeNames) {
+    ForEachText(80_GiB, name, [](const OomReport& report) {
+      const absl::Status status = OutOfMemoryError(report);
+      ASSERT_EQ(Payload(status).SerializeAsString(), ToProto(report).SerializeAsString()) << status;
+    });
   }
 }
 

@@ -8,6 +8,7 @@
 
 #include <map>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -102,6 +103,27 @@ TEST(ScopeTableTest, WhatIsTooMuchIsOneScope) {
   EXPECT_EQ(large.Find(0, "x"), last) << "from then on also what is short";
 }
 
+TEST(ScopeTableTest, WithoutNestingEachIsOneFrame) {
+  ScopeTable table;
+  EXPECT_THAT(WithoutNesting(table.scopes()), IsEmpty());
+  ScopeId deep = 0;
+  for (int i = 0; i < ScopeTable::kMaxDepth; ++i) deep = table.Find(deep, absl::StrCat("depth ", i));
+  const ScopeId frame = table.Find(table.Find(0, "main", "train.py", 1), "step", "train.py", 12);
+  const ScopeId named = table.Find(frame, "forward");
+  const std::vector<Scope> flat = WithoutNesting(table.scopes());
+  ASSERT_THAT(flat, SizeIs(table.scopes().size())) << "blocks keep their ids";
+  for (size_t id = 0; id < flat.size(); ++id) {
+    EXPECT_EQ(flat[id].parent, 0);
+    EXPECT_EQ(flat[id].file, "");
+    EXPECT_EQ(flat[id].line, 0u);
+    EXPECT_EQ(flat[id].name, PathOf(table, static_cast<ScopeId>(id)));
+    EXPECT_LE(flat[id].name.size(), kMaxScopePathBytes);
+  }
+  EXPECT_TRUE(flat[deep].name.ends_with("/depth 62/depth 63")) << flat[deep].name;
+  EXPECT_EQ(flat[frame].name, "step (train.py:12)");
+  EXPECT_EQ(flat[named].name, "forward");
+}
+
 // However deep a program's stack is, what it names itself is kept.
 TEST(ScopeTableTest, FramesLeaveRoomForNames) {
   ScopeTable table;
@@ -189,7 +211,7 @@ TEST_F(ScopedHeapTest, ARefusalNamesScopes) {
   std::vector<Block*> blocks;
   for (int i = 0; i < 10; ++i) blocks.push_back(GetIn(i < 5 ? forward_ : backward_, 4_MiB));
   for (size_t i = 1; i < blocks.size(); i += 2) allocator_->Free(blocks[i]);
-  const FitReport fit = allocator_->ExplainFit(20_MiB, 0, backward_, table_.scopes());
+  const FitReport fit = allocator_->ExplainFit(20_MiB, 0, backward_, [this] { return table_.scopes(); });
   EXPECT_EQ(fit.scope, "backward");
   ASSERT_THAT(fit.holes.most_bytes, SizeIs(2));
   EXPECT_EQ(fit.holes.most_bytes[0].longest_held[0].scope, "backward") << "three of whose five are free";
@@ -201,6 +223,99 @@ TEST_F(ScopedHeapTest, ARefusalNamesScopes) {
   EXPECT_EQ(fit.scopes[1].allocated_bytes, 8_MiB);
   EXPECT_EQ(fit.scopes[1].pinned_hole_bytes, 12_MiB);
   EXPECT_EQ(fit.scopes[1].bytes_at_peak, 20_MiB);
+}
+
+// Names are asked for after the look at the heap, and without its lock: what was added before the look has its name,
+// and the heap serves others meanwhile.
+TEST_F(ScopedHeapTest, ARefusalAsksForNamesWhenItHasLooked) {
+  GetIn(forward_, 4_MiB);
+  int asked = 0;
+  ScopeId late = 0;
+  const auto names = [&] {
+    ++asked;
+    late = table_.Find(0, "late");
+    GetIn(late, 8_MiB);  // hangs if the heap's lock is held
+    return table_.scopes();
+  };
+  FitReport fit = allocator_->ExplainFit(20_MiB, 0, forward_, names);
+  EXPECT_EQ(asked, 1);
+  ASSERT_THAT(fit.scopes, SizeIs(1)) << "the heap was looked at before";
+  EXPECT_EQ(fit.scopes[0].scope, "forward");
+  fit = allocator_->ExplainFit(20_MiB, 0, forward_, names);
+  ASSERT_THAT(fit.scopes, SizeIs(2));
+  EXPECT_EQ(fit.scopes[0].scope, "late");
+  EXPECT_EQ(fit.scopes[0].allocated_bytes, 8_MiB);
+}
+
+TEST_F(ScopedHeapTest, ARefusalAsksForNoNamesWhereThereAreNone) {
+  Get(4_MiB);
+  const FitReport fit = allocator_->ExplainFit(20_MiB, 0, 0, [] {
+    ADD_FAILURE() << "copies a list for nothing";
+    return std::vector<Scope>();
+  });
+  EXPECT_EQ(fit.scope, "");
+}
+
+TEST_F(ScopedHeapTest, WhatIsTooLargeToBeRoundedIsExplained) {
+  GetIn(forward_, 4_MiB);
+  for (const uint64_t bytes : {kMaxRequestBytes, ~uint64_t{0}}) {
+    const FitReport fit = allocator_->ExplainFit(bytes, 0, backward_, [this] { return table_.scopes(); });
+    EXPECT_EQ(fit.block_bytes, bytes);
+    EXPECT_EQ(fit.segment_bytes, bytes);
+    EXPECT_EQ(fit.pool_free_bytes, 16_MiB);
+    EXPECT_EQ(fit.scope, "backward");
+    ASSERT_THAT(fit.scopes, SizeIs(1));
+    EXPECT_EQ(fit.scopes[0].allocated_bytes, 4_MiB);
+  }
+}
+
+// A refusal counts while the heap is locked, a snapshot from a copy: both find the same.
+TEST_F(ScopedHeapTest, ARefusalFindsWhatASnapshotShows) {
+  std::mt19937 random(7);
+  std::vector<ScopeId> scopes = {0, forward_, backward_};
+  // Frames: several ids of one path, in the same segment, too.
+  for (uint32_t line = 0; line < 4; ++line) scopes.push_back(table_.Find(forward_, "step", "train.py", line));
+  std::vector<Block*> blocks;
+  for (int i = 0; i < 600; ++i) {
+    const uint64_t bytes = random() % 2 == 0 ? 1 + random() % 1_MiB : 1_MiB + random() % 4_MiB;
+    if (blocks.size() < 100 || random() % 2 == 0) {
+      blocks.push_back(GetIn(scopes[random() % scopes.size()], bytes));
+    } else {
+      std::swap(blocks[random() % blocks.size()], blocks.back());
+      allocator_->Free(blocks.back());
+      blocks.pop_back();
+    }
+  }
+  const std::vector<ScopeUse> reported =
+      allocator_->ExplainFit(100_MiB, 0, 0, [this] { return table_.scopes(); }).scopes;
+  const std::vector<ScopeUse> shown = LargestScopeUses(ScopeUses(Snapshot()));
+  ASSERT_THAT(reported, SizeIs(3));
+  // The simplest way to know, of the snapshot.
+  std::map<std::string, ScopeUse> counted;
+  for (const SegmentSnapshot& segment : Snapshot().segments) {
+    uint64_t holes = 0;
+    std::set<std::string> pinning;
+    for (const BlockSnapshot& block : segment.blocks) {
+      if (block.state == BlockState::kFree) {
+        holes += block.bytes;
+        continue;
+      }
+      const std::string path = PathOf(table_, block.scope);
+      pinning.insert(path);
+      counted[path].allocated_bytes += block.bytes;
+      ++counted[path].blocks;
+    }
+    for (const std::string& path : pinning) counted[path].pinned_hole_bytes += holes;
+  }
+  for (size_t i = 0; i < reported.size(); ++i) {
+    EXPECT_EQ(reported[i].scope, shown[i].scope);
+    for (const ScopeUse& use : {reported[i], shown[i]}) {
+      EXPECT_EQ(use.allocated_bytes, counted[use.scope].allocated_bytes) << use.scope;
+      EXPECT_EQ(use.blocks, counted[use.scope].blocks) << use.scope;
+      EXPECT_EQ(use.pinned_hole_bytes, counted[use.scope].pinned_hole_bytes) << use.scope;
+    }
+    EXPECT_EQ(reported[i].bytes_at_peak, shown[i].bytes_at_peak) << reported[i].scope;
+  }
 }
 
 TEST_F(ScopedHeapTest, EventsHaveTheScopeOfTheirBlock) {

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -425,6 +426,45 @@ TEST_F(SessionTest, RecordingRefusalsTakesATwentiethOfTheTime) {
   session_->EndRefusalRecording(now, std::chrono::seconds(2));
   EXPECT_FALSE(session_->StartRefusalRecording(now + std::chrono::seconds(30)));
   EXPECT_TRUE(session_->StartRefusalRecording(now + std::chrono::seconds(30) + milliseconds(1)));
+}
+
+// A scope may be added, and get its first block, at any moment while a refusal is explained.
+TEST_F(SessionTest, ARefusalKnowsScopesThatAreAddedMeanwhile) {
+  constexpr int kBlocks = 2000;
+  Make(/*max_blocks=*/kBlocks + 2);
+  const auto scope = [&](const std::string& name) {
+    return session_->FindScope(std::vector<Session::NamedScope>{{.name = name}});
+  };
+  const ScopeId weights = scope("weights");
+  for (int i = 0; i < kBlocks; ++i) ASSERT_TRUE(session_->AllocateSlowly(0, 512, 0, weights).ok());
+  std::atomic<bool> stop{false};
+  std::atomic<int> looks{0};
+  std::atomic<int> nameless{0};  // uses of memory, in all looks: there is none
+  const auto explain = [&] {
+    while (!stop) {
+      ++looks;
+      for (const ScopeUse& use : session_->ExplainFit(0, 20_MiB, 0, weights).scopes) nameless += use.scope.empty();
+    }
+  };
+  std::thread first(explain);
+  std::thread second(explain);  // the two wait for each other's locks, which leaves time between their own
+  // Of its blocks one or two are there at a time, and of three scopes a report says what they hold.
+  std::optional<BlockId> held;
+  for (int step = 0; step < 300; ++step) {
+    for (const int before = looks; looks == before;) std::this_thread::yield();
+    const absl::StatusOr<Allocation> block =
+        session_->AllocateSlowly(0, 2_MiB, 0, scope("step " + std::to_string(step)));
+    EXPECT_TRUE(block.ok()) << block.status();
+    if (!block.ok()) break;
+    if (held.has_value()) {
+      EXPECT_EQ(session_->Free({*held}), absl::OkStatus());
+    }
+    held = block->block;
+  }
+  stop = true;
+  first.join();
+  second.join();
+  EXPECT_EQ(nameless, 0) << "in " << looks << " looks";
 }
 
 }  // namespace
