@@ -589,9 +589,9 @@ MemoryStats LeasedHeap::WholeStats() const {
   MemoryStats stats = whole_stats_;
   if (!use_.has_value()) return stats;
   const uint64_t reserved = stats.reserved_bytes.all.current;
-  const uint64_t idle = std::min(use_->idle_bytes, reserved);
-  const uint64_t split = std::min(use_->inactive_split_bytes, reserved - idle);
-  const uint64_t active = reserved - idle - split;
+  const uint64_t reclaimable = std::min(use_->idle_bytes, reserved);
+  const uint64_t split = std::min(use_->inactive_split_bytes, reserved - reclaimable);
+  const uint64_t active = reserved - reclaimable - split;
   const uint64_t allocated = std::min(use_->allocated_bytes, active);
   const auto set = [](PoolStat& stat, uint64_t bytes) {
     const uint64_t current = stat.all.current;

@@ -187,7 +187,7 @@ class SessionClient {
   void Answer(const v1::Question& question);
   // Has a leased heap keep so many events.
   void Record(size_t device, size_t max_events);
-  // True: the application answers, which knows which whole segments are idle.
+  // True: the application answers, which knows which whole segments are free.
   bool PassOn(const v1::Question& question, uint64_t wanted, uint64_t released);
   void AnswerEndedTrims();
   // Sends the figures that have changed, or all. False: none had.

@@ -18,7 +18,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kMaxCarriedInMessage = 1024;
-// Statistics are reported, and idle segments looked at, at most so often.
+// Statistics are reported, and wholly free segments looked at, at most so often.
 constexpr std::chrono::milliseconds kReportPeriod(950);  // with the way to the daemon, figures are never a second old
 // The first report of a change comes this soon: the block that a segment was leased for is then counted, too.
 constexpr std::chrono::milliseconds kReportDelay(2);

@@ -111,7 +111,7 @@ std::string AdviceOnLimit(const OomReport& report) {
       FormatBytes(room), " to spare.");
 }
 
-// The reason that most of the named idle bytes have in common.
+// The reason that most of the named unused bytes have in common.
 IdleWhy MainReason(const std::vector<OomReport::IdleHolder>& holders) {
   std::array<uint64_t, kIdleWhys.size()> bytes{};
   for (const OomReport::IdleHolder& holder : holders) bytes[static_cast<size_t>(holder.why)] += holder.idle_bytes;
