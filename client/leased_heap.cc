@@ -192,6 +192,8 @@ absl::Status LeasedHeap::Explain(const absl::Status& refusal, uint64_t requested
     // Where all are the application's, in its whole segments, it says how much they are.
     if (fit.holes.count == 0) request.mutable_holes()->set_hole_bytes(stats->inactive_split_bytes.all.current);
   }
+  // First, over the same stream: a process that ends because of this refusal may have no time for another report.
+  session_.ReportStatsOf(static_cast<size_t>(ordinal()));
   const std::shared_ptr<SessionClient::Link> link = session_.link();
   session_.CountCall();
   absl::Status explained = link->stream->Explain(request, session_.options().call_timeout);
