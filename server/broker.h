@@ -87,6 +87,8 @@ struct SessionDeviceInfo {
     size_t place = 1;  // in the queue
   };
   uint64_t idle_bytes = 0;  // in segments that hold no block
+  // Carried over by a remote session, whose allocator does not know it: neither allocated nor free.
+  uint64_t unknown_bytes = 0;
   std::vector<Waiting> waiting;
   Session::OomCounts ooms{};  // by OomCause
   // As of the last FollowFragmentation().
@@ -134,6 +136,7 @@ struct DeviceInfo {
   MemoryStats stats;               // what they count themselves may be older than the rest
   uint64_t leased_bytes = 0;       // charged to live sessions; also what the driver is still to give
   uint64_t reclaimable_bytes = 0;  // of these, in segments that hold no block
+  uint64_t unknown_bytes = 0;      // of these, carried over by remote sessions
   uint64_t quarantined_bytes = 0;  // of disconnected and ended ones, and left behind
   // By sessions that are gone, and carried over by processes without a session.
   uint64_t left_behind_bytes = 0;

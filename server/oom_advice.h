@@ -22,6 +22,7 @@ struct OtherSession {
   uint64_t reserved_bytes = 0;
   uint64_t guarantee_bytes = 0;
   uint64_t active_bytes = 0;
+  uint64_t unknown_bytes = 0;  // not known to be unused: see SessionDeviceInfo
   uint64_t inactive_split_bytes = 0;
   bool is_connected = true;
   Asked asked = Asked::kNo;

@@ -68,6 +68,7 @@ struct OomReport {
   uint64_t available_bytes = 0;  // capacity that no session has reserved
   std::vector<Holder> largest_holders;
   uint64_t guarantee_bytes = 0;
+  uint64_t unknown_bytes = 0;         // of a remote session: carried over, so that nobody knows what of it is in use
   uint64_t inactive_split_bytes = 0;  // of the session
   uint64_t kept_free_bytes = 0;       // of available_bytes: kept for other sessions' guarantees
   uint64_t device_idle_bytes = 0;     // held by the daemon for reuse, leased to nobody

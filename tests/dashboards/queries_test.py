@@ -36,7 +36,7 @@ OVERVIEW = {
     "Waiting now": {"": 1},
     "Capacity in use by device": {"gpu 0": Load.RESERVED / CAPACITY},
     "Capacity by state": {"allocated": Load.ALLOCATED, "waiting for a stream": 0, "fragmented": Load.FRAGMENTED,
-                          "reclaimable": Load.RECLAIMABLE, "cached by the daemon": Load.CACHED, "left behind": Load.LEFT_BEHIND,
+                          "reclaimable": Load.RECLAIMABLE, "unknown": 0, "cached by the daemon": Load.CACHED, "left behind": Load.LEFT_BEHIND,
                           "free": CAPACITY - Load.RESERVED},
     "By tenant": {"serving": 54 * MIB, "research": 104 * MIB, "guests": 88 * MIB},
     "By session: top ten": {name: held * MIB for name, held in RESERVED.items()},
@@ -62,7 +62,7 @@ TRAIN_A = {
     "Peak use": {"": 80 * MIB},
     "Waiting now": {"": 0},
     "What the memory consists of": {"asked for": 40 * MIB, "rounding": 0, "waiting for a stream": 0,
-                                    "fragmented": 40 * MIB, "reclaimable": 0},
+                                    "fragmented": 40 * MIB, "reclaimable": 0, "unknown": 0},
     "Between guarantee and limit": {"limit": 80 * MIB, "reserved": 80 * MIB, "allocated": 40 * MIB, "guarantee": 0,
                                     "peak reserved": 80 * MIB},
     "Unused reserved memory": {"train-a gpu 0": 0.5},
@@ -236,7 +236,7 @@ class DashboardsTest(LoadedTest):
         """The words of deploy/GLOSSARY.md: each place that shows one for device 0 shows the same number."""
         numbers = {"capacity": CAPACITY, "reserved": Load.RESERVED, "allocated": Load.ALLOCATED, "fragmented": Load.FRAGMENTED,
                    "reclaimable": Load.RECLAIMABLE, "cached": Load.CACHED, "left behind": Load.LEFT_BEHIND,
-                   "quarantined": Load.LEFT_BEHIND + 10 * MIB, "free": CAPACITY - Load.RESERVED}
+                   "quarantined": Load.LEFT_BEHIND + 10 * MIB, "unknown": 0, "free": CAPACITY - Load.RESERVED}
         ratio = 1 - Load.ALLOCATED / Load.LEASED
         shown = {place: dict(figures) for place, figures in self.places_as_json().items()}
         shown["metrics"] = self.from_metrics()

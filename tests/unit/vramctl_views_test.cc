@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <functional>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <variant>
@@ -21,6 +22,7 @@
 #include "client/vramctl/map_layout.h"
 #include "client/vramctl/overview.h"
 #include "client/vramctl/session_change.h"
+#include "client/vramctl/session_output.h"
 #include "client/vramctl/sessions_table.h"
 #include "client/vramctl/top_question.h"
 #include "client/vramctl/top_table.h"
@@ -127,6 +129,8 @@ v1::SessionDevice Device(uint32_t ordinal, uint64_t reserved, uint64_t allocated
   device.set_idle_bytes(idle);
   device.mutable_stats()->mutable_allocated_bytes()->mutable_all()->set_current(allocated);
   device.mutable_stats()->mutable_active_bytes()->mutable_all()->set_current(allocated);
+  device.mutable_stats()->mutable_inactive_split_bytes()->mutable_all()->set_current(
+      reserved - std::min(reserved, allocated + idle));
   return device;
 }
 
@@ -159,6 +163,7 @@ TopData Data(const std::vector<v1::Session>& sessions, int devices = 1) {
 TEST(OverviewTest, PartsOfASessionAddUpToItsLimit) {
   v1::SessionDevice device = Device(0, 40_MiB, 20_MiB, 8_MiB);
   device.mutable_stats()->mutable_active_bytes()->mutable_all()->set_current(22_MiB);
+  device.mutable_stats()->mutable_inactive_split_bytes()->mutable_all()->set_current(10_MiB);
   const PartBytes parts = PartsOf(device);
   EXPECT_EQ(parts[Part::kAllocated], 20_MiB);
   EXPECT_EQ(parts[Part::kPending], 2_MiB);
@@ -173,6 +178,31 @@ TEST(OverviewTest, FiguresOlderThanTheLedgerMakeNoBarLonger) {
   const PartBytes over = PartsOf(Device(0, 140_MiB, 120_MiB, 0));
   EXPECT_EQ(over[Part::kFree], 0u);
   EXPECT_EQ(over.Sum(), 140_MiB);
+}
+
+// The allocator of a remote session is the daemon's, and does not know what the process holds of an earlier run.
+TEST(OverviewTest, WhatARemoteSessionCarriesOverIsNotFragmented) {
+  v1::SessionDevice remote = Device(0, 40_MiB, 20_MiB, 8_MiB);
+  remote.set_reserved_bytes(70_MiB);
+  remote.set_carried_over_bytes(30_MiB);
+  EXPECT_EQ(PartsOf(remote)[Part::kFragmented], 12_MiB);
+  EXPECT_EQ(PartsOf(remote).Sum(), 100_MiB);
+  EXPECT_EQ(PartsOf(remote)[Part::kUnknown], 30_MiB);
+  EXPECT_DOUBLE_EQ(Fragmentation(remote), 1 - 20.0 / 40);
+  // One that leases counts all that it holds.
+  v1::SessionDevice leasing = Device(0, 10_MiB, 10_MiB, 0);
+  leasing.set_carried_over_bytes(10_MiB);
+  EXPECT_EQ(PartsOf(leasing)[Part::kUnknown], 0u);
+
+  TopData data = Data({Session(1, "remote", {remote}), Session(2, "leasing", {leasing})});
+  v1::Device& device = *data.overview.devices.mutable_devices(0);
+  device.set_reserved_bytes(80_MiB);
+  device.set_carried_over_bytes(40_MiB);
+  EXPECT_EQ(PartsOf(data.overview, device)[Part::kFragmented], 12_MiB);
+  EXPECT_EQ(PartsOf(data.overview, device)[Part::kUnknown], 30_MiB);
+  EXPECT_DOUBLE_EQ(Fragmentation(data.overview, device), 1 - 30.0 / 50);
+  EXPECT_EQ(DevicesJson(data.overview)[0]["unknown_bytes"], 30_MiB);
+  EXPECT_DOUBLE_EQ(DevicesJson(data.overview)[0]["fragmentation_ratio"], 1 - 30.0 / 50);
 }
 
 TEST(OverviewTest, MemoryOfNobodyIsNeitherReclaimableNorFragmented) {
