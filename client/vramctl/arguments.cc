@@ -236,6 +236,8 @@ void CommandLine::AddCommandsThatShow() {
           [this] { return Summary(context_, session_argument_); });
   AddSession(summary, "Name or id.")->required();
   AddDevice(summary, &context_.only_device, "Statistics of this device. Default: 0.");
+  summary->add_flag("--abbreviated", context_.abbreviated, "Leave out the rows of the large and the small pool.")
+      ->disable_flag_override();
 
   Add(kShow, "quarantine", "List memory of ended processes that nobody can use yet, and why.",
       [this] { return ShowQuarantine(context_); });

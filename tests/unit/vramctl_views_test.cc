@@ -20,10 +20,12 @@
 #include "allocator/bytes.h"
 #include "client/vramctl/bars.h"
 #include "client/vramctl/map_layout.h"
+#include "client/vramctl/output.h"
 #include "client/vramctl/overview.h"
 #include "client/vramctl/session_change.h"
 #include "client/vramctl/session_output.h"
 #include "client/vramctl/sessions_table.h"
+#include "client/vramctl/status_text.h"
 #include "client/vramctl/top_question.h"
 #include "client/vramctl/top_table.h"
 #include "client/vramctl/top_view.h"
@@ -203,6 +205,39 @@ TEST(OverviewTest, WhatARemoteSessionCarriesOverIsNotFragmented) {
   EXPECT_DOUBLE_EQ(Fragmentation(data.overview, device), 1 - 30.0 / 50);
   EXPECT_EQ(DevicesJson(data.overview)[0]["unknown_bytes"], 30_MiB);
   EXPECT_DOUBLE_EQ(DevicesJson(data.overview)[0]["fragmentation_ratio"], 1 - 30.0 / 50);
+  EXPECT_TRUE(absl::StrContains(StatusText(data.overview),
+                                "40.00 MiB carried over from an earlier run of the daemon, "
+                                "30.00 MiB of it unknown"))
+      << StatusText(data.overview);
+}
+
+TEST(StatusTest, IsAtMost100ColumnsWide) {
+  TopData data = Data({Session(1, "a", {Device(0, 40_GiB, 30_GiB, 4_GiB)})}, /*devices=*/8);
+  for (v1::Device& device : *data.overview.devices.mutable_devices()) {
+    device.set_kind(v1::DEVICE_KIND_CUDA);
+    device.set_name("NVIDIA RTX PRO 6000 Blackwell Workstation Edition");
+    device.set_capacity_bytes(79_GiB);
+    device.set_reserved_bytes(50_GiB);
+    device.set_idle_bytes(1023_MiB);
+    device.set_carried_over_bytes(1023_MiB);
+  }
+  const std::string exact = StatusText(data.overview);
+  EXPECT_LE(WidthOf(exact), 100u) << exact;
+  EXPECT_TRUE(absl::StrContains(exact, "Device 7: cuda, NVIDIA RTX PRO 6000 Blackwell Workstation Edition\n")) << exact;
+  EXPECT_TRUE(absl::StrContains(exact, "  1023.00 MiB  ")) << exact;
+
+  // Each size as long as it can be: short ones then.
+  v1::Session* const session = data.overview.sessions.mutable_sessions(0);
+  *session->mutable_devices(0) = Device(0, 3 * 1023_GiB, 1023_GiB, 1023_GiB);
+  v1::ListQuarantineResponse::Holding* holding = data.overview.quarantine.add_holdings();
+  holding->set_bytes(1023_GiB);
+  v1::Device& first = *data.overview.devices.mutable_devices(0);
+  first.set_capacity_bytes(1023_GiB);
+  first.set_reserved_bytes(1023_GiB);
+  first.set_idle_bytes(1023_GiB);
+  const std::string brief = StatusText(data.overview);
+  EXPECT_LE(WidthOf(brief), 100u) << brief;
+  EXPECT_TRUE(absl::StrContains(brief, "  1.00T  ")) << brief;
 }
 
 TEST(OverviewTest, MemoryOfNobodyIsNeitherReclaimableNorFragmented) {
