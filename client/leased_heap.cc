@@ -193,6 +193,8 @@ absl::Status LeasedHeap::Explain(const absl::Status& refusal, uint64_t requested
     // Where all are the application's, in its whole segments, it says how much they are.
     if (fit.holes.count == 0) request.mutable_holes()->set_hole_bytes(stats->inactive_split_bytes.all.current);
   }
+  // First, over the same stream: a process that ends because of this refusal may have no time for another report.
+  session_.ReportStatsOf(static_cast<size_t>(ordinal()));
   const std::shared_ptr<SessionClient::Link> link = session_.link();
   session_.CountCall();
   absl::Status explained = link->stream->Explain(request, session_.options().call_timeout);
@@ -596,9 +598,9 @@ MemoryStats LeasedHeap::WholeStats() const {
   MemoryStats stats = whole_stats_;
   if (!use_.has_value()) return stats;
   const uint64_t reserved = stats.reserved_bytes.all.current;
-  const uint64_t idle = std::min(use_->idle_bytes, reserved);
-  const uint64_t split = std::min(use_->inactive_split_bytes, reserved - idle);
-  const uint64_t active = reserved - idle - split;
+  const uint64_t reclaimable = std::min(use_->idle_bytes, reserved);
+  const uint64_t split = std::min(use_->inactive_split_bytes, reserved - reclaimable);
+  const uint64_t active = reserved - reclaimable - split;
   const uint64_t allocated = std::min(use_->allocated_bytes, active);
   const auto set = [](PoolStat& stat, uint64_t bytes) {
     const uint64_t current = stat.all.current;

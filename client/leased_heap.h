@@ -70,7 +70,8 @@ class LeasedHeap final : public Heap, private SegmentSource, private EventSource
   // What has to be tried again: closes and returns what the device has refused to close, as it does while a CUDA graph
   // is captured, and completes frees whose stream does not exist any more.
   void RetryClosing() ABSL_LOCKS_EXCLUDED(mu_);
-  // Gives up to about `wanted_bytes` of free segments back that have been idle for `min_idle_ticks`. Returns the bytes.
+  // Gives up to about `wanted_bytes` of wholly free segments back that have been so for `min_idle_ticks`. Returns the
+  // bytes.
   uint64_t Trim(uint64_t wanted_bytes, uint64_t min_idle_ticks);
   void Tick() { allocator_.Tick(); }
   void NoteTime() { allocator_.NoteTime(); }

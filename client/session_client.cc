@@ -272,7 +272,10 @@ absl::Status SessionClient::TakeWelcome(const v1::Welcome& welcome) {
     }
     LimitIs(static_cast<uint32_t>(ordinal), grant.limit_bytes());
   }
-  reported_.resize(devices_.size());
+  {
+    MutexLock lock(reports_mu_);
+    reported_.resize(devices_.size());
+  }
   MutexLock lock(devices_mu_);
   opened_.resize(devices_.size());
   return absl::OkStatus();
@@ -348,7 +351,9 @@ bool SessionClient::SayGoodbye(absl::Duration timeout) {
   }
   // Over another connection when this one has broken: a daemon that is still there would keep what was held until the
   // process ends. It may not have seen yet that the old one has.
+  bool all = false;
   while (true) {
+    if (leases()) ReportStats(std::exchange(all, true));  // final: the daemon's log says what became of the session
     const absl::Status taken = link->stream->Close(TimeUntil(deadline));
     if (absl::IsDeadlineExceeded(taken)) return false;
     if (taken.ok() || !leases()) return true;

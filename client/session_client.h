@@ -108,6 +108,8 @@ class SessionClient {
   absl::Status CheckUsable() const;
   // Segments came or went: the daemon learns of it soon, not only at the next report.
   void Grown() ABSL_LOCKS_EXCLUDED(mu_);
+  // Sends the device's figures if they have changed, or `always`: of a leased heap. False: they had not.
+  bool ReportStatsOf(size_t device, bool always = false) ABSL_LOCKS_EXCLUDED(reports_mu_);
   void CountCall() { calls_.fetch_add(1, std::memory_order_relaxed); }
   // The device of this process that is the daemon's `ordinal`.
   absl::StatusOr<Device*> DeviceFor(int ordinal) ABSL_LOCKS_EXCLUDED(devices_mu_);
@@ -187,11 +189,11 @@ class SessionClient {
   void Answer(const v1::Question& question);
   // Has a leased heap keep so many events.
   void Record(size_t device, size_t max_events);
-  // True: the application answers, which knows which whole segments are idle.
+  // True: the application answers, which knows which whole segments are free.
   bool PassOn(const v1::Question& question, uint64_t wanted, uint64_t released);
   void AnswerEndedTrims();
   // Sends the figures that have changed, or all. False: none had.
-  bool ReportStats(bool all);
+  bool ReportStats(bool all) ABSL_LOCKS_EXCLUDED(reports_mu_);
   // Aborted: an operator has ended the session.
   absl::Status Reconnect() ABSL_LOCKS_EXCLUDED(mu_);
   void GiveBackIdle();
@@ -228,9 +230,12 @@ class SessionClient {
   std::vector<std::unique_ptr<Heap>> heaps_;  // by ordinal
   TrimRequests trims_;
 
-  // Of the keeper thread.
-  std::vector<MemoryStats> reported_;  // what the daemon knows, by device
   std::thread keeper_;
+
+  // Held from reading figures until they are sent, so that the daemon never gets older ones after newer ones. Taken
+  // before any other.
+  Mutex reports_mu_;
+  std::vector<MemoryStats> reported_ ABSL_GUARDED_BY(reports_mu_);  // what the daemon knows, by device
 
   mutable Mutex mu_;
   CondVar changed_;

@@ -18,7 +18,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kMaxCarriedInMessage = 1024;
-// Statistics are reported, and idle segments looked at, at most so often.
+// Statistics are reported, and wholly free segments looked at, at most so often.
 constexpr std::chrono::milliseconds kReportPeriod(950);  // with the way to the daemon, figures are never a second old
 // The first report of a change comes this soon: the block that a segment was leased for is then counted, too.
 constexpr std::chrono::milliseconds kReportDelay(2);
@@ -138,6 +138,7 @@ void SessionClient::Keep() {
         reported_lost = false;
         next_try = Clock::time_point::max();
         next_report = now;
+        MutexLock lock(reports_mu_);
         for (MemoryStats& stats : reported_) stats = MemoryStats();
       } else {
         if (!absl::IsUnavailable(reached) && reached != last_failure)
@@ -171,20 +172,23 @@ void SessionClient::Keep() {
 }
 
 bool SessionClient::ReportStats(bool all) {
+  bool changed = false;
+  for (size_t device = 0; device < heaps_.size(); ++device) changed = ReportStatsOf(device, /*always=*/all) || changed;
+  return changed;
+}
+
+bool SessionClient::ReportStatsOf(size_t device, bool always) {
+  MutexLock lock(reports_mu_);
   const std::shared_ptr<Link> link = this->link();
   if (!link->stream->status().ok()) return false;
-  bool changed = false;
-  for (size_t device = 0; device < heaps_.size(); ++device) {
-    const MemoryStats stats = heaps_[device]->GetMemoryStats().value_or(MemoryStats());
-    if (!all && SameCounts(stats, reported_[device])) continue;
-    reported_[device] = stats;
-    changed = true;
-    v1::SessionRequest message;
-    message.mutable_stats()->set_device(static_cast<uint32_t>(device));
-    *message.mutable_stats()->mutable_stats() = StatsToProto(stats);
-    link->stream->Send(std::move(message));
-  }
-  return changed;
+  const MemoryStats stats = heaps_[device]->GetMemoryStats().value_or(MemoryStats());
+  if (!always && SameCounts(stats, reported_[device])) return false;
+  reported_[device] = stats;
+  v1::SessionRequest message;
+  message.mutable_stats()->set_device(static_cast<uint32_t>(device));
+  *message.mutable_stats()->mutable_stats() = StatsToProto(stats);
+  link->stream->Send(std::move(message));
+  return true;
 }
 
 void SessionClient::Answer(const v1::Question& question) {

@@ -21,7 +21,7 @@ namespace vrambroker::client_internal {
 class SessionStream;
 
 // The daemon's questions for memory that the application answers: it has an allocator of its own over whole segments,
-// and that alone knows which of them are idle. One thread of the application, or several, wait for them.
+// and that alone knows which of them are free. One thread of the application, or several, wait for them.
 //
 // A question ends when the application says that it is done, when as much as was asked for has come back, or when its
 // time is up, whatever the application does: the daemon is never kept waiting. Thread-safe.

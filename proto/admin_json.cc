@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "proto/admin_json.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -44,11 +45,22 @@ Json ToJson(const v1::OutOfMemory& oom) {
   return Json::parse(OutOfMemoryJson(oom));
 }
 
+uint64_t UnknownBytes(const v1::SessionDevice& device) {
+  const v1::MemoryStats& stats = device.stats();
+  uint64_t left = device.reserved_bytes();
+  for (const uint64_t known :
+       {stats.active_bytes().all().current(), stats.inactive_split_bytes().all().current(), device.idle_bytes()}) {
+    left -= std::min(left, known);
+  }
+  return std::min(left, device.carried_over_bytes());
+}
+
 Json ToJson(const v1::Session& session) {
   Json devices = Json::array();
   for (const v1::SessionDevice& device : session.devices()) {
     const v1::MemoryStats& stats = device.stats();
     const uint64_t allocated = stats.allocated_bytes().all().current();
+    const uint64_t unknown = UnknownBytes(device);
     Json waiting = Json::array();
     for (const v1::WaitingRequest& request : device.waiting()) {
       waiting.push_back({{"bytes", request.bytes()},
@@ -65,11 +77,12 @@ Json ToJson(const v1::Session& session) {
                        {"idle_bytes", device.idle_bytes()},
                        {"returning_bytes", device.returning_bytes()},
                        {"carried_over_bytes", device.carried_over_bytes()},
+                       {"unknown_bytes", unknown},
                        {"allocated_bytes", allocated},
                        {"allocated_bytes_peak", stats.allocated_bytes().all().peak()},
                        {"requested_bytes", stats.requested_bytes().all().current()},
                        {"inactive_split_bytes", stats.inactive_split_bytes().all().current()},
-                       {"fragmentation_ratio", FragmentationRatio(allocated, device.reserved_bytes())},
+                       {"fragmentation_ratio", FragmentationRatio(allocated, device.reserved_bytes() - unknown)},
                        {"num_ooms", stats.num_ooms()},
                        {"waiting", std::move(waiting)}});
   }
@@ -97,6 +110,7 @@ Json ToJson(const v1::OutOfMemoryEvent& event) {
 }
 
 Json ToJson(const v1::Device& device, const DeviceSums& sums) {
+  const uint64_t known = sums.leased_bytes - std::min(sums.leased_bytes, sums.unknown_bytes);
   return {{"device", device.ordinal()},
           {"kind", KindName(device.kind())},
           {"name", device.name()},
@@ -112,7 +126,8 @@ Json ToJson(const v1::Device& device, const DeviceSums& sums) {
           {"quarantined_bytes", sums.quarantined_bytes},
           {"left_behind_bytes", sums.left_behind_bytes},
           {"carried_over_bytes", device.carried_over_bytes()},
-          {"fragmentation_ratio", FragmentationRatio(sums.allocated_bytes, sums.leased_bytes)},
+          {"unknown_bytes", sums.unknown_bytes},
+          {"fragmentation_ratio", FragmentationRatio(sums.allocated_bytes, known)},
           {"fault", device.fault()}};
 }
 

@@ -30,8 +30,13 @@ struct DeviceSums {
   uint64_t inactive_split_bytes = 0;
   uint64_t quarantined_bytes = 0;  // left behind, or of sessions that disconnected or were ended
   uint64_t left_behind_bytes = 0;  // of these, of no session
+  uint64_t unknown_bytes = 0;      // of what they hold: see UnknownBytes()
 };
 nlohmann::ordered_json ToJson(const v1::Device& device, const DeviceSums& sums);
+
+// What the session carries over and its allocator, which is the daemon's, does not know: neither allocated nor free. 0
+// for one that leases, whose client counts all that it holds.
+uint64_t UnknownBytes(const v1::SessionDevice& device);
 
 absl::Time TimeOf(const google::protobuf::Timestamp& timestamp);
 // "active", "disconnected" or "ended".

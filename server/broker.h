@@ -52,7 +52,7 @@ struct BrokerOptions {
   uint64_t max_recorded_events_per_uid = 10'000'000;  // of remote sessions: theirs are in the daemon's memory
   SessionBounds session_bounds;
   size_t max_waiting_per_uid = 4096;  // requests
-  // How long those who hold idle memory have to give it back when somebody asks for it.
+  // How long those who hold reclaimable memory have to give it back when somebody asks for it.
   std::chrono::milliseconds reclaim_timeout{2000};
   // See GrowthQueueOptions.
   std::chrono::milliseconds hold_back_time{1000};
@@ -87,6 +87,8 @@ struct SessionDeviceInfo {
     size_t place = 1;  // in the queue
   };
   uint64_t idle_bytes = 0;  // in segments that hold no block
+  // Carried over by a remote session, whose allocator does not know it: neither allocated nor free.
+  uint64_t unknown_bytes = 0;
   std::vector<Waiting> waiting;
   Session::OomCounts ooms{};  // by OomCause
   // As of the last FollowFragmentation().
@@ -120,7 +122,7 @@ struct DeviceInfo {
   std::vector<QuarantinedInfo> quarantine;
   std::vector<CarriedOver::Holding> carried_over;
   absl::Status health;
-  FreeSizes idle_sizes;  // of the idle segments
+  FreeSizes idle_sizes;  // of the segments that the daemon caches
   ReclaimFigures reclaims;
   DeviceMeterFigures calls;
   uint64_t driver_free_bytes = 0;  // see PoolView
@@ -134,6 +136,7 @@ struct DeviceInfo {
   MemoryStats stats;               // what they count themselves may be older than the rest
   uint64_t leased_bytes = 0;       // charged to live sessions; also what the driver is still to give
   uint64_t reclaimable_bytes = 0;  // of these, in segments that hold no block
+  uint64_t unknown_bytes = 0;      // of these, carried over by remote sessions
   uint64_t quarantined_bytes = 0;  // of disconnected and ended ones, and left behind
   // By sessions that are gone, and carried over by processes without a session.
   uint64_t left_behind_bytes = 0;
@@ -174,7 +177,7 @@ inline constexpr int kMaxPriority = 1000;
 
 // How far a request goes when the device is full.
 struct GrowthOptions {
-  bool may_reclaim = false;           // others that hold idle memory are asked to give it back
+  bool may_reclaim = false;           // others that hold reclaimable memory are asked to give it back
   std::chrono::milliseconds wait{0};  // with may_reclaim: and then it waits for so long, as far as its terms allow
   uint64_t cancel_key = 0;            // for CancelWait(); 0: none
   ScopeId scope = 0;                  // of an allocation, in the session's list: what the block is for
@@ -299,7 +302,7 @@ class Broker {
   // Errors as Trim(). With the events that the session has recorded, or only what its heap is now.
   void Snapshot(const SessionPtr& session, int device, const std::function<void(absl::StatusOr<HeapSnapshot>)>& done,
                 bool with_history = true);
-  // What is reserved beyond it is asked back, as far as it is idle; the rest stays. InvalidArgument below the
+  // What is reserved beyond it is asked back, as far as it is reclaimable; the rest stays. InvalidArgument below the
   // guarantee.
   absl::Status SetLimit(const SessionPtr& session, const Limit& limit) ABSL_LOCKS_EXCLUDED(limits_mu_);
   // On all devices, or on none. Answers when others have given up what is needed for it, or will not: errors of

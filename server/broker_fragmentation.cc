@@ -13,7 +13,7 @@
 namespace vrambroker {
 namespace {
 
-// What a session reserves of a device, or is guaranteed, when everybody asks for it: without what it holds idle.
+// What a session reserves of a device, or is guaranteed, when everybody asks for it: without what is reclaimable.
 uint64_t NeededBytes(const SessionDeviceInfo& held) {
   return std::max(SaturatingSub(held.account.reserved_bytes, held.idle_bytes), held.account.guarantee_bytes);
 }
@@ -33,7 +33,7 @@ struct Reclaimable {
   }
 };
 
-// The most that the session can hold on the device when others give up what they hold idle: by its limit, its user's,
+// The most that the session can hold on the device when others give up what is reclaimable: by its limit, its user's,
 // and what the device has.
 uint64_t MostBytes(const SessionDeviceInfo& held, const SegmentPool& pool, const PoolFigures& figures,
                    const Reclaimable& reclaimable) {

@@ -287,6 +287,7 @@ OomReport Broker::Report(const Session& session, int device) const {
   const MemoryStats stats = session.GetMemoryStats(device);
   report.allocated_bytes = stats.allocated_bytes.all.current;
   report.inactive_split_bytes = stats.inactive_split_bytes.all.current;
+  report.unknown_bytes = FiguresOn(session, device, account).unknown_bytes;
   const PoolFigures figures = pool.GetFigures();
   report.capacity_bytes = figures.capacity_bytes;
   report.available_bytes = figures.capacity_bytes - std::min(figures.capacity_bytes, figures.charged_bytes);
@@ -333,6 +334,7 @@ void Broker::AddHolders(const Session& session, OomReport* report) const {
                       .reserved_bytes = held.account.reserved_bytes,
                       .guarantee_bytes = held.account.guarantee_bytes,
                       .active_bytes = held.stats.active_bytes.all.current,
+                      .unknown_bytes = held.unknown_bytes,
                       .inactive_split_bytes = held.stats.inactive_split_bytes.all.current,
                       .is_connected = holder->state() == SessionState::kActive,
                       .asked = silent.contains(holder->id())  ? OtherSession::Asked::kNoAnswer

@@ -86,6 +86,7 @@ BrokerView Broker::View() const {
       const SessionDeviceInfo& held = session.devices[device];
       info.stats.Add(held.stats);
       info.reclaimable_bytes += held.idle_bytes;
+      info.unknown_bytes += held.unknown_bytes;
       if (session.state != SessionState::kActive) info.quarantined_bytes += held.account.reserved_bytes;
     }
   }
@@ -155,6 +156,9 @@ SessionDeviceInfo Broker::FiguresOn(const Session& session, int device, const Ac
     ClampFree(reserved, stats.free);
   }
   held.idle_bytes = IdleBytes(session, held.account, stats);
+  const uint64_t known = stats.active_bytes.all.current + stats.inactive_split_bytes.all.current + held.idle_bytes;
+  held.unknown_bytes =
+      std::min(account.carried_over_bytes, account.reserved_bytes - std::min(account.reserved_bytes, known));
   held.ooms = session.GetOoms(device);
   return held;
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Threads: the event loop on the main thread (accepting, signals, ended processes, tickets), gRPC's own (handlers,
-// which never block), the workers (driver calls, waiting for clients), one a device that gives idle memory back to the
-// driver, one for the HTTP port and some that make its pages.
+// which never block), the workers (driver calls, waiting for clients), one a device that gives cached memory back to
+// the driver, one for the HTTP port and some that make its pages.
 #include "server/daemon.h"
 
 #include <fcntl.h>
@@ -480,6 +480,7 @@ void Daemon::TakeSample() {
     const DeviceInfo& info = view.devices[i];
     samples[i].allocated_bytes = info.stats.allocated_bytes.all.current;
     samples[i].leased_bytes = info.leased_bytes;
+    samples[i].inactive_split_bytes = info.stats.inactive_split_bytes.all.current;
     samples[i].idle_bytes = info.figures.idle_bytes;
     samples[i].left_behind_bytes = info.left_behind_bytes;
     samples[i].refusals = std::accumulate(info.ooms.begin(), info.ooms.end(), uint64_t{0});

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // GrowthQueue: the requests for memory of one device that others have to give something up for. Asks those who hold
-// idle memory to give it back, and lets requests wait.
+// reclaimable memory to give it back, and lets requests wait.
 #ifndef VRAMBROKER_SERVER_GROWTH_QUEUE_H_
 #define VRAMBROKER_SERVER_GROWTH_QUEUE_H_
 
@@ -99,8 +99,8 @@ struct GrowthQueueHooks {
 // one does not starve, free memory is held back for it for a moment, once it has waited for kHoldAfter:
 //
 // - only when it can be served with what is expected to come back meanwhile: what others were asked for and reported as
-//   idle, what they are closing, what settles in quarantine, and as much as has come back lately from sessions that
-//   take and give memory all the time;
+//   reclaimable, what they are closing, what settles in quarantine, and as much as has come back lately from sessions
+//   that take and give memory all the time;
 // - against sessions of its priority and below, but not against those that it waits for: SegmentPool::HoldBack();
 // - for hold_back_time at most. Then no request has memory held back for as long as that took, so that those who were
 //   held back are served, and none of the same user for kUserRest times as long;
@@ -130,8 +130,8 @@ class GrowthQueue {
   static constexpr std::chrono::milliseconds kHoldAfter{1000};
   static constexpr int kUserRest = 4;
   static constexpr std::chrono::milliseconds kLongestLook{10000};
-  // While requests wait, those whose figures say that they hold idle memory are asked again this often; those that gave
-  // nothing the last time, and whose figures still say the same, less often.
+  // While requests wait, those whose figures say that they hold reclaimable memory are asked again this often; those
+  // that gave nothing the last time, and whose figures still say the same, less often.
   static constexpr std::chrono::milliseconds kAskPeriod{250};
   static constexpr std::chrono::milliseconds kAskInVainPeriod{2000};
   // For all requests together, everybody is asked this often at most.
@@ -179,7 +179,7 @@ class GrowthQueue {
   struct Asked {
     LastAsked last;
     SteadyTime at;
-    uint64_t expected = 0;  // of what was idle, as long as it is not answered
+    uint64_t expected = 0;  // of what was reclaimable, as long as it is not answered
   };
   // To all requests of a group, as much is free. What one needs is compared with that.
   struct Group {
@@ -312,7 +312,7 @@ class GrowthQueue {
   bool IsTimeToLook(SteadyTime now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Notes how much has come back so far; returns how much of that since hold_back_time ago.
   uint64_t CameBackLately(SteadyTime now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // What others reported as idle and were asked for; not what has been answered, or is overdue.
+  // What others reported as reclaimable and were asked for; not what has been answered, or is overdue.
   uint64_t AskedFor(const Waiter& waiter, SteadyTime now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Only a hold keeps the request from its memory.
   bool IsHeldBack(const GrowthRequest& request, const Place& place) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -138,7 +138,7 @@ void GrowthQueue::Ask(uint64_t arrival, Questions& questions) {
     candidates = *questions.candidates;
   }
   for (ReclaimCandidate& candidate : candidates) {
-    // What the session itself holds idle comes first.
+    // What is reclaimable in the session itself comes first.
     if (candidate.session == request.session) candidate.priority = std::numeric_limits<int>::min();
   }
   const bool is_anybody_there = !EveryVictim(candidates, missing).empty();

@@ -203,7 +203,8 @@ HttpResponse HttpApi::State() const {
                                 .reclaimable_bytes = info.reclaimable_bytes,
                                 .inactive_split_bytes = info.stats.inactive_split_bytes.all.current,
                                 .quarantined_bytes = info.quarantined_bytes,
-                                .left_behind_bytes = info.left_behind_bytes});
+                                .left_behind_bytes = info.left_behind_bytes,
+                                .unknown_bytes = info.unknown_bytes});
     json["held_back_bytes"] = figures.held_back_bytes;
     json["guaranteed_bytes"] = figures.guaranteed_bytes;
     json["committed_bytes"] = figures.committed_bytes;
@@ -250,13 +251,15 @@ HttpResponse HttpApi::Ooms(const HttpParameters& parameters) const {
 HttpResponse HttpApi::TimelineOf(const HttpParameters& parameters) const {
   const absl::StatusOr<int> device = DeviceOf(parameters, 0);
   if (!device.ok()) return HttpError(device.status());
-  Json times, allocated, leased, reclaimable, idle, left_behind, refusals, waiting;
-  for (Json* column : {&times, &allocated, &leased, &reclaimable, &idle, &left_behind, &refusals, &waiting})
+  Json times, allocated, leased, fragmented, reclaimable, idle, left_behind, refusals, waiting;
+  for (Json* column :
+       {&times, &allocated, &leased, &fragmented, &reclaimable, &idle, &left_behind, &refusals, &waiting})
     *column = Json::array();
   for (const TimelineSample& sample : timeline_.Get(static_cast<size_t>(*device))) {
     times.push_back(std::chrono::duration_cast<std::chrono::milliseconds>(sample.time.time_since_epoch()).count());
     allocated.push_back(sample.allocated_bytes);
     leased.push_back(sample.leased_bytes);
+    fragmented.push_back(sample.inactive_split_bytes);
     reclaimable.push_back(sample.reclaimable_bytes);
     idle.push_back(sample.idle_bytes);
     left_behind.push_back(sample.left_behind_bytes);
@@ -268,6 +271,7 @@ HttpResponse HttpApi::TimelineOf(const HttpParameters& parameters) const {
                          {"time_ms", std::move(times)},
                          {"allocated_bytes", std::move(allocated)},
                          {"leased_bytes", std::move(leased)},
+                         {"inactive_split_bytes", std::move(fragmented)},
                          {"reclaimable_bytes", std::move(reclaimable)},
                          {"idle_bytes", std::move(idle)},
                          {"left_behind_bytes", std::move(left_behind)},

@@ -36,7 +36,9 @@ struct Row {
 
   uint64_t reserved() const { return held->account.reserved_bytes; }
   const MemoryStats& stats() const { return held->stats; }
-  uint64_t cached_free() const { return reserved() - std::min(reserved(), stats().active_bytes.all.current); }
+  // Without what the daemon does not know the blocks of.
+  uint64_t known() const { return reserved() - held->unknown_bytes; }
+  uint64_t cached_free() const { return known() - std::min(known(), stats().active_bytes.all.current); }
 };
 
 struct Figure {
@@ -132,6 +134,7 @@ struct Folded {
     to.account.carried_over_bytes += from.account.carried_over_bytes;
     to.account.segments += from.account.segments;
     to.idle_bytes += from.idle_bytes;
+    to.unknown_bytes += from.unknown_bytes;
     to.stats.Add(from.stats);
     to.fragmentation.bytes_per_second += from.fragmentation.bytes_per_second;
     // Of the first that is refused.
@@ -201,10 +204,13 @@ void WriteGauges(const std::vector<Row>& rows, MetricFamilies& out) {
     out.Family(absl::StrCat("vrambroker_client_", gauge.name), gauge.help, Gauge);
     for (const Row& row : rows) out.Sample(row.labels, gauge.value(row));
   }
-  out.Family("vrambroker_client_fragmentation_ratio",
-             "1 - allocated / reserved, between 0 and 1; 0 when nothing is reserved.", Gauge);
+  out.Family(
+      "vrambroker_client_fragmentation_ratio",
+      "1 - allocated / reserved, between 0 and 1; 0 when nothing is reserved. Without what a remote session carries "
+      "over.",
+      Gauge);
   for (const Row& row : rows) {
-    out.Sample(row.labels, FragmentationRatio(row.stats().allocated_bytes.all.current, row.reserved()));
+    out.Sample(row.labels, FragmentationRatio(row.stats().allocated_bytes.all.current, row.known()));
   }
   out.Family("vrambroker_client_external_fragmentation_ratio",
              "1 - largest free block / cached free bytes, between 0 and 1; 0 when nothing is free.", Gauge);

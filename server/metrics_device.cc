@@ -25,7 +25,7 @@ struct DeviceRow {
   uint64_t largest_hole_bytes = 0;  // the largest free block of any session
   FreeSizes free;                   // of the sessions and the daemon's cache
   uint64_t reserved_bytes = 0;
-  uint64_t held_bytes = 0;       // by sessions: without what is cached or left behind
+  uint64_t held_bytes = 0;       // by sessions: without what is cached, left behind, or unknown
   uint64_t free_held_bytes = 0;  // of these, in no block
   std::map<std::string, uint64_t> quarantined_bytes;
   std::chrono::milliseconds quarantine_age{0};
@@ -52,7 +52,7 @@ DeviceRow MakeRow(const BrokerView& view, size_t device) {
   }
   // What sessions count themselves may be older.
   row.reserved_bytes = std::max(info.figures.reserved_bytes, row.info->stats.active_bytes.all.current);
-  row.held_bytes = std::max(info.leased_bytes, row.info->stats.active_bytes.all.current);
+  row.held_bytes = std::max(info.leased_bytes - info.unknown_bytes, row.info->stats.active_bytes.all.current);
   row.free_held_bytes = row.held_bytes - row.info->stats.active_bytes.all.current;
   return row;
 }
@@ -73,8 +73,8 @@ constexpr DeviceFigure kFigures[] = {
      [](const DeviceRow& row) { return row.info->figures.capacity_bytes; }},
     {"reserved_bytes", "Memory of segments held from the driver: by sessions, cached by the daemon, or left behind.",
      Gauge, [](const DeviceRow& row) { return row.reserved_bytes; }},
-    {"leased_bytes", "Memory of segments that sessions hold: allocated, fragmented or reclaimable.", Gauge,
-     [](const DeviceRow& row) { return row.info->leased_bytes; }},
+    {"leased_bytes", "Memory of segments that sessions hold: allocated, fragmented, reclaimable, or carried over.",
+     Gauge, [](const DeviceRow& row) { return row.info->leased_bytes; }},
     {"allocated_bytes", "Memory in blocks handed out to clients.", Gauge,
      [](const DeviceRow& row) { return row.info->stats.allocated_bytes.all.current; }},
     {"active_bytes", "Memory in blocks that are in use or wait for a stream event.", Gauge,
@@ -137,7 +137,9 @@ constexpr DeviceFigure kFigures[] = {
 
 void WriteRatios(const std::vector<DeviceRow>& rows, MetricFamilies& out) {
   out.Family("vrambroker_device_fragmentation_ratio",
-             "1 - allocated / reserved of what sessions hold, between 0 and 1; 0 when they hold nothing.", Gauge);
+             "1 - allocated / reserved of what sessions hold, between 0 and 1; 0 when they hold nothing. Without what "
+             "remote sessions carry over.",
+             Gauge);
   for (const DeviceRow& row : rows) {
     out.Sample(row.labels, FragmentationRatio(row.info->stats.allocated_bytes.all.current, row.held_bytes));
   }

@@ -111,7 +111,7 @@ std::string AdviceOnLimit(const OomReport& report) {
       FormatBytes(room), " to spare.");
 }
 
-// The reason that most of the named idle bytes have in common.
+// The reason that most of the named unused bytes have in common.
 IdleWhy MainReason(const std::vector<OomReport::IdleHolder>& holders) {
   std::array<uint64_t, kIdleWhys.size()> bytes{};
   for (const OomReport::IdleHolder& holder : holders) bytes[static_cast<size_t>(holder.why)] += holder.idle_bytes;
@@ -196,7 +196,7 @@ void AddOthers(absl::Span<const OtherSession> others, OomReport* report) {
   report->names_others = true;
   std::vector<OomReport::IdleHolder>& holders = report->idle_holders;
   for (const OtherSession& other : others) {
-    const uint64_t idle = SaturatingSub(other.reserved_bytes, other.active_bytes);
+    const uint64_t idle = SaturatingSub(other.reserved_bytes, other.active_bytes + other.unknown_bytes);
     report->idle_elsewhere_bytes += idle;
     const auto add = [&](IdleWhy why, uint64_t bytes) {
       if (bytes > 0) holders.push_back({.client = other.client, .idle_bytes = bytes, .why = why});
@@ -229,7 +229,7 @@ void AddOthers(absl::Span<const OtherSession> others, OomReport* report) {
 }
 
 uint64_t OwnIdleBytes(const OomReport& report) {
-  return SaturatingSub(report.reserved_bytes, report.allocated_bytes);
+  return SaturatingSub(report.reserved_bytes, report.allocated_bytes + report.unknown_bytes);
 }
 
 std::string Advice(const OomReport& report) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a refusal for lack of memory tells people beyond its figures: which idle memory could not be had and why, and
+// What a refusal for lack of memory tells people beyond its figures: which unused memory could not be had and why, and
 // what to do. Pure functions.
 #ifndef VRAMBROKER_SERVER_OOM_ADVICE_H_
 #define VRAMBROKER_SERVER_OOM_ADVICE_H_
@@ -22,6 +22,7 @@ struct OtherSession {
   uint64_t reserved_bytes = 0;
   uint64_t guarantee_bytes = 0;
   uint64_t active_bytes = 0;
+  uint64_t unknown_bytes = 0;  // not known to be unused: see SessionDeviceInfo
   uint64_t inactive_split_bytes = 0;
   bool is_connected = true;
   Asked asked = Asked::kNo;
@@ -31,7 +32,7 @@ struct OtherSession {
 inline constexpr size_t kMaxHolders = 3;
 inline constexpr size_t kMaxIdleHolders = 5;
 
-// Fills in what the report says of others: idle and quarantined bytes, and those who hold most of the idle ones. (The
+// Fills in what the report says of others: unused and quarantined memory, and those who hold most of the unused. (The
 // largest holders are not here: the refused session may be one.)
 void AddOthers(absl::Span<const OtherSession> others, OomReport* report);
 

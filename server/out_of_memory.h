@@ -28,7 +28,7 @@ inline constexpr std::array<OomCause, 4> kOomCauses = {OomCause::kLimit, OomCaus
 // "limit", "capacity", "fragmentation", "larger_than_device": the `reason` of metrics and logs.
 const char* OomCauseName(OomCause cause);
 
-// Why idle bytes of another session are not to be had.
+// Why unused memory of another session is not to be had.
 enum class IdleWhy {
   kWithinGuarantee,  // given back, they would stay kept for it
   kInPartUsed,       // in segments that also hold used blocks
@@ -68,6 +68,7 @@ struct OomReport {
   uint64_t available_bytes = 0;  // capacity that no session has reserved
   std::vector<Holder> largest_holders;
   uint64_t guarantee_bytes = 0;
+  uint64_t unknown_bytes = 0;         // of a remote session: carried over, so that nobody knows what of it is in use
   uint64_t inactive_split_bytes = 0;  // of the session
   uint64_t kept_free_bytes = 0;       // of available_bytes: kept for other sessions' guarantees
   uint64_t device_idle_bytes = 0;     // held by the daemon for reuse, leased to nobody
@@ -79,7 +80,7 @@ struct OomReport {
   uint64_t waited_ms = 0;             // that the request waited for memory; 0: it did not
   uint64_t user_limit_bytes = 0;      // on what the user's sessions have together; 0: none
   uint64_t user_committed_bytes = 0;  // what they have, or are guaranteed
-  bool names_others = false;          // what other sessions hold was looked up: holders, quarantined and idle bytes
+  bool names_others = false;          // what other sessions hold was looked up: holders, quarantined and unused bytes
   Holes holes;                        // of the session
   // Whether `holes` is the session's word. Clients of version 0.1 send none; what is reserved and not allocated counts.
   bool knows_holes = false;

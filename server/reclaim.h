@@ -30,7 +30,7 @@ struct ReclaimVictim {
 };
 
 // Who is to give how much back, so that it comes to `wanted_bytes`, or as much as there is. Nobody is asked for more
-// than its idle bytes, or below its guarantee. Sessions of the lowest priority come first, among them the one with the
+// than is reclaimable, or below its guarantee. Sessions of the lowest priority come first, among them the one with the
 // most to give. Nobody waits for slow ones. Pure.
 std::vector<ReclaimVictim> ChooseVictims(const std::vector<ReclaimCandidate>& candidates, uint64_t wanted_bytes);
 

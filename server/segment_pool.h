@@ -3,7 +3,8 @@
 // SegmentPool: all segments of one device, and the ledger of who may hold how much.
 //
 // Every session has an account with the pool: a limit, and what is charged against it. A segment is leased to one
-// account, or idle. This is the one place where limits and capacity are enforced.
+// account, or idle: cached by the daemon, in the glossary's words. This is the one place where limits and capacity are
+// enforced.
 #ifndef VRAMBROKER_SERVER_SEGMENT_POOL_H_
 #define VRAMBROKER_SERVER_SEGMENT_POOL_H_
 
@@ -80,7 +81,7 @@ struct PoolFigures {
   uint64_t handover_bytes = 0;
 };
 
-// What came of asking sessions for their idle memory, ever.
+// What came of asking sessions for their reclaimable memory, ever.
 struct ReclaimFigures {
   uint64_t reclaims = 0;  // times that a session was asked
   uint64_t asked_bytes = 0;

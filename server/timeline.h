@@ -17,12 +17,13 @@ namespace vrambroker {
 struct TimelineSample {
   std::chrono::system_clock::time_point time;
   uint64_t allocated_bytes = 0;
-  uint64_t leased_bytes = 0;       // charged to live sessions
-  uint64_t reclaimable_bytes = 0;  // part of leased_bytes: in segments that hold no block
-  uint64_t idle_bytes = 0;         // held by the daemon, leased to nobody
-  uint64_t left_behind_bytes = 0;  // left behind by sessions that are gone
-  uint64_t refusals = 0;           // ever
-  uint64_t waiting = 0;            // requests
+  uint64_t leased_bytes = 0;          // charged to live sessions
+  uint64_t inactive_split_bytes = 0;  // part of leased_bytes: free, in segments that also hold blocks
+  uint64_t reclaimable_bytes = 0;     // part of leased_bytes: in segments that hold no block
+  uint64_t idle_bytes = 0;            // held by the daemon, leased to nobody
+  uint64_t left_behind_bytes = 0;     // left behind by sessions that are gone
+  uint64_t refusals = 0;              // ever
+  uint64_t waiting = 0;               // requests
 };
 
 // Safe to call from any thread.
@@ -30,7 +31,7 @@ class Timeline {
  public:
   static constexpr std::chrono::seconds kPeriod{2};         // between samples
   static constexpr std::chrono::minutes kLength{15};        // older ones are dropped
-  static constexpr size_t kMaxSamples = kLength / kPeriod;  // of a device, about 70 bytes each
+  static constexpr size_t kMaxSamples = kLength / kPeriod;  // of a device, about 80 bytes each
 
   explicit Timeline(size_t devices) : samples_(devices) {}
 

@@ -72,7 +72,7 @@ struct ClientOptions {
   // of it (RESOURCE_EXHAUSTED).
   std::optional<Limit> guarantee;
   // How long a request for which there is no memory waits for other sessions to give some back, at most an hour. Zero:
-  // it fails as soon as those that hold idle memory were asked for it.
+  // it fails as soon as those that hold reclaimable memory were asked for it.
   absl::Duration wait = absl::ZeroDuration();
   // How the session's allocator works, in PyTorch's syntax: "max_split_size_mb:128,garbage_collection_threshold:0.8".
   // None: $PYTORCH_ALLOC_CONF, or else $PYTORCH_CUDA_ALLOC_CONF, where set and not empty. Empty: the daemon's settings.
@@ -105,7 +105,7 @@ struct OutOfMemory {
     uint64_t reserved_bytes = 0;
     uint64_t allocated_bytes = 0;
   };
-  // Idle bytes of another session that were not to be had.
+  // Unused memory of another session that was not to be had.
   struct IdleHolder {
     enum class Why {
       kUnknown,
@@ -162,7 +162,7 @@ struct OutOfMemory {
   uint64_t device_kept_free_bytes = 0;         // of device_available_bytes: kept for other sessions' guarantees
   uint64_t device_idle_bytes = 0;              // held by the daemon for reuse, leased to nobody
   uint64_t device_quarantined_bytes = 0;       // of sessions that disconnected or were ended, until their processes go
-  uint64_t idle_elsewhere_bytes = 0;           // idle bytes of all other sessions
+  uint64_t idle_elsewhere_bytes = 0;           // unused memory of all other sessions
   std::vector<IdleHolder> idle_holders;        // of these, most bytes first; a session may have several
   uint64_t waited_ms = 0;                      // milliseconds that the request waited for memory
   std::string explanation;                     // the cause, with the figures that decide it
@@ -200,11 +200,11 @@ struct SegmentUse {
   uint64_t idle_bytes = 0;            // of segments that hold no block: what it could give back
 };
 
-// The daemon asks for memory that the program holds idle; see Client::WaitForTrim().
+// The daemon asks for memory that is reclaimable in the program; see Client::WaitForTrim().
 struct TrimRequest {
   uint64_t number = 0;
   int device = -1;                             // ordinal; -1: of any
-  uint64_t bytes = 0;                          // wanted; the largest number: all that is idle
+  uint64_t bytes = 0;                          // wanted; the largest number: all that is reclaimable
   absl::Duration time = absl::ZeroDuration();  // until the daemon gets its answer
 };
 
@@ -355,11 +355,11 @@ class Client {
   // (RESOURCE_EXHAUSTED) is not counted as one. For programs that then free what they cache, and ask again.
   absl::StatusOr<void*> TryLeaseSegment(uint64_t bytes, int device = 0);
   // What the program makes of the segments that it holds, at this moment. The daemon shows it, and asks for what is
-  // idle when others need it. Without it, all that is leased counts as in use, as what is leased from now on does until
-  // the next report.
+  // reclaimable when others need it. Without it, all that is leased counts as in use, as what is leased from now on
+  // does until the next report.
   absl::Status ReportSegmentUse(const SegmentUse& use, int device = 0);
-  // Whether the program answers when the daemon asks for memory that it holds idle: by WaitForTrim(), on a thread of
-  // its own. With `on` false, WaitForTrim() returns CANCELLED.
+  // Whether the program answers when the daemon asks for its reclaimable memory: by WaitForTrim(), on a thread of its
+  // own. With `on` false, WaitForTrim() returns CANCELLED.
   absl::Status ServeTrims(bool on);
   // Waits until the daemon asks for memory; DEADLINE_EXCEEDED after `timeout`. The program returns segments that it
   // does not use (ReturnSegment()), and calls EndTrim() then, also when there are none. The daemon hears as soon as it

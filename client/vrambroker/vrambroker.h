@@ -266,16 +266,16 @@ typedef struct vrambroker_segment_use {
   uint64_t idle_bytes;           /* of segments that hold no block: what it could give back */
 } vrambroker_segment_use;
 
-/* The daemon shows it, and asks for what is idle when others need it. Without it, all that is leased counts as in use,
- * as what is leased from now on does until the next report. */
+/* The daemon shows it, and asks for what is reclaimable when others need it. Without it, all that is leased counts as
+ * in use, as what is leased from now on does until the next report. */
 VRAMBROKER_API int vrambroker_report_segment_use(vrambroker_client* client, int device,
                                                  const vrambroker_segment_use* use);
 
-/* The daemon asks for memory that the program holds idle. */
+/* The daemon asks for memory that is reclaimable in the program. */
 typedef struct vrambroker_trim {
   size_t struct_size;
   uint64_t number;
-  uint64_t bytes;  /* wanted; UINT64_MAX: all that is idle */
+  uint64_t bytes;  /* wanted; UINT64_MAX: all that is reclaimable */
   int64_t time_ms; /* until the daemon gets its answer */
   int device;      /* -1: of any */
 } vrambroker_trim;
@@ -431,8 +431,8 @@ VRAMBROKER_API void vrambroker_torch_unserve(void);
 /*
  * PyTorch calls cudaMalloc() for a request, frees what it caches when that fails, and calls it again on the same
  * thread. So the first call is answered at once, with what is free. The second one, of the same size, has others asked
- * for idle memory, and waits for it (wait_ms). While PyTorch captures a CUDA graph or has a pool in use, it calls
- * once only: call this with 1 when one of these begins, with -1 when it ends.
+ * for reclaimable memory, and waits for it (wait_ms). While PyTorch captures a CUDA graph or has a pool in use, it
+ * calls once only: call this with 1 when one of these begins, with -1 when it ends.
  */
 VRAMBROKER_API void vrambroker_torch_count_captures(int change);
 /* How many threads are in one of those calls of cudaMalloc() now. */

@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "allocator/bytes.h"
 #include "allocator/memory_summary.h"
 #include "client/vrambroker/client.h"
 #include "client/vramctl/commands.h"
@@ -15,6 +14,7 @@
 #include "client/vramctl/overview.h"
 #include "client/vramctl/session_output.h"
 #include "client/vramctl/sessions_table.h"
+#include "client/vramctl/status_text.h"
 #include "proto/admin_json.h"
 #include "proto/heap_convert.h"
 
@@ -54,29 +54,8 @@ absl::Status Status(const Context& context) {
            {"devices", DevicesJson(*overview)}});
     return absl::OkStatus();
   }
-  std::vector<std::vector<std::string>> rows = {{"DEVICE", "KIND", "NAME", ">CAPACITY", ">RESERVED", ">ALLOCATED",
-                                                 ">FRAGMENTED", ">RECLAIMABLE", ">CACHED", ">LEFT BEHIND", ">FRAG"}};
-  for (const v1::Device& device : devices.devices()) {
-    const PartBytes parts = PartsOf(*overview, device);
-    rows.push_back({absl::StrCat(device.ordinal()), KindName(device.kind()), device.name(),
-                    FormatBytes(device.capacity_bytes()), FormatBytes(device.reserved_bytes()),
-                    FormatBytes(parts[Part::kAllocated]), FormatBytes(parts[Part::kFragmented]),
-                    FormatBytes(parts[Part::kReclaimable]), FormatBytes(parts[Part::kCached]),
-                    FormatBytes(parts[Part::kLeftBehind]), Percent(Fragmentation(*overview, device))});
-  }
   std::printf("vrambrokerd %s at %s, %s\n\n%s", devices.daemon_version().c_str(), context.socket_dir.c_str(),
-              Counted(static_cast<uint64_t>(sessions), "session").c_str(), Table(rows).c_str());
-  for (const v1::Device& device : devices.devices()) {
-    if (device.carried_over_bytes() == 0) continue;
-    std::printf(
-        "\nDevice %u: %s carried over from an earlier run of the daemon, until processes free it (vramctl sessions, "
-        "quarantine)\n",
-        device.ordinal(), FormatBytes(device.carried_over_bytes()).c_str());
-  }
-  for (const v1::Device& device : devices.devices()) {
-    if (device.fault().empty()) continue;
-    std::printf("\nDevice %u cannot be used: %s\n", device.ordinal(), device.fault().c_str());
-  }
+              Counted(static_cast<uint64_t>(sessions), "session").c_str(), StatusText(*overview).c_str());
   return absl::OkStatus();
 }
 
@@ -143,7 +122,9 @@ absl::Status Summary(const Context& context, const std::string& session) {
   if (context.json) {
     Print(ToJson(*found));
   } else {
-    std::printf("%s", MemorySummary(found->name(), context.device, StatsFromProto(device->stats())).c_str());
+    std::printf(
+        "%s",
+        MemorySummary(found->name(), context.device, StatsFromProto(device->stats()), context.abbreviated).c_str());
   }
   return absl::OkStatus();
 }

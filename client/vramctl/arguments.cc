@@ -175,6 +175,7 @@ void CommandLine::AddCommandsThatShow() {
       "Words:\n"
       "  fragmented   free beside used blocks in a session's segments: cannot be given back\n"
       "  reclaimable  segments of a session without a block: given back on demand\n"
+      "  unknown      carried over by remote sessions: the daemon does not know its blocks\n"
       "  cached       segments that the daemon keeps for reuse: of no session\n"
       "  left behind  of processes that are gone: of no session, and nobody can have it yet\n"
       "  FRAG         1 - allocated / reserved, of what sessions hold";
@@ -235,6 +236,8 @@ void CommandLine::AddCommandsThatShow() {
           [this] { return Summary(context_, session_argument_); });
   AddSession(summary, "Name or id.")->required();
   AddDevice(summary, &context_.only_device, "Statistics of this device. Default: 0.");
+  summary->add_flag("--abbreviated", context_.abbreviated, "Leave out the rows of the large and the small pool.")
+      ->disable_flag_override();
 
   Add(kShow, "quarantine", "List memory of ended processes that nobody can use yet, and why.",
       [this] { return ShowQuarantine(context_); });

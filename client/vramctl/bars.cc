@@ -17,8 +17,9 @@ bool ContinuesCharacter(char c) {
 
 // The parameters of the escape sequence; top_screen.cc has the same colours.
 const char* EscapeOf(Style style) {
-  static constexpr std::array<const char*, kStyles> kEscapes = {
-      "", "1", "2", "7", "7", "1;31", "32", "35", "33", "36", "34", "31", "2", "32", "34", "35", "36", "33", "31"};
+  static constexpr std::array<const char*, kStyles> kEscapes = {"",   "1",  "2",  "7",  "7",  "1;31", "32",
+                                                                "35", "33", "36", "37", "34", "31",   "2",
+                                                                "32", "34", "35", "36", "33", "31"};
   return kEscapes[static_cast<size_t>(style)];
 }
 
@@ -34,6 +35,8 @@ const char* PartName(Part part) {
       return "fragmented";
     case Part::kReclaimable:
       return "reclaimable";
+    case Part::kUnknown:
+      return "unknown";
     case Part::kCached:
       return "cached";
     case Part::kLeftBehind:
@@ -78,8 +81,8 @@ Style StyleOfSession(size_t index) {
 }
 
 const char* Glyph(Part part, bool utf8) {
-  static constexpr std::array<const char*, kAllParts.size()> kUtf8 = {"█", "▚", "▒", "░", "▤", "╳", "·"};
-  static constexpr std::array<const char*, kAllParts.size()> kAscii = {"#", "%", "+", "-", "=", "x", "."};
+  static constexpr std::array<const char*, kAllParts.size()> kUtf8 = {"█", "▚", "▒", "░", "?", "▤", "╳", "·"};
+  static constexpr std::array<const char*, kAllParts.size()> kAscii = {"#", "%", "+", "-", "?", "=", "x", "."};
   return (utf8 ? kUtf8 : kAscii)[static_cast<size_t>(part)];
 }
 

@@ -20,13 +20,14 @@ enum class Part : uint8_t {
   kPending,      // freed by its owner, still in use by a stream
   kFragmented,   // free, in segments that also hold used blocks: no trim can return it
   kReclaimable,  // in a session's segments that hold no block: given back when somebody needs it
+  kUnknown,      // carried over by a remote session: the daemon does not know its blocks
   kCached,       // kept by the daemon for reuse: of no session
   kLeftBehind,   // of no session either, and nobody can have it yet
   kFree,         // not reserved
 };
-inline constexpr std::array<Part, 7> kAllParts = {Part::kAllocated,   Part::kPending, Part::kFragmented,
-                                                  Part::kReclaimable, Part::kCached,  Part::kLeftBehind,
-                                                  Part::kFree};
+inline constexpr std::array<Part, 8> kAllParts = {Part::kAllocated,   Part::kPending, Part::kFragmented,
+                                                  Part::kReclaimable, Part::kUnknown, Part::kCached,
+                                                  Part::kLeftBehind,  Part::kFree};
 
 const char* PartName(Part part);
 
@@ -67,6 +68,7 @@ enum class Style : uint8_t {
   kPending,
   kFragmented,
   kReclaimable,
+  kUnknown,
   kCached,
   kLeftBehind,
   kFree,

@@ -52,8 +52,10 @@ PartBytes Held(const v1::SessionDevice& device) {
   PartBytes parts;
   parts[Part::kAllocated] = take(allocated);
   parts[Part::kPending] = take(Less(stats.active_bytes().all().current(), allocated));
+  parts[Part::kFragmented] = take(stats.inactive_split_bytes().all().current());
   parts[Part::kReclaimable] = take(device.idle_bytes());
-  parts[Part::kFragmented] = left;
+  parts[Part::kUnknown] = take(device.carried_over_bytes());
+  parts[Part::kFragmented] += left;
   return parts;
 }
 
@@ -69,7 +71,8 @@ uint64_t HeldBySessions(const Overview& overview, const v1::Device& device) {
 }
 
 double Fragmentation(const Overview& overview, const v1::Device& device) {
-  return FragmentationRatio(AllocatedBytes(overview, device), HeldBySessions(overview, device));
+  return FragmentationRatio(AllocatedBytes(overview, device),
+                            HeldBySessions(overview, device) - SumOn(overview, device, UnknownBytes));
 }
 
 PartBytes PartsOf(const v1::SessionDevice& device) {
@@ -106,7 +109,8 @@ nlohmann::ordered_json DevicesJson(const Overview& overview) {
              SumOn(overview, device,
                    [](const v1::SessionDevice& held) { return held.stats().inactive_split_bytes().all().current(); }),
          .quarantined_bytes = left_behind + DetachedBytes(overview, device),
-         .left_behind_bytes = left_behind}));
+         .left_behind_bytes = left_behind,
+         .unknown_bytes = SumOn(overview, device, UnknownBytes)}));
   }
   return devices;
 }

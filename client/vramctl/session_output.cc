@@ -10,7 +10,8 @@
 namespace vrambroker::vramctl {
 
 double Fragmentation(const v1::SessionDevice& device) {
-  return FragmentationRatio(device.stats().allocated_bytes().all().current(), device.reserved_bytes());
+  return FragmentationRatio(device.stats().allocated_bytes().all().current(),
+                            device.reserved_bytes() - UnknownBytes(device));
 }
 
 const char* StateOn(const v1::Session& session, const v1::SessionDevice& device) {

@@ -91,6 +91,7 @@ std::vector<Line> HelpLines(bool utf8) {
         "freed by its owner, still in use on the GPU",
         "free beside used blocks: cannot be given back",
         "segments without a block: given back on demand",
+        "of remote sessions, from before the daemon was started",
         "kept by the daemon for reuse: of no session",
         "of who is gone: charged to no session, not yet usable",
         "of the limit (rows), of the capacity (devices)"};

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# A training job holds 60% of a device idle. An inference server asks for memory and gets it, from the job's idle
-# memory, in milliseconds. The job grows again later, and waits until the server is done. Nobody dies.
-# Then the same load with reclaim switched off: the server gets nothing, although 60% of the device lies idle.
+# 60% of a device is reclaimable in a training job. An inference server asks for memory and gets it, from the job's
+# reclaimable memory, in milliseconds. The job grows again later, and waits until the server is done. Nobody dies.
+# Then the same load with reclaim switched off: the server gets nothing, although 60% of the device is unused.
 # Exits 0 only if all of that happened. Needs a gigabyte of ordinary memory, and no GPU.
 #
 #   --build-dir DIR    the build whose programs are used (default build/release)

@@ -4,7 +4,7 @@
 // and prints a line of a timeline for each thing that it did. For the scripts in this folder.
 //
 //   take COUNT SIZE   COUNT tensors of SIZE each, one request after the other; stops at the first one that is refused
-//   drop COUNT        frees the newest COUNT tensors: their memory stays in the job's own cache, idle
+//   drop COUNT        frees the newest COUNT tensors: their memory stays in the job's own cache
 //   verify            looks at every byte that it holds
 //
 // Ends at the end of its input: with exit code 0, or 1 when bytes were wrong.
@@ -91,7 +91,7 @@ class Job {
     const auto oom = vrambroker::GetOutOfMemory(status);
     if (!oom.has_value()) return;
     Say(std::string("cause ") + vrambroker::OutOfMemoryCauseName(oom->cause) + ", while others hold " +
-        FormatBytes(oom->idle_elsewhere_bytes) + " idle");
+        FormatBytes(oom->idle_elsewhere_bytes) + " unused");
   }
 
   void Drop(uint64_t count) {
@@ -124,7 +124,7 @@ class Job {
     const absl::StatusOr<vrambroker::MemoryStats> stats = client_.GetMemoryStats();
     if (!stats.ok()) return std::string(stats.status().message());
     const uint64_t in_use = stats->allocated_bytes.all.current;
-    return FormatBytes(in_use) + " in use, " + FormatBytes(stats->reserved_bytes.all.current - in_use) + " idle";
+    return FormatBytes(in_use) + " in use, " + FormatBytes(stats->reserved_bytes.all.current - in_use) + " unused";
   }
 
   Client client_;

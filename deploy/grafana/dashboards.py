@@ -24,10 +24,10 @@ SIZES = [("512", "below 4 KiB"), ("4096", "4 to 32 KiB"), ("32768", "32 to 256 K
          ("1073741824", "1 GiB and more")]
 
 # Colours that say something: green is in use, red is what nobody can use.
-STATES = {"allocated": "green", "waiting for a stream": "orange", "fragmented": "yellow", "reclaimable": "light-blue",
+STATES = {"allocated": "green", "waiting for a stream": "orange", "fragmented": "yellow", "reclaimable": "light-blue", "unknown": "semi-dark-green",
           "cached by the daemon": "blue", "left behind": "purple", "free": "#555560"}
 PARTS = {"asked for": "green", "rounding": "dark-yellow", "waiting for a stream": "purple", "fragmented": "red",
-         "reclaimable": "blue"}
+         "reclaimable": "blue", "unknown": "light-green"}
 PIECES = dict(zip([name for _, name in SIZES], ["dark-red", "red", "dark-orange", "orange", "yellow", "light-blue", "blue",
                                                 "dark-blue"]))
 REASONS = {"limit": "yellow", "capacity": "orange", "fragmentation": "red", "larger_than_device": "purple"}
@@ -269,17 +269,23 @@ def free_blocks(title, whose, metric, select, width):
 
 ANATOMY = ("All memory that the sessions hold, by its use. Asked for: what programs asked for. Rounding: lost to "
            "block sizes. Waiting for a stream: freed, but the GPU may still use it. Fragmented: free beside used blocks, so "
-           "that it cannot be given back. Reclaimable: whole free segments, which others can get.")
+           "that it cannot be given back. Reclaimable: whole free segments, which others can get. Unknown: from before the "
+           "daemon was started, in remote sessions, whose blocks it does not know.")
 
 
-def anatomy(total, held="reserved_bytes"):
+def unknown(leased, active, fragmented, reclaimable):
+    """Of what sessions hold."""
+    return query(f"clamp_min({leased} - {active} - {fragmented} - {reclaimable}, 0)", "unknown")
+
+
+def anatomy(total, reclaimable, held="reserved_bytes"):
     """The queries of ANATOMY; total: the query for the sum of a figure; held: the figure that they add up to."""
     return [query(total("requested_bytes"), "asked for"),
             query(f"clamp_min({total('allocated_bytes')} - {total('requested_bytes')}, 0)", "rounding"),
             query(f"clamp_min({total('active_bytes')} - {total('allocated_bytes')}, 0)", "waiting for a stream"),
             query(total("inactive_split_bytes"), "fragmented"),
-            query(f"clamp_min({total(held)} - {total('active_bytes')} - {total('inactive_split_bytes')}, 0)",
-                  "reclaimable")]
+            query(reclaimable, "reclaimable"),
+            unknown(total(held), total("active_bytes"), total("inactive_split_bytes"), reclaimable)]
 
 
 # ---- GPU memory overview ----
@@ -299,6 +305,8 @@ def overview():
 
     def device(name):
         return f"sum(vrambroker_device_{name}_bytes{{{DEVICE}}})"
+
+    reclaimable = f"(sum(vrambroker_tenant_idle_bytes{{{DEVICE}}}) or vector(0))"  # without sessions there are no tenants
 
     board.row("At a glance")
     board.stat("Daemons serving",
@@ -331,13 +339,14 @@ def overview():
     board.series(
         "Capacity by state",
         "All of the capacity, by its current state. Allocated: blocks that programs hold. Waiting for a stream: freed, but the "
-        "GPU may still use it. Fragmented: free beside used blocks. Reclaimable: whole free segments of sessions. Cached by the "
-        "daemon: kept for the next request. Left behind: of processes that are gone, and not yet safe to hand on. Free: still "
+        "GPU may still use it. Fragmented: free beside used blocks. Reclaimable: whole free segments of sessions. Unknown: held "
+        "by remote sessions from before the daemon was started, which does not know their blocks. Cached by the daemon: kept for the next request. Left behind: of processes that are gone, and not yet safe to hand on. Free: still "
         "with the driver.",
         [query(device("allocated"), "allocated"),
          query(f"clamp_min({device('active')} - {device('allocated')}, 0)", "waiting for a stream"),
          query(device("inactive_split"), "fragmented"),
-         query(f"clamp_min({device('leased')} - {device('active')} - {device('inactive_split')}, 0)", "reclaimable"),
+         query(reclaimable, "reclaimable"),
+         unknown(device("leased"), device("active"), device("inactive_split"), reclaimable),
          query(device("idle"), "cached by the daemon"),
          # By subtraction: it includes what is carried over without a session.
          query(f"clamp_min({device('reserved')} - {device('leased')} - {device('idle')}, 0)", "left behind"),
@@ -382,7 +391,7 @@ def overview():
                  12, 9, stacked=True, paint=PIECES)
     board.series(
         "What the sessions' memory consists of", ANATOMY,
-        anatomy(lambda name: f"sum(vrambroker_device_{name}{{{DEVICE}}})", held="leased_bytes"), "bytes", 12, 9, stacked=True, paint=PARTS)
+        anatomy(lambda name: f"sum(vrambroker_device_{name}{{{DEVICE}}})", reclaimable, held="leased_bytes"), "bytes", 12, 9, stacked=True, paint=PARTS)
     board.series("Segments and blocks",
                  "Segments that sessions hold, and the blocks in use in them. One block in use is enough to keep its "
                  "whole segment.",
@@ -599,7 +608,7 @@ def session():
                f"round(sum(increase(vrambroker_client_ooms_total{{{SESSION}}}[$__range])))", colors=ANY_IS_NOTABLE, decimals=0)
 
     board.row("Anatomy")
-    board.series("What the memory consists of", ANATOMY, anatomy(total), "bytes", 14, 9, stacked=True, paint=PARTS)
+    board.series("What the memory consists of", ANATOMY, anatomy(total, total("idle_bytes")), "bytes", 14, 9, stacked=True, paint=PARTS)
     board.series("Between guarantee and limit",
                  "Memory that the sessions hold and use, compared with their guarantees and limits.",
                  [query(total(name + "_bytes"), legend) for name, legend in

@@ -11,7 +11,8 @@ let last = 0;
 
 const keyOf = (id, device) => `${id} ${device}`;
 const none = () =>
-  ({time_ms: [], allocated_bytes: [], leased_bytes: [], reclaimable_bytes: [], refusals: [], waiting: []});
+  ({time_ms: [], allocated_bytes: [], leased_bytes: [], inactive_split_bytes: [], reclaimable_bytes: [],
+    refusals: [], waiting: []});
 
 function add(history, sample) {
   for (const [name, column] of Object.entries(history)) column.push(sample[name] ?? null);
@@ -23,7 +24,8 @@ function rememberOne(history, now, held) {
   if (before >= now) Object.assign(history, none());
   if (before < now - GAP_MS) add(history, {time_ms: now - 1});
   add(history, {time_ms: now, allocated_bytes: held.allocated_bytes, leased_bytes: held.reserved_bytes,
-    reclaimable_bytes: held.idle_bytes, refusals: held.num_ooms, waiting: held.waiting.length});
+    inactive_split_bytes: held.inactive_split_bytes, reclaimable_bytes: held.idle_bytes, refusals: held.num_ooms,
+    waiting: held.waiting.length});
 }
 
 export function remember(sessions) {

@@ -14,6 +14,7 @@ const PARTS = [
   ['allocated', 'allocated', (d) => d.allocated_bytes],
   ['fragmented', 'fragmented', (d) => d.inactive_split_bytes],
   ['reclaimable', 'reclaimable', (d) => d.idle_bytes],
+  ['unknown', 'unknown', (d) => d.unknown_bytes],
 ];
 
 function figuresOf(session, device) {

@@ -10,14 +10,11 @@ let box;           // of the chart
 let chart = null;
 let shown = '';    // what the chart is of
 
-// Parts of what sessions hold, from the top. What they neither use nor could give back is in partly used segments.
+// Parts of what sessions hold, from the top.
 function parts(answer) {
-  const held = (i) => Math.max(0, answer.leased_bytes[i] - answer.allocated_bytes[i]);
-  const reclaimable = answer.reclaimable_bytes.map((value, i) => (value === null ? null : Math.min(value, held(i))));
-  const fragmented = reclaimable.map((value, i) => (value === null ? null : held(i) - value));
   return [
-    {label: 'reclaimable', color: '--reclaimable', values: reclaimable},
-    {label: 'fragmented', color: '--fragmented', values: fragmented},
+    {label: 'reclaimable', color: '--reclaimable', values: answer.reclaimable_bytes},
+    {label: 'fragmented', color: '--fragmented', values: answer.inactive_split_bytes},
     {label: 'allocated', color: '--allocated', values: answer.allocated_bytes},
   ];
 }

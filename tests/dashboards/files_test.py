@@ -55,6 +55,16 @@ class DashboardFilesTest(unittest.TestCase):
                     references = [target["refId"] for target in panel["targets"]]
                     self.assertEqual(len(references), len(set(references)))
 
+    def test_words_are_the_glossarys(self):
+        texts = [text for rule in read_yaml(PROMETHEUS / "vrambroker.rules.yml")["groups"] for alert in rule["rules"]
+                 for text in alert.get("annotations", {}).values()]
+        for name in boards.NAMES:
+            for panel in boards.panels(boards.load(name)):
+                texts += [panel["title"], panel["description"], *(target["legendFormat"] for target in panel["targets"])]
+        self.assertGreater(len(texts), 100)
+        for text in texts:
+            self.assertNotRegex(text, boards.OF_NO_GLOSSARY)
+
     def test_nothing_is_fixed_to_one_prometheus_or_daemon(self):
         for name in boards.NAMES:
             board = boards.load(name)

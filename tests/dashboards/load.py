@@ -26,9 +26,9 @@ PATIENCE = 600  # seconds until what is waited for counts as hanging
 KIB, MIB = 1 << 10, 1 << 20
 
 CAPACITY = 320 * MIB
-# Nothing decays, and what ended processes leave stays quarantined: every figure stays as the load left it. Clients may be slow.
+# Nothing decays: every figure stays as the load left it. Clients may be slow.
 CONFIG = """
-device: "host" host_devices: 2 capacity: "320MiB" http_address: "127.0.0.1:0" idle_decay: "1h" settle_time: "1h"
+device: "host" host_devices: 2 capacity: "320MiB" http_address: "127.0.0.1:0" idle_decay: "1h"
 client_timeout: "20s"
 rules { name: "serving" session_name: "serve*" tenant: "serving" limit { fraction: 0.5 } guarantee { bytes: "64MiB" } }
 rules { name: "research" session_name: "train*" tenant: "research" }
@@ -136,7 +136,14 @@ class Client:
     def refused(self, size):
         assert self.call("alloc", size) is None, f"{size} bytes were not refused"
 
+    def die_before_its_child(self):
+        """The process is killed, and a child that it has forked lives on, with all that it had open, until kill()."""
+        assert self.call("fork") is not None
+        self._process.kill()
+        self._process.wait()
+
     def kill(self):
+        """And a child of it, which goes when its input ends."""
         self._process.kill()
         self._process.wait()
         self._process.stdin.close()
@@ -146,17 +153,17 @@ class Client:
 class Load:
     """Who holds what on device 0, in MiB (limit): a block is in use unless it says otherwise.
 
-    serve-api (160, 64 guaranteed)  40, 1000 bytes in a segment of 2, and an idle segment of 12
+    serve-api (160, 64 guaranteed)  40, 1000 bytes in a segment of 2, and a free segment of 12
     train-a (80)                    8 blocks of 5, and as many holes of 5 between them, in 4 segments of 20
     notebook (20)                   16
     train-d                         24, which train-c had before
-    train-b                         nothing any more: its 60 were idle, and guest-big needed them
+    train-b                         nothing any more: its 60 were reclaimable, and guest-big needed them
     guest-big                       60
     guest-late                      nothing; waits for 50
     guest-ended                     10; an operator has ended its session, and it has not let go
     steady                          half a MiB in a segment of 2
-    quarantined                     30, of guest-dead, which was killed
-    idle                            14, of train-e, which said goodbye
+    left behind                     30, of guest-dead, which was killed and whose child holds it open
+    cached                          14, of train-e, which said goodbye
     """
     LEASED = (54 + 80 + 16 + 24 + 60 + 10 + 2) * MIB
     RESERVED = LEASED + (30 + 14) * MIB
@@ -166,7 +173,7 @@ class Load:
     FRAGMENTED = LEASED - ALLOCATED - RECLAIMABLE
     CACHED = 14 * MIB
     LEFT_BEHIND = 30 * MIB
-    COMMITTED = LEASED + (30 + 10) * MIB  # 30 quarantined, 10 of serve-api's guarantee that it does not hold
+    COMMITTED = LEASED + (30 + 10) * MIB  # 30 left behind, 10 of serve-api's guarantee that it does not hold
 
     def __init__(self, daemon, prometheus):
         self._clients = []
@@ -212,14 +219,15 @@ class Load:
         hasty = self._client("guest-hasty", "-", "wait_ms=300")
         dead = self._client("guest-dead")
         dead.allocate(30 * MIB)
-        dead.kill()
+        dead.die_before_its_child()
+        wait_for("the child to be found", lambda: [held["holders"] for held in self._daemon.ctl("quarantine")["quarantine"]] > [[]])
         ended = self._client("guest-ended")
         ended.allocate(10 * MIB)
         self._daemon.ctl("end", "guest-ended")
 
         # Counters that start before Prometheus has seen them would seem not to have counted.
         self._prometheus.wait_until_scraped()
-        big.allocate(60 * MIB)  # 20 are left; train-b has 60 idle
+        big.allocate(60 * MIB)  # 20 are left; 60 of train-b are reclaimable
         hasty.refused(40 * MIB)
         self.ooms["capacity"] += 1
         hasty.refused(CAPACITY + MIB)
@@ -230,7 +238,7 @@ class Load:
         self._leave(train_e, "train-e")
 
     def work(self, seconds):
-        """What rates are of: allocations, refusals, and sessions that come, take idle memory over, and go."""
+        """What rates are of: allocations, refusals, and sessions that come, take over what the daemon caches, and go."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             self._steady.free(self._steady.allocate(512 * KIB))

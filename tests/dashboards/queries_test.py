@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every query of the dashboards, run by a real Prometheus on a real daemon: it finds something, and the right figures."""
-import fcntl
+import html.parser
+import itertools
 import json
 import math
 import os
-import pty
 import re
-import struct
 import subprocess
-import termios
+import tempfile
 import unittest
 import urllib.request
 
@@ -36,7 +35,7 @@ OVERVIEW = {
     "Waiting now": {"": 1},
     "Capacity in use by device": {"gpu 0": Load.RESERVED / CAPACITY},
     "Capacity by state": {"allocated": Load.ALLOCATED, "waiting for a stream": 0, "fragmented": Load.FRAGMENTED,
-                          "reclaimable": Load.RECLAIMABLE, "cached by the daemon": Load.CACHED, "left behind": Load.LEFT_BEHIND,
+                          "reclaimable": Load.RECLAIMABLE, "unknown": 0, "cached by the daemon": Load.CACHED, "left behind": Load.LEFT_BEHIND,
                           "free": CAPACITY - Load.RESERVED},
     "By tenant": {"serving": 54 * MIB, "research": 104 * MIB, "guests": 88 * MIB},
     "By session: top ten": {name: held * MIB for name, held in RESERVED.items()},
@@ -45,7 +44,7 @@ OVERVIEW = {
     "Guarantees and capacity": {"capacity": CAPACITY, "committed": Load.COMMITTED, "guaranteed": 64 * MIB,
                                         "reserved": Load.RESERVED},
     "Waiting requests": {"gpu 0": 1},
-    "Quarantined memory by reason": {"settling": 30 * MIB, "held_open": 0, "ended": 10 * MIB, "disconnected": 0},
+    "Quarantined memory by reason": {"settling": 0, "held_open": 30 * MIB, "ended": 10 * MIB, "disconnected": 0},
     "Sessions by state": {"active": 8, "ended": 1, "disconnected": 0},
     "Memory as the driver sees it": {"held by the daemon": Load.RESERVED, "used by others": 0},
     "Sessions shown as _other": {"": 0},
@@ -62,7 +61,7 @@ TRAIN_A = {
     "Peak use": {"": 80 * MIB},
     "Waiting now": {"": 0},
     "What the memory consists of": {"asked for": 40 * MIB, "rounding": 0, "waiting for a stream": 0,
-                                    "fragmented": 40 * MIB, "reclaimable": 0},
+                                    "fragmented": 40 * MIB, "reclaimable": 0, "unknown": 0},
     "Between guarantee and limit": {"limit": 80 * MIB, "reserved": 80 * MIB, "allocated": 40 * MIB, "guarantee": 0,
                                     "peak reserved": 80 * MIB},
     "Unused reserved memory": {"train-a gpu 0": 0.5},
@@ -87,6 +86,85 @@ SERVE_API = {
 def as_text(count):
     """As vramctl writes it; for less than a GiB."""
     return f"{count / MIB:.2f} MiB"
+
+
+def long_bytes(count):
+    """As the page writes it; for less than a GiB."""
+    unit, divisor = ("MiB", MIB) if count >= MIB else ("KiB", KIB) if count >= KIB else ("B", 1)
+    return f"{count} B" if divisor == 1 else f"{count / divisor:.2f} {unit}"
+
+
+def short_bytes(count):
+    """As vramctl writes it where there is little room; for less than 1000 MiB."""
+    if count < 1000:
+        return f"{count}B" if count else "0"
+    value, unit = (count / KIB, "K") if count / KIB < 1000 else (count / MIB, "M")
+    return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}{unit}"
+
+
+def top_rows(screen):
+    """{session: {word: text}} of device 0."""
+    lines = screen.splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("NAME "))
+    heading = lines[first].split()
+    rows = {}
+    for line in itertools.takewhile(str.strip, lines[first + 1:]):
+        cells = dict(zip(heading, line.split()))
+        if cells["DEV"] == "0":
+            rows[cells["NAME"]] = {{"frag": "fragmentation"}.get(word.lower(), word.lower()): cells[word] for word in (
+                "LIMIT", "GUARANTEE", "RESERVED", "ALLOCATED", "RECLAIMABLE", "FRAG")}
+    return rows
+
+
+class Drawn(html.parser.HTMLParser):
+    """What the page shows of device 0: `figures` by name, the words of its `bar`, and `rows` of sessions by column; and all its
+    `text`, with what is shown where the pointer rests."""
+
+    COLUMNS = (None, None, "allocated", "reclaimable", "fragmented", "fragmentation")  # as sessions.js has them
+
+    def __init__(self, document):
+        super().__init__()
+        self.figures, self.bar, self.rows, self.text = {}, None, {}, ""
+        self._device = self._row = self._table = self._into = None
+        self._cell = -1
+        self.feed(document)
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        self.text += attributes.get("title", "") + "\n"
+        self._into = None
+        if tag == "article":
+            self._device = attributes.get("aria-label")
+        elif tag == "table":
+            self._table = attributes.get("id")
+        elif self._device == "Device 0" and tag == "div" and attributes.get("class") == "bar":
+            self.bar = attributes["aria-label"]
+        elif self._device == "Device 0" and tag == "dd":
+            self._into = (self.figures, attributes["data-figure"])
+        elif self._table == "sessions" and tag == "tr" and "data-session" in attributes:
+            self._row, self._cell = {}, -1
+        elif self._row is not None and tag in ("th", "td"):
+            self._cell += 1
+            if 0 < self._cell < len(self.COLUMNS) and self.COLUMNS[self._cell]:
+                self._into = (self._row, self.COLUMNS[self._cell])
+        elif self._row is not None and self._cell == 0 and tag == "span":
+            self._into = (self._row, "name")
+        elif self._row is not None and self._cell == 1 and tag in ("b", "span"):
+            self._into = (self._row, "reserved" if tag == "b" else "limit")
+
+    def handle_data(self, data):
+        self.text += data + "\n"
+        if self._into is not None:
+            place, name = self._into
+            place[name] = data.removeprefix("of ") if name == "limit" else data
+
+    def handle_endtag(self, tag):
+        self._into = None
+        if tag == "article":
+            self._device = None
+        elif tag == "tr" and self._row is not None:
+            self.rows[self._row.pop("name")] = self._row
+            self._row = None
 
 
 class DashboardsTest(LoadedTest):
@@ -236,7 +314,7 @@ class DashboardsTest(LoadedTest):
         """The words of deploy/GLOSSARY.md: each place that shows one for device 0 shows the same number."""
         numbers = {"capacity": CAPACITY, "reserved": Load.RESERVED, "allocated": Load.ALLOCATED, "fragmented": Load.FRAGMENTED,
                    "reclaimable": Load.RECLAIMABLE, "cached": Load.CACHED, "left behind": Load.LEFT_BEHIND,
-                   "quarantined": Load.LEFT_BEHIND + 10 * MIB, "free": CAPACITY - Load.RESERVED}
+                   "quarantined": Load.LEFT_BEHIND + 10 * MIB, "unknown": 0, "free": CAPACITY - Load.RESERVED}
         ratio = 1 - Load.ALLOCATED / Load.LEASED
         shown = {place: dict(figures) for place, figures in self.places_as_json().items()}
         shown["metrics"] = self.from_metrics()
@@ -254,13 +332,41 @@ class DashboardsTest(LoadedTest):
             with self.subTest(place="status", word=word):
                 self.assertEqual(said.get(word), texts[word])
         self.assertNotIn("idle", said)
-        for place, text in (("map", self.ctl_text("map", "--device=0")), ("top", self.top_screen())):
+        for line in re.findall(r"^# HELP \S+ (.*)", self.daemon.metrics(), re.M):
+            self.assertNotRegex(line, boards.OF_NO_GLOSSARY)
+        top = self.top_screen()
+        for place, text in (("map", self.ctl_text("map", "--device=0")), ("top", top)):
             for word in ("allocated", "fragmented", "reclaimable", "cached", "left behind", "free"):
                 with self.subTest(place=place, word=word):
                     self.assertIn(f"{word} {texts[word]}", text)
             self.assertIn(f"{texts['reserved']} of {texts['capacity']} reserved", text)
-            self.assertNotIn("idle", text)
-        self.assertIn(f"fragmentation {texts['frag']}", self.top_screen())
+            self.assertNotRegex(text, boards.OF_NO_GLOSSARY)
+        self.assertIn(f"fragmentation {texts['frag']}", top)
+        self.expect_sessions(top_rows(top), "top", short_bytes)
+        (held,) = self.daemon.ctl("quarantine")["quarantine"]
+        self.assertEqual((held["client"], held["bytes"], len(held["holders"])), ("guest-dead", Load.LEFT_BEHIND, 1))
+        page = Drawn(self.page_as_drawn())
+        self.assertNotRegex(page.text, boards.OF_NO_GLOSSARY)
+        for word, name in {**{word: word.replace(" ", "_") for word in said if word in numbers}, "frag": "fragmentation"}.items():
+            with self.subTest(place="the page as it is drawn", word=word):
+                self.assertEqual(page.figures[name], texts[word])
+        parts = ("allocated", "fragmented", "reclaimable", "unknown", "cached", "left behind")
+        self.assertEqual(page.bar, f"Of {texts['capacity']}: " + ", ".join(
+            f"{word} {as_text(numbers[word]) if numbers[word] > 0 else '0 B'}" for word in parts))
+        self.expect_sessions(page.rows, "the page as it is drawn", long_bytes)
+
+    def expect_sessions(self, rows, place, as_size):
+        """rows: {name: {word: text}}."""
+        sessions = {session["name"]: session["devices"][0] for session in self.daemon.ctl("sessions")["sessions"]}
+        self.assertEqual(set(rows), set(sessions), place)
+        for name, device in sessions.items():
+            with self.subTest(place=place, session=name):
+                self.assertLessEqual({"reserved", "limit", "allocated", "reclaimable", "fragmentation"}, set(rows[name]))
+                self.assertEqual(device["reserved_bytes"], RESERVED[name] * MIB)
+                for word, text in rows[name].items():
+                    wanted = f"{100 * device['fragmentation_ratio']:.1f}%" if word == "fragmentation" else as_size(
+                        device[{"reclaimable": "idle_bytes", "fragmented": "inactive_split_bytes"}.get(word, f"{word}_bytes")])
+                    self.assertEqual(text, wanted, word)
 
     def places_as_json(self):
         with urllib.request.urlopen(f"http://{self.daemon.http}/api/v1/state", timeout=PATIENCE) as answer:
@@ -270,7 +376,7 @@ class DashboardsTest(LoadedTest):
         for state, bytes_held in (("idle", Load.CACHED), ("quarantined", Load.LEFT_BEHIND)):  # as the page draws them
             self.assertEqual(sum(segment["bytes"] for segment in segments if segment["state"] == state), bytes_held, state)
         fields = {"capacity": "capacity_bytes", "reserved": "reserved_bytes", "allocated": "allocated_bytes",
-                  "fragmented": "inactive_split_bytes", "reclaimable": "reclaimable_bytes", "cached": "idle_bytes",
+                  "fragmented": "inactive_split_bytes", "reclaimable": "reclaimable_bytes", "unknown": "unknown_bytes", "cached": "idle_bytes",
                   "left behind": "left_behind_bytes", "quarantined": "quarantined_bytes", "fragmentation": "fragmentation_ratio"}
         devices = {"status --format=json": self.daemon.ctl("status"), "map --format=json": self.daemon.ctl("map"), "page": page}
         found = {place: {word: answer["devices"][0].get(field, math.nan) for word, field in fields.items()}
@@ -296,6 +402,7 @@ class DashboardsTest(LoadedTest):
         states = {boards.legend(target, labels): values[-1] for target in panels["Capacity by state"]["targets"]
                   for labels, values in self.run_target(target, gpu="0")}
         self.assertEqual(states.pop("waiting for a stream"), 0)
+        self.assertEqual(states["unknown"], 0)
         self.assertEqual(sum(states.values()), CAPACITY, "they are all of it")
         (_, values), = self.run_target(panels["Unused reserved memory"]["targets"][0], gpu="0")
         return {**{{"cached by the daemon": "cached"}.get(word, word): number for word, number in states.items()},
@@ -312,21 +419,36 @@ class DashboardsTest(LoadedTest):
         return [re.split(r"\s{2,}", line.strip()) for line in (lines[first], lines[first + 1])]
 
     def top_screen(self):
-        """What `top` draws first, without colours and positions."""
-        terminal, of_top = pty.openpty()
-        fcntl.ioctl(of_top, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 300, 0, 0))
-        top = subprocess.Popen([os.environ["VRAMCTL"], "top", f"--socket_dir={self.daemon.dir}"], stdin=of_top, stdout=of_top,
-                               env={**os.environ, "TERM": "xterm", "LC_ALL": "C", "NO_COLOR": "1"})
-        os.close(of_top)
-        drawn = ""
-        try:
-            while "h help" not in drawn or "fragmentation" not in drawn:  # the last line is drawn, with figures above it
-                drawn += os.read(terminal, 65536).decode(errors="replace")
-        finally:
-            top.kill()
-            top.wait()
-            os.close(terminal)
-        return re.sub(r"\x1b(\[[0-9;?]*[A-Za-z]|[()].|[=>])", "", drawn)
+        """What `top` draws, on the screen of tmux."""
+        socket = self.daemon.dir / "tmux"
+        tmux = ["tmux", "-N", "-u", "-S", str(socket)]  # -N: a server of its own would outlive the test
+        environment = {**os.environ, "LC_ALL": "C.UTF-8", "NO_COLOR": "1"}
+        with subprocess.Popen(["tmux", "-D", "-u", "-S", str(socket), "-f", "/dev/null"], env=environment) as server:
+            try:
+                start = [*tmux, "new-session", "-d", "-x", "200", "-y", "40", os.environ["VRAMCTL"], "top",
+                         f"--socket_dir={self.daemon.dir}"]
+                wait_for("tmux", lambda: subprocess.run(start, env=environment, stderr=subprocess.DEVNULL, check=False).returncode == 0)
+
+                def screen():
+                    drawn = subprocess.run([*tmux, "capture-pane", "-p"], stdout=subprocess.PIPE, text=True, check=True).stdout
+                    return drawn if "h help" in drawn and "guest-late" in drawn else None
+                return wait_for("the screen of top", screen)
+            finally:
+                server.kill()
+
+    def page_as_drawn(self):
+        """The document that Chromium has when the page's own program has shown what the daemon says."""
+        with tempfile.TemporaryDirectory(prefix="vrambroker-chromium-") as profile:
+            def drawn():
+                # The page's time is virtual: it goes on while nothing is fetched.
+                document = subprocess.run(
+                    [os.environ.get("CHROMIUM", "chromium"), "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
+                     f"--user-data-dir={profile}", "--virtual-time-budget=3000", "--window-size=1600,1200", "--dump-dom",
+                     f"http://{self.daemon.http}/"],
+                    stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True, timeout=PATIENCE,
+                    env={**os.environ, "HOME": profile}).stdout
+                return document if "guest-late" in document else None
+            return wait_for("the page", drawn)
 
     def test_only_the_alerts_that_the_load_makes(self):
         fired = lambda: {series["metric"]["alertname"] for series in self.prometheus.get(  # noqa: E731

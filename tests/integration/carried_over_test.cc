@@ -9,6 +9,7 @@
 #include <fstream>
 #include <iterator>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -145,6 +146,50 @@ TEST_F(CarriedOverTest, AClientThatDoesNotSayIsChargedAllTheSame) {
   EXPECT_EQ(Session("mute").reserved_bytes(), 100_MiB);
   EXPECT_EQ(Session("mute").carried_over_bytes(), 100_MiB);
   EXPECT_EQ(Quarantine().holdings_size(), 0);
+}
+
+// The allocator of a remote session is the daemon's, and knows nothing of it.
+TEST_F(CarriedOverTest, WhatARemoteSessionCarriesOverIsNeitherAllocatedNorFragmented) {
+  HOST_DEVICE_ONLY();
+  ASSERT_OK(StartDaemon({.capacity = "256MiB", .http = true}));
+  placement_ = Placement::kRemote;
+  ASSERT_OK_AND_ASSIGN(Client old, Connect("old"));
+  ASSERT_OK_AND_ASSIGN(Buffer held, old.Allocate(100_MiB));
+  daemon_->Kill();
+  ASSERT_OK(daemon_->Restart());
+  ASSERT_OK_AND_ASSIGN(Client next, Connect("next"));
+  ASSERT_OK_AND_ASSIGN(Buffer buffer, next.Allocate(20_MiB));
+  ASSERT_EQ(Session("next").carried_over_bytes(), 100_MiB);
+
+  const auto ctl = [&](const char* command) {
+    return RunProgram({VramctlProgram(), command, "--socket-dir=" + dir()}).out;
+  };
+  for (const char* command : {"map", "status", "sessions"}) {
+    EXPECT_FALSE(absl::StrContains(ctl(command), "%") && !absl::StrContains(ctl(command), " 0.0%")) << ctl(command);
+  }
+  EXPECT_TRUE(absl::StrContains(ctl("map"), "unknown 100.00 MiB")) << ctl("map");
+  EXPECT_FALSE(absl::StrContains(ctl("map"), "fragmented")) << ctl("map");
+  const auto expect = [](const nlohmann::json& device) {
+    EXPECT_EQ(device["unknown_bytes"], 100_MiB);
+    EXPECT_EQ(device["allocated_bytes"], 20_MiB);
+    EXPECT_EQ(device["inactive_split_bytes"], 0);
+    EXPECT_EQ(device["fragmentation_ratio"], 0);
+  };
+  ASSERT_OK_AND_ASSIGN(const HttpAnswer state, daemon_->Get("/api/v1/state"));
+  const nlohmann::json page = nlohmann::json::parse(state.body, nullptr, /*allow_exceptions=*/false);
+  ASSERT_TRUE(page.is_object()) << state.body;
+  expect(page["devices"][0]);
+  expect(page["sessions"][0]["devices"][0]);
+  const MetricsPage metrics = daemon_->Metrics();
+  for (const char* name : {"device_fragmentation_ratio", "client_fragmentation_ratio", "device_cached_free_bytes",
+                           "client_cached_free_bytes", "device_inactive_split_bytes", "client_inactive_split_bytes",
+                           "client_idle_bytes"}) {
+    EXPECT_EQ(metrics.Value(absl::StrCat("vrambroker_", name)), 0) << name;
+  }
+  // Nor does a refusal say that it is unused.
+  const std::optional<OutOfMemory> refused = GetOutOfMemory(next.Allocate(200_MiB).status());
+  ASSERT_TRUE(refused.has_value());
+  EXPECT_EQ(refused->idle_bytes, 0u);
 }
 
 // A client that lies about what it carries over harms nobody else.

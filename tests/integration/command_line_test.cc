@@ -58,6 +58,9 @@ void ExpectGoodHelp(const RunResult& help) {
     for (const absl::string_view word : absl::StrSplit(line, ' ')) {
       EXPECT_FALSE(absl::StartsWith(word, "--") && absl::StrContains(word, "_")) << line;
     }
+    for (const absl::string_view word : absl::StrSplit(line, absl::ByAnyChar(" ,.:;()"))) {
+      EXPECT_FALSE(absl::EqualsIgnoreCase(word, "idle")) << line << "\ndeploy/GLOSSARY.md says which memory is meant";
+    }
   }
 }
 

@@ -742,6 +742,48 @@ TEST_F(DaemonTest, LogsAreJsonLinesOnDemand) {
   EXPECT_EQ(events["session closed"]["refusals"], 1);
 }
 
+// Each session reports right after its first segment, and next a second later: what it does in between is in the log,
+// too.
+TEST_F(DaemonTest, TheLogHasTheLastFiguresOfASession) {
+  ASSERT_OK(StartDaemon({.capacity = "256MiB", .config = "log_format: \"json\"", .http = true}));
+  const auto allocated = [&] { return daemon_->Metrics().Value("vrambroker_device_allocated_bytes", {{"gpu", "0"}}); };
+  const auto closed = [&](const std::string& name) -> std::optional<nlohmann::json> {
+    for (const absl::string_view line : absl::StrSplit(daemon_->log(), '\n', absl::SkipEmpty())) {
+      const nlohmann::json event = nlohmann::json::parse(std::string(line), nullptr, /*allow_exceptions=*/false);
+      if (event.is_object() && event.value("event", "") == "session closed" && event.value("name", "") == name) {
+        return event;
+      }
+    }
+    return std::nullopt;
+  };
+  const auto expect = [&](const std::string& name, const char* reason) {
+    ASSERT_TRUE(WaitFor([&] { return closed(name).has_value(); })) << daemon_->log();
+    const nlohmann::json event = *closed(name);
+    EXPECT_EQ(event["reason"], reason);
+    EXPECT_EQ(event["peak_reserved"], 60_MiB);
+    EXPECT_EQ(event["peak_allocated"], 60_MiB);
+    EXPECT_EQ(event["allocations"], 2);
+  };
+  {
+    ASSERT_OK_AND_ASSIGN(Client says_goodbye, Connect("says-goodbye"));
+    ASSERT_OK_AND_ASSIGN(const Buffer first, says_goodbye.Allocate(20_MiB));
+    ASSERT_TRUE(WaitFor([&] { return allocated() == 20_MiB; }));
+    ASSERT_OK_AND_ASSIGN(const Buffer second, says_goodbye.Allocate(40_MiB));
+  }
+  expect("says-goodbye", "goodbye");
+
+  ASSERT_OK_AND_ASSIGN(ClientProcess killed, ConnectProcess("killed"));
+  ASSERT_OK(killed.Call(absl::StrCat("alloc ", 20_MiB)));
+  ASSERT_TRUE(WaitFor([&] { return allocated() == 20_MiB; }));
+  ASSERT_OK(killed.Call(absl::StrCat("alloc ", 40_MiB)));
+  EXPECT_FALSE(killed.Call(absl::StrCat("alloc ", 300_MiB)).ok());
+  killed.process().Signal(SIGKILL);
+  ASSERT_OK(killed.process().Wait());
+  expect("killed", "process_ended");
+  EXPECT_EQ((*closed("killed"))["refusals"], 1);
+  EXPECT_TRUE(closed("killed")->contains("after_refusal_ms"));
+}
+
 TEST(ConfigTest, AnUnknownFlagIsWrongUse) {
   EXPECT_EQ(Daemon({"--no_such_flag"}).exit_code, 2);
   EXPECT_EQ(RunProgram({VramctlProgram(), "status", "--no_such_flag"}).exit_code, 2);

@@ -76,6 +76,7 @@ TEST_F(WholeSegmentsTest, IdleSegmentsGoToWhoNeedsThem) {
   ASSERT_OK_AND_ASSIGN(Client holder, Connect("holder"));
   ASSERT_OK_AND_ASSIGN(std::vector<void*> segments, Lease(holder, 12));  // 240 of 256 MiB
   ASSERT_OK(holder.ReportSegmentUse({.idle_bytes = 240_MiB}));
+  ASSERT_TRUE(WaitFor([&] { return Listed("holder").idle_bytes() == 240_MiB; })) << "the daemon goes by what it knows";
   ASSERT_OK(holder.ServeTrims(true));
   uint64_t asked = 0;
   std::thread giver([&] {

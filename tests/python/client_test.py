@@ -928,6 +928,7 @@ class ClientTest(support.DaemonTest):
                     assert short == "".join(line + chr(10) for line in lines if " from " not in line), short
                     assert client.memory_summary(0, False) == table
                     assert ctl("summary", client.name) == table
+                    assert ctl("summary", client.name, "--abbreviated") == short
                     # Totals alone.
                     if placement == "leased":
                         client.malloc(20 * MIB).free()

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <functional>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <variant>
@@ -19,9 +20,12 @@
 #include "allocator/bytes.h"
 #include "client/vramctl/bars.h"
 #include "client/vramctl/map_layout.h"
+#include "client/vramctl/output.h"
 #include "client/vramctl/overview.h"
 #include "client/vramctl/session_change.h"
+#include "client/vramctl/session_output.h"
 #include "client/vramctl/sessions_table.h"
+#include "client/vramctl/status_text.h"
 #include "client/vramctl/top_question.h"
 #include "client/vramctl/top_table.h"
 #include "client/vramctl/top_view.h"
@@ -127,6 +131,8 @@ v1::SessionDevice Device(uint32_t ordinal, uint64_t reserved, uint64_t allocated
   device.set_idle_bytes(idle);
   device.mutable_stats()->mutable_allocated_bytes()->mutable_all()->set_current(allocated);
   device.mutable_stats()->mutable_active_bytes()->mutable_all()->set_current(allocated);
+  device.mutable_stats()->mutable_inactive_split_bytes()->mutable_all()->set_current(
+      reserved - std::min(reserved, allocated + idle));
   return device;
 }
 
@@ -159,6 +165,7 @@ TopData Data(const std::vector<v1::Session>& sessions, int devices = 1) {
 TEST(OverviewTest, PartsOfASessionAddUpToItsLimit) {
   v1::SessionDevice device = Device(0, 40_MiB, 20_MiB, 8_MiB);
   device.mutable_stats()->mutable_active_bytes()->mutable_all()->set_current(22_MiB);
+  device.mutable_stats()->mutable_inactive_split_bytes()->mutable_all()->set_current(10_MiB);
   const PartBytes parts = PartsOf(device);
   EXPECT_EQ(parts[Part::kAllocated], 20_MiB);
   EXPECT_EQ(parts[Part::kPending], 2_MiB);
@@ -173,6 +180,64 @@ TEST(OverviewTest, FiguresOlderThanTheLedgerMakeNoBarLonger) {
   const PartBytes over = PartsOf(Device(0, 140_MiB, 120_MiB, 0));
   EXPECT_EQ(over[Part::kFree], 0u);
   EXPECT_EQ(over.Sum(), 140_MiB);
+}
+
+// The allocator of a remote session is the daemon's, and does not know what the process holds of an earlier run.
+TEST(OverviewTest, WhatARemoteSessionCarriesOverIsNotFragmented) {
+  v1::SessionDevice remote = Device(0, 40_MiB, 20_MiB, 8_MiB);
+  remote.set_reserved_bytes(70_MiB);
+  remote.set_carried_over_bytes(30_MiB);
+  EXPECT_EQ(PartsOf(remote)[Part::kFragmented], 12_MiB);
+  EXPECT_EQ(PartsOf(remote).Sum(), 100_MiB);
+  EXPECT_EQ(PartsOf(remote)[Part::kUnknown], 30_MiB);
+  EXPECT_DOUBLE_EQ(Fragmentation(remote), 1 - 20.0 / 40);
+  // One that leases counts all that it holds.
+  v1::SessionDevice leasing = Device(0, 10_MiB, 10_MiB, 0);
+  leasing.set_carried_over_bytes(10_MiB);
+  EXPECT_EQ(PartsOf(leasing)[Part::kUnknown], 0u);
+
+  TopData data = Data({Session(1, "remote", {remote}), Session(2, "leasing", {leasing})});
+  v1::Device& device = *data.overview.devices.mutable_devices(0);
+  device.set_reserved_bytes(80_MiB);
+  device.set_carried_over_bytes(40_MiB);
+  EXPECT_EQ(PartsOf(data.overview, device)[Part::kFragmented], 12_MiB);
+  EXPECT_EQ(PartsOf(data.overview, device)[Part::kUnknown], 30_MiB);
+  EXPECT_DOUBLE_EQ(Fragmentation(data.overview, device), 1 - 30.0 / 50);
+  EXPECT_EQ(DevicesJson(data.overview)[0]["unknown_bytes"], 30_MiB);
+  EXPECT_DOUBLE_EQ(DevicesJson(data.overview)[0]["fragmentation_ratio"], 1 - 30.0 / 50);
+  EXPECT_TRUE(absl::StrContains(StatusText(data.overview),
+                                "40.00 MiB carried over from an earlier run of the daemon, "
+                                "30.00 MiB of it unknown"))
+      << StatusText(data.overview);
+}
+
+TEST(StatusTest, IsAtMost100ColumnsWide) {
+  TopData data = Data({Session(1, "a", {Device(0, 40_GiB, 30_GiB, 4_GiB)})}, /*devices=*/8);
+  for (v1::Device& device : *data.overview.devices.mutable_devices()) {
+    device.set_kind(v1::DEVICE_KIND_CUDA);
+    device.set_name("NVIDIA RTX PRO 6000 Blackwell Workstation Edition");
+    device.set_capacity_bytes(79_GiB);
+    device.set_reserved_bytes(50_GiB);
+    device.set_idle_bytes(1023_MiB);
+    device.set_carried_over_bytes(1023_MiB);
+  }
+  const std::string exact = StatusText(data.overview);
+  EXPECT_LE(WidthOf(exact), 100u) << exact;
+  EXPECT_TRUE(absl::StrContains(exact, "Device 7: cuda, NVIDIA RTX PRO 6000 Blackwell Workstation Edition\n")) << exact;
+  EXPECT_TRUE(absl::StrContains(exact, "  1023.00 MiB  ")) << exact;
+
+  // Each size as long as it can be: short ones then.
+  v1::Session* const session = data.overview.sessions.mutable_sessions(0);
+  *session->mutable_devices(0) = Device(0, 3 * 1023_GiB, 1023_GiB, 1023_GiB);
+  v1::ListQuarantineResponse::Holding* holding = data.overview.quarantine.add_holdings();
+  holding->set_bytes(1023_GiB);
+  v1::Device& first = *data.overview.devices.mutable_devices(0);
+  first.set_capacity_bytes(1023_GiB);
+  first.set_reserved_bytes(1023_GiB);
+  first.set_idle_bytes(1023_GiB);
+  const std::string brief = StatusText(data.overview);
+  EXPECT_LE(WidthOf(brief), 100u) << brief;
+  EXPECT_TRUE(absl::StrContains(brief, "  1.00T  ")) << brief;
 }
 
 TEST(OverviewTest, MemoryOfNobodyIsNeitherReclaimableNorFragmented) {

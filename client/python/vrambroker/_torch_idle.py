@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The thread that gives back what PyTorch's cache holds idle when the daemon asks for it, and says what PyTorch makes of
+"""The thread that gives back what is reclaimable in PyTorch's cache when the daemon asks for it, and says what PyTorch makes of
 the memory that it has."""
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _END_PATIENCE = 2.0  # seconds
 
 
 class GivenBack(NamedTuple):
-    """What became of the daemon's requests for idle memory, since enable()."""
+    """What became of the daemon's requests for reclaimable memory, since enable()."""
 
     on: bool  # enable(give_back_idle=...)
     asked: int
@@ -31,7 +31,7 @@ class GivenBack(NamedTuple):
     def __str__(self) -> str:
         if not self.on:
             return "gives nothing back when others need memory (give_back_idle=False)"
-        text = (f"gives idle memory back: {format_size(self.idle_bytes)} idle; asked {self.asked} times, gave "
+        text = (f"gives memory back: {format_size(self.idle_bytes)} reclaimable; asked {self.asked} times, gave "
                 f"{format_size(self.given_bytes)}")
         return f"{text}; refused {self.refused} times, the last time because of this: {self.why}" if self.refused else text
 
@@ -46,7 +46,7 @@ class _Use(NamedTuple):
     inactive_split: int
 
     @property
-    def idle(self) -> int:
+    def reclaimable(self) -> int:
         return max(0, self.reserved - self.active - self.inactive_split)
 
 
@@ -97,7 +97,7 @@ class IdleGiver:
     def given_back(self) -> GivenBack:
         with self._lock:
             return GivenBack(self._gives_back, self._asked, self._given, self._refused, self._why,
-                             sum(use.idle for use in self._reported.values()))
+                             sum(use.reclaimable for use in self._reported.values()))
 
     def outside_bytes(self) -> int:
         """Reserved before enable(), from CUDA."""
@@ -218,9 +218,9 @@ class IdleGiver:
             figures.allocated_bytes, figures.requested_bytes = use.allocated, use.requested
             figures.inactive_split_bytes = use.inactive_split
             if self._gives_back:
-                figures.idle_bytes = use.idle
+                figures.idle_bytes = use.reclaimable
             else:
-                figures.inactive_split_bytes += use.idle  # nobody can have it
+                figures.inactive_split_bytes += use.reclaimable  # nobody can have it
         self._lib.vrambroker_report_segment_use(self._handle, self._route.devices[cuda].ordinal, ctypes.byref(figures))
 
     def _compare(self, cuda: int, elsewhere: int) -> None:

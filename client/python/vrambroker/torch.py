@@ -115,7 +115,7 @@ class _TorchClient(Figures):
 
 
 _lock = threading.RLock()
-_pools_lock = threading.RLock()  # taken last; also by the thread that gives back idle memory
+_pools_lock = threading.RLock()  # taken last; also by the thread that gives back reclaimable memory
 
 
 def _after_fork_in_child() -> None:

@@ -42,7 +42,7 @@ JobProfile ProfileOf(const std::string& name, const Trace& trace, const Allocato
   profile.step_operations = trace.ops.size() - start;
   std::vector<std::optional<uint64_t>> ticks(kTicks);
   Replay replay(config, trace);
-  Replay reclaimed(config, trace);  // where all that is idle is taken away at once
+  Replay reclaimed(config, trace);  // where all that is wholly free is taken away at once
   for (size_t i = 0; i < trace.ops.size(); ++i) {
     replay.Do(trace.ops[i]);
     const MemoryStats stats = replay.allocator().GetMemoryStats();

@@ -20,7 +20,7 @@ inline constexpr size_t kMostJobs = 16;
 // taken to last as long as the others'.
 inline constexpr size_t kTicks = 256;
 
-// What one job's trace needs, in bytes. "Needed" is what is reserved less the segments that are wholly idle, since a
+// What one job's trace needs, in bytes. "Needed" is what is reserved less the segments that are wholly free, since a
 // reclaim takes these away; but no more than the smallest device on which the trace runs. With a reclaim after each
 // operation a trace can need more, since blocks lie elsewhere: then it is that.
 struct JobProfile {
@@ -51,7 +51,7 @@ struct JobShare {
 
 enum class Fit {
   kPrivately,   // even with private caches
-  kReclaiming,  // all peaks at once, if idle memory goes to others
+  kReclaiming,  // all peaks at once, if reclaimable memory goes to others
   kInTurns,     // not all peaks at once; jobs wait for one another
   kNot,
 };
