@@ -239,7 +239,7 @@ Recorded Wait(const Context& context, Daemon& daemon, const v1::Session& session
       looked = read();
       if (!looked.ok()) next_read = absl::Now() + absl::Seconds(1);
     } else {
-      looked = GetSession(daemon, absl::StrCat(session.id())).status();
+      looked = GetSession(daemon, SessionRefOf(session.id())).status();
     }
     if (IsGone(looked)) recorded.status = looked;
   }
@@ -279,7 +279,7 @@ absl::Status RunTrace(const Context& context, const std::string& name) {
 
   absl::StatusOr<Daemon> daemon = Daemon::Connect(context);
   if (!daemon.ok()) return daemon.status();
-  const absl::StatusOr<v1::Session> session = GetSession(*daemon, name);
+  const absl::StatusOr<v1::Session> session = GetSession(*daemon, ParseSessionRef(name));
   if (!session.ok()) return session.status();
   Recorder recorder(&*daemon, session->id());
   if (absl::Status status = recorder.Start(); !status.ok()) return status;
@@ -289,7 +289,8 @@ absl::Status RunTrace(const Context& context, const std::string& name) {
   if (const absl::Status stopped = recorder.Stop(); !stopped.ok() && !absl::IsNotFound(stopped)) {
     std::fprintf(stderr,
                  "vramctl: %s may still keep more events than before (%s); end that with: vramctl record %s %u\n",
-                 session->name().c_str(), std::string(stopped.message()).c_str(), session->name().c_str(), kept_before);
+                 session->name().c_str(), std::string(stopped.message()).c_str(), SessionText(session->name()).c_str(),
+                 kept_before);
   }
   // From here on a signal ends the program. The one that ended the wait has been heard.
   pollfd heard = {.fd = signals.get(), .events = POLLIN, .revents = 0};
