@@ -43,12 +43,6 @@ absl::Status ReloadRefused(const absl::Status& status) {
   return absl::FailedPreconditionError(absl::StrCat("not reloaded; the old configuration stays in effect: ", text));
 }
 
-// Longer names would come back in error messages, and break the connection when they are very long.
-absl::Status CheckName(const v1::SessionRef& ref) {
-  if (ref.name().size() <= 255) return absl::OkStatus();
-  return absl::InvalidArgumentError("session.name: longer than any session's name");
-}
-
 // Writes the parts of a snapshot one after the other, or ends the call with an error. Deletes itself. Keeps `slot` for
 // as long as it keeps the snapshot.
 class SnapshotWriter : public grpc::ServerWriteReactor<v1::GetSnapshotResponse> {
@@ -147,16 +141,9 @@ class HoldWriter : public grpc::ServerWriteReactor<v1::HoldRecordingResponse> {
 }  // namespace
 
 absl::StatusOr<SessionPtr> AdminService::Find(const v1::SessionRef& ref) const {
-  switch (ref.ref_case()) {
-    case v1::SessionRef::kId:
-      return broker_.FindSession(SessionRef(SessionId{ref.id()}));
-    case v1::SessionRef::kName:
-      if (absl::Status status = CheckName(ref); !status.ok()) return status;
-      return broker_.FindSession(SessionRef(ref.name()));
-    case v1::SessionRef::REF_NOT_SET:
-      break;
-  }
-  return absl::InvalidArgumentError("session: neither id nor name is set");
+  const absl::StatusOr<SessionRef> parsed = FromProto(ref);
+  if (!parsed.ok()) return parsed.status();
+  return broker_.FindSession(*parsed);
 }
 
 absl::StatusOr<AdminService::Asker> AdminService::Ask(const grpc::CallbackServerContext& context, size_t calls) const {
@@ -187,8 +174,14 @@ absl::StatusOr<SessionPtr> AdminService::FindForSnapshots(const absl::StatusOr<A
                                                           const v1::SessionRef& ref) const {
   if (!asker.ok()) return asker.status();
   absl::StatusOr<SessionPtr> session = Find(ref);
-  if (session.ok() && !asker->terms.rights.admin && !asker->IsUserOf(**session)) {
+  const Rights& rights = asker->terms.rights;
+  if (session.ok() && !rights.admin && !asker->IsUserOf(**session)) {
     return absl::PermissionDeniedError("the session belongs to another user");
+  }
+  // What others' sessions are named is for observers.
+  if (absl::IsInvalidArgument(session.status()) && !ref.or_name().empty() && !rights.admin && !rights.observer) {
+    return absl::InvalidArgumentError(
+        "session: the number is one session's id and another one's name; id:NUMBER or name:NUMBER says which is meant");
   }
   return session;
 }
@@ -406,22 +399,16 @@ grpc::ServerUnaryReactor* AdminService::ListOutOfMemory(grpc::CallbackServerCont
   const absl::StatusOr<Asker> asker = Ask(*context, 100);
   if (!asker.ok()) return Reply(context, asker.status());
   if (!asker->terms.rights.observer) return Reply(context, asker->Refusal("list refusals", "OBSERVER"));
-  // Not looked up: it may have ended.
-  const v1::SessionRef& wanted = request->session();
-  if (absl::Status status = CheckName(wanted); !status.ok()) return Reply(context, status);
-  if (request->has_session() && wanted.ref_case() == v1::SessionRef::REF_NOT_SET) {
-    return Reply(context, absl::InvalidArgumentError("session: neither id nor name is set"));
+  absl::StatusOr<std::vector<std::shared_ptr<const OomEvent>>> events = broker_.oom_log().NewestFirst();
+  if (request->has_session()) {
+    const absl::StatusOr<SessionRef> wanted = FromProto(request->session());
+    events = wanted.ok() ? broker_.RefusalsOf(*wanted) : wanted.status();
+    if (!events.ok()) return Reply(context, events.status());
   }
   response->set_total_events(broker_.oom_log().total());
-  uint64_t matching = 0;
-  for (const std::shared_ptr<const OomEvent>& event : broker_.oom_log().NewestFirst()) {
-    if (wanted.has_id() && SessionId{wanted.id()} != event->session) continue;
-    if (wanted.has_name() && wanted.name() != event->client) continue;
-    ++matching;
-    if (request->max_events() > 0 && matching > request->max_events()) continue;
-    *response->add_events() = ToProto(*event, broker_.refusal_recordings());
-  }
-  response->set_matching_events(matching);
+  response->set_matching_events(events->size());
+  if (request->max_events() > 0 && events->size() > request->max_events()) events->resize(request->max_events());
+  for (const auto& event : *events) *response->add_events() = ToProto(*event, broker_.refusal_recordings());
   return Reply(context, absl::OkStatus());
 }
 

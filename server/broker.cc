@@ -403,21 +403,6 @@ absl::StatusOr<SessionPtr> Broker::FindSession(SessionId id, const Caller& calle
   return session;
 }
 
-absl::StatusOr<SessionPtr> Broker::FindSession(const SessionRef& ref) const {
-  MutexLock lock(mu_);
-  SessionId id{};
-  if (const auto* name = std::get_if<std::string>(&ref)) {
-    const auto it = names_.find(*name);
-    if (it == names_.end()) return absl::NotFoundError(absl::StrCat("no session is named '", *name, "'"));
-    id = it->second;
-  } else {
-    id = std::get<SessionId>(ref);
-  }
-  const auto it = sessions_.find(id);
-  if (it == sessions_.end()) return absl::NotFoundError(absl::StrCat("session_id: no session ", Raw(id)));
-  return it->second;
-}
-
 absl::Status Broker::CheckDevice(uint64_t device) const {
   if (device < pools_.size()) return absl::OkStatus();
   return absl::NotFoundError(absl::StrCat("device: no device ", device, "; the daemon has ", pools_.size(),

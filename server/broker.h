@@ -203,7 +203,13 @@ class RecordingHold {
   const uint64_t events_;
   const UserSlots::Slot slot_;
 };
-using SessionRef = std::variant<SessionId, std::string>;  // by id or by unique name
+
+// A number that may be an id or a name.
+struct IdOrName {
+  SessionId id{};
+  std::string name;
+};
+using SessionRef = std::variant<SessionId, std::string, IdOrName>;  // by id, by unique name, by whichever there is
 
 // Safe to call from any thread. No call blocks; what may take time answers through its callback, which is called
 // exactly once, perhaps before the call returns.
@@ -248,6 +254,7 @@ class Broker {
 
   // NotFound, or PermissionDenied when the session is another process's.
   absl::StatusOr<SessionPtr> FindSession(SessionId id, const Caller& caller) const;
+  // NotFound, or InvalidArgument when it is one session's id and another one's name.
   absl::StatusOr<SessionPtr> FindSession(const SessionRef& ref) const;
 
   // ---- Memory ----
@@ -336,6 +343,10 @@ class Broker {
 
   // The last refusals, on all devices.
   const OomLog& oom_log() const { return oom_log_; }
+  // Those of one session, newest first. It may have ended; one name may have been several sessions'. InvalidArgument
+  // when a number is one session's id and another one's name.
+  absl::StatusOr<std::vector<std::shared_ptr<const OomEvent>>> RefusalsOf(const SessionRef& ref) const
+      ABSL_LOCKS_EXCLUDED(mu_);
   // What led to some of them.
   const RefusalRecordings& refusal_recordings() const { return refusal_recordings_; }
 
@@ -350,6 +361,9 @@ class Broker {
  private:
   using GrowthDone = std::function<void(const absl::Status&)>;
 
+  // Null: there is none.
+  SessionPtr SessionById(SessionId id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  SessionPtr SessionByName(absl::string_view name) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Unwatch(Session& session);
   // Of a request for which others were asked.
   void LogWait(const Session& session, int device, uint64_t bytes, const absl::Status& status,

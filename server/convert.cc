@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/convert.h"
 
+#include <algorithm>
 #include <string>
 
 #include "absl/container/inlined_vector.h"
@@ -207,6 +208,24 @@ PolicySubject FromProto(const v1::ExplainPolicyRequest::User& user) {
   PolicySubject subject{.uid = user.uid(), .gids = {user.gids().begin(), user.gids().end()}};
   if (user.has_cgroup()) subject.cgroup = user.cgroup();
   return subject;
+}
+
+absl::StatusOr<SessionRef> FromProto(const v1::SessionRef& ref) {
+  // Longer names would come back in error messages, and break the connection when they are very long.
+  constexpr size_t kLongestName = 255;
+  if (std::max(ref.name().size(), ref.or_name().size()) > kLongestName) {
+    return absl::InvalidArgumentError("session.name: longer than any session's name");
+  }
+  switch (ref.ref_case()) {
+    case v1::SessionRef::kId:
+      if (!ref.or_name().empty()) return SessionRef(IdOrName{.id = SessionId{ref.id()}, .name = ref.or_name()});
+      return SessionRef(SessionId{ref.id()});
+    case v1::SessionRef::kName:
+      return SessionRef(ref.name());
+    case v1::SessionRef::REF_NOT_SET:
+      break;
+  }
+  return absl::InvalidArgumentError("session: neither id nor name is set");
 }
 
 std::optional<Limit> FromProto(const v1::Limit& limit) {

@@ -36,6 +36,8 @@ v1::Limit ToProto(const Limit& limit);
 v1::ExplainPolicyResponse ToProto(const PolicySubject& subject, const PolicyExplanation& explanation);
 
 PolicySubject FromProto(const v1::ExplainPolicyRequest::User& user);
+// InvalidArgument when neither an id nor a name is set, or the name is longer than any session's.
+absl::StatusOr<SessionRef> FromProto(const v1::SessionRef& ref);
 // nullopt when neither bytes nor fraction is set.
 std::optional<Limit> FromProto(const v1::Limit& limit);
 

@@ -15,6 +15,7 @@
 #include "allocator/replay/torch_snapshot.h"
 #include "allocator/version.h"
 #include "proto/admin_json.h"
+#include "proto/session_ref.h"
 #include "server/convert.h"
 #include "server/web_files.h"
 
@@ -34,13 +35,6 @@ HttpResponse JsonAnswer(const Json& json) {
 
 std::string TimeText(std::chrono::system_clock::time_point time) {
   return absl::FormatTime("%Y-%m-%d%ET%H:%M:%E3SZ", absl::FromChrono(time), absl::UTCTimeZone());
-}
-
-// A number when it can be one: a session's name that is one all over is found by its id only, as in vramctl.
-SessionRef RefOf(const std::string& text) {
-  uint64_t id = 0;
-  if (absl::SimpleAtoi(text, &id)) return SessionId{id};
-  return text;
 }
 
 const char* StateName(SegmentInfo::State state) {
@@ -235,17 +229,20 @@ HttpResponse HttpApi::Ooms(const HttpParameters& parameters) const {
   if (const auto it = parameters.find("last"); it != parameters.end() && !absl::SimpleAtoi(it->second, &last)) {
     return HttpError(absl::InvalidArgumentError("last: not a whole number; 0 shows all"));
   }
-  std::optional<SessionRef> wanted;
-  if (const auto it = parameters.find("session"); it != parameters.end()) wanted = RefOf(it->second);
-  uint64_t matching = 0;
-  Json events = Json::array();
-  for (const std::shared_ptr<const OomEvent>& event : broker_.oom_log().NewestFirst()) {
-    if (wanted.has_value() && *wanted != SessionRef(event->session) && *wanted != SessionRef(event->client)) continue;
-    ++matching;
-    if (last == 0 || matching <= last) events.push_back(ToJson(ToProto(*event, broker_.refusal_recordings())));
+  absl::StatusOr<std::vector<std::shared_ptr<const OomEvent>>> matching = broker_.oom_log().NewestFirst();
+  if (const auto it = parameters.find("session"); it != parameters.end()) {
+    const absl::StatusOr<SessionRef> wanted = FromProto(ParseSessionRef(it->second));
+    matching = wanted.ok() ? broker_.RefusalsOf(*wanted) : wanted.status();
+    if (!matching.ok()) return HttpError(matching.status());
   }
-  return JsonAnswer(
-      Json{{"total_events", broker_.oom_log().total()}, {"matching_events", matching}, {"events", std::move(events)}});
+  Json events = Json::array();
+  for (const std::shared_ptr<const OomEvent>& event : *matching) {
+    if (last > 0 && events.size() == last) break;
+    events.push_back(ToJson(ToProto(*event, broker_.refusal_recordings())));
+  }
+  return JsonAnswer(Json{{"total_events", broker_.oom_log().total()},
+                         {"matching_events", matching->size()},
+                         {"events", std::move(events)}});
 }
 
 HttpResponse HttpApi::TimelineOf(const HttpParameters& parameters) const {
@@ -301,7 +298,9 @@ HttpResponse HttpApi::Snapshot(const HttpParameters& parameters) {
   }
   const absl::StatusOr<int> only = DeviceOf(parameters, -1);
   if (!only.ok()) return HttpError(only.status());
-  const absl::StatusOr<SessionPtr> session = broker_.FindSession(RefOf(name->second));
+  const absl::StatusOr<SessionRef> wanted = FromProto(ParseSessionRef(name->second));
+  if (!wanted.ok()) return HttpError(wanted.status());
+  const absl::StatusOr<SessionPtr> session = broker_.FindSession(*wanted);
   if (!session.ok()) return HttpError(session.status());
   std::vector<HeapSnapshot> heaps;
   for (int device = 0; device < static_cast<int>(broker_.pools().size()); ++device) {

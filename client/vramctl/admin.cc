@@ -80,7 +80,7 @@ absl::Status Stats(const Context& context, const std::optional<std::string>& ses
   MemoryStats stats;
   bool is_first = true;
   if (session.has_value()) {
-    const absl::StatusOr<v1::Session> found = GetSession(*daemon, *session);
+    const absl::StatusOr<v1::Session> found = GetSession(*daemon, ParseSessionRef(*session));
     if (!found.ok()) return found.status();
     const absl::StatusOr<v1::SessionDevice> device = DeviceOf(*found, context.device);
     if (!device.ok()) return device.status();
@@ -115,7 +115,7 @@ absl::Status Stats(const Context& context, const std::optional<std::string>& ses
 absl::Status Summary(const Context& context, const std::string& session) {
   absl::StatusOr<Daemon> daemon = Daemon::Connect(context);
   if (!daemon.ok()) return daemon.status();
-  const absl::StatusOr<v1::Session> found = GetSession(*daemon, session);
+  const absl::StatusOr<v1::Session> found = GetSession(*daemon, ParseSessionRef(session));
   if (!found.ok()) return found.status();
   const absl::StatusOr<v1::SessionDevice> device = DeviceOf(*found, context.device);
   if (!device.ok()) return device.status();

@@ -28,10 +28,14 @@ constexpr char kHelp[] = "Help";
 
 // Session names are completed by this.
 constexpr char kSession[] = "SESSION";
+constexpr char kNameOrId[] = "Name or id; id:ID or name:NAME where a number could be either.";
 
 constexpr char kFooter[] =
-    "SESSION is a session's name or its id. The socket directory also comes from\n"
-    "$VRAMBROKER_SOCKET_DIR. `vramctl help COMMAND` explains a command.\n"
+    "SESSION is a session's name or its id. A number that is the id of one session and\n"
+    "the name of another one is refused: id:5 is always the id, name:5 always the name.\n"
+    "\n"
+    "The socket directory also comes from $VRAMBROKER_SOCKET_DIR. `vramctl help COMMAND`\n"
+    "explains a command.\n"
     "\n"
     "Exit status:\n"
     "  0                     Done.\n"
@@ -206,7 +210,7 @@ void CommandLine::AddCommandsThatShow() {
   CLI::App* const map = Add(kShow, "map", "Draw segments with their blocks and holes, the largest segments first.",
                             [this] { return Map(context_, GivenSession("map")); });
   map->footer(kWords);
-  AddSession(map, "Draw only the segments of this session. Default: of all.");
+  AddSession(map, "Draw only the segments of this session, by name or id. Default: of all.");
   AddDevice(map, &context_.only_device, "Draw only this device. Default: all.");
 
   CLI::App* const ooms = Add(kShow, "ooms", "List the last refused requests: whose, why, the figures, what to do.",
@@ -215,9 +219,9 @@ void CommandLine::AddCommandsThatShow() {
       ooms->add_option("--last", context_.last, "How many to show; 0 shows all that the daemon keeps. Default: 20.")
           ->type_name("N")
           ->check(Between(0, 4294967295));
-  CLI::Option* const of_session =
-      ooms->add_option("--session", context_.session, "Show only those of this session. Default: of all.")
-          ->type_name(kSession);
+  CLI::Option* const of_session = ooms->add_option("--session", context_.session,
+                                                   "Show only those of this session, by name or id. Default: of all.")
+                                      ->type_name(kSession);
   CLI::Option* const which =
       ooms->add_option("--diagnose", context_.diagnose, "Try which settings would have served the refusal of this ID.")
           ->type_name("ID")
@@ -228,13 +232,13 @@ void CommandLine::AddCommandsThatShow() {
 
   CLI::App* const stats = Add(kShow, "stats", "Print every memory statistic, by the names of torch.cuda.memory_stats.",
                               [this] { return Stats(context_, GivenSession("stats")); });
-  AddSession(stats, "Statistics of this session. Default: the sum of all.");
+  AddSession(stats, "Statistics of this session, by name or id. Default: the sum of all.");
   AddDevice(stats, &context_.only_device, "Statistics of this device. Default: 0.");
 
   CLI::App* const summary =
       Add(kShow, "summary", "Print a session's statistics as the table of torch.cuda.memory_summary.",
           [this] { return Summary(context_, session_argument_); });
-  AddSession(summary, "Name or id.")->required();
+  AddSession(summary, kNameOrId)->required();
   AddDevice(summary, &context_.only_device, "Statistics of this device. Default: 0.");
   summary->add_flag("--abbreviated", context_.abbreviated, "Leave out the rows of the large and the small pool.")
       ->disable_flag_override();
@@ -268,7 +272,7 @@ void CommandLine::AddCommandsThatShow() {
 void CommandLine::AddCommandsThatChange() {
   CLI::App* const limit = Add(kChange, "limit", "Change a session's limit.",
                               [this] { return SetLimit(context_, session_argument_, value_argument_); });
-  AddSession(limit, "Name or id.")->required();
+  AddSession(limit, kNameOrId)->required();
   limit
       ->add_option("LIMIT", value_argument_, "0.5 (half of the capacity) or 512MiB. Memory in use is never taken away.")
       ->type_name("LIMIT")
@@ -276,7 +280,7 @@ void CommandLine::AddCommandsThatChange() {
 
   CLI::App* const guarantee = Add(kChange, "guarantee", "Change how much memory is kept free for a session.",
                                   [this] { return SetGuarantee(context_, session_argument_, value_argument_); });
-  AddSession(guarantee, "Name or id.")->required();
+  AddSession(guarantee, kNameOrId)->required();
   guarantee->add_option("GUARANTEE", value_argument_, "0.25 (a quarter of the capacity) or 8GiB; 0 keeps nothing free.")
       ->type_name("GUARANTEE")
       ->required();
@@ -284,25 +288,25 @@ void CommandLine::AddCommandsThatChange() {
   CLI::App* const priority =
       Add(kChange, "priority", "Change who is served first, and who is asked last for reclaimable memory.",
           [this] { return SetPriority(context_, session_argument_, value_argument_); });
-  AddSession(priority, "Name or id.")->required();
+  AddSession(priority, kNameOrId)->required();
   priority->add_option("PRIORITY", value_argument_, "-1000 to 1000; higher is more important.")
       ->type_name("PRIORITY")
       ->required();
 
   CLI::App* const trim = Add(kChange, "trim", "Take back the segments that a session holds and does not use.",
                              [this] { return Trim(context_, session_argument_); });
-  AddSession(trim, "Name or id.")->required();
+  AddSession(trim, kNameOrId)->required();
 
   CLI::App* const end = Add(kChange, "end", "End a session. Its memory comes back when its process closes it or exits.",
                             [this] { return End(context_, session_argument_); });
-  AddSession(end, "Name or id.")->required();
+  AddSession(end, kNameOrId)->required();
 
   Add(kChange, "reload", "Have the daemon read its configuration file again. It applies all of it or nothing.",
       [this] { return Reload(context_); });
 
   CLI::App* const record = Add(kChange, "record", "Have a session record its last events, for snapshots.",
                                [this] { return Record(context_, session_argument_, value_argument_); });
-  AddSession(record, "Name or id.")->required();
+  AddSession(record, kNameOrId)->required();
   record->add_option("EVENTS", value_argument_, "How many events to keep, up to 1000000; 0 stops recording.")
       ->type_name("EVENTS")
       ->required();
@@ -326,14 +330,14 @@ void CommandLine::AddTools() {
   CLI::App* const snapshot =
       Add(kTools, "snapshot", "Write what a session holds, and its last events, for pytorch.org/memory_viz.",
           [this] { return Snapshot(context_, session_argument_); });
-  AddSession(snapshot, "Name or id.")->required();
+  AddSession(snapshot, kNameOrId)->required();
   snapshot->add_option("-o,--output", context_.output, "File to write; JSON if it ends in .json; - prints JSON.")
       ->type_name("FILE")
       ->required();
 
   CLI::App* const trace = Add(kTools, "trace", "Record a session for a while, and write what it did, for `replay`.",
                               [this] { return RunTrace(context_, session_argument_); });
-  AddSession(trace, "Name or id.")->required();
+  AddSession(trace, kNameOrId)->required();
   trace
       ->add_option(
           "-o,--output", context_.output,
@@ -383,7 +387,8 @@ void CommandLine::AddTools() {
       Add(kTools, "diagnose", "Try which settings would have served a session's last refused request.",
           [this] { return DiagnoseSession(context_, session_argument_); });
   AddSession(diagnose,
-             "Name or id; it may have ended. If it was never refused, shows which settings would have needed less.")
+             "Name or id, or id:ID or name:NAME; it may have ended. If it was never refused, shows which settings "
+             "would have needed less.")
       ->required();
   AddTarget(diagnose, &context_);
   AddDevice(diagnose, &context_.only_device,

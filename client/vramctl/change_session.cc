@@ -100,9 +100,7 @@ struct Change {
 absl::Status Run(const Context& context, const std::string& session, const SessionChange& change) {
   absl::StatusOr<Daemon> daemon = Daemon::Connect(context);
   if (!daemon.ok()) return daemon.status();
-  v1::SessionRef ref;
-  SetRef(session, &ref);
-  const absl::StatusOr<ChangeResult> result = ChangeSession(*daemon, ref, change);
+  const absl::StatusOr<ChangeResult> result = ChangeSession(*daemon, ParseSessionRef(session), change);
   if (!result.ok()) return result.status();
   if (context.json) {
     Print(result->json);
@@ -127,9 +125,7 @@ absl::StatusOr<ChangeResult> CarryOut(Daemon& daemon, const SessionOrder& order)
   const v1::Session* const now = FindSession(all, order.session);
   if (now == nullptr) return absl::NotFoundError("the session has ended; nothing was done");
   // A connection belongs to one daemon, and that uses no id twice: the session cannot be another one by the next call.
-  v1::SessionRef ref;
-  ref.set_id(now->id());
-  return ChangeSession(daemon, ref, order.change);
+  return ChangeSession(daemon, SessionRefOf(now->id()), order.change);
 }
 
 absl::Status SetLimit(const Context& context, const std::string& session, const std::string& limit) {

@@ -69,7 +69,7 @@ struct Context {
 absl::Status Refusal(absl::Status status);
 bool IsRefusal(const absl::Status& status);
 
-// SESSION is a session's unique name, or its id when it consists of digits.
+// SESSION is as ParseSessionRef() reads it.
 absl::Status Status(const Context& context);
 absl::Status Sessions(const Context& context);
 // A live view on a terminal, until it is told to quit.

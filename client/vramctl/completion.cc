@@ -66,7 +66,7 @@ std::vector<std::string> SessionNames(const std::string& socket_dir) {
   if (!daemon.ok()) return names;
   v1::ListSessionsResponse response;
   if (!Call(*daemon, &v1::Admin::Stub::ListSessions, v1::ListSessionsRequest(), &response).ok()) return names;
-  for (const v1::Session& session : response.sessions()) names.push_back(session.name());
+  for (const v1::Session& session : response.sessions()) names.push_back(SessionText(session.name()));
   return names;
 }
 

@@ -8,7 +8,6 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/cord.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "client/snapshot_parts.h"
 #include "proto/admin_json.h"
@@ -101,18 +100,9 @@ absl::Status StatusOfCall(const grpc::Status& status, absl::Duration timeout) {
   return Refusal(client_internal::FromGrpc(status));
 }
 
-void SetRef(const std::string& session, v1::SessionRef* ref) {
-  uint64_t id = 0;
-  if (session.find_first_not_of("0123456789") == std::string::npos && absl::SimpleAtoi(session, &id)) {
-    ref->set_id(id);
-  } else {
-    ref->set_name(session);
-  }
-}
-
-absl::StatusOr<v1::Session> GetSession(Daemon& daemon, const std::string& session) {
+absl::StatusOr<v1::Session> GetSession(Daemon& daemon, const v1::SessionRef& session) {
   v1::GetSessionRequest request;
-  SetRef(session, request.mutable_session());
+  *request.mutable_session() = session;
   v1::GetSessionResponse response;
   absl::Status status = Call(daemon, &v1::Admin::Stub::GetSession, request, &response);
   if (!status.ok()) return status;
@@ -167,7 +157,7 @@ absl::StatusOr<HeapSnapshot> ReadRefusalSnapshot(Daemon& daemon, uint64_t refusa
 }
 
 absl::StatusOr<std::vector<HeapSnapshot>> ReadSnapshots(Daemon& daemon, uint64_t session) {
-  const absl::StatusOr<v1::Session> found = GetSession(daemon, absl::StrCat(session));
+  const absl::StatusOr<v1::Session> found = GetSession(daemon, SessionRefOf(session));
   if (!found.ok()) return found.status();
   std::vector<HeapSnapshot> heaps;
   for (const v1::SessionDevice& device : found->devices()) {

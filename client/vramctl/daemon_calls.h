@@ -23,6 +23,7 @@
 #include "client/connection.h"
 #include "client/vramctl/commands.h"
 #include "client/vramctl/overview.h"
+#include "proto/session_ref.h"
 #include "vrambroker/v1/admin.grpc.pb.h"
 #include "vrambroker/v1/broker.grpc.pb.h"
 
@@ -99,10 +100,8 @@ absl::Status Call(Daemon& daemon, grpc::Status (Stub::*method)(grpc::ClientConte
   }
 }
 
-// The id when `session` consists of digits, else the name.
-void SetRef(const std::string& session, v1::SessionRef* ref);
-
-absl::StatusOr<v1::Session> GetSession(Daemon& daemon, const std::string& session);
+// What a call needs to be told of which session it is for: ParseSessionRef() of SESSION, or SessionRefOf() an id.
+absl::StatusOr<v1::Session> GetSession(Daemon& daemon, const v1::SessionRef& session);
 
 absl::StatusOr<Overview> ReadOverview(Daemon& daemon);
 

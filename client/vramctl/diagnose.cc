@@ -136,8 +136,8 @@ std::string MoreRoom(const Diagnosed& of) {
       parts.push_back(
           absl::StrCat("keep the limit of ", FormatBytes(*of.live_limit_bytes), " that it has been given since"));
     } else {
-      parts.push_back(absl::StrCat("raise the limit to ", mib(needed), " (vramctl limit ", of.event.client(), " ",
-                                   mib(needed), ")"));
+      parts.push_back(absl::StrCat("raise the limit to ", mib(needed), " (vramctl limit ",
+                                   SessionText(of.event.client()), " ", mib(needed), ")"));
     }
   }
   // Growth within the guarantee is charged to the user already.
@@ -277,9 +277,9 @@ Json DiagnosisJson(const Diagnosed& of) {
 }
 
 // The refusals on record, newest first; of one session, or of all.
-absl::StatusOr<v1::ListOutOfMemoryResponse> Refusals(Daemon& daemon, const std::optional<std::string>& session) {
+absl::StatusOr<v1::ListOutOfMemoryResponse> Refusals(Daemon& daemon, const std::optional<v1::SessionRef>& session) {
   v1::ListOutOfMemoryRequest request;
-  if (session.has_value()) SetRef(*session, request.mutable_session());
+  if (session.has_value()) *request.mutable_session() = *session;
   v1::ListOutOfMemoryResponse response;
   if (absl::Status status = Call(daemon, &v1::Admin::Stub::ListOutOfMemory, request, &response); !status.ok()) {
     return status;
@@ -320,7 +320,7 @@ absl::Status DiagnoseEvent(const Context& context, const SettingsTarget& target,
       .target = target, .threads = ThreadsFor(*trace), .may_go_on = [end] { return absl::Now() < end; }};
   if (!context.json) options.progress = ShowProgress;
   const Diagnosis diagnosis = Diagnose(*trace, config, refusal, options);
-  const absl::StatusOr<v1::Session> live = GetSession(daemon, absl::StrCat(event.session_id()));
+  const absl::StatusOr<v1::Session> live = GetSession(daemon, SessionRefOf(event.session_id()));
   std::optional<uint64_t> live_limit;
   if (live.ok() && oom.device < live->devices_size()) live_limit = live->devices(oom.device).limit_bytes();
   const Diagnosed of{event, oom, *heap, *trace, refusal, target, diagnosis, live_limit};
@@ -344,8 +344,9 @@ absl::Status DiagnoseHeap(const Context& context, const SettingsTarget& target, 
   const absl::StatusOr<HeapSnapshot> heap = ReadSnapshot(daemon, session.id(), device);
   if (!heap.ok()) return heap.status();
   if (heap->max_events == 0) {
-    return Refusal(absl::FailedPreconditionError(absl::StrCat(session.name(), " records no events: run vramctl record ",
-                                                              session.name(), " 100000, or set record_events")));
+    return Refusal(
+        absl::FailedPreconditionError(absl::StrCat(session.name(), " records no events: run vramctl record ",
+                                                   SessionText(session.name()), " 100000, or set record_events")));
   }
   const absl::StatusOr<Trace> trace = TraceOf(*heap);
   if (!trace.ok()) return trace.status();
@@ -421,9 +422,11 @@ absl::Status DiagnoseSession(const Context& context, const std::string& session)
   if (!daemon.ok()) return daemon.status();
   YieldToOthers();
   // Names are unique among live sessions only: one that lives is meant, else the last that has ended.
-  const absl::StatusOr<v1::Session> live = GetSession(*daemon, session);
+  const v1::SessionRef wanted = ParseSessionRef(session);
+  const absl::StatusOr<v1::Session> live = GetSession(*daemon, wanted);
+  if (absl::IsInvalidArgument(live.status())) return live.status();  // two live ones are meant
   const absl::StatusOr<v1::ListOutOfMemoryResponse> refusals =
-      Refusals(*daemon, live.ok() ? absl::StrCat(live->id()) : session);
+      Refusals(*daemon, live.ok() ? SessionRefOf(live->id()) : wanted);
   if (!refusals.ok()) return refusals.status();
   const v1::OutOfMemoryEvent* newest = nullptr;
   for (const v1::OutOfMemoryEvent& event : refusals->events()) {

@@ -184,7 +184,7 @@ absl::Status Map(const Context& context, const std::optional<std::string>& sessi
   }
   std::vector<v1::Session> sessions(overview->sessions.sessions().begin(), overview->sessions.sessions().end());
   if (session.has_value()) {
-    absl::StatusOr<v1::Session> found = GetSession(*daemon, *session);
+    absl::StatusOr<v1::Session> found = GetSession(*daemon, ParseSessionRef(*session));
     if (!found.ok()) return found.status();
     sessions = {*std::move(found)};
   }

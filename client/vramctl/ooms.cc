@@ -75,7 +75,7 @@ absl::Status Ooms(const Context& context) {
   if (!daemon.ok()) return daemon.status();
   v1::ListOutOfMemoryRequest request;
   request.set_max_events(context.last);
-  if (!context.session.empty()) SetRef(context.session, request.mutable_session());
+  if (!context.session.empty()) *request.mutable_session() = ParseSessionRef(context.session);
   v1::ListOutOfMemoryResponse response;
   if (absl::Status status = Call(*daemon, &v1::Admin::Stub::ListOutOfMemory, request, &response); !status.ok()) {
     return status;

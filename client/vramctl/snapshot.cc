@@ -21,7 +21,7 @@ absl::Status Record(const Context& context, const std::string& session, const st
   absl::StatusOr<Daemon> daemon = Daemon::Connect(context);
   if (!daemon.ok()) return daemon.status();
   v1::SetRecordingRequest request;
-  SetRef(session, request.mutable_session());
+  *request.mutable_session() = ParseSessionRef(session);
   request.set_max_events(max_events);
   v1::SetRecordingResponse response;
   if (absl::Status status = Call(*daemon, &v1::Admin::Stub::SetRecording, request, &response); !status.ok()) {
@@ -45,7 +45,7 @@ absl::Status Snapshot(const Context& context, const std::string& session) {
   if (absl::Status status = CheckSnapshotPath(path); !status.ok()) return status;
   absl::StatusOr<Daemon> daemon = Daemon::Connect(context);
   if (!daemon.ok()) return daemon.status();
-  const absl::StatusOr<v1::Session> found = GetSession(*daemon, session);
+  const absl::StatusOr<v1::Session> found = GetSession(*daemon, ParseSessionRef(session));
   if (!found.ok()) return found.status();
   const absl::StatusOr<std::vector<HeapSnapshot>> heaps = ReadSnapshots(*daemon, found->id());
   if (!heaps.ok()) return heaps.status();

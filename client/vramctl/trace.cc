@@ -281,7 +281,7 @@ Recorded Wait(const Context& context, Daemon& daemon, const v1::Session& session
       looked = read();
       if (!looked.ok()) next_read = absl::Now() + absl::Seconds(1);
     } else {
-      looked = GetSession(daemon, absl::StrCat(session.id())).status();
+      looked = GetSession(daemon, SessionRefOf(session.id())).status();
     }
     if (IsGone(looked)) recorded.status = looked;
   }
@@ -321,7 +321,7 @@ absl::Status RunTrace(const Context& context, const std::string& name) {
 
   absl::StatusOr<Daemon> daemon = Daemon::Connect(context);
   if (!daemon.ok()) return daemon.status();
-  const absl::StatusOr<v1::Session> session = GetSession(*daemon, name);
+  const absl::StatusOr<v1::Session> session = GetSession(*daemon, ParseSessionRef(name));
   if (!session.ok()) return session.status();
   Recorder recorder(&*daemon, session->id());
   if (absl::Status status = recorder.Start(); !status.ok()) return status;

@@ -17,7 +17,10 @@ import {showHistory, showTimeline, startTimeline} from './timeline.js';
 const STATE_MS = 1000;
 const MAP_MS = 1050;  // clients are asked once a second
 const TIMELINE_MS = 2000;
+const UNSEEN_MS = 10_000;  // between looks while nobody looks, for the histories; browsers may make it a minute
 const PATIENCE_MS = 4000;  // with an answer
+const GAP_MS = 10_000;     // nobody knows what was between answers that are further apart
+const UNSEEN_GAP_MS = 75_000;
 const STALE_MS = 3500;     // figures older than this are said to be old
 const LOST_MS = 8000;
 
@@ -26,6 +29,7 @@ let map = null;        // of /api/v1/map
 let received = 0;      // when the state came, by performance.now()
 let receivedAt = null; // ... by the clock
 let why = '';          // the last question had no answer
+let wasHidden = document.hidden;  // since the last answer
 let oomsShown = '';    // whose, and how many there are in all
 let listTop = 0;       // how far the list of sessions was scrolled
 
@@ -39,11 +43,13 @@ async function ask(path) {
   return response.json();
 }
 
-// Asks every `period` ms, one question at a time, and not while nobody looks.
-function every(period, question) {
+// Asks every `period` ms, one question at a time, and while nobody looks every `unseen` ms.
+function every(period, question, unseen = Infinity) {
+  let asked = -Infinity;
   const next = async () => {
     const started = performance.now();
-    if (!document.hidden) {
+    if (!document.hidden || started - asked >= unseen) {
+      asked = started;
       try {
         await question();
         why = '';
@@ -122,7 +128,9 @@ async function askState() {
   state = await ask('/api/v1/state');
   received = performance.now();
   receivedAt = new Date();
-  remember(state.sessions);
+  remember(state.sessions, wasHidden ? UNSEEN_GAP_MS : GAP_MS);
+  wasHidden = document.hidden;
+  if (document.hidden) return;
   show();
   if (first) askMap().catch(() => {});
   await askOoms();
@@ -132,7 +140,7 @@ async function askOoms() {
   const {session} = route();
   const wanted = `${session} ${state?.total_ooms}`;
   if (state === null || wanted === oomsShown) return;
-  const answer = await ask(session === null ? '/api/v1/ooms' : `/api/v1/ooms?session=${session}`);
+  const answer = await ask(session === null ? '/api/v1/ooms' : `/api/v1/ooms?session=id:${session}`);
   if (session !== route().session) return;
   oomsShown = `${session} ${answer.total_events}`;
   showOoms(byId('ooms'), byId('ooms-note'), byId('ooms-empty'), answer, session !== null);
@@ -197,11 +205,14 @@ for (const link of document.querySelectorAll('a[data-jump]')) {
     title.focus({preventScroll: true});
   });
 }
+document.addEventListener('visibilitychange', () => {
+  wasHidden = true;
+});
 document.addEventListener('keydown', (event) => {
   if (event.key === 'Escape' && alone()) go({session: null});
 });
 show();
-every(STATE_MS, askState);
+every(STATE_MS, askState, UNSEEN_MS);
 every(MAP_MS, askMap);
 every(TIMELINE_MS, askTimeline);
 setInterval(showAge, 250);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A chart of parts that add up, over time: areas that lie on each other, and a line above which they cannot go.
 import uPlot from './charts.js';
-import {bytes, clock, shortBytes} from './format.js';
+import {bytes, clock, day, moment, shortBytes} from './format.js';
 import {color} from './palette.js';
 
 const LEAST_SECONDS = 60;  // shown of what has just begun
@@ -57,6 +57,12 @@ function timeRange(times) {
   return [Math.min(times[0] / 1000, end - LEAST_SECONDS), end];
 }
 
+// `step`: seconds between labels.
+function timeLabel(date, step) {
+  if (step < 60) return clock(date);
+  return date.getHours() === 0 && date.getMinutes() === 0 ? day(date) : clock(date).slice(0, 5);
+}
+
 // The parent's size is the chart's, legend included.
 export class Chart {
   // `data`: time_ms, refusals and waiting, by sample; areas, from the top, each {label, color, values}; line,
@@ -79,13 +85,13 @@ export class Chart {
       scales: {x: {range: () => timeRange(this.data.time_ms)}, y: {range: () => [0, this.data.top]}},
       axes: [
         {...axis, size: 30, gap: 9, space: 72, values: (u, times, axisIndex, space, step) =>
-          times.map((s) => clock(new Date(1000 * s)).slice(0, step < 60 ? 8 : 5))},
+          times.map((s) => timeLabel(new Date(1000 * s), step))},
         // Powers of two, so that labels are round in the units of memory.
         {...axis, size: 62, values: (u, values) => values.map(shortBytes),
           splits: (u, index, min, max) => [0, 0.25, 0.5, 0.75, 1].map((part) => part * max)},
       ],
       series: [
-        {label: 'time', value: (u, s) => (s === null ? 'now' : clock(new Date(1000 * s)))},
+        {label: 'time', value: (u, s) => (s === null ? 'now' : moment(new Date(1000 * s)))},
         ...data.areas.map(({label, color: name}, area) => ({
           label,
           stroke: () => color(name),

@@ -31,6 +31,11 @@ export function duration(ms) {
   return `${Math.floor(minutes / 60)} h ${String(minutes % 60).padStart(2, '0')} min`;
 }
 
-export const clock = (date) => date.toLocaleTimeString([], {hour12: false});
+// "00:05:09"; without h23 some languages write 24 for midnight.
+const CLOCK = {hour: '2-digit', minute: '2-digit', second: '2-digit', hourCycle: 'h23'};
+export const clock = (date) => date.toLocaleTimeString([], CLOCK);
+export const day = (date) => date.toLocaleDateString([], {day: 'numeric', month: 'short'});
+// With its day, where that is not today.
+export const moment = (date) => (day(date) === day(new Date()) ? clock(date) : `${day(date)} ${clock(date).slice(0, 5)}`);
 
 export const plural = (count, one, many = `${one}s`) => `${count} ${count === 1 ? one : many}`;

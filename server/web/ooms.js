@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The last requests that got no memory, why, and what to do.
 import {el, keyed, setText} from './dom.js';
-import {bytes, clock, plural} from './format.js';
+import {bytes, moment, plural} from './format.js';
 
 const CAUSES = {
   LIMIT: 'over its limit',
@@ -39,7 +39,7 @@ export function showOoms(list, note, empty, answer, ofOne) {
         el('b', {}, event.client),
         el('span', {class: `badge ${oom.cause === 'FRAGMENTATION' ? 'bad' : 'warn'}`}, CAUSES[oom.cause] ?? oom.cause),
         el('span', {}, `asked for ${bytes(oom.requested_bytes)} on device ${oom.device}${inScope(oom.scope)}`),
-        el('time', {datetime: event.time, title: time.toLocaleString()}, clock(time))),
+        el('time', {datetime: event.time, title: time.toLocaleString()}, moment(time))),
       oom.explanation === '' ? null : el('p', {class: 'why'}, oom.explanation),
       ...(oom.cause === 'FRAGMENTATION' ? oom.pinned_segments : []).map((segment) => el('p', {class: 'why'}, pinned(segment))),
       el('p', {class: 'why'},

@@ -2,7 +2,7 @@
 // The figures of one session, where the page shows it alone.
 import {byId, el, keyed, setText} from './dom.js';
 import {figure, showBar, showFigures} from './figures.js';
-import {bytes, clock, percent} from './format.js';
+import {bytes, moment, percent} from './format.js';
 import {sessionColorName} from './palette.js';
 import {href, route} from './route.js';
 import {detailsOf} from './search.js';
@@ -24,7 +24,7 @@ function figuresOf(session, device) {
     figure('guarantee', 'Kept free for it at all times',
       device.guarantee_bytes === 0 ? '–' : bytes(device.guarantee_bytes)),
     figure('priority', 'Who has a higher one is served first', String(session.priority)),
-    figure('opened', new Date(session.started).toLocaleString(), clock(new Date(session.started))),
+    figure('opened', new Date(session.started).toLocaleString(), moment(new Date(session.started))),
     figure('reserved', 'Handed to it and not given back', bytes(device.reserved_bytes),
       {heat: device.over_limit ? 'hot' : ''}),
     figure('allocated', 'In blocks that the program uses', bytes(device.allocated_bytes), {key: 'allocated'}),
@@ -64,7 +64,7 @@ export function showSession(sessions, deviceIndex, devices) {
   badge.className = `badge ${heat}`;
   byId('session-dot').style.background = `var(${sessionColorName(id)})`;
   setText(byId('session-details'), detailsOf(session));
-  byId('session-snapshot').href = `/snapshot.json?session=${id}`;
+  byId('session-snapshot').href = `/snapshot.json?session=id:${id}`;
   showBar(byId('session-bar'), PARTS, device, Math.max(device.limit_bytes, device.reserved_bytes, 1));
   showFigures(byId('session-figures'), figuresOf(session, device));
   // It may hold memory of several devices: each leads to its own figures, map and history.

@@ -2,7 +2,7 @@
 // What memory was used for over time: a device's in the last 15 minutes, or a session's since the page was opened.
 import {Chart, canDraw} from './chart.js';
 import {el, setText} from './dom.js';
-import {clock, percent} from './format.js';
+import {moment, percent} from './format.js';
 import {historyOf} from './history.js';
 import {onThemeChange} from './palette.js';
 
@@ -78,7 +78,7 @@ export function showTimeline(title, note, answer) {
 export function showHistory(title, note, id, device, limit) {
   const history = historyOf(id, device);
   setText(title, 'History');
-  setText(note, `seen by this page since ${clock(new Date(history.since))}; ${refusedText(refusedIn(history.refusals))}`);
+  setText(note, `seen by this page since ${moment(new Date(history.since))}; ${refusedText(refusedIn(history.refusals))}`);
   const most = Math.max(2 ** 20, ...history.leased_bytes);
   draw(`session ${id} ${device}`, {
     ...history,

@@ -17,7 +17,7 @@
 //   fetch TICKET             exchange a ticket (hexadecimal) for a descriptor
 //   allocate_raw SESSION BYTES | free_raw SESSION BLOCK | empty_raw SESSION | stats_raw SESSION | reset_raw SESSION
 //   set_limit NAME BYTES | trim NAME | end NAME | record NAME EVENTS | snapshot NAME | refusal ID | list |
-//   get NAME
+//   get NAME | snapshot_of_number NUMBER (a name or an id)
 //   explain [PID]            the rule, '-': none
 //   reload                   all by the Admin service
 #include <grp.h>
@@ -79,8 +79,8 @@ class TestClient {
     if (absl::EndsWith(command, "_raw")) return Raw(words);
     if (command == "fork") return Fork();
     if (command == "fork_exec") return ForkExec();
-    for (const char* each :
-         {"set_limit", "trim", "end", "record", "snapshot", "refusal", "list", "get", "explain", "reload"}) {
+    for (const char* each : {"set_limit", "trim", "end", "record", "snapshot", "snapshot_of_number", "refusal", "list",
+                             "get", "explain", "reload"}) {
       if (command == each) return Operate(words);
     }
     if (!client_.has_value()) return absl::FailedPreconditionError("test_client: not connected");
@@ -244,6 +244,11 @@ class TestClient {
       return Say(raw->SetRecording(Ref(words[1]), static_cast<uint32_t>(Number(words[2]))));
     }
     if (words[0] == "snapshot") return Say(raw->GetSnapshot(Ref(words[1]), 0).status());
+    if (words[0] == "snapshot_of_number") {
+      v1::SessionRef ref = Ref(Number(words[1]));
+      ref.set_or_name(words[1]);
+      return Say(raw->GetSnapshot(ref, 0).status());
+    }
     if (words[0] == "refusal") return Say(raw->GetRefusalSnapshot(Number(words[1])).status());
     if (words[0] == "get") return Say(raw->GetSession(Ref(words[1])).status());
     if (words[0] == "explain") {

@@ -89,3 +89,38 @@ export async function recordLabels(tab) {
 export function labelsOf(tab, parent) {
   return tab.evaluate((selector) => document.querySelector(`${selector} canvas`)?.labels ?? [], parent);
 }
+
+// The labels of the time axis are inside of the chart, and do not touch each other.
+export async function expectWholeLabels(page, parent, where) {
+  const times = await waitFor('labels', async () => {
+    const drawn = (await labelsOf(page.tab, parent)).filter(({text}) => !/^0$|B$/.test(text));  // those are sizes
+    return drawn.length > 1 ? drawn : null;
+  });
+  let before = null;
+  for (const {text, left, right, width} of times) {
+    assert.ok(left >= 0 && right <= width, `${where}: ${text} from ${left} to ${right} of ${width}`);
+    // The next picture begins at the left again.
+    if (before !== null && left > before.left) {
+      assert.ok(left > before.right, `${where}: ${text} from ${left}, and ${before.text} to ${before.right}`);
+    }
+    before = {text, left, right};
+  }
+  return times.map(({text}) => text);
+}
+
+// Each row of the table comes into view below the header when it is scrolled to, where it can be clicked.
+export async function expectAllRowsReachable(page, where) {
+  const hidden = await page.tab.evaluate(async () => {
+    const faults = [];
+    for (const row of document.querySelectorAll('#sessions tbody tr')) {
+      row.scrollIntoView({block: 'center'});
+      await new Promise((resolve) => requestAnimationFrame(resolve));
+      const link = row.querySelector('a');
+      const box = link.getBoundingClientRect();
+      const there = document.elementFromPoint(box.left + 12, (box.top + box.bottom) / 2);
+      if (!link.contains(there)) faults.push(`${link.textContent}: ${there?.outerHTML.slice(0, 80)}`);
+    }
+    return faults;
+  });
+  assert.deepEqual(hidden, [], where);
+}

@@ -5,12 +5,14 @@
 import assert from 'node:assert/strict';
 import {Daemon, waitFor} from './daemon.mjs';
 import {bytes} from './format.mjs';
-import {expectFullCards, expectUsesTheWindow, labelsOf, recordLabels} from './layout.mjs';
-import {DESKTOP, PHONE, Page, build, expectAccessible, withBrowser} from './page.mjs';
+import {expectAllRowsReachable, expectFullCards, expectUsesTheWindow, expectWholeLabels, recordLabels} from './layout.mjs';
+import {PHONE, Page, build, expectAccessible, withBrowser} from './page.mjs';
 
 const MIB = 2 ** 20;
 const LAPTOP = {width: 1280, height: 720};
-const MANY = 60;
+const FULL_HD = {width: 1920, height: 1080};
+const MANY = 200;
+const TRAINERS = MANY / 10;
 
 const namesOf = async (page) => (await page.rows()).map((row) => row.name);
 const up = (names) => [...names].sort((a, b) => a.localeCompare(b));
@@ -38,13 +40,14 @@ async function start(daemon, count) {
 // ---- The steps ----
 
 async function layout(browser, daemon, count) {
-  const looks = [[LAPTOP, 'light'], [{width: 1920, height: 1080}, 'dark'], [PHONE, 'dark']];
+  const looks = [[LAPTOP, 'light'], [FULL_HD, 'dark'], [PHONE, 'dark']];
   for (const [viewport, colorScheme] of looks) {
     const where = `${count} sessions, ${viewport.width} x ${viewport.height}, ${colorScheme}`;
-    const page = await Page.open(browser, daemon.url, {viewport, colorScheme});
+    const page = await Page.open(browser, daemon.url, {viewport, colorScheme, prepare: recordLabels});
     await waitFor('the sessions', async () => (await page.rows()).length === count && await groupsOf(page) >= count);
     await waitFor('a chart', async () => (await page.text('#timeline-note')) !== '');
     await expectFullCards(page, where);
+    await expectWholeLabels(page, '#timeline', where);
     const wide = await page.tab.evaluate(() => document.documentElement.scrollWidth);
     assert.ok(wide <= viewport.width, `${where}: ${wide} pixels wide`);
     if (count === MANY) {
@@ -53,6 +56,7 @@ async function layout(browser, daemon, count) {
         await page.picture('many');
       }
       await expectUsesTheWindow(page, '.scroll', where);
+      await expectAllRowsReachable(page, where);
       if (viewport.height < 1000) await expectUsesTheWindow(page, '.map-frame', where);
       await expectAccessible(page, where);
       if (viewport === PHONE) await page.picture('many-phone');
@@ -61,6 +65,7 @@ async function layout(browser, daemon, count) {
     await waitFor('its map', async () => await groupsOf(page) === 1);
     await waitFor('its history', async () => (await page.text('#timeline-note')).startsWith('seen by this page since '));
     await expectFullCards(page, `${where}, one alone`);
+    await expectWholeLabels(page, '#timeline', `${where}, one alone`);
     await expectAccessible(page, `${where}, one alone`);
     await page.close();
   }
@@ -76,13 +81,13 @@ async function search(browser, daemon) {
 
   await tab.keyboard.press('/');
   await tab.keyboard.type('TRAINER');
-  await shows(6);
+  await shows(TRAINERS);
   assert.ok((await namesOf(page)).every((name) => name.startsWith('trainer-')));
-  assert.equal(await page.text('#search-count'), `6 of ${MANY}`);
+  assert.equal(await page.text('#search-count'), `${TRAINERS} of ${MANY}`);
   await refreshed(page);
-  await shows(6);
+  await shows(TRAINERS);
   await tab.reload();
-  await shows(6);
+  await shows(TRAINERS);
   assert.equal(await tab.locator('#search').inputValue(), 'TRAINER');
   await page.picture('search');
 
@@ -105,13 +110,13 @@ async function search(browser, daemon) {
   assert.equal(await tab.locator('#search').inputValue(), '');
   assert.equal(await page.text('#search-count'), '');
   await tab.locator('#search').fill('trainer');
-  await shows(6);
+  await shows(TRAINERS);
   await tab.locator('#search-clear').click();
   await shows(MANY);
   await page.close();
 }
 
-async function sorting(browser, daemon) {
+async function sorting(browser, daemon, clients) {
   const page = await Page.open(browser, daemon.url, {viewport: LAPTOP});
   const {tab} = page;
   await waitFor('the sessions', async () => (await page.rows()).length === MANY);
@@ -128,7 +133,83 @@ async function sorting(browser, daemon) {
   await tab.reload();
   await waitFor('the sessions', async () => (await page.rows()).length === MANY);
   assert.deepEqual(await namesOf(page), [...names].reverse());
+
+  // Rows move when what they are sorted by changes, and only then.
+  await tab.getByRole('button', {name: 'Allocated', exact: true}).click();
+  const wanted = async () => (await daemon.json('/api/v1/sessions')).sessions
+    .sort((a, b) => b.devices[0].allocated_bytes - a.devices[0].allocated_bytes || a.id - b.id).map(({name}) => name);
+  const last = (await wanted()).at(-1);
+  const [index] = await clients[last].call(`alloc ${60 * MIB}`);
+  await waitFor('the new first one', async () => (await namesOf(page))[0] === last);
+  const order = await wanted();
+  assert.equal(order[0], last);
+  assert.deepEqual(await namesOf(page), order);
+  assert.equal(await tab.locator('th[aria-sort=descending]').innerText(), 'Allocated ↓');
+  await clients[last].call(`free ${index}`);
+  await waitFor('the old order', async () => (await namesOf(page))[0] !== last);
+  assert.deepEqual(await namesOf(page), await wanted());
   await page.close();
+}
+
+const historyOf = (page, id) => page.tab.evaluate(async (session) => {
+  const {historyOf: of, remembered} = await import('/history.js');
+  return {...of(session, 0), all: remembered()};
+}, id);
+
+// A session's history is there when its view is opened: from when the page was opened on, also while nobody looked.
+async function history(browser, daemon) {
+  const page = await Page.open(browser, daemon.url, {viewport: LAPTOP, prepare: recordLabels});
+  const {tab} = page;
+  await waitFor('the sessions', async () => (await page.rows()).length === MANY);
+  const {id} = (await daemon.vramctlJson('sessions')).sessions.at(-1);
+  await waitFor('a history that nobody looks at', async () => (await historyOf(page, id)).time_ms.length >= 4);
+  await tab.evaluate((session) => document.querySelector(`#sessions tr[data-session="${session}"] a`).click(), id);
+  await waitFor('its view', async () => await tab.locator('#session-title').isVisible());
+  assert.ok(Number(await tab.locator('.chart').getAttribute('data-samples')) >= 4);
+
+  // Nobody looks: the state is still asked for, and nothing else.
+  const hide = (hidden) => tab.evaluate((value) => {
+    Object.defineProperty(document, 'hidden', {configurable: true, get: () => value});
+    document.dispatchEvent(new Event('visibilitychange'));
+  }, hidden);
+  await hide(true);
+  await tab.waitForLoadState('networkidle');  // what was asked before
+  const asked = [];
+  tab.on('request', (request) => asked.push(new URL(request.url()).pathname));
+  const {time_ms: before} = await historyOf(page, id);
+  await waitFor('samples that nobody sees', async () => (await historyOf(page, id)).time_ms.length >= before.length + 2);
+  await hide(false);
+  assert.deepEqual([...new Set(asked)], ['/api/v1/state']);
+  await refreshed(page);
+  const {leased_bytes: held} = await historyOf(page, id);
+  assert.ok(!held.includes(null), 'no gap');
+  await page.close();
+}
+
+// After more than a day the history is bounded, and the labels of its time axis say which day it is, and are whole.
+async function longHistory(browser, daemon) {
+  for (const viewport of [LAPTOP, FULL_HD, PHONE]) {
+    const where = `${viewport.width} wide, 30 hours`;
+    const page = await Page.open(browser, daemon.url, {viewport, prepare: recordLabels});
+    const {tab} = page;
+    await waitFor('the sessions', async () => (await page.rows()).length === MANY);
+    const {id} = (await daemon.vramctlJson('sessions')).sessions.at(-1);
+    await tab.evaluate(async () => {
+      const {remember} = await import('/history.js');
+      const {sessions} = await (await fetch('/api/v1/sessions')).json();
+      const now = Date.now();
+      for (let ago = 30 * 3600; ago > 0; ago -= 60) remember(sessions, Infinity, now - 1000 * ago);
+    });
+    await tab.evaluate((session) => document.querySelector(`#sessions tr[data-session="${session}"] a`).click(), id);
+    await waitFor('its view', async () => await tab.locator('#session-title').isVisible());
+    const labels = await expectWholeLabels(page, '#timeline', where);
+    assert.ok(labels.some((text) => /^\d{1,2} [A-Z]/.test(text)), `${where}: ${labels}`);
+    const {all, time_ms: times} = await historyOf(page, id);
+    assert.ok(times.length >= 200 && times.length <= 450 && all <= 100_000, `${where}: ${times.length} of ${all} samples`);
+    await expectFullCards(page, where);
+    await page.picture(`history-${viewport.width}`);
+    await page.close();
+  }
 }
 
 async function session(browser, daemon, clients) {
@@ -180,7 +261,7 @@ async function session(browser, daemon, clients) {
   await tab.reload();
   await expectIt();
   const expectList = () => waitFor('the list', async () => await tab.locator('#sessions').isVisible() &&
-    (await page.rows()).length === 6 && await groupsOf(page) === 6);
+    (await page.rows()).length === TRAINERS && await groupsOf(page) === TRAINERS);
   await tab.goBack();
   await expectList();
   assert.equal(await tab.locator('#search').inputValue(), 'trainer');
@@ -265,7 +346,7 @@ async function scopes(browser, daemon) {
 
 // The last label of the time axis is at the end of the axis, and the first one near its begin.
 async function labels(browser, daemon) {
-  for (const viewport of [DESKTOP, PHONE]) {
+  for (const viewport of [LAPTOP, FULL_HD, PHONE]) {
     const page = await Page.open(browser, daemon.url, {viewport, prepare: async (tab) => {
       await recordLabels(tab);
       await tab.route('**/api/v1/timeline*', async (route) => {
@@ -277,13 +358,7 @@ async function labels(browser, daemon) {
         await route.fulfill({response, json});
       });
     }});
-    const all = await waitFor('labels', async () => {
-      const drawn = (await labelsOf(page.tab, '#timeline')).filter(({text}) => /^\d\d:\d\d/.test(text));
-      return drawn.length > 1 ? drawn : null;
-    });
-    for (const {text, left, right, width} of all) {
-      assert.ok(left >= 0 && right <= width, `${viewport.width} wide: ${text} from ${left} to ${right} of ${width}`);
-    }
+    await expectWholeLabels(page, '#timeline', `${viewport.width} wide`);
     await page.close();
   }
 }
@@ -319,11 +394,13 @@ try {
       }
       daemon.stop();
     }
-    daemon = await Daemon.start(build, ['--capacity=4GiB']);
+    daemon = await Daemon.start(build, ['--capacity=16GiB']);
     const clients = await start(daemon, MANY);
     await step(`layout, ${MANY}`, () => layout(browser, daemon, MANY));
     await step('search', () => search(browser, daemon));
-    await step('sorting', () => sorting(browser, daemon));
+    await step('sorting', () => sorting(browser, daemon, clients));
+    await step('history', () => history(browser, daemon));
+    await step('long history', () => longHistory(browser, daemon));
     await step('session', () => session(browser, daemon, clients));
   });
 } catch (error) {

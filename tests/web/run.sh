@@ -17,11 +17,13 @@ done
 mkdir -p "$work"
 cp "$here"/package.json "$here"/package-lock.json "$here"/*.mjs "$work"
 cp "$here"/../../server/web/format.js "$work"/format.mjs  # sizes as the page writes them
+cp "$here"/../../server/web/history.js "$work"/history.mjs
 cd "$work"
 if ! cmp -s package-lock.json installed; then
   npm ci --ignore-scripts --no-audit --no-fund --fetch-retries=5 --fetch-timeout=120000 > npm.log 2>&1 \
     || missing "npm ci failed: $(head -n 3 npm.log)"
   cp package-lock.json installed
 fi
+node history_test.mjs
 node page_test.mjs "$build" "$@"
 exec node many_test.mjs "$build" "$@"

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the page remembers of sessions: from when it was opened on, within bounds. No browser and no daemon.
+// Usage: history_test.mjs   (run by run.sh, which puts server/web/history.js beside it)
+import assert from 'node:assert/strict';
+import {clock, day, moment} from './format.mjs';
+import {historyOf, remember, remembered} from './history.mjs';
+
+const MIB = 2 ** 20;
+const PERIOD_MS = 2000;
+const GAP_MS = 10_000;
+const MOST = 100_000;  // samples of all
+
+let now = Date.UTC(2030, 0, 1);
+const held = (bytes, ooms = 0) => ({allocated_bytes: bytes / 2, reserved_bytes: bytes, idle_bytes: 0, num_ooms: ooms, waiting: []});
+const sessions = (count, of = () => held(MIB), first = 1) =>
+  Array.from({length: count}, (_, i) => ({id: first + i, devices: [of(first + i)]}));
+function look(all, apart = PERIOD_MS) {
+  now += apart;
+  remember(all, GAP_MS, now);
+}
+const check = (history) => {
+  const {time_ms: times} = history;
+  for (const name of ['allocated_bytes', 'leased_bytes', 'reclaimable_bytes', 'refusals', 'waiting']) {
+    assert.equal(history[name].length, times.length, name);
+    // Figures are all known, or none.
+    assert.ok(history[name].every((value, i) => (value === null) === (history.leased_bytes[i] === null)), name);
+  }
+  assert.ok(times.every((time, i) => i === 0 || time > times[i - 1]));
+  return history;
+};
+
+// A day of a session whose history nobody looks at: bounded, from its first sample on, with its peak and its refusals.
+{
+  const begin = now + PERIOD_MS;
+  const day = 24 * 3600 * 1000 / PERIOD_MS;
+  let longest = 0;
+  for (let i = 0; i < day; ++i) {
+    look(sessions(1, () => held((i === 1234 ? 900 : 10) * MIB, i < 5000 ? 0 : 3)));
+    longest = Math.max(longest, historyOf(1, 0).time_ms.length);
+  }
+  const history = check(historyOf(1, 0));
+  const {time_ms: times} = history;
+  assert.ok(longest <= 450, `${longest} samples`);
+  assert.ok(times.length >= 200, `${times.length} samples`);
+  assert.ok(times[0] - begin <= 24 * 3600 * 1000 / 100, `begins ${times[0] - begin} ms late`);
+  assert.equal(Math.max(...history.leased_bytes), 900 * MIB);
+  assert.deepEqual([history.refusals[0], history.refusals.at(-1)], [0, 3]);
+  // The newest are all there, and no two of the older ones are far apart.
+  assert.deepEqual(times.slice(-100), Array.from({length: 100}, (_, i) => now - PERIOD_MS * (99 - i)));
+  const apart = Math.max(...times.slice(1).map((time, i) => time - times[i]));
+  assert.ok(apart <= 24 * 3600 * 1000 / 50, `${apart} ms apart`);
+}
+
+// Where nobody looked for long there is a gap, also when it is long ago; many short ones leave what was between them.
+{
+  const before = now;
+  look(sessions(1), 4 * 3600 * 1000);
+  const after = now;
+  for (let i = 0; i < 3000; ++i) look(sessions(1), i % 3 === 0 ? 60_000 : PERIOD_MS);
+  const {time_ms: times, leased_bytes: leased} = check(historyOf(1, 0));
+  assert.ok(times.length <= 450);
+  const gap = times.findIndex((time) => time > before);
+  assert.deepEqual([times[gap], leased[gap]], [after - 1, null]);
+  const old = leased.slice(gap + 1, gap + 41);
+  assert.ok(old.every((bytes) => bytes !== null));
+}
+
+// Two hundred sessions, and thousands; sessions that come and go.
+{
+  for (let i = 0; i < 2000; ++i) look(sessions(200));
+  assert.ok(remembered() <= MOST, `${remembered()} samples`);
+  assert.ok(historyOf(200, 0).time_ms.length >= 200);
+  for (let i = 0; i < 300; ++i) look(sessions(1500));
+  assert.ok(remembered() <= 1.1 * MOST, `${remembered()} samples`);
+  for (let i = 0; i < 1000; ++i) look(sessions(100, undefined, 10_000 + 100 * i));
+  assert.ok(remembered() <= MOST / 10, `${remembered()} samples`);
+  assert.equal(historyOf(10_000, 0).time_ms.length, 0);
+  assert.ok(historyOf(10_000 + 100 * 999, 0).time_ms.length > 0);
+  // Of one that has ended, for a while.
+  const ended = 10_000 + 100 * 999;
+  for (let i = 0; i < 5 * 60 * 1000 / PERIOD_MS; ++i) look(sessions(1));
+  assert.ok(historyOf(ended, 0).time_ms.length > 0);
+  for (let i = 0; i < 15 * 60 * 1000 / PERIOD_MS; ++i) look(sessions(1));
+  assert.equal(historyOf(ended, 0).time_ms.length, 0);
+}
+
+// A clock that is set back begins anew.
+{
+  look(sessions(1), -3_600_000);
+  assert.deepEqual(historyOf(1, 0).time_ms, [now]);
+}
+// Times as the page writes them: no 24:05 after midnight, and the day where it is not today.
+{
+  const midnight = new Date(2030, 0, 1, 0, 5, 7);
+  assert.equal(clock(midnight), '00:05:07');
+  assert.equal(moment(midnight), `${day(midnight)} 00:05`);
+  const today = new Date();
+  assert.equal(moment(today), clock(today));
+}
+console.log('history: ok');
