@@ -782,6 +782,15 @@ TEST_F(DaemonTest, TheLogHasTheLastFiguresOfASession) {
   expect("killed", "process_ended");
   EXPECT_EQ((*closed("killed"))["refusals"], 1);
   EXPECT_TRUE(closed("killed")->contains("after_refusal_ms"));
+
+  ASSERT_OK_AND_ASSIGN(ClientProcess at_once, ConnectProcess("killed-at-once"));
+  ASSERT_OK(at_once.Call(absl::StrCat("alloc ", 20_MiB)));
+  at_once.process().Signal(SIGKILL);
+  ASSERT_OK(at_once.process().Wait());
+  ASSERT_TRUE(WaitFor([&] { return closed("killed-at-once").has_value(); })) << daemon_->log();
+  const nlohmann::json event = *closed("killed-at-once");
+  EXPECT_EQ(event["came_back"], 20_MiB);
+  EXPECT_EQ(event["peak_reserved"], 20_MiB) << "whatever it had time to report";
 }
 
 TEST(ConfigTest, AnUnknownFlagIsWrongUse) {
