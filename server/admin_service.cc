@@ -73,12 +73,16 @@ class SnapshotWriter : public grpc::ServerWriteReactor<v1::GetSnapshotResponse> 
     part_ = parts_.ok() ? parts_->Next() : std::nullopt;
     if (part_.has_value()) {
       StartWrite(&*part_);
-    } else {
-      Finish(ToGrpc(parts_.status()));
+      return;
     }
+    // Before the caller hears of the end, and may ask for the next one.
+    const absl::Status status = parts_.status();
+    parts_ = status.ok() ? absl::UnknownError("all is written") : status;
+    slot_ = UserSlots::Slot();
+    Finish(ToGrpc(status));
   }
 
-  const UserSlots::Slot slot_;
+  UserSlots::Slot slot_;
   absl::StatusOr<SnapshotParts> parts_ = absl::UnknownError("not started");
   std::optional<v1::GetSnapshotResponse> part_;  // being written
 };

@@ -389,6 +389,17 @@ TEST_F(HostileTest, SnapshotsAtATime) {
   }
 }
 
+TEST_F(HostileTest, SnapshotsOneAfterTheOtherAreNotAtATime) {
+  Begin("max_snapshots_per_uid: 1");
+  RawStream remote(*raw_);
+  ASSERT_OK(remote.Hello("remote"));
+  for (int i = 0; i < 300; ++i) {
+    const absl::Status status = raw_->GetSnapshot(Ref("remote"), 0).status();
+    ASSERT_OK(status) << i;
+  }
+  EXPECT_OK(remote.Goodbye());
+}
+
 TEST_F(HostileTest, UnreadableMessagesDoNotFillTheLog) {
   const absl::Time begin = absl::Now();
   Begin("");
