@@ -12,8 +12,8 @@ namespace vrambroker {
 namespace {
 
 // By what can only be used the wrong way: reading and printing fail, as they do when nothing is open. Straight to the
-// kernel, as sanitizers are not there yet.
-[[gnu::no_sanitize("address", "thread", "undefined")]] void TakeStandardDescriptors() {
+// kernel, and built without sanitizers, which are not there yet.
+void TakeStandardDescriptors() {
   for (int descriptor = STDIN_FILENO; descriptor <= STDERR_FILENO; ++descriptor) {
     if (syscall(SYS_fcntl, descriptor, F_GETFD) >= 0) continue;
     syscall(SYS_openat, AT_FDCWD, "/dev/null", descriptor == STDIN_FILENO ? O_WRONLY : O_RDONLY);
