@@ -13,6 +13,7 @@ import tempfile
 
 LLAMA_7B = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "max_position_embeddings": 2048,
             "num_attention_heads": 32, "num_hidden_layers": 32, "vocab_size": 32000}
+GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024, "vocab_size": 50257}
 GPT = ["--layers=12", "--hidden=768", "--heads=12", "--vocab=50257", "--seq=1024"]
 
 
@@ -58,6 +59,7 @@ def train_faults(command, folder):
         yield "the step runs out of memory on what is said to be the smallest device"
     if command.json("replay", trace, f"--device-bytes={step['smallest_device_bytes'] - (2 << 20)}")["ooms"] == 0:
         yield "the step runs on less than what is said to be the smallest device"
+    yield from batch_faults(command, folder)
     # Other settings change the reserved peak, and only that.
     split = command.json("plan", "train", "--config", config, "--batch", 8, "--alloc-conf=large_segment_size_mb:512")
     if split["steps"][0]["peak_reserved_bytes"] == step["peak_reserved_bytes"]:
@@ -69,6 +71,38 @@ def train_faults(command, folder):
     long = command.run("plan", "train", "--config", config, "--seq=4096")
     if long.returncode != 0 or "--seq 4096 is longer than the 2048 tokens" not in long.stderr:
         yield f"no warning of a long sequence: {long.stderr}"
+
+
+def batch_faults(command, folder):
+    """The largest batch is the largest, whether or not smaller ones fit. The trace of each is replayed."""
+    (folder / "gpt2.json").write_text(json.dumps(GPT2), encoding="utf-8")
+    for options, device, refused in ((["--checkpoint=selective"], "8GiB", "selective 15-16"),
+                                     (["--checkpoint=full", "--flash"], "6GiB", "full 15-17"),
+                                     (["--checkpoint=full"], "5000MiB", "full 12-13"),
+                                     (["--checkpoint=full", "--optimizer=sgd"], "3GiB", "full 7")):
+        train = ["plan", "train", "--config", folder / "gpt2.json", "--seq=512", *options]
+        step = command.json(*train, f"--device-bytes={device}")["steps"][0]
+        largest, trace, found = step["largest_batch"], folder / "batch.trace", []
+        for batch in range(1, largest + 6):
+            command.run(*train, f"--batch={batch}", "-o", trace)
+            if command.json("replay", trace, f"--device-bytes={device}")["ooms"] != 0:
+                found.append(batch)
+        if found != [*step["smaller_batches_refused"], *range(largest + 1, largest + 6)]:
+            yield f"{options} on {device}: refused are {found}, the plan says {step}"
+        if step["largest_batch_is_exact"] is not True:
+            yield f"{options} on {device} is not exact: {step}"
+        text = command.run(*train, f"--device-bytes={device}").stdout
+        if f"(fragmentation): {refused}.\n" not in text:
+            yield f"{options} on {device} does not name {refused}: {text}"
+    tiny = ["plan", "train", "--layers=1", "--hidden=32", "--heads=1", "--vocab=100", "--seq=4", "--device-bytes=80GiB"]
+    if "at least 65536\n" not in command.run(*tiny).stdout:
+        yield f"65536 is where the search ends: {command.run(*tiny).stdout}"
+    step = command.json(*tiny)["steps"][0]
+    if step["largest_batch"] != 65536 or step["largest_batch_is_exact"] is not False:
+        yield f"65536 is where the search ends: {step}"
+    unlimited = command.json(*tiny[:-1])["steps"][0]
+    if unlimited["largest_batch"] is not None or unlimited["largest_batch_is_exact"] is not None:
+        yield f"no device, and yet a largest batch: {unlimited}"
 
 
 def serve_faults(command, folder):

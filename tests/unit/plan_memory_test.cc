@@ -135,21 +135,6 @@ TEST(StepTraceTest, StaysSmallForTheLargestModel) {
   }
 }
 
-TEST(LargestBatchTest, OneMoreDoesNotFit) {
-  const ModelShape shape = *ParseModelConfig(models::kGpt2);
-  const ReplayConfig config = {.device_bytes = 16_GiB};
-  for (const Checkpoint checkpoint : kCheckpoints) {
-    TrainingOptions options = {.seq = 1024, .checkpoint = checkpoint};
-    const uint64_t largest = LargestBatch(shape, options, config);
-    ASSERT_GT(largest, 0u);
-    options.batch = largest;
-    EXPECT_EQ(SummarizeReplay(StepTrace(shape, options), config).ooms, 0u);
-    options.batch = largest + 1;
-    EXPECT_GT(SummarizeReplay(StepTrace(shape, options), config).ooms, 0u);
-  }
-  EXPECT_EQ(LargestBatch(shape, {.seq = 1024}, {.device_bytes = 1_GiB}), 0u);
-}
-
 TEST(TrainingMemoryTest, KorthikantisFormulaIsTheSumOfTheTensors) {
   const ModelShape shape = *ParseModelConfig(models::kGpt3);
   for (const Checkpoint checkpoint : kCheckpoints) {
