@@ -160,9 +160,9 @@ Json ShareJson(const std::vector<plan::JobProfile>& profiles, const plan::ShareP
 }  // namespace
 
 absl::Status PlanShare(const Context& context) {
-  const absl::StatusOr<ReplayConfig> config = ReplayConfigOf(context.replay);
+  const absl::StatusOr<ReplayConfig> config = PlanConfigOf(context.replay);
   if (!config.ok()) return config.status();
-  if (config->device_bytes == ReplayConfig::kUnlimitedBytes || config->device_bytes == 0) {
+  if (config->device_bytes == ReplayConfig::kUnlimitedBytes) {
     return absl::InvalidArgumentError("share what? say --device-bytes, as 80GiB");
   }
   if (absl::Status status = CheckPlanOutput(context.output, context.plan.jobs); !status.ok()) return status;

@@ -30,13 +30,14 @@ absl::StatusOr<plan::TrainingOptions> TrainingOptionsOf(const plan::ModelShape& 
     const char* option;
     const std::string& text;
     uint64_t& number;
+    bool is_optional = false;  // 0 stands for "not given", so it cannot be given
   } numbers[] = {{"--batch", flags.batch, options.batch},
-                 {"--seq", flags.seq, options.seq},
+                 {"--seq", flags.seq, options.seq, true},
                  {"--zero", flags.zero, options.zero_stage},
                  {"--gpus", flags.gpus, options.gpus},
-                 {"--lora", flags.lora, options.lora_rank}};
-  for (const auto& [option, text, number] : numbers) {
-    const absl::StatusOr<uint64_t> read = NumberOf(option, text);
+                 {"--lora", flags.lora, options.lora_rank, true}};
+  for (const auto& [option, text, number, is_optional] : numbers) {
+    const absl::StatusOr<uint64_t> read = is_optional ? CountOf(option, text) : NumberOf(option, text);
     if (!read.ok()) return read.status();
     number = *read;
   }
@@ -191,7 +192,7 @@ void PrintPlan(const plan::ModelShape& shape, const plan::TrainingOptions& optio
 }  // namespace
 
 absl::Status PlanTrain(const Context& context) {
-  const absl::StatusOr<ReplayConfig> config = ReplayConfigOf(context.replay);
+  const absl::StatusOr<ReplayConfig> config = PlanConfigOf(context.replay);
   if (!config.ok()) return config.status();
   if (absl::Status status = CheckPlanOutput(context.output, {context.plan.config}); !status.ok()) return status;
   const absl::StatusOr<plan::ModelShape> shape = ModelOf(context.plan);
