@@ -148,6 +148,21 @@ def share_faults(command, folder, daemon):
         done = subprocess.run([daemon, "--config", rules, "--check-config"], capture_output=True, text=True, check=False)
         if done.returncode != 0 or rules.read_text(encoding="utf-8") != plan["policy"]:
             yield f"the daemon refuses the rules for {key}: {done}"
+        # The daemon warns of guarantees that one user's sessions could add up to more than the device.
+        rules.write_text(f'capacity: "{plan["device_bytes"] >> 20}MiB"\n{plan["policy"]}', encoding="utf-8")
+        done = subprocess.run([daemon, "--config", rules, "--check-config"], capture_output=True, text=True, check=False)
+        if done.returncode != 0 or "max_sessions" in done.stderr + done.stdout:
+            yield f"the daemon warns of the rules for {key}: {done}"
+    floors = sum(job["floor_needed_bytes"] for job in roomy["jobs"])
+    peak = max(job["peak_needed_bytes"] for job in roomy["jobs"])
+    for jobs, device, verdict in (([trace], "1MiB", r"It does not fit: gpt needs [\d.]+ GiB even alone\."),
+                                  ([trace, other], "1MiB", r"gpt needs [\d.]+ GiB even alone, and 1 other does not fit"),
+                                  ([trace, other, other], "1MiB", r"even alone, and 2 others do not fit alone either\."),
+                                  ([trace, other], str(peak - (64 << 20)), r"They do not fit: gpt needs .* even alone\."),
+                                  ([trace, other, snapshot], str(max(peak, floors)), r"what they have at all times leaves")):
+        text = command.run("plan", "share", *jobs, f"--device-bytes={device}").stdout
+        if not re.search(verdict, text):
+            yield f"why {jobs} do not fit on {device}: {text}"
     small = command.run("plan", "share", trace, other, "--device-bytes=1GiB", "-o", rules)
     if small.returncode != 1 or "do not fit" not in small.stderr or "PEAK NEEDED" not in small.stdout:
         yield f"a device that is too small: {small}"
