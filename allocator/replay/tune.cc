@@ -168,8 +168,11 @@ TuneResult Tune(const Trace& trace, const ReplayConfig& config, const SettingsTa
   });
 
   for (const uint64_t percent : {95, 90, 80}) {
-    result.smaller_devices.push_back(result.baseline.summary.peak_reserved_bytes / 100 * percent /
-                                     kSegmentGranuleBytes * kSegmentGranuleBytes);
+    const uint64_t granules = result.baseline.summary.peak_reserved_bytes / kSegmentGranuleBytes;
+    const uint64_t bytes = granules * percent / 100 * kSegmentGranuleBytes;
+    // Of a few segments two of these are the same, or nothing.
+    const bool is_new = result.smaller_devices.empty() || result.smaller_devices.back() != bytes;
+    if (bytes != 0 && is_new) result.smaller_devices.push_back(bytes);
   }
   std::vector<TuneCandidate*> shown = {&result.baseline};
   if (result.pytorch_default.has_value()) shown.push_back(&*result.pytorch_default);

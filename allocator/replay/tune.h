@@ -25,9 +25,10 @@ struct TuneCandidate {
 
 struct TuneResult {
   size_t tried = 0;
-  bool is_complete = true;                // false: the time was over before all were tried, or tried on smaller devices
-  std::vector<uint64_t> smaller_devices;  // 95, 90 and 80% of what the baseline had reserved at its peak, bytes
-  TuneCandidate baseline;                 // the settings that were given
+  bool is_complete = true;  // false: the time was over before all were tried, or tried on smaller devices
+  // 95, 90 and 80% of what the baseline had reserved at its peak, bytes, in whole segments; each once, and none of 0.
+  std::vector<uint64_t> smaller_devices;
+  TuneCandidate baseline;  // the settings that were given
   // PyTorch's defaults with the memory fraction that was given; none when they are the baseline.
   std::optional<TuneCandidate> pytorch_default;
   // Better than the baseline, best first, at most kBest each; of settings with equal results the simplest.

@@ -10,7 +10,7 @@
 
 namespace vrambroker::vramctl {
 
-// Empty and 0: not given, unless a default is here. Numbers are text until they are used, so that what is wrong with
+// Empty: not given, unless a default is here. Numbers are text until they are used, so that what is wrong with
 // them can be said.
 struct PlanFlags {
   std::string config;
@@ -22,7 +22,7 @@ struct PlanFlags {
   std::string checkpoint = "none";
   std::string zero = "0";
   std::string gpus = "1";
-  std::string lora = "0";
+  std::string lora;
   bool flash = false;
   bool eager = false;
   std::string sequences = "1";

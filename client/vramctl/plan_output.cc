@@ -53,6 +53,13 @@ absl::StatusOr<uint64_t> ParametersOf(const std::string& text) {
   return static_cast<uint64_t>(std::llround(number));
 }
 
+absl::StatusOr<uint64_t> AtLeastOne(const char* option, const std::string& text,
+                                    const absl::StatusOr<uint64_t>& number) {
+  if (!number.ok() || *number != 0 || text.empty()) return number;
+  return absl::InvalidArgumentError(
+      absl::StrCat(option, ": ", absl::Utf8SafeCHexEscape(text.substr(0, 40)), "; at least 1 is needed"));
+}
+
 }  // namespace
 
 absl::StatusOr<uint64_t> NumberOf(const char* option, const std::string& text) {
@@ -61,6 +68,18 @@ absl::StatusOr<uint64_t> NumberOf(const char* option, const std::string& text) {
   if (text.find_first_not_of("0123456789") == std::string::npos && absl::SimpleAtoi(text, &number)) return number;
   return absl::InvalidArgumentError(absl::StrCat(option, ": \"", absl::Utf8SafeCHexEscape(text.substr(0, 40)),
                                                  "\"; a whole number below 2^64 is needed"));
+}
+
+absl::StatusOr<uint64_t> CountOf(const char* option, const std::string& text) {
+  return AtLeastOne(option, text, NumberOf(option, text));
+}
+
+absl::StatusOr<ReplayConfig> PlanConfigOf(const ReplayFlags& flags) {
+  absl::StatusOr<ReplayConfig> config = ReplayConfigOf(flags);
+  if (config.ok() && config->device_bytes == 0) {
+    return absl::InvalidArgumentError("--device-bytes: 0 B; a size above 0 is needed, as 80GiB");
+  }
+  return config;
 }
 
 absl::StatusOr<plan::ModelShape> ModelOf(const PlanFlags& flags) {
@@ -78,7 +97,8 @@ absl::StatusOr<plan::ModelShape> ModelOf(const PlanFlags& flags) {
                    {"--kv-heads", flags.kv_heads, given.kv_heads}, {"--vocab", flags.vocab, given.vocab}};
     bool is_any = false;
     for (const auto& [option, text, number] : numbers) {
-      const absl::StatusOr<uint64_t> read = &text == &flags.params ? ParametersOf(text) : NumberOf(option, text);
+      const absl::StatusOr<uint64_t> read =
+          &text == &flags.params ? AtLeastOne(option, text, ParametersOf(text)) : CountOf(option, text);
       if (!read.ok()) return read.status();
       number = *read;
       is_any = is_any || !text.empty();

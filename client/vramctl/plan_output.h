@@ -23,6 +23,12 @@ absl::StatusOr<plan::ModelShape> ModelOf(const PlanFlags& flags);
 // A whole number. Empty: 0. InvalidArgument names the option.
 absl::StatusOr<uint64_t> NumberOf(const char* option, const std::string& text);
 
+// The same of what there is at least one of, when it is given.
+absl::StatusOr<uint64_t> CountOf(const char* option, const std::string& text);
+
+// As ReplayConfigOf(), but a device of nothing is InvalidArgument: no plan has a use for it.
+absl::StatusOr<ReplayConfig> PlanConfigOf(const ReplayFlags& flags);
+
 // Warns on standard error when sequences are longer than the model takes.
 void WarnOfLength(const plan::ModelShape& shape, uint64_t seq);
 

@@ -26,11 +26,12 @@ absl::StatusOr<plan::ServingOptions> ServingOptionsOf(const plan::ModelShape& sh
     const char* option;
     const std::string& text;
     uint64_t& number;
-  } numbers[] = {{"--seq", flags.seq, options.seq},
+    bool is_optional = false;  // 0 stands for "not given", so it cannot be given
+  } numbers[] = {{"--seq", flags.seq, options.seq, true},
                  {"--sequences", flags.sequences, options.sequences},
-                 {"--prefill-tokens", flags.prefill_tokens, options.prefill_tokens}};
-  for (const auto& [option, text, number] : numbers) {
-    const absl::StatusOr<uint64_t> read = NumberOf(option, text);
+                 {"--prefill-tokens", flags.prefill_tokens, options.prefill_tokens, true}};
+  for (const auto& [option, text, number, is_optional] : numbers) {
+    const absl::StatusOr<uint64_t> read = is_optional ? CountOf(option, text) : NumberOf(option, text);
     if (!read.ok()) return read.status();
     number = *read;
   }
@@ -45,7 +46,7 @@ absl::StatusOr<plan::ServingOptions> ServingOptionsOf(const plan::ModelShape& sh
   }
   options.kv_bytes = *kv == plan::Quantization::kFp32 ? 4 : *kv == plan::Quantization::kBf16 ? 2 : 1;
   if (!absl::SimpleAtod(flags.utilization, &options.utilization)) options.utilization = -1;
-  const absl::StatusOr<ReplayConfig> config = ReplayConfigOf({.device_bytes = context.replay.device_bytes});
+  const absl::StatusOr<ReplayConfig> config = PlanConfigOf({.device_bytes = context.replay.device_bytes});
   if (!config.ok()) return config.status();
   if (config->device_bytes != ReplayConfig::kUnlimitedBytes) options.device_bytes = config->device_bytes;
   return plan::CheckServing(shape, options);

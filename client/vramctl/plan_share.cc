@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -53,7 +54,24 @@ const char* NameOf(plan::Fit fit) {
   return "";
 }
 
-std::string Verdict(const plan::SharePlan& plan) {
+// Why they do not fit: one that does not even fit alone, or all of them.
+std::string Excess(const std::vector<plan::JobProfile>& profiles, uint64_t device_bytes) {
+  const auto largest = std::max_element(profiles.begin(), profiles.end(), [](const auto& a, const auto& b) {
+    return a.smallest_device < b.smallest_device;
+  });
+  if (largest->smallest_device <= device_bytes)
+    return "what they have at all times leaves too little for the largest step";
+  const auto too_large = std::count_if(profiles.begin(), profiles.end(), [&](const plan::JobProfile& profile) {
+    return profile.smallest_device > device_bytes;
+  });
+  const std::string needs =
+      absl::StrCat(largest->name, " needs ", FormatBytes(largest->smallest_device), " even alone");
+  if (too_large == 1) return needs;
+  return absl::StrCat(needs, ", and ", too_large - 1, too_large == 2 ? " other does" : " others do",
+                      " not fit alone either");
+}
+
+std::string Verdict(const std::vector<plan::JobProfile>& profiles, const plan::SharePlan& plan, uint64_t device_bytes) {
   switch (plan.fit) {
     case plan::Fit::kPrivately:
       return "They fit together, even with a private cache each. Nobody waits.";
@@ -62,7 +80,8 @@ std::string Verdict(const plan::SharePlan& plan) {
     case plan::Fit::kInTurns:
       return "They fit in turns: not all peaks at once, so jobs wait for memory.";
     case plan::Fit::kNot:
-      return "They do not fit: what they have at all times leaves too little for the largest step.";
+      return absl::StrCat(profiles.size() == 1 ? "It does" : "They do", " not fit: ", Excess(profiles, device_bytes),
+                          ".");
   }
   return "";
 }
@@ -74,7 +93,7 @@ std::string Waits(double ticks, const plan::JobProfile& profile) {
 
 void PrintShare(const std::vector<plan::JobProfile>& profiles, const plan::SharePlan& plan, uint64_t device_bytes) {
   std::printf("%s on %s. %s\n\n", Counted(profiles.size(), "job").c_str(), FormatBytes(device_bytes).c_str(),
-              Verdict(plan).c_str());
+              Verdict(profiles, plan, device_bytes).c_str());
   const bool fits = plan.fit != plan::Fit::kNot;
   std::vector<std::vector<std::string>> rows = {
       {"JOB", ">PEAK ALLOCATED", ">PEAK RESERVED", ">PEAK NEEDED", ">AT ALL TIMES", ">LIMIT", ">GUARANTEE", "STEP"}};
@@ -160,9 +179,9 @@ Json ShareJson(const std::vector<plan::JobProfile>& profiles, const plan::ShareP
 }  // namespace
 
 absl::Status PlanShare(const Context& context) {
-  const absl::StatusOr<ReplayConfig> config = ReplayConfigOf(context.replay);
+  const absl::StatusOr<ReplayConfig> config = PlanConfigOf(context.replay);
   if (!config.ok()) return config.status();
-  if (config->device_bytes == ReplayConfig::kUnlimitedBytes || config->device_bytes == 0) {
+  if (config->device_bytes == ReplayConfig::kUnlimitedBytes) {
     return absl::InvalidArgumentError("share what? say --device-bytes, as 80GiB");
   }
   if (absl::Status status = CheckPlanOutput(context.output, context.plan.jobs); !status.ok()) return status;

@@ -8,10 +8,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "allocator/bytes.h"
 #include "allocator/replay/tune.h"
 #include "client/vramctl/commands.h"
 #include "client/vramctl/output.h"
+#include "client/vramctl/plan/largest_batch.h"
 #include "client/vramctl/plan/step_trace.h"
 #include "client/vramctl/plan_output.h"
 #include "client/vramctl/snapshot_file.h"
@@ -28,13 +30,14 @@ absl::StatusOr<plan::TrainingOptions> TrainingOptionsOf(const plan::ModelShape& 
     const char* option;
     const std::string& text;
     uint64_t& number;
+    bool is_optional = false;  // 0 stands for "not given", so it cannot be given
   } numbers[] = {{"--batch", flags.batch, options.batch},
-                 {"--seq", flags.seq, options.seq},
+                 {"--seq", flags.seq, options.seq, true},
                  {"--zero", flags.zero, options.zero_stage},
                  {"--gpus", flags.gpus, options.gpus},
-                 {"--lora", flags.lora, options.lora_rank}};
-  for (const auto& [option, text, number] : numbers) {
-    const absl::StatusOr<uint64_t> read = NumberOf(option, text);
+                 {"--lora", flags.lora, options.lora_rank, true}};
+  for (const auto& [option, text, number, is_optional] : numbers) {
+    const absl::StatusOr<uint64_t> read = is_optional ? CountOf(option, text) : NumberOf(option, text);
     if (!read.ok()) return read.status();
     number = *read;
   }
@@ -60,7 +63,7 @@ struct Simulated {
   plan::TrainingMemory memory;
   ReplaySummary summary;  // on an unlimited device
   std::optional<uint64_t> smallest_device;
-  std::optional<uint64_t> largest_batch;  // with --device-bytes
+  std::optional<plan::LargestBatch> largest_batch;  // with --device-bytes
 };
 
 absl::StatusOr<Simulated> Simulate(const plan::ModelShape& shape, plan::TrainingOptions options,
@@ -78,7 +81,7 @@ absl::StatusOr<Simulated> Simulate(const plan::ModelShape& shape, plan::Training
   bounded.device_bytes = RoundUpTo(simulated.summary.peak_reserved_bytes, 2_MiB) + 2_MiB;
   simulated.smallest_device = SmallestDevice(trace, bounded);
   if (config.device_bytes != ReplayConfig::kUnlimitedBytes) {
-    simulated.largest_batch = plan::LargestBatch(shape, options, config);
+    simulated.largest_batch = plan::FindLargestBatch(shape, options, config);
   }
   return simulated;
 }
@@ -91,9 +94,15 @@ Json SimulatedJson(const Simulated& simulated) {
                {"peak_reserved_bytes", simulated.summary.peak_reserved_bytes},
                {"fragmentation_at_peak", simulated.summary.fragmentation_at_peak},
                {"smallest_device_bytes", nullptr},
-               {"largest_batch", nullptr}};
+               {"largest_batch", nullptr},
+               {"largest_batch_is_exact", nullptr},
+               {"smaller_batches_refused", Json::array()}};
   if (simulated.smallest_device.has_value()) json["smallest_device_bytes"] = *simulated.smallest_device;
-  if (simulated.largest_batch.has_value()) json["largest_batch"] = *simulated.largest_batch;
+  if (simulated.largest_batch.has_value()) {
+    json["largest_batch"] = simulated.largest_batch->batch;
+    json["largest_batch_is_exact"] = simulated.largest_batch->is_exact;
+    json["smaller_batches_refused"] = simulated.largest_batch->smaller_refused;
+  }
   return json;
 }
 
@@ -105,8 +114,40 @@ std::vector<std::string> SimulatedRow(const Simulated& simulated) {
       FormatBytes(simulated.summary.peak_reserved_bytes),
       Percent(simulated.summary.fragmentation_at_peak),
       simulated.smallest_device.has_value() ? FormatBytes(*simulated.smallest_device) : "-"};
-  if (simulated.largest_batch.has_value()) row.push_back(absl::StrCat(*simulated.largest_batch));
+  if (const std::optional<plan::LargestBatch>& largest = simulated.largest_batch; largest.has_value()) {
+    row.push_back(absl::StrCat(largest->is_exact ? "" : "at least ", largest->batch));
+  }
   return row;
+}
+
+// "3, 15-17".
+std::string Ranges(const std::vector<uint64_t>& ascending) {
+  constexpr size_t kMost = 8;
+  std::vector<std::string> ranges;
+  for (size_t i = 0; i < ascending.size();) {
+    size_t last = i;
+    while (last + 1 < ascending.size() && ascending[last + 1] == ascending[last] + 1) ++last;
+    ranges.push_back(absl::StrCat(ascending[i], last == i ? "" : absl::StrCat("-", ascending[last])));
+    i = last + 1;
+  }
+  if (ranges.size() > kMost) {  // those next to the largest batch
+    ranges.erase(ranges.begin(), ranges.end() - kMost);
+    ranges.insert(ranges.begin(), "...");
+  }
+  return absl::StrJoin(ranges, ", ");
+}
+
+// A line; empty: none to name.
+std::string SmallerRefused(const std::vector<Simulated>& all) {
+  std::vector<std::string> ways;
+  for (const Simulated& simulated : all) {
+    if (!simulated.largest_batch.has_value() || simulated.largest_batch->smaller_refused.empty()) continue;
+    ways.push_back(
+        absl::StrCat(plan::NameOf(simulated.checkpoint), " ", Ranges(simulated.largest_batch->smaller_refused)));
+  }
+  if (ways.empty()) return "";
+  return absl::StrCat("Smaller batches that do not fit, because their blocks leave more gaps (fragmentation): ",
+                      absl::StrJoin(ways, "; "), ".\n");
 }
 
 void PrintPlan(const plan::ModelShape& shape, const plan::TrainingOptions& options, const ReplayConfig& config,
@@ -144,13 +185,14 @@ void PrintPlan(const plan::ModelShape& shape, const plan::TrainingOptions& optio
   }
   for (const Simulated& simulated : all) rows.push_back(SimulatedRow(simulated));
   std::fputs(Table(rows).c_str(), stdout);
+  std::fputs(SmallerRefused(all).c_str(), stdout);
   std::printf("\nA CUDA context and the kernels' code come on top: some hundred MiB that no allocator sees.\n");
 }
 
 }  // namespace
 
 absl::Status PlanTrain(const Context& context) {
-  const absl::StatusOr<ReplayConfig> config = ReplayConfigOf(context.replay);
+  const absl::StatusOr<ReplayConfig> config = PlanConfigOf(context.replay);
   if (!config.ok()) return config.status();
   if (absl::Status status = CheckPlanOutput(context.output, {context.plan.config}); !status.ok()) return status;
   const absl::StatusOr<plan::ModelShape> shape = ModelOf(context.plan);

@@ -13,6 +13,7 @@ import tempfile
 
 LLAMA_7B = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "max_position_embeddings": 2048,
             "num_attention_heads": 32, "num_hidden_layers": 32, "vocab_size": 32000}
+GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024, "vocab_size": 50257}
 GPT = ["--layers=12", "--hidden=768", "--heads=12", "--vocab=50257", "--seq=1024"]
 
 
@@ -58,6 +59,7 @@ def train_faults(command, folder):
         yield "the step runs out of memory on what is said to be the smallest device"
     if command.json("replay", trace, f"--device-bytes={step['smallest_device_bytes'] - (2 << 20)}")["ooms"] == 0:
         yield "the step runs on less than what is said to be the smallest device"
+    yield from batch_faults(command, folder)
     # Other settings change the reserved peak, and only that.
     split = command.json("plan", "train", "--config", config, "--batch", 8, "--alloc-conf=large_segment_size_mb:512")
     if split["steps"][0]["peak_reserved_bytes"] == step["peak_reserved_bytes"]:
@@ -69,6 +71,38 @@ def train_faults(command, folder):
     long = command.run("plan", "train", "--config", config, "--seq=4096")
     if long.returncode != 0 or "--seq 4096 is longer than the 2048 tokens" not in long.stderr:
         yield f"no warning of a long sequence: {long.stderr}"
+
+
+def batch_faults(command, folder):
+    """The largest batch is the largest, whether or not smaller ones fit. The trace of each is replayed."""
+    (folder / "gpt2.json").write_text(json.dumps(GPT2), encoding="utf-8")
+    for options, device, refused in ((["--checkpoint=selective"], "8GiB", "selective 15-16"),
+                                     (["--checkpoint=full", "--flash"], "6GiB", "full 15-17"),
+                                     (["--checkpoint=full"], "5000MiB", "full 12-13"),
+                                     (["--checkpoint=full", "--optimizer=sgd"], "3GiB", "full 7")):
+        train = ["plan", "train", "--config", folder / "gpt2.json", "--seq=512", *options]
+        step = command.json(*train, f"--device-bytes={device}")["steps"][0]
+        largest, trace, found = step["largest_batch"], folder / "batch.trace", []
+        for batch in range(1, largest + 6):
+            command.run(*train, f"--batch={batch}", "-o", trace)
+            if command.json("replay", trace, f"--device-bytes={device}")["ooms"] != 0:
+                found.append(batch)
+        if found != [*step["smaller_batches_refused"], *range(largest + 1, largest + 6)]:
+            yield f"{options} on {device}: refused are {found}, the plan says {step}"
+        if step["largest_batch_is_exact"] is not True:
+            yield f"{options} on {device} is not exact: {step}"
+        text = command.run(*train, f"--device-bytes={device}").stdout
+        if f"(fragmentation): {refused}.\n" not in text:
+            yield f"{options} on {device} does not name {refused}: {text}"
+    tiny = ["plan", "train", "--layers=1", "--hidden=32", "--heads=1", "--vocab=100", "--seq=4", "--device-bytes=80GiB"]
+    if "at least 65536\n" not in command.run(*tiny).stdout:
+        yield f"65536 is where the search ends: {command.run(*tiny).stdout}"
+    step = command.json(*tiny)["steps"][0]
+    if step["largest_batch"] != 65536 or step["largest_batch_is_exact"] is not False:
+        yield f"65536 is where the search ends: {step}"
+    unlimited = command.json(*tiny[:-1])["steps"][0]
+    if unlimited["largest_batch"] is not None or unlimited["largest_batch_is_exact"] is not None:
+        yield f"no device, and yet a largest batch: {unlimited}"
 
 
 def serve_faults(command, folder):
@@ -114,6 +148,21 @@ def share_faults(command, folder, daemon):
         done = subprocess.run([daemon, "--config", rules, "--check-config"], capture_output=True, text=True, check=False)
         if done.returncode != 0 or rules.read_text(encoding="utf-8") != plan["policy"]:
             yield f"the daemon refuses the rules for {key}: {done}"
+        # The daemon warns of guarantees that one user's sessions could add up to more than the device.
+        rules.write_text(f'capacity: "{plan["device_bytes"] >> 20}MiB"\n{plan["policy"]}', encoding="utf-8")
+        done = subprocess.run([daemon, "--config", rules, "--check-config"], capture_output=True, text=True, check=False)
+        if done.returncode != 0 or "max_sessions" in done.stderr + done.stdout:
+            yield f"the daemon warns of the rules for {key}: {done}"
+    floors = sum(job["floor_needed_bytes"] for job in roomy["jobs"])
+    peak = max(job["peak_needed_bytes"] for job in roomy["jobs"])
+    for jobs, device, verdict in (([trace], "1MiB", r"It does not fit: gpt needs [\d.]+ GiB even alone\."),
+                                  ([trace, other], "1MiB", r"gpt needs [\d.]+ GiB even alone, and 1 other does not fit"),
+                                  ([trace, other, other], "1MiB", r"even alone, and 2 others do not fit alone either\."),
+                                  ([trace, other], str(peak - (64 << 20)), r"They do not fit: gpt needs .* even alone\."),
+                                  ([trace, other, snapshot], str(max(peak, floors)), r"what they have at all times leaves")):
+        text = command.run("plan", "share", *jobs, f"--device-bytes={device}").stdout
+        if not re.search(verdict, text):
+            yield f"why {jobs} do not fit on {device}: {text}"
     small = command.run("plan", "share", trace, other, "--device-bytes=1GiB", "-o", rules)
     if small.returncode != 1 or "do not fit" not in small.stderr or "PEAK NEEDED" not in small.stdout:
         yield f"a device that is too small: {small}"
@@ -170,6 +219,7 @@ def refusal_faults(command, folder):
         ([*train, config("deep.json", "[" * 100000 + "]" * 100000)], r"deep\.json: nested deeper than 64 levels"),
         ([*train, config("large.json", " " * (2 << 20))], r"large\.json: \d+ bytes; a config\.json has at most 1 MiB"),
         ([*train, config("other.json", {**LLAMA_7B, "model_type": "rwkv"})], r'"rwkv"; known are .*--params'),
+        ([*train, config("number.json", {**LLAMA_7B, "model_type": 5})], r'"model_type" is 5; a name is needed, one of'),
         ([*train, config("less.json", {"model_type": "llama"})], r'less\.json: "num_hidden_layers" is missing'),
         ([*train, config("minus.json", {**LLAMA_7B, "hidden_size": -4096})], r'"hidden_size" is -4096; a whole number'),
         ([*train, config("huge.json", {**LLAMA_7B, "vocab_size": 10 ** 30})], r'"vocab_size" is .*; a whole number'),
@@ -178,6 +228,15 @@ def refusal_faults(command, folder):
         ([*train, *GPT, "--hidden=-5"], r'--hidden: "-5"; a whole number'),
         ([*train, *GPT, "--hidden=99999999999999999999999"], r"--hidden: .*a whole number"),
         ([*train, *GPT, "--batch=0"], r"--batch: 0; accepted: 1 to 65536"),
+        ([*train, *GPT[:-1], "--seq=0"], r"--seq: 0; at least 1 is needed"),
+        ([*train, *GPT, "--lora=0"], r"--lora: 0; at least 1 is needed"),
+        ([*train, *GPT, "--device-bytes=0"], r"--device-bytes: 0 B; a size above 0 is needed"),
+        ([*train, *GPT, "--device-bytes=0GiB"], r"--device-bytes: 0 B; a size above 0 is needed"),
+        ([*train, *GPT, "--params=0"], r"--params: 0; at least 1 is needed"),
+        ([*train, *GPT, "--params=0B"], r"--params: 0B; at least 1 is needed"),
+        ([*train, *GPT[:2], "--heads=0"], r"--heads: 0; at least 1 is needed"),
+        ([*train, *GPT, "--kv-heads=0"], r"--kv-heads: 0; at least 1 is needed"),
+        ([*train, *GPT, "--gpus=0"], r"--gpus: 0; accepted: 1 to 1048576"),
         ([*train, *GPT, "--batch=lots"], r'--batch: "lots"; a whole number'),
         ([*train, *GPT, "--seq=99999999999"], r"--seq: 99999999999; accepted"),
         ([*train, *GPT, "--params=7"], r"--params: 7 is less than"),
@@ -199,10 +258,14 @@ def refusal_faults(command, folder):
         ([*serve, good, "--quantization=int3"], r'--quantization: "int3"; accepted'),
         ([*serve, good, "--kv=int4"], r'--kv: "int4"; accepted'),
         ([*serve, good, "--sequences=0"], r"--sequences: 0; accepted"),
+        ([*serve, good, "--seq=0"], r"--seq: 0; at least 1 is needed"),
+        ([*serve, good, "--prefill-tokens=0"], r"--prefill-tokens: 0; at least 1 is needed"),
+        ([*serve, good, "--device-bytes=0"], r"--device-bytes: 0 B; a size above 0 is needed"),
         ([*serve, good, "--utilization=2"], r"--utilization: accepted"),
         ([*serve, good, "--utilization=nan"], r"--utilization: accepted"),
         ([*share], r"FILE is required; see vramctl plan share --help"),
         ([*share, trace], r"--device-bytes is required"),
+        ([*share, trace, "--device-bytes=0"], r"--device-bytes: 0 B; a size above 0 is needed"),
         ([*share, folder / "missing", "--device-bytes=1GiB"], r"missing: .*No such file"),
         ([*share, empty, "--device-bytes=1GiB"], r"empty\.trace: has no operations to replay"),
         ([*share, idle, "--device-bytes=1GiB"], r"idle\.trace: allocates nothing"),

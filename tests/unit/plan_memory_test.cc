@@ -19,6 +19,7 @@
 namespace vrambroker::plan {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr Checkpoint kCheckpoints[] = {Checkpoint::kNone, Checkpoint::kSelective, Checkpoint::kFull};
@@ -135,21 +136,6 @@ TEST(StepTraceTest, StaysSmallForTheLargestModel) {
   }
 }
 
-TEST(LargestBatchTest, OneMoreDoesNotFit) {
-  const ModelShape shape = *ParseModelConfig(models::kGpt2);
-  const ReplayConfig config = {.device_bytes = 16_GiB};
-  for (const Checkpoint checkpoint : kCheckpoints) {
-    TrainingOptions options = {.seq = 1024, .checkpoint = checkpoint};
-    const uint64_t largest = LargestBatch(shape, options, config);
-    ASSERT_GT(largest, 0u);
-    options.batch = largest;
-    EXPECT_EQ(SummarizeReplay(StepTrace(shape, options), config).ooms, 0u);
-    options.batch = largest + 1;
-    EXPECT_GT(SummarizeReplay(StepTrace(shape, options), config).ooms, 0u);
-  }
-  EXPECT_EQ(LargestBatch(shape, {.seq = 1024}, {.device_bytes = 1_GiB}), 0u);
-}
-
 TEST(TrainingMemoryTest, KorthikantisFormulaIsTheSumOfTheTensors) {
   const ModelShape shape = *ParseModelConfig(models::kGpt3);
   for (const Checkpoint checkpoint : kCheckpoints) {
@@ -173,6 +159,20 @@ TEST(TrainingMemoryTest, SixteenBytesAParameter) {
   EXPECT_EQ(states(Precision::kBf16, Optimizer::kSgd), 6);
   EXPECT_NEAR(states(Precision::kBf16Mixed, Optimizer::kAdam8bit), 2 + 2 + 4 + 2.03, 0.01);
   EXPECT_NEAR(states(Precision::kBf16Mixed, Optimizer::kAdafactor), 2 + 2 + 4, 0.01);
+}
+
+// 16 bytes a parameter are of weights that are trained.
+TEST(TrainingMemoryTest, GuidesOfAllWeightsAreNotOfAdapters) {
+  const ModelShape shape = *ParseModelConfig(models::kLlama7b);
+  const auto names = [&](const TrainingOptions& options) {
+    std::vector<std::string> all;
+    for (const Part& part : GuideEstimates(shape, options)) all.push_back(part.name);
+    return all;
+  };
+  EXPECT_THAT(names({.seq = 512}),
+              ElementsAre("16 B a parameter", "18 B a parameter", "4 x the weights", "activations"));
+  EXPECT_THAT(names({.seq = 512, .lora_rank = 8}), ElementsAre("activations"));
+  EXPECT_THAT(GuideEstimates(shape, {.seq = 512, .lora_rank = 8})[0].formula, HasSubstr("with all weights trained"));
 }
 
 TEST(TrainingMemoryTest, OptionsAreBounded) {

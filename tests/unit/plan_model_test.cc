@@ -62,7 +62,8 @@ TEST(ModelConfigTest, SaysWhatIsWrong) {
   const std::vector<std::pair<std::pair<std::string, std::string>, std::string>> cases = {
       {{R"("llama")", R"("mamba")"}, R"("model_type" is "mamba"; known are bert, gpt2)"},
       {{R"("llama")", R"("\u0001")"}, R"("model_type" is "\x01")"},
-      {{R"("llama")", "3"}, R"("model_type" is "")"},
+      {{R"("llama")", "3"}, R"("model_type" is 3; a name is needed, one of bert, gpt2)"},
+      {{R"("llama")", R"(["llama"])"}, R"("model_type" is ["llama"]; a name)"},
       {{R"("model_type")", R"("type")"}, R"("model_type" is missing; known are)"},
       {{R"("hidden_size")", R"("hidden")"}, R"("hidden_size" is missing)"},
       {{R"("vocab_size")", R"("vocab")"}, R"("vocab_size" is missing)"},

@@ -207,11 +207,12 @@ TEST(PolicyTextTest, NamesAreThoseThatTheDaemonTakes) {
 TEST(PolicyTextTest, HasARuleForEachJob) {
   const std::vector<JobProfile> jobs = {Job("a", 10, 30, 100, 50), Job("b", 10, 40, 100, 50)};
   EXPECT_EQ(PolicyText(jobs, PlanShare(jobs, 60_GiB), 60_GiB),
-            "# For a device with a capacity of 60.00 GiB. The names are those that the jobs give their sessions.\n"
+            "# For a device with a capacity of 60.00 GiB. The names are those that the jobs give their sessions,\n"
+            "# one session a job.\n"
             "rules {\n  name: \"a\"\n  session_name: \"a\"\n  limit { bytes: \"31744MiB\" }\n"
-            "  guarantee { bytes: \"10240MiB\" }\n}\n"
+            "  guarantee { bytes: \"10240MiB\" }\n  max_sessions: 1\n}\n"
             "rules {\n  name: \"b\"\n  session_name: \"b\"\n  limit { bytes: \"41984MiB\" }\n"
-            "  guarantee { bytes: \"10240MiB\" }\n}\n");
+            "  guarantee { bytes: \"10240MiB\" }\n  max_sessions: 1\n}\n");
 }
 
 }  // namespace

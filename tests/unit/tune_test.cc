@@ -123,6 +123,13 @@ TEST(TuneTest, SmallerDevicesAreReallyTried) {
   }
 }
 
+TEST(TuneTest, SmallerDevicesAreDistinctAndNotEmpty) {
+  const auto devices = [](const std::string& text) { return Quietly(MakeTrace(text), {}).smaller_devices; };
+  EXPECT_THAT(devices("a 0 512 0\n"), ::testing::IsEmpty()) << "one segment of 2 MiB";
+  EXPECT_THAT(devices("a 0 1048576 0\na 1 1048576 0\na 2 1048576 0\n"), ::testing::ElementsAre(2_MiB)) << "two of them";
+  EXPECT_THAT(devices("a 0 20971520 0\n"), ::testing::ElementsAre(18_MiB, 16_MiB));
+}
+
 TEST(TuneTest, RunningOutIsNeverBetter) {
   const Trace trace = Fragmenting();
   const ReplayConfig config{.device_bytes = *SmallestDevice(trace, {})};

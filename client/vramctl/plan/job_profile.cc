@@ -37,6 +37,7 @@ JobProfile ProfileOf(const std::string& name, const Trace& trace, const Allocato
   ReplayConfig bounded = config;
   bounded.device_bytes = RoundUpTo(summary.peak_reserved_bytes, 2_MiB) + 2_MiB;
   const uint64_t smallest = SmallestDevice(trace, bounded).value_or(summary.peak_reserved_bytes);
+  profile.smallest_device = smallest;
 
   const size_t start = StepStart(trace, profile.has_marks);
   profile.step_operations = trace.ops.size() - start;

@@ -19,6 +19,13 @@ using Json = nlohmann::json;
 constexpr char kKnown[] = "bert, gpt2, gpt_neox, llama, mistral, qwen2, qwen3";
 constexpr int kMostDepth = 64;  // of arrays and objects in each other
 
+std::string Shown(const Json& value) {
+  constexpr size_t kMost = 40;
+  std::string text = value.dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace);
+  if (text.size() > kMost) text = text.substr(0, kMost) + "...";
+  return text;
+}
+
 // Reads the keys of a config.json; the first fault is kept.
 class Reader {
  public:
@@ -67,12 +74,6 @@ class Reader {
   absl::Status status() const { return status_; }
 
  private:
-  static std::string Shown(const Json& value) {
-    constexpr size_t kMost = 40;
-    std::string text = value.dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace);
-    if (text.size() > kMost) text = text.substr(0, kMost) + "...";
-    return text;
-  }
   void Fault(const std::string& text) {
     if (status_.ok()) status_ = absl::InvalidArgumentError(text);
   }
@@ -169,7 +170,11 @@ absl::StatusOr<ModelShape> ParseModelConfig(absl::string_view text) {
   if (type == json.end()) {
     return absl::InvalidArgumentError(absl::StrCat("\"model_type\" is missing; known are ", kKnown));
   }
-  if (type->is_string()) shape.model_type = type->get<std::string>();
+  if (!type->is_string()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"model_type\" is ", Shown(*type), "; a name is needed, one of ", kKnown));
+  }
+  shape.model_type = type->get<std::string>();
   const std::string& name = shape.model_type;
   const bool is_llama = name == "llama" || name == "mistral" || name == "qwen2" || name == "qwen3";
   if (!is_llama && name != "gpt2" && name != "gpt_neox" && name != "bert") {

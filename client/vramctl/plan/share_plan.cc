@@ -146,12 +146,13 @@ SharePlan PlanShare(const std::vector<JobProfile>& profiles, uint64_t device_byt
 
 std::string PolicyText(const std::vector<JobProfile>& profiles, const SharePlan& plan, uint64_t device_bytes) {
   std::string text = absl::StrCat("# For a device with a capacity of ", FormatBytes(device_bytes),
-                                  ". The names are those that the jobs give their sessions.\n");
+                                  ". The names are those that the jobs give their sessions,\n# "
+                                  "one session a job.\n");
   for (size_t i = 0; i < profiles.size(); ++i) {
     const std::string& name = profiles[i].name;
     absl::StrAppend(&text, "rules {\n  name: \"", name, "\"\n  session_name: \"", name, "\"\n  limit { bytes: \"",
                     plan.jobs[i].limit / 1_MiB, "MiB\" }\n  guarantee { bytes: \"", plan.jobs[i].guarantee / 1_MiB,
-                    "MiB\" }\n}\n");
+                    "MiB\" }\n  max_sessions: 1\n}\n");
   }
   return text;
 }

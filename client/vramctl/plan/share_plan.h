@@ -29,10 +29,11 @@ struct JobProfile {
   uint64_t step_operations = 0;  // of its last step, or of its second half where it has no marks (kResetPeaks)
   bool has_marks = false;
   uint64_t peak_allocated = 0;
-  uint64_t peak_reserved = 0;  // with a cache of its own that nobody reclaims
-  uint64_t peak_needed = 0;    // of the whole trace, setting up included
-  uint64_t floor_needed = 0;   // the least in a step: what the job has at all times
-  std::vector<uint64_t> step;  // kTicks values: the most needed in each part of a step
+  uint64_t peak_reserved = 0;    // with a cache of its own that nobody reclaims
+  uint64_t peak_needed = 0;      // of the whole trace, setting up included
+  uint64_t smallest_device = 0;  // on which it runs alone
+  uint64_t floor_needed = 0;     // the least in a step: what the job has at all times
+  std::vector<uint64_t> step;    // kTicks values: the most needed in each part of a step
 };
 
 // Replays `trace`. Safe to call from any thread.
@@ -69,7 +70,8 @@ struct SharePlan {
 SharePlan PlanShare(const std::vector<JobProfile>& profiles, uint64_t device_bytes);
 
 // Rules for the daemon's configuration, one a job, by the name of its session. `vrambrokerd --check-config` accepts
-// them. Sizes are whole segments (2 MiB).
+// them, without a warning, for this device. The plan has one session a job, and each rule lets a user have no more: its
+// guarantee is kept once. Sizes are whole segments (2 MiB).
 std::string PolicyText(const std::vector<JobProfile>& profiles, const SharePlan& plan, uint64_t device_bytes);
 
 // A name that a session and a rule may have, for a job that was read from `path`, and that is none of `taken`.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/vramctl/plan/step_trace.h"
 
+#include <cstdint>
 #include <utility>
 #include <vector>
 
@@ -255,32 +256,6 @@ Trace StepTrace(const ModelShape& shape, const TrainingOptions& options) {
 
 std::string TraceText(const Trace& trace, const std::string& heading) {
   return absl::StrCat("# ", heading, "\n", FormatTrace(trace));
-}
-
-uint64_t LargestBatch(const ModelShape& shape, const TrainingOptions& options, const ReplayConfig& config) {
-  const auto fits = [&](uint64_t batch) {
-    TrainingOptions tried = options;
-    tried.batch = batch;
-    const absl::StatusOr<TrainingMemory> memory = TrainingMemoryOf(shape, tried);
-    // A replay takes long where nothing fits, and the formulas are never so far off.
-    if (!memory.ok() || memory->peak_bytes / 2 > config.device_bytes) return false;
-    return SummarizeReplay(StepTrace(shape, tried), config).ooms == 0;
-  };
-  uint64_t fitting = 0;
-  uint64_t failing = 1;
-  while (failing <= kMostBatch && fits(failing)) {
-    fitting = failing;
-    failing *= 2;
-  }
-  while (failing - fitting > 1) {
-    const uint64_t middle = fitting + (failing - fitting) / 2;
-    if (middle <= kMostBatch && fits(middle)) {
-      fitting = middle;
-    } else {
-      failing = middle;
-    }
-  }
-  return fitting;
 }
 
 }  // namespace vrambroker::plan

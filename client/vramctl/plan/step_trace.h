@@ -4,11 +4,8 @@
 #ifndef VRAMBROKER_CLIENT_VRAMCTL_PLAN_STEP_TRACE_H_
 #define VRAMBROKER_CLIENT_VRAMCTL_PLAN_STEP_TRACE_H_
 
-#include <cstdint>
 #include <string>
 
-#include "absl/status/statusor.h"
-#include "allocator/replay/replay.h"
 #include "allocator/replay/trace.h"
 #include "client/vramctl/plan/training_memory.h"
 
@@ -25,10 +22,6 @@ Trace StepTrace(const ModelShape& shape, const TrainingOptions& options);
 
 // In the text form of allocator/replay/trace.h, after `heading` as a comment, which is one line.
 std::string TraceText(const Trace& trace, const std::string& heading);
-
-// The largest --batch with which no request of the trace is refused on config.device_bytes; by bisection, a larger
-// batch being taken never to need less. 0: not even one sequence fits.
-uint64_t LargestBatch(const ModelShape& shape, const TrainingOptions& options, const ReplayConfig& config);
 
 }  // namespace vrambroker::plan
 

@@ -198,13 +198,18 @@ uint64_t KorthikantiActivationBytes(const ModelShape& shape, uint64_t batch, uin
 std::vector<Part> GuideEstimates(const ModelShape& shape, const TrainingOptions& options) {
   const uint64_t parameters = ParametersOf(shape);
   const NumberBytes bytes = NumberBytesOf(options.precision);
+  Part activations = {"activations", KorthikantiActivationBytes(shape, options.batch, options.seq, options.checkpoint),
+                      "Korthikanti: L sbh(34 + 5as/h); selective L 34sbh; full L 2sbh"};
+  if (options.lora_rank != 0) {  // the other rules are of gradients and states for all weights
+    absl::StrAppend(&activations.formula, "; with all weights trained");
+    return {activations};
+  }
   return {{"16 B a parameter", Product({16, parameters}), "ZeRO 3.1: mixed precision and Adam, without activations"},
           {"18 B a parameter", Product({18, parameters}),
            "Hugging Face, \"GPU memory usage\": 6 weights + 8 AdamW + 4 gradients, without activations"},
           {"4 x the weights", Product({4, bytes.weight, parameters}),
            "Hugging Face accelerate estimate-memory: training with Adam, without activations"},
-          {"activations", KorthikantiActivationBytes(shape, options.batch, options.seq, options.checkpoint),
-           "Korthikanti: L sbh(34 + 5as/h); selective L 34sbh; full L 2sbh"}};
+          activations};
 }
 
 }  // namespace vrambroker::plan

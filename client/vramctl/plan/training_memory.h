@@ -108,7 +108,7 @@ absl::StatusOr<TrainingMemory> TrainingMemoryOf(const ModelShape& shape, const T
 // Korthikanti's closed form, bytes of all layers: L * sbh(34 + 5as/h), 34sbh (selective), 2sbh (full).
 uint64_t KorthikantiActivationBytes(const ModelShape& shape, uint64_t batch, uint64_t seq, Checkpoint checkpoint);
 
-// What guides say of the same: rules of thumb, per GPU and without ZeRO.
+// What guides say of the same: rules of thumb, per GPU and without ZeRO. With LoRA only that of the activations.
 std::vector<Part> GuideEstimates(const ModelShape& shape, const TrainingOptions& options);
 
 }  // namespace vrambroker::plan
