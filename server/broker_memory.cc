@@ -13,6 +13,7 @@
 #include "server/broker.h"
 #include "server/client_log.h"
 #include "server/oom_advice.h"
+#include "server/refusal_line.h"
 
 namespace vrambroker {
 namespace {
@@ -390,21 +391,7 @@ absl::Status Broker::CountRefusal(Session& session, const OomReport& report) {
   // It may have ended while it was being asked for its recording.
   if (session.state() == SessionState::kClosed) CountEndedAfterRefusal(session);
   absl::Status status = OutOfMemoryError(report);
-  LogClientEvent(spdlog::level::info, LogLine("refused")
-                                          .Add("cause", OomCauseName(report.cause))
-                                          .Add("session", Raw(session.id()))
-                                          .Add("name", session.name())
-                                          .Add("device", report.device)
-                                          .Add("requested", report.requested_bytes)
-                                          .Add("limit", report.limit_bytes)
-                                          .Add("reserved", report.reserved_bytes)
-                                          .Add("allocated", report.allocated_bytes)
-                                          .Add("available", report.available_bytes)
-                                          .Add("largest_free_block", report.largest_free_block_bytes)
-                                          .Add("holes", report.holes.bytes)
-                                          .Add("waited_ms", report.waited_ms)
-                                          .Add("refusal", report.refusal)
-                                          .Add("why", Explanation(report)));
+  LogClientEvent(spdlog::level::info, RefusalLine(session.id(), session.name(), report));
   oom_log_.Add({.time = std::chrono::system_clock::now(),
                 .session = session.id(),
                 .client = session.name(),
