@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "allocator/mutex.h"
 #include "proto/heap_convert.h"
 #include "server/convert.h"
@@ -21,7 +22,8 @@ namespace {
 
 constexpr char kWhyNotRecorded[] =
     ": the session kept no events (record_events of the daemon's configuration), cuts its blocks with an allocator of "
-    "its own, did not answer in time, or had been refused just before, or many sessions were refused at once";
+    "its own, did not answer in time, or had been refused just before, or many sessions were refused at once, or there "
+    "was no room for it beside the session's first recording";
 
 // What a client may be told in a status: gRPC breaks connections over long ones.
 constexpr size_t kMaxFaultText = 2000;
@@ -368,10 +370,14 @@ absl::StatusOr<std::shared_ptr<const HeapSnapshot>> AdminService::FindRecording(
         "nothing was recorded of what led to refusal ", refusal,
         (*event)->report.cause == OomCause::kLargerThanDevice ? ": no device has that much" : kWhyNotRecorded));
   }
-  const uint64_t later = broker_.refusal_recordings().LastOf((*event)->session);
-  return absl::NotFoundError(
-      absl::StrCat("the recording of refusal ", refusal, " has made room for later ones",
-                   later > 0 ? absl::StrCat("; that of refusal ", later, " of the same session is kept") : ""));
+  const std::vector<uint64_t> others = broker_.refusal_recordings().Of((*event)->session);
+  std::string kept;
+  if (!others.empty()) {
+    kept =
+        absl::StrCat(others.size() == 1 ? "; that of refusal " : "; those of refusals ", absl::StrJoin(others, " and "),
+                     " of the same session ", others.size() == 1 ? "is" : "are", " kept");
+  }
+  return absl::NotFoundError(absl::StrCat("the recording of refusal ", refusal, " has made room for later ones", kept));
 }
 
 grpc::ServerUnaryReactor* AdminService::SetRecording(grpc::CallbackServerContext* context,
@@ -416,24 +422,24 @@ grpc::ServerUnaryReactor* AdminService::ListOutOfMemory(grpc::CallbackServerCont
   uint64_t own = 0;
   uint64_t matching = 0;
   for (const std::shared_ptr<const OomEvent>& event : broker_.oom_log().NewestFirst()) {
+    if (own_only && event->uid != asker->caller.uid) continue;
+    ++own;
     if (wanted.has_id() && SessionId{wanted.id()} != event->session) continue;
     if (wanted.has_name() && wanted.name() != event->client) continue;
     ++matching;
     if (request->max_events() > 0 && matching > request->max_events()) continue;
     *response->add_events() = ToProto(*event, broker_.refusal_recordings());
   }
-    if (own_only && event->uid != asker->caller.uid) continue;
-    ++own;
   response->set_matching_events(matching);
+  response->set_own_only(own_only);
+  // How often others were refused is theirs to know.
+  response->set_total_events(own_only ? own : broker_.oom_log().total());
   return Reply(context, absl::OkStatus());
 }
 
 grpc::ServerUnaryReactor* AdminService::ExplainPolicy(grpc::CallbackServerContext* context,
                                                       const v1::ExplainPolicyRequest* request,
                                                       v1::ExplainPolicyResponse* response) {
-  response->set_own_only(own_only);
-  // How often others were refused is theirs to know.
-  response->set_total_events(own_only ? own : broker_.oom_log().total());
   const absl::StatusOr<Asker> asker = Ask(*context);
   if (!asker.ok()) return Reply(context, asker.status());
   if (request->subject_case() != v1::ExplainPolicyRequest::SUBJECT_NOT_SET && !asker->terms.rights.admin &&

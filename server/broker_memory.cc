@@ -367,10 +367,13 @@ void Broker::EndRefusal(const SessionPtr& session, OomReport report, bool is_rec
     // Behind other questions the moment may have passed, and the program waits.
     if (began - asked <= options_.session_bounds.client_timeout) {
       absl::StatusOr<HeapSnapshot> recording = session->RecordingOfRefusal(report.device);
-      recorded.is_recorded =
-          recording.ok() && Shows(*recording, report) &&
-          recording->segments.size() <= options_.session_bounds.max_segments &&
-          refusal_recordings_.Add(report.refusal, session->id(), session->caller().uid, *std::move(recording));
+      if (recording.ok() && Shows(*recording, report) &&
+          recording->segments.size() <= options_.session_bounds.max_segments) {
+        const RefusalRecordings::Place place =
+            refusal_recordings_.Add(report.refusal, session->id(), session->caller().uid, *std::move(recording));
+        recorded.is_recorded = place != RefusalRecordings::Place::kNone;
+        recorded.is_first_recorded = place == RefusalRecordings::Place::kFirst;
+      }
       const SteadyTime now = options_.clock();
       session->EndRefusalRecording(now, std::max(now - began, SteadyTime::duration(1)));
     } else {

@@ -83,10 +83,11 @@ struct OomReport {
   Holes holes;                        // of the session
   // Whether `holes` is the session's word. Clients of version 0.1 send none; what is reserved and not allocated counts.
   bool knows_holes = false;
-  std::string scope;             // of the request, as the session names it
-  std::vector<ScopeUse> scopes;  // LargestScopeUses() of the session's heap
-  uint64_t refusal = 0;          // its number, from 1; 0: it is not counted
-  bool is_recorded = false;      // what led to it is kept, see RefusalRecordings
+  std::string scope;               // of the request, as the session names it
+  std::vector<ScopeUse> scopes;    // LargestScopeUses() of the session's heap
+  uint64_t refusal = 0;            // its number, from 1; 0: it is not counted
+  bool is_recorded = false;        // what led to it is kept, see RefusalRecordings
+  bool is_first_recorded = false;  // of its session
 };
 
 // What the session could still reserve, by each of its bounds; kNone where there is no such bound.
