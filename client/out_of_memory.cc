@@ -114,6 +114,7 @@ OutOfMemory FromProto(const v1::OutOfMemory& proto) {
                                  .scope = block.scope()});
     }
   }
+  oom.refusal = proto.refusal();
   oom.scope = proto.scope();
   for (const v1::OutOfMemory::ScopeUse& use : proto.scopes()) {
     oom.scopes.push_back({.scope = use.scope(),

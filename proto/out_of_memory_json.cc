@@ -121,6 +121,7 @@ std::string OutOfMemoryJson(const v1::OutOfMemory& oom) {
                        .Add("user_reserved_bytes", oom.user_reserved_bytes())
                        .Add("scope", oom.scope())
                        .Add("scopes", list(oom.scopes()))
+                       .Add("refusal", oom.refusal())
                        .Add("explanation", oom.explanation())
                        .Add("advice", oom.advice())
                        .Take());

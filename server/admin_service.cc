@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "allocator/mutex.h"
 #include "proto/heap_convert.h"
 #include "server/convert.h"
@@ -21,7 +22,8 @@ namespace {
 
 constexpr char kWhyNotRecorded[] =
     ": the session kept no events (record_events of the daemon's configuration), cuts its blocks with an allocator of "
-    "its own, did not answer in time, or had been refused just before, or many sessions were refused at once";
+    "its own, did not answer in time, or had been refused just before, or many sessions were refused at once, or there "
+    "was no room for it beside the session's first recording";
 
 // What a client may be told in a status: gRPC breaks connections over long ones.
 constexpr size_t kMaxFaultText = 2000;
@@ -365,10 +367,14 @@ absl::StatusOr<std::shared_ptr<const HeapSnapshot>> AdminService::FindRecording(
         "nothing was recorded of what led to refusal ", refusal,
         (*event)->report.cause == OomCause::kLargerThanDevice ? ": no device has that much" : kWhyNotRecorded));
   }
-  const uint64_t later = broker_.refusal_recordings().LastOf((*event)->session);
-  return absl::NotFoundError(
-      absl::StrCat("the recording of refusal ", refusal, " has made room for later ones",
-                   later > 0 ? absl::StrCat("; that of refusal ", later, " of the same session is kept") : ""));
+  const std::vector<uint64_t> others = broker_.refusal_recordings().Of((*event)->session);
+  std::string kept;
+  if (!others.empty()) {
+    kept =
+        absl::StrCat(others.size() == 1 ? "; that of refusal " : "; those of refusals ", absl::StrJoin(others, " and "),
+                     " of the same session ", others.size() == 1 ? "is" : "are", " kept");
+  }
+  return absl::NotFoundError(absl::StrCat("the recording of refusal ", refusal, " has made room for later ones", kept));
 }
 
 grpc::ServerUnaryReactor* AdminService::SetRecording(grpc::CallbackServerContext* context,
@@ -402,15 +408,20 @@ grpc::ServerUnaryReactor* AdminService::ListOutOfMemory(grpc::CallbackServerCont
   // Up to a thousand events are put together.
   const absl::StatusOr<Asker> asker = Ask(*context, 100);
   if (!asker.ok()) return Reply(context, asker.status());
-  if (!asker->terms.rights.observer) return Reply(context, asker->Refusal("list refusals", "OBSERVER"));
-  absl::StatusOr<std::vector<std::shared_ptr<const OomEvent>>> events = broker_.oom_log().NewestFirst();
+  // What advice names has to work for its reader, who may be any session's user.
+  const bool own_only = !asker->terms.rights.observer;
+  const std::optional<uid_t> uid = own_only ? std::optional(asker->caller.uid) : std::nullopt;
+  absl::StatusOr<std::vector<std::shared_ptr<const OomEvent>>> events = broker_.Refusals(uid);
+  const size_t own = events->size();
   if (request->has_session()) {
     const absl::StatusOr<SessionRef> wanted = FromProto(request->session());
-    events = wanted.ok() ? broker_.RefusalsOf(*wanted) : wanted.status();
+    events = wanted.ok() ? broker_.RefusalsOf(*wanted, uid) : wanted.status();
     if (!events.ok()) return Reply(context, events.status());
   }
-  response->set_total_events(broker_.oom_log().total());
   response->set_matching_events(events->size());
+  response->set_own_only(own_only);
+  // How often others were refused is theirs to know.
+  response->set_total_events(own_only ? own : broker_.oom_log().total());
   if (request->max_events() > 0 && events->size() > request->max_events()) events->resize(request->max_events());
   for (const auto& event : *events) *response->add_events() = ToProto(*event, broker_.refusal_recordings());
   return Reply(context, absl::OkStatus());

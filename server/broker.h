@@ -343,9 +343,12 @@ class Broker {
 
   // The last refusals, on all devices.
   const OomLog& oom_log() const { return oom_log_; }
-  // Those of one session, newest first. It may have ended; one name may have been several sessions'. InvalidArgument
-  // when a number is one session's id and another one's name.
-  absl::StatusOr<std::vector<std::shared_ptr<const OomEvent>>> RefusalsOf(const SessionRef& ref) const
+  // Newest first; of all users, or of the sessions of one.
+  std::vector<std::shared_ptr<const OomEvent>> Refusals(std::optional<uid_t> uid) const;
+  // Of these, those of one session. It may have ended; one name may have been several sessions'. InvalidArgument when a
+  // number is one session's id and another one's name.
+  absl::StatusOr<std::vector<std::shared_ptr<const OomEvent>>> RefusalsOf(const SessionRef& ref,
+                                                                          std::optional<uid_t> uid = std::nullopt) const
       ABSL_LOCKS_EXCLUDED(mu_);
   // What led to some of them.
   const RefusalRecordings& refusal_recordings() const { return refusal_recordings_; }

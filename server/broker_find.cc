@@ -54,8 +54,17 @@ absl::StatusOr<SessionPtr> Broker::FindSession(const SessionRef& ref) const {
   return found;
 }
 
-absl::StatusOr<std::vector<std::shared_ptr<const OomEvent>>> Broker::RefusalsOf(const SessionRef& ref) const {
+std::vector<std::shared_ptr<const OomEvent>> Broker::Refusals(std::optional<uid_t> uid) const {
   std::vector<std::shared_ptr<const OomEvent>> events = oom_log_.NewestFirst();
+  if (uid.has_value()) {
+    std::erase_if(events, [&](const std::shared_ptr<const OomEvent>& event) { return event->uid != *uid; });
+  }
+  return events;
+}
+
+absl::StatusOr<std::vector<std::shared_ptr<const OomEvent>>> Broker::RefusalsOf(const SessionRef& ref,
+                                                                                std::optional<uid_t> uid) const {
+  std::vector<std::shared_ptr<const OomEvent>> events = Refusals(uid);
   // It may have ended: what is on record counts as well.
   SessionRef wanted = ref;
   if (const auto* either = std::get_if<IdOrName>(&ref)) {
@@ -66,10 +75,13 @@ absl::StatusOr<std::vector<std::shared_ptr<const OomEvent>>> Broker::RefusalsOf(
       by_id = SessionById(either->id);
       by_name = SessionByName(either->name);
     }
+    const auto is_seen = [&](const SessionPtr& session) {
+      return session != nullptr && (!uid.has_value() || session->caller().uid == *uid);
+    };
     std::optional<std::string> holder;
     std::optional<SessionId> namesake;
-    if (by_id != nullptr) holder = by_id->name();
-    if (by_name != nullptr && by_name != by_id) namesake = by_name->id();
+    if (is_seen(by_id)) holder = by_id->name();
+    if (is_seen(by_name) && by_name != by_id) namesake = by_name->id();
     for (const auto& event : events) {
       if (event->session == either->id) {
         holder = event->client;
@@ -84,7 +96,7 @@ absl::StatusOr<std::vector<std::shared_ptr<const OomEvent>>> Broker::RefusalsOf(
     const auto* id = std::get_if<SessionId>(&wanted);
     return id != nullptr ? event->session != *id : event->client != std::get<std::string>(wanted);
   };
-  events.erase(std::remove_if(events.begin(), events.end(), is_other), events.end());
+  std::erase_if(events, is_other);
   return events;
 }
 

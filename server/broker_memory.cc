@@ -13,6 +13,7 @@
 #include "server/broker.h"
 #include "server/client_log.h"
 #include "server/oom_advice.h"
+#include "server/refusal_line.h"
 
 namespace vrambroker {
 namespace {
@@ -368,10 +369,13 @@ void Broker::EndRefusal(const SessionPtr& session, OomReport report, bool is_rec
     // Behind other questions the moment may have passed, and the program waits.
     if (began - asked <= options_.session_bounds.client_timeout) {
       absl::StatusOr<HeapSnapshot> recording = session->RecordingOfRefusal(report.device);
-      recorded.is_recorded =
-          recording.ok() && Shows(*recording, report) &&
-          recording->segments.size() <= options_.session_bounds.max_segments &&
-          refusal_recordings_.Add(report.refusal, session->id(), session->caller().uid, *std::move(recording));
+      if (recording.ok() && Shows(*recording, report) &&
+          recording->segments.size() <= options_.session_bounds.max_segments) {
+        const RefusalRecordings::Place place =
+            refusal_recordings_.Add(report.refusal, session->id(), session->caller().uid, *std::move(recording));
+        recorded.is_recorded = place != RefusalRecordings::Place::kNone;
+        recorded.is_first_recorded = place == RefusalRecordings::Place::kFirst;
+      }
       const SteadyTime now = options_.clock();
       session->EndRefusalRecording(now, std::max(now - began, SteadyTime::duration(1)));
     } else {
@@ -392,21 +396,7 @@ absl::Status Broker::CountRefusal(Session& session, const OomReport& report) {
   // It may have ended while it was being asked for its recording.
   if (session.state() == SessionState::kClosed) CountEndedAfterRefusal(session);
   absl::Status status = OutOfMemoryError(report);
-  LogClientEvent(spdlog::level::info, LogLine("refused")
-                                          .Add("cause", OomCauseName(report.cause))
-                                          .Add("session", Raw(session.id()))
-                                          .Add("name", session.name())
-                                          .Add("device", report.device)
-                                          .Add("requested", report.requested_bytes)
-                                          .Add("limit", report.limit_bytes)
-                                          .Add("reserved", report.reserved_bytes)
-                                          .Add("allocated", report.allocated_bytes)
-                                          .Add("available", report.available_bytes)
-                                          .Add("largest_free_block", report.largest_free_block_bytes)
-                                          .Add("holes", report.holes.bytes)
-                                          .Add("waited_ms", report.waited_ms)
-                                          .Add("refusal", report.refusal)
-                                          .Add("why", Explanation(report)));
+  LogClientEvent(spdlog::level::info, RefusalLine(session.id(), session.name(), report));
   oom_log_.Add({.time = std::chrono::system_clock::now(),
                 .session = session.id(),
                 .client = session.name(),

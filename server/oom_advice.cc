@@ -40,7 +40,7 @@ std::string MoreOfTheDevice(const OomReport& report, uint64_t missing) {
                         FormatBytes(report.quarantined_bytes));
   }
   const uint64_t others =
-      SaturatingSub(SaturatingSub(report.capacity_bytes, report.available_bytes), report.reserved_bytes);
+      SaturatingSub(report.capacity_bytes, report.available_bytes + report.reserved_bytes + report.outside_bytes);
   if (others >= missing) {
     return absl::StrCat("have other sessions give ", FormatBytes(missing), " back (vramctl sessions)");
   }
@@ -48,8 +48,9 @@ std::string MoreOfTheDevice(const OomReport& report, uint64_t missing) {
   return "";
 }
 
-// How to get the segment all the same: each bound that is in the way has to give.
+// How to get the segment all the same: each bound that is in the way has to give. Empty: the device is too small.
 std::string MoreRoom(const OomReport& report) {
+  if (report.reserved_bytes + report.segment_bytes > report.capacity_bytes) return "";
   const Rooms rooms = RoomsOf(report);
   std::vector<std::string> needed;
   if (rooms.limit < report.segment_bytes) {
@@ -69,46 +70,86 @@ std::string MoreRoom(const OomReport& report) {
   return absl::StrJoin(needed, " and ");
 }
 
+// An allocator of the application's own, such as PyTorch's: the daemon sees nothing of its blocks.
+bool IsApplications(const OomReport& report) {
+  return report.holes.count == 0;
+}
+
+const char* FreePinned(const OomReport& report) {
+  return IsApplications(report) ? "Free memory that keeps partly used segments"
+                                : "Free the blocks that pin partly used segments (vramctl map shows these)";
+}
+
 // Names no setting: whether one would have helped is known only to who has tried it.
 std::string AdviceOnFragmentation(const OomReport& report) {
   const std::string more = MoreRoom(report);
-  // An allocator of the application's own, such as PyTorch's: the daemon sees nothing of its blocks.
-  const bool is_applications = report.holes.count == 0;
   const std::string tries =
-      is_applications      ? "vramctl tune tries them on a snapshot of PyTorch's (torch.cuda.memory._dump_snapshot)."
-      : report.is_recorded ? absl::StrCat("vramctl ooms --diagnose ", report.refusal, " tries them.")
-                           : "vramctl tune tries them on a recording of this session (vramctl trace).";
-  return absl::StrCat(is_applications ? "Free memory that keeps partly used segments"
-                                      : "Free the blocks that pin partly used segments (vramctl map shows these)",
-                      more.empty() ? "" : absl::StrCat(", or ", more),
+      IsApplications(report) ? "vramctl tune tries them on a snapshot of PyTorch's (torch.cuda.memory._dump_snapshot)."
+      : report.is_recorded   ? absl::StrCat("vramctl ooms --diagnose ", report.refusal, " tries them.")
+                             : "vramctl tune tries them on a recording of this session (vramctl trace).";
+  return absl::StrCat(FreePinned(report), more.empty() ? "" : absl::StrCat(", or ", more),
                       ", or look for settings that make fewer holes: ", tries);
 }
 
+// "user_limit leaves it only 5.00 MiB": which of the bounds beside the session's own limit is in the way.
+std::string OnlySpare(const Rooms& rooms) {
+  return rooms.user < rooms.device ? absl::StrCat("user_limit leaves it only ", FormatBytes(rooms.user))
+                                   : absl::StrCat("the device has only ", FormatBytes(rooms.device), " to spare");
+}
+
+// Who of the user's has to give, with which it would do: this session, others, or both.
+std::string GiveUpForUser(const OomReport& report) {
+  constexpr char kOthers[] = " or trim other sessions of this user (vramctl sessions)";
+  const Rooms rooms = RoomsOf(report);
+  const uint64_t own = std::max(report.reserved_bytes, report.guarantee_bytes);
+  const uint64_t others = SaturatingSub(report.user_committed_bytes, own);
+  if (std::min({rooms.limit, rooms.user + others, rooms.device + others}) >= report.segment_bytes) {
+    return absl::StrCat("End", kOthers);
+  }
+  const bool is_own_enough = SaturatingSub(report.user_limit_bytes, others) >= report.segment_bytes;
+  return absl::StrCat("Free some of this session's memory", is_own_enough ? "" : " and end",
+                      is_own_enough ? "" : kOthers);
+}
+
+std::string AdviceOnUserLimit(const OomReport& report) {
+  const Rooms rooms = RoomsOf(report);
+  if (report.segment_bytes > report.user_limit_bytes) {
+    constexpr char kNever[] = "it could never hold this request";
+    if (rooms.device >= report.segment_bytes) {
+      return absl::StrCat("Have user_limit raised in the daemon's configuration or ask for less: ", kNever, ".");
+    }
+    return absl::StrCat("Ask for less, since user_limit is so low that ", kNever,
+                        ", and a higher one alone would not help: the device has only ", FormatBytes(rooms.device),
+                        " to spare.");
+  }
+  const std::string give = GiveUpForUser(report);
+  if (rooms.device < report.segment_bytes) {
+    return absl::StrCat(give, ": a higher user_limit alone would not help, since the device has only ",
+                        FormatBytes(rooms.device), " to spare.");
+  }
+  return absl::StrCat(give, ", or have user_limit raised in the daemon's configuration",
+                      rooms.limit < report.segment_bytes ? " and the session's limit, too (vramctl limit)." : ".");
+}
+
 std::string AdviceOnLimit(const OomReport& report) {
-  if (IsUserLimit(report)) {
-    return report.segment_bytes > report.user_limit_bytes ? "Have user_limit raised in the daemon's configuration or "
-                                                            "ask for less: it could never hold this request."
-                                                          : "End or trim other sessions of this user (vramctl "
-                                                            "sessions), or have user_limit raised in the daemon's "
-                                                            "configuration.";
-  }
-  if (report.segment_bytes > report.limit_bytes) {
-    return "Raise the session's limit (vramctl limit) or ask for less: the limit could never hold this request.";
-  }
-  if (RoomsOf(report).limit >= report.segment_bytes) {
+  if (IsUserLimit(report)) return AdviceOnUserLimit(report);
+  const Rooms rooms = RoomsOf(report);
+  if (rooms.limit >= report.segment_bytes) {
     return "Try again, since it would fit by now; where throw_on_cudamalloc_oom is set, it refuses before the cache is "
            "emptied.";
   }
-  const uint64_t room = RoomsOf(report).device;
-  if (room >= report.segment_bytes) {
-    return absl::StrCat(
-        "Raise the session's limit (vramctl limit) or free some of this session's memory: the device has ",
-        FormatBytes(room), " to spare.");
+  const bool is_never_enough = report.segment_bytes > report.limit_bytes;
+  if (std::min(rooms.user, rooms.device) < report.segment_bytes) {
+    return absl::StrCat(is_never_enough ? "Ask for less, since the limit could never hold this request"
+                                        : "Free some of this session's memory or use smaller batches",
+                        ": a higher limit alone would not help, since ", OnlySpare(rooms), ".");
   }
-  return absl::StrCat(
-      "Free some of this session's memory or use smaller batches: a higher limit alone would not help, since the "
-      "device has only ",
-      FormatBytes(room), " to spare.");
+  return is_never_enough
+             ? "Raise the session's limit (vramctl limit) or ask for less: the limit could never hold this request."
+             : absl::StrCat(
+                   "Raise the session's limit (vramctl limit) or free some of this session's memory: the device "
+                   "has ",
+                   FormatBytes(rooms.device), " to spare.");
 }
 
 // The reason that most of the named unused bytes have in common.
@@ -147,12 +188,23 @@ std::string AdviceOnIdle(const OomReport& report) {
   return what;
 }
 
+// The device has too little for what is allocated and the request, and the session's holes keep it from what there is,
+// since with them its limit is in the way before the device. Waiting would be in vain.
+std::string AdviceOnCapacityAndHoles(const OomReport& report) {
+  const uint64_t missing = SaturatingSub(report.block_bytes, RoomsWithoutHoles(report).device);
+  const std::string more = MoreOfTheDevice(report, missing);
+  if (more.empty()) return "Free some of this session's memory or use smaller batches: the device has too little.";
+  return absl::StrCat(FreePinned(report), ", and ", more, ".");
+}
+
 std::string AdviceOnCapacity(const OomReport& report) {
   if (report.held_back) {
     return "Try again in a moment, give the request a wait time, or the session a higher priority (vramctl priority): "
            "free memory is kept for hold_back_time for a request that has waited longer (vramctl sessions).";
   }
-  const uint64_t room = RoomsOf(report).device;
+  const Rooms rooms = RoomsOf(report);
+  if (std::min(rooms.limit, rooms.user) < report.segment_bytes) return AdviceOnCapacityAndHoles(report);
+  const uint64_t room = rooms.device;
   if (room >= report.segment_bytes) {
     return absl::StrCat("Try again, or look for programs outside vrambroker that use the device (nvidia-smi): ",
                         FormatBytes(room), " should be free, but the driver did not have that much.");

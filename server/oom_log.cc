@@ -13,7 +13,7 @@ void OomLog::Add(OomEvent event) {
   const uint64_t number = ++total_;
   if (kept_ == kMaxEvents) dropped = MakeRoom();
   OfUser& user = events_[added->uid];
-  (added->report.is_recorded ? user.recorded : user.others).push_back({.number = number, .event = std::move(added)});
+  user.Of(added->report).push_back({.number = number, .event = std::move(added)});
   ++kept_;
 }
 
@@ -21,7 +21,7 @@ std::shared_ptr<const OomEvent> OomLog::MakeRoom() {
   const auto most = std::max_element(events_.begin(), events_.end(),
                                      [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
   OfUser& user = most->second;
-  std::deque<Kept>& from = user.recorded.size() > user.others.size() ? user.recorded : user.others;
+  std::deque<Kept>& from = user.Largest();
   std::shared_ptr<const OomEvent> dropped = std::move(from.front().event);
   from.pop_front();
   --kept_;
@@ -35,8 +35,9 @@ std::vector<std::shared_ptr<const OomEvent>> OomLog::NewestFirst() const {
     MutexLock lock(mu_);
     kept.reserve(kept_);
     for (const auto& [uid, user] : events_) {
-      kept.insert(kept.end(), user.recorded.begin(), user.recorded.end());
-      kept.insert(kept.end(), user.others.begin(), user.others.end());
+      for (const auto* of : {&user.first_recorded, &user.later_recorded, &user.others}) {
+        kept.insert(kept.end(), of->begin(), of->end());
+      }
     }
   }
   std::sort(kept.begin(), kept.end(), [](const Kept& a, const Kept& b) { return a.number > b.number; });

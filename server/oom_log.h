@@ -6,6 +6,7 @@
 
 #include <sys/types.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -35,8 +36,9 @@ class OomLog {
   static constexpr size_t kMaxEvents = 1000;  // about 1 KB each; all of them fit in one answer of gRPC (4 MiB)
 
   // A full log drops the oldest event of the user who has most events, so that one who is refused all the time does not
-  // push out the others. Events with and without a recording get half of a user's share each: the event is how a
-  // recording is found, and a program that tries again and again makes many events and one recording.
+  // push out the others. Events without a recording, those of sessions' first recordings and those of later ones get a
+  // third of a user's share each: the event is how a recording is found, and a program that tries again and again makes
+  // many events and keeps two recordings.
   void Add(OomEvent event) ABSL_LOCKS_EXCLUDED(mu_);
   std::vector<std::shared_ptr<const OomEvent>> NewestFirst() const ABSL_LOCKS_EXCLUDED(mu_);
   // Events ever added.
@@ -48,9 +50,19 @@ class OomLog {
     std::shared_ptr<const OomEvent> event;
   };
   struct OfUser {
-    std::deque<Kept> recorded;  // oldest first, as the others
+    std::deque<Kept> first_recorded;  // oldest first, as the others
+    std::deque<Kept> later_recorded;
     std::deque<Kept> others;
-    size_t size() const { return recorded.size() + others.size(); }
+
+    std::deque<Kept>& Of(const OomReport& report) {
+      return report.is_first_recorded ? first_recorded : report.is_recorded ? later_recorded : others;
+    }
+    // The first one where several have as many.
+    std::deque<Kept>& Largest() {
+      return *std::max({&others, &later_recorded, &first_recorded},
+                       [](const auto* a, const auto* b) { return a->size() < b->size(); });
+    }
+    size_t size() const { return first_recorded.size() + later_recorded.size() + others.size(); }
   };
 
   std::shared_ptr<const OomEvent> MakeRoom() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

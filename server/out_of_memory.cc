@@ -227,26 +227,49 @@ uint64_t HoleBytes(const OomReport& report) {
   return report.knows_holes ? std::min(report.holes.bytes, free) : free;
 }
 
+Rooms RoomsWithoutHoles(const OomReport& report) {
+  const Rooms rooms = RoomsOf(report);
+  const auto without = [&](uint64_t room) {
+    return room == Rooms::kNone ? room : SaturatingSub(report.reserved_bytes + room, report.allocated_bytes);
+  };
+  // A session above its limit, which was lowered, has to come below it first.
+  return {.limit = SaturatingSub(report.limit_bytes, report.allocated_bytes),
+          .user = without(rooms.user),
+          .device = without(rooms.device)};
+}
+
+namespace {
+
+// Whether the cause is what would be in the way of the block if the session had no holes, and not of its segment.
+bool HolesDecide(const OomReport& report) {
+  const uint64_t room = RoomBytes(report);
+  if (HoleBytes(report) == 0 || room >= report.segment_bytes) return false;
+  // No segment of that size will ever be within it.
+  if (report.segment_bytes > report.limit_bytes) return false;
+  // There is room for the block: what is missing is room for the larger segment that blocks of its size share.
+  return room < RoundUpTo(report.block_bytes, kSegmentGranuleBytes) || report.pool_free_bytes >= report.block_bytes;
+}
+
+}  // namespace
+
 bool IsUserLimit(const OomReport& report) {
   const Rooms rooms = RoomsOf(report);
-  return rooms.limit >= report.segment_bytes && rooms.user < report.segment_bytes;
+  if (rooms.user >= report.segment_bytes) return false;
+  if (rooms.limit >= report.segment_bytes) return true;
+  if (!HolesDecide(report)) return false;
+  const Rooms without = RoomsWithoutHoles(report);
+  return without.limit >= report.block_bytes && without.user < report.block_bytes;
 }
 
 OomCause CauseOf(const OomReport& report, OomCause refusal) {
   if (refusal == OomCause::kLargerThanDevice) return refusal;
-  // What may change while a request waits is its user's limit all the same.
-  if (refusal == OomCause::kCapacity && IsUserLimit(report)) refusal = OomCause::kLimit;
-  const uint64_t room = RoomBytes(report);
-  if (HoleBytes(report) == 0 || room >= report.segment_bytes) return refusal;
-  // No segment of that size will ever be within it.
-  if (report.segment_bytes > report.limit_bytes) return refusal;
-  // There is room for the block: what is missing is room for the larger segment that blocks of its size share.
-  if (room >= RoundUpTo(report.block_bytes, kSegmentGranuleBytes) && report.pool_free_bytes < report.block_bytes) {
-    return refusal;
+  if (HolesDecide(report)) {
+    const Rooms rooms = RoomsWithoutHoles(report);
+    if (std::min(rooms.limit, rooms.user) < report.block_bytes) return OomCause::kLimit;
+    return rooms.device < report.block_bytes ? OomCause::kCapacity : OomCause::kFragmentation;
   }
-  // A session above its limit, which was lowered, has to come below it first.
-  const uint64_t bound = std::min(report.reserved_bytes + room, report.limit_bytes);
-  return SaturatingSub(bound, report.allocated_bytes) >= report.block_bytes ? OomCause::kFragmentation : refusal;
+  // What may change while a request waits is its user's limit all the same.
+  return refusal == OomCause::kCapacity && IsUserLimit(report) ? OomCause::kLimit : refusal;
 }
 
 v1::OutOfMemory ToProto(const OomReport& report) {

@@ -84,10 +84,11 @@ struct OomReport {
   Holes holes;                        // of the session
   // Whether `holes` is the session's word. Clients of version 0.1 send none; what is reserved and not allocated counts.
   bool knows_holes = false;
-  std::string scope;             // of the request, as the session names it
-  std::vector<ScopeUse> scopes;  // LargestScopeUses() of the session's heap
-  uint64_t refusal = 0;          // its number, from 1; 0: it is not counted
-  bool is_recorded = false;      // what led to it is kept, see RefusalRecordings
+  std::string scope;               // of the request, as the session names it
+  std::vector<ScopeUse> scopes;    // LargestScopeUses() of the session's heap
+  uint64_t refusal = 0;            // its number, from 1; 0: it is not counted
+  bool is_recorded = false;        // what led to it is kept, see RefusalRecordings
+  bool is_first_recorded = false;  // of its session
 };
 
 // What the session could still reserve, by each of its bounds; kNone where there is no such bound.
@@ -99,6 +100,8 @@ struct Rooms {
   uint64_t least() const { return std::min({limit, user, device}); }
 };
 Rooms RoomsOf(const OomReport& report);
+// The same for a session that has reserved no more than it has allocated.
+Rooms RoomsWithoutHoles(const OomReport& report);
 
 // What the SegmentPool answers when it cannot lease a segment: ResourceExhausted that carries its cause.
 absl::Status SegmentRefused(OomCause cause, absl::string_view message);
@@ -115,13 +118,16 @@ uint64_t RoomBytes(const OomReport& report);
 // Free bytes of the session that no trim returns.
 uint64_t HoleBytes(const OomReport& report);
 
-// Whether it is user_limit that keeps the session from growing, not its own limit.
+// Whether it is user_limit that keeps the session from growing, not its own limit. Of both, the one that would do so
+// without the session's holes, too.
 bool IsUserLimit(const OomReport& report);
 
 // The cause to name to the client, when `refusal` is what kept the session from growing. Pure. Fragmentation: what is
 // allocated and the block would fit, were there no holes between the blocks; what is reserved and the segment do not.
-// Then a higher limit, or more of the device, would only be one way to serve the request. Not where a small block would
-// have room and only the segment that such blocks share has not: closing holes of others than its pool would not help.
+// Then a higher limit, or more of the device, would only be one way to serve the request. Where it would not fit even
+// so, the cause is the bound that it exceeds, though holes may have had it meet another bound first. Holes do not count
+// where a small block would have room and only the segment that such blocks share has not: closing holes of others than
+// its pool would not help.
 OomCause CauseOf(const OomReport& report, OomCause refusal);
 
 // The cause, with the figures that decide it: what is said of it everywhere. At most kMaxExplanation bytes.

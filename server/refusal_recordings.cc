@@ -20,35 +20,57 @@ uint64_t SizeOf(const HeapSnapshot& heap) {
 
 }  // namespace
 
-bool RefusalRecordings::Add(uint64_t refusal, SessionId session, uid_t uid, HeapSnapshot recording) {
+RefusalRecordings::Place RefusalRecordings::Add(uint64_t refusal, SessionId session, uid_t uid,
+                                                HeapSnapshot recording) {
   recording.history.shrink_to_fit();
   const uint64_t bytes = SizeOf(recording);
-  if (bytes > kMaxBytesOfUser) return false;
-  Kept added{.session = session,
-             .uid = uid,
-             .bytes = bytes,
-             .recording = std::make_shared<const HeapSnapshot>(std::move(recording))};
+  auto kept = std::make_shared<const HeapSnapshot>(std::move(recording));
   std::vector<std::shared_ptr<const HeapSnapshot>> dropped;  // destroyed after the lock is released
   MutexLock lock(mu_);
   const auto drop = [&](ByRefusal::iterator it) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     dropped.push_back(it->second.recording);
     return Drop(it);
   };
-  // Its own first, since that may be enough.
-  for (auto it = kept_.begin(); it != kept_.end();) it = it->second.session == session ? drop(it) : std::next(it);
-  for (auto it = kept_.begin(); it != kept_.end() && of_user_[uid] + bytes > kMaxBytesOfUser;) {
-    it = it->second.uid == uid ? drop(it) : std::next(it);
+  const auto first = std::find_if(kept_.begin(), kept_.end(), [&](const auto& entry) {
+    return entry.second.session == session && entry.second.place == Place::kFirst;
+  });
+  // With this, what follows comes to an end before it comes to the first one.
+  if (bytes + (first == kept_.end() ? 0 : first->second.bytes) > kMaxBytesOfUser) {
+    dropped.push_back(std::move(kept));
+    return Place::kNone;
   }
-  while (!kept_.empty() && bytes_ + bytes > kMaxBytes) {
+  // Its own first, since that may be enough.
+  for (auto it = kept_.begin(); it != kept_.end();) {
+    it = it->second.session == session && it != first ? drop(it) : std::next(it);
+  }
+  while (of_user_[uid] + bytes > kMaxBytesOfUser) drop(NextToDrop(uid, first));
+  while (bytes_ + bytes > kMaxBytes) {
     const auto most = std::max_element(of_user_.begin(), of_user_.end(),
-                                       [](const auto& a, const auto& b) { return a.second < b.second; });
-    drop(std::find_if(kept_.begin(), kept_.end(),
-                      [user = most->first](const auto& entry) { return entry.second.uid == user; }));
+                                       [&](const auto& a, const auto& b) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+                                         return DroppableBytes(a.first, first) < DroppableBytes(b.first, first);
+                                       });
+    drop(NextToDrop(most->first, first));
   }
   of_user_[uid] += bytes;
   bytes_ += bytes;
-  kept_.emplace(refusal, std::move(added));
-  return true;
+  const Place place = first == kept_.end() ? Place::kFirst : Place::kLater;
+  kept_.emplace(refusal,
+                Kept{.session = session, .uid = uid, .place = place, .bytes = bytes, .recording = std::move(kept)});
+  return place;
+}
+
+uint64_t RefusalRecordings::DroppableBytes(uid_t user, ByRefusal::iterator first) {
+  return of_user_[user] - (first != kept_.end() && first->second.uid == user ? first->second.bytes : 0);
+}
+
+RefusalRecordings::ByRefusal::iterator RefusalRecordings::NextToDrop(uid_t uid, ByRefusal::iterator first) {
+  auto oldest = kept_.end();
+  for (auto it = kept_.begin(); it != kept_.end(); ++it) {
+    if (it->second.uid != uid || it == first) continue;
+    if (it->second.place == Place::kLater) return it;
+    if (oldest == kept_.end()) oldest = it;
+  }
+  return oldest;
 }
 
 RefusalRecordings::ByRefusal::iterator RefusalRecordings::Drop(ByRefusal::iterator it) {
@@ -65,11 +87,13 @@ std::shared_ptr<const HeapSnapshot> RefusalRecordings::Find(uint64_t refusal) co
   return it == kept_.end() ? nullptr : it->second.recording;
 }
 
-uint64_t RefusalRecordings::LastOf(SessionId session) const {
+std::vector<uint64_t> RefusalRecordings::Of(SessionId session) const {
   MutexLock lock(mu_);
-  const auto it =
-      std::find_if(kept_.begin(), kept_.end(), [&](const auto& entry) { return entry.second.session == session; });
-  return it == kept_.end() ? 0 : it->first;
+  std::vector<uint64_t> refusals;
+  for (const auto& [refusal, kept] : kept_) {
+    if (kept.session == session) refusals.push_back(refusal);
+  }
+  return refusals;
 }
 
 }  // namespace vrambroker

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <vector>
 
 #include "allocator/heap_snapshot.h"
 #include "allocator/ids.h"
@@ -23,24 +24,32 @@ class RefusalRecordings {
   static constexpr uint64_t kMaxBytes = uint64_t{256} << 20;
   static constexpr uint64_t kMaxBytesOfUser = kMaxBytes / 2;
 
-  // Takes the place of the session's last one. The oldest make room: of the user, then of the user who has most. False:
-  // it is larger than what a user may have.
-  bool Add(uint64_t refusal, SessionId session, uid_t uid, HeapSnapshot recording) ABSL_LOCKS_EXCLUDED(mu_);
+  enum class Place { kNone, kFirst, kLater };  // of a recording among those that are kept of its session
+
+  // Of a session, the first recording is kept and the last one: this takes the place of an earlier last one. To make
+  // room, last ones go before all first ones, and otherwise the oldest: of the user, then of the user who has most. No
+  // session's first makes room for its last. kNone: it is larger than what a user may have, beside the session's first.
+  Place Add(uint64_t refusal, SessionId session, uid_t uid, HeapSnapshot recording) ABSL_LOCKS_EXCLUDED(mu_);
 
   // nullptr: there was none, or it has made room.
   std::shared_ptr<const HeapSnapshot> Find(uint64_t refusal) const ABSL_LOCKS_EXCLUDED(mu_);
-  // The refusal whose recording is kept for the session; 0: none.
-  uint64_t LastOf(SessionId session) const ABSL_LOCKS_EXCLUDED(mu_);
+  // The refusals whose recordings are kept for the session, at most two, the first one first.
+  std::vector<uint64_t> Of(SessionId session) const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   struct Kept {
     SessionId session{};
     uid_t uid = 0;
+    Place place = Place::kFirst;  // kLater: the session's first one is kept, too
     uint64_t bytes = 0;
     std::shared_ptr<const HeapSnapshot> recording;
   };
   using ByRefusal = std::map<uint64_t, Kept>;
 
+  // Who makes room next; the end: nobody is left. `first`: is to stay.
+  ByRefusal::iterator NextToDrop(uid_t uid, ByRefusal::iterator first) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Of `user`, what may make room for a session whose first recording is `first`.
+  uint64_t DroppableBytes(uid_t user, ByRefusal::iterator first) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   ByRefusal::iterator Drop(ByRefusal::iterator it) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   mutable Mutex mu_;

@@ -174,6 +174,8 @@ struct OutOfMemory {
   std::vector<PinnedSegment> pinned_segments;  // of these, at most 3, most bytes of holes first
   std::string scope;                           // of the request
   std::vector<ScopeUse> scopes;                // at most 3, those that hold or pin most first; none without MemoryScope
+  // The number of the refusal, from 1 since the daemon started: `vramctl ooms --diagnose N`. 0: it is not on record.
+  uint64_t refusal = 0;
 };
 
 const char* OutOfMemoryCauseName(OutOfMemory::Cause cause);  // "LIMIT", "CAPACITY", ...

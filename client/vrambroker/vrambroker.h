@@ -113,10 +113,11 @@ typedef struct vrambroker_out_of_memory {
  * an error itself. */
 VRAMBROKER_API int vrambroker_last_out_of_memory(vrambroker_out_of_memory* out);
 /* The whole report as a JSON object, some KiB, with a NUL at its end: also which scope the request was in, which scopes
- * and which sessions hold most, what others hold idle and why, and the segments with most holes, with the blocks that
- * pin them. The fields are those of `vramctl ooms --format=json`: client/JSON.md, "out of memory". `buffer`, `size` and
- * `needed` as in vrambroker_memory_stats_json(), but neither OUT_OF_RANGE nor NOT_FOUND (as above, or no memory was
- * left to keep the report) is remembered as an error: call it again with a larger buffer. */
+ * and which sessions hold most, what others hold idle and why, the segments with most holes, with the blocks that pin
+ * them, and the number of the refusal, for `vramctl ooms --diagnose`. The fields are those of `vramctl ooms
+ * --format=json`: client/JSON.md, "out of memory". `buffer`, `size` and `needed` as in vrambroker_memory_stats_json(),
+ * but neither OUT_OF_RANGE nor NOT_FOUND (as above, or no memory was left to keep the report) is remembered as an
+ * error: call it again with a larger buffer. */
 VRAMBROKER_API int vrambroker_last_out_of_memory_json(char* buffer, size_t size, size_t* needed);
 VRAMBROKER_API const char* vrambroker_cause_name(int cause); /* "LIMIT", ... */
 

@@ -412,7 +412,8 @@ absl::Status DiagnoseRefusal(const Context& context, uint64_t refusal) {
     if (event.out_of_memory().refusal() == refusal) return DiagnoseEvent(context, *target, *daemon, event);
   }
   return Refusal(
-      absl::NotFoundError(absl::StrCat("no refusal ", refusal, " is on record; vramctl ooms lists those that are")));
+      absl::NotFoundError(absl::StrCat("no refusal ", refusal, refusals->own_only() ? " of your own sessions" : "",
+                                       " is on record; vramctl ooms lists those that are")));
 }
 
 absl::Status DiagnoseSession(const Context& context, const std::string& session) {

@@ -91,7 +91,7 @@ absl::Status Ooms(const Context& context) {
     return absl::OkStatus();
   }
   if (response.events().empty()) {
-    std::printf("no refused request is on record\n");
+    std::printf("no refused request%s is on record\n", response.own_only() ? " of your own sessions" : "");
     return absl::OkStatus();
   }
   std::vector<std::vector<std::string>> rows = {{"ID", "TIME", "CLIENT", ">DEVICE", "CAUSE", ">REQUESTED", ">LIMIT",
@@ -113,8 +113,8 @@ absl::Status Ooms(const Context& context) {
   }
   const auto shown = static_cast<uint64_t>(response.events_size());
   if (shown < response.matching_events()) {
-    std::printf("\n%s of %s; --last=0 shows all\n", absl::StrCat(shown).c_str(),
-                absl::StrCat(response.matching_events()).c_str());
+    std::printf("\n%s of %s%s; --last=0 shows all\n", absl::StrCat(shown).c_str(),
+                absl::StrCat(response.matching_events()).c_str(), response.own_only() ? " of your own sessions" : "");
   }
   return absl::OkStatus();
 }

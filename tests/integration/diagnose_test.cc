@@ -127,13 +127,23 @@ TEST_P(DiagnoseTest, TheRefusalThatEndsAJobIsRecordedAlsoRightAfterOthers) {
   {
     ASSERT_OK_AND_ASSIGN(Client client, ConnectWith("job", ""));
     ASSERT_OK_AND_ASSIGN(const std::vector<Buffer> kept, MakeHoles(client));
-    EXPECT_STATUS(client.Allocate(2 * kRequest), absl::StatusCode::kResourceExhausted, "");
+    const std::optional<OutOfMemory> first = GetOutOfMemory(client.Allocate(2 * kRequest).status());
+    ASSERT_TRUE(first.has_value());
+    EXPECT_EQ(first->refusal, 1u);
+    EXPECT_THAT(first->advice, HasSubstr("vramctl ooms --diagnose 1 tries them"));
     EXPECT_STATUS(client.Allocate(kLimit + 1_MiB, /*device=*/1), absl::StatusCode::kResourceExhausted, "");
     EXPECT_STATUS(client.Allocate(kRequest), absl::StatusCode::kResourceExhausted, "");
   }
   const Json events = CtlJson({"ooms"})["events"];
   ASSERT_EQ(events.size(), 3u);
-  EXPECT_EQ(events[0]["recorded"], true) << "the last one, in the place of those before";
+  EXPECT_EQ(events[0]["recorded"], true) << "the last one, in the place of the one before";
+  EXPECT_EQ(events[1]["recorded"], false);
+  EXPECT_EQ(events[2]["recorded"], true) << "the first one, which is what there is to explain";
+  EXPECT_EQ(CtlJson({"ooms", "--diagnose", "1", kFewer})["event"]["refusal"], 1);
+  const RunResult between = Ctl({"ooms", "--diagnose", "2", kFewer});
+  EXPECT_EQ(between.exit_code, 1);
+  EXPECT_THAT(between.err,
+              HasSubstr("has made room for later ones; those of refusals 1 and 3 of the same session are"));
   const Json json = CtlJson({"diagnose", "job", "--device=0", kFewer});
   EXPECT_EQ(json["event"]["refusal"], 3);
   EXPECT_GT(json["helping"].size(), 0u);

@@ -9,7 +9,11 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "allocator/bytes.h"
 #include "tests/support/vramctl_test.h"
 
@@ -27,13 +31,15 @@ class ExplainedTest : public VramctlDaemonTest, public ::testing::WithParamInter
  protected:
   void SetUp() override {
     placement_ = GetParam().placement;
-    ASSERT_OK(StartDaemon({.capacity = "1GiB", .http = true}));
+    ASSERT_OK(StartDaemon({.capacity = "1GiB",
+                           .config = "rules { session_name: 'bounded' user_limit { bytes: '600MiB' } } "
+                                     "rules { session_name: 'guaranteed' guarantee { bytes: '300MiB' } }",
+                           .http = true}));
   }
 
-  // Allocates 100 blocks of 4 MiB under a limit of 420 MiB and frees every second one. 200 MiB stay allocated, and 400
-  // MiB reserved.
-  absl::StatusOr<Client> MakeHoles() {
-    absl::StatusOr<Client> client = Connect("trainer", Limit(420_MiB));
+  // Allocates 100 blocks of 4 MiB and frees every second one. 200 MiB stay allocated, and 400 MiB reserved.
+  absl::StatusOr<Client> MakeHoles(std::optional<Limit> limit = Limit(420_MiB)) {
+    absl::StatusOr<Client> client = Connect("trainer", limit);
     if (!client.ok()) return client;
     for (int i = 0; i < 100; ++i) {
       absl::StatusOr<Buffer> block = client->Allocate(4_MiB);
@@ -82,6 +88,63 @@ TEST_P(ExplainedTest, HolesAreToldFromALimit) {
   }
 }
 
+// The device's limit of 1 GiB would be met first, since 400 MiB are reserved. But 200 and 824 would be within it: what
+// stands in the way is the 300 MiB that the device keeps for another session.
+TEST_P(ExplainedTest, WithoutALimitAGuaranteeIsToBlame) {
+  ASSERT_OK_AND_ASSIGN(const Client other, Connect("guaranteed"));
+  ASSERT_OK_AND_ASSIGN(Client client, MakeHoles(std::nullopt));
+  struct Case {
+    uint64_t bytes;
+    OutOfMemory::Cause cause;
+    const char* advice;
+  };
+  for (const Case& param : {Case{524_MiB, OutOfMemory::Cause::kFragmentation, "lower other sessions' guarantees"},
+                            {525_MiB, OutOfMemory::Cause::kCapacity, "lower other sessions' guarantees"},
+                            {624_MiB, OutOfMemory::Cause::kCapacity, "lower other sessions' guarantees"},
+                            {626_MiB, OutOfMemory::Cause::kCapacity, "lower other sessions' guarantees"},
+                            {800_MiB, OutOfMemory::Cause::kCapacity, "lower other sessions' guarantees"},
+                            {824_MiB, OutOfMemory::Cause::kCapacity, "lower other sessions' guarantees"},
+                            {825_MiB, OutOfMemory::Cause::kLimit, "a higher limit alone would not help"}}) {
+    const std::optional<OutOfMemory> oom = GetOutOfMemory(client.Allocate(param.bytes).status());
+    ASSERT_TRUE(oom.has_value());
+    EXPECT_STREQ(OutOfMemoryCauseName(oom->cause), OutOfMemoryCauseName(param.cause)) << param.bytes;
+    EXPECT_TRUE(StrContains(oom->advice, param.advice)) << param.bytes << ": " << oom->advice;
+    if (param.cause != OutOfMemory::Cause::kCapacity) continue;
+    EXPECT_TRUE(StrContains(oom->explanation, "with 314572800 B (300.00 MiB) kept for other sessions' guarantees"))
+        << oom->explanation;
+  }
+}
+
+TEST_P(ExplainedTest, AHigherLimitIsNoAdviceWhereTheDeviceIsFull) {
+  ASSERT_OK_AND_ASSIGN(Client other, Connect("holder"));
+  ASSERT_OK_AND_ASSIGN(const Buffer held, other.Allocate(900_MiB));
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("trainer", Limit(100_MiB)));
+  ASSERT_OK_AND_ASSIGN(const Buffer own, client.Allocate(40_MiB));
+  const std::optional<OutOfMemory> oom = GetOutOfMemory(client.Allocate(1000_MiB).status());
+  ASSERT_TRUE(oom.has_value());
+  EXPECT_EQ(oom->cause, OutOfMemory::Cause::kLimit);
+  EXPECT_EQ(oom->advice,
+            "Ask for less, since the limit could never hold this request: a higher limit alone would not help, since "
+            "the device has only 84.00 MiB to spare.");
+}
+
+TEST_P(ExplainedTest, OtherSessionsOfAUserAreToEndWhereThereAreAny) {
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("bounded"));
+  ASSERT_OK_AND_ASSIGN(const Buffer own, client.Allocate(400_MiB));
+  const auto refused = [&](uint64_t bytes) {
+    const std::optional<OutOfMemory> oom = GetOutOfMemory(client.Allocate(bytes).status());
+    EXPECT_TRUE(oom.has_value() && oom->cause == OutOfMemory::Cause::kLimit);
+    return oom.has_value() ? oom->advice : "";
+  };
+  EXPECT_EQ(refused(401_MiB),
+            "Free some of this session's memory, or have user_limit raised in the daemon's configuration.");
+  ASSERT_OK_AND_ASSIGN(Client other, Connect("other"));
+  ASSERT_OK_AND_ASSIGN(const Buffer held, other.Allocate(100_MiB));
+  EXPECT_EQ(refused(200_MiB),
+            "End or trim other sessions of this user (vramctl sessions), or have user_limit raised in the daemon's "
+            "configuration.");
+}
+
 TEST_P(ExplainedTest, OneReportIsReadEverywhere) {
   ASSERT_OK_AND_ASSIGN(Client client, MakeHoles());
   const absl::Status refused = client.Allocate(201_MiB).status();
@@ -99,6 +162,7 @@ TEST_P(ExplainedTest, OneReportIsReadEverywhere) {
   EXPECT_TRUE(StrContains(refused.message(), oom->advice)) << refused;
   // The log.
   EXPECT_TRUE(WaitFor([&] { return StrContains(daemon_->log(), oom->explanation); })) << daemon_->log();
+  EXPECT_TRUE(StrContains(daemon_->log(), absl::StrCat(" advice=\"", oom->advice, "\""))) << daemon_->log();
   // vramctl, as a table and as JSON, and the page's API.
   const RunResult text = Ctl({"ooms"});
   EXPECT_TRUE(StrContains(text.out, absl::StrCat("  why: ", oom->explanation, "\n"))) << text.out;
@@ -106,6 +170,14 @@ TEST_P(ExplainedTest, OneReportIsReadEverywhere) {
   EXPECT_TRUE(StrContains(
       text.out, "12.00 MiB of 20.00 MiB free, the largest hole 4.00 MiB; 2 blocks in use, held longest: 4.00 MiB"))
       << text.out;
+  size_t pinned = 0;
+  for (const absl::string_view line : absl::StrSplit(text.out, '\n')) {
+    const absl::string_view words = absl::StripAsciiWhitespace(line);
+    if (!absl::StartsWith(words, "segment ")) continue;
+    ++pinned;
+    EXPECT_TRUE(StrContains(daemon_->log(), words)) << words << "\nnot in " << daemon_->log();
+  }
+  EXPECT_EQ(pinned, 3u) << text.out;
   const Json json = CtlJson({"ooms"})["events"][0]["out_of_memory"];
   EXPECT_EQ(json["explanation"], oom->explanation);
   EXPECT_EQ(json["advice"], oom->advice);

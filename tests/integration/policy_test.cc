@@ -233,6 +233,45 @@ TEST_F(RightsTest, WhatLedToARefusalIsForItsUser) {
   EXPECT_EQ(Ctl({"ooms", "--diagnose=2", "--for=torch-2.6"}).exit_code, 0) << "operators may";
 }
 
+// What a refusal advises can be done by whom it was refused to.
+TEST_F(RightsTest, WithoutObserverOnesOwnRefusalsAreShown) {
+  Begin("rules { name: 'quiet' uid: '65532' rights: CLIENT } rules { name: 'watchers' uid: '65530' rights: OBSERVER }");
+  ASSERT_OK_AND_ASSIGN(Client roots, Connect("roots", Limit(20_MiB)));
+  ASSERT_OK_AND_ASSIGN(ClientProcess quiet, Stranger(65532));
+  ASSERT_OK(quiet.Call("connect mine 20971520"));
+  EXPECT_EQ(*quiet.Call("ooms"), (std::vector<std::string>{"0", "0"}));
+  EXPECT_FALSE(roots.Allocate(30_MiB).ok());
+  EXPECT_FALSE(quiet.Call(absl::StrCat("alloc ", 30_MiB)).ok());
+  EXPECT_FALSE(roots.Allocate(30_MiB).ok());
+  EXPECT_EQ(*quiet.Call("ooms"), (std::vector<std::string>{"1", "1", "2"}));
+  ASSERT_OK_AND_ASSIGN(ClientProcess watcher, Stranger(65530));
+  EXPECT_EQ(*watcher.Call("ooms"), (std::vector<std::string>{"3", "3", "3", "2", "1"}));
+
+  const auto as_quiet = [&](Arguments arguments) {
+    Arguments command = {"/usr/bin/setpriv", "--reuid=65532",  "--regid=65532",
+                         "--clear-groups",   VramctlProgram(), "--socket_dir=" + dir()};
+    command.insert(command.end(), arguments.begin(), arguments.end());
+    return RunProgram(command);
+  };
+  for (int round = 0; round < 2; ++round) {
+    const RunResult listed = as_quiet({"ooms"});
+    EXPECT_EQ(listed.exit_code, 0) << listed.err;
+    EXPECT_TRUE(StrContains(listed.out, "vramctl ooms --diagnose 2")) << listed.out;
+    EXPECT_FALSE(StrContains(listed.out, "roots")) << listed.out;
+    for (const Arguments& diagnose : {Arguments{"ooms", "--diagnose=2"}, Arguments{"diagnose", "mine"}}) {
+      const RunResult diagnosed = as_quiet(diagnose);
+      EXPECT_EQ(diagnosed.exit_code, 0) << diagnosed.err;
+      EXPECT_TRUE(StrContains(diagnosed.out, "refusal 2: mine")) << diagnosed.out;
+    }
+    const RunResult others = as_quiet({"ooms", "--diagnose=1"});
+    EXPECT_EQ(others.exit_code, 1);
+    EXPECT_TRUE(StrContains(others.err, "no refusal 1 of your own sessions is on record")) << others.err;
+    if (round == 0) {
+      ASSERT_OK(quiet.Call("goodbye"));  // also when it has ended
+    }
+  }
+}
+
 TEST_F(RightsTest, AdminsOfAGroupMayEverything) {
   Begin("rules { name: 'operators' gid: '44' rights: ADMIN }");
   ASSERT_OK_AND_ASSIGN(Client roots, Connect("roots"));

@@ -447,6 +447,7 @@ class ClientTest(support.DaemonTest):
                 assert (block.block_bytes, block.scope) == (4 * MiB, "forward/layer3"), block
                 first = error.largest_holders[0]
                 assert first == vrambroker.Holder("holder-" + placement, 100 * MiB, 100 * MiB), error.largest_holders
+                assert error.refusal >= 1, vars(error)
                 assert error.user_limit_bytes == error.user_reserved_bytes == 0, vars(error)
                 # Nothing is missing, and nothing is called otherwise than by vramctl.
                 command = [os.environ["VRAMCTL"], "--socket-dir", os.environ["VRAMBROKER_SOCKET_DIR"], "--format=json", "ooms"]

@@ -79,8 +79,8 @@ class TestClient {
     if (absl::EndsWith(command, "_raw")) return Raw(words);
     if (command == "fork") return Fork();
     if (command == "fork_exec") return ForkExec();
-    for (const char* each : {"set_limit", "trim", "end", "record", "snapshot", "snapshot_of_number", "refusal", "list",
-                             "get", "explain", "reload"}) {
+    for (const char* each : {"set_limit", "trim", "end", "record", "snapshot", "snapshot_of_number", "refusal", "ooms",
+                             "list", "get", "explain", "reload"}) {
       if (command == each) return Operate(words);
     }
     if (!client_.has_value()) return absl::FailedPreconditionError("test_client: not connected");
@@ -250,6 +250,17 @@ class TestClient {
       return Say(raw->GetSnapshot(ref, 0).status());
     }
     if (words[0] == "refusal") return Say(raw->GetRefusalSnapshot(Number(words[1])).status());
+    if (words[0] == "ooms") {
+      v1::ListOutOfMemoryResponse response;
+      absl::Status status =
+          RawClient::Call(raw->admin(), &v1::Admin::Stub::ListOutOfMemory, v1::ListOutOfMemoryRequest(), &response);
+      if (!status.ok()) return status;
+      std::string answer = absl::StrCat(response.total_events(), " ", response.matching_events());
+      for (const v1::OutOfMemoryEvent& event : response.events()) {
+        absl::StrAppend(&answer, " ", event.out_of_memory().refusal());
+      }
+      return answer;
+    }
     if (words[0] == "get") return Say(raw->GetSession(Ref(words[1])).status());
     if (words[0] == "explain") {
       v1::ExplainPolicyRequest request;

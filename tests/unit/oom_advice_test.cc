@@ -221,6 +221,14 @@ const AdviceCase kAdvice[] = {
      OomCause::kFragmentation,
      [](OomReport& r) { r.reserved_bytes = 90_MiB; },
      {"(vramctl map shows these), or look for settings"}},
+    {"FragmentationOnADeviceThatCouldNeverHoldIt",
+     OomCause::kFragmentation,
+     [](OomReport& r) {
+       r.reserved_bytes = 80_MiB;
+       r.available_bytes = 20_MiB;
+       r.kept_free_bytes = 15_MiB;
+     },
+     {"(vramctl map shows these), or look for settings"}},
     {"FragmentationBesideGuarantees",
      OomCause::kFragmentation,
      [](OomReport& r) {
@@ -234,10 +242,7 @@ const AdviceCase kAdvice[] = {
      {"end the processes of sessions that disconnected or were ended, which still hold 20.00 MiB"}},
     {"FragmentationOutsideTheBroker",
      OomCause::kFragmentation,
-     [](OomReport& r) {
-       r.reserved_bytes = 90_MiB;
-       r.outside_bytes = 20_MiB;
-     },
+     [](OomReport& r) { r.outside_bytes = 60_MiB; },
      {"end programs outside vrambroker"}},
     {"FragmentationInPytorchsCache",
      OomCause::kFragmentation,
@@ -262,8 +267,27 @@ const AdviceCase kAdvice[] = {
     // Limit.
     {"LimitNeverEnough",
      OomCause::kLimit,
-     [](OomReport& r) { r.limit_bytes = 29_MiB; },
+     [](OomReport& r) {
+       r.limit_bytes = 29_MiB;
+       r.available_bytes = 30_MiB;
+     },
      {"Raise the session's limit (vramctl limit)", "could never hold"}},
+    {"LimitNeverEnoughAndNeitherTheDevice",
+     OomCause::kLimit,
+     [](OomReport& r) {
+       r.limit_bytes = 29_MiB;
+       r.available_bytes = 30_MiB - 1;
+     },
+     {"Ask for less", "could never hold", "a higher limit alone would not help, since the device has only 30.00 MiB"}},
+    {"LimitNeverEnoughAndNeitherTheUsers",
+     OomCause::kLimit,
+     [](OomReport& r) {
+       r.limit_bytes = 29_MiB;
+       r.available_bytes = 50_MiB;
+       r.user_limit_bytes = 60_MiB;
+       r.user_committed_bytes = 35_MiB;
+     },
+     {"Ask for less", "a higher limit alone would not help, since user_limit leaves it only 25.00 MiB"}},
     {"LimitThatWouldDoByNow", OomCause::kLimit, [](OomReport&) {}, {"Try again", "throw_on_cudamalloc_oom"}},
     {"LimitWithRoomOnTheDevice",
      OomCause::kLimit,
@@ -285,7 +309,114 @@ const AdviceCase kAdvice[] = {
      },
      {"would not help", "only 5.00 MiB"}},
 
+    {"LimitWithoutRoomOfTheUsers",
+     OomCause::kLimit,
+     [](OomReport& r) {
+       r.limit_bytes = 40_MiB;
+       r.available_bytes = 50_MiB;
+       r.user_limit_bytes = 60_MiB;
+       r.user_committed_bytes = 35_MiB;
+     },
+     {"Free some of this session's memory", "would not help, since user_limit leaves it only 25.00 MiB"}},
+
+    // The user's limit: the session has 20 MiB, the rest of what the user has is in others.
+    {"UserLimitAndNoOtherSession",
+     OomCause::kLimit,
+     [](OomReport& r) {
+       r.available_bytes = 50_MiB;
+       r.user_limit_bytes = 45_MiB;
+       r.user_committed_bytes = 20_MiB;
+     },
+     {"Free some of this session's memory, or have user_limit raised in the daemon's configuration."}},
+    {"UserLimitAndNoOtherSessionButAGuarantee",
+     OomCause::kLimit,
+     [](OomReport& r) {
+       r.available_bytes = 50_MiB;
+       r.guarantee_bytes = 25_MiB;
+       r.user_limit_bytes = 45_MiB;
+       r.user_committed_bytes = 25_MiB;
+     },
+     {"Free some of this session's memory, or have user_limit raised"}},
+    {"UserLimitAndOthersWithEnough",
+     OomCause::kLimit,
+     [](OomReport& r) {
+       r.available_bytes = 50_MiB;
+       r.user_limit_bytes = 50_MiB;
+       r.user_committed_bytes = 45_MiB;
+     },
+     {"End or trim other sessions of this user (vramctl sessions), or have user_limit raised"}},
+    {"UserLimitAndOthersWithTooLittle",
+     OomCause::kLimit,
+     [](OomReport& r) {
+       r.available_bytes = 50_MiB;
+       r.user_limit_bytes = 45_MiB;
+       r.user_committed_bytes = 24_MiB;
+     },
+     {"Free some of this session's memory, or have user_limit raised"}},
+    {"UserLimitAndBothInTheWay",
+     OomCause::kLimit,
+     [](OomReport& r) {
+       r.available_bytes = 50_MiB;
+       r.user_limit_bytes = 32_MiB;
+       r.user_committed_bytes = 32_MiB;
+     },
+     {"Free some of this session's memory and end or trim other sessions of this user (vramctl sessions), or have"}},
+    {"UserLimitWithoutRoomOnTheDevice",
+     OomCause::kLimit,
+     [](OomReport& r) {
+       r.user_limit_bytes = 50_MiB;
+       r.user_committed_bytes = 45_MiB;
+     },
+     {"End or trim other sessions of this user (vramctl sessions): a higher user_limit alone would not help, since the "
+      "device has only 10.00 MiB to spare"}},
+    {"UserLimitNeverEnough",
+     OomCause::kLimit,
+     [](OomReport& r) {
+       r.available_bytes = 50_MiB;
+       r.user_limit_bytes = 29_MiB;
+       r.user_committed_bytes = 20_MiB;
+     },
+     {"Have user_limit raised", "or ask for less: it could never hold this request"}},
+    {"UserLimitNeverEnoughAndNeitherTheDevice",
+     OomCause::kLimit,
+     [](OomReport& r) {
+       r.user_limit_bytes = 29_MiB;
+       r.user_committed_bytes = 20_MiB;
+     },
+     {"Ask for less", "could never hold", "a higher one alone would not help: the device has only 10.00 MiB to spare"}},
+    {"UserLimitAndTheSessionsOwnByHoles",
+     OomCause::kLimit,
+     [](OomReport& r) {
+       r.block_bytes = 30_MiB;
+       r.limit_bytes = 45_MiB;
+       r.allocated_bytes = 10_MiB;
+       r.available_bytes = 50_MiB;
+       r.user_limit_bytes = 35_MiB;
+       r.user_committed_bytes = 20_MiB;
+     },
+     {"Free some of this session's memory, or have user_limit raised in the daemon's configuration and the session's "
+      "limit, too (vramctl limit)"}},
+
     // Capacity.
+    {"CapacityBeyondTheLimitByHoles",
+     OomCause::kCapacity,
+     [](OomReport& r) {
+       r.block_bytes = 30_MiB;
+       r.limit_bytes = 45_MiB;
+       r.allocated_bytes = 10_MiB;
+       r.available_bytes = 20_MiB;
+       r.kept_free_bytes = 15_MiB;
+     },
+     {"Free the blocks that pin partly used segments (vramctl map shows these), and lower other sessions' guarantees, "
+      "for which 15.00 MiB are kept free"}},
+    {"CapacityBeyondTheLimitByHolesAndInUse",
+     OomCause::kCapacity,
+     [](OomReport& r) {
+       r.block_bytes = 30_MiB;
+       r.limit_bytes = 45_MiB;
+       r.allocated_bytes = 10_MiB;
+     },
+     {"Free the blocks that pin", "and have other sessions give 10.00 MiB back (vramctl sessions)"}},
     {"CapacityOutsideTheBroker",
      OomCause::kCapacity,
      [](OomReport& r) { r.available_bytes = 30_MiB; },

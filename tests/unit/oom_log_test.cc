@@ -59,6 +59,10 @@ TEST(OomLogTest, WhoIsRefusedAllTheTimeKeepsNobodyElsesOut) {
   recorded.client = "recorded";
   recorded.report.is_recorded = true;
   log.Add(recorded);
+  OomEvent first = recorded;
+  first.client = "first";
+  first.report.is_first_recorded = true;
+  log.Add(first);
   const auto has = [&](const std::string& client) {
     const auto events = log.NewestFirst();
     return std::any_of(events.begin(), events.end(), [&](const auto& event) { return event->client == client; });
@@ -79,8 +83,9 @@ TEST(OomLogTest, WhoIsRefusedAllTheTimeKeepsNobodyElsesOut) {
     log.Add(again);
   }
   EXPECT_FALSE(has("recorded"));
+  EXPECT_TRUE(has("first")) << "its recording is kept when those of later ones have gone";
   EXPECT_TRUE(has("other"));
-  EXPECT_TRUE(has("client")) << "events without a recording keep their half";
+  EXPECT_TRUE(has("client")) << "events without a recording keep their share";
 }
 
 TEST(OomLogTest, SeveralThreads) {

@@ -121,6 +121,11 @@ void KeptForOthers(OomReport& report) {
   LimitedByTheDevice(report);
   report.kept_free_bytes = 10_MiB;
 }
+// No limit but the device's 600 MiB, of which others' guarantees keep 50: with its holes, the limit is met first.
+void KeptForOthersWithoutALimit(OomReport& report) {
+  report.limit_bytes = 1000_MiB;
+  report.kept_free_bytes = 50_MiB;
+}
 void LimitedByItsUser(OomReport& report) {
   report.limit_bytes = 1000_MiB;
   report.user_limit_bytes = 500_MiB;
@@ -224,6 +229,54 @@ const CauseCase kCauses[] = {
      KeptForOthers,
      OomCause::kCapacity,
      {"10485760 B (10.00 MiB) kept for other sessions' guarantees"}},
+    // What is reserved and the segment are beyond the limit. That decides only where what is allocated is beyond it,
+    // too.
+    {"JustBeyondTheDeviceAndBeyondTheLimitByHoles",
+     OomCause::kLimit,
+     750_MiB + 512,
+     752_MiB,
+     KeptForOthersWithoutALimit,
+     OomCause::kCapacity,
+     {"629145600 B (600.00 MiB) of the device's 1048576000 B (1000.00 MiB) are left, with 52428800 B (50.00 MiB) kept "
+      "for other sessions' guarantees"}},
+    {"JustWithinTheDeviceAndBeyondTheLimitByHoles", OomCause::kLimit, 750_MiB, 750_MiB, KeptForOthersWithoutALimit,
+     OomCause::kFragmentation},
+    {"JustWithinTheLimitAndBeyondTheDevice", OomCause::kLimit, 800_MiB, 800_MiB, KeptForOthersWithoutALimit,
+     OomCause::kCapacity},
+    {"JustBeyondTheLimitAndTheDevice",
+     OomCause::kLimit,
+     800_MiB + 512,
+     802_MiB,
+     KeptForOthersWithoutALimit,
+     OomCause::kLimit,
+     {"which would exceed the limit: 629145600 B (600.00 MiB) of it are left"}},
+    {"JustWithinTheLimitAndBeyondTheUsersByHoles",
+     OomCause::kLimit,
+     220_MiB,
+     220_MiB,
+     [](OomReport& report) {
+       report.user_limit_bytes = 500_MiB;
+       report.user_committed_bytes = 490_MiB;
+     },
+     OomCause::kLimit,
+     {"the user's sessions together have 513802240 B (490.00 MiB) of user_limit, 524288000 B (500.00 MiB)"}},
+    {"JustBeyondTheLimitAndTheUsersByHoles",
+     OomCause::kLimit,
+     220_MiB + 512,
+     222_MiB,
+     [](OomReport& report) {
+       report.user_limit_bytes = 500_MiB;
+       report.user_committed_bytes = 490_MiB;
+     },
+     OomCause::kLimit,
+     {"which would exceed the limit: 20971520 B (20.00 MiB) of it are left"}},
+    // It waited for the user's limit; the device would not have had it either.
+    {"WithinTheUsersLimitButForHolesAndBeyondTheDevice", OomCause::kCapacity, 205_MiB, 206_MiB,
+     [](OomReport& report) {
+       LimitedByItsUser(report);
+       report.available_bytes = 4_MiB;
+     },
+     OomCause::kCapacity},
     // Its own guarantee is part of what the user has.
     {"JustWithinAGuaranteeOfTheUsers",
      OomCause::kLimit,
