@@ -88,6 +88,15 @@ Json SegmentJson(const MappedSegment& segment) {
   return json;
 }
 
+// As in `vramctl --format=json map`.
+Json ScopeUseJson(const ScopeUse& use) {
+  return {{"scope", use.scope},
+          {"allocated_bytes", use.allocated_bytes},
+          {"bytes_at_peak", use.bytes_at_peak},
+          {"blocks", use.blocks},
+          {"pinned_hole_bytes", use.pinned_hole_bytes}};
+}
+
 // The answer to one question to a client, for a thread that waits for it.
 struct PendingSnapshot {
   Mutex mu;
@@ -285,6 +294,11 @@ HttpResponse HttpApi::Map(const HttpParameters& parameters) {
     sessions.push_back({{"id", Raw(session.id)}, {"name", session.name}, {"answer", AnswerName(session.answer)}});
     if (session.answer == MappedSession::Answer::kBlocks) sessions.back()["age_ms"] = session.age.count();
     if (!session.scopes.empty()) sessions.back()["scopes"] = session.scopes;
+    if (session.scope_uses.empty()) continue;
+    Json::array_t uses;
+    for (const ScopeUse& use : session.scope_uses) uses.push_back(ScopeUseJson(use));
+    sessions.back()["scope_uses"] = std::move(uses);
+    if (session.more_scope_uses > 0) sessions.back()["more_scope_uses"] = session.more_scope_uses;
   }
   Json segments = Json::array();
   for (const MappedSegment& segment : map.segments) segments.push_back(SegmentJson(segment));

@@ -20,11 +20,16 @@ using Key = std::pair<SessionId, int>;  // and device
 // looking keeps nobody from reclaiming. The others wait for their turn.
 constexpr size_t kQuestionsPerUid = 8;
 
-// Of a scope's path, as of so many blocks: of what is kept for all sessions together.
+// Of a scope's path, or of what a scope has: as of so many blocks, of what is kept for all sessions together.
 constexpr size_t kBlocksOfScope = 8;
 
 MappedHeap Map(HeapSnapshot snapshot) {
-  MappedHeap heap{.segments = std::move(snapshot.segments), .scopes = {}};
+  std::vector<ScopeUse> uses = ScopeUses(snapshot);
+  const size_t all_uses = uses.size();
+  uses = LargestScopeUses(std::move(uses), MemoryMap::kMaxScopeUses);
+  const size_t more = all_uses - uses.size();
+  MappedHeap heap{
+      .segments = std::move(snapshot.segments), .scopes = {}, .scope_uses = std::move(uses), .more_scope_uses = more};
   for (const SegmentSnapshot& segment : heap.segments) {
     for (const BlockSnapshot& block : segment.blocks) {
       if (block.scope == 0) continue;
@@ -128,7 +133,7 @@ struct MemoryMap::Shared : std::enable_shared_from_this<Shared> {
     if (snapshot.ok()) {
       for (const SegmentSnapshot& segment : snapshot->segments) count += segment.blocks.size();
       heap = Map(*std::move(snapshot));
-      charged = count + kBlocksOfScope * heap->scopes.size();
+      charged = count + kBlocksOfScope * (heap->scopes.size() + heap->scope_uses.size());
     }
     MutexLock lock(mu);
     const auto it = entries.find(key);
@@ -202,6 +207,8 @@ DeviceMap MemoryMap::Get(int device) {
       session.answer = MappedSession::Answer::kBlocks;
       map.answers.push_back(entry.heap);
       session.scopes = entry.heap->scopes;
+      session.scope_uses = entry.heap->scope_uses;
+      session.more_scope_uses = entry.heap->more_scope_uses;
       for (const SegmentSnapshot& segment : entry.heap->segments)
         blocks.emplace(std::pair(session.id, Raw(segment.id)), &segment);
     }

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "allocator/heap_snapshot.h"
+#include "allocator/scope_use.h"
 #include "server/broker.h"
 
 namespace vrambroker {
@@ -25,12 +26,17 @@ struct MappedSession {
   Answer answer = Answer::kNone;
   std::chrono::milliseconds age{0};  // of the answer
   std::vector<std::string> scopes;   // ScopePath() of each BlockSnapshot::scope, "" of others; empty: it uses none
+  std::vector<ScopeUse>
+      scope_uses;              // LargestScopeUses() of its heap, at most MemoryMap::kMaxScopeUses; empty: as above
+  size_t more_scope_uses = 0;  // COUNT, of those that are not in it
 };
 
 // What is kept of a client's answer.
 struct MappedHeap {
   std::vector<SegmentSnapshot> segments;
-  std::vector<std::string> scopes;  // as MappedSession::scopes
+  std::vector<std::string> scopes;   // as MappedSession::scopes
+  std::vector<ScopeUse> scope_uses;  // as MappedSession::scope_uses
+  size_t more_scope_uses = 0;
 };
 
 struct MappedSegment {
@@ -55,6 +61,8 @@ struct MemoryMapOptions {
 // Safe to call from any thread.
 class MemoryMap {
  public:
+  static constexpr size_t kMaxScopeUses = 500;  // of a session
+
   // The broker outlives all calls.
   explicit MemoryMap(Broker* broker, const MemoryMapOptions& options = {});
 

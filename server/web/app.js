@@ -3,7 +3,7 @@
 import {byId, setText} from './dom.js';
 import {showDevices} from './devices.js';
 import {clock, duration, percent, plural} from './format.js';
-import {remember} from './history.js';
+import {historyOf, remember} from './history.js';
 import {showInMap, showMap, startMap} from './map.js';
 import {showOoms} from './ooms.js';
 import {assignColors, onThemeChange, startTheme} from './palette.js';
@@ -79,10 +79,12 @@ function show() {
   }
   byId('all-sessions').href = href({session: null});
   if (!alone()) byId('scopes-panel').hidden = true;
+  hideEmptyCards();
   if (state === null) return;
   assignColors(state.sessions);
   setText(byId('version'), state.daemon_version);
-  byId('overview').dataset.cards = alone() || state.devices.length === 1 ? 'one' : 'many';
+  byId('overview').dataset.cards = (alone() || state.devices.length === 1) && !byId('timeline-panel').hidden ?
+    'one' : 'many';
   const {reserved_bytes: reserved, capacity_bytes: capacity} = state.devices[device()];
   document.title = `${percent(reserved / capacity)} reserved · vrambroker`;
   if (alone()) {
@@ -98,9 +100,18 @@ function show() {
   }
 }
 
+// A session that has ended holds nothing. Cards that have nothing of it either would be empty.
+function hideEmptyCards() {
+  const {session} = route();
+  const gone = alone() && state !== null && !state.sessions.some(({id}) => id === session);
+  byId('map-panel').hidden = gone;
+  byId('timeline-panel').hidden = gone && historyOf(session, device()).time_ms.length === 0;
+  byId('ooms-panel').hidden = gone && (!oomsShown.startsWith(`${session} `) || byId('ooms').childElementCount === 0);
+}
+
 function showScopesOfSession() {
   const scopes = alone() && map !== null && map.device === device() ? scopesIn(map, route().session) : null;
-  showScopes(byId('scopes-panel'), byId('scopes'), byId('scopes-note'), scopes);
+  showScopes(byId('scopes-panel'), byId('scopes-box'), byId('scopes-note'), scopes);
 }
 
 // The address has changed, from what `before` says.
@@ -144,6 +155,7 @@ async function askOoms() {
   if (session !== route().session) return;
   oomsShown = `${session} ${answer.total_events}`;
   showOoms(byId('ooms'), byId('ooms-note'), byId('ooms-empty'), answer, session !== null);
+  hideEmptyCards();
 }
 
 async function askMap() {

@@ -3,11 +3,11 @@
 import {byId, el, setText} from './dom.js';
 import {bytes, percent, plural, shortBytes} from './format.js';
 import {drawLabel, drawSlice, forgetPatterns} from './map_draw.js';
-import {FREE, LINE, blockAt, groupsOf, layOut, lineBytesOf, prepare} from './map_layout.js';
+import {FREE, LINE, blockAt, groupsOf, isReclaimable, layOut, lineBytesOf, prepare} from './map_layout.js';
 import {onThemeChange} from './palette.js';
 import {scopeOf} from './scopes.js';
 
-const STATES = ['free', 'allocated', 'freed, still in use by a stream'];
+const STATES = ['fragmented', 'allocated', 'freed, still in use by a stream'];
 
 let canvas, frame, sizer, tip, mark;
 let onChoose = () => {};
@@ -69,7 +69,8 @@ function describe(slice, block) {
   if (segment.starts !== undefined) {
     const [size, requested, state] = segment.blocks.slice(3 * block, 3 * block + 3);
     const asked = state === FREE ? '' : `, ${bytes(requested)} asked for`;
-    lines.push(`${bytes(size)} ${STATES[state]}${asked}`, `at ${bytes(segment.starts[block])} of the segment`);
+    const what = isReclaimable(segment) ? 'reclaimable' : STATES[state];
+    lines.push(`${bytes(size)} ${what}${asked}`, `at ${bytes(segment.starts[block])} of the segment`);
     const scope = scopeOf(answer, segment, block);
     if (scope !== undefined) lines.push(`scope ${scope}`);
   } else if (segment.state === 'idle') {
@@ -85,7 +86,7 @@ function describe(slice, block) {
   const pool = segment.pool === undefined ? '' : `, ${segment.pool} pool, stream ${segment.stream}`;
   lines.push(`segment ${segment.id} of ${bytes(segment.bytes)}${pool}${returning}`);
   if (segment.free > 0) {
-    lines.push(segment.free === segment.bytes ? 'all of it free: reclaimable' :
+    lines.push(isReclaimable(segment) ? 'no block in use: all of it can be given back' :
       `${bytes(segment.free)} of it fragmented, the largest piece ${bytes(segment.largest)}`);
   }
   return {title: group.label, lines};
@@ -234,12 +235,17 @@ function describeAll() {
     const more = silent.length > 5 ? ` and ${silent.length - 5} more` : '';
     parts.push(`no answer from ${silent.slice(0, 5).join(', ')}${more}`);
   }
-  setText(byId('map-note'), segments.length === 0 ? 'nothing is reserved' : parts.join(' · '));
+  // What sessions that are not shown have is reserved, too.
+  const nothing = wanted === null ? 'nothing is reserved' : '';
+  setText(byId('map-note'), segments.length === 0 ? nothing : parts.join(' · '));
   const perGroup = groups.map((group) => `${group.label}: ${plural(group.segments.length, 'segment')}, ` +
     `${bytes(group.bytes)}`);
   const total = sum((segment) => segment.bytes);
-  const share = total === 0 ? '' : `, ${percent(sum((segment) => segment.free ?? 0) / total)} of it free`;
-  setText(byId('map-summary'), `${bytes(total)} in ${parts.join(', ')}${share}. ${perGroup.join('; ')}.`);
+  const reclaimable = sum((segment) => (isReclaimable(segment) ? segment.bytes : 0));
+  const fragmented = sum((segment) => segment.free ?? 0) - reclaimable;
+  const shares = total === 0 ? '' :
+    `, ${percent(fragmented / total)} of it fragmented, ${percent(reclaimable / total)} reclaimable`;
+  setText(byId('map-summary'), `${bytes(total)} in ${parts.join(', ')}${shares}. ${perGroup.join('; ')}.`);
   byId('map-empty').hidden = segments.length > 0;
   frame.hidden = segments.length === 0;
   canvas.dataset.blocks = String(blocks);

@@ -2,7 +2,7 @@
 // Draws the memory map. Blocks thinner than a few pixels are drawn together: 10,000 blocks take less than a frame.
 import {el} from './dom.js';
 import {bytes} from './format.js';
-import {FREE, LABEL, LINE, PENDING, SLIM, blockAt} from './map_layout.js';
+import {FREE, LABEL, LINE, PENDING, SLIM, blockAt, isReclaimable} from './map_layout.js';
 import {color, sessionColorName} from './palette.js';
 
 const THIN = 3;  // blocks below this width are drawn together
@@ -67,7 +67,7 @@ function drawBlocks(context, slice, y, name) {
 export function drawSlice(context, slice, y) {
   const {group, segment, x, w} = slice;
   const name = sessionColorName(group.key);
-  context.fillStyle = color('--hole');
+  context.fillStyle = color(isReclaimable(segment) ? '--reclaimable' : '--hole');
   context.fillRect(x, y, w, LINE);
   let edge = '--hole-edge';
   if (segment.state === 'idle') {

@@ -20,6 +20,9 @@ const SQUEEZE = 6;  // rather than a sliver in the next line
 export const FREE = 0;
 export const PENDING = 2;
 
+// Wholly free segments can be given back; a free block in another one is fragmented.
+export const isReclaimable = (segment) => segment.free === segment.bytes;
+
 // Adds the offsets of a segment's blocks, and what is asked for often.
 export function prepare(segment) {
   const blocks = segment.blocks;

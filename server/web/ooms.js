@@ -2,6 +2,7 @@
 // The last requests that got no memory, why, and what to do.
 import {el, keyed, setText} from './dom.js';
 import {bytes, moment, plural} from './format.js';
+import {scopeTable, showUses} from './scopes.js';
 
 const CAUSES = {
   LIMIT: 'over its limit',
@@ -14,11 +15,21 @@ const CAUSES = {
 const inScope = (scope) => (scope ? ` in scope ${scope}` : '');
 
 function pinned(segment) {
-  const [longest] = segment.longest_held;
-  return `segment ${segment.address.toString(16)}: ${bytes(segment.hole_bytes)} of ${bytes(segment.segment_bytes)} free, ` +
+  const [longest, ...others] = segment.longest_held;
+  const scopes = new Set(others.map(({scope}) => scope).filter((scope) => scope && scope !== longest.scope));
+  return `segment ${segment.address.toString(16)}: ${bytes(segment.hole_bytes)} of ${bytes(segment.segment_bytes)} fragmented, ` +
     plural(segment.pinning_blocks, 'block') + ' in use' +
     (longest === undefined ? '' :
-      `, one of ${bytes(longest.block_bytes)}${inScope(longest.scope)} held for ${longest.held_seconds} s`);
+      `, one of ${bytes(longest.block_bytes)}${inScope(longest.scope)} held for ${longest.held_seconds} s`) +
+    (scopes.size === 0 ? '' : `; also of ${[...scopes].join(', ')}`);
+}
+
+// The scopes that hold or pin most of the session's memory, and the request's among them.
+function scopesOf(oom) {
+  if (oom.scopes.every(({scope}) => scope === '')) return null;
+  const table = scopeTable({'aria-label': 'The largest scopes of the session then'});
+  showUses(table, oom.scopes, oom.scope);
+  return el('div', {class: 'scopes'}, table);
 }
 
 // `answer`: of /api/v1/ooms, of all sessions or of one.
@@ -32,7 +43,7 @@ export function showOoms(list, note, empty, answer, ofOne) {
     const oom = event.out_of_memory;
     const time = new Date(event.time);
     const elsewhere = oom.idle_elsewhere_bytes;
-    const others = elsewhere > 0 ? `; ${bytes(elsewhere)} free in other sessions` : '';
+    const others = elsewhere > 0 ? `; ${bytes(elsewhere)} unused in other sessions` : '';
     const waited = oom.waited_ms > 0 ? `; waited ${(oom.waited_ms / 1000).toFixed(1)} s` : '';
     return el('li', {},
       el('div', {class: 'what'},
@@ -41,11 +52,12 @@ export function showOoms(list, note, empty, answer, ofOne) {
         el('span', {}, `asked for ${bytes(oom.requested_bytes)} on device ${oom.device}${inScope(oom.scope)}`),
         el('time', {datetime: event.time, title: time.toLocaleString()}, moment(time))),
       oom.explanation === '' ? null : el('p', {class: 'why'}, oom.explanation),
+      scopesOf(oom),
       ...(oom.cause === 'FRAGMENTATION' ? oom.pinned_segments : []).map((segment) => el('p', {class: 'why'}, pinned(segment))),
       el('p', {class: 'why'},
         `limit ${bytes(oom.limit_bytes)}, reserved ${bytes(oom.reserved_bytes)}, allocated ` +
         `${bytes(oom.allocated_bytes)}, largest free block ${bytes(oom.largest_free_block_bytes)}; ` +
-        `${bytes(oom.device_available_bytes)} of the device unreserved${others}${waited}`),
+        `${bytes(oom.device_available_bytes)} of the device free or cached${others}${waited}`),
       oom.advice === '' ? null : el('p', {class: 'advice'}, oom.advice));
   }, () => {});
 }

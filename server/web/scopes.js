@@ -4,45 +4,66 @@
 import {el, keyed, setText} from './dom.js';
 import {bytes, plural} from './format.js';
 
-// The scopes of a session, by the numbers that its blocks have for them. `map`: an answer of /api/v1/map.
-const listOf = (map, session) => map.sessions.find(({id}) => id === session)?.scopes ?? [];
+const sessionOf = (map, session) => map.sessions.find(({id}) => id === session);
 
-// Of block `i` in `segment`; undefined: none.
+// Of block `i` in `segment`; undefined: none. `map`: an answer of /api/v1/map.
 export function scopeOf(map, segment, i) {
-  return listOf(map, segment.session_id)[segment.block_scopes?.[i] ?? 0] || undefined;
+  return sessionOf(map, segment.session_id)?.scopes?.[segment.block_scopes?.[i] ?? 0] || undefined;
 }
 
-// What a session's used blocks add up to, by scope, most bytes first; null: no block has one.
+// What each scope of a session has, most bytes first, and how many more scopes there are; null: it uses none.
 export function scopesIn(map, session) {
-  const list = listOf(map, session);
-  const sums = new Map();
-  for (const {session_id: holder, blocks, block_scopes: scopes} of map.segments) {
-    if (holder !== session || blocks === undefined) continue;
-    for (let i = 0; 3 * i < blocks.length; ++i) {
-      if (blocks[3 * i + 2] === 0) continue;  // free
-      const scope = list[scopes?.[i] ?? 0] || undefined;
-      if (!sums.has(scope)) sums.set(scope, {scope, bytes: 0, blocks: 0});
-      const sum = sums.get(scope);
-      sum.bytes += blocks[3 * i];
-      ++sum.blocks;
-    }
-  }
-  if ([...sums.keys()].every((scope) => scope === undefined)) return null;
-  return [...sums.values()].sort((a, b) => b.bytes - a.bytes);
+  const {scope_uses: uses = [], more_scope_uses: more = 0} = sessionOf(map, session) ?? {};
+  if (uses.every(({scope}) => scope === '')) return null;
+  const sorted = [...uses].sort((a, b) => b.allocated_bytes - a.allocated_bytes || b.bytes_at_peak - a.bytes_at_peak);
+  return {uses: sorted, more};
 }
 
-export function showScopes(panel, table, note, scopes) {
+// Columns: heading, class, what it is.
+const COLUMNS = [
+  ['Scope', '', 'What the program calls this part of its work'],
+  ['Bytes now', 'number', 'In its blocks in use, without those of scopes within it'],
+  ['At peak', 'number', 'The same when the session’s allocated bytes were at their peak'],
+  ['Blocks', 'number', 'In use'],
+  ['Pins holes', 'number', 'Fragmented: free blocks of the segments that its blocks keep from being given back. ' +
+    'Several scopes can pin the same hole'],
+];
+const SHARE = ['Share', 'share', 'Of the bytes in use now'];
+
+// A table of scopes without rows.
+export function scopeTable(properties, columns = COLUMNS) {
+  return el('table', {...properties, class: 'plain'},
+    el('thead', {}, el('tr', {}, ...columns.map(([heading, kind, title]) =>
+      el('th', {scope: 'col', class: kind, title}, heading)))),
+    el('tbody'));
+}
+
+// `of`: the scope that is marked, of a request.
+export function showUses(table, uses, of = '') {
+  const all = uses.reduce((sum, use) => sum + use.allocated_bytes, 0);
+  const shares = table.tHead.rows[0].cells.length > COLUMNS.length;
+  keyed(table.tBodies[0], uses, ({scope}) => `:${scope}`, ({scope}) => el('tr', {},
+    el('th', {scope: 'row', class: scope === '' ? 'none' : ''}, scope === '' ? 'in no scope' : scope,
+      scope !== '' && scope === of ? el('small', {}, ' the request’s') : null),
+    ...COLUMNS.slice(1).map(([, kind]) => el('td', {class: kind})),
+    shares ? el('td', {class: 'share'},
+      el('div', {class: 'meter', 'aria-hidden': 'true'}, el('i', {class: 'allocated'}))) : null),
+  (row, use) => {
+    const figures = [bytes(use.allocated_bytes), bytes(use.bytes_at_peak), String(use.blocks),
+      bytes(use.pinned_hole_bytes)];
+    figures.forEach((text, i) => setText(row.cells[i + 1], text));
+    if (shares) row.querySelector('i').style.width = `${all === 0 ? 0 : 100 * use.allocated_bytes / all}%`;
+  });
+}
+
+// `scopes`: of scopesIn().
+export function showScopes(panel, box, note, scopes) {
   panel.hidden = scopes === null;
   if (scopes === null) return;
-  const all = scopes.reduce((sum, scope) => sum + scope.bytes, 0);
-  setText(note, `${plural(scopes.filter(({scope}) => scope !== undefined).length, 'scope')} · ${bytes(all)} in blocks`);
-  keyed(table.tBodies[0], scopes, ({scope}) => (scope === undefined ? '' : `:${scope}`), ({scope}) => el('tr', {},
-    el('th', {scope: 'row', class: scope === undefined ? 'none' : ''}, scope ?? 'in no scope'),
-    el('td', {class: 'number'}), el('td', {class: 'number'}),
-    el('td', {class: 'share'}, el('div', {class: 'meter', 'aria-hidden': 'true'}, el('i', {class: 'allocated'})))),
-  (row, sum) => {
-    setText(row.cells[1], bytes(sum.bytes));
-    setText(row.cells[2], String(sum.blocks));
-    row.querySelector('i').style.width = `${100 * sum.bytes / all}%`;
-  });
+  if (box.firstElementChild === null) box.append(scopeTable({id: 'scopes'}, [...COLUMNS, SHARE]));
+  const {uses, more} = scopes;
+  const all = uses.reduce((sum, use) => sum + use.allocated_bytes, 0);
+  const named = plural(uses.filter(({scope}) => scope !== '').length, 'scope');
+  setText(note, `${named} · ${bytes(all)} in blocks` + (more === 0 ? '' : ` · ${plural(more, 'smaller scope')} left out`));
+  showUses(box.firstElementChild, uses);
 }

@@ -59,8 +59,10 @@ export function showTimeline(title, note, answer) {
   setText(title, 'Last 15 minutes');
   if (end < 0) return;
   const leased = answer.leased_bytes[end];
-  const free = Math.max(0, 1 - answer.allocated_bytes[end] / leased);
-  setText(note, (leased === 0 ? 'sessions hold nothing; ' : `${percent(free)} of what sessions hold is free; `) +
+  const fragmented = percent(answer.inactive_split_bytes[end] / leased);
+  const reclaimable = percent(answer.reclaimable_bytes[end] / leased);
+  setText(note, (leased === 0 ? 'sessions hold nothing; ' :
+    `of what sessions hold ${fragmented} is fragmented, ${reclaimable} reclaimable; `) +
     refusedText(refusedIn(answer.refusals)));
   draw(`device ${answer.device}`, {
     ...answer,

@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <fstream>
@@ -113,6 +114,12 @@ TEST_P(ScopesTest, AreReadEverywhere) {
     }
   }
   EXPECT_EQ(in_layer, 100_MiB);
+  const auto by_name = [](Json uses) {
+    std::sort(uses.begin(), uses.end(), [](const Json& a, const Json& b) { return a["scope"] < b["scope"]; });
+    return uses;
+  };
+  EXPECT_EQ(by_name(page["sessions"][0].value("scope_uses", Json())), by_name(map["scopes"]));
+  EXPECT_FALSE(page["sessions"][0].contains("more_scope_uses"));
   // A snapshot for PyTorch's viewer: of the client itself, and of the daemon.
   ASSERT_OK_AND_ASSIGN(const std::string own, client.SnapshotJson());
   const std::string file = folder_ + "/trainer.json";

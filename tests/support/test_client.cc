@@ -5,7 +5,7 @@
 // It ends at the end of its input, or however the test ends it.
 //
 //   connect NAME LIMIT [remote] [wait_ms=N]   '-': none    -> SESSION NAME LIMIT_BYTES
-//   alloc BYTES                                         -> INDEX SEGMENT OFFSET BLOCK_BYTES
+//   alloc BYTES [SCOPE]                                 -> INDEX SEGMENT OFFSET BLOCK_BYTES
 //   write INDEX SEED | verify INDEX SEED | zeros INDEX (it is all zeros) | free INDEX
 //   fill COUNT BYTES SEED    allocate, write and verify COUNT buffers
 //   check SEED               verify what fill wrote
@@ -84,7 +84,11 @@ class TestClient {
       if (command == each) return Operate(words);
     }
     if (!client_.has_value()) return absl::FailedPreconditionError("test_client: not connected");
-    if (command == "alloc") return Allocate(Number(words[1]));
+    if (command == "alloc") {
+      std::optional<MemoryScope> scope;
+      if (words.size() > 2) scope.emplace(words[2]);
+      return Allocate(Number(words[1]));
+    }
     if (command == "fill") return FillMany(Number(words[1]), Number(words[2]), Number(words[3]));
     if (command == "check") return CheckAll(Number(words[1]));
     if (command == "churn") return Churn(Number(words[1]), Number(words[2]));

@@ -82,10 +82,67 @@ TEST_F(MemoryMapTest, NamesCountAgainstWhatIsKept) {
   EXPECT_EQ(few.sessions[0].answer, MappedSession::Answer::kBlocks);
   EXPECT_EQ(few.sessions[1].answer, MappedSession::Answer::kTooManyBlocks);
   EXPECT_THAT(few.sessions[1].scopes, IsEmpty());
-  MemoryMap large(broker_.get(), Keeping(20 * kBlocks));
+  MemoryMap large(broker_.get(), Keeping(30 * kBlocks));
   const DeviceMap all = large.Get(0);
   EXPECT_EQ(all.sessions.at(1).answer, MappedSession::Answer::kBlocks);
   EXPECT_THAT(all.sessions.at(1).scopes.back(), EndsWith("/layer99"));
+}
+
+TEST_F(MemoryMapTest, SaysWhatEachScopeHolds) {
+  const SessionPtr session = Open("layers");
+  const auto scope = [&](const std::string& name) {
+    return session->FindScope(std::vector<Session::NamedScope>{{.name = name}});
+  };
+  const absl::StatusOr<Allocation> first = Allocate(session, 2048, 0, 0, {.scope = scope("activations")});
+  ASSERT_TRUE(first.ok()) << first.status();
+  AllocateIn(session, scope("weights"));
+  ASSERT_TRUE(broker_->Free(session, {{first->block}}).ok());
+  MemoryMap map(broker_.get(), Keeping(10'000));
+  const DeviceMap device = map.Get(0);
+  ASSERT_THAT(device.sessions.at(0).scope_uses, SizeIs(2));
+  const ScopeUse& weights = device.sessions[0].scope_uses[0];
+  EXPECT_EQ(weights.scope, "weights");
+  EXPECT_EQ(weights.allocated_bytes, 512u);
+  EXPECT_EQ(weights.bytes_at_peak, 512u);
+  EXPECT_EQ(weights.blocks, 1u);
+  // All of its segment but the block itself.
+  EXPECT_EQ(weights.pinned_hole_bytes, device.segments.at(0).info.bytes - 512);
+  const ScopeUse& activations = device.sessions[0].scope_uses[1];
+  EXPECT_EQ(activations.scope, "activations");
+  EXPECT_EQ(activations.allocated_bytes, 0u);
+  EXPECT_EQ(activations.bytes_at_peak, 2048u);
+  EXPECT_EQ(activations.pinned_hole_bytes, 0u);
+  // A name of a scope without blocks is not in the list that blocks point into.
+  EXPECT_THAT(device.sessions[0].scopes, testing::ElementsAre("", "", "weights"));
+}
+
+TEST_F(MemoryMapTest, OfManyScopesThoseThatHoldMostAreCarried) {
+  const SessionPtr session = Open("many");
+  for (size_t i = 0; i < MemoryMap::kMaxScopeUses + 7; ++i) {
+    const std::string name = absl::StrCat("step ", i);
+    const ScopeId scope = session->FindScope(std::vector<Session::NamedScope>{{.name = name}});
+    ASSERT_TRUE(Allocate(session, i == MemoryMap::kMaxScopeUses ? 4096 : 512, 0, 0, {.scope = scope}).ok());
+  }
+  MemoryMap map(broker_.get(), Keeping(10'000));
+  const DeviceMap device = map.Get(0);
+  ASSERT_THAT(device.sessions, SizeIs(1));
+  EXPECT_THAT(device.sessions[0].scope_uses, SizeIs(MemoryMap::kMaxScopeUses));
+  EXPECT_EQ(device.sessions[0].more_scope_uses, 7u);
+  EXPECT_THAT(device.sessions[0].scope_uses,
+              testing::Contains(testing::Field(&ScopeUse::scope, absl::StrCat("step ", MemoryMap::kMaxScopeUses))));
+}
+
+// What a scope has takes as much memory as its name, and counts as much.
+TEST_F(MemoryMapTest, WhatScopesHoldCountsAgainstWhatIsKept) {
+  constexpr size_t kScopes = 100;
+  const SessionPtr session = Open("peak");
+  for (size_t i = 0; i < kScopes; ++i) {
+    const std::string name = absl::StrCat("step ", i);
+    AllocateIn(session, session->FindScope(std::vector<Session::NamedScope>{{.name = name}}));
+  }
+  // Names and blocks alone would fit.
+  MemoryMap map(broker_.get(), Keeping(10 * kScopes));
+  EXPECT_EQ(map.Get(0).sessions.at(0).answer, MappedSession::Answer::kTooManyBlocks);
 }
 
 // Of all sessions together: each alone would be kept.

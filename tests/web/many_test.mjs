@@ -105,6 +105,7 @@ async function search(browser, daemon) {
     await waitFor('why there is nothing', async () => (await page.text(empty)) === 'No session matches “no such”.');
   }
   assert.equal(await page.text('#search-count'), `0 of ${MANY}`);
+  assert.equal(await page.text('#map-note'), '', 'other sessions hold memory');
   await tab.keyboard.press('Escape');
   await shows(MANY);
   assert.equal(await tab.locator('#search').inputValue(), '');
@@ -212,6 +213,9 @@ async function longHistory(browser, daemon) {
   }
 }
 
+const cardsOf = (page) => page.tab.evaluate(() => [...document.querySelectorAll('.device, .panel')]
+  .filter((card) => card.checkVisibility()).map((card) => card.getAttribute('aria-labelledby')));
+
 async function session(browser, daemon, clients) {
   assert.equal((await clients['trainer-13'].ask(`alloc ${300 * MIB}`))[0], 'error');
   const [index] = await clients['trainer-13'].call(`alloc ${30 * MIB}`);  // the refused request had emptied its cache
@@ -284,63 +288,97 @@ async function session(browser, daemon, clients) {
   await clients['trainer-3'].goodbye();
   await tab.waitForSelector('#session-gone:visible');
   assert.equal(await page.text('#session-state'), 'ended');
-  assert.equal(await page.text('#map-empty'), 'This session holds no memory of device 0.');
+  // What it was, and nothing that is empty.
+  await waitFor('full cards', async () => (await cardsOf(page)).join() === 'session-title,timeline-title');
+  await expectFullCards(page, 'ended');
+  await page.picture('ended');
+  await tab.locator('#all-sessions').click();
+  await tab.waitForSelector('#map-panel:visible');
+  await tab.waitForSelector('#ooms-panel:visible');
+  // One with a refusal goes on showing that.
+  await tab.locator('#search').fill('trainer-13');
+  await tab.getByRole('link', {name: 'trainer-13', exact: true}).click();
+  await waitFor('its name', async () => (await page.text('#session-title')) === 'trainer-13');
+  await clients['trainer-13'].goodbye();
+  await tab.waitForSelector('#session-gone:visible');
+  await waitFor('its cards', async () => (await cardsOf(page)).join() === 'session-title,timeline-title,ooms-title');
   await page.close();
 
   const other = await Page.open(browser, daemon.url);
   await other.tab.goto(`${daemon.url}/#session=987654`);
   await waitFor('that there is none', async () =>
     (await other.text('#session-gone')) === 'There is no session 987654. It may have ended.');
+  await waitFor('one card', async () => (await cardsOf(other)).join() === 'session-title');
   await other.close();
 }
 
-// Blocks with scopes are added up by scope. Which block has which, the test says instead of the daemon.
+// A program with scopes, whose figures are known: in each of ten segments of 20 MiB two or three of five blocks in
+// forward/layer3 are left, and pin the others' holes. Then it is refused.
+const HOSTILE = '<img/src=x/onerror=alert(1)>';
+async function startWithScopes(daemon) {
+  const client = await daemon.client('layers', String(250 * MIB));
+  await client.call(`alloc ${30 * MIB} weights`);
+  await client.call(`alloc ${12 * MIB} ${HOSTILE}`);
+  const blocks = await client.callAll(Array(50).fill(`alloc ${4 * MIB} forward/layer3`));
+  await client.callAll(blocks.filter((_, i) => i % 2 === 1).map(([index]) => `free ${index}`));
+  for (const scope of ['backward', 'weights']) {
+    assert.equal((await client.ask(`alloc ${100 * MIB} ${scope}`))[0], 'error');
+  }
+  return client;
+}
+const SCOPES = [
+  ['forward/layer3', '100.00 MiB', '200.00 MiB', '25', '100.00 MiB'],
+  ['weights', '30.00 MiB', '30.00 MiB', '1', '0 B'],
+  [HOSTILE, '12.00 MiB', '12.00 MiB', '1', '0 B'],
+];
+const HEADINGS = ['Scope', 'Bytes now', 'At peak', 'Blocks', 'Pins holes'];
+const tableOf = (page, selector) => page.tab.evaluate((table) =>
+  [...document.querySelectorAll(`${table} tr`)].map((row) => [...row.cells].map((cell) => cell.textContent).slice(0, 5)),
+selector);
+
+// A session's view says what each scope has, as vramctl does, and a refusal which scopes had the memory.
 async function scopes(browser, daemon) {
-  const {id, name} = (await daemon.vramctlJson('sessions')).sessions[0];
-  const hostile = '<img src=x onerror=alert(1)>';
-  const sums = {};
-  const prepare = async (tab) => {
-    await tab.route('**/api/v1/map*', async (route) => {
-      const response = await route.fetch();
-      const json = await response.json();
-      json.sessions.find((each) => each.id === id).scopes = ['', 'forward/layer3', hostile];
-      for (const key of Object.keys(sums)) delete sums[key];
-      let count = 0;
-      for (const segment of json.segments.filter((each) => each.session_id === id)) {
-        segment.block_scopes = [];
-        for (let i = 0; 3 * i < segment.blocks.length; ++i) {
-          const used = segment.blocks[3 * i + 2] !== 0;
-          const scope = used ? 1 + count++ % 2 : 0;
-          segment.block_scopes.push(scope);
-          if (used) sums[scope] = (sums[scope] ?? 0) + segment.blocks[3 * i];
-        }
-      }
-      await route.fulfill({response, json});
-    });
-  };
-  const page = await Page.open(browser, daemon.url, {viewport: LAPTOP, prepare});
+  const client = await startWithScopes(daemon);
+  const page = await Page.open(browser, daemon.url, {viewport: LAPTOP});
   const {tab} = page;
   await waitFor('the map', async () => await groupsOf(page) > 0);
   assert.equal(await tab.locator('#scopes-panel').isVisible(), false);
-  await tab.locator('#search').fill(name);
+  await tab.locator('#search').fill('layers');
+  await waitFor('it alone', async () => await groupsOf(page) === 1);
   await tab.locator('#map').focus();
-  for (let i = 0; i < 40 && !(await page.text('#map-tip')).includes('scope forward/layer3'); ++i) {
+  for (let i = 0; i < 90 && !(await page.text('#map-tip')).includes('scope forward/layer3'); ++i) {
     await tab.keyboard.press('ArrowRight');
   }
   assert.match(await page.text('#map-tip'), /scope forward\/layer3/);
-  await tab.getByRole('link', {name, exact: true}).click();
+  await tab.getByRole('link', {name: 'layers', exact: true}).click();
   await tab.waitForSelector('#scopes-panel:visible');
-  const cells = () => tab.evaluate(() => [...document.querySelectorAll('#scopes tbody tr')]
-    .map((row) => [...row.cells].slice(0, 2).map((cell) => cell.textContent)));
-  await waitFor('the sums', async () => {
-    const wanted = Object.entries(sums).sort(([, a], [, b]) => b - a)
-      .map(([scope, sum]) => [scope === '1' ? 'forward/layer3' : hostile, bytes(sum)]);
-    return wanted.length > 0 && JSON.stringify(await cells()) === JSON.stringify(wanted);
-  });
+  assert.deepEqual(await tableOf(page, '#scopes'), [HEADINGS, ...SCOPES]);
+  assert.equal(await page.text('#scopes-note'), '3 scopes · 142.00 MiB in blocks');
+  const map = await daemon.vramctl('map', 'layers');
+  for (const [scope, now, peak, count, pins] of SCOPES) {
+    const line = map.split('\n').find((each) => each.endsWith(`  ${scope}`));
+    assert.equal(line?.trim().replaceAll(/ {2,}/g, '|'), [now, peak, count, pins, scope].join('|'));
+  }
+
+  // The refusal: in which scope, which have the memory, and whose blocks pin holes.
+  await waitFor('the refusals', async () => await tab.locator('#ooms table').count() === 2);
+  assert.deepEqual(await tableOf(page, '#ooms li:last-child table'), [HEADINGS, ...SCOPES]);
+  assert.deepEqual(await tab.locator('#ooms th:has(small)').allInnerTexts(), ['weights the request’s']);
+  const refusal = await page.text('#ooms li:last-child');
+  assert.match(refusal, /asked for 100\.00 MiB on device 0 in scope backward/);
+  assert.match(refusal, /segment [0-9a-f]+: \d+\.00 MiB of 20\.00 MiB fragmented, \d blocks in use, one of 4\.00 MiB in scope forward\/layer3 held/);
   await expectFullCards(page, 'scopes');
   await expectAccessible(page, 'scopes');
+  await page.picture('scopes');
+  await tab.setViewportSize(PHONE);
+  await waitFor('whole words on a phone', async () => (await tab.locator('#scopes tbody th').first().boundingBox()).height < 60);
+  const wide = await tab.evaluate(() => document.documentElement.scrollWidth);
+  assert.ok(wide <= PHONE.width, `${wide} pixels wide`);
+  await tab.setViewportSize(LAPTOP);
   await tab.locator('#all-sessions').click();
   await tab.waitForSelector('#scopes-panel', {state: 'hidden'});
+
+  await client.goodbye();
   await page.close();
 }
 
@@ -374,6 +412,11 @@ async function words(browser, daemon) {
     assert.ok((await said()).includes(word), `${word} is missing`);
   }
   assert.doesNotMatch(await said(), /\bidle\b/i);
+  // Free is what nobody has reserved: no part of what sessions hold.
+  const legend = await page.tab.locator('.legend li').allInnerTexts();
+  assert.ok(legend.includes('fragmented') && legend.includes('reclaimable'), legend.join());
+  for (const text of [...legend, await page.text('#timeline-note'), await page.tab.locator('#map-summary').textContent()])
+    assert.doesNotMatch(text, /\bfree\b/i);
   await page.tab.locator('#sessions a').first().click();
   await page.tab.waitForSelector('#session-title:visible');
   assert.doesNotMatch(await said(), /\bidle\b/i);

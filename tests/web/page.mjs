@@ -49,8 +49,10 @@ export class Page {
   // Its last sample is of what the daemon says now.
   async showsNowInTimeline(daemon) {
     const {devices: [device]} = await daemon.json('/api/v1/state');
-    const free = percent(Math.max(0, 1 - device.allocated_bytes / device.leased_bytes));
-    await waitFor('the timeline of now', async () => (await this.text('#timeline-note')).startsWith(`${free} of `));
+    const fragmented = percent(device.inactive_split_bytes / device.leased_bytes);
+    const reclaimable = percent(device.reclaimable_bytes / device.leased_bytes);
+    const said = `of what sessions hold ${fragmented} is fragmented, ${reclaimable} reclaimable; `;
+    await waitFor('the timeline of now', async () => (await this.text('#timeline-note')).startsWith(said));
   }
   async picture(name) {
     const file = path.join(pictures, `${name}.png`);

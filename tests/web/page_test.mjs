@@ -173,9 +173,9 @@ async function expectUsable(page) {
   assert.deepEqual(names, [...names].sort((a, b) => b.localeCompare(a)));
 
   await tab.getByRole('link', {name: 'notebook', exact: true}).click();
-  assert.equal(await page.text('#session-title'), 'notebook');
+  await waitFor('its view', async () => (await page.text('#session-title')) === 'notebook');
   await tab.keyboard.press('Escape');
-  assert.equal(await tab.locator('#session-title').isVisible(), false);
+  await tab.waitForSelector('#session-title', {state: 'hidden'});
 
   await tab.locator('#map').focus();
   await tab.keyboard.press('ArrowRight');
@@ -184,7 +184,7 @@ async function expectUsable(page) {
   await tab.keyboard.press('ArrowRight');
   assert.notEqual(await tab.locator('#map-spoken').textContent(), first);
   await tab.keyboard.press('Enter');
-  assert.equal(await page.text('#session-title'), 'trainer');
+  await waitFor('its view', async () => (await page.text('#session-title')) === 'trainer');
   await tab.goBack();
   await tab.waitForSelector('#sessions:visible');
 
@@ -356,7 +356,7 @@ async function hostile(browser, daemon) {
   assert.ok(await wide() <= DESKTOP.width, `${await wide()} pixels wide`);
   // Opened alone, by what is in the address: a number, or nothing.
   await page.tab.keyboard.press('Enter');
-  assert.equal(await page.text('#session-title'), names[0]);
+  await waitFor('its view', async () => (await page.text('#session-title')) === names[0]);
   await page.tab.locator('#all-sessions').click();
   await page.tab.locator('#sessions a', {hasText: 'longxxx'}).or(page.tab.locator('#sessions a').last()).first().click();
   await page.tab.waitForSelector('#session-title:visible');
