@@ -414,7 +414,11 @@ absl::StatusOr<SessionPtr> Broker::FindSession(const SessionRef& ref) const {
     id = std::get<SessionId>(ref);
   }
   const auto it = sessions_.find(id);
-  if (it == sessions_.end()) return absl::NotFoundError(absl::StrCat("session_id: no session ", Raw(id)));
+  if (it == sessions_.end()) {
+    return absl::NotFoundError(Raw(id) > 0 && Raw(id) < next_session_
+                                   ? absl::StrCat("session_id: session ", Raw(id), " has ended")
+                                   : absl::StrCat("session_id: no session ", Raw(id)));
+  }
   return it->second;
 }
 
