@@ -37,6 +37,8 @@ struct SegmentSnapshot {
   PoolKind pool = PoolKind::kSmall;
   Stream stream = 0;
   std::vector<BlockSnapshot> blocks;  // by offset; they tile the segment
+  // Leased as it is, for an allocator of the application's own: its blocks are not known, and no event tells of it.
+  bool whole = false;
 };
 
 enum class HistoryAction : uint8_t {

@@ -643,6 +643,7 @@ bool LeasedHeap::InUse() {
 HeapSnapshot LeasedHeap::Snapshot(bool with_history) {
   HeapSnapshot snapshot = allocator_.Snapshot(with_history);
   snapshot.scopes = AllScopes();  // after the heap, whose ids are all in it then
+  const uint64_t peak_of_blocks = allocator_.GetMemoryStats().allocated_bytes.all.peak;
   MutexLock lock(mu_);
   std::vector<SegmentSnapshot> whole;
   whole.reserve(whole_.size());
@@ -654,9 +655,15 @@ HeapSnapshot LeasedHeap::Snapshot(bool with_history) {
                      .blocks = {{.offset = 0,
                                  .bytes = segment.bytes,
                                  .requested_bytes = segment.requested,
-                                 .state = BlockState::kAllocated}}});
+                                 .state = BlockState::kAllocated}},
+                     .whole = true});
   }
   std::sort(whole.begin(), whole.end(), [](const auto& a, const auto& b) { return a.address < b.address; });
+  // As in GetMemoryStats(), and in no scope.
+  if (const uint64_t peak = WholeStats().allocated_bytes.all.peak; peak > 0) {
+    if (snapshot.scope_bytes_at_peak.empty()) snapshot.scope_bytes_at_peak.push_back(peak_of_blocks);
+    snapshot.scope_bytes_at_peak[0] += peak;
+  }
   snapshot.segments.insert(snapshot.segments.begin(), std::make_move_iterator(whole.begin()),
                            std::make_move_iterator(whole.end()));
   return snapshot;

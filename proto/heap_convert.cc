@@ -260,6 +260,7 @@ int SnapshotParts::AddSegment(int room, Part* part) {
   to->set_small_pool(from.pool == PoolKind::kSmall);
   to->set_address(from.address);
   to->set_stream(from.stream);
+  to->set_whole(from.whole);
   for (; block_ < from.blocks.size() && to->blocks_size() < room; ++block_) {
     Part::Block* block = to->add_blocks();
     block->set_offset_bytes(from.blocks[block_].offset);
@@ -295,7 +296,8 @@ absl::Status AddSnapshotPart(const Part& part, HeapSnapshot* heap) {
                                 .address = from.address(),
                                 .bytes = from.segment_bytes(),
                                 .pool = from.small_pool() ? PoolKind::kSmall : PoolKind::kLarge,
-                                .stream = from.stream()});
+                                .stream = from.stream(),
+                                .whole = from.whole()});
     }
     for (const Part::Block& block : from.blocks()) {
       const absl::StatusOr<BlockState> state = FromProto(block.state());

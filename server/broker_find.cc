@@ -37,7 +37,11 @@ absl::StatusOr<SessionPtr> Broker::FindSession(const SessionRef& ref) const {
     if (found == nullptr) return absl::NotFoundError(absl::StrCat("no session is named '", *name, "'"));
   } else if (const auto* id = std::get_if<SessionId>(&ref)) {
     found = SessionById(*id);
-    if (found == nullptr) return absl::NotFoundError(absl::StrCat("session_id: no session ", Raw(*id)));
+    if (found == nullptr) {
+      return absl::NotFoundError(Raw(*id) > 0 && Raw(*id) < next_session_
+                                     ? absl::StrCat("session_id: session ", Raw(*id), " has ended")
+                                     : absl::StrCat("session_id: no session ", Raw(*id)));
+    }
   } else {
     const auto& either = std::get<IdOrName>(ref);
     const SessionPtr by_id = SessionById(either.id);

@@ -69,7 +69,7 @@ std::string InScope(absl::string_view scope) {
 std::string ExplainPinned(const PinnedSegment& pinned) {
   std::string text =
       absl::StrCat("; the segment with most of them has ", FormatBytes(pinned.hole_bytes), " of ",
-                   FormatBytes(pinned.bytes), " free, and is pinned by ", Counted(pinned.pinning_blocks, "block"));
+                   FormatBytes(pinned.bytes), " in holes, and is pinned by ", Counted(pinned.pinning_blocks, "block"));
   if (pinned.longest_held.empty()) return text;
   const PinningBlock& block = pinned.longest_held.front();
   absl::StrAppend(&text, pinned.pinning_blocks == 1 ? " of " : ", one of ", FormatBytes(block.bytes), " held for ",
@@ -80,8 +80,8 @@ std::string ExplainPinned(const PinnedSegment& pinned) {
 std::string ExplainHoles(const OomReport& report) {
   const Holes& holes = report.holes;
   // Only the application knows where they are.
-  if (holes.count == 0) return absl::StrCat(FormatBytes(HoleBytes(report)), " are free beside memory in use");
-  std::string text = absl::StrCat(FormatBytes(holes.bytes), " are free in ", Counted(holes.count, "hole"),
+  if (holes.count == 0) return absl::StrCat(FormatBytes(HoleBytes(report)), " are unused beside memory in use");
+  std::string text = absl::StrCat(FormatBytes(holes.bytes), " are fragmented: ", Counted(holes.count, "hole"),
                                   " between used blocks, in ", Counted(holes.segments, "segment"));
   if (report.pool_free_bytes == 0) {
     absl::StrAppend(&text, ", all of another stream or size than this request");

@@ -17,6 +17,8 @@ namespace {
 // What the recording showed up to the request, with its settings and as much memory as it took.
 struct Before {
   std::vector<bool> was_refused;  // by operation
+  // By operation: of the program, and not what the heap did by itself or was made up for the replay.
+  std::vector<bool> is_call;
   // By operation: gives back what the heap may have given back by itself, for the segment that it needed next.
   std::vector<bool> is_own_flush;
   bool has_own_flushes = false;
@@ -25,19 +27,32 @@ struct Before {
   std::vector<EmptiedCache> least_allocated;  // moments to empty the cache at, the last one last; not tried yet
 };
 
-// The lowest points of allocated bytes of the last half of the recording, of its last quarter, and so on: where a step
-// of a job ends.
-std::vector<EmptiedCache> LeastAllocated(const std::vector<uint64_t>& allocated_before) {
+// The lowest points of allocated bytes of the last half of `calls`, of their last quarter, and so on: where a step of a
+// job ends. `calls`: all before the request, each with what was allocated then.
+std::vector<EmptiedCache> LeastAllocated(const std::vector<EmptiedCache>& calls) {
   std::vector<EmptiedCache> points;
-  const size_t ops = allocated_before.size();
-  for (size_t window = ops; window >= 2; window /= 2) {
+  for (size_t window = calls.size(); window >= 2; window /= 2) {
     // Of equal ones the last.
-    const auto least =
-        std::min_element(allocated_before.rbegin(), allocated_before.rbegin() + static_cast<std::ptrdiff_t>(window));
-    const auto op = static_cast<size_t>(allocated_before.rend() - least) - 1;
-    if (points.empty() || points.back().op != op) points.push_back({.op = op, .allocated_bytes = *least});
+    const auto least = std::min_element(
+        calls.rbegin(), calls.rbegin() + static_cast<std::ptrdiff_t>(window),
+        [](const EmptiedCache& a, const EmptiedCache& b) { return a.allocated_bytes < b.allocated_bytes; });
+    if (!points.empty() && points.back().op == least->op) continue;
+    points.push_back(*least);
+    points.back().calls_before = static_cast<uint64_t>(least - calls.rbegin()) + 1;
   }
   return points;
+}
+
+// A refused allocation is one of the program; that it is freed at once is made up.
+std::vector<bool> CallsOf(const Trace& trace) {
+  std::vector<bool> is_call(trace.ops.size());
+  std::vector<bool> is_refused(trace.ids);
+  for (const size_t op : trace.recorded_refusals) is_refused[trace.ops[op].id] = true;
+  for (size_t i = 0; i < trace.ops.size(); ++i) {
+    const TraceOp& op = trace.ops[i];
+    is_call[i] = op.kind == TraceOp::Kind::kAllocate || (op.kind == TraceOp::Kind::kFree && !is_refused[op.id]);
+  }
+  return is_call;
 }
 
 bool GivesBack(const TraceOp& op) {
@@ -53,6 +68,7 @@ class Diagnoser {
     config_.fraction.reset();
     before_.was_refused.assign(trace.ops.size(), false);
     before_.is_own_flush.assign(trace.ops.size(), false);
+    before_.is_call = CallsOf(trace);
     for (const size_t op : trace.recorded_refusals) before_.was_refused[op] = true;
     LookAtRecording();
   }
@@ -60,8 +76,14 @@ class Diagnoser {
   const std::vector<EmptiedCache>& least_allocated() const { return before_.least_allocated; }
 
   // With the recorded settings. None, here and below: the time is over.
-  std::optional<Trial> TryRecorded() const { return Try(config_.options, refusal_.requested_bytes, {}, Flushes::kAll); }
-  std::optional<Trial> TryOthers(const AllocatorOptions& options) const { return TryBothWays(options, {}); }
+  std::optional<Trial> TryRecorded() const {
+    return Try(config_.options, {.requested_bytes = refusal_.requested_bytes}, Flushes::kAll);
+  }
+  std::optional<Trial> TryOthers(const AllocatorOptions& options) const {
+    std::optional<Trial> trial = TryBothWays(options, {});
+    if (trial.has_value() && trial->Helps()) trial->spare_bytes = SpareBytes(*trial);
+    return trial;
+  }
   std::optional<Trial> TryEmptied(size_t op) const { return TryBothWays(config_.options, op); }
 
   // The largest request that the recorded settings serve in its place, up to it.
@@ -72,7 +94,7 @@ class Diagnoser {
     const uint64_t step = std::max<uint64_t>(kMinBlockBytes, refusal_.requested_bytes / 1000);
     while (refused - served > step) {
       const uint64_t middle = served + (refused - served) / 2;
-      const std::optional<Trial> trial = Try(config_.options, middle, {}, Flushes::kAll);
+      const std::optional<Trial> trial = Try(config_.options, {.requested_bytes = middle}, Flushes::kAll);
       if (!trial.has_value()) return served;
       (trial->is_served ? served : refused) = middle;
     }
@@ -103,6 +125,11 @@ class Diagnoser {
         may_go_on_(other.may_go_on_),
         before_(other.before_) {}
 
+  struct Attempt {
+    uint64_t requested_bytes = 0;
+    std::optional<size_t> empty_before = std::nullopt;  // of an operation
+    uint64_t withheld_bytes = 0;                        // of the limit, all the time
+  };
   enum class Flushes {
     kAll,        // as recorded
     kNotItsOwn,  // but those that the heap may have made by itself: a replay makes its own
@@ -116,10 +143,12 @@ class Diagnoser {
     const uint64_t outside = refusal_.reserved_bytes - std::min(refusal_.reserved_bytes, before_.reserved_bytes);
     return refusal_.bound_bytes - std::min(refusal_.bound_bytes, outside);
   }
-  std::optional<Trial> Try(const AllocatorOptions& options, uint64_t requested, std::optional<size_t> empty_before,
-                           Flushes flushes) const;
+  std::optional<Trial> Try(const AllocatorOptions& options, const Attempt& attempt, Flushes flushes) const;
   // The worse of the two.
-  std::optional<Trial> TryBothWays(const AllocatorOptions& options, std::optional<size_t> empty_before) const;
+  std::optional<Trial> TryBothWays(const AllocatorOptions& options, std::optional<size_t> empty_before,
+                                   uint64_t withheld_bytes = 0) const;
+  // Trial::spare_bytes of one that helps.
+  uint64_t SpareBytes(const Trial& trial) const;
   // Reading a clock costs as much as an operation.
   bool MayGoOn(size_t op) const { return op % 256 != 0 || may_go_on_(); }
 
@@ -132,8 +161,7 @@ class Diagnoser {
 
 void Diagnoser::LookAtRecording() {
   Replay replay(config_, trace_);
-  std::vector<uint64_t> allocated_before;
-  allocated_before.reserve(refusal_.op);
+  std::vector<EmptiedCache> calls;
   uint64_t allocated = replay.allocator().GetMemoryStats().allocated_bytes.all.current;
   std::vector<uint64_t> bytes_of(trace_.ids, 0);
   for (uint32_t id = 0; id < trace_.ids; ++id) {
@@ -142,7 +170,7 @@ void Diagnoser::LookAtRecording() {
   for (size_t i = 0; i < refusal_.op; ++i) {
     if (!MayGoOn(i)) break;
     const TraceOp& op = trace_.ops[i];
-    allocated_before.push_back(allocated);
+    if (before_.is_call[i]) calls.push_back({.op = i, .allocated_bytes = allocated});
     if (before_.was_refused[i]) {  // what took no memory then
       MarkOwnFlush(i);
       continue;
@@ -163,7 +191,7 @@ void Diagnoser::LookAtRecording() {
   const MemoryStats stats = replay.allocator().GetMemoryStats();
   before_.peak_reserved_bytes = stats.reserved_bytes.all.peak;
   before_.reserved_bytes = stats.reserved_bytes.all.current;
-  before_.least_allocated = LeastAllocated(allocated_before);
+  before_.least_allocated = LeastAllocated(calls);
 }
 
 void Diagnoser::MarkOwnFlush(size_t next) {
@@ -173,25 +201,37 @@ void Diagnoser::MarkOwnFlush(size_t next) {
   }
 }
 
-std::optional<Trial> Diagnoser::TryBothWays(const AllocatorOptions& options, std::optional<size_t> empty_before) const {
-  const std::optional<Trial> trial = Try(options, refusal_.requested_bytes, empty_before, Flushes::kNotItsOwn);
+std::optional<Trial> Diagnoser::TryBothWays(const AllocatorOptions& options, std::optional<size_t> empty_before,
+                                            uint64_t withheld_bytes) const {
+  const Attempt attempt = {
+      .requested_bytes = refusal_.requested_bytes, .empty_before = empty_before, .withheld_bytes = withheld_bytes};
+  const std::optional<Trial> trial = Try(options, attempt, Flushes::kNotItsOwn);
   if (!trial.has_value() || !trial->Helps() || !before_.has_own_flushes) return trial;
-  const std::optional<Trial> as_recorded = Try(options, refusal_.requested_bytes, empty_before, Flushes::kAll);
+  const std::optional<Trial> as_recorded = Try(options, attempt, Flushes::kAll);
   return !as_recorded.has_value() || !as_recorded->Helps() ? as_recorded : trial;
 }
 
-std::optional<Trial> Diagnoser::Try(const AllocatorOptions& options, uint64_t requested,
-                                    std::optional<size_t> empty_before, Flushes flushes) const {
+// A heap fills its limit with what it caches, so its peak alone does not say whether it needed all of that.
+uint64_t Diagnoser::SpareBytes(const Trial& trial) const {
+  const uint64_t unused = HeapBound() - std::min(HeapBound(), trial.peak_reserved_bytes);
+  const uint64_t enough = EnoughToSpare(refusal_.bound_bytes);
+  if (unused >= enough) return unused;
+  const std::optional<Trial> with_less = TryBothWays(trial.options, {}, enough);
+  return with_less.has_value() && with_less->Helps() ? enough : unused;
+}
+
+std::optional<Trial> Diagnoser::Try(const AllocatorOptions& options, const Attempt& attempt, Flushes flushes) const {
   ReplayConfig config = config_;
   config.options = options;
   Replay replay(config, trace_);
   CachingAllocator& allocator = replay.allocator();
   // What the session could have before the request is not known; as much as it had, at least.
-  allocator.SetLimit(std::max(HeapBound(), before_.peak_reserved_bytes));
+  const auto set_limit = [&](uint64_t bytes) { allocator.SetLimit(bytes - std::min(bytes, attempt.withheld_bytes)); };
+  set_limit(std::max(HeapBound(), before_.peak_reserved_bytes));
   Trial trial{.options = options};
   for (size_t i = 0; i < refusal_.op; ++i) {
     if (!MayGoOn(i)) return std::nullopt;
-    if (empty_before == i) allocator.EmptyCache();
+    if (attempt.empty_before == i) allocator.EmptyCache();
     if (flushes == Flushes::kNotItsOwn && before_.is_own_flush[i]) continue;
     // What was refused took no memory. It only left the cache empty.
     if (before_.was_refused[i]) {
@@ -200,16 +240,16 @@ std::optional<Trial> Diagnoser::Try(const AllocatorOptions& options, uint64_t re
       ++trial.refused_before;
     }
   }
-  allocator.SetLimit(HeapBound());
+  set_limit(HeapBound());
   TraceOp request = trace_.ops[refusal_.op];
-  request.bytes = requested;
+  request.bytes = attempt.requested_bytes;
   trial.is_served = replay.Do(request) == Replay::Result::kOk;
   const MemoryStats stats = allocator.GetMemoryStats();
   trial.peak_allocated_bytes = stats.allocated_bytes.all.peak;
   trial.peak_reserved_bytes = stats.reserved_bytes.all.peak;
   trial.device_calls = stats.num_device_alloc + stats.num_device_free;
   if (!trial.is_served) {
-    const uint64_t needed = stats.reserved_bytes.all.current + allocator.NeededSegmentBytes(requested);
+    const uint64_t needed = stats.reserved_bytes.all.current + allocator.NeededSegmentBytes(attempt.requested_bytes);
     trial.missing_bytes = needed - std::min(needed, HeapBound());
   }
   return trial;
@@ -259,11 +299,12 @@ Diagnosis Diagnose(const Trace& trace, const ReplayConfig& given, const RefusalT
   diagnosis.tried = trials.size();
   diagnosis.is_complete = trials.size() == grid.size();
 
+  const uint64_t enough = EnoughToSpare(refusal.bound_bytes);
   // Stable: the grid has the simple ones first.
-  std::stable_sort(trials.begin(), trials.end(), [](const Trial& a, const Trial& b) {
-    const auto key = [](const Trial& trial) {
-      return std::tuple(!trial.Helps(), trial.refused_before, trial.missing_bytes, trial.peak_reserved_bytes,
-                        trial.device_calls);
+  std::stable_sort(trials.begin(), trials.end(), [enough](const Trial& a, const Trial& b) {
+    const auto key = [enough](const Trial& trial) {
+      return std::tuple(!trial.Helps(), trial.refused_before, trial.missing_bytes, trial.spare_bytes < enough,
+                        trial.peak_reserved_bytes, trial.device_calls);
     };
     return key(a) < key(b);
   });

@@ -41,14 +41,18 @@ struct Trial {
   uint64_t peak_allocated_bytes = 0;  // up to the request, and with it where it is served
   uint64_t peak_reserved_bytes = 0;
   uint64_t device_calls = 0;  // segments obtained and given back
+  // Of settings that help: so much less than the bound would have done as well, as far as that was tried. 0 for others.
+  uint64_t spare_bytes = 0;
 
   // Served, and nothing was refused on the way.
   bool Helps() const { return is_served && refused_before == 0; }
 };
 
-// Emptying the cache once, before an operation of the trace.
+// Emptying the cache once, before an allocation or free of the trace.
 struct EmptiedCache {
   size_t op = 0;
+  // From there to the request, without it: what a program can count. The trace has more operations, of the heap itself.
+  uint64_t calls_before = 0;     // allocations, also refused ones, and frees
   uint64_t allocated_bytes = 0;  // at that moment
   Trial trial;
 };
@@ -56,8 +60,9 @@ struct EmptiedCache {
 struct Diagnosis {
   Trial recorded;    // with the settings of the recording; where it is served, the replay does not show the refusal
   size_t tried = 0;  // other settings
-  bool is_complete = true;     // false: the time was over before all was tried, or even the recording replayed
-  std::vector<Trial> helping;  // least reserved first, of equal results the simplest; at most kBest
+  bool is_complete = true;  // false: the time was over before all was tried, or even the recording replayed
+  // Those with enough to spare first (EnoughToSpare()), then the least reserved, then the simplest; at most kBest.
+  std::vector<Trial> helping;
   static constexpr size_t kBest = 4;
   std::optional<Trial> nearest;  // where none helps: the one that lacks least, if that is less than `recorded` does
 
@@ -68,6 +73,11 @@ struct Diagnosis {
   // The bound with which it is served; none: it is beyond the capacity, or something before it would be refused.
   std::optional<uint64_t> needed_bound_bytes;
 };
+
+// A job is never quite the same twice: what has less to spare of `bound_bytes` may fail when it is used.
+constexpr uint64_t EnoughToSpare(uint64_t bound_bytes) {
+  return bound_bytes / 20;
+}
 
 // Which are tried, and how.
 struct DiagnoseOptions {

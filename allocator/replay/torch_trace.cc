@@ -122,8 +122,9 @@ class TraceMaker {
   Stream TakeStandIn();
   bool KnowsSegments() const { return has_segments_ && !expandable_segments_ && maps_ == 0; }
   void CompareWithRecording();
-  void Note(uint64_t count, absl::string_view sentence) {
-    if (count > 0) trace_.notes.push_back(absl::StrCat(count, " ", sentence));
+  // `one` where the count is 1. Both go on after the number.
+  void Note(uint64_t count, absl::string_view one, absl::string_view many) {
+    if (count > 0) trace_.notes.push_back(absl::StrCat(count, " ", count == 1 ? one : many));
   }
 
   Trace trace_;
@@ -550,11 +551,11 @@ absl::StatusOr<Trace> TraceMaker::Finish(absl::string_view path) {
                      has_segments_ ? "its segments are expandable" : "the snapshot has no segments"));
   }
   if (trace_.ops.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path,
-                     ": records no events to replay; run `vramctl record SESSION 100000` (PyTorch: "
-                     "torch.cuda.memory._record_memory_history()) before the part that matters, then take "
-                     "the snapshot"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        path,
+        ": records no events to replay; run `vramctl record SESSION 100000` before the part that matters, then "
+        "take the snapshot. Where a program cuts whole segments itself, as PyTorch does, only it can record: "
+        "torch.cuda.memory._record_memory_history()"));
   }
   if (!has_segments_) {
     trace_.notes.emplace_back(
@@ -568,20 +569,31 @@ absl::StatusOr<Trace> TraceMaker::Finish(absl::string_view path) {
                      " reserved: a replay begins with them at their places, whatever the settings."));
   }
   Note(guessed_blocks_,
+       "block that was in use at the beginning and freed later has the size that was requested, rounded: it may have "
+       "had "
+       "up to 1 MiB more.",
        "blocks that were in use at the beginning and freed later have the size that was requested, rounded: they may "
        "have had up to 1 MiB more.");
   Note(pending_frees_,
+       "free had to wait for other streams, which are not recorded: a stand-in stream, number 18446744073709551615, "
+       "keeps the block as long.",
        "frees had to wait for other streams, which are not recorded: stand-in streams, numbered from "
        "18446744073709551615 downwards, keep the blocks as long.");
-  Note(failed_.size(),
-       "failed allocations (oom) are allocated and freed at once, with the size after rounding: on a device that has "
-       "room for them, the peaks are higher than those recorded.");
-  Note(reused_, "blocks were handed out again without a record of their free: they are freed just before that.");
-  Note(repeated_frees_, "frees of blocks freed already were left out.");
-  Note(empty_, "allocations of 0 bytes were left out.");
-  Note(private_segments_, "segments are of private pools (CUDA graphs): a replay lets all requests use them.");
-  Note(maps_, "entries are of expandable segments; the trace has only the allocations in them.");
-  Note(unknown_actions_, "entries with an unknown action were left out.");
+  Note(
+      failed_.size(),
+      "failed allocation (oom) is allocated and freed at once, with the size after rounding: on a device that has room "
+      "for it, the peaks are higher than those recorded.",
+      "failed allocations (oom) are allocated and freed at once, with the size after rounding: on a device that has "
+      "room for them, the peaks are higher than those recorded.");
+  Note(reused_, "block was handed out again without a record of its free: it is freed just before that.",
+       "blocks were handed out again without a record of their free: they are freed just before that.");
+  Note(repeated_frees_, "free of a block freed already was left out.", "frees of blocks freed already were left out.");
+  Note(empty_, "allocation of 0 bytes was left out.", "allocations of 0 bytes were left out.");
+  Note(private_segments_, "segment is of a private pool (CUDA graphs): a replay lets all requests use it.",
+       "segments are of private pools (CUDA graphs): a replay lets all requests use them.");
+  Note(maps_, "entry is of an expandable segment; the trace has only the allocations in it.",
+       "entries are of expandable segments; the trace has only the allocations in them.");
+  Note(unknown_actions_, "entry with an unknown action was left out.", "entries with an unknown action were left out.");
   return std::move(trace_);
 }
 

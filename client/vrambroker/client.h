@@ -290,7 +290,8 @@ class Buffer {
 //   vrambroker::MemoryScope scope("forward/layer3");
 //
 // At most 4094 different names are kept, of 128 bytes each, 256 KiB in all; what comes later is shown as one. So a name
-// should not have the number of a step in it. Segments of LeaseSegment() are in no scope.
+// should not have the number of a step in it. Scopes nest at most 64 deep: a deeper one changes nothing, and what is
+// allocated in it counts for the 64th. Segments of LeaseSegment() are in no scope.
 class MemoryScope {
  public:
   explicit MemoryScope(absl::string_view name);

@@ -376,6 +376,8 @@ VRAMBROKER_API int vrambroker_snapshot_json(vrambroker_client* client, int with_
  * `file` and `line`: a frame of the thread's stack, with the function as its `name`, which only snapshots show; NULL
  * and 0 for a name. At most 4094 different names are kept, of 128 bytes each, 256 KiB in all; what comes later is shown
  * as one. So a name should not have the number of a step in it. Segments of vrambroker_lease_segment() are in no scope.
+ * Scopes nest at most 64 deep, frames at most 48: a deeper one changes nothing, and what is allocated in it counts for
+ * the one around it.
  * Returns the scope that the thread was in, for vrambroker_scope_end(): 0 for none. With a `name` that is NULL or empty
  * it changes nothing. Never fails: without the library's core there are no scopes. */
 VRAMBROKER_API uint32_t vrambroker_scope_begin(const char* name, const char* file, int line);

@@ -177,11 +177,12 @@ void CommandLine::AddCommandsThatShow() {
   // In the words of deploy/GLOSSARY.md.
   constexpr char kWords[] =
       "Words:\n"
-      "  fragmented   free beside used blocks in a session's segments: cannot be given back\n"
+      "  fragmented   holes beside used blocks in a session's segments: cannot be given back\n"
       "  reclaimable  segments of a session without a block: given back on demand\n"
       "  unknown      carried over by remote sessions: the daemon does not know its blocks\n"
       "  cached       segments that the daemon keeps for reuse: of no session\n"
       "  left behind  of processes that are gone: of no session, and nobody can have it yet\n"
+      "  free         capacity that is not reserved\n"
       "  FRAG         1 - allocated / reserved, of what sessions hold";
   Add(kShow, "status", "Show each device: what its capacity is used for.", [this] {
     return Status(context_);

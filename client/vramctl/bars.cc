@@ -122,6 +122,20 @@ Line Clip(Line line, int width) {
   return line;
 }
 
+std::vector<Line> Pack(const std::vector<Line>& items, int width) {
+  constexpr absl::string_view kGap = "   ";
+  std::vector<Line> lines;
+  for (const Line& item : items) {
+    if (lines.empty() || Cells(lines.back()) + Cells(kGap) + Cells(item) > width) {
+      lines.push_back(item);
+      continue;
+    }
+    lines.back().push_back({std::string(kGap)});
+    lines.back().insert(lines.back().end(), item.begin(), item.end());
+  }
+  return lines;
+}
+
 std::string Printable(absl::string_view text) {
   std::string out;
   for (const char c : text) {

@@ -103,6 +103,9 @@ int Cells(const Line& line);
 // Cut to at most `width` cells.
 Line Clip(Line line, int width);
 
+// The items one after the other, three spaces apart, in lines of at most `width` cells; an item is never cut.
+std::vector<Line> Pack(const std::vector<Line>& items, int width);
+
 // The text with everything but printable ASCII as \x1b and the like: what others chose (names, messages) must not
 // command the terminal.
 std::string Printable(absl::string_view text);

@@ -29,6 +29,7 @@
 #include "client/vramctl/commands.h"
 #include "client/vramctl/daemon_calls.h"
 #include "client/vramctl/output.h"
+#include "client/vramctl/snapshot_file.h"
 #include "proto/admin_json.h"
 
 namespace vrambroker::vramctl {
@@ -76,7 +77,7 @@ std::vector<std::string> NotesOf(const Trace& trace, bool with_refused) {
   std::vector<std::string> notes;
   for (const std::string& note : trace.notes) {
     const bool is_known = absl::StartsWith(note, "the recording began with") ||
-                          (!with_refused && absl::StrContains(note, "failed allocations (oom)"));
+                          (!with_refused && absl::StrContains(note, "failed allocation"));
     if (!is_known) notes.push_back(note);
   }
   return notes;
@@ -107,7 +108,30 @@ Json TrialJson(const Trial& trial, const HeapSnapshot& heap, const SettingsTarge
           {"missing_bytes", trial.missing_bytes},
           {"peak_allocated_bytes", trial.peak_allocated_bytes},
           {"peak_reserved_bytes", trial.peak_reserved_bytes},
-          {"device_calls", trial.device_calls}};
+          {"device_calls", trial.device_calls},
+          {"spare_bytes", trial.spare_bytes}};
+}
+
+// Blocks and segments that were there when the recording began, whatever settings are tried. Segments that are leased
+// whole are so from the beginning on, and no setting is about them.
+bool IsFromTheBeginning(const HeapSnapshot& heap, const Trace& trace) {
+  uint64_t whole = 0;
+  for (const SegmentSnapshot& segment : heap.segments) whole += segment.whole ? segment.bytes : 0;
+  return trace.start.ReservedBytes() <= whole;
+}
+
+// Why that is no answer for the whole job, and how to get one.
+std::string OnlyTheEnd(const HeapSnapshot& heap) {
+  // A free may be two of those that are listed, and is kept as one.
+  const uint64_t events = std::min<uint64_t>(heap.history.size(), heap.max_events);
+  return absl::StrCat("only the end of the session was tried, of the last ", Counted(events, "event"),
+                      "; what was held before was placed by the old settings");
+}
+
+std::string RecordItAll(const std::string& session) {
+  return absl::StrCat("start the job again and have all of it recorded, with vramctl trace ", session,
+                      " --until-oom -o FILE or vramctl record ", session,
+                      " 1000000 while it holds nothing yet; then diagnose it again");
 }
 
 struct Diagnosed {
@@ -119,6 +143,7 @@ struct Diagnosed {
   const SettingsTarget& target;
   const Diagnosis& diagnosis;
   std::optional<uint64_t> live_limit_bytes;  // of the session now, if it lives
+  const bool is_from_the_beginning = IsFromTheBeginning(heap, trace);
 };
 
 // How to get the bound that serves it: each bound that is in the way has to give. Empty: not up to the capacity.
@@ -164,15 +189,23 @@ std::string MoreRoom(const Diagnosed& of) {
   return absl::StrJoin(parts, " and ");
 }
 
-// What to do, the best first, where no setting that was tried helps. Each was tried, too.
+// What to do, the best first, where no setting that was tried helps, or it is not sure to. Each was tried, too, but for
+// recording more.
 std::vector<std::string> NextSteps(const Diagnosed& of) {
   const Diagnosis& diagnosis = of.diagnosis;
   std::vector<std::string> steps;
+  if (diagnosis.recorded.is_served) return steps;
   if (diagnosis.emptied.has_value()) {
-    steps.push_back(absl::StrCat("empty the cache ", Counted(of.refusal.op - diagnosis.emptied->op, "operation"),
-                                 " earlier, when ", FormatBytes(diagnosis.emptied->allocated_bytes),
-                                 " were allocated (empty_cache): it is served then, peak reserved ",
-                                 FormatBytes(diagnosis.emptied->trial.peak_reserved_bytes)));
+    steps.push_back(
+        absl::StrCat("empty the cache ", diagnosis.emptied->calls_before, " allocations and frees earlier, when ",
+                     FormatBytes(diagnosis.emptied->allocated_bytes),
+                     " were allocated (empty_cache), with its own settings: it is served then, peak reserved ",
+                     FormatBytes(diagnosis.emptied->trial.peak_reserved_bytes)));
+  }
+  if (!diagnosis.helping.empty()) {
+    if (of.is_from_the_beginning) return {};
+    steps.push_back(absl::StrCat("for a sure answer, ", RecordItAll(of.event.client())));
+    return steps;
   }
   if (diagnosis.largest_served_bytes > 0) {
     steps.push_back(absl::StrCat("ask for less at that point, as with a smaller batch: up to ",
@@ -185,15 +218,42 @@ std::vector<std::string> NextSteps(const Diagnosed& of) {
 
 void PrintTrials(const std::vector<Trial>& trials, const Trial& recorded) {
   std::vector<std::vector<std::string>> rows = {
-      {"SETTINGS", ">PEAK RESERVED", ">PEAK ALLOCATED", ">DEVICE CALLS", "REQUEST"}};
+      {"SETTINGS", ">PEAK RESERVED", ">TO SPARE", ">PEAK ALLOCATED", ">DEVICE CALLS", "REQUEST"}};
   const auto add = [&](const Trial& trial, const char* note) {
     rows.push_back({absl::StrCat(SettingsName(trial.options), note), FormatBytes(trial.peak_reserved_bytes),
-                    FormatBytes(trial.peak_allocated_bytes), absl::StrCat(trial.device_calls),
+                    trial.is_served ? FormatBytes(trial.spare_bytes) : "-", FormatBytes(trial.peak_allocated_bytes),
+                    absl::StrCat(trial.device_calls),
                     trial.is_served ? "served" : absl::StrCat(FormatBytes(trial.missing_bytes), " missing")});
   };
   for (const Trial& trial : trials) add(trial, "");
   add(recorded, " (as it was)");
   std::fputs(Table(rows).c_str(), stdout);
+}
+
+void PrintSteps(const char* title, const std::vector<std::string>& steps) {
+  std::printf("\n%s:\n", title);
+  for (const std::string& step : steps) std::printf("- %s\n", step.c_str());
+}
+
+void PrintHelping(const Diagnosed& of) {
+  const Diagnosis& diagnosis = of.diagnosis;
+  const Trial& best = diagnosis.helping.front();
+  std::printf("%s would have served it%s, peak reserved %s instead of %s.\n", SettingsName(best.options).c_str(),
+              of.is_from_the_beginning ? "" : " from there on", FormatBytes(best.peak_reserved_bytes).c_str(),
+              FormatBytes(diagnosis.recorded.peak_reserved_bytes).c_str());
+  if (best.spare_bytes < EnoughToSpare(of.refusal.bound_bytes)) {
+    std::printf("It had %s to spare of %s: a job that does a little more is refused again.\n",
+                best.spare_bytes == 0 ? "nothing" : absl::StrCat("only ", FormatBytes(best.spare_bytes)).c_str(),
+                FormatBytes(of.refusal.bound_bytes).c_str());
+  }
+  if (!of.is_from_the_beginning) {
+    std::printf("That is not sure: %s. With the new ones from its start, the job may be refused earlier.\n",
+                OnlyTheEnd(of.heap).c_str());
+  }
+  std::printf("\n");
+  PrintTrials(diagnosis.helping, diagnosis.recorded);
+  std::printf("\nTo use it:\n  %s\n", of.target.Use(WithFraction(best.options, of.heap, of.target)).c_str());
+  if (!of.is_from_the_beginning) PrintSteps("What is sure", NextSteps(of));
 }
 
 void PrintDiagnosis(const Diagnosed& of) {
@@ -222,13 +282,10 @@ void PrintDiagnosis(const Diagnosed& of) {
               Counted(diagnosis.tried, "setting").c_str(), of.target.name().c_str(),
               NotAll(diagnosis.is_complete).c_str());
   if (!diagnosis.helping.empty()) {
-    const Trial& best = diagnosis.helping.front();
-    std::printf("%s would have served it, peak reserved %s instead of %s.\n\n", SettingsName(best.options).c_str(),
-                FormatBytes(best.peak_reserved_bytes).c_str(), FormatBytes(recorded.peak_reserved_bytes).c_str());
-    PrintTrials(diagnosis.helping, recorded);
-    std::printf("\nTo use it:\n  %s\n", of.target.Use(WithFraction(best.options, of.heap, of.target)).c_str());
+    PrintHelping(of);
     return;
   }
+  if (!of.is_from_the_beginning) std::printf("Note: %s.\n", OnlyTheEnd(of.heap).c_str());
   std::printf("None of the %zu settings tried would have served it; with its own it needs %s more.\n", diagnosis.tried,
               FormatBytes(recorded.missing_bytes).c_str());
   if (diagnosis.nearest.has_value()) {
@@ -240,8 +297,12 @@ void PrintDiagnosis(const Diagnosed& of) {
     std::printf("Nothing else that was tried would have served it either.\n");
     return;
   }
-  std::printf("\nThe next best:\n");
-  for (const std::string& step : steps) std::printf("- %s\n", step.c_str());
+  PrintSteps("The next best", steps);
+}
+
+// Null where the answer is of the whole session.
+Json Caveat(const HeapSnapshot& heap, bool is_from_the_beginning) {
+  return is_from_the_beginning ? Json() : Json(OnlyTheEnd(heap));
 }
 
 Json DiagnosisJson(const Diagnosed& of) {
@@ -253,6 +314,8 @@ Json DiagnosisJson(const Diagnosed& of) {
                {"operations", of.refusal.op},
                {"seconds", SecondsOf(of.heap)},
                {"start_reserved_bytes", of.trace.start.ReservedBytes()},
+               {"from_start", of.is_from_the_beginning},
+               {"caveat", Caveat(of.heap, of.is_from_the_beginning)},
                {"bound_bytes", of.refusal.bound_bytes},
                {"reproduced", !diagnosis.recorded.is_served},
                {"notes", NotesOf(of.trace, /*with_refused=*/false)},
@@ -264,11 +327,11 @@ Json DiagnosisJson(const Diagnosed& of) {
                {"empty_cache", nullptr},
                {"largest_served_bytes", diagnosis.largest_served_bytes},
                {"needed_bound_bytes", nullptr},
-               {"next_steps", diagnosis.recorded.is_served || !diagnosis.helping.empty() ? std::vector<std::string>()
-                                                                                         : NextSteps(of)}};
+               {"next_steps", NextSteps(of)}};
   if (diagnosis.nearest.has_value()) json["nearest"] = TrialJson(*diagnosis.nearest, of.heap, of.target);
   if (diagnosis.emptied.has_value()) {
     json["empty_cache"] = {{"operations_before", of.refusal.op - diagnosis.emptied->op},
+                           {"calls_before", diagnosis.emptied->calls_before},
                            {"allocated_bytes", diagnosis.emptied->allocated_bytes},
                            {"trial", TrialJson(diagnosis.emptied->trial, of.heap, of.target)}};
   }
@@ -292,6 +355,7 @@ absl::Status DiagnoseEvent(const Context& context, const SettingsTarget& target,
   const OutOfMemory oom = client_internal::FromProto(event.out_of_memory());
   const absl::StatusOr<HeapSnapshot> heap = ReadRefusalSnapshot(daemon, event.out_of_memory().refusal());
   if (!heap.ok()) return heap.status();
+  if (absl::Status status = CheckHasBlocks({*heap}, event.client()); !status.ok()) return status;
   const absl::StatusOr<Trace> trace = TraceOf(*heap);
   if (!trace.ok()) return trace.status();
   // The last one of that size: other requests may have been refused before the recording was taken.
@@ -348,8 +412,10 @@ absl::Status DiagnoseHeap(const Context& context, const SettingsTarget& target, 
         absl::FailedPreconditionError(absl::StrCat(session.name(), " records no events: run vramctl record ",
                                                    SessionText(session.name()), " 100000, or set record_events")));
   }
+  if (absl::Status status = CheckHasBlocks({*heap}, session.name()); !status.ok()) return status;
   const absl::StatusOr<Trace> trace = TraceOf(*heap);
   if (!trace.ok()) return trace.status();
+  const bool is_from_the_beginning = IsFromTheBeginning(*heap, *trace);
   ReplayConfig config;
   config.options = trace->recorded_options.value_or(config.options);
   const auto progress = context.json ? [](size_t, size_t) {} : ShowProgress;
@@ -370,6 +436,8 @@ absl::Status DiagnoseHeap(const Context& context, const SettingsTarget& target, 
                  {"for", target.name()},
                  {"operations", trace->ops.size()},
                  {"seconds", SecondsOf(*heap)},
+                 {"from_start", is_from_the_beginning},
+                 {"caveat", Caveat(*heap, is_from_the_beginning)},
                  {"notes", NotesOf(*trace, /*with_refused=*/true)},
                  {"tried", result.tried},
                  {"complete", result.is_complete},
@@ -395,6 +463,10 @@ absl::Status DiagnoseHeap(const Context& context, const SettingsTarget& target, 
               SettingsName(best->options).c_str(), FormatBytes(best->summary.peak_reserved_bytes).c_str(),
               FormatBytes(result.baseline.summary.peak_reserved_bytes).c_str(),
               target.Use(WithFraction(best->options, *heap, target)).c_str());
+  if (!is_from_the_beginning) {
+    std::printf("\nThat is not sure: %s. For a sure answer, %s.\n", OnlyTheEnd(*heap).c_str(),
+                RecordItAll(session.name()).c_str());
+  }
   return absl::OkStatus();
 }
 

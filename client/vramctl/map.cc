@@ -43,7 +43,11 @@ struct Paper {
   bool utf8;
   bool colour;
 
-  void Print(const Line& line) const { std::printf("%s\n", Render(Clip(line, width), colour).c_str()); }
+  // Never cut: figures matter more than the layout.
+  void Print(const Line& line) const { std::printf("%s\n", Render(line, colour).c_str()); }
+  void Print(const std::vector<Line>& items) const {
+    for (const Line& line : Pack(items, width)) Print(line);
+  }
 };
 
 Paper PaperOf() {
@@ -136,7 +140,6 @@ void Print(const Paper& paper, const Mapped& mapped, Style style) {
                               FormatBytes(mapped.device.reserved_bytes()), " of its limit of ", FormatBytes(limit))}};
   if (!mapped.heap.ok()) {
     paper.Print(title);
-    // Not cut: why it is missing matters more than the layout.
     std::printf("  is missing here: %s\n", Printable(mapped.heap.status().message()).c_str());
     return;
   }
@@ -146,27 +149,29 @@ void Print(const Paper& paper, const Mapped& mapped, Style style) {
   for (const Line& line : SegmentLines(*mapped.heap, paper.width, style, paper.utf8)) paper.Print(line);
   constexpr size_t kMostScopes = 20;
   for (const std::string& line : ScopeLines(ScopeUses(*mapped.heap), kMostScopes)) {
-    paper.Print({{absl::StrCat("  ", line)}});
+    paper.Print(Line{{absl::StrCat("  ", line)}});
   }
 }
 
 void Print(const Paper& paper, const Overview& overview, const v1::Device& device) {
   const PartBytes parts = PartsOf(overview, device);
-  paper.Print({{absl::StrCat("device ", device.ordinal(), ", ", Printable(device.name())), Style::kTitle},
-               {absl::StrCat(": ", FormatBytes(device.reserved_bytes()), " of ", FormatBytes(device.capacity_bytes()),
-                             " reserved")}});
+  paper.Print(Line{{absl::StrCat("device ", device.ordinal(), ", ", Printable(device.name())), Style::kTitle},
+                   {absl::StrCat(": ", FormatBytes(device.reserved_bytes()), " of ",
+                                 FormatBytes(device.capacity_bytes()), " reserved")}});
   paper.Print(Bar(parts, paper.width, paper.utf8));
-  Line figures;
+  std::vector<Line> figures;
   for (const Part part : kAllParts) {
     if (parts[part] == 0) continue;
-    if (!figures.empty()) figures.push_back({"   "});
-    figures.push_back({Glyph(part, paper.utf8), StyleOf(part)});
-    figures.push_back({absl::StrCat(" ", PartName(part), " ", FormatBytes(parts[part]))});
+    figures.push_back(
+        {{Glyph(part, paper.utf8), StyleOf(part)}, {absl::StrCat(" ", PartName(part), " ", FormatBytes(parts[part]))}});
   }
   paper.Print(figures);
   if (parts[Part::kCached] + parts[Part::kLeftBehind] > 0) {
-    paper.Print({{"  cached: by the daemon, for reuse; left behind: of processes that are gone. No session has it.",
-                  Style::kDim}});
+    constexpr char kMeaning[] =
+        "cached: by the daemon, for reuse; left behind: of processes that are gone. No session has it.";
+    for (const std::string& line : Wrap(kMeaning, paper.width - 2)) {
+      paper.Print(Line{{absl::StrCat("  ", line), Style::kDim}});
+    }
   }
 }
 

@@ -14,17 +14,17 @@ namespace vrambroker::vramctl {
 namespace {
 
 constexpr std::array<MapCell, 5> kAllCells = {MapCell::kUsed, MapCell::kMostlyUsed, MapCell::kPartUsed,
-                                              MapCell::kPending, MapCell::kFree};
+                                              MapCell::kPending, MapCell::kUnused};
 
 const char* GlyphOf(MapCell cell, bool utf8) {
-  static constexpr std::array<const char*, kAllCells.size()> kUtf8 = {"█", "▓", "▒", "▚", "·"};
-  static constexpr std::array<const char*, kAllCells.size()> kAscii = {"#", "+", "-", "%", "."};
+  static constexpr std::array<const char*, kAllCells.size()> kUtf8 = {"█", "▓", "▒", "▚", "▁"};
+  static constexpr std::array<const char*, kAllCells.size()> kAscii = {"#", "+", "-", "%", "_"};
   return (utf8 ? kUtf8 : kAscii)[static_cast<size_t>(cell)];
 }
 
 const char* MeaningOf(MapCell cell) {
   static constexpr std::array<const char*, kAllCells.size()> kMeanings = {"allocated", "half or more", "less",
-                                                                          "waiting for a stream", "free"};
+                                                                          "waiting for a stream", "unused"};
   return kMeanings[static_cast<size_t>(cell)];
 }
 
@@ -32,7 +32,7 @@ Style StyleOfCell(MapCell cell, Style used) {
   switch (cell) {
     case MapCell::kPending:
       return Style::kPending;
-    case MapCell::kFree:
+    case MapCell::kUnused:
       return Style::kFree;
     default:
       return used;
@@ -103,7 +103,7 @@ std::vector<MapCell> MapCells(const SegmentSnapshot& segment, int cells) {
     } else if (share.used >= 0.5) {
       out.push_back(MapCell::kMostlyUsed);
     } else {
-      out.push_back(share.used > kRounding ? MapCell::kPartUsed : MapCell::kFree);
+      out.push_back(share.used > kRounding ? MapCell::kPartUsed : MapCell::kUnused);
     }
   }
   return out;
@@ -121,7 +121,7 @@ std::vector<Line> SegmentLines(const HeapSnapshot& heap, int width, Style style,
     largest = std::max(largest, segment.bytes);
     around = std::max(around, Cells(LabelOf(segment)) + 2 + Cells(FiguresOf(segment)));
   }
-  const int bar_width = std::max(width - around, kLeastMapCells);
+  const int bar_width = std::max(width - around, kLeastMapCells / 2);
   std::vector<const SegmentSnapshot*> sorted;
   sorted.reserve(heap.segments.size());
   for (const SegmentSnapshot& segment : heap.segments) sorted.push_back(&segment);
@@ -139,17 +139,17 @@ std::vector<Line> SegmentLines(const HeapSnapshot& heap, int width, Style style,
     }
     line.push_back({"]"});
     line.push_back({FiguresOf(segment), Style::kDim});
-    lines.push_back(Clip(std::move(line), width));
+    lines.push_back(std::move(line));
   }
   return lines;
 }
 
-Line MapLegend(bool utf8) {
-  Line line = {{"cells:"}};
+std::vector<Line> MapLegend(bool utf8) {
+  std::vector<Line> items;
   for (const MapCell cell : kAllCells) {
-    line.push_back({absl::StrCat("  ", GlyphOf(cell, utf8), " ", MeaningOf(cell))});
+    items.push_back({{absl::StrCat(items.empty() ? "cells:  " : "", GlyphOf(cell, utf8), " ", MeaningOf(cell))}});
   }
-  return line;
+  return items;
 }
 
 }  // namespace vrambroker::vramctl

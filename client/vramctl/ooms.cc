@@ -29,8 +29,8 @@ using Json = nlohmann::ordered_json;
 std::string PinnedText(const OutOfMemory::PinnedSegment& pinned) {
   std::string text =
       absl::StrCat("segment ", absl::Hex(pinned.address), ": ", FormatBytes(pinned.hole_bytes), " of ",
-                   FormatBytes(pinned.segment_bytes), " free, the largest hole ",
-                   FormatBytes(pinned.largest_hole_bytes), "; ", Counted(pinned.pinning_blocks, "block"), " in use");
+                   FormatBytes(pinned.segment_bytes), " in holes, the largest ", FormatBytes(pinned.largest_hole_bytes),
+                   "; ", Counted(pinned.pinning_blocks, "block"), " in use");
   const char* separator = ", held longest: ";
   for (const OutOfMemory::PinningBlock& block : pinned.longest_held) {
     absl::StrAppend(&text, separator, FormatBytes(block.block_bytes), " at ", absl::Hex(block.address), " for ",

@@ -15,7 +15,9 @@ double Fragmentation(const v1::SessionDevice& device) {
 }
 
 const char* StateOn(const v1::Session& session, const v1::SessionDevice& device) {
-  return IsOverLimit(device) ? "over limit" : StateName(session.state());
+  // One that is detached keeps what it holds, and its limit says nothing any more.
+  const bool is_active = session.state() == v1::SESSION_STATE_ACTIVE;
+  return is_active && IsOverLimit(device) ? "over limit" : StateName(session.state());
 }
 
 bool IsOverLimit(const v1::SessionDevice& device) {

@@ -23,6 +23,10 @@ absl::Status WriteFile(const std::string& path, absl::string_view bytes);
 // sees the file that was there, or the new one as a whole. Errors name the path.
 absl::Status WriteSnapshot(absl::Span<const HeapSnapshot> heaps, const std::string& path);
 
+// A session leases whole segments and nothing else, on all of its devices: FailedPrecondition says that its blocks are
+// cut by an allocator of the application's own, so that there is nothing to record, and where it can be recorded.
+absl::Status CheckHasBlocks(absl::Span<const HeapSnapshot> heaps, const std::string& session);
+
 }  // namespace vrambroker::vramctl
 
 #endif  // VRAMBROKER_CLIENT_VRAMCTL_SNAPSHOT_FILE_H_

@@ -89,12 +89,12 @@ std::vector<Line> HelpLines(bool utf8) {
     static constexpr std::array<const char*, kAllParts.size()> kMeanings = {
         "blocks that applications have",
         "freed by its owner, still in use on the GPU",
-        "free beside used blocks: cannot be given back",
+        "holes beside used blocks: cannot be given back",
         "segments without a block: given back on demand",
         "of remote sessions, from before the daemon was started",
         "kept by the daemon for reuse: of no session",
         "of who is gone: charged to no session, not yet usable",
-        "of the limit (rows), of the capacity (devices)"};
+        "not reserved of the limit (rows), of the capacity (devices)"};
     lines.push_back({{"  "},
                      {Glyph(part, utf8), StyleOf(part)},
                      {absl::StrCat("  ", Fit(PartName(part), 22), kMeanings[static_cast<size_t>(part)])}});

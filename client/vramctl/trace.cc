@@ -90,7 +90,8 @@ absl::Status Hold::Start(uint64_t session, uint32_t events) {
 // Has a session keep many events for a while. What it kept before it goes on to keep, and keeps again afterwards.
 class Recorder {
  public:
-  Recorder(Daemon* daemon, uint64_t session) : daemon_(*daemon), session_(session) {}
+  // `session` must outlive it.
+  Recorder(Daemon* daemon, const v1::Session& session) : daemon_(*daemon), session_(session) {}
 
   absl::Status Start();
   // What was recorded since Start(), or the last of it: see is_complete().
@@ -106,7 +107,7 @@ class Recorder {
   absl::StatusOr<uint64_t> Mark();
 
   Daemon& daemon_;
-  const uint64_t session_;
+  const v1::Session& session_;
   std::unique_ptr<Hold> hold_;
   bool is_complete_ = true;
   std::vector<int64_t> started_;  // by device: the time of our first snapshot, which is an event; 0: it records none
@@ -114,8 +115,9 @@ class Recorder {
 
 // Takes the snapshot that marks the beginning. Returns how many events are kept.
 absl::StatusOr<uint64_t> Recorder::Mark() {
-  const absl::StatusOr<std::vector<HeapSnapshot>> heaps = ReadSnapshots(daemon_, session_);
+  const absl::StatusOr<std::vector<HeapSnapshot>> heaps = ReadSnapshots(daemon_, session_.id());
   if (!heaps.ok()) return heaps.status();
+  if (absl::Status status = CheckHasBlocks(*heaps, session_.name()); !status.ok()) return status;
   started_.clear();
   uint64_t kept = 0;
   for (const HeapSnapshot& heap : *heaps) {
@@ -131,7 +133,7 @@ absl::Status Recorder::Start() {
   absl::Status status;
   for (uint32_t events = kMostEvents; events >= 1000; events /= 2) {
     hold_ = std::make_unique<Hold>(&daemon_);
-    status = hold_->Start(session_, events);
+    status = hold_->Start(session_.id(), events);
     if (!absl::IsResourceExhausted(status) || events <= *kept) break;
     // The daemon limits what a user's sessions record in all.
   }
@@ -145,7 +147,7 @@ absl::Status Recorder::Start() {
 }
 
 absl::StatusOr<std::vector<HeapSnapshot>> Recorder::Read() {
-  absl::StatusOr<std::vector<HeapSnapshot>> heaps = ReadSnapshots(daemon_, session_);
+  absl::StatusOr<std::vector<HeapSnapshot>> heaps = ReadSnapshots(daemon_, session_.id());
   if (!heaps.ok()) return heaps.status();
   is_complete_ = true;
   for (size_t i = 0; i < heaps->size(); ++i) is_complete_ = DropEarlier(i, &(*heaps)[i]) && is_complete_;
@@ -323,7 +325,11 @@ absl::Status RunTrace(const Context& context, const std::string& name) {
   if (!daemon.ok()) return daemon.status();
   const absl::StatusOr<v1::Session> session = GetSession(*daemon, ParseSessionRef(name));
   if (!session.ok()) return session.status();
-  Recorder recorder(&*daemon, session->id());
+  if (session->state() == v1::SESSION_STATE_ENDED) {
+    return Refusal(absl::FailedPreconditionError(
+        absl::StrCat(session->name(), " has ended (id ", session->id(), "): it does nothing any more to record")));
+  }
+  Recorder recorder(&*daemon, *session);
   if (absl::Status status = recorder.Start(); !status.ok()) return status;
   const absl::Time start = absl::Now();
   const Recorded recorded = Wait(context, *daemon, *session, recorder, signals.get(), start);
@@ -346,6 +352,9 @@ absl::Status RunTrace(const Context& context, const std::string& name) {
     return Refusal({recorded.status.code(),
                     absl::StrFormat("%s; %s has its %s of the first %.1f seconds", why, path, Counted(events, "event"),
                                     absl::ToDoubleSeconds(recorded.read_at - start))});
+  }
+  if (events == 0) {  // it may have leased the first one meanwhile
+    if (absl::Status status = CheckHasBlocks(recorded.heaps, session->name()); !status.ok()) return status;
   }
   if (absl::Status status = WriteSnapshot(recorded.heaps, path); !status.ok()) return status;
   const double seconds = absl::ToDoubleSeconds(recorded.read_at - start);

@@ -139,11 +139,11 @@ for key in segment_bytes hole_bytes block_bytes held_seconds; do declare "pinned
 [ "$hole_bytes" = $((reserved_bytes - allocated_bytes)) ] || fail "not all that is free are holes: $hole_bytes"
 [ "$largest_free_block_bytes" -lt "$block_bytes" ] || fail "it would have fit into a hole"
 why="what is allocated and $(size "$block_bytes") more would fit within the limit of $(exactly "$limit_bytes"), but it needs \
-a segment of $(exactly "$segment_bytes"), and only $(size "$room_bytes") can still be reserved; $(size "$hole_bytes") are free \
-in $holes holes between used blocks, in $hole_segments segments, "
+a segment of $(exactly "$segment_bytes"), and only $(size "$room_bytes") can still be reserved; $(size "$hole_bytes") are \
+fragmented: $holes holes between used blocks, in $hole_segments segments, "
 expect "$work/job.out" "step $refused_at: REFUSED: out of memory (fragmentation) on device 0: $(exactly "$requested_bytes") requested; $why"
 expect "$work/job.out" "and the largest free block is $(exactly "$largest_free_block_bytes"); the segment with most of them has \
-$(size "$pinned_hole_bytes") of $(size "$pinned_segment_bytes") free, and is pinned by 1 block of $(size "$pinned_block_bytes") held for \
+$(size "$pinned_hole_bytes") of $(size "$pinned_segment_bytes") in holes, and is pinned by 1 block of $(size "$pinned_block_bytes") held for \
 $pinned_held_seconds s in scope metrics; the largest scope is metrics, with $(size "$metrics_allocated_bytes") in \
 $metrics_blocks blocks; "
 expect "$work/job.out" "limit $(exactly "$limit_bytes"), reserved $(exactly "$reserved_bytes"), allocated $(exactly "$allocated_bytes"). "

@@ -207,6 +207,87 @@ TEST_P(DiagnoseTest, WhereNothingHelpsTheNextStepsDo) {
   EXPECT_OK(client.Allocate(250_MiB));
 }
 
+TEST_P(DiagnoseTest, WhatWasTriedOnTheEndAloneIsCalledNotSure) {
+  ASSERT_OK(StartDaemon({.capacity = "1GiB", .config = "record_events: 20"}));
+  RunJob();
+  const Json json = CtlJson({"diagnose", "job", kFewer});
+  EXPECT_EQ(json["from_start"], false);
+  EXPECT_GT(json["start_reserved_bytes"], 0);
+  EXPECT_EQ(json["caveat"],
+            "only the end of the session was tried, of the last 20 events; what was held before was placed "
+            "by the old settings");
+  const RunResult text = Ctl({"diagnose", "job", kFewer});
+  ASSERT_EQ(text.exit_code, 0) << text.err;
+  EXPECT_THAT(text.out, HasSubstr(json["caveat"].get<std::string>()));
+  if (!json["helping"].empty()) {
+    EXPECT_THAT(text.out,
+                AllOf(HasSubstr(" would have served it from there on, "), HasSubstr("That is not sure: only the"),
+                      HasSubstr("What is sure:"), HasSubstr("vramctl trace job --until-oom -o FILE")));
+    EXPECT_GT(json["next_steps"].size(), 0u);
+  }
+  // So does one that was not refused.
+  ASSERT_OK_AND_ASSIGN(Client client, ConnectWith("live", ""));
+  ASSERT_OK_AND_ASSIGN(const std::vector<Buffer> kept, MakeHoles(client));
+  EXPECT_EQ(CtlJson({"diagnose", "live", kFewer})["from_start"], false);
+}
+
+// A program that counts its own allocations and frees, with what is said of the cache.
+TEST_P(DiagnoseTest, EmptiedWhereItSaysTheRequestIsServed) {
+  ASSERT_OK(StartDaemon({.capacity = "1GiB"}));
+  // Segments of 300 and 60 MiB stay cached, of which the last phase keeps 10 MiB each time. That of 30 MiB is given
+  // back without the program.
+  const auto run = [&](Client& client, const std::string& name, uint64_t empty_before) -> absl::StatusOr<uint64_t> {
+    uint64_t call = 0;
+    std::vector<Buffer> kept;
+    std::vector<Buffer> phase;
+    const auto next = [&] { return ++call == empty_before ? client.EmptyCache().status() : absl::OkStatus(); };
+    const auto get = [&](uint64_t bytes, std::vector<Buffer>& into) {
+      absl::Status status = next();
+      if (!status.ok()) return status;
+      absl::StatusOr<Buffer> block = client.Allocate(bytes);
+      if (block.ok()) into.push_back(*std::move(block));
+      return block.status();
+    };
+    for (const uint64_t bytes : {300_MiB, 60_MiB, 50_MiB}) {
+      absl::Status status;
+      for (int i = 0; status.ok() && i < (bytes == 300_MiB ? 1 : 8); ++i) {
+        status = get(bytes, phase);
+        if (status.ok() && bytes == 50_MiB) status = get(10_MiB, kept);
+      }
+      if (status.ok() && bytes == 60_MiB) status = get(512 * 1024, phase);
+      for (Buffer& block : phase) {
+        if (status.ok()) status = next();
+        if (status.ok()) status = block.Reset();
+      }
+      if (!status.ok()) return status;
+      phase.clear();
+    }
+    EXPECT_EQ(Ctl({"trim", name}).exit_code, 0);
+    const absl::Status last = get(200_MiB, phase);
+    if (empty_before > 0 && !last.ok()) return last;
+    EXPECT_EQ(last.ok(), empty_before > 0);
+    return call;
+  };
+  uint64_t refused_call = 0;
+  {
+    ASSERT_OK_AND_ASSIGN(Client client, ConnectWith("job", ""));
+    ASSERT_OK_AND_ASSIGN(refused_call, run(client, "job", 0));
+  }
+  const Json json = CtlJson({"diagnose", "job", kFewer});
+  ASSERT_TRUE(json["empty_cache"].is_object()) << json;
+  EXPECT_EQ(json["from_start"], true);
+  EXPECT_EQ(json["caveat"], nullptr);
+  const uint64_t calls = json["empty_cache"]["calls_before"];
+  ASSERT_LT(calls, refused_call);
+  EXPECT_LT(calls, json["empty_cache"]["operations_before"]) << "the heap's own give-backs are not the program's";
+  ASSERT_OK_AND_ASSIGN(Client client, ConnectWith("again", ""));
+  EXPECT_OK(run(client, "again", refused_call - calls).status());
+  if (json["helping"].empty()) {
+    EXPECT_THAT(Ctl({"diagnose", "job", kFewer}).out,
+                HasSubstr(absl::StrCat("empty the cache ", calls, " allocations and frees earlier, when ")));
+  }
+}
+
 TEST_P(DiagnoseTest, ASessionThatWasNeverRefusedIsLookedAtAllTheSame) {
   ASSERT_OK(StartDaemon({.capacity = "1GiB"}));
   ASSERT_OK_AND_ASSIGN(Client client, ConnectWith("job", ""));

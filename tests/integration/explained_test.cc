@@ -152,8 +152,8 @@ TEST_P(ExplainedTest, OneReportIsReadEverywhere) {
   ASSERT_TRUE(oom.has_value()) << refused;
   for (const char* words :
        {"what is allocated and 201.00 MiB more would fit within the limit of 440401920 B (420.00 MiB)",
-        "only 20.00 MiB can still be reserved; 200.00 MiB are free in 50 holes between used blocks, in 20 segments",
-        "has 12.00 MiB of 20.00 MiB free, and is pinned by 2 blocks, one of 4.00 MiB held for "}) {
+        "only 20.00 MiB can still be reserved; 200.00 MiB are fragmented: 50 holes between used blocks, in 20 segments",
+        "has 12.00 MiB of 20.00 MiB in holes, and is pinned by 2 blocks, one of 4.00 MiB held for "}) {
     EXPECT_TRUE(StrContains(oom->explanation, words)) << words << "\nin " << oom->explanation;
   }
   EXPECT_TRUE(StrContains(oom->advice, "raise the session's limit to 602MiB (vramctl limit)")) << oom->advice;
@@ -168,7 +168,7 @@ TEST_P(ExplainedTest, OneReportIsReadEverywhere) {
   EXPECT_TRUE(StrContains(text.out, absl::StrCat("  why: ", oom->explanation, "\n"))) << text.out;
   EXPECT_TRUE(StrContains(text.out, absl::StrCat("  do:  ", oom->advice, "\n"))) << text.out;
   EXPECT_TRUE(StrContains(
-      text.out, "12.00 MiB of 20.00 MiB free, the largest hole 4.00 MiB; 2 blocks in use, held longest: 4.00 MiB"))
+      text.out, "12.00 MiB of 20.00 MiB in holes, the largest 4.00 MiB; 2 blocks in use, held longest: 4.00 MiB"))
       << text.out;
   size_t pinned = 0;
   for (const absl::string_view line : absl::StrSplit(text.out, '\n')) {

@@ -168,6 +168,7 @@ TEST_F(VramctlTest, LimitTrimAndEnd) {
   EXPECT_TRUE(StrContains(Ctl({"trim", "trainer"}).out, "trainer: 0 B came back"));
   EXPECT_EQ(CtlJson({"end", "trainer"})["quarantined_bytes"], 32_MiB);
   EXPECT_EQ(CtlJson({"sessions"})["sessions"][0]["state"], "ended");
+  EXPECT_TRUE(StrContains(Ctl({"sessions"}).out, "ended") && !StrContains(Ctl({"sessions"}).out, "over limit"));
   const RunResult again = Ctl({"end", "trainer"});
   EXPECT_EQ(again.exit_code, 0);
   EXPECT_TRUE(StrContains(again.out, "32.00 MiB stay charged")) << again.out;
@@ -187,6 +188,10 @@ TEST_F(VramctlTest, RefusalsExitWithOneAndWrongUseWithTwo) {
     EXPECT_TRUE(absl::StartsWith(result.err, "vramctl: ") && StrContains(result.err, "no session")) << result.err;
     EXPECT_EQ(result.out, "");
   }
+  // One that was there is told from one that never was.
+  ASSERT_OK(Connect("first").status());
+  ASSERT_TRUE(WaitFor([&] { return CtlJson({"sessions"})["sessions"].empty(); }));
+  EXPECT_TRUE(StrContains(Ctl({"summary", "1"}).err, "session 1 has ended"));
   ASSERT_OK_AND_ASSIGN(Client client, Connect("c"));
   for (const Arguments& arguments : std::vector<Arguments>{{},
                                                            {"nonsense"},

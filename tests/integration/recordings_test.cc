@@ -349,6 +349,18 @@ TEST_P(RecordingsTest, TraceOfASessionThatEndsSaysSo) {
   EXPECT_EQ(replay["peak_allocated_bytes"], 5_MiB);
 }
 
+TEST_P(RecordingsTest, TraceOfAnEndedSessionSaysSo) {
+  const std::string file = folder_ + "/job.pickle";
+  ASSERT_OK_AND_ASSIGN(ClientProcess job, ClientProcess::Start(dir()));
+  ASSERT_OK(job.Call(absl::StrCat("connect job -", placement_ == Placement::kRemote ? " remote" : "")));
+  ASSERT_OK(job.Call(absl::StrCat("alloc ", 5_MiB)));
+  ASSERT_EQ(Ctl({"end", "job"}).exit_code, 0);
+  const RunResult result = Ctl({"trace", "job", "-o", file, "--seconds=3600"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("job has ended"));
+  EXPECT_FALSE(std::filesystem::exists(file));
+}
+
 TEST_P(RecordingsTest, TraceOfNoSessionWritesNothing) {
   const std::string file = folder_ + "/job.pickle";
   const RunResult result = Ctl({"trace", "job", "-o", file});

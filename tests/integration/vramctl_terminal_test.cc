@@ -617,6 +617,30 @@ TEST_F(MapTest, DrawsSegmentsAndHoles) {
   })) << "but for what the other session reports meanwhile";
 }
 
+TEST_F(MapTest, NoFigureIsLostWhereLinesAreShort) {
+  const std::string name(60, 'n');
+  ASSERT_OK_AND_ASSIGN(Client client, Connect(name));
+  ASSERT_OK_AND_ASSIGN(Buffer cached, client.Allocate(40_MiB));
+  ASSERT_OK(cached.Reset());
+  ASSERT_OK(client.EmptyCache());
+  const std::string scope(70, 's');
+  const MemoryScope in_scope(scope);
+  ASSERT_OK_AND_ASSIGN(Buffer first, client.Allocate(5_MiB));
+  ASSERT_OK_AND_ASSIGN(const Buffer second, client.Allocate(10_MiB));
+  ASSERT_OK(first.Reset());
+  ASSERT_OK_AND_ASSIGN(Buffer reclaimable, client.Allocate(30_MiB));
+  ASSERT_OK(reclaimable.Reset());
+  const RunResult result = RunProgram(Command({"map"}), {{"LC_ALL", "C"}});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("# allocated 10.00 MiB   + fragmented 10.00 MiB   - reclaimable 30.00 MiB\n"
+                                    "= cached 40.00 MiB   . free 166.00 MiB\n"));
+  for (const std::string& part :
+       {name, scope, std::string("of its limit of 256.00 MiB, 2 segments\n"), std::string("No\n  session has it.\n"),
+        std::string("\n_ unused\n"), std::string("2 holes of 10.00 MiB, largest 5.00 MiB\n")}) {
+    EXPECT_THAT(result.out, HasSubstr(part));
+  }
+}
+
 TEST_F(MapTest, SaysWhoDidNotAnswer) {
   ASSERT_OK(StartDaemon({.config = "client_timeout: '2s'"}));
   ASSERT_OK_AND_ASSIGN(Client trainer, Connect("trainer"));

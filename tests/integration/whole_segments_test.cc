@@ -4,11 +4,14 @@
 // it holds idle.
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <limits>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "allocator/bytes.h"
 #include "tests/support/daemon_test.h"
 #include "tests/support/raw_client.h"
@@ -56,6 +59,49 @@ TEST_F(WholeSegmentsTest, TheDaemonShowsWhatTheProgramMakesOfThem) {
     EXPECT_GE(stat.all.peak, stat.all.current) << name;
   });
   WaitFor([&] { return Listed("program").idle_bytes() == 20_MiB; });
+}
+
+// Nothing is recorded of what the program does with them, and vramctl says so at once.
+TEST_F(WholeSegmentsTest, ThereIsNothingToRecord) {
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("program"));
+  ASSERT_OK_AND_ASSIGN(const std::vector<void*> segments, Lease(client, 3));
+  const std::string file = absl::StrCat(MakeTempDir(), "/program.pickle");
+  for (const std::vector<std::string>& command : std::vector<std::vector<std::string>>{
+           {"trace", "program", "-o", file, "--until-oom"}, {"diagnose", "program"}}) {
+    std::vector<std::string> arguments = command;
+    arguments.insert(arguments.begin(), VramctlProgram());
+    arguments.push_back(absl::StrCat("--socket-dir=", dir()));
+    const RunResult result = RunProgram(arguments);
+    EXPECT_EQ(result.exit_code, 1) << result.out;
+    EXPECT_TRUE(absl::StrContains(result.err,
+                                  "program leases whole segments: the blocks are cut by an allocator of the "
+                                  "application's own"))
+        << result.err;
+  }
+  EXPECT_FALSE(std::filesystem::exists(file));
+  // With blocks of its own beside them there is.
+  EXPECT_OK(client.Allocate(1_MiB).status());
+  const RunResult mixed =
+      RunProgram({VramctlProgram(), "diagnose", "program", absl::StrCat("--socket-dir=", dir()), "--for=torch-2.6"});
+  EXPECT_EQ(mixed.exit_code, 0) << mixed.err;
+  EXPECT_FALSE(absl::StrContains(mixed.out, "not sure")) << "no setting is about whole segments";
+}
+
+// At the peak it held what it says in GetMemoryStats().
+TEST_F(WholeSegmentsTest, WhatWasHeldAtThePeakIsNotLost) {
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("program"));
+  ASSERT_OK_AND_ASSIGN(const std::vector<void*> segments, Lease(client, 3));
+  ASSERT_OK(client.ReturnSegment(segments[0]));
+  const auto none = [&] {
+    const RunResult map = RunProgram({VramctlProgram(), "map", "program", absl::StrCat("--socket-dir=", dir())});
+    EXPECT_EQ(map.exit_code, 0) << map.err;
+    return map.out;
+  };
+  const MemoryScope scope("forward");  // from then on there are scopes
+  EXPECT_TRUE(absl::StrContains(none(), "40.00 MiB  60.00 MiB       2         0 B  (none)")) << none();
+  ASSERT_OK_AND_ASSIGN(const Buffer block, client.Allocate(30_MiB));
+  EXPECT_TRUE(absl::StrContains(none(), "40.00 MiB  60.00 MiB       2         0 B  (none)")) << none();
+  EXPECT_TRUE(absl::StrContains(none(), "30.00 MiB  30.00 MiB       1         0 B  forward")) << none();
 }
 
 TEST_F(WholeSegmentsTest, WhatCannotBeIsNotBelieved) {

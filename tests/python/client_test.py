@@ -408,7 +408,7 @@ class ClientTest(support.DaemonTest):
             error = refused(client, 24 << 20)
             assert error.cause == "FRAGMENTATION" and error.block_bytes == 24 << 20, vars(error)
             assert error.hole_bytes == error.holes * (4 << 20) == 20 << 20 and error.hole_segments == 2, vars(error)
-            assert error.room_bytes == 4 << 20 and "20.00 MiB are free in 5 holes" in error.explanation, vars(error)
+            assert error.room_bytes == 4 << 20 and "20.00 MiB are fragmented: 5 holes" in error.explanation, vars(error)
         """)
 
     def test_a_refusal_has_the_whole_report(self):
@@ -930,6 +930,12 @@ class ClientTest(support.DaemonTest):
                     assert client.memory_summary(0, False) == table
                     assert ctl("summary", client.name) == table
                     assert ctl("summary", client.name, "--abbreviated") == short
+                    # None is the default device, as in PyTorch.
+                    assert client.memory_allocated(None) == client.memory_allocated(0) == 12 * MIB
+                    assert client.memory_summary(None) == table and client.memory_info(device=None) == client.memory_info(0)
+                    client.reset_peak_memory_stats(None)
+                    client.malloc(100, device=None).free()
+                    refused(lambda: client.device(None), TypeError, "None")
                     # Totals alone.
                     if placement == "leased":
                         client.malloc(20 * MIB).free()
@@ -1074,7 +1080,7 @@ class ClientTest(support.DaemonTest):
     def test_scopes(self):
         for placement in ("leased", "remote"):
             self.run_with_daemon("""
-                import threading
+                import contextlib, threading
                 import vrambroker
                 placement = %r
                 # With an hour's patience the main thread waits on another one, which is in its scopes.
@@ -1104,6 +1110,29 @@ class ClientTest(support.DaemonTest):
                 held.append(client.malloc(6000))
                 found = frames()
                 assert found == {3000: [("layer3", ""), ("forward", "")], 4000: [], 5000: [("forward", "")], 6000: []}, found
+
+                # One object, entered again, within itself, and by another thread meanwhile.
+                reused = vrambroker.memory_scope("reused")
+                for size in (3100, 3200):
+                    with reused:
+                        held.append(client.malloc(size))
+                        with reused:
+                            other = threading.Thread(target=reused(lambda: held.append(client.malloc(size + 10))))
+                            other.start()
+                            other.join()
+                            held.append(client.malloc(size + 20))
+                        held.append(client.malloc(size + 30))
+                    held.append(client.malloc(size + 40))
+                    found = {bytes - size: [name for name, _ in of] for bytes, of in frames().items() if 0 <= bytes - size < 50}
+                    assert found == {0: ["reused"], 10: ["reused"], 20: ["reused", "reused"], 30: ["reused"], 40: []}, found
+                twice = contextlib.ExitStack()
+                twice.enter_context(reused)
+                other = threading.Thread(target=twice.close)  # is in no scope, and stays so
+                other.start()
+                other.join()
+                reused.__exit__(None, None, None)
+                held.append(client.malloc(3300))
+                assert frames()[3300] == [], frames()
 
                 # Opt-in: how the program has come there.
                 def step():
@@ -1175,6 +1204,8 @@ class ClientTest(support.DaemonTest):
                     assert os.path.getsize(file + "2") > 1000
                     for ends in (None, False, "state"):
                         client.record_memory_history(enabled=ends)
+                    for context in (None, "state", "alloc", "all"):  # as PyTorch; the values say the same here
+                        client.record_memory_history(None, context, "python")
                 """ % (folder, placement))
                 replayed = self.vramctl("replay", os.path.join(folder, placement + ".pickle"))
                 self.assertEqual(replayed["allocations"], 3)
@@ -1191,6 +1222,10 @@ class ClientTest(support.DaemonTest):
                 record, dump = client.record_memory_history, client.dump_snapshot
                 refused(lambda: record("some"), ValueError, "enabled: 'some'")
                 refused(lambda: record(3), TypeError, "enabled: 3")
+                for wrong in ("bad", True, 3):
+                    refused(lambda: record(context=wrong), ValueError, "context: " + repr(wrong))
+                for wrong in ("cpp", None):
+                    refused(lambda: record(stacks=wrong), ValueError, "stacks: " + repr(wrong))
                 refused(lambda: record(max_entries=0), ValueError, "max_entries: 0")
                 refused(lambda: record(max_entries=-1), ValueError, "max_entries: -1")
                 refused(lambda: record(max_entries=1.5), TypeError, "max_entries: 1.5")

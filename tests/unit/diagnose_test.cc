@@ -369,6 +369,97 @@ TEST_F(DiagnoseTest, WhatIsSaidToHelpHelpsAHeapThatEmptiesItsCacheByItself) {
   EXPECT_GT(helped, 50);
 }
 
+// A program that does the same again, and counts its own allocations and frees.
+TEST_F(DiagnoseTest, TheCacheIsEmptiedWhereAProgramCanCountTo) {
+  constexpr uint64_t kLimit = 200_MiB;
+  int emptied = 0;
+  int own_operations = 0;  // of the heap, between emptying and the request
+  for (unsigned seed = 1; seed <= 120; ++seed) {
+    SCOPED_TRACE(seed);
+    uint64_t refused_call = 0;
+    // Until a request is refused, or up to the one that was. Returns its size; 0: none was.
+    const auto run = [&](uint64_t empty_before) -> uint64_t {
+      std::mt19937 random(seed);
+      Make(kLimit);
+      Get(512);  // its segment has room for the event after the refusal
+      std::map<uint64_t, Block*> blocks;
+      uint64_t call = 1;
+      for (uint64_t id = 0; id < 300; ++id) {
+        const uint64_t bytes = 1_MiB + random() % (seed % 2 == 0 ? 24_MiB : 60_MiB);
+        if (call == empty_before) heap_->EmptyCache();
+        const absl::StatusOr<Block*> block = heap_->Allocate(bytes);
+        if (!block.ok()) {
+          refused_call = call;
+          return bytes;
+        }
+        if (call++ == refused_call) return 0;
+        blocks[id] = *block;
+        while (blocks.size() > 4 || (!blocks.empty() && random() % 3 == 0)) {
+          const auto it = std::next(blocks.begin(), static_cast<std::ptrdiff_t>(random() % blocks.size()));
+          if (call++ == empty_before) heap_->EmptyCache();
+          heap_->Free(it->second);
+          blocks.erase(it);
+        }
+      }
+      return 0;
+    };
+    const uint64_t refused = run(0);
+    if (refused == 0) continue;
+    const uint64_t at = refused_call;
+    const Diagnosis diagnosis = DiagnoseRequest(refused);  // which is one call more
+    if (!diagnosis.emptied.has_value()) continue;
+    ++emptied;
+    const uint64_t operations = trace_.recorded_refusals.back() - diagnosis.emptied->op;
+    own_operations += operations > diagnosis.emptied->calls_before ? 1 : 0;
+    ASSERT_LE(diagnosis.emptied->calls_before, at);
+    EXPECT_EQ(run(at + 1 - diagnosis.emptied->calls_before), 0u);
+    EXPECT_EQ(refused_call, at);
+  }
+  EXPECT_GT(emptied, 20);
+  EXPECT_GT(own_operations, 5) << "where counting them would lead elsewhere";
+}
+
+TEST_F(DiagnoseTest, WhatHasMoreToSpareComesFirst) {
+  constexpr uint64_t kLimit = 200_MiB;
+  int tight = 0;
+  int full_but_spare = 0;  // with the limit as its peak, and served with less all the same
+  for (unsigned seed = 1; seed <= 200; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 random(seed);
+    Make(kLimit);
+    Get(512);  // its segment has room for the event after the refusal
+    std::vector<Block*> blocks;
+    uint64_t refused = 0;
+    for (int i = 0; i < 300; ++i) {
+      const uint64_t bytes = 1_MiB + random() % (seed % 2 == 0 ? 24_MiB : 60_MiB);
+      const absl::StatusOr<Block*> block = heap_->Allocate(bytes);
+      if (!block.ok()) {
+        refused = bytes;
+        break;
+      }
+      blocks.push_back(*block);
+      while (blocks.size() > 4 || (!blocks.empty() && random() % 3 == 0)) {
+        std::swap(blocks[random() % blocks.size()], blocks.back());
+        heap_->Free(blocks.back());
+        blocks.pop_back();
+      }
+    }
+    if (refused == 0) continue;
+    const Diagnosis diagnosis = DiagnoseRequest(refused);
+    bool seen_tight = false;
+    for (const Trial& trial : diagnosis.helping) {
+      const bool is_tight = trial.spare_bytes < EnoughToSpare(kLimit);
+      EXPECT_TRUE(is_tight || !seen_tight) << FormatAllocConf(trial.options);
+      seen_tight = seen_tight || is_tight;
+      EXPECT_GE(trial.spare_bytes, kLimit - trial.peak_reserved_bytes);
+      tight += is_tight ? 1 : 0;
+      full_but_spare += trial.spare_bytes > kLimit - trial.peak_reserved_bytes ? 1 : 0;
+    }
+  }
+  EXPECT_GT(tight, 5);
+  EXPECT_GT(full_but_spare, 5);
+}
+
 TEST_F(DiagnoseTest, OnlyWhatTheTargetHasIsTried) {
   Make(520_MiB);
   MakeHoles();

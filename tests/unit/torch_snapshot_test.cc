@@ -413,7 +413,7 @@ TEST(TorchTraceTest, AFailedAllocationIsTriedAndFreed) {
                                                           Entry("oom", 1_GiB, 40_GiB, 3), Entry("alloc", 8192, 20)}),
                                               0));
   EXPECT_THAT(Lines(trace), ElementsAre("a 0 10 0", "a 1 42949672960 3", "f 1", "a 2 20 0"));
-  EXPECT_THAT(trace.notes, ElementsAre(HasSubstr("no segments"), HasSubstr("1 failed allocations")));
+  EXPECT_THAT(trace.notes, ElementsAre(HasSubstr("no segments"), HasSubstr("1 failed allocation (oom) is allocated")));
 }
 
 TEST(TorchTraceTest, OddEntriesAreLeftOutAndNoted) {
@@ -432,9 +432,9 @@ TEST(TorchTraceTest, OddEntriesAreLeftOutAndNoted) {
                           "a 2 3 0", absl::StrCat("r 2 ", kLast), "f 2", "a 3 4 0", "f 3"));
   EXPECT_THAT(trace.notes,
               ElementsAre(HasSubstr("no segments"), HasSubstr("2 frees had to wait"),
-                          HasSubstr("2 blocks were handed out again"), HasSubstr("1 frees of blocks freed already"),
+                          HasSubstr("2 blocks were handed out again"), HasSubstr("1 free of a block freed already"),
                           HasSubstr("2 allocations of 0 bytes"), HasSubstr("2 entries are of expandable segments"),
-                          HasSubstr("1 entries with an unknown action")));
+                          HasSubstr("1 entry with an unknown action")));
 }
 
 TEST(TorchTraceTest, ErrorsNameThePath) {

@@ -102,6 +102,18 @@ TEST(BarsTest, TextIsWrapped) {
   EXPECT_THAT(Wrap("ab", 0), ElementsAre("a", "b"));
 }
 
+TEST(BarsTest, NoItemIsCutOrLost) {
+  const auto packed = [](const std::vector<Line>& items, int width) {
+    std::vector<std::string> lines;
+    for (const Line& line : Pack(items, width)) lines.push_back(TextOf(line));
+    return lines;
+  };
+  EXPECT_THAT(packed({{{"█"}, {" one"}}, {{"two"}}, {{"three"}}}, 11), ElementsAre("█ one   two", "three"));
+  EXPECT_THAT(packed({{{"█"}, {" one"}}, {{"two"}}, {{"three"}}}, 10), ElementsAre("█ one", "two", "three"));
+  EXPECT_THAT(packed({{{"longer than that"}}, {{"b"}}}, 4), ElementsAre("longer than that", "b"));
+  EXPECT_THAT(packed({}, 4), ElementsAre());
+}
+
 TEST(BarsTest, ShortBytesAreShort) {
   EXPECT_EQ(ShortBytes(0), "0");
   EXPECT_EQ(ShortBytes(999), "999B");
@@ -736,7 +748,7 @@ SegmentSnapshot Segment(uint64_t bytes, const std::vector<BlockSnapshot>& blocks
 
 std::string CellsOf(const SegmentSnapshot& segment, int cells) {
   std::string text;
-  for (const MapCell cell : MapCells(segment, cells)) text += "#+-%."[static_cast<size_t>(cell)];
+  for (const MapCell cell : MapCells(segment, cells)) text += "#+-%_"[static_cast<size_t>(cell)];
   return text;
 }
 
@@ -746,12 +758,12 @@ TEST(MapTest, CellsFollowTheBlocks) {
                        {.offset = 4_MiB, .bytes = 8_MiB, .state = BlockState::kFree},
                        {.offset = 12_MiB, .bytes = 2_MiB, .state = BlockState::kAllocated},
                        {.offset = 14_MiB, .bytes = 2_MiB, .state = BlockState::kPendingFree}});
-  EXPECT_EQ(CellsOf(segment, 8), "##....#%");
-  EXPECT_EQ(CellsOf(segment, 4), "#..%");
-  EXPECT_EQ(CellsOf(segment, 3), "+.%");
+  EXPECT_EQ(CellsOf(segment, 8), "##____#%");
+  EXPECT_EQ(CellsOf(segment, 4), "#__%");
+  EXPECT_EQ(CellsOf(segment, 3), "+_%");
   EXPECT_EQ(CellsOf(segment, 1), "%");
   EXPECT_EQ(CellsOf(segment, 0), "");
-  EXPECT_EQ(CellsOf(Segment(2_MiB, {}), 3), "...");
+  EXPECT_EQ(CellsOf(Segment(2_MiB, {}), 3), "___");
 }
 
 TEST(MapTest, SmallHolesAreSeen) {
@@ -788,11 +800,14 @@ TEST(MapTest, LinesFitTheWidthAndSayWhatBarsCannot) {
   const std::vector<Line> lines = SegmentLines(heap, 100, Style::kSession0, false);
   ASSERT_EQ(lines.size(), 2u);
   EXPECT_THAT(TextOf(lines[0]), HasSubstr("20.00 MiB large [####"));
-  EXPECT_THAT(TextOf(lines[0]), HasSubstr("....] 1 block, a hole of 8.00 MiB"));
-  EXPECT_THAT(TextOf(lines[1]), HasSubstr("[................] 0 blocks, reclaimable"));
+  EXPECT_THAT(TextOf(lines[0]), HasSubstr("____] 1 block, a hole of 8.00 MiB"));
+  EXPECT_THAT(TextOf(lines[1]), HasSubstr("[________________] 0 blocks, reclaimable"));
   EXPECT_EQ(lines[0][1].style, Style::kSession0);
   for (int width = 1; width < 200; ++width) {
-    for (const Line& line : SegmentLines(heap, width, Style::kSession0, true)) EXPECT_LE(Cells(line), width);
+    const std::vector<Line> narrow = SegmentLines(heap, width, Style::kSession0, true);
+    for (const Line& line : narrow) EXPECT_LE(Cells(line), std::max(width, 60)) << "the least that map is drawn in";
+    EXPECT_THAT(TextOf(narrow[0]), HasSubstr("] 1 block, a hole of 8.00 MiB")) << width;
+    EXPECT_THAT(TextOf(narrow[1]), HasSubstr("] 0 blocks, reclaimable")) << width;
   }
 }
 
@@ -849,6 +864,19 @@ TEST(SessionsTableTest, FitsAndKeepsWhatMattersMost) {
     EXPECT_THAT(table, HasSubstr(part));
   }
   EXPECT_THAT(table, Not(HasSubstr(" UID ")));
+}
+
+TEST(SessionsTableTest, OnlyWhatRunsCanBeOverItsLimit) {
+  v1::ListSessionsResponse sessions = TwoSessions();
+  v1::Session& session = *sessions.mutable_sessions(0);
+  session.mutable_devices(0)->set_limit_bytes(1_MiB);
+  EXPECT_STREQ(StateOn(session, session.devices(0)), "over limit");
+  session.set_state(v1::SESSION_STATE_ENDED);
+  EXPECT_STREQ(StateOn(session, session.devices(0)), "ended");
+  EXPECT_THAT(SessionsTable(sessions, absl::FromUnixSeconds(1'000'000)),
+              AllOf(HasSubstr("  ended  "), Not(HasSubstr("over limit"))));
+  session.set_state(v1::SESSION_STATE_DISCONNECTED);
+  EXPECT_STREQ(StateOn(session, session.devices(0)), "disconnected");
 }
 
 TEST(SessionsTableTest, Ages) {

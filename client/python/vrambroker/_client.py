@@ -230,19 +230,19 @@ class Client(Figures):
                     return found
                 found.append(text.decode(errors="replace"))
 
-    def malloc(self, bytes: int, device: int = 0, stream: Any = 0) -> "Buffer":  # noqa: A002
-        """At least 1 byte. `stream` is what the memory is for: a cudaStream_t, or an object such as torch.cuda.Stream;
-        None is the default stream. OutOfMemoryError when there is none. A signal's handler runs while the main thread
-        waits for memory, and what it raises ends the waiting."""
+    def malloc(self, bytes: int, device: Optional[int] = None, stream: Any = 0) -> "Buffer":  # noqa: A002
+        """At least 1 byte, of the first device by default. `stream` is what the memory is for: a cudaStream_t, or an object
+        such as torch.cuda.Stream; None is the default stream. OutOfMemoryError when there is none. A signal's handler runs
+        while the main thread waits for memory, and what it raises ends the waiting."""
         number = 0 if stream is None else _library.stream_number(stream)
         return self._obtain("vrambroker_malloc_until", bytes, device, ctypes.c_void_p(number))
 
-    def lease_segment(self, bytes: int, device: int = 0) -> "Buffer":  # noqa: A002
-        """A whole segment, rounded up to 2 MiB, for programs with an allocator of their own. A round trip to the daemon,
-        both ways."""
+    def lease_segment(self, bytes: int, device: Optional[int] = None) -> "Buffer":  # noqa: A002
+        """A whole segment, rounded up to 2 MiB, of the first device by default, for programs with an allocator of their own.
+        A round trip to the daemon, both ways."""
         return self._obtain("vrambroker_lease_segment_until", bytes, device, whole=True)
 
-    def _obtain(self, function: str, bytes: int, device: int, *arguments: Any, whole: bool = False) -> "Buffer":  # noqa: A002
+    def _obtain(self, function: str, bytes: int, device: Optional[int], *arguments: Any, whole: bool = False) -> "Buffer":  # noqa: A002
         arguments = (_count("bytes", bytes), _library.ordinal(device)) + arguments
 
         def obtain(give_up: Optional[ctypes.c_int]) -> Buffer:

@@ -29,7 +29,7 @@ class Device(NamedTuple):
 
 
 class Figures:
-    """What a client of the library can be asked; subclasses say which one."""
+    """What a client of the library can be asked; subclasses say which one. A `device` is an ordinal; None is the first."""
 
     _library: _library.Library
 
@@ -70,6 +70,8 @@ class Figures:
 
     def device(self, ordinal: int) -> Device:
         """Error NOT_FOUND when there is no such device."""
+        if ordinal is None:
+            raise TypeError("ordinal: None is not an integer")
         info = _library.Device()
         self._call("vrambroker_get_device", _library.ordinal(ordinal), ctypes.byref(info))
         return Device(**info.fields())
@@ -84,43 +86,43 @@ class Figures:
         self._call("vrambroker_empty_cache", ctypes.byref(released))
         return released.value
 
-    def memory_info(self, device: int = 0) -> Tuple[int, int]:
+    def memory_info(self, device: Optional[int] = None) -> Tuple[int, int]:
         """(free, total) in bytes: what Device.limit_bytes leaves beyond what is allocated, and that limit."""
         free, total = ctypes.c_uint64(), ctypes.c_uint64()
         self._call("vrambroker_memory_info", _library.ordinal(device), ctypes.byref(free), ctypes.byref(total))
         return free.value, total.value
 
-    def memory_stats(self, device: int = 0) -> Dict[str, int]:
+    def memory_stats(self, device: Optional[int] = None) -> Dict[str, int]:
         """All keys of torch.cuda.memory_stats(), with its meanings: {"allocated_bytes.all.current": 5120, ...}."""
         return json.loads(self._text("vrambroker_memory_stats_json", _library.ordinal(device)))
 
-    def memory_summary(self, device: int = 0, abbreviated: bool = False) -> str:
+    def memory_summary(self, device: Optional[int] = None, abbreviated: bool = False) -> str:
         """The table of torch.cuda.memory_summary(), which `vramctl summary` prints, too. `abbreviated`: without its rows by
         pool. It ends in a newline."""
         return self._text("vrambroker_memory_summary", _library.ordinal(device), int(bool(abbreviated))).decode()
 
-    def memory_allocated(self, device: int = 0) -> int:
+    def memory_allocated(self, device: Optional[int] = None) -> int:
         """Bytes in blocks handed out, rounded as the allocator does: "allocated_bytes.all.current" of memory_stats()."""
         return self._main_stats(device).allocated_bytes
 
-    def max_memory_allocated(self, device: int = 0) -> int:
+    def max_memory_allocated(self, device: Optional[int] = None) -> int:
         """The most of memory_allocated(), in bytes, since the client began or reset_peak_memory_stats()."""
         return self._main_stats(device).allocated_bytes_peak
 
-    def memory_reserved(self, device: int = 0) -> int:
+    def memory_reserved(self, device: Optional[int] = None) -> int:
         """Bytes in segments held, in use or not: what counts against the limit."""
         return self._main_stats(device).reserved_bytes
 
-    def max_memory_reserved(self, device: int = 0) -> int:
+    def max_memory_reserved(self, device: Optional[int] = None) -> int:
         """The most of memory_reserved(), in bytes, since the client began or reset_peak_memory_stats()."""
         return self._main_stats(device).reserved_bytes_peak
 
-    def _main_stats(self, device: int) -> _library.MemoryStats:
+    def _main_stats(self, device: Optional[int]) -> _library.MemoryStats:
         stats = _library.MemoryStats()
         self._call("vrambroker_get_memory_stats", _library.ordinal(device), ctypes.byref(stats))
         return stats
 
-    def set_per_process_memory_fraction(self, fraction: float, device: int = 0) -> None:
+    def set_per_process_memory_fraction(self, fraction: float, device: Optional[int] = None) -> None:
         """As torch.cuda.set_per_process_memory_fraction(), of this client: from now on it reserves at most this fraction
         (a float from 0.0 to 1.0) of the device's capacity, and never more than the session's limit; 1.0 ends that. What is
         held beyond it stays. A request that does not fit is an OutOfMemoryError with the cause LIMIT, whose limit_bytes
@@ -132,15 +134,15 @@ class Figures:
             raise ValueError(f"fraction: {fraction!r} is not between 0.0 and 1.0")
         self._call("vrambroker_set_memory_fraction", fraction, _library.ordinal(device))
 
-    def reset_peak_memory_stats(self, device: int = 0) -> None:
+    def reset_peak_memory_stats(self, device: Optional[int] = None) -> None:
         """Peaks begin again at what is now."""
         self._call("vrambroker_reset_peak_memory_stats", _library.ordinal(device))
 
-    def reset_memory_stats(self, device: int = 0) -> None:
+    def reset_memory_stats(self, device: Optional[int] = None) -> None:
         """The same, and the totals begin again at 0."""
         self._call("vrambroker_reset_memory_stats", _library.ordinal(device))
 
-    def reset_accumulated_memory_stats(self, device: int = 0) -> None:
+    def reset_accumulated_memory_stats(self, device: Optional[int] = None) -> None:
         """The totals ("allocated", "freed", "num_...") begin again at 0, the peaks stay. Error FAILED_PRECONDITION of a
         remote session, which has reset_memory_stats()."""
         self._call("vrambroker_reset_accumulated_memory_stats", _library.ordinal(device))
@@ -159,8 +161,8 @@ class Figures:
 
         Other than PyTorch: ended, the session keeps again what the daemon's configuration has every session record
         (record_events), not necessarily nothing. It is never cleared: clear_history=True is a ValueError. There are no
-        tracebacks, and all devices record all actions: `context`, `stacks`, `device`, `compile_context`,
-        `global_record_annotations` and `skip_actions` have no effect.
+        tracebacks, and all devices record all actions: `context` (None, "state", "alloc" or "all"), `stacks` ("python" or
+        "all"), `device`, `compile_context`, `global_record_annotations` and `skip_actions` have no effect.
 
         Any thread may call it. TypeError and ValueError for wrong arguments; Error RESOURCE_EXHAUSTED when the remote
         sessions of this user record as many events as the daemon allows."""
@@ -168,6 +170,11 @@ class Figures:
             raise TypeError(f"enabled: {enabled!r} is neither None, \"state\" nor \"all\"")
         if isinstance(enabled, str) and enabled not in ("state", "all"):
             raise ValueError(f"enabled: {enabled!r} is neither None, \"state\" nor \"all\"")
+        # What PyTorch refuses must not pass here, or it is found out only when the program runs there.
+        if context not in (None, "state", "alloc", "all"):
+            raise ValueError(f"context: {context!r} is neither None, \"state\", \"alloc\" nor \"all\"")
+        if stacks not in ("python", "all"):
+            raise ValueError(f"stacks: {stacks!r} is neither \"python\" nor \"all\"")
         if isinstance(max_entries, bool) or not isinstance(max_entries, int):
             raise TypeError(f"max_entries: {max_entries!r} is not an integer")
         if max_entries < 1:

@@ -299,8 +299,10 @@ def milliseconds(name: str, seconds: Optional[float]) -> int:
     return max(1, round(seconds * 1000)) if seconds > 0 else 0
 
 
-def ordinal(value: int) -> int:
-    """A device's, as C takes it."""
+def ordinal(value: Optional[int]) -> int:
+    """A device's, as C takes it. None, as in PyTorch: the default device, which is the first one here."""
+    if value is None:
+        return 0
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"device: {value!r} is not an integer")
     if not -1 << 31 <= value < 1 << 31:

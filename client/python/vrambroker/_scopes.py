@@ -4,42 +4,68 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from types import FrameType
-from typing import Iterator, List, Optional, Tuple
+from typing import Any, List, Optional, Tuple
 
 from . import _library
 
 _MAX_FRAMES = 32  # the innermost ones; a scope and all around it are at most 64 deep, with 48 frames
 
 
-@contextlib.contextmanager
-def memory_scope(name: str, *, stack: bool = False) -> Iterator[None]:
+class _Scope(contextlib.ContextDecorator):
+    """Of memory_scope(). Any number of threads may be inside of it, each any number of times."""
+
+    def __init__(self, name: str, stack: bool) -> None:
+        self._name = _text(name)
+        self._stack = stack
+        self._outer = _Outer()
+
+    def __enter__(self) -> None:
+        lib = _library.load().lib
+        frames = _frames() if self._stack else []
+        outer: int = lib.vrambroker_scope_begin(None, None, 0)
+        try:
+            for function, file, line in frames:
+                lib.vrambroker_scope_begin(_text(function), _text(file), line)
+            lib.vrambroker_scope_begin(self._name, None, 0)
+            self._outer.scopes.append(outer)
+        except BaseException:  # of a signal's handler: __exit__() is not called then
+            lib.vrambroker_scope_end(outer)
+            raise
+
+    def __exit__(self, *_: Any) -> None:
+        # Nothing on a thread that has not entered it, as where an ExitStack is closed by another one.
+        if self._outer.scopes:
+            enter(self._outer.scopes.pop())
+
+
+class _Outer(threading.local):
+    """What this thread was in when it entered the scope, each time that it is inside."""
+
+    def __init__(self) -> None:
+        self.scopes: List[int] = []
+
+
+def memory_scope(name: str, *, stack: bool = False) -> _Scope:
     """What this thread allocates inside is for `name`: a layer of a model, a phase of a step.
 
         with vrambroker.memory_scope("forward"), vrambroker.memory_scope("layer3"):
             activations = client.malloc(24 << 20)      # in the scope "forward/layer3"
 
-    Also a decorator: `@vrambroker.memory_scope("backward")`. Scopes nest; other threads are not in them, so what PyTorch's
+    Also a decorator: `@vrambroker.memory_scope("backward")`. What it returns can be entered again, and by any thread. Scopes
+    nest, at most 64 deep: what is deeper counts for the 64th. Other threads are not in them, so what PyTorch's
     autograd threads allocate is in none. It names what goes through vrambroker one block at a time: buffers of clients, and
     PyTorch's tensors in mode "plain". `stack`: the Python functions that have led here are kept, too, for the viewer at
     pytorch.org/memory_viz; that costs some microseconds.
 
     At most 4094 different names are kept in a process, of 128 bytes each, 256 KiB with the frames; what comes later is
     shown as one. So a name should not have the number of a step in it. Safe to use from any thread; coroutines of one
-    thread that take turns inside of scopes mix them up.
+    thread that take turns inside of scopes mix them up. TypeError for a name that is no string.
     """
     if not isinstance(name, str):
         raise TypeError(f"name: {name!r} is no string")
-    lib = _library.load().lib
-    frames = _frames() if stack else []
-    outer: int = lib.vrambroker_scope_begin(None, None, 0)
-    try:
-        for function, file, line in frames:
-            lib.vrambroker_scope_begin(_text(function), _text(file), line)
-        lib.vrambroker_scope_begin(_text(name), None, 0)
-        yield
-    finally:
-        lib.vrambroker_scope_end(outer)
+    return _Scope(name, stack)
 
 
 def current() -> int:
