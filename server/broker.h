@@ -367,6 +367,7 @@ class Broker {
   // Null: there is none.
   SessionPtr SessionById(SessionId id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   SessionPtr SessionByName(absl::string_view name) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool SessionHasEnded(SessionId id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Unwatch(Session& session);
   // Of a request for which others were asked.
   void LogWait(const Session& session, int device, uint64_t bytes, const absl::Status& status,

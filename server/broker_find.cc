@@ -29,6 +29,10 @@ SessionPtr Broker::SessionByName(absl::string_view name) const {
   return it == names_.end() ? nullptr : SessionById(it->second);
 }
 
+bool Broker::SessionHasEnded(SessionId id) const {
+  return Raw(id) > 0 && Raw(id) < next_session_ && !sessions_.contains(id);
+}
+
 absl::StatusOr<SessionPtr> Broker::FindSession(const SessionRef& ref) const {
   MutexLock lock(mu_);
   SessionPtr found;
@@ -38,9 +42,8 @@ absl::StatusOr<SessionPtr> Broker::FindSession(const SessionRef& ref) const {
   } else if (const auto* id = std::get_if<SessionId>(&ref)) {
     found = SessionById(*id);
     if (found == nullptr) {
-      return absl::NotFoundError(Raw(*id) > 0 && Raw(*id) < next_session_
-                                     ? absl::StrCat("session_id: session ", Raw(*id), " has ended")
-                                     : absl::StrCat("session_id: no session ", Raw(*id)));
+      return absl::NotFoundError(SessionHasEnded(*id) ? absl::StrCat("session_id: session ", Raw(*id), " has ended")
+                                                      : absl::StrCat("session_id: no session ", Raw(*id)));
     }
   } else {
     const auto& either = std::get<IdOrName>(ref);
@@ -52,7 +55,9 @@ absl::StatusOr<SessionPtr> Broker::FindSession(const SessionRef& ref) const {
     found = by_id != nullptr ? by_id : by_name;
     if (found == nullptr) {
       return absl::NotFoundError(
-          absl::StrCat("no session has the id ", Raw(either.id), ", and none is named '", either.name, "'"));
+          SessionHasEnded(either.id)
+              ? absl::StrCat("session ", Raw(either.id), " has ended, and no session is named '", either.name, "'")
+              : absl::StrCat("no session has the id ", Raw(either.id), ", and none is named '", either.name, "'"));
     }
   }
   return found;

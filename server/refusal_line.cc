@@ -20,7 +20,7 @@ std::string Blocks(uint64_t count) {
 std::string PinnedText(const PinnedSegment& pinned) {
   std::string text =
       absl::StrCat("segment ", absl::Hex(pinned.address), ": ", FormatBytes(pinned.hole_bytes), " of ",
-                   FormatBytes(pinned.bytes), " free, the largest hole ", FormatBytes(pinned.largest_hole_bytes), "; ",
+                   FormatBytes(pinned.bytes), " in holes, the largest ", FormatBytes(pinned.largest_hole_bytes), "; ",
                    Blocks(pinned.pinning_blocks), " in use");
   const char* separator = ", held longest: ";
   for (const PinningBlock& block : pinned.longest_held) {

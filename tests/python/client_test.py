@@ -420,6 +420,8 @@ class ClientTest(support.DaemonTest):
                 placement = %r
                 holder = vrambroker.Client(name="holder-" + placement)
                 held = holder.lease_segment(100 * MiB)
+                vramctl = [os.environ["VRAMCTL"], "--socket-dir", os.environ["VRAMBROKER_SOCKET_DIR"], "--format=json"]
+                subprocess.check_output(vramctl + ["stats", holder.name])  # has the daemon ask it for its figures
                 client = vrambroker.Client(name="scoped-" + placement, placement=placement, limit=64 * MiB)
                 with vrambroker.memory_scope("forward"), vrambroker.memory_scope("layer3"):
                     blocks = [client.malloc(4 * MiB) for _ in range(8)]
@@ -450,8 +452,7 @@ class ClientTest(support.DaemonTest):
                 assert error.refusal >= 1, vars(error)
                 assert error.user_limit_bytes == error.user_reserved_bytes == 0, vars(error)
                 # Nothing is missing, and nothing is called otherwise than by vramctl.
-                command = [os.environ["VRAMCTL"], "--socket-dir", os.environ["VRAMBROKER_SOCKET_DIR"], "--format=json", "ooms"]
-                report = json.loads(subprocess.check_output(command))["events"][0]["out_of_memory"]
+                report = json.loads(subprocess.check_output(vramctl + ["ooms"]))["events"][0]["out_of_memory"]
                 def plain(value):
                     if hasattr(value, "_asdict"):
                         value = value._asdict()

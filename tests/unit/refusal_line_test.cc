@@ -55,7 +55,7 @@ TEST(RefusalLineTest, SaysAllThatTheErrorSays) {
     EXPECT_THAT(line, HasSubstr(" refusal=7 why=\"" + Explanation(report) + "\""));
     EXPECT_THAT(line, HasSubstr(" advice=\"" + Advice(report) + "\""));
     EXPECT_THAT(line,
-                HasSubstr(" pinned=\"segment a00: 5.00 MiB of 8.00 MiB free, the largest hole 4.00 MiB; 3 blocks in "
+                HasSubstr(" pinned=\"segment a00: 5.00 MiB of 8.00 MiB in holes, the largest 4.00 MiB; 3 blocks in "
                           "use, held longest: 3.00 MiB at abc for 125 s in forward/layer3, 3.00 MiB"));
     EXPECT_THAT(line, HasSubstr(" scope=forward/layer3 scopes=\"forward/layer3: 9.00 MiB in 3 blocks, 10.00 MiB at the "
                                 "peak, pins holes of 15.00 MiB | "));
