@@ -146,6 +146,7 @@ std::vector<Line> SegmentLines(const HeapSnapshot& heap, int width, Style style,
 
 std::vector<Line> MapLegend(bool utf8) {
   std::vector<Line> items;
+  items.reserve(kAllCells.size());
   for (const MapCell cell : kAllCells) {
     items.push_back({{absl::StrCat(items.empty() ? "cells:  " : "", GlyphOf(cell, utf8), " ", MeaningOf(cell))}});
   }

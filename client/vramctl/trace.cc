@@ -76,7 +76,7 @@ absl::Status Hold::Start(uint64_t session, uint32_t events) {
   request.set_events(events);
   call_ = daemon_.admin->PrepareAsyncHoldRecording(&context_, request, &queue_);
   call_->StartCall(nullptr);
-  const absl::Status late = StatusOfCall({grpc::StatusCode::DEADLINE_EXCEEDED, ""}, daemon_.timeout);
+  absl::Status late = StatusOfCall({grpc::StatusCode::DEADLINE_EXCEEDED, ""}, daemon_.timeout);
   bool ok = false;
   if (!Wait(&ok)) return late;
   call_->Read(&response_, nullptr);

@@ -23,7 +23,7 @@ const COLUMNS = [
 ];
 
 export function stateOf(session, device) {
-  if (device.over_limit) return ['over limit', 'bad'];
+  if (device.over_limit && session.state === 'active') return ['over limit', 'bad'];
   return [session.state, {active: 'good', disconnected: 'warn'}[session.state] ?? ''];
 }
 
