@@ -159,7 +159,7 @@ TEST_F(SessionArgumentTest, WhoMayNotLookIsNotToldWhatOthersAreNamed) {
   ASSERT_OK_AND_ASSIGN(ClientProcess stranger, ClientProcess::Start(dir()));
   ASSERT_OK(stranger.Call("setuid 65532"));
   const absl::Status refused = stranger.Call("snapshot_of_number " + id_).status();
-  EXPECT_STATUS(refused, StatusCode::kInvalidArgument, "id:NUMBER or name:NUMBER");
+  EXPECT_STATUS(refused, absl::StatusCode::kInvalidArgument, "id:NUMBER or name:NUMBER");
   EXPECT_THAT(std::string(refused.message()), ::testing::Not(HasSubstr("trainer")));
 }
 

@@ -96,7 +96,7 @@ TEST_F(MemoryMapTest, SaysWhatEachScopeHolds) {
   const absl::StatusOr<Allocation> first = Allocate(session, 2048, 0, 0, {.scope = scope("activations")});
   ASSERT_TRUE(first.ok()) << first.status();
   AllocateIn(session, scope("weights"));
-  ASSERT_TRUE(broker_->Free(session, {{first->block}}).ok());
+  ASSERT_TRUE(broker_->Free(session, {first->block}).ok());
   MemoryMap map(broker_.get(), Keeping(10'000));
   const DeviceMap device = map.Get(0);
   ASSERT_THAT(device.sessions.at(0).scope_uses, SizeIs(2));
