@@ -319,7 +319,7 @@ v1::OutOfMemory ToProto(const OomReport& report) {
 }
 
 size_t RefusalMetadataBytes(absl::string_view message, size_t payload_bytes) {
-  constexpr size_t kEntry = 32;       // HTTP/2 counts that with each key
+  constexpr size_t kEntry = 32;               // HTTP/2 counts that with each key
   constexpr size_t kFraming = size_t{4} * 8;  // tags and lengths in v1.StatusDetails, and the code
   const auto escaped =
       std::count_if(message.begin(), message.end(), [](char c) { return c < ' ' || c > '~' || c == '%'; });
