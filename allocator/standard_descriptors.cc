@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Programs may be started with standard input, output or error closed: `vramctl ls >&-`. What they open next, as a
-// socket, would get such a number, and what they print would go there. So the numbers are taken before: from
-// .preinit_array, which runs before the initializers of all libraries, some of which open things themselves. (ELF
-// specification, "Initialization and Termination Functions".)
+// A program may be started with standard input, output or error closed, as by `vramctl status >&-`. The next file or
+// socket that it opens would get that descriptor, and its output would go there. This opens /dev/null in each such place
+// first. It runs from .preinit_array, because some libraries open files in their own initializers. (ELF specification,
+// "Initialization and Termination Functions".)
 #include <fcntl.h>
 #include <sys/syscall.h>
 #include <unistd.h>

@@ -303,11 +303,12 @@ void Broker::ResumeSession(const Caller& caller, const Ticket& token, absl::flat
     }
     session->KeepOnly(held);
     if (!session->Resume(events)) return done(absl::UnavailableError("resume: the session is changing; try again"));
-    if (session->recording_holds().Most() > 0) session->ApplyRecordingHolds();
     LogClientEvent(
         spdlog::level::info,
         SessionLine("session resumed", *session).Add("pid", session->caller().pid).Add("segments", held.size()));
     done(session);
+    // After the welcome, at which the client forgets what it kept for traces.
+    if (session->recording_holds().Most() > 0) session->ApplyRecordingHolds();
   });
   if (!queued) done(absl::UnavailableError("resume: calls of the session are still under way; try again"));
 }

@@ -63,7 +63,7 @@ void Broker::HoldRecording(const SessionPtr& session, uint64_t events, uid_t uid
                      SessionLine("trace started", session->id(), session->name()).Add("events", events));
       return done(std::move(hold));
     }
-    // Before the answer: whoever asks for less then is not measured by this.
+    // Released before the answer: a caller that then asks for less must not find this one still counted.
     hold.reset();
     *slot = UserSlots::Slot();
     done(status);

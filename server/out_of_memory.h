@@ -140,7 +140,7 @@ v1::OutOfMemory ToProto(const OomReport& report);
 // it takes at most kMaxRefusalMetadata: where figures are so large, or names so costly, that all of it would take more,
 // the payload leaves out some of the blocks, segments and idle holders that it names, those with least first.
 absl::Status OutOfMemoryError(const OomReport& report);
-// gRPC's clients take 8 KiB of metadata with a call's status, of which the rest is for other keys.
+// A gRPC client accepts 8 KiB of metadata with a call's status. The remaining 1 KiB is for other keys.
 inline constexpr size_t kMaxRefusalMetadata = size_t{7} << 10;
 
 // BYTES of metadata that a refusal takes as a call's status: grpc-message, where gRPC makes three bytes of each that is

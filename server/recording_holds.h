@@ -29,8 +29,8 @@ class RecordingHolds {
     MutexLock lock(mu_);
     return MostOf();
   }
-  // Calls `apply` with Most(), one call at a time: whoever hears of two changes hears of the last one last. `apply`
-  // does not wait, and may take the locks of an allocator or of a client's stream.
+  // Calls `apply` with Most(), one call at a time, so that changes are applied in their order. `apply` must not wait.
+  // It may take the locks of an allocator or of a client's stream.
   void Apply(const std::function<void(uint64_t most)>& apply) const ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(mu_);
     apply(MostOf());

@@ -170,7 +170,7 @@ class Session : public std::enable_shared_from_this<Session> {
     absl::string_view file;
     uint32_t line = 0;
   };
-  // The id in this session's list of the last of `scopes`, each of which lies within the one before it. Adds new ones.
+  // Returns the id of the innermost scope. `scopes` is a path, outermost first. Adds scopes that are new.
   ScopeId FindScope(absl::Span<const NamedScope> scopes) ABSL_LOCKS_EXCLUDED(scopes_mu_);
   // CachingAllocator::ExplainFit().
   FitReport ExplainFit(int device, uint64_t requested, Stream stream, ScopeId scope) ABSL_LOCKS_EXCLUDED(scopes_mu_);

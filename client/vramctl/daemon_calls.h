@@ -100,7 +100,7 @@ absl::Status Call(Daemon& daemon, grpc::Status (Stub::*method)(grpc::ClientConte
   }
 }
 
-// What a call needs to be told of which session it is for: ParseSessionRef() of SESSION, or SessionRefOf() an id.
+// `session`: ParseSessionRef() of what the user typed, or SessionRefOf() an id.
 absl::StatusOr<v1::Session> GetSession(Daemon& daemon, const v1::SessionRef& session);
 
 absl::StatusOr<Overview> ReadOverview(Daemon& daemon);

@@ -234,8 +234,8 @@ TEST_P(DiagnoseTest, WhatWasTriedOnTheEndAloneIsCalledNotSure) {
 // A program that counts its own allocations and frees, with what is said of the cache.
 TEST_P(DiagnoseTest, EmptiedWhereItSaysTheRequestIsServed) {
   ASSERT_OK(StartDaemon({.capacity = "1GiB"}));
-  // Segments of 300 and 60 MiB stay cached, of which the last phase keeps 10 MiB each time. That of 30 MiB is given
-  // back without the program.
+  // Segments of 300 and 60 MiB stay cached; the last phase keeps 10 MiB of them each time. The heap gives the segment
+  // of 30 MiB back by itself.
   const auto run = [&](Client& client, const std::string& name, uint64_t empty_before) -> absl::StatusOr<uint64_t> {
     uint64_t call = 0;
     std::vector<Buffer> kept;

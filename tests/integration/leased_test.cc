@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "allocator/bytes.h"
 #include "allocator/mutex.h"
@@ -475,6 +476,32 @@ TEST_F(LeasedTest, AClientThatGoesWhileItIsDisconnectedLeavesNothing) {
     proxy->Break();
   }
   EXPECT_TRUE(WaitFor([&] { return Listed("brief").reserved_bytes() == 0; })) << Listed("brief").reserved_bytes();
+}
+
+TEST_F(LeasedTest, ATraceGoesOnOverAResumedConnection) {
+  ASSERT_OK(StartDaemon({.config = "record_events: 100"}));
+  const std::string proxy_dir = MakeTempDir();
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Proxy> proxy, Proxy::Start(proxy_dir, dir()));
+  ClientOptions options = Options("traced");
+  options.socket_dir = proxy_dir;
+  ASSERT_OK_AND_ASSIGN(Client client, Client::Connect(options));
+  ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
+  const auto kept = [&]() -> uint64_t {
+    const auto parts = raw.GetSnapshot(Ref("traced"), 0);
+    return parts.ok() && !parts->empty() ? parts->front().max_events() : 0;
+  };
+  auto hold = std::make_unique<RawHold>(raw.admin(), Ref("traced"), 5000);
+  ASSERT_OK(hold->WaitForStart());
+  for (size_t round = 1; round <= 5; ++round) {
+    proxy->Break();
+    ASSERT_TRUE(WaitFor(
+        [&] { return std::vector<std::string>(absl::StrSplit(daemon_->log(), "session resumed")).size() > round; }));
+    EXPECT_TRUE(WaitFor([&] { return kept() == 5000; })) << round;
+  }
+  // The trace ends while nobody can tell the client.
+  proxy->Break();
+  hold.reset();
+  EXPECT_TRUE(WaitFor([&] { return kept() == 100; }));
 }
 
 TEST_F(LeasedTest, ABrokenConnectionIsResumed) {

@@ -77,6 +77,10 @@ class ScopesTest : public VramctlDaemonTest, public ::testing::WithParamInterfac
 INSTANTIATE_TEST_SUITE_P(Placements, ScopesTest, ::testing::Values(Placement::kLeased, Placement::kRemote),
                          [](const auto& test) { return test.param == Placement::kLeased ? "Leased" : "Remote"; });
 
+// Only what is leased comes in whole segments.
+class LeasedScopesTest : public ScopesTest {};
+INSTANTIATE_TEST_SUITE_P(Placements, LeasedScopesTest, ::testing::Values(Placement::kLeased));
+
 TEST_P(ScopesTest, AreReadEverywhere) {
   ASSERT_OK_AND_ASSIGN(Client client, MakeHoles());
   const auto find = [](const VramctlDaemonTest::Json& scopes, const std::string& name) {
@@ -214,8 +218,7 @@ TEST_P(ScopesTest, RequestsOfAnySizeNameTheirScope) {
 }
 
 // A program with an allocator of its own names its scopes as others do.
-TEST_P(ScopesTest, RefusedSegmentsNameTheirScope) {
-  if (GetParam() == Placement::kRemote) GTEST_SKIP() << "only what is leased comes in whole segments";
+TEST_P(LeasedScopesTest, RefusedSegmentsNameTheirScope) {
   ASSERT_OK_AND_ASSIGN(Client client, Connect("program", Limit(100_MiB)));
   {
     const MemoryScope weights("weights");

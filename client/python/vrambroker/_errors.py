@@ -7,7 +7,7 @@ from typing import Any, Dict, NamedTuple, Optional, Tuple, Type
 
 
 class Code(enum.IntEnum):
-    """What went wrong: the codes of gRPC, of which these occur."""
+    """What went wrong: those of gRPC's status codes that the library uses."""
 
     OK = 0
     CANCELLED = 1
