@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A program may be started with standard input, output or error closed, as by `vramctl status >&-`. The next file or
-// socket that it opens would get that descriptor, and its output would go there. This opens /dev/null in each such place
-// first. It runs from .preinit_array, because some libraries open files in their own initializers. (ELF specification,
-// "Initialization and Termination Functions".)
+// socket that it opens would get that descriptor, and its output would go there. This opens /dev/null in each such
+// place first. It runs from .preinit_array, because some libraries open files in their own initializers. (ELF
+// specification, "Initialization and Termination Functions".)
 #include <fcntl.h>
 #include <sys/syscall.h>
 #include <unistd.h>

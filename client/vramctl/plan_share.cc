@@ -64,8 +64,7 @@ std::string Excess(const std::vector<plan::JobProfile>& profiles, uint64_t devic
   const auto too_large = std::count_if(profiles.begin(), profiles.end(), [&](const plan::JobProfile& profile) {
     return profile.smallest_device > device_bytes;
   });
-  std::string needs =
-      absl::StrCat(largest->name, " needs ", FormatBytes(largest->smallest_device), " even alone");
+  std::string needs = absl::StrCat(largest->name, " needs ", FormatBytes(largest->smallest_device), " even alone");
   if (too_large == 1) return needs;
   return absl::StrCat(needs, ", and ", too_large - 1, too_large == 2 ? " other does" : " others do",
                       " not fit alone either");
