@@ -381,14 +381,15 @@ void GrowthQueue::Visit(const Place& place, SteadyTime now, Finished& finished, 
     waiter.awaits_look = false;
     waiter.served_since = now;
   }
+  // Looked at before the attempt: what settles now may be free right after an attempt that fails.
+  const bool is_hopeless = IsHopeless(waiter, place, now);
   const absl::Status status = TryGrant(request, place);
   const std::optional<OomCause> cause = SegmentRefusalCause(status);
   bool may_wait = false;
   if (waiter.awaits_look) {
     may_wait = cause.has_value() && cause != OomCause::kLargerThanDevice;
   } else if (cause == OomCause::kCapacity) {
-    may_wait =
-        (request.guarantee || pool_.MayEverGrow(request.session, request.bytes)) && !IsHopeless(waiter, place, now);
+    may_wait = (request.guarantee || pool_.MayEverGrow(request.session, request.bytes)) && !is_hopeless;
   }
   const std::optional<AccountFigures> account =
       may_wait ? pool_.GetAccount(request.session) : std::optional<AccountFigures>();
@@ -412,8 +413,8 @@ absl::Status GrowthQueue::TryGrant(const GrowthRequest& request, const Place& pl
 bool GrowthQueue::IsHopeless(const Waiter& waiter, const Place& place, SteadyTime now) const {
   if (now < waiter.request.deadline) return false;
   if (now >= waiter.served_since + options_.reclaim_timeout) return true;
-  if (IsHeldBack(waiter.request, place)) return false;
-  return waiter.has_asked && !AnswersUntil(now).has_value() && !pool_.IsSettling();
+  if (!waiter.has_asked || AnswersUntil(now).has_value()) return false;
+  return !pool_.IsSettling() && !IsHeldBack(waiter.request, place);
 }
 
 void GrowthQueue::TellAll(const Finished& finished) {

@@ -10,7 +10,9 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <thread>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "allocator/bytes.h"
@@ -271,6 +273,40 @@ TEST_F(PassTest, WhatAUserMayNotHaveYetKeepsNobodyFromItsTurn) {
   Return(kOfUser, held);
   RunAll();
   EXPECT_THAT(granted_, ElementsAre(kOther, kOfUserToo));
+}
+
+// What settles becomes free between the attempt to grant it and the look whether anything settles: seldom, so often.
+TEST_F(PassTest, WhatSettlesIsNeverMissed) {
+  constexpr int kRounds = 20000;
+  constexpr uint64_t kFirstGone = 1000;
+  pool_.OnRoom(nullptr);          // tasks_ belongs to this thread
+  std::atomic<int> settling = 0;  // rounds whose memory has come into quarantine
+  std::atomic<int> checked = 0;
+  std::thread checker([&] {
+    for (int round = 1; round <= kRounds; ++round) {
+      while (settling.load() < round) std::this_thread::yield();
+      for (int delay = round % 512; delay > 0 && settling.load() > 0; --delay) continue;
+      pool_.CheckQuarantine();
+      checked.store(round);
+    }
+  });
+  for (int round = 1; round <= kRounds; ++round) {
+    const SessionId gone{kFirstGone + static_cast<uint64_t>(round)};
+    Open(gone);
+    const SegmentId held = Hold(gone, kCapacity);
+    EXPECT_TRUE(pool_.RedeemTicket(std::get<Ticket>(pool_.HandleFor(gone, held).value()), 1, 1).ok());
+    pool_.CloseAccountOfGone(gone);
+    settling.store(round);
+    Add(kOther, kCapacity, milliseconds(0));
+    RunAll();
+    while (checked.load() < round) std::this_thread::yield();
+    queue_.OnRoom();
+    RunAll();
+    pool_.ReleaseGrant(kOther, pool_.GetAccount(kOther)->reserved_bytes);
+  }
+  checker.join();
+  EXPECT_EQ(refused_.size(), 0u);
+  EXPECT_EQ(granted_.size(), size_t{kRounds});
 }
 
 }  // namespace
