@@ -54,7 +54,7 @@ bool MayAskWithEverybody(const ReclaimCandidate& candidate, int priority, const 
 bool MayAskAgain(const ReclaimCandidate& candidate, int priority, const std::optional<LastAsked>& last) {
   if (!last.has_value()) return true;
   if (!last->is_answered) return false;
-  if (candidate.priority > priority) return !last->by_figures;
+  if (candidate.priority > priority) return !last->by_figures || last->is_long_ago;
   return last->has_given || last->is_long_ago || candidate.reserved_bytes != last->reserved_bytes ||
          candidate.idle_bytes != last->idle_bytes;
 }

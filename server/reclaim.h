@@ -52,7 +52,8 @@ struct LastAsked {
 bool MayAskWithEverybody(const ReclaimCandidate& candidate, int priority, const std::optional<LastAsked>& last);
 
 // By its figures, for a request of this priority that goes on waiting. When it has given nothing the last time, only
-// when they say something new, or after a long time; when it is more important than the request, once. Pure.
+// when they say something new, or after a long time; when it is more important than the request, only after a long
+// time: the first answer may have been too early, and its memory may have become idle since. Pure.
 bool MayAskAgain(const ReclaimCandidate& candidate, int priority, const std::optional<LastAsked>& last);
 
 }  // namespace vrambroker
