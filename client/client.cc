@@ -7,14 +7,14 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "allocator/bytes.h"
-#include "allocator/device.h"
-#include "allocator/memory_summary.h"
+#include "allocator/base/bytes.h"
+#include "allocator/base/utf8.h"
+#include "allocator/device/device.h"
+#include "allocator/heap/memory_summary.h"
 #include "allocator/replay/pickle.h"
 #include "allocator/replay/torch_snapshot.h"
-#include "allocator/utf8.h"
-#include "client/session_client.h"
-#include "client/snapshot_file.h"
+#include "client/session/session_client.h"
+#include "client/session/snapshot_file.h"
 
 namespace vrambroker {
 

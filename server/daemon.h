@@ -11,9 +11,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "server/config.h"
-#include "server/saved_state.h"
-#include "server/segment_pool.h"
+#include "server/config/config.h"
+#include "server/identity/saved_state.h"
+#include "server/pool/segment_pool.h"
 
 namespace vrambroker {
 

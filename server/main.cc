@@ -14,10 +14,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "allocator/command_line.h"
-#include "server/config.h"
+#include "allocator/base/command_line.h"
+#include "server/base/log_line.h"
+#include "server/config/config.h"
 #include "server/daemon.h"
-#include "server/log_line.h"
 
 namespace {
 

@@ -31,10 +31,10 @@ COMMON = ["--extra-arg=-Wno-deprecated-declarations"]
 ANALYZER = ["--extra-arg=-Xclang", "--extra-arg=-analyzer-config", "--extra-arg=-Xclang", "--extra-arg=mode=shallow"]
 NO_ANALYZER = ["--checks=-clang-analyzer-*"]
 RULES = (
-    (r"allocator/cuda_device_absent\.cc|allocator/cuda_headers/", None, "not in this build"),
+    (r"allocator/device/cuda_device_absent\.cc|allocator/device/cuda_headers/", None, "not in this build"),
     # Release and sanitizer builds compile several files at once. Here each is by itself: does it include what it needs?
     (r"tests/", ["--checks=-*,clang-diagnostic-*,misc-unused-using-decls"], "clang's warnings and thread-safety analysis only"),
-    (r"client/vramctl/|deploy/|server/|proto/", NO_ANALYZER, "without the static analyzer, which takes long"),
+    (r"client/vramctl/|deploy/|server/|allocator/wire/", NO_ANALYZER, "without the static analyzer, which takes long"),
     (r"allocator/|client/", ANALYZER, "where pointers are handled by hand; the deep mode takes three times as long as all the rest"),
 )
 

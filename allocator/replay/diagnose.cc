@@ -6,10 +6,10 @@
 #include <tuple>
 #include <utility>
 
-#include "allocator/bytes.h"
+#include "allocator/base/bytes.h"
+#include "allocator/heap/size_class.h"
 #include "allocator/replay/in_parallel.h"
 #include "allocator/replay/tune.h"
-#include "allocator/size_class.h"
 
 namespace vrambroker {
 namespace {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "allocator/allocator_options.h"
+#include "allocator/heap/allocator_options.h"
 #include "allocator/replay/replay.h"
 #include "allocator/replay/settings_target.h"
 #include "allocator/replay/trace.h"

@@ -5,7 +5,7 @@
 #include <thread>
 #include <vector>
 
-#include "allocator/mutex.h"
+#include "allocator/base/mutex.h"
 
 namespace vrambroker {
 

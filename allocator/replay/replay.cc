@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
-#include "allocator/bytes.h"
+#include "allocator/base/bytes.h"
 
 namespace vrambroker {
 namespace {

@@ -11,8 +11,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "allocator/allocator_options.h"
-#include "allocator/caching_allocator.h"
+#include "allocator/heap/allocator_options.h"
+#include "allocator/heap/caching_allocator.h"
 #include "allocator/replay/simulated_device.h"
 #include "allocator/replay/trace.h"
 

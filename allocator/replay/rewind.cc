@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "allocator/caching_allocator.h"
-#include "allocator/size_class.h"
+#include "allocator/heap/caching_allocator.h"
+#include "allocator/heap/size_class.h"
 
 namespace vrambroker {
 namespace {

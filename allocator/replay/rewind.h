@@ -13,9 +13,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "allocator/allocator_options.h"
-#include "allocator/events.h"
-#include "allocator/heap_snapshot.h"
+#include "allocator/device/events.h"
+#include "allocator/heap/allocator_options.h"
+#include "allocator/heap/heap_snapshot.h"
 
 namespace vrambroker {
 

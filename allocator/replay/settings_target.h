@@ -8,7 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "allocator/allocator_options.h"
+#include "allocator/heap/allocator_options.h"
 
 namespace vrambroker {
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "allocator/bytes.h"
+#include "allocator/base/bytes.h"
 
 namespace vrambroker {
 

@@ -9,9 +9,9 @@
 #include <memory>
 #include <vector>
 
-#include "allocator/events.h"
-#include "allocator/mutex.h"
-#include "allocator/segment_source.h"
+#include "allocator/base/mutex.h"
+#include "allocator/device/events.h"
+#include "allocator/heap/segment_source.h"
 
 namespace vrambroker {
 

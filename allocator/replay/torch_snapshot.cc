@@ -8,7 +8,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
-#include "allocator/allocator_options.h"
+#include "allocator/heap/allocator_options.h"
 
 namespace vrambroker {
 namespace {

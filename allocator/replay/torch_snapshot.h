@@ -5,7 +5,7 @@
 #define VRAMBROKER_ALLOCATOR_REPLAY_TORCH_SNAPSHOT_H_
 
 #include "absl/types/span.h"
-#include "allocator/heap_snapshot.h"
+#include "allocator/heap/heap_snapshot.h"
 #include "allocator/replay/pickle.h"
 
 namespace vrambroker {

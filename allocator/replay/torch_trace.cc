@@ -14,12 +14,12 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
-#include "allocator/allocator_options.h"
-#include "allocator/bytes.h"
-#include "allocator/heap_snapshot.h"
+#include "allocator/base/bytes.h"
+#include "allocator/heap/allocator_options.h"
+#include "allocator/heap/heap_snapshot.h"
+#include "allocator/heap/size_class.h"
 #include "allocator/replay/replay.h"
 #include "allocator/replay/rewind.h"
-#include "allocator/size_class.h"
 
 namespace vrambroker {
 namespace {

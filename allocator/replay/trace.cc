@@ -17,10 +17,10 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
-#include "allocator/caching_allocator.h"
+#include "allocator/heap/caching_allocator.h"
+#include "allocator/heap/size_class.h"
 #include "allocator/replay/pickle.h"
 #include "allocator/replay/torch_trace.h"
-#include "allocator/size_class.h"
 
 namespace vrambroker {
 namespace {

@@ -31,9 +31,9 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "allocator/allocator_options.h"
-#include "allocator/events.h"
-#include "allocator/heap_snapshot.h"
+#include "allocator/device/events.h"
+#include "allocator/heap/allocator_options.h"
+#include "allocator/heap/heap_snapshot.h"
 
 namespace vrambroker {
 

@@ -19,8 +19,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "allocator/cuda_device.h"
-#include "allocator/mutex.h"
+#include "allocator/base/mutex.h"
+#include "allocator/device/cuda_device.h"
 #include "client/c/core.h"
 #include "client/vrambroker/client.h"
 

@@ -41,7 +41,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "allocator/memory_stats.h"
+#include "allocator/heap/memory_stats.h"
 
 namespace vrambroker {
 

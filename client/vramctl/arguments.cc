@@ -12,11 +12,11 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
-#include "allocator/command_line.h"
-#include "allocator/utf8.h"
+#include "allocator/base/command_line.h"
+#include "allocator/base/utf8.h"
 #include "client/vrambroker/client.h"
 #include "client/vramctl/plan_arguments.h"
-#include "client/vramctl/top_table.h"
+#include "client/vramctl/views/top_table.h"
 
 namespace vrambroker::vramctl {
 namespace {

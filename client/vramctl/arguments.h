@@ -13,7 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/vramctl/commands.h"
+#include "client/vramctl/commands/commands.h"
 
 namespace vrambroker::vramctl {
 

@@ -5,12 +5,12 @@
 
 #include "absl/strings/match.h"
 #include "absl/time/time.h"
-#include "allocator/command_line.h"
+#include "allocator/base/command_line.h"
 #include "client/vrambroker/client.h"
 #include "client/vramctl/arguments.h"
-#include "client/vramctl/daemon_calls.h"
+#include "client/vramctl/daemon/daemon_calls.h"
 #include "client/vramctl/plan_arguments.h"
-#include "client/vramctl/top_table.h"
+#include "client/vramctl/views/top_table.h"
 
 namespace vrambroker::vramctl {
 namespace {

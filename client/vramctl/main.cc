@@ -14,10 +14,11 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/optional.h"
+#include "allocator/wire/admin_json.h"
 #include "client/vramctl/arguments.h"
-#include "client/vramctl/commands.h"
+#include "client/vramctl/commands/commands.h"
 #include "client/vramctl/completion.h"
-#include "proto/admin_json.h"
+#include "client/vramctl/options/refusal.h"
 
 namespace {
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "client/vramctl/commands.h"
+#include "client/vramctl/commands/commands.h"
 
 namespace vrambroker::vramctl {
 

@@ -22,8 +22,8 @@
 #include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "absl/status/status.h"
-#include "allocator/bytes.h"
-#include "allocator/memory_stats.h"
+#include "allocator/base/bytes.h"
+#include "allocator/heap/memory_stats.h"
 #include "vrambroker/client.h"
 
 ABSL_FLAG(bool, pause, false, "wait for Enter after each step");

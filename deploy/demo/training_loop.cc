@@ -18,7 +18,7 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
-#include "allocator/bytes.h"
+#include "allocator/base/bytes.h"
 #include "vrambroker/client.h"
 
 ABSL_FLAG(std::string, name, "demo", "name of the session");

@@ -23,7 +23,7 @@
 #include "absl/flags/usage.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "allocator/bytes.h"
+#include "allocator/base/bytes.h"
 #include "vrambroker/client.h"
 
 ABSL_FLAG(std::string, name, "job", "name of the session");

@@ -20,7 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "allocator/bytes.h"
+#include "allocator/base/bytes.h"
 #include "vrambroker/client.h"
 
 ABSL_FLAG(std::string, name, "trainer", "name of the session");

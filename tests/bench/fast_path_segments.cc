@@ -10,7 +10,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "allocator/host_device.h"
+#include "allocator/device/host_device.h"
 #include "tests/bench/bench_client.h"
 #include "tests/bench/fast_path.h"
 

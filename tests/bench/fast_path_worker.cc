@@ -28,7 +28,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
-#include "allocator/host_device.h"
+#include "allocator/device/host_device.h"
 #include "allocator/replay/trace.h"
 #include "tests/bench/fast_path.h"
 

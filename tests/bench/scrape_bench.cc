@@ -21,10 +21,10 @@
 #include "absl/flags/usage.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "allocator/bytes.h"
-#include "server/metrics.h"
-#include "server/rpc_meter.h"
-#include "server/worker_pool.h"
+#include "allocator/base/bytes.h"
+#include "server/base/worker_pool.h"
+#include "server/monitoring/metrics.h"
+#include "server/rpc/rpc_meter.h"
 #include "tests/support/fake_device.h"
 
 ABSL_FLAG(std::vector<std::string>, sessions, (std::vector<std::string>{"10", "100", "1000"}), "Numbers of sessions.");

@@ -25,9 +25,9 @@
 #include "absl/flags/usage.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "allocator/bytes.h"
-#include "server/broker.h"
-#include "server/worker_pool.h"
+#include "allocator/base/bytes.h"
+#include "server/base/worker_pool.h"
+#include "server/core/broker.h"
 #include "tests/support/fake_device.h"
 
 ABSL_FLAG(std::vector<std::string>, waiting, (std::vector<std::string>{"0", "1000", "4000"}), "Requests that wait.");

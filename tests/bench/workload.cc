@@ -19,8 +19,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "allocator/bytes.h"
-#include "allocator/caching_allocator.h"
+#include "allocator/base/bytes.h"
+#include "allocator/heap/caching_allocator.h"
 #include "allocator/replay/simulated_device.h"
 
 namespace vrambroker::bench {

@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <string>
 
-#include "allocator/cuda_driver.h"
+#include "allocator/device/cuda_driver.h"
 
 // As the driver exports them. Where cuda.h is the CUDA Toolkit's, the compiler compares the declarations.
 extern "C" {

@@ -25,7 +25,7 @@
 #include "absl/flags/usage.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "allocator/bytes.h"
+#include "allocator/base/bytes.h"
 #include "tests/fault/chaos_counters.h"
 #include "tests/fault/chaos_look.h"
 #include "tests/fault/chaos_measure.h"

@@ -8,7 +8,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "allocator/bytes.h"
+#include "allocator/base/bytes.h"
 
 namespace vrambroker::fault {
 

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "allocator/device.h"
+#include "allocator/device/device.h"
 #include "tests/fault/sim_threads.h"
 
 namespace vrambroker::fault {

@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "allocator/mutex.h"
-#include "server/worker_pool.h"
+#include "allocator/base/mutex.h"
+#include "server/base/worker_pool.h"
 
 namespace vrambroker::fault {
 

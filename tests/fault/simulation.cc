@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "allocator/bytes.h"
+#include "allocator/base/bytes.h"
 #include "vrambroker/v1/types.pb.h"
 
 namespace vrambroker::fault {

@@ -15,7 +15,7 @@
 #include <tuple>
 #include <vector>
 
-#include "server/broker.h"
+#include "server/core/broker.h"
 #include "tests/fault/sim_device.h"
 #include "tests/fault/sim_threads.h"
 

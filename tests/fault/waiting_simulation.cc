@@ -27,9 +27,9 @@
 #include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "absl/strings/str_cat.h"
-#include "allocator/bytes.h"
-#include "server/growth_queue.h"
-#include "server/out_of_memory.h"
+#include "allocator/base/bytes.h"
+#include "server/core/growth_queue.h"
+#include "server/core/out_of_memory.h"
 #include "tests/fault/sim_device.h"
 
 ABSL_FLAG(uint64_t, seed, 1, "What is random follows from it.");

@@ -8,8 +8,8 @@
 #include <string>
 
 #include "absl/strings/string_view.h"
-#include "allocator/allocator_options.h"
-#include "allocator/size_class.h"
+#include "allocator/heap/allocator_options.h"
+#include "allocator/heap/size_class.h"
 
 namespace {
 

@@ -12,7 +12,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
-#include "server/config.h"
+#include "server/config/config.h"
 
 namespace {
 

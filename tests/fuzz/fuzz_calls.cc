@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "absl/strings/match.h"
-#include "allocator/bytes.h"
+#include "allocator/base/bytes.h"
 #include "vrambroker/v1/broker.pb.h"
 
 namespace vrambroker {

@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "allocator/mutex.h"
+#include "allocator/base/mutex.h"
 
 namespace vrambroker {
 

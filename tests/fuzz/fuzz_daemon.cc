@@ -15,10 +15,10 @@
 #include <iostream>
 
 #include "absl/strings/str_cat.h"
-#include "allocator/bytes.h"
-#include "allocator/host_device.h"
-#include "server/descriptor_budget.h"
-#include "server/unix_socket.h"
+#include "allocator/base/bytes.h"
+#include "allocator/device/host_device.h"
+#include "server/identity/unix_socket.h"
+#include "server/rpc/descriptor_budget.h"
 
 namespace vrambroker {
 namespace {

@@ -15,16 +15,16 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
-#include "server/admin_service.h"
-#include "server/broker.h"
-#include "server/broker_service.h"
-#include "server/connections.h"
-#include "server/event_loop.h"
-#include "server/rate_limit.h"
-#include "server/rpc_meter.h"
-#include "server/segment_pool.h"
-#include "server/user_slots.h"
-#include "server/worker_pool.h"
+#include "server/base/event_loop.h"
+#include "server/base/rate_limit.h"
+#include "server/base/user_slots.h"
+#include "server/base/worker_pool.h"
+#include "server/core/broker.h"
+#include "server/pool/segment_pool.h"
+#include "server/rpc/admin_service.h"
+#include "server/rpc/broker_service.h"
+#include "server/rpc/connections.h"
+#include "server/rpc/rpc_meter.h"
 
 namespace vrambroker {
 

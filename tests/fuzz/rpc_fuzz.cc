@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "allocator/bytes.h"
+#include "allocator/base/bytes.h"
 #include "tests/fuzz/fuzz_run.h"
 
 using vrambroker::operator""_MiB;

@@ -9,7 +9,7 @@ splitting and merging, streams and events, retries, garbage collection, oversize
   model.py [DIR] [NAME...]    replays DIR/NAME.{conf,trace} (default: all beside this file), compares with NAME.expected
   model.py --print DIR NAME   prints its own rows for DIR/NAME.{conf,trace}, in the format of NAME.expected
 
-tests/unit/differential_test.py imports it as a partner for random traces.
+tests/unit/allocator/heap/differential_test.py imports it as a partner for random traces.
 """
 import bisect
 import gzip

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/time/clock.h"
-#include "allocator/bytes.h"
+#include "allocator/base/bytes.h"
 #include "tests/integration/bad_input_fixture.h"
 
 namespace vrambroker::testing_support {

@@ -22,9 +22,9 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "allocator/bytes.h"
-#include "client/connection.h"
-#include "proto/heap_convert.h"
+#include "allocator/base/bytes.h"
+#include "allocator/wire/heap_convert.h"
+#include "client/session/connection.h"
 #include "tests/integration/bad_input_fixture.h"
 #include "tests/support/test_device.h"
 

@@ -11,8 +11,8 @@
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "allocator/bytes.h"
-#include "allocator/mutex.h"
+#include "allocator/base/bytes.h"
+#include "allocator/base/mutex.h"
 #include "tests/support/daemon_test.h"
 #include "tests/support/raw_client.h"
 #include "tests/support/util.h"

@@ -15,9 +15,9 @@
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "allocator/bytes.h"
-#include "client/connection.h"
-#include "client/session_stream.h"
+#include "allocator/base/bytes.h"
+#include "client/session/connection.h"
+#include "client/session/session_stream.h"
 #include "tests/support/buffers.h"
 #include "tests/support/daemon_test.h"
 #include "tests/support/proxy.h"

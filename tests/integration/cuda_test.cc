@@ -22,7 +22,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
-#include "allocator/bytes.h"
+#include "allocator/base/bytes.h"
 #include "tests/cuda_substitute/driver.h"
 #include "tests/cuda_substitute/substitute.h"
 #include "tests/support/buffers.h"

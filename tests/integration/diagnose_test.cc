@@ -15,7 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "allocator/bytes.h"
+#include "allocator/base/bytes.h"
 #include "tests/support/raw_client.h"
 #include "tests/support/vramctl_test.h"
 

@@ -14,7 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
-#include "allocator/bytes.h"
+#include "allocator/base/bytes.h"
 #include "tests/support/vramctl_test.h"
 
 namespace vrambroker::testing_support {

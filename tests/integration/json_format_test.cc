@@ -19,7 +19,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
-#include "allocator/bytes.h"
+#include "allocator/base/bytes.h"
 #include "tests/support/client_process.h"
 #include "tests/support/paths.h"
 #include "tests/support/status_macros.h"

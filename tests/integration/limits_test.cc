@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "allocator/bytes.h"
+#include "allocator/base/bytes.h"
 #include "tests/support/buffers.h"
 #include "tests/support/daemon_test.h"
 #include "tests/support/raw_client.h"

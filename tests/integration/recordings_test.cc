@@ -22,7 +22,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "allocator/bytes.h"
+#include "allocator/base/bytes.h"
 #include "allocator/replay/trace.h"
 #include "tests/support/vramctl_test.h"
 

@@ -24,9 +24,9 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "allocator/bytes.h"
-#include "allocator/scopes.h"
-#include "allocator/size_class.h"
+#include "allocator/base/bytes.h"
+#include "allocator/heap/scopes.h"
+#include "allocator/heap/size_class.h"
 #include "tests/support/vramctl_test.h"
 
 namespace vrambroker::testing_support {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "allocator/bytes.h"
+#include "allocator/base/bytes.h"
 #include "tests/support/client_process.h"
 #include "tests/support/raw_client.h"
 #include "tests/support/vramctl_test.h"

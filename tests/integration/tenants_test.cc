@@ -16,7 +16,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "allocator/bytes.h"
+#include "allocator/base/bytes.h"
 #include "tests/support/buffers.h"
 #include "tests/support/daemon_test.h"
 #include "tests/support/opened_segment.h"

@@ -15,7 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
-#include "allocator/bytes.h"
+#include "allocator/base/bytes.h"
 #include "tests/support/terminal.h"
 #include "tests/support/vramctl_test.h"
 

@@ -19,8 +19,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "allocator/device.h"
-#include "allocator/mutex.h"
+#include "allocator/base/mutex.h"
+#include "allocator/device/device.h"
 
 namespace vrambroker {
 

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "allocator/caching_allocator.h"
+#include "allocator/heap/caching_allocator.h"
 #include "allocator/replay/simulated_device.h"
 #include "tests/support/scripted_events.h"
 #include "tests/support/simulated_source.h"

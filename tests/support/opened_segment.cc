@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "allocator/cuda_device.h"
-#include "allocator/host_device.h"
-#include "client/connection.h"
+#include "allocator/device/cuda_device.h"
+#include "allocator/device/host_device.h"
+#include "client/session/connection.h"
 #include "tests/support/test_device.h"
 #include "tests/support/util.h"
 

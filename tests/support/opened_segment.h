@@ -9,7 +9,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "allocator/device.h"
+#include "allocator/device/device.h"
 #include "proto/vrambroker/v1/types.pb.h"
 
 namespace vrambroker::testing_support {

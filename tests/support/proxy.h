@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "allocator/device.h"
-#include "allocator/mutex.h"
+#include "allocator/base/mutex.h"
+#include "allocator/device/device.h"
 
 namespace vrambroker::testing_support {
 

@@ -11,7 +11,7 @@
 #include <memory>
 #include <utility>
 
-#include "allocator/mutex.h"
+#include "allocator/base/mutex.h"
 #include "allocator/replay/simulated_device.h"
 
 namespace vrambroker {

@@ -10,7 +10,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "allocator/device.h"
+#include "allocator/device/device.h"
 
 namespace vrambroker::testing_support {
 

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "allocator/mutex.h"
-#include "allocator/segment_source.h"
+#include "allocator/base/mutex.h"
+#include "allocator/heap/segment_source.h"
 
 namespace vrambroker {
 

@@ -8,7 +8,7 @@
 #include <functional>
 #include <utility>
 
-#include "server/worker_pool.h"
+#include "server/base/worker_pool.h"
 
 namespace vrambroker {
 

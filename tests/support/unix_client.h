@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "absl/strings/string_view.h"
-#include "allocator/device.h"
+#include "allocator/device/device.h"
 
 namespace vrambroker::testing_support {
 

@@ -29,7 +29,7 @@ BANS = [
      "CUDA is behind the Device interface, in one place"),
 ]
 # Declares the device without CUDA's own headers.
-ALLOWED = {"allocator/cuda_device.h"}
+ALLOWED = {"allocator/device/cuda_device.h"}
 
 
 def includes(path):
@@ -60,30 +60,30 @@ def violations(root):
 def self_test():
     """Returns what is wrong with the check itself."""
     bad = {
-        "allocator/a.cc": ('#include "server/broker.h"', BANS[0][3]),
-        "allocator/b.h": ('  #  include "client/mappings.h"', BANS[0][3]),
+        "allocator/a.cc": ('#include "server/core/broker.h"', BANS[0][3]),
+        "allocator/b.h": ('  #  include "client/heap/mappings.h"', BANS[0][3]),
         "allocator/c.cc": ('#include "vrambroker/v1/types.pb.h"', BANS[1][3]),
         "allocator/d.cc": ("#include <grpcpp/grpcpp.h>", BANS[1][3]),
         "allocator/e.cc": ("#include <prometheus/registry.h>", BANS[2][3]),
-        "server/a.cc": ('#include "client/connection.h"', BANS[3][3]),
+        "server/a.cc": ('#include "client/session/connection.h"', BANS[3][3]),
         "server/b.cc": ('#include "vrambroker/client.h"', BANS[3][3]),
-        "client/a.cc": ('#include "server/session.h"', BANS[4][3]),
-        "client/vramctl/b.cc": ('#include "server/config.h"', BANS[4][3]),
+        "client/a.cc": ('#include "server/core/session.h"', BANS[4][3]),
+        "client/vramctl/b.cc": ('#include "server/config/config.h"', BANS[4][3]),
         "client/c.cc": ("#include <spdlog/spdlog.h>", BANS[5][3]),
-        "proto/a.cc": ('#include "server/session.h"', BANS[6][3]),
+        "proto/a.cc": ('#include "server/core/session.h"', BANS[6][3]),
         "proto/vrambroker/v1/a.proto": ('import "allocator/block.proto";', BANS[7][3]),
         "server/cuda.cc": ("#include <cuda_runtime_api.h>", BANS[8][3]),
         "client/cuda.cc": ("#include <cuda.h>", BANS[8][3]),
-        "allocator/host_device.cc": ("#include <cuda_runtime.h>", BANS[8][3]),
+        "allocator/device/host_device.cc": ("#include <cuda_runtime.h>", BANS[8][3]),
         "deploy/probe.cc": ("#include <nvml.h>", BANS[8][3]),
-        "server/driver.cc": ('#include "allocator/cuda_driver.h"', BANS[8][3]),
+        "server/driver.cc": ('#include "allocator/device/cuda_driver.h"', BANS[8][3]),
     }
     good = {
-        "allocator/cuda_device.cc": '#include "allocator/cuda_driver.h"\n#include <cuda.h>\n',
-        "allocator/bytes.cc": '#include "allocator/bytes.h"\n// not #include "server/broker.h"\n',
-        "server/good.cc": '#include "allocator/device.h"\n#include "vrambroker/v1/types.pb.h"\n',
-        "client/good.cc": '#include "allocator/device.h"\n#include "client/vrambroker/client.h"\n',
-        "proto/good.cc": '#include "allocator/memory_stats.h"\n',
+        "allocator/device/cuda_device.cc": '#include "allocator/device/cuda_driver.h"\n#include <cuda.h>\n',
+        "allocator/base/bytes.cc": '#include "allocator/base/bytes.h"\n// not #include "server/core/broker.h"\n',
+        "server/good.cc": '#include "allocator/device/device.h"\n#include "vrambroker/v1/types.pb.h"\n',
+        "client/good.cc": '#include "allocator/device/device.h"\n#include "client/vrambroker/client.h"\n',
+        "proto/good.cc": '#include "allocator/heap/memory_stats.h"\n',
         "proto/vrambroker/v1/good.proto": 'import "google/protobuf/timestamp.proto";\n',
     }
     faults = []

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What the page remembers of sessions: from when it was opened on, within bounds. No browser and no daemon.
-// Usage: history_test.mjs   (run by run.sh, which puts server/web/history.js beside it)
+// Usage: history_test.mjs   (run by run.sh, which puts server/http/web/history.js beside it)
 import assert from 'node:assert/strict';
 import {clock, day, moment} from './format.mjs';
 import {historyOf, remember, remembered} from './history.mjs';

@@ -3,7 +3,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "allocator/bytes.h"
+#include "allocator/base/bytes.h"
 #include "allocator/replay/replay.h"
 #include "allocator/replay/tune.h"
 #include "client/vramctl/plan/share_plan.h"

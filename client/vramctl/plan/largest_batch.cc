@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <functional>
 
-#include "allocator/size_class.h"
+#include "allocator/heap/size_class.h"
 #include "client/vramctl/plan/bounded.h"
 #include "client/vramctl/plan/step_trace.h"
 

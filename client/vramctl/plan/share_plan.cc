@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
-#include "allocator/bytes.h"
+#include "allocator/base/bytes.h"
 
 namespace vrambroker::plan {
 namespace {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "allocator/allocator_options.h"
+#include "allocator/heap/allocator_options.h"
 #include "allocator/replay/trace.h"
 
 namespace vrambroker::plan {

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Mutex, MutexLock and CondVar: std::mutex with clang's thread-safety annotations.
+//
+// Not absl::Mutex, because distributions ship Abseil without ThreadSanitizer hooks: under a TSan build every use of
+// it would look like a race. std::mutex is a pthread mutex, which TSan knows.
+#ifndef VRAMBROKER_ALLOCATOR_BASE_MUTEX_H_
+#define VRAMBROKER_ALLOCATOR_BASE_MUTEX_H_
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+
+#include "absl/base/config.h"
+#include "absl/base/thread_annotations.h"
+
+namespace vrambroker {
+
+class ABSL_LOCKABLE Mutex {
+ public:
+  void Lock() ABSL_EXCLUSIVE_LOCK_FUNCTION() {
+    if (!mu_.try_lock()) LockContended();
+  }
+  void Unlock() ABSL_UNLOCK_FUNCTION() { mu_.unlock(); }
+  // Whether a thread waits in Lock(), at a guess. For whoever takes the lock again and again in the background: a mutex
+  // is not fair, and the thread that unlocks it may well lock it again before a waiting one has woken up.
+  bool IsWanted() const { return waiting_.load(std::memory_order_relaxed) > 0; }
+
+ private:
+  friend class CondVar;
+
+  // Sleeping and waking up takes longer than most locks are held, hence a microsecond of trying first.
+  void LockContended() {
+    waiting_.fetch_add(1, std::memory_order_relaxed);
+    bool locked = false;
+    for (int i = 0; i < kSpins && !locked; ++i) {
+      SpinPause();
+      locked = mu_.try_lock();
+    }
+    if (!locked) mu_.lock();
+    waiting_.fetch_sub(1, std::memory_order_relaxed);
+  }
+  static void SpinPause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("isb");
+#endif
+  }
+
+  static constexpr int kSpins = 64;
+  std::mutex mu_;
+  std::atomic<int> waiting_{0};
+};
+
+class ABSL_SCOPED_LOCKABLE MutexLock {
+ public:
+  explicit MutexLock(Mutex& mu) ABSL_EXCLUSIVE_LOCK_FUNCTION(mu) : mu_(mu) { mu_.Lock(); }
+  ~MutexLock() ABSL_UNLOCK_FUNCTION() { mu_.Unlock(); }
+  MutexLock(const MutexLock&) = delete;
+  MutexLock& operator=(const MutexLock&) = delete;
+
+ private:
+  Mutex& mu_;
+};
+
+// Wakes may be spurious: wait in a loop over the condition.
+class CondVar {
+ public:
+  void NotifyOne() { cv_.notify_one(); }
+  void NotifyAll() { cv_.notify_all(); }
+
+  void Wait(Mutex& mu) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
+    std::unique_lock<std::mutex> lock(mu.mu_, std::adopt_lock);
+    cv_.wait(lock);
+    lock.release();
+  }
+
+  // Returns false when `deadline` has passed. Setting the system's clock changes nothing: the wait follows the steady
+  // one.
+  bool WaitUntil(Mutex& mu, std::chrono::steady_clock::time_point deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
+    std::unique_lock<std::mutex> lock(mu.mu_, std::adopt_lock);
+#if defined(ABSL_HAVE_THREAD_SANITIZER)
+    // TSan does not know pthread_cond_clockwait(), which the steady clock needs: it would miss that the mutex is
+    // unlocked meanwhile.
+    const auto left = std::min<std::chrono::steady_clock::duration>(deadline - std::chrono::steady_clock::now(),
+                                                                    std::chrono::hours(24));
+    const bool in_time = cv_.wait_until(lock, std::chrono::system_clock::now() + left) == std::cv_status::no_timeout;
+#else
+    const bool in_time = cv_.wait_until(lock, deadline) == std::cv_status::no_timeout;
+#endif
+    lock.release();
+    return in_time || std::chrono::steady_clock::now() < deadline;
+  }
+
+ private:
+  std::condition_variable cv_;
+};
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_ALLOCATOR_BASE_MUTEX_H_

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "allocator/base/utf8.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace vrambroker {
+namespace {
+
+// Bytes of the UTF-8 character that `text` begins with; 0 when it begins with none.
+size_t Utf8Length(absl::string_view text) {
+  const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U; };
+  const auto follows = [&](size_t i) { return (byte(i) & 0xC0) == 0x80; };
+  const unsigned int first = byte(0);
+  if (first < 0x80) return 1;
+  if (first >= 0xC2 && first <= 0xDF && follows(1)) return 2;
+  if ((first & 0xF0) == 0xE0 && follows(1) && follows(2)) {
+    const bool overlong = first == 0xE0 && byte(1) < 0xA0;
+    const bool surrogate = first == 0xED && byte(1) > 0x9F;
+    return overlong || surrogate ? 0 : 3;
+  }
+  if (first >= 0xF0 && first <= 0xF4 && follows(1) && follows(2) && follows(3)) {
+    const bool overlong = first == 0xF0 && byte(1) < 0x90;
+    const bool too_large = first == 0xF4 && byte(1) > 0x8F;
+    return overlong || too_large ? 0 : 4;
+  }
+  return 0;
+}
+
+}  // namespace
+
+bool IsUtf8(absl::string_view text) {
+  while (!text.empty()) {
+    const size_t length = Utf8Length(text);
+    if (length == 0) return false;
+    text.remove_prefix(length);
+  }
+  return true;
+}
+
+std::string ToUtf8(absl::string_view rest) {
+  std::string text;
+  text.reserve(rest.size());
+  while (!rest.empty()) {
+    const size_t length = Utf8Length(rest);
+    absl::StrAppend(&text, length == 0 ? "\xEF\xBF\xBD" : rest.substr(0, length));  // U+FFFD
+    rest.remove_prefix(length == 0 ? 1 : length);
+  }
+  return text;
+}
+
+}  // namespace vrambroker

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Text from outside (arguments, paths, names) may be any bytes. What JSON, protobuf and Prometheus take is UTF-8 only.
+#ifndef VRAMBROKER_ALLOCATOR_BASE_UTF8_H_
+#define VRAMBROKER_ALLOCATOR_BASE_UTF8_H_
+
+#include <string>
+
+#include "absl/strings/string_view.h"
+
+namespace vrambroker {
+
+// Safe to call from any thread.
+bool IsUtf8(absl::string_view text);
+
+// `text` with U+FFFD in place of each byte that is not part of a character.
+std::string ToUtf8(absl::string_view text);
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_ALLOCATOR_BASE_UTF8_H_

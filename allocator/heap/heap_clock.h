@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// HeapClock: the time for the records of a heap, which cost less than reading a clock would.
+#ifndef VRAMBROKER_ALLOCATOR_HEAP_HEAP_CLOCK_H_
+#define VRAMBROKER_ALLOCATOR_HEAP_HEAP_CLOCK_H_
+
+#include <chrono>
+#include <cstdint>
+
+namespace vrambroker {
+
+// Counts from its making. Not thread-safe.
+class HeapClock {
+ public:
+  // An operation of the heap. Its time is that of the last Update(), at most kOperations before it.
+  void Count() {
+    if (++operations_ % kOperations == 0) Update();
+  }
+  // Reads the clock. For slow calls, and for threads that run once a second.
+  void Update() {
+    const auto since_start = std::chrono::steady_clock::now() - start_;
+    seconds_ = static_cast<uint32_t>(std::chrono::duration_cast<std::chrono::seconds>(since_start).count());
+    time_us_ = start_us_ + std::chrono::duration_cast<std::chrono::microseconds>(since_start).count();
+  }
+
+  uint32_t seconds() const { return seconds_; }
+  // Microseconds since 1970. Never falls: changes of the system's clock since the making are not seen.
+  int64_t time_us() const { return time_us_; }
+
+ private:
+  static constexpr uint32_t kOperations = 64;
+
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  const int64_t start_us_ =
+      std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::system_clock::now().time_since_epoch())
+          .count();
+  int64_t time_us_ = start_us_;
+  uint32_t seconds_ = 0;
+  uint32_t operations_ = 0;
+};
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_ALLOCATOR_HEAP_HEAP_CLOCK_H_

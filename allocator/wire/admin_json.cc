@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "allocator/wire/admin_json.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "absl/time/time.h"
+#include "allocator/heap/memory_stats.h"
+#include "allocator/wire/out_of_memory_json.h"
+
+namespace vrambroker {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+}  // namespace
+
+std::string JsonText(const Json& json, int indent) {
+  return json.dump(indent, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace);
+}
+
+absl::Time TimeOf(const google::protobuf::Timestamp& timestamp) {
+  return absl::FromUnixSeconds(timestamp.seconds()) + absl::Nanoseconds(timestamp.nanos());
+}
+
+const char* StateName(v1::SessionState state) {
+  switch (state) {
+    case v1::SESSION_STATE_ACTIVE:
+      return "active";
+    case v1::SESSION_STATE_DISCONNECTED:
+      return "disconnected";
+    case v1::SESSION_STATE_ENDED:
+      return "ended";
+    default:
+      return "unknown";
+  }
+}
+
+const char* KindName(v1::DeviceKind kind) {
+  return kind == v1::DEVICE_KIND_CUDA ? "cuda" : "host";
+}
+
+Json ToJson(const v1::OutOfMemory& oom) {
+  return Json::parse(OutOfMemoryJson(oom));
+}
+
+uint64_t UnknownBytes(const v1::SessionDevice& device) {
+  const v1::MemoryStats& stats = device.stats();
+  uint64_t left = device.reserved_bytes();
+  for (const uint64_t known :
+       {stats.active_bytes().all().current(), stats.inactive_split_bytes().all().current(), device.idle_bytes()}) {
+    left -= std::min(left, known);
+  }
+  return std::min(left, device.carried_over_bytes());
+}
+
+Json ToJson(const v1::Session& session) {
+  Json devices = Json::array();
+  for (const v1::SessionDevice& device : session.devices()) {
+    const v1::MemoryStats& stats = device.stats();
+    const uint64_t allocated = stats.allocated_bytes().all().current();
+    const uint64_t unknown = UnknownBytes(device);
+    Json waiting = Json::array();
+    for (const v1::WaitingRequest& request : device.waiting()) {
+      waiting.push_back({{"bytes", request.bytes()},
+                         {"for", request.guarantee() ? "guarantee" : "segments"},
+                         {"waited_ms", request.waited_ms()},
+                         {"left_ms", request.left_ms()},
+                         {"place", request.place()}});
+    }
+    devices.push_back({{"device", device.device()},
+                       {"limit_bytes", device.limit_bytes()},
+                       {"guarantee_bytes", device.guarantee_bytes()},
+                       {"reserved_bytes", device.reserved_bytes()},
+                       {"over_limit", device.reserved_bytes() > device.limit_bytes()},
+                       {"idle_bytes", device.idle_bytes()},
+                       {"returning_bytes", device.returning_bytes()},
+                       {"carried_over_bytes", device.carried_over_bytes()},
+                       {"unknown_bytes", unknown},
+                       {"allocated_bytes", allocated},
+                       {"allocated_bytes_peak", stats.allocated_bytes().all().peak()},
+                       {"requested_bytes", stats.requested_bytes().all().current()},
+                       {"inactive_split_bytes", stats.inactive_split_bytes().all().current()},
+                       {"fragmentation_ratio", FragmentationRatio(allocated, device.reserved_bytes() - unknown)},
+                       {"num_ooms", stats.num_ooms()},
+                       {"waiting", std::move(waiting)}});
+  }
+  return {{"id", session.id()},
+          {"name", session.name()},
+          {"pid", session.pid()},
+          {"uid", session.uid()},
+          {"rule", session.rule()},
+          {"tenant", session.tenant()},
+          {"priority", session.priority()},
+          {"state", StateName(session.state())},
+          {"started", absl::FormatTime(absl::RFC3339_full, absl::FromUnixSeconds(session.started().seconds()),
+                                       absl::UTCTimeZone())},
+          {"devices", std::move(devices)}};
+}
+
+Json ToJson(const v1::OutOfMemoryEvent& event) {
+  return {{"refusal", event.out_of_memory().refusal()},
+          {"time", absl::FormatTime(absl::RFC3339_full, TimeOf(event.time()), absl::UTCTimeZone())},
+          {"session_id", event.session_id()},
+          {"client", event.client()},
+          {"uid", event.uid()},
+          {"recorded", event.recorded()},
+          {"out_of_memory", ToJson(event.out_of_memory())}};
+}
+
+Json ToJson(const v1::Device& device, const DeviceSums& sums) {
+  const uint64_t known = sums.leased_bytes - std::min(sums.leased_bytes, sums.unknown_bytes);
+  return {{"device", device.ordinal()},
+          {"kind", KindName(device.kind())},
+          {"name", device.name()},
+          {"uuid", device.uuid()},
+          {"total_bytes", device.total_bytes()},
+          {"capacity_bytes", device.capacity_bytes()},
+          {"reserved_bytes", device.reserved_bytes()},
+          {"leased_bytes", sums.leased_bytes},
+          {"allocated_bytes", sums.allocated_bytes},
+          {"reclaimable_bytes", sums.reclaimable_bytes},
+          {"idle_bytes", device.idle_bytes()},
+          {"inactive_split_bytes", sums.inactive_split_bytes},
+          {"quarantined_bytes", sums.quarantined_bytes},
+          {"left_behind_bytes", sums.left_behind_bytes},
+          {"carried_over_bytes", device.carried_over_bytes()},
+          {"unknown_bytes", sums.unknown_bytes},
+          {"fragmentation_ratio", FragmentationRatio(sums.allocated_bytes, known)},
+          {"fault", device.fault()}};
+}
+
+}  // namespace vrambroker

@@ -1,0 +1,716 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/heap/leased_heap.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/cord.h"
+#include "absl/strings/str_cat.h"
+#include "allocator/base/bytes.h"
+#include "allocator/device/device.h"
+#include "allocator/heap/size_class.h"
+#include "allocator/wire/heap_convert.h"
+#include "client/heap/deadline.h"
+#include "client/heap/give_up.h"
+#include "client/heap/out_of_memory.h"
+#include "client/heap/stream_waits.h"
+#include "client/session/session_client.h"
+
+namespace vrambroker::client_internal {
+namespace {
+
+// Whole segments have labels of their own, below those of the allocator.
+constexpr uint64_t kFirstWholeAddress = 0x5F00'0000'0000;
+// Every block of the large pool is larger than that.
+constexpr uint64_t kLargePoolGranule = 1 << 20;
+
+// Ids of segments are unique in the process: the daemon's own, above them which session they are of. The first
+// session's are the daemon's.
+SegmentId LocalId(uint64_t session, uint64_t daemon_id) {
+  return SegmentId{session << 48 | daemon_id};
+}
+
+v1::OutOfMemory::Cause CauseOf(const absl::Status& refusal) {
+  const std::optional<OutOfMemory> oom = GetOutOfMemory(refusal);
+  if (!oom.has_value()) return v1::OutOfMemory::CAUSE_LIMIT;
+  switch (oom->cause) {
+    case OutOfMemory::Cause::kCapacity:
+      return v1::OutOfMemory::CAUSE_CAPACITY;
+    case OutOfMemory::Cause::kFragmentation:
+      return v1::OutOfMemory::CAUSE_FRAGMENTATION;
+    case OutOfMemory::Cause::kLargerThanDevice:
+      return v1::OutOfMemory::CAUSE_LARGER_THAN_DEVICE;
+    case OutOfMemory::Cause::kLimit:
+    case OutOfMemory::Cause::kUnknown:
+      break;
+  }
+  return v1::OutOfMemory::CAUSE_LIMIT;
+}
+
+// The request for which this thread asks its allocator, which asks the heap for a segment: while that waits in the
+// daemon, other threads may free what would serve it.
+struct SlowRequest {
+  uint64_t bytes = 0;
+  Stream stream = 0;
+  Deadline deadline;             // of the waiting
+  bool gave_up_waiting = false;  // because of that
+  absl::Status refusal;  // the last one of the daemon, or of the heap in its place; there is one before any wait
+};
+thread_local SlowRequest* slow_request = nullptr;
+
+// Marks a refusal of BeginGrowth().
+constexpr absl::string_view kOwnLimit = "vrambroker.own_limit";
+
+absl::Status CheckBytes(uint64_t bytes) {
+  return bytes > 0 ? absl::OkStatus() : absl::InvalidArgumentError("bytes: must be 1 or more");
+}
+
+}  // namespace
+
+LeasedHeap::LeasedHeap(SessionClient* session, AddressMap* addresses, int ordinal, const AllocatorOptions& options,
+                       uint64_t capacity_bytes)
+    : Heap(ordinal),
+      session_(*session),
+      addresses_(*addresses),
+      capacity_bytes_(capacity_bytes),
+      allocator_(this, this, options, capacity_bytes),
+      session_limit_bytes_(capacity_bytes),
+      next_whole_address_(kFirstWholeAddress) {
+  // per_process_memory_fraction is a limit of the session like others: the daemon enforces it.
+  allocator_.SetSourceLimit(CachingAllocator::kNoLimit);
+}
+
+bool LeasedHeap::CloseAll() {
+  absl::flat_hash_map<SegmentId, Mapped> mapped;
+  {
+    MutexLock lock(mu_);
+    mapped.swap(mapped_);
+    refused_.clear();
+  }
+  if (mapped.empty()) return true;
+  // Those that the allocator holds have not been given back. The streams of the others are known.
+  for (const SegmentSnapshot& segment : allocator_.Snapshot(/*with_history=*/false).segments) {
+    if (const auto it = mapped.find(segment.id); it != mapped.end()) it->second.stream = segment.stream;
+  }
+  StreamWaits waits(device());
+  bool closed = true;
+  for (const auto& [id, segment] : mapped) {
+    addresses_.RemoveRange(segment.base);
+    closed = waits.WaitFor(segment.stream).ok() && device()->CloseHandle(segment.base, segment.bytes).ok() && closed;
+  }
+  return closed;
+}
+
+// ---- Blocks ----
+
+absl::StatusOr<Block*> LeasedHeap::AllocateSlowly(uint64_t bytes, Stream stream) {
+  if (absl::Status status = CheckBytes(bytes); !status.ok()) return status;
+  const Deadline deadline = DeadlineAfter(session_.options().wait);
+  SlowRequest request{.bytes = bytes, .stream = stream, .deadline = deadline};
+  slow_request = &request;
+  absl::StatusOr<Block*> block = allocator_.Allocate(bytes, stream, CurrentScope());
+  const auto gave_up_waiting = [&] {  // that is no refusal, and not counted as one
+    return absl::IsCancelled(block.status()) && std::exchange(request.gave_up_waiting, false);
+  };
+  while (gave_up_waiting()) {
+    // Somebody else may have been faster. It waits again if there is time, or has been refused as it was before.
+    if (TimeUntil(deadline) > absl::ZeroDuration()) {
+      block = allocator_.Allocate(bytes, stream, CurrentScope());
+    } else if (Block* cached = TryAllocate(bytes, stream)) {
+      block = cached;
+    } else {
+      allocator_.CountOutOfMemory(bytes, stream, CurrentScope());
+      block = request.refusal;
+    }
+  }
+  slow_request = nullptr;
+  if (!absl::IsResourceExhausted(block.status())) return block;
+  if (bytes >= kMaxRequestBytes) allocator_.CountOutOfMemory();  // which Allocate() has not looked at
+  return ExplainRefusal(block.status(), bytes, ExplainFit(bytes, stream));
+}
+
+FitReport LeasedHeap::ExplainFit(uint64_t bytes, Stream stream) {
+  return allocator_.ExplainFit(bytes, stream, CurrentScope(), [] { return AllScopes(); });
+}
+
+// The daemon, which knows nothing of it, would name another limit.
+absl::Status LeasedHeap::ExplainRefusal(const absl::Status& refusal, uint64_t requested, const FitReport& fit) {
+  if (!refusal.GetPayload(kOwnLimit).has_value() || fit.segment_bytes > capacity_bytes_) {
+    return Explain(refusal, requested, fit);
+  }
+  v1::OutOfMemory oom;
+  oom.set_cause(v1::OutOfMemory::CAUSE_LIMIT);
+  oom.set_device(static_cast<uint32_t>(ordinal()));
+  oom.set_requested_bytes(requested);
+  oom.set_segment_bytes(fit.segment_bytes);
+  oom.set_block_bytes(fit.block_bytes);
+  oom.set_limit_bytes(own_limit_bytes());
+  oom.set_device_capacity_bytes(capacity_bytes_);
+  *oom.mutable_holes() = HolesToProto(fit.holes);
+  oom.set_scope(fit.scope);
+  ScopeUsesToProto(fit.scopes, oom.mutable_scopes());
+  if (const absl::StatusOr<MemoryStats> stats = GetMemoryStats(); stats.ok()) {
+    oom.set_allocated_bytes(stats->allocated_bytes.all.current);
+    oom.set_inactive_split_bytes(stats->inactive_split_bytes.all.current);
+    oom.set_largest_free_block_bytes(stats->free.largest_bytes);
+  }
+  uint64_t growing = 0;
+  {
+    MutexLock lock(mu_);
+    growing = growing_bytes_;
+    oom.set_reserved_bytes(HeldBytes() - growing);
+  }
+  const uint64_t room = oom.limit_bytes() - std::min(oom.limit_bytes(), oom.reserved_bytes() + growing);
+  oom.set_room_bytes(room);
+  oom.set_explanation(absl::StrCat(
+      "the memory fraction that this process has set allows it ", FormatBytesExactly(oom.limit_bytes()),
+      " of the device: of these ", FormatBytes(room), " are left",
+      growing > 0 ? absl::StrCat(" beside ", FormatBytes(growing), " that other threads are waiting for") : "",
+      ", and the request needs a segment of ", FormatBytes(fit.segment_bytes)));
+  oom.set_advice("Set a larger memory fraction, or free some of this session's memory.");
+  return OutOfMemoryError(oom);
+}
+
+absl::Status LeasedHeap::Explain(const absl::Status& refusal, uint64_t requested, const FitReport& fit) {
+  v1::ExplainRequest request;
+  request.set_device(static_cast<uint32_t>(ordinal()));
+  request.set_cause(fit.segment_bytes > capacity_bytes_ ? v1::OutOfMemory::CAUSE_LARGER_THAN_DEVICE : CauseOf(refusal));
+  request.set_requested_bytes(requested);
+  request.set_segment_bytes(fit.segment_bytes);
+  request.set_block_bytes(fit.block_bytes);
+  request.set_pool_free_bytes(fit.pool_free_bytes);
+  request.set_pool_largest_bytes(fit.pool_largest_bytes);
+  request.set_max_events(fit.max_events);
+  *request.mutable_holes() = HolesToProto(fit.holes);
+  request.set_scope(fit.scope);
+  ScopeUsesToProto(fit.scopes, request.mutable_scopes());
+  if (const absl::StatusOr<MemoryStats> stats = GetMemoryStats(); stats.ok()) {
+    request.set_allocated_bytes(stats->allocated_bytes.all.current);
+    // Where all are the application's, in its whole segments, it says how much they are.
+    if (fit.holes.count == 0) request.mutable_holes()->set_hole_bytes(stats->inactive_split_bytes.all.current);
+  }
+  // First, over the same stream: a process that ends because of this refusal may have no time for another report.
+  session_.ReportStatsOf(static_cast<size_t>(ordinal()));
+  const std::shared_ptr<SessionClient::Link> link = session_.link();
+  session_.CountCall();
+  absl::Status explained = link->stream->Explain(request, session_.options().call_timeout);
+  // A daemon that has just gone cannot explain; the request was refused all the same.
+  return absl::IsResourceExhausted(explained) ? explained : refusal;
+}
+
+absl::StatusOr<Buffer> LeasedHeap::Allocate(uint64_t bytes, Stream stream) {
+  Block* block = TryAllocate(bytes, stream);
+  if (block == nullptr) {
+    const absl::StatusOr<Block*> slow = AllocateSlowly(bytes, stream);
+    if (!slow.ok()) return slow.status();
+    block = *slow;
+  }
+  return MakeBuffer(reinterpret_cast<uint64_t>(block), block->data(), bytes, block->bytes);
+}
+
+void LeasedHeap::Free(uint64_t block) {
+  if (!session_.IsForked()) allocator_.Free(BlockAt(block));
+}
+
+absl::Status LeasedHeap::FreeAndWait(uint64_t block) {
+  if (session_.IsForked()) return session_.CheckUsable();
+  Free(block);
+  return absl::OkStatus();
+}
+
+absl::Status LeasedHeap::RecordStream(uint64_t block, Stream stream) {
+  if (session_.IsForked()) return session_.CheckUsable();
+  allocator_.RecordStream(BlockAt(block), stream);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<void*> LeasedHeap::Malloc(uint64_t bytes, Stream stream) {
+  Block* block = TryAllocate(bytes, stream);
+  if (block == nullptr) {
+    const absl::StatusOr<Block*> slow = AllocateSlowly(bytes, stream);
+    if (!slow.ok()) return slow.status();
+    block = *slow;
+  }
+  void* const data = block->data();
+  addresses_.Put(data, block);
+  return data;
+}
+
+void LeasedHeap::FreeBlock(Block* block) {
+  allocator_.Free(block);
+}
+
+void LeasedHeap::RecordStream(Block* block, Stream stream) {
+  allocator_.RecordStream(block, stream);
+}
+
+// ---- Segments ----
+
+absl::StatusOr<Device*> LeasedHeap::OpenDevice() {
+  if (Device* opened = device()) return opened;
+  absl::StatusOr<Device*> opened = session_.DeviceFor(ordinal());
+  if (opened.ok()) device_.store(*opened, std::memory_order_release);
+  return opened;
+}
+
+absl::StatusOr<std::unique_ptr<Event>> LeasedHeap::RecordEvent(Stream stream) {
+  const absl::StatusOr<Device*> opened = OpenDevice();
+  if (!opened.ok()) return opened.status();
+  return (*opened)->RecordEvent(stream);
+}
+
+bool LeasedHeap::IsCached(uint64_t bytes, Stream stream) {
+  return allocator_.HasCached(bytes, stream);
+}
+
+absl::StatusOr<AcquiredSegment> LeasedHeap::AcquireSegment(uint64_t bytes, bool last_resort) {
+  if (absl::Status status = BeginGrowth(bytes); !status.ok()) {
+    if (slow_request != nullptr) slow_request->refusal = status;
+    return status;
+  }
+  bool arrived = false;
+  absl::StatusOr<AcquiredSegment> segment = Grow(bytes, last_resort, &arrived);
+  if (arrived) return segment;
+  MutexLock lock(mu_);
+  growing_bytes_ -= bytes;
+  return segment;
+}
+
+absl::StatusOr<AcquiredSegment> LeasedHeap::Grow(uint64_t bytes, bool last_resort, bool* arrived) {
+  const absl::StatusOr<Device*> opened = OpenDevice();
+  if (!opened.ok()) return opened.status();
+  const std::shared_ptr<SessionClient::Link> link = session_.link();
+  if (absl::Status status = CheckCarriedOver(link->session, bytes); !status.ok()) {
+    if (slow_request != nullptr) slow_request->refusal = status;
+    return status;
+  }
+  v1::LeaseSegmentsRequest request;
+  request.set_device(static_cast<uint32_t>(ordinal()));
+  request.add_segment_bytes(bytes);
+  request.set_last_resort(last_resort);
+  std::function<bool()> give_up;
+  if (last_resort && session_.wait_ms() > 0) {
+    if (GiveUpScope::GaveUp()) return GiveUpScope::Error();
+    if (GiveUpScope::IsActive()) give_up = &GiveUpScope::GaveUp;
+    request.set_wait_ms(session_.wait_ms());
+    if (slow_request != nullptr) {
+      const absl::Duration left = TimeUntil(slow_request->deadline);
+      request.set_wait_ms(static_cast<uint32_t>(absl::ToInt64Milliseconds(absl::Ceil(left, absl::Milliseconds(1)))));
+      give_up = [this] {
+        slow_request->gave_up_waiting = IsCached(slow_request->bytes, slow_request->stream);
+        return slow_request->gave_up_waiting || GiveUpScope::GaveUp();
+      };
+    }
+  }
+  session_.CountCall();
+  const absl::StatusOr<v1::LeaseSegmentsResponse> leased =
+      link->stream->Lease(request, session_.options().call_timeout, give_up);
+  if (absl::IsCancelled(leased.status()) && GiveUpScope::GaveUp()) {
+    if (slow_request != nullptr) slow_request->gave_up_waiting = false;
+    return GiveUpScope::Error();
+  }
+  if (absl::IsResourceExhausted(leased.status()) && !GetOutOfMemory(leased.status()).has_value()) {
+    return absl::UnavailableError(leased.status().message());  // not for want of memory: flushing would not help
+  }
+  if (absl::IsResourceExhausted(leased.status()) && slow_request != nullptr) slow_request->refusal = leased.status();
+  if (!leased.ok()) return leased.status();  // Cancelled: see AllocateSlowly()
+  if (leased->segments_size() != 1 || leased->segments(0).segment_bytes() != bytes) {
+    return absl::InternalError("the daemon leased a different segment than requested");
+  }
+  const v1::LeaseSegmentsResponse::Segment& segment = leased->segments(0);
+  const SegmentId id = LocalId(link->session, segment.segment_id());
+  const bool adopted = session_.Adopt(link, [&] {
+    MutexLock lock(mu_);
+    mapped_.emplace(id, Mapped{.session = link->session, .daemon_id = segment.segment_id(), .bytes = bytes});
+    growing_bytes_ -= bytes;
+    *arrived = true;
+  });
+  if (!adopted) return absl::UnavailableError("the connection to the daemon broke; try again");
+
+  absl::StatusOr<SegmentHandle> handle = session_.FetchHandle(segment.handle());
+  absl::StatusOr<void*> base =
+      handle.ok() ? SessionClient::Opened(*link, **opened, ordinal(), (*opened)->OpenHandle(*handle, bytes))
+                  : handle.status();
+  struct stat file = {};
+  if (handle.ok() && std::holds_alternative<UniqueFd>(*handle)) (void)fstat(std::get<UniqueFd>(*handle).get(), &file);
+  // The pools can be told apart by size: see SegmentBytesFor().
+  const uint64_t granule = bytes == kSmallSegmentBytes ? kMinBlockBytes : kLargePoolGranule;
+  if (base.ok() && !addresses_.AddRange(*base, bytes, granule, this)) {
+    if (!(*opened)->CloseHandle(*base, bytes).ok()) {
+      MutexLock lock(mu_);
+      Mapped& mapped = mapped_.at(id);
+      mapped.base = *base;
+      mapped.stream = Stream{0};  // nothing has used it: any will do
+      refused_.push_back(id);
+      return absl::InternalError("an unusable segment cannot be closed now either; the client will try again");
+    }
+    base = absl::InternalError("a segment was mapped at an address where its pointers cannot be looked up");
+  }
+  if (!base.ok()) {
+    {
+      MutexLock lock(mu_);
+      mapped_.erase(id);
+    }
+    session_.ReturnSegments(ordinal(), link->session, {segment.segment_id()});
+    // Not for want of memory: giving other segments back would not help.
+    return absl::IsResourceExhausted(base.status()) ? absl::InternalError(base.status().message()) : base.status();
+  }
+  session_.Grown();
+  MutexLock lock(mu_);
+  Mapped& mapped = mapped_.at(id);
+  mapped.base = *base;
+  mapped.file_device = file.st_dev;
+  mapped.file_inode = file.st_ino;
+  return AcquiredSegment{.id = id, .base = *base};
+}
+
+uint64_t LeasedHeap::ReleaseSegments(absl::Span<const ReleasedSegment> segments) {
+  std::vector<SegmentId> ids;
+  ids.reserve(segments.size());
+  std::vector<void*> bases;
+  bases.reserve(segments.size());
+  {
+    MutexLock lock(mu_);
+    for (const ReleasedSegment& segment : segments) {
+      Mapped& mapped = mapped_.at(segment.id);
+      mapped.stream = segment.stream;
+      ids.push_back(segment.id);
+      bases.push_back(mapped.base);
+    }
+  }
+  for (void* base : bases) addresses_.RemoveRange(base);
+  return CloseAndReturn(ids);
+}
+
+uint64_t LeasedHeap::CloseAndReturn(absl::Span<const SegmentId> segments) {
+  std::vector<Mapped> closed;
+  closed.reserve(segments.size());
+  {
+    MutexLock lock(mu_);
+    for (const SegmentId id : segments) closed.push_back(mapped_.at(id));
+  }
+  // Blocks may be freed while their stream still works on them, and who gets the memory next knows nothing of that
+  // stream. Until that work is done the segment is held, whatever happens to the connection: see Connect().
+  StreamWaits waits(device());
+  absl::flat_hash_map<uint64_t, std::vector<uint64_t>> by_session;
+  absl::flat_hash_map<uint64_t, uint64_t> bytes_by_session;
+  std::vector<SegmentId> gone;
+  std::vector<SegmentId> refused;
+  for (size_t i = 0; i < segments.size(); ++i) {
+    const Mapped& mapped = closed[i];
+    if (!waits.WaitFor(mapped.stream).ok() || !device()->CloseHandle(mapped.base, mapped.bytes).ok()) {
+      refused.push_back(segments[i]);
+      continue;
+    }
+    gone.push_back(segments[i]);
+    by_session[mapped.session].push_back(mapped.daemon_id);
+    bytes_by_session[mapped.session] += mapped.bytes;
+  }
+  {
+    MutexLock lock(mu_);
+    for (const SegmentId id : gone) mapped_.erase(id);
+    refused_.insert(refused_.end(), refused.begin(), refused.end());
+  }
+  session_.Grown();
+  uint64_t bytes = 0;
+  for (const auto& [session, ids] : by_session) {
+    if (session_.ReturnSegments(ordinal(), session, ids)) bytes += bytes_by_session[session];
+  }
+  return bytes;
+}
+
+void LeasedHeap::RetryClosing() {
+  allocator_.WaitForLostStreams();
+  std::vector<SegmentId> refused;
+  {
+    MutexLock lock(mu_);
+    refused.swap(refused_);
+  }
+  if (!refused.empty()) CloseAndReturn(refused);
+}
+
+absl::StatusOr<void*> LeasedHeap::LeaseSegment(uint64_t bytes, bool now) {
+  if (absl::Status status = CheckBytes(bytes); !status.ok()) return status;
+  const bool too_large = bytes >= kMaxRequestBytes;  // to be rounded
+  const uint64_t segment_bytes = too_large ? bytes : RoundUpTo(bytes, kSegmentGranuleBytes);
+  const auto explain = [&](const absl::Status& refusal) {
+    FitReport heap = ExplainFit(bytes, Stream{0});
+    return ExplainRefusal(refusal, bytes,
+                          {.block_bytes = bytes,
+                           .segment_bytes = segment_bytes,
+                           .holes = std::move(heap.holes),
+                           .scope = std::move(heap.scope),
+                           .scopes = std::move(heap.scopes)});
+  };
+  if (too_large) {
+    allocator_.CountOutOfMemory();
+    return explain(absl::ResourceExhaustedError("more than any device has"));
+  }
+  absl::StatusOr<AcquiredSegment> segment = AcquireSegment(segment_bytes, /*last_resort=*/false);
+  if (absl::IsResourceExhausted(segment.status()) && now) {
+    return segment.status().GetPayload(kOwnLimit).has_value() ? explain(segment.status()) : segment.status();
+  }
+  if (absl::IsResourceExhausted(segment.status())) {
+    allocator_.EmptyCache();
+    segment = AcquireSegment(segment_bytes, /*last_resort=*/true);
+  }
+  if (absl::IsResourceExhausted(segment.status())) {
+    allocator_.CountOutOfMemory();
+    return explain(segment.status());
+  }
+  if (!segment.ok()) return segment.status();
+  MutexLock lock(mu_);
+  whole_.emplace(segment->base,
+                 Whole{.id = segment->id, .requested = bytes, .bytes = segment_bytes, .address = next_whole_address_});
+  next_whole_address_ += segment_bytes;
+  for (PoolStat* count : {&whole_stats_.allocation, &whole_stats_.segment, &whole_stats_.active}) {
+    count->Up(PoolKind::kLarge, 1);
+  }
+  for (PoolStat* sum : {&whole_stats_.allocated_bytes, &whole_stats_.reserved_bytes, &whole_stats_.active_bytes}) {
+    sum->Up(PoolKind::kLarge, segment_bytes);
+  }
+  whole_stats_.requested_bytes.Up(PoolKind::kLarge, bytes);
+  if (use_.has_value()) {
+    use_->allocated_bytes += segment_bytes;
+    use_->requested_bytes += bytes;
+  }
+  ++whole_stats_.num_device_alloc;
+  return segment->base;
+}
+
+absl::Status LeasedHeap::ReturnSegment(void* pointer, std::optional<Stream> stream) {
+  Whole whole;
+  {
+    MutexLock lock(mu_);
+    const auto it = whole_.find(pointer);
+    if (it == whole_.end()) return absl::NotFoundError("no leased segment begins there");
+    whole = it->second;
+    whole_.erase(it);
+    for (PoolStat* count : {&whole_stats_.allocation, &whole_stats_.segment, &whole_stats_.active}) {
+      count->Down(PoolKind::kLarge, 1);
+    }
+    for (PoolStat* sum : {&whole_stats_.allocated_bytes, &whole_stats_.reserved_bytes, &whole_stats_.active_bytes}) {
+      sum->Down(PoolKind::kLarge, whole.bytes);
+    }
+    whole_stats_.requested_bytes.Down(PoolKind::kLarge, whole.requested);
+    ++whole_stats_.num_device_free;
+    if (use_.has_value()) use_->idle_bytes -= std::min(use_->idle_bytes, whole.bytes);
+  }
+  if (ReleaseSegments({{.id = whole.id, .bytes = whole.bytes, .stream = stream}}) > 0) {
+    session_.WholeReturned(ordinal(), whole.bytes);
+    return absl::OkStatus();
+  }
+  {
+    MutexLock lock(mu_);
+    if (mapped_.contains(whole.id)) return absl::OkStatus();  // the device closes it later: see RetryClosing()
+  }
+  return absl::UnavailableError("the daemon cannot take the segment back now: it is gone or cannot be reached");
+}
+
+std::optional<uint64_t> LeasedHeap::SizeOf(const void* pointer) const {
+  MutexLock lock(mu_);
+  const auto it = whole_.find(const_cast<void*>(pointer));
+  return it == whole_.end() ? std::nullopt : std::optional<uint64_t>(it->second.bytes);
+}
+
+absl::StatusOr<uint64_t> LeasedHeap::EmptyCache() {
+  RetryClosing();
+  return allocator_.EmptyCache();
+}
+
+uint64_t LeasedHeap::Trim(uint64_t wanted_bytes, uint64_t min_idle_ticks) {
+  return allocator_.Trim({.wanted_bytes = wanted_bytes, .min_idle_ticks = min_idle_ticks});
+}
+
+// ---- Figures ----
+
+void LeasedHeap::LimitIs(uint64_t limit_bytes) {
+  MutexLock lock(limits_mu_);
+  session_limit_bytes_ = limit_bytes;
+  ApplyLimits();
+}
+
+absl::Status LeasedHeap::SetMemoryFraction(double fraction) {
+  if (!(fraction >= 0 && fraction <= 1)) {
+    return absl::InvalidArgumentError(absl::StrCat("fraction: ", fraction, " is not between 0 and 1"));
+  }
+  MutexLock lock(limits_mu_);
+  own_limit_bytes_ = fraction < 1 ? static_cast<uint64_t>(fraction * static_cast<double>(capacity_bytes_))
+                                  : CachingAllocator::kNoLimit;
+  ApplyLimits();
+  return absl::OkStatus();
+}
+
+void LeasedHeap::ApplyLimits() {
+  const uint64_t limit = std::min(session_limit_bytes_, own_limit_bytes());
+  allocator_.SetSourceLimit(limit < capacity_bytes_ ? limit : CachingAllocator::kNoLimit);
+}
+
+uint64_t LeasedHeap::HeldBytes() const {
+  uint64_t held = growing_bytes_;
+  for (const auto& [id, mapped] : mapped_) held += mapped.bytes;
+  return held;
+}
+
+absl::Status LeasedHeap::BeginGrowth(uint64_t bytes) {
+  const uint64_t limit = own_limit_bytes();
+  MutexLock lock(mu_);
+  // What is held is added up only where it matters.
+  if (limit != CachingAllocator::kNoLimit) {
+    const uint64_t held = HeldBytes();
+    if (held > limit || bytes > limit - held) {
+      absl::Status refusal =
+          absl::ResourceExhaustedError(absl::StrCat("the memory fraction that this process has set allows it ",
+                                                    FormatBytes(limit), ": it holds ", FormatBytes(held)));
+      refusal.SetPayload(kOwnLimit, absl::Cord());
+      return refusal;
+    }
+  }
+  growing_bytes_ += bytes;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<MemoryStats> LeasedHeap::GetMemoryStats() {
+  MemoryStats stats = allocator_.GetMemoryStats();
+  MutexLock lock(mu_);
+  const uint64_t max_split_bytes = stats.max_split_bytes;
+  stats.Add(WholeStats());
+  stats.max_split_bytes = max_split_bytes;
+  return stats;
+}
+
+void LeasedHeap::ReportUse(const SegmentUse& use) {
+  MutexLock lock(mu_);
+  // It may say anything, and of another moment than ours.
+  const uint64_t reserved = whole_stats_.reserved_bytes.all.current;
+  use_ = use;
+  for (uint64_t* bytes :
+       {&use_->allocated_bytes, &use_->requested_bytes, &use_->inactive_split_bytes, &use_->idle_bytes}) {
+    *bytes = std::min(*bytes, reserved);
+  }
+}
+
+MemoryStats LeasedHeap::WholeStats() const {
+  MemoryStats stats = whole_stats_;
+  if (!use_.has_value()) return stats;
+  const uint64_t reserved = stats.reserved_bytes.all.current;
+  const uint64_t reclaimable = std::min(use_->idle_bytes, reserved);
+  const uint64_t split = std::min(use_->inactive_split_bytes, reserved - reclaimable);
+  const uint64_t active = reserved - reclaimable - split;
+  const uint64_t allocated = std::min(use_->allocated_bytes, active);
+  const auto set = [](PoolStat& stat, uint64_t bytes) {
+    const uint64_t current = stat.all.current;
+    bytes < current ? stat.Down(PoolKind::kLarge, current - bytes) : stat.Up(PoolKind::kLarge, bytes - current);
+  };
+  set(stats.inactive_split_bytes, split);
+  set(stats.active_bytes, active);
+  set(stats.allocated_bytes, allocated);
+  set(stats.requested_bytes, std::min(use_->requested_bytes, allocated));
+  return stats;
+}
+
+absl::Status LeasedHeap::ResetPeakStats(bool accumulated) {
+  allocator_.ResetPeakStats();
+  {
+    MutexLock lock(mu_);
+    whole_stats_.ResetPeaks();
+  }
+  return accumulated ? ResetTotals() : absl::OkStatus();
+}
+
+absl::Status LeasedHeap::ResetTotals() {
+  allocator_.ResetAccumulatedStats();
+  MutexLock lock(mu_);
+  whole_stats_.ForEach([](const char*, PoolStat& stat) {
+    for (Stat* one : {&stat.all, stat.pool.data(), stat.pool.data() + 1}) one->allocated = one->freed = 0;
+  });
+  whole_stats_.num_device_alloc = whole_stats_.num_device_free = 0;
+  return absl::OkStatus();
+}
+
+bool LeasedHeap::InUse() {
+  // Not by what is allocated: the thread that frees a block of several streams is not done with the heap by then.
+  allocator_.PollEvents();
+  if (allocator_.GetMemoryStats().active.all.current > 0) return true;
+  MutexLock lock(mu_);
+  return !whole_.empty();
+}
+
+HeapSnapshot LeasedHeap::Snapshot(bool with_history) {
+  HeapSnapshot snapshot = allocator_.Snapshot(with_history);
+  snapshot.scopes = AllScopes();  // after the heap, whose ids are all in it then
+  const uint64_t peak_of_blocks = allocator_.GetMemoryStats().allocated_bytes.all.peak;
+  MutexLock lock(mu_);
+  std::vector<SegmentSnapshot> whole;
+  whole.reserve(whole_.size());
+  for (const auto& [base, segment] : whole_) {
+    whole.push_back({.id = segment.id,
+                     .address = segment.address,
+                     .bytes = segment.bytes,
+                     .pool = PoolKind::kLarge,
+                     .blocks = {{.offset = 0,
+                                 .bytes = segment.bytes,
+                                 .requested_bytes = segment.requested,
+                                 .state = BlockState::kAllocated}},
+                     .whole = true});
+  }
+  std::sort(whole.begin(), whole.end(), [](const auto& a, const auto& b) { return a.address < b.address; });
+  // As in GetMemoryStats(), and in no scope.
+  if (const uint64_t peak = WholeStats().allocated_bytes.all.peak; peak > 0) {
+    if (snapshot.scope_bytes_at_peak.empty()) snapshot.scope_bytes_at_peak.push_back(peak_of_blocks);
+    snapshot.scope_bytes_at_peak[0] += peak;
+  }
+  snapshot.segments.insert(snapshot.segments.begin(), std::make_move_iterator(whole.begin()),
+                           std::make_move_iterator(whole.end()));
+  return snapshot;
+}
+
+absl::Status LeasedHeap::CheckCarriedOver(uint64_t session, uint64_t bytes) const {
+  if (session == 0) return absl::OkStatus();  // the first one
+  uint64_t held = 0;
+  bool any = false;
+  MutexLock lock(mu_);
+  for (const auto& [id, mapped] : mapped_) {
+    held += mapped.bytes;
+    any = any || mapped.session != session;
+  }
+  const uint64_t limit = session_.limit_bytes(ordinal());
+  if (!any || (held <= limit && bytes <= limit - held)) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat("the session's limit of ", FormatBytes(limit),
+                                                   " is used up: it holds ", FormatBytes(held),
+                                                   ", in part from an earlier run of the daemon"));
+}
+
+uint64_t LeasedHeap::CarriedId(uint64_t session, uint64_t daemon_id) {
+  return Raw(LocalId(session, daemon_id));
+}
+
+std::vector<v1::CarriedOver::Segment> LeasedHeap::CarriedOver(uint64_t session) const {
+  std::vector<v1::CarriedOver::Segment> carried;
+  MutexLock lock(mu_);
+  for (const auto& [id, mapped] : mapped_) {
+    if (mapped.session == session) continue;
+    v1::CarriedOver::Segment& segment = carried.emplace_back();
+    segment.set_id(Raw(id));
+    segment.set_device(static_cast<uint32_t>(ordinal()));
+    segment.set_segment_bytes(mapped.bytes);
+    segment.set_file_device(mapped.file_device);
+    segment.set_file_inode(mapped.file_inode);
+  }
+  return carried;
+}
+
+std::vector<uint64_t> LeasedHeap::HeldSegments(uint64_t session) const {
+  std::vector<uint64_t> ids;
+  MutexLock lock(mu_);
+  for (const auto& [id, mapped] : mapped_) {
+    if (mapped.session == session) ids.push_back(mapped.daemon_id);
+  }
+  return ids;
+}
+
+}  // namespace vrambroker::client_internal

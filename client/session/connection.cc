@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/session/connection.h"
+
+#include <fcntl.h>
+#include <grp.h>
+#include <grpcpp/create_channel_posix.h>
+#include <poll.h>
+#include <pwd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/cord.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "client/heap/deadline.h"
+#include "client/session/grpc_use.h"
+
+namespace vrambroker::client_internal {
+namespace {
+
+constexpr absl::string_view kNoDaemon = "no vrambrokerd: ";
+
+struct User {
+  std::string name;  // the number of one without a name
+  gid_t group = static_cast<gid_t>(-1);
+};
+
+User FindUser(uid_t uid) {
+  passwd entry = {};
+  passwd* found = nullptr;
+  std::array<char, 4096> text;
+  const bool known = getpwuid_r(uid, &entry, text.data(), text.size(), &found) == 0 && found != nullptr;
+  return known ? User{.name = entry.pw_name, .group = entry.pw_gid} : User{.name = absl::StrCat(uid)};
+}
+
+std::string GroupName(gid_t gid) {
+  group entry = {};
+  group* found = nullptr;
+  std::array<char, 4096> text;
+  const bool known = getgrgid_r(gid, &entry, text.data(), text.size(), &found) == 0 && found != nullptr;
+  return known ? std::string(entry.gr_name) : absl::StrCat(gid);
+}
+
+// Whom the socket, or the folder that hides it, lets in, and how to become one of these.
+absl::Status MayNotConnect(const std::string& path) {
+  struct stat info = {};
+  std::string barrier = path;
+  while (stat(barrier.c_str(), &info) != 0) {
+    const size_t slash = barrier.rfind('/');
+    if (slash == std::string::npos || slash == 0) {
+      return absl::PermissionDeniedError(absl::StrCat("this user may not connect to ", path));
+    }
+    barrier.resize(slash);
+  }
+  constexpr uid_t kFirstPerson = 1000;  // users below it are the system's
+  const bool is_folder = S_ISDIR(info.st_mode);
+  const bool group_may = (info.st_mode & (is_folder ? S_IXGRP : S_IWGRP)) != 0;
+  const User user = FindUser(geteuid());
+  const User owner = FindUser(info.st_uid);
+  const std::string group = GroupName(info.st_gid);
+  std::string remedy;
+  if (!group_may) {
+    remedy = is_folder ? absl::StrCat("ask ", owner.name, " for a folder of sockets that others may enter")
+                       : "let its group in (socket_mode: \"0660\" in the daemon's configuration)";
+  } else if (info.st_gid == 0 || (info.st_uid >= kFirstPerson && info.st_gid == owner.group)) {
+    // Root's group, or a person's own: it gives more than the socket.
+    remedy = "run the daemon with a group for its users, or let everyone in (socket_mode: \"0666\")";
+  } else {
+    remedy = absl::StrCat("join the group (sudo adduser ", user.name, " ", group, ") and log in again");
+  }
+  return absl::PermissionDeniedError(absl::StrCat("user ", user.name, " may not connect to ", path, ": ", barrier,
+                                                  " belongs to user ", owner.name, " and group ", group, "; ", remedy));
+}
+
+// The longest sleep in the kernel, which `give_up` cannot end.
+constexpr absl::Duration kConnectSlice = absl::Milliseconds(100);
+
+// For connecting, and for each send. Zero would mean: for ever.
+void SetSendTimeout(int socket, absl::Duration timeout) {
+  const timeval limit = absl::ToTimeval(std::max(timeout, absl::Milliseconds(1)));
+  setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+}
+
+// `timeout` is for connecting, and for each send.
+absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path, int type, absl::Duration timeout,
+                                     const std::function<bool()>& give_up = nullptr) {
+  const Deadline deadline = DeadlineAfter(timeout);
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof address.sun_path) {
+    return absl::InvalidArgumentError(absl::StrCat("socket path ", path, " is too long"));
+  }
+  std::memcpy(address.sun_path, path.c_str(), path.size());
+  UniqueFd fd(socket(AF_UNIX, type | SOCK_CLOEXEC, 0));
+  if (!fd.valid()) return absl::ErrnoToStatus(errno, "socket failed");
+  int error = 0;
+  do {  // it waits for a daemon that is slow to accept
+    SetSendTimeout(fd.get(), std::min(TimeUntil(deadline), kConnectSlice));
+    error = connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 ? 0 : errno;
+  } while ((error == EAGAIN || error == EINTR) && TimeUntil(deadline) > absl::ZeroDuration() &&
+           !(give_up && give_up()));
+  switch (error) {
+    case 0:
+      SetSendTimeout(fd.get(), timeout);
+      return fd;
+    case ENOENT:
+    case ENOTDIR:
+      return absl::UnavailableError(
+          absl::StrCat(kNoDaemon, "there is no socket ", path,
+                       "; start the daemon, or name its directory with --socket-dir or VRAMBROKER_SOCKET_DIR"));
+    case ECONNREFUSED:
+      return absl::UnavailableError(
+          absl::StrCat(kNoDaemon, "nobody listens on ", path, "; the daemon has died, start it again"));
+    case EACCES:
+    case EPERM:
+      return MayNotConnect(path);
+    case EAGAIN:
+    case EINTR:
+      return absl::DeadlineExceededError(
+          absl::StrCat("the daemon did not accept a connection on ", path, " within ", absl::FormatDuration(timeout)));
+    default:
+      return absl::UnavailableError(absl::StrCat("cannot connect to ", path, ": ", std::strerror(error)));
+  }
+}
+
+// The daemon's answer to one ticket: the descriptor, or why there is none.
+struct Answer {
+  UniqueFd descriptor;
+  absl::Status refusal;
+};
+
+absl::Status Refusal(char code, absl::string_view reason) {
+  // The daemon that issued the ticket is gone, or has ended the session: its memory is lost to this lease, as it is
+  // when the call that asks for it finds no daemon.
+  if (static_cast<absl::StatusCode>(code) == absl::StatusCode::kNotFound) {
+    return absl::UnavailableError(
+        absl::StrCat("the daemon has restarted, or has ended the session, since it leased the "
+                     "segment (descriptor socket: ",
+                     reason, ")"));
+  }
+  return absl::InternalError(absl::StrCat("descriptor socket: ", reason));
+}
+
+// Sends a ticket and waits for its answer. Unavailable: the daemon has closed the connection, without having looked at
+// the ticket. After any error the answer may still come.
+absl::StatusOr<Answer> Exchange(int socket, absl::string_view ticket, Deadline deadline) {
+  while (send(socket, ticket.data(), ticket.size(), MSG_NOSIGNAL) < 0) {
+    if (errno != EINTR) return absl::UnavailableError(absl::StrCat("descriptor socket: ", std::strerror(errno)));
+  }
+  std::array<char, 512> text;
+  iovec data = {.iov_base = text.data(), .iov_len = text.size()};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control = {};
+  msghdr message = {};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  ssize_t size = 0;
+  while ((size = recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT)) < 0) {
+    if (errno == EINTR) continue;
+    if (errno != EAGAIN) return absl::UnavailableError("descriptor socket: the daemon closed the connection");
+    const absl::Duration left = TimeUntil(deadline);
+    if (left <= absl::ZeroDuration()) {
+      return absl::DeadlineExceededError("descriptor socket: the daemon did not answer in time");
+    }
+    // Not a receive with a timeout, which every signal would start anew.
+    pollfd readable = {.fd = socket, .events = POLLIN, .revents = 0};
+    (void)poll(&readable, 1, static_cast<int>(absl::ToInt64Milliseconds(std::min(left, absl::Hours(1)))) + 1);
+  }
+  if (size == 0) return absl::UnavailableError("descriptor socket: the daemon closed the connection");
+  Answer answer;
+  if (const cmsghdr* header = CMSG_FIRSTHDR(&message);
+      header != nullptr && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
+    int fd = -1;
+    std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
+    answer.descriptor = UniqueFd(fd);
+  }
+  if (text[0] != 0) answer.descriptor.Reset();
+  if (!answer.descriptor.valid()) {
+    answer.refusal = text[0] != 0
+                         ? Refusal(text[0], absl::string_view(text.data() + 1, static_cast<size_t>(size) - 1))
+                         : absl::InternalError(
+                               "descriptor socket: no descriptor arrived; this process may have too many files open");
+  }
+  return answer;
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectChannel(const std::string& socket_dir, absl::Duration timeout,
+                                                              const std::function<bool()>& give_up) {
+  if (IsForkedFromGrpc()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("this process was made by fork() after process ", GrpcUser(),
+                     " had connected, and gRPC does not survive that: fork before the first Connect(), or exec"));
+  }
+  // Connected here, not by gRPC: the errors of connect(2) tell the user what is wrong.
+  absl::StatusOr<UniqueFd> fd =
+      ConnectUnix(absl::StrCat(socket_dir, "/vrambroker.sock"), SOCK_STREAM, timeout, give_up);
+  if (!fd.ok()) return fd.status();
+  if (fcntl(fd->get(), F_SETFL, O_NONBLOCK) != 0) return absl::ErrnoToStatus(errno, "fcntl(O_NONBLOCK) failed");
+  UseGrpc();
+  return grpc::CreateInsecureChannelFromFd("vrambrokerd", fd->Release());
+}
+
+bool IsNoDaemon(const absl::Status& status) {
+  return absl::IsUnavailable(status) && absl::StartsWith(status.message(), kNoDaemon);
+}
+
+DescriptorFetcher::DescriptorFetcher(absl::string_view socket_dir)
+    : path_(absl::StrCat(socket_dir, "/vrambroker-fd.sock")) {}
+
+absl::StatusOr<UniqueFd> DescriptorFetcher::Fetch(absl::string_view ticket, absl::Duration timeout) {
+  const Deadline deadline = DeadlineAfter(timeout);
+  UniqueFd socket;
+  {
+    MutexLock lock(mu_);
+    socket = std::move(kept_);
+  }
+  absl::StatusOr<Answer> answer = absl::UnavailableError("not connected");
+  if (socket.valid()) answer = Exchange(socket.get(), ticket, deadline);
+  if (absl::IsUnavailable(answer.status())) {
+    // The daemon closes connections that were silent for a while, and may have been restarted.
+    absl::StatusOr<UniqueFd> fresh = ConnectUnix(path_, SOCK_SEQPACKET, TimeUntil(deadline));
+    if (!fresh.ok()) return fresh.status();
+    socket = *std::move(fresh);
+    answer = Exchange(socket.get(), ticket, deadline);
+  }
+  // The connection is closed: an answer that is still under way would be taken for the next ticket's.
+  if (!answer.ok()) return answer.status();
+  {
+    MutexLock lock(mu_);
+    kept_ = std::move(socket);
+  }
+  if (answer->descriptor.valid()) return std::move(answer->descriptor);
+  return answer->refusal;
+}
+
+void SetTimeout(grpc::ClientContext& context, absl::Duration timeout) {
+  const gpr_timespec span = gpr_time_from_millis(absl::ToInt64Milliseconds(ClampDuration(timeout)), GPR_TIMESPAN);
+  context.set_deadline(gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), span));
+}
+
+absl::Status FromProto(const v1::StatusDetails& details) {
+  absl::Status result(static_cast<absl::StatusCode>(details.code()), details.message());
+  for (const v1::StatusDetails::Any& detail : details.details()) {
+    result.SetPayload(detail.type_url(), absl::Cord(detail.value()));
+  }
+  return result;
+}
+
+absl::Status FromGrpc(const grpc::Status& status) {
+  if (status.ok()) return absl::OkStatus();
+  v1::StatusDetails details;
+  if (status.error_details().empty() || !details.ParseFromString(status.error_details())) details.Clear();
+  details.set_code(static_cast<int>(status.error_code()));
+  details.set_message(status.error_message());
+  return FromProto(details);
+}
+
+}  // namespace vrambroker::client_internal

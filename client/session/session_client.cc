@@ -1,0 +1,683 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/session/session_client.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "allocator/base/bytes.h"
+#include "allocator/device/cuda_device.h"
+#include "allocator/device/host_device.h"
+
+namespace vrambroker::client_internal {
+namespace {
+
+constexpr uint32_t kProtocolVersion = 1;
+constexpr absl::Duration kGoodbyeTimeout = absl::Seconds(2);
+constexpr absl::Duration kGoodbyePause = absl::Milliseconds(20);
+constexpr absl::Duration kLastGoodbyePause = absl::Seconds(5);
+constexpr int kMaxIdsInMessage = 4096;
+
+// As they are kept: the callbacks are elsewhere.
+ClientOptions Kept(ClientOptions options) {
+  options.on_lost = nullptr;
+  options.log = nullptr;
+  for (absl::Duration* duration : {&options.idle_decay, &options.connect_timeout, &options.call_timeout}) {
+    *duration = ClampDuration(*duration);
+  }
+  return options;
+}
+
+v1::Limit ToProto(const Limit& limit) {
+  v1::Limit proto;
+  if (const uint64_t* bytes = std::get_if<uint64_t>(&limit)) {
+    proto.set_bytes(*bytes);
+  } else {
+    proto.set_fraction(std::get<double>(limit));
+  }
+  return proto;
+}
+
+// What is given back stays charged unless the daemon hears of it. ResourceExhausted: it refuses calls or connections
+// that come too often.
+bool IsWorthAnotherTry(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) || absl::IsResourceExhausted(status);
+}
+
+// Not joinable when there is none to be had: what it was for stays undone until the process ends.
+std::thread StartThread(const std::function<void()>& body) {
+  try {
+    return std::thread(body);
+  } catch (const std::system_error&) {
+    return {};
+  }
+}
+
+// One for all sessions of the process: a child that was made before a session has the descriptors of the GPU, too. A
+// child's own sessions have another one; its parent's stays open in it. `forks`: before this process became what it is.
+int ProcessMark(int forks) {
+  static std::atomic<uint64_t> made{0};  // forks + 1, and the descriptor; without a lock, which fork() might find taken
+  const uint64_t generation = static_cast<uint64_t>(forks) + 1;
+  uint64_t now = made.load();
+  if (now >> 32 == generation) return static_cast<int>(now & 0xffffffff);
+  UniqueFd mark = MakeSessionMark();
+  if (!mark.valid()) return -1;
+  if (made.compare_exchange_strong(now, generation << 32 | static_cast<uint64_t>(mark.get()))) return mark.Release();
+  return static_cast<int>(now & 0xffffffff);
+}
+
+}  // namespace
+
+std::atomic<int> SessionClient::fork_count{0};
+
+SessionClient::Link::~Link() {
+  if (stream != nullptr) stream->Abort();
+}
+
+SessionClient::SessionClient(const ClientOptions& options)
+    : options_(Kept(options)),
+      descriptors_(options.socket_dir),
+      forks_([] {
+        static const int registered =
+            pthread_atfork(nullptr, nullptr, [] { fork_count.fetch_add(1, std::memory_order_relaxed); });
+        (void)registered;
+        return fork_count.load(std::memory_order_relaxed);
+      }()),
+      mark_(ProcessMark(forks_)),
+      logs_to_stderr_(options.log == nullptr),
+      trims_([this] {
+        MutexLock lock(mu_);
+        trims_changed_ = true;
+        changed_.NotifyAll();
+      }) {
+  callbacks_->on_lost = options.on_lost;
+  callbacks_->log = options.log;
+}
+
+absl::StatusOr<std::unique_ptr<SessionClient>> SessionClient::Open(const ClientOptions& options) {
+  if (options.wait < absl::ZeroDuration() || options.wait > absl::Hours(1)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("wait: ", absl::FormatDuration(options.wait), " is not within [0, 1h]"));
+  }
+  absl::StatusOr<AllocConfText> conf = FindAllocConf(options.alloc_conf);
+  if (!conf.ok()) return conf.status();
+  std::unique_ptr<SessionClient> self(new SessionClient(options));
+  self->conf_ = *std::move(conf);
+  self->warnings_ = self->conf_.warnings;
+  absl::StatusOr<std::shared_ptr<Link>> link = self->Connect(nullptr, self->options_.connect_timeout);
+  if (!link.ok()) return link.status();
+  {
+    MutexLock lock(self->mu_);
+    self->link_ = *std::move(link);
+    self->lost_ = !self->link_->stream->status().ok();
+  }
+  if (self->leases()) self->keeper_ = std::thread([raw = self.get()] { raw->Keep(); });
+  return self;
+}
+
+// ---- Connecting ----
+
+v1::Hello SessionClient::MakeHello() const {
+  v1::Hello hello;
+  hello.set_protocol_version(kProtocolVersion);
+  hello.set_name(options_.name);
+  if (options_.limit.has_value()) *hello.mutable_limit() = ToProto(*options_.limit);
+  if (options_.guarantee.has_value()) *hello.mutable_guarantee() = ToProto(*options_.guarantee);
+  hello.set_alloc_conf(conf_.text);
+  if (mark_ >= 0) hello.mutable_mark()->set_fd(static_cast<uint32_t>(mark_));
+  hello.set_placement(leases() ? v1::PLACEMENT_LEASED : v1::PLACEMENT_REMOTE);
+  return hello;
+}
+
+std::vector<v1::SessionRequest> SessionClient::ResumeMessages(const Link& resume) {
+  std::vector<v1::SessionRequest> messages(1);
+  *messages[0].mutable_hello() = MakeHello();
+  v1::Resume& first = *messages[0].mutable_hello()->mutable_resume();
+  first.set_token(resume.resume_token);
+  // What is not in the list, the daemon takes back and may give to others: Adopt() has kept out what was under way, and
+  // what is being given back stays in it until it is closed.
+  google::protobuf::RepeatedField<uint64_t>* ids = first.mutable_segment_ids();
+  for (size_t device = 0; device < heaps_.size(); ++device) {
+    for (const uint64_t id : leased(device).HeldSegments(resume.session)) {
+      if (resume.takes_resume_in_parts && ids->size() == kMaxIdsInMessage) {
+        ids = messages.emplace_back().mutable_resume_more()->mutable_segment_ids();
+      }
+      ids->Add(id);
+    }
+  }
+  for (size_t i = 0; i + 1 < messages.size(); ++i) {
+    i == 0 ? first.set_more(true) : messages[i].mutable_resume_more()->set_more(true);
+  }
+  return messages;
+}
+
+absl::StatusOr<std::shared_ptr<SessionClient::Link>> SessionClient::Connect(const Link* resume,
+                                                                            absl::Duration timeout) {
+  absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = ConnectChannel(options_.socket_dir, timeout, [this] {
+    MutexLock lock(mu_);
+    return stopping_;
+  });
+  if (!channel.ok()) return channel.status();
+  auto link = std::make_shared<Link>();
+  // Filled while this thread waits for it. The welcome is taken on the stream's thread, since a change of a limit may
+  // follow it at once.
+  v1::Welcome welcome;
+  absl::Status taken;
+  std::vector<v1::SessionRequest> messages(1);
+  if (resume == nullptr) {
+    *messages[0].mutable_hello() = MakeHello();
+  } else {
+    messages = ResumeMessages(*resume);
+  }
+  link->stream = SessionStream::Start(
+      *std::move(channel), std::move(messages),
+      SessionStream::Handlers{
+          .welcomed =
+              [this, &welcome, &taken](const v1::Welcome& message) {
+                welcome = message;
+                taken = TakeWelcome(message);
+              },
+          .close_segments = [this, raw = link.get()](const v1::CloseSegments& message) { CloseSegments(message, raw); },
+          .limit_changed =
+              [this](const v1::LimitChanged& message) { LimitIs(message.device(), message.limit_bytes()); },
+          .question =
+              [this](const v1::Question& question) {
+                MutexLock lock(mu_);
+                questions_.push_back(question);
+                changed_.NotifyAll();
+              },
+          .lost = [this, raw = link.get()](const absl::Status& why) { Lost(raw, why); }});
+  {
+    MutexLock lock(mu_);
+    connecting_ = link->stream;
+    if (stopping_) link->stream->StopWaiting();
+  }
+  const absl::Status welcomed = link->stream->WaitForWelcome(timeout);
+  {
+    MutexLock lock(mu_);
+    connecting_ = nullptr;
+  }
+  if (absl::IsUnimplemented(welcomed)) {
+    return absl::FailedPreconditionError("the daemon has a different version: it does not know Broker.Session");
+  }
+  if (!welcomed.ok() || !taken.ok()) {
+    // No goodbye for a session that was to be resumed: it would give away what is held.
+    if (resume == nullptr) (void)link->stream->Close(absl::ZeroDuration());
+    link->stream->Abort();
+    return welcomed.ok() ? taken : conf_.NameSource(welcomed);
+  }
+  link->session_id = welcome.session_id();
+  link->name = welcome.name();
+  link->resume_token = welcome.resume_token();
+  link->takes_carried_over = welcome.takes_carried_over();
+  link->takes_resume_in_parts = welcome.takes_resume_in_parts();
+  link->record_events = welcome.record_events();
+  if (welcome.has_users()) link->users = welcome.users();
+  return link;
+}
+
+// Of the first session it learns what there is; later ones have to be of the same devices.
+absl::Status SessionClient::TakeWelcome(const v1::Welcome& welcome) {
+  const bool first = devices_.empty();
+  if (!first && static_cast<size_t>(welcome.devices_size()) != devices_.size()) {
+    return absl::FailedPreconditionError(absl::StrCat("the daemon's number of devices changed from ", devices_.size(),
+                                                      " to ", welcome.devices_size(),
+                                                      ": connect again with a new client"));
+  }
+  if (!first) {
+    for (const v1::Welcome::DeviceGrant& grant : welcome.devices()) {
+      const DeviceInfo& info = devices_[grant.device().ordinal()];
+      if (info.uuid != grant.device().uuid()) {
+        return absl::FailedPreconditionError(absl::StrCat("the daemon's device ", info.ordinal, " changed from ",
+                                                          info.uuid, " to ", grant.device().uuid(),
+                                                          ": connect again with a new client"));
+      }
+      LimitIs(grant.device().ordinal(), grant.limit_bytes());
+      // Who asked for it did so over the old stream, or of a daemon that has gone. It is asked for again if need be.
+      if (leases()) leased(grant.device().ordinal()).HoldRecording(0);
+    }
+    return absl::OkStatus();
+  }
+  for (const std::string& warning : welcome.warnings()) warnings_.push_back(absl::StrCat(conf_.source, ": ", warning));
+  AllocatorOptions options;
+  if (leases()) {
+    absl::StatusOr<AllocConf> conf = ParseAllocConf(welcome.alloc_conf());
+    if (!conf.ok()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("the daemon has a different version: alloc_conf: ", conf.status().message()));
+    }
+    options = conf->options;
+  }
+  limits_ = std::make_unique<std::atomic<uint64_t>[]>(static_cast<size_t>(welcome.devices_size()));
+  for (const v1::Welcome::DeviceGrant& grant : welcome.devices()) {
+    const int ordinal = static_cast<int>(devices_.size());
+    devices_.push_back({.ordinal = ordinal,
+                        .uuid = grant.device().uuid(),
+                        .name = grant.device().name(),
+                        .kind = grant.device().kind() == v1::DEVICE_KIND_CUDA ? "cuda" : "host",
+                        .total_bytes = grant.device().total_bytes(),
+                        .capacity_bytes = grant.device().capacity_bytes()});
+    if (leases()) {
+      auto heap = std::make_unique<LeasedHeap>(this, &addresses_, ordinal, options, grant.device().capacity_bytes());
+      heap->SetRecording(welcome.record_events(), /*exact_times=*/false);
+      heaps_.push_back(std::move(heap));
+    } else {
+      heaps_.push_back(std::make_unique<RemoteHeap>(this, &mappings_, ordinal));
+    }
+    LimitIs(static_cast<uint32_t>(ordinal), grant.limit_bytes());
+  }
+  {
+    MutexLock lock(reports_mu_);
+    reported_.resize(devices_.size());
+  }
+  MutexLock lock(devices_mu_);
+  opened_.resize(devices_.size());
+  return absl::OkStatus();
+}
+
+void SessionClient::LimitIs(uint32_t device, uint64_t bytes) {
+  if (device >= heaps_.size()) return;
+  limits_[device] = bytes;
+  if (leases()) leased(device).LimitIs(bytes);
+}
+
+// ---- Ending ----
+
+void SessionClient::End(std::unique_ptr<SessionClient> session) {
+  if (session->IsForked()) {
+    (void)session.release();  // its parent's
+    return;
+  }
+  const std::shared_ptr<Callbacks> callbacks = session->callbacks_;
+  callbacks->gate.Close();
+  callbacks->on_lost = nullptr;
+  callbacks->log = nullptr;
+  if (session->InUse()) {
+    SessionClient* const orphan = session.release();
+    MutexLock lock(orphan->mu_);
+    orphan->orphaned_ = true;
+    if (!orphan->keeper_.joinable()) orphan->keeper_ = StartThread([orphan] { orphan->Keep(); });
+    orphan->changed_.NotifyAll();
+    return;
+  }
+  // From a callback it cannot wait for the thread that it is on. And what is closed here stays charged until the daemon
+  // hears of it, but the application does not wait for that.
+  if (!callbacks->gate.IsInside()) {
+    session->StopKeeper();
+    if (session->SayGoodbye(kGoodbyeTimeout)) return;
+  }
+  std::thread rest = StartThread([raw = session.release()] {
+    const std::unique_ptr<SessionClient> ending(raw);
+    ending->StopKeeper();
+    ending->SayGoodbyeForSure();
+  });
+  if (rest.joinable()) rest.detach();
+}
+
+SessionClient::~SessionClient() {
+  StopKeeper();
+  if (const std::shared_ptr<Link> last = link()) last->stream->Abort();  // while there is all that its handlers use
+}
+
+void SessionClient::StopKeeper() {
+  {
+    MutexLock lock(mu_);
+    stopping_ = true;
+    changed_.NotifyAll();
+    if (link_ != nullptr) link_->stream->StopWaiting();
+    if (connecting_ != nullptr) connecting_->StopWaiting();
+  }
+  if (keeper_.joinable()) keeper_.join();
+  MutexLock lock(mu_);
+  stopping_ = false;  // Connect() may wait again
+}
+
+bool SessionClient::SayGoodbye(absl::Duration timeout) {
+  const Deadline deadline = DeadlineAfter(timeout);
+  bool closed = true;
+  for (size_t device = 0; leases() && device < heaps_.size(); ++device) closed = leased(device).CloseAll() && closed;
+  closed = mappings_.CloseAll() && closed;
+  std::shared_ptr<Link> link = this->link();
+  if (link == nullptr) return true;
+  if (!closed) {
+    link->stream->Abort();  // without a goodbye the daemon waits for the end of the process, and of its children
+    return true;
+  }
+  // Over another connection when this one has broken: a daemon that is still there would keep what was held until the
+  // process ends. It may not have seen yet that the old one has.
+  bool all = false;
+  while (true) {
+    if (leases()) ReportStats(std::exchange(all, true));  // final: the daemon's log says what became of the session
+    const absl::Status taken = link->stream->Close(TimeUntil(deadline));
+    if (absl::IsDeadlineExceeded(taken)) return false;
+    if (taken.ok() || !leases()) return true;
+    const absl::StatusOr<std::shared_ptr<Link>> resumed = Connect(link.get(), TimeUntil(deadline));
+    if (resumed.ok()) {
+      const std::shared_ptr<Link> broken = std::exchange(link, *resumed);  // goes without the lock
+      MutexLock lock(mu_);
+      link_ = link;
+    } else if (IsWorthAnotherTry(resumed.status()) && !IsNoDaemon(resumed.status())) {
+      if (TimeUntil(deadline) == absl::ZeroDuration()) return false;
+      absl::SleepFor(kGoodbyePause);
+    } else {
+      return true;  // the daemon is gone, or has no such session
+    }
+  }
+}
+
+void SessionClient::SayGoodbyeForSure() {
+  for (absl::Duration pause = kGoodbyePause; !SayGoodbye(kGoodbyeTimeout);
+       pause = std::min(2 * pause, kLastGoodbyePause)) {
+    absl::SleepFor(pause);
+  }
+}
+
+bool SessionClient::InUse() {
+  return std::any_of(heaps_.begin(), heaps_.end(), [](const auto& heap) { return heap->InUse(); });
+}
+
+// ---- Calls ----
+
+std::shared_ptr<SessionClient::Link> SessionClient::link() const {
+  MutexLock lock(mu_);
+  return link_;
+}
+
+absl::Status SessionClient::CheckUsable() const {
+  if (IsForked()) {
+    return absl::FailedPreconditionError(
+        "this session belongs to the parent process: a child made by fork() cannot use it");
+  }
+  return link()->stream->status();
+}
+
+absl::Status SessionClient::status() const {
+  return CheckUsable();
+}
+
+absl::StatusOr<Heap*> SessionClient::heap(int device) {
+  if (IsForked()) return CheckUsable();
+  if (device < 0 || static_cast<size_t>(device) >= heaps_.size()) {
+    return absl::NotFoundError(absl::StrCat("no device ", device, "; the daemon has ", heaps_.size(),
+                                            heaps_.size() == 1 ? " device" : " devices"));
+  }
+  return heaps_[static_cast<size_t>(device)].get();
+}
+
+absl::Status SessionClient::FreePointer(void* pointer, std::optional<Stream> stream) {
+  if (pointer == nullptr) return absl::OkStatus();
+  if (IsForked()) return CheckUsable();
+  if (leases()) {
+    if (const AddressMap::Entry found = addresses_.Take(pointer); found.value != nullptr) {
+      auto& heap = *static_cast<LeasedHeap*>(found.owner);
+      auto* block = static_cast<Block*>(found.value);
+      if (stream.has_value()) heap.RecordStream(block, *stream);
+      heap.FreeBlock(block);
+      return absl::OkStatus();
+    }
+  } else {
+    for (size_t device = 0; device < heaps_.size(); ++device) {
+      if (remote(device).FreePointer(pointer, stream).ok()) return absl::OkStatus();
+    }
+  }
+  return absl::InvalidArgumentError("pointer: not from this client's Malloc(), or already freed");
+}
+
+absl::Status SessionClient::RecordStream(void* pointer, Stream stream) {
+  if (IsForked()) return CheckUsable();
+  if (!leases()) return heaps_.front()->RecordStream(0, stream);
+  const AddressMap::Entry found = addresses_.Find(pointer);
+  if (found.value == nullptr) {
+    return absl::InvalidArgumentError("pointer: not from this client's Malloc(), or already freed");
+  }
+  static_cast<LeasedHeap*>(found.owner)->RecordStream(static_cast<Block*>(found.value), stream);
+  return absl::OkStatus();
+}
+
+absl::Status SessionClient::ReturnSegment(void* pointer, std::optional<Stream> stream) {
+  if (IsForked()) return CheckUsable();
+  for (size_t device = 0; leases() && device < heaps_.size(); ++device) {
+    absl::Status status = leased(device).ReturnSegment(pointer, stream);
+    if (!absl::IsNotFound(status)) return status;
+  }
+  return absl::InvalidArgumentError("pointer: not from this client's LeaseSegment(), or already returned");
+}
+
+absl::StatusOr<Device*> SessionClient::DeviceOf(const void* pointer, uint64_t offset, uint64_t bytes) const {
+  if (IsForked()) return CheckUsable();
+  Heap* heap = nullptr;
+  std::optional<uint64_t> size;
+  if (const AddressMap::Entry found = addresses_.Find(pointer); found.value != nullptr) {
+    heap = static_cast<LeasedHeap*>(found.owner);
+    size = static_cast<const Block*>(found.value)->bytes;
+  }
+  for (size_t device = 0; device < heaps_.size() && !size.has_value(); ++device) {
+    heap = heaps_[device].get();
+    size = heap->SizeOf(pointer);
+  }
+  if (!size.has_value()) {
+    return absl::InvalidArgumentError(
+        "pointer: not from this client's Malloc() or LeaseSegment(), or already given back");
+  }
+  if (offset > *size || bytes > *size - offset) {
+    return absl::OutOfRangeError(
+        absl::StrCat("bytes [", offset, ", +", bytes, ") are outside the ", *size, " bytes at the pointer"));
+  }
+  return heap->device();
+}
+
+absl::StatusOr<uint64_t> SessionClient::EmptyCache() {
+  if (IsForked()) return CheckUsable();
+  if (!leases()) return heaps_.front()->EmptyCache();  // the daemon empties those of all devices
+  uint64_t bytes = 0;
+  for (const std::unique_ptr<Heap>& heap : heaps_) bytes += heap->EmptyCache().value_or(0);
+  return bytes;
+}
+
+absl::Status SessionClient::ReportSegmentUse(int device, const SegmentUse& use) {
+  const absl::StatusOr<Heap*> found = heap(device);
+  if (!found.ok()) return found.status();
+  if (!leases()) return absl::FailedPreconditionError("a remote session has no whole segments");
+  static_cast<LeasedHeap*>(*found)->ReportUse(use);
+  MutexLock lock(mu_);
+  use_reported_ = true;
+  changed_.NotifyAll();
+  return absl::OkStatus();
+}
+
+absl::Status SessionClient::SetRecording(size_t max_events) {
+  if (IsForked()) return CheckUsable();
+  if (max_events > Client::kMaxRecordedEvents) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("max_events: ", max_events, " is above ", Client::kMaxRecordedEvents, ", the most that is kept"));
+  }
+  const size_t kept = max_events > 0 ? max_events : link()->record_events;
+  if (leases()) {
+    for (size_t device = 0; device < heaps_.size(); ++device) Record(device, kept);
+    return absl::OkStatus();
+  }
+  v1::SetRecordingRequest request;
+  request.mutable_session()->set_id(session_id());
+  request.set_max_events(static_cast<uint32_t>(kept));
+  v1::SetRecordingResponse response;
+  return Call([&](SessionStream& stream, grpc::ClientContext* context) {
+    return stream.admin().SetRecording(context, request, &response);
+  });
+}
+
+void SessionClient::Record(size_t device, size_t max_events) {
+  // What costs more than the default does is done for who has asked for it.
+  leased(device).SetRecording(max_events, /*exact_times=*/max_events > link()->record_events);
+}
+
+absl::StatusOr<std::vector<HeapSnapshot>> SessionClient::Snapshots(bool with_history) {
+  if (IsForked()) return CheckUsable();
+  std::vector<HeapSnapshot> heaps;
+  for (const std::unique_ptr<Heap>& heap : heaps_) {
+    absl::StatusOr<HeapSnapshot> snapshot = heap->TakeSnapshot(with_history);
+    if (!snapshot.ok()) return snapshot.status();
+    heaps.push_back(*std::move(snapshot));
+  }
+  return heaps;
+}
+
+absl::StatusOr<TrimRequests*> SessionClient::trims() {
+  if (IsForked()) return CheckUsable();
+  if (!leases()) return absl::FailedPreconditionError("a remote session has no whole segments");
+  return &trims_;
+}
+
+uint64_t SessionClient::limit_bytes(int device) const {
+  const auto index = static_cast<size_t>(device);  // a negative one is beyond the end
+  if (index >= devices_.size()) return 0;
+  const uint64_t limit = limits_[index].load();
+  return leases() ? std::min(limit, static_cast<const LeasedHeap&>(*heaps_[index]).own_limit_bytes()) : limit;
+}
+
+absl::StatusOr<Device*> SessionClient::DeviceFor(int ordinal) {
+  const DeviceInfo& info = devices_[static_cast<size_t>(ordinal)];
+  MutexLock lock(devices_mu_);
+  std::unique_ptr<Device>& device = opened_[static_cast<size_t>(ordinal)];
+  if (device != nullptr) return device.get();
+  if (info.kind == "host") {
+    device = MakeHostDevice(ordinal, 0);
+    return device.get();
+  }
+  // By UUID: the ordinals of this process may differ from the daemon's.
+  absl::StatusOr<std::vector<std::unique_ptr<Device>>> visible = MakeCudaDevices();
+  if (!visible.ok()) return visible.status();
+  for (std::unique_ptr<Device>& candidate : *visible) {
+    if (candidate->properties().uuid == info.uuid) {
+      device = std::move(candidate);
+      return device.get();
+    }
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat("device ", ordinal, " (", info.uuid, ") is not visible to this process; see CUDA_VISIBLE_DEVICES"));
+}
+
+absl::StatusOr<SegmentHandle> SessionClient::FetchHandle(const v1::SegmentHandle& handle) {
+  if (const std::string& ipc = handle.cuda_ipc(); ipc.size() == sizeof(CudaIpcHandle)) {
+    CudaIpcHandle opened;
+    std::memcpy(opened.data(), ipc.data(), ipc.size());
+    return SegmentHandle(opened);
+  }
+  absl::StatusOr<UniqueFd> fd = descriptors_.Fetch(handle.descriptor_ticket(), options_.call_timeout);
+  if (!fd.ok()) return fd.status();
+  return SegmentHandle(*std::move(fd));
+}
+
+absl::StatusOr<void*> SessionClient::Opened(Link& link, const Device& device, int ordinal, absl::StatusOr<void*> base) {
+  if (device.properties().kind != DeviceKind::kCuda) return base;
+  // Once one was opened, the user is not what keeps others from it.
+  if (base.ok()) link.has_opened = true;
+  if (base.ok() || link.has_opened || !link.users.has_value()) return base;
+  if (!link.told_cannot_open.exchange(true)) {
+    v1::SessionRequest message;
+    message.mutable_cannot_open()->set_device(static_cast<uint32_t>(ordinal));
+    message.mutable_cannot_open()->set_error(std::string(base.status().message()));
+    link.stream->Send(std::move(message));
+  }
+  const uint32_t own = link.users->client_uid();
+  const uint32_t daemons = link.users->daemon_uid();
+  if (own == daemons) return base;
+  return absl::Status(
+      base.status().code(),
+      absl::StrCat("this process of uid ", own, " cannot open memory of the daemon, which runs as uid ", daemons,
+                   ": CUDA may share memory only between processes of one user; run vrambrokerd as uid ", own,
+                   ", or a vrambrokerd of its own for each user; CUDA said: ", base.status().message()));
+}
+
+bool SessionClient::Adopt(const std::shared_ptr<Link>& link, const std::function<void()>& record) {
+  MutexLock lock(mu_);
+  if (link_ != link || lost_) return false;
+  record();
+  return true;
+}
+
+absl::Duration SessionClient::Patience() const {
+  if (!ending_.load(std::memory_order_relaxed)) return options_.call_timeout;
+  return is_silent_.load(std::memory_order_relaxed) ? absl::ZeroDuration()
+                                                    : std::min(options_.call_timeout, kGoodbyeTimeout);
+}
+
+bool SessionClient::ReturnSegments(int device, uint64_t session, const std::vector<uint64_t>& segments) {
+  return ReturnWithin(Patience(), device, session, segments);
+}
+
+bool SessionClient::ReturnWithin(absl::Duration timeout, int device, uint64_t session,
+                                 const std::vector<uint64_t>& segments) {
+  while (true) {
+    const std::shared_ptr<Link> link = this->link();
+    if (link->session != session) {  // that daemon is gone; this one counts what it has leased
+      if (!link->takes_carried_over) return false;
+      v1::SessionRequest freed;
+      for (const uint64_t id : segments) {
+        freed.mutable_carried_over_freed()->add_ids(LeasedHeap::CarriedId(session, id));
+        if (freed.carried_over_freed().ids_size() == kMaxIdsInMessage) link->stream->Send(std::exchange(freed, {}));
+      }
+      if (freed.carried_over_freed().ids_size() > 0) link->stream->Send(std::move(freed));
+      if (link->stream->status().ok()) return true;
+      MutexLock lock(mu_);
+      if (link_ != link) continue;  // reached again meanwhile
+      unreturned_.push_back({.device = device, .session = session, .segments = segments});
+      return false;
+    }
+    absl::Status status;
+    if (timeout == absl::ZeroDuration()) status = absl::DeadlineExceededError("the daemon does not answer");
+    for (size_t begin = 0; begin < segments.size() && status.ok(); begin += kMaxIdsInMessage) {
+      const size_t end = std::min(segments.size(), begin + kMaxIdsInMessage);
+      v1::ReturnSegmentsRequest request;
+      request.set_device(static_cast<uint32_t>(device));
+      request.mutable_segment_ids()->Add(segments.begin() + static_cast<std::ptrdiff_t>(begin),
+                                         segments.begin() + static_cast<std::ptrdiff_t>(end));
+      CountCall();
+      status = link->stream->Return(request, timeout);
+      NoteAnswer(status);
+    }
+    if (status.ok() || !IsWorthAnotherTry(status)) return status.ok();
+    MutexLock lock(mu_);
+    if (link_ != link) continue;  // reached again meanwhile
+    unreturned_.push_back({.device = device, .session = session, .segments = segments});
+    return false;
+  }
+}
+
+void SessionClient::ReturnAgain() {
+  std::vector<Returned> unreturned;
+  {
+    MutexLock lock(mu_);
+    if (!lost_) unreturned.swap(unreturned_);
+  }
+  // One by one: the daemon may have taken some of them.
+  const absl::Duration timeout = ending_ ? std::min(options_.call_timeout, kGoodbyeTimeout) : options_.call_timeout;
+  bool is_first = true;
+  for (const Returned& returned : unreturned) {
+    for (const uint64_t id : returned.segments) {
+      const bool waits = std::exchange(is_first, false) || !is_silent_;
+      ReturnWithin(waits ? timeout : absl::ZeroDuration(), returned.device, returned.session, {id});
+    }
+  }
+}
+
+// Of remote heaps.
+void SessionClient::CloseSegments(const v1::CloseSegments& message, Link* link) {
+  v1::SessionRequest answer;
+  // What stays open stays charged.
+  std::vector<uint64_t> closed = mappings_.CloseRefused();
+  const std::vector<uint64_t> more = mappings_.Close({message.segment_ids().begin(), message.segment_ids().end()});
+  closed.insert(closed.end(), more.begin(), more.end());
+  for (const uint64_t id : closed) {
+    answer.mutable_segments_closed()->add_segment_ids(id);
+    if (answer.segments_closed().segment_ids_size() == kMaxIdsInMessage) link->stream->Send(std::exchange(answer, {}));
+  }
+  if (answer.segments_closed().segment_ids_size() > 0) link->stream->Send(std::move(answer));
+}
+
+}  // namespace vrambroker::client_internal

@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef VRAMBROKER_CLIENT_SESSION_SESSION_CLIENT_H_
+#define VRAMBROKER_CLIENT_SESSION_SESSION_CLIENT_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "allocator/base/mutex.h"
+#include "allocator/device/device.h"
+#include "allocator/device/session_mark.h"
+#include "allocator/heap/memory_stats.h"
+#include "client/heap/address_map.h"
+#include "client/heap/deadline.h"
+#include "client/heap/heap.h"
+#include "client/heap/leased_heap.h"
+#include "client/heap/mappings.h"
+#include "client/heap/remote_heap.h"
+#include "client/heap/trim_requests.h"
+#include "client/session/alloc_conf_text.h"
+#include "client/session/call_gate.h"
+#include "client/session/connection.h"
+#include "client/session/session_stream.h"
+#include "client/vrambroker/client.h"
+#include "vrambroker/v1/broker.grpc.pb.h"
+
+namespace vrambroker::client_internal {
+
+// One session: its connection to the daemon, its heaps, and the thread that keeps both. Thread-safe.
+//
+// A session that leases survives its connection: the keeper thread reaches the daemon again and resumes the session,
+// or, when it is another daemon, opens a new one for what is leased from then on.
+class SessionClient {
+ public:
+  // A connection, and the session that it keeps. Constant once it is in use.
+  struct Link {
+    ~Link();
+    std::shared_ptr<SessionStream> stream;
+    uint64_t session = 0;  // counts the sessions of this client; one that is resumed keeps its number
+    uint64_t session_id = 0;
+    std::string name;
+    std::string resume_token;
+    bool takes_carried_over = false;
+    bool takes_resume_in_parts = false;
+    uint32_t record_events = 0;  // what the daemon has its heaps keep unless somebody asks for others, if it says
+    std::optional<v1::Welcome::Users> users;
+    std::atomic<bool> has_opened{false};  // a segment that the daemon has leased over it
+    std::atomic<bool> told_cannot_open{false};
+  };
+
+  static absl::StatusOr<std::unique_ptr<SessionClient>> Open(const ClientOptions& options);
+  // The session ends when nothing of it is in use any more: now, or on a thread of its own. That thread also goes on
+  // where the daemon does not answer. The application hears nothing any more, of this session, once it has returned.
+  static void End(std::unique_ptr<SessionClient> session);
+  ~SessionClient();
+
+  // From now on, what gives something back waits for 2 s at most for a daemon that does not answer, and not again
+  // before it has answered. It is told later.
+  void BeginEnd() { ending_.store(true, std::memory_order_relaxed); }
+
+  // NotFound when there is no such device; FailedPrecondition after fork().
+  absl::StatusOr<Heap*> heap(int device);
+  // The same, or nullptr; for what is called so often that a status would show.
+  Heap* FindHeap(int device) const {
+    const auto index = static_cast<size_t>(device);  // a negative one is beyond the end
+    return !IsForked() && index < heaps_.size() ? heaps_[index].get() : nullptr;
+  }
+  absl::Status FreePointer(void* pointer, std::optional<Stream> stream);
+  absl::Status RecordStream(void* pointer, Stream stream);
+  absl::Status ReturnSegment(void* pointer, std::optional<Stream> stream);
+  // The device of what Malloc() or LeaseSegment() gave. OutOfRange unless [offset, offset + bytes) lies within it.
+  absl::StatusOr<Device*> DeviceOf(const void* pointer, uint64_t offset, uint64_t bytes) const;
+  absl::StatusOr<uint64_t> EmptyCache();
+  absl::Status ReportSegmentUse(int device, const SegmentUse& use) ABSL_LOCKS_EXCLUDED(mu_);
+  // FailedPrecondition: there are no whole segments.
+  absl::StatusOr<TrimRequests*> trims();
+  absl::Status SetRecording(size_t max_events);
+  // By device, at one moment each.
+  absl::StatusOr<std::vector<HeapSnapshot>> Snapshots(bool with_history);
+
+  uint64_t session_id() const { return link()->session_id; }
+  std::string name() const { return link()->name; }
+  const std::vector<DeviceInfo>& devices() const { return devices_; }
+  uint64_t limit_bytes(int device) const;
+  const std::vector<std::string>& warnings() const { return warnings_; }
+  absl::Status status() const;
+  uint64_t calls() const { return calls_.load(std::memory_order_relaxed); }
+
+  // ---- For the heaps ----
+
+  const ClientOptions& options() const { return options_; }
+  uint32_t wait_ms() const { return static_cast<uint32_t>(absl::ToInt64Milliseconds(options_.wait)); }
+  std::shared_ptr<Link> link() const ABSL_LOCKS_EXCLUDED(mu_);
+  // A child made by fork() must not touch gRPC, whose threads are not there, locks that another thread may have held,
+  // or memory that its parent hands out, too.
+  bool IsForked() const { return fork_count.load(std::memory_order_relaxed) != forks_; }
+  // OK when calls can be made.
+  absl::Status CheckUsable() const;
+  // Segments came or went: the daemon learns of it soon, not only at the next report.
+  void Grown() ABSL_LOCKS_EXCLUDED(mu_);
+  // Sends the device's figures if they have changed, or `always`: of a leased heap. False: they had not.
+  bool ReportStatsOf(size_t device, bool always = false) ABSL_LOCKS_EXCLUDED(reports_mu_);
+  void CountCall() { calls_.fetch_add(1, std::memory_order_relaxed); }
+  // The device of this process that is the daemon's `ordinal`.
+  absl::StatusOr<Device*> DeviceFor(int ordinal) ABSL_LOCKS_EXCLUDED(devices_mu_);
+  // Calls `record`, which notes that something leased over `link` is held. False, and it is not, when the connection
+  // has broken: the session may be resumed at this moment, without it, and somebody else may get it.
+  bool Adopt(const std::shared_ptr<Link>& link, const std::function<void()>& record) ABSL_LOCKS_EXCLUDED(mu_);
+  // What opens a segment here.
+  absl::StatusOr<SegmentHandle> FetchHandle(const v1::SegmentHandle& handle);
+  // What a device said that was to open a segment, which was leased over `link`. Explains a refusal that may be for
+  // want of the right user, and tells the daemon.
+  static absl::StatusOr<void*> Opened(Link& link, const Device& device, int ordinal, absl::StatusOr<void*> base);
+  // Gives segments of session number `session` back, which are closed here. False when the daemon does not have them:
+  // it is gone, or will have them when it is reached again.
+  bool ReturnSegments(int device, uint64_t session, const std::vector<uint64_t>& segments) ABSL_LOCKS_EXCLUDED(mu_);
+  // The daemon has bytes of a whole segment back.
+  void WholeReturned(int device, uint64_t bytes) { trims_.Returned(device, bytes); }
+  // Those that the daemon could not be told of, until one is not answered.
+  void ReturnAgain() ABSL_LOCKS_EXCLUDED(mu_);
+  bool ReturnWithin(absl::Duration timeout, int device, uint64_t session, const std::vector<uint64_t>& segments)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // How long a call waits that gives something back.
+  absl::Duration Patience() const;
+  // What came of it.
+  void NoteAnswer(const absl::Status& status) {
+    is_silent_.store(absl::IsDeadlineExceeded(status), std::memory_order_relaxed);
+  }
+  // Makes a call over the session's connection: `call(SessionStream&, ClientContext*)`, which returns gRPC's status,
+  // with a deadline. A lost session explains itself.
+  template <typename Function>
+  absl::Status Call(const Function& call);
+  // The same, of a unary method of v1::Broker.
+  template <typename Method, typename Request, typename Response>
+  absl::Status Call(Method method, const Request& request, Response* response) {
+    return Call([&](SessionStream& stream, grpc::ClientContext* context) {
+      return (stream.stub().*method)(context, request, response);
+    });
+  }
+
+ private:
+  static std::atomic<int> fork_count;  // of this process and its ancestors
+
+  struct Returned {
+    int device = 0;
+    uint64_t session = 0;
+    std::vector<uint64_t> segments;
+  };
+
+  explicit SessionClient(const ClientOptions& options);
+
+  bool leases() const { return options_.placement == Placement::kLeased; }
+  bool InUse();
+  // A connection with a session on it: that of an earlier link, or a new one.
+  absl::StatusOr<std::shared_ptr<Link>> Connect(const Link* resume, absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
+  v1::Hello MakeHello() const;
+  // What says that the session of `resume` goes on, and with which segments: the first message, then the others.
+  std::vector<v1::SessionRequest> ResumeMessages(const Link& resume);
+  absl::Status TakeWelcome(const v1::Welcome& welcome);
+  LeasedHeap& leased(size_t device) { return static_cast<LeasedHeap&>(*heaps_[device]); }
+  RemoteHeap& remote(size_t device) { return static_cast<RemoteHeap&>(*heaps_[device]); }
+  void CloseSegments(const v1::CloseSegments& message, Link* link);
+  void LimitIs(uint32_t device, uint64_t bytes);
+  void Lost(const Link* link, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+  void Log(const std::string& line) const;
+
+  // ---- The end. Nothing is in use any more. ----
+
+  // Returns when the keeper thread has ended, whatever it has waited for.
+  void StopKeeper() ABSL_LOCKS_EXCLUDED(mu_);
+  // Closes everything and says goodbye. False: the daemon has not answered within `timeout`; it is worth another try.
+  bool SayGoodbye(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
+  // Tries until the daemon has it, or is gone.
+  void SayGoodbyeForSure() ABSL_LOCKS_EXCLUDED(mu_);
+
+  // ---- The keeper thread ----
+
+  void Keep() ABSL_LOCKS_EXCLUDED(mu_);
+  void Answer(const v1::Question& question);
+  // Has a leased heap keep so many events.
+  void Record(size_t device, size_t max_events);
+  // True: the application answers, which knows which whole segments are free.
+  bool PassOn(const v1::Question& question, uint64_t wanted, uint64_t released);
+  void AnswerEndedTrims();
+  // Sends the figures that have changed, or all. False: none had.
+  bool ReportStats(bool all) ABSL_LOCKS_EXCLUDED(reports_mu_);
+  // Aborted: an operator has ended the session.
+  absl::Status Reconnect() ABSL_LOCKS_EXCLUDED(mu_);
+  void GiveBackIdle();
+  // Tells a daemon that has not leased it all that is held; before anything else is asked of it. What was told of it
+  // over an earlier connection may have been lost with that.
+  void DeclareCarriedOver(const Link& link);
+
+  // Constant after Open().
+  const ClientOptions options_;
+  DescriptorFetcher descriptors_;
+  const int forks_;  // before this process became what it is
+  AllocConfText conf_;
+  const int mark_;  // a descriptor; -1 when the kernel made none
+  // What the application wants to hear, until its client ends. Its own owner: that may be while one of them runs.
+  struct Callbacks {
+    CallGate gate;
+    std::function<void(const absl::Status&)> on_lost;
+    std::function<void(const std::string&)> log;
+  };
+  const std::shared_ptr<Callbacks> callbacks_ = std::make_shared<Callbacks>();
+  const bool logs_to_stderr_;
+  std::vector<DeviceInfo> devices_;
+  std::vector<std::string> warnings_;
+  std::unique_ptr<std::atomic<uint64_t>[]> limits_;  // by device
+
+  std::atomic<uint64_t> calls_{0};
+  std::atomic<bool> ending_{false};
+  std::atomic<bool> is_silent_{false};  // the daemon has not answered the last call that gave something back
+
+  Mutex devices_mu_;
+  std::vector<std::unique_ptr<Device>> opened_ ABSL_GUARDED_BY(devices_mu_);  // by ordinal; null until used
+  Mappings mappings_;                         // of remote heaps; after the devices: closed before they go
+  AddressMap addresses_;                      // of leased heaps
+  std::vector<std::unique_ptr<Heap>> heaps_;  // by ordinal
+  TrimRequests trims_;
+
+  std::thread keeper_;
+
+  // Held from reading figures until they are sent, so that the daemon never gets older ones after newer ones. Taken
+  // before any other.
+  Mutex reports_mu_;
+  std::vector<MemoryStats> reported_ ABSL_GUARDED_BY(reports_mu_);  // what the daemon knows, by device
+
+  mutable Mutex mu_;
+  CondVar changed_;
+  std::shared_ptr<Link> link_ ABSL_GUARDED_BY(mu_);
+  std::shared_ptr<SessionStream> connecting_ ABSL_GUARDED_BY(mu_);  // of Connect(), while that waits
+  bool lost_ ABSL_GUARDED_BY(mu_) = false;                          // link_ has broken
+  bool grown_ ABSL_GUARDED_BY(mu_) = false;                         // since the last report
+  bool use_reported_ ABSL_GUARDED_BY(mu_) = false;                  // by the application, since then
+  bool trims_changed_ ABSL_GUARDED_BY(mu_) = false;                 // since the keeper looked
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  bool orphaned_ ABSL_GUARDED_BY(mu_) = false;  // the keeper is to delete this object when nothing is in use
+  std::deque<v1::Question> questions_ ABSL_GUARDED_BY(mu_);
+  std::vector<Returned> unreturned_ ABSL_GUARDED_BY(mu_);  // while the daemon could not be told
+};
+
+template <typename Function>
+absl::Status SessionClient::Call(const Function& call) {
+  if (absl::Status status = CheckUsable(); !status.ok()) return status;
+  const std::shared_ptr<Link> link = this->link();
+  const absl::Duration timeout = Patience();
+  const Deadline deadline = DeadlineAfter(timeout);
+  link->stream->WaitForFrees(timeout);  // these calls show or depend on what is free
+  grpc::ClientContext context;
+  SetTimeout(context, ending_ ? TimeUntil(deadline) : timeout);
+  CountCall();
+  absl::Status status = FromGrpc(call(*link->stream, &context));
+  if (absl::IsUnavailable(status) || absl::IsCancelled(status)) {
+    const absl::Status lost = link->stream->status();
+    return lost.ok() ? absl::UnavailableError(absl::StrCat("the daemon went away: ", status.message())) : lost;
+  }
+  return status;
+}
+
+}  // namespace vrambroker::client_internal
+
+#endif  // VRAMBROKER_CLIENT_SESSION_SESSION_CLIENT_H_

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef VRAMBROKER_CLIENT_SESSION_SESSION_STREAM_H_
+#define VRAMBROKER_CLIENT_SESSION_SESSION_STREAM_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <chrono>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "allocator/base/mutex.h"
+#include "client/session/call_gate.h"
+#include "vrambroker/v1/admin.grpc.pb.h"
+#include "vrambroker/v1/broker.grpc.pb.h"
+
+namespace vrambroker::client_internal {
+
+// The client's end of the Broker.Session call. The callback API notices a dead daemon at once; a synchronous call
+// would only when it is made. It lives until gRPC is done with the call, whoever has let go of it.
+class SessionStream : public grpc::ClientBidiReactor<v1::SessionRequest, v1::SessionResponse> {
+ public:
+  struct Handlers {
+    std::function<void(const v1::Welcome&)> welcomed;  // before all others
+    std::function<void(const v1::CloseSegments&)> close_segments;
+    std::function<void(const v1::LimitChanged&)> limit_changed;
+    std::function<void(const v1::Question&)> question;
+    std::function<void(const absl::Status&)> lost;  // once, unless Close() was called first
+  };
+
+  // Sends `messages`, the first of which is the hello. Handlers run on gRPC's threads, until Abort(): what they refer
+  // to lives for so long.
+  static std::shared_ptr<SessionStream> Start(std::shared_ptr<grpc::Channel> channel,
+                                              std::vector<v1::SessionRequest> messages, Handlers handlers);
+
+  // For calls over the same connection.
+  v1::Broker::Stub& stub() { return *stub_; }
+  v1::Admin::Stub& admin() { return *admin_; }
+
+  // OK when the daemon has answered the hello and `welcomed` has run; else why not.
+  absl::Status WaitForWelcome(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Waits while many messages are queued already; for whoever sends more than anybody waits for.
+  void WaitForRoom() ABSL_LOCKS_EXCLUDED(mu_);
+  // Messages after the end of the stream are dropped.
+  void Send(v1::SessionRequest request) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Allocates or frees over the stream, and waits for the answer. DeadlineExceeded after `timeout`; a block that is
+  // handed out later is given back. `give_up` as in Lease().
+  absl::StatusOr<v1::AllocateResponse> Allocate(const v1::AllocateRequest& request, absl::Duration timeout,
+                                                const std::function<bool()>& give_up = nullptr);
+  absl::Status Free(uint64_t block_id, absl::Duration timeout);
+
+  // The same for segments. Those that are leased after the timeout are given back. While a request waits in the daemon
+  // (beyond the timeout), `give_up` is called now and then: true ends the waiting, with Cancelled, soon even if the
+  // daemon does not answer. It must not call this object.
+  absl::StatusOr<v1::LeaseSegmentsResponse> Lease(const v1::LeaseSegmentsRequest& request, absl::Duration timeout,
+                                                  const std::function<bool()>& give_up = nullptr);
+  absl::Status Return(const v1::ReturnSegmentsRequest& request, absl::Duration timeout);
+  // The error for a request that a refused lease has left without memory.
+  absl::Status Explain(const v1::ExplainRequest& request, absl::Duration timeout);
+
+  // Frees without waiting; several frees may travel in one message. Never blocks. What is allocated or freed over the
+  // stream afterwards comes after it.
+  void FreeLater(uint64_t block_id) ABSL_LOCKS_EXCLUDED(mu_);
+  // Waits until the daemon has done all that was asked for by FreeLater().
+  void WaitForFrees(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Nobody waits for anything but Close() any more: what waits now ends with Unavailable, what comes later is asked for
+  // without waiting for the answer.
+  void StopWaiting() ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Breaks the stream without a goodbye: the session, if there is one, stays what it was. No handler runs when it has
+  // returned, but for one that it is called from.
+  void Abort() ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Says goodbye, and waits for the daemon to end the stream. DeadlineExceeded: it has not so far; call this again, or
+  // Abort(). Unavailable: the stream has broken; the daemon may not have got the goodbye.
+  absl::Status Close(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // OK while the session lives.
+  absl::Status status() const ABSL_LOCKS_EXCLUDED(mu_);
+
+  void OnReadDone(bool ok) override;
+  void OnWriteDone(bool ok) override;
+  void OnDone(const grpc::Status& status) override;
+
+ private:
+  SessionStream(std::shared_ptr<grpc::Channel> channel, Handlers handlers)
+      : channel_(std::move(channel)),
+        stub_(v1::Broker::NewStub(channel_)),
+        admin_(v1::Admin::NewStub(channel_)),
+        handlers_(std::move(handlers)) {}
+  // On a thread that is not gRPC's: with the last channel of the process go the threads that its callbacks run on, and
+  // whoever lets them go waits for their end.
+  static void Destroy(const SessionStream* stream);
+
+  // The caller of a call that is under way; lives on its stack.
+  struct Waiter {
+    CondVar answered;
+    std::optional<v1::CallResult> result;
+  };
+
+  // Sends `request`, which make_request(call_id) returns, and waits for the result.
+  // What it leases on `lease_device` after the timeout is given back. `after_end`: also when the session has been
+  // ended.
+  absl::StatusOr<v1::CallResult> Call(const std::function<v1::SessionRequest(uint64_t call_id)>& make_request,
+                                      absl::Duration timeout, std::optional<uint32_t> lease_device = std::nullopt,
+                                      bool after_end = false, const std::function<bool()>& give_up = nullptr)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void HandleResult(const v1::CallResult& result) ABSL_LOCKS_EXCLUDED(mu_);
+  void QueueFree(uint64_t block_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void QueueReturn(uint32_t device, const v1::LeaseSegmentsResponse& leased) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void EndOfStream() ABSL_LOCKS_EXCLUDED(mu_);
+  void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Waits until `condition` or the end of the timeout; returns the condition.
+  bool WaitFor(const std::function<bool()>& condition, absl::Duration timeout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // Under the gate.
+  void Receive(const v1::SessionResponse& response);
+
+  const std::shared_ptr<grpc::Channel> channel_;
+  const std::unique_ptr<v1::Broker::Stub> stub_;
+  const std::unique_ptr<v1::Admin::Stub> admin_;
+  const Handlers handlers_;
+  CallGate gate_;  // to the handlers
+  grpc::ClientContext context_;
+  v1::SessionResponse response_;
+  std::shared_ptr<SessionStream> self_;  // until gRPC is done with it
+
+  mutable Mutex mu_;
+  CondVar changed_;
+  std::deque<v1::SessionRequest> outgoing_ ABSL_GUARDED_BY(mu_);
+  bool writing_ ABSL_GUARDED_BY(mu_) = false;
+  bool writable_ ABSL_GUARDED_BY(mu_) = true;
+  bool closing_ ABSL_GUARDED_BY(mu_) = false;
+  bool waiting_stopped_ ABSL_GUARDED_BY(mu_) = false;
+  bool done_ ABSL_GUARDED_BY(mu_) = false;
+  int closers_ ABSL_GUARDED_BY(mu_) = 0;                          // threads in Close()
+  std::shared_ptr<SessionStream> released_ ABSL_GUARDED_BY(mu_);  // self_, when gRPC is done: for one of them
+  bool ended_well_ ABSL_GUARDED_BY(mu_) = false;                  // by the daemon
+  bool welcomed_ ABSL_GUARDED_BY(mu_) = false;
+  uint64_t next_call_ ABSL_GUARDED_BY(mu_) = 1;
+  absl::flat_hash_map<uint64_t, Waiter*> waiters_ ABSL_GUARDED_BY(mu_);       // by call id
+  absl::flat_hash_set<uint64_t> frees_ ABSL_GUARDED_BY(mu_);                  // call ids of unanswered FreeLater()s
+  absl::flat_hash_map<uint64_t, uint32_t> late_leases_ ABSL_GUARDED_BY(mu_);  // call ids nobody waits for: device
+  absl::Status status_ ABSL_GUARDED_BY(mu_);
+  std::string why_draining_ ABSL_GUARDED_BY(mu_);  // the daemon's reason to stop, if it has told one
+};
+
+}  // namespace vrambroker::client_internal
+
+#endif  // VRAMBROKER_CLIENT_SESSION_SESSION_STREAM_H_

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstdio>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "allocator/heap/memory_summary.h"
+#include "allocator/wire/admin_json.h"
+#include "allocator/wire/heap_convert.h"
+#include "client/vrambroker/client.h"
+#include "client/vramctl/commands/commands.h"
+#include "client/vramctl/daemon/daemon_calls.h"
+#include "client/vramctl/views/output.h"
+#include "client/vramctl/views/overview.h"
+#include "client/vramctl/views/session_output.h"
+#include "client/vramctl/views/sessions_table.h"
+#include "client/vramctl/views/status_text.h"
+
+namespace vrambroker::vramctl {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+absl::StatusOr<v1::ListSessionsResponse> ListSessions(Daemon& daemon) {
+  v1::ListSessionsResponse response;
+  absl::Status status = Call(daemon, &v1::Admin::Stub::ListSessions, v1::ListSessionsRequest(), &response);
+  if (!status.ok()) return status;
+  return response;
+}
+
+absl::StatusOr<v1::SessionDevice> DeviceOf(const v1::Session& session, int device) {
+  if (device < 0 || device >= session.devices_size()) {
+    return absl::NotFoundError(absl::StrCat("no device ", device, "; the daemon has ",
+                                            Counted(static_cast<uint64_t>(session.devices_size()), "device")));
+  }
+  return session.devices(device);
+}
+
+}  // namespace
+
+absl::Status Status(const Context& context) {
+  absl::StatusOr<Daemon> daemon = Daemon::Connect(context);
+  if (!daemon.ok()) return daemon.status();
+  const absl::StatusOr<Overview> overview = ReadOverview(*daemon);
+  if (!overview.ok()) return overview.status();
+  const v1::GetDevicesResponse& devices = overview->devices;
+  const int sessions = overview->sessions.sessions_size();
+  if (context.json) {
+    Print({{"daemon_version", devices.daemon_version()},
+           {"socket_dir", context.socket_dir},
+           {"sessions", sessions},
+           {"devices", DevicesJson(*overview)}});
+    return absl::OkStatus();
+  }
+  std::printf("vrambrokerd %s at %s, %s\n\n%s", devices.daemon_version().c_str(), context.socket_dir.c_str(),
+              Counted(static_cast<uint64_t>(sessions), "session").c_str(), StatusText(*overview).c_str());
+  return absl::OkStatus();
+}
+
+absl::Status Sessions(const Context& context) {
+  absl::StatusOr<Daemon> daemon = Daemon::Connect(context);
+  if (!daemon.ok()) return daemon.status();
+  const absl::StatusOr<v1::ListSessionsResponse> response = ListSessions(*daemon);
+  if (!response.ok()) return response.status();
+  if (context.json) {
+    Json sessions = Json::array();
+    for (const v1::Session& session : response->sessions()) sessions.push_back(ToJson(session));
+    Print({{"sessions", std::move(sessions)}});
+    return absl::OkStatus();
+  }
+  std::printf("%s", SessionsTable(*response, absl::Now()).c_str());
+  return absl::OkStatus();
+}
+
+absl::Status Stats(const Context& context, const std::optional<std::string>& session) {
+  absl::StatusOr<Daemon> daemon = Daemon::Connect(context);
+  if (!daemon.ok()) return daemon.status();
+  MemoryStats stats;
+  bool is_first = true;
+  if (session.has_value()) {
+    const absl::StatusOr<v1::Session> found = GetSession(*daemon, ParseSessionRef(*session));
+    if (!found.ok()) return found.status();
+    const absl::StatusOr<v1::SessionDevice> device = DeviceOf(*found, context.device);
+    if (!device.ok()) return device.status();
+    stats = StatsFromProto(device->stats());
+  } else {
+    const absl::StatusOr<v1::ListSessionsResponse> response = ListSessions(*daemon);
+    if (!response.ok()) return response.status();
+    for (const v1::Session& each : response->sessions()) {
+      const absl::StatusOr<v1::SessionDevice> device = DeviceOf(each, context.device);
+      if (!device.ok()) return device.status();
+      const MemoryStats of_session = StatsFromProto(device->stats());
+      if (is_first) {
+        stats = of_session;
+      } else {
+        stats.Add(of_session);
+      }
+      is_first = false;
+    }
+  }
+  Json json = Json::object();
+  for (const auto& [name, value] : FlatMemoryStats(stats)) {
+    if (context.json) {
+      json[name] = value;
+    } else {
+      std::printf("%s %lld\n", name.c_str(), static_cast<long long>(value));
+    }
+  }
+  if (context.json) Print(json);
+  return absl::OkStatus();
+}
+
+absl::Status Summary(const Context& context, const std::string& session) {
+  absl::StatusOr<Daemon> daemon = Daemon::Connect(context);
+  if (!daemon.ok()) return daemon.status();
+  const absl::StatusOr<v1::Session> found = GetSession(*daemon, ParseSessionRef(session));
+  if (!found.ok()) return found.status();
+  const absl::StatusOr<v1::SessionDevice> device = DeviceOf(*found, context.device);
+  if (!device.ok()) return device.status();
+  if (context.json) {
+    Print(ToJson(*found));
+  } else {
+    std::printf(
+        "%s",
+        MemorySummary(found->name(), context.device, StatsFromProto(device->stats()), context.abbreviated).c_str());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace vrambroker::vramctl

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// vramctl limit, guarantee, priority, trim, end.
+#include <cstdio>
+
+#include "allocator/wire/session_ref.h"
+#include "client/vramctl/commands/commands.h"
+#include "client/vramctl/daemon/change_session.h"
+#include "client/vramctl/views/output.h"
+
+namespace vrambroker::vramctl {
+namespace {
+
+// A command: makes the change and prints what came of it.
+absl::Status Run(const Context& context, const std::string& session, const SessionChange& change) {
+  absl::StatusOr<Daemon> daemon = Daemon::Connect(context);
+  if (!daemon.ok()) return daemon.status();
+  const absl::StatusOr<ChangeResult> result = ChangeSession(*daemon, ParseSessionRef(session), change);
+  if (!result.ok()) return result.status();
+  if (context.json) {
+    Print(result->json);
+    return absl::OkStatus();
+  }
+  const std::string& name = result->name.empty() ? session : result->name;
+  for (const std::string& line : result->lines) std::printf("%s: %s\n", name.c_str(), line.c_str());
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status SetLimit(const Context& context, const std::string& session, const std::string& limit) {
+  const absl::StatusOr<Limit> parsed = ParseLimit(limit);
+  if (!parsed.ok()) return parsed.status();
+  return Run(context, session, LimitChange{*parsed});
+}
+
+absl::Status SetGuarantee(const Context& context, const std::string& session, const std::string& guarantee) {
+  const absl::StatusOr<Limit> parsed = ParseLimit(guarantee);
+  if (!parsed.ok()) return parsed.status();
+  return Run(context, session, GuaranteeChange{*parsed});
+}
+
+absl::Status SetPriority(const Context& context, const std::string& session, const std::string& priority) {
+  const absl::StatusOr<int32_t> parsed = ParsePriority(priority);
+  if (!parsed.ok()) return parsed.status();
+  return Run(context, session, PriorityChange{*parsed});
+}
+
+absl::Status Trim(const Context& context, const std::string& session) {
+  return Run(context, session, TrimChange{});
+}
+
+absl::Status End(const Context& context, const std::string& session) {
+  return Run(context, session, EndChange{});
+}
+
+}  // namespace vrambroker::vramctl

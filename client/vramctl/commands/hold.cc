@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <poll.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "allocator/base/bytes.h"
+#include "allocator/device/device.h"
+#include "allocator/heap/allocator_options.h"
+#include "allocator/wire/admin_json.h"
+#include "client/vrambroker/client.h"
+#include "client/vramctl/commands/commands.h"
+#include "client/vramctl/daemon/daemon_calls.h"
+#include "client/vramctl/options/refusal.h"
+
+namespace vrambroker::vramctl {
+namespace {
+
+// The pattern is written and verified in pieces of this many words.
+constexpr uint64_t kPieceWords = 1 << 17;
+
+// Fills `piece` with the pattern from word `first` on; it differs between sessions and between words of one
+// buffer.
+void MakePattern(uint64_t session, uint64_t first, std::vector<uint64_t>& piece) {
+  for (uint64_t i = 0; i < piece.size(); ++i) piece[i] = (session << 48) ^ ((first + i) * 0x9E3779B97F4A7C15u);
+}
+
+// Calls `visit(offset, piece, bytes)` for each piece of the pattern of a buffer.
+absl::Status ForEachPiece(const Buffer& buffer, uint64_t session,
+                          const std::function<absl::Status(uint64_t, std::vector<uint64_t>&, uint64_t)>& visit) {
+  std::vector<uint64_t> piece(kPieceWords);
+  const uint64_t piece_bytes = kPieceWords * sizeof(uint64_t);
+  for (uint64_t offset = 0; offset < buffer.size(); offset += piece_bytes) {
+    MakePattern(session, offset / sizeof(uint64_t), piece);
+    absl::Status status = visit(offset, piece, std::min(piece_bytes, buffer.size() - offset));
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status WritePattern(Buffer& buffer, uint64_t session) {
+  return ForEachPiece(buffer, session, [&](uint64_t offset, std::vector<uint64_t>& piece, uint64_t bytes) {
+    return buffer.Write(offset, piece.data(), bytes);
+  });
+}
+
+absl::Status VerifyPattern(const Buffer& buffer, uint64_t session) {
+  std::vector<uint64_t> found(kPieceWords);
+  return ForEachPiece(buffer, session, [&](uint64_t offset, std::vector<uint64_t>& piece, uint64_t bytes) {
+    absl::Status status = buffer.Read(offset, found.data(), bytes);
+    if (status.ok() && std::memcmp(found.data(), piece.data(), bytes) != 0) {
+      status = absl::DataLossError(absl::StrCat("other bytes than were written, near offset ", offset));
+    }
+    return status;
+  });
+}
+
+// While it lives, a signal ends the process at once: there is nothing yet that must be given back in order.
+class EndOnSignal {
+ public:
+  explicit EndOnSignal(int signals)
+      : done_(eventfd(0, EFD_CLOEXEC)), thread_([this, signals] {
+          pollfd wait[] = {{.fd = signals, .events = POLLIN, .revents = 0},
+                           {.fd = done_.get(), .events = POLLIN, .revents = 0}};
+          while (poll(wait, 2, -1) < 0 && errno == EINTR) {
+          }
+          signalfd_siginfo info = {};
+          if (wait[1].revents != 0 || read(signals, &info, sizeof info) != sizeof info) return;
+          _exit(128 + static_cast<int>(info.ssi_signo));
+        }) {}
+  ~EndOnSignal() {
+    const uint64_t one = 1;
+    (void)!write(done_.get(), &one, sizeof one);
+    thread_.join();
+  }
+  EndOnSignal(const EndOnSignal&) = delete;
+  EndOnSignal& operator=(const EndOnSignal&) = delete;
+
+ private:
+  const UniqueFd done_;
+  std::thread thread_;
+};
+
+}  // namespace
+
+absl::Status Hold(const Context& context, const std::string& bytes_text) {
+  const absl::StatusOr<uint64_t> bytes = ParseBytes(bytes_text);
+  if (!bytes.ok()) return bytes.status();
+  if (*bytes == 0) return absl::InvalidArgumentError("BYTES: must be at least 1");
+  if (const absl::StatusOr<AllocConf> conf = ParseAllocConf(context.replay.alloc_conf); !conf.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("--alloc-conf: ", conf.status().message()));
+  }
+  ClientOptions options{.socket_dir = context.socket_dir,
+                        .name = context.name,
+                        .connect_timeout = context.timeout,
+                        .call_timeout = context.timeout};
+  if (!context.limit.empty()) {
+    const absl::StatusOr<Limit> limit = ParseLimit(context.limit);
+    if (!limit.ok()) return limit.status();
+    options.limit = *limit;
+  }
+  if (!context.replay.alloc_conf.empty()) options.alloc_conf = context.replay.alloc_conf;
+
+  // Blocked before the library starts its threads, so that every thread inherits it.
+  sigset_t mask;
+  sigemptyset(&mask);
+  for (const int signal : {SIGINT, SIGTERM}) sigaddset(&mask, signal);
+  pthread_sigmask(SIG_BLOCK, &mask, nullptr);
+  const UniqueFd signals(signalfd(-1, &mask, SFD_CLOEXEC));
+  // A daemon that goes is reached again by the library, which logs both. Only an operator ends the session for good.
+  const UniqueFd ended(eventfd(0, EFD_CLOEXEC));
+  options.on_lost = [&ended](const absl::Status& why) {
+    const uint64_t one = 1;
+    if (absl::IsAborted(why)) (void)!write(ended.get(), &one, sizeof one);
+  };
+  options.log = [](const std::string& line) { std::fprintf(stderr, "vramctl: %s\n", line.c_str()); };
+
+  std::optional<WaitingNotice> notice;
+  if (!context.json) notice.emplace(context.timeout);
+  std::optional<EndOnSignal> end_on_signal(signals.get());
+  absl::StatusOr<Client> client = Client::Connect(options);
+  if (!client.ok()) return Refusal(client.status());
+  for (const std::string& warning : client->warnings()) std::fprintf(stderr, "vramctl: %s\n", warning.c_str());
+  absl::StatusOr<Buffer> buffer = client->Allocate(*bytes, context.device);
+  if (!buffer.ok()) return Refusal(buffer.status());
+  notice.reset();
+  const uint64_t session = client->session_id();  // another daemon gives it another number
+  if (absl::Status status = WritePattern(*buffer, session); !status.ok()) return status;
+  end_on_signal.reset();
+  if (!context.name.empty() && client->name() != context.name) {
+    std::fprintf(stderr, "vramctl: the name %s is taken; this session is called %s\n", context.name.c_str(),
+                 client->name().c_str());
+  }
+
+  if (context.json) {
+    const nlohmann::ordered_json json = {
+        {"session", session},
+        {"name", client->name()},
+        {"pid", getpid()},
+        {"device", buffer->device()},
+        {"bytes", buffer->size()},
+        {"block_bytes", buffer->block_bytes()},
+        {"segment", buffer->segment_id()},
+        {"offset", buffer->offset_bytes()},
+        {"address", absl::StrCat(absl::Hex(reinterpret_cast<uintptr_t>(buffer->data())))},
+        {"limit_bytes", client->limit_bytes(context.device)}};
+    std::printf("%s\n", JsonText(json).c_str());
+  } else {
+    std::printf(
+        "holding %s as session %llu (%s), pid %d: segment %llu offset %llu, mapped at %p, limit %s; pattern "
+        "written\n"
+        "until interrupted (Ctrl-C)\n",
+        FormatBytes(buffer->size()).c_str(), static_cast<unsigned long long>(session), client->name().c_str(), getpid(),
+        static_cast<unsigned long long>(buffer->segment_id()), static_cast<unsigned long long>(buffer->offset_bytes()),
+        buffer->data(), FormatBytes(client->limit_bytes(context.device)).c_str());
+  }
+  if (std::fflush(stdout) != 0)
+    return absl::DataLossError(absl::StrCat("the output was not written: ", std::strerror(errno)));
+
+  pollfd wait[] = {{.fd = signals.get(), .events = POLLIN, .revents = 0},
+                   {.fd = ended.get(), .events = POLLIN, .revents = 0}};
+  while (poll(wait, 2, -1) < 0 && errno == EINTR) {
+  }
+  if (absl::Status status = VerifyPattern(*buffer, session); !status.ok()) return status;
+  if (absl::Status status = client->status(); absl::IsUnavailable(status)) {
+    return absl::UnavailableError(
+        absl::StrCat("the pattern is intact, and the memory ends with this process: ", status.message()));
+  } else if (!status.ok()) {
+    return status;
+  }
+  absl::Status status = buffer->Reset();
+  if (status.ok() && !context.json) std::printf("gave %s back\n", FormatBytes(*bytes).c_str());
+  return status;
+}
+
+}  // namespace vrambroker::vramctl

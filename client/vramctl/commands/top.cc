@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// vramctl top: a live view on a terminal, from which sessions can be changed.
+#include <langinfo.h>
+#include <poll.h>
+#include <pwd.h>
+#include <signal.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <clocale>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "allocator/device/device.h"
+#include "client/vramctl/commands/commands.h"
+#include "client/vramctl/top/daemon_poller.h"
+#include "client/vramctl/top/session_actor.h"
+#include "client/vramctl/top/top_screen.h"
+#include "client/vramctl/views/top_view.h"
+
+namespace vrambroker::vramctl {
+namespace {
+
+// The name; the number for users that this machine does not know.
+std::string UserName(uint32_t uid) {
+  static auto* const known = new std::map<uint32_t, std::string>;  // looking one up may ask another machine
+  const auto [it, is_new] = known->try_emplace(uid);
+  if (is_new) {
+    const passwd* const entry = getpwuid(uid);
+    it->second = entry == nullptr ? absl::StrCat(uid) : entry->pw_name;
+  }
+  return it->second;
+}
+
+// Where the signals arrive that would otherwise end this process with the terminal as it is, or that it must know of.
+UniqueFd TakeSignals() {
+  sigset_t mask;
+  sigemptyset(&mask);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGWINCH}) sigaddset(&mask, signal);
+  pthread_sigmask(SIG_BLOCK, &mask, nullptr);
+  return UniqueFd(signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK));
+}
+
+// False: end. `screen`: null before there is one.
+bool HandleSignals(int fd, TopScreen* screen) {
+  signalfd_siginfo signal = {};
+  while (read(fd, &signal, sizeof signal) == static_cast<ssize_t>(sizeof signal)) {
+    if (signal.ssi_signo != SIGWINCH) return false;
+    if (screen != nullptr) screen->Resize();
+  }
+  return true;
+}
+
+}  // namespace
+
+absl::Status Top(const Context& context) {
+  TopView::Options options;
+  const absl::StatusOr<Column> sort = ParseColumn(context.sort);
+  if (!sort.ok()) return sort.status();
+  const absl::StatusOr<absl::Duration> interval = IntervalOf(context);
+  if (!interval.ok()) return interval.status();
+  if (context.json) return absl::InvalidArgumentError("top draws on a terminal; vramctl watch writes JSON");
+  if (isatty(STDIN_FILENO) == 0 || isatty(STDOUT_FILENO) == 0) {
+    return absl::FailedPreconditionError(
+        "top needs a terminal as its input and output; vramctl watch writes JSON lines instead");
+  }
+  std::setlocale(LC_CTYPE, "");
+  options.sort = *sort;
+  options.utf8 = std::strcmp(nl_langinfo(CODESET), "UTF-8") == 0;
+  options.user_name = UserName;
+  TopView view(std::move(options));
+
+  const UniqueFd signals = TakeSignals();
+  DaemonPoller poller(context, *interval);
+  SessionActor actor(context);
+  std::array<pollfd, 4> wait = {{{.fd = STDIN_FILENO, .events = POLLIN, .revents = 0},
+                                 {.fd = signals.get(), .events = POLLIN, .revents = 0},
+                                 {.fd = poller.fd(), .events = POLLIN, .revents = 0},
+                                 {.fd = actor.fd(), .events = POLLIN, .revents = 0}}};
+  std::optional<TopData> data;
+  while (!data.has_value()) {
+    if (poll(&wait[1], 2, -1) < 0 && errno != EINTR) return absl::ErrnoToStatus(errno, "poll failed");
+    if (!HandleSignals(signals.get(), nullptr)) return absl::OkStatus();
+    data = poller.Take();
+  }
+  // A daemon that is not there at all is an error as for other commands; for one that is slow, the screen waits.
+  if (!data->status.ok() && !absl::IsDeadlineExceeded(data->status)) return data->status;
+  view.SetData(*data);
+
+  const absl::StatusOr<std::unique_ptr<TopScreen>> screen = TopScreen::Open();
+  if (!screen.ok()) return screen.status();
+  while (true) {
+    (*screen)->Paint(view.Draw((*screen)->rows(), (*screen)->columns()));
+    if (poll(wait.data(), wait.size(), -1) < 0) {
+      if (errno == EINTR) continue;
+      return absl::ErrnoToStatus(errno, "poll failed");
+    }
+    if (!HandleSignals(signals.get(), screen->get())) return absl::OkStatus();
+    if (data = poller.Take(); data.has_value()) view.SetData(*data);
+    if (const std::optional<SessionActor::Result> result = actor.Take(); result.has_value()) {
+      view.SetResult(*result);
+      poller.Hurry();
+    }
+    for (int key; (key = (*screen)->ReadKey()) >= 0;) {
+      if (!view.HandleKey(key)) return absl::OkStatus();
+    }
+    if (std::optional<SessionOrder> order = view.TakeOrder(); order.has_value()) actor.Begin(*std::move(order));
+    if ((wait[0].revents & (POLLHUP | POLLERR)) != 0) return absl::OkStatus();  // the terminal is gone
+  }
+}
+
+}  // namespace vrambroker::vramctl

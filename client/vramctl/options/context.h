@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the command line says, for the commands.
+#ifndef VRAMBROKER_CLIENT_VRAMCTL_OPTIONS_CONTEXT_H_
+#define VRAMBROKER_CLIENT_VRAMCTL_OPTIONS_CONTEXT_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/time/time.h"
+#include "client/vramctl/options/plan_flags.h"
+
+namespace vrambroker::vramctl {
+
+// replay, tune, plan; alloc_conf: hold, too. Empty: not given.
+struct ReplayFlags {
+  std::string conf;        // a file with alloc_conf=, device_bytes= and fraction=
+  std::string alloc_conf;  // these three override it
+  std::string device_bytes;
+  std::string fraction;
+  bool per_op = false;
+};
+
+// policy explain. Empty: not given.
+struct PolicyFlags {
+  std::string pid;
+  std::string uid;  // these two are names or numbers
+  std::string gid;
+  std::string cgroup;
+};
+
+struct TraceFlags {
+  double seconds = 10;
+  bool until_oom = false;  // instead
+};
+
+struct Context {
+  std::string socket_dir;
+  absl::Duration timeout =
+      absl::Seconds(30);  // of each call; longer than the daemon waits for a client (client_timeout)
+  bool json = false;
+  std::string name;                   // hold, policy explain
+  std::string limit;                  // hold; empty: none
+  int device = 0;                     // hold, stats, summary; replay, tune: of a PyTorch snapshot
+  std::string output;                 // snapshot, trace, replay, plan: a file, or "-"
+  uint32_t last = 20;                 // ooms: how many; 0: all
+  std::string session;                // ooms: whose; empty: everybody's
+  std::string target = "vrambroker";  // diagnose, ooms, tune: who is to use the settings
+  std::optional<uint64_t> diagnose;   // ooms: which refusal
+  std::optional<int> only_device;     // map: nullopt: all; elsewhere `device` has it
+  bool abbreviated = false;           // summary
+  double interval = 1;                // top, watch: seconds
+  uint64_t count = 0;                 // watch: lines; 0: no end
+  std::string sort = "reserved";      // top: a column
+  ReplayFlags replay;
+  PolicyFlags policy;
+  PlanFlags plan;
+  TraceFlags trace;
+};
+
+}  // namespace vrambroker::vramctl
+
+#endif  // VRAMBROKER_CLIENT_VRAMCTL_OPTIONS_CONTEXT_H_

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/vramctl/views/session_output.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "allocator/base/bytes.h"
+#include "allocator/heap/memory_stats.h"
+#include "allocator/wire/admin_json.h"
+
+namespace vrambroker::vramctl {
+
+double Fragmentation(const v1::SessionDevice& device) {
+  return FragmentationRatio(device.stats().allocated_bytes().all().current(),
+                            device.reserved_bytes() - UnknownBytes(device));
+}
+
+const char* StateOn(const v1::Session& session, const v1::SessionDevice& device) {
+  // One that is detached keeps what it holds, and its limit says nothing any more.
+  const bool is_active = session.state() == v1::SESSION_STATE_ACTIVE;
+  return is_active && IsOverLimit(device) ? "over limit" : StateName(session.state());
+}
+
+bool IsOverLimit(const v1::SessionDevice& device) {
+  return device.reserved_bytes() > device.limit_bytes();
+}
+
+std::string Waiting(const v1::SessionDevice& device) {
+  if (device.waiting().empty()) return "-";
+  const v1::WaitingRequest& first = device.waiting(0);
+  const absl::Duration waited = absl::Milliseconds(static_cast<int64_t>(first.waited_ms()));
+  return absl::StrCat(FormatBytes(first.bytes()), first.guarantee() ? " as guarantee" : "", " for ",
+                      absl::FormatDuration(waited), " (place ", first.place(), ")",
+                      device.waiting_size() > 1 ? absl::StrCat(" and ", device.waiting_size() - 1, " more") : "");
+}
+
+}  // namespace vrambroker::vramctl

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef VRAMBROKER_CLIENT_VRAMCTL_VIEWS_SESSION_OUTPUT_H_
+#define VRAMBROKER_CLIENT_VRAMCTL_VIEWS_SESSION_OUTPUT_H_
+
+#include <string>
+
+#include "vrambroker/v1/admin.pb.h"
+
+namespace vrambroker::vramctl {
+
+// How a session is shown to people; for scripts see proto/admin_json.
+
+// "over limit" for a session that is.
+const char* StateOn(const v1::Session& session, const v1::SessionDevice& device);
+
+double Fragmentation(const v1::SessionDevice& device);
+bool IsOverLimit(const v1::SessionDevice& device);
+
+// What a session waits for: "2.00 GiB for 3.1s (place 1)", and how many more there are; "-": nothing.
+std::string Waiting(const v1::SessionDevice& device);
+
+}  // namespace vrambroker::vramctl
+
+#endif  // VRAMBROKER_CLIENT_VRAMCTL_VIEWS_SESSION_OUTPUT_H_

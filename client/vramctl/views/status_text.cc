@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/vramctl/views/status_text.h"
+
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/strings/str_cat.h"
+#include "allocator/base/bytes.h"
+#include "allocator/wire/admin_json.h"
+#include "client/vramctl/views/output.h"
+
+namespace vrambroker::vramctl {
+namespace {
+
+constexpr size_t kWidth = 100;
+
+std::string StatusTable(const Overview& overview, absl::FunctionRef<std::string(uint64_t bytes)> size) {
+  std::vector<std::vector<std::string>> rows = {{"DEVICE", ">CAPACITY", ">RESERVED", ">ALLOCATED", ">FRAGMENTED",
+                                                 ">RECLAIMABLE", ">CACHED", ">LEFT BEHIND", ">FRAG"}};
+  for (const v1::Device& device : overview.devices.devices()) {
+    const PartBytes parts = PartsOf(overview, device);
+    rows.push_back({absl::StrCat(device.ordinal()), size(device.capacity_bytes()), size(device.reserved_bytes()),
+                    size(parts[Part::kAllocated]), size(parts[Part::kFragmented]), size(parts[Part::kReclaimable]),
+                    size(parts[Part::kCached]), size(parts[Part::kLeftBehind]),
+                    Percent(Fragmentation(overview, device))});
+  }
+  return Table(rows);
+}
+
+}  // namespace
+
+std::string StatusText(const Overview& overview) {
+  std::string text;
+  for (const v1::Device& device : overview.devices.devices()) {
+    absl::StrAppend(&text, "Device ", device.ordinal(), ": ", KindName(device.kind()), ", ", Printable(device.name()),
+                    "\n");
+  }
+  const std::string exact = StatusTable(overview, FormatBytes);
+  absl::StrAppend(&text, "\n", WidthOf(exact) <= kWidth ? exact : StatusTable(overview, ShortBytes));
+  for (const v1::Device& device : overview.devices.devices()) {
+    if (device.carried_over_bytes() == 0) continue;
+    const uint64_t unknown = PartsOf(overview, device)[Part::kUnknown];
+    absl::StrAppend(&text, "\nDevice ", device.ordinal(), ": ", FormatBytes(device.carried_over_bytes()),
+                    " carried over from an earlier run of the daemon",
+                    unknown > 0 ? absl::StrCat(", ", FormatBytes(unknown), " of it unknown") : "",
+                    "\n(see vramctl sessions and vramctl quarantine), until processes free it\n");
+  }
+  for (const v1::Device& device : overview.devices.devices()) {
+    if (device.fault().empty()) continue;
+    absl::StrAppend(&text, "\nDevice ", device.ordinal(), " cannot be used: ", device.fault(), "\n");
+  }
+  return text;
+}
+
+}  // namespace vrambroker::vramctl

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The table of vramctl top: what is in it, in which order, and which columns fit. Pure: no terminal, no daemon.
+#ifndef VRAMBROKER_CLIENT_VRAMCTL_VIEWS_TOP_TABLE_H_
+#define VRAMBROKER_CLIENT_VRAMCTL_VIEWS_TOP_TABLE_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "client/vramctl/views/bars.h"
+#include "vrambroker/v1/admin.pb.h"
+
+namespace vrambroker::vramctl {
+
+enum class Column : uint8_t {  // in the order in which they are shown
+  kName,
+  kTenant,
+  kPid,
+  kUser,
+  kState,
+  kPriority,
+  kDevice,
+  kLimit,
+  kGuarantee,
+  kReserved,
+  kAllocated,
+  kReclaimable,
+  kFragmentation,
+  kWaiting,
+};
+inline constexpr int kColumns = static_cast<int>(Column::kWaiting) + 1;
+
+const char* ColumnName(Column column);  // as --sort knows it
+// InvalidArgument lists the names.
+absl::StatusOr<Column> ParseColumn(absl::string_view name);
+
+// A session on one device.
+struct TopRow {
+  uint64_t session = 0;
+  std::string name;  // texts are printable
+  std::string tenant;
+  int32_t pid = 0;
+  std::string user;
+  std::string state;
+  int32_t priority = 0;
+  uint32_t device = 0;
+  uint64_t limit_bytes = 0;
+  uint64_t guarantee_bytes = 0;
+  uint64_t reserved_bytes = 0;
+  uint64_t allocated_bytes = 0;
+  uint64_t reclaimable_bytes = 0;
+  double fragmentation = 0;
+  uint64_t waited_ms = 0;      // of the request that has waited longest; 0: none waits
+  uint64_t waiting_bytes = 0;  // of all
+  std::string waits_for;       // in words; "-": nothing
+  uint64_t ooms = 0;
+  PartBytes parts;
+
+  std::pair<uint64_t, uint32_t> key() const { return {session, device}; }
+};
+
+// A row for each device on which a session holds, is promised or waits for something; one for those that do nothing.
+std::vector<TopRow> RowsOf(const v1::ListSessionsResponse& sessions,
+                           const std::function<std::string(uint32_t uid)>& user_name);
+
+// Only those with `filter` in their names, in any case.
+void Filter(std::vector<TopRow>& rows, absl::string_view filter);
+
+// Figures: the highest first; texts, numbers of processes and devices: the lowest first; `reverse` the other way. Equal
+// ones by name and device.
+void Sort(std::vector<TopRow>& rows, Column column, bool reverse);
+
+struct TableLayout {
+  struct Shown {
+    Column column;
+    int width;
+  };
+  std::vector<Shown> columns;
+  int bar_width = 0;  // 0: no bar
+};
+// What fits into `width` cells: the least important columns go first, and a bar has at least kLeastBar cells.
+TableLayout LayOut(const std::vector<TopRow>& rows, int width, bool several_devices);
+inline constexpr int kLeastBar = 12;
+
+Line HeadingLine(const TableLayout& layout, Column sorted_by, int width);
+Line RowLine(const TableLayout& layout, const TopRow& row, bool utf8);
+
+}  // namespace vrambroker::vramctl
+
+#endif  // VRAMBROKER_CLIENT_VRAMCTL_VIEWS_TOP_TABLE_H_

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How often something may happen: token buckets, and the one that every user has for calls.
+#ifndef VRAMBROKER_SERVER_BASE_RATE_LIMIT_H_
+#define VRAMBROKER_SERVER_BASE_RATE_LIMIT_H_
+
+#include <sys/types.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "allocator/base/mutex.h"
+#include "server/base/steady_time.h"
+
+namespace vrambroker {
+
+// `per_second` on average, `burst` at once. For one thread.
+class TokenBucket {
+ public:
+  TokenBucket(double per_second, double burst) : per_second_(per_second), burst_(burst), tokens_(burst) {}
+
+  // False, and nothing is taken, when there are not `tokens`. More than the burst counts as the burst.
+  bool Take(SteadyTime now, double tokens = 1);
+  // Takes them although they are not there: up to a burst can be owed.
+  void Owe(SteadyTime now, double tokens = 1);
+  bool Has(SteadyTime now, double tokens) {
+    Refill(now);
+    return tokens_ >= tokens;
+  }
+  // What was taken before. No more than the burst is kept.
+  void Give(double tokens) { tokens_ = std::min(burst_, tokens_ + tokens); }
+  // As if nothing had ever been taken.
+  bool IsFull(SteadyTime now);
+
+ private:
+  void Refill(SteadyTime now);
+
+  double per_second_;
+  double burst_;
+  double tokens_;
+  SteadyTime last_;
+};
+
+// Calls and stream messages of each user. Thread-safe.
+class CallRates {
+ public:
+  // Twice `per_second` at once.
+  explicit CallRates(uint32_t per_second) : per_second_(per_second) {}
+
+  // ResourceExhausted when the user has called more often than it may. A call that costs the daemon as much as several
+  // counts as so many `calls`.
+  absl::Status Take(uid_t uid, SteadyTime now, size_t calls = 1) ABSL_LOCKS_EXCLUDED(mu_);
+  // For a call that Take() has refused and that was made all the same: the next ones have to wait for longer.
+  void Owe(uid_t uid, SteadyTime now) ABSL_LOCKS_EXCLUDED(mu_);
+  // Of how many users a bucket is kept: those of the last seconds, and a few more.
+  size_t users() const ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  TokenBucket& BucketOf(uid_t uid, SteadyTime now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void ForgetTheQuiet(SteadyTime now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const uint32_t per_second_;
+  mutable Mutex mu_;
+  absl::flat_hash_map<uid_t, TokenBucket> buckets_ ABSL_GUARDED_BY(mu_);
+  size_t forget_at_ ABSL_GUARDED_BY(mu_) = 64;  // users
+};
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_SERVER_BASE_RATE_LIMIT_H_

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// UserSlots: how much of something costly is under way, for each user and in all.
+#ifndef VRAMBROKER_SERVER_BASE_USER_SLOTS_H_
+#define VRAMBROKER_SERVER_BASE_USER_SLOTS_H_
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "allocator/base/mutex.h"
+
+namespace vrambroker {
+
+// Thread-safe.
+class UserSlots {
+ public:
+  // What refusals say: "uid 5 has 4 SNAPSHOTS UNDER WAY, the most that MAX_SNAPSHOTS_PER_UID allows".
+  struct Bounds {
+    std::string what;
+    size_t per_uid = std::numeric_limits<size_t>::max();
+    std::string per_uid_bound;  // usually a field of the configuration
+    size_t in_all = std::numeric_limits<size_t>::max();
+    std::string in_all_bound;
+  };
+
+  // One that was taken; given back with its owner. Outlived by the UserSlots. Move-only.
+  class Slot {
+   public:
+    Slot() = default;
+    Slot(Slot&& other) noexcept : slots_(std::exchange(other.slots_, nullptr)), uid_(other.uid_) {}
+    Slot& operator=(Slot&& other) noexcept {
+      std::swap(slots_, other.slots_);
+      std::swap(uid_, other.uid_);
+      return *this;
+    }
+    ~Slot() {
+      if (slots_ != nullptr) slots_->GiveBack(uid_);
+    }
+
+   private:
+    friend class UserSlots;
+    Slot(UserSlots* slots, uid_t uid) : slots_(slots), uid_(uid) {}
+
+    UserSlots* slots_ = nullptr;
+    uid_t uid_ = 0;
+  };
+
+  explicit UserSlots(Bounds bounds) : bounds_(std::move(bounds)) {}
+
+  // ResourceExhausted when the user, or all together, have as many as they may.
+  absl::StatusOr<Slot> Take(uid_t uid) ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  void GiveBack(uid_t uid) ABSL_LOCKS_EXCLUDED(mu_);
+
+  const Bounds bounds_;
+  Mutex mu_;
+  absl::flat_hash_map<uid_t, size_t> of_uid_ ABSL_GUARDED_BY(mu_);  // none is 0
+  size_t in_all_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_SERVER_BASE_USER_SLOTS_H_

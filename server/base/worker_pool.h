@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Threads for what may wait: driver calls, and clients closing their mappings. RPC threads never do.
+#ifndef VRAMBROKER_SERVER_BASE_WORKER_POOL_H_
+#define VRAMBROKER_SERVER_BASE_WORKER_POOL_H_
+
+#include <deque>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "allocator/base/mutex.h"
+#include "server/base/user_slots.h"
+
+namespace vrambroker {
+
+// Where tasks that may take time are run: threads, or a simulation. Thread-safe.
+class Executor {
+ public:
+  virtual ~Executor() = default;
+
+  virtual void Submit(std::function<void()> task) = 0;
+  // Before all that have not begun. For tasks that end soon, and that are few at a time.
+  virtual void SubmitFirst(std::function<void()> task) = 0;
+
+  // For tasks that wait for a client of user `uid` rather than for the driver, as long as they keep the slot.
+  // ResourceExhausted when too many do so already, or too many for clients of this user; the task must go on without
+  // waiting then. Clients that are slow on purpose can neither keep everyone else's tasks from running, nor everyone
+  // else's clients from being asked.
+  virtual absl::StatusOr<UserSlots::Slot> StartWaiting(uid_t uid) = 0;
+};
+
+// Runs tasks on up to `max_threads` threads, started when needed. Half of them may wait for clients.
+class WorkerPool : public Executor {
+ public:
+  explicit WorkerPool(size_t max_threads, size_t max_waiting_per_uid = std::numeric_limits<size_t>::max());
+  // Runs what was submitted, then stops.
+  ~WorkerPool() override;
+
+  void Submit(std::function<void()> task) override;
+  void SubmitFirst(std::function<void()> task) override;
+  absl::StatusOr<UserSlots::Slot> StartWaiting(uid_t uid) override { return waiting_.Take(uid); }
+
+ private:
+  void Run();
+  // A task was added: starts a thread for it, or wakes one.
+  void Added() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const size_t max_threads_;
+  UserSlots waiting_;
+  Mutex mu_;
+  CondVar changed_;
+  std::deque<std::function<void()>> tasks_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::thread> threads_ ABSL_GUARDED_BY(mu_);
+  size_t idle_threads_ ABSL_GUARDED_BY(mu_) = 0;
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+// Runs its tasks one after the other on an Executor, so that one session keeps at most one thread busy. Thread-safe.
+class SerialQueue : public std::enable_shared_from_this<SerialQueue> {
+ public:
+  static constexpr size_t kMaxTasks = 256;
+
+  // `workers` outlives all tasks.
+  explicit SerialQueue(Executor* workers) : workers_(*workers) {}
+  // False, and the task is dropped, when kMaxTasks are queued.
+  bool Submit(std::function<void()> task);
+
+ private:
+  void RunNext();
+
+  Executor& workers_;
+  Mutex mu_;
+  std::deque<std::function<void()>> tasks_ ABSL_GUARDED_BY(mu_);
+  bool running_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_SERVER_BASE_WORKER_POOL_H_

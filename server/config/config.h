@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The daemon's configuration: file and flags in, checked values out.
+#ifndef VRAMBROKER_SERVER_CONFIG_CONFIG_H_
+#define VRAMBROKER_SERVER_CONFIG_CONFIG_H_
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "allocator/heap/allocator_options.h"
+#include "server/core/broker.h"
+#include "server/identity/policy.h"
+#include "vrambroker/config/v1/config.pb.h"
+
+namespace vrambroker {
+
+enum class DeviceChoice { kAuto, kCuda, kHost };
+
+// Every value checked and every default filled in, but for the capacity, which depends on the device.
+struct Config {
+  std::string socket_dir;
+  mode_t socket_mode = 0;
+  DeviceChoice device = DeviceChoice::kAuto;
+  bool exits_when_devices_are_lost = true;
+  std::optional<uint64_t> capacity_bytes;  // per device
+  uint64_t headroom_bytes = 0;
+  int host_devices = 1;
+  absl::Duration host_driver_latency;
+  std::string http_address;  // empty: no HTTP
+  Limit session_limit;
+  std::vector<PolicyRule> rules;
+  absl::Duration idle_decay;
+  uint64_t idle_limit_bytes = SegmentPoolOptions::kNoIdleLimit;  // per device
+  absl::Duration drain_timeout;
+  absl::Duration reclaim_timeout;
+  absl::Duration max_wait;
+  std::optional<Limit> user_limit;
+  std::optional<Limit> user_guarantee;
+  absl::Duration hold_back_time;
+  Limit hold_back_limit = 1.0;
+  std::optional<absl::Duration> settle_time;  // none: by the kind of device
+  size_t max_sessions_per_uid = 0;
+  SessionBounds session_bounds;
+  uint32_t max_calls_per_second_per_uid = 0;
+  size_t max_questions_per_uid = 0;
+  size_t max_snapshots_per_uid = 0;
+  size_t max_snapshots = 0;
+  size_t max_waiting_per_uid = 0;
+  std::string log_level;
+  std::string log_format;
+  size_t max_metrics_clients = 0;  // pairs of client and device
+  size_t max_metrics_clients_per_uid = 0;
+  absl::Duration fragmentation_window;
+  AllocConf alloc_conf;
+  size_t record_events = 0;
+  bool is_record_events_set = false;
+  std::vector<std::string> warnings;  // of what is no fault, and probably not meant
+  uint64_t max_recorded_events_per_uid = 0;
+  size_t max_connections_per_uid = 0;  // 0: by the daemon's limit of file descriptors
+};
+
+// A configuration, and where in its file each field stands ("NAME:LINE:COLUMN", by field name: "session_limit.bytes",
+// "rules[0].uid").
+struct ConfigText {
+  config::v1::DaemonConfig proto;
+  absl::flat_hash_map<std::string, std::string> places;
+};
+
+// Reads protobuf text format. InvalidArgument lists every error as "NAME:LINE:COLUMN: what".
+absl::StatusOr<ConfigText> ParseConfigText(absl::string_view name, const std::string& text);
+
+// ParseConfigText() of a file. NotFound and the like when it cannot be read.
+absl::StatusOr<ConfigText> ReadConfigFile(const std::string& path);
+
+// InvalidArgument lists every faulty field, one a line, with its place where that is known.
+absl::StatusOr<Config> CheckConfig(const ConfigText& text);
+
+// The policy that the configuration describes, of a daemon that runs as this process's user.
+std::shared_ptr<const Policy> MakePolicy(const Config& config);
+
+// What a running daemon has changed by reading its configuration again.
+struct ReloadReport {
+  size_t rules = 0;                        // in the policy now
+  std::vector<std::string> needs_restart;  // fields that differ from what it runs with, and that it cannot change
+};
+
+// The names of these fields.
+std::vector<std::string> FieldsThatNeedARestart(const Config& running, const Config& wanted);
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_SERVER_CONFIG_CONFIG_H_

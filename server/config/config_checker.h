@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef VRAMBROKER_SERVER_CONFIG_CONFIG_CHECKER_H_
+#define VRAMBROKER_SERVER_CONFIG_CONFIG_CHECKER_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "server/identity/policy.h"
+#include "vrambroker/config/v1/config.pb.h"
+
+namespace vrambroker {
+
+// What repeats a part of the file stays on its line, whatever the part is.
+std::string OneLine(absl::string_view text);
+
+// Reads the values of configuration fields and collects what is wrong, so that all of it can be told at once.
+class Checker {
+ public:
+  // Where each field stands, by its name: ConfigText.
+  using Places = absl::flat_hash_map<std::string, std::string>;
+  // `places` outlives this object.
+  explicit Checker(const Places& places) : places_(places) {}
+
+  void Fault(absl::string_view field, absl::string_view what);
+  // "FILE:LINE:COLUMN"; empty when it is not known.
+  std::string PlaceOf(absl::string_view field) const;
+
+  // `fallback` when `text` is empty or wrong.
+  uint64_t Size(absl::string_view field, const std::string& text, uint64_t fallback);
+  absl::Duration Time(absl::string_view field, const std::string& text, absl::Duration fallback,
+                      absl::Duration most = absl::Hours(24));
+  // None when `limit` is null or wrong.
+  std::optional<Limit> LimitOf(const std::string& field, const config::v1::SessionLimit* limit);
+
+  // InvalidArgument lists the faults, one a line.
+  absl::Status status() const;
+
+ private:
+  const Places& places_;
+  std::vector<std::string> faults_;
+};
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_SERVER_CONFIG_CONFIG_CHECKER_H_

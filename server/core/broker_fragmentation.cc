@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Whose memory fragments step by step, and when that will have a request refused.
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "server/core/broker.h"
+#include "server/core/saturating.h"
+
+namespace vrambroker {
+namespace {
+
+// What a session reserves of a device, or is guaranteed, when everybody asks for it: without what is reclaimable.
+uint64_t NeededBytes(const SessionDeviceInfo& held) {
+  return std::max(SaturatingSub(held.account.reserved_bytes, held.idle_bytes), held.account.guarantee_bytes);
+}
+
+// What others would give up of a device for a request: in all, and by user.
+struct Reclaimable {
+  uint64_t bytes = 0;
+  absl::flat_hash_map<uid_t, uint64_t> of_uid;
+
+  Reclaimable(const BrokerView& view, size_t device) {
+    for (const SessionInfo& session : view.sessions) {
+      const SessionDeviceInfo& held = session.devices[device];
+      const uint64_t more = SaturatingSub(held.account.committed_bytes(), NeededBytes(held));
+      bytes += more;
+      of_uid[held.account.uid] += more;
+    }
+  }
+};
+
+// The most that the session can hold on the device when others give up what is reclaimable: by its limit, its user's,
+// and what the device has.
+uint64_t MostBytes(const SessionDeviceInfo& held, const SegmentPool& pool, const PoolFigures& figures,
+                   const Reclaimable& reclaimable) {
+  const AccountFigures& account = held.account;
+  const auto most_of = [&](uint64_t bound, uint64_t committed, uint64_t given_up) {
+    return SaturatingSub(bound, SaturatingSub(SaturatingSub(committed, given_up), NeededBytes(held)));
+  };
+  uint64_t most =
+      std::min(account.limit_bytes, most_of(figures.capacity_bytes, figures.committed_bytes, reclaimable.bytes));
+  if (account.user_limit_bytes != AccountFigures::kNoBound) {
+    const auto of_user = reclaimable.of_uid.find(account.uid);
+    most = std::min(most, most_of(account.user_limit_bytes, pool.GetUser(account.uid).committed_bytes,
+                                  of_user == reclaimable.of_uid.end() ? 0 : of_user->second));
+  }
+  return most;
+}
+
+}  // namespace
+
+void Broker::FollowFragmentation(const BrokerView& view) {
+  const SteadyTime now = options_.clock();
+  std::vector<std::vector<uint64_t>> most(view.sessions.size());  // by session, then device
+  for (size_t device = 0; device < view.devices.size(); ++device) {
+    const Reclaimable reclaimable(view, device);
+    for (size_t i = 0; i < view.sessions.size(); ++i) {
+      const SessionDeviceInfo& held = view.sessions[i].devices[device];
+      most[i].push_back(MostBytes(held, *pools_[device], view.devices[device].figures, reclaimable));
+    }
+  }
+  absl::flat_hash_map<SessionId, std::vector<Trend>> of_live;
+  of_live.reserve(view.sessions.size());
+  MutexLock lock(trends_mu_);
+  for (size_t i = 0; i < view.sessions.size(); ++i) {
+    const SessionInfo& session = view.sessions[i];
+    std::vector<Trend>& trends = of_live[session.id];
+    if (const auto known = trends_.find(session.id); known != trends_.end()) trends = std::move(known->second);
+    trends.resize(view.devices.size(), {.trend = FragmentationTrend(options_.fragmentation_window), .figures = {}});
+    for (size_t device = 0; device < trends.size(); ++device) {
+      const SessionDeviceInfo& held = session.devices[device];
+      FragmentationTrend& trend = trends[device].trend;
+      if (held.account.reserved_bytes == 0) {  // nothing to follow, and nothing to keep
+        trend = FragmentationTrend(options_.fragmentation_window);
+      } else {
+        trend.Add({.time = now,
+                   .allocated_bytes = held.stats.allocated_bytes.all.current,
+                   .allocated_peak_bytes = held.stats.allocated_bytes.all.peak,
+                   .held_bytes = SaturatingSub(held.account.reserved_bytes, held.idle_bytes)});
+      }
+      trends[device].figures = {.bytes_per_second = trend.bytes_per_second(),
+                                .seconds_to_refusal = trend.SecondsUntil(most[i][device])};
+    }
+  }
+  trends_ = std::move(of_live);
+}
+
+void Broker::AddFragmentation(absl::Span<SessionInfo> infos) const {
+  MutexLock lock(trends_mu_);
+  for (SessionInfo& info : infos) {
+    const auto known = trends_.find(info.id);
+    if (known == trends_.end()) continue;
+    for (size_t device = 0; device < info.devices.size(); ++device) {
+      info.devices[device].fragmentation = known->second[device].figures;
+    }
+  }
+}
+
+}  // namespace vrambroker

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Requests and answers as HTTP/1.1 has them on the wire. For HttpServer.
+#ifndef VRAMBROKER_SERVER_HTTP_HTTP_MESSAGE_H_
+#define VRAMBROKER_SERVER_HTTP_HTTP_MESSAGE_H_
+
+#include <boost/beast/http/empty_body.hpp>
+#include <boost/beast/http/message.hpp>
+#include <boost/system/error_code.hpp>
+#include <cstddef>
+#include <optional>
+#include <string>
+
+#include "server/http/http_router.h"
+
+namespace vrambroker {
+
+constexpr size_t kMaxHeadBytes = 16 << 10;  // browsers send the cookies of all that runs on localhost
+
+HttpRequest ToRequest(const boost::beast::http::request<boost::beast::http::empty_body>& head);
+
+// The answer to what is no request. None: to nothing at all.
+std::optional<HttpResponse> AnswerTo(const boost::system::error_code& error);
+HttpResponse TooManyRequests();
+
+// The whole answer as it is sent.
+std::string Serialize(const HttpRequest& request, const HttpResponse& response, bool compress);
+// The same of a page, which is made now.
+std::string MakeAnswer(const HttpRequest& request, const HttpPage& page, const HttpParameters& parameters);
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_SERVER_HTTP_HTTP_MESSAGE_H_

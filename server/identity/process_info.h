@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What /proc says about a process. It may have ended meanwhile, and its pid be another's: whoever acts on the answer
+// checks by a pidfd afterwards that it still runs.
+#ifndef VRAMBROKER_SERVER_IDENTITY_PROCESS_INFO_H_
+#define VRAMBROKER_SERVER_IDENTITY_PROCESS_INFO_H_
+
+#include <sys/types.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "allocator/device/device.h"
+
+namespace vrambroker {
+
+// True when the process has ended, or is a zombie. An invalid descriptor is of no process that could have ended.
+bool HasEnded(const UniqueFd& pidfd);
+
+// The command name, with other characters than a name may have replaced; "client" when it cannot be read.
+std::string CommandName(pid_t pid);
+
+// The path of the control group (version 2), as the daemon's cgroup namespace sees it. None when the machine has no
+// version 2, or /proc is hidden.
+std::optional<std::string> CgroupOf(pid_t pid);
+
+struct ProcessUser {
+  uid_t uid = 0;            // effective
+  std::vector<gid_t> gids;  // effective, then the further ones
+};
+// NotFound when there is no such process.
+absl::StatusOr<ProcessUser> UserOf(pid_t pid);
+
+// For these, and for tests: the contents of /proc/PID/cgroup and /proc/PID/status.
+std::optional<std::string> ParseCgroup(const std::string& text);
+std::optional<ProcessUser> ParseProcessUser(const std::string& text);
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_SERVER_IDENTITY_PROCESS_INFO_H_

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The two listening sockets, and the kernel's word on who is at the other end.
+#ifndef VRAMBROKER_SERVER_IDENTITY_UNIX_SOCKET_H_
+#define VRAMBROKER_SERVER_IDENTITY_UNIX_SOCKET_H_
+
+#include <sys/types.h>
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "allocator/device/device.h"
+#include "server/base/client_log.h"
+#include "server/identity/caller.h"
+#include "server/identity/client_socket.h"
+#include "server/identity/process_watch.h"
+
+namespace vrambroker {
+
+// A non-blocking listening socket of `type` (SOCK_STREAM, SOCK_SEQPACKET) at `path`; a file left there by a dead
+// daemon is replaced. REQUIRES: the directory is locked.
+absl::StatusOr<ClientSocket> ListenUnix(const std::string& path, int type, mode_t mode);
+
+// Accepts connections on non-blocking listening sockets. Not thread-safe.
+class Acceptor {
+ public:
+  Acceptor();
+  // The next waiting connection, non-blocking; invalid when there is none. When the process is out of descriptors the
+  // connection is taken and dropped, which the log says once in a while: left waiting, it would wake the event loop for
+  // ever.
+  ClientSocket Accept(int listener);
+
+ private:
+  UniqueFd reserve_;  // given up for a moment to drop a connection
+  LineLimit errors_{0.1, 1};
+};
+
+// The process that connected, watched by `processes`. NotFound when it has gone already, FailedPrecondition when it
+// lives in a pid namespace that this one cannot see.
+absl::StatusOr<Caller> GetPeer(int fd, ProcessWatch* processes);
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_SERVER_IDENTITY_UNIX_SOCKET_H_

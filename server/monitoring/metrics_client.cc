@@ -1,0 +1,358 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Metrics of clients (labels client, gpu, tenant) and of tenants (tenant, gpu).
+//
+// Their number is bounded: `max_clients` pairs of client and device have series of their own, and of them
+// `max_clients_per_uid` for each user, so that no user takes the room of the others. First come the pairs that are in
+// use, by the age of the session, then the others, in so far as there is room. Pairs in use for which there is none are
+// folded into one for each device, client="_other"; counters of those are left out, since a sum over sessions falls
+// when one ends. A session has a client_info if one of its pairs has series of its own.
+#include <algorithm>
+#include <array>
+#include <iterator>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_cat.h"
+#include "server/monitoring/metrics.h"
+
+namespace vrambroker {
+namespace {
+
+using enum prometheus::MetricType;
+
+constexpr char kOther[] = "_other";
+
+// A session and a device, or the sum of those that are folded.
+struct Row {
+  MetricLabels labels;
+  const SessionInfo* session = nullptr;  // none: folded
+  const SessionDeviceInfo* held = nullptr;
+  size_t waiting = 0;
+
+  uint64_t reserved() const { return held->account.reserved_bytes; }
+  const MemoryStats& stats() const { return held->stats; }
+  // Without what the daemon does not know the blocks of.
+  uint64_t known() const { return reserved() - held->unknown_bytes; }
+  uint64_t cached_free() const { return known() - std::min(known(), stats().active_bytes.all.current); }
+};
+
+struct Figure {
+  const char* name;
+  const char* help;
+  uint64_t (*value)(const Row& row);
+};
+
+constexpr Figure kGauges[] = {
+    {"reserved_bytes", "Memory of the segments charged to the client.", [](const Row& row) { return row.reserved(); }},
+    {"allocated_bytes", "Memory in blocks handed out to the client.",
+     [](const Row& row) { return row.stats().allocated_bytes.all.current; }},
+    {"active_bytes", "Memory in the client's blocks that are in use or wait for a stream event.",
+     [](const Row& row) { return row.stats().active_bytes.all.current; }},
+    {"requested_bytes", "Memory that the client asked for, before rounding.",
+     [](const Row& row) { return row.stats().requested_bytes.all.current; }},
+    {"inactive_split_bytes",
+     "Fragmented: free memory in the client's partly used segments, which cannot be given back.",
+     [](const Row& row) { return row.stats().inactive_split_bytes.all.current; }},
+    {"idle_bytes", "Reclaimable: memory of the client's segments that hold no block.",
+     [](const Row& row) { return row.held->idle_bytes; }},
+    {"cached_free_bytes", "Free memory inside the client's segments.",
+     [](const Row& row) { return row.cached_free(); }},
+    {"largest_free_block_bytes", "The client's largest free block.",
+     [](const Row& row) { return row.stats().free.largest_bytes; }},
+    {"limit_bytes", "Upper limit of the client's reserved bytes.",
+     [](const Row& row) { return row.held->account.limit_bytes; }},
+    {"guarantee_bytes", "Memory kept free for the client, whether it holds it or not.",
+     [](const Row& row) { return row.held->account.guarantee_bytes; }},
+    {"carried_over_bytes", "Memory that the client holds from an earlier run of the daemon.",
+     [](const Row& row) { return row.held->account.carried_over_bytes; }},
+    {"peak_allocated_bytes", "Peak of the client's allocated bytes.",
+     [](const Row& row) { return row.stats().allocated_bytes.all.peak; }},
+    {"peak_reserved_bytes", "Peak of the bytes that the client's heap reserved.",
+     [](const Row& row) { return row.stats().reserved_bytes.all.peak; }},
+    {"segments", "Segments leased to the client.", [](const Row& row) { return uint64_t{row.held->account.segments}; }},
+    {"blocks", "Blocks that the client holds.", [](const Row& row) { return row.stats().allocation.all.current; }},
+    {"waiting_requests", "Requests of the client that wait for others to give memory back.",
+     [](const Row& row) { return uint64_t{row.waiting}; }},
+};
+
+constexpr Figure kCounters[] = {
+    {"allocs_total", "Blocks handed out to the client.",
+     [](const Row& row) { return row.stats().allocation.all.allocated; }},
+    {"frees_total", "Blocks that the client gave back.",
+     [](const Row& row) { return row.stats().allocation.all.freed; }},
+    {"alloc_retries_total",
+     "Requests that first gave back the client's own cache, whether they then got memory or not.",
+     [](const Row& row) { return row.stats().num_alloc_retries; }},
+};
+
+bool IsInUse(const SessionDeviceInfo& held) {
+  const auto refused = std::any_of(held.ooms.begin(), held.ooms.end(), [](uint64_t count) { return count > 0; });
+  return held.account.reserved_bytes > 0 || held.account.guarantee_bytes > 0 || !held.waiting.empty() || refused ||
+         held.stats.reserved_bytes.all.peak > 0;
+}
+
+// How much room there is, in all and for each user.
+class Room {
+ public:
+  Room(size_t in_all, size_t per_uid) : left_(in_all), per_uid_(per_uid) {}
+
+  bool Take(const SessionInfo& session) {
+    if (left_ == 0) return false;
+    size_t& taken = of_uid_[session.caller.uid];
+    if (taken == per_uid_) return false;
+    ++taken;
+    --left_;
+    return true;
+  }
+
+ private:
+  size_t left_;
+  const size_t per_uid_;
+  absl::flat_hash_map<uid_t, size_t> of_uid_;
+};
+
+// Sums for client="_other", by device.
+struct Folded {
+  std::vector<SessionDeviceInfo> held;
+  std::vector<size_t> waiting;
+  std::vector<bool> any;
+  absl::flat_hash_set<SessionId> sessions;
+
+  explicit Folded(size_t devices) : held(devices), waiting(devices), any(devices) {}
+
+  void Add(const SessionInfo& session, size_t device) {
+    const SessionDeviceInfo& from = session.devices[device];
+    SessionDeviceInfo& to = held[device];
+    to.account.reserved_bytes += from.account.reserved_bytes;
+    to.account.limit_bytes += from.account.limit_bytes;
+    to.account.guarantee_bytes += from.account.guarantee_bytes;
+    to.account.carried_over_bytes += from.account.carried_over_bytes;
+    to.account.segments += from.account.segments;
+    to.idle_bytes += from.idle_bytes;
+    to.unknown_bytes += from.unknown_bytes;
+    to.stats.Add(from.stats);
+    to.fragmentation.bytes_per_second += from.fragmentation.bytes_per_second;
+    // Of the first that is refused.
+    if (const auto& seconds = from.fragmentation.seconds_to_refusal) {
+      to.fragmentation.seconds_to_refusal = std::min(*seconds, to.fragmentation.seconds_to_refusal.value_or(*seconds));
+    }
+    waiting[device] += from.waiting.size();
+    any[device] = true;
+    sessions.insert(session.id);
+  }
+};
+
+MetricLabels LabelsOf(const std::string& client, size_t device, const std::string& tenant) {
+  return MakeLabels({{"client", client}, {"gpu", absl::StrCat(device)}, {"tenant", tenant}});
+}
+
+// The pairs that have series of their own, by session and device; the other ones in use go into `folded`.
+std::vector<Row> ChooseRows(const BrokerView& view, Room room, Folded& folded) {
+  std::vector<std::pair<size_t, size_t>> pairs;  // session, device
+  std::vector<std::pair<size_t, size_t>> unused;
+  for (size_t i = 0; i < view.sessions.size(); ++i) {
+    for (size_t device = 0; device < view.devices.size(); ++device) {
+      if (!IsInUse(view.sessions[i].devices[device])) {
+        unused.emplace_back(i, device);
+      } else if (room.Take(view.sessions[i])) {
+        pairs.emplace_back(i, device);
+      } else {
+        folded.Add(view.sessions[i], device);
+      }
+    }
+  }
+  std::copy_if(unused.begin(), unused.end(), std::back_inserter(pairs),
+               [&](const auto& pair) { return room.Take(view.sessions[pair.first]); });
+  std::sort(pairs.begin(), pairs.end());
+  std::vector<Row> rows;
+  rows.reserve(pairs.size() + view.devices.size());
+  for (const auto& [i, device] : pairs) {
+    const SessionInfo& session = view.sessions[i];
+    const SessionDeviceInfo& held = session.devices[device];
+    rows.push_back({.labels = LabelsOf(session.name, device, session.terms.tenant),
+                    .session = &session,
+                    .held = &held,
+                    .waiting = held.waiting.size()});
+  }
+  return rows;
+}
+
+// `rows` of a session follow each other.
+void WriteInfo(const std::vector<Row>& rows, MetricFamilies& out) {
+  out.Family("vrambroker_client_info", "Identity of a session; the value is always 1.", Gauge);
+  const SessionInfo* last = nullptr;
+  for (const Row& row : rows) {
+    const SessionInfo& session = *row.session;
+    if (std::exchange(last, &session) == &session) continue;
+    out.Sample(MakeLabels({{"client", session.name},
+                           {"tenant", session.terms.tenant},
+                           {"session", absl::StrCat(Raw(session.id))},
+                           {"uid", absl::StrCat(session.caller.uid)},
+                           {"rule", session.terms.rule},
+                           {"placement", session.leases ? "leased" : "remote"}}),
+               uint64_t{1});
+  }
+}
+
+void WriteGauges(const std::vector<Row>& rows, MetricFamilies& out) {
+  for (const Figure& gauge : kGauges) {
+    out.Family(absl::StrCat("vrambroker_client_", gauge.name), gauge.help, Gauge);
+    for (const Row& row : rows) out.Sample(row.labels, gauge.value(row));
+  }
+  out.Family(
+      "vrambroker_client_fragmentation_ratio",
+      "1 - allocated / reserved, between 0 and 1; 0 when nothing is reserved. Without what a remote session carries "
+      "over.",
+      Gauge);
+  for (const Row& row : rows) {
+    out.Sample(row.labels, FragmentationRatio(row.stats().allocated_bytes.all.current, row.known()));
+  }
+  out.Family("vrambroker_client_external_fragmentation_ratio",
+             "1 - largest free block / cached free bytes, between 0 and 1; 0 when nothing is free.", Gauge);
+  for (const Row& row : rows) {
+    out.Sample(row.labels, ExternalFragmentationRatio(row.stats().free.largest_bytes, row.cached_free()));
+  }
+  out.Family(
+      "vrambroker_client_fragmentation_growth_bytes_per_second",
+      "Growth of what the client holds and cannot give back, at equal allocated bytes; 0 when there is no trend.",
+      Gauge);
+  for (const Row& row : rows) out.Sample(row.labels, row.held->fragmentation.bytes_per_second);
+  // Absent without a trend: an alert then ends, and no sum or mean has to do with infinity.
+  out.Family("vrambroker_client_refusal_expected_seconds",
+             "Time until fragmentation that grows like this has requests of the client refused; only while it grows.",
+             Gauge);
+  for (const Row& row : rows) {
+    if (const auto& seconds = row.held->fragmentation.seconds_to_refusal) out.Sample(row.labels, *seconds);
+  }
+  std::array<std::string, FreeSizes::kClasses> sizes;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    sizes[i] = absl::StrCat(FreeSizes::ClassBytes(i));
+  }
+  out.Family("vrambroker_client_free_block_bytes",
+             "Memory of the client's free blocks, by the lower bound of their size class in bytes.", Gauge);
+  for (const Row& row : rows) {
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      out.Sample(row.labels, "size", sizes[i], row.stats().free.bytes[i]);
+    }
+  }
+}
+
+void WriteCounters(const std::vector<Row>& rows, MetricFamilies& out) {
+  for (const Figure& counter : kCounters) {
+    out.Family(absl::StrCat("vrambroker_client_", counter.name), counter.help, Counter);
+    for (const Row& row : rows) out.Sample(row.labels, counter.value(row));
+  }
+  out.Family("vrambroker_client_ooms_total", "Memory requests of the client that were refused, by reason.", Counter);
+  for (const Row& row : rows) {
+    for (const OomCause cause : kOomCauses) {
+      out.Sample(row.labels, "reason", OomCauseName(cause), row.held->ooms[static_cast<size_t>(cause)]);
+    }
+  }
+}
+
+void WriteTenants(const BrokerView& view, size_t max_clients, MetricFamilies& out) {
+  struct Sum {
+    uint64_t sessions = 0;
+    uint64_t reserved = 0;
+    uint64_t allocated = 0;
+    uint64_t idle = 0;
+    uint64_t guarantee = 0;
+  };
+  // The tenants of the oldest sessions have series of their own.
+  std::map<std::string, std::vector<Sum>> tenants;
+  for (const SessionInfo& session : view.sessions) {
+    const bool has_room = (tenants.size() + 1) * view.devices.size() <= max_clients;
+    const bool is_named = has_room || tenants.contains(session.terms.tenant);
+    std::vector<Sum>& sums = tenants[is_named ? session.terms.tenant : kOther];
+    sums.resize(view.devices.size());
+    for (size_t device = 0; device < sums.size(); ++device) {
+      const SessionDeviceInfo& held = session.devices[device];
+      ++sums[device].sessions;
+      sums[device].reserved += held.account.reserved_bytes;
+      sums[device].allocated += held.stats.allocated_bytes.all.current;
+      sums[device].idle += held.idle_bytes;
+      sums[device].guarantee += held.account.guarantee_bytes;
+    }
+  }
+  const auto write = [&](const char* name, const char* help, uint64_t Sum::*value) {
+    out.Family(name, help, Gauge);
+    for (const auto& [tenant, sums] : tenants) {
+      for (size_t device = 0; device < sums.size(); ++device) {
+        out.Sample(MakeLabels({{"tenant", tenant}, {"gpu", absl::StrCat(device)}}), sums[device].*value);
+      }
+    }
+  };
+  write("vrambroker_tenant_sessions", "Sessions of the tenant; each may use every device.", &Sum::sessions);
+  write("vrambroker_tenant_reserved_bytes", "Memory charged to the tenant's sessions.", &Sum::reserved);
+  write("vrambroker_tenant_allocated_bytes", "Memory in blocks handed out to the tenant's sessions.", &Sum::allocated);
+  write("vrambroker_tenant_idle_bytes", "Reclaimable: memory of the tenant's sessions in segments that hold no block.",
+        &Sum::idle);
+  write("vrambroker_tenant_guarantee_bytes", "Sum of the guarantees of the tenant's sessions.", &Sum::guarantee);
+}
+
+// Of all tenants that the daemon knows, so that counters stay when a session ends.
+void WriteTenantRefusals(const BrokerView& view, size_t max_clients, MetricFamilies& out) {
+  // Those that came first have series of their own.
+  const size_t named = std::min(view.refusals.size(), max_clients / std::max<size_t>(view.devices.size(), 1));
+  TenantRefusals::ByTenant rows(view.refusals.begin(), view.refusals.begin() + static_cast<std::ptrdiff_t>(named));
+  if (named < view.refusals.size()) {
+    auto other = std::find_if(rows.begin(), rows.end(), [](const auto& row) { return row.first == kOther; });
+    if (other == rows.end()) {
+      other = rows.insert(rows.end(), {kOther, std::vector<TenantRefusals::Counts>(view.devices.size())});
+    }
+    for (size_t i = named; i < view.refusals.size(); ++i) {
+      for (size_t device = 0; device < view.devices.size(); ++device) {
+        const TenantRefusals::Counts& from = view.refusals[i].second[device];
+        TenantRefusals::Counts& to = other->second[device];
+        for (size_t cause = 0; cause < kOomCauses.size(); ++cause) to.ooms[cause] += from.ooms[cause];
+        to.ended_sessions += from.ended_sessions;
+      }
+    }
+  }
+  const auto for_each = [&](const auto& write) {
+    for (const auto& [tenant, counts] : rows) {
+      for (size_t device = 0; device < counts.size(); ++device) {
+        write(MakeLabels({{"tenant", tenant}, {"gpu", absl::StrCat(device)}}), counts[device]);
+      }
+    }
+  };
+  out.Family("vrambroker_tenant_ooms_total", "Memory requests of the tenant that were refused, by reason.", Counter);
+  for_each([&](const MetricLabels& labels, const TenantRefusals::Counts& counts) {
+    for (const OomCause cause : kOomCauses) {
+      out.Sample(labels, "reason", OomCauseName(cause), counts.ooms[static_cast<size_t>(cause)]);
+    }
+  });
+  out.Family("vrambroker_tenant_sessions_ended_after_oom_total",
+             "Sessions of the tenant that ended within a minute of a request that was refused.", Counter);
+  for_each([&](const MetricLabels& labels, const TenantRefusals::Counts& counts) {
+    out.Sample(labels, counts.ended_sessions);
+  });
+}
+
+}  // namespace
+
+void WriteClientMetrics(const BrokerView& view, size_t max_clients, size_t max_clients_per_uid, MetricFamilies& out) {
+  Folded folded(view.devices.size());
+  std::vector<Row> rows = ChooseRows(view, Room(max_clients, max_clients_per_uid), folded);
+  WriteInfo(rows, out);
+  WriteCounters(rows, out);
+  for (size_t device = 0; device < folded.held.size(); ++device) {
+    if (!folded.any[device]) continue;
+    rows.push_back({.labels = LabelsOf(kOther, device, kOther),
+                    .session = nullptr,
+                    .held = &folded.held[device],
+                    .waiting = folded.waiting[device]});
+  }
+  WriteGauges(rows, out);
+  WriteTenants(view, max_clients, out);
+  WriteTenantRefusals(view, max_clients, out);
+  out.Single("vrambroker_clients_folded", "Sessions with at least one device folded into client=\"_other\".", Gauge,
+             uint64_t{folded.sessions.size()});
+}
+
+}  // namespace vrambroker

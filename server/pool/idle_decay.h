@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// IdleDecay: gives the segments of a pool that nobody leases any more back to the driver, when they have been idle for
+// long or are too many.
+#ifndef VRAMBROKER_SERVER_POOL_IDLE_DECAY_H_
+#define VRAMBROKER_SERVER_POOL_IDLE_DECAY_H_
+
+#include <chrono>
+#include <thread>
+
+#include "server/pool/segment_pool.h"
+
+namespace vrambroker {
+
+// A thread of its own for each device: the driver may be slow, and neither clients nor other devices shall notice.
+class IdleDecay {
+ public:
+  // `pool` outlives this object, the only one for it.
+  IdleDecay(SegmentPool* pool, std::chrono::milliseconds decay);
+  ~IdleDecay();
+  IdleDecay(const IdleDecay&) = delete;
+  IdleDecay& operator=(const IdleDecay&) = delete;
+
+ private:
+  SegmentPool& pool_;
+  std::thread thread_;
+};
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_SERVER_POOL_IDLE_DECAY_H_

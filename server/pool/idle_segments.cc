@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/pool/idle_segments.h"
+
+#include <iterator>
+#include <limits>
+
+namespace vrambroker {
+
+std::optional<SteadyTime> IdleSegments::oldest() const {
+  if (by_age_.empty()) return std::nullopt;
+  return by_age_.begin()->second.since;
+}
+
+FreeSizes IdleSegments::GetSizes() const {
+  FreeSizes sizes;
+  for (const auto& [domain, bytes, sequence] : by_fit_) sizes.Add(bytes);
+  return sizes;
+}
+
+void IdleSegments::Add(const Entry& entry) {
+  Insert(next_++, entry);
+}
+
+void IdleSegments::Insert(Sequence sequence, const Entry& entry) {
+  bytes_ += entry.segment.bytes;
+  by_fit_.insert({entry.domain, entry.segment.bytes, sequence});
+  by_age_.insert({sequence, entry});
+}
+
+std::optional<IdleSegments::Taken> IdleSegments::Take(const std::string& domain, uint64_t bytes) {
+  auto it = by_fit_.upper_bound({domain, bytes, std::numeric_limits<Sequence>::max()});
+  if (it == by_fit_.begin()) return std::nullopt;
+  const auto& [found_domain, found_bytes, sequence] = *std::prev(it);
+  if (found_domain != domain || found_bytes != bytes) return std::nullopt;
+  return Taken{.place = sequence, .entry = Remove(sequence)};
+}
+
+std::vector<IdleSegments::Entry> IdleSegments::TakeOldest(uint64_t bytes) {
+  std::vector<Entry> taken;
+  for (uint64_t sum = 0; sum < bytes && !by_age_.empty();) {
+    taken.push_back(Remove(by_age_.begin()->first));
+    sum += taken.back().segment.bytes;
+  }
+  return taken;
+}
+
+std::vector<std::pair<uint64_t, uint64_t>> IdleSegments::NumbersAndBytes() const {
+  std::vector<std::pair<uint64_t, uint64_t>> all;
+  all.reserve(by_age_.size());
+  for (const auto& [sequence, entry] : by_age_) all.emplace_back(sequence, entry.segment.bytes);
+  return all;
+}
+
+IdleSegments::Entry IdleSegments::Remove(Sequence sequence) {
+  const auto it = by_age_.find(sequence);
+  Entry entry = std::move(it->second);
+  by_age_.erase(it);
+  by_fit_.erase({entry.domain, entry.segment.bytes, sequence});
+  bytes_ -= entry.segment.bytes;
+  return entry;
+}
+
+}  // namespace vrambroker

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// MeteredDevice: a device whose calls are counted and timed.
+#ifndef VRAMBROKER_SERVER_POOL_METERED_DEVICE_H_
+#define VRAMBROKER_SERVER_POOL_METERED_DEVICE_H_
+
+#include <prometheus/counter.h>
+#include <prometheus/histogram.h>
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "allocator/device/device.h"
+
+namespace vrambroker {
+
+enum class DeviceCall { kAllocate, kFree, kExport, kHealth, kMemory, kHolders };
+
+inline constexpr std::array<DeviceCall, 6> kDeviceCalls = {DeviceCall::kAllocate, DeviceCall::kFree,
+                                                           DeviceCall::kExport,   DeviceCall::kHealth,
+                                                           DeviceCall::kMemory,   DeviceCall::kHolders};
+
+const char* DeviceCallName(DeviceCall call);  // "allocate", ...
+
+// What the calls of a device came to, since it was opened.
+struct DeviceCallFigures {
+  prometheus::ClientMetric::Histogram durations;  // seconds
+  uint64_t errors = 0;
+};
+
+struct DeviceMeterFigures {
+  std::vector<DeviceCallFigures> calls;  // by DeviceCall
+  uint64_t scrubs = 0;                   // new segments that were overwritten with zeros
+  uint64_t scrubbed_bytes = 0;
+};
+
+// Thread-safe as the device is that it stands for. Counts the calls that the daemon makes.
+class MeteredDevice : public Device {
+ public:
+  explicit MeteredDevice(std::unique_ptr<Device> device) : device_(std::move(device)) {}
+
+  DeviceMeterFigures GetFigures() const;
+
+  const DeviceProperties& properties() const override { return device_->properties(); }
+  absl::StatusOr<uint64_t> FreeBytes() override;
+  absl::Status Health() override;
+  absl::StatusOr<DeviceSegment> AllocateSegment(uint64_t bytes) override;
+  absl::Status FreeSegment(const DeviceSegment& segment) override;
+  absl::StatusOr<SegmentHandle> ExportSegment(const DeviceSegment& segment) override;
+  absl::StatusOr<void*> OpenHandle(const SegmentHandle& handle, uint64_t bytes) override {
+    return device_->OpenHandle(handle, bytes);
+  }
+  absl::Status CloseHandle(void* address, uint64_t bytes) override { return device_->CloseHandle(address, bytes); }
+  absl::Status WaitForAllStreams() override { return device_->WaitForAllStreams(); }
+  absl::Status CopyIn(void* segment_address, const void* from, uint64_t bytes) override {
+    return device_->CopyIn(segment_address, from, bytes);
+  }
+  absl::Status CopyOut(void* to, const void* segment_address, uint64_t bytes) override {
+    return device_->CopyOut(to, segment_address, bytes);
+  }
+  absl::Status Zero(const DeviceSegment& segment, uint64_t offset, uint64_t bytes) override;
+  absl::StatusOr<SegmentHolders> FindHolders(absl::Span<const DeviceSegment> segments) override;
+  absl::StatusOr<LeftSegments> FindLeftSegments() override { return device_->FindLeftSegments(); }
+  absl::StatusOr<std::unique_ptr<Event>> RecordEvent(Stream stream) override { return device_->RecordEvent(stream); }
+
+ private:
+  struct Meter {
+    Meter();
+    prometheus::Histogram durations;  // seconds
+    prometheus::Counter errors;
+  };
+
+  // What `run` returns.
+  template <typename Run>
+  auto Measure(DeviceCall call, const Run& run);
+
+  const std::unique_ptr<Device> device_;
+  std::array<Meter, kDeviceCalls.size()> meters_;
+  std::atomic<uint64_t> scrubs_{0};
+  std::atomic<uint64_t> scrubbed_bytes_{0};
+};
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_SERVER_POOL_METERED_DEVICE_H_

@@ -1,0 +1,934 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// States of a segment, and the function that makes each transition:
+//
+//   (driver) --Lease--> LEASED --MarkReturning--> RETURNING --Return--> IDLE --ReleaseIdleSince, Lease--> (driver)
+//                       ^  |  \_________TakeBack, CloseAccount_______>   |
+//                       |  \--CloseAccountOfGone--> QUARANTINED --CheckQuarantine--> (driver)
+//                       \______________Lease, same domain________________/
+//
+// Invariants, beside those of the ledger:
+// (1) The ledger charges all leased, returning and quarantined segments, grants, what calls of Lease() are just
+//     obtaining, and what is carried over.
+// (2) charged + idle never exceeds capacity when a driver call for a new segment starts.
+// (3) A ticket is out for a leased segment only, at most one a segment.
+#include "server/pool/segment_pool.h"
+
+#include <spdlog/spdlog.h>
+#include <sys/random.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <numeric>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "allocator/base/bytes.h"
+#include "allocator/heap/size_class.h"
+#include "server/base/client_log.h"
+#include "server/pool/segment_refusal.h"
+
+namespace vrambroker {
+
+absl::StatusOr<Ticket> RandomTicket() {
+  Ticket ticket;
+  if (getrandom(ticket.data(), ticket.size(), 0) != static_cast<ssize_t>(ticket.size())) {
+    return absl::ErrnoToStatus(errno, "getrandom failed");
+  }
+  return ticket;
+}
+
+SegmentPool::SegmentPool(std::unique_ptr<Device> device, uint64_t capacity_bytes, std::atomic<uint64_t>* next_segment,
+                         SegmentPoolOptions options)
+    : device_(std::make_unique<MeteredDevice>(std::move(device))),
+      capacity_bytes_(capacity_bytes),
+      options_(std::move(options)),
+      next_segment_(*next_segment),
+      ledger_(capacity_bytes),
+      reclaim_durations_({0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10}) {
+  if (const absl::StatusOr<uint64_t> free = device_->FreeBytes(); free.ok()) {
+    driver_known_bytes_ = driver_free_bytes_ = *free;
+    driver_has_bytes_ = *free;
+  }
+}
+
+SegmentPool::~SegmentPool() {
+  std::vector<DeviceSegment> segments;
+  {
+    MutexLock lock(mu_);
+    if (!health_.ok()) return;  // it would refuse each of them; the end of this process frees them
+    segments = quarantine_.Segments();
+    segments.insert(segments.end(), unfreed_.begin(), unfreed_.end());
+    for (const auto& [id, leased] : leased_) segments.push_back(leased.segment);
+    for (const IdleSegments::Entry& entry : idle_.TakeOldest(idle_.bytes())) segments.push_back(entry.segment);
+  }
+  for (const DeviceSegment& segment : segments) {
+    if (absl::Status status = device_->FreeSegment(segment); !status.ok()) {
+      spdlog::error("freeing a segment at exit: {}", status.ToString());
+    }
+  }
+}
+
+// ---- Accounts ----
+
+void SegmentPool::OpenAccount(SessionId session, const AccountTerms& terms) {
+  MutexLock lock(mu_);
+  accounts_[session] = Account{.session = session,
+                               .terms = terms,
+                               .figures = {.limit_bytes = terms.limit_bytes,
+                                           .priority = terms.priority,
+                                           .uid = terms.uid,
+                                           .user_limit_bytes = terms.user_limit_bytes,
+                                           .user_guarantee_bytes = terms.user_guarantee_bytes}};
+  Apply(carried_over_.Opened(session, terms.process()));
+}
+
+absl::Status SegmentPool::SetLimit(SessionId session, uint64_t limit_bytes) {
+  {
+    MutexLock lock(mu_);
+    const auto it = accounts_.find(session);
+    if (it == accounts_.end()) return absl::NotFoundError(absl::StrCat("no session ", Raw(session)));
+    if (absl::Status status = ledger_.SetLimit(it->second.figures, limit_bytes); !status.ok()) return status;
+    Changed(it->second);
+  }
+  RoomMade();
+  return absl::OkStatus();
+}
+
+absl::Status SegmentPool::SetGuarantee(SessionId session, uint64_t guarantee_bytes) {
+  {
+    MutexLock lock(mu_);
+    const auto it = accounts_.find(session);
+    if (it == accounts_.end()) return absl::NotFoundError(absl::StrCat("no session ", Raw(session)));
+    const uint64_t before = it->second.figures.guarantee_bytes;
+    if (absl::Status status = ledger_.SetGuarantee(it->second.figures, guarantee_bytes); !status.ok()) return status;
+    Changed(it->second);
+    if (guarantee_bytes > before) ++forbidden_;
+    if (guarantee_bytes >= before) return absl::OkStatus();
+  }
+  RoomMade();
+  return absl::OkStatus();
+}
+
+absl::Status SegmentPool::SetPriority(SessionId session, int priority) {
+  {
+    MutexLock lock(mu_);
+    const auto it = accounts_.find(session);
+    if (it == accounts_.end()) return absl::NotFoundError(absl::StrCat("no session ", Raw(session)));
+    it->second.figures.priority = priority;
+  }
+  RoomMade();
+  return absl::OkStatus();
+}
+
+uint64_t SegmentPool::CloseAccount(SessionId session) {
+  return Close(session, /*process_gone=*/false);
+}
+
+uint64_t SegmentPool::CloseAccountOfGone(SessionId session) {
+  return Close(session, /*process_gone=*/true);
+}
+
+uint64_t SegmentPool::Close(SessionId session, bool process_gone) {
+  uint64_t bytes = 0;
+  {
+    MutexLock lock(mu_);
+    const auto it = accounts_.find(session);
+    if (it == accounts_.end()) return 0;
+    Account& account = it->second;
+    const SteadyTime now = options_.clock();
+    for (const SegmentId id : std::vector<SegmentId>(account.segments.begin(), account.segments.end())) {
+      bytes += leased_.at(id).segment.bytes;
+      if (!process_gone) {
+        MakeIdle(id, account);
+        continue;
+      }
+      const LeasedSegment leased = Forget(id, account);
+      const IdleSegments::Entry idle{
+          .segment = leased.segment, .cuda_ipc = leased.cuda_ipc, .domain = account.terms.domain, .since = now};
+      if (!leased.exported) {
+        UnchargeOther(account, leased.segment.bytes);
+        AddIdle(idle);
+        continue;
+      }
+      quarantine_.Add(id, {.idle = idle,
+                           .client = account.terms.client,
+                           .pid = account.terms.pid,
+                           .uid = account.terms.uid,
+                           .mark = account.terms.mark,
+                           .next_check = now + options_.settle_time});
+    }
+    Apply(carried_over_.Closed(session));
+    UnchargeOther(account, account.granted_bytes);
+    granted_bytes_ -= account.granted_bytes;
+    // The rest of what is reserved, calls of Lease() are just obtaining: it stays charged until they find the account
+    // gone.
+    ledger_.Close(account.figures, account.figures.reserved_bytes);
+    Changed(account);
+    accounts_.erase(it);
+  }
+  RoomMade();
+  return bytes;
+}
+
+// ---- Growing ----
+
+absl::Status SegmentPool::CheckGrowth(const Account& account, uint64_t bytes, bool past_hold) const {
+  if (sealed_) return absl::AbortedError("the daemon is stopping");
+  if (!health_.ok()) return UnusableError();
+  return ledger_.CheckGrowth(account.figures, bytes, past_hold || account.is_waited_for);
+}
+
+absl::Status SegmentPool::UnusableError() const {
+  return absl::Status(
+      health_.code(),
+      absl::StrCat(
+          "nobody gets more of the daemon's device ", properties().ordinal, " (", properties().name, ", ",
+          properties().uuid, "), which cannot be used: ", health_.message(),
+          "; what is held stays held; nvidia-smi may say more; if it stays so, vrambrokerd has to be restarted "
+          "(systemctl restart vrambroker)"));
+}
+
+void SegmentPool::Charge(Account& account, uint64_t bytes) {
+  if (account.figures.reserved_bytes == 0) account.holds_since = options_.clock();
+  ledger_.Charge(account.figures, bytes);
+  Changed(account);
+}
+
+void SegmentPool::UnchargeOther(Account& account, uint64_t bytes) {
+  ledger_.Uncharge(account.figures, bytes);
+  Changed(account);
+}
+
+void SegmentPool::Changed(Account& account) {
+  if (!account.is_watched || std::exchange(account.is_changed, true)) return;
+  changed_.push_back(account.session);
+}
+
+SegmentPool::Room SegmentPool::TakeRoom() {
+  MutexLock lock(mu_);
+  for (const SessionId session : changed_) {
+    if (const auto it = accounts_.find(session); it != accounts_.end()) it->second.is_changed = false;
+  }
+  return {.free_bytes = ledger_.free_bytes(),
+          .held_back_bytes = ledger_.held_back_bytes(),
+          .guaranteed_bytes = ledger_.guaranteed_bytes(),
+          .capacity_bytes = ledger_.capacity_bytes(),
+          .is_overcommitted = ledger_.committed_bytes() > ledger_.capacity_bytes(),
+          .forbidden = forbidden_,
+          .changed = std::exchange(changed_, {})};
+}
+
+void SegmentPool::Watch(SessionId session, bool watch) {
+  MutexLock lock(mu_);
+  if (const auto it = accounts_.find(session); it != accounts_.end()) it->second.is_watched = watch;
+}
+
+void SegmentPool::Uncharge(Account& account, uint64_t bytes) {
+  UnchargeOther(account, bytes);
+  account.is_waited_for = false;
+  const SteadyTime now = options_.clock();
+  if (now - account.gave_back > options_.churn_window) {
+    account.gave_back = now;
+    account.gave_back_bytes = 0;
+  }
+  account.gave_back_bytes += bytes;
+}
+
+uint64_t SegmentPool::ChurningBytes(const Account& account, SteadyTime now) const {
+  const uint64_t reserved = account.figures.reserved_bytes;
+  if (now - account.holds_since < options_.churn_window) return reserved;
+  return now - account.gave_back <= 2 * options_.churn_window ? std::min(reserved, account.gave_back_bytes) : 0;
+}
+
+absl::Status SegmentPool::Grant(SessionId session, uint64_t bytes, bool past_hold) {
+  MutexLock lock(mu_);
+  const auto it = accounts_.find(session);
+  if (it == accounts_.end()) return absl::AbortedError("the session has ended");
+  if (absl::Status status = CheckGrowth(it->second, bytes, past_hold); !status.ok()) return status;
+  Charge(it->second, bytes);
+  it->second.granted_bytes += bytes;
+  granted_bytes_ += bytes;
+  return absl::OkStatus();
+}
+
+void SegmentPool::ReleaseGrant(SessionId session, uint64_t bytes) {
+  {
+    MutexLock lock(mu_);
+    const auto it = accounts_.find(session);
+    if (it == accounts_.end()) return;
+    UnchargeOther(it->second, bytes);
+    it->second.granted_bytes -= bytes;
+    granted_bytes_ -= bytes;
+  }
+  RoomMade();
+}
+
+void SegmentPool::HoldBack(std::optional<Ledger::Held> held) {
+  MutexLock lock(mu_);
+  ledger_.HoldBack(held);
+  for (auto& [session, account] : accounts_) {
+    account.is_waited_for = held.has_value() && account.figures.reserved_bytes > 0;
+  }
+}
+
+uint64_t SegmentPool::GrowthOf(SessionId session, uint64_t bytes) const {
+  MutexLock lock(mu_);
+  const auto it = accounts_.find(session);
+  return it == accounts_.end() ? 0 : ledger_.GrowthOf(it->second.figures, bytes);
+}
+
+bool SegmentPool::MayEverGrow(SessionId session, uint64_t bytes) const {
+  MutexLock lock(mu_);
+  const auto it = accounts_.find(session);
+  return it != accounts_.end() && ledger_.MayEverGrow(it->second.figures, bytes);
+}
+
+bool SegmentPool::IsHeldBack(SessionId session, uint64_t bytes) const {
+  MutexLock lock(mu_);
+  const auto it = accounts_.find(session);
+  return it != accounts_.end() && !ledger_.CheckGrowth(it->second.figures, bytes, it->second.is_waited_for).ok() &&
+         ledger_.CheckGrowth(it->second.figures, bytes, /*past_hold=*/true).ok();
+}
+
+std::vector<SegmentPool::Expected> SegmentPool::ExpectedFor(absl::Span<const SessionId> sessions) const {
+  MutexLock lock(mu_);
+  const SteadyTime now = options_.clock();
+  Expected all{.returning_bytes = quarantine_.settling_bytes()};
+  for (const auto& [id, account] : accounts_) {
+    all.returning_bytes += account.returning_bytes();
+    all.churning_bytes += ChurningBytes(account, now);
+  }
+  std::vector<Expected> expected(sessions.size(), all);
+  for (size_t i = 0; i < sessions.size(); ++i) {
+    const auto own = accounts_.find(sessions[i]);
+    if (own == accounts_.end()) continue;
+    expected[i].returning_bytes -= own->second.returning_bytes();
+    expected[i].churning_bytes -= ChurningBytes(own->second, now);
+  }
+  return expected;
+}
+
+uint64_t SegmentPool::CameBackTotal() const {
+  MutexLock lock(mu_);
+  return ledger_.uncharged_total();
+}
+
+void SegmentPool::MarkEnding(SessionId session) {
+  MutexLock lock(mu_);
+  if (const auto it = accounts_.find(session); it != accounts_.end()) it->second.is_ending = true;
+}
+
+uint64_t SegmentPool::MissingBytes(SessionId session, uint64_t bytes, bool guarantee) const {
+  MutexLock lock(mu_);
+  const auto it = accounts_.find(session);
+  if (it == accounts_.end()) return 0;
+  return guarantee ? ledger_.MissingForGuarantee(it->second.figures, bytes)
+                   : ledger_.MissingBytes(it->second.figures, bytes);
+}
+
+absl::StatusOr<SegmentId> SegmentPool::Lease(SessionId session, uint64_t bytes, bool granted) {
+  const absl::StatusOr<std::vector<SegmentId>> segments = LeaseAll(session, {bytes}, granted);
+  if (!segments.ok()) return segments.status();
+  return segments->front();
+}
+
+absl::StatusOr<std::vector<SegmentId>> SegmentPool::LeaseAll(SessionId session, absl::Span<const uint64_t> sizes,
+                                                             bool granted) {
+  const uint64_t bytes = std::accumulate(sizes.begin(), sizes.end(), uint64_t{0});
+  std::vector<IdleSegments::Entry> victims;
+  Gathered gathered;
+  uid_t uid = 0;
+  std::string domain;
+  bool is_outside = false;
+  {
+    MutexLock lock(mu_);
+    const auto it = accounts_.find(session);
+    if (it == accounts_.end()) return absl::AbortedError("the session has ended");
+    is_outside = !granted && IsOutside(CheckGrowth(it->second, bytes));
+  }
+  if (is_outside) AskDriver();
+  {
+    MutexLock lock(mu_);
+    const auto it = accounts_.find(session);
+    if (it == accounts_.end()) return absl::AbortedError("the session has ended");
+    Account& account = it->second;
+    uid = account.terms.uid;
+    domain = account.terms.domain;
+    if (granted && bytes <= account.granted_bytes) {
+      account.granted_bytes -= bytes;
+      granted_bytes_ -= bytes;
+    } else {
+      if (absl::Status status = CheckGrowth(account, bytes); !status.ok()) return status;
+      Charge(account, bytes);
+    }
+    gathered = TakeIdle(account, sizes);
+    uint64_t missing = 0;
+    for (size_t i = 0; i < sizes.size(); ++i) missing += gathered.idle[i].has_value() ? 0 : sizes[i];
+    if (missing == 0) return AddLeases(session, account, gathered);
+    if (const uint64_t held = ledger_.charged_bytes() + idle_.bytes(); held > ledger_.capacity_bytes()) {
+      victims = StartFreeing(idle_.TakeOldest(held - ledger_.capacity_bytes()));
+    }
+    obtaining_bytes_ += missing;
+  }
+  FreeToDriver(victims);
+  absl::Status status = Obtain(domain, sizes, gathered);
+  std::vector<IdleSegments::Entry> unwanted;
+  {
+    MutexLock lock(mu_);
+    const auto it = accounts_.find(session);
+    if (status.ok() && it != accounts_.end()) return AddLeases(session, it->second, gathered);
+    if (status.ok()) status = absl::AbortedError("the session has ended");
+    unwanted = Undo(session, uid, domain, bytes, gathered);
+  }
+  FreeToDriver(unwanted);
+  for (size_t i = 0; i < sizes.size() && absl::IsResourceExhausted(status); ++i) {
+    if (gathered.idle[i].has_value() || gathered.fresh[i].has_value()) continue;
+    DriverRefused(sizes[i]);
+    break;
+  }
+  RoomMade();
+  return absl::IsResourceExhausted(status) ? SegmentRefused(OomCause::kCapacity, status.message()) : status;
+}
+
+absl::Status SegmentPool::Obtain(const std::string& domain, absl::Span<const uint64_t> sizes, Gathered& gathered) {
+  absl::Status status;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (gathered.idle[i].has_value()) continue;
+    if (status.ok()) {
+      absl::StatusOr<LeasedSegment> fresh = AllocateFromDriver(domain, sizes[i]);
+      status = fresh.status();
+      if (fresh.ok()) gathered.fresh[i] = *std::move(fresh);
+    }
+    MutexLock lock(mu_);
+    obtaining_bytes_ -= sizes[i];
+    if (gathered.fresh[i].has_value()) ++segment_allocs_;
+  }
+  return status;
+}
+
+std::vector<IdleSegments::Entry> SegmentPool::Undo(SessionId session, uid_t uid, const std::string& domain,
+                                                   uint64_t bytes, const Gathered& gathered) {
+  const auto it = accounts_.find(session);
+  if (it != accounts_.end()) {
+    UnchargeOther(it->second, bytes);
+  } else {
+    ledger_.UnchargeUnowned(bytes, uid);
+  }
+  PutIdleBack(gathered);
+  // What the driver gave is for the next attempt, unless there can be none.
+  std::vector<IdleSegments::Entry> unwanted;
+  for (const std::optional<LeasedSegment>& fresh : gathered.fresh) {
+    if (!fresh.has_value()) continue;
+    if (it == accounts_.end()) {
+      unwanted.push_back({.segment = fresh->segment, .domain = domain});
+    } else {
+      AddIdle({.segment = fresh->segment, .cuda_ipc = fresh->cuda_ipc, .domain = domain, .since = options_.clock()});
+    }
+  }
+  return StartFreeing(std::move(unwanted));
+}
+
+absl::StatusOr<std::vector<SegmentId>> SegmentPool::LeaseIdle(SessionId session, absl::Span<const uint64_t> sizes) {
+  const uint64_t bytes = std::accumulate(sizes.begin(), sizes.end(), uint64_t{0});
+  MutexLock lock(mu_);
+  const auto it = accounts_.find(session);
+  if (it == accounts_.end()) return absl::AbortedError("the session has ended");
+  if (absl::Status status = CheckGrowth(it->second, bytes); !status.ok()) {
+    return IsOutside(status) ? absl::NotFoundError("the driver may have it by now") : status;
+  }
+  const Gathered gathered = TakeIdle(it->second, sizes);
+  if (!std::all_of(gathered.idle.begin(), gathered.idle.end(), [](const auto& idle) { return idle.has_value(); })) {
+    PutIdleBack(gathered);
+    return absl::NotFoundError("not all are idle");
+  }
+  // Charged only with the segments at hand, so that a miss leaves no trace.
+  Charge(it->second, bytes);
+  return AddLeases(session, it->second, gathered);
+}
+
+SegmentPool::Gathered SegmentPool::TakeIdle(const Account& account, absl::Span<const uint64_t> sizes) {
+  Gathered gathered{.idle = {}, .fresh = std::vector<std::optional<LeasedSegment>>(sizes.size())};
+  gathered.idle.reserve(sizes.size());
+  for (const uint64_t bytes : sizes) gathered.idle.push_back(idle_.Take(account.terms.domain, bytes));
+  return gathered;
+}
+
+void SegmentPool::PutIdleBack(const Gathered& gathered) {
+  for (const std::optional<IdleSegments::Taken>& idle : gathered.idle) {
+    if (idle.has_value()) idle_.PutBack(*idle);
+  }
+  decay_.NotifyOne();  // it may be the oldest
+}
+
+std::vector<SegmentId> SegmentPool::AddLeases(SessionId session, Account& account, const Gathered& gathered) {
+  std::vector<SegmentId> ids;
+  ids.reserve(gathered.idle.size());
+  for (size_t i = 0; i < gathered.idle.size(); ++i) {
+    if (const std::optional<IdleSegments::Taken>& idle = gathered.idle[i]; idle.has_value()) {
+      ++handovers_;
+      handover_bytes_ += idle->entry.segment.bytes;
+      ids.push_back(AddLease(session, account, {.segment = idle->entry.segment, .cuda_ipc = idle->entry.cuda_ipc}));
+    } else if (const std::optional<LeasedSegment>& fresh = gathered.fresh[i]; fresh.has_value()) {
+      ids.push_back(AddLease(session, account, *fresh));
+    }
+  }
+  return ids;
+}
+
+SegmentId SegmentPool::AddLease(SessionId session, Account& account, LeasedSegment segment) {
+  const SegmentId id{next_segment_.fetch_add(1)};
+  segment.holder = session;
+  account.segments.insert(id);
+  leased_.emplace(id, segment);
+  return id;
+}
+
+// ---- Giving back ----
+
+SegmentPool::LeasedSegment SegmentPool::Forget(SegmentId id, Account& account) {
+  const auto it = leased_.find(id);
+  const LeasedSegment leased = it->second;
+  if (leased.ticket.has_value()) tickets_.erase(*leased.ticket);
+  if (leased.returning) account.figures.returning_bytes -= leased.segment.bytes;
+  account.segments.erase(id);
+  leased_.erase(it);
+  return leased;
+}
+
+void SegmentPool::MakeIdle(SegmentId id, Account& account) {
+  const LeasedSegment leased = Forget(id, account);
+  Uncharge(account, leased.segment.bytes);
+  AddIdle({.segment = leased.segment,
+           .cuda_ipc = leased.cuda_ipc,
+           .domain = account.terms.domain,
+           .since = options_.clock()});
+}
+
+void SegmentPool::AddIdle(const IdleSegments::Entry& entry) {
+  const bool first = idle_.bytes() == 0;
+  idle_.Add(entry);
+  if (first || idle_.bytes() > options_.idle_limit_bytes) decay_.NotifyOne();
+}
+
+// ---- Quarantine ----
+
+absl::StatusOr<SegmentHolders> SegmentPool::FindHolders(absl::Span<const Quarantine::Due> due) {
+  std::vector<DeviceSegment> segments;
+  std::vector<SessionMark> marks;
+  segments.reserve(due.size());
+  marks.reserve(due.size());
+  for (const Quarantine::Due& one : due) {
+    segments.push_back(one.segment);
+    marks.push_back(one.mark);
+  }
+  absl::StatusOr<SegmentHolders> found = device_->FindHolders(segments);
+  // The driver does not tell. Then those hold a segment who have inherited the descriptors of its client.
+  if (absl::IsUnimplemented(found.status())) found = FindMarkHolders(marks);
+  return found;
+}
+
+void SegmentPool::CheckQuarantine() {
+  std::vector<Quarantine::Due> due;
+  bool look = false;
+  {
+    MutexLock lock(mu_);
+    const SteadyTime now = options_.clock();
+    if (now >= next_walk_) due = quarantine_.StartChecks(now);
+    const std::optional<SteadyTime> next = carried_over_.next_look();
+    look = next.has_value() && *next <= now;
+    if (look) carried_over_.StartLook();
+  }
+  if (look) {
+    if (absl::Status status = LookForCarriedOver(); !status.ok()) {
+      spdlog::error("device={} cannot tell who holds segments of an earlier daemon: {}", properties().ordinal,
+                    status.ToString());
+    }
+  }
+  if (due.empty()) return;
+  std::vector<std::vector<pid_t>> holders(due.size());
+  const SteadyTime began = options_.clock();
+  const absl::StatusOr<SegmentHolders> found = FindHolders(due);
+  if (found.ok()) {
+    for (const SegmentHolders::Holder& holder : found->holders) holders[holder.segment].push_back(holder.pid);
+    if (found->unread_processes > 0 && !warned_of_unread_.exchange(true)) {
+      spdlog::warn(
+          "device={} {} {} cannot be inspected, so the daemon cannot tell whether they hold memory of ended processes; "
+          "run it as root, or with CAP_SYS_PTRACE on Linux 5.14 or newer",
+          properties().ordinal, found->unread_processes, found->unread_processes == 1 ? "process" : "processes");
+    }
+  } else {
+    spdlog::error("device={} cannot tell who holds quarantined segments: {}", properties().ordinal,
+                  found.status().ToString());
+  }
+  uint64_t held_bytes = 0;
+  pid_t first_holder = 0;
+  std::vector<IdleSegments::Entry> quiet;
+  {
+    MutexLock lock(mu_);
+    const SteadyTime now = options_.clock();
+    for (size_t i = 0; i < due.size(); ++i) {
+      if (!holders[i].empty()) {
+        if (quarantine_.Keep(due[i].id, holders[i], now)) {
+          held_bytes += due[i].segment.bytes;
+          first_holder = holders[i].front();
+        }
+      } else if (!found.ok()) {
+        quarantine_.Keep(due[i].id, {}, now);
+      } else {
+        const uid_t uid = quarantine_.entries().at(due[i].id).uid;
+        quiet.push_back(quarantine_.Remove(due[i].id));
+        ledger_.UnchargeUnowned(quiet.back().segment.bytes, uid);
+      }
+    }
+    // Children that live for long, of many dead processes, must not keep a processor busy.
+    if (quiet.empty()) next_walk_ = now + std::min(kBetweenWalks * (now - began), kLongestBetweenWalks);
+    quiet = StartFreeing(std::move(quiet));
+  }
+  FreeToDriver(quiet);
+  if (first_holder > 0) {
+    LogClientEvent(spdlog::level::warn, LogLine("quarantine held open")
+                                            .Add("device", properties().ordinal)
+                                            .Add("bytes", held_bytes)
+                                            .Add("holder_pid", first_holder));
+  }
+  RoomMade();
+}
+
+std::optional<SteadyTime> SegmentPool::NextQuarantineCheck() const {
+  MutexLock lock(mu_);
+  std::optional<SteadyTime> check = quarantine_.next_check();
+  if (check.has_value()) check = std::max(*check, next_walk_);
+  const std::optional<SteadyTime> look = carried_over_.next_look();
+  return check.has_value() && look.has_value() ? std::min(*check, *look) : check.has_value() ? check : look;
+}
+
+bool SegmentPool::IsSettling() const {
+  MutexLock lock(mu_);
+  return quarantine_.settling_bytes() > 0 || carried_over_.is_settling();
+}
+
+bool SegmentPool::IsClosingCarriedOver(SessionId session) const {
+  MutexLock lock(mu_);
+  return carried_over_.IsClosing(session);
+}
+
+void SegmentPool::Seal() {
+  MutexLock lock(mu_);
+  sealed_ = true;
+  ++forbidden_;
+}
+
+absl::Status SegmentPool::TakeBack(SessionId session, absl::Span<const SegmentId> segments) {
+  {
+    MutexLock lock(mu_);
+    const auto account = accounts_.find(session);
+    if (account == accounts_.end()) return absl::AbortedError("the session has ended");
+    absl::flat_hash_set<SegmentId> seen;
+    for (const SegmentId id : segments) {
+      if (!account->second.segments.contains(id)) {
+        return absl::NotFoundError(absl::StrCat("segment_ids: the session holds no segment ", Raw(id)));
+      }
+      if (!seen.insert(id).second) {
+        return absl::InvalidArgumentError(absl::StrCat("segment_ids: ", Raw(id), " is named twice"));
+      }
+    }
+    for (const SegmentId id : segments) MakeIdle(id, account->second);
+  }
+  RoomMade();
+  return absl::OkStatus();
+}
+
+void SegmentPool::TakeBackAllBut(SessionId session, const absl::flat_hash_set<SegmentId>& keep) {
+  {
+    MutexLock lock(mu_);
+    const auto account = accounts_.find(session);
+    if (account == accounts_.end()) return;
+    const absl::btree_set<SegmentId> held = account->second.segments;
+    for (const SegmentId id : held) {
+      if (!keep.contains(id)) MakeIdle(id, account->second);
+    }
+  }
+  RoomMade();
+}
+
+void SegmentPool::MarkReturning(SessionId session, absl::Span<const SegmentId> segments) {
+  MutexLock lock(mu_);
+  for (const SegmentId id : segments) {
+    const auto it = leased_.find(id);
+    if (it == leased_.end() || it->second.holder != session || it->second.returning) continue;
+    it->second.returning = true;
+    accounts_.at(session).figures.returning_bytes += it->second.segment.bytes;
+  }
+}
+
+void SegmentPool::Return(SessionId session, absl::Span<const SegmentId> segments) {
+  {
+    MutexLock lock(mu_);
+    for (const SegmentId id : segments) {
+      const auto it = leased_.find(id);
+      if (it == leased_.end() || it->second.holder != session || !it->second.returning) continue;
+      MakeIdle(id, accounts_.at(session));
+    }
+  }
+  RoomMade();
+}
+
+// ---- Handles ----
+
+absl::StatusOr<WireHandle> SegmentPool::HandleFor(SessionId session, SegmentId segment) {
+  MutexLock lock(mu_);
+  const auto it = leased_.find(segment);
+  if (it == leased_.end() || it->second.holder != session) {
+    return absl::NotFoundError(absl::StrCat("the session holds no segment ", Raw(segment)));
+  }
+  LeasedSegment& leased = it->second;
+  if (leased.cuda_ipc.has_value()) {
+    leased.exported = true;
+    return WireHandle(*leased.cuda_ipc);
+  }
+  if (!leased.ticket.has_value()) {
+    absl::StatusOr<Ticket> ticket = RandomTicket();
+    if (!ticket.ok()) return ticket.status();
+    leased.ticket = *ticket;
+    tickets_.emplace(*ticket, segment);
+  }
+  return WireHandle(*leased.ticket);
+}
+
+absl::StatusOr<UniqueFd> SegmentPool::RedeemTicket(const Ticket& ticket, pid_t pid, uid_t uid) {
+  MutexLock lock(mu_);
+  const auto it = tickets_.find(ticket);
+  if (it == tickets_.end()) {
+    return absl::NotFoundError("no such ticket: it was used before, or its segment has been given back");
+  }
+  LeasedSegment& leased = leased_.at(it->second);
+  const Account& account = accounts_.at(leased.holder);
+  if (account.terms.pid != pid || account.terms.uid != uid) {
+    return absl::PermissionDeniedError("the ticket was issued to another process");
+  }
+  // Not a driver call: a host device duplicates a descriptor. Under the lock, so that the segment cannot go meanwhile.
+  absl::StatusOr<SegmentHandle> handle = device_->ExportSegment(leased.segment);
+  if (!handle.ok()) return handle.status();
+  leased.exported = true;
+  leased.ticket.reset();
+  tickets_.erase(it);
+  return std::get<UniqueFd>(*std::move(handle));
+}
+
+std::vector<IdleSegments::Entry> SegmentPool::StartFreeing(std::vector<IdleSegments::Entry> entries) {
+  for (const IdleSegments::Entry& entry : entries) {
+    freeing_bytes_ += entry.segment.bytes;
+    if (!freed_domain_.has_value()) freed_domain_ = entry.domain;
+    freed_several_ = freed_several_ || *freed_domain_ != entry.domain;
+  }
+  return entries;
+}
+
+void SegmentPool::FreeToDriver(const std::vector<IdleSegments::Entry>& entries) {
+  for (const IdleSegments::Entry& entry : entries) {
+    FreeSegment(entry.segment);
+    // After each, for those who wait for just this much.
+    MutexLock lock(mu_);
+    ++segment_frees_;
+    freeing_bytes_ -= entry.segment.bytes;
+    freed_.NotifyAll();
+  }
+}
+
+void SegmentPool::FreeSegment(const DeviceSegment& segment) {
+  const absl::Status status = device_->FreeSegment(segment);
+  if (status.ok()) return;
+  spdlog::error("device={} cannot give a segment of {} back to the driver, will try again: {}", properties().ordinal,
+                FormatBytes(segment.bytes), status.ToString());
+  MutexLock lock(mu_);
+  unfreed_.push_back(segment);
+  unfreed_bytes_ += segment.bytes;
+}
+
+void SegmentPool::RetryFrees() {
+  std::vector<DeviceSegment> refused;
+  {
+    MutexLock lock(mu_);
+    refused.swap(unfreed_);
+  }
+  for (const DeviceSegment& segment : refused) {
+    const bool freed = device_->FreeSegment(segment).ok();
+    MutexLock lock(mu_);
+    if (freed) {
+      unfreed_bytes_ -= segment.bytes;
+    } else {
+      unfreed_.push_back(segment);
+    }
+  }
+}
+
+bool SegmentPool::AwaitFree(uint64_t frees, SteadyTime deadline) {
+  MutexLock lock(mu_);
+  while (segment_frees_ <= frees) {
+    if (freeing_bytes_ == 0 || !freed_.WaitUntil(mu_, deadline)) return false;
+  }
+  return std::chrono::steady_clock::now() < deadline;
+}
+
+// Call it after the driver has given the segment: its earlier owners are in freed_domain_ by then.
+absl::Status SegmentPool::Scrub(const std::string& domain, const DeviceSegment& segment) {
+  if (!properties().keeps_freed_bytes) return absl::OkStatus();
+  {
+    MutexLock lock(mu_);
+    if (!freed_several_ && freed_domain_.value_or(domain) == domain) return absl::OkStatus();
+  }
+  return device_->Zero(segment, 0, segment.bytes);
+}
+
+absl::StatusOr<SegmentPool::LeasedSegment> SegmentPool::AllocateFromDriver(const std::string& domain, uint64_t bytes) {
+  const SteadyTime deadline = std::chrono::steady_clock::now() + options_.free_timeout;
+  uint64_t frees = GetFigures().segment_frees;
+  absl::StatusOr<DeviceSegment> segment = device_->AllocateSegment(bytes);
+  // Other calls may still be freeing what the ledger counts as free: after each of them there may be room.
+  while (absl::IsResourceExhausted(segment.status()) && AwaitFree(frees, deadline)) {
+    frees = GetFigures().segment_frees;
+    segment = device_->AllocateSegment(bytes);
+  }
+  if (absl::IsResourceExhausted(segment.status())) {
+    // Somebody outside of the broker took device memory. Idle segments help.
+    std::vector<IdleSegments::Entry> victims;
+    {
+      MutexLock lock(mu_);
+      victims = StartFreeing(idle_.TakeOldest(idle_.bytes()));
+    }
+    FreeToDriver(victims);
+    RetryFrees();
+    segment = device_->AllocateSegment(bytes);
+  }
+  if (!segment.ok()) return segment.status();
+  if (absl::Status status = Scrub(domain, *segment); !status.ok()) {
+    FreeSegment(*segment);
+    return status;
+  }
+  LeasedSegment leased{.segment = *segment};
+  if (properties().kind == DeviceKind::kCuda) {
+    absl::StatusOr<SegmentHandle> handle = device_->ExportSegment(*segment);
+    if (!handle.ok()) {
+      FreeSegment(*segment);
+      return handle.status();
+    }
+    leased.cuda_ipc = std::get<CudaIpcHandle>(*handle);
+  }
+  return leased;
+}
+
+uint64_t SegmentPool::ReleaseIdleSince(SteadyTime time) {
+  // One at a time: while the driver is busy with it, the others can still be leased.
+  for (uint64_t bytes = 0;;) {
+    std::vector<IdleSegments::Entry> oldest;
+    {
+      MutexLock lock(mu_);
+      const std::optional<SteadyTime> since = idle_.oldest();
+      if (!since.has_value() || (*since > time && idle_.bytes() <= options_.idle_limit_bytes)) return bytes;
+      oldest = StartFreeing(idle_.TakeOldest(1));
+    }
+    bytes += oldest[0].segment.bytes;
+    FreeToDriver(oldest);
+  }
+}
+
+bool SegmentPool::AwaitDecay(std::chrono::milliseconds decay) {
+  MutexLock lock(mu_);
+  while (!stop_decay_) {
+    const std::optional<SteadyTime> since = idle_.oldest();
+    if (!since.has_value()) {
+      decay_.Wait(mu_);
+    } else if (idle_.bytes() > options_.idle_limit_bytes || !decay_.WaitUntil(mu_, *since + decay)) {
+      break;  // a segment that was taken or leased meanwhile is no harm: ReleaseIdleSince() looks for itself
+    }
+  }
+  return !stop_decay_;
+}
+
+void SegmentPool::StopDecay() {
+  MutexLock lock(mu_);
+  stop_decay_ = true;
+  decay_.NotifyOne();
+}
+
+absl::Status SegmentPool::UpdateHealth() {
+  absl::Status health = device_->Health();
+  uint64_t from_driver = 0;
+  uint64_t at_most = 0;
+  {
+    MutexLock lock(mu_);
+    from_driver = FromDriverBytes() - freeing_bytes_;
+    at_most = AtMostFromDriverBytes();
+  }
+  const absl::StatusOr<uint64_t> free = health.ok() ? device_->FreeBytes() : health;
+  // ResourceExhausted would say to those who want memory that others have it.
+  if (!free.ok())
+    health = absl::IsResourceExhausted(free.status()) ? absl::InternalError(free.status().message()) : free.status();
+  bool changed = false;
+  {
+    MutexLock lock(mu_);
+    changed = health_.ok() != health.ok();
+    if (changed) ++forbidden_;
+    health_ = health;
+    const uint64_t unowned = elsewhere_bytes_ + outside_bytes_;
+    if (free.ok()) {
+      driver_free_bytes_ = *free;
+      // What changed hands meanwhile is not to count twice.
+      driver_known_bytes_ = *free + std::min(from_driver, FromDriverBytes() - freeing_bytes_);
+      DriverHas(*free, at_most);
+    }
+    SettleElsewhere();
+    changed = changed || unowned != elsewhere_bytes_ + outside_bytes_;
+  }
+  if (changed) RoomMade();  // those who wait are refused now, or served
+  return health;
+}
+
+void SegmentPool::DriverRefused(uint64_t bytes) {
+  const absl::StatusOr<uint64_t> free = device_->FreeBytes();
+  MutexLock lock(mu_);
+  // Whatever it says is free, it did not have so much. The next update of the health may find more.
+  const uint64_t most = bytes - std::min(bytes, kSegmentGranuleBytes);
+  driver_refuses_beyond_ = FromDriverBytes() + (free.ok() ? std::min(*free, most) : most);
+  SettleOutside();
+}
+
+bool SegmentPool::IsOutside(const absl::Status& refusal) const {
+  return outside_bytes_ > 0 && SegmentRefusalCause(refusal) == OomCause::kCapacity;
+}
+
+void SegmentPool::AskDriver() {
+  uint64_t at_most = 0;
+  {
+    MutexLock lock(mu_);
+    at_most = AtMostFromDriverBytes();
+  }
+  const absl::StatusOr<uint64_t> free = device_->FreeBytes();
+  if (!free.ok()) return;
+  bool has_more = false;
+  {
+    MutexLock lock(mu_);
+    const uint64_t before = outside_bytes_;
+    DriverHas(*free, at_most);
+    SettleOutside();
+    has_more = outside_bytes_ < before;
+  }
+  if (has_more) RoomMade();
+}
+
+void SegmentPool::DriverHas(uint64_t free_bytes, uint64_t at_most) {
+  driver_has_bytes_ = free_bytes + std::max(at_most, AtMostFromDriverBytes());
+  driver_refuses_beyond_ = std::numeric_limits<uint64_t>::max();
+}
+
+void SegmentPool::CountReclaim(uint64_t asked_bytes, uint64_t reclaimed_bytes, std::chrono::nanoseconds duration) {
+  reclaim_durations_.Observe(std::chrono::duration<double>(duration).count());
+  MutexLock lock(mu_);
+  ++reclaims_.reclaims;
+  reclaims_.asked_bytes += asked_bytes;
+  reclaims_.reclaimed_bytes += reclaimed_bytes;
+}
+
+}  // namespace vrambroker

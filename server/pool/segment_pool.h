@@ -1,0 +1,443 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// SegmentPool: all segments of one device, and the ledger of who may hold how much.
+//
+// Every session has an account with the pool: a limit, and what is charged against it. A segment is leased to one
+// account, or idle: cached by the daemon, in the glossary's words. This is the one place where limits and capacity are
+// enforced.
+#ifndef VRAMBROKER_SERVER_POOL_SEGMENT_POOL_H_
+#define VRAMBROKER_SERVER_POOL_SEGMENT_POOL_H_
+
+#include <prometheus/histogram.h>
+#include <sys/types.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/container/btree_set.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "allocator/base/ids.h"
+#include "allocator/base/mutex.h"
+#include "allocator/device/device.h"
+#include "allocator/device/session_mark.h"
+#include "server/pool/carried_over.h"
+#include "server/pool/idle_segments.h"
+#include "server/pool/ledger.h"
+#include "server/pool/metered_device.h"
+#include "server/pool/quarantine.h"
+
+namespace vrambroker {
+
+// One-time right to fetch the file descriptor of a segment; unguessable.
+using Ticket = std::array<char, 16>;
+// How the holder of a segment opens it.
+using WireHandle = std::variant<CudaIpcHandle, Ticket>;
+
+absl::StatusOr<Ticket> RandomTicket();
+
+// Whose an account is, and what it may do.
+struct AccountTerms {
+  std::string client;  // for people
+  pid_t pid = 0;
+  uint64_t started = 0;  // the process: see ProcessId
+  uid_t uid = 0;
+  std::string domain;  // within it, segments are handed on as they are
+  uint64_t limit_bytes = 0;
+  int priority = 0;
+  uint64_t user_limit_bytes = AccountFigures::kNoBound;  // see AccountFigures
+  uint64_t user_guarantee_bytes = AccountFigures::kNoBound;
+  SessionMark mark = 0;  // of its client
+
+  ProcessId process() const { return {.pid = pid, .started = started}; }
+};
+
+struct PoolFigures {
+  uint64_t capacity_bytes = 0;
+  uint64_t charged_bytes = 0;     // sum of the accounts' reserved bytes, and quarantined ones of sessions that are gone
+  uint64_t committed_bytes = 0;   // the same, with unused guarantees: what nobody else can get
+  uint64_t guaranteed_bytes = 0;  // sum of the guarantees
+  uint64_t quarantined_bytes = 0;   // of sessions that are gone: not yet known to be quiet
+  uint64_t carried_over_bytes = 0;  // held from an earlier run of the daemon, by sessions or by nobody's processes
+  uint64_t outside_bytes = 0;       // of the capacity, what the driver does not have for it: see SettleOutside()
+  uint64_t held_back_bytes = 0;     // free, and kept for a request that has waited: see GrowthQueue
+  uint64_t idle_bytes = 0;          // held from the driver, leased to nobody
+  uint64_t reserved_bytes = 0;      // held from the driver: leased + idle + being freed + carried over
+  uint64_t segments = 0;            // leased
+  uint64_t segment_allocs = 0;      // obtained from the driver, ever
+  uint64_t segment_frees = 0;       // given back to the driver, ever
+  uint64_t handovers = 0;           // idle segments leased again without a driver call, ever
+  uint64_t handover_bytes = 0;
+};
+
+// What came of asking sessions for their reclaimable memory, ever.
+struct ReclaimFigures {
+  uint64_t reclaims = 0;  // times that a session was asked
+  uint64_t asked_bytes = 0;
+  uint64_t reclaimed_bytes = 0;
+  prometheus::ClientMetric::Histogram durations;  // seconds until the answer
+};
+
+// All figures of a pool, of one moment.
+struct PoolView {
+  PoolFigures figures;
+  FreeSizes idle_sizes;  // of the idle segments
+  ReclaimFigures reclaims;
+  DeviceMeterFigures calls;
+  uint64_t driver_free_bytes = 0;  // of the device, in the driver's words, as of the last UpdateHealth()
+  absl::flat_hash_map<SessionId, AccountFigures> accounts;
+  std::vector<Quarantine::Holding> quarantine;
+  std::vector<CarriedOver::Holding> carried_over;
+  absl::Status health;  // as of the last SegmentPool::UpdateHealth()
+};
+
+// A segment of a pool, for operators.
+struct SegmentInfo {
+  enum class State { kLeased, kReturning, kQuarantined, kIdle };
+  uint64_t id = 0;  // kIdle: a number that stays its own while it is idle; otherwise a SegmentId
+  uint64_t bytes = 0;
+  State state = State::kLeased;
+  SessionId holder{};    // kLeased, kReturning
+  std::string client{};  // kQuarantined: whose it was
+};
+
+struct SegmentPoolOptions {
+  static constexpr uint64_t kNoIdleLimit = std::numeric_limits<uint64_t>::max();
+  uint64_t idle_limit_bytes = kNoIdleLimit;  // no more survive ReleaseIdleSince()
+  // How long the segments of a process that has ended stay quarantined at least.
+  std::chrono::milliseconds settle_time{0};
+  std::chrono::milliseconds churn_window{1000};  // see SegmentPool::Expected
+  std::chrono::milliseconds free_timeout{5000};  // how long a lease waits for frees that the driver is busy with
+  // Beyond the capacity, what the driver is to have for contexts of clients. Unless the capacity was chosen without
+  // looking at what is free.
+  uint64_t headroom_bytes = 0;
+  std::function<SteadyTime()> clock = [] { return std::chrono::steady_clock::now(); };
+};
+
+// Safe to call from any thread. Calls marked (driver) may take milliseconds; they hold no lock meanwhile.
+class SegmentPool {
+ public:
+  // `next_segment` numbers segments over all devices of a daemon; it outlives the pool.
+  SegmentPool(std::unique_ptr<Device> device, uint64_t capacity_bytes, std::atomic<uint64_t>* next_segment,
+              SegmentPoolOptions options = {});
+  // Gives everything back to the driver. REQUIRES: no other call is running.
+  ~SegmentPool();
+
+  const DeviceProperties& properties() const { return device_->properties(); }
+  uint64_t capacity_bytes() const { return capacity_bytes_; }
+
+  // `room_made` is called, without a lock, after anything that may let an account grow that could not before. To be
+  // set before other threads use the pool.
+  void OnRoom(std::function<void()> room_made) { room_made_ = std::move(room_made); }
+
+  // REQUIRES: `session` has no account here.
+  void OpenAccount(SessionId session, const AccountTerms& terms);
+  // NotFound when there is no such account; errors of Ledger::SetLimit() and SetGuarantee().
+  absl::Status SetLimit(SessionId session, uint64_t limit_bytes);
+  absl::Status SetGuarantee(SessionId session, uint64_t guarantee_bytes);
+  absl::Status SetPriority(SessionId session, int priority);
+  // The account's segments become idle, the first leased first, and its tickets void. Returns their bytes. REQUIRES:
+  // the holder says that it cannot touch them any more.
+  uint64_t CloseAccount(SessionId session);
+  // The same when the holder's process has ended: those that it could open are quarantined until CheckQuarantine()
+  // finds them quiet.
+  uint64_t CloseAccountOfGone(SessionId session);
+
+  // (driver) A segment of exactly `bytes`: an idle one of the same domain, or a new one, for which idle segments are
+  // given up when the device is full. SegmentRefused() when the limit or the capacity forbids it, Aborted when the
+  // account is closed. `granted`: out of what Grant() charged.
+  absl::StatusOr<SegmentId> Lease(SessionId session, uint64_t bytes, bool granted = false);
+  // The same for one segment of each of `sizes`, in their order, or none. Where there is none, no trace of it is left:
+  // no hand-over is counted, and what was idle is as old as it was. Of a grant of them all, nothing is left either way.
+  absl::StatusOr<std::vector<SegmentId>> LeaseAll(SessionId session, absl::Span<const uint64_t> sizes,
+                                                  bool granted = false);
+
+  // Charges `bytes` for Lease() to come. Errors as Lease(). `past_hold`: what is held back is for this request.
+  absl::Status Grant(SessionId session, uint64_t bytes, bool past_hold = false);
+  // Gives up what is left of a grant.
+  void ReleaseGrant(SessionId session, uint64_t bytes);
+  // Holds free bytes back from accounts of this priority and lower ones, or (none) no more. Not from those that held
+  // memory when the hold began and have given nothing back since: the request waits for them, and they may need
+  // more to finish.
+  void HoldBack(std::optional<Ledger::Held> held);
+  // Growth of this session is refused because of that.
+  bool IsHeldBack(SessionId session, uint64_t bytes) const;
+  // What growth depends on, beside the accounts.
+  struct Room {
+    uint64_t free_bytes = 0;  // committed to nobody
+    uint64_t held_back_bytes = 0;
+    uint64_t guaranteed_bytes = 0;
+    uint64_t capacity_bytes = 0;     // as the ledger has it
+    bool is_overcommitted = false;   // processes held more when the daemon started: no guarantee is given
+    uint64_t forbidden = 0;          // changes with all that may forbid requests for good, whosever they are
+    std::vector<SessionId> changed;  // watched accounts that may grow by more or by less than at the last call
+  };
+  Room TakeRoom();
+  // Has TakeRoom() name the session, also when its account is closed; or not any more.
+  void Watch(SessionId session, bool watch);
+  // See Ledger.
+  uint64_t GrowthOf(SessionId session, uint64_t bytes) const;
+  bool MayEverGrow(SessionId session, uint64_t bytes) const;
+  uint64_t MissingBytes(SessionId session, uint64_t bytes, bool guarantee) const;
+
+  // What can be expected to come back soon from others than the session, by what the pool knows itself.
+  struct Expected {
+    uint64_t returning_bytes = 0;  // being closed by its holders, or settling in quarantine
+    // What sessions hold that began to hold memory within churn_window, and as much of others as they gave back within
+    // it: they may do so again.
+    uint64_t churning_bytes = 0;
+  };
+  // For each of `sessions`.
+  std::vector<Expected> ExpectedFor(absl::Span<const SessionId> sessions) const;
+  // All that ever came back, from anybody.
+  uint64_t CameBackTotal() const;
+  // The session was ended: its client closes all that it holds.
+  void MarkEnding(SessionId session);
+
+  // LeaseAll() without a driver call: NotFound when only that can tell.
+  absl::StatusOr<std::vector<SegmentId>> LeaseIdle(SessionId session, absl::Span<const uint64_t> sizes);
+
+  // (driver) Looks at the quarantined segments whose time has come. Those that no process is seen to hold go back to
+  // the driver: nobody gets them as they are, because a descriptor on its way through a socket is in no table. Looks
+  // for what is carried over, when that is due.
+  void CheckQuarantine();
+  // When the next one is due; nullopt when none waits.
+  std::optional<SteadyTime> NextQuarantineCheck() const;
+  // Memory may be free soon: it has not been looked at yet.
+  bool IsSettling() const;
+  // Some of what is charged to the session may soon be free: see CarriedOver::IsClosing().
+  bool IsClosingCarriedOver(SessionId session) const;
+
+  // (driver) Finds what processes hold of an earlier run of the daemon, and charges it. To be called before there are
+  // sessions. OK where the device does not tell: then the driver's own figure of what is free stands for it.
+  absl::Status FindCarriedOver();
+  // The session's client says that it holds these. `begins`: they are the first of all that it holds; `ends`: the last.
+  // What it has said before and not in between is freed. InvalidArgument: not sizes of segments.
+  absl::Status DeclareCarriedOver(SessionId session, absl::Span<const CarriedSegment> segments, bool begins = false,
+                                  bool ends = false);
+  // The session's client has closed these.
+  void FreeCarriedOver(SessionId session, absl::Span<const uint64_t> ids);
+
+  // Makes leased segments idle whose holder says that it has closed them: all of them, or none. InvalidArgument:
+  // named twice. NotFound: not leased to the session.
+  absl::Status TakeBack(SessionId session, absl::Span<const SegmentId> segments);
+  // Makes all segments of the session idle but these.
+  void TakeBackAllBut(SessionId session, const absl::flat_hash_set<SegmentId>& keep);
+
+  // From now on nothing is leased any more: Aborted.
+  void Seal();
+
+  // Marks leased segments as asked back; they stay charged. Unknown ids are ignored.
+  void MarkReturning(SessionId session, absl::Span<const SegmentId> segments);
+  // Makes segments that are marked returning idle. Others are ignored: a client cannot return what it still uses.
+  void Return(SessionId session, absl::Span<const SegmentId> segments);
+
+  // How the session opens a segment that it holds. NotFound otherwise.
+  absl::StatusOr<WireHandle> HandleFor(SessionId session, SegmentId segment);
+  // The descriptor that `ticket` stands for, once, for the process and user of the session that it was issued to.
+  // NotFound: no such ticket, or used. PermissionDenied: of another process.
+  absl::StatusOr<UniqueFd> RedeemTicket(const Ticket& ticket, pid_t pid, uid_t uid);
+
+  // (driver) Gives idle segments back to the driver, the oldest first: those that have been idle since `time` or
+  // longer, and what is beyond the idle limit. Returns their bytes.
+  uint64_t ReleaseIdleSince(SteadyTime time);
+  // Waits until ReleaseIdleSince() of `decay` ago has something to do. False, and at once, after StopDecay(). For
+  // IdleDecay alone.
+  bool AwaitDecay(std::chrono::milliseconds decay);
+  void StopDecay();
+
+  // nullopt when there is no such account.
+  std::optional<AccountFigures> GetAccount(SessionId session) const;
+  UserFigures GetUser(uid_t uid) const;
+  // What Lease() could still hand to the session; 0 when there is no such account.
+  uint64_t AvailableBytes(SessionId session) const;
+  PoolFigures GetFigures() const;
+  PoolView GetView() const;
+  // Every segment, by state, then by id. Takes as long as there are many: for people, not for every scrape.
+  std::vector<SegmentInfo> GetSegments() const;
+
+  // (driver) Frees again what the driver has refused to take back.
+  void RetryFrees();
+
+  // A session that was asked for `asked_bytes` has given `reclaimed_bytes` back, or will not.
+  void CountReclaim(uint64_t asked_bytes, uint64_t reclaimed_bytes, std::chrono::nanoseconds duration);
+
+  // (driver) Whether the device can still be used: Device::Health(), and how much of it is free, which it has to be
+  // able to tell. What health() and GetView() say from then on.
+  absl::Status UpdateHealth();
+  // OK before the first update.
+  absl::Status health() const;
+
+ private:
+  struct LeasedSegment {
+    DeviceSegment segment;
+    std::optional<CudaIpcHandle> cuda_ipc;
+    SessionId holder{};
+    bool returning = false;
+    bool exported = false;         // the holder has, or had, what opens it
+    std::optional<Ticket> ticket;  // the one that is out, if any
+  };
+  struct Account {
+    SessionId session{};
+    AccountTerms terms;
+    AccountFigures figures;
+    uint64_t granted_bytes = 0;    // of the reserved ones
+    SteadyTime holds_since;        // any memory
+    SteadyTime gave_back;          // something, the last time that a churn_window began
+    uint64_t gave_back_bytes = 0;  // since then, in that window
+    bool is_waited_for = false;    // what is held back does not concern it: see HoldBack()
+    bool is_ending = false;
+    bool is_watched = false;
+    bool is_changed = false;  // and is among changed_
+
+    uint64_t returning_bytes() const { return is_ending ? figures.reserved_bytes : figures.returning_bytes; }
+    absl::btree_set<SegmentId> segments;  // in the order in which they became its own
+  };
+
+  // (driver) Who can still touch these segments.
+  absl::StatusOr<SegmentHolders> FindHolders(absl::Span<const Quarantine::Due> due) ABSL_LOCKS_EXCLUDED(mu_);
+  // (driver) REQUIRES: CarriedOver::StartLook() was called.
+  absl::Status LookForCarriedOver() ABSL_LOCKS_EXCLUDED(mu_);
+  void Apply(const CarriedOver::Changes& changes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Charges what is in use elsewhere since the start, and is still, as far as nobody has said what it is.
+  void SettleElsewhere() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Charges what of the capacity the driver does not have.
+  void SettleOutside() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // What the next client's context is to have.
+  uint64_t NextContextBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // (driver) The driver did not have a segment of `bytes`, though the ledger did.
+  void DriverRefused(uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
+  // The ledger refuses only because of what the driver did not have, the last time that it was asked.
+  bool IsOutside(const absl::Status& refusal) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // (driver) What does the driver have?
+  void AskDriver() ABSL_LOCKS_EXCLUDED(mu_);
+  // What it says is free was so when `at_most` was AtMostFromDriverBytes(), or later.
+  void DriverHas(uint64_t free_bytes, uint64_t at_most) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Why nobody gets more of a device that cannot be used.
+  absl::Status UnusableError() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  uint64_t FromDriverBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The same, with what may be on its way in either direction.
+  uint64_t AtMostFromDriverBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return FromDriverBytes() + obtaining_bytes_;
+  }
+  PoolFigures Figures() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  static AccountFigures FiguresOf(const Account& account);
+  // Aborted when the daemon stops; Ledger::CheckGrowth().
+  absl::Status CheckGrowth(const Account& account, uint64_t bytes, bool past_hold = false) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Charge(Account& account, uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Its holder has given a segment back.
+  void Uncharge(Account& account, uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Anything else is charged no more.
+  void UnchargeOther(Account& account, uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Changed(Account& account) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  uint64_t ChurningBytes(const Account& account, SteadyTime now) const;
+  // The segments of a lease that is under way, by size. Neither idle nor leased, and charged.
+  struct Gathered {
+    std::vector<std::optional<IdleSegments::Taken>> idle;
+    std::vector<std::optional<LeasedSegment>> fresh;
+  };
+  // Idle segments of the same domain, as far as there are.
+  Gathered TakeIdle(const Account& account, absl::Span<const uint64_t> sizes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void PutIdleBack(const Gathered& gathered) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Leases them to the account. REQUIRES: there is one of each size.
+  std::vector<SegmentId> AddLeases(SessionId session, Account& account, const Gathered& gathered)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // (driver) The segments of `sizes` that are not idle, for a session of `domain`.
+  absl::Status Obtain(const std::string& domain, absl::Span<const uint64_t> sizes, Gathered& gathered)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Gives up a lease of so many `bytes`. Returns what the driver is to have back.
+  std::vector<IdleSegments::Entry> Undo(SessionId session, uid_t uid, const std::string& domain, uint64_t bytes,
+                                        const Gathered& gathered) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  SegmentId AddLease(SessionId session, Account& account, LeasedSegment segment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void MakeIdle(SegmentId id, Account& account) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void AddIdle(const IdleSegments::Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Takes a segment out of the account's books, not out of the ledger's.
+  LeasedSegment Forget(SegmentId id, Account& account) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  uint64_t Close(SessionId session, bool process_gone) ABSL_LOCKS_EXCLUDED(mu_);
+  void RoomMade() const {
+    if (room_made_) room_made_();
+  }
+  // Counts `entries`, which have left idle_, as being freed; FreeToDriver() then frees them (driver).
+  std::vector<IdleSegments::Entry> StartFreeing(std::vector<IdleSegments::Entry> entries)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void FreeToDriver(const std::vector<IdleSegments::Entry>& entries) ABSL_LOCKS_EXCLUDED(mu_);
+  // (driver) What the driver refuses to take back is kept for RetryFrees().
+  void FreeSegment(const DeviceSegment& segment) ABSL_LOCKS_EXCLUDED(mu_);
+  // (driver) A segment that the caller has made room for; asks again when frees of others were still under way.
+  absl::StatusOr<LeasedSegment> AllocateFromDriver(const std::string& domain, uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
+  // (driver) Overwrites a new segment where it may hold bytes of another domain.
+  absl::Status Scrub(const std::string& domain, const DeviceSegment& segment) ABSL_LOCKS_EXCLUDED(mu_);
+  // Waits until more than `frees` segments have ever been given back to the driver. False when none is on its way, or
+  // `deadline` has passed.
+  bool AwaitFree(uint64_t frees, SteadyTime deadline) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Constant after construction.
+  const std::unique_ptr<MeteredDevice> device_;
+  const uint64_t capacity_bytes_;
+  const SegmentPoolOptions options_;
+  std::function<void()> room_made_;
+  std::atomic<uint64_t>& next_segment_;
+
+  // Never held during a driver call.
+  mutable Mutex mu_;
+  CondVar freed_;  // segment_frees_ has grown
+  CondVar decay_;  // idle_ is no longer empty or has grown beyond the limit, or stop_decay_ is set
+  absl::flat_hash_map<SessionId, Account> accounts_ ABSL_GUARDED_BY(mu_);
+  std::vector<SessionId> changed_ ABSL_GUARDED_BY(mu_);  // for TakeRoom()
+  uint64_t forbidden_ ABSL_GUARDED_BY(mu_) = 0;          // the same
+  absl::flat_hash_map<SegmentId, LeasedSegment> leased_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<Ticket, SegmentId> tickets_ ABSL_GUARDED_BY(mu_);
+  IdleSegments idle_ ABSL_GUARDED_BY(mu_);
+  Quarantine quarantine_ ABSL_GUARDED_BY(mu_);
+  // Times as long as the last one took that brought nothing back.
+  static constexpr int kBetweenWalks = 10;
+  static constexpr SteadyTime::duration kLongestBetweenWalks = std::chrono::seconds(5);
+  SteadyTime next_walk_ ABSL_GUARDED_BY(mu_) = SteadyTime::min();  // to look for who holds what is quarantined
+  CarriedOver carried_over_ ABSL_GUARDED_BY(mu_);
+  uint64_t elsewhere_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // charged to nobody: see SettleElsewhere()
+  // In use by other processes when this one started, and still, by the driver's word: what they carry over is no more.
+  uint64_t foreign_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t outside_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // charged to nobody: see SettleOutside()
+  Ledger ledger_ ABSL_GUARDED_BY(mu_);
+  absl::Status health_ ABSL_GUARDED_BY(mu_);
+  uint64_t driver_free_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t driver_known_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // these and what came from the driver, at the last update
+  // The same, at most: what changed hands meanwhile counts on both sides. None: the driver has not said.
+  std::optional<uint64_t> driver_has_bytes_ ABSL_GUARDED_BY(mu_);
+  // What can be handed out at most, by what the driver has refused since then.
+  uint64_t driver_refuses_beyond_ ABSL_GUARDED_BY(mu_) = std::numeric_limits<uint64_t>::max();
+  bool sealed_ ABSL_GUARDED_BY(mu_) = false;
+  uint64_t granted_bytes_ ABSL_GUARDED_BY(mu_) = 0;          // sum of the accounts'
+  uint64_t obtaining_bytes_ ABSL_GUARDED_BY(mu_) = 0;        // charged, but not yet obtained from the driver
+  std::vector<DeviceSegment> unfreed_ ABSL_GUARDED_BY(mu_);  // the driver has refused to take them back, so far
+  uint64_t unfreed_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t freeing_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // on their way back to the driver
+  // Whose segments the driver has, or is about to have, back: of one domain, or of several.
+  std::optional<std::string> freed_domain_ ABSL_GUARDED_BY(mu_);
+  bool freed_several_ ABSL_GUARDED_BY(mu_) = false;
+  uint64_t segment_allocs_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t segment_frees_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t handovers_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t handover_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  ReclaimFigures reclaims_ ABSL_GUARDED_BY(mu_);  // but for the durations
+  bool stop_decay_ ABSL_GUARDED_BY(mu_) = false;
+  prometheus::Histogram reclaim_durations_;  // synchronises itself
+  std::atomic<bool> warned_of_unread_{false};
+  std::atomic<bool> warned_of_unread_left_{false};
+};
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_SERVER_POOL_SEGMENT_POOL_H_

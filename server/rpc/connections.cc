@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/rpc/connections.h"
+
+#include <fcntl.h>
+#include <grpcpp/server_posix.h>
+#include <poll.h>
+#include <spdlog/spdlog.h>
+#include <sys/socket.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "allocator/base/descriptor_reserve.h"
+#include "server/base/client_log.h"
+#include "server/identity/process_info.h"
+
+namespace vrambroker {
+namespace {
+
+constexpr std::chrono::milliseconds kRetry(10);       // those that wait to be handed over
+constexpr std::chrono::milliseconds kLastBytes(500);  // how long clients have to take them
+constexpr std::chrono::hours kNoTicks(24);
+
+}  // namespace
+
+// One connection. On the loop's thread.
+class Connections::Connection : public Relay::Owner {
+ public:
+  Connection(Connections* all, uint64_t id, ClientSocket client, Caller caller)
+      : all_(*all),
+        id_(id),
+        caller_(std::move(caller)),
+        client_(client.get()),
+        relay_(&all->loop_, std::move(client), this) {}
+  ~Connection() override { all_.loop_.Unwatch(caller_.pidfd->get()); }
+
+  absl::Status Start() {
+    absl::Status status = all_.loop_.Watch(caller_.pidfd, EPOLLIN, [this] { OnProcessEnd(); });
+    return status.ok() ? relay_.Start() : status;
+  }
+
+  absl::Status OnClientFrame(const Http2Frame& frame) override {
+    const absl::StatusOr<StreamEvent> event = streams_.FromClient(frame);
+    return event.ok() ? Count(*event) : event.status();
+  }
+  absl::Status OnServerFrame(const Http2Frame& frame) override { return Count(streams_.FromServer(frame)); }
+  absl::StatusOr<UniqueFd> OpenServer() override { return all_.OpenServer(*this); }
+  void OnEnd(const absl::Status& why) override { all_.Forget(*this, why); }
+
+  uint64_t id() const { return id_; }
+  const Caller& caller() const { return caller_; }
+  StreamGuard::Who who() const { return {.pid = caller_.pid, .uid = caller_.uid}; }
+  size_t open_streams() const { return streams_.open(); }
+  Relay& relay() { return relay_; }
+  int grpc_fd() const { return grpc_fd_; }
+  void set_grpc_fd(int fd) { grpc_fd_ = fd; }
+
+ private:
+  absl::Status Count(StreamEvent event) {
+    switch (event) {
+      case StreamEvent::kNone:
+        break;
+      case StreamEvent::kBegan:
+        return all_.guard_.Began(who(), streams_.open(), std::chrono::steady_clock::now());
+      case StreamEvent::kCompleted:
+        all_.guard_.Completed(who());
+        break;
+      case StreamEvent::kReset:
+        return all_.guard_.Reset(who(), 1, std::chrono::steady_clock::now());
+    }
+    return absl::OkStatus();
+  }
+
+  void OnProcessEnd() {
+    all_.loop_.Unwatch(caller_.pidfd->get());
+    pollfd peer = {.fd = client_, .events = POLLRDHUP, .revents = 0};
+    if (poll(&peer, 1, 0) == 0) {  // not closed with the process
+      LogClientEvent(spdlog::level::info, "connection closed: process {} has ended, but another one has its socket",
+                     caller_.pid);
+    }
+    relay_.HangUp();
+  }
+
+  Connections& all_;
+  const uint64_t id_;
+  const Caller caller_;
+  const int client_;
+  StreamBook streams_;
+  int grpc_fd_ = -1;  // gRPC closes it
+  Relay relay_;
+};
+
+Connections::Connections(CallRates* rates, ProcessWatch* processes) : rates_(*rates), processes_(*processes) {}
+
+Connections::~Connections() {
+  Stop();
+}
+
+absl::Status Connections::Serve(const ClientSocket& listener, grpc::Server* server, const DescriptorBudget& budget) {
+  budget_ = budget;
+  UniqueFd retry(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
+  if (!retry.valid()) return DescriptorError(errno, "timerfd_create");
+  retry_ = retry.get();
+  if (absl::Status status = loop_.Watch(std::move(retry), EPOLLIN, [this] { OpenWaiting(); }); !status.ok()) {
+    return status;
+  }
+  {
+    MutexLock lock(server_mu_);
+    server_ = server;
+  }
+  listener_ = listener.get();
+  if (absl::Status status = loop_.Watch(listener.fd(), EPOLLIN, [this] { AcceptAll(); }); !status.ok()) {
+    return status;
+  }
+  thread_ = std::thread([this] { loop_.Run(kNoTicks, [] {}); });
+  return absl::OkStatus();
+}
+
+void Connections::StopAccepting() {
+  MutexLock lock(server_mu_);
+  server_ = nullptr;
+}
+
+void Connections::Stop() {
+  if (!thread_.joinable()) return;
+  {
+    MutexLock lock(mu_);
+    const SteadyTime deadline = std::chrono::steady_clock::now() + kLastBytes;
+    while (!by_fd_.empty() && closed_.WaitUntil(mu_, deadline)) {
+    }
+  }
+  loop_.Stop();
+  thread_.join();
+  connections_.clear();
+}
+
+void Connections::AcceptAll() {
+  // A bounded number at a time: those who are served must not wait for a flood of connections.
+  for (int i = 0; i < 16; ++i) {
+    ClientSocket socket = acceptor_.Accept(listener_);
+    if (!socket.valid()) return;
+    Accept(std::move(socket));
+  }
+}
+
+absl::Status Connections::CheckRoom(uid_t uid) const {
+  const auto it = of_uid_.find(uid);
+  return budget_.Admit(it == of_uid_.end() ? 0 : it->second, connections_.size(),
+                       /*privileged=*/uid == 0 || uid == geteuid());
+}
+
+void Connections::Accept(ClientSocket socket) {
+  absl::StatusOr<Caller> caller = GetPeer(socket.get(), &processes_);
+  if (!caller.ok()) {
+    LogClientEvent(spdlog::level::warn, "connection refused: {}", caller.status().ToString());
+    return;
+  }
+  const uid_t uid = caller->uid;
+  const StreamGuard::Who who = {.pid = caller->pid, .uid = uid};
+  if (absl::Status status = guard_.CheckConnect(who, std::chrono::steady_clock::now()); !status.ok()) {
+    return LogRefusal(spdlog::level::warn, *caller, status.message());
+  }
+  if (absl::Status status = CheckRoom(uid); !status.ok()) {
+    return LogRefusal(spdlog::level::err, *caller, status.message());
+  }
+  const uint64_t id = next_id_++;
+  auto connection = std::make_unique<Connection>(this, id, std::move(socket), *std::move(caller));
+  if (absl::Status status = connection->Start(); !status.ok()) {
+    return LogRefusal(spdlog::level::err, connection->caller(), status.message());
+  }
+  connections_.emplace(id, std::move(connection));
+  ++of_uid_[uid];
+}
+
+absl::StatusOr<UniqueFd> Connections::OpenServer(Connection& connection) {
+  if (!guard_.MayOpen(connection.caller().uid, std::chrono::steady_clock::now())) {
+    if (waiting_.empty()) {
+      const itimerspec spec = {.it_interval = {}, .it_value = {.tv_nsec = std::chrono::nanoseconds(kRetry).count()}};
+      timerfd_settime(retry_, 0, &spec, nullptr);
+    }
+    waiting_.push_back(connection.id());
+    return absl::UnavailableError("its user connects too often");
+  }
+  std::array<int, 2> ends = {-1, -1};
+  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends.data()) != 0) {
+    return DescriptorError(errno, "socketpair");
+  }
+  UniqueFd ours(ends[0]);
+  UniqueFd grpcs(ends[1]);
+  MutexLock server_lock(server_mu_);
+  if (server_ == nullptr) return absl::CancelledError("the daemon stops");
+  const int number = grpcs.get();
+  connection.set_grpc_fd(number);
+  {
+    MutexLock lock(mu_);
+    // gRPC may have closed an earlier connection of this number before the loop saw its end.
+    by_fd_[number] = {.caller = connection.caller(), .connection = connection.id()};
+  }
+  // It returns soon: there is nothing to read yet. With something, gRPC would serve the client on this thread.
+  grpc::AddInsecureChannelFromFd(server_, grpcs.Release());
+  return ours;
+}
+
+void Connections::OpenWaiting() {
+  uint64_t expirations = 0;
+  (void)!read(retry_, &expirations, sizeof expirations);
+  for (const uint64_t id : std::exchange(waiting_, {})) {
+    if (const auto it = connections_.find(id); it != connections_.end()) it->second->relay().Open();
+  }
+}
+
+void Connections::Forget(Connection& connection, const absl::Status& why) {
+  absl::Status status = guard_.Reset(connection.who(), connection.open_streams(), std::chrono::steady_clock::now());
+  if (!why.ok()) status = why;
+  if (!status.ok() && !absl::IsCancelled(status)) {
+    LogClientEvent(spdlog::level::err, LogLine("connection closed")
+                                           .Add("pid", connection.caller().pid)
+                                           .Add("uid", connection.caller().uid)
+                                           .Add("why", status.message()));
+  }
+  if (--of_uid_[connection.caller().uid] == 0) of_uid_.erase(connection.caller().uid);
+  {
+    MutexLock lock(mu_);
+    const auto it = by_fd_.find(connection.grpc_fd());
+    if (it != by_fd_.end() && it->second.connection == connection.id()) by_fd_.erase(it);
+    if (by_fd_.empty()) closed_.NotifyAll();
+  }
+  connections_.erase(connection.id());
+}
+
+void Connections::LogRefusal(spdlog::level::level_enum level, const Caller& caller, absl::string_view why) {
+  const std::optional<uint64_t> left_out = refusals_.Take(std::chrono::steady_clock::now());
+  if (!left_out.has_value()) return;
+  LogLine("connection refused")
+      .Add("pid", caller.pid)
+      .Add("uid", caller.uid)
+      .Add("why", why)
+      .Add("others_since_last_line", *left_out)
+      .Write(level);
+}
+
+absl::StatusOr<Caller> Connections::Identify(const grpc::CallbackServerContext& context, size_t calls) const {
+  absl::StatusOr<Caller> caller = Peer(context);
+  if (!caller.ok()) return caller;
+  if (absl::Status status = rates_.Take(caller->uid, std::chrono::steady_clock::now(), calls); !status.ok()) {
+    return status;
+  }
+  return caller;
+}
+
+absl::StatusOr<Caller> Connections::Peer(const grpc::CallbackServerContext& context) const {
+  // For a connection that was handed over, gRPC's name of the peer is "fd:" and the descriptor number.
+  const std::string peer = context.peer();
+  absl::string_view number = peer;
+  int fd = -1;
+  if (absl::ConsumePrefix(&number, "fd:") && absl::SimpleAtoi(number, &fd)) {
+    MutexLock lock(mu_);
+    const auto it = by_fd_.find(fd);
+    if (it != by_fd_.end()) {
+      if (!HasEnded(*it->second.caller.pidfd)) return it->second.caller;
+    }
+  }
+  return absl::UnauthenticatedError("the process that made the connection is gone");
+}
+
+}  // namespace vrambroker

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/rpc/descriptor_budget.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+namespace vrambroker {
+namespace {
+
+constexpr size_t kOfAConnection = 4;  // the client's, two between here and gRPC, and the caller's pidfd
+constexpr size_t kOfAFetcher = 2;     // the connection, and the caller's pidfd
+
+}  // namespace
+
+DescriptorBudget DescriptorBudget::Of(size_t limit, size_t max_connections_per_uid) {
+  DescriptorBudget budget{.limit = limit,
+                          .connections = std::max<size_t>(limit / 2 / kOfAConnection, 2),
+                          .max_per_uid = max_connections_per_uid > 0 ? max_connections_per_uid : kMaxPerUid,
+                          .fetchers = std::max<size_t>(limit / 8 / kOfAFetcher, 2)};
+  budget.for_root = budget.connections / 16 + 1;
+  while (budget.connections_per_uid < budget.connections &&
+         budget.Admit(budget.connections_per_uid, budget.connections_per_uid, /*privileged=*/false).ok()) {
+    ++budget.connections_per_uid;
+  }
+  budget.fetchers_per_uid = std::min(budget.fetchers / 2, kMaxPerUid);
+  return budget;
+}
+
+absl::Status DescriptorBudget::Admit(size_t open_of_user, size_t open_of_all, bool privileged) const {
+  if (open_of_user >= max_per_uid) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the user has ", open_of_user, " open, the most that max_connections_per_uid allows"));
+  }
+  const size_t places = privileged ? connections : connections - for_root;
+  const size_t free = places - std::min(places, open_of_all);
+  if (free == 0) {
+    return absl::ResourceExhaustedError(absl::StrCat("all users have ", open_of_all, " open, the most that ", limit,
+                                                     " file descriptors allow; raise LimitNOFILE"));
+  }
+  if (open_of_user < (free + 1) / 2 || (privileged && open_of_user < for_root)) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("the user has ", open_of_user, " open, and ", free,
+                   " are free: a user may have half as many as are "
+                   "free, so that others get some; to allow more, raise LimitNOFILE, which is ",
+                   limit));
+}
+
+}  // namespace vrambroker

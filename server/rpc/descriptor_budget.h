@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// DescriptorBudget: how users share the daemon's file descriptors. Half of them are for connections and an eighth for
+// the descriptor socket; an eighth stays free for accepting (descriptor_reserve). The rest is for HTTP, segments and
+// sessions.
+#ifndef VRAMBROKER_SERVER_RPC_DESCRIPTOR_BUDGET_H_
+#define VRAMBROKER_SERVER_RPC_DESCRIPTOR_BUDGET_H_
+
+#include <cstddef>
+
+#include "absl/status/status.h"
+
+namespace vrambroker {
+
+struct DescriptorBudget {
+  // The most connections that one user ever needs.
+  static constexpr size_t kMaxPerUid = 2048;
+
+  // For a process that may have `limit` descriptors open. `max_connections_per_uid`: 0 for kMaxPerUid.
+  static DescriptorBudget Of(size_t limit, size_t max_connections_per_uid);
+
+  // Whether a user who has `open_of_user` of the `open_of_all` open connections may have another one.
+  // He may, while he has fewer than half as many as are free. So one user alone gets a third of all, and each further
+  // one leaves two thirds of what he found. Of the 120 places that 1024 descriptors leave for them, users who work
+  // together leave some until they are 11, and the last two places are for users who have none. (After the dynamic
+  // thresholds of Choudhury and Hahne, IEEE/ACM Transactions on Networking 6, 1998.) `privileged` users, root and the
+  // daemon's own, may also use what is kept for them: each may have as many as `for_root`, while any place is free.
+  // ResourceExhausted says whose bound it is, and what to do.
+  absl::Status Admit(size_t open_of_user, size_t open_of_all, bool privileged) const;
+
+  size_t limit = 0;                // descriptors
+  size_t connections = 0;          // of all users together
+  size_t connections_per_uid = 0;  // of a user while nobody else has any
+  size_t max_per_uid = 0;          // of a user in any case
+  size_t for_root = 0;             // of `connections`, kept for root and the daemon's own user
+  size_t fetchers = 0;             // connections to the descriptor socket, of all users together
+  size_t fetchers_per_uid = 0;     // of a user
+};
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_SERVER_RPC_DESCRIPTOR_BUDGET_H_

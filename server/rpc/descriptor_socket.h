@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// DescriptorSocket: hands out file descriptors for tickets on vrambroker-fd.sock, because gRPC cannot carry them.
+// The protocol is described in proto/README.md.
+#ifndef VRAMBROKER_SERVER_RPC_DESCRIPTOR_SOCKET_H_
+#define VRAMBROKER_SERVER_RPC_DESCRIPTOR_SOCKET_H_
+
+#include <memory>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "server/base/event_loop.h"
+#include "server/base/peer_queue.h"
+#include "server/core/session.h"
+#include "server/identity/unix_socket.h"
+#include "server/pool/segment_pool.h"
+#include "server/rpc/descriptor_budget.h"
+
+namespace vrambroker {
+
+// All calls on the loop's thread, or before it runs.
+class DescriptorSocket {
+ public:
+  // All outlive this object.
+  DescriptorSocket(EventLoop* loop, ProcessWatch* processes, std::vector<SegmentPool*> pools)
+      : loop_(*loop), processes_(*processes), pools_(std::move(pools)) {}
+
+  absl::Status Serve(const ClientSocket& listener);
+  void StopAccepting() { loop_.Unwatch(listener_); }
+  // Shares `budget.fetchers` places between users; before Serve(). One more connection, and the user's longest silent
+  // one is dropped, or that of the user who has most: clients connect again when they need to. So nobody is shut out,
+  // however many users work together.
+  void SetBudget(const DescriptorBudget& budget) {
+    places_ = std::make_unique<PeerQueue>(budget.fetchers, budget.fetchers_per_uid);
+  }
+  // Drops connections that were silent for a while.
+  void Tick();
+
+ private:
+  struct Connection {
+    ClientSocket socket;
+    Caller caller;
+    SteadyTime last_used;
+    PeerQueue::Ticket place = 0;
+  };
+
+  void AcceptAll();
+  void Answer(int fd);
+  // Answers a packet, if there is one. False when the connection has ended.
+  bool AnswerOne(const Connection& connection);
+  // Notes that the connection is not silent.
+  void Use(int fd, Connection& connection);
+  void Drop(int fd);
+
+  EventLoop& loop_;
+  ProcessWatch& processes_;
+  Acceptor acceptor_;
+  const std::vector<SegmentPool*> pools_;
+  std::unique_ptr<PeerQueue> places_;
+  int listener_ = -1;
+  absl::flat_hash_map<int, Connection> connections_;
+};
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_SERVER_RPC_DESCRIPTOR_SOCKET_H_

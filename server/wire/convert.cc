@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/wire/convert.h"
+
+#include <algorithm>
+#include <string>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/strings/str_cat.h"
+#include "allocator/base/utf8.h"
+#include "allocator/wire/heap_convert.h"
+#include "google/protobuf/util/time_util.h"
+
+namespace vrambroker {
+namespace {
+
+void Fill(const WireHandle& from, v1::SegmentHandle* to) {
+  if (const auto* ipc = std::get_if<CudaIpcHandle>(&from)) {
+    to->set_cuda_ipc(ipc->data(), ipc->size());
+  } else {
+    const Ticket& ticket = std::get<Ticket>(from);
+    to->set_descriptor_ticket(ticket.data(), ticket.size());
+  }
+}
+
+v1::SessionState ToProto(SessionState state) {
+  switch (state) {
+    case SessionState::kActive:
+      return v1::SESSION_STATE_ACTIVE;
+    case SessionState::kDisconnected:
+      return v1::SESSION_STATE_DISCONNECTED;
+    case SessionState::kEnded:
+    case SessionState::kClosed:
+      return v1::SESSION_STATE_ENDED;
+  }
+  return v1::SESSION_STATE_UNSPECIFIED;
+}
+
+google::protobuf::Timestamp ToProto(std::chrono::system_clock::time_point time) {
+  return google::protobuf::util::TimeUtil::MicrosecondsToTimestamp(
+      std::chrono::duration_cast<std::chrono::microseconds>(time.time_since_epoch()).count());
+}
+
+}  // namespace
+
+v1::StatusDetails ToProto(const absl::Status& status) {
+  v1::StatusDetails details;
+  details.set_code(static_cast<int>(status.code()));
+  details.set_message(ToUtf8(status.message()));
+  status.ForEachPayload([&](absl::string_view type_url, const absl::Cord& value) {
+    v1::StatusDetails::Any* detail = details.add_details();
+    detail->set_type_url(std::string(type_url));
+    detail->set_value(std::string(value));
+  });
+  return details;
+}
+
+grpc::Status ToGrpc(const absl::Status& status) {
+  if (status.ok()) return grpc::Status::OK;
+  const v1::StatusDetails details = ToProto(status);
+  // The codes of absl::Status and gRPC are the same numbers.
+  return {static_cast<grpc::StatusCode>(details.code()), details.message(),
+          details.details().empty() ? std::string() : details.SerializeAsString()};
+}
+
+grpc::ServerUnaryReactor* Reply(grpc::CallbackServerContext* context, const absl::Status& status) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  reactor->Finish(ToGrpc(status));
+  return reactor;
+}
+
+v1::Device ToProto(const SegmentPool& pool) {
+  const DeviceProperties& properties = pool.properties();
+  const PoolFigures figures = pool.GetFigures();
+  v1::Device device;
+  device.set_ordinal(static_cast<uint32_t>(properties.ordinal));
+  device.set_uuid(properties.uuid);
+  device.set_name(properties.name);
+  device.set_kind(properties.kind == DeviceKind::kCuda ? v1::DEVICE_KIND_CUDA : v1::DEVICE_KIND_HOST);
+  device.set_total_bytes(properties.total_bytes);
+  device.set_capacity_bytes(figures.capacity_bytes);
+  device.set_reserved_bytes(figures.reserved_bytes);
+  device.set_idle_bytes(figures.idle_bytes);
+  device.set_carried_over_bytes(figures.carried_over_bytes);
+  device.set_fault(ToUtf8(pool.health().message()));
+  return device;
+}
+
+v1::Session ToProto(const SessionInfo& info) {
+  v1::Session session;
+  session.set_id(Raw(info.id));
+  session.set_name(info.name);
+  session.set_pid(info.caller.pid);
+  session.set_uid(info.caller.uid);
+  session.set_gid(info.caller.gid);
+  session.set_state(ToProto(info.state));
+  *session.mutable_started() = ToProto(info.started);
+  session.set_rule(info.terms.rule);
+  session.set_tenant(info.terms.tenant);
+  session.set_priority(info.devices.empty() ? info.terms.priority : info.devices[0].account.priority);
+  for (size_t ordinal = 0; ordinal < info.devices.size(); ++ordinal) {
+    const SessionDeviceInfo& from = info.devices[ordinal];
+    v1::SessionDevice* device = session.add_devices();
+    device->set_device(static_cast<uint32_t>(ordinal));
+    device->set_limit_bytes(from.account.limit_bytes);
+    device->set_reserved_bytes(from.account.reserved_bytes);
+    device->set_returning_bytes(from.account.returning_bytes);
+    *device->mutable_stats() = StatsToProto(from.stats);
+    device->set_guarantee_bytes(from.account.guarantee_bytes);
+    device->set_idle_bytes(from.idle_bytes);
+    device->set_carried_over_bytes(from.account.carried_over_bytes);
+    for (const SessionDeviceInfo::Waiting& waiting : from.waiting) {
+      v1::WaitingRequest* request = device->add_waiting();
+      request->set_bytes(waiting.bytes);
+      request->set_guarantee(waiting.guarantee);
+      request->set_waited_ms(static_cast<uint64_t>(waiting.waited.count()));
+      request->set_left_ms(static_cast<uint64_t>(waiting.left.count()));
+      request->set_place(static_cast<uint32_t>(waiting.place));
+    }
+  }
+  return session;
+}
+
+v1::OutOfMemoryEvent ToProto(const OomEvent& event, const RefusalRecordings& recordings) {
+  v1::OutOfMemoryEvent proto;
+  *proto.mutable_time() = ToProto(event.time);
+  proto.set_session_id(Raw(event.session));
+  proto.set_client(event.client);
+  proto.set_uid(event.uid);
+  // What was recorded may have made room for what came later; then it is not to be advised.
+  OomReport report = event.report;
+  report.is_recorded = report.is_recorded && recordings.Find(report.refusal) != nullptr;
+  *proto.mutable_out_of_memory() = ToProto(report);
+  proto.set_recorded(report.is_recorded);
+  return proto;
+}
+
+v1::AllocateResponse ToProto(const Allocation& allocation) {
+  v1::AllocateResponse response;
+  response.set_block_id(Raw(allocation.block));
+  response.set_segment_id(Raw(allocation.segment));
+  response.set_segment_bytes(allocation.segment_bytes);
+  response.set_offset_bytes(allocation.offset);
+  response.set_block_bytes(allocation.block_bytes);
+  Fill(allocation.handle, response.mutable_handle());
+  return response;
+}
+
+v1::LeaseSegmentsResponse ToProto(const std::vector<Lease>& leases) {
+  v1::LeaseSegmentsResponse response;
+  for (const Lease& lease : leases) {
+    v1::LeaseSegmentsResponse::Segment* segment = response.add_segments();
+    segment->set_segment_id(Raw(lease.segment));
+    segment->set_segment_bytes(lease.bytes);
+    Fill(lease.handle, segment->mutable_handle());
+  }
+  return response;
+}
+
+std::vector<SegmentId> SegmentIds(const std::vector<Lease>& leases) {
+  std::vector<SegmentId> ids;
+  ids.reserve(leases.size());
+  for (const Lease& lease : leases) ids.push_back(lease.segment);
+  return ids;
+}
+
+v1::Limit ToProto(const Limit& limit) {
+  v1::Limit proto;
+  if (const uint64_t* bytes = std::get_if<uint64_t>(&limit)) {
+    proto.set_bytes(*bytes);
+  } else {
+    proto.set_fraction(std::get<double>(limit));
+  }
+  return proto;
+}
+
+v1::ExplainPolicyResponse ToProto(const PolicySubject& subject, const PolicyExplanation& explanation) {
+  v1::ExplainPolicyResponse response;
+  for (const PolicyExplanation::Rule& from : explanation.rules) {
+    v1::ExplainPolicyResponse::Rule* rule = response.add_rules();
+    rule->set_rule(from.label);
+    rule->set_place(ToUtf8(from.place));  // a path, and patterns from the configuration file
+    rule->set_matches(from.matches);
+    rule->set_why(ToUtf8(from.why));
+  }
+  response.mutable_user()->set_uid(subject.uid);
+  for (const gid_t gid : subject.gids) response.mutable_user()->add_gids(gid);
+  if (subject.cgroup.has_value()) response.mutable_user()->set_cgroup(*subject.cgroup);
+  if (subject.session_name.has_value()) response.set_session_name(*subject.session_name);
+  const SessionTerms& terms = explanation.terms;
+  response.set_rule(terms.rule);
+  *response.mutable_limit() = ToProto(terms.limit);
+  *response.mutable_guarantee() = ToProto(terms.guarantee);
+  response.set_priority(terms.priority);
+  response.set_tenant(terms.tenant);
+  response.set_strict(terms.strict);
+  response.set_may_open_sessions(terms.rights.client);
+  response.set_may_observe(terms.rights.observer);
+  response.set_may_change(terms.rights.admin);
+  response.set_is_operator(explanation.is_operator);
+  response.set_max_wait_ms(static_cast<uint32_t>(terms.max_wait.count()));
+  if (terms.user_limit.has_value()) *response.mutable_user_limit() = ToProto(*terms.user_limit);
+  if (terms.user_guarantee.has_value()) *response.mutable_user_guarantee() = ToProto(*terms.user_guarantee);
+  response.set_max_sessions(terms.max_sessions);
+  return response;
+}
+
+PolicySubject FromProto(const v1::ExplainPolicyRequest::User& user) {
+  PolicySubject subject{.uid = user.uid(), .gids = {user.gids().begin(), user.gids().end()}};
+  if (user.has_cgroup()) subject.cgroup = user.cgroup();
+  return subject;
+}
+
+absl::StatusOr<SessionRef> FromProto(const v1::SessionRef& ref) {
+  // Longer names would come back in error messages, and break the connection when they are very long.
+  constexpr size_t kLongestName = 255;
+  if (std::max(ref.name().size(), ref.or_name().size()) > kLongestName) {
+    return absl::InvalidArgumentError("session.name: longer than any session's name");
+  }
+  switch (ref.ref_case()) {
+    case v1::SessionRef::kId:
+      if (!ref.or_name().empty()) return SessionRef(IdOrName{.id = SessionId{ref.id()}, .name = ref.or_name()});
+      return SessionRef(SessionId{ref.id()});
+    case v1::SessionRef::kName:
+      return SessionRef(ref.name());
+    case v1::SessionRef::REF_NOT_SET:
+      break;
+  }
+  return absl::InvalidArgumentError("session: neither id nor name is set");
+}
+
+std::optional<Limit> FromProto(const v1::Limit& limit) {
+  switch (limit.limit_case()) {
+    case v1::Limit::kBytes:
+      return Limit(limit.bytes());
+    case v1::Limit::kFraction:
+      return Limit(limit.fraction());
+    case v1::Limit::LIMIT_NOT_SET:
+      break;
+  }
+  return std::nullopt;
+}
+
+absl::StatusOr<GrowthOptions> GrowthOptionsOf(const v1::AllocateRequest& request, uint64_t cancel_key,
+                                              Session* session) {
+  if (request.scope_size() > ScopeTable::kMaxDepth) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("scope: ", request.scope_size(), " scopes within one another; at most ", ScopeTable::kMaxDepth));
+  }
+  absl::InlinedVector<Session::NamedScope, 8> scopes;
+  for (const v1::MemoryScope& scope : request.scope()) {
+    scopes.push_back({.name = scope.name(), .file = scope.file(), .line = scope.line()});
+  }
+  return GrowthOptions{.may_reclaim = true,
+                       .wait = std::chrono::milliseconds(request.wait_ms()),
+                       .cancel_key = cancel_key,
+                       .scope = session->FindScope(scopes)};
+}
+
+GrowthOptions GrowthOptionsOf(const v1::LeaseSegmentsRequest& request, uint64_t cancel_key) {
+  return {.may_reclaim = request.last_resort(),
+          .wait = std::chrono::milliseconds(request.wait_ms()),
+          .cancel_key = cancel_key};
+}
+
+absl::StatusOr<std::vector<BlockId>> BlockIds(const v1::FreeRequest& request) {
+  constexpr int kMaxBlocks = 1024;
+  if (request.block_ids().empty() || request.block_ids_size() > kMaxBlocks) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("block_ids: ", request.block_ids_size(), " ids; a request names 1 to ", kMaxBlocks, " blocks"));
+  }
+  std::vector<BlockId> ids;
+  ids.reserve(static_cast<size_t>(request.block_ids_size()));
+  for (const uint64_t id : request.block_ids()) ids.push_back(BlockId{id});
+  return ids;
+}
+
+absl::StatusOr<std::vector<SegmentId>> SegmentIds(const v1::ReturnSegmentsRequest& request) {
+  constexpr int kMaxSegments = 4096;
+  if (request.segment_ids().empty() || request.segment_ids_size() > kMaxSegments) {
+    return absl::InvalidArgumentError(absl::StrCat("segment_ids: ", request.segment_ids_size(),
+                                                   " ids; a request names 1 to ", kMaxSegments, " segments"));
+  }
+  std::vector<SegmentId> ids;
+  ids.reserve(static_cast<size_t>(request.segment_ids_size()));
+  for (const uint64_t id : request.segment_ids()) ids.push_back(SegmentId{id});
+  return ids;
+}
+
+absl::StatusOr<RefusedRequest> FromProto(const v1::ExplainRequest& request) {
+  absl::StatusOr<Holes> holes = HolesFromProto(request.holes());
+  if (!holes.ok()) return holes.status();
+  RefusedRequest refused{.requested_bytes = request.requested_bytes(),
+                         .allocated_bytes = request.allocated_bytes(),
+                         .fit = {.block_bytes = request.block_bytes(),
+                                 .segment_bytes = request.segment_bytes(),
+                                 .pool_free_bytes = request.pool_free_bytes(),
+                                 .pool_largest_bytes = request.pool_largest_bytes(),
+                                 .holes = *std::move(holes),
+                                 .knows_holes = request.has_holes(),
+                                 .max_events = request.max_events(),
+                                 .scope = CleanScopeText(request.scope(), kMaxReportedScopeBytes),
+                                 .scopes = ScopeUsesFromProto(request.scopes())}};
+  switch (request.cause()) {
+    case v1::OutOfMemory::CAUSE_LIMIT:
+      refused.cause = OomCause::kLimit;
+      return refused;
+    case v1::OutOfMemory::CAUSE_CAPACITY:
+      refused.cause = OomCause::kCapacity;
+      return refused;
+    case v1::OutOfMemory::CAUSE_FRAGMENTATION:
+      refused.cause = OomCause::kFragmentation;
+      return refused;
+    case v1::OutOfMemory::CAUSE_LARGER_THAN_DEVICE:
+      refused.cause = OomCause::kLargerThanDevice;
+      return refused;
+    default:
+      return absl::InvalidArgumentError("cause: none that a refused lease has");
+  }
+}
+
+}  // namespace vrambroker

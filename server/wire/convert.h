@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Between the broker's C++ types and messages.
+#ifndef VRAMBROKER_SERVER_WIRE_CONVERT_H_
+#define VRAMBROKER_SERVER_WIRE_CONVERT_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/core/broker.h"
+#include "vrambroker/v1/admin.pb.h"
+#include "vrambroker/v1/broker.pb.h"
+#include "vrambroker/v1/types.pb.h"
+
+namespace vrambroker {
+
+// Code, message, and payloads as details.
+v1::StatusDetails ToProto(const absl::Status& status);
+grpc::Status ToGrpc(const absl::Status& status);
+
+// Answers a unary call.
+grpc::ServerUnaryReactor* Reply(grpc::CallbackServerContext* context, const absl::Status& status);
+
+v1::Device ToProto(const SegmentPool& pool);
+v1::Session ToProto(const SessionInfo& info);
+v1::OutOfMemoryEvent ToProto(const OomEvent& event, const RefusalRecordings& recordings);
+v1::AllocateResponse ToProto(const Allocation& allocation);
+v1::LeaseSegmentsResponse ToProto(const std::vector<Lease>& leases);
+std::vector<SegmentId> SegmentIds(const std::vector<Lease>& leases);
+
+v1::Limit ToProto(const Limit& limit);
+v1::ExplainPolicyResponse ToProto(const PolicySubject& subject, const PolicyExplanation& explanation);
+
+PolicySubject FromProto(const v1::ExplainPolicyRequest::User& user);
+// InvalidArgument when neither an id nor a name is set, or the name is longer than any session's.
+absl::StatusOr<SessionRef> FromProto(const v1::SessionRef& ref);
+// nullopt when neither bytes nor fraction is set.
+std::optional<Limit> FromProto(const v1::Limit& limit);
+
+// How far a request may go; `cancel_key` is what it can be cancelled by.
+// Its scope is one of `session`. InvalidArgument: it has more than ScopeTable::kMaxDepth.
+absl::StatusOr<GrowthOptions> GrowthOptionsOf(const v1::AllocateRequest& request, uint64_t cancel_key,
+                                              Session* session);
+GrowthOptions GrowthOptionsOf(const v1::LeaseSegmentsRequest& request, uint64_t cancel_key);
+
+// InvalidArgument unless the request names 1 to 1024 blocks.
+absl::StatusOr<std::vector<BlockId>> BlockIds(const v1::FreeRequest& request);
+// InvalidArgument unless the request names 1 to 4096 segments.
+absl::StatusOr<std::vector<SegmentId>> SegmentIds(const v1::ReturnSegmentsRequest& request);
+// InvalidArgument for a cause that no refused lease has.
+absl::StatusOr<RefusedRequest> FromProto(const v1::ExplainRequest& request);
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_SERVER_WIRE_CONVERT_H_

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "allocator/base/utf8.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+namespace vrambroker {
+namespace {
+
+TEST(Utf8Test, CharactersOfEveryLength) {
+  for (const std::string text : {"", "plain", "\x7f", "\xC2\x80", "\xDF\xBF", "\xE0\xA0\x80", "\xED\x9F\xBF",
+                                 "\xEF\xBF\xBF", "\xF0\x90\x80\x80", "\xF4\x8F\xBF\xBF", "a\xC3\xBC\xE2\x82\xAC z"}) {
+    EXPECT_TRUE(IsUtf8(text)) << text;
+    EXPECT_EQ(ToUtf8(text), text);
+  }
+  EXPECT_TRUE(IsUtf8(std::string(1, '\0')));
+}
+
+TEST(Utf8Test, WhatIsNoCharacterIsReplaced) {
+  const std::string bad = "\xEF\xBF\xBD";
+  struct Case {
+    std::string text;
+    int replaced;  // bytes
+  };
+  const std::vector<Case> cases = {
+      {"\xff", 1},
+      {"\x80", 1},              // continues nothing
+      {"\xC3", 1},              // cut off
+      {"\xE2\x82", 2},          // cut off
+      {"\xC0\x80", 2},          // too long for what it says
+      {"\xE0\x9F\xBF", 3},      // the same
+      {"\xF0\x8F\xBF\xBF", 4},  // the same
+      {"\xED\xA0\x80", 3},      // half of a pair of UTF-16
+      {"\xF4\x90\x80\x80", 4},  // beyond the last character
+      {"\xF5\x80\x80\x80", 4},
+  };
+  for (const Case& each : cases) {
+    std::string expected;
+    for (int i = 0; i < each.replaced; ++i) expected += bad;
+    EXPECT_FALSE(IsUtf8(each.text)) << expected.size();
+    EXPECT_FALSE(IsUtf8("a" + each.text + "z"));
+    EXPECT_EQ(ToUtf8(each.text), expected);
+    EXPECT_EQ(ToUtf8("a" + each.text + "z"), "a" + expected + "z");
+    EXPECT_TRUE(IsUtf8(expected));
+  }
+}
+
+}  // namespace
+}  // namespace vrambroker

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Who holds a memory file, also for a daemon that is not root.
+#include "allocator/device/file_holders.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <linux/capability.h>
+#include <linux/kcmp.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <csignal>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "allocator/device/process_files.h"
+#include "tests/support/other_process.h"
+
+namespace vrambroker {
+namespace {
+
+using testing_support::Child;
+using testing_support::kNobody;
+using testing_support::kOther;
+using testing_support::RunAs;
+
+constexpr char kName[] = "vrambroker-file-holders-test";
+
+struct Seen {
+  bool ok = false;
+  bool found = false;
+  uint64_t unread = 0;
+};
+
+// Leaves this process `spare` descriptors.
+void UseUpDescriptors(int spare) {
+  const rlimit limit = {.rlim_cur = 256, .rlim_max = 256};
+  if (setrlimit(RLIMIT_NOFILE, &limit) != 0) _exit(101);
+  int last = -1;
+  for (int fd = 0; (fd = dup(0)) >= 0;) last = fd;
+  for (int i = 0; i < spare; ++i) close(last - i);
+}
+
+// What a process of another user than `holder` finds; with `spare` descriptors, or as many as it likes.
+Seen Look(int fd, pid_t holder, uint64_t capabilities, std::optional<int> spare = std::nullopt) {
+  std::array<int, 2> pipe_fds = {};
+  EXPECT_EQ(pipe(pipe_fds.data()), 0);
+  const pid_t child = RunAs(kNobody, capabilities, [&] {
+    if (spare.has_value()) UseUpDescriptors(*spare);
+    const absl::StatusOr<SegmentHolders> holders = FindFileHolders({fd}, kName);
+    Seen seen;
+    seen.ok = holders.ok();
+    if (holders.ok()) {
+      for (const SegmentHolders::Holder& found : holders->holders) seen.found = seen.found || found.pid == holder;
+      seen.unread = holders->unread_processes;
+    }
+    (void)!write(pipe_fds[1], &seen, sizeof seen);
+  });
+  Seen seen;
+  close(pipe_fds[1]);
+  EXPECT_EQ(read(pipe_fds[0], &seen, sizeof seen), static_cast<ssize_t>(sizeof seen));
+  close(pipe_fds[0]);
+  EXPECT_EQ(waitpid(child, nullptr, 0), child);
+  return seen;
+}
+
+TEST(FileHoldersTest, CapSysPtraceIsEnough) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can become other users";
+  const int fd = memfd_create(kName, MFD_CLOEXEC);
+  ASSERT_GE(fd, 0);
+  std::ifstream info("/proc/self/fdinfo/" + std::to_string(fd));
+  const std::string lines((std::istreambuf_iterator<char>(info)), std::istreambuf_iterator<char>());
+  if (lines.find("ino:") == std::string::npos) GTEST_SKIP() << "needs Linux 5.14";
+  int status = -1;
+  ASSERT_GT(waitpid(RunAs(kNobody, uint64_t{1} << CAP_SYS_PTRACE, [] {}), &status, 0), 0);
+  if (status != 0) GTEST_SKIP() << "this root may not change its user or keep CAP_SYS_PTRACE: a container's?";
+  ASSERT_GT(waitpid(RunAs(kOther, 0, [] {}), &status, 0), 0);
+  if (status != 0) GTEST_SKIP() << "this root may not become uid " << kOther;
+  // Open, and not mapped.
+  const pid_t holder = RunAs(kOther, 0, [] { pause(); });
+  ASSERT_GT(holder, 0);
+  const uint64_t ptrace = uint64_t{1} << CAP_SYS_PTRACE;
+  const absl::StatusOr<SegmentHolders> root = FindFileHolders({fd}, kName);
+  ASSERT_TRUE(root.ok()) << root.status();
+  EXPECT_TRUE(Look(fd, holder, ptrace).found);
+  EXPECT_EQ(Look(fd, holder, ptrace).unread, root->unread_processes)
+      << "some virtual machines hide their first process";
+  const Seen without = Look(fd, holder, 0);
+  EXPECT_FALSE(without.found);
+  EXPECT_GT(without.unread, root->unread_processes) << "what cannot be told is said";
+  // /proc, task, fdinfo, and one of its files: with fewer than four, it must not seem that nobody holds the file.
+  for (const int spare : {0, 1, 2, 3}) EXPECT_FALSE(Look(fd, holder, ptrace, spare).ok) << spare;
+  EXPECT_TRUE(Look(fd, holder, ptrace, 4).found);
+  kill(holder, SIGKILL);
+  EXPECT_EQ(waitpid(holder, nullptr, 0), holder);
+  EXPECT_FALSE(Look(fd, holder, ptrace).found);
+  close(fd);
+}
+
+bool IsHolder(int fd, pid_t pid) {
+  const absl::StatusOr<SegmentHolders> holders = FindFileHolders({fd}, kName);
+  EXPECT_TRUE(holders.ok()) << holders.status();
+  return holders.ok() && std::any_of(holders->holders.begin(), holders->holders.end(),
+                                     [pid](const SegmentHolders::Holder& holder) { return holder.pid == pid; });
+}
+
+// What /proc/PID shows is the main thread's; the others live on when it ends.
+TEST(FileHoldersTest, AProcessWhoseMainThreadHasEndedHoldsWhatItsOthersHold) {
+  const int fd = memfd_create(kName, MFD_CLOEXEC);
+  ASSERT_GE(fd, 0);
+  ASSERT_EQ(ftruncate(fd, 4096), 0);
+  const auto end_main_thread = [](pid_t main_thread) {
+    std::thread([main_thread] {
+      // The main thread is a zombie now, and has nothing open.
+      for (char state = 0; state != 'Z';) {
+        std::ifstream stat("/proc/self/task/" + std::to_string(main_thread) + "/stat");
+        std::string pid, name;
+        stat >> pid >> name >> state;
+      }
+      Child::Stay();
+    }).detach();
+    syscall(SYS_exit, 0);
+  };
+  {
+    const Child child([&] { end_main_thread(getpid()); });
+    EXPECT_TRUE(IsHolder(fd, child.pid())) << "open";
+  }
+  {
+    const Child child([&] {
+      if (mmap(nullptr, 4096, PROT_READ, MAP_SHARED, fd, 0) == MAP_FAILED) _exit(1);
+      close(fd);
+      end_main_thread(getpid());
+    });
+    EXPECT_TRUE(IsHolder(fd, child.pid())) << "mapped";
+  }
+  {
+    const Child child([&] { close(fd), end_main_thread(getpid()); });
+    EXPECT_FALSE(IsHolder(fd, child.pid()));
+  }
+  close(fd);
+}
+
+TEST(FileHoldersTest, AThreadMayHaveDescriptorsOfItsOwn) {
+  const int fd = memfd_create(kName, MFD_CLOEXEC);
+  ASSERT_GE(fd, 0);
+  const Child child([&] {
+    std::atomic<bool> has_its_own{false};
+    std::thread([&] {
+      if (unshare(CLONE_FILES) != 0) _exit(1);
+      has_its_own = true;
+      for (;;) pause();
+    }).detach();
+    while (!has_its_own) std::this_thread::yield();
+    close(fd);
+    Child::Stay();
+  });
+  EXPECT_TRUE(IsHolder(fd, child.pid()));
+  close(fd);
+}
+
+uint64_t BytesOf(absl::string_view rest) {
+  uint64_t bytes = 0;
+  return absl::SimpleAtoi(rest, &bytes) ? bytes : 0;
+}
+
+TEST(LeftFilesTest, APidTogetherWithItsStartIsOfOneProcess) {
+  EXPECT_GT(StartOf(getpid()), 0u);
+  EXPECT_EQ(StartOf(getpid()), StartOf(getpid()));
+  const Child child([] {
+    (void)prctl(PR_SET_NAME, ") R 1 (x");
+    Child::Stay();
+  });
+  EXPECT_GE(StartOf(child.pid()), StartOf(getpid()));
+  EXPECT_EQ(StartOf(0), 0u);
+}
+
+TEST(LeftFilesTest, FindsWhatOthersHoldOfAnEarlierProcess) {
+  const std::string name = std::string(kName) + ":left:";
+  const auto create = [&](const std::string& rest, uint64_t bytes) {
+    const int fd = memfd_create((name + rest).c_str(), MFD_CLOEXEC);
+    EXPECT_EQ(ftruncate(fd, static_cast<off_t>(bytes)), 0);
+    return fd;
+  };
+  const int open = create("4096", 4096);
+  const int mapped = create("8192", 8192);
+  const int lying = create("999999", 4096);
+  const int other = create("x", 4096);
+  struct stat mapped_file = {};
+  ASSERT_EQ(fstat(mapped, &mapped_file), 0);
+  const Child child([&] {
+    // Not all of it: it is there all the same.
+    if (mmap(nullptr, 4096, PROT_READ, MAP_SHARED, mapped, 4096) == MAP_FAILED) _exit(1);
+    close(mapped);
+    Child::Stay();
+  });
+  for (const int fd : {open, mapped, lying, other}) close(fd);
+  const absl::StatusOr<LeftSegments> left = FindLeftFiles(name, BytesOf);
+  ASSERT_TRUE(left.ok()) << left.status();
+  ASSERT_EQ(left->segments.size(), 3u);
+  uint64_t sum = 0;
+  for (const LeftSegment& segment : left->segments) {
+    EXPECT_EQ(segment.holders, std::vector<ProcessId>({{.pid = child.pid(), .started = StartOf(child.pid())}}));
+    sum += segment.bytes;
+    if (segment.file_inode == mapped_file.st_ino) {
+      EXPECT_EQ(segment.bytes, 8192u);
+    }
+  }
+  EXPECT_EQ(sum, 4096u + 8192u + 4096u) << "what the file has, where that can be seen";
+}
+
+TEST(LeftFilesTest, AnotherUsersFilesAreNotOurs) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can become other users";
+  const std::string name = std::string(kName) + ":forged:";
+  const Child child([&] {
+    if (setresuid(kOther, kOther, kOther) != 0) _exit(1);
+    const int fd = memfd_create((name + "4096").c_str(), MFD_CLOEXEC);
+    if (ftruncate(fd, 1 << 30) != 0 || mmap(nullptr, 4096, PROT_READ, MAP_SHARED, fd, 0) == MAP_FAILED) _exit(1);
+    Child::Stay();
+  });
+  const absl::StatusOr<LeftSegments> left = FindLeftFiles(name, BytesOf);
+  ASSERT_TRUE(left.ok()) << left.status();
+  EXPECT_EQ(left->segments.size(), 0u);
+}
+
+// Whose a mapped file is, is seen by root, and by those who have CAP_CHECKPOINT_RESTORE. Without it, a name is believed
+// of processes that could not profit from forging it.
+TEST(LeftFilesTest, WithoutTheRightToSeeAFileTheNameCountsOfProcessesOfOurOwn) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can become other users";
+  int status = -1;
+  constexpr uint64_t kPtrace = uint64_t{1} << CAP_SYS_PTRACE;
+  constexpr uint64_t kRestore = uint64_t{1} << 40;  // CAP_CHECKPOINT_RESTORE
+  ASSERT_GT(waitpid(RunAs(kNobody, kPtrace, [] {}), &status, 0), 0);
+  if (status != 0) GTEST_SKIP() << "this root may not change its user or keep CAP_SYS_PTRACE: a container's?";
+  const std::string name = std::string(kName) + ":named:";
+  const auto map_as = [&](uid_t uid) {
+    return std::make_unique<Child>([&name, uid] {
+      if (setresuid(uid, uid, uid) != 0 || prctl(PR_SET_DUMPABLE, 1) != 0) _exit(1);
+      const int fd = memfd_create((name + "4096").c_str(), MFD_CLOEXEC);
+      if (ftruncate(fd, 1 << 30) != 0 || mmap(nullptr, 4096, PROT_READ, MAP_SHARED, fd, 0) == MAP_FAILED) _exit(1);
+      close(fd);
+      Child::Stay();
+    });
+  };
+  // The bytes that are found, as the exit code: 4096, as the name says, or what the file has.
+  const auto found = [&](uint64_t capabilities) {
+    const pid_t looker = RunAs(kNobody, capabilities, [&] {
+      const absl::StatusOr<LeftSegments> left = FindLeftFiles(name, BytesOf);
+      _exit(!left.ok() ? 99 : left->segments.empty() ? 0 : left->segments[0].bytes == 4096 ? 1 : 2);
+    });
+    EXPECT_EQ(waitpid(looker, &status, 0), looker);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  };
+  {
+    const std::unique_ptr<Child> other = map_as(kOther);
+    EXPECT_EQ(found(kPtrace), 0) << "another user may have forged it";
+  }
+  const std::unique_ptr<Child> own = map_as(kNobody);
+  EXPECT_EQ(found(kPtrace), 1);
+  const int seen = found(kPtrace | kRestore);
+  if (seen == 100) GTEST_SKIP() << "this root has no CAP_CHECKPOINT_RESTORE";
+  EXPECT_EQ(seen, 2);
+}
+
+}  // namespace
+}  // namespace vrambroker

@@ -1,0 +1,345 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The parts of the client library that need no daemon.
+#include "client/vrambroker/client.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <limits>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/cord.h"
+#include "allocator/base/bytes.h"
+#include "allocator/wire/heap_convert.h"
+#include "client/session/alloc_conf_text.h"
+#include "vrambroker/v1/types.pb.h"
+
+namespace vrambroker {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(ParseLimitTest, PointMeansFraction) {
+  for (const auto& [text, fraction] :
+       std::vector<std::pair<std::string, double>>{{"0.5", 0.5}, {"1.0", 1.0}, {"0.0", 0.0}, {".25", 0.25}}) {
+    const absl::StatusOr<Limit> limit = ParseLimit(text);
+    ASSERT_TRUE(limit.ok()) << limit.status();
+    EXPECT_EQ(*limit, Limit(fraction)) << text;
+  }
+}
+
+TEST(ParseLimitTest, EverythingElseMeansBytes) {
+  for (const auto& [text, bytes] : std::vector<std::pair<std::string, uint64_t>>{{"536870912", 512_MiB},
+                                                                                 {"512MiB", 512_MiB},
+                                                                                 {"1.5GiB", 1536_MiB},
+                                                                                 {"0.5GiB", 512_MiB},
+                                                                                 {"8 GiB", 8_GiB},
+                                                                                 {"1B", 1},
+                                                                                 {"0", 0},
+                                                                                 {"2B", 2}}) {
+    const absl::StatusOr<Limit> limit = ParseLimit(text);
+    ASSERT_TRUE(limit.ok()) << limit.status();
+    EXPECT_EQ(*limit, Limit(bytes)) << text;
+  }
+}
+
+TEST(ParseLimitTest, RefusesTheRestAndSaysHowToWriteIt) {
+  for (const char* text : {"", "half", "50%", "-1", "8GB", "1.5", "-0.5", "1.0001", "1e-1", "nan", "0.5.5"}) {
+    const absl::Status status = ParseLimit(text).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << text << ": " << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(std::string("'") + text + "'"));
+  }
+}
+
+TEST(ConnectTest, RefusesANameThatNoMessageCanCarry) {
+  for (const char* name : {"\xff", "trainer\xC3"}) {
+    ClientOptions options;
+    options.socket_dir = "/nonexistent";
+    options.name = name;
+    const absl::Status status = Client::Connect(options).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("name: the text is not UTF-8"));
+  }
+}
+
+TEST(ParseLimitTest, SmallNumbersWithoutAUnitAreAmbiguous) {
+  for (const std::string text : {"1", "3", "80", "1048575"}) {
+    const absl::Status status = ParseLimit(text).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << text;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("1.0"));
+    EXPECT_THAT(std::string(status.message()), HasSubstr(text + "B"));
+  }
+}
+
+absl::Status WithPayload(const v1::OutOfMemory& proto) {
+  absl::Status status = absl::ResourceExhaustedError("out of memory");
+  status.SetPayload("type.googleapis.com/vrambroker.v1.OutOfMemory", absl::Cord(proto.SerializeAsString()));
+  return status;
+}
+
+TEST(GetOutOfMemoryTest, ReadsEveryField) {
+  v1::OutOfMemory proto;
+  proto.set_cause(v1::OutOfMemory::CAUSE_FRAGMENTATION);
+  proto.set_device(1);
+  proto.set_requested_bytes(2);
+  proto.set_segment_bytes(3);
+  proto.set_limit_bytes(4);
+  proto.set_reserved_bytes(5);
+  proto.set_allocated_bytes(6);
+  proto.set_idle_bytes(7);
+  proto.set_largest_free_block_bytes(8);
+  proto.set_device_capacity_bytes(9);
+  proto.set_device_available_bytes(10);
+  v1::OutOfMemory::Holder* holder = proto.add_largest_holders();
+  holder->set_client("trainer");
+  holder->set_reserved_bytes(11);
+  holder->set_allocated_bytes(12);
+  proto.add_largest_holders()->set_client("notebook");
+  proto.set_advice("Free something.");
+  proto.set_guarantee_bytes(13);
+  proto.set_inactive_split_bytes(14);
+  proto.set_device_kept_free_bytes(15);
+  proto.set_device_idle_bytes(16);
+  proto.set_device_quarantined_bytes(17);
+  proto.set_idle_elsewhere_bytes(18);
+  v1::OutOfMemory::IdleHolder* idle = proto.add_idle_holders();
+  idle->set_client("server");
+  idle->set_idle_bytes(19);
+  idle->set_why(v1::OutOfMemory::IdleHolder::WHY_DID_NOT_ANSWER);
+  proto.set_waited_ms(20);
+  proto.set_block_bytes(21);
+  proto.set_room_bytes(22);
+  proto.set_explanation("It does not fit.");
+  proto.mutable_holes()->set_hole_bytes(23);
+  proto.mutable_holes()->set_holes(24);
+  proto.mutable_holes()->set_segments(25);
+  v1::OutOfMemory::Holes::PinnedSegment* pinned = proto.mutable_holes()->add_most_bytes();
+  pinned->set_address(26);
+  pinned->set_segment_bytes(27);
+  pinned->set_hole_bytes(28);
+  pinned->set_largest_hole_bytes(29);
+  pinned->set_pinning_blocks(30);
+  v1::OutOfMemory::Holes::PinningBlock* held = pinned->add_longest_held();
+  held->set_address(31);
+  held->set_block_bytes(32);
+  held->set_held_seconds(33);
+  const std::optional<OutOfMemory> oom = GetOutOfMemory(WithPayload(proto));
+  ASSERT_TRUE(oom.has_value());
+  EXPECT_EQ(oom->cause, OutOfMemory::Cause::kFragmentation);
+  EXPECT_EQ(oom->device, 1);
+  EXPECT_EQ(oom->requested_bytes, 2u);
+  EXPECT_EQ(oom->segment_bytes, 3u);
+  EXPECT_EQ(oom->limit_bytes, 4u);
+  EXPECT_EQ(oom->reserved_bytes, 5u);
+  EXPECT_EQ(oom->allocated_bytes, 6u);
+  EXPECT_EQ(oom->idle_bytes, 7u);
+  EXPECT_EQ(oom->largest_free_block_bytes, 8u);
+  EXPECT_EQ(oom->device_capacity_bytes, 9u);
+  EXPECT_EQ(oom->device_available_bytes, 10u);
+  ASSERT_EQ(oom->largest_holders.size(), 2u);
+  EXPECT_EQ(oom->largest_holders[0].client, "trainer");
+  EXPECT_EQ(oom->largest_holders[0].reserved_bytes, 11u);
+  EXPECT_EQ(oom->largest_holders[0].allocated_bytes, 12u);
+  EXPECT_EQ(oom->largest_holders[1].client, "notebook");
+  EXPECT_EQ(oom->advice, "Free something.");
+  EXPECT_EQ(oom->guarantee_bytes, 13u);
+  EXPECT_EQ(oom->inactive_split_bytes, 14u);
+  EXPECT_EQ(oom->device_kept_free_bytes, 15u);
+  EXPECT_EQ(oom->device_idle_bytes, 16u);
+  EXPECT_EQ(oom->device_quarantined_bytes, 17u);
+  EXPECT_EQ(oom->idle_elsewhere_bytes, 18u);
+  ASSERT_EQ(oom->idle_holders.size(), 1u);
+  EXPECT_EQ(oom->idle_holders[0].client, "server");
+  EXPECT_EQ(oom->idle_holders[0].idle_bytes, 19u);
+  EXPECT_EQ(oom->idle_holders[0].why, OutOfMemory::IdleHolder::Why::kDidNotAnswer);
+  EXPECT_EQ(oom->waited_ms, 20u);
+  EXPECT_EQ(oom->block_bytes, 21u);
+  EXPECT_EQ(oom->room_bytes, 22u);
+  EXPECT_EQ(oom->explanation, "It does not fit.");
+  EXPECT_EQ(oom->hole_bytes, 23u);
+  EXPECT_EQ(oom->holes, 24u);
+  EXPECT_EQ(oom->hole_segments, 25u);
+  ASSERT_EQ(oom->pinned_segments.size(), 1u);
+  const OutOfMemory::PinnedSegment& segment = oom->pinned_segments[0];
+  EXPECT_EQ(segment.address, 26u);
+  EXPECT_EQ(segment.segment_bytes, 27u);
+  EXPECT_EQ(segment.hole_bytes, 28u);
+  EXPECT_EQ(segment.largest_hole_bytes, 29u);
+  EXPECT_EQ(segment.pinning_blocks, 30u);
+  ASSERT_EQ(segment.longest_held.size(), 1u);
+  EXPECT_EQ(segment.longest_held[0].address, 31u);
+  EXPECT_EQ(segment.longest_held[0].block_bytes, 32u);
+  EXPECT_EQ(segment.longest_held[0].held_seconds, 33u);
+}
+
+TEST(GetOutOfMemoryTest, ReasonsHaveTheProtocolsNames) {
+  using IdleHolder = v1::OutOfMemory::IdleHolder;
+  for (int i = 1; i <= IdleHolder::Why_MAX; ++i) {
+    const auto why = static_cast<IdleHolder::Why>(i);
+    v1::OutOfMemory proto;
+    proto.add_idle_holders()->set_why(why);
+    EXPECT_EQ(std::string("WHY_") + IdleWhyName(GetOutOfMemory(WithPayload(proto))->idle_holders[0].why),
+              IdleHolder::Why_Name(why));
+  }
+  v1::OutOfMemory newer;
+  newer.add_idle_holders()->set_why(static_cast<IdleHolder::Why>(99));
+  EXPECT_STREQ(IdleWhyName(GetOutOfMemory(WithPayload(newer))->idle_holders[0].why), "UNKNOWN");
+}
+
+TEST(GetOutOfMemoryTest, CausesHaveTheProtocolsNames) {
+  for (const v1::OutOfMemory::Cause cause :
+       {v1::OutOfMemory::CAUSE_LIMIT, v1::OutOfMemory::CAUSE_CAPACITY, v1::OutOfMemory::CAUSE_FRAGMENTATION,
+        v1::OutOfMemory::CAUSE_LARGER_THAN_DEVICE}) {
+    v1::OutOfMemory proto;
+    proto.set_cause(cause);
+    EXPECT_EQ(std::string("CAUSE_") + OutOfMemoryCauseName(GetOutOfMemory(WithPayload(proto))->cause),
+              v1::OutOfMemory::Cause_Name(cause));
+  }
+  v1::OutOfMemory newer;
+  newer.set_cause(static_cast<v1::OutOfMemory::Cause>(99));
+  EXPECT_STREQ(OutOfMemoryCauseName(GetOutOfMemory(WithPayload(newer))->cause), "UNKNOWN");
+}
+
+TEST(GetOutOfMemoryTest, OtherStatusesHaveNone) {
+  EXPECT_EQ(GetOutOfMemory(absl::OkStatus()).has_value(), false);
+  EXPECT_EQ(GetOutOfMemory(absl::ResourceExhaustedError("too many sessions")).has_value(), false);
+  absl::Status broken = absl::ResourceExhaustedError("x");
+  broken.SetPayload("type.googleapis.com/vrambroker.v1.OutOfMemory", absl::Cord("\xff\xff\xff"));
+  EXPECT_EQ(GetOutOfMemory(broken).has_value(), false);
+}
+
+TEST(DefaultSocketDirTest, FollowsTheEnvironment) {
+  const char* old = std::getenv("VRAMBROKER_SOCKET_DIR");
+  const std::string saved = old == nullptr ? "" : old;
+  setenv("VRAMBROKER_SOCKET_DIR", "/tmp/elsewhere", 1);
+  EXPECT_EQ(DefaultSocketDir(), "/tmp/elsewhere");
+  EXPECT_EQ(ClientOptions().socket_dir, "/tmp/elsewhere");
+  setenv("VRAMBROKER_SOCKET_DIR", "", 1);
+  EXPECT_EQ(DefaultSocketDir(), "/run/vrambroker");
+  unsetenv("VRAMBROKER_SOCKET_DIR");
+  EXPECT_EQ(DefaultSocketDir(), "/run/vrambroker");
+  if (old != nullptr) setenv("VRAMBROKER_SOCKET_DIR", saved.c_str(), 1);
+}
+
+// Sets both variables for a test, nullptr for none, and puts back what was there.
+class AllocConfVariables {
+ public:
+  AllocConfVariables(const char* newer, const char* older) {
+    for (const auto& [name, value] : {std::pair(kNames[0], newer), std::pair(kNames[1], older)}) {
+      const char* old = std::getenv(name);
+      saved_.push_back(old == nullptr ? std::nullopt : std::optional<std::string>(old));
+      value == nullptr ? unsetenv(name) : setenv(name, value, 1);
+    }
+  }
+  ~AllocConfVariables() {
+    for (size_t i = 0; i < 2; ++i) {
+      saved_[i].has_value() ? setenv(kNames[i], saved_[i]->c_str(), 1) : unsetenv(kNames[i]);
+    }
+  }
+
+ private:
+  static constexpr const char* kNames[] = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"};
+  std::vector<std::optional<std::string>> saved_;
+};
+
+TEST(FindAllocConfTest, TheOptionThenTheNewVariableThenTheOldOne) {
+  struct Case {
+    std::optional<std::string> option;
+    const char* newer;
+    const char* older;
+    std::string text;
+    std::string source;  // not compared when there is no text
+    size_t warnings;
+  };
+  for (const Case& c : std::vector<Case>{
+           {std::nullopt, nullptr, nullptr, "", "", 0},
+           {std::nullopt, "", "", "", "", 0},
+           {std::nullopt, "a:1", nullptr, "a:1", "PYTORCH_ALLOC_CONF", 0},
+           {std::nullopt, nullptr, "b:2", "b:2", "PYTORCH_CUDA_ALLOC_CONF", 0},
+           {std::nullopt, "", "b:2", "b:2", "PYTORCH_CUDA_ALLOC_CONF", 0},
+           {std::nullopt, "a:1", "", "a:1", "PYTORCH_ALLOC_CONF", 0},
+           {std::nullopt, "a:1", "b:2", "a:1", "PYTORCH_ALLOC_CONF", 1},
+           {std::nullopt, "a:1", "a:1", "a:1", "PYTORCH_ALLOC_CONF", 0},
+           {"c:3", "a:1", "b:2", "c:3", "alloc_conf", 0},
+           {"", "a:1", "b:2", "", "", 0},
+       }) {
+    const AllocConfVariables variables(c.newer, c.older);
+    const auto found = client_internal::FindAllocConf(c.option);
+    ASSERT_TRUE(found.ok()) << found.status();
+    EXPECT_EQ(found->text, c.text);
+    if (!c.text.empty()) {
+      EXPECT_EQ(found->source, c.source);
+    }
+    ASSERT_EQ(found->warnings.size(), c.warnings);
+    if (c.warnings == 1) {
+      EXPECT_THAT(found->warnings[0], HasSubstr("PYTORCH_CUDA_ALLOC_CONF is ignored"));
+    }
+  }
+}
+
+TEST(FindAllocConfTest, WhatAMessageCannotCarryIsRefused) {
+  const AllocConfVariables variables("max_split_size_mb:\xff", nullptr);
+  const absl::Status status = client_internal::FindAllocConf(std::nullopt).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("PYTORCH_ALLOC_CONF: "));
+}
+
+TEST(AllocConfTextTest, NamesTheSourceOfWhatTheDaemonRefuses) {
+  const client_internal::AllocConfText conf{.text = "", .source = "PYTORCH_ALLOC_CONF", .warnings = {}};
+  EXPECT_EQ(conf.NameSource(absl::InvalidArgumentError("alloc_conf: unknown key \"x\"")),
+            absl::InvalidArgumentError("PYTORCH_ALLOC_CONF: unknown key \"x\""));
+  for (const absl::Status& other : {absl::OkStatus(), absl::InvalidArgumentError("name: alloc_conf: too long"),
+                                    absl::UnavailableError("alloc_conf: no daemon")}) {
+    EXPECT_EQ(conf.NameSource(other), other);
+  }
+}
+
+TEST(StatsFromProtoTest, NoMaxSplitSizeMeansNoLimit) {
+  v1::MemoryStats proto;
+  EXPECT_EQ(StatsFromProto(proto).max_split_bytes, std::numeric_limits<uint64_t>::max());
+  proto.set_max_split_bytes(0);
+  EXPECT_EQ(StatsFromProto(proto).max_split_bytes, 0u);
+  proto.set_max_split_bytes(64_MiB);
+  proto.set_num_oom_rejections(2);
+  proto.set_num_sync_all_streams(3);
+  proto.mutable_oversize_allocations()->set_peak(4);
+  proto.mutable_oversize_segments()->set_freed(5);
+  const MemoryStats stats = StatsFromProto(proto);
+  EXPECT_EQ(stats.max_split_bytes, 64_MiB);
+  EXPECT_EQ(stats.num_oom_rejections, 2u);
+  EXPECT_EQ(stats.num_sync_all_streams, 3u);
+  EXPECT_EQ(stats.oversize_allocations.peak, 4u);
+  EXPECT_EQ(stats.oversize_segments.freed, 5u);
+}
+
+TEST(BufferTest, EmptyBufferHoldsNothing) {
+  Buffer buffer;
+  EXPECT_EQ(buffer.data(), nullptr);
+  EXPECT_EQ(buffer.size(), 0u);
+  EXPECT_EQ(buffer.Reset(), absl::OkStatus());
+  EXPECT_EQ(buffer.Write(0, nullptr, 0), absl::OkStatus());
+  char byte = 0;
+  EXPECT_TRUE(absl::IsOutOfRange(buffer.Write(0, &byte, 1)));
+  EXPECT_TRUE(absl::IsOutOfRange(buffer.Read(0, &byte, 1)));
+  EXPECT_TRUE(absl::IsOutOfRange(buffer.Read(1, &byte, 0)));
+  Buffer other = std::move(buffer);
+  EXPECT_EQ(other.data(), nullptr);
+  other = Buffer();
+  EXPECT_EQ(other.size(), 0u);
+}
+
+TEST(ClientTest, SaysWhereItLookedForTheDaemon) {
+  const std::string nowhere = ::testing::TempDir() + "/vrambroker-no-daemon-here";
+  const absl::Status status =
+      Client::Connect({.socket_dir = nowhere, .connect_timeout = absl::Milliseconds(200)}).status();
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(nowhere));
+}
+
+}  // namespace
+}  // namespace vrambroker

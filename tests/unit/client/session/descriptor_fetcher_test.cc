@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// DescriptorFetcher against a descriptor socket whose other end is the test.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "client/session/connection.h"
+
+namespace vrambroker::client_internal {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr absl::Duration kLong = absl::Seconds(60);
+
+// A file that holds `text`, as a daemon's answer to the ticket `text`.
+UniqueFd FileWith(const std::string& text) {
+  UniqueFd fd(memfd_create("answer", MFD_CLOEXEC));
+  EXPECT_EQ(write(fd.get(), text.data(), text.size()), static_cast<ssize_t>(text.size()));
+  return fd;
+}
+
+std::string TextIn(const UniqueFd& fd) {
+  std::array<char, 64> text;
+  const ssize_t size = pread(fd.get(), text.data(), text.size(), 0);
+  return size < 0 ? "unreadable" : std::string(text.data(), static_cast<size_t>(size));
+}
+
+class DescriptorFetcherTest : public ::testing::Test {
+ protected:
+  DescriptorFetcherTest() {
+    std::string name = ::testing::TempDir() + "/vrambroker_fetch_XXXXXX";
+    EXPECT_NE(mkdtemp(name.data()), nullptr);
+    dir_ = name;
+    Listen();
+  }
+  ~DescriptorFetcherTest() override { std::filesystem::remove_all(dir_); }
+
+  // A daemon starts, perhaps after another one.
+  void Listen() {
+    sockaddr_un address = {};
+    address.sun_family = AF_UNIX;
+    const std::string path = dir_ + "/vrambroker-fd.sock";
+    ASSERT_LT(path.size(), sizeof address.sun_path);
+    std::memcpy(address.sun_path, path.c_str(), path.size());
+    unlink(path.c_str());
+    listener_ = UniqueFd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    ASSERT_EQ(bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+    ASSERT_EQ(listen(listener_.get(), 64), 0);
+  }
+  UniqueFd Accept() const { return UniqueFd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)); }
+  bool AnotherConnects() const {
+    const int flags = fcntl(listener_.get(), F_GETFL);
+    fcntl(listener_.get(), F_SETFL, flags | O_NONBLOCK);
+    const bool connects = Accept().valid();
+    fcntl(listener_.get(), F_SETFL, flags);
+    return connects;
+  }
+
+  // The next ticket on a connection; empty when the client has closed it.
+  static std::string Ticket(const UniqueFd& connection) {
+    std::array<char, 64> ticket;
+    const ssize_t size = recv(connection.get(), ticket.data(), ticket.size(), 0);
+    return size <= 0 ? "" : std::string(ticket.data(), static_cast<size_t>(size));
+  }
+  static void Send(const UniqueFd& connection, std::string packet, const UniqueFd& descriptor = UniqueFd()) {
+    iovec data = {.iov_base = packet.data(), .iov_len = packet.size()};
+    msghdr message = {};
+    message.msg_iov = &data;
+    message.msg_iovlen = 1;
+    alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control = {};
+    if (descriptor.valid()) {
+      message.msg_control = control.data();
+      message.msg_controllen = control.size();
+      cmsghdr* header = CMSG_FIRSTHDR(&message);
+      header->cmsg_level = SOL_SOCKET;
+      header->cmsg_type = SCM_RIGHTS;
+      header->cmsg_len = CMSG_LEN(sizeof(int));
+      const int fd = descriptor.get();
+      std::memcpy(CMSG_DATA(header), &fd, sizeof fd);
+    }
+    (void)sendmsg(connection.get(), &message, MSG_NOSIGNAL);  // the client may have gone
+  }
+  // Answers the next ticket with a file that holds it.
+  static void Serve(const UniqueFd& connection) {
+    const std::string ticket = Ticket(connection);
+    Send(connection, std::string(1, '\0'), FileWith(ticket));
+  }
+
+  void ExpectFetches(const std::string& ticket) {
+    const absl::StatusOr<UniqueFd> fd = fetcher().Fetch(ticket, kLong);
+    ASSERT_TRUE(fd.ok()) << fd.status();
+    EXPECT_EQ(TextIn(*fd), ticket);
+    EXPECT_NE(fcntl(fd->get(), F_GETFD) & FD_CLOEXEC, 0);
+  }
+  DescriptorFetcher& fetcher() {
+    if (fetcher_ == nullptr) fetcher_ = std::make_unique<DescriptorFetcher>(dir_);
+    return *fetcher_;
+  }
+
+  std::string dir_;
+  UniqueFd listener_;
+  std::unique_ptr<DescriptorFetcher> fetcher_;
+};
+
+TEST_F(DescriptorFetcherTest, KeepsItsConnection) {
+  std::thread daemon([this] {
+    const UniqueFd connection = Accept();
+    for (int i = 0; i < 3; ++i) Serve(connection);
+    EXPECT_EQ(Ticket(connection), "") << "closed with the fetcher";
+  });
+  for (const char* ticket : {"first", "second", "third"}) ExpectFetches(ticket);
+  fetcher_.reset();
+  daemon.join();
+  EXPECT_FALSE(AnotherConnects());
+}
+
+TEST_F(DescriptorFetcherTest, RefusalsCarryTheReasonAndLeaveTheConnection) {
+  std::thread daemon([this] {
+    const UniqueFd connection = Accept();
+    for (const char* reason : {"the ticket was issued to another process", ""}) {
+      Ticket(connection);
+      Send(connection, absl::StrCat("\x01", reason));
+    }
+    Ticket(connection);
+    Send(connection, std::string("\x01") + "and a descriptor", FileWith("not for anyone"));
+    Ticket(connection);
+    Send(connection, std::string(1, '\0'));
+    Serve(connection);
+  });
+  EXPECT_EQ(fetcher().Fetch("a", kLong).status(),
+            absl::InternalError("descriptor socket: the ticket was issued to another process"));
+  EXPECT_EQ(fetcher().Fetch("b", kLong).status(), absl::InternalError("descriptor socket: "));
+  EXPECT_EQ(fetcher().Fetch("c", kLong).status(), absl::InternalError("descriptor socket: and a descriptor"));
+  const absl::Status nothing = fetcher().Fetch("d", kLong).status();
+  EXPECT_TRUE(absl::IsInternal(nothing)) << nothing;
+  EXPECT_THAT(std::string(nothing.message()), HasSubstr("no descriptor arrived"));
+  ExpectFetches("e");
+  daemon.join();
+}
+
+// As a daemon that was restarted between the lease and the ticket answers.
+TEST_F(DescriptorFetcherTest, ATicketThatTheDaemonDoesNotKnowMeansThatTheLeaseIsGone) {
+  std::thread daemon([this] {
+    const UniqueFd connection = Accept();
+    Ticket(connection);
+    Send(connection, absl::StrCat(std::string(1, static_cast<char>(absl::StatusCode::kNotFound)), "no such ticket"));
+  });
+  const absl::Status status = fetcher().Fetch("a", kLong).status();
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("the daemon has restarted"));
+  daemon.join();
+}
+
+TEST_F(DescriptorFetcherTest, ConnectsAgainWhenTheConnectionWasClosed) {
+  UniqueFd connection;
+  std::thread daemon([&] {
+    connection = Accept();
+    Serve(connection);
+  });
+  ExpectFetches("before");
+  daemon.join();
+  connection.Reset();  // the daemon found it silent
+  daemon = std::thread([&] {
+    connection = Accept();
+    Serve(connection);
+  });
+  ExpectFetches("after");
+  daemon.join();
+}
+
+TEST_F(DescriptorFetcherTest, ConnectsAgainWhenItIsClosedWithTheTicketUnread) {
+  std::thread daemon([this] {
+    UniqueFd connection = Accept();
+    Serve(connection);
+    std::array<char, 1> some;
+    EXPECT_EQ(recv(connection.get(), some.data(), 1, MSG_PEEK), 1);
+    connection.Reset();
+    Serve(Accept());
+  });
+  ExpectFetches("before");
+  ExpectFetches("after");
+  daemon.join();
+}
+
+TEST_F(DescriptorFetcherTest, ConnectsOnceAgainAndNoMore) {
+  std::thread daemon([this] {
+    UniqueFd connection = Accept();
+    Serve(connection);
+    connection.Reset();
+    connection = Accept();
+    Ticket(connection);
+  });
+  ExpectFetches("before");
+  EXPECT_EQ(fetcher().Fetch("after", kLong).status(),
+            absl::UnavailableError("descriptor socket: the daemon closed the connection"));
+  daemon.join();
+  EXPECT_FALSE(AnotherConnects());
+}
+
+TEST_F(DescriptorFetcherTest, FindsADaemonThatWasRestarted) {
+  std::thread daemon([this] { Serve(Accept()); });
+  ExpectFetches("of the first");
+  daemon.join();
+  listener_.Reset();
+  const absl::Status gone = fetcher().Fetch("meanwhile", kLong).status();
+  EXPECT_TRUE(absl::IsUnavailable(gone)) << gone;
+  EXPECT_THAT(std::string(gone.message()), HasSubstr("nobody listens on"));
+  Listen();
+  daemon = std::thread([this] { Serve(Accept()); });
+  ExpectFetches("of the second");
+  daemon.join();
+}
+
+TEST_F(DescriptorFetcherTest, ALateAnswerIsNobodyElses) {
+  for (const bool kept : {false, true}) {
+    SCOPED_TRACE(kept ? "on the kept connection" : "on a new connection");
+    fetcher_.reset();
+    UniqueFd slow;
+    std::thread daemon([&] {
+      slow = Accept();
+      if (kept) Serve(slow);
+      EXPECT_EQ(Ticket(slow), "late");
+    });
+    if (kept) ExpectFetches("before");
+    const absl::Status status = fetcher().Fetch("late", absl::Milliseconds(20)).status();
+    EXPECT_EQ(status, absl::DeadlineExceededError("descriptor socket: the daemon did not answer in time"));
+    daemon.join();
+    Send(slow, std::string(1, '\0'), FileWith("late"));
+    daemon = std::thread([this] { Serve(Accept()); });
+    ExpectFetches("next");
+    daemon.join();
+    EXPECT_EQ(Ticket(slow), "") << "closed by the client";
+  }
+}
+
+TEST_F(DescriptorFetcherTest, ThreadsDoNotWaitForEachOther) {
+  constexpr int kThreads = 8;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([i, &fetcher = fetcher()] {
+      const std::string ticket = absl::StrCat("ticket ", i);
+      const absl::StatusOr<UniqueFd> fd = fetcher.Fetch(ticket, kLong);
+      ASSERT_TRUE(fd.ok()) << fd.status();
+      EXPECT_EQ(TextIn(*fd), ticket) << "its own, not another thread's";
+    });
+  }
+  std::vector<std::pair<UniqueFd, std::string>> asking;
+  for (int i = 0; i < kThreads; ++i) {  // nobody is answered before all have asked
+    UniqueFd connection = Accept();
+    std::string ticket = Ticket(connection);
+    asking.push_back({std::move(connection), std::move(ticket)});
+  }
+  for (const auto& [connection, ticket] : asking) Send(connection, std::string(1, '\0'), FileWith(ticket));
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST_F(DescriptorFetcherTest, SaysThatThereIsNoDaemon) {
+  DescriptorFetcher nowhere(dir_ + "/none");
+  const absl::Status status = nowhere.Fetch("t", kLong).status();
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("no vrambrokerd: there is no socket"));
+}
+
+}  // namespace
+}  // namespace vrambroker::client_internal

@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Requests for memory that wait for others, as the broker sees them: with its clock in the test's hands.
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "tests/support/step_workers.h"
+#include "tests/unit/server/core/broker_fixture.h"
+
+namespace vrambroker {
+namespace {
+
+using std::chrono::milliseconds;
+
+class BrokerWaitingTest : public BrokerTest {
+ protected:
+  using Leases = absl::StatusOr<std::vector<Lease>>;
+
+  BrokerWaitingTest() {
+    broker_.reset();
+    workers_ = std::make_unique<StepWorkers>();
+    BrokerOptions options;
+    options.clock = [this] { return ReadClock(); };
+    Make(std::move(options), {.clock = [this] { return now_; }});
+  }
+
+  SteadyTime ReadClock() {
+    const SteadyTime read = now_;
+    if (reads_until_.has_value() && (*reads_until_)-- == 0) {
+      reads_until_.reset();
+      now_ = read + milliseconds(5);
+      meanwhile_();
+    }
+    return read;
+  }
+  // After so many reads of the broker's clock, time goes on and `meanwhile` happens, before what was read is used.
+  void After(int reads, std::function<void()> meanwhile) {
+    reads_until_ = reads;
+    meanwhile_ = std::move(meanwhile);
+  }
+  void Settle() { static_cast<StepWorkers&>(*workers_).Settle(); }
+  void Pass(milliseconds time) {
+    now_ += time;
+    broker_->OnTimer();
+    Settle();
+  }
+
+  // The answer comes there.
+  std::shared_ptr<std::optional<Leases>> Ask(const SessionPtr& session, const std::vector<uint64_t>& sizes,
+                                             const GrowthOptions& growth) {
+    auto answer = std::make_shared<std::optional<Leases>>();
+    broker_->LeaseSegments(
+        session, 0, sizes, [answer](Leases leases) { *answer = std::move(leases); }, growth);
+    return answer;
+  }
+  std::vector<Lease> Hold(const SessionPtr& session, const std::vector<uint64_t>& sizes) {
+    const auto answer = Ask(session, sizes, {});
+    Settle();
+    EXPECT_TRUE(answer->has_value() && (*answer)->ok());
+    return (*answer)->value();
+  }
+
+  SteadyTime now_{std::chrono::hours(1)};
+  std::optional<int> reads_until_;
+  std::function<void()> meanwhile_;
+};
+
+// ---- What the driver does not have ----
+
+// It was granted, but contexts, or other programs, have taken it meanwhile. The request waits on.
+TEST_F(BrokerWaitingTest, WhatTheDriverRefusesIsWaitedFor) {
+  for (const bool leases : {true, false}) {
+    SCOPED_TRACE(leases ? "leased" : "remote");
+    BrokerOptions options;
+    options.clock = [this] { return ReadClock(); };
+    Make(std::move(options), {.clock = [this] { return now_; }}, DeviceKind::kCuda);
+    const SessionPtr holder = OpenLeasing("holder");
+    const std::vector<Lease> held = Hold(holder, {32_MiB, 16_MiB});
+    controls_[0]->set_foreign_bytes(16_MiB);
+    const GrowthOptions waits{.may_reclaim = true, .wait = std::chrono::hours(1)};
+    std::optional<absl::Status> answer;
+    const SessionPtr waiting = leases ? OpenLeasing("waiting") : Open("waiting");
+    if (leases) {
+      broker_->LeaseSegments(
+          waiting, 0, {16_MiB}, [&](const Leases& lease) { answer = lease.status(); }, waits);
+    } else {
+      broker_->Allocate(
+          waiting, 0, 16_MiB, 0, [&](const auto& block) { answer = block.status(); }, waits);
+    }
+    Settle();
+    ASSERT_EQ(broker_->GetWaiting(0).size(), 1u) << answer.value_or(absl::OkStatus());
+    // What comes back is taken by others, too, before the driver is asked for it.
+    ASSERT_TRUE(pools_[0]->UpdateHealth().ok());
+    ASSERT_TRUE(broker_->ReturnSegments(holder, 0, {held[1].segment}).ok());
+    pools_[0]->ReleaseIdleSince(now_);
+    controls_[0]->set_foreign_bytes(32_MiB);
+    Settle();
+    EXPECT_FALSE(answer.has_value()) << *answer;
+    ASSERT_EQ(broker_->GetWaiting(0).size(), 1u);
+    ASSERT_TRUE(broker_->ReturnSegments(holder, 0, {held[0].segment}).ok());
+    Settle();
+    ASSERT_TRUE(answer.has_value());
+    EXPECT_TRUE(answer->ok()) << *answer;
+    controls_[0]->set_foreign_bytes(0);
+    ASSERT_TRUE(pools_[0]->UpdateHealth().ok());
+    broker_->CloseAll("next");
+    Settle();
+  }
+}
+
+// ---- Who serves ----
+
+// A worker does. The thread that makes room may be the daemon's event loop, and would serve for as long as others
+// like.
+TEST_F(BrokerWaitingTest, WhoGivesBackDoesNotServeThoseWhoWait) {
+  const SessionPtr holder = OpenLeasing("holder");
+  const std::vector<Lease> held = Hold(holder, {kCapacity});
+  const auto answer = Ask(OpenLeasing("waiting"), {2_MiB}, {.may_reclaim = true, .wait = std::chrono::hours(1)});
+  Settle();
+  ASSERT_EQ(broker_->GetWaiting(0).size(), 1u);
+  ASSERT_TRUE(broker_->ReturnSegments(holder, 0, {held[0].segment}).ok());
+  EXPECT_EQ(broker_->GetWaiting(0).size(), 1u);
+  Settle();
+  EXPECT_TRUE(answer->has_value() && (*answer)->ok());
+}
+
+// It gives and takes in one go, and would never let anybody else have it.
+TEST_F(BrokerWaitingTest, WhoTakesAgainAtOnceComesAfterThoseWhoWait) {
+  const SessionPtr hoards = OpenLeasing("hoards");
+  const std::vector<Lease> held = Hold(hoards, {kCapacity});
+  const GrowthOptions waits{.may_reclaim = true, .wait = std::chrono::hours(1)};
+  const auto waiting = Ask(OpenLeasing("waiting"), {kCapacity}, waits);
+  Settle();
+  ASSERT_TRUE(broker_->ReturnSegments(hoards, 0, {held[0].segment}).ok());
+  const auto again = Ask(hoards, {kCapacity}, waits);
+  Settle();
+  EXPECT_TRUE(waiting->has_value() && (*waiting)->ok());
+  EXPECT_FALSE(again->has_value());
+}
+
+TEST_F(BrokerWaitingTest, WhatAGuaranteeAllowsDoesNotComeAfterThoseWhoWait) {
+  const SessionPtr guaranteed = OpenLeasing("guaranteed");
+  broker_->SetGuarantee(guaranteed, Limit(uint64_t{8_MiB}),
+                        [](const absl::Status& status) { EXPECT_TRUE(status.ok()); });
+  Settle();
+  const std::vector<Lease> own = Hold(guaranteed, {8_MiB});
+  Hold(OpenLeasing("holder"), {kCapacity - 8_MiB});
+  const auto waiting = Ask(OpenLeasing("waiting"), {2_MiB}, {.may_reclaim = true, .wait = std::chrono::hours(1)});
+  Settle();
+  ASSERT_TRUE(broker_->ReturnSegments(guaranteed, 0, {own[0].segment}).ok());
+  const auto again = Ask(guaranteed, {8_MiB}, {});
+  EXPECT_TRUE(again->has_value() && (*again)->ok()) << "at once: it is idle, and its own";
+  Settle();
+  EXPECT_FALSE(waiting->has_value());
+}
+
+// ---- Times ----
+
+TEST_F(BrokerWaitingTest, WhatBeginsDuringALookHasNotWaitedForLessThanNothing) {
+  Hold(OpenLeasing("holder"), {kCapacity});
+  const GrowthOptions waits{.may_reclaim = true, .wait = std::chrono::hours(1)};
+  for (int reads = 0; reads < 8; ++reads) {
+    const SessionPtr waiting = OpenLeasing("waiting");
+    After(reads, [&] { Ask(waiting, {2_MiB}, waits); });
+    const BrokerView view = broker_->View();
+    reads_until_.reset();
+    EXPECT_GE(view.devices[0].longest_waiting, milliseconds(0)) << "after " << reads << " reads of the clock";
+    for (const SessionInfo& session : view.sessions) {
+      for (const SessionDeviceInfo::Waiting& request : session.devices[0].waiting) {
+        EXPECT_GE(request.waited, milliseconds(0)) << "after " << reads << " reads of the clock";
+      }
+    }
+    After(0, [&] { Ask(waiting, {2_MiB}, waits); });
+    const SessionInfo info = broker_->Describe(*waiting);
+    reads_until_.reset();
+    for (const SessionDeviceInfo::Waiting& request : info.devices[0].waiting) {
+      EXPECT_GE(request.waited, milliseconds(0));
+    }
+    broker_->Close(waiting, "done");
+  }
+}
+
+TEST_F(BrokerWaitingTest, WhatIsQuarantinedDuringALookIsNotYoungerThanNothing) {
+  for (int reads = 0; reads < 8; ++reads) {
+    const SessionPtr dies = OpenLeasing("dies");
+    const std::vector<Lease> leases = Hold(dies, {2_MiB});
+    ASSERT_TRUE(pools_[0]->RedeemTicket(std::get<Ticket>(leases[0].handle), 1, 1000).ok());
+    After(reads, [&] { broker_->CloseGone(dies); });
+    const BrokerView view = broker_->View();
+    reads_until_.reset();
+    for (const QuarantinedInfo& left : view.devices[0].quarantine) {
+      EXPECT_GE(left.age, milliseconds(0)) << "after " << reads << " reads of the clock";
+    }
+    broker_->CloseGone(dies);
+    pools_[0]->CheckQuarantine();
+  }
+}
+
+// ---- Who is asked, and who is silent ----
+
+// A client that holds all of the device idle, and answers when the test says so.
+class BrokerReclaimTest : public BrokerWaitingTest {
+ protected:
+  BrokerReclaimTest() {
+    holder_ = OpenLeasing("holder");
+    client_->on_ask = [this](uint64_t id, const ClientQuestion& question) {
+      if (question.kind == ClientQuestion::Kind::kTrim) asked_.push_back(id);
+    };
+    for (const Lease& lease : Hold(holder_, std::vector<uint64_t>(kCapacity / 2_MiB, 2_MiB))) {
+      held_.push_back(lease.segment);
+    }
+  }
+
+  // Gives one segment back, and answers.
+  void Answer() {
+    ASSERT_EQ(asked_.size(), 1u) << "one question at a time";
+    const uint64_t id = asked_[0];
+    asked_.clear();
+    ASSERT_TRUE(broker_->ReturnSegments(holder_, 0, {held_.back()}).ok());
+    held_.pop_back();
+    holder_->questions().Receive(id, 0, /*more=*/false, [](ClientAnswer& answer) {
+      answer.released_bytes = 2_MiB;
+      return absl::OkStatus();
+    });
+    Settle();
+  }
+  // A request for one segment, which may not wait, of a session of its own, which uses what it gets.
+  std::shared_ptr<std::optional<Leases>> AskForOne() {
+    const SessionPtr session = OpenLeasing("asks");
+    MemoryStats stats;
+    stats.active_bytes.all.current = 2_MiB;
+    session->Report(0, stats);
+    client_->on_ask = [weak = std::weak_ptr<Session>(session)](uint64_t id, const ClientQuestion&) {
+      weak.lock()->questions().Receive(id, 0, /*more=*/false, [](ClientAnswer&) { return absl::OkStatus(); });
+    };
+    auto answer = Ask(session, {2_MiB}, {.may_reclaim = true});
+    Settle();
+    return answer;
+  }
+
+  SessionPtr holder_;
+  std::vector<SegmentId> held_;
+  std::vector<uint64_t> asked_;  // questions without an answer
+};
+
+TEST_F(BrokerReclaimTest, WhoAnswersEachOfARowOfQuestionsIsNotSilent) {
+  std::vector<std::shared_ptr<std::optional<Leases>>> answers = {AskForOne()};
+  for (int i = 1; i < 20; ++i) {
+    // Another request comes before the answer to the last one, so that the row of questions never ends.
+    Pass(milliseconds(30));
+    answers.push_back(AskForOne());
+    ASSERT_FALSE(answers.back()->has_value()) << "request " << i << ": " << (*answers.back())->status();
+    ASSERT_NO_FATAL_FAILURE(Answer());
+  }
+  ASSERT_NO_FATAL_FAILURE(Answer());
+  for (const auto& answer : answers) {
+    ASSERT_TRUE(answer->has_value());
+    EXPECT_TRUE((*answer)->ok()) << (*answer)->status();
+  }
+}
+
+// It may have more than it was asked for.
+TEST_F(BrokerReclaimTest, WhoIsSlowIsWaitedForWhenNobodyElseHasAnything) {
+  const auto first = AskForOne();
+  Pass(milliseconds(300));
+  const auto second = AskForOne();
+  EXPECT_FALSE(second->has_value()) << (*second)->status();
+  ASSERT_NO_FATAL_FAILURE(Answer());
+  EXPECT_TRUE(first->has_value());
+  Pass(milliseconds(100));
+  ASSERT_FALSE(second->has_value()) << (*second)->status();
+  ASSERT_NO_FATAL_FAILURE(Answer());
+  ASSERT_TRUE(second->has_value());
+  EXPECT_TRUE((*second)->ok()) << (*second)->status();
+}
+
+TEST_F(BrokerReclaimTest, WhoDoesNotAnswerInTimeIsNotAskedAgain) {
+  const auto first = AskForOne();
+  Pass(BrokerOptions().reclaim_timeout + milliseconds(1));
+  ASSERT_TRUE(first->has_value());
+  EXPECT_FALSE((*first)->ok());
+  const auto second = AskForOne();
+  ASSERT_TRUE(second->has_value()) << "at once";
+  EXPECT_FALSE((*second)->ok());
+}
+
+}  // namespace
+}  // namespace vrambroker

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/identity/process_info.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <vector>
+
+namespace vrambroker {
+namespace {
+
+using ::testing::ElementsAre;
+
+TEST(ProcessInfoTest, TheCgroupOfVersion2IsTaken) {
+  EXPECT_EQ(ParseCgroup("0::/user.slice/a:b.scope\n"), "/user.slice/a:b.scope");
+  EXPECT_EQ(ParseCgroup("12:cpu,cpuacct:/v1\n1:name=systemd:/x\n0::/\n"), "/");
+  EXPECT_EQ(ParseCgroup("12:cpu,cpuacct:/v1\n10::/x\n"), std::nullopt);
+  EXPECT_EQ(ParseCgroup(""), std::nullopt);
+  EXPECT_EQ(ParseCgroup("0::\n"), std::nullopt);
+  EXPECT_EQ(ParseCgroup("0::/a\033[1m\xff z\n"), "/a?[1m? z") << "what a terminal or a message would choke on";
+}
+
+TEST(ProcessInfoTest, TheEffectiveUserAndAllGroupsAreTaken) {
+  const std::optional<ProcessUser> user =
+      ParseProcessUser("Name:\tUid: 5\nUid:\t1000\t1001\t1002\t1003\nGid:\t20\t21\t22\t23\nGroups:\t4 21 27 \n");
+  ASSERT_TRUE(user.has_value());
+  EXPECT_EQ(user->uid, 1001u);
+  EXPECT_THAT(user->gids, ElementsAre(21, 4, 27));
+  EXPECT_FALSE(ParseProcessUser("").has_value());
+  EXPECT_FALSE(ParseProcessUser("Uid:\t1000\nGid:\t1 1 1 1\n").has_value());
+  EXPECT_FALSE(ParseProcessUser("Uid:\t1 1 1 1\n").has_value());
+}
+
+TEST(ProcessInfoTest, ThisProcess) {
+  const absl::StatusOr<ProcessUser> user = UserOf(getpid());
+  ASSERT_TRUE(user.ok()) << user.status();
+  EXPECT_EQ(user->uid, geteuid());
+  EXPECT_EQ(user->gids.front(), getegid());
+  std::vector<gid_t> groups(static_cast<size_t>(getgroups(0, nullptr)));
+  ASSERT_EQ(getgroups(static_cast<int>(groups.size()), groups.data()), static_cast<int>(groups.size()));
+  for (const gid_t gid : groups) EXPECT_NE(std::count(user->gids.begin(), user->gids.end(), gid), 0) << gid;
+  EXPECT_EQ(CommandName(getpid()), "server_test");
+}
+
+TEST(ProcessInfoTest, AProcessThatHasGone) {
+  const pid_t child = fork();
+  if (child == 0) {
+    pause();
+    _exit(0);
+  }
+  const UniqueFd pidfd(static_cast<int>(syscall(SYS_pidfd_open, child, 0)));
+  ASSERT_TRUE(pidfd.valid());
+  EXPECT_FALSE(HasEnded(pidfd));
+  kill(child, SIGKILL);
+  ASSERT_EQ(waitpid(child, nullptr, 0), child);
+  EXPECT_TRUE(HasEnded(pidfd));
+  EXPECT_TRUE(absl::IsNotFound(UserOf(child).status()));
+  EXPECT_EQ(CommandName(child), "client");
+  EXPECT_EQ(CgroupOf(child), std::nullopt);
+}
+
+}  // namespace
+}  // namespace vrambroker

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What ended processes leave on a device whose driver does not tell who holds memory.
+#include "server/pool/quarantine.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "allocator/base/bytes.h"
+#include "allocator/device/session_mark.h"
+#include "server/pool/segment_pool.h"
+#include "tests/support/fake_device.h"
+
+namespace vrambroker {
+namespace {
+
+using std::chrono::milliseconds;
+using ::testing::ElementsAre;
+
+constexpr milliseconds kSettle(500);
+constexpr SessionId kParent{1};
+constexpr SessionId kOther{2};
+
+class QuarantineOnCudaTest : public ::testing::Test {
+ protected:
+  // The child has all that this process has open until it is killed.
+  void SetUp() override {
+    child_ = fork();
+    if (child_ == 0) {
+      for (;;) pause();
+    }
+    ASSERT_GT(child_, 0);
+  }
+  void TearDown() override { EndChild(); }
+
+  void EndChild() {
+    if (child_ <= 0) return;
+    kill(child_, SIGKILL);
+    EXPECT_EQ(waitpid(child_, nullptr, 0), child_);
+    child_ = 0;
+  }
+
+  // A session that holds `bytes` which it can open, and whose process has ended.
+  void LeaveBehind(SessionId session, uint64_t bytes, SessionMark mark) {
+    pool_.OpenAccount(session, {.client = session == kParent ? "parent" : "other",
+                                .pid = static_cast<pid_t>(100 + Raw(session)),
+                                .limit_bytes = 1_GiB,
+                                .mark = mark});
+    const absl::StatusOr<SegmentId> segment = pool_.Lease(session, bytes);
+    ASSERT_TRUE(segment.ok()) << segment.status();
+    ASSERT_TRUE(pool_.HandleFor(session, *segment).ok());
+    pool_.CloseAccountOfGone(session);
+  }
+  uint64_t Quarantined() { return pool_.GetFigures().quarantined_bytes; }
+  // Looks when it is time, and not before.
+  void Check() {
+    const std::optional<SteadyTime> check = pool_.NextQuarantineCheck();
+    ASSERT_TRUE(check.has_value());
+    now_ = *check;
+    pool_.CheckQuarantine();
+  }
+
+  UniqueFd mark_fd_ = MakeSessionMark();  // before the child is made
+  const SessionMark mark_ = FindSessionMark(getpid(), static_cast<uint32_t>(mark_fd_.get())).value_or(0);
+  pid_t child_ = 0;
+  SteadyTime now_ = std::chrono::steady_clock::now();
+  SteadyTime::duration look_takes_{0};  // each time that somebody asks for the time, so much has passed
+  std::atomic<uint64_t> next_segment_ = 1;
+  SegmentPool pool_{std::make_unique<FakeDevice>(1_GiB, DeviceKind::kCuda), 1_GiB, &next_segment_,
+                    SegmentPoolOptions{.settle_time = kSettle, .clock = [this] { return now_ += look_takes_; }}};
+};
+
+TEST_F(QuarantineOnCudaTest, LastsUntilNoChildHasTheDescriptors) {
+  ASSERT_NE(mark_, 0u);
+  LeaveBehind(kParent, 4_MiB, mark_);
+  const UniqueFd others = MakeSessionMark();  // after the child was
+  LeaveBehind(kOther, 2_MiB, *FindSessionMark(getpid(), static_cast<uint32_t>(others.get())));
+  now_ += kSettle - milliseconds(1);
+  pool_.CheckQuarantine();
+  EXPECT_EQ(Quarantined(), 6_MiB) << "both are settling";
+  Check();
+  EXPECT_EQ(Quarantined(), 4_MiB);
+  ASSERT_EQ(pool_.GetView().quarantine.size(), 1u);
+  const Quarantine::Holding holding = pool_.GetView().quarantine[0];
+  EXPECT_EQ(holding.client, "parent");
+  EXPECT_THAT(holding.holders, ElementsAre(child_));
+  // Again, and less and less often.
+  SteadyTime before = now_;
+  for (const milliseconds pause : {milliseconds(100), milliseconds(200), milliseconds(400)}) {
+    Check();
+    EXPECT_EQ(now_ - before, pause);
+    EXPECT_EQ(Quarantined(), 4_MiB);
+    before = now_;
+  }
+  EndChild();
+  Check();
+  EXPECT_EQ(Quarantined(), 0u);
+  EXPECT_EQ(pool_.GetFigures().charged_bytes, 0u);
+  EXPECT_EQ(pool_.GetFigures().segment_frees, 2u) << "nobody gets them as they are";
+  EXPECT_EQ(pool_.NextQuarantineCheck(), std::nullopt);
+}
+
+// Many dead processes with children that live on are not looked for one after the other, without end.
+TEST_F(QuarantineOnCudaTest, LooksThatBringNothingBackLeaveTime) {
+  LeaveBehind(kParent, 4_MiB, mark_);
+  now_ += kSettle / 2;
+  LeaveBehind(kOther, 2_MiB, mark_);
+  look_takes_ = milliseconds(40);
+  Check();
+  look_takes_ = {};
+  EXPECT_EQ(Quarantined(), 6_MiB);
+  EXPECT_EQ(pool_.NextQuarantineCheck(), now_ + 10 * milliseconds(40)) << "the other one is due in 250 ms";
+  EndChild();
+  Check();
+  EXPECT_EQ(Quarantined(), 0u);
+}
+
+TEST_F(QuarantineOnCudaTest, IsATimerForClientsWithoutAMark) {
+  LeaveBehind(kParent, 4_MiB, 0);
+  Check();
+  EXPECT_EQ(Quarantined(), 0u) << "although the child of this process has all that it had";
+}
+
+}  // namespace
+}  // namespace vrambroker

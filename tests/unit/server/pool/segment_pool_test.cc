@@ -1,0 +1,1203 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/pool/segment_pool.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <spdlog/sinks/ostream_sink.h>
+#include <spdlog/spdlog.h>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <set>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "allocator/base/bytes.h"
+#include "server/base/worker_pool.h"
+#include "server/core/out_of_memory.h"
+#include "server/pool/idle_decay.h"
+#include "tests/support/fake_device.h"
+
+namespace vrambroker {
+namespace {
+
+using Call = FakeDevice::Call;
+using ::testing::HasSubstr;
+
+constexpr SessionId kA{1};
+constexpr SessionId kB{2};
+constexpr SessionId kC{3};
+constexpr uid_t kAnn = 1001;
+constexpr uid_t kBen = 1002;
+constexpr uint64_t kPlenty = 1_GiB;
+
+class SegmentPoolTest : public ::testing::Test {
+ protected:
+  // A pool over a device of exactly its capacity, so that the device notices when the pool takes more.
+  void MakePool(uint64_t capacity, DeviceKind kind = DeviceKind::kHost) { MakePool(capacity, capacity, kind); }
+  void MakePool(uint64_t capacity, uint64_t device_bytes, DeviceKind kind,
+                uint64_t idle_limit = SegmentPoolOptions::kNoIdleLimit) {
+    auto device = std::make_unique<FakeDevice>(device_bytes, kind);
+    device_ = device->control();
+    pool_ = std::make_unique<SegmentPool>(
+        std::move(device), capacity, &next_segment_,
+        SegmentPoolOptions{.idle_limit_bytes = idle_limit, .free_timeout = std::chrono::minutes(1)});
+  }
+  // Accounts of session n have pid 100 + n.
+  void Open(SessionId session, uint64_t limit = kPlenty, uid_t tenant = kAnn) {
+    pool_->OpenAccount(
+        session, {.pid = PidOf(session), .uid = tenant, .domain = absl::StrCat("uid:", tenant), .limit_bytes = limit});
+  }
+  static pid_t PidOf(SessionId session) { return static_cast<pid_t>(100 + Raw(session)); }
+
+  SegmentId Lease(SessionId session, uint64_t bytes) {
+    absl::StatusOr<SegmentId> segment = pool_->Lease(session, bytes);
+    EXPECT_TRUE(segment.ok()) << segment.status();
+    return segment.value_or(SegmentId{});
+  }
+  std::optional<OomCause> Refusal(SessionId session, uint64_t bytes) {
+    const absl::StatusOr<SegmentId> segment = pool_->Lease(session, bytes);
+    EXPECT_FALSE(segment.ok());
+    return SegmentRefusalCause(segment.status());
+  }
+  AccountFigures Account(SessionId session) { return pool_->GetAccount(session).value_or(AccountFigures()); }
+  PoolFigures Figures() { return pool_->GetFigures(); }
+  Ticket TicketFor(SessionId session, SegmentId segment) {
+    absl::StatusOr<WireHandle> handle = pool_->HandleFor(session, segment);
+    EXPECT_TRUE(handle.ok()) << handle.status();
+    return handle.ok() ? std::get<Ticket>(*handle) : Ticket{};
+  }
+  void GiveBack(SessionId session, SegmentId segment) {
+    pool_->MarkReturning(session, {segment});
+    pool_->Return(session, {segment});
+  }
+
+  void TearDown() override {
+    pool_.reset();
+    if (device_ == nullptr) return;
+    EXPECT_EQ(device_->live_bytes(), 0u) << "leaked";
+    EXPECT_EQ(device_->misuse(), "");
+  }
+
+  std::atomic<uint64_t> next_segment_ = 1;
+  std::shared_ptr<FakeDevice::Control> device_;
+  std::unique_ptr<SegmentPool> pool_;
+};
+
+// ---- Limits ----
+
+TEST_F(SegmentPoolTest, LimitHoldsToTheByte) {
+  MakePool(kPlenty);
+  Open(kA, 4_MiB);
+  Open(kB, 4_MiB - 1);
+  Lease(kA, 2_MiB);
+  Lease(kA, 2_MiB);
+  EXPECT_EQ(Refusal(kA, 2_MiB), OomCause::kLimit);
+  EXPECT_EQ(Account(kA).reserved_bytes, 4_MiB) << "a refusal charges nothing";
+  Lease(kB, 2_MiB);
+  EXPECT_EQ(Refusal(kB, 2_MiB), OomCause::kLimit) << "one byte short";
+  EXPECT_EQ(Figures().charged_bytes, 6_MiB);
+}
+
+TEST_F(SegmentPoolTest, CapacityHoldsToTheByteOverAllAccounts) {
+  MakePool(6_MiB);
+  Open(kA);
+  Open(kB);
+  Lease(kA, 4_MiB);
+  Lease(kB, 2_MiB);
+  EXPECT_EQ(Refusal(kB, 2_MiB), OomCause::kCapacity);
+  EXPECT_EQ(Refusal(kA, 2_MiB), OomCause::kCapacity);
+  EXPECT_EQ(Account(kB).reserved_bytes, 2_MiB);
+  EXPECT_EQ(Figures().charged_bytes, 6_MiB);
+}
+
+TEST_F(SegmentPoolTest, CapacityOneByteShortIsShort) {
+  MakePool(6_MiB - 1, 1_GiB, DeviceKind::kHost);
+  Open(kA);
+  Open(kB);
+  Lease(kA, 4_MiB);
+  EXPECT_EQ(Refusal(kB, 2_MiB), OomCause::kCapacity);
+}
+
+TEST_F(SegmentPoolTest, MoreThanTheCapacityIsSaidAtOnce) {
+  MakePool(6_MiB);
+  Open(kA, 2_MiB);
+  EXPECT_EQ(Refusal(kA, 8_MiB), OomCause::kLargerThanDevice) << "whatever the limit";
+  EXPECT_EQ(Refusal(kA, 6_MiB), OomCause::kLimit);
+  EXPECT_EQ(device_->allocations(), 0) << "the device is not asked";
+}
+
+TEST_F(SegmentPoolTest, LimitBelowWhatIsReservedTakesNothingAway) {
+  MakePool(kPlenty);
+  Open(kA, 8_MiB);
+  const SegmentId first = Lease(kA, 2_MiB);
+  Lease(kA, 4_MiB);
+  EXPECT_EQ(pool_->SetLimit(kA, 3_MiB), absl::OkStatus());
+  EXPECT_EQ(Account(kA).reserved_bytes, 6_MiB);
+  EXPECT_EQ(Account(kA).limit_bytes, 3_MiB);
+  EXPECT_EQ(Refusal(kA, 2_MiB), OomCause::kLimit);
+  GiveBack(kA, first);
+  EXPECT_EQ(Refusal(kA, 2_MiB), OomCause::kLimit) << "4 MiB are still above 3 MiB";
+  EXPECT_EQ(pool_->SetLimit(kA, 6_MiB), absl::OkStatus());
+  Lease(kA, 2_MiB);
+}
+
+TEST_F(SegmentPoolTest, UnknownSessionsHaveNothing) {
+  MakePool(kPlenty);
+  EXPECT_TRUE(absl::IsAborted(pool_->Lease(kA, 2_MiB).status()));
+  EXPECT_TRUE(absl::IsNotFound(pool_->SetLimit(kA, 1)));
+  EXPECT_TRUE(absl::IsNotFound(pool_->HandleFor(kA, SegmentId{1}).status()));
+  EXPECT_EQ(pool_->GetAccount(kA), std::nullopt);
+  EXPECT_EQ(pool_->CloseAccount(kA), 0u);
+  pool_->MarkReturning(kA, {SegmentId{1}});
+  pool_->Return(kA, {SegmentId{1}});
+}
+
+TEST_F(SegmentPoolTest, IdsAreUniqueOverPools) {
+  MakePool(kPlenty);
+  SegmentPool other(std::make_unique<FakeDevice>(kPlenty), kPlenty, &next_segment_);
+  Open(kA);
+  other.OpenAccount(kA, {.pid = 1, .uid = kAnn, .limit_bytes = kPlenty});
+  std::set<uint64_t> ids;
+  for (int i = 0; i < 5; ++i) {
+    ids.insert(Raw(Lease(kA, 2_MiB)));
+    ids.insert(Raw(other.Lease(kA, 2_MiB).value()));
+  }
+  EXPECT_EQ(ids.size(), 10u);
+  EXPECT_FALSE(ids.contains(0));
+}
+
+// ---- Giving back ----
+
+TEST_F(SegmentPoolTest, ReturningStaysChargedUntilReturned) {
+  MakePool(kPlenty);
+  Open(kA);
+  const SegmentId segment = Lease(kA, 2_MiB);
+  pool_->MarkReturning(kA, {segment});
+  pool_->MarkReturning(kA, {segment});
+  EXPECT_EQ(Account(kA).returning_bytes, 2_MiB) << "counted once";
+  EXPECT_EQ(Account(kA).reserved_bytes, 2_MiB);
+  EXPECT_EQ(Figures().idle_bytes, 0u);
+  pool_->Return(kA, {segment});
+  EXPECT_EQ(Account(kA).returning_bytes, 0u);
+  EXPECT_EQ(Account(kA).reserved_bytes, 0u);
+  EXPECT_EQ(Figures().charged_bytes, 0u);
+  EXPECT_EQ(Figures().idle_bytes, 2_MiB);
+  EXPECT_EQ(Figures().reserved_bytes, 2_MiB);
+  pool_->Return(kA, {segment});
+  EXPECT_EQ(Figures().idle_bytes, 2_MiB) << "a second return changes nothing";
+}
+
+TEST_F(SegmentPoolTest, ReturnOfWhatWasNotAskedBackIsIgnored) {
+  MakePool(kPlenty);
+  Open(kA);
+  Open(kB);
+  const SegmentId in_use = Lease(kA, 2_MiB);
+  const SegmentId returning = Lease(kA, 2_MiB);
+  pool_->Return(kA, {in_use, SegmentId{999}});
+  EXPECT_EQ(Account(kA).reserved_bytes, 4_MiB);
+  pool_->MarkReturning(kB, {in_use});
+  EXPECT_EQ(Account(kA).returning_bytes, 0u) << "another's";
+  EXPECT_EQ(Account(kB).returning_bytes, 0u);
+  pool_->MarkReturning(kA, {returning});
+  pool_->Return(kB, {returning});
+  EXPECT_EQ(Account(kA).reserved_bytes, 4_MiB) << "nobody returns another's segment";
+  pool_->Return(kA, {in_use, returning});
+  EXPECT_EQ(Account(kA).reserved_bytes, 2_MiB);
+  EXPECT_EQ(Figures().segments, 1u);
+}
+
+TEST_F(SegmentPoolTest, CloseAccountMakesEverythingIdle) {
+  MakePool(kPlenty);
+  Open(kA);
+  Open(kB);
+  Lease(kA, 2_MiB);
+  pool_->MarkReturning(kA, {Lease(kA, 4_MiB)});
+  Lease(kB, 8_MiB);
+  EXPECT_EQ(pool_->CloseAccount(kA), 6_MiB);
+  EXPECT_EQ(pool_->GetAccount(kA), std::nullopt);
+  EXPECT_EQ(Figures().charged_bytes, 8_MiB);
+  EXPECT_EQ(Figures().idle_bytes, 6_MiB);
+  EXPECT_EQ(Figures().segments, 1u);
+  EXPECT_EQ(pool_->CloseAccount(kA), 0u);
+}
+
+TEST_F(SegmentPoolTest, DestructorGivesEverythingBack) {
+  MakePool(kPlenty);
+  Open(kA);
+  Lease(kA, 2_MiB);
+  GiveBack(kA, Lease(kA, 4_MiB));
+  EXPECT_EQ(device_->live_bytes(), 6_MiB);
+  pool_.reset();
+  EXPECT_EQ(device_->live_bytes(), 0u);
+  EXPECT_EQ(device_->frees(), 2);
+}
+
+// ---- Idle segments ----
+
+TEST_F(SegmentPoolTest, IdleSegmentIsReusedByTheSameTenant) {
+  MakePool(kPlenty);
+  Open(kA);
+  const SegmentId first = Lease(kA, 2_MiB);
+  pool_->CloseAccount(kA);
+  Open(kB);
+  const SegmentId second = Lease(kB, 2_MiB);
+  EXPECT_NE(second, first) << "ids are never reused";
+  EXPECT_EQ(device_->allocations(), 1);
+  EXPECT_EQ(Figures().segment_allocs, 1u);
+  EXPECT_EQ(Figures().idle_bytes, 0u);
+  EXPECT_EQ(Figures().charged_bytes, 2_MiB);
+  EXPECT_TRUE(pool_->HandleFor(kB, second).ok());
+  EXPECT_TRUE(absl::IsNotFound(pool_->HandleFor(kB, first).status()));
+}
+
+TEST_F(SegmentPoolTest, IdleSegmentIsNeverGivenToAnotherTenant) {
+  MakePool(kPlenty);
+  Open(kA, kPlenty, kAnn);
+  Lease(kA, 2_MiB);
+  pool_->CloseAccount(kA);
+  Open(kB, kPlenty, kBen);
+  Lease(kB, 2_MiB);
+  EXPECT_EQ(device_->allocations(), 2);
+  EXPECT_EQ(Figures().idle_bytes, 2_MiB);
+  // Even with its last holder gone it remembers its tenant.
+  Open(kC, kPlenty, kAnn);
+  Lease(kC, 2_MiB);
+  EXPECT_EQ(device_->allocations(), 2);
+}
+
+TEST_F(SegmentPoolTest, IdleSegmentOfAnotherSizeIsNotReused) {
+  MakePool(kPlenty);
+  Open(kA);
+  GiveBack(kA, Lease(kA, 4_MiB));
+  Lease(kA, 2_MiB);
+  EXPECT_EQ(device_->allocations(), 2);
+  EXPECT_EQ(Figures().idle_bytes, 4_MiB);
+}
+
+TEST_F(SegmentPoolTest, NeedOfAnotherTenantSendsIdleSegmentsToTheDriver) {
+  MakePool(8_MiB);
+  Open(kA, kPlenty, kAnn);
+  for (int i = 0; i < 4; ++i) Lease(kA, 2_MiB);
+  pool_->CloseAccount(kA);
+  EXPECT_EQ(Figures().idle_bytes, 8_MiB);
+  Open(kB, kPlenty, kBen);
+  Lease(kB, 4_MiB);
+  EXPECT_EQ(Figures().idle_bytes, 4_MiB) << "no more than is needed";
+  EXPECT_EQ(Figures().segment_frees, 2u);
+  EXPECT_EQ(Figures().reserved_bytes, 8_MiB);
+  EXPECT_EQ(device_->peak_bytes(), 8_MiB);
+  Lease(kB, 4_MiB);
+  EXPECT_EQ(Figures().idle_bytes, 0u);
+}
+
+TEST_F(SegmentPoolTest, OwnIdleSegmentsOfAnotherSizeMakeRoomToo) {
+  MakePool(8_MiB);
+  Open(kA);
+  GiveBack(kA, Lease(kA, 6_MiB));
+  Lease(kA, 4_MiB);
+  EXPECT_EQ(Figures().idle_bytes, 0u);
+  EXPECT_EQ(device_->live_bytes(), 4_MiB);
+}
+
+TEST_F(SegmentPoolTest, ReleaseIdleSinceSparesWhatIsYounger) {
+  MakePool(kPlenty);
+  Open(kA);
+  const SteadyTime before = std::chrono::steady_clock::now() - std::chrono::seconds(1);
+  GiveBack(kA, Lease(kA, 2_MiB));
+  EXPECT_EQ(pool_->ReleaseIdleSince(before), 0u);
+  EXPECT_EQ(Figures().idle_bytes, 2_MiB);
+  EXPECT_EQ(pool_->ReleaseIdleSince(std::chrono::steady_clock::now()), 2_MiB);
+  EXPECT_EQ(Figures().idle_bytes, 0u);
+  EXPECT_EQ(Figures().reserved_bytes, 0u);
+  EXPECT_EQ(Figures().segment_frees, 1u);
+  EXPECT_EQ(device_->live_bytes(), 0u);
+}
+
+TEST_F(SegmentPoolTest, BeyondTheIdleLimitTheOldestGoBack) {
+  MakePool(kPlenty, kPlenty, DeviceKind::kHost, 6_MiB);
+  Open(kA, kPlenty, kAnn);
+  Open(kB, kPlenty, kBen);
+  Open(kC, kPlenty, kBen);
+  const SegmentId younger = Lease(kA, 4_MiB);
+  GiveBack(kB, Lease(kB, 2_MiB));
+  const SteadyTime before = std::chrono::steady_clock::now() - std::chrono::hours(1);
+  EXPECT_EQ(pool_->ReleaseIdleSince(before), 0u) << "within the limit";
+  GiveBack(kA, younger);
+  EXPECT_EQ(pool_->ReleaseIdleSince(before), 0u) << "at the limit";
+  GiveBack(kA, Lease(kA, 2_MiB));
+  EXPECT_EQ(Figures().idle_bytes, 8_MiB) << "nothing calls the driver but ReleaseIdleSince()";
+  EXPECT_EQ(pool_->ReleaseIdleSince(before), 2_MiB) << "that of B, and no more than needed";
+  EXPECT_EQ(Figures().idle_bytes, 6_MiB);
+  EXPECT_EQ(Figures().reserved_bytes, 6_MiB);
+  EXPECT_EQ(Figures().segment_frees, 1u);
+  EXPECT_EQ(device_->live_bytes(), 6_MiB);
+  Lease(kA, 4_MiB);
+  EXPECT_EQ(device_->allocations(), 3) << "from idle";
+  GiveBack(kA, Lease(kA, 10_MiB));
+  EXPECT_EQ(pool_->ReleaseIdleSince(before), 12_MiB) << "a segment larger than the limit is not kept, nor older ones";
+}
+
+TEST_F(SegmentPoolTest, NothingIsKeptAtAnIdleLimitOfZero) {
+  MakePool(kPlenty, kPlenty, DeviceKind::kHost, 0);
+  Open(kA);
+  Lease(kA, 2_MiB);
+  Lease(kA, 4_MiB);
+  pool_->CloseAccount(kA);
+  EXPECT_EQ(pool_->ReleaseIdleSince(SteadyTime()), 6_MiB);
+  EXPECT_EQ(Figures().reserved_bytes, 0u);
+}
+
+TEST_F(SegmentPoolTest, WhatIsDueCanBeLeasedUntilTheDriverHasIt) {
+  MakePool(kPlenty);
+  Open(kA);
+  const SegmentId first = Lease(kA, 2_MiB);
+  const SegmentId second = Lease(kA, 2_MiB);
+  GiveBack(kA, first);
+  GiveBack(kA, second);
+  Gate& gate = device_->Hold(Call::kFree);
+  std::thread decay([&] { EXPECT_EQ(pool_->ReleaseIdleSince(std::chrono::steady_clock::now()), 2_MiB); });
+  gate.AwaitArrivals(1);
+  Lease(kA, 2_MiB);
+  EXPECT_EQ(device_->allocations(), 2) << "the second one";
+  gate.Open();
+  decay.join();
+}
+
+// ---- Decay on its own thread ----
+
+TEST_F(SegmentPoolTest, DecayGivesBackWhatIsDue) {
+  MakePool(kPlenty);
+  Open(kA);
+  Lease(kA, 2_MiB);
+  Lease(kA, 4_MiB);
+  const IdleDecay decay(pool_.get(), std::chrono::milliseconds(20));
+  for (int round = 1; round <= 3; ++round) {
+    SCOPED_TRACE(round);
+    GiveBack(kA, Lease(kA, 8_MiB));
+    device_->AwaitFrees(round);
+  }
+  const SteadyTime closed = std::chrono::steady_clock::now();
+  pool_->CloseAccount(kA);
+  device_->AwaitFrees(5);
+  EXPECT_GE(std::chrono::steady_clock::now() - closed, std::chrono::milliseconds(20));
+}
+
+TEST_F(SegmentPoolTest, DecaySparesWhatIsYoungAndStopsAtOnce) {
+  MakePool(kPlenty);
+  Open(kA);
+  const IdleDecay decay(pool_.get(), std::chrono::hours(1));
+  GiveBack(kA, Lease(kA, 2_MiB));
+  EXPECT_EQ(Figures().idle_bytes, 2_MiB);
+}
+
+TEST_F(SegmentPoolTest, DecayDoesNotWaitWithWhatIsBeyondTheIdleLimit) {
+  MakePool(kPlenty, kPlenty, DeviceKind::kHost, 2_MiB);
+  Open(kA);
+  const IdleDecay decay(pool_.get(), std::chrono::hours(1));
+  for (int i = 0; i < 5; ++i) Lease(kA, 2_MiB);
+  pool_->CloseAccount(kA);
+  device_->AwaitFrees(4);
+  EXPECT_EQ(Figures().idle_bytes, 2_MiB);
+}
+
+TEST_F(SegmentPoolTest, WhoeverMakesSegmentsIdleDoesNotWaitForTheDriver) {
+  MakePool(kPlenty, kPlenty, DeviceKind::kHost, 0);
+  Open(kA);
+  Open(kB);
+  const SegmentId segment = Lease(kA, 2_MiB);
+  Gate& gate = device_->Hold(Call::kFree);
+  const IdleDecay decay(pool_.get(), std::chrono::milliseconds(0));
+  GiveBack(kA, segment);
+  gate.AwaitArrivals(1);
+  EXPECT_EQ(Figures().reserved_bytes, 2_MiB) << "held until the driver has it";
+  Lease(kB, 4_MiB);
+  pool_->CloseAccount(kB);
+  EXPECT_EQ(pool_->CloseAccount(kA), 0u);
+  gate.Open();
+  device_->AwaitFrees(2);
+}
+
+// ---- The driver says no ----
+
+TEST_F(SegmentPoolTest, DriverOutOfMemoryIsACapacityRefusal) {
+  MakePool(8_MiB);
+  Open(kA);
+  device_->set_foreign_bytes(7_MiB);
+  EXPECT_EQ(Refusal(kA, 2_MiB), OomCause::kCapacity);
+  EXPECT_EQ(Account(kA).reserved_bytes, 0u);
+  EXPECT_EQ(Figures().charged_bytes, 0u);
+  device_->set_foreign_bytes(0);
+  Lease(kA, 8_MiB);
+}
+
+TEST_F(SegmentPoolTest, DriverOutOfMemorySendsIdleSegmentsToTheDriver) {
+  MakePool(8_MiB);
+  Open(kA, kPlenty, kAnn);
+  Open(kB, kPlenty, kBen);
+  GiveBack(kA, Lease(kA, 4_MiB));
+  // Capacity would allow 4 MiB, but somebody outside of the broker has taken them.
+  device_->set_foreign_bytes(4_MiB);
+  Lease(kB, 4_MiB);
+  EXPECT_EQ(Figures().idle_bytes, 0u);
+  EXPECT_EQ(Figures().segment_frees, 1u);
+  device_->set_foreign_bytes(0);
+}
+
+TEST_F(SegmentPoolTest, OtherDriverErrorsPassThrough) {
+  MakePool(8_MiB);
+  Open(kA);
+  device_->Fail(Call::kAllocate, 1, 1, absl::InternalError("cudaMalloc failed"));
+  const absl::Status status = pool_->Lease(kA, 2_MiB).status();
+  EXPECT_EQ(status, absl::InternalError("cudaMalloc failed"));
+  EXPECT_EQ(SegmentRefusalCause(status), std::nullopt);
+  EXPECT_EQ(Account(kA).reserved_bytes, 0u);
+}
+
+TEST_F(SegmentPoolTest, FailedExportGivesTheSegmentBack) {
+  MakePool(8_MiB, DeviceKind::kCuda);
+  Open(kA);
+  device_->Fail(Call::kExport, 1, 1, absl::InternalError("cudaIpcGetMemHandle failed"));
+  EXPECT_EQ(pool_->Lease(kA, 2_MiB).status(), absl::InternalError("cudaIpcGetMemHandle failed"));
+  EXPECT_EQ(device_->live_bytes(), 0u);
+  EXPECT_EQ(Figures().charged_bytes, 0u);
+  EXPECT_EQ(Figures().segments, 0u);
+}
+
+// A bit of everything that calls the driver. A lease may fail; whatever happens, the ledger must be right.
+class SegmentPoolFaultTest : public SegmentPoolTest {
+ protected:
+  void LeaseOrNot(SessionId session, uint64_t bytes) {
+    const AccountFigures before = Account(session);
+    const uint64_t charged = Figures().charged_bytes;
+    const absl::StatusOr<SegmentId> segment = pool_->Lease(session, bytes);
+    const uint64_t change = segment.ok() ? bytes : 0;
+    EXPECT_EQ(Account(session).reserved_bytes, before.reserved_bytes + change) << segment.status();
+    EXPECT_EQ(Figures().charged_bytes, charged + change);
+    if (segment.ok()) leased_.push_back({session, *segment});
+    if (!segment.ok()) ++failures_;
+    CheckLedger();
+  }
+  void GiveBackOne() {
+    if (leased_.empty()) return;
+    GiveBack(leased_.back().first, leased_.back().second);
+    leased_.pop_back();
+    CheckLedger();
+  }
+  void CheckLedger() {
+    const PoolFigures figures = Figures();
+    EXPECT_EQ(figures.charged_bytes, Account(kA).reserved_bytes + Account(kB).reserved_bytes);
+    EXPECT_LE(figures.charged_bytes + figures.idle_bytes, figures.capacity_bytes);
+    EXPECT_EQ(figures.segments, leased_.size());
+  }
+
+  void Scenario() {
+    leased_.clear();
+    failures_ = 0;
+    Open(kA, 12_MiB, kAnn);
+    Open(kB, kPlenty, kBen);
+    LeaseOrNot(kA, 2_MiB);
+    LeaseOrNot(kA, 4_MiB);
+    LeaseOrNot(kB, 6_MiB);
+    GiveBackOne();
+    LeaseOrNot(kA, 6_MiB);  // idle segments of B have to go
+    GiveBackOne();
+    LeaseOrNot(kB, 4_MiB);
+    GiveBackOne();
+    pool_->ReleaseIdleSince(std::chrono::steady_clock::now());
+    LeaseOrNot(kB, 6_MiB);
+    GiveBackOne();
+    LeaseOrNot(kB, 6_MiB);  // from idle
+    leased_.clear();
+    pool_->CloseAccount(kA);
+    pool_->CloseAccount(kB);
+    pool_->ReleaseIdleSince(std::chrono::steady_clock::now());
+    pool_->RetryFrees();
+    const PoolFigures end = Figures();
+    EXPECT_EQ(end.charged_bytes, 0u);
+    EXPECT_EQ(end.idle_bytes, 0u);
+    EXPECT_EQ(end.reserved_bytes, 0u);
+    EXPECT_EQ(end.segments, 0u);
+    EXPECT_EQ(end.segment_allocs, end.segment_frees);
+  }
+
+  // Lets the first, the second, ... call of this kind fail, until none is left that could.
+  void FailEach(Call call, int in_a_row, const absl::Status& status, DeviceKind kind, bool leases_fail) {
+    for (int nth = 1;; ++nth) {
+      SCOPED_TRACE(::testing::Message() << "call number " << nth << " fails " << in_a_row << " times");
+      ASSERT_LT(nth, 100);
+      MakePool(12_MiB, 64_MiB, kind);
+      device_->Fail(call, nth, in_a_row, status);
+      Scenario();
+      if (device_->faults_fired() == 0) {
+        EXPECT_EQ(failures_, 0);
+        EXPECT_GT(nth, 3) << "the scenario has several such calls";
+        break;
+      }
+      EXPECT_EQ(failures_ > 0, leases_fail);
+      pool_.reset();
+      EXPECT_EQ(device_->live_bytes(), 0u);
+      EXPECT_EQ(device_->misuse(), "");
+      if (HasFailure()) return;
+    }
+  }
+
+  std::vector<std::pair<SessionId, SegmentId>> leased_;
+  int failures_ = 0;
+};
+
+TEST_F(SegmentPoolFaultTest, ChargeIsRolledBackWhenTheDriverHasNoRoom) {
+  FailEach(Call::kAllocate, 2, absl::ResourceExhaustedError("no room"), DeviceKind::kHost, true);
+}
+
+TEST_F(SegmentPoolFaultTest, OneRefusalOfTheDriverIsTriedAgain) {
+  FailEach(Call::kAllocate, 1, absl::ResourceExhaustedError("no room"), DeviceKind::kHost, false);
+}
+
+TEST_F(SegmentPoolFaultTest, ChargeIsRolledBackWhenTheDriverBreaks) {
+  FailEach(Call::kAllocate, 1, absl::InternalError("broken"), DeviceKind::kCuda, true);
+}
+
+TEST_F(SegmentPoolFaultTest, ChargeIsRolledBackWhenTheExportFails) {
+  FailEach(Call::kExport, 1, absl::InternalError("broken"), DeviceKind::kCuda, true);
+}
+
+TEST_F(SegmentPoolFaultTest, FailedFreesDoNotUpsetTheLedger) {
+  FailEach(Call::kFree, 1, absl::InternalError("broken"), DeviceKind::kHost, false);
+}
+
+TEST_F(SegmentPoolTest, WhatTheDriverRefusesToTakeBackIsTriedAgain) {
+  MakePool(8_MiB);
+  Open(kA);
+  GiveBack(kA, Lease(kA, 4_MiB));
+  device_->Fail(Call::kFree, 1, 2, absl::InternalError("broken"));
+  EXPECT_EQ(pool_->ReleaseIdleSince(std::chrono::steady_clock::now()), 4_MiB);
+  EXPECT_EQ(Figures().reserved_bytes, 4_MiB) << "the driver still has it as ours";
+  pool_->RetryFrees();
+  EXPECT_EQ(Figures().reserved_bytes, 4_MiB);
+  pool_->RetryFrees();
+  EXPECT_EQ(Figures().reserved_bytes, 0u);
+  EXPECT_EQ(device_->live_bytes(), 0u);
+  pool_->RetryFrees();
+  EXPECT_EQ(device_->misuse(), "") << "freed once";
+}
+
+// ---- Waiting for the driver ----
+
+TEST_F(SegmentPoolTest, CloseDuringALeaseAbortsItAndLeaksNothing) {
+  MakePool(8_MiB);
+  Open(kA);
+  Gate& gate = device_->Hold(Call::kAllocate);
+  absl::Status status;
+  std::thread lease([&] { status = pool_->Lease(kA, 4_MiB).status(); });
+  gate.AwaitArrivals(1);
+  EXPECT_EQ(Account(kA).reserved_bytes, 4_MiB) << "charged while it is being obtained";
+  EXPECT_EQ(Figures().reserved_bytes, 0u) << "the driver has not given it yet";
+  EXPECT_EQ(pool_->CloseAccount(kA), 0u);
+  EXPECT_EQ(Figures().charged_bytes, 4_MiB) << "still, or others could be promised the same bytes";
+  gate.Open();
+  lease.join();
+  EXPECT_TRUE(absl::IsAborted(status)) << status;
+  EXPECT_EQ(Figures().charged_bytes, 0u);
+  EXPECT_EQ(Figures().reserved_bytes, 0u);
+  EXPECT_EQ(Figures().idle_bytes, 0u);
+  EXPECT_EQ(device_->live_bytes(), 0u);
+}
+
+TEST_F(SegmentPoolTest, CloseDuringAFailingLeaseRollsBack) {
+  MakePool(8_MiB);
+  Open(kA);
+  Gate& gate = device_->Hold(Call::kAllocate);
+  device_->Fail(Call::kAllocate, 1, 1, absl::InternalError("broken"));
+  std::thread lease([&] { EXPECT_FALSE(pool_->Lease(kA, 4_MiB).ok()); });
+  gate.AwaitArrivals(1);
+  pool_->CloseAccount(kA);
+  gate.Open();
+  lease.join();
+  EXPECT_EQ(Figures().charged_bytes, 0u);
+}
+
+TEST_F(SegmentPoolTest, NothingElseWaitsForTheDriver) {
+  MakePool(kPlenty);
+  Open(kA);
+  Open(kB, kPlenty, kBen);
+  const SegmentId held = Lease(kB, 2_MiB);
+  GiveBack(kB, Lease(kB, 4_MiB));
+  Gate& gate = device_->Hold(Call::kAllocate);
+  std::thread lease([&] { Lease(kA, 2_MiB); });
+  gate.AwaitArrivals(1);
+  // The gate opens only after all this: were a lock held during the driver's call, the test would never end.
+  EXPECT_EQ(Figures().charged_bytes, 4_MiB);
+  EXPECT_EQ(pool_->SetLimit(kB, 16_MiB), absl::OkStatus());
+  Lease(kB, 4_MiB);  // idle
+  const Ticket ticket = TicketFor(kB, held);
+  EXPECT_TRUE(pool_->RedeemTicket(ticket, PidOf(kB), kBen).ok());
+  EXPECT_EQ(pool_->ReleaseIdleSince(std::chrono::steady_clock::now()), 0u);
+  GiveBack(kB, held);
+  EXPECT_EQ(pool_->CloseAccount(kB), 4_MiB);
+  gate.Open();
+  lease.join();
+}
+
+TEST_F(SegmentPoolTest, CapacityCountsWhatIsBeingObtained) {
+  MakePool(8_MiB);
+  Open(kA);
+  Open(kB);
+  Gate& gate = device_->Hold(Call::kAllocate);
+  std::thread lease([&] { Lease(kA, 6_MiB); });
+  gate.AwaitArrivals(1);
+  EXPECT_EQ(Refusal(kB, 4_MiB), OomCause::kCapacity);
+  EXPECT_EQ(Refusal(kA, 4_MiB), OomCause::kCapacity);
+  gate.Open();
+  lease.join();
+}
+
+TEST_F(SegmentPoolTest, LeaseWaitsForFreesThatAreUnderWay) {
+  MakePool(4_MiB);
+  Open(kA);
+  GiveBack(kA, Lease(kA, 4_MiB));
+  Gate& gate = device_->Hold(Call::kFree);
+  std::thread decay([&] { EXPECT_EQ(pool_->ReleaseIdleSince(std::chrono::steady_clock::now()), 4_MiB); });
+  gate.AwaitArrivals(1);
+  EXPECT_EQ(Figures().reserved_bytes, 4_MiB) << "still held from the driver";
+  EXPECT_EQ(Figures().idle_bytes, 0u);
+  std::thread lease([&] { Lease(kA, 2_MiB); });
+  device_->AwaitRefusals(1);
+  gate.Open();
+  decay.join();
+  lease.join();
+  EXPECT_EQ(device_->live_bytes(), 2_MiB);
+}
+
+TEST_F(SegmentPoolTest, LeaseWaitsForNoMoreFreesThanItNeeds) {
+  MakePool(8_MiB);
+  Open(kA, kPlenty, kAnn);
+  Open(kB, kPlenty, kBen);
+  Lease(kA, 4_MiB);
+  Lease(kA, 4_MiB);
+  pool_->CloseAccount(kA);
+  Gate& gate = device_->Hold(Call::kFree);
+  std::thread first([&] { Lease(kB, 2_MiB); });  // gives up one of the two, more than it needs
+  gate.AwaitArrivals(1);
+  std::thread second([&] { Lease(kB, 2_MiB); });
+  device_->AwaitRefusals(1);
+  std::thread decay([&] { pool_->ReleaseIdleSince(std::chrono::steady_clock::now()); });
+  gate.AwaitArrivals(2);
+  gate.LetThrough(1);
+  first.join();
+  second.join();
+  EXPECT_EQ(device_->frees(), 1) << "the other one is still held by the driver";
+  gate.Open();
+  decay.join();
+}
+
+// Many sessions at once. Were one to wait for another, not all would come to the gate, and the test would never end.
+class SegmentPoolOverlapTest : public SegmentPoolTest {
+ protected:
+  static constexpr int kSessions = 32;
+
+  // Session n of `tenant` leases a segment, for n from `first`: each on its own queue, as the daemon's sessions do.
+  void LeaseAll(WorkerPool& workers, uint64_t first, uid_t tenant) {
+    for (uint64_t n = first; n < first + kSessions; ++n) {
+      Open(SessionId{n}, kPlenty, tenant);
+      std::make_shared<SerialQueue>(&workers)->Submit([this, n] { Lease(SessionId{n}, 2_MiB); });
+    }
+  }
+};
+
+TEST_F(SegmentPoolOverlapTest, AllAreInTheDriverAtATime) {
+  MakePool(kSessions * 2_MiB);
+  Gate& gate = device_->Hold(Call::kAllocate);
+  {
+    WorkerPool workers(64);
+    LeaseAll(workers, 1, kAnn);
+    gate.AwaitArrivals(kSessions);
+    EXPECT_EQ(Figures().charged_bytes, kSessions * 2_MiB);
+    gate.Open();
+  }
+  EXPECT_EQ(Figures().segments, kSessions);
+}
+
+TEST_F(SegmentPoolOverlapTest, AllMakeRoomAtATime) {
+  MakePool(kSessions * 2_MiB);
+  {
+    WorkerPool workers(64);
+    LeaseAll(workers, 1, kAnn);
+  }
+  for (uint64_t n = 1; n <= kSessions; ++n) pool_->CloseAccount(SessionId{n});
+  Gate& frees = device_->Hold(Call::kFree);
+  Gate& allocations = device_->Hold(Call::kAllocate);
+  {
+    WorkerPool workers(64);
+    LeaseAll(workers, 1000, kBen);
+    frees.AwaitArrivals(kSessions);
+    EXPECT_EQ(Figures().idle_bytes, 0u);
+    EXPECT_EQ(Figures().charged_bytes, kSessions * 2_MiB);
+    EXPECT_EQ(Figures().reserved_bytes, kSessions * 2_MiB) << "what is being freed, not what is yet to be obtained";
+    frees.Open();
+    allocations.AwaitArrivals(kSessions);
+    allocations.Open();
+  }
+  EXPECT_EQ(Figures().segments, kSessions);
+  EXPECT_EQ(device_->peak_bytes(), kSessions * 2_MiB);
+}
+
+// ---- Handles and tickets ----
+
+TEST_F(SegmentPoolTest, CudaSegmentsAreOpenedByTheirIpcHandle) {
+  MakePool(kPlenty, DeviceKind::kCuda);
+  Open(kA);
+  const SegmentId a = Lease(kA, 2_MiB);
+  const SegmentId b = Lease(kA, 2_MiB);
+  const WireHandle handle = pool_->HandleFor(kA, a).value();
+  ASSERT_TRUE(std::holds_alternative<CudaIpcHandle>(handle));
+  EXPECT_EQ(pool_->HandleFor(kA, a).value(), handle);
+  EXPECT_NE(pool_->HandleFor(kA, b).value(), handle);
+  EXPECT_EQ(device_->allocations(), 2);
+  GiveBack(kA, a);
+  const SegmentId again = Lease(kA, 2_MiB);
+  EXPECT_EQ(pool_->HandleFor(kA, again).value(), handle) << "an idle segment keeps its handle";
+}
+
+TEST_F(SegmentPoolTest, HandlesAreForTheHolderOnly) {
+  MakePool(kPlenty);
+  Open(kA);
+  Open(kB);
+  const SegmentId segment = Lease(kA, 2_MiB);
+  EXPECT_TRUE(absl::IsNotFound(pool_->HandleFor(kB, segment).status()));
+  EXPECT_TRUE(absl::IsNotFound(pool_->HandleFor(kA, SegmentId{999}).status()));
+  EXPECT_TRUE(pool_->HandleFor(kA, segment).ok());
+}
+
+TEST_F(SegmentPoolTest, TicketIsGoodOnce) {
+  MakePool(kPlenty);
+  Open(kA);
+  const SegmentId segment = Lease(kA, 2_MiB);
+  const Ticket ticket = TicketFor(kA, segment);
+  EXPECT_EQ(TicketFor(kA, segment), ticket) << "one ticket a segment";
+  const absl::StatusOr<UniqueFd> fd = pool_->RedeemTicket(ticket, PidOf(kA), kAnn);
+  ASSERT_TRUE(fd.ok()) << fd.status();
+  EXPECT_TRUE(fd->valid());
+  EXPECT_TRUE(absl::IsNotFound(pool_->RedeemTicket(ticket, PidOf(kA), kAnn).status()));
+  const Ticket next = TicketFor(kA, segment);
+  EXPECT_NE(next, ticket);
+  EXPECT_TRUE(pool_->RedeemTicket(next, PidOf(kA), kAnn).ok());
+}
+
+TEST_F(SegmentPoolTest, TicketIsForItsProcessAndUser) {
+  MakePool(kPlenty);
+  Open(kA, kPlenty, kAnn);
+  Open(kB, kPlenty, kBen);
+  const Ticket ticket = TicketFor(kA, Lease(kA, 2_MiB));
+  EXPECT_TRUE(absl::IsPermissionDenied(pool_->RedeemTicket(ticket, PidOf(kB), kAnn).status()));
+  EXPECT_TRUE(absl::IsPermissionDenied(pool_->RedeemTicket(ticket, PidOf(kA), kBen).status()));
+  EXPECT_TRUE(absl::IsPermissionDenied(pool_->RedeemTicket(ticket, PidOf(kA), 0).status())) << "root neither";
+  EXPECT_TRUE(pool_->RedeemTicket(ticket, PidOf(kA), kAnn).ok()) << "the attempts of others do not use it up";
+}
+
+TEST_F(SegmentPoolTest, UnknownTicketIsNoTicket) {
+  MakePool(kPlenty);
+  Open(kA);
+  Ticket ticket = TicketFor(kA, Lease(kA, 2_MiB));
+  ticket[15] = static_cast<char>(ticket[15] ^ 1);
+  EXPECT_TRUE(absl::IsNotFound(pool_->RedeemTicket(ticket, PidOf(kA), kAnn).status()));
+  EXPECT_TRUE(absl::IsNotFound(pool_->RedeemTicket(Ticket{}, PidOf(kA), kAnn).status()));
+}
+
+TEST_F(SegmentPoolTest, TicketIsVoidWhenTheSegmentIsReturned) {
+  MakePool(kPlenty);
+  Open(kA);
+  const SegmentId segment = Lease(kA, 2_MiB);
+  const Ticket ticket = TicketFor(kA, segment);
+  GiveBack(kA, segment);
+  EXPECT_TRUE(absl::IsNotFound(pool_->RedeemTicket(ticket, PidOf(kA), kAnn).status()));
+  Lease(kA, 2_MiB);
+  EXPECT_TRUE(absl::IsNotFound(pool_->RedeemTicket(ticket, PidOf(kA), kAnn).status())) << "nor when it is leased anew";
+}
+
+TEST_F(SegmentPoolTest, TicketIsVoidWhenTheAccountIsClosed) {
+  MakePool(kPlenty);
+  Open(kA);
+  const Ticket ticket = TicketFor(kA, Lease(kA, 2_MiB));
+  pool_->CloseAccount(kA);
+  EXPECT_TRUE(absl::IsNotFound(pool_->RedeemTicket(ticket, PidOf(kA), kAnn).status()));
+}
+
+TEST_F(SegmentPoolTest, TicketSurvivesAFailedExport) {
+  MakePool(kPlenty);
+  Open(kA);
+  const Ticket ticket = TicketFor(kA, Lease(kA, 2_MiB));
+  device_->Fail(Call::kExport, 1, 1, absl::InternalError("fcntl failed"));
+  EXPECT_EQ(pool_->RedeemTicket(ticket, PidOf(kA), kAnn).status(), absl::InternalError("fcntl failed"));
+  EXPECT_TRUE(pool_->RedeemTicket(ticket, PidOf(kA), kAnn).ok());
+}
+
+TEST_F(SegmentPoolTest, TicketsDiffer) {
+  MakePool(kPlenty);
+  Open(kA);
+  std::set<Ticket> tickets;
+  for (int i = 0; i < 100; ++i) tickets.insert(TicketFor(kA, Lease(kA, 2_MiB)));
+  EXPECT_EQ(tickets.size(), 100u);
+}
+
+// ---- What dead processes leave ----
+
+// A descriptor on its way through a socket is in no table: whoever gets it later could write to the next one's segment.
+TEST_F(SegmentPoolTest, WhatADeadProcessCouldOpenIsHandedToNobody) {
+  MakePool(kPlenty);
+  Open(kA);
+  const Ticket ticket = TicketFor(kA, Lease(kA, 2_MiB));
+  ASSERT_TRUE(pool_->RedeemTicket(ticket, PidOf(kA), kAnn).ok());
+  Lease(kA, 4_MiB);  // it never had what opens this one
+  pool_->CloseAccountOfGone(kA);
+  EXPECT_EQ(Figures().quarantined_bytes, 2_MiB);
+  EXPECT_EQ(Figures().idle_bytes, 4_MiB);
+  pool_->CheckQuarantine();
+  EXPECT_EQ(Figures().quarantined_bytes, 0u);
+  EXPECT_EQ(Figures().segment_frees, 1u) << "it went back to the driver";
+  Open(kB);
+  Lease(kB, 2_MiB);
+  EXPECT_EQ(Figures().handovers, 0u);
+  Lease(kB, 4_MiB);
+  EXPECT_EQ(Figures().handovers, 1u);
+}
+
+// ---- What is carried over from an earlier run ----
+
+TEST_F(SegmentPoolTest, WhatIsCarriedOverCountsAgainstLimitAndCapacity) {
+  MakePool(64_MiB);
+  device_->Leave({{.file_device = 1, .file_inode = 1, .bytes = 40_MiB, .holders = {{.pid = PidOf(kA)}}},
+                  {.file_device = 1, .file_inode = 2, .bytes = 8_MiB, .holders = {{.pid = 1}}}});
+  ASSERT_TRUE(pool_->FindCarriedOver().ok());
+  EXPECT_EQ(Figures().carried_over_bytes, 48_MiB);
+  EXPECT_EQ(Figures().committed_bytes, 48_MiB);
+  Open(kB);
+  EXPECT_EQ(Refusal(kB, 18_MiB), OomCause::kCapacity);
+  Open(kA, 44_MiB);
+  EXPECT_EQ(Account(kA).reserved_bytes, 40_MiB);
+  EXPECT_EQ(Account(kA).carried_over_bytes, 40_MiB);
+  EXPECT_EQ(Figures().committed_bytes, 48_MiB);
+  EXPECT_EQ(Refusal(kA, 6_MiB), OomCause::kLimit);
+  Lease(kA, 4_MiB);
+  Lease(kB, 12_MiB);
+  EXPECT_EQ(Refusal(kB, 2_MiB), OomCause::kCapacity);
+  device_->Leave({});
+  ASSERT_TRUE(pool_->FindCarriedOver().ok());
+  ASSERT_TRUE(pool_->FindCarriedOver().ok());
+  EXPECT_EQ(Figures().carried_over_bytes, 0u);
+  EXPECT_EQ(Account(kA).reserved_bytes, 4_MiB);
+  EXPECT_EQ(Figures().committed_bytes, 16_MiB);
+  EXPECT_EQ(Figures().reserved_bytes, 16_MiB);
+}
+
+TEST_F(SegmentPoolTest, ThatSomethingMayNotBeCountedIsSaidOnce) {
+  std::ostringstream log;
+  const std::shared_ptr<spdlog::logger> before = spdlog::default_logger();
+  spdlog::set_default_logger(
+      std::make_shared<spdlog::logger>("test", std::make_shared<spdlog::sinks::ostream_sink_mt>(log)));
+  MakePool(64_MiB);
+  ASSERT_TRUE(pool_->FindCarriedOver().ok());
+  EXPECT_EQ(log.str(), "");
+  device_->Leave({}, /*unread_processes=*/3);
+  ASSERT_TRUE(pool_->FindCarriedOver().ok());
+  EXPECT_THAT(log.str(), HasSubstr("memory that they hold of an earlier run of the daemon is not counted"));
+  EXPECT_THAT(log.str(), HasSubstr("CAP_SYS_PTRACE"));
+  EXPECT_THAT(log.str(), HasSubstr("processes=3"));
+  log.str("");
+  ASSERT_TRUE(pool_->FindCarriedOver().ok());
+  EXPECT_EQ(log.str(), "");
+  spdlog::set_default_logger(before);
+}
+
+// More than there is now: the capacity was lowered between the runs.
+TEST_F(SegmentPoolTest, MoreMayBeCarriedOverThanTheCapacity) {
+  MakePool(16_MiB);
+  device_->Leave({{.file_device = 1, .file_inode = 1, .bytes = 40_MiB, .holders = {{.pid = PidOf(kA)}}}});
+  ASSERT_TRUE(pool_->FindCarriedOver().ok());
+  Open(kA, 8_MiB);
+  Open(kB);
+  EXPECT_EQ(Account(kA).reserved_bytes, 40_MiB);
+  EXPECT_EQ(Refusal(kA, 2_MiB), OomCause::kLimit);
+  EXPECT_EQ(Refusal(kB, 2_MiB), OomCause::kCapacity);
+  EXPECT_EQ(SegmentRefusalCause(pool_->SetGuarantee(kB, 2_MiB)), OomCause::kCapacity);
+  pool_->CloseAccountOfGone(kA);
+  EXPECT_EQ(Figures().committed_bytes, 40_MiB) << "until it is found to be gone";
+  device_->Leave({});
+  pool_->CheckQuarantine();
+  ASSERT_TRUE(pool_->FindCarriedOver().ok());
+  ASSERT_TRUE(pool_->FindCarriedOver().ok());
+  EXPECT_EQ(Figures().committed_bytes, 0u);
+  Lease(kB, 16_MiB);
+}
+
+TEST_F(SegmentPoolTest, ADeviceThatCannotTellWhatItHasFreeIsNotUsed) {
+  MakePool(64_MiB, DeviceKind::kCuda);
+  Open(kA);
+  const SegmentId held = Lease(kA, 2_MiB);
+  for (const absl::Status& error :
+       {absl::InternalError("cudaMemGetInfo failed"), absl::ResourceExhaustedError("oom")}) {
+    device_->set_free_bytes_error(error);
+    EXPECT_EQ(pool_->UpdateHealth(), absl::InternalError(error.message())) << "no want of memory";
+    EXPECT_EQ(pool_->health(), absl::InternalError(error.message()));
+    const absl::Status refused = pool_->Lease(kA, 2_MiB).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kInternal);
+    EXPECT_THAT(std::string(refused.message()),
+                HasSubstr("the daemon's device 0 (fake, FAKE-0), which cannot be used: "));
+    EXPECT_THAT(std::string(refused.message()), HasSubstr(std::string(error.message())));
+  }
+  EXPECT_TRUE(pool_->TakeBack(kA, {held}).ok()) << "what is held can be given back";
+  device_->set_free_bytes_error(absl::OkStatus());
+  EXPECT_TRUE(pool_->UpdateHealth().ok());
+  Lease(kA, 2_MiB);
+}
+
+// A device that does not tell who holds what: the driver's figure of what is free stands for it.
+TEST_F(SegmentPoolTest, WhatTheDriverDoesNotHaveIsNotGiven) {
+  MakePool(64_MiB, DeviceKind::kCuda);
+  device_->set_foreign_bytes(24_MiB);
+  ASSERT_TRUE(pool_->UpdateHealth().ok());
+  ASSERT_TRUE(pool_->FindCarriedOver().ok());
+  EXPECT_EQ(Figures().carried_over_bytes, 24_MiB);
+  Open(kA);
+  EXPECT_EQ(Refusal(kA, 42_MiB), OomCause::kCapacity);
+  // A client says that half of it is its own.
+  ASSERT_TRUE(pool_->DeclareCarriedOver(kA, {{.id = 1, .bytes = 12_MiB}}).ok());
+  EXPECT_EQ(Account(kA).carried_over_bytes, 12_MiB);
+  EXPECT_EQ(Figures().carried_over_bytes, 24_MiB);
+  Lease(kA, 40_MiB);
+  pool_->FreeCarriedOver(kA, {1});
+  device_->set_foreign_bytes(12_MiB);
+  ASSERT_TRUE(pool_->UpdateHealth().ok());
+  EXPECT_EQ(Figures().carried_over_bytes, 12_MiB);
+  Lease(kA, 12_MiB);
+  device_->set_foreign_bytes(0);
+  ASSERT_TRUE(pool_->UpdateHealth().ok());
+  EXPECT_EQ(Figures().carried_over_bytes, 0u);
+  EXPECT_EQ(Figures().committed_bytes, 52_MiB);
+  EXPECT_TRUE(absl::IsInvalidArgument(pool_->DeclareCarriedOver(kA, {{.id = 1, .bytes = 3}})));
+}
+
+// A GPU of 100 MiB: 4 for the daemon's context, a headroom of 10, and the rest of 86 is the capacity, also when clients
+// hold 60 of it at the start, and have contexts.
+class CarriedOnCudaTest : public SegmentPoolTest {
+ protected:
+  static constexpr uint64_t kDaemonsContext = 4_MiB;
+  static constexpr uint64_t kContexts = 2_MiB;
+  static constexpr uint64_t kHeld = 60_MiB;
+  static constexpr uint64_t kCapacity = 86_MiB;
+
+  void SetUp() override {
+    auto device = std::make_unique<FakeDevice>(100_MiB, DeviceKind::kCuda);
+    device_ = device->control();
+    device_->set_foreign_bytes(kDaemonsContext + kContexts + kHeld);
+    pool_ = std::make_unique<SegmentPool>(std::move(device), kCapacity, &next_segment_,
+                                          SegmentPoolOptions{.headroom_bytes = 10_MiB});
+    ASSERT_TRUE(pool_->FindCarriedOver().ok());
+  }
+  // Others hold so much of it, by the driver's word.
+  void HeldElsewhere(uint64_t bytes) {
+    device_->set_foreign_bytes(kDaemonsContext + bytes);
+    ASSERT_TRUE(pool_->UpdateHealth().ok());
+  }
+  uint64_t Available() {
+    const PoolFigures figures = Figures();
+    return kCapacity - std::min(kCapacity, figures.committed_bytes);
+  }
+};
+
+TEST_F(CarriedOnCudaTest, TheCapacityIsWhatItWasWhenAllIsFreed) {
+  Open(kA);
+  Open(kB);
+  EXPECT_EQ(Available(), kCapacity - kHeld - kContexts) << "until somebody says what it is";
+  ASSERT_TRUE(pool_->DeclareCarriedOver(kA, {{.id = 1, .bytes = kHeld}}, /*begins=*/true, /*ends=*/true).ok());
+  EXPECT_EQ(Account(kA).carried_over_bytes, kHeld);
+  EXPECT_EQ(Available(), kCapacity - kHeld) << "the rest are contexts, within the headroom";
+  EXPECT_EQ(Refusal(kB, 28_MiB), OomCause::kCapacity);
+  Lease(kB, 26_MiB);
+  pool_->FreeCarriedOver(kA, {1});
+  EXPECT_EQ(Refusal(kB, 2_MiB), OomCause::kCapacity) << "until the driver says so, too";
+  HeldElsewhere(kContexts);
+  EXPECT_EQ(Figures().carried_over_bytes, 0u);
+  Lease(kA, 60_MiB);
+  EXPECT_EQ(Available(), 0u);
+}
+
+// What no client declares is still missing from what the driver says is free.
+TEST_F(CarriedOnCudaTest, WhatNobodySaysIsGivenWhenTheDriverHasIt) {
+  Open(kB);
+  HeldElsewhere(kContexts + 20_MiB);
+  EXPECT_EQ(Available(), kCapacity - 20_MiB - kContexts);
+  HeldElsewhere(kContexts);
+  EXPECT_EQ(Available(), kCapacity);
+  HeldElsewhere(kContexts + 20_MiB);
+  EXPECT_EQ(Figures().carried_over_bytes, 0u) << "what others take later is not carried over";
+}
+
+// ---- Bytes of others ----
+
+TEST_F(SegmentPoolTest, NewMemoryIsZeroedOnceItMayBeAnotherTenants) {
+  MakePool(16_MiB, DeviceKind::kCuda);
+  constexpr uid_t kBob = 2000;
+  Open(kA);
+  Open(kB);
+  Open(kC, kPlenty, kBob);
+  const auto comes_and_goes = [&](SessionId session) {
+    const uint64_t before = device_->zeroed_bytes();
+    GiveBack(session, Lease(session, 4_MiB));
+    pool_->ReleaseIdleSince(SteadyTime::max());
+    return device_->zeroed_bytes() - before;
+  };
+  EXPECT_EQ(comes_and_goes(kA), 0u) << "the driver has cleared it";
+  EXPECT_EQ(comes_and_goes(kB), 0u) << "of the same tenant";
+  EXPECT_EQ(comes_and_goes(kC), 4_MiB);
+  EXPECT_EQ(comes_and_goes(kA), 4_MiB);
+  EXPECT_EQ(comes_and_goes(kA), 4_MiB) << "the driver may give what Bob had";
+  // What is idle is handed on within a tenant as it is.
+  GiveBack(kA, Lease(kA, 4_MiB));
+  const uint64_t before = device_->zeroed_bytes();
+  Lease(kB, 4_MiB);
+  EXPECT_EQ(device_->zeroed_bytes(), before);
+}
+
+TEST_F(SegmentPoolTest, WhatADeadProcessLeftIsAnotherTenants) {
+  MakePool(16_MiB, DeviceKind::kCuda);
+  Open(kA);
+  Lease(kA, 4_MiB);
+  ASSERT_TRUE(pool_->HandleFor(kA, SegmentId{1}).ok());
+  pool_->CloseAccountOfGone(kA);
+  pool_->CheckQuarantine();
+  ASSERT_EQ(Figures().quarantined_bytes, 0u);
+  Open(kB, kPlenty, /*tenant=*/2000);
+  Lease(kB, 4_MiB);
+  EXPECT_EQ(device_->zeroed_bytes(), 4_MiB);
+}
+
+// ---- What the driver has not, since the capacity was chosen ----
+
+// The same GPU, with nobody on it when the daemon starts.
+class OutsideOnCudaTest : public CarriedOnCudaTest {
+ protected:
+  void SetUp() override { Start(10_MiB); }
+  void Start(uint64_t headroom) {
+    auto device = std::make_unique<FakeDevice>(100_MiB, DeviceKind::kCuda);
+    device_ = device->control();
+    device_->set_foreign_bytes(kDaemonsContext);
+    pool_ = std::make_unique<SegmentPool>(std::move(device), kCapacity, &next_segment_,
+                                          SegmentPoolOptions{.headroom_bytes = headroom});
+    ASSERT_TRUE(pool_->FindCarriedOver().ok());
+    for (const SessionId session : {kA, kB, kC}) Open(session);
+  }
+  void TearDown() override {
+    HeldElsewhere(0);
+    EXPECT_EQ(Figures().outside_bytes, 0u);
+    CarriedOnCudaTest::TearDown();
+  }
+};
+
+TEST_F(OutsideOnCudaTest, ContextsWithinTheHeadroomTakeNothing) {
+  Lease(kA, 2_MiB);
+  HeldElsewhere(4_MiB);
+  EXPECT_EQ(Available(), kCapacity - 2_MiB);
+  Lease(kB, 2_MiB);
+  HeldElsewhere(6_MiB);
+  EXPECT_EQ(Available(), kCapacity - 4_MiB);
+}
+
+// One for 10 MiB is not enough for three of 4 MiB, and the next client needs one, too.
+TEST_F(OutsideOnCudaTest, ContextsBeyondTheHeadroomAreTakenFromTheCapacity) {
+  for (const SessionId session : {kA, kB, kC}) Lease(session, 2_MiB);
+  HeldElsewhere(12_MiB);
+  EXPECT_EQ(Figures().outside_bytes, 6_MiB) << "2 beyond the headroom, and 4 for the next one";
+  EXPECT_EQ(Available(), kCapacity - 12_MiB);
+  EXPECT_EQ(Refusal(kA, 76_MiB), OomCause::kCapacity);
+  Lease(kA, 74_MiB);
+  HeldElsewhere(12_MiB + 4_MiB);  // of the next client
+  EXPECT_EQ(Refusal(kA, 2_MiB), OomCause::kCapacity);
+  // When they end, it is there again.
+  HeldElsewhere(4_MiB);
+  Lease(kB, 6_MiB);
+}
+
+TEST_F(OutsideOnCudaTest, OtherProgramsTakeFromTheCapacity) {
+  HeldElsewhere(50_MiB);
+  Lease(kA, 30_MiB);
+  EXPECT_EQ(Refusal(kA, 30_MiB), OomCause::kCapacity);
+  HeldElsewhere(0);
+  Lease(kA, 30_MiB);
+  // What is idle counts as the daemon's.
+  EXPECT_EQ(pool_->CloseAccount(kA), 60_MiB);
+  HeldElsewhere(0);
+  EXPECT_EQ(Available(), kCapacity);
+}
+
+// From then on a request waits for other sessions, and is not granted memory that the driver does not have.
+TEST_F(OutsideOnCudaTest, WhatTheDriverRefusesIsNotGrantedAgain) {
+  Lease(kB, 20_MiB);
+  device_->set_foreign_bytes(kDaemonsContext + 40_MiB);  // nobody has looked since
+  EXPECT_TRUE(pool_->Grant(kA, 40_MiB).ok());
+  pool_->ReleaseGrant(kA, 40_MiB);
+  EXPECT_EQ(Refusal(kA, 40_MiB), OomCause::kCapacity);
+  EXPECT_FALSE(pool_->Grant(kA, 40_MiB).ok());
+  EXPECT_GT(pool_->MissingBytes(kA, 40_MiB, /*guarantee=*/false), 0u);
+  Lease(kA, 20_MiB);
+  pool_->CloseAccount(kB);
+  EXPECT_TRUE(pool_->Grant(kA, 20_MiB).ok()) << "what others give back is there";
+  pool_->ReleaseGrant(kA, 20_MiB);
+}
+
+TEST_F(OutsideOnCudaTest, ADriverThatDoesNotKeepItsWordIsNotAskedAtOnceAgain) {
+  device_->Fail(FakeDevice::Call::kAllocate, 1, 2, absl::ResourceExhaustedError("no memory"));
+  EXPECT_EQ(Refusal(kA, 20_MiB), OomCause::kCapacity);
+  EXPECT_FALSE(pool_->Grant(kA, 20_MiB).ok());
+  Lease(kA, 18_MiB);
+  HeldElsewhere(0);
+  Lease(kA, 20_MiB);
+}
+
+TEST_F(OutsideOnCudaTest, ACapacityThatWasGivenHasNoHeadroom) {
+  pool_.reset();
+  Start(/*headroom=*/0);
+  Lease(kA, 2_MiB);
+  HeldElsewhere(10_MiB);
+  EXPECT_EQ(Figures().outside_bytes, 0u);
+  HeldElsewhere(12_MiB);
+  EXPECT_EQ(Figures().outside_bytes, 2_MiB);
+}
+
+// Who says too much is charged for it, and nobody else is.
+TEST_F(CarriedOnCudaTest, NoMoreIsDeclaredThanIsInUse) {
+  Open(kA);
+  Open(kB);
+  Open(kC);
+  ASSERT_TRUE(pool_->DeclareCarriedOver(kA, {{.id = 1, .bytes = kHeld}}).ok());
+  std::vector<CarriedSegment> lies;
+  for (uint64_t id = 1; id <= 50; ++id) lies.push_back({.id = id, .bytes = 2_MiB});
+  ASSERT_TRUE(pool_->DeclareCarriedOver(kC, lies).ok());
+  EXPECT_EQ(Account(kC).carried_over_bytes, kDaemonsContext + kContexts) << "what nobody else has claimed";
+  const uint64_t others_room = kCapacity - kHeld - kContexts;
+  Lease(kB, others_room);
+  EXPECT_EQ(Refusal(kB, 4_MiB), OomCause::kCapacity);
+  // What has come free by the driver's word is for others, whatever the liar says.
+  EXPECT_EQ(pool_->CloseAccount(kA), 0u);
+  HeldElsewhere(0);
+  Open(kA);
+  Lease(kA, kCapacity - others_room);
+  EXPECT_EQ(Refusal(kA, 2_MiB), OomCause::kCapacity);
+  pool_->CloseAccount(kC);
+  EXPECT_EQ(Figures().committed_bytes, kCapacity);
+  // Nothing is in use elsewhere any more: nothing is believed.
+  Open(kC);
+  HeldElsewhere(0);
+  device_->set_foreign_bytes(0);
+  ASSERT_TRUE(pool_->UpdateHealth().ok());
+  ASSERT_TRUE(pool_->DeclareCarriedOver(kC, lies).ok());
+  EXPECT_EQ(Account(kC).carried_over_bytes, 0u);
+}
+
+}  // namespace
+}  // namespace vrambroker
