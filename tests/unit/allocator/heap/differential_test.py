@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "golden"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "golden"))
 import model  # noqa: E402  (it lies beside the recorded traces)
 
 MIB = model.MIB
