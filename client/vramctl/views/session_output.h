@@ -8,7 +8,7 @@
 
 namespace vrambroker::vramctl {
 
-// How a session is shown to people; for scripts see proto/admin_json.
+// How a session is shown to people; for scripts see allocator/wire/admin_json.
 
 // "over limit" for a session that is.
 const char* StateOn(const v1::Session& session, const v1::SessionDevice& device);
