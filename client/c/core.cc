@@ -19,10 +19,10 @@
 #include "client/c/core.h"
 #include "client/c/core_api.h"
 #include "client/c/thread_text.h"
+#include "client/connection/grpc_use.h"
 #include "client/heap/give_up.h"
 #include "client/heap/out_of_memory_json.h"
 #include "client/heap/scope_stack.h"
-#include "client/session/grpc_use.h"
 #include "client/vrambroker/client.h"
 
 namespace vrambroker::client_internal {

@@ -14,11 +14,10 @@
 #include "allocator/device/device.h"
 #include "allocator/heap/size_class.h"
 #include "allocator/wire/heap_convert.h"
-#include "client/heap/deadline.h"
+#include "client/connection/deadline.h"
 #include "client/heap/give_up.h"
 #include "client/heap/out_of_memory.h"
 #include "client/heap/stream_waits.h"
-#include "client/session/session_client.h"
 
 namespace vrambroker::client_internal {
 namespace {
@@ -71,7 +70,7 @@ absl::Status CheckBytes(uint64_t bytes) {
 
 }  // namespace
 
-LeasedHeap::LeasedHeap(SessionClient* session, AddressMap* addresses, int ordinal, const AllocatorOptions& options,
+LeasedHeap::LeasedHeap(HeapHost* session, AddressMap* addresses, int ordinal, const AllocatorOptions& options,
                        uint64_t capacity_bytes)
     : Heap(ordinal),
       session_(*session),
@@ -195,7 +194,7 @@ absl::Status LeasedHeap::Explain(const absl::Status& refusal, uint64_t requested
   }
   // First, over the same stream: a process that ends because of this refusal may have no time for another report.
   session_.ReportStatsOf(static_cast<size_t>(ordinal()));
-  const std::shared_ptr<SessionClient::Link> link = session_.link();
+  const std::shared_ptr<Link> link = session_.link();
   session_.CountCall();
   absl::Status explained = link->stream->Explain(request, session_.options().call_timeout);
   // A daemon that has just gone cannot explain; the request was refused all the same.
@@ -283,7 +282,7 @@ absl::StatusOr<AcquiredSegment> LeasedHeap::AcquireSegment(uint64_t bytes, bool 
 absl::StatusOr<AcquiredSegment> LeasedHeap::Grow(uint64_t bytes, bool last_resort, bool* arrived) {
   const absl::StatusOr<Device*> opened = OpenDevice();
   if (!opened.ok()) return opened.status();
-  const std::shared_ptr<SessionClient::Link> link = session_.link();
+  const std::shared_ptr<Link> link = session_.link();
   if (absl::Status status = CheckCarriedOver(link->session, bytes); !status.ok()) {
     if (slow_request != nullptr) slow_request->refusal = status;
     return status;
@@ -333,8 +332,7 @@ absl::StatusOr<AcquiredSegment> LeasedHeap::Grow(uint64_t bytes, bool last_resor
 
   absl::StatusOr<SegmentHandle> handle = session_.FetchHandle(segment.handle());
   absl::StatusOr<void*> base =
-      handle.ok() ? SessionClient::Opened(*link, **opened, ordinal(), (*opened)->OpenHandle(*handle, bytes))
-                  : handle.status();
+      handle.ok() ? link->Opened(**opened, ordinal(), (*opened)->OpenHandle(*handle, bytes)) : handle.status();
   struct stat file = {};
   if (handle.ok() && std::holds_alternative<UniqueFd>(*handle)) (void)fstat(std::get<UniqueFd>(*handle).get(), &file);
   // The pools can be told apart by size: see SegmentBytesFor().

@@ -16,19 +16,18 @@
 #include "allocator/heap/segment_source.h"
 #include "client/heap/address_map.h"
 #include "client/heap/heap.h"
+#include "client/heap/heap_host.h"
 #include "client/heap/scope_stack.h"
 #include "vrambroker/v1/broker.pb.h"
 
 namespace vrambroker::client_internal {
-
-class SessionClient;
 
 // A caching allocator in this process, over segments leased from the daemon. A request that finds a cached block
 // touches nothing but the allocator.
 class LeasedHeap final : public Heap, private SegmentSource, private EventSource {
  public:
   // `session` and `addresses` outlive it.
-  LeasedHeap(SessionClient* session, AddressMap* addresses, int ordinal, const AllocatorOptions& options,
+  LeasedHeap(HeapHost* session, AddressMap* addresses, int ordinal, const AllocatorOptions& options,
              uint64_t capacity_bytes);
   // REQUIRES: CloseAll() was called.
   ~LeasedHeap() override = default;
@@ -91,7 +90,7 @@ class LeasedHeap final : public Heap, private SegmentSource, private EventSource
  private:
   // A segment that is held here, and mapped when it has a base.
   struct Mapped {
-    uint64_t session = 0;  // number of the session that leased it; see SessionClient::Link
+    uint64_t session = 0;  // number of the session that leased it; see Link
     uint64_t daemon_id = 0;
     uint64_t bytes = 0;
     void* base = nullptr;
@@ -144,7 +143,7 @@ class LeasedHeap final : public Heap, private SegmentSource, private EventSource
   // whole_stats_ with what the application makes of it.
   MemoryStats WholeStats() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  SessionClient& session_;
+  HeapHost& session_;
   AddressMap& addresses_;
   const uint64_t capacity_bytes_;
   std::atomic<Device*> device_{nullptr};

@@ -11,7 +11,6 @@
 #include "client/heap/give_up.h"
 #include "client/heap/scope_stack.h"
 #include "client/heap/snapshot_parts.h"
-#include "client/session/session_client.h"
 
 namespace vrambroker::client_internal {
 
@@ -36,7 +35,7 @@ absl::StatusOr<Buffer> RemoteHeap::Allocate(uint64_t bytes, Stream stream) {
   std::function<bool()> give_up;
   if (session_.wait_ms() > 0 && GiveUpScope::IsActive()) give_up = &GiveUpScope::GaveUp;
   if (give_up != nullptr && give_up()) return GiveUpScope::Error();
-  const std::shared_ptr<SessionClient::Link> link = session_.link();
+  const std::shared_ptr<Link> link = session_.link();
   session_.CountCall();
   const absl::StatusOr<v1::AllocateResponse> response =
       link->stream->Allocate(request, session_.options().call_timeout, give_up);
@@ -48,7 +47,7 @@ absl::StatusOr<Buffer> RemoteHeap::Allocate(uint64_t bytes, Stream stream) {
     fetched = handle.ok();
     return handle;
   });
-  if (fetched) base = SessionClient::Opened(*link, **opener, ordinal(), std::move(base));
+  if (fetched) base = link->Opened(**opener, ordinal(), std::move(base));
   if (!base.ok()) {
     link->stream->FreeLater(response->block_id());
     return base.status();
@@ -181,7 +180,7 @@ absl::StatusOr<HeapSnapshot> RemoteHeap::TakeSnapshot(bool with_history) {
   request.set_device(static_cast<uint32_t>(ordinal()));
   request.set_without_history(!with_history);
   HeapSnapshot snapshot;
-  absl::Status status = session_.Call([&](SessionStream& stream, grpc::ClientContext* context) {
+  absl::Status status = session_.CallOver([&](SessionStream& stream, grpc::ClientContext* context) {
     return ReadSnapshotParts(stream.admin().GetSnapshot(context, request).get(), context, &snapshot);
   });
   if (!status.ok()) return status;

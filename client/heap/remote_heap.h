@@ -9,17 +9,16 @@
 #include "absl/container/flat_hash_map.h"
 #include "allocator/base/mutex.h"
 #include "client/heap/heap.h"
+#include "client/heap/heap_host.h"
 #include "client/heap/mappings.h"
 
 namespace vrambroker::client_internal {
-
-class SessionClient;
 
 // Blocks that the daemon cuts: every request is a call. A lost session stays lost.
 class RemoteHeap : public Heap {
  public:
   // `session` and `mappings` outlive it.
-  RemoteHeap(SessionClient* session, Mappings* mappings, int ordinal)
+  RemoteHeap(HeapHost* session, Mappings* mappings, int ordinal)
       : Heap(ordinal), session_(*session), mappings_(*mappings) {}
 
   absl::StatusOr<Buffer> Allocate(uint64_t bytes, Stream stream) override;
@@ -50,7 +49,7 @@ class RemoteHeap : public Heap {
     uint64_t offset = 0;
   };
 
-  SessionClient& session_;
+  HeapHost& session_;
   Mappings& mappings_;
   std::atomic<Device*> device_{nullptr};
 

@@ -13,7 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "allocator/base/mutex.h"
-#include "client/heap/deadline.h"
+#include "client/connection/deadline.h"
 #include "client/vrambroker/client.h"
 
 namespace vrambroker::client_internal {

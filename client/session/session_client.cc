@@ -74,22 +74,10 @@ int ProcessMark(int forks) {
 
 }  // namespace
 
-std::atomic<int> SessionClient::fork_count{0};
-
-SessionClient::Link::~Link() {
-  if (stream != nullptr) stream->Abort();
-}
-
 SessionClient::SessionClient(const ClientOptions& options)
-    : options_(Kept(options)),
+    : HeapHost(Kept(options)),
       descriptors_(options.socket_dir),
-      forks_([] {
-        static const int registered =
-            pthread_atfork(nullptr, nullptr, [] { fork_count.fetch_add(1, std::memory_order_relaxed); });
-        (void)registered;
-        return fork_count.load(std::memory_order_relaxed);
-      }()),
-      mark_(ProcessMark(forks_)),
+      mark_(ProcessMark(forks())),
       logs_to_stderr_(options.log == nullptr),
       trims_([this] {
         MutexLock lock(mu_);
@@ -110,7 +98,7 @@ absl::StatusOr<std::unique_ptr<SessionClient>> SessionClient::Open(const ClientO
   std::unique_ptr<SessionClient> self(new SessionClient(options));
   self->conf_ = *std::move(conf);
   self->warnings_ = self->conf_.warnings;
-  absl::StatusOr<std::shared_ptr<Link>> link = self->Connect(nullptr, self->options_.connect_timeout);
+  absl::StatusOr<std::shared_ptr<Link>> link = self->Connect(nullptr, self->options().connect_timeout);
   if (!link.ok()) return link.status();
   {
     MutexLock lock(self->mu_);
@@ -126,9 +114,9 @@ absl::StatusOr<std::unique_ptr<SessionClient>> SessionClient::Open(const ClientO
 v1::Hello SessionClient::MakeHello() const {
   v1::Hello hello;
   hello.set_protocol_version(kProtocolVersion);
-  hello.set_name(options_.name);
-  if (options_.limit.has_value()) *hello.mutable_limit() = ToProto(*options_.limit);
-  if (options_.guarantee.has_value()) *hello.mutable_guarantee() = ToProto(*options_.guarantee);
+  hello.set_name(options().name);
+  if (options().limit.has_value()) *hello.mutable_limit() = ToProto(*options().limit);
+  if (options().guarantee.has_value()) *hello.mutable_guarantee() = ToProto(*options().guarantee);
   hello.set_alloc_conf(conf_.text);
   if (mark_ >= 0) hello.mutable_mark()->set_fd(static_cast<uint32_t>(mark_));
   hello.set_placement(leases() ? v1::PLACEMENT_LEASED : v1::PLACEMENT_REMOTE);
@@ -157,9 +145,8 @@ std::vector<v1::SessionRequest> SessionClient::ResumeMessages(const Link& resume
   return messages;
 }
 
-absl::StatusOr<std::shared_ptr<SessionClient::Link>> SessionClient::Connect(const Link* resume,
-                                                                            absl::Duration timeout) {
-  absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = ConnectChannel(options_.socket_dir, timeout, [this] {
+absl::StatusOr<std::shared_ptr<Link>> SessionClient::Connect(const Link* resume, absl::Duration timeout) {
+  absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = ConnectChannel(options().socket_dir, timeout, [this] {
     MutexLock lock(mu_);
     return stopping_;
   });
@@ -384,7 +371,24 @@ bool SessionClient::InUse() {
 
 // ---- Calls ----
 
-std::shared_ptr<SessionClient::Link> SessionClient::link() const {
+absl::Status SessionClient::CallOver(const std::function<grpc::Status(SessionStream&, grpc::ClientContext*)>& call) {
+  if (absl::Status status = CheckUsable(); !status.ok()) return status;
+  const std::shared_ptr<Link> link = this->link();
+  const absl::Duration timeout = Patience();
+  const Deadline deadline = DeadlineAfter(timeout);
+  link->stream->WaitForFrees(timeout);  // these calls show or depend on what is free
+  grpc::ClientContext context;
+  SetTimeout(context, ending_ ? TimeUntil(deadline) : timeout);
+  CountCall();
+  absl::Status status = FromGrpc(call(*link->stream, &context));
+  if (absl::IsUnavailable(status) || absl::IsCancelled(status)) {
+    const absl::Status lost = link->stream->status();
+    return lost.ok() ? absl::UnavailableError(absl::StrCat("the daemon went away: ", status.message())) : lost;
+  }
+  return status;
+}
+
+std::shared_ptr<Link> SessionClient::link() const {
   MutexLock lock(mu_);
   return link_;
 }
@@ -506,7 +510,7 @@ absl::Status SessionClient::SetRecording(size_t max_events) {
   request.mutable_session()->set_id(session_id());
   request.set_max_events(static_cast<uint32_t>(kept));
   v1::SetRecordingResponse response;
-  return Call([&](SessionStream& stream, grpc::ClientContext* context) {
+  return CallOver([&](SessionStream& stream, grpc::ClientContext* context) {
     return stream.admin().SetRecording(context, request, &response);
   });
 }
@@ -568,30 +572,9 @@ absl::StatusOr<SegmentHandle> SessionClient::FetchHandle(const v1::SegmentHandle
     std::memcpy(opened.data(), ipc.data(), ipc.size());
     return SegmentHandle(opened);
   }
-  absl::StatusOr<UniqueFd> fd = descriptors_.Fetch(handle.descriptor_ticket(), options_.call_timeout);
+  absl::StatusOr<UniqueFd> fd = descriptors_.Fetch(handle.descriptor_ticket(), options().call_timeout);
   if (!fd.ok()) return fd.status();
   return SegmentHandle(*std::move(fd));
-}
-
-absl::StatusOr<void*> SessionClient::Opened(Link& link, const Device& device, int ordinal, absl::StatusOr<void*> base) {
-  if (device.properties().kind != DeviceKind::kCuda) return base;
-  // Once one was opened, the user is not what keeps others from it.
-  if (base.ok()) link.has_opened = true;
-  if (base.ok() || link.has_opened || !link.users.has_value()) return base;
-  if (!link.told_cannot_open.exchange(true)) {
-    v1::SessionRequest message;
-    message.mutable_cannot_open()->set_device(static_cast<uint32_t>(ordinal));
-    message.mutable_cannot_open()->set_error(std::string(base.status().message()));
-    link.stream->Send(std::move(message));
-  }
-  const uint32_t own = link.users->client_uid();
-  const uint32_t daemons = link.users->daemon_uid();
-  if (own == daemons) return base;
-  return absl::Status(
-      base.status().code(),
-      absl::StrCat("this process of uid ", own, " cannot open memory of the daemon, which runs as uid ", daemons,
-                   ": CUDA may share memory only between processes of one user; run vrambrokerd as uid ", own,
-                   ", or a vrambrokerd of its own for each user; CUDA said: ", base.status().message()));
 }
 
 bool SessionClient::Adopt(const std::shared_ptr<Link>& link, const std::function<void()>& record) {
@@ -602,9 +585,9 @@ bool SessionClient::Adopt(const std::shared_ptr<Link>& link, const std::function
 }
 
 absl::Duration SessionClient::Patience() const {
-  if (!ending_.load(std::memory_order_relaxed)) return options_.call_timeout;
+  if (!ending_.load(std::memory_order_relaxed)) return options().call_timeout;
   return is_silent_.load(std::memory_order_relaxed) ? absl::ZeroDuration()
-                                                    : std::min(options_.call_timeout, kGoodbyeTimeout);
+                                                    : std::min(options().call_timeout, kGoodbyeTimeout);
 }
 
 bool SessionClient::ReturnSegments(int device, uint64_t session, const std::vector<uint64_t>& segments) {
@@ -656,7 +639,7 @@ void SessionClient::ReturnAgain() {
     if (!lost_) unreturned.swap(unreturned_);
   }
   // One by one: the daemon may have taken some of them.
-  const absl::Duration timeout = ending_ ? std::min(options_.call_timeout, kGoodbyeTimeout) : options_.call_timeout;
+  const absl::Duration timeout = ending_ ? std::min(options().call_timeout, kGoodbyeTimeout) : options().call_timeout;
   bool is_first = true;
   for (const Returned& returned : unreturned) {
     for (const uint64_t id : returned.segments) {

@@ -20,17 +20,19 @@
 #include "allocator/device/device.h"
 #include "allocator/device/session_mark.h"
 #include "allocator/heap/memory_stats.h"
+#include "client/connection/call_gate.h"
+#include "client/connection/connection.h"
+#include "client/connection/deadline.h"
+#include "client/connection/link.h"
+#include "client/connection/session_stream.h"
 #include "client/heap/address_map.h"
-#include "client/heap/deadline.h"
 #include "client/heap/heap.h"
+#include "client/heap/heap_host.h"
 #include "client/heap/leased_heap.h"
 #include "client/heap/mappings.h"
 #include "client/heap/remote_heap.h"
 #include "client/heap/trim_requests.h"
 #include "client/session/alloc_conf_text.h"
-#include "client/session/call_gate.h"
-#include "client/session/connection.h"
-#include "client/session/session_stream.h"
 #include "client/vrambroker/client.h"
 #include "vrambroker/v1/broker.grpc.pb.h"
 
@@ -40,29 +42,13 @@ namespace vrambroker::client_internal {
 //
 // A session that leases survives its connection: the keeper thread reaches the daemon again and resumes the session,
 // or, when it is another daemon, opens a new one for what is leased from then on.
-class SessionClient {
+class SessionClient final : public HeapHost {
  public:
-  // A connection, and the session that it keeps. Constant once it is in use.
-  struct Link {
-    ~Link();
-    std::shared_ptr<SessionStream> stream;
-    uint64_t session = 0;  // counts the sessions of this client; one that is resumed keeps its number
-    uint64_t session_id = 0;
-    std::string name;
-    std::string resume_token;
-    bool takes_carried_over = false;
-    bool takes_resume_in_parts = false;
-    uint32_t record_events = 0;  // what the daemon has its heaps keep unless somebody asks for others, if it says
-    std::optional<v1::Welcome::Users> users;
-    std::atomic<bool> has_opened{false};  // a segment that the daemon has leased over it
-    std::atomic<bool> told_cannot_open{false};
-  };
-
   static absl::StatusOr<std::unique_ptr<SessionClient>> Open(const ClientOptions& options);
   // The session ends when nothing of it is in use any more: now, or on a thread of its own. That thread also goes on
   // where the daemon does not answer. The application hears nothing any more, of this session, once it has returned.
   static void End(std::unique_ptr<SessionClient> session);
-  ~SessionClient();
+  ~SessionClient() override;
 
   // From now on, what gives something back waits for 2 s at most for a daemon that does not answer, and not again
   // before it has answered. It is told later.
@@ -88,69 +74,32 @@ class SessionClient {
   // By device, at one moment each.
   absl::StatusOr<std::vector<HeapSnapshot>> Snapshots(bool with_history);
 
-  uint64_t session_id() const { return link()->session_id; }
+  uint64_t session_id() const override { return link()->session_id; }
   std::string name() const { return link()->name; }
   const std::vector<DeviceInfo>& devices() const { return devices_; }
-  uint64_t limit_bytes(int device) const;
+  uint64_t limit_bytes(int device) const override;
   const std::vector<std::string>& warnings() const { return warnings_; }
   absl::Status status() const;
-  uint64_t calls() const { return calls_.load(std::memory_order_relaxed); }
 
   // ---- For the heaps ----
 
-  const ClientOptions& options() const { return options_; }
-  uint32_t wait_ms() const { return static_cast<uint32_t>(absl::ToInt64Milliseconds(options_.wait)); }
-  std::shared_ptr<Link> link() const ABSL_LOCKS_EXCLUDED(mu_);
-  // A child made by fork() must not touch gRPC, whose threads are not there, locks that another thread may have held,
-  // or memory that its parent hands out, too.
-  bool IsForked() const { return fork_count.load(std::memory_order_relaxed) != forks_; }
-  // OK when calls can be made.
-  absl::Status CheckUsable() const;
-  // Segments came or went: the daemon learns of it soon, not only at the next report.
-  void Grown() ABSL_LOCKS_EXCLUDED(mu_);
-  // Sends the device's figures if they have changed, or `always`: of a leased heap. False: they had not.
-  bool ReportStatsOf(size_t device, bool always = false) ABSL_LOCKS_EXCLUDED(reports_mu_);
-  void CountCall() { calls_.fetch_add(1, std::memory_order_relaxed); }
-  // The device of this process that is the daemon's `ordinal`.
-  absl::StatusOr<Device*> DeviceFor(int ordinal) ABSL_LOCKS_EXCLUDED(devices_mu_);
-  // Calls `record`, which notes that something leased over `link` is held. False, and it is not, when the connection
-  // has broken: the session may be resumed at this moment, without it, and somebody else may get it.
-  bool Adopt(const std::shared_ptr<Link>& link, const std::function<void()>& record) ABSL_LOCKS_EXCLUDED(mu_);
-  // What opens a segment here.
-  absl::StatusOr<SegmentHandle> FetchHandle(const v1::SegmentHandle& handle);
-  // What a device said that was to open a segment, which was leased over `link`. Explains a refusal that may be for
-  // want of the right user, and tells the daemon.
-  static absl::StatusOr<void*> Opened(Link& link, const Device& device, int ordinal, absl::StatusOr<void*> base);
-  // Gives segments of session number `session` back, which are closed here. False when the daemon does not have them:
-  // it is gone, or will have them when it is reached again.
-  bool ReturnSegments(int device, uint64_t session, const std::vector<uint64_t>& segments) ABSL_LOCKS_EXCLUDED(mu_);
-  // The daemon has bytes of a whole segment back.
-  void WholeReturned(int device, uint64_t bytes) { trims_.Returned(device, bytes); }
-  // Those that the daemon could not be told of, until one is not answered.
-  void ReturnAgain() ABSL_LOCKS_EXCLUDED(mu_);
-  bool ReturnWithin(absl::Duration timeout, int device, uint64_t session, const std::vector<uint64_t>& segments)
+  std::shared_ptr<Link> link() const override ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status CheckUsable() const override;
+  void Grown() override ABSL_LOCKS_EXCLUDED(mu_);
+  bool ReportStatsOf(size_t device, bool always = false) override ABSL_LOCKS_EXCLUDED(reports_mu_);
+  absl::StatusOr<Device*> DeviceFor(int ordinal) override ABSL_LOCKS_EXCLUDED(devices_mu_);
+  bool Adopt(const std::shared_ptr<Link>& link, const std::function<void()>& record) override ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<SegmentHandle> FetchHandle(const v1::SegmentHandle& handle) override;
+  bool ReturnSegments(int device, uint64_t session, const std::vector<uint64_t>& segments) override
       ABSL_LOCKS_EXCLUDED(mu_);
-  // How long a call waits that gives something back.
-  absl::Duration Patience() const;
-  // What came of it.
-  void NoteAnswer(const absl::Status& status) {
+  void WholeReturned(int device, uint64_t bytes) override { trims_.Returned(device, bytes); }
+  absl::Duration Patience() const override;
+  void NoteAnswer(const absl::Status& status) override {
     is_silent_.store(absl::IsDeadlineExceeded(status), std::memory_order_relaxed);
   }
-  // Makes a call over the session's connection: `call(SessionStream&, ClientContext*)`, which returns gRPC's status,
-  // with a deadline. A lost session explains itself.
-  template <typename Function>
-  absl::Status Call(const Function& call);
-  // The same, of a unary method of v1::Broker.
-  template <typename Method, typename Request, typename Response>
-  absl::Status Call(Method method, const Request& request, Response* response) {
-    return Call([&](SessionStream& stream, grpc::ClientContext* context) {
-      return (stream.stub().*method)(context, request, response);
-    });
-  }
+  absl::Status CallOver(const std::function<grpc::Status(SessionStream&, grpc::ClientContext*)>& call) override;
 
  private:
-  static std::atomic<int> fork_count;  // of this process and its ancestors
-
   struct Returned {
     int device = 0;
     uint64_t session = 0;
@@ -159,7 +108,11 @@ class SessionClient {
 
   explicit SessionClient(const ClientOptions& options);
 
-  bool leases() const { return options_.placement == Placement::kLeased; }
+  // Those that the daemon could not be told of, until one is not answered.
+  void ReturnAgain() ABSL_LOCKS_EXCLUDED(mu_);
+  bool ReturnWithin(absl::Duration timeout, int device, uint64_t session, const std::vector<uint64_t>& segments)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  bool leases() const { return options().placement == Placement::kLeased; }
   bool InUse();
   // A connection with a session on it: that of an earlier link, or a new one.
   absl::StatusOr<std::shared_ptr<Link>> Connect(const Link* resume, absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
@@ -202,9 +155,7 @@ class SessionClient {
   void DeclareCarriedOver(const Link& link);
 
   // Constant after Open().
-  const ClientOptions options_;
   DescriptorFetcher descriptors_;
-  const int forks_;  // before this process became what it is
   AllocConfText conf_;
   const int mark_;  // a descriptor; -1 when the kernel made none
   // What the application wants to hear, until its client ends. Its own owner: that may be while one of them runs.
@@ -219,7 +170,6 @@ class SessionClient {
   std::vector<std::string> warnings_;
   std::unique_ptr<std::atomic<uint64_t>[]> limits_;  // by device
 
-  std::atomic<uint64_t> calls_{0};
   std::atomic<bool> ending_{false};
   std::atomic<bool> is_silent_{false};  // the daemon has not answered the last call that gave something back
 
@@ -250,24 +200,6 @@ class SessionClient {
   std::deque<v1::Question> questions_ ABSL_GUARDED_BY(mu_);
   std::vector<Returned> unreturned_ ABSL_GUARDED_BY(mu_);  // while the daemon could not be told
 };
-
-template <typename Function>
-absl::Status SessionClient::Call(const Function& call) {
-  if (absl::Status status = CheckUsable(); !status.ok()) return status;
-  const std::shared_ptr<Link> link = this->link();
-  const absl::Duration timeout = Patience();
-  const Deadline deadline = DeadlineAfter(timeout);
-  link->stream->WaitForFrees(timeout);  // these calls show or depend on what is free
-  grpc::ClientContext context;
-  SetTimeout(context, ending_ ? TimeUntil(deadline) : timeout);
-  CountCall();
-  absl::Status status = FromGrpc(call(*link->stream, &context));
-  if (absl::IsUnavailable(status) || absl::IsCancelled(status)) {
-    const absl::Status lost = link->stream->status();
-    return lost.ok() ? absl::UnavailableError(absl::StrCat("the daemon went away: ", status.message())) : lost;
-  }
-  return status;
-}
 
 }  // namespace vrambroker::client_internal
 

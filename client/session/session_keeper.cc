@@ -79,10 +79,10 @@ void SessionClient::Log(const std::string& line) const {
 }
 
 void SessionClient::Keep() {
-  const bool decays = leases() && options_.idle_decay < kLongestDuration;
+  const bool decays = leases() && options().idle_decay < kLongestDuration;
   const std::chrono::milliseconds tick =
       std::max(std::chrono::milliseconds(1),
-               absl::ToChronoMilliseconds(decays ? options_.idle_decay : absl::Hours(1)) / kTicksOfDecay);
+               absl::ToChronoMilliseconds(decays ? options().idle_decay : absl::Hours(1)) / kTicksOfDecay);
   Clock::time_point last_report = Clock::now() - kReportPeriod;
   Clock::time_point next_report = Clock::now() + kReportPeriod;
   Clock::time_point next_tick = decays ? Clock::now() + tick : Clock::time_point::max();
@@ -287,10 +287,10 @@ void SessionClient::DeclareCarriedOver(const Link& link) {
 
 absl::Status SessionClient::Reconnect() {
   const std::shared_ptr<Link> old = link();
-  absl::StatusOr<std::shared_ptr<Link>> reached = Connect(old.get(), options_.connect_timeout);
+  absl::StatusOr<std::shared_ptr<Link>> reached = Connect(old.get(), options().connect_timeout);
   const bool resumed = reached.ok();
   const absl::Status refused = reached.status();
-  if (IsNotToBeResumed(refused)) reached = Connect(nullptr, options_.connect_timeout);
+  if (IsNotToBeResumed(refused)) reached = Connect(nullptr, options().connect_timeout);
   if (!reached.ok()) return reached.status();
   Link& link = **reached;
   link.session = resumed ? old->session : old->session + 1;

@@ -5,7 +5,7 @@
 
 #include <utility>
 
-#include "client/session/connection.h"
+#include "client/connection/connection.h"
 #include "client/vrambroker/client.h"
 #include "health.grpc.pb.h"
 #include "vrambroker/v1/broker.grpc.pb.h"

@@ -24,7 +24,7 @@
 #include "absl/strings/str_cat.h"
 #include "allocator/base/bytes.h"
 #include "allocator/wire/heap_convert.h"
-#include "client/session/connection.h"
+#include "client/connection/connection.h"
 #include "tests/integration/bad_input_fixture.h"
 #include "tests/support/test_device.h"
 

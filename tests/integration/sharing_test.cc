@@ -16,7 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "allocator/base/bytes.h"
-#include "client/session/connection.h"
+#include "client/connection/connection.h"
 #include "tests/support/buffers.h"
 #include "tests/support/daemon_test.h"
 #include "tests/support/raw_client.h"

@@ -9,7 +9,7 @@
 
 #include "allocator/device/cuda_device.h"
 #include "allocator/device/host_device.h"
-#include "client/session/connection.h"
+#include "client/connection/connection.h"
 #include "tests/support/test_device.h"
 #include "tests/support/util.h"
 

@@ -13,7 +13,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/clock.h"
-#include "client/session/connection.h"
+#include "client/connection/connection.h"
 #include "tests/support/util.h"
 #include "vrambroker/v1/admin.grpc.pb.h"
 #include "vrambroker/v1/broker.grpc.pb.h"

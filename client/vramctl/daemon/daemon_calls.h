@@ -21,7 +21,7 @@
 #include "allocator/base/mutex.h"
 #include "allocator/heap/heap_snapshot.h"
 #include "allocator/wire/session_ref.h"
-#include "client/session/connection.h"
+#include "client/connection/connection.h"
 #include "client/vramctl/options/context.h"
 #include "client/vramctl/views/overview.h"
 #include "vrambroker/v1/admin.grpc.pb.h"

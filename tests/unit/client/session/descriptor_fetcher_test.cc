@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "client/session/connection.h"
+#include "client/connection/connection.h"
 
 namespace vrambroker::client_internal {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/session/grpc_use.h"
+#include "client/connection/grpc_use.h"
 
 #include <pthread.h>
 #include <unistd.h>

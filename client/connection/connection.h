@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Reaching the daemon: the gRPC socket, the descriptor socket, statuses.
-#ifndef VRAMBROKER_CLIENT_SESSION_CONNECTION_H_
-#define VRAMBROKER_CLIENT_SESSION_CONNECTION_H_
+#ifndef VRAMBROKER_CLIENT_CONNECTION_CONNECTION_H_
+#define VRAMBROKER_CLIENT_CONNECTION_CONNECTION_H_
 
 #include <grpcpp/grpcpp.h>
 
@@ -54,4 +54,4 @@ absl::Status FromGrpc(const grpc::Status& status);
 
 }  // namespace vrambroker::client_internal
 
-#endif  // VRAMBROKER_CLIENT_SESSION_CONNECTION_H_
+#endif  // VRAMBROKER_CLIENT_CONNECTION_CONNECTION_H_

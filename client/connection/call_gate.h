@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifndef VRAMBROKER_CLIENT_SESSION_CALL_GATE_H_
-#define VRAMBROKER_CLIENT_SESSION_CALL_GATE_H_
+#ifndef VRAMBROKER_CLIENT_CONNECTION_CALL_GATE_H_
+#define VRAMBROKER_CLIENT_CONNECTION_CALL_GATE_H_
 
 #include <algorithm>
 #include <thread>
@@ -63,4 +63,4 @@ class CallGate {
 
 }  // namespace vrambroker::client_internal
 
-#endif  // VRAMBROKER_CLIENT_SESSION_CALL_GATE_H_
+#endif  // VRAMBROKER_CLIENT_CONNECTION_CALL_GATE_H_

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/session/connection.h"
+#include "client/connection/connection.h"
 
 #include <fcntl.h>
 #include <grp.h>
@@ -21,8 +21,8 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "client/heap/deadline.h"
-#include "client/session/grpc_use.h"
+#include "client/connection/deadline.h"
+#include "client/connection/grpc_use.h"
 
 namespace vrambroker::client_internal {
 namespace {

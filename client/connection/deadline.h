@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifndef VRAMBROKER_CLIENT_HEAP_DEADLINE_H_
-#define VRAMBROKER_CLIENT_HEAP_DEADLINE_H_
+#ifndef VRAMBROKER_CLIENT_CONNECTION_DEADLINE_H_
+#define VRAMBROKER_CLIENT_CONNECTION_DEADLINE_H_
 
 #include <algorithm>
 #include <chrono>
@@ -31,4 +31,4 @@ inline absl::Duration TimeUntil(Deadline deadline) {
 
 }  // namespace vrambroker::client_internal
 
-#endif  // VRAMBROKER_CLIENT_HEAP_DEADLINE_H_
+#endif  // VRAMBROKER_CLIENT_CONNECTION_DEADLINE_H_

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifndef VRAMBROKER_CLIENT_SESSION_SESSION_STREAM_H_
-#define VRAMBROKER_CLIENT_SESSION_SESSION_STREAM_H_
+#ifndef VRAMBROKER_CLIENT_CONNECTION_SESSION_STREAM_H_
+#define VRAMBROKER_CLIENT_CONNECTION_SESSION_STREAM_H_
 
 #include <grpcpp/grpcpp.h>
 
@@ -18,7 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "allocator/base/mutex.h"
-#include "client/session/call_gate.h"
+#include "client/connection/call_gate.h"
 #include "vrambroker/v1/admin.grpc.pb.h"
 #include "vrambroker/v1/broker.grpc.pb.h"
 
@@ -158,4 +158,4 @@ class SessionStream : public grpc::ClientBidiReactor<v1::SessionRequest, v1::Ses
 
 }  // namespace vrambroker::client_internal
 
-#endif  // VRAMBROKER_CLIENT_SESSION_SESSION_STREAM_H_
+#endif  // VRAMBROKER_CLIENT_CONNECTION_SESSION_STREAM_H_

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // gRPC does not survive fork(): who uses it, in a line of forks, is the only one that may.
-#ifndef VRAMBROKER_CLIENT_SESSION_GRPC_USE_H_
-#define VRAMBROKER_CLIENT_SESSION_GRPC_USE_H_
+#ifndef VRAMBROKER_CLIENT_CONNECTION_GRPC_USE_H_
+#define VRAMBROKER_CLIENT_CONNECTION_GRPC_USE_H_
 
 #include <sys/types.h>
 
@@ -19,4 +19,4 @@ bool IsForkedFromGrpc();
 
 }  // namespace vrambroker::client_internal
 
-#endif  // VRAMBROKER_CLIENT_SESSION_GRPC_USE_H_
+#endif  // VRAMBROKER_CLIENT_CONNECTION_GRPC_USE_H_

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/session/session_stream.h"
+#include "client/connection/session_stream.h"
 
 #include <algorithm>
 #include <system_error>
@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "client/heap/deadline.h"
-#include "client/session/connection.h"
+#include "client/connection/connection.h"
+#include "client/connection/deadline.h"
 
 namespace vrambroker::client_internal {
 namespace {
