@@ -420,8 +420,12 @@ class ClientTest(support.DaemonTest):
                 placement = %r
                 holder = vrambroker.Client(name="holder-" + placement)
                 held = holder.lease_segment(100 * MiB)
-                vramctl = [os.environ["VRAMCTL"], "--socket-dir", os.environ["VRAMBROKER_SOCKET_DIR"], "--format=json"]
-                subprocess.check_output(vramctl + ["stats", holder.name])  # has the daemon ask it for its figures
+                environment = dict(os.environ)
+                environment.pop("LD_PRELOAD", None)  # a sanitizer's run-time library: vramctl has its own
+                def vramctl(*arguments):
+                    command = [environment["VRAMCTL"], "--socket-dir", environment["VRAMBROKER_SOCKET_DIR"], "--format=json"]
+                    return subprocess.check_output([*command, *arguments], env=environment)
+                vramctl("stats", holder.name)  # has the daemon ask it for its figures
                 client = vrambroker.Client(name="scoped-" + placement, placement=placement, limit=64 * MiB)
                 with vrambroker.memory_scope("forward"), vrambroker.memory_scope("layer3"):
                     blocks = [client.malloc(4 * MiB) for _ in range(8)]
@@ -452,7 +456,7 @@ class ClientTest(support.DaemonTest):
                 assert error.refusal >= 1, vars(error)
                 assert error.user_limit_bytes == error.user_reserved_bytes == 0, vars(error)
                 # Nothing is missing, and nothing is called otherwise than by vramctl.
-                report = json.loads(subprocess.check_output(vramctl + ["ooms"]))["events"][0]["out_of_memory"]
+                report = json.loads(vramctl("ooms"))["events"][0]["out_of_memory"]
                 def plain(value):
                     if hasattr(value, "_asdict"):
                         value = value._asdict()
