@@ -467,7 +467,7 @@ class ClientTest(support.DaemonTest):
                 # As other processes get it.
                 for same in (copy.copy(error), copy.deepcopy(error), pickle.loads(pickle.dumps(error))):
                     assert type(same) is type(error) and str(same) == str(error) and vars(same) == vars(error), vars(same)
-                # Others' idle memory, and in no scope.
+                # Others' idle memory, and in no scope. Sessions of clients that are gone may end a little later.
                 blocks = client = last = held = None
                 idler = vrambroker.Client(name="idler-" + placement, placement="remote")
                 kept = idler.malloc(4 * MiB)  # of a segment of 20 MiB
@@ -477,7 +477,8 @@ class ClientTest(support.DaemonTest):
                     error = caught
                 assert error.cause == "CAPACITY" and (error.scope, error.scopes) == ("", ()), vars(error)
                 why = vrambroker.IdleHolder("idler-" + placement, 16 * MiB, "IN_PART_USED")
-                assert error.idle_holders == (why,) and error.idle_elsewhere_bytes == 16 * MiB, error.idle_holders
+                assert why in error.idle_holders, error.idle_holders
+                assert error.idle_elsewhere_bytes == sum(idle.idle_bytes for idle in error.idle_holders), vars(error)
             """ % placement)
 
     def test_a_report_that_is_longer_than_expected(self):
