@@ -277,6 +277,15 @@ bool FuzzCall::ended() const {
   return ended_;
 }
 
+bool FuzzCall::AwaitFirst(std::chrono::milliseconds patience) {
+  const auto deadline = std::chrono::steady_clock::now() + patience;
+  MutexLock lock(mu_);
+  while (answers_ == 0 && !ended_) {
+    if (!changed_.WaitUntil(mu_, deadline)) return false;
+  }
+  return true;
+}
+
 bool FuzzCall::AwaitAnswers(size_t count, std::chrono::milliseconds patience) {
   const auto deadline = std::chrono::steady_clock::now() + patience;
   MutexLock lock(mu_);

@@ -79,7 +79,9 @@ class FuzzCall : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuff
   size_t results() const ABSL_LOCKS_EXCLUDED(mu_);
   size_t answers() const ABSL_LOCKS_EXCLUDED(mu_);
   bool ended() const ABSL_LOCKS_EXCLUDED(mu_);
-  // False when there were not so many answers, and no end, within `patience`.
+  // False when there was no answer of any kind, and no end, within `patience`.
+  bool AwaitFirst(std::chrono::milliseconds patience) ABSL_LOCKS_EXCLUDED(mu_);
+  // False when there were not so many results of calls, and no end, within `patience`.
   bool AwaitAnswers(size_t count, std::chrono::milliseconds patience) ABSL_LOCKS_EXCLUDED(mu_);
   bool AwaitEnd(std::chrono::milliseconds patience) ABSL_LOCKS_EXCLUDED(mu_);
 

@@ -69,11 +69,14 @@ void FuzzRun::CallAny(FuzzBytes& bytes) {
   const auto* method = bytes.Pick(methods_);
   const std::string message = AnyMessage(bytes, method->input_type());
   if (Shows()) std::cerr << "  to " << method->full_name() << '\n';
-  calls_.push_back(std::make_unique<FuzzCall>(
-      &stub_, absl::StrCat("/", method->service()->full_name(), "/", method->name()), method->output_type(), &known_));
-  calls_.back()->Write(message);
-  calls_.back()->HalfClose();
-  (void)calls_.back()->AwaitEnd(kSoon);  // questions to this input's own clients take longer
+  calls_.push_back({.call = std::make_unique<FuzzCall>(
+                        &stub_, absl::StrCat("/", method->service()->full_name(), "/", method->name()),
+                        method->output_type(), &known_),
+                    .lasts = method->output_type() == v1::HoldRecordingResponse::descriptor()});
+  FuzzCall& call = *calls_.back().call;
+  call.Write(message);
+  call.HalfClose();
+  (void)(calls_.back().lasts ? call.AwaitFirst(kSoon) : call.AwaitEnd(kSoon));  // questions take longer
 }
 
 void FuzzRun::OpenStream() {
@@ -138,7 +141,13 @@ void FuzzRun::End(FuzzBytes& bytes) {
     }
   }
   for (Stream& stream : streams_) Require(stream.call->AwaitEnd(kPatience), "a stream ends");
-  for (const auto& call : calls_) Require(call->AwaitEnd(kPatience), "every call is answered");
+  for (const auto& [call, lasts] : calls_) {
+    if (lasts) {
+      Require(call->AwaitFirst(kPatience), "every call that lasts is answered");
+      call->Cancel();
+    }
+    Require(call->AwaitEnd(kPatience), "every call is answered");
+  }
   streams_.clear();
   calls_.clear();
   daemon_.CheckAndReset();

@@ -44,6 +44,11 @@ class FuzzRun {
     bool broken = false;  // by this side
   };
 
+  struct Call {
+    std::unique_ptr<FuzzCall> call;
+    bool lasts = false;  // until this side ends it
+  };
+
   // The bytes of a message of this type.
   std::string AnyMessage(FuzzBytes& bytes, const google::protobuf::Descriptor* type);
   void SendBytes(Stream& stream, const std::string& message);
@@ -53,7 +58,7 @@ class FuzzRun {
   Known known_;
   std::vector<const google::protobuf::MethodDescriptor*> methods_;  // that take one message
   std::vector<Stream> streams_;
-  std::vector<std::unique_ptr<FuzzCall>> calls_;
+  std::vector<Call> calls_;
 };
 
 }  // namespace vrambroker

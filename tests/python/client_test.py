@@ -420,8 +420,12 @@ class ClientTest(support.DaemonTest):
                 placement = %r
                 holder = vrambroker.Client(name="holder-" + placement)
                 held = holder.lease_segment(100 * MiB)
-                vramctl = [os.environ["VRAMCTL"], "--socket-dir", os.environ["VRAMBROKER_SOCKET_DIR"], "--format=json"]
-                subprocess.check_output(vramctl + ["stats", holder.name])  # has the daemon ask it for its figures
+                environment = dict(os.environ)
+                environment.pop("LD_PRELOAD", None)  # a sanitizer's run-time library: vramctl has its own
+                def vramctl(*arguments):
+                    command = [environment["VRAMCTL"], "--socket-dir", environment["VRAMBROKER_SOCKET_DIR"], "--format=json"]
+                    return subprocess.check_output([*command, *arguments], env=environment)
+                vramctl("stats", holder.name)  # has the daemon ask it for its figures
                 client = vrambroker.Client(name="scoped-" + placement, placement=placement, limit=64 * MiB)
                 with vrambroker.memory_scope("forward"), vrambroker.memory_scope("layer3"):
                     blocks = [client.malloc(4 * MiB) for _ in range(8)]
@@ -452,7 +456,7 @@ class ClientTest(support.DaemonTest):
                 assert error.refusal >= 1, vars(error)
                 assert error.user_limit_bytes == error.user_reserved_bytes == 0, vars(error)
                 # Nothing is missing, and nothing is called otherwise than by vramctl.
-                report = json.loads(subprocess.check_output(vramctl + ["ooms"]))["events"][0]["out_of_memory"]
+                report = json.loads(vramctl("ooms"))["events"][0]["out_of_memory"]
                 def plain(value):
                     if hasattr(value, "_asdict"):
                         value = value._asdict()
@@ -463,7 +467,7 @@ class ClientTest(support.DaemonTest):
                 # As other processes get it.
                 for same in (copy.copy(error), copy.deepcopy(error), pickle.loads(pickle.dumps(error))):
                     assert type(same) is type(error) and str(same) == str(error) and vars(same) == vars(error), vars(same)
-                # Others' idle memory, and in no scope.
+                # Others' idle memory, and in no scope. Sessions of clients that are gone may end a little later.
                 blocks = client = last = held = None
                 idler = vrambroker.Client(name="idler-" + placement, placement="remote")
                 kept = idler.malloc(4 * MiB)  # of a segment of 20 MiB
@@ -473,7 +477,8 @@ class ClientTest(support.DaemonTest):
                     error = caught
                 assert error.cause == "CAPACITY" and (error.scope, error.scopes) == ("", ()), vars(error)
                 why = vrambroker.IdleHolder("idler-" + placement, 16 * MiB, "IN_PART_USED")
-                assert error.idle_holders == (why,) and error.idle_elsewhere_bytes == 16 * MiB, error.idle_holders
+                assert why in error.idle_holders, error.idle_holders
+                assert error.idle_elsewhere_bytes == sum(idle.idle_bytes for idle in error.idle_holders), vars(error)
             """ % placement)
 
     def test_a_report_that_is_longer_than_expected(self):
