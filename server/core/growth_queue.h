@@ -130,8 +130,9 @@ class GrowthQueue {
   static constexpr std::chrono::milliseconds kHoldAfter{1000};
   static constexpr int kUserRest = 4;
   static constexpr std::chrono::milliseconds kLongestLook{10000};
-  // While requests wait, those whose figures say that they hold reclaimable memory are asked again this often; those
-  // that gave nothing the last time, and whose figures still say the same, less often.
+  // While requests wait, sessions whose figures say that they hold reclaimable memory are asked again this often. A
+  // session that gave nothing the last time, and whose figures still say the same, is asked less often. So is a session
+  // of higher priority than the request's.
   static constexpr std::chrono::milliseconds kAskPeriod{250};
   static constexpr std::chrono::milliseconds kAskInVainPeriod{2000};
   // For all requests together, everybody is asked this often at most.

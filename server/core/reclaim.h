@@ -51,9 +51,9 @@ struct LastAsked {
 // With everybody, for a request of this priority. One question is enough for whoever is more important. Pure.
 bool MayAskWithEverybody(const ReclaimCandidate& candidate, int priority, const std::optional<LastAsked>& last);
 
-// By its figures, for a request of this priority that goes on waiting. When it has given nothing the last time, only
-// when they say something new, or after a long time; when it is more important than the request, only after a long
-// time: the first answer may have been too early, and its memory may have become idle since. Pure.
+// By its figures, for a request of this priority that goes on waiting. A session that has given nothing the last time
+// is asked when its figures change, or after a long time. One that is more important than the request is asked after a
+// long time only: its memory may have become idle since its first answer. Pure.
 bool MayAskAgain(const ReclaimCandidate& candidate, int priority, const std::optional<LastAsked>& last);
 
 }  // namespace vrambroker

@@ -275,7 +275,8 @@ TEST_F(PassTest, WhatAUserMayNotHaveYetKeepsNobodyFromItsTurn) {
   EXPECT_THAT(granted_, ElementsAre(kOther, kOfUserToo));
 }
 
-// What settles becomes free between the attempt to grant it and the look whether anything settles: seldom, so often.
+// Memory that settles may become free between the attempt to grant it and the look whether anything settles. That is
+// rare, so this tries it many times.
 TEST_F(PassTest, WhatSettlesIsNeverMissed) {
   constexpr int kRounds = 20000;
   constexpr uint64_t kFirstGone = 1000;

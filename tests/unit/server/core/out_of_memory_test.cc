@@ -121,7 +121,8 @@ void KeptForOthers(OomReport& report) {
   LimitedByTheDevice(report);
   report.kept_free_bytes = 10_MiB;
 }
-// No limit but the device's 600 MiB, of which others' guarantees keep 50: with its holes, the limit is met first.
+// The limit is the device's capacity, and 600 MiB of both are left. The device keeps 50 MiB of these for guarantees of
+// other sessions.
 void KeptForOthersWithoutALimit(OomReport& report) {
   report.limit_bytes = 1000_MiB;
   report.kept_free_bytes = 50_MiB;
