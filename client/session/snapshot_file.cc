@@ -57,12 +57,13 @@ absl::Status WriteWholeFile(const std::string& given, absl::string_view bytes) {
   const std::string path = Target(given);
   static std::atomic<uint32_t> next{0};
   std::string temporary;
-  UniqueFd file;
+  int opened = -1;
   do {  // another thread's, or what a process that was killed has left
     temporary = absl::StrCat(path, ".", getpid(), ".", next++, ".tmp");
-    file = UniqueFd(open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
-  } while (!file.valid() && errno == EEXIST);
-  if (!file.valid()) return absl::ErrnoToStatus(errno, absl::StrCat("cannot create ", temporary));
+    opened = open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  } while (opened < 0 && errno == EEXIST);
+  if (opened < 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot create ", temporary));
+  const UniqueFd file(opened);
   // The rights of the file that it replaces; the owner only where this user may give files away.
   struct stat old = {};
   absl::Status status;
