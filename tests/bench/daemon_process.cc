@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "tests/support/unix_client.h"
 
 namespace vrambroker::bench {
 
@@ -38,7 +39,8 @@ absl::StatusOr<std::unique_ptr<DaemonProcess>> DaemonProcess::Start(const std::s
   }
   std::unique_ptr<DaemonProcess> daemon(new DaemonProcess(socket_dir, pid));
   const absl::Time deadline = absl::Now() + absl::Seconds(20);
-  while (!std::filesystem::exists(socket_dir + "/vrambroker.sock")) {
+  // A socket is there before anybody listens on it.
+  while (!testing_support::ConnectUnix(socket_dir + "/vrambroker.sock", SOCK_STREAM).valid()) {
     if (absl::Now() > deadline || kill(pid, 0) != 0) {
       return absl::UnavailableError(absl::StrCat(program, " does not serve"));
     }

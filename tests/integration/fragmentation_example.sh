@@ -12,8 +12,9 @@ export VRAMBROKER_SOCKET_DIR=$work/sockets
 # The memory is never written, so it takes no more than this number.
 "$daemon" --device=host --socket_dir="$VRAMBROKER_SOCKET_DIR" --capacity=4GiB --http_address=off 2> "$work/log" &
 daemon_pid=$!
+# 00010000: somebody listens.
 for _ in $(seq 600); do
-  [ -S "$VRAMBROKER_SOCKET_DIR/vrambroker.sock" ] && break
+  grep -q " 00010000 .* $VRAMBROKER_SOCKET_DIR/vrambroker.sock\$" /proc/net/unix && break
   sleep 0.1
 done
 "$example" | tee "$work/out"
