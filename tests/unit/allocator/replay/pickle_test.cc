@@ -22,7 +22,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-using Kind = PickleValue::Kind;
+using PickleKind = PickleValue::Kind;
 using Items = PickleValue::Items;
 using Pairs = PickleValue::Pairs;
 
@@ -374,10 +374,10 @@ TEST(PickleTest, BoolsAreNoIntegersAndKindsAreKept) {
   EXPECT_FALSE(PickleValue::List({PickleValue()}) == PickleValue::List({}));
   EXPECT_FALSE(PickleValue::Dict({{Text("a"), Text("b")}}) == PickleValue::Dict({{Text("a"), Text("c")}}));
   EXPECT_FALSE(PickleValue::Double(0.0) == PickleValue::Double(-0.0));
-  EXPECT_EQ(PickleValue::Uint(static_cast<uint64_t>(kMaxInteger)).kind(), Kind::kInt);
-  EXPECT_EQ(PickleValue::Uint(static_cast<uint64_t>(kMaxInteger) + 1).kind(), Kind::kUint);
-  EXPECT_EQ(PickleKindName(Kind::kBool), "a bool");
-  EXPECT_EQ(PickleKindName(Kind::kUint), "an integer");
+  EXPECT_EQ(PickleValue::Uint(static_cast<uint64_t>(kMaxInteger)).kind(), PickleKind::kInt);
+  EXPECT_EQ(PickleValue::Uint(static_cast<uint64_t>(kMaxInteger) + 1).kind(), PickleKind::kUint);
+  EXPECT_EQ(PickleKindName(PickleKind::kBool), "a bool");
+  EXPECT_EQ(PickleKindName(PickleKind::kUint), "an integer");
 }
 
 // What PyTorch's viewer knows. Arguments are skipped over, so that text is not taken for opcodes.
@@ -579,7 +579,7 @@ class RandomValues {
         for (auto& [key, value] : pairs) {
           do {
             key = Make(0);
-          } while (key.kind() == Kind::kList || key.kind() == Kind::kDict);
+          } while (key.kind() == PickleKind::kList || key.kind() == PickleKind::kDict);
           value = Make(depth - 1);
         }
         return PickleValue::Dict(std::move(pairs));
@@ -592,7 +592,7 @@ class RandomValues {
 };
 
 TEST(PickleTest, RandomValuesComeBackAsTheyWere) {
-  std::set<Kind> kinds;
+  std::set<PickleKind> kinds;
   for (uint32_t seed = 0; seed < 2000; ++seed) {
     SCOPED_TRACE(seed);
     const PickleValue value = RandomValues(seed).Make(6);
