@@ -3,7 +3,9 @@
 """Checks who includes whom. Usage: layering_test.py ROOT
 
 Which folder may include which is written in one place each: the tables "| folder |" in the README.md of allocator/, server/ and
-client/. They are what is so, too: a folder that a table names and that nothing includes is reported.
+client/. They are what is so, too: a folder that a table names and that nothing includes is reported. So is a path that any
+documentation names and that is not there. The diagram of server/README.md has the same layers: each arrow is an include, and
+each include follows the arrows.
 
 Before it looks at ROOT it looks at files made to break each rule, so that a check that sees nothing cannot pass.
 """
@@ -109,6 +111,52 @@ def violations(root):
     return found, files
 
 
+def arrows(text):
+    """{folder: those that its arrows lead to}, of the first diagram in `text`. The folder itself, with main, is called daemon."""
+    found = {}
+    diagram = re.search(r"^```mermaid\n(.*?)^```", text, re.M | re.S)
+    for left, right in re.findall(r"^ *([\w& ]+?) --> ([\w& ]+)$", diagram.group(1) if diagram else "", re.M):
+        for one in left.split(" & "):
+            found.setdefault(one, set()).update(right.split(" & "))
+    return found
+
+
+def wrong_arrows(root):
+    """Lines "the diagram ...". By the table, which is compared with the files."""
+    allowed, _ = tables(root)
+    includes_of = {}
+    for folder, others in allowed.items():
+        if folder.split("/")[0] == "server":
+            inside = {other.split("/")[1] for other in others if other.startswith("server/")}
+            includes_of["daemon" if folder == "server" else folder.split("/")[1]] = inside
+    drawn = arrows((root / "server/README.md").read_text(encoding="utf-8"))
+    found = [f"the diagram has {one} --> {other}, which is no include" for one, others in drawn.items()
+             for other in sorted(others - includes_of.get(one, set()))]
+    for one, others in includes_of.items():
+        reached, ahead = set(), [one]
+        while ahead:
+            for other in drawn.get(ahead.pop(), set()) - reached:
+                reached.add(other)
+                ahead.append(other)
+        found += [f"the diagram has no way from {one} to {other}, which it includes" for other in sorted(others - reached)]
+    return found
+
+
+NAMED = re.compile(r"`((?:allocator|client|deploy|proto|server|tests)/[\w./-]*\w)`")
+
+
+def dead_paths(root):
+    """Lines "FILE names X: ...". A path may leave its ending out."""
+    found = []
+    for top in (".", *FOLDERS, "tests"):
+        for path in sorted((root / top).glob("*.md" if top == "." else "**/*.md")):
+            for name in NAMED.findall(path.read_text(encoding="utf-8")):
+                named = root / name
+                if not named.exists() and not any(named.parent.glob(named.name + ".*")):
+                    found.append(f"{path.relative_to(root).as_posix()} names {name}: there is no such file or folder")
+    return found
+
+
 SELF_TEST = {
     "allocator/README.md": "| folder | what | may include |\n|---|---|---|\n| `wire` | | `base`, `proto` |\n| `device` | | `base` |\n| `base` | | |\n",
     "server/README.md": "| folder | what | may include |\n|---|---|---|\n| `.` | | `core`, `allocator/device` |\n| `core` | | |\n",
@@ -168,6 +216,15 @@ def self_test():
                      "include each other: ", "include allocator/gone, which is in none", "include server/core: server/ and client/ meet only"):
             if len([line for line in more if part in line]) != 1:
                 faults.append(f"{part!r} is not reported once, but: {more}")
+        (root / "server/README.md").write_text("`server/good.cc`, `server/good`, `server/core`, `elsewhere/a`, `server/gone.cc`", encoding="utf-8")
+        if dead_paths(root) != ["server/README.md names server/gone.cc: there is no such file or folder"]:
+            faults.append(f"of the paths that a README names it says: {dead_paths(root)}")
+        table = "| folder | what | may include |\n|---|---|---|\n| `.` | | `a`, `b`, `c` |\n| `a` | | `c` |\n| `b` | | `c` |\n| `c` | | |\n\n"
+        for drawn, wrong in [("daemon --> a & b\n  a & b --> c", []), ("daemon --> a & b\n  a --> c", ["the diagram has no way from b to c, which it includes"]),
+                             ("daemon --> a\n  a --> b\n  a & b --> c", ["the diagram has a --> b, which is no include"])]:
+            (root / "server/README.md").write_text(f"{table}```mermaid\ngraph TD\n  {drawn}\n```\n", encoding="utf-8")
+            if wrong_arrows(root) != wrong:
+                faults.append(f"of the diagram {drawn!r} it says: {wrong_arrows(root)}")
     return faults
 
 
@@ -177,7 +234,9 @@ def main():
         print(f"self-test: {fault}")
     if faults:
         return 2
-    found, files = violations(pathlib.Path(sys.argv[1]))
+    root = pathlib.Path(sys.argv[1])
+    found, files = violations(root)
+    found += dead_paths(root) + wrong_arrows(root)
     for line in found:
         print(line)
     print(f"{files} files, {len(found)} violations")
