@@ -30,7 +30,6 @@
 #include "allocator/base/version.h"
 #include "allocator/device/cuda_device.h"
 #include "allocator/device/host_device.h"
-#include "server/base/client_log.h"
 #include "server/base/event_loop.h"
 #include "server/base/memory_trim.h"
 #include "server/base/systemd.h"
@@ -50,6 +49,7 @@
 #include "server/rpc/broker_service.h"
 #include "server/rpc/connections.h"
 #include "server/rpc/descriptor_socket.h"
+#include "server/rpc/library_logs.h"
 #include "server/rpc/rpc_meter.h"
 
 namespace vrambroker {

@@ -4,11 +4,11 @@
 #ifndef VRAMBROKER_ALLOCATOR_WIRE_ADMIN_JSON_H_
 #define VRAMBROKER_ALLOCATOR_WIRE_ADMIN_JSON_H_
 
+#include <google/protobuf/timestamp.pb.h>
 #include <nlohmann/json.hpp>
 #include <string>
 
 #include "absl/time/time.h"
-#include "google/protobuf/timestamp.pb.h"
 #include "vrambroker/v1/admin.pb.h"
 #include "vrambroker/v1/types.pb.h"
 

@@ -14,7 +14,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "allocator/base/mutex.h"
-#include "allocator/device/device.h"
+#include "allocator/base/unique_fd.h"
 #include "vrambroker/v1/types.pb.h"
 
 namespace vrambroker::client_internal {

@@ -63,7 +63,7 @@ class HeapHost {
   virtual void WholeReturned(int device, uint64_t bytes) = 0;
   // How long a call waits that gives something back.
   virtual absl::Duration Patience() const = 0;
-  // What came of it.
+  // What came of such a call.
   virtual void NoteAnswer(const absl::Status& status) = 0;
   // Makes a call over the session's connection, with a deadline. A lost session explains itself.
   virtual absl::Status CallOver(const std::function<grpc::Status(SessionStream&, grpc::ClientContext*)>& call) = 0;

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/session/session_client.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <cstring>
 #include <functional>

@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
 #include "allocator/base/mutex.h"
 #include "allocator/device/device.h"
 #include "allocator/device/session_mark.h"

@@ -14,7 +14,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "allocator/device/device.h"
+#include "allocator/base/unique_fd.h"
 #include "allocator/replay/pickle.h"
 #include "allocator/replay/torch_snapshot.h"
 

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/base/client_log.h"
 
-#include <google/protobuf/stubs/logging.h>
-#include <grpc/support/log.h>
-
 #include <string>
 
 namespace vrambroker {
@@ -37,14 +34,6 @@ LogLine SessionLine(absl::string_view event, SessionId id, absl::string_view nam
 
 void LogClientEvent(spdlog::level::level_enum level, const LogLine& line) {
   if (MayLogClientEvent()) line.Write(level);
-}
-
-void LimitLibraryLogs() {
-  google::protobuf::SetLogHandler(
-      [](google::protobuf::LogLevel /*level*/, const char* /*file*/, int /*line*/, const std::string& message) {
-        LogClientEvent(spdlog::level::warn, "protobuf: {}", message);
-      });
-  gpr_set_log_function([](gpr_log_func_args* args) { LogClientEvent(spdlog::level::warn, "gRPC: {}", args->message); });
 }
 
 }  // namespace vrambroker

@@ -39,9 +39,6 @@ LineLimit& ClientLineLimit();
 // Takes a line from the limit. False: it is not to be written. Says how many were left out before.
 bool MayLogClientEvent();
 
-// What protobuf and gRPC log, mostly of what clients send, goes the same way from now on: they would write every line.
-void LimitLibraryLogs();
-
 // About a session, by the id and the name that metrics and the API have, too.
 LogLine SessionLine(absl::string_view event, SessionId id, absl::string_view name);
 

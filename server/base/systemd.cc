@@ -10,7 +10,7 @@
 #include <cstring>
 
 #include "allocator/base/mutex.h"
-#include "allocator/device/device.h"
+#include "allocator/base/unique_fd.h"
 
 namespace vrambroker {
 namespace {

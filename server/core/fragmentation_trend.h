@@ -11,7 +11,7 @@
 #include <optional>
 #include <vector>
 
-#include "server/pool/idle_segments.h"
+#include "server/base/steady_time.h"
 
 namespace vrambroker {
 

@@ -17,7 +17,7 @@
 #include <cstddef>
 #include <memory>
 
-#include "allocator/device/device.h"
+#include "allocator/base/unique_fd.h"
 
 namespace vrambroker {
 

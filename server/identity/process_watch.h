@@ -21,6 +21,7 @@
 #include "absl/container/btree_map.h"
 #include "absl/status/statusor.h"
 #include "allocator/base/mutex.h"
+#include "allocator/base/unique_fd.h"
 #include "allocator/device/device.h"
 
 namespace vrambroker {

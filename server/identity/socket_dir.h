@@ -7,7 +7,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "allocator/device/device.h"
+#include "allocator/base/unique_fd.h"
 
 namespace vrambroker {
 

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "allocator/device/device.h"
+#include "allocator/base/unique_fd.h"
 #include "server/base/client_log.h"
 #include "server/identity/caller.h"
 #include "server/identity/client_socket.h"

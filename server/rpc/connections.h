@@ -24,7 +24,7 @@
 #include "server/base/client_log.h"
 #include "server/base/event_loop.h"
 #include "server/base/rate_limit.h"
-#include "server/core/session.h"
+#include "server/identity/caller.h"
 #include "server/identity/process_watch.h"
 #include "server/identity/unix_socket.h"
 #include "server/rpc/descriptor_budget.h"

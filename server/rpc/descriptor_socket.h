@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "server/base/event_loop.h"
 #include "server/base/peer_queue.h"
-#include "server/core/session.h"
+#include "server/identity/caller.h"
 #include "server/identity/unix_socket.h"
 #include "server/pool/segment_pool.h"
 #include "server/rpc/descriptor_budget.h"

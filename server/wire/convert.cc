@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/wire/convert.h"
 
+#include <google/protobuf/util/time_util.h>
+
 #include <algorithm>
 #include <string>
 
@@ -8,7 +10,6 @@
 #include "absl/strings/str_cat.h"
 #include "allocator/base/utf8.h"
 #include "allocator/wire/heap_convert.h"
-#include "google/protobuf/util/time_util.h"
 
 namespace vrambroker {
 namespace {

@@ -14,7 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "allocator/device/device.h"
+#include "allocator/base/unique_fd.h"
 #include "tests/bench/workload.h"
 
 namespace vrambroker::bench {

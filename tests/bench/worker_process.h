@@ -9,7 +9,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "allocator/device/device.h"
+#include "allocator/base/unique_fd.h"
 #include "tests/bench/bench_client.h"
 
 namespace vrambroker::bench {

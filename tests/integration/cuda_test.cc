@@ -23,6 +23,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "allocator/base/bytes.h"
+#include "allocator/device/events.h"
 #include "tests/cuda_substitute/driver.h"
 #include "tests/cuda_substitute/substitute.h"
 #include "tests/support/buffers.h"

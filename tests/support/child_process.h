@@ -13,7 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "allocator/device/device.h"
+#include "allocator/base/unique_fd.h"
 #include "tests/support/util.h"
 
 namespace vrambroker::testing_support {

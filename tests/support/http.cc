@@ -16,7 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/time.h"
-#include "allocator/device/device.h"
+#include "allocator/base/unique_fd.h"
 #include "tests/support/util.h"
 
 namespace vrambroker::testing_support {

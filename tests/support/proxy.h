@@ -11,7 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "allocator/base/mutex.h"
-#include "allocator/device/device.h"
+#include "allocator/base/unique_fd.h"
 
 namespace vrambroker::testing_support {
 

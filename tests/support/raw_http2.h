@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "allocator/device/device.h"
+#include "allocator/base/unique_fd.h"
 
 namespace vrambroker::testing_support {
 

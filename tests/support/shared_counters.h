@@ -10,7 +10,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "allocator/device/device.h"
+#include "allocator/base/unique_fd.h"
 
 namespace vrambroker::testing_support {
 

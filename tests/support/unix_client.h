@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "absl/strings/string_view.h"
-#include "allocator/device/device.h"
+#include "allocator/base/unique_fd.h"
 
 namespace vrambroker::testing_support {
 

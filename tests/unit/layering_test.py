@@ -3,9 +3,9 @@
 """Checks who includes whom. Usage: layering_test.py ROOT
 
 Which folder may include which is written in one place each: the tables "| folder |" in the README.md of allocator/, server/ and
-client/. They are what is so, too: a folder that a table names and that nothing includes is reported. So is a path that any
-documentation names and that is not there. The diagram of server/README.md has the same layers: each arrow is an include, and
-each include follows the arrows.
+client/. The reverse is checked, too: what a table allows and no file does is reported, and so is a path that any documentation
+names and that is not there. The diagram of server/README.md has the same layers: each arrow is an include, and each include
+follows the arrows.
 
 Before it looks at ROOT it looks at files made to break each rule, so that a check that sees nothing cannot pass.
 """
@@ -16,22 +16,30 @@ import sys
 import tempfile
 
 FOLDERS = ("allocator", "server", "client", "proto", "deploy")
-SOURCES = {".h", ".cc", ".proto", ".in"}
+SOURCE = re.compile(r"\.(h|hpp|inc|c|cc|cu|proto)(\.in)?$")
+QUOTED = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.M)
 INCLUDE = re.compile(r'^\s*(?:#\s*include\s*[<"]([^>"]+)[>"]|import\s+(?:public\s+)?"([^"]+)"\s*;)', re.M)
 
 # (files, what they must not include, except in, why). Files and exceptions are matched against the path in ROOT. Folders of the
 # project are the tables' to say.
 BANS = [
-    (r"allocator/(?!wire/)", r"google/protobuf/|grpc", None, "allocator/ knows no wire format but in wire/"),
+    (r"allocator/(?!wire/)", r"google/protobuf/", None, "allocator/ knows no wire format but in wire/"),
+    (r"allocator/", r"grpc", None, "allocator/ makes no calls"),
     (r"allocator/", r"prometheus/|spdlog/|boost/", None,
      "allocator/ neither logs nor exports metrics: it returns statuses and figures"),
     (r"client/", r"prometheus/|spdlog/|boost/", None, "the client library is linked into other people's programs"),
+    (r"server/", r"grpc", r"server/((rpc|wire)/|[^/]*$)", "only rpc/ knows gRPC, and wire/ its statuses"),
+    (r"server/", r"boost/", r"server/http/", "Boost is for HTTP"),
+    (r"client/", r"n?curses", r"client/vramctl/top/", "curses draws `vramctl top`"),
+    (r"deploy/", r"server/", None, "demos and examples are clients"),
     (r"proto/", r"(server|client|allocator)/", None, "proto/ holds messages, which depend on messages alone"),
     (r"", r"(allocator/device/)?cuda|nvml", r"allocator/device/cuda_(device\.cc|(driver|status)\.(cc|h))$",
      "CUDA is behind the Device interface, in one place"),
 ]
 # Declares the device without CUDA's own headers.
 ALLOWED = {"allocator/device/cuda_device.h"}
+
+NOT_FROM_ROOT = "files of the project are included by their path from its root"
 
 TABLED = ("allocator", "server", "client")
 ROW = re.compile(r"^\| `([^`|]*)` \|[^|]*\|([^|]*)\|$", re.M)
@@ -56,10 +64,16 @@ def tables(root):
         text = readme.read_text(encoding="utf-8") if readme.is_file() else ""
         begin = text.find("| folder |")
         table = text[begin:text.find("\n\n", begin)] if begin >= 0 else ""
+        for row in re.findall(r"^\| *`.*", table, re.M):
+            if not ROW.match(row):
+                faults.append(f"{top}/README.md: not a row of three columns that begins with one folder: {row}")
         for folder, others in ROW.findall(table):
             names = re.findall(r"`([^`]+)`", others)
             known = [name if name == MESSAGES or name.split("/")[0] in TABLED else f"{top}/{name}" for name in names]
-            allowed[top if folder == "." else f"{top}/{folder}"] = known
+            name = top if folder == "." else f"{top}/{folder}"
+            if name in allowed:
+                faults.append(f"the tables have two rows for {name}")
+            allowed[name] = known
     order = graphlib.TopologicalSorter({folder: [other for other in others if other in allowed] for folder, others in allowed.items()})
     try:
         order.prepare()
@@ -82,14 +96,18 @@ def includes(path):
 def violations(root):
     """Lines "FILE includes X: reason", and the number of files looked at."""
     allowed, found = tables(root)
-    files, used = 0, set()
+    files, used, folders = 0, set(), set()
     for top in FOLDERS:
         for path in sorted((root / top).rglob("*")):
-            if path.suffix not in SOURCES or not path.is_file():
+            if not SOURCE.search(path.name) or not path.is_file():
                 continue
             files += 1
             name = path.relative_to(root).as_posix()
             folder = folder_of(name)
+            folders.add(folder)
+            for include in QUOTED.findall(path.read_text(encoding="utf-8")):
+                if include.split("/")[0] not in (*FOLDERS, "absl", "vrambroker") and not name.startswith("allocator/device/cuda_headers/"):
+                    found.append(f"{name} includes {include}: {NOT_FROM_ROOT}")
             if top == "proto" and path.suffix != ".proto":
                 found.append(f"{name}: proto/ holds messages alone")
             for include in includes(path):
@@ -99,13 +117,13 @@ def violations(root):
                     if exception is None or not re.match(exception, name):
                         found.append(f"{name} includes {include}: {reason}")
                 other = folder_of(include)
-                if top not in TABLED or "cuda_headers" in name or other == folder or not (other == MESSAGES or other.split("/")[0] in TABLED):
+                if top not in TABLED or name.startswith("allocator/device/cuda_headers/") or other == folder or not (other == MESSAGES or other.split("/")[0] in TABLED):
                     continue
                 used.add((folder, other))
-                if folder not in allowed:
-                    found.append(f"{name} includes {include}: {folder} is in no table")
-                elif other not in allowed[folder]:
+                if folder in allowed and other not in allowed[folder]:
                     found.append(f"{name} includes {include}: by the table in {top}/README.md {folder} may not")
+    found += [f"{folder} is in no table" for folder in sorted(folders) if folder.split("/")[0] in TABLED and folder not in allowed]
+    found += [f"{folder} is in a table, and has no file" for folder in allowed if folder not in folders]
     found += [f"by the tables {folder} includes {other}: no file does"
               for folder, others in allowed.items() for other in others if (folder, other) not in used]
     return found, files
@@ -143,6 +161,7 @@ def wrong_arrows(root):
 
 
 NAMED = re.compile(r"`((?:allocator|client|deploy|proto|server|tests)/[\w./-]*\w)`")
+LINKED = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
 
 
 def dead_paths(root):
@@ -154,6 +173,10 @@ def dead_paths(root):
                 named = root / name
                 if not named.exists() and not any(named.parent.glob(named.name + ".*")):
                     found.append(f"{path.relative_to(root).as_posix()} names {name}: there is no such file or folder")
+            for name in LINKED.findall(path.read_text(encoding="utf-8")):
+                # Some are read elsewhere, as the one at the root of a bundle.
+                if not (path.parent / name).exists() and not (root / name).exists():
+                    found.append(f"{path.relative_to(root).as_posix()} links to {name}: there is no such file or folder")
     return found
 
 
@@ -171,25 +194,34 @@ def self_test():
         "allocator/base/a.cc": ('#include "server/core/broker.h"', in_table),
         "allocator/base/b.h": ('  #  include "allocator/device/device.h"', in_table),
         "allocator/base/c.cc": ('#include "vrambroker/v1/types.pb.h"', in_table),
-        "allocator/base/d.cc": ("#include <grpcpp/grpcpp.h>", BANS[0][3]),
-        "allocator/base/e.cc": ("#include <prometheus/registry.h>", BANS[1][3]),
-        "allocator/lost/a.cc": ('#include "allocator/base/bytes.h"', "is in no table"),
+        "allocator/base/d.cc": ("#include <google/protobuf/message.h>", BANS[0][3]),
+        "allocator/base/e.cc": ("#include <prometheus/registry.h>", BANS[2][3]),
+        "allocator/wire/b.cc": ("#include <grpcpp/grpcpp.h>", BANS[1][3]),
+        "allocator/base/f.c": ('#include "bytes.h"', NOT_FROM_ROOT),
+        "server/core/up.cc": ('#include "../daemon.h"', NOT_FROM_ROOT),
+        "server/core/grpc.cc": ("#include <grpcpp/grpcpp.h>", "only rpc/ knows gRPC, and wire/ its statuses"),
+        "server/core/boost.cc": ("#include <boost/beast.hpp>", "Boost is for HTTP"),
+        "client/session/curses.cc": ("#include <curses.h>", "curses draws `vramctl top`"),
+        "deploy/server.cc": ('#include "server/core/broker.h"', "demos and examples are clients"),
         "server/core/a.cc": ('#include "client/connection/connection.h"', in_table),
         "server/core/b.cc": ('#include "vrambroker/client.h"', in_table),
         "server/core/c.cc": ('#include "server/daemon.h"', in_table),
         "client/session/a.cc": ('#include "server/core/session.h"', in_table),
-        "client/session/c.cc": ("#include <spdlog/spdlog.h>", BANS[2][3]),
-        "proto/vrambroker/v1/a.proto": ('import "allocator/block.proto";', BANS[3][3]),
-        "server/cuda.cc": ("#include <cuda_runtime_api.h>", BANS[4][3]),
-        "client/session/cuda.cc": ("#include <cuda.h>", BANS[4][3]),
-        "allocator/device/host_device.cc": ("#include <cuda_runtime.h>", BANS[4][3]),
-        "deploy/probe.cc": ("#include <nvml.h>", BANS[4][3]),
-        "server/driver.cc": ('#include "allocator/device/cuda_driver.h"', BANS[4][3]),
+        "client/session/c.cc": ("#include <spdlog/spdlog.h>", "the client library is linked into other people's programs"),
+        "proto/vrambroker/v1/a.proto": ('import "allocator/block.proto";', "proto/ holds messages, which depend on messages alone"),
+        "server/cuda.cc": ("#include <cuda_runtime_api.h>", "CUDA is behind the Device interface, in one place"),
+        "client/session/cuda.cc": ("#include <cuda.h>", "CUDA is behind the Device interface, in one place"),
+        "allocator/device/host_device.cc": ("#include <cuda_runtime.h>", "CUDA is behind the Device interface, in one place"),
+        "deploy/probe.cc": ("#include <nvml.h>", "CUDA is behind the Device interface, in one place"),
+        "server/driver.cc": ('#include "allocator/device/cuda_driver.h"', "CUDA is behind the Device interface, in one place"),
     }
     good = {
         "allocator/device/cuda_device.cc": '#include "allocator/device/cuda_driver.h"\n#include <cuda.h>\n',
         "allocator/device/device.cc": '#include "allocator/base/bytes.h"\n// not #include "server/core/broker.h"\n',
-        "allocator/wire/a.cc": '#include "allocator/base/bytes.h"\n#include "vrambroker/v1/types.pb.h"\n#include <grpcpp/grpcpp.h>\n',
+        "allocator/wire/a.cc": '#include "allocator/base/bytes.h"\n#include "vrambroker/v1/types.pb.h"\n#include <google/protobuf/message.h>\n',
+        "allocator/base/good.cc": "",
+        "client/vrambroker/good.h": "",
+        "server/core/good.cc": "",
         "server/good.cc": '#include "allocator/device/cuda_device.h"\n#include "server/core/broker.h"\n',
         "client/session/good.cc": '#include <vrambroker/client.h>\n',
         "proto/vrambroker/v1/good.proto": 'import "google/protobuf/timestamp.proto";\n',
@@ -210,14 +242,16 @@ def self_test():
         if len(found) != len(bad):
             faults.append("reported besides: " + "; ".join(line for line in found if line.split()[0] not in bad))
         (root / "proto/a.cc").write_text("", encoding="utf-8")
-        (root / "allocator/README.md").write_text(SELF_TEST["allocator/README.md"].replace("`base`, `proto`", "`base`, `proto`, `device`, `server/core`, `gone`").replace("`base` | | |", "`base` | | `device` |"))
+        (root / "allocator/lost").mkdir()
+        (root / "allocator/lost/a.cc").write_text("", encoding="utf-8")
+        (root / "allocator/README.md").write_text(SELF_TEST["allocator/README.md"].replace("`base`, `proto`", "`base`, `proto`, `device`, `server/core`, `gone`").replace("`base` | | |", "`base` | | `device` |\n| `void` | | |\n| `void` | | |\n| `base`, `void` | | |"))
         more = [line for line in violations(root)[0] if line not in found]
-        for part in ("proto/a.cc: ", "includes allocator/device: no file does", "includes server/core: no file does",
+        for part in ("proto/a.cc: ", "allocator/lost is in no table", "allocator/void is in a table, and has no file", "two rows for allocator/void", "not a row of three", "includes allocator/device: no file does", "includes server/core: no file does",
                      "include each other: ", "include allocator/gone, which is in none", "include server/core: server/ and client/ meet only"):
             if len([line for line in more if part in line]) != 1:
                 faults.append(f"{part!r} is not reported once, but: {more}")
-        (root / "server/README.md").write_text("`server/good.cc`, `server/good`, `server/core`, `elsewhere/a`, `server/gone.cc`", encoding="utf-8")
-        if dead_paths(root) != ["server/README.md names server/gone.cc: there is no such file or folder"]:
+        (root / "server/README.md").write_text("`server/good.cc`, `server/good`, `server/core`, `elsewhere/a`, `server/gone.cc`, [a](good.cc), [b](../client#c), [d](https://e), [f](gone.md)", encoding="utf-8")
+        if dead_paths(root) != [f"server/README.md {what}: there is no such file or folder" for what in ("names server/gone.cc", "links to gone.md")]:
             faults.append(f"of the paths that a README names it says: {dead_paths(root)}")
         table = "| folder | what | may include |\n|---|---|---|\n| `.` | | `a`, `b`, `c` |\n| `a` | | `c` |\n| `b` | | `c` |\n| `c` | | |\n\n"
         for drawn, wrong in [("daemon --> a & b\n  a & b --> c", []), ("daemon --> a & b\n  a --> c", ["the diagram has no way from b to c, which it includes"]),

@@ -17,7 +17,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "allocator/base/bytes.h"
-#include "allocator/device/device.h"
+#include "allocator/base/unique_fd.h"
 #include "allocator/heap/allocator_options.h"
 #include "allocator/wire/admin_json.h"
 #include "client/vrambroker/client.h"

@@ -19,7 +19,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "allocator/device/device.h"
+#include "allocator/base/unique_fd.h"
 #include "client/vramctl/commands/commands.h"
 #include "client/vramctl/top/daemon_poller.h"
 #include "client/vramctl/top/session_actor.h"

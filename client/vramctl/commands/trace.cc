@@ -20,7 +20,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "allocator/device/device.h"
+#include "allocator/base/unique_fd.h"
 #include "allocator/heap/heap_snapshot.h"
 #include "allocator/wire/admin_json.h"
 #include "client/vramctl/commands/commands.h"

@@ -7,7 +7,7 @@
 
 #include "absl/time/time.h"
 #include "allocator/base/mutex.h"
-#include "allocator/device/device.h"
+#include "allocator/base/unique_fd.h"
 #include "client/vramctl/daemon/daemon_calls.h"
 #include "client/vramctl/views/top_view.h"
 

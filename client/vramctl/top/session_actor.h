@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "allocator/base/mutex.h"
-#include "allocator/device/device.h"
+#include "allocator/base/unique_fd.h"
 #include "client/vramctl/daemon/daemon_calls.h"
 #include "client/vramctl/views/session_change.h"
 

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "allocator/device/device.h"
+#include "allocator/base/unique_fd.h"
 #include "server/base/http_address.h"
 #include "tests/support/http.h"
 #include "tests/support/util.h"

@@ -14,7 +14,7 @@
 #include "allocator/replay/replay.h"
 #include "client/vramctl/plan/step_trace.h"
 #include "tests/support/paths.h"
-#include "tests/unit/client/vramctl/plan_models.h"
+#include "tests/unit/client/vramctl/plan/plan_models.h"
 
 namespace vrambroker::plan {
 namespace {

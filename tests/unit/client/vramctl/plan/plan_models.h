@@ -2,8 +2,8 @@
 //
 // The config.json of well-known models, reduced to what decides their size. Values: the files of that name in the
 // model's repository on the Hugging Face Hub.
-#ifndef VRAMBROKER_TESTS_UNIT_CLIENT_VRAMCTL_PLAN_MODELS_H_
-#define VRAMBROKER_TESTS_UNIT_CLIENT_VRAMCTL_PLAN_MODELS_H_
+#ifndef VRAMBROKER_TESTS_UNIT_CLIENT_VRAMCTL_PLAN_PLAN_MODELS_H_
+#define VRAMBROKER_TESTS_UNIT_CLIENT_VRAMCTL_PLAN_PLAN_MODELS_H_
 
 namespace vrambroker::plan::models {
 
@@ -53,4 +53,4 @@ inline constexpr char kBertLarge[] =
 
 }  // namespace vrambroker::plan::models
 
-#endif  // VRAMBROKER_TESTS_UNIT_CLIENT_VRAMCTL_PLAN_MODELS_H_
+#endif  // VRAMBROKER_TESTS_UNIT_CLIENT_VRAMCTL_PLAN_PLAN_MODELS_H_

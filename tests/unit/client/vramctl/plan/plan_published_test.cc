@@ -15,7 +15,7 @@
 #include "client/vramctl/plan/serving_memory.h"
 #include "client/vramctl/plan/training_memory.h"
 #include "tests/support/paths.h"
-#include "tests/unit/client/vramctl/plan_models.h"
+#include "tests/unit/client/vramctl/plan/plan_models.h"
 
 namespace vrambroker::plan {
 namespace {

@@ -14,7 +14,7 @@
 #include "client/vramctl/plan/serving_trace.h"
 #include "client/vramctl/plan/step_trace.h"
 #include "client/vramctl/plan/training_memory.h"
-#include "tests/unit/client/vramctl/plan_models.h"
+#include "tests/unit/client/vramctl/plan/plan_models.h"
 
 namespace vrambroker::plan {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_replace.h"
 #include "client/vramctl/plan/bounded.h"
-#include "tests/unit/client/vramctl/plan_models.h"
+#include "tests/unit/client/vramctl/plan/plan_models.h"
 
 namespace vrambroker::plan {
 namespace {
