@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/base/client_log.h"
 
-#include <string>
-
 namespace vrambroker {
 
 std::optional<uint64_t> LineLimit::Take(std::chrono::steady_clock::time_point now) {

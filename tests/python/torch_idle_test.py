@@ -56,7 +56,6 @@ class TrainersTest(support.DaemonTest):
         program.tell("enable(name=%r%s)" % (name, arguments))
         return program
 
-
     def figures(self, session):
         """Reserved, allocated and idle bytes of one moment: what it reported while it held more may come after a first look."""
         figures = self.session(session)

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A daemon on CUDA: on the substitute for NVIDIA's driver of tests/cuda_substitute.
+#ifndef VRAMBROKER_TESTS_INTEGRATION_CUDA_FIXTURE_H_
+#define VRAMBROKER_TESTS_INTEGRATION_CUDA_FIXTURE_H_
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "tests/cuda_substitute/substitute.h"
+#include "tests/support/test_device.h"
+#include "tests/support/vramctl_test.h"
+
+namespace vrambroker::testing_support {
+
+// Before anything asks for it.
+inline const int kOnCuda = setenv("VRAMBROKER_TEST_DEVICE", "substitute", 1);
+
+// Of the daemon of a test with one device; see DaemonProcess.
+inline constexpr int kDaemonsGpu = kSubstituteDevices - 1;
+
+inline std::string Machine() {
+  std::string folder;
+  EXPECT_TRUE(OnSubstitute(&folder));
+  return folder;
+}
+
+inline uint64_t Used() {
+  return cuda_substitute::UsedBytes(Machine(), kDaemonsGpu);
+}
+
+class CudaTest : public VramctlDaemonTest {
+ protected:
+  void TearDown() override {
+    cuda_substitute::SetFaults("");
+    VramctlDaemonTest::TearDown();
+    daemon_.reset();
+    if (!broken_) {
+      EXPECT_EQ(Used(), 0u) << "all came back to the driver";
+    }
+  }
+
+  // Whole segments, one at a time.
+  static uint64_t Reserved(Client& client) {
+    const absl::StatusOr<MemoryStats> stats = client.GetMemoryStats();
+    return stats.ok() ? stats->reserved_bytes.all.current : ~uint64_t{0};
+  }
+  bool broken_ = false;  // this process cannot close what it has open
+
+  // Of the health page; 0 when it cannot be had.
+  int HealthCode() {
+    const absl::StatusOr<HttpAnswer> page = daemon_->Get("/healthz");
+    return page.ok() ? page->code : 0;
+  }
+  uint64_t Charged() { return CtlJson({"status"})["devices"][0]["reserved_bytes"]; }
+};
+
+}  // namespace vrambroker::testing_support
+
+#endif  // VRAMBROKER_TESTS_INTEGRATION_CUDA_FIXTURE_H_
