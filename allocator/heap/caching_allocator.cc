@@ -18,11 +18,9 @@
 
 #include <algorithm>
 #include <iterator>
-#include <optional>
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
-#include "absl/strings/str_cat.h"
 #include "allocator/base/bytes.h"
 #include "allocator/heap/free_index.h"
 #include "allocator/heap/heap_records.h"
@@ -34,10 +32,8 @@ constexpr uint64_t kFirstAddress = 0x7F00'0000'0000;
 
 }  // namespace
 
-CachingAllocator::CachingAllocator(SegmentSource* source, EventSource* events, const AllocatorOptions& options,
-                                   uint64_t capacity_bytes)
-    : source_(*source),
-      events_(events),
+CachingAllocator::CachingAllocator(EventSource* events, const AllocatorOptions& options, uint64_t capacity_bytes)
+    : events_(events),
       options_(options),
       capacity_bytes_(capacity_bytes),
       next_address_(kFirstAddress),
@@ -129,65 +125,18 @@ CachingAllocator::Request CachingAllocator::Describe(uint64_t requested, Stream 
 Block* CachingAllocator::TryAllocate(uint64_t requested, Stream stream, ScopeId scope) {
   if (requested >= kMaxRequestBytes) return nullptr;
   const Request request = Describe(requested, stream, scope);
-  MutexLock lock(mu_);
-  if (!pending_.empty()) Poll();
-  Block* block = AllocateFromCache(request);
-  // A miss is counted by the Allocate() that follows it.
-  if (block != nullptr && CollectsGarbage()) ++searches_[static_cast<int>(request.pool)];
-  return block;
-}
-
-bool CachingAllocator::HasCached(uint64_t requested, Stream stream) {
-  if (requested >= kMaxRequestBytes) return false;
-  const Request request = Describe(requested, stream);
-  MutexLock lock(mu_);
-  if (!pending_.empty()) Poll();
-  return FindInCache(request) != nullptr;
-}
-
-absl::StatusOr<Block*> CachingAllocator::Allocate(uint64_t requested, Stream stream, ScopeId scope) {
-  if (requested >= kMaxRequestBytes) {
-    return absl::ResourceExhaustedError(absl::StrCat(requested, " bytes are more than any device has"));
-  }
-  const Request request = Describe(requested, stream, scope);
-  std::vector<ReleasedSegment> unused;
-  uint64_t ticket = 0;
+  Block* block = nullptr;
+  bool events_missing = false;
   {
     MutexLock lock(mu_);
     if (!pending_.empty()) Poll();
-    if (CollectsGarbage()) ++searches_[static_cast<int>(request.pool)];
-    if (Block* block = AllocateFromCache(request)) return block;
-    if (CollectsGarbage()) unused = UnlinkGarbage();
-    ticket = BeginSlowCall();
+    block = AllocateFromCache(request);
+    // A miss is counted by the BlockRequest that follows it.
+    if (block != nullptr && CollectsGarbage()) ++searches_[static_cast<int>(request.pool)];
+    events_missing = events_missing_;
   }
-  Release(unused, ticket);
-  Growth growth = Grow(request, /*is_retry=*/false);
-  if (growth.IsLast() || growth.without_retry) return growth.Result();
-
-  bool enough = false;
-  {
-    MutexLock lock(mu_);
-    unused = UnlinkOversize(request, &enough);
-    ticket = BeginSlowCall();
-  }
-  Release(unused, ticket);
-  if (enough) {
-    growth = Grow(request, /*is_retry=*/false);
-    if (growth.IsLast()) return growth.Result();
-  }
-
-  EmptyCache();
-  WaitForSlowCalls();
-  growth = Grow(request, /*is_retry=*/true);
-  if (growth.IsLast()) return growth.Result();
-  const uint64_t available = source_.AvailableBytes();
-  MutexLock lock(mu_);
-  if (!pending_.empty()) Poll();
-  if (Block* block = AllocateFromCache(request)) return block;  // freed by another thread, or by a stream
-  ++counters_.num_ooms;
-  clock_.Update();
-  Record(HistoryAction::kOutOfMemory, available, request.block_bytes, stream, /*block_bytes=*/0, scope);
-  return growth.refusal;
+  if (events_missing) RecordMissingEvents();
+  return block;
 }
 
 Block* CachingAllocator::FindInCache(const Request& request) const {
@@ -251,51 +200,23 @@ Block* CachingAllocator::HandOut(Block* block, const Request& request) {
 
 // ---- Growing ----
 
-CachingAllocator::Growth CachingAllocator::Grow(const Request& request, bool is_retry) {
-  std::optional<uint64_t> ticket;
-  {
-    MutexLock lock(mu_);
-    if (is_retry) ++counters_.num_alloc_retries;
-    const uint64_t grown = counters_.reserved_bytes.current() + growing_bytes_ + request.segment_bytes;
-    const bool passes_limit = limit_ != kNoLimit && grown > limit_;
-    if (passes_limit && !limit_is_sources_) {
-      return {.refusal = absl::ResourceExhaustedError(absl::StrCat("a segment of ", FormatBytes(request.segment_bytes),
-                                                                   " would exceed the limit of ",
-                                                                   FormatBytesExactly(limit_)))};
-    }
-    if (!passes_limit && options_.reject_without_retry &&
-        static_cast<double>(grown) > options_.per_process_memory_fraction * static_cast<double>(capacity_bytes_)) {
-      ++counters_.num_oom_rejections;
-      return {.refusal = absl::ResourceExhaustedError(
-                  absl::StrCat("a segment of ", FormatBytes(request.segment_bytes),
-                               " would exceed per_process_memory_fraction, and throw_on_cudamalloc_oom is set")),
-              .without_retry = true};
-    }
-    growing_bytes_ += request.segment_bytes;
-    // A retry gives nothing back that others could wait for, and may itself wait for long.
-    if (!is_retry) ticket = BeginSlowCall();
-  }
-  const absl::StatusOr<AcquiredSegment> segment =
-      source_.AcquireSegment(request.segment_bytes, /*last_resort=*/is_retry);
-  MutexLock lock(mu_);
-  growing_bytes_ -= request.segment_bytes;
-  if (ticket.has_value()) EndSlowCall(*ticket);
-  if (!segment.ok()) return {.refusal = segment.status()};
-  clock_.Update();
-  return {.block = HandOut(AddSegment(*segment, request), request)};
-}
-
-uint64_t CachingAllocator::BeginSlowCall() {
+SlowCall CachingAllocator::BeginSlowCall() {
   slow_calls_.insert(next_slow_call_);
-  return next_slow_call_++;
+  return {this, next_slow_call_++};
 }
 
-void CachingAllocator::EndSlowCall(uint64_t ticket) {
-  slow_calls_.erase(ticket);
+void CachingAllocator::EndSlowCall(SlowCall& call) {
+  if (std::exchange(call.heap_, nullptr) == nullptr) return;
+  slow_calls_.erase(call.number_);
   slow_call_ended_.NotifyAll();
 }
 
-// Those of other threads that have begun; not those that begin meanwhile, or it might never end.
+SlowCall::~SlowCall() {
+  if (heap_ == nullptr) return;
+  MutexLock lock(heap_->mu_);
+  heap_->EndSlowCall(*this);
+}
+
 void CachingAllocator::WaitForSlowCalls() {
   MutexLock lock(mu_);
   const uint64_t now = next_slow_call_;
@@ -376,7 +297,7 @@ void CachingAllocator::Free(Block* block) {
   }
   MutexLock lock(mu_);
   for (size_t i = 0; i < streams.size(); ++i) {
-    pending_[streams[i]].push_back({.event = std::move(recorded[i]), .block = block});
+    pending_[streams[i]].push_back({.event = std::move(recorded[i]), .block = block, .number = next_pending_++});
   }
 }
 
@@ -438,8 +359,32 @@ bool CachingAllocator::StreamIsDone(Block* block) {
 }
 
 void CachingAllocator::PollEvents() {
-  MutexLock lock(mu_);
-  Poll();
+  {
+    MutexLock lock(mu_);
+    Poll();
+    if (!events_missing_) return;
+  }
+  RecordMissingEvents();
+}
+
+void CachingAllocator::RecordMissingEvents() {
+  std::vector<std::pair<Stream, uint64_t>> missing;  // and the number of the free
+  {
+    MutexLock lock(mu_);
+    events_missing_ = false;
+    for (const auto& [stream, frees] : pending_) {
+      if (frees.front().event == nullptr) missing.emplace_back(stream, frees.front().number);
+    }
+  }
+  for (const auto& [stream, number] : missing) {
+    absl::StatusOr<std::unique_ptr<Event>> event = events_->RecordEvent(stream);
+    if (!event.ok()) continue;  // the next poll meets it again
+    MutexLock lock(mu_);
+    const auto it = pending_.find(stream);
+    if (it == pending_.end()) continue;
+    PendingFree& oldest = it->second.front();
+    if (oldest.number == number && oldest.event == nullptr) oldest.event = *std::move(event);
+  }
 }
 
 void CachingAllocator::Poll() {
@@ -448,10 +393,9 @@ void CachingAllocator::Poll() {
     while (!frees.empty()) {
       PendingFree& oldest = frees.front();
       if (oldest.event == nullptr) {
-        absl::StatusOr<std::unique_ptr<Event>> event = events_->RecordEvent(stream);
-        if (event.ok()) oldest.event = *std::move(event);
+        events_missing_ = true;
+        break;
       }
-      if (oldest.event == nullptr) break;
       const absl::StatusOr<bool> done = oldest.event->Query();
       if (absl::IsNotFound(done.status())) {
         lost_[stream].push_back(std::move(oldest));
@@ -468,7 +412,7 @@ void CachingAllocator::Poll() {
 
 void CachingAllocator::WaitForStreams(bool only_lost) {
   PendingFrees waited;
-  uint64_t ticket = 0;
+  SlowCall call;
   {
     MutexLock lock(mu_);
     if (only_lost && lost_.empty()) return;
@@ -478,7 +422,7 @@ void CachingAllocator::WaitForStreams(bool only_lost) {
     }
     for (auto& [stream, frees] : lost_) std::move(frees.begin(), frees.end(), std::back_inserter(waited[stream]));
     lost_.clear();
-    ticket = BeginSlowCall();
+    call = BeginSlowCall();
   }
   PendingFrees not_done;
   for (auto& [stream, frees] : waited) {
@@ -502,7 +446,7 @@ void CachingAllocator::WaitForStreams(bool only_lost) {
     std::deque<PendingFree>& queue = pending_[stream];
     queue.insert(queue.begin(), std::make_move_iterator(frees.begin()), std::make_move_iterator(frees.end()));
   }
-  EndSlowCall(ticket);
+  EndSlowCall(call);
 }
 
 // ---- Limits ----
@@ -510,13 +454,6 @@ void CachingAllocator::WaitForStreams(bool only_lost) {
 void CachingAllocator::SetLimit(uint64_t bytes) {
   MutexLock lock(mu_);
   limit_ = bytes;
-  limit_is_sources_ = false;
-}
-
-void CachingAllocator::SetSourceLimit(uint64_t bytes) {
-  MutexLock lock(mu_);
-  limit_ = bytes;
-  limit_is_sources_ = true;
 }
 
 void CachingAllocator::SetMemoryFraction(double fraction) {

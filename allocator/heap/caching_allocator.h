@@ -3,7 +3,9 @@
 // CachingAllocator: hands out blocks of segments and keeps freed ones for reuse.
 //
 // It decides as PyTorch's CUDA caching allocator does (which segment, which block, when to split, merge, flush, collect
-// and give up), with its options, and counts the same figures. It never touches the memory itself.
+// and give up), with its options, and counts the same figures. It never touches the memory itself, and calls nobody to
+// get or to release it: it says what it needs (block_request.h) and what it has let go of (owner_segments.h), and its
+// owner acts.
 //
 // Deliberate difference: after a flush the free blocks are searched once more before the request is refused
 // (the original may refuse although a fitting block has just become free: pytorch/pytorch issue 189504).
@@ -13,7 +15,6 @@
 #include <array>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <limits>
 #include <map>
 #include <memory>
@@ -35,27 +36,27 @@
 #include "allocator/heap/heap_snapshot.h"
 #include "allocator/heap/history.h"
 #include "allocator/heap/memory_stats.h"
+#include "allocator/heap/owner_segments.h"
 #include "allocator/heap/scope_use.h"
 #include "allocator/heap/scopes.h"
-#include "allocator/heap/segment_source.h"
 #include "allocator/heap/size_class.h"
 
 namespace vrambroker {
 
 struct TrimOptions {
-  uint64_t wanted_bytes = std::numeric_limits<uint64_t>::max();  // stop once segments of so many bytes are given back
+  uint64_t wanted_bytes = std::numeric_limits<uint64_t>::max();  // stop once segments of so many bytes are taken
   uint64_t min_idle_ticks = 0;  // take only what is wholly free since so many ticks, see CachingAllocator::Tick()
 };
 
-// Safe to call from any thread. Hits and frees take a lock for a search; calls that reach the SegmentSource, and waits
-// for events, drop the lock, so a slow device does not delay other threads' hits.
+// Safe to call from any thread. Hits and frees take a lock for a search. With the lock held nothing is waited for, and
+// of what the owner gave only Event::Query() is called, so a slow device does not delay other threads' hits.
 class CachingAllocator {
  public:
   static constexpr uint64_t kNoLimit = AllocatorOptions::kNoLimit;
 
-  // `source` and `events` outlive the allocator. Without `events`, blocks that RecordStream() named are reusable as
-  // soon as they are freed. `capacity_bytes`: what fractions are fractions of.
-  explicit CachingAllocator(SegmentSource* source, EventSource* events = nullptr, const AllocatorOptions& options = {},
+  // `events` outlives the allocator. Without it, blocks that RecordStream() named are reusable as soon as they are
+  // freed. `capacity_bytes`: what fractions are fractions of.
+  explicit CachingAllocator(EventSource* events = nullptr, const AllocatorOptions& options = {},
                             uint64_t capacity_bytes = kNoLimit);
   // Blocks and segments are forgotten, not given back: their owner (a session, a process) is ending as a whole.
   ~CachingAllocator();
@@ -64,17 +65,9 @@ class CachingAllocator {
 
   const AllocatorOptions& options() const { return options_; }
 
-  // A block of at least `requested` bytes for use on `stream`, from the cache, or nullptr. Never calls the source.
-  // `scope`: what the block is for, in the owner's list of scopes; it decides nothing.
+  // A block of at least `requested` bytes for use on `stream`, from the cache, or nullptr: then a BlockRequest can have
+  // one. `scope`: what the block is for, in the owner's list of scopes; it decides nothing.
   Block* TryAllocate(uint64_t requested, Stream stream = 0, ScopeId scope = 0) ABSL_LOCKS_EXCLUDED(mu_);
-
-  // Whether TryAllocate() would find one now; completes frees as an allocation does.
-  bool HasCached(uint64_t requested, Stream stream = 0) ABSL_LOCKS_EXCLUDED(mu_);
-
-  // TryAllocate(), and on a miss a new segment; when that is refused, gives cached segments back and tries again.
-  // Returns the last error when nothing helped; ResourceExhausted counts as an out-of-memory event. From
-  // kMaxRequestBytes on it is ResourceExhausted at once, and not counted.
-  absl::StatusOr<Block*> Allocate(uint64_t requested, Stream stream = 0, ScopeId scope = 0) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Notes that `stream` uses `block`, too: once freed, the block stays as it is until the work queued on `stream`
   // before the free is done. No effect for the stream that the block was allocated for. REQUIRES: as Free().
@@ -87,30 +80,27 @@ class CachingAllocator {
   // Completes the frees whose streams are done, as every allocation does. Never blocks.
   void PollEvents() ABSL_LOCKS_EXCLUDED(mu_);
 
+  // Waits for the streams of pending frees, and completes these. Counts as a synchronization of all streams.
+  void WaitForStreams() ABSL_LOCKS_EXCLUDED(mu_) { WaitForStreams(/*only_lost=*/false); }
   // Completes the frees that polling cannot: those whose stream does not exist any more. Waits for all work that the
   // process has on the device; does nothing, and costs next to nothing, when there are none. For a thread that has
   // time.
   void WaitForLostStreams() ABSL_LOCKS_EXCLUDED(mu_) { WaitForStreams(/*only_lost=*/true); }
 
-  // Waits for the streams of pending frees, then gives every wholly free segment back to the source. Returns the bytes
-  // that the source has made available.
-  uint64_t EmptyCache() ABSL_LOCKS_EXCLUDED(mu_);
-
-  // Gives wholly free segments back, those that are free for longest first, as EmptyCache() does but without waiting
-  // for streams, and segment by segment: other threads' hits and frees get the lock in between. What becomes free
-  // meanwhile may stay. Returns the bytes that the source has made available.
-  uint64_t Trim(const TrimOptions& options = {}) ABSL_LOCKS_EXCLUDED(mu_);
-  // Gives `segment` back when it is wholly free. Returns the bytes that the source has made available.
-  // REQUIRES: the heap holds it.
-  uint64_t GiveBack(Segment* segment) ABSL_LOCKS_EXCLUDED(mu_);
+  // Lets go of every wholly free segment, after WaitForStreams(): the owner empties the cache.
+  SegmentsToRelease TakeFreeSegments() ABSL_LOCKS_EXCLUDED(mu_);
+  // Lets go of some wholly free segments, those that are free for longest first, and takes their bytes from
+  // `options->wanted_bytes`. Call it until it returns none; other threads' hits and frees get the lock in between, and
+  // what becomes free meanwhile may stay.
+  SegmentsToRelease TakeIdleSegments(TrimOptions* options) ABSL_LOCKS_EXCLUDED(mu_);
+  // Lets go of `segment` if it is wholly free, else of none. REQUIRES: the heap holds it.
+  SegmentsToRelease TakeSegment(Segment* segment) ABSL_LOCKS_EXCLUDED(mu_);
   // The clock of min_idle_ticks: whoever trims by age calls this once a period.
   void Tick() ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Most bytes of segments to hold; kNoLimit: none. What is held stays; only growth is refused.
+  // The most bytes of segments that the owner will let the heap hold; kNoLimit: no limit. The owner enforces it, when
+  // it is asked for a segment (BlockRequest::passed_limit()); garbage collection goes by it. What is held stays.
   void SetLimit(uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
-  // The same for a limit that the source enforces: its refusals are the source's, which says more. What the limit
-  // decides otherwise (garbage collection) it decides here.
-  void SetSourceLimit(uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
   // SetLimit() to a share of capacity, rounded down; 1 removes the limit. REQUIRES: 0 <= fraction <= 1.
   void SetMemoryFraction(double fraction) ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -120,12 +110,12 @@ class CachingAllocator {
   // Totals (allocated, freed, and the plain counters) start again at 0.
   void ResetAccumulatedStats() ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Counts an out-of-memory event for a request that was refused without Allocate() having counted it. Recorded, too,
-  // unless it has no size that a block could have (0).
-  void CountOutOfMemory(uint64_t requested = 0, Stream stream = 0, ScopeId scope = 0) ABSL_LOCKS_EXCLUDED(mu_);
+  // Counts an out-of-memory event for a request that was refused and that no BlockRequest has counted: of a size that
+  // no block can have, or for a segment that is not the heap's.
+  void CountOutOfMemory() ABSL_LOCKS_EXCLUDED(mu_);
 
   // Makes the heap one that was elsewhere: these segments, in this order, with these blocks at their offsets; `id` is
-  // what the source calls a segment, `address` is not used. Returns them; pending blocks are allocated
+  // what the owner calls a segment, `address` is not used. Returns them; pending blocks are allocated
   // there, for the caller to free again: what they wait for, only it knows. Figures begin here: peaks are what is held,
   // totals are 0. FailedPrecondition when the heap has had segments before; else the errors of CheckSegments().
   absl::StatusOr<std::vector<Segment*>> StartWith(absl::Span<const SegmentSnapshot> segments) ABSL_LOCKS_EXCLUDED(mu_);
@@ -162,6 +152,9 @@ class CachingAllocator {
   uint64_t MetadataBytes() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
+  friend class BlockRequest;
+  friend class SlowCall;
+
   struct Request {
     uint64_t requested;
     Stream stream;
@@ -170,21 +163,10 @@ class CachingAllocator {
     uint64_t segment_bytes;
     PoolKind pool;
   };
-  // One attempt to take a new segment.
-  struct Growth {
-    Block* block = nullptr;
-    absl::Status refusal;        // without a block: ResourceExhausted, or an error that ends the request
-    bool without_retry = false;  // refused by AllocatorOptions::reject_without_retry
-
-    bool IsLast() const { return block != nullptr || !absl::IsResourceExhausted(refusal); }
-    absl::StatusOr<Block*> Result() const {
-      if (block != nullptr) return block;
-      return refusal;
-    }
-  };
   struct PendingFree {
     std::unique_ptr<Event> event;  // nullptr: it could not be recorded yet
     Block* block = nullptr;
+    uint64_t number = 0;  // of the heap's
   };
   using PendingFrees = std::map<Stream, std::deque<PendingFree>>;  // in the order of the frees
   struct BlockSlab;
@@ -199,7 +181,6 @@ class CachingAllocator {
   Block* FindInCache(const Request& request) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Block* AllocateFromCache(const Request& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Block* HandOut(Block* candidate, const Request& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  Growth Grow(const Request& request, bool is_retry) ABSL_LOCKS_EXCLUDED(mu_);
   Block* AddSegment(const AcquiredSegment& acquired, const Request& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Segment* NewSegment(const AcquiredSegment& acquired, uint64_t bytes, PoolKind pool, Stream stream)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -225,8 +206,9 @@ class CachingAllocator {
     event->time_us = clock_.time_us();
   }
 
-  uint64_t BeginSlowCall() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void EndSlowCall(uint64_t ticket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  SlowCall BeginSlowCall() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void EndSlowCall(SlowCall& call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Those of other threads that have begun; not those that begin meanwhile, or it might never end.
   void WaitForSlowCalls() ABSL_LOCKS_EXCLUDED(mu_);
 
   Block* Absorb(Block* lower, Block* upper) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -237,23 +219,24 @@ class CachingAllocator {
   void RemoveFreeSegment(Segment* segment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool StreamIsDone(Block* block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Poll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Of frees that Poll() has met without an event.
+  void RecordMissingEvents() ABSL_LOCKS_EXCLUDED(mu_);
   void WaitForStreams(bool only_lost) ABSL_LOCKS_EXCLUDED(mu_);
 
   ReleasedSegment Unlink(Block* whole_segment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::vector<ReleasedSegment> UnlinkFreeSegments() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::vector<ReleasedSegment> UnlinkGarbage() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::vector<ReleasedSegment> UnlinkOversize(const Request& request, bool* enough) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  uint64_t Release(const std::vector<ReleasedSegment>& segments, uint64_t ticket) ABSL_LOCKS_EXCLUDED(mu_);
+  SegmentsToRelease ToRelease(std::vector<ReleasedSegment> segments) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   Block* NewBlock() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void RecycleBlock(Block* block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  SegmentSource& source_;
   EventSource* const events_;
   const AllocatorOptions options_;
   const uint64_t capacity_bytes_;
 
-  // Never held while calling the source or waiting for an event.
+  // Never held while an event is recorded or waited for.
   mutable Mutex mu_;
   std::map<Stream, std::unique_ptr<StreamPools>> pools_ ABSL_GUARDED_BY(mu_);  // of streams that hold a segment
   mutable StreamPools* recent_pools_ ABSL_GUARDED_BY(mu_) = nullptr;           // found last
@@ -264,18 +247,17 @@ class CachingAllocator {
   uint64_t next_segment_order_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t next_address_ ABSL_GUARDED_BY(mu_);
   uint64_t limit_ ABSL_GUARDED_BY(mu_);
-  bool limit_is_sources_ ABSL_GUARDED_BY(mu_) = false;
-  uint64_t growing_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // segments being obtained at this moment
-  // Calls of the source and waits for events that are under way, by ticket. A request is not refused before those that
-  // began earlier have ended: what they hold between two accounts may be what it needs.
-  std::set<uint64_t> slow_calls_ ABSL_GUARDED_BY(mu_);
+  uint64_t growing_bytes_ ABSL_GUARDED_BY(mu_) = 0;     // of segments that requests ask for at this moment
+  std::set<uint64_t> slow_calls_ ABSL_GUARDED_BY(mu_);  // under way, by number
   uint64_t next_slow_call_ ABSL_GUARDED_BY(mu_) = 0;
   CondVar slow_call_ended_;
   std::array<uint64_t, 2> searches_ ABSL_GUARDED_BY(mu_) = {};  // by PoolKind; the clock of garbage collection
   uint64_t ticks_ ABSL_GUARDED_BY(mu_) = 0;
   HeapClock clock_ ABSL_GUARDED_BY(mu_);
   PendingFrees pending_ ABSL_GUARDED_BY(mu_);
-  PendingFrees lost_ ABSL_GUARDED_BY(mu_);  // pending too; their streams do not exist any more: not polled
+  uint64_t next_pending_ ABSL_GUARDED_BY(mu_) = 0;
+  bool events_missing_ ABSL_GUARDED_BY(mu_) = false;  // Poll() has met some
+  PendingFrees lost_ ABSL_GUARDED_BY(mu_);            // pending too; their streams do not exist any more: not polled
   HeapCounters counters_ ABSL_GUARDED_BY(mu_);
   ScopeCounters scope_counters_ ABSL_GUARDED_BY(mu_);
   History history_ ABSL_GUARDED_BY(mu_);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <thread>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "allocator/heap/caching_allocator.h"
@@ -13,7 +14,7 @@
 namespace vrambroker {
 namespace {
 
-constexpr size_t kTrimBatch = 64;  // segments that Trim() gives to the source in one call
+constexpr size_t kTrimBatch = 64;  // segments that TakeIdleSegments() takes in one call
 constexpr int kTrimYields = 200;   // how often it steps back for a thread that wants the lock
 
 // The order in which the original gives segments back: large pool first, then small, each by (stream, size, age).
@@ -27,72 +28,51 @@ bool ReleasedBefore(const Block* a, const Block* b) {
 
 }  // namespace
 
-uint64_t CachingAllocator::EmptyCache() {
-  WaitForStreams(/*only_lost=*/false);
-  std::vector<ReleasedSegment> segments;
-  uint64_t ticket = 0;
-  {
-    MutexLock lock(mu_);
-    segments = UnlinkFreeSegments();
-    ticket = BeginSlowCall();
-  }
-  return Release(segments, ticket);
+SegmentsToRelease CachingAllocator::ToRelease(std::vector<ReleasedSegment> segments) {
+  if (segments.empty()) return {};
+  return {std::move(segments), BeginSlowCall()};
 }
 
-uint64_t CachingAllocator::Trim(const TrimOptions& options) {
-  uint64_t wanted = 0;
+SegmentsToRelease CachingAllocator::TakeFreeSegments() {
+  MutexLock lock(mu_);
+  return ToRelease(UnlinkFreeSegments());
+}
+
+SegmentsToRelease CachingAllocator::TakeIdleSegments(TrimOptions* options) {
+  PollEvents();
   {
     MutexLock lock(mu_);
-    if (!pending_.empty()) Poll();
     // More than is held now can only be what other threads free while this one works: without an end, if they go on.
-    wanted = std::min(options.wanted_bytes, counters_.reserved_bytes.current());
+    options->wanted_bytes = std::min(options->wanted_bytes, counters_.reserved_bytes.current());
   }
-  uint64_t taken = 0;
-  uint64_t available = 0;
-  bool more = true;
-  while (more) {
-    std::vector<ReleasedSegment> segments;
-    segments.reserve(kTrimBatch);
-    uint64_t ticket = 0;
-    while (more && segments.size() < kTrimBatch) {
-      for (int i = 0; i < kTrimYields && mu_.IsWanted(); ++i) std::this_thread::yield();
-      MutexLock lock(mu_);
-      if (segments.empty()) ticket = BeginSlowCall();
-      Segment* const oldest = first_free_segment_;
-      more = taken < wanted && oldest != nullptr && ticks_ - oldest->free_since_tick >= options.min_idle_ticks;
-      if (!more) break;
-      segments.push_back(Unlink(oldest->first));
-      taken += segments.back().bytes;
+  std::vector<ReleasedSegment> segments;
+  segments.reserve(kTrimBatch);
+  SlowCall call;
+  while (segments.size() < kTrimBatch && options->wanted_bytes > 0) {
+    for (int i = 0; i < kTrimYields && mu_.IsWanted(); ++i) std::this_thread::yield();
+    MutexLock lock(mu_);
+    Segment* const oldest = first_free_segment_;
+    if (oldest == nullptr || ticks_ - oldest->free_since_tick < options->min_idle_ticks) {
+      options->wanted_bytes = 0;  // nor what others free while these are released
+      break;
     }
-    available += Release(segments, ticket);
+    if (segments.empty()) call = BeginSlowCall();
+    segments.push_back(Unlink(oldest->first));
+    options->wanted_bytes -= std::min(options->wanted_bytes, segments.back().bytes);
   }
-  return available;
+  return {std::move(segments), std::move(call)};
 }
 
-uint64_t CachingAllocator::GiveBack(Segment* segment) {
-  std::vector<ReleasedSegment> released;
-  uint64_t ticket = 0;
-  {
-    MutexLock lock(mu_);
-    if (!pending_.empty()) Poll();
-    if (!segment->first->IsWholeSegment() || segment->first->state != BlockState::kFree) return 0;
-    released.push_back(Unlink(segment->first));
-    ticket = BeginSlowCall();
-  }
-  return Release(released, ticket);
+SegmentsToRelease CachingAllocator::TakeSegment(Segment* segment) {
+  PollEvents();
+  MutexLock lock(mu_);
+  if (!segment->first->IsWholeSegment() || segment->first->state != BlockState::kFree) return {};
+  return ToRelease({Unlink(segment->first)});
 }
 
 void CachingAllocator::Tick() {
   MutexLock lock(mu_);
   ++ticks_;
-}
-
-// Ends the slow call `ticket`, begun when the segments were unlinked.
-uint64_t CachingAllocator::Release(const std::vector<ReleasedSegment>& segments, uint64_t ticket) {
-  const uint64_t bytes = segments.empty() ? 0 : source_.ReleaseSegments(segments);
-  MutexLock lock(mu_);
-  EndSlowCall(ticket);
-  return bytes;
 }
 
 ReleasedSegment CachingAllocator::Unlink(Block* whole_segment) {

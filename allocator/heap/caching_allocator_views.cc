@@ -43,13 +43,10 @@ void CachingAllocator::ResetAccumulatedStats() {
   counters_.ResetTotals();
 }
 
-void CachingAllocator::CountOutOfMemory(uint64_t requested, Stream stream, ScopeId scope) {
-  const uint64_t available = source_.AvailableBytes();
-  const uint64_t block_bytes = requested > 0 ? Describe(requested, stream).block_bytes : 0;
+void CachingAllocator::CountOutOfMemory() {
   MutexLock lock(mu_);
   ++counters_.num_ooms;
   clock_.Update();
-  if (block_bytes > 0) Record(HistoryAction::kOutOfMemory, available, block_bytes, stream, /*block_bytes=*/0, scope);
 }
 
 void CachingAllocator::SetRecording(size_t max_events, bool exact_times) {

@@ -59,7 +59,7 @@ struct HistoryEvent {
   // Of blocks: the size of the block, which a request alone does not tell. In units of 512 bytes; 0: not known. Here,
   // because a ring of events is as large as this struct is.
   uint32_t block_units = 0;
-  uint64_t address = 0;  // segment address + offset; kOutOfMemory: bytes that the source still had; kSnapshot: 0
+  uint64_t address = 0;  // segment address + offset; kOutOfMemory: bytes that the owner still had; kSnapshot: 0
   uint64_t bytes = 0;    // requested (blocks), of the segment, active in all (kSnapshot), rounded (kOutOfMemory)
   Stream stream = 0;
   int64_t time_us = 0;  // microseconds since 1970

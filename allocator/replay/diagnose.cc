@@ -224,7 +224,7 @@ std::optional<Trial> Diagnoser::Try(const AllocatorOptions& options, const Attem
   ReplayConfig config = config_;
   config.options = options;
   Replay replay(config, trace_);
-  CachingAllocator& allocator = replay.allocator();
+  DirectHeap& allocator = replay.allocator();
   // What the session could have before the request is not known; as much as it had, at least.
   const auto set_limit = [&](uint64_t bytes) { allocator.SetLimit(bytes - std::min(bytes, attempt.withheld_bytes)); };
   set_limit(std::max(HeapBound(), before_.peak_reserved_bytes));

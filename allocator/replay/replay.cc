@@ -111,7 +111,7 @@ absl::Status Replay::Start(const TraceStart& start) {
   }
   std::vector<SegmentSnapshot> segments = start.segments;
   for (SegmentSnapshot& segment : segments) {
-    const absl::StatusOr<AcquiredSegment> acquired = device_.AcquireSegment(segment.bytes, /*last_resort=*/false);
+    const absl::StatusOr<AcquiredSegment> acquired = device_.AcquireSegment(segment.bytes);
     if (!acquired.ok()) return acquired.status();
     segment.id = acquired->id;
   }

@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "allocator/heap/allocator_options.h"
-#include "allocator/heap/caching_allocator.h"
+#include "allocator/replay/direct_heap.h"
 #include "allocator/replay/simulated_device.h"
 #include "allocator/replay/trace.h"
 
@@ -48,7 +48,7 @@ class Replay {
   Result Do(const TraceOp& op);
   // The block that an id names now, or nullptr.
   const Block* block(uint32_t id) const { return blocks_[id]; }
-  CachingAllocator& allocator() { return allocator_; }
+  DirectHeap& allocator() { return allocator_; }
   const SimulatedDevice& device() const { return device_; }
 
  private:
@@ -56,7 +56,7 @@ class Replay {
   void GiveBack(uint32_t number, uint64_t bytes);
 
   SimulatedDevice device_;
-  CachingAllocator allocator_;
+  DirectHeap allocator_;
   std::vector<Block*> blocks_;      // by id
   std::vector<Segment*> segments_;  // by number; not valid for those that the device does not hold any more
   uint64_t given_back_ahead_ = 0;   // bytes, more than the trace's run of kGiveBack asked for so far

@@ -30,7 +30,7 @@ class SimulatedEvent : public Event {
   const uint64_t number_;
 };
 
-absl::StatusOr<AcquiredSegment> SimulatedDevice::AcquireSegment(uint64_t bytes, bool /*last_resort*/) {
+absl::StatusOr<AcquiredSegment> SimulatedDevice::AcquireSegment(uint64_t bytes) {
   MutexLock lock(mu_);
   if (bytes > bytes_ - used_) {
     return absl::ResourceExhaustedError(absl::StrCat("the simulated device has ", FormatBytes(bytes_ - used_),

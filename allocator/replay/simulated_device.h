@@ -11,7 +11,7 @@
 
 #include "allocator/base/mutex.h"
 #include "allocator/device/events.h"
-#include "allocator/heap/segment_source.h"
+#include "allocator/replay/segment_source.h"
 
 namespace vrambroker {
 
@@ -21,7 +21,7 @@ class SimulatedDevice : public SegmentSource, public EventSource {
  public:
   explicit SimulatedDevice(uint64_t bytes) : bytes_(bytes) {}
 
-  absl::StatusOr<AcquiredSegment> AcquireSegment(uint64_t bytes, bool last_resort) override ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<AcquiredSegment> AcquireSegment(uint64_t bytes) override ABSL_LOCKS_EXCLUDED(mu_);
   uint64_t ReleaseSegments(absl::Span<const ReleasedSegment> segments) override ABSL_LOCKS_EXCLUDED(mu_);
   uint64_t AvailableBytes() override ABSL_LOCKS_EXCLUDED(mu_);
 

@@ -47,7 +47,7 @@ struct TraceOp {
     kEmptyCache,
     kSetFraction,
     kResetPeaks,
-    kTrim,      // CachingAllocator::Trim()
+    kTrim,      // DirectHeap::Trim()
     kGiveBack,  // segment `id`, or if it is not there, wholly free and of `bytes`: segments of as many bytes
   };
   Kind kind = Kind::kAllocate;

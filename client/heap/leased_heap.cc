@@ -4,7 +4,6 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <functional>
 #include <memory>
 #include <utility>
 
@@ -14,7 +13,6 @@
 #include "allocator/device/device.h"
 #include "allocator/heap/size_class.h"
 #include "allocator/wire/heap_convert.h"
-#include "client/connection/deadline.h"
 #include "client/heap/give_up.h"
 #include "client/heap/out_of_memory.h"
 #include "client/heap/stream_waits.h"
@@ -50,17 +48,6 @@ v1::OutOfMemory::Cause CauseOf(const absl::Status& refusal) {
   return v1::OutOfMemory::CAUSE_LIMIT;
 }
 
-// The request for which this thread asks its allocator, which asks the heap for a segment: while that waits in the
-// daemon, other threads may free what would serve it.
-struct SlowRequest {
-  uint64_t bytes = 0;
-  Stream stream = 0;
-  Deadline deadline;             // of the waiting
-  bool gave_up_waiting = false;  // because of that
-  absl::Status refusal;  // the last one of the daemon, or of the heap in its place; there is one before any wait
-};
-thread_local SlowRequest* slow_request = nullptr;
-
 // Marks a refusal of BeginGrowth().
 constexpr absl::string_view kOwnLimit = "vrambroker.own_limit";
 
@@ -76,11 +63,11 @@ LeasedHeap::LeasedHeap(HeapHost* session, AddressMap* addresses, int ordinal, co
       session_(*session),
       addresses_(*addresses),
       capacity_bytes_(capacity_bytes),
-      allocator_(this, this, options, capacity_bytes),
+      allocator_(this, options, capacity_bytes),
       session_limit_bytes_(capacity_bytes),
       next_whole_address_(kFirstWholeAddress) {
-  // per_process_memory_fraction is a limit of the session like others: the daemon enforces it.
-  allocator_.SetSourceLimit(CachingAllocator::kNoLimit);
+  // per_process_memory_fraction is a limit of the session like others: LimitIs() tells it.
+  allocator_.SetLimit(CachingAllocator::kNoLimit);
 }
 
 bool LeasedHeap::CloseAll() {
@@ -108,28 +95,35 @@ bool LeasedHeap::CloseAll() {
 
 absl::StatusOr<Block*> LeasedHeap::AllocateSlowly(uint64_t bytes, Stream stream) {
   if (absl::Status status = CheckBytes(bytes); !status.ok()) return status;
-  const Deadline deadline = DeadlineAfter(session_.options().wait);
-  SlowRequest request{.bytes = bytes, .stream = stream, .deadline = deadline};
-  slow_request = &request;
-  absl::StatusOr<Block*> block = allocator_.Allocate(bytes, stream, CurrentScope());
-  const auto gave_up_waiting = [&] {  // that is no refusal, and not counted as one
-    return absl::IsCancelled(block.status()) && std::exchange(request.gave_up_waiting, false);
-  };
-  while (gave_up_waiting()) {
-    // Somebody else may have been faster. It waits again if there is time, or has been refused as it was before.
-    if (TimeUntil(deadline) > absl::ZeroDuration()) {
-      block = allocator_.Allocate(bytes, stream, CurrentScope());
-    } else if (Block* cached = TryAllocate(bytes, stream)) {
-      block = cached;
-    } else {
-      allocator_.CountOutOfMemory(bytes, stream, CurrentScope());
-      block = request.refusal;
-    }
+  const Deadline until = DeadlineAfter(session_.options().wait);
+  BlockRequest request(&allocator_, bytes, stream, CurrentScope());
+  const auto release = [this](absl::Span<const ReleasedSegment> segments) { ReleaseSegments(segments); };
+  while (request.Advance(release) == BlockRequest::Next::kSegment) {
+    AnswerRequest(request, until);
   }
-  slow_request = nullptr;
+  absl::StatusOr<Block*> block = request.result();
   if (!absl::IsResourceExhausted(block.status())) return block;
-  if (bytes >= kMaxRequestBytes) allocator_.CountOutOfMemory();  // which Allocate() has not looked at
+  if (bytes >= kMaxRequestBytes) allocator_.CountOutOfMemory();  // which the request has not done
   return ExplainRefusal(block.status(), bytes, ExplainFit(bytes, stream));
+}
+
+void LeasedHeap::AnswerRequest(BlockRequest& request, Deadline until) {
+  LeaseTerms terms{.may_reclaim = request.has_flushed()};
+  bool gave_up = false;
+  if (terms.may_reclaim && session_.wait_ms() > 0) {
+    terms.wait_ms =
+        static_cast<uint32_t>(absl::ToInt64Milliseconds(absl::Ceil(TimeUntil(until), absl::Milliseconds(1))));
+    // While the daemon lets it wait, other threads may free what would serve it.
+    terms.give_up = [&] { return gave_up = request.IsInCache() || GiveUpScope::GaveUp(); };
+  }
+  const absl::StatusOr<AcquiredSegment> segment = GetSegment(request.segment_bytes(), terms);
+  if (segment.ok()) return request.Supply(*segment);
+  if (absl::IsCancelled(segment.status()) && GiveUpScope::GaveUp()) return request.Deny(GiveUpScope::Error());
+  if (!absl::IsCancelled(segment.status()) || !gave_up) return request.Deny(segment.status());
+  if (request.SearchAgain()) return;
+  // Another thread was faster. The request waits again if there is time, or is refused as it was before.
+  if (TimeUntil(until) > absl::ZeroDuration()) return request.FlushAgain();
+  request.Deny(request.refusal());
 }
 
 FitReport LeasedHeap::ExplainFit(uint64_t bytes, Stream stream) {
@@ -262,61 +256,34 @@ absl::StatusOr<std::unique_ptr<Event>> LeasedHeap::RecordEvent(Stream stream) {
   return (*opened)->RecordEvent(stream);
 }
 
-bool LeasedHeap::IsCached(uint64_t bytes, Stream stream) {
-  return allocator_.HasCached(bytes, stream);
-}
-
-absl::StatusOr<AcquiredSegment> LeasedHeap::AcquireSegment(uint64_t bytes, bool last_resort) {
-  if (absl::Status status = BeginGrowth(bytes); !status.ok()) {
-    if (slow_request != nullptr) slow_request->refusal = status;
-    return status;
-  }
+absl::StatusOr<AcquiredSegment> LeasedHeap::GetSegment(uint64_t bytes, const LeaseTerms& terms) {
+  if (absl::Status status = BeginGrowth(bytes); !status.ok()) return status;
   bool arrived = false;
-  absl::StatusOr<AcquiredSegment> segment = Grow(bytes, last_resort, &arrived);
+  absl::StatusOr<AcquiredSegment> segment = LeaseAndMap(bytes, terms, &arrived);
   if (arrived) return segment;
   MutexLock lock(mu_);
   growing_bytes_ -= bytes;
   return segment;
 }
 
-absl::StatusOr<AcquiredSegment> LeasedHeap::Grow(uint64_t bytes, bool last_resort, bool* arrived) {
+absl::StatusOr<AcquiredSegment> LeasedHeap::LeaseAndMap(uint64_t bytes, const LeaseTerms& terms, bool* arrived) {
   const absl::StatusOr<Device*> opened = OpenDevice();
   if (!opened.ok()) return opened.status();
   const std::shared_ptr<Link> link = session_.link();
-  if (absl::Status status = CheckCarriedOver(link->session, bytes); !status.ok()) {
-    if (slow_request != nullptr) slow_request->refusal = status;
-    return status;
-  }
+  if (absl::Status status = CheckCarriedOver(link->session, bytes); !status.ok()) return status;
   v1::LeaseSegmentsRequest request;
   request.set_device(static_cast<uint32_t>(ordinal()));
   request.add_segment_bytes(bytes);
-  request.set_last_resort(last_resort);
-  std::function<bool()> give_up;
-  if (last_resort && session_.wait_ms() > 0) {
-    if (GiveUpScope::GaveUp()) return GiveUpScope::Error();
-    if (GiveUpScope::IsActive()) give_up = &GiveUpScope::GaveUp;
-    request.set_wait_ms(session_.wait_ms());
-    if (slow_request != nullptr) {
-      const absl::Duration left = TimeUntil(slow_request->deadline);
-      request.set_wait_ms(static_cast<uint32_t>(absl::ToInt64Milliseconds(absl::Ceil(left, absl::Milliseconds(1)))));
-      give_up = [this] {
-        slow_request->gave_up_waiting = IsCached(slow_request->bytes, slow_request->stream);
-        return slow_request->gave_up_waiting || GiveUpScope::GaveUp();
-      };
-    }
-  }
+  request.set_last_resort(terms.may_reclaim);
+  if (terms.give_up != nullptr && GiveUpScope::GaveUp()) return GiveUpScope::Error();
+  request.set_wait_ms(terms.wait_ms);
   session_.CountCall();
   const absl::StatusOr<v1::LeaseSegmentsResponse> leased =
-      link->stream->Lease(request, session_.options().call_timeout, give_up);
-  if (absl::IsCancelled(leased.status()) && GiveUpScope::GaveUp()) {
-    if (slow_request != nullptr) slow_request->gave_up_waiting = false;
-    return GiveUpScope::Error();
-  }
+      link->stream->Lease(request, session_.options().call_timeout, terms.give_up);
   if (absl::IsResourceExhausted(leased.status()) && !GetOutOfMemory(leased.status()).has_value()) {
     return absl::UnavailableError(leased.status().message());  // not for want of memory: flushing would not help
   }
-  if (absl::IsResourceExhausted(leased.status()) && slow_request != nullptr) slow_request->refusal = leased.status();
-  if (!leased.ok()) return leased.status();  // Cancelled: see AllocateSlowly()
+  if (!leased.ok()) return leased.status();
   if (leased->segments_size() != 1 || leased->segments(0).segment_bytes() != bytes) {
     return absl::InternalError("the daemon leased a different segment than requested");
   }
@@ -448,13 +415,16 @@ absl::StatusOr<void*> LeasedHeap::LeaseSegment(uint64_t bytes, bool now) {
     allocator_.CountOutOfMemory();
     return explain(absl::ResourceExhaustedError("more than any device has"));
   }
-  absl::StatusOr<AcquiredSegment> segment = AcquireSegment(segment_bytes, /*last_resort=*/false);
+  absl::StatusOr<AcquiredSegment> segment = GetSegment(segment_bytes, {});
   if (absl::IsResourceExhausted(segment.status()) && now) {
     return segment.status().GetPayload(kOwnLimit).has_value() ? explain(segment.status()) : segment.status();
   }
   if (absl::IsResourceExhausted(segment.status())) {
-    allocator_.EmptyCache();
-    segment = AcquireSegment(segment_bytes, /*last_resort=*/true);
+    Flush();
+    LeaseTerms terms{.may_reclaim = true, .wait_ms = session_.wait_ms()};
+    if (terms.wait_ms > 0 && GiveUpScope::IsActive()) terms.give_up = &GiveUpScope::GaveUp;
+    segment = GetSegment(segment_bytes, terms);
+    if (absl::IsCancelled(segment.status()) && GiveUpScope::GaveUp()) return GiveUpScope::Error();
   }
   if (absl::IsResourceExhausted(segment.status())) {
     allocator_.CountOutOfMemory();
@@ -517,11 +487,23 @@ std::optional<uint64_t> LeasedHeap::SizeOf(const void* pointer) const {
 
 absl::StatusOr<uint64_t> LeasedHeap::EmptyCache() {
   RetryClosing();
-  return allocator_.EmptyCache();
+  return Flush();
+}
+
+uint64_t LeasedHeap::Flush() {
+  allocator_.WaitForStreams();
+  const SegmentsToRelease free = allocator_.TakeFreeSegments();
+  return free.empty() ? 0 : ReleaseSegments(free.segments());
 }
 
 uint64_t LeasedHeap::Trim(uint64_t wanted_bytes, uint64_t min_idle_ticks) {
-  return allocator_.Trim({.wanted_bytes = wanted_bytes, .min_idle_ticks = min_idle_ticks});
+  TrimOptions options{.wanted_bytes = wanted_bytes, .min_idle_ticks = min_idle_ticks};
+  uint64_t bytes = 0;
+  while (true) {
+    const SegmentsToRelease idle = allocator_.TakeIdleSegments(&options);
+    if (idle.empty()) return bytes;
+    bytes += ReleaseSegments(idle.segments());
+  }
 }
 
 // ---- Figures ----
@@ -545,7 +527,7 @@ absl::Status LeasedHeap::SetMemoryFraction(double fraction) {
 
 void LeasedHeap::ApplyLimits() {
   const uint64_t limit = std::min(session_limit_bytes_, own_limit_bytes());
-  allocator_.SetSourceLimit(limit < capacity_bytes_ ? limit : CachingAllocator::kNoLimit);
+  allocator_.SetLimit(limit < capacity_bytes_ ? limit : CachingAllocator::kNoLimit);
 }
 
 uint64_t LeasedHeap::HeldBytes() const {

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -11,9 +12,11 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "allocator/base/mutex.h"
+#include "allocator/heap/block_request.h"
 #include "allocator/heap/caching_allocator.h"
 #include "allocator/heap/heap_snapshot.h"
-#include "allocator/heap/segment_source.h"
+#include "allocator/heap/owner_segments.h"
+#include "client/connection/deadline.h"
 #include "client/heap/address_map.h"
 #include "client/heap/heap.h"
 #include "client/heap/heap_host.h"
@@ -24,7 +27,7 @@ namespace vrambroker::client_internal {
 
 // A caching allocator in this process, over segments leased from the daemon. A request that finds a cached block
 // touches nothing but the allocator.
-class LeasedHeap final : public Heap, private SegmentSource, private EventSource {
+class LeasedHeap final : public Heap, private EventSource {
  public:
   // `session` and `addresses` outlive it.
   LeasedHeap(HeapHost* session, AddressMap* addresses, int ordinal, const AllocatorOptions& options,
@@ -114,8 +117,8 @@ class LeasedHeap final : public Heap, private SegmentSource, private EventSource
     return bytes > 0 ? allocator_.TryAllocate(bytes, stream, CurrentScope()) : nullptr;
   }
   absl::StatusOr<Block*> AllocateSlowly(uint64_t bytes, Stream stream);
-  // A block that is free by now would serve it.
-  bool IsCached(uint64_t bytes, Stream stream);
+  // Supplies what `request` asks for, or denies it. It may ask again afterwards. `until`: for how long it may wait.
+  void AnswerRequest(BlockRequest& request, Deadline until);
   // The limit is the session's, whichever daemon leased what is held: one that does not count what is carried over must
   // not lead beyond it.
   absl::Status CheckCarriedOver(uint64_t session, uint64_t bytes) const ABSL_LOCKS_EXCLUDED(mu_);
@@ -132,10 +135,20 @@ class LeasedHeap final : public Heap, private SegmentSource, private EventSource
   absl::Status Explain(const absl::Status& refusal, uint64_t requested, const FitReport& fit);
   absl::StatusOr<Device*> OpenDevice();
 
-  absl::StatusOr<AcquiredSegment> AcquireSegment(uint64_t bytes, bool last_resort) override ABSL_LOCKS_EXCLUDED(mu_);
+  // How far the daemon goes for a segment.
+  struct LeaseTerms {
+    bool may_reclaim = false;       // it may ask others for memory
+    uint32_t wait_ms = 0;           // with may_reclaim: and wait for it
+    std::function<bool()> give_up;  // polled while it waits; true ends the waiting. None: it waits in any case.
+  };
+  // ResourceExhausted: there is no memory for it. Cancelled: `give_up` has ended the waiting.
+  absl::StatusOr<AcquiredSegment> GetSegment(uint64_t bytes, const LeaseTerms& terms) ABSL_LOCKS_EXCLUDED(mu_);
   // What remains of it once BeginGrowth() has let it begin. `arrived`: the bytes are counted among what is held.
-  absl::StatusOr<AcquiredSegment> Grow(uint64_t bytes, bool last_resort, bool* arrived) ABSL_LOCKS_EXCLUDED(mu_);
-  uint64_t ReleaseSegments(absl::Span<const ReleasedSegment> segments) override ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<AcquiredSegment> LeaseAndMap(uint64_t bytes, const LeaseTerms& terms, bool* arrived)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Gives every wholly free segment back. Returns the bytes that the daemon has back.
+  uint64_t Flush() ABSL_LOCKS_EXCLUDED(mu_);
+  uint64_t ReleaseSegments(absl::Span<const ReleasedSegment> segments) ABSL_LOCKS_EXCLUDED(mu_);
   // Waits for the streams of the segments first. Returns the bytes that the daemon has back. What the device does not
   // let go of stays held, and charged, for later.
   uint64_t CloseAndReturn(absl::Span<const SegmentId> segments) ABSL_LOCKS_EXCLUDED(mu_);

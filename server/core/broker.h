@@ -378,8 +378,6 @@ class Broker {
   // Charges `bytes` to the session as soon as others have given up enough: SegmentPool::Grant().
   void WaitForGrant(const SessionPtr& session, int device, uint64_t bytes, const GrowthOptions& growth,
                     const GrowthDone& done, const std::function<bool()>& retry = nullptr) ABSL_LOCKS_EXCLUDED(mu_);
-  void WaitToAllocate(const SessionPtr& session, int device, uint64_t requested, Stream stream,
-                      const GrowthOptions& growth, const AllocateDone& done);
   void Enqueue(const SessionPtr& session, int device, GrowthRequest request,
                const std::shared_ptr<std::atomic<bool>>& cancelled = nullptr);
   static SessionDeviceInfo FiguresOn(const Session& session, int device, const AccountFigures& account);
@@ -396,8 +394,16 @@ class Broker {
   void SetTimer();
   // What waits for memory ends with `why`.
   void CancelWaits(const Session& session, const absl::Status& why);
-  void AllocateGranted(const SessionPtr& session, int device, uint64_t requested, Stream stream, uint64_t granted_bytes,
-                       const GrowthOptions& growth, SteadyTime until, const AllocateDone& done);
+  // A request of a remote session that its cache did not serve: broker_memory.cc.
+  struct PendingAllocation;
+  using PendingAllocationPtr = std::shared_ptr<PendingAllocation>;
+  void AllocateSlowly(const PendingAllocationPtr& pending);
+  // Until others have given up enough, or the session itself has freed what serves it.
+  void WaitToAllocate(const PendingAllocationPtr& pending, const GrowthOptions& growth);
+  // `until`: when the time is over that it may wait.
+  void AllocateGranted(const PendingAllocationPtr& pending, const GrowthOptions& growth, SteadyTime until);
+  // What came of it, after a last search of the cache if it is refused.
+  void Answer(PendingAllocation& pending, const absl::Status& refusal = absl::OkStatus());
   void WaitToLease(const SessionPtr& session, int device, const std::vector<uint64_t>& sizes,
                    const GrowthOptions& growth, const LeaseDone& finish);
   // How a request waits that the driver has refused what was granted to it: `until` the time that it may wait. None: it

@@ -5,11 +5,16 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
+#include <memory>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "allocator/base/bytes.h"
+#include "allocator/base/mutex.h"
+#include "allocator/heap/block_request.h"
 #include "server/base/client_log.h"
 #include "server/core/broker.h"
 #include "server/core/oom_advice.h"
@@ -58,6 +63,51 @@ bool IsSilent(const Session& session, int device, std::chrono::milliseconds time
 
 }  // namespace
 
+// While one waits, it may be granted, refused, or served by a block that the session itself has freed, all at the same
+// moment: who stops the waiting goes on with it alone.
+struct Broker::PendingAllocation {
+  PendingAllocation(SessionPtr for_session, int on_device, uint64_t bytes, Stream for_stream, GrowthOptions options,
+                    AllocateDone answer)
+      : session(std::move(for_session)),
+        device(on_device),
+        requested(bytes),
+        stream(for_stream),
+        growth(std::move(options)),
+        done(std::move(answer)) {}
+
+  // Returns the number of the wait: there may be several, one after the other.
+  int StartWaiting() ABSL_LOCKS_EXCLUDED(mu) {
+    MutexLock lock(mu);
+    return current_wait = ++waits;
+  }
+  // False: somebody else has.
+  bool StopWaiting(int wait) ABSL_LOCKS_EXCLUDED(mu) {
+    MutexLock lock(mu);
+    if (current_wait != wait) return false;
+    current_wait = 0;
+    return true;
+  }
+  // Only if the session may have another block and the heap has it: `request` is done then.
+  bool StopWaitingIfInCache(int wait) ABSL_LOCKS_EXCLUDED(mu) {
+    MutexLock lock(mu);
+    if (current_wait != wait || !session->CheckMayAllocate().ok() || !request->SearchAgain()) return false;
+    current_wait = 0;
+    return true;
+  }
+
+  const SessionPtr session;
+  const int device;
+  const uint64_t requested;
+  const Stream stream;
+  const GrowthOptions growth;
+  const AllocateDone done;
+  std::unique_ptr<BlockRequest> request;  // of the session's heap; none before its first slow call
+
+  Mutex mu;                                  // before the heap's
+  int waits ABSL_GUARDED_BY(mu) = 0;         // number of them so far
+  int current_wait ABSL_GUARDED_BY(mu) = 0;  // its number; 0: it does not wait
+};
+
 void Broker::Allocate(const SessionPtr& session, uint64_t device, uint64_t requested, Stream stream,
                       const AllocateDone& done, const GrowthOptions& growth) {
   if (absl::Status status = CheckDevice(device); !status.ok()) return done(std::move(status));
@@ -74,81 +124,85 @@ void Broker::Allocate(const SessionPtr& session, uint64_t device, uint64_t reque
   session->SetLastOutcome(ordinal, {});
   GrowthOptions options = growth;
   options.cancelled = session->StartGrowth(growth.cancel_key);
-  const auto allocate = [=, this] {
-    const bool queued = session->slow_calls().Submit([=, this] {
-      absl::StatusOr<Allocation> allocation = session->AllocateSlowly(ordinal, requested, stream, growth.scope);
-      if (IsMayGrowLater(allocation.status()) && options.may_reclaim) {
-        return WaitToAllocate(session, ordinal, requested, stream, options, done);
-      }
-      std::optional<OomCause> refusal = SegmentRefusalCause(allocation.status());
-      if (IsMayGrowLater(allocation.status())) {
-        refusal = OomCause::kCapacity;
-        session->allocator(ordinal).CountOutOfMemory(requested, stream, growth.scope);
-      }
-      if (refusal.has_value()) return Refuse(session, ordinal, requested, stream, growth.scope, *refusal, done);
-      done(std::move(allocation));
-    });
-    if (!queued) done(TooManyCalls());
+  const auto pending = std::make_shared<PendingAllocation>(session, ordinal, requested, stream, options, done);
+  const auto allocate = [this, pending] {
+    const bool queued = pending->session->slow_calls().Submit([this, pending] { AllocateSlowly(pending); });
+    if (!queued) pending->done(TooManyCalls());
   };
   // What it needs is not known yet. One that has some of its guarantee left is not kept waiting.
   if (GoesFirst(*session, ordinal, /*bytes=*/1)) return allocate();
   queues_[device]->AfterPass(allocate);
 }
 
-void Broker::WaitToAllocate(const SessionPtr& session, int device, uint64_t requested, Stream stream,
-                            const GrowthOptions& growth, const AllocateDone& done) {
-  const uint64_t bytes = session->allocator(device).NeededSegmentBytes(requested);
+void Broker::AllocateSlowly(const PendingAllocationPtr& pending) {
+  Session& session = *pending->session;
+  if (absl::Status status = session.CheckMayAllocate(); !status.ok()) return pending->done(std::move(status));
+  pending->request = std::make_unique<BlockRequest>(&session.allocator(pending->device), pending->requested,
+                                                    pending->stream, pending->growth.scope);
+  const absl::Status refusal = session.RunUntilRefused(pending->device, *pending->request);
+  if (!refusal.ok() && pending->growth.may_reclaim) return WaitToAllocate(pending, pending->growth);
+  Answer(*pending, refusal);
+}
+
+void Broker::Answer(PendingAllocation& pending, const absl::Status& refusal) {
+  if (!refusal.ok()) {
+    if (absl::Status status = pending.session->CheckMayAllocate(); !status.ok()) return pending.done(std::move(status));
+    pending.request->Deny(refusal, pools_[pending.device]->AvailableBytes(pending.session->id()));
+  }
+  absl::StatusOr<Allocation> allocation = pending.session->FinishAllocation(pending.device, *pending.request);
+  const std::optional<OomCause> cause = SegmentRefusalCause(allocation.status());
+  if (!cause.has_value()) return pending.done(std::move(allocation));
+  Refuse(pending.session, pending.device, pending.requested, pending.stream, pending.growth.scope, *cause,
+         pending.done);
+}
+
+void Broker::WaitToAllocate(const PendingAllocationPtr& pending, const GrowthOptions& growth) {
+  const SessionPtr& session = pending->session;
+  const int device = pending->device;
+  const uint64_t bytes = pending->request->segment_bytes();
   const SteadyTime until = options_.clock() + growth.wait;
-  // Whichever comes first answers: a grant, a refusal, or a block that the session itself has freed.
-  const auto answered = std::make_shared<std::atomic<bool>>(false);
+  pending->request->Park();
+  const int wait = pending->StartWaiting();
   const auto finish = [=, this](const absl::Status& granted) {
-    if (answered->exchange(true)) {
-      if (granted.ok()) pools_[device]->ReleaseGrant(session->id(), bytes);
+    if (!pending->StopWaiting(wait)) {
+      if (granted.ok()) pools_[device]->ReleaseGrant(pending->session->id(), bytes);
       return;
     }
-    if (granted.ok()) return AllocateGranted(session, device, requested, stream, bytes, growth, until, done);
-    const std::optional<OomCause> refusal = SegmentRefusalCause(granted);
-    if (!refusal.has_value()) return done(granted);
-    absl::StatusOr<Allocation> freed = session->AllocateFromCache(device, requested, stream, growth.scope);
-    if (!absl::IsNotFound(freed.status())) return done(std::move(freed));
-    session->allocator(device).CountOutOfMemory(requested, stream, growth.scope);
-    Refuse(session, device, requested, stream, growth.scope, *refusal, done);
+    if (granted.ok()) return AllocateGranted(pending, growth, until);
+    if (!SegmentRefusalCause(granted).has_value()) return pending->done(granted);
+    Answer(*pending, granted);
   };
-  const auto retry = [=] {
-    absl::StatusOr<Allocation> freed = session->AllocateFromCache(device, requested, stream, growth.scope);
-    if (!freed.ok()) return false;
-    if (answered->exchange(true)) {
-      (void)session->Free({freed->block});
-    } else {
-      done(std::move(freed));
-    }
+  const auto retry = [=, this] {
+    if (!pending->StopWaitingIfInCache(wait)) return false;
+    Answer(*pending);
     return true;
   };
   WaitForGrant(session, device, bytes, growth, finish, retry);
   queues_[device]->Retry(session->id());  // what was freed before it waited
 }
 
-void Broker::AllocateGranted(const SessionPtr& session, int device, uint64_t requested, Stream stream,
-                             uint64_t granted_bytes, const GrowthOptions& growth, SteadyTime until,
-                             const AllocateDone& done) {
-  const bool queued = session->slow_calls().Submit([=, this] {
-    absl::StatusOr<Allocation> allocation =
-        session->AllocateSlowly(device, requested, stream, growth.scope, granted_bytes);
-    if (IsMayGrowLater(allocation.status())) {
-      const std::optional<GrowthOptions> again = WaitsOn(growth, until);
-      if (again.has_value()) return WaitToAllocate(session, device, requested, stream, *again, done);
+void Broker::AllocateGranted(const PendingAllocationPtr& pending, const GrowthOptions& growth, SteadyTime until) {
+  const bool queued = pending->session->slow_calls().Submit([=, this] {
+    Session& session = *pending->session;
+    const int device = pending->device;
+    BlockRequest& request = *pending->request;
+    const absl::Status may_allocate = session.CheckMayAllocate();  // it may have ended since the grant
+    if (!may_allocate.ok() || request.SearchAgain()) {
+      session.ReleaseGrant(device, request.segment_bytes());
+      return may_allocate.ok() ? Answer(*pending) : pending->done(may_allocate);
     }
-    std::optional<OomCause> refusal = SegmentRefusalCause(allocation.status());
-    if (IsMayGrowLater(allocation.status())) {
-      refusal = OomCause::kCapacity;
-      session->allocator(device).CountOutOfMemory(requested, stream, growth.scope);
+    absl::Status refusal = session.SupplyGranted(device, request);
+    if (!refusal.ok()) {  // the driver's
+      request.FlushAgain();
+      refusal = session.RunUntilRefused(device, request);
     }
-    if (refusal.has_value()) return Refuse(session, device, requested, stream, growth.scope, *refusal, done);
-    done(std::move(allocation));
+    const std::optional<GrowthOptions> again = refusal.ok() ? std::nullopt : WaitsOn(growth, until);
+    if (again.has_value()) return WaitToAllocate(pending, *again);
+    Answer(*pending, refusal);
   });
   if (queued) return;
-  pools_[device]->ReleaseGrant(session->id(), granted_bytes);
-  done(TooManyCalls());
+  pending->session->ReleaseGrant(pending->device, pending->request->segment_bytes());
+  pending->done(TooManyCalls());
 }
 
 bool Broker::GoesFirst(const Session& session, int device, uint64_t bytes) const {

@@ -15,7 +15,6 @@
 namespace vrambroker {
 namespace {
 
-constexpr char kLaterUrl[] = "vrambroker/may-grow-later";
 constexpr char kReportUrl[] = "type.googleapis.com/vrambroker.v1.OutOfMemory";
 
 v1::OutOfMemory::Cause ToProto(OomCause cause) {
@@ -166,16 +165,6 @@ std::string Explanation(const OomReport& report) {
   std::string text = ExplainCause(report);
   if (report.cause != OomCause::kLargerThanDevice) absl::StrAppend(&text, ExplainScopes(report));
   return text;
-}
-
-absl::Status MayGrowLater() {
-  absl::Status status = absl::UnavailableError("others may give memory back");
-  status.SetPayload(kLaterUrl, absl::Cord());
-  return status;
-}
-
-bool IsMayGrowLater(const absl::Status& status) {
-  return status.GetPayload(kLaterUrl).has_value();
 }
 
 Rooms RoomsOf(const OomReport& report) {

@@ -96,10 +96,6 @@ Rooms RoomsOf(const OomReport& report);
 // The same for a session that has reserved no more than it has allocated.
 Rooms RoomsWithoutHoles(const OomReport& report);
 
-// A refusal that may end otherwise, if others give memory back. Not ResourceExhausted, for which allocators give up.
-absl::Status MayGrowLater();
-bool IsMayGrowLater(const absl::Status& status);
-
 // The least of them.
 uint64_t RoomBytes(const OomReport& report);
 

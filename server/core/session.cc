@@ -59,9 +59,9 @@ Session::Session(SessionId id, std::string name, Caller caller, const std::vecto
       retries_(pools.size()),
       last_outcomes_(pools.size()) {
   for (SegmentPool* pool : pools) {
-    heaps_.push_back(std::make_unique<Heap>(this, pool, options));
-    // per_process_memory_fraction is a limit of the account like others, and the pool is where limits are enforced.
-    heaps_.back()->allocator.SetSourceLimit(CachingAllocator::kNoLimit);
+    heaps_.push_back(std::make_unique<Heap>(pool, options));
+    // per_process_memory_fraction is a limit of the account like others: LimitIs() tells it.
+    heaps_.back()->allocator.SetLimit(CachingAllocator::kNoLimit);
   }
 }
 
@@ -263,31 +263,65 @@ absl::StatusOr<Allocation> Session::AllocateFromCache(int device, uint64_t reque
   return Record(device, block);
 }
 
-absl::StatusOr<Allocation> Session::AllocateSlowly(int device, uint64_t requested, Stream stream, ScopeId scope,
-                                                   uint64_t granted_bytes) {
+absl::Status Session::RunUntilRefused(int device, BlockRequest& request) {
+  SegmentPool& pool = heaps_[device]->pool;
+  const auto release = [&](absl::Span<const ReleasedSegment> segments) { ReturnSegments(pool, segments); };
+  while (request.Advance(release) == BlockRequest::Next::kSegment) {
+    const absl::Status refusal = SupplyFromPool(device, request, /*granted=*/false);
+    if (!refusal.ok()) return refusal;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Session::SupplyGranted(int device, BlockRequest& request) {
+  return SupplyFromPool(device, request, /*granted=*/true);
+}
+
+absl::Status Session::SupplyFromPool(int device, BlockRequest& request, bool granted) {
+  SegmentPool& pool = heaps_[device]->pool;
+  const absl::StatusOr<SegmentId> segment = pool.Lease(id_, request.segment_bytes(), granted);
+  if (segment.ok()) {
+    request.Supply({.id = *segment});
+  } else if (request.has_flushed() && SegmentRefusalCause(segment.status()) == OomCause::kCapacity) {
+    return segment.status();
+  } else {
+    request.Deny(segment.status(), pool.AvailableBytes(id_));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Allocation> Session::FinishAllocation(int device, const BlockRequest& request) {
   Heap& heap = *heaps_[device];
-  heap.granted_bytes = granted_bytes;
-  const absl::Status may_allocate = CheckMayAllocate();
-  const absl::StatusOr<Block*> block =
-      may_allocate.ok() ? heap.allocator.Allocate(requested, stream, scope) : absl::StatusOr<Block*>(may_allocate);
-  if (heap.granted_bytes > 0) heap.pool.ReleaseGrant(id_, std::exchange(heap.granted_bytes, 0));
-  if (block.ok()) return Record(device, *block);
+  const absl::StatusOr<Block*> block = request.result();
+  if (block.ok()) {
+    if (absl::Status status = CheckMayAllocate(); !status.ok()) {
+      heap.allocator.Free(*block);
+      return status;
+    }
+    return Record(device, *block);
+  }
   if (absl::IsResourceExhausted(block.status()) && !SegmentRefusalCause(block.status()).has_value()) {
     // The heap's own refusal, by throw_on_cudamalloc_oom.
-    const bool ever_fits = heap.allocator.NeededSegmentBytes(requested) <= heap.pool.capacity_bytes();
+    const bool ever_fits = request.segment_bytes() <= heap.pool.capacity_bytes();
     return SegmentRefused(ever_fits ? OomCause::kLimit : OomCause::kLargerThanDevice, block.status().message());
   }
   return block.status();
 }
 
-absl::StatusOr<AcquiredSegment> Session::Heap::AcquireSegment(uint64_t bytes, bool last_resort) {
-  const bool granted = bytes <= granted_bytes;
-  if (granted) granted_bytes -= bytes;
-  const absl::StatusOr<SegmentId> id = pool.Lease(session.id_, bytes, granted);
-  if (id.ok()) return AcquiredSegment{.id = *id};
-  // Not the allocator's last word: see Broker::Allocate().
-  if (last_resort && !granted && SegmentRefusalCause(id.status()) == OomCause::kCapacity) return MayGrowLater();
-  return id.status();
+uint64_t Session::EmptyCache(Heap& heap) {
+  heap.allocator.WaitForStreams();
+  const SegmentsToRelease free = heap.allocator.TakeFreeSegments();
+  return free.empty() ? 0 : ReturnSegments(heap.pool, free.segments());
+}
+
+uint64_t Session::TrimHeap(Heap& heap, uint64_t bytes) {
+  TrimOptions options{.wanted_bytes = bytes};
+  uint64_t closed = 0;
+  while (true) {
+    const SegmentsToRelease idle = heap.allocator.TakeIdleSegments(&options);
+    if (idle.empty()) return closed;
+    closed += ReturnSegments(heap.pool, idle.segments());
+  }
 }
 
 absl::StatusOr<Allocation> Session::Record(int device, Block* block) {
@@ -367,7 +401,7 @@ absl::StatusOr<uint64_t> Session::Trim(uint64_t bytes) {
     return answer->released_bytes;
   }
   uint64_t released = 0;
-  for (const std::unique_ptr<Heap>& heap : heaps_) released += heap->allocator.EmptyCache();
+  for (const std::unique_ptr<Heap>& heap : heaps_) released += EmptyCache(*heap);
   return released;
 }
 
@@ -441,7 +475,7 @@ void Session::AskForReclaim(int device) {
     return;
   }
   const bool queued = slow_calls_->Submit([self = shared_from_this(), device, bytes] {
-    if (self->state() == SessionState::kActive) self->heaps_[device]->allocator.Trim({.wanted_bytes = bytes});
+    if (self->state() == SessionState::kActive) self->TrimHeap(*self->heaps_[device], bytes);
     self->Reclaimed(device);
   });
   if (!queued) Reclaimed(device);
@@ -592,7 +626,7 @@ uint64_t Session::ReturnSegments(SegmentPool& pool, absl::Span<const ReleasedSeg
 
 void Session::LimitIs(int device, uint64_t limit_bytes) {
   Heap& heap = *heaps_[device];
-  heap.allocator.SetSourceLimit(limit_bytes < heap.pool.capacity_bytes() ? limit_bytes : CachingAllocator::kNoLimit);
+  heap.allocator.SetLimit(limit_bytes < heap.pool.capacity_bytes() ? limit_bytes : CachingAllocator::kNoLimit);
 }
 
 void Session::SegmentsClosed(absl::Span<const SegmentId> segments) {

@@ -21,7 +21,9 @@
 #include "absl/types/span.h"
 #include "allocator/base/ids.h"
 #include "allocator/base/mutex.h"
+#include "allocator/heap/block_request.h"
 #include "allocator/heap/caching_allocator.h"
+#include "allocator/heap/owner_segments.h"
 #include "allocator/heap/scopes.h"
 #include "server/base/worker_pool.h"
 #include "server/core/client_questions.h"
@@ -139,21 +141,24 @@ class Session : public std::enable_shared_from_this<Session> {
   // blocks.
   absl::Status CheckMayAllocate() const ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Block from the cache; NotFound when there is none and AllocateSlowly() has to try. Errors as CheckMayAllocate().
+  // Block from the cache; NotFound when there is none, and a BlockRequest has to try. Errors as CheckMayAllocate().
   absl::StatusOr<Allocation> AllocateFromCache(int device, uint64_t requested, Stream stream = 0, ScopeId scope = 0);
-  // (slow) The whole allocation path. SegmentRefused() when there is no memory. Without `granted_bytes`, a refusal for
-  // want of capacity is not counted as an out-of-memory event yet: the caller may get a grant of a segment and try
-  // again. What is left of that afterwards is given up.
-  absl::StatusOr<Allocation> AllocateSlowly(int device, uint64_t requested, Stream stream = 0, ScopeId scope = 0,
-                                            uint64_t granted_bytes = 0);
+  // What the cache does not serve is a BlockRequest of the session's heap. The session performs its steps.
+  CachingAllocator& allocator(int device) { return heaps_[device]->allocator; }
+  // (slow) Goes on with `request` until it is done (OK), or only the memory of others can help: it needs a segment, has
+  // given back what it could, and this is how the pool refuses it.
+  absl::Status RunUntilRefused(int device, BlockRequest& request);
+  // (slow) Supplies the segment that `request` needs from a SegmentPool::Grant() of its size, and consumes the whole
+  // grant. Errors as RunUntilRefused(): the driver may not have the memory after all.
+  absl::Status SupplyGranted(int device, BlockRequest& request);
+  // What came of `request`, which is done. SegmentRefused() when there is no memory; errors as CheckMayAllocate().
+  absl::StatusOr<Allocation> FinishAllocation(int device, const BlockRequest& request);
 
   // All of `blocks`, or none. InvalidArgument: duplicates. NotFound: not blocks of this session, or freed before.
   absl::Status Free(absl::Span<const BlockId> blocks) ABSL_LOCKS_EXCLUDED(mu_);
 
   // The client has closed these segments.
   void SegmentsClosed(absl::Span<const SegmentId> segments) ABSL_LOCKS_EXCLUDED(mu_);
-
-  CachingAllocator& allocator(int device) { return heaps_[device]->allocator; }
 
   // A scope as a request names it, with its texts where they are: every request of a remote session may bring some.
   struct NamedScope {
@@ -232,21 +237,12 @@ class Session : public std::enable_shared_from_this<Session> {
   void LimitIs(int device, uint64_t limit_bytes);
 
  private:
-  // The session's memory on one device: an allocator that grows from the session's account with the pool.
-  struct Heap : public SegmentSource {
-    Heap(Session* owner, SegmentPool* segment_pool, const AllocatorOptions& options)
-        : session(*owner),
-          pool(*segment_pool),
-          allocator(this, /*events=*/nullptr, options, segment_pool->capacity_bytes()) {}
-    absl::StatusOr<AcquiredSegment> AcquireSegment(uint64_t bytes, bool last_resort) override;
-    uint64_t ReleaseSegments(absl::Span<const ReleasedSegment> segments) override {
-      return session.ReturnSegments(pool, segments);
-    }
-    uint64_t AvailableBytes() override { return pool.AvailableBytes(session.id_); }
+  // The session's memory on one device: an allocator, and the account with the pool that it grows from.
+  struct Heap {
+    Heap(SegmentPool* segment_pool, const AllocatorOptions& options)
+        : pool(*segment_pool), allocator(/*events=*/nullptr, options, segment_pool->capacity_bytes()) {}
 
-    Session& session;
     SegmentPool& pool;
-    uint64_t granted_bytes = 0;  // of AllocateSlowly(), of which one runs at a time
     CachingAllocator allocator;
   };
   // Who waits for Reclaim() on one device.
@@ -272,6 +268,11 @@ class Session : public std::enable_shared_from_this<Session> {
   // (slow) Asks the client to close `segments` and waits until it has, or for half of client_timeout, or not at all
   // when too many others wait. Returns the bytes closed.
   uint64_t ReturnSegments(SegmentPool& pool, absl::Span<const ReleasedSegment> segments) ABSL_LOCKS_EXCLUDED(mu_);
+  // Supplies what `request` needs, or denies it (OK), unless only the memory of others can help: as RunUntilRefused().
+  absl::Status SupplyFromPool(int device, BlockRequest& request, bool granted);
+  // (slow) ReturnSegments() of all that is wholly free, or of `bytes` of it.
+  uint64_t EmptyCache(Heap& heap);
+  uint64_t TrimHeap(Heap& heap, uint64_t bytes);
   absl::StatusOr<Allocation> Record(int device, Block* block) ABSL_LOCKS_EXCLUDED(mu_);
   std::vector<Scope> Scopes() ABSL_LOCKS_EXCLUDED(scopes_mu_);
   HeapSnapshot SnapshotOf(int device, bool with_history);

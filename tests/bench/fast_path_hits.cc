@@ -13,6 +13,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "allocator/replay/direct_heap.h"
 #include "allocator/replay/simulated_device.h"
 #include "tests/bench/fast_path.h"
 #include "tests/bench/workload.h"
@@ -42,7 +43,7 @@ struct BareHeap {
   static bool Holds(const Slot& slot) { return slot != nullptr; }
 
   SimulatedDevice device{ReplayConfig::kUnlimitedBytes};
-  CachingAllocator allocator{&device, &device};
+  DirectHeap allocator{&device, &device};
 };
 
 struct BufferHeap {

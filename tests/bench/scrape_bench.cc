@@ -22,9 +22,11 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "allocator/base/bytes.h"
+#include "allocator/replay/direct_heap.h"
 #include "server/base/worker_pool.h"
 #include "server/monitoring/metrics.h"
 #include "server/rpc/rpc_meter.h"
+#include "tests/support/allocate_slowly.h"
 #include "tests/support/fake_device.h"
 
 ABSL_FLAG(std::vector<std::string>, sessions, (std::vector<std::string>{"10", "100", "1000"}), "Numbers of sessions.");
@@ -107,7 +109,7 @@ class Scene {
       }
       std::vector<BlockId> blocks;
       for (uint64_t bytes = 512; bytes <= 512_KiB; bytes += 8_KiB) {
-        if (absl::StatusOr<Allocation> block = session->AllocateSlowly(device, bytes); block.ok()) {
+        if (absl::StatusOr<Allocation> block = AllocateSlowly(*session, device, bytes); block.ok()) {
           if (blocks.size() % 2 == 0) blocks.push_back(block->block);
         }
       }
@@ -123,7 +125,7 @@ class Scene {
 
 class Segments : public SegmentSource {
  public:
-  absl::StatusOr<AcquiredSegment> AcquireSegment(uint64_t, bool) override {
+  absl::StatusOr<AcquiredSegment> AcquireSegment(uint64_t) override {
     return AcquiredSegment{.id = SegmentId{next_++}};
   }
   uint64_t ReleaseSegments(absl::Span<const ReleasedSegment>) override { return 0; }
@@ -135,7 +137,7 @@ class Segments : public SegmentSource {
 
 void MeasureHeap(int rounds, nlohmann::json* json) {
   Segments segments;
-  CachingAllocator heap(&segments);
+  DirectHeap heap(&segments);
   std::vector<Block*> blocks;
   const auto count = static_cast<size_t>(absl::GetFlag(FLAGS_heap_blocks));
   blocks.reserve(2 * count);

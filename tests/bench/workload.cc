@@ -20,7 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "allocator/base/bytes.h"
-#include "allocator/heap/caching_allocator.h"
+#include "allocator/replay/direct_heap.h"
 #include "allocator/replay/simulated_device.h"
 
 namespace vrambroker::bench {
@@ -141,7 +141,7 @@ struct VrambrokerHeap {
   uint64_t MetadataBytes() const { return allocator.MetadataBytes(); }
 
   SimulatedDevice device;
-  CachingAllocator allocator;
+  DirectHeap allocator;
 };
 
 struct RecordingHeap : VrambrokerHeap {

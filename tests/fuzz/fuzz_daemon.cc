@@ -19,6 +19,7 @@
 #include "allocator/device/host_device.h"
 #include "server/identity/unix_socket.h"
 #include "server/rpc/descriptor_budget.h"
+#include "tests/support/allocate_slowly.h"
 
 namespace vrambroker {
 namespace {
@@ -150,7 +151,7 @@ void FuzzDaemon::OpenControl() {
     maps_.push_back(static_cast<unsigned char*>(map));
     for (uint64_t i = 0; i < lease.bytes; i += kStride) maps_.back()[i] = Pattern(Raw(lease.segment), i);
   }
-  absl::StatusOr<Allocation> block = remote_->AllocateSlowly(1, 5_MiB);
+  absl::StatusOr<Allocation> block = AllocateSlowly(*remote_, 1, 5_MiB);
   Require(block.ok(), "the control gets its block");
   block_ = *std::move(block);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// HeapModel: a CachingAllocator on a simulated device, and what must hold after every operation on it. For random and
+// HeapModel: a DirectHeap on a simulated device, and what must hold after every operation on it. For random and
 // fuzzed sequences: any operation is legal in any state.
 #ifndef VRAMBROKER_TESTS_SUPPORT_HEAP_MODEL_H_
 #define VRAMBROKER_TESTS_SUPPORT_HEAP_MODEL_H_
@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "allocator/heap/caching_allocator.h"
+#include "allocator/replay/direct_heap.h"
 #include "allocator/replay/simulated_device.h"
 #include "tests/support/scripted_events.h"
 #include "tests/support/simulated_source.h"
@@ -96,7 +96,7 @@ class HeapModel {
   SimulatedSource source_;
   SimulatedDevice streams_;  // for its events only
   ScriptedEvents events_;
-  CachingAllocator allocator_;
+  DirectHeap allocator_;
 
   std::map<Place, Held> held_;
   std::map<Place, Pending> pending_;

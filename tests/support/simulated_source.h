@@ -16,7 +16,7 @@
 
 #include "absl/status/status.h"
 #include "allocator/base/mutex.h"
-#include "allocator/heap/segment_source.h"
+#include "allocator/replay/segment_source.h"
 
 namespace vrambroker {
 
@@ -84,7 +84,7 @@ class SimulatedSource : public SegmentSource {
     return misuse_;
   }
 
-  absl::StatusOr<AcquiredSegment> AcquireSegment(uint64_t bytes, bool /*last_resort*/) override {
+  absl::StatusOr<AcquiredSegment> AcquireSegment(uint64_t bytes) override {
     int call = 0;
     {
       MutexLock lock(mu_);

@@ -23,11 +23,13 @@ class StepWorkers : public Executor {
   size_t waiting() const { return tasks_.size(); }
   // Runs what waits, and what that submits.
   void Settle() {
-    while (!tasks_.empty()) {
-      const std::function<void()> task = std::move(tasks_.front());
-      tasks_.pop_front();
-      task();
-    }
+    while (!tasks_.empty()) Step();
+  }
+  // Runs the first that waits. REQUIRES: there is one.
+  void Step() {
+    const std::function<void()> task = std::move(tasks_.front());
+    tasks_.pop_front();
+    task();
   }
 
  private:

@@ -2,11 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # The daemon's web page in a real browser. Without node, npm's registry or Chromium it is skipped (77), but in CI it fails.
-# Usage: run.sh WORK_DIR BUILD_DIR [--pictures DIR]; pictures are written to WORK_DIR/pictures as well
+# Usage: run.sh WORK_DIR BUILD_DIR [--pictures DIR] [history] [page] [many]
+# Without names, all three tests run. Pictures go to WORK_DIR/pictures where no folder is named for them.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 work=$1 build=$2
 shift 2
+pictures=()
+if [ "${1:-}" = --pictures ]; then
+  pictures=(--pictures "$2")
+  shift 2
+fi
+[ $# -gt 0 ] || set -- history page many
 missing() {
   echo "web page test: $*" >&2
   if [ -n "${CI:-}" ]; then exit 1; else exit 77; fi
@@ -24,6 +31,6 @@ if ! cmp -s package-lock.json installed; then
     || missing "npm ci failed: $(head -n 3 npm.log)"
   cp package-lock.json installed
 fi
-node history_test.mjs
-node page_test.mjs "$build" "$@"
-exec node many_test.mjs "$build" "$@"
+for test; do
+  node "${test}_test.mjs" "$build" "${pictures[@]}"
+done

@@ -32,6 +32,7 @@
 #include "absl/strings/numbers.h"
 #include "allocator/device/process_files.h"
 #include "tests/support/other_process.h"
+#include "tests/support/thread_state.h"
 
 namespace vrambroker {
 namespace {
@@ -129,10 +130,7 @@ TEST(FileHoldersTest, AProcessWhoseMainThreadHasEndedHoldsWhatItsOthersHold) {
   const auto end_main_thread = [](pid_t main_thread) {
     std::thread([main_thread] {
       // The main thread is a zombie now, and has nothing open.
-      for (char state = 0; state != 'Z';) {
-        std::ifstream stat("/proc/self/task/" + std::to_string(main_thread) + "/stat");
-        std::string pid, name;
-        stat >> pid >> name >> state;
+      while (StateOfThread(main_thread) != 'Z') {
       }
       Child::Stay();
     }).detach();

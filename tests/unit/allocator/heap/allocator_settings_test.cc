@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "allocator/heap/caching_allocator.h"
+#include "allocator/replay/direct_heap.h"
 #include "tests/support/fake_device.h"
 #include "tests/support/simulated_source.h"
 #include "tests/unit/allocator/heap/simulated_heap_fixture.h"
@@ -220,13 +221,13 @@ TEST_F(AllocatorSettingsTest, SegmentThatDidNotComeDoesNotCount) {
 
 TEST_F(AllocatorSettingsTest, FractionIsOfTheCapacityRoundedDown) {
   const uint64_t odd = 20_MiB + 1;
-  CachingAllocator allocator(source_.get(), nullptr, {}, 2 * odd + 1);
+  DirectHeap allocator(source_.get(), nullptr, {}, 2 * odd + 1);
   allocator.SetMemoryFraction(0.5);  // 20 MiB + 1
   const absl::StatusOr<Block*> block = allocator.Allocate(20_MiB);
   ASSERT_EQ(block.status(), absl::OkStatus());
   allocator.Free(*block);
   allocator.EmptyCache();
-  CachingAllocator smaller(source_.get(), nullptr, {}, 2 * 20_MiB - 1);
+  DirectHeap smaller(source_.get(), nullptr, {}, 2 * 20_MiB - 1);
   smaller.SetMemoryFraction(0.5);  // half a byte below 20 MiB
   EXPECT_TRUE(absl::IsResourceExhausted(smaller.Allocate(20_MiB).status()));
 }

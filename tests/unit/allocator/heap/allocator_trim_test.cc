@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "allocator/heap/caching_allocator.h"
+#include "allocator/replay/direct_heap.h"
 #include "tests/support/fake_device.h"
 #include "tests/support/scripted_events.h"
 #include "tests/support/simulated_source.h"
@@ -38,7 +38,7 @@ class AllocatorTrimTest : public ::testing::Test {
   SimulatedSource source_{8_GiB};
   SimulatedDevice streams_{0};  // for its events only
   ScriptedEvents events_{&streams_};
-  CachingAllocator allocator_{&source_, &events_};
+  DirectHeap allocator_{&source_, &events_};
 };
 
 TEST_F(AllocatorTrimTest, EverythingThatIsWhollyFreeGoes) {
@@ -201,6 +201,16 @@ TEST_F(AllocatorTrimTest, EndsAlthoughOthersGoOnFreeing) {
   EXPECT_EQ(source_.release_calls(), 1);
   source_.on_release = nullptr;
   EXPECT_EQ(allocator_.Trim(), 30_MiB);
+}
+
+TEST_F(AllocatorTrimTest, WhatBecomesFreeDuringTheReleaseStays) {
+  Block* held = Get(40_MiB);
+  allocator_.Free(Get(30_MiB));
+  source_.on_release = [&](int call) {
+    if (call == 1) allocator_.Free(held);
+  };
+  EXPECT_EQ(allocator_.Trim({.wanted_bytes = 8_GiB}), 30_MiB);
+  EXPECT_EQ(source_.release_calls(), 1);
 }
 
 TEST_F(AllocatorTrimTest, ThreadsWorkWhileOneTrims) {

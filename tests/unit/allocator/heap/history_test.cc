@@ -8,6 +8,7 @@
 
 #include "allocator/heap/heap_snapshot.h"
 #include "allocator/heap/history.h"
+#include "allocator/replay/direct_heap.h"
 #include "tests/unit/allocator/heap/simulated_heap_fixture.h"
 
 namespace vrambroker {
@@ -92,7 +93,7 @@ TEST_F(HistoryTest, OutOfMemoryTellsWhatWasLeft) {
   EXPECT_EQ(events[0].stream, 3u);
   EXPECT_EQ(events[0].address, 0u) << "what a SimulatedSource says to have left";
   SimulatedDevice device(100_MiB);
-  CachingAllocator allocator(&device);
+  DirectHeap allocator(&device);
   allocator.SetRecording(1);
   EXPECT_FALSE(allocator.Allocate(200_MiB).ok());
   allocator.SetRecording(10);

@@ -13,7 +13,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "allocator/base/bytes.h"
-#include "allocator/heap/caching_allocator.h"
+#include "allocator/replay/direct_heap.h"
 #include "allocator/replay/replay.h"
 #include "allocator/replay/simulated_device.h"
 #include "allocator/replay/torch_snapshot.h"
@@ -51,7 +51,7 @@ std::string Text(const HeapSnapshot& heap) {
 
 TEST(RecordingTest, ThePeakIsTheLiveOne) {
   SimulatedDevice device(8_GiB);
-  CachingAllocator heap(&device, &device);
+  DirectHeap heap(&device, &device);
   std::vector<Block*> first;
   for (int i = 0; i < 60; ++i) first.push_back(*heap.Allocate(4_MiB));
   heap.SetRecording(100'000);
@@ -80,7 +80,7 @@ TEST(RecordingTest, ThePeakIsTheLiveOne) {
 
 TEST(RecordingTest, WhatWasGivenBackIsGivenBack) {
   SimulatedDevice device(8_GiB);
-  CachingAllocator heap(&device, &device);
+  DirectHeap heap(&device, &device);
   std::vector<Block*> blocks;
   for (int i = 0; i < 10; ++i) blocks.push_back(*heap.Allocate(30_MiB));
   heap.SetRecording(kAllEvents);
@@ -104,7 +104,7 @@ TEST(RecordingTest, WhatWasGivenBackIsGivenBack) {
 
 TEST(RecordingTest, NothingRecordedIsNoTrace) {
   SimulatedDevice device(8_GiB);
-  CachingAllocator heap(&device, &device);
+  DirectHeap heap(&device, &device);
   ASSERT_OK(heap.Allocate(1_MiB).status());
   EXPECT_STATUS(TraceOf(heap.Snapshot()).status(), absl::StatusCode::kInvalidArgument, "records no events to replay");
   heap.SetRecording(10);
@@ -113,7 +113,7 @@ TEST(RecordingTest, NothingRecordedIsNoTrace) {
 
 TEST(RecordingTest, AHeapTakesOverSegmentsOnlyBeforeItHasAny) {
   SimulatedDevice device(8_GiB);
-  CachingAllocator heap(&device, &device);
+  DirectHeap heap(&device, &device);
   ASSERT_OK(heap.StartWith({}).status());
   ASSERT_OK_AND_ASSIGN(Block * block, heap.Allocate(1_MiB));
   heap.Free(block);
@@ -126,7 +126,7 @@ TEST(RecordingTest, ARingMayBeginBetweenASegmentAndItsFirstBlock) {
   SimulatedDevice device(8_GiB);
   AllocatorOptions options;
   options.max_split_bytes = 20_MiB;
-  CachingAllocator heap(&device, &device, options);
+  DirectHeap heap(&device, &device, options);
   heap.SetRecording(3);  // the segment, the block, and the snapshot; then without the first
   ASSERT_OK(heap.Allocate(2_MiB).status());
   HeapSnapshot snapshot = heap.Snapshot();
@@ -154,7 +154,7 @@ class RecordedHeap {
     if (random_() % 3 == 0) options_.roundup_power2_divisions.fill(static_cast<uint32_t>(Pick({1, 2, 8})));
     device_bytes_ = Pick({256_MiB, 512_MiB, 64_GiB, 64_GiB});
     device_ = std::make_unique<SimulatedDevice>(device_bytes_);
-    heap_ = std::make_unique<CachingAllocator>(device_.get(), device_.get(), options_, device_bytes_);
+    heap_ = std::make_unique<DirectHeap>(device_.get(), device_.get(), options_, device_bytes_);
     streams_ = Pick({1, 2, 4});
     const uint64_t before = random_() % 400;
     for (uint64_t i = 0; i < before; ++i) Step();
@@ -250,7 +250,7 @@ class RecordedHeap {
   uint64_t device_bytes_ = 0;
   uint64_t streams_ = 1;
   std::unique_ptr<SimulatedDevice> device_;
-  std::unique_ptr<CachingAllocator> heap_;
+  std::unique_ptr<DirectHeap> heap_;
   std::vector<Block*> live_;
   uint64_t reserved_ = 0;  // when the recording began
   uint64_t allocated_ = 0;

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "allocator/base/bytes.h"
-#include "allocator/heap/caching_allocator.h"
+#include "allocator/replay/direct_heap.h"
 #include "allocator/replay/simulated_device.h"
 #include "tests/support/simulated_source.h"
 
@@ -31,7 +31,7 @@ class SimulatedHeapTest : public ::testing::Test {
     const absl::StatusOr<AllocConf> conf = ParseAllocConf(settings);
     ASSERT_EQ(conf.status(), absl::OkStatus());
     source_ = std::make_unique<SimulatedSource>(kCapacity);
-    allocator_ = std::make_unique<CachingAllocator>(source_.get(), &streams_, conf->options, kCapacity);
+    allocator_ = std::make_unique<DirectHeap>(source_.get(), &streams_, conf->options, kCapacity);
   }
 
   Block* Get(uint64_t bytes, Stream stream = 0) {
@@ -53,7 +53,7 @@ class SimulatedHeapTest : public ::testing::Test {
 
   SimulatedDevice streams_{0};  // for its events only
   std::unique_ptr<SimulatedSource> source_;
-  std::unique_ptr<CachingAllocator> allocator_;
+  std::unique_ptr<DirectHeap> allocator_;
 };
 
 }  // namespace vrambroker

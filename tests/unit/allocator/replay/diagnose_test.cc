@@ -18,6 +18,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "allocator/base/bytes.h"
+#include "allocator/replay/direct_heap.h"
 #include "allocator/replay/torch_snapshot.h"
 #include "allocator/replay/torch_trace.h"
 #include "allocator/replay/tune.h"
@@ -35,7 +36,7 @@ class DiagnoseTest : public ::testing::Test {
   void Make(uint64_t limit, const AllocatorOptions& options = {}, size_t events = 100'000) {
     limit_ = limit;
     device_ = std::make_unique<SimulatedDevice>(kCapacity);
-    heap_ = std::make_unique<CachingAllocator>(device_.get(), device_.get(), options, kCapacity);
+    heap_ = std::make_unique<DirectHeap>(device_.get(), device_.get(), options, kCapacity);
     heap_->SetLimit(limit);
     heap_->SetRecording(events);
   }
@@ -94,7 +95,7 @@ class DiagnoseTest : public ::testing::Test {
   uint64_t outside_ = 0;  // charged to the session, and not in the heap
   Trace trace_;
   std::unique_ptr<SimulatedDevice> device_;
-  std::unique_ptr<CachingAllocator> heap_;
+  std::unique_ptr<DirectHeap> heap_;
 };
 
 TEST_F(DiagnoseTest, ASettingThatIsNamedServesTheSameWork) {

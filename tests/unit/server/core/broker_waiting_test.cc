@@ -110,6 +110,137 @@ TEST_F(BrokerWaitingTest, WhatTheDriverRefusesIsWaitedFor) {
   }
 }
 
+// ---- Allocations of remote sessions ----
+
+// `remote_` holds a block of 16 MiB and asks for another one, for which the device is too full.
+class BrokerAllocationTest : public BrokerWaitingTest {
+ protected:
+  using Answers = std::vector<absl::StatusOr<Allocation>>;
+
+  BrokerAllocationTest() {
+    holder_ = OpenLeasing("holder");
+    held_ = Hold(holder_, {32_MiB, 16_MiB});
+    remote_ = Open("remote");
+    Allocate();
+    block_ = answers_.at(0).value();
+    answers_.clear();
+    Allocate();
+    EXPECT_EQ(answers_.size(), 0u);
+  }
+
+  // From the beginning, with a device that the holder has filled, and a remote session that has nothing.
+  void Restart(const SessionBounds& bounds) {
+    broker_->CloseAll("next");
+    Settle();
+    BrokerOptions options;
+    options.clock = [this] { return ReadClock(); };
+    options.session_bounds = bounds;
+    Make(std::move(options), {.clock = [this] { return now_; }});
+    holder_ = OpenLeasing("holder");
+    held_ = Hold(holder_, {32_MiB, 32_MiB});
+    remote_ = Open("remote");
+    answers_.clear();
+  }
+  void Allocate() {
+    broker_->Allocate(remote_, 0, 16_MiB, 0,
+                      [this](absl::StatusOr<Allocation> answer) { answers_.push_back(std::move(answer)); },
+                      {.may_reclaim = true, .wait = std::chrono::minutes(1)});
+    Settle();
+  }
+  uint64_t Reserved() const { return pools_[0]->GetAccount(remote_->id())->reserved_bytes; }
+  // The holder returns 16 MiB, which are granted at once; the slow call that is to use them has not begun.
+  void Grant() {
+    ASSERT_TRUE(broker_->ReturnSegments(holder_, 0, {held_[1].segment}).ok());
+    auto& workers = static_cast<StepWorkers&>(*workers_);
+    while (Reserved() == 16_MiB && workers.waiting() > 0) workers.Step();
+    ASSERT_EQ(Reserved(), 32_MiB);
+    ASSERT_EQ(answers_.size(), 0u);
+  }
+
+  SessionPtr holder_;
+  std::vector<Lease> held_;
+  SessionPtr remote_;
+  Allocation block_;
+  Answers answers_;
+};
+
+TEST_F(BrokerAllocationTest, AGrantServesIt) {
+  Grant();
+  Settle();
+  ASSERT_EQ(answers_.size(), 1u);
+  EXPECT_NE(answers_[0].value().segment, block_.segment);
+  EXPECT_EQ(Reserved(), 32_MiB);
+  EXPECT_EQ(remote_->GetMemoryStats(0).num_alloc_retries, 1u) << "one request has flushed once";
+}
+
+TEST_F(BrokerAllocationTest, ItsOwnFreeServesItWithoutAGrant) {
+  ASSERT_TRUE(broker_->Free(remote_, {block_.block}).ok());
+  ASSERT_EQ(answers_.size(), 1u) << "at once";
+  EXPECT_EQ(answers_[0].value().segment, block_.segment);
+  EXPECT_EQ(broker_->GetWaiting(0).size(), 0u);
+  ASSERT_TRUE(broker_->ReturnSegments(holder_, 0, {held_[1].segment}).ok());
+  Settle();
+  EXPECT_EQ(Reserved(), 16_MiB);
+  EXPECT_EQ(answers_.size(), 1u) << "one answer";
+}
+
+TEST_F(BrokerAllocationTest, WhatIsFreeByTheTimeOfTheGrantIsTakenInstead) {
+  Grant();
+  ASSERT_TRUE(broker_->Free(remote_, {block_.block}).ok());
+  EXPECT_EQ(answers_.size(), 0u) << "it is granted, and does not wait any more";
+  Settle();
+  ASSERT_EQ(answers_.size(), 1u);
+  EXPECT_EQ(answers_[0].value().segment, block_.segment);
+  EXPECT_EQ(Reserved(), 16_MiB) << "the grant is given up";
+}
+
+TEST_F(BrokerAllocationTest, RefusedAfterItHasWaitedItIsOneOutOfMemoryEvent) {
+  remote_->allocator(0).SetRecording(100);
+  Pass(std::chrono::minutes(2));
+  ASSERT_EQ(answers_.size(), 1u);
+  EXPECT_TRUE(absl::IsResourceExhausted(answers_[0].status())) << answers_[0].status();
+  EXPECT_EQ(remote_->GetMemoryStats(0).num_ooms, 1u);
+  EXPECT_EQ(remote_->GetMemoryStats(0).num_alloc_retries, 1u);
+  const std::vector<HistoryEvent> events = remote_->allocator(0).Snapshot().history;
+  ASSERT_EQ(events.size(), 2u) << "that, and the snapshot";
+  EXPECT_EQ(events[0].action, HistoryAction::kOutOfMemory);
+  EXPECT_EQ(events[0].bytes, 16_MiB);
+  EXPECT_EQ(events[0].address, 0u) << "nothing was left";
+}
+
+TEST_F(BrokerAllocationTest, BlocksBeyondTheBoundAreNotHandedOutHoweverTheyCome) {
+  Restart({.max_blocks = 1});
+  Allocate();
+  Allocate();
+  ASSERT_EQ(broker_->GetWaiting(0).size(), 2u);
+  ASSERT_TRUE(broker_->ReturnSegments(holder_, 0, {held_[0].segment}).ok());
+  Settle();
+  ASSERT_EQ(answers_.size(), 2u);
+  EXPECT_TRUE(answers_[0].ok()) << answers_[0].status();
+  EXPECT_THAT(std::string(answers_[1].status().message()), ::testing::HasSubstr("max_blocks_per_session"));
+  EXPECT_EQ(remote_->GetMemoryStats(0).allocated_bytes.all.current, 16_MiB);
+  EXPECT_EQ(Reserved(), 16_MiB) << "the grant of the other one is given up";
+}
+
+// A session that has ended or disconnected gets no more memory.
+TEST_F(BrokerAllocationTest, AGrantOfASessionThatHasEndedSinceIsGivenUp) {
+  Grant();
+  broker_->EndSession(remote_, "test");
+  Settle();
+  ASSERT_EQ(answers_.size(), 1u);
+  EXPECT_TRUE(absl::IsAborted(answers_[0].status())) << answers_[0].status();
+  EXPECT_EQ(Reserved(), 16_MiB);
+}
+
+TEST_F(BrokerAllocationTest, AGrantOfASessionWhoseStreamBrokeSinceIsGivenUp) {
+  Grant();
+  broker_->Disconnect(remote_);
+  Settle();
+  ASSERT_EQ(answers_.size(), 1u);
+  EXPECT_TRUE(absl::IsAborted(answers_[0].status())) << answers_[0].status();
+  EXPECT_EQ(Reserved(), 16_MiB);
+}
+
 // ---- Who serves ----
 
 // A worker does. The thread that makes room may be the daemon's event loop, and would serve for as long as others

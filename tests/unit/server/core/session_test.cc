@@ -14,6 +14,7 @@
 
 #include "allocator/base/bytes.h"
 #include "server/core/out_of_memory.h"
+#include "tests/support/allocate_slowly.h"
 #include "tests/support/fake_device.h"
 
 namespace vrambroker {
@@ -71,7 +72,7 @@ class SessionTest : public ::testing::Test {
                                          &workers_, SessionBounds{.max_blocks = max_blocks}, client_, options);
   }
   Allocation Get(uint64_t bytes) {
-    absl::StatusOr<Allocation> allocation = session_->AllocateSlowly(0, bytes);
+    absl::StatusOr<Allocation> allocation = AllocateSlowly(*session_, 0, bytes);
     EXPECT_TRUE(allocation.ok()) << allocation.status();
     return allocation.value_or(Allocation());
   }
@@ -119,7 +120,7 @@ TEST_F(SessionTest, BlocksAreCounted) {
   const absl::Status status = session_->AllocateFromCache(0, 512).status();
   EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
   EXPECT_EQ(SegmentRefusalCause(status), std::nullopt) << "no lack of memory";
-  EXPECT_TRUE(absl::IsResourceExhausted(session_->AllocateSlowly(0, 512).status()));
+  EXPECT_TRUE(absl::IsResourceExhausted(AllocateSlowly(*session_, 0, 512).status()));
   EXPECT_EQ(session_->Free({first}), absl::OkStatus());
   EXPECT_TRUE(session_->AllocateFromCache(0, 512).ok());
 }
@@ -140,7 +141,7 @@ TEST_F(SessionTest, OnlyActiveSessionsAllocate) {
   const absl::Status status = session_->AllocateFromCache(0, 512).status();
   EXPECT_TRUE(absl::IsAborted(status)) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("ended"));
-  EXPECT_TRUE(absl::IsAborted(session_->AllocateSlowly(0, 512).status()));
+  EXPECT_TRUE(absl::IsAborted(AllocateSlowly(*session_, 0, 512).status()));
   EXPECT_EQ(session_->Free({block}), absl::OkStatus());
 }
 
@@ -211,7 +212,7 @@ TEST_F(SessionTest, ClientCannotReturnWhatItUses) {
 
 TEST_F(SessionTest, LeaseOfAClosedAccountIsAborted) {
   pool_->CloseAccount(kId);
-  EXPECT_TRUE(absl::IsAborted(session_->AllocateSlowly(0, 512).status()));
+  EXPECT_TRUE(absl::IsAborted(AllocateSlowly(*session_, 0, 512).status()));
 }
 
 TEST_F(SessionTest, BlockOfASegmentThatIsGoneIsNotHandedOut) {
@@ -224,8 +225,8 @@ TEST_F(SessionTest, BlockOfASegmentThatIsGoneIsNotHandedOut) {
 
 TEST_F(SessionTest, RefusalsCarryThePoolsCause) {
   ASSERT_EQ(pool_->SetLimit(kId, 2_MiB), absl::OkStatus());
-  EXPECT_EQ(SegmentRefusalCause(session_->AllocateSlowly(0, 2_MiB).status()), OomCause::kLimit);
-  EXPECT_EQ(SegmentRefusalCause(session_->AllocateSlowly(0, kCapacity + 1).status()), OomCause::kLargerThanDevice);
+  EXPECT_EQ(SegmentRefusalCause(AllocateSlowly(*session_, 0, 2_MiB).status()), OomCause::kLimit);
+  EXPECT_EQ(SegmentRefusalCause(AllocateSlowly(*session_, 0, kCapacity + 1).status()), OomCause::kLargerThanDevice);
   EXPECT_EQ(session_->GetMemoryStats(0).num_ooms, 2u);
 }
 
@@ -236,19 +237,19 @@ TEST_F(SessionTest, OptionsShapeTheHeap) {
 }
 
 TEST_F(SessionTest, StreamsDoNotShareFreedBlocks) {
-  const Allocation first = session_->AllocateSlowly(0, 512, 1).value();
+  const Allocation first = AllocateSlowly(*session_, 0, 512, 1).value();
   ASSERT_EQ(session_->Free({first.block}), absl::OkStatus());
   EXPECT_TRUE(absl::IsNotFound(session_->AllocateFromCache(0, 512, 2).status()));
   EXPECT_TRUE(absl::IsNotFound(session_->AllocateFromCache(0, 512).status()));
-  EXPECT_NE(session_->AllocateSlowly(0, 512, 2).value().segment, first.segment);
+  EXPECT_NE(AllocateSlowly(*session_, 0, 512, 2).value().segment, first.segment);
   EXPECT_EQ(session_->AllocateFromCache(0, 512, 1).value().segment, first.segment);
 }
 
 TEST_F(SessionTest, TheHeapsOwnRefusalsHaveACause) {
   Make(/*max_blocks=*/100, {.reject_without_retry = true});
-  EXPECT_EQ(SegmentRefusalCause(session_->AllocateSlowly(0, kCapacity + 1).status()), OomCause::kLargerThanDevice);
+  EXPECT_EQ(SegmentRefusalCause(AllocateSlowly(*session_, 0, kCapacity + 1).status()), OomCause::kLargerThanDevice);
   const Allocation held = Get(40_MiB);
-  EXPECT_EQ(SegmentRefusalCause(session_->AllocateSlowly(0, 26_MiB).status()), OomCause::kLimit);
+  EXPECT_EQ(SegmentRefusalCause(AllocateSlowly(*session_, 0, 26_MiB).status()), OomCause::kLimit);
   EXPECT_EQ(session_->GetMemoryStats(0).num_oom_rejections, 2u);
   EXPECT_EQ(session_->Free({held.block}), absl::OkStatus());
 }
@@ -259,7 +260,7 @@ TEST_F(SessionTest, LimitsAreThePoolsToRefuse) {
   session_->LimitIs(0, 16_MiB);
   EXPECT_EQ(Get(40_MiB).segment_bytes, 40_MiB);
   ASSERT_EQ(pool_->SetLimit(kId, 44_MiB), absl::OkStatus());
-  EXPECT_EQ(SegmentRefusalCause(session_->AllocateSlowly(0, 10_MiB).status()), OomCause::kLimit);
+  EXPECT_EQ(SegmentRefusalCause(AllocateSlowly(*session_, 0, 10_MiB).status()), OomCause::kLimit);
   EXPECT_EQ(session_->GetMemoryStats(0).num_alloc_retries, 1u) << "the cache is flushed first";
 }
 
@@ -288,7 +289,7 @@ TEST_F(SessionTest, OutOfMemoryEventsSayWhatWasLeft) {
   ASSERT_EQ(pool_->SetLimit(kId, 12_MiB), absl::OkStatus());
   session_->allocator(0).SetRecording(10);
   Get(10_MiB);
-  EXPECT_FALSE(session_->AllocateSlowly(0, 10_MiB).ok());
+  EXPECT_FALSE(AllocateSlowly(*session_, 0, 10_MiB).ok());
   const std::vector<HistoryEvent> history = session_->allocator(0).Snapshot().history;
   ASSERT_EQ(history.size(), 4u);
   EXPECT_EQ(history[2].action, HistoryAction::kOutOfMemory);
@@ -389,7 +390,7 @@ TEST_F(SessionTest, ThreadsFreeAndAllocateAtOnce) {
         absl::StatusOr<Allocation> a = session_->AllocateFromCache(0, 512 * (i % 9 + 1));
         if (!a.ok()) {
           MutexLock lock(slow);
-          a = session_->AllocateSlowly(0, 512 * (i % 9 + 1));
+          a = AllocateSlowly(*session_, 0, 512 * (i % 9 + 1));
         }
         ASSERT_TRUE(a.ok()) << a.status();
         EXPECT_EQ(session_->Free({a->block}), absl::OkStatus());
@@ -436,7 +437,7 @@ TEST_F(SessionTest, ARefusalKnowsScopesThatAreAddedMeanwhile) {
     return session_->FindScope(std::vector<Session::NamedScope>{{.name = name}});
   };
   const ScopeId weights = scope("weights");
-  for (int i = 0; i < kBlocks; ++i) ASSERT_TRUE(session_->AllocateSlowly(0, 512, 0, weights).ok());
+  for (int i = 0; i < kBlocks; ++i) ASSERT_TRUE(AllocateSlowly(*session_, 0, 512, 0, weights).ok());
   std::atomic<bool> stop{false};
   std::atomic<int> looks{0};
   std::atomic<int> nameless{0};  // uses of memory, in all looks: there is none
@@ -453,7 +454,7 @@ TEST_F(SessionTest, ARefusalKnowsScopesThatAreAddedMeanwhile) {
   for (int step = 0; step < 300; ++step) {
     for (const int before = looks; looks == before;) std::this_thread::yield();
     const absl::StatusOr<Allocation> block =
-        session_->AllocateSlowly(0, 2_MiB, 0, scope("step " + std::to_string(step)));
+        AllocateSlowly(*session_, 0, 2_MiB, 0, scope("step " + std::to_string(step)));
     EXPECT_TRUE(block.ok()) << block.status();
     if (!block.ok()) break;
     if (held.has_value()) {

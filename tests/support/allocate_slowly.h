@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// AllocateSlowly: an allocation of a remote session that its cache need not serve, up to its end, without a broker: for
+// want of memory it is refused, and waits for nobody.
+#ifndef VRAMBROKER_TESTS_SUPPORT_ALLOCATE_SLOWLY_H_
+#define VRAMBROKER_TESTS_SUPPORT_ALLOCATE_SLOWLY_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "allocator/heap/block_request.h"
+#include "server/core/session.h"
+
+namespace vrambroker {
+
+inline absl::StatusOr<Allocation> AllocateSlowly(Session& session, int device, uint64_t requested, Stream stream = 0,
+                                                 ScopeId scope = 0) {
+  if (absl::Status status = session.CheckMayAllocate(); !status.ok()) return status;
+  BlockRequest request(&session.allocator(device), requested, stream, scope);
+  const absl::Status refusal = session.RunUntilRefused(device, request);
+  if (!refusal.ok()) request.Deny(refusal);
+  return session.FinishAllocation(device, request);
+}
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_TESTS_SUPPORT_ALLOCATE_SLOWLY_H_
