@@ -106,7 +106,7 @@ class Daemon {
         broker_service_(&broker_, &connections_, &rpcs_, 2 * config.max_sessions_per_uid),
         admin_service_(&broker_, &connections_, &snapshots_,
                        [this](const ReloadDone& done) { workers_->Submit([this, done] { done(Reload()); }); }),
-        metrics_({.view = [this] { return broker_.View(); },
+        metrics_({.view = [this] { return broker_.operator_view().Look(); },
                   .rpcs = &rpcs_,
                   .reload = &reload_state_,
                   .http = &http_figures_,
@@ -403,7 +403,7 @@ void Daemon::StartDraining(const absl::Status& lost) {
   server_->GetHealthCheckService()->SetServingStatus(false);
   broker_.Drain(std::string(lost.message()));
   LogLine line("draining");
-  line.Add("sessions", broker_.session_count()).Add("timeout", absl::FormatDuration(config_.drain_timeout));
+  line.Add("sessions", broker_.sessions().size()).Add("timeout", absl::FormatDuration(config_.drain_timeout));
   if (!lost.ok()) line.Add("why", lost.message());
   line.Write(lost.ok() ? spdlog::level::info : spdlog::level::err);
   OnTick();
@@ -453,7 +453,7 @@ void Daemon::OnTick() {
   if (!draining_ && config_.exits_when_devices_are_lost) {
     if (const absl::Status lost = AllLost(); !lost.ok()) return StartDraining(lost);
   }
-  if (draining_ && (broker_.session_count() == 0 || std::chrono::steady_clock::now() >= drain_deadline_)) {
+  if (draining_ && (broker_.sessions().size() == 0 || std::chrono::steady_clock::now() >= drain_deadline_)) {
     loop_.Stop();
   }
 }
@@ -473,8 +473,8 @@ absl::Status Daemon::AllLost() const {
 }
 
 void Daemon::TakeSample() {
-  const BrokerView view = broker_.View();
-  broker_.FollowFragmentation(view);
+  const BrokerView view = broker_.operator_view().Look();
+  broker_.fragmentation().Follow(view);
   std::vector<TimelineSample> samples(view.devices.size(), {.time = std::chrono::system_clock::now()});
   for (size_t i = 0; i < samples.size(); ++i) {
     const DeviceInfo& info = view.devices[i];

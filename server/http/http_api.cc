@@ -104,7 +104,7 @@ struct PendingSnapshot {
   std::optional<absl::StatusOr<HeapSnapshot>> snapshot ABSL_GUARDED_BY(mu);
 };
 
-absl::StatusOr<HeapSnapshot> WaitForSnapshot(Broker& broker, const SessionPtr& session, int device) {
+absl::StatusOr<HeapSnapshot> WaitForSnapshot(const SessionPtr& session, int device) {
   auto pending = std::make_shared<PendingSnapshot>();
   const auto receive = [pending](absl::StatusOr<HeapSnapshot> snapshot) {
     MutexLock lock(pending->mu);
@@ -112,7 +112,7 @@ absl::StatusOr<HeapSnapshot> WaitForSnapshot(Broker& broker, const SessionPtr& s
     pending->answered.NotifyAll();
   };
   // What was recorded may be large, and is for those who have the right to it: vramctl snapshot.
-  broker.Snapshot(session, device, receive, /*with_history=*/false);
+  session->Snapshot(device, receive, /*with_history=*/false);
   const auto deadline = std::chrono::steady_clock::now() + kSnapshotPatience;
   MutexLock lock(pending->mu);
   while (!pending->snapshot.has_value()) {
@@ -191,7 +191,7 @@ absl::StatusOr<int> HttpApi::DeviceOf(const HttpParameters& parameters, int othe
 }
 
 HttpResponse HttpApi::State() const {
-  const BrokerView view = broker_.View();
+  const BrokerView view = broker_.operator_view().Look();
   const absl::Status health = sources_.health();
   Json devices = Json::array();
   for (size_t i = 0; i < view.devices.size(); ++i) {
@@ -222,14 +222,15 @@ HttpResponse HttpApi::State() const {
   return JsonAnswer(Json{{"time", TimeText(std::chrono::system_clock::now())},
                          {"daemon_version", std::string(kVersion)},
                          {"health", health.ok() ? std::string("ok") : std::string(health.message())},
-                         {"total_ooms", broker_.oom_log().total()},
+                         {"total_ooms", broker_.refusals().log().total()},
                          {"devices", std::move(devices)},
                          {"sessions", std::move(sessions)}});
 }
 
 HttpResponse HttpApi::Sessions() const {
   Json sessions = Json::array();
-  for (const SessionInfo& session : broker_.View().sessions) sessions.push_back(ToJson(ToProto(session)));
+  for (const SessionInfo& session : broker_.operator_view().Look().sessions)
+    sessions.push_back(ToJson(ToProto(session)));
   return JsonAnswer(Json{{"sessions", std::move(sessions)}});
 }
 
@@ -238,18 +239,18 @@ HttpResponse HttpApi::Ooms(const HttpParameters& parameters) const {
   if (const auto it = parameters.find("last"); it != parameters.end() && !absl::SimpleAtoi(it->second, &last)) {
     return HttpError(absl::InvalidArgumentError("last: not a whole number; 0 shows all"));
   }
-  absl::StatusOr<std::vector<std::shared_ptr<const OomEvent>>> matching = broker_.oom_log().NewestFirst();
+  absl::StatusOr<std::vector<std::shared_ptr<const OomEvent>>> matching = broker_.refusals().log().NewestFirst();
   if (const auto it = parameters.find("session"); it != parameters.end()) {
     const absl::StatusOr<SessionRef> wanted = FromProto(ParseSessionRef(it->second));
-    matching = wanted.ok() ? broker_.RefusalsOf(*wanted) : wanted.status();
+    matching = wanted.ok() ? broker_.refusals().LastOf(*wanted) : wanted.status();
     if (!matching.ok()) return HttpError(matching.status());
   }
   Json events = Json::array();
   for (const std::shared_ptr<const OomEvent>& event : *matching) {
     if (last > 0 && events.size() == last) break;
-    events.push_back(ToJson(ToProto(*event, broker_.refusal_recordings())));
+    events.push_back(ToJson(ToProto(*event, broker_.refusals().recordings())));
   }
-  return JsonAnswer(Json{{"total_events", broker_.oom_log().total()},
+  return JsonAnswer(Json{{"total_events", broker_.refusals().log().total()},
                          {"matching_events", matching->size()},
                          {"events", std::move(events)}});
 }
@@ -314,13 +315,13 @@ HttpResponse HttpApi::Snapshot(const HttpParameters& parameters) {
   if (!only.ok()) return HttpError(only.status());
   const absl::StatusOr<SessionRef> wanted = FromProto(ParseSessionRef(name->second));
   if (!wanted.ok()) return HttpError(wanted.status());
-  const absl::StatusOr<SessionPtr> session = broker_.FindSession(*wanted);
+  const absl::StatusOr<SessionPtr> session = broker_.sessions().Find(*wanted);
   if (!session.ok()) return HttpError(session.status());
   std::vector<HeapSnapshot> heaps;
   for (int device = 0; device < static_cast<int>(broker_.pools().size()); ++device) {
     heaps.emplace_back();  // of a device that is not wanted: an empty heap, so that places are ordinals
     if (*only >= 0 && device != *only) continue;
-    absl::StatusOr<HeapSnapshot> heap = WaitForSnapshot(broker_, *session, device);
+    absl::StatusOr<HeapSnapshot> heap = WaitForSnapshot(*session, device);
     if (!heap.ok()) return HttpError(heap.status());
     heaps.back() = *std::move(heap);
     // Each block names its scope in full: with a stack of frames each, a large heap would have gigabytes of them.

@@ -122,7 +122,7 @@ struct MemoryMap::Shared : std::enable_shared_from_this<Shared> {
         }
         self->AskClientsOf(uid);
       };
-      broker.Snapshot(next.session, next.device, receive, /*with_history=*/false);
+      next.session->Snapshot(next.device, receive, /*with_history=*/false);
     }
   }
 
@@ -160,7 +160,7 @@ MemoryMap::MemoryMap(Broker* broker, const MemoryMapOptions& options)
 DeviceMap MemoryMap::Get(int device) {
   const auto deadline = std::chrono::steady_clock::now() + options_.patience;
   DeviceMap map;
-  const BrokerView view = broker_.View();
+  const BrokerView view = broker_.operator_view().Look();
   const SteadyTime now = options_.clock();
   absl::flat_hash_set<uid_t> to_ask;
   {
@@ -175,7 +175,7 @@ DeviceMap MemoryMap::Get(int device) {
   for (const SessionInfo& session : view.sessions) {
     if (session.devices[static_cast<size_t>(device)].account.reserved_bytes == 0) continue;
     map.sessions.push_back({.id = session.id, .name = session.name});
-    const absl::StatusOr<SessionPtr> found = broker_.FindSession(SessionRef(session.id));
+    const absl::StatusOr<SessionPtr> found = broker_.sessions().Find(SessionRef(session.id));
     if (!found.ok()) continue;  // it has just ended
     MutexLock lock(shared_->mu);
     Shared::Entry& entry = shared_->entries[{session.id, device}];

@@ -288,8 +288,12 @@ bool SegmentPool::MayEverGrow(SessionId session, uint64_t bytes) const {
 bool SegmentPool::IsHeldBack(SessionId session, uint64_t bytes) const {
   MutexLock lock(mu_);
   const auto it = accounts_.find(session);
-  return it != accounts_.end() && !ledger_.CheckGrowth(it->second.figures, bytes, it->second.is_waited_for).ok() &&
-         ledger_.CheckGrowth(it->second.figures, bytes, /*past_hold=*/true).ok();
+  return it != accounts_.end() && IsHeldBack(it->second, bytes);
+}
+
+bool SegmentPool::IsHeldBack(const Account& account, uint64_t bytes) const {
+  return !ledger_.CheckGrowth(account.figures, bytes, account.is_waited_for).ok() &&
+         ledger_.CheckGrowth(account.figures, bytes, /*past_hold=*/true).ok();
 }
 
 std::vector<SegmentPool::Expected> SegmentPool::ExpectedFor(absl::Span<const SessionId> sessions) const {

@@ -102,6 +102,15 @@ struct PoolView {
   absl::Status health;  // as of the last SegmentPool::UpdateHealth()
 };
 
+// What explains why a session does not grow: of one moment.
+struct PoolLook {
+  AccountFigures account;     // of the session; nothing when it has none
+  UserFigures user;           // of its user
+  PoolFigures figures;        // of the device
+  bool is_held_back = false;  // only what is held back keeps it from growing by the smallest segment
+  absl::flat_hash_map<SessionId, AccountFigures> accounts;  // of all sessions, where they were asked for
+};
+
 // A segment of a pool, for operators.
 struct SegmentInfo {
   enum class State { kLeased, kReturning, kQuarantined, kIdle };
@@ -264,6 +273,7 @@ class SegmentPool {
   uint64_t AvailableBytes(SessionId session) const;
   PoolFigures GetFigures() const;
   PoolView GetView() const;
+  PoolLook LookFor(SessionId session, bool with_accounts) const;
   // Every segment, by state, then by id. Takes as long as there are many: for people, not for every scrape.
   std::vector<SegmentInfo> GetSegments() const;
 
@@ -333,6 +343,8 @@ class SegmentPool {
   }
   PoolFigures Figures() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   static AccountFigures FiguresOf(const Account& account);
+  // As the public one.
+  bool IsHeldBack(const Account& account, uint64_t bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Aborted when the daemon stops; Ledger::CheckGrowth().
   absl::Status CheckGrowth(const Account& account, uint64_t bytes, bool past_hold = false) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "allocator/heap/size_class.h"
 #include "server/pool/segment_pool.h"
 
 namespace vrambroker {
@@ -59,6 +60,22 @@ PoolView SegmentPool::GetView() const {
   view.accounts.reserve(accounts_.size());
   for (const auto& [session, account] : accounts_) view.accounts.emplace(session, FiguresOf(account));
   return view;
+}
+
+PoolLook SegmentPool::LookFor(SessionId session, bool with_accounts) const {
+  PoolLook look;
+  MutexLock lock(mu_);
+  look.figures = Figures();
+  if (const auto it = accounts_.find(session); it != accounts_.end()) {
+    look.account = FiguresOf(it->second);
+    look.user = ledger_.GetUser(look.account.uid);
+    look.is_held_back = IsHeldBack(it->second, kSegmentGranuleBytes);
+  }
+  if (with_accounts) {
+    look.accounts.reserve(accounts_.size());
+    for (const auto& [id, account] : accounts_) look.accounts.emplace(id, FiguresOf(account));
+  }
+  return look;
 }
 
 std::vector<SegmentInfo> SegmentPool::GetSegments() const {

@@ -149,7 +149,7 @@ class HoldWriter : public grpc::ServerWriteReactor<v1::HoldRecordingResponse> {
 absl::StatusOr<SessionPtr> AdminService::Find(const v1::SessionRef& ref) const {
   const absl::StatusOr<SessionRef> parsed = FromProto(ref);
   if (!parsed.ok()) return parsed.status();
-  return broker_.FindSession(*parsed);
+  return broker_.sessions().Find(*parsed);
 }
 
 absl::StatusOr<AdminService::Asker> AdminService::Ask(const grpc::CallbackServerContext& context, size_t calls) const {
@@ -196,10 +196,10 @@ grpc::ServerUnaryReactor* AdminService::ListSessions(grpc::CallbackServerContext
                                                      const v1::ListSessionsRequest* /*request*/,
                                                      v1::ListSessionsResponse* response) {
   // Costs as much as asking for each.
-  const absl::StatusOr<Asker> asker = Ask(*context, 1 + broker_.session_count());
+  const absl::StatusOr<Asker> asker = Ask(*context, 1 + broker_.sessions().size());
   if (!asker.ok()) return Reply(context, asker.status());
   if (!asker->terms.rights.observer) return Reply(context, asker->Refusal("list sessions", "OBSERVER"));
-  for (const SessionInfo& info : broker_.View().sessions) *response->add_sessions() = ToProto(info);
+  for (const SessionInfo& info : broker_.operator_view().Look().sessions) *response->add_sessions() = ToProto(info);
   return Reply(context, absl::OkStatus());
 }
 
@@ -216,12 +216,12 @@ grpc::ServerUnaryReactor* AdminService::GetSession(grpc::CallbackServerContext* 
   if (!session.ok()) return Reply(context, session.status());
   if (!asker->terms.rights.admin && !asker->IsUserOf(**session)) {
     // Observers get the last figures: they cannot make somebody else's client work.
-    *response->mutable_session() = ToProto(broker_.Describe(**session));
+    *response->mutable_session() = ToProto(broker_.operator_view().Describe(**session));
     return Reply(context, absl::OkStatus());
   }
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  broker_.Refresh(*session, [this, reactor, response, session = *session] {
-    *response->mutable_session() = ToProto(broker_.Describe(*session));
+  (*session)->Refresh([this, reactor, response, session = *session] {
+    *response->mutable_session() = ToProto(broker_.operator_view().Describe(*session));
     reactor->Finish(grpc::Status::OK);
   });
   return reactor;
@@ -233,8 +233,8 @@ grpc::ServerUnaryReactor* AdminService::SetLimit(grpc::CallbackServerContext* co
   if (!session.ok()) return Reply(context, session.status());
   const std::optional<Limit> limit = FromProto(request->limit());
   if (!limit.has_value()) return Reply(context, absl::InvalidArgumentError("limit: neither bytes nor fraction is set"));
-  const absl::Status status = broker_.SetLimit(*session, *limit);
-  if (status.ok()) *response->mutable_session() = ToProto(broker_.Describe(**session));
+  const absl::Status status = broker_.limits().SetLimit(*session, *limit);
+  if (status.ok()) *response->mutable_session() = ToProto(broker_.operator_view().Describe(**session));
   return Reply(context, status);
 }
 
@@ -248,10 +248,12 @@ grpc::ServerUnaryReactor* AdminService::SetGuarantee(grpc::CallbackServerContext
     return Reply(context, absl::InvalidArgumentError("guarantee: neither bytes nor fraction is set"));
   }
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  broker_.SetGuarantee(*session, *guarantee, [this, reactor, response, session = *session](const absl::Status& status) {
-    if (status.ok()) *response->mutable_session() = ToProto(broker_.Describe(*session));
-    reactor->Finish(ToGrpc(status));
-  });
+  broker_.limits().SetGuarantee(*session, *guarantee,
+                                [this, reactor, response, session = *session](const absl::Status& status) {
+                                  if (status.ok())
+                                    *response->mutable_session() = ToProto(broker_.operator_view().Describe(*session));
+                                  reactor->Finish(ToGrpc(status));
+                                });
   return reactor;
 }
 
@@ -260,18 +262,18 @@ grpc::ServerUnaryReactor* AdminService::SetPriority(grpc::CallbackServerContext*
                                                     v1::SetPriorityResponse* response) {
   absl::StatusOr<SessionPtr> session = FindForChange(*context, request->session());
   if (!session.ok()) return Reply(context, session.status());
-  const absl::Status status = broker_.SetPriority(*session, request->priority());
-  if (status.ok()) *response->mutable_session() = ToProto(broker_.Describe(**session));
+  const absl::Status status = broker_.limits().SetPriority(*session, request->priority());
+  if (status.ok()) *response->mutable_session() = ToProto(broker_.operator_view().Describe(**session));
   return Reply(context, status);
 }
 
 grpc::ServerUnaryReactor* AdminService::ListQuarantine(grpc::CallbackServerContext* context,
                                                        const v1::ListQuarantineRequest* /*request*/,
                                                        v1::ListQuarantineResponse* response) {
-  const absl::StatusOr<Asker> asker = Ask(*context, 1 + broker_.session_count());
+  const absl::StatusOr<Asker> asker = Ask(*context, 1 + broker_.sessions().size());
   if (!asker.ok()) return Reply(context, asker.status());
   if (!asker->terms.rights.observer) return Reply(context, asker->Refusal("list the quarantine", "OBSERVER"));
-  const BrokerView view = broker_.View();
+  const BrokerView view = broker_.operator_view().Look();
   for (size_t device = 0; device < view.devices.size(); ++device) {
     for (const QuarantinedInfo& quarantined : view.devices[device].quarantine) {
       v1::ListQuarantineResponse::Holding* holding = response->add_holdings();
@@ -302,7 +304,7 @@ grpc::ServerUnaryReactor* AdminService::TrimSession(grpc::CallbackServerContext*
   absl::StatusOr<SessionPtr> session = FindForChange(*context, request->session());
   if (!session.ok()) return Reply(context, session.status());
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  broker_.Trim(*session, /*bytes=*/0, [reactor, response](const absl::StatusOr<uint64_t>& bytes) {
+  (*session)->Trim(/*bytes=*/0, [reactor, response](const absl::StatusOr<uint64_t>& bytes) {
     response->set_released_bytes(bytes.value_or(0));
     reactor->Finish(ToGrpc(bytes.status()));
   });
@@ -328,8 +330,8 @@ grpc::ServerWriteReactor<v1::GetSnapshotResponse>* AdminService::GetSnapshot(grp
   if (!status.ok()) {
     writer->Start(status);
   } else {
-    broker_.Snapshot(
-        *session, static_cast<int>(request->device()),
+    (*session)->Snapshot(
+        static_cast<int>(request->device()),
         [writer](absl::StatusOr<HeapSnapshot> snapshot) { writer->Start(std::move(snapshot)); },
         /*with_history=*/!request->without_history());
   }
@@ -351,7 +353,7 @@ grpc::ServerWriteReactor<v1::GetSnapshotResponse>* AdminService::GetRefusalSnaps
 
 absl::StatusOr<std::shared_ptr<const HeapSnapshot>> AdminService::FindRecording(const Asker& asker,
                                                                                 uint64_t refusal) const {
-  const std::vector<std::shared_ptr<const OomEvent>> events = broker_.oom_log().NewestFirst();
+  const std::vector<std::shared_ptr<const OomEvent>> events = broker_.refusals().log().NewestFirst();
   const auto event = std::find_if(events.begin(), events.end(),
                                   [&](const auto& candidate) { return candidate->report.refusal == refusal; });
   if (event == events.end()) {
@@ -361,13 +363,13 @@ absl::StatusOr<std::shared_ptr<const HeapSnapshot>> AdminService::FindRecording(
   if (!asker.terms.rights.admin && asker.caller.uid != (*event)->uid) {
     return absl::PermissionDeniedError("the session belonged to another user");
   }
-  if (auto recording = broker_.refusal_recordings().Find(refusal)) return recording;
+  if (auto recording = broker_.refusals().recordings().Find(refusal)) return recording;
   if (!(*event)->report.is_recorded) {
     return absl::NotFoundError(absl::StrCat(
         "nothing was recorded of what led to refusal ", refusal,
         (*event)->report.cause == OomCause::kLargerThanDevice ? ": no device has that much" : kWhyNotRecorded));
   }
-  const std::vector<uint64_t> others = broker_.refusal_recordings().Of((*event)->session);
+  const std::vector<uint64_t> others = broker_.refusals().recordings().Of((*event)->session);
   std::string kept;
   if (!others.empty()) {
     kept =
@@ -383,8 +385,8 @@ grpc::ServerUnaryReactor* AdminService::SetRecording(grpc::CallbackServerContext
   absl::StatusOr<SessionPtr> session = FindForSnapshots(Ask(*context), request->session());
   if (!session.ok()) return Reply(context, session.status());
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  broker_.SetRecording(*session, request->max_events(),
-                       [reactor](const absl::Status& status) { reactor->Finish(ToGrpc(status)); });
+  broker_.recordings().Set(*session, request->max_events(),
+                           [reactor](const absl::Status& status) { reactor->Finish(ToGrpc(status)); });
   return reactor;
 }
 
@@ -394,8 +396,8 @@ grpc::ServerWriteReactor<v1::HoldRecordingResponse>* AdminService::HoldRecording
   const absl::StatusOr<SessionPtr> session = FindForSnapshots(asker, request->session());
   auto* writer = new HoldWriter;
   if (session.ok()) {
-    broker_.HoldRecording(*session, request->events(), asker->caller.uid,
-                          [writer](const auto& hold) { writer->Start(hold); });
+    broker_.recordings().Hold(*session, request->events(), asker->caller.uid,
+                              [writer](const auto& hold) { writer->Start(hold); });
   } else {
     writer->Start(session.status());
   }
@@ -411,19 +413,19 @@ grpc::ServerUnaryReactor* AdminService::ListOutOfMemory(grpc::CallbackServerCont
   // What advice names has to work for its reader, who may be any session's user.
   const bool own_only = !asker->terms.rights.observer;
   const std::optional<uid_t> uid = own_only ? std::optional(asker->caller.uid) : std::nullopt;
-  absl::StatusOr<std::vector<std::shared_ptr<const OomEvent>>> events = broker_.Refusals(uid);
+  absl::StatusOr<std::vector<std::shared_ptr<const OomEvent>>> events = broker_.refusals().Last(uid);
   const size_t own = events->size();
   if (request->has_session()) {
     const absl::StatusOr<SessionRef> wanted = FromProto(request->session());
-    events = wanted.ok() ? broker_.RefusalsOf(*wanted, uid) : wanted.status();
+    events = wanted.ok() ? broker_.refusals().LastOf(*wanted, uid) : wanted.status();
     if (!events.ok()) return Reply(context, events.status());
   }
   response->set_matching_events(events->size());
   response->set_own_only(own_only);
   // How often others were refused is theirs to know.
-  response->set_total_events(own_only ? own : broker_.oom_log().total());
+  response->set_total_events(own_only ? own : broker_.refusals().log().total());
   if (request->max_events() > 0 && events->size() > request->max_events()) events->resize(request->max_events());
-  for (const auto& event : *events) *response->add_events() = ToProto(*event, broker_.refusal_recordings());
+  for (const auto& event : *events) *response->add_events() = ToProto(*event, broker_.refusals().recordings());
   return Reply(context, absl::OkStatus());
 }
 

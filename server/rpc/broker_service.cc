@@ -23,7 +23,7 @@ class WaitingCall : public grpc::ServerUnaryReactor {
  public:
   WaitingCall(Broker* broker, SessionPtr session) : broker_(*broker), session_(std::move(session)) {}
   uint64_t cancel_key() const { return cancel_key_; }
-  void OnCancel() override { broker_.CancelWait(session_, cancel_key_); }
+  void OnCancel() override { broker_.waiting().Cancel(session_, cancel_key_); }
   void OnDone() override { delete this; }
 
  private:
@@ -51,7 +51,7 @@ BrokerService::BrokerService(Broker* broker, const Connections* connections, con
 absl::StatusOr<SessionPtr> BrokerService::OwnSession(const grpc::CallbackServerContext& context, uint64_t id) const {
   absl::StatusOr<Caller> caller = connections_.Identify(context);
   if (!caller.ok()) return caller.status();
-  return broker_.FindSession(SessionId{id}, *caller);
+  return broker_.sessions().Find(SessionId{id}, *caller);
 }
 
 absl::Status BrokerService::GiveBack(const grpc::CallbackServerContext& context, uint64_t id,
@@ -60,7 +60,7 @@ absl::Status BrokerService::GiveBack(const grpc::CallbackServerContext& context,
   if (!caller.ok()) return caller.status();
   const auto now = std::chrono::steady_clock::now();
   absl::Status over_rate = connections_.rates().Take(caller->uid, now);
-  const absl::StatusOr<SessionPtr> session = broker_.FindSession(SessionId{id}, *caller);
+  const absl::StatusOr<SessionPtr> session = broker_.sessions().Find(SessionId{id}, *caller);
   absl::Status status = session.ok() ? give_back(*session) : session.status();
   if (over_rate.ok()) return status;
   if (!status.ok()) return over_rate;
@@ -88,11 +88,11 @@ grpc::ServerUnaryReactor* BrokerService::Allocate(grpc::CallbackServerContext* c
     reactor->Finish(ToGrpc(growth.status()));
     return reactor;
   }
-  broker_.Allocate(
+  broker_.allocations().Allocate(
       *session, request->device(), request->requested_bytes(), request->stream(),
       [this, context, reactor, response, session = *session](absl::StatusOr<Allocation> allocation) {
         // A caller that gave up will never learn the block's id, so nobody could free it.
-        if (allocation.ok() && context->IsCancelled()) (void)broker_.Free(session, {allocation->block});
+        if (allocation.ok() && context->IsCancelled()) (void)broker_.allocations().Free(session, {allocation->block});
         if (allocation.ok()) *response = ToProto(*allocation);
         reactor->Finish(ToGrpc(allocation.status()));
       },
@@ -104,7 +104,7 @@ grpc::ServerUnaryReactor* BrokerService::Free(grpc::CallbackServerContext* conte
                                               v1::FreeResponse* /*response*/) {
   return Reply(context, GiveBack(*context, request->session_id(), [&](const SessionPtr& session) {
                  const absl::StatusOr<std::vector<BlockId>> blocks = BlockIds(*request);
-                 return blocks.ok() ? broker_.Free(session, *blocks) : blocks.status();
+                 return blocks.ok() ? broker_.allocations().Free(session, *blocks) : blocks.status();
                }));
 }
 
@@ -119,12 +119,13 @@ grpc::ServerUnaryReactor* BrokerService::LeaseSegments(grpc::CallbackServerConte
     if (leases.ok()) {
       *response = ToProto(*leases);
       // A caller that gave up will never learn the ids.
-      if (context->IsCancelled()) (void)broker_.ReturnSegments(session, request->device(), SegmentIds(*leases));
+      if (context->IsCancelled()) (void)broker_.leases().Return(session, request->device(), SegmentIds(*leases));
     }
     reactor->Finish(ToGrpc(leases.status()));
   };
-  broker_.LeaseSegments(*session, request->device(), {request->segment_bytes().begin(), request->segment_bytes().end()},
-                        done, GrowthOptionsOf(*request, reactor->cancel_key()));
+  broker_.leases().Lease(*session, request->device(),
+                         {request->segment_bytes().begin(), request->segment_bytes().end()}, done,
+                         GrowthOptionsOf(*request, reactor->cancel_key()));
   return reactor;
 }
 
@@ -133,7 +134,7 @@ grpc::ServerUnaryReactor* BrokerService::ReturnSegments(grpc::CallbackServerCont
                                                         v1::ReturnSegmentsResponse* /*response*/) {
   return Reply(context, GiveBack(*context, request->session_id(), [&](const SessionPtr& session) {
                  const absl::StatusOr<std::vector<SegmentId>> segments = SegmentIds(*request);
-                 return segments.ok() ? broker_.ReturnSegments(session, request->device(), *segments)
+                 return segments.ok() ? broker_.leases().Return(session, request->device(), *segments)
                                       : segments.status();
                }));
 }
@@ -144,7 +145,7 @@ grpc::ServerUnaryReactor* BrokerService::EmptyCache(grpc::CallbackServerContext*
   absl::StatusOr<SessionPtr> session = OwnSession(*context, request->session_id());
   if (!session.ok()) return Reply(context, session.status());
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  broker_.Trim(*session, /*bytes=*/0, [reactor, response](const absl::StatusOr<uint64_t>& bytes) {
+  (*session)->Trim(/*bytes=*/0, [reactor, response](const absl::StatusOr<uint64_t>& bytes) {
     response->set_released_bytes(bytes.value_or(0));
     reactor->Finish(ToGrpc(bytes.status()));
   });

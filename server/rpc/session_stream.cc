@@ -251,7 +251,7 @@ absl::Status SessionStream::HandleLater(const v1::SessionRequest& request) {
       }
       std::vector<SegmentId> ids;
       for (const uint64_t id : request.segments_closed().segment_ids()) ids.push_back(SegmentId{id});
-      session_->SegmentsClosed(ids);
+      if (RemoteSession* const remote = session_->remote()) remote->SegmentsClosed(ids);
       break;
     }
     case Request::kAllocate:
@@ -269,7 +269,7 @@ absl::Status SessionStream::HandleLater(const v1::SessionRequest& request) {
       HandleAnswer(request.answer());
       break;
     case Request::kCancel:
-      broker_.CancelWait(session_, request.cancel().call_id());
+      broker_.waiting().Cancel(session_, request.cancel().call_id());
       break;
     case Request::kCarriedOver:
       return HandleCarriedOver(request.carried_over());
@@ -278,12 +278,13 @@ absl::Status SessionStream::HandleLater(const v1::SessionRequest& request) {
         return absl::InvalidArgumentError(
             absl::StrCat("carried_over_freed.ids: more than ", kMaxIdsInMessage, " ids in a message"));
       }
-      broker_.FreeCarriedOver(session_, {request.carried_over_freed().ids().data(),
-                                         static_cast<size_t>(request.carried_over_freed().ids_size())});
+      broker_.leases().FreeCarriedOver(session_, {request.carried_over_freed().ids().data(),
+                                                  static_cast<size_t>(request.carried_over_freed().ids_size())});
       break;
     case Request::kCannotOpen:
       if (absl::Status status = broker_.CheckDevice(request.cannot_open().device()); !status.ok()) return status;
-      broker_.CannotOpen(*session_, static_cast<int>(request.cannot_open().device()), request.cannot_open().error());
+      broker_.leases().CannotOpen(*session_, static_cast<int>(request.cannot_open().device()),
+                                  request.cannot_open().error());
       break;
     case Request::kResumeMore:
       return absl::FailedPreconditionError("message: resume_more comes right after the hello only");
@@ -308,7 +309,7 @@ absl::Status SessionStream::HandleHello(const v1::Hello& hello) {
   if (hello.has_mark()) wishes.mark = hello.mark().fd();
   const absl::StatusOr<SessionPtr> session = broker_.OpenSession(*identity_, wishes, events_);
   if (!session.ok()) return session.status();
-  broker_.KeepGuarantee(
+  broker_.limits().KeepGuarantee(
       *session, FromProto(hello.guarantee()),
       [&broker = broker_, events = events_, session = *session, conf = *conf](const absl::Status& kept) {
         if (!kept.ok()) broker.Close(session, std::string(kept.message()), CloseReason::kNotOpened);
@@ -351,8 +352,9 @@ absl::Status SessionStream::ResumeWith(const google::protobuf::RepeatedField<uin
                                                    ", the last at most as many"));
   }
   resume_list_->listed += static_cast<size_t>(segment_ids.size());
-  if (resume_list_->listed > broker_.max_segments()) {
-    return absl::InvalidArgumentError(absl::StrCat("resume.segment_ids: more than the ", broker_.max_segments(),
+  if (resume_list_->listed > broker_.options().session_bounds.max_segments) {
+    return absl::InvalidArgumentError(absl::StrCat("resume.segment_ids: more than the ",
+                                                   broker_.options().session_bounds.max_segments,
                                                    " that max_segments_per_session allows"));
   }
   for (const uint64_t id : segment_ids) resume_list_->held.insert(SegmentId{id});
@@ -396,16 +398,16 @@ void SessionStream::SendWelcome(const AllocConf& conf) {
   welcome->mutable_warnings()->Add(conf.warnings.begin(), conf.warnings.end());
   // What it was told since it was opened is no default. Of a remote session, what there was room for.
   welcome->set_record_events(
-      static_cast<uint32_t>(session_->leases() ? broker_.record_events() : session_->recorded_events()));
-  if (const std::optional<Ticket>& token = session_->resume_token(); token.has_value()) {  // it leases
-    welcome->set_alloc_conf(FormatAllocConf(session_->allocator(0).options()));
-    welcome->set_resume_token(token->data(), token->size());
+      static_cast<uint32_t>(session_->leases() ? broker_.options().record_events : session_->recorded_events()));
+  if (const LeasedSession* const leased = session_->leased()) {
+    welcome->set_alloc_conf(FormatAllocConf(leased->allocator_options()));
+    welcome->set_resume_token(leased->resume_token().data(), leased->resume_token().size());
     welcome->set_takes_carried_over(true);
     welcome->set_takes_resume_in_parts(true);
   } else if (const uint64_t events = session_->recorded_events();
-             broker_.is_record_events_set() && events < broker_.record_events()) {
+             broker_.options().is_record_events_set && events < broker_.options().record_events) {
     welcome->add_warnings(absl::StrCat("record_events: the session records ", events, " events instead of ",
-                                       broker_.record_events(),
+                                       broker_.options().record_events,
                                        ": max_recorded_events_per_uid allows its user no more"));
   }
   Send(std::move(response));
@@ -420,14 +422,14 @@ void SessionStream::HandleAllocate(const v1::AllocateCall& call) {
   };
   const absl::StatusOr<GrowthOptions> growth = GrowthOptionsOf(call.request(), call.call_id(), session_.get());
   if (!growth.ok()) return done(growth.status());
-  broker_.Allocate(session_, call.request().device(), call.request().requested_bytes(), call.request().stream(), done,
-                   *growth);
+  broker_.allocations().Allocate(session_, call.request().device(), call.request().requested_bytes(),
+                                 call.request().stream(), done, *growth);
 }
 
 bool SessionStream::HandleFree(const v1::FreeCall& call, const absl::Status& over_rate) {
   const RpcMeter::Call rpc = RpcMeter::Start(rpcs_.Find("Session.Free"));
   const absl::StatusOr<std::vector<BlockId>> blocks = BlockIds(call.request());
-  absl::Status status = blocks.ok() ? broker_.Free(session_, *blocks) : blocks.status();
+  absl::Status status = blocks.ok() ? broker_.allocations().Free(session_, *blocks) : blocks.status();
   if (!status.ok() && !over_rate.ok()) status = over_rate;
   Send(AnswerTo(call.call_id(), status, [](v1::CallResult& result) { result.mutable_freed(); }));
   rpc.Done(status.code());
@@ -436,7 +438,7 @@ bool SessionStream::HandleFree(const v1::FreeCall& call, const absl::Status& ove
 
 void SessionStream::HandleLease(const v1::LeaseCall& call) {
   const v1::LeaseSegmentsRequest& request = call.request();
-  broker_.LeaseSegments(
+  broker_.leases().Lease(
       session_, request.device(), {request.segment_bytes().begin(), request.segment_bytes().end()},
       [events = events_, id = call.call_id(),
        rpc = RpcMeter::Start(rpcs_.Find("Session.LeaseSegments"))](const absl::StatusOr<std::vector<Lease>>& leases) {
@@ -451,7 +453,7 @@ bool SessionStream::HandleReturn(const v1::ReturnCall& call, const absl::Status&
   const RpcMeter::Call rpc = RpcMeter::Start(rpcs_.Find("Session.ReturnSegments"));
   const absl::StatusOr<std::vector<SegmentId>> segments = SegmentIds(call.request());
   absl::Status status =
-      segments.ok() ? broker_.ReturnSegments(session_, call.request().device(), *segments) : segments.status();
+      segments.ok() ? broker_.leases().Return(session_, call.request().device(), *segments) : segments.status();
   if (!status.ok() && !over_rate.ok()) status = over_rate;
   Send(AnswerTo(call.call_id(), status, [](v1::CallResult& result) { result.mutable_returned(); }));
   rpc.Done(status.code());
@@ -466,14 +468,16 @@ void SessionStream::HandleExplain(const v1::ExplainCall& call) {
   };
   const absl::StatusOr<RefusedRequest> request = FromProto(call.request());
   if (!request.ok()) return done(request.status());
-  broker_.Explain(session_, call.request().device(), *request, done);
+  broker_.refusals().Explain(session_, call.request().device(), *request, done);
 }
 
 absl::Status SessionStream::HandleStats(const v1::HeapStats& stats) {
-  if (!session_->leases())
+  LeasedSession* const leased = session_->leased();
+  if (leased == nullptr) {
     return absl::FailedPreconditionError("stats: the session is remote: the daemon keeps the statistics");
+  }
   if (absl::Status status = broker_.CheckDevice(stats.device()); !status.ok()) return status;
-  session_->Report(static_cast<int>(stats.device()), StatsFromProto(stats.stats()));
+  leased->Report(static_cast<int>(stats.device()), StatsFromProto(stats.stats()));
   return absl::OkStatus();
 }
 
@@ -482,23 +486,26 @@ absl::Status SessionStream::HandleCarriedOver(const v1::CarriedOver& message) {
     return absl::InvalidArgumentError(
         absl::StrCat("carried_over.segments: more than ", kMaxCarriedInMessage, " segments in a message"));
   }
-  Broker::CarriedByDevice by_device;
+  Leases::CarriedByDevice by_device;
   for (const v1::CarriedOver::Segment& segment : message.segments()) {
     by_device[segment.device()].push_back({.id = segment.id(),
                                            .bytes = segment.segment_bytes(),
                                            .file_device = segment.file_device(),
                                            .file_inode = segment.file_inode()});
   }
-  const absl::Status status = broker_.DeclareCarriedOver(session_, by_device, message.begins(), message.ends());
+  const absl::Status status =
+      broker_.leases().DeclareCarriedOver(session_, by_device, message.begins(), message.ends());
   return status.ok() ? status : absl::Status(status.code(), absl::StrCat("carried_over.segments: ", status.message()));
 }
 
 void SessionStream::HandleAnswer(const v1::Answer& answer) {
+  LeasedSession* const leased = session_->leased();
+  if (leased == nullptr) return;  // a remote one is asked nothing
   size_t items = static_cast<size_t>(answer.snapshot().events_size());
   items += static_cast<size_t>(answer.snapshot().scopes_size());
   items += static_cast<size_t>(answer.snapshot().segments_size());
   for (const auto& segment : answer.snapshot().segments()) items += static_cast<size_t>(segment.blocks_size());
-  session_->questions().Receive(answer.question_id(), items, answer.more(), [&](ClientAnswer& so_far) {
+  leased->questions().Receive(answer.question_id(), items, answer.more(), [&](ClientAnswer& so_far) {
     so_far.released_bytes = answer.released_bytes();
     return AddSnapshotPart(answer.snapshot(), &so_far.snapshot);
   });

@@ -247,14 +247,16 @@ absl::StatusOr<GrowthOptions> GrowthOptionsOf(const v1::AllocateRequest& request
     return absl::InvalidArgumentError(
         absl::StrCat("scope: ", request.scope_size(), " scopes within one another; at most ", ScopeTable::kMaxDepth));
   }
-  absl::InlinedVector<Session::NamedScope, 8> scopes;
+  absl::InlinedVector<RemoteSession::NamedScope, 8> scopes;
   for (const v1::MemoryScope& scope : request.scope()) {
     scopes.push_back({.name = scope.name(), .file = scope.file(), .line = scope.line()});
   }
+  RemoteSession* const remote = session->remote();
+  const ScopeId scope = remote == nullptr ? ScopeId{0} : remote->FindScope(scopes);
   return GrowthOptions{.may_reclaim = true,
                        .wait = std::chrono::milliseconds(request.wait_ms()),
                        .cancel_key = cancel_key,
-                       .scope = session->FindScope(scopes)};
+                       .scope = scope};
 }
 
 GrowthOptions GrowthOptionsOf(const v1::LeaseSegmentsRequest& request, uint64_t cancel_key) {

@@ -99,21 +99,21 @@ class Scene {
             .value();
     for (int device = 0; device < devices; ++device) {
       if (leases) {
-        (void)session->LeaseSlowly(device, std::vector<uint64_t>{20_MiB});
+        (void)session->leased()->LeaseSlowly(device, std::vector<uint64_t>{20_MiB});
         MemoryStats stats;
         stats.allocated_bytes.Up(PoolKind::kLarge, 3_MiB);
         stats.reserved_bytes.Up(PoolKind::kLarge, 20_MiB);
         stats.free.Add(17_MiB);
-        session->Report(device, stats);
+        session->leased()->Report(device, stats);
         continue;
       }
       std::vector<BlockId> blocks;
       for (uint64_t bytes = 512; bytes <= 512_KiB; bytes += 8_KiB) {
-        if (absl::StatusOr<Allocation> block = AllocateSlowly(*session, device, bytes); block.ok()) {
+        if (absl::StatusOr<Allocation> block = AllocateSlowly(*session->remote(), device, bytes); block.ok()) {
           if (blocks.size() % 2 == 0) blocks.push_back(block->block);
         }
       }
-      (void)session->Free(blocks);
+      (void)session->remote()->Free(blocks);
     }
   }
 
@@ -157,11 +157,12 @@ void MeasureScrape(int sessions, int remote_percent, int rounds, nlohmann::json*
   const RpcMeter rpcs;
   const ReloadState reload;
   const Scene scene(sessions, devices, remote_percent);
-  const Metrics metrics({.view = [&] { return scene.broker().View(); }, .rpcs = &rpcs, .reload = &reload});
+  const Metrics metrics(
+      {.view = [&] { return scene.broker().operator_view().Look(); }, .rpcs = &rpcs, .reload = &reload});
   const std::string page = metrics.Text();
   size_t series = 0;
   for (size_t at = 0; at < page.size(); at = page.find('\n', at) + 1) series += page[at] == '#' ? 0 : 1;
-  const double view = Measure(rounds, [&] { (void)scene.broker().View(); }).first;
+  const double view = Measure(rounds, [&] { (void)scene.broker().operator_view().Look(); }).first;
   const auto [median, most] = Measure(rounds, [&] { (void)metrics.Text(); });
   std::printf("| %d | %d %% | %d | %zu | %.2f | %.2f | %.2f | %.2f |\n", sessions, remote_percent, devices, series,
               static_cast<double>(page.size()) / 1e6, view, median, most);

@@ -62,7 +62,8 @@ class Answering : public SessionEvents {
   void Ask(uint64_t question, const ClientQuestion&) override {
     if (const SessionPtr session = session_.lock()) {
       (void)session->slow_questions().Submit([session, question] {
-        session->questions().Receive(question, 0, /*more=*/false, [](ClientAnswer&) { return absl::OkStatus(); });
+        session->leased()->questions().Receive(question, 0, /*more=*/false,
+                                               [](ClientAnswer&) { return absl::OkStatus(); });
       });
     }
   }
@@ -100,7 +101,8 @@ class Scene {
     timer_ = std::thread([this] { RunTimer(); });
     guaranteed_ = Open("guaranteed");
     std::promise<absl::Status> kept;
-    broker_->SetGuarantee(guaranteed_, Limit(kGuarantee), [&](absl::Status status) { kept.set_value(status); });
+    broker_->limits().SetGuarantee(guaranteed_, Limit(kGuarantee),
+                                   [&](absl::Status status) { kept.set_value(status); });
     if (!kept.get_future().get().ok()) std::abort();
     churner_ = Open("takes-and-gives");
     newcomer_ = Open("comes-and-is-refused");
@@ -114,10 +116,10 @@ class Scene {
     (void)Lease(holder, figures.capacity_bytes - figures.committed_bytes - 64_MiB);
     const Clock::time_point start = Clock::now();
     for (int i = 0; i < waiting; ++i) {
-      broker_->LeaseSegments(waiters_[static_cast<size_t>(i % sessions)], 0, {512_MiB}, [](const auto&) {},
-                             {.may_reclaim = true, .wait = std::chrono::hours(1)});
+      broker_->leases().Lease(waiters_[static_cast<size_t>(i % sessions)], 0, {512_MiB}, [](const auto&) {},
+                              {.may_reclaim = true, .wait = std::chrono::hours(1)});
     }
-    while (broker_->GetWaiting(0).size() < static_cast<size_t>(waiting)) {
+    while (broker_->waiting().GetWaiting(0).size() < static_cast<size_t>(waiting)) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     queued_us_ = Microseconds(Clock::now() - start);
@@ -145,7 +147,7 @@ class Scene {
       while (!done) {
         const Clock::time_point start = Clock::now();
         const absl::StatusOr<std::vector<vrambroker::Lease>> lease = Lease(churner_, 2_MiB);
-        if (lease.ok()) (void)broker_->ReturnSegments(churner_, 0, {lease->front().segment});
+        if (lease.ok()) (void)broker_->leases().Return(churner_, 0, {lease->front().segment});
         others.push_back(Microseconds(Clock::now() - start));
         std::this_thread::sleep_for(std::chrono::microseconds(100));
       }
@@ -163,7 +165,7 @@ class Scene {
       const absl::StatusOr<std::vector<vrambroker::Lease>> lease = Lease(guaranteed_, 2_MiB);
       const Clock::time_point leased = Clock::now();
       if (!lease.ok()) std::abort();
-      (void)broker_->ReturnSegments(guaranteed_, 0, {lease->front().segment});
+      (void)broker_->leases().Return(guaranteed_, 0, {lease->front().segment});
       leases.push_back(Microseconds(leased - start));
       returns.push_back(Microseconds(Clock::now() - leased));
       std::this_thread::sleep_for(std::chrono::microseconds(200));
@@ -184,8 +186,8 @@ class Scene {
   }
   absl::StatusOr<std::vector<vrambroker::Lease>> Lease(const SessionPtr& session, uint64_t bytes) {
     std::promise<absl::StatusOr<std::vector<vrambroker::Lease>>> leases;
-    broker_->LeaseSegments(session, 0, {bytes}, [&](auto answer) { leases.set_value(std::move(answer)); },
-                           {.may_reclaim = true});
+    broker_->leases().Lease(session, 0, {bytes}, [&](auto answer) { leases.set_value(std::move(answer)); },
+                            {.may_reclaim = true});
     return leases.get_future().get();
   }
   void RunTimer() {

@@ -90,7 +90,7 @@ class SimClient {
       Return(idle);
     }
     Report();
-    session->questions().Receive(id, 0, /*more=*/false, [&](ClientAnswer& answer) {
+    session->leased()->questions().Receive(id, 0, /*more=*/false, [&](ClientAnswer& answer) {
       answer.released_bytes = released;
       return absl::OkStatus();
     });
@@ -104,7 +104,7 @@ class SimClient {
       stats.allocated_bytes.all.current += what.bytes;
       stats.active_bytes.all.current += what.bytes;
     }
-    session->Report(0, stats);
+    session->leased()->Report(0, stats);
   }
 
   void Return(const std::vector<SegmentId>& segments) {
@@ -116,7 +116,7 @@ class SimClient {
       if (!keeps_mappings) mapped.erase(what.address);
       sim.owner_.erase(what.address);
     }
-    const absl::Status status = sim.broker_->ReturnSegments(session, 0, segments);
+    const absl::Status status = sim.broker_->leases().Return(session, 0, segments);
     if (!status.ok() && session->state() != SessionState::kClosed) {
       sim.Fail(absl::StrCat("a client could not return what it holds: ", status.ToString()));
     }
@@ -262,8 +262,8 @@ void Simulation::Open() {
   if (!session.ok()) return Fail(session.status().ToString());
   client.session = *session;
   ++counts_.sessions;
-  if (Chance(40)) (void)broker_->SetPriority(client.session, static_cast<int>(Random(3)) - 1);
-  if (Chance(40)) broker_->SetGuarantee(client.session, Limit(RandomBytes() / 2), [](const absl::Status&) {});
+  if (Chance(40)) (void)broker_->limits().SetPriority(client.session, static_cast<int>(Random(3)) - 1);
+  if (Chance(40)) broker_->limits().SetGuarantee(client.session, Limit(RandomBytes() / 2), [](const absl::Status&) {});
 }
 
 void Simulation::Act(SimClient& client) {
@@ -275,7 +275,7 @@ void Simulation::Act(SimClient& client) {
       for (const auto& [segment, what] : client.held) held.insert(segment);
       ++client.asking;
       broker_->ResumeSession(
-          {.pid = client.pid, .uid = client.uid}, *client.session->resume_token(), held, client.stream,
+          {.pid = client.pid, .uid = client.uid}, client.session->leased()->resume_token(), held, client.stream,
           [this, &client, stream = client.stream](const absl::StatusOr<SessionPtr>& resumed) {
             --client.asking;
             if (!resumed.ok()) {
@@ -313,11 +313,11 @@ void Simulation::Act(SimClient& client) {
     }
     client.Return(segments);
   } else if (dice < 84) {
-    if (broker_->SetLimit(client.session, Limit(RandomBytes())).ok()) ++client.limit_changes;
+    if (broker_->limits().SetLimit(client.session, Limit(RandomBytes())).ok()) ++client.limit_changes;
   } else if (dice < 87) {
-    broker_->SetGuarantee(client.session, Limit(RandomBytes() - 2_MiB), [](const absl::Status&) {});
+    broker_->limits().SetGuarantee(client.session, Limit(RandomBytes() - 2_MiB), [](const absl::Status&) {});
   } else if (dice < 89) {
-    (void)broker_->SetPriority(client.session, static_cast<int>(Random(5)) - 2);
+    (void)broker_->limits().SetPriority(client.session, static_cast<int>(Random(5)) - 2);
   } else if (dice < 91) {
     client.silent = !client.silent;
   } else if (dice < 94) {
@@ -349,7 +349,7 @@ void Simulation::Lease(SimClient& client) {
   if (growth.may_reclaim && Chance(60)) growth.wait = std::chrono::milliseconds(Random(6000));
   request->may_reclaim = growth.may_reclaim;
   ++client.asking;
-  broker_->LeaseSegments(
+  broker_->leases().Lease(
       client.session, 0, sizes,
       [this, request, stream = client.stream](const absl::StatusOr<std::vector<vrambroker::Lease>>& leases) {
         SimClient& asked = *request->client;
@@ -478,7 +478,7 @@ void Simulation::CheckSums() {
   uint64_t reserved = 0;
   uint64_t committed = 0;
   uint64_t guaranteed = 0;
-  for (const SessionInfo& info : broker_->View().sessions) {
+  for (const SessionInfo& info : broker_->operator_view().Look().sessions) {
     const AccountFigures& account = info.devices[0].account;
     reserved += account.reserved_bytes;
     committed += account.committed_bytes();
@@ -512,7 +512,7 @@ void Simulation::CheckSums() {
 }
 
 void Simulation::CheckWaiting() {
-  for (const WaitingRequest& waiting : broker_->GetWaiting(0)) {
+  for (const WaitingRequest& waiting : broker_->waiting().GetWaiting(0)) {
     if (now_ > std::max(waiting.deadline, waiting.since + kReclaimTimeout) + kTimerSlack) {
       Fail("a request waits beyond its time");
     }
@@ -522,7 +522,7 @@ void Simulation::CheckWaiting() {
 // Nobody is held back for longer than the bound.
 void Simulation::CheckHeldBack() {
   std::map<HeldBackKey, SteadyTime> held_back;
-  for (const WaitingRequest& waiting : broker_->GetWaiting(0)) {
+  for (const WaitingRequest& waiting : broker_->waiting().GetWaiting(0)) {
     if (waiting.guarantee || !pool_->IsHeldBack(waiting.session, waiting.bytes)) continue;
     const HeldBackKey key(waiting.session, waiting.since, waiting.bytes);
     const auto before = held_back_.find(key);
@@ -535,7 +535,7 @@ void Simulation::CheckHeldBack() {
 
 void Simulation::CheckNobodyIsStuck() {
   if (!failure_.empty()) return;
-  const std::vector<WaitingRequest> waiting = broker_->GetWaiting(0);
+  const std::vector<WaitingRequest> waiting = broker_->waiting().GetWaiting(0);
   if (waiting.empty() || waiting[0].guarantee) return;
   pool_->HoldBack(std::nullopt);  // what it waits for then is there
   if (pool_->AvailableBytes(waiting[0].session) >= waiting[0].bytes) {

@@ -36,7 +36,7 @@ class ControlEvents : public SessionEvents {
   void Ended(const std::string& /*reason*/) override {}
   void Ask(uint64_t question_id, const ClientQuestion& /*question*/) override {
     if (const SessionPtr session = session_.lock()) {
-      session->questions().Receive(question_id, 0, false, [](ClientAnswer&) { return absl::OkStatus(); });
+      session->leased()->questions().Receive(question_id, 0, false, [](ClientAnswer&) { return absl::OkStatus(); });
     }
   }
   void set_session(const SessionPtr& session) { session_ = session; }
@@ -138,7 +138,7 @@ void FuzzDaemon::OpenControl() {
   leasing_ = open("control", true);
   remote_ = open("control-remote", false);
 
-  absl::StatusOr<std::vector<Lease>> leases = leasing_->LeaseSlowly(0, {2_MiB, 4_MiB});
+  absl::StatusOr<std::vector<Lease>> leases = leasing_->leased()->LeaseSlowly(0, {2_MiB, 4_MiB});
   Require(leases.ok(), "the control gets its segments");
   leases_ = *std::move(leases);
   for (const Lease& lease : leases_) {
@@ -151,7 +151,7 @@ void FuzzDaemon::OpenControl() {
     maps_.push_back(static_cast<unsigned char*>(map));
     for (uint64_t i = 0; i < lease.bytes; i += kStride) maps_.back()[i] = Pattern(Raw(lease.segment), i);
   }
-  absl::StatusOr<Allocation> block = AllocateSlowly(*remote_, 1, 5_MiB);
+  absl::StatusOr<Allocation> block = AllocateSlowly(*remote_->remote(), 1, 5_MiB);
   Require(block.ok(), "the control gets its block");
   block_ = *std::move(block);
 }
@@ -164,8 +164,8 @@ std::vector<uint64_t> FuzzDaemon::control_ids() const {
 
 std::vector<SessionPtr> FuzzDaemon::Others() const {
   std::vector<SessionPtr> others;
-  for (const SessionInfo& info : broker_->View().sessions) {
-    const absl::StatusOr<SessionPtr> session = broker_->FindSession(SessionRef(info.id));
+  for (const SessionInfo& info : broker_->operator_view().Look().sessions) {
+    const absl::StatusOr<SessionPtr> session = broker_->sessions().Find(SessionRef(info.id));
     if (session.ok() && *session != leasing_ && *session != remote_) others.push_back(*session);
   }
   return others;
@@ -176,7 +176,7 @@ void FuzzDaemon::CheckAndReset() {
   const uint64_t segments[] = {leases_.size(), 1};
   const bool back = WaitFor([&] {
     for (const SessionPtr& session : Others()) broker_->Close(session, "its process has gone");
-    if (broker_->session_count() != 2) return false;
+    if (broker_->sessions().size() != 2) return false;
     for (int i = 0; i < 2; ++i) {
       // What is idle, and calls that were just ending, are no loss.
       pools_[i]->ReleaseIdleSince(std::chrono::steady_clock::now() + std::chrono::hours(1));
@@ -195,8 +195,8 @@ void FuzzDaemon::CheckAndReset() {
 void FuzzDaemon::CheckControl() {
   for (const SessionPtr& control : {leasing_, remote_}) {
     // An operator, as which the input may act, may have changed these.
-    broker_->SetGuarantee(control, Limit(uint64_t{0}), [](const absl::Status&) {});
-    (void)broker_->SetPriority(control, 0);
+    broker_->limits().SetGuarantee(control, Limit(uint64_t{0}), [](const absl::Status&) {});
+    (void)broker_->limits().SetPriority(control, 0);
   }
   Require(leasing_->state() != SessionState::kClosed && remote_->state() != SessionState::kClosed,
           "nobody closes another process's session");

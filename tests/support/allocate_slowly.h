@@ -10,12 +10,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "allocator/heap/block_request.h"
-#include "server/core/session.h"
+#include "server/core/remote_session.h"
 
 namespace vrambroker {
 
-inline absl::StatusOr<Allocation> AllocateSlowly(Session& session, int device, uint64_t requested, Stream stream = 0,
-                                                 ScopeId scope = 0) {
+inline absl::StatusOr<Allocation> AllocateSlowly(RemoteSession& session, int device, uint64_t requested,
+                                                 Stream stream = 0, ScopeId scope = 0) {
   if (absl::Status status = session.CheckMayAllocate(); !status.ok()) return status;
   BlockRequest request(&session.allocator(device), requested, stream, scope);
   const absl::Status refusal = session.RunUntilRefused(device, request);

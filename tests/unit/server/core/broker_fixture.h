@@ -113,7 +113,7 @@ class BrokerTest : public ::testing::Test {
   void TearDown() override {
     broker_->CloseAll("end of the test");
     workers_.reset();
-    EXPECT_EQ(broker_->session_count(), 0u);
+    EXPECT_EQ(broker_->sessions().size(), 0u);
     for (const std::unique_ptr<SegmentPool>& pool : pools_) {
       EXPECT_EQ(pool->GetFigures().charged_bytes, 0u);
     }
@@ -140,7 +140,7 @@ class BrokerTest : public ::testing::Test {
     EXPECT_TRUE(session.ok()) << session.status();
     const std::weak_ptr<Session> weak = *session;
     client_->on_close = [weak](absl::Span<const SegmentId> segments) {
-      if (const SessionPtr alive = weak.lock()) alive->SegmentsClosed(segments);
+      if (const SessionPtr alive = weak.lock()) alive->remote()->SegmentsClosed(segments);
     };
     return session.value_or(nullptr);
   }
@@ -157,7 +157,7 @@ class BrokerTest : public ::testing::Test {
                                                    uint64_t device = 0) {
     Signal answered;
     absl::StatusOr<std::vector<Lease>> answer = absl::UnknownError("no answer");
-    broker_->LeaseSegments(session, device, sizes, [&](absl::StatusOr<std::vector<Lease>> leases) {
+    broker_->leases().Lease(session, device, sizes, [&](absl::StatusOr<std::vector<Lease>> leases) {
       answer = std::move(leases);
       answered.Notify();
     });
@@ -167,7 +167,7 @@ class BrokerTest : public ::testing::Test {
   absl::StatusOr<uint64_t> Trim(const SessionPtr& session, uint64_t bytes) {
     Signal answered;
     absl::StatusOr<uint64_t> answer = absl::UnknownError("no answer");
-    broker_->Trim(session, bytes, [&](absl::StatusOr<uint64_t> released) {
+    session->Trim(bytes, [&](absl::StatusOr<uint64_t> released) {
       answer = std::move(released);
       answered.Notify();
     });
@@ -189,7 +189,7 @@ class BrokerTest : public ::testing::Test {
   absl::Status Explain(const SessionPtr& session, uint64_t device, const RefusedRequest& request) {
     Signal answered;
     absl::Status answer;
-    broker_->Explain(session, device, request, [&](absl::Status status) {
+    broker_->refusals().Explain(session, device, request, [&](absl::Status status) {
       answer = std::move(status);
       answered.Notify();
     });
@@ -199,7 +199,7 @@ class BrokerTest : public ::testing::Test {
   absl::Status SetRecording(const SessionPtr& session, uint64_t max_events) {
     Signal answered;
     absl::Status answer;
-    broker_->SetRecording(session, max_events, [&](const absl::Status& status) {
+    broker_->recordings().Set(session, max_events, [&](const absl::Status& status) {
       answer = status;
       answered.Notify();
     });
@@ -216,7 +216,7 @@ class BrokerTest : public ::testing::Test {
       answer = std::move(allocation);
       answered.Pass();
     };
-    broker_->Allocate(session, device, bytes, stream, done, growth);
+    broker_->allocations().Allocate(session, device, bytes, stream, done, growth);
     answered.AwaitArrivals(1);
     // The worker must have left the gate before it goes.
     Drain(session);
@@ -231,7 +231,7 @@ class BrokerTest : public ::testing::Test {
     gate->AwaitArrivals(2);
   }
   uint64_t Refusals(size_t device, OomCause cause) const {
-    return broker_->View().devices[device].ooms[static_cast<size_t>(cause)];
+    return broker_->operator_view().Look().devices[device].ooms[static_cast<size_t>(cause)];
   }
   static v1::OutOfMemory Report(const absl::Status& status) {
     v1::OutOfMemory proto;

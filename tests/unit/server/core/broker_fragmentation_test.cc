@@ -38,13 +38,13 @@ class BrokerFragmentationTest : public BrokerTest {
     stats.allocated_bytes.all.Up(std::min(reserved, kAllocated));
     stats.active_bytes.all.Up(std::min(reserved, kAllocated));
     stats.inactive_split_bytes.all.Up(reserved - std::min(reserved, kAllocated) - idle);
-    session->Report(0, stats);
+    session->leased()->Report(0, stats);
   }
   void Pass(seconds time) {
     const SteadyTime end = now_ + time;
     while (now_ < end) {
       now_ += seconds(2);
-      broker_->FollowFragmentation(broker_->View());
+      broker_->fragmentation().Follow(broker_->operator_view().Look());
     }
   }
   // Nine minutes with a segment of 2 MiB more in each: from 8 to 26 MiB.
@@ -57,7 +57,7 @@ class BrokerFragmentationTest : public BrokerTest {
     Pass(seconds(2));
   }
   SessionDeviceInfo::Fragmentation Of(const SessionPtr& session, size_t device = 0) {
-    return broker_->Describe(*session).devices[device].fragmentation;
+    return broker_->operator_view().Describe(*session).devices[device].fragmentation;
   }
   // Up to how much there is room, by what is expected.
   double MostMib(const SessionPtr& session) {
@@ -77,7 +77,7 @@ TEST_F(BrokerFragmentationTest, IsOfTheSessionAndTheDeviceWhereItGrows) {
   Grow(steady, 16_MiB);
   EXPECT_EQ(Of(grows).bytes_per_second, 0) << "before the first look";
   Fragment(grows);
-  const BrokerView view = broker_->View();
+  const BrokerView view = broker_->operator_view().Look();
   ASSERT_EQ(view.sessions.size(), 2u);
   const SessionDeviceInfo::Fragmentation& of = view.sessions[0].devices[0].fragmentation;
   EXPECT_NEAR(of.bytes_per_second, 2_MiB / 60.0, 1000);
@@ -94,7 +94,7 @@ TEST_F(BrokerFragmentationTest, TheLeastOfWhatBoundsASessionIsItsRoom) {
   const SessionPtr grows = OpenLeasing("grows", Limit(uint64_t{60_MiB}));
   Fragment(grows);
   EXPECT_NEAR(MostMib(grows), 60, 0.1) << "its own limit";
-  ASSERT_TRUE(broker_->SetLimit(grows, Limit(uint64_t{40_MiB})).ok());
+  ASSERT_TRUE(broker_->limits().SetLimit(grows, Limit(uint64_t{40_MiB})).ok());
   EXPECT_NEAR(MostMib(grows), 40, 0.1);
   const SessionPtr other = OpenLeasing("other", std::nullopt, Process(2, 2000));
   Grow(other, 30_MiB);
@@ -103,7 +103,7 @@ TEST_F(BrokerFragmentationTest, TheLeastOfWhatBoundsASessionIsItsRoom) {
   EXPECT_NEAR(MostMib(grows), 40, 0.1) << "they give up what is idle";
   ASSERT_TRUE(pools_[0]->SetGuarantee(other->id(), 30_MiB).ok());
   EXPECT_NEAR(MostMib(grows), 34, 0.1) << "which is guaranteed to them all the same";
-  ASSERT_TRUE(broker_->SetLimit(grows, Limit(uint64_t{20_MiB})).ok());
+  ASSERT_TRUE(broker_->limits().SetLimit(grows, Limit(uint64_t{20_MiB})).ok());
   EXPECT_EQ(Of(grows).seconds_to_refusal.has_value(), true);
   EXPECT_NEAR(MostMib(grows), 26, 0.1) << "none is left: now";
 }
@@ -136,7 +136,7 @@ TEST_F(BrokerFragmentationTest, WhoGivesEverythingBackStartsAnew) {
   const SessionPtr session = OpenLeasing("grows");
   Fragment(session);
   EXPECT_GT(Of(session).bytes_per_second, 0);
-  session->KeepOnly({});
+  session->leased()->KeepOnly({});
   Use(session);
   Pass(seconds(2));
   EXPECT_EQ(Of(session).bytes_per_second, 0);
@@ -151,7 +151,7 @@ TEST_F(BrokerFragmentationTest, GoesOnWhenTheSessionIsResumedAndEndsWithIt) {
   EXPECT_GT(Of(session).bytes_per_second, 0);
   absl::flat_hash_set<SegmentId> held;
   for (const SegmentInfo& segment : pools_[0]->GetSegments()) held.insert(SegmentId{segment.id});
-  ASSERT_TRUE(Resume(*session->resume_token(), held).ok());
+  ASSERT_TRUE(Resume(session->leased()->resume_token(), held).ok());
   Use(session);
   for (int minute = 0; minute < 4; ++minute) {
     Grow(session, 2_MiB);
@@ -177,14 +177,14 @@ TEST_F(BrokerFragmentationTest, OfARemoteSession) {
     blocks.push_back(block->block);
   }
   for (size_t i = 0; i + 2 < 40; i += 4) {  // two holes in each segment
-    for (const size_t first : {i, i + 2}) ASSERT_TRUE(broker_->Free(session, {blocks[first]}).ok());
+    for (const size_t first : {i, i + 2}) ASSERT_TRUE(broker_->allocations().Free(session, {blocks[first]}).ok());
     ASSERT_TRUE(Allocate(session, 1_MiB).ok());
     Pass(seconds(30));
   }
   Pass(seconds(2));
   EXPECT_EQ(Of(session).bytes_per_second, 0) << "too short for a trend";
   for (size_t i = 40; i + 2 < 64; i += 4) {
-    for (const size_t first : {i, i + 2}) ASSERT_TRUE(broker_->Free(session, {blocks[first]}).ok());
+    for (const size_t first : {i, i + 2}) ASSERT_TRUE(broker_->allocations().Free(session, {blocks[first]}).ok());
     ASSERT_TRUE(Allocate(session, 1_MiB).ok());
     Pass(seconds(30));
   }

@@ -20,14 +20,14 @@ TEST_F(BrokerTest, SegmentsAreLeasedAndReturned) {
   const SegmentId first = (*leases)[0].segment;
   const SegmentId second = (*leases)[1].segment;
 
-  EXPECT_TRUE(absl::IsNotFound(broker_->ReturnSegments(session, 1, {first, SegmentId{999}})));
-  EXPECT_TRUE(absl::IsInvalidArgument(broker_->ReturnSegments(session, 1, {first, first})));
-  EXPECT_TRUE(absl::IsNotFound(broker_->ReturnSegments(session, 0, {first}))) << "of another device";
+  EXPECT_TRUE(absl::IsNotFound(broker_->leases().Return(session, 1, {first, SegmentId{999}})));
+  EXPECT_TRUE(absl::IsInvalidArgument(broker_->leases().Return(session, 1, {first, first})));
+  EXPECT_TRUE(absl::IsNotFound(broker_->leases().Return(session, 0, {first}))) << "of another device";
   const SessionPtr other = OpenLeasing("b");
-  EXPECT_TRUE(absl::IsNotFound(broker_->ReturnSegments(other, 1, {first}))) << "another session's";
+  EXPECT_TRUE(absl::IsNotFound(broker_->leases().Return(other, 1, {first}))) << "another session's";
   EXPECT_EQ(pools_[1]->GetAccount(session->id())->reserved_bytes, 22_MiB) << "all of a call, or none";
-  ASSERT_EQ(broker_->ReturnSegments(session, 1, {second, first}), absl::OkStatus());
-  EXPECT_TRUE(absl::IsNotFound(broker_->ReturnSegments(session, 1, {first}))) << "twice";
+  ASSERT_EQ(broker_->leases().Return(session, 1, {second, first}), absl::OkStatus());
+  EXPECT_TRUE(absl::IsNotFound(broker_->leases().Return(session, 1, {first}))) << "twice";
   EXPECT_EQ(pools_[1]->GetAccount(session->id())->reserved_bytes, 0u);
   EXPECT_EQ(pools_[1]->GetFigures().idle_bytes, 22_MiB);
 
@@ -37,10 +37,10 @@ TEST_F(BrokerTest, SegmentsAreLeasedAndReturned) {
 
 TEST_F(BrokerTest, AnIdleSegmentIsLeasedWhileSlowCallsAreUnderWay) {
   const SessionPtr session = OpenLeasing("a");
-  ASSERT_EQ(broker_->ReturnSegments(session, 0, {(*LeaseSegments(session, {2_MiB}))[0].segment}), absl::OkStatus());
+  ASSERT_EQ(broker_->leases().Return(session, 0, {(*LeaseSegments(session, {2_MiB}))[0].segment}), absl::OkStatus());
   Gate& gate = controls_[0]->Hold(FakeDevice::Call::kAllocate);
   Signal slow_done;
-  broker_->LeaseSegments(session, 0, {20_MiB}, [&](const absl::StatusOr<std::vector<Lease>>& leases) {
+  broker_->leases().Lease(session, 0, {20_MiB}, [&](const absl::StatusOr<std::vector<Lease>>& leases) {
     EXPECT_TRUE(leases.ok());
     slow_done.Notify();
   });
@@ -71,8 +71,12 @@ TEST_F(BrokerTest, PlacementsDoNotMix) {
   const SessionPtr remote = Open("remote");
   const SessionPtr leasing = OpenLeasing("leasing");
   EXPECT_TRUE(absl::IsFailedPrecondition(LeaseSegments(remote, {2_MiB}).status()));
-  EXPECT_TRUE(absl::IsFailedPrecondition(broker_->ReturnSegments(remote, 0, {SegmentId{1}})));
+  EXPECT_TRUE(absl::IsFailedPrecondition(broker_->leases().Return(remote, 0, {SegmentId{1}})));
+  EXPECT_TRUE(absl::IsFailedPrecondition(LeaseSegments(remote, {kCapacity + 2_MiB}).status())) << "whatever it wants";
+  EXPECT_TRUE(absl::IsFailedPrecondition(Explain(remote, 0, {.requested_bytes = 512})));
   EXPECT_TRUE(absl::IsFailedPrecondition(Allocate(leasing, 512).status()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(broker_->allocations().Free(leasing, {BlockId{1}})));
+  EXPECT_EQ(Refusals(0, OomCause::kLargerThanDevice), 0u) << "nothing was refused for want of memory";
 }
 
 TEST_F(BrokerTest, ARefusedRequestOfTheClientsIsExplained) {
@@ -107,7 +111,8 @@ TEST_F(BrokerTest, TheClientIsAskedForWhatOnlyItKnows) {
   ASSERT_TRUE(LeaseSegments(session, {20_MiB}).ok());
   const std::weak_ptr<Session> weak = session;
   client_->on_ask = [&](uint64_t id, const ClientQuestion& question) {
-    Session& asked = *weak.lock();
+    const SessionPtr alive = weak.lock();
+    LeasedSession& asked = *alive->leased();
     switch (question.kind) {
       case ClientQuestion::Kind::kTrim:
         asked.questions().Receive(id, 0, false, [&](ClientAnswer& answer) {
@@ -140,14 +145,14 @@ TEST_F(BrokerTest, TheClientIsAskedForWhatOnlyItKnows) {
   EXPECT_EQ(SetRecording(session, 5), absl::OkStatus());
 
   Signal refreshed;
-  broker_->Refresh(session, [&] { refreshed.Notify(); });
+  session->Refresh([&] { refreshed.Notify(); });
   refreshed.WaitForNotification();
-  const SessionInfo info = broker_->Describe(*session);
+  const SessionInfo info = broker_->operator_view().Describe(*session);
   EXPECT_EQ(info.devices[0].stats.allocated_bytes.all.current, 12345u) << "as the client says";
   EXPECT_EQ(info.devices[0].account.reserved_bytes, 20_MiB) << "as the daemon counts";
 
   Signal answered;
-  broker_->Snapshot(session, 0, [&](const absl::StatusOr<HeapSnapshot>& snapshot) {
+  session->Snapshot(0, [&](const absl::StatusOr<HeapSnapshot>& snapshot) {
     EXPECT_TRUE(snapshot.ok()) << snapshot.status();
     EXPECT_EQ(snapshot.value_or(HeapSnapshot()).segments.size(), 3u) << "all parts";
     answered.Notify();
@@ -159,7 +164,7 @@ TEST_F(BrokerTest, AQuestionEndsWithTheSession) {
   const SessionPtr session = OpenLeasing("a");
   client_->on_ask = [&](uint64_t, const ClientQuestion&) { broker_->Disconnect(session); };
   Signal answered;
-  broker_->Trim(session, 0, [&](const absl::StatusOr<uint64_t>& released) {
+  session->Trim(0, [&](const absl::StatusOr<uint64_t>& released) {
     EXPECT_TRUE(absl::IsAborted(released.status())) << released.status();
     answered.Notify();
   });
@@ -169,8 +174,7 @@ TEST_F(BrokerTest, AQuestionEndsWithTheSession) {
 
 TEST_F(BrokerTest, ASessionIsResumed) {
   const SessionPtr session = OpenLeasing("a");
-  ASSERT_TRUE(session->resume_token().has_value());
-  const Ticket token = *session->resume_token();
+  const Ticket token = session->leased()->resume_token();
   const std::vector<Lease> leases = *LeaseSegments(session, {2_MiB, 20_MiB});
   EXPECT_TRUE(absl::IsUnavailable(Resume(token, {}).status())) << "its stream is there";
 
@@ -188,9 +192,9 @@ TEST_F(BrokerTest, ASessionIsResumed) {
   EXPECT_EQ(*resumed, session);
   EXPECT_EQ(session->state(), SessionState::kActive);
   EXPECT_EQ(pools_[0]->GetAccount(session->id())->reserved_bytes, 20_MiB) << "what the client does not hold came back";
-  EXPECT_EQ(broker_->ReturnSegments(session, 0, {leases[1].segment}), absl::OkStatus());
+  EXPECT_EQ(broker_->leases().Return(session, 0, {leases[1].segment}), absl::OkStatus());
   EXPECT_TRUE(LeaseSegments(session, {2_MiB}).ok());
-  ASSERT_EQ(broker_->SetLimit(session, Limit(0.5)), absl::OkStatus());
+  ASSERT_EQ(broker_->limits().SetLimit(session, Limit(0.5)), absl::OkStatus());
   EXPECT_THAT(client_->told(), ElementsAre("limit 0 33554432", "limit 1 33554432")) << "the new stream is told";
 
   broker_->Disconnect(session);
@@ -212,11 +216,11 @@ TEST_F(BrokerTest, NothingIsLeasedWhileAllAreClosed) {
 TEST_F(BrokerTest, WhatALostAnswerLeasedComesBackWithResume) {
   const SessionPtr session = OpenLeasing("a");
   Gate& gate = controls_[0]->Hold(FakeDevice::Call::kAllocate);
-  broker_->LeaseSegments(session, 0, {20_MiB}, [](const absl::StatusOr<std::vector<Lease>>&) {});
+  broker_->leases().Lease(session, 0, {20_MiB}, [](const absl::StatusOr<std::vector<Lease>>&) {});
   gate.AwaitArrivals(1);
   broker_->Disconnect(session);
   Signal answered;
-  broker_->ResumeSession(Process(1, 1000), *session->resume_token(), {}, std::make_shared<FakeClient>(),
+  broker_->ResumeSession(Process(1, 1000), session->leased()->resume_token(), {}, std::make_shared<FakeClient>(),
                          [&](const absl::StatusOr<SessionPtr>& resumed) {
                            EXPECT_TRUE(resumed.ok()) << resumed.status();
                            answered.Notify();

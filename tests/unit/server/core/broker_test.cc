@@ -62,13 +62,13 @@ TEST_F(BrokerTest, BadLimitsAreRefused) {
   for (const double fraction : {-0.1, 1.1, std::numeric_limits<double>::quiet_NaN()}) {
     EXPECT_TRUE(absl::IsInvalidArgument(TryOpen("x", Limit(fraction)).status())) << fraction;
   }
-  EXPECT_EQ(broker_->session_count(), 0u);
+  EXPECT_EQ(broker_->sessions().size(), 0u);
 }
 
 TEST_F(BrokerTest, LimitIsTheSmallerOfWishAndPolicy) {
   Make({.policy = PolicyOf({.session_limit = Limit(0.5)})});
   const auto limit = [&](std::optional<Limit> wish) {
-    return broker_->Describe(*Open("x", wish)).devices[1].account.limit_bytes;
+    return broker_->operator_view().Describe(*Open("x", wish)).devices[1].account.limit_bytes;
   };
   EXPECT_EQ(limit(std::nullopt), 32_MiB);
   EXPECT_EQ(limit(Limit(1.0)), 32_MiB);
@@ -95,16 +95,17 @@ std::vector<PolicyRule> TwoRules() {
 
 TEST_F(BrokerTest, SessionsGetTheTermsOfTheirRule) {
   Make({.policy = PolicyOf({.rules = TwoRules(), .session_limit = Limit(0.5)})});
-  const SessionInfo train = broker_->Describe(*Open("train"));
+  const SessionInfo train = broker_->operator_view().Describe(*Open("train"));
   EXPECT_EQ(train.terms.rule, "much");
   EXPECT_EQ(train.terms.tenant, "team");
   EXPECT_EQ(train.terms.priority, 5);
   EXPECT_EQ(train.terms.guarantee, Limit(8_MiB));
   EXPECT_EQ(train.devices[1].account.limit_bytes, 48_MiB) << "above session_limit";
-  EXPECT_EQ(broker_->Describe(*Open("train2", Limit(0.25))).devices[1].account.limit_bytes, 16_MiB) << "the wish";
+  EXPECT_EQ(broker_->operator_view().Describe(*Open("train2", Limit(0.25))).devices[1].account.limit_bytes, 16_MiB)
+      << "the wish";
   // The rule goes by the name that the client gave, not by the one that was made unique.
-  EXPECT_EQ(broker_->Describe(*Open("train")).name, "train-2");
-  const SessionInfo other = broker_->Describe(*Open("other"));
+  EXPECT_EQ(broker_->operator_view().Describe(*Open("train")).name, "train-2");
+  const SessionInfo other = broker_->operator_view().Describe(*Open("other"));
   EXPECT_EQ(other.terms.rule, "");
   EXPECT_EQ(other.terms.tenant, "uid:1000");
   EXPECT_EQ(other.devices[1].account.limit_bytes, 32_MiB);
@@ -118,7 +119,7 @@ TEST_F(BrokerTest, WithoutTheRightNoSessionIsOpened) {
     EXPECT_THAT(std::string(status.message()), HasSubstr("uid 2000 may not open a session named 'x'"));
     EXPECT_THAT(std::string(status.message()), HasSubstr("rule nothing does not give it the right CLIENT"));
   }
-  EXPECT_EQ(broker_->session_count(), 0u);
+  EXPECT_EQ(broker_->sessions().size(), 0u);
   broker_->SetPolicy(PolicyOf({}));
   Open("x", std::nullopt, Process(1, 2000));
 }
@@ -127,9 +128,9 @@ TEST_F(BrokerTest, ANewPolicyIsForSessionsOpenedFromThenOn) {
   Make({.policy = PolicyOf({.rules = TwoRules()})});
   const SessionPtr before = Open("train");
   broker_->SetPolicy(PolicyOf({.session_limit = Limit(0.25), .max_sessions_per_uid = 2}));
-  EXPECT_EQ(broker_->Describe(*before).terms.rule, "much");
-  EXPECT_EQ(broker_->Describe(*before).devices[0].account.limit_bytes, 48_MiB);
-  const SessionInfo after = broker_->Describe(*Open("train"));
+  EXPECT_EQ(broker_->operator_view().Describe(*before).terms.rule, "much");
+  EXPECT_EQ(broker_->operator_view().Describe(*before).devices[0].account.limit_bytes, 48_MiB);
+  const SessionInfo after = broker_->operator_view().Describe(*Open("train"));
   EXPECT_EQ(after.terms.rule, "");
   EXPECT_EQ(after.devices[0].account.limit_bytes, 16_MiB);
   EXPECT_TRUE(absl::IsResourceExhausted(TryOpen("train").status()));
@@ -151,7 +152,10 @@ TEST_F(BrokerTest, TermsOfACallerAreApartFromAnySession) {
 TEST_F(BrokerTest, FractionsLowerTheLimit) {
   Make({.policy = PolicyOf({.session_limit = Limit(0.75)}), .allocator = {.per_process_memory_fraction = 0.5}});
   const auto limit = [&](std::optional<Limit> wish, std::optional<AllocatorOptions> allocator) {
-    return broker_->Describe(*Open("x", wish, Process(1, 1000), allocator)).devices[1].account.limit_bytes;
+    return broker_->operator_view()
+        .Describe(*Open("x", wish, Process(1, 1000), allocator))
+        .devices[1]
+        .account.limit_bytes;
   };
   EXPECT_EQ(limit(std::nullopt, std::nullopt), 32_MiB) << "the broker's fraction";
   EXPECT_EQ(limit(std::nullopt, AllocatorOptions{.per_process_memory_fraction = 0.25}), 16_MiB) << "the session's own";
@@ -186,13 +190,13 @@ TEST_F(BrokerTest, LimitChangesReachGarbageCollection) {
   const SessionPtr session =
       Open("a", std::nullopt, Process(1, 1000), AllocatorOptions{.garbage_collection_threshold = 0.5});
   const auto free = [&](uint64_t bytes) {
-    ASSERT_EQ(broker_->Free(session, {Allocate(session, bytes).value().block}), absl::OkStatus());
+    ASSERT_EQ(broker_->allocations().Free(session, {Allocate(session, bytes).value().block}), absl::OkStatus());
   };
   free(12_MiB);
   free(14_MiB);
   ASSERT_TRUE(Allocate(session, 16_MiB).ok());
   EXPECT_EQ(session->GetMemoryStats(0).num_device_free, 0u) << "no limit, no collection";
-  ASSERT_EQ(broker_->SetLimit(session, Limit(62_MiB)), absl::OkStatus());
+  ASSERT_EQ(broker_->limits().SetLimit(session, Limit(62_MiB)), absl::OkStatus());
   ASSERT_TRUE(Allocate(session, 18_MiB).ok());
   EXPECT_EQ(session->GetMemoryStats(0).num_device_free, 2u) << "42 MiB are above half of 62; both are equally old";
   EXPECT_EQ(session->GetMemoryStats(0).num_alloc_retries, 0u);
@@ -204,11 +208,12 @@ TEST_F(BrokerTest, LimitsThatAreSetAtOnceDoNotMix) {
   for (int round = 0; round < 200; ++round) {
     std::vector<std::thread> threads;
     for (const uint64_t limit : {20_MiB, 40_MiB}) {
-      threads.emplace_back([&, limit] { EXPECT_EQ(broker_->SetLimit(session, Limit(limit)), absl::OkStatus()); });
+      threads.emplace_back(
+          [&, limit] { EXPECT_EQ(broker_->limits().SetLimit(session, Limit(limit)), absl::OkStatus()); });
     }
     for (std::thread& thread : threads) thread.join();
     const std::vector<std::string> told = client_->told();
-    const std::vector<SessionDeviceInfo> devices = broker_->Describe(*session).devices;
+    const std::vector<SessionDeviceInfo> devices = broker_->operator_view().Describe(*session).devices;
     ASSERT_EQ(told[told.size() - 2], absl::StrCat("limit 0 ", devices[0].account.limit_bytes));
     ASSERT_EQ(told[told.size() - 1], absl::StrCat("limit 1 ", devices[1].account.limit_bytes));
     ASSERT_EQ(devices[0].account.limit_bytes, devices[1].account.limit_bytes);
@@ -229,7 +234,7 @@ TEST_F(BrokerTest, StreamsAreApart) {
 TEST_F(BrokerTest, RecordingIsSetAndBounded) {
   Make({.record_events = 3});
   const SessionPtr session = Open("a");
-  const auto recorded = [&](int device) { return session->allocator(device).Snapshot().history.size(); };
+  const auto recorded = [&](int device) { return session->remote()->allocator(device).Snapshot().history.size(); };
   ASSERT_TRUE(Allocate(session, 512, 1).ok());
   EXPECT_EQ(recorded(1), 3u) << "a segment, a block, the snapshot";
   EXPECT_EQ(recorded(0), 1u);
@@ -253,10 +258,10 @@ TEST_F(BrokerTest, TimesAreExactForWhoAsksForMoreThanTheDefault) {
     const auto allocated = std::chrono::steady_clock::now();
     while (std::chrono::steady_clock::now() - allocated < std::chrono::milliseconds(1)) {
     }
-    ASSERT_EQ(broker_->Free(session, {block.block}), absl::OkStatus());
+    ASSERT_EQ(broker_->allocations().Free(session, {block.block}), absl::OkStatus());
     int64_t allocate_us = 0;
     int64_t free_us = 0;
-    for (const HistoryEvent& event : session->allocator(0).Snapshot().history) {
+    for (const HistoryEvent& event : session->remote()->allocator(0).Snapshot().history) {
       if (event.action == HistoryAction::kAllocate) allocate_us = event.time_us;
       if (event.action == HistoryAction::kFreeRequested) free_us = event.time_us;
     }
@@ -299,13 +304,13 @@ TEST_F(BrokerTest, SessionsOfAUserAreCounted) {
 
 TEST_F(BrokerTest, SessionsAreForTheProcessThatOpenedThem) {
   const SessionPtr session = Open("a", std::nullopt, Process(10, 1000));
-  EXPECT_EQ(broker_->FindSession(session->id(), Process(10, 1000)).value(), session);
-  EXPECT_TRUE(absl::IsPermissionDenied(broker_->FindSession(session->id(), Process(11, 1000)).status()));
-  EXPECT_TRUE(absl::IsPermissionDenied(broker_->FindSession(session->id(), Process(10, 1001)).status()));
-  EXPECT_TRUE(absl::IsNotFound(broker_->FindSession(SessionId{99}, Process(10, 1000)).status()));
-  EXPECT_EQ(broker_->FindSession(SessionRef(std::string("a"))).value(), session);
-  EXPECT_EQ(broker_->FindSession(SessionRef(session->id())).value(), session);
-  EXPECT_TRUE(absl::IsNotFound(broker_->FindSession(SessionRef(std::string("b"))).status()));
+  EXPECT_EQ(broker_->sessions().Find(session->id(), Process(10, 1000)).value(), session);
+  EXPECT_TRUE(absl::IsPermissionDenied(broker_->sessions().Find(session->id(), Process(11, 1000)).status()));
+  EXPECT_TRUE(absl::IsPermissionDenied(broker_->sessions().Find(session->id(), Process(10, 1001)).status()));
+  EXPECT_TRUE(absl::IsNotFound(broker_->sessions().Find(SessionId{99}, Process(10, 1000)).status()));
+  EXPECT_EQ(broker_->sessions().Find(SessionRef(std::string("a"))).value(), session);
+  EXPECT_EQ(broker_->sessions().Find(SessionRef(session->id())).value(), session);
+  EXPECT_TRUE(absl::IsNotFound(broker_->sessions().Find(SessionRef(std::string("b"))).status()));
 }
 
 TEST_F(BrokerTest, BadRequestsAreAnswered) {
@@ -319,7 +324,7 @@ TEST_F(BrokerTest, DevicesAreApart) {
   const SessionPtr session = Open("a");
   EXPECT_TRUE(Allocate(session, 40_MiB, 0).ok());
   EXPECT_TRUE(Allocate(session, 40_MiB, 1).ok());
-  const SessionInfo info = broker_->Describe(*session);
+  const SessionInfo info = broker_->operator_view().Describe(*session);
   EXPECT_EQ(info.devices[0].account.reserved_bytes, 40_MiB);
   EXPECT_EQ(info.devices[1].stats.allocated_bytes.all.current, 40_MiB);
 }
@@ -358,23 +363,23 @@ TEST_F(BrokerTest, RefusalNamesIdleMemoryOfOthers) {
   const BlockId freed = Allocate(hoarder, 20_MiB).value().block;
   const BlockId split = Allocate(hoarder, 10_MiB).value().block;  // of the same kind of segment, kept in part used
   ASSERT_TRUE(Allocate(hoarder, 3_MiB).ok());
-  ASSERT_EQ(broker_->Free(hoarder, {freed, split}), absl::OkStatus());
+  ASSERT_EQ(broker_->allocations().Free(hoarder, {freed, split}), absl::OkStatus());
   const SessionPtr gone = Open("gone");
   ASSERT_TRUE(Allocate(gone, 10_MiB).ok());
   broker_->Disconnect(gone);
 
   Signal answered;
   absl::Status refused;
-  broker_->Allocate(Open("late"), 0, 30_MiB, 0,
-                    [&](const absl::StatusOr<Allocation>& allocation) {
-                      refused = allocation.status();
-                      answered.Notify();
-                    },
-                    {.may_reclaim = false});
+  broker_->allocations().Allocate(Open("late"), 0, 30_MiB, 0,
+                                  [&](const absl::StatusOr<Allocation>& allocation) {
+                                    refused = allocation.status();
+                                    answered.Notify();
+                                  },
+                                  {.may_reclaim = false});
   answered.WaitForNotification();
   const v1::OutOfMemory oom = Report(refused);
   EXPECT_EQ(oom.cause(), v1::OutOfMemory::CAUSE_CAPACITY);
-  const SessionInfo info = broker_->Describe(*hoarder);
+  const SessionInfo info = broker_->operator_view().Describe(*hoarder);
   const uint64_t idle = info.devices[0].account.reserved_bytes - 3_MiB;
   EXPECT_EQ(oom.idle_elsewhere_bytes(), idle);
   EXPECT_EQ(oom.device_quarantined_bytes(), 10_MiB);
@@ -392,10 +397,10 @@ TEST_F(BrokerTest, RefusalNamesIdleMemoryOfOthers) {
 TEST_F(BrokerTest, RefusalsAreKept) {
   const SessionPtr session = Open("a", Limit(22_MiB));
   ASSERT_TRUE(Allocate(session, 3_MiB).ok());
-  EXPECT_EQ(broker_->oom_log().total(), 0u);
+  EXPECT_EQ(broker_->refusals().log().total(), 0u);
   const v1::OutOfMemory oom = Report(Allocate(session, 19_MiB).status());
   broker_->Close(session, "done");
-  const auto events = broker_->oom_log().NewestFirst();
+  const auto events = broker_->refusals().log().NewestFirst();
   ASSERT_EQ(events.size(), 1u);
   EXPECT_EQ(events[0]->session, session->id());
   EXPECT_EQ(events[0]->client, "a");
@@ -409,7 +414,7 @@ TEST_F(BrokerTest, FragmentationIsToldFromALimit) {
   std::vector<BlockId> blocks;
   for (int i = 0; i < 10; ++i) blocks.push_back(Allocate(session, 2_MiB).value().block);
   for (size_t i = 0; i < blocks.size(); i += 2) {
-    ASSERT_EQ(broker_->Free(session, {blocks[i]}), absl::OkStatus());
+    ASSERT_EQ(broker_->allocations().Free(session, {blocks[i]}), absl::OkStatus());
   }
   const v1::OutOfMemory oom = Report(Allocate(session, 4_MiB).status());
   EXPECT_EQ(oom.cause(), v1::OutOfMemory::CAUSE_FRAGMENTATION);
@@ -420,8 +425,8 @@ TEST_F(BrokerTest, FragmentationIsToldFromALimit) {
 
 TEST_F(BrokerTest, WhatNoDeviceCouldHoldIsRefusedUnseen) {
   const SessionPtr session = Open("a");
-  const std::vector<Session::NamedScope> scopes = {{.name = "forward"}, {.name = "attention"}};
-  const GrowthOptions growth{.scope = session->FindScope(scopes)};
+  const std::vector<RemoteSession::NamedScope> scopes = {{.name = "forward"}, {.name = "attention"}};
+  const GrowthOptions growth{.scope = session->remote()->FindScope(scopes)};
   ASSERT_TRUE(Allocate(session, 4_MiB, 0, 0, growth).ok());
   for (const uint64_t bytes : {kCapacity + 1, kMaxRequestBytes, std::numeric_limits<uint64_t>::max()}) {
     const v1::OutOfMemory oom = Report(Allocate(session, bytes, 0, 0, growth).status());
@@ -447,9 +452,9 @@ TEST_F(BrokerTest, MemoryComesBackWhenTheProcessEnds) {
   ASSERT_EQ(gone_.size(), 1u);
   gone_[0]();
   EXPECT_EQ(pools_[0]->GetFigures().charged_bytes, 0u);
-  EXPECT_EQ(broker_->session_count(), 0u);
+  EXPECT_EQ(broker_->sessions().size(), 0u);
   gone_[0]();
-  EXPECT_EQ(broker_->session_count(), 0u);
+  EXPECT_EQ(broker_->sessions().size(), 0u);
   EXPECT_THAT(unwatched_, ElementsAre(0)) << "once";
 }
 
@@ -459,7 +464,7 @@ TEST_F(BrokerTest, ASessionThatEndsSoonAfterARefusalIsCountedForItsTenant) {
   options.clock = [&] { return now; };
   Make(options);
   const auto ended = [&](size_t device) {
-    const TenantRefusals::ByTenant refusals = broker_->View().refusals;
+    const TenantRefusals::ByTenant refusals = broker_->operator_view().Look().refusals;
     EXPECT_EQ(refusals.size(), 1u);
     return refusals.at(0).second.at(device).ended_sessions;
   };
@@ -496,13 +501,14 @@ TEST_F(BrokerTest, ASessionThatEndsSoonAfterARefusalIsCountedForItsTenant) {
   broker_->Close(session, "the daemon stops", CloseReason::kDaemonStops);
   EXPECT_EQ(ended(0), 1u) << "it did not end by itself";
   const size_t cause = static_cast<size_t>(OomCause::kLargerThanDevice);
-  EXPECT_EQ(broker_->View().refusals.at(0).second.at(0).ooms.at(cause), 4u) << "of sessions that are gone";
+  EXPECT_EQ(broker_->operator_view().Look().refusals.at(0).second.at(0).ooms.at(cause), 4u)
+      << "of sessions that are gone";
 }
 
 TEST_F(BrokerTest, ProcessThatCannotBeWatchedGetsNoSession) {
   watch_error_ = absl::InternalError("no descriptors left");
   EXPECT_EQ(TryOpen("a").status(), watch_error_);
-  EXPECT_EQ(broker_->session_count(), 0u);
+  EXPECT_EQ(broker_->sessions().size(), 0u);
   watch_error_ = absl::OkStatus();
   EXPECT_EQ(Open("a")->name(), "a") << "nothing is left of it";
 }
@@ -516,15 +522,15 @@ TEST_F(BrokerTest, WaitingCallsAreLimited) {
     if (allocation.ok()) ++served;
     if (absl::IsResourceExhausted(allocation.status())) ++refused;
   };
-  broker_->Allocate(session, 0, 512, 0, count);
+  broker_->allocations().Allocate(session, 0, 512, 0, count);
   gate.AwaitArrivals(1);
   constexpr int kMax = SerialQueue::kMaxTasks;
-  for (int i = 0; i < kMax; ++i) broker_->Allocate(session, 0, 512, 0, count);
+  for (int i = 0; i < kMax; ++i) broker_->allocations().Allocate(session, 0, 512, 0, count);
   EXPECT_EQ(refused, 0);
-  broker_->Allocate(session, 0, 512, 0, count);
+  broker_->allocations().Allocate(session, 0, 512, 0, count);
   EXPECT_EQ(refused, 1) << "answered at once";
   absl::Status status;
-  broker_->Trim(session, 0, [&](absl::StatusOr<uint64_t> bytes) { status = bytes.status(); });
+  session->Trim(0, [&](absl::StatusOr<uint64_t> bytes) { status = bytes.status(); });
   EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
   gate.Open();
   workers_.reset();  // runs all
@@ -546,45 +552,45 @@ TEST_F(BrokerTest, EndedSessionStaysChargedUntilClosed) {
 TEST_F(BrokerTest, OperatorChangesALimit) {
   const SessionPtr session = Open("a");
   const std::shared_ptr<FakeClient> client = client_;
-  ASSERT_EQ(broker_->SetLimit(session, Limit(0.25)), absl::OkStatus());
+  ASSERT_EQ(broker_->limits().SetLimit(session, Limit(0.25)), absl::OkStatus());
   EXPECT_THAT(client->told(), ElementsAre("limit 0 16777216", "limit 1 16777216"));
   EXPECT_FALSE(Allocate(session, 18_MiB).ok());
-  EXPECT_TRUE(absl::IsInvalidArgument(broker_->SetLimit(session, Limit(2.0))));
+  EXPECT_TRUE(absl::IsInvalidArgument(broker_->limits().SetLimit(session, Limit(2.0))));
   EXPECT_TRUE(Allocate(session, 16_MiB).ok());
   broker_->Close(session, "test");
-  EXPECT_TRUE(absl::IsNotFound(broker_->SetLimit(session, Limit(0.5))));
+  EXPECT_TRUE(absl::IsNotFound(broker_->limits().SetLimit(session, Limit(0.5))));
 }
 
 TEST_F(BrokerTest, ALimitIsChangedOnAllDevicesOrOnNone) {
   const SessionPtr session = Open("a");
   const std::shared_ptr<FakeClient> client = client_;
-  ASSERT_EQ(broker_->SetLimit(session, Limit(48_MiB)), absl::OkStatus());
+  ASSERT_EQ(broker_->limits().SetLimit(session, Limit(48_MiB)), absl::OkStatus());
   ASSERT_TRUE(pools_[1]->SetGuarantee(session->id(), 20_MiB).ok());
-  const absl::Status refused = broker_->SetLimit(session, Limit(10_MiB));
+  const absl::Status refused = broker_->limits().SetLimit(session, Limit(10_MiB));
   EXPECT_TRUE(absl::IsInvalidArgument(refused));
   EXPECT_THAT(std::string(refused.message()), HasSubstr("below the session's guarantee"));
   for (const auto& pool : pools_) EXPECT_EQ(pool->GetAccount(session->id())->limit_bytes, 48_MiB);
   EXPECT_THAT(client->told(), ElementsAre("limit 0 50331648", "limit 1 50331648"));
   // Where the guarantee came in between: it was not there when the other device was asked.
   ASSERT_TRUE(pools_[1]->SetGuarantee(session->id(), 0).ok());
-  EXPECT_EQ(broker_->SetLimit(session, Limit(10_MiB)), absl::OkStatus());
+  EXPECT_EQ(broker_->limits().SetLimit(session, Limit(10_MiB)), absl::OkStatus());
 }
 
 TEST_F(BrokerTest, AnEndedSessionIsLeftWithoutAGuarantee) {
   const SessionPtr holder = Open("holder");
   const std::shared_ptr<FakeClient> holding = client_;
   const absl::StatusOr<Allocation> cached = Allocate(holder, 60_MiB, /*device=*/1);
-  ASSERT_TRUE(cached.ok() && holder->Free({cached->block}).ok());
+  ASSERT_TRUE(cached.ok() && holder->remote()->Free({cached->block}).ok());
   const SessionPtr session = Open("a");
   // While the second device makes room, it is ended, and its waiting requests are cancelled: this one is not there yet.
   holding->on_close = [&](absl::Span<const SegmentId> segments) {
     EXPECT_TRUE(session->Advance(SessionState::kEnded));
     for (const auto& pool : pools_) EXPECT_TRUE(pool->SetGuarantee(session->id(), 0).ok());
-    holder->SegmentsClosed(segments);
+    holder->remote()->SegmentsClosed(segments);
   };
   Signal answered;
   absl::Status answer;
-  broker_->SetGuarantee(session, Limit(20_MiB), [&](const absl::Status& status) {
+  broker_->limits().SetGuarantee(session, Limit(20_MiB), [&](const absl::Status& status) {
     answer = status;
     answered.Notify();
   });
@@ -626,8 +632,8 @@ TEST_F(BrokerTest, ASessionIsMadeWithoutTheBrokersLock) {
   while (!free.GetAccount(SessionId{1}).has_value()) std::this_thread::yield();
   Signal looked;
   std::thread looker([&] {
-    EXPECT_EQ(broker.session_count(), 0u) << "half made";
-    EXPECT_TRUE(absl::IsNotFound(broker.FindSession(SessionRef("a")).status()));
+    EXPECT_EQ(broker.sessions().size(), 0u) << "half made";
+    EXPECT_TRUE(absl::IsNotFound(broker.sessions().Find(SessionRef("a")).status()));
     broker.Drain();
     looked.Notify();
   });
@@ -637,17 +643,17 @@ TEST_F(BrokerTest, ASessionIsMadeWithoutTheBrokersLock) {
   closing.Open();
   for (std::thread* thread : {&closer, &opener, &looker}) thread->join();
   EXPECT_TRUE(absl::IsUnavailable(opened)) << opened << ", though nobody told it that the daemon stops";
-  EXPECT_EQ(broker.session_count(), 0u);
+  EXPECT_EQ(broker.sessions().size(), 0u);
   EXPECT_FALSE(free.GetAccount(SessionId{1}).has_value());
   EXPECT_FALSE(busy.GetAccount(SessionId{1}).has_value());
-  EXPECT_EQ(broker.View().counts.refused, 1u);
+  EXPECT_EQ(broker.operator_view().Look().counts.refused, 1u);
 }
 
 TEST_F(BrokerTest, EmptyCacheAnswersWithTheBytes) {
   const SessionPtr session = Open("a");
-  ASSERT_EQ(broker_->Free(session, {Allocate(session, 30_MiB).value().block}), absl::OkStatus());
+  ASSERT_EQ(broker_->allocations().Free(session, {Allocate(session, 30_MiB).value().block}), absl::OkStatus());
   std::atomic<uint64_t> released = 0;
-  broker_->Trim(session, 0, [&](absl::StatusOr<uint64_t> bytes) { released = bytes.value_or(0); });
+  session->Trim(0, [&](absl::StatusOr<uint64_t> bytes) { released = bytes.value_or(0); });
   Drain(session);
   EXPECT_EQ(released, 30_MiB);
 }
@@ -657,13 +663,14 @@ TEST_F(BrokerTest, HitsDoNotWaitForASlowRequestOfTheSession) {
   ASSERT_TRUE(Allocate(session, 512).ok());
   Gate& gate = controls_[0]->Hold(FakeDevice::Call::kAllocate);
   std::atomic<bool> slow_done = false;
-  broker_->Allocate(session, 0, 40_MiB, 0, [&](absl::StatusOr<Allocation> allocation) {
+  broker_->allocations().Allocate(session, 0, 40_MiB, 0, [&](absl::StatusOr<Allocation> allocation) {
     EXPECT_TRUE(allocation.ok()) << allocation.status();
     slow_done = true;
   });
   gate.AwaitArrivals(1);
   bool hit = false;
-  broker_->Allocate(session, 0, 512, 0, [&](absl::StatusOr<Allocation> allocation) { hit = allocation.ok(); });
+  broker_->allocations().Allocate(session, 0, 512, 0,
+                                  [&](absl::StatusOr<Allocation> allocation) { hit = allocation.ok(); });
   EXPECT_TRUE(hit) << "answered before the call returned";
   EXPECT_FALSE(slow_done);
   gate.Open();
@@ -675,8 +682,8 @@ TEST_F(BrokerTest, CloseDuringASlowRequestAbortsIt) {
   const SessionPtr session = Open("a");
   Gate& gate = controls_[0]->Hold(FakeDevice::Call::kAllocate);
   absl::Status status;
-  broker_->Allocate(session, 0, 40_MiB, 0,
-                    [&](absl::StatusOr<Allocation> allocation) { status = allocation.status(); });
+  broker_->allocations().Allocate(session, 0, 40_MiB, 0,
+                                  [&](absl::StatusOr<Allocation> allocation) { status = allocation.status(); });
   gate.AwaitArrivals(1);
   broker_->Close(session, "its process has ended");
   gate.Open();

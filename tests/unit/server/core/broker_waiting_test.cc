@@ -51,7 +51,7 @@ class BrokerWaitingTest : public BrokerTest {
   std::shared_ptr<std::optional<Leases>> Ask(const SessionPtr& session, const std::vector<uint64_t>& sizes,
                                              const GrowthOptions& growth) {
     auto answer = std::make_shared<std::optional<Leases>>();
-    broker_->LeaseSegments(
+    broker_->leases().Lease(
         session, 0, sizes, [answer](Leases leases) { *answer = std::move(leases); }, growth);
     return answer;
   }
@@ -83,23 +83,23 @@ TEST_F(BrokerWaitingTest, WhatTheDriverRefusesIsWaitedFor) {
     std::optional<absl::Status> answer;
     const SessionPtr waiting = leases ? OpenLeasing("waiting") : Open("waiting");
     if (leases) {
-      broker_->LeaseSegments(
+      broker_->leases().Lease(
           waiting, 0, {16_MiB}, [&](const Leases& lease) { answer = lease.status(); }, waits);
     } else {
-      broker_->Allocate(
+      broker_->allocations().Allocate(
           waiting, 0, 16_MiB, 0, [&](const auto& block) { answer = block.status(); }, waits);
     }
     Settle();
-    ASSERT_EQ(broker_->GetWaiting(0).size(), 1u) << answer.value_or(absl::OkStatus());
+    ASSERT_EQ(broker_->waiting().GetWaiting(0).size(), 1u) << answer.value_or(absl::OkStatus());
     // What comes back is taken by others, too, before the driver is asked for it.
     ASSERT_TRUE(pools_[0]->UpdateHealth().ok());
-    ASSERT_TRUE(broker_->ReturnSegments(holder, 0, {held[1].segment}).ok());
+    ASSERT_TRUE(broker_->leases().Return(holder, 0, {held[1].segment}).ok());
     pools_[0]->ReleaseIdleSince(now_);
     controls_[0]->set_foreign_bytes(32_MiB);
     Settle();
     EXPECT_FALSE(answer.has_value()) << *answer;
-    ASSERT_EQ(broker_->GetWaiting(0).size(), 1u);
-    ASSERT_TRUE(broker_->ReturnSegments(holder, 0, {held[0].segment}).ok());
+    ASSERT_EQ(broker_->waiting().GetWaiting(0).size(), 1u);
+    ASSERT_TRUE(broker_->leases().Return(holder, 0, {held[0].segment}).ok());
     Settle();
     ASSERT_TRUE(answer.has_value());
     EXPECT_TRUE(answer->ok()) << *answer;
@@ -108,6 +108,73 @@ TEST_F(BrokerWaitingTest, WhatTheDriverRefusesIsWaitedFor) {
     broker_->CloseAll("next");
     Settle();
   }
+}
+
+// What its rule allows is for the request, however often it is granted in vain.
+TEST_F(BrokerWaitingTest, TheRulesMaxWaitBoundsAllWaitsOfARequestTogether) {
+  BrokerOptions options;
+  options.clock = [this] { return ReadClock(); };
+  options.policy = PolicyOf({.max_wait = std::chrono::seconds(10)});
+  Make(std::move(options), {.clock = [this] { return now_; }}, DeviceKind::kCuda);
+  const SessionPtr holder = OpenLeasing("holder");
+  const std::vector<Lease> held = Hold(holder, {32_MiB, 16_MiB});
+  controls_[0]->set_foreign_bytes(16_MiB);
+  const SteadyTime began = now_;
+  const auto answer = Ask(OpenLeasing("waiting"), {16_MiB}, {.may_reclaim = true, .wait = std::chrono::hours(1)});
+  Settle();
+  ASSERT_EQ(broker_->waiting().GetWaiting(0).size(), 1u);
+  EXPECT_EQ(broker_->waiting().GetWaiting(0)[0].deadline, began + std::chrono::seconds(10));
+  Pass(std::chrono::seconds(6));
+  // What comes back is taken by others before the driver is asked for it.
+  ASSERT_TRUE(pools_[0]->UpdateHealth().ok());
+  ASSERT_TRUE(broker_->leases().Return(holder, 0, {held[1].segment}).ok());
+  pools_[0]->ReleaseIdleSince(now_);
+  controls_[0]->set_foreign_bytes(32_MiB);
+  Settle();
+  ASSERT_EQ(broker_->waiting().GetWaiting(0).size(), 1u) << "it waits on";
+  EXPECT_EQ(broker_->waiting().GetWaiting(0)[0].since, now_);
+  EXPECT_EQ(broker_->waiting().GetWaiting(0)[0].deadline, began + std::chrono::seconds(10));
+  Pass(std::chrono::seconds(4));
+  ASSERT_TRUE(answer->has_value());
+  EXPECT_TRUE(absl::IsResourceExhausted((*answer)->status())) << (*answer)->status();
+  controls_[0]->set_foreign_bytes(0);
+  ASSERT_TRUE(pools_[0]->UpdateHealth().ok());
+}
+
+// The client has its refusals explained in a call of their own.
+TEST_F(BrokerWaitingTest, WhatWasDoneForALeaseExplainsOneRefusal) {
+  Hold(OpenLeasing("holder"), {kCapacity});
+  const SessionPtr session = OpenLeasing("waiting");
+  const auto answer = Ask(session, {2_MiB}, {.may_reclaim = true, .wait = std::chrono::seconds(5)});
+  Settle();
+  Pass(std::chrono::seconds(6));
+  ASSERT_TRUE(answer->has_value());
+  EXPECT_EQ(Report((*answer)->status()).waited_ms(), 6000u);
+  const RefusedRequest request{
+      .cause = OomCause::kCapacity, .requested_bytes = 2_MiB, .fit = {.block_bytes = 2_MiB, .segment_bytes = 2_MiB}};
+  EXPECT_EQ(Report(Explain(session, 0, request)).waited_ms(), 6000u);
+  EXPECT_EQ(Report(Explain(session, 0, request)).waited_ms(), 0u) << "another request's";
+}
+
+TEST_F(BrokerWaitingTest, ABrokerThatGoesForgetsWhoWaits) {
+  Hold(OpenLeasing("holder"), {kCapacity});
+  const GrowthOptions waits{.may_reclaim = true, .wait = std::chrono::hours(1)};
+  const SessionPtr leasing = OpenLeasing("leasing");
+  const auto lease = Ask(leasing, {2_MiB}, waits);
+  const SessionPtr remote = Open("remote");
+  std::optional<absl::Status> block;
+  broker_->allocations().Allocate(
+      remote, 0, 2_MiB, 0, [&](const auto& allocation) { block = allocation.status(); }, waits);
+  Settle();
+  ASSERT_EQ(broker_->waiting().GetWaiting(0).size(), 2u);
+  broker_.reset();
+  EXPECT_FALSE(lease->has_value());
+  EXPECT_FALSE(block.has_value());
+  // What happens to the pool now is nobody's concern.
+  for (const SessionPtr& session : {leasing, remote}) pools_[0]->CloseAccount(session->id());
+  BrokerOptions options;
+  options.clock = [this] { return ReadClock(); };
+  Make(std::move(options), {.clock = [this] { return now_; }});
 }
 
 // ---- Allocations of remote sessions ----
@@ -142,15 +209,15 @@ class BrokerAllocationTest : public BrokerWaitingTest {
     answers_.clear();
   }
   void Allocate() {
-    broker_->Allocate(remote_, 0, 16_MiB, 0,
-                      [this](absl::StatusOr<Allocation> answer) { answers_.push_back(std::move(answer)); },
-                      {.may_reclaim = true, .wait = std::chrono::minutes(1)});
+    broker_->allocations().Allocate(
+        remote_, 0, 16_MiB, 0, [this](absl::StatusOr<Allocation> answer) { answers_.push_back(std::move(answer)); },
+        {.may_reclaim = true, .wait = std::chrono::minutes(1)});
     Settle();
   }
   uint64_t Reserved() const { return pools_[0]->GetAccount(remote_->id())->reserved_bytes; }
   // The holder returns 16 MiB, which are granted at once; the slow call that is to use them has not begun.
   void Grant() {
-    ASSERT_TRUE(broker_->ReturnSegments(holder_, 0, {held_[1].segment}).ok());
+    ASSERT_TRUE(broker_->leases().Return(holder_, 0, {held_[1].segment}).ok());
     auto& workers = static_cast<StepWorkers&>(*workers_);
     while (Reserved() == 16_MiB && workers.waiting() > 0) workers.Step();
     ASSERT_EQ(Reserved(), 32_MiB);
@@ -174,11 +241,11 @@ TEST_F(BrokerAllocationTest, AGrantServesIt) {
 }
 
 TEST_F(BrokerAllocationTest, ItsOwnFreeServesItWithoutAGrant) {
-  ASSERT_TRUE(broker_->Free(remote_, {block_.block}).ok());
+  ASSERT_TRUE(broker_->allocations().Free(remote_, {block_.block}).ok());
   ASSERT_EQ(answers_.size(), 1u) << "at once";
   EXPECT_EQ(answers_[0].value().segment, block_.segment);
-  EXPECT_EQ(broker_->GetWaiting(0).size(), 0u);
-  ASSERT_TRUE(broker_->ReturnSegments(holder_, 0, {held_[1].segment}).ok());
+  EXPECT_EQ(broker_->waiting().GetWaiting(0).size(), 0u);
+  ASSERT_TRUE(broker_->leases().Return(holder_, 0, {held_[1].segment}).ok());
   Settle();
   EXPECT_EQ(Reserved(), 16_MiB);
   EXPECT_EQ(answers_.size(), 1u) << "one answer";
@@ -186,7 +253,7 @@ TEST_F(BrokerAllocationTest, ItsOwnFreeServesItWithoutAGrant) {
 
 TEST_F(BrokerAllocationTest, WhatIsFreeByTheTimeOfTheGrantIsTakenInstead) {
   Grant();
-  ASSERT_TRUE(broker_->Free(remote_, {block_.block}).ok());
+  ASSERT_TRUE(broker_->allocations().Free(remote_, {block_.block}).ok());
   EXPECT_EQ(answers_.size(), 0u) << "it is granted, and does not wait any more";
   Settle();
   ASSERT_EQ(answers_.size(), 1u);
@@ -195,13 +262,13 @@ TEST_F(BrokerAllocationTest, WhatIsFreeByTheTimeOfTheGrantIsTakenInstead) {
 }
 
 TEST_F(BrokerAllocationTest, RefusedAfterItHasWaitedItIsOneOutOfMemoryEvent) {
-  remote_->allocator(0).SetRecording(100);
+  remote_->remote()->allocator(0).SetRecording(100);
   Pass(std::chrono::minutes(2));
   ASSERT_EQ(answers_.size(), 1u);
   EXPECT_TRUE(absl::IsResourceExhausted(answers_[0].status())) << answers_[0].status();
   EXPECT_EQ(remote_->GetMemoryStats(0).num_ooms, 1u);
   EXPECT_EQ(remote_->GetMemoryStats(0).num_alloc_retries, 1u);
-  const std::vector<HistoryEvent> events = remote_->allocator(0).Snapshot().history;
+  const std::vector<HistoryEvent> events = remote_->remote()->allocator(0).Snapshot().history;
   ASSERT_EQ(events.size(), 2u) << "that, and the snapshot";
   EXPECT_EQ(events[0].action, HistoryAction::kOutOfMemory);
   EXPECT_EQ(events[0].bytes, 16_MiB);
@@ -212,8 +279,8 @@ TEST_F(BrokerAllocationTest, BlocksBeyondTheBoundAreNotHandedOutHoweverTheyCome)
   Restart({.max_blocks = 1});
   Allocate();
   Allocate();
-  ASSERT_EQ(broker_->GetWaiting(0).size(), 2u);
-  ASSERT_TRUE(broker_->ReturnSegments(holder_, 0, {held_[0].segment}).ok());
+  ASSERT_EQ(broker_->waiting().GetWaiting(0).size(), 2u);
+  ASSERT_TRUE(broker_->leases().Return(holder_, 0, {held_[0].segment}).ok());
   Settle();
   ASSERT_EQ(answers_.size(), 2u);
   EXPECT_TRUE(answers_[0].ok()) << answers_[0].status();
@@ -250,9 +317,9 @@ TEST_F(BrokerWaitingTest, WhoGivesBackDoesNotServeThoseWhoWait) {
   const std::vector<Lease> held = Hold(holder, {kCapacity});
   const auto answer = Ask(OpenLeasing("waiting"), {2_MiB}, {.may_reclaim = true, .wait = std::chrono::hours(1)});
   Settle();
-  ASSERT_EQ(broker_->GetWaiting(0).size(), 1u);
-  ASSERT_TRUE(broker_->ReturnSegments(holder, 0, {held[0].segment}).ok());
-  EXPECT_EQ(broker_->GetWaiting(0).size(), 1u);
+  ASSERT_EQ(broker_->waiting().GetWaiting(0).size(), 1u);
+  ASSERT_TRUE(broker_->leases().Return(holder, 0, {held[0].segment}).ok());
+  EXPECT_EQ(broker_->waiting().GetWaiting(0).size(), 1u);
   Settle();
   EXPECT_TRUE(answer->has_value() && (*answer)->ok());
 }
@@ -264,7 +331,7 @@ TEST_F(BrokerWaitingTest, WhoTakesAgainAtOnceComesAfterThoseWhoWait) {
   const GrowthOptions waits{.may_reclaim = true, .wait = std::chrono::hours(1)};
   const auto waiting = Ask(OpenLeasing("waiting"), {kCapacity}, waits);
   Settle();
-  ASSERT_TRUE(broker_->ReturnSegments(hoards, 0, {held[0].segment}).ok());
+  ASSERT_TRUE(broker_->leases().Return(hoards, 0, {held[0].segment}).ok());
   const auto again = Ask(hoards, {kCapacity}, waits);
   Settle();
   EXPECT_TRUE(waiting->has_value() && (*waiting)->ok());
@@ -273,14 +340,14 @@ TEST_F(BrokerWaitingTest, WhoTakesAgainAtOnceComesAfterThoseWhoWait) {
 
 TEST_F(BrokerWaitingTest, WhatAGuaranteeAllowsDoesNotComeAfterThoseWhoWait) {
   const SessionPtr guaranteed = OpenLeasing("guaranteed");
-  broker_->SetGuarantee(guaranteed, Limit(uint64_t{8_MiB}),
-                        [](const absl::Status& status) { EXPECT_TRUE(status.ok()); });
+  broker_->limits().SetGuarantee(guaranteed, Limit(uint64_t{8_MiB}),
+                                 [](const absl::Status& status) { EXPECT_TRUE(status.ok()); });
   Settle();
   const std::vector<Lease> own = Hold(guaranteed, {8_MiB});
   Hold(OpenLeasing("holder"), {kCapacity - 8_MiB});
   const auto waiting = Ask(OpenLeasing("waiting"), {2_MiB}, {.may_reclaim = true, .wait = std::chrono::hours(1)});
   Settle();
-  ASSERT_TRUE(broker_->ReturnSegments(guaranteed, 0, {own[0].segment}).ok());
+  ASSERT_TRUE(broker_->leases().Return(guaranteed, 0, {own[0].segment}).ok());
   const auto again = Ask(guaranteed, {8_MiB}, {});
   EXPECT_TRUE(again->has_value() && (*again)->ok()) << "at once: it is idle, and its own";
   Settle();
@@ -295,7 +362,7 @@ TEST_F(BrokerWaitingTest, WhatBeginsDuringALookHasNotWaitedForLessThanNothing) {
   for (int reads = 0; reads < 8; ++reads) {
     const SessionPtr waiting = OpenLeasing("waiting");
     After(reads, [&] { Ask(waiting, {2_MiB}, waits); });
-    const BrokerView view = broker_->View();
+    const BrokerView view = broker_->operator_view().Look();
     reads_until_.reset();
     EXPECT_GE(view.devices[0].longest_waiting, milliseconds(0)) << "after " << reads << " reads of the clock";
     for (const SessionInfo& session : view.sessions) {
@@ -304,7 +371,7 @@ TEST_F(BrokerWaitingTest, WhatBeginsDuringALookHasNotWaitedForLessThanNothing) {
       }
     }
     After(0, [&] { Ask(waiting, {2_MiB}, waits); });
-    const SessionInfo info = broker_->Describe(*waiting);
+    const SessionInfo info = broker_->operator_view().Describe(*waiting);
     reads_until_.reset();
     for (const SessionDeviceInfo::Waiting& request : info.devices[0].waiting) {
       EXPECT_GE(request.waited, milliseconds(0));
@@ -319,7 +386,7 @@ TEST_F(BrokerWaitingTest, WhatIsQuarantinedDuringALookIsNotYoungerThanNothing) {
     const std::vector<Lease> leases = Hold(dies, {2_MiB});
     ASSERT_TRUE(pools_[0]->RedeemTicket(std::get<Ticket>(leases[0].handle), 1, 1000).ok());
     After(reads, [&] { broker_->CloseGone(dies); });
-    const BrokerView view = broker_->View();
+    const BrokerView view = broker_->operator_view().Look();
     reads_until_.reset();
     for (const QuarantinedInfo& left : view.devices[0].quarantine) {
       EXPECT_GE(left.age, milliseconds(0)) << "after " << reads << " reads of the clock";
@@ -349,9 +416,9 @@ class BrokerReclaimTest : public BrokerWaitingTest {
     ASSERT_EQ(asked_.size(), 1u) << "one question at a time";
     const uint64_t id = asked_[0];
     asked_.clear();
-    ASSERT_TRUE(broker_->ReturnSegments(holder_, 0, {held_.back()}).ok());
+    ASSERT_TRUE(broker_->leases().Return(holder_, 0, {held_.back()}).ok());
     held_.pop_back();
-    holder_->questions().Receive(id, 0, /*more=*/false, [](ClientAnswer& answer) {
+    holder_->leased()->questions().Receive(id, 0, /*more=*/false, [](ClientAnswer& answer) {
       answer.released_bytes = 2_MiB;
       return absl::OkStatus();
     });
@@ -362,9 +429,9 @@ class BrokerReclaimTest : public BrokerWaitingTest {
     const SessionPtr session = OpenLeasing("asks");
     MemoryStats stats;
     stats.active_bytes.all.current = 2_MiB;
-    session->Report(0, stats);
+    session->leased()->Report(0, stats);
     client_->on_ask = [weak = std::weak_ptr<Session>(session)](uint64_t id, const ClientQuestion&) {
-      weak.lock()->questions().Receive(id, 0, /*more=*/false, [](ClientAnswer&) { return absl::OkStatus(); });
+      weak.lock()->leased()->questions().Receive(id, 0, /*more=*/false, [](ClientAnswer&) { return absl::OkStatus(); });
     };
     auto answer = Ask(session, {2_MiB}, {.may_reclaim = true});
     Settle();

@@ -27,16 +27,17 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr uint64_t kCapacity = 64_MiB;
-constexpr milliseconds kTimeout(2000);
+constexpr uint64_t kDeviceBytes = 64_MiB;
+constexpr milliseconds kReclaimTimeout(2000);
 constexpr uint64_t kUserLimit = 24_MiB;  // of users 1 and 2
 
 class RandomQueue {
  public:
   explicit RandomQueue(uint64_t seed)
       : random_(seed),
-        pool_(std::make_unique<FakeDevice>(kCapacity), kCapacity, &next_segment_, {.clock = [this] { return now_; }}),
-        queue_(&pool_, {.reclaim_timeout = kTimeout},
+        pool_(std::make_unique<FakeDevice>(kDeviceBytes), kDeviceBytes, &next_segment_,
+              {.clock = [this] { return now_; }}),
+        queue_(&pool_, {.reclaim_timeout = kReclaimTimeout},
                {.clock = [this] { return now_; },
                 .candidates = [this] { return Candidates(); },
                 .ask = [this](const ReclaimVictim&,
@@ -117,7 +118,7 @@ class RandomQueue {
     requests_[key] = {.session = session,
                       .bytes = bytes,
                       .guarantee = guarantee,
-                      .until = now_ + std::max(wait, kTimeout) + milliseconds(1)};
+                      .until = now_ + std::max(wait, kReclaimTimeout) + milliseconds(1)};
     queue_.Add({.session = session,
                 .uid = pool_.GetAccount(session)->uid,
                 .bytes = bytes,
@@ -309,7 +310,7 @@ class Crowd {
 
   const SteadyTime now_{std::chrono::hours(1)};
   std::atomic<uint64_t> next_segment_ = 1;
-  SegmentPool pool_{std::make_unique<FakeDevice>(kCapacity), kCapacity, &next_segment_, {}};
+  SegmentPool pool_{std::make_unique<FakeDevice>(kDeviceBytes), kDeviceBytes, &next_segment_, {}};
   Mutex mu_;
   std::map<SessionId, std::vector<SegmentId>> held_ ABSL_GUARDED_BY(mu_);
   std::unique_ptr<WorkerPool> workers_ = std::make_unique<WorkerPool>(2);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/core/session.h"
+#include "server/core/leased_session.h"
+#include "server/core/remote_session.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "allocator/base/bytes.h"
@@ -24,7 +26,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 // A client that records what it is told.
-class FakeClient : public SessionEvents {
+class ClosingClient : public SessionEvents {
  public:
   void CloseSegments(absl::Span<const SegmentId> segments) override {
     {
@@ -65,11 +67,20 @@ class SessionTest : public ::testing::Test {
     device_ = device->control();
     pool_ = std::make_unique<SegmentPool>(std::move(device), kCapacity, &next_segment_);
     pool_->OpenAccount(kId, {.pid = 1, .limit_bytes = kCapacity});
-    client_ = std::make_shared<FakeClient>();
+    client_ = std::make_shared<ClosingClient>();
     // Closes at once what it is asked for.
     client_->on_close = [this](absl::Span<const SegmentId> segments) { session_->SegmentsClosed(segments); };
-    session_ = std::make_shared<Session>(kId, "test", Caller{.pid = 1}, std::vector<SegmentPool*>{pool_.get()},
-                                         &workers_, SessionBounds{.max_blocks = max_blocks}, client_, options);
+    session_ = std::make_shared<RemoteSession>(Setup({.max_blocks = max_blocks}, options));
+  }
+  SessionSetup Setup(const SessionBounds& bounds, const AllocatorOptions& options) {
+    return {.id = kId,
+            .name = "test",
+            .caller = {.pid = 1},
+            .pools = {pool_.get()},
+            .workers = &workers_,
+            .bounds = bounds,
+            .events = client_,
+            .allocator = options};
   }
   Allocation Get(uint64_t bytes) {
     absl::StatusOr<Allocation> allocation = AllocateSlowly(*session_, 0, bytes);
@@ -83,8 +94,8 @@ class SessionTest : public ::testing::Test {
   WorkerPool workers_{2};
   std::shared_ptr<FakeDevice::Control> device_;
   std::unique_ptr<SegmentPool> pool_;
-  std::shared_ptr<FakeClient> client_;
-  std::shared_ptr<Session> session_;
+  std::shared_ptr<ClosingClient> client_;
+  std::shared_ptr<RemoteSession> session_;
 };
 
 TEST_F(SessionTest, CacheServesWhatItHasAndNothingElse) {
@@ -149,7 +160,7 @@ TEST_F(SessionTest, EmptyCacheGivesBackWhatTheClientCloses) {
   Get(512);
   const Allocation freed = Get(30_MiB);
   EXPECT_EQ(session_->Free({freed.block}), absl::OkStatus());
-  EXPECT_EQ(session_->Trim(0).value_or(~uint64_t{0}), 30_MiB);
+  EXPECT_EQ(session_->TrimSlowly(0).value_or(~uint64_t{0}), 30_MiB);
   EXPECT_THAT(client_->asked_back(), ElementsAre(freed.segment));
   EXPECT_EQ(Reserved(), 2_MiB);
   EXPECT_EQ(pool_->GetFigures().idle_bytes, 30_MiB);
@@ -167,7 +178,7 @@ TEST_F(SessionTest, WhatTheClientClosesLateComesBackLate) {
   EXPECT_EQ(session_->Free({freed.block}), absl::OkStatus());
   Gate gate;
   client_->on_close = [&](absl::Span<const SegmentId>) { gate.Pass(); };
-  std::thread slow([&] { EXPECT_EQ(session_->Trim(0).value_or(~uint64_t{0}), 30_MiB); });
+  std::thread slow([&] { EXPECT_EQ(session_->TrimSlowly(0).value_or(~uint64_t{0}), 30_MiB); });
   gate.AwaitArrivals(1);
   EXPECT_EQ(pool_->GetAccount(kId)->returning_bytes, 30_MiB);
   EXPECT_EQ(Reserved(), 30_MiB) << "charged until it is closed";
@@ -184,7 +195,7 @@ TEST_F(SessionTest, EndOfTheSessionWakesWhoWaitsForTheClient) {
   EXPECT_EQ(session_->Free({freed.block}), absl::OkStatus());
   Gate gate;
   client_->on_close = [&](absl::Span<const SegmentId>) { gate.Pass(); };
-  std::thread slow([&] { EXPECT_EQ(session_->Trim(0).value_or(~uint64_t{0}), 0u); });
+  std::thread slow([&] { EXPECT_EQ(session_->TrimSlowly(0).value_or(~uint64_t{0}), 0u); });
   gate.AwaitArrivals(1);
   session_->Advance(SessionState::kClosed);
   gate.Open();
@@ -198,7 +209,7 @@ TEST_F(SessionTest, WaitsForNoClientWhenTooManyOthersDo) {
   client_->on_close = nullptr;  // never answers
   absl::StatusOr<UserSlots::Slot> other = workers_.StartWaiting(/*uid=*/12345);
   ASSERT_TRUE(other.ok());
-  EXPECT_EQ(session_->Trim(0).value_or(~uint64_t{0}), 0u);
+  EXPECT_EQ(session_->TrimSlowly(0).value_or(~uint64_t{0}), 0u);
   *other = UserSlots::Slot();
   session_->SegmentsClosed({freed.segment});
   EXPECT_EQ(Reserved(), 0u) << "what is closed later still counts";
@@ -307,11 +318,10 @@ class SessionLeaseTest : public SessionTest {
     pool_ = std::make_unique<SegmentPool>(std::move(device), kCapacity, &next_segment_,
                                           SegmentPoolOptions{.clock = [this] { return now_; }});
     pool_->OpenAccount(kId, {.pid = 1, .domain = "d", .limit_bytes = kCapacity});
-    session_ = std::make_shared<Session>(kId, "test", Caller{.pid = 1}, std::vector<SegmentPool*>{pool_.get()},
-                                         &workers_, SessionBounds(), client_, AllocatorOptions(), Ticket());
+    leased_ = std::make_shared<LeasedSession>(Setup({}, {}), Ticket());
     // Two segments have been idle for ten seconds.
-    const std::vector<Lease> leases = session_->LeaseSlowly(0, {2_MiB, 2_MiB}).value();
-    EXPECT_TRUE(session_->ReturnLeased(0, {leases[0].segment, leases[1].segment}).ok());
+    const std::vector<Lease> leases = leased_->LeaseSlowly(0, {2_MiB, 2_MiB}).value();
+    EXPECT_TRUE(leased_->ReturnLeased(0, {leases[0].segment, leases[1].segment}).ok());
     now_ += std::chrono::seconds(10);
     came_back_ = pool_->CameBackTotal();
   }
@@ -327,10 +337,11 @@ class SessionLeaseTest : public SessionTest {
 
   SteadyTime now_{std::chrono::hours(1)};
   uint64_t came_back_ = 0;
+  std::shared_ptr<LeasedSession> leased_;
 };
 
 TEST_F(SessionLeaseTest, WhatIsIdleIsHandedOverInTheirOrder) {
-  const absl::StatusOr<std::vector<Lease>> leases = session_->LeaseIdle(0, {2_MiB, 2_MiB});
+  const absl::StatusOr<std::vector<Lease>> leases = leased_->LeaseIdle(0, {2_MiB, 2_MiB});
   ASSERT_TRUE(leases.ok()) << leases.status();
   EXPECT_EQ(leases->size(), 2u);
   EXPECT_NE((*leases)[0].segment, (*leases)[1].segment);
@@ -340,22 +351,22 @@ TEST_F(SessionLeaseTest, WhatIsIdleIsHandedOverInTheirOrder) {
 }
 
 TEST_F(SessionLeaseTest, WhatIsNotAllIdleIsLeftAlone) {
-  EXPECT_TRUE(absl::IsNotFound(session_->LeaseIdle(0, {2_MiB, 2_MiB, 2_MiB}).status()));
-  EXPECT_TRUE(absl::IsNotFound(session_->LeaseIdle(0, {2_MiB, 20_MiB}).status()));
+  EXPECT_TRUE(absl::IsNotFound(leased_->LeaseIdle(0, {2_MiB, 2_MiB, 2_MiB}).status()));
+  EXPECT_TRUE(absl::IsNotFound(leased_->LeaseIdle(0, {2_MiB, 20_MiB}).status()));
   EXPECT_EQ(pool_->CameBackTotal(), came_back_) << "nothing has come back";
   ExpectNoTrace();
 }
 
 TEST_F(SessionLeaseTest, WhatTheLimitForbidsTogetherIsNotBegun) {
   ASSERT_EQ(pool_->SetLimit(kId, 20_MiB), absl::OkStatus());
-  EXPECT_EQ(SegmentRefusalCause(session_->LeaseSlowly(0, {2_MiB, 20_MiB}).status()), OomCause::kLimit);
+  EXPECT_EQ(SegmentRefusalCause(leased_->LeaseSlowly(0, {2_MiB, 20_MiB}).status()), OomCause::kLimit);
   EXPECT_EQ(device_->allocations(), 2) << "only those of before";
   ExpectNoTrace();
 }
 
 TEST_F(SessionLeaseTest, WhatTheDriverRefusesHalfwayIsGivenUpAsAWhole) {
   device_->Fail(FakeDevice::Call::kAllocate, 2, 1, absl::InternalError("the driver failed"));
-  EXPECT_TRUE(absl::IsInternal(session_->LeaseSlowly(0, {2_MiB, 20_MiB, 30_MiB}).status()));
+  EXPECT_TRUE(absl::IsInternal(leased_->LeaseSlowly(0, {2_MiB, 20_MiB, 30_MiB}).status()));
   EXPECT_EQ(pool_->GetFigures().segment_allocs, 3u);
   EXPECT_EQ(pool_->GetFigures().reserved_bytes, device_->live_bytes());
   ExpectNoTrace(/*more_idle=*/20_MiB);
@@ -363,14 +374,22 @@ TEST_F(SessionLeaseTest, WhatTheDriverRefusesHalfwayIsGivenUpAsAWhole) {
 
 TEST_F(SessionLeaseTest, NothingIsLeftOfAGrantThatTheDriverRefuses) {
   ASSERT_EQ(pool_->Grant(kId, 52_MiB), absl::OkStatus());
+  Reservation reserved(pool_.get(), kId, 52_MiB);
   device_->Fail(FakeDevice::Call::kAllocate, 2, 1, absl::InternalError("the driver failed"));
-  EXPECT_TRUE(absl::IsInternal(session_->LeaseSlowly(0, {2_MiB, 20_MiB, 30_MiB}, /*granted=*/true).status()));
+  EXPECT_TRUE(absl::IsInternal(leased_->LeaseSlowly(0, {2_MiB, 20_MiB, 30_MiB}, std::move(reserved)).status()));
   ExpectNoTrace(/*more_idle=*/20_MiB);
+}
+
+TEST_F(SessionLeaseTest, AReservationIsGivenBackByASessionThatMayNotLease) {
+  ASSERT_EQ(pool_->Grant(kId, 20_MiB), absl::OkStatus());
+  leased_->Advance(SessionState::kEnded);
+  EXPECT_TRUE(absl::IsAborted(leased_->LeaseSlowly(0, {20_MiB}, Reservation(pool_.get(), kId, 20_MiB)).status()));
+  ExpectNoTrace();
 }
 
 TEST_F(SessionLeaseTest, WhatEndsMeanwhileGetsNothing) {
   Gate& gate = device_->Hold(FakeDevice::Call::kAllocate);
-  std::thread slow([&] { EXPECT_TRUE(absl::IsAborted(session_->LeaseSlowly(0, {2_MiB, 20_MiB}).status())); });
+  std::thread slow([&] { EXPECT_TRUE(absl::IsAborted(leased_->LeaseSlowly(0, {2_MiB, 20_MiB}).status())); });
   gate.AwaitArrivals(1);
   pool_->CloseAccountOfGone(kId);
   EXPECT_EQ(pool_->GetFigures().charged_bytes, 22_MiB) << "until the driver has answered";
@@ -402,39 +421,12 @@ TEST_F(SessionTest, ThreadsFreeAndAllocateAtOnce) {
   EXPECT_EQ(session_->allocator(0).CheckInvariants(), absl::OkStatus());
 }
 
-TEST_F(SessionTest, RecordingRefusalsTakesATwentiethOfTheTime) {
-  using std::chrono::milliseconds;
-  SteadyTime now{std::chrono::hours(1)};
-  ASSERT_TRUE(session_->StartRefusalRecording(now));
-  EXPECT_FALSE(session_->StartRefusalRecording(now)) << "one at a time";
-  session_->EndRefusalRecording(now, {});
-  // A program that tries again and again: those in a row, then one a second.
-  int in_a_row = 0;
-  while (in_a_row < 100 && session_->StartRefusalRecording(now)) {
-    now += milliseconds(1);
-    session_->EndRefusalRecording(now, milliseconds(1));
-    ++in_a_row;
-  }
-  EXPECT_EQ(in_a_row, 11);
-  EXPECT_FALSE(session_->StartRefusalRecording(now + milliseconds(900)));
-  now += milliseconds(1000);
-  ASSERT_TRUE(session_->StartRefusalRecording(now));
-  session_->EndRefusalRecording(now, milliseconds(1));
-  EXPECT_FALSE(session_->StartRefusalRecording(now));
-  // One that takes long: 20 times as long until there is room for the next.
-  now += std::chrono::minutes(1);
-  ASSERT_TRUE(session_->StartRefusalRecording(now));
-  session_->EndRefusalRecording(now, std::chrono::seconds(2));
-  EXPECT_FALSE(session_->StartRefusalRecording(now + std::chrono::seconds(30)));
-  EXPECT_TRUE(session_->StartRefusalRecording(now + std::chrono::seconds(30) + milliseconds(1)));
-}
-
 // A scope may be added, and get its first block, at any moment while a refusal is explained.
 TEST_F(SessionTest, ARefusalKnowsScopesThatAreAddedMeanwhile) {
   constexpr int kBlocks = 2000;
   Make(/*max_blocks=*/kBlocks + 2);
   const auto scope = [&](const std::string& name) {
-    return session_->FindScope(std::vector<Session::NamedScope>{{.name = name}});
+    return session_->FindScope(std::vector<RemoteSession::NamedScope>{{.name = name}});
   };
   const ScopeId weights = scope("weights");
   for (int i = 0; i < kBlocks; ++i) ASSERT_TRUE(AllocateSlowly(*session_, 0, 512, 0, weights).ok());

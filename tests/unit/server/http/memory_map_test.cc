@@ -30,9 +30,9 @@ class MemoryMapTest : public BrokerTest {
   // 64 of them within one another, as deep as they may be, and the longest that there are.
   static ScopeId DeepScope(Session& session, const std::string& innermost) {
     const std::string name(ScopeTable::kMaxNameBytes, 'd');
-    std::vector<Session::NamedScope> scopes(ScopeTable::kMaxDepth - 1, {.name = name});
+    std::vector<RemoteSession::NamedScope> scopes(ScopeTable::kMaxDepth - 1, {.name = name});
     scopes.push_back({.name = innermost});
-    return session.FindScope(scopes);
+    return session.remote()->FindScope(scopes);
   }
   void AllocateIn(const SessionPtr& session, ScopeId scope) {
     ASSERT_TRUE(Allocate(session, 512, 0, 0, {.scope = scope}).ok());
@@ -64,7 +64,7 @@ TEST_F(MemoryMapTest, APathIsCarriedOnceHoweverManyBlocksHaveIt) {
 TEST_F(MemoryMapTest, NamesOfScopesWithoutBlocksAreNotCarried) {
   const SessionPtr session = Open("many");
   for (int i = 0; i < 1000; ++i)
-    session->FindScope(std::vector<Session::NamedScope>{{.name = absl::StrCat("step ", i)}});
+    session->remote()->FindScope(std::vector<RemoteSession::NamedScope>{{.name = absl::StrCat("step ", i)}});
   AllocateIn(session, 1);
   MemoryMap map(broker_.get(), Keeping(10'000));
   EXPECT_THAT(map.Get(0).sessions.at(0).scopes, testing::ElementsAre("", "step 0"));
@@ -91,12 +91,12 @@ TEST_F(MemoryMapTest, NamesCountAgainstWhatIsKept) {
 TEST_F(MemoryMapTest, SaysWhatEachScopeHolds) {
   const SessionPtr session = Open("layers");
   const auto scope = [&](const std::string& name) {
-    return session->FindScope(std::vector<Session::NamedScope>{{.name = name}});
+    return session->remote()->FindScope(std::vector<RemoteSession::NamedScope>{{.name = name}});
   };
   const absl::StatusOr<Allocation> first = Allocate(session, 2048, 0, 0, {.scope = scope("activations")});
   ASSERT_TRUE(first.ok()) << first.status();
   AllocateIn(session, scope("weights"));
-  ASSERT_TRUE(broker_->Free(session, {first->block}).ok());
+  ASSERT_TRUE(broker_->allocations().Free(session, {first->block}).ok());
   MemoryMap map(broker_.get(), Keeping(10'000));
   const DeviceMap device = map.Get(0);
   ASSERT_THAT(device.sessions.at(0).scope_uses, SizeIs(2));
@@ -120,7 +120,7 @@ TEST_F(MemoryMapTest, OfManyScopesThoseThatHoldMostAreCarried) {
   const SessionPtr session = Open("many");
   for (size_t i = 0; i < MemoryMap::kMaxScopeUses + 7; ++i) {
     const std::string name = absl::StrCat("step ", i);
-    const ScopeId scope = session->FindScope(std::vector<Session::NamedScope>{{.name = name}});
+    const ScopeId scope = session->remote()->FindScope(std::vector<RemoteSession::NamedScope>{{.name = name}});
     ASSERT_TRUE(Allocate(session, i == MemoryMap::kMaxScopeUses ? 4096 : 512, 0, 0, {.scope = scope}).ok());
   }
   MemoryMap map(broker_.get(), Keeping(10'000));
@@ -138,7 +138,7 @@ TEST_F(MemoryMapTest, WhatScopesHoldCountsAgainstWhatIsKept) {
   const SessionPtr session = Open("peak");
   for (size_t i = 0; i < kScopes; ++i) {
     const std::string name = absl::StrCat("step ", i);
-    AllocateIn(session, session->FindScope(std::vector<Session::NamedScope>{{.name = name}}));
+    AllocateIn(session, session->remote()->FindScope(std::vector<RemoteSession::NamedScope>{{.name = name}}));
   }
   // Names and blocks alone would fit.
   MemoryMap map(broker_.get(), Keeping(10 * kScopes));

@@ -133,7 +133,7 @@ TEST(RpcMeterTest, CountsByMethodAndCode) {
 class Client : public SessionEvents {
  public:
   void CloseSegments(absl::Span<const SegmentId> segments) override {
-    if (const SessionPtr alive = session.lock()) alive->SegmentsClosed(segments);
+    if (const SessionPtr alive = session.lock()) alive->remote()->SegmentsClosed(segments);
   }
   void LimitChanged(int, uint64_t) override {}
   void Draining(const std::string&) override {}
@@ -176,10 +176,11 @@ class BrokerMetricsTest : public ::testing::Test {
     const auto answered = std::make_shared<Gate>();
     answered->Open();
     absl::StatusOr<Allocation> answer = absl::UnknownError("no answer");
-    broker_->Allocate(session, device, bytes, /*stream=*/0, [&answer, answered](absl::StatusOr<Allocation> allocation) {
-      answer = std::move(allocation);
-      answered->Pass();
-    });
+    broker_->allocations().Allocate(session, device, bytes, /*stream=*/0,
+                                    [&answer, answered](absl::StatusOr<Allocation> allocation) {
+                                      answer = std::move(allocation);
+                                      answered->Pass();
+                                    });
     answered->AwaitArrivals(1);
     const auto idle = std::make_shared<Gate>();
     idle->Open();
@@ -188,7 +189,7 @@ class BrokerMetricsTest : public ::testing::Test {
     return answer;
   }
   std::string Text(size_t max_clients = kNoBound) const {
-    return Metrics({.view = [this] { return broker_->View(); },
+    return Metrics({.view = [this] { return broker_->operator_view().Look(); },
                     .rpcs = &rpcs_,
                     .reload = &reload_,
                     .http = &http_,
@@ -218,8 +219,8 @@ TEST_F(BrokerMetricsTest, FiguresOfClientsAndDevices) {
   ASSERT_TRUE(small.ok());
   const absl::StatusOr<Allocation> large = Allocate(remote, 3_MiB);
   ASSERT_TRUE(large.ok());
-  ASSERT_TRUE(broker_->Free(remote, {large->block}).ok());  // a wholly free segment of 20 MiB
-  EXPECT_FALSE(Allocate(remote, 65_MiB).ok());              // larger than the device
+  ASSERT_TRUE(broker_->allocations().Free(remote, {large->block}).ok());  // a wholly free segment of 20 MiB
+  EXPECT_FALSE(Allocate(remote, 65_MiB).ok());                            // larger than the device
   MemoryStats reported;
   reported.allocation.Up(PoolKind::kLarge, 2);
   reported.allocated_bytes.Up(PoolKind::kLarge, 5_MiB);
@@ -227,11 +228,11 @@ TEST_F(BrokerMetricsTest, FiguresOfClientsAndDevices) {
   reported.reserved_bytes.Up(PoolKind::kLarge, 10_MiB);
   reported.free.Add(1_GiB);  // more than it holds
   reported.num_alloc_retries = 7;
-  leased->Report(0, reported);
+  leased->leased()->Report(0, reported);
   std::optional<absl::Status> leasing;
   const auto answered = std::make_shared<Gate>();
   answered->Open();
-  broker_->LeaseSegments(leased, 0, {10_MiB}, [&](const absl::StatusOr<std::vector<Lease>>& leases) {
+  broker_->leases().Lease(leased, 0, {10_MiB}, [&](const absl::StatusOr<std::vector<Lease>>& leases) {
     leasing = leases.status();
     answered->Pass();
   });
@@ -346,7 +347,7 @@ TEST_F(BrokerMetricsTest, ReclaimAndWaits) {
   const SessionPtr holder = Open("holder");
   const absl::StatusOr<Allocation> block = Allocate(holder, 50_MiB);
   ASSERT_TRUE(block.ok());
-  ASSERT_TRUE(broker_->Free(holder, {block->block}).ok());
+  ASSERT_TRUE(broker_->allocations().Free(holder, {block->block}).ok());
   const SessionPtr needy = Open("needy", 2000);
   ASSERT_TRUE(Allocate(needy, 30_MiB).ok());  // the other one gives its idle segment back
   // The reclaim is counted at the end of the task that made the memory free.

@@ -32,8 +32,8 @@ using ::testing::HasSubstr;
 constexpr SessionId kA{1};
 constexpr SessionId kB{2};
 constexpr SessionId kC{3};
-constexpr uid_t kAnn = 1001;
-constexpr uid_t kBen = 1002;
+constexpr uid_t kAnnUid = 1001;
+constexpr uid_t kBenUid = 1002;
 constexpr uint64_t kPlenty = 1_GiB;
 
 class SegmentPoolTest : public ::testing::Test {
@@ -49,7 +49,7 @@ class SegmentPoolTest : public ::testing::Test {
         SegmentPoolOptions{.idle_limit_bytes = idle_limit, .free_timeout = std::chrono::minutes(1)});
   }
   // Accounts of session n have pid 100 + n.
-  void Open(SessionId session, uint64_t limit = kPlenty, uid_t tenant = kAnn) {
+  void Open(SessionId session, uint64_t limit = kPlenty, uid_t tenant = kAnnUid) {
     pool_->OpenAccount(
         session, {.pid = PidOf(session), .uid = tenant, .domain = absl::StrCat("uid:", tenant), .limit_bytes = limit});
   }
@@ -162,7 +162,7 @@ TEST_F(SegmentPoolTest, IdsAreUniqueOverPools) {
   MakePool(kPlenty);
   SegmentPool other(std::make_unique<FakeDevice>(kPlenty), kPlenty, &next_segment_);
   Open(kA);
-  other.OpenAccount(kA, {.pid = 1, .uid = kAnn, .limit_bytes = kPlenty});
+  other.OpenAccount(kA, {.pid = 1, .uid = kAnnUid, .limit_bytes = kPlenty});
   std::set<uint64_t> ids;
   for (int i = 0; i < 5; ++i) {
     ids.insert(Raw(Lease(kA, 2_MiB)));
@@ -258,15 +258,15 @@ TEST_F(SegmentPoolTest, IdleSegmentIsReusedByTheSameTenant) {
 
 TEST_F(SegmentPoolTest, IdleSegmentIsNeverGivenToAnotherTenant) {
   MakePool(kPlenty);
-  Open(kA, kPlenty, kAnn);
+  Open(kA, kPlenty, kAnnUid);
   Lease(kA, 2_MiB);
   pool_->CloseAccount(kA);
-  Open(kB, kPlenty, kBen);
+  Open(kB, kPlenty, kBenUid);
   Lease(kB, 2_MiB);
   EXPECT_EQ(device_->allocations(), 2);
   EXPECT_EQ(Figures().idle_bytes, 2_MiB);
   // Even with its last holder gone it remembers its tenant.
-  Open(kC, kPlenty, kAnn);
+  Open(kC, kPlenty, kAnnUid);
   Lease(kC, 2_MiB);
   EXPECT_EQ(device_->allocations(), 2);
 }
@@ -282,11 +282,11 @@ TEST_F(SegmentPoolTest, IdleSegmentOfAnotherSizeIsNotReused) {
 
 TEST_F(SegmentPoolTest, NeedOfAnotherTenantSendsIdleSegmentsToTheDriver) {
   MakePool(8_MiB);
-  Open(kA, kPlenty, kAnn);
+  Open(kA, kPlenty, kAnnUid);
   for (int i = 0; i < 4; ++i) Lease(kA, 2_MiB);
   pool_->CloseAccount(kA);
   EXPECT_EQ(Figures().idle_bytes, 8_MiB);
-  Open(kB, kPlenty, kBen);
+  Open(kB, kPlenty, kBenUid);
   Lease(kB, 4_MiB);
   EXPECT_EQ(Figures().idle_bytes, 4_MiB) << "no more than is needed";
   EXPECT_EQ(Figures().segment_frees, 2u);
@@ -321,9 +321,9 @@ TEST_F(SegmentPoolTest, ReleaseIdleSinceSparesWhatIsYounger) {
 
 TEST_F(SegmentPoolTest, BeyondTheIdleLimitTheOldestGoBack) {
   MakePool(kPlenty, kPlenty, DeviceKind::kHost, 6_MiB);
-  Open(kA, kPlenty, kAnn);
-  Open(kB, kPlenty, kBen);
-  Open(kC, kPlenty, kBen);
+  Open(kA, kPlenty, kAnnUid);
+  Open(kB, kPlenty, kBenUid);
+  Open(kC, kPlenty, kBenUid);
   const SegmentId younger = Lease(kA, 4_MiB);
   GiveBack(kB, Lease(kB, 2_MiB));
   const SteadyTime before = std::chrono::steady_clock::now() - std::chrono::hours(1);
@@ -438,8 +438,8 @@ TEST_F(SegmentPoolTest, DriverOutOfMemoryIsACapacityRefusal) {
 
 TEST_F(SegmentPoolTest, DriverOutOfMemorySendsIdleSegmentsToTheDriver) {
   MakePool(8_MiB);
-  Open(kA, kPlenty, kAnn);
-  Open(kB, kPlenty, kBen);
+  Open(kA, kPlenty, kAnnUid);
+  Open(kB, kPlenty, kBenUid);
   GiveBack(kA, Lease(kA, 4_MiB));
   // Capacity would allow 4 MiB, but somebody outside of the broker has taken them.
   device_->set_foreign_bytes(4_MiB);
@@ -499,8 +499,8 @@ class SegmentPoolFaultTest : public SegmentPoolTest {
   void Scenario() {
     leased_.clear();
     failures_ = 0;
-    Open(kA, 12_MiB, kAnn);
-    Open(kB, kPlenty, kBen);
+    Open(kA, 12_MiB, kAnnUid);
+    Open(kB, kPlenty, kBenUid);
     LeaseOrNot(kA, 2_MiB);
     LeaseOrNot(kA, 4_MiB);
     LeaseOrNot(kB, 6_MiB);
@@ -625,7 +625,7 @@ TEST_F(SegmentPoolTest, CloseDuringAFailingLeaseRollsBack) {
 TEST_F(SegmentPoolTest, NothingElseWaitsForTheDriver) {
   MakePool(kPlenty);
   Open(kA);
-  Open(kB, kPlenty, kBen);
+  Open(kB, kPlenty, kBenUid);
   const SegmentId held = Lease(kB, 2_MiB);
   GiveBack(kB, Lease(kB, 4_MiB));
   Gate& gate = device_->Hold(Call::kAllocate);
@@ -636,7 +636,7 @@ TEST_F(SegmentPoolTest, NothingElseWaitsForTheDriver) {
   EXPECT_EQ(pool_->SetLimit(kB, 16_MiB), absl::OkStatus());
   Lease(kB, 4_MiB);  // idle
   const Ticket ticket = TicketFor(kB, held);
-  EXPECT_TRUE(pool_->RedeemTicket(ticket, PidOf(kB), kBen).ok());
+  EXPECT_TRUE(pool_->RedeemTicket(ticket, PidOf(kB), kBenUid).ok());
   EXPECT_EQ(pool_->ReleaseIdleSince(std::chrono::steady_clock::now()), 0u);
   GiveBack(kB, held);
   EXPECT_EQ(pool_->CloseAccount(kB), 4_MiB);
@@ -676,8 +676,8 @@ TEST_F(SegmentPoolTest, LeaseWaitsForFreesThatAreUnderWay) {
 
 TEST_F(SegmentPoolTest, LeaseWaitsForNoMoreFreesThanItNeeds) {
   MakePool(8_MiB);
-  Open(kA, kPlenty, kAnn);
-  Open(kB, kPlenty, kBen);
+  Open(kA, kPlenty, kAnnUid);
+  Open(kB, kPlenty, kBenUid);
   Lease(kA, 4_MiB);
   Lease(kA, 4_MiB);
   pool_->CloseAccount(kA);
@@ -715,7 +715,7 @@ TEST_F(SegmentPoolOverlapTest, AllAreInTheDriverAtATime) {
   Gate& gate = device_->Hold(Call::kAllocate);
   {
     WorkerPool workers(64);
-    LeaseAll(workers, 1, kAnn);
+    LeaseAll(workers, 1, kAnnUid);
     gate.AwaitArrivals(kSessions);
     EXPECT_EQ(Figures().charged_bytes, kSessions * 2_MiB);
     gate.Open();
@@ -727,14 +727,14 @@ TEST_F(SegmentPoolOverlapTest, AllMakeRoomAtATime) {
   MakePool(kSessions * 2_MiB);
   {
     WorkerPool workers(64);
-    LeaseAll(workers, 1, kAnn);
+    LeaseAll(workers, 1, kAnnUid);
   }
   for (uint64_t n = 1; n <= kSessions; ++n) pool_->CloseAccount(SessionId{n});
   Gate& frees = device_->Hold(Call::kFree);
   Gate& allocations = device_->Hold(Call::kAllocate);
   {
     WorkerPool workers(64);
-    LeaseAll(workers, 1000, kBen);
+    LeaseAll(workers, 1000, kBenUid);
     frees.AwaitArrivals(kSessions);
     EXPECT_EQ(Figures().idle_bytes, 0u);
     EXPECT_EQ(Figures().charged_bytes, kSessions * 2_MiB);
@@ -780,24 +780,24 @@ TEST_F(SegmentPoolTest, TicketIsGoodOnce) {
   const SegmentId segment = Lease(kA, 2_MiB);
   const Ticket ticket = TicketFor(kA, segment);
   EXPECT_EQ(TicketFor(kA, segment), ticket) << "one ticket a segment";
-  const absl::StatusOr<UniqueFd> fd = pool_->RedeemTicket(ticket, PidOf(kA), kAnn);
+  const absl::StatusOr<UniqueFd> fd = pool_->RedeemTicket(ticket, PidOf(kA), kAnnUid);
   ASSERT_TRUE(fd.ok()) << fd.status();
   EXPECT_TRUE(fd->valid());
-  EXPECT_TRUE(absl::IsNotFound(pool_->RedeemTicket(ticket, PidOf(kA), kAnn).status()));
+  EXPECT_TRUE(absl::IsNotFound(pool_->RedeemTicket(ticket, PidOf(kA), kAnnUid).status()));
   const Ticket next = TicketFor(kA, segment);
   EXPECT_NE(next, ticket);
-  EXPECT_TRUE(pool_->RedeemTicket(next, PidOf(kA), kAnn).ok());
+  EXPECT_TRUE(pool_->RedeemTicket(next, PidOf(kA), kAnnUid).ok());
 }
 
 TEST_F(SegmentPoolTest, TicketIsForItsProcessAndUser) {
   MakePool(kPlenty);
-  Open(kA, kPlenty, kAnn);
-  Open(kB, kPlenty, kBen);
+  Open(kA, kPlenty, kAnnUid);
+  Open(kB, kPlenty, kBenUid);
   const Ticket ticket = TicketFor(kA, Lease(kA, 2_MiB));
-  EXPECT_TRUE(absl::IsPermissionDenied(pool_->RedeemTicket(ticket, PidOf(kB), kAnn).status()));
-  EXPECT_TRUE(absl::IsPermissionDenied(pool_->RedeemTicket(ticket, PidOf(kA), kBen).status()));
+  EXPECT_TRUE(absl::IsPermissionDenied(pool_->RedeemTicket(ticket, PidOf(kB), kAnnUid).status()));
+  EXPECT_TRUE(absl::IsPermissionDenied(pool_->RedeemTicket(ticket, PidOf(kA), kBenUid).status()));
   EXPECT_TRUE(absl::IsPermissionDenied(pool_->RedeemTicket(ticket, PidOf(kA), 0).status())) << "root neither";
-  EXPECT_TRUE(pool_->RedeemTicket(ticket, PidOf(kA), kAnn).ok()) << "the attempts of others do not use it up";
+  EXPECT_TRUE(pool_->RedeemTicket(ticket, PidOf(kA), kAnnUid).ok()) << "the attempts of others do not use it up";
 }
 
 TEST_F(SegmentPoolTest, UnknownTicketIsNoTicket) {
@@ -805,8 +805,8 @@ TEST_F(SegmentPoolTest, UnknownTicketIsNoTicket) {
   Open(kA);
   Ticket ticket = TicketFor(kA, Lease(kA, 2_MiB));
   ticket[15] = static_cast<char>(ticket[15] ^ 1);
-  EXPECT_TRUE(absl::IsNotFound(pool_->RedeemTicket(ticket, PidOf(kA), kAnn).status()));
-  EXPECT_TRUE(absl::IsNotFound(pool_->RedeemTicket(Ticket{}, PidOf(kA), kAnn).status()));
+  EXPECT_TRUE(absl::IsNotFound(pool_->RedeemTicket(ticket, PidOf(kA), kAnnUid).status()));
+  EXPECT_TRUE(absl::IsNotFound(pool_->RedeemTicket(Ticket{}, PidOf(kA), kAnnUid).status()));
 }
 
 TEST_F(SegmentPoolTest, TicketIsVoidWhenTheSegmentIsReturned) {
@@ -815,9 +815,10 @@ TEST_F(SegmentPoolTest, TicketIsVoidWhenTheSegmentIsReturned) {
   const SegmentId segment = Lease(kA, 2_MiB);
   const Ticket ticket = TicketFor(kA, segment);
   GiveBack(kA, segment);
-  EXPECT_TRUE(absl::IsNotFound(pool_->RedeemTicket(ticket, PidOf(kA), kAnn).status()));
+  EXPECT_TRUE(absl::IsNotFound(pool_->RedeemTicket(ticket, PidOf(kA), kAnnUid).status()));
   Lease(kA, 2_MiB);
-  EXPECT_TRUE(absl::IsNotFound(pool_->RedeemTicket(ticket, PidOf(kA), kAnn).status())) << "nor when it is leased anew";
+  EXPECT_TRUE(absl::IsNotFound(pool_->RedeemTicket(ticket, PidOf(kA), kAnnUid).status()))
+      << "nor when it is leased anew";
 }
 
 TEST_F(SegmentPoolTest, TicketIsVoidWhenTheAccountIsClosed) {
@@ -825,7 +826,7 @@ TEST_F(SegmentPoolTest, TicketIsVoidWhenTheAccountIsClosed) {
   Open(kA);
   const Ticket ticket = TicketFor(kA, Lease(kA, 2_MiB));
   pool_->CloseAccount(kA);
-  EXPECT_TRUE(absl::IsNotFound(pool_->RedeemTicket(ticket, PidOf(kA), kAnn).status()));
+  EXPECT_TRUE(absl::IsNotFound(pool_->RedeemTicket(ticket, PidOf(kA), kAnnUid).status()));
 }
 
 TEST_F(SegmentPoolTest, TicketSurvivesAFailedExport) {
@@ -833,8 +834,8 @@ TEST_F(SegmentPoolTest, TicketSurvivesAFailedExport) {
   Open(kA);
   const Ticket ticket = TicketFor(kA, Lease(kA, 2_MiB));
   device_->Fail(Call::kExport, 1, 1, absl::InternalError("fcntl failed"));
-  EXPECT_EQ(pool_->RedeemTicket(ticket, PidOf(kA), kAnn).status(), absl::InternalError("fcntl failed"));
-  EXPECT_TRUE(pool_->RedeemTicket(ticket, PidOf(kA), kAnn).ok());
+  EXPECT_EQ(pool_->RedeemTicket(ticket, PidOf(kA), kAnnUid).status(), absl::InternalError("fcntl failed"));
+  EXPECT_TRUE(pool_->RedeemTicket(ticket, PidOf(kA), kAnnUid).ok());
 }
 
 TEST_F(SegmentPoolTest, TicketsDiffer) {
@@ -852,7 +853,7 @@ TEST_F(SegmentPoolTest, WhatADeadProcessCouldOpenIsHandedToNobody) {
   MakePool(kPlenty);
   Open(kA);
   const Ticket ticket = TicketFor(kA, Lease(kA, 2_MiB));
-  ASSERT_TRUE(pool_->RedeemTicket(ticket, PidOf(kA), kAnn).ok());
+  ASSERT_TRUE(pool_->RedeemTicket(ticket, PidOf(kA), kAnnUid).ok());
   Lease(kA, 4_MiB);  // it never had what opens this one
   pool_->CloseAccountOfGone(kA);
   EXPECT_EQ(Figures().quarantined_bytes, 2_MiB);

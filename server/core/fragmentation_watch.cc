@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// Whose memory fragments step by step, and when that will have a request refused.
+#include "server/core/fragmentation_watch.h"
+
 #include <algorithm>
 #include <cstdint>
 #include <utility>
-#include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "server/core/broker.h"
 #include "server/core/saturating.h"
 
 namespace vrambroker {
@@ -53,8 +51,12 @@ uint64_t MostBytes(const SessionDeviceInfo& held, const SegmentPool& pool, const
 
 }  // namespace
 
-void Broker::FollowFragmentation(const BrokerView& view) {
-  const SteadyTime now = options_.clock();
+FragmentationWatch::FragmentationWatch(std::vector<SegmentPool*> pools, std::chrono::milliseconds window,
+                                       std::function<SteadyTime()> clock)
+    : pools_(std::move(pools)), window_(window), clock_(std::move(clock)) {}
+
+void FragmentationWatch::Follow(const BrokerView& view) {
+  const SteadyTime now = clock_();
   std::vector<std::vector<uint64_t>> most(view.sessions.size());  // by session, then device
   for (size_t device = 0; device < view.devices.size(); ++device) {
     const Reclaimable reclaimable(view, device);
@@ -65,17 +67,17 @@ void Broker::FollowFragmentation(const BrokerView& view) {
   }
   absl::flat_hash_map<SessionId, std::vector<Trend>> of_live;
   of_live.reserve(view.sessions.size());
-  MutexLock lock(trends_mu_);
+  MutexLock lock(mu_);
   for (size_t i = 0; i < view.sessions.size(); ++i) {
     const SessionInfo& session = view.sessions[i];
     std::vector<Trend>& trends = of_live[session.id];
     if (const auto known = trends_.find(session.id); known != trends_.end()) trends = std::move(known->second);
-    trends.resize(view.devices.size(), {.trend = FragmentationTrend(options_.fragmentation_window), .figures = {}});
+    trends.resize(view.devices.size(), {.trend = FragmentationTrend(window_), .figures = {}});
     for (size_t device = 0; device < trends.size(); ++device) {
       const SessionDeviceInfo& held = session.devices[device];
       FragmentationTrend& trend = trends[device].trend;
       if (held.account.reserved_bytes == 0) {  // nothing to follow, and nothing to keep
-        trend = FragmentationTrend(options_.fragmentation_window);
+        trend = FragmentationTrend(window_);
       } else {
         trend.Add({.time = now,
                    .allocated_bytes = held.stats.allocated_bytes.all.current,
@@ -89,8 +91,8 @@ void Broker::FollowFragmentation(const BrokerView& view) {
   trends_ = std::move(of_live);
 }
 
-void Broker::AddFragmentation(absl::Span<SessionInfo> infos) const {
-  MutexLock lock(trends_mu_);
+void FragmentationWatch::AddTo(absl::Span<SessionInfo> infos) const {
+  MutexLock lock(mu_);
   for (SessionInfo& info : infos) {
     const auto known = trends_.find(info.id);
     if (known == trends_.end()) continue;

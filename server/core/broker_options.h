@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// BrokerOptions: what a broker is configured with, and what it needs of its surroundings.
+#ifndef VRAMBROKER_SERVER_CORE_BROKER_OPTIONS_H_
+#define VRAMBROKER_SERVER_CORE_BROKER_OPTIONS_H_
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "allocator/base/unique_fd.h"
+#include "allocator/heap/allocator_options.h"
+#include "server/base/steady_time.h"
+#include "server/core/session.h"
+#include "server/identity/policy.h"
+
+namespace vrambroker {
+
+struct BrokerOptions {
+  std::shared_ptr<const Policy> policy;               // who gets what; null: the default of every field
+  AllocatorOptions allocator;                         // of sessions that bring none of their own
+  size_t record_events = 0;                           // what new sessions keep; at most kMaxRecordedEvents
+  bool is_record_events_set = true;                   // not the default: who gets less is told
+  uint64_t max_recorded_events_per_uid = 10'000'000;  // of remote sessions: theirs are in the daemon's memory
+  SessionBounds session_bounds;
+  size_t max_waiting_per_uid = 4096;  // requests
+  // How long those who hold reclaimable memory have to give it back when somebody asks for it.
+  std::chrono::milliseconds reclaim_timeout{2000};
+  // See GrowthQueueOptions.
+  std::chrono::milliseconds hold_back_time{1000};
+  Limit hold_back_limit = 1.0;                                               // of each device
+  std::chrono::milliseconds fragmentation_window = std::chrono::minutes(1);  // see FragmentationTrend
+  std::function<SteadyTime()> clock = [] { return std::chrono::steady_clock::now(); };
+  // Calls Broker::OnTimer() at `time`, or soon after; replaces the time that was set before. From any thread.
+  std::function<void(SteadyTime time)> set_timer = [](SteadyTime) {};
+  // Calls `gone`, from any thread, when the process of `pidfd` has ended; perhaps more than once. The result is for
+  // unwatch_process, which the broker calls once.
+  std::function<absl::StatusOr<int>(const UniqueFd& pidfd, std::function<void()> gone)> watch_process;
+  std::function<void(int watch)> unwatch_process;
+};
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_SERVER_CORE_BROKER_OPTIONS_H_

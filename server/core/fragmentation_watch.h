@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// FragmentationWatch: whose memory fragments step by step, and when that will have a request refused.
+#ifndef VRAMBROKER_SERVER_CORE_FRAGMENTATION_WATCH_H_
+#define VRAMBROKER_SERVER_CORE_FRAGMENTATION_WATCH_H_
+
+#include <chrono>
+#include <functional>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/types/span.h"
+#include "allocator/base/ids.h"
+#include "allocator/base/mutex.h"
+#include "server/base/steady_time.h"
+#include "server/core/broker_view.h"
+#include "server/core/fragmentation_trend.h"
+#include "server/pool/segment_pool.h"
+
+namespace vrambroker {
+
+// Thread-safe.
+class FragmentationWatch {
+ public:
+  // `pools`, by device, outlive it. `window`: see FragmentationTrend.
+  FragmentationWatch(std::vector<SegmentPool*> pools, std::chrono::milliseconds window,
+                     std::function<SteadyTime()> clock);
+
+  // Adds what the sessions use by `view`, of this moment, to their trends. To be called every few seconds.
+  void Follow(const BrokerView& view) ABSL_LOCKS_EXCLUDED(mu_);
+  // What the last Follow() found.
+  void AddTo(absl::Span<SessionInfo> infos) const ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  struct Trend {
+    FragmentationTrend trend;
+    SessionDeviceInfo::Fragmentation figures;
+  };
+
+  const std::vector<SegmentPool*> pools_;
+  const std::chrono::milliseconds window_;
+  const std::function<SteadyTime()> clock_;
+
+  mutable Mutex mu_;  // held for nothing but this; no other lock is taken
+  absl::flat_hash_map<SessionId, std::vector<Trend>> trends_ ABSL_GUARDED_BY(mu_);  // by device
+};
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_SERVER_CORE_FRAGMENTATION_WATCH_H_

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// MemoryRequest: one request for memory that may come to wait for others.
+#ifndef VRAMBROKER_SERVER_CORE_MEMORY_REQUEST_H_
+#define VRAMBROKER_SERVER_CORE_MEMORY_REQUEST_H_
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "allocator/base/mutex.h"
+#include "allocator/heap/scopes.h"
+#include "server/base/steady_time.h"
+#include "server/core/growth_queue.h"
+#include "server/core/session.h"
+#include "server/pool/reservation.h"
+
+namespace vrambroker {
+
+// How far a request goes when the device is full.
+struct GrowthOptions {
+  bool may_reclaim = false;           // others that hold reclaimable memory are asked to give it back
+  std::chrono::milliseconds wait{0};  // with may_reclaim: and then it waits for so long, as far as its terms allow
+  uint64_t cancel_key = 0;            // for WaitingRequests::Cancel(); 0: none
+  ScopeId scope = 0;                  // of an allocation, in the session's list: what the block is for
+};
+
+// InvalidArgument above kMaxWait.
+absl::Status CheckWait(const GrowthOptions& options);
+// NotFound unless the daemon has so many devices that this is one.
+absl::Status CheckDevice(uint64_t device, size_t devices);
+
+// It may wait several times, one after the other: WaitingRequests::Wait(). While it waits, it may be granted, refused,
+// or served otherwise, all at the same moment: who ends the wait goes on with it alone, and what was reserved for the
+// others gives itself up. Whoever has a part in it keeps it alive.
+class MemoryRequest : public std::enable_shared_from_this<MemoryRequest> {
+ public:
+  // CancelKeys knows it from now on.
+  MemoryRequest(SessionPtr session, int device, const GrowthOptions& options);
+  virtual ~MemoryRequest() = default;
+  MemoryRequest(const MemoryRequest&) = delete;
+  MemoryRequest& operator=(const MemoryRequest&) = delete;
+
+  const SessionPtr& session() const { return session_; }
+  int device() const { return device_; }
+  const GrowthOptions& options() const { return options_; }
+  bool is_cancelled() const { return *cancelled_; }
+
+  // ---- For WaitingRequests ----
+
+  // How a wait ends: with what is reserved for the request; SegmentRefused(), or why it was cancelled; or by
+  // EndWaitOtherwise(). Only one of them, once for each wait. Called by a task that must not block.
+  virtual void Granted(Reservation reservation) = 0;
+  virtual void Refused(const absl::Status& why) = 0;
+
+  // Begins a wait; returns its number. All waits together end at deadline(), which the first one sets.
+  int StartWaiting(SteadyTime now) ABSL_LOCKS_EXCLUDED(mu_);
+  // False: it has ended already. `outcome`: what was done for it.
+  bool EndWait(int wait, GrowthOutcome outcome) ABSL_LOCKS_EXCLUDED(mu_);
+  // Ends the wait if the request can be served without a grant. False: it cannot, or the wait has ended already.
+  bool EndWaitOtherwise(int wait) ABSL_LOCKS_EXCLUDED(mu_);
+  SteadyTime deadline() const ABSL_LOCKS_EXCLUDED(mu_);
+
+ protected:
+  // May wait once more.
+  bool HasTimeLeft(SteadyTime now) const { return now < deadline(); }
+  // What was done for it in the last wait.
+  GrowthOutcome outcome() const ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  // Serves the request if its session has what it takes; ServedOtherwise() then goes on. With this request's lock held:
+  // an allocator's may be taken.
+  virtual bool TryServeOtherwise() { return false; }
+  virtual void ServedOtherwise() {}
+
+  const SessionPtr session_;
+  const int device_;
+  const GrowthOptions options_;
+  const std::shared_ptr<const CancelKeys::Flag> cancelled_;
+
+  mutable Mutex mu_;                           // taken before a session's and an allocator's
+  int waits_ ABSL_GUARDED_BY(mu_) = 0;         // so far
+  int current_wait_ ABSL_GUARDED_BY(mu_) = 0;  // its number; 0: it does not wait
+  std::optional<SteadyTime> deadline_ ABSL_GUARDED_BY(mu_);
+  GrowthOutcome outcome_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_SERVER_CORE_MEMORY_REQUEST_H_

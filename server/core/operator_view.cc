@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/core/operator_view.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "server/core/session_figures.h"
+
+namespace vrambroker {
+
+OperatorView::OperatorView(std::vector<SegmentPool*> pools, std::function<SteadyTime()> clock, Parts parts)
+    : pools_(std::move(pools)), clock_(std::move(clock)), parts_(parts) {}
+
+BrokerView OperatorView::Look() const {
+  BrokerView view;
+  SessionRegistry::View registry = parts_.sessions->GetView();
+  const std::vector<SessionPtr>& sessions = registry.sessions;
+  view.counts = registry.counts;
+  view.draining = registry.draining;
+  std::vector<std::vector<AccountFigures>> accounts(sessions.size());
+  for (std::vector<AccountFigures>& of_session : accounts) of_session.reserve(pools_.size());
+  view.devices.reserve(pools_.size());
+  for (size_t device = 0; device < pools_.size(); ++device) {
+    PoolView of_pool = pools_[device]->GetView();
+    for (size_t i = 0; i < sessions.size(); ++i) {
+      const auto account = of_pool.accounts.find(sessions[i]->id());
+      accounts[i].push_back(account == of_pool.accounts.end() ? AccountFigures() : account->second);
+    }
+    DeviceInfo& info =
+        view.devices.emplace_back(DeviceInfo{.properties = pools_[device]->properties(),
+                                             .figures = of_pool.figures,
+                                             .quarantine = {},
+                                             .carried_over = std::move(of_pool.carried_over),
+                                             .health = of_pool.health,
+                                             .idle_sizes = of_pool.idle_sizes,
+                                             .reclaims = std::move(of_pool.reclaims),
+                                             .calls = std::move(of_pool.calls),
+                                             .driver_free_bytes = of_pool.driver_free_bytes,
+                                             .waits = parts_.waiting->GetFigures(static_cast<int>(device))});
+    const SteadyTime now = clock_();  // after all that began before it
+    if (info.waits.oldest.has_value()) {
+      info.longest_waiting = std::chrono::duration_cast<std::chrono::milliseconds>(now - *info.waits.oldest);
+    }
+    for (Quarantine::Holding& holding : of_pool.quarantine) {
+      const auto age = std::chrono::duration_cast<std::chrono::milliseconds>(now - holding.since);
+      info.quarantine.push_back({.age = age, .holding = std::move(holding)});
+    }
+    info.ooms = parts_.refusals->GetCounts(static_cast<int>(device));
+    for (const auto& [session, account] : of_pool.accounts) info.leased_bytes += account.reserved_bytes;
+    info.alloc_retries = registry.closed_retries[device];
+    for (const SessionPtr& session : sessions) {
+      info.alloc_retries += session->CountAllocRetries(static_cast<int>(device));
+    }
+  }
+  view.refusals = parts_.refusals->GetByTenant();
+  view.sessions.reserve(sessions.size());
+  for (size_t i = 0; i < sessions.size(); ++i) view.sessions.push_back(FiguresOf(*sessions[i], accounts[i]));
+  AddWaiting(absl::MakeSpan(view.sessions));
+  parts_.fragmentation->AddTo(absl::MakeSpan(view.sessions));
+  for (size_t device = 0; device < view.devices.size(); ++device) {
+    DeviceInfo& info = view.devices[device];
+    info.left_behind_bytes = info.figures.quarantined_bytes;
+    for (const CarriedOver::Holding& holding : info.carried_over) {
+      if (holding.session == kNoSession) info.left_behind_bytes += holding.bytes;
+    }
+    info.quarantined_bytes = info.left_behind_bytes;
+    for (const SessionInfo& session : view.sessions) {
+      const SessionDeviceInfo& held = session.devices[device];
+      info.stats.Add(held.stats);
+      info.reclaimable_bytes += held.idle_bytes;
+      info.unknown_bytes += held.unknown_bytes;
+      if (session.state != SessionState::kActive) info.quarantined_bytes += held.account.reserved_bytes;
+    }
+  }
+  return view;
+}
+
+SessionInfo OperatorView::Describe(const Session& session) const {
+  std::vector<AccountFigures> accounts;
+  accounts.reserve(pools_.size());
+  for (const SegmentPool* pool : pools_) {
+    // One that is just being closed has no account any more.
+    accounts.push_back(pool->GetAccount(session.id()).value_or(AccountFigures()));
+  }
+  SessionInfo info = FiguresOf(session, accounts);
+  AddWaiting(absl::MakeSpan(&info, 1));
+  parts_.fragmentation->AddTo(absl::MakeSpan(&info, 1));
+  return info;
+}
+
+void OperatorView::AddWaiting(absl::Span<SessionInfo> infos) const {
+  for (size_t device = 0; device < pools_.size(); ++device) {
+    if (parts_.waiting->size(static_cast<int>(device)) == 0) continue;
+    absl::flat_hash_map<SessionId, SessionInfo*> by_id;
+    for (SessionInfo& info : infos) by_id.emplace(info.id, &info);
+    size_t place = 0;
+    const std::vector<WaitingRequest> requests = parts_.waiting->GetWaiting(static_cast<int>(device));
+    const SteadyTime now = clock_();  // after all of them
+    for (const WaitingRequest& request : requests) {
+      ++place;
+      const auto it = by_id.find(request.session);
+      if (it == by_id.end()) continue;
+      const auto left = std::max(request.deadline - now, SteadyTime::duration(0));
+      it->second->devices[device].waiting.push_back(
+          {.bytes = request.bytes,
+           .guarantee = request.guarantee,
+           .waited = std::chrono::duration_cast<std::chrono::milliseconds>(now - request.since),
+           .left = std::chrono::duration_cast<std::chrono::milliseconds>(left),
+           .place = place});
+    }
+  }
+}
+
+}  // namespace vrambroker

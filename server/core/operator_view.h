@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// OperatorView: what operators see, put together from the broker's parts.
+#ifndef VRAMBROKER_SERVER_CORE_OPERATOR_VIEW_H_
+#define VRAMBROKER_SERVER_CORE_OPERATOR_VIEW_H_
+
+#include <functional>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "server/base/steady_time.h"
+#include "server/core/broker_view.h"
+#include "server/core/fragmentation_watch.h"
+#include "server/core/refusals.h"
+#include "server/core/session_registry.h"
+#include "server/core/waiting_requests.h"
+#include "server/pool/segment_pool.h"
+
+namespace vrambroker {
+
+// Thread-safe.
+class OperatorView {
+ public:
+  // All outlive it.
+  struct Parts {
+    const SessionRegistry* sessions = nullptr;
+    const WaitingRequests* waiting = nullptr;
+    const Refusals* refusals = nullptr;
+    const FragmentationWatch* fragmentation = nullptr;
+  };
+  // `pools` by device.
+  OperatorView(std::vector<SegmentPool*> pools, std::function<SteadyTime()> clock, Parts parts);
+
+  // All of it. What a pool counts, of all sessions, is of one moment for each device.
+  BrokerView Look() const;
+  SessionInfo Describe(const Session& session) const;
+
+ private:
+  void AddWaiting(absl::Span<SessionInfo> infos) const;
+
+  const std::vector<SegmentPool*> pools_;
+  const std::function<SteadyTime()> clock_;
+  const Parts parts_;
+};
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_SERVER_CORE_OPERATOR_VIEW_H_

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/core/quarantine_checks.h"
+
+#include <utility>
+
+namespace vrambroker {
+
+QuarantineChecks::QuarantineChecks(std::vector<SegmentPool*> pools, Executor* workers, CoreTimer* timer)
+    : pools_(std::move(pools)), workers_(*workers), timer_(*timer), is_checking_(pools_.size()) {}
+
+std::optional<SteadyTime> QuarantineChecks::NextCheck() const {
+  std::optional<SteadyTime> next;
+  for (size_t device = 0; device < pools_.size(); ++device) {
+    if (is_checking_[device]) continue;
+    const std::optional<SteadyTime> check = pools_[device]->NextQuarantineCheck();
+    if (check.has_value() && (!next.has_value() || *check < *next)) next = check;
+  }
+  return next;
+}
+
+void QuarantineChecks::OnTimer(SteadyTime now) {
+  for (size_t device = 0; device < pools_.size(); ++device) {
+    const std::optional<SteadyTime> check = pools_[device]->NextQuarantineCheck();
+    if (!check.has_value() || *check > now || is_checking_[device].exchange(true)) continue;
+    workers_.Submit([this, device] {
+      pools_[device]->CheckQuarantine();
+      // Only now: what falls due meanwhile is for the next walk, and not for one beside this.
+      is_checking_[device] = false;
+      timer_.Update();
+    });
+  }
+}
+
+}  // namespace vrambroker

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// SessionLimits: what operators, and the policy, set of a live session: limit, guarantee, priority.
+#ifndef VRAMBROKER_SERVER_CORE_SESSION_LIMITS_H_
+#define VRAMBROKER_SERVER_CORE_SESSION_LIMITS_H_
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "allocator/base/mutex.h"
+#include "server/core/session.h"
+#include "server/core/waiting_requests.h"
+#include "server/identity/policy.h"
+#include "server/pool/segment_pool.h"
+
+namespace vrambroker {
+
+inline constexpr int kMaxPriority = 1000;
+
+// InvalidArgument for a fraction that is not within [0, 1].
+absl::Status CheckLimit(absl::string_view field, const Limit& limit);
+
+// Thread-safe. No call blocks.
+class SessionLimits {
+ public:
+  using Done = std::function<void(absl::Status)>;
+
+  // All outlive it. `pools` by device.
+  SessionLimits(std::vector<SegmentPool*> pools, std::chrono::milliseconds reclaim_timeout, WaitingRequests* waiting);
+
+  // What is reserved beyond it is asked back, as far as it is reclaimable; the rest stays. InvalidArgument below the
+  // guarantee.
+  absl::Status SetLimit(const SessionPtr& session, const Limit& limit) ABSL_LOCKS_EXCLUDED(mu_);
+  // On all devices, or on none. Answers when others have given up what is needed for it, or will not: errors of
+  // Ledger::SetGuarantee(), as ResourceExhausted.
+  void SetGuarantee(const SessionPtr& session, const Limit& guarantee, const Done& done);
+  // Gives a new session the guarantee that it wishes for, or (none) all that the policy allows. PermissionDenied above
+  // that; errors as SetGuarantee(), after which the session is to be closed.
+  void KeepGuarantee(const SessionPtr& session, const std::optional<Limit>& wished, const Done& done);
+  // InvalidArgument outside of [-kMaxPriority, kMaxPriority].
+  absl::Status SetPriority(const SessionPtr& session, int64_t priority);
+
+ private:
+  class Guarantee;
+
+  // Of what the policy allows without being asked, at most the session's limit, and what others of its user leave.
+  Limit LeftOf(const Session& session, const Limit& allowed) const;
+
+  const std::vector<SegmentPool*> pools_;
+  const std::chrono::milliseconds reclaim_timeout_;
+  WaitingRequests& waiting_;
+
+  // Held while a limit is changed: pool, allocator and client hear of two changes in the same order, all devices of the
+  // last one. Taken before any other lock.
+  Mutex mu_;
+};
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_SERVER_CORE_SESSION_LIMITS_H_

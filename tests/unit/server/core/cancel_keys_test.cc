@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/core/cancel_keys.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+
+#include "server/base/worker_pool.h"
+
+namespace vrambroker {
+namespace {
+
+TEST(CancelKeysTest, AKeyCancelsItsRequestAlone) {
+  CancelKeys keys;
+  const auto first = keys.Add(1);
+  const auto second = keys.Add(2);
+  const auto nameless = keys.Add(0);
+  keys.Cancel(0);
+  keys.Cancel(3);
+  EXPECT_FALSE(*first || *second || *nameless);
+  keys.Cancel(1);
+  EXPECT_TRUE(*first);
+  EXPECT_FALSE(*second || *nameless);
+}
+
+TEST(CancelKeysTest, OfRequestsWithOneKeyTheLastIsMeant) {
+  CancelKeys keys;
+  const auto first = keys.Add(1);
+  const auto second = keys.Add(1);
+  keys.Cancel(1);
+  EXPECT_FALSE(*first);
+  EXPECT_TRUE(*second);
+}
+
+TEST(CancelKeysTest, WhatHasEndedTakesNoRoom) {
+  CancelKeys keys;
+  const auto alive = keys.Add(1);
+  for (uint64_t key = 2; key < 100 * SerialQueue::kMaxTasks; ++key) keys.Add(key);
+  EXPECT_LE(keys.size(), 2 * SerialQueue::kMaxTasks + 1);
+  keys.Cancel(1);
+  EXPECT_TRUE(*alive);
+}
+
+}  // namespace
+}  // namespace vrambroker
