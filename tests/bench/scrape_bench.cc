@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a scrape costs the daemon: the processor time of Metrics::Text(), with Broker::View(), of a broker with many
+// What a scrape costs the daemon: the processor time of Metrics::Text(), with OperatorView::Look(), of a broker with many
 // sessions that all use every device. Remote ones have free blocks of many sizes.
 #include <spdlog/spdlog.h>
 
