@@ -5,14 +5,20 @@
 #include <optional>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "allocator/heap/block_request.h"
+#include "allocator/heap/size_class.h"
+#include "server/core/check_device.h"
+#include "server/pool/segment_refusal.h"
 
 namespace vrambroker {
 namespace {
 
-absl::StatusOr<RemoteSession*> RemoteOf(const SessionPtr& session) {
+// `instead`: what a session that leases is to use.
+absl::StatusOr<RemoteSession*> RemoteOf(const SessionPtr& session, absl::string_view instead) {
   if (RemoteSession* remote = session->remote()) return remote;
-  return absl::FailedPreconditionError("the session leases segments: use LeaseSegments and ReturnSegments");
+  return absl::FailedPreconditionError(absl::StrCat("the session leases segments: use ", instead));
 }
 
 }  // namespace
@@ -77,7 +83,7 @@ class Allocations::Request : public MemoryRequest {
   void Wait() {
     block_->Park();
     owner_.waiting_.Wait(shared_from_this(), block_->segment_bytes());
-    owner_.waiting_.Retry(remote_);  // what was freed before it waited
+    owner_.waiting_.Retry(remote_, device());  // what was freed before it waited
   }
 
   bool TryServeOtherwise() override { return remote_.CheckMayAllocate().ok() && block_->SearchAgain(); }
@@ -114,7 +120,7 @@ void Allocations::Allocate(const SessionPtr& session, uint64_t device, uint64_t 
                            const Done& done, const GrowthOptions& options) {
   if (absl::Status status = CheckDevice(device, pools_.size()); !status.ok()) return done(std::move(status));
   if (absl::Status status = CheckWait(options); !status.ok()) return done(std::move(status));
-  const absl::StatusOr<RemoteSession*> remote = RemoteOf(session);
+  const absl::StatusOr<RemoteSession*> remote = RemoteOf(session, "LeaseSegments");
   if (!remote.ok()) return done(remote.status());
   if (requested == 0) return done(absl::InvalidArgumentError("requested_bytes: must be 1 or more"));
   const int ordinal = static_cast<int>(device);
@@ -134,7 +140,7 @@ void Allocations::Allocate(const SessionPtr& session, uint64_t device, uint64_t 
 }
 
 absl::Status Allocations::Free(const SessionPtr& session, absl::Span<const BlockId> blocks) {
-  const absl::StatusOr<RemoteSession*> remote = RemoteOf(session);
+  const absl::StatusOr<RemoteSession*> remote = RemoteOf(session, "ReturnSegments");
   if (!remote.ok()) return remote.status();
   if (absl::Status status = (*remote)->Free(blocks); !status.ok()) return status;
   waiting_.Retry(*session);

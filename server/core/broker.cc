@@ -100,11 +100,11 @@ absl::StatusOr<SessionPtr> Broker::TryOpenSession(const Caller& caller, const Se
     session = std::make_shared<RemoteSession>(setup);
   }
   OpenAccounts(*session, wishes, setup.allocator, started);
+  refusals_.AddTenant(terms->tenant);  // before anybody sees the session
   if (absl::Status status = sessions_.Publish(session); !status.ok()) {
     for (SegmentPool* pool : pools_) (void)pool->CloseAccount(session->id());
     return status;
   }
-  refusals_.AddTenant(terms->tenant);
   LogOpened(*session, setup.allocator);
   if (absl::Status status = Watch(session); !status.ok()) return status;
   return session;

@@ -26,6 +26,7 @@
 #include "server/core/allocations.h"
 #include "server/core/broker_options.h"
 #include "server/core/broker_view.h"
+#include "server/core/check_device.h"
 #include "server/core/core_timer.h"
 #include "server/core/fragmentation_watch.h"
 #include "server/core/leases.h"
@@ -94,7 +95,8 @@ class Broker {
                      std::shared_ptr<SessionEvents> events, const ResumeDone& done);
   // The stream of the session broke: what it holds stays charged until its process ends, or resumes it.
   void Disconnect(const SessionPtr& session);
-  // The session's holder says that it touches nothing any more: all that it held becomes idle.
+  // The session's holder says that it touches nothing any more: all that it held becomes idle. `reason`: not
+  // kProcessEnded.
   void Close(const SessionPtr& session, const std::string& why, CloseReason reason = CloseReason::kGoodbye);
   // Its process has ended: what it held is quarantined first.
   void CloseGone(const SessionPtr& session);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/core/cancel_keys.h"
 
-#include "server/base/worker_pool.h"
+#include <algorithm>
 
 namespace vrambroker {
 
@@ -10,8 +10,9 @@ std::shared_ptr<const CancelKeys::Flag> CancelKeys::Add(uint64_t key) {
   if (key == 0) return flag;
   MutexLock lock(mu_);
   // Those that have ended have left their entries behind.
-  if (flags_.size() > 2 * SerialQueue::kMaxTasks) {
+  if (flags_.size() > clean_above_) {
     absl::erase_if(flags_, [](const auto& entry) { return entry.second.expired(); });
+    clean_above_ = std::max(kLeastCleaned, 2 * flags_.size());
   }
   flags_[key] = flag;
   return flag;

@@ -27,8 +27,11 @@ class CancelKeys {
   size_t size() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
+  static constexpr size_t kLeastCleaned = 512;
+
   mutable Mutex mu_;
   absl::flat_hash_map<uint64_t, std::weak_ptr<Flag>> flags_ ABSL_GUARDED_BY(mu_);
+  size_t clean_above_ ABSL_GUARDED_BY(mu_) = kLeastCleaned;  // the size at which those that have ended are dropped
 };
 
 }  // namespace vrambroker

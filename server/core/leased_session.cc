@@ -2,6 +2,7 @@
 #include "server/core/leased_session.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"

@@ -5,6 +5,7 @@
 #define VRAMBROKER_SERVER_CORE_LEASED_SESSION_H_
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>

@@ -6,12 +6,13 @@
 
 #include <algorithm>
 #include <memory>
-#include <numeric>
 #include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "server/base/client_log.h"
+#include "server/core/check_device.h"
+#include "server/pool/segment_refusal.h"
 
 namespace vrambroker {
 namespace {
@@ -74,7 +75,7 @@ class Leases::Request : public MemoryRequest {
   }
 
   // What a lease was refused for others may have, and then it waits for them.
-  void AnswerOrWait(absl::StatusOr<std::vector<vrambroker::Lease>> leases) {
+  void AnswerOrWait(absl::StatusOr<std::vector<Lease>> leases) {
     const std::optional<OomCause> refusal = SegmentRefusalCause(leases.status());
     const bool may_wait = refusal == OomCause::kCapacity || (refusal == OomCause::kLimit && may_await_look_);
     if (!options().may_reclaim || !may_wait) return Answer(std::move(leases));
@@ -103,8 +104,7 @@ class Leases::Request : public MemoryRequest {
 
   void RunReserved(Reservation reservation) {
     if (!HasConnection(&reservation)) return;
-    absl::StatusOr<std::vector<vrambroker::Lease>> leases =
-        leased_.LeaseSlowly(device(), sizes_, std::move(reservation));
+    absl::StatusOr<std::vector<Lease>> leases = leased_.LeaseSlowly(device(), sizes_, std::move(reservation));
     const bool may_wait = SegmentRefusalCause(leases.status()) == OomCause::kCapacity && HasTimeLeft(owner_.clock_());
     if (!may_wait) return Answer(std::move(leases));
     owner_.waiting_.Wait(shared_from_this(), sum_);
@@ -119,13 +119,15 @@ class Leases::Request : public MemoryRequest {
     return false;
   }
 
-  void Answer(absl::StatusOr<std::vector<vrambroker::Lease>> leases) {
+  void Answer(absl::StatusOr<std::vector<Lease>> leases) {
+    if (leases.ok()) return done_(std::move(leases));
+    const uint64_t largest = *std::max_element(sizes_.begin(), sizes_.end());
     const GrowthOutcome outcome = this->outcome();
-    leased_.refusals().SetLeaseOutcome(device(), outcome);  // the client has it explained when it mattered
+    // Also of one that was cancelled: the client has it explained when it mattered.
+    leased_.refusals().AddLeaseOutcome(device(), largest, owner_.clock_(), outcome);
     const std::optional<OomCause> cause = SegmentRefusalCause(leases.status());
     if (!cause.has_value()) return done_(std::move(leases));
-    done_(owner_.refusals_.LeaseError(leased_, device(), *std::max_element(sizes_.begin(), sizes_.end()), *cause,
-                                      outcome));
+    done_(owner_.refusals_.LeaseError(leased_, device(), largest, *cause, outcome));
   }
 
   Leases& owner_;
@@ -141,8 +143,8 @@ Leases::Leases(std::vector<SegmentPool*> pools, std::function<SteadyTime()> cloc
                Refusals* refusals, CoreTimer* timer)
     : pools_(std::move(pools)), clock_(std::move(clock)), waiting_(*waiting), refusals_(*refusals), timer_(*timer) {}
 
-void Leases::Lease(const SessionPtr& session, uint64_t device, const std::vector<uint64_t>& sizes, const Done& done,
-                   const GrowthOptions& options) {
+void Leases::LeaseSegments(const SessionPtr& session, uint64_t device, const std::vector<uint64_t>& sizes,
+                           const Done& done, const GrowthOptions& options) {
   if (absl::Status status = CheckDevice(device, pools_.size()); !status.ok()) return done(std::move(status));
   const absl::StatusOr<LeasedSession*> leased = LeasedOf(session);
   if (!leased.ok()) return done(leased.status());
@@ -161,7 +163,7 @@ void Leases::Lease(const SessionPtr& session, uint64_t device, const std::vector
   // What may not wait needs none where the pool has the segments.
   std::shared_ptr<Request> request = options.may_reclaim ? make_request() : nullptr;
   const bool goes_first = waiting_.GoesFirst(*session, ordinal, *sum);
-  absl::StatusOr<std::vector<vrambroker::Lease>> idle = absl::NotFoundError("not tried");
+  absl::StatusOr<std::vector<Lease>> idle = absl::NotFoundError("not tried");
   if (goes_first) idle = (*leased)->LeaseIdle(ordinal, sizes);
   if (idle.ok()) return done(std::move(idle));
   if (request == nullptr) request = make_request();
@@ -170,7 +172,7 @@ void Leases::Lease(const SessionPtr& session, uint64_t device, const std::vector
   request->Start();
 }
 
-absl::Status Leases::Return(const SessionPtr& session, uint64_t device, absl::Span<const SegmentId> segments) {
+absl::Status Leases::ReturnSegments(const SessionPtr& session, uint64_t device, absl::Span<const SegmentId> segments) {
   if (absl::Status status = CheckDevice(device, pools_.size()); !status.ok()) return status;
   LeasedSession* const leased = session->leased();
   if (leased == nullptr) {

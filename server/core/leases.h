@@ -41,10 +41,10 @@ class Leases {
   // Refusals::Explain() says that it mattered. ResourceExhausted when too many calls of the session wait;
   // InvalidArgument for sizes that no segment has; NotFound for an unknown device; FailedPrecondition for a remote
   // session.
-  void Lease(const SessionPtr& session, uint64_t device, const std::vector<uint64_t>& sizes, const Done& done,
-             const GrowthOptions& options = {});
+  void LeaseSegments(const SessionPtr& session, uint64_t device, const std::vector<uint64_t>& sizes, const Done& done,
+                     const GrowthOptions& options = {});
   // Errors as LeasedSession::ReturnLeased(); NotFound for an unknown device, FailedPrecondition for a remote session.
-  absl::Status Return(const SessionPtr& session, uint64_t device, absl::Span<const SegmentId> segments);
+  absl::Status ReturnSegments(const SessionPtr& session, uint64_t device, absl::Span<const SegmentId> segments);
 
   // What the session's client holds of an earlier run of the daemon, by device; or a part of it, unless it `begins` and
   // `ends` here: see CarriedOver. NotFound for an unknown device, InvalidArgument for sizes that no segment has;

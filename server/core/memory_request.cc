@@ -15,17 +15,11 @@ absl::Status CheckWait(const GrowthOptions& options) {
       absl::StrCat("wait_ms: ", options.wait.count(), "; a request may wait for at most ", kMaxWait.count()));
 }
 
-absl::Status CheckDevice(uint64_t device, size_t devices) {
-  if (device < devices) return absl::OkStatus();
-  return absl::NotFoundError(
-      absl::StrCat("device: no device ", device, "; the daemon has ", devices, devices == 1 ? " device" : " devices"));
-}
-
 MemoryRequest::MemoryRequest(SessionPtr session, int device, const GrowthOptions& options)
     : session_(std::move(session)),
       device_(device),
       options_(options),
-      cancelled_(session_->cancel_keys().Add(options.cancel_key)) {}
+      cancelled_(session_->cancel_keys().Add(options.may_reclaim ? options.cancel_key : 0)) {}
 
 int MemoryRequest::StartWaiting(SteadyTime now) {
   MutexLock lock(mu_);

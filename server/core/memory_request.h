@@ -5,7 +5,6 @@
 #define VRAMBROKER_SERVER_CORE_MEMORY_REQUEST_H_
 
 #include <chrono>
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -30,15 +29,13 @@ struct GrowthOptions {
 
 // InvalidArgument above kMaxWait.
 absl::Status CheckWait(const GrowthOptions& options);
-// NotFound unless the daemon has so many devices that this is one.
-absl::Status CheckDevice(uint64_t device, size_t devices);
 
-// It may wait several times, one after the other: WaitingRequests::Wait(). While it waits, it may be granted, refused,
-// or served otherwise, all at the same moment: who ends the wait goes on with it alone, and what was reserved for the
-// others gives itself up. Whoever has a part in it keeps it alive.
+// It may wait several times, one after the other: WaitingRequests::Wait(). While it waits, it may be granted, refused
+// and served otherwise at the same moment. The first of these ends the wait and goes on with the request. The others do
+// nothing, and a reservation that came too late gives itself back. Whoever has a part in a request keeps it alive.
 class MemoryRequest : public std::enable_shared_from_this<MemoryRequest> {
  public:
-  // CancelKeys knows it from now on.
+  // If it may wait, its session's CancelKeys know it from now on.
   MemoryRequest(SessionPtr session, int device, const GrowthOptions& options);
   virtual ~MemoryRequest() = default;
   MemoryRequest(const MemoryRequest&) = delete;

@@ -2,6 +2,7 @@
 #include "server/core/operator_view.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"

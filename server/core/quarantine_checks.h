@@ -5,7 +5,6 @@
 #define VRAMBROKER_SERVER_CORE_QUARANTINE_CHECKS_H_
 
 #include <atomic>
-#include <cstddef>
 #include <optional>
 #include <vector>
 

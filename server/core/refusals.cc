@@ -9,7 +9,7 @@
 
 #include "allocator/heap/size_class.h"
 #include "server/base/client_log.h"
-#include "server/core/memory_request.h"
+#include "server/core/check_device.h"
 #include "server/core/oom_advice.h"
 #include "server/core/refusal_line.h"
 #include "server/core/saturating.h"
@@ -80,7 +80,7 @@ void Refusals::Explain(const SessionPtr& session, uint64_t device, const Refused
     return done(absl::FailedPreconditionError("the session is remote: the daemon explains what it refuses"));
   }
   const int ordinal = static_cast<int>(device);
-  const GrowthOutcome outcome = session->refusals().TakeLeaseOutcome(ordinal);
+  const GrowthOutcome outcome = session->refusals().TakeLeaseOutcome(ordinal, request.fit.segment_bytes, clock_());
   const PoolLook look = pools_[ordinal]->LookFor(session->id(), /*with_accounts=*/true);
   OomReport report = Report(*session, ordinal, look);
   report.requested_bytes = request.requested_bytes;

@@ -46,7 +46,7 @@ struct RefusedRequest {
 class Refusals {
  public:
   using Done = std::function<void(absl::Status)>;
-  using Counts = std::array<uint64_t, kOomCauses.size()>;  // by OomCause
+  using Counts = SessionRefusals::Counts;
   using Events = std::vector<std::shared_ptr<const OomEvent>>;
 
   // All outlive it. `pools` by device.
@@ -96,7 +96,7 @@ class Refusals {
   std::optional<std::chrono::milliseconds> CountEndedAfterRefusal(Session& session);
 
  private:
-  // The figures of the session and the device, of one moment. `look`: of the same.
+  // The figures of the session and the device. What the pool knows of them is `look`: of one moment.
   OomReport Report(const Session& session, int device, const PoolLook& look) const;
   // Adds those of the other sessions, for a refusal that people will see. `outcome`: whom of them was asked.
   void AddOthersOf(const Session& session, const PoolLook& look, const GrowthOutcome& outcome, OomReport* report) const;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/core/remote_session.h"
 
-#include <algorithm>
 #include <chrono>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/pool/segment_refusal.h"
 
 namespace vrambroker {
 

@@ -5,6 +5,7 @@
 #ifndef VRAMBROKER_SERVER_CORE_REMOTE_SESSION_H_
 #define VRAMBROKER_SERVER_CORE_REMOTE_SESSION_H_
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>

@@ -9,7 +9,6 @@
 #include "server/core/session.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 

@@ -141,6 +141,7 @@ Limit SessionLimits::LeftOf(const Session& session, const Limit& allowed) const 
 
 void SessionLimits::SetGuarantee(const SessionPtr& session, const Limit& guarantee, const Done& done) {
   if (absl::Status status = CheckLimit("guarantee", guarantee); !status.ok()) return done(status);
+  if (session->state() >= SessionState::kEnded) return done(absl::AbortedError("the session has ended"));
   std::make_shared<Guarantee>(this, session, guarantee, done)->Continue();
 }
 

@@ -2,7 +2,6 @@
 #include "server/core/session_refusals.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 namespace vrambroker {
@@ -25,14 +24,23 @@ std::optional<SteadyTime> SessionRefusals::TakeLastTime(int device) {
   return time == SteadyTime() ? std::nullopt : std::optional<SteadyTime>(time);
 }
 
-void SessionRefusals::SetLeaseOutcome(int device, GrowthOutcome outcome) {
+void SessionRefusals::AddLeaseOutcome(int device, uint64_t bytes, SteadyTime now, GrowthOutcome outcome) {
+  if (outcome.asked.empty() && outcome.waited.count() == 0) return;  // explains nothing
   MutexLock lock(mu_);
-  lease_outcomes_[device] = std::move(outcome);
+  if (lease_outcomes_.size() == kMaxLeaseOutcomes) lease_outcomes_.pop_front();
+  lease_outcomes_.push_back({.device = device, .bytes = bytes, .time = now, .outcome = std::move(outcome)});
 }
 
-GrowthOutcome SessionRefusals::TakeLeaseOutcome(int device) {
+GrowthOutcome SessionRefusals::TakeLeaseOutcome(int device, uint64_t bytes, SteadyTime now) {
   MutexLock lock(mu_);
-  return std::exchange(lease_outcomes_[device], {});
+  while (!lease_outcomes_.empty() && now - lease_outcomes_.front().time > kExplainedWithin) lease_outcomes_.pop_front();
+  const auto it = std::find_if(lease_outcomes_.begin(), lease_outcomes_.end(), [&](const LeaseOutcome& lease) {
+    return lease.device == device && lease.bytes == bytes;
+  });
+  if (it == lease_outcomes_.end()) return {};
+  GrowthOutcome outcome = std::move(it->outcome);
+  lease_outcomes_.erase(it);
+  return outcome;
 }
 
 bool SessionRefusals::StartRecording(SteadyTime now) {

@@ -6,8 +6,10 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <optional>
 #include <vector>
 
@@ -30,10 +32,13 @@ class SessionRefusals {
   // When a request on `device` was refused last. Taken once.
   std::optional<SteadyTime> TakeLastTime(int device);
 
-  // What was done in vain for the last lease that was refused: the client has it explained in a call of its own.
-  void SetLeaseOutcome(int device, GrowthOutcome outcome) ABSL_LOCKS_EXCLUDED(mu_);
-  // Explains one refusal: nothing is left of it.
-  GrowthOutcome TakeLeaseOutcome(int device) ABSL_LOCKS_EXCLUDED(mu_);
+  // What was done in vain for a lease whose largest segment has `bytes`. Its client has the refusal explained in a call
+  // of its own, at once; or never, if its cache has what it needs by then.
+  void AddLeaseOutcome(int device, uint64_t bytes, SteadyTime now, GrowthOutcome outcome) ABSL_LOCKS_EXCLUDED(mu_);
+  // Of such a lease, the oldest that is kept; each explains one refusal. Nothing where none was refused lately.
+  GrowthOutcome TakeLeaseOutcome(int device, uint64_t bytes, SteadyTime now) ABSL_LOCKS_EXCLUDED(mu_);
+  static constexpr std::chrono::seconds kExplainedWithin{5};
+  static constexpr size_t kMaxLeaseOutcomes = 64;  // of all devices; the oldest make room
 
   // Whether a recording of a refusal may be taken now: one at a time, about ten in a row (a program that catches a
   // refusal tries again at once), and a twentieth of the time in the long run. If so, EndRecording() is to follow;
@@ -47,8 +52,14 @@ class SessionRefusals {
   std::atomic<bool> is_recording_{false};
   std::atomic<SteadyTime> recordings_paid_{};  // when what was spent on them is a twentieth of the time again
 
+  struct LeaseOutcome {
+    int device = 0;
+    uint64_t bytes = 0;
+    SteadyTime time;
+    GrowthOutcome outcome;
+  };
   Mutex mu_;
-  std::vector<GrowthOutcome> lease_outcomes_ ABSL_GUARDED_BY(mu_);  // by device
+  std::deque<LeaseOutcome> lease_outcomes_ ABSL_GUARDED_BY(mu_);  // oldest first
 };
 
 }  // namespace vrambroker

@@ -11,7 +11,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <string>
 #include <utility>
 #include <variant>
@@ -49,7 +48,8 @@ const char* CloseReasonName(CloseReason reason);  // "goodbye", "process_ended",
 // Since the daemon started.
 struct SessionCounts {
   uint64_t opened = 0;
-  uint64_t refused = 0;  // Broker::Open() gave an error; one that did not get its guarantee was opened and closed
+  uint64_t refused =
+      0;  // Broker::OpenSession() gave an error; one that did not get its guarantee was opened and closed
   std::array<uint64_t, kCloseReasons.size()> closed{};  // by CloseReason
 };
 

@@ -55,6 +55,7 @@ class WaitingRequests {
 
   // The session has freed something: its requests are tried otherwise.
   void Retry(const Session& session);
+  void Retry(const Session& session, int device) { queues_[device]->Retry(session.id()); }
   // Ends the waiting of the session's requests with this key, also of those that do not wait yet: Cancelled. Key 0: of
   // none.
   void Cancel(const SessionPtr& session, uint64_t cancel_key);

@@ -119,13 +119,14 @@ grpc::ServerUnaryReactor* BrokerService::LeaseSegments(grpc::CallbackServerConte
     if (leases.ok()) {
       *response = ToProto(*leases);
       // A caller that gave up will never learn the ids.
-      if (context->IsCancelled()) (void)broker_.leases().Return(session, request->device(), SegmentIds(*leases));
+      if (context->IsCancelled())
+        (void)broker_.leases().ReturnSegments(session, request->device(), SegmentIds(*leases));
     }
     reactor->Finish(ToGrpc(leases.status()));
   };
-  broker_.leases().Lease(*session, request->device(),
-                         {request->segment_bytes().begin(), request->segment_bytes().end()}, done,
-                         GrowthOptionsOf(*request, reactor->cancel_key()));
+  broker_.leases().LeaseSegments(*session, request->device(),
+                                 {request->segment_bytes().begin(), request->segment_bytes().end()}, done,
+                                 GrowthOptionsOf(*request, reactor->cancel_key()));
   return reactor;
 }
 
@@ -134,7 +135,7 @@ grpc::ServerUnaryReactor* BrokerService::ReturnSegments(grpc::CallbackServerCont
                                                         v1::ReturnSegmentsResponse* /*response*/) {
   return Reply(context, GiveBack(*context, request->session_id(), [&](const SessionPtr& session) {
                  const absl::StatusOr<std::vector<SegmentId>> segments = SegmentIds(*request);
-                 return segments.ok() ? broker_.leases().Return(session, request->device(), *segments)
+                 return segments.ok() ? broker_.leases().ReturnSegments(session, request->device(), *segments)
                                       : segments.status();
                }));
 }

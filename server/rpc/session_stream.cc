@@ -438,7 +438,7 @@ bool SessionStream::HandleFree(const v1::FreeCall& call, const absl::Status& ove
 
 void SessionStream::HandleLease(const v1::LeaseCall& call) {
   const v1::LeaseSegmentsRequest& request = call.request();
-  broker_.leases().Lease(
+  broker_.leases().LeaseSegments(
       session_, request.device(), {request.segment_bytes().begin(), request.segment_bytes().end()},
       [events = events_, id = call.call_id(),
        rpc = RpcMeter::Start(rpcs_.Find("Session.LeaseSegments"))](const absl::StatusOr<std::vector<Lease>>& leases) {
@@ -453,7 +453,7 @@ bool SessionStream::HandleReturn(const v1::ReturnCall& call, const absl::Status&
   const RpcMeter::Call rpc = RpcMeter::Start(rpcs_.Find("Session.ReturnSegments"));
   const absl::StatusOr<std::vector<SegmentId>> segments = SegmentIds(call.request());
   absl::Status status =
-      segments.ok() ? broker_.leases().Return(session_, call.request().device(), *segments) : segments.status();
+      segments.ok() ? broker_.leases().ReturnSegments(session_, call.request().device(), *segments) : segments.status();
   if (!status.ok() && !over_rate.ok()) status = over_rate;
   Send(AnswerTo(call.call_id(), status, [](v1::CallResult& result) { result.mutable_returned(); }));
   rpc.Done(status.code());

@@ -116,8 +116,8 @@ class Scene {
     (void)Lease(holder, figures.capacity_bytes - figures.committed_bytes - 64_MiB);
     const Clock::time_point start = Clock::now();
     for (int i = 0; i < waiting; ++i) {
-      broker_->leases().Lease(waiters_[static_cast<size_t>(i % sessions)], 0, {512_MiB}, [](const auto&) {},
-                              {.may_reclaim = true, .wait = std::chrono::hours(1)});
+      broker_->leases().LeaseSegments(waiters_[static_cast<size_t>(i % sessions)], 0, {512_MiB}, [](const auto&) {},
+                                      {.may_reclaim = true, .wait = std::chrono::hours(1)});
     }
     while (broker_->waiting().GetWaiting(0).size() < static_cast<size_t>(waiting)) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -147,7 +147,7 @@ class Scene {
       while (!done) {
         const Clock::time_point start = Clock::now();
         const absl::StatusOr<std::vector<vrambroker::Lease>> lease = Lease(churner_, 2_MiB);
-        if (lease.ok()) (void)broker_->leases().Return(churner_, 0, {lease->front().segment});
+        if (lease.ok()) (void)broker_->leases().ReturnSegments(churner_, 0, {lease->front().segment});
         others.push_back(Microseconds(Clock::now() - start));
         std::this_thread::sleep_for(std::chrono::microseconds(100));
       }
@@ -165,7 +165,7 @@ class Scene {
       const absl::StatusOr<std::vector<vrambroker::Lease>> lease = Lease(guaranteed_, 2_MiB);
       const Clock::time_point leased = Clock::now();
       if (!lease.ok()) std::abort();
-      (void)broker_->leases().Return(guaranteed_, 0, {lease->front().segment});
+      (void)broker_->leases().ReturnSegments(guaranteed_, 0, {lease->front().segment});
       leases.push_back(Microseconds(leased - start));
       returns.push_back(Microseconds(Clock::now() - leased));
       std::this_thread::sleep_for(std::chrono::microseconds(200));
@@ -186,8 +186,8 @@ class Scene {
   }
   absl::StatusOr<std::vector<vrambroker::Lease>> Lease(const SessionPtr& session, uint64_t bytes) {
     std::promise<absl::StatusOr<std::vector<vrambroker::Lease>>> leases;
-    broker_->leases().Lease(session, 0, {bytes}, [&](auto answer) { leases.set_value(std::move(answer)); },
-                            {.may_reclaim = true});
+    broker_->leases().LeaseSegments(session, 0, {bytes}, [&](auto answer) { leases.set_value(std::move(answer)); },
+                                    {.may_reclaim = true});
     return leases.get_future().get();
   }
   void RunTimer() {

@@ -116,7 +116,7 @@ class SimClient {
       if (!keeps_mappings) mapped.erase(what.address);
       sim.owner_.erase(what.address);
     }
-    const absl::Status status = sim.broker_->leases().Return(session, 0, segments);
+    const absl::Status status = sim.broker_->leases().ReturnSegments(session, 0, segments);
     if (!status.ok() && session->state() != SessionState::kClosed) {
       sim.Fail(absl::StrCat("a client could not return what it holds: ", status.ToString()));
     }
@@ -349,7 +349,7 @@ void Simulation::Lease(SimClient& client) {
   if (growth.may_reclaim && Chance(60)) growth.wait = std::chrono::milliseconds(Random(6000));
   request->may_reclaim = growth.may_reclaim;
   ++client.asking;
-  broker_->leases().Lease(
+  broker_->leases().LeaseSegments(
       client.session, 0, sizes,
       [this, request, stream = client.stream](const absl::StatusOr<std::vector<vrambroker::Lease>>& leases) {
         SimClient& asked = *request->client;

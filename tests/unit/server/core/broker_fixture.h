@@ -157,7 +157,7 @@ class BrokerTest : public ::testing::Test {
                                                    uint64_t device = 0) {
     Signal answered;
     absl::StatusOr<std::vector<Lease>> answer = absl::UnknownError("no answer");
-    broker_->leases().Lease(session, device, sizes, [&](absl::StatusOr<std::vector<Lease>> leases) {
+    broker_->leases().LeaseSegments(session, device, sizes, [&](absl::StatusOr<std::vector<Lease>> leases) {
       answer = std::move(leases);
       answered.Notify();
     });

@@ -20,14 +20,14 @@ TEST_F(BrokerTest, SegmentsAreLeasedAndReturned) {
   const SegmentId first = (*leases)[0].segment;
   const SegmentId second = (*leases)[1].segment;
 
-  EXPECT_TRUE(absl::IsNotFound(broker_->leases().Return(session, 1, {first, SegmentId{999}})));
-  EXPECT_TRUE(absl::IsInvalidArgument(broker_->leases().Return(session, 1, {first, first})));
-  EXPECT_TRUE(absl::IsNotFound(broker_->leases().Return(session, 0, {first}))) << "of another device";
+  EXPECT_TRUE(absl::IsNotFound(broker_->leases().ReturnSegments(session, 1, {first, SegmentId{999}})));
+  EXPECT_TRUE(absl::IsInvalidArgument(broker_->leases().ReturnSegments(session, 1, {first, first})));
+  EXPECT_TRUE(absl::IsNotFound(broker_->leases().ReturnSegments(session, 0, {first}))) << "of another device";
   const SessionPtr other = OpenLeasing("b");
-  EXPECT_TRUE(absl::IsNotFound(broker_->leases().Return(other, 1, {first}))) << "another session's";
+  EXPECT_TRUE(absl::IsNotFound(broker_->leases().ReturnSegments(other, 1, {first}))) << "another session's";
   EXPECT_EQ(pools_[1]->GetAccount(session->id())->reserved_bytes, 22_MiB) << "all of a call, or none";
-  ASSERT_EQ(broker_->leases().Return(session, 1, {second, first}), absl::OkStatus());
-  EXPECT_TRUE(absl::IsNotFound(broker_->leases().Return(session, 1, {first}))) << "twice";
+  ASSERT_EQ(broker_->leases().ReturnSegments(session, 1, {second, first}), absl::OkStatus());
+  EXPECT_TRUE(absl::IsNotFound(broker_->leases().ReturnSegments(session, 1, {first}))) << "twice";
   EXPECT_EQ(pools_[1]->GetAccount(session->id())->reserved_bytes, 0u);
   EXPECT_EQ(pools_[1]->GetFigures().idle_bytes, 22_MiB);
 
@@ -37,10 +37,11 @@ TEST_F(BrokerTest, SegmentsAreLeasedAndReturned) {
 
 TEST_F(BrokerTest, AnIdleSegmentIsLeasedWhileSlowCallsAreUnderWay) {
   const SessionPtr session = OpenLeasing("a");
-  ASSERT_EQ(broker_->leases().Return(session, 0, {(*LeaseSegments(session, {2_MiB}))[0].segment}), absl::OkStatus());
+  ASSERT_EQ(broker_->leases().ReturnSegments(session, 0, {(*LeaseSegments(session, {2_MiB}))[0].segment}),
+            absl::OkStatus());
   Gate& gate = controls_[0]->Hold(FakeDevice::Call::kAllocate);
   Signal slow_done;
-  broker_->leases().Lease(session, 0, {20_MiB}, [&](const absl::StatusOr<std::vector<Lease>>& leases) {
+  broker_->leases().LeaseSegments(session, 0, {20_MiB}, [&](const absl::StatusOr<std::vector<Lease>>& leases) {
     EXPECT_TRUE(leases.ok());
     slow_done.Notify();
   });
@@ -71,12 +72,12 @@ TEST_F(BrokerTest, PlacementsDoNotMix) {
   const SessionPtr remote = Open("remote");
   const SessionPtr leasing = OpenLeasing("leasing");
   EXPECT_TRUE(absl::IsFailedPrecondition(LeaseSegments(remote, {2_MiB}).status()));
-  EXPECT_TRUE(absl::IsFailedPrecondition(broker_->leases().Return(remote, 0, {SegmentId{1}})));
+  EXPECT_TRUE(absl::IsFailedPrecondition(broker_->leases().ReturnSegments(remote, 0, {SegmentId{1}})));
   EXPECT_TRUE(absl::IsFailedPrecondition(LeaseSegments(remote, {kCapacity + 2_MiB}).status())) << "whatever it wants";
   EXPECT_TRUE(absl::IsFailedPrecondition(Explain(remote, 0, {.requested_bytes = 512})));
   EXPECT_TRUE(absl::IsFailedPrecondition(Allocate(leasing, 512).status()));
   EXPECT_TRUE(absl::IsFailedPrecondition(broker_->allocations().Free(leasing, {BlockId{1}})));
-  EXPECT_EQ(Refusals(0, OomCause::kLargerThanDevice), 0u) << "nothing was refused for want of memory";
+  EXPECT_EQ(broker_->refusals().log().total(), 0u) << "nothing was refused for want of memory";
 }
 
 TEST_F(BrokerTest, ARefusedRequestOfTheClientsIsExplained) {
@@ -104,6 +105,19 @@ TEST_F(BrokerTest, ARefusedRequestOfTheClientsIsExplained) {
   request.allocated_bytes = 15_MiB;
   EXPECT_EQ(Report(Explain(session, 0, request)).cause(), v1::OutOfMemory::CAUSE_FRAGMENTATION);
   EXPECT_TRUE(absl::IsNotFound(Explain(session, 2, request))) << "no such device";
+}
+
+// It may be late, or lie.
+TEST_F(BrokerTest, ARefusalBelievesAClientNoMoreThanItHasReserved) {
+  const SessionPtr session = OpenLeasing("a", Limit(uint64_t{20_MiB}));
+  ASSERT_TRUE(LeaseSegments(session, {20_MiB}).ok());
+  MemoryStats stats;
+  stats.allocated_bytes.all.current = 1_GiB;
+  session->leased()->Report(0, stats);
+  EXPECT_EQ(Report(LeaseSegments(session, {2_MiB}).status()).allocated_bytes(), 20_MiB);
+  const v1::OutOfMemory oom = Report(Explain(session, 0, {.requested_bytes = 512, .allocated_bytes = 1_GiB}));
+  EXPECT_EQ(oom.allocated_bytes(), 20_MiB);
+  EXPECT_EQ(oom.largest_holders(0).allocated_bytes(), 20_MiB);
 }
 
 TEST_F(BrokerTest, TheClientIsAskedForWhatOnlyItKnows) {
@@ -192,7 +206,7 @@ TEST_F(BrokerTest, ASessionIsResumed) {
   EXPECT_EQ(*resumed, session);
   EXPECT_EQ(session->state(), SessionState::kActive);
   EXPECT_EQ(pools_[0]->GetAccount(session->id())->reserved_bytes, 20_MiB) << "what the client does not hold came back";
-  EXPECT_EQ(broker_->leases().Return(session, 0, {leases[1].segment}), absl::OkStatus());
+  EXPECT_EQ(broker_->leases().ReturnSegments(session, 0, {leases[1].segment}), absl::OkStatus());
   EXPECT_TRUE(LeaseSegments(session, {2_MiB}).ok());
   ASSERT_EQ(broker_->limits().SetLimit(session, Limit(0.5)), absl::OkStatus());
   EXPECT_THAT(client_->told(), ElementsAre("limit 0 33554432", "limit 1 33554432")) << "the new stream is told";
@@ -216,7 +230,7 @@ TEST_F(BrokerTest, NothingIsLeasedWhileAllAreClosed) {
 TEST_F(BrokerTest, WhatALostAnswerLeasedComesBackWithResume) {
   const SessionPtr session = OpenLeasing("a");
   Gate& gate = controls_[0]->Hold(FakeDevice::Call::kAllocate);
-  broker_->leases().Lease(session, 0, {20_MiB}, [](const absl::StatusOr<std::vector<Lease>>&) {});
+  broker_->leases().LeaseSegments(session, 0, {20_MiB}, [](const absl::StatusOr<std::vector<Lease>>&) {});
   gate.AwaitArrivals(1);
   broker_->Disconnect(session);
   Signal answered;

@@ -610,7 +610,7 @@ TEST_F(BrokerTest, DrainTellsClientsAndRefusesNewOnes) {
 }
 
 // A pool whose lock is taken for long holds up the session that is being made, and nobody else.
-TEST_F(BrokerTest, ASessionIsMadeWithoutTheBrokersLock) {
+TEST_F(BrokerTest, ASessionIsMadeWithoutTheRegistrysLock) {
   const SessionId other{1000};
   Gate closing;
   std::atomic<bool> holds{false};

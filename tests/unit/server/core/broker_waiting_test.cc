@@ -51,7 +51,7 @@ class BrokerWaitingTest : public BrokerTest {
   std::shared_ptr<std::optional<Leases>> Ask(const SessionPtr& session, const std::vector<uint64_t>& sizes,
                                              const GrowthOptions& growth) {
     auto answer = std::make_shared<std::optional<Leases>>();
-    broker_->leases().Lease(
+    broker_->leases().LeaseSegments(
         session, 0, sizes, [answer](Leases leases) { *answer = std::move(leases); }, growth);
     return answer;
   }
@@ -60,6 +60,18 @@ class BrokerWaitingTest : public BrokerTest {
     Settle();
     EXPECT_TRUE(answer->has_value() && (*answer)->ok());
     return (*answer)->value();
+  }
+
+  // The same for a session of its own, which leases or is remote, and waits for as long as it may.
+  void AskOrAllocate(bool leases, uint64_t bytes, std::optional<absl::Status>& answer) {
+    const GrowthOptions waits{.may_reclaim = true, .wait = std::chrono::hours(1)};
+    if (leases) {
+      broker_->leases().LeaseSegments(
+          OpenLeasing("waiting"), 0, {bytes}, [&answer](const Leases& lease) { answer = lease.status(); }, waits);
+    } else {
+      broker_->allocations().Allocate(
+          Open("waiting"), 0, bytes, 0, [&answer](const auto& block) { answer = block.status(); }, waits);
+    }
   }
 
   SteadyTime now_{std::chrono::hours(1)};
@@ -79,27 +91,19 @@ TEST_F(BrokerWaitingTest, WhatTheDriverRefusesIsWaitedFor) {
     const SessionPtr holder = OpenLeasing("holder");
     const std::vector<Lease> held = Hold(holder, {32_MiB, 16_MiB});
     controls_[0]->set_foreign_bytes(16_MiB);
-    const GrowthOptions waits{.may_reclaim = true, .wait = std::chrono::hours(1)};
     std::optional<absl::Status> answer;
-    const SessionPtr waiting = leases ? OpenLeasing("waiting") : Open("waiting");
-    if (leases) {
-      broker_->leases().Lease(
-          waiting, 0, {16_MiB}, [&](const Leases& lease) { answer = lease.status(); }, waits);
-    } else {
-      broker_->allocations().Allocate(
-          waiting, 0, 16_MiB, 0, [&](const auto& block) { answer = block.status(); }, waits);
-    }
+    AskOrAllocate(leases, 16_MiB, answer);
     Settle();
     ASSERT_EQ(broker_->waiting().GetWaiting(0).size(), 1u) << answer.value_or(absl::OkStatus());
     // What comes back is taken by others, too, before the driver is asked for it.
     ASSERT_TRUE(pools_[0]->UpdateHealth().ok());
-    ASSERT_TRUE(broker_->leases().Return(holder, 0, {held[1].segment}).ok());
+    ASSERT_TRUE(broker_->leases().ReturnSegments(holder, 0, {held[1].segment}).ok());
     pools_[0]->ReleaseIdleSince(now_);
     controls_[0]->set_foreign_bytes(32_MiB);
     Settle();
     EXPECT_FALSE(answer.has_value()) << *answer;
     ASSERT_EQ(broker_->waiting().GetWaiting(0).size(), 1u);
-    ASSERT_TRUE(broker_->leases().Return(holder, 0, {held[0].segment}).ok());
+    ASSERT_TRUE(broker_->leases().ReturnSegments(holder, 0, {held[0].segment}).ok());
     Settle();
     ASSERT_TRUE(answer.has_value());
     EXPECT_TRUE(answer->ok()) << *answer;
@@ -112,33 +116,39 @@ TEST_F(BrokerWaitingTest, WhatTheDriverRefusesIsWaitedFor) {
 
 // What its rule allows is for the request, however often it is granted in vain.
 TEST_F(BrokerWaitingTest, TheRulesMaxWaitBoundsAllWaitsOfARequestTogether) {
-  BrokerOptions options;
-  options.clock = [this] { return ReadClock(); };
-  options.policy = PolicyOf({.max_wait = std::chrono::seconds(10)});
-  Make(std::move(options), {.clock = [this] { return now_; }}, DeviceKind::kCuda);
-  const SessionPtr holder = OpenLeasing("holder");
-  const std::vector<Lease> held = Hold(holder, {32_MiB, 16_MiB});
-  controls_[0]->set_foreign_bytes(16_MiB);
-  const SteadyTime began = now_;
-  const auto answer = Ask(OpenLeasing("waiting"), {16_MiB}, {.may_reclaim = true, .wait = std::chrono::hours(1)});
-  Settle();
-  ASSERT_EQ(broker_->waiting().GetWaiting(0).size(), 1u);
-  EXPECT_EQ(broker_->waiting().GetWaiting(0)[0].deadline, began + std::chrono::seconds(10));
-  Pass(std::chrono::seconds(6));
-  // What comes back is taken by others before the driver is asked for it.
-  ASSERT_TRUE(pools_[0]->UpdateHealth().ok());
-  ASSERT_TRUE(broker_->leases().Return(holder, 0, {held[1].segment}).ok());
-  pools_[0]->ReleaseIdleSince(now_);
-  controls_[0]->set_foreign_bytes(32_MiB);
-  Settle();
-  ASSERT_EQ(broker_->waiting().GetWaiting(0).size(), 1u) << "it waits on";
-  EXPECT_EQ(broker_->waiting().GetWaiting(0)[0].since, now_);
-  EXPECT_EQ(broker_->waiting().GetWaiting(0)[0].deadline, began + std::chrono::seconds(10));
-  Pass(std::chrono::seconds(4));
-  ASSERT_TRUE(answer->has_value());
-  EXPECT_TRUE(absl::IsResourceExhausted((*answer)->status())) << (*answer)->status();
-  controls_[0]->set_foreign_bytes(0);
-  ASSERT_TRUE(pools_[0]->UpdateHealth().ok());
+  for (const bool leases : {true, false}) {
+    SCOPED_TRACE(leases ? "leased" : "remote");
+    BrokerOptions options;
+    options.clock = [this] { return ReadClock(); };
+    options.policy = PolicyOf({.max_wait = std::chrono::seconds(10)});
+    Make(std::move(options), {.clock = [this] { return now_; }}, DeviceKind::kCuda);
+    const SessionPtr holder = OpenLeasing("holder");
+    const std::vector<Lease> held = Hold(holder, {32_MiB, 16_MiB});
+    controls_[0]->set_foreign_bytes(16_MiB);
+    const SteadyTime began = now_;
+    std::optional<absl::Status> answer;
+    AskOrAllocate(leases, 16_MiB, answer);
+    Settle();
+    ASSERT_EQ(broker_->waiting().GetWaiting(0).size(), 1u);
+    EXPECT_EQ(broker_->waiting().GetWaiting(0)[0].deadline, began + std::chrono::seconds(10));
+    Pass(std::chrono::seconds(6));
+    // What comes back is taken by others before the driver is asked for it.
+    ASSERT_TRUE(pools_[0]->UpdateHealth().ok());
+    ASSERT_TRUE(broker_->leases().ReturnSegments(holder, 0, {held[1].segment}).ok());
+    pools_[0]->ReleaseIdleSince(now_);
+    controls_[0]->set_foreign_bytes(32_MiB);
+    Settle();
+    ASSERT_EQ(broker_->waiting().GetWaiting(0).size(), 1u) << "it waits on";
+    EXPECT_EQ(broker_->waiting().GetWaiting(0)[0].since, now_);
+    EXPECT_EQ(broker_->waiting().GetWaiting(0)[0].deadline, began + std::chrono::seconds(10));
+    Pass(std::chrono::seconds(4));
+    ASSERT_TRUE(answer.has_value());
+    EXPECT_TRUE(absl::IsResourceExhausted(*answer)) << *answer;
+    controls_[0]->set_foreign_bytes(0);
+    ASSERT_TRUE(pools_[0]->UpdateHealth().ok());
+    broker_->CloseAll("next");
+    Settle();
+  }
 }
 
 // The client has its refusals explained in a call of their own.
@@ -217,7 +227,7 @@ class BrokerAllocationTest : public BrokerWaitingTest {
   uint64_t Reserved() const { return pools_[0]->GetAccount(remote_->id())->reserved_bytes; }
   // The holder returns 16 MiB, which are granted at once; the slow call that is to use them has not begun.
   void Grant() {
-    ASSERT_TRUE(broker_->leases().Return(holder_, 0, {held_[1].segment}).ok());
+    ASSERT_TRUE(broker_->leases().ReturnSegments(holder_, 0, {held_[1].segment}).ok());
     auto& workers = static_cast<StepWorkers&>(*workers_);
     while (Reserved() == 16_MiB && workers.waiting() > 0) workers.Step();
     ASSERT_EQ(Reserved(), 32_MiB);
@@ -245,7 +255,7 @@ TEST_F(BrokerAllocationTest, ItsOwnFreeServesItWithoutAGrant) {
   ASSERT_EQ(answers_.size(), 1u) << "at once";
   EXPECT_EQ(answers_[0].value().segment, block_.segment);
   EXPECT_EQ(broker_->waiting().GetWaiting(0).size(), 0u);
-  ASSERT_TRUE(broker_->leases().Return(holder_, 0, {held_[1].segment}).ok());
+  ASSERT_TRUE(broker_->leases().ReturnSegments(holder_, 0, {held_[1].segment}).ok());
   Settle();
   EXPECT_EQ(Reserved(), 16_MiB);
   EXPECT_EQ(answers_.size(), 1u) << "one answer";
@@ -280,7 +290,7 @@ TEST_F(BrokerAllocationTest, BlocksBeyondTheBoundAreNotHandedOutHoweverTheyCome)
   Allocate();
   Allocate();
   ASSERT_EQ(broker_->waiting().GetWaiting(0).size(), 2u);
-  ASSERT_TRUE(broker_->leases().Return(holder_, 0, {held_[0].segment}).ok());
+  ASSERT_TRUE(broker_->leases().ReturnSegments(holder_, 0, {held_[0].segment}).ok());
   Settle();
   ASSERT_EQ(answers_.size(), 2u);
   EXPECT_TRUE(answers_[0].ok()) << answers_[0].status();
@@ -318,7 +328,7 @@ TEST_F(BrokerWaitingTest, WhoGivesBackDoesNotServeThoseWhoWait) {
   const auto answer = Ask(OpenLeasing("waiting"), {2_MiB}, {.may_reclaim = true, .wait = std::chrono::hours(1)});
   Settle();
   ASSERT_EQ(broker_->waiting().GetWaiting(0).size(), 1u);
-  ASSERT_TRUE(broker_->leases().Return(holder, 0, {held[0].segment}).ok());
+  ASSERT_TRUE(broker_->leases().ReturnSegments(holder, 0, {held[0].segment}).ok());
   EXPECT_EQ(broker_->waiting().GetWaiting(0).size(), 1u);
   Settle();
   EXPECT_TRUE(answer->has_value() && (*answer)->ok());
@@ -331,7 +341,7 @@ TEST_F(BrokerWaitingTest, WhoTakesAgainAtOnceComesAfterThoseWhoWait) {
   const GrowthOptions waits{.may_reclaim = true, .wait = std::chrono::hours(1)};
   const auto waiting = Ask(OpenLeasing("waiting"), {kCapacity}, waits);
   Settle();
-  ASSERT_TRUE(broker_->leases().Return(hoards, 0, {held[0].segment}).ok());
+  ASSERT_TRUE(broker_->leases().ReturnSegments(hoards, 0, {held[0].segment}).ok());
   const auto again = Ask(hoards, {kCapacity}, waits);
   Settle();
   EXPECT_TRUE(waiting->has_value() && (*waiting)->ok());
@@ -347,7 +357,7 @@ TEST_F(BrokerWaitingTest, WhatAGuaranteeAllowsDoesNotComeAfterThoseWhoWait) {
   Hold(OpenLeasing("holder"), {kCapacity - 8_MiB});
   const auto waiting = Ask(OpenLeasing("waiting"), {2_MiB}, {.may_reclaim = true, .wait = std::chrono::hours(1)});
   Settle();
-  ASSERT_TRUE(broker_->leases().Return(guaranteed, 0, {own[0].segment}).ok());
+  ASSERT_TRUE(broker_->leases().ReturnSegments(guaranteed, 0, {own[0].segment}).ok());
   const auto again = Ask(guaranteed, {8_MiB}, {});
   EXPECT_TRUE(again->has_value() && (*again)->ok()) << "at once: it is idle, and its own";
   Settle();
@@ -416,7 +426,7 @@ class BrokerReclaimTest : public BrokerWaitingTest {
     ASSERT_EQ(asked_.size(), 1u) << "one question at a time";
     const uint64_t id = asked_[0];
     asked_.clear();
-    ASSERT_TRUE(broker_->leases().Return(holder_, 0, {held_.back()}).ok());
+    ASSERT_TRUE(broker_->leases().ReturnSegments(holder_, 0, {held_.back()}).ok());
     held_.pop_back();
     holder_->leased()->questions().Receive(id, 0, /*more=*/false, [](ClientAnswer& answer) {
       answer.released_bytes = 2_MiB;

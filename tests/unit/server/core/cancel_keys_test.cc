@@ -5,8 +5,6 @@
 
 #include <memory>
 
-#include "server/base/worker_pool.h"
-
 namespace vrambroker {
 namespace {
 
@@ -35,8 +33,8 @@ TEST(CancelKeysTest, OfRequestsWithOneKeyTheLastIsMeant) {
 TEST(CancelKeysTest, WhatHasEndedTakesNoRoom) {
   CancelKeys keys;
   const auto alive = keys.Add(1);
-  for (uint64_t key = 2; key < 100 * SerialQueue::kMaxTasks; ++key) keys.Add(key);
-  EXPECT_LE(keys.size(), 2 * SerialQueue::kMaxTasks + 1);
+  for (uint64_t key = 2; key < 10'000; ++key) keys.Add(key);
+  EXPECT_LT(keys.size(), 1000u);
   keys.Cancel(1);
   EXPECT_TRUE(*alive);
 }

@@ -21,14 +21,49 @@ TEST(SessionRefusalsTest, EachIsCountedByDeviceAndCause) {
   EXPECT_EQ(refusals.TakeLastTime(1), std::nullopt) << "taken once";
 }
 
-TEST(SessionRefusalsTest, TheOutcomeOfALeaseExplainsOneRefusal) {
+GrowthOutcome WaitedFor(int64_t time_ms) {
+  return {.waited = std::chrono::milliseconds(time_ms)};
+}
+
+TEST(SessionRefusalsTest, WhatWasDoneForALeaseExplainsTheRefusalOfItsSize) {
+  const SteadyTime now{std::chrono::hours(1)};
   SessionRefusals refusals(/*devices=*/2);
-  refusals.SetLeaseOutcome(0, {.waited = std::chrono::milliseconds(40), .asked = {{SessionId{3}, true}}});
-  EXPECT_EQ(refusals.TakeLeaseOutcome(1).waited.count(), 0);
-  const GrowthOutcome outcome = refusals.TakeLeaseOutcome(0);
-  EXPECT_EQ(outcome.waited.count(), 40);
-  EXPECT_EQ(outcome.asked.size(), 1u);
-  EXPECT_EQ(refusals.TakeLeaseOutcome(0).waited.count(), 0);
+  const auto explained = [&](int device, uint64_t bytes) {
+    return refusals.TakeLeaseOutcome(device, bytes, now).waited.count();
+  };
+  // Those of two threads, before the first one has its own explained.
+  refusals.AddLeaseOutcome(0, 100, now, WaitedFor(40));
+  refusals.AddLeaseOutcome(0, 200, now, WaitedFor(50));
+  refusals.AddLeaseOutcome(0, 200, now, WaitedFor(60));
+  EXPECT_EQ(explained(1, 200), 0);
+  EXPECT_EQ(explained(0, 300), 0);
+  EXPECT_EQ(explained(0, 200), 50) << "the oldest";
+  EXPECT_EQ(explained(0, 200), 60);
+  EXPECT_EQ(explained(0, 200), 0) << "each explains one";
+  EXPECT_EQ(explained(0, 100), 40);
+}
+
+TEST(SessionRefusalsTest, AnOutcomeThatWasNotExplainedAtOnceIsForgotten) {
+  SteadyTime now{std::chrono::hours(1)};
+  SessionRefusals refusals(/*devices=*/1);
+  refusals.AddLeaseOutcome(0, 100, now, WaitedFor(40));
+  now += SessionRefusals::kExplainedWithin;
+  refusals.AddLeaseOutcome(0, 200, now, WaitedFor(50));
+  now += std::chrono::milliseconds(1);
+  EXPECT_EQ(refusals.TakeLeaseOutcome(0, 100, now).waited.count(), 0);
+  EXPECT_EQ(refusals.TakeLeaseOutcome(0, 200, now).waited.count(), 50);
+}
+
+TEST(SessionRefusalsTest, TheOldestOutcomesMakeRoom) {
+  const SteadyTime now{std::chrono::hours(1)};
+  SessionRefusals refusals(/*devices=*/1);
+  for (uint64_t bytes = 0; bytes <= SessionRefusals::kMaxLeaseOutcomes; ++bytes) {
+    refusals.AddLeaseOutcome(0, bytes, now, {.asked = {{SessionId{3}, true}}});
+  }
+  EXPECT_TRUE(refusals.TakeLeaseOutcome(0, 0, now).asked.empty());
+  for (uint64_t bytes = 1; bytes <= SessionRefusals::kMaxLeaseOutcomes; ++bytes) {
+    EXPECT_EQ(refusals.TakeLeaseOutcome(0, bytes, now).asked.size(), 1u);
+  }
 }
 
 TEST(SessionRefusalsTest, RecordingTakesATwentiethOfTheTime) {

@@ -232,7 +232,7 @@ TEST_F(BrokerMetricsTest, FiguresOfClientsAndDevices) {
   std::optional<absl::Status> leasing;
   const auto answered = std::make_shared<Gate>();
   answered->Open();
-  broker_->leases().Lease(leased, 0, {10_MiB}, [&](const absl::StatusOr<std::vector<Lease>>& leases) {
+  broker_->leases().LeaseSegments(leased, 0, {10_MiB}, [&](const absl::StatusOr<std::vector<Lease>>& leases) {
     leasing = leases.status();
     answered->Pass();
   });

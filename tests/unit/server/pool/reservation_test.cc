@@ -77,9 +77,14 @@ TEST_F(ReservationTest, ALeaseConsumesIt) {
 }
 
 TEST_F(ReservationTest, OutlivesItsSession) {
-  const Reservation reserved = Reserve(20_MiB);
-  pool_->CloseAccount(kId);
-  EXPECT_EQ(Charged(), 0u) << "it goes with the account";
+  {
+    const Reservation reserved = Reserve(20_MiB);
+    pool_->CloseAccount(kId);
+    EXPECT_EQ(Charged(), 0u) << "it goes with the account";
+    EXPECT_EQ(room_, 1);
+  }
+  EXPECT_EQ(Charged(), 0u);
+  EXPECT_EQ(room_, 1) << "there is no more room than before";
 }
 
 }  // namespace

@@ -1200,5 +1200,46 @@ TEST_F(CarriedOnCudaTest, NoMoreIsDeclaredThanIsInUse) {
   EXPECT_EQ(Account(kC).carried_over_bytes, 0u);
 }
 
+// ---- What explains a refusal ----
+
+TEST_F(SegmentPoolTest, ALookHasSessionUserAndDevice) {
+  MakePool(64_MiB);
+  Open(kA);
+  Open(kB);
+  Open(kC, kPlenty, kBenUid);
+  Lease(kA, 20_MiB);
+  Lease(kB, 10_MiB);
+  Lease(kC, 4_MiB);
+  const PoolLook look = pool_->LookFor(kA, /*with_accounts=*/true);
+  EXPECT_EQ(look.account.reserved_bytes, 20_MiB);
+  EXPECT_EQ(look.account.segments, 1u);
+  EXPECT_EQ(look.user.committed_bytes, 30_MiB) << "with B's";
+  EXPECT_EQ(look.figures.charged_bytes, 34_MiB);
+  EXPECT_FALSE(look.is_held_back);
+  ASSERT_EQ(look.accounts.size(), 3u);
+  EXPECT_EQ(look.accounts.at(kC).reserved_bytes, 4_MiB);
+  EXPECT_TRUE(pool_->LookFor(kA, /*with_accounts=*/false).accounts.empty());
+}
+
+TEST_F(SegmentPoolTest, ALookSaysThatMemoryIsHeldBack) {
+  MakePool(64_MiB);
+  Open(kA);
+  pool_->HoldBack(Ledger::Held{.priority = 0, .bytes = 64_MiB});
+  EXPECT_TRUE(pool_->LookFor(kA, /*with_accounts=*/false).is_held_back);
+  pool_->HoldBack(std::nullopt);
+  EXPECT_FALSE(pool_->LookFor(kA, /*with_accounts=*/false).is_held_back);
+}
+
+TEST_F(SegmentPoolTest, ALookForNobodyStillShowsTheDevice) {
+  MakePool(64_MiB);
+  Open(kA);
+  Lease(kA, 20_MiB);
+  const PoolLook look = pool_->LookFor(kB, /*with_accounts=*/true);
+  EXPECT_EQ(look.account.limit_bytes, 0u);
+  EXPECT_FALSE(look.is_held_back);
+  EXPECT_EQ(look.figures.charged_bytes, 20_MiB);
+  EXPECT_EQ(look.accounts.size(), 1u);
+}
+
 }  // namespace
 }  // namespace vrambroker
