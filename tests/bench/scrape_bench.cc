@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a scrape costs the daemon: the processor time of Metrics::Text(), with OperatorView::Look(), of a broker with many
-// sessions that all use every device. Remote ones have free blocks of many sizes.
+// What a scrape costs the daemon: the processor time of Metrics::Text(), with OperatorView::Look(), of a broker with
+// many sessions that all use every device. Remote ones have free blocks of many sizes.
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
