@@ -58,7 +58,7 @@ class Allocations::Request : public MemoryRequest {
 
   void Run() {
     if (absl::Status status = remote_.CheckMayAllocate(); !status.ok()) return done_(std::move(status));
-    block_.emplace(&remote_.allocator(device()), requested_, stream_, options().scope);
+    block_ = std::make_unique<BlockRequest>(&remote_.allocator(device()), requested_, stream_, options().scope);
     const absl::Status refusal = remote_.RunUntilRefused(device(), *block_);
     if (!refusal.ok() && options().may_reclaim) return Wait();
     Answer(refusal);
@@ -109,7 +109,7 @@ class Allocations::Request : public MemoryRequest {
   const uint64_t requested_;
   const Stream stream_;
   const Done done_;
-  std::optional<BlockRequest> block_;  // of the session's heap; none before its first slow call
+  std::unique_ptr<BlockRequest> block_;  // of the session's heap; none before its first slow call
 };
 
 Allocations::Allocations(std::vector<SegmentPool*> pools, std::function<SteadyTime()> clock, WaitingRequests* waiting,

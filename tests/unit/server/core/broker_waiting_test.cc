@@ -318,6 +318,138 @@ TEST_F(BrokerAllocationTest, AGrantOfASessionWhoseStreamBrokeSinceIsGivenUp) {
   EXPECT_EQ(Reserved(), 16_MiB);
 }
 
+// ---- On the way to the queue ----
+
+// A remote session whose cached segment has to go before it waits: what happens meanwhile is in the test's hands.
+class BrokerOnTheWayTest : public BrokerWaitingTest {
+ protected:
+  BrokerOnTheWayTest() {
+    remote_ = Open("remote");
+    used_ = Get(16_MiB);
+    const Allocation cached = Get(20_MiB);
+    EXPECT_TRUE(broker_->allocations().Free(remote_, {cached.block}).ok());
+    holder_ = OpenLeasing("holder");
+    Hold(holder_, {kCapacity - 36_MiB});
+  }
+
+  Allocation Get(uint64_t bytes) {
+    Allocate(bytes);
+    Settle();
+    const Allocation got = answers_.at(0).value();
+    answers_.clear();
+    return got;
+  }
+  void Allocate(uint64_t bytes) {
+    broker_->allocations().Allocate(
+        remote_, 0, bytes, 0, [this](absl::StatusOr<Allocation> answer) { answers_.push_back(std::move(answer)); },
+        {.may_reclaim = true, .wait = std::chrono::minutes(1), .cancel_key = kKey});
+  }
+  // The client is asked to close the cached segment.
+  void WhenAskedToClose(std::function<void()> meanwhile) {
+    client_of_remote_->on_close = [this, meanwhile = std::move(meanwhile)](absl::Span<const SegmentId> segments) {
+      meanwhile();
+      remote_->remote()->SegmentsClosed(segments);
+    };
+  }
+  SessionPtr Open(const std::string& name) {
+    SessionPtr session = BrokerTest::Open(name);
+    client_of_remote_ = client_;
+    return session;
+  }
+
+  static constexpr uint64_t kKey = 5;
+  SessionPtr remote_;
+  std::shared_ptr<FakeClient> client_of_remote_;
+  SessionPtr holder_;
+  Allocation used_;
+  std::vector<absl::StatusOr<Allocation>> answers_;
+};
+
+TEST_F(BrokerOnTheWayTest, ACancellationThatIsEarlierThanTheWaitEndsIt) {
+  WhenAskedToClose([&] {
+    broker_->waiting().Cancel(remote_, kKey + 1);
+    broker_->waiting().Cancel(remote_, kKey);
+  });
+  Allocate(40_MiB);
+  Settle();
+  ASSERT_EQ(answers_.size(), 1u);
+  EXPECT_TRUE(absl::IsCancelled(answers_[0].status())) << answers_[0].status();
+  EXPECT_EQ(broker_->waiting().GetWaiting(0).size(), 0u);
+}
+
+TEST_F(BrokerOnTheWayTest, AWaitIsCancelledByItsKey) {
+  Allocate(40_MiB);
+  Settle();
+  ASSERT_EQ(broker_->waiting().GetWaiting(0).size(), 1u);
+  broker_->waiting().Cancel(remote_, kKey + 1);
+  broker_->waiting().Cancel(holder_, kKey);
+  EXPECT_EQ(answers_.size(), 0u);
+  broker_->waiting().Cancel(remote_, kKey);
+  ASSERT_EQ(answers_.size(), 1u);
+  EXPECT_TRUE(absl::IsCancelled(answers_[0].status())) << answers_[0].status();
+}
+
+TEST_F(BrokerOnTheWayTest, ASessionWhoseStreamBreaksDoesNotComeToWait) {
+  WhenAskedToClose([&] { broker_->Disconnect(remote_); });
+  Allocate(40_MiB);
+  Settle();
+  ASSERT_EQ(answers_.size(), 1u);
+  EXPECT_TRUE(absl::IsAborted(answers_[0].status())) << answers_[0].status();
+  EXPECT_EQ(broker_->waiting().GetWaiting(0).size(), 0u);
+}
+
+// Its session frees a block when the cache has been searched in vain, and nothing later.
+TEST_F(BrokerOnTheWayTest, WhatIsFreedBeforeItWaitsServesIt) {
+  ASSERT_EQ(remote_->TrimSlowly(0).value_or(0), 20_MiB);
+  Hold(OpenLeasing("newcomer"), {20_MiB});
+  // The first time that is read is that at which it begins to wait.
+  bool is_freed = false;
+  After(0, [&] {
+    EXPECT_EQ(broker_->waiting().size(0), 0u);
+    is_freed = broker_->allocations().Free(remote_, {used_.block}).ok();
+  });
+  Allocate(16_MiB);
+  Settle();
+  ASSERT_TRUE(is_freed);
+  ASSERT_EQ(answers_.size(), 1u);
+  EXPECT_EQ(answers_[0].value().segment, used_.segment);
+  EXPECT_EQ(broker_->waiting().size(0), 0u);
+}
+
+TEST_F(BrokerWaitingTest, AGuaranteeOfADisconnectedSessionWaitsForNobody) {
+  const SessionPtr holder = OpenLeasing("holder");
+  Hold(holder, {kCapacity});
+  const SessionPtr session = OpenLeasing("session");
+  broker_->Disconnect(session);
+  std::optional<absl::Status> answer;
+  broker_->limits().SetGuarantee(session, Limit(uint64_t{8_MiB}), [&](const absl::Status& status) { answer = status; });
+  ASSERT_TRUE(answer.has_value()) << "at once";
+  EXPECT_TRUE(absl::IsAborted(*answer)) << *answer;
+  EXPECT_EQ(broker_->waiting().GetWaiting(0).size(), 0u);
+}
+
+// Its new connection does not know of a lease that the old one asked for.
+TEST_F(BrokerWaitingTest, WhatABrokenConnectionAskedForIsNotLeasedToTheNextOne) {
+  const SessionPtr hoards = OpenLeasing("hoards");
+  const std::vector<Lease> held = Hold(hoards, {kCapacity});
+  Ask(OpenLeasing("waiting"), {2_MiB}, {.may_reclaim = true, .wait = std::chrono::hours(1)});
+  Settle();
+  const SessionPtr session = OpenLeasing("session");
+  // While those who wait are to have their turn, it asks, breaks, and comes back.
+  ASSERT_TRUE(broker_->leases().ReturnSegments(hoards, 0, {held[0].segment}).ok());
+  const auto answer = Ask(session, {2_MiB}, {});
+  broker_->Disconnect(session);
+  std::optional<absl::Status> resumed;
+  broker_->ResumeSession(Process(1, 1000), session->leased()->resume_token(), {}, std::make_shared<FakeClient>(),
+                         [&](const absl::StatusOr<SessionPtr>& status) { resumed = status.status(); });
+  EXPECT_FALSE(answer->has_value());
+  Settle();
+  ASSERT_TRUE(resumed.has_value() && answer->has_value());
+  EXPECT_EQ(*resumed, absl::OkStatus());
+  EXPECT_TRUE(absl::IsAborted((*answer)->status())) << (*answer)->status();
+  EXPECT_EQ(pools_[0]->GetAccount(session->id())->reserved_bytes, 0u);
+}
+
 // ---- Who serves ----
 
 // A worker does. The thread that makes room may be the daemon's event loop, and would serve for as long as others
@@ -402,6 +534,7 @@ TEST_F(BrokerWaitingTest, WhatIsQuarantinedDuringALookIsNotYoungerThanNothing) {
       EXPECT_GE(left.age, milliseconds(0)) << "after " << reads << " reads of the clock";
     }
     broker_->CloseGone(dies);
+    EXPECT_EQ(pools_[0]->GetFigures().quarantined_bytes, 2_MiB) << "its process could open it";
     pools_[0]->CheckQuarantine();
   }
 }

@@ -70,9 +70,9 @@ class SessionTest : public ::testing::Test {
     client_ = std::make_shared<ClosingClient>();
     // Closes at once what it is asked for.
     client_->on_close = [this](absl::Span<const SegmentId> segments) { session_->SegmentsClosed(segments); };
-    session_ = std::make_shared<RemoteSession>(Setup({.max_blocks = max_blocks}, options));
+    session_ = std::make_shared<RemoteSession>(MakeSetup({.max_blocks = max_blocks}, options));
   }
-  SessionSetup Setup(const SessionBounds& bounds, const AllocatorOptions& options) {
+  SessionSetup MakeSetup(const SessionBounds& bounds, const AllocatorOptions& options) {
     return {.id = kId,
             .name = "test",
             .caller = {.pid = 1},
@@ -318,7 +318,7 @@ class SessionLeaseTest : public SessionTest {
     pool_ = std::make_unique<SegmentPool>(std::move(device), kCapacity, &next_segment_,
                                           SegmentPoolOptions{.clock = [this] { return now_; }});
     pool_->OpenAccount(kId, {.pid = 1, .domain = "d", .limit_bytes = kCapacity});
-    leased_ = std::make_shared<LeasedSession>(Setup({}, {}), Ticket());
+    leased_ = std::make_shared<LeasedSession>(MakeSetup({}, {}), Ticket());
     // Two segments have been idle for ten seconds.
     const std::vector<Lease> leases = leased_->LeaseSlowly(0, {2_MiB, 2_MiB}).value();
     EXPECT_TRUE(leased_->ReturnLeased(0, {leases[0].segment, leases[1].segment}).ok());
