@@ -98,6 +98,7 @@ TEST_F(BrokerTest, ARefusedRequestOfTheClientsIsExplained) {
   EXPECT_EQ(oom.allocated_bytes(), 19_MiB);
   ASSERT_EQ(oom.largest_holders_size(), 1);
   EXPECT_EQ(oom.largest_holders(0).allocated_bytes(), 19_MiB) << "its client has not reported yet";
+  EXPECT_EQ(oom.idle_elsewhere_bytes(), 0u) << "there is nobody else";
   EXPECT_EQ(oom.largest_free_block_bytes(), 1_MiB);
   EXPECT_EQ(Refusals(0, OomCause::kLimit), 1u);
   EXPECT_EQ(oom.block_bytes(), 5_MiB);

@@ -290,6 +290,17 @@ TEST_F(BrokerTest, RecordedEventsOfAUserAreBounded) {
   broker_->Close(second, "test", CloseReason::kGoodbye);
   EXPECT_TRUE(absl::IsAborted(SetRecording(second, 1)));
   EXPECT_EQ(SetRecording(third, 16), absl::OkStatus());
+  // A trace that needs less than a session records anyway leaves the others no more.
+  Signal held;
+  std::shared_ptr<RecordingHold> hold;
+  broker_->recordings().Hold(first, 3, 1000, [&](absl::StatusOr<std::shared_ptr<RecordingHold>> answer) {
+    hold = answer.value_or(nullptr);
+    held.Notify();
+  });
+  held.WaitForNotification();
+  ASSERT_NE(hold, nullptr);
+  EXPECT_TRUE(absl::IsResourceExhausted(SetRecording(third, 17)));
+  hold.reset();
 }
 
 TEST_F(BrokerTest, SessionsOfAUserAreCounted) {
@@ -300,6 +311,22 @@ TEST_F(BrokerTest, SessionsOfAUserAreCounted) {
   Open("c", std::nullopt, Process(1, 2000));
   broker_->Close(first, "test");
   Open("d");
+}
+
+TEST_F(BrokerTest, SessionsOfARuleAreCountedForEachUser) {
+  PolicyRule rule;
+  rule.label = "one";
+  rule.session_name = "train*";
+  rule.max_sessions = 1;
+  Make({.policy = PolicyOf({.rules = {rule}})});
+  const SessionPtr first = Open("train");
+  const absl::Status refused = TryOpen("train2").status();
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("rule one, the most that its max_sessions allows"));
+  Open("other");
+  Open("train", std::nullopt, Process(1, 2000));
+  broker_->Close(first, "test");
+  Open("train");
 }
 
 TEST_F(BrokerTest, SessionsAreForTheProcessThatOpenedThem) {
@@ -574,6 +601,27 @@ TEST_F(BrokerTest, ALimitIsChangedOnAllDevicesOrOnNone) {
   // Where the guarantee came in between: it was not there when the other device was asked.
   ASSERT_TRUE(pools_[1]->SetGuarantee(session->id(), 0).ok());
   EXPECT_EQ(broker_->limits().SetLimit(session, Limit(10_MiB)), absl::OkStatus());
+}
+
+TEST_F(BrokerTest, AGuaranteeIsGivenOnAllDevicesOrStaysAsItWas) {
+  const SessionPtr holder = Open("holder");
+  ASSERT_TRUE(Allocate(holder, 60_MiB, /*device=*/1).ok());
+  const SessionPtr session = Open("a");
+  const auto set = [&](uint64_t bytes) {
+    Signal answered;
+    absl::Status answer;
+    broker_->limits().SetGuarantee(session, Limit(bytes), [&](const absl::Status& status) {
+      answer = status;
+      answered.Notify();
+    });
+    answered.WaitForNotification();
+    return answer;
+  };
+  ASSERT_EQ(set(4_MiB), absl::OkStatus());
+  const absl::Status refused = set(20_MiB);
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  EXPECT_EQ(SegmentRefusalCause(refused), std::nullopt) << "no request for memory";
+  for (const auto& pool : pools_) EXPECT_EQ(pool->GetAccount(session->id())->guarantee_bytes, 4_MiB);
 }
 
 TEST_F(BrokerTest, AnEndedSessionIsLeftWithoutAGuarantee) {
