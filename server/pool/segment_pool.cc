@@ -15,10 +15,8 @@
 #include "server/pool/segment_pool.h"
 
 #include <spdlog/spdlog.h>
-#include <sys/random.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <numeric>
 #include <utility>
@@ -31,21 +29,13 @@
 
 namespace vrambroker {
 
-absl::StatusOr<Ticket> RandomTicket() {
-  Ticket ticket;
-  if (getrandom(ticket.data(), ticket.size(), 0) != static_cast<ssize_t>(ticket.size())) {
-    return absl::ErrnoToStatus(errno, "getrandom failed");
-  }
-  return ticket;
-}
-
 SegmentPool::SegmentPool(std::unique_ptr<Device> device, uint64_t capacity_bytes, std::atomic<uint64_t>* next_segment,
                          SegmentPoolOptions options)
     : device_(std::make_unique<MeteredDevice>(std::move(device))),
       capacity_bytes_(capacity_bytes),
       options_(std::move(options)),
       next_segment_(*next_segment),
-      ledger_(capacity_bytes),
+      accounts_(capacity_bytes, options_.churn_window, options_.clock),
       reclaim_durations_({0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10}) {
   if (const absl::StatusOr<uint64_t> free = device_->FreeBytes(); free.ok()) {
     driver_known_bytes_ = driver_free_bytes_ = *free;
@@ -60,7 +50,7 @@ SegmentPool::~SegmentPool() {
     if (!health_.ok()) return;  // it would refuse each of them; the end of this process frees them
     segments = quarantine_.Segments();
     segments.insert(segments.end(), unfreed_.begin(), unfreed_.end());
-    for (const auto& [id, leased] : leased_) segments.push_back(leased.segment);
+    for (const auto& [id, leased] : leased_.all()) segments.push_back(leased.segment);
     for (const IdleSegments::Entry& entry : idle_.TakeOldest(idle_.bytes())) segments.push_back(entry.segment);
   }
   for (const DeviceSegment& segment : segments) {
@@ -74,23 +64,16 @@ SegmentPool::~SegmentPool() {
 
 void SegmentPool::OpenAccount(SessionId session, const AccountTerms& terms) {
   MutexLock lock(mu_);
-  accounts_[session] = Account{.session = session,
-                               .terms = terms,
-                               .figures = {.limit_bytes = terms.limit_bytes,
-                                           .priority = terms.priority,
-                                           .uid = terms.uid,
-                                           .user_limit_bytes = terms.user_limit_bytes,
-                                           .user_guarantee_bytes = terms.user_guarantee_bytes}};
+  accounts_.Open(session, terms);
   Apply(carried_over_.Opened(session, terms.process()));
 }
 
 absl::Status SegmentPool::SetLimit(SessionId session, uint64_t limit_bytes) {
   {
     MutexLock lock(mu_);
-    const auto it = accounts_.find(session);
-    if (it == accounts_.end()) return absl::NotFoundError(absl::StrCat("no session ", Raw(session)));
-    if (absl::Status status = ledger_.SetLimit(it->second.figures, limit_bytes); !status.ok()) return status;
-    Changed(it->second);
+    Account* const account = accounts_.Find(session);
+    if (account == nullptr) return absl::NotFoundError(absl::StrCat("no session ", Raw(session)));
+    if (absl::Status status = accounts_.SetLimit(*account, limit_bytes); !status.ok()) return status;
   }
   RoomMade();
   return absl::OkStatus();
@@ -99,12 +82,10 @@ absl::Status SegmentPool::SetLimit(SessionId session, uint64_t limit_bytes) {
 absl::Status SegmentPool::SetGuarantee(SessionId session, uint64_t guarantee_bytes) {
   {
     MutexLock lock(mu_);
-    const auto it = accounts_.find(session);
-    if (it == accounts_.end()) return absl::NotFoundError(absl::StrCat("no session ", Raw(session)));
-    const uint64_t before = it->second.figures.guarantee_bytes;
-    if (absl::Status status = ledger_.SetGuarantee(it->second.figures, guarantee_bytes); !status.ok()) return status;
-    Changed(it->second);
-    if (guarantee_bytes > before) ++forbidden_;
+    Account* const account = accounts_.Find(session);
+    if (account == nullptr) return absl::NotFoundError(absl::StrCat("no session ", Raw(session)));
+    const uint64_t before = account->figures.guarantee_bytes;
+    if (absl::Status status = accounts_.SetGuarantee(*account, guarantee_bytes); !status.ok()) return status;
     if (guarantee_bytes >= before) return absl::OkStatus();
   }
   RoomMade();
@@ -114,9 +95,9 @@ absl::Status SegmentPool::SetGuarantee(SessionId session, uint64_t guarantee_byt
 absl::Status SegmentPool::SetPriority(SessionId session, int priority) {
   {
     MutexLock lock(mu_);
-    const auto it = accounts_.find(session);
-    if (it == accounts_.end()) return absl::NotFoundError(absl::StrCat("no session ", Raw(session)));
-    it->second.figures.priority = priority;
+    Account* const account = accounts_.Find(session);
+    if (account == nullptr) return absl::NotFoundError(absl::StrCat("no session ", Raw(session)));
+    account->figures.priority = priority;
   }
   RoomMade();
   return absl::OkStatus();
@@ -134,39 +115,34 @@ uint64_t SegmentPool::Close(SessionId session, bool process_gone) {
   uint64_t bytes = 0;
   {
     MutexLock lock(mu_);
-    const auto it = accounts_.find(session);
-    if (it == accounts_.end()) return 0;
-    Account& account = it->second;
+    Account* const account = accounts_.Find(session);
+    if (account == nullptr) return 0;
     const SteadyTime now = options_.clock();
-    for (const SegmentId id : std::vector<SegmentId>(account.segments.begin(), account.segments.end())) {
+    for (const SegmentId id : leased_.Of(session)) {
       bytes += leased_.at(id).segment.bytes;
       if (!process_gone) {
-        MakeIdle(id, account);
+        MakeIdle(id, *account);
         continue;
       }
-      const LeasedSegment leased = Forget(id, account);
+      const LeasedSegment leased = Forget(id, *account);
       const IdleSegments::Entry idle{
-          .segment = leased.segment, .cuda_ipc = leased.cuda_ipc, .domain = account.terms.domain, .since = now};
+          .segment = leased.segment, .cuda_ipc = leased.cuda_ipc, .domain = account->terms.domain, .since = now};
       if (!leased.exported) {
-        UnchargeOther(account, leased.segment.bytes);
+        accounts_.Uncharge(*account, leased.segment.bytes);
         AddIdle(idle);
         continue;
       }
       quarantine_.Add(id, {.idle = idle,
-                           .client = account.terms.client,
-                           .pid = account.terms.pid,
-                           .uid = account.terms.uid,
-                           .mark = account.terms.mark,
+                           .client = account->terms.client,
+                           .pid = account->terms.pid,
+                           .uid = account->terms.uid,
+                           .mark = account->terms.mark,
                            .next_check = now + options_.settle_time});
     }
     Apply(carried_over_.Closed(session));
-    UnchargeOther(account, account.granted_bytes);
-    granted_bytes_ -= account.granted_bytes;
-    // The rest of what is reserved, calls of Lease() are just obtaining: it stays charged until they find the account
-    // gone.
-    ledger_.Close(account.figures, account.figures.reserved_bytes);
-    Changed(account);
-    accounts_.erase(it);
+    // What calls of Lease() are just obtaining stays charged until they find the account gone.
+    accounts_.Close(*account);
+    leased_.Forget(session);
   }
   RoomMade();
   return bytes;
@@ -177,7 +153,7 @@ uint64_t SegmentPool::Close(SessionId session, bool process_gone) {
 absl::Status SegmentPool::CheckGrowth(const Account& account, uint64_t bytes, bool past_hold) const {
   if (sealed_) return absl::AbortedError("the daemon is stopping");
   if (!health_.ok()) return UnusableError();
-  return ledger_.CheckGrowth(account.figures, bytes, past_hold || account.is_waited_for);
+  return accounts_.CheckGrowth(account, bytes, past_hold);
 }
 
 absl::Status SegmentPool::UnusableError() const {
@@ -190,146 +166,79 @@ absl::Status SegmentPool::UnusableError() const {
           "(systemctl restart vrambroker)"));
 }
 
-void SegmentPool::Charge(Account& account, uint64_t bytes) {
-  if (account.figures.reserved_bytes == 0) account.holds_since = options_.clock();
-  ledger_.Charge(account.figures, bytes);
-  Changed(account);
-}
-
-void SegmentPool::UnchargeOther(Account& account, uint64_t bytes) {
-  ledger_.Uncharge(account.figures, bytes);
-  Changed(account);
-}
-
-void SegmentPool::Changed(Account& account) {
-  if (!account.is_watched || std::exchange(account.is_changed, true)) return;
-  changed_.push_back(account.session);
-}
-
 SegmentPool::Room SegmentPool::TakeRoom() {
   MutexLock lock(mu_);
-  for (const SessionId session : changed_) {
-    if (const auto it = accounts_.find(session); it != accounts_.end()) it->second.is_changed = false;
-  }
-  return {.free_bytes = ledger_.free_bytes(),
-          .held_back_bytes = ledger_.held_back_bytes(),
-          .guaranteed_bytes = ledger_.guaranteed_bytes(),
-          .capacity_bytes = ledger_.capacity_bytes(),
-          .is_overcommitted = ledger_.committed_bytes() > ledger_.capacity_bytes(),
-          .forbidden = forbidden_,
-          .changed = std::exchange(changed_, {})};
+  return accounts_.TakeRoom();
 }
 
 void SegmentPool::Watch(SessionId session, bool watch) {
   MutexLock lock(mu_);
-  if (const auto it = accounts_.find(session); it != accounts_.end()) it->second.is_watched = watch;
-}
-
-void SegmentPool::Uncharge(Account& account, uint64_t bytes) {
-  UnchargeOther(account, bytes);
-  account.is_waited_for = false;
-  const SteadyTime now = options_.clock();
-  if (now - account.gave_back > options_.churn_window) {
-    account.gave_back = now;
-    account.gave_back_bytes = 0;
-  }
-  account.gave_back_bytes += bytes;
-}
-
-uint64_t SegmentPool::ChurningBytes(const Account& account, SteadyTime now) const {
-  const uint64_t reserved = account.figures.reserved_bytes;
-  if (now - account.holds_since < options_.churn_window) return reserved;
-  return now - account.gave_back <= 2 * options_.churn_window ? std::min(reserved, account.gave_back_bytes) : 0;
+  if (Account* const account = accounts_.Find(session)) account->is_watched = watch;
 }
 
 absl::Status SegmentPool::Grant(SessionId session, uint64_t bytes, bool past_hold) {
   MutexLock lock(mu_);
-  const auto it = accounts_.find(session);
-  if (it == accounts_.end()) return absl::AbortedError("the session has ended");
-  if (absl::Status status = CheckGrowth(it->second, bytes, past_hold); !status.ok()) return status;
-  Charge(it->second, bytes);
-  it->second.granted_bytes += bytes;
-  granted_bytes_ += bytes;
+  Account* const account = accounts_.Find(session);
+  if (account == nullptr) return absl::AbortedError("the session has ended");
+  if (absl::Status status = CheckGrowth(*account, bytes, past_hold); !status.ok()) return status;
+  accounts_.Grant(*account, bytes);
   return absl::OkStatus();
 }
 
 void SegmentPool::ReleaseGrant(SessionId session, uint64_t bytes) {
   {
     MutexLock lock(mu_);
-    const auto it = accounts_.find(session);
-    if (it == accounts_.end()) return;
-    UnchargeOther(it->second, bytes);
-    it->second.granted_bytes -= bytes;
-    granted_bytes_ -= bytes;
+    Account* const account = accounts_.Find(session);
+    if (account == nullptr) return;
+    accounts_.ReleaseGrant(*account, bytes);
   }
   RoomMade();
 }
 
 void SegmentPool::HoldBack(std::optional<Ledger::Held> held) {
   MutexLock lock(mu_);
-  ledger_.HoldBack(held);
-  for (auto& [session, account] : accounts_) {
-    account.is_waited_for = held.has_value() && account.figures.reserved_bytes > 0;
-  }
+  accounts_.HoldBack(held);
 }
 
 uint64_t SegmentPool::GrowthOf(SessionId session, uint64_t bytes) const {
   MutexLock lock(mu_);
-  const auto it = accounts_.find(session);
-  return it == accounts_.end() ? 0 : ledger_.GrowthOf(it->second.figures, bytes);
+  const Account* const account = accounts_.Find(session);
+  return account == nullptr ? 0 : accounts_.ledger().GrowthOf(account->figures, bytes);
 }
 
 bool SegmentPool::MayEverGrow(SessionId session, uint64_t bytes) const {
   MutexLock lock(mu_);
-  const auto it = accounts_.find(session);
-  return it != accounts_.end() && ledger_.MayEverGrow(it->second.figures, bytes);
+  const Account* const account = accounts_.Find(session);
+  return account != nullptr && accounts_.ledger().MayEverGrow(account->figures, bytes);
 }
 
 bool SegmentPool::IsHeldBack(SessionId session, uint64_t bytes) const {
   MutexLock lock(mu_);
-  const auto it = accounts_.find(session);
-  return it != accounts_.end() && IsHeldBack(it->second, bytes);
-}
-
-bool SegmentPool::IsHeldBack(const Account& account, uint64_t bytes) const {
-  return !ledger_.CheckGrowth(account.figures, bytes, account.is_waited_for).ok() &&
-         ledger_.CheckGrowth(account.figures, bytes, /*past_hold=*/true).ok();
+  const Account* const account = accounts_.Find(session);
+  return account != nullptr && accounts_.IsHeldBack(*account, bytes);
 }
 
 std::vector<SegmentPool::Expected> SegmentPool::ExpectedFor(absl::Span<const SessionId> sessions) const {
   MutexLock lock(mu_);
-  const SteadyTime now = options_.clock();
-  Expected all{.returning_bytes = quarantine_.settling_bytes()};
-  for (const auto& [id, account] : accounts_) {
-    all.returning_bytes += account.returning_bytes();
-    all.churning_bytes += ChurningBytes(account, now);
-  }
-  std::vector<Expected> expected(sessions.size(), all);
-  for (size_t i = 0; i < sessions.size(); ++i) {
-    const auto own = accounts_.find(sessions[i]);
-    if (own == accounts_.end()) continue;
-    expected[i].returning_bytes -= own->second.returning_bytes();
-    expected[i].churning_bytes -= ChurningBytes(own->second, now);
-  }
-  return expected;
+  return accounts_.ExpectedFor(sessions, quarantine_.settling_bytes());
 }
 
 uint64_t SegmentPool::CameBackTotal() const {
   MutexLock lock(mu_);
-  return ledger_.uncharged_total();
+  return accounts_.ledger().uncharged_total();
 }
 
 void SegmentPool::MarkEnding(SessionId session) {
   MutexLock lock(mu_);
-  if (const auto it = accounts_.find(session); it != accounts_.end()) it->second.is_ending = true;
+  if (Account* const account = accounts_.Find(session)) account->is_ending = true;
 }
 
 uint64_t SegmentPool::MissingBytes(SessionId session, uint64_t bytes, bool guarantee) const {
   MutexLock lock(mu_);
-  const auto it = accounts_.find(session);
-  if (it == accounts_.end()) return 0;
-  return guarantee ? ledger_.MissingForGuarantee(it->second.figures, bytes)
-                   : ledger_.MissingBytes(it->second.figures, bytes);
+  const Account* const account = accounts_.Find(session);
+  if (account == nullptr) return 0;
+  return guarantee ? accounts_.ledger().MissingForGuarantee(account->figures, bytes)
+                   : accounts_.ledger().MissingBytes(account->figures, bytes);
 }
 
 absl::StatusOr<SegmentId> SegmentPool::Lease(SessionId session, uint64_t bytes, bool granted) {
@@ -348,31 +257,28 @@ absl::StatusOr<std::vector<SegmentId>> SegmentPool::LeaseAll(SessionId session, 
   bool is_outside = false;
   {
     MutexLock lock(mu_);
-    const auto it = accounts_.find(session);
-    if (it == accounts_.end()) return absl::AbortedError("the session has ended");
-    is_outside = !granted && IsOutside(CheckGrowth(it->second, bytes));
+    const Account* const account = accounts_.Find(session);
+    if (account == nullptr) return absl::AbortedError("the session has ended");
+    is_outside = !granted && IsOutside(CheckGrowth(*account, bytes));
   }
   if (is_outside) AskDriver();
   {
     MutexLock lock(mu_);
-    const auto it = accounts_.find(session);
-    if (it == accounts_.end()) return absl::AbortedError("the session has ended");
-    Account& account = it->second;
-    uid = account.terms.uid;
-    domain = account.terms.domain;
-    if (granted && bytes <= account.granted_bytes) {
-      account.granted_bytes -= bytes;
-      granted_bytes_ -= bytes;
-    } else {
-      if (absl::Status status = CheckGrowth(account, bytes); !status.ok()) return status;
-      Charge(account, bytes);
+    Account* const account = accounts_.Find(session);
+    if (account == nullptr) return absl::AbortedError("the session has ended");
+    uid = account->terms.uid;
+    domain = account->terms.domain;
+    if (!granted || !accounts_.ConsumeGrant(*account, bytes)) {
+      if (absl::Status status = CheckGrowth(*account, bytes); !status.ok()) return status;
+      accounts_.Charge(*account, bytes);
     }
-    gathered = TakeIdle(account, sizes);
+    gathered = TakeIdle(*account, sizes);
     uint64_t missing = 0;
     for (size_t i = 0; i < sizes.size(); ++i) missing += gathered.idle[i].has_value() ? 0 : sizes[i];
-    if (missing == 0) return AddLeases(session, account, gathered);
-    if (const uint64_t held = ledger_.charged_bytes() + idle_.bytes(); held > ledger_.capacity_bytes()) {
-      victims = StartFreeing(idle_.TakeOldest(held - ledger_.capacity_bytes()));
+    if (missing == 0) return AddLeases(session, gathered);
+    const Ledger& ledger = accounts_.ledger();
+    if (const uint64_t held = ledger.charged_bytes() + idle_.bytes(); held > ledger.capacity_bytes()) {
+      victims = StartFreeing(idle_.TakeOldest(held - ledger.capacity_bytes()));
     }
     obtaining_bytes_ += missing;
   }
@@ -381,8 +287,7 @@ absl::StatusOr<std::vector<SegmentId>> SegmentPool::LeaseAll(SessionId session, 
   std::vector<IdleSegments::Entry> unwanted;
   {
     MutexLock lock(mu_);
-    const auto it = accounts_.find(session);
-    if (status.ok() && it != accounts_.end()) return AddLeases(session, it->second, gathered);
+    if (status.ok() && accounts_.Find(session) != nullptr) return AddLeases(session, gathered);
     if (status.ok()) status = absl::AbortedError("the session has ended");
     unwanted = Undo(session, uid, domain, bytes, gathered);
   }
@@ -414,18 +319,18 @@ absl::Status SegmentPool::Obtain(const std::string& domain, absl::Span<const uin
 
 std::vector<IdleSegments::Entry> SegmentPool::Undo(SessionId session, uid_t uid, const std::string& domain,
                                                    uint64_t bytes, const Gathered& gathered) {
-  const auto it = accounts_.find(session);
-  if (it != accounts_.end()) {
-    UnchargeOther(it->second, bytes);
+  Account* const account = accounts_.Find(session);
+  if (account != nullptr) {
+    accounts_.Uncharge(*account, bytes);
   } else {
-    ledger_.UnchargeUnowned(bytes, uid);
+    accounts_.UnchargeUnowned(bytes, uid);
   }
   PutIdleBack(gathered);
   // What the driver gave is for the next attempt, unless there can be none.
   std::vector<IdleSegments::Entry> unwanted;
   for (const std::optional<LeasedSegment>& fresh : gathered.fresh) {
     if (!fresh.has_value()) continue;
-    if (it == accounts_.end()) {
+    if (account == nullptr) {
       unwanted.push_back({.segment = fresh->segment, .domain = domain});
     } else {
       AddIdle({.segment = fresh->segment, .cuda_ipc = fresh->cuda_ipc, .domain = domain, .since = options_.clock()});
@@ -437,19 +342,19 @@ std::vector<IdleSegments::Entry> SegmentPool::Undo(SessionId session, uid_t uid,
 absl::StatusOr<std::vector<SegmentId>> SegmentPool::LeaseIdle(SessionId session, absl::Span<const uint64_t> sizes) {
   const uint64_t bytes = std::accumulate(sizes.begin(), sizes.end(), uint64_t{0});
   MutexLock lock(mu_);
-  const auto it = accounts_.find(session);
-  if (it == accounts_.end()) return absl::AbortedError("the session has ended");
-  if (absl::Status status = CheckGrowth(it->second, bytes); !status.ok()) {
+  Account* const account = accounts_.Find(session);
+  if (account == nullptr) return absl::AbortedError("the session has ended");
+  if (absl::Status status = CheckGrowth(*account, bytes); !status.ok()) {
     return IsOutside(status) ? absl::NotFoundError("the driver may have it by now") : status;
   }
-  const Gathered gathered = TakeIdle(it->second, sizes);
+  const Gathered gathered = TakeIdle(*account, sizes);
   if (!std::all_of(gathered.idle.begin(), gathered.idle.end(), [](const auto& idle) { return idle.has_value(); })) {
     PutIdleBack(gathered);
     return absl::NotFoundError("not all are idle");
   }
   // Charged only with the segments at hand, so that a miss leaves no trace.
-  Charge(it->second, bytes);
-  return AddLeases(session, it->second, gathered);
+  accounts_.Charge(*account, bytes);
+  return AddLeases(session, gathered);
 }
 
 SegmentPool::Gathered SegmentPool::TakeIdle(const Account& account, absl::Span<const uint64_t> sizes) {
@@ -466,44 +371,39 @@ void SegmentPool::PutIdleBack(const Gathered& gathered) {
   decay_.NotifyOne();  // it may be the oldest
 }
 
-std::vector<SegmentId> SegmentPool::AddLeases(SessionId session, Account& account, const Gathered& gathered) {
+std::vector<SegmentId> SegmentPool::AddLeases(SessionId session, const Gathered& gathered) {
   std::vector<SegmentId> ids;
   ids.reserve(gathered.idle.size());
   for (size_t i = 0; i < gathered.idle.size(); ++i) {
     if (const std::optional<IdleSegments::Taken>& idle = gathered.idle[i]; idle.has_value()) {
       ++handovers_;
       handover_bytes_ += idle->entry.segment.bytes;
-      ids.push_back(AddLease(session, account, {.segment = idle->entry.segment, .cuda_ipc = idle->entry.cuda_ipc}));
+      ids.push_back(AddLease(session, {.segment = idle->entry.segment, .cuda_ipc = idle->entry.cuda_ipc}));
     } else if (const std::optional<LeasedSegment>& fresh = gathered.fresh[i]; fresh.has_value()) {
-      ids.push_back(AddLease(session, account, *fresh));
+      ids.push_back(AddLease(session, *fresh));
     }
   }
   return ids;
 }
 
-SegmentId SegmentPool::AddLease(SessionId session, Account& account, LeasedSegment segment) {
+SegmentId SegmentPool::AddLease(SessionId session, LeasedSegment segment) {
   const SegmentId id{next_segment_.fetch_add(1)};
   segment.holder = session;
-  account.segments.insert(id);
-  leased_.emplace(id, segment);
+  leased_.Add(id, segment);
   return id;
 }
 
 // ---- Giving back ----
 
-SegmentPool::LeasedSegment SegmentPool::Forget(SegmentId id, Account& account) {
-  const auto it = leased_.find(id);
-  const LeasedSegment leased = it->second;
-  if (leased.ticket.has_value()) tickets_.erase(*leased.ticket);
+LeasedSegment SegmentPool::Forget(SegmentId id, Account& account) {
+  const LeasedSegment leased = leased_.Remove(id);
   if (leased.returning) account.figures.returning_bytes -= leased.segment.bytes;
-  account.segments.erase(id);
-  leased_.erase(it);
   return leased;
 }
 
 void SegmentPool::MakeIdle(SegmentId id, Account& account) {
   const LeasedSegment leased = Forget(id, account);
-  Uncharge(account, leased.segment.bytes);
+  accounts_.GiveBack(account, leased.segment.bytes);
   AddIdle({.segment = leased.segment,
            .cuda_ipc = leased.cuda_ipc,
            .domain = account.terms.domain,
@@ -583,7 +483,7 @@ void SegmentPool::CheckQuarantine() {
       } else {
         const uid_t uid = quarantine_.entries().at(due[i].id).uid;
         quiet.push_back(quarantine_.Remove(due[i].id));
-        ledger_.UnchargeUnowned(quiet.back().segment.bytes, uid);
+        accounts_.UnchargeUnowned(quiet.back().segment.bytes, uid);
       }
     }
     // Children that live for long, of many dead processes, must not keep a processor busy.
@@ -621,24 +521,24 @@ bool SegmentPool::IsClosingCarriedOver(SessionId session) const {
 void SegmentPool::Seal() {
   MutexLock lock(mu_);
   sealed_ = true;
-  ++forbidden_;
+  accounts_.Forbid();
 }
 
 absl::Status SegmentPool::TakeBack(SessionId session, absl::Span<const SegmentId> segments) {
   {
     MutexLock lock(mu_);
-    const auto account = accounts_.find(session);
-    if (account == accounts_.end()) return absl::AbortedError("the session has ended");
+    Account* const account = accounts_.Find(session);
+    if (account == nullptr) return absl::AbortedError("the session has ended");
     absl::flat_hash_set<SegmentId> seen;
     for (const SegmentId id : segments) {
-      if (!account->second.segments.contains(id)) {
+      if (leased_.Find(session, id) == nullptr) {
         return absl::NotFoundError(absl::StrCat("segment_ids: the session holds no segment ", Raw(id)));
       }
       if (!seen.insert(id).second) {
         return absl::InvalidArgumentError(absl::StrCat("segment_ids: ", Raw(id), " is named twice"));
       }
     }
-    for (const SegmentId id : segments) MakeIdle(id, account->second);
+    for (const SegmentId id : segments) MakeIdle(id, *account);
   }
   RoomMade();
   return absl::OkStatus();
@@ -647,11 +547,10 @@ absl::Status SegmentPool::TakeBack(SessionId session, absl::Span<const SegmentId
 void SegmentPool::TakeBackAllBut(SessionId session, const absl::flat_hash_set<SegmentId>& keep) {
   {
     MutexLock lock(mu_);
-    const auto account = accounts_.find(session);
-    if (account == accounts_.end()) return;
-    const absl::btree_set<SegmentId> held = account->second.segments;
-    for (const SegmentId id : held) {
-      if (!keep.contains(id)) MakeIdle(id, account->second);
+    Account* const account = accounts_.Find(session);
+    if (account == nullptr) return;
+    for (const SegmentId id : leased_.Of(session)) {
+      if (!keep.contains(id)) MakeIdle(id, *account);
     }
   }
   RoomMade();
@@ -659,21 +558,23 @@ void SegmentPool::TakeBackAllBut(SessionId session, const absl::flat_hash_set<Se
 
 void SegmentPool::MarkReturning(SessionId session, absl::Span<const SegmentId> segments) {
   MutexLock lock(mu_);
+  Account* const account = accounts_.Find(session);
+  if (account == nullptr) return;
   for (const SegmentId id : segments) {
-    const auto it = leased_.find(id);
-    if (it == leased_.end() || it->second.holder != session || it->second.returning) continue;
-    it->second.returning = true;
-    accounts_.at(session).figures.returning_bytes += it->second.segment.bytes;
+    LeasedSegment* const leased = leased_.Find(session, id);
+    if (leased == nullptr || leased->returning) continue;
+    leased->returning = true;
+    account->figures.returning_bytes += leased->segment.bytes;
   }
 }
 
 void SegmentPool::Return(SessionId session, absl::Span<const SegmentId> segments) {
   {
     MutexLock lock(mu_);
+    Account* const account = accounts_.Find(session);
     for (const SegmentId id : segments) {
-      const auto it = leased_.find(id);
-      if (it == leased_.end() || it->second.holder != session || !it->second.returning) continue;
-      MakeIdle(id, accounts_.at(session));
+      const LeasedSegment* const leased = leased_.Find(session, id);
+      if (account != nullptr && leased != nullptr && leased->returning) MakeIdle(id, *account);
     }
   }
   RoomMade();
@@ -683,41 +584,32 @@ void SegmentPool::Return(SessionId session, absl::Span<const SegmentId> segments
 
 absl::StatusOr<WireHandle> SegmentPool::HandleFor(SessionId session, SegmentId segment) {
   MutexLock lock(mu_);
-  const auto it = leased_.find(segment);
-  if (it == leased_.end() || it->second.holder != session) {
-    return absl::NotFoundError(absl::StrCat("the session holds no segment ", Raw(segment)));
+  LeasedSegment* const leased = leased_.Find(session, segment);
+  if (leased == nullptr) return absl::NotFoundError(absl::StrCat("the session holds no segment ", Raw(segment)));
+  if (leased->cuda_ipc.has_value()) {
+    leased->exported = true;
+    return WireHandle(*leased->cuda_ipc);
   }
-  LeasedSegment& leased = it->second;
-  if (leased.cuda_ipc.has_value()) {
-    leased.exported = true;
-    return WireHandle(*leased.cuda_ipc);
-  }
-  if (!leased.ticket.has_value()) {
-    absl::StatusOr<Ticket> ticket = RandomTicket();
-    if (!ticket.ok()) return ticket.status();
-    leased.ticket = *ticket;
-    tickets_.emplace(*ticket, segment);
-  }
-  return WireHandle(*leased.ticket);
+  const absl::StatusOr<Ticket> ticket = leased_.IssueTicket(segment, *leased);
+  if (!ticket.ok()) return ticket.status();
+  return WireHandle(*ticket);
 }
 
 absl::StatusOr<UniqueFd> SegmentPool::RedeemTicket(const Ticket& ticket, pid_t pid, uid_t uid) {
   MutexLock lock(mu_);
-  const auto it = tickets_.find(ticket);
-  if (it == tickets_.end()) {
+  LeasedSegment* const leased = leased_.FindTicket(ticket);
+  const Account* const account = leased == nullptr ? nullptr : accounts_.Find(leased->holder);
+  if (account == nullptr) {
     return absl::NotFoundError("no such ticket: it was used before, or its segment has been given back");
   }
-  LeasedSegment& leased = leased_.at(it->second);
-  const Account& account = accounts_.at(leased.holder);
-  if (account.terms.pid != pid || account.terms.uid != uid) {
+  if (account->terms.pid != pid || account->terms.uid != uid) {
     return absl::PermissionDeniedError("the ticket was issued to another process");
   }
   // Not a driver call: a host device duplicates a descriptor. Under the lock, so that the segment cannot go meanwhile.
-  absl::StatusOr<SegmentHandle> handle = device_->ExportSegment(leased.segment);
+  absl::StatusOr<SegmentHandle> handle = device_->ExportSegment(leased->segment);
   if (!handle.ok()) return handle.status();
-  leased.exported = true;
-  leased.ticket.reset();
-  tickets_.erase(it);
+  leased->exported = true;
+  leased_.VoidTicket(*leased);
   return std::get<UniqueFd>(*std::move(handle));
 }
 
@@ -786,7 +678,7 @@ absl::Status SegmentPool::Scrub(const std::string& domain, const DeviceSegment& 
   return device_->Zero(segment, 0, segment.bytes);
 }
 
-absl::StatusOr<SegmentPool::LeasedSegment> SegmentPool::AllocateFromDriver(const std::string& domain, uint64_t bytes) {
+absl::StatusOr<LeasedSegment> SegmentPool::AllocateFromDriver(const std::string& domain, uint64_t bytes) {
   const SteadyTime deadline = std::chrono::steady_clock::now() + options_.free_timeout;
   uint64_t frees = GetFigures().segment_frees;
   absl::StatusOr<DeviceSegment> segment = device_->AllocateSegment(bytes);
@@ -874,7 +766,7 @@ absl::Status SegmentPool::UpdateHealth() {
   {
     MutexLock lock(mu_);
     changed = health_.ok() != health.ok();
-    if (changed) ++forbidden_;
+    if (changed) accounts_.Forbid();
     health_ = health;
     const uint64_t unowned = elsewhere_bytes_ + outside_bytes_;
     if (free.ok()) {

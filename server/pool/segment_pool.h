@@ -11,7 +11,6 @@
 #include <prometheus/histogram.h>
 #include <sys/types.h>
 
-#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -23,7 +22,6 @@
 #include <variant>
 #include <vector>
 
-#include "absl/container/btree_set.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/statusor.h"
@@ -31,37 +29,18 @@
 #include "allocator/base/ids.h"
 #include "allocator/base/mutex.h"
 #include "allocator/device/device.h"
-#include "allocator/device/session_mark.h"
+#include "server/pool/accounts.h"
 #include "server/pool/carried_over.h"
 #include "server/pool/idle_segments.h"
+#include "server/pool/leased_segments.h"
 #include "server/pool/ledger.h"
 #include "server/pool/metered_device.h"
 #include "server/pool/quarantine.h"
 
 namespace vrambroker {
 
-// One-time right to fetch the file descriptor of a segment; unguessable.
-using Ticket = std::array<char, 16>;
 // How the holder of a segment opens it.
 using WireHandle = std::variant<CudaIpcHandle, Ticket>;
-
-absl::StatusOr<Ticket> RandomTicket();
-
-// Whose an account is, and what it may do.
-struct AccountTerms {
-  std::string client;  // for people
-  pid_t pid = 0;
-  uint64_t started = 0;  // the process: see ProcessId
-  uid_t uid = 0;
-  std::string domain;  // within it, segments are handed on as they are
-  uint64_t limit_bytes = 0;
-  int priority = 0;
-  uint64_t user_limit_bytes = AccountFigures::kNoBound;  // see AccountFigures
-  uint64_t user_guarantee_bytes = AccountFigures::kNoBound;
-  SessionMark mark = 0;  // of its client
-
-  ProcessId process() const { return {.pid = pid, .started = started}; }
-};
 
 struct PoolFigures {
   uint64_t capacity_bytes = 0;
@@ -182,16 +161,7 @@ class SegmentPool {
   void HoldBack(std::optional<Ledger::Held> held);
   // Growth of this session is refused because of that.
   bool IsHeldBack(SessionId session, uint64_t bytes) const;
-  // What growth depends on, beside the accounts.
-  struct Room {
-    uint64_t free_bytes = 0;  // committed to nobody
-    uint64_t held_back_bytes = 0;
-    uint64_t guaranteed_bytes = 0;
-    uint64_t capacity_bytes = 0;     // as the ledger has it
-    bool is_overcommitted = false;   // processes held more when the daemon started: no guarantee is given
-    uint64_t forbidden = 0;          // changes with all that may forbid requests for good, whosever they are
-    std::vector<SessionId> changed;  // watched accounts that may grow by more or by less than at the last call
-  };
+  using Room = Accounts::Room;
   Room TakeRoom();
   // Has TakeRoom() name the session, also when its account is closed; or not any more.
   void Watch(SessionId session, bool watch);
@@ -200,13 +170,7 @@ class SegmentPool {
   bool MayEverGrow(SessionId session, uint64_t bytes) const;
   uint64_t MissingBytes(SessionId session, uint64_t bytes, bool guarantee) const;
 
-  // What can be expected to come back soon from others than the session, by what the pool knows itself.
-  struct Expected {
-    uint64_t returning_bytes = 0;  // being closed by its holders, or settling in quarantine
-    // What sessions hold that began to hold memory within churn_window, and as much of others as they gave back within
-    // it: they may do so again.
-    uint64_t churning_bytes = 0;
-  };
+  using Expected = Accounts::Expected;
   // For each of `sessions`.
   std::vector<Expected> ExpectedFor(absl::Span<const SessionId> sessions) const;
   // All that ever came back, from anybody.
@@ -290,31 +254,6 @@ class SegmentPool {
   absl::Status health() const;
 
  private:
-  struct LeasedSegment {
-    DeviceSegment segment;
-    std::optional<CudaIpcHandle> cuda_ipc;
-    SessionId holder{};
-    bool returning = false;
-    bool exported = false;         // the holder has, or had, what opens it
-    std::optional<Ticket> ticket;  // the one that is out, if any
-  };
-  struct Account {
-    SessionId session{};
-    AccountTerms terms;
-    AccountFigures figures;
-    uint64_t granted_bytes = 0;    // of the reserved ones
-    SteadyTime holds_since;        // any memory
-    SteadyTime gave_back;          // something, the last time that a churn_window began
-    uint64_t gave_back_bytes = 0;  // since then, in that window
-    bool is_waited_for = false;    // what is held back does not concern it: see HoldBack()
-    bool is_ending = false;
-    bool is_watched = false;
-    bool is_changed = false;  // and is among changed_
-
-    uint64_t returning_bytes() const { return is_ending ? figures.reserved_bytes : figures.returning_bytes; }
-    absl::btree_set<SegmentId> segments;  // in the order in which they became its own
-  };
-
   // (driver) Who can still touch these segments.
   absl::StatusOr<SegmentHolders> FindHolders(absl::Span<const Quarantine::Due> due) ABSL_LOCKS_EXCLUDED(mu_);
   // (driver) REQUIRES: CarriedOver::StartLook() was called.
@@ -342,19 +281,10 @@ class SegmentPool {
     return FromDriverBytes() + obtaining_bytes_;
   }
   PoolFigures Figures() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  static AccountFigures FiguresOf(const Account& account);
-  // As the public one.
-  bool IsHeldBack(const Account& account, uint64_t bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  AccountFigures FiguresOf(const Account& account) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Aborted when the daemon stops; Ledger::CheckGrowth().
   absl::Status CheckGrowth(const Account& account, uint64_t bytes, bool past_hold = false) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Charge(Account& account, uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Its holder has given a segment back.
-  void Uncharge(Account& account, uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Anything else is charged no more.
-  void UnchargeOther(Account& account, uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Changed(Account& account) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  uint64_t ChurningBytes(const Account& account, SteadyTime now) const;
   // The segments of a lease that is under way, by size. Neither idle nor leased, and charged.
   struct Gathered {
     std::vector<std::optional<IdleSegments::Taken>> idle;
@@ -363,16 +293,15 @@ class SegmentPool {
   // Idle segments of the same domain, as far as there are.
   Gathered TakeIdle(const Account& account, absl::Span<const uint64_t> sizes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void PutIdleBack(const Gathered& gathered) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Leases them to the account. REQUIRES: there is one of each size.
-  std::vector<SegmentId> AddLeases(SessionId session, Account& account, const Gathered& gathered)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Leases them to the session. REQUIRES: there is one of each size.
+  std::vector<SegmentId> AddLeases(SessionId session, const Gathered& gathered) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // (driver) The segments of `sizes` that are not idle, for a session of `domain`.
   absl::Status Obtain(const std::string& domain, absl::Span<const uint64_t> sizes, Gathered& gathered)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Gives up a lease of so many `bytes`. Returns what the driver is to have back.
   std::vector<IdleSegments::Entry> Undo(SessionId session, uid_t uid, const std::string& domain, uint64_t bytes,
                                         const Gathered& gathered) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  SegmentId AddLease(SessionId session, Account& account, LeasedSegment segment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  SegmentId AddLease(SessionId session, LeasedSegment segment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void MakeIdle(SegmentId id, Account& account) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void AddIdle(const IdleSegments::Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Takes a segment out of the account's books, not out of the ledger's.
@@ -406,11 +335,8 @@ class SegmentPool {
   mutable Mutex mu_;
   CondVar freed_;  // segment_frees_ has grown
   CondVar decay_;  // idle_ is no longer empty or has grown beyond the limit, or stop_decay_ is set
-  absl::flat_hash_map<SessionId, Account> accounts_ ABSL_GUARDED_BY(mu_);
-  std::vector<SessionId> changed_ ABSL_GUARDED_BY(mu_);  // for TakeRoom()
-  uint64_t forbidden_ ABSL_GUARDED_BY(mu_) = 0;          // the same
-  absl::flat_hash_map<SegmentId, LeasedSegment> leased_ ABSL_GUARDED_BY(mu_);
-  absl::flat_hash_map<Ticket, SegmentId> tickets_ ABSL_GUARDED_BY(mu_);
+  Accounts accounts_ ABSL_GUARDED_BY(mu_);
+  LeasedSegments leased_ ABSL_GUARDED_BY(mu_);
   IdleSegments idle_ ABSL_GUARDED_BY(mu_);
   Quarantine quarantine_ ABSL_GUARDED_BY(mu_);
   // Times as long as the last one took that brought nothing back.
@@ -422,7 +348,6 @@ class SegmentPool {
   // In use by other processes when this one started, and still, by the driver's word: what they carry over is no more.
   uint64_t foreign_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t outside_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // charged to nobody: see SettleOutside()
-  Ledger ledger_ ABSL_GUARDED_BY(mu_);
   absl::Status health_ ABSL_GUARDED_BY(mu_);
   uint64_t driver_free_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t driver_known_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // these and what came from the driver, at the last update
@@ -431,7 +356,6 @@ class SegmentPool {
   // What can be handed out at most, by what the driver has refused since then.
   uint64_t driver_refuses_beyond_ ABSL_GUARDED_BY(mu_) = std::numeric_limits<uint64_t>::max();
   bool sealed_ ABSL_GUARDED_BY(mu_) = false;
-  uint64_t granted_bytes_ ABSL_GUARDED_BY(mu_) = 0;          // sum of the accounts'
   uint64_t obtaining_bytes_ ABSL_GUARDED_BY(mu_) = 0;        // charged, but not yet obtained from the driver
   std::vector<DeviceSegment> unfreed_ ABSL_GUARDED_BY(mu_);  // the driver has refused to take them back, so far
   uint64_t unfreed_bytes_ ABSL_GUARDED_BY(mu_) = 0;

@@ -49,13 +49,14 @@ absl::Status SegmentPool::LookForCarriedOver() {
       // No sum of them is beyond what can be counted.
       for (LeftSegment& segment : left->segments) segment.bytes = std::min(segment.bytes, kMostCarried);
       Apply(carried_over_.Found(left->segments, [this](const ProcessId& process) ABSL_NO_THREAD_SAFETY_ANALYSIS {
-        const auto it = std::find_if(accounts_.begin(), accounts_.end(),
-                                     [&](const auto& account) { return account.second.terms.process() == process; });
-        return it == accounts_.end() ? kNoSession : it->first;
+        const auto& all = accounts_.all();
+        const auto it = std::find_if(all.begin(), all.end(),
+                                     [&](const auto& entry) { return entry.second.terms.process() == process; });
+        return it == all.end() ? kNoSession : it->first;
       }));
     } else if (!absl::IsUnimplemented(left.status())) {
       return left.status();
-    } else if (accounts_.empty()) {
+    } else if (accounts_.all().empty()) {
       foreign_bytes_ = Rest(properties().total_bytes, driver_known_bytes_);
       SettleElsewhere();
     }
@@ -66,15 +67,15 @@ absl::Status SegmentPool::LookForCarriedOver() {
 
 void SegmentPool::Apply(const CarriedOver::Changes& changes) {
   for (const auto& [session, uid, bytes, is_charged] : changes) {
-    const auto it = accounts_.find(session);
-    if (it == accounts_.end()) {
-      is_charged ? ledger_.ChargeUnowned(bytes, uid) : ledger_.UnchargeUnowned(bytes, uid);
+    Account* const account = accounts_.Find(session);
+    if (account == nullptr) {
+      is_charged ? accounts_.ChargeUnowned(bytes, uid) : accounts_.UnchargeUnowned(bytes, uid);
     } else if (is_charged) {
-      it->second.figures.carried_over_bytes += bytes;
-      Charge(it->second, bytes);
+      account->figures.carried_over_bytes += bytes;
+      accounts_.Charge(*account, bytes);
     } else {
-      it->second.figures.carried_over_bytes -= bytes;
-      UnchargeOther(it->second, bytes);
+      account->figures.carried_over_bytes -= bytes;
+      accounts_.Uncharge(*account, bytes);
     }
   }
   SettleElsewhere();
@@ -91,16 +92,14 @@ void SegmentPool::SettleElsewhere() {
   const uint64_t undeclared = Rest(in_use, declared);
   const uint64_t elsewhere = undeclared > options_.headroom_bytes ? undeclared : 0;
   if (elsewhere > elsewhere_bytes_) {
-    ledger_.ChargeUnowned(elsewhere - elsewhere_bytes_);
+    accounts_.ChargeUnowned(elsewhere - elsewhere_bytes_);
   } else {
-    ledger_.UnchargeUnowned(elsewhere_bytes_ - elsewhere);
+    accounts_.UnchargeUnowned(elsewhere_bytes_ - elsewhere);
   }
   elsewhere_bytes_ = elsewhere;
   // What clients say beyond that takes nothing from others: it is outside of a capacity that was chosen by what was
   // free, or it is not true.
-  const uint64_t capacity = ledger_.capacity_bytes();
-  if (properties().kind == DeviceKind::kCuda) ledger_.ExtendCapacity(Rest(declared, in_use));
-  if (ledger_.capacity_bytes() < capacity) ++forbidden_;
+  if (properties().kind == DeviceKind::kCuda) accounts_.ExtendCapacity(Rest(declared, in_use));
   SettleOutside();
 }
 
@@ -111,11 +110,11 @@ void SegmentPool::SettleOutside() {
   if (properties().kind != DeviceKind::kCuda || !driver_has_bytes_.has_value()) return;
   const uint64_t has = std::min(Rest(*driver_has_bytes_, NextContextBytes()), driver_refuses_beyond_);
   // What is carried over is charged, too, and none of what the driver has.
-  const uint64_t outside = Rest(ledger_.capacity_bytes(), has + carried_over_.bytes() + elsewhere_bytes_);
+  const uint64_t outside = Rest(accounts_.ledger().capacity_bytes(), has + carried_over_.bytes() + elsewhere_bytes_);
   if (outside > outside_bytes_) {
-    ledger_.ChargeUnowned(outside - outside_bytes_);
+    accounts_.ChargeUnowned(outside - outside_bytes_);
   } else {
-    ledger_.UnchargeUnowned(outside_bytes_ - outside);
+    accounts_.UnchargeUnowned(outside_bytes_ - outside);
   }
   outside_bytes_ = outside;
 }
@@ -129,8 +128,9 @@ uint64_t SegmentPool::NextContextBytes() const {
   const uint64_t at_start = Rest(total, capacity_bytes_ + headroom);  // in use, beside what is carried over
   const uint64_t in_use = Rest(total, driver_has_bytes_.value_or(total));
   const uint64_t contexts = Rest(in_use, at_start + carried_over_.bytes() + elsewhere_bytes_);
-  const auto clients = static_cast<uint64_t>(std::count_if(
-      accounts_.begin(), accounts_.end(), [](const auto& entry) { return entry.second.holds_since != SteadyTime(); }));
+  const auto clients =
+      static_cast<uint64_t>(std::count_if(accounts_.all().begin(), accounts_.all().end(),
+                                          [](const auto& entry) { return entry.second.holds_since != SteadyTime(); }));
   const uint64_t average = std::min(headroom, contexts / std::max<uint64_t>(1, clients));
   return std::max(Rest(headroom, contexts), average);
 }
@@ -142,16 +142,16 @@ absl::Status SegmentPool::DeclareCarriedOver(SessionId session, absl::Span<const
   }
   {
     MutexLock lock(mu_);
-    const auto it = accounts_.find(session);
-    if (it == accounts_.end()) return absl::AbortedError("the session has ended");
+    const Account* const account = accounts_.Find(session);
+    if (account == nullptr) return absl::AbortedError("the session has ended");
     // What only it says is charged like what it could lease, and no more than can be true: nobody can take from others
     // by saying something.
-    const uint64_t most =
-        properties().kind == DeviceKind::kCuda
-            ? std::min(ledger_.LimitRoom(it->second.figures), Rest(foreign_bytes_, carried_over_.declared_bytes()))
-            : ledger_.AvailableBytes(it->second.figures);
+    const uint64_t most = properties().kind == DeviceKind::kCuda
+                              ? std::min(accounts_.ledger().LimitRoom(account->figures),
+                                         Rest(foreign_bytes_, carried_over_.declared_bytes()))
+                              : accounts_.ledger().AvailableBytes(account->figures);
     if (begins) carried_over_.BeginDeclaration(session);
-    Apply(carried_over_.Declared(session, it->second.terms.process(), segments, most));
+    Apply(carried_over_.Declared(session, account->terms.process(), segments, most));
     if (ends) Apply(carried_over_.EndDeclaration(session));
   }
   RoomMade();

@@ -11,26 +11,26 @@ namespace vrambroker {
 
 std::optional<AccountFigures> SegmentPool::GetAccount(SessionId session) const {
   MutexLock lock(mu_);
-  const auto it = accounts_.find(session);
-  if (it == accounts_.end()) return std::nullopt;
-  return FiguresOf(it->second);
+  const Account* const account = accounts_.Find(session);
+  if (account == nullptr) return std::nullopt;
+  return FiguresOf(*account);
 }
 
-AccountFigures SegmentPool::FiguresOf(const Account& account) {
+AccountFigures SegmentPool::FiguresOf(const Account& account) const {
   AccountFigures figures = account.figures;
-  figures.segments = account.segments.size();
+  figures.segments = leased_.CountOf(account.session);
   return figures;
 }
 
 UserFigures SegmentPool::GetUser(uid_t uid) const {
   MutexLock lock(mu_);
-  return ledger_.GetUser(uid);
+  return accounts_.ledger().GetUser(uid);
 }
 
 uint64_t SegmentPool::AvailableBytes(SessionId session) const {
   MutexLock lock(mu_);
-  const auto it = accounts_.find(session);
-  return it == accounts_.end() ? 0 : ledger_.AvailableBytes(it->second.figures);
+  const Account* const account = accounts_.Find(session);
+  return account == nullptr ? 0 : accounts_.ledger().AvailableBytes(account->figures);
 }
 
 absl::Status SegmentPool::health() const {
@@ -57,8 +57,8 @@ PoolView SegmentPool::GetView() const {
   view.carried_over = carried_over_.Holdings();
   if (elsewhere_bytes_ > 0) view.carried_over.push_back({.bytes = elsewhere_bytes_});
   view.health = health_;
-  view.accounts.reserve(accounts_.size());
-  for (const auto& [session, account] : accounts_) view.accounts.emplace(session, FiguresOf(account));
+  view.accounts.reserve(accounts_.all().size());
+  for (const auto& [session, account] : accounts_.all()) view.accounts.emplace(session, FiguresOf(account));
   return view;
 }
 
@@ -66,14 +66,14 @@ PoolLook SegmentPool::LookFor(SessionId session, bool with_accounts) const {
   PoolLook look;
   MutexLock lock(mu_);
   look.figures = Figures();
-  if (const auto it = accounts_.find(session); it != accounts_.end()) {
-    look.account = FiguresOf(it->second);
-    look.user = ledger_.GetUser(look.account.uid);
-    look.is_held_back = IsHeldBack(it->second, kSegmentGranuleBytes);
+  if (const Account* const account = accounts_.Find(session)) {
+    look.account = FiguresOf(*account);
+    look.user = accounts_.ledger().GetUser(look.account.uid);
+    look.is_held_back = accounts_.IsHeldBack(*account, kSegmentGranuleBytes);
   }
   if (with_accounts) {
-    look.accounts.reserve(accounts_.size());
-    for (const auto& [id, account] : accounts_) look.accounts.emplace(id, FiguresOf(account));
+    look.accounts.reserve(accounts_.all().size());
+    for (const auto& [id, account] : accounts_.all()) look.accounts.emplace(id, FiguresOf(account));
   }
   return look;
 }
@@ -83,7 +83,7 @@ std::vector<SegmentInfo> SegmentPool::GetSegments() const {
   {
     MutexLock lock(mu_);
     segments.reserve(leased_.size() + quarantine_.entries().size());
-    for (const auto& [id, leased] : leased_) {
+    for (const auto& [id, leased] : leased_.all()) {
       segments.push_back({.id = Raw(id),
                           .bytes = leased.segment.bytes,
                           .state = leased.returning ? SegmentInfo::State::kReturning : SegmentInfo::State::kLeased,
@@ -114,19 +114,20 @@ std::vector<SegmentInfo> SegmentPool::GetSegments() const {
 }
 
 uint64_t SegmentPool::FromDriverBytes() const {
-  return ledger_.charged_bytes() - granted_bytes_ - obtaining_bytes_ - carried_over_.bytes() - elsewhere_bytes_ -
-         outside_bytes_ + idle_.bytes() + freeing_bytes_ + unfreed_bytes_;
+  return accounts_.ledger().charged_bytes() - accounts_.granted_bytes() - obtaining_bytes_ - carried_over_.bytes() -
+         elsewhere_bytes_ - outside_bytes_ + idle_.bytes() + freeing_bytes_ + unfreed_bytes_;
 }
 
 PoolFigures SegmentPool::Figures() const {
+  const Ledger& ledger = accounts_.ledger();
   return {.capacity_bytes = capacity_bytes_,
-          .charged_bytes = ledger_.charged_bytes(),
-          .committed_bytes = ledger_.committed_bytes(),
-          .guaranteed_bytes = ledger_.guaranteed_bytes(),
+          .charged_bytes = ledger.charged_bytes(),
+          .committed_bytes = ledger.committed_bytes(),
+          .guaranteed_bytes = ledger.guaranteed_bytes(),
           .quarantined_bytes = quarantine_.bytes(),
           .carried_over_bytes = carried_over_.bytes() + elsewhere_bytes_,
           .outside_bytes = outside_bytes_,
-          .held_back_bytes = ledger_.held_back_bytes(),
+          .held_back_bytes = ledger.held_back_bytes(),
           .idle_bytes = idle_.bytes(),
           .reserved_bytes = FromDriverBytes() + carried_over_.bytes() + elsewhere_bytes_,
           .segments = leased_.size(),

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/pool/accounts.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace vrambroker {
+
+Accounts::Accounts(uint64_t capacity_bytes, std::chrono::milliseconds churn_window, std::function<SteadyTime()> clock)
+    : churn_window_(churn_window), clock_(std::move(clock)), ledger_(capacity_bytes) {}
+
+// ---- Opening and closing ----
+
+void Accounts::Open(SessionId session, const AccountTerms& terms) {
+  accounts_[session] = Account{.session = session,
+                               .terms = terms,
+                               .figures = {.limit_bytes = terms.limit_bytes,
+                                           .priority = terms.priority,
+                                           .uid = terms.uid,
+                                           .user_limit_bytes = terms.user_limit_bytes,
+                                           .user_guarantee_bytes = terms.user_guarantee_bytes}};
+}
+
+void Accounts::Close(Account& account) {
+  ReleaseGrant(account, account.granted_bytes);
+  ledger_.Close(account.figures, account.figures.reserved_bytes);
+  Changed(account);
+  accounts_.erase(account.session);
+}
+
+Account* Accounts::Find(SessionId session) {
+  const auto it = accounts_.find(session);
+  return it == accounts_.end() ? nullptr : &it->second;
+}
+
+const Account* Accounts::Find(SessionId session) const {
+  const auto it = accounts_.find(session);
+  return it == accounts_.end() ? nullptr : &it->second;
+}
+
+// ---- What an account may have ----
+
+absl::Status Accounts::SetLimit(Account& account, uint64_t bytes) {
+  if (absl::Status status = ledger_.SetLimit(account.figures, bytes); !status.ok()) return status;
+  Changed(account);
+  return absl::OkStatus();
+}
+
+absl::Status Accounts::SetGuarantee(Account& account, uint64_t bytes) {
+  const uint64_t before = account.figures.guarantee_bytes;
+  if (absl::Status status = ledger_.SetGuarantee(account.figures, bytes); !status.ok()) return status;
+  Changed(account);
+  if (bytes > before) Forbid();
+  return absl::OkStatus();
+}
+
+// ---- What is charged ----
+
+void Accounts::Charge(Account& account, uint64_t bytes) {
+  if (account.figures.reserved_bytes == 0) account.holds_since = clock_();
+  ledger_.Charge(account.figures, bytes);
+  Changed(account);
+}
+
+void Accounts::GiveBack(Account& account, uint64_t bytes) {
+  Uncharge(account, bytes);
+  account.is_waited_for = false;
+  const SteadyTime now = clock_();
+  if (now - account.gave_back > churn_window_) {
+    account.gave_back = now;
+    account.gave_back_bytes = 0;
+  }
+  account.gave_back_bytes += bytes;
+}
+
+void Accounts::Uncharge(Account& account, uint64_t bytes) {
+  ledger_.Uncharge(account.figures, bytes);
+  Changed(account);
+}
+
+void Accounts::ExtendCapacity(uint64_t bytes) {
+  const uint64_t before = ledger_.capacity_bytes();
+  ledger_.ExtendCapacity(bytes);
+  if (ledger_.capacity_bytes() < before) Forbid();
+}
+
+void Accounts::Grant(Account& account, uint64_t bytes) {
+  Charge(account, bytes);
+  account.granted_bytes += bytes;
+  granted_bytes_ += bytes;
+}
+
+void Accounts::ReleaseGrant(Account& account, uint64_t bytes) {
+  Uncharge(account, bytes);
+  account.granted_bytes -= bytes;
+  granted_bytes_ -= bytes;
+}
+
+bool Accounts::ConsumeGrant(Account& account, uint64_t bytes) {
+  if (bytes > account.granted_bytes) return false;
+  account.granted_bytes -= bytes;
+  granted_bytes_ -= bytes;
+  return true;
+}
+
+// ---- Who waits for whom ----
+
+void Accounts::HoldBack(std::optional<Ledger::Held> held) {
+  ledger_.HoldBack(held);
+  for (auto& [session, account] : accounts_) {
+    account.is_waited_for = held.has_value() && account.figures.reserved_bytes > 0;
+  }
+}
+
+bool Accounts::IsHeldBack(const Account& account, uint64_t bytes) const {
+  return !CheckGrowth(account, bytes).ok() && CheckGrowth(account, bytes, /*past_hold=*/true).ok();
+}
+
+void Accounts::Changed(Account& account) {
+  if (!account.is_watched || std::exchange(account.is_changed, true)) return;
+  changed_.push_back(account.session);
+}
+
+Accounts::Room Accounts::TakeRoom() {
+  for (const SessionId session : changed_) {
+    if (Account* const account = Find(session)) account->is_changed = false;
+  }
+  return {.free_bytes = ledger_.free_bytes(),
+          .held_back_bytes = ledger_.held_back_bytes(),
+          .guaranteed_bytes = ledger_.guaranteed_bytes(),
+          .capacity_bytes = ledger_.capacity_bytes(),
+          .is_overcommitted = ledger_.committed_bytes() > ledger_.capacity_bytes(),
+          .forbidden = forbidden_,
+          .changed = std::exchange(changed_, {})};
+}
+
+uint64_t Accounts::ChurningBytes(const Account& account, SteadyTime now) const {
+  const uint64_t reserved = account.figures.reserved_bytes;
+  if (now - account.holds_since < churn_window_) return reserved;
+  return now - account.gave_back <= 2 * churn_window_ ? std::min(reserved, account.gave_back_bytes) : 0;
+}
+
+std::vector<Accounts::Expected> Accounts::ExpectedFor(absl::Span<const SessionId> sessions,
+                                                      uint64_t settling_bytes) const {
+  const SteadyTime now = clock_();
+  Expected all{.returning_bytes = settling_bytes};
+  for (const auto& [id, account] : accounts_) {
+    all.returning_bytes += account.returning_bytes();
+    all.churning_bytes += ChurningBytes(account, now);
+  }
+  std::vector<Expected> expected(sessions.size(), all);
+  for (size_t i = 0; i < sessions.size(); ++i) {
+    const Account* const own = Find(sessions[i]);
+    if (own == nullptr) continue;
+    expected[i].returning_bytes -= own->returning_bytes();
+    expected[i].churning_bytes -= ChurningBytes(*own, now);
+  }
+  return expected;
+}
+
+}  // namespace vrambroker
