@@ -5,6 +5,8 @@
 
 #include <cerrno>
 
+#include "absl/status/status.h"
+
 namespace vrambroker {
 
 absl::StatusOr<Ticket> RandomTicket() {
@@ -23,7 +25,7 @@ void LeasedSegments::Add(SegmentId id, const LeasedSegment& segment) {
 LeasedSegment LeasedSegments::Remove(SegmentId id) {
   const auto it = segments_.find(id);
   const LeasedSegment removed = it->second;
-  if (it->second.ticket.has_value()) VoidTicket(it->second);
+  VoidTicket(it->second);
   of_session_.at(removed.holder).erase(id);
   segments_.erase(it);
   return removed;
@@ -61,6 +63,7 @@ LeasedSegment* LeasedSegments::FindTicket(const Ticket& ticket) {
 }
 
 void LeasedSegments::VoidTicket(LeasedSegment& segment) {
+  if (!segment.ticket.has_value()) return;
   tickets_.erase(*segment.ticket);
   segment.ticket.reset();
 }

@@ -7,7 +7,6 @@
 
 #include <array>
 #include <cstddef>
-#include <cstdint>
 #include <optional>
 #include <vector>
 
@@ -33,6 +32,7 @@ struct LeasedSegment {
   std::optional<Ticket> ticket;  // the one that is out, if any
 };
 
+// A ticket is out for one of these segments only, at most one for each.
 class LeasedSegments {
  public:
   // REQUIRES: `id` is not here.
@@ -44,7 +44,7 @@ class LeasedSegments {
   // REQUIRES: it is here.
   const LeasedSegment& at(SegmentId id) const { return segments_.at(id); }
 
-  // The session holds nothing here, and never will again.
+  // The session will hold nothing here again. REQUIRES: it holds nothing.
   void Forget(SessionId holder) { of_session_.erase(holder); }
 
   // In the order of their ids.
@@ -57,7 +57,7 @@ class LeasedSegments {
   absl::StatusOr<Ticket> IssueTicket(SegmentId id, LeasedSegment& segment);
   // The segment that the ticket is out for; nullptr: none. Stays until the next change.
   LeasedSegment* FindTicket(const Ticket& ticket);
-  // It is void from now on. REQUIRES: it has one.
+  // The one that is out for it, if any.
   void VoidTicket(LeasedSegment& segment);
 
  private:

@@ -24,7 +24,7 @@ struct AccountFigures {
   uint64_t reserved_bytes = 0;      // charged: leased, being obtained, granted to a request that waited, or returning
   uint64_t carried_over_bytes = 0;  // of these, from an earlier run of the daemon: see CarriedOver
   uint64_t returning_bytes = 0;     // of these, asked back from the client and not yet closed by it
-  size_t segments = 0;              // leased or returning; filled in by SegmentPool::GetAccount()
+  size_t segments = 0;              // leased or returning; filled in by SegmentPool
   int priority = 0;                 // higher ones are served first and asked for memory last
 
   // Of all accounts of its user together, with what is left of those that are closed.

@@ -11,7 +11,6 @@
 // (1) The ledger charges all leased, returning and quarantined segments, grants, what calls of Lease() are just
 //     obtaining, and what is carried over.
 // (2) charged + idle never exceeds capacity when a driver call for a new segment starts.
-// (3) A ticket is out for a leased segment only, at most one a segment.
 #include "server/pool/segment_pool.h"
 
 #include <spdlog/spdlog.h>
@@ -23,6 +22,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "allocator/base/bytes.h"
+#include "allocator/device/session_mark.h"
 #include "allocator/heap/size_class.h"
 #include "server/base/client_log.h"
 #include "server/pool/segment_refusal.h"

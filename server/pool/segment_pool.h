@@ -105,7 +105,7 @@ struct SegmentPoolOptions {
   uint64_t idle_limit_bytes = kNoIdleLimit;  // no more survive ReleaseIdleSince()
   // How long the segments of a process that has ended stay quarantined at least.
   std::chrono::milliseconds settle_time{0};
-  std::chrono::milliseconds churn_window{1000};  // see SegmentPool::Expected
+  std::chrono::milliseconds churn_window{1000};  // see Accounts::Expected
   std::chrono::milliseconds free_timeout{5000};  // how long a lease waits for frees that the driver is busy with
   // Beyond the capacity, what the driver is to have for contexts of clients. Unless the capacity was chosen without
   // looking at what is free.

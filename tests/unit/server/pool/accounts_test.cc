@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "allocator/base/bytes.h"
-#include "server/pool/segment_refusal.h"
 
 namespace vrambroker {
 namespace {
@@ -17,7 +16,6 @@ namespace {
 using std::chrono::milliseconds;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-using ::testing::UnorderedElementsAre;
 
 class AccountsTest : public ::testing::Test {
  protected:
@@ -87,6 +85,10 @@ TEST_F(AccountsTest, WatchedAccountsAreNamedOnceWhenTheyChange) {
   EXPECT_THAT(Changed(), IsEmpty());
   EXPECT_TRUE(accounts_.SetLimit(account, 30_MiB).ok());
   EXPECT_THAT(Changed(), ElementsAre(kFirst));
+  EXPECT_TRUE(accounts_.SetGuarantee(account, 8_MiB).ok());
+  EXPECT_THAT(Changed(), ElementsAre(kFirst));
+  EXPECT_FALSE(accounts_.SetGuarantee(account, 40_MiB).ok());
+  EXPECT_THAT(Changed(), IsEmpty()) << "it was refused";
   Account& second = Open(kSecond);
   second.is_watched = true;
   accounts_.Close(second);
@@ -138,6 +140,11 @@ TEST_F(AccountsTest, WhoTakesAndGivesMayDoSoAgain) {
   EXPECT_EQ(ExpectedFor(kSecond).churning_bytes, 2_MiB);
   now_ += milliseconds(1);
   EXPECT_EQ(ExpectedFor(kSecond).churning_bytes, 0u);
+  accounts_.GiveBack(churns, 1_MiB);
+  EXPECT_EQ(ExpectedFor(kSecond).churning_bytes, 1_MiB) << "a new window: what it gave before counts no more";
+  now_ += kWindow;
+  accounts_.GiveBack(churns, 2_MiB);
+  EXPECT_EQ(ExpectedFor(kSecond).churning_bytes, 3_MiB) << "both within it";
 }
 
 TEST_F(AccountsTest, WhatIsOnItsWayBackIsExpected) {

@@ -40,6 +40,7 @@ TEST(LeasedSegmentsTest, AreFoundByTheirHoldersAlone) {
   EXPECT_EQ(segments.CountOf(kAnnsSession), 0u);
   segments.Forget(kAnnsSession);
   EXPECT_THAT(segments.Of(kAnnsSession), IsEmpty());
+  EXPECT_THAT(segments.Of(kBensSession), ElementsAre(SegmentId{5}));
 }
 
 TEST(LeasedSegmentsTest, OneTicketIsOutForASegmentAtMost) {
@@ -49,11 +50,15 @@ TEST(LeasedSegmentsTest, OneTicketIsOutForASegmentAtMost) {
   LeasedSegment& segment = *segments.Find(kAnnsSession, SegmentId{4});
   const Ticket ticket = segments.IssueTicket(SegmentId{4}, segment).value();
   EXPECT_EQ(segments.IssueTicket(SegmentId{4}, segment).value(), ticket) << "the one that is out";
-  EXPECT_NE(segments.IssueTicket(SegmentId{5}, *segments.Find(kAnnsSession, SegmentId{5})).value(), ticket);
+  LeasedSegment& other = *segments.Find(kAnnsSession, SegmentId{5});
+  const Ticket of_other = segments.IssueTicket(SegmentId{5}, other).value();
+  EXPECT_NE(of_other, ticket);
   EXPECT_EQ(segments.FindTicket(ticket), &segment);
   EXPECT_EQ(segments.FindTicket(Ticket{}), nullptr);
   segments.VoidTicket(segment);
+  segments.VoidTicket(segment);  // none is out any more
   EXPECT_EQ(segments.FindTicket(ticket), nullptr);
+  EXPECT_EQ(segments.FindTicket(of_other), &other);
   EXPECT_NE(segments.IssueTicket(SegmentId{4}, segment).value(), ticket) << "a new one";
 }
 
