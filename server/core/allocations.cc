@@ -40,14 +40,6 @@ class Allocations::Request : public MemoryRequest {
     if (!queued) done_(Session::TooManyCalls());
   }
 
-  void Granted(Reservation reservation) override {
-    const auto reserved = std::make_shared<Reservation>(std::move(reservation));
-    const bool queued =
-        remote_.slow_calls().Submit([self = Self(), reserved] { self->RunReserved(std::move(*reserved)); });
-    if (queued) return;
-    reserved->Release();  // before the answer
-    done_(Session::TooManyCalls());
-  }
   void Refused(const absl::Status& why) override {
     if (!SegmentRefusalCause(why).has_value()) return done_(why);
     Answer(why);
@@ -64,7 +56,7 @@ class Allocations::Request : public MemoryRequest {
     Answer(refusal);
   }
 
-  void RunReserved(Reservation reservation) {
+  void RunReserved(Reservation reservation) override {
     // It may have ended since the grant, or have freed what serves it.
     const absl::Status may_allocate = remote_.CheckMayAllocate();
     if (!may_allocate.ok() || block_->SearchAgain()) {

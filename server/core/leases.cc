@@ -82,14 +82,6 @@ class Leases::Request : public MemoryRequest {
     owner_.waiting_.Wait(shared_from_this(), sum_);
   }
 
-  void Granted(Reservation reservation) override {
-    const auto reserved = std::make_shared<Reservation>(std::move(reservation));
-    const bool queued =
-        leased_.slow_calls().Submit([self = Self(), reserved] { self->RunReserved(std::move(*reserved)); });
-    if (queued) return;
-    reserved->Release();  // before the answer
-    done_(Session::TooManyCalls());
-  }
   void Refused(const absl::Status& why) override { Answer(why); }
 
  private:
@@ -102,7 +94,7 @@ class Leases::Request : public MemoryRequest {
     return account.has_value() && sum_ <= account->limit_bytes;
   }
 
-  void RunReserved(Reservation reservation) {
+  void RunReserved(Reservation reservation) override {
     if (!HasConnection(&reservation)) return;
     absl::StatusOr<std::vector<Lease>> leases = leased_.LeaseSlowly(device(), sizes_, std::move(reservation));
     const bool may_wait = SegmentRefusalCause(leases.status()) == OomCause::kCapacity && HasTimeLeft(owner_.clock_());

@@ -21,6 +21,15 @@ MemoryRequest::MemoryRequest(SessionPtr session, int device, const GrowthOptions
       options_(options),
       cancelled_(session_->cancel_keys().Add(options.may_reclaim ? options.cancel_key : 0)) {}
 
+void MemoryRequest::Granted(Reservation reservation) {
+  const auto reserved = std::make_shared<Reservation>(std::move(reservation));
+  const bool queued =
+      session_->slow_calls().Submit([self = shared_from_this(), reserved] { self->RunReserved(std::move(*reserved)); });
+  if (queued) return;
+  reserved->Release();  // before the answer
+  Refused(Session::TooManyCalls());
+}
+
 int MemoryRequest::StartWaiting(SteadyTime now) {
   MutexLock lock(mu_);
   if (!deadline_.has_value()) deadline_ = now + std::min(options_.wait, session_->terms().max_wait);

@@ -32,7 +32,8 @@ absl::Status CheckWait(const GrowthOptions& options);
 
 // It may wait several times, one after the other: WaitingRequests::Wait(). While it waits, it may be granted, refused
 // and served otherwise at the same moment. The first of these ends the wait and goes on with the request. The others do
-// nothing, and a reservation that came too late gives itself back. Whoever has a part in a request keeps it alive.
+// nothing, and a reservation that came too late gives itself back. Queues and tasks that refer to a request keep it
+// alive.
 class MemoryRequest : public std::enable_shared_from_this<MemoryRequest> {
  public:
   // If it may wait, its session's CancelKeys know it from now on.
@@ -48,9 +49,10 @@ class MemoryRequest : public std::enable_shared_from_this<MemoryRequest> {
 
   // ---- For WaitingRequests ----
 
-  // How a wait ends: with what is reserved for the request; SegmentRefused(), or why it was cancelled; or by
-  // EndWaitOtherwise(). Only one of them, once for each wait. Called by a task that must not block.
-  virtual void Granted(Reservation reservation) = 0;
+  // A wait ends with one of these, or with EndWaitOtherwise(). Neither blocks.
+  // The request goes on with what is reserved for it, as a slow call of its session.
+  void Granted(Reservation reservation);
+  // Answers the request. `why`: SegmentRefused(), why it was cancelled, or why it cannot go on.
   virtual void Refused(const absl::Status& why) = 0;
 
   // Begins a wait; returns its number. All waits together end at deadline(), which the first one sets.
@@ -68,6 +70,8 @@ class MemoryRequest : public std::enable_shared_from_this<MemoryRequest> {
   GrowthOutcome outcome() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
+  // (slow) Goes on with a request that was granted.
+  virtual void RunReserved(Reservation reservation) = 0;
   // Serves the request if its session has what it takes; ServedOtherwise() then goes on. With this request's lock held:
   // an allocator's may be taken.
   virtual bool TryServeOtherwise() { return false; }

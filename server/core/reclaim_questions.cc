@@ -75,7 +75,7 @@ void ReclaimQuestions::Answered(int device) {
     answered = std::exchange(of_device.now, {});
     again = !of_device.next.empty();
     of_device.asked = again;
-    of_device.asked_since = now;  // whoever answers each question is not silent, however many there are in a row
+    of_device.asked_since = now;  // a client that answers one question after the other is not silent
   }
   pool.CountReclaim(asked_bytes, returned_bytes, duration);
   LogClientEvent(spdlog::level::info,

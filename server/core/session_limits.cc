@@ -30,7 +30,7 @@ class SessionLimits::Guarantee : public std::enable_shared_from_this<Guarantee> 
   // On the next device.
   void Continue() {
     if (HasEnded()) {
-      // Whoever ended the session may have taken its guarantees before the last of these was given.
+      // EndSession() takes all guarantees. It may have run before the last of these was given.
       TakeAll();
       return done_(absl::AbortedError("the session has ended"));
     }

@@ -76,7 +76,7 @@ class WaitingRequests {
  private:
   std::vector<ReclaimCandidate> Candidates(int device) const;
   void AskFor(int device, const ReclaimVictim& victim, const std::function<void()>& answered) const;
-  // Whoever ended the session meanwhile has not seen the request.
+  // CancelAll() may have run just before the request was added. Cancels again if the session has ended.
   void CancelIfEnded(const Session& session);
   // Of a request for which others were asked.
   void Log(const Session& session, int device, uint64_t bytes, const absl::Status& status,

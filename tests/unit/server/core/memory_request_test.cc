@@ -17,7 +17,6 @@ class CountingRequest : public MemoryRequest {
  public:
   using MemoryRequest::MemoryRequest;
 
-  void Granted(Reservation /*reservation*/) override { ++granted; }
   void Refused(const absl::Status& /*why*/) override { ++refused; }
 
   bool can_be_served = true;
@@ -27,6 +26,7 @@ class CountingRequest : public MemoryRequest {
   int served = 0;
 
  private:
+  void RunReserved(Reservation /*reservation*/) override { ++granted; }
   bool TryServeOtherwise() override {
     ++tries;
     return can_be_served;
@@ -61,6 +61,19 @@ TEST_F(MemoryRequestTest, AWaitEndsOnce) {
   EXPECT_TRUE(request->EndWaitOtherwise(served));
   EXPECT_FALSE(request->EndWait(served, {}));
   EXPECT_EQ(request->served, 1);
+}
+
+TEST_F(MemoryRequestTest, AGrantedRequestGoesOnAsASlowCallOfItsSession) {
+  const auto request = Make({.may_reclaim = true});
+  request->Granted({});
+  EXPECT_EQ(request->granted, 0);
+  workers_.Settle();
+  EXPECT_EQ(request->granted, 1);
+  while (session_->slow_calls().Submit([] {})) continue;
+  request->Granted({});
+  EXPECT_EQ(request->refused, 1) << "too many calls wait";
+  workers_.Settle();
+  EXPECT_EQ(request->granted, 1);
 }
 
 TEST_F(MemoryRequestTest, WhatCannotBeServedGoesOnWaiting) {
