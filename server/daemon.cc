@@ -109,7 +109,7 @@ class Daemon {
         metrics_({.view = [this] { return broker_.operator_view().Look(); },
                   .rpcs = &rpcs_,
                   .reload = &reload_state_,
-                  .http = &http_figures_,
+                  .http = &http_stats_,
                   .max_clients = config.max_metrics_clients,
                   .max_clients_per_uid = config.max_metrics_clients_per_uid}),
         timeline_(pools_.size()),
@@ -174,7 +174,9 @@ class Daemon {
   const Config& config_;  // what it was started with
   const ConfigReader& read_again_;
   SavedState state_;
-  Mutex reload_mu_;  // held while the configuration is read again: the last reader's policy is what was read last
+  // Held while the configuration is read again: the last reader's policy is what was read last.
+  Mutex reload_mu_ ABSL_ACQUIRED_AFTER(lock_level::kReload)
+      ABSL_ACQUIRED_BEFORE(lock_level::kReports){lock_level::kReload};
   // The broker's. The loop owns another descriptor of it, which goes with the loop, while the broker may still set it.
   const UniqueFd timer_{timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)};
   std::atomic<uint64_t> next_segment_{1};
@@ -187,7 +189,7 @@ class Daemon {
   Broker broker_;
   CallRates call_rates_;
   ReloadState reload_state_;
-  HttpFigures http_figures_;
+  HttpStats http_stats_;
   UserSlots snapshots_;
   Connections connections_;
   DescriptorSocket descriptor_socket_;
@@ -255,7 +257,7 @@ absl::Status Daemon::Start() {
 
   if (!config_.http_address.empty()) {
     absl::StatusOr<std::unique_ptr<HttpServer>> http = HttpServer::Start(
-        config_.http_address, http_api_.Pages(), {.figures = &http_figures_, .listens = [this] {
+        config_.http_address, http_api_.Pages(), {.stats = &http_stats_, .listens = [this] {
                                                     if (Health().ok())
                                                       NotifySystemd(absl::StrCat("STATUS=Serving on ", SocketPath()));
                                                   }});
@@ -313,10 +315,10 @@ absl::Status Daemon::FindCarriedOver() {
                                        ": cannot tell what processes hold of an earlier daemon: ", status.message()));
     }
     const PoolView view = pool->GetView();
-    if (view.figures.carried_over_bytes == 0) continue;
+    if (view.stats.carried_over_bytes == 0) continue;
     LogLine("carried over: processes hold memory from before this start")
         .Add("device", device)
-        .Add("bytes", view.figures.carried_over_bytes)
+        .Add("bytes", view.stats.carried_over_bytes)
         .Add("processes", view.carried_over.size())
         .Write(spdlog::level::info);
   }
@@ -477,14 +479,14 @@ void Daemon::TakeSample() {
   broker_.fragmentation().Follow(view);
   std::vector<TimelineSample> samples(view.devices.size(), {.time = std::chrono::system_clock::now()});
   for (size_t i = 0; i < samples.size(); ++i) {
-    const DeviceInfo& info = view.devices[i];
+    const DeviceView& info = view.devices[i];
     samples[i].allocated_bytes = info.stats.allocated_bytes.all.current;
     samples[i].leased_bytes = info.leased_bytes;
     samples[i].inactive_split_bytes = info.stats.inactive_split_bytes.all.current;
-    samples[i].idle_bytes = info.figures.idle_bytes;
+    samples[i].idle_bytes = info.pool.idle_bytes;
     samples[i].left_behind_bytes = info.left_behind_bytes;
     samples[i].refusals = std::accumulate(info.ooms.begin(), info.ooms.end(), uint64_t{0});
-    for (const SessionInfo& session : view.sessions) {
+    for (const SessionView& session : view.sessions) {
       samples[i].reclaimable_bytes += session.devices[i].idle_bytes;
       samples[i].waiting += session.devices[i].waiting.size();
     }
@@ -541,8 +543,8 @@ void Daemon::Stop() {
 
 void Daemon::ForgetFreeBytes() {
   const auto is_held = [](const auto& pool) {
-    const PoolFigures figures = pool->GetFigures();
-    return figures.charged_bytes > figures.outside_bytes;
+    const PoolStats stats = pool->GetStats();
+    return stats.charged_bytes > stats.outside_bytes;
   };
   if (state_.free_bytes.empty() || std::any_of(pools_.begin(), pools_.end(), is_held)) return;
   state_.free_bytes.clear();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Mutex, MutexLock and CondVar: std::mutex with clang's thread-safety annotations.
+// Mutex, MutexLock and CondVar: std::mutex with clang's thread-safety annotations, and the order of lock_order.h.
 //
 // Not absl::Mutex, because distributions ship Abseil without ThreadSanitizer hooks: under a TSan build every use of
 // it would look like a race. std::mutex is a pthread mutex, which TSan knows.
@@ -15,18 +15,38 @@
 
 #include "absl/base/config.h"
 #include "absl/base/thread_annotations.h"
+#include "allocator/base/lock_order.h"
 
 namespace vrambroker {
 
 class ABSL_LOCKABLE Mutex {
  public:
+  // Innermost: no other lock is taken while it is held.
+  Mutex() : Mutex(lock_level::kLeaf) {}
+  // `level` is one of lock_level. Only builds that check the order keep it.
+#ifdef VRAMBROKER_CHECKS_LOCK_ORDER
+  explicit Mutex(const LockLevel& level) : level_(level) {}
+#else
+  explicit Mutex(const LockLevel& /*level*/) {}
+#endif
+
   void Lock() ABSL_EXCLUSIVE_LOCK_FUNCTION() {
+#ifdef VRAMBROKER_CHECKS_LOCK_ORDER
+    LockOrder::WillLock(this, level_);
+#endif
     if (!mu_.try_lock()) LockContended();
   }
-  void Unlock() ABSL_UNLOCK_FUNCTION() { mu_.unlock(); }
+  void Unlock() ABSL_UNLOCK_FUNCTION() {
+#ifdef VRAMBROKER_CHECKS_LOCK_ORDER
+    LockOrder::HasUnlocked(this);
+#endif
+    mu_.unlock();
+  }
   // Whether a thread waits in Lock(), at a guess. For whoever takes the lock again and again in the background: a mutex
   // is not fair, and the thread that unlocks it may well lock it again before a waiting one has woken up.
-  bool IsWanted() const { return waiting_.load(std::memory_order_relaxed) > 0; }
+  bool IsWanted() const {
+    return waiting_.load(std::memory_order_relaxed) > 0;
+  }
 
  private:
   friend class CondVar;
@@ -52,6 +72,9 @@ class ABSL_LOCKABLE Mutex {
   }
 
   static constexpr int kSpins = 64;
+#ifdef VRAMBROKER_CHECKS_LOCK_ORDER
+  const LockLevel& level_;
+#endif
   std::mutex mu_;
   std::atomic<int> waiting_{0};
 };

@@ -237,7 +237,7 @@ class CachingAllocator {
   const uint64_t capacity_bytes_;
 
   // Never held while an event is recorded or waited for.
-  mutable Mutex mu_;
+  mutable Mutex mu_ ABSL_ACQUIRED_AFTER(lock_level::kHeap) ABSL_ACQUIRED_BEFORE(lock_level::kPool){lock_level::kHeap};
   std::map<Stream, std::unique_ptr<StreamPools>> pools_ ABSL_GUARDED_BY(mu_);  // of streams that hold a segment
   mutable StreamPools* recent_pools_ ABSL_GUARDED_BY(mu_) = nullptr;           // found last
   Segment* first_segment_ ABSL_GUARDED_BY(mu_) = nullptr;                      // by order

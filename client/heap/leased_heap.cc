@@ -20,7 +20,7 @@
 namespace vrambroker::client_internal {
 namespace {
 
-// Whole segments have labels of their own, below those of the allocator.
+// WholeSegment segments have labels of their own, below those of the allocator.
 constexpr uint64_t kFirstWholeAddress = 0x5F00'0000'0000;
 // Every block of the large pool is larger than that.
 constexpr uint64_t kLargePoolGranule = 1 << 20;
@@ -66,7 +66,7 @@ LeasedHeap::LeasedHeap(HeapHost* session, AddressMap* addresses, int ordinal, co
       allocator_(this, options, capacity_bytes),
       session_limit_bytes_(capacity_bytes),
       next_whole_address_(kFirstWholeAddress) {
-  // per_process_memory_fraction is a limit of the session like others: LimitIs() tells it.
+  // per_process_memory_fraction is a limit of the session like others: SetLimit() tells it.
   allocator_.SetLimit(CachingAllocator::kNoLimit);
 }
 
@@ -432,8 +432,9 @@ absl::StatusOr<void*> LeasedHeap::LeaseSegment(uint64_t bytes, bool now) {
   }
   if (!segment.ok()) return segment.status();
   MutexLock lock(mu_);
-  whole_.emplace(segment->base,
-                 Whole{.id = segment->id, .requested = bytes, .bytes = segment_bytes, .address = next_whole_address_});
+  whole_.emplace(
+      segment->base,
+      WholeSegment{.id = segment->id, .requested = bytes, .bytes = segment_bytes, .address = next_whole_address_});
   next_whole_address_ += segment_bytes;
   for (PoolStat* count : {&whole_stats_.allocation, &whole_stats_.segment, &whole_stats_.active}) {
     count->Up(PoolKind::kLarge, 1);
@@ -451,7 +452,7 @@ absl::StatusOr<void*> LeasedHeap::LeaseSegment(uint64_t bytes, bool now) {
 }
 
 absl::Status LeasedHeap::ReturnSegment(void* pointer, std::optional<Stream> stream) {
-  Whole whole;
+  WholeSegment whole;
   {
     MutexLock lock(mu_);
     const auto it = whole_.find(pointer);
@@ -508,7 +509,7 @@ uint64_t LeasedHeap::Trim(uint64_t wanted_bytes, uint64_t min_idle_ticks) {
 
 // ---- Figures ----
 
-void LeasedHeap::LimitIs(uint64_t limit_bytes) {
+void LeasedHeap::SetLimit(uint64_t limit_bytes) {
   MutexLock lock(limits_mu_);
   session_limit_bytes_ = limit_bytes;
   ApplyLimits();

@@ -66,7 +66,7 @@ class LeasedHeap final : public Heap, private EventSource {
   // ---- For the session ----
 
   // The daemon holds the session to `limit_bytes` from now on.
-  void LimitIs(uint64_t limit_bytes) ABSL_LOCKS_EXCLUDED(limits_mu_);
+  void SetLimit(uint64_t limit_bytes) ABSL_LOCKS_EXCLUDED(limits_mu_);
   // What this process holds itself to: see SetMemoryFraction(). The largest number: to nothing.
   uint64_t own_limit_bytes() const { return own_limit_bytes_.load(std::memory_order_relaxed); }
   // What has to be tried again: closes and returns what the device has refused to close, as it does while a CUDA graph
@@ -101,7 +101,7 @@ class LeasedHeap final : public Heap, private EventSource {
     uint64_t file_inode = 0;
     std::optional<Stream> stream;  // once it is given back: as in ReleasedSegment
   };
-  struct Whole {
+  struct WholeSegment {
     SegmentId id{};
     uint64_t requested = 0;
     uint64_t bytes = 0;
@@ -162,7 +162,8 @@ class LeasedHeap final : public Heap, private EventSource {
   std::atomic<Device*> device_{nullptr};
   CachingAllocator allocator_;
 
-  Mutex limits_mu_;  // before the allocator's
+  Mutex limits_mu_ ABSL_ACQUIRED_AFTER(lock_level::kLimits)
+      ABSL_ACQUIRED_BEFORE(lock_level::kTimer){lock_level::kLimits};
   uint64_t session_limit_bytes_ ABSL_GUARDED_BY(limits_mu_);
   std::atomic<uint64_t> own_limit_bytes_{CachingAllocator::kNoLimit};  // set with limits_mu_
 
@@ -171,7 +172,7 @@ class LeasedHeap final : public Heap, private EventSource {
   absl::flat_hash_map<SegmentId, Mapped> mapped_ ABSL_GUARDED_BY(mu_);
   uint64_t growing_bytes_ ABSL_GUARDED_BY(mu_) = 0;      // of segments that are on their way, and not in mapped_ yet
   std::vector<SegmentId> refused_ ABSL_GUARDED_BY(mu_);  // of mapped_; the device has not closed them, so far
-  absl::flat_hash_map<void*, Whole> whole_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<void*, WholeSegment> whole_ ABSL_GUARDED_BY(mu_);
   MemoryStats whole_stats_ ABSL_GUARDED_BY(mu_);  // as if all that is leased were in use
   // What the application said last, and what has been leased and returned since then.
   std::optional<SegmentUse> use_ ABSL_GUARDED_BY(mu_);

@@ -103,7 +103,7 @@ absl::StatusOr<std::unique_ptr<SessionClient>> SessionClient::Open(const ClientO
     self->link_ = *std::move(link);
     self->lost_ = !self->link_->stream->status().ok();
   }
-  if (self->leases()) self->keeper_ = std::thread([raw = self.get()] { raw->Keep(); });
+  if (self->leases()) self->background_thread_ = std::thread([raw = self.get()] { raw->Keep(); });
   return self;
 }
 
@@ -170,7 +170,7 @@ absl::StatusOr<std::shared_ptr<Link>> SessionClient::Connect(const Link* resume,
               },
           .close_segments = [this, raw = link.get()](const v1::CloseSegments& message) { CloseSegments(message, raw); },
           .limit_changed =
-              [this](const v1::LimitChanged& message) { LimitIs(message.device(), message.limit_bytes()); },
+              [this](const v1::LimitChanged& message) { SetLimit(message.device(), message.limit_bytes()); },
           .question =
               [this](const v1::Question& question) {
                 MutexLock lock(mu_);
@@ -223,7 +223,7 @@ absl::Status SessionClient::TakeWelcome(const v1::Welcome& welcome) {
                                                           info.uuid, " to ", grant.device().uuid(),
                                                           ": connect again with a new client"));
       }
-      LimitIs(grant.device().ordinal(), grant.limit_bytes());
+      SetLimit(grant.device().ordinal(), grant.limit_bytes());
       // Who asked for it did so over the old stream, or of a daemon that has gone. It is asked for again if need be.
       if (leases()) leased(grant.device().ordinal()).HoldRecording(0);
     }
@@ -255,7 +255,7 @@ absl::Status SessionClient::TakeWelcome(const v1::Welcome& welcome) {
     } else {
       heaps_.push_back(std::make_unique<RemoteHeap>(this, &mappings_, ordinal));
     }
-    LimitIs(static_cast<uint32_t>(ordinal), grant.limit_bytes());
+    SetLimit(static_cast<uint32_t>(ordinal), grant.limit_bytes());
   }
   {
     MutexLock lock(reports_mu_);
@@ -266,10 +266,10 @@ absl::Status SessionClient::TakeWelcome(const v1::Welcome& welcome) {
   return absl::OkStatus();
 }
 
-void SessionClient::LimitIs(uint32_t device, uint64_t bytes) {
+void SessionClient::SetLimit(uint32_t device, uint64_t bytes) {
   if (device >= heaps_.size()) return;
   limits_[device] = bytes;
-  if (leases()) leased(device).LimitIs(bytes);
+  if (leases()) leased(device).SetLimit(bytes);
 }
 
 // ---- Ending ----
@@ -287,30 +287,30 @@ void SessionClient::End(std::unique_ptr<SessionClient> session) {
     SessionClient* const orphan = session.release();
     MutexLock lock(orphan->mu_);
     orphan->orphaned_ = true;
-    if (!orphan->keeper_.joinable()) orphan->keeper_ = StartThread([orphan] { orphan->Keep(); });
+    if (!orphan->background_thread_.joinable()) orphan->background_thread_ = StartThread([orphan] { orphan->Keep(); });
     orphan->changed_.NotifyAll();
     return;
   }
   // From a callback it cannot wait for the thread that it is on. And what is closed here stays charged until the daemon
   // hears of it, but the application does not wait for that.
   if (!callbacks->gate.IsInside()) {
-    session->StopKeeper();
+    session->StopBackgroundThread();
     if (session->SayGoodbye(kGoodbyeTimeout)) return;
   }
   std::thread rest = StartThread([raw = session.release()] {
     const std::unique_ptr<SessionClient> ending(raw);
-    ending->StopKeeper();
+    ending->StopBackgroundThread();
     ending->SayGoodbyeForSure();
   });
   if (rest.joinable()) rest.detach();
 }
 
 SessionClient::~SessionClient() {
-  StopKeeper();
+  StopBackgroundThread();
   if (const std::shared_ptr<Link> last = link()) last->stream->Abort();  // while there is all that its handlers use
 }
 
-void SessionClient::StopKeeper() {
+void SessionClient::StopBackgroundThread() {
   {
     MutexLock lock(mu_);
     stopping_ = true;
@@ -318,7 +318,7 @@ void SessionClient::StopKeeper() {
     if (link_ != nullptr) link_->stream->StopWaiting();
     if (connecting_ != nullptr) connecting_->StopWaiting();
   }
-  if (keeper_.joinable()) keeper_.join();
+  if (background_thread_.joinable()) background_thread_.join();
   MutexLock lock(mu_);
   stopping_ = false;  // Connect() may wait again
 }

@@ -39,8 +39,8 @@ namespace vrambroker::client_internal {
 
 // One session: its connection to the daemon, its heaps, and the thread that keeps both. Thread-safe.
 //
-// A session that leases survives its connection: the keeper thread reaches the daemon again and resumes the session,
-// or, when it is another daemon, opens a new one for what is leased from then on.
+// A session that leases survives its connection: the background thread reaches the daemon again and resumes the
+// session, or, when it is another daemon, opens a new one for what is leased from then on.
 class SessionClient final : public HeapHost {
  public:
   static absl::StatusOr<std::unique_ptr<SessionClient>> Open(const ClientOptions& options);
@@ -122,20 +122,20 @@ class SessionClient final : public HeapHost {
   LeasedHeap& leased(size_t device) { return static_cast<LeasedHeap&>(*heaps_[device]); }
   RemoteHeap& remote(size_t device) { return static_cast<RemoteHeap&>(*heaps_[device]); }
   void CloseSegments(const v1::CloseSegments& message, Link* link);
-  void LimitIs(uint32_t device, uint64_t bytes);
+  void SetLimit(uint32_t device, uint64_t bytes);
   void Lost(const Link* link, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   void Log(const std::string& line) const;
 
   // ---- The end. Nothing is in use any more. ----
 
-  // Returns when the keeper thread has ended, whatever it has waited for.
-  void StopKeeper() ABSL_LOCKS_EXCLUDED(mu_);
+  // Returns when the background thread has ended, whatever it has waited for.
+  void StopBackgroundThread() ABSL_LOCKS_EXCLUDED(mu_);
   // Closes everything and says goodbye. False: the daemon has not answered within `timeout`; it is worth another try.
   bool SayGoodbye(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
   // Tries until the daemon has it, or is gone.
   void SayGoodbyeForSure() ABSL_LOCKS_EXCLUDED(mu_);
 
-  // ---- The keeper thread ----
+  // ---- The background thread ----
 
   void Keep() ABSL_LOCKS_EXCLUDED(mu_);
   void Answer(const v1::Question& question);
@@ -179,11 +179,12 @@ class SessionClient final : public HeapHost {
   std::vector<std::unique_ptr<Heap>> heaps_;  // by ordinal
   TrimRequests trims_;
 
-  std::thread keeper_;
+  std::thread background_thread_;
 
   // Held from reading figures until they are sent, so that the daemon never gets older ones after newer ones. Taken
   // before any other.
-  Mutex reports_mu_;
+  Mutex reports_mu_ ABSL_ACQUIRED_AFTER(lock_level::kReports)
+      ABSL_ACQUIRED_BEFORE(lock_level::kLimits){lock_level::kReports};
   std::vector<MemoryStats> reported_ ABSL_GUARDED_BY(reports_mu_);  // what the daemon knows, by device
 
   mutable Mutex mu_;
@@ -193,9 +194,9 @@ class SessionClient final : public HeapHost {
   bool lost_ ABSL_GUARDED_BY(mu_) = false;                          // link_ has broken
   bool grown_ ABSL_GUARDED_BY(mu_) = false;                         // since the last report
   bool use_reported_ ABSL_GUARDED_BY(mu_) = false;                  // by the application, since then
-  bool trims_changed_ ABSL_GUARDED_BY(mu_) = false;                 // since the keeper looked
+  bool trims_changed_ ABSL_GUARDED_BY(mu_) = false;                 // since the background thread looked
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
-  bool orphaned_ ABSL_GUARDED_BY(mu_) = false;  // the keeper is to delete this object when nothing is in use
+  bool orphaned_ ABSL_GUARDED_BY(mu_) = false;  // the background thread is to delete this object when nothing is in use
   std::deque<v1::Question> questions_ ABSL_GUARDED_BY(mu_);
   std::vector<Returned> unreturned_ ABSL_GUARDED_BY(mu_);  // while the daemon could not be told
 };

@@ -6,14 +6,14 @@
 
 namespace vrambroker {
 
-PeerQueue::Ticket PeerQueue::Add(const std::string& peer, std::function<void()> drop, size_t weight) {
+PeerQueue::EntryId PeerQueue::Add(const std::string& peer, std::function<void()> drop, size_t weight) {
   weight = std::min(weight, max_per_peer_);
   for (auto it = of_peer_.find(peer); it != of_peer_.end() && it->second.weight + weight > max_per_peer_;
        it = of_peer_.find(peer)) {
     Drop(*it->second.tickets.begin());
   }
   while (weight_ + weight > max_in_all_ && DropOne()) continue;
-  const Ticket ticket = ++last_;
+  const EntryId ticket = ++last_;
   waiting_.emplace(ticket, Waiting{.peer = peer, .drop = std::move(drop), .weight = weight});
   OfPeer& of_peer = of_peer_[peer];
   of_peer.tickets.insert(ticket);
@@ -22,7 +22,7 @@ PeerQueue::Ticket PeerQueue::Add(const std::string& peer, std::function<void()> 
   return ticket;
 }
 
-void PeerQueue::Remove(Ticket ticket) {
+void PeerQueue::Remove(EntryId ticket) {
   const auto it = waiting_.find(ticket);
   if (it == waiting_.end()) return;
   const auto peer = of_peer_.find(it->second.peer);
@@ -43,7 +43,7 @@ bool PeerQueue::DropOne() {
   return true;
 }
 
-void PeerQueue::Drop(Ticket ticket) {
+void PeerQueue::Drop(EntryId ticket) {
   const std::function<void()> drop = std::move(waiting_.at(ticket).drop);
   Remove(ticket);
   drop();

@@ -16,7 +16,7 @@ namespace vrambroker {
 // Not thread-safe.
 class PeerQueue {
  public:
-  using Ticket = uint64_t;  // later ones are greater; 0 is none
+  using EntryId = uint64_t;  // later ones are greater; 0 is none
 
   // REQUIRES: neither is 0.
   PeerQueue(size_t max_in_all, size_t max_per_peer) : max_in_all_(max_in_all), max_per_peer_(max_per_peer) {}
@@ -24,9 +24,9 @@ class PeerQueue {
   // Adds one, whose `drop` is called when it has to make room. Of a peer that has its share, the oldest makes room. If
   // there are too many in all, it is the oldest of the peer that has most; of several such peers, of the one that waits
   // longest. One may count as several, `weight` of them: at most as many as a peer may have.
-  Ticket Add(const std::string& peer, std::function<void()> drop, size_t weight = 1);
+  EntryId Add(const std::string& peer, std::function<void()> drop, size_t weight = 1);
   // Does nothing if it has gone already.
-  void Remove(Ticket ticket);
+  void Remove(EntryId ticket);
   // The oldest of the peer that has most. False: there is none.
   bool DropOne();
 
@@ -39,17 +39,17 @@ class PeerQueue {
     size_t weight = 0;
   };
   struct OfPeer {
-    std::set<Ticket> tickets;
+    std::set<EntryId> tickets;
     size_t weight = 0;
   };
 
-  void Drop(Ticket ticket);
+  void Drop(EntryId ticket);
 
   const size_t max_in_all_;
   const size_t max_per_peer_;
-  Ticket last_ = 0;
+  EntryId last_ = 0;
   size_t weight_ = 0;
-  std::map<Ticket, Waiting> waiting_;
+  std::map<EntryId, Waiting> waiting_;
   std::map<std::string, OfPeer> of_peer_;
 };
 

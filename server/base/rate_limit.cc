@@ -48,14 +48,14 @@ void CallRates::Owe(uid_t uid, SteadyTime now) {
 TokenBucket& CallRates::BucketOf(uid_t uid, SteadyTime now) {
   auto it = buckets_.find(uid);
   if (it == buckets_.end()) {
-    if (buckets_.size() >= forget_at_) ForgetTheQuiet(now);
+    if (buckets_.size() >= forget_at_) EvictIdle(now);
     it = buckets_.emplace(uid, TokenBucket(per_second_, 2.0 * per_second_)).first;
   }
   return it->second;
 }
 
 // A full bucket is what a user without one gets.
-void CallRates::ForgetTheQuiet(SteadyTime now) {
+void CallRates::EvictIdle(SteadyTime now) {
   absl::erase_if(buckets_, [now](auto& entry) { return entry.second.IsFull(now); });
   forget_at_ = std::max<size_t>(64, 2 * buckets_.size());
 }

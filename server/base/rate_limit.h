@@ -60,7 +60,7 @@ class CallRates {
 
  private:
   TokenBucket& BucketOf(uid_t uid, SteadyTime now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void ForgetTheQuiet(SteadyTime now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void EvictIdle(SteadyTime now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const uint32_t per_second_;
   mutable Mutex mu_;

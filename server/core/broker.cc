@@ -17,7 +17,7 @@ namespace {
 
 // Of all sessions of a user together.
 uint64_t BoundBytes(const std::optional<Limit>& bound, const SegmentPool& pool) {
-  return bound.has_value() ? LimitBytes(*bound, pool.capacity_bytes()) : AccountFigures::kNoBound;
+  return bound.has_value() ? LimitBytes(*bound, pool.capacity_bytes()) : AccountState::kNoBound;
 }
 
 LogLine SessionLine(absl::string_view event, const Session& session) {
@@ -32,8 +32,13 @@ Broker::Broker(BrokerOptions options, std::vector<SegmentPool*> pools, Executor*
       workers_(workers),
       timer_(options_.set_timer),
       sessions_(pools_.size(), options_.max_recorded_events_per_uid),
-      waiting_(options_, pools_, workers_, &sessions_, &timer_),
-      refusals_(options_, pools_, &sessions_),
+      waiting_({.clock = options_.clock,
+                .reclaim_timeout = options_.reclaim_timeout,
+                .hold_back_time = options_.hold_back_time,
+                .hold_back_limit = options_.hold_back_limit,
+                .max_waiting_per_uid = options_.max_waiting_per_uid},
+               pools_, workers_, &sessions_, &timer_),
+      refusals_(options_.clock, options_.session_bounds, pools_, &sessions_),
       allocations_(pools_, options_.clock, &waiting_, &refusals_),
       leases_(pools_, options_.clock, &waiting_, &refusals_, &timer_),
       limits_(pools_, options_.reclaim_timeout, &waiting_),
@@ -50,27 +55,27 @@ Broker::Broker(BrokerOptions options, std::vector<SegmentPool*> pools, Executor*
 
 // ---- Opening ----
 
-absl::StatusOr<SessionPtr> Broker::OpenSession(const Caller& caller, const SessionWishes& wishes,
+absl::StatusOr<SessionPtr> Broker::OpenSession(const Caller& caller, const OpenOptions& options,
                                                std::shared_ptr<SessionEvents> events) {
-  absl::StatusOr<SessionPtr> session = TryOpenSession(caller, wishes, std::move(events));
+  absl::StatusOr<SessionPtr> session = TryOpenSession(caller, options, std::move(events));
   if (!session.ok()) sessions_.CountRefused();
   return session;
 }
 
-absl::StatusOr<SessionPtr> Broker::TryOpenSession(const Caller& caller, const SessionWishes& wishes,
+absl::StatusOr<SessionPtr> Broker::TryOpenSession(const Caller& caller, const OpenOptions& options,
                                                   std::shared_ptr<SessionEvents> events) {
-  if (absl::Status status = CheckName(wishes.name); !status.ok()) {
+  if (absl::Status status = CheckName(options.name); !status.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("name: ", status.message()));
   }
-  if (wishes.limit.has_value()) {
-    if (absl::Status status = CheckLimit("limit", *wishes.limit); !status.ok()) return status;
+  if (options.limit.has_value()) {
+    if (absl::Status status = CheckLimit("limit", *options.limit); !status.ok()) return status;
   }
-  const std::string name = wishes.name.empty() ? CommandName(caller.pid) : wishes.name;
+  const std::string name = options.name.empty() ? CommandName(caller.pid) : options.name;
   const std::shared_ptr<const Policy> policy = this->policy();
   const uint64_t started = StartOf(caller.pid);
   const absl::StatusOr<SessionTerms> terms = TermsOfNew(*policy, caller, name);  // which sees that it runs still
   if (!terms.ok()) return terms.status();
-  const absl::StatusOr<Ticket> resume_token = wishes.leases ? RandomTicket() : Ticket();
+  const absl::StatusOr<ResumeToken> resume_token = options.leases ? NewRandomToken() : ResumeToken();
   if (!resume_token.ok()) return resume_token.status();
 
   const absl::StatusOr<SessionRegistry::Reserved> reserved =
@@ -78,7 +83,7 @@ absl::StatusOr<SessionPtr> Broker::TryOpenSession(const Caller& caller, const Se
                          .uid = caller.uid,
                          .terms = *terms,
                          .max_sessions_per_uid = policy->max_sessions_per_uid(),
-                         .leases = wishes.leases,
+                         .leases = options.leases,
                          .record_events = options_.record_events});
   if (!reserved.ok()) return reserved.status();
   // Seen by nobody until it is whole.
@@ -90,16 +95,16 @@ absl::StatusOr<SessionPtr> Broker::TryOpenSession(const Caller& caller, const Se
                            .workers = workers_,
                            .bounds = options_.session_bounds,
                            .events = std::move(events),
-                           .allocator = wishes.allocator.value_or(options_.allocator),
+                           .allocator = options.allocator.value_or(options_.allocator),
                            .record_events = reserved->record_events,
                            .clock = options_.clock};
   SessionPtr session;
-  if (wishes.leases) {
+  if (options.leases) {
     session = std::make_shared<LeasedSession>(setup, *resume_token);
   } else {
     session = std::make_shared<RemoteSession>(setup);
   }
-  OpenAccounts(*session, wishes, setup.allocator, started);
+  OpenAccounts(*session, options, setup.allocator, started);
   refusals_.AddTenant(terms->tenant);  // before anybody sees the session
   if (absl::Status status = sessions_.Publish(session); !status.ok()) {
     for (SegmentPool* pool : pools_) (void)pool->CloseAccount(session->id());
@@ -120,35 +125,35 @@ absl::StatusOr<SessionTerms> Broker::TermsOfNew(const Policy& policy, const Call
                                                   " does not give it the right CLIENT"));
 }
 
-void Broker::OpenAccounts(Session& session, const SessionWishes& wishes, const AllocatorOptions& allocator,
+void Broker::OpenAccounts(Session& session, const OpenOptions& options, const AllocatorOptions& allocator,
                           uint64_t started) {
   const SessionTerms& terms = session.terms();
-  const SessionMark mark = MarkOf(session.caller(), wishes);
+  const SessionMark mark = MarkOf(session.caller(), options);
   for (size_t device = 0; device < pools_.size(); ++device) {
     SegmentPool& pool = *pools_[device];
     uint64_t limit = std::min(LimitBytes(terms.limit, pool.capacity_bytes()),
                               LimitBytes(allocator.per_process_memory_fraction, pool.capacity_bytes()));
-    if (wishes.limit.has_value()) limit = std::min(limit, LimitBytes(*wishes.limit, pool.capacity_bytes()));
+    if (options.limit.has_value()) limit = std::min(limit, LimitBytes(*options.limit, pool.capacity_bytes()));
     pool.OpenAccount(session.id(), {.client = session.name(),
                                     .pid = session.caller().pid,
                                     .started = started,
                                     .uid = session.caller().uid,
-                                    .domain = terms.strict ? absl::StrCat("session:", Raw(session.id())) : terms.tenant,
+                                    .tenant = terms.strict ? absl::StrCat("session:", Raw(session.id())) : terms.tenant,
                                     .limit_bytes = limit,
                                     .priority = terms.priority,
                                     .user_limit_bytes = BoundBytes(terms.user_limit, pool),
                                     .user_guarantee_bytes = BoundBytes(terms.user_guarantee, pool),
                                     .mark = mark});
-    session.LimitIs(static_cast<int>(device), limit);
+    session.SetLimit(static_cast<int>(device), limit);
   }
 }
 
-SessionMark Broker::MarkOf(const Caller& caller, const SessionWishes& wishes) {
+SessionMark Broker::MarkOf(const Caller& caller, const OpenOptions& options) {
   const bool needed = std::any_of(pools_.begin(), pools_.end(), [](const SegmentPool* pool) {
     return pool->properties().kind == DeviceKind::kCuda;  // the driver does not tell who holds memory
   });
-  if (!needed || !wishes.mark.has_value()) return 0;
-  const absl::StatusOr<SessionMark> mark = FindSessionMark(caller.pid, *wishes.mark);
+  if (!needed || !options.mark.has_value()) return 0;
+  const absl::StatusOr<SessionMark> mark = FindSessionMark(caller.pid, *options.mark);
   if (mark.ok()) return *mark;
   if (!absl::IsPermissionDenied(mark.status())) {
     LogClientEvent(spdlog::level::warn, "the mark of process {} of uid {} is not known: {}", caller.pid, caller.uid,
@@ -165,7 +170,7 @@ SessionMark Broker::MarkOf(const Caller& caller, const SessionWishes& wishes) {
 
 void Broker::LogOpened(const Session& session, const AllocatorOptions& allocator) const {
   const auto limit_of = [&](std::string* out, const SegmentPool* pool) {
-    absl::StrAppend(out, pool->GetAccount(session.id()).value_or(AccountFigures()).limit_bytes);
+    absl::StrAppend(out, pool->GetAccount(session.id()).value_or(AccountState()).limit_bytes);
   };
   LogClientEvent(spdlog::level::info, SessionLine("session opened", session)
                                           .Add("pid", session.caller().pid)
@@ -198,7 +203,7 @@ void Broker::Unwatch(Session& session) {
 
 // ---- Resuming ----
 
-absl::StatusOr<SessionPtr> Broker::FindToResume(const Caller& caller, const Ticket& token) const {
+absl::StatusOr<SessionPtr> Broker::FindToResume(const Caller& caller, const ResumeToken& token) const {
   for (const SessionPtr& session : sessions_.GetAll()) {
     const LeasedSession* const leased = session->leased();
     if (leased == nullptr || leased->resume_token() != token) continue;
@@ -208,7 +213,7 @@ absl::StatusOr<SessionPtr> Broker::FindToResume(const Caller& caller, const Tick
   return absl::NotFoundError("resume.token: no session of this daemon has this token");
 }
 
-void Broker::ResumeSession(const Caller& caller, const Ticket& token, absl::flat_hash_set<SegmentId> held,
+void Broker::ResumeSession(const Caller& caller, const ResumeToken& token, absl::flat_hash_set<SegmentId> held,
                            std::shared_ptr<SessionEvents> events, const ResumeDone& done) {
   const absl::StatusOr<SessionPtr> found = FindToResume(caller, token);
   if (!found.ok()) return done(found.status());
@@ -236,7 +241,7 @@ absl::Status Broker::Resume(LeasedSession& session, const absl::flat_hash_set<Se
     case SessionState::kDisconnected:
       break;
   }
-  session.KeepOnly(held);
+  session.ReturnAllBut(held);
   if (!session.Resume(events)) return absl::UnavailableError("resume: the session is changing; try again");
   LogClientEvent(spdlog::level::info,
                  SessionLine("session resumed", session).Add("pid", session.caller().pid).Add("segments", held.size()));
@@ -322,7 +327,7 @@ uint64_t Broker::EndSession(const SessionPtr& session, const std::string& reason
 uint64_t Broker::ReservedBytes(const Session& session) const {
   uint64_t bytes = 0;
   for (const SegmentPool* pool : pools_) {
-    if (const std::optional<AccountFigures> account = pool->GetAccount(session.id())) bytes += account->reserved_bytes;
+    if (const std::optional<AccountState> account = pool->GetAccount(session.id())) bytes += account->reserved_bytes;
   }
   return bytes;
 }

@@ -22,29 +22,29 @@
 #include "allocator/base/mutex.h"
 #include "allocator/device/session_mark.h"
 #include "allocator/heap/allocator_options.h"
+#include "server/base/shared_timer.h"
 #include "server/base/worker_pool.h"
-#include "server/core/allocations.h"
 #include "server/core/broker_options.h"
 #include "server/core/broker_view.h"
-#include "server/core/check_device.h"
-#include "server/core/core_timer.h"
 #include "server/core/fragmentation_watch.h"
-#include "server/core/leases.h"
 #include "server/core/operator_view.h"
 #include "server/core/quarantine_checks.h"
 #include "server/core/recordings.h"
-#include "server/core/refusals.h"
-#include "server/core/session.h"
 #include "server/core/session_limits.h"
-#include "server/core/session_registry.h"
-#include "server/core/waiting_requests.h"
 #include "server/identity/policy.h"
 #include "server/pool/segment_pool.h"
+#include "server/requests/allocations.h"
+#include "server/requests/check_device.h"
+#include "server/requests/leases.h"
+#include "server/requests/refusals.h"
+#include "server/requests/waiting_requests.h"
+#include "server/sessions/session.h"
+#include "server/sessions/session_registry.h"
 
 namespace vrambroker {
 
 // What a session asks for when it is opened.
-struct SessionWishes {
+struct OpenOptions {
   std::string name;                           // empty: the command name of the process
   std::optional<Limit> limit;                 // none: what the policy allows
   std::optional<AllocatorOptions> allocator;  // none: the broker's
@@ -83,15 +83,15 @@ class Broker {
   // The limit is the smallest of what is wished for, what the policy allows and per_process_memory_fraction. Watches
   // the caller's process: when it ends, the session is closed. A process that cannot be watched gets no session, since
   // nobody would take its memory back.
-  absl::StatusOr<SessionPtr> OpenSession(const Caller& caller, const SessionWishes& wishes,
+  absl::StatusOr<SessionPtr> OpenSession(const Caller& caller, const OpenOptions& options,
                                          std::shared_ptr<SessionEvents> events);
   // The session of a token. NotFound: there is none. PermissionDenied: it is another process's.
-  absl::StatusOr<SessionPtr> FindToResume(const Caller& caller, const Ticket& token) const;
+  absl::StatusOr<SessionPtr> FindToResume(const Caller& caller, const ResumeToken& token) const;
   // A session whose stream broke goes on with `events`; segments that are not among `held` are taken back. Errors as
   // FindToResume(). Aborted: an operator ended it. Unavailable: its old stream is still there. Answers later; the
   // session's slow calls that were under way end first.
   using ResumeDone = std::function<void(absl::StatusOr<SessionPtr>)>;
-  void ResumeSession(const Caller& caller, const Ticket& token, absl::flat_hash_set<SegmentId> held,
+  void ResumeSession(const Caller& caller, const ResumeToken& token, absl::flat_hash_set<SegmentId> held,
                      std::shared_ptr<SessionEvents> events, const ResumeDone& done);
   // The stream of the session broke: what it holds stays charged until its process ends, or resumes it.
   void Disconnect(const SessionPtr& session);
@@ -124,14 +124,14 @@ class Broker {
   void CloseAll(const std::string& why);
 
  private:
-  absl::StatusOr<SessionPtr> TryOpenSession(const Caller& caller, const SessionWishes& wishes,
+  absl::StatusOr<SessionPtr> TryOpenSession(const Caller& caller, const OpenOptions& options,
                                             std::shared_ptr<SessionEvents> events);
   // The terms of a session that is to be opened: PermissionDenied without the right to have one.
   static absl::StatusOr<SessionTerms> TermsOfNew(const Policy& policy, const Caller& caller, const std::string& name);
   // Its accounts, with the smallest limit that applies. `started`: when its process was.
-  void OpenAccounts(Session& session, const SessionWishes& wishes, const AllocatorOptions& allocator, uint64_t started);
+  void OpenAccounts(Session& session, const OpenOptions& options, const AllocatorOptions& allocator, uint64_t started);
   // 0 when no device needs it, or it cannot be told.
-  SessionMark MarkOf(const Caller& caller, const SessionWishes& wishes);
+  SessionMark MarkOf(const Caller& caller, const OpenOptions& options);
   void LogOpened(const Session& session, const AllocatorOptions& allocator) const;
   // The session is closed when its process ends. An error: it is closed already.
   absl::Status Watch(const SessionPtr& session);
@@ -151,7 +151,7 @@ class Broker {
   std::atomic<bool> warned_of_mark_{false};
 
   // Each is thread-safe, and knows those before it.
-  CoreTimer timer_;
+  SharedTimer timer_;
   SessionRegistry sessions_;
   WaitingRequests waiting_;
   Refusals refusals_;

@@ -14,8 +14,8 @@
 #include "allocator/base/unique_fd.h"
 #include "allocator/heap/allocator_options.h"
 #include "server/base/steady_time.h"
-#include "server/core/session.h"
 #include "server/identity/policy.h"
+#include "server/sessions/session.h"
 
 namespace vrambroker {
 
@@ -29,7 +29,7 @@ struct BrokerOptions {
   size_t max_waiting_per_uid = 4096;  // requests
   // How long those who hold reclaimable memory have to give it back when somebody asks for it.
   std::chrono::milliseconds reclaim_timeout{2000};
-  // See GrowthQueueOptions.
+  // See RequestQueueOptions.
   std::chrono::milliseconds hold_back_time{1000};
   Limit hold_back_limit = 1.0;                                               // of each device
   std::chrono::milliseconds fragmentation_window = std::chrono::minutes(1);  // see FragmentationTrend

@@ -8,72 +8,36 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
-#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "allocator/device/device.h"
 #include "allocator/heap/memory_stats.h"
-#include "server/core/growth_queue.h"
-#include "server/core/session.h"
-#include "server/core/session_registry.h"
-#include "server/core/tenant_refusals.h"
+#include "server/oom/tenant_refusals.h"
 #include "server/pool/segment_pool.h"
+#include "server/queue/request_queue.h"
+#include "server/sessions/session_registry.h"
+#include "server/sessions/session_view.h"
 
 namespace vrambroker {
 
-struct SessionDeviceInfo {
-  AccountFigures account;
-  MemoryStats stats;
-  struct Waiting {
-    uint64_t bytes = 0;
-    bool guarantee = false;
-    std::chrono::milliseconds waited{0};
-    std::chrono::milliseconds left{0};
-    size_t place = 1;  // in the queue
-  };
-  uint64_t idle_bytes = 0;  // in segments that hold no block
-  // Carried over by a remote session, whose allocator does not know it: neither allocated nor free.
-  uint64_t unknown_bytes = 0;
-  std::vector<Waiting> waiting;
-  SessionRefusals::Counts ooms{};  // by OomCause
-  // As of the last FragmentationWatch::Follow().
-  struct Fragmentation {
-    double bytes_per_second = 0;               // 0: no trend
-    std::optional<double> seconds_to_refusal;  // at this rate; none: no trend
-  };
-  Fragmentation fragmentation;
-};
-
-struct SessionInfo {
-  SessionId id{};
-  std::string name;
-  Caller caller;
-  SessionState state = SessionState::kActive;
-  std::chrono::system_clock::time_point started;
-  SessionTerms terms;                      // of the policy, when it was opened
-  bool leases = false;                     // its allocators are in the client
-  std::vector<SessionDeviceInfo> devices;  // by ordinal
-};
-
 // What a session that is gone has left behind.
-struct QuarantinedInfo {
+struct QuarantinedView {
   std::chrono::milliseconds age{0};
   Quarantine::Holding holding;
 };
 
-struct DeviceInfo {
+struct DeviceView {
   DeviceProperties properties;
-  PoolFigures figures;
-  std::vector<QuarantinedInfo> quarantine;
+  PoolStats pool;
+  std::vector<QuarantinedView> quarantine;
   std::vector<CarriedOver::Holding> carried_over;
   absl::Status health;
   FreeSizes idle_sizes;  // of the segments that the daemon caches
-  ReclaimFigures reclaims;
-  DeviceMeterFigures calls;
+  ReclaimStats reclaims;
+  DeviceMeterStats calls;
   uint64_t driver_free_bytes = 0;  // see PoolView
-  GrowthFigures waits;
+  WaitStats waits;
   std::chrono::milliseconds longest_waiting{0};    // 0: nothing waits
   std::array<uint64_t, kOomCauses.size()> ooms{};  // refusals ever, by OomCause
   uint64_t alloc_retries = 0;                      // of all sessions ever: requests that flushed their cache first
@@ -90,8 +54,8 @@ struct DeviceInfo {
 };
 
 struct BrokerView {
-  std::vector<SessionInfo> sessions;  // by id
-  std::vector<DeviceInfo> devices;    // by ordinal
+  std::vector<SessionView> sessions;  // by id
+  std::vector<DeviceView> devices;    // by ordinal
   TenantRefusals::ByTenant refusals;
   SessionCounts counts;
   bool draining = false;

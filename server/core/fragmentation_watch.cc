@@ -6,13 +6,13 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
-#include "server/core/saturating.h"
+#include "server/base/saturating.h"
 
 namespace vrambroker {
 namespace {
 
 // What a session reserves of a device, or is guaranteed, when everybody asks for it: without what is reclaimable.
-uint64_t NeededBytes(const SessionDeviceInfo& held) {
+uint64_t NeededBytes(const SessionDeviceView& held) {
   return std::max(SaturatingSub(held.account.reserved_bytes, held.idle_bytes), held.account.guarantee_bytes);
 }
 
@@ -22,8 +22,8 @@ struct Reclaimable {
   absl::flat_hash_map<uid_t, uint64_t> of_uid;
 
   Reclaimable(const BrokerView& view, size_t device) {
-    for (const SessionInfo& session : view.sessions) {
-      const SessionDeviceInfo& held = session.devices[device];
+    for (const SessionView& session : view.sessions) {
+      const SessionDeviceView& held = session.devices[device];
       const uint64_t more = SaturatingSub(held.account.committed_bytes(), NeededBytes(held));
       bytes += more;
       of_uid[held.account.uid] += more;
@@ -33,15 +33,15 @@ struct Reclaimable {
 
 // The most that the session can hold on the device when others give up what is reclaimable: by its limit, its user's,
 // and what the device has.
-uint64_t MostBytes(const SessionDeviceInfo& held, const SegmentPool& pool, const PoolFigures& figures,
+uint64_t MostBytes(const SessionDeviceView& held, const SegmentPool& pool, const PoolStats& stats,
                    const Reclaimable& reclaimable) {
-  const AccountFigures& account = held.account;
+  const AccountState& account = held.account;
   const auto most_of = [&](uint64_t bound, uint64_t committed, uint64_t given_up) {
     return SaturatingSub(bound, SaturatingSub(SaturatingSub(committed, given_up), NeededBytes(held)));
   };
   uint64_t most =
-      std::min(account.limit_bytes, most_of(figures.capacity_bytes, figures.committed_bytes, reclaimable.bytes));
-  if (account.user_limit_bytes != AccountFigures::kNoBound) {
+      std::min(account.limit_bytes, most_of(stats.capacity_bytes, stats.committed_bytes, reclaimable.bytes));
+  if (account.user_limit_bytes != AccountState::kNoBound) {
     const auto of_user = reclaimable.of_uid.find(account.uid);
     most = std::min(most, most_of(account.user_limit_bytes, pool.GetUser(account.uid).committed_bytes,
                                   of_user == reclaimable.of_uid.end() ? 0 : of_user->second));
@@ -61,20 +61,20 @@ void FragmentationWatch::Follow(const BrokerView& view) {
   for (size_t device = 0; device < view.devices.size(); ++device) {
     const Reclaimable reclaimable(view, device);
     for (size_t i = 0; i < view.sessions.size(); ++i) {
-      const SessionDeviceInfo& held = view.sessions[i].devices[device];
-      most[i].push_back(MostBytes(held, *pools_[device], view.devices[device].figures, reclaimable));
+      const SessionDeviceView& held = view.sessions[i].devices[device];
+      most[i].push_back(MostBytes(held, *pools_[device], view.devices[device].pool, reclaimable));
     }
   }
   absl::flat_hash_map<SessionId, std::vector<Trend>> of_live;
   of_live.reserve(view.sessions.size());
   MutexLock lock(mu_);
   for (size_t i = 0; i < view.sessions.size(); ++i) {
-    const SessionInfo& session = view.sessions[i];
+    const SessionView& session = view.sessions[i];
     std::vector<Trend>& trends = of_live[session.id];
     if (const auto known = trends_.find(session.id); known != trends_.end()) trends = std::move(known->second);
-    trends.resize(view.devices.size(), {.trend = FragmentationTrend(window_), .figures = {}});
+    trends.resize(view.devices.size(), {.trend = FragmentationTrend(window_), .stats = {}});
     for (size_t device = 0; device < trends.size(); ++device) {
-      const SessionDeviceInfo& held = session.devices[device];
+      const SessionDeviceView& held = session.devices[device];
       FragmentationTrend& trend = trends[device].trend;
       if (held.account.reserved_bytes == 0) {  // nothing to follow, and nothing to keep
         trend = FragmentationTrend(window_);
@@ -84,20 +84,20 @@ void FragmentationWatch::Follow(const BrokerView& view) {
                    .allocated_peak_bytes = held.stats.allocated_bytes.all.peak,
                    .held_bytes = SaturatingSub(held.account.reserved_bytes, held.idle_bytes)});
       }
-      trends[device].figures = {.bytes_per_second = trend.bytes_per_second(),
-                                .seconds_to_refusal = trend.SecondsUntil(most[i][device])};
+      trends[device].stats = {.bytes_per_second = trend.bytes_per_second(),
+                              .seconds_to_refusal = trend.SecondsUntil(most[i][device])};
     }
   }
   trends_ = std::move(of_live);
 }
 
-void FragmentationWatch::AddTo(absl::Span<SessionInfo> infos) const {
+void FragmentationWatch::AddTo(absl::Span<SessionView> infos) const {
   MutexLock lock(mu_);
-  for (SessionInfo& info : infos) {
+  for (SessionView& info : infos) {
     const auto known = trends_.find(info.id);
     if (known == trends_.end()) continue;
     for (size_t device = 0; device < info.devices.size(); ++device) {
-      info.devices[device].fragmentation = known->second[device].figures;
+      info.devices[device].fragmentation = known->second[device].stats;
     }
   }
 }

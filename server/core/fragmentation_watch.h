@@ -29,12 +29,12 @@ class FragmentationWatch {
   // Adds what the sessions use by `view`, of this moment, to their trends. To be called every few seconds.
   void Follow(const BrokerView& view) ABSL_LOCKS_EXCLUDED(mu_);
   // What the last Follow() found.
-  void AddTo(absl::Span<SessionInfo> infos) const ABSL_LOCKS_EXCLUDED(mu_);
+  void AddTo(absl::Span<SessionView> infos) const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   struct Trend {
     FragmentationTrend trend;
-    SessionDeviceInfo::Fragmentation figures;
+    SessionDeviceView::Fragmentation stats;
   };
 
   const std::vector<SegmentPool*> pools_;

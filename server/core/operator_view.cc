@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
-#include "server/core/session_figures.h"
+#include "server/sessions/session_view.h"
 
 namespace vrambroker {
 
@@ -19,18 +19,18 @@ BrokerView OperatorView::Look() const {
   const std::vector<SessionPtr>& sessions = registry.sessions;
   view.counts = registry.counts;
   view.draining = registry.draining;
-  std::vector<std::vector<AccountFigures>> accounts(sessions.size());
-  for (std::vector<AccountFigures>& of_session : accounts) of_session.reserve(pools_.size());
+  std::vector<std::vector<AccountState>> accounts(sessions.size());
+  for (std::vector<AccountState>& of_session : accounts) of_session.reserve(pools_.size());
   view.devices.reserve(pools_.size());
   for (size_t device = 0; device < pools_.size(); ++device) {
     PoolView of_pool = pools_[device]->GetView();
     for (size_t i = 0; i < sessions.size(); ++i) {
       const auto account = of_pool.accounts.find(sessions[i]->id());
-      accounts[i].push_back(account == of_pool.accounts.end() ? AccountFigures() : account->second);
+      accounts[i].push_back(account == of_pool.accounts.end() ? AccountState() : account->second);
     }
-    DeviceInfo& info =
-        view.devices.emplace_back(DeviceInfo{.properties = pools_[device]->properties(),
-                                             .figures = of_pool.figures,
+    DeviceView& info =
+        view.devices.emplace_back(DeviceView{.properties = pools_[device]->properties(),
+                                             .pool = of_pool.stats,
                                              .quarantine = {},
                                              .carried_over = std::move(of_pool.carried_over),
                                              .health = of_pool.health,
@@ -38,7 +38,7 @@ BrokerView OperatorView::Look() const {
                                              .reclaims = std::move(of_pool.reclaims),
                                              .calls = std::move(of_pool.calls),
                                              .driver_free_bytes = of_pool.driver_free_bytes,
-                                             .waits = parts_.waiting->GetFigures(static_cast<int>(device))});
+                                             .waits = parts_.waiting->GetStats(static_cast<int>(device))});
     const SteadyTime now = clock_();  // after all that began before it
     if (info.waits.oldest.has_value()) {
       info.longest_waiting = std::chrono::duration_cast<std::chrono::milliseconds>(now - *info.waits.oldest);
@@ -56,18 +56,18 @@ BrokerView OperatorView::Look() const {
   }
   view.refusals = parts_.refusals->GetByTenant();
   view.sessions.reserve(sessions.size());
-  for (size_t i = 0; i < sessions.size(); ++i) view.sessions.push_back(FiguresOf(*sessions[i], accounts[i]));
+  for (size_t i = 0; i < sessions.size(); ++i) view.sessions.push_back(ViewOf(*sessions[i], accounts[i]));
   AddWaiting(absl::MakeSpan(view.sessions));
   parts_.fragmentation->AddTo(absl::MakeSpan(view.sessions));
   for (size_t device = 0; device < view.devices.size(); ++device) {
-    DeviceInfo& info = view.devices[device];
-    info.left_behind_bytes = info.figures.quarantined_bytes;
+    DeviceView& info = view.devices[device];
+    info.left_behind_bytes = info.pool.quarantined_bytes;
     for (const CarriedOver::Holding& holding : info.carried_over) {
       if (holding.session == kNoSession) info.left_behind_bytes += holding.bytes;
     }
     info.quarantined_bytes = info.left_behind_bytes;
-    for (const SessionInfo& session : view.sessions) {
-      const SessionDeviceInfo& held = session.devices[device];
+    for (const SessionView& session : view.sessions) {
+      const SessionDeviceView& held = session.devices[device];
       info.stats.Add(held.stats);
       info.reclaimable_bytes += held.idle_bytes;
       info.unknown_bytes += held.unknown_bytes;
@@ -77,24 +77,24 @@ BrokerView OperatorView::Look() const {
   return view;
 }
 
-SessionInfo OperatorView::Describe(const Session& session) const {
-  std::vector<AccountFigures> accounts;
+SessionView OperatorView::Describe(const Session& session) const {
+  std::vector<AccountState> accounts;
   accounts.reserve(pools_.size());
   for (const SegmentPool* pool : pools_) {
     // One that is just being closed has no account any more.
-    accounts.push_back(pool->GetAccount(session.id()).value_or(AccountFigures()));
+    accounts.push_back(pool->GetAccount(session.id()).value_or(AccountState()));
   }
-  SessionInfo info = FiguresOf(session, accounts);
+  SessionView info = ViewOf(session, accounts);
   AddWaiting(absl::MakeSpan(&info, 1));
   parts_.fragmentation->AddTo(absl::MakeSpan(&info, 1));
   return info;
 }
 
-void OperatorView::AddWaiting(absl::Span<SessionInfo> infos) const {
+void OperatorView::AddWaiting(absl::Span<SessionView> infos) const {
   for (size_t device = 0; device < pools_.size(); ++device) {
     if (parts_.waiting->size(static_cast<int>(device)) == 0) continue;
-    absl::flat_hash_map<SessionId, SessionInfo*> by_id;
-    for (SessionInfo& info : infos) by_id.emplace(info.id, &info);
+    absl::flat_hash_map<SessionId, SessionView*> by_id;
+    for (SessionView& info : infos) by_id.emplace(info.id, &info);
     size_t place = 0;
     const std::vector<WaitingRequest> requests = parts_.waiting->GetWaiting(static_cast<int>(device));
     const SteadyTime now = clock_();  // after all of them

@@ -11,10 +11,10 @@
 #include "server/base/steady_time.h"
 #include "server/core/broker_view.h"
 #include "server/core/fragmentation_watch.h"
-#include "server/core/refusals.h"
-#include "server/core/session_registry.h"
-#include "server/core/waiting_requests.h"
 #include "server/pool/segment_pool.h"
+#include "server/requests/refusals.h"
+#include "server/requests/waiting_requests.h"
+#include "server/sessions/session_registry.h"
 
 namespace vrambroker {
 
@@ -33,10 +33,10 @@ class OperatorView {
 
   // All of it. What a pool counts, of all sessions, is of one moment for each device.
   BrokerView Look() const;
-  SessionInfo Describe(const Session& session) const;
+  SessionView Describe(const Session& session) const;
 
  private:
-  void AddWaiting(absl::Span<SessionInfo> infos) const;
+  void AddWaiting(absl::Span<SessionView> infos) const;
 
   const std::vector<SegmentPool*> pools_;
   const std::function<SteadyTime()> clock_;

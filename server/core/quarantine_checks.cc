@@ -5,7 +5,7 @@
 
 namespace vrambroker {
 
-QuarantineChecks::QuarantineChecks(std::vector<SegmentPool*> pools, Executor* workers, CoreTimer* timer)
+QuarantineChecks::QuarantineChecks(std::vector<SegmentPool*> pools, Executor* workers, SharedTimer* timer)
     : pools_(std::move(pools)), workers_(*workers), timer_(*timer), is_checking_(pools_.size()) {}
 
 std::optional<SteadyTime> QuarantineChecks::NextCheck() const {

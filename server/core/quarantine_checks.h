@@ -8,9 +8,9 @@
 #include <optional>
 #include <vector>
 
+#include "server/base/shared_timer.h"
 #include "server/base/steady_time.h"
 #include "server/base/worker_pool.h"
-#include "server/core/core_timer.h"
 #include "server/pool/segment_pool.h"
 
 namespace vrambroker {
@@ -19,7 +19,7 @@ namespace vrambroker {
 class QuarantineChecks {
  public:
   // `pools` by device. All outlive it, and its tasks.
-  QuarantineChecks(std::vector<SegmentPool*> pools, Executor* workers, CoreTimer* timer);
+  QuarantineChecks(std::vector<SegmentPool*> pools, Executor* workers, SharedTimer* timer);
 
   // When the next one is due that no worker is at; nullopt: none is.
   std::optional<SteadyTime> NextCheck() const;
@@ -29,7 +29,7 @@ class QuarantineChecks {
  private:
   const std::vector<SegmentPool*> pools_;
   Executor& workers_;
-  CoreTimer& timer_;
+  SharedTimer& timer_;
   std::vector<std::atomic<bool>> is_checking_;  // by device: a worker is to do it
 };
 

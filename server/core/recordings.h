@@ -14,8 +14,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/base/user_slots.h"
-#include "server/core/session.h"
-#include "server/core/session_registry.h"
+#include "server/sessions/session.h"
+#include "server/sessions/session_registry.h"
 
 namespace vrambroker {
 

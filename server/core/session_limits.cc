@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "allocator/base/bytes.h"
 #include "server/base/client_log.h"
-#include "server/core/saturating.h"
+#include "server/base/saturating.h"
 #include "server/pool/segment_refusal.h"
 
 namespace vrambroker {
@@ -41,7 +41,7 @@ class SessionLimits::Guarantee : public std::enable_shared_from_this<Guarantee> 
       return done_(absl::OkStatus());
     }
     SegmentPool& pool = *owner_.pools_[device];
-    const std::optional<AccountFigures> account = pool.GetAccount(session_->id());
+    const std::optional<AccountState> account = pool.GetAccount(session_->id());
     before_.push_back(account.has_value() ? account->guarantee_bytes : 0);
     const absl::Status status = pool.SetGuarantee(session_->id(), BytesOn(device));
     if (SegmentRefusalCause(status) != OomCause::kCapacity) return Given(status);
@@ -83,7 +83,7 @@ absl::Status SessionLimits::SetLimit(const SessionPtr& session, const Limit& lim
   // On all devices or on none: a guarantee above it may be given at the same time.
   std::vector<uint64_t> before;
   for (SegmentPool* pool : pools_) {
-    const std::optional<AccountFigures> account = pool->GetAccount(session->id());
+    const std::optional<AccountState> account = pool->GetAccount(session->id());
     const absl::Status status = pool->SetLimit(session->id(), LimitBytes(limit, pool->capacity_bytes()));
     if (!status.ok()) {
       for (size_t i = 0; i < before.size(); ++i) (void)pools_[i]->SetLimit(session->id(), before[i]);
@@ -94,9 +94,9 @@ absl::Status SessionLimits::SetLimit(const SessionPtr& session, const Limit& lim
   for (size_t device = 0; device < pools_.size(); ++device) {
     const int ordinal = static_cast<int>(device);
     const uint64_t bytes = LimitBytes(limit, pools_[device]->capacity_bytes());
-    session->LimitIs(ordinal, bytes);
+    session->SetLimit(ordinal, bytes);
     session->events()->LimitChanged(ordinal, bytes);
-    const std::optional<AccountFigures> account = pools_[device]->GetAccount(session->id());
+    const std::optional<AccountState> account = pools_[device]->GetAccount(session->id());
     if (account.has_value() && account->reserved_bytes > bytes) {
       session->reclaims().Ask(ordinal, account->reserved_bytes - bytes, reclaim_timeout_, [] {});
     }
@@ -130,7 +130,7 @@ Limit SessionLimits::LeftOf(const Session& session, const Limit& allowed) const 
   Limit guarantee = allowed;
   for (const SegmentPool* pool : pools_) {
     const PoolLook look = pool->LookFor(session.id(), /*with_accounts=*/false);
-    const AccountFigures& account = look.account;
+    const AccountState& account = look.account;
     const uint64_t most =
         std::min({account.limit_bytes, SaturatingSub(account.user_guarantee_bytes, look.user.guaranteed_bytes),
                   SaturatingSub(account.user_limit_bytes, look.user.committed_bytes - account.committed_bytes())});

@@ -13,10 +13,10 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "allocator/base/mutex.h"
-#include "server/core/session.h"
-#include "server/core/waiting_requests.h"
 #include "server/identity/policy.h"
 #include "server/pool/segment_pool.h"
+#include "server/requests/waiting_requests.h"
+#include "server/sessions/session.h"
 
 namespace vrambroker {
 
@@ -39,7 +39,7 @@ class SessionLimits {
   // On all devices, or on none. Answers when others have given up what is needed for it, or will not: errors of
   // Ledger::SetGuarantee(), as ResourceExhausted.
   void SetGuarantee(const SessionPtr& session, const Limit& guarantee, const Done& done);
-  // Gives a new session the guarantee that it wishes for, or (none) all that the policy allows. PermissionDenied above
+  // Gives a new session the guarantee that it asks for, or (none) all that the policy allows. PermissionDenied above
   // that; errors as SetGuarantee(), after which the session is to be closed.
   void KeepGuarantee(const SessionPtr& session, const std::optional<Limit>& wished, const Done& done);
   // InvalidArgument outside of [-kMaxPriority, kMaxPriority].
@@ -57,7 +57,7 @@ class SessionLimits {
 
   // Held while a limit is changed: pool, allocator and client hear of two changes in the same order, all devices of the
   // last one. Taken before any other lock.
-  Mutex mu_;
+  Mutex mu_ ABSL_ACQUIRED_AFTER(lock_level::kLimits) ABSL_ACQUIRED_BEFORE(lock_level::kTimer){lock_level::kLimits};
 };
 
 }  // namespace vrambroker

@@ -195,12 +195,12 @@ HttpResponse HttpApi::State() const {
   const absl::Status health = sources_.health();
   Json devices = Json::array();
   for (size_t i = 0; i < view.devices.size(); ++i) {
-    const PoolFigures& figures = view.devices[i].figures;
+    const PoolStats& stats = view.devices[i].pool;
     v1::Device device = ToProto(*broker_.pools()[i]);
-    device.set_reserved_bytes(figures.reserved_bytes);  // of the same moment as the sessions
-    device.set_idle_bytes(figures.idle_bytes);
-    device.set_carried_over_bytes(figures.carried_over_bytes);
-    const DeviceInfo& info = view.devices[i];
+    device.set_reserved_bytes(stats.reserved_bytes);  // of the same moment as the sessions
+    device.set_idle_bytes(stats.idle_bytes);
+    device.set_carried_over_bytes(stats.carried_over_bytes);
+    const DeviceView& info = view.devices[i];
     Json json = ToJson(device, {.allocated_bytes = info.stats.allocated_bytes.all.current,
                                 .leased_bytes = info.leased_bytes,
                                 .reclaimable_bytes = info.reclaimable_bytes,
@@ -208,17 +208,17 @@ HttpResponse HttpApi::State() const {
                                 .quarantined_bytes = info.quarantined_bytes,
                                 .left_behind_bytes = info.left_behind_bytes,
                                 .unknown_bytes = info.unknown_bytes});
-    json["held_back_bytes"] = figures.held_back_bytes;
-    json["guaranteed_bytes"] = figures.guaranteed_bytes;
-    json["committed_bytes"] = figures.committed_bytes;
-    json["segments"] = figures.segments;
+    json["held_back_bytes"] = stats.held_back_bytes;
+    json["guaranteed_bytes"] = stats.guaranteed_bytes;
+    json["committed_bytes"] = stats.committed_bytes;
+    json["segments"] = stats.segments;
     Json refusals = Json::object();
     for (const OomCause cause : kOomCauses) refusals[OomCauseName(cause)] = info.ooms[static_cast<size_t>(cause)];
     json["refusals"] = std::move(refusals);
     devices.push_back(std::move(json));
   }
   Json sessions = Json::array();
-  for (const SessionInfo& session : view.sessions) sessions.push_back(ToJson(ToProto(session)));
+  for (const SessionView& session : view.sessions) sessions.push_back(ToJson(ToProto(session)));
   return JsonAnswer(Json{{"time", TimeText(std::chrono::system_clock::now())},
                          {"daemon_version", std::string(kVersion)},
                          {"health", health.ok() ? std::string("ok") : std::string(health.message())},
@@ -229,7 +229,7 @@ HttpResponse HttpApi::State() const {
 
 HttpResponse HttpApi::Sessions() const {
   Json sessions = Json::array();
-  for (const SessionInfo& session : broker_.operator_view().Look().sessions)
+  for (const SessionView& session : broker_.operator_view().Look().sessions)
     sessions.push_back(ToJson(ToProto(session)));
   return JsonAnswer(Json{{"sessions", std::move(sessions)}});
 }

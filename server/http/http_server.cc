@@ -95,8 +95,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   beast::flat_buffer buffer_{kMaxHeadBytes + 1};
   http::request_parser<http::empty_body> parser_;
   std::string answer_;
-  PeerQueue::Ticket waiting_ = 0;
-  PeerQueue::Ticket sending_ = 0;
+  PeerQueue::EntryId waiting_ = 0;
+  PeerQueue::EntryId sending_ = 0;
 };
 
 class BeastHttpServer : public HttpServer {
@@ -143,7 +143,7 @@ class BeastHttpServer : public HttpServer {
   }
 
   const HttpRouter& router() const { return router_; }
-  HttpFigures& figures() { return *options_.figures; }
+  HttpStats& stats() { return *options_.stats; }
   PeerQueue& waiting() { return waiting_; }
   PeerQueue& sending() { return sending_; }
 
@@ -192,7 +192,7 @@ class BeastHttpServer : public HttpServer {
   absl::Status Listen() {
     absl::StatusOr<UniqueFd> socket = ListenHttp(wanted_);
     if (!socket.ok()) {
-      ++figures().listen_failures;
+      ++stats().listen_failures;
       return socket.status();
     }
     {
@@ -261,7 +261,7 @@ class BeastHttpServer : public HttpServer {
 
 Connection::Connection(BeastHttpServer* server, tcp::socket socket)
     : server_(*server), stream_(std::move(socket)), peer_(HttpPeer(stream_.socket().native_handle())) {
-  ++server_.figures().connections;
+  ++server_.stats().connections;
   fcntl(stream_.socket().native_handle(), F_SETFD, FD_CLOEXEC);
   parser_.header_limit(kMaxHeadBytes);
   parser_.body_limit(std::numeric_limits<uint64_t>::max());  // of any length, for it is not read
@@ -270,19 +270,19 @@ Connection::Connection(BeastHttpServer* server, tcp::socket socket)
 Connection::~Connection() {
   server_.waiting().Remove(waiting_);
   server_.sending().Remove(sending_);
-  --server_.figures().connections;
+  --server_.stats().connections;
 }
 
 // For a queue, which it leaves before it goes.
 std::function<void()> Connection::Dropper() {
   return [this] {
-    ++server_.figures().dropped[static_cast<size_t>(HttpDrop::kTooMany)];
+    ++server_.stats().dropped[static_cast<size_t>(HttpDrop::kTooMany)];
     stream_.close();
   };
 }
 
 void Connection::CountTimeout(const error_code& error, HttpDrop reason) const {
-  if (error == beast::error::timeout) ++server_.figures().dropped[static_cast<size_t>(reason)];
+  if (error == beast::error::timeout) ++server_.stats().dropped[static_cast<size_t>(reason)];
 }
 
 void Connection::ReadRequest() {

@@ -23,7 +23,7 @@ inline constexpr std::array kHttpDrops = {HttpDrop::kTooMany, HttpDrop::kSlowReq
 const char* HttpDropName(HttpDrop reason);  // "too_many"
 
 // Synchronises itself.
-struct HttpFigures {
+struct HttpStats {
   std::atomic<uint64_t> listen_failures{0};
   std::atomic<uint64_t> connections{0};
   std::array<std::atomic<uint64_t>, kHttpDrops.size()> dropped{};  // by HttpDrop
@@ -32,7 +32,7 @@ struct HttpFigures {
 struct HttpServerOptions {
   // Connections at a time, each of which is a descriptor. 0: an eighth of what the process may have, at most 4096.
   size_t max_connections = 0;
-  HttpFigures* figures = nullptr;  // outlives the server
+  HttpStats* stats = nullptr;  // outlives the server
   // Called from its thread once it listens on a port that was taken when it started.
   std::function<void()> listens = [] {};
 };

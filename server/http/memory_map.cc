@@ -43,8 +43,8 @@ MappedHeap Map(HeapSnapshot snapshot) {
 
 // Compares sessions with ids.
 struct ById {
-  bool operator()(const SessionInfo& session, SessionId id) const { return session.id < id; }
-  bool operator()(SessionId id, const SessionInfo& session) const { return id < session.id; }
+  bool operator()(const SessionView& session, SessionId id) const { return session.id < id; }
+  bool operator()(SessionId id, const SessionView& session) const { return id < session.id; }
 };
 
 }  // namespace
@@ -172,7 +172,7 @@ DeviceMap MemoryMap::Get(int device) {
       it = open ? std::next(it) : shared_->entries.erase(it);
     }
   }
-  for (const SessionInfo& session : view.sessions) {
+  for (const SessionView& session : view.sessions) {
     if (session.devices[static_cast<size_t>(device)].account.reserved_bytes == 0) continue;
     map.sessions.push_back({.id = session.id, .name = session.name});
     const absl::StatusOr<SessionPtr> found = broker_.sessions().Find(SessionRef(session.id));

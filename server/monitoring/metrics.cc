@@ -24,7 +24,7 @@ using enum prometheus::MetricType;
 
 void WriteSessionMetrics(const BrokerView& view, MetricFamilies& out) {
   std::array<uint64_t, 3> by_state{};
-  for (const SessionInfo& session : view.sessions) {
+  for (const SessionView& session : view.sessions) {
     ++by_state[std::min(static_cast<size_t>(session.state), by_state.size() - 1)];  // one just being closed has ended
   }
   out.Family("vrambroker_sessions", "Sessions, by state.", Gauge);
@@ -81,7 +81,7 @@ void WriteProcessMetrics(MetricFamilies& out) {
   out.Single("process_start_time_seconds", "Unix time at which the daemon started.", Gauge, start);
 }
 
-void WriteHttpMetrics(const HttpFigures& http, MetricFamilies& out) {
+void WriteHttpMetrics(const HttpStats& http, MetricFamilies& out) {
   out.Single("vrambroker_http_listen_failures_total",
              "Tries to listen on http_address that failed, because another program has the port.", Counter,
              http.listen_failures.load());

@@ -30,7 +30,7 @@ struct MetricsOptions {
   std::function<BrokerView()> view;
   const prometheus::Collectable* rpcs = nullptr;  // outlives the metrics
   const ReloadState* reload = nullptr;            // outlives the metrics
-  const HttpFigures* http = nullptr;              // outlives the metrics
+  const HttpStats* http = nullptr;                // outlives the metrics
   size_t max_clients = 1000;                      // pairs of client and device that have series of their own
   size_t max_clients_per_uid = 250;               // of them, of one user
 };

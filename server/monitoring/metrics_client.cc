@@ -30,8 +30,8 @@ constexpr char kOther[] = "_other";
 // A session and a device, or the sum of those that are folded.
 struct Row {
   MetricLabels labels;
-  const SessionInfo* session = nullptr;  // none: folded
-  const SessionDeviceInfo* held = nullptr;
+  const SessionView* session = nullptr;  // none: folded
+  const SessionDeviceView* held = nullptr;
   size_t waiting = 0;
 
   uint64_t reserved() const { return held->account.reserved_bytes; }
@@ -90,7 +90,7 @@ constexpr Figure kCounters[] = {
      [](const Row& row) { return row.stats().num_alloc_retries; }},
 };
 
-bool IsInUse(const SessionDeviceInfo& held) {
+bool IsInUse(const SessionDeviceView& held) {
   const auto refused = std::any_of(held.ooms.begin(), held.ooms.end(), [](uint64_t count) { return count > 0; });
   return held.account.reserved_bytes > 0 || held.account.guarantee_bytes > 0 || !held.waiting.empty() || refused ||
          held.stats.reserved_bytes.all.peak > 0;
@@ -101,7 +101,7 @@ class Room {
  public:
   Room(size_t in_all, size_t per_uid) : left_(in_all), per_uid_(per_uid) {}
 
-  bool Take(const SessionInfo& session) {
+  bool Take(const SessionView& session) {
     if (left_ == 0) return false;
     size_t& taken = of_uid_[session.caller.uid];
     if (taken == per_uid_) return false;
@@ -118,16 +118,16 @@ class Room {
 
 // Sums for client="_other", by device.
 struct Folded {
-  std::vector<SessionDeviceInfo> held;
+  std::vector<SessionDeviceView> held;
   std::vector<size_t> waiting;
   std::vector<bool> any;
   absl::flat_hash_set<SessionId> sessions;
 
   explicit Folded(size_t devices) : held(devices), waiting(devices), any(devices) {}
 
-  void Add(const SessionInfo& session, size_t device) {
-    const SessionDeviceInfo& from = session.devices[device];
-    SessionDeviceInfo& to = held[device];
+  void Add(const SessionView& session, size_t device) {
+    const SessionDeviceView& from = session.devices[device];
+    SessionDeviceView& to = held[device];
     to.account.reserved_bytes += from.account.reserved_bytes;
     to.account.limit_bytes += from.account.limit_bytes;
     to.account.guarantee_bytes += from.account.guarantee_bytes;
@@ -172,8 +172,8 @@ std::vector<Row> ChooseRows(const BrokerView& view, Room room, Folded& folded) {
   std::vector<Row> rows;
   rows.reserve(pairs.size() + view.devices.size());
   for (const auto& [i, device] : pairs) {
-    const SessionInfo& session = view.sessions[i];
-    const SessionDeviceInfo& held = session.devices[device];
+    const SessionView& session = view.sessions[i];
+    const SessionDeviceView& held = session.devices[device];
     rows.push_back({.labels = LabelsOf(session.name, device, session.terms.tenant),
                     .session = &session,
                     .held = &held,
@@ -185,9 +185,9 @@ std::vector<Row> ChooseRows(const BrokerView& view, Room room, Folded& folded) {
 // `rows` of a session follow each other.
 void WriteInfo(const std::vector<Row>& rows, MetricFamilies& out) {
   out.Family("vrambroker_client_info", "Identity of a session; the value is always 1.", Gauge);
-  const SessionInfo* last = nullptr;
+  const SessionView* last = nullptr;
   for (const Row& row : rows) {
-    const SessionInfo& session = *row.session;
+    const SessionView& session = *row.session;
     if (std::exchange(last, &session) == &session) continue;
     out.Sample(MakeLabels({{"client", session.name},
                            {"tenant", session.terms.tenant},
@@ -265,13 +265,13 @@ void WriteTenants(const BrokerView& view, size_t max_clients, MetricFamilies& ou
   };
   // The tenants of the oldest sessions have series of their own.
   std::map<std::string, std::vector<Sum>> tenants;
-  for (const SessionInfo& session : view.sessions) {
+  for (const SessionView& session : view.sessions) {
     const bool has_room = (tenants.size() + 1) * view.devices.size() <= max_clients;
     const bool is_named = has_room || tenants.contains(session.terms.tenant);
     std::vector<Sum>& sums = tenants[is_named ? session.terms.tenant : kOther];
     sums.resize(view.devices.size());
     for (size_t device = 0; device < sums.size(); ++device) {
-      const SessionDeviceInfo& held = session.devices[device];
+      const SessionDeviceView& held = session.devices[device];
       ++sums[device].sessions;
       sums[device].reserved += held.account.reserved_bytes;
       sums[device].allocated += held.stats.allocated_bytes.all.current;

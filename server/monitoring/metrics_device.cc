@@ -17,11 +17,11 @@ namespace {
 
 using enum prometheus::MetricType;
 
-// What is exported of a device, beside what its DeviceInfo says.
+// What is exported of a device, beside what its DeviceView says.
 struct DeviceRow {
   std::string gpu;
   MetricLabels labels;  // of the device alone
-  const DeviceInfo* info = nullptr;
+  const DeviceView* info = nullptr;
   uint64_t largest_hole_bytes = 0;  // the largest free block of any session
   FreeSizes free;                   // of the sessions and the daemon's cache
   uint64_t reserved_bytes = 0;
@@ -32,26 +32,26 @@ struct DeviceRow {
 };
 
 DeviceRow MakeRow(const BrokerView& view, size_t device) {
-  const DeviceInfo& info = view.devices[device];
+  const DeviceView& info = view.devices[device];
   DeviceRow row{.gpu = absl::StrCat(device),
                 .info = &info,
                 .free = info.idle_sizes,
                 .quarantined_bytes = {{"disconnected", 0}, {"ended", 0}, {"settling", 0}, {"held_open", 0}}};
   row.labels = MakeLabels({{"gpu", row.gpu}});
-  for (const SessionInfo& session : view.sessions) {
-    const SessionDeviceInfo& held = session.devices[device];
+  for (const SessionView& session : view.sessions) {
+    const SessionDeviceView& held = session.devices[device];
     row.free.Add(held.stats.free);
     row.largest_hole_bytes = std::max(row.largest_hole_bytes, held.stats.free.largest_bytes);
     if (session.state == SessionState::kDisconnected || session.state == SessionState::kEnded) {
       row.quarantined_bytes[SessionStateName(session.state)] += held.account.reserved_bytes;
     }
   }
-  for (const QuarantinedInfo& dead : info.quarantine) {
+  for (const QuarantinedView& dead : info.quarantine) {
     row.quarantined_bytes[dead.holding.holders.empty() ? "settling" : "held_open"] += dead.holding.bytes;
     row.quarantine_age = std::max(row.quarantine_age, dead.age);
   }
   // What sessions count themselves may be older.
-  row.reserved_bytes = std::max(info.figures.reserved_bytes, row.info->stats.active_bytes.all.current);
+  row.reserved_bytes = std::max(info.pool.reserved_bytes, row.info->stats.active_bytes.all.current);
   row.held_bytes = std::max(info.leased_bytes - info.unknown_bytes, row.info->stats.active_bytes.all.current);
   row.free_held_bytes = row.held_bytes - row.info->stats.active_bytes.all.current;
   return row;
@@ -70,7 +70,7 @@ constexpr DeviceFigure kFigures[] = {
     {"memory_free_bytes", "Free memory of the device, as the driver reported it at the last health check.", Gauge,
      [](const DeviceRow& row) { return row.info->driver_free_bytes; }},
     {"capacity_bytes", "Memory that the daemon may hand out.", Gauge,
-     [](const DeviceRow& row) { return row.info->figures.capacity_bytes; }},
+     [](const DeviceRow& row) { return row.info->pool.capacity_bytes; }},
     {"reserved_bytes", "Memory of segments held from the driver: by sessions, cached by the daemon, or left behind.",
      Gauge, [](const DeviceRow& row) { return row.reserved_bytes; }},
     {"leased_bytes", "Memory of segments that sessions hold: allocated, fragmented, reclaimable, or carried over.",
@@ -85,27 +85,26 @@ constexpr DeviceFigure kFigures[] = {
      "Fragmented: free memory in the sessions' partly used segments, which cannot be given back.", Gauge,
      [](const DeviceRow& row) { return row.info->stats.inactive_split_bytes.all.current; }},
     {"cached_free_bytes", "Free memory in the sessions' segments, and what the daemon caches.", Gauge,
-     [](const DeviceRow& row) { return row.free_held_bytes + row.info->figures.idle_bytes; }},
+     [](const DeviceRow& row) { return row.free_held_bytes + row.info->pool.idle_bytes; }},
     {"idle_bytes", "Cached by the daemon: memory of segments that no session holds, kept for reuse.", Gauge,
-     [](const DeviceRow& row) { return row.info->figures.idle_bytes; }},
+     [](const DeviceRow& row) { return row.info->pool.idle_bytes; }},
     {"largest_free_block_bytes",
      "The largest free block of any session, or the largest segment that the daemon caches.", Gauge,
      [](const DeviceRow& row) { return row.free.largest_bytes; }},
     {"guaranteed_bytes", "Sum of the sessions' guarantees.", Gauge,
-     [](const DeviceRow& row) { return row.info->figures.guaranteed_bytes; }},
+     [](const DeviceRow& row) { return row.info->pool.guaranteed_bytes; }},
     {"committed_bytes",
      "Memory that nobody else can get: reserved by sessions, quarantined, or kept free for guarantees.", Gauge,
-     [](const DeviceRow& row) { return row.info->figures.committed_bytes; }},
+     [](const DeviceRow& row) { return row.info->pool.committed_bytes; }},
     {"carried_over_bytes", "Memory that processes hold from an earlier run of the daemon.", Gauge,
-     [](const DeviceRow& row) { return row.info->figures.carried_over_bytes; }},
+     [](const DeviceRow& row) { return row.info->pool.carried_over_bytes; }},
     {"outside_bytes",
      "Memory of the capacity that the driver does not have: contexts and programs beyond the headroom, and the next "
      "client's context.",
-     Gauge, [](const DeviceRow& row) { return row.info->figures.outside_bytes; }},
+     Gauge, [](const DeviceRow& row) { return row.info->pool.outside_bytes; }},
     {"held_back_bytes", "Free memory that is kept for a moment for a request that has waited.", Gauge,
-     [](const DeviceRow& row) { return row.info->figures.held_back_bytes; }},
-    {"segments", "Segments leased to sessions.", Gauge,
-     [](const DeviceRow& row) { return row.info->figures.segments; }},
+     [](const DeviceRow& row) { return row.info->pool.held_back_bytes; }},
+    {"segments", "Segments leased to sessions.", Gauge, [](const DeviceRow& row) { return row.info->pool.segments; }},
     {"blocks", "Blocks handed out to clients.", Gauge,
      [](const DeviceRow& row) { return row.info->stats.allocation.all.current; }},
     {"healthy", "1 if the daemon can use the device, else 0.", Gauge,
@@ -116,13 +115,13 @@ constexpr DeviceFigure kFigures[] = {
      "Requests that first gave back the session's own cache, whether they then got memory or not.", Counter,
      [](const DeviceRow& row) { return row.info->alloc_retries; }},
     {"segment_allocs_total", "Segments obtained from the driver.", Counter,
-     [](const DeviceRow& row) { return row.info->figures.segment_allocs; }},
+     [](const DeviceRow& row) { return row.info->pool.segment_allocs; }},
     {"segment_frees_total", "Segments given back to the driver.", Counter,
-     [](const DeviceRow& row) { return row.info->figures.segment_frees; }},
+     [](const DeviceRow& row) { return row.info->pool.segment_frees; }},
     {"handovers_total", "Segments given to a session from the daemon's cache, without a driver call.", Counter,
-     [](const DeviceRow& row) { return row.info->figures.handovers; }},
+     [](const DeviceRow& row) { return row.info->pool.handovers; }},
     {"handover_bytes_total", "Memory given to sessions from the daemon's cache, without a driver call.", Counter,
-     [](const DeviceRow& row) { return row.info->figures.handover_bytes; }},
+     [](const DeviceRow& row) { return row.info->pool.handover_bytes; }},
     {"scrubs_total", "Segments overwritten with zeros before a session got them.", Counter,
      [](const DeviceRow& row) { return row.info->calls.scrubs; }},
     {"scrubbed_bytes_total", "Memory overwritten with zeros before a session got it.", Counter,

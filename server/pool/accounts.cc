@@ -14,16 +14,16 @@ Accounts::Accounts(uint64_t capacity_bytes, std::chrono::milliseconds churn_wind
 void Accounts::Open(SessionId session, const AccountTerms& terms) {
   accounts_[session] = Account{.session = session,
                                .terms = terms,
-                               .figures = {.limit_bytes = terms.limit_bytes,
-                                           .priority = terms.priority,
-                                           .uid = terms.uid,
-                                           .user_limit_bytes = terms.user_limit_bytes,
-                                           .user_guarantee_bytes = terms.user_guarantee_bytes}};
+                               .state = {.limit_bytes = terms.limit_bytes,
+                                         .priority = terms.priority,
+                                         .uid = terms.uid,
+                                         .user_limit_bytes = terms.user_limit_bytes,
+                                         .user_guarantee_bytes = terms.user_guarantee_bytes}};
 }
 
 void Accounts::Close(Account& account) {
   ReleaseGrant(account, account.granted_bytes);
-  ledger_.Close(account.figures, account.figures.reserved_bytes);
+  ledger_.Close(account.state, account.state.reserved_bytes);
   Changed(account);
   accounts_.erase(account.session);
 }
@@ -41,14 +41,14 @@ const Account* Accounts::Find(SessionId session) const {
 // ---- What an account may have ----
 
 absl::Status Accounts::SetLimit(Account& account, uint64_t bytes) {
-  if (absl::Status status = ledger_.SetLimit(account.figures, bytes); !status.ok()) return status;
+  if (absl::Status status = ledger_.SetLimit(account.state, bytes); !status.ok()) return status;
   Changed(account);
   return absl::OkStatus();
 }
 
 absl::Status Accounts::SetGuarantee(Account& account, uint64_t bytes) {
-  const uint64_t before = account.figures.guarantee_bytes;
-  if (absl::Status status = ledger_.SetGuarantee(account.figures, bytes); !status.ok()) return status;
+  const uint64_t before = account.state.guarantee_bytes;
+  if (absl::Status status = ledger_.SetGuarantee(account.state, bytes); !status.ok()) return status;
   Changed(account);
   if (bytes > before) Forbid();
   return absl::OkStatus();
@@ -57,8 +57,8 @@ absl::Status Accounts::SetGuarantee(Account& account, uint64_t bytes) {
 // ---- What is charged ----
 
 void Accounts::Charge(Account& account, uint64_t bytes) {
-  if (account.figures.reserved_bytes == 0) account.holds_since = clock_();
-  ledger_.Charge(account.figures, bytes);
+  if (account.state.reserved_bytes == 0) account.holds_since = clock_();
+  ledger_.Charge(account.state, bytes);
   Changed(account);
 }
 
@@ -74,7 +74,7 @@ void Accounts::GiveBack(Account& account, uint64_t bytes) {
 }
 
 void Accounts::Uncharge(Account& account, uint64_t bytes) {
-  ledger_.Uncharge(account.figures, bytes);
+  ledger_.Uncharge(account.state, bytes);
   Changed(account);
 }
 
@@ -108,7 +108,7 @@ bool Accounts::ConsumeGrant(Account& account, uint64_t bytes) {
 void Accounts::HoldBack(std::optional<Ledger::Held> held) {
   ledger_.HoldBack(held);
   for (auto& [session, account] : accounts_) {
-    account.is_waited_for = held.has_value() && account.figures.reserved_bytes > 0;
+    account.is_waited_for = held.has_value() && account.state.reserved_bytes > 0;
   }
 }
 
@@ -121,7 +121,7 @@ void Accounts::Changed(Account& account) {
   changed_.push_back(account.session);
 }
 
-Accounts::Room Accounts::TakeRoom() {
+Accounts::CapacityChanges Accounts::TakeChanges() {
   for (const SessionId session : changed_) {
     if (Account* const account = Find(session)) account->is_changed = false;
   }
@@ -135,7 +135,7 @@ Accounts::Room Accounts::TakeRoom() {
 }
 
 uint64_t Accounts::ChurningBytes(const Account& account, SteadyTime now) const {
-  const uint64_t reserved = account.figures.reserved_bytes;
+  const uint64_t reserved = account.state.reserved_bytes;
   if (now - account.holds_since < churn_window_) return reserved;
   return now - account.gave_back <= 2 * churn_window_ ? std::min(reserved, account.gave_back_bytes) : 0;
 }

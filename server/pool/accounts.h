@@ -31,11 +31,11 @@ struct AccountTerms {
   pid_t pid = 0;
   uint64_t started = 0;  // the process: see ProcessId
   uid_t uid = 0;
-  std::string domain;  // within it, segments are handed on as they are
+  std::string tenant;  // within it, segments are handed on as they are; a session that is STRICT has one of its own
   uint64_t limit_bytes = 0;
   int priority = 0;
-  uint64_t user_limit_bytes = AccountFigures::kNoBound;  // see AccountFigures
-  uint64_t user_guarantee_bytes = AccountFigures::kNoBound;
+  uint64_t user_limit_bytes = AccountState::kNoBound;  // see AccountState
+  uint64_t user_guarantee_bytes = AccountState::kNoBound;
   SessionMark mark = 0;  // of its client
 
   ProcessId process() const { return {.pid = pid, .started = started}; }
@@ -44,7 +44,7 @@ struct AccountTerms {
 struct Account {
   SessionId session{};
   AccountTerms terms;
-  AccountFigures figures;        // but for the number of segments
+  AccountState state;            // but for the number of segments
   uint64_t granted_bytes = 0;    // of the reserved ones
   SteadyTime holds_since;        // any memory
   SteadyTime gave_back;          // something, the last time that a churn_window began
@@ -52,9 +52,9 @@ struct Account {
   bool is_waited_for = false;    // what is held back does not concern it: see Accounts::HoldBack()
   bool is_ending = false;        // its client closes all that it holds
   bool is_watched = false;
-  bool is_changed = false;  // and TakeRoom() is to name it
+  bool is_changed = false;  // and TakeChanges() is to name it
 
-  uint64_t returning_bytes() const { return is_ending ? figures.reserved_bytes : figures.returning_bytes; }
+  uint64_t returning_bytes() const { return is_ending ? state.reserved_bytes : state.returning_bytes; }
 };
 
 // Not thread-safe. References to accounts hold until the next Open() or Close().
@@ -86,7 +86,7 @@ class Accounts {
 
   // Ledger::CheckGrowth(). `past_hold`: what is held back does not concern it.
   absl::Status CheckGrowth(const Account& account, uint64_t bytes, bool past_hold = false) const {
-    return ledger_.CheckGrowth(account.figures, bytes, past_hold || account.is_waited_for);
+    return ledger_.CheckGrowth(account.state, bytes, past_hold || account.is_waited_for);
   }
   // REQUIRES: CheckGrowth() says yes; or the account has the bytes already, whatever its limit and the capacity say.
   void Charge(Account& account, uint64_t bytes);
@@ -116,7 +116,7 @@ class Accounts {
   bool IsHeldBack(const Account& account, uint64_t bytes) const;
 
   // What growth depends on, beside the accounts.
-  struct Room {
+  struct CapacityChanges {
     uint64_t free_bytes = 0;  // committed to nobody
     uint64_t held_back_bytes = 0;
     uint64_t guaranteed_bytes = 0;
@@ -125,7 +125,7 @@ class Accounts {
     uint64_t forbidden = 0;          // changes with all that may forbid requests for good, whosever they are
     std::vector<SessionId> changed;  // watched accounts that may grow by more or by less than at the last call
   };
-  Room TakeRoom();
+  CapacityChanges TakeChanges();
   // Something may forbid requests for good, whosever they are.
   void Forbid() { ++forbidden_; }
 
@@ -149,7 +149,7 @@ class Accounts {
   Ledger ledger_;
   absl::flat_hash_map<SessionId, Account> accounts_;
   uint64_t granted_bytes_ = 0;      // sum of the accounts'
-  std::vector<SessionId> changed_;  // for TakeRoom()
+  std::vector<SessionId> changed_;  // for TakeChanges()
   uint64_t forbidden_ = 0;          // the same
 };
 

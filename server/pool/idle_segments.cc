@@ -13,7 +13,7 @@ std::optional<SteadyTime> IdleSegments::oldest() const {
 
 FreeSizes IdleSegments::GetSizes() const {
   FreeSizes sizes;
-  for (const auto& [domain, bytes, sequence] : by_fit_) sizes.Add(bytes);
+  for (const auto& [tenant, bytes, sequence] : by_fit_) sizes.Add(bytes);
   return sizes;
 }
 
@@ -23,15 +23,15 @@ void IdleSegments::Add(const Entry& entry) {
 
 void IdleSegments::Insert(Sequence sequence, const Entry& entry) {
   bytes_ += entry.segment.bytes;
-  by_fit_.insert({entry.domain, entry.segment.bytes, sequence});
+  by_fit_.insert({entry.tenant, entry.segment.bytes, sequence});
   by_age_.insert({sequence, entry});
 }
 
-std::optional<IdleSegments::Taken> IdleSegments::Take(const std::string& domain, uint64_t bytes) {
-  auto it = by_fit_.upper_bound({domain, bytes, std::numeric_limits<Sequence>::max()});
+std::optional<IdleSegments::Taken> IdleSegments::Take(const std::string& tenant, uint64_t bytes) {
+  auto it = by_fit_.upper_bound({tenant, bytes, std::numeric_limits<Sequence>::max()});
   if (it == by_fit_.begin()) return std::nullopt;
-  const auto& [found_domain, found_bytes, sequence] = *std::prev(it);
-  if (found_domain != domain || found_bytes != bytes) return std::nullopt;
+  const auto& [found_tenant, found_bytes, sequence] = *std::prev(it);
+  if (found_tenant != tenant || found_bytes != bytes) return std::nullopt;
   return Taken{.place = sequence, .entry = Remove(sequence)};
 }
 
@@ -55,7 +55,7 @@ IdleSegments::Entry IdleSegments::Remove(Sequence sequence) {
   const auto it = by_age_.find(sequence);
   Entry entry = std::move(it->second);
   by_age_.erase(it);
-  by_fit_.erase({entry.domain, entry.segment.bytes, sequence});
+  by_fit_.erase({entry.tenant, entry.segment.bytes, sequence});
   bytes_ -= entry.segment.bytes;
   return entry;
 }

@@ -24,7 +24,7 @@ class IdleSegments {
   struct Entry {
     DeviceSegment segment;
     std::optional<CudaIpcHandle> cuda_ipc;
-    std::string domain;  // whose it was; nobody else ever gets it: see server/README.md
+    std::string tenant;  // whose it was; nobody else ever gets it: see server/README.md
     SteadyTime since;
   };
 
@@ -42,8 +42,8 @@ class IdleSegments {
     uint64_t place = 0;
     Entry entry;
   };
-  // The youngest segment of exactly `bytes` that was of `domain` last; its pages are the likeliest to be warm.
-  std::optional<Taken> Take(const std::string& domain, uint64_t bytes);
+  // The youngest segment of exactly `bytes` that was of `tenant` last; its pages are the likeliest to be warm.
+  std::optional<Taken> Take(const std::string& tenant, uint64_t bytes);
   // As if it had never been taken.
   void PutBack(const Taken& taken) { Insert(taken.place, taken.entry); }
 
@@ -62,7 +62,7 @@ class IdleSegments {
   Sequence next_ = 0;
   uint64_t bytes_ = 0;
   absl::btree_map<Sequence, Entry> by_age_;
-  absl::btree_set<std::tuple<std::string, uint64_t, Sequence>> by_fit_;  // domain, size, age
+  absl::btree_set<std::tuple<std::string, uint64_t, Sequence>> by_fit_;  // tenant, size, age
 };
 
 }  // namespace vrambroker

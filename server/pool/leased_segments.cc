@@ -1,21 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/pool/leased_segments.h"
 
-#include <sys/random.h>
-
-#include <cerrno>
-
 #include "absl/status/status.h"
 
 namespace vrambroker {
-
-absl::StatusOr<Ticket> RandomTicket() {
-  Ticket ticket;
-  if (getrandom(ticket.data(), ticket.size(), 0) != static_cast<ssize_t>(ticket.size())) {
-    return absl::ErrnoToStatus(errno, "getrandom failed");
-  }
-  return ticket;
-}
 
 void LeasedSegments::Add(SegmentId id, const LeasedSegment& segment) {
   of_session_[segment.holder].insert(id);
@@ -47,9 +35,9 @@ size_t LeasedSegments::CountOf(SessionId holder) const {
   return own == of_session_.end() ? 0 : own->second.size();
 }
 
-absl::StatusOr<Ticket> LeasedSegments::IssueTicket(SegmentId id, LeasedSegment& segment) {
+absl::StatusOr<FdTicket> LeasedSegments::IssueTicket(SegmentId id, LeasedSegment& segment) {
   if (!segment.ticket.has_value()) {
-    absl::StatusOr<Ticket> ticket = RandomTicket();
+    absl::StatusOr<FdTicket> ticket = NewRandomToken();
     if (!ticket.ok()) return ticket.status();
     segment.ticket = *ticket;
     tickets_.emplace(*ticket, id);
@@ -57,7 +45,7 @@ absl::StatusOr<Ticket> LeasedSegments::IssueTicket(SegmentId id, LeasedSegment& 
   return *segment.ticket;
 }
 
-LeasedSegment* LeasedSegments::FindTicket(const Ticket& ticket) {
+LeasedSegment* LeasedSegments::FindTicket(const FdTicket& ticket) {
   const auto it = tickets_.find(ticket);
   return it == tickets_.end() ? nullptr : &segments_.at(it->second);
 }

@@ -5,7 +5,6 @@
 #ifndef VRAMBROKER_SERVER_POOL_LEASED_SEGMENTS_H_
 #define VRAMBROKER_SERVER_POOL_LEASED_SEGMENTS_H_
 
-#include <array>
 #include <cstddef>
 #include <optional>
 #include <vector>
@@ -15,21 +14,20 @@
 #include "absl/status/statusor.h"
 #include "allocator/base/ids.h"
 #include "allocator/device/device.h"
+#include "server/base/random_token.h"
 
 namespace vrambroker {
 
-// One-time right to fetch the file descriptor of a segment; unguessable.
-using Ticket = std::array<char, 16>;
-
-absl::StatusOr<Ticket> RandomTicket();
+// One-time right to fetch the file descriptor of a segment.
+using FdTicket = RandomToken;
 
 struct LeasedSegment {
   DeviceSegment segment;
   std::optional<CudaIpcHandle> cuda_ipc;
   SessionId holder{};
   bool returning = false;
-  bool exported = false;         // the holder has, or had, what opens it
-  std::optional<Ticket> ticket;  // the one that is out, if any
+  bool exported = false;           // the holder has, or had, what opens it
+  std::optional<FdTicket> ticket;  // the one that is out, if any
 };
 
 // A ticket is out for one of these segments only, at most one for each.
@@ -54,16 +52,16 @@ class LeasedSegments {
   size_t size() const { return segments_.size(); }
 
   // The ticket that is out for the segment, or a new one. REQUIRES: `segment` is one of these, with that id.
-  absl::StatusOr<Ticket> IssueTicket(SegmentId id, LeasedSegment& segment);
+  absl::StatusOr<FdTicket> IssueTicket(SegmentId id, LeasedSegment& segment);
   // The segment that the ticket is out for; nullptr: none. Stays until the next change.
-  LeasedSegment* FindTicket(const Ticket& ticket);
+  LeasedSegment* FindTicket(const FdTicket& ticket);
   // The one that is out for it, if any.
   void VoidTicket(LeasedSegment& segment);
 
  private:
   absl::flat_hash_map<SegmentId, LeasedSegment> segments_;
   absl::flat_hash_map<SessionId, absl::btree_set<SegmentId>> of_session_;
-  absl::flat_hash_map<Ticket, SegmentId> tickets_;
+  absl::flat_hash_map<FdTicket, SegmentId> tickets_;
 };
 
 }  // namespace vrambroker

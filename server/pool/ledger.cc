@@ -7,7 +7,7 @@
 
 namespace vrambroker {
 
-absl::Status Ledger::CheckGrowth(const AccountFigures& account, uint64_t bytes, bool past_hold) const {
+absl::Status Ledger::CheckGrowth(const AccountState& account, uint64_t bytes, bool past_hold) const {
   if (bytes > capacity_bytes_) {
     return SegmentRefused(OomCause::kLargerThanDevice, "larger than the device's capacity");
   }
@@ -30,30 +30,30 @@ absl::Status Ledger::CheckGrowth(const AccountFigures& account, uint64_t bytes, 
   return absl::OkStatus();
 }
 
-uint64_t Ledger::MissingBytes(const AccountFigures& account, uint64_t bytes) const {
+uint64_t Ledger::MissingBytes(const AccountState& account, uint64_t bytes) const {
   const uint64_t growth = Growth(account, bytes);
   return growth - std::min(growth, free_bytes());
 }
 
-uint64_t Ledger::MissingForGuarantee(const AccountFigures& account, uint64_t bytes) const {
+uint64_t Ledger::MissingForGuarantee(const AccountState& account, uint64_t bytes) const {
   const uint64_t wanted = committed_bytes_ - account.committed_bytes() + std::max(account.reserved_bytes, bytes);
   return wanted - std::min(wanted, capacity_bytes_);
 }
 
-uint64_t Ledger::AvailableBytes(const AccountFigures& account) const {
+uint64_t Ledger::AvailableBytes(const AccountState& account) const {
   const uint64_t within_guarantee = account.committed_bytes() - account.reserved_bytes;
   return std::min(account.limit_bytes - std::min(account.limit_bytes, account.reserved_bytes),
                   within_guarantee + std::min(free_bytes(), UserRoom(account)));
 }
 
-uint64_t Ledger::LimitRoom(const AccountFigures& account) const {
+uint64_t Ledger::LimitRoom(const AccountState& account) const {
   const uint64_t within_guarantee = account.committed_bytes() - account.reserved_bytes;
   const uint64_t user_room = UserRoom(account);
   return std::min(account.limit_bytes - std::min(account.limit_bytes, account.reserved_bytes),
-                  user_room > AccountFigures::kNoBound - within_guarantee ? user_room : within_guarantee + user_room);
+                  user_room > AccountState::kNoBound - within_guarantee ? user_room : within_guarantee + user_room);
 }
 
-void Ledger::Charge(AccountFigures& account, uint64_t bytes) {
+void Ledger::Charge(AccountState& account, uint64_t bytes) {
   const uint64_t growth = Growth(account, bytes);
   committed_bytes_ += growth;
   AddToUser(account.uid, growth, 0);
@@ -61,7 +61,7 @@ void Ledger::Charge(AccountFigures& account, uint64_t bytes) {
   account.reserved_bytes += bytes;
 }
 
-void Ledger::Uncharge(AccountFigures& account, uint64_t bytes) {
+void Ledger::Uncharge(AccountState& account, uint64_t bytes) {
   const uint64_t before = account.committed_bytes();
   account.reserved_bytes -= bytes;
   charged_bytes_ -= bytes;
@@ -70,7 +70,7 @@ void Ledger::Uncharge(AccountFigures& account, uint64_t bytes) {
   TakeFromUser(account.uid, before - account.committed_bytes(), 0);
 }
 
-absl::Status Ledger::SetGuarantee(AccountFigures& account, uint64_t bytes) {
+absl::Status Ledger::SetGuarantee(AccountState& account, uint64_t bytes) {
   if (bytes > account.limit_bytes) {
     return absl::InvalidArgumentError(absl::StrCat("guarantee: ", FormatBytesExactly(bytes),
                                                    " is above the session's limit of ",
@@ -86,7 +86,7 @@ absl::Status Ledger::SetGuarantee(AccountFigures& account, uint64_t bytes) {
                      " more than can be guaranteed: other sessions already have guarantees for ",
                      FormatBytesExactly(others), " of the device's ", FormatBytesExactly(capacity_bytes_)));
   }
-  const UserFigures user = GetUser(account.uid);
+  const UserStats user = GetUser(account.uid);
   if (const uint64_t of_others = user.guaranteed_bytes - account.guarantee_bytes;
       is_raised && bytes > account.user_guarantee_bytes - std::min(account.user_guarantee_bytes, of_others)) {
     return SegmentRefused(
@@ -95,7 +95,7 @@ absl::Status Ledger::SetGuarantee(AccountFigures& account, uint64_t bytes) {
                      " is more than user_guarantee leaves: the user's other sessions have guarantees for ",
                      FormatBytesExactly(of_others), " of ", FormatBytesExactly(account.user_guarantee_bytes)));
   }
-  AccountFigures changed = account;
+  AccountState changed = account;
   changed.guarantee_bytes = bytes;
   if (const uint64_t more = changed.committed_bytes() - std::min(changed.committed_bytes(), account.committed_bytes());
       more > UserRoom(account)) {
@@ -119,7 +119,7 @@ absl::Status Ledger::SetGuarantee(AccountFigures& account, uint64_t bytes) {
   return absl::OkStatus();
 }
 
-absl::Status Ledger::SetLimit(AccountFigures& account, uint64_t bytes) {
+absl::Status Ledger::SetLimit(AccountState& account, uint64_t bytes) {
   if (bytes < account.guarantee_bytes) {
     return absl::InvalidArgumentError(
         absl::StrCat("limit: ", FormatBytesExactly(bytes), " is below the session's guarantee of ",
@@ -129,7 +129,7 @@ absl::Status Ledger::SetLimit(AccountFigures& account, uint64_t bytes) {
   return absl::OkStatus();
 }
 
-void Ledger::Close(const AccountFigures& account, uint64_t still_charged) {
+void Ledger::Close(const AccountState& account, uint64_t still_charged) {
   committed_bytes_ -= account.committed_bytes() - still_charged;
   uncharged_total_ += account.reserved_bytes - still_charged;
   charged_bytes_ -= account.reserved_bytes - still_charged;
@@ -137,26 +137,26 @@ void Ledger::Close(const AccountFigures& account, uint64_t still_charged) {
   TakeFromUser(account.uid, account.committed_bytes() - still_charged, account.guarantee_bytes);
 }
 
-UserFigures Ledger::GetUser(uid_t uid) const {
+UserStats Ledger::GetUser(uid_t uid) const {
   const auto it = users_.find(uid);
-  return it == users_.end() ? UserFigures() : it->second;
+  return it == users_.end() ? UserStats() : it->second;
 }
 
-uint64_t Ledger::UserRoom(const AccountFigures& account) const {
-  if (account.user_limit_bytes == AccountFigures::kNoBound) return AccountFigures::kNoBound;
+uint64_t Ledger::UserRoom(const AccountState& account) const {
+  if (account.user_limit_bytes == AccountState::kNoBound) return AccountState::kNoBound;
   return account.user_limit_bytes - std::min(account.user_limit_bytes, GetUser(account.uid).committed_bytes);
 }
 
 void Ledger::AddToUser(uid_t uid, uint64_t committed_bytes, uint64_t guaranteed_bytes) {
   if (committed_bytes == 0 && guaranteed_bytes == 0) return;
-  UserFigures& user = users_[uid];
+  UserStats& user = users_[uid];
   user.committed_bytes += committed_bytes;
   user.guaranteed_bytes += guaranteed_bytes;
 }
 
 void Ledger::TakeFromUser(uid_t uid, uint64_t committed_bytes, uint64_t guaranteed_bytes) {
   if (committed_bytes == 0 && guaranteed_bytes == 0) return;
-  UserFigures& user = users_[uid];
+  UserStats& user = users_[uid];
   user.committed_bytes -= committed_bytes;
   user.guaranteed_bytes -= guaranteed_bytes;
   if (user.committed_bytes == 0 && user.guaranteed_bytes == 0) users_.erase(uid);

@@ -18,7 +18,7 @@
 
 namespace vrambroker {
 
-struct AccountFigures {
+struct AccountState {
   uint64_t limit_bytes = 0;
   uint64_t guarantee_bytes = 0;     // kept free for the session at all times
   uint64_t reserved_bytes = 0;      // charged: leased, being obtained, granted to a request that waited, or returning
@@ -38,7 +38,7 @@ struct AccountFigures {
 };
 
 // What the accounts of a user come to.
-struct UserFigures {
+struct UserStats {
   uint64_t committed_bytes = 0;  // also what is charged to the user, and to none of its accounts any more
   uint64_t guaranteed_bytes = 0;
 };
@@ -59,48 +59,48 @@ class Ledger {
   uint64_t guaranteed_bytes() const { return guaranteed_bytes_; }
 
   // SegmentRefused() unless the account may grow by `bytes`. `past_hold`: what is held back does not concern it.
-  absl::Status CheckGrowth(const AccountFigures& account, uint64_t bytes, bool past_hold = false) const;
+  absl::Status CheckGrowth(const AccountState& account, uint64_t bytes, bool past_hold = false) const;
   // So much of what is charged lies outside of the capacity: see SegmentPool::SettleElsewhere().
   void ExtendCapacity(uint64_t bytes) { capacity_bytes_ = given_capacity_bytes_ + bytes; }
 
   // What the account's own limit, and its user's, still allow.
-  uint64_t LimitRoom(const AccountFigures& account) const;
+  uint64_t LimitRoom(const AccountState& account) const;
   // Nothing for a user without accounts.
-  UserFigures GetUser(uid_t uid) const;
+  UserStats GetUser(uid_t uid) const;
   // What growth by `bytes` takes that others could have; 0 within the guarantee.
-  uint64_t GrowthOf(const AccountFigures& account, uint64_t bytes) const { return Growth(account, bytes); }
+  uint64_t GrowthOf(const AccountState& account, uint64_t bytes) const { return Growth(account, bytes); }
   // False when the guarantees of others will never let the account grow by `bytes`.
-  bool MayEverGrow(const AccountFigures& account, uint64_t bytes) const {
+  bool MayEverGrow(const AccountState& account, uint64_t bytes) const {
     if (Growth(account, bytes) > account.user_limit_bytes) return false;
     const uint64_t others = guaranteed_bytes_ - account.guarantee_bytes;
     return bytes <= capacity_bytes_ - others && account.reserved_bytes <= capacity_bytes_ - others - bytes;
   }
   // Bytes that others would have to give up before the account may grow by `bytes`, its limit aside.
-  uint64_t MissingBytes(const AccountFigures& account, uint64_t bytes) const;
+  uint64_t MissingBytes(const AccountState& account, uint64_t bytes) const;
   // The same for a guarantee of `bytes`.
-  uint64_t MissingForGuarantee(const AccountFigures& account, uint64_t bytes) const;
+  uint64_t MissingForGuarantee(const AccountState& account, uint64_t bytes) const;
   // What the account could still grow by.
-  uint64_t AvailableBytes(const AccountFigures& account) const;
+  uint64_t AvailableBytes(const AccountState& account) const;
 
   // REQUIRES: CheckGrowth() says yes; or the account has the bytes already, whatever its limit and the capacity say.
-  void Charge(AccountFigures& account, uint64_t bytes);
-  void Uncharge(AccountFigures& account, uint64_t bytes);
+  void Charge(AccountState& account, uint64_t bytes);
+  void Uncharge(AccountState& account, uint64_t bytes);
 
   // InvalidArgument above the account's limit. SegmentRefused(kLargerThanDevice) when it could be kept only if others'
   // guarantees were lowered, SegmentRefused(kCapacity) when others would have to give up what they hold. Both say how
   // much is missing.
-  absl::Status SetGuarantee(AccountFigures& account, uint64_t bytes);
+  absl::Status SetGuarantee(AccountState& account, uint64_t bytes);
   // InvalidArgument below the account's guarantee. A limit below what is reserved takes nothing away.
-  absl::Status SetLimit(AccountFigures& account, uint64_t bytes);
+  absl::Status SetLimit(AccountState& account, uint64_t bytes);
 
   // The account is no more; `still_charged` bytes of it are charged to its user alone from now on.
-  void Close(const AccountFigures& account, uint64_t still_charged);
+  void Close(const AccountState& account, uint64_t still_charged);
   // Of no account: of a user, or of nobody.
   void UnchargeUnowned(uint64_t bytes, std::optional<uid_t> uid = std::nullopt);
   void ChargeUnowned(uint64_t bytes, std::optional<uid_t> uid = std::nullopt);
 
   // While set, accounts of this priority and lower ones leave so many free bytes alone, unless within their guarantees:
-  // see GrowthQueue.
+  // see RequestQueue.
   struct Held {
     int priority = 0;
     uint64_t bytes = 0;
@@ -116,11 +116,11 @@ class Ledger {
 
  private:
   // What the account's user may still take.
-  uint64_t UserRoom(const AccountFigures& account) const;
+  uint64_t UserRoom(const AccountState& account) const;
   void AddToUser(uid_t uid, uint64_t committed_bytes, uint64_t guaranteed_bytes);
   void TakeFromUser(uid_t uid, uint64_t committed_bytes, uint64_t guaranteed_bytes);
   // What growth by `bytes` adds to committed_bytes().
-  static uint64_t Growth(const AccountFigures& account, uint64_t bytes) {
+  static uint64_t Growth(const AccountState& account, uint64_t bytes) {
     return std::max(account.reserved_bytes + bytes, account.guarantee_bytes) - account.committed_bytes();
   }
 
@@ -131,7 +131,7 @@ class Ledger {
   uint64_t guaranteed_bytes_ = 0;
   uint64_t uncharged_total_ = 0;
   std::optional<Held> held_back_;
-  absl::flat_hash_map<uid_t, UserFigures> users_;  // who have something
+  absl::flat_hash_map<uid_t, UserStats> users_;  // who have something
 };
 
 }  // namespace vrambroker

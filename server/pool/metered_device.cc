@@ -50,16 +50,16 @@ auto MeteredDevice::Measure(DeviceCall call, const Run& run) {
   return result;
 }
 
-DeviceMeterFigures MeteredDevice::GetFigures() const {
-  DeviceMeterFigures figures;
-  figures.calls.reserve(meters_.size());
+DeviceMeterStats MeteredDevice::GetStats() const {
+  DeviceMeterStats stats;
+  stats.calls.reserve(meters_.size());
   for (const Meter& meter : meters_) {
-    figures.calls.push_back(
+    stats.calls.push_back(
         {.durations = meter.durations.Collect().histogram, .errors = static_cast<uint64_t>(meter.errors.Value())});
   }
-  figures.scrubs = scrubs_.load(std::memory_order_relaxed);
-  figures.scrubbed_bytes = scrubbed_bytes_.load(std::memory_order_relaxed);
-  return figures;
+  stats.scrubs = scrubs_.load(std::memory_order_relaxed);
+  stats.scrubbed_bytes = scrubbed_bytes_.load(std::memory_order_relaxed);
+  return stats;
 }
 
 absl::StatusOr<uint64_t> MeteredDevice::FreeBytes() {

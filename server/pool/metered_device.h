@@ -25,14 +25,14 @@ inline constexpr std::array<DeviceCall, 6> kDeviceCalls = {DeviceCall::kAllocate
 const char* DeviceCallName(DeviceCall call);  // "allocate", ...
 
 // What the calls of a device came to, since it was opened.
-struct DeviceCallFigures {
+struct DeviceCallStats {
   prometheus::ClientMetric::Histogram durations;  // seconds
   uint64_t errors = 0;
 };
 
-struct DeviceMeterFigures {
-  std::vector<DeviceCallFigures> calls;  // by DeviceCall
-  uint64_t scrubs = 0;                   // new segments that were overwritten with zeros
+struct DeviceMeterStats {
+  std::vector<DeviceCallStats> calls;  // by DeviceCall
+  uint64_t scrubs = 0;                 // new segments that were overwritten with zeros
   uint64_t scrubbed_bytes = 0;
 };
 
@@ -41,7 +41,7 @@ class MeteredDevice : public Device {
  public:
   explicit MeteredDevice(std::unique_ptr<Device> device) : device_(std::move(device)) {}
 
-  DeviceMeterFigures GetFigures() const;
+  DeviceMeterStats GetStats() const;
 
   const DeviceProperties& properties() const override { return device_->properties(); }
   absl::StatusOr<uint64_t> FreeBytes() override;

@@ -75,7 +75,7 @@ absl::Status SegmentPool::SetLimit(SessionId session, uint64_t limit_bytes) {
     if (account == nullptr) return absl::NotFoundError(absl::StrCat("no session ", Raw(session)));
     if (absl::Status status = accounts_.SetLimit(*account, limit_bytes); !status.ok()) return status;
   }
-  RoomMade();
+  CapacityFreed();
   return absl::OkStatus();
 }
 
@@ -84,11 +84,11 @@ absl::Status SegmentPool::SetGuarantee(SessionId session, uint64_t guarantee_byt
     MutexLock lock(mu_);
     Account* const account = accounts_.Find(session);
     if (account == nullptr) return absl::NotFoundError(absl::StrCat("no session ", Raw(session)));
-    const uint64_t before = account->figures.guarantee_bytes;
+    const uint64_t before = account->state.guarantee_bytes;
     if (absl::Status status = accounts_.SetGuarantee(*account, guarantee_bytes); !status.ok()) return status;
     if (guarantee_bytes >= before) return absl::OkStatus();
   }
-  RoomMade();
+  CapacityFreed();
   return absl::OkStatus();
 }
 
@@ -97,9 +97,9 @@ absl::Status SegmentPool::SetPriority(SessionId session, int priority) {
     MutexLock lock(mu_);
     Account* const account = accounts_.Find(session);
     if (account == nullptr) return absl::NotFoundError(absl::StrCat("no session ", Raw(session)));
-    account->figures.priority = priority;
+    account->state.priority = priority;
   }
-  RoomMade();
+  CapacityFreed();
   return absl::OkStatus();
 }
 
@@ -126,7 +126,7 @@ uint64_t SegmentPool::Close(SessionId session, bool process_gone) {
       }
       const LeasedSegment leased = Forget(id, *account);
       const IdleSegments::Entry idle{
-          .segment = leased.segment, .cuda_ipc = leased.cuda_ipc, .domain = account->terms.domain, .since = now};
+          .segment = leased.segment, .cuda_ipc = leased.cuda_ipc, .tenant = account->terms.tenant, .since = now};
       if (!leased.exported) {
         accounts_.Uncharge(*account, leased.segment.bytes);
         AddIdle(idle);
@@ -144,7 +144,7 @@ uint64_t SegmentPool::Close(SessionId session, bool process_gone) {
     accounts_.Close(*account);
     leased_.Forget(session);
   }
-  RoomMade();
+  CapacityFreed();
   return bytes;
 }
 
@@ -166,9 +166,9 @@ absl::Status SegmentPool::UnusableError() const {
           "(systemctl restart vrambroker)"));
 }
 
-SegmentPool::Room SegmentPool::TakeRoom() {
+SegmentPool::CapacityChanges SegmentPool::TakeChanges() {
   MutexLock lock(mu_);
-  return accounts_.TakeRoom();
+  return accounts_.TakeChanges();
 }
 
 void SegmentPool::Watch(SessionId session, bool watch) {
@@ -192,7 +192,7 @@ void SegmentPool::ReleaseGrant(SessionId session, uint64_t bytes) {
     if (account == nullptr) return;
     accounts_.ReleaseGrant(*account, bytes);
   }
-  RoomMade();
+  CapacityFreed();
 }
 
 void SegmentPool::HoldBack(std::optional<Ledger::Held> held) {
@@ -203,13 +203,13 @@ void SegmentPool::HoldBack(std::optional<Ledger::Held> held) {
 uint64_t SegmentPool::GrowthOf(SessionId session, uint64_t bytes) const {
   MutexLock lock(mu_);
   const Account* const account = accounts_.Find(session);
-  return account == nullptr ? 0 : accounts_.ledger().GrowthOf(account->figures, bytes);
+  return account == nullptr ? 0 : accounts_.ledger().GrowthOf(account->state, bytes);
 }
 
 bool SegmentPool::MayEverGrow(SessionId session, uint64_t bytes) const {
   MutexLock lock(mu_);
   const Account* const account = accounts_.Find(session);
-  return account != nullptr && accounts_.ledger().MayEverGrow(account->figures, bytes);
+  return account != nullptr && accounts_.ledger().MayEverGrow(account->state, bytes);
 }
 
 bool SegmentPool::IsHeldBack(SessionId session, uint64_t bytes) const {
@@ -237,8 +237,8 @@ uint64_t SegmentPool::MissingBytes(SessionId session, uint64_t bytes, bool guara
   MutexLock lock(mu_);
   const Account* const account = accounts_.Find(session);
   if (account == nullptr) return 0;
-  return guarantee ? accounts_.ledger().MissingForGuarantee(account->figures, bytes)
-                   : accounts_.ledger().MissingBytes(account->figures, bytes);
+  return guarantee ? accounts_.ledger().MissingForGuarantee(account->state, bytes)
+                   : accounts_.ledger().MissingBytes(account->state, bytes);
 }
 
 absl::StatusOr<SegmentId> SegmentPool::Lease(SessionId session, uint64_t bytes, bool granted) {
@@ -253,7 +253,7 @@ absl::StatusOr<std::vector<SegmentId>> SegmentPool::LeaseAll(SessionId session, 
   std::vector<IdleSegments::Entry> victims;
   Gathered gathered;
   uid_t uid = 0;
-  std::string domain;
+  std::string tenant;
   bool is_outside = false;
   {
     MutexLock lock(mu_);
@@ -267,7 +267,7 @@ absl::StatusOr<std::vector<SegmentId>> SegmentPool::LeaseAll(SessionId session, 
     Account* const account = accounts_.Find(session);
     if (account == nullptr) return absl::AbortedError("the session has ended");
     uid = account->terms.uid;
-    domain = account->terms.domain;
+    tenant = account->terms.tenant;
     if (!granted || !accounts_.ConsumeGrant(*account, bytes)) {
       if (absl::Status status = CheckGrowth(*account, bytes); !status.ok()) return status;
       accounts_.Charge(*account, bytes);
@@ -283,13 +283,13 @@ absl::StatusOr<std::vector<SegmentId>> SegmentPool::LeaseAll(SessionId session, 
     obtaining_bytes_ += missing;
   }
   FreeToDriver(victims);
-  absl::Status status = Obtain(domain, sizes, gathered);
+  absl::Status status = Obtain(tenant, sizes, gathered);
   std::vector<IdleSegments::Entry> unwanted;
   {
     MutexLock lock(mu_);
     if (status.ok() && accounts_.Find(session) != nullptr) return AddLeases(session, gathered);
     if (status.ok()) status = absl::AbortedError("the session has ended");
-    unwanted = Undo(session, uid, domain, bytes, gathered);
+    unwanted = Undo(session, uid, tenant, bytes, gathered);
   }
   FreeToDriver(unwanted);
   for (size_t i = 0; i < sizes.size() && absl::IsResourceExhausted(status); ++i) {
@@ -297,16 +297,16 @@ absl::StatusOr<std::vector<SegmentId>> SegmentPool::LeaseAll(SessionId session, 
     DriverRefused(sizes[i]);
     break;
   }
-  RoomMade();
+  CapacityFreed();
   return absl::IsResourceExhausted(status) ? SegmentRefused(OomCause::kCapacity, status.message()) : status;
 }
 
-absl::Status SegmentPool::Obtain(const std::string& domain, absl::Span<const uint64_t> sizes, Gathered& gathered) {
+absl::Status SegmentPool::Obtain(const std::string& tenant, absl::Span<const uint64_t> sizes, Gathered& gathered) {
   absl::Status status;
   for (size_t i = 0; i < sizes.size(); ++i) {
     if (gathered.idle[i].has_value()) continue;
     if (status.ok()) {
-      absl::StatusOr<LeasedSegment> fresh = AllocateFromDriver(domain, sizes[i]);
+      absl::StatusOr<LeasedSegment> fresh = AllocateFromDriver(tenant, sizes[i]);
       status = fresh.status();
       if (fresh.ok()) gathered.fresh[i] = *std::move(fresh);
     }
@@ -317,7 +317,7 @@ absl::Status SegmentPool::Obtain(const std::string& domain, absl::Span<const uin
   return status;
 }
 
-std::vector<IdleSegments::Entry> SegmentPool::Undo(SessionId session, uid_t uid, const std::string& domain,
+std::vector<IdleSegments::Entry> SegmentPool::Undo(SessionId session, uid_t uid, const std::string& tenant,
                                                    uint64_t bytes, const Gathered& gathered) {
   Account* const account = accounts_.Find(session);
   if (account != nullptr) {
@@ -331,9 +331,9 @@ std::vector<IdleSegments::Entry> SegmentPool::Undo(SessionId session, uid_t uid,
   for (const std::optional<LeasedSegment>& fresh : gathered.fresh) {
     if (!fresh.has_value()) continue;
     if (account == nullptr) {
-      unwanted.push_back({.segment = fresh->segment, .domain = domain});
+      unwanted.push_back({.segment = fresh->segment, .tenant = tenant});
     } else {
-      AddIdle({.segment = fresh->segment, .cuda_ipc = fresh->cuda_ipc, .domain = domain, .since = options_.clock()});
+      AddIdle({.segment = fresh->segment, .cuda_ipc = fresh->cuda_ipc, .tenant = tenant, .since = options_.clock()});
     }
   }
   return StartFreeing(std::move(unwanted));
@@ -360,7 +360,7 @@ absl::StatusOr<std::vector<SegmentId>> SegmentPool::LeaseIdle(SessionId session,
 SegmentPool::Gathered SegmentPool::TakeIdle(const Account& account, absl::Span<const uint64_t> sizes) {
   Gathered gathered{.idle = {}, .fresh = std::vector<std::optional<LeasedSegment>>(sizes.size())};
   gathered.idle.reserve(sizes.size());
-  for (const uint64_t bytes : sizes) gathered.idle.push_back(idle_.Take(account.terms.domain, bytes));
+  for (const uint64_t bytes : sizes) gathered.idle.push_back(idle_.Take(account.terms.tenant, bytes));
   return gathered;
 }
 
@@ -397,7 +397,7 @@ SegmentId SegmentPool::AddLease(SessionId session, LeasedSegment segment) {
 
 LeasedSegment SegmentPool::Forget(SegmentId id, Account& account) {
   const LeasedSegment leased = leased_.Remove(id);
-  if (leased.returning) account.figures.returning_bytes -= leased.segment.bytes;
+  if (leased.returning) account.state.returning_bytes -= leased.segment.bytes;
   return leased;
 }
 
@@ -406,7 +406,7 @@ void SegmentPool::MakeIdle(SegmentId id, Account& account) {
   accounts_.GiveBack(account, leased.segment.bytes);
   AddIdle({.segment = leased.segment,
            .cuda_ipc = leased.cuda_ipc,
-           .domain = account.terms.domain,
+           .tenant = account.terms.tenant,
            .since = options_.clock()});
 }
 
@@ -497,7 +497,7 @@ void SegmentPool::CheckQuarantine() {
                                             .Add("bytes", held_bytes)
                                             .Add("holder_pid", first_holder));
   }
-  RoomMade();
+  CapacityFreed();
 }
 
 std::optional<SteadyTime> SegmentPool::NextQuarantineCheck() const {
@@ -524,7 +524,7 @@ void SegmentPool::Seal() {
   accounts_.Forbid();
 }
 
-absl::Status SegmentPool::TakeBack(SessionId session, absl::Span<const SegmentId> segments) {
+absl::Status SegmentPool::Return(SessionId session, absl::Span<const SegmentId> segments) {
   {
     MutexLock lock(mu_);
     Account* const account = accounts_.Find(session);
@@ -540,11 +540,11 @@ absl::Status SegmentPool::TakeBack(SessionId session, absl::Span<const SegmentId
     }
     for (const SegmentId id : segments) MakeIdle(id, *account);
   }
-  RoomMade();
+  CapacityFreed();
   return absl::OkStatus();
 }
 
-void SegmentPool::TakeBackAllBut(SessionId session, const absl::flat_hash_set<SegmentId>& keep) {
+void SegmentPool::ReturnAllBut(SessionId session, const absl::flat_hash_set<SegmentId>& keep) {
   {
     MutexLock lock(mu_);
     Account* const account = accounts_.Find(session);
@@ -553,7 +553,7 @@ void SegmentPool::TakeBackAllBut(SessionId session, const absl::flat_hash_set<Se
       if (!keep.contains(id)) MakeIdle(id, *account);
     }
   }
-  RoomMade();
+  CapacityFreed();
 }
 
 void SegmentPool::MarkReturning(SessionId session, absl::Span<const SegmentId> segments) {
@@ -564,11 +564,11 @@ void SegmentPool::MarkReturning(SessionId session, absl::Span<const SegmentId> s
     LeasedSegment* const leased = leased_.Find(session, id);
     if (leased == nullptr || leased->returning) continue;
     leased->returning = true;
-    account->figures.returning_bytes += leased->segment.bytes;
+    account->state.returning_bytes += leased->segment.bytes;
   }
 }
 
-void SegmentPool::Return(SessionId session, absl::Span<const SegmentId> segments) {
+void SegmentPool::FinishReturning(SessionId session, absl::Span<const SegmentId> segments) {
   {
     MutexLock lock(mu_);
     Account* const account = accounts_.Find(session);
@@ -577,7 +577,7 @@ void SegmentPool::Return(SessionId session, absl::Span<const SegmentId> segments
       if (account != nullptr && leased != nullptr && leased->returning) MakeIdle(id, *account);
     }
   }
-  RoomMade();
+  CapacityFreed();
 }
 
 // ---- Handles ----
@@ -590,12 +590,12 @@ absl::StatusOr<WireHandle> SegmentPool::HandleFor(SessionId session, SegmentId s
     leased->exported = true;
     return WireHandle(*leased->cuda_ipc);
   }
-  const absl::StatusOr<Ticket> ticket = leased_.IssueTicket(segment, *leased);
+  const absl::StatusOr<FdTicket> ticket = leased_.IssueTicket(segment, *leased);
   if (!ticket.ok()) return ticket.status();
   return WireHandle(*ticket);
 }
 
-absl::StatusOr<UniqueFd> SegmentPool::RedeemTicket(const Ticket& ticket, pid_t pid, uid_t uid) {
+absl::StatusOr<UniqueFd> SegmentPool::RedeemTicket(const FdTicket& ticket, pid_t pid, uid_t uid) {
   MutexLock lock(mu_);
   LeasedSegment* const leased = leased_.FindTicket(ticket);
   const Account* const account = leased == nullptr ? nullptr : accounts_.Find(leased->holder);
@@ -616,8 +616,8 @@ absl::StatusOr<UniqueFd> SegmentPool::RedeemTicket(const Ticket& ticket, pid_t p
 std::vector<IdleSegments::Entry> SegmentPool::StartFreeing(std::vector<IdleSegments::Entry> entries) {
   for (const IdleSegments::Entry& entry : entries) {
     freeing_bytes_ += entry.segment.bytes;
-    if (!freed_domain_.has_value()) freed_domain_ = entry.domain;
-    freed_several_ = freed_several_ || *freed_domain_ != entry.domain;
+    if (!freed_tenant_.has_value()) freed_tenant_ = entry.tenant;
+    freed_several_ = freed_several_ || *freed_tenant_ != entry.tenant;
   }
   return entries;
 }
@@ -668,23 +668,23 @@ bool SegmentPool::AwaitFree(uint64_t frees, SteadyTime deadline) {
   return std::chrono::steady_clock::now() < deadline;
 }
 
-// Call it after the driver has given the segment: its earlier owners are in freed_domain_ by then.
-absl::Status SegmentPool::Scrub(const std::string& domain, const DeviceSegment& segment) {
+// Call it after the driver has given the segment: its earlier owners are in freed_tenant_ by then.
+absl::Status SegmentPool::Scrub(const std::string& tenant, const DeviceSegment& segment) {
   if (!properties().keeps_freed_bytes) return absl::OkStatus();
   {
     MutexLock lock(mu_);
-    if (!freed_several_ && freed_domain_.value_or(domain) == domain) return absl::OkStatus();
+    if (!freed_several_ && freed_tenant_.value_or(tenant) == tenant) return absl::OkStatus();
   }
   return device_->Zero(segment, 0, segment.bytes);
 }
 
-absl::StatusOr<LeasedSegment> SegmentPool::AllocateFromDriver(const std::string& domain, uint64_t bytes) {
+absl::StatusOr<LeasedSegment> SegmentPool::AllocateFromDriver(const std::string& tenant, uint64_t bytes) {
   const SteadyTime deadline = std::chrono::steady_clock::now() + options_.free_timeout;
-  uint64_t frees = GetFigures().segment_frees;
+  uint64_t frees = GetStats().segment_frees;
   absl::StatusOr<DeviceSegment> segment = device_->AllocateSegment(bytes);
   // Other calls may still be freeing what the ledger counts as free: after each of them there may be room.
   while (absl::IsResourceExhausted(segment.status()) && AwaitFree(frees, deadline)) {
-    frees = GetFigures().segment_frees;
+    frees = GetStats().segment_frees;
     segment = device_->AllocateSegment(bytes);
   }
   if (absl::IsResourceExhausted(segment.status())) {
@@ -699,7 +699,7 @@ absl::StatusOr<LeasedSegment> SegmentPool::AllocateFromDriver(const std::string&
     segment = device_->AllocateSegment(bytes);
   }
   if (!segment.ok()) return segment.status();
-  if (absl::Status status = Scrub(domain, *segment); !status.ok()) {
+  if (absl::Status status = Scrub(tenant, *segment); !status.ok()) {
     FreeSegment(*segment);
     return status;
   }
@@ -778,7 +778,7 @@ absl::Status SegmentPool::UpdateHealth() {
     SettleElsewhere();
     changed = changed || unowned != elsewhere_bytes_ + outside_bytes_;
   }
-  if (changed) RoomMade();  // those who wait are refused now, or served
+  if (changed) CapacityFreed();  // those who wait are refused now, or served
   return health;
 }
 
@@ -811,7 +811,7 @@ void SegmentPool::AskDriver() {
     SettleOutside();
     has_more = outside_bytes_ < before;
   }
-  if (has_more) RoomMade();
+  if (has_more) CapacityFreed();
 }
 
 void SegmentPool::DriverHas(uint64_t free_bytes, uint64_t at_most) {

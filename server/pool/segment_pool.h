@@ -40,9 +40,9 @@
 namespace vrambroker {
 
 // How the holder of a segment opens it.
-using WireHandle = std::variant<CudaIpcHandle, Ticket>;
+using WireHandle = std::variant<CudaIpcHandle, FdTicket>;
 
-struct PoolFigures {
+struct PoolStats {
   uint64_t capacity_bytes = 0;
   uint64_t charged_bytes = 0;     // sum of the accounts' reserved bytes, and quarantined ones of sessions that are gone
   uint64_t committed_bytes = 0;   // the same, with unused guarantees: what nobody else can get
@@ -50,7 +50,7 @@ struct PoolFigures {
   uint64_t quarantined_bytes = 0;   // of sessions that are gone: not yet known to be quiet
   uint64_t carried_over_bytes = 0;  // held from an earlier run of the daemon, by sessions or by nobody's processes
   uint64_t outside_bytes = 0;       // of the capacity, what the driver does not have for it: see SettleOutside()
-  uint64_t held_back_bytes = 0;     // free, and kept for a request that has waited: see GrowthQueue
+  uint64_t held_back_bytes = 0;     // free, and kept for a request that has waited: see RequestQueue
   uint64_t idle_bytes = 0;          // held from the driver, leased to nobody
   uint64_t reserved_bytes = 0;      // held from the driver: leased + idle + being freed + carried over
   uint64_t segments = 0;            // leased
@@ -61,7 +61,7 @@ struct PoolFigures {
 };
 
 // What came of asking sessions for their reclaimable memory, ever.
-struct ReclaimFigures {
+struct ReclaimStats {
   uint64_t reclaims = 0;  // times that a session was asked
   uint64_t asked_bytes = 0;
   uint64_t reclaimed_bytes = 0;
@@ -70,12 +70,12 @@ struct ReclaimFigures {
 
 // All figures of a pool, of one moment.
 struct PoolView {
-  PoolFigures figures;
+  PoolStats stats;
   FreeSizes idle_sizes;  // of the idle segments
-  ReclaimFigures reclaims;
-  DeviceMeterFigures calls;
+  ReclaimStats reclaims;
+  DeviceMeterStats calls;
   uint64_t driver_free_bytes = 0;  // of the device, in the driver's words, as of the last UpdateHealth()
-  absl::flat_hash_map<SessionId, AccountFigures> accounts;
+  absl::flat_hash_map<SessionId, AccountState> accounts;
   std::vector<Quarantine::Holding> quarantine;
   std::vector<CarriedOver::Holding> carried_over;
   absl::Status health;  // as of the last SegmentPool::UpdateHealth()
@@ -83,11 +83,11 @@ struct PoolView {
 
 // What explains why a session does not grow: of one moment.
 struct PoolLook {
-  AccountFigures account;     // of the session; nothing when it has none
-  UserFigures user;           // of its user
-  PoolFigures figures;        // of the device
+  AccountState account;       // of the session; nothing when it has none
+  UserStats user;             // of its user
+  PoolStats stats;            // of the device
   bool is_held_back = false;  // only what is held back keeps it from growing by the smallest segment
-  absl::flat_hash_map<SessionId, AccountFigures> accounts;  // of all sessions, where they were asked for
+  absl::flat_hash_map<SessionId, AccountState> accounts;  // of all sessions, where they were asked for
 };
 
 // A segment of a pool, for operators.
@@ -125,9 +125,9 @@ class SegmentPool {
   const DeviceProperties& properties() const { return device_->properties(); }
   uint64_t capacity_bytes() const { return capacity_bytes_; }
 
-  // `room_made` is called, without a lock, after anything that may let an account grow that could not before. To be
-  // set before other threads use the pool.
-  void OnRoom(std::function<void()> room_made) { room_made_ = std::move(room_made); }
+  // `capacity_freed` is called, without a lock, after anything that may let an account grow that could not before. To
+  // be set before other threads use the pool.
+  void OnCapacityFreed(std::function<void()> capacity_freed) { capacity_freed_ = std::move(capacity_freed); }
 
   // REQUIRES: `session` has no account here.
   void OpenAccount(SessionId session, const AccountTerms& terms);
@@ -142,7 +142,7 @@ class SegmentPool {
   // finds them quiet.
   uint64_t CloseAccountOfGone(SessionId session);
 
-  // (driver) A segment of exactly `bytes`: an idle one of the same domain, or a new one, for which idle segments are
+  // (driver) A segment of exactly `bytes`: an idle one of the same tenant, or a new one, for which idle segments are
   // given up when the device is full. SegmentRefused() when the limit or the capacity forbids it, Aborted when the
   // account is closed. `granted`: out of what Grant() charged.
   absl::StatusOr<SegmentId> Lease(SessionId session, uint64_t bytes, bool granted = false);
@@ -161,9 +161,9 @@ class SegmentPool {
   void HoldBack(std::optional<Ledger::Held> held);
   // Growth of this session is refused because of that.
   bool IsHeldBack(SessionId session, uint64_t bytes) const;
-  using Room = Accounts::Room;
-  Room TakeRoom();
-  // Has TakeRoom() name the session, also when its account is closed; or not any more.
+  using CapacityChanges = Accounts::CapacityChanges;
+  CapacityChanges TakeChanges();
+  // Has TakeChanges() name the session, also when its account is closed; or not any more.
   void Watch(SessionId session, bool watch);
   // See Ledger.
   uint64_t GrowthOf(SessionId session, uint64_t bytes) const;
@@ -204,9 +204,9 @@ class SegmentPool {
 
   // Makes leased segments idle whose holder says that it has closed them: all of them, or none. InvalidArgument:
   // named twice. NotFound: not leased to the session.
-  absl::Status TakeBack(SessionId session, absl::Span<const SegmentId> segments);
+  absl::Status Return(SessionId session, absl::Span<const SegmentId> segments);
   // Makes all segments of the session idle but these.
-  void TakeBackAllBut(SessionId session, const absl::flat_hash_set<SegmentId>& keep);
+  void ReturnAllBut(SessionId session, const absl::flat_hash_set<SegmentId>& keep);
 
   // From now on nothing is leased any more: Aborted.
   void Seal();
@@ -214,13 +214,13 @@ class SegmentPool {
   // Marks leased segments as asked back; they stay charged. Unknown ids are ignored.
   void MarkReturning(SessionId session, absl::Span<const SegmentId> segments);
   // Makes segments that are marked returning idle. Others are ignored: a client cannot return what it still uses.
-  void Return(SessionId session, absl::Span<const SegmentId> segments);
+  void FinishReturning(SessionId session, absl::Span<const SegmentId> segments);
 
   // How the session opens a segment that it holds. NotFound otherwise.
   absl::StatusOr<WireHandle> HandleFor(SessionId session, SegmentId segment);
   // The descriptor that `ticket` stands for, once, for the process and user of the session that it was issued to.
   // NotFound: no such ticket, or used. PermissionDenied: of another process.
-  absl::StatusOr<UniqueFd> RedeemTicket(const Ticket& ticket, pid_t pid, uid_t uid);
+  absl::StatusOr<UniqueFd> RedeemTicket(const FdTicket& ticket, pid_t pid, uid_t uid);
 
   // (driver) Gives idle segments back to the driver, the oldest first: those that have been idle since `time` or
   // longer, and what is beyond the idle limit. Returns their bytes.
@@ -231,11 +231,11 @@ class SegmentPool {
   void StopDecay();
 
   // nullopt when there is no such account.
-  std::optional<AccountFigures> GetAccount(SessionId session) const;
-  UserFigures GetUser(uid_t uid) const;
+  std::optional<AccountState> GetAccount(SessionId session) const;
+  UserStats GetUser(uid_t uid) const;
   // What Lease() could still hand to the session; 0 when there is no such account.
   uint64_t AvailableBytes(SessionId session) const;
-  PoolFigures GetFigures() const;
+  PoolStats GetStats() const;
   PoolView GetView() const;
   PoolLook LookFor(SessionId session, bool with_accounts) const;
   // Every segment, by state, then by id. Takes as long as there are many: for people, not for every scrape.
@@ -280,8 +280,8 @@ class SegmentPool {
   uint64_t AtMostFromDriverBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return FromDriverBytes() + obtaining_bytes_;
   }
-  PoolFigures Figures() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  AccountFigures FiguresOf(const Account& account) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  PoolStats Stats() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  AccountState StateOf(const Account& account) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Aborted when the daemon stops; Ledger::CheckGrowth().
   absl::Status CheckGrowth(const Account& account, uint64_t bytes, bool past_hold = false) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -290,16 +290,16 @@ class SegmentPool {
     std::vector<std::optional<IdleSegments::Taken>> idle;
     std::vector<std::optional<LeasedSegment>> fresh;
   };
-  // Idle segments of the same domain, as far as there are.
+  // Idle segments of the same tenant, as far as there are.
   Gathered TakeIdle(const Account& account, absl::Span<const uint64_t> sizes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void PutIdleBack(const Gathered& gathered) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Leases them to the session. REQUIRES: there is one of each size.
   std::vector<SegmentId> AddLeases(SessionId session, const Gathered& gathered) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // (driver) The segments of `sizes` that are not idle, for a session of `domain`.
-  absl::Status Obtain(const std::string& domain, absl::Span<const uint64_t> sizes, Gathered& gathered)
+  // (driver) The segments of `sizes` that are not idle, for a session of `tenant`.
+  absl::Status Obtain(const std::string& tenant, absl::Span<const uint64_t> sizes, Gathered& gathered)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Gives up a lease of so many `bytes`. Returns what the driver is to have back.
-  std::vector<IdleSegments::Entry> Undo(SessionId session, uid_t uid, const std::string& domain, uint64_t bytes,
+  std::vector<IdleSegments::Entry> Undo(SessionId session, uid_t uid, const std::string& tenant, uint64_t bytes,
                                         const Gathered& gathered) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   SegmentId AddLease(SessionId session, LeasedSegment segment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void MakeIdle(SegmentId id, Account& account) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -307,8 +307,8 @@ class SegmentPool {
   // Takes a segment out of the account's books, not out of the ledger's.
   LeasedSegment Forget(SegmentId id, Account& account) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   uint64_t Close(SessionId session, bool process_gone) ABSL_LOCKS_EXCLUDED(mu_);
-  void RoomMade() const {
-    if (room_made_) room_made_();
+  void CapacityFreed() const {
+    if (capacity_freed_) capacity_freed_();
   }
   // Counts `entries`, which have left idle_, as being freed; FreeToDriver() then frees them (driver).
   std::vector<IdleSegments::Entry> StartFreeing(std::vector<IdleSegments::Entry> entries)
@@ -317,9 +317,9 @@ class SegmentPool {
   // (driver) What the driver refuses to take back is kept for RetryFrees().
   void FreeSegment(const DeviceSegment& segment) ABSL_LOCKS_EXCLUDED(mu_);
   // (driver) A segment that the caller has made room for; asks again when frees of others were still under way.
-  absl::StatusOr<LeasedSegment> AllocateFromDriver(const std::string& domain, uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
-  // (driver) Overwrites a new segment where it may hold bytes of another domain.
-  absl::Status Scrub(const std::string& domain, const DeviceSegment& segment) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<LeasedSegment> AllocateFromDriver(const std::string& tenant, uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
+  // (driver) Overwrites a new segment where it may hold bytes of another tenant.
+  absl::Status Scrub(const std::string& tenant, const DeviceSegment& segment) ABSL_LOCKS_EXCLUDED(mu_);
   // Waits until more than `frees` segments have ever been given back to the driver. False when none is on its way, or
   // `deadline` has passed.
   bool AwaitFree(uint64_t frees, SteadyTime deadline) ABSL_LOCKS_EXCLUDED(mu_);
@@ -328,11 +328,11 @@ class SegmentPool {
   const std::unique_ptr<MeteredDevice> device_;
   const uint64_t capacity_bytes_;
   const SegmentPoolOptions options_;
-  std::function<void()> room_made_;
+  std::function<void()> capacity_freed_;
   std::atomic<uint64_t>& next_segment_;
 
   // Never held during a driver call.
-  mutable Mutex mu_;
+  mutable Mutex mu_ ABSL_ACQUIRED_AFTER(lock_level::kPool) ABSL_ACQUIRED_BEFORE(lock_level::kLeaf){lock_level::kPool};
   CondVar freed_;  // segment_frees_ has grown
   CondVar decay_;  // idle_ is no longer empty or has grown beyond the limit, or stop_decay_ is set
   Accounts accounts_ ABSL_GUARDED_BY(mu_);
@@ -360,14 +360,14 @@ class SegmentPool {
   std::vector<DeviceSegment> unfreed_ ABSL_GUARDED_BY(mu_);  // the driver has refused to take them back, so far
   uint64_t unfreed_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t freeing_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // on their way back to the driver
-  // Whose segments the driver has, or is about to have, back: of one domain, or of several.
-  std::optional<std::string> freed_domain_ ABSL_GUARDED_BY(mu_);
+  // Whose segments the driver has, or is about to have, back: of one tenant, or of several.
+  std::optional<std::string> freed_tenant_ ABSL_GUARDED_BY(mu_);
   bool freed_several_ ABSL_GUARDED_BY(mu_) = false;
   uint64_t segment_allocs_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t segment_frees_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t handovers_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t handover_bytes_ ABSL_GUARDED_BY(mu_) = 0;
-  ReclaimFigures reclaims_ ABSL_GUARDED_BY(mu_);  // but for the durations
+  ReclaimStats reclaims_ ABSL_GUARDED_BY(mu_);  // but for the durations
   bool stop_decay_ ABSL_GUARDED_BY(mu_) = false;
   prometheus::Histogram reclaim_durations_;  // synchronises itself
   std::atomic<bool> warned_of_unread_{false};

@@ -61,7 +61,7 @@ absl::Status SegmentPool::LookForCarriedOver() {
       SettleElsewhere();
     }
   }
-  RoomMade();
+  CapacityFreed();
   return absl::OkStatus();
 }
 
@@ -71,10 +71,10 @@ void SegmentPool::Apply(const CarriedOver::Changes& changes) {
     if (account == nullptr) {
       is_charged ? accounts_.ChargeUnowned(bytes, uid) : accounts_.UnchargeUnowned(bytes, uid);
     } else if (is_charged) {
-      account->figures.carried_over_bytes += bytes;
+      account->state.carried_over_bytes += bytes;
       accounts_.Charge(*account, bytes);
     } else {
-      account->figures.carried_over_bytes -= bytes;
+      account->state.carried_over_bytes -= bytes;
       accounts_.Uncharge(*account, bytes);
     }
   }
@@ -147,14 +147,14 @@ absl::Status SegmentPool::DeclareCarriedOver(SessionId session, absl::Span<const
     // What only it says is charged like what it could lease, and no more than can be true: nobody can take from others
     // by saying something.
     const uint64_t most = properties().kind == DeviceKind::kCuda
-                              ? std::min(accounts_.ledger().LimitRoom(account->figures),
+                              ? std::min(accounts_.ledger().LimitRoom(account->state),
                                          Rest(foreign_bytes_, carried_over_.declared_bytes()))
-                              : accounts_.ledger().AvailableBytes(account->figures);
+                              : accounts_.ledger().AvailableBytes(account->state);
     if (begins) carried_over_.BeginDeclaration(session);
     Apply(carried_over_.Declared(session, account->terms.process(), segments, most));
     if (ends) Apply(carried_over_.EndDeclaration(session));
   }
-  RoomMade();
+  CapacityFreed();
   return absl::OkStatus();
 }
 
@@ -163,7 +163,7 @@ void SegmentPool::FreeCarriedOver(SessionId session, absl::Span<const uint64_t> 
     MutexLock lock(mu_);
     Apply(carried_over_.Freed(session, ids));
   }
-  RoomMade();
+  CapacityFreed();
 }
 
 }  // namespace vrambroker

@@ -199,7 +199,7 @@ grpc::ServerUnaryReactor* AdminService::ListSessions(grpc::CallbackServerContext
   const absl::StatusOr<Asker> asker = Ask(*context, 1 + broker_.sessions().size());
   if (!asker.ok()) return Reply(context, asker.status());
   if (!asker->terms.rights.observer) return Reply(context, asker->Refusal("list sessions", "OBSERVER"));
-  for (const SessionInfo& info : broker_.operator_view().Look().sessions) *response->add_sessions() = ToProto(info);
+  for (const SessionView& info : broker_.operator_view().Look().sessions) *response->add_sessions() = ToProto(info);
   return Reply(context, absl::OkStatus());
 }
 
@@ -275,7 +275,7 @@ grpc::ServerUnaryReactor* AdminService::ListQuarantine(grpc::CallbackServerConte
   if (!asker->terms.rights.observer) return Reply(context, asker->Refusal("list the quarantine", "OBSERVER"));
   const BrokerView view = broker_.operator_view().Look();
   for (size_t device = 0; device < view.devices.size(); ++device) {
-    for (const QuarantinedInfo& quarantined : view.devices[device].quarantine) {
+    for (const QuarantinedView& quarantined : view.devices[device].quarantine) {
       v1::ListQuarantineResponse::Holding* holding = response->add_holdings();
       holding->set_device(static_cast<uint32_t>(device));
       holding->set_client(quarantined.holding.client);

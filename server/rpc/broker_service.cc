@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "allocator/base/version.h"
 #include "allocator/wire/heap_convert.h"
-#include "server/rpc/session_stream.h"
+#include "server/rpc/session_reactor.h"
 #include "server/wire/convert.h"
 
 namespace vrambroker {
@@ -74,8 +74,8 @@ grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse>* BrokerService:
   absl::StatusOr<UserSlots::Slot> slot = caller.ok() ? streams_.Take(caller->uid) : caller.status();
   const bool taken = slot.ok();
   if (!taken) caller = slot.status();
-  return new SessionStream(&broker_, &connections_.rates(), &rpcs_, context, std::move(caller),
-                           taken ? *std::move(slot) : UserSlots::Slot(), &resume_lists_);
+  return new SessionReactor(&broker_, &connections_.rates(), &rpcs_, context, std::move(caller),
+                            taken ? *std::move(slot) : UserSlots::Slot(), &resume_lists_);
 }
 
 grpc::ServerUnaryReactor* BrokerService::Allocate(grpc::CallbackServerContext* context,
@@ -83,7 +83,7 @@ grpc::ServerUnaryReactor* BrokerService::Allocate(grpc::CallbackServerContext* c
   absl::StatusOr<SessionPtr> session = OwnSession(*context, request->session_id());
   if (!session.ok()) return Reply(context, session.status());
   auto* const reactor = new WaitingCall(&broker_, *session);
-  const absl::StatusOr<GrowthOptions> growth = GrowthOptionsOf(*request, reactor->cancel_key(), session->get());
+  const absl::StatusOr<RequestOptions> growth = RequestOptionsOf(*request, reactor->cancel_key(), session->get());
   if (!growth.ok()) {
     reactor->Finish(ToGrpc(growth.status()));
     return reactor;
@@ -126,7 +126,7 @@ grpc::ServerUnaryReactor* BrokerService::LeaseSegments(grpc::CallbackServerConte
   };
   broker_.leases().LeaseSegments(*session, request->device(),
                                  {request->segment_bytes().begin(), request->segment_bytes().end()}, done,
-                                 GrowthOptionsOf(*request, reactor->cancel_key()));
+                                 RequestOptionsOf(*request, reactor->cancel_key()));
   return reactor;
 }
 
@@ -161,8 +161,7 @@ grpc::ServerUnaryReactor* BrokerService::GetMemoryStats(grpc::CallbackServerCont
   if (absl::Status status = broker_.CheckDevice(request->device()); !status.ok()) return Reply(context, status);
   const int device = static_cast<int>(request->device());
   *response->mutable_stats() = StatsToProto((*session)->GetMemoryStats(device));
-  response->set_limit_bytes(
-      broker_.pools()[device]->GetAccount((*session)->id()).value_or(AccountFigures()).limit_bytes);
+  response->set_limit_bytes(broker_.pools()[device]->GetAccount((*session)->id()).value_or(AccountState()).limit_bytes);
   return Reply(context, absl::OkStatus());
 }
 

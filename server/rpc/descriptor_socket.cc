@@ -84,14 +84,14 @@ void DescriptorSocket::Answer(int fd) {
 
 bool DescriptorSocket::AnswerOne(const Connection& connection) {
   const int fd = connection.socket.get();
-  std::array<char, sizeof(Ticket) + 1> packet;  // one more than a ticket, to notice a longer packet
+  std::array<char, sizeof(FdTicket) + 1> packet;  // one more than a ticket, to notice a longer packet
   const ssize_t size = connection.socket.Receive(packet.data(), packet.size());
   if (size <= 0) return size < 0 && errno == EAGAIN;
-  if (size != sizeof(Ticket)) {
-    Send(fd, absl::InvalidArgumentError(absl::StrCat("expected a ticket of ", sizeof(Ticket), " bytes")), -1);
+  if (size != sizeof(FdTicket)) {
+    Send(fd, absl::InvalidArgumentError(absl::StrCat("expected a ticket of ", sizeof(FdTicket), " bytes")), -1);
     return true;
   }
-  Ticket ticket;
+  FdTicket ticket;
   std::memcpy(ticket.data(), packet.data(), ticket.size());
   absl::StatusOr<UniqueFd> descriptor = absl::NotFoundError("no such ticket");
   for (SegmentPool* pool : pools_) {

@@ -42,7 +42,7 @@ class DescriptorSocket {
     ClientSocket socket;
     Caller caller;
     SteadyTime last_used;
-    PeerQueue::Ticket place = 0;
+    PeerQueue::EntryId place = 0;
   };
 
   void AcceptAll();

@@ -46,8 +46,8 @@ class RpcMeter : public prometheus::Collectable {
   // vrambroker_rpc_...
   std::vector<prometheus::MetricFamily> Collect() const override;
 
-  // For the server's builder: measures every call but session streams, which SessionStream measures. The meter outlives
-  // the server.
+  // For the server's builder: measures every call but session streams, which SessionReactor measures. The meter
+  // outlives the server.
   std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> MakeInterceptors() const;
 
  private:

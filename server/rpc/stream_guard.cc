@@ -55,16 +55,16 @@ StreamEvent StreamBook::FromServer(const Http2Frame& frame) {
 }
 
 StreamGuard::Conduct& StreamGuard::OfProcess(Who who, SteadyTime now) {
-  if (remembered() >= forget_at_) ForgetTheQuiet(now);
+  if (remembered() >= forget_at_) EvictIdle(now);
   return processes_.try_emplace(ProcessKey(who.pid, who.uid), kProcess).first->second;
 }
 
 StreamGuard::Conduct& StreamGuard::OfUser(uid_t uid, SteadyTime now) {
-  if (remembered() >= forget_at_) ForgetTheQuiet(now);
+  if (remembered() >= forget_at_) EvictIdle(now);
   return users_.try_emplace(uid, kUser).first->second;
 }
 
-void StreamGuard::ForgetTheQuiet(SteadyTime now) {
+void StreamGuard::EvictIdle(SteadyTime now) {
   const auto is_quiet = [now](auto& entry) {
     return entry.second.open == 0 && entry.second.banned_until <= now && entry.second.resets.IsFull(now) &&
            entry.second.connects.IsFull(now);

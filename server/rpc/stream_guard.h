@@ -100,7 +100,7 @@ class StreamGuard {
 
   Conduct& OfProcess(Who who, SteadyTime now);
   Conduct& OfUser(uid_t uid, SteadyTime now);
-  void ForgetTheQuiet(SteadyTime now);
+  void EvictIdle(SteadyTime now);
 
   absl::flat_hash_map<ProcessKey, Conduct> processes_;
   absl::flat_hash_map<uid_t, Conduct> users_;

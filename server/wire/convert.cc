@@ -18,7 +18,7 @@ void Fill(const WireHandle& from, v1::SegmentHandle* to) {
   if (const auto* ipc = std::get_if<CudaIpcHandle>(&from)) {
     to->set_cuda_ipc(ipc->data(), ipc->size());
   } else {
-    const Ticket& ticket = std::get<Ticket>(from);
+    const FdTicket& ticket = std::get<FdTicket>(from);
     to->set_descriptor_ticket(ticket.data(), ticket.size());
   }
 }
@@ -71,22 +71,22 @@ grpc::ServerUnaryReactor* Reply(grpc::CallbackServerContext* context, const absl
 
 v1::Device ToProto(const SegmentPool& pool) {
   const DeviceProperties& properties = pool.properties();
-  const PoolFigures figures = pool.GetFigures();
+  const PoolStats stats = pool.GetStats();
   v1::Device device;
   device.set_ordinal(static_cast<uint32_t>(properties.ordinal));
   device.set_uuid(properties.uuid);
   device.set_name(properties.name);
   device.set_kind(properties.kind == DeviceKind::kCuda ? v1::DEVICE_KIND_CUDA : v1::DEVICE_KIND_HOST);
   device.set_total_bytes(properties.total_bytes);
-  device.set_capacity_bytes(figures.capacity_bytes);
-  device.set_reserved_bytes(figures.reserved_bytes);
-  device.set_idle_bytes(figures.idle_bytes);
-  device.set_carried_over_bytes(figures.carried_over_bytes);
+  device.set_capacity_bytes(stats.capacity_bytes);
+  device.set_reserved_bytes(stats.reserved_bytes);
+  device.set_idle_bytes(stats.idle_bytes);
+  device.set_carried_over_bytes(stats.carried_over_bytes);
   device.set_fault(ToUtf8(pool.health().message()));
   return device;
 }
 
-v1::Session ToProto(const SessionInfo& info) {
+v1::Session ToProto(const SessionView& info) {
   v1::Session session;
   session.set_id(Raw(info.id));
   session.set_name(info.name);
@@ -99,7 +99,7 @@ v1::Session ToProto(const SessionInfo& info) {
   session.set_tenant(info.terms.tenant);
   session.set_priority(info.devices.empty() ? info.terms.priority : info.devices[0].account.priority);
   for (size_t ordinal = 0; ordinal < info.devices.size(); ++ordinal) {
-    const SessionDeviceInfo& from = info.devices[ordinal];
+    const SessionDeviceView& from = info.devices[ordinal];
     v1::SessionDevice* device = session.add_devices();
     device->set_device(static_cast<uint32_t>(ordinal));
     device->set_limit_bytes(from.account.limit_bytes);
@@ -109,7 +109,7 @@ v1::Session ToProto(const SessionInfo& info) {
     device->set_guarantee_bytes(from.account.guarantee_bytes);
     device->set_idle_bytes(from.idle_bytes);
     device->set_carried_over_bytes(from.account.carried_over_bytes);
-    for (const SessionDeviceInfo::Waiting& waiting : from.waiting) {
+    for (const SessionDeviceView::Waiting& waiting : from.waiting) {
       v1::WaitingRequest* request = device->add_waiting();
       request->set_bytes(waiting.bytes);
       request->set_guarantee(waiting.guarantee);
@@ -241,8 +241,8 @@ std::optional<Limit> FromProto(const v1::Limit& limit) {
   return std::nullopt;
 }
 
-absl::StatusOr<GrowthOptions> GrowthOptionsOf(const v1::AllocateRequest& request, uint64_t cancel_key,
-                                              Session* session) {
+absl::StatusOr<RequestOptions> RequestOptionsOf(const v1::AllocateRequest& request, uint64_t cancel_key,
+                                                Session* session) {
   if (request.scope_size() > ScopeTable::kMaxDepth) {
     return absl::InvalidArgumentError(
         absl::StrCat("scope: ", request.scope_size(), " scopes within one another; at most ", ScopeTable::kMaxDepth));
@@ -253,13 +253,13 @@ absl::StatusOr<GrowthOptions> GrowthOptionsOf(const v1::AllocateRequest& request
   }
   RemoteSession* const remote = session->remote();
   const ScopeId scope = remote == nullptr ? ScopeId{0} : remote->FindScope(scopes);
-  return GrowthOptions{.may_reclaim = true,
-                       .wait = std::chrono::milliseconds(request.wait_ms()),
-                       .cancel_key = cancel_key,
-                       .scope = scope};
+  return RequestOptions{.may_reclaim = true,
+                        .wait = std::chrono::milliseconds(request.wait_ms()),
+                        .cancel_key = cancel_key,
+                        .scope = scope};
 }
 
-GrowthOptions GrowthOptionsOf(const v1::LeaseSegmentsRequest& request, uint64_t cancel_key) {
+RequestOptions RequestOptionsOf(const v1::LeaseSegmentsRequest& request, uint64_t cancel_key) {
   return {.may_reclaim = request.last_resort(),
           .wait = std::chrono::milliseconds(request.wait_ms()),
           .cancel_key = cancel_key};

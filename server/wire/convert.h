@@ -26,7 +26,7 @@ grpc::Status ToGrpc(const absl::Status& status);
 grpc::ServerUnaryReactor* Reply(grpc::CallbackServerContext* context, const absl::Status& status);
 
 v1::Device ToProto(const SegmentPool& pool);
-v1::Session ToProto(const SessionInfo& info);
+v1::Session ToProto(const SessionView& info);
 v1::OutOfMemoryEvent ToProto(const OomEvent& event, const RefusalRecordings& recordings);
 v1::AllocateResponse ToProto(const Allocation& allocation);
 v1::LeaseSegmentsResponse ToProto(const std::vector<Lease>& leases);
@@ -43,9 +43,9 @@ std::optional<Limit> FromProto(const v1::Limit& limit);
 
 // How far a request may go; `cancel_key` is what it can be cancelled by.
 // Its scope is one of `session`. InvalidArgument: it has more than ScopeTable::kMaxDepth.
-absl::StatusOr<GrowthOptions> GrowthOptionsOf(const v1::AllocateRequest& request, uint64_t cancel_key,
-                                              Session* session);
-GrowthOptions GrowthOptionsOf(const v1::LeaseSegmentsRequest& request, uint64_t cancel_key);
+absl::StatusOr<RequestOptions> RequestOptionsOf(const v1::AllocateRequest& request, uint64_t cancel_key,
+                                                Session* session);
+RequestOptions RequestOptionsOf(const v1::LeaseSegmentsRequest& request, uint64_t cancel_key);
 
 // InvalidArgument unless the request names 1 to 1024 blocks.
 absl::StatusOr<std::vector<BlockId>> BlockIds(const v1::FreeRequest& request);

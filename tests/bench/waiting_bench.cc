@@ -112,8 +112,8 @@ class Scene {
     }
     // What is left is too little for any that waits.
     const SessionPtr holder = Open("holds-the-rest");
-    const PoolFigures figures = pool_.GetFigures();
-    (void)Lease(holder, figures.capacity_bytes - figures.committed_bytes - 64_MiB);
+    const PoolStats stats = pool_.GetStats();
+    (void)Lease(holder, stats.capacity_bytes - stats.committed_bytes - 64_MiB);
     const Clock::time_point start = Clock::now();
     for (int i = 0; i < waiting; ++i) {
       broker_->leases().LeaseSegments(waiters_[static_cast<size_t>(i % sessions)], 0, {512_MiB}, [](const auto&) {},

@@ -23,7 +23,7 @@ namespace vrambroker::fault {
 struct SimMemory {
   struct Segment {
     uint64_t bytes = 0;
-    std::string contents;  // the domain that wrote last; empty: zeros
+    std::string contents;  // the tenant that wrote last; empty: zeros
   };
   std::map<uint64_t, Segment> live;  // by address, which is never used again
   uint64_t live_bytes = 0;

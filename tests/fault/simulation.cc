@@ -75,7 +75,7 @@ class SimClient {
   };
 
   SimClient(Simulation* simulation, pid_t process, uid_t user)
-      : sim(*simulation), pid(process), uid(user), domain(absl::StrCat("uid:", user)) {}
+      : sim(*simulation), pid(process), uid(user), tenant(absl::StrCat("uid:", user)) {}
 
   void Answer(uint64_t id, const ClientQuestion& question) {
     uint64_t released = 0;
@@ -128,10 +128,10 @@ class SimClient {
       const uint64_t address = AddressOf(std::get<CudaIpcHandle>(lease.handle));
       const auto memory = sim.memory_.live.find(address);
       if (memory == sim.memory_.live.end()) return sim.Fail("a leased segment was given back to the driver");
-      if (!memory->second.contents.empty() && memory->second.contents != domain) {
-        return sim.Fail(absl::StrCat(domain, " sees bytes of ", memory->second.contents));
+      if (!memory->second.contents.empty() && memory->second.contents != tenant) {
+        return sim.Fail(absl::StrCat(tenant, " sees bytes of ", memory->second.contents));
       }
-      memory->second.contents = domain;
+      memory->second.contents = tenant;
       held.emplace(lease.segment, Held{.address = address, .bytes = lease.bytes});
       busy.insert(lease.segment);
       mapped.insert(address);
@@ -144,7 +144,7 @@ class SimClient {
   Simulation& sim;
   const pid_t pid;
   const uid_t uid;
-  const std::string domain;
+  const std::string tenant;
   SessionPtr session;
   std::shared_ptr<Stream> stream;
   bool alive = true;
@@ -254,11 +254,11 @@ void Simulation::Open() {
   SimClient& client = *clients_.back();
   client.keeps_mappings = Chance(20);
   client.stream = std::make_shared<SimClient::Stream>(&client);
-  const SessionWishes wishes{.name = absl::StrCat("c", client.pid),
-                             .limit = Chance(50) ? std::optional<Limit>(RandomBytes()) : std::nullopt,
-                             .leases = true};
+  const OpenOptions options{.name = absl::StrCat("c", client.pid),
+                            .limit = Chance(50) ? std::optional<Limit>(RandomBytes()) : std::nullopt,
+                            .leases = true};
   const absl::StatusOr<SessionPtr> session = broker_->OpenSession(
-      {.pid = client.pid, .uid = client.uid, .pidfd = std::make_shared<UniqueFd>()}, wishes, client.stream);
+      {.pid = client.pid, .uid = client.uid, .pidfd = std::make_shared<UniqueFd>()}, options, client.stream);
   if (!session.ok()) return Fail(session.status().ToString());
   client.session = *session;
   ++counts_.sessions;
@@ -345,7 +345,7 @@ void Simulation::Lease(SimClient& client) {
       std::make_shared<Request>(Request{.client = &client, .began = now_, .limit_changes = client.limit_changes});
   std::vector<uint64_t> sizes(1 + (Chance(20) ? Random(3) : 0));
   for (uint64_t& size : sizes) request->bytes += size = RandomBytes();
-  GrowthOptions growth{.may_reclaim = Chance(70)};
+  RequestOptions growth{.may_reclaim = Chance(70)};
   if (growth.may_reclaim && Chance(60)) growth.wait = std::chrono::milliseconds(Random(6000));
   request->may_reclaim = growth.may_reclaim;
   ++client.asking;
@@ -372,14 +372,14 @@ void Simulation::TakeOver(SimClient& client, uint64_t address) {
     return Fail(absl::StrCat("one segment is leased to ", owner->second->pid, " and to ", client.pid));
   }
   for (const auto& other : clients_) {
-    if (other->alive && other->domain != client.domain && other->mapped.contains(address)) {
-      Fail(absl::StrCat(other->domain, " can still touch what ", client.domain, " gets"));
+    if (other->alive && other->tenant != client.tenant && other->mapped.contains(address)) {
+      Fail(absl::StrCat(other->tenant, " can still touch what ", client.tenant, " gets"));
     }
   }
   for (const auto& [pid, mapped] : children_) {
     // Within a tenant it may be: its parent had said that it had returned the segment.
-    if (child_domains_[pid] != client.domain && std::find(mapped.begin(), mapped.end(), address) != mapped.end()) {
-      Fail(absl::StrCat("a child of an ended process can still touch what ", client.domain, " gets"));
+    if (child_domains_[pid] != client.tenant && std::find(mapped.begin(), mapped.end(), address) != mapped.end()) {
+      Fail(absl::StrCat("a child of an ended process can still touch what ", client.tenant, " gets"));
     }
   }
   owner_[address] = &client;
@@ -388,7 +388,7 @@ void Simulation::TakeOver(SimClient& client, uint64_t address) {
 void Simulation::Leased(const Request& request, const absl::StatusOr<std::vector<vrambroker::Lease>>& leases) {
   SimClient& client = *request.client;
   counts_.leases += leases->size();
-  const std::optional<AccountFigures> account = pool_->GetAccount(client.session->id());
+  const std::optional<AccountState> account = pool_->GetAccount(client.session->id());
   if (!account.has_value()) return;  // it was closed in the very moment
   for (const vrambroker::Lease& lease : *leases) {
     TakeOver(client, AddressOf(std::get<CudaIpcHandle>(lease.handle)));
@@ -402,7 +402,7 @@ void Simulation::Leased(const Request& request, const absl::StatusOr<std::vector
 void Simulation::Refused(const Request& request, const absl::Status& status) {
   ++counts_.refusals;
   if (driver_runs_out_ || CauseOf(status) != v1::OutOfMemory::CAUSE_CAPACITY) return;
-  const AccountFigures account = pool_->GetAccount(request.client->session->id()).value_or(AccountFigures());
+  const AccountState account = pool_->GetAccount(request.client->session->id()).value_or(AccountState());
   if (account.reserved_bytes + request.bytes <= account.guarantee_bytes) {
     Fail(absl::StrCat("a promise was broken: ", request.bytes, " refused with ", account.reserved_bytes, " of ",
                       account.guarantee_bytes, " guaranteed bytes: ", std::string(status.message())));
@@ -424,7 +424,7 @@ void Simulation::Kill(SimClient& client) {
   if (Chance(25)) {  // it had forked
     const pid_t child = ++next_pid_;
     children_[child] = {client.mapped.begin(), client.mapped.end()};
-    child_domains_[child] = client.domain;
+    child_domains_[child] = client.tenant;
   }
   client.mapped.clear();
   gone_.push_back(&client);
@@ -474,30 +474,30 @@ void Simulation::Settle() {
 }
 
 void Simulation::CheckSums() {
-  const PoolFigures figures = pool_->GetFigures();
+  const PoolStats stats = pool_->GetStats();
   uint64_t reserved = 0;
   uint64_t committed = 0;
   uint64_t guaranteed = 0;
-  for (const SessionInfo& info : broker_->operator_view().Look().sessions) {
-    const AccountFigures& account = info.devices[0].account;
+  for (const SessionView& info : broker_->operator_view().Look().sessions) {
+    const AccountState& account = info.devices[0].account;
     reserved += account.reserved_bytes;
     committed += account.committed_bytes();
     guaranteed += account.guarantee_bytes;
     if (account.guarantee_bytes > account.limit_bytes) Fail("a guarantee is above its limit");
   }
   // What the driver refused is not promised to anybody.
-  const uint64_t charged = figures.charged_bytes - figures.outside_bytes;
+  const uint64_t charged = stats.charged_bytes - stats.outside_bytes;
   const uint64_t of_nobody = charged - reserved;
-  if (charged < reserved || of_nobody < figures.quarantined_bytes) {
+  if (charged < reserved || of_nobody < stats.quarantined_bytes) {
     Fail("more is reserved and quarantined than charged");
   }
-  const uint64_t promised = figures.committed_bytes - figures.outside_bytes;
+  const uint64_t promised = stats.committed_bytes - stats.outside_bytes;
   if (promised != committed + of_nobody) Fail("the committed bytes do not add up");
-  if (figures.guaranteed_bytes != guaranteed) Fail("the guarantees do not add up");
+  if (stats.guaranteed_bytes != guaranteed) Fail("the guarantees do not add up");
   if (promised > capacity_) Fail("more is promised than there is");
-  if (threads_.size() == 0 && of_nobody != figures.quarantined_bytes) Fail("bytes are charged to nobody");
-  if (threads_.size() == 0 && figures.reserved_bytes != memory_.live_bytes) {
-    Fail(absl::StrCat("the pool counts ", figures.reserved_bytes, " bytes of the driver's, which gave ",
+  if (threads_.size() == 0 && of_nobody != stats.quarantined_bytes) Fail("bytes are charged to nobody");
+  if (threads_.size() == 0 && stats.reserved_bytes != memory_.live_bytes) {
+    Fail(absl::StrCat("the pool counts ", stats.reserved_bytes, " bytes of the driver's, which gave ",
                       memory_.live_bytes));
   }
   if (!memory_.misuse.empty()) Fail(memory_.misuse);
@@ -506,7 +506,7 @@ void Simulation::CheckSums() {
     for (const auto& [segment, what] : client->held) {
       const auto live = memory_.live.find(what.address);
       if (live == memory_.live.end()) return Fail("a client's segment was given back to the driver");
-      if (live->second.contents != client->domain) return Fail("a client's bytes were changed");
+      if (live->second.contents != client->tenant) return Fail("a client's bytes were changed");
     }
   }
 }
@@ -555,12 +555,12 @@ void Simulation::EndAll() {
     Advance(std::chrono::seconds(1));
   }
   Settle();
-  const PoolFigures figures = pool_->GetFigures();
-  if (figures.charged_bytes != 0 || figures.committed_bytes != 0 || figures.quarantined_bytes != 0) {
-    Fail(absl::StrCat("everybody is gone, and ", figures.charged_bytes, " bytes are charged, ", figures.committed_bytes,
-                      " committed, ", figures.quarantined_bytes, " quarantined"));
+  const PoolStats stats = pool_->GetStats();
+  if (stats.charged_bytes != 0 || stats.committed_bytes != 0 || stats.quarantined_bytes != 0) {
+    Fail(absl::StrCat("everybody is gone, and ", stats.charged_bytes, " bytes are charged, ", stats.committed_bytes,
+                      " committed, ", stats.quarantined_bytes, " quarantined"));
   }
-  if (figures.idle_bytes != memory_.live_bytes) Fail("everybody is gone, and not all memory is idle");
+  if (stats.idle_bytes != memory_.live_bytes) Fail("everybody is gone, and not all memory is idle");
   for (const auto& client : clients_) {
     if (client->asking > 0) Fail("a request was never answered");
   }

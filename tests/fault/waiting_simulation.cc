@@ -28,8 +28,8 @@
 #include "absl/flags/usage.h"
 #include "absl/strings/str_cat.h"
 #include "allocator/base/bytes.h"
-#include "server/core/growth_queue.h"
-#include "server/core/out_of_memory.h"
+#include "server/oom/out_of_memory.h"
+#include "server/queue/request_queue.h"
 #include "tests/fault/sim_device.h"
 
 ABSL_FLAG(uint64_t, seed, 1, "What is random follows from it.");
@@ -62,13 +62,13 @@ class World {
                     [this](const ReclaimVictim&, std::function<void()> answered) {
                       answers_.emplace_back(now_ + milliseconds(Random(Chance(10) ? 3000 : 20)), std::move(answered));
                     }}) {
-    pool_.OnRoom([this] { queue_.OnRoom(); });
+    pool_.OnCapacityFreed([this] { queue_.OnCapacityFreed(); });
     for (size_t i = 0; i < kSitters; ++i) {
       sitters_.push_back(OpenSession(kSitterLimit, /*uid=*/9));
       Take(sitters_.back(), 2_MiB, now_ + std::chrono::hours(1'000'000));
     }
   }
-  ~World() { pool_.OnRoom(nullptr); }
+  ~World() { pool_.OnCapacityFreed(nullptr); }
 
   std::string Run(uint64_t steps) {
     for (uint64_t step = 0; step < steps && failure_.empty(); ++step) {
@@ -112,7 +112,7 @@ class World {
 
   SessionId OpenSession(uint64_t limit, uid_t uid) {
     const SessionId id{next_session_++};
-    pool_.OpenAccount(id, {.pid = 1, .uid = uid, .domain = "d", .limit_bytes = limit});
+    pool_.OpenAccount(id, {.pid = 1, .uid = uid, .tenant = "d", .limit_bytes = limit});
     sessions_[id] = {.uid = uid, .lies = Chance(30)};
     return id;
   }
@@ -125,7 +125,7 @@ class World {
   std::vector<ReclaimCandidate> Candidates() const {
     std::vector<ReclaimCandidate> candidates;
     for (const auto& [id, session] : sessions_) {
-      const AccountFigures account = *pool_.GetAccount(id);
+      const AccountState account = *pool_.GetAccount(id);
       if (account.reserved_bytes == 0) continue;
       candidates.push_back({.session = id,
                             .reserved_bytes = account.reserved_bytes,
@@ -149,7 +149,7 @@ class World {
                 .bytes = bytes,
                 .deadline = now_ + wait,
                 .cancel_key = key,
-                .done = [this, key](const absl::Status& status, const GrowthOutcome&) { Answered(key, status); }});
+                .done = [this, key](const absl::Status& status, const WaitRecord&) { Answered(key, status); }});
   }
 
   void Answered(uint64_t key, const absl::Status& status) {
@@ -216,9 +216,9 @@ class World {
   // What is free is its own, whatever is held back for others.
   void SitterGrows() {
     const SessionId id = sitters_[Random(sitters_.size())];
-    const PoolFigures figures = pool_.GetFigures();
+    const PoolStats stats = pool_.GetStats();
     const bool fits = pool_.GetAccount(id)->reserved_bytes + 2_MiB <= kSitterLimit &&
-                      figures.capacity_bytes - figures.committed_bytes >= 2_MiB;
+                      stats.capacity_bytes - stats.committed_bytes >= 2_MiB;
     if (!fits) return;
     const absl::StatusOr<SegmentId> segment = pool_.Lease(id, 2_MiB);
     if (!segment.ok())
@@ -259,7 +259,7 @@ class World {
     }
     for (const auto& [id, segment] : due) {
       sessions_.at(id).until.erase(segment);
-      if (!pool_.TakeBack(id, {segment}).ok()) Fail("a segment cannot be given back");
+      if (!pool_.Return(id, {segment}).ok()) Fail("a segment cannot be given back");
     }
     std::vector<SessionId> done;  // large ones, once they have had what they wanted
     for (const auto& [id, session] : sessions_) {
@@ -295,7 +295,7 @@ class World {
   std::atomic<uint64_t> next_segment_{1};
   SegmentPool pool_;
   std::deque<std::pair<SteadyTime, std::function<void()>>> answers_;  // to come
-  GrowthQueue queue_;
+  RequestQueue queue_;
   uint64_t next_session_ = 1;
   std::map<SessionId, Session> sessions_;
   std::vector<SessionId> sitters_;

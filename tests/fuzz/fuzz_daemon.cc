@@ -143,7 +143,7 @@ void FuzzDaemon::OpenControl() {
   leases_ = *std::move(leases);
   for (const Lease& lease : leases_) {
     absl::StatusOr<UniqueFd> file =
-        pools_[0]->RedeemTicket(std::get<Ticket>(lease.handle), control_caller_.pid, control_caller_.uid);
+        pools_[0]->RedeemTicket(std::get<FdTicket>(lease.handle), control_caller_.pid, control_caller_.uid);
     Require(file.ok(), "the control gets its descriptors");
     void* map = mmap(nullptr, lease.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file->get(), 0);
     Require(map != MAP_FAILED, "the control maps its segments");
@@ -164,7 +164,7 @@ std::vector<uint64_t> FuzzDaemon::control_ids() const {
 
 std::vector<SessionPtr> FuzzDaemon::Others() const {
   std::vector<SessionPtr> others;
-  for (const SessionInfo& info : broker_->operator_view().Look().sessions) {
+  for (const SessionView& info : broker_->operator_view().Look().sessions) {
     const absl::StatusOr<SessionPtr> session = broker_->sessions().Find(SessionRef(info.id));
     if (session.ok() && *session != leasing_ && *session != remote_) others.push_back(*session);
   }
@@ -180,9 +180,9 @@ void FuzzDaemon::CheckAndReset() {
     for (int i = 0; i < 2; ++i) {
       // What is idle, and calls that were just ending, are no loss.
       pools_[i]->ReleaseIdleSince(std::chrono::steady_clock::now() + std::chrono::hours(1));
-      const PoolFigures figures = pools_[i]->GetFigures();
-      if (figures.charged_bytes != held[i] || figures.reserved_bytes != held[i] || figures.idle_bytes != 0 ||
-          figures.segments != segments[i] || figures.segment_allocs - figures.segment_frees != segments[i]) {
+      const PoolStats stats = pools_[i]->GetStats();
+      if (stats.charged_bytes != held[i] || stats.reserved_bytes != held[i] || stats.idle_bytes != 0 ||
+          stats.segments != segments[i] || stats.segment_allocs - stats.segment_frees != segments[i]) {
         return false;
       }
     }
@@ -200,10 +200,10 @@ void FuzzDaemon::CheckControl() {
   }
   Require(leasing_->state() != SessionState::kClosed && remote_->state() != SessionState::kClosed,
           "nobody closes another process's session");
-  const AccountFigures leased = pools_[0]->GetAccount(leasing_->id()).value_or(AccountFigures());
+  const AccountState leased = pools_[0]->GetAccount(leasing_->id()).value_or(AccountState());
   Require(leased.reserved_bytes == 6_MiB && leased.segments == leases_.size() && leased.returning_bytes == 0,
           "the control holds the segments that it had");
-  const AccountFigures remote = pools_[1]->GetAccount(remote_->id()).value_or(AccountFigures());
+  const AccountState remote = pools_[1]->GetAccount(remote_->id()).value_or(AccountState());
   Require(remote.reserved_bytes == block_.segment_bytes && remote.segments == 1, "the control holds what it had");
   Require(remote_->GetMemoryStats(1).allocated_bytes.all.current == block_.block_bytes,
           "the control's block is its own");

@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "allocator/heap/block_request.h"
-#include "server/core/remote_session.h"
+#include "server/sessions/remote_session.h"
 
 namespace vrambroker {
 

@@ -196,7 +196,7 @@ def self_test():
         "server/core/a.cc": ('#include "client/connection/connection.h"', in_table),
         "server/core/b.cc": ('#include "vrambroker/client.h"', in_table),
         "server/core/c.cc": ('#include "server/daemon.h"', in_table),
-        "client/session/a.cc": ('#include "server/core/session.h"', in_table),
+        "client/session/a.cc": ('#include "server/sessions/session.h"', in_table),
         "client/session/c.cc": ("#include <spdlog/spdlog.h>", IN_OTHERS_PROGRAMS),
         "proto/vrambroker/v1/a.proto": ('import "allocator/block.proto";', MESSAGES_ALONE),
         "server/cuda.cc": ("#include <cuda_runtime_api.h>", CUDA_IN_DEVICE),

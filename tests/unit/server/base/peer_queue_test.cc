@@ -15,7 +15,7 @@ using ::testing::IsEmpty;
 
 class PeerQueueTest : public ::testing::Test {
  protected:
-  PeerQueue::Ticket Add(const std::string& peer, const std::string& name, size_t weight = 1) {
+  PeerQueue::EntryId Add(const std::string& peer, const std::string& name, size_t weight = 1) {
     return queue_.Add(
         peer, [this, name] { dropped_.push_back(name); }, weight);
   }
@@ -66,7 +66,7 @@ TEST_F(PeerQueueTest, OneMayCountAsSeveral) {
 }
 
 TEST_F(PeerQueueTest, WhoHasLeftIsNotDropped) {
-  const PeerQueue::Ticket first = Add("a", "a1");
+  const PeerQueue::EntryId first = Add("a", "a1");
   Add("a", "a2");
   queue_.Remove(first);
   queue_.Remove(first);
@@ -79,7 +79,7 @@ TEST_F(PeerQueueTest, WhoHasLeftIsNotDropped) {
 
 // A connection that is closed leaves the queue, at once or later.
 TEST_F(PeerQueueTest, WhoIsDroppedMayLeaveMeanwhile) {
-  PeerQueue::Ticket ticket = 0;
+  PeerQueue::EntryId ticket = 0;
   ticket = queue_.Add("a", [&] { queue_.Remove(ticket); });
   EXPECT_TRUE(queue_.DropOne());
   EXPECT_EQ(queue_.size(), 0u);

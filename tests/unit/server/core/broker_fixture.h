@@ -115,7 +115,7 @@ class BrokerTest : public ::testing::Test {
     workers_.reset();
     EXPECT_EQ(broker_->sessions().size(), 0u);
     for (const std::unique_ptr<SegmentPool>& pool : pools_) {
-      EXPECT_EQ(pool->GetFigures().charged_bytes, 0u);
+      EXPECT_EQ(pool->GetStats().charged_bytes, 0u);
     }
     broker_.reset();
     pools_.clear();
@@ -174,7 +174,7 @@ class BrokerTest : public ::testing::Test {
     answered.WaitForNotification();
     return answer;
   }
-  absl::StatusOr<SessionPtr> Resume(const Ticket& token, const absl::flat_hash_set<SegmentId>& held,
+  absl::StatusOr<SessionPtr> Resume(const ResumeToken& token, const absl::flat_hash_set<SegmentId>& held,
                                     Caller caller = Process(1, 1000)) {
     client_ = std::make_shared<FakeClient>();
     Signal answered;
@@ -208,7 +208,7 @@ class BrokerTest : public ::testing::Test {
   }
   // Allocate() and its answer.
   absl::StatusOr<Allocation> Allocate(const SessionPtr& session, uint64_t bytes, uint64_t device = 0, Stream stream = 0,
-                                      const GrowthOptions& growth = {}) {
+                                      const RequestOptions& growth = {}) {
     Gate answered;
     answered.Open();
     absl::StatusOr<Allocation> answer = absl::UnknownError("no answer");

@@ -56,13 +56,13 @@ class BrokerFragmentationTest : public BrokerTest {
     }
     Pass(seconds(2));
   }
-  SessionDeviceInfo::Fragmentation Of(const SessionPtr& session, size_t device = 0) {
+  SessionDeviceView::Fragmentation Of(const SessionPtr& session, size_t device = 0) {
     return broker_->operator_view().Describe(*session).devices[device].fragmentation;
   }
   // Up to how much there is room, by what is expected.
   double MostMib(const SessionPtr& session) {
     Pass(seconds(2));  // by the limits that hold now
-    const SessionDeviceInfo::Fragmentation of = Of(session);
+    const SessionDeviceView::Fragmentation of = Of(session);
     if (!of.seconds_to_refusal.has_value()) return -1;
     const double most = 26.0 * (1 << 20) + of.bytes_per_second * *of.seconds_to_refusal;
     return most / (1 << 20);
@@ -79,12 +79,12 @@ TEST_F(BrokerFragmentationTest, IsOfTheSessionAndTheDeviceWhereItGrows) {
   Fragment(grows);
   const BrokerView view = broker_->operator_view().Look();
   ASSERT_EQ(view.sessions.size(), 2u);
-  const SessionDeviceInfo::Fragmentation& of = view.sessions[0].devices[0].fragmentation;
+  const SessionDeviceView::Fragmentation& of = view.sessions[0].devices[0].fragmentation;
   EXPECT_NEAR(of.bytes_per_second, 2_MiB / 60.0, 1000);
   ASSERT_TRUE(of.seconds_to_refusal.has_value());
   EXPECT_NEAR(*of.seconds_to_refusal, (64 - 16 - 26) / 2 * 60, 5) << "of the device's 64 MiB";
   EXPECT_EQ(*of.seconds_to_refusal, Of(grows).seconds_to_refusal);
-  for (const SessionDeviceInfo* other : {&view.sessions[0].devices[1], &view.sessions[1].devices[0]}) {
+  for (const SessionDeviceView* other : {&view.sessions[0].devices[1], &view.sessions[1].devices[0]}) {
     EXPECT_EQ(other->fragmentation.bytes_per_second, 0);
     EXPECT_EQ(other->fragmentation.seconds_to_refusal, std::nullopt);
   }
@@ -136,7 +136,7 @@ TEST_F(BrokerFragmentationTest, WhoGivesEverythingBackStartsAnew) {
   const SessionPtr session = OpenLeasing("grows");
   Fragment(session);
   EXPECT_GT(Of(session).bytes_per_second, 0);
-  session->leased()->KeepOnly({});
+  session->leased()->ReturnAllBut({});
   Use(session);
   Pass(seconds(2));
   EXPECT_EQ(Of(session).bytes_per_second, 0);

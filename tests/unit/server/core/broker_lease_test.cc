@@ -29,10 +29,10 @@ TEST_F(BrokerTest, SegmentsAreLeasedAndReturned) {
   ASSERT_EQ(broker_->leases().ReturnSegments(session, 1, {second, first}), absl::OkStatus());
   EXPECT_TRUE(absl::IsNotFound(broker_->leases().ReturnSegments(session, 1, {first}))) << "twice";
   EXPECT_EQ(pools_[1]->GetAccount(session->id())->reserved_bytes, 0u);
-  EXPECT_EQ(pools_[1]->GetFigures().idle_bytes, 22_MiB);
+  EXPECT_EQ(pools_[1]->GetStats().idle_bytes, 22_MiB);
 
   ASSERT_TRUE(LeaseSegments(other, {20_MiB}, 1).ok());
-  EXPECT_EQ(pools_[1]->GetFigures().segment_allocs, 2u) << "the same user's idle segment, without a driver call";
+  EXPECT_EQ(pools_[1]->GetStats().segment_allocs, 2u) << "the same user's idle segment, without a driver call";
 }
 
 TEST_F(BrokerTest, AnIdleSegmentIsLeasedWhileSlowCallsAreUnderWay) {
@@ -162,7 +162,7 @@ TEST_F(BrokerTest, TheClientIsAskedForWhatOnlyItKnows) {
   Signal refreshed;
   session->Refresh([&] { refreshed.Notify(); });
   refreshed.WaitForNotification();
-  const SessionInfo info = broker_->operator_view().Describe(*session);
+  const SessionView info = broker_->operator_view().Describe(*session);
   EXPECT_EQ(info.devices[0].stats.allocated_bytes.all.current, 12345u) << "as the client says";
   EXPECT_EQ(info.devices[0].account.reserved_bytes, 20_MiB) << "as the daemon counts";
 
@@ -189,14 +189,14 @@ TEST_F(BrokerTest, AQuestionEndsWithTheSession) {
 
 TEST_F(BrokerTest, ASessionIsResumed) {
   const SessionPtr session = OpenLeasing("a");
-  const Ticket token = session->leased()->resume_token();
+  const ResumeToken token = session->leased()->resume_token();
   const std::vector<Lease> leases = *LeaseSegments(session, {2_MiB, 20_MiB});
   EXPECT_TRUE(absl::IsUnavailable(Resume(token, {}).status())) << "its stream is there";
 
   broker_->Disconnect(session);
   EXPECT_TRUE(absl::IsAborted(LeaseSegments(session, {2_MiB}).status()));
   EXPECT_EQ(pools_[0]->GetAccount(session->id())->reserved_bytes, 22_MiB) << "stays charged";
-  Ticket wrong = token;
+  ResumeToken wrong = token;
   wrong[0] = static_cast<char>(wrong[0] + 1);
   EXPECT_TRUE(absl::IsNotFound(Resume(wrong, {}).status()));
   EXPECT_TRUE(absl::IsPermissionDenied(Resume(token, {}, Process(2, 1000)).status()));

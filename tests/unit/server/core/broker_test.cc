@@ -95,7 +95,7 @@ std::vector<PolicyRule> TwoRules() {
 
 TEST_F(BrokerTest, SessionsGetTheTermsOfTheirRule) {
   Make({.policy = PolicyOf({.rules = TwoRules(), .session_limit = Limit(0.5)})});
-  const SessionInfo train = broker_->operator_view().Describe(*Open("train"));
+  const SessionView train = broker_->operator_view().Describe(*Open("train"));
   EXPECT_EQ(train.terms.rule, "much");
   EXPECT_EQ(train.terms.tenant, "team");
   EXPECT_EQ(train.terms.priority, 5);
@@ -105,7 +105,7 @@ TEST_F(BrokerTest, SessionsGetTheTermsOfTheirRule) {
       << "the wish";
   // The rule goes by the name that the client gave, not by the one that was made unique.
   EXPECT_EQ(broker_->operator_view().Describe(*Open("train")).name, "train-2");
-  const SessionInfo other = broker_->operator_view().Describe(*Open("other"));
+  const SessionView other = broker_->operator_view().Describe(*Open("other"));
   EXPECT_EQ(other.terms.rule, "");
   EXPECT_EQ(other.terms.tenant, "uid:1000");
   EXPECT_EQ(other.devices[1].account.limit_bytes, 32_MiB);
@@ -130,7 +130,7 @@ TEST_F(BrokerTest, ANewPolicyIsForSessionsOpenedFromThenOn) {
   broker_->SetPolicy(PolicyOf({.session_limit = Limit(0.25), .max_sessions_per_uid = 2}));
   EXPECT_EQ(broker_->operator_view().Describe(*before).terms.rule, "much");
   EXPECT_EQ(broker_->operator_view().Describe(*before).devices[0].account.limit_bytes, 48_MiB);
-  const SessionInfo after = broker_->operator_view().Describe(*Open("train"));
+  const SessionView after = broker_->operator_view().Describe(*Open("train"));
   EXPECT_EQ(after.terms.rule, "");
   EXPECT_EQ(after.devices[0].account.limit_bytes, 16_MiB);
   EXPECT_TRUE(absl::IsResourceExhausted(TryOpen("train").status()));
@@ -213,7 +213,7 @@ TEST_F(BrokerTest, LimitsThatAreSetAtOnceDoNotMix) {
     }
     for (std::thread& thread : threads) thread.join();
     const std::vector<std::string> told = client_->told();
-    const std::vector<SessionDeviceInfo> devices = broker_->operator_view().Describe(*session).devices;
+    const std::vector<SessionDeviceView> devices = broker_->operator_view().Describe(*session).devices;
     ASSERT_EQ(told[told.size() - 2], absl::StrCat("limit 0 ", devices[0].account.limit_bytes));
     ASSERT_EQ(told[told.size() - 1], absl::StrCat("limit 1 ", devices[1].account.limit_bytes));
     ASSERT_EQ(devices[0].account.limit_bytes, devices[1].account.limit_bytes);
@@ -351,7 +351,7 @@ TEST_F(BrokerTest, DevicesAreApart) {
   const SessionPtr session = Open("a");
   EXPECT_TRUE(Allocate(session, 40_MiB, 0).ok());
   EXPECT_TRUE(Allocate(session, 40_MiB, 1).ok());
-  const SessionInfo info = broker_->operator_view().Describe(*session);
+  const SessionView info = broker_->operator_view().Describe(*session);
   EXPECT_EQ(info.devices[0].account.reserved_bytes, 40_MiB);
   EXPECT_EQ(info.devices[1].stats.allocated_bytes.all.current, 40_MiB);
 }
@@ -406,7 +406,7 @@ TEST_F(BrokerTest, RefusalNamesIdleMemoryOfOthers) {
   answered.WaitForNotification();
   const v1::OutOfMemory oom = Report(refused);
   EXPECT_EQ(oom.cause(), v1::OutOfMemory::CAUSE_CAPACITY);
-  const SessionInfo info = broker_->operator_view().Describe(*hoarder);
+  const SessionView info = broker_->operator_view().Describe(*hoarder);
   const uint64_t idle = info.devices[0].account.reserved_bytes - 3_MiB;
   EXPECT_EQ(oom.idle_elsewhere_bytes(), idle);
   EXPECT_EQ(oom.device_quarantined_bytes(), 10_MiB);
@@ -453,7 +453,7 @@ TEST_F(BrokerTest, FragmentationIsToldFromALimit) {
 TEST_F(BrokerTest, WhatNoDeviceCouldHoldIsRefusedUnseen) {
   const SessionPtr session = Open("a");
   const std::vector<RemoteSession::NamedScope> scopes = {{.name = "forward"}, {.name = "attention"}};
-  const GrowthOptions growth{.scope = session->remote()->FindScope(scopes)};
+  const RequestOptions growth{.scope = session->remote()->FindScope(scopes)};
   ASSERT_TRUE(Allocate(session, 4_MiB, 0, 0, growth).ok());
   for (const uint64_t bytes : {kCapacity + 1, kMaxRequestBytes, std::numeric_limits<uint64_t>::max()}) {
     const v1::OutOfMemory oom = Report(Allocate(session, bytes, 0, 0, growth).status());
@@ -474,11 +474,11 @@ TEST_F(BrokerTest, MemoryComesBackWhenTheProcessEnds) {
   const SessionPtr session = Open("a");
   ASSERT_TRUE(Allocate(session, 40_MiB).ok());
   broker_->Disconnect(session);
-  EXPECT_EQ(pools_[0]->GetFigures().charged_bytes, 40_MiB) << "the process may still use it";
+  EXPECT_EQ(pools_[0]->GetStats().charged_bytes, 40_MiB) << "the process may still use it";
   EXPECT_TRUE(absl::IsAborted(Allocate(session, 512).status()));
   ASSERT_EQ(gone_.size(), 1u);
   gone_[0]();
-  EXPECT_EQ(pools_[0]->GetFigures().charged_bytes, 0u);
+  EXPECT_EQ(pools_[0]->GetStats().charged_bytes, 0u);
   EXPECT_EQ(broker_->sessions().size(), 0u);
   gone_[0]();
   EXPECT_EQ(broker_->sessions().size(), 0u);
@@ -573,7 +573,7 @@ TEST_F(BrokerTest, EndedSessionStaysChargedUntilClosed) {
   EXPECT_THAT(client->told(), ElementsAre("ended: operator"));
   EXPECT_TRUE(absl::IsAborted(Allocate(session, 512).status()));
   broker_->Close(session, "goodbye");
-  EXPECT_EQ(pools_[0]->GetFigures().charged_bytes, 0u);
+  EXPECT_EQ(pools_[0]->GetStats().charged_bytes, 0u);
 }
 
 TEST_F(BrokerTest, OperatorChangesALimit) {
@@ -737,7 +737,7 @@ TEST_F(BrokerTest, CloseDuringASlowRequestAbortsIt) {
   gate.Open();
   Drain(session);
   EXPECT_TRUE(absl::IsAborted(status)) << status;
-  EXPECT_EQ(pools_[0]->GetFigures().charged_bytes, 0u);
+  EXPECT_EQ(pools_[0]->GetStats().charged_bytes, 0u);
 }
 
 // ---- What is carried over ----
@@ -753,7 +753,7 @@ TEST_F(BrokerTest, WhatAProcessHasNotHeldItselfIsNotItsOwn) {
   controls_[0]->Leave({});
   ASSERT_TRUE(pools_[0]->FindCarriedOver().ok());
   ASSERT_TRUE(pools_[0]->FindCarriedOver().ok());
-  EXPECT_EQ(pools_[0]->GetFigures().charged_bytes, 0u);
+  EXPECT_EQ(pools_[0]->GetStats().charged_bytes, 0u);
 }
 
 }  // namespace

@@ -49,7 +49,7 @@ class BrokerWaitingTest : public BrokerTest {
 
   // The answer comes there.
   std::shared_ptr<std::optional<Leases>> Ask(const SessionPtr& session, const std::vector<uint64_t>& sizes,
-                                             const GrowthOptions& growth) {
+                                             const RequestOptions& growth) {
     auto answer = std::make_shared<std::optional<Leases>>();
     broker_->leases().LeaseSegments(
         session, 0, sizes, [answer](Leases leases) { *answer = std::move(leases); }, growth);
@@ -64,7 +64,7 @@ class BrokerWaitingTest : public BrokerTest {
 
   // The same for a session of its own, which leases or is remote, and waits for as long as it may.
   void AskOrAllocate(bool leases, uint64_t bytes, std::optional<absl::Status>& answer) {
-    const GrowthOptions waits{.may_reclaim = true, .wait = std::chrono::hours(1)};
+    const RequestOptions waits{.may_reclaim = true, .wait = std::chrono::hours(1)};
     if (leases) {
       broker_->leases().LeaseSegments(
           OpenLeasing("waiting"), 0, {bytes}, [&answer](const Leases& lease) { answer = lease.status(); }, waits);
@@ -168,7 +168,7 @@ TEST_F(BrokerWaitingTest, WhatWasDoneForALeaseExplainsOneRefusal) {
 
 TEST_F(BrokerWaitingTest, ABrokerThatGoesForgetsWhoWaits) {
   Hold(OpenLeasing("holder"), {kCapacity});
-  const GrowthOptions waits{.may_reclaim = true, .wait = std::chrono::hours(1)};
+  const RequestOptions waits{.may_reclaim = true, .wait = std::chrono::hours(1)};
   const SessionPtr leasing = OpenLeasing("leasing");
   const auto lease = Ask(leasing, {2_MiB}, waits);
   const SessionPtr remote = Open("remote");
@@ -470,7 +470,7 @@ TEST_F(BrokerWaitingTest, WhoGivesBackDoesNotServeThoseWhoWait) {
 TEST_F(BrokerWaitingTest, WhoTakesAgainAtOnceComesAfterThoseWhoWait) {
   const SessionPtr hoards = OpenLeasing("hoards");
   const std::vector<Lease> held = Hold(hoards, {kCapacity});
-  const GrowthOptions waits{.may_reclaim = true, .wait = std::chrono::hours(1)};
+  const RequestOptions waits{.may_reclaim = true, .wait = std::chrono::hours(1)};
   const auto waiting = Ask(OpenLeasing("waiting"), {kCapacity}, waits);
   Settle();
   ASSERT_TRUE(broker_->leases().ReturnSegments(hoards, 0, {held[0].segment}).ok());
@@ -500,22 +500,22 @@ TEST_F(BrokerWaitingTest, WhatAGuaranteeAllowsDoesNotComeAfterThoseWhoWait) {
 
 TEST_F(BrokerWaitingTest, WhatBeginsDuringALookHasNotWaitedForLessThanNothing) {
   Hold(OpenLeasing("holder"), {kCapacity});
-  const GrowthOptions waits{.may_reclaim = true, .wait = std::chrono::hours(1)};
+  const RequestOptions waits{.may_reclaim = true, .wait = std::chrono::hours(1)};
   for (int reads = 0; reads < 8; ++reads) {
     const SessionPtr waiting = OpenLeasing("waiting");
     After(reads, [&] { Ask(waiting, {2_MiB}, waits); });
     const BrokerView view = broker_->operator_view().Look();
     reads_until_.reset();
     EXPECT_GE(view.devices[0].longest_waiting, milliseconds(0)) << "after " << reads << " reads of the clock";
-    for (const SessionInfo& session : view.sessions) {
-      for (const SessionDeviceInfo::Waiting& request : session.devices[0].waiting) {
+    for (const SessionView& session : view.sessions) {
+      for (const SessionDeviceView::Waiting& request : session.devices[0].waiting) {
         EXPECT_GE(request.waited, milliseconds(0)) << "after " << reads << " reads of the clock";
       }
     }
     After(0, [&] { Ask(waiting, {2_MiB}, waits); });
-    const SessionInfo info = broker_->operator_view().Describe(*waiting);
+    const SessionView info = broker_->operator_view().Describe(*waiting);
     reads_until_.reset();
-    for (const SessionDeviceInfo::Waiting& request : info.devices[0].waiting) {
+    for (const SessionDeviceView::Waiting& request : info.devices[0].waiting) {
       EXPECT_GE(request.waited, milliseconds(0));
     }
     broker_->Close(waiting, "done");
@@ -526,15 +526,15 @@ TEST_F(BrokerWaitingTest, WhatIsQuarantinedDuringALookIsNotYoungerThanNothing) {
   for (int reads = 0; reads < 8; ++reads) {
     const SessionPtr dies = OpenLeasing("dies");
     const std::vector<Lease> leases = Hold(dies, {2_MiB});
-    ASSERT_TRUE(pools_[0]->RedeemTicket(std::get<Ticket>(leases[0].handle), 1, 1000).ok());
+    ASSERT_TRUE(pools_[0]->RedeemTicket(std::get<FdTicket>(leases[0].handle), 1, 1000).ok());
     After(reads, [&] { broker_->CloseGone(dies); });
     const BrokerView view = broker_->operator_view().Look();
     reads_until_.reset();
-    for (const QuarantinedInfo& left : view.devices[0].quarantine) {
+    for (const QuarantinedView& left : view.devices[0].quarantine) {
       EXPECT_GE(left.age, milliseconds(0)) << "after " << reads << " reads of the clock";
     }
     broker_->CloseGone(dies);
-    EXPECT_EQ(pools_[0]->GetFigures().quarantined_bytes, 2_MiB) << "its process could open it";
+    EXPECT_EQ(pools_[0]->GetStats().quarantined_bytes, 2_MiB) << "its process could open it";
     pools_[0]->CheckQuarantine();
   }
 }

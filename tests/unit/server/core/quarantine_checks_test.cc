@@ -24,16 +24,16 @@ TEST(QuarantineChecksTest, OneWorkerLooksWhenACheckIsDue) {
                    {.settle_time = std::chrono::milliseconds(50), .clock = [&] { return now; }});
   StepWorkers workers;
   int updates = 0;
-  CoreTimer timer([&](SteadyTime) { ++updates; });
+  SharedTimer timer([&](SteadyTime) { ++updates; });
   QuarantineChecks checks({&pool}, &workers, &timer);
   timer.AddSource([&] { return std::optional(now); });
   EXPECT_EQ(checks.NextCheck(), std::nullopt);
 
   pool.OpenAccount(kId, {.pid = 1, .limit_bytes = 64_MiB});
   const SegmentId segment = pool.Lease(kId, 2_MiB).value();
-  ASSERT_TRUE(pool.RedeemTicket(std::get<Ticket>(pool.HandleFor(kId, segment).value()), 1, 0).ok());
+  ASSERT_TRUE(pool.RedeemTicket(std::get<FdTicket>(pool.HandleFor(kId, segment).value()), 1, 0).ok());
   pool.CloseAccountOfGone(kId);
-  ASSERT_EQ(pool.GetFigures().quarantined_bytes, 2_MiB);
+  ASSERT_EQ(pool.GetStats().quarantined_bytes, 2_MiB);
   EXPECT_EQ(checks.NextCheck(), now + std::chrono::milliseconds(50));
   checks.OnTimer(now);
   EXPECT_EQ(workers.waiting(), 0u) << "it is not due";
@@ -44,7 +44,7 @@ TEST(QuarantineChecksTest, OneWorkerLooksWhenACheckIsDue) {
   EXPECT_EQ(workers.waiting(), 1u) << "one at a time";
   EXPECT_EQ(checks.NextCheck(), std::nullopt) << "a worker is at it: the timer is not to come back at once";
   workers.Settle();
-  EXPECT_EQ(pool.GetFigures().quarantined_bytes, 0u);
+  EXPECT_EQ(pool.GetStats().quarantined_bytes, 0u);
   EXPECT_EQ(updates, 1) << "what comes next is looked at";
 }
 

@@ -68,7 +68,7 @@ class HttpServerTest : public ::testing::Test {
                      .cost = PageCost::kLarge});
     absl::StatusOr<std::unique_ptr<HttpServer>> server = HttpServer::Start(
         address, std::move(pages),
-        {.max_connections = max_connections, .figures = &figures_, .listens = [this] { listens_.count_down(); }});
+        {.max_connections = max_connections, .stats = &figures_, .listens = [this] { listens_.count_down(); }});
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
   }
@@ -129,7 +129,7 @@ class HttpServerTest : public ::testing::Test {
     blocks_.notify_all();
   }
 
-  HttpFigures figures_;
+  HttpStats figures_;
   std::latch listens_{1};
   std::atomic<bool> blocks_ = true;
   std::atomic<int> blocked_ = 0;
@@ -316,7 +316,7 @@ TEST_F(HttpServerTest, APortThatIsTakenIsTriedAgain) {
 }
 
 TEST_F(HttpServerTest, AnAddressOfAnotherMachineIsAnError) {
-  const auto server = HttpServer::Start("192.0.2.1:0", {}, {.figures = &figures_});
+  const auto server = HttpServer::Start("192.0.2.1:0", {}, {.stats = &figures_});
   EXPECT_THAT(std::string(server.status().message()), HasSubstr("http_address 192.0.2.1:0: cannot listen"));
 }
 

@@ -94,15 +94,15 @@ TEST(MeteredDeviceTest, CountsCallsErrorsAndScrubs) {
   EXPECT_FALSE(device.AllocateSegment(8_MiB).ok());
   EXPECT_TRUE(device.FreeSegment(*segment).ok());
   EXPECT_TRUE(device.Health().ok());
-  const DeviceMeterFigures figures = device.GetFigures();
-  const auto of = [&](DeviceCall call) { return figures.calls[static_cast<size_t>(call)]; };
+  const DeviceMeterStats stats = device.GetStats();
+  const auto of = [&](DeviceCall call) { return stats.calls[static_cast<size_t>(call)]; };
   EXPECT_EQ(of(DeviceCall::kAllocate).durations.sample_count, 2u);
   EXPECT_EQ(of(DeviceCall::kAllocate).errors, 1u);
   EXPECT_EQ(of(DeviceCall::kFree).durations.sample_count, 1u);
   EXPECT_EQ(of(DeviceCall::kFree).errors, 0u);
   EXPECT_EQ(of(DeviceCall::kHealth).durations.sample_count, 1u);
   EXPECT_EQ(of(DeviceCall::kHolders).durations.sample_count, 0u);
-  EXPECT_EQ(figures.scrubs, 0u) << "a device that gets its memory zeroed";
+  EXPECT_EQ(stats.scrubs, 0u) << "a device that gets its memory zeroed";
 }
 
 TEST(RpcMeterTest, CountsByMethodAndCode) {
@@ -205,7 +205,7 @@ class BrokerMetricsTest : public ::testing::Test {
   std::unique_ptr<Broker> broker_;
   RpcMeter rpcs_;
   ReloadState reload_;
-  HttpFigures http_;
+  HttpStats http_;
 };
 
 double Mib(double mib) {
@@ -337,7 +337,7 @@ TEST_F(BrokerMetricsTest, SeriesOfASessionEndWithItAndCountersOfDevicesDoNotFall
   for (const auto& [series, value] : before) EXPECT_GE(after.at(series), value) << series;
   EXPECT_EQ(after.at("vrambroker_sessions_closed_total{reason=\"goodbye\"}"), 1);
   EXPECT_EQ(after.at("vrambroker_sessions_opened_total"), 1);
-  // What it left is handed over to the next one of its domain.
+  // What it left is handed over to the next one of its tenant.
   ASSERT_TRUE(Allocate(Open("next"), 3_MiB, 1).ok());
   EXPECT_EQ(Page().Value("vrambroker_device_handovers_total", {{"gpu", "1"}}), 1);
   EXPECT_EQ(Page().Value("vrambroker_device_handover_bytes_total", {{"gpu", "1"}}), Mib(20));
@@ -403,14 +403,14 @@ BrokerView Crowd(size_t sessions, size_t devices) {
   BrokerView view;
   view.devices.resize(devices);
   for (size_t i = 0; i < sessions; ++i) {
-    SessionInfo& session = view.sessions.emplace_back();
+    SessionView& session = view.sessions.emplace_back();
     session.id = SessionId{i + 1};
     session.name = absl::StrCat("training-of-a-large-model-", i);
     session.terms.tenant = absl::StrCat("tenant-", i % 300);
     session.caller.uid = 1000 + static_cast<uid_t>(i % 4);
     session.devices.resize(devices);
     for (size_t device = 0; device < devices; ++device) {
-      SessionDeviceInfo& held = session.devices[device];
+      SessionDeviceView& held = session.devices[device];
       held.account.reserved_bytes = 20_MiB + 2_MiB * (sessions - i);
       view.devices[device].leased_bytes += held.account.reserved_bytes;
       held.stats.allocated_bytes.all.Up(3_MiB);
@@ -526,7 +526,7 @@ TEST(FoldingTest, PairsInUseComeFirst) {
 // A dashboard finds a session by its info, and then its series: one without the other is of no use.
 TEST(FoldingTest, WhoHasSeriesHasAnInfoAndNobodyElse) {
   BrokerView view = Crowd(12, 2);
-  for (SessionInfo& session : view.sessions) {
+  for (SessionView& session : view.sessions) {
     session.caller.uid = session.id <= SessionId{8} ? 7 : 8;
     if (Raw(session.id) % 2 == 1) session.devices.assign(2, {});  // not in use: the others go first
   }
@@ -535,7 +535,7 @@ TEST(FoldingTest, WhoHasSeriesHasAnInfoAndNobodyElse) {
     const Metrics metrics(
         {.view = [&] { return view; }, .max_clients = max_clients, .max_clients_per_uid = max_clients_per_uid});
     const MetricsPage page(metrics.Text());
-    for (const SessionInfo& session : view.sessions) {
+    for (const SessionView& session : view.sessions) {
       const Labels client = {{"client", session.name}};
       EXPECT_EQ(page.Count("vrambroker_client_info", client),
                 page.Count("vrambroker_client_limit_bytes", client) > 0 ? 1u : 0u)
@@ -546,7 +546,7 @@ TEST(FoldingTest, WhoHasSeriesHasAnInfoAndNobodyElse) {
 
 TEST(FoldingTest, AUserHasAShareOfTheSeries) {
   BrokerView view = Crowd(12, 2);
-  for (SessionInfo& session : view.sessions) session.caller.uid = session.id <= SessionId{10} ? 7 : 8;
+  for (SessionView& session : view.sessions) session.caller.uid = session.id <= SessionId{10} ? 7 : 8;
   const Metrics metrics({.view = [&] { return view; }, .max_clients = 100, .max_clients_per_uid = 5});
   const MetricsPage page(metrics.Text());
   EXPECT_EQ(page.Count("vrambroker_client_reserved_bytes"), 5u + 4u + 2u) << "one's share, all of the other, _other";
@@ -561,7 +561,7 @@ TEST(FoldingTest, AUserHasAShareOfTheSeries) {
 
 TEST(FoldingTest, OneUserCannotTakeTheSeriesOfAll) {
   BrokerView view = Crowd(1024, 1);
-  for (SessionInfo& session : view.sessions) session.caller.uid = 7;
+  for (SessionView& session : view.sessions) session.caller.uid = 7;
   const Metrics metrics({.view = [&] { return view; }});
   size_t series = 0;
   for (const absl::string_view line : absl::StrSplit(metrics.Text(), '\n', absl::SkipEmpty())) {

@@ -29,7 +29,7 @@ class AccountsTest : public ::testing::Test {
     return *accounts_.Find(session);
   }
   uint64_t Charged() const { return accounts_.ledger().charged_bytes(); }
-  std::vector<SessionId> Changed() { return accounts_.TakeRoom().changed; }
+  std::vector<SessionId> Changed() { return accounts_.TakeChanges().changed; }
   Accounts::Expected ExpectedFor(SessionId session, uint64_t settling = 0) const {
     return accounts_.ExpectedFor({session}, settling).at(0);
   }
@@ -41,8 +41,8 @@ class AccountsTest : public ::testing::Test {
 TEST_F(AccountsTest, AnAccountIsFoundUntilItIsClosed) {
   EXPECT_EQ(accounts_.Find(kFirst), nullptr);
   Account& account = Open(kFirst, 20_MiB);
-  EXPECT_EQ(account.figures.limit_bytes, 20_MiB);
-  EXPECT_EQ(account.figures.uid, 1000u);
+  EXPECT_EQ(account.state.limit_bytes, 20_MiB);
+  EXPECT_EQ(account.state.uid, 1000u);
   accounts_.Close(account);
   EXPECT_EQ(accounts_.Find(kFirst), nullptr);
   EXPECT_THAT(accounts_.all(), IsEmpty());
@@ -97,16 +97,16 @@ TEST_F(AccountsTest, WatchedAccountsAreNamedOnceWhenTheyChange) {
 
 TEST_F(AccountsTest, RoomSaysWhatMayForbidRequestsForGood) {
   Account& account = Open(kFirst);
-  const uint64_t before = accounts_.TakeRoom().forbidden;
+  const uint64_t before = accounts_.TakeChanges().forbidden;
   EXPECT_TRUE(accounts_.SetGuarantee(account, 8_MiB).ok());
-  EXPECT_EQ(accounts_.TakeRoom().forbidden, before + 1) << "a guarantee was raised";
+  EXPECT_EQ(accounts_.TakeChanges().forbidden, before + 1) << "a guarantee was raised";
   EXPECT_TRUE(accounts_.SetGuarantee(account, 4_MiB).ok());
-  EXPECT_EQ(accounts_.TakeRoom().forbidden, before + 1);
+  EXPECT_EQ(accounts_.TakeChanges().forbidden, before + 1);
   accounts_.ExtendCapacity(16_MiB);
-  EXPECT_EQ(accounts_.TakeRoom().forbidden, before + 1);
-  EXPECT_EQ(accounts_.TakeRoom().capacity_bytes, 80_MiB);
+  EXPECT_EQ(accounts_.TakeChanges().forbidden, before + 1);
+  EXPECT_EQ(accounts_.TakeChanges().capacity_bytes, 80_MiB);
   accounts_.ExtendCapacity(8_MiB);
-  EXPECT_EQ(accounts_.TakeRoom().forbidden, before + 2) << "the capacity has shrunk";
+  EXPECT_EQ(accounts_.TakeChanges().forbidden, before + 2) << "the capacity has shrunk";
 }
 
 TEST_F(AccountsTest, WhatIsHeldBackDoesNotConcernThoseWhoAreWaitedFor) {
@@ -152,7 +152,7 @@ TEST_F(AccountsTest, WhatIsOnItsWayBackIsExpected) {
   Open(kSecond);
   Account& returns = *accounts_.Find(kFirst);
   accounts_.Charge(returns, 8_MiB);
-  returns.figures.returning_bytes = 2_MiB;
+  returns.state.returning_bytes = 2_MiB;
   EXPECT_EQ(ExpectedFor(kSecond, /*settling=*/4_MiB).returning_bytes, 6_MiB);
   EXPECT_EQ(ExpectedFor(kFirst, /*settling=*/4_MiB).returning_bytes, 4_MiB);
   returns.is_ending = true;

@@ -21,15 +21,15 @@ constexpr char kBen[] = "uid:1002";
 class IdleSegmentsTest : public ::testing::Test {
  protected:
   // The address tells segments apart; `second` is when it became idle.
-  void Add(uint64_t address, const std::string& domain, uint64_t bytes, int second = 0) {
-    idle_.Add({.segment = {.bytes = bytes, .address = address}, .domain = domain, .since = At(second)});
+  void Add(uint64_t address, const std::string& tenant, uint64_t bytes, int second = 0) {
+    idle_.Add({.segment = {.bytes = bytes, .address = address}, .tenant = tenant, .since = At(second)});
   }
   static SteadyTime At(int second) { return SteadyTime() + std::chrono::seconds(second); }
   // Address of what Take() gives; 0 for nothing.
-  uint64_t Take(const std::string& domain, uint64_t bytes) {
-    const std::optional<IdleSegments::Taken> taken = idle_.Take(domain, bytes);
+  uint64_t Take(const std::string& tenant, uint64_t bytes) {
+    const std::optional<IdleSegments::Taken> taken = idle_.Take(tenant, bytes);
     if (!taken.has_value()) return 0;
-    EXPECT_EQ(taken->entry.domain, domain);
+    EXPECT_EQ(taken->entry.tenant, tenant);
     EXPECT_EQ(taken->entry.segment.bytes, bytes);
     return taken->entry.segment.address;
   }
@@ -124,7 +124,7 @@ TEST_F(IdleSegmentsTest, KnowsTheAgeOfTheOldest) {
 TEST_F(IdleSegmentsTest, KeepsTheHandleWithTheSegment) {
   CudaIpcHandle handle = {};
   handle[7] = 'h';
-  idle_.Add({.segment = {.bytes = 2_MiB, .address = 1}, .cuda_ipc = handle, .domain = kAnn});
+  idle_.Add({.segment = {.bytes = 2_MiB, .address = 1}, .cuda_ipc = handle, .tenant = kAnn});
   EXPECT_EQ(idle_.Take(kAnn, 2_MiB)->entry.cuda_ipc, handle);
 }
 

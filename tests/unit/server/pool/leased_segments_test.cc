@@ -48,13 +48,13 @@ TEST(LeasedSegmentsTest, OneTicketIsOutForASegmentAtMost) {
   segments.Add(SegmentId{4}, SegmentOf(kAnnsSession));
   segments.Add(SegmentId{5}, SegmentOf(kAnnsSession));
   LeasedSegment& segment = *segments.Find(kAnnsSession, SegmentId{4});
-  const Ticket ticket = segments.IssueTicket(SegmentId{4}, segment).value();
+  const FdTicket ticket = segments.IssueTicket(SegmentId{4}, segment).value();
   EXPECT_EQ(segments.IssueTicket(SegmentId{4}, segment).value(), ticket) << "the one that is out";
   LeasedSegment& other = *segments.Find(kAnnsSession, SegmentId{5});
-  const Ticket of_other = segments.IssueTicket(SegmentId{5}, other).value();
+  const FdTicket of_other = segments.IssueTicket(SegmentId{5}, other).value();
   EXPECT_NE(of_other, ticket);
   EXPECT_EQ(segments.FindTicket(ticket), &segment);
-  EXPECT_EQ(segments.FindTicket(Ticket{}), nullptr);
+  EXPECT_EQ(segments.FindTicket(FdTicket{}), nullptr);
   segments.VoidTicket(segment);
   segments.VoidTicket(segment);  // none is out any more
   EXPECT_EQ(segments.FindTicket(ticket), nullptr);
@@ -65,7 +65,7 @@ TEST(LeasedSegmentsTest, OneTicketIsOutForASegmentAtMost) {
 TEST(LeasedSegmentsTest, ATicketGoesWithItsSegment) {
   LeasedSegments segments;
   segments.Add(SegmentId{4}, SegmentOf(kAnnsSession));
-  const Ticket ticket = segments.IssueTicket(SegmentId{4}, *segments.Find(kAnnsSession, SegmentId{4})).value();
+  const FdTicket ticket = segments.IssueTicket(SegmentId{4}, *segments.Find(kAnnsSession, SegmentId{4})).value();
   segments.Remove(SegmentId{4});
   EXPECT_EQ(segments.FindTicket(ticket), nullptr);
 }

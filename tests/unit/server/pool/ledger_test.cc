@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "allocator/base/bytes.h"
-#include "server/core/out_of_memory.h"
+#include "server/oom/out_of_memory.h"
 
 namespace vrambroker {
 namespace {
@@ -17,14 +17,14 @@ using ::testing::HasSubstr;
 
 class LedgerTest : public ::testing::Test {
  protected:
-  static AccountFigures Account(int priority = 0) { return {.limit_bytes = 100, .priority = priority}; }
-  std::optional<OomCause> Refusal(const AccountFigures& account, uint64_t bytes) {
+  static AccountState Account(int priority = 0) { return {.limit_bytes = 100, .priority = priority}; }
+  std::optional<OomCause> Refusal(const AccountState& account, uint64_t bytes) {
     return SegmentRefusalCause(ledger_.CheckGrowth(account, bytes));
   }
 
   Ledger ledger_{100};
-  AccountFigures a_ = Account();
-  AccountFigures b_ = Account();
+  AccountState a_ = Account();
+  AccountState b_ = Account();
 };
 
 TEST_F(LedgerTest, GrowsToTheLastByteOfTheCapacity) {
@@ -101,8 +101,8 @@ TEST_F(LedgerTest, GuaranteeAndLimitDoNotCross) {
 }
 
 TEST_F(LedgerTest, HoldsBackTheSameAndLowerPrioritiesBeyondTheirGuarantees) {
-  AccountFigures low = Account(-1);
-  AccountFigures high = Account(1);
+  AccountState low = Account(-1);
+  AccountState high = Account(1);
   ASSERT_TRUE(ledger_.SetGuarantee(low, 10).ok());
   ledger_.HoldBack(Ledger::Held{.priority = 0, .bytes = 90});
   EXPECT_EQ(Refusal(a_, 1), OomCause::kCapacity);
@@ -122,12 +122,12 @@ TEST_F(LedgerTest, HoldsBackTheSameAndLowerPrioritiesBeyondTheirGuarantees) {
 
 class UserLedgerTest : public LedgerTest {
  protected:
-  static AccountFigures Of(uid_t uid) {
+  static AccountState Of(uid_t uid) {
     return {.limit_bytes = 100, .uid = uid, .user_limit_bytes = 50, .user_guarantee_bytes = 30};
   }
-  AccountFigures first_ = Of(7);
-  AccountFigures second_ = Of(7);
-  AccountFigures other_ = Of(8);
+  AccountState first_ = Of(7);
+  AccountState second_ = Of(7);
+  AccountState other_ = Of(8);
 };
 
 TEST_F(UserLedgerTest, UserLimitBindsAllAccountsOfAUser) {
@@ -199,9 +199,9 @@ TEST_F(LedgerTest, RandomStepsKeepTheSums) {
   for (uint64_t seed = 1; seed <= 50; ++seed) {
     std::mt19937_64 random(seed);
     Ledger ledger(1000);
-    std::vector<AccountFigures> accounts(6, AccountFigures{.limit_bytes = 1000});
+    std::vector<AccountState> accounts(6, AccountState{.limit_bytes = 1000});
     for (int step = 0; step < 500; ++step) {
-      AccountFigures& account = accounts[random() % accounts.size()];
+      AccountState& account = accounts[random() % accounts.size()];
       const uint64_t bytes = random() % 400;
       const uint64_t before = account.guarantee_bytes;
       switch (random() % 4) {
@@ -223,7 +223,7 @@ TEST_F(LedgerTest, RandomStepsKeepTheSums) {
           break;
       }
       uint64_t charged = 0, committed = 0, guaranteed = 0;
-      for (const AccountFigures& each : accounts) {
+      for (const AccountState& each : accounts) {
         charged += each.reserved_bytes;
         committed += std::max(each.reserved_bytes, each.guarantee_bytes);
         guaranteed += each.guarantee_bytes;

@@ -61,7 +61,7 @@ class QuarantineOnCudaTest : public ::testing::Test {
     ASSERT_TRUE(pool_.HandleFor(session, *segment).ok());
     pool_.CloseAccountOfGone(session);
   }
-  uint64_t Quarantined() { return pool_.GetFigures().quarantined_bytes; }
+  uint64_t Quarantined() { return pool_.GetStats().quarantined_bytes; }
   // Looks when it is time, and not before.
   void Check() {
     const std::optional<SteadyTime> check = pool_.NextQuarantineCheck();
@@ -105,8 +105,8 @@ TEST_F(QuarantineOnCudaTest, LastsUntilNoChildHasTheDescriptors) {
   EndChild();
   Check();
   EXPECT_EQ(Quarantined(), 0u);
-  EXPECT_EQ(pool_.GetFigures().charged_bytes, 0u);
-  EXPECT_EQ(pool_.GetFigures().segment_frees, 2u) << "nobody gets them as they are";
+  EXPECT_EQ(pool_.GetStats().charged_bytes, 0u);
+  EXPECT_EQ(pool_.GetStats().segment_frees, 2u) << "nobody gets them as they are";
   EXPECT_EQ(pool_.NextQuarantineCheck(), std::nullopt);
 }
 

@@ -19,13 +19,13 @@ class ReservationTest : public ::testing::Test {
 
   ReservationTest() {
     pool_->OpenAccount(kId, {.pid = 1, .limit_bytes = 64_MiB});
-    pool_->OnRoom([this] { ++room_; });
+    pool_->OnCapacityFreed([this] { ++room_; });
   }
   Reservation Reserve(uint64_t bytes) {
     EXPECT_EQ(pool_->Grant(kId, bytes), absl::OkStatus());
     return {pool_.get(), kId, bytes};
   }
-  uint64_t Charged() const { return pool_->GetFigures().charged_bytes; }
+  uint64_t Charged() const { return pool_->GetStats().charged_bytes; }
 
   std::atomic<uint64_t> next_segment_ = 1;
   std::unique_ptr<SegmentPool> pool_ =

@@ -17,7 +17,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "allocator/base/bytes.h"
-#include "server/core/out_of_memory.h"
+#include "server/oom/out_of_memory.h"
 #include "server/pool/idle_decay.h"
 #include "server/pool/segment_pool.h"
 #include "tests/support/fake_device.h"
@@ -44,7 +44,7 @@ class PoolWithModel {
       sessions_[id] = {.tenant = static_cast<uid_t>(Random(3)), .limit = 2_MiB * (Random(16) + 1)};
       pool_->OpenAccount(id, {.pid = 1,
                               .uid = sessions_[id].tenant,
-                              .domain = absl::StrCat(sessions_[id].tenant),
+                              .tenant = absl::StrCat(sessions_[id].tenant),
                               .limit_bytes = sessions_[id].limit});
     } else if (dice < 55) {
       Lease(PickSession());
@@ -69,8 +69,8 @@ class PoolWithModel {
     pool_->ReleaseIdleSince(std::chrono::steady_clock::now());
     idle_.clear();
     Check();
-    EXPECT_EQ(pool_->GetFigures().reserved_bytes, 0u);
-    EXPECT_EQ(pool_->GetFigures().segment_allocs, pool_->GetFigures().segment_frees);
+    EXPECT_EQ(pool_->GetStats().reserved_bytes, 0u);
+    EXPECT_EQ(pool_->GetStats().segment_allocs, pool_->GetStats().segment_frees);
     EXPECT_EQ(device_->misuse(), "");
   }
 
@@ -139,7 +139,7 @@ class PoolWithModel {
     if (session.segments.empty()) return;
     const auto it = std::next(session.segments.begin(), static_cast<std::ptrdiff_t>(Random(session.segments.size())));
     if (Random(3) == 0) {  // also of what was not asked back, which is ignored
-      pool_->Return(id, {it->first});
+      pool_->FinishReturning(id, {it->first});
       if (!it->second.returning) return;
       BecomesIdle(session, it->second);
       session.segments.erase(it);
@@ -168,24 +168,24 @@ class PoolWithModel {
   }
 
   void Check() {
-    const PoolFigures figures = pool_->GetFigures();
-    EXPECT_EQ(figures.charged_bytes, ChargedBytes());
-    EXPECT_EQ(figures.idle_bytes, IdleBytes());
-    EXPECT_EQ(figures.reserved_bytes, figures.charged_bytes + figures.idle_bytes);
-    EXPECT_EQ(figures.reserved_bytes, device_->live_bytes());
-    EXPECT_EQ(figures.segment_allocs, allocs_);
-    EXPECT_EQ(figures.segment_allocs, static_cast<uint64_t>(device_->allocations()));
-    EXPECT_EQ(figures.segment_frees, static_cast<uint64_t>(device_->frees()));
+    const PoolStats stats = pool_->GetStats();
+    EXPECT_EQ(stats.charged_bytes, ChargedBytes());
+    EXPECT_EQ(stats.idle_bytes, IdleBytes());
+    EXPECT_EQ(stats.reserved_bytes, stats.charged_bytes + stats.idle_bytes);
+    EXPECT_EQ(stats.reserved_bytes, device_->live_bytes());
+    EXPECT_EQ(stats.segment_allocs, allocs_);
+    EXPECT_EQ(stats.segment_allocs, static_cast<uint64_t>(device_->allocations()));
+    EXPECT_EQ(stats.segment_frees, static_cast<uint64_t>(device_->frees()));
     size_t leased = 0;
     for (const auto& [id, session] : sessions_) {
       uint64_t returning = 0;
       for (const auto& [segment, held] : session.segments) returning += held.returning ? held.bytes : 0;
-      const AccountFigures account = pool_->GetAccount(id).value_or(AccountFigures());
+      const AccountState account = pool_->GetAccount(id).value_or(AccountState());
       EXPECT_EQ(account.reserved_bytes, session.reserved);
       EXPECT_EQ(account.returning_bytes, returning);
       leased += session.segments.size();
     }
-    EXPECT_EQ(figures.segments, leased);
+    EXPECT_EQ(stats.segments, leased);
   }
 
   std::mt19937_64 random_;
@@ -244,7 +244,7 @@ class SegmentPoolStressTest : public ::testing::Test {
 
   void RunSession(SessionId session, std::mt19937_64& random) {
     const auto tenant = static_cast<uid_t>(random() % 3);
-    pool_->OpenAccount(session, {.pid = 1, .uid = tenant, .domain = absl::StrCat(tenant), .limit_bytes = kLimit});
+    pool_->OpenAccount(session, {.pid = 1, .uid = tenant, .tenant = absl::StrCat(tenant), .limit_bytes = kLimit});
     std::vector<std::pair<SegmentId, uint64_t>> held;
     uint64_t reserved = 0;
     for (int step = 0; step < kStepsEach; ++step) {
@@ -260,17 +260,17 @@ class SegmentPoolStressTest : public ::testing::Test {
         }
       } else if (dice < 85 && !held.empty()) {
         pool_->MarkReturning(session, {held.back().first});
-        pool_->Return(session, {held.back().first});
+        pool_->FinishReturning(session, {held.back().first});
         reserved -= held.back().second;
         held.pop_back();
       } else if (dice < 95 && !held.empty()) {
         const absl::StatusOr<WireHandle> handle = pool_->HandleFor(session, held[0].first);
         ASSERT_TRUE(handle.ok()) << handle.status();
-        EXPECT_TRUE(pool_->RedeemTicket(std::get<Ticket>(*handle), 1, tenant).ok());
+        EXPECT_TRUE(pool_->RedeemTicket(std::get<FdTicket>(*handle), 1, tenant).ok());
       } else {
         pool_->ReleaseIdleSince(std::chrono::steady_clock::now());
       }
-      const AccountFigures account = pool_->GetAccount(session).value();
+      const AccountState account = pool_->GetAccount(session).value();
       EXPECT_EQ(account.reserved_bytes, reserved) << "nobody else changes this account";
       EXPECT_LE(account.reserved_bytes, account.limit_bytes);
     }
@@ -291,9 +291,9 @@ void SegmentPoolStressTest::RunSessions() {
   std::atomic<int> looks = 0;
   std::thread observer([&] {
     while (!done.load() || looks.load() == 0) {
-      const PoolFigures figures = pool_->GetFigures();
-      EXPECT_LE(figures.charged_bytes, figures.capacity_bytes);
-      EXPECT_LE(figures.charged_bytes + figures.idle_bytes, figures.capacity_bytes);
+      const PoolStats stats = pool_->GetStats();
+      EXPECT_LE(stats.charged_bytes, stats.capacity_bytes);
+      EXPECT_LE(stats.charged_bytes + stats.idle_bytes, stats.capacity_bytes);
       ++looks;
       std::this_thread::yield();
     }
@@ -314,13 +314,13 @@ void SegmentPoolStressTest::RunSessions() {
 
 void SegmentPoolStressTest::ExpectAllGivenBack() {
   pool_->ReleaseIdleSince(std::chrono::steady_clock::now());
-  const PoolFigures figures = pool_->GetFigures();
-  EXPECT_EQ(figures.charged_bytes, 0u);
-  EXPECT_EQ(figures.idle_bytes, 0u);
-  EXPECT_EQ(figures.reserved_bytes, 0u);
-  EXPECT_EQ(figures.segments, 0u);
-  EXPECT_EQ(figures.segment_allocs, figures.segment_frees);
-  EXPECT_GT(figures.segment_allocs, 100u) << "something happened";
+  const PoolStats stats = pool_->GetStats();
+  EXPECT_EQ(stats.charged_bytes, 0u);
+  EXPECT_EQ(stats.idle_bytes, 0u);
+  EXPECT_EQ(stats.reserved_bytes, 0u);
+  EXPECT_EQ(stats.segments, 0u);
+  EXPECT_EQ(stats.segment_allocs, stats.segment_frees);
+  EXPECT_GT(stats.segment_allocs, 100u) << "something happened";
   EXPECT_EQ(device_->live_bytes(), 0u);
   EXPECT_LE(device_->peak_bytes(), kCapacity);
   EXPECT_EQ(device_->misuse(), "");
@@ -347,7 +347,7 @@ TEST_F(SegmentPoolStressTest, ClosingWhileLeasingLeaksNothing) {
     threads.emplace_back([this, t] {
       for (int i = 0; i < 200; ++i) {
         const SessionId session{static_cast<uint64_t>(t * 1000 + i + 1)};
-        pool_->OpenAccount(session, {.pid = 1, .domain = absl::StrCat(t % 2), .limit_bytes = kLimit});
+        pool_->OpenAccount(session, {.pid = 1, .tenant = absl::StrCat(t % 2), .limit_bytes = kLimit});
         std::atomic<bool> started = false;
         std::thread closer([&] {
           while (!started) std::this_thread::yield();
@@ -365,9 +365,9 @@ TEST_F(SegmentPoolStressTest, ClosingWhileLeasingLeaksNothing) {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(pool_->GetFigures().charged_bytes, 0u);
+  EXPECT_EQ(pool_->GetStats().charged_bytes, 0u);
   pool_->ReleaseIdleSince(std::chrono::steady_clock::now());
-  EXPECT_EQ(pool_->GetFigures().reserved_bytes, 0u);
+  EXPECT_EQ(pool_->GetStats().reserved_bytes, 0u);
   EXPECT_EQ(device_->live_bytes(), 0u);
   EXPECT_EQ(device_->misuse(), "");
 }

@@ -19,7 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "allocator/base/bytes.h"
 #include "server/base/worker_pool.h"
-#include "server/core/out_of_memory.h"
+#include "server/oom/out_of_memory.h"
 #include "server/pool/idle_decay.h"
 #include "tests/support/fake_device.h"
 
@@ -51,7 +51,7 @@ class SegmentPoolTest : public ::testing::Test {
   // Accounts of session n have pid 100 + n.
   void Open(SessionId session, uint64_t limit = kPlenty, uid_t tenant = kAnnUid) {
     pool_->OpenAccount(
-        session, {.pid = PidOf(session), .uid = tenant, .domain = absl::StrCat("uid:", tenant), .limit_bytes = limit});
+        session, {.pid = PidOf(session), .uid = tenant, .tenant = absl::StrCat("uid:", tenant), .limit_bytes = limit});
   }
   static pid_t PidOf(SessionId session) { return static_cast<pid_t>(100 + Raw(session)); }
 
@@ -65,16 +65,16 @@ class SegmentPoolTest : public ::testing::Test {
     EXPECT_FALSE(segment.ok());
     return SegmentRefusalCause(segment.status());
   }
-  AccountFigures Account(SessionId session) { return pool_->GetAccount(session).value_or(AccountFigures()); }
-  PoolFigures Figures() { return pool_->GetFigures(); }
-  Ticket TicketFor(SessionId session, SegmentId segment) {
+  AccountState Account(SessionId session) { return pool_->GetAccount(session).value_or(AccountState()); }
+  PoolStats Stats() { return pool_->GetStats(); }
+  FdTicket TicketFor(SessionId session, SegmentId segment) {
     absl::StatusOr<WireHandle> handle = pool_->HandleFor(session, segment);
     EXPECT_TRUE(handle.ok()) << handle.status();
-    return handle.ok() ? std::get<Ticket>(*handle) : Ticket{};
+    return handle.ok() ? std::get<FdTicket>(*handle) : FdTicket{};
   }
   void GiveBack(SessionId session, SegmentId segment) {
     pool_->MarkReturning(session, {segment});
-    pool_->Return(session, {segment});
+    pool_->FinishReturning(session, {segment});
   }
 
   void TearDown() override {
@@ -101,7 +101,7 @@ TEST_F(SegmentPoolTest, LimitHoldsToTheByte) {
   EXPECT_EQ(Account(kA).reserved_bytes, 4_MiB) << "a refusal charges nothing";
   Lease(kB, 2_MiB);
   EXPECT_EQ(Refusal(kB, 2_MiB), OomCause::kLimit) << "one byte short";
-  EXPECT_EQ(Figures().charged_bytes, 6_MiB);
+  EXPECT_EQ(Stats().charged_bytes, 6_MiB);
 }
 
 TEST_F(SegmentPoolTest, CapacityHoldsToTheByteOverAllAccounts) {
@@ -113,7 +113,7 @@ TEST_F(SegmentPoolTest, CapacityHoldsToTheByteOverAllAccounts) {
   EXPECT_EQ(Refusal(kB, 2_MiB), OomCause::kCapacity);
   EXPECT_EQ(Refusal(kA, 2_MiB), OomCause::kCapacity);
   EXPECT_EQ(Account(kB).reserved_bytes, 2_MiB);
-  EXPECT_EQ(Figures().charged_bytes, 6_MiB);
+  EXPECT_EQ(Stats().charged_bytes, 6_MiB);
 }
 
 TEST_F(SegmentPoolTest, CapacityOneByteShortIsShort) {
@@ -155,7 +155,7 @@ TEST_F(SegmentPoolTest, UnknownSessionsHaveNothing) {
   EXPECT_EQ(pool_->GetAccount(kA), std::nullopt);
   EXPECT_EQ(pool_->CloseAccount(kA), 0u);
   pool_->MarkReturning(kA, {SegmentId{1}});
-  pool_->Return(kA, {SegmentId{1}});
+  pool_->FinishReturning(kA, {SegmentId{1}});
 }
 
 TEST_F(SegmentPoolTest, IdsAreUniqueOverPools) {
@@ -182,15 +182,15 @@ TEST_F(SegmentPoolTest, ReturningStaysChargedUntilReturned) {
   pool_->MarkReturning(kA, {segment});
   EXPECT_EQ(Account(kA).returning_bytes, 2_MiB) << "counted once";
   EXPECT_EQ(Account(kA).reserved_bytes, 2_MiB);
-  EXPECT_EQ(Figures().idle_bytes, 0u);
-  pool_->Return(kA, {segment});
+  EXPECT_EQ(Stats().idle_bytes, 0u);
+  pool_->FinishReturning(kA, {segment});
   EXPECT_EQ(Account(kA).returning_bytes, 0u);
   EXPECT_EQ(Account(kA).reserved_bytes, 0u);
-  EXPECT_EQ(Figures().charged_bytes, 0u);
-  EXPECT_EQ(Figures().idle_bytes, 2_MiB);
-  EXPECT_EQ(Figures().reserved_bytes, 2_MiB);
-  pool_->Return(kA, {segment});
-  EXPECT_EQ(Figures().idle_bytes, 2_MiB) << "a second return changes nothing";
+  EXPECT_EQ(Stats().charged_bytes, 0u);
+  EXPECT_EQ(Stats().idle_bytes, 2_MiB);
+  EXPECT_EQ(Stats().reserved_bytes, 2_MiB);
+  pool_->FinishReturning(kA, {segment});
+  EXPECT_EQ(Stats().idle_bytes, 2_MiB) << "a second return changes nothing";
 }
 
 TEST_F(SegmentPoolTest, ReturnOfWhatWasNotAskedBackIsIgnored) {
@@ -199,17 +199,17 @@ TEST_F(SegmentPoolTest, ReturnOfWhatWasNotAskedBackIsIgnored) {
   Open(kB);
   const SegmentId in_use = Lease(kA, 2_MiB);
   const SegmentId returning = Lease(kA, 2_MiB);
-  pool_->Return(kA, {in_use, SegmentId{999}});
+  pool_->FinishReturning(kA, {in_use, SegmentId{999}});
   EXPECT_EQ(Account(kA).reserved_bytes, 4_MiB);
   pool_->MarkReturning(kB, {in_use});
   EXPECT_EQ(Account(kA).returning_bytes, 0u) << "another's";
   EXPECT_EQ(Account(kB).returning_bytes, 0u);
   pool_->MarkReturning(kA, {returning});
-  pool_->Return(kB, {returning});
+  pool_->FinishReturning(kB, {returning});
   EXPECT_EQ(Account(kA).reserved_bytes, 4_MiB) << "nobody returns another's segment";
-  pool_->Return(kA, {in_use, returning});
+  pool_->FinishReturning(kA, {in_use, returning});
   EXPECT_EQ(Account(kA).reserved_bytes, 2_MiB);
-  EXPECT_EQ(Figures().segments, 1u);
+  EXPECT_EQ(Stats().segments, 1u);
 }
 
 TEST_F(SegmentPoolTest, CloseAccountMakesEverythingIdle) {
@@ -221,9 +221,9 @@ TEST_F(SegmentPoolTest, CloseAccountMakesEverythingIdle) {
   Lease(kB, 8_MiB);
   EXPECT_EQ(pool_->CloseAccount(kA), 6_MiB);
   EXPECT_EQ(pool_->GetAccount(kA), std::nullopt);
-  EXPECT_EQ(Figures().charged_bytes, 8_MiB);
-  EXPECT_EQ(Figures().idle_bytes, 6_MiB);
-  EXPECT_EQ(Figures().segments, 1u);
+  EXPECT_EQ(Stats().charged_bytes, 8_MiB);
+  EXPECT_EQ(Stats().idle_bytes, 6_MiB);
+  EXPECT_EQ(Stats().segments, 1u);
   EXPECT_EQ(pool_->CloseAccount(kA), 0u);
 }
 
@@ -249,9 +249,9 @@ TEST_F(SegmentPoolTest, IdleSegmentIsReusedByTheSameTenant) {
   const SegmentId second = Lease(kB, 2_MiB);
   EXPECT_NE(second, first) << "ids are never reused";
   EXPECT_EQ(device_->allocations(), 1);
-  EXPECT_EQ(Figures().segment_allocs, 1u);
-  EXPECT_EQ(Figures().idle_bytes, 0u);
-  EXPECT_EQ(Figures().charged_bytes, 2_MiB);
+  EXPECT_EQ(Stats().segment_allocs, 1u);
+  EXPECT_EQ(Stats().idle_bytes, 0u);
+  EXPECT_EQ(Stats().charged_bytes, 2_MiB);
   EXPECT_TRUE(pool_->HandleFor(kB, second).ok());
   EXPECT_TRUE(absl::IsNotFound(pool_->HandleFor(kB, first).status()));
 }
@@ -264,7 +264,7 @@ TEST_F(SegmentPoolTest, IdleSegmentIsNeverGivenToAnotherTenant) {
   Open(kB, kPlenty, kBenUid);
   Lease(kB, 2_MiB);
   EXPECT_EQ(device_->allocations(), 2);
-  EXPECT_EQ(Figures().idle_bytes, 2_MiB);
+  EXPECT_EQ(Stats().idle_bytes, 2_MiB);
   // Even with its last holder gone it remembers its tenant.
   Open(kC, kPlenty, kAnnUid);
   Lease(kC, 2_MiB);
@@ -277,7 +277,7 @@ TEST_F(SegmentPoolTest, IdleSegmentOfAnotherSizeIsNotReused) {
   GiveBack(kA, Lease(kA, 4_MiB));
   Lease(kA, 2_MiB);
   EXPECT_EQ(device_->allocations(), 2);
-  EXPECT_EQ(Figures().idle_bytes, 4_MiB);
+  EXPECT_EQ(Stats().idle_bytes, 4_MiB);
 }
 
 TEST_F(SegmentPoolTest, NeedOfAnotherTenantSendsIdleSegmentsToTheDriver) {
@@ -285,15 +285,15 @@ TEST_F(SegmentPoolTest, NeedOfAnotherTenantSendsIdleSegmentsToTheDriver) {
   Open(kA, kPlenty, kAnnUid);
   for (int i = 0; i < 4; ++i) Lease(kA, 2_MiB);
   pool_->CloseAccount(kA);
-  EXPECT_EQ(Figures().idle_bytes, 8_MiB);
+  EXPECT_EQ(Stats().idle_bytes, 8_MiB);
   Open(kB, kPlenty, kBenUid);
   Lease(kB, 4_MiB);
-  EXPECT_EQ(Figures().idle_bytes, 4_MiB) << "no more than is needed";
-  EXPECT_EQ(Figures().segment_frees, 2u);
-  EXPECT_EQ(Figures().reserved_bytes, 8_MiB);
+  EXPECT_EQ(Stats().idle_bytes, 4_MiB) << "no more than is needed";
+  EXPECT_EQ(Stats().segment_frees, 2u);
+  EXPECT_EQ(Stats().reserved_bytes, 8_MiB);
   EXPECT_EQ(device_->peak_bytes(), 8_MiB);
   Lease(kB, 4_MiB);
-  EXPECT_EQ(Figures().idle_bytes, 0u);
+  EXPECT_EQ(Stats().idle_bytes, 0u);
 }
 
 TEST_F(SegmentPoolTest, OwnIdleSegmentsOfAnotherSizeMakeRoomToo) {
@@ -301,7 +301,7 @@ TEST_F(SegmentPoolTest, OwnIdleSegmentsOfAnotherSizeMakeRoomToo) {
   Open(kA);
   GiveBack(kA, Lease(kA, 6_MiB));
   Lease(kA, 4_MiB);
-  EXPECT_EQ(Figures().idle_bytes, 0u);
+  EXPECT_EQ(Stats().idle_bytes, 0u);
   EXPECT_EQ(device_->live_bytes(), 4_MiB);
 }
 
@@ -311,11 +311,11 @@ TEST_F(SegmentPoolTest, ReleaseIdleSinceSparesWhatIsYounger) {
   const SteadyTime before = std::chrono::steady_clock::now() - std::chrono::seconds(1);
   GiveBack(kA, Lease(kA, 2_MiB));
   EXPECT_EQ(pool_->ReleaseIdleSince(before), 0u);
-  EXPECT_EQ(Figures().idle_bytes, 2_MiB);
+  EXPECT_EQ(Stats().idle_bytes, 2_MiB);
   EXPECT_EQ(pool_->ReleaseIdleSince(std::chrono::steady_clock::now()), 2_MiB);
-  EXPECT_EQ(Figures().idle_bytes, 0u);
-  EXPECT_EQ(Figures().reserved_bytes, 0u);
-  EXPECT_EQ(Figures().segment_frees, 1u);
+  EXPECT_EQ(Stats().idle_bytes, 0u);
+  EXPECT_EQ(Stats().reserved_bytes, 0u);
+  EXPECT_EQ(Stats().segment_frees, 1u);
   EXPECT_EQ(device_->live_bytes(), 0u);
 }
 
@@ -331,11 +331,11 @@ TEST_F(SegmentPoolTest, BeyondTheIdleLimitTheOldestGoBack) {
   GiveBack(kA, younger);
   EXPECT_EQ(pool_->ReleaseIdleSince(before), 0u) << "at the limit";
   GiveBack(kA, Lease(kA, 2_MiB));
-  EXPECT_EQ(Figures().idle_bytes, 8_MiB) << "nothing calls the driver but ReleaseIdleSince()";
+  EXPECT_EQ(Stats().idle_bytes, 8_MiB) << "nothing calls the driver but ReleaseIdleSince()";
   EXPECT_EQ(pool_->ReleaseIdleSince(before), 2_MiB) << "that of B, and no more than needed";
-  EXPECT_EQ(Figures().idle_bytes, 6_MiB);
-  EXPECT_EQ(Figures().reserved_bytes, 6_MiB);
-  EXPECT_EQ(Figures().segment_frees, 1u);
+  EXPECT_EQ(Stats().idle_bytes, 6_MiB);
+  EXPECT_EQ(Stats().reserved_bytes, 6_MiB);
+  EXPECT_EQ(Stats().segment_frees, 1u);
   EXPECT_EQ(device_->live_bytes(), 6_MiB);
   Lease(kA, 4_MiB);
   EXPECT_EQ(device_->allocations(), 3) << "from idle";
@@ -350,7 +350,7 @@ TEST_F(SegmentPoolTest, NothingIsKeptAtAnIdleLimitOfZero) {
   Lease(kA, 4_MiB);
   pool_->CloseAccount(kA);
   EXPECT_EQ(pool_->ReleaseIdleSince(SteadyTime()), 6_MiB);
-  EXPECT_EQ(Figures().reserved_bytes, 0u);
+  EXPECT_EQ(Stats().reserved_bytes, 0u);
 }
 
 TEST_F(SegmentPoolTest, WhatIsDueCanBeLeasedUntilTheDriverHasIt) {
@@ -393,7 +393,7 @@ TEST_F(SegmentPoolTest, DecaySparesWhatIsYoungAndStopsAtOnce) {
   Open(kA);
   const IdleDecay decay(pool_.get(), std::chrono::hours(1));
   GiveBack(kA, Lease(kA, 2_MiB));
-  EXPECT_EQ(Figures().idle_bytes, 2_MiB);
+  EXPECT_EQ(Stats().idle_bytes, 2_MiB);
 }
 
 TEST_F(SegmentPoolTest, DecayDoesNotWaitWithWhatIsBeyondTheIdleLimit) {
@@ -403,7 +403,7 @@ TEST_F(SegmentPoolTest, DecayDoesNotWaitWithWhatIsBeyondTheIdleLimit) {
   for (int i = 0; i < 5; ++i) Lease(kA, 2_MiB);
   pool_->CloseAccount(kA);
   device_->AwaitFrees(4);
-  EXPECT_EQ(Figures().idle_bytes, 2_MiB);
+  EXPECT_EQ(Stats().idle_bytes, 2_MiB);
 }
 
 TEST_F(SegmentPoolTest, WhoeverMakesSegmentsIdleDoesNotWaitForTheDriver) {
@@ -415,7 +415,7 @@ TEST_F(SegmentPoolTest, WhoeverMakesSegmentsIdleDoesNotWaitForTheDriver) {
   const IdleDecay decay(pool_.get(), std::chrono::milliseconds(0));
   GiveBack(kA, segment);
   gate.AwaitArrivals(1);
-  EXPECT_EQ(Figures().reserved_bytes, 2_MiB) << "held until the driver has it";
+  EXPECT_EQ(Stats().reserved_bytes, 2_MiB) << "held until the driver has it";
   Lease(kB, 4_MiB);
   pool_->CloseAccount(kB);
   EXPECT_EQ(pool_->CloseAccount(kA), 0u);
@@ -431,7 +431,7 @@ TEST_F(SegmentPoolTest, DriverOutOfMemoryIsACapacityRefusal) {
   device_->set_foreign_bytes(7_MiB);
   EXPECT_EQ(Refusal(kA, 2_MiB), OomCause::kCapacity);
   EXPECT_EQ(Account(kA).reserved_bytes, 0u);
-  EXPECT_EQ(Figures().charged_bytes, 0u);
+  EXPECT_EQ(Stats().charged_bytes, 0u);
   device_->set_foreign_bytes(0);
   Lease(kA, 8_MiB);
 }
@@ -444,8 +444,8 @@ TEST_F(SegmentPoolTest, DriverOutOfMemorySendsIdleSegmentsToTheDriver) {
   // Capacity would allow 4 MiB, but somebody outside of the broker has taken them.
   device_->set_foreign_bytes(4_MiB);
   Lease(kB, 4_MiB);
-  EXPECT_EQ(Figures().idle_bytes, 0u);
-  EXPECT_EQ(Figures().segment_frees, 1u);
+  EXPECT_EQ(Stats().idle_bytes, 0u);
+  EXPECT_EQ(Stats().segment_frees, 1u);
   device_->set_foreign_bytes(0);
 }
 
@@ -465,20 +465,20 @@ TEST_F(SegmentPoolTest, FailedExportGivesTheSegmentBack) {
   device_->Fail(Call::kExport, 1, 1, absl::InternalError("cudaIpcGetMemHandle failed"));
   EXPECT_EQ(pool_->Lease(kA, 2_MiB).status(), absl::InternalError("cudaIpcGetMemHandle failed"));
   EXPECT_EQ(device_->live_bytes(), 0u);
-  EXPECT_EQ(Figures().charged_bytes, 0u);
-  EXPECT_EQ(Figures().segments, 0u);
+  EXPECT_EQ(Stats().charged_bytes, 0u);
+  EXPECT_EQ(Stats().segments, 0u);
 }
 
 // A bit of everything that calls the driver. A lease may fail; whatever happens, the ledger must be right.
 class SegmentPoolFaultTest : public SegmentPoolTest {
  protected:
   void LeaseOrNot(SessionId session, uint64_t bytes) {
-    const AccountFigures before = Account(session);
-    const uint64_t charged = Figures().charged_bytes;
+    const AccountState before = Account(session);
+    const uint64_t charged = Stats().charged_bytes;
     const absl::StatusOr<SegmentId> segment = pool_->Lease(session, bytes);
     const uint64_t change = segment.ok() ? bytes : 0;
     EXPECT_EQ(Account(session).reserved_bytes, before.reserved_bytes + change) << segment.status();
-    EXPECT_EQ(Figures().charged_bytes, charged + change);
+    EXPECT_EQ(Stats().charged_bytes, charged + change);
     if (segment.ok()) leased_.push_back({session, *segment});
     if (!segment.ok()) ++failures_;
     CheckLedger();
@@ -490,10 +490,10 @@ class SegmentPoolFaultTest : public SegmentPoolTest {
     CheckLedger();
   }
   void CheckLedger() {
-    const PoolFigures figures = Figures();
-    EXPECT_EQ(figures.charged_bytes, Account(kA).reserved_bytes + Account(kB).reserved_bytes);
-    EXPECT_LE(figures.charged_bytes + figures.idle_bytes, figures.capacity_bytes);
-    EXPECT_EQ(figures.segments, leased_.size());
+    const PoolStats stats = Stats();
+    EXPECT_EQ(stats.charged_bytes, Account(kA).reserved_bytes + Account(kB).reserved_bytes);
+    EXPECT_LE(stats.charged_bytes + stats.idle_bytes, stats.capacity_bytes);
+    EXPECT_EQ(stats.segments, leased_.size());
   }
 
   void Scenario() {
@@ -518,7 +518,7 @@ class SegmentPoolFaultTest : public SegmentPoolTest {
     pool_->CloseAccount(kB);
     pool_->ReleaseIdleSince(std::chrono::steady_clock::now());
     pool_->RetryFrees();
-    const PoolFigures end = Figures();
+    const PoolStats end = Stats();
     EXPECT_EQ(end.charged_bytes, 0u);
     EXPECT_EQ(end.idle_bytes, 0u);
     EXPECT_EQ(end.reserved_bytes, 0u);
@@ -577,11 +577,11 @@ TEST_F(SegmentPoolTest, WhatTheDriverRefusesToTakeBackIsTriedAgain) {
   GiveBack(kA, Lease(kA, 4_MiB));
   device_->Fail(Call::kFree, 1, 2, absl::InternalError("broken"));
   EXPECT_EQ(pool_->ReleaseIdleSince(std::chrono::steady_clock::now()), 4_MiB);
-  EXPECT_EQ(Figures().reserved_bytes, 4_MiB) << "the driver still has it as ours";
+  EXPECT_EQ(Stats().reserved_bytes, 4_MiB) << "the driver still has it as ours";
   pool_->RetryFrees();
-  EXPECT_EQ(Figures().reserved_bytes, 4_MiB);
+  EXPECT_EQ(Stats().reserved_bytes, 4_MiB);
   pool_->RetryFrees();
-  EXPECT_EQ(Figures().reserved_bytes, 0u);
+  EXPECT_EQ(Stats().reserved_bytes, 0u);
   EXPECT_EQ(device_->live_bytes(), 0u);
   pool_->RetryFrees();
   EXPECT_EQ(device_->misuse(), "") << "freed once";
@@ -597,15 +597,15 @@ TEST_F(SegmentPoolTest, CloseDuringALeaseAbortsItAndLeaksNothing) {
   std::thread lease([&] { status = pool_->Lease(kA, 4_MiB).status(); });
   gate.AwaitArrivals(1);
   EXPECT_EQ(Account(kA).reserved_bytes, 4_MiB) << "charged while it is being obtained";
-  EXPECT_EQ(Figures().reserved_bytes, 0u) << "the driver has not given it yet";
+  EXPECT_EQ(Stats().reserved_bytes, 0u) << "the driver has not given it yet";
   EXPECT_EQ(pool_->CloseAccount(kA), 0u);
-  EXPECT_EQ(Figures().charged_bytes, 4_MiB) << "still, or others could be promised the same bytes";
+  EXPECT_EQ(Stats().charged_bytes, 4_MiB) << "still, or others could be promised the same bytes";
   gate.Open();
   lease.join();
   EXPECT_TRUE(absl::IsAborted(status)) << status;
-  EXPECT_EQ(Figures().charged_bytes, 0u);
-  EXPECT_EQ(Figures().reserved_bytes, 0u);
-  EXPECT_EQ(Figures().idle_bytes, 0u);
+  EXPECT_EQ(Stats().charged_bytes, 0u);
+  EXPECT_EQ(Stats().reserved_bytes, 0u);
+  EXPECT_EQ(Stats().idle_bytes, 0u);
   EXPECT_EQ(device_->live_bytes(), 0u);
 }
 
@@ -619,7 +619,7 @@ TEST_F(SegmentPoolTest, CloseDuringAFailingLeaseRollsBack) {
   pool_->CloseAccount(kA);
   gate.Open();
   lease.join();
-  EXPECT_EQ(Figures().charged_bytes, 0u);
+  EXPECT_EQ(Stats().charged_bytes, 0u);
 }
 
 TEST_F(SegmentPoolTest, NothingElseWaitsForTheDriver) {
@@ -632,10 +632,10 @@ TEST_F(SegmentPoolTest, NothingElseWaitsForTheDriver) {
   std::thread lease([&] { Lease(kA, 2_MiB); });
   gate.AwaitArrivals(1);
   // The gate opens only after all this: were a lock held during the driver's call, the test would never end.
-  EXPECT_EQ(Figures().charged_bytes, 4_MiB);
+  EXPECT_EQ(Stats().charged_bytes, 4_MiB);
   EXPECT_EQ(pool_->SetLimit(kB, 16_MiB), absl::OkStatus());
   Lease(kB, 4_MiB);  // idle
-  const Ticket ticket = TicketFor(kB, held);
+  const FdTicket ticket = TicketFor(kB, held);
   EXPECT_TRUE(pool_->RedeemTicket(ticket, PidOf(kB), kBenUid).ok());
   EXPECT_EQ(pool_->ReleaseIdleSince(std::chrono::steady_clock::now()), 0u);
   GiveBack(kB, held);
@@ -664,8 +664,8 @@ TEST_F(SegmentPoolTest, LeaseWaitsForFreesThatAreUnderWay) {
   Gate& gate = device_->Hold(Call::kFree);
   std::thread decay([&] { EXPECT_EQ(pool_->ReleaseIdleSince(std::chrono::steady_clock::now()), 4_MiB); });
   gate.AwaitArrivals(1);
-  EXPECT_EQ(Figures().reserved_bytes, 4_MiB) << "still held from the driver";
-  EXPECT_EQ(Figures().idle_bytes, 0u);
+  EXPECT_EQ(Stats().reserved_bytes, 4_MiB) << "still held from the driver";
+  EXPECT_EQ(Stats().idle_bytes, 0u);
   std::thread lease([&] { Lease(kA, 2_MiB); });
   device_->AwaitRefusals(1);
   gate.Open();
@@ -717,10 +717,10 @@ TEST_F(SegmentPoolOverlapTest, AllAreInTheDriverAtATime) {
     WorkerPool workers(64);
     LeaseAll(workers, 1, kAnnUid);
     gate.AwaitArrivals(kSessions);
-    EXPECT_EQ(Figures().charged_bytes, kSessions * 2_MiB);
+    EXPECT_EQ(Stats().charged_bytes, kSessions * 2_MiB);
     gate.Open();
   }
-  EXPECT_EQ(Figures().segments, kSessions);
+  EXPECT_EQ(Stats().segments, kSessions);
 }
 
 TEST_F(SegmentPoolOverlapTest, AllMakeRoomAtATime) {
@@ -736,14 +736,14 @@ TEST_F(SegmentPoolOverlapTest, AllMakeRoomAtATime) {
     WorkerPool workers(64);
     LeaseAll(workers, 1000, kBenUid);
     frees.AwaitArrivals(kSessions);
-    EXPECT_EQ(Figures().idle_bytes, 0u);
-    EXPECT_EQ(Figures().charged_bytes, kSessions * 2_MiB);
-    EXPECT_EQ(Figures().reserved_bytes, kSessions * 2_MiB) << "what is being freed, not what is yet to be obtained";
+    EXPECT_EQ(Stats().idle_bytes, 0u);
+    EXPECT_EQ(Stats().charged_bytes, kSessions * 2_MiB);
+    EXPECT_EQ(Stats().reserved_bytes, kSessions * 2_MiB) << "what is being freed, not what is yet to be obtained";
     frees.Open();
     allocations.AwaitArrivals(kSessions);
     allocations.Open();
   }
-  EXPECT_EQ(Figures().segments, kSessions);
+  EXPECT_EQ(Stats().segments, kSessions);
   EXPECT_EQ(device_->peak_bytes(), kSessions * 2_MiB);
 }
 
@@ -778,13 +778,13 @@ TEST_F(SegmentPoolTest, TicketIsGoodOnce) {
   MakePool(kPlenty);
   Open(kA);
   const SegmentId segment = Lease(kA, 2_MiB);
-  const Ticket ticket = TicketFor(kA, segment);
+  const FdTicket ticket = TicketFor(kA, segment);
   EXPECT_EQ(TicketFor(kA, segment), ticket) << "one ticket a segment";
   const absl::StatusOr<UniqueFd> fd = pool_->RedeemTicket(ticket, PidOf(kA), kAnnUid);
   ASSERT_TRUE(fd.ok()) << fd.status();
   EXPECT_TRUE(fd->valid());
   EXPECT_TRUE(absl::IsNotFound(pool_->RedeemTicket(ticket, PidOf(kA), kAnnUid).status()));
-  const Ticket next = TicketFor(kA, segment);
+  const FdTicket next = TicketFor(kA, segment);
   EXPECT_NE(next, ticket);
   EXPECT_TRUE(pool_->RedeemTicket(next, PidOf(kA), kAnnUid).ok());
 }
@@ -793,7 +793,7 @@ TEST_F(SegmentPoolTest, TicketIsForItsProcessAndUser) {
   MakePool(kPlenty);
   Open(kA, kPlenty, kAnnUid);
   Open(kB, kPlenty, kBenUid);
-  const Ticket ticket = TicketFor(kA, Lease(kA, 2_MiB));
+  const FdTicket ticket = TicketFor(kA, Lease(kA, 2_MiB));
   EXPECT_TRUE(absl::IsPermissionDenied(pool_->RedeemTicket(ticket, PidOf(kB), kAnnUid).status()));
   EXPECT_TRUE(absl::IsPermissionDenied(pool_->RedeemTicket(ticket, PidOf(kA), kBenUid).status()));
   EXPECT_TRUE(absl::IsPermissionDenied(pool_->RedeemTicket(ticket, PidOf(kA), 0).status())) << "root neither";
@@ -803,17 +803,17 @@ TEST_F(SegmentPoolTest, TicketIsForItsProcessAndUser) {
 TEST_F(SegmentPoolTest, UnknownTicketIsNoTicket) {
   MakePool(kPlenty);
   Open(kA);
-  Ticket ticket = TicketFor(kA, Lease(kA, 2_MiB));
+  FdTicket ticket = TicketFor(kA, Lease(kA, 2_MiB));
   ticket[15] = static_cast<char>(ticket[15] ^ 1);
   EXPECT_TRUE(absl::IsNotFound(pool_->RedeemTicket(ticket, PidOf(kA), kAnnUid).status()));
-  EXPECT_TRUE(absl::IsNotFound(pool_->RedeemTicket(Ticket{}, PidOf(kA), kAnnUid).status()));
+  EXPECT_TRUE(absl::IsNotFound(pool_->RedeemTicket(FdTicket{}, PidOf(kA), kAnnUid).status()));
 }
 
 TEST_F(SegmentPoolTest, TicketIsVoidWhenTheSegmentIsReturned) {
   MakePool(kPlenty);
   Open(kA);
   const SegmentId segment = Lease(kA, 2_MiB);
-  const Ticket ticket = TicketFor(kA, segment);
+  const FdTicket ticket = TicketFor(kA, segment);
   GiveBack(kA, segment);
   EXPECT_TRUE(absl::IsNotFound(pool_->RedeemTicket(ticket, PidOf(kA), kAnnUid).status()));
   Lease(kA, 2_MiB);
@@ -824,7 +824,7 @@ TEST_F(SegmentPoolTest, TicketIsVoidWhenTheSegmentIsReturned) {
 TEST_F(SegmentPoolTest, TicketIsVoidWhenTheAccountIsClosed) {
   MakePool(kPlenty);
   Open(kA);
-  const Ticket ticket = TicketFor(kA, Lease(kA, 2_MiB));
+  const FdTicket ticket = TicketFor(kA, Lease(kA, 2_MiB));
   pool_->CloseAccount(kA);
   EXPECT_TRUE(absl::IsNotFound(pool_->RedeemTicket(ticket, PidOf(kA), kAnnUid).status()));
 }
@@ -832,7 +832,7 @@ TEST_F(SegmentPoolTest, TicketIsVoidWhenTheAccountIsClosed) {
 TEST_F(SegmentPoolTest, TicketSurvivesAFailedExport) {
   MakePool(kPlenty);
   Open(kA);
-  const Ticket ticket = TicketFor(kA, Lease(kA, 2_MiB));
+  const FdTicket ticket = TicketFor(kA, Lease(kA, 2_MiB));
   device_->Fail(Call::kExport, 1, 1, absl::InternalError("fcntl failed"));
   EXPECT_EQ(pool_->RedeemTicket(ticket, PidOf(kA), kAnnUid).status(), absl::InternalError("fcntl failed"));
   EXPECT_TRUE(pool_->RedeemTicket(ticket, PidOf(kA), kAnnUid).ok());
@@ -841,7 +841,7 @@ TEST_F(SegmentPoolTest, TicketSurvivesAFailedExport) {
 TEST_F(SegmentPoolTest, TicketsDiffer) {
   MakePool(kPlenty);
   Open(kA);
-  std::set<Ticket> tickets;
+  std::set<FdTicket> tickets;
   for (int i = 0; i < 100; ++i) tickets.insert(TicketFor(kA, Lease(kA, 2_MiB)));
   EXPECT_EQ(tickets.size(), 100u);
 }
@@ -852,20 +852,20 @@ TEST_F(SegmentPoolTest, TicketsDiffer) {
 TEST_F(SegmentPoolTest, WhatADeadProcessCouldOpenIsHandedToNobody) {
   MakePool(kPlenty);
   Open(kA);
-  const Ticket ticket = TicketFor(kA, Lease(kA, 2_MiB));
+  const FdTicket ticket = TicketFor(kA, Lease(kA, 2_MiB));
   ASSERT_TRUE(pool_->RedeemTicket(ticket, PidOf(kA), kAnnUid).ok());
   Lease(kA, 4_MiB);  // it never had what opens this one
   pool_->CloseAccountOfGone(kA);
-  EXPECT_EQ(Figures().quarantined_bytes, 2_MiB);
-  EXPECT_EQ(Figures().idle_bytes, 4_MiB);
+  EXPECT_EQ(Stats().quarantined_bytes, 2_MiB);
+  EXPECT_EQ(Stats().idle_bytes, 4_MiB);
   pool_->CheckQuarantine();
-  EXPECT_EQ(Figures().quarantined_bytes, 0u);
-  EXPECT_EQ(Figures().segment_frees, 1u) << "it went back to the driver";
+  EXPECT_EQ(Stats().quarantined_bytes, 0u);
+  EXPECT_EQ(Stats().segment_frees, 1u) << "it went back to the driver";
   Open(kB);
   Lease(kB, 2_MiB);
-  EXPECT_EQ(Figures().handovers, 0u);
+  EXPECT_EQ(Stats().handovers, 0u);
   Lease(kB, 4_MiB);
-  EXPECT_EQ(Figures().handovers, 1u);
+  EXPECT_EQ(Stats().handovers, 1u);
 }
 
 // ---- What is carried over from an earlier run ----
@@ -875,14 +875,14 @@ TEST_F(SegmentPoolTest, WhatIsCarriedOverCountsAgainstLimitAndCapacity) {
   device_->Leave({{.file_device = 1, .file_inode = 1, .bytes = 40_MiB, .holders = {{.pid = PidOf(kA)}}},
                   {.file_device = 1, .file_inode = 2, .bytes = 8_MiB, .holders = {{.pid = 1}}}});
   ASSERT_TRUE(pool_->FindCarriedOver().ok());
-  EXPECT_EQ(Figures().carried_over_bytes, 48_MiB);
-  EXPECT_EQ(Figures().committed_bytes, 48_MiB);
+  EXPECT_EQ(Stats().carried_over_bytes, 48_MiB);
+  EXPECT_EQ(Stats().committed_bytes, 48_MiB);
   Open(kB);
   EXPECT_EQ(Refusal(kB, 18_MiB), OomCause::kCapacity);
   Open(kA, 44_MiB);
   EXPECT_EQ(Account(kA).reserved_bytes, 40_MiB);
   EXPECT_EQ(Account(kA).carried_over_bytes, 40_MiB);
-  EXPECT_EQ(Figures().committed_bytes, 48_MiB);
+  EXPECT_EQ(Stats().committed_bytes, 48_MiB);
   EXPECT_EQ(Refusal(kA, 6_MiB), OomCause::kLimit);
   Lease(kA, 4_MiB);
   Lease(kB, 12_MiB);
@@ -890,10 +890,10 @@ TEST_F(SegmentPoolTest, WhatIsCarriedOverCountsAgainstLimitAndCapacity) {
   device_->Leave({});
   ASSERT_TRUE(pool_->FindCarriedOver().ok());
   ASSERT_TRUE(pool_->FindCarriedOver().ok());
-  EXPECT_EQ(Figures().carried_over_bytes, 0u);
+  EXPECT_EQ(Stats().carried_over_bytes, 0u);
   EXPECT_EQ(Account(kA).reserved_bytes, 4_MiB);
-  EXPECT_EQ(Figures().committed_bytes, 16_MiB);
-  EXPECT_EQ(Figures().reserved_bytes, 16_MiB);
+  EXPECT_EQ(Stats().committed_bytes, 16_MiB);
+  EXPECT_EQ(Stats().reserved_bytes, 16_MiB);
 }
 
 TEST_F(SegmentPoolTest, ThatSomethingMayNotBeCountedIsSaidOnce) {
@@ -927,12 +927,12 @@ TEST_F(SegmentPoolTest, MoreMayBeCarriedOverThanTheCapacity) {
   EXPECT_EQ(Refusal(kB, 2_MiB), OomCause::kCapacity);
   EXPECT_EQ(SegmentRefusalCause(pool_->SetGuarantee(kB, 2_MiB)), OomCause::kCapacity);
   pool_->CloseAccountOfGone(kA);
-  EXPECT_EQ(Figures().committed_bytes, 40_MiB) << "until it is found to be gone";
+  EXPECT_EQ(Stats().committed_bytes, 40_MiB) << "until it is found to be gone";
   device_->Leave({});
   pool_->CheckQuarantine();
   ASSERT_TRUE(pool_->FindCarriedOver().ok());
   ASSERT_TRUE(pool_->FindCarriedOver().ok());
-  EXPECT_EQ(Figures().committed_bytes, 0u);
+  EXPECT_EQ(Stats().committed_bytes, 0u);
   Lease(kB, 16_MiB);
 }
 
@@ -951,7 +951,7 @@ TEST_F(SegmentPoolTest, ADeviceThatCannotTellWhatItHasFreeIsNotUsed) {
                 HasSubstr("the daemon's device 0 (fake, FAKE-0), which cannot be used: "));
     EXPECT_THAT(std::string(refused.message()), HasSubstr(std::string(error.message())));
   }
-  EXPECT_TRUE(pool_->TakeBack(kA, {held}).ok()) << "what is held can be given back";
+  EXPECT_TRUE(pool_->Return(kA, {held}).ok()) << "what is held can be given back";
   device_->set_free_bytes_error(absl::OkStatus());
   EXPECT_TRUE(pool_->UpdateHealth().ok());
   Lease(kA, 2_MiB);
@@ -963,23 +963,23 @@ TEST_F(SegmentPoolTest, WhatTheDriverDoesNotHaveIsNotGiven) {
   device_->set_foreign_bytes(24_MiB);
   ASSERT_TRUE(pool_->UpdateHealth().ok());
   ASSERT_TRUE(pool_->FindCarriedOver().ok());
-  EXPECT_EQ(Figures().carried_over_bytes, 24_MiB);
+  EXPECT_EQ(Stats().carried_over_bytes, 24_MiB);
   Open(kA);
   EXPECT_EQ(Refusal(kA, 42_MiB), OomCause::kCapacity);
   // A client says that half of it is its own.
   ASSERT_TRUE(pool_->DeclareCarriedOver(kA, {{.id = 1, .bytes = 12_MiB}}).ok());
   EXPECT_EQ(Account(kA).carried_over_bytes, 12_MiB);
-  EXPECT_EQ(Figures().carried_over_bytes, 24_MiB);
+  EXPECT_EQ(Stats().carried_over_bytes, 24_MiB);
   Lease(kA, 40_MiB);
   pool_->FreeCarriedOver(kA, {1});
   device_->set_foreign_bytes(12_MiB);
   ASSERT_TRUE(pool_->UpdateHealth().ok());
-  EXPECT_EQ(Figures().carried_over_bytes, 12_MiB);
+  EXPECT_EQ(Stats().carried_over_bytes, 12_MiB);
   Lease(kA, 12_MiB);
   device_->set_foreign_bytes(0);
   ASSERT_TRUE(pool_->UpdateHealth().ok());
-  EXPECT_EQ(Figures().carried_over_bytes, 0u);
-  EXPECT_EQ(Figures().committed_bytes, 52_MiB);
+  EXPECT_EQ(Stats().carried_over_bytes, 0u);
+  EXPECT_EQ(Stats().committed_bytes, 52_MiB);
   EXPECT_TRUE(absl::IsInvalidArgument(pool_->DeclareCarriedOver(kA, {{.id = 1, .bytes = 3}})));
 }
 
@@ -1006,8 +1006,8 @@ class CarriedOnCudaTest : public SegmentPoolTest {
     ASSERT_TRUE(pool_->UpdateHealth().ok());
   }
   uint64_t Available() {
-    const PoolFigures figures = Figures();
-    return kCapacity - std::min(kCapacity, figures.committed_bytes);
+    const PoolStats stats = Stats();
+    return kCapacity - std::min(kCapacity, stats.committed_bytes);
   }
 };
 
@@ -1023,7 +1023,7 @@ TEST_F(CarriedOnCudaTest, TheCapacityIsWhatItWasWhenAllIsFreed) {
   pool_->FreeCarriedOver(kA, {1});
   EXPECT_EQ(Refusal(kB, 2_MiB), OomCause::kCapacity) << "until the driver says so, too";
   HeldElsewhere(kContexts);
-  EXPECT_EQ(Figures().carried_over_bytes, 0u);
+  EXPECT_EQ(Stats().carried_over_bytes, 0u);
   Lease(kA, 60_MiB);
   EXPECT_EQ(Available(), 0u);
 }
@@ -1036,7 +1036,7 @@ TEST_F(CarriedOnCudaTest, WhatNobodySaysIsGivenWhenTheDriverHasIt) {
   HeldElsewhere(kContexts);
   EXPECT_EQ(Available(), kCapacity);
   HeldElsewhere(kContexts + 20_MiB);
-  EXPECT_EQ(Figures().carried_over_bytes, 0u) << "what others take later is not carried over";
+  EXPECT_EQ(Stats().carried_over_bytes, 0u) << "what others take later is not carried over";
 }
 
 // ---- Bytes of others ----
@@ -1072,7 +1072,7 @@ TEST_F(SegmentPoolTest, WhatADeadProcessLeftIsAnotherTenants) {
   ASSERT_TRUE(pool_->HandleFor(kA, SegmentId{1}).ok());
   pool_->CloseAccountOfGone(kA);
   pool_->CheckQuarantine();
-  ASSERT_EQ(Figures().quarantined_bytes, 0u);
+  ASSERT_EQ(Stats().quarantined_bytes, 0u);
   Open(kB, kPlenty, /*tenant=*/2000);
   Lease(kB, 4_MiB);
   EXPECT_EQ(device_->zeroed_bytes(), 4_MiB);
@@ -1095,7 +1095,7 @@ class OutsideOnCudaTest : public CarriedOnCudaTest {
   }
   void TearDown() override {
     HeldElsewhere(0);
-    EXPECT_EQ(Figures().outside_bytes, 0u);
+    EXPECT_EQ(Stats().outside_bytes, 0u);
     CarriedOnCudaTest::TearDown();
   }
 };
@@ -1113,7 +1113,7 @@ TEST_F(OutsideOnCudaTest, ContextsWithinTheHeadroomTakeNothing) {
 TEST_F(OutsideOnCudaTest, ContextsBeyondTheHeadroomAreTakenFromTheCapacity) {
   for (const SessionId session : {kA, kB, kC}) Lease(session, 2_MiB);
   HeldElsewhere(12_MiB);
-  EXPECT_EQ(Figures().outside_bytes, 6_MiB) << "2 beyond the headroom, and 4 for the next one";
+  EXPECT_EQ(Stats().outside_bytes, 6_MiB) << "2 beyond the headroom, and 4 for the next one";
   EXPECT_EQ(Available(), kCapacity - 12_MiB);
   EXPECT_EQ(Refusal(kA, 76_MiB), OomCause::kCapacity);
   Lease(kA, 74_MiB);
@@ -1165,9 +1165,9 @@ TEST_F(OutsideOnCudaTest, ACapacityThatWasGivenHasNoHeadroom) {
   Start(/*headroom=*/0);
   Lease(kA, 2_MiB);
   HeldElsewhere(10_MiB);
-  EXPECT_EQ(Figures().outside_bytes, 0u);
+  EXPECT_EQ(Stats().outside_bytes, 0u);
   HeldElsewhere(12_MiB);
-  EXPECT_EQ(Figures().outside_bytes, 2_MiB);
+  EXPECT_EQ(Stats().outside_bytes, 2_MiB);
 }
 
 // Who says too much is charged for it, and nobody else is.
@@ -1190,7 +1190,7 @@ TEST_F(CarriedOnCudaTest, NoMoreIsDeclaredThanIsInUse) {
   Lease(kA, kCapacity - others_room);
   EXPECT_EQ(Refusal(kA, 2_MiB), OomCause::kCapacity);
   pool_->CloseAccount(kC);
-  EXPECT_EQ(Figures().committed_bytes, kCapacity);
+  EXPECT_EQ(Stats().committed_bytes, kCapacity);
   // Nothing is in use elsewhere any more: nothing is believed.
   Open(kC);
   HeldElsewhere(0);
@@ -1214,7 +1214,7 @@ TEST_F(SegmentPoolTest, ALookHasSessionUserAndDevice) {
   EXPECT_EQ(look.account.reserved_bytes, 20_MiB);
   EXPECT_EQ(look.account.segments, 1u);
   EXPECT_EQ(look.user.committed_bytes, 30_MiB) << "with B's";
-  EXPECT_EQ(look.figures.charged_bytes, 34_MiB);
+  EXPECT_EQ(look.stats.charged_bytes, 34_MiB);
   EXPECT_FALSE(look.is_held_back);
   ASSERT_EQ(look.accounts.size(), 3u);
   EXPECT_EQ(look.accounts.at(kC).reserved_bytes, 4_MiB);
@@ -1237,7 +1237,7 @@ TEST_F(SegmentPoolTest, ALookForNobodyStillShowsTheDevice) {
   const PoolLook look = pool_->LookFor(kB, /*with_accounts=*/true);
   EXPECT_EQ(look.account.limit_bytes, 0u);
   EXPECT_FALSE(look.is_held_back);
-  EXPECT_EQ(look.figures.charged_bytes, 20_MiB);
+  EXPECT_EQ(look.stats.charged_bytes, 20_MiB);
   EXPECT_EQ(look.accounts.size(), 1u);
 }
 

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// SharedTimer: the one timer of a broker, set to the earliest time at which any of its parts has something to do.
+#ifndef VRAMBROKER_SERVER_BASE_SHARED_TIMER_H_
+#define VRAMBROKER_SERVER_BASE_SHARED_TIMER_H_
+
+#include <functional>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "allocator/base/mutex.h"
+#include "server/base/steady_time.h"
+
+namespace vrambroker {
+
+// Thread-safe, once all sources are added.
+class SharedTimer {
+ public:
+  // When something is to be done next; nullopt: nothing is. Never blocks.
+  using Source = std::function<std::optional<SteadyTime>()>;
+
+  // `set` replaces the time that was set before.
+  explicit SharedTimer(std::function<void(SteadyTime)> set) : set_(std::move(set)) {}
+
+  void AddSource(Source source) { sources_.push_back(std::move(source)); }
+  // One of the sources may have changed its mind.
+  void Update() ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    std::optional<SteadyTime> next;
+    for (const Source& source : sources_) {
+      const std::optional<SteadyTime> time = source();
+      if (time.has_value() && (!next.has_value() || *time < *next)) next = time;
+    }
+    if (next.has_value()) set_(*next);
+  }
+
+ private:
+  const std::function<void(SteadyTime)> set_;
+  std::vector<Source> sources_;
+  Mutex mu_ ABSL_ACQUIRED_AFTER(lock_level::kTimer) ABSL_ACQUIRED_BEFORE(lock_level::kRequest){
+      lock_level::kTimer};  // held while the timer is set, so that the earliest time wins
+};
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_SERVER_BASE_SHARED_TIMER_H_

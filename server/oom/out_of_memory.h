@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Refusals for lack of memory: the cause, the figures, the advice.
+#ifndef VRAMBROKER_SERVER_OOM_OUT_OF_MEMORY_H_
+#define VRAMBROKER_SERVER_OOM_OUT_OF_MEMORY_H_
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "allocator/heap/fit_report.h"
+#include "server/pool/segment_refusal.h"
+
+namespace vrambroker {
+
+namespace v1 {
+class OutOfMemory;
+}  // namespace v1
+
+// Why unused memory of another session is not to be had.
+enum class IdleWhy {
+  kWithinGuarantee,  // given back, they would stay kept for it
+  kInPartUsed,       // in segments that also hold used blocks
+  kDidNotAnswer,     // it was asked to trim, and did not answer in time
+  kDisconnected,     // its stream broke or it was ended: there is nobody to ask
+  kNotAsked,         // nobody asked it to trim
+  kKept              // it was asked to trim, and gave less
+};
+
+inline constexpr std::array<IdleWhy, 6> kIdleWhys = {IdleWhy::kWithinGuarantee, IdleWhy::kInPartUsed,
+                                                     IdleWhy::kDidNotAnswer,    IdleWhy::kDisconnected,
+                                                     IdleWhy::kNotAsked,        IdleWhy::kKept};
+
+// All sizes are bytes.
+struct OomReport {
+  struct Holder {
+    std::string client;
+    uint64_t reserved_bytes = 0;
+    uint64_t allocated_bytes = 0;
+  };
+  struct IdleHolder {
+    std::string client;
+    uint64_t idle_bytes = 0;
+    IdleWhy why = IdleWhy::kNotAsked;
+  };
+  OomCause cause = OomCause::kCapacity;
+  int device = 0;
+  uint64_t requested_bytes = 0;
+  uint64_t block_bytes = 0;  // requested_bytes, rounded
+  uint64_t segment_bytes = 0;
+  uint64_t limit_bytes = 0;
+  uint64_t reserved_bytes = 0;
+  uint64_t allocated_bytes = 0;
+  uint64_t pool_free_bytes = 0;           // of the session, in the pool and stream that serve this request
+  uint64_t largest_free_block_bytes = 0;  // of these
+  uint64_t capacity_bytes = 0;
+  uint64_t available_bytes = 0;  // capacity that no session has reserved
+  std::vector<Holder> largest_holders;
+  uint64_t guarantee_bytes = 0;
+  uint64_t unknown_bytes = 0;         // of a remote session: carried over, so that nobody knows what of it is in use
+  uint64_t inactive_split_bytes = 0;  // of the session
+  uint64_t kept_free_bytes = 0;       // of available_bytes: kept for other sessions' guarantees
+  uint64_t device_idle_bytes = 0;     // held by the daemon for reuse, leased to nobody
+  uint64_t outside_bytes = 0;         // of the capacity, what the driver does not have: see PoolStats
+  uint64_t quarantined_bytes = 0;     // reserved by sessions that disconnected or were ended
+  uint64_t idle_elsewhere_bytes = 0;  // reserved by other sessions, and used by nobody
+  std::vector<IdleHolder> idle_holders;
+  bool held_back = false;             // what is free is kept for a request that has waited longer
+  uint64_t waited_ms = 0;             // that the request waited for memory; 0: it did not
+  uint64_t user_limit_bytes = 0;      // on what the user's sessions have together; 0: none
+  uint64_t user_committed_bytes = 0;  // what they have, or are guaranteed
+  bool names_others = false;          // what other sessions hold was looked up: holders, quarantined and unused bytes
+  Holes holes;                        // of the session
+  // Whether `holes` is the session's word. Clients of version 0.1 send none; what is reserved and not allocated counts.
+  bool knows_holes = false;
+  std::string scope;               // of the request, as the session names it
+  std::vector<ScopeUse> scopes;    // LargestScopeUses() of the session's heap
+  uint64_t refusal = 0;            // its number, from 1; 0: it is not counted
+  bool is_recorded = false;        // what led to it is kept, see RefusalRecordings
+  bool is_first_recorded = false;  // of its session
+};
+
+// What the session could still reserve, by each of its bounds; kNone where there is no such bound.
+struct Rooms {
+  static constexpr uint64_t kNone = ~uint64_t{0};
+  uint64_t limit = kNone;
+  uint64_t user = kNone;    // by user_limit
+  uint64_t device = kNone;  // what it has and does not keep for others
+  uint64_t least() const { return std::min({limit, user, device}); }
+};
+Rooms RoomsOf(const OomReport& report);
+// The same for a session that has reserved no more than it has allocated.
+Rooms RoomsWithoutHoles(const OomReport& report);
+
+// The least of them.
+uint64_t RoomBytes(const OomReport& report);
+
+// Free bytes of the session that no trim returns.
+uint64_t HoleBytes(const OomReport& report);
+
+// Whether it is user_limit that keeps the session from growing, not its own limit. Of both, the one that would do so
+// without the session's holes, too.
+bool IsUserLimit(const OomReport& report);
+
+// The cause to name to the client, when `refusal` is what kept the session from growing. Pure. Fragmentation: what is
+// allocated and the block would fit, were there no holes between the blocks; what is reserved and the segment do not.
+// Then a higher limit, or more of the device, would only be one way to serve the request. Where it would not fit even
+// so, the cause is the bound that it exceeds, though holes may have had it meet another bound first. Holes do not count
+// where a small block would have room and only the segment that such blocks share has not: closing holes of others than
+// its pool would not help.
+OomCause CauseOf(const OomReport& report, OomCause refusal);
+
+// The cause, with the figures that decide it: what is said of it everywhere. At most kMaxExplanation bytes.
+std::string Explanation(const OomReport& report);
+inline constexpr size_t kMaxExplanation = 1000;
+
+v1::OutOfMemory ToProto(const OomReport& report);
+
+// ResourceExhausted with a message for people and a serialized vrambroker.v1.OutOfMemory as payload. As a call's status
+// it takes at most kMaxRefusalMetadata: where figures are so large, or names so costly, that all of it would take more,
+// the payload leaves out some of the blocks, segments and idle holders that it names, those with least first.
+absl::Status OutOfMemoryError(const OomReport& report);
+// A gRPC client accepts 8 KiB of metadata with a call's status. The remaining 1 KiB is for other keys.
+inline constexpr size_t kMaxRefusalMetadata = size_t{7} << 10;
+
+// BYTES of metadata that a refusal takes as a call's status: grpc-message, where gRPC makes three bytes of each that is
+// no printable ASCII, and grpc-status-details-bin, which has the message again as it is, and is sent in base64.
+size_t RefusalMetadataBytes(absl::string_view message, size_t payload_bytes);
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_SERVER_OOM_OUT_OF_MEMORY_H_

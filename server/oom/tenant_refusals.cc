@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/oom/tenant_refusals.h"
+
+namespace vrambroker {
+
+void TenantRefusals::Add(absl::string_view tenant) {
+  MutexLock lock(mu_);
+  Of(tenant);
+}
+
+void TenantRefusals::CountRefusal(absl::string_view tenant, int device, OomCause cause) {
+  MutexLock lock(mu_);
+  ++Of(tenant)[static_cast<size_t>(device)].ooms[static_cast<size_t>(cause)];
+}
+
+void TenantRefusals::CountEndedSession(absl::string_view tenant, int device) {
+  MutexLock lock(mu_);
+  ++Of(tenant)[static_cast<size_t>(device)].ended_sessions;
+}
+
+TenantRefusals::ByTenant TenantRefusals::Get() const {
+  MutexLock lock(mu_);
+  return tenants_;
+}
+
+std::vector<TenantRefusals::Counts>& TenantRefusals::Of(absl::string_view tenant) {
+  if (const auto it = places_.find(tenant); it != places_.end()) return tenants_[it->second].second;
+  if (tenants_.size() >= kMaxTenants) tenant = "_other";
+  const auto [it, is_new] = places_.try_emplace(std::string(tenant), tenants_.size());
+  if (is_new) tenants_.emplace_back(std::string(tenant), std::vector<Counts>(devices_));
+  return tenants_[it->second].second;
+}
+
+}  // namespace vrambroker

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// TenantRefusals: what was refused to each tenant since the daemon started. Unlike a session's own counts these stay
+// when the session ends, as it often does when it is refused.
+#ifndef VRAMBROKER_SERVER_OOM_TENANT_REFUSALS_H_
+#define VRAMBROKER_SERVER_OOM_TENANT_REFUSALS_H_
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/string_view.h"
+#include "allocator/base/mutex.h"
+#include "server/oom/out_of_memory.h"
+
+namespace vrambroker {
+
+// Thread-safe.
+class TenantRefusals {
+ public:
+  // A session that ends so soon after a refusal is taken to have ended because of it.
+  static constexpr std::chrono::seconds kSoon{60};
+  // The first ones are counted by name, all others as "_other". A tenant is a rule's or a user's: there are few.
+  static constexpr size_t kMaxTenants = 4096;
+
+  struct Counts {
+    std::array<uint64_t, kOomCauses.size()> ooms{};  // by OomCause
+    uint64_t ended_sessions = 0;                     // within kSoon of a refusal
+  };
+  // In the order in which the daemon came to know them; counts by device.
+  using ByTenant = std::vector<std::pair<std::string, std::vector<Counts>>>;
+
+  explicit TenantRefusals(size_t devices) : devices_(devices) {}
+
+  // Has it counted from now on: who reads the counts sees them start from 0.
+  void Add(absl::string_view tenant) ABSL_LOCKS_EXCLUDED(mu_);
+  void CountRefusal(absl::string_view tenant, int device, OomCause cause) ABSL_LOCKS_EXCLUDED(mu_);
+  void CountEndedSession(absl::string_view tenant, int device) ABSL_LOCKS_EXCLUDED(mu_);
+
+  ByTenant Get() const ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  std::vector<Counts>& Of(absl::string_view tenant) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const size_t devices_;
+  mutable Mutex mu_;
+  ByTenant tenants_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<std::string, size_t> places_ ABSL_GUARDED_BY(mu_);  // in tenants_
+};
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_SERVER_OOM_TENANT_REFUSALS_H_

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// SegmentPool as seen from outside: accounts, figures, the list of segments.
+#include <algorithm>
+#include <utility>
+
+#include "allocator/heap/size_class.h"
+#include "server/pool/segment_pool.h"
+
+namespace vrambroker {
+
+std::optional<AccountState> SegmentPool::GetAccount(SessionId session) const {
+  MutexLock lock(mu_);
+  const Account* const account = accounts_.Find(session);
+  if (account == nullptr) return std::nullopt;
+  return StateOf(*account);
+}
+
+AccountState SegmentPool::StateOf(const Account& account) const {
+  AccountState state = account.state;
+  state.segments = leased_.CountOf(account.session);
+  return state;
+}
+
+UserStats SegmentPool::GetUser(uid_t uid) const {
+  MutexLock lock(mu_);
+  return accounts_.ledger().GetUser(uid);
+}
+
+uint64_t SegmentPool::AvailableBytes(SessionId session) const {
+  MutexLock lock(mu_);
+  const Account* const account = accounts_.Find(session);
+  return account == nullptr ? 0 : accounts_.ledger().AvailableBytes(account->state);
+}
+
+absl::Status SegmentPool::health() const {
+  MutexLock lock(mu_);
+  return health_;
+}
+
+PoolStats SegmentPool::GetStats() const {
+  MutexLock lock(mu_);
+  return Stats();
+}
+
+PoolView SegmentPool::GetView() const {
+  // Before the lock: neither changes with what it guards.
+  PoolView view{.calls = device_->GetStats()};
+  prometheus::ClientMetric::Histogram reclaim_durations = reclaim_durations_.Collect().histogram;
+  MutexLock lock(mu_);
+  view.stats = Stats();
+  view.idle_sizes = idle_.GetSizes();
+  view.reclaims = reclaims_;
+  view.reclaims.durations = std::move(reclaim_durations);
+  view.driver_free_bytes = driver_free_bytes_;
+  view.quarantine = quarantine_.Holdings();
+  view.carried_over = carried_over_.Holdings();
+  if (elsewhere_bytes_ > 0) view.carried_over.push_back({.bytes = elsewhere_bytes_});
+  view.health = health_;
+  view.accounts.reserve(accounts_.all().size());
+  for (const auto& [session, account] : accounts_.all()) view.accounts.emplace(session, StateOf(account));
+  return view;
+}
+
+PoolLook SegmentPool::LookFor(SessionId session, bool with_accounts) const {
+  PoolLook look;
+  MutexLock lock(mu_);
+  look.stats = Stats();
+  if (const Account* const account = accounts_.Find(session)) {
+    look.account = StateOf(*account);
+    look.user = accounts_.ledger().GetUser(look.account.uid);
+    look.is_held_back = accounts_.IsHeldBack(*account, kSegmentGranuleBytes);
+  }
+  if (with_accounts) {
+    look.accounts.reserve(accounts_.all().size());
+    for (const auto& [id, account] : accounts_.all()) look.accounts.emplace(id, StateOf(account));
+  }
+  return look;
+}
+
+std::vector<SegmentInfo> SegmentPool::GetSegments() const {
+  std::vector<SegmentInfo> segments;
+  {
+    MutexLock lock(mu_);
+    segments.reserve(leased_.size() + quarantine_.entries().size());
+    for (const auto& [id, leased] : leased_.all()) {
+      segments.push_back({.id = Raw(id),
+                          .bytes = leased.segment.bytes,
+                          .state = leased.returning ? SegmentInfo::State::kReturning : SegmentInfo::State::kLeased,
+                          .holder = leased.holder});
+    }
+    for (const auto& [id, entry] : quarantine_.entries()) {
+      segments.push_back({.id = Raw(id),
+                          .bytes = entry.idle.segment.bytes,
+                          .state = SegmentInfo::State::kQuarantined,
+                          .client = entry.client});
+    }
+    for (const CarriedOver::Segment& carried : carried_over_.Segments()) {
+      const bool is_nobodys = carried.session == kNoSession;
+      segments.push_back({.id = carried.number,
+                          .bytes = carried.bytes,
+                          .state = is_nobodys ? SegmentInfo::State::kQuarantined : SegmentInfo::State::kLeased,
+                          .holder = carried.session,
+                          .client = is_nobodys ? "an earlier run of the daemon" : ""});
+    }
+    for (const auto& [number, bytes] : idle_.NumbersAndBytes()) {
+      segments.push_back({.id = number, .bytes = bytes, .state = SegmentInfo::State::kIdle});
+    }
+  }
+  std::sort(segments.begin(), segments.end(), [](const SegmentInfo& a, const SegmentInfo& b) {
+    return std::pair(a.state, a.id) < std::pair(b.state, b.id);
+  });
+  return segments;
+}
+
+uint64_t SegmentPool::FromDriverBytes() const {
+  return accounts_.ledger().charged_bytes() - accounts_.granted_bytes() - obtaining_bytes_ - carried_over_.bytes() -
+         elsewhere_bytes_ - outside_bytes_ + idle_.bytes() + freeing_bytes_ + unfreed_bytes_;
+}
+
+PoolStats SegmentPool::Stats() const {
+  const Ledger& ledger = accounts_.ledger();
+  return {.capacity_bytes = capacity_bytes_,
+          .charged_bytes = ledger.charged_bytes(),
+          .committed_bytes = ledger.committed_bytes(),
+          .guaranteed_bytes = ledger.guaranteed_bytes(),
+          .quarantined_bytes = quarantine_.bytes(),
+          .carried_over_bytes = carried_over_.bytes() + elsewhere_bytes_,
+          .outside_bytes = outside_bytes_,
+          .held_back_bytes = ledger.held_back_bytes(),
+          .idle_bytes = idle_.bytes(),
+          .reserved_bytes = FromDriverBytes() + carried_over_.bytes() + elsewhere_bytes_,
+          .segments = leased_.size(),
+          .segment_allocs = segment_allocs_,
+          .segment_frees = segment_frees_,
+          .handovers = handovers_,
+          .handover_bytes = handover_bytes_};
+}
+
+}  // namespace vrambroker

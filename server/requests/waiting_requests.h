@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// WaitingRequests: the requests of all devices that others have to give something up for. Knows whom they can be asked
+// of.
+#ifndef VRAMBROKER_SERVER_REQUESTS_WAITING_REQUESTS_H_
+#define VRAMBROKER_SERVER_REQUESTS_WAITING_REQUESTS_H_
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "server/base/shared_timer.h"
+#include "server/base/steady_time.h"
+#include "server/base/user_slots.h"
+#include "server/base/worker_pool.h"
+#include "server/pool/segment_pool.h"
+#include "server/queue/request_queue.h"
+#include "server/requests/memory_request.h"
+#include "server/sessions/session.h"
+#include "server/sessions/session_registry.h"
+
+namespace vrambroker {
+
+// What a client that is asked for memory may take before the next one is asked instead.
+inline constexpr std::chrono::milliseconds kSilence(200);
+// It has not answered for so long what it is asked to give back.
+bool IsSilent(const Session& session, int device, std::chrono::milliseconds time, SteadyTime now);
+
+struct WaitingOptions {
+  std::function<SteadyTime()> clock;
+  std::chrono::milliseconds reclaim_timeout;  // as these, of BrokerOptions
+  std::chrono::milliseconds hold_back_time;
+  Limit hold_back_limit;
+  size_t max_waiting_per_uid;
+};
+
+// Thread-safe. No call blocks.
+class WaitingRequests {
+ public:
+  // All outlive it. `pools` by device: it is told of their room.
+  WaitingRequests(const WaitingOptions& options, std::vector<SegmentPool*> pools, Executor* workers,
+                  const SessionRegistry* sessions, SharedTimer* timer);
+  ~WaitingRequests();
+
+  // Has `request` wait for `bytes`: it is granted, refused or served otherwise, perhaps before this returns. A request
+  // that may not wait has others asked all the same. ResourceExhausted refuses it when too many of its user's wait.
+  void Wait(const std::shared_ptr<MemoryRequest>& request, uint64_t bytes);
+  // The same for a guarantee of `bytes`, in all, for which others are asked; nobody waits for it.
+  void WaitForGuarantee(const SessionPtr& session, int device, uint64_t bytes,
+                        const std::function<void(const absl::Status&)>& done);
+
+  // The session may grow by so many bytes past the queue, before those who wait have had their turn at what has just
+  // become free: nobody has to, or it is within its guarantee.
+  bool GoesFirst(const Session& session, int device, uint64_t bytes) const;
+  // Calls `then` when those who wait have had their turn. See RequestQueue.
+  void AfterPass(int device, const std::function<void()>& then) { queues_[device]->AfterPass(then); }
+
+  // The session has freed something: its requests are tried otherwise.
+  void Retry(const Session& session);
+  void Retry(const Session& session, int device) { queues_[device]->Retry(session.id()); }
+  // Ends the waiting of the session's requests with this key, also of those that do not wait yet: Cancelled. Key 0: of
+  // none.
+  void Cancel(const SessionPtr& session, uint64_t cancel_key);
+  // Ends all waiting of the session with `why`. What comes to wait later is for who calls to prevent, by the session's
+  // state.
+  void CancelAll(const Session& session, const absl::Status& why);
+  // The session's requests go to their new place.
+  void UpdatePriority(const Session& session, int priority);
+
+  WaitStats GetStats(int device) const { return queues_[device]->GetStats(); }
+  // In the order in which they are served.
+  std::vector<WaitingRequest> GetWaiting(int device) const { return queues_[device]->GetWaiting(); }
+  size_t size(int device) const { return queues_[device]->size(); }
+
+  std::optional<SteadyTime> NextWake() const;
+  void OnTimer();
+
+ private:
+  std::vector<ReclaimCandidate> Candidates(int device) const;
+  void AskFor(int device, const ReclaimVictim& victim, const std::function<void()>& answered) const;
+  // CancelAll() may have run just before the request was added. Cancels again if the session has ended.
+  void CancelIfEnded(const Session& session);
+  // Of a request for which others were asked.
+  void Log(const Session& session, int device, uint64_t bytes, const absl::Status& status,
+           const WaitRecord& outcome) const;
+
+  // Constant after construction.
+  const std::function<SteadyTime()> clock_;
+  const std::chrono::milliseconds reclaim_timeout_;
+  const std::vector<SegmentPool*> pools_;
+  const SessionRegistry& sessions_;
+
+  UserSlots slots_;                                    // requests that wait
+  std::vector<std::unique_ptr<RequestQueue>> queues_;  // by device
+};
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_SERVER_REQUESTS_WAITING_REQUESTS_H_

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// RecordingHolds: how many events a session keeps for those who trace it, beyond what it keeps anyway.
+#ifndef VRAMBROKER_SERVER_SESSIONS_RECORDING_HOLDS_H_
+#define VRAMBROKER_SERVER_SESSIONS_RECORDING_HOLDS_H_
+
+#include <cstdint>
+#include <functional>
+#include <set>
+
+#include "allocator/base/mutex.h"
+
+namespace vrambroker {
+
+// Thread-safe.
+class RecordingHolds {
+ public:
+  void Add(uint64_t events) ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    events_.insert(events);
+  }
+  // REQUIRES: it was added.
+  void Remove(uint64_t events) ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    events_.erase(events_.find(events));
+  }
+  // What is to be kept for all of them; 0: there are none.
+  uint64_t Most() const ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    return MostOf();
+  }
+  // Calls `apply` with Most(), one call at a time, so that changes are applied in their order. `apply` must not wait.
+  // It may take the locks of an allocator or of a client's stream.
+  void Apply(const std::function<void(uint64_t most)>& apply) const ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    apply(MostOf());
+  }
+
+ private:
+  uint64_t MostOf() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return events_.empty() ? 0 : *events_.rbegin(); }
+
+  mutable Mutex mu_;
+  std::multiset<uint64_t> events_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_SERVER_SESSIONS_RECORDING_HOLDS_H_

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// RemoteSession: a session whose allocators are in the daemon. Its client gets blocks, and maps the segments that they
+// are in.
+#ifndef VRAMBROKER_SERVER_SESSIONS_REMOTE_SESSION_H_
+#define VRAMBROKER_SERVER_SESSIONS_REMOTE_SESSION_H_
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "allocator/heap/block_request.h"
+#include "allocator/heap/caching_allocator.h"
+#include "allocator/heap/fit_report.h"
+#include "allocator/heap/owner_segments.h"
+#include "allocator/heap/scopes.h"
+#include "server/pool/reservation.h"
+#include "server/sessions/session.h"
+
+namespace vrambroker {
+
+// A block as its holder sees it.
+struct Allocation {
+  BlockId block{};
+  SegmentId segment{};
+  uint64_t segment_bytes = 0;
+  uint64_t offset = 0;
+  uint64_t block_bytes = 0;
+  WireHandle handle;
+};
+
+class RemoteSession : public Session {
+ public:
+  explicit RemoteSession(const SessionSetup& setup);
+
+  RemoteSession* remote() override { return this; }
+
+  // ---- Allocate and free ----
+
+  // Aborted when the session is not active, ResourceExhausted when it holds too many blocks.
+  absl::Status CheckMayAllocate() const ABSL_LOCKS_EXCLUDED(mu_);
+  // Block from the cache; NotFound when there is none, and a BlockRequest has to try. Errors as CheckMayAllocate().
+  absl::StatusOr<Allocation> AllocateFromCache(int device, uint64_t requested, Stream stream = 0, ScopeId scope = 0);
+  // What the cache does not serve is a BlockRequest of the session's heap. The session performs its steps.
+  CachingAllocator& allocator(int device) { return *allocators_[device]; }
+  // (slow) Goes on with `request` until it is done (OK), or only the memory of others can help: it needs a segment, has
+  // given back what it could, and this is how the pool refuses it.
+  absl::Status RunUntilRefused(int device, BlockRequest& request);
+  // (slow) Supplies the segment that `request` needs, for which `reservation` is. Errors as RunUntilRefused(): the
+  // driver may not have the memory after all.
+  absl::Status SupplyReserved(int device, BlockRequest& request, Reservation reservation);
+  // What came of `request`, which is done. SegmentRefused() when there is no memory; errors as CheckMayAllocate().
+  absl::StatusOr<Allocation> FinishAllocation(int device, const BlockRequest& request);
+  // All of `blocks`, or none. InvalidArgument: duplicates. NotFound: not blocks of this session, or freed before.
+  absl::Status Free(absl::Span<const BlockId> blocks) ABSL_LOCKS_EXCLUDED(mu_);
+  // The client has closed these segments.
+  void SegmentsClosed(absl::Span<const SegmentId> segments) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // ---- Scopes ----
+
+  // A scope as a request names it, with its texts where they are: every request may bring some.
+  struct NamedScope {
+    absl::string_view name;
+    absl::string_view file;
+    uint32_t line = 0;
+  };
+  // Returns the id of the innermost scope. `scopes` is a path, outermost first. Adds scopes that are new.
+  ScopeId FindScope(absl::Span<const NamedScope> scopes) ABSL_LOCKS_EXCLUDED(scopes_mu_);
+  // CachingAllocator::ExplainFit().
+  FitReport ExplainFit(int device, uint64_t requested, Stream stream, ScopeId scope) ABSL_LOCKS_EXCLUDED(scopes_mu_);
+
+  absl::StatusOr<uint64_t> TrimSlowly(uint64_t bytes) override;
+  // Garbage collection goes by the limit, too.
+  void SetLimit(int device, uint64_t limit_bytes) override;
+  MemoryStats GetMemoryStats(int device) const override { return allocators_[device]->GetMemoryStats(); }
+  absl::Status ResetStats(int device, bool accumulated) override ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<HeapSnapshot> SnapshotSlowly(int device, bool with_history) override ABSL_LOCKS_EXCLUDED(scopes_mu_);
+  absl::StatusOr<HeapSnapshot> RecordingOfRefusal(int device) override;
+  absl::Status SetRecording(uint64_t max_events, bool exact_times) override;
+  void ApplyRecordingHolds() override;
+  absl::Status ApplyRecordingHoldsSlowly() override;
+
+ private:
+  struct HeldBlock {
+    int device = 0;
+    Block* block = nullptr;
+  };
+
+  void SendReclaim(int device, uint64_t bytes, std::chrono::milliseconds time,
+                   const std::function<void()>& answered) override;
+  uint64_t NumAllocRetries(int device) const override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return allocators_[device]->num_alloc_retries();
+  }
+  SerialQueue& TrimQueue() override { return slow_calls(); }  // after the allocations that came before
+  absl::Status RefreshStats() override { return absl::OkStatus(); }
+
+  // Supplies what `request` needs, or denies it (OK), unless only the memory of others can help: as RunUntilRefused().
+  absl::Status SupplyFromPool(int device, BlockRequest& request, bool granted);
+  absl::StatusOr<Allocation> Record(int device, Block* block) ABSL_LOCKS_EXCLUDED(mu_);
+  // (slow) Asks the client to close `segments` and waits until it has, or for half of client_timeout, or not at all
+  // when too many others wait. Returns the bytes closed.
+  uint64_t ReturnSegments(int device, absl::Span<const ReleasedSegment> segments) ABSL_LOCKS_EXCLUDED(mu_);
+  // (slow) ReturnSegments() of all that is wholly free, or of `bytes` of it.
+  uint64_t EmptyCache(int device);
+  uint64_t TrimHeap(int device, uint64_t bytes);
+  std::vector<Scope> Scopes() ABSL_LOCKS_EXCLUDED(scopes_mu_);
+
+  std::vector<std::unique_ptr<CachingAllocator>> allocators_;  // by device; each synchronises itself
+
+  Mutex scopes_mu_;  // held for nothing but this; no other lock is taken
+  ScopeTable scopes_ ABSL_GUARDED_BY(scopes_mu_);
+
+  uint64_t next_block_ ABSL_GUARDED_BY(mu_) = 1;
+  absl::flat_hash_map<BlockId, HeldBlock> blocks_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<SegmentId, SegmentPool*> closing_ ABSL_GUARDED_BY(mu_);  // asked back, not yet closed
+};
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_SERVER_SESSIONS_REMOTE_SESSION_H_

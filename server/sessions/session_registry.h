@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// SessionRegistry: which sessions there are, by id and by name, and how many of them, and of their recorded events,
+// each user has.
+#ifndef VRAMBROKER_SERVER_SESSIONS_SESSION_REGISTRY_H_
+#define VRAMBROKER_SERVER_SESSIONS_SESSION_REGISTRY_H_
+
+#include <sys/types.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/container/btree_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "allocator/base/ids.h"
+#include "allocator/base/mutex.h"
+#include "server/identity/caller.h"
+#include "server/sessions/session.h"
+
+namespace vrambroker {
+
+// A number that may be an id or a name.
+struct IdOrName {
+  SessionId id{};
+  std::string name;
+};
+using SessionRef = std::variant<SessionId, std::string, IdOrName>;  // by id, by unique name, by whichever there is
+
+// InvalidArgument: `holder` has the id, `namesake` the name.
+absl::Status AmbiguousSession(const IdOrName& ref, absl::string_view holder, SessionId namesake);
+
+// Why a session was closed.
+enum class CloseReason { kGoodbye, kProcessEnded, kNotOpened, kDaemonStops };
+
+inline constexpr std::array<CloseReason, 4> kCloseReasons = {CloseReason::kGoodbye, CloseReason::kProcessEnded,
+                                                             CloseReason::kNotOpened, CloseReason::kDaemonStops};
+
+const char* CloseReasonName(CloseReason reason);  // "goodbye", "process_ended", "not_opened", "daemon_stops"
+
+// Since the daemon started.
+struct SessionCounts {
+  uint64_t opened = 0;
+  uint64_t refused =
+      0;  // Broker::OpenSession() gave an error; one that did not get its guarantee was opened and closed
+  std::array<uint64_t, kCloseReasons.size()> closed{};  // by CloseReason
+};
+
+// Thread-safe.
+class SessionRegistry {
+ public:
+  // `max_recorded_events_per_uid`: of remote sessions, over all devices.
+  SessionRegistry(size_t devices, uint64_t max_recorded_events_per_uid);
+
+  // ---- Coming and going ----
+
+  struct Candidate {
+    std::string name;  // as the client gave it
+    uid_t uid = 0;
+    SessionTerms terms;
+    size_t max_sessions_per_uid = 0;
+    bool leases = false;
+    uint64_t record_events = 0;  // of each heap
+  };
+  // What a session gets that is about to be made. Nobody finds it yet, but its name is taken, and it counts for its
+  // user.
+  struct Reserved {
+    SessionId id{};
+    std::string name;
+    uint64_t record_events = 0;  // of each heap: as far as its user may
+  };
+  // Unavailable while draining; ResourceExhausted when the user has too many. Publish() is to follow.
+  absl::StatusOr<Reserved> Reserve(const Candidate& candidate) ABSL_LOCKS_EXCLUDED(mu_);
+  // From now on it is found. Unavailable, and its name is free again, when the daemon stops.
+  absl::Status Publish(const SessionPtr& session) ABSL_LOCKS_EXCLUDED(mu_);
+  // `alloc_retries`: how often it flushed its cache, by device.
+  void Remove(const Session& session, CloseReason reason, const std::vector<uint64_t>& alloc_retries)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void CountRefused() ABSL_LOCKS_EXCLUDED(mu_);
+  // From now on there is no new session.
+  void Drain() ABSL_LOCKS_EXCLUDED(mu_);
+
+  // ---- Looking up ----
+
+  // NotFound, or PermissionDenied when the session is another process's.
+  absl::StatusOr<SessionPtr> Find(SessionId id, const Caller& caller) const ABSL_LOCKS_EXCLUDED(mu_);
+  // NotFound, or InvalidArgument when it is one session's id and another one's name.
+  absl::StatusOr<SessionPtr> Find(const SessionRef& ref) const ABSL_LOCKS_EXCLUDED(mu_);
+  // The session with the id, and the one with the name; nullptr where there is none.
+  std::pair<SessionPtr, SessionPtr> FindEither(const IdOrName& ref) const ABSL_LOCKS_EXCLUDED(mu_);
+  std::vector<SessionPtr> GetAll() const ABSL_LOCKS_EXCLUDED(mu_);  // by id
+  size_t size() const ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Of one moment: a session that is removed is in `sessions`, or what it has counted is in the rest.
+  struct View {
+    std::vector<SessionPtr> sessions;      // by id
+    std::vector<uint64_t> closed_retries;  // by device: of the sessions that are closed
+    SessionCounts counts;
+    bool draining = false;
+  };
+  View GetView() const ABSL_LOCKS_EXCLUDED(mu_);
+
+  // ---- Recorded events ----
+
+  // Counts what each heap of a remote session may record in place of what it recorded so far; OK for any other.
+  // ResourceExhausted when its user may record no more; Aborted when it has ended.
+  absl::Status ReserveEvents(const Session& session, uint64_t events_of_heap) ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  // nullptr: there is none.
+  SessionPtr ById(SessionId id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  SessionPtr ByName(absl::string_view name) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool HasEnded(SessionId id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::string UniqueName(absl::string_view wanted) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Its name and its place among its user's sessions are free again.
+  void Release(const Session& session) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const size_t devices_;
+  const uint64_t max_recorded_events_per_uid_;
+
+  mutable Mutex mu_;  // held for nothing but this; no other lock is taken
+  absl::btree_map<SessionId, SessionPtr> sessions_ ABSL_GUARDED_BY(mu_);
+  absl::btree_map<std::string, SessionId, std::less<>> names_ ABSL_GUARDED_BY(mu_);
+  absl::btree_map<uid_t, size_t> sessions_of_uid_ ABSL_GUARDED_BY(mu_);
+  absl::btree_map<std::pair<uid_t, std::string>, size_t> sessions_of_rule_ ABSL_GUARDED_BY(mu_);  // of a user
+  absl::btree_map<SessionId, uint64_t> events_of_ ABSL_GUARDED_BY(mu_);  // that remote sessions may record
+  absl::btree_map<uid_t, uint64_t> events_of_uid_ ABSL_GUARDED_BY(mu_);  // their sums
+  uint64_t next_session_ ABSL_GUARDED_BY(mu_) = 1;
+  bool draining_ ABSL_GUARDED_BY(mu_) = false;
+  SessionCounts counts_ ABSL_GUARDED_BY(mu_);
+  std::vector<uint64_t> closed_retries_ ABSL_GUARDED_BY(mu_);  // by device
+};
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_SERVER_SESSIONS_SESSION_REGISTRY_H_

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// SessionView: what operators see of a session at one moment, from its accounts with the pools and what its allocators
+// count. A client that leases counts for itself, and may be late, or lie: its figures are cut to what can be true.
+#ifndef VRAMBROKER_SERVER_SESSIONS_SESSION_VIEW_H_
+#define VRAMBROKER_SERVER_SESSIONS_SESSION_VIEW_H_
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "allocator/heap/memory_stats.h"
+#include "server/pool/ledger.h"
+#include "server/sessions/session.h"
+
+namespace vrambroker {
+
+struct SessionDeviceView {
+  AccountState account;
+  MemoryStats stats;
+  struct Waiting {
+    uint64_t bytes = 0;
+    bool guarantee = false;
+    std::chrono::milliseconds waited{0};
+    std::chrono::milliseconds left{0};
+    size_t place = 1;  // in the queue
+  };
+  uint64_t idle_bytes = 0;  // in segments that hold no block
+  // Carried over by a remote session, whose allocator does not know it: neither allocated nor free.
+  uint64_t unknown_bytes = 0;
+  std::vector<Waiting> waiting;
+  SessionRefusals::Counts ooms{};  // by OomCause
+  // As of the last FragmentationWatch::Follow().
+  struct Fragmentation {
+    double bytes_per_second = 0;               // 0: no trend
+    std::optional<double> seconds_to_refusal;  // at this rate; none: no trend
+  };
+  Fragmentation fragmentation;
+};
+
+struct SessionView {
+  SessionId id{};
+  std::string name;
+  Caller caller;
+  SessionState state = SessionState::kActive;
+  std::chrono::system_clock::time_point started;
+  SessionTerms terms;                      // of the policy, when it was opened
+  bool leases = false;                     // its allocators are in the client
+  std::vector<SessionDeviceView> devices;  // by ordinal
+};
+
+// Of segments that hold no block.
+uint64_t IdleBytes(const Session& session, const AccountState& account, const MemoryStats& stats);
+
+SessionDeviceView DeviceViewOf(const Session& session, int device, const AccountState& account);
+// `accounts`: of the session, by device.
+SessionView ViewOf(const Session& session, absl::Span<const AccountState> accounts);
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_SERVER_SESSIONS_SESSION_VIEW_H_
