@@ -103,7 +103,8 @@ class Daemon {
                     .in_all_bound = "max_snapshots"}),
         connections_(&call_rates_, &processes_),
         descriptor_socket_(&loop_, &processes_, Pointers(pools_)),
-        broker_service_(&broker_, &connections_, &rpcs_, 2 * config.max_sessions_per_uid),
+        session_calls_(&broker_, &call_rates_),
+        broker_service_(&broker_, &session_calls_, &connections_, &rpcs_, 2 * config.max_sessions_per_uid),
         admin_service_(&broker_, &connections_, &snapshots_,
                        [this](const ReloadDone& done) { workers_->Submit([this, done] { done(Reload()); }); }),
         metrics_({.view = [this] { return broker_.operator_view().Look(); },
@@ -193,6 +194,7 @@ class Daemon {
   UserSlots snapshots_;
   Connections connections_;
   DescriptorSocket descriptor_socket_;
+  SessionCalls session_calls_;
   BrokerService broker_service_;
   AdminService admin_service_;
   const Metrics metrics_;

@@ -33,13 +33,12 @@ inline constexpr LockLevel kLimits ABSL_ACQUIRED_AFTER(kReports){2, "limits"};  
 inline constexpr LockLevel kTimer ABSL_ACQUIRED_AFTER(kLimits){3, "timer"};  // the broker's one timer, while it is set
 inline constexpr LockLevel kRequest ABSL_ACQUIRED_AFTER(kTimer){4, "request"};  // one request for memory
 inline constexpr LockLevel kQueue ABSL_ACQUIRED_AFTER(kRequest){5, "queue"};    // the requests that wait for a device
-inline constexpr LockLevel kEvents ABSL_ACQUIRED_AFTER(kQueue){6, "events"};    // the way from a session to its stream
-inline constexpr LockLevel kStream ABSL_ACQUIRED_AFTER(kEvents){7, "stream"};   // messages to a client
-inline constexpr LockLevel kSession ABSL_ACQUIRED_AFTER(kStream){8, "session"};
-inline constexpr LockLevel kHeap ABSL_ACQUIRED_AFTER(kSession){9, "heap"};  // a caching allocator
-inline constexpr LockLevel kPool ABSL_ACQUIRED_AFTER(kHeap){10, "pool"};    // one device's accounts and segments
+inline constexpr LockLevel kStream ABSL_ACQUIRED_AFTER(kQueue){6, "stream"};    // messages to a client
+inline constexpr LockLevel kSession ABSL_ACQUIRED_AFTER(kStream){7, "session"};
+inline constexpr LockLevel kHeap ABSL_ACQUIRED_AFTER(kSession){8, "heap"};  // a caching allocator
+inline constexpr LockLevel kPool ABSL_ACQUIRED_AFTER(kHeap){9, "pool"};     // one device's accounts and segments
 // Every mutex without a level: no lock is taken while one of them is held.
-inline constexpr LockLevel kLeaf ABSL_ACQUIRED_AFTER(kPool){11, "leaf"};
+inline constexpr LockLevel kLeaf ABSL_ACQUIRED_AFTER(kPool){10, "leaf"};
 
 }  // namespace lock_level
 

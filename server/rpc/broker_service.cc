@@ -2,13 +2,11 @@
 #include "server/rpc/broker_service.h"
 
 #include <atomic>
-#include <chrono>
 #include <utility>
-#include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "allocator/base/version.h"
 #include "allocator/wire/heap_convert.h"
+#include "server/requests/waiting_requests.h"
 #include "server/rpc/session_reactor.h"
 #include "server/wire/convert.h"
 
@@ -22,6 +20,7 @@ constexpr size_t kMaxResumeLists = 8;
 class WaitingCall : public grpc::ServerUnaryReactor {
  public:
   WaitingCall(Broker* broker, SessionPtr session) : broker_(*broker), session_(std::move(session)) {}
+  const SessionPtr& session() const { return session_; }
   uint64_t cancel_key() const { return cancel_key_; }
   void OnCancel() override { broker_.waiting().Cancel(session_, cancel_key_); }
   void OnDone() override { delete this; }
@@ -39,9 +38,10 @@ class WaitingCall : public grpc::ServerUnaryReactor {
 
 }  // namespace
 
-BrokerService::BrokerService(Broker* broker, const Connections* connections, const RpcMeter* rpcs,
-                             size_t max_streams_per_uid)
+BrokerService::BrokerService(Broker* broker, const SessionCalls* calls, const Connections* connections,
+                             const RpcMeter* rpcs, size_t max_streams_per_uid)
     : broker_(*broker),
+      calls_(*calls),
       connections_(*connections),
       rpcs_(*rpcs),
       streams_(
@@ -54,18 +54,15 @@ absl::StatusOr<SessionPtr> BrokerService::OwnSession(const grpc::CallbackServerC
   return broker_.sessions().Find(SessionId{id}, *caller);
 }
 
-absl::Status BrokerService::GiveBack(const grpc::CallbackServerContext& context, uint64_t id,
-                                     const std::function<absl::Status(const SessionPtr&)>& give_back) const {
+absl::Status BrokerService::GiveBack(
+    const grpc::CallbackServerContext& context, uint64_t id,
+    const std::function<absl::Status(const SessionPtr& session, const absl::Status& admitted)>& call) const {
   const absl::StatusOr<Caller> caller = connections_.Peer(context);
   if (!caller.ok()) return caller.status();
-  const auto now = std::chrono::steady_clock::now();
-  absl::Status over_rate = connections_.rates().Take(caller->uid, now);
+  absl::Status admitted = calls_.Admit(caller->uid);
   const absl::StatusOr<SessionPtr> session = broker_.sessions().Find(SessionId{id}, *caller);
-  absl::Status status = session.ok() ? give_back(*session) : session.status();
-  if (over_rate.ok()) return status;
-  if (!status.ok()) return over_rate;
-  connections_.rates().Owe(caller->uid, now);
-  return status;
+  if (session.ok()) return call(*session, admitted);
+  return admitted.ok() ? session.status() : admitted;
 }
 
 grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse>* BrokerService::Session(
@@ -74,7 +71,7 @@ grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse>* BrokerService:
   absl::StatusOr<UserSlots::Slot> slot = caller.ok() ? streams_.Take(caller->uid) : caller.status();
   const bool taken = slot.ok();
   if (!taken) caller = slot.status();
-  return new SessionReactor(&broker_, &connections_.rates(), &rpcs_, context, std::move(caller),
+  return new SessionReactor(&broker_, &calls_, &rpcs_, context, std::move(caller),
                             taken ? *std::move(slot) : UserSlots::Slot(), &resume_lists_);
 }
 
@@ -82,29 +79,22 @@ grpc::ServerUnaryReactor* BrokerService::Allocate(grpc::CallbackServerContext* c
                                                   const v1::AllocateRequest* request, v1::AllocateResponse* response) {
   absl::StatusOr<SessionPtr> session = OwnSession(*context, request->session_id());
   if (!session.ok()) return Reply(context, session.status());
-  auto* const reactor = new WaitingCall(&broker_, *session);
-  const absl::StatusOr<RequestOptions> growth = RequestOptionsOf(*request, reactor->cancel_key(), session->get());
-  if (!growth.ok()) {
-    reactor->Finish(ToGrpc(growth.status()));
-    return reactor;
-  }
-  broker_.allocations().Allocate(
-      *session, request->device(), request->requested_bytes(), request->stream(),
-      [this, context, reactor, response, session = *session](absl::StatusOr<Allocation> allocation) {
-        // A caller that gave up will never learn the block's id, so nobody could free it.
-        if (allocation.ok() && context->IsCancelled()) (void)broker_.allocations().Free(session, {allocation->block});
-        if (allocation.ok()) *response = ToProto(*allocation);
-        reactor->Finish(ToGrpc(allocation.status()));
-      },
-      *growth);
+  auto* const reactor = new WaitingCall(&broker_, *std::move(session));
+  calls_.Allocate(reactor->session(), *request, reactor->cancel_key(),
+                  [this, context, reactor, response](absl::StatusOr<v1::AllocateResponse> allocated) {
+                    const absl::Status status = allocated.status();
+                    if (status.ok() && context->IsCancelled()) calls_.Abandon(reactor->session(), *allocated);
+                    if (status.ok()) *response = *std::move(allocated);
+                    reactor->Finish(ToGrpc(status));
+                  });
   return reactor;
 }
 
 grpc::ServerUnaryReactor* BrokerService::Free(grpc::CallbackServerContext* context, const v1::FreeRequest* request,
                                               v1::FreeResponse* /*response*/) {
-  return Reply(context, GiveBack(*context, request->session_id(), [&](const SessionPtr& session) {
-                 const absl::StatusOr<std::vector<BlockId>> blocks = BlockIds(*request);
-                 return blocks.ok() ? broker_.allocations().Free(session, *blocks) : blocks.status();
+  return Reply(context,
+               GiveBack(*context, request->session_id(), [&](const SessionPtr& session, const absl::Status& admitted) {
+                 return calls_.Free(session, *request, admitted);
                }));
 }
 
@@ -113,30 +103,25 @@ grpc::ServerUnaryReactor* BrokerService::LeaseSegments(grpc::CallbackServerConte
                                                        v1::LeaseSegmentsResponse* response) {
   absl::StatusOr<SessionPtr> session = OwnSession(*context, request->session_id());
   if (!session.ok()) return Reply(context, session.status());
-  auto* const reactor = new WaitingCall(&broker_, *session);
-  const auto done = [this, context, reactor, request, response,
-                     session = *session](const absl::StatusOr<std::vector<Lease>>& leases) {
-    if (leases.ok()) {
-      *response = ToProto(*leases);
-      // A caller that gave up will never learn the ids.
-      if (context->IsCancelled())
-        (void)broker_.leases().ReturnSegments(session, request->device(), SegmentIds(*leases));
-    }
-    reactor->Finish(ToGrpc(leases.status()));
-  };
-  broker_.leases().LeaseSegments(*session, request->device(),
-                                 {request->segment_bytes().begin(), request->segment_bytes().end()}, done,
-                                 RequestOptionsOf(*request, reactor->cancel_key()));
+  auto* const reactor = new WaitingCall(&broker_, *std::move(session));
+  calls_.LeaseSegments(reactor->session(), *request, reactor->cancel_key(),
+                       [this, context, reactor, request, response](absl::StatusOr<v1::LeaseSegmentsResponse> leased) {
+                         const absl::Status status = leased.status();
+                         if (status.ok() && context->IsCancelled()) {
+                           calls_.Abandon(reactor->session(), *request, *leased);
+                         }
+                         if (status.ok()) *response = *std::move(leased);
+                         reactor->Finish(ToGrpc(status));
+                       });
   return reactor;
 }
 
 grpc::ServerUnaryReactor* BrokerService::ReturnSegments(grpc::CallbackServerContext* context,
                                                         const v1::ReturnSegmentsRequest* request,
                                                         v1::ReturnSegmentsResponse* /*response*/) {
-  return Reply(context, GiveBack(*context, request->session_id(), [&](const SessionPtr& session) {
-                 const absl::StatusOr<std::vector<SegmentId>> segments = SegmentIds(*request);
-                 return segments.ok() ? broker_.leases().ReturnSegments(session, request->device(), *segments)
-                                      : segments.status();
+  return Reply(context,
+               GiveBack(*context, request->session_id(), [&](const SessionPtr& session, const absl::Status& admitted) {
+                 return calls_.ReturnSegments(session, *request, admitted);
                }));
 }
 

@@ -10,16 +10,18 @@
 #include "server/core/broker.h"
 #include "server/rpc/connections.h"
 #include "server/rpc/rpc_meter.h"
+#include "server/rpc/session_calls.h"
 #include "vrambroker/v1/broker.grpc.pb.h"
 
 namespace vrambroker {
 
-// vrambroker.v1.Broker: translates between messages and the Broker. Thread-safe; no handler blocks.
+// vrambroker.v1.Broker: the calls that clients make as RPCs. Thread-safe; no handler blocks.
 class BrokerService final : public v1::Broker::CallbackService {
  public:
-  // Both outlive the gRPC server. A user has at most `max_streams_per_uid` session streams open, so many that every
+  // All outlive the gRPC server. A user has at most `max_streams_per_uid` session streams open, so many that every
   // session can have one, and another while it is resumed.
-  BrokerService(Broker* broker, const Connections* connections, const RpcMeter* rpcs, size_t max_streams_per_uid);
+  BrokerService(Broker* broker, const SessionCalls* calls, const Connections* connections, const RpcMeter* rpcs,
+                size_t max_streams_per_uid);
 
   grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse>* Session(
       grpc::CallbackServerContext* context) override;
@@ -44,14 +46,15 @@ class BrokerService final : public v1::Broker::CallbackService {
                                        v1::GetDevicesResponse* response) override;
 
  private:
-  // The session `id`, when the caller of this RPC owns it.
+  // The session `id`, when the caller of this RPC owns it. Counts the call.
   absl::StatusOr<SessionPtr> OwnSession(const grpc::CallbackServerContext& context, uint64_t id) const;
-  // Gives something of the session back, however often its user calls: who calls too often must not be left with what
-  // it does not want. The call counts, and is refused for its rate when there was nothing to give back.
-  absl::Status GiveBack(const grpc::CallbackServerContext& context, uint64_t id,
-                        const std::function<absl::Status(const SessionPtr&)>& give_back) const;
+  // The same for a call that SessionCalls makes at any rate: `call` gets what Admit() said.
+  absl::Status GiveBack(
+      const grpc::CallbackServerContext& context, uint64_t id,
+      const std::function<absl::Status(const SessionPtr& session, const absl::Status& admitted)>& call) const;
 
   Broker& broker_;
+  const SessionCalls& calls_;
   const Connections& connections_;
   const RpcMeter& rpcs_;
   UserSlots streams_;

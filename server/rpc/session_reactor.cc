@@ -4,13 +4,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
-#include <optional>
+#include <deque>
 #include <utility>
 #include <vector>
 
-#include "absl/container/btree_map.h"
 #include "absl/strings/str_cat.h"
+#include "allocator/base/mutex.h"
 #include "allocator/base/version.h"
 #include "allocator/wire/heap_convert.h"
 #include "server/wire/convert.h"
@@ -51,59 +50,34 @@ absl::Status CheckHello(const v1::Hello& hello) {
   return absl::OkStatus();
 }
 
-// Of a message that is a call, and so is answered; those that give something back are never refused.
-std::optional<uint64_t> CallId(const v1::SessionRequest& request) {
-  using Request = v1::SessionRequest;
-  switch (request.message_case()) {
-    case Request::kAllocate:
-      return request.allocate().call_id();
-    case Request::kLease:
-      return request.lease().call_id();
-    case Request::kExplain:
-      return request.explain().call_id();
-    default:
-      return std::nullopt;
-  }
-}
-
-// The answer to call `id`: `fill` puts the result in, unless `status` is an error.
-template <typename Fill>
-v1::SessionResponse AnswerTo(uint64_t id, const absl::Status& status, const Fill& fill) {
-  v1::SessionResponse response;
-  v1::CallResult* result = response.mutable_result();
-  result->set_call_id(id);
-  if (status.ok()) {
-    fill(*result);
-  } else {
-    *result->mutable_error() = ToProto(status);
-  }
-  return response;
-}
-
 }  // namespace
 
-// What the session holds on to. The stream goes away with the call; its events then go nowhere.
-class SessionReactor::Events : public SessionEvents {
+// What goes to the client, in order. The session and its calls hold on to it. The stream goes away with the RPC; what
+// is sent after that goes nowhere.
+class SessionReactor::Outbox : public SessionEvents {
  public:
-  explicit Events(SessionReactor* stream) : stream_(stream) {}
+  explicit Outbox(SessionReactor* stream) : stream_(stream) {}
 
-  void Detach() {
+  // Messages after the end are dropped. Ends a stream whose client does not read.
+  void Send(v1::SessionResponse response) ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(mu_);
-    stream_ = nullptr;
+    Queue(std::move(response));
   }
-
-  void Send(v1::SessionResponse response) {
+  // Ends the stream after what is queued.
+  void End(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(mu_);
-    if (stream_ != nullptr) stream_->Send(std::move(response));
+    SetEnd(status);
   }
-
-  // False when the stream has gone.
-  bool Opened(const absl::StatusOr<SessionPtr>& session, const AllocConf& conf) {
-    MutexLock lock(mu_);
-    if (stream_ == nullptr) return false;
-    stream_->Opened(session, conf);
-    return true;
-  }
+  // The broker has opened or resumed `session`, or says why not: the stream reads on, or ends. False: it has gone.
+  bool Opened(const absl::StatusOr<SessionPtr>& session, const AllocConf& conf) ABSL_LOCKS_EXCLUDED(mu_);
+  // What was written last has been sent, or the stream is broken.
+  void OnWritten(bool ok) ABSL_LOCKS_EXCLUDED(mu_);
+  // How the RPC ended.
+  struct Ending {
+    bool welcomed = false;  // the client has been told of its session
+    absl::StatusCode code = absl::StatusCode::kOk;
+  };
+  Ending Detach() ABSL_LOCKS_EXCLUDED(mu_);
 
   void Ask(uint64_t question_id, const ClientQuestion& question) override {
     v1::SessionResponse response;
@@ -156,33 +130,73 @@ class SessionReactor::Events : public SessionEvents {
   }
 
  private:
-  Mutex mu_ ABSL_ACQUIRED_AFTER(lock_level::kEvents) ABSL_ACQUIRED_BEFORE(lock_level::kStream){lock_level::kEvents};
-  SessionReactor* stream_ ABSL_GUARDED_BY(mu_);
+  void Queue(v1::SessionResponse response) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void SetEnd(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  Mutex mu_ ABSL_ACQUIRED_AFTER(lock_level::kStream) ABSL_ACQUIRED_BEFORE(lock_level::kSession){lock_level::kStream};
+  SessionReactor* stream_ ABSL_GUARDED_BY(mu_);  // null when it has gone
+  std::deque<v1::SessionResponse> outgoing_ ABSL_GUARDED_BY(mu_);
+  bool writing_ ABSL_GUARDED_BY(mu_) = false;
+  bool ending_ ABSL_GUARDED_BY(mu_) = false;
+  bool finished_ ABSL_GUARDED_BY(mu_) = false;
+  bool welcomed_ ABSL_GUARDED_BY(mu_) = false;  // the welcome has been written
+  grpc::Status final_status_ ABSL_GUARDED_BY(mu_);
 };
 
-SessionReactor::SessionReactor(Broker* broker, CallRates* rates, const RpcMeter* rpcs,
+// Answers one call on the stream, once, and meters it.
+class SessionReactor::Answer {
+ public:
+  Answer(std::shared_ptr<Outbox> outbox, uint64_t call_id, RpcMeter::Method* method)
+      : outbox_(std::move(outbox)), call_id_(call_id), rpc_(RpcMeter::Start(method)) {}
+
+  // `fill` puts the result in, unless `status` is an error.
+  template <typename Fill>
+  void Send(const absl::Status& status, const Fill& fill) const {
+    v1::SessionResponse response;
+    v1::CallResult* result = response.mutable_result();
+    result->set_call_id(call_id_);
+    if (status.ok()) {
+      fill(*result);
+    } else {
+      *result->mutable_error() = ToProto(status);
+    }
+    outbox_->Send(std::move(response));
+    rpc_.Done(status.code());
+  }
+  void Refuse(const absl::Status& why) const {
+    Send(why, [](v1::CallResult&) {});
+  }
+
+ private:
+  std::shared_ptr<Outbox> outbox_;
+  uint64_t call_id_;
+  RpcMeter::Call rpc_;
+};
+
+SessionReactor::SessionReactor(Broker* broker, const SessionCalls* calls, const RpcMeter* rpcs,
                                grpc::CallbackServerContext* context, absl::StatusOr<Caller> identity,
                                UserSlots::Slot slot, UserSlots* resume_lists)
     : broker_(*broker),
-      rates_(*rates),
+      calls_(*calls),
       rpcs_(*rpcs),
       call_(RpcMeter::Start(rpcs_.Find("Session"))),
       context_(*context),
       identity_(std::move(identity)),
       slot_(std::move(slot)),
       resume_lists_(*resume_lists),
-      events_(std::make_shared<Events>(this)) {
+      outbox_(std::make_shared<Outbox>(this)) {
   if (identity_.ok()) {
     StartRead(&request_);
   } else {
-    End(identity_.status());
+    outbox_->End(identity_.status());
   }
 }
 
 void SessionReactor::OnReadDone(bool ok) {
   if (!ok) {  // half-closed or broken; without a goodbye neither says that the client's mappings are closed
-    End(session_ != nullptr ? absl::OkStatus()
-                            : absl::InvalidArgumentError("message: the stream ended before a readable hello"));
+    outbox_->End(session_ != nullptr ? absl::OkStatus()
+                                     : absl::InvalidArgumentError("message: the stream ended before a readable hello"));
     return;
   }
   Handle(request_);
@@ -191,31 +205,22 @@ void SessionReactor::OnReadDone(bool ok) {
 void SessionReactor::Handle(const v1::SessionRequest& request) {
   if (session_ == nullptr) {
     const absl::Status status = HandleFirst(request);
-    if (!status.ok()) End(status);
+    if (!status.ok()) outbox_->End(status);
     return;  // Opened() reads on
   }
   if (request.message_case() == v1::SessionRequest::kGoodbye) {
     broker_.Close(session_, "goodbye");
-    return End(absl::OkStatus());
+    return outbox_->End(absl::OkStatus());
   }
-  if (request.has_free() || request.has_return_segments()) {
-    HandleGivingBack(request);
-    return StartRead(&request_);
+  const absl::Status admitted = calls_.Admit(identity_->uid);
+  if (admitted.ok()) too_many_ = 0;
+  if (!HandleCall(request, admitted)) {
+    // Another process of the user may be the one that floods: what an honest client sends unasked, statistics once a
+    // second and answers, is not lost, and does not end its session.
+    if (!admitted.ok() && ++too_many_ > kMaxTooMany) return outbox_->End(admitted);
+    if (const absl::Status status = HandleMessage(request); !status.ok()) return outbox_->End(status);
   }
-  const absl::Status refusal = rates_.Take(identity_->uid, std::chrono::steady_clock::now());
-  if (refusal.ok()) too_many_ = 0;
-  const absl::Status status = refusal.ok() ? HandleLater(request) : HandleTooMany(request, refusal);
-  if (!status.ok()) return End(status);
   StartRead(&request_);
-}
-
-void SessionReactor::HandleGivingBack(const v1::SessionRequest& request) {
-  const auto now = std::chrono::steady_clock::now();
-  const absl::Status over_rate = rates_.Take(identity_->uid, now);
-  if (over_rate.ok()) too_many_ = 0;
-  const bool gave_back =
-      request.has_free() ? HandleFree(request.free(), over_rate) : HandleReturn(request.return_segments(), over_rate);
-  if (gave_back && !over_rate.ok()) rates_.Owe(identity_->uid, now);
 }
 
 // Before the session is open.
@@ -229,19 +234,64 @@ absl::Status SessionReactor::HandleFirst(const v1::SessionRequest& request) {
   return request.hello().has_resume() ? HandleResume(request.hello().resume()) : HandleHello(request.hello());
 }
 
-absl::Status SessionReactor::HandleTooMany(const v1::SessionRequest& request, const absl::Status& refusal) {
-  if (const std::optional<uint64_t> call = CallId(request); call.has_value()) {
-    Send(AnswerTo(*call, refusal, [](v1::CallResult&) {}));
-    return absl::OkStatus();
+bool SessionReactor::HandleCall(const v1::SessionRequest& request, const absl::Status& admitted) {
+  using Request = v1::SessionRequest;
+  switch (request.message_case()) {
+    case Request::kAllocate: {
+      const v1::AllocateCall& call = request.allocate();
+      const Answer answer(outbox_, call.call_id(), rpcs_.Find("Session.Allocate"));
+      if (!admitted.ok()) {
+        answer.Refuse(admitted);
+        return true;
+      }
+      calls_.Allocate(session_, call.request(), call.call_id(), [answer](absl::StatusOr<v1::AllocateResponse> got) {
+        answer.Send(got.status(), [&](v1::CallResult& result) { *result.mutable_allocated() = *std::move(got); });
+      });
+      return true;
+    }
+    case Request::kLease: {
+      const v1::LeaseCall& call = request.lease();
+      const Answer answer(outbox_, call.call_id(), rpcs_.Find("Session.LeaseSegments"));
+      if (!admitted.ok()) {
+        answer.Refuse(admitted);
+        return true;
+      }
+      calls_.LeaseSegments(
+          session_, call.request(), call.call_id(), [answer](absl::StatusOr<v1::LeaseSegmentsResponse> got) {
+            answer.Send(got.status(), [&](v1::CallResult& result) { *result.mutable_leased() = *std::move(got); });
+          });
+      return true;
+    }
+    case Request::kExplain: {
+      const v1::ExplainCall& call = request.explain();
+      const Answer answer(outbox_, call.call_id(), rpcs_.Find("Session.Explain"));
+      if (!admitted.ok()) {
+        answer.Refuse(admitted);
+        return true;
+      }
+      calls_.Explain(session_, call.request(), [answer](const absl::Status& why) { answer.Refuse(why); });
+      return true;
+    }
+    case Request::kFree: {
+      const v1::FreeCall& call = request.free();
+      const Answer answer(outbox_, call.call_id(), rpcs_.Find("Session.Free"));
+      answer.Send(calls_.Free(session_, call.request(), admitted),
+                  [](v1::CallResult& result) { result.mutable_freed(); });
+      return true;
+    }
+    case Request::kReturnSegments: {
+      const v1::ReturnCall& call = request.return_segments();
+      const Answer answer(outbox_, call.call_id(), rpcs_.Find("Session.ReturnSegments"));
+      answer.Send(calls_.ReturnSegments(session_, call.request(), admitted),
+                  [](v1::CallResult& result) { result.mutable_returned(); });
+      return true;
+    }
+    default:
+      return false;
   }
-  // Another process of the user may be the one that floods: what an honest client sends unasked, statistics once a
-  // second and answers, is not lost, and does not end its session.
-  if (++too_many_ > kMaxTooMany) return refusal;
-  return HandleLater(request);
 }
 
-// Of an open session. An error ends the stream.
-absl::Status SessionReactor::HandleLater(const v1::SessionRequest& request) {
+absl::Status SessionReactor::HandleMessage(const v1::SessionRequest& request) {
   using Request = v1::SessionRequest;
   switch (request.message_case()) {
     case Request::kSegmentsClosed: {
@@ -254,15 +304,6 @@ absl::Status SessionReactor::HandleLater(const v1::SessionRequest& request) {
       if (RemoteSession* const remote = session_->remote()) remote->SegmentsClosed(ids);
       break;
     }
-    case Request::kAllocate:
-      HandleAllocate(request.allocate());
-      break;
-    case Request::kLease:
-      HandleLease(request.lease());
-      break;
-    case Request::kExplain:
-      HandleExplain(request.explain());
-      break;
     case Request::kStats:
       return HandleStats(request.stats());
     case Request::kAnswer:
@@ -288,8 +329,11 @@ absl::Status SessionReactor::HandleLater(const v1::SessionRequest& request) {
       break;
     case Request::kResumeMore:
       return absl::FailedPreconditionError("message: resume_more comes right after the hello only");
+    case Request::kAllocate:
     case Request::kFree:
-    case Request::kReturnSegments:  // HandleGivingBack()
+    case Request::kLease:
+    case Request::kReturnSegments:
+    case Request::kExplain:  // HandleCall()
       break;
     case Request::kHello:
       return absl::FailedPreconditionError("message: hello was already sent; a stream carries one session");
@@ -307,13 +351,13 @@ absl::Status SessionReactor::HandleHello(const v1::Hello& hello) {
       .name = hello.name(), .limit = FromProto(hello.limit()), .leases = hello.placement() == v1::PLACEMENT_LEASED};
   if (!hello.alloc_conf().empty()) options.allocator = conf->options;
   if (hello.has_mark()) options.mark = hello.mark().fd();
-  const absl::StatusOr<SessionPtr> session = broker_.OpenSession(*identity_, options, events_);
+  const absl::StatusOr<SessionPtr> session = broker_.OpenSession(*identity_, options, outbox_);
   if (!session.ok()) return session.status();
   broker_.limits().KeepGuarantee(
       *session, FromProto(hello.guarantee()),
-      [&broker = broker_, events = events_, session = *session, conf = *conf](const absl::Status& kept) {
+      [&broker = broker_, outbox = outbox_, session = *session, conf = *conf](const absl::Status& kept) {
         if (!kept.ok()) broker.Close(session, std::string(kept.message()), CloseReason::kNotOpened);
-        if (!events->Opened(kept.ok() ? session : absl::StatusOr<SessionPtr>(kept), conf)) {
+        if (!outbox->Opened(kept.ok() ? session : absl::StatusOr<SessionPtr>(kept), conf)) {
           broker.Close(session, "its stream ended before it was open", CloseReason::kNotOpened);
         }
       });
@@ -363,23 +407,14 @@ absl::Status SessionReactor::ResumeWith(const google::protobuf::RepeatedField<ui
     return absl::OkStatus();
   }
   const std::unique_ptr<ResumeList> list = std::move(resume_list_);
-  broker_.ResumeSession(*identity_, list->token, std::move(list->held), events_,
-                        [&broker = broker_, events = events_](const absl::StatusOr<SessionPtr>& session) {
-                          if (!events->Opened(session, {}) && session.ok()) broker.Disconnect(*session);
+  broker_.ResumeSession(*identity_, list->token, std::move(list->held), outbox_,
+                        [&broker = broker_, outbox = outbox_](const absl::StatusOr<SessionPtr>& session) {
+                          if (!outbox->Opened(session, {}) && session.ok()) broker.Disconnect(*session);
                         });
   return absl::OkStatus();
 }
 
-void SessionReactor::Opened(const absl::StatusOr<SessionPtr>& session, const AllocConf& conf) {
-  if (!session.ok()) return End(session.status());
-  session_ = *session;
-  SendWelcome(conf);
-  // This is no reaction of gRPC's: the call may be over already.
-  MutexLock lock(mu_);
-  if (!finished_) StartRead(&request_);
-}
-
-void SessionReactor::SendWelcome(const AllocConf& conf) {
+v1::SessionResponse SessionReactor::WelcomeTo(const AllocConf& conf) const {
   v1::SessionResponse response;
   v1::Welcome* welcome = response.mutable_welcome();
   welcome->set_session_id(Raw(session_->id()));
@@ -410,65 +445,7 @@ void SessionReactor::SendWelcome(const AllocConf& conf) {
                                        broker_.options().record_events,
                                        ": max_recorded_events_per_uid allows its user no more"));
   }
-  Send(std::move(response));
-}
-
-void SessionReactor::HandleAllocate(const v1::AllocateCall& call) {
-  const auto done = [events = events_, id = call.call_id(), rpc = RpcMeter::Start(rpcs_.Find("Session.Allocate"))](
-                        const absl::StatusOr<Allocation>& allocation) {
-    events->Send(AnswerTo(id, allocation.status(),
-                          [&](v1::CallResult& result) { *result.mutable_allocated() = ToProto(*allocation); }));
-    rpc.Done(allocation.status().code());
-  };
-  const absl::StatusOr<RequestOptions> growth = RequestOptionsOf(call.request(), call.call_id(), session_.get());
-  if (!growth.ok()) return done(growth.status());
-  broker_.allocations().Allocate(session_, call.request().device(), call.request().requested_bytes(),
-                                 call.request().stream(), done, *growth);
-}
-
-bool SessionReactor::HandleFree(const v1::FreeCall& call, const absl::Status& over_rate) {
-  const RpcMeter::Call rpc = RpcMeter::Start(rpcs_.Find("Session.Free"));
-  const absl::StatusOr<std::vector<BlockId>> blocks = BlockIds(call.request());
-  absl::Status status = blocks.ok() ? broker_.allocations().Free(session_, *blocks) : blocks.status();
-  if (!status.ok() && !over_rate.ok()) status = over_rate;
-  Send(AnswerTo(call.call_id(), status, [](v1::CallResult& result) { result.mutable_freed(); }));
-  rpc.Done(status.code());
-  return status.ok();
-}
-
-void SessionReactor::HandleLease(const v1::LeaseCall& call) {
-  const v1::LeaseSegmentsRequest& request = call.request();
-  broker_.leases().LeaseSegments(
-      session_, request.device(), {request.segment_bytes().begin(), request.segment_bytes().end()},
-      [events = events_, id = call.call_id(),
-       rpc = RpcMeter::Start(rpcs_.Find("Session.LeaseSegments"))](const absl::StatusOr<std::vector<Lease>>& leases) {
-        events->Send(AnswerTo(id, leases.status(),
-                              [&](v1::CallResult& result) { *result.mutable_leased() = ToProto(*leases); }));
-        rpc.Done(leases.status().code());
-      },
-      RequestOptionsOf(request, call.call_id()));
-}
-
-bool SessionReactor::HandleReturn(const v1::ReturnCall& call, const absl::Status& over_rate) {
-  const RpcMeter::Call rpc = RpcMeter::Start(rpcs_.Find("Session.ReturnSegments"));
-  const absl::StatusOr<std::vector<SegmentId>> segments = SegmentIds(call.request());
-  absl::Status status =
-      segments.ok() ? broker_.leases().ReturnSegments(session_, call.request().device(), *segments) : segments.status();
-  if (!status.ok() && !over_rate.ok()) status = over_rate;
-  Send(AnswerTo(call.call_id(), status, [](v1::CallResult& result) { result.mutable_returned(); }));
-  rpc.Done(status.code());
-  return status.ok();
-}
-
-void SessionReactor::HandleExplain(const v1::ExplainCall& call) {
-  const auto done = [events = events_, id = call.call_id(),
-                     rpc = RpcMeter::Start(rpcs_.Find("Session.Explain"))](const absl::Status& explained) {
-    events->Send(AnswerTo(id, explained, [](v1::CallResult&) {}));  // always an error
-    rpc.Done(explained.code());
-  };
-  const absl::StatusOr<RefusedRequest> request = FromProto(call.request());
-  if (!request.ok()) return done(request.status());
-  broker_.refusals().Explain(session_, call.request().device(), *request, done);
+  return response;
 }
 
 absl::Status SessionReactor::HandleStats(const v1::HeapStats& stats) {
@@ -511,40 +488,75 @@ void SessionReactor::HandleAnswer(const v1::Answer& answer) {
   });
 }
 
-void SessionReactor::Send(v1::SessionResponse response) {
+void SessionReactor::OnWriteDone(bool ok) {
+  outbox_->OnWritten(ok);
+}
+
+void SessionReactor::OnCancel() {
+  outbox_->End(absl::CancelledError("the connection is gone"));
+}
+
+void SessionReactor::OnDone() {
+  const Outbox::Ending ending = outbox_->Detach();
+  // Nobody was told that the caller cannot be identified when it was because the connection had gone.
+  const bool of_nobody = !identity_.ok() && context_.IsCancelled();
+  call_.Done(of_nobody ? absl::StatusCode::kCancelled : ending.code);
+  if (session_ != nullptr && !ending.welcomed && !resumed_) {
+    broker_.Close(session_, "its stream ended before it was open", CloseReason::kNotOpened);  // nobody knows its id
+  } else if (session_ != nullptr) {
+    broker_.Disconnect(session_);
+  }
+  delete this;
+}
+
+// ---- What is sent ----
+
+bool SessionReactor::Outbox::Opened(const absl::StatusOr<SessionPtr>& session, const AllocConf& conf) {
   MutexLock lock(mu_);
-  if (ending_) return;
+  if (stream_ == nullptr) return false;
+  if (!session.ok()) {
+    SetEnd(session.status());
+    return true;
+  }
+  stream_->session_ = *session;
+  Queue(stream_->WelcomeTo(conf));
+  // This is no reaction of gRPC's: the RPC may be over already.
+  if (!finished_) stream_->StartRead(&stream_->request_);
+  return true;
+}
+
+void SessionReactor::Outbox::Queue(v1::SessionResponse response) {
+  if (stream_ == nullptr || ending_) return;
   if (outgoing_.size() < kMaxQueued) {
     outgoing_.push_back(std::move(response));
     return WriteNext();
   }
-  // The client does not read. What is being written may never be done, so the call has to be broken.
+  // The client does not read. What is being written may never be done, so the RPC has to be broken.
   outgoing_.resize(1);
   ending_ = true;
   final_status_ = grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, "the client does not read its session stream");
-  context_.TryCancel();
+  stream_->context_.TryCancel();
 }
 
-void SessionReactor::End(const absl::Status& status) {
-  MutexLock lock(mu_);
-  if (ending_) return;
+void SessionReactor::Outbox::SetEnd(const absl::Status& status) {
+  if (stream_ == nullptr || ending_) return;
   ending_ = true;
   final_status_ = ToGrpc(status);
   WriteNext();
 }
 
-void SessionReactor::WriteNext() {
+void SessionReactor::Outbox::WriteNext() {
   if (writing_ || finished_) return;
   if (!outgoing_.empty()) {
     writing_ = true;
-    StartWrite(&outgoing_.front());
+    stream_->StartWrite(&outgoing_.front());
   } else if (ending_) {
     finished_ = true;
-    Finish(final_status_);
+    stream_->Finish(final_status_);
   }
 }
 
-void SessionReactor::OnWriteDone(bool ok) {
+void SessionReactor::Outbox::OnWritten(bool ok) {
   MutexLock lock(mu_);
   writing_ = false;
   if (ok && outgoing_.front().has_welcome()) welcomed_ = true;
@@ -556,26 +568,10 @@ void SessionReactor::OnWriteDone(bool ok) {
   WriteNext();
 }
 
-void SessionReactor::OnCancel() {
-  End(absl::CancelledError("the connection is gone"));
-}
-
-void SessionReactor::OnDone() {
-  events_->Detach();
-  bool welcomed = false;
-  {
-    MutexLock lock(mu_);
-    welcomed = welcomed_;
-    // Nobody was told that the caller cannot be identified when it was because the connection had gone.
-    const bool of_nobody = !identity_.ok() && context_.IsCancelled();
-    call_.Done(of_nobody ? absl::StatusCode::kCancelled : static_cast<absl::StatusCode>(final_status_.error_code()));
-  }
-  if (session_ != nullptr && !welcomed && !resumed_) {
-    broker_.Close(session_, "its stream ended before it was open", CloseReason::kNotOpened);  // nobody knows its id
-  } else if (session_ != nullptr) {
-    broker_.Disconnect(session_);
-  }
-  delete this;
+SessionReactor::Outbox::Ending SessionReactor::Outbox::Detach() {
+  MutexLock lock(mu_);
+  stream_ = nullptr;
+  return {.welcomed = welcomed_, .code = static_cast<absl::StatusCode>(final_status_.error_code())};
 }
 
 }  // namespace vrambroker

@@ -25,17 +25,17 @@ using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-constexpr SessionId kA{1};
-constexpr SessionId kB{2};
-constexpr SessionId kC{3};
-constexpr SessionId kD{4};
-constexpr uint64_t kCapacity = 64_MiB;
-constexpr milliseconds kTimeout(2000);
-constexpr milliseconds kHoldBack(1000);
-constexpr milliseconds kLook = kHoldBack / RequestQueue::kHoldLooks;
-
 class RequestQueueTest : public ::testing::Test {
  protected:
+  static constexpr SessionId kA{1};
+  static constexpr SessionId kB{2};
+  static constexpr SessionId kC{3};
+  static constexpr SessionId kD{4};
+  static constexpr uint64_t kCapacity = 64_MiB;
+  static constexpr milliseconds kTimeout{2000};
+  static constexpr milliseconds kHoldBack{1000};
+  static constexpr milliseconds kLook = kHoldBack / RequestQueue::kHoldLooks;
+
   RequestQueueTest() : RequestQueueTest(std::make_unique<FakeDevice>(kCapacity)) {}
   explicit RequestQueueTest(std::unique_ptr<FakeDevice> device)
       : device_(device->control()),

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/rpc/session_calls.h"
+
+#include <chrono>
+#include <utility>
+#include <vector>
+
+#include "allocator/base/ids.h"
+#include "server/requests/allocations.h"
+#include "server/requests/leases.h"
+#include "server/requests/refusals.h"
+#include "server/wire/convert.h"
+
+namespace vrambroker {
+
+absl::Status SessionCalls::Admit(uid_t uid) const {
+  return rates_.Take(uid, std::chrono::steady_clock::now());
+}
+
+// ---- Calls that get something ----
+
+void SessionCalls::Allocate(const SessionPtr& session, const v1::AllocateRequest& request, uint64_t cancel_key,
+                            const AllocateDone& done) const {
+  const absl::StatusOr<RequestOptions> options = RequestOptionsOf(request, cancel_key, session.get());
+  if (!options.ok()) return done(options.status());
+  broker_.allocations().Allocate(
+      session, request.device(), request.requested_bytes(), request.stream(),
+      [done](const absl::StatusOr<Allocation>& allocation) {
+        if (!allocation.ok()) return done(allocation.status());
+        done(ToProto(*allocation));
+      },
+      *options);
+}
+
+void SessionCalls::LeaseSegments(const SessionPtr& session, const v1::LeaseSegmentsRequest& request,
+                                 uint64_t cancel_key, const LeaseDone& done) const {
+  broker_.leases().LeaseSegments(
+      session, request.device(), {request.segment_bytes().begin(), request.segment_bytes().end()},
+      [done](const absl::StatusOr<std::vector<Lease>>& leases) {
+        if (!leases.ok()) return done(leases.status());
+        done(ToProto(*leases));
+      },
+      RequestOptionsOf(request, cancel_key));
+}
+
+void SessionCalls::Abandon(const SessionPtr& session, const v1::AllocateResponse& got) const {
+  (void)broker_.allocations().Free(session, {BlockId{got.block_id()}});
+}
+
+void SessionCalls::Abandon(const SessionPtr& session, const v1::LeaseSegmentsRequest& request,
+                           const v1::LeaseSegmentsResponse& got) const {
+  std::vector<SegmentId> segments;
+  for (const v1::LeaseSegmentsResponse::Segment& segment : got.segments()) {
+    segments.push_back(SegmentId{segment.segment_id()});
+  }
+  (void)broker_.leases().ReturnSegments(session, request.device(), segments);
+}
+
+// ---- Calls that give something back ----
+
+absl::Status SessionCalls::Free(const SessionPtr& session, const v1::FreeRequest& request,
+                                const absl::Status& admitted) const {
+  const absl::StatusOr<std::vector<BlockId>> blocks = BlockIds(request);
+  return GaveBack(*session, blocks.ok() ? broker_.allocations().Free(session, *blocks) : blocks.status(), admitted);
+}
+
+absl::Status SessionCalls::ReturnSegments(const SessionPtr& session, const v1::ReturnSegmentsRequest& request,
+                                          const absl::Status& admitted) const {
+  const absl::StatusOr<std::vector<SegmentId>> segments = SegmentIds(request);
+  return GaveBack(
+      *session,
+      segments.ok() ? broker_.leases().ReturnSegments(session, request.device(), *segments) : segments.status(),
+      admitted);
+}
+
+absl::Status SessionCalls::GaveBack(const Session& session, const absl::Status& status,
+                                    const absl::Status& admitted) const {
+  if (admitted.ok()) return status;
+  if (!status.ok()) return admitted;
+  rates_.Owe(session.caller().uid, std::chrono::steady_clock::now());
+  return status;
+}
+
+// ---- Refusals ----
+
+void SessionCalls::Explain(const SessionPtr& session, const v1::ExplainRequest& request,
+                           const ExplainDone& done) const {
+  const absl::StatusOr<RefusedRequest> refused = FromProto(request);
+  if (!refused.ok()) return done(refused.status());
+  broker_.refusals().Explain(session, request.device(), *refused, done);
+}
+
+}  // namespace vrambroker

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// SessionCalls: what a client calls for its session. A call comes as an RPC of its own (BrokerService), or as a message
+// on the session's stream (SessionReactor). What it does and which errors it has is said here, once for both.
+#ifndef VRAMBROKER_SERVER_RPC_SESSION_CALLS_H_
+#define VRAMBROKER_SERVER_RPC_SESSION_CALLS_H_
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <functional>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/base/rate_limit.h"
+#include "server/core/broker.h"
+#include "vrambroker/v1/broker.pb.h"
+
+namespace vrambroker {
+
+// Thread-safe. No call blocks.
+class SessionCalls {
+ public:
+  // Called once, with the response or with why there is none; perhaps before the call returns, and from any thread.
+  using AllocateDone = std::function<void(absl::StatusOr<v1::AllocateResponse>)>;
+  using LeaseDone = std::function<void(absl::StatusOr<v1::LeaseSegmentsResponse>)>;
+  using ExplainDone = std::function<void(absl::Status)>;
+
+  // Both outlive it.
+  SessionCalls(Broker* broker, CallRates* rates) : broker_(*broker), rates_(*rates) {}
+
+  // Counts a call of the user. ResourceExhausted: the user calls too often.
+  absl::Status Admit(uid_t uid) const;
+
+  // ---- Calls that get something. `cancel_key` is what a request that waits can be cancelled by. ----
+
+  void Allocate(const SessionPtr& session, const v1::AllocateRequest& request, uint64_t cancel_key,
+                const AllocateDone& done) const;
+  void LeaseSegments(const SessionPtr& session, const v1::LeaseSegmentsRequest& request, uint64_t cancel_key,
+                     const LeaseDone& done) const;
+  // Gives back what such a call got: its caller has gone and will never learn the ids.
+  void Abandon(const SessionPtr& session, const v1::AllocateResponse& got) const;
+  void Abandon(const SessionPtr& session, const v1::LeaseSegmentsRequest& request,
+               const v1::LeaseSegmentsResponse& got) const;
+
+  // ---- Calls that give something back ----
+
+  // They are made at any rate: who calls too often must not be left with what it does not want. `admitted` is what
+  // Admit() said. If it is a refusal, the user owes the call, and it is the answer when there was nothing to give back.
+  absl::Status Free(const SessionPtr& session, const v1::FreeRequest& request, const absl::Status& admitted) const;
+  absl::Status ReturnSegments(const SessionPtr& session, const v1::ReturnSegmentsRequest& request,
+                              const absl::Status& admitted) const;
+
+  // ---- Refusals ----
+
+  // Always an error: why the session was left without memory.
+  void Explain(const SessionPtr& session, const v1::ExplainRequest& request, const ExplainDone& done) const;
+
+ private:
+  absl::Status GaveBack(const Session& session, const absl::Status& status, const absl::Status& admitted) const;
+
+  Broker& broker_;
+  CallRates& rates_;
+};
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_SERVER_RPC_SESSION_CALLS_H_
