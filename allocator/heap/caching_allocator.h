@@ -141,6 +141,8 @@ class CachingAllocator {
   // Reads the clock by which blocks are said to be held since some time. Their times are those of the last call, of the
   // last segment obtained, or of at most 64 allocations before: no hit pays for a clock.
   void NoteTime() ABSL_LOCKS_EXCLUDED(mu_);
+  // From now on each allocation reads the clock: for heaps whose hits take longer than that anyway.
+  void NoteEachTime() ABSL_LOCKS_EXCLUDED(mu_);
   // While recording, the snapshot is an event of its own; not without history, for those who look again and again.
   HeapSnapshot Snapshot(bool with_history = true) ABSL_LOCKS_EXCLUDED(mu_);
 

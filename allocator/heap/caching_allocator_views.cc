@@ -64,6 +64,11 @@ void CachingAllocator::NoteTime() {
   clock_.Update();
 }
 
+void CachingAllocator::NoteEachTime() {
+  MutexLock lock(mu_);
+  clock_.ReadForEach();
+}
+
 namespace {
 
 // Without the blocks that pin it. Counts all of its blocks in `tally`, if there is one.

@@ -12,10 +12,12 @@ namespace vrambroker {
 // Counts from its making. Not thread-safe.
 class HeapClock {
  public:
-  // An operation of the heap. Its time is that of the last Update(), at most kOperations before it.
+  // An operation of the heap. Its time is that of the last Update(): at most 64 operations before it, or its own when
+  // the clock is read for each.
   void Count() {
-    if (++operations_ % kOperations == 0) Update();
+    if ((++operations_ & mask_) == 0) Update();
   }
+  void ReadForEach() { mask_ = 0; }
   // Reads the clock. For slow calls, and for threads that run once a second.
   void Update() {
     const auto since_start = std::chrono::steady_clock::now() - start_;
@@ -28,8 +30,6 @@ class HeapClock {
   int64_t time_us() const { return time_us_; }
 
  private:
-  static constexpr uint32_t kOperations = 64;
-
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   const int64_t start_us_ =
       std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::system_clock::now().time_since_epoch())
@@ -37,6 +37,7 @@ class HeapClock {
   int64_t time_us_ = start_us_;
   uint32_t seconds_ = 0;
   uint32_t operations_ = 0;
+  uint32_t mask_ = 63;
 };
 
 }  // namespace vrambroker

@@ -12,6 +12,8 @@
 #include "allocator/base/mutex.h"
 #include "allocator/base/version.h"
 #include "allocator/wire/heap_convert.h"
+#include "server/sessions/leased_session.h"
+#include "server/sessions/remote_session.h"
 #include "server/wire/convert.h"
 
 namespace vrambroker {

@@ -16,6 +16,7 @@ RemoteSession::RemoteSession(const SessionSetup& setup) : Session(setup) {
     // per_process_memory_fraction is a limit of the account like others: SetLimit() tells it.
     allocators_.back()->SetLimit(CachingAllocator::kNoLimit);
     allocators_.back()->SetRecording(setup.record_events, /*exact_times=*/false);
+    allocators_.back()->NoteEachTime();
   }
 }
 
@@ -23,6 +24,10 @@ RemoteSession::RemoteSession(const SessionSetup& setup) : Session(setup) {
 
 absl::Status RemoteSession::CheckMayAllocate() const {
   MutexLock lock(mu_);
+  return CheckRoomForBlock();
+}
+
+absl::Status RemoteSession::CheckRoomForBlock() const {
   if (absl::Status status = CheckActive(); !status.ok()) return status;
   if (blocks_.size() < bounds_.max_blocks) return absl::OkStatus();
   return absl::ResourceExhaustedError(
@@ -32,8 +37,9 @@ absl::Status RemoteSession::CheckMayAllocate() const {
 
 absl::StatusOr<Allocation> RemoteSession::AllocateFromCache(int device, uint64_t requested, Stream stream,
                                                             ScopeId scope) {
-  if (absl::Status status = CheckMayAllocate(); !status.ok()) return status;
-  allocator(device).NoteTime();
+  // One lock from the check to the record: a hit takes this one, the heap's and the pool's, once each.
+  MutexLock lock(mu_);
+  if (absl::Status status = CheckRoomForBlock(); !status.ok()) return status;
   Block* block = allocator(device).TryAllocate(requested, stream, scope);
   if (block == nullptr) return absl::NotFoundError("no cached block fits");
   return Record(device, block);
@@ -67,7 +73,8 @@ absl::Status RemoteSession::SupplyFromPool(int device, BlockRequest& request, bo
 absl::StatusOr<Allocation> RemoteSession::FinishAllocation(int device, const BlockRequest& request) {
   const absl::StatusOr<Block*> block = request.result();
   if (block.ok()) {
-    if (absl::Status status = CheckMayAllocate(); !status.ok()) {
+    MutexLock lock(mu_);
+    if (absl::Status status = CheckRoomForBlock(); !status.ok()) {
       allocator(device).Free(*block);
       return status;
     }
@@ -92,7 +99,6 @@ absl::StatusOr<Allocation> RemoteSession::Record(int device, Block* block) {
                         .offset = block->offset(),
                         .block_bytes = block->bytes,
                         .handle = *handle};
-  MutexLock lock(mu_);
   allocation.block = BlockId{next_block_++};
   blocks_.emplace(allocation.block, HeldBlock{.device = device, .block = block});
   return allocation;

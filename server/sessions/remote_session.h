@@ -103,7 +103,8 @@ class RemoteSession : public Session {
 
   // Supplies what `request` needs, or denies it (OK), unless only the memory of others can help: as RunUntilRefused().
   absl::Status SupplyFromPool(int device, BlockRequest& request, bool granted);
-  absl::StatusOr<Allocation> Record(int device, Block* block) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status CheckRoomForBlock() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::StatusOr<Allocation> Record(int device, Block* block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // (slow) Asks the client to close `segments` and waits until it has, or for half of client_timeout, or not at all
   // when too many others wait. Returns the bytes closed.
   uint64_t ReturnSegments(int device, absl::Span<const ReleasedSegment> segments) ABSL_LOCKS_EXCLUDED(mu_);
