@@ -1,16 +1,51 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/pool/idle_decay.h"
 
+#include <optional>
+
 namespace vrambroker {
 
-IdleDecay::IdleDecay(SegmentPool* pool, std::chrono::milliseconds decay)
-    : pool_(*pool), thread_([pool, decay] {
-        while (pool->AwaitDecay(decay)) pool->ReleaseIdleSince(std::chrono::steady_clock::now() - decay);
-      }) {}
+IdleDecay::IdleDecay(SegmentPool* pool, std::chrono::milliseconds decay) : pool_(*pool), decay_(decay) {
+  pool_.OnDecayChanged([this] {
+    MutexLock lock(mu_);
+    is_new_ = true;
+    changed_.NotifyOne();
+  });
+  thread_ = std::thread([this] { Run(); });
+}
 
 IdleDecay::~IdleDecay() {
-  pool_.StopDecay();
+  pool_.OnDecayChanged(nullptr);
+  {
+    MutexLock lock(mu_);
+    stops_ = true;
+    changed_.NotifyOne();
+  }
   thread_.join();
+}
+
+void IdleDecay::Run() {
+  // A segment that was taken or leased after the wait is no harm: the pool looks for itself.
+  while (Await()) pool_.ReleaseIdleSince(std::chrono::steady_clock::now() - decay_);
+}
+
+bool IdleDecay::Await() {
+  while (true) {
+    {
+      MutexLock lock(mu_);
+      is_new_ = false;  // before the look: what changes during it is looked at again
+    }
+    const std::optional<SteadyTime> next = pool_.NextDecay(decay_);
+    MutexLock lock(mu_);
+    while (!stops_ && !is_new_) {
+      if (!next.has_value()) {
+        changed_.Wait(mu_);
+      } else if (!changed_.WaitUntil(mu_, *next)) {
+        return !stops_;
+      }
+    }
+    if (stops_) return false;
+  }
 }
 
 }  // namespace vrambroker

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <thread>
 
+#include "allocator/base/mutex.h"
 #include "server/pool/segment_pool.h"
 
 namespace vrambroker {
@@ -22,7 +23,16 @@ class IdleDecay {
   IdleDecay& operator=(const IdleDecay&) = delete;
 
  private:
+  void Run();
+  // Waits until there is something to release. False: it is to stop.
+  bool Await() ABSL_LOCKS_EXCLUDED(mu_);
+
   SegmentPool& pool_;
+  const std::chrono::milliseconds decay_;
+  Mutex mu_;
+  CondVar changed_;
+  bool is_new_ ABSL_GUARDED_BY(mu_) = false;  // something has changed since the last look
+  bool stops_ ABSL_GUARDED_BY(mu_) = false;
   std::thread thread_;
 };
 

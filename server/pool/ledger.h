@@ -60,7 +60,7 @@ class Ledger {
 
   // SegmentRefused() unless the account may grow by `bytes`. `past_hold`: what is held back does not concern it.
   absl::Status CheckGrowth(const AccountState& account, uint64_t bytes, bool past_hold = false) const;
-  // So much of what is charged lies outside of the capacity: see SegmentPool::SettleElsewhere().
+  // So much of what is charged lies outside of the capacity: see DriverMemory.
   void ExtendCapacity(uint64_t bytes) { capacity_bytes_ = given_capacity_bytes_ + bytes; }
 
   // What the account's own limit, and its user's, still allow.

@@ -2,10 +2,10 @@
 //
 // States of a segment, and the function that makes each transition:
 //
-//   (driver) --Lease--> LEASED --MarkReturning--> RETURNING --Return--> IDLE --ReleaseIdleSince, Lease--> (driver)
-//                       ^  |  \_________TakeBack, CloseAccount_______>   |
+//   (driver) --Lease--> LEASED --MarkReturning--> RETURNING --FinishReturning--> IDLE --ReleaseIdleSince--> (driver)
+//                       ^  |  \_____________Return, CloseAccount___________>     |
 //                       |  \--CloseAccountOfGone--> QUARANTINED --CheckQuarantine--> (driver)
-//                       \______________Lease, same domain________________/
+//                       \________________Lease, same tenant_____________________/
 //
 // Invariants, beside those of the ledger:
 // (1) The ledger charges all leased, returning and quarantined segments, grants, what calls of Lease() are just
@@ -15,17 +15,10 @@
 
 #include <spdlog/spdlog.h>
 
-#include <algorithm>
 #include <chrono>
-#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "allocator/base/bytes.h"
-#include "allocator/device/session_mark.h"
-#include "allocator/heap/size_class.h"
-#include "server/base/client_log.h"
-#include "server/pool/segment_refusal.h"
 
 namespace vrambroker {
 
@@ -35,12 +28,11 @@ SegmentPool::SegmentPool(std::unique_ptr<Device> device, uint64_t capacity_bytes
       capacity_bytes_(capacity_bytes),
       options_(std::move(options)),
       next_segment_(*next_segment),
+      driver_(device_.get(), options_.free_timeout),
       accounts_(capacity_bytes, options_.churn_window, options_.clock),
+      driver_memory_(device_->properties(), capacity_bytes, options_.headroom_bytes),
       reclaim_durations_({0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10}) {
-  if (const absl::StatusOr<uint64_t> free = device_->FreeBytes(); free.ok()) {
-    driver_known_bytes_ = driver_free_bytes_ = *free;
-    driver_has_bytes_ = *free;
-  }
+  if (const absl::StatusOr<uint64_t> free = device_->FreeBytes(); free.ok()) driver_memory_.Update(*free, 0, 0);
 }
 
 SegmentPool::~SegmentPool() {
@@ -49,7 +41,8 @@ SegmentPool::~SegmentPool() {
     MutexLock lock(mu_);
     if (!health_.ok()) return;  // it would refuse each of them; the end of this process frees them
     segments = quarantine_.Segments();
-    segments.insert(segments.end(), unfreed_.begin(), unfreed_.end());
+    const std::vector<DeviceSegment> unfreed = driver_.TakeUnfreed();
+    segments.insert(segments.end(), unfreed.begin(), unfreed.end());
     for (const auto& [id, leased] : leased_.all()) segments.push_back(leased.segment);
     for (const IdleSegments::Entry& entry : idle_.TakeOldest(idle_.bytes())) segments.push_back(entry.segment);
   }
@@ -241,158 +234,6 @@ uint64_t SegmentPool::MissingBytes(SessionId session, uint64_t bytes, bool guara
                    : accounts_.ledger().MissingBytes(account->state, bytes);
 }
 
-absl::StatusOr<SegmentId> SegmentPool::Lease(SessionId session, uint64_t bytes, bool granted) {
-  const absl::StatusOr<std::vector<SegmentId>> segments = LeaseAll(session, {bytes}, granted);
-  if (!segments.ok()) return segments.status();
-  return segments->front();
-}
-
-absl::StatusOr<std::vector<SegmentId>> SegmentPool::LeaseAll(SessionId session, absl::Span<const uint64_t> sizes,
-                                                             bool granted) {
-  const uint64_t bytes = std::accumulate(sizes.begin(), sizes.end(), uint64_t{0});
-  std::vector<IdleSegments::Entry> victims;
-  Gathered gathered;
-  uid_t uid = 0;
-  std::string tenant;
-  bool is_outside = false;
-  {
-    MutexLock lock(mu_);
-    const Account* const account = accounts_.Find(session);
-    if (account == nullptr) return absl::AbortedError("the session has ended");
-    is_outside = !granted && IsOutside(CheckGrowth(*account, bytes));
-  }
-  if (is_outside) AskDriver();
-  {
-    MutexLock lock(mu_);
-    Account* const account = accounts_.Find(session);
-    if (account == nullptr) return absl::AbortedError("the session has ended");
-    uid = account->terms.uid;
-    tenant = account->terms.tenant;
-    if (!granted || !accounts_.ConsumeGrant(*account, bytes)) {
-      if (absl::Status status = CheckGrowth(*account, bytes); !status.ok()) return status;
-      accounts_.Charge(*account, bytes);
-    }
-    gathered = TakeIdle(*account, sizes);
-    uint64_t missing = 0;
-    for (size_t i = 0; i < sizes.size(); ++i) missing += gathered.idle[i].has_value() ? 0 : sizes[i];
-    if (missing == 0) return AddLeases(session, gathered);
-    const Ledger& ledger = accounts_.ledger();
-    if (const uint64_t held = ledger.charged_bytes() + idle_.bytes(); held > ledger.capacity_bytes()) {
-      victims = StartFreeing(idle_.TakeOldest(held - ledger.capacity_bytes()));
-    }
-    obtaining_bytes_ += missing;
-  }
-  FreeToDriver(victims);
-  absl::Status status = Obtain(tenant, sizes, gathered);
-  std::vector<IdleSegments::Entry> unwanted;
-  {
-    MutexLock lock(mu_);
-    if (status.ok() && accounts_.Find(session) != nullptr) return AddLeases(session, gathered);
-    if (status.ok()) status = absl::AbortedError("the session has ended");
-    unwanted = Undo(session, uid, tenant, bytes, gathered);
-  }
-  FreeToDriver(unwanted);
-  for (size_t i = 0; i < sizes.size() && absl::IsResourceExhausted(status); ++i) {
-    if (gathered.idle[i].has_value() || gathered.fresh[i].has_value()) continue;
-    DriverRefused(sizes[i]);
-    break;
-  }
-  CapacityFreed();
-  return absl::IsResourceExhausted(status) ? SegmentRefused(OomCause::kCapacity, status.message()) : status;
-}
-
-absl::Status SegmentPool::Obtain(const std::string& tenant, absl::Span<const uint64_t> sizes, Gathered& gathered) {
-  absl::Status status;
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    if (gathered.idle[i].has_value()) continue;
-    if (status.ok()) {
-      absl::StatusOr<LeasedSegment> fresh = AllocateFromDriver(tenant, sizes[i]);
-      status = fresh.status();
-      if (fresh.ok()) gathered.fresh[i] = *std::move(fresh);
-    }
-    MutexLock lock(mu_);
-    obtaining_bytes_ -= sizes[i];
-    if (gathered.fresh[i].has_value()) ++segment_allocs_;
-  }
-  return status;
-}
-
-std::vector<IdleSegments::Entry> SegmentPool::Undo(SessionId session, uid_t uid, const std::string& tenant,
-                                                   uint64_t bytes, const Gathered& gathered) {
-  Account* const account = accounts_.Find(session);
-  if (account != nullptr) {
-    accounts_.Uncharge(*account, bytes);
-  } else {
-    accounts_.UnchargeUnowned(bytes, uid);
-  }
-  PutIdleBack(gathered);
-  // What the driver gave is for the next attempt, unless there can be none.
-  std::vector<IdleSegments::Entry> unwanted;
-  for (const std::optional<LeasedSegment>& fresh : gathered.fresh) {
-    if (!fresh.has_value()) continue;
-    if (account == nullptr) {
-      unwanted.push_back({.segment = fresh->segment, .tenant = tenant});
-    } else {
-      AddIdle({.segment = fresh->segment, .cuda_ipc = fresh->cuda_ipc, .tenant = tenant, .since = options_.clock()});
-    }
-  }
-  return StartFreeing(std::move(unwanted));
-}
-
-absl::StatusOr<std::vector<SegmentId>> SegmentPool::LeaseIdle(SessionId session, absl::Span<const uint64_t> sizes) {
-  const uint64_t bytes = std::accumulate(sizes.begin(), sizes.end(), uint64_t{0});
-  MutexLock lock(mu_);
-  Account* const account = accounts_.Find(session);
-  if (account == nullptr) return absl::AbortedError("the session has ended");
-  if (absl::Status status = CheckGrowth(*account, bytes); !status.ok()) {
-    return IsOutside(status) ? absl::NotFoundError("the driver may have it by now") : status;
-  }
-  const Gathered gathered = TakeIdle(*account, sizes);
-  if (!std::all_of(gathered.idle.begin(), gathered.idle.end(), [](const auto& idle) { return idle.has_value(); })) {
-    PutIdleBack(gathered);
-    return absl::NotFoundError("not all are idle");
-  }
-  // Charged only with the segments at hand, so that a miss leaves no trace.
-  accounts_.Charge(*account, bytes);
-  return AddLeases(session, gathered);
-}
-
-SegmentPool::Gathered SegmentPool::TakeIdle(const Account& account, absl::Span<const uint64_t> sizes) {
-  Gathered gathered{.idle = {}, .fresh = std::vector<std::optional<LeasedSegment>>(sizes.size())};
-  gathered.idle.reserve(sizes.size());
-  for (const uint64_t bytes : sizes) gathered.idle.push_back(idle_.Take(account.terms.tenant, bytes));
-  return gathered;
-}
-
-void SegmentPool::PutIdleBack(const Gathered& gathered) {
-  for (const std::optional<IdleSegments::Taken>& idle : gathered.idle) {
-    if (idle.has_value()) idle_.PutBack(*idle);
-  }
-  decay_.NotifyOne();  // it may be the oldest
-}
-
-std::vector<SegmentId> SegmentPool::AddLeases(SessionId session, const Gathered& gathered) {
-  std::vector<SegmentId> ids;
-  ids.reserve(gathered.idle.size());
-  for (size_t i = 0; i < gathered.idle.size(); ++i) {
-    if (const std::optional<IdleSegments::Taken>& idle = gathered.idle[i]; idle.has_value()) {
-      ++handovers_;
-      handover_bytes_ += idle->entry.segment.bytes;
-      ids.push_back(AddLease(session, {.segment = idle->entry.segment, .cuda_ipc = idle->entry.cuda_ipc}));
-    } else if (const std::optional<LeasedSegment>& fresh = gathered.fresh[i]; fresh.has_value()) {
-      ids.push_back(AddLease(session, *fresh));
-    }
-  }
-  return ids;
-}
-
-SegmentId SegmentPool::AddLease(SessionId session, LeasedSegment segment) {
-  const SegmentId id{next_segment_.fetch_add(1)};
-  segment.holder = session;
-  leased_.Add(id, segment);
-  return id;
-}
-
 // ---- Giving back ----
 
 LeasedSegment SegmentPool::Forget(SegmentId id, Account& account) {
@@ -413,110 +254,10 @@ void SegmentPool::MakeIdle(SegmentId id, Account& account) {
 void SegmentPool::AddIdle(const IdleSegments::Entry& entry) {
   const bool first = idle_.bytes() == 0;
   idle_.Add(entry);
-  if (first || idle_.bytes() > options_.idle_limit_bytes) decay_.NotifyOne();
+  if (decay_changed_ && (first || idle_.bytes() > options_.idle_limit_bytes)) decay_changed_();
 }
 
-// ---- Quarantine ----
-
-absl::StatusOr<SegmentHolders> SegmentPool::FindHolders(absl::Span<const Quarantine::Due> due) {
-  std::vector<DeviceSegment> segments;
-  std::vector<SessionMark> marks;
-  segments.reserve(due.size());
-  marks.reserve(due.size());
-  for (const Quarantine::Due& one : due) {
-    segments.push_back(one.segment);
-    marks.push_back(one.mark);
-  }
-  absl::StatusOr<SegmentHolders> found = device_->FindHolders(segments);
-  // The driver does not tell. Then those hold a segment who have inherited the descriptors of its client.
-  if (absl::IsUnimplemented(found.status())) found = FindMarkHolders(marks);
-  return found;
-}
-
-void SegmentPool::CheckQuarantine() {
-  std::vector<Quarantine::Due> due;
-  bool look = false;
-  {
-    MutexLock lock(mu_);
-    const SteadyTime now = options_.clock();
-    if (now >= next_walk_) due = quarantine_.StartChecks(now);
-    const std::optional<SteadyTime> next = carried_over_.next_look();
-    look = next.has_value() && *next <= now;
-    if (look) carried_over_.StartLook();
-  }
-  if (look) {
-    if (absl::Status status = LookForCarriedOver(); !status.ok()) {
-      spdlog::error("device={} cannot tell who holds segments of an earlier daemon: {}", properties().ordinal,
-                    status.ToString());
-    }
-  }
-  if (due.empty()) return;
-  std::vector<std::vector<pid_t>> holders(due.size());
-  const SteadyTime began = options_.clock();
-  const absl::StatusOr<SegmentHolders> found = FindHolders(due);
-  if (found.ok()) {
-    for (const SegmentHolders::Holder& holder : found->holders) holders[holder.segment].push_back(holder.pid);
-    if (found->unread_processes > 0 && !warned_of_unread_.exchange(true)) {
-      spdlog::warn(
-          "device={} {} {} cannot be inspected, so the daemon cannot tell whether they hold memory of ended processes; "
-          "run it as root, or with CAP_SYS_PTRACE on Linux 5.14 or newer",
-          properties().ordinal, found->unread_processes, found->unread_processes == 1 ? "process" : "processes");
-    }
-  } else {
-    spdlog::error("device={} cannot tell who holds quarantined segments: {}", properties().ordinal,
-                  found.status().ToString());
-  }
-  uint64_t held_bytes = 0;
-  pid_t first_holder = 0;
-  std::vector<IdleSegments::Entry> quiet;
-  {
-    MutexLock lock(mu_);
-    const SteadyTime now = options_.clock();
-    for (size_t i = 0; i < due.size(); ++i) {
-      if (!holders[i].empty()) {
-        if (quarantine_.Keep(due[i].id, holders[i], now)) {
-          held_bytes += due[i].segment.bytes;
-          first_holder = holders[i].front();
-        }
-      } else if (!found.ok()) {
-        quarantine_.Keep(due[i].id, {}, now);
-      } else {
-        const uid_t uid = quarantine_.entries().at(due[i].id).uid;
-        quiet.push_back(quarantine_.Remove(due[i].id));
-        accounts_.UnchargeUnowned(quiet.back().segment.bytes, uid);
-      }
-    }
-    // Children that live for long, of many dead processes, must not keep a processor busy.
-    if (quiet.empty()) next_walk_ = now + std::min(kBetweenWalks * (now - began), kLongestBetweenWalks);
-    quiet = StartFreeing(std::move(quiet));
-  }
-  FreeToDriver(quiet);
-  if (first_holder > 0) {
-    LogClientEvent(spdlog::level::warn, LogLine("quarantine held open")
-                                            .Add("device", properties().ordinal)
-                                            .Add("bytes", held_bytes)
-                                            .Add("holder_pid", first_holder));
-  }
-  CapacityFreed();
-}
-
-std::optional<SteadyTime> SegmentPool::NextQuarantineCheck() const {
-  MutexLock lock(mu_);
-  std::optional<SteadyTime> check = quarantine_.next_check();
-  if (check.has_value()) check = std::max(*check, next_walk_);
-  const std::optional<SteadyTime> look = carried_over_.next_look();
-  return check.has_value() && look.has_value() ? std::min(*check, *look) : check.has_value() ? check : look;
-}
-
-bool SegmentPool::IsSettling() const {
-  MutexLock lock(mu_);
-  return quarantine_.settling_bytes() > 0 || carried_over_.is_settling();
-}
-
-bool SegmentPool::IsClosingCarriedOver(SessionId session) const {
-  MutexLock lock(mu_);
-  return carried_over_.IsClosing(session);
-}
+// ---- Returning ----
 
 void SegmentPool::Seal() {
   MutexLock lock(mu_);
@@ -611,212 +352,6 @@ absl::StatusOr<UniqueFd> SegmentPool::RedeemTicket(const FdTicket& ticket, pid_t
   leased->exported = true;
   leased_.VoidTicket(*leased);
   return std::get<UniqueFd>(*std::move(handle));
-}
-
-std::vector<IdleSegments::Entry> SegmentPool::StartFreeing(std::vector<IdleSegments::Entry> entries) {
-  for (const IdleSegments::Entry& entry : entries) {
-    freeing_bytes_ += entry.segment.bytes;
-    if (!freed_tenant_.has_value()) freed_tenant_ = entry.tenant;
-    freed_several_ = freed_several_ || *freed_tenant_ != entry.tenant;
-  }
-  return entries;
-}
-
-void SegmentPool::FreeToDriver(const std::vector<IdleSegments::Entry>& entries) {
-  for (const IdleSegments::Entry& entry : entries) {
-    FreeSegment(entry.segment);
-    // After each, for those who wait for just this much.
-    MutexLock lock(mu_);
-    ++segment_frees_;
-    freeing_bytes_ -= entry.segment.bytes;
-    freed_.NotifyAll();
-  }
-}
-
-void SegmentPool::FreeSegment(const DeviceSegment& segment) {
-  const absl::Status status = device_->FreeSegment(segment);
-  if (status.ok()) return;
-  spdlog::error("device={} cannot give a segment of {} back to the driver, will try again: {}", properties().ordinal,
-                FormatBytes(segment.bytes), status.ToString());
-  MutexLock lock(mu_);
-  unfreed_.push_back(segment);
-  unfreed_bytes_ += segment.bytes;
-}
-
-void SegmentPool::RetryFrees() {
-  std::vector<DeviceSegment> refused;
-  {
-    MutexLock lock(mu_);
-    refused.swap(unfreed_);
-  }
-  for (const DeviceSegment& segment : refused) {
-    const bool freed = device_->FreeSegment(segment).ok();
-    MutexLock lock(mu_);
-    if (freed) {
-      unfreed_bytes_ -= segment.bytes;
-    } else {
-      unfreed_.push_back(segment);
-    }
-  }
-}
-
-bool SegmentPool::AwaitFree(uint64_t frees, SteadyTime deadline) {
-  MutexLock lock(mu_);
-  while (segment_frees_ <= frees) {
-    if (freeing_bytes_ == 0 || !freed_.WaitUntil(mu_, deadline)) return false;
-  }
-  return std::chrono::steady_clock::now() < deadline;
-}
-
-// Call it after the driver has given the segment: its earlier owners are in freed_tenant_ by then.
-absl::Status SegmentPool::Scrub(const std::string& tenant, const DeviceSegment& segment) {
-  if (!properties().keeps_freed_bytes) return absl::OkStatus();
-  {
-    MutexLock lock(mu_);
-    if (!freed_several_ && freed_tenant_.value_or(tenant) == tenant) return absl::OkStatus();
-  }
-  return device_->Zero(segment, 0, segment.bytes);
-}
-
-absl::StatusOr<LeasedSegment> SegmentPool::AllocateFromDriver(const std::string& tenant, uint64_t bytes) {
-  const SteadyTime deadline = std::chrono::steady_clock::now() + options_.free_timeout;
-  uint64_t frees = GetStats().segment_frees;
-  absl::StatusOr<DeviceSegment> segment = device_->AllocateSegment(bytes);
-  // Other calls may still be freeing what the ledger counts as free: after each of them there may be room.
-  while (absl::IsResourceExhausted(segment.status()) && AwaitFree(frees, deadline)) {
-    frees = GetStats().segment_frees;
-    segment = device_->AllocateSegment(bytes);
-  }
-  if (absl::IsResourceExhausted(segment.status())) {
-    // Somebody outside of the broker took device memory. Idle segments help.
-    std::vector<IdleSegments::Entry> victims;
-    {
-      MutexLock lock(mu_);
-      victims = StartFreeing(idle_.TakeOldest(idle_.bytes()));
-    }
-    FreeToDriver(victims);
-    RetryFrees();
-    segment = device_->AllocateSegment(bytes);
-  }
-  if (!segment.ok()) return segment.status();
-  if (absl::Status status = Scrub(tenant, *segment); !status.ok()) {
-    FreeSegment(*segment);
-    return status;
-  }
-  LeasedSegment leased{.segment = *segment};
-  if (properties().kind == DeviceKind::kCuda) {
-    absl::StatusOr<SegmentHandle> handle = device_->ExportSegment(*segment);
-    if (!handle.ok()) {
-      FreeSegment(*segment);
-      return handle.status();
-    }
-    leased.cuda_ipc = std::get<CudaIpcHandle>(*handle);
-  }
-  return leased;
-}
-
-uint64_t SegmentPool::ReleaseIdleSince(SteadyTime time) {
-  // One at a time: while the driver is busy with it, the others can still be leased.
-  for (uint64_t bytes = 0;;) {
-    std::vector<IdleSegments::Entry> oldest;
-    {
-      MutexLock lock(mu_);
-      const std::optional<SteadyTime> since = idle_.oldest();
-      if (!since.has_value() || (*since > time && idle_.bytes() <= options_.idle_limit_bytes)) return bytes;
-      oldest = StartFreeing(idle_.TakeOldest(1));
-    }
-    bytes += oldest[0].segment.bytes;
-    FreeToDriver(oldest);
-  }
-}
-
-bool SegmentPool::AwaitDecay(std::chrono::milliseconds decay) {
-  MutexLock lock(mu_);
-  while (!stop_decay_) {
-    const std::optional<SteadyTime> since = idle_.oldest();
-    if (!since.has_value()) {
-      decay_.Wait(mu_);
-    } else if (idle_.bytes() > options_.idle_limit_bytes || !decay_.WaitUntil(mu_, *since + decay)) {
-      break;  // a segment that was taken or leased meanwhile is no harm: ReleaseIdleSince() looks for itself
-    }
-  }
-  return !stop_decay_;
-}
-
-void SegmentPool::StopDecay() {
-  MutexLock lock(mu_);
-  stop_decay_ = true;
-  decay_.NotifyOne();
-}
-
-absl::Status SegmentPool::UpdateHealth() {
-  absl::Status health = device_->Health();
-  uint64_t from_driver = 0;
-  uint64_t at_most = 0;
-  {
-    MutexLock lock(mu_);
-    from_driver = FromDriverBytes() - freeing_bytes_;
-    at_most = AtMostFromDriverBytes();
-  }
-  const absl::StatusOr<uint64_t> free = health.ok() ? device_->FreeBytes() : health;
-  // ResourceExhausted would say to those who want memory that others have it.
-  if (!free.ok())
-    health = absl::IsResourceExhausted(free.status()) ? absl::InternalError(free.status().message()) : free.status();
-  bool changed = false;
-  {
-    MutexLock lock(mu_);
-    changed = health_.ok() != health.ok();
-    if (changed) accounts_.Forbid();
-    health_ = health;
-    const uint64_t unowned = elsewhere_bytes_ + outside_bytes_;
-    if (free.ok()) {
-      driver_free_bytes_ = *free;
-      // What changed hands meanwhile is not to count twice.
-      driver_known_bytes_ = *free + std::min(from_driver, FromDriverBytes() - freeing_bytes_);
-      DriverHas(*free, at_most);
-    }
-    SettleElsewhere();
-    changed = changed || unowned != elsewhere_bytes_ + outside_bytes_;
-  }
-  if (changed) CapacityFreed();  // those who wait are refused now, or served
-  return health;
-}
-
-void SegmentPool::DriverRefused(uint64_t bytes) {
-  const absl::StatusOr<uint64_t> free = device_->FreeBytes();
-  MutexLock lock(mu_);
-  // Whatever it says is free, it did not have so much. The next update of the health may find more.
-  const uint64_t most = bytes - std::min(bytes, kSegmentGranuleBytes);
-  driver_refuses_beyond_ = FromDriverBytes() + (free.ok() ? std::min(*free, most) : most);
-  SettleOutside();
-}
-
-bool SegmentPool::IsOutside(const absl::Status& refusal) const {
-  return outside_bytes_ > 0 && SegmentRefusalCause(refusal) == OomCause::kCapacity;
-}
-
-void SegmentPool::AskDriver() {
-  uint64_t at_most = 0;
-  {
-    MutexLock lock(mu_);
-    at_most = AtMostFromDriverBytes();
-  }
-  const absl::StatusOr<uint64_t> free = device_->FreeBytes();
-  if (!free.ok()) return;
-  bool has_more = false;
-  {
-    MutexLock lock(mu_);
-    const uint64_t before = outside_bytes_;
-    DriverHas(*free, at_most);
-    SettleOutside();
-    has_more = outside_bytes_ < before;
-  }
-  if (has_more) CapacityFreed();
-}
-
-void SegmentPool::DriverHas(uint64_t free_bytes, uint64_t at_most) {
-  driver_has_bytes_ = free_bytes + std::max(at_most, AtMostFromDriverBytes());
-  driver_refuses_beyond_ = std::numeric_limits<uint64_t>::max();
 }
 
 void SegmentPool::CountReclaim(uint64_t asked_bytes, uint64_t reclaimed_bytes, std::chrono::nanoseconds duration) {

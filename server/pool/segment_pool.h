@@ -31,6 +31,8 @@
 #include "allocator/device/device.h"
 #include "server/pool/accounts.h"
 #include "server/pool/carried_over.h"
+#include "server/pool/driver_memory.h"
+#include "server/pool/driver_segments.h"
 #include "server/pool/idle_segments.h"
 #include "server/pool/leased_segments.h"
 #include "server/pool/ledger.h"
@@ -49,7 +51,7 @@ struct PoolStats {
   uint64_t guaranteed_bytes = 0;  // sum of the guarantees
   uint64_t quarantined_bytes = 0;   // of sessions that are gone: not yet known to be quiet
   uint64_t carried_over_bytes = 0;  // held from an earlier run of the daemon, by sessions or by nobody's processes
-  uint64_t outside_bytes = 0;       // of the capacity, what the driver does not have for it: see SettleOutside()
+  uint64_t outside_bytes = 0;       // of the capacity, what the driver does not have for it: see DriverMemory
   uint64_t held_back_bytes = 0;     // free, and kept for a request that has waited: see RequestQueue
   uint64_t idle_bytes = 0;          // held from the driver, leased to nobody
   uint64_t reserved_bytes = 0;      // held from the driver: leased + idle + being freed + carried over
@@ -225,10 +227,10 @@ class SegmentPool {
   // (driver) Gives idle segments back to the driver, the oldest first: those that have been idle since `time` or
   // longer, and what is beyond the idle limit. Returns their bytes.
   uint64_t ReleaseIdleSince(SteadyTime time);
-  // Waits until ReleaseIdleSince() of `decay` ago has something to do. False, and at once, after StopDecay(). For
-  // IdleDecay alone.
-  bool AwaitDecay(std::chrono::milliseconds decay);
-  void StopDecay();
+  // When ReleaseIdleSince() of `decay` ago has something to do; nullopt: nothing is idle.
+  std::optional<SteadyTime> NextDecay(std::chrono::milliseconds decay) const;
+  // `decay_changed` is called when that may be earlier than before, with the pool's lock held.
+  void OnDecayChanged(std::function<void()> decay_changed);
 
   // nullopt when there is no such account.
   std::optional<AccountState> GetAccount(SessionId session) const;
@@ -259,27 +261,25 @@ class SegmentPool {
   // (driver) REQUIRES: CarriedOver::StartLook() was called.
   absl::Status LookForCarriedOver() ABSL_LOCKS_EXCLUDED(mu_);
   void Apply(const CarriedOver::Changes& changes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Charges what is in use elsewhere since the start, and is still, as far as nobody has said what it is.
-  void SettleElsewhere() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Charges what of the capacity the driver does not have.
-  void SettleOutside() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // What the next client's context is to have.
-  uint64_t NextContextBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Charges what DriverMemory says that no account has.
+  void Settle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  uint64_t UnownedBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // (driver) The driver did not have a segment of `bytes`, though the ledger did.
   void DriverRefused(uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
   // The ledger refuses only because of what the driver did not have, the last time that it was asked.
   bool IsOutside(const absl::Status& refusal) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // (driver) What does the driver have?
   void AskDriver() ABSL_LOCKS_EXCLUDED(mu_);
-  // What it says is free was so when `at_most` was AtMostFromDriverBytes(), or later.
-  void DriverHas(uint64_t free_bytes, uint64_t at_most) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Why nobody gets more of a device that cannot be used.
   absl::Status UnusableError() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  uint64_t FromDriverBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // The same, with what may be on its way in either direction.
-  uint64_t AtMostFromDriverBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return FromDriverBytes() + obtaining_bytes_;
-  }
+  // What the pool has from the driver.
+  struct FromDriver {
+    uint64_t bytes = 0;
+    uint64_t at_least = 0;  // without what is on its way back
+    uint64_t at_most = 0;   // with what is on its way here
+  };
+  FromDriver FromDriverNow() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  FromDriver GetFromDriver() const ABSL_LOCKS_EXCLUDED(mu_);
   PoolStats Stats() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   AccountState StateOf(const Account& account) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Aborted when the daemon stops; Ledger::CheckGrowth().
@@ -310,19 +310,9 @@ class SegmentPool {
   void CapacityFreed() const {
     if (capacity_freed_) capacity_freed_();
   }
-  // Counts `entries`, which have left idle_, as being freed; FreeToDriver() then frees them (driver).
+  // Counts `entries`, which have left idle_, as being freed; DriverSegments::Free() is to get them.
   std::vector<IdleSegments::Entry> StartFreeing(std::vector<IdleSegments::Entry> entries)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void FreeToDriver(const std::vector<IdleSegments::Entry>& entries) ABSL_LOCKS_EXCLUDED(mu_);
-  // (driver) What the driver refuses to take back is kept for RetryFrees().
-  void FreeSegment(const DeviceSegment& segment) ABSL_LOCKS_EXCLUDED(mu_);
-  // (driver) A segment that the caller has made room for; asks again when frees of others were still under way.
-  absl::StatusOr<LeasedSegment> AllocateFromDriver(const std::string& tenant, uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
-  // (driver) Overwrites a new segment where it may hold bytes of another tenant.
-  absl::Status Scrub(const std::string& tenant, const DeviceSegment& segment) ABSL_LOCKS_EXCLUDED(mu_);
-  // Waits until more than `frees` segments have ever been given back to the driver. False when none is on its way, or
-  // `deadline` has passed.
-  bool AwaitFree(uint64_t frees, SteadyTime deadline) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Constant after construction.
   const std::unique_ptr<MeteredDevice> device_;
@@ -330,11 +320,10 @@ class SegmentPool {
   const SegmentPoolOptions options_;
   std::function<void()> capacity_freed_;
   std::atomic<uint64_t>& next_segment_;
+  DriverSegments driver_;  // synchronises itself
 
   // Never held during a driver call.
   mutable Mutex mu_ ABSL_ACQUIRED_AFTER(lock_level::kPool) ABSL_ACQUIRED_BEFORE(lock_level::kLeaf){lock_level::kPool};
-  CondVar freed_;  // segment_frees_ has grown
-  CondVar decay_;  // idle_ is no longer empty or has grown beyond the limit, or stop_decay_ is set
   Accounts accounts_ ABSL_GUARDED_BY(mu_);
   LeasedSegments leased_ ABSL_GUARDED_BY(mu_);
   IdleSegments idle_ ABSL_GUARDED_BY(mu_);
@@ -344,31 +333,13 @@ class SegmentPool {
   static constexpr SteadyTime::duration kLongestBetweenWalks = std::chrono::seconds(5);
   SteadyTime next_walk_ ABSL_GUARDED_BY(mu_) = SteadyTime::min();  // to look for who holds what is quarantined
   CarriedOver carried_over_ ABSL_GUARDED_BY(mu_);
-  uint64_t elsewhere_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // charged to nobody: see SettleElsewhere()
-  // In use by other processes when this one started, and still, by the driver's word: what they carry over is no more.
-  uint64_t foreign_bytes_ ABSL_GUARDED_BY(mu_) = 0;
-  uint64_t outside_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // charged to nobody: see SettleOutside()
+  DriverMemory driver_memory_ ABSL_GUARDED_BY(mu_);
   absl::Status health_ ABSL_GUARDED_BY(mu_);
-  uint64_t driver_free_bytes_ ABSL_GUARDED_BY(mu_) = 0;
-  uint64_t driver_known_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // these and what came from the driver, at the last update
-  // The same, at most: what changed hands meanwhile counts on both sides. None: the driver has not said.
-  std::optional<uint64_t> driver_has_bytes_ ABSL_GUARDED_BY(mu_);
-  // What can be handed out at most, by what the driver has refused since then.
-  uint64_t driver_refuses_beyond_ ABSL_GUARDED_BY(mu_) = std::numeric_limits<uint64_t>::max();
   bool sealed_ ABSL_GUARDED_BY(mu_) = false;
-  uint64_t obtaining_bytes_ ABSL_GUARDED_BY(mu_) = 0;        // charged, but not yet obtained from the driver
-  std::vector<DeviceSegment> unfreed_ ABSL_GUARDED_BY(mu_);  // the driver has refused to take them back, so far
-  uint64_t unfreed_bytes_ ABSL_GUARDED_BY(mu_) = 0;
-  uint64_t freeing_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // on their way back to the driver
-  // Whose segments the driver has, or is about to have, back: of one tenant, or of several.
-  std::optional<std::string> freed_tenant_ ABSL_GUARDED_BY(mu_);
-  bool freed_several_ ABSL_GUARDED_BY(mu_) = false;
-  uint64_t segment_allocs_ ABSL_GUARDED_BY(mu_) = 0;
-  uint64_t segment_frees_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t handovers_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t handover_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   ReclaimStats reclaims_ ABSL_GUARDED_BY(mu_);  // but for the durations
-  bool stop_decay_ ABSL_GUARDED_BY(mu_) = false;
+  std::function<void()> decay_changed_ ABSL_GUARDED_BY(mu_);
   prometheus::Histogram reclaim_durations_;  // synchronises itself
   std::atomic<bool> warned_of_unread_{false};
   std::atomic<bool> warned_of_unread_left_{false};

@@ -52,10 +52,11 @@ PoolView SegmentPool::GetView() const {
   view.idle_sizes = idle_.GetSizes();
   view.reclaims = reclaims_;
   view.reclaims.durations = std::move(reclaim_durations);
-  view.driver_free_bytes = driver_free_bytes_;
+  view.driver_free_bytes = driver_memory_.free();
   view.quarantine = quarantine_.Holdings();
   view.carried_over = carried_over_.Holdings();
-  if (elsewhere_bytes_ > 0) view.carried_over.push_back({.bytes = elsewhere_bytes_});
+  if (const uint64_t bytes = driver_memory_.unowned().elsewhere; bytes > 0)
+    view.carried_over.push_back({.bytes = bytes});
   view.health = health_;
   view.accounts.reserve(accounts_.all().size());
   for (const auto& [session, account] : accounts_.all()) view.accounts.emplace(session, StateOf(account));
@@ -113,26 +114,24 @@ std::vector<SegmentInfo> SegmentPool::GetSegments() const {
   return segments;
 }
 
-uint64_t SegmentPool::FromDriverBytes() const {
-  return accounts_.ledger().charged_bytes() - accounts_.granted_bytes() - obtaining_bytes_ - carried_over_.bytes() -
-         elsewhere_bytes_ - outside_bytes_ + idle_.bytes() + freeing_bytes_ + unfreed_bytes_;
-}
-
 PoolStats SegmentPool::Stats() const {
   const Ledger& ledger = accounts_.ledger();
+  const DriverMemory::Unowned& unowned = driver_memory_.unowned();
+  const DriverSegments::Counts driver = driver_.counts();
+  const uint64_t carried_over = carried_over_.bytes() + unowned.elsewhere;
   return {.capacity_bytes = capacity_bytes_,
           .charged_bytes = ledger.charged_bytes(),
           .committed_bytes = ledger.committed_bytes(),
           .guaranteed_bytes = ledger.guaranteed_bytes(),
           .quarantined_bytes = quarantine_.bytes(),
-          .carried_over_bytes = carried_over_.bytes() + elsewhere_bytes_,
-          .outside_bytes = outside_bytes_,
+          .carried_over_bytes = carried_over,
+          .outside_bytes = unowned.outside,
           .held_back_bytes = ledger.held_back_bytes(),
           .idle_bytes = idle_.bytes(),
-          .reserved_bytes = FromDriverBytes() + carried_over_.bytes() + elsewhere_bytes_,
+          .reserved_bytes = FromDriverNow().bytes + carried_over,
           .segments = leased_.size(),
-          .segment_allocs = segment_allocs_,
-          .segment_frees = segment_frees_,
+          .segment_allocs = driver.obtained,
+          .segment_frees = driver.freed,
           .handovers = handovers_,
           .handover_bytes = handover_bytes_};
 }

@@ -91,7 +91,9 @@ FuzzDaemon::FuzzDaemon()
                     .watch_process = [](const UniqueFd&, const std::function<void()>&) { return 0; },
                     .unwatch_process = [](int) {}},
       std::vector<SegmentPool*>{pools_[0].get(), pools_[1].get()}, &workers_);
-  broker_service_ = std::make_unique<BrokerService>(broker_.get(), &connections_, &rpcs_, /*max_streams_per_uid=*/8);
+  session_calls_ = std::make_unique<SessionCalls>(broker_.get(), &rates_);
+  broker_service_ = std::make_unique<BrokerService>(broker_.get(), session_calls_.get(), &connections_, &rpcs_,
+                                                    /*max_streams_per_uid=*/8);
   admin_service_ = std::make_unique<AdminService>(
       broker_.get(), &connections_, &snapshots_,
       [](const ReloadDone& done) { done(absl::FailedPreconditionError("there is no file")); });

@@ -25,6 +25,7 @@
 #include "server/rpc/broker_service.h"
 #include "server/rpc/connections.h"
 #include "server/rpc/rpc_meter.h"
+#include "server/rpc/session_calls.h"
 
 namespace vrambroker {
 
@@ -63,6 +64,7 @@ class FuzzDaemon {
   ProcessWatch processes_;
   Connections connections_;
   RpcMeter rpcs_;
+  std::unique_ptr<SessionCalls> session_calls_;
   std::unique_ptr<BrokerService> broker_service_;
   std::unique_ptr<AdminService> admin_service_;
   std::unique_ptr<grpc::Server> server_;

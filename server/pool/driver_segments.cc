@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/pool/driver_segments.h"
+
+#include <spdlog/spdlog.h>
+
+#include <utility>
+#include <variant>
+
+#include "allocator/base/bytes.h"
+
+namespace vrambroker {
+
+// ---- From the driver ----
+
+void DriverSegments::StartObtaining(uint64_t bytes) {
+  MutexLock lock(mu_);
+  counts_.obtaining_bytes += bytes;
+}
+
+void DriverSegments::GiveUp(uint64_t bytes) {
+  MutexLock lock(mu_);
+  counts_.obtaining_bytes -= bytes;
+}
+
+absl::StatusOr<DriverSegments::Obtained> DriverSegments::Obtain(
+    const std::string& tenant, uint64_t bytes, const std::function<std::vector<IdleSegments::Entry>()>& take_idle) {
+  absl::StatusOr<Obtained> obtained = AskDriver(tenant, bytes, take_idle);
+  MutexLock lock(mu_);
+  counts_.obtaining_bytes -= bytes;
+  if (obtained.ok()) ++counts_.obtained;
+  return obtained;
+}
+
+absl::StatusOr<DriverSegments::Obtained> DriverSegments::AskDriver(
+    const std::string& tenant, uint64_t bytes, const std::function<std::vector<IdleSegments::Entry>()>& take_idle) {
+  const SteadyTime deadline = std::chrono::steady_clock::now() + free_timeout_;
+  uint64_t freed = counts().freed;
+  absl::StatusOr<DeviceSegment> segment = device_.AllocateSegment(bytes);
+  // Other calls may still be freeing what the ledger counts as free: after each of them there may be room.
+  while (absl::IsResourceExhausted(segment.status()) && AwaitFree(freed, deadline)) {
+    freed = counts().freed;
+    segment = device_.AllocateSegment(bytes);
+  }
+  if (absl::IsResourceExhausted(segment.status())) {
+    // Somebody outside of the broker took device memory. Idle segments help.
+    Free(take_idle());
+    RetryFrees();
+    segment = device_.AllocateSegment(bytes);
+  }
+  if (!segment.ok()) return segment.status();
+  if (absl::Status status = Scrub(tenant, *segment); !status.ok()) {
+    FreeOne(*segment);
+    return status;
+  }
+  Obtained obtained{.segment = *segment};
+  if (device_.properties().kind == DeviceKind::kCuda) {
+    absl::StatusOr<SegmentHandle> handle = device_.ExportSegment(*segment);
+    if (!handle.ok()) {
+      FreeOne(*segment);
+      return handle.status();
+    }
+    obtained.cuda_ipc = std::get<CudaIpcHandle>(*handle);
+  }
+  return obtained;
+}
+
+// Call it after the driver has given the segment: its earlier owners are in freed_tenant_ by then.
+absl::Status DriverSegments::Scrub(const std::string& tenant, const DeviceSegment& segment) {
+  if (!device_.properties().keeps_freed_bytes) return absl::OkStatus();
+  {
+    MutexLock lock(mu_);
+    if (!freed_several_ && freed_tenant_.value_or(tenant) == tenant) return absl::OkStatus();
+  }
+  return device_.Zero(segment, 0, segment.bytes);
+}
+
+// ---- Back to the driver ----
+
+void DriverSegments::StartFreeing(const std::vector<IdleSegments::Entry>& entries) {
+  MutexLock lock(mu_);
+  for (const IdleSegments::Entry& entry : entries) {
+    counts_.freeing_bytes += entry.segment.bytes;
+    if (!freed_tenant_.has_value()) freed_tenant_ = entry.tenant;
+    freed_several_ = freed_several_ || *freed_tenant_ != entry.tenant;
+  }
+}
+
+void DriverSegments::Free(const std::vector<IdleSegments::Entry>& entries) {
+  for (const IdleSegments::Entry& entry : entries) {
+    FreeOne(entry.segment);
+    // After each, for those who wait for just this much.
+    MutexLock lock(mu_);
+    ++counts_.freed;
+    counts_.freeing_bytes -= entry.segment.bytes;
+    freed_.NotifyAll();
+  }
+}
+
+void DriverSegments::FreeOne(const DeviceSegment& segment) {
+  const absl::Status status = device_.FreeSegment(segment);
+  if (status.ok()) return;
+  spdlog::error("device={} cannot give a segment of {} back to the driver, will try again: {}",
+                device_.properties().ordinal, FormatBytes(segment.bytes), status.ToString());
+  MutexLock lock(mu_);
+  unfreed_.push_back(segment);
+  counts_.unfreed_bytes += segment.bytes;
+}
+
+void DriverSegments::RetryFrees() {
+  std::vector<DeviceSegment> refused;
+  {
+    MutexLock lock(mu_);
+    refused.swap(unfreed_);
+  }
+  for (const DeviceSegment& segment : refused) {
+    const bool freed = device_.FreeSegment(segment).ok();
+    MutexLock lock(mu_);
+    if (freed) {
+      counts_.unfreed_bytes -= segment.bytes;
+    } else {
+      unfreed_.push_back(segment);
+    }
+  }
+}
+
+bool DriverSegments::AwaitFree(uint64_t freed, SteadyTime deadline) {
+  MutexLock lock(mu_);
+  while (counts_.freed <= freed) {
+    if (counts_.freeing_bytes == 0 || !freed_.WaitUntil(mu_, deadline)) return false;
+  }
+  return std::chrono::steady_clock::now() < deadline;
+}
+
+std::vector<DeviceSegment> DriverSegments::TakeUnfreed() {
+  MutexLock lock(mu_);
+  counts_.unfreed_bytes = 0;
+  return std::exchange(unfreed_, {});
+}
+
+DriverSegments::Counts DriverSegments::counts() const {
+  MutexLock lock(mu_);
+  return counts_;
+}
+
+}  // namespace vrambroker

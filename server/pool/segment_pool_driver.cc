@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// SegmentPool: what the driver has and gets back, and whether the device can be used.
+#include <algorithm>
+#include <utility>
+
+#include "server/pool/segment_pool.h"
+#include "server/pool/segment_refusal.h"
+
+namespace vrambroker {
+
+std::vector<IdleSegments::Entry> SegmentPool::StartFreeing(std::vector<IdleSegments::Entry> entries) {
+  driver_.StartFreeing(entries);
+  return entries;
+}
+
+void SegmentPool::RetryFrees() {
+  driver_.RetryFrees();
+}
+
+uint64_t SegmentPool::ReleaseIdleSince(SteadyTime time) {
+  // One at a time: while the driver is busy with it, the others can still be leased.
+  for (uint64_t bytes = 0;;) {
+    std::vector<IdleSegments::Entry> oldest;
+    {
+      MutexLock lock(mu_);
+      const std::optional<SteadyTime> since = idle_.oldest();
+      if (!since.has_value() || (*since > time && idle_.bytes() <= options_.idle_limit_bytes)) return bytes;
+      oldest = StartFreeing(idle_.TakeOldest(1));
+    }
+    bytes += oldest[0].segment.bytes;
+    driver_.Free(oldest);
+  }
+}
+
+std::optional<SteadyTime> SegmentPool::NextDecay(std::chrono::milliseconds decay) const {
+  MutexLock lock(mu_);
+  const std::optional<SteadyTime> since = idle_.oldest();
+  if (!since.has_value()) return std::nullopt;
+  return idle_.bytes() > options_.idle_limit_bytes ? *since : *since + decay;
+}
+
+void SegmentPool::OnDecayChanged(std::function<void()> decay_changed) {
+  MutexLock lock(mu_);
+  decay_changed_ = std::move(decay_changed);
+}
+
+absl::Status SegmentPool::UpdateHealth() {
+  absl::Status health = device_->Health();
+  const FromDriver before = GetFromDriver();
+  const absl::StatusOr<uint64_t> free = health.ok() ? device_->FreeBytes() : health;
+  // ResourceExhausted would say to those who want memory that others have it.
+  if (!free.ok())
+    health = absl::IsResourceExhausted(free.status()) ? absl::InternalError(free.status().message()) : free.status();
+  bool changed = false;
+  {
+    MutexLock lock(mu_);
+    changed = health_.ok() != health.ok();
+    if (changed) accounts_.Forbid();
+    health_ = health;
+    const uint64_t unowned = UnownedBytes();
+    if (free.ok()) {
+      const FromDriver now = FromDriverNow();
+      driver_memory_.Update(*free, std::min(before.at_least, now.at_least), std::max(before.at_most, now.at_most));
+    }
+    Settle();
+    changed = changed || unowned != UnownedBytes();
+  }
+  if (changed) CapacityFreed();  // those who wait are refused now, or served
+  return health;
+}
+
+void SegmentPool::DriverRefused(uint64_t bytes) {
+  const absl::StatusOr<uint64_t> free = device_->FreeBytes();
+  MutexLock lock(mu_);
+  driver_memory_.Refused(bytes, free.ok() ? std::optional<uint64_t>(*free) : std::nullopt, FromDriverNow().bytes);
+  Settle();
+}
+
+bool SegmentPool::IsOutside(const absl::Status& refusal) const {
+  return driver_memory_.unowned().outside > 0 && SegmentRefusalCause(refusal) == OomCause::kCapacity;
+}
+
+void SegmentPool::AskDriver() {
+  const FromDriver before = GetFromDriver();
+  const absl::StatusOr<uint64_t> free = device_->FreeBytes();
+  if (!free.ok()) return;
+  bool has_more = false;
+  {
+    MutexLock lock(mu_);
+    const uint64_t outside = driver_memory_.unowned().outside;
+    driver_memory_.UpdateMost(*free, std::max(before.at_most, FromDriverNow().at_most));
+    Settle();
+    has_more = driver_memory_.unowned().outside < outside;
+  }
+  if (has_more) CapacityFreed();
+}
+
+SegmentPool::FromDriver SegmentPool::GetFromDriver() const {
+  MutexLock lock(mu_);
+  return FromDriverNow();
+}
+
+SegmentPool::FromDriver SegmentPool::FromDriverNow() const {
+  const DriverSegments::Counts driver = driver_.counts();
+  const uint64_t bytes = accounts_.ledger().charged_bytes() - accounts_.granted_bytes() - driver.obtaining_bytes -
+                         carried_over_.bytes() - UnownedBytes() + idle_.bytes() + driver.freeing_bytes +
+                         driver.unfreed_bytes;
+  return {.bytes = bytes, .at_least = bytes - driver.freeing_bytes, .at_most = bytes + driver.obtaining_bytes};
+}
+
+uint64_t SegmentPool::UnownedBytes() const {
+  return driver_memory_.unowned().elsewhere + driver_memory_.unowned().outside;
+}
+
+void SegmentPool::Settle() {
+  const auto& accounts = accounts_.all();
+  const auto clients =
+      options_.headroom_bytes == 0 ? 0 : std::count_if(accounts.begin(), accounts.end(), [](const auto& entry) {
+        return entry.second.holds_since != SteadyTime();
+      });
+  const uint64_t before = UnownedBytes();
+  const DriverMemory::Unowned& unowned = driver_memory_.Settle({.declared = carried_over_.declared_bytes(),
+                                                                .carried_over = carried_over_.bytes(),
+                                                                .clients = static_cast<uint64_t>(clients)});
+  if (properties().kind == DeviceKind::kCuda) accounts_.ExtendCapacity(unowned.beyond_capacity);
+  if (UnownedBytes() > before) {
+    accounts_.ChargeUnowned(UnownedBytes() - before);
+  } else {
+    accounts_.UnchargeUnowned(before - UnownedBytes());
+  }
+}
+
+}  // namespace vrambroker

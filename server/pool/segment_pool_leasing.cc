@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// SegmentPool: leases segments, idle ones and new ones.
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "server/pool/segment_pool.h"
+#include "server/pool/segment_refusal.h"
+
+namespace vrambroker {
+
+absl::StatusOr<SegmentId> SegmentPool::Lease(SessionId session, uint64_t bytes, bool granted) {
+  const absl::StatusOr<std::vector<SegmentId>> segments = LeaseAll(session, {bytes}, granted);
+  if (!segments.ok()) return segments.status();
+  return segments->front();
+}
+
+absl::StatusOr<std::vector<SegmentId>> SegmentPool::LeaseAll(SessionId session, absl::Span<const uint64_t> sizes,
+                                                             bool granted) {
+  const uint64_t bytes = std::accumulate(sizes.begin(), sizes.end(), uint64_t{0});
+  std::vector<IdleSegments::Entry> victims;
+  Gathered gathered;
+  uid_t uid = 0;
+  std::string tenant;
+  bool is_outside = false;
+  {
+    MutexLock lock(mu_);
+    const Account* const account = accounts_.Find(session);
+    if (account == nullptr) return absl::AbortedError("the session has ended");
+    is_outside = !granted && IsOutside(CheckGrowth(*account, bytes));
+  }
+  if (is_outside) AskDriver();
+  {
+    MutexLock lock(mu_);
+    Account* const account = accounts_.Find(session);
+    if (account == nullptr) return absl::AbortedError("the session has ended");
+    uid = account->terms.uid;
+    tenant = account->terms.tenant;
+    if (!granted || !accounts_.ConsumeGrant(*account, bytes)) {
+      if (absl::Status status = CheckGrowth(*account, bytes); !status.ok()) return status;
+      accounts_.Charge(*account, bytes);
+    }
+    gathered = TakeIdle(*account, sizes);
+    uint64_t missing = 0;
+    for (size_t i = 0; i < sizes.size(); ++i) missing += gathered.idle[i].has_value() ? 0 : sizes[i];
+    if (missing == 0) return AddLeases(session, gathered);
+    const Ledger& ledger = accounts_.ledger();
+    if (const uint64_t held = ledger.charged_bytes() + idle_.bytes(); held > ledger.capacity_bytes()) {
+      victims = StartFreeing(idle_.TakeOldest(held - ledger.capacity_bytes()));
+    }
+    driver_.StartObtaining(missing);
+  }
+  driver_.Free(victims);
+  absl::Status status = Obtain(tenant, sizes, gathered);
+  std::vector<IdleSegments::Entry> unwanted;
+  {
+    MutexLock lock(mu_);
+    if (status.ok() && accounts_.Find(session) != nullptr) return AddLeases(session, gathered);
+    if (status.ok()) status = absl::AbortedError("the session has ended");
+    unwanted = Undo(session, uid, tenant, bytes, gathered);
+  }
+  driver_.Free(unwanted);
+  for (size_t i = 0; i < sizes.size() && absl::IsResourceExhausted(status); ++i) {
+    if (gathered.idle[i].has_value() || gathered.fresh[i].has_value()) continue;
+    DriverRefused(sizes[i]);
+    break;
+  }
+  CapacityFreed();
+  return absl::IsResourceExhausted(status) ? SegmentRefused(OomCause::kCapacity, status.message()) : status;
+}
+
+absl::Status SegmentPool::Obtain(const std::string& tenant, absl::Span<const uint64_t> sizes, Gathered& gathered) {
+  const auto take_idle = [this] {
+    MutexLock lock(mu_);
+    return StartFreeing(idle_.TakeOldest(idle_.bytes()));
+  };
+  absl::Status status;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (gathered.idle[i].has_value()) continue;
+    if (!status.ok()) {
+      driver_.GiveUp(sizes[i]);
+      continue;
+    }
+    absl::StatusOr<DriverSegments::Obtained> fresh = driver_.Obtain(tenant, sizes[i], take_idle);
+    status = fresh.status();
+    if (fresh.ok()) gathered.fresh[i] = LeasedSegment{.segment = fresh->segment, .cuda_ipc = fresh->cuda_ipc};
+  }
+  return status;
+}
+
+std::vector<IdleSegments::Entry> SegmentPool::Undo(SessionId session, uid_t uid, const std::string& tenant,
+                                                   uint64_t bytes, const Gathered& gathered) {
+  Account* const account = accounts_.Find(session);
+  if (account != nullptr) {
+    accounts_.Uncharge(*account, bytes);
+  } else {
+    accounts_.UnchargeUnowned(bytes, uid);
+  }
+  PutIdleBack(gathered);
+  // What the driver gave is for the next attempt, unless there can be none.
+  std::vector<IdleSegments::Entry> unwanted;
+  for (const std::optional<LeasedSegment>& fresh : gathered.fresh) {
+    if (!fresh.has_value()) continue;
+    if (account == nullptr) {
+      unwanted.push_back({.segment = fresh->segment, .tenant = tenant});
+    } else {
+      AddIdle({.segment = fresh->segment, .cuda_ipc = fresh->cuda_ipc, .tenant = tenant, .since = options_.clock()});
+    }
+  }
+  return StartFreeing(std::move(unwanted));
+}
+
+absl::StatusOr<std::vector<SegmentId>> SegmentPool::LeaseIdle(SessionId session, absl::Span<const uint64_t> sizes) {
+  const uint64_t bytes = std::accumulate(sizes.begin(), sizes.end(), uint64_t{0});
+  MutexLock lock(mu_);
+  Account* const account = accounts_.Find(session);
+  if (account == nullptr) return absl::AbortedError("the session has ended");
+  if (absl::Status status = CheckGrowth(*account, bytes); !status.ok()) {
+    return IsOutside(status) ? absl::NotFoundError("the driver may have it by now") : status;
+  }
+  const Gathered gathered = TakeIdle(*account, sizes);
+  if (!std::all_of(gathered.idle.begin(), gathered.idle.end(), [](const auto& idle) { return idle.has_value(); })) {
+    PutIdleBack(gathered);
+    return absl::NotFoundError("not all are idle");
+  }
+  // Charged only with the segments at hand, so that a miss leaves no trace.
+  accounts_.Charge(*account, bytes);
+  return AddLeases(session, gathered);
+}
+
+SegmentPool::Gathered SegmentPool::TakeIdle(const Account& account, absl::Span<const uint64_t> sizes) {
+  Gathered gathered{.idle = {}, .fresh = std::vector<std::optional<LeasedSegment>>(sizes.size())};
+  gathered.idle.reserve(sizes.size());
+  for (const uint64_t bytes : sizes) gathered.idle.push_back(idle_.Take(account.terms.tenant, bytes));
+  return gathered;
+}
+
+void SegmentPool::PutIdleBack(const Gathered& gathered) {
+  for (const std::optional<IdleSegments::Taken>& idle : gathered.idle) {
+    if (idle.has_value()) idle_.PutBack(*idle);
+  }
+  if (decay_changed_) decay_changed_();  // it may be the oldest
+}
+
+std::vector<SegmentId> SegmentPool::AddLeases(SessionId session, const Gathered& gathered) {
+  std::vector<SegmentId> ids;
+  ids.reserve(gathered.idle.size());
+  for (size_t i = 0; i < gathered.idle.size(); ++i) {
+    if (const std::optional<IdleSegments::Taken>& idle = gathered.idle[i]; idle.has_value()) {
+      ++handovers_;
+      handover_bytes_ += idle->entry.segment.bytes;
+      ids.push_back(AddLease(session, {.segment = idle->entry.segment, .cuda_ipc = idle->entry.cuda_ipc}));
+    } else if (const std::optional<LeasedSegment>& fresh = gathered.fresh[i]; fresh.has_value()) {
+      ids.push_back(AddLease(session, *fresh));
+    }
+  }
+  return ids;
+}
+
+SegmentId SegmentPool::AddLease(SessionId session, LeasedSegment segment) {
+  const SegmentId id{next_segment_.fetch_add(1)};
+  segment.holder = session;
+  leased_.Add(id, segment);
+  return id;
+}
+
+}  // namespace vrambroker

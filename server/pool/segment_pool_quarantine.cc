@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// SegmentPool: looks at what is quarantined, and returns to the driver what nobody can touch any more.
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "allocator/device/session_mark.h"
+#include "server/base/client_log.h"
+#include "server/pool/segment_pool.h"
+
+namespace vrambroker {
+
+absl::StatusOr<SegmentHolders> SegmentPool::FindHolders(absl::Span<const Quarantine::Due> due) {
+  std::vector<DeviceSegment> segments;
+  std::vector<SessionMark> marks;
+  segments.reserve(due.size());
+  marks.reserve(due.size());
+  for (const Quarantine::Due& one : due) {
+    segments.push_back(one.segment);
+    marks.push_back(one.mark);
+  }
+  absl::StatusOr<SegmentHolders> found = device_->FindHolders(segments);
+  // The driver does not tell. Then those hold a segment who have inherited the descriptors of its client.
+  if (absl::IsUnimplemented(found.status())) found = FindMarkHolders(marks);
+  return found;
+}
+
+void SegmentPool::CheckQuarantine() {
+  std::vector<Quarantine::Due> due;
+  bool look = false;
+  {
+    MutexLock lock(mu_);
+    const SteadyTime now = options_.clock();
+    if (now >= next_walk_) due = quarantine_.StartChecks(now);
+    const std::optional<SteadyTime> next = carried_over_.next_look();
+    look = next.has_value() && *next <= now;
+    if (look) carried_over_.StartLook();
+  }
+  if (look) {
+    if (absl::Status status = LookForCarriedOver(); !status.ok()) {
+      spdlog::error("device={} cannot tell who holds segments of an earlier daemon: {}", properties().ordinal,
+                    status.ToString());
+    }
+  }
+  if (due.empty()) return;
+  std::vector<std::vector<pid_t>> holders(due.size());
+  const SteadyTime began = options_.clock();
+  const absl::StatusOr<SegmentHolders> found = FindHolders(due);
+  if (found.ok()) {
+    for (const SegmentHolders::Holder& holder : found->holders) holders[holder.segment].push_back(holder.pid);
+    if (found->unread_processes > 0 && !warned_of_unread_.exchange(true)) {
+      spdlog::warn(
+          "device={} {} {} cannot be inspected, so the daemon cannot tell whether they hold memory of ended processes; "
+          "run it as root, or with CAP_SYS_PTRACE on Linux 5.14 or newer",
+          properties().ordinal, found->unread_processes, found->unread_processes == 1 ? "process" : "processes");
+    }
+  } else {
+    spdlog::error("device={} cannot tell who holds quarantined segments: {}", properties().ordinal,
+                  found.status().ToString());
+  }
+  uint64_t held_bytes = 0;
+  pid_t first_holder = 0;
+  std::vector<IdleSegments::Entry> quiet;
+  {
+    MutexLock lock(mu_);
+    const SteadyTime now = options_.clock();
+    for (size_t i = 0; i < due.size(); ++i) {
+      if (!holders[i].empty()) {
+        if (quarantine_.Keep(due[i].id, holders[i], now)) {
+          held_bytes += due[i].segment.bytes;
+          first_holder = holders[i].front();
+        }
+      } else if (!found.ok()) {
+        quarantine_.Keep(due[i].id, {}, now);
+      } else {
+        const uid_t uid = quarantine_.entries().at(due[i].id).uid;
+        quiet.push_back(quarantine_.Remove(due[i].id));
+        accounts_.UnchargeUnowned(quiet.back().segment.bytes, uid);
+      }
+    }
+    // Children that live for long, of many dead processes, must not keep a processor busy.
+    if (quiet.empty()) next_walk_ = now + std::min(kBetweenWalks * (now - began), kLongestBetweenWalks);
+    quiet = StartFreeing(std::move(quiet));
+  }
+  driver_.Free(quiet);
+  if (first_holder > 0) {
+    LogClientEvent(spdlog::level::warn, LogLine("quarantine held open")
+                                            .Add("device", properties().ordinal)
+                                            .Add("bytes", held_bytes)
+                                            .Add("holder_pid", first_holder));
+  }
+  CapacityFreed();
+}
+
+std::optional<SteadyTime> SegmentPool::NextQuarantineCheck() const {
+  MutexLock lock(mu_);
+  std::optional<SteadyTime> check = quarantine_.next_check();
+  if (check.has_value()) check = std::max(*check, next_walk_);
+  const std::optional<SteadyTime> look = carried_over_.next_look();
+  return check.has_value() && look.has_value() ? std::min(*check, *look) : check.has_value() ? check : look;
+}
+
+bool SegmentPool::IsSettling() const {
+  MutexLock lock(mu_);
+  return quarantine_.settling_bytes() > 0 || carried_over_.is_settling();
+}
+
+}  // namespace vrambroker

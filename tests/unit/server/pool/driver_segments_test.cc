@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/pool/driver_segments.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "allocator/base/bytes.h"
+#include "tests/support/fake_device.h"
+
+namespace vrambroker {
+namespace {
+
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+class DriverSegmentsTest : public ::testing::Test {
+ protected:
+  explicit DriverSegmentsTest(DeviceKind kind = DeviceKind::kHost)
+      : device_(std::make_unique<FakeDevice>(8_MiB, kind)), control_(device_->control()) {}
+  ~DriverSegmentsTest() override { EXPECT_EQ(control_->misuse(), ""); }
+
+  absl::StatusOr<DriverSegments::Obtained> Obtain(uint64_t bytes, const std::string& tenant = "ann") {
+    driver_.StartObtaining(bytes);
+    return driver_.Obtain(tenant, bytes, [this] {
+      driver_.StartFreeing(idle_);
+      return std::exchange(idle_, {});
+    });
+  }
+  IdleSegments::Entry Get(uint64_t bytes, const std::string& tenant = "ann") {
+    return {.segment = Obtain(bytes, tenant).value().segment, .tenant = tenant};
+  }
+  void Free(const IdleSegments::Entry& entry) {
+    driver_.StartFreeing({entry});
+    driver_.Free({entry});
+  }
+
+  const std::unique_ptr<FakeDevice> device_;
+  const std::shared_ptr<FakeDevice::Control> control_;
+  std::vector<IdleSegments::Entry> idle_;  // what the owner gives up when the driver has nothing
+  DriverSegments driver_{device_.get(), std::chrono::minutes(1)};
+};
+
+TEST_F(DriverSegmentsTest, CountsWhatIsOnItsWay) {
+  driver_.StartObtaining(6_MiB);
+  EXPECT_EQ(driver_.counts().obtaining_bytes, 6_MiB);
+  driver_.GiveUp(2_MiB);
+  const auto obtained = driver_.Obtain("ann", 4_MiB, [] { return std::vector<IdleSegments::Entry>(); });
+  ASSERT_TRUE(obtained.ok());
+  EXPECT_EQ(driver_.counts().obtaining_bytes, 0u);
+  EXPECT_EQ(driver_.counts().obtained, 1u);
+  const IdleSegments::Entry entry{.segment = obtained->segment, .tenant = "ann"};
+  driver_.StartFreeing({entry});
+  EXPECT_EQ(driver_.counts().freeing_bytes, 4_MiB);
+  driver_.Free({entry});
+  EXPECT_EQ(driver_.counts().freeing_bytes, 0u);
+  EXPECT_EQ(driver_.counts().freed, 1u);
+  EXPECT_EQ(control_->live_bytes(), 0u);
+}
+
+TEST_F(DriverSegmentsTest, ARefusalEndsTheObtaining) {
+  const IdleSegments::Entry held = Get(8_MiB);
+  EXPECT_TRUE(absl::IsResourceExhausted(Obtain(2_MiB).status()));
+  EXPECT_EQ(driver_.counts().obtaining_bytes, 0u);
+  EXPECT_EQ(driver_.counts().obtained, 1u);
+  Free(held);
+}
+
+TEST_F(DriverSegmentsTest, WhatIsIdleGoesBackBeforeTheDriverIsAskedAgain) {
+  control_->set_foreign_bytes(4_MiB);
+  idle_ = {Get(4_MiB)};
+  const IdleSegments::Entry second = Get(4_MiB);
+  EXPECT_THAT(idle_, IsEmpty());
+  EXPECT_EQ(driver_.counts().freed, 1u);
+  Free(second);
+}
+
+TEST_F(DriverSegmentsTest, WaitsForFreesThatAreUnderWay) {
+  const IdleSegments::Entry held = Get(8_MiB);
+  Gate& gate = control_->Hold(FakeDevice::Call::kFree);
+  driver_.StartFreeing({held});
+  std::thread freer([&] { driver_.Free({held}); });
+  gate.AwaitArrivals(1);
+  absl::StatusOr<DriverSegments::Obtained> obtained;
+  std::thread taker([&] { obtained = Obtain(8_MiB); });
+  control_->AwaitRefusals(1);
+  gate.Open();
+  freer.join();
+  taker.join();
+  ASSERT_TRUE(obtained.ok()) << obtained.status();
+  Free({.segment = obtained->segment, .tenant = "ann"});
+}
+
+TEST_F(DriverSegmentsTest, WhatTheDriverDoesNotTakeBackIsKeptAndTriedAgain) {
+  const IdleSegments::Entry held = Get(8_MiB);
+  control_->Fail(FakeDevice::Call::kFree, 1, 1, absl::InternalError("busy"));
+  Free(held);
+  EXPECT_EQ(driver_.counts().unfreed_bytes, 8_MiB);
+  const IdleSegments::Entry next = Get(8_MiB);  // which tries it again
+  EXPECT_EQ(driver_.counts().unfreed_bytes, 0u);
+  control_->Fail(FakeDevice::Call::kFree, 1, 2, absl::InternalError("busy"));
+  Free(next);
+  driver_.RetryFrees();
+  EXPECT_EQ(driver_.counts().unfreed_bytes, 8_MiB);
+  const std::vector<DeviceSegment> unfreed = driver_.TakeUnfreed();
+  ASSERT_THAT(unfreed, SizeIs(1));
+  EXPECT_EQ(driver_.counts().unfreed_bytes, 0u);
+  EXPECT_TRUE(device_->FreeSegment(unfreed[0]).ok());
+}
+
+// A driver that hands out memory with what was in it.
+class DriverSegmentsOnCudaTest : public DriverSegmentsTest {
+ protected:
+  DriverSegmentsOnCudaTest() : DriverSegmentsTest(DeviceKind::kCuda) {}
+};
+
+TEST_F(DriverSegmentsOnCudaTest, OverwritesWhatMayBeAnotherTenants) {
+  const IdleSegments::Entry anns = Get(4_MiB, "ann");
+  EXPECT_EQ(control_->zeroed_bytes(), 0u) << "nobody's";
+  Free(anns);
+  const IdleSegments::Entry again = Get(4_MiB, "ann");
+  EXPECT_EQ(control_->zeroed_bytes(), 0u) << "her own";
+  const IdleSegments::Entry bens = Get(2_MiB, "ben");
+  EXPECT_EQ(control_->zeroed_bytes(), 2_MiB);
+  Free(bens);
+  Free(again);
+  Free(Get(2_MiB, "ann"));
+  EXPECT_EQ(control_->zeroed_bytes(), 4_MiB) << "ben's, too, is back";
+}
+
+TEST_F(DriverSegmentsOnCudaTest, ASegmentThatCannotBeExportedGoesBack) {
+  control_->Fail(FakeDevice::Call::kExport, 1, 1, absl::InternalError("no handle"));
+  EXPECT_TRUE(absl::IsInternal(Obtain(4_MiB).status()));
+  EXPECT_EQ(control_->live_bytes(), 0u);
+  EXPECT_EQ(driver_.counts().obtained, 0u);
+  EXPECT_EQ(driver_.counts().obtaining_bytes, 0u);
+}
+
+}  // namespace
+}  // namespace vrambroker
