@@ -286,7 +286,7 @@ absl::Status Daemon::Start() {
         ProcessWatch::kPeriod.count());
   }
   descriptor_socket_.SetBudget(budget);
-  // Last, so that whoever can connect is served.
+  // Last, so that every client that can connect is served.
   const absl::StatusOr<ClientSocket> descriptors =
       ListenUnix(absl::StrCat(config_.socket_dir, "/vrambroker-fd.sock"), SOCK_SEQPACKET, config_.socket_mode);
   if (!descriptors.ok()) return descriptors.status();

@@ -42,7 +42,7 @@ class ABSL_LOCKABLE Mutex {
 #endif
     mu_.unlock();
   }
-  // Whether a thread waits in Lock(), at a guess. For whoever takes the lock again and again in the background: a mutex
+  // Whether a thread waits in Lock(), at a guess. For a background thread that takes the lock again and again: a mutex
   // is not fair, and the thread that unlocks it may well lock it again before a waiting one has woken up.
   bool IsWanted() const {
     return waiting_.load(std::memory_order_relaxed) > 0;

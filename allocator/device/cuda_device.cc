@@ -330,8 +330,8 @@ class CudaDevice : public Device {
       exists = false;
       return CUDA_SUCCESS;
     };
-    // In a stream that is captured the event would become part of the graph, and never complete. Whoever waits for
-    // the stream tries again later. The default stream is as good as captured while a stream is that waits for it.
+    // In a stream that is captured the event would become part of the graph, and never complete. A thread that waits
+    // for the stream tries again later. The default stream is as good as captured while a stream is that waits for it.
     const auto check_capture = [&]() -> absl::Status {
       CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
       if (absl::Status status = OnDevice("cuStreamIsCapturing",

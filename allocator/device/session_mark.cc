@@ -100,7 +100,7 @@ absl::StatusOr<SessionMark> FindSessionMark(pid_t pid, uint32_t fd) {
   const absl::StatusOr<OpenFile> ours = OneOfOurs();
   if (!ours.ok()) return ours.status();
   absl::Status no_mark =
-      absl::InvalidArgumentError(absl::StrCat("descriptor ", fd, " of process ", pid, " is no mark of a session"));
+      absl::InvalidArgumentError(absl::StrCat("descriptor ", fd, " of process ", pid, " is not a mark of a session"));
   const std::string path = absl::StrCat("/proc/", pid, "/fd/", fd);
   std::array<char, 256> link = {};
   struct stat file = {};

@@ -95,7 +95,7 @@ class CachingAllocator {
   SegmentsToRelease TakeIdleSegments(TrimOptions* options) ABSL_LOCKS_EXCLUDED(mu_);
   // Lets go of `segment` if it is wholly free, else of none. REQUIRES: the heap holds it.
   SegmentsToRelease TakeSegment(Segment* segment) ABSL_LOCKS_EXCLUDED(mu_);
-  // The clock of min_idle_ticks: whoever trims by age calls this once a period.
+  // The clock of min_idle_ticks: a caller that trims by age calls this once a period.
   void Tick() ABSL_LOCKS_EXCLUDED(mu_);
 
   // The most bytes of segments that the owner will let the heap hold; kNoLimit: no limit. The owner enforces it, when

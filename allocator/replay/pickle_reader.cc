@@ -522,7 +522,7 @@ absl::Status PickleReader::Step() {
     default: {
       const OpcodeInfo info = Describe(opcode_);
       if (info.name == nullptr) {
-        return absl::InvalidArgumentError(absl::StrFormat("byte %d: 0x%02x is no pickle opcode", at_, opcode_));
+        return absl::InvalidArgumentError(absl::StrFormat("byte %d: 0x%02x is not a pickle opcode", at_, opcode_));
       }
       return Error(info.refusal);
     }

@@ -45,7 +45,7 @@ class DescriptorFetcher {
   UniqueFd kept_ ABSL_GUARDED_BY(mu_);  // a connection on which nothing is under way; invalid for none
 };
 
-// Ends a call after `timeout`, whoever sets the clock meanwhile.
+// Ends a call after `timeout`, even if somebody sets the clock meanwhile.
 void SetTimeout(grpc::ClientContext& context, absl::Duration timeout);
 
 // Code, message, and details as payloads.

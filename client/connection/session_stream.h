@@ -25,7 +25,7 @@
 namespace vrambroker::client_internal {
 
 // The client's end of the Broker.Session call. The callback API notices a dead daemon at once; a synchronous call
-// would only when it is made. It lives until gRPC is done with the call, whoever has let go of it.
+// would only when it is made. It lives until gRPC is done with the call, even if nobody else holds it.
 class SessionStream : public grpc::ClientBidiReactor<v1::SessionRequest, v1::SessionResponse> {
  public:
   struct Handlers {
@@ -48,7 +48,7 @@ class SessionStream : public grpc::ClientBidiReactor<v1::SessionRequest, v1::Ses
   // OK when the daemon has answered the hello and `welcomed` has run; else why not.
   absl::Status WaitForWelcome(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Waits while many messages are queued already; for whoever sends more than anybody waits for.
+  // Waits while many messages are queued already; for a sender that nobody else holds back.
   void WaitForRoom() ABSL_LOCKS_EXCLUDED(mu_);
   // Messages after the end of the stream are dropped.
   void Send(v1::SessionRequest request) ABSL_LOCKS_EXCLUDED(mu_);
@@ -100,7 +100,7 @@ class SessionStream : public grpc::ClientBidiReactor<v1::SessionRequest, v1::Ses
         admin_(v1::Admin::NewStub(channel_)),
         handlers_(std::move(handlers)) {}
   // On a thread that is not gRPC's: with the last channel of the process go the threads that its callbacks run on, and
-  // whoever lets them go waits for their end.
+  // releasing them waits for their end.
   static void Destroy(const SessionStream* stream);
 
   // The caller of a call that is under way; lives on its stack.

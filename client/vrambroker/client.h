@@ -83,7 +83,7 @@ struct ClientOptions {
   absl::Duration idle_decay = absl::InfiniteDuration();
   absl::Duration connect_timeout = absl::Seconds(5);  // infinite, or more than any clock can count: for ever
   absl::Duration call_timeout = absl::Seconds(30);
-  // Called on a thread of the library when the session is lost; with kLeased, each time. Must not block: whoever
+  // Called on a thread of the library when the session is lost; with kLeased, each time. Must not block: a thread that
   // destroys the client waits for it. Not called once the client is gone.
   std::function<void(const absl::Status&)> on_lost;
   // Gets a line, without its end, when the daemon is lost, and when it is reached again. Called as on_lost. None: the

@@ -139,7 +139,7 @@ absl::StatusOr<SocketAddress> Resolve(const HttpAddress& where) {
   addrinfo* found = nullptr;
   const int error = getaddrinfo(host.c_str(), absl::StrCat(where.port).c_str(), &hints, &found);
   if (error != 0) {
-    return absl::UnavailableError(absl::StrCat("http_address: '", host, "' is no address: ", gai_strerror(error)));
+    return absl::UnavailableError(absl::StrCat("http_address: '", host, "' is not an address: ", gai_strerror(error)));
   }
   const absl::Cleanup free_found = [found] { freeaddrinfo(found); };
   const addrinfo* chosen = found;

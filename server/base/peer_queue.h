@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// PeerQueue: what may wait, a bounded number of it, shared fairly between peers. Whoever waits longest goes first.
+// PeerQueue: what may wait, a bounded number of it, shared fairly between peers. The peer that has waited longest goes
+// first.
 #ifndef VRAMBROKER_SERVER_BASE_PEER_QUEUE_H_
 #define VRAMBROKER_SERVER_BASE_PEER_QUEUE_H_
 

@@ -37,15 +37,15 @@ std::string TimeText(std::chrono::system_clock::time_point time) {
   return absl::FormatTime("%Y-%m-%d%ET%H:%M:%E3SZ", absl::FromChrono(time), absl::UTCTimeZone());
 }
 
-const char* StateName(SegmentInfo::State state) {
+const char* StateName(SegmentView::State state) {
   switch (state) {
-    case SegmentInfo::State::kLeased:
+    case SegmentView::State::kLeased:
       return "leased";
-    case SegmentInfo::State::kReturning:
+    case SegmentView::State::kReturning:
       return "returning";
-    case SegmentInfo::State::kQuarantined:
+    case SegmentView::State::kQuarantined:
       return "quarantined";
-    case SegmentInfo::State::kIdle:
+    case SegmentView::State::kIdle:
       return "idle";
   }
   return "unknown";

@@ -94,7 +94,7 @@ std::optional<HttpResponse> AnswerTo(const boost::system::error_code& error) {
       error.category() != http::make_error_code(http::error::bad_method).category()) {
     return std::nullopt;  // the client has gone, or was too slow
   }
-  return HttpText(400, "this is no HTTP request\n");
+  return HttpText(400, "this is not an HTTP request\n");
 }
 
 }  // namespace vrambroker

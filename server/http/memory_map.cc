@@ -85,7 +85,7 @@ struct MemoryMap::Shared : std::enable_shared_from_this<Shared> {
     entry.too_many = false;
   }
 
-  // Whoever was asked long before `now` is not waited for again.
+  // A client that was asked long before `now` is not waited for again.
   bool IsAnswerOnItsWay(const std::vector<MappedSession>& sessions, int device, SteadyTime now) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
     for (const MappedSession& session : sessions) {
@@ -214,9 +214,9 @@ DeviceMap MemoryMap::Get(int device) {
     }
   }
   // After the answers: a segment that was returned meanwhile is not drawn twice.
-  for (SegmentInfo& info : broker_.pools()[static_cast<size_t>(device)]->GetSegments()) {
+  for (SegmentView& info : broker_.pools()[static_cast<size_t>(device)]->GetSegments()) {
     const bool may_have_blocks =
-        info.state == SegmentInfo::State::kLeased || info.state == SegmentInfo::State::kReturning;
+        info.state == SegmentView::State::kLeased || info.state == SegmentView::State::kReturning;
     const auto it = may_have_blocks ? blocks.find(std::pair(info.holder, info.id)) : blocks.end();
     const bool known = it != blocks.end() && it->second->bytes == info.bytes;
     map.segments.push_back({.info = std::move(info), .blocks = known ? it->second : nullptr});

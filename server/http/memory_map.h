@@ -40,7 +40,7 @@ struct MappedHeap {
 };
 
 struct MappedSegment {
-  SegmentInfo info;
+  SegmentView info;
   const SegmentSnapshot* blocks = nullptr;  // null: not known; kept by DeviceMap::answers
 };
 

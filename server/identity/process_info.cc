@@ -52,7 +52,7 @@ std::optional<std::string> ParseCgroup(const std::string& text) {
     // "12:cpu:/x" are hierarchies of version 1.
     if (!absl::ConsumePrefix(&line, "0::") || line.empty()) continue;
     std::string path(line);
-    // Whoever may make control groups names them as they like, and the path goes into messages and onto terminals.
+    // Users who may make control groups name them as they like, and the path goes into messages and onto terminals.
     std::replace_if(
         path.begin(), path.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
     return path;

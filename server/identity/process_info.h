@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What /proc says about a process. It may have ended meanwhile, and its pid be another's: whoever acts on the answer
-// checks by a pidfd afterwards that it still runs.
+// What /proc says about a process. It may have ended meanwhile, and its pid be another's: a caller that acts on the
+// answer checks by a pidfd afterwards that it still runs.
 #ifndef VRAMBROKER_SERVER_IDENTITY_PROCESS_INFO_H_
 #define VRAMBROKER_SERVER_IDENTITY_PROCESS_INFO_H_
 

@@ -69,7 +69,7 @@ absl::Status NotOurs(const std::string& what, uid_t owner, const std::string& di
       may_remove ? absl::StrCat(", or, if no vrambrokerd of that user runs any more, remove ", what) : ""));
 }
 
-// Whoever may write there could replace the sockets, and pose as the daemon.
+// A user who may write there could replace the sockets, and pose as the daemon.
 absl::Status CheckDir(const std::string& dir) {
   struct stat found = {};
   if (lstat(dir.c_str(), &found) != 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot look at ", dir));

@@ -93,7 +93,7 @@ struct PoolLook {
 };
 
 // A segment of a pool, for operators.
-struct SegmentInfo {
+struct SegmentView {
   enum class State { kLeased, kReturning, kQuarantined, kIdle };
   uint64_t id = 0;  // kIdle: a number that stays its own while it is idle; otherwise a SegmentId
   uint64_t bytes = 0;
@@ -241,7 +241,7 @@ class SegmentPool {
   PoolView GetView() const;
   PoolLook LookFor(SessionId session, bool with_accounts) const;
   // Every segment, by state, then by id. Takes as long as there are many: for people, not for every scrape.
-  std::vector<SegmentInfo> GetSegments() const;
+  std::vector<SegmentView> GetSegments() const;
 
   // (driver) Frees again what the driver has refused to take back.
   void RetryFrees();

@@ -79,36 +79,36 @@ PoolLook SegmentPool::LookFor(SessionId session, bool with_accounts) const {
   return look;
 }
 
-std::vector<SegmentInfo> SegmentPool::GetSegments() const {
-  std::vector<SegmentInfo> segments;
+std::vector<SegmentView> SegmentPool::GetSegments() const {
+  std::vector<SegmentView> segments;
   {
     MutexLock lock(mu_);
     segments.reserve(leased_.size() + quarantine_.entries().size());
     for (const auto& [id, leased] : leased_.all()) {
       segments.push_back({.id = Raw(id),
                           .bytes = leased.segment.bytes,
-                          .state = leased.returning ? SegmentInfo::State::kReturning : SegmentInfo::State::kLeased,
+                          .state = leased.returning ? SegmentView::State::kReturning : SegmentView::State::kLeased,
                           .holder = leased.holder});
     }
     for (const auto& [id, entry] : quarantine_.entries()) {
       segments.push_back({.id = Raw(id),
                           .bytes = entry.idle.segment.bytes,
-                          .state = SegmentInfo::State::kQuarantined,
+                          .state = SegmentView::State::kQuarantined,
                           .client = entry.client});
     }
     for (const CarriedOver::Segment& carried : carried_over_.Segments()) {
       const bool is_nobodys = carried.session == kNoSession;
       segments.push_back({.id = carried.number,
                           .bytes = carried.bytes,
-                          .state = is_nobodys ? SegmentInfo::State::kQuarantined : SegmentInfo::State::kLeased,
+                          .state = is_nobodys ? SegmentView::State::kQuarantined : SegmentView::State::kLeased,
                           .holder = carried.session,
                           .client = is_nobodys ? "an earlier run of the daemon" : ""});
     }
     for (const auto& [number, bytes] : idle_.NumbersAndBytes()) {
-      segments.push_back({.id = number, .bytes = bytes, .state = SegmentInfo::State::kIdle});
+      segments.push_back({.id = number, .bytes = bytes, .state = SegmentView::State::kIdle});
     }
   }
-  std::sort(segments.begin(), segments.end(), [](const SegmentInfo& a, const SegmentInfo& b) {
+  std::sort(segments.begin(), segments.end(), [](const SegmentView& a, const SegmentView& b) {
     return std::pair(a.state, a.id) < std::pair(b.state, b.id);
   });
   return segments;

@@ -48,7 +48,7 @@ struct LastAsked {
   bool is_long_ago = false;
 };
 
-// With everybody, for a request of this priority. One question is enough for whoever is more important. Pure.
+// With everybody, for a request of this priority. One question is enough for a session of higher priority. Pure.
 bool MayAskWithEverybody(const ReclaimCandidate& candidate, int priority, const std::optional<LastAsked>& last);
 
 // By its figures, for a request of this priority that goes on waiting. A session that has given nothing the last time

@@ -107,7 +107,7 @@ struct RequestQueueHooks {
 // - for one request at a time, the first that qualifies.
 //
 // A request that only this keeps from its memory is not refused before it has waited for reclaim_timeout, even when it
-// may not wait. Nor is any while somebody still owes an answer, whoever had it asked, for reclaim_timeout at most.
+// may not wait. Nor is any while a session still owes an answer, to any request, for reclaim_timeout at most.
 // Growth within a guarantee does not wait, with one exception.
 //
 // The exception holds for all requests for memory: the session has closed memory of an earlier run of the daemon, and

@@ -50,8 +50,8 @@ class Connections {
   void Stop() ABSL_LOCKS_EXCLUDED(mu_);
 
   // Who makes the call. Unauthenticated when the connection is already gone, or the process that made it: a child that
-  // inherited the connection must not speak for whoever gets its parent's pid next. ResourceExhausted when its user
-  // calls too often; every handler asks once, and one whose work is that of several calls says of how many.
+  // inherited the connection must not speak for the process that gets its parent's pid next. ResourceExhausted when its
+  // user calls too often; every handler asks once, and one whose work is that of several calls says of how many.
   absl::StatusOr<Caller> Identify(const grpc::CallbackServerContext& context, size_t calls = 1) const;
   // The same, however often its user calls.
   absl::StatusOr<Caller> Peer(const grpc::CallbackServerContext& context) const;

@@ -44,7 +44,7 @@ absl::Status CheckHello(const v1::Hello& hello) {
         ") version ", kProtocolVersion, "; install the same release of both"));
   }
   if (!v1::Placement_IsValid(hello.placement())) {
-    return absl::InvalidArgumentError(absl::StrCat("placement: ", hello.placement(), " is no placement"));
+    return absl::InvalidArgumentError(absl::StrCat("placement: ", hello.placement(), " is not a placement"));
   }
   if (hello.has_resume() && hello.placement() != v1::PLACEMENT_LEASED) {
     return absl::InvalidArgumentError("placement: only a session of PLACEMENT_LEASED can be resumed");

@@ -81,7 +81,7 @@ class Worker {
     }
     GiveAllBack();
     BeforeEnd();
-    // Whoever lost the daemon reaches it again.
+    // A client that lost the daemon reaches it again.
     AwaitDaemon("at the end");
     client_.reset();
     return 0;

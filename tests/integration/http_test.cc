@@ -266,7 +266,7 @@ TEST_F(HttpTest, TheMapHasTheBlocksOfManySessions) {
   for (const Json& segment : map["segments"]) EXPECT_TRUE(segment.contains("blocks")) << segment;
 }
 
-// Whoever has the page open does not write into the history that others record.
+// A page that is open does not write into the history that others record.
 TEST_F(HttpTest, TheMapLeavesNoTraceInWhatASessionRecords) {
   ASSERT_OK_AND_ASSIGN(Client leasing, VramctlDaemonTest::Connect("leasing"));
   placement_ = Placement::kRemote;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Idle memory goes to whoever needs it, within promises that hold; who has to wait, waits in order.
+// Idle memory goes to the session that needs it, within promises that hold; who has to wait, waits in order.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -330,7 +330,7 @@ int WaitingOf(RawClient& raw) {
   return session.ok() ? session->devices(0).waiting_size() : -1;
 }
 
-// Over the wire, without the library: whoever gives up a call does not wait on.
+// Over the wire, without the library: a client that gives up a call does not wait on.
 TEST_F(DaemonTest, AUnaryCallThatIsGivenUpWaitsNoLonger) {
   ASSERT_OK(StartDaemon({.capacity = "64MiB"}));
   ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));

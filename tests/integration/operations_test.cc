@@ -445,7 +445,7 @@ TEST_F(ServiceTest, TellsSystemdWhenItIsReadyAliveAndStopping) {
   EXPECT_TRUE(notify.WaitForText("STOPPING=1"));
 }
 
-// Whoever takes the port while the daemon is down does not take the memory from the others.
+// A program that takes the port while the daemon is down does not take the memory from the others.
 TEST_F(ServiceTest, APortInUseIsSaidAndTriedAgainWhileMemoryIsServed) {
   UniqueFd taken(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address = {};

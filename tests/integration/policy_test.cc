@@ -41,7 +41,7 @@ class PolicyTest : public VramctlDaemonTest {
     return process;
   }
 
-  // As an editor does it: whoever reads sees the old file or the new one.
+  // As an editor does it: a reader sees the old file or the new one.
   void WriteConfig(const std::string& text) const {
     const std::string path = daemon_->config_path();
     std::ofstream(path + ".new")

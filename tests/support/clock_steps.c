@@ -3,7 +3,7 @@
 // A system clock that is set all the time, as by people or NTP: preloaded (LD_PRELOAD), or linked into a program.
 // $VRAMBROKER_TEST_CLOCK_STEPS has the offsets in seconds, "0,3600,-3600"; every quarter of a second it is the next
 // one's turn. Without it the clock is the system's. Only what programs read changes, not what the kernel waits by:
-// whoever reads this clock to tell the kernel when to wake it up waits for too long, or not at all.
+// a program that reads this clock to tell the kernel when to wake it up waits for too long, or not at all.
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <sys/syscall.h>

@@ -147,7 +147,7 @@ void ServerCallbackCall::ScheduleOnDone(bool inline_ondone) {
   next(this, inline_ondone);
 }
 
-// The same for the reaction to a cancellation, which whoever completes the last of its conditions runs.
+// The same for the reaction to a cancellation: the thread that completes the last of its conditions runs it.
 void ServerCallbackCall::CallOnCancel(ServerReactor* reactor) {
   using Function = void (*)(ServerCallbackCall*, ServerReactor*);
   static const auto next = reinterpret_cast<Function>(Overridden(Address(&ServerCallbackCall::CallOnCancel)));

@@ -48,7 +48,7 @@ class Call:
 
 
 class Request(threading.Thread):
-    """A request of the main thread that may wait. Whoever does not wait for it any more sets `give_up`, and drops it: a
+    """A request of the main thread that may wait. A caller that stops waiting for it sets `give_up`, and drops it: a
     buffer that comes all the same goes back."""
 
     def __init__(self, obtain: Callable[[ctypes.c_int], Any]) -> None:

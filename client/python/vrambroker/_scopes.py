@@ -61,10 +61,10 @@ def memory_scope(name: str, *, stack: bool = False) -> _Scope:
 
     At most 4094 different names are kept in a process, of 128 bytes each, 256 KiB with the frames; what comes later is
     shown as one. So a name should not have the number of a step in it. Safe to use from any thread; coroutines of one
-    thread that take turns inside of scopes mix them up. TypeError for a name that is no string.
+    thread that take turns inside of scopes mix them up. TypeError for a name that is not a string.
     """
     if not isinstance(name, str):
-        raise TypeError(f"name: {name!r} is no string")
+        raise TypeError(f"name: {name!r} is not a string")
     return _Scope(name, stack)
 
 

@@ -19,7 +19,7 @@ absl::Status CheckSnapshotPath(const std::string& path);
 // `path` is what it was, or has all of `bytes`; "-" is standard output. Errors name the path.
 absl::Status WriteFile(const std::string& path, absl::string_view bytes);
 
-// Heaps by device. JSON for paths that end in .json and for "-" (standard output), else a pickle. Whoever reads `path`
+// Heaps by device. JSON for paths that end in .json and for "-" (standard output), else a pickle. A reader of `path`
 // sees the file that was there, or the new one as a whole. Errors name the path.
 absl::Status WriteSnapshot(absl::Span<const HeapSnapshot> heaps, const std::string& path);
 

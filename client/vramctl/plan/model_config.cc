@@ -158,12 +158,12 @@ absl::StatusOr<ModelShape> ParseModelConfig(absl::string_view text) {
   try {
     json = Json::parse(text.begin(), text.end(), watch_depth);
   } catch (const Json::parse_error& error) {
-    return absl::InvalidArgumentError(absl::StrCat("byte ", error.byte, ": this is no JSON"));
+    return absl::InvalidArgumentError(absl::StrCat("byte ", error.byte, ": this is not JSON"));
   } catch (const Json::exception& error) {  // a number that no type holds
-    return absl::InvalidArgumentError(absl::StrCat("this is no JSON: ", error.what()));
+    return absl::InvalidArgumentError(absl::StrCat("this is not JSON: ", error.what()));
   }
   if (too_deep) return absl::InvalidArgumentError(absl::StrCat("nested deeper than ", kMostDepth, " levels"));
-  if (!json.is_object()) return absl::InvalidArgumentError("this is no JSON object; a model's config.json is needed");
+  if (!json.is_object()) return absl::InvalidArgumentError("this is not a JSON object; a model's config.json is needed");
 
   ModelShape shape;
   const auto type = json.find("model_type");
@@ -249,7 +249,7 @@ absl::StatusOr<ModelShape> ShapeOf(const GivenNumbers& given) {
   if (given.parameters != 0 && given.parameters < of_layers) {
     return absl::InvalidArgumentError(absl::StrCat("--params: ", given.parameters, " is less than the ", of_layers,
                                                    " of the layers alone; --layers or --hidden is wrong, or the model "
-                                                   "is no GPT: give its config.json"));
+                                                   "is not a GPT: give its config.json"));
   }
   shape.given_parameters = given.parameters;
   if (ParametersOf(shape) > kMostParameters) return absl::InvalidArgumentError("more than 2^44 parameters");

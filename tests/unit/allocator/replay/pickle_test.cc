@@ -201,7 +201,7 @@ TEST(PickleTest, RefusesObjectsAndNamesTheByte) {
       {"K\x01"
        "0.",
        "byte 2: POP (0x30): only plain data"},
-      {"{\"segments\": []}", "byte 0: 0x7b is no pickle opcode"},
+      {"{\"segments\": []}", "byte 0: 0x7b is not a pickle opcode"},
       {"\x80\x06N.", "byte 0: PROTO (0x80): protocol 6; 0 to 5 are read"},
   };
   for (const auto& [bytes, message] : cases) {
@@ -263,7 +263,7 @@ TEST(PickleTest, EveryByteIsReadAsAnOpcodeOrRefused) {
     const std::string bytes(1, static_cast<char>(opcode));
     const std::string message(ReadPickle(bytes).status().message());
     EXPECT_THAT(message, StartsWith("byte ")) << opcode;
-    if (!absl::StrContains(message, "is no pickle opcode")) names.insert(bytes);
+    if (!absl::StrContains(message, "is not a pickle opcode")) names.insert(bytes);
   }
   EXPECT_EQ(names.size(), 68u) << "pickletools.opcodes of Python 3.11 has as many";
 }

@@ -150,7 +150,7 @@ TEST_F(BrokerFragmentationTest, GoesOnWhenTheSessionIsResumedAndEndsWithIt) {
   Pass(seconds(20));
   EXPECT_GT(Of(session).bytes_per_second, 0);
   absl::flat_hash_set<SegmentId> held;
-  for (const SegmentInfo& segment : pools_[0]->GetSegments()) held.insert(SegmentId{segment.id});
+  for (const SegmentView& segment : pools_[0]->GetSegments()) held.insert(SegmentId{segment.id});
   ASSERT_TRUE(Resume(session->leased()->resume_token(), held).ok());
   Use(session);
   for (int minute = 0; minute < 4; ++minute) {

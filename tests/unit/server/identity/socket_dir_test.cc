@@ -93,7 +93,7 @@ TEST_F(SocketDirTest, WhoWaitsForAnOldLockDoesNotGetTheNewOne) {
     while (!done) std::this_thread::yield();
   });
   opened.wait();
-  old_daemon.Reset();  // it dies, and whoever waits has its lock, sooner or later
+  old_daemon.Reset();  // it dies, and one that waits has its lock, sooner or later
   for (int i = 0; i < 3; ++i) {
     const absl::StatusOr<UniqueFd> lock = LockSocketDir(dir_);
     EXPECT_TRUE(lock.ok()) << lock.status();

@@ -848,7 +848,8 @@ TEST_F(SegmentPoolTest, TicketsDiffer) {
 
 // ---- What dead processes leave ----
 
-// A descriptor on its way through a socket is in no table: whoever gets it later could write to the next one's segment.
+// A descriptor on its way through a socket is in no table: a process that gets it later could write to the next one's
+// segment.
 TEST_F(SegmentPoolTest, WhatADeadProcessCouldOpenIsHandedToNobody) {
   MakePool(kPlenty);
   Open(kA);

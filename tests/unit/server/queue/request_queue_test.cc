@@ -210,7 +210,7 @@ TEST_F(RequestQueueTest, WhatGuaranteesForbidForEverIsRefusedAtOnce) {
 
 TEST_F(RequestQueueTest, WaitsForTheMemoryOfAProcessThatHasJustDied) {
   const SegmentId segment = Hold(kB, 60_MiB);
-  // Whoever has fetched its descriptor may have it mapped.
+  // A process that has fetched its descriptor may have it mapped.
   const FdTicket ticket = std::get<FdTicket>(pool_.HandleFor(kB, segment).value());
   ASSERT_TRUE(pool_.RedeemTicket(ticket, 1, 0).ok());
   pool_.CloseAccountOfGone(kB);
@@ -272,7 +272,7 @@ TEST_F(RequestQueueTest, WhoIsSlowIsWaitedForAlthoughNobodyElseCanBeAsked) {
   EXPECT_EQ(Refusal("too much"), OomCause::kCapacity) << "at the last answer, not when time is up";
 }
 
-// Whoever had it asked: what comes back may be enough for others.
+// To any request: what comes back may be enough for others.
 TEST_F(RequestQueueTest, NothingIsHopelessWhileSomebodyOwesAnAnswer) {
   Hold(kB, 60_MiB);
   candidates_ = {{.session = kB, .reserved_bytes = 60_MiB, .idle_bytes = 60_MiB}};

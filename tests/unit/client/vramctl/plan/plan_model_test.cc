@@ -80,8 +80,8 @@ TEST(ModelConfigTest, SaysWhatIsWrong) {
       {{"32000", R"(32000, "attention_dropout": 2)"}, R"("attention_dropout" is 2; a number from 0 to 1 is needed)"},
       {{"false", "1"}, R"("tie_word_embeddings" is 1; true or false is needed)"},
       {{"32000", "16777216, \"head_dim\": 1048576"}, "more than 2^44 parameters"},
-      {{"}", ""}, "this is no JSON"},
-      {{"{", "[{"}, "this is no JSON"},
+      {{"}", ""}, "this is not JSON"},
+      {{"{", "[{"}, "this is not JSON"},
   };
   ASSERT_EQ(ParseModelConfig(models::kLlama7b).status(), absl::OkStatus());
   for (const auto& [change, message] : cases) {
@@ -91,8 +91,8 @@ TEST(ModelConfigTest, SaysWhatIsWrong) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << text;
     EXPECT_THAT(std::string(status.message()), HasSubstr(message));
   }
-  EXPECT_THAT(std::string(ParseModelConfig("").status().message()), HasSubstr("this is no JSON"));
-  EXPECT_THAT(std::string(ParseModelConfig("[]").status().message()), HasSubstr("this is no JSON object"));
+  EXPECT_THAT(std::string(ParseModelConfig("").status().message()), HasSubstr("this is not JSON"));
+  EXPECT_THAT(std::string(ParseModelConfig("[]").status().message()), HasSubstr("this is not a JSON object"));
   const std::string deep = std::string(100'000, '[') + std::string(100'000, ']');
   EXPECT_THAT(std::string(ParseModelConfig(deep).status().message()), HasSubstr("nested deeper than 64"));
 }
