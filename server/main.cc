@@ -59,6 +59,9 @@ std::vector<Override> Overrides() {
        "Settings of the sessions' allocators in PyTorch's syntax, as max_split_size_mb:128. A client's own settings "
        "replace them. Default: none.",
        &Proto::mutable_alloc_conf, ""},
+      {"--idle-decay", "idle_decay", "DURATION",
+       "How long to keep memory for reuse while nobody holds it, as 500ms or 1m. Default: 10s.",
+       &Proto::mutable_idle_decay, ""},
       {"--idle-limit", "idle_limit", "BYTES",
        "How much memory of each device to keep for reuse while nobody holds it, as 2GiB. Default: no limit.",
        &Proto::mutable_idle_limit, ""},

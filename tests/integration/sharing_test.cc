@@ -184,6 +184,18 @@ TEST_F(SharingTest, NoMoreStaysIdleThanTheIdleLimit) {
   }));
 }
 
+TEST_F(SharingTest, TheOptionForTheIdleDecayOverridesTheConfiguration) {
+  ASSERT_OK(StartDaemon({.config = "idle_decay: \"1h\"", .flags = {"--idle-decay=0s"}}));
+  ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("idle"));
+  EXPECT_OK(client.Allocate(20_MiB));
+  EXPECT_OK(client.EmptyCache());
+  EXPECT_TRUE(WaitFor([&] {
+    const absl::StatusOr<v1::Device> now = raw.GetDevice();
+    return now.ok() && now->reserved_bytes() == 0 && now->idle_bytes() == 0;
+  }));
+}
+
 TEST_F(SharingTest, ASimulatedDriverIsWarnedAbout) {
   HOST_DEVICE_ONLY();
   ASSERT_OK(StartDaemon({.flags = {"--host_driver_latency=20ms"}}));
