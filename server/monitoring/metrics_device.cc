@@ -104,6 +104,8 @@ constexpr DeviceFigure kFigures[] = {
      Gauge, [](const DeviceRow& row) { return row.info->pool.outside_bytes; }},
     {"held_back_bytes", "Free memory that is kept for a moment for a request that has waited.", Gauge,
      [](const DeviceRow& row) { return row.info->pool.held_back_bytes; }},
+    {"unfreed_bytes", "Memory that the driver has refused to take back. The daemon tries again every two seconds.",
+     Gauge, [](const DeviceRow& row) { return row.info->pool.unfreed_bytes; }},
     {"segments", "Segments leased to sessions.", Gauge, [](const DeviceRow& row) { return row.info->pool.segments; }},
     {"blocks", "Blocks handed out to clients.", Gauge,
      [](const DeviceRow& row) { return row.info->stats.allocation.all.current; }},

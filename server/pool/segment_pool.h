@@ -55,6 +55,7 @@ struct PoolStats {
   uint64_t held_back_bytes = 0;     // free, and kept for a request that has waited: see RequestQueue
   uint64_t idle_bytes = 0;          // held from the driver, leased to nobody
   uint64_t reserved_bytes = 0;      // held from the driver: leased + idle + being freed + carried over
+  uint64_t unfreed_bytes = 0;       // of these, what the driver has refused to take back, so far
   uint64_t segments = 0;            // leased
   uint64_t segment_allocs = 0;      // obtained from the driver, ever
   uint64_t segment_frees = 0;       // given back to the driver, ever

@@ -149,8 +149,9 @@ class BrokerMetricsTest : public ::testing::Test {
 
   BrokerMetricsTest() {
     for (int i = 0; i < 2; ++i) {
-      pools_.push_back(
-          std::make_unique<SegmentPool>(std::make_unique<FakeDevice>(kCapacity), kCapacity, &next_segment_));
+      auto device = std::make_unique<FakeDevice>(kCapacity);
+      controls_.push_back(device->control());
+      pools_.push_back(std::make_unique<SegmentPool>(std::move(device), kCapacity, &next_segment_));
     }
     BrokerOptions options;
     options.watch_process = [](const UniqueFd&, const std::function<void()>&) { return 0; };
@@ -201,6 +202,7 @@ class BrokerMetricsTest : public ::testing::Test {
 
   std::atomic<uint64_t> next_segment_ = 1;
   std::unique_ptr<WorkerPool> workers_ = std::make_unique<WorkerPool>(4);
+  std::vector<std::shared_ptr<FakeDevice::Control>> controls_;  // by device
   std::vector<std::unique_ptr<SegmentPool>> pools_;
   std::unique_ptr<Broker> broker_;
   RpcMeter rpcs_;
@@ -268,6 +270,12 @@ TEST_F(BrokerMetricsTest, FiguresOfClientsAndDevices) {
   EXPECT_EQ(*device("external_fragmentation_ratio"), 0)
       << "in one piece, and what the daemon caches is in nobody's way";
   EXPECT_EQ(page.Value("vrambroker_device_call_duration_seconds_count", {{"gpu", "0"}, {"call", "allocate"}}), 3);
+
+  controls_[0]->Fail(FakeDevice::Call::kFree, 1, 1, absl::InternalError("busy"));
+  pools_[0]->ReleaseIdleSince(std::chrono::steady_clock::now());
+  EXPECT_EQ(device("unfreed_bytes"), Mib(20)) << "the driver still has it as the daemon's";
+  pools_[0]->RetryFrees();
+  EXPECT_EQ(device("unfreed_bytes"), 0);
 
   EXPECT_EQ(client("remote", "reserved_bytes"), Mib(2));
   EXPECT_EQ(client("remote", "peak_reserved_bytes"), Mib(22));

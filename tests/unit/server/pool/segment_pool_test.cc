@@ -578,10 +578,12 @@ TEST_F(SegmentPoolTest, WhatTheDriverRefusesToTakeBackIsTriedAgain) {
   device_->Fail(Call::kFree, 1, 2, absl::InternalError("broken"));
   EXPECT_EQ(pool_->ReleaseIdleSince(std::chrono::steady_clock::now()), 4_MiB);
   EXPECT_EQ(Stats().reserved_bytes, 4_MiB) << "the driver still has it as ours";
+  EXPECT_EQ(Stats().unfreed_bytes, 4_MiB);
   pool_->RetryFrees();
   EXPECT_EQ(Stats().reserved_bytes, 4_MiB);
   pool_->RetryFrees();
   EXPECT_EQ(Stats().reserved_bytes, 0u);
+  EXPECT_EQ(Stats().unfreed_bytes, 0u);
   EXPECT_EQ(device_->live_bytes(), 0u);
   pool_->RetryFrees();
   EXPECT_EQ(device_->misuse(), "") << "freed once";
