@@ -48,8 +48,9 @@ class DriverMemory {
     // Carried over, and no part of the capacity: clients' word beyond what is in use.
     uint64_t beyond_capacity = 0;
   };
+  // By all that was said above. To be called after each of it.
   const Unowned& Settle(const Known& known);
-  const Unowned& unowned() const { return unowned_; }
+  const Unowned& unowned() const { return unowned_; }  // as of the last Settle()
   // In use by other processes when this one started, and still: what they carry over is no more.
   uint64_t foreign() const { return foreign_; }
 

@@ -24,14 +24,14 @@ void DriverSegments::GiveUp(uint64_t bytes) {
 
 absl::StatusOr<DriverSegments::Obtained> DriverSegments::Obtain(
     const std::string& tenant, uint64_t bytes, const std::function<std::vector<IdleSegments::Entry>()>& take_idle) {
-  absl::StatusOr<Obtained> obtained = AskDriver(tenant, bytes, take_idle);
+  absl::StatusOr<Obtained> obtained = ObtainFromDriver(tenant, bytes, take_idle);
   MutexLock lock(mu_);
   counts_.obtaining_bytes -= bytes;
   if (obtained.ok()) ++counts_.obtained;
   return obtained;
 }
 
-absl::StatusOr<DriverSegments::Obtained> DriverSegments::AskDriver(
+absl::StatusOr<DriverSegments::Obtained> DriverSegments::ObtainFromDriver(
     const std::string& tenant, uint64_t bytes, const std::function<std::vector<IdleSegments::Entry>()>& take_idle) {
   const SteadyTime deadline = std::chrono::steady_clock::now() + free_timeout_;
   uint64_t freed = counts().freed;
@@ -85,25 +85,28 @@ void DriverSegments::StartFreeing(const std::vector<IdleSegments::Entry>& entrie
   }
 }
 
-void DriverSegments::Free(const std::vector<IdleSegments::Entry>& entries) {
+uint64_t DriverSegments::Free(const std::vector<IdleSegments::Entry>& entries) {
+  uint64_t taken = 0;
   for (const IdleSegments::Entry& entry : entries) {
-    FreeOne(entry.segment);
+    if (FreeOne(entry.segment)) taken += entry.segment.bytes;
     // After each, for those who wait for just this much.
     MutexLock lock(mu_);
     ++counts_.freed;
     counts_.freeing_bytes -= entry.segment.bytes;
     freed_.NotifyAll();
   }
+  return taken;
 }
 
-void DriverSegments::FreeOne(const DeviceSegment& segment) {
+bool DriverSegments::FreeOne(const DeviceSegment& segment) {
   const absl::Status status = device_.FreeSegment(segment);
-  if (status.ok()) return;
+  if (status.ok()) return true;
   spdlog::error("device={} cannot give a segment of {} back to the driver, will try again: {}",
                 device_.properties().ordinal, FormatBytes(segment.bytes), status.ToString());
   MutexLock lock(mu_);
   unfreed_.push_back(segment);
   counts_.unfreed_bytes += segment.bytes;
+  return false;
 }
 
 void DriverSegments::RetryFrees() {

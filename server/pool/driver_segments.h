@@ -35,8 +35,9 @@ class DriverSegments {
   // Obtain() is to get so many bytes.
   void StartObtaining(uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
   // (driver) A segment of `bytes` for `tenant`, of which StartObtaining() was told. The caller has made room for it.
-  // Should the driver have none all the same, `take_idle` says what it gets back before it is asked once more.
-  // ResourceExhausted, or another error of the driver's. Whatever it returns, the bytes are no longer being obtained.
+  // Should the driver have none all the same, it gets back what `take_idle` returns, and is asked once more;
+  // StartFreeing() was told of that. ResourceExhausted, or another error of the driver's. Whatever it returns, the
+  // bytes are no longer being obtained.
   absl::StatusOr<Obtained> Obtain(const std::string& tenant, uint64_t bytes,
                                   const std::function<std::vector<IdleSegments::Entry>()>& take_idle)
       ABSL_LOCKS_EXCLUDED(mu_);
@@ -45,11 +46,11 @@ class DriverSegments {
 
   // Counts the segments as being freed. Free() is to get them.
   void StartFreeing(const std::vector<IdleSegments::Entry>& entries) ABSL_LOCKS_EXCLUDED(mu_);
-  // (driver) What the driver refuses to take back is kept for RetryFrees().
-  void Free(const std::vector<IdleSegments::Entry>& entries) ABSL_LOCKS_EXCLUDED(mu_);
+  // (driver) Returns the bytes that the driver has taken. What it refuses is kept for RetryFrees().
+  uint64_t Free(const std::vector<IdleSegments::Entry>& entries) ABSL_LOCKS_EXCLUDED(mu_);
   // (driver) Frees again what the driver has refused to take back.
   void RetryFrees() ABSL_LOCKS_EXCLUDED(mu_);
-  // What it still refuses. Nobody frees it any more.
+  // What it still refuses, which is the caller's from now on.
   std::vector<DeviceSegment> TakeUnfreed() ABSL_LOCKS_EXCLUDED(mu_);
 
   struct Counts {
@@ -62,10 +63,11 @@ class DriverSegments {
   Counts counts() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  absl::StatusOr<Obtained> AskDriver(const std::string& tenant, uint64_t bytes,
-                                     const std::function<std::vector<IdleSegments::Entry>()>& take_idle)
+  absl::StatusOr<Obtained> ObtainFromDriver(const std::string& tenant, uint64_t bytes,
+                                            const std::function<std::vector<IdleSegments::Entry>()>& take_idle)
       ABSL_LOCKS_EXCLUDED(mu_);
-  void FreeOne(const DeviceSegment& segment) ABSL_LOCKS_EXCLUDED(mu_);
+  // (driver) Whether the driver has taken it.
+  bool FreeOne(const DeviceSegment& segment) ABSL_LOCKS_EXCLUDED(mu_);
   // (driver) Overwrites a new segment where it may hold bytes of another tenant.
   absl::Status Scrub(const std::string& tenant, const DeviceSegment& segment) ABSL_LOCKS_EXCLUDED(mu_);
   // Waits until more than `freed` segments have ever been given back. False when none is on its way, or `deadline` has

@@ -2,7 +2,8 @@
 //
 // States of a segment, and the function that makes each transition:
 //
-//   (driver) --Lease--> LEASED --MarkReturning--> RETURNING --FinishReturning--> IDLE --ReleaseIdleSince--> (driver)
+//   (driver) --Lease--> LEASED --MarkReturning--> RETURNING --FinishReturning--> IDLE --ReleaseIdleSince, Lease-->
+//   (driver)
 //                       ^  |  \_____________Return, CloseAccount___________>     |
 //                       |  \--CloseAccountOfGone--> QUARANTINED --CheckQuarantine--> (driver)
 //                       \________________Lease, same tenant_____________________/

@@ -226,11 +226,11 @@ class SegmentPool {
   absl::StatusOr<UniqueFd> RedeemTicket(const FdTicket& ticket, pid_t pid, uid_t uid);
 
   // (driver) Gives idle segments back to the driver, the oldest first: those that have been idle since `time` or
-  // longer, and what is beyond the idle limit. Returns their bytes.
+  // longer, and what is beyond the idle limit. Returns the bytes that the driver has taken.
   uint64_t ReleaseIdleSince(SteadyTime time);
   // When ReleaseIdleSince() of `decay` ago has something to do; nullopt: nothing is idle.
   std::optional<SteadyTime> NextDecay(std::chrono::milliseconds decay) const;
-  // `decay_changed` is called when that may be earlier than before, with the pool's lock held.
+  // `decay_changed` is called when that may be earlier than before, with the pool's lock held. nullptr: no longer.
   void OnDecayChanged(std::function<void()> decay_changed);
 
   // nullopt when there is no such account.
@@ -279,7 +279,8 @@ class SegmentPool {
     uint64_t at_least = 0;  // without what is on its way back
     uint64_t at_most = 0;   // with what is on its way here
   };
-  FromDriver FromDriverNow() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  FromDriver FromDriverNow() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return FromDriverBy(driver_.counts()); }
+  FromDriver FromDriverBy(const DriverSegments::Counts& driver) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   FromDriver GetFromDriver() const ABSL_LOCKS_EXCLUDED(mu_);
   PoolStats Stats() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   AccountState StateOf(const Account& account) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -28,8 +28,7 @@ uint64_t SegmentPool::ReleaseIdleSince(SteadyTime time) {
       if (!since.has_value() || (*since > time && idle_.bytes() <= options_.idle_limit_bytes)) return bytes;
       oldest = StartFreeing(idle_.TakeOldest(1));
     }
-    bytes += oldest[0].segment.bytes;
-    driver_.Free(oldest);
+    bytes += driver_.Free(oldest);
   }
 }
 
@@ -101,8 +100,7 @@ SegmentPool::FromDriver SegmentPool::GetFromDriver() const {
   return FromDriverNow();
 }
 
-SegmentPool::FromDriver SegmentPool::FromDriverNow() const {
-  const DriverSegments::Counts driver = driver_.counts();
+SegmentPool::FromDriver SegmentPool::FromDriverBy(const DriverSegments::Counts& driver) const {
   const uint64_t bytes = accounts_.ledger().charged_bytes() - accounts_.granted_bytes() - driver.obtaining_bytes -
                          carried_over_.bytes() - UnownedBytes() + idle_.bytes() + driver.freeing_bytes +
                          driver.unfreed_bytes;

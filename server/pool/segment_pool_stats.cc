@@ -128,7 +128,7 @@ PoolStats SegmentPool::Stats() const {
           .outside_bytes = unowned.outside,
           .held_back_bytes = ledger.held_back_bytes(),
           .idle_bytes = idle_.bytes(),
-          .reserved_bytes = FromDriverNow().bytes + carried_over,
+          .reserved_bytes = FromDriverBy(driver).bytes + carried_over,
           .unfreed_bytes = driver.unfreed_bytes,
           .segments = leased_.size(),
           .segment_allocs = driver.obtained,

@@ -31,9 +31,10 @@ inline constexpr std::chrono::milliseconds kSilence(200);
 // It has not answered for so long what it is asked to give back.
 bool IsSilent(const Session& session, int device, std::chrono::milliseconds time, SteadyTime now);
 
+// As the fields of BrokerOptions.
 struct WaitingOptions {
   std::function<SteadyTime()> clock;
-  std::chrono::milliseconds reclaim_timeout;  // as these, of BrokerOptions
+  std::chrono::milliseconds reclaim_timeout;
   std::chrono::milliseconds hold_back_time;
   Limit hold_back_limit;
   size_t max_waiting_per_uid;
@@ -42,7 +43,7 @@ struct WaitingOptions {
 // Thread-safe. No call blocks.
 class WaitingRequests {
  public:
-  // All outlive it. `pools` by device: it is told of their room.
+  // All outlive it. `pools` by device: each calls back when its capacity is freed.
   WaitingRequests(const WaitingOptions& options, std::vector<SegmentPool*> pools, Executor* workers,
                   const SessionRegistry* sessions, SharedTimer* timer);
   ~WaitingRequests();

@@ -64,7 +64,7 @@ class Gate {
 
 class FakeDevice : public Device {
  public:
-  enum class Call { kAllocate, kFree, kExport };
+  enum class Call { kAllocate, kFree, kExport, kZero };
 
   // The test's end of the device; outlives it.
   class Control {
@@ -246,6 +246,7 @@ class FakeDevice : public Device {
   absl::Status CopyIn(void*, const void*, uint64_t) override { return None(); }
   absl::Status CopyOut(void*, const void*, uint64_t) override { return None(); }
   absl::Status Zero(const DeviceSegment& segment, uint64_t offset, uint64_t bytes) override {
+    if (absl::Status status = control_->Enter(Call::kZero); !status.ok()) return status;
     MutexLock lock(control_->mu_);
     control_->zeroed_bytes_ += bytes;
     return CheckRange(segment, offset, bytes);

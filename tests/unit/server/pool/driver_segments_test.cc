@@ -55,7 +55,7 @@ TEST_F(DriverSegmentsTest, CountsWhatIsOnItsWay) {
   const IdleSegments::Entry entry{.segment = obtained->segment, .tenant = "ann"};
   driver_.StartFreeing({entry});
   EXPECT_EQ(driver_.counts().freeing_bytes, 4_MiB);
-  driver_.Free({entry});
+  EXPECT_EQ(driver_.Free({entry}), 4_MiB);
   EXPECT_EQ(driver_.counts().freeing_bytes, 0u);
   EXPECT_EQ(driver_.counts().freed, 1u);
   EXPECT_EQ(control_->live_bytes(), 0u);
@@ -97,7 +97,8 @@ TEST_F(DriverSegmentsTest, WaitsForFreesThatAreUnderWay) {
 TEST_F(DriverSegmentsTest, WhatTheDriverDoesNotTakeBackIsKeptAndTriedAgain) {
   const IdleSegments::Entry held = Get(8_MiB);
   control_->Fail(FakeDevice::Call::kFree, 1, 1, absl::InternalError("busy"));
-  Free(held);
+  driver_.StartFreeing({held});
+  EXPECT_EQ(driver_.Free({held}), 0u) << "nothing was taken";
   EXPECT_EQ(driver_.counts().unfreed_bytes, 8_MiB);
   const IdleSegments::Entry next = Get(8_MiB);  // which tries it again
   EXPECT_EQ(driver_.counts().unfreed_bytes, 0u);
@@ -129,6 +130,14 @@ TEST_F(DriverSegmentsOnCudaTest, OverwritesWhatMayBeAnotherTenants) {
   Free(again);
   Free(Get(2_MiB, "ann"));
   EXPECT_EQ(control_->zeroed_bytes(), 4_MiB) << "ben's, too, is back";
+}
+
+TEST_F(DriverSegmentsOnCudaTest, ASegmentThatCannotBeOverwrittenGoesBack) {
+  Free(Get(4_MiB, "ben"));
+  control_->Fail(FakeDevice::Call::kZero, 1, 1, absl::InternalError("no context"));
+  EXPECT_TRUE(absl::IsInternal(Obtain(4_MiB, "ann").status()));
+  EXPECT_EQ(control_->live_bytes(), 0u);
+  EXPECT_EQ(driver_.counts().obtaining_bytes, 0u);
 }
 
 TEST_F(DriverSegmentsOnCudaTest, ASegmentThatCannotBeExportedGoesBack) {
