@@ -177,7 +177,7 @@ class Daemon {
   SavedState state_;
   // Held while the configuration is read again: the last reader's policy is what was read last.
   Mutex reload_mu_ ABSL_ACQUIRED_AFTER(lock_level::kReload)
-      ABSL_ACQUIRED_BEFORE(lock_level::kReports){lock_level::kReload};
+      ABSL_ACQUIRED_BEFORE(lock_level::kServer){lock_level::kReload};
   // The broker's. The loop owns another descriptor of it, which goes with the loop, while the broker may still set it.
   const UniqueFd timer_{timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)};
   std::atomic<uint64_t> next_segment_{1};
@@ -519,12 +519,11 @@ void Daemon::UpdateHealth() {
   // With one that still works, its sessions go on.
   const bool lost =
       std::all_of(bad_looks_.begin(), bad_looks_.end(), [](int looks) { return looks >= kLooksUntilLost; });
+  const absl::Status why =
+      lost ? absl::DataLossError(absl::StrCat("no device can be used any more: ", Health().message()))
+           : absl::OkStatus();
   MutexLock lock(lost_mu_);
-  if (!lost) {
-    all_lost_ = absl::OkStatus();
-  } else if (all_lost_.ok()) {
-    all_lost_ = absl::DataLossError(absl::StrCat("no device can be used any more: ", Health().message()));
-  }
+  if (!lost || all_lost_.ok()) all_lost_ = why;
 }
 
 void Daemon::Stop() {

@@ -3,9 +3,9 @@
 // The order in which locks nest, of daemon and client. A thread that holds a lock may take only locks further down in
 // this list, so no two threads ever wait for each other.
 //
-// Two checks. clang (-Wthread-safety-beta) sees two locks that one function takes: a mutex with a level is declared
-// ABSL_ACQUIRED_AFTER its own level and ABSL_ACQUIRED_BEFORE the next one. Builds with a sanitizer see every lock that
-// a thread takes, through all calls (LockOrder): they abort where it would break the order.
+// Two checks. clang (-Wthread-safety-beta) sees two locks that one function takes, if both have a level: such a mutex
+// is declared ABSL_ACQUIRED_AFTER its own level and ABSL_ACQUIRED_BEFORE the next one. Builds with a sanitizer see
+// every lock that a thread takes, through all calls (LockOrder): they abort where it would break the order.
 #ifndef VRAMBROKER_ALLOCATOR_BASE_LOCK_ORDER_H_
 #define VRAMBROKER_ALLOCATOR_BASE_LOCK_ORDER_H_
 
@@ -27,18 +27,38 @@ struct ABSL_LOCKABLE LockLevel {
 
 namespace lock_level {
 
-inline constexpr LockLevel kReload{0, "reload"};  // the configuration, while it is read again
-inline constexpr LockLevel kReports ABSL_ACQUIRED_AFTER(kReload){1, "reports"};  // client: statistics being sent
-inline constexpr LockLevel kLimits ABSL_ACQUIRED_AFTER(kReports){2, "limits"};   // limits being changed
-inline constexpr LockLevel kTimer ABSL_ACQUIRED_AFTER(kLimits){3, "timer"};  // the broker's one timer, while it is set
-inline constexpr LockLevel kRequest ABSL_ACQUIRED_AFTER(kTimer){4, "request"};  // one request for memory
-inline constexpr LockLevel kQueue ABSL_ACQUIRED_AFTER(kRequest){5, "queue"};    // the requests that wait for a device
-inline constexpr LockLevel kStream ABSL_ACQUIRED_AFTER(kQueue){6, "stream"};    // messages to a client
-inline constexpr LockLevel kSession ABSL_ACQUIRED_AFTER(kStream){7, "session"};
-inline constexpr LockLevel kHeap ABSL_ACQUIRED_AFTER(kSession){8, "heap"};  // a caching allocator
-inline constexpr LockLevel kPool ABSL_ACQUIRED_AFTER(kHeap){9, "pool"};     // one device's accounts and segments
+// The configuration, while it is read again.
+inline constexpr LockLevel kReload{0, "reload"};
+// Connections on their way to gRPC.
+inline constexpr LockLevel kServer ABSL_ACQUIRED_AFTER(kReload){1, "server"};
+// Client: the one of PyTorch's calls, while it connects.
+inline constexpr LockLevel kConnect ABSL_ACQUIRED_AFTER(kServer){2, "connect"};
+// Client: statistics being sent.
+inline constexpr LockLevel kReports ABSL_ACQUIRED_AFTER(kConnect){3, "reports"};
+// Limits being changed.
+inline constexpr LockLevel kLimits ABSL_ACQUIRED_AFTER(kReports){4, "limits"};
+// The broker's one timer, while it is set.
+inline constexpr LockLevel kTimer ABSL_ACQUIRED_AFTER(kLimits){5, "timer"};
+// One request for memory.
+inline constexpr LockLevel kRequest ABSL_ACQUIRED_AFTER(kTimer){6, "request"};
+// The requests that wait for a device.
+inline constexpr LockLevel kQueue ABSL_ACQUIRED_AFTER(kRequest){7, "queue"};
+// How many events a session records.
+inline constexpr LockLevel kRecordings ABSL_ACQUIRED_AFTER(kQueue){8, "recordings"};
+// Client: its connections to the daemon.
+inline constexpr LockLevel kClient ABSL_ACQUIRED_AFTER(kRecordings){9, "client"};
+// Messages between a session and its client, at either end.
+inline constexpr LockLevel kStream ABSL_ACQUIRED_AFTER(kClient){10, "stream"};
+// A session, in the daemon.
+inline constexpr LockLevel kSession ABSL_ACQUIRED_AFTER(kStream){11, "session"};
+// A caching allocator.
+inline constexpr LockLevel kHeap ABSL_ACQUIRED_AFTER(kSession){12, "heap"};
+// One device's accounts and segments.
+inline constexpr LockLevel kPool ABSL_ACQUIRED_AFTER(kHeap){13, "pool"};
+// Devices and streams, while they are opened.
+inline constexpr LockLevel kDevice ABSL_ACQUIRED_AFTER(kPool){14, "device"};
 // Every mutex without a level: no lock is taken while one of them is held.
-inline constexpr LockLevel kLeaf ABSL_ACQUIRED_AFTER(kPool){10, "leaf"};
+inline constexpr LockLevel kLeaf ABSL_ACQUIRED_AFTER(kDevice){15, "leaf"};
 
 }  // namespace lock_level
 

@@ -403,7 +403,8 @@ class CudaDevice : public Device {
 
   Mutex mu_;
   absl::Status health_ ABSL_GUARDED_BY(mu_);
-  Mutex stream_mu_;
+  Mutex stream_mu_ ABSL_ACQUIRED_AFTER(lock_level::kDevice)
+      ABSL_ACQUIRED_BEFORE(lock_level::kLeaf){lock_level::kDevice};
   CUstream stream_ ABSL_GUARDED_BY(stream_mu_) = nullptr;
 };
 

@@ -124,7 +124,7 @@ class CachingAllocator {
 
   // Keeps the last `max_events` events for snapshots, of those that there are, too; 0 (the beginning) keeps none. A
   // free that completes at once counts as one. Without `exact_times` events of hits and frees have the time of
-  // NoteTime().
+  // the last NoteTime(), or of the last allocation after NoteEachTime().
   void SetRecording(size_t max_events, bool exact_times = true) ABSL_LOCKS_EXCLUDED(mu_);
   // Keeps at least `events`, with exact times, whatever SetRecording() says; 0: no longer.
   void HoldRecording(size_t events) ABSL_LOCKS_EXCLUDED(mu_);
@@ -139,7 +139,8 @@ class CachingAllocator {
       uint64_t requested, Stream stream = 0, ScopeId scope = 0, ScopeList scopes = [] { return std::vector<Scope>(); })
       ABSL_LOCKS_EXCLUDED(mu_);
   // Reads the clock by which blocks are said to be held since some time. Their times are those of the last call, of the
-  // last segment obtained, or of at most 64 allocations before: no hit pays for a clock.
+  // last segment obtained, or of at most 64 allocations before: no hit pays for a clock, unless
+  // NoteEachTime() was called.
   void NoteTime() ABSL_LOCKS_EXCLUDED(mu_);
   // From now on each allocation reads the clock: for heaps whose hits take longer than that anyway.
   void NoteEachTime() ABSL_LOCKS_EXCLUDED(mu_);

@@ -34,12 +34,12 @@ struct TorchClient {
 };
 
 // NOLINTNEXTLINE(bugprone-throwing-static-initialization): without memory for it nothing else works either
-Mutex& mu = *new Mutex;
+Mutex& mu = *new Mutex(lock_level::kConnect);
 TorchClient* shared = nullptr;  // guarded by mu
 
 // A child that may use the core is one of a process without a client, in which another thread may have been connecting.
 [[gnu::constructor]] void RenewLockInChildren() {
-  pthread_atfork(nullptr, nullptr, [] { new (&mu) Mutex; });
+  pthread_atfork(nullptr, nullptr, [] { new (&mu) Mutex(lock_level::kConnect); });
 }
 
 const char* EnvironmentOrNull(const char* name) {

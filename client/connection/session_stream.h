@@ -136,7 +136,8 @@ class SessionStream : public grpc::ClientBidiReactor<v1::SessionRequest, v1::Ses
   v1::SessionResponse response_;
   std::shared_ptr<SessionStream> self_;  // until gRPC is done with it
 
-  mutable Mutex mu_;
+  mutable Mutex mu_ ABSL_ACQUIRED_AFTER(lock_level::kStream)
+      ABSL_ACQUIRED_BEFORE(lock_level::kSession){lock_level::kStream};
   CondVar changed_;
   std::deque<v1::SessionRequest> outgoing_ ABSL_GUARDED_BY(mu_);
   bool writing_ ABSL_GUARDED_BY(mu_) = false;

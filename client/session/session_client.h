@@ -172,7 +172,8 @@ class SessionClient final : public HeapHost {
   std::atomic<bool> ending_{false};
   std::atomic<bool> is_silent_{false};  // the daemon has not answered the last call that gave something back
 
-  Mutex devices_mu_;
+  Mutex devices_mu_ ABSL_ACQUIRED_AFTER(lock_level::kDevice)
+      ABSL_ACQUIRED_BEFORE(lock_level::kLeaf){lock_level::kDevice};
   std::vector<std::unique_ptr<Device>> opened_ ABSL_GUARDED_BY(devices_mu_);  // by ordinal; null until used
   Mappings mappings_;                         // of remote heaps; after the devices: closed before they go
   AddressMap addresses_;                      // of leased heaps
@@ -187,7 +188,8 @@ class SessionClient final : public HeapHost {
       ABSL_ACQUIRED_BEFORE(lock_level::kLimits){lock_level::kReports};
   std::vector<MemoryStats> reported_ ABSL_GUARDED_BY(reports_mu_);  // what the daemon knows, by device
 
-  mutable Mutex mu_;
+  mutable Mutex mu_ ABSL_ACQUIRED_AFTER(lock_level::kClient)
+      ABSL_ACQUIRED_BEFORE(lock_level::kStream){lock_level::kClient};
   CondVar changed_;
   std::shared_ptr<Link> link_ ABSL_GUARDED_BY(mu_);
   std::shared_ptr<SessionStream> connecting_ ABSL_GUARDED_BY(mu_);  // of Connect(), while that waits

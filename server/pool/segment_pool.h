@@ -325,7 +325,7 @@ class SegmentPool {
   DriverSegments driver_;  // synchronises itself
 
   // Never held during a driver call.
-  mutable Mutex mu_ ABSL_ACQUIRED_AFTER(lock_level::kPool) ABSL_ACQUIRED_BEFORE(lock_level::kLeaf){lock_level::kPool};
+  mutable Mutex mu_ ABSL_ACQUIRED_AFTER(lock_level::kPool) ABSL_ACQUIRED_BEFORE(lock_level::kDevice){lock_level::kPool};
   Accounts accounts_ ABSL_GUARDED_BY(mu_);
   LeasedSegments leased_ ABSL_GUARDED_BY(mu_);
   IdleSegments idle_ ABSL_GUARDED_BY(mu_);

@@ -330,7 +330,7 @@ class RequestQueue {
   std::vector<std::function<void()>> after_ ABSL_GUARDED_BY(after_mu_);  // see AfterPass()
 
   mutable Mutex mu_ ABSL_ACQUIRED_AFTER(lock_level::kQueue)
-      ABSL_ACQUIRED_BEFORE(lock_level::kStream){lock_level::kQueue};
+      ABSL_ACQUIRED_BEFORE(lock_level::kRecordings){lock_level::kQueue};
   uint64_t next_arrival_ ABSL_GUARDED_BY(mu_) = 1;
   Waiters waiters_ ABSL_GUARDED_BY(mu_);
   absl::btree_map<uint64_t, Place> places_ ABSL_GUARDED_BY(mu_);  // by arrival

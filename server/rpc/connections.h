@@ -55,7 +55,6 @@ class Connections {
   absl::StatusOr<Caller> Identify(const grpc::CallbackServerContext& context, size_t calls = 1) const;
   // The same, however often its user calls.
   absl::StatusOr<Caller> Peer(const grpc::CallbackServerContext& context) const;
-  CallRates& rates() const { return rates_; }
 
  private:
   class Connection;
@@ -93,7 +92,8 @@ class Connections {
   std::vector<uint64_t> waiting_;  // to be handed over, in this order
   int retry_ = -1;                 // a timer: when to look at those
 
-  Mutex server_mu_;
+  Mutex server_mu_ ABSL_ACQUIRED_AFTER(lock_level::kServer)
+      ABSL_ACQUIRED_BEFORE(lock_level::kConnect){lock_level::kServer};
   grpc::Server* server_ ABSL_GUARDED_BY(server_mu_) = nullptr;  // null when it accepts no more
 
   mutable Mutex mu_;

@@ -20,12 +20,12 @@ absl::Status SessionCalls::Admit(uid_t uid) const {
 // ---- Calls that get something ----
 
 void SessionCalls::Allocate(const SessionPtr& session, const v1::AllocateRequest& request, uint64_t cancel_key,
-                            const AllocateDone& done) const {
+                            AllocateDone done) const {
   const absl::StatusOr<RequestOptions> options = RequestOptionsOf(request, cancel_key, session.get());
   if (!options.ok()) return done(options.status());
   broker_.allocations().Allocate(
       session, request.device(), request.requested_bytes(), request.stream(),
-      [done](const absl::StatusOr<Allocation>& allocation) {
+      [done = std::move(done)](const absl::StatusOr<Allocation>& allocation) {
         if (!allocation.ok()) return done(allocation.status());
         done(ToProto(*allocation));
       },
@@ -33,10 +33,10 @@ void SessionCalls::Allocate(const SessionPtr& session, const v1::AllocateRequest
 }
 
 void SessionCalls::LeaseSegments(const SessionPtr& session, const v1::LeaseSegmentsRequest& request,
-                                 uint64_t cancel_key, const LeaseDone& done) const {
+                                 uint64_t cancel_key, LeaseDone done) const {
   broker_.leases().LeaseSegments(
       session, request.device(), {request.segment_bytes().begin(), request.segment_bytes().end()},
-      [done](const absl::StatusOr<std::vector<Lease>>& leases) {
+      [done = std::move(done)](const absl::StatusOr<std::vector<Lease>>& leases) {
         if (!leases.ok()) return done(leases.status());
         done(ToProto(*leases));
       },

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // SessionCalls: what a client calls for its session. A call comes as an RPC of its own (BrokerService), or as a message
-// on the session's stream (SessionReactor). What it does and which errors it has is said here, once for both.
+// on the session's stream (SessionReactor). Either way it is made here. Its errors are those of Allocations, Leases and
+// Refusals, and of the conversion of its request.
 #ifndef VRAMBROKER_SERVER_RPC_SESSION_CALLS_H_
 #define VRAMBROKER_SERVER_RPC_SESSION_CALLS_H_
 
@@ -35,9 +36,9 @@ class SessionCalls {
   // ---- Calls that get something. `cancel_key` is what a request that waits can be cancelled by. ----
 
   void Allocate(const SessionPtr& session, const v1::AllocateRequest& request, uint64_t cancel_key,
-                const AllocateDone& done) const;
+                AllocateDone done) const;
   void LeaseSegments(const SessionPtr& session, const v1::LeaseSegmentsRequest& request, uint64_t cancel_key,
-                     const LeaseDone& done) const;
+                     LeaseDone done) const;
   // Gives back what such a call got: its caller has gone and will never learn the ids.
   void Abandon(const SessionPtr& session, const v1::AllocateResponse& got) const;
   void Abandon(const SessionPtr& session, const v1::LeaseSegmentsRequest& request,
@@ -45,8 +46,9 @@ class SessionCalls {
 
   // ---- Calls that give something back ----
 
-  // They are made at any rate: who calls too often must not be left with what it does not want. `admitted` is what
-  // Admit() said. If it is a refusal, the user owes the call, and it is the answer when there was nothing to give back.
+  // They are made at any rate: a client that calls too often must not be left with what it does not want. `admitted` is
+  // what Admit() said. If it is a refusal, the user owes the call when it gave something back; else the refusal is the
+  // answer.
   absl::Status Free(const SessionPtr& session, const v1::FreeRequest& request, const absl::Status& admitted) const;
   absl::Status ReturnSegments(const SessionPtr& session, const v1::ReturnSegmentsRequest& request,
                               const absl::Status& admitted) const;

@@ -12,6 +12,8 @@
 #include "allocator/base/mutex.h"
 #include "allocator/base/version.h"
 #include "allocator/wire/heap_convert.h"
+#include "server/requests/leases.h"
+#include "server/requests/waiting_requests.h"
 #include "server/sessions/leased_session.h"
 #include "server/sessions/remote_session.h"
 #include "server/wire/convert.h"
@@ -74,7 +76,7 @@ class SessionReactor::Outbox : public SessionEvents {
   bool Opened(const absl::StatusOr<SessionPtr>& session, const AllocConf& conf) ABSL_LOCKS_EXCLUDED(mu_);
   // What was written last has been sent, or the stream is broken.
   void OnWritten(bool ok) ABSL_LOCKS_EXCLUDED(mu_);
-  // How the RPC ended.
+  // The stream has gone. How it ended:
   struct Ending {
     bool welcomed = false;  // the client has been told of its session
     absl::StatusCode code = absl::StatusCode::kOk;

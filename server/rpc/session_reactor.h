@@ -76,7 +76,8 @@ class SessionReactor : public grpc::ServerBidiReactor<v1::SessionRequest, v1::Se
   UserSlots& resume_lists_;
   const std::shared_ptr<Outbox> outbox_;
 
-  // Touched by reactions to reads only, which gRPC never runs at the same time.
+  // Touched by reactions to reads only, which gRPC never runs at the same time. But for session_: Outbox::Opened() sets
+  // it while no read is under way, and OnDone() reads it.
   v1::SessionRequest request_;
   SessionPtr session_;
   bool resumed_ = false;                     // the session is older than this stream

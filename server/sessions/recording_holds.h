@@ -39,7 +39,8 @@ class RecordingHolds {
  private:
   uint64_t MostOf() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return events_.empty() ? 0 : *events_.rbegin(); }
 
-  mutable Mutex mu_;
+  mutable Mutex mu_ ABSL_ACQUIRED_AFTER(lock_level::kRecordings)
+      ABSL_ACQUIRED_BEFORE(lock_level::kClient){lock_level::kRecordings};
   std::multiset<uint64_t> events_ ABSL_GUARDED_BY(mu_);
 };
 

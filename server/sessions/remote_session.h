@@ -103,7 +103,9 @@ class RemoteSession : public Session {
 
   // Supplies what `request` needs, or denies it (OK), unless only the memory of others can help: as RunUntilRefused().
   absl::Status SupplyFromPool(int device, BlockRequest& request, bool granted);
+  // Errors as CheckMayAllocate().
   absl::Status CheckRoomForBlock() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Aborted, and the block is free again, when the session has ended.
   absl::StatusOr<Allocation> Record(int device, Block* block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // (slow) Asks the client to close `segments` and waits until it has, or for half of client_timeout, or not at all
   // when too many others wait. Returns the bytes closed.

@@ -157,13 +157,6 @@ v1::LeaseSegmentsResponse ToProto(const std::vector<Lease>& leases) {
   return response;
 }
 
-std::vector<SegmentId> SegmentIds(const std::vector<Lease>& leases) {
-  std::vector<SegmentId> ids;
-  ids.reserve(leases.size());
-  for (const Lease& lease : leases) ids.push_back(lease.segment);
-  return ids;
-}
-
 v1::Limit ToProto(const Limit& limit) {
   v1::Limit proto;
   if (const uint64_t* bytes = std::get_if<uint64_t>(&limit)) {

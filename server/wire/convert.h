@@ -30,7 +30,6 @@ v1::Session ToProto(const SessionView& info);
 v1::OutOfMemoryEvent ToProto(const OomEvent& event, const RefusalRecordings& recordings);
 v1::AllocateResponse ToProto(const Allocation& allocation);
 v1::LeaseSegmentsResponse ToProto(const std::vector<Lease>& leases);
-std::vector<SegmentId> SegmentIds(const std::vector<Lease>& leases);
 
 v1::Limit ToProto(const Limit& limit);
 v1::ExplainPolicyResponse ToProto(const PolicySubject& subject, const PolicyExplanation& explanation);

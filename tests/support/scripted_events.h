@@ -81,7 +81,8 @@ class ScriptedEvents : public EventSource {
   }
 
   SimulatedDevice& device_;
-  mutable Mutex mu_;
+  mutable Mutex mu_ ABSL_ACQUIRED_AFTER(lock_level::kDevice)
+      ABSL_ACQUIRED_BEFORE(lock_level::kLeaf){lock_level::kDevice};
   Numbers recorded_;    // mu_
   Numbers known_done_;  // mu_
 };

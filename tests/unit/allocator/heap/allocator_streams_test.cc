@@ -567,7 +567,7 @@ class Uses {
     std::vector<std::pair<Stream, uint64_t>> after = {};  // streams, and how many events they had before the free
   };
   const ScriptedEvents& events_;
-  mutable Mutex mu_;
+  mutable Mutex mu_{lock_level::kRequest};
   std::map<uint64_t, std::vector<Use>> segments_ ABSL_GUARDED_BY(mu_);
   int overlaps_ ABSL_GUARDED_BY(mu_) = 0;
 };

@@ -401,7 +401,7 @@ TEST_F(SessionLeaseTest, WhatEndsMeanwhileGetsNothing) {
 
 TEST_F(SessionTest, ThreadsFreeAndAllocateAtOnce) {
   Make(/*max_blocks=*/100000);
-  Mutex slow;  // one slow call of a session at a time, as on its queue
+  Mutex slow{lock_level::kRequest};  // one slow call of a session at a time, as on its queue
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&] {
