@@ -302,6 +302,11 @@ void CommandLine::AddCommandsThatChange() {
                             [this] { return End(context_, session_argument_); });
   AddSession(end, kNameOrId)->required();
 
+  CLI::App* const release =
+      Add(kChange, "release", "Give the memory that no session holds back to the driver now, for other programs.",
+          [this] { return ReleaseIdle(context_); });
+  AddDevice(release, &context_.only_device, "Of this device. Default: of all.");
+
   Add(kChange, "reload", "Have the daemon read its configuration file again. It applies all of it or nothing.",
       [this] { return Reload(context_); });
 

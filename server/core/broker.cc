@@ -45,6 +45,7 @@ Broker::Broker(BrokerOptions options, std::vector<SegmentPool*> pools, Executor*
       recordings_(options_.record_events, &sessions_),
       fragmentation_(pools_, options_.fragmentation_window, options_.clock),
       quarantine_checks_(pools_, workers_, &timer_),
+      idle_releases_(pools_, workers_),
       operator_view_(
           pools_, options_.clock,
           {.sessions = &sessions_, .waiting = &waiting_, .refusals = &refusals_, .fragmentation = &fragmentation_}),

@@ -27,6 +27,7 @@
 #include "server/core/broker_options.h"
 #include "server/core/broker_view.h"
 #include "server/core/fragmentation_watch.h"
+#include "server/core/idle_releases.h"
 #include "server/core/operator_view.h"
 #include "server/core/quarantine_checks.h"
 #include "server/core/recordings.h"
@@ -74,6 +75,7 @@ class Broker {
   SessionLimits& limits() { return limits_; }
   Recordings& recordings() { return recordings_; }
   FragmentationWatch& fragmentation() { return fragmentation_; }
+  IdleReleases& idle_releases() { return idle_releases_; }
   const OperatorView& operator_view() const { return operator_view_; }
 
   // ---- Sessions ----
@@ -161,6 +163,7 @@ class Broker {
   Recordings recordings_;
   FragmentationWatch fragmentation_;
   QuarantineChecks quarantine_checks_;
+  IdleReleases idle_releases_;
   OperatorView operator_view_;
 
   mutable Mutex policy_mu_;  // held for nothing but this; no other lock is taken

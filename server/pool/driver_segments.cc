@@ -43,8 +43,8 @@ absl::StatusOr<DriverSegments::Obtained> DriverSegments::ObtainFromDriver(
   }
   if (absl::IsResourceExhausted(segment.status())) {
     // Somebody outside of the broker took device memory. Idle segments help.
-    Free(take_idle());
-    RetryFrees();
+    (void)Free(take_idle());
+    (void)RetryFrees();
     segment = device_.AllocateSegment(bytes);
   }
   if (!segment.ok()) return segment.status();
@@ -109,21 +109,24 @@ bool DriverSegments::FreeOne(const DeviceSegment& segment) {
   return false;
 }
 
-void DriverSegments::RetryFrees() {
+uint64_t DriverSegments::RetryFrees() {
   std::vector<DeviceSegment> refused;
   {
     MutexLock lock(mu_);
     refused.swap(unfreed_);
   }
+  uint64_t taken = 0;
   for (const DeviceSegment& segment : refused) {
     const bool freed = device_.FreeSegment(segment).ok();
     MutexLock lock(mu_);
     if (freed) {
+      taken += segment.bytes;
       counts_.unfreed_bytes -= segment.bytes;
     } else {
       unfreed_.push_back(segment);
     }
   }
+  return taken;
 }
 
 bool DriverSegments::AwaitFree(uint64_t freed, SteadyTime deadline) {

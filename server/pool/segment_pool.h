@@ -228,6 +228,13 @@ class SegmentPool {
   // (driver) Gives idle segments back to the driver, the oldest first: those that have been idle since `time` or
   // longer, and what is beyond the idle limit. Returns the bytes that the driver has taken.
   uint64_t ReleaseIdleSince(SteadyTime time);
+  struct Released {
+    uint64_t bytes = 0;          // that the driver has taken
+    uint64_t refused_bytes = 0;  // that it refuses to take, so far
+  };
+  // (driver) Gives what is idle now back to the driver, and what it refused before. An error when the device cannot be
+  // used.
+  absl::StatusOr<Released> ReleaseIdle();
   // When ReleaseIdleSince() of `decay` ago has something to do; nullopt: nothing is idle.
   std::optional<SteadyTime> NextDecay(std::chrono::milliseconds decay) const;
   // `decay_changed` is called when that may be earlier than before, with the pool's lock held. nullptr: no longer.
@@ -257,6 +264,9 @@ class SegmentPool {
   absl::Status health() const;
 
  private:
+  // (driver) The oldest idle segments, one at a time, while `is_due`. Returns the bytes that the driver has taken.
+  uint64_t ReleaseOldest(const std::function<bool(SteadyTime oldest, uint64_t idle_bytes)>& is_due)
+      ABSL_LOCKS_EXCLUDED(mu_);
   // (driver) Who can still touch these segments.
   absl::StatusOr<SegmentHolders> FindHolders(absl::Span<const Quarantine::Due> due) ABSL_LOCKS_EXCLUDED(mu_);
   // (driver) REQUIRES: CarriedOver::StartLook() was called.

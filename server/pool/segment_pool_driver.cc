@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "server/pool/segment_pool.h"
 #include "server/pool/segment_refusal.h"
 
@@ -15,17 +16,36 @@ std::vector<IdleSegments::Entry> SegmentPool::StartFreeing(std::vector<IdleSegme
 }
 
 void SegmentPool::RetryFrees() {
-  driver_.RetryFrees();
+  (void)driver_.RetryFrees();
 }
 
 uint64_t SegmentPool::ReleaseIdleSince(SteadyTime time) {
+  return ReleaseOldest([this, time](SteadyTime oldest, uint64_t idle_bytes) {
+    return oldest <= time || idle_bytes > options_.idle_limit_bytes;
+  });
+}
+
+absl::StatusOr<SegmentPool::Released> SegmentPool::ReleaseIdle() {
+  if (const absl::Status health = this->health(); !health.ok()) {
+    return absl::Status(health.code(),
+                        absl::StrCat("device ", properties().ordinal, " cannot be used: ", health.message()));
+  }
+  // What becomes idle meanwhile is left for reuse, so that this ends.
+  const SteadyTime now = options_.clock();
+  Released released{.bytes = driver_.RetryFrees()};
+  released.bytes += ReleaseOldest([now](SteadyTime oldest, uint64_t /*idle_bytes*/) { return oldest <= now; });
+  released.refused_bytes = driver_.counts().unfreed_bytes;
+  return released;
+}
+
+uint64_t SegmentPool::ReleaseOldest(const std::function<bool(SteadyTime oldest, uint64_t idle_bytes)>& is_due) {
   // One at a time: while the driver is busy with it, the others can still be leased.
   for (uint64_t bytes = 0;;) {
     std::vector<IdleSegments::Entry> oldest;
     {
       MutexLock lock(mu_);
       const std::optional<SteadyTime> since = idle_.oldest();
-      if (!since.has_value() || (*since > time && idle_.bytes() <= options_.idle_limit_bytes)) return bytes;
+      if (!since.has_value() || !is_due(*since, idle_.bytes())) return bytes;
       oldest = StartFreeing(idle_.TakeOldest(1));
     }
     bytes += driver_.Free(oldest);

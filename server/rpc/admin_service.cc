@@ -311,6 +311,25 @@ grpc::ServerUnaryReactor* AdminService::TrimSession(grpc::CallbackServerContext*
   return reactor;
 }
 
+grpc::ServerUnaryReactor* AdminService::ReleaseIdle(grpc::CallbackServerContext* context,
+                                                    const v1::ReleaseIdleRequest* request,
+                                                    v1::ReleaseIdleResponse* response) {
+  const absl::StatusOr<Asker> asker = Ask(*context);
+  if (!asker.ok()) return Reply(context, asker.status());
+  if (!asker->terms.rights.admin) return Reply(context, asker->Refusal("release idle memory", "ADMIN"));
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  const bool is_of_one = request->optional_device_case() == v1::ReleaseIdleRequest::kDevice;
+  broker_.idle_releases().Release(is_of_one ? std::optional<uint64_t>(request->device()) : std::nullopt,
+                                  [reactor, response](const absl::StatusOr<SegmentPool::Released>& released) {
+                                    if (released.ok()) {
+                                      response->set_released_bytes(released->bytes);
+                                      response->set_refused_bytes(released->refused_bytes);
+                                    }
+                                    reactor->Finish(ToGrpc(released.status()));
+                                  });
+  return reactor;
+}
+
 grpc::ServerUnaryReactor* AdminService::EndSession(grpc::CallbackServerContext* context,
                                                    const v1::EndSessionRequest* request,
                                                    v1::EndSessionResponse* response) {

@@ -42,6 +42,8 @@ class AdminService final : public v1::Admin::CallbackService {
                                            v1::ListQuarantineResponse* response) override;
   grpc::ServerUnaryReactor* TrimSession(grpc::CallbackServerContext* context, const v1::TrimSessionRequest* request,
                                         v1::TrimSessionResponse* response) override;
+  grpc::ServerUnaryReactor* ReleaseIdle(grpc::CallbackServerContext* context, const v1::ReleaseIdleRequest* request,
+                                        v1::ReleaseIdleResponse* response) override;
   grpc::ServerUnaryReactor* EndSession(grpc::CallbackServerContext* context, const v1::EndSessionRequest* request,
                                        v1::EndSessionResponse* response) override;
   grpc::ServerWriteReactor<v1::GetSnapshotResponse>* GetSnapshot(grpc::CallbackServerContext* context,

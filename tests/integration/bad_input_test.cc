@@ -216,8 +216,8 @@ TEST_F(BadInputTest, OversizedAndMalformedMessages) {
   for (const char* method :
        {"Broker/Allocate", "Broker/Free", "Broker/EmptyCache", "Broker/GetMemoryStats", "Broker/ResetPeakStats",
         "Broker/GetDevices", "Broker/NoSuchMethod", "Admin/ListSessions", "Admin/GetSession", "Admin/SetLimit",
-        "Admin/TrimSession", "Admin/EndSession", "Admin/GetSnapshot", "Admin/SetRecording", "Admin/HoldRecording",
-        "NoSuchService/NoSuchMethod"}) {
+        "Admin/TrimSession", "Admin/ReleaseIdle", "Admin/EndSession", "Admin/GetSnapshot", "Admin/SetRecording",
+        "Admin/HoldRecording", "NoSuchService/NoSuchMethod"}) {
     const auto answer = CallBytes(raw_->channel(), absl::StrCat("/vrambroker.v1.", method), garbage);
     EXPECT_FALSE(answer.ok()) << method;
     EXPECT_FALSE(absl::IsDeadlineExceeded(answer.status()) || absl::IsUnavailable(answer.status()))

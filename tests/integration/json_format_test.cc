@@ -193,6 +193,7 @@ TEST_F(JsonFormatTest, IsAsDocumented) {
     CheckCommand("session", arguments);
   }
   CheckCommand("trim", {"trim", "holder"});
+  CheckCommand("release", {"release"});
   CheckCommand("reload", {"reload"});
   CheckCommand("policy explain", {"policy", "explain"});
   CheckCommand("policy explain", {"policy", "explain", "--name=train-1", "--uid=65533", "--cgroup=/a"});

@@ -209,6 +209,7 @@ TEST_F(RightsTest, ObserversChangeNothing) {
       EXPECT_STATUS(watcher.Call(command), StatusCode::kPermissionDenied, "belongs to another user");
     }
     EXPECT_STATUS(watcher.Call("reload"), StatusCode::kPermissionDenied, "may not reload the configuration");
+    EXPECT_STATUS(watcher.Call("release"), StatusCode::kPermissionDenied, "may not release idle memory");
   }
   EXPECT_EQ(roots.limit_bytes(), kCapacity);
   EXPECT_OK(roots.Allocate(1_MiB));
@@ -278,7 +279,7 @@ TEST_F(RightsTest, AdminsOfAGroupMayEverything) {
   ASSERT_OK_AND_ASSIGN(ClientProcess admin, Stranger(65532));
   EXPECT_EQ(*admin.Call("explain"), std::vector<std::string>{"operators"});
   for (const char* command : {"list", "get roots", "record roots 10", "snapshot roots", "trim roots", "connect x -",
-                              "set_limit roots 1048576", "reload", "end roots"}) {
+                              "set_limit roots 1048576", "reload", "release", "end roots"}) {
     EXPECT_OK(admin.Call(command)) << command;
   }
   EXPECT_TRUE(WaitFor([&] { return !roots.status().ok(); })) << "ended";

@@ -184,6 +184,31 @@ TEST_F(SharingTest, NoMoreStaysIdleThanTheIdleLimit) {
   }));
 }
 
+TEST_F(SharingTest, AnOperatorHasIdleMemoryReleased) {
+  HOST_DEVICE_ONLY();
+  ASSERT_OK(StartDaemon({.config = "idle_decay: \"1h\"", .devices = 2}));
+  ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("idle"));
+  ASSERT_OK_AND_ASSIGN(const Buffer kept, client.Allocate(20_MiB));
+  EXPECT_OK(client.Allocate(40_MiB));
+  EXPECT_OK(client.EmptyCache());
+  ASSERT_OK_AND_ASSIGN(const v1::Device before, raw.GetDevice());
+  EXPECT_EQ(before.idle_bytes(), 40_MiB);
+  const auto release = [&](const Arguments& more) {
+    Arguments arguments = {VramctlProgram(), "release", "--socket-dir=" + dir()};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return RunProgram(arguments);
+  };
+  EXPECT_EQ(release({"--device=1"}).out, "0 B went back to the driver\n");
+  EXPECT_EQ(release({}).out, "40.00 MiB went back to the driver\n");
+  ASSERT_OK_AND_ASSIGN(const v1::Device after, raw.GetDevice());
+  EXPECT_EQ(after.idle_bytes(), 0u);
+  EXPECT_EQ(after.reserved_bytes(), 20_MiB) << "what is held is left alone";
+  const RunResult unknown = release({"--device=2"});
+  EXPECT_NE(unknown.exit_code, 0);
+  EXPECT_TRUE(absl::StrContains(unknown.err, "no device 2; the daemon has 2 devices")) << unknown.err;
+}
+
 TEST_F(SharingTest, TheOptionForTheIdleDecayOverridesTheConfiguration) {
   ASSERT_OK(StartDaemon({.config = "idle_decay: \"1h\"", .flags = {"--idle-decay=0s"}}));
   ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));

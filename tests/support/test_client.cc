@@ -80,7 +80,7 @@ class TestClient {
     if (command == "fork") return Fork();
     if (command == "fork_exec") return ForkExec();
     for (const char* each : {"set_limit", "trim", "end", "record", "snapshot", "snapshot_of_number", "refusal", "ooms",
-                             "list", "get", "explain", "reload"}) {
+                             "list", "get", "explain", "reload", "release"}) {
       if (command == each) return Operate(words);
     }
     if (!client_.has_value()) return absl::FailedPreconditionError("test_client: not connected");
@@ -277,6 +277,10 @@ class TestClient {
     if (words[0] == "reload") {
       v1::ReloadConfigResponse response;
       return Say(RawClient::Call(raw->admin(), &v1::Admin::Stub::ReloadConfig, v1::ReloadConfigRequest(), &response));
+    }
+    if (words[0] == "release") {
+      v1::ReleaseIdleResponse response;
+      return Say(RawClient::Call(raw->admin(), &v1::Admin::Stub::ReleaseIdle, v1::ReleaseIdleRequest(), &response));
     }
     const absl::StatusOr<v1::ListSessionsResponse> sessions = raw->ListSessions();
     if (!sessions.ok()) return sessions.status();

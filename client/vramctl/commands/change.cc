@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// vramctl limit, guarantee, priority, trim, end.
+// vramctl limit, guarantee, priority, trim, end, release.
 #include <cstdio>
 
+#include "allocator/base/bytes.h"
 #include "allocator/wire/session_ref.h"
 #include "client/vramctl/commands/commands.h"
 #include "client/vramctl/daemon/change_session.h"
@@ -52,6 +53,30 @@ absl::Status Trim(const Context& context, const std::string& session) {
 
 absl::Status End(const Context& context, const std::string& session) {
   return Run(context, session, EndChange{});
+}
+
+absl::Status ReleaseIdle(const Context& context) {
+  v1::ReleaseIdleRequest request;
+  if (context.only_device.has_value()) {
+    if (*context.only_device < 0) return absl::InvalidArgumentError("--device: must be 0 or more");
+    request.set_device(static_cast<uint32_t>(*context.only_device));
+  }
+  absl::StatusOr<Daemon> daemon = Daemon::Connect(context);
+  if (!daemon.ok()) return daemon.status();
+  v1::ReleaseIdleResponse response;
+  if (absl::Status status = Call(*daemon, &v1::Admin::Stub::ReleaseIdle, request, &response); !status.ok()) {
+    return status;
+  }
+  if (context.json) {
+    Print({{"released_bytes", response.released_bytes()}, {"refused_bytes", response.refused_bytes()}});
+    return absl::OkStatus();
+  }
+  std::printf("%s went back to the driver\n", FormatBytes(response.released_bytes()).c_str());
+  if (response.refused_bytes() > 0) {
+    std::printf("it refuses to take %s; the daemon tries again, and its log says why\n",
+                FormatBytes(response.refused_bytes()).c_str());
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace vrambroker::vramctl

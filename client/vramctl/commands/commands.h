@@ -46,6 +46,8 @@ absl::Status SetPriority(const Context& context, const std::string& session, con
 absl::Status ShowQuarantine(const Context& context);
 absl::Status Trim(const Context& context, const std::string& session);
 absl::Status End(const Context& context, const std::string& session);
+// Has the driver get what the daemon caches: of context.only_device, or of all.
+absl::Status ReleaseIdle(const Context& context);
 
 // What the policy grants to whom context.policy describes (nobody: this process), and why.
 absl::Status ExplainPolicy(const Context& context);

@@ -48,7 +48,7 @@ struct Context {
   std::string session;                // ooms: whose; empty: everybody's
   std::string target = "vrambroker";  // diagnose, ooms, tune: who is to use the settings
   std::optional<uint64_t> diagnose;   // ooms: which refusal
-  std::optional<int> only_device;     // map: nullopt: all; elsewhere `device` has it
+  std::optional<int> only_device;     // map, release: nullopt: all; elsewhere `device` has it
   bool abbreviated = false;           // summary
   double interval = 1;                // top, watch: seconds
   uint64_t count = 0;                 // watch: lines; 0: no end
