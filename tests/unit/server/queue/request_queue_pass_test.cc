@@ -26,13 +26,12 @@ using std::chrono::milliseconds;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-constexpr SessionId kHolder{1};
-constexpr SessionId kOther{2};
-constexpr SessionId kFirstWaiter{100};
-
 // Passes are made when the test says so.
 class PassTest : public ::testing::Test {
  protected:
+  static constexpr SessionId kHolder{1};
+  static constexpr SessionId kOther{2};
+  static constexpr SessionId kFirstWaiter{100};
   static constexpr uint64_t kCapacity = 64_GiB;
 
   PassTest() {
