@@ -25,20 +25,17 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "allocator/base/bytes.h"
 #include "allocator/base/descriptor_reserve.h"
 #include "allocator/base/version.h"
-#include "allocator/device/cuda_device.h"
-#include "allocator/device/host_device.h"
 #include "server/base/event_loop.h"
 #include "server/base/memory_trim.h"
 #include "server/base/systemd.h"
 #include "server/base/worker_pool.h"
 #include "server/core/broker.h"
+#include "server/devices.h"
 #include "server/http/http_api.h"
 #include "server/http/http_server.h"
 #include "server/http/timeline.h"
-#include "server/identity/driver_gpus.h"
 #include "server/identity/process_watch.h"
 #include "server/identity/saved_state.h"
 #include "server/identity/socket_dir.h"
@@ -552,115 +549,7 @@ void Daemon::ForgetFreeBytes() {
   if (absl::Status status = SaveState(config_.socket_dir, state_); !status.ok()) spdlog::error("{}", status.ToString());
 }
 
-bool HasDefaultCapacity(const Device& device, const Config& config) {
-  return !config.capacity_bytes.has_value() && device.properties().kind == DeviceKind::kCuda;
-}
-
-absl::StatusOr<uint64_t> ChooseCapacity(Device& device, const Config& config, SavedState* state) {
-  const DeviceProperties& properties = device.properties();
-  const absl::StatusOr<uint64_t> free = device.FreeBytes();
-  if (!free.ok()) return free.status();
-  uint64_t capacity = config.capacity_bytes.value_or(properties.total_bytes);
-  if (HasDefaultCapacity(device, config)) {
-    uint64_t& most_free = state->free_bytes[properties.uuid];
-    most_free = std::min(properties.total_bytes, std::max(most_free, *free));
-    const uint64_t usable = most_free - std::min(most_free, config.headroom_bytes);
-    capacity = usable / kSegmentGranuleBytes * kSegmentGranuleBytes;
-    if (capacity == 0) {
-      return absl::ResourceExhaustedError(absl::StrCat(
-          "nothing is left of device ", properties.ordinal, ": ", FormatBytes(*free), " of its ",
-          FormatBytes(properties.total_bytes), " are free, and headroom is ", FormatBytes(config.headroom_bytes),
-          "; other programs use it (nvidia-smi), or set headroom or capacity"));
-    }
-  }
-  if (capacity > properties.total_bytes || capacity < kSegmentGranuleBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("capacity: ", FormatBytes(capacity), " of device ",
-                                                   properties.ordinal, ", which has ",
-                                                   FormatBytes(properties.total_bytes)));
-  }
-  if (capacity > *free) {
-    spdlog::warn(
-        "device={} capacity {} is more than the {} that are free now: other programs use the device, or clients of an "
-        "earlier run of the daemon",
-        properties.ordinal, FormatBytes(capacity), FormatBytes(*free));
-  }
-  return capacity;
-}
-
-// Before a client finds out: a device whose memory cannot be shared is of no use here.
-absl::Status CheckCanShare(Device& device) {
-  const absl::StatusOr<DeviceSegment> segment = device.AllocateSegment(kSegmentGranuleBytes);
-  if (!segment.ok()) return segment.status();
-  const absl::Status exported = device.ExportSegment(*segment).status();
-  const absl::Status freed = device.FreeSegment(*segment);
-  return exported.ok() ? freed : exported;
-}
-
 }  // namespace
-
-absl::StatusOr<std::vector<ChosenDevice>> ChooseDevices(const Config& config, SavedState* state) {
-  std::vector<std::unique_ptr<Device>> devices;
-  std::string why = "as configured";
-  if (config.device != DeviceChoice::kHost) {
-    absl::StatusOr<std::vector<std::unique_ptr<Device>>> cuda = MakeCudaDevices();
-    if (cuda.ok()) {
-      devices = *std::move(cuda);
-      LogLine("cuda found").Add("cuda", CudaVersions()).Write(spdlog::level::info);
-      if (config.device == DeviceChoice::kAuto) why = "auto: a GPU is usable";
-    } else if (config.device == DeviceChoice::kCuda) {
-      const std::string advice = AdviceFor(FindDriverGpus());
-      return absl::Status(cuda.status().code(),
-                          absl::StrCat("device cuda: ", cuda.status().message(), advice.empty() ? "" : "; ", advice,
-                                       "; --device=host needs no GPU"));
-    } else {
-      if (absl::Status status = CheckMayServeHost(FindDriverGpus(), cuda.status()); !status.ok()) return status;
-      why = absl::StrCat("auto: ", cuda.status().message());
-    }
-  }
-  if (devices.empty()) {
-    if (config.host_driver_latency > absl::ZeroDuration()) {
-      spdlog::warn("simulated driver latency {} on every segment allocated and freed: for benchmarks only",
-                   absl::FormatDuration(config.host_driver_latency));
-    }
-    const uint64_t capacity = config.capacity_bytes.value_or(DefaultHostBytes());
-    if (const uint64_t memory = HostMemoryBytes(); capacity > memory / static_cast<uint64_t>(config.host_devices)) {
-      spdlog::warn(
-          "capacity {} on {} host device(s) is more than the {} of memory that this machine has: clients may be killed "
-          "when they use it; set a lower --capacity",
-          FormatBytes(capacity), config.host_devices, FormatBytes(memory));
-    }
-    for (int ordinal = 0; ordinal < config.host_devices; ++ordinal) {
-      devices.push_back(
-          MakeHostDevice(ordinal, capacity, absl::ToChronoNanoseconds(config.host_driver_latency), state->owner));
-    }
-  }
-  std::vector<ChosenDevice> chosen;
-  for (std::unique_ptr<Device>& device : devices) {
-    const DeviceProperties& properties = device->properties();
-    const bool is_cuda = properties.kind == DeviceKind::kCuda;
-    if (absl::Status status = is_cuda ? CheckComputeMode(properties.ordinal) : absl::OkStatus(); !status.ok()) {
-      return status;
-    }
-    if (absl::Status status = CheckCanShare(*device); !status.ok()) {
-      return absl::Status(status.code(), absl::StrCat("device ", properties.ordinal, " (", properties.name,
-                                                      ") cannot be shared: ", status.message()));
-    }
-    const absl::StatusOr<uint64_t> capacity = ChooseCapacity(*device, config, state);
-    if (!capacity.ok()) return capacity.status();
-    LogLine("device ready")
-        .Add("device", properties.ordinal)
-        .Add("kind", DeviceKindName(properties.kind))
-        .Add("name", properties.name)
-        .Add("uuid", properties.uuid)
-        .Add("total", properties.total_bytes)
-        .Add("capacity", *capacity)
-        .Add("why", why)
-        .Write(spdlog::level::info);
-    const uint64_t headroom = HasDefaultCapacity(*device, config) ? config.headroom_bytes : 0;
-    chosen.push_back({.device = std::move(device), .capacity_bytes = *capacity, .headroom_bytes = headroom});
-  }
-  return chosen;
-}
 
 absl::Status RunDaemon(const Config& config, const ConfigReader& read_again) {
   LimitLibraryLogs();

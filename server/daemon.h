@@ -5,28 +5,12 @@
 #define VRAMBROKER_SERVER_DAEMON_H_
 
 #include <functional>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/config/config.h"
-#include "server/identity/saved_state.h"
-#include "server/pool/segment_pool.h"
 
 namespace vrambroker {
-
-// A device, and how much of it the daemon may own.
-struct ChosenDevice {
-  std::unique_ptr<Device> device;
-  uint64_t capacity_bytes = 0;
-  uint64_t headroom_bytes = 0;  // beyond it, if it is what was free: see SegmentPoolOptions
-};
-
-// The devices that the configuration asks for. Logs which were chosen and why. `state` is what the last run has left;
-// what this one is to leave goes into it.
-absl::StatusOr<std::vector<ChosenDevice>> ChooseDevices(const Config& config, SavedState* state);
 
 // Reads and checks the configuration again; may block. Empty: there is no file.
 using ConfigReader = std::function<absl::StatusOr<Config>()>;

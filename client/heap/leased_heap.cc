@@ -20,16 +20,10 @@
 namespace vrambroker::client_internal {
 namespace {
 
-// WholeSegment segments have labels of their own, below those of the allocator.
+// Whole segments have labels of their own, below those of the allocator.
 constexpr uint64_t kFirstWholeAddress = 0x5F00'0000'0000;
 // Every block of the large pool is larger than that.
 constexpr uint64_t kLargePoolGranule = 1 << 20;
-
-// Ids of segments are unique in the process: the daemon's own, above them which session they are of. The first
-// session's are the daemon's.
-SegmentId LocalId(uint64_t session, uint64_t daemon_id) {
-  return SegmentId{session << 48 | daemon_id};
-}
 
 v1::OutOfMemory::Cause CauseOf(const absl::Status& refusal) {
   const std::optional<OutOfMemory> oom = GetOutOfMemory(refusal);
@@ -256,6 +250,24 @@ absl::StatusOr<std::unique_ptr<Event>> LeasedHeap::RecordEvent(Stream stream) {
   return (*opened)->RecordEvent(stream);
 }
 
+absl::Status LeasedHeap::BeginGrowth(uint64_t bytes) {
+  const uint64_t limit = own_limit_bytes();
+  MutexLock lock(mu_);
+  // What is held is added up only where it matters.
+  if (limit != CachingAllocator::kNoLimit) {
+    const uint64_t held = HeldBytes();
+    if (held > limit || bytes > limit - held) {
+      absl::Status refusal =
+          absl::ResourceExhaustedError(absl::StrCat("the memory fraction that this process has set allows it ",
+                                                    FormatBytes(limit), ": it holds ", FormatBytes(held)));
+      refusal.SetPayload(kOwnLimit, absl::Cord());
+      return refusal;
+    }
+  }
+  growing_bytes_ += bytes;
+  return absl::OkStatus();
+}
+
 absl::StatusOr<AcquiredSegment> LeasedHeap::GetSegment(uint64_t bytes, const LeaseTerms& terms) {
   if (absl::Status status = BeginGrowth(bytes); !status.ok()) return status;
   bool arrived = false;
@@ -288,7 +300,7 @@ absl::StatusOr<AcquiredSegment> LeasedHeap::LeaseAndMap(uint64_t bytes, const Le
     return absl::InternalError("the daemon leased a different segment than requested");
   }
   const v1::LeaseSegmentsResponse::Segment& segment = leased->segments(0);
-  const SegmentId id = LocalId(link->session, segment.segment_id());
+  const SegmentId id{CarriedId(link->session, segment.segment_id())};
   const bool adopted = session_.Adopt(link, [&] {
     MutexLock lock(mu_);
     mapped_.emplace(id, Mapped{.session = link->session, .daemon_id = segment.segment_id(), .bytes = bytes});
@@ -505,193 +517,6 @@ uint64_t LeasedHeap::Trim(uint64_t wanted_bytes, uint64_t min_idle_ticks) {
     if (idle.empty()) return bytes;
     bytes += ReleaseSegments(idle.segments());
   }
-}
-
-// ---- Figures ----
-
-void LeasedHeap::SetLimit(uint64_t limit_bytes) {
-  MutexLock lock(limits_mu_);
-  session_limit_bytes_ = limit_bytes;
-  ApplyLimits();
-}
-
-absl::Status LeasedHeap::SetMemoryFraction(double fraction) {
-  if (!(fraction >= 0 && fraction <= 1)) {
-    return absl::InvalidArgumentError(absl::StrCat("fraction: ", fraction, " is not between 0 and 1"));
-  }
-  MutexLock lock(limits_mu_);
-  own_limit_bytes_ = fraction < 1 ? static_cast<uint64_t>(fraction * static_cast<double>(capacity_bytes_))
-                                  : CachingAllocator::kNoLimit;
-  ApplyLimits();
-  return absl::OkStatus();
-}
-
-void LeasedHeap::ApplyLimits() {
-  const uint64_t limit = std::min(session_limit_bytes_, own_limit_bytes());
-  allocator_.SetLimit(limit < capacity_bytes_ ? limit : CachingAllocator::kNoLimit);
-}
-
-uint64_t LeasedHeap::HeldBytes() const {
-  uint64_t held = growing_bytes_;
-  for (const auto& [id, mapped] : mapped_) held += mapped.bytes;
-  return held;
-}
-
-absl::Status LeasedHeap::BeginGrowth(uint64_t bytes) {
-  const uint64_t limit = own_limit_bytes();
-  MutexLock lock(mu_);
-  // What is held is added up only where it matters.
-  if (limit != CachingAllocator::kNoLimit) {
-    const uint64_t held = HeldBytes();
-    if (held > limit || bytes > limit - held) {
-      absl::Status refusal =
-          absl::ResourceExhaustedError(absl::StrCat("the memory fraction that this process has set allows it ",
-                                                    FormatBytes(limit), ": it holds ", FormatBytes(held)));
-      refusal.SetPayload(kOwnLimit, absl::Cord());
-      return refusal;
-    }
-  }
-  growing_bytes_ += bytes;
-  return absl::OkStatus();
-}
-
-absl::StatusOr<MemoryStats> LeasedHeap::GetMemoryStats() {
-  MemoryStats stats = allocator_.GetMemoryStats();
-  MutexLock lock(mu_);
-  const uint64_t max_split_bytes = stats.max_split_bytes;
-  stats.Add(WholeStats());
-  stats.max_split_bytes = max_split_bytes;
-  return stats;
-}
-
-void LeasedHeap::ReportUse(const SegmentUse& use) {
-  MutexLock lock(mu_);
-  // It may say anything, and of another moment than ours.
-  const uint64_t reserved = whole_stats_.reserved_bytes.all.current;
-  use_ = use;
-  for (uint64_t* bytes :
-       {&use_->allocated_bytes, &use_->requested_bytes, &use_->inactive_split_bytes, &use_->idle_bytes}) {
-    *bytes = std::min(*bytes, reserved);
-  }
-}
-
-MemoryStats LeasedHeap::WholeStats() const {
-  MemoryStats stats = whole_stats_;
-  if (!use_.has_value()) return stats;
-  const uint64_t reserved = stats.reserved_bytes.all.current;
-  const uint64_t reclaimable = std::min(use_->idle_bytes, reserved);
-  const uint64_t split = std::min(use_->inactive_split_bytes, reserved - reclaimable);
-  const uint64_t active = reserved - reclaimable - split;
-  const uint64_t allocated = std::min(use_->allocated_bytes, active);
-  const auto set = [](PoolStat& stat, uint64_t bytes) {
-    const uint64_t current = stat.all.current;
-    bytes < current ? stat.Down(PoolKind::kLarge, current - bytes) : stat.Up(PoolKind::kLarge, bytes - current);
-  };
-  set(stats.inactive_split_bytes, split);
-  set(stats.active_bytes, active);
-  set(stats.allocated_bytes, allocated);
-  set(stats.requested_bytes, std::min(use_->requested_bytes, allocated));
-  return stats;
-}
-
-absl::Status LeasedHeap::ResetPeakStats(bool accumulated) {
-  allocator_.ResetPeakStats();
-  {
-    MutexLock lock(mu_);
-    whole_stats_.ResetPeaks();
-  }
-  return accumulated ? ResetTotals() : absl::OkStatus();
-}
-
-absl::Status LeasedHeap::ResetTotals() {
-  allocator_.ResetAccumulatedStats();
-  MutexLock lock(mu_);
-  whole_stats_.ForEach([](const char*, PoolStat& stat) {
-    for (Stat* one : {&stat.all, stat.pool.data(), stat.pool.data() + 1}) one->allocated = one->freed = 0;
-  });
-  whole_stats_.num_device_alloc = whole_stats_.num_device_free = 0;
-  return absl::OkStatus();
-}
-
-bool LeasedHeap::InUse() {
-  // Not by what is allocated: the thread that frees a block of several streams is not done with the heap by then.
-  allocator_.PollEvents();
-  if (allocator_.GetMemoryStats().active.all.current > 0) return true;
-  MutexLock lock(mu_);
-  return !whole_.empty();
-}
-
-HeapSnapshot LeasedHeap::Snapshot(bool with_history) {
-  HeapSnapshot snapshot = allocator_.Snapshot(with_history);
-  snapshot.scopes = AllScopes();  // after the heap, whose ids are all in it then
-  const uint64_t peak_of_blocks = allocator_.GetMemoryStats().allocated_bytes.all.peak;
-  MutexLock lock(mu_);
-  std::vector<SegmentSnapshot> whole;
-  whole.reserve(whole_.size());
-  for (const auto& [base, segment] : whole_) {
-    whole.push_back({.id = segment.id,
-                     .address = segment.address,
-                     .bytes = segment.bytes,
-                     .pool = PoolKind::kLarge,
-                     .blocks = {{.offset = 0,
-                                 .bytes = segment.bytes,
-                                 .requested_bytes = segment.requested,
-                                 .state = BlockState::kAllocated}},
-                     .whole = true});
-  }
-  std::sort(whole.begin(), whole.end(), [](const auto& a, const auto& b) { return a.address < b.address; });
-  // As in GetMemoryStats(), and in no scope.
-  if (const uint64_t peak = WholeStats().allocated_bytes.all.peak; peak > 0) {
-    if (snapshot.scope_bytes_at_peak.empty()) snapshot.scope_bytes_at_peak.push_back(peak_of_blocks);
-    snapshot.scope_bytes_at_peak[0] += peak;
-  }
-  snapshot.segments.insert(snapshot.segments.begin(), std::make_move_iterator(whole.begin()),
-                           std::make_move_iterator(whole.end()));
-  return snapshot;
-}
-
-absl::Status LeasedHeap::CheckCarriedOver(uint64_t session, uint64_t bytes) const {
-  if (session == 0) return absl::OkStatus();  // the first one
-  uint64_t held = 0;
-  bool any = false;
-  MutexLock lock(mu_);
-  for (const auto& [id, mapped] : mapped_) {
-    held += mapped.bytes;
-    any = any || mapped.session != session;
-  }
-  const uint64_t limit = session_.limit_bytes(ordinal());
-  if (!any || (held <= limit && bytes <= limit - held)) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat("the session's limit of ", FormatBytes(limit),
-                                                   " is used up: it holds ", FormatBytes(held),
-                                                   ", in part from an earlier run of the daemon"));
-}
-
-uint64_t LeasedHeap::CarriedId(uint64_t session, uint64_t daemon_id) {
-  return Raw(LocalId(session, daemon_id));
-}
-
-std::vector<v1::CarriedOver::Segment> LeasedHeap::CarriedOver(uint64_t session) const {
-  std::vector<v1::CarriedOver::Segment> carried;
-  MutexLock lock(mu_);
-  for (const auto& [id, mapped] : mapped_) {
-    if (mapped.session == session) continue;
-    v1::CarriedOver::Segment& segment = carried.emplace_back();
-    segment.set_id(Raw(id));
-    segment.set_device(static_cast<uint32_t>(ordinal()));
-    segment.set_segment_bytes(mapped.bytes);
-    segment.set_file_device(mapped.file_device);
-    segment.set_file_inode(mapped.file_inode);
-  }
-  return carried;
-}
-
-std::vector<uint64_t> LeasedHeap::HeldSegments(uint64_t session) const {
-  std::vector<uint64_t> ids;
-  MutexLock lock(mu_);
-  for (const auto& [id, mapped] : mapped_) {
-    if (mapped.session == session) ids.push_back(mapped.daemon_id);
-  }
-  return ids;
 }
 
 }  // namespace vrambroker::client_internal

@@ -37,6 +37,8 @@
 
 namespace vrambroker::client_internal {
 
+inline constexpr int kMaxIdsInMessage = 4096;  // of segments
+
 // One session: its connection to the daemon, its heaps, and the thread that keeps both. Thread-safe.
 //
 // A session that leases survives its connection: the background thread reaches the daemon again and resumes the
