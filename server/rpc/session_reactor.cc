@@ -4,12 +4,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <deque>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "allocator/base/mutex.h"
 #include "allocator/base/version.h"
 #include "allocator/wire/heap_convert.h"
 #include "server/requests/leases.h"
@@ -21,7 +19,6 @@
 namespace vrambroker {
 namespace {
 
-constexpr size_t kMaxQueued = 1024;  // messages to a client that does not read
 constexpr int kMaxIdsInMessage = 4096;
 constexpr int kMaxCarriedInMessage = 1024;
 constexpr int kMaxTooMany = 1000;
@@ -56,102 +53,10 @@ absl::Status CheckHello(const v1::Hello& hello) {
 
 }  // namespace
 
-// What goes to the client, in order. The session and its calls hold on to it. The stream goes away with the RPC; what
-// is sent after that goes nowhere.
-class SessionReactor::Outbox : public SessionEvents {
- public:
-  explicit Outbox(SessionReactor* stream) : stream_(stream) {}
-
-  // Messages after the end are dropped. Ends a stream whose client does not read.
-  void Send(v1::SessionResponse response) ABSL_LOCKS_EXCLUDED(mu_) {
-    MutexLock lock(mu_);
-    Queue(std::move(response));
-  }
-  // Ends the stream after what is queued.
-  void End(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_) {
-    MutexLock lock(mu_);
-    SetEnd(status);
-  }
-  // The broker has opened or resumed `session`, or says why not: the stream reads on, or ends. False: it has gone.
-  bool Opened(const absl::StatusOr<SessionPtr>& session, const AllocConf& conf) ABSL_LOCKS_EXCLUDED(mu_);
-  // What was written last has been sent, or the stream is broken.
-  void OnWritten(bool ok) ABSL_LOCKS_EXCLUDED(mu_);
-  // The stream has gone. How it ended:
-  struct Ending {
-    bool welcomed = false;  // the client has been told of its session
-    absl::StatusCode code = absl::StatusCode::kOk;
-  };
-  Ending Detach() ABSL_LOCKS_EXCLUDED(mu_);
-
-  void Ask(uint64_t question_id, const ClientQuestion& question) override {
-    v1::SessionResponse response;
-    v1::Question* message = response.mutable_question();
-    message->set_question_id(question_id);
-    switch (question.kind) {
-      case ClientQuestion::Kind::kTrim:
-        message->mutable_trim()->set_bytes(question.bytes);
-        if (question.device >= 0) message->mutable_trim()->set_device(static_cast<uint32_t>(question.device));
-        message->mutable_trim()->set_time_ms(static_cast<uint32_t>(question.time.count()));
-        break;
-      case ClientQuestion::Kind::kStats:
-        message->mutable_stats();
-        break;
-      case ClientQuestion::Kind::kSnapshot:
-        message->mutable_snapshot()->set_device(static_cast<uint32_t>(question.device));
-        message->mutable_snapshot()->set_without_history(!question.with_history);
-        break;
-      case ClientQuestion::Kind::kRecord:
-        message->mutable_record()->set_max_events(static_cast<uint32_t>(question.max_events));
-        break;
-      case ClientQuestion::Kind::kHoldRecording:
-        message->mutable_record()->set_max_events(static_cast<uint32_t>(question.max_events));
-        message->mutable_record()->set_held_events(static_cast<uint32_t>(question.held_events));
-        break;
-    }
-    Send(std::move(response));
-  }
-
-  void CloseSegments(absl::Span<const SegmentId> segments) override {
-    v1::SessionResponse response;
-    for (const SegmentId id : segments) response.mutable_close_segments()->add_segment_ids(Raw(id));
-    Send(std::move(response));
-  }
-  void LimitChanged(int device, uint64_t limit_bytes) override {
-    v1::SessionResponse response;
-    response.mutable_limit_changed()->set_device(static_cast<uint32_t>(device));
-    response.mutable_limit_changed()->set_limit_bytes(limit_bytes);
-    Send(std::move(response));
-  }
-  void Draining(const std::string& reason) override {
-    v1::SessionResponse response;
-    response.mutable_draining()->set_reason(reason);
-    Send(std::move(response));
-  }
-  void Ended(const std::string& reason) override {
-    v1::SessionResponse response;
-    response.mutable_ended()->set_reason(reason);
-    Send(std::move(response));
-  }
-
- private:
-  void Queue(v1::SessionResponse response) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void SetEnd(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-
-  Mutex mu_ ABSL_ACQUIRED_AFTER(lock_level::kStream) ABSL_ACQUIRED_BEFORE(lock_level::kSession){lock_level::kStream};
-  SessionReactor* stream_ ABSL_GUARDED_BY(mu_);  // null when it has gone
-  std::deque<v1::SessionResponse> outgoing_ ABSL_GUARDED_BY(mu_);
-  bool writing_ ABSL_GUARDED_BY(mu_) = false;
-  bool ending_ ABSL_GUARDED_BY(mu_) = false;
-  bool finished_ ABSL_GUARDED_BY(mu_) = false;
-  bool welcomed_ ABSL_GUARDED_BY(mu_) = false;  // the welcome has been written
-  grpc::Status final_status_ ABSL_GUARDED_BY(mu_);
-};
-
 // Answers one call on the stream, once, and meters it.
 class SessionReactor::Answer {
  public:
-  Answer(std::shared_ptr<Outbox> outbox, uint64_t call_id, RpcMeter::Method* method)
+  Answer(std::shared_ptr<SessionOutbox> outbox, uint64_t call_id, RpcMeter::Method* method)
       : outbox_(std::move(outbox)), call_id_(call_id), rpc_(RpcMeter::Start(method)) {}
 
   // `fill` puts the result in, unless `status` is an error.
@@ -173,7 +78,7 @@ class SessionReactor::Answer {
   }
 
  private:
-  std::shared_ptr<Outbox> outbox_;
+  std::shared_ptr<SessionOutbox> outbox_;
   uint64_t call_id_;
   RpcMeter::Call rpc_;
 };
@@ -189,7 +94,7 @@ SessionReactor::SessionReactor(Broker* broker, const SessionCalls* calls, const 
       identity_(std::move(identity)),
       slot_(std::move(slot)),
       resume_lists_(*resume_lists),
-      outbox_(std::make_shared<Outbox>(this)) {
+      outbox_(std::make_shared<SessionOutbox>(this)) {
   if (identity_.ok()) {
     StartRead(&request_);
   } else {
@@ -359,9 +264,10 @@ absl::Status SessionReactor::HandleHello(const v1::Hello& hello) {
   if (!session.ok()) return session.status();
   broker_.limits().KeepGuarantee(
       *session, FromProto(hello.guarantee()),
-      [&broker = broker_, outbox = outbox_, session = *session, conf = *conf](const absl::Status& kept) {
+      [this, &broker = broker_, outbox = outbox_, session = *session, conf = *conf](const absl::Status& kept) {
         if (!kept.ok()) broker.Close(session, std::string(kept.message()), CloseReason::kNotOpened);
-        if (!outbox->Opened(kept.ok() ? session : absl::StatusOr<SessionPtr>(kept), conf)) {
+        // This object may be gone by then; the outbox knows.
+        if (!outbox->Open([&] { return Opened(kept.ok() ? session : absl::StatusOr<SessionPtr>(kept), conf); })) {
           broker.Close(session, "its stream ended before it was open", CloseReason::kNotOpened);
         }
       });
@@ -412,13 +318,18 @@ absl::Status SessionReactor::ResumeWith(const google::protobuf::RepeatedField<ui
   }
   const std::unique_ptr<ResumeList> list = std::move(resume_list_);
   broker_.ResumeSession(*identity_, list->token, std::move(list->held), outbox_,
-                        [&broker = broker_, outbox = outbox_](const absl::StatusOr<SessionPtr>& session) {
-                          if (!outbox->Opened(session, {}) && session.ok()) broker.Disconnect(*session);
+                        [this, &broker = broker_, outbox = outbox_](const absl::StatusOr<SessionPtr>& session) {
+                          if (!outbox->Open([&] { return Opened(session, {}); }) && session.ok()) {
+                            broker.Disconnect(*session);
+                          }
                         });
   return absl::OkStatus();
 }
 
-v1::SessionResponse SessionReactor::WelcomeTo(const AllocConf& conf) const {
+absl::StatusOr<v1::SessionResponse> SessionReactor::Opened(const absl::StatusOr<SessionPtr>& session,
+                                                           const AllocConf& conf) {
+  if (!session.ok()) return session.status();
+  session_ = *session;
   v1::SessionResponse response;
   v1::Welcome* welcome = response.mutable_welcome();
   welcome->set_session_id(Raw(session_->id()));
@@ -492,6 +403,8 @@ void SessionReactor::HandleAnswer(const v1::Answer& answer) {
   });
 }
 
+// ---- What gRPC and the outbox call ----
+
 void SessionReactor::OnWriteDone(bool ok) {
   outbox_->OnWritten(ok);
 }
@@ -501,7 +414,7 @@ void SessionReactor::OnCancel() {
 }
 
 void SessionReactor::OnDone() {
-  const Outbox::Ending ending = outbox_->Detach();
+  const SessionOutbox::Ending ending = outbox_->Detach();
   // Nobody was told that the caller cannot be identified when it was because the connection had gone.
   const bool of_nobody = !identity_.ok() && context_.IsCancelled();
   call_.Done(of_nobody ? absl::StatusCode::kCancelled : ending.code);
@@ -511,71 +424,6 @@ void SessionReactor::OnDone() {
     broker_.Disconnect(session_);
   }
   delete this;
-}
-
-// ---- What is sent ----
-
-bool SessionReactor::Outbox::Opened(const absl::StatusOr<SessionPtr>& session, const AllocConf& conf) {
-  MutexLock lock(mu_);
-  if (stream_ == nullptr) return false;
-  if (!session.ok()) {
-    SetEnd(session.status());
-    return true;
-  }
-  stream_->session_ = *session;
-  Queue(stream_->WelcomeTo(conf));
-  // This is no reaction of gRPC's: the RPC may be over already.
-  if (!finished_) stream_->StartRead(&stream_->request_);
-  return true;
-}
-
-void SessionReactor::Outbox::Queue(v1::SessionResponse response) {
-  if (stream_ == nullptr || ending_) return;
-  if (outgoing_.size() < kMaxQueued) {
-    outgoing_.push_back(std::move(response));
-    return WriteNext();
-  }
-  // The client does not read. What is being written may never be done, so the RPC has to be broken.
-  outgoing_.resize(1);
-  ending_ = true;
-  final_status_ = grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, "the client does not read its session stream");
-  stream_->context_.TryCancel();
-}
-
-void SessionReactor::Outbox::SetEnd(const absl::Status& status) {
-  if (stream_ == nullptr || ending_) return;
-  ending_ = true;
-  final_status_ = ToGrpc(status);
-  WriteNext();
-}
-
-void SessionReactor::Outbox::WriteNext() {
-  if (writing_ || finished_) return;
-  if (!outgoing_.empty()) {
-    writing_ = true;
-    stream_->StartWrite(&outgoing_.front());
-  } else if (ending_) {
-    finished_ = true;
-    stream_->Finish(final_status_);
-  }
-}
-
-void SessionReactor::Outbox::OnWritten(bool ok) {
-  MutexLock lock(mu_);
-  writing_ = false;
-  if (ok && outgoing_.front().has_welcome()) welcomed_ = true;
-  outgoing_.pop_front();
-  if (!ok) {
-    outgoing_.clear();
-    ending_ = true;
-  }
-  WriteNext();
-}
-
-SessionReactor::Outbox::Ending SessionReactor::Outbox::Detach() {
-  MutexLock lock(mu_);
-  stream_ = nullptr;
-  return {.welcomed = welcomed_, .code = static_cast<absl::StatusCode>(final_status_.error_code())};
 }
 
 }  // namespace vrambroker

@@ -17,6 +17,7 @@
 #include "server/rpc/connections.h"
 #include "server/rpc/rpc_meter.h"
 #include "server/rpc/session_calls.h"
+#include "server/rpc/session_outbox.h"
 #include "vrambroker/v1/broker.pb.h"
 
 namespace vrambroker {
@@ -25,7 +26,8 @@ namespace vrambroker {
 inline constexpr uint32_t kProtocolVersion = 1;
 
 // Deletes itself when the call is over. Its reactions never block.
-class SessionReactor : public grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse> {
+class SessionReactor : public grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse>,
+                       public SessionOutbox::Stream {
  public:
   // `broker`, `calls` and `rpcs` outlive the gRPC server. When `identity` is an error, the call ends with it. `slot` is
   // kept until the call is over; `resume_lists`, which outlives it, bounds those that are not whole.
@@ -38,7 +40,11 @@ class SessionReactor : public grpc::ServerBidiReactor<v1::SessionRequest, v1::Se
   void OnDone() override;
 
  private:
-  class Outbox;
+  void Write(const v1::SessionResponse& message) override { StartWrite(&message); }
+  void ReadOn() override { StartRead(&request_); }
+  void FinishWith(const grpc::Status& status) override { Finish(status); }
+  void Break() override { context_.TryCancel(); }
+
   class Answer;
 
   // What the client says of the session that it resumes.
@@ -56,7 +62,8 @@ class SessionReactor : public grpc::ServerBidiReactor<v1::SessionRequest, v1::Se
   absl::Status HandleResumeMore(const v1::ResumeMore& part);
   // Notes what the client holds, and resumes the session unless `more` follows.
   absl::Status ResumeWith(const google::protobuf::RepeatedField<uint64_t>& segment_ids, bool more);
-  v1::SessionResponse WelcomeTo(const AllocConf& conf) const;
+  // The broker has opened or resumed the session, or says why not. Returns the welcome.
+  absl::StatusOr<v1::SessionResponse> Opened(const absl::StatusOr<SessionPtr>& session, const AllocConf& conf);
   // Of an open session. A call is made, metered and answered, a refusal included. False: the message is no call.
   bool HandleCall(const v1::SessionRequest& request, const absl::Status& admitted);
   // Of an open session: a message that has no answer. An error ends the stream.
@@ -74,10 +81,10 @@ class SessionReactor : public grpc::ServerBidiReactor<v1::SessionRequest, v1::Se
   const absl::StatusOr<Caller> identity_;
   const UserSlots::Slot slot_;
   UserSlots& resume_lists_;
-  const std::shared_ptr<Outbox> outbox_;
+  const std::shared_ptr<SessionOutbox> outbox_;
 
-  // Touched by reactions to reads only, which gRPC never runs at the same time. But for session_: Outbox::Opened() sets
-  // it while no read is under way, and OnDone() reads it.
+  // Touched by reactions to reads only, which gRPC never runs at the same time. But for session_: Opened() sets it
+  // while no read is under way, and OnDone() reads it.
   v1::SessionRequest request_;
   SessionPtr session_;
   bool resumed_ = false;                     // the session is older than this stream
