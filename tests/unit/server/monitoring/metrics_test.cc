@@ -273,9 +273,10 @@ TEST_F(BrokerMetricsTest, FiguresOfClientsAndDevices) {
 
   controls_[0]->Fail(FakeDevice::Call::kFree, 1, 1, absl::InternalError("busy"));
   pools_[0]->ReleaseIdleSince(std::chrono::steady_clock::now());
-  EXPECT_EQ(device("unfreed_bytes"), Mib(20)) << "the driver still has it as the daemon's";
+  const auto unfreed = [&] { return Page().Value("vrambroker_device_unfreed_bytes", {{"gpu", "0"}}); };
+  EXPECT_EQ(unfreed(), Mib(20)) << "the driver still has it as the daemon's";
   pools_[0]->RetryFrees();
-  EXPECT_EQ(device("unfreed_bytes"), 0);
+  EXPECT_EQ(unfreed(), 0);
 
   EXPECT_EQ(client("remote", "reserved_bytes"), Mib(2));
   EXPECT_EQ(client("remote", "peak_reserved_bytes"), Mib(22));
