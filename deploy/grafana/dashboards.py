@@ -499,8 +499,10 @@ def overview():
     board.series("Quarantined memory by reason",
                  "Memory that nobody else may get yet. disconnected: the session's stream broke, but its process "
                  "lives. ended: an operator ended the session, but its process has not let go. settling: its process "
-                 "has ended. held_open: another process still has it open.",
-                 [query(f"sum by (reason) (vrambroker_device_quarantined_bytes{{{DEVICE}}})", "{{reason}}")], "bytes", 6, stacked=True)
+                 "has ended. held_open: another process still has it open. refused: the driver does not take it back; the "
+                 "daemon tries again.",
+                 [query(f"sum by (reason) (vrambroker_device_quarantined_bytes{{{DEVICE}}})", "{{reason}}"),
+                  query(f"sum(vrambroker_device_unfreed_bytes{{{DEVICE}}})", "refused")], "bytes", 6, stacked=True)
     board.series("Oldest quarantine",
                  "How long memory of an ended process has been in quarantine. Normal: about a second.",
                  [query(f"vrambroker_device_quarantine_age_seconds{{{DEVICE}}}", BY_DEVICE)], "s", 6)

@@ -13,7 +13,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "server/oom/out_of_memory.h"
+#include "server/pool/segment_refusal.h"
 
 namespace vrambroker {
 namespace {

@@ -6,7 +6,7 @@
 
 namespace vrambroker {
 
-SessionRefusals::SessionRefusals(size_t devices) : counts_(devices), last_times_(devices), lease_outcomes_(devices) {}
+SessionRefusals::SessionRefusals(size_t devices) : counts_(devices), last_times_(devices) {}
 
 void SessionRefusals::Count(int device, OomCause cause, SteadyTime now) {
   counts_[device][static_cast<size_t>(cause)].fetch_add(1, std::memory_order_relaxed);

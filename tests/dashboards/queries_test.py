@@ -44,7 +44,7 @@ OVERVIEW = {
     "Guarantees and capacity": {"capacity": CAPACITY, "committed": Load.COMMITTED, "guaranteed": 64 * MIB,
                                         "reserved": Load.RESERVED},
     "Waiting requests": {"gpu 0": 1},
-    "Quarantined memory by reason": {"settling": 0, "held_open": 30 * MIB, "ended": 10 * MIB, "disconnected": 0},
+    "Quarantined memory by reason": {"settling": 0, "held_open": 30 * MIB, "ended": 10 * MIB, "disconnected": 0, "refused": 0},
     "Sessions by state": {"active": 8, "ended": 1, "disconnected": 0},
     "Memory as the driver sees it": {"held by the daemon": Load.RESERVED, "used by others": 0},
     "Sessions shown as _other": {"": 0},

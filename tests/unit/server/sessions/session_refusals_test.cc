@@ -56,7 +56,7 @@ TEST(SessionRefusalsTest, AnOutcomeThatWasNotExplainedAtOnceIsForgotten) {
 
 TEST(SessionRefusalsTest, TheOldestOutcomesMakeRoom) {
   const SteadyTime now{std::chrono::hours(1)};
-  SessionRefusals refusals(/*devices=*/1);
+  SessionRefusals refusals(/*devices=*/100);  // which changes nothing
   for (uint64_t bytes = 0; bytes <= SessionRefusals::kMaxLeaseOutcomes; ++bytes) {
     refusals.AddLeaseOutcome(0, bytes, now, {.asked = {{SessionId{3}, true}}});
   }
