@@ -163,7 +163,8 @@ absl::StatusOr<ModelShape> ParseModelConfig(absl::string_view text) {
     return absl::InvalidArgumentError(absl::StrCat("this is not JSON: ", error.what()));
   }
   if (too_deep) return absl::InvalidArgumentError(absl::StrCat("nested deeper than ", kMostDepth, " levels"));
-  if (!json.is_object()) return absl::InvalidArgumentError("this is not a JSON object; a model's config.json is needed");
+  if (!json.is_object())
+    return absl::InvalidArgumentError("this is not a JSON object; a model's config.json is needed");
 
   ModelShape shape;
   const auto type = json.find("model_type");
