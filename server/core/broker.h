@@ -54,7 +54,7 @@ struct OpenOptions {
 };
 
 // Safe to call from any thread. No call blocks; what may take time answers through its callback, which is called
-// exactly once, perhaps before the call returns. So do its parts.
+// exactly once, perhaps before the call returns. The same holds for its parts.
 class Broker {
  public:
   // `pools` by device ordinal. Pools and workers outlive the broker.
@@ -102,7 +102,7 @@ class Broker {
   void Close(const SessionPtr& session, const std::string& why, CloseReason reason = CloseReason::kGoodbye);
   // Its process has ended: what it held is quarantined first.
   void CloseGone(const SessionPtr& session);
-  // Ends the session; returns the bytes that stay charged until the client or its process lets go.
+  // An operator ends the session: its client is told to close what it holds. Returns the bytes that are still charged.
   uint64_t EndSession(const SessionPtr& session, const std::string& reason);
 
   // The timer that was set has run out. Never blocks.
@@ -152,7 +152,7 @@ class Broker {
   Executor* const workers_;
   std::atomic<bool> warned_of_mark_{false};
 
-  // Each is thread-safe, and knows those before it.
+  // Each is thread-safe, and may use those before it.
   SharedTimer timer_;
   SessionRegistry sessions_;
   WaitingRequests waiting_;

@@ -23,7 +23,7 @@ struct BrokerOptions {
   std::shared_ptr<const Policy> policy;               // who gets what; null: the default of every field
   AllocatorOptions allocator;                         // of sessions that bring none of their own
   size_t record_events = 0;                           // what new sessions keep; at most kMaxRecordedEvents
-  bool is_record_events_set = true;                   // not the default: who gets less is told
+  bool is_record_events_set = true;                   // the operator chose it: sessions that get less are told
   uint64_t max_recorded_events_per_uid = 10'000'000;  // of remote sessions: theirs are in the daemon's memory
   SessionBounds session_bounds;
   size_t max_waiting_per_uid = 4096;  // requests

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// QuarantineChecks: has workers look at what is quarantined, when that is due.
+// QuarantineChecks: has workers look at quarantined segments, and for carried-over ones, when that is due.
 #ifndef VRAMBROKER_SERVER_CORE_QUARANTINE_CHECKS_H_
 #define VRAMBROKER_SERVER_CORE_QUARANTINE_CHECKS_H_
 

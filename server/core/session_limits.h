@@ -48,7 +48,8 @@ class SessionLimits {
  private:
   class Guarantee;
 
-  // Of what the policy allows without being asked, at most the session's limit, and what others of its user leave.
+  // The guarantee that a session gets without asking: what the policy allows, but no more than its limit, nor than what
+  // its user has left.
   Limit LeftOf(const Session& session, const Limit& allowed) const;
 
   const std::vector<SegmentPool*> pools_;
@@ -56,7 +57,7 @@ class SessionLimits {
   WaitingRequests& waiting_;
 
   // Held while a limit is changed: pool, allocator and client hear of two changes in the same order, all devices of the
-  // last one. Taken before any other lock.
+  // last one. No lock of a request, session or pool is held when it is taken.
   Mutex mu_ ABSL_ACQUIRED_AFTER(lock_level::kLimits) ABSL_ACQUIRED_BEFORE(lock_level::kTimer){lock_level::kLimits};
 };
 

@@ -58,7 +58,7 @@ struct OomReport {
   uint64_t pool_free_bytes = 0;           // of the session, in the pool and stream that serve this request
   uint64_t largest_free_block_bytes = 0;  // of these
   uint64_t capacity_bytes = 0;
-  uint64_t available_bytes = 0;  // capacity that no session has reserved
+  uint64_t available_bytes = 0;  // capacity that is charged to nobody
   std::vector<Holder> largest_holders;
   uint64_t guarantee_bytes = 0;
   uint64_t unknown_bytes = 0;         // of a remote session: carried over, so that nobody knows what of it is in use
@@ -66,7 +66,7 @@ struct OomReport {
   uint64_t kept_free_bytes = 0;       // of available_bytes: kept for other sessions' guarantees
   uint64_t device_idle_bytes = 0;     // held by the daemon for reuse, leased to nobody
   uint64_t outside_bytes = 0;         // of the capacity, what the driver does not have: see PoolStats
-  uint64_t quarantined_bytes = 0;     // reserved by sessions that disconnected or were ended
+  uint64_t quarantined_bytes = 0;     // of sessions that disconnected or were ended, and of ended processes
   uint64_t idle_elsewhere_bytes = 0;  // reserved by other sessions, and used by nobody
   std::vector<IdleHolder> idle_holders;
   bool held_back = false;             // what is free is kept for a request that has waited longer
@@ -102,16 +102,15 @@ uint64_t RoomBytes(const OomReport& report);
 // Free bytes of the session that no trim returns.
 uint64_t HoleBytes(const OomReport& report);
 
-// Whether it is user_limit that keeps the session from growing, not its own limit. Of both, the one that would do so
-// without the session's holes, too.
+// Whether user_limit is in the way, not the session's own limit. If both are: the one that still would be without the
+// session's holes.
 bool IsUserLimit(const OomReport& report);
 
-// The cause to name to the client, when `refusal` is what kept the session from growing. Pure. Fragmentation: what is
-// allocated and the block would fit, were there no holes between the blocks; what is reserved and the segment do not.
-// Then a higher limit, or more of the device, would only be one way to serve the request. Where it would not fit even
-// so, the cause is the bound that it exceeds, though holes may have had it meet another bound first. Holes do not count
-// where a small block would have room and only the segment that such blocks share has not: closing holes of others than
-// its pool would not help.
+// The cause to name to the client, when `refusal` is what kept the session from growing. Pure. Fragmentation:
+// without holes the block would fit, with them its segment does not. Then a higher limit, or more of the device, would
+// only be one way to serve the request. If it would not fit even then, the cause is the bound that it exceeds, though
+// with the holes it may meet another one first. Holes are ignored if a small block would fit and only the segment that
+// such blocks share does not: holes elsewhere do not matter to it.
 OomCause CauseOf(const OomReport& report, OomCause refusal);
 
 // The cause, with the figures that decide it: what is said of it everywhere. At most kMaxExplanation bytes.

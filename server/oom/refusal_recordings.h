@@ -20,15 +20,15 @@ namespace vrambroker {
 // Heaps with their recorded events, by the number of the refusal. Thread-safe.
 class RefusalRecordings {
  public:
-  // What all take, and of it those of one user. 100,000 events and 10,000 blocks are 8 MB.
+  // Of all recordings, and of one user's. 100,000 events and 10,000 blocks are 8 MB.
   static constexpr uint64_t kMaxBytes = uint64_t{256} << 20;
   static constexpr uint64_t kMaxBytesOfUser = kMaxBytes / 2;
 
   enum class Place { kNone, kFirst, kLater };  // of a recording among those that are kept of its session
 
-  // Of a session, the first recording is kept and the last one: this takes the place of an earlier last one. To make
-  // room, last ones go before all first ones, and otherwise the oldest: of the user, then of the user who has most. No
-  // session's first makes room for its last. kNone: it is larger than what a user may have, beside the session's first.
+  // Keeps a session's first and last recording: this one replaces an earlier last one. To make room it drops last ones
+  // before first ones, and the oldest of them first: this user's, then those of the user who has most. No session's
+  // first makes room for its last. kNone: it is too large for the user's share, beside the session's first.
   Place Add(uint64_t refusal, SessionId session, uid_t uid, HeapSnapshot recording) ABSL_LOCKS_EXCLUDED(mu_);
 
   // nullptr: there was none, or it has made room.

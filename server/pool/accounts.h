@@ -121,7 +121,7 @@ class Accounts {
     uint64_t held_back_bytes = 0;
     uint64_t guaranteed_bytes = 0;
     uint64_t capacity_bytes = 0;     // as the ledger has it
-    bool is_overcommitted = false;   // processes held more when the daemon started: no guarantee is given
+    bool is_overcommitted = false;   // more is committed than the capacity: no guarantee is given
     uint64_t forbidden = 0;          // changes with all that may forbid requests for good, whosever they are
     std::vector<SessionId> changed;  // watched accounts that may grow by more or by less than at the last call
   };

@@ -53,11 +53,11 @@ class CarriedOver {
     SessionId session{};
     uint64_t bytes = 0;
     uint64_t segments = 0;
-    std::vector<ProcessId> holders;  // of nobody's, when they were last looked for
+    std::vector<ProcessId> holders;  // of segments without a session: who had them open at the last look
   };
 
   struct Segment {
-    uint64_t number = 0;  // stays its own
+    uint64_t number = 0;  // to show; two may have the same
     SessionId session{};
     uint64_t bytes = 0;
   };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// DriverMemory: what of a device's capacity others than the daemon's accounts take, by what the driver says is free.
-// Arithmetic: makes no call.
+// DriverMemory: how much of a device's capacity is taken by something other than the daemon's accounts, from what the
+// driver says is free. Arithmetic: makes no call.
 #ifndef VRAMBROKER_SERVER_POOL_DRIVER_MEMORY_H_
 #define VRAMBROKER_SERVER_POOL_DRIVER_MEMORY_H_
 
@@ -23,7 +23,8 @@ class DriverMemory {
 
   // ---- What the driver says ----
 
-  // So much is free, and the pool has so much from it: at least, whatever changed hands meanwhile, and at most.
+  // The driver has `free` bytes. The pool holds between `at_least` and `at_most` bytes of its memory: some may have
+  // changed hands meanwhile.
   void Update(uint64_t free, uint64_t at_least, uint64_t at_most);
   // The same between two updates of the health: what the driver has for segments may be more by now.
   void UpdateMost(uint64_t free, uint64_t at_most);
@@ -66,7 +67,7 @@ class DriverMemory {
   uint64_t free_ = 0;   // as of the last update
   uint64_t known_ = 0;  // that and what came from the driver, at the last update
   uint64_t foreign_ = 0;
-  // `known_` at most: what changed hands meanwhile counts on both sides. None: the driver has not said.
+  // No less than `known_`: what changed hands during the update counts on both sides. None: the driver has not said.
   std::optional<uint64_t> has_;
   // What can be handed out at most, by what the driver has refused since then.
   uint64_t refuses_beyond_ = std::numeric_limits<uint64_t>::max();

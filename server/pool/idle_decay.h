@@ -13,7 +13,7 @@
 
 namespace vrambroker {
 
-// A thread of its own for each device: the driver may be slow, and neither clients nor other devices shall notice.
+// A thread of its own for each device: a slow driver must not hold up clients or other devices.
 class IdleDecay {
  public:
   // `pool` outlives this object, the only one for it.

@@ -30,7 +30,7 @@ struct LeasedSegment {
   std::optional<FdTicket> ticket;  // the one that is out, if any
 };
 
-// A ticket is out for one of these segments only, at most one for each.
+// Each ticket is for one of these segments. Each segment has at most one ticket out.
 class LeasedSegments {
  public:
   // REQUIRES: `id` is not here.

@@ -45,8 +45,9 @@ struct UserStats {
 
 // Invariants:
 // (1) committed_bytes() is the sum of the accounts' committed bytes and of the bytes that are charged to no account. It
-//     never exceeds the capacity, unless processes held more when the daemon started: hence growth within a guarantee
-//     is always possible. No guarantee is given beyond the capacity.
+//     exceeds the capacity only when processes held more at the start, or when others took device memory that was
+//     guaranteed (DriverMemory). Otherwise growth within a guarantee is always possible. No guarantee is given beyond
+//     the capacity.
 // (2) charged_bytes() is the sum of the accounts' reserved bytes and of those that are charged to no account.
 // Not thread-safe.
 class Ledger {

@@ -36,7 +36,7 @@ struct DeviceMeterStats {
   uint64_t scrubbed_bytes = 0;
 };
 
-// Thread-safe as the device is that it stands for. Counts the calls that the daemon makes.
+// As thread-safe as the device that it wraps. Counts and times the calls of DeviceCall, and passes the others on.
 class MeteredDevice : public Device {
  public:
   explicit MeteredDevice(std::unique_ptr<Device> device) : device_(std::move(device)) {}

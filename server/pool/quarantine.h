@@ -24,7 +24,7 @@ namespace vrambroker {
 class Quarantine {
  public:
   struct Entry {
-    IdleSegments::Entry idle;  // what it becomes; idle.since: when it came here
+    IdleSegments::Entry idle;  // as DriverSegments::Free() takes it; idle.since: when it came here
     std::string client;        // whose it was
     pid_t pid = 0;
     uid_t uid = 0;         // to whom it stays charged

@@ -3,8 +3,8 @@
 // SegmentPool: all segments of one device, and the ledger of who may hold how much.
 //
 // Every session has an account with the pool: a limit, and what is charged against it. A segment is leased to one
-// account, or idle: cached by the daemon, in the glossary's words. This is the one place where limits and capacity are
-// enforced.
+// account, idle (cached by the daemon), or quarantined (its process has ended). This is the one place where limits and
+// capacity are enforced.
 #ifndef VRAMBROKER_SERVER_POOL_SEGMENT_POOL_H_
 #define VRAMBROKER_SERVER_POOL_SEGMENT_POOL_H_
 
@@ -46,15 +46,15 @@ using WireHandle = std::variant<CudaIpcHandle, FdTicket>;
 
 struct PoolStats {
   uint64_t capacity_bytes = 0;
-  uint64_t charged_bytes = 0;     // sum of the accounts' reserved bytes, and quarantined ones of sessions that are gone
-  uint64_t committed_bytes = 0;   // the same, with unused guarantees: what nobody else can get
-  uint64_t guaranteed_bytes = 0;  // sum of the guarantees
+  uint64_t charged_bytes = 0;       // all that the ledger charges: to sessions, to users, or to nobody
+  uint64_t committed_bytes = 0;     // the same, with unused guarantees: what nobody else can get
+  uint64_t guaranteed_bytes = 0;    // sum of the guarantees
   uint64_t quarantined_bytes = 0;   // of sessions that are gone: not yet known to be quiet
   uint64_t carried_over_bytes = 0;  // held from an earlier run of the daemon, by sessions or by nobody's processes
   uint64_t outside_bytes = 0;       // of the capacity, what the driver does not have for it: see DriverMemory
   uint64_t held_back_bytes = 0;     // free, and kept for a request that has waited: see RequestQueue
   uint64_t idle_bytes = 0;          // held from the driver, leased to nobody
-  uint64_t reserved_bytes = 0;      // held from the driver: leased + idle + being freed + carried over
+  uint64_t reserved_bytes = 0;      // held from the driver: leased, quarantined, idle, being freed, or carried over
   uint64_t unfreed_bytes = 0;       // of these, what the driver has refused to take back, so far
   uint64_t segments = 0;            // leased
   uint64_t segment_allocs = 0;      // obtained from the driver, ever
@@ -96,7 +96,7 @@ struct PoolLook {
 // A segment of a pool, for operators.
 struct SegmentView {
   enum class State { kLeased, kReturning, kQuarantined, kIdle };
-  uint64_t id = 0;  // kIdle: a number that stays its own while it is idle; otherwise a SegmentId
+  uint64_t id = 0;  // a SegmentId; of idle and carried-over ones another number
   uint64_t bytes = 0;
   State state = State::kLeased;
   SessionId holder{};    // kLeased, kReturning
@@ -149,8 +149,8 @@ class SegmentPool {
   // given up when the device is full. SegmentRefused() when the limit or the capacity forbids it, Aborted when the
   // account is closed. `granted`: out of what Grant() charged.
   absl::StatusOr<SegmentId> Lease(SessionId session, uint64_t bytes, bool granted = false);
-  // The same for one segment of each of `sizes`, in their order, or none. Where there is none, no trace of it is left:
-  // no hand-over is counted, and what was idle is as old as it was. Of a grant of them all, nothing is left either way.
+  // The same for one segment of each of `sizes`, in their order: all of them or none. On failure nothing changes: no
+  // hand-over is counted, and idle segments keep their age. A grant is used up either way.
   absl::StatusOr<std::vector<SegmentId>> LeaseAll(SessionId session, absl::Span<const uint64_t> sizes,
                                                   bool granted = false);
 
@@ -166,7 +166,7 @@ class SegmentPool {
   bool IsHeldBack(SessionId session, uint64_t bytes) const;
   using CapacityChanges = Accounts::CapacityChanges;
   CapacityChanges TakeChanges();
-  // Has TakeChanges() name the session, also when its account is closed; or not any more.
+  // Has TakeChanges() report this session, until `watch` is false; also when its account is closed.
   void Watch(SessionId session, bool watch);
   // See Ledger.
   uint64_t GrowthOf(SessionId session, uint64_t bytes) const;
@@ -277,7 +277,7 @@ class SegmentPool {
   uint64_t UnownedBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // (driver) The driver did not have a segment of `bytes`, though the ledger did.
   void DriverRefused(uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
-  // The ledger refuses only because of what the driver did not have, the last time that it was asked.
+  // The refusal may not hold if the driver has more by now.
   bool IsOutside(const absl::Status& refusal) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // (driver) What does the driver have?
   void AskDriver() ABSL_LOCKS_EXCLUDED(mu_);
@@ -340,7 +340,7 @@ class SegmentPool {
   LeasedSegments leased_ ABSL_GUARDED_BY(mu_);
   IdleSegments idle_ ABSL_GUARDED_BY(mu_);
   Quarantine quarantine_ ABSL_GUARDED_BY(mu_);
-  // Times as long as the last one took that brought nothing back.
+  // After a search that brought nothing back, the next one waits this many times as long as it took.
   static constexpr int kBetweenWalks = 10;
   static constexpr SteadyTime::duration kLongestBetweenWalks = std::chrono::seconds(5);
   SteadyTime next_walk_ ABSL_GUARDED_BY(mu_) = SteadyTime::min();  // to look for who holds what is quarantined

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// RequestQueue: the requests for memory of one device that others have to give something up for. Asks those who hold
-// reclaimable memory to give it back, and lets requests wait.
+// RequestQueue: the requests that wait for one device's memory. Asks sessions that hold reclaimable memory for it.
 #ifndef VRAMBROKER_SERVER_QUEUE_REQUEST_QUEUE_H_
 #define VRAMBROKER_SERVER_QUEUE_REQUEST_QUEUE_H_
 
@@ -43,7 +42,7 @@ struct QueuedRequest {
   uid_t uid = 0;  // whose session it is
   uint64_t bytes = 0;
   bool guarantee = false;   // raises the session's guarantee to `bytes`; else charges `bytes`: SegmentPool::Grant()
-  SteadyTime deadline;      // a request that may not wait has its time of arrival; reclaim is tried in any case
+  SteadyTime deadline;      // the time of arrival if the request may not wait; others are asked in any case
   uint64_t cancel_key = 0;  // for Cancel(); 0: none
   // Tries to serve the request otherwise: true when it needs no grant any more. For Retry(); may be none.
   std::function<bool()> retry;
@@ -160,7 +159,7 @@ class RequestQueue {
   // The session's requests go to their new place.
   void UpdatePriority(SessionId session, int priority) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Something has happened that may let a request through. Takes no lock.
+  // Something has happened that may let a request through. Never waits for a pass.
   void OnCapacityFreed() ABSL_LOCKS_EXCLUDED(mu_);
   // Calls `then` once those who wait have had their turn at what is free now: by a pass that is to come, or at once.
   // For sessions that take memory past the queue.
@@ -295,7 +294,7 @@ class RequestQueue {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Answered(const Question& question) ABSL_LOCKS_EXCLUDED(mu_);
   static void StopAsking(Waiter& waiter);
-  // The first that awaits no look.
+  // The first waiter that does not wait for a look at what is carried over.
   Waiters::const_iterator FirstServed() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Until when the last answer that is to come is not overdue; nullopt when none is to come.
   std::optional<SteadyTime> AnswersUntil(SteadyTime now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -72,8 +72,8 @@ class MemoryRequest : public std::enable_shared_from_this<MemoryRequest> {
  private:
   // (slow) Goes on with a request that was granted.
   virtual void RunReserved(Reservation reservation) = 0;
-  // Serves the request if its session has what it takes; ServedOtherwise() then goes on. With this request's lock held:
-  // an allocator's may be taken.
+  // Serves the request if its session has what it takes; ServedOtherwise() then goes on. Called with this request's
+  // lock held; may take the session's and the heap's.
   virtual bool TryServeOtherwise() { return false; }
   virtual void ServedOtherwise() {}
 

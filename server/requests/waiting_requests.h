@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// WaitingRequests: the requests of all devices that others have to give something up for. Knows whom they can be asked
-// of.
+// WaitingRequests: the requests, on all devices, that wait until other sessions give memory back. Knows which sessions
+// can be asked.
 #ifndef VRAMBROKER_SERVER_REQUESTS_WAITING_REQUESTS_H_
 #define VRAMBROKER_SERVER_REQUESTS_WAITING_REQUESTS_H_
 
@@ -51,7 +51,7 @@ class WaitingRequests {
   // Has `request` wait for `bytes`: it is granted, refused or served otherwise, perhaps before this returns. A request
   // that may not wait has others asked all the same. ResourceExhausted refuses it when too many of its user's wait.
   void Wait(const std::shared_ptr<MemoryRequest>& request, uint64_t bytes);
-  // The same for a guarantee of `bytes`, in all, for which others are asked; nobody waits for it.
+  // The same for a guarantee of `bytes` in total. Others are asked for it; it does not wait beyond their answers.
   void WaitForGuarantee(const SessionPtr& session, int device, uint64_t bytes,
                         const std::function<void(const absl::Status&)>& done);
 
@@ -64,11 +64,10 @@ class WaitingRequests {
   // The session has freed something: its requests are tried otherwise.
   void Retry(const Session& session);
   void Retry(const Session& session, int device) { queues_[device]->Retry(session.id()); }
-  // Ends the waiting of the session's requests with this key, also of those that do not wait yet: Cancelled. Key 0: of
-  // none.
+  // Cancels the session's requests with this key, whether they wait already or not. Key 0 cancels nothing.
   void Cancel(const SessionPtr& session, uint64_t cancel_key);
-  // Ends all waiting of the session with `why`. What comes to wait later is for who calls to prevent, by the session's
-  // state.
+  // Ends all waiting of the session with `why`. A request may still begin to wait after this: the caller changes the
+  // session's state first, so that such a request ends, too.
   void CancelAll(const Session& session, const absl::Status& why);
   // The session's requests go to their new place.
   void UpdatePriority(const Session& session, int priority);

@@ -83,8 +83,8 @@ class SessionReactor : public grpc::ServerBidiReactor<v1::SessionRequest, v1::Se
   UserSlots& resume_lists_;
   const std::shared_ptr<SessionOutbox> outbox_;
 
-  // Touched by reactions to reads only, which gRPC never runs at the same time. But for session_: Opened() sets it
-  // while no read is under way, and OnDone() reads it.
+  // Used only by reactions to reads, which gRPC runs one at a time. OnDone() reads session_ and resumed_; Opened() sets
+  // session_ while no read runs.
   v1::SessionRequest request_;
   SessionPtr session_;
   bool resumed_ = false;                     // the session is older than this stream

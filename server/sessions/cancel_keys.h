@@ -19,7 +19,7 @@ class CancelKeys {
  public:
   using Flag = std::atomic<bool>;
 
-  // Returns what Cancel() of this key sets, for as long as its owner keeps it. Key 0: nothing sets it.
+  // Returns a flag that Cancel(key) sets, for as long as the caller keeps it. Nothing sets the flag of key 0.
   std::shared_ptr<const Flag> Add(uint64_t key) ABSL_LOCKS_EXCLUDED(mu_);
   // Nothing happens for a key that is not known.
   void Cancel(uint64_t key) ABSL_LOCKS_EXCLUDED(mu_);

@@ -18,7 +18,7 @@
 
 namespace vrambroker {
 
-// One question is under way at a time for each device. Who comes meanwhile is asked for next, all of them together.
+// One question at a time for each device. Requests that come meanwhile share the next one.
 // Thread-safe.
 class ReclaimQuestions {
  public:

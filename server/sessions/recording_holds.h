@@ -30,7 +30,7 @@ class RecordingHolds {
     return MostOf();
   }
   // Calls `apply` with Most(), one call at a time, so that changes are applied in their order. `apply` must not wait.
-  // It may take the locks of an allocator or of a client's stream.
+  // It may take any lock below kRecordings.
   void Apply(const std::function<void(uint64_t most)>& apply) const ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(mu_);
     apply(MostOf());

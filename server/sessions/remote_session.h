@@ -50,8 +50,8 @@ class RemoteSession : public Session {
   absl::StatusOr<Allocation> AllocateFromCache(int device, uint64_t requested, Stream stream = 0, ScopeId scope = 0);
   // What the cache does not serve is a BlockRequest of the session's heap. The session performs its steps.
   CachingAllocator& allocator(int device) { return *allocators_[device]; }
-  // (slow) Goes on with `request` until it is done (OK), or only the memory of others can help: it needs a segment, has
-  // given back what it could, and this is how the pool refuses it.
+  // (slow) Runs `request` until it is done (OK), or until only other sessions' memory can help. Then it returns the
+  // pool's refusal; the session's own cache is flushed by then.
   absl::Status RunUntilRefused(int device, BlockRequest& request);
   // (slow) Supplies the segment that `request` needs, for which `reservation` is. Errors as RunUntilRefused(): the
   // driver may not have the memory after all.
@@ -65,7 +65,7 @@ class RemoteSession : public Session {
 
   // ---- Scopes ----
 
-  // A scope as a request names it, with its texts where they are: every request may bring some.
+  // One scope of a request. Its strings point into the message: requests are too frequent to copy them.
   struct NamedScope {
     absl::string_view name;
     absl::string_view file;

@@ -199,7 +199,8 @@ class Session : public std::enable_shared_from_this<Session> {
   std::atomic<uint64_t> recorded_events_;
   RecordingHolds recording_holds_;
 
-  // Held for map operations only; an allocator's or a pool's lock may be taken while it is held.
+  // Guards the state, the events and the maps. A heap's or a pool's lock may be taken under it. Nothing waits under it,
+  // except on changed_.
   mutable Mutex mu_ ABSL_ACQUIRED_AFTER(lock_level::kSession)
       ABSL_ACQUIRED_BEFORE(lock_level::kHeap){lock_level::kSession};
   CondVar changed_;  // the state, or what a remote session's client is to close

@@ -32,8 +32,8 @@ class SessionRefusals {
   // When a request on `device` was refused last. Taken once.
   std::optional<SteadyTime> TakeLastTime(int device);
 
-  // What was done in vain for a lease whose largest segment has `bytes`. Its client has the refusal explained in a call
-  // of its own, at once; or never, if its cache has what it needs by then.
+  // Keeps what was tried for a refused lease whose largest segment has `bytes`, for the ExplainCall that usually
+  // follows at once.
   void AddLeaseOutcome(int device, uint64_t bytes, SteadyTime now, WaitRecord outcome) ABSL_LOCKS_EXCLUDED(mu_);
   // Of such a lease, the oldest that is kept; each explains one refusal. Nothing where none was refused lately.
   WaitRecord TakeLeaseOutcome(int device, uint64_t bytes, SteadyTime now) ABSL_LOCKS_EXCLUDED(mu_);

@@ -98,7 +98,7 @@ class SessionRegistry {
   std::vector<SessionPtr> GetAll() const ABSL_LOCKS_EXCLUDED(mu_);  // by id
   size_t size() const ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Of one moment: a session that is removed is in `sessions`, or what it has counted is in the rest.
+  // Consistent: a session that is removed meanwhile is either in `sessions` or in the totals.
   struct View {
     std::vector<SessionPtr> sessions;      // by id
     std::vector<uint64_t> closed_retries;  // by device: of the sessions that are closed
