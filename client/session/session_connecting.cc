@@ -42,8 +42,8 @@ std::vector<v1::SessionRequest> SessionClient::ResumeMessages(const Link& resume
   *messages[0].mutable_hello() = MakeHello();
   v1::Resume& first = *messages[0].mutable_hello()->mutable_resume();
   first.set_token(resume.resume_token);
-  // What is not in the list, the daemon takes back and may give to others: Adopt() has kept out what was under way, and
-  // what is being given back stays in it until it is closed.
+  // The daemon takes back every segment that is not in the list, and may give it to others. So a lease that was under
+  // way must not be used (Adopt() sees to that), and a segment that is being returned is listed until it is closed.
   google::protobuf::RepeatedField<uint64_t>* ids = first.mutable_segment_ids();
   for (size_t device = 0; device < heaps_.size(); ++device) {
     for (const uint64_t id : leased(device).HeldSegments(resume.session)) {

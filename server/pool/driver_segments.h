@@ -34,10 +34,10 @@ class DriverSegments {
 
   // Obtain() is to get so many bytes.
   void StartObtaining(uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
-  // (driver) A segment of `bytes` for `tenant`, of which StartObtaining() was told. The caller has made room for it.
-  // Should the driver have none all the same, it gets back what `take_idle` returns, and is asked once more;
-  // StartFreeing() was told of that. ResourceExhausted, or another error of the driver's. Whatever it returns, the
-  // bytes are no longer being obtained.
+  // (driver) Gets a segment of `bytes` for `tenant`. If the driver has none, it first gets back what `take_idle`
+  // returns, then it is asked once more. Afterwards the bytes no longer count as being obtained. ResourceExhausted, or
+  // another error of the driver's. REQUIRES: StartObtaining() has counted the bytes, and the caller has made room for
+  // them; `take_idle` has its segments counted by StartFreeing().
   absl::StatusOr<Obtained> Obtain(const std::string& tenant, uint64_t bytes,
                                   const std::function<std::vector<IdleSegments::Entry>()>& take_idle)
       ABSL_LOCKS_EXCLUDED(mu_);

@@ -24,7 +24,7 @@ class IdleSegments {
   struct Entry {
     DeviceSegment segment;
     std::optional<CudaIpcHandle> cuda_ipc;
-    std::string tenant;  // whose it was; nobody else ever gets it: see server/README.md
+    std::string tenant;  // no other tenant ever gets the segment: see server/README.md
     SteadyTime since;
   };
 

@@ -137,10 +137,13 @@ SegmentPool::Gathered SegmentPool::TakeIdle(const Account& account, absl::Span<c
 }
 
 void SegmentPool::PutIdleBack(const Gathered& gathered) {
+  bool has_more = false;
   for (const std::optional<IdleSegments::Taken>& idle : gathered.idle) {
-    if (idle.has_value()) idle_.PutBack(*idle);
+    if (!idle.has_value()) continue;
+    idle_.PutBack(*idle);
+    has_more = true;
   }
-  if (decay_changed_) decay_changed_();  // it may be the oldest
+  if (has_more && decay_changed_) decay_changed_();  // one of them may be the oldest
 }
 
 std::vector<SegmentId> SegmentPool::AddLeases(SessionId session, const Gathered& gathered) {

@@ -44,9 +44,9 @@ def self_test():
     """Returns what is wrong with the check itself."""
     faults = []
     if len(retired_words("a.cc", "// Whoever\nGrowthQueue queue_;\npool->TakeBack(1);\nnew growth_queue_test.cc")) != 4:
-        faults.append("it does not see what is retired")
+        faults.append("it misses retired words")
     if retired_words("a.cc", "fragmentation_growth_bytes_per_second, CheckGrowth(), takes back, RequestQueue"):
-        faults.append("it sees what is not retired")
+        faults.append("it reports words that are not retired")
     return faults
 
 

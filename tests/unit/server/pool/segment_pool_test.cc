@@ -1,93 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/pool/segment_pool.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <spdlog/sinks/ostream_sink.h>
-#include <spdlog/spdlog.h>
 
-#include <atomic>
 #include <chrono>
 #include <memory>
 #include <optional>
 #include <set>
-#include <sstream>
-#include <string>
 #include <thread>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "allocator/base/bytes.h"
 #include "server/base/worker_pool.h"
-#include "server/oom/out_of_memory.h"
 #include "server/pool/idle_decay.h"
 #include "tests/support/fake_device.h"
+#include "tests/unit/server/pool/segment_pool_fixture.h"
 
 namespace vrambroker {
 namespace {
 
 using Call = FakeDevice::Call;
-using ::testing::HasSubstr;
-
-constexpr SessionId kA{1};
-constexpr SessionId kB{2};
-constexpr SessionId kC{3};
-constexpr uid_t kAnnUid = 1001;
-constexpr uid_t kBenUid = 1002;
-constexpr uint64_t kPlenty = 1_GiB;
-
-class SegmentPoolTest : public ::testing::Test {
- protected:
-  // A pool over a device of exactly its capacity, so that the device notices when the pool takes more.
-  void MakePool(uint64_t capacity, DeviceKind kind = DeviceKind::kHost) { MakePool(capacity, capacity, kind); }
-  void MakePool(uint64_t capacity, uint64_t device_bytes, DeviceKind kind,
-                uint64_t idle_limit = SegmentPoolOptions::kNoIdleLimit) {
-    auto device = std::make_unique<FakeDevice>(device_bytes, kind);
-    device_ = device->control();
-    pool_ = std::make_unique<SegmentPool>(
-        std::move(device), capacity, &next_segment_,
-        SegmentPoolOptions{.idle_limit_bytes = idle_limit, .free_timeout = std::chrono::minutes(1)});
-  }
-  // Accounts of session n have pid 100 + n.
-  void Open(SessionId session, uint64_t limit = kPlenty, uid_t tenant = kAnnUid) {
-    pool_->OpenAccount(
-        session, {.pid = PidOf(session), .uid = tenant, .tenant = absl::StrCat("uid:", tenant), .limit_bytes = limit});
-  }
-  static pid_t PidOf(SessionId session) { return static_cast<pid_t>(100 + Raw(session)); }
-
-  SegmentId Lease(SessionId session, uint64_t bytes) {
-    absl::StatusOr<SegmentId> segment = pool_->Lease(session, bytes);
-    EXPECT_TRUE(segment.ok()) << segment.status();
-    return segment.value_or(SegmentId{});
-  }
-  std::optional<OomCause> Refusal(SessionId session, uint64_t bytes) {
-    const absl::StatusOr<SegmentId> segment = pool_->Lease(session, bytes);
-    EXPECT_FALSE(segment.ok());
-    return SegmentRefusalCause(segment.status());
-  }
-  AccountState Account(SessionId session) { return pool_->GetAccount(session).value_or(AccountState()); }
-  PoolStats Stats() { return pool_->GetStats(); }
-  FdTicket TicketFor(SessionId session, SegmentId segment) {
-    absl::StatusOr<WireHandle> handle = pool_->HandleFor(session, segment);
-    EXPECT_TRUE(handle.ok()) << handle.status();
-    return handle.ok() ? std::get<FdTicket>(*handle) : FdTicket{};
-  }
-  void GiveBack(SessionId session, SegmentId segment) {
-    pool_->MarkReturning(session, {segment});
-    pool_->FinishReturning(session, {segment});
-  }
-
-  void TearDown() override {
-    pool_.reset();
-    if (device_ == nullptr) return;
-    EXPECT_EQ(device_->live_bytes(), 0u) << "leaked";
-    EXPECT_EQ(device_->misuse(), "");
-  }
-
-  std::atomic<uint64_t> next_segment_ = 1;
-  std::shared_ptr<FakeDevice::Control> device_;
-  std::unique_ptr<SegmentPool> pool_;
-};
 
 // ---- Limits ----
 
@@ -422,6 +354,8 @@ TEST_F(SegmentPoolTest, TellsWhenSomethingIsDueEarlier) {
   // Taken for a lease, and put back where it was.
   EXPECT_TRUE(absl::IsNotFound(pool_->LeaseIdle(kA, {2_MiB, 8_MiB}).status()));
   EXPECT_EQ(told, 2);
+  EXPECT_TRUE(absl::IsNotFound(pool_->LeaseIdle(kA, {8_MiB}).status()));
+  EXPECT_EQ(told, 2) << "nothing was taken";
   EXPECT_EQ(pool_->NextDecay(std::chrono::hours(1)), next);
   pool_->OnDecayChanged(nullptr);
 }
@@ -891,177 +825,6 @@ TEST_F(SegmentPoolTest, WhatADeadProcessCouldOpenIsHandedToNobody) {
   EXPECT_EQ(Stats().handovers, 1u);
 }
 
-// ---- What is carried over from an earlier run ----
-
-TEST_F(SegmentPoolTest, WhatIsCarriedOverCountsAgainstLimitAndCapacity) {
-  MakePool(64_MiB);
-  device_->Leave({{.file_device = 1, .file_inode = 1, .bytes = 40_MiB, .holders = {{.pid = PidOf(kA)}}},
-                  {.file_device = 1, .file_inode = 2, .bytes = 8_MiB, .holders = {{.pid = 1}}}});
-  ASSERT_TRUE(pool_->FindCarriedOver().ok());
-  EXPECT_EQ(Stats().carried_over_bytes, 48_MiB);
-  EXPECT_EQ(Stats().committed_bytes, 48_MiB);
-  Open(kB);
-  EXPECT_EQ(Refusal(kB, 18_MiB), OomCause::kCapacity);
-  Open(kA, 44_MiB);
-  EXPECT_EQ(Account(kA).reserved_bytes, 40_MiB);
-  EXPECT_EQ(Account(kA).carried_over_bytes, 40_MiB);
-  EXPECT_EQ(Stats().committed_bytes, 48_MiB);
-  EXPECT_EQ(Refusal(kA, 6_MiB), OomCause::kLimit);
-  Lease(kA, 4_MiB);
-  Lease(kB, 12_MiB);
-  EXPECT_EQ(Refusal(kB, 2_MiB), OomCause::kCapacity);
-  device_->Leave({});
-  ASSERT_TRUE(pool_->FindCarriedOver().ok());
-  ASSERT_TRUE(pool_->FindCarriedOver().ok());
-  EXPECT_EQ(Stats().carried_over_bytes, 0u);
-  EXPECT_EQ(Account(kA).reserved_bytes, 4_MiB);
-  EXPECT_EQ(Stats().committed_bytes, 16_MiB);
-  EXPECT_EQ(Stats().reserved_bytes, 16_MiB);
-}
-
-TEST_F(SegmentPoolTest, ThatSomethingMayNotBeCountedIsSaidOnce) {
-  std::ostringstream log;
-  const std::shared_ptr<spdlog::logger> before = spdlog::default_logger();
-  spdlog::set_default_logger(
-      std::make_shared<spdlog::logger>("test", std::make_shared<spdlog::sinks::ostream_sink_mt>(log)));
-  MakePool(64_MiB);
-  ASSERT_TRUE(pool_->FindCarriedOver().ok());
-  EXPECT_EQ(log.str(), "");
-  device_->Leave({}, /*unread_processes=*/3);
-  ASSERT_TRUE(pool_->FindCarriedOver().ok());
-  EXPECT_THAT(log.str(), HasSubstr("memory that they hold of an earlier run of the daemon is not counted"));
-  EXPECT_THAT(log.str(), HasSubstr("CAP_SYS_PTRACE"));
-  EXPECT_THAT(log.str(), HasSubstr("processes=3"));
-  log.str("");
-  ASSERT_TRUE(pool_->FindCarriedOver().ok());
-  EXPECT_EQ(log.str(), "");
-  spdlog::set_default_logger(before);
-}
-
-// More than there is now: the capacity was lowered between the runs.
-TEST_F(SegmentPoolTest, MoreMayBeCarriedOverThanTheCapacity) {
-  MakePool(16_MiB);
-  device_->Leave({{.file_device = 1, .file_inode = 1, .bytes = 40_MiB, .holders = {{.pid = PidOf(kA)}}}});
-  ASSERT_TRUE(pool_->FindCarriedOver().ok());
-  Open(kA, 8_MiB);
-  Open(kB);
-  EXPECT_EQ(Account(kA).reserved_bytes, 40_MiB);
-  EXPECT_EQ(Refusal(kA, 2_MiB), OomCause::kLimit);
-  EXPECT_EQ(Refusal(kB, 2_MiB), OomCause::kCapacity);
-  EXPECT_EQ(SegmentRefusalCause(pool_->SetGuarantee(kB, 2_MiB)), OomCause::kCapacity);
-  pool_->CloseAccountOfGone(kA);
-  EXPECT_EQ(Stats().committed_bytes, 40_MiB) << "until it is found to be gone";
-  device_->Leave({});
-  pool_->CheckQuarantine();
-  ASSERT_TRUE(pool_->FindCarriedOver().ok());
-  ASSERT_TRUE(pool_->FindCarriedOver().ok());
-  EXPECT_EQ(Stats().committed_bytes, 0u);
-  Lease(kB, 16_MiB);
-}
-
-TEST_F(SegmentPoolTest, ADeviceThatCannotTellWhatItHasFreeIsNotUsed) {
-  MakePool(64_MiB, DeviceKind::kCuda);
-  Open(kA);
-  const SegmentId held = Lease(kA, 2_MiB);
-  for (const absl::Status& error :
-       {absl::InternalError("cudaMemGetInfo failed"), absl::ResourceExhaustedError("oom")}) {
-    device_->set_free_bytes_error(error);
-    EXPECT_EQ(pool_->UpdateHealth(), absl::InternalError(error.message())) << "no want of memory";
-    EXPECT_EQ(pool_->health(), absl::InternalError(error.message()));
-    const absl::Status refused = pool_->Lease(kA, 2_MiB).status();
-    EXPECT_EQ(refused.code(), absl::StatusCode::kInternal);
-    EXPECT_THAT(std::string(refused.message()),
-                HasSubstr("the daemon's device 0 (fake, FAKE-0), which cannot be used: "));
-    EXPECT_THAT(std::string(refused.message()), HasSubstr(std::string(error.message())));
-  }
-  EXPECT_TRUE(pool_->Return(kA, {held}).ok()) << "what is held can be given back";
-  device_->set_free_bytes_error(absl::OkStatus());
-  EXPECT_TRUE(pool_->UpdateHealth().ok());
-  Lease(kA, 2_MiB);
-}
-
-// A device that does not tell who holds what: the driver's figure of what is free stands for it.
-TEST_F(SegmentPoolTest, WhatTheDriverDoesNotHaveIsNotGiven) {
-  MakePool(64_MiB, DeviceKind::kCuda);
-  device_->set_foreign_bytes(24_MiB);
-  ASSERT_TRUE(pool_->UpdateHealth().ok());
-  ASSERT_TRUE(pool_->FindCarriedOver().ok());
-  EXPECT_EQ(Stats().carried_over_bytes, 24_MiB);
-  Open(kA);
-  EXPECT_EQ(Refusal(kA, 42_MiB), OomCause::kCapacity);
-  // A client says that half of it is its own.
-  ASSERT_TRUE(pool_->DeclareCarriedOver(kA, {{.id = 1, .bytes = 12_MiB}}).ok());
-  EXPECT_EQ(Account(kA).carried_over_bytes, 12_MiB);
-  EXPECT_EQ(Stats().carried_over_bytes, 24_MiB);
-  Lease(kA, 40_MiB);
-  pool_->FreeCarriedOver(kA, {1});
-  device_->set_foreign_bytes(12_MiB);
-  ASSERT_TRUE(pool_->UpdateHealth().ok());
-  EXPECT_EQ(Stats().carried_over_bytes, 12_MiB);
-  Lease(kA, 12_MiB);
-  device_->set_foreign_bytes(0);
-  ASSERT_TRUE(pool_->UpdateHealth().ok());
-  EXPECT_EQ(Stats().carried_over_bytes, 0u);
-  EXPECT_EQ(Stats().committed_bytes, 52_MiB);
-  EXPECT_TRUE(absl::IsInvalidArgument(pool_->DeclareCarriedOver(kA, {{.id = 1, .bytes = 3}})));
-}
-
-// A GPU of 100 MiB: 4 for the daemon's context, a headroom of 10, and the rest of 86 is the capacity, also when clients
-// hold 60 of it at the start, and have contexts.
-class CarriedOnCudaTest : public SegmentPoolTest {
- protected:
-  static constexpr uint64_t kDaemonsContext = 4_MiB;
-  static constexpr uint64_t kContexts = 2_MiB;
-  static constexpr uint64_t kHeld = 60_MiB;
-  static constexpr uint64_t kCapacity = 86_MiB;
-
-  void SetUp() override {
-    auto device = std::make_unique<FakeDevice>(100_MiB, DeviceKind::kCuda);
-    device_ = device->control();
-    device_->set_foreign_bytes(kDaemonsContext + kContexts + kHeld);
-    pool_ = std::make_unique<SegmentPool>(std::move(device), kCapacity, &next_segment_,
-                                          SegmentPoolOptions{.headroom_bytes = 10_MiB});
-    ASSERT_TRUE(pool_->FindCarriedOver().ok());
-  }
-  // Others hold so much of it, by the driver's word.
-  void HeldElsewhere(uint64_t bytes) {
-    device_->set_foreign_bytes(kDaemonsContext + bytes);
-    ASSERT_TRUE(pool_->UpdateHealth().ok());
-  }
-  uint64_t Available() {
-    const PoolStats stats = Stats();
-    return kCapacity - std::min(kCapacity, stats.committed_bytes);
-  }
-};
-
-TEST_F(CarriedOnCudaTest, TheCapacityIsWhatItWasWhenAllIsFreed) {
-  Open(kA);
-  Open(kB);
-  EXPECT_EQ(Available(), kCapacity - kHeld - kContexts) << "until somebody says what it is";
-  ASSERT_TRUE(pool_->DeclareCarriedOver(kA, {{.id = 1, .bytes = kHeld}}, /*begins=*/true, /*ends=*/true).ok());
-  EXPECT_EQ(Account(kA).carried_over_bytes, kHeld);
-  EXPECT_EQ(Available(), kCapacity - kHeld) << "the rest are contexts, within the headroom";
-  EXPECT_EQ(Refusal(kB, 28_MiB), OomCause::kCapacity);
-  Lease(kB, 26_MiB);
-  pool_->FreeCarriedOver(kA, {1});
-  EXPECT_EQ(Refusal(kB, 2_MiB), OomCause::kCapacity) << "until the driver says so, too";
-  HeldElsewhere(kContexts);
-  EXPECT_EQ(Stats().carried_over_bytes, 0u);
-  Lease(kA, 60_MiB);
-  EXPECT_EQ(Available(), 0u);
-}
-
-// What no client declares is still missing from what the driver says is free.
-TEST_F(CarriedOnCudaTest, WhatNobodySaysIsGivenWhenTheDriverHasIt) {
-  Open(kB);
-  HeldElsewhere(kContexts + 20_MiB);
-  EXPECT_EQ(Available(), kCapacity - 20_MiB - kContexts);
-  HeldElsewhere(kContexts);
-  EXPECT_EQ(Available(), kCapacity);
-  HeldElsewhere(kContexts + 20_MiB);
-  EXPECT_EQ(Stats().carried_over_bytes, 0u) << "what others take later is not carried over";
-}
-
 // ---- Bytes of others ----
 
 TEST_F(SegmentPoolTest, NewMemoryIsZeroedOnceItMayBeAnotherTenants) {
@@ -1099,128 +862,6 @@ TEST_F(SegmentPoolTest, WhatADeadProcessLeftIsAnotherTenants) {
   Open(kB, kPlenty, /*tenant=*/2000);
   Lease(kB, 4_MiB);
   EXPECT_EQ(device_->zeroed_bytes(), 4_MiB);
-}
-
-// ---- What the driver has not, since the capacity was chosen ----
-
-// The same GPU, with nobody on it when the daemon starts.
-class OutsideOnCudaTest : public CarriedOnCudaTest {
- protected:
-  void SetUp() override { Start(10_MiB); }
-  void Start(uint64_t headroom) {
-    auto device = std::make_unique<FakeDevice>(100_MiB, DeviceKind::kCuda);
-    device_ = device->control();
-    device_->set_foreign_bytes(kDaemonsContext);
-    pool_ = std::make_unique<SegmentPool>(std::move(device), kCapacity, &next_segment_,
-                                          SegmentPoolOptions{.headroom_bytes = headroom});
-    ASSERT_TRUE(pool_->FindCarriedOver().ok());
-    for (const SessionId session : {kA, kB, kC}) Open(session);
-  }
-  void TearDown() override {
-    HeldElsewhere(0);
-    EXPECT_EQ(Stats().outside_bytes, 0u);
-    CarriedOnCudaTest::TearDown();
-  }
-};
-
-TEST_F(OutsideOnCudaTest, ContextsWithinTheHeadroomTakeNothing) {
-  Lease(kA, 2_MiB);
-  HeldElsewhere(4_MiB);
-  EXPECT_EQ(Available(), kCapacity - 2_MiB);
-  Lease(kB, 2_MiB);
-  HeldElsewhere(6_MiB);
-  EXPECT_EQ(Available(), kCapacity - 4_MiB);
-}
-
-// One for 10 MiB is not enough for three of 4 MiB, and the next client needs one, too.
-TEST_F(OutsideOnCudaTest, ContextsBeyondTheHeadroomAreTakenFromTheCapacity) {
-  for (const SessionId session : {kA, kB, kC}) Lease(session, 2_MiB);
-  HeldElsewhere(12_MiB);
-  EXPECT_EQ(Stats().outside_bytes, 6_MiB) << "2 beyond the headroom, and 4 for the next one";
-  EXPECT_EQ(Available(), kCapacity - 12_MiB);
-  EXPECT_EQ(Refusal(kA, 76_MiB), OomCause::kCapacity);
-  Lease(kA, 74_MiB);
-  HeldElsewhere(12_MiB + 4_MiB);  // of the next client
-  EXPECT_EQ(Refusal(kA, 2_MiB), OomCause::kCapacity);
-  // When they end, it is there again.
-  HeldElsewhere(4_MiB);
-  Lease(kB, 6_MiB);
-}
-
-TEST_F(OutsideOnCudaTest, OtherProgramsTakeFromTheCapacity) {
-  HeldElsewhere(50_MiB);
-  Lease(kA, 30_MiB);
-  EXPECT_EQ(Refusal(kA, 30_MiB), OomCause::kCapacity);
-  HeldElsewhere(0);
-  Lease(kA, 30_MiB);
-  // What is idle counts as the daemon's.
-  EXPECT_EQ(pool_->CloseAccount(kA), 60_MiB);
-  HeldElsewhere(0);
-  EXPECT_EQ(Available(), kCapacity);
-}
-
-// From then on a request waits for other sessions, and is not granted memory that the driver does not have.
-TEST_F(OutsideOnCudaTest, WhatTheDriverRefusesIsNotGrantedAgain) {
-  Lease(kB, 20_MiB);
-  device_->set_foreign_bytes(kDaemonsContext + 40_MiB);  // nobody has looked since
-  EXPECT_TRUE(pool_->Grant(kA, 40_MiB).ok());
-  pool_->ReleaseGrant(kA, 40_MiB);
-  EXPECT_EQ(Refusal(kA, 40_MiB), OomCause::kCapacity);
-  EXPECT_FALSE(pool_->Grant(kA, 40_MiB).ok());
-  EXPECT_GT(pool_->MissingBytes(kA, 40_MiB, /*guarantee=*/false), 0u);
-  Lease(kA, 20_MiB);
-  pool_->CloseAccount(kB);
-  EXPECT_TRUE(pool_->Grant(kA, 20_MiB).ok()) << "what others give back is there";
-  pool_->ReleaseGrant(kA, 20_MiB);
-}
-
-TEST_F(OutsideOnCudaTest, ADriverThatDoesNotKeepItsWordIsNotAskedAtOnceAgain) {
-  device_->Fail(FakeDevice::Call::kAllocate, 1, 2, absl::ResourceExhaustedError("no memory"));
-  EXPECT_EQ(Refusal(kA, 20_MiB), OomCause::kCapacity);
-  EXPECT_FALSE(pool_->Grant(kA, 20_MiB).ok());
-  Lease(kA, 18_MiB);
-  HeldElsewhere(0);
-  Lease(kA, 20_MiB);
-}
-
-TEST_F(OutsideOnCudaTest, ACapacityThatWasGivenHasNoHeadroom) {
-  pool_.reset();
-  Start(/*headroom=*/0);
-  Lease(kA, 2_MiB);
-  HeldElsewhere(10_MiB);
-  EXPECT_EQ(Stats().outside_bytes, 0u);
-  HeldElsewhere(12_MiB);
-  EXPECT_EQ(Stats().outside_bytes, 2_MiB);
-}
-
-// Who says too much is charged for it, and nobody else is.
-TEST_F(CarriedOnCudaTest, NoMoreIsDeclaredThanIsInUse) {
-  Open(kA);
-  Open(kB);
-  Open(kC);
-  ASSERT_TRUE(pool_->DeclareCarriedOver(kA, {{.id = 1, .bytes = kHeld}}).ok());
-  std::vector<CarriedSegment> lies;
-  for (uint64_t id = 1; id <= 50; ++id) lies.push_back({.id = id, .bytes = 2_MiB});
-  ASSERT_TRUE(pool_->DeclareCarriedOver(kC, lies).ok());
-  EXPECT_EQ(Account(kC).carried_over_bytes, kDaemonsContext + kContexts) << "what nobody else has claimed";
-  const uint64_t others_room = kCapacity - kHeld - kContexts;
-  Lease(kB, others_room);
-  EXPECT_EQ(Refusal(kB, 4_MiB), OomCause::kCapacity);
-  // What has come free by the driver's word is for others, whatever the liar says.
-  EXPECT_EQ(pool_->CloseAccount(kA), 0u);
-  HeldElsewhere(0);
-  Open(kA);
-  Lease(kA, kCapacity - others_room);
-  EXPECT_EQ(Refusal(kA, 2_MiB), OomCause::kCapacity);
-  pool_->CloseAccount(kC);
-  EXPECT_EQ(Stats().committed_bytes, kCapacity);
-  // Nothing is in use elsewhere any more: nothing is believed.
-  Open(kC);
-  HeldElsewhere(0);
-  device_->set_foreign_bytes(0);
-  ASSERT_TRUE(pool_->UpdateHealth().ok());
-  ASSERT_TRUE(pool_->DeclareCarriedOver(kC, lies).ok());
-  EXPECT_EQ(Account(kC).carried_over_bytes, 0u);
 }
 
 // ---- What explains a refusal ----

@@ -307,6 +307,23 @@ TEST_F(SessionTest, OutOfMemoryEventsSayWhatWasLeft) {
   EXPECT_EQ(history[2].address, 2_MiB);
 }
 
+// A heap of its own reads the clock seldom; what a call over the network costs leaves time to read it for each block.
+TEST_F(SessionTest, EachBlockHasItsOwnTime) {
+  session_->allocator(0).SetRecording(10, /*exact_times=*/false);
+  Get(1_MiB);
+  const SteadyTime first = std::chrono::steady_clock::now();
+  while (std::chrono::steady_clock::now() < first + std::chrono::milliseconds(1)) {
+  }
+  ASSERT_TRUE(session_->AllocateFromCache(0, 1_MiB).ok());
+  const std::vector<HistoryEvent> history = session_->allocator(0).Snapshot().history;
+  std::vector<int64_t> times_us;
+  for (const HistoryEvent& event : history) {
+    if (event.action == HistoryAction::kAllocate) times_us.push_back(event.time_us);
+  }
+  ASSERT_EQ(times_us.size(), 2u);
+  EXPECT_GE(times_us[1], times_us[0] + 1000);
+}
+
 // ---- Leases of several segments: all, or none and no trace ----
 
 class SessionLeaseTest : public SessionTest {
