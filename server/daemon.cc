@@ -48,6 +48,7 @@
 #include "server/rpc/descriptor_socket.h"
 #include "server/rpc/library_logs.h"
 #include "server/rpc/rpc_meter.h"
+#include "server/rpc/segment_calls.h"
 
 namespace vrambroker {
 namespace {
@@ -99,8 +100,9 @@ class Daemon {
                     .in_all = config.max_snapshots,
                     .in_all_bound = "max_snapshots"}),
         connections_(&call_rates_, &processes_),
-        descriptor_socket_(&loop_, &processes_, Pointers(pools_)),
         session_calls_(&broker_, &call_rates_),
+        segment_calls_(&broker_, &session_calls_, &rpcs_),
+        descriptor_socket_(&loop_, &processes_, Pointers(pools_), &segment_calls_),
         broker_service_(&broker_, &session_calls_, &connections_, &rpcs_, 2 * config.max_sessions_per_uid),
         admin_service_(&broker_, &connections_, &snapshots_,
                        [this](const ReloadDone& done) { workers_->Submit([this, done] { done(Reload()); }); }),
@@ -190,8 +192,9 @@ class Daemon {
   HttpStats http_stats_;
   UserSlots snapshots_;
   Connections connections_;
-  DescriptorSocket descriptor_socket_;
   SessionCalls session_calls_;
+  SegmentCalls segment_calls_;
+  DescriptorSocket descriptor_socket_;
   BrokerService broker_service_;
   AdminService admin_service_;
   const Metrics metrics_;

@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <grp.h>
 #include <grpcpp/create_channel_posix.h>
-#include <poll.h>
 #include <pwd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -90,9 +89,10 @@ void SetSendTimeout(int socket, absl::Duration timeout) {
   setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
 }
 
-// `timeout` is for connecting, and for each send.
-absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path, int type, absl::Duration timeout,
-                                     const std::function<bool()>& give_up = nullptr) {
+}  // namespace
+
+absl::StatusOr<UniqueFd> ConnectSocket(const std::string& path, int type, absl::Duration timeout,
+                                       const std::function<bool()>& give_up) {
   const Deadline deadline = DeadlineAfter(timeout);
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
@@ -132,70 +132,6 @@ absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path, int type, absl::Du
   }
 }
 
-// The daemon's answer to one ticket: the descriptor, or why there is none.
-struct Answer {
-  UniqueFd descriptor;
-  absl::Status refusal;
-};
-
-absl::Status Refusal(char code, absl::string_view reason) {
-  // The daemon that issued the ticket is gone, or has ended the session: its memory is lost to this lease, as it is
-  // when the call that asks for it finds no daemon.
-  if (static_cast<absl::StatusCode>(code) == absl::StatusCode::kNotFound) {
-    return absl::UnavailableError(
-        absl::StrCat("the daemon has restarted, or has ended the session, since it leased the "
-                     "segment (descriptor socket: ",
-                     reason, ")"));
-  }
-  return absl::InternalError(absl::StrCat("descriptor socket: ", reason));
-}
-
-// Sends a ticket and waits for its answer. Unavailable: the daemon has closed the connection, without having looked at
-// the ticket. After any error the answer may still come.
-absl::StatusOr<Answer> Exchange(int socket, absl::string_view ticket, Deadline deadline) {
-  while (send(socket, ticket.data(), ticket.size(), MSG_NOSIGNAL) < 0) {
-    if (errno != EINTR) return absl::UnavailableError(absl::StrCat("descriptor socket: ", std::strerror(errno)));
-  }
-  std::array<char, 512> text;
-  iovec data = {.iov_base = text.data(), .iov_len = text.size()};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control = {};
-  msghdr message = {};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
-  ssize_t size = 0;
-  while ((size = recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT)) < 0) {
-    if (errno == EINTR) continue;
-    if (errno != EAGAIN) return absl::UnavailableError("descriptor socket: the daemon closed the connection");
-    const absl::Duration left = TimeUntil(deadline);
-    if (left <= absl::ZeroDuration()) {
-      return absl::DeadlineExceededError("descriptor socket: the daemon did not answer in time");
-    }
-    // Not a receive with a timeout, which every signal would start anew.
-    pollfd readable = {.fd = socket, .events = POLLIN, .revents = 0};
-    (void)poll(&readable, 1, static_cast<int>(absl::ToInt64Milliseconds(std::min(left, absl::Hours(1)))) + 1);
-  }
-  if (size == 0) return absl::UnavailableError("descriptor socket: the daemon closed the connection");
-  Answer answer;
-  if (const cmsghdr* header = CMSG_FIRSTHDR(&message);
-      header != nullptr && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
-    int fd = -1;
-    std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
-    answer.descriptor = UniqueFd(fd);
-  }
-  if (text[0] != 0) answer.descriptor.Reset();
-  if (!answer.descriptor.valid()) {
-    answer.refusal = text[0] != 0
-                         ? Refusal(text[0], absl::string_view(text.data() + 1, static_cast<size_t>(size) - 1))
-                         : absl::InternalError(
-                               "descriptor socket: no descriptor arrived; this process may have too many files open");
-  }
-  return answer;
-}
-
-}  // namespace
-
 absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectChannel(const std::string& socket_dir, absl::Duration timeout,
                                                               const std::function<bool()>& give_up) {
   if (IsForkedFromGrpc()) {
@@ -205,7 +141,7 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectChannel(const std::string&
   }
   // Connected here, not by gRPC: the errors of connect(2) tell the user what is wrong.
   absl::StatusOr<UniqueFd> fd =
-      ConnectUnix(absl::StrCat(socket_dir, "/vrambroker.sock"), SOCK_STREAM, timeout, give_up);
+      ConnectSocket(absl::StrCat(socket_dir, "/vrambroker.sock"), SOCK_STREAM, timeout, give_up);
   if (!fd.ok()) return fd.status();
   if (fcntl(fd->get(), F_SETFL, O_NONBLOCK) != 0) return absl::ErrnoToStatus(errno, "fcntl(O_NONBLOCK) failed");
   UseGrpc();
@@ -214,35 +150,6 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectChannel(const std::string&
 
 bool IsNoDaemon(const absl::Status& status) {
   return absl::IsUnavailable(status) && absl::StartsWith(status.message(), kNoDaemon);
-}
-
-DescriptorFetcher::DescriptorFetcher(absl::string_view socket_dir)
-    : path_(absl::StrCat(socket_dir, "/vrambroker-fd.sock")) {}
-
-absl::StatusOr<UniqueFd> DescriptorFetcher::Fetch(absl::string_view ticket, absl::Duration timeout) {
-  const Deadline deadline = DeadlineAfter(timeout);
-  UniqueFd socket;
-  {
-    MutexLock lock(mu_);
-    socket = std::move(kept_);
-  }
-  absl::StatusOr<Answer> answer = absl::UnavailableError("not connected");
-  if (socket.valid()) answer = Exchange(socket.get(), ticket, deadline);
-  if (absl::IsUnavailable(answer.status())) {
-    // The daemon closes connections that were silent for a while, and may have been restarted.
-    absl::StatusOr<UniqueFd> fresh = ConnectUnix(path_, SOCK_SEQPACKET, TimeUntil(deadline));
-    if (!fresh.ok()) return fresh.status();
-    socket = *std::move(fresh);
-    answer = Exchange(socket.get(), ticket, deadline);
-  }
-  // The connection is closed: an answer that is still under way would be taken for the next ticket's.
-  if (!answer.ok()) return answer.status();
-  {
-    MutexLock lock(mu_);
-    kept_ = std::move(socket);
-  }
-  if (answer->descriptor.valid()) return std::move(answer->descriptor);
-  return answer->refusal;
 }
 
 void SetTimeout(grpc::ClientContext& context, absl::Duration timeout) {

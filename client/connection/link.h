@@ -32,6 +32,7 @@ struct Link {
   std::string resume_token;
   bool takes_carried_over = false;
   bool takes_resume_in_parts = false;
+  bool takes_segment_calls = false;
   uint32_t record_events = 0;  // what the daemon has its heaps keep unless somebody asks for others, if it says
   std::optional<v1::Welcome::Users> users;
   std::atomic<bool> has_opened{false};  // a segment that the daemon has leased over it

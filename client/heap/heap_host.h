@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "allocator/base/unique_fd.h"
 #include "allocator/device/device.h"
 #include "client/connection/fork_check.h"
 #include "client/connection/link.h"
@@ -54,6 +55,13 @@ class HeapHost {
   // Calls `record`, which notes that something leased over `link` is held. False, and it is not, when the connection
   // has broken: the session may be resumed at this moment, without it, and somebody else may get it.
   virtual bool Adopt(const std::shared_ptr<Link>& link, const std::function<void()>& record) = 0;
+  struct LeaseAnswer {
+    v1::LeaseSegmentsResponse leased;
+    std::vector<UniqueFd> descriptors;  // that came with it
+  };
+  // Leases segments for the session of `link`. `give_up`: see SessionStream::Lease().
+  virtual absl::StatusOr<LeaseAnswer> Lease(const Link& link, const v1::LeaseSegmentsRequest& request,
+                                            const std::function<bool()>& give_up) = 0;
   // What opens a segment here.
   virtual absl::StatusOr<SegmentHandle> FetchHandle(const v1::SegmentHandle& handle) = 0;
   // Gives segments of session number `session` back, which are closed here. False when the daemon does not have them:

@@ -289,17 +289,15 @@ absl::StatusOr<AcquiredSegment> LeasedHeap::LeaseAndMap(uint64_t bytes, const Le
   request.set_last_resort(terms.may_reclaim);
   if (terms.give_up != nullptr && GiveUpScope::GaveUp()) return GiveUpScope::Error();
   request.set_wait_ms(terms.wait_ms);
-  session_.CountCall();
-  const absl::StatusOr<v1::LeaseSegmentsResponse> leased =
-      link->stream->Lease(request, session_.options().call_timeout, terms.give_up);
-  if (absl::IsResourceExhausted(leased.status()) && !GetOutOfMemory(leased.status()).has_value()) {
-    return absl::UnavailableError(leased.status().message());  // not for want of memory: flushing would not help
+  absl::StatusOr<HeapHost::LeaseAnswer> answer = session_.Lease(*link, request, terms.give_up);
+  if (absl::IsResourceExhausted(answer.status()) && !GetOutOfMemory(answer.status()).has_value()) {
+    return absl::UnavailableError(answer.status().message());  // not for want of memory: flushing would not help
   }
-  if (!leased.ok()) return leased.status();
-  if (leased->segments_size() != 1 || leased->segments(0).segment_bytes() != bytes) {
+  if (!answer.ok()) return answer.status();
+  if (answer->leased.segments_size() != 1 || answer->leased.segments(0).segment_bytes() != bytes) {
     return absl::InternalError("the daemon leased a different segment than requested");
   }
-  const v1::LeaseSegmentsResponse::Segment& segment = leased->segments(0);
+  const v1::LeaseSegmentsResponse::Segment& segment = answer->leased.segments(0);
   const SegmentId id{CarriedId(link->session, segment.segment_id())};
   const bool adopted = session_.Adopt(link, [&] {
     MutexLock lock(mu_);
@@ -307,9 +305,14 @@ absl::StatusOr<AcquiredSegment> LeasedHeap::LeaseAndMap(uint64_t bytes, const Le
     growing_bytes_ -= bytes;
     *arrived = true;
   });
-  if (!adopted) return absl::UnavailableError("the connection to the daemon broke; try again");
+  if (!adopted) {
+    // It may have been leased after the session was resumed without it.
+    session_.ReturnSegments(ordinal(), link->session, {segment.segment_id()});
+    return absl::UnavailableError("the connection to the daemon broke; try again");
+  }
 
-  absl::StatusOr<SegmentHandle> handle = session_.FetchHandle(segment.handle());
+  absl::StatusOr<SegmentHandle> handle = answer->descriptors.empty() ? session_.FetchHandle(segment.handle())
+                                                                     : SegmentHandle(std::move(answer->descriptors[0]));
   absl::StatusOr<void*> base =
       handle.ok() ? link->Opened(**opened, ordinal(), (*opened)->OpenHandle(*handle, bytes)) : handle.status();
   struct stat file = {};

@@ -139,6 +139,7 @@ void SessionClient::StopBackgroundThread() {
     stopping_ = true;
     changed_.NotifyAll();
     if (link_ != nullptr) link_->stream->StopWaiting();
+    descriptors_.StopWaiting();
     if (connecting_ != nullptr) connecting_->StopWaiting();
   }
   if (background_thread_.joinable()) background_thread_.join();
@@ -387,6 +388,51 @@ absl::StatusOr<Device*> SessionClient::DeviceFor(int ordinal) {
       absl::StrCat("device ", ordinal, " (", info.uuid, ") is not visible to this process; see CUDA_VISIBLE_DEVICES"));
 }
 
+std::optional<absl::StatusOr<DescriptorChannel::Answer>> SessionClient::CallDirectly(const Link& link,
+                                                                                     v1::SegmentCall call,
+                                                                                     absl::Duration timeout) {
+  // What has become of the session, the stream says better.
+  if (!link.takes_segment_calls || !link.stream->status().ok()) return std::nullopt;
+  call.set_session_id(link.session_id);
+  call.set_resume_token(link.resume_token);
+  absl::StatusOr<DescriptorChannel::Answer> answer = descriptors_.Call(call, timeout);
+  if (absl::IsDeadlineExceeded(answer.status())) {
+    return absl::DeadlineExceededError(
+        absl::StrCat("the daemon did not answer within ", absl::FormatDuration(timeout)));
+  }
+  if (!answer.ok()) return std::nullopt;
+  if (!answer->result.has_error()) return answer;
+  // These are about the request, and the stream would say the same.
+  absl::Status error = FromProto(answer->result.error());
+  if (absl::IsResourceExhausted(error) || absl::IsInvalidArgument(error)) return error;
+  return std::nullopt;
+}
+
+absl::StatusOr<HeapHost::LeaseAnswer> SessionClient::Lease(const Link& link, const v1::LeaseSegmentsRequest& request,
+                                                           const std::function<bool()>& give_up) {
+  CountCall();
+  if (!request.last_resort()) {
+    v1::SegmentCall call;
+    *call.mutable_lease() = request;
+    if (auto answer = CallDirectly(link, std::move(call), options().call_timeout); answer.has_value()) {
+      if (!answer->ok()) return answer->status();
+      return LeaseAnswer{.leased = std::move(*(*answer)->result.mutable_leased()),
+                         .descriptors = std::move((*answer)->descriptors)};
+    }
+  }
+  absl::StatusOr<v1::LeaseSegmentsResponse> leased = link.stream->Lease(request, options().call_timeout, give_up);
+  if (!leased.ok()) return leased.status();
+  return LeaseAnswer{.leased = *std::move(leased), .descriptors = {}};
+}
+
+absl::Status SessionClient::Return(const Link& link, const v1::ReturnSegmentsRequest& request, absl::Duration timeout) {
+  CountCall();
+  v1::SegmentCall call;
+  *call.mutable_return_segments() = request;
+  if (const auto answer = CallDirectly(link, std::move(call), timeout); answer.has_value()) return answer->status();
+  return link.stream->Return(request, timeout);
+}
+
 absl::StatusOr<SegmentHandle> SessionClient::FetchHandle(const v1::SegmentHandle& handle) {
   if (const std::string& ipc = handle.cuda_ipc(); ipc.size() == sizeof(CudaIpcHandle)) {
     CudaIpcHandle opened;
@@ -441,8 +487,7 @@ bool SessionClient::ReturnWithin(absl::Duration timeout, int device, uint64_t se
       request.set_device(static_cast<uint32_t>(device));
       request.mutable_segment_ids()->Add(segments.begin() + static_cast<std::ptrdiff_t>(begin),
                                          segments.begin() + static_cast<std::ptrdiff_t>(end));
-      CountCall();
-      status = link->stream->Return(request, timeout);
+      status = Return(*link, request, timeout);
       NoteAnswer(status);
     }
     if (status.ok() || !IsWorthAnotherTry(status)) return status.ok();

@@ -118,6 +118,7 @@ absl::StatusOr<std::shared_ptr<Link>> SessionClient::Connect(const Link* resume,
   link->resume_token = welcome.resume_token();
   link->takes_carried_over = welcome.takes_carried_over();
   link->takes_resume_in_parts = welcome.takes_resume_in_parts();
+  link->takes_segment_calls = welcome.takes_segment_calls();
   link->record_events = welcome.record_events();
   if (welcome.has_users()) link->users = welcome.users();
   return link;

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/rpc/descriptor_socket.h"
 
+#include <linux/sockios.h>
 #include <spdlog/spdlog.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <array>
@@ -11,33 +13,54 @@
 #include <string>
 #include <utility>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 
 namespace vrambroker {
 namespace {
 
 constexpr std::chrono::seconds kSilenceAllowed(10);
 
-// One packet: `code`, `text`, and the descriptor if it is valid.
-void Send(int socket, const absl::Status& status, int descriptor) {
-  const char code = static_cast<char>(status.code());
-  std::string payload = absl::StrCat(absl::string_view(&code, 1), status.message());
-  iovec data = {.iov_base = payload.data(), .iov_len = payload.size()};
+// One packet with descriptors. False: the client does not get it. A client that does not read its answers loses them:
+// the socket never blocks.
+bool SendPacket(int socket, absl::string_view packet, absl::Span<const int> descriptors) {
+  iovec data = {.iov_base = const_cast<char*>(packet.data()), .iov_len = packet.size()};
   msghdr message = {.msg_iov = &data, .msg_iovlen = 1};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control = {};
-  if (descriptor >= 0) {
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(SegmentCalls::kMaxDescriptors * sizeof(int))> control = {};
+  if (!descriptors.empty()) {
+    const size_t bytes = descriptors.size() * sizeof(int);
     message.msg_control = control.data();
-    message.msg_controllen = control.size();
+    message.msg_controllen = CMSG_SPACE(bytes);
     cmsghdr* header = CMSG_FIRSTHDR(&message);
     header->cmsg_level = SOL_SOCKET;
     header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof descriptor);
-    std::memcpy(CMSG_DATA(header), &descriptor, sizeof descriptor);
+    header->cmsg_len = CMSG_LEN(bytes);
+    std::memcpy(CMSG_DATA(header), descriptors.data(), bytes);
   }
-  // A client that does not read its answers loses them: the socket never blocks the loop.
-  if (sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
-    spdlog::debug("descriptor socket: answer lost: {}", std::strerror(errno));
-  }
+  if (sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0) return true;
+  spdlog::debug("descriptor socket: answer lost: {}", std::strerror(errno));
+  return false;
+}
+
+// An answer to a ticket, or to what is neither a ticket nor a call.
+void SendText(int socket, const absl::Status& status, int descriptor = -1) {
+  const char code = static_cast<char>(status.code());
+  const std::string packet = absl::StrCat(absl::string_view(&code, 1), status.message());
+  (void)SendPacket(socket, packet, {&descriptor, descriptor >= 0 ? 1U : 0U});
+}
+
+// The client has not read an answer that it was sent.
+bool HasUnread(int socket) {
+  int bytes = 0;
+  return ioctl(socket, SIOCOUTQ, &bytes) == 0 && bytes > 0;
+}
+
+bool SendResult(int socket, const v1::CallResult& result, const std::vector<UniqueFd>& descriptors) {
+  absl::InlinedVector<int, SegmentCalls::kMaxDescriptors> numbers;
+  for (const UniqueFd& descriptor : descriptors) numbers.push_back(descriptor.get());
+  return SendPacket(socket, result.SerializeAsString(), numbers);
 }
 
 }  // namespace
@@ -84,22 +107,44 @@ void DescriptorSocket::Answer(int fd) {
 
 bool DescriptorSocket::AnswerOne(const Connection& connection) {
   const int fd = connection.socket.get();
-  std::array<char, sizeof(FdTicket) + 1> packet;  // one more than a ticket, to notice a longer packet
-  const ssize_t size = connection.socket.Receive(packet.data(), packet.size());
+  const ssize_t size = connection.socket.Receive(packet_.data(), packet_.size());
   if (size <= 0) return size < 0 && errno == EAGAIN;
-  if (size != sizeof(FdTicket)) {
-    Send(fd, absl::InvalidArgumentError(absl::StrCat("expected a ticket of ", sizeof(FdTicket), " bytes")), -1);
+  if (size == sizeof(FdTicket)) {
+    FdTicket ticket;
+    std::memcpy(ticket.data(), packet_.data(), ticket.size());
+    AnswerTicket(connection, ticket);
     return true;
   }
-  FdTicket ticket;
-  std::memcpy(ticket.data(), packet.data(), ticket.size());
+  v1::SegmentCall call;
+  if (static_cast<size_t>(size) > kMaxPacketBytes || !call.ParseFromArray(packet_.data(), static_cast<int>(size))) {
+    SendText(fd, absl::InvalidArgumentError(absl::StrCat("expected a ticket of ", sizeof(FdTicket),
+                                                         " bytes, or a SegmentCall of at most ", kMaxPacketBytes)));
+    return true;
+  }
+  // Descriptors that nobody reads count against what the kernel lets the daemon's user send.
+  if (HasUnread(fd)) return false;
+  if (connection.in_call->exchange(true)) {
+    const absl::Status refusal =
+        absl::FailedPreconditionError("the last call of this connection has no answer yet: wait for it");
+    (void)SendResult(fd, SegmentCalls::Failed(refusal), {});
+    return true;
+  }
+  calls_.Make(connection.caller, call,
+              [socket = connection.socket, in_call = connection.in_call](const v1::CallResult& result,
+                                                                         const std::vector<UniqueFd>& descriptors) {
+                in_call->store(false);  // first: who has the answer may send the next packet
+                return SendResult(socket.get(), result, descriptors);
+              });
+  return true;
+}
+
+void DescriptorSocket::AnswerTicket(const Connection& connection, const FdTicket& ticket) {
   absl::StatusOr<UniqueFd> descriptor = absl::NotFoundError("no such ticket");
   for (SegmentPool* pool : pools_) {
     descriptor = pool->RedeemTicket(ticket, connection.caller.pid, connection.caller.uid);
     if (!absl::IsNotFound(descriptor.status())) break;
   }
-  Send(fd, descriptor.status(), descriptor.ok() ? descriptor->get() : -1);
-  return true;
+  SendText(connection.socket.get(), descriptor.status(), descriptor.ok() ? descriptor->get() : -1);
 }
 
 void DescriptorSocket::Drop(int fd) {
@@ -112,7 +157,7 @@ void DescriptorSocket::Tick() {
   const SteadyTime oldest = std::chrono::steady_clock::now() - kSilenceAllowed;
   std::vector<int> silent;
   for (const auto& [fd, connection] : connections_) {
-    if (connection.last_used < oldest) silent.push_back(fd);
+    if (connection.last_used < oldest && !connection.in_call->load()) silent.push_back(fd);
   }
   for (const int fd : silent) Drop(fd);
 }

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// DescriptorSocket: hands out file descriptors for tickets on vrambroker-fd.sock, because gRPC cannot carry them.
-// The protocol is described in proto/README.md.
+// DescriptorSocket: hands out file descriptors on vrambroker-fd.sock, because gRPC cannot carry them: for tickets, and
+// with the answers to SegmentCalls. The protocol is described in proto/README.md.
 #ifndef VRAMBROKER_SERVER_RPC_DESCRIPTOR_SOCKET_H_
 #define VRAMBROKER_SERVER_RPC_DESCRIPTOR_SOCKET_H_
 
+#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "server/identity/unix_socket.h"
 #include "server/pool/segment_pool.h"
 #include "server/rpc/descriptor_budget.h"
+#include "server/rpc/segment_calls.h"
 
 namespace vrambroker {
 
@@ -23,8 +25,8 @@ namespace vrambroker {
 class DescriptorSocket {
  public:
   // All outlive this object.
-  DescriptorSocket(EventLoop* loop, ProcessWatch* processes, std::vector<SegmentPool*> pools)
-      : loop_(*loop), processes_(*processes), pools_(std::move(pools)) {}
+  DescriptorSocket(EventLoop* loop, ProcessWatch* processes, std::vector<SegmentPool*> pools, const SegmentCalls* calls)
+      : loop_(*loop), processes_(*processes), pools_(std::move(pools)), calls_(*calls), packet_(kMaxPacketBytes + 1) {}
 
   absl::Status Serve(const ClientSocket& listener);
   void StopAccepting() { loop_.Unwatch(listener_); }
@@ -43,12 +45,16 @@ class DescriptorSocket {
     Caller caller;
     SteadyTime last_used;
     PeerQueue::EntryId place = 0;
+    // A call has no answer yet. It gets one even if the connection is dropped meanwhile.
+    std::shared_ptr<std::atomic<bool>> in_call = std::make_shared<std::atomic<bool>>(false);
   };
+  static constexpr size_t kMaxPacketBytes = 64 << 10;  // as of gRPC's messages
 
   void AcceptAll();
   void Answer(int fd);
-  // Answers a packet, if there is one. False when the connection has ended.
+  // Answers a packet, if there is one: now, or when its call is done. False when the connection has ended.
   bool AnswerOne(const Connection& connection);
+  void AnswerTicket(const Connection& connection, const FdTicket& ticket);
   // Notes that the connection is not silent.
   void Use(int fd, Connection& connection);
   void Drop(int fd);
@@ -57,6 +63,8 @@ class DescriptorSocket {
   ProcessWatch& processes_;
   Acceptor acceptor_;
   const std::vector<SegmentPool*> pools_;
+  const SegmentCalls& calls_;
+  std::vector<char> packet_;  // that is being answered; one byte more than it may have, to notice a longer one
   std::unique_ptr<PeerQueue> places_;
   int listener_ = -1;
   absl::flat_hash_map<int, Connection> connections_;

@@ -354,6 +354,7 @@ absl::StatusOr<v1::SessionResponse> SessionReactor::Opened(const absl::StatusOr<
     welcome->set_resume_token(leased->resume_token().data(), leased->resume_token().size());
     welcome->set_takes_carried_over(true);
     welcome->set_takes_resume_in_parts(true);
+    welcome->set_takes_segment_calls(true);
   } else if (const uint64_t events = session_->recorded_events();
              broker_.options().is_record_events_set && events < broker_.options().record_events) {
     welcome->add_warnings(absl::StrCat("record_events: the session records ", events, " events instead of ",

@@ -24,7 +24,7 @@
 #include "absl/strings/str_cat.h"
 #include "allocator/base/bytes.h"
 #include "allocator/wire/heap_convert.h"
-#include "client/connection/connection.h"
+#include "client/connection/descriptor_channel.h"
 #include "tests/integration/bad_input_fixture.h"
 #include "tests/support/test_device.h"
 
@@ -506,7 +506,7 @@ TEST_F(BadInputTest, GarbageOnBothSockets) {
 
 TEST_F(BadInputTest, Tickets) {
   HOST_DEVICE_ONLY();
-  client_internal::DescriptorFetcher fetcher(dir());  // one connection for them all: none of these upsets it
+  client_internal::DescriptorChannel fetcher(dir());  // one connection for them all: none of these upsets it
   const auto fetch = [&](absl::string_view ticket) { return fetcher.Fetch(ticket, kPatience); };
   RawStream stream(*raw_);
   ASSERT_OK_AND_ASSIGN(const v1::Welcome welcome, stream.Hello());
@@ -541,7 +541,7 @@ TEST_F(BadInputTest, SilentAndPushyDescriptorConnections) {
   ExpectUnharmed();
   silent.clear();
   EXPECT_TRUE(WaitFor([&] {
-    const auto answer = client_internal::DescriptorFetcher(dir()).Fetch(std::string(16, 'x'), kPatience);
+    const auto answer = client_internal::DescriptorChannel(dir()).Fetch(std::string(16, 'x'), kPatience);
     return absl::StrContains(answer.status().message(), "ticket");
   }));
 }

@@ -16,7 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "allocator/base/bytes.h"
-#include "client/connection/connection.h"
+#include "client/connection/descriptor_channel.h"
 #include "tests/support/buffers.h"
 #include "tests/support/daemon_test.h"
 #include "tests/support/raw_client.h"
@@ -41,7 +41,7 @@ TEST_F(SharingTest, TwoMappingsOfASegmentAreTheSameBytes) {
   EXPECT_EQ(block.block_bytes(), 1024u);
   EXPECT_EQ(block.segment_bytes(), 2_MiB);
   ASSERT_OK_AND_ASSIGN(const UniqueFd descriptor,
-                       client_internal::DescriptorFetcher(dir()).Fetch(block.handle().descriptor_ticket(), kPatience));
+                       client_internal::DescriptorChannel(dir()).Fetch(block.handle().descriptor_ticket(), kPatience));
   void* first = mmap(nullptr, 2_MiB, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor.get(), 0);
   void* second = mmap(nullptr, 2_MiB, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor.get(), 0);
   ASSERT_NE(first, MAP_FAILED);

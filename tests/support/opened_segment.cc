@@ -9,7 +9,7 @@
 
 #include "allocator/device/cuda_device.h"
 #include "allocator/device/host_device.h"
-#include "client/connection/connection.h"
+#include "client/connection/descriptor_channel.h"
 #include "tests/support/test_device.h"
 #include "tests/support/util.h"
 
@@ -33,7 +33,7 @@ absl::StatusOr<SegmentHandle> Fetch(const std::string& dir, const v1::SegmentHan
     return SegmentHandle(ipc);
   }
   absl::StatusOr<UniqueFd> descriptor =
-      client_internal::DescriptorFetcher(dir).Fetch(handle.descriptor_ticket(), kPatience);
+      client_internal::DescriptorChannel(dir).Fetch(handle.descriptor_ticket(), kPatience);
   if (!descriptor.ok()) return descriptor.status();
   return SegmentHandle(*std::move(descriptor));
 }

@@ -74,7 +74,7 @@ class TestClient {
     }
     if (command == "fetch") {
       return Say(
-          client_internal::DescriptorFetcher(socket_dir_).Fetch(absl::HexStringToBytes(words[1]), kPatience).status());
+          client_internal::DescriptorChannel(socket_dir_).Fetch(absl::HexStringToBytes(words[1]), kPatience).status());
     }
     if (absl::EndsWith(command, "_raw")) return Raw(words);
     if (command == "fork") return Fork();

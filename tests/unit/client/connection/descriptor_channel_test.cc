@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// DescriptorFetcher against a descriptor socket whose other end is the test.
+// DescriptorChannel against a descriptor socket whose other end is the test.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "client/connection/connection.h"
+#include "client/connection/descriptor_channel.h"
 
 namespace vrambroker::client_internal {
 namespace {
@@ -42,15 +42,15 @@ std::string TextIn(const UniqueFd& fd) {
   return size < 0 ? "unreadable" : std::string(text.data(), static_cast<size_t>(size));
 }
 
-class DescriptorFetcherTest : public ::testing::Test {
+class DescriptorChannelTest : public ::testing::Test {
  protected:
-  DescriptorFetcherTest() {
+  DescriptorChannelTest() {
     std::string name = ::testing::TempDir() + "/vrambroker_fetch_XXXXXX";
     EXPECT_NE(mkdtemp(name.data()), nullptr);
     dir_ = name;
     Listen();
   }
-  ~DescriptorFetcherTest() override { std::filesystem::remove_all(dir_); }
+  ~DescriptorChannelTest() override { std::filesystem::remove_all(dir_); }
 
   // A daemon starts, perhaps after another one.
   void Listen() {
@@ -109,17 +109,17 @@ class DescriptorFetcherTest : public ::testing::Test {
     EXPECT_EQ(TextIn(*fd), ticket);
     EXPECT_NE(fcntl(fd->get(), F_GETFD) & FD_CLOEXEC, 0);
   }
-  DescriptorFetcher& fetcher() {
-    if (fetcher_ == nullptr) fetcher_ = std::make_unique<DescriptorFetcher>(dir_);
+  DescriptorChannel& fetcher() {
+    if (fetcher_ == nullptr) fetcher_ = std::make_unique<DescriptorChannel>(dir_);
     return *fetcher_;
   }
 
   std::string dir_;
   UniqueFd listener_;
-  std::unique_ptr<DescriptorFetcher> fetcher_;
+  std::unique_ptr<DescriptorChannel> fetcher_;
 };
 
-TEST_F(DescriptorFetcherTest, KeepsItsConnection) {
+TEST_F(DescriptorChannelTest, KeepsItsConnection) {
   std::thread daemon([this] {
     const UniqueFd connection = Accept();
     for (int i = 0; i < 3; ++i) Serve(connection);
@@ -131,7 +131,7 @@ TEST_F(DescriptorFetcherTest, KeepsItsConnection) {
   EXPECT_FALSE(AnotherConnects());
 }
 
-TEST_F(DescriptorFetcherTest, RefusalsCarryTheReasonAndLeaveTheConnection) {
+TEST_F(DescriptorChannelTest, RefusalsCarryTheReasonAndLeaveTheConnection) {
   std::thread daemon([this] {
     const UniqueFd connection = Accept();
     for (const char* reason : {"the ticket was issued to another process", ""}) {
@@ -156,7 +156,7 @@ TEST_F(DescriptorFetcherTest, RefusalsCarryTheReasonAndLeaveTheConnection) {
 }
 
 // As a daemon that was restarted between the lease and the ticket answers.
-TEST_F(DescriptorFetcherTest, ATicketThatTheDaemonDoesNotKnowMeansThatTheLeaseIsGone) {
+TEST_F(DescriptorChannelTest, ATicketThatTheDaemonDoesNotKnowMeansThatTheLeaseIsGone) {
   std::thread daemon([this] {
     const UniqueFd connection = Accept();
     Ticket(connection);
@@ -168,7 +168,7 @@ TEST_F(DescriptorFetcherTest, ATicketThatTheDaemonDoesNotKnowMeansThatTheLeaseIs
   daemon.join();
 }
 
-TEST_F(DescriptorFetcherTest, ConnectsAgainWhenTheConnectionWasClosed) {
+TEST_F(DescriptorChannelTest, ConnectsAgainWhenTheConnectionWasClosed) {
   UniqueFd connection;
   std::thread daemon([&] {
     connection = Accept();
@@ -185,7 +185,7 @@ TEST_F(DescriptorFetcherTest, ConnectsAgainWhenTheConnectionWasClosed) {
   daemon.join();
 }
 
-TEST_F(DescriptorFetcherTest, ConnectsAgainWhenItIsClosedWithTheTicketUnread) {
+TEST_F(DescriptorChannelTest, ConnectsAgainWhenItIsClosedWithTheTicketUnread) {
   std::thread daemon([this] {
     UniqueFd connection = Accept();
     Serve(connection);
@@ -199,7 +199,7 @@ TEST_F(DescriptorFetcherTest, ConnectsAgainWhenItIsClosedWithTheTicketUnread) {
   daemon.join();
 }
 
-TEST_F(DescriptorFetcherTest, ConnectsOnceAgainAndNoMore) {
+TEST_F(DescriptorChannelTest, ConnectsOnceAgainAndNoMore) {
   std::thread daemon([this] {
     UniqueFd connection = Accept();
     Serve(connection);
@@ -214,7 +214,7 @@ TEST_F(DescriptorFetcherTest, ConnectsOnceAgainAndNoMore) {
   EXPECT_FALSE(AnotherConnects());
 }
 
-TEST_F(DescriptorFetcherTest, FindsADaemonThatWasRestarted) {
+TEST_F(DescriptorChannelTest, FindsADaemonThatWasRestarted) {
   std::thread daemon([this] { Serve(Accept()); });
   ExpectFetches("of the first");
   daemon.join();
@@ -228,7 +228,7 @@ TEST_F(DescriptorFetcherTest, FindsADaemonThatWasRestarted) {
   daemon.join();
 }
 
-TEST_F(DescriptorFetcherTest, ALateAnswerIsNobodyElses) {
+TEST_F(DescriptorChannelTest, ALateAnswerIsNobodyElses) {
   for (const bool kept : {false, true}) {
     SCOPED_TRACE(kept ? "on the kept connection" : "on a new connection");
     fetcher_.reset();
@@ -250,7 +250,7 @@ TEST_F(DescriptorFetcherTest, ALateAnswerIsNobodyElses) {
   }
 }
 
-TEST_F(DescriptorFetcherTest, ThreadsDoNotWaitForEachOther) {
+TEST_F(DescriptorChannelTest, ThreadsDoNotWaitForEachOther) {
   constexpr int kThreads = 8;
   std::vector<std::thread> threads;
   for (int i = 0; i < kThreads; ++i) {
@@ -271,8 +271,8 @@ TEST_F(DescriptorFetcherTest, ThreadsDoNotWaitForEachOther) {
   for (std::thread& thread : threads) thread.join();
 }
 
-TEST_F(DescriptorFetcherTest, SaysThatThereIsNoDaemon) {
-  DescriptorFetcher nowhere(dir_ + "/none");
+TEST_F(DescriptorChannelTest, SaysThatThereIsNoDaemon) {
+  DescriptorChannel nowhere(dir_ + "/none");
   const absl::Status status = nowhere.Fetch("t", kLong).status();
   EXPECT_TRUE(absl::IsUnavailable(status)) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("no vrambrokerd: there is no socket"));

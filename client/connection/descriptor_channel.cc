@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/connection/descriptor_channel.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/connection/connection.h"
+
+namespace vrambroker::client_internal {
+namespace {
+
+// An answer with an error has texts and an OutOfMemory, of a few KiB.
+constexpr size_t kMaxAnswerBytes = 32 << 10;
+constexpr size_t kMaxDescriptors = 8;
+// No CallResult begins with such a byte: it is the number of a status code, before a text.
+constexpr char kMaxStatusCode = 16;
+
+absl::Status Refusal(const std::string& answer) {
+  const absl::string_view reason = absl::string_view(answer).substr(1);
+  // The daemon that issued the ticket is gone, or has ended the session: its memory is lost to this lease, as it is
+  // when the call that asks for it finds no daemon.
+  if (static_cast<absl::StatusCode>(answer[0]) == absl::StatusCode::kNotFound) {
+    return absl::UnavailableError(
+        absl::StrCat("the daemon has restarted, or has ended the session, since it leased the "
+                     "segment (descriptor socket: ",
+                     reason, ")"));
+  }
+  return absl::InternalError(absl::StrCat("descriptor socket: ", reason));
+}
+
+absl::Status Closed() {
+  return absl::UnavailableError("descriptor socket: the daemon closed the connection");
+}
+
+std::vector<UniqueFd> DescriptorsIn(msghdr& message) {
+  std::vector<UniqueFd> descriptors;
+  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
+    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
+    const size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < count; ++i) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(header) + i * sizeof fd, sizeof fd);
+      descriptors.emplace_back(fd);
+    }
+  }
+  return descriptors;
+}
+
+// What has arrived, or nullopt: nothing, so far. Unavailable: nothing will.
+absl::StatusOr<std::optional<DescriptorChannel::Packet>> ReceiveNow(int socket) {
+  std::array<char, kMaxAnswerBytes> bytes;
+  iovec data = {.iov_base = bytes.data(), .iov_len = bytes.size()};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(kMaxDescriptors * sizeof(int))> control;
+  msghdr message = {};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  ssize_t size = 0;
+  do {
+    size = recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+  } while (size < 0 && errno == EINTR);
+  if (size < 0 && errno == EAGAIN) return std::nullopt;
+  if (size <= 0) return Closed();
+  std::vector<UniqueFd> descriptors = DescriptorsIn(message);
+  if ((message.msg_flags & MSG_TRUNC) != 0) return absl::InternalError("descriptor socket: the answer is too long");
+  return DescriptorChannel::Packet{.bytes = std::string(bytes.data(), static_cast<size_t>(size)),
+                                   .descriptors = std::move(descriptors)};
+}
+
+absl::StatusOr<DescriptorChannel::Packet> SendAndReceive(int socket, absl::string_view packet, Deadline deadline) {
+  while (send(socket, packet.data(), packet.size(), MSG_NOSIGNAL) < 0) {
+    if (errno != EINTR) return absl::UnavailableError(absl::StrCat("descriptor socket: ", std::strerror(errno)));
+  }
+  for (bool is_last = false;; is_last = TimeUntil(deadline) <= absl::ZeroDuration()) {
+    // From then on the daemon is told that nobody gets its answer. What it has sent before is still here.
+    if (is_last) shutdown(socket, SHUT_RD);
+    absl::StatusOr<std::optional<DescriptorChannel::Packet>> answer = ReceiveNow(socket);
+    if (answer.ok() && answer->has_value()) {
+      (*answer)->is_last = is_last;
+      return **std::move(answer);
+    }
+    if (is_last) return absl::DeadlineExceededError("descriptor socket: the daemon did not answer in time");
+    if (!answer.ok()) return answer.status();
+    // Not a receive with a timeout, which every signal would start anew.
+    pollfd readable = {.fd = socket, .events = POLLIN, .revents = 0};
+    (void)poll(&readable, 1,
+               static_cast<int>(absl::ToInt64Milliseconds(std::min(TimeUntil(deadline), absl::Hours(1)))) + 1);
+  }
+}
+
+}  // namespace
+
+DescriptorChannel::DescriptorChannel(absl::string_view socket_dir)
+    : path_(absl::StrCat(socket_dir, "/vrambroker-fd.sock")) {}
+
+absl::StatusOr<UniqueFd> DescriptorChannel::Fetch(absl::string_view ticket, absl::Duration timeout) {
+  absl::StatusOr<Packet> answer = Exchange(ticket, timeout);
+  if (!answer.ok()) return answer.status();
+  if (answer->bytes[0] != 0) return Refusal(answer->bytes);
+  if (answer->descriptors.empty()) {
+    return absl::InternalError("descriptor socket: no descriptor arrived; this process may have too many files open");
+  }
+  return std::move(answer->descriptors[0]);
+}
+
+absl::StatusOr<DescriptorChannel::Answer> DescriptorChannel::Call(const v1::SegmentCall& call, absl::Duration timeout) {
+  absl::StatusOr<Packet> packet = Exchange(call.SerializeAsString(), timeout);
+  if (!packet.ok()) return packet.status();
+  if (packet->bytes[0] <= kMaxStatusCode) {
+    return absl::UnavailableError(Refusal(packet->bytes).message());  // it does not take such calls
+  }
+  Answer answer{.result = {}, .descriptors = std::move(packet->descriptors)};
+  if (!answer.result.ParseFromString(packet->bytes)) {
+    return absl::UnavailableError("descriptor socket: the daemon's answer is not readable");
+  }
+  return answer;
+}
+
+absl::StatusOr<DescriptorChannel::Packet> DescriptorChannel::Exchange(absl::string_view packet,
+                                                                      absl::Duration timeout) {
+  const Deadline deadline = DeadlineAfter(timeout);
+  UniqueFd socket;
+  {
+    MutexLock lock(mu_);
+    socket = std::move(kept_);
+  }
+  absl::StatusOr<Packet> answer = absl::UnavailableError("not connected");
+  if (socket.valid()) answer = ExchangeOver(socket, packet, deadline);
+  if (absl::IsUnavailable(answer.status())) {
+    // The daemon closes connections that were silent for a while, and may have been restarted. It has not looked at the
+    // packet, or has taken back what it leased.
+    absl::StatusOr<UniqueFd> fresh = ConnectSocket(path_, SOCK_SEQPACKET, TimeUntil(deadline));
+    if (!fresh.ok()) return fresh.status();
+    socket = *std::move(fresh);
+    answer = ExchangeOver(socket, packet, deadline);
+  }
+  if (!answer.ok()) return answer.status();
+  MutexLock lock(mu_);
+  if (!answer->is_last && !stopped_) kept_ = std::move(socket);
+  return answer;
+}
+
+absl::StatusOr<DescriptorChannel::Packet> DescriptorChannel::ExchangeOver(const UniqueFd& socket,
+                                                                          absl::string_view packet, Deadline deadline) {
+  {
+    MutexLock lock(mu_);
+    if (stopped_) return absl::UnavailableError("the client is being closed");
+    waiting_.insert(socket.get());
+  }
+  absl::StatusOr<Packet> answer = SendAndReceive(socket.get(), packet, deadline);
+  MutexLock lock(mu_);
+  waiting_.erase(socket.get());
+  return answer;
+}
+
+void DescriptorChannel::StopWaiting() {
+  MutexLock lock(mu_);
+  stopped_ = true;
+  for (const int socket : waiting_) shutdown(socket, SHUT_RD);
+}
+
+}  // namespace vrambroker::client_internal

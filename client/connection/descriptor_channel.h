@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// DescriptorChannel: the client's end of the daemon's descriptor socket, which proto/README.md describes.
+#ifndef VRAMBROKER_CLIENT_CONNECTION_DESCRIPTOR_CHANNEL_H_
+#define VRAMBROKER_CLIENT_CONNECTION_DESCRIPTOR_CHANNEL_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "allocator/base/mutex.h"
+#include "allocator/base/unique_fd.h"
+#include "client/connection/deadline.h"
+#include "vrambroker/v1/broker.pb.h"
+
+namespace vrambroker::client_internal {
+
+// Keeps its connection for the next call; calls at the same time have a connection each. Thread-safe.
+class DescriptorChannel {
+ public:
+  explicit DescriptorChannel(absl::string_view socket_dir);
+
+  // The descriptor that a ticket stands for. `timeout` is for all of it. Internal carries the daemon's refusal;
+  // otherwise errors as ConnectSocket().
+  absl::StatusOr<UniqueFd> Fetch(absl::string_view ticket, absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
+
+  struct Answer {
+    v1::CallResult result;
+    std::vector<UniqueFd> descriptors;  // that came with it
+  };
+  // Makes a call. After an error the caller has got nothing: the daemon takes back what it leases. Unavailable: it has
+  // not made the call. DeadlineExceeded: it has not answered, and may return what it was told to later.
+  absl::StatusOr<Answer> Call(const v1::SegmentCall& call, absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // One answer as it arrives.
+  struct Packet {
+    std::string bytes;
+    std::vector<UniqueFd> descriptors;
+    bool is_last = false;  // nothing comes over its connection any more
+  };
+
+  // Whoever waits gets Unavailable, now and from now on.
+  void StopWaiting() ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  // One packet for one, over a connection that is kept, or a new one.
+  absl::StatusOr<Packet> Exchange(absl::string_view packet, absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<Packet> ExchangeOver(const UniqueFd& socket, absl::string_view packet, Deadline deadline)
+      ABSL_LOCKS_EXCLUDED(mu_);
+
+  const std::string path_;
+  Mutex mu_;
+  UniqueFd kept_ ABSL_GUARDED_BY(mu_);  // a connection on which nothing is under way; invalid for none
+  absl::flat_hash_set<int> waiting_ ABSL_GUARDED_BY(mu_);  // connections on which somebody waits
+  bool stopped_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+}  // namespace vrambroker::client_internal
+
+#endif  // VRAMBROKER_CLIENT_CONNECTION_DESCRIPTOR_CHANNEL_H_
