@@ -40,6 +40,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "client/connection/descriptor_channel.h"
 #include "client/vrambroker/client.h"
 #include "tests/support/buffers.h"
 #include "tests/support/raw_client.h"
