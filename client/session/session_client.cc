@@ -30,6 +30,8 @@ ClientOptions Kept(ClientOptions options) {
   return options;
 }
 
+constexpr size_t kMaxSegmentCallBytes = 4096;
+
 // What is given back stays charged unless the daemon hears of it. ResourceExhausted: it refuses calls or connections
 // that come too often.
 bool IsWorthAnotherTry(const absl::Status& status) {
@@ -395,6 +397,7 @@ std::optional<absl::StatusOr<DescriptorChannel::Answer>> SessionClient::CallDire
   if (!link.takes_segment_calls || !link.stream->status().ok()) return std::nullopt;
   call.set_session_id(link.session_id);
   call.set_resume_token(link.resume_token);
+  if (call.ByteSizeLong() > kMaxSegmentCallBytes) return std::nullopt;
   absl::StatusOr<DescriptorChannel::Answer> answer = descriptors_.Call(call, timeout);
   if (absl::IsDeadlineExceeded(answer.status())) {
     return absl::DeadlineExceededError(

@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "server/sessions/leased_session.h"
 
 namespace vrambroker {
 namespace {
@@ -107,16 +108,18 @@ void DescriptorSocket::Answer(int fd) {
 
 bool DescriptorSocket::AnswerOne(const Connection& connection) {
   const int fd = connection.socket.get();
-  const ssize_t size = connection.socket.Receive(packet_.data(), packet_.size());
+  std::array<char, kMaxPacketBytes + 1> packet;  // one byte more, to notice a longer packet
+  const ssize_t size = connection.socket.Receive(packet.data(), packet.size());
   if (size <= 0) return size < 0 && errno == EAGAIN;
   if (size == sizeof(FdTicket)) {
     FdTicket ticket;
-    std::memcpy(ticket.data(), packet_.data(), ticket.size());
+    std::memcpy(ticket.data(), packet.data(), ticket.size());
     AnswerTicket(connection, ticket);
     return true;
   }
   v1::SegmentCall call;
-  if (static_cast<size_t>(size) > kMaxPacketBytes || !call.ParseFromArray(packet_.data(), static_cast<int>(size))) {
+  if (static_cast<size_t>(size) > kMaxPacketBytes || !call.ParseFromArray(packet.data(), static_cast<int>(size)) ||
+      call.call_case() == v1::SegmentCall::CALL_NOT_SET || call.resume_token().size() != sizeof(ResumeToken)) {
     SendText(fd, absl::InvalidArgumentError(absl::StrCat("expected a ticket of ", sizeof(FdTicket),
                                                          " bytes, or a SegmentCall of at most ", kMaxPacketBytes)));
     return true;

@@ -26,7 +26,7 @@ class DescriptorSocket {
  public:
   // All outlive this object.
   DescriptorSocket(EventLoop* loop, ProcessWatch* processes, std::vector<SegmentPool*> pools, const SegmentCalls* calls)
-      : loop_(*loop), processes_(*processes), pools_(std::move(pools)), calls_(*calls), packet_(kMaxPacketBytes + 1) {}
+      : loop_(*loop), processes_(*processes), pools_(std::move(pools)), calls_(*calls) {}
 
   absl::Status Serve(const ClientSocket& listener);
   void StopAccepting() { loop_.Unwatch(listener_); }
@@ -48,7 +48,7 @@ class DescriptorSocket {
     // A call has no answer yet. It gets one even if the connection is dropped meanwhile.
     std::shared_ptr<std::atomic<bool>> in_call = std::make_shared<std::atomic<bool>>(false);
   };
-  static constexpr size_t kMaxPacketBytes = 64 << 10;  // as of gRPC's messages
+  static constexpr size_t kMaxPacketBytes = 4096;  // so that none takes the loop long
 
   void AcceptAll();
   void Answer(int fd);
@@ -64,7 +64,6 @@ class DescriptorSocket {
   Acceptor acceptor_;
   const std::vector<SegmentPool*> pools_;
   const SegmentCalls& calls_;
-  std::vector<char> packet_;  // that is being answered; one byte more than it may have, to notice a longer one
   std::unique_ptr<PeerQueue> places_;
   int listener_ = -1;
   absl::flat_hash_map<int, Connection> connections_;

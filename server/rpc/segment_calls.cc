@@ -10,6 +10,7 @@
 #include "server/wire/convert.h"
 
 namespace vrambroker {
+
 SegmentCalls::SegmentCalls(Broker* broker, const SessionCalls* calls, const RpcMeter* rpcs)
     : broker_(*broker),
       calls_(*calls),
@@ -23,14 +24,7 @@ v1::CallResult SegmentCalls::Failed(const absl::Status& why) {
 }
 
 void SegmentCalls::Make(const Caller& caller, const v1::SegmentCall& call, const Send& send) const {
-  switch (call.call_case()) {
-    case v1::SegmentCall::kLease:
-      return Lease(caller, call, send);
-    case v1::SegmentCall::kReturnSegments:
-      return Return(caller, call, send);
-    case v1::SegmentCall::CALL_NOT_SET:
-      (void)send(Failed(absl::InvalidArgumentError("call: empty, or of a newer protocol")), {});
-  }
+  call.has_lease() ? Lease(caller, call, send) : Return(caller, call, send);
 }
 
 absl::StatusOr<SessionPtr> SegmentCalls::FindSession(const Caller& caller, const v1::SegmentCall& call) const {

@@ -33,8 +33,8 @@ class SegmentCalls {
   // All outlive it, and whatever is under way.
   SegmentCalls(Broker* broker, const SessionCalls* calls, const RpcMeter* rpcs);
 
-  // `send` is called once: perhaps before this returns, and from any thread. What was leased for a client that cannot
-  // get the answer is given back.
+  // REQUIRES: `call` has one. `send` is called once: perhaps before this returns, and from any thread. What was leased
+  // for a client that cannot get the answer is given back.
   void Make(const Caller& caller, const v1::SegmentCall& call, const Send& send) const;
   static v1::CallResult Failed(const absl::Status& why);
 

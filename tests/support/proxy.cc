@@ -5,9 +5,9 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <cstring>
-#include <filesystem>
 #include <functional>
 
 #include "absl/strings/str_cat.h"
@@ -16,23 +16,48 @@
 namespace vrambroker::testing_support {
 namespace {
 
-sockaddr_un AddressIn(const std::string& dir) {
+sockaddr_un AddressOf(const std::string& path) {
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
-  std::strncpy(address.sun_path, (dir + "/vrambroker.sock").c_str(), sizeof address.sun_path - 1);
+  std::strncpy(address.sun_path, path.c_str(), sizeof address.sun_path - 1);
   return address;
 }
 
-// Until either end is gone. What `passes` is false for is lost.
+// Of what recvmsg() has filled in.
+void CloseDescriptors(msghdr& message) {
+  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
+    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
+    for (size_t at = 0; at + sizeof(int) <= header->cmsg_len - CMSG_LEN(0); at += sizeof(int)) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(header) + at, sizeof fd);
+      close(fd);
+    }
+  }
+}
+
+// Until either end is gone. What `passes` is false for is lost. Descriptors come along.
 void Pass(int from, int to, const std::function<bool()>& passes) {
   std::vector<char> bytes(1 << 16);
-  ssize_t size = 0;
-  while ((size = read(from, bytes.data(), bytes.size())) > 0) {
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(8 * sizeof(int))> control;
+  while (true) {
+    iovec data = {.iov_base = bytes.data(), .iov_len = bytes.size()};
+    msghdr message = {};
+    message.msg_iov = &data;
+    message.msg_iovlen = 1;
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    const ssize_t size = recvmsg(from, &message, MSG_CMSG_CLOEXEC);
+    if (size <= 0) break;
     for (ssize_t sent = 0; sent < size && passes();) {
-      const ssize_t more = send(to, bytes.data() + sent, static_cast<size_t>(size - sent), MSG_NOSIGNAL);
+      data = {.iov_base = bytes.data() + sent, .iov_len = static_cast<size_t>(size - sent)};
+      const ssize_t more = sendmsg(to, &message, MSG_NOSIGNAL);
       if (more <= 0) break;
+      if (sent == 0) CloseDescriptors(message);
       sent += more;
+      message.msg_control = nullptr;
+      message.msg_controllen = 0;
     }
+    CloseDescriptors(message);
   }
   shutdown(to, SHUT_RDWR);
 }
@@ -40,23 +65,25 @@ void Pass(int from, int to, const std::function<bool()>& passes) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Proxy>> Proxy::Start(const std::string& dir, const std::string& daemon_dir) {
-  std::error_code error;
-  std::filesystem::create_symlink(daemon_dir + "/vrambroker-fd.sock", dir + "/vrambroker-fd.sock", error);
-  if (error) return absl::InternalError(absl::StrCat("create_symlink in ", dir, " failed: ", error.message()));
-  UniqueFd listener(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const sockaddr_un address = AddressIn(dir);
-  if (!listener.valid() || bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
-      listen(listener.get(), 16) != 0) {
-    return absl::ErrnoToStatus(errno, absl::StrCat("no socket in ", dir));
+  std::unique_ptr<Proxy> proxy(new Proxy(daemon_dir));
+  for (Listener& listener : proxy->listeners_) {
+    listener.fd = UniqueFd(socket(AF_UNIX, listener.type | SOCK_CLOEXEC, 0));
+    const sockaddr_un address = AddressOf(dir + listener.name);
+    if (!listener.fd.valid() ||
+        bind(listener.fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
+        listen(listener.fd.get(), 16) != 0) {
+      return absl::ErrnoToStatus(errno, absl::StrCat("no socket in ", dir));
+    }
+    listener.acceptor = std::thread([raw = proxy.get(), &listener] { raw->Accept(listener); });
   }
-  std::unique_ptr<Proxy> proxy(new Proxy(daemon_dir, std::move(listener)));
-  proxy->acceptor_ = std::thread([raw = proxy.get()] { raw->Accept(); });
   return proxy;
 }
 
 Proxy::~Proxy() {
-  shutdown(listener_.get(), SHUT_RDWR);
-  acceptor_.join();
+  for (Listener& listener : listeners_) {
+    if (listener.fd.valid()) shutdown(listener.fd.get(), SHUT_RDWR);
+    if (listener.acceptor.joinable()) listener.acceptor.join();
+  }
   Break();
 }
 
@@ -97,15 +124,15 @@ void Proxy::AwaitRelease() {
   while (holds_) released_.Wait(mu_);
 }
 
-void Proxy::Accept() {
+void Proxy::Accept(const Listener& listener) {
   while (true) {
-    Connection connection{.client = UniqueFd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)),
-                          .daemon = UniqueFd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)),
+    Connection connection{.client = UniqueFd(accept4(listener.fd.get(), nullptr, nullptr, SOCK_CLOEXEC)),
+                          .daemon = UniqueFd(socket(AF_UNIX, listener.type | SOCK_CLOEXEC, 0)),
                           .fate = std::make_unique<std::atomic<Fate>>(Fate::kPassedOn),
                           .up = {},
                           .down = {}};
     if (!connection.client.valid()) return;
-    const sockaddr_un address = AddressIn(daemon_dir_);
+    const sockaddr_un address = AddressOf(daemon_dir_ + listener.name);
     if (connect(connection.daemon.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) continue;
     connection.up =
         std::thread(&Pass, connection.client.get(), connection.daemon.get(), [fate = connection.fate.get()] {

@@ -2,6 +2,9 @@
 #ifndef VRAMBROKER_TESTS_SUPPORT_PROXY_H_
 #define VRAMBROKER_TESTS_SUPPORT_PROXY_H_
 
+#include <sys/socket.h>
+
+#include <array>
 #include <atomic>
 #include <memory>
 #include <string>
@@ -15,8 +18,8 @@
 
 namespace vrambroker::testing_support {
 
-// Passes bytes on between a client and the daemon, and can break their connections. Belongs into the client's process,
-// so that the kernel names the right one to the daemon. Thread-safe.
+// Passes on what a client and the daemon say to each other, on both sockets, and can break their connections. Belongs
+// into the client's process, so that the kernel names the right one to the daemon. Thread-safe.
 class Proxy {
  public:
   // Serves clients that connect to `dir`, an empty directory, for the daemon that serves `daemon_dir`.
@@ -36,6 +39,13 @@ class Proxy {
   void Release() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
+  // One of the sockets.
+  struct Listener {
+    const char* name = nullptr;
+    int type = 0;
+    UniqueFd fd = {};
+    std::thread acceptor = {};
+  };
   enum class Fate { kPassedOn, kLost, kUnread };  // of what a client sends
   struct Connection {
     UniqueFd client;
@@ -45,15 +55,14 @@ class Proxy {
     std::thread down;
   };
 
-  Proxy(std::string daemon_dir, UniqueFd listener)
-      : daemon_dir_(std::move(daemon_dir)), listener_(std::move(listener)) {}
+  explicit Proxy(std::string daemon_dir) : daemon_dir_(std::move(daemon_dir)) {}
   void Set(Fate fate) ABSL_LOCKS_EXCLUDED(mu_);
-  void Accept();
+  void Accept(const Listener& listener);
   void AwaitRelease() ABSL_LOCKS_EXCLUDED(mu_);
 
   const std::string daemon_dir_;
-  const UniqueFd listener_;
-  std::thread acceptor_;
+  std::array<Listener, 2> listeners_{
+      {{.name = "/vrambroker.sock", .type = SOCK_STREAM}, {.name = "/vrambroker-fd.sock", .type = SOCK_SEQPACKET}}};
   Mutex mu_;
   bool holds_ ABSL_GUARDED_BY(mu_) = false;
   CondVar released_;

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -104,29 +105,29 @@ class DescriptorChannelTest : public ::testing::Test {
   }
 
   void ExpectFetches(const std::string& ticket) {
-    const absl::StatusOr<UniqueFd> fd = fetcher().Fetch(ticket, kLong);
+    const absl::StatusOr<UniqueFd> fd = channel().Fetch(ticket, kLong);
     ASSERT_TRUE(fd.ok()) << fd.status();
     EXPECT_EQ(TextIn(*fd), ticket);
     EXPECT_NE(fcntl(fd->get(), F_GETFD) & FD_CLOEXEC, 0);
   }
-  DescriptorChannel& fetcher() {
-    if (fetcher_ == nullptr) fetcher_ = std::make_unique<DescriptorChannel>(dir_);
-    return *fetcher_;
+  DescriptorChannel& channel() {
+    if (channel_ == nullptr) channel_ = std::make_unique<DescriptorChannel>(dir_);
+    return *channel_;
   }
 
   std::string dir_;
   UniqueFd listener_;
-  std::unique_ptr<DescriptorChannel> fetcher_;
+  std::unique_ptr<DescriptorChannel> channel_;
 };
 
 TEST_F(DescriptorChannelTest, KeepsItsConnection) {
   std::thread daemon([this] {
     const UniqueFd connection = Accept();
     for (int i = 0; i < 3; ++i) Serve(connection);
-    EXPECT_EQ(Ticket(connection), "") << "closed with the fetcher";
+    EXPECT_EQ(Ticket(connection), "") << "closed with the channel";
   });
   for (const char* ticket : {"first", "second", "third"}) ExpectFetches(ticket);
-  fetcher_.reset();
+  channel_.reset();
   daemon.join();
   EXPECT_FALSE(AnotherConnects());
 }
@@ -144,11 +145,11 @@ TEST_F(DescriptorChannelTest, RefusalsCarryTheReasonAndLeaveTheConnection) {
     Send(connection, std::string(1, '\0'));
     Serve(connection);
   });
-  EXPECT_EQ(fetcher().Fetch("a", kLong).status(),
+  EXPECT_EQ(channel().Fetch("a", kLong).status(),
             absl::InternalError("descriptor socket: the ticket was issued to another process"));
-  EXPECT_EQ(fetcher().Fetch("b", kLong).status(), absl::InternalError("descriptor socket: "));
-  EXPECT_EQ(fetcher().Fetch("c", kLong).status(), absl::InternalError("descriptor socket: and a descriptor"));
-  const absl::Status nothing = fetcher().Fetch("d", kLong).status();
+  EXPECT_EQ(channel().Fetch("b", kLong).status(), absl::InternalError("descriptor socket: "));
+  EXPECT_EQ(channel().Fetch("c", kLong).status(), absl::InternalError("descriptor socket: and a descriptor"));
+  const absl::Status nothing = channel().Fetch("d", kLong).status();
   EXPECT_TRUE(absl::IsInternal(nothing)) << nothing;
   EXPECT_THAT(std::string(nothing.message()), HasSubstr("no descriptor arrived"));
   ExpectFetches("e");
@@ -162,7 +163,7 @@ TEST_F(DescriptorChannelTest, ATicketThatTheDaemonDoesNotKnowMeansThatTheLeaseIs
     Ticket(connection);
     Send(connection, absl::StrCat(std::string(1, static_cast<char>(absl::StatusCode::kNotFound)), "no such ticket"));
   });
-  const absl::Status status = fetcher().Fetch("a", kLong).status();
+  const absl::Status status = channel().Fetch("a", kLong).status();
   EXPECT_TRUE(absl::IsUnavailable(status)) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("the daemon has restarted"));
   daemon.join();
@@ -208,7 +209,7 @@ TEST_F(DescriptorChannelTest, ConnectsOnceAgainAndNoMore) {
     Ticket(connection);
   });
   ExpectFetches("before");
-  EXPECT_EQ(fetcher().Fetch("after", kLong).status(),
+  EXPECT_EQ(channel().Fetch("after", kLong).status(),
             absl::UnavailableError("descriptor socket: the daemon closed the connection"));
   daemon.join();
   EXPECT_FALSE(AnotherConnects());
@@ -219,7 +220,7 @@ TEST_F(DescriptorChannelTest, FindsADaemonThatWasRestarted) {
   ExpectFetches("of the first");
   daemon.join();
   listener_.Reset();
-  const absl::Status gone = fetcher().Fetch("meanwhile", kLong).status();
+  const absl::Status gone = channel().Fetch("meanwhile", kLong).status();
   EXPECT_TRUE(absl::IsUnavailable(gone)) << gone;
   EXPECT_THAT(std::string(gone.message()), HasSubstr("nobody listens on"));
   Listen();
@@ -231,7 +232,7 @@ TEST_F(DescriptorChannelTest, FindsADaemonThatWasRestarted) {
 TEST_F(DescriptorChannelTest, ALateAnswerIsNobodyElses) {
   for (const bool kept : {false, true}) {
     SCOPED_TRACE(kept ? "on the kept connection" : "on a new connection");
-    fetcher_.reset();
+    channel_.reset();
     UniqueFd slow;
     std::thread daemon([&] {
       slow = Accept();
@@ -239,7 +240,7 @@ TEST_F(DescriptorChannelTest, ALateAnswerIsNobodyElses) {
       EXPECT_EQ(Ticket(slow), "late");
     });
     if (kept) ExpectFetches("before");
-    const absl::Status status = fetcher().Fetch("late", absl::Milliseconds(20)).status();
+    const absl::Status status = channel().Fetch("late", absl::Milliseconds(20)).status();
     EXPECT_EQ(status, absl::DeadlineExceededError("descriptor socket: the daemon did not answer in time"));
     daemon.join();
     Send(slow, std::string(1, '\0'), FileWith("late"));
@@ -254,9 +255,9 @@ TEST_F(DescriptorChannelTest, ThreadsDoNotWaitForEachOther) {
   constexpr int kThreads = 8;
   std::vector<std::thread> threads;
   for (int i = 0; i < kThreads; ++i) {
-    threads.emplace_back([i, &fetcher = fetcher()] {
+    threads.emplace_back([i, &channel = channel()] {
       const std::string ticket = absl::StrCat("ticket ", i);
-      const absl::StatusOr<UniqueFd> fd = fetcher.Fetch(ticket, kLong);
+      const absl::StatusOr<UniqueFd> fd = channel.Fetch(ticket, kLong);
       ASSERT_TRUE(fd.ok()) << fd.status();
       EXPECT_EQ(TextIn(*fd), ticket) << "its own, not another thread's";
     });
@@ -276,6 +277,91 @@ TEST_F(DescriptorChannelTest, SaysThatThereIsNoDaemon) {
   const absl::Status status = nowhere.Fetch("t", kLong).status();
   EXPECT_TRUE(absl::IsUnavailable(status)) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("no vrambrokerd: there is no socket"));
+}
+
+// ---- Calls ----
+
+v1::SegmentCall ReturnCall(uint64_t id) {
+  v1::SegmentCall call;
+  call.mutable_return_segments()->add_segment_ids(id);
+  return call;
+}
+
+std::string Leased(uint64_t id) {
+  v1::CallResult result;
+  result.mutable_leased()->add_segments()->set_segment_id(id);
+  return result.SerializeAsString();
+}
+
+TEST_F(DescriptorChannelTest, ACallBringsItsDescriptorAlong) {
+  std::thread daemon([this] {
+    const UniqueFd connection = Accept();
+    for (const uint64_t id : {5, 6}) {
+      v1::SegmentCall call;
+      EXPECT_TRUE(call.ParseFromString(Ticket(connection)));
+      EXPECT_EQ(call.return_segments().segment_ids(0), id);
+      Send(connection, Leased(id), id == 5 ? FileWith("of five") : UniqueFd());
+    }
+    Serve(connection);
+  });
+  absl::StatusOr<DescriptorChannel::Answer> answer = channel().Call(ReturnCall(5), kLong);
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  EXPECT_EQ(answer->result.leased().segments(0).segment_id(), 5u);
+  ASSERT_EQ(answer->descriptors.size(), 1u);
+  EXPECT_EQ(TextIn(answer->descriptors[0]), "of five");
+  EXPECT_NE(fcntl(answer->descriptors[0].get(), F_GETFD) & FD_CLOEXEC, 0);
+  answer = channel().Call(ReturnCall(6), kLong);
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  EXPECT_TRUE(answer->descriptors.empty());
+  ExpectFetches("a ticket over the same connection");
+  daemon.join();
+}
+
+TEST_F(DescriptorChannelTest, ADaemonThatDoesNotTakeACallHasNotMadeIt) {
+  std::thread daemon([this] {
+    const UniqueFd connection = Accept();
+    Ticket(connection);
+    Send(connection,
+         "\x03"
+         "expected a ticket of 16 bytes");
+    Ticket(connection);
+    Send(connection, "\xff\xff\xff");
+  });
+  for (int i = 0; i < 2; ++i) {
+    const absl::Status status = channel().Call(ReturnCall(1), kLong).status();
+    EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  }
+  daemon.join();
+}
+
+// So that it can take back what it has leased meanwhile.
+TEST_F(DescriptorChannelTest, TheDaemonIsToldThatNobodyWaitsForItsAnswer) {
+  UniqueFd connection;
+  std::thread daemon([&] {
+    connection = Accept();
+    Ticket(connection);
+  });
+  const absl::Status status = channel().Call(ReturnCall(1), absl::Milliseconds(20)).status();
+  EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+  daemon.join();
+  const std::string late = Leased(1);
+  EXPECT_EQ(send(connection.get(), late.data(), late.size(), MSG_NOSIGNAL), -1);
+  EXPECT_EQ(errno, EPIPE);
+}
+
+TEST_F(DescriptorChannelTest, StopWaitingEndsACallAndAllThatFollow) {
+  UniqueFd connection;
+  DescriptorChannel& waiting = channel();  // made before two threads use it
+  std::thread daemon([&] {
+    connection = Accept();
+    Ticket(connection);
+    waiting.StopWaiting();
+  });
+  EXPECT_TRUE(absl::IsUnavailable(channel().Call(ReturnCall(1), absl::InfiniteDuration()).status()));
+  daemon.join();
+  const std::string late = Leased(1);
+  EXPECT_EQ(send(connection.get(), late.data(), late.size(), MSG_NOSIGNAL), -1);
+  EXPECT_TRUE(absl::IsUnavailable(channel().Call(ReturnCall(1), absl::InfiniteDuration()).status()));
 }
 
 }  // namespace

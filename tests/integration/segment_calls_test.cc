@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Leases and returns over the descriptor socket: what honest clients get, and what others may send.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#include <array>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "allocator/base/bytes.h"
+#include "client/connection/descriptor_channel.h"
+#include "tests/integration/bad_input_fixture.h"
+#include "tests/support/test_device.h"
+#include "tests/support/unix_client.h"
+
+namespace vrambroker::testing_support {
+namespace {
+
+using ::absl::StatusCode;
+using client_internal::DescriptorChannel;
+using ::testing::HasSubstr;
+
+class SegmentCallsTest : public BadInputTest {
+ protected:
+  // Opens a session that leases, whose calls these are.
+  void Open(const DaemonOptions& options = {}) {
+    if (!options.config.empty()) Begin(options);
+    stream_.emplace(*raw_);
+    ASSERT_OK_AND_ASSIGN(welcome_, stream_->Open(LeasingHello("direct")));
+    ASSERT_TRUE(welcome_.takes_segment_calls());
+  }
+  void TearDown() override {
+    if (stream_.has_value() && daemon_->Running()) {
+      EXPECT_OK(stream_->Goodbye());
+    }
+    BadInputTest::TearDown();
+    stream_.reset();
+  }
+
+  v1::SegmentCall ToLease(const std::vector<uint64_t>& sizes) const {
+    v1::SegmentCall call;
+    call.set_session_id(welcome_.session_id());
+    call.set_resume_token(welcome_.resume_token());
+    call.mutable_lease()->mutable_segment_bytes()->Add(sizes.begin(), sizes.end());
+    return call;
+  }
+  v1::SegmentCall ToReturn(const std::vector<uint64_t>& ids) const {
+    v1::SegmentCall call = ToLease({});
+    call.mutable_return_segments()->mutable_segment_ids()->Add(ids.begin(), ids.end());
+    return call;
+  }
+  absl::StatusOr<DescriptorChannel::Answer> Make(const v1::SegmentCall& call) {
+    if (!channel_.has_value()) channel_.emplace(dir());
+    return channel_->Call(call, kPatience);
+  }
+  // The error of the daemon.
+  absl::Status ErrorOf(const v1::SegmentCall& call) {
+    const absl::StatusOr<DescriptorChannel::Answer> answer = Make(call);
+    if (!answer.ok()) return absl::InternalError(absl::StrCat("no answer: ", answer.status().message()));
+    return client_internal::FromProto(answer->result.error());
+  }
+  uint64_t Reserved() { return ListedDevice(dir(), "direct").reserved_bytes(); }
+
+  UniqueFd ConnectRaw() { return ConnectUnix(dir() + "/vrambroker-fd.sock", SOCK_SEQPACKET); }
+  static void Send(const UniqueFd& socket, const v1::SegmentCall& call) {
+    const std::string packet = call.SerializeAsString();
+    ASSERT_EQ(send(socket.get(), packet.data(), packet.size(), MSG_NOSIGNAL), static_cast<ssize_t>(packet.size()));
+  }
+  // The next packet, without its descriptors; empty at the end.
+  static std::string Receive(const UniqueFd& socket) {
+    std::array<char, 8192> bytes;
+    pollfd readable = {.fd = socket.get(), .events = POLLIN, .revents = 0};
+    EXPECT_EQ(poll(&readable, 1, static_cast<int>(absl::ToInt64Milliseconds(kPatience))), 1);
+    const ssize_t size = recv(socket.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
+    return size <= 0 ? "" : std::string(bytes.data(), static_cast<size_t>(size));
+  }
+  static v1::CallResult ReceiveResult(const UniqueFd& socket) {
+    v1::CallResult result;
+    EXPECT_TRUE(result.ParseFromString(Receive(socket)));
+    return result;
+  }
+
+  std::optional<RawStream> stream_;
+  std::optional<DescriptorChannel> channel_;
+  v1::Welcome welcome_;
+};
+
+// ---- What they are for ----
+
+TEST_F(SegmentCallsTest, LeaseWithDescriptorsAndReturn) {
+  HOST_DEVICE_ONLY();
+  Open();
+  for (int round = 0; round < 2; ++round) {  // from the device, then from the daemon's cache
+    ASSERT_OK_AND_ASSIGN(DescriptorChannel::Answer answer, Make(ToLease({4_MiB, 2_MiB})));
+    ASSERT_EQ(answer.result.leased().segments_size(), 2) << answer.result.DebugString();
+    ASSERT_EQ(answer.descriptors.size(), 2u);
+    std::vector<uint64_t> ids;
+    for (int i = 0; i < 2; ++i) {
+      const v1::LeaseSegmentsResponse::Segment& segment = answer.result.leased().segments(i);
+      EXPECT_TRUE(segment.handle().descriptor_attached());
+      struct stat file = {};
+      ASSERT_EQ(fstat(answer.descriptors[i].get(), &file), 0);
+      EXPECT_EQ(static_cast<uint64_t>(file.st_size), segment.segment_bytes());
+      EXPECT_NE(fcntl(answer.descriptors[i].get(), F_GETFD) & FD_CLOEXEC, 0);
+      ids.push_back(segment.segment_id());
+    }
+    EXPECT_EQ(Reserved(), 6_MiB);
+    ASSERT_OK_AND_ASSIGN(answer, Make(ToReturn(ids)));
+    EXPECT_TRUE(answer.result.has_returned()) << answer.result.DebugString();
+    EXPECT_EQ(Reserved(), 0u);
+  }
+  const MetricsPage metrics = daemon_->Metrics();
+  for (const char* method : {"Session.LeaseSegments", "Session.ReturnSegments"}) {
+    EXPECT_GE(metrics.Value("vrambroker_rpc_requests_total", {{"method", method}, {"code", "OK"}}), 2) << method;
+  }
+}
+
+TEST_F(SegmentCallsTest, MoreSegmentsThanDescriptorsInAnAnswerHaveTickets) {
+  HOST_DEVICE_ONLY();
+  Open();
+  ASSERT_OK_AND_ASSIGN(const DescriptorChannel::Answer answer, Make(ToLease(std::vector<uint64_t>(10, 2_MiB))));
+  EXPECT_EQ(answer.descriptors.size(), 8u);
+  ASSERT_EQ(answer.result.leased().segments_size(), 10);
+  EXPECT_TRUE(answer.result.leased().segments(7).handle().descriptor_attached());
+  EXPECT_OK(channel_->Fetch(answer.result.leased().segments(8).handle().descriptor_ticket(), kPatience));
+  EXPECT_OK(channel_->Fetch(answer.result.leased().segments(9).handle().descriptor_ticket(), kPatience));
+}
+
+TEST_F(SegmentCallsTest, ARefusalSaysWhatTheStreamSays) {
+  Open();
+  const absl::Status direct = ErrorOf(ToLease({200_MiB, 200_MiB}));
+  v1::SessionRequest request;
+  *request.mutable_lease()->mutable_request() = ToLease({200_MiB, 200_MiB}).lease();
+  stream_->Send(request);
+  const absl::Status streamed = client_internal::FromProto(stream_->Receive().value().result().error());
+  EXPECT_EQ(direct.code(), StatusCode::kResourceExhausted);
+  EXPECT_EQ(direct, streamed);
+}
+
+// ---- Who may ----
+
+TEST_F(SegmentCallsTest, OnlyTheSessionsOwnProcessWithItsToken) {
+  Open();
+  ASSERT_OK_AND_ASSIGN(const DescriptorChannel::Answer mine, Make(ToLease({2_MiB})));
+  v1::SegmentCall call = ToLease({2_MiB});
+  call.mutable_resume_token()->back() ^= 1;
+  EXPECT_STATUS(ErrorOf(call), StatusCode::kNotFound, "resume_token");
+  call = ToReturn({mine.result.leased().segments(0).segment_id()});
+  call.mutable_resume_token()->front() ^= 1;
+  EXPECT_STATUS(ErrorOf(call), StatusCode::kNotFound, "resume_token");
+  call = ToLease({2_MiB});
+  call.set_session_id(WitnessId());
+  EXPECT_STATUS(ErrorOf(call), StatusCode::kPermissionDenied, "another process");
+  call.set_session_id(~uint64_t{0});
+  EXPECT_STATUS(ErrorOf(call), StatusCode::kNotFound, "");
+  EXPECT_EQ(Reserved(), 2_MiB);
+
+  RawStream remote(*raw_);
+  ASSERT_OK_AND_ASSIGN(const v1::Welcome welcome, remote.Hello());
+  EXPECT_FALSE(welcome.takes_segment_calls());
+  call.set_session_id(welcome.session_id());
+  EXPECT_STATUS(ErrorOf(call), StatusCode::kFailedPrecondition, "remote");
+  EXPECT_OK(remote.Goodbye());
+}
+
+TEST_F(SegmentCallsTest, ASessionThatHasEndedOrIsCutOffGetsNothing) {
+  Open();
+  ASSERT_OK(raw_->EndSession(Ref("direct")));
+  EXPECT_STATUS(ErrorOf(ToLease({2_MiB})), StatusCode::kAborted, "");
+  stream_.reset();  // breaks it
+  EXPECT_TRUE(WaitFor(
+      [&] { return absl::IsNotFound(raw_->GetSession(Ref("direct")).status()) || !ErrorOf(ToLease({2_MiB})).ok(); }));
+}
+
+// ---- What is wrong with a call ----
+
+TEST_F(SegmentCallsTest, AreChecked) {
+  Open();
+  EXPECT_STATUS(ErrorOf(ToLease({})), StatusCode::kInvalidArgument, "segment_bytes");
+  EXPECT_STATUS(ErrorOf(ToLease({1})), StatusCode::kInvalidArgument, "segment_bytes");
+  EXPECT_STATUS(ErrorOf(ToLease(std::vector<uint64_t>(65, 2_MiB))), StatusCode::kInvalidArgument, "65 sizes");
+  v1::SegmentCall call = ToLease({2_MiB});
+  call.mutable_lease()->set_device(7);
+  EXPECT_STATUS(ErrorOf(call), StatusCode::kNotFound, "");
+  call = ToLease({2_MiB});
+  call.mutable_lease()->set_last_resort(true);
+  EXPECT_STATUS(ErrorOf(call), StatusCode::kInvalidArgument, "last_resort");
+  EXPECT_STATUS(ErrorOf(ToReturn({})), StatusCode::kInvalidArgument, "");
+  EXPECT_STATUS(ErrorOf(ToReturn({~uint64_t{0}})), StatusCode::kNotFound, "");
+  ASSERT_OK_AND_ASSIGN(const DescriptorChannel::Answer leased, Make(ToLease({2_MiB})));
+  const uint64_t id = leased.result.leased().segments(0).segment_id();
+  EXPECT_STATUS(ErrorOf(ToReturn({id, id})), StatusCode::kInvalidArgument, "");
+  EXPECT_STATUS(ErrorOf(ToReturn({id, id + 1})), StatusCode::kNotFound, "");
+  EXPECT_EQ(Reserved(), 2_MiB);
+}
+
+TEST_F(SegmentCallsTest, WhatIsNoCallIsNamed) {
+  Open();
+  v1::SegmentCall no_token = ToLease({2_MiB});
+  no_token.set_resume_token("short");
+  v1::SegmentCall no_call = ToLease({2_MiB});
+  no_call.clear_call();
+  std::string large = ToReturn(std::vector<uint64_t>(450, ~uint64_t{0})).SerializeAsString();
+  ASSERT_GT(large.size(), 4096u);
+  const UniqueFd socket = ConnectRaw();  // one connection for them all: none of these upsets it
+  for (const std::string& packet : {no_token.SerializeAsString(), no_call.SerializeAsString(), large,
+                                    std::string(17, '\xff'), std::string(100'000, '\0')}) {
+    ASSERT_EQ(send(socket.get(), packet.data(), packet.size(), MSG_NOSIGNAL), static_cast<ssize_t>(packet.size()));
+    const std::string answer = Receive(socket);
+    ASSERT_FALSE(answer.empty());
+    EXPECT_EQ(answer[0], static_cast<char>(StatusCode::kInvalidArgument));
+    EXPECT_THAT(answer, HasSubstr("a SegmentCall of at most 4096"));
+  }
+  Send(socket, ToLease({2_MiB}));
+  EXPECT_TRUE(ReceiveResult(socket).has_leased());
+}
+
+// ---- Clients that do not wait for their answers ----
+
+TEST_F(SegmentCallsTest, WhatIsLeasedForAClientThatHasGoneIsTakenBack) {
+  Open({.config = "host_driver_latency: \"300ms\""});
+  for (const bool closes : {true, false}) {
+    UniqueFd socket = ConnectRaw();
+    Send(socket, ToLease({2_MiB}));
+    if (closes) {
+      socket.Reset();
+    } else {
+      ASSERT_EQ(shutdown(socket.get(), SHUT_RD), 0);
+    }
+    // Counted once the lease is done.
+    EXPECT_TRUE(WaitFor([&] {
+      return daemon_->Metrics().Value("vrambroker_rpc_requests_total",
+                                      {{"method", "Session.LeaseSegments"}, {"code", "CANCELLED"}}) == (closes ? 1 : 2);
+    }));
+    EXPECT_EQ(Reserved(), 0u);
+  }
+}
+
+TEST_F(SegmentCallsTest, AConnectionHasOneCallUnderWay) {
+  Open({.config = "host_driver_latency: \"2s\""});
+  const UniqueFd socket = ConnectRaw();
+  Send(socket, ToLease({2_MiB}));
+  Send(socket, ToLease({2_MiB}));
+  v1::CallResult refused = ReceiveResult(socket);
+  EXPECT_EQ(refused.error().code(), static_cast<int>(StatusCode::kFailedPrecondition)) << refused.DebugString();
+  EXPECT_TRUE(ReceiveResult(socket).has_leased());
+  EXPECT_EQ(Reserved(), 2_MiB);
+}
+
+TEST_F(SegmentCallsTest, AConnectionWhoseAnswersNobodyReadsIsClosed) {
+  Open();
+  const UniqueFd socket = ConnectRaw();
+  Send(socket, ToLease({2_MiB}));
+  pollfd readable = {.fd = socket.get(), .events = POLLIN, .revents = 0};
+  ASSERT_EQ(poll(&readable, 1, static_cast<int>(absl::ToInt64Milliseconds(kPatience))), 1);
+  Send(socket, ToLease({2_MiB}));
+  ASSERT_TRUE(ReceiveResult(socket).has_leased());
+  EXPECT_EQ(Receive(socket), "");
+  EXPECT_EQ(Reserved(), 2_MiB);
+}
+
+TEST_F(SegmentCallsTest, AFloodHarmsNobody) {
+  Open();
+  std::vector<UniqueFd> sockets;
+  for (int i = 0; i < 50; ++i) sockets.push_back(ConnectRaw());
+  const std::string lease = ToLease({2_MiB}).SerializeAsString();
+  const std::string giving_back = ToReturn(std::vector<uint64_t>(300, 1'000'000)).SerializeAsString();
+  for (int round = 0; round < 50; ++round) {
+    for (const UniqueFd& socket : sockets) {
+      const std::string& packet = round % 2 == 0 ? lease : giving_back;
+      (void)send(socket.get(), packet.data(), packet.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    }
+  }
+  ExpectUnharmed();
+}
+
+}  // namespace
+}  // namespace vrambroker::testing_support
