@@ -102,13 +102,15 @@ absl::StatusOr<DescriptorChannel::Packet> SendAndReceive(int socket, absl::strin
 DescriptorChannel::DescriptorChannel(absl::string_view socket_dir)
     : path_(absl::StrCat(socket_dir, "/vrambroker-fd.sock")) {}
 
+absl::Status DescriptorChannel::NoDescriptor() {
+  return absl::InternalError("descriptor socket: no descriptor arrived; this process may have too many files open");
+}
+
 absl::StatusOr<UniqueFd> DescriptorChannel::Fetch(absl::string_view ticket, absl::Duration timeout) {
   absl::StatusOr<Packet> answer = Exchange(ticket, timeout);
   if (!answer.ok()) return answer.status();
   if (answer->bytes[0] != 0) return Refusal(answer->bytes);
-  if (answer->descriptors.empty()) {
-    return absl::InternalError("descriptor socket: no descriptor arrived; this process may have too many files open");
-  }
+  if (answer->descriptors.empty()) return NoDescriptor();
   return std::move(answer->descriptors[0]);
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
@@ -41,6 +42,9 @@ class DescriptorChannel {
     std::vector<UniqueFd> descriptors;
     bool is_last = false;  // nothing comes over its connection any more
   };
+
+  // The error of an answer without the descriptor that it should have brought.
+  static absl::Status NoDescriptor();
 
   // Whoever waits gets Unavailable, now and from now on.
   void StopWaiting() ABSL_LOCKS_EXCLUDED(mu_);

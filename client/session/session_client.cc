@@ -442,6 +442,7 @@ absl::StatusOr<SegmentHandle> SessionClient::FetchHandle(const v1::SegmentHandle
     std::memcpy(opened.data(), ipc.data(), ipc.size());
     return SegmentHandle(opened);
   }
+  if (handle.descriptor_attached()) return DescriptorChannel::NoDescriptor();
   absl::StatusOr<UniqueFd> fd = descriptors_.Fetch(handle.descriptor_ticket(), options().call_timeout);
   if (!fd.ok()) return fd.status();
   return SegmentHandle(*std::move(fd));

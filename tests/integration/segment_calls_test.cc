@@ -4,9 +4,11 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <optional>
@@ -118,7 +120,7 @@ TEST_F(SegmentCallsTest, LeaseWithDescriptorsAndReturn) {
   }
   const MetricsPage metrics = daemon_->Metrics();
   for (const char* method : {"Session.LeaseSegments", "Session.ReturnSegments"}) {
-    EXPECT_GE(metrics.Value("vrambroker_rpc_requests_total", {{"method", method}, {"code", "OK"}}), 2) << method;
+    EXPECT_GE(metrics.Sum("vrambroker_rpc_requests_total", {{"method", method}, {"code", "OK"}}), 2) << method;
   }
 }
 
@@ -142,6 +144,26 @@ TEST_F(SegmentCallsTest, ARefusalSaysWhatTheStreamSays) {
   const absl::Status streamed = client_internal::FromProto(stream_->Receive().value().result().error());
   EXPECT_EQ(direct.code(), StatusCode::kResourceExhausted);
   EXPECT_EQ(direct, streamed);
+}
+
+TEST_F(SegmentCallsTest, AClientThatCannotTakeADescriptorLosesNothing) {
+  HOST_DEVICE_ONLY();
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("full"));
+  ASSERT_OK_AND_ASSIGN(const Buffer held, client.Allocate(40_MiB));  // so that it has a connection
+  rlimit files = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &files), 0);
+  rlimit few = files;
+  few.rlim_cur = std::min<rlim_t>(files.rlim_cur, 1000);
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  std::vector<UniqueFd> all;
+  do {
+    all.emplace_back(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  } while (all.back().valid());
+  EXPECT_STATUS(client.Allocate(40_MiB).status(), StatusCode::kInternal, "too many files open");
+  all.clear();
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &files), 0);
+  EXPECT_EQ(ListedDevice(dir(), "full").reserved_bytes(), 40_MiB);
+  EXPECT_OK(client.Allocate(40_MiB));
 }
 
 // ---- Who may ----
@@ -236,8 +258,8 @@ TEST_F(SegmentCallsTest, WhatIsLeasedForAClientThatHasGoneIsTakenBack) {
     }
     // Counted once the lease is done.
     EXPECT_TRUE(WaitFor([&] {
-      return daemon_->Metrics().Value("vrambroker_rpc_requests_total",
-                                      {{"method", "Session.LeaseSegments"}, {"code", "CANCELLED"}}) == (closes ? 1 : 2);
+      return daemon_->Metrics().Sum("vrambroker_rpc_requests_total",
+                                    {{"method", "Session.LeaseSegments"}, {"code", "CANCELLED"}}) == (closes ? 1 : 2);
     }));
     EXPECT_EQ(Reserved(), 0u);
   }
