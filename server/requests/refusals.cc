@@ -13,7 +13,6 @@
 #include "server/oom/oom_advice.h"
 #include "server/oom/refusal_line.h"
 #include "server/requests/check_device.h"
-#include "server/requests/waiting_requests.h"
 #include "server/sessions/session_view.h"
 
 namespace vrambroker {
@@ -41,9 +40,9 @@ bool Shows(const HeapSnapshot& recording, const OomReport& report) {
   });
 }
 
-OtherSession::Asked AskedOf(SessionId session, bool is_silent, const WaitRecord& outcome) {
-  if (is_silent) return OtherSession::Asked::kNoAnswer;
-  const auto asked = outcome.asked.find(session);
+OtherSession::Asked AskedOf(const Session& session, int device, const WaitRecord& outcome, SteadyTime now) {
+  if (session.reclaims().IsSilent(device, ReclaimQuestions::kSilence, now)) return OtherSession::Asked::kNoAnswer;
+  const auto asked = outcome.asked.find(session.id());
   if (asked == outcome.asked.end()) return OtherSession::Asked::kNo;
   return asked->second ? OtherSession::Asked::kAnswered : OtherSession::Asked::kNoAnswer;
 }
@@ -157,7 +156,7 @@ void Refusals::AddOthersOf(const Session& session, const PoolLook& look, const W
                       .unknown_bytes = held.unknown_bytes,
                       .inactive_split_bytes = held.stats.inactive_split_bytes.all.current,
                       .is_connected = holder->state() == SessionState::kActive,
-                      .asked = AskedOf(holder->id(), IsSilent(*holder, report->device, kSilence, now), outcome)});
+                      .asked = AskedOf(*holder, report->device, outcome, now)});
   }
   std::stable_sort(report->largest_holders.begin(), report->largest_holders.end(),
                    [](const auto& a, const auto& b) { return a.reserved_bytes > b.reserved_bytes; });

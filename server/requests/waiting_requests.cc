@@ -17,11 +17,6 @@ constexpr size_t kMaxNamedInLog = 10;
 
 }  // namespace
 
-bool IsSilent(const Session& session, int device, std::chrono::milliseconds time, SteadyTime now) {
-  const std::optional<SteadyTime> since = session.reclaims().AskedSince(device);
-  return since.has_value() && now > *since + time;
-}
-
 WaitingRequests::WaitingRequests(const WaitingOptions& options, std::vector<SegmentPool*> pools, Executor* workers,
                                  const SessionRegistry* sessions, SharedTimer* timer)
     : clock_(options.clock),
@@ -152,7 +147,8 @@ std::vector<ReclaimCandidate> WaitingRequests::Candidates(int device) const {
   const SteadyTime now = clock_();
   for (const SessionPtr& session : sessions_.GetAll()) {
     // Nobody waits for an answer that is overdue.
-    if (session->state() != SessionState::kActive || IsSilent(*session, device, reclaim_timeout_, now)) continue;
+    const ReclaimQuestions& questions = session->reclaims();
+    if (session->state() != SessionState::kActive || questions.IsSilent(device, reclaim_timeout_, now)) continue;
     const std::optional<AccountState> account = pools_[device]->GetAccount(session->id());
     if (!account.has_value() || account->reserved_bytes == 0) continue;
     candidates.push_back({.session = session->id(),
@@ -160,7 +156,7 @@ std::vector<ReclaimCandidate> WaitingRequests::Candidates(int device) const {
                           .reserved_bytes = account->reserved_bytes,
                           .guarantee_bytes = account->guarantee_bytes,
                           .idle_bytes = IdleBytes(*session, *account, session->GetMemoryStats(device)),
-                          .is_slow = IsSilent(*session, device, kSilence, now)});
+                          .is_slow = questions.IsSilent(device, ReclaimQuestions::kSilence, now)});
   }
   return candidates;
 }

@@ -4,6 +4,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "server/base/client_log.h"
@@ -32,10 +33,10 @@ void ReclaimQuestions::Ask(int device, uint64_t bytes, std::chrono::milliseconds
   SendNext(device);
 }
 
-std::optional<SteadyTime> ReclaimQuestions::AskedSince(int device) const {
+bool ReclaimQuestions::IsSilent(int device, std::chrono::milliseconds time, SteadyTime now) const {
   MutexLock lock(mu_);
   const OfDevice& of_device = devices_[device];
-  return of_device.asked ? std::optional(of_device.asked_since) : std::nullopt;
+  return of_device.asked && now > of_device.asked_since + time;
 }
 
 void ReclaimQuestions::SendNext(int device) {
