@@ -70,8 +70,7 @@ std::string MoreRoom(const OomReport& report) {
                                   WholeMib(report.reserved_bytes + report.segment_bytes), " (vramctl limit)"));
   }
   if (rooms.user < report.segment_bytes) {
-    const uint64_t growth =
-        SaturatingSub(report.segment_bytes, SaturatingSub(report.guarantee_bytes, report.reserved_bytes));
+    const uint64_t growth = SaturatingSub(report.segment_bytes, UnusedGuaranteeBytes(report));
     needed.push_back(absl::StrCat("have user_limit raised to ", WholeMib(report.user_committed_bytes + growth)));
   }
   if (rooms.device < report.segment_bytes) {

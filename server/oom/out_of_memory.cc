@@ -172,13 +172,16 @@ Rooms RoomsOf(const OomReport& report) {
               .device = SaturatingSub(report.available_bytes, report.kept_free_bytes)};
   if (report.user_limit_bytes == 0) return rooms;
   // What the session is guaranteed is part of what its user has, whether it holds it or not.
-  rooms.user = SaturatingSub(report.user_limit_bytes, report.user_committed_bytes) +
-               SaturatingSub(report.guarantee_bytes, report.reserved_bytes);
+  rooms.user = SaturatingSub(report.user_limit_bytes, report.user_committed_bytes) + UnusedGuaranteeBytes(report);
   return rooms;
 }
 
 uint64_t RoomBytes(const OomReport& report) {
   return RoomsOf(report).least();
+}
+
+uint64_t UnusedGuaranteeBytes(const OomReport& report) {
+  return SaturatingSub(report.guarantee_bytes, report.reserved_bytes);
 }
 
 uint64_t QuarantinedBytes(const OomReport& report) {

@@ -100,6 +100,9 @@ Rooms RoomsWithoutHoles(const OomReport& report);
 // The least of them.
 uint64_t RoomBytes(const OomReport& report);
 
+// What of its guarantee the session does not hold.
+uint64_t UnusedGuaranteeBytes(const OomReport& report);
+
 // What nobody else can have, though no session that is connected holds it.
 uint64_t QuarantinedBytes(const OomReport& report);
 

@@ -120,8 +120,8 @@ OomReport Refusals::Report(const Session& session, int device, const PoolLook& l
   report.available_bytes = SaturatingSub(look.stats.capacity_bytes, look.stats.charged_bytes);
   report.guarantee_bytes = account.guarantee_bytes;
   // What is committed and not charged, less the session's own part of it.
-  const uint64_t own_kept_free = account.committed_bytes() - account.reserved_bytes;
-  report.kept_free_bytes = SaturatingSub(look.stats.committed_bytes - look.stats.charged_bytes, own_kept_free);
+  report.kept_free_bytes =
+      SaturatingSub(look.stats.committed_bytes - look.stats.charged_bytes, account.unused_guarantee_bytes());
   report.held_back = look.is_held_back;
   report.device_idle_bytes = look.stats.idle_bytes;
   report.outside_bytes = look.stats.outside_bytes;

@@ -97,7 +97,7 @@ void WaitingRequests::CancelIfEnded(const Session& session) {
 bool WaitingRequests::GoesFirst(const Session& session, int device, uint64_t bytes) const {
   if (!queues_[device]->IsPassToCome()) return true;
   const std::optional<AccountState> account = pools_[device]->GetAccount(session.id());
-  return account.has_value() && bytes <= account->committed_bytes() - account->reserved_bytes;
+  return account.has_value() && bytes <= account->unused_guarantee_bytes();
 }
 
 void WaitingRequests::Retry(const Session& session) {
@@ -172,8 +172,7 @@ void WaitingRequests::AskFor(int device, const ReclaimVictim& victim, const std:
 std::optional<SteadyTime> WaitingRequests::NextWake() const {
   std::optional<SteadyTime> next;
   for (const auto& queue : queues_) {
-    const std::optional<SteadyTime> wake = queue->NextWake();
-    if (wake.has_value() && (!next.has_value() || *wake < *next)) next = wake;
+    next = Earlier(next, queue->NextWake());
   }
   return next;
 }
