@@ -311,11 +311,11 @@ class SegmentPool {
   absl::Status Obtain(const std::string& tenant, absl::Span<const uint64_t> sizes, Gathered& gathered)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Gives up a lease of so many `bytes`. Returns what the driver is to have back.
-  std::vector<IdleSegments::Entry> Undo(SessionId session, uid_t uid, const std::string& tenant, uint64_t bytes,
-                                        const Gathered& gathered) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::vector<UnleasedSegment> Undo(SessionId session, uid_t uid, const std::string& tenant, uint64_t bytes,
+                                    const Gathered& gathered) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   SegmentId AddLease(SessionId session, LeasedSegment segment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void MakeIdle(SegmentId id, Account& account) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void AddIdle(const IdleSegments::Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void AddIdle(const UnleasedSegment& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Takes a segment out of the account's books, not out of the ledger's.
   LeasedSegment Forget(SegmentId id, Account& account) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   uint64_t Close(SessionId session, bool process_gone) ABSL_LOCKS_EXCLUDED(mu_);
@@ -323,8 +323,7 @@ class SegmentPool {
     if (capacity_freed_) capacity_freed_();
   }
   // Counts `entries`, which have left idle_, as being freed; DriverSegments::Free() is to get them.
-  std::vector<IdleSegments::Entry> StartFreeing(std::vector<IdleSegments::Entry> entries)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::vector<UnleasedSegment> StartFreeing(std::vector<UnleasedSegment> entries) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // Constant after construction.
   const std::unique_ptr<MeteredDevice> device_;

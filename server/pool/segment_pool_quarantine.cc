@@ -62,7 +62,7 @@ void SegmentPool::CheckQuarantine() {
   }
   uint64_t held_bytes = 0;
   pid_t first_holder = 0;
-  std::vector<IdleSegments::Entry> quiet;
+  std::vector<UnleasedSegment> quiet;
   {
     MutexLock lock(mu_);
     const SteadyTime now = options_.clock();
