@@ -255,7 +255,7 @@ void SegmentPool::MakeIdle(SegmentId id, Account& account) {
 void SegmentPool::AddIdle(const UnleasedSegment& entry) {
   const bool first = idle_.bytes() == 0;
   idle_.Add(entry);
-  if (decay_changed_ && (first || idle_.bytes() > options_.idle_limit_bytes)) decay_changed_();
+  if (on_decay_changed_ && (first || idle_.bytes() > options_.idle_limit_bytes)) on_decay_changed_();
 }
 
 // ---- Returning ----

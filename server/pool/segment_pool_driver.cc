@@ -59,9 +59,9 @@ std::optional<SteadyTime> SegmentPool::NextDecay(std::chrono::milliseconds decay
   return idle_.bytes() > options_.idle_limit_bytes ? *since : *since + decay;
 }
 
-void SegmentPool::OnDecayChanged(std::function<void()> decay_changed) {
+void SegmentPool::SetOnDecayChanged(std::function<void()> callback) {
   MutexLock lock(mu_);
-  decay_changed_ = std::move(decay_changed);
+  on_decay_changed_ = std::move(callback);
 }
 
 absl::Status SegmentPool::UpdateHealth() {

@@ -143,7 +143,7 @@ void SegmentPool::PutIdleBack(const Gathered& gathered) {
     idle_.PutBack(*idle);
     has_more = true;
   }
-  if (has_more && decay_changed_) decay_changed_();  // one of them may be the oldest
+  if (has_more && on_decay_changed_) on_decay_changed_();  // one of them may be the oldest
 }
 
 std::vector<SegmentId> SegmentPool::AddLeases(SessionId session, const Gathered& gathered) {

@@ -42,12 +42,12 @@ WaitingRequests::WaitingRequests(const WaitingOptions& options, std::vector<Segm
     queues_.push_back(std::make_unique<RequestQueue>(pools_[i], queue_options, hooks));
   }
   for (size_t i = 0; i < pools_.size(); ++i) {
-    pools_[i]->OnCapacityFreed([queue = queues_[i].get()] { queue->OnCapacityFreed(); });
+    pools_[i]->SetOnCapacityFreed([queue = queues_[i].get()] { queue->OnCapacityFreed(); });
   }
 }
 
 WaitingRequests::~WaitingRequests() {
-  for (SegmentPool* pool : pools_) pool->OnCapacityFreed(nullptr);
+  for (SegmentPool* pool : pools_) pool->SetOnCapacityFreed(nullptr);
 }
 
 // ---- Waiting ----
