@@ -322,7 +322,8 @@ class SegmentPool {
   void CapacityFreed() const {
     if (on_capacity_freed_) on_capacity_freed_();
   }
-  // Counts `entries`, which have left idle_, as being freed; DriverSegments::Free() is to get them.
+  // Counts `entries`, which are in none of the books here any more, as being freed; DriverSegments::Free() is to get
+  // them.
   std::vector<UnleasedSegment> StartFreeing(std::vector<UnleasedSegment> entries) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // Constant after construction.
