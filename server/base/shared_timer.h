@@ -28,10 +28,7 @@ class SharedTimer {
   void Update() ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(mu_);
     std::optional<SteadyTime> next;
-    for (const Source& source : sources_) {
-      const std::optional<SteadyTime> time = source();
-      if (time.has_value() && (!next.has_value() || *time < *next)) next = time;
-    }
+    for (const Source& source : sources_) next = Earlier(next, source());
     if (next.has_value()) set_(*next);
   }
 

@@ -11,9 +11,7 @@ QuarantineChecks::QuarantineChecks(std::vector<SegmentPool*> pools, Executor* wo
 std::optional<SteadyTime> QuarantineChecks::NextCheck() const {
   std::optional<SteadyTime> next;
   for (size_t device = 0; device < pools_.size(); ++device) {
-    if (is_checking_[device]) continue;
-    const std::optional<SteadyTime> check = pools_[device]->NextQuarantineCheck();
-    if (check.has_value() && (!next.has_value() || *check < *next)) next = check;
+    if (!is_checking_[device]) next = Earlier(next, pools_[device]->NextQuarantineCheck());
   }
   return next;
 }

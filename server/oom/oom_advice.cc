@@ -35,14 +35,26 @@ std::string MoreOfTheDevice(const OomReport& report, uint64_t missing) {
     return absl::StrCat("lower other sessions' guarantees, for which ", FormatBytes(report.kept_free_bytes),
                         " are kept free");
   }
-  if (report.quarantined_bytes >= missing) {
-    return absl::StrCat("end the processes of sessions that disconnected or were ended, which still hold ",
-                        FormatBytes(report.quarantined_bytes));
+  const uint64_t left = report.left_behind_bytes;
+  if (left >= missing) {
+    return absl::StrCat("wait until ", FormatBytes(left),
+                        " of ended processes are free (vramctl quarantine names who has them open)");
   }
-  const uint64_t others =
-      SaturatingSub(report.capacity_bytes, report.available_bytes + report.reserved_bytes + report.outside_bytes);
+  if (report.detached_bytes >= missing) {
+    return absl::StrCat("end the processes of sessions that disconnected or were ended, which still hold ",
+                        FormatBytes(report.detached_bytes));
+  }
+  constexpr char kAndWait[] = " and wait for what ended processes left (vramctl quarantine)";
+  if (QuarantinedBytes(report) >= missing) {
+    return absl::StrCat("end processes of disconnected and ended sessions", kAndWait);
+  }
+  const uint64_t others = SaturatingSub(report.capacity_bytes,
+                                        report.available_bytes + report.reserved_bytes + report.outside_bytes + left);
   if (others >= missing) {
     return absl::StrCat("have other sessions give ", FormatBytes(missing), " back (vramctl sessions)");
+  }
+  if (others + left >= missing) {
+    return absl::StrCat("have other sessions give ", FormatBytes(missing - left), " back", kAndWait);
   }
   if (report.outside_bytes >= missing) return "end programs outside vrambroker that use the device (nvidia-smi)";
   return "";
@@ -58,8 +70,7 @@ std::string MoreRoom(const OomReport& report) {
                                   WholeMib(report.reserved_bytes + report.segment_bytes), " (vramctl limit)"));
   }
   if (rooms.user < report.segment_bytes) {
-    const uint64_t growth =
-        SaturatingSub(report.segment_bytes, SaturatingSub(report.guarantee_bytes, report.reserved_bytes));
+    const uint64_t growth = SaturatingSub(report.segment_bytes, UnusedGuaranteeBytes(report));
     needed.push_back(absl::StrCat("have user_limit raised to ", WholeMib(report.user_committed_bytes + growth)));
   }
   if (rooms.device < report.segment_bytes) {
@@ -197,6 +208,25 @@ std::string AdviceOnCapacityAndHoles(const OomReport& report) {
   return absl::StrCat(FreePinned(report), ", and ", more, ".");
 }
 
+// REQUIRES: `missing` bytes are quarantined. Those of a session that is detached come back when its process ends. For
+// those of a process that has ended there is nothing to end, unless others have them open.
+std::string AdviceOnQuarantine(const OomReport& report, uint64_t missing) {
+  if (report.left_behind_bytes < missing && report.detached_bytes >= missing) {
+    return absl::StrCat(
+        "End the processes of sessions that disconnected or were ended (vramctl sessions): they still hold ",
+        FormatBytes(report.detached_bytes), ".");
+  }
+  const std::string first =
+      report.left_behind_bytes >= missing
+          ? "Try again"
+          : absl::StrCat(
+                "End the processes of sessions that disconnected or were ended (vramctl sessions), which still hold ",
+                FormatBytes(report.detached_bytes), ", and try again");
+  return absl::StrCat(first, " in a moment: ended processes left ", FormatBytes(report.left_behind_bytes),
+                      ", which are free after settle_time, or once no other process has them open "
+                      "(vramctl quarantine).");
+}
+
 std::string AdviceOnCapacity(const OomReport& report) {
   if (report.held_back) {
     return "Try again in a moment, give the request a wait time, or the session a higher priority (vramctl priority): "
@@ -216,11 +246,7 @@ std::string AdviceOnCapacity(const OomReport& report) {
   if (!report.names_others)
     return "Return free segments and try again; if the request is refused, the error names the largest holders.";
   const uint64_t missing = report.segment_bytes - room;
-  if (report.quarantined_bytes >= missing) {
-    return absl::StrCat(
-        "End the processes of sessions that disconnected or were ended (vramctl sessions): they still hold ",
-        FormatBytes(report.quarantined_bytes), ".");
-  }
+  if (QuarantinedBytes(report) >= missing) return AdviceOnQuarantine(report, missing);
   if (report.idle_elsewhere_bytes >= missing && !report.idle_holders.empty()) return AdviceOnIdle(report);
   if (report.outside_bytes >= missing) {
     return absl::StrCat(
@@ -254,7 +280,7 @@ void AddOthers(absl::Span<const OtherSession> others, OomReport* report) {
       if (bytes > 0) holders.push_back({.client = other.client, .idle_bytes = bytes, .why = why});
     };
     if (!other.is_connected) {
-      report->quarantined_bytes += other.reserved_bytes;
+      report->detached_bytes += other.reserved_bytes;
       add(IdleWhy::kDisconnected, idle);
       continue;
     }

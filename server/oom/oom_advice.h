@@ -32,7 +32,7 @@ struct OtherSession {
 inline constexpr size_t kMaxHolders = 3;
 inline constexpr size_t kMaxIdleHolders = 5;
 
-// Fills in what the report says of others: unused and quarantined memory, and those who hold most of the unused. (The
+// Fills in what the report says of others: unused and detached memory, and those who hold most of the unused. (The
 // largest holders are not here: the refused session may be one.)
 void AddOthers(absl::Span<const OtherSession> others, OomReport* report);
 

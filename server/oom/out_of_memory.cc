@@ -172,13 +172,20 @@ Rooms RoomsOf(const OomReport& report) {
               .device = SaturatingSub(report.available_bytes, report.kept_free_bytes)};
   if (report.user_limit_bytes == 0) return rooms;
   // What the session is guaranteed is part of what its user has, whether it holds it or not.
-  rooms.user = SaturatingSub(report.user_limit_bytes, report.user_committed_bytes) +
-               SaturatingSub(report.guarantee_bytes, report.reserved_bytes);
+  rooms.user = SaturatingSub(report.user_limit_bytes, report.user_committed_bytes) + UnusedGuaranteeBytes(report);
   return rooms;
 }
 
 uint64_t RoomBytes(const OomReport& report) {
   return RoomsOf(report).least();
+}
+
+uint64_t UnusedGuaranteeBytes(const OomReport& report) {
+  return SaturatingSub(report.guarantee_bytes, report.reserved_bytes);
+}
+
+uint64_t QuarantinedBytes(const OomReport& report) {
+  return report.detached_bytes + report.left_behind_bytes;
 }
 
 uint64_t HoleBytes(const OomReport& report) {
@@ -255,7 +262,7 @@ v1::OutOfMemory ToProto(const OomReport& report) {
   proto.set_inactive_split_bytes(report.knows_holes ? HoleBytes(report) : report.inactive_split_bytes);
   proto.set_device_kept_free_bytes(report.kept_free_bytes);
   proto.set_device_idle_bytes(report.device_idle_bytes);
-  proto.set_device_quarantined_bytes(report.quarantined_bytes);
+  proto.set_device_quarantined_bytes(QuarantinedBytes(report));
   proto.set_idle_elsewhere_bytes(report.idle_elsewhere_bytes);
   for (const OomReport::IdleHolder& holder : report.idle_holders) {
     v1::OutOfMemory::IdleHolder* to = proto.add_idle_holders();

@@ -23,7 +23,7 @@ void DriverSegments::GiveUp(uint64_t bytes) {
 }
 
 absl::StatusOr<DriverSegments::Obtained> DriverSegments::Obtain(
-    const std::string& tenant, uint64_t bytes, const std::function<std::vector<IdleSegments::Entry>()>& take_idle) {
+    const std::string& tenant, uint64_t bytes, const std::function<std::vector<UnleasedSegment>()>& take_idle) {
   absl::StatusOr<Obtained> obtained = ObtainFromDriver(tenant, bytes, take_idle);
   MutexLock lock(mu_);
   counts_.obtaining_bytes -= bytes;
@@ -32,7 +32,7 @@ absl::StatusOr<DriverSegments::Obtained> DriverSegments::Obtain(
 }
 
 absl::StatusOr<DriverSegments::Obtained> DriverSegments::ObtainFromDriver(
-    const std::string& tenant, uint64_t bytes, const std::function<std::vector<IdleSegments::Entry>()>& take_idle) {
+    const std::string& tenant, uint64_t bytes, const std::function<std::vector<UnleasedSegment>()>& take_idle) {
   const SteadyTime deadline = std::chrono::steady_clock::now() + free_timeout_;
   uint64_t freed = counts().freed;
   absl::StatusOr<DeviceSegment> segment = device_.AllocateSegment(bytes);
@@ -76,18 +76,18 @@ absl::Status DriverSegments::Scrub(const std::string& tenant, const DeviceSegmen
 
 // ---- Back to the driver ----
 
-void DriverSegments::StartFreeing(const std::vector<IdleSegments::Entry>& entries) {
+void DriverSegments::StartFreeing(const std::vector<UnleasedSegment>& entries) {
   MutexLock lock(mu_);
-  for (const IdleSegments::Entry& entry : entries) {
+  for (const UnleasedSegment& entry : entries) {
     counts_.freeing_bytes += entry.segment.bytes;
     if (!freed_tenant_.has_value()) freed_tenant_ = entry.tenant;
     freed_several_ = freed_several_ || *freed_tenant_ != entry.tenant;
   }
 }
 
-uint64_t DriverSegments::Free(const std::vector<IdleSegments::Entry>& entries) {
+uint64_t DriverSegments::Free(const std::vector<UnleasedSegment>& entries) {
   uint64_t taken = 0;
-  for (const IdleSegments::Entry& entry : entries) {
+  for (const UnleasedSegment& entry : entries) {
     if (FreeOne(entry.segment)) taken += entry.segment.bytes;
     // After each, for those who wait for just this much.
     MutexLock lock(mu_);

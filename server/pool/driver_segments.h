@@ -39,15 +39,15 @@ class DriverSegments {
   // another error of the driver's. REQUIRES: StartObtaining() has counted the bytes, and the caller has made room for
   // them; `take_idle` has its segments counted by StartFreeing().
   absl::StatusOr<Obtained> Obtain(const std::string& tenant, uint64_t bytes,
-                                  const std::function<std::vector<IdleSegments::Entry>()>& take_idle)
+                                  const std::function<std::vector<UnleasedSegment>()>& take_idle)
       ABSL_LOCKS_EXCLUDED(mu_);
   // So many bytes that StartObtaining() was told of are not obtained.
   void GiveUp(uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Counts the segments as being freed. Free() is to get them.
-  void StartFreeing(const std::vector<IdleSegments::Entry>& entries) ABSL_LOCKS_EXCLUDED(mu_);
+  void StartFreeing(const std::vector<UnleasedSegment>& entries) ABSL_LOCKS_EXCLUDED(mu_);
   // (driver) Returns the bytes that the driver has taken. What it refuses is kept for RetryFrees().
-  uint64_t Free(const std::vector<IdleSegments::Entry>& entries) ABSL_LOCKS_EXCLUDED(mu_);
+  uint64_t Free(const std::vector<UnleasedSegment>& entries) ABSL_LOCKS_EXCLUDED(mu_);
   // (driver) Frees again what the driver has refused to take back. Returns the bytes that it has taken now.
   uint64_t RetryFrees() ABSL_LOCKS_EXCLUDED(mu_);
   // What it still refuses, which is the caller's from now on.
@@ -64,7 +64,7 @@ class DriverSegments {
 
  private:
   absl::StatusOr<Obtained> ObtainFromDriver(const std::string& tenant, uint64_t bytes,
-                                            const std::function<std::vector<IdleSegments::Entry>()>& take_idle)
+                                            const std::function<std::vector<UnleasedSegment>()>& take_idle)
       ABSL_LOCKS_EXCLUDED(mu_);
   // (driver) Whether the driver has taken it.
   bool FreeOne(const DeviceSegment& segment) ABSL_LOCKS_EXCLUDED(mu_);

@@ -6,7 +6,7 @@
 namespace vrambroker {
 
 IdleDecay::IdleDecay(SegmentPool* pool, std::chrono::milliseconds decay) : pool_(*pool), decay_(decay) {
-  pool_.OnDecayChanged([this] {
+  pool_.SetOnDecayChanged([this] {
     MutexLock lock(mu_);
     is_new_ = true;
     changed_.NotifyOne();
@@ -15,7 +15,7 @@ IdleDecay::IdleDecay(SegmentPool* pool, std::chrono::milliseconds decay) : pool_
 }
 
 IdleDecay::~IdleDecay() {
-  pool_.OnDecayChanged(nullptr);
+  pool_.SetOnDecayChanged(nullptr);
   {
     MutexLock lock(mu_);
     stops_ = true;

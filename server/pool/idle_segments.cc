@@ -17,11 +17,11 @@ FreeSizes IdleSegments::GetSizes() const {
   return sizes;
 }
 
-void IdleSegments::Add(const Entry& entry) {
+void IdleSegments::Add(const UnleasedSegment& entry) {
   Insert(next_++, entry);
 }
 
-void IdleSegments::Insert(Sequence sequence, const Entry& entry) {
+void IdleSegments::Insert(Sequence sequence, const UnleasedSegment& entry) {
   bytes_ += entry.segment.bytes;
   by_fit_.insert({entry.tenant, entry.segment.bytes, sequence});
   by_age_.insert({sequence, entry});
@@ -35,8 +35,8 @@ std::optional<IdleSegments::Taken> IdleSegments::Take(const std::string& tenant,
   return Taken{.place = sequence, .entry = Remove(sequence)};
 }
 
-std::vector<IdleSegments::Entry> IdleSegments::TakeOldest(uint64_t bytes) {
-  std::vector<Entry> taken;
+std::vector<UnleasedSegment> IdleSegments::TakeOldest(uint64_t bytes) {
+  std::vector<UnleasedSegment> taken;
   for (uint64_t sum = 0; sum < bytes && !by_age_.empty();) {
     taken.push_back(Remove(by_age_.begin()->first));
     sum += taken.back().segment.bytes;
@@ -51,9 +51,9 @@ std::vector<std::pair<uint64_t, uint64_t>> IdleSegments::NumbersAndBytes() const
   return all;
 }
 
-IdleSegments::Entry IdleSegments::Remove(Sequence sequence) {
+UnleasedSegment IdleSegments::Remove(Sequence sequence) {
   const auto it = by_age_.find(sequence);
-  Entry entry = std::move(it->second);
+  UnleasedSegment entry = std::move(it->second);
   by_age_.erase(it);
   by_fit_.erase({entry.tenant, entry.segment.bytes, sequence});
   bytes_ -= entry.segment.bytes;

@@ -31,25 +31,24 @@ absl::Status Ledger::CheckGrowth(const AccountState& account, uint64_t bytes, bo
 }
 
 uint64_t Ledger::MissingBytes(const AccountState& account, uint64_t bytes) const {
-  const uint64_t growth = Growth(account, bytes);
-  return growth - std::min(growth, free_bytes());
+  return SaturatingSub(Growth(account, bytes), free_bytes());
 }
 
 uint64_t Ledger::MissingForGuarantee(const AccountState& account, uint64_t bytes) const {
   const uint64_t wanted = committed_bytes_ - account.committed_bytes() + std::max(account.reserved_bytes, bytes);
-  return wanted - std::min(wanted, capacity_bytes_);
+  return SaturatingSub(wanted, capacity_bytes_);
 }
 
 uint64_t Ledger::AvailableBytes(const AccountState& account) const {
-  const uint64_t within_guarantee = account.committed_bytes() - account.reserved_bytes;
-  return std::min(account.limit_bytes - std::min(account.limit_bytes, account.reserved_bytes),
+  const uint64_t within_guarantee = account.unused_guarantee_bytes();
+  return std::min(SaturatingSub(account.limit_bytes, account.reserved_bytes),
                   within_guarantee + std::min(free_bytes(), UserRoom(account)));
 }
 
 uint64_t Ledger::LimitRoom(const AccountState& account) const {
-  const uint64_t within_guarantee = account.committed_bytes() - account.reserved_bytes;
+  const uint64_t within_guarantee = account.unused_guarantee_bytes();
   const uint64_t user_room = UserRoom(account);
-  return std::min(account.limit_bytes - std::min(account.limit_bytes, account.reserved_bytes),
+  return std::min(SaturatingSub(account.limit_bytes, account.reserved_bytes),
                   user_room > AccountState::kNoBound - within_guarantee ? user_room : within_guarantee + user_room);
 }
 
@@ -78,7 +77,7 @@ absl::Status Ledger::SetGuarantee(AccountState& account, uint64_t bytes) {
   }
   const uint64_t others = guaranteed_bytes_ - account.guarantee_bytes;
   const bool is_raised = bytes > account.guarantee_bytes;  // less is always possible, however much is charged
-  if (is_raised && bytes > capacity_bytes_ - std::min(capacity_bytes_, others)) {
+  if (is_raised && bytes > SaturatingSub(capacity_bytes_, others)) {
     return SegmentRefused(
         OomCause::kLargerThanDevice,
         absl::StrCat("guarantee: ", FormatBytesExactly(bytes), " is ",
@@ -88,7 +87,7 @@ absl::Status Ledger::SetGuarantee(AccountState& account, uint64_t bytes) {
   }
   const UserStats user = GetUser(account.uid);
   if (const uint64_t of_others = user.guaranteed_bytes - account.guarantee_bytes;
-      is_raised && bytes > account.user_guarantee_bytes - std::min(account.user_guarantee_bytes, of_others)) {
+      is_raised && bytes > SaturatingSub(account.user_guarantee_bytes, of_others)) {
     return SegmentRefused(
         OomCause::kLimit,
         absl::StrCat("guarantee: ", FormatBytesExactly(bytes),
@@ -97,7 +96,7 @@ absl::Status Ledger::SetGuarantee(AccountState& account, uint64_t bytes) {
   }
   AccountState changed = account;
   changed.guarantee_bytes = bytes;
-  if (const uint64_t more = changed.committed_bytes() - std::min(changed.committed_bytes(), account.committed_bytes());
+  if (const uint64_t more = SaturatingSub(changed.committed_bytes(), account.committed_bytes());
       more > UserRoom(account)) {
     return SegmentRefused(OomCause::kLimit, absl::StrCat("guarantee: ", FormatBytesExactly(bytes),
                                                          " would take the user's sessions beyond user_limit, ",
@@ -144,7 +143,7 @@ UserStats Ledger::GetUser(uid_t uid) const {
 
 uint64_t Ledger::UserRoom(const AccountState& account) const {
   if (account.user_limit_bytes == AccountState::kNoBound) return AccountState::kNoBound;
-  return account.user_limit_bytes - std::min(account.user_limit_bytes, GetUser(account.uid).committed_bytes);
+  return SaturatingSub(account.user_limit_bytes, GetUser(account.uid).committed_bytes);
 }
 
 void Ledger::AddToUser(uid_t uid, uint64_t committed_bytes, uint64_t guaranteed_bytes) {

@@ -15,6 +15,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
+#include "server/base/saturating.h"
 
 namespace vrambroker {
 
@@ -35,6 +36,8 @@ struct AccountState {
 
   // What the account takes of the device's capacity, whether it holds it or not.
   uint64_t committed_bytes() const { return std::max(reserved_bytes, guarantee_bytes); }
+  // What of its guarantee it does not hold.
+  uint64_t unused_guarantee_bytes() const { return committed_bytes() - reserved_bytes; }
 };
 
 // What the accounts of a user come to.
@@ -108,7 +111,7 @@ class Ledger {
   };
   void HoldBack(std::optional<Held> held) { held_back_ = held; }
   // Committed to nobody.
-  uint64_t free_bytes() const { return capacity_bytes_ - std::min(capacity_bytes_, committed_bytes_); }
+  uint64_t free_bytes() const { return SaturatingSub(capacity_bytes_, committed_bytes_); }
   // Free bytes that are held back now.
   uint64_t held_back_bytes() const { return held_back_.has_value() ? std::min(held_back_->bytes, free_bytes()) : 0; }
 

@@ -13,8 +13,8 @@ constexpr std::chrono::milliseconds kLongestPeriod(5000);
 }  // namespace
 
 void Quarantine::Add(SegmentId id, Entry entry) {
-  bytes_ += entry.idle.segment.bytes;
-  settling_bytes_ += entry.idle.segment.bytes;
+  bytes_ += entry.unleased.segment.bytes;
+  settling_bytes_ += entry.unleased.segment.bytes;
   checks_.emplace(entry.next_check, id);
   entries_.emplace(id, std::move(entry));
 }
@@ -30,19 +30,19 @@ std::vector<Quarantine::Due> Quarantine::StartChecks(SteadyTime now) {
     checks_.erase(checks_.begin());
     Entry& entry = entries_.at(id);
     entry.checking = true;
-    due.push_back({.id = id, .segment = entry.idle.segment, .mark = entry.mark});
+    due.push_back({.id = id, .segment = entry.unleased.segment, .mark = entry.mark});
   }
   return due;
 }
 
-IdleSegments::Entry Quarantine::Remove(SegmentId id) {
+UnleasedSegment Quarantine::Remove(SegmentId id) {
   const auto it = entries_.find(id);
-  IdleSegments::Entry idle = std::move(it->second.idle);
-  bytes_ -= idle.segment.bytes;
-  if (it->second.checks == 0) settling_bytes_ -= idle.segment.bytes;
+  UnleasedSegment unleased = std::move(it->second.unleased);
+  bytes_ -= unleased.segment.bytes;
+  if (it->second.checks == 0) settling_bytes_ -= unleased.segment.bytes;
   if (!it->second.checking) checks_.erase({it->second.next_check, id});
   entries_.erase(it);
-  return idle;
+  return unleased;
 }
 
 bool Quarantine::Keep(SegmentId id, std::vector<pid_t> holders, SteadyTime now) {
@@ -52,7 +52,7 @@ bool Quarantine::Keep(SegmentId id, std::vector<pid_t> holders, SteadyTime now) 
   if (!entry.checking) checks_.erase({entry.next_check, id});
   entry.next_check = now + std::min(kLongestPeriod, kFirstPeriod * (1 << std::min(entry.checks, 10)));
   checks_.emplace(entry.next_check, id);
-  if (entry.checks++ == 0) settling_bytes_ -= entry.idle.segment.bytes;
+  if (entry.checks++ == 0) settling_bytes_ -= entry.unleased.segment.bytes;
   entry.checking = false;
   return changed;
 }
@@ -64,12 +64,12 @@ std::vector<Quarantine::Holding> Quarantine::Holdings() const {
       return h.client == entry.client && h.pid == entry.pid;
     });
     if (it == holdings.end()) {
-      holdings.push_back({.client = entry.client, .pid = entry.pid, .since = entry.idle.since});
+      holdings.push_back({.client = entry.client, .pid = entry.pid, .since = entry.unleased.since});
       it = std::prev(holdings.end());
     }
-    it->bytes += entry.idle.segment.bytes;
+    it->bytes += entry.unleased.segment.bytes;
     ++it->segments;
-    it->since = std::min(it->since, entry.idle.since);
+    it->since = std::min(it->since, entry.unleased.since);
     for (const pid_t holder : entry.holders) {
       if (std::find(it->holders.begin(), it->holders.end(), holder) == it->holders.end()) it->holders.push_back(holder);
     }
@@ -80,7 +80,7 @@ std::vector<Quarantine::Holding> Quarantine::Holdings() const {
 std::vector<DeviceSegment> Quarantine::Segments() const {
   std::vector<DeviceSegment> segments;
   segments.reserve(entries_.size());
-  for (const auto& [id, entry] : entries_) segments.push_back(entry.idle.segment);
+  for (const auto& [id, entry] : entries_) segments.push_back(entry.unleased.segment);
   return segments;
 }
 

@@ -24,7 +24,7 @@ namespace vrambroker {
 class Quarantine {
  public:
   struct Entry {
-    IdleSegments::Entry idle;  // as DriverSegments::Free() takes it; idle.since: when it came here
+    UnleasedSegment unleased;  // as DriverSegments::Free() takes it
     std::string client;        // whose it was
     pid_t pid = 0;
     uid_t uid = 0;         // to whom it stays charged
@@ -59,7 +59,7 @@ class Quarantine {
   // Marks those that are due at `now` as being looked at, and returns them.
   std::vector<Due> StartChecks(SteadyTime now);
   // Nobody holds the segment any more. REQUIRES: it is here.
-  IdleSegments::Entry Remove(SegmentId id);
+  UnleasedSegment Remove(SegmentId id);
   // `holders` still can; it is to be looked at again soon, and less often each time. True when they are others than
   // before.
   bool Keep(SegmentId id, std::vector<pid_t> holders, SteadyTime now);

@@ -45,7 +45,7 @@ SegmentPool::~SegmentPool() {
     const std::vector<DeviceSegment> unfreed = driver_.TakeUnfreed();
     segments.insert(segments.end(), unfreed.begin(), unfreed.end());
     for (const auto& [id, leased] : leased_.all()) segments.push_back(leased.segment);
-    for (const IdleSegments::Entry& entry : idle_.TakeOldest(idle_.bytes())) segments.push_back(entry.segment);
+    for (const UnleasedSegment& entry : idle_.TakeOldest(idle_.bytes())) segments.push_back(entry.segment);
   }
   for (const DeviceSegment& segment : segments) {
     if (absl::Status status = device_->FreeSegment(segment); !status.ok()) {
@@ -119,14 +119,14 @@ uint64_t SegmentPool::Close(SessionId session, bool process_gone) {
         continue;
       }
       const LeasedSegment leased = Forget(id, *account);
-      const IdleSegments::Entry idle{
+      const UnleasedSegment unleased{
           .segment = leased.segment, .cuda_ipc = leased.cuda_ipc, .tenant = account->terms.tenant, .since = now};
       if (!leased.exported) {
         accounts_.Uncharge(*account, leased.segment.bytes);
-        AddIdle(idle);
+        AddIdle(unleased);
         continue;
       }
-      quarantine_.Add(id, {.idle = idle,
+      quarantine_.Add(id, {.unleased = unleased,
                            .client = account->terms.client,
                            .pid = account->terms.pid,
                            .uid = account->terms.uid,
@@ -252,10 +252,10 @@ void SegmentPool::MakeIdle(SegmentId id, Account& account) {
            .since = options_.clock()});
 }
 
-void SegmentPool::AddIdle(const IdleSegments::Entry& entry) {
+void SegmentPool::AddIdle(const UnleasedSegment& entry) {
   const bool first = idle_.bytes() == 0;
   idle_.Add(entry);
-  if (decay_changed_ && (first || idle_.bytes() > options_.idle_limit_bytes)) decay_changed_();
+  if (on_decay_changed_ && (first || idle_.bytes() > options_.idle_limit_bytes)) on_decay_changed_();
 }
 
 // ---- Returning ----

@@ -128,9 +128,9 @@ class SegmentPool {
   const DeviceProperties& properties() const { return device_->properties(); }
   uint64_t capacity_bytes() const { return capacity_bytes_; }
 
-  // `capacity_freed` is called, without a lock, after anything that may let an account grow that could not before. To
-  // be set before other threads use the pool.
-  void OnCapacityFreed(std::function<void()> capacity_freed) { capacity_freed_ = std::move(capacity_freed); }
+  // The callback is called, without a lock, after anything that may let an account grow that could not before. To be
+  // set before other threads use the pool.
+  void SetOnCapacityFreed(std::function<void()> callback) { on_capacity_freed_ = std::move(callback); }
 
   // REQUIRES: `session` has no account here.
   void OpenAccount(SessionId session, const AccountTerms& terms);
@@ -237,8 +237,8 @@ class SegmentPool {
   absl::StatusOr<Released> ReleaseIdle();
   // When ReleaseIdleSince() of `decay` ago has something to do; nullopt: nothing is idle.
   std::optional<SteadyTime> NextDecay(std::chrono::milliseconds decay) const;
-  // `decay_changed` is called when that may be earlier than before, with the pool's lock held. nullptr: no longer.
-  void OnDecayChanged(std::function<void()> decay_changed);
+  // The callback is called when that may be earlier than before, with the pool's lock held. nullptr: no longer.
+  void SetOnDecayChanged(std::function<void()> callback);
 
   // nullopt when there is no such account.
   std::optional<AccountState> GetAccount(SessionId session) const;
@@ -311,26 +311,26 @@ class SegmentPool {
   absl::Status Obtain(const std::string& tenant, absl::Span<const uint64_t> sizes, Gathered& gathered)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Gives up a lease of so many `bytes`. Returns what the driver is to have back.
-  std::vector<IdleSegments::Entry> Undo(SessionId session, uid_t uid, const std::string& tenant, uint64_t bytes,
-                                        const Gathered& gathered) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::vector<UnleasedSegment> Undo(SessionId session, uid_t uid, const std::string& tenant, uint64_t bytes,
+                                    const Gathered& gathered) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   SegmentId AddLease(SessionId session, LeasedSegment segment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void MakeIdle(SegmentId id, Account& account) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void AddIdle(const IdleSegments::Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void AddIdle(const UnleasedSegment& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Takes a segment out of the account's books, not out of the ledger's.
   LeasedSegment Forget(SegmentId id, Account& account) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   uint64_t Close(SessionId session, bool process_gone) ABSL_LOCKS_EXCLUDED(mu_);
   void CapacityFreed() const {
-    if (capacity_freed_) capacity_freed_();
+    if (on_capacity_freed_) on_capacity_freed_();
   }
-  // Counts `entries`, which have left idle_, as being freed; DriverSegments::Free() is to get them.
-  std::vector<IdleSegments::Entry> StartFreeing(std::vector<IdleSegments::Entry> entries)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Counts `entries`, which are in none of the books here any more, as being freed; DriverSegments::Free() is to get
+  // them.
+  std::vector<UnleasedSegment> StartFreeing(std::vector<UnleasedSegment> entries) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // Constant after construction.
   const std::unique_ptr<MeteredDevice> device_;
   const uint64_t capacity_bytes_;
   const SegmentPoolOptions options_;
-  std::function<void()> capacity_freed_;
+  std::function<void()> on_capacity_freed_;
   std::atomic<uint64_t>& next_segment_;
   DriverSegments driver_;  // synchronises itself
 
@@ -351,7 +351,7 @@ class SegmentPool {
   uint64_t handovers_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t handover_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   ReclaimStats reclaims_ ABSL_GUARDED_BY(mu_);  // but for the durations
-  std::function<void()> decay_changed_ ABSL_GUARDED_BY(mu_);
+  std::function<void()> on_decay_changed_ ABSL_GUARDED_BY(mu_);
   prometheus::Histogram reclaim_durations_;  // synchronises itself
   std::atomic<bool> warned_of_unread_{false};
   std::atomic<bool> warned_of_unread_left_{false};

@@ -10,7 +10,7 @@
 
 namespace vrambroker {
 
-std::vector<IdleSegments::Entry> SegmentPool::StartFreeing(std::vector<IdleSegments::Entry> entries) {
+std::vector<UnleasedSegment> SegmentPool::StartFreeing(std::vector<UnleasedSegment> entries) {
   driver_.StartFreeing(entries);
   return entries;
 }
@@ -41,7 +41,7 @@ absl::StatusOr<SegmentPool::Released> SegmentPool::ReleaseIdle() {
 uint64_t SegmentPool::ReleaseOldest(const std::function<bool(SteadyTime oldest, uint64_t idle_bytes)>& is_due) {
   // One at a time: while the driver is busy with it, the others can still be leased.
   for (uint64_t bytes = 0;;) {
-    std::vector<IdleSegments::Entry> oldest;
+    std::vector<UnleasedSegment> oldest;
     {
       MutexLock lock(mu_);
       const std::optional<SteadyTime> since = idle_.oldest();
@@ -59,9 +59,9 @@ std::optional<SteadyTime> SegmentPool::NextDecay(std::chrono::milliseconds decay
   return idle_.bytes() > options_.idle_limit_bytes ? *since : *since + decay;
 }
 
-void SegmentPool::OnDecayChanged(std::function<void()> decay_changed) {
+void SegmentPool::SetOnDecayChanged(std::function<void()> callback) {
   MutexLock lock(mu_);
-  decay_changed_ = std::move(decay_changed);
+  on_decay_changed_ = std::move(callback);
 }
 
 absl::Status SegmentPool::UpdateHealth() {

@@ -19,7 +19,7 @@ absl::StatusOr<SegmentId> SegmentPool::Lease(SessionId session, uint64_t bytes, 
 absl::StatusOr<std::vector<SegmentId>> SegmentPool::LeaseAll(SessionId session, absl::Span<const uint64_t> sizes,
                                                              bool granted) {
   const uint64_t bytes = std::accumulate(sizes.begin(), sizes.end(), uint64_t{0});
-  std::vector<IdleSegments::Entry> victims;
+  std::vector<UnleasedSegment> victims;
   Gathered gathered;
   uid_t uid = 0;
   std::string tenant;
@@ -53,7 +53,7 @@ absl::StatusOr<std::vector<SegmentId>> SegmentPool::LeaseAll(SessionId session, 
   }
   driver_.Free(victims);
   absl::Status status = Obtain(tenant, sizes, gathered);
-  std::vector<IdleSegments::Entry> unwanted;
+  std::vector<UnleasedSegment> unwanted;
   {
     MutexLock lock(mu_);
     if (status.ok() && accounts_.Find(session) != nullptr) return AddLeases(session, gathered);
@@ -89,8 +89,8 @@ absl::Status SegmentPool::Obtain(const std::string& tenant, absl::Span<const uin
   return status;
 }
 
-std::vector<IdleSegments::Entry> SegmentPool::Undo(SessionId session, uid_t uid, const std::string& tenant,
-                                                   uint64_t bytes, const Gathered& gathered) {
+std::vector<UnleasedSegment> SegmentPool::Undo(SessionId session, uid_t uid, const std::string& tenant, uint64_t bytes,
+                                               const Gathered& gathered) {
   Account* const account = accounts_.Find(session);
   if (account != nullptr) {
     accounts_.Uncharge(*account, bytes);
@@ -99,7 +99,7 @@ std::vector<IdleSegments::Entry> SegmentPool::Undo(SessionId session, uid_t uid,
   }
   PutIdleBack(gathered);
   // What the driver gave is for the next attempt, unless there can be none.
-  std::vector<IdleSegments::Entry> unwanted;
+  std::vector<UnleasedSegment> unwanted;
   for (const std::optional<LeasedSegment>& fresh : gathered.fresh) {
     if (!fresh.has_value()) continue;
     if (account == nullptr) {
@@ -143,7 +143,7 @@ void SegmentPool::PutIdleBack(const Gathered& gathered) {
     idle_.PutBack(*idle);
     has_more = true;
   }
-  if (has_more && decay_changed_) decay_changed_();  // one of them may be the oldest
+  if (has_more && on_decay_changed_) on_decay_changed_();  // one of them may be the oldest
 }
 
 std::vector<SegmentId> SegmentPool::AddLeases(SessionId session, const Gathered& gathered) {

@@ -62,7 +62,7 @@ void SegmentPool::CheckQuarantine() {
   }
   uint64_t held_bytes = 0;
   pid_t first_holder = 0;
-  std::vector<IdleSegments::Entry> quiet;
+  std::vector<UnleasedSegment> quiet;
   {
     MutexLock lock(mu_);
     const SteadyTime now = options_.clock();
@@ -98,8 +98,7 @@ std::optional<SteadyTime> SegmentPool::NextQuarantineCheck() const {
   MutexLock lock(mu_);
   std::optional<SteadyTime> check = quarantine_.next_check();
   if (check.has_value()) check = std::max(*check, next_walk_);
-  const std::optional<SteadyTime> look = carried_over_.next_look();
-  return check.has_value() && look.has_value() ? std::min(*check, *look) : check.has_value() ? check : look;
+  return Earlier(check, carried_over_.next_look());
 }
 
 bool SegmentPool::IsSettling() const {

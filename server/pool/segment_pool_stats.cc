@@ -92,7 +92,7 @@ std::vector<SegmentView> SegmentPool::GetSegments() const {
     }
     for (const auto& [id, entry] : quarantine_.entries()) {
       segments.push_back({.id = Raw(id),
-                          .bytes = entry.idle.segment.bytes,
+                          .bytes = entry.unleased.segment.bytes,
                           .state = SegmentView::State::kQuarantined,
                           .client = entry.client});
     }

@@ -4,11 +4,13 @@
 #include <algorithm>
 #include <tuple>
 
+#include "server/base/saturating.h"
+
 namespace vrambroker {
 namespace {
 
 uint64_t AboveGuarantee(const ReclaimCandidate& candidate) {
-  return candidate.reserved_bytes - std::min(candidate.reserved_bytes, candidate.guarantee_bytes);
+  return SaturatingSub(candidate.reserved_bytes, candidate.guarantee_bytes);
 }
 
 }  // namespace

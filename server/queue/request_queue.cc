@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "server/base/saturating.h"
 #include "server/pool/segment_refusal.h"
 
 namespace vrambroker {
@@ -29,11 +30,6 @@ WaitOutcome OutcomeOf(const absl::Status& status) {
   if (status.ok()) return WaitOutcome::kGranted;
   const bool cancelled = absl::IsCancelled(status) || absl::IsAborted(status);
   return cancelled ? WaitOutcome::kCancelled : WaitOutcome::kRefused;
-}
-
-// What is left of `whole` without `part`, or 0.
-uint64_t Rest(uint64_t whole, uint64_t part) {
-  return whole - std::min(whole, part);
 }
 
 }  // namespace
@@ -327,12 +323,12 @@ void RequestQueue::Reconsider(SessionId session) {
     for (const auto& [bytes, place] : own.requests) to_visit_.insert(place);
     return;
   }
-  own.unused_guarantee_bytes = account->committed_bytes() - account->reserved_bytes;
+  own.unused_guarantee_bytes = account->unused_guarantee_bytes();
   // What its limit, or the guarantees of others, or its user's limit may forbid for good now.
-  const uint64_t others = Rest(changes_.guaranteed_bytes, account->guarantee_bytes);
+  const uint64_t others = SaturatingSub(changes_.guaranteed_bytes, account->guarantee_bytes);
   const uint64_t most =
-      std::min({Rest(account->limit_bytes, account->reserved_bytes),
-                Rest(Rest(changes_.capacity_bytes, others), account->reserved_bytes),
+      std::min({SaturatingSub(account->limit_bytes, account->reserved_bytes),
+                SaturatingSub(SaturatingSub(changes_.capacity_bytes, others), account->reserved_bytes),
                 account->user_limit_bytes + std::min(own.unused_guarantee_bytes, kNever - account->user_limit_bytes)});
   for (auto request = own.requests.rbegin(); request != own.requests.rend() && request->first > most; ++request) {
     to_visit_.insert(request->second);
@@ -355,7 +351,7 @@ uint64_t RequestQueue::FreeFor(const Group& group) const {
   uint64_t bytes = changes_.free_bytes - (group.is_held_back ? changes_.held_back_bytes : 0);
   if (group.user.has_value()) {
     const auto& [uid, user_limit] = *group.user;
-    bytes = std::min(bytes, Rest(user_limit, pool_.GetUser(uid).committed_bytes));
+    bytes = std::min(bytes, SaturatingSub(user_limit, pool_.GetUser(uid).committed_bytes));
   }
   return bytes + (group.session.has_value() ? of_session_.at(*group.session).unused_guarantee_bytes : 0);
 }
@@ -490,12 +486,12 @@ void RequestQueue::PutInGroup(const Place& place, Waiter& waiter, const AccountS
   uint64_t needed = waiter.request.bytes;
   if (waiter.request.guarantee) {
     group.is_for_guarantees = true;
-    needed = is_held_back ? kNever : Rest(needed, account.committed_bytes());
+    needed = is_held_back ? kNever : SaturatingSub(needed, account.committed_bytes());
   } else {
     if (account.user_limit_bytes != AccountState::kNoBound) group.user = {account.uid, account.user_limit_bytes};
     if (of_session_.at(waiter.request.session).has_guarantee) group.session = waiter.request.session;
     // Unless it awaits a look that may let it grow, it is refused.
-    if (waiter.awaits_look && needed > Rest(account.limit_bytes, account.reserved_bytes)) needed = kNever;
+    if (waiter.awaits_look && needed > SaturatingSub(account.limit_bytes, account.reserved_bytes)) needed = kNever;
   }
   groups_.try_emplace(group, &random_).first->second.Insert(place, needed);
   waiter.group = group;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "server/base/saturating.h"
 #include "server/queue/request_queue.h"
 
 namespace vrambroker {
@@ -39,7 +40,7 @@ bool RequestQueue::IsOver(const Hold& hold, SteadyTime now) {
   if (!IsTimeToLook(now)) return false;
   const QueuedRequest& request = it->second.request;
   const uint64_t came_back = pool_.CameBackTotal() - hold.came_back_total;
-  const uint64_t still_churning = hold.churning - std::min(hold.churning, came_back);
+  const uint64_t still_churning = SaturatingSub(hold.churning, came_back);
   return pool_.MissingBytes(request.session, request.bytes, /*guarantee=*/false) >
          AskedFor(it->second, now) + pool_.ExpectedFor({request.session})[0].returning_bytes + still_churning;
 }

@@ -13,7 +13,6 @@
 #include "server/oom/oom_advice.h"
 #include "server/oom/refusal_line.h"
 #include "server/requests/check_device.h"
-#include "server/requests/waiting_requests.h"
 #include "server/sessions/session_view.h"
 
 namespace vrambroker {
@@ -41,9 +40,9 @@ bool Shows(const HeapSnapshot& recording, const OomReport& report) {
   });
 }
 
-OtherSession::Asked AskedOf(SessionId session, bool is_silent, const WaitRecord& outcome) {
-  if (is_silent) return OtherSession::Asked::kNoAnswer;
-  const auto asked = outcome.asked.find(session);
+OtherSession::Asked AskedOf(const Session& session, int device, const WaitRecord& outcome, SteadyTime now) {
+  if (session.reclaims().IsSilent(device, ReclaimQuestions::kSilence, now)) return OtherSession::Asked::kNoAnswer;
+  const auto asked = outcome.asked.find(session.id());
   if (asked == outcome.asked.end()) return OtherSession::Asked::kNo;
   return asked->second ? OtherSession::Asked::kAnswered : OtherSession::Asked::kNoAnswer;
 }
@@ -121,8 +120,8 @@ OomReport Refusals::Report(const Session& session, int device, const PoolLook& l
   report.available_bytes = SaturatingSub(look.stats.capacity_bytes, look.stats.charged_bytes);
   report.guarantee_bytes = account.guarantee_bytes;
   // What is committed and not charged, less the session's own part of it.
-  const uint64_t own_kept_free = account.committed_bytes() - account.reserved_bytes;
-  report.kept_free_bytes = SaturatingSub(look.stats.committed_bytes - look.stats.charged_bytes, own_kept_free);
+  report.kept_free_bytes =
+      SaturatingSub(look.stats.committed_bytes - look.stats.charged_bytes, account.unused_guarantee_bytes());
   report.held_back = look.is_held_back;
   report.device_idle_bytes = look.stats.idle_bytes;
   report.outside_bytes = look.stats.outside_bytes;
@@ -157,13 +156,13 @@ void Refusals::AddOthersOf(const Session& session, const PoolLook& look, const W
                       .unknown_bytes = held.unknown_bytes,
                       .inactive_split_bytes = held.stats.inactive_split_bytes.all.current,
                       .is_connected = holder->state() == SessionState::kActive,
-                      .asked = AskedOf(holder->id(), IsSilent(*holder, report->device, kSilence, now), outcome)});
+                      .asked = AskedOf(*holder, report->device, outcome, now)});
   }
   std::stable_sort(report->largest_holders.begin(), report->largest_holders.end(),
                    [](const auto& a, const auto& b) { return a.reserved_bytes > b.reserved_bytes; });
   if (report->largest_holders.size() > kMaxHolders) report->largest_holders.resize(kMaxHolders);
   AddOthers(others, report);
-  report->quarantined_bytes += look.stats.quarantined_bytes;
+  report->left_behind_bytes = look.stats.quarantined_bytes;
 }
 
 // ---- Recording, counting, logging ----

@@ -17,11 +17,6 @@ constexpr size_t kMaxNamedInLog = 10;
 
 }  // namespace
 
-bool IsSilent(const Session& session, int device, std::chrono::milliseconds time, SteadyTime now) {
-  const std::optional<SteadyTime> since = session.reclaims().AskedSince(device);
-  return since.has_value() && now > *since + time;
-}
-
 WaitingRequests::WaitingRequests(const WaitingOptions& options, std::vector<SegmentPool*> pools, Executor* workers,
                                  const SessionRegistry* sessions, SharedTimer* timer)
     : clock_(options.clock),
@@ -47,12 +42,12 @@ WaitingRequests::WaitingRequests(const WaitingOptions& options, std::vector<Segm
     queues_.push_back(std::make_unique<RequestQueue>(pools_[i], queue_options, hooks));
   }
   for (size_t i = 0; i < pools_.size(); ++i) {
-    pools_[i]->OnCapacityFreed([queue = queues_[i].get()] { queue->OnCapacityFreed(); });
+    pools_[i]->SetOnCapacityFreed([queue = queues_[i].get()] { queue->OnCapacityFreed(); });
   }
 }
 
 WaitingRequests::~WaitingRequests() {
-  for (SegmentPool* pool : pools_) pool->OnCapacityFreed(nullptr);
+  for (SegmentPool* pool : pools_) pool->SetOnCapacityFreed(nullptr);
 }
 
 // ---- Waiting ----
@@ -102,7 +97,7 @@ void WaitingRequests::CancelIfEnded(const Session& session) {
 bool WaitingRequests::GoesFirst(const Session& session, int device, uint64_t bytes) const {
   if (!queues_[device]->IsPassToCome()) return true;
   const std::optional<AccountState> account = pools_[device]->GetAccount(session.id());
-  return account.has_value() && bytes <= account->committed_bytes() - account->reserved_bytes;
+  return account.has_value() && bytes <= account->unused_guarantee_bytes();
 }
 
 void WaitingRequests::Retry(const Session& session) {
@@ -152,7 +147,8 @@ std::vector<ReclaimCandidate> WaitingRequests::Candidates(int device) const {
   const SteadyTime now = clock_();
   for (const SessionPtr& session : sessions_.GetAll()) {
     // Nobody waits for an answer that is overdue.
-    if (session->state() != SessionState::kActive || IsSilent(*session, device, reclaim_timeout_, now)) continue;
+    const ReclaimQuestions& questions = session->reclaims();
+    if (session->state() != SessionState::kActive || questions.IsSilent(device, reclaim_timeout_, now)) continue;
     const std::optional<AccountState> account = pools_[device]->GetAccount(session->id());
     if (!account.has_value() || account->reserved_bytes == 0) continue;
     candidates.push_back({.session = session->id(),
@@ -160,7 +156,7 @@ std::vector<ReclaimCandidate> WaitingRequests::Candidates(int device) const {
                           .reserved_bytes = account->reserved_bytes,
                           .guarantee_bytes = account->guarantee_bytes,
                           .idle_bytes = IdleBytes(*session, *account, session->GetMemoryStats(device)),
-                          .is_slow = IsSilent(*session, device, kSilence, now)});
+                          .is_slow = questions.IsSilent(device, ReclaimQuestions::kSilence, now)});
   }
   return candidates;
 }
@@ -176,8 +172,7 @@ void WaitingRequests::AskFor(int device, const ReclaimVictim& victim, const std:
 std::optional<SteadyTime> WaitingRequests::NextWake() const {
   std::optional<SteadyTime> next;
   for (const auto& queue : queues_) {
-    const std::optional<SteadyTime> wake = queue->NextWake();
-    if (wake.has_value() && (!next.has_value() || *wake < *next)) next = wake;
+    next = Earlier(next, queue->NextWake());
   }
   return next;
 }

@@ -26,11 +26,6 @@
 
 namespace vrambroker {
 
-// What a client that is asked for memory may take before the next one is asked instead.
-inline constexpr std::chrono::milliseconds kSilence(200);
-// It has not answered for so long what it is asked to give back.
-bool IsSilent(const Session& session, int device, std::chrono::milliseconds time, SteadyTime now);
-
 // As the fields of BrokerOptions.
 struct WaitingOptions {
   std::function<SteadyTime()> clock;

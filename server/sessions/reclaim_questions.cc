@@ -3,10 +3,11 @@
 
 #include <spdlog/spdlog.h>
 
-#include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "server/base/client_log.h"
+#include "server/base/saturating.h"
 
 namespace vrambroker {
 
@@ -32,10 +33,10 @@ void ReclaimQuestions::Ask(int device, uint64_t bytes, std::chrono::milliseconds
   SendNext(device);
 }
 
-std::optional<SteadyTime> ReclaimQuestions::AskedSince(int device) const {
+bool ReclaimQuestions::IsSilent(int device, std::chrono::milliseconds time, SteadyTime now) const {
   MutexLock lock(mu_);
   const OfDevice& of_device = devices_[device];
-  return of_device.asked ? std::optional(of_device.asked_since) : std::nullopt;
+  return of_device.asked && now > of_device.asked_since + time;
 }
 
 void ReclaimQuestions::SendNext(int device) {
@@ -70,7 +71,7 @@ void ReclaimQuestions::Answered(int device) {
     duration = now - of_device.asked_since;
     // By the pool's books, not by the client's word. What a session that has ended left is no answer to the question.
     if (account.has_value()) {
-      returned_bytes = of_device.reserved_before - std::min(of_device.reserved_before, account->reserved_bytes);
+      returned_bytes = SaturatingSub(of_device.reserved_before, account->reserved_bytes);
     }
     answered = std::exchange(of_device.now, {});
     again = !of_device.next.empty();

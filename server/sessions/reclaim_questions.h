@@ -7,7 +7,6 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,8 +33,10 @@ class ReclaimQuestions {
   // Calls `answered` when the question that asks for this is answered, perhaps before this returns.
   void Ask(int device, uint64_t bytes, std::chrono::milliseconds time, std::function<void()> answered)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Since when the session owes the answer to the question that is under way; nullopt when it owes none.
-  std::optional<SteadyTime> AskedSince(int device) const ABSL_LOCKS_EXCLUDED(mu_);
+  // Whether the session has owed the answer to the question that is under way for longer than `time`.
+  bool IsSilent(int device, std::chrono::milliseconds time, SteadyTime now) const ABSL_LOCKS_EXCLUDED(mu_);
+  // What a client may take to answer before the next one is asked instead.
+  static constexpr std::chrono::milliseconds kSilence{200};
 
  private:
   struct OfDevice {

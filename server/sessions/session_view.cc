@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "allocator/heap/size_class.h"
+#include "server/base/saturating.h"
 
 namespace vrambroker {
 namespace {
@@ -25,7 +26,7 @@ uint64_t IdleBytes(const Session& session, const AccountState& account, const Me
   // The allocator of a remote session does not know what is carried over.
   const uint64_t unknown = session.leases() ? 0 : account.carried_over_bytes;
   const uint64_t in_use = stats.active_bytes.all.current + stats.inactive_split_bytes.all.current + unknown;
-  return account.reserved_bytes - std::min(account.reserved_bytes, in_use);
+  return SaturatingSub(account.reserved_bytes, in_use);
 }
 
 SessionView ViewOf(const Session& session, absl::Span<const AccountState> accounts) {
@@ -59,8 +60,7 @@ SessionDeviceView DeviceViewOf(const Session& session, int device, const Account
   }
   held.idle_bytes = IdleBytes(session, held.account, stats);
   const uint64_t known = stats.active_bytes.all.current + stats.inactive_split_bytes.all.current + held.idle_bytes;
-  held.unknown_bytes =
-      std::min(account.carried_over_bytes, account.reserved_bytes - std::min(account.reserved_bytes, known));
+  held.unknown_bytes = std::min(account.carried_over_bytes, SaturatingSub(account.reserved_bytes, known));
   held.ooms = session.refusals().GetCounts(device);
   return held;
 }

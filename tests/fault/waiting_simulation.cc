@@ -62,13 +62,13 @@ class World {
                     [this](const ReclaimVictim&, std::function<void()> answered) {
                       answers_.emplace_back(now_ + milliseconds(Random(Chance(10) ? 3000 : 20)), std::move(answered));
                     }}) {
-    pool_.OnCapacityFreed([this] { queue_.OnCapacityFreed(); });
+    pool_.SetOnCapacityFreed([this] { queue_.OnCapacityFreed(); });
     for (size_t i = 0; i < kSitters; ++i) {
       sitters_.push_back(OpenSession(kSitterLimit, /*uid=*/9));
       Take(sitters_.back(), 2_MiB, now_ + std::chrono::hours(1'000'000));
     }
   }
-  ~World() { pool_.OnCapacityFreed(nullptr); }
+  ~World() { pool_.SetOnCapacityFreed(nullptr); }
 
   std::string Run(uint64_t steps) {
     for (uint64_t step = 0; step < steps && failure_.empty(); ++step) {

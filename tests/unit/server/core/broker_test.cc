@@ -20,6 +20,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 TEST(LimitBytesTest, FractionsAreCutToBytes) {
   EXPECT_EQ(LimitBytes(Limit(0.5), 8_GiB), 4_GiB);
@@ -419,6 +420,31 @@ TEST_F(BrokerTest, RefusalNamesIdleMemoryOfOthers) {
   EXPECT_GE(not_asked, 10_MiB);
   EXPECT_EQ(in_part_used, info.devices[0].stats.inactive_split_bytes.all.current);
   EXPECT_EQ(not_asked + in_part_used, idle);
+}
+
+// What nobody who lives holds comes back by itself: there is no process to end.
+TEST_F(BrokerTest, RefusalTellsWhatEndedProcessesLeftFromWhatDetachedSessionsHold) {
+  const SessionPtr dies = OpenLeasing("dies");
+  const std::vector<Lease> left = LeaseSegments(dies, {20_MiB}).value();
+  ASSERT_TRUE(pools_[0]->RedeemTicket(std::get<FdTicket>(left[0].handle), 1, 1000).ok());
+  const SessionPtr detached = Open("detached");
+  ASSERT_TRUE(Allocate(detached, 30_MiB).ok());
+  broker_->Disconnect(detached);
+  broker_->CloseGone(dies);
+  ASSERT_EQ(pools_[0]->GetStats().quarantined_bytes, 20_MiB);
+
+  const SessionPtr late = Open("late");
+  const v1::OutOfMemory by_the_dead = Report(Allocate(late, 30_MiB, 0, 0, {.may_reclaim = false}).status());
+  EXPECT_EQ(by_the_dead.device_quarantined_bytes(), 50_MiB);
+  EXPECT_THAT(by_the_dead.advice(), HasSubstr("ended processes left 20.00 MiB"));
+  EXPECT_THAT(by_the_dead.advice(), Not(HasSubstr("End the processes")));
+  const v1::OutOfMemory by_the_detached = Report(Allocate(late, 40_MiB, 0, 0, {.may_reclaim = false}).status());
+  EXPECT_THAT(by_the_detached.advice(), HasSubstr("End the processes of sessions that disconnected or were ended"));
+  EXPECT_THAT(by_the_detached.advice(), HasSubstr("they still hold 30.00 MiB"));
+  const v1::OutOfMemory by_both = Report(Allocate(late, 60_MiB, 0, 0, {.may_reclaim = false}).status());
+  EXPECT_THAT(by_both.advice(), HasSubstr("which still hold 30.00 MiB, and try again in a moment"));
+  EXPECT_THAT(by_both.advice(), HasSubstr("ended processes left 20.00 MiB"));
+  pools_[0]->CheckQuarantine();
 }
 
 TEST_F(BrokerTest, RefusalsAreKept) {

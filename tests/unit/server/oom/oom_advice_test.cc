@@ -56,7 +56,8 @@ TEST_P(IdleTest, EachByteHasOneReason) {
   }
   EXPECT_EQ(found, param.expected);
   EXPECT_EQ(report.idle_elsewhere_bytes, sum);
-  EXPECT_EQ(report.quarantined_bytes, param.is_connected ? 0 : param.reserved_bytes);
+  EXPECT_EQ(report.detached_bytes, param.is_connected ? 0 : param.reserved_bytes);
+  EXPECT_EQ(report.left_behind_bytes, 0u) << "its process lives";
   EXPECT_TRUE(report.names_others);
 }
 
@@ -168,6 +169,7 @@ struct AdviceCase {
   OomCause cause;
   void (*change)(OomReport& report);
   std::vector<std::string> says;
+  std::vector<std::string> says_not{};
 };
 
 class AdviceTest : public ::testing::TestWithParam<AdviceCase> {};
@@ -177,6 +179,7 @@ TEST_P(AdviceTest, FitsCauseAndFigures) {
   GetParam().change(report);
   const std::string advice = Advice(report);
   for (const std::string& words : GetParam().says) EXPECT_THAT(advice, HasSubstr(words));
+  for (const std::string& words : GetParam().says_not) EXPECT_THAT(advice, Not(HasSubstr(words)));
   EXPECT_LE(advice.size(), 400u);
   EXPECT_EQ(advice.back(), '.');
   EXPECT_THAT(advice, Not(HasSubstr(". "))) << "one sentence";
@@ -236,10 +239,36 @@ const AdviceCase kAdvice[] = {
        r.kept_free_bytes = 25_MiB;
      },
      {"lower other sessions' guarantees, for which 25.00 MiB are kept free"}},
-    {"FragmentationBesideQuarantine",
+    {"FragmentationBesideDetached",
      OomCause::kFragmentation,
-     [](OomReport& r) { r.quarantined_bytes = 20_MiB; },
+     [](OomReport& r) { r.detached_bytes = 20_MiB; },
      {"end the processes of sessions that disconnected or were ended, which still hold 20.00 MiB"}},
+    {"FragmentationBesideLeftBehind",
+     OomCause::kFragmentation,
+     [](OomReport& r) { r.left_behind_bytes = 20_MiB; },
+     {"or wait until 20.00 MiB of ended processes are free (vramctl quarantine names who has them open)"},
+     {"end the processes"}},
+    {"FragmentationBesideDetachedAndLeftBehind",
+     OomCause::kFragmentation,
+     [](OomReport& r) {
+       r.detached_bytes = 10_MiB;
+       r.left_behind_bytes = 10_MiB;
+     },
+     {"end processes of disconnected and ended sessions and wait for what ended processes left (vramctl quarantine)"}},
+    {"FragmentationBesideTooLittleInQuarantine",
+     OomCause::kFragmentation,
+     [](OomReport& r) {
+       r.detached_bytes = 10_MiB;
+       r.left_behind_bytes = 10_MiB - 1;
+     },
+     {"have other sessions give 20.00 MiB back (vramctl sessions)"}},
+    {"FragmentationBesideOthersAndLeftBehind",
+     OomCause::kFragmentation,
+     [](OomReport& r) {
+       r.reserved_bytes = 70_MiB;
+       r.left_behind_bytes = 15_MiB;
+     },
+     {"have other sessions give 5.00 MiB back and wait for what ended processes left (vramctl quarantine)"}},
     {"FragmentationOutsideTheBroker",
      OomCause::kFragmentation,
      [](OomReport& r) { r.outside_bytes = 60_MiB; },
@@ -432,16 +461,39 @@ const AdviceCase kAdvice[] = {
        r.kept_free_bytes = 1_MiB;
      },
      {"Wait, or lower other sessions' guarantees", "1.00 MiB"}},
-    {"CapacityQuarantined",
+    {"CapacityDetached",
      OomCause::kCapacity,
      [](OomReport& r) {
-       r.quarantined_bytes = 20_MiB;
+       r.detached_bytes = 20_MiB;
+       r.left_behind_bytes = 1_MiB;
        Hold(r, "ghost", 20_MiB, IdleWhy::kDisconnected);
      },
-     {"End the processes", "vramctl sessions", "20.00 MiB"}},
-    {"CapacityTooLittleQuarantined",
+     {"End the processes of sessions that disconnected or were ended (vramctl sessions): they still hold 20.00 MiB."},
+     {"quarantine"}},
+    {"CapacityLeftBehind",
      OomCause::kCapacity,
-     [](OomReport& r) { r.quarantined_bytes = 20_MiB - 1; },
+     [](OomReport& r) {
+       r.detached_bytes = 1_MiB;
+       r.left_behind_bytes = 20_MiB;
+     },
+     {"Try again in a moment: ended processes left 20.00 MiB", "settle_time", "vramctl quarantine"},
+     {"End the processes", "vramctl sessions"}},
+    {"CapacityDetachedAndLeftBehind",
+     OomCause::kCapacity,
+     [](OomReport& r) {
+       r.detached_bytes = 8_MiB;
+       r.left_behind_bytes = 12_MiB;
+     },
+     {"End the processes of sessions that disconnected or were ended (vramctl sessions), which still hold 8.00 MiB, "
+      "and "
+      "try again in a moment: ended processes left 12.00 MiB",
+      "vramctl quarantine"}},
+    {"CapacityTooLittleInQuarantine",
+     OomCause::kCapacity,
+     [](OomReport& r) {
+       r.detached_bytes = 10_MiB;
+       r.left_behind_bytes = 10_MiB - 1;
+     },
      {"full of memory in use"}},
     {"CapacityIdleUnasked",
      OomCause::kCapacity,
@@ -502,6 +554,35 @@ TEST(AdviceLengthTest, LongNamesStayWithinTheBound) {
   OomReport report = Needing30(OomCause::kCapacity);
   report.largest_holders.front().client = name;
   EXPECT_LE(Advice(report).size(), 400u);
+}
+
+// All that can be said of fragmentation at once, with the figures of a GPU.
+TEST(AdviceLengthTest, EveryBoundInTheWayStaysWithinTheBound) {
+  OomReport report = Needing30(OomCause::kFragmentation);
+  report.segment_bytes = 70_GiB;
+  report.reserved_bytes = 75_GiB;
+  report.capacity_bytes = 192_GiB;
+  report.limit_bytes = 100_GiB;
+  report.user_limit_bytes = report.user_committed_bytes = 150_GiB;
+  report.refusal = 1'000'000'000;
+  struct {
+    uint64_t detached, left_behind, outside;
+  } const kQuarantines[] = {{70_GiB, 0, 0}, {0, 70_GiB, 0}, {35_GiB, 35_GiB, 0}, {0, 35_GiB, 40_GiB}, {0, 0, 117_GiB}};
+  for (const auto& quarantine : kQuarantines) {
+    report.detached_bytes = quarantine.detached;
+    report.left_behind_bytes = quarantine.left_behind;
+    report.outside_bytes = quarantine.outside;
+    for (const bool is_recorded : {false, true}) {
+      for (const uint64_t holes : {0, 2}) {
+        report.is_recorded = is_recorded;
+        report.holes.count = holes;
+        const std::string advice = Advice(report);
+        EXPECT_THAT(advice, HasSubstr("raise the session's limit"));
+        EXPECT_THAT(advice, HasSubstr("user_limit raised"));
+        EXPECT_LE(advice.size(), 400u) << advice;
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -400,7 +400,8 @@ OomReport Sample(OomCause cause) {
   report.inactive_split_bytes = 4_MiB;
   report.kept_free_bytes = 6_MiB;
   report.device_idle_bytes = 7_MiB;
-  report.quarantined_bytes = 8_MiB;
+  report.detached_bytes = 3_MiB;
+  report.left_behind_bytes = 5_MiB;
   report.idle_elsewhere_bytes = 15_MiB;
   report.idle_holders = {{.client = "trainer", .idle_bytes = 9_MiB, .why = IdleWhy::kInPartUsed},
                          {.client = "server", .idle_bytes = 6_MiB, .why = IdleWhy::kWithinGuarantee}};
@@ -454,7 +455,7 @@ TEST(OutOfMemoryErrorTest, CarriesEveryFigure) {
   EXPECT_EQ(proto.inactive_split_bytes(), 4_MiB);
   EXPECT_EQ(proto.device_kept_free_bytes(), 6_MiB);
   EXPECT_EQ(proto.device_idle_bytes(), 7_MiB);
-  EXPECT_EQ(proto.device_quarantined_bytes(), 8_MiB);
+  EXPECT_EQ(proto.device_quarantined_bytes(), 8_MiB) << "detached, and left behind";
   EXPECT_EQ(proto.idle_elsewhere_bytes(), 15_MiB);
   ASSERT_EQ(proto.idle_holders_size(), 2);
   EXPECT_EQ(proto.idle_holders(0).client(), "trainer");
@@ -505,9 +506,8 @@ OomReport Largest(OomCause cause, absl::string_view scope_name = "s") {
   report.requested_bytes = report.segment_bytes = report.limit_bytes = report.reserved_bytes = bytes;
   report.allocated_bytes = report.largest_free_block_bytes = report.capacity_bytes = bytes;
   report.available_bytes = report.guarantee_bytes = report.inactive_split_bytes = bytes - 1;
-  report.kept_free_bytes = report.device_idle_bytes = report.quarantined_bytes = bytes - 1;
+  report.kept_free_bytes = report.device_idle_bytes = bytes - 1;
   report.idle_elsewhere_bytes = report.waited_ms = bytes;
-  report.quarantined_bytes = 0;
   report.block_bytes = report.user_limit_bytes = report.user_committed_bytes = bytes;
   std::string names;
   while (names.size() < kMaxReportedScopeBytes) absl::StrAppend(&names, scope_name);
@@ -561,7 +561,7 @@ TEST(OutOfMemoryErrorTest, StaysBelowTheMetadataOfGrpc) {
 // Every explanation and advice that there is, with figures of `bytes`: calls `visit` with each report.
 void ForEachText(uint64_t bytes, const char* scope_name, const std::function<void(const OomReport&)>& visit) {
   for (const OomCause cause : kOomCauses) {
-    for (unsigned choice = 0; choice < 256; ++choice) {
+    for (unsigned choice = 0; choice < 512; ++choice) {
       const auto chosen = [&](int bit) { return (choice >> bit & 1) != 0; };
       OomReport report = Largest(cause, scope_name);
       report.requested_bytes = report.segment_bytes = report.block_bytes = report.capacity_bytes = bytes;
@@ -572,7 +572,9 @@ void ForEachText(uint64_t bytes, const char* scope_name, const std::function<voi
       report.allocated_bytes = bytes - 2;
       report.available_bytes = chosen(1) ? bytes : 0;
       report.kept_free_bytes = chosen(2) ? bytes : 1;
-      report.quarantined_bytes = chosen(3) ? bytes : 0;
+      const uint64_t quarantined = chosen(3) && chosen(8) ? (bytes + 1) / 2 : bytes;
+      report.detached_bytes = chosen(3) ? quarantined : 0;
+      report.left_behind_bytes = chosen(8) ? quarantined : 0;
       report.outside_bytes = chosen(4) ? bytes : 0;
       report.user_limit_bytes = chosen(5) ? bytes - 1 : 0;
       report.user_committed_bytes = chosen(6) ? bytes - 2 : bytes / 2;

@@ -30,17 +30,17 @@ class DriverSegmentsTest : public ::testing::Test {
       return std::exchange(idle_, {});
     });
   }
-  IdleSegments::Entry Get(uint64_t bytes, const std::string& tenant = "ann") {
+  UnleasedSegment Get(uint64_t bytes, const std::string& tenant = "ann") {
     return {.segment = Obtain(bytes, tenant).value().segment, .tenant = tenant};
   }
-  void Free(const IdleSegments::Entry& entry) {
+  void Free(const UnleasedSegment& entry) {
     driver_.StartFreeing({entry});
     driver_.Free({entry});
   }
 
   const std::unique_ptr<FakeDevice> device_;
   const std::shared_ptr<FakeDevice::Control> control_;
-  std::vector<IdleSegments::Entry> idle_;  // what the owner gives up when the driver has nothing
+  std::vector<UnleasedSegment> idle_;  // what the owner gives up when the driver has nothing
   DriverSegments driver_{device_.get(), std::chrono::minutes(1)};
 };
 
@@ -48,11 +48,11 @@ TEST_F(DriverSegmentsTest, CountsWhatIsOnItsWay) {
   driver_.StartObtaining(6_MiB);
   EXPECT_EQ(driver_.counts().obtaining_bytes, 6_MiB);
   driver_.GiveUp(2_MiB);
-  const auto obtained = driver_.Obtain("ann", 4_MiB, [] { return std::vector<IdleSegments::Entry>(); });
+  const auto obtained = driver_.Obtain("ann", 4_MiB, [] { return std::vector<UnleasedSegment>(); });
   ASSERT_TRUE(obtained.ok());
   EXPECT_EQ(driver_.counts().obtaining_bytes, 0u);
   EXPECT_EQ(driver_.counts().obtained, 1u);
-  const IdleSegments::Entry entry{.segment = obtained->segment, .tenant = "ann"};
+  const UnleasedSegment entry{.segment = obtained->segment, .tenant = "ann"};
   driver_.StartFreeing({entry});
   EXPECT_EQ(driver_.counts().freeing_bytes, 4_MiB);
   EXPECT_EQ(driver_.Free({entry}), 4_MiB);
@@ -62,7 +62,7 @@ TEST_F(DriverSegmentsTest, CountsWhatIsOnItsWay) {
 }
 
 TEST_F(DriverSegmentsTest, ARefusalEndsTheObtaining) {
-  const IdleSegments::Entry held = Get(8_MiB);
+  const UnleasedSegment held = Get(8_MiB);
   EXPECT_TRUE(absl::IsResourceExhausted(Obtain(2_MiB).status()));
   EXPECT_EQ(driver_.counts().obtaining_bytes, 0u);
   EXPECT_EQ(driver_.counts().obtained, 1u);
@@ -72,14 +72,14 @@ TEST_F(DriverSegmentsTest, ARefusalEndsTheObtaining) {
 TEST_F(DriverSegmentsTest, WhatIsIdleGoesBackBeforeTheDriverIsAskedAgain) {
   control_->set_foreign_bytes(4_MiB);
   idle_ = {Get(4_MiB)};
-  const IdleSegments::Entry second = Get(4_MiB);
+  const UnleasedSegment second = Get(4_MiB);
   EXPECT_THAT(idle_, IsEmpty());
   EXPECT_EQ(driver_.counts().freed, 1u);
   Free(second);
 }
 
 TEST_F(DriverSegmentsTest, WaitsForFreesThatAreUnderWay) {
-  const IdleSegments::Entry held = Get(8_MiB);
+  const UnleasedSegment held = Get(8_MiB);
   Gate& gate = control_->Hold(FakeDevice::Call::kFree);
   driver_.StartFreeing({held});
   std::thread freer([&] { driver_.Free({held}); });
@@ -95,12 +95,12 @@ TEST_F(DriverSegmentsTest, WaitsForFreesThatAreUnderWay) {
 }
 
 TEST_F(DriverSegmentsTest, WhatTheDriverDoesNotTakeBackIsKeptAndTriedAgain) {
-  const IdleSegments::Entry held = Get(8_MiB);
+  const UnleasedSegment held = Get(8_MiB);
   control_->Fail(FakeDevice::Call::kFree, 1, 1, absl::InternalError("busy"));
   driver_.StartFreeing({held});
   EXPECT_EQ(driver_.Free({held}), 0u) << "nothing was taken";
   EXPECT_EQ(driver_.counts().unfreed_bytes, 8_MiB);
-  const IdleSegments::Entry next = Get(8_MiB);  // which tries it again
+  const UnleasedSegment next = Get(8_MiB);  // which tries it again
   EXPECT_EQ(driver_.counts().unfreed_bytes, 0u);
   control_->Fail(FakeDevice::Call::kFree, 1, 2, absl::InternalError("busy"));
   Free(next);
@@ -119,12 +119,12 @@ class DriverSegmentsOnCudaTest : public DriverSegmentsTest {
 };
 
 TEST_F(DriverSegmentsOnCudaTest, OverwritesWhatMayBeAnotherTenants) {
-  const IdleSegments::Entry anns = Get(4_MiB, "ann");
+  const UnleasedSegment anns = Get(4_MiB, "ann");
   EXPECT_EQ(control_->zeroed_bytes(), 0u) << "nobody's";
   Free(anns);
-  const IdleSegments::Entry again = Get(4_MiB, "ann");
+  const UnleasedSegment again = Get(4_MiB, "ann");
   EXPECT_EQ(control_->zeroed_bytes(), 0u) << "her own";
-  const IdleSegments::Entry bens = Get(2_MiB, "ben");
+  const UnleasedSegment bens = Get(2_MiB, "ben");
   EXPECT_EQ(control_->zeroed_bytes(), 2_MiB);
   Free(bens);
   Free(again);

@@ -33,9 +33,9 @@ class IdleSegmentsTest : public ::testing::Test {
     EXPECT_EQ(taken->entry.segment.bytes, bytes);
     return taken->entry.segment.address;
   }
-  static std::vector<uint64_t> Addresses(const std::vector<IdleSegments::Entry>& entries) {
+  static std::vector<uint64_t> Addresses(const std::vector<UnleasedSegment>& entries) {
     std::vector<uint64_t> addresses;
-    for (const IdleSegments::Entry& entry : entries) addresses.push_back(entry.segment.address);
+    for (const UnleasedSegment& entry : entries) addresses.push_back(entry.segment.address);
     return addresses;
   }
 

@@ -19,7 +19,7 @@ class ReservationTest : public ::testing::Test {
 
   ReservationTest() {
     pool_->OpenAccount(kId, {.pid = 1, .limit_bytes = 64_MiB});
-    pool_->OnCapacityFreed([this] { ++room_; });
+    pool_->SetOnCapacityFreed([this] { ++room_; });
   }
   Reservation Reserve(uint64_t bytes) {
     EXPECT_EQ(pool_->Grant(kId, bytes), absl::OkStatus());

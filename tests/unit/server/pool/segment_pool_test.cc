@@ -342,7 +342,7 @@ TEST_F(SegmentPoolTest, TellsWhenSomethingIsDueEarlier) {
   MakePool(16_MiB);
   Open(kA);
   int told = 0;
-  pool_->OnDecayChanged([&] { ++told; });
+  pool_->SetOnDecayChanged([&] { ++told; });
   EXPECT_EQ(pool_->NextDecay(std::chrono::hours(1)), std::nullopt);
   GiveBack(kA, Lease(kA, 2_MiB));
   EXPECT_EQ(told, 1) << "nothing was idle";
@@ -357,7 +357,7 @@ TEST_F(SegmentPoolTest, TellsWhenSomethingIsDueEarlier) {
   EXPECT_TRUE(absl::IsNotFound(pool_->LeaseIdle(kA, {8_MiB}).status()));
   EXPECT_EQ(told, 2) << "nothing was taken";
   EXPECT_EQ(pool_->NextDecay(std::chrono::hours(1)), next);
-  pool_->OnDecayChanged(nullptr);
+  pool_->SetOnDecayChanged(nullptr);
 }
 
 TEST_F(SegmentPoolTest, MakingSegmentsIdleDoesNotWaitForTheDriver) {

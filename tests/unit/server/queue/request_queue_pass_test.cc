@@ -35,10 +35,10 @@ class PassTest : public ::testing::Test {
   static constexpr uint64_t kCapacity = 64_GiB;
 
   PassTest() {
-    pool_.OnCapacityFreed([this] { queue_.OnCapacityFreed(); });
+    pool_.SetOnCapacityFreed([this] { queue_.OnCapacityFreed(); });
     for (const SessionId session : {kHolder, kOther}) Open(session);
   }
-  ~PassTest() override { pool_.OnCapacityFreed(nullptr); }
+  ~PassTest() override { pool_.SetOnCapacityFreed(nullptr); }
 
   void Open(SessionId session, uid_t uid = 1, uint64_t user_limit = AccountState::kNoBound) {
     pool_.OpenAccount(session,
@@ -279,8 +279,8 @@ TEST_F(PassTest, WhatAUserMayNotHaveYetKeepsNobodyFromItsTurn) {
 TEST_F(PassTest, WhatSettlesIsNeverMissed) {
   constexpr int kRounds = 20000;
   constexpr uint64_t kFirstGone = 1000;
-  pool_.OnCapacityFreed(nullptr);  // tasks_ belongs to this thread
-  std::atomic<int> settling = 0;   // rounds whose memory has come into quarantine
+  pool_.SetOnCapacityFreed(nullptr);  // tasks_ belongs to this thread
+  std::atomic<int> settling = 0;      // rounds whose memory has come into quarantine
   std::atomic<int> checked = 0;
   std::thread checker([&] {
     for (int round = 1; round <= kRounds; ++round) {

@@ -42,9 +42,9 @@ class RandomQueue {
                 .candidates = [this] { return Candidates(); },
                 .ask = [this](const ReclaimVictim&,
                               std::function<void()> answered) { answers_.push_back(std::move(answered)); }}) {
-    pool_.OnCapacityFreed([this] { queue_.OnCapacityFreed(); });
+    pool_.SetOnCapacityFreed([this] { queue_.OnCapacityFreed(); });
   }
-  ~RandomQueue() { pool_.OnCapacityFreed(nullptr); }
+  ~RandomQueue() { pool_.SetOnCapacityFreed(nullptr); }
 
   // What is wrong; empty: nothing.
   std::string Run(int steps) {
@@ -230,7 +230,7 @@ class Crowd {
   static constexpr uint64_t kSessionsOfThread = 3;
 
   Crowd() {
-    pool_.OnCapacityFreed([this] { queue_.OnCapacityFreed(); });
+    pool_.SetOnCapacityFreed([this] { queue_.OnCapacityFreed(); });
     for (uint64_t i = 0; i < kThreads * kSessionsOfThread; ++i) {
       const auto uid = static_cast<uid_t>(i % 3);
       pool_.OpenAccount(SessionId{1 + i}, {.pid = 1,
@@ -244,7 +244,7 @@ class Crowd {
     }
   }
   ~Crowd() {
-    pool_.OnCapacityFreed(nullptr);
+    pool_.SetOnCapacityFreed(nullptr);
     workers_.reset();
   }
 

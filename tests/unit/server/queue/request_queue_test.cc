@@ -49,7 +49,7 @@ class RequestQueueTest : public ::testing::Test {
                                 asked_.push_back(victim);
                                 answers_.push_back(std::move(answered));
                               }});
-    pool_.OnCapacityFreed([this] { queue_->OnCapacityFreed(); });
+    pool_.SetOnCapacityFreed([this] { queue_->OnCapacityFreed(); });
     for (const SessionId session : {kA, kB, kC, kD}) {
       pool_.OpenAccount(session, {.pid = 1, .tenant = "d", .limit_bytes = kCapacity});
     }
