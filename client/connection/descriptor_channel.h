@@ -46,7 +46,7 @@ class DescriptorChannel {
   // The error of an answer without the descriptor that it should have brought.
   static absl::Status NoDescriptor();
 
-  // Whoever waits gets Unavailable, now and from now on.
+  // All calls get Unavailable: those that wait, and those that follow.
   void StopWaiting() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:

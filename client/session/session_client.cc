@@ -393,7 +393,7 @@ absl::StatusOr<Device*> SessionClient::DeviceFor(int ordinal) {
 std::optional<absl::StatusOr<DescriptorChannel::Answer>> SessionClient::CallDirectly(const Link& link,
                                                                                      v1::SegmentCall call,
                                                                                      absl::Duration timeout) {
-  // What has become of the session, the stream says better.
+  // What has become of the session, the stream says.
   if (!link.takes_segment_calls || !link.stream->status().ok()) return std::nullopt;
   call.set_session_id(link.session_id);
   call.set_resume_token(link.resume_token);
@@ -405,10 +405,10 @@ std::optional<absl::StatusOr<DescriptorChannel::Answer>> SessionClient::CallDire
   }
   if (!answer.ok()) return std::nullopt;
   if (!answer->result.has_error()) return answer;
-  // These are about the request, and the stream would say the same.
   absl::Status error = FromProto(answer->result.error());
-  if (absl::IsResourceExhausted(error) || absl::IsInvalidArgument(error)) return error;
-  return std::nullopt;
+  const bool has_no_session = absl::IsNotFound(error) || absl::IsPermissionDenied(error) || absl::IsAborted(error);
+  if (has_no_session) return std::nullopt;
+  return error;
 }
 
 absl::StatusOr<HeapHost::LeaseAnswer> SessionClient::Lease(const Link& link, const v1::LeaseSegmentsRequest& request,

@@ -98,7 +98,7 @@ typedef struct vrambroker_out_of_memory {
   uint64_t inactive_split_bytes;     /* of this session: free, in segments that also hold used blocks */
   uint64_t device_kept_free_bytes;   /* of device_available_bytes: kept for other sessions' guarantees */
   uint64_t device_idle_bytes;        /* held by the daemon for reuse, leased to nobody */
-  uint64_t device_quarantined_bytes; /* of detached sessions (disconnected, ended), and left by ended processes */
+  uint64_t device_quarantined_bytes; /* of sessions that disconnected or were ended, and what ended processes left */
   uint64_t idle_elsewhere_bytes;     /* reserved by other sessions and not in use */
   uint64_t waited_ms;                /* milliseconds that the request waited for memory */
   uint64_t block_bytes;              /* requested_bytes, rounded */

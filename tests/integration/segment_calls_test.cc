@@ -279,11 +279,15 @@ TEST_F(SegmentCallsTest, AConnectionHasOneCallUnderWay) {
 TEST_F(SegmentCallsTest, AConnectionWhoseAnswersNobodyReadsIsClosed) {
   Open();
   const UniqueFd socket = ConnectRaw();
+  const auto await = [&](int16_t event) {
+    pollfd polled = {.fd = socket.get(), .events = event, .revents = 0};
+    return poll(&polled, 1, static_cast<int>(absl::ToInt64Milliseconds(kPatience))) == 1;
+  };
   Send(socket, ToLease({2_MiB}));
-  pollfd readable = {.fd = socket.get(), .events = POLLIN, .revents = 0};
-  ASSERT_EQ(poll(&readable, 1, static_cast<int>(absl::ToInt64Milliseconds(kPatience))), 1);
+  ASSERT_TRUE(await(POLLIN));
   Send(socket, ToLease({2_MiB}));
-  ASSERT_TRUE(ReceiveResult(socket).has_leased());
+  ASSERT_TRUE(await(POLLRDHUP));
+  EXPECT_TRUE(ReceiveResult(socket).has_leased());
   EXPECT_EQ(Receive(socket), "");
   EXPECT_EQ(Reserved(), 2_MiB);
 }
