@@ -116,8 +116,8 @@ class SessionClient final : public HeapHost {
   void ReturnAgain() ABSL_LOCKS_EXCLUDED(mu_);
   bool ReturnWithin(absl::Duration timeout, int device, uint64_t session, const std::vector<uint64_t>& segments)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Makes the call over the descriptor socket, where it takes a third of the time. nullopt: the daemon does not take it
-  // there, or has not made it, so that it is to be made over the stream.
+  // Makes a call over the descriptor socket, which costs a quarter of what it does over the stream. nullopt: the daemon
+  // does not take it there, or knows no such session; the stream makes it, or says why not.
   std::optional<absl::StatusOr<DescriptorChannel::Answer>> CallDirectly(const Link& link, v1::SegmentCall call,
                                                                         absl::Duration timeout);
   absl::Status Return(const Link& link, const v1::ReturnSegmentsRequest& request, absl::Duration timeout);

@@ -80,7 +80,7 @@ grpc::ServerUnaryReactor* BrokerService::Allocate(grpc::CallbackServerContext* c
   absl::StatusOr<SessionPtr> session = OwnSession(*context, request->session_id());
   if (!session.ok()) return Reply(context, session.status());
   auto* const reactor = new WaitingCall(&broker_, *std::move(session));
-  calls_.Allocate(reactor->session(), *request, reactor->cancel_key(),
+  calls_.Allocate(reactor->session(), *request, reactor->cancel_key(), /*admitted=*/absl::OkStatus(),
                   [this, context, reactor, response](absl::StatusOr<v1::AllocateResponse> allocated) {
                     const absl::Status status = allocated.status();
                     if (status.ok() && context->IsCancelled()) calls_.Abandon(reactor->session(), *allocated);
@@ -104,7 +104,7 @@ grpc::ServerUnaryReactor* BrokerService::LeaseSegments(grpc::CallbackServerConte
   absl::StatusOr<SessionPtr> session = OwnSession(*context, request->session_id());
   if (!session.ok()) return Reply(context, session.status());
   auto* const reactor = new WaitingCall(&broker_, *std::move(session));
-  calls_.LeaseSegments(reactor->session(), *request, reactor->cancel_key(),
+  calls_.LeaseSegments(reactor->session(), *request, reactor->cancel_key(), /*admitted=*/absl::OkStatus(),
                        [this, context, reactor, request, response](absl::StatusOr<v1::LeaseSegmentsResponse> leased) {
                          const absl::Status status = leased.status();
                          if (status.ok() && context->IsCancelled()) {

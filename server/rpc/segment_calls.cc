@@ -46,7 +46,7 @@ void SegmentCalls::Lease(const Caller& caller, const v1::SegmentCall& call, cons
     (void)send(Failed(why), {});
     rpc.Done(why.code());
   };
-  if (const absl::Status admitted = calls_.Admit(caller.uid); !admitted.ok()) return refuse(admitted);
+  const absl::Status admitted = calls_.Admit(caller.uid);
   const absl::StatusOr<SessionPtr> session = FindSession(caller, call);
   if (!session.ok()) return refuse(session.status());
   if (call.lease().last_resort()) {
@@ -54,7 +54,7 @@ void SegmentCalls::Lease(const Caller& caller, const v1::SegmentCall& call, cons
         absl::InvalidArgumentError("lease.last_resort: a request that may wait goes over the session's stream"));
   }
   calls_.LeaseSegments(
-      *session, call.lease(), /*cancel_key=*/0,
+      *session, call.lease(), /*cancel_key=*/0, admitted,
       [this, session = *session, request = call.lease(), send, rpc](absl::StatusOr<v1::LeaseSegmentsResponse> leased) {
         v1::CallResult result;
         std::vector<UniqueFd> descriptors;

@@ -20,7 +20,8 @@ absl::Status SessionCalls::Admit(uid_t uid) const {
 // ---- Calls that get something ----
 
 void SessionCalls::Allocate(const SessionPtr& session, const v1::AllocateRequest& request, uint64_t cancel_key,
-                            AllocateDone done) const {
+                            const absl::Status& admitted, AllocateDone done) const {
+  if (!admitted.ok()) return done(admitted);
   const absl::StatusOr<RequestOptions> options = RequestOptionsOf(request, cancel_key, session.get());
   if (!options.ok()) return done(options.status());
   broker_.allocations().Allocate(
@@ -33,7 +34,8 @@ void SessionCalls::Allocate(const SessionPtr& session, const v1::AllocateRequest
 }
 
 void SessionCalls::LeaseSegments(const SessionPtr& session, const v1::LeaseSegmentsRequest& request,
-                                 uint64_t cancel_key, LeaseDone done) const {
+                                 uint64_t cancel_key, const absl::Status& admitted, LeaseDone done) const {
+  if (!admitted.ok()) return done(admitted);
   broker_.leases().LeaseSegments(
       session, request.device(), {request.segment_bytes().begin(), request.segment_bytes().end()},
       [done = std::move(done)](const absl::StatusOr<std::vector<Lease>>& leases) {
@@ -83,8 +85,9 @@ absl::Status SessionCalls::GaveBack(const Session& session, const absl::Status& 
 
 // ---- Refusals ----
 
-void SessionCalls::Explain(const SessionPtr& session, const v1::ExplainRequest& request,
+void SessionCalls::Explain(const SessionPtr& session, const v1::ExplainRequest& request, const absl::Status& admitted,
                            const ExplainDone& done) const {
+  if (!admitted.ok()) return done(admitted);
   const absl::StatusOr<RefusedRequest> refused = FromProto(request);
   if (!refused.ok()) return done(refused.status());
   broker_.refusals().Explain(session, request.device(), *refused, done);

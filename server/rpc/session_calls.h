@@ -30,15 +30,17 @@ class SessionCalls {
   // Both outlive it.
   SessionCalls(Broker* broker, CallRates* rates) : broker_(*broker), rates_(*rates) {}
 
-  // Counts a call of the user. ResourceExhausted: the user calls too often.
+  // Counts a call of the user. ResourceExhausted: the user calls too often. Every call below is told what this said of
+  // it, as `admitted`.
   absl::Status Admit(uid_t uid) const;
 
   // ---- Calls that get something. `cancel_key` is what a request that waits can be cancelled by. ----
 
+  // What is not admitted is not made: that is the answer.
   void Allocate(const SessionPtr& session, const v1::AllocateRequest& request, uint64_t cancel_key,
-                AllocateDone done) const;
+                const absl::Status& admitted, AllocateDone done) const;
   void LeaseSegments(const SessionPtr& session, const v1::LeaseSegmentsRequest& request, uint64_t cancel_key,
-                     LeaseDone done) const;
+                     const absl::Status& admitted, LeaseDone done) const;
   // Gives back what such a call got: its caller has gone and will never learn the ids.
   void Abandon(const SessionPtr& session, const v1::AllocateResponse& got) const;
   void Abandon(const SessionPtr& session, const v1::LeaseSegmentsRequest& request,
@@ -46,9 +48,8 @@ class SessionCalls {
 
   // ---- Calls that give something back ----
 
-  // They are made at any rate: a client that calls too often must not be left with what it does not want. `admitted` is
-  // what Admit() said. If it is a refusal, the user owes the call when it gave something back; else the refusal is the
-  // answer.
+  // They are made at any rate: a client that calls too often must not be left with what it does not want. When one that
+  // is not admitted gave something back, the user owes it; else the refusal is the answer.
   absl::Status Free(const SessionPtr& session, const v1::FreeRequest& request, const absl::Status& admitted) const;
   absl::Status ReturnSegments(const SessionPtr& session, const v1::ReturnSegmentsRequest& request,
                               const absl::Status& admitted) const;
@@ -56,7 +57,8 @@ class SessionCalls {
   // ---- Refusals ----
 
   // Always an error: why the session was left without memory.
-  void Explain(const SessionPtr& session, const v1::ExplainRequest& request, const ExplainDone& done) const;
+  void Explain(const SessionPtr& session, const v1::ExplainRequest& request, const absl::Status& admitted,
+               const ExplainDone& done) const;
 
  private:
   absl::Status GaveBack(const Session& session, const absl::Status& status, const absl::Status& admitted) const;

@@ -149,24 +149,17 @@ bool SessionReactor::HandleCall(const v1::SessionRequest& request, const absl::S
     case Request::kAllocate: {
       const v1::AllocateCall& call = request.allocate();
       const Answer answer(outbox_, call.call_id(), rpcs_.Find("Session.Allocate"));
-      if (!admitted.ok()) {
-        answer.Refuse(admitted);
-        return true;
-      }
-      calls_.Allocate(session_, call.request(), call.call_id(), [answer](absl::StatusOr<v1::AllocateResponse> got) {
-        answer.Send(got.status(), [&](v1::CallResult& result) { *result.mutable_allocated() = *std::move(got); });
-      });
+      calls_.Allocate(
+          session_, call.request(), call.call_id(), admitted, [answer](absl::StatusOr<v1::AllocateResponse> got) {
+            answer.Send(got.status(), [&](v1::CallResult& result) { *result.mutable_allocated() = *std::move(got); });
+          });
       return true;
     }
     case Request::kLease: {
       const v1::LeaseCall& call = request.lease();
       const Answer answer(outbox_, call.call_id(), rpcs_.Find("Session.LeaseSegments"));
-      if (!admitted.ok()) {
-        answer.Refuse(admitted);
-        return true;
-      }
       calls_.LeaseSegments(
-          session_, call.request(), call.call_id(), [answer](absl::StatusOr<v1::LeaseSegmentsResponse> got) {
+          session_, call.request(), call.call_id(), admitted, [answer](absl::StatusOr<v1::LeaseSegmentsResponse> got) {
             answer.Send(got.status(), [&](v1::CallResult& result) { *result.mutable_leased() = *std::move(got); });
           });
       return true;
@@ -174,11 +167,7 @@ bool SessionReactor::HandleCall(const v1::SessionRequest& request, const absl::S
     case Request::kExplain: {
       const v1::ExplainCall& call = request.explain();
       const Answer answer(outbox_, call.call_id(), rpcs_.Find("Session.Explain"));
-      if (!admitted.ok()) {
-        answer.Refuse(admitted);
-        return true;
-      }
-      calls_.Explain(session_, call.request(), [answer](const absl::Status& why) { answer.Refuse(why); });
+      calls_.Explain(session_, call.request(), admitted, [answer](const absl::Status& why) { answer.Refuse(why); });
       return true;
     }
     case Request::kFree: {

@@ -478,6 +478,28 @@ TEST_F(LeasedTest, AClientThatGoesWhileItIsDisconnectedLeavesNothing) {
   EXPECT_TRUE(WaitFor([&] { return Listed("brief").reserved_bytes() == 0; })) << Listed("brief").reserved_bytes();
 }
 
+// The daemon gets a lease after it has resumed the session that asked for it over the connection before.
+TEST_F(LeasedTest, ALeaseOverABrokenConnectionIsGivenBack) {
+  ASSERT_OK(StartDaemon());
+  const std::string proxy_dir = MakeTempDir();
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Proxy> proxy, Proxy::Start(proxy_dir, dir()));
+  ClientOptions options = Options("delayed");
+  options.socket_dir = proxy_dir;
+  ASSERT_OK_AND_ASSIGN(Client client, Client::Connect(options));
+  ASSERT_OK_AND_ASSIGN(const Buffer held, client.Allocate(2_MiB));
+  const uint64_t reserved = Listed("delayed").reserved_bytes();
+  proxy->Stall(Proxy::Which::kDescriptors);
+  const uint64_t calls = client.calls();
+  std::thread leasing([&] { EXPECT_STATUS(client.Allocate(40_MiB).status(), absl::StatusCode::kUnavailable, ""); });
+  ASSERT_TRUE(WaitFor([&] { return client.calls() > calls; }));
+  proxy->Break(Proxy::Which::kGrpc);
+  EXPECT_TRUE(WaitFor([&] { return absl::StrContains(daemon_->log(), "session resumed"); }));
+  proxy->PassOn();
+  leasing.join();
+  EXPECT_TRUE(WaitFor([&] { return Listed("delayed").reserved_bytes() == reserved; }));
+  EXPECT_OK(client.Allocate(40_MiB));
+}
+
 TEST_F(LeasedTest, ATraceGoesOnOverAResumedConnection) {
   ASSERT_OK(StartDaemon({.config = "record_events: 100"}));
   const std::string proxy_dir = MakeTempDir();

@@ -5,10 +5,12 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
 #include <functional>
+#include <iterator>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -87,12 +89,16 @@ Proxy::~Proxy() {
   Break();
 }
 
-void Proxy::Break() {
+void Proxy::Break(Which which) {
   Release();
   std::vector<Connection> broken;
   {
     MutexLock lock(mu_);
-    broken.swap(connections_);
+    const auto kept = std::partition(connections_.begin(), connections_.end(), [&](const Connection& connection) {
+      return which != Which::kBoth && connection.which != which;
+    });
+    std::move(kept, connections_.end(), std::back_inserter(broken));
+    connections_.erase(kept, connections_.end());
   }
   for (Connection& connection : broken) {
     *connection.fate = Fate::kLost;
@@ -103,9 +109,11 @@ void Proxy::Break() {
   }
 }
 
-void Proxy::Set(Fate fate) {
+void Proxy::Set(Fate fate, Which which) {
   MutexLock lock(mu_);
-  for (Connection& connection : connections_) *connection.fate = fate;
+  for (Connection& connection : connections_) {
+    if (which == Which::kBoth || connection.which == which) *connection.fate = fate;
+  }
 }
 
 void Proxy::Hold() {
@@ -126,7 +134,8 @@ void Proxy::AwaitRelease() {
 
 void Proxy::Accept(const Listener& listener) {
   while (true) {
-    Connection connection{.client = UniqueFd(accept4(listener.fd.get(), nullptr, nullptr, SOCK_CLOEXEC)),
+    Connection connection{.which = listener.which,
+                          .client = UniqueFd(accept4(listener.fd.get(), nullptr, nullptr, SOCK_CLOEXEC)),
                           .daemon = UniqueFd(socket(AF_UNIX, listener.type | SOCK_CLOEXEC, 0)),
                           .fate = std::make_unique<std::atomic<Fate>>(Fate::kPassedOn),
                           .up = {},

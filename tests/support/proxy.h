@@ -28,12 +28,15 @@ class Proxy {
   Proxy(const Proxy&) = delete;
   Proxy& operator=(const Proxy&) = delete;
 
+  enum class Which { kBoth, kGrpc, kDescriptors };  // socket's connections
+
   // Breaks all connections, as they would if the network did. Nothing is held back any more.
-  void Break() ABSL_LOCKS_EXCLUDED(mu_);
+  void Break(Which which = Which::kBoth) ABSL_LOCKS_EXCLUDED(mu_);
   // What clients send over the connections that there are is lost from now on.
-  void Swallow() ABSL_LOCKS_EXCLUDED(mu_) { Set(Fate::kLost); }
-  // Nobody reads it from now on, until Break(): the sender has to wait.
-  void Stall() ABSL_LOCKS_EXCLUDED(mu_) { Set(Fate::kUnread); }
+  void Swallow() ABSL_LOCKS_EXCLUDED(mu_) { Set(Fate::kLost, Which::kBoth); }
+  // Nobody reads it from now on, until Break() or PassOn(): the sender has to wait.
+  void Stall(Which which = Which::kBoth) ABSL_LOCKS_EXCLUDED(mu_) { Set(Fate::kUnread, which); }
+  void PassOn() ABSL_LOCKS_EXCLUDED(mu_) { Set(Fate::kPassedOn, Which::kBoth); }
   // What the daemon sends is held back, until Release().
   void Hold() ABSL_LOCKS_EXCLUDED(mu_);
   void Release() ABSL_LOCKS_EXCLUDED(mu_);
@@ -41,6 +44,7 @@ class Proxy {
  private:
   // One of the sockets.
   struct Listener {
+    Which which = Which::kGrpc;
     const char* name = nullptr;
     int type = 0;
     UniqueFd fd = {};
@@ -48,6 +52,7 @@ class Proxy {
   };
   enum class Fate { kPassedOn, kLost, kUnread };  // of what a client sends
   struct Connection {
+    Which which = Which::kGrpc;
     UniqueFd client;
     UniqueFd daemon;
     std::unique_ptr<std::atomic<Fate>> fate;
@@ -56,13 +61,14 @@ class Proxy {
   };
 
   explicit Proxy(std::string daemon_dir) : daemon_dir_(std::move(daemon_dir)) {}
-  void Set(Fate fate) ABSL_LOCKS_EXCLUDED(mu_);
+  void Set(Fate fate, Which which) ABSL_LOCKS_EXCLUDED(mu_);
   void Accept(const Listener& listener);
   void AwaitRelease() ABSL_LOCKS_EXCLUDED(mu_);
 
   const std::string daemon_dir_;
   std::array<Listener, 2> listeners_{
-      {{.name = "/vrambroker.sock", .type = SOCK_STREAM}, {.name = "/vrambroker-fd.sock", .type = SOCK_SEQPACKET}}};
+      {{.which = Which::kGrpc, .name = "/vrambroker.sock", .type = SOCK_STREAM},
+       {.which = Which::kDescriptors, .name = "/vrambroker-fd.sock", .type = SOCK_SEQPACKET}}};
   Mutex mu_;
   bool holds_ ABSL_GUARDED_BY(mu_) = false;
   CondVar released_;
