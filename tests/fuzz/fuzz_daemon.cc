@@ -92,6 +92,7 @@ FuzzDaemon::FuzzDaemon()
                     .unwatch_process = [](int) {}},
       std::vector<SegmentPool*>{pools_[0].get(), pools_[1].get()}, &workers_);
   session_calls_ = std::make_unique<SessionCalls>(broker_.get(), &rates_);
+  segment_calls_ = std::make_unique<SegmentCalls>(broker_.get(), session_calls_.get(), &rpcs_);
   broker_service_ = std::make_unique<BrokerService>(broker_.get(), session_calls_.get(), &connections_, &rpcs_,
                                                     /*max_streams_per_uid=*/8);
   admin_service_ = std::make_unique<AdminService>(
@@ -171,6 +172,18 @@ std::vector<SessionPtr> FuzzDaemon::Others() const {
     if (session.ok() && *session != leasing_ && *session != remote_) others.push_back(*session);
   }
   return others;
+}
+
+void FuzzDaemon::NameSession(uint64_t which, v1::SegmentCall* call) const {
+  const std::vector<SessionPtr> others = Others();
+  for (size_t i = 0; i < others.size(); ++i) {
+    const SessionPtr& session = others[(which + i) % others.size()];
+    if (!session->leases()) continue;
+    const ResumeToken& token = session->leased()->resume_token();
+    call->set_session_id(Raw(session->id()));
+    call->set_resume_token(token.data(), token.size());
+    return;
+  }
 }
 
 void FuzzDaemon::CheckAndReset() {

@@ -25,7 +25,9 @@
 #include "server/rpc/broker_service.h"
 #include "server/rpc/connections.h"
 #include "server/rpc/rpc_meter.h"
+#include "server/rpc/segment_calls.h"
 #include "server/rpc/session_calls.h"
+#include "vrambroker/v1/broker.pb.h"
 
 namespace vrambroker {
 
@@ -38,6 +40,10 @@ class FuzzDaemon {
   static FuzzDaemon& Get();
 
   const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
+  // For calls that come over no socket, of this process.
+  const SegmentCalls& segment_calls() const { return *segment_calls_; }
+  // The id and the token of a session that leases, unless there is none but the control's.
+  void NameSession(uint64_t which, v1::SegmentCall* call) const;
   // Ids that inputs may try: of the control sessions, their segments and blocks.
   std::vector<uint64_t> control_ids() const;
 
@@ -65,6 +71,7 @@ class FuzzDaemon {
   Connections connections_;
   RpcMeter rpcs_;
   std::unique_ptr<SessionCalls> session_calls_;
+  std::unique_ptr<SegmentCalls> segment_calls_;
   std::unique_ptr<BrokerService> broker_service_;
   std::unique_ptr<AdminService> admin_service_;
   std::unique_ptr<grpc::Server> server_;

@@ -2,10 +2,12 @@
 #include "tests/fuzz/fuzz_run.h"
 
 #include <google/protobuf/descriptor.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstdlib>
 #include <iostream>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -79,6 +81,25 @@ void FuzzRun::CallAny(FuzzBytes& bytes) {
   (void)(calls_.back().lasts ? call.AwaitFirst(kSoon) : call.AwaitEnd(kSoon));  // questions take longer
 }
 
+void FuzzRun::MakeSegmentCall(FuzzBytes& bytes) {
+  const uint64_t kind = bytes.Next();
+  v1::SegmentCall call;
+  if (!call.ParseFromString(AnyMessage(bytes, v1::SegmentCall::descriptor())) ||
+      call.call_case() == v1::SegmentCall::CALL_NOT_SET) {
+    return;
+  }
+  if (kind < 200) daemon_.NameSession(kind, &call);
+  const bool takes_answer = kind % 4 != 0;
+  ++unanswered_;
+  const Caller caller = {.pid = getpid(), .uid = geteuid(), .gid = getegid(), .pidfd = std::make_shared<UniqueFd>()};
+  daemon_.segment_calls().Make(
+      caller, call, [this, takes_answer](const v1::CallResult& result, const std::vector<UniqueFd>& /*descriptors*/) {
+        if (takes_answer) known_.LearnFrom(result);
+        Require(unanswered_.fetch_sub(1) > 0, "no segment call is answered twice");
+        return takes_answer;
+      });
+}
+
 void FuzzRun::OpenStream() {
   if (streams_.size() >= kMostStreams) return;
   if (Shows()) std::cerr << "stream " << streams_.size() << " opens\n";
@@ -148,6 +169,9 @@ void FuzzRun::End(FuzzBytes& bytes) {
     }
     Require(call->AwaitEnd(kPatience), "every call is answered");
   }
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (unanswered_ > 0 && std::chrono::steady_clock::now() < deadline) std::this_thread::sleep_for(kSoon);
+  Require(unanswered_ == 0, "every segment call is answered");
   streams_.clear();
   calls_.clear();
   daemon_.CheckAndReset();

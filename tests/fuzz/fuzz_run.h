@@ -4,6 +4,7 @@
 #ifndef VRAMBROKER_TESTS_FUZZ_FUZZ_RUN_H_
 #define VRAMBROKER_TESTS_FUZZ_FUZZ_RUN_H_
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,6 +25,9 @@ class FuzzRun {
   // A call with one message of any method that takes one: a well-formed message, one with a few bytes changed, or any
   // bytes at all. Does nothing when there were many.
   void CallAny(FuzzBytes& bytes);
+
+  // A lease or a return as over the descriptor socket, mostly of an open session. Some clients do not take the answer.
+  void MakeSegmentCall(FuzzBytes& bytes);
 
   // Opens a stream, on which nothing has been said. Does nothing when there are many.
   void OpenStream();
@@ -59,6 +63,7 @@ class FuzzRun {
   std::vector<const google::protobuf::MethodDescriptor*> methods_;  // that take one message
   std::vector<Stream> streams_;
   std::vector<Call> calls_;
+  std::atomic<int> unanswered_{0};  // segment calls
 };
 
 }  // namespace vrambroker

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // libFuzzer: any sequence of messages, well-formed or not, on several session streams that open and break at any time,
-// with other calls between them. What holds afterwards: see rpc_fuzz.cc; and every call on a stream is answered once.
+// with other calls between them, and leases and returns as over the descriptor socket. What holds afterwards: see
+// rpc_fuzz.cc; and every call on a stream is answered once.
 #include <cstddef>
 #include <cstdint>
 
@@ -37,8 +38,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       run.SendAny(bytes);
     } else if (kind < 232) {
       run.BreakStream(bytes);
-    } else {
+    } else if (kind < 244) {
       run.CallAny(bytes);
+    } else {
+      run.MakeSegmentCall(bytes);
     }
   }
   run.End(bytes);
