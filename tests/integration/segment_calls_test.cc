@@ -118,9 +118,10 @@ TEST_F(SegmentCallsTest, LeaseWithDescriptorsAndReturn) {
     EXPECT_TRUE(answer.result.has_returned()) << answer.result.DebugString();
     EXPECT_EQ(Reserved(), 0u);
   }
-  const MetricsPage metrics = daemon_->Metrics();
   for (const char* method : {"Session.LeaseSegments", "Session.ReturnSegments"}) {
-    EXPECT_GE(metrics.Sum("vrambroker_rpc_requests_total", {{"method", method}, {"code", "OK"}}), 2) << method;
+    EXPECT_TRUE(WaitFor([&] {
+      return daemon_->Metrics().Sum("vrambroker_rpc_requests_total", {{"method", method}, {"code", "OK"}}) >= 2;
+    })) << method;
   }
 }
 
