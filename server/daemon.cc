@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Threads: the event loop on the main thread (accepting, signals, ended processes, tickets), gRPC's own (handlers,
-// which never block), the workers (driver calls, waiting for clients), one a device that gives cached memory back to
-// the driver, one for the HTTP port and some that make its pages.
+// Threads: the event loop on the main thread (accepting, signals, ended processes, the descriptor socket), gRPC's own
+// (handlers, which never block), the workers (driver calls, waiting for clients), one a device that gives cached memory
+// back to the driver, one for the HTTP port and some that make its pages.
 #include "server/daemon.h"
 
 #include <fcntl.h>

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "allocator/base/segment_call_bounds.h"
 #include "client/connection/connection.h"
 
 namespace vrambroker::client_internal {
@@ -19,9 +20,8 @@ namespace {
 
 // An answer with an error has texts and an OutOfMemory, of a few KiB.
 constexpr size_t kMaxAnswerBytes = 32 << 10;
-constexpr size_t kMaxDescriptors = 8;
 // No CallResult begins with such a byte: it is the number of a status code, before a text.
-constexpr char kMaxStatusCode = 16;
+constexpr unsigned char kMaxStatusCode = 16;
 
 absl::Status Refusal(const std::string& answer) {
   const absl::string_view reason = absl::string_view(answer).substr(1);
@@ -58,16 +58,23 @@ std::vector<UniqueFd> DescriptorsIn(msghdr& message) {
 absl::StatusOr<std::optional<DescriptorChannel::Packet>> ReceiveNow(int socket) {
   std::array<char, kMaxAnswerBytes> bytes;
   iovec data = {.iov_base = bytes.data(), .iov_len = bytes.size()};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(kMaxDescriptors * sizeof(int))> control;
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(kMaxSegmentCallDescriptors * sizeof(int))> control;
   msghdr message = {};
   message.msg_iov = &data;
   message.msg_iovlen = 1;
   message.msg_control = control.data();
   message.msg_controllen = control.size();
-  ssize_t size = 0;
-  do {
-    size = recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
-  } while (size < 0 && errno == EINTR);
+  const auto receive = [&] {
+    ssize_t size = 0;
+    do {
+      size = recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    } while (size < 0 && errno == EINTR);
+    return size;
+  };
+  ssize_t size = receive();
+  // The kernel looks for packets first, then whether the connection is closed: one may have come in between. After this
+  // none can.
+  if (size == 0 || (size < 0 && errno != EAGAIN)) size = receive();
   if (size < 0 && errno == EAGAIN) return std::nullopt;
   if (size <= 0) return Closed();
   std::vector<UniqueFd> descriptors = DescriptorsIn(message);
@@ -117,12 +124,12 @@ absl::StatusOr<UniqueFd> DescriptorChannel::Fetch(absl::string_view ticket, absl
 absl::StatusOr<DescriptorChannel::Answer> DescriptorChannel::Call(const v1::SegmentCall& call, absl::Duration timeout) {
   absl::StatusOr<Packet> packet = Exchange(call.SerializeAsString(), timeout);
   if (!packet.ok()) return packet.status();
-  if (packet->bytes[0] <= kMaxStatusCode) {
+  if (static_cast<unsigned char>(packet->bytes[0]) <= kMaxStatusCode) {
     return absl::UnavailableError(Refusal(packet->bytes).message());  // it does not take such calls
   }
   Answer answer{.result = {}, .descriptors = std::move(packet->descriptors)};
   if (!answer.result.ParseFromString(packet->bytes)) {
-    return absl::UnavailableError("descriptor socket: the daemon's answer is not readable");
+    return absl::InternalError("descriptor socket: the daemon's answer is not readable");
   }
   return answer;
 }
@@ -133,21 +140,27 @@ absl::StatusOr<DescriptorChannel::Packet> DescriptorChannel::Exchange(absl::stri
   UniqueFd socket;
   {
     MutexLock lock(mu_);
-    socket = std::move(kept_);
+    if (!kept_.empty()) {
+      socket = std::move(kept_.back());
+      kept_.pop_back();
+    }
   }
   absl::StatusOr<Packet> answer = absl::UnavailableError("not connected");
   if (socket.valid()) answer = ExchangeOver(socket, packet, deadline);
   if (absl::IsUnavailable(answer.status())) {
     // The daemon closes connections that were silent for a while, and may have been restarted. It has not looked at the
     // packet, or has taken back what it leased.
-    absl::StatusOr<UniqueFd> fresh = ConnectSocket(path_, SOCK_SEQPACKET, TimeUntil(deadline));
+    absl::StatusOr<UniqueFd> fresh = ConnectSocket(path_, SOCK_SEQPACKET, TimeUntil(deadline), [this] {
+      MutexLock lock(mu_);
+      return stopped_;
+    });
     if (!fresh.ok()) return fresh.status();
     socket = *std::move(fresh);
     answer = ExchangeOver(socket, packet, deadline);
   }
   if (!answer.ok()) return answer.status();
   MutexLock lock(mu_);
-  if (!answer->is_last && !stopped_) kept_ = std::move(socket);
+  if (!answer->is_last && !stopped_ && kept_.size() < kMaxKept) kept_.push_back(std::move(socket));
   return answer;
 }
 

@@ -19,21 +19,23 @@
 
 namespace vrambroker::client_internal {
 
-// Keeps its connection for the next call; calls at the same time have a connection each. Thread-safe.
+// Keeps a few connections for later calls; calls at the same time have a connection each. Thread-safe.
 class DescriptorChannel {
  public:
   explicit DescriptorChannel(absl::string_view socket_dir);
 
-  // The descriptor that a ticket stands for. `timeout` is for all of it. Internal carries the daemon's refusal;
-  // otherwise errors as ConnectSocket().
+  // The descriptor that a ticket stands for. `timeout` is for all of it. Internal carries the daemon's refusal.
+  // Unavailable: it does not know the ticket, or has closed the connection. DeadlineExceeded: it has not answered.
+  // Otherwise errors as ConnectSocket().
   absl::StatusOr<UniqueFd> Fetch(absl::string_view ticket, absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
 
   struct Answer {
     v1::CallResult result;
     std::vector<UniqueFd> descriptors;  // that came with it
   };
-  // Makes a call. After an error the caller has got nothing: the daemon takes back what it leases. Unavailable: it has
-  // not made the call. DeadlineExceeded: it has not answered, and may return what it was told to later.
+  // Makes a call. After an error the daemon takes back what it has leased. Internal: it has answered, but nobody can
+  // read that. DeadlineExceeded: it has not answered, and may return what it was told to later. Any other error: it has
+  // not made the call.
   absl::StatusOr<Answer> Call(const v1::SegmentCall& call, absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
 
   // One answer as it arrives.
@@ -57,7 +59,8 @@ class DescriptorChannel {
 
   const std::string path_;
   Mutex mu_;
-  UniqueFd kept_ ABSL_GUARDED_BY(mu_);  // a connection on which nothing is under way; invalid for none
+  static constexpr size_t kMaxKept = 4;
+  std::vector<UniqueFd> kept_ ABSL_GUARDED_BY(mu_);        // connections on which nothing is under way
   absl::flat_hash_set<int> waiting_ ABSL_GUARDED_BY(mu_);  // connections on which somebody waits
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
 };

@@ -60,7 +60,7 @@ class HeapHost {
     std::vector<UniqueFd> descriptors;  // that came with it
   };
   // Leases segments for the session of `link`. `give_up`: see SessionStream::Lease().
-  virtual absl::StatusOr<LeaseAnswer> Lease(const Link& link, const v1::LeaseSegmentsRequest& request,
+  virtual absl::StatusOr<LeaseAnswer> Lease(Link& link, const v1::LeaseSegmentsRequest& request,
                                             const std::function<bool()>& give_up) = 0;
   // What opens a segment here.
   virtual absl::StatusOr<SegmentHandle> FetchHandle(const v1::SegmentHandle& handle) = 0;

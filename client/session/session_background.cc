@@ -271,7 +271,7 @@ void SessionClient::GiveBackIdle() {
   }
 }
 
-void SessionClient::DeclareCarriedOver(const Link& link) {
+void SessionClient::DeclareCarriedOver(Link& link) {
   if (!link.takes_carried_over || link.session == 0) return;  // of the first session nothing is carried over
   v1::SessionRequest message;
   message.mutable_carried_over()->set_begins(true);
@@ -283,6 +283,7 @@ void SessionClient::DeclareCarriedOver(const Link& link) {
   }
   message.mutable_carried_over()->set_ends(true);
   link.stream->Send(std::move(message));
+  ++link.carried_over_sent;
 }
 
 absl::Status SessionClient::Reconnect() {

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "allocator/base/bytes.h"
+#include "allocator/base/segment_call_bounds.h"
 #include "allocator/device/cuda_device.h"
 #include "allocator/device/host_device.h"
 
@@ -29,8 +30,6 @@ ClientOptions Kept(ClientOptions options) {
   }
   return options;
 }
-
-constexpr size_t kMaxSegmentCallBytes = 4096;
 
 // What is given back stays charged unless the daemon hears of it. ResourceExhausted: it refuses calls or connections
 // that come too often.
@@ -394,7 +393,9 @@ std::optional<absl::StatusOr<DescriptorChannel::Answer>> SessionClient::CallDire
                                                                                      v1::SegmentCall call,
                                                                                      absl::Duration timeout) {
   // What has become of the session, the stream says.
-  if (!link.takes_segment_calls || !link.stream->status().ok()) return std::nullopt;
+  if (!link.takes_segment_calls || link.carried_over_read != link.carried_over_sent || !link.stream->status().ok()) {
+    return std::nullopt;
+  }
   call.set_session_id(link.session_id);
   call.set_resume_token(link.resume_token);
   if (call.ByteSizeLong() > kMaxSegmentCallBytes) return std::nullopt;
@@ -403,15 +404,16 @@ std::optional<absl::StatusOr<DescriptorChannel::Answer>> SessionClient::CallDire
     return absl::DeadlineExceededError(
         absl::StrCat("the daemon did not answer within ", absl::FormatDuration(timeout)));
   }
-  if (!answer.ok()) return std::nullopt;
+  if (absl::IsInternal(answer.status())) return answer;
+  if (!answer.ok() || answer->result.no_session()) return std::nullopt;
   if (!answer->result.has_error()) return answer;
   absl::Status error = FromProto(answer->result.error());
-  const bool has_no_session = absl::IsNotFound(error) || absl::IsPermissionDenied(error) || absl::IsAborted(error);
-  if (has_no_session) return std::nullopt;
+  // The daemon takes the session for disconnected, or it was ended.
+  if (absl::IsAborted(error)) return std::nullopt;
   return error;
 }
 
-absl::StatusOr<HeapHost::LeaseAnswer> SessionClient::Lease(const Link& link, const v1::LeaseSegmentsRequest& request,
+absl::StatusOr<HeapHost::LeaseAnswer> SessionClient::Lease(Link& link, const v1::LeaseSegmentsRequest& request,
                                                            const std::function<bool()>& give_up) {
   CountCall();
   if (!request.last_resort()) {
@@ -423,17 +425,24 @@ absl::StatusOr<HeapHost::LeaseAnswer> SessionClient::Lease(const Link& link, con
                          .descriptors = std::move((*answer)->descriptors)};
     }
   }
+  const uint64_t sent = link.carried_over_sent;
   absl::StatusOr<v1::LeaseSegmentsResponse> leased = link.stream->Lease(request, options().call_timeout, give_up);
   if (!leased.ok()) return leased.status();
+  link.carried_over_read = sent;
   return LeaseAnswer{.leased = *std::move(leased), .descriptors = {}};
 }
 
-absl::Status SessionClient::Return(const Link& link, const v1::ReturnSegmentsRequest& request, absl::Duration timeout) {
+absl::Status SessionClient::Return(Link& link, const v1::ReturnSegmentsRequest& request, absl::Duration timeout) {
   CountCall();
-  v1::SegmentCall call;
-  *call.mutable_return_segments() = request;
-  if (const auto answer = CallDirectly(link, std::move(call), timeout); answer.has_value()) return answer->status();
-  return link.stream->Return(request, timeout);
+  if (request.segment_ids_size() <= kMaxSegmentCallIds) {
+    v1::SegmentCall call;
+    *call.mutable_return_segments() = request;
+    if (const auto answer = CallDirectly(link, std::move(call), timeout); answer.has_value()) return answer->status();
+  }
+  const uint64_t sent = link.carried_over_sent;
+  absl::Status status = link.stream->Return(request, timeout);
+  if (status.ok()) link.carried_over_read = sent;
+  return status;
 }
 
 absl::StatusOr<SegmentHandle> SessionClient::FetchHandle(const v1::SegmentHandle& handle) {
@@ -477,6 +486,7 @@ bool SessionClient::ReturnWithin(absl::Duration timeout, int device, uint64_t se
         if (freed.carried_over_freed().ids_size() == kMaxIdsInMessage) link->stream->Send(std::exchange(freed, {}));
       }
       if (freed.carried_over_freed().ids_size() > 0) link->stream->Send(std::move(freed));
+      ++link->carried_over_sent;
       if (link->stream->status().ok()) return true;
       MutexLock lock(mu_);
       if (link_ != link) continue;  // reached again meanwhile

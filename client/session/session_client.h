@@ -91,7 +91,7 @@ class SessionClient final : public HeapHost {
   bool ReportStatsOf(size_t device, bool always = false) override ABSL_LOCKS_EXCLUDED(reports_mu_);
   absl::StatusOr<Device*> DeviceFor(int ordinal) override ABSL_LOCKS_EXCLUDED(devices_mu_);
   bool Adopt(const std::shared_ptr<Link>& link, const std::function<void()>& record) override ABSL_LOCKS_EXCLUDED(mu_);
-  absl::StatusOr<LeaseAnswer> Lease(const Link& link, const v1::LeaseSegmentsRequest& request,
+  absl::StatusOr<LeaseAnswer> Lease(Link& link, const v1::LeaseSegmentsRequest& request,
                                     const std::function<bool()>& give_up) override;
   absl::StatusOr<SegmentHandle> FetchHandle(const v1::SegmentHandle& handle) override;
   bool ReturnSegments(int device, uint64_t session, const std::vector<uint64_t>& segments) override
@@ -116,11 +116,11 @@ class SessionClient final : public HeapHost {
   void ReturnAgain() ABSL_LOCKS_EXCLUDED(mu_);
   bool ReturnWithin(absl::Duration timeout, int device, uint64_t session, const std::vector<uint64_t>& segments)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Makes a call over the descriptor socket, which costs a quarter of what it does over the stream. nullopt: the daemon
-  // does not take it there, or knows no such session; the stream makes it, or says why not.
+  // Makes a call over the descriptor socket, which takes less than half as long as over the stream. nullopt: it is to
+  // be made over the stream, or the stream says why it cannot be.
   std::optional<absl::StatusOr<DescriptorChannel::Answer>> CallDirectly(const Link& link, v1::SegmentCall call,
                                                                         absl::Duration timeout);
-  absl::Status Return(const Link& link, const v1::ReturnSegmentsRequest& request, absl::Duration timeout);
+  absl::Status Return(Link& link, const v1::ReturnSegmentsRequest& request, absl::Duration timeout);
   bool leases() const { return options().placement == Placement::kLeased; }
   bool InUse();
   // A connection with a session on it: that of an earlier link, or a new one.
@@ -161,7 +161,7 @@ class SessionClient final : public HeapHost {
   void GiveBackIdle();
   // Tells a daemon that has not leased it all that is held; before anything else is asked of it. What was told of it
   // over an earlier connection may have been lost with that.
-  void DeclareCarriedOver(const Link& link);
+  void DeclareCarriedOver(Link& link);
 
   // Constant after Open().
   DescriptorChannel descriptors_;

@@ -35,7 +35,7 @@ std::string MoreOfTheDevice(const OomReport& report, uint64_t missing) {
     return absl::StrCat("lower other sessions' guarantees, for which ", FormatBytes(report.kept_free_bytes),
                         " are kept free");
   }
-  const uint64_t left = report.left_behind_bytes;
+  const uint64_t left = report.quarantined_bytes;
   if (left >= missing) {
     return absl::StrCat("wait until ", FormatBytes(left),
                         " of ended processes are free (vramctl quarantine names who has them open)");
@@ -45,7 +45,7 @@ std::string MoreOfTheDevice(const OomReport& report, uint64_t missing) {
                         FormatBytes(report.detached_bytes));
   }
   constexpr char kAndWait[] = " and wait for what ended processes left (vramctl quarantine)";
-  if (QuarantinedBytes(report) >= missing) {
+  if (StrandedBytes(report) >= missing) {
     return absl::StrCat("end processes of disconnected and ended sessions", kAndWait);
   }
   const uint64_t others = SaturatingSub(report.capacity_bytes,
@@ -211,19 +211,19 @@ std::string AdviceOnCapacityAndHoles(const OomReport& report) {
 // REQUIRES: `missing` bytes are quarantined. Those of a session that is detached come back when its process ends. For
 // those of a process that has ended there is nothing to end, unless others have them open.
 std::string AdviceOnQuarantine(const OomReport& report, uint64_t missing) {
-  if (report.left_behind_bytes < missing && report.detached_bytes >= missing) {
+  if (report.quarantined_bytes < missing && report.detached_bytes >= missing) {
     return absl::StrCat(
         "End the processes of sessions that disconnected or were ended (vramctl sessions): they still hold ",
         FormatBytes(report.detached_bytes), ".");
   }
   const std::string first =
-      report.left_behind_bytes >= missing
-          ? "Try again"
+      report.quarantined_bytes >= missing
+          ? "Wait"
           : absl::StrCat(
                 "End the processes of sessions that disconnected or were ended (vramctl sessions), which still hold ",
-                FormatBytes(report.detached_bytes), ", and try again");
-  return absl::StrCat(first, " in a moment: ended processes left ", FormatBytes(report.left_behind_bytes),
-                      ", which are free after settle_time, or once no other process has them open "
+                FormatBytes(report.detached_bytes), ", and wait");
+  return absl::StrCat(first, " for the ", FormatBytes(report.quarantined_bytes),
+                      " that ended processes left: free after settle_time, or once no other process has them open "
                       "(vramctl quarantine).");
 }
 
@@ -246,7 +246,7 @@ std::string AdviceOnCapacity(const OomReport& report) {
   if (!report.names_others)
     return "Return free segments and try again; if the request is refused, the error names the largest holders.";
   const uint64_t missing = report.segment_bytes - room;
-  if (QuarantinedBytes(report) >= missing) return AdviceOnQuarantine(report, missing);
+  if (StrandedBytes(report) >= missing) return AdviceOnQuarantine(report, missing);
   if (report.idle_elsewhere_bytes >= missing && !report.idle_holders.empty()) return AdviceOnIdle(report);
   if (report.outside_bytes >= missing) {
     return absl::StrCat(

@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "allocator/base/segment_call_bounds.h"
 #include "server/sessions/leased_session.h"
 
 namespace vrambroker {
@@ -29,7 +30,7 @@ constexpr std::chrono::seconds kSilenceAllowed(10);
 bool SendPacket(int socket, absl::string_view packet, absl::Span<const int> descriptors) {
   iovec data = {.iov_base = const_cast<char*>(packet.data()), .iov_len = packet.size()};
   msghdr message = {.msg_iov = &data, .msg_iovlen = 1};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(SegmentCalls::kMaxDescriptors * sizeof(int))> control = {};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(kMaxSegmentCallDescriptors * sizeof(int))> control = {};
   if (!descriptors.empty()) {
     const size_t bytes = descriptors.size() * sizeof(int);
     message.msg_control = control.data();
@@ -59,9 +60,11 @@ bool HasUnread(int socket) {
 }
 
 bool SendResult(int socket, const v1::CallResult& result, const std::vector<UniqueFd>& descriptors) {
-  absl::InlinedVector<int, SegmentCalls::kMaxDescriptors> numbers;
+  absl::InlinedVector<int, kMaxSegmentCallDescriptors> numbers;
   for (const UniqueFd& descriptor : descriptors) numbers.push_back(descriptor.get());
-  return SendPacket(socket, result.SerializeAsString(), numbers);
+  if (SendPacket(socket, result.SerializeAsString(), numbers)) return true;
+  shutdown(socket, SHUT_RDWR);  // a client that still waits asks again, over its stream
+  return false;
 }
 
 }  // namespace
@@ -108,7 +111,7 @@ void DescriptorSocket::Answer(int fd) {
 
 bool DescriptorSocket::AnswerOne(const Connection& connection) {
   const int fd = connection.socket.get();
-  std::array<char, kMaxPacketBytes + 1> packet;  // one byte more, to notice a longer packet
+  std::array<char, kMaxSegmentCallBytes + 1> packet;  // one byte more, to notice a longer packet
   const ssize_t size = connection.socket.Receive(packet.data(), packet.size());
   if (size <= 0) return size < 0 && errno == EAGAIN;
   if (size == sizeof(FdTicket)) {
@@ -118,10 +121,11 @@ bool DescriptorSocket::AnswerOne(const Connection& connection) {
     return true;
   }
   v1::SegmentCall call;
-  if (static_cast<size_t>(size) > kMaxPacketBytes || !call.ParseFromArray(packet.data(), static_cast<int>(size)) ||
+  if (static_cast<size_t>(size) > kMaxSegmentCallBytes || !call.ParseFromArray(packet.data(), static_cast<int>(size)) ||
       call.call_case() == v1::SegmentCall::CALL_NOT_SET || call.resume_token().size() != sizeof(ResumeToken)) {
-    SendText(fd, absl::InvalidArgumentError(absl::StrCat("expected a ticket of ", sizeof(FdTicket),
-                                                         " bytes, or a SegmentCall of at most ", kMaxPacketBytes)));
+    SendText(fd,
+             absl::InvalidArgumentError(absl::StrCat("expected a ticket of ", sizeof(FdTicket),
+                                                     " bytes, or a SegmentCall of at most ", kMaxSegmentCallBytes)));
     return true;
   }
   // Descriptors that nobody reads count against what the kernel lets the daemon's user send.
@@ -133,10 +137,11 @@ bool DescriptorSocket::AnswerOne(const Connection& connection) {
     return true;
   }
   calls_.Make(connection.caller, call,
-              [socket = connection.socket, in_call = connection.in_call](const v1::CallResult& result,
-                                                                         const std::vector<UniqueFd>& descriptors) {
+              [connected = std::weak_ptr<const UniqueFd>(connection.socket.fd()), in_call = connection.in_call](
+                  const v1::CallResult& result, const std::vector<UniqueFd>& descriptors) {
                 in_call->store(false);  // first: who has the answer may send the next packet
-                return SendResult(socket.get(), result, descriptors);
+                const std::shared_ptr<const UniqueFd> socket = connected.lock();
+                return socket != nullptr && SendResult(socket->get(), result, descriptors);
               });
   return true;
 }

@@ -45,10 +45,9 @@ class DescriptorSocket {
     Caller caller;
     SteadyTime last_used;
     PeerQueue::EntryId place = 0;
-    // A call has no answer yet. It gets one even if the connection is dropped meanwhile.
+    // A call has no answer yet. If the connection is dropped before it has, nobody gets the answer.
     std::shared_ptr<std::atomic<bool>> in_call = std::make_shared<std::atomic<bool>>(false);
   };
-  static constexpr size_t kMaxPacketBytes = 4096;  // so that none takes the loop long
 
   void AcceptAll();
   void Answer(int fd);

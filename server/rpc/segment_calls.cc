@@ -4,8 +4,10 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "allocator/base/ids.h"
+#include "allocator/base/segment_call_bounds.h"
 #include "server/sessions/leased_session.h"
 #include "server/wire/convert.h"
 
@@ -16,6 +18,17 @@ SegmentCalls::SegmentCalls(Broker* broker, const SessionCalls* calls, const RpcM
       calls_(*calls),
       lease_method_(rpcs->Find("Session.LeaseSegments")),
       return_method_(rpcs->Find("Session.ReturnSegments")) {}
+
+namespace {
+
+// Nothing was done.
+v1::CallResult NoSession(const absl::Status& why) {
+  v1::CallResult result = SegmentCalls::Failed(why);
+  result.set_no_session(true);
+  return result;
+}
+
+}  // namespace
 
 v1::CallResult SegmentCalls::Failed(const absl::Status& why) {
   v1::CallResult result;
@@ -42,16 +55,16 @@ absl::StatusOr<SessionPtr> SegmentCalls::FindSession(const Caller& caller, const
 
 void SegmentCalls::Lease(const Caller& caller, const v1::SegmentCall& call, const Send& send) const {
   const RpcMeter::Call rpc = RpcMeter::Start(lease_method_);
-  const auto refuse = [&send, &rpc](const absl::Status& why) {
-    (void)send(Failed(why), {});
-    rpc.Done(why.code());
+  const auto refuse = [&send, &rpc](const v1::CallResult& result) {
+    (void)send(result, {});
+    rpc.Done(static_cast<absl::StatusCode>(result.error().code()));
   };
   const absl::Status admitted = calls_.Admit(caller.uid);
   const absl::StatusOr<SessionPtr> session = FindSession(caller, call);
-  if (!session.ok()) return refuse(session.status());
+  if (!session.ok()) return refuse(NoSession(session.status()));
   if (call.lease().last_resort()) {
-    return refuse(
-        absl::InvalidArgumentError("lease.last_resort: a request that may wait goes over the session's stream"));
+    return refuse(Failed(
+        absl::InvalidArgumentError("lease.last_resort: a request that may wait goes over the session's stream")));
   }
   calls_.LeaseSegments(
       *session, call.lease(), /*cancel_key=*/0, admitted,
@@ -74,13 +87,19 @@ void SegmentCalls::Return(const Caller& caller, const v1::SegmentCall& call, con
   const RpcMeter::Call rpc = RpcMeter::Start(return_method_);
   const absl::Status admitted = calls_.Admit(caller.uid);
   const absl::StatusOr<SessionPtr> session = FindSession(caller, call);
-  absl::Status status = admitted.ok() ? session.status() : admitted;
-  if (session.ok()) status = calls_.ReturnSegments(*session, call.return_segments(), admitted);
+  absl::Status status = session.status();
+  if (call.return_segments().segment_ids_size() > kMaxSegmentCallIds) {
+    status = absl::InvalidArgumentError(
+        absl::StrCat("return_segments.segment_ids: ", call.return_segments().segment_ids_size(), " ids; at most ",
+                     kMaxSegmentCallIds, " here, more over the session's stream"));
+  } else if (session.ok()) {
+    status = calls_.ReturnSegments(*session, call.return_segments(), admitted);
+  }
   v1::CallResult result;
   if (status.ok()) {
     result.mutable_returned();
   } else {
-    result = Failed(status);
+    result = session.ok() ? Failed(status) : NoSession(status);
   }
   (void)send(result, {});
   rpc.Done(status.code());
@@ -90,7 +109,7 @@ std::vector<UniqueFd> SegmentCalls::Attach(const Session& session, uint64_t devi
                                            v1::LeaseSegmentsResponse* leased) const {
   std::vector<UniqueFd> descriptors;
   for (v1::LeaseSegmentsResponse::Segment& segment : *leased->mutable_segments()) {
-    if (descriptors.size() == kMaxDescriptors) break;
+    if (descriptors.size() == kMaxSegmentCallDescriptors) break;
     v1::SegmentHandle& handle = *segment.mutable_handle();
     FdTicket ticket;
     if (handle.descriptor_ticket().size() != ticket.size()) continue;  // it has another handle

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SegmentCalls: leases and returns that come as packets over the descriptor socket (v1::SegmentCall). There the answer
-// brings the descriptors along, and neither gRPC nor the relay has a part in it: a round trip wakes two threads, where
-// one over the session's stream wakes five, and the descriptor needs another one.
+// SegmentCalls: leases and returns that come as packets over the descriptor socket (v1::SegmentCall). Neither gRPC nor
+// the relay has a part in them, and the answer brings the descriptors along. So a lease wakes two threads. Over the
+// session's stream it wakes five, and two more for the descriptor.
 #ifndef VRAMBROKER_SERVER_RPC_SEGMENT_CALLS_H_
 #define VRAMBROKER_SERVER_RPC_SEGMENT_CALLS_H_
 
-#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <vector>
@@ -25,8 +24,6 @@ namespace vrambroker {
 // Thread-safe. No call blocks.
 class SegmentCalls {
  public:
-  static constexpr size_t kMaxDescriptors = 8;  // in an answer; further segments keep their tickets
-
   // Sends the answer with its descriptors. False: the client cannot get it any more.
   using Send = std::function<bool(const v1::CallResult& result, const std::vector<UniqueFd>& descriptors)>;
 

@@ -91,11 +91,14 @@ void FuzzRun::MakeSegmentCall(FuzzBytes& bytes) {
   if (kind < 200) daemon_.NameSession(kind, &call);
   const bool takes_answer = kind % 4 != 0;
   ++unanswered_;
+  auto is_answered = std::make_shared<std::atomic<bool>>(false);
   const Caller caller = {.pid = getpid(), .uid = geteuid(), .gid = getegid(), .pidfd = std::make_shared<UniqueFd>()};
   daemon_.segment_calls().Make(
-      caller, call, [this, takes_answer](const v1::CallResult& result, const std::vector<UniqueFd>& /*descriptors*/) {
+      caller, call,
+      [this, takes_answer, is_answered](const v1::CallResult& result, const std::vector<UniqueFd>& /*descriptors*/) {
         if (takes_answer) known_.LearnFrom(result);
-        Require(unanswered_.fetch_sub(1) > 0, "no segment call is answered twice");
+        Require(!is_answered->exchange(true), "no segment call is answered twice");
+        --unanswered_;
         return takes_answer;
       });
 }

@@ -11,8 +11,11 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <filesystem>
+#include <iterator>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -193,13 +196,35 @@ TEST_F(SegmentCallsTest, OnlyTheSessionsOwnProcessWithItsToken) {
   EXPECT_OK(remote.Goodbye());
 }
 
-TEST_F(SegmentCallsTest, ASessionThatHasEndedOrIsCutOffGetsNothing) {
+TEST_F(SegmentCallsTest, ASessionThatWasEndedReturnsAndLeasesNothing) {
   Open();
+  ASSERT_OK_AND_ASSIGN(const DescriptorChannel::Answer leased, Make(ToLease({2_MiB})));
   ASSERT_OK(raw_->EndSession(Ref("direct")));
   EXPECT_STATUS(ErrorOf(ToLease({2_MiB})), StatusCode::kAborted, "");
-  stream_.reset();  // breaks it
-  EXPECT_TRUE(WaitFor(
-      [&] { return absl::IsNotFound(raw_->GetSession(Ref("direct")).status()) || !ErrorOf(ToLease({2_MiB})).ok(); }));
+  EXPECT_OK(ErrorOf(ToReturn({leased.result.leased().segments(0).segment_id()})));
+  EXPECT_EQ(Reserved(), 0u);
+}
+
+TEST_F(SegmentCallsTest, ASessionWhoseStreamBrokeLeasesNothing) {
+  Open();
+  ASSERT_OK(Make(ToLease({2_MiB})).status());
+  stream_.reset();
+  EXPECT_TRUE(WaitFor([&] {
+    const auto session = raw_->GetSession(Ref("direct"));
+    return session.ok() && session->state() == v1::SESSION_STATE_DISCONNECTED;
+  }));
+  EXPECT_STATUS(ErrorOf(ToLease({2_MiB})), StatusCode::kAborted, "");
+  EXPECT_EQ(Reserved(), 2_MiB);
+}
+
+TEST_F(SegmentCallsTest, ASessionThatIsUnknownIsToldFromASegmentThatIs) {
+  Open();
+  v1::SegmentCall call = ToReturn({~uint64_t{0}});
+  ASSERT_OK_AND_ASSIGN(const DescriptorChannel::Answer no_segment, Make(call));
+  EXPECT_FALSE(no_segment.result.no_session());
+  call.mutable_resume_token()->front() ^= 1;
+  ASSERT_OK_AND_ASSIGN(const DescriptorChannel::Answer no_session, Make(call));
+  EXPECT_TRUE(no_session.result.no_session());
 }
 
 // ---- What is wrong with a call ----
@@ -216,6 +241,7 @@ TEST_F(SegmentCallsTest, AreChecked) {
   call.mutable_lease()->set_last_resort(true);
   EXPECT_STATUS(ErrorOf(call), StatusCode::kInvalidArgument, "last_resort");
   EXPECT_STATUS(ErrorOf(ToReturn({})), StatusCode::kInvalidArgument, "");
+  EXPECT_STATUS(ErrorOf(ToReturn(std::vector<uint64_t>(65, 1))), StatusCode::kInvalidArgument, "at most 64 here");
   EXPECT_STATUS(ErrorOf(ToReturn({~uint64_t{0}})), StatusCode::kNotFound, "");
   ASSERT_OK_AND_ASSIGN(const DescriptorChannel::Answer leased, Make(ToLease({2_MiB})));
   const uint64_t id = leased.result.leased().segments(0).segment_id();
@@ -230,8 +256,8 @@ TEST_F(SegmentCallsTest, WhatIsNoCallIsNamed) {
   no_token.set_resume_token("short");
   v1::SegmentCall no_call = ToLease({2_MiB});
   no_call.clear_call();
-  std::string large = ToReturn(std::vector<uint64_t>(450, ~uint64_t{0})).SerializeAsString();
-  ASSERT_GT(large.size(), 4096u);
+  std::string large = ToReturn(std::vector<uint64_t>(100, ~uint64_t{0})).SerializeAsString();
+  ASSERT_GT(large.size(), 1024u);
   const UniqueFd socket = ConnectRaw();  // one connection for them all: none of these upsets it
   for (const std::string& packet : {no_token.SerializeAsString(), no_call.SerializeAsString(), large,
                                     std::string(17, '\xff'), std::string(100'000, '\0')}) {
@@ -239,7 +265,7 @@ TEST_F(SegmentCallsTest, WhatIsNoCallIsNamed) {
     const std::string answer = Receive(socket);
     ASSERT_FALSE(answer.empty());
     EXPECT_EQ(answer[0], static_cast<char>(StatusCode::kInvalidArgument));
-    EXPECT_THAT(answer, HasSubstr("a SegmentCall of at most 4096"));
+    EXPECT_THAT(answer, HasSubstr("a SegmentCall of at most 1024"));
   }
   Send(socket, ToLease({2_MiB}));
   EXPECT_TRUE(ReceiveResult(socket).has_leased());
@@ -248,12 +274,19 @@ TEST_F(SegmentCallsTest, WhatIsNoCallIsNamed) {
 // ---- Clients that do not wait for their answers ----
 
 TEST_F(SegmentCallsTest, WhatIsLeasedForAClientThatHasGoneIsTakenBack) {
-  Open({.config = "host_driver_latency: \"300ms\""});
+  Open({.config = "host_driver_latency: \"1s\""});
+  const auto descriptors = [&] {
+    const std::filesystem::directory_iterator files(absl::StrCat("/proc/", daemon_->process().pid(), "/fd"));
+    return std::distance(begin(files), end(files));
+  };
+  const auto before = descriptors();
   for (const bool closes : {true, false}) {
     UniqueFd socket = ConnectRaw();
     Send(socket, ToLease({2_MiB}));
     if (closes) {
       socket.Reset();
+      // A call that is under way keeps no descriptor of the daemon's.
+      EXPECT_TRUE(WaitFor([&] { return descriptors() == before; }));
     } else {
       ASSERT_EQ(shutdown(socket.get(), SHUT_RD), 0);
     }
@@ -266,12 +299,27 @@ TEST_F(SegmentCallsTest, WhatIsLeasedForAClientThatHasGoneIsTakenBack) {
   }
 }
 
+// The answer may come at the very moment at which its client gives up: it has it then, or the daemon has it back.
+TEST_F(SegmentCallsTest, CallsThatTimeOutLeaveNothing) {
+  Open();
+  DescriptorChannel hasty(dir());
+  int leases = 0;
+  for (int i = 0; i < 600; ++i) {
+    const absl::StatusOr<DescriptorChannel::Answer> answer =
+        hasty.Call(ToLease({2_MiB}), absl::Microseconds(10 * (i % 30)));
+    if (!answer.ok() || !answer->result.has_leased()) continue;
+    ++leases;
+    EXPECT_OK(ErrorOf(ToReturn({answer->result.leased().segments(0).segment_id()})));
+  }
+  EXPECT_TRUE(WaitFor([&] { return Reserved() == 0; })) << Reserved() << " after " << leases << " leases";
+}
+
 TEST_F(SegmentCallsTest, AConnectionHasOneCallUnderWay) {
-  Open({.config = "host_driver_latency: \"2s\""});
+  Open({.config = "host_driver_latency: \"5s\""});
   const UniqueFd socket = ConnectRaw();
   Send(socket, ToLease({2_MiB}));
   Send(socket, ToLease({2_MiB}));
-  v1::CallResult refused = ReceiveResult(socket);
+  const v1::CallResult refused = ReceiveResult(socket);
   EXPECT_EQ(refused.error().code(), static_cast<int>(StatusCode::kFailedPrecondition)) << refused.DebugString();
   EXPECT_TRUE(ReceiveResult(socket).has_leased());
   EXPECT_EQ(Reserved(), 2_MiB);
@@ -295,17 +343,19 @@ TEST_F(SegmentCallsTest, AConnectionWhoseAnswersNobodyReadsIsClosed) {
 
 TEST_F(SegmentCallsTest, AFloodHarmsNobody) {
   Open();
-  std::vector<UniqueFd> sockets;
-  for (int i = 0; i < 50; ++i) sockets.push_back(ConnectRaw());
-  const std::string lease = ToLease({2_MiB}).SerializeAsString();
-  const std::string giving_back = ToReturn(std::vector<uint64_t>(300, 1'000'000)).SerializeAsString();
-  for (int round = 0; round < 50; ++round) {
-    for (const UniqueFd& socket : sockets) {
-      const std::string& packet = round % 2 == 0 ? lease : giving_back;
-      (void)send(socket.get(), packet.data(), packet.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-    }
+  std::vector<std::thread> flooding;
+  for (int i = 0; i < 8; ++i) {
+    flooding.emplace_back([&, i] {
+      DescriptorChannel channel(dir());
+      for (int k = 0; k < 500; ++k) {
+        (void)channel.Call(i % 2 == 0 ? ToLease({2_MiB}) : ToReturn(std::vector<uint64_t>(64, 1'000'000)), kPatience);
+        const UniqueFd unread = ConnectRaw();
+        for (int n = 0; n < 3; ++n) (void)send(unread.get(), "xxxxxxxxxxxxxxxxxxxx", 20, MSG_NOSIGNAL | MSG_DONTWAIT);
+      }
+    });
   }
   ExpectUnharmed();
+  for (std::thread& thread : flooding) thread.join();
 }
 
 }  // namespace

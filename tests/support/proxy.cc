@@ -104,6 +104,8 @@ void Proxy::Break(Which which) {
     *connection.fate = Fate::kLost;
     shutdown(connection.client.get(), SHUT_RDWR);
     shutdown(connection.daemon.get(), SHUT_RDWR);
+  }
+  for (Connection& connection : broken) {
     connection.up.join();
     connection.down.join();
   }
@@ -144,7 +146,8 @@ void Proxy::Accept(const Listener& listener) {
     const sockaddr_un address = AddressOf(daemon_dir_ + listener.name);
     if (connect(connection.daemon.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) continue;
     connection.up =
-        std::thread(&Pass, connection.client.get(), connection.daemon.get(), [fate = connection.fate.get()] {
+        std::thread(&Pass, connection.client.get(), connection.daemon.get(), [this, fate = connection.fate.get()] {
+          if (*fate == Fate::kUnread) ++stalled_;
           while (*fate == Fate::kUnread) absl::SleepFor(absl::Milliseconds(5));
           return *fate == Fate::kPassedOn;
         });

@@ -37,6 +37,8 @@ class Proxy {
   // Nobody reads it from now on, until Break() or PassOn(): the sender has to wait.
   void Stall(Which which = Which::kBoth) ABSL_LOCKS_EXCLUDED(mu_) { Set(Fate::kUnread, which); }
   void PassOn() ABSL_LOCKS_EXCLUDED(mu_) { Set(Fate::kPassedOn, Which::kBoth); }
+  // How often something was stalled.
+  int stalled() const { return stalled_; }
   // What the daemon sends is held back, until Release().
   void Hold() ABSL_LOCKS_EXCLUDED(mu_);
   void Release() ABSL_LOCKS_EXCLUDED(mu_);
@@ -72,6 +74,7 @@ class Proxy {
   Mutex mu_;
   bool holds_ ABSL_GUARDED_BY(mu_) = false;
   CondVar released_;
+  std::atomic<int> stalled_{0};
   std::vector<Connection> connections_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -436,14 +436,13 @@ TEST_F(BrokerTest, RefusalTellsWhatEndedProcessesLeftFromWhatDetachedSessionsHol
   const SessionPtr late = Open("late");
   const v1::OutOfMemory by_the_dead = Report(Allocate(late, 30_MiB, 0, 0, {.may_reclaim = false}).status());
   EXPECT_EQ(by_the_dead.device_quarantined_bytes(), 50_MiB);
-  EXPECT_THAT(by_the_dead.advice(), HasSubstr("ended processes left 20.00 MiB"));
+  EXPECT_THAT(by_the_dead.advice(), HasSubstr("Wait for the 20.00 MiB that ended processes left"));
   EXPECT_THAT(by_the_dead.advice(), Not(HasSubstr("End the processes")));
   const v1::OutOfMemory by_the_detached = Report(Allocate(late, 40_MiB, 0, 0, {.may_reclaim = false}).status());
   EXPECT_THAT(by_the_detached.advice(), HasSubstr("End the processes of sessions that disconnected or were ended"));
   EXPECT_THAT(by_the_detached.advice(), HasSubstr("they still hold 30.00 MiB"));
   const v1::OutOfMemory by_both = Report(Allocate(late, 60_MiB, 0, 0, {.may_reclaim = false}).status());
-  EXPECT_THAT(by_both.advice(), HasSubstr("which still hold 30.00 MiB, and try again in a moment"));
-  EXPECT_THAT(by_both.advice(), HasSubstr("ended processes left 20.00 MiB"));
+  EXPECT_THAT(by_both.advice(), HasSubstr("which still hold 30.00 MiB, and wait for the 20.00 MiB"));
   pools_[0]->CheckQuarantine();
 }
 

@@ -57,7 +57,7 @@ TEST_P(IdleTest, EachByteHasOneReason) {
   EXPECT_EQ(found, param.expected);
   EXPECT_EQ(report.idle_elsewhere_bytes, sum);
   EXPECT_EQ(report.detached_bytes, param.is_connected ? 0 : param.reserved_bytes);
-  EXPECT_EQ(report.left_behind_bytes, 0u) << "its process lives";
+  EXPECT_EQ(report.quarantined_bytes, 0u) << "its process lives";
   EXPECT_TRUE(report.names_others);
 }
 
@@ -243,30 +243,30 @@ const AdviceCase kAdvice[] = {
      OomCause::kFragmentation,
      [](OomReport& r) { r.detached_bytes = 20_MiB; },
      {"end the processes of sessions that disconnected or were ended, which still hold 20.00 MiB"}},
-    {"FragmentationBesideLeftBehind",
+    {"FragmentationBesideQuarantined",
      OomCause::kFragmentation,
-     [](OomReport& r) { r.left_behind_bytes = 20_MiB; },
+     [](OomReport& r) { r.quarantined_bytes = 20_MiB; },
      {"or wait until 20.00 MiB of ended processes are free (vramctl quarantine names who has them open)"},
      {"end the processes"}},
-    {"FragmentationBesideDetachedAndLeftBehind",
+    {"FragmentationBesideDetachedAndQuarantined",
      OomCause::kFragmentation,
      [](OomReport& r) {
        r.detached_bytes = 10_MiB;
-       r.left_behind_bytes = 10_MiB;
+       r.quarantined_bytes = 10_MiB;
      },
      {"end processes of disconnected and ended sessions and wait for what ended processes left (vramctl quarantine)"}},
     {"FragmentationBesideTooLittleInQuarantine",
      OomCause::kFragmentation,
      [](OomReport& r) {
        r.detached_bytes = 10_MiB;
-       r.left_behind_bytes = 10_MiB - 1;
+       r.quarantined_bytes = 10_MiB - 1;
      },
      {"have other sessions give 20.00 MiB back (vramctl sessions)"}},
-    {"FragmentationBesideOthersAndLeftBehind",
+    {"FragmentationBesideOthersAndQuarantined",
      OomCause::kFragmentation,
      [](OomReport& r) {
        r.reserved_bytes = 70_MiB;
-       r.left_behind_bytes = 15_MiB;
+       r.quarantined_bytes = 15_MiB;
      },
      {"have other sessions give 5.00 MiB back and wait for what ended processes left (vramctl quarantine)"}},
     {"FragmentationOutsideTheBroker",
@@ -465,34 +465,33 @@ const AdviceCase kAdvice[] = {
      OomCause::kCapacity,
      [](OomReport& r) {
        r.detached_bytes = 20_MiB;
-       r.left_behind_bytes = 1_MiB;
+       r.quarantined_bytes = 1_MiB;
        Hold(r, "ghost", 20_MiB, IdleWhy::kDisconnected);
      },
      {"End the processes of sessions that disconnected or were ended (vramctl sessions): they still hold 20.00 MiB."},
      {"quarantine"}},
-    {"CapacityLeftBehind",
+    {"CapacityQuarantined",
      OomCause::kCapacity,
      [](OomReport& r) {
        r.detached_bytes = 1_MiB;
-       r.left_behind_bytes = 20_MiB;
+       r.quarantined_bytes = 20_MiB;
      },
-     {"Try again in a moment: ended processes left 20.00 MiB", "settle_time", "vramctl quarantine"},
+     {"Wait for the 20.00 MiB that ended processes left", "settle_time", "vramctl quarantine"},
      {"End the processes", "vramctl sessions"}},
-    {"CapacityDetachedAndLeftBehind",
+    {"CapacityDetachedAndQuarantined",
      OomCause::kCapacity,
      [](OomReport& r) {
        r.detached_bytes = 8_MiB;
-       r.left_behind_bytes = 12_MiB;
+       r.quarantined_bytes = 12_MiB;
      },
      {"End the processes of sessions that disconnected or were ended (vramctl sessions), which still hold 8.00 MiB, "
-      "and "
-      "try again in a moment: ended processes left 12.00 MiB",
+      "and wait for the 12.00 MiB that ended processes left",
       "vramctl quarantine"}},
     {"CapacityTooLittleInQuarantine",
      OomCause::kCapacity,
      [](OomReport& r) {
        r.detached_bytes = 10_MiB;
-       r.left_behind_bytes = 10_MiB - 1;
+       r.quarantined_bytes = 10_MiB - 1;
      },
      {"full of memory in use"}},
     {"CapacityIdleUnasked",
@@ -566,11 +565,11 @@ TEST(AdviceLengthTest, EveryBoundInTheWayStaysWithinTheBound) {
   report.user_limit_bytes = report.user_committed_bytes = 150_GiB;
   report.refusal = 1'000'000'000;
   struct {
-    uint64_t detached, left_behind, outside;
+    uint64_t detached, quarantined, outside;
   } const kQuarantines[] = {{70_GiB, 0, 0}, {0, 70_GiB, 0}, {35_GiB, 35_GiB, 0}, {0, 35_GiB, 40_GiB}, {0, 0, 117_GiB}};
   for (const auto& quarantine : kQuarantines) {
     report.detached_bytes = quarantine.detached;
-    report.left_behind_bytes = quarantine.left_behind;
+    report.quarantined_bytes = quarantine.quarantined;
     report.outside_bytes = quarantine.outside;
     for (const bool is_recorded : {false, true}) {
       for (const uint64_t holes : {0, 2}) {
