@@ -287,6 +287,37 @@ TEST_F(CarriedOverTest, WhatIsFreedIsKnownAlsoWhenTheMessageWasLost) {
   EXPECT_TRUE(Holds(kept, 4096, 1));
 }
 
+// Else the daemon could lease more than the limits allow, before it knows what the client holds of the run before.
+TEST_F(CarriedOverTest, ALeaseDoesNotOvertakeWhatIsSaidOfIt) {
+  const std::string proxy_dir = MakeTempDir();
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Proxy> proxy, Proxy::Start(proxy_dir, dir()));
+  ASSERT_OK_AND_ASSIGN(
+      Client client,
+      Client::Connect(
+          {.socket_dir = proxy_dir, .name = "orderly", .connect_timeout = kPatience, .call_timeout = kPatience}));
+  ASSERT_OK_AND_ASSIGN(Buffer held, client.Allocate(40_MiB));
+  EXPECT_EQ(proxy->segment_calls(), 1);
+  daemon_->Kill();
+  ASSERT_TRUE(WaitFor([&] { return absl::IsUnavailable(client.status()); }));
+  ASSERT_OK(daemon_->Restart());
+  ASSERT_TRUE(WaitFor([&] { return client.status().ok(); })) << client.status();
+  std::vector<Buffer> buffers;
+  const auto lease = [&] {
+    ASSERT_OK_AND_ASSIGN(Buffer buffer, client.Allocate(20_MiB));
+    buffers.push_back(std::move(buffer));
+  };
+  ASSERT_NO_FATAL_FAILURE(lease());
+  EXPECT_EQ(proxy->segment_calls(), 1) << "the first comes after what was said, on the same stream";
+  ASSERT_NO_FATAL_FAILURE(lease());
+  EXPECT_EQ(proxy->segment_calls(), 2);
+  EXPECT_OK(held.Reset());
+  EXPECT_OK(client.EmptyCache());
+  ASSERT_NO_FATAL_FAILURE(lease());
+  EXPECT_EQ(proxy->segment_calls(), 2);
+  ASSERT_NO_FATAL_FAILURE(lease());
+  EXPECT_EQ(proxy->segment_calls(), 3);
+}
+
 // On a GPU, what clients hold is not free when the daemon starts again. The capacity, and with it limits, would shrink
 // each time; here the daemon would not start at all.
 TEST_F(CarriedOverTest, TheDefaultCapacityStaysWhatItWas) {

@@ -18,6 +18,8 @@
 namespace vrambroker::testing_support {
 namespace {
 
+constexpr ssize_t kTicketBytes = 16;
+
 sockaddr_un AddressOf(const std::string& path) {
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
@@ -38,7 +40,7 @@ void CloseDescriptors(msghdr& message) {
 }
 
 // Until either end is gone. What `passes` is false for is lost. Descriptors come along.
-void Pass(int from, int to, const std::function<bool()>& passes) {
+void Pass(int from, int to, const std::function<bool(ssize_t)>& passes) {
   std::vector<char> bytes(1 << 16);
   alignas(cmsghdr) std::array<char, CMSG_SPACE(8 * sizeof(int))> control;
   while (true) {
@@ -50,7 +52,7 @@ void Pass(int from, int to, const std::function<bool()>& passes) {
     message.msg_controllen = control.size();
     const ssize_t size = recvmsg(from, &message, MSG_CMSG_CLOEXEC);
     if (size <= 0) break;
-    for (ssize_t sent = 0; sent < size && passes();) {
+    for (ssize_t sent = 0; sent < size && passes(size);) {
       data = {.iov_base = bytes.data() + sent, .iov_len = static_cast<size_t>(size - sent)};
       const ssize_t more = sendmsg(to, &message, MSG_NOSIGNAL);
       if (more <= 0) break;
@@ -145,13 +147,14 @@ void Proxy::Accept(const Listener& listener) {
     if (!connection.client.valid()) return;
     const sockaddr_un address = AddressOf(daemon_dir_ + listener.name);
     if (connect(connection.daemon.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) continue;
-    connection.up =
-        std::thread(&Pass, connection.client.get(), connection.daemon.get(), [this, fate = connection.fate.get()] {
-          if (*fate == Fate::kUnread) ++stalled_;
-          while (*fate == Fate::kUnread) absl::SleepFor(absl::Milliseconds(5));
-          return *fate == Fate::kPassedOn;
-        });
-    connection.down = std::thread(&Pass, connection.daemon.get(), connection.client.get(), [this] {
+    connection.up = std::thread(&Pass, connection.client.get(), connection.daemon.get(),
+                                [this, which = listener.which, fate = connection.fate.get()](ssize_t size) {
+                                  if (which == Which::kDescriptors && size > kTicketBytes) ++segment_calls_;
+                                  if (*fate == Fate::kUnread) ++stalled_;
+                                  while (*fate == Fate::kUnread) absl::SleepFor(absl::Milliseconds(5));
+                                  return *fate == Fate::kPassedOn;
+                                });
+    connection.down = std::thread(&Pass, connection.daemon.get(), connection.client.get(), [this](ssize_t /*size*/) {
       AwaitRelease();
       return true;
     });

@@ -39,6 +39,8 @@ class Proxy {
   void PassOn() ABSL_LOCKS_EXCLUDED(mu_) { Set(Fate::kPassedOn, Which::kBoth); }
   // How often something was stalled.
   int stalled() const { return stalled_; }
+  // How many calls came over the descriptor socket.
+  int segment_calls() const { return segment_calls_; }
   // What the daemon sends is held back, until Release().
   void Hold() ABSL_LOCKS_EXCLUDED(mu_);
   void Release() ABSL_LOCKS_EXCLUDED(mu_);
@@ -75,6 +77,7 @@ class Proxy {
   bool holds_ ABSL_GUARDED_BY(mu_) = false;
   CondVar released_;
   std::atomic<int> stalled_{0};
+  std::atomic<int> segment_calls_{0};
   std::vector<Connection> connections_ ABSL_GUARDED_BY(mu_);
 };
 
