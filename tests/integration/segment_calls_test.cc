@@ -34,9 +34,11 @@ using ::testing::HasSubstr;
 
 class SegmentCallsTest : public BadInputTest {
  protected:
+  void SetUp() override {}  // Open() begins
+
   // Opens a session that leases, whose calls these are.
   void Open(const DaemonOptions& options = {}) {
-    if (!options.config.empty()) Begin(options);
+    Begin(options);
     stream_.emplace(*raw_);
     ASSERT_OK_AND_ASSIGN(welcome_, stream_->Open(LeasingHello("direct")));
     ASSERT_TRUE(welcome_.takes_segment_calls());
@@ -101,7 +103,7 @@ class SegmentCallsTest : public BadInputTest {
 
 TEST_F(SegmentCallsTest, LeaseWithDescriptorsAndReturn) {
   HOST_DEVICE_ONLY();
-  Open();
+  Open({.http = true});
   for (int round = 0; round < 2; ++round) {  // from the device, then from the daemon's cache
     ASSERT_OK_AND_ASSIGN(DescriptorChannel::Answer answer, Make(ToLease({4_MiB, 2_MiB})));
     ASSERT_EQ(answer.result.leased().segments_size(), 2) << answer.result.DebugString();
@@ -152,6 +154,7 @@ TEST_F(SegmentCallsTest, ARefusalSaysWhatTheStreamSays) {
 
 TEST_F(SegmentCallsTest, AClientThatCannotTakeADescriptorLosesNothing) {
   HOST_DEVICE_ONLY();
+  Begin({});
   ASSERT_OK_AND_ASSIGN(Client client, Connect("full"));
   ASSERT_OK_AND_ASSIGN(const Buffer held, client.Allocate(40_MiB));  // so that it has a connection
   rlimit files = {};
@@ -274,7 +277,7 @@ TEST_F(SegmentCallsTest, WhatIsNoCallIsNamed) {
 // ---- Clients that do not wait for their answers ----
 
 TEST_F(SegmentCallsTest, WhatIsLeasedForAClientThatHasGoneIsTakenBack) {
-  Open({.config = "host_driver_latency: \"1s\""});
+  Open({.config = "host_driver_latency: \"1s\"", .http = true});
   const auto descriptors = [&] {
     const std::filesystem::directory_iterator files(absl::StrCat("/proc/", daemon_->process().pid(), "/fd"));
     return std::distance(begin(files), end(files));
