@@ -277,7 +277,7 @@ TEST_F(SegmentCallsTest, WhatIsNoCallIsNamed) {
 // ---- Clients that do not wait for their answers ----
 
 TEST_F(SegmentCallsTest, WhatIsLeasedForAClientThatHasGoneIsTakenBack) {
-  Open({.config = "host_driver_latency: \"1s\"", .http = true});
+  Open({.config = "host_driver_latency: \"500ms\"", .http = true});
   const auto descriptors = [&] {
     const std::filesystem::directory_iterator files(absl::StrCat("/proc/", daemon_->process().pid(), "/fd"));
     return std::distance(begin(files), end(files));
@@ -318,13 +318,17 @@ TEST_F(SegmentCallsTest, CallsThatTimeOutLeaveNothing) {
 }
 
 TEST_F(SegmentCallsTest, AConnectionHasOneCallUnderWay) {
-  Open({.config = "host_driver_latency: \"5s\""});
+  Open({.config = "host_driver_latency: \"500ms\""});
   const UniqueFd socket = ConnectRaw();
   Send(socket, ToLease({2_MiB}));
   Send(socket, ToLease({2_MiB}));
-  const v1::CallResult refused = ReceiveResult(socket);
-  EXPECT_EQ(refused.error().code(), static_cast<int>(StatusCode::kFailedPrecondition)) << refused.DebugString();
-  EXPECT_TRUE(ReceiveResult(socket).has_leased());
+  const v1::CallResult first = ReceiveResult(socket);
+  if (first.has_leased()) {  // on a machine so slow that the driver was faster than the second packet
+    EXPECT_EQ(Receive(socket), "");
+  } else {
+    EXPECT_EQ(first.error().code(), static_cast<int>(StatusCode::kFailedPrecondition)) << first.DebugString();
+    EXPECT_TRUE(ReceiveResult(socket).has_leased());
+  }
   EXPECT_EQ(Reserved(), 2_MiB);
 }
 
