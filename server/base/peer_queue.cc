@@ -22,6 +22,17 @@ PeerQueue::EntryId PeerQueue::Add(const std::string& peer, std::function<void()>
   return ticket;
 }
 
+PeerQueue::EntryId PeerQueue::Renew(EntryId ticket) {
+  auto entry = waiting_.extract(ticket);  // nodes are kept: this allocates nothing
+  if (entry.empty()) return 0;
+  std::set<EntryId>& of_peer = of_peer_.at(entry.mapped().peer).tickets;
+  auto own = of_peer.extract(ticket);
+  entry.key() = own.value() = ++last_;
+  of_peer.insert(std::move(own));
+  waiting_.insert(std::move(entry));
+  return last_;
+}
+
 void PeerQueue::Remove(EntryId ticket) {
   const auto it = waiting_.find(ticket);
   if (it == waiting_.end()) return;

@@ -92,7 +92,8 @@ void DescriptorSocket::AcceptAll() {
 
 void DescriptorSocket::Use(int fd, Connection& connection) {
   connection.last_used = std::chrono::steady_clock::now();
-  places_->Remove(connection.place);
+  connection.place = places_->Renew(connection.place);
+  if (connection.place != 0) return;
   // A connection that is dropped to make room for another one still gets the answer to its last packet.
   connection.place = places_->Add(absl::StrCat("uid ", connection.caller.uid), [this, fd] {
     (void)AnswerOne(connections_.at(fd));

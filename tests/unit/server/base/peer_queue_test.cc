@@ -53,6 +53,21 @@ TEST_F(PeerQueueTest, OfPeersWithAsMuchTheOneThatWaitsLongestGoes) {
   EXPECT_THAT(dropped_, ElementsAre("c", "a"));
 }
 
+TEST_F(PeerQueueTest, OneThatIsRenewedGoesLast) {
+  const PeerQueue::EntryId first = Add("a", "a1");
+  Add("a", "a2");
+  Add("a", "a3");
+  const PeerQueue::EntryId renewed = queue_.Renew(first);
+  EXPECT_GT(renewed, first);
+  EXPECT_EQ(queue_.Renew(first), 0u) << "under its old id";
+  for (const char* name : {"a4", "a5"}) Add("a", name);
+  EXPECT_THAT(dropped_, ElementsAre("a2", "a3"));
+  Add("a", "a6");
+  EXPECT_THAT(dropped_, ElementsAre("a2", "a3", "a1"));
+  EXPECT_EQ(queue_.Renew(renewed), 0u);
+  EXPECT_EQ(queue_.size(), 3u);
+}
+
 TEST_F(PeerQueueTest, OneMayCountAsSeveral) {
   Add("a", "a1");
   Add("a", "a2", 2);
