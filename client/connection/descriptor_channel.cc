@@ -63,10 +63,10 @@ absl::StatusOr<std::optional<DescriptorChannel::Packet>> ReceiveNow(int socket) 
   message.msg_iov = &data;
   message.msg_iovlen = 1;
   message.msg_control = control.data();
-  message.msg_controllen = control.size();
   const auto receive = [&] {
     ssize_t size = 0;
     do {
+      message.msg_controllen = control.size();  // the kernel has changed it
       size = recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
     } while (size < 0 && errno == EINTR);
     return size;
