@@ -20,7 +20,7 @@ namespace {
 
 // An answer with an error has texts and an OutOfMemory, of a few KiB.
 constexpr size_t kMaxAnswerBytes = 32 << 10;
-// No CallResult begins with such a byte: it is the number of a status code, before a text.
+// The number of a status code, before a text. No CallResult without a call_id begins with such a byte.
 constexpr unsigned char kMaxStatusCode = 16;
 
 absl::Status Refusal(const std::string& answer) {
@@ -72,8 +72,8 @@ absl::StatusOr<std::optional<DescriptorChannel::Packet>> ReceiveNow(int socket) 
     return size;
   };
   ssize_t size = receive();
-  // The kernel looks for packets first, then whether the connection is closed: one may have come in between. After this
-  // none can.
+  // The kernel looks for packets, then for the end of the connection. A packet may come between the two. After the end
+  // none comes, so a second look finds what there is.
   if (size == 0 || (size < 0 && errno != EAGAIN)) size = receive();
   if (size < 0 && errno == EAGAIN) return std::nullopt;
   if (size <= 0) return Closed();
@@ -88,14 +88,14 @@ absl::StatusOr<DescriptorChannel::Packet> SendAndReceive(int socket, absl::strin
     if (errno != EINTR) return absl::UnavailableError(absl::StrCat("descriptor socket: ", std::strerror(errno)));
   }
   for (bool is_last = false;; is_last = TimeUntil(deadline) <= absl::ZeroDuration()) {
-    // From then on the daemon is told that nobody gets its answer. What it has sent before is still here.
+    // From here on the daemon's sends fail, so it knows that nobody waits. What it has sent before can still be read.
     if (is_last) shutdown(socket, SHUT_RD);
     absl::StatusOr<std::optional<DescriptorChannel::Packet>> answer = ReceiveNow(socket);
     if (answer.ok() && answer->has_value()) {
       (*answer)->is_last = is_last;
       return **std::move(answer);
     }
-    if (is_last) return absl::DeadlineExceededError("descriptor socket: the daemon did not answer in time");
+    if (is_last) return absl::DeadlineExceededError("");
     if (!answer.ok()) return answer.status();
     // Not a receive with a timeout, which every signal would start anew.
     pollfd readable = {.fd = socket, .events = POLLIN, .revents = 0};
@@ -157,6 +157,10 @@ absl::StatusOr<DescriptorChannel::Packet> DescriptorChannel::Exchange(absl::stri
     if (!fresh.ok()) return fresh.status();
     socket = *std::move(fresh);
     answer = ExchangeOver(socket, packet, deadline);
+  }
+  if (absl::IsDeadlineExceeded(answer.status())) {
+    return absl::DeadlineExceededError(
+        absl::StrCat("the daemon did not answer within ", absl::FormatDuration(timeout), " (descriptor socket)"));
   }
   if (!answer.ok()) return answer.status();
   MutexLock lock(mu_);

@@ -33,9 +33,8 @@ class DescriptorChannel {
     v1::CallResult result;
     std::vector<UniqueFd> descriptors;  // that came with it
   };
-  // Makes a call. After an error the daemon takes back what it has leased. Internal: it has answered, but nobody can
-  // read that. DeadlineExceeded: it has not answered, and may return what it was told to later. Any other error: it has
-  // not made the call.
+  // Makes a call. DeadlineExceeded: there is no answer; the daemon takes back what it leases, and may still return what
+  // it was told to. Internal: the answer is not readable. Any other error: the call may be made again, by another way.
   absl::StatusOr<Answer> Call(const v1::SegmentCall& call, absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
 
   // One answer as it arrives.

@@ -35,8 +35,9 @@ struct Link {
   bool takes_segment_calls = false;
   uint32_t record_events = 0;  // what the daemon has its heaps keep unless somebody asks for others, if it says
   std::optional<v1::Welcome::Users> users;
-  // Messages about what is carried over, and how many of them the daemon has read for sure, since it has answered what
-  // was sent after them. A SegmentCall could overtake the others.
+  // How often something was said about what is carried over, and how much of that the daemon has read for sure, since
+  // it has answered what was sent later. Until the two are equal, calls go over the stream: a SegmentCall could
+  // overtake it.
   std::atomic<uint64_t> carried_over_sent{0};
   std::atomic<uint64_t> carried_over_read{0};
   std::atomic<bool> has_opened{false};  // a segment that the daemon has leased over it

@@ -392,7 +392,7 @@ absl::StatusOr<Device*> SessionClient::DeviceFor(int ordinal) {
 std::optional<absl::StatusOr<DescriptorChannel::Answer>> SessionClient::CallDirectly(const Link& link,
                                                                                      v1::SegmentCall call,
                                                                                      absl::Duration timeout) {
-  // What has become of the session, the stream says.
+  // Where the session is lost, the stream has the reason.
   if (!link.takes_segment_calls || link.carried_over_read != link.carried_over_sent || !link.stream->status().ok()) {
     return std::nullopt;
   }
@@ -400,15 +400,11 @@ std::optional<absl::StatusOr<DescriptorChannel::Answer>> SessionClient::CallDire
   call.set_resume_token(link.resume_token);
   if (call.ByteSizeLong() > kMaxSegmentCallBytes) return std::nullopt;
   absl::StatusOr<DescriptorChannel::Answer> answer = descriptors_.Call(call, timeout);
-  if (absl::IsDeadlineExceeded(answer.status())) {
-    return absl::DeadlineExceededError(
-        absl::StrCat("the daemon did not answer within ", absl::FormatDuration(timeout)));
-  }
-  if (absl::IsInternal(answer.status())) return answer;
+  if (absl::IsDeadlineExceeded(answer.status()) || absl::IsInternal(answer.status())) return answer;
   if (!answer.ok() || answer->result.no_session()) return std::nullopt;
   if (!answer->result.has_error()) return answer;
   absl::Status error = FromProto(answer->result.error());
-  // The daemon takes the session for disconnected, or it was ended.
+  // Disconnected, or ended: the stream has the reason.
   if (absl::IsAborted(error)) return std::nullopt;
   return error;
 }

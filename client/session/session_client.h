@@ -116,8 +116,7 @@ class SessionClient final : public HeapHost {
   void ReturnAgain() ABSL_LOCKS_EXCLUDED(mu_);
   bool ReturnWithin(absl::Duration timeout, int device, uint64_t session, const std::vector<uint64_t>& segments)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Makes a call over the descriptor socket, which takes less than half as long as over the stream. nullopt: it is to
-  // be made over the stream, or the stream says why it cannot be.
+  // Makes a call over the descriptor socket. nullopt: it is to be made over the stream, which says why if it cannot be.
   std::optional<absl::StatusOr<DescriptorChannel::Answer>> CallDirectly(const Link& link, v1::SegmentCall call,
                                                                         absl::Duration timeout);
   absl::Status Return(Link& link, const v1::ReturnSegmentsRequest& request, absl::Duration timeout);

@@ -161,7 +161,7 @@ struct OutOfMemory {
   uint64_t inactive_split_bytes = 0;           // of the session: free, in segments that also hold used blocks
   uint64_t device_kept_free_bytes = 0;         // of device_available_bytes: kept for other sessions' guarantees
   uint64_t device_idle_bytes = 0;              // held by the daemon for reuse, leased to nobody
-  uint64_t device_quarantined_bytes = 0;       // of detached sessions, and what ended processes left
+  uint64_t device_quarantined_bytes = 0;       // of sessions that disconnected or were ended, and of ended processes
   uint64_t idle_elsewhere_bytes = 0;           // unused memory of all other sessions
   std::vector<IdleHolder> idle_holders;        // of these, most bytes first; a session may have several
   uint64_t waited_ms = 0;                      // milliseconds that the request waited for memory

@@ -22,11 +22,11 @@ PeerQueue::EntryId PeerQueue::Add(const std::string& peer, std::function<void()>
   return ticket;
 }
 
-PeerQueue::EntryId PeerQueue::Renew(EntryId ticket) {
-  auto entry = waiting_.extract(ticket);  // nodes are kept: this allocates nothing
+PeerQueue::EntryId PeerQueue::Renew(EntryId id) {
+  auto entry = waiting_.extract(id);  // nodes are kept: this allocates nothing
   if (entry.empty()) return 0;
   std::set<EntryId>& of_peer = of_peer_.at(entry.mapped().peer).tickets;
-  auto own = of_peer.extract(ticket);
+  auto own = of_peer.extract(id);
   entry.key() = own.value() = ++last_;
   of_peer.insert(std::move(own));
   waiting_.insert(std::move(entry));

@@ -26,8 +26,8 @@ class PeerQueue {
   // there are too many in all, it is the oldest of the peer that has most; of several such peers, of the one that waits
   // longest. One may count as several, `weight` of them: at most as many as a peer may have.
   EntryId Add(const std::string& peer, std::function<void()> drop, size_t weight = 1);
-  // Makes it the newest, under a new id; 0: it has gone already.
-  EntryId Renew(EntryId ticket);
+  // Makes it the newest. Returns its new id; 0: it has gone already.
+  EntryId Renew(EntryId id);
   // Does nothing if it has gone already.
   void Remove(EntryId ticket);
   // The oldest of the peer that has most. False: there is none.

@@ -35,7 +35,7 @@ std::string MoreOfTheDevice(const OomReport& report, uint64_t missing) {
     return absl::StrCat("lower other sessions' guarantees, for which ", FormatBytes(report.kept_free_bytes),
                         " are kept free");
   }
-  const uint64_t left = report.quarantined_bytes;
+  const uint64_t left = report.left_behind_bytes;
   if (left >= missing) {
     return absl::StrCat("wait until ", FormatBytes(left),
                         " of ended processes are free (vramctl quarantine names who has them open)");
@@ -44,8 +44,8 @@ std::string MoreOfTheDevice(const OomReport& report, uint64_t missing) {
     return absl::StrCat("end the processes of sessions that disconnected or were ended, which still hold ",
                         FormatBytes(report.detached_bytes));
   }
-  constexpr char kAndWait[] = " and wait for what ended processes left (vramctl quarantine)";
-  if (StrandedBytes(report) >= missing) {
+  constexpr char kAndWait[] = " and wait for what ended processes left behind (vramctl quarantine)";
+  if (QuarantinedBytes(report) >= missing) {
     return absl::StrCat("end processes of disconnected and ended sessions", kAndWait);
   }
   const uint64_t others = SaturatingSub(report.capacity_bytes,
@@ -211,20 +211,20 @@ std::string AdviceOnCapacityAndHoles(const OomReport& report) {
 // REQUIRES: `missing` bytes are quarantined. Those of a session that is detached come back when its process ends. For
 // those of a process that has ended there is nothing to end, unless others have them open.
 std::string AdviceOnQuarantine(const OomReport& report, uint64_t missing) {
-  if (report.quarantined_bytes < missing && report.detached_bytes >= missing) {
+  if (report.left_behind_bytes < missing && report.detached_bytes >= missing) {
     return absl::StrCat(
         "End the processes of sessions that disconnected or were ended (vramctl sessions): they still hold ",
         FormatBytes(report.detached_bytes), ".");
   }
   const std::string first =
-      report.quarantined_bytes >= missing
+      report.left_behind_bytes >= missing
           ? "Wait"
           : absl::StrCat(
                 "End the processes of sessions that disconnected or were ended (vramctl sessions), which still hold ",
                 FormatBytes(report.detached_bytes), ", and wait");
-  return absl::StrCat(first, " for the ", FormatBytes(report.quarantined_bytes),
-                      " that ended processes left: free after settle_time, or once no other process has them open "
-                      "(vramctl quarantine).");
+  return absl::StrCat(first, " for the ", FormatBytes(report.left_behind_bytes),
+                      " that ended processes left behind: free after settle_time, once no other process has them "
+                      "open (vramctl quarantine).");
 }
 
 std::string AdviceOnCapacity(const OomReport& report) {
@@ -246,7 +246,7 @@ std::string AdviceOnCapacity(const OomReport& report) {
   if (!report.names_others)
     return "Return free segments and try again; if the request is refused, the error names the largest holders.";
   const uint64_t missing = report.segment_bytes - room;
-  if (StrandedBytes(report) >= missing) return AdviceOnQuarantine(report, missing);
+  if (QuarantinedBytes(report) >= missing) return AdviceOnQuarantine(report, missing);
   if (report.idle_elsewhere_bytes >= missing && !report.idle_holders.empty()) return AdviceOnIdle(report);
   if (report.outside_bytes >= missing) {
     return absl::StrCat(

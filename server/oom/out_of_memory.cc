@@ -184,8 +184,8 @@ uint64_t UnusedGuaranteeBytes(const OomReport& report) {
   return SaturatingSub(report.guarantee_bytes, report.reserved_bytes);
 }
 
-uint64_t StrandedBytes(const OomReport& report) {
-  return report.detached_bytes + report.quarantined_bytes;
+uint64_t QuarantinedBytes(const OomReport& report) {
+  return report.detached_bytes + report.left_behind_bytes;
 }
 
 uint64_t HoleBytes(const OomReport& report) {
@@ -262,7 +262,7 @@ v1::OutOfMemory ToProto(const OomReport& report) {
   proto.set_inactive_split_bytes(report.knows_holes ? HoleBytes(report) : report.inactive_split_bytes);
   proto.set_device_kept_free_bytes(report.kept_free_bytes);
   proto.set_device_idle_bytes(report.device_idle_bytes);
-  proto.set_device_quarantined_bytes(StrandedBytes(report));
+  proto.set_device_quarantined_bytes(QuarantinedBytes(report));
   proto.set_idle_elsewhere_bytes(report.idle_elsewhere_bytes);
   for (const OomReport::IdleHolder& holder : report.idle_holders) {
     v1::OutOfMemory::IdleHolder* to = proto.add_idle_holders();

@@ -67,14 +67,14 @@ struct OomReport {
   uint64_t device_idle_bytes = 0;     // held by the daemon for reuse, leased to nobody
   uint64_t outside_bytes = 0;         // of the capacity, what the driver does not have: see PoolStats
   uint64_t detached_bytes = 0;        // of sessions that disconnected or were ended: their processes live
-  uint64_t quarantined_bytes = 0;     // of processes that have ended: as in PoolStats
+  uint64_t left_behind_bytes = 0;     // of ended processes: PoolStats::quarantined_bytes
   uint64_t idle_elsewhere_bytes = 0;  // reserved by other sessions, and used by nobody
   std::vector<IdleHolder> idle_holders;
   bool held_back = false;             // what is free is kept for a request that has waited longer
   uint64_t waited_ms = 0;             // that the request waited for memory; 0: it did not
   uint64_t user_limit_bytes = 0;      // on what the user's sessions have together; 0: none
   uint64_t user_committed_bytes = 0;  // what they have, or are guaranteed
-  bool names_others = false;          // what others hold was looked up: holders, unused, detached, quarantined
+  bool names_others = false;          // what others hold was looked up: holders, unused, detached, left behind
   Holes holes;                        // of the session
   // Whether `holes` is the session's word. Clients of version 0.1 send none; what is reserved and not allocated counts.
   bool knows_holes = false;
@@ -103,8 +103,8 @@ uint64_t RoomBytes(const OomReport& report);
 // What of its guarantee the session does not hold.
 uint64_t UnusedGuaranteeBytes(const OomReport& report);
 
-// What nobody can have for now, though no session that is connected holds it: detached, and quarantined.
-uint64_t StrandedBytes(const OomReport& report);
+// Detached and left behind: no other session can have it.
+uint64_t QuarantinedBytes(const OomReport& report);
 
 // Free bytes of the session that no trim returns.
 uint64_t HoleBytes(const OomReport& report);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Why a session cannot reserve more. The causes are here because the pool is the lowest layer that names one. It names
-// all but kFragmentation, which `oom` finds.
+// Why a session cannot reserve more. The causes are here because the pool is the lowest layer that names one. Only
+// `oom` finds kFragmentation.
 #ifndef VRAMBROKER_SERVER_POOL_SEGMENT_REFUSAL_H_
 #define VRAMBROKER_SERVER_POOL_SEGMENT_REFUSAL_H_
 

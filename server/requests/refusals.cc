@@ -162,7 +162,7 @@ void Refusals::AddOthersOf(const Session& session, const PoolLook& look, const W
                    [](const auto& a, const auto& b) { return a.reserved_bytes > b.reserved_bytes; });
   if (report->largest_holders.size() > kMaxHolders) report->largest_holders.resize(kMaxHolders);
   AddOthers(others, report);
-  report->quarantined_bytes = look.stats.quarantined_bytes;
+  report->left_behind_bytes = look.stats.quarantined_bytes;
 }
 
 // ---- Recording, counting, logging ----

@@ -8,8 +8,8 @@
 namespace vrambroker {
 namespace {
 
-constexpr size_t kOfAConnection = 4;  // the client's, two between here and gRPC, and the caller's pidfd
-constexpr size_t kOfAFetcher = 2;     // the connection, and the caller's pidfd
+constexpr size_t kOfAConnection = 4;            // the client's, two between here and gRPC, and the caller's pidfd
+constexpr size_t kOfADescriptorConnection = 2;  // the connection, and the caller's pidfd
 
 }  // namespace
 
@@ -17,13 +17,13 @@ DescriptorBudget DescriptorBudget::Of(size_t limit, size_t max_connections_per_u
   DescriptorBudget budget{.limit = limit,
                           .connections = std::max<size_t>(limit / 2 / kOfAConnection, 2),
                           .max_per_uid = max_connections_per_uid > 0 ? max_connections_per_uid : kMaxPerUid,
-                          .fetchers = std::max<size_t>(limit / 8 / kOfAFetcher, 2)};
+                          .descriptor_connections = std::max<size_t>(limit / 8 / kOfADescriptorConnection, 2)};
   budget.for_root = budget.connections / 16 + 1;
   while (budget.connections_per_uid < budget.connections &&
          budget.Admit(budget.connections_per_uid, budget.connections_per_uid, /*privileged=*/false).ok()) {
     ++budget.connections_per_uid;
   }
-  budget.fetchers_per_uid = std::min(budget.fetchers / 2, kMaxPerUid);
+  budget.descriptor_connections_per_uid = std::min(budget.descriptor_connections / 2, kMaxPerUid);
   return budget;
 }
 

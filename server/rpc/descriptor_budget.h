@@ -28,13 +28,13 @@ struct DescriptorBudget {
   // ResourceExhausted says whose bound it is, and what to do.
   absl::Status Admit(size_t open_of_user, size_t open_of_all, bool privileged) const;
 
-  size_t limit = 0;                // descriptors
-  size_t connections = 0;          // of all users together
-  size_t connections_per_uid = 0;  // of a user while nobody else has any
-  size_t max_per_uid = 0;          // of a user in any case
-  size_t for_root = 0;             // of `connections`, kept for root and the daemon's own user
-  size_t fetchers = 0;             // connections to the descriptor socket, of all users together
-  size_t fetchers_per_uid = 0;     // of a user
+  size_t limit = 0;                           // descriptors
+  size_t connections = 0;                     // of all users together
+  size_t connections_per_uid = 0;             // of a user while nobody else has any
+  size_t max_per_uid = 0;                     // of a user in any case
+  size_t for_root = 0;                        // of `connections`, kept for root and the daemon's own user
+  size_t descriptor_connections = 0;          // connections to the descriptor socket, of all users together
+  size_t descriptor_connections_per_uid = 0;  // of a user
 };
 
 }  // namespace vrambroker

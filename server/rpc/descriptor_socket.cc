@@ -19,6 +19,7 @@
 #include "absl/types/span.h"
 #include "allocator/base/segment_call_bounds.h"
 #include "server/sessions/leased_session.h"
+#include "server/wire/convert.h"
 
 namespace vrambroker {
 namespace {
@@ -63,7 +64,7 @@ bool SendResult(int socket, const v1::CallResult& result, const std::vector<Uniq
   absl::InlinedVector<int, kMaxSegmentCallDescriptors> numbers;
   for (const UniqueFd& descriptor : descriptors) numbers.push_back(descriptor.get());
   if (SendPacket(socket, result.SerializeAsString(), numbers)) return true;
-  shutdown(socket, SHUT_RDWR);  // a client that still waits asks again, over its stream
+  shutdown(socket, SHUT_RDWR);  // a client that still waits asks again
   return false;
 }
 
@@ -81,7 +82,7 @@ void DescriptorSocket::AcceptAll() {
     absl::StatusOr<Caller> caller = GetPeer(socket.get(), &processes_);
     if (!caller.ok()) continue;
     const int number = socket.get();
-    if (loop_.Watch(socket.fd(), EPOLLIN | EPOLLRDHUP, [this, number] { Answer(number); }).ok()) {
+    if (loop_.Watch(socket.fd(), EPOLLIN | EPOLLRDHUP, [this, number] { OnReadable(number); }).ok()) {
       Connection& connection = connections_[number];
       connection.socket = std::move(socket);
       connection.caller = *std::move(caller);
@@ -96,25 +97,27 @@ void DescriptorSocket::Use(int fd, Connection& connection) {
   if (connection.place != 0) return;
   // A connection that is dropped to make room for another one still gets the answer to its last packet.
   connection.place = places_->Add(absl::StrCat("uid ", connection.caller.uid), [this, fd] {
-    (void)AnswerOne(connections_.at(fd));
+    (void)AnswerPacket(connections_.at(fd));
     Drop(fd);
   });
 }
 
-void DescriptorSocket::Answer(int fd) {
+void DescriptorSocket::OnReadable(int fd) {
   Connection& connection = connections_.at(fd);
-  if (AnswerOne(connection)) {
+  if (AnswerPacket(connection)) {
     Use(fd, connection);
   } else {
     Drop(fd);
   }
 }
 
-bool DescriptorSocket::AnswerOne(const Connection& connection) {
+bool DescriptorSocket::AnswerPacket(const Connection& connection) {
   const int fd = connection.socket.get();
   std::array<char, kMaxSegmentCallBytes + 1> packet;  // one byte more, to notice a longer packet
   const ssize_t size = connection.socket.Receive(packet.data(), packet.size());
   if (size <= 0) return size < 0 && errno == EAGAIN;
+  // Descriptors that nobody reads count against what the kernel lets the daemon's user send.
+  if (HasUnread(fd)) return false;
   if (size == sizeof(FdTicket)) {
     FdTicket ticket;
     std::memcpy(ticket.data(), packet.data(), ticket.size());
@@ -122,20 +125,22 @@ bool DescriptorSocket::AnswerOne(const Connection& connection) {
     return true;
   }
   v1::SegmentCall call;
-  if (static_cast<size_t>(size) > kMaxSegmentCallBytes || !call.ParseFromArray(packet.data(), static_cast<int>(size)) ||
-      call.call_case() == v1::SegmentCall::CALL_NOT_SET || call.resume_token().size() != sizeof(ResumeToken)) {
-    SendText(fd,
-             absl::InvalidArgumentError(absl::StrCat("expected a ticket of ", sizeof(FdTicket),
-                                                     " bytes, or a SegmentCall of at most ", kMaxSegmentCallBytes)));
+  if (static_cast<size_t>(size) <= kMaxSegmentCallBytes && call.ParseFromArray(packet.data(), static_cast<int>(size)) &&
+      call.call_case() != v1::SegmentCall::CALL_NOT_SET && call.resume_token().size() == sizeof(ResumeToken)) {
+    AnswerCall(connection, call);
     return true;
   }
-  // Descriptors that nobody reads count against what the kernel lets the daemon's user send.
-  if (HasUnread(fd)) return false;
+  SendText(fd, absl::InvalidArgumentError(absl::StrCat("expected a ticket of ", sizeof(FdTicket),
+                                                       " bytes, or a SegmentCall of at most ", kMaxSegmentCallBytes)));
+  return true;
+}
+
+void DescriptorSocket::AnswerCall(const Connection& connection, const v1::SegmentCall& call) {
   if (connection.in_call->exchange(true)) {
     const absl::Status refusal =
         absl::FailedPreconditionError("the last call of this connection has no answer yet: wait for it");
-    (void)SendResult(fd, SegmentCalls::Failed(refusal), {});
-    return true;
+    (void)SendResult(connection.socket.get(), ErrorResult(refusal), {});
+    return;
   }
   calls_.Make(connection.caller, call,
               [connected = std::weak_ptr<const UniqueFd>(connection.socket.fd()), in_call = connection.in_call](
@@ -144,7 +149,6 @@ bool DescriptorSocket::AnswerOne(const Connection& connection) {
                 const std::shared_ptr<const UniqueFd> socket = connected.lock();
                 return socket != nullptr && SendResult(socket->get(), result, descriptors);
               });
-  return true;
 }
 
 void DescriptorSocket::AnswerTicket(const Connection& connection, const FdTicket& ticket) {

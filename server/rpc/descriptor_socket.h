@@ -30,11 +30,11 @@ class DescriptorSocket {
 
   absl::Status Serve(const ClientSocket& listener);
   void StopAccepting() { loop_.Unwatch(listener_); }
-  // Shares `budget.fetchers` places between users; before Serve(). One more connection, and the user's longest silent
-  // one is dropped, or that of the user who has most: clients connect again when they need to. So nobody is shut out,
-  // however many users work together.
+  // Shares `budget.descriptor_connections` places between users; before Serve(). One more connection, and the user's
+  // longest silent one is dropped, or that of the user who has most: clients connect again when they need to. So nobody
+  // is shut out, however many users work together.
   void SetBudget(const DescriptorBudget& budget) {
-    places_ = std::make_unique<PeerQueue>(budget.fetchers, budget.fetchers_per_uid);
+    places_ = std::make_unique<PeerQueue>(budget.descriptor_connections, budget.descriptor_connections_per_uid);
   }
   // Drops connections that were silent for a while.
   void Tick();
@@ -45,14 +45,16 @@ class DescriptorSocket {
     Caller caller;
     SteadyTime last_used;
     PeerQueue::EntryId place = 0;
-    // A call has no answer yet. If the connection is dropped before it has, nobody gets the answer.
+    // A call is under way. If the connection is dropped meanwhile, its answer cannot be sent, and what it has leased is
+    // given back.
     std::shared_ptr<std::atomic<bool>> in_call = std::make_shared<std::atomic<bool>>(false);
   };
 
   void AcceptAll();
-  void Answer(int fd);
-  // Answers a packet, if there is one: now, or when its call is done. False when the connection has ended.
-  bool AnswerOne(const Connection& connection);
+  void OnReadable(int fd);
+  // Answers a packet, if there is one: now, or when its call is done. False: the connection is to be dropped.
+  bool AnswerPacket(const Connection& connection);
+  void AnswerCall(const Connection& connection, const v1::SegmentCall& call);
   void AnswerTicket(const Connection& connection, const FdTicket& ticket);
   // Notes that the connection is not silent.
   void Use(int fd, Connection& connection);

@@ -13,31 +13,46 @@
 
 namespace vrambroker {
 
+class SegmentCalls::Answer {
+ public:
+  Answer(RpcMeter::Method* method, Send send) : rpc_(RpcMeter::Start(method)), send_(std::move(send)) {}
+
+  // False: the client cannot get it any more.
+  bool Give(const v1::CallResult& result, const std::vector<UniqueFd>& descriptors = {}) const {
+    const bool sent = send_(result, descriptors);
+    rpc_.Done(sent ? static_cast<absl::StatusCode>(result.error().code()) : absl::StatusCode::kCancelled);
+    return sent;
+  }
+
+ private:
+  const RpcMeter::Call rpc_;
+  const Send send_;
+};
+
 SegmentCalls::SegmentCalls(Broker* broker, const SessionCalls* calls, const RpcMeter* rpcs)
     : broker_(*broker),
       calls_(*calls),
       lease_method_(rpcs->Find("Session.LeaseSegments")),
       return_method_(rpcs->Find("Session.ReturnSegments")) {}
 
-namespace {
-
-// Nothing was done.
-v1::CallResult NoSession(const absl::Status& why) {
-  v1::CallResult result = SegmentCalls::Failed(why);
-  result.set_no_session(true);
-  return result;
-}
-
-}  // namespace
-
-v1::CallResult SegmentCalls::Failed(const absl::Status& why) {
-  v1::CallResult result;
-  *result.mutable_error() = ToProto(why);
-  return result;
-}
-
 void SegmentCalls::Make(const Caller& caller, const v1::SegmentCall& call, const Send& send) const {
-  call.has_lease() ? Lease(caller, call, send) : Return(caller, call, send);
+  const Answer answer(call.has_lease() ? lease_method_ : return_method_, send);
+  const absl::Status admitted = calls_.Admit(caller.uid);
+  const absl::StatusOr<SessionPtr> session = FindSession(caller, call);
+  if (!session.ok()) {
+    v1::CallResult result = ErrorResult(session.status());
+    result.set_no_session(true);
+    answer.Give(result);
+    return;
+  }
+  switch (call.call_case()) {
+    case v1::SegmentCall::kLease:
+      return Lease(*session, call.lease(), admitted, answer);
+    case v1::SegmentCall::kReturnSegments:
+      return Return(*session, call.return_segments(), admitted, answer);
+    case v1::SegmentCall::CALL_NOT_SET:
+      answer.Give(ErrorResult(absl::InvalidArgumentError("call: empty, or of a newer protocol")));
+  }
 }
 
 absl::StatusOr<SessionPtr> SegmentCalls::FindSession(const Caller& caller, const v1::SegmentCall& call) const {
@@ -53,56 +68,43 @@ absl::StatusOr<SessionPtr> SegmentCalls::FindSession(const Caller& caller, const
   return session;
 }
 
-void SegmentCalls::Lease(const Caller& caller, const v1::SegmentCall& call, const Send& send) const {
-  const RpcMeter::Call rpc = RpcMeter::Start(lease_method_);
-  const auto refuse = [&send, &rpc](const v1::CallResult& result) {
-    (void)send(result, {});
-    rpc.Done(static_cast<absl::StatusCode>(result.error().code()));
-  };
-  const absl::Status admitted = calls_.Admit(caller.uid);
-  const absl::StatusOr<SessionPtr> session = FindSession(caller, call);
-  if (!session.ok()) return refuse(NoSession(session.status()));
-  if (call.lease().last_resort()) {
-    return refuse(Failed(
+void SegmentCalls::Lease(const SessionPtr& session, const v1::LeaseSegmentsRequest& request,
+                         const absl::Status& admitted, const Answer& answer) const {
+  if (request.last_resort()) {
+    answer.Give(ErrorResult(
         absl::InvalidArgumentError("lease.last_resort: a request that may wait goes over the session's stream")));
+    return;
   }
-  calls_.LeaseSegments(
-      *session, call.lease(), /*cancel_key=*/0, admitted,
-      [this, session = *session, request = call.lease(), send, rpc](absl::StatusOr<v1::LeaseSegmentsResponse> leased) {
-        v1::CallResult result;
-        std::vector<UniqueFd> descriptors;
-        if (leased.ok()) {
-          descriptors = Attach(*session, request.device(), &*leased);
-          *result.mutable_leased() = *leased;
-        } else {
-          result = Failed(leased.status());
-        }
-        const bool sent = send(result, descriptors);
-        if (!sent && leased.ok()) calls_.Abandon(session, request, *leased);
-        rpc.Done(sent ? leased.status().code() : absl::StatusCode::kCancelled);
-      });
+  calls_.LeaseSegments(session, request, /*cancel_key=*/0, admitted,
+                       [this, session, request, answer](absl::StatusOr<v1::LeaseSegmentsResponse> leased) {
+                         if (!leased.ok()) {
+                           answer.Give(ErrorResult(leased.status()));
+                           return;
+                         }
+                         const std::vector<UniqueFd> descriptors = Attach(*session, request.device(), &*leased);
+                         v1::CallResult result;
+                         *result.mutable_leased() = *leased;
+                         if (!answer.Give(result, descriptors)) calls_.Abandon(session, request, *leased);
+                       });
 }
 
-void SegmentCalls::Return(const Caller& caller, const v1::SegmentCall& call, const Send& send) const {
-  const RpcMeter::Call rpc = RpcMeter::Start(return_method_);
-  const absl::Status admitted = calls_.Admit(caller.uid);
-  const absl::StatusOr<SessionPtr> session = FindSession(caller, call);
-  absl::Status status = session.status();
-  if (call.return_segments().segment_ids_size() > kMaxSegmentCallIds) {
-    status = absl::InvalidArgumentError(
-        absl::StrCat("return_segments.segment_ids: ", call.return_segments().segment_ids_size(), " ids; at most ",
-                     kMaxSegmentCallIds, " here, more over the session's stream"));
-  } else if (session.ok()) {
-    status = calls_.ReturnSegments(*session, call.return_segments(), admitted);
+void SegmentCalls::Return(const SessionPtr& session, const v1::ReturnSegmentsRequest& request,
+                          const absl::Status& admitted, const Answer& answer) const {
+  absl::Status status;
+  if (request.segment_ids_size() > kMaxSegmentCallIds) {
+    status = absl::InvalidArgumentError(absl::StrCat("return_segments.segment_ids: ", request.segment_ids_size(),
+                                                     " ids; at most ", kMaxSegmentCallIds,
+                                                     " here, more over the session's stream"));
+  } else {
+    status = calls_.ReturnSegments(session, request, admitted);
   }
   v1::CallResult result;
   if (status.ok()) {
     result.mutable_returned();
   } else {
-    result = session.ok() ? Failed(status) : NoSession(status);
+    result = ErrorResult(status);
   }
-  (void)send(result, {});
-  rpc.Done(status.code());
+  answer.Give(result);
 }
 
 std::vector<UniqueFd> SegmentCalls::Attach(const Session& session, uint64_t device,

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // SegmentCalls: leases and returns that come as packets over the descriptor socket (v1::SegmentCall). Neither gRPC nor
-// the relay has a part in them, and the answer brings the descriptors along. So a lease wakes two threads. Over the
-// session's stream it wakes five, and two more for the descriptor.
+// the relay has a part in them, and the answer brings the descriptors along.
 #ifndef VRAMBROKER_SERVER_RPC_SEGMENT_CALLS_H_
 #define VRAMBROKER_SERVER_RPC_SEGMENT_CALLS_H_
 
@@ -30,15 +29,19 @@ class SegmentCalls {
   // All outlive it, and whatever is under way.
   SegmentCalls(Broker* broker, const SessionCalls* calls, const RpcMeter* rpcs);
 
-  // REQUIRES: `call` has one. `send` is called once: perhaps before this returns, and from any thread. What was leased
-  // for a client that cannot get the answer is given back.
+  // `send` is called once, perhaps before this returns, and from any thread. What was leased for a client that cannot
+  // get the answer is given back.
   void Make(const Caller& caller, const v1::SegmentCall& call, const Send& send) const;
-  static v1::CallResult Failed(const absl::Status& why);
 
  private:
+  // Sends the answer to a call, and meters it.
+  class Answer;
+
   absl::StatusOr<SessionPtr> FindSession(const Caller& caller, const v1::SegmentCall& call) const;
-  void Lease(const Caller& caller, const v1::SegmentCall& call, const Send& send) const;
-  void Return(const Caller& caller, const v1::SegmentCall& call, const Send& send) const;
+  void Lease(const SessionPtr& session, const v1::LeaseSegmentsRequest& request, const absl::Status& admitted,
+             const Answer& answer) const;
+  void Return(const SessionPtr& session, const v1::ReturnSegmentsRequest& request, const absl::Status& admitted,
+              const Answer& answer) const;
   // Takes the descriptors that the tickets in `leased` stand for.
   std::vector<UniqueFd> Attach(const Session& session, uint64_t device, v1::LeaseSegmentsResponse* leased) const;
 

@@ -30,8 +30,8 @@ class SessionCalls {
   // Both outlive it.
   SessionCalls(Broker* broker, CallRates* rates) : broker_(*broker), rates_(*rates) {}
 
-  // Counts a call of the user. ResourceExhausted: the user calls too often. Every call below is told what this said of
-  // it, as `admitted`.
+  // Counts a call of the user. ResourceExhausted: the user calls too often. What this said is `admitted` for the calls
+  // below; OK for those that were counted elsewhere.
   absl::Status Admit(uid_t uid) const;
 
   // ---- Calls that get something. `cancel_key` is what a request that waits can be cancelled by. ----

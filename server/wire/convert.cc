@@ -55,6 +55,12 @@ v1::StatusDetails ToProto(const absl::Status& status) {
   return details;
 }
 
+v1::CallResult ErrorResult(const absl::Status& status) {
+  v1::CallResult result;
+  *result.mutable_error() = ToProto(status);
+  return result;
+}
+
 grpc::Status ToGrpc(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;
   const v1::StatusDetails details = ToProto(status);

@@ -20,6 +20,8 @@ namespace vrambroker {
 
 // Code, message, and payloads as details.
 v1::StatusDetails ToProto(const absl::Status& status);
+// The answer to a call that has failed, without a call_id.
+v1::CallResult ErrorResult(const absl::Status& status);
 grpc::Status ToGrpc(const absl::Status& status);
 
 // Answers a unary call.

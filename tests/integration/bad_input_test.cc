@@ -506,8 +506,8 @@ TEST_F(BadInputTest, GarbageOnBothSockets) {
 
 TEST_F(BadInputTest, Tickets) {
   HOST_DEVICE_ONLY();
-  client_internal::DescriptorChannel fetcher(dir());  // one connection for them all: none of these upsets it
-  const auto fetch = [&](absl::string_view ticket) { return fetcher.Fetch(ticket, kPatience); };
+  client_internal::DescriptorChannel channel(dir());  // one connection for them all: none of these upsets it
+  const auto fetch = [&](absl::string_view ticket) { return channel.Fetch(ticket, kPatience); };
   RawStream stream(*raw_);
   ASSERT_OK_AND_ASSIGN(const v1::Welcome welcome, stream.Hello());
   ASSERT_OK_AND_ASSIGN(const v1::AllocateResponse block, raw_->Allocate(welcome.session_id(), 1000));

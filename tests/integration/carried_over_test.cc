@@ -288,7 +288,7 @@ TEST_F(CarriedOverTest, WhatIsFreedIsKnownAlsoWhenTheMessageWasLost) {
 }
 
 // Else the daemon could lease more than the limits allow, before it knows what the client holds of the run before.
-TEST_F(CarriedOverTest, ALeaseDoesNotOvertakeWhatIsSaidOfIt) {
+TEST_F(CarriedOverTest, ALeaseDoesNotOvertakeTheListOfIt) {
   const std::string proxy_dir = MakeTempDir();
   ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Proxy> proxy, Proxy::Start(proxy_dir, dir()));
   ASSERT_OK_AND_ASSIGN(

@@ -478,7 +478,7 @@ TEST_F(LeasedTest, AClientThatGoesWhileItIsDisconnectedLeavesNothing) {
   EXPECT_TRUE(WaitFor([&] { return Listed("brief").reserved_bytes() == 0; })) << Listed("brief").reserved_bytes();
 }
 
-// The daemon gets a lease after it has resumed the session that asked for it over the connection before.
+// The daemon reads the request only after the session was resumed over another connection.
 TEST_F(LeasedTest, ALeaseOverABrokenConnectionIsGivenBack) {
   ASSERT_OK(StartDaemon());
   const std::string proxy_dir = MakeTempDir();

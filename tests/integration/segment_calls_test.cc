@@ -220,7 +220,7 @@ TEST_F(SegmentCallsTest, ASessionWhoseStreamBrokeLeasesNothing) {
   EXPECT_EQ(Reserved(), 2_MiB);
 }
 
-TEST_F(SegmentCallsTest, ASessionThatIsUnknownIsToldFromASegmentThatIs) {
+TEST_F(SegmentCallsTest, AnUnknownSegmentIsNotAnUnknownSession) {
   Open();
   v1::SegmentCall call = ToReturn({~uint64_t{0}});
   ASSERT_OK_AND_ASSIGN(const DescriptorChannel::Answer no_segment, Make(call));
@@ -253,7 +253,7 @@ TEST_F(SegmentCallsTest, AreChecked) {
   EXPECT_EQ(Reserved(), 2_MiB);
 }
 
-TEST_F(SegmentCallsTest, WhatIsNoCallIsNamed) {
+TEST_F(SegmentCallsTest, WhatIsNoCallIsRefusedAndLeavesTheConnection) {
   Open();
   v1::SegmentCall no_token = ToLease({2_MiB});
   no_token.set_resume_token("short");
@@ -293,16 +293,15 @@ TEST_F(SegmentCallsTest, WhatIsLeasedForAClientThatHasGoneIsTakenBack) {
     } else {
       ASSERT_EQ(shutdown(socket.get(), SHUT_RD), 0);
     }
-    // Counted once the lease is done.
     EXPECT_TRUE(WaitFor([&] {
       return daemon_->Metrics().Sum("vrambroker_rpc_requests_total",
                                     {{"method", "Session.LeaseSegments"}, {"code", "CANCELLED"}}) == (closes ? 1 : 2);
     }));
-    EXPECT_EQ(Reserved(), 0u);
+    EXPECT_TRUE(WaitFor([&] { return Reserved() == 0; }));
   }
 }
 
-// The answer may come at the very moment at which its client gives up: it has it then, or the daemon has it back.
+// An answer may come just as its client gives up. Then either the client has the segment, or the daemon.
 TEST_F(SegmentCallsTest, CallsThatTimeOutLeaveNothing) {
   Open();
   DescriptorChannel hasty(dir());

@@ -52,16 +52,17 @@ void Pass(int from, int to, const std::function<bool(ssize_t)>& passes) {
     message.msg_controllen = control.size();
     const ssize_t size = recvmsg(from, &message, MSG_CMSG_CLOEXEC);
     if (size <= 0) break;
-    for (ssize_t sent = 0; sent < size && passes(size);) {
+    msghdr received = message;
+    const bool is_passed = passes(size);
+    for (ssize_t sent = 0; sent < size && is_passed;) {
       data = {.iov_base = bytes.data() + sent, .iov_len = static_cast<size_t>(size - sent)};
       const ssize_t more = sendmsg(to, &message, MSG_NOSIGNAL);
       if (more <= 0) break;
-      if (sent == 0) CloseDescriptors(message);
       sent += more;
       message.msg_control = nullptr;
       message.msg_controllen = 0;
     }
-    CloseDescriptors(message);
+    CloseDescriptors(received);
   }
   shutdown(to, SHUT_RDWR);
 }

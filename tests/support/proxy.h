@@ -18,8 +18,9 @@
 
 namespace vrambroker::testing_support {
 
-// Passes on what a client and the daemon say to each other, on both sockets, and can break their connections. Belongs
-// into the client's process, so that the kernel names the right one to the daemon. Thread-safe.
+// Passes on what a client and the daemon say to each other, on both sockets, and can break their connections. It hides
+// from the daemon that a client no longer waits for an answer. It must run in the client's process, so that the kernel
+// names the right one to the daemon. Thread-safe.
 class Proxy {
  public:
   // Serves clients that connect to `dir`, an empty directory, for the daemon that serves `daemon_dir`.
@@ -28,13 +29,14 @@ class Proxy {
   Proxy(const Proxy&) = delete;
   Proxy& operator=(const Proxy&) = delete;
 
-  enum class Which { kBoth, kGrpc, kDescriptors };  // socket's connections
+  enum class Which { kBoth, kGrpc, kDescriptors };  // on which socket
 
   // Breaks all connections, as they would if the network did. Nothing is held back any more.
   void Break(Which which = Which::kBoth) ABSL_LOCKS_EXCLUDED(mu_);
   // What clients send over the connections that there are is lost from now on.
   void Swallow() ABSL_LOCKS_EXCLUDED(mu_) { Set(Fate::kLost, Which::kBoth); }
-  // Nobody reads it from now on, until Break() or PassOn(): the sender has to wait.
+  // What clients send over the connections that there are is not read from now on, until Break() or PassOn(): they have
+  // to wait.
   void Stall(Which which = Which::kBoth) ABSL_LOCKS_EXCLUDED(mu_) { Set(Fate::kUnread, which); }
   void PassOn() ABSL_LOCKS_EXCLUDED(mu_) { Set(Fate::kPassedOn, Which::kBoth); }
   // How often something was stalled.

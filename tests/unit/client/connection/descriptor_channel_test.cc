@@ -46,7 +46,7 @@ std::string TextIn(const UniqueFd& fd) {
 class DescriptorChannelTest : public ::testing::Test {
  protected:
   DescriptorChannelTest() {
-    std::string name = ::testing::TempDir() + "/vrambroker_fetch_XXXXXX";
+    std::string name = ::testing::TempDir() + "/vrambroker_channel_XXXXXX";
     EXPECT_NE(mkdtemp(name.data()), nullptr);
     dir_ = name;
     Listen();
@@ -74,11 +74,11 @@ class DescriptorChannelTest : public ::testing::Test {
     return connects;
   }
 
-  // The next ticket on a connection; empty when the client has closed it.
-  static std::string Ticket(const UniqueFd& connection) {
-    std::array<char, 64> ticket;
-    const ssize_t size = recv(connection.get(), ticket.data(), ticket.size(), 0);
-    return size <= 0 ? "" : std::string(ticket.data(), static_cast<size_t>(size));
+  // The next packet on a connection; empty when the client has closed it.
+  static std::string NextPacket(const UniqueFd& connection) {
+    std::array<char, 64> packet;
+    const ssize_t size = recv(connection.get(), packet.data(), packet.size(), 0);
+    return size <= 0 ? "" : std::string(packet.data(), static_cast<size_t>(size));
   }
   static void Send(const UniqueFd& connection, std::string packet, const UniqueFd& descriptor = UniqueFd()) {
     iovec data = {.iov_base = packet.data(), .iov_len = packet.size()};
@@ -100,7 +100,7 @@ class DescriptorChannelTest : public ::testing::Test {
   }
   // Answers the next ticket with a file that holds it.
   static void Serve(const UniqueFd& connection) {
-    const std::string ticket = Ticket(connection);
+    const std::string ticket = NextPacket(connection);
     Send(connection, std::string(1, '\0'), FileWith(ticket));
   }
 
@@ -124,7 +124,7 @@ TEST_F(DescriptorChannelTest, KeepsItsConnection) {
   std::thread daemon([this] {
     const UniqueFd connection = Accept();
     for (int i = 0; i < 3; ++i) Serve(connection);
-    EXPECT_EQ(Ticket(connection), "") << "closed with the channel";
+    EXPECT_EQ(NextPacket(connection), "") << "closed with the channel";
   });
   for (const char* ticket : {"first", "second", "third"}) ExpectFetches(ticket);
   channel_.reset();
@@ -136,12 +136,12 @@ TEST_F(DescriptorChannelTest, RefusalsCarryTheReasonAndLeaveTheConnection) {
   std::thread daemon([this] {
     const UniqueFd connection = Accept();
     for (const char* reason : {"the ticket was issued to another process", ""}) {
-      Ticket(connection);
+      NextPacket(connection);
       Send(connection, absl::StrCat("\x01", reason));
     }
-    Ticket(connection);
+    NextPacket(connection);
     Send(connection, std::string("\x01") + "and a descriptor", FileWith("not for anyone"));
-    Ticket(connection);
+    NextPacket(connection);
     Send(connection, std::string(1, '\0'));
     Serve(connection);
   });
@@ -160,7 +160,7 @@ TEST_F(DescriptorChannelTest, RefusalsCarryTheReasonAndLeaveTheConnection) {
 TEST_F(DescriptorChannelTest, ATicketThatTheDaemonDoesNotKnowMeansThatTheLeaseIsGone) {
   std::thread daemon([this] {
     const UniqueFd connection = Accept();
-    Ticket(connection);
+    NextPacket(connection);
     Send(connection, absl::StrCat(std::string(1, static_cast<char>(absl::StatusCode::kNotFound)), "no such ticket"));
   });
   const absl::Status status = channel().Fetch("a", kLong).status();
@@ -206,7 +206,7 @@ TEST_F(DescriptorChannelTest, ConnectsOnceAgainAndNoMore) {
     Serve(connection);
     connection.Reset();
     connection = Accept();
-    Ticket(connection);
+    NextPacket(connection);
   });
   ExpectFetches("before");
   EXPECT_EQ(channel().Fetch("after", kLong).status(),
@@ -237,17 +237,17 @@ TEST_F(DescriptorChannelTest, ALateAnswerIsNobodyElses) {
     std::thread daemon([&] {
       slow = Accept();
       if (kept) Serve(slow);
-      EXPECT_EQ(Ticket(slow), "late");
+      EXPECT_EQ(NextPacket(slow), "late");
     });
     if (kept) ExpectFetches("before");
     const absl::Status status = channel().Fetch("late", absl::Milliseconds(20)).status();
-    EXPECT_EQ(status, absl::DeadlineExceededError("descriptor socket: the daemon did not answer in time"));
+    EXPECT_EQ(status, absl::DeadlineExceededError("the daemon did not answer within 20ms (descriptor socket)"));
     daemon.join();
     Send(slow, std::string(1, '\0'), FileWith("late"));
     daemon = std::thread([this] { Serve(Accept()); });
     ExpectFetches("next");
     daemon.join();
-    EXPECT_EQ(Ticket(slow), "") << "closed by the client";
+    EXPECT_EQ(NextPacket(slow), "") << "closed by the client";
   }
 }
 
@@ -265,7 +265,7 @@ TEST_F(DescriptorChannelTest, ThreadsDoNotWaitForEachOther) {
   std::vector<std::pair<UniqueFd, std::string>> asking;
   for (int i = 0; i < kThreads; ++i) {  // nobody is answered before all have asked
     UniqueFd connection = Accept();
-    std::string ticket = Ticket(connection);
+    std::string ticket = NextPacket(connection);
     asking.push_back({std::move(connection), std::move(ticket)});
   }
   for (const auto& [connection, ticket] : asking) Send(connection, std::string(1, '\0'), FileWith(ticket));
@@ -281,7 +281,7 @@ TEST_F(DescriptorChannelTest, SaysThatThereIsNoDaemon) {
 
 // ---- Calls ----
 
-v1::SegmentCall ReturnCall(uint64_t id) {
+v1::SegmentCall AnyCall(uint64_t id) {
   v1::SegmentCall call;
   call.mutable_return_segments()->add_segment_ids(id);
   return call;
@@ -298,38 +298,38 @@ TEST_F(DescriptorChannelTest, ACallBringsItsDescriptorAlong) {
     const UniqueFd connection = Accept();
     for (const uint64_t id : {5, 6}) {
       v1::SegmentCall call;
-      EXPECT_TRUE(call.ParseFromString(Ticket(connection)));
+      EXPECT_TRUE(call.ParseFromString(NextPacket(connection)));
       EXPECT_EQ(call.return_segments().segment_ids(0), id);
       Send(connection, Leased(id), id == 5 ? FileWith("of five") : UniqueFd());
     }
     Serve(connection);
   });
-  absl::StatusOr<DescriptorChannel::Answer> answer = channel().Call(ReturnCall(5), kLong);
+  absl::StatusOr<DescriptorChannel::Answer> answer = channel().Call(AnyCall(5), kLong);
   ASSERT_TRUE(answer.ok()) << answer.status();
   EXPECT_EQ(answer->result.leased().segments(0).segment_id(), 5u);
   ASSERT_EQ(answer->descriptors.size(), 1u);
   EXPECT_EQ(TextIn(answer->descriptors[0]), "of five");
   EXPECT_NE(fcntl(answer->descriptors[0].get(), F_GETFD) & FD_CLOEXEC, 0);
-  answer = channel().Call(ReturnCall(6), kLong);
+  answer = channel().Call(AnyCall(6), kLong);
   ASSERT_TRUE(answer.ok()) << answer.status();
   EXPECT_TRUE(answer->descriptors.empty());
   ExpectFetches("a ticket over the same connection");
   daemon.join();
 }
 
-TEST_F(DescriptorChannelTest, ADaemonThatDoesNotTakeACallHasNotMadeIt) {
+TEST_F(DescriptorChannelTest, TellsACallThatIsNotTakenFromAnAnswerThatIsNotReadable) {
   std::thread daemon([this] {
     const UniqueFd connection = Accept();
-    Ticket(connection);
+    NextPacket(connection);
     Send(connection,
          "\x03"
          "expected a ticket of 16 bytes");
-    Ticket(connection);
+    NextPacket(connection);
     Send(connection, "\x2a\xff");
   });
-  const absl::Status not_taken = channel().Call(ReturnCall(1), kLong).status();
+  const absl::Status not_taken = channel().Call(AnyCall(1), kLong).status();
   EXPECT_TRUE(absl::IsUnavailable(not_taken)) << not_taken;
-  const absl::Status not_readable = channel().Call(ReturnCall(1), kLong).status();
+  const absl::Status not_readable = channel().Call(AnyCall(1), kLong).status();
   EXPECT_TRUE(absl::IsInternal(not_readable)) << not_readable;
   daemon.join();
 }
@@ -339,9 +339,9 @@ TEST_F(DescriptorChannelTest, TheDaemonIsToldThatNobodyWaitsForItsAnswer) {
   UniqueFd connection;
   std::thread daemon([&] {
     connection = Accept();
-    Ticket(connection);
+    NextPacket(connection);
   });
-  const absl::Status status = channel().Call(ReturnCall(1), absl::Milliseconds(20)).status();
+  const absl::Status status = channel().Call(AnyCall(1), absl::Milliseconds(20)).status();
   EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
   daemon.join();
   const std::string late = Leased(1);
@@ -354,14 +354,14 @@ TEST_F(DescriptorChannelTest, StopWaitingEndsACallAndAllThatFollow) {
   DescriptorChannel& waiting = channel();  // made before two threads use it
   std::thread daemon([&] {
     connection = Accept();
-    Ticket(connection);
+    NextPacket(connection);
     waiting.StopWaiting();
   });
-  EXPECT_TRUE(absl::IsUnavailable(channel().Call(ReturnCall(1), absl::InfiniteDuration()).status()));
+  EXPECT_TRUE(absl::IsUnavailable(channel().Call(AnyCall(1), absl::InfiniteDuration()).status()));
   daemon.join();
   const std::string late = Leased(1);
   EXPECT_EQ(send(connection.get(), late.data(), late.size(), MSG_NOSIGNAL), -1);
-  EXPECT_TRUE(absl::IsUnavailable(channel().Call(ReturnCall(1), absl::InfiniteDuration()).status()));
+  EXPECT_TRUE(absl::IsUnavailable(channel().Call(AnyCall(1), absl::InfiniteDuration()).status()));
 }
 
 }  // namespace

@@ -436,7 +436,7 @@ TEST_F(BrokerTest, RefusalTellsWhatEndedProcessesLeftFromWhatDetachedSessionsHol
   const SessionPtr late = Open("late");
   const v1::OutOfMemory by_the_dead = Report(Allocate(late, 30_MiB, 0, 0, {.may_reclaim = false}).status());
   EXPECT_EQ(by_the_dead.device_quarantined_bytes(), 50_MiB);
-  EXPECT_THAT(by_the_dead.advice(), HasSubstr("Wait for the 20.00 MiB that ended processes left"));
+  EXPECT_THAT(by_the_dead.advice(), HasSubstr("Wait for the 20.00 MiB that ended processes left behind"));
   EXPECT_THAT(by_the_dead.advice(), Not(HasSubstr("End the processes")));
   const v1::OutOfMemory by_the_detached = Report(Allocate(late, 40_MiB, 0, 0, {.may_reclaim = false}).status());
   EXPECT_THAT(by_the_detached.advice(), HasSubstr("End the processes of sessions that disconnected or were ended"));

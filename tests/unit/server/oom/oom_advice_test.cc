@@ -57,7 +57,7 @@ TEST_P(IdleTest, EachByteHasOneReason) {
   EXPECT_EQ(found, param.expected);
   EXPECT_EQ(report.idle_elsewhere_bytes, sum);
   EXPECT_EQ(report.detached_bytes, param.is_connected ? 0 : param.reserved_bytes);
-  EXPECT_EQ(report.quarantined_bytes, 0u) << "its process lives";
+  EXPECT_EQ(report.left_behind_bytes, 0u) << "its process lives";
   EXPECT_TRUE(report.names_others);
 }
 
@@ -243,32 +243,33 @@ const AdviceCase kAdvice[] = {
      OomCause::kFragmentation,
      [](OomReport& r) { r.detached_bytes = 20_MiB; },
      {"end the processes of sessions that disconnected or were ended, which still hold 20.00 MiB"}},
-    {"FragmentationBesideQuarantined",
+    {"FragmentationBesideLeftBehind",
      OomCause::kFragmentation,
-     [](OomReport& r) { r.quarantined_bytes = 20_MiB; },
+     [](OomReport& r) { r.left_behind_bytes = 20_MiB; },
      {"or wait until 20.00 MiB of ended processes are free (vramctl quarantine names who has them open)"},
      {"end the processes"}},
-    {"FragmentationBesideDetachedAndQuarantined",
+    {"FragmentationBesideDetachedAndLeftBehind",
      OomCause::kFragmentation,
      [](OomReport& r) {
        r.detached_bytes = 10_MiB;
-       r.quarantined_bytes = 10_MiB;
+       r.left_behind_bytes = 10_MiB;
      },
-     {"end processes of disconnected and ended sessions and wait for what ended processes left (vramctl quarantine)"}},
+     {"end processes of disconnected and ended sessions and wait for what ended processes left behind (vramctl "
+      "quarantine)"}},
     {"FragmentationBesideTooLittleInQuarantine",
      OomCause::kFragmentation,
      [](OomReport& r) {
        r.detached_bytes = 10_MiB;
-       r.quarantined_bytes = 10_MiB - 1;
+       r.left_behind_bytes = 10_MiB - 1;
      },
      {"have other sessions give 20.00 MiB back (vramctl sessions)"}},
-    {"FragmentationBesideOthersAndQuarantined",
+    {"FragmentationBesideOthersAndLeftBehind",
      OomCause::kFragmentation,
      [](OomReport& r) {
        r.reserved_bytes = 70_MiB;
-       r.quarantined_bytes = 15_MiB;
+       r.left_behind_bytes = 15_MiB;
      },
-     {"have other sessions give 5.00 MiB back and wait for what ended processes left (vramctl quarantine)"}},
+     {"have other sessions give 5.00 MiB back and wait for what ended processes left behind (vramctl quarantine)"}},
     {"FragmentationOutsideTheBroker",
      OomCause::kFragmentation,
      [](OomReport& r) { r.outside_bytes = 60_MiB; },
@@ -465,33 +466,33 @@ const AdviceCase kAdvice[] = {
      OomCause::kCapacity,
      [](OomReport& r) {
        r.detached_bytes = 20_MiB;
-       r.quarantined_bytes = 1_MiB;
+       r.left_behind_bytes = 1_MiB;
        Hold(r, "ghost", 20_MiB, IdleWhy::kDisconnected);
      },
      {"End the processes of sessions that disconnected or were ended (vramctl sessions): they still hold 20.00 MiB."},
      {"quarantine"}},
-    {"CapacityQuarantined",
+    {"CapacityLeftBehind",
      OomCause::kCapacity,
      [](OomReport& r) {
        r.detached_bytes = 1_MiB;
-       r.quarantined_bytes = 20_MiB;
+       r.left_behind_bytes = 20_MiB;
      },
-     {"Wait for the 20.00 MiB that ended processes left", "settle_time", "vramctl quarantine"},
+     {"Wait for the 20.00 MiB that ended processes left behind", "settle_time", "vramctl quarantine"},
      {"End the processes", "vramctl sessions"}},
-    {"CapacityDetachedAndQuarantined",
+    {"CapacityDetachedAndLeftBehind",
      OomCause::kCapacity,
      [](OomReport& r) {
        r.detached_bytes = 8_MiB;
-       r.quarantined_bytes = 12_MiB;
+       r.left_behind_bytes = 12_MiB;
      },
      {"End the processes of sessions that disconnected or were ended (vramctl sessions), which still hold 8.00 MiB, "
-      "and wait for the 12.00 MiB that ended processes left",
+      "and wait for the 12.00 MiB that ended processes left behind",
       "vramctl quarantine"}},
     {"CapacityTooLittleInQuarantine",
      OomCause::kCapacity,
      [](OomReport& r) {
        r.detached_bytes = 10_MiB;
-       r.quarantined_bytes = 10_MiB - 1;
+       r.left_behind_bytes = 10_MiB - 1;
      },
      {"full of memory in use"}},
     {"CapacityIdleUnasked",
@@ -565,11 +566,11 @@ TEST(AdviceLengthTest, EveryBoundInTheWayStaysWithinTheBound) {
   report.user_limit_bytes = report.user_committed_bytes = 150_GiB;
   report.refusal = 1'000'000'000;
   struct {
-    uint64_t detached, quarantined, outside;
+    uint64_t detached, left_behind, outside;
   } const kQuarantines[] = {{70_GiB, 0, 0}, {0, 70_GiB, 0}, {35_GiB, 35_GiB, 0}, {0, 35_GiB, 40_GiB}, {0, 0, 117_GiB}};
   for (const auto& quarantine : kQuarantines) {
     report.detached_bytes = quarantine.detached;
-    report.quarantined_bytes = quarantine.quarantined;
+    report.left_behind_bytes = quarantine.left_behind;
     report.outside_bytes = quarantine.outside;
     for (const bool is_recorded : {false, true}) {
       for (const uint64_t holes : {0, 2}) {

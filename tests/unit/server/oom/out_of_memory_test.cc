@@ -401,7 +401,7 @@ OomReport Sample(OomCause cause) {
   report.kept_free_bytes = 6_MiB;
   report.device_idle_bytes = 7_MiB;
   report.detached_bytes = 3_MiB;
-  report.quarantined_bytes = 5_MiB;
+  report.left_behind_bytes = 5_MiB;
   report.idle_elsewhere_bytes = 15_MiB;
   report.idle_holders = {{.client = "trainer", .idle_bytes = 9_MiB, .why = IdleWhy::kInPartUsed},
                          {.client = "server", .idle_bytes = 6_MiB, .why = IdleWhy::kWithinGuarantee}};
@@ -574,7 +574,7 @@ void ForEachText(uint64_t bytes, const char* scope_name, const std::function<voi
       report.kept_free_bytes = chosen(2) ? bytes : 1;
       const uint64_t quarantined = chosen(3) && chosen(8) ? (bytes + 1) / 2 : bytes;
       report.detached_bytes = chosen(3) ? quarantined : 0;
-      report.quarantined_bytes = chosen(8) ? quarantined : 0;
+      report.left_behind_bytes = chosen(8) ? quarantined : 0;
       report.outside_bytes = chosen(4) ? bytes : 0;
       report.user_limit_bytes = chosen(5) ? bytes - 1 : 0;
       report.user_committed_bytes = chosen(6) ? bytes - 2 : bytes / 2;
