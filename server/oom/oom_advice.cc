@@ -44,7 +44,7 @@ std::string MoreOfTheDevice(const OomReport& report, uint64_t missing) {
     return absl::StrCat("end the processes of sessions that disconnected or were ended, which still hold ",
                         FormatBytes(report.detached_bytes));
   }
-  constexpr char kAndWait[] = " and wait for what ended processes left behind (vramctl quarantine)";
+  constexpr char kAndWait[] = " and wait for what ended processes left (vramctl quarantine)";
   if (QuarantinedBytes(report) >= missing) {
     return absl::StrCat("end processes of disconnected and ended sessions", kAndWait);
   }

@@ -254,7 +254,7 @@ const AdviceCase kAdvice[] = {
        r.detached_bytes = 10_MiB;
        r.left_behind_bytes = 10_MiB;
      },
-     {"end processes of disconnected and ended sessions and wait for what ended processes left behind (vramctl "
+     {"end processes of disconnected and ended sessions and wait for what ended processes left (vramctl "
       "quarantine)"}},
     {"FragmentationBesideTooLittleInQuarantine",
      OomCause::kFragmentation,
@@ -269,7 +269,7 @@ const AdviceCase kAdvice[] = {
        r.reserved_bytes = 70_MiB;
        r.left_behind_bytes = 15_MiB;
      },
-     {"have other sessions give 5.00 MiB back and wait for what ended processes left behind (vramctl quarantine)"}},
+     {"have other sessions give 5.00 MiB back and wait for what ended processes left (vramctl quarantine)"}},
     {"FragmentationOutsideTheBroker",
      OomCause::kFragmentation,
      [](OomReport& r) { r.outside_bytes = 60_MiB; },
