@@ -398,7 +398,6 @@ std::optional<absl::StatusOr<DescriptorChannel::Answer>> SessionClient::CallDire
   }
   call.set_session_id(link.session_id);
   call.set_resume_token(link.resume_token);
-  if (call.ByteSizeLong() > kMaxSegmentCallBytes) return std::nullopt;
   absl::StatusOr<DescriptorChannel::Answer> answer = descriptors_.Call(call, timeout);
   if (absl::IsDeadlineExceeded(answer.status()) || absl::IsInternal(answer.status())) return answer;
   if (!answer.ok() || answer->result.no_session()) return std::nullopt;

@@ -36,7 +36,7 @@ class SessionCalls {
 
   // ---- Calls that get something. `cancel_key` is what a request that waits can be cancelled by. ----
 
-  // What is not admitted is not made: that is the answer.
+  // A call that is not admitted is not made. Its refusal is the answer.
   void Allocate(const SessionPtr& session, const v1::AllocateRequest& request, uint64_t cancel_key,
                 const absl::Status& admitted, AllocateDone done) const;
   void LeaseSegments(const SessionPtr& session, const v1::LeaseSegmentsRequest& request, uint64_t cancel_key,

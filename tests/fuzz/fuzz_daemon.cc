@@ -24,7 +24,6 @@
 namespace vrambroker {
 namespace {
 
-constexpr std::chrono::seconds kPatience(10);
 constexpr uint64_t kStride = 64_KiB;  // of the bytes that are looked at
 
 // A client that answers every question at once, with nothing.
@@ -44,16 +43,6 @@ class ControlEvents : public SessionEvents {
  private:
   std::weak_ptr<Session> session_;
 };
-
-template <typename Condition>
-bool WaitFor(const Condition& condition) {
-  const auto deadline = std::chrono::steady_clock::now() + kPatience;
-  while (!condition()) {
-    if (std::chrono::steady_clock::now() > deadline) return false;
-    std::this_thread::sleep_for(std::chrono::microseconds(100));
-  }
-  return true;
-}
 
 unsigned char Pattern(uint64_t segment, uint64_t offset) {
   return static_cast<unsigned char>(1 + (segment * 31 + offset / kStride * 7) % 255);
@@ -189,7 +178,7 @@ void FuzzDaemon::NameSession(uint64_t which, v1::SegmentCall* call) const {
 void FuzzDaemon::CheckAndReset() {
   const uint64_t held[] = {6_MiB, block_.segment_bytes};
   const uint64_t segments[] = {leases_.size(), 1};
-  const bool back = WaitFor([&] {
+  const bool back = WaitFor(std::chrono::seconds(10), [&] {
     for (const SessionPtr& session : Others()) broker_->Close(session, "its process has gone");
     if (broker_->sessions().size() != 2) return false;
     for (int i = 0; i < 2; ++i) {

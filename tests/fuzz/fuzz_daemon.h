@@ -9,6 +9,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <string>
 #include <thread>
@@ -33,6 +34,17 @@ namespace vrambroker {
 
 // Ends the process, and with it this input's run, with what was violated.
 void Require(bool holds, absl::string_view rule);
+
+// False: `condition` did not come true within `patience`.
+template <typename Condition>
+bool WaitFor(std::chrono::milliseconds patience, const Condition& condition) {
+  const auto deadline = std::chrono::steady_clock::now() + patience;
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+  return true;
+}
 
 class FuzzDaemon {
  public:

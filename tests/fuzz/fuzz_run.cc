@@ -7,7 +7,6 @@
 #include <chrono>
 #include <cstdlib>
 #include <iostream>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -172,9 +171,7 @@ void FuzzRun::End(FuzzBytes& bytes) {
     }
     Require(call->AwaitEnd(kPatience), "every call is answered");
   }
-  const auto deadline = std::chrono::steady_clock::now() + kPatience;
-  while (unanswered_ > 0 && std::chrono::steady_clock::now() < deadline) std::this_thread::sleep_for(kSoon);
-  Require(unanswered_ == 0, "every segment call is answered");
+  Require(WaitFor(kPatience, [&] { return unanswered_ == 0; }), "every segment call is answered");
   streams_.clear();
   calls_.clear();
   daemon_.CheckAndReset();

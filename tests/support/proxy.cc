@@ -39,8 +39,8 @@ void CloseDescriptors(msghdr& message) {
   }
 }
 
-// Until either end is gone. What `passes` is false for is lost. Descriptors come along.
-void Pass(int from, int to, const std::function<bool(ssize_t)>& passes) {
+// Until either end is gone. What `passes` is false for is lost. Descriptors come along, unless they are dropped.
+void Pass(int from, int to, const std::function<bool(ssize_t)>& passes, const std::atomic<bool>& drops_descriptors) {
   std::vector<char> bytes(1 << 16);
   alignas(cmsghdr) std::array<char, CMSG_SPACE(8 * sizeof(int))> control;
   while (true) {
@@ -54,6 +54,7 @@ void Pass(int from, int to, const std::function<bool(ssize_t)>& passes) {
     if (size <= 0) break;
     msghdr received = message;
     const bool is_passed = passes(size);
+    if (drops_descriptors) message.msg_controllen = 0;
     for (ssize_t sent = 0; sent < size && is_passed;) {
       data = {.iov_base = bytes.data() + sent, .iov_len = static_cast<size_t>(size - sent)};
       const ssize_t more = sendmsg(to, &message, MSG_NOSIGNAL);
@@ -148,17 +149,20 @@ void Proxy::Accept(const Listener& listener) {
     if (!connection.client.valid()) return;
     const sockaddr_un address = AddressOf(daemon_dir_ + listener.name);
     if (connect(connection.daemon.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) continue;
-    connection.up = std::thread(&Pass, connection.client.get(), connection.daemon.get(),
-                                [this, which = listener.which, fate = connection.fate.get()](ssize_t size) {
-                                  if (which == Which::kDescriptors && size > kTicketBytes) ++segment_calls_;
-                                  if (*fate == Fate::kUnread) ++stalled_;
-                                  while (*fate == Fate::kUnread) absl::SleepFor(absl::Milliseconds(5));
-                                  return *fate == Fate::kPassedOn;
-                                });
-    connection.down = std::thread(&Pass, connection.daemon.get(), connection.client.get(), [this](ssize_t /*size*/) {
+    const auto up = [this, which = listener.which, fate = connection.fate.get()](ssize_t size) {
+      if (which == Which::kDescriptors && size > kTicketBytes) ++segment_calls_;
+      if (*fate == Fate::kUnread) ++stalled_;
+      while (*fate == Fate::kUnread) absl::SleepFor(absl::Milliseconds(5));
+      return *fate == Fate::kPassedOn;
+    };
+    const auto down = [this](ssize_t /*size*/) {
       AwaitRelease();
       return true;
-    });
+    };
+    connection.up =
+        std::thread(&Pass, connection.client.get(), connection.daemon.get(), up, std::cref(drops_descriptors_));
+    connection.down =
+        std::thread(&Pass, connection.daemon.get(), connection.client.get(), down, std::cref(drops_descriptors_));
     MutexLock lock(mu_);
     connections_.push_back(std::move(connection));
   }

@@ -38,6 +38,8 @@ class Proxy {
   // What clients send over the connections that there are is not read from now on, until Break() or PassOn(): they have
   // to wait.
   void Stall(Which which = Which::kBoth) ABSL_LOCKS_EXCLUDED(mu_) { Set(Fate::kUnread, which); }
+  // What the daemon sends arrives without descriptors from now on, as where the client can have no more of them.
+  void DropDescriptors() { drops_descriptors_ = true; }
   void PassOn() ABSL_LOCKS_EXCLUDED(mu_) { Set(Fate::kPassedOn, Which::kBoth); }
   // How often something was stalled.
   int stalled() const { return stalled_; }
@@ -78,6 +80,7 @@ class Proxy {
   Mutex mu_;
   bool holds_ ABSL_GUARDED_BY(mu_) = false;
   CondVar released_;
+  std::atomic<bool> drops_descriptors_{false};
   std::atomic<int> stalled_{0};
   std::atomic<int> segment_calls_{0};
   std::vector<Connection> connections_ ABSL_GUARDED_BY(mu_);
