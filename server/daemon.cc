@@ -23,6 +23,9 @@
 #include <string>
 #include <utility>
 
+#include "absl/container/btree_map.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "allocator/base/descriptor_reserve.h"
@@ -36,6 +39,8 @@
 #include "server/http/http_api.h"
 #include "server/http/http_server.h"
 #include "server/http/timeline.h"
+#include "server/identity/claim_dir.h"
+#include "server/identity/claim_members.h"
 #include "server/identity/process_watch.h"
 #include "server/identity/saved_state.h"
 #include "server/identity/socket_dir.h"
@@ -49,6 +54,7 @@
 #include "server/rpc/library_logs.h"
 #include "server/rpc/rpc_meter.h"
 #include "server/rpc/segment_calls.h"
+#include "server/wire/claim_file.h"
 
 namespace vrambroker {
 namespace {
@@ -75,24 +81,34 @@ class Daemon {
       : config_(config),
         read_again_(read_again),
         state_(std::move(state)),
+        members_(absl::StrCat(config.socket_dir, "/vrambroker.members")),
         pools_(MakePools(std::move(devices), config, &next_segment_)),
         workers_(std::make_unique<WorkerPool>(kMaxWorkers, config.max_questions_per_uid)),
-        broker_(BrokerOptions{.policy = MakePolicy(config),
-                              .allocator = config.alloc_conf.options,
-                              .record_events = config.record_events,
-                              .is_record_events_set = config.is_record_events_set,
-                              .max_recorded_events_per_uid = config.max_recorded_events_per_uid,
-                              .session_bounds = config.session_bounds,
-                              .max_waiting_per_uid = config.max_waiting_per_uid,
-                              .reclaim_timeout = absl::ToChronoMilliseconds(config.reclaim_timeout),
-                              .hold_back_time = absl::ToChronoMilliseconds(config.hold_back_time),
-                              .hold_back_limit = config.hold_back_limit,
-                              .fragmentation_window = absl::ToChronoMilliseconds(config.fragmentation_window),
-                              .set_timer = [this](SteadyTime time) { SetTimer(time); },
-                              .watch_process = [this](const UniqueFd& pidfd,
-                                                      auto gone) { return WatchProcess(pidfd, std::move(gone)); },
-                              .unwatch_process = [this](int watch) { loop_.Unwatch(watch); }},
-                Pointers(pools_), workers_.get()),
+        broker_(
+            BrokerOptions{
+                .policy = MakePolicy(config),
+                .allocator = config.alloc_conf.options,
+                .record_events = config.record_events,
+                .is_record_events_set = config.is_record_events_set,
+                .max_recorded_events_per_uid = config.max_recorded_events_per_uid,
+                .session_bounds = config.session_bounds,
+                .max_waiting_per_uid = config.max_waiting_per_uid,
+                .reclaim_timeout = absl::ToChronoMilliseconds(config.reclaim_timeout),
+                .hold_back_time = absl::ToChronoMilliseconds(config.hold_back_time),
+                .hold_back_limit = config.hold_back_limit,
+                .fragmentation_window = absl::ToChronoMilliseconds(config.fragmentation_window),
+                .claims =
+                    {.serve = [this](const Claim& claim) { return ServeClaim(claim); },
+                     .stop_serving = [this](const Claim& claim) { StopServingClaim(claim); },
+                     .save = [this](const std::vector<Claim>& claims) { return SaveClaims(ClaimsFile(), claims); },
+                     .note_member = [this](const ProcessId& process,
+                                           const std::string& claim) { members_.Note(process, claim); },
+                     .check_name = [this](absl::string_view name) { return CheckClaimDir(config_.socket_dir, name); }},
+                .set_timer = [this](SteadyTime time) { SetTimer(time); },
+                .watch_process = [this](const UniqueFd& pidfd,
+                                        auto gone) { return WatchProcess(pidfd, std::move(gone)); },
+                .unwatch_process = [this](int watch) { loop_.Unwatch(watch); }},
+            Pointers(pools_), workers_.get()),
         call_rates_(config.max_calls_per_second_per_uid),
         snapshots_({.what = "snapshots under way",
                     .per_uid = config.max_snapshots_per_uid,
@@ -104,7 +120,7 @@ class Daemon {
         segment_calls_(&broker_, &session_calls_, &rpcs_),
         descriptor_socket_(&loop_, &processes_, Pointers(pools_), &segment_calls_),
         broker_service_(&broker_, &session_calls_, &connections_, &rpcs_, 2 * config.max_sessions_per_uid),
-        admin_service_(&broker_, &connections_, &snapshots_,
+        admin_service_(&broker_, &connections_, &snapshots_, config.socket_dir,
                        [this](const ReloadDone& done) { workers_->Submit([this, done] { done(Reload()); }); }),
         metrics_({.view = [this] { return broker_.operator_view().Look(); },
                   .rpcs = &rpcs_,
@@ -142,6 +158,10 @@ class Daemon {
   }
   // What an earlier run has left.
   absl::Status FindCarriedOver();
+  // Those of an earlier run. Before anything is charged, and before anybody is served.
+  absl::Status RestoreClaims();
+  absl::Status ServeClaim(const Claim& claim) ABSL_LOCKS_EXCLUDED(claim_sockets_mu_);
+  void StopServingClaim(const Claim& claim) ABSL_LOCKS_EXCLUDED(claim_sockets_mu_);
   // When clients hold nothing, what is free at the next start is all that there is.
   void ForgetFreeBytes();
   static std::vector<SegmentPool*> Pointers(const std::vector<std::unique_ptr<SegmentPool>>& pools) {
@@ -153,6 +173,9 @@ class Daemon {
 
   absl::StatusOr<int> WatchProcess(const UniqueFd& pidfd, std::function<void()> gone);
   void SetTimer(SteadyTime time);
+  std::string ClaimsFile() const {
+    return config_.claims_file.empty() ? absl::StrCat(config_.socket_dir, "/vrambroker.claims") : config_.claims_file;
+  }
   std::string SocketPath() const { return absl::StrCat(config_.socket_dir, "/vrambroker.sock"); }
   void OnTimer();
   void OnSignal();
@@ -174,6 +197,7 @@ class Daemon {
   const Config& config_;  // what it was started with
   const ConfigReader& read_again_;
   SavedState state_;
+  ClaimMembers members_;
   // Held while the configuration is read again: the last reader's policy is what was read last.
   Mutex reload_mu_ ABSL_ACQUIRED_AFTER(lock_level::kReload)
       ABSL_ACQUIRED_BEFORE(lock_level::kServer){lock_level::kReload};
@@ -200,6 +224,8 @@ class Daemon {
   const Metrics metrics_;
   Timeline timeline_;
   HttpApi http_api_;
+  Mutex claim_sockets_mu_;
+  absl::flat_hash_map<ClaimId, ClaimSockets> claim_sockets_ ABSL_GUARDED_BY(claim_sockets_mu_);
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<HttpServer> http_;
   int signals_ = -1;
@@ -268,6 +294,7 @@ absl::Status Daemon::Start() {
   }
 
   // Before anybody is given anything.
+  if (absl::Status status = RestoreClaims(); !status.ok()) return status;
   if (absl::Status status = FindCarriedOver(); !status.ok()) return status;
 
   const DescriptorBudget budget = DescriptorBudget::Of(DescriptorLimit(), config_.max_connections_per_uid);
@@ -291,6 +318,7 @@ absl::Status Daemon::Start() {
       ListenUnix(absl::StrCat(config_.socket_dir, "/vrambroker-fd.sock"), SOCK_SEQPACKET, config_.socket_mode);
   if (!descriptors.ok()) return descriptors.status();
   if (absl::Status status = descriptor_socket_.Serve(*descriptors); !status.ok()) return status;
+  broker_.claims().ServeRestored();
   const std::string path = SocketPath();
   const absl::StatusOr<ClientSocket> listener = ListenUnix(path, SOCK_STREAM, config_.socket_mode);
   if (!listener.ok()) return listener.status();
@@ -309,9 +337,16 @@ absl::Status Daemon::Start() {
 }
 
 absl::Status Daemon::FindCarriedOver() {
+  absl::btree_map<ProcessId, ClaimId> claims;
+  ClaimMembers::ByProcess earlier = members_.TakeOver();
+  for (const auto& [process, name] : earlier) {
+    // One that the policy makes is not there yet.
+    if (const absl::StatusOr<Claim> claim = broker_.claims().Find(name); claim.ok()) claims.emplace(process, claim->id);
+  }
+  broker_.claims().SetEarlierMembers(std::move(earlier));
   for (const auto& pool : pools_) {
     const int device = pool->properties().ordinal;
-    if (absl::Status status = pool->FindCarriedOver(); !status.ok()) {
+    if (absl::Status status = pool->FindCarriedOver(claims); !status.ok()) {
       return absl::Status(status.code(),
                           absl::StrCat("device ", device,
                                        ": cannot tell what processes hold of an earlier daemon: ", status.message()));
@@ -326,6 +361,50 @@ absl::Status Daemon::FindCarriedOver() {
   }
   broker_.OnTimer();
   return absl::OkStatus();
+}
+
+absl::Status Daemon::RestoreClaims() {
+  absl::StatusOr<std::vector<Claim>> claims = LoadClaims(ClaimsFile());
+  if (!claims.ok()) return claims.status();
+  absl::flat_hash_set<std::string> names;
+  for (const Claim& claim : *claims) names.insert(claim.name);
+  RemoveOtherClaimDirs(config_.socket_dir, names);
+  broker_.claims().Restore(*std::move(claims));
+  return absl::OkStatus();
+}
+
+absl::Status Daemon::ServeClaim(const Claim& claim) {
+  absl::StatusOr<ClaimSockets> sockets = ListenClaim(config_.socket_dir, claim.name, claim.terms.owner);
+  if (!sockets.ok()) return sockets.status();
+  const ClaimOfListener of_claim{.id = claim.id, .counts_in_claim = [this](ClaimId id, const Caller& caller) {
+                                   return broker_.claims().CountsInClaim(id, caller);
+                                 }};
+  absl::Status status = CheckNotReserved(sockets->connections.get());
+  if (status.ok()) status = descriptor_socket_.Listen(sockets->descriptors, of_claim);
+  if (status.ok()) {
+    status = connections_.Listen(sockets->connections, of_claim);
+    if (!status.ok()) descriptor_socket_.Unlisten(sockets->descriptors);
+  }
+  if (!status.ok()) return status;  // the directory may be a container's: it stays
+  MutexLock lock(claim_sockets_mu_);
+  claim_sockets_.emplace(claim.id, *std::move(sockets));
+  return absl::OkStatus();
+}
+
+void Daemon::StopServingClaim(const Claim& claim) {
+  members_.Forget(claim.name);
+  {
+    MutexLock lock(claim_sockets_mu_);
+    const auto it = claim_sockets_.find(claim.id);
+    if (it != claim_sockets_.end()) {
+      connections_.Unlisten(it->second.connections);
+      descriptor_socket_.Unlisten(it->second.descriptors);
+      claim_sockets_.erase(it);
+    }
+  }
+  if (absl::Status status = RemoveClaimDir(config_.socket_dir, claim.name); !status.ok()) {
+    spdlog::warn("the directory of claim {}: {}", claim.name, status.ToString());
+  }
 }
 
 absl::Status Daemon::Run() {
@@ -416,6 +495,7 @@ void Daemon::StartDraining(const absl::Status& lost) {
 void Daemon::OnTick() {
   NotifySystemd("WATCHDOG=1");
   descriptor_socket_.Tick();
+  broker_.claims().Tick();
   const SteadyTime now = std::chrono::steady_clock::now();
   if (now >= next_health_update_) {
     next_health_update_ = now + kHealthPeriod;
@@ -533,6 +613,7 @@ void Daemon::Stop() {
     unlink(absl::StrCat(config_.socket_dir, "/", name).c_str());
   }
   ForgetFreeBytes();
+  broker_.claims().StopRemoving();  // sessions that end now come back to the next daemon
   broker_.CloseAll("the daemon stops");
   server_->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(500));
   http_.reset();  // its pages still ask clients, by the workers

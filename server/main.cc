@@ -44,6 +44,9 @@ std::vector<Override> Overrides() {
   return {
       {"--socket-dir", "socket_dir", "DIR", "Directory of the sockets. Default: /run/vrambroker.",
        &Proto::mutable_socket_dir, ""},
+      {"--claims-file", "claims_file", "FILE",
+       "Where to keep the claims for the next start. Default: vrambroker.claims in the socket directory.",
+       &Proto::mutable_claims_file, ""},
       {"--device", "device", "KIND",
        "cuda, host or auto: cuda if a usable GPU is present, host if there is no GPU. Default: auto.",
        &Proto::mutable_device, ""},

@@ -12,6 +12,7 @@ namespace vrambroker {
 enum class SegmentId : uint64_t {};
 enum class BlockId : uint64_t {};
 enum class SessionId : uint64_t {};
+enum class ClaimId : uint64_t {};
 
 // The plain number, for messages and logs.
 template <typename Id>

@@ -2,6 +2,7 @@
 #include "allocator/wire/admin_json.h"
 
 #include <algorithm>
+#include <map>
 #include <string>
 #include <utility>
 
@@ -32,6 +33,19 @@ const char* StateName(v1::SessionState state) {
       return "disconnected";
     case v1::SESSION_STATE_ENDED:
       return "ended";
+    default:
+      return "unknown";
+  }
+}
+
+const char* StateName(v1::ClaimState state) {
+  switch (state) {
+    case v1::CLAIM_STATE_ACTIVE:
+      return "active";
+    case v1::CLAIM_STATE_DRAINING:
+      return "draining";
+    case v1::CLAIM_STATE_REVOKED:
+      return "revoked";
     default:
       return "unknown";
   }
@@ -92,10 +106,45 @@ Json ToJson(const v1::Session& session) {
           {"uid", session.uid()},
           {"rule", session.rule()},
           {"tenant", session.tenant()},
+          {"claim", session.claim()},
           {"priority", session.priority()},
           {"state", StateName(session.state())},
           {"started", absl::FormatTime(absl::RFC3339_full, absl::FromUnixSeconds(session.started().seconds()),
                                        absl::UTCTimeZone())},
+          {"devices", std::move(devices)}};
+}
+
+Json ToJson(const v1::Claim& claim) {
+  const v1::ClaimTerms& terms = claim.terms();
+  Json devices = Json::array();
+  for (const v1::ClaimDevice& device : claim.devices()) {
+    devices.push_back({{"device", device.device()},
+                       {"limit_bytes", device.limit_bytes()},
+                       {"guarantee_bytes", device.guarantee_bytes()},
+                       {"reserved_bytes", device.reserved_bytes()},
+                       {"left_behind_bytes", device.left_behind_bytes()},
+                       {"allocated_bytes", device.allocated_bytes()},
+                       {"idle_bytes", device.idle_bytes()},
+                       {"waiting", device.waiting()}});
+  }
+  Json labels = Json::object();
+  for (const auto& [key, value] : std::map<std::string, std::string>(terms.labels().begin(), terms.labels().end())) {
+    labels[key] = value;
+  }
+  const bool is_anybodys = terms.owner_case() == v1::ClaimTerms::kAnyOwner && terms.any_owner();
+  return {{"name", claim.name()},
+          {"state", StateName(claim.state())},
+          {"owner_uid", is_anybodys ? Json(nullptr) : Json(terms.owner_uid())},
+          {"owner_gid", terms.has_owner_gid() ? Json(terms.owner_gid()) : Json(nullptr)},
+          {"priority", terms.priority()},
+          {"tenant", terms.tenant()},
+          {"max_wait_ms", terms.has_max_wait_ms() ? Json(terms.max_wait_ms()) : Json(nullptr)},
+          {"labels", std::move(labels)},
+          {"created", absl::FormatTime(absl::RFC3339_full, TimeOf(claim.created()), absl::UTCTimeZone())},
+          {"socket_dir", claim.socket_dir()},
+          {"rule", claim.rule()},
+          {"sessions", claim.sessions()},
+          {"refusals", claim.refusals()},
           {"devices", std::move(devices)}};
 }
 

@@ -20,6 +20,7 @@ std::string JsonText(const nlohmann::ordered_json& json, int indent = -1);
 
 // Texts are put in as they are: see JsonText().
 nlohmann::ordered_json ToJson(const v1::Session& session);
+nlohmann::ordered_json ToJson(const v1::Claim& claim);
 nlohmann::ordered_json ToJson(const v1::OutOfMemoryEvent& event);
 nlohmann::ordered_json ToJson(const v1::OutOfMemory& oom);  // of OutOfMemoryJson()
 // Over all sessions.
@@ -41,6 +42,8 @@ uint64_t UnknownBytes(const v1::SessionDevice& device);
 absl::Time TimeOf(const google::protobuf::Timestamp& timestamp);
 // "active", "disconnected" or "ended".
 const char* StateName(v1::SessionState state);
+// "active", "draining" or "revoked".
+const char* StateName(v1::ClaimState state);
 // "cuda" or "host".
 const char* KindName(v1::DeviceKind kind);
 

@@ -152,6 +152,7 @@ CommandLine::CommandLine()
   app_->footer(kFooter);
   AddCommandsThatShow();
   AddCommandsThatChange();
+  AddClaimCommands();
   AddTools();
 }
 
@@ -316,6 +317,71 @@ void CommandLine::AddCommandsThatChange() {
   record->add_option("EVENTS", value_argument_, "How many events to keep, up to 1000000; 0 stops recording.")
       ->type_name("EVENTS")
       ->required();
+}
+
+void CommandLine::AddClaimCommands() {
+  CLI::App* const claim = app_->add_subcommand(
+      "claim", "Create, change, show and remove claims: what several processes may have together.");
+  claim->group(kChange);
+  claim->footer("");
+  claim->require_subcommand(0, 1);
+  const auto add = [&](const char* name, const char* description, absl::Status (*run)(const Context&)) {
+    CLI::App* const command = claim->add_subcommand(name, description);
+    command->footer("");
+    command->callback([this, run] { run_ = [this, run] { return run(context_); }; });
+    return command;
+  };
+  ClaimFlags& flags = context_.claim;
+  const auto add_name = [&](CLI::App* command, const char* description) {
+    command->add_option("NAME", flags.name, description)->type_name("NAME")->required();
+  };
+  const auto add_terms = [&](CLI::App* command, const char* limit) {
+    command->add_option("--limit", flags.limit, limit)->type_name("LIMIT");
+    command
+        ->add_option("--guarantee", flags.guarantee,
+                     "How much of each device to keep free for the claim: 0.25 (a quarter of the capacity) or 8GiB.")
+        ->type_name("GUARANTEE");
+    command
+        ->add_option("--priority", flags.priority, "-1000 to 1000; higher is served first, and asked for memory last.")
+        ->type_name("PRIORITY");
+    command
+        ->add_option("--max-wait", flags.max_wait,
+                     "How long requests may wait for memory, as 10s, up to 1h; 0s: not at all.")
+        ->type_name("DURATION");
+    command->add_option("--label", flags.labels, "For people and metrics; may be given several times.")
+        ->type_name("KEY=VALUE")
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  };
+
+  CLI::App* const create = add("create", "Create a claim. Who connects to its sockets is in it.", CreateClaim);
+  add_name(create, "Its name: at most 63 letters, digits and . _ - : @.");
+  add_terms(create,
+            "What its sessions may have together on each device: 0.5 (half of the capacity) or 8GiB. Default: all.");
+  create
+      ->add_option("--owner", flags.owner,
+                   "Who may connect, beside root: a user, USER:GROUP, or any for everyone who can reach the sockets. "
+                   "Default: you.")
+      ->type_name("OWNER");
+  create->add_option("--tenant", flags.tenant, "Its trust domain. Default: one of its own.")->type_name("TENANT");
+  create->add_option("--device", flags.devices, "A device that it may use; may be given several times. Default: all.")
+      ->type_name("N")
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+
+  CLI::App* const set =
+      add("set", "Change a claim. A higher limit holds at once; a lower one takes nothing away.", ChangeClaim);
+  add_name(set, "Its name.");
+  add_terms(set, "What its sessions may have together on each device: 0.5 (half of the capacity) or 8GiB.");
+  set->add_flag("--no-labels", flags.no_labels, "Take its labels away. --label replaces all of them.")
+      ->disable_flag_override();
+
+  add("ls", "List the claims: who may use them, their limits, what they hold.", ShowClaims);
+  add_name(add("show", "Show a claim, and the sessions in it.", ShowClaim), "Its name.");
+
+  CLI::App* const rm = add("rm", "Remove a claim: at once, or when its last session has ended.", RemoveClaim);
+  add_name(rm, "Its name.");
+  rm->add_flag("--revoke", flags.revoke, "End its sessions, too. Default: let them go on, and take no more.")
+      ->disable_flag_override();
+  rm->add_flag("--wait", flags.wait, "Wait until it is removed, as long as --timeout says.")->disable_flag_override();
 }
 
 void CommandLine::AddTools() {

@@ -37,6 +37,7 @@ class CommandLine {
   std::optional<std::string> GivenSession(const char* command) const;
   void AddCommandsThatShow();
   void AddCommandsThatChange();
+  void AddClaimCommands();
   void AddTools();
   // Of what CLI11 did not know.
   absl::Status Unexpected() const;

@@ -288,6 +288,43 @@ def anatomy(total, reclaimable, held="reserved_bytes"):
             unknown(total(held), total("active_bytes"), total("inactive_split_bytes"), reclaimable)]
 
 
+def claims(board):
+    """What several processes share: a row of the overview."""
+    by = "sum by (claim, instance, gpu)"
+
+    def of(name):
+        return f"{by} (vrambroker_claim_{name}{{{DEVICE}}})"
+
+    board.row("Claims")
+    board.table("Claims",
+                "One line for each claim and device. Limit: the most that its sessions may hold together. Guarantee: memory kept "
+                "free for them. Reserved: memory charged to the claim. Left behind: the part of it that ended processes held, and "
+                "that nobody can have yet. Allocated: the part that its programs use. Reclaimable: whole segments that they could "
+                "give back at once. Refused: requests that got no memory in the last hour.",
+                {"claim": "Claim", "instance": "Daemon", "gpu": "Device"},
+                [("Reserved", of("reserved_bytes"), "bytes"),
+                 ("Limit", f"{of('limit_bytes')} > 0", "bytes"),
+                 ("Of limit", f"{of('reserved_bytes')} / ({of('limit_bytes')} > 0)", "percentunit"),
+                 ("Guarantee", of("guarantee_bytes"), "bytes"),
+                 ("Left behind", of("left_behind_bytes"), "bytes"),
+                 ("Allocated", of("allocated_bytes"), "bytes"),
+                 ("Reclaimable", of("idle_bytes"), "bytes"),
+                 ("Waiting", of("waiting_requests"), "none"),
+                 # Without the last part, claims that are removed would stay for an hour.
+                 ("Refused", f"round({by} (increase(vrambroker_claim_ooms_total{{{DEVICE}}}[1h]))) and {of('limit_bytes')}", "none")],
+                "Reserved", 8)
+    board.series("By claim", "Memory that is charged to each claim.",
+                 [query(f"sum by (claim) (vrambroker_claim_reserved_bytes{{{DEVICE}}})", "{{claim}}")], "bytes", 8, stacked=True)
+    board.series("Refused by claim", "Requests that got no memory, also of sessions that have ended since.",
+                 [query(increase("vrambroker_claim_ooms_total", "claim", DEVICE), "{{claim}}")], "none", events=True)
+    board.series("Sessions by claim", "Open sessions of each claim.",
+                 [query(f"sum by (claim) (vrambroker_claim_sessions{{{DAEMON}}})", "{{claim}}")], "none", 5)
+    board.stat("Number of claims", "Claims that there are, on all daemons.", f"sum(vrambroker_claims{{{DAEMON}}})")
+    board.identities("Claim details",
+                     "Who may use each claim, whether it is being removed, and its labels.",
+                     f"vrambroker_claim_info{{{DAEMON}}}", {"claim": "Claim", "owner": "Owner", "state": "State"}, width=24, height=5)
+
+
 # ---- GPU memory overview ----
 
 
@@ -425,6 +462,8 @@ def overview():
                  "Time from asking a session for reclaimable memory until it has answered: median and 95th percentile.",
                  [query(quantile(q, "vrambroker_device_reclaim_duration_seconds", "", DEVICE), name)
                   for q, name in ((0.5, "median"), (0.95, "95 %"))], "s", 6)
+
+    claims(board)
 
     board.row("Refusals")
     board.series("Refused by reason",

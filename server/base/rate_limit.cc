@@ -32,24 +32,24 @@ bool TokenBucket::IsFull(SteadyTime now) {
   return tokens_ >= burst_;
 }
 
-absl::Status CallRates::Take(uid_t uid, SteadyTime now, size_t calls) {
+absl::Status CallRates::Take(const UserKey& user, SteadyTime now, size_t calls) {
   MutexLock lock(mu_);
-  if (BucketOf(uid, now).Take(now, static_cast<double>(calls))) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat("rate: uid ", uid, " makes more calls a second than the ",
+  if (BucketOf(user, now).Take(now, static_cast<double>(calls))) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat("rate: ", user.Text(), " makes more calls a second than the ",
                                                    per_second_,
                                                    " that max_calls_per_second_per_uid allows; call less often"));
 }
 
-void CallRates::Owe(uid_t uid, SteadyTime now) {
+void CallRates::Owe(const UserKey& user, SteadyTime now) {
   MutexLock lock(mu_);
-  BucketOf(uid, now).Owe(now);
+  BucketOf(user, now).Owe(now);
 }
 
-TokenBucket& CallRates::BucketOf(uid_t uid, SteadyTime now) {
-  auto it = buckets_.find(uid);
+TokenBucket& CallRates::BucketOf(const UserKey& user, SteadyTime now) {
+  auto it = buckets_.find(user);
   if (it == buckets_.end()) {
     if (buckets_.size() >= forget_at_) EvictIdle(now);
-    it = buckets_.emplace(uid, TokenBucket(per_second_, 2.0 * per_second_)).first;
+    it = buckets_.emplace(user, TokenBucket(per_second_, 2.0 * per_second_)).first;
   }
   return it->second;
 }

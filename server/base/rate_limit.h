@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "allocator/base/mutex.h"
 #include "server/base/steady_time.h"
+#include "server/base/user_key.h"
 
 namespace vrambroker {
 
@@ -52,19 +53,19 @@ class CallRates {
 
   // ResourceExhausted when the user has called more often than it may. A call that costs the daemon as much as several
   // counts as so many `calls`.
-  absl::Status Take(uid_t uid, SteadyTime now, size_t calls = 1) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status Take(const UserKey& user, SteadyTime now, size_t calls = 1) ABSL_LOCKS_EXCLUDED(mu_);
   // For a call that Take() has refused and that was made all the same: the next ones have to wait for longer.
-  void Owe(uid_t uid, SteadyTime now) ABSL_LOCKS_EXCLUDED(mu_);
+  void Owe(const UserKey& user, SteadyTime now) ABSL_LOCKS_EXCLUDED(mu_);
   // Of how many users a bucket is kept: those of the last seconds, and a few more.
   size_t users() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  TokenBucket& BucketOf(uid_t uid, SteadyTime now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  TokenBucket& BucketOf(const UserKey& user, SteadyTime now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EvictIdle(SteadyTime now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const uint32_t per_second_;
   mutable Mutex mu_;
-  absl::flat_hash_map<uid_t, TokenBucket> buckets_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<UserKey, TokenBucket> buckets_ ABSL_GUARDED_BY(mu_);
   size_t forget_at_ ABSL_GUARDED_BY(mu_) = 64;  // users
 };
 

@@ -5,27 +5,27 @@
 
 namespace vrambroker {
 
-absl::StatusOr<UserSlots::Slot> UserSlots::Take(uid_t uid) {
+absl::StatusOr<UserSlots::Slot> UserSlots::Take(const UserKey& user) {
   MutexLock lock(mu_);
-  const auto it = of_uid_.find(uid);
-  if (const size_t taken = it == of_uid_.end() ? 0 : it->second; taken >= bounds_.per_uid) {
-    return absl::ResourceExhaustedError(absl::StrCat("uid ", uid, " has ", taken, " ", bounds_.what, ", the most that ",
+  const auto it = of_user_.find(user);
+  if (const size_t taken = it == of_user_.end() ? 0 : it->second; taken >= bounds_.per_uid) {
+    return absl::ResourceExhaustedError(absl::StrCat(user.Text(), " has ", taken, " ", bounds_.what, ", the most that ",
                                                      bounds_.per_uid_bound, " allows; try again when one is done"));
   }
   if (in_all_ >= bounds_.in_all) {
     return absl::ResourceExhaustedError(absl::StrCat("the daemon has ", in_all_, " ", bounds_.what, ", the most that ",
                                                      bounds_.in_all_bound, " allows; try again when one is done"));
   }
-  ++of_uid_[uid];
+  ++of_user_[user];
   ++in_all_;
-  return Slot(this, uid);
+  return Slot(this, user);
 }
 
-void UserSlots::GiveBack(uid_t uid) {
+void UserSlots::GiveBack(const UserKey& user) {
   MutexLock lock(mu_);
   --in_all_;
-  const auto it = of_uid_.find(uid);
-  if (--it->second == 0) of_uid_.erase(it);
+  const auto it = of_user_.find(user);
+  if (--it->second == 0) of_user_.erase(it);
 }
 
 }  // namespace vrambroker

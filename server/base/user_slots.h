@@ -14,6 +14,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "allocator/base/mutex.h"
+#include "server/base/user_key.h"
 
 namespace vrambroker {
 
@@ -33,35 +34,35 @@ class UserSlots {
   class Slot {
    public:
     Slot() = default;
-    Slot(Slot&& other) noexcept : slots_(std::exchange(other.slots_, nullptr)), uid_(other.uid_) {}
+    Slot(Slot&& other) noexcept : slots_(std::exchange(other.slots_, nullptr)), user_(other.user_) {}
     Slot& operator=(Slot&& other) noexcept {
       std::swap(slots_, other.slots_);
-      std::swap(uid_, other.uid_);
+      std::swap(user_, other.user_);
       return *this;
     }
     ~Slot() {
-      if (slots_ != nullptr) slots_->GiveBack(uid_);
+      if (slots_ != nullptr) slots_->GiveBack(user_);
     }
 
    private:
     friend class UserSlots;
-    Slot(UserSlots* slots, uid_t uid) : slots_(slots), uid_(uid) {}
+    Slot(UserSlots* slots, const UserKey& user) : slots_(slots), user_(user) {}
 
     UserSlots* slots_ = nullptr;
-    uid_t uid_ = 0;
+    UserKey user_;
   };
 
   explicit UserSlots(Bounds bounds) : bounds_(std::move(bounds)) {}
 
   // ResourceExhausted when the user, or all together, have as many as they may.
-  absl::StatusOr<Slot> Take(uid_t uid) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<Slot> Take(const UserKey& user) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  void GiveBack(uid_t uid) ABSL_LOCKS_EXCLUDED(mu_);
+  void GiveBack(const UserKey& user) ABSL_LOCKS_EXCLUDED(mu_);
 
   const Bounds bounds_;
   Mutex mu_;
-  absl::flat_hash_map<uid_t, size_t> of_uid_ ABSL_GUARDED_BY(mu_);  // none is 0
+  absl::flat_hash_map<UserKey, size_t> of_user_ ABSL_GUARDED_BY(mu_);  // none is 0
   size_t in_all_ ABSL_GUARDED_BY(mu_) = 0;
 };
 

@@ -25,11 +25,11 @@ class Executor {
   // Before all that have not begun. For tasks that end soon, and that are few at a time.
   virtual void SubmitFirst(std::function<void()> task) = 0;
 
-  // For tasks that wait for a client of user `uid` rather than for the driver, as long as they keep the slot.
+  // For tasks that wait for a client of `user` rather than for the driver, as long as they keep the slot.
   // ResourceExhausted when too many do so already, or too many for clients of this user; the task must go on without
   // waiting then. Clients that are slow on purpose can neither keep everyone else's tasks from running, nor everyone
   // else's clients from being asked.
-  virtual absl::StatusOr<UserSlots::Slot> StartWaiting(uid_t uid) = 0;
+  virtual absl::StatusOr<UserSlots::Slot> StartWaiting(const UserKey& user) = 0;
 };
 
 // Runs tasks on up to `max_threads` threads, started when needed. Half of them may wait for clients.
@@ -41,7 +41,7 @@ class WorkerPool : public Executor {
 
   void Submit(std::function<void()> task) override;
   void SubmitFirst(std::function<void()> task) override;
-  absl::StatusOr<UserSlots::Slot> StartWaiting(uid_t uid) override { return waiting_.Take(uid); }
+  absl::StatusOr<UserSlots::Slot> StartWaiting(const UserKey& user) override { return waiting_.Take(user); }
 
  private:
   void Run();

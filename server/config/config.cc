@@ -112,6 +112,7 @@ absl::StatusOr<Config> CheckConfig(const ConfigText& text) {
   Checker check(text.places);
   Config config;
   config.socket_dir = Or(proto.socket_dir(), "/run/vrambroker");
+  config.claims_file = proto.claims_file();
 
   const std::string mode = Or(proto.socket_mode(), "0660");
   unsigned int bits = 0;
@@ -258,6 +259,7 @@ std::vector<std::string> FieldsThatNeedARestart(const Config& running, const Con
     if (value(running) != value(wanted)) fields.emplace_back(field);
   };
   compare("socket_dir", [](const Config& c) { return c.socket_dir; });
+  compare("claims_file", [](const Config& c) { return c.claims_file; });
   compare("socket_mode", [](const Config& c) { return c.socket_mode; });
   compare("device", [](const Config& c) { return c.device; });
   compare("device_lost", [](const Config& c) { return c.exits_when_devices_are_lost; });

@@ -29,6 +29,7 @@ enum class DeviceChoice { kAuto, kCuda, kHost };
 struct Config {
   std::string socket_dir;
   mode_t socket_mode = 0;
+  std::string claims_file;  // empty: vrambroker.claims in socket_dir
   DeviceChoice device = DeviceChoice::kAuto;
   bool exits_when_devices_are_lost = true;
   std::optional<uint64_t> capacity_bytes;  // per device

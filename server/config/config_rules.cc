@@ -14,7 +14,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "allocator/base/bytes.h"
+#include "server/identity/claim_dir.h"
 
 namespace vrambroker {
 namespace {
@@ -90,6 +92,37 @@ std::string Text(const Limit& limit) {
   return absl::StrCat(std::get<double>(limit));
 }
 
+void CheckClaim(const std::string& field, const config::v1::PolicyRule& proto, PolicyRule& rule, Checker& check) {
+  rule.claim = proto.claim();
+  rule.claim_per_user = proto.claim_per() == config::v1::PolicyRule::USER;
+  rule.claim_limit =
+      check.LimitOf(field + ".claim_limit", proto.has_claim_limit() ? &proto.claim_limit() : nullptr).value_or(1.0);
+  rule.claim_guarantee =
+      check.LimitOf(field + ".claim_guarantee", proto.has_claim_guarantee() ? &proto.claim_guarantee() : nullptr)
+          .value_or(uint64_t{0});
+  if (!rule.claim.empty()) {
+    if (absl::Status status = CheckClaimName(rule.claim); !status.ok()) {
+      check.Fault(field + ".claim", absl::StripPrefix(status.message(), "name: "));
+    }
+    if (rule.claim_per_user) check.Fault(field + ".claim_per", "goes without `claim`");
+  }
+  if (!rule.has_claim()) {
+    for (const auto& [name, is_there] : {std::pair("claim_limit", proto.has_claim_limit()),
+                                         std::pair("claim_guarantee", proto.has_claim_guarantee())}) {
+      if (is_there) check.Fault(absl::StrCat(field, ".", name), "goes with `claim` or `claim_per`");
+    }
+    return;
+  }
+  for (const auto& [name, is_there] :
+       {std::pair("user_limit", proto.has_user_limit()), std::pair("user_guarantee", proto.has_user_guarantee())}) {
+    if (is_there) check.Fault(absl::StrCat(field, ".", name), "goes without a claim: claim_limit binds its sessions");
+  }
+  if (IsAbove(rule.claim_guarantee, rule.claim_limit)) {
+    check.Fault(field + ".claim_guarantee",
+                absl::StrCat(Text(rule.claim_guarantee), " is above the claim's limit of ", Text(rule.claim_limit)));
+  }
+}
+
 PolicyRule CheckRule(const std::string& field, const config::v1::PolicyRule& proto, const Limit& session_limit,
                      std::optional<uint64_t> capacity_bytes, Checker& check) {
   PolicyRule rule;
@@ -140,6 +173,7 @@ PolicyRule CheckRule(const std::string& field, const config::v1::PolicyRule& pro
   rule.user_guarantee =
       check.LimitOf(field + ".user_guarantee", proto.has_user_guarantee() ? &proto.user_guarantee() : nullptr);
   rule.max_sessions = proto.max_sessions();
+  CheckClaim(field, proto, rule, check);
   if (proto.has_max_wait()) rule.max_wait = MaxWaitOf(field + ".max_wait", proto.max_wait(), check);
   return rule;
 }
@@ -156,11 +190,19 @@ std::vector<PolicyRule> CheckRules(const config::v1::DaemonConfig& config, const
   }
   rules.reserve(static_cast<size_t>(config.rules_size()));
   absl::flat_hash_map<std::string, std::string> fields;  // by label
+  absl::flat_hash_map<std::string, size_t> claims;       // the first rule of each
   for (int i = 0; i < config.rules_size(); ++i) {
     const std::string field = absl::StrCat("rules[", i, "]");
     rules.push_back(CheckRule(field, config.rules(i), session_limit, capacity_bytes, check));
     if (const auto [other, is_new] = fields.emplace(rules.back().label, field); !is_new) {
       check.Fault(field + ".name", absl::StrCat("'", rules.back().label, "' is already the name of ", other->second));
+    }
+    const PolicyRule& rule = rules.back();
+    if (!rule.has_claim()) continue;
+    const PolicyRule& first = rules[claims.emplace(rule.claim, rules.size() - 1).first->second];
+    if (first.claim_limit != rule.claim_limit || first.claim_guarantee != rule.claim_guarantee) {
+      check.Fault(rule.claim_per_user ? field + ".claim_per" : field + ".claim",
+                  absl::StrCat("rule ", first.label, " gives the same claim another claim_limit or claim_guarantee"));
     }
   }
   return rules;
@@ -171,7 +213,8 @@ std::vector<std::string> WarnOfGuarantees(const std::vector<PolicyRule>& rules,
                                           std::optional<uint64_t> capacity_bytes) {
   std::vector<std::string> warnings;
   for (const PolicyRule& rule : rules) {
-    if (rule.user_guarantee.has_value() || user_guarantee.has_value()) continue;  // a bound for all of them
+    // A bound for all of them.
+    if (rule.user_guarantee.has_value() || user_guarantee.has_value() || rule.has_claim()) continue;
     const double sessions = static_cast<double>(
         rule.max_sessions == 0 ? max_sessions_per_uid : std::min<size_t>(rule.max_sessions, max_sessions_per_uid));
     double fraction = 0;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "allocator/device/process_files.h"
@@ -18,6 +19,14 @@ namespace {
 // Of all sessions of a user together.
 uint64_t BoundBytes(const std::optional<Limit>& bound, const SegmentPool& pool) {
   return bound.has_value() ? LimitBytes(*bound, pool.capacity_bytes()) : AccountState::kNoBound;
+}
+
+// Whose memory it may get as it is.
+std::string TenantOf(const Session& session) {
+  const SessionTerms& terms = session.terms();
+  if (terms.strict) return absl::StrCat("session:", Raw(session.id()));
+  // A later claim of the same name is somebody else's. No name has a #.
+  return terms.has_claims_tenant ? absl::StrCat(terms.tenant, "#", Raw(*terms.claim_id)) : terms.tenant;
 }
 
 LogLine SessionLine(absl::string_view event, const Session& session) {
@@ -42,13 +51,28 @@ Broker::Broker(BrokerOptions options, std::vector<SegmentPool*> pools, Executor*
       allocations_(pools_, options_.clock, &waiting_, &refusals_),
       leases_(pools_, options_.clock, &waiting_, &refusals_, &timer_),
       limits_(pools_, options_.reclaim_timeout, &waiting_),
+      claims_({.reclaim_timeout = options_.reclaim_timeout,
+               .max_wait = [this] { return policy()->max_wait(); },
+               .end_session = [this](const SessionPtr& session,
+                                     const std::string& reason) { (void)EndSession(session, reason); },
+               .added = [this](const Claim& claim) { refusals_.AddClaim(claim.name); },
+               .removed =
+                   [this](const Claim& claim, const std::string& own_tenant) {
+                     refusals_.ForgetClaim(claim.name);
+                     refusals_.ForgetTenant(own_tenant);
+                   },
+               .hooks = options_.claims},
+              pools_, workers_, &sessions_, &waiting_, &limits_),
       recordings_(options_.record_events, &sessions_),
       fragmentation_(pools_, options_.fragmentation_window, options_.clock),
       quarantine_checks_(pools_, workers_, &timer_),
       idle_releases_(pools_, workers_),
-      operator_view_(
-          pools_, options_.clock,
-          {.sessions = &sessions_, .waiting = &waiting_, .refusals = &refusals_, .fragmentation = &fragmentation_}),
+      operator_view_(pools_, options_.clock,
+                     {.sessions = &sessions_,
+                      .waiting = &waiting_,
+                      .refusals = &refusals_,
+                      .fragmentation = &fragmentation_,
+                      .claims = &claims_}),
       policy_(options_.policy != nullptr ? options_.policy : std::make_shared<const Policy>(PolicyOptions())) {
   timer_.AddSource([this] { return waiting_.NextWake(); });
   timer_.AddSource([this] { return quarantine_checks_.NextCheck(); });
@@ -74,14 +98,18 @@ absl::StatusOr<SessionPtr> Broker::TryOpenSession(const Caller& caller, const Op
   const std::string name = options.name.empty() ? CommandName(caller.pid) : options.name;
   const std::shared_ptr<const Policy> policy = this->policy();
   const uint64_t started = StartOf(caller.pid);
-  const absl::StatusOr<SessionTerms> terms = TermsOfNew(*policy, caller, name);  // which sees that it runs still
+  const absl::StatusOr<SessionTerms> terms = TermsOfNew(*policy, caller, name, started);  // sees that it runs still
   if (!terms.ok()) return terms.status();
+  // Once the session is published, Finish() does that.
+  auto leave_claim = absl::MakeCleanup([&] {
+    if (terms->claim_id.has_value()) claims_.Leave(*terms->claim_id);
+  });
   const absl::StatusOr<ResumeToken> resume_token = options.leases ? NewRandomToken() : ResumeToken();
   if (!resume_token.ok()) return resume_token.status();
 
   const absl::StatusOr<SessionRegistry::Reserved> reserved =
       sessions_.Reserve({.name = name,
-                         .uid = caller.uid,
+                         .user = caller.user(),
                          .terms = *terms,
                          .max_sessions_per_uid = policy->max_sessions_per_uid(),
                          .leases = options.leases,
@@ -106,21 +134,34 @@ absl::StatusOr<SessionPtr> Broker::TryOpenSession(const Caller& caller, const Op
     session = std::make_shared<RemoteSession>(setup);
   }
   OpenAccounts(*session, options, setup.allocator, started);
+  // Before it has any memory.
+  if (terms->claim_id.has_value()) options_.claims.note_member({.pid = caller.pid, .started = started}, terms->claim);
   refusals_.AddTenant(terms->tenant);  // before anybody sees the session
   if (absl::Status status = sessions_.Publish(session); !status.ok()) {
     for (SegmentPool* pool : pools_) (void)pool->CloseAccount(session->id());
     return status;
   }
+  std::move(leave_claim).Cancel();
+  claims_.Published(session);
   LogOpened(*session, setup.allocator);
   if (absl::Status status = Watch(session); !status.ok()) return status;
   return session;
 }
 
-absl::StatusOr<SessionTerms> Broker::TermsOfNew(const Policy& policy, const Caller& caller, const std::string& name) {
+absl::StatusOr<SessionTerms> Broker::TermsOfNew(const Policy& policy, const Caller& caller, const std::string& name,
+                                                uint64_t started) {
   const absl::StatusOr<PolicySubject> subject = SubjectOf(caller, name);
   if (!subject.ok()) return subject.status();
+  const ProcessId process{.pid = caller.pid, .started = started};
+  if (caller.claim.has_value()) return claims_.Enter(caller, process);
   SessionTerms terms = policy.TermsFor(*subject);
-  if (terms.rights.client) return terms;
+  if (terms.rights.client && terms.claim.empty()) return terms;
+  if (terms.rights.client) {
+    const absl::StatusOr<ClaimId> claim = claims_.EnterByPolicy(terms, process);
+    if (!claim.ok()) return claim.status();
+    terms.claim_id = *claim;
+    return terms;
+  }
   return absl::PermissionDeniedError(absl::StrCat("uid ", caller.uid, " may not open a session named '", name,
                                                   "': the policy's rule ", terms.rule,
                                                   " does not give it the right CLIENT"));
@@ -139,13 +180,15 @@ void Broker::OpenAccounts(Session& session, const OpenOptions& options, const Al
                                     .pid = session.caller().pid,
                                     .started = started,
                                     .uid = session.caller().uid,
-                                    .tenant = terms.strict ? absl::StrCat("session:", Raw(session.id())) : terms.tenant,
+                                    .claim = terms.claim_id,
+                                    .tenant = TenantOf(session),
                                     .limit_bytes = limit,
                                     .priority = terms.priority,
                                     .user_limit_bytes = BoundBytes(terms.user_limit, pool),
                                     .user_guarantee_bytes = BoundBytes(terms.user_guarantee, pool),
                                     .mark = mark});
-    session.SetLimit(static_cast<int>(device), limit);
+    session.SetLimit(static_cast<int>(device),
+                     pool.GetAccount(session.id()).value_or(AccountState()).effective_limit_bytes());
   }
 }
 
@@ -177,6 +220,7 @@ void Broker::LogOpened(const Session& session, const AllocatorOptions& allocator
                                           .Add("pid", session.caller().pid)
                                           .Add("uid", session.caller().uid)
                                           .Add("rule", session.terms().rule)
+                                          .Add("claim", session.terms().claim)
                                           .Add("tenant", session.terms().tenant)
                                           .Add("placement", session.leases() ? "leased" : "remote")
                                           .Add("limits", absl::StrJoin(pools_, ",", limit_of))
@@ -283,6 +327,7 @@ void Broker::Finish(const SessionPtr& session, const std::string& why, CloseReas
   sessions_.Remove(*session, reason, alloc_retries);
   const bool by_itself = reason == CloseReason::kGoodbye || reason == CloseReason::kProcessEnded;
   LogClosed(*session, why, reason, bytes, by_itself ? refusals_.CountEndedAfterRefusal(*session) : std::nullopt);
+  if (const std::optional<ClaimId> claim = session->terms().claim_id) claims_.Leave(*claim);
   timer_.Update();  // what it has left is looked at
 }
 
@@ -362,6 +407,7 @@ absl::StatusOr<PolicySubject> Broker::SubjectOf(const Caller& caller, const std:
 absl::StatusOr<SessionTerms> Broker::TermsOf(const Caller& caller) const {
   const absl::StatusOr<PolicySubject> subject = SubjectOf(caller, /*session_name=*/std::nullopt);
   if (!subject.ok()) return subject.status();
+  if (caller.claim.has_value()) return claims_.TermsOf(caller);
   return policy()->TermsFor(*subject);
 }
 

@@ -26,6 +26,7 @@
 #include "server/base/worker_pool.h"
 #include "server/core/broker_options.h"
 #include "server/core/broker_view.h"
+#include "server/core/claims.h"
 #include "server/core/fragmentation_watch.h"
 #include "server/core/idle_releases.h"
 #include "server/core/operator_view.h"
@@ -73,6 +74,7 @@ class Broker {
   WaitingRequests& waiting() { return waiting_; }
   Refusals& refusals() { return refusals_; }
   SessionLimits& limits() { return limits_; }
+  Claims& claims() { return claims_; }
   Recordings& recordings() { return recordings_; }
   FragmentationWatch& fragmentation() { return fragmentation_; }
   IdleReleases& idle_releases() { return idle_releases_; }
@@ -115,7 +117,8 @@ class Broker {
   void SetPolicy(std::shared_ptr<const Policy> policy) ABSL_LOCKS_EXCLUDED(policy_mu_);
   // What the policy knows of a caller. Unauthenticated when its process has ended meanwhile.
   static absl::StatusOr<PolicySubject> SubjectOf(const Caller& caller, const std::optional<std::string>& session_name);
-  // What a caller may do, apart from any session. Errors as SubjectOf().
+  // What a caller may do, apart from any session: by the policy, or by the claim whose socket it has connected to.
+  // Errors as SubjectOf() and Claims::TermsOf().
   absl::StatusOr<SessionTerms> TermsOf(const Caller& caller) const;
 
   // ---- Stopping ----
@@ -129,7 +132,9 @@ class Broker {
   absl::StatusOr<SessionPtr> TryOpenSession(const Caller& caller, const OpenOptions& options,
                                             std::shared_ptr<SessionEvents> events);
   // The terms of a session that is to be opened: PermissionDenied without the right to have one.
-  static absl::StatusOr<SessionTerms> TermsOfNew(const Policy& policy, const Caller& caller, const std::string& name);
+  // By its claim, if it has one: Claims::Leave() is to follow.
+  absl::StatusOr<SessionTerms> TermsOfNew(const Policy& policy, const Caller& caller, const std::string& name,
+                                          uint64_t started);
   // Its accounts, with the smallest limit that applies. `started`: when its process was.
   void OpenAccounts(Session& session, const OpenOptions& options, const AllocatorOptions& allocator, uint64_t started);
   // 0 when no device needs it, or it cannot be told.
@@ -160,6 +165,7 @@ class Broker {
   Allocations allocations_;
   Leases leases_;
   SessionLimits limits_;
+  Claims claims_;
   Recordings recordings_;
   FragmentationWatch fragmentation_;
   QuarantineChecks quarantine_checks_;

@@ -14,6 +14,7 @@
 #include "allocator/base/unique_fd.h"
 #include "allocator/heap/allocator_options.h"
 #include "server/base/steady_time.h"
+#include "server/core/claims.h"
 #include "server/identity/policy.h"
 #include "server/sessions/session.h"
 
@@ -34,6 +35,7 @@ struct BrokerOptions {
   Limit hold_back_limit = 1.0;                                               // of each device
   std::chrono::milliseconds fragmentation_window = std::chrono::minutes(1);  // see FragmentationTrend
   std::function<SteadyTime()> clock = [] { return std::chrono::steady_clock::now(); };
+  ClaimHooks claims;
   // Calls Broker::OnTimer() at `time`, or soon after; replaces the time that was set before. From any thread.
   std::function<void(SteadyTime time)> set_timer = [](SteadyTime) {};
   // Calls `gone`, from any thread, when the process of `pidfd` has ended; perhaps more than once. The result is for

@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "allocator/device/device.h"
 #include "allocator/heap/memory_stats.h"
+#include "server/core/claims.h"
 #include "server/oom/tenant_refusals.h"
 #include "server/pool/segment_pool.h"
 #include "server/queue/request_queue.h"
@@ -53,9 +54,26 @@ struct DeviceView {
   uint64_t left_behind_bytes = 0;
 };
 
+struct ClaimDeviceView {
+  uint64_t limit_bytes = 0;
+  uint64_t guarantee_bytes = 0;
+  uint64_t reserved_bytes = 0;     // charged: to its sessions, and what ended ones have left
+  uint64_t left_behind_bytes = 0;  // of these
+  uint64_t allocated_bytes = 0;
+  uint64_t idle_bytes = 0;                         // in segments that hold no block
+  size_t waiting = 0;                              // requests
+  std::array<uint64_t, kOomCauses.size()> ooms{};  // by OomCause
+};
+
+struct ClaimView {
+  Claim claim;
+  std::vector<ClaimDeviceView> devices;  // by ordinal
+};
+
 struct BrokerView {
   std::vector<SessionView> sessions;  // by id
   std::vector<DeviceView> devices;    // by ordinal
+  std::vector<ClaimView> claims;      // by name
   TenantRefusals::ByTenant refusals;
   SessionCounts counts;
   bool draining = false;

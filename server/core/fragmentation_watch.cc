@@ -16,22 +16,22 @@ uint64_t NeededBytes(const SessionDeviceView& held) {
   return std::max(SaturatingSub(held.account.reserved_bytes, held.idle_bytes), held.account.guarantee_bytes);
 }
 
-// What others would give up of a device for a request: in all, and by user.
+// What others would give up of a device for a request: in all, and by share.
 struct Reclaimable {
   uint64_t bytes = 0;
-  absl::flat_hash_map<uid_t, uint64_t> of_uid;
+  absl::flat_hash_map<ShareId, uint64_t> of_share;
 
   Reclaimable(const BrokerView& view, size_t device) {
     for (const SessionView& session : view.sessions) {
       const SessionDeviceView& held = session.devices[device];
       const uint64_t more = SaturatingSub(held.account.committed_bytes(), NeededBytes(held));
       bytes += more;
-      of_uid[held.account.uid] += more;
+      of_share[held.account.share] += more;
     }
   }
 };
 
-// The most that the session can hold on the device when others give up what is reclaimable: by its limit, its user's,
+// The most that the session can hold on the device when others give up what is reclaimable: by its limit, its share's,
 // and what the device has.
 uint64_t MostBytes(const SessionDeviceView& held, const SegmentPool& pool, const PoolStats& stats,
                    const Reclaimable& reclaimable) {
@@ -41,10 +41,10 @@ uint64_t MostBytes(const SessionDeviceView& held, const SegmentPool& pool, const
   };
   uint64_t most =
       std::min(account.limit_bytes, most_of(stats.capacity_bytes, stats.committed_bytes, reclaimable.bytes));
-  if (account.user_limit_bytes != AccountState::kNoBound) {
-    const auto of_user = reclaimable.of_uid.find(account.uid);
-    most = std::min(most, most_of(account.user_limit_bytes, pool.GetUser(account.uid).committed_bytes,
-                                  of_user == reclaimable.of_uid.end() ? 0 : of_user->second));
+  if (account.share_limit_bytes != AccountState::kNoBound) {
+    const auto of_share = reclaimable.of_share.find(account.share);
+    most = std::min(most, most_of(account.share_limit_bytes, pool.GetShare(account.share).used_bytes,
+                                  of_share == reclaimable.of_share.end() ? 0 : of_share->second));
   }
   return most;
 }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "server/base/saturating.h"
 #include "server/sessions/session_view.h"
 
 namespace vrambroker {
@@ -22,8 +23,10 @@ BrokerView OperatorView::Look() const {
   std::vector<std::vector<AccountState>> accounts(sessions.size());
   for (std::vector<AccountState>& of_session : accounts) of_session.reserve(pools_.size());
   view.devices.reserve(pools_.size());
+  std::vector<Shares> shares;
   for (size_t device = 0; device < pools_.size(); ++device) {
     PoolView of_pool = pools_[device]->GetView();
+    shares.push_back(std::move(of_pool.shares));
     for (size_t i = 0; i < sessions.size(); ++i) {
       const auto account = of_pool.accounts.find(sessions[i]->id());
       accounts[i].push_back(account == of_pool.accounts.end() ? AccountState() : account->second);
@@ -74,7 +77,52 @@ BrokerView OperatorView::Look() const {
       if (session.state != SessionState::kActive) info.quarantined_bytes += held.account.reserved_bytes;
     }
   }
+  view.claims = LookAtClaims(shares, view);
   return view;
+}
+
+std::vector<ClaimView> OperatorView::LookAtClaims(const std::vector<Shares>& shares, const BrokerView& view) const {
+  std::vector<ClaimView> claims;
+  absl::flat_hash_map<ClaimId, size_t> places;
+  for (Claim& claim : parts_.claims->GetAll()) {
+    places.emplace(claim.id, claims.size());
+    ClaimView& of = claims.emplace_back();
+    of.devices.resize(pools_.size());
+    for (size_t device = 0; device < pools_.size(); ++device) {
+      ClaimDeviceView& held = of.devices[device];
+      held.limit_bytes = parts_.claims->LimitOn(claim, device);
+      const auto share = shares[device].find(claim.id);
+      if (share == shares[device].end()) continue;
+      held.guarantee_bytes = share->second.guarantee_bytes;
+      held.left_behind_bytes = share->second.used_bytes;  // less what its sessions have
+    }
+    of.claim = std::move(claim);
+  }
+  if (claims.empty()) return claims;
+  for (const SessionView& session : view.sessions) {
+    const std::optional<ClaimId> id = session.terms.claim_id;
+    const auto place = id.has_value() ? places.find(*id) : places.end();
+    if (place == places.end()) continue;
+    for (size_t device = 0; device < pools_.size(); ++device) {
+      const SessionDeviceView& from = session.devices[device];
+      ClaimDeviceView& to = claims[place->second].devices[device];
+      to.left_behind_bytes = SaturatingSub(to.left_behind_bytes, from.account.committed_bytes());
+      to.reserved_bytes += from.account.reserved_bytes;
+      to.allocated_bytes += from.stats.allocated_bytes.all.current;
+      to.idle_bytes += from.idle_bytes;
+      to.waiting += from.waiting.size();
+    }
+  }
+  for (ClaimView& claim : claims) {
+    for (ClaimDeviceView& held : claim.devices) held.reserved_bytes += held.left_behind_bytes;
+  }
+  for (const auto& [name, counts] : parts_.refusals->GetByClaim()) {
+    const auto it = std::lower_bound(claims.begin(), claims.end(), name,
+                                     [](const ClaimView& of, const std::string& key) { return of.claim.name < key; });
+    if (it == claims.end() || it->claim.name != name) continue;
+    for (size_t device = 0; device < pools_.size(); ++device) it->devices[device].ooms = counts[device].ooms;
+  }
+  return claims;
 }
 
 SessionView OperatorView::Describe(const Session& session) const {

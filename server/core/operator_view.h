@@ -27,6 +27,7 @@ class OperatorView {
     const WaitingRequests* waiting = nullptr;
     const Refusals* refusals = nullptr;
     const FragmentationWatch* fragmentation = nullptr;
+    const Claims* claims = nullptr;
   };
   // `pools` by device.
   OperatorView(std::vector<SegmentPool*> pools, std::function<SteadyTime()> clock, Parts parts);
@@ -37,6 +38,9 @@ class OperatorView {
 
  private:
   void AddWaiting(absl::Span<SessionView> infos) const;
+  // `shares`: what the pools had of each, by device, when the rest of `view` was looked at.
+  using Shares = absl::flat_hash_map<ShareId, ShareStats>;
+  std::vector<ClaimView> LookAtClaims(const std::vector<Shares>& shares, const BrokerView& view) const;
 
   const std::vector<SegmentPool*> pools_;
   const std::function<SteadyTime()> clock_;

@@ -40,13 +40,13 @@ void Recordings::Set(const SessionPtr& session, uint64_t max_events, const std::
   if (!queued) done(Session::TooManyCalls());
 }
 
-void Recordings::Hold(const SessionPtr& session, uint64_t events, uid_t uid,
+void Recordings::Hold(const SessionPtr& session, uint64_t events, const UserKey& user,
                       const std::function<void(absl::StatusOr<std::shared_ptr<RecordingHold>>)>& done) {
   if (events == 0 || events > kMaxRecordedEvents) {
     return done(
         absl::InvalidArgumentError(absl::StrCat("events: ", events, " is not within [1, ", kMaxRecordedEvents, "]")));
   }
-  absl::StatusOr<UserSlots::Slot> taken = slots_.Take(uid);
+  absl::StatusOr<UserSlots::Slot> taken = slots_.Take(user);
   if (!taken.ok()) return done(taken.status());
   const auto slot = std::make_shared<UserSlots::Slot>(*std::move(taken));
   const bool queued = session->slow_questions().Submit([this, session, events, slot, done] {

@@ -47,8 +47,8 @@ class Recordings {
   // kMaxRecordedEvents; ResourceExhausted when the remote sessions of its user may keep no more.
   void Set(const SessionPtr& session, uint64_t max_events, const std::function<void(absl::Status)>& done);
   // Keeps at least `events` of each of its heaps, with exact times, whatever Set() says, until what `done` gets is
-  // destroyed. `uid`: who asks. Errors as Set(); ResourceExhausted also when `uid` has too many of them.
-  void Hold(const SessionPtr& session, uint64_t events, uid_t uid,
+  // destroyed. `user`: who asks. Errors as Set(); ResourceExhausted also when `user` has too many of them.
+  void Hold(const SessionPtr& session, uint64_t events, const UserKey& user,
             const std::function<void(absl::StatusOr<std::shared_ptr<RecordingHold>>)>& done);
 
  private:

@@ -94,8 +94,7 @@ absl::Status SessionLimits::SetLimit(const SessionPtr& session, const Limit& lim
   for (size_t device = 0; device < pools_.size(); ++device) {
     const int ordinal = static_cast<int>(device);
     const uint64_t bytes = LimitBytes(limit, pools_[device]->capacity_bytes());
-    session->SetLimit(ordinal, bytes);
-    session->events()->LimitChanged(ordinal, bytes);
+    TellLimitOf(session, ordinal);
     const std::optional<AccountState> account = pools_[device]->GetAccount(session->id());
     if (account.has_value() && account->reserved_bytes > bytes) {
       session->reclaims().Ask(ordinal, account->reserved_bytes - bytes, reclaim_timeout_, [] {});
@@ -107,6 +106,26 @@ absl::Status SessionLimits::SetLimit(const SessionPtr& session, const Limit& lim
   return absl::OkStatus();
 }
 
+void SessionLimits::TellLimitOf(const SessionPtr& session, int device) {
+  const std::optional<AccountState> account = pools_[device]->GetAccount(session->id());
+  if (!account.has_value()) return;
+  session->SetLimit(device, account->effective_limit_bytes());
+  session->events()->LimitChanged(device, account->effective_limit_bytes());
+}
+
+void SessionLimits::UpdateLimit(const SessionPtr& session) {
+  MutexLock lock(mu_);
+  for (size_t device = 0; device < pools_.size(); ++device) {
+    const std::optional<AccountState> account = pools_[device]->GetAccount(session->id());
+    if (account.has_value()) session->SetLimit(static_cast<int>(device), account->effective_limit_bytes());
+  }
+}
+
+void SessionLimits::TellLimit(const SessionPtr& session) {
+  MutexLock lock(mu_);
+  for (size_t device = 0; device < pools_.size(); ++device) TellLimitOf(session, static_cast<int>(device));
+}
+
 void SessionLimits::KeepGuarantee(const SessionPtr& session, const std::optional<Limit>& wished, const Done& done) {
   const Limit& allowed = session->terms().guarantee;
   if (wished.has_value()) {
@@ -115,9 +134,11 @@ void SessionLimits::KeepGuarantee(const SessionPtr& session, const std::optional
       const uint64_t wanted = LimitBytes(*wished, pool->capacity_bytes());
       const uint64_t most = LimitBytes(allowed, pool->capacity_bytes());
       if (wanted > most) {
-        return done(absl::PermissionDeniedError(absl::StrCat("guarantee: ", FormatBytesExactly(wanted), " of device ",
-                                                             pool->properties().ordinal, "; the policy allows ",
-                                                             FormatBytesExactly(most), " (vramctl policy explain)")));
+        return done(absl::PermissionDeniedError(
+            absl::StrCat("guarantee: ", FormatBytesExactly(wanted), " of device ", pool->properties().ordinal,
+                         "; the policy allows ", FormatBytesExactly(most),
+                         session->terms().claim_id.has_value() ? "; a claim's guarantee is for all of its sessions"
+                                                               : " (vramctl policy explain)")));
       }
     }
   }
@@ -132,8 +153,8 @@ Limit SessionLimits::LeftOf(const Session& session, const Limit& allowed) const 
     const PoolLook look = pool->LookFor(session.id(), /*with_accounts=*/false);
     const AccountState& account = look.account;
     const uint64_t most =
-        std::min({account.limit_bytes, SaturatingSub(account.user_guarantee_bytes, look.user.guaranteed_bytes),
-                  SaturatingSub(account.user_limit_bytes, look.user.committed_bytes - account.committed_bytes())});
+        std::min({account.limit_bytes, SaturatingSub(account.share_guarantee_bytes, look.share.promised_bytes),
+                  SaturatingSub(account.share_limit_bytes, look.share.used_bytes - account.committed_bytes())});
     if (LimitBytes(guarantee, pool->capacity_bytes()) > most) guarantee = most;
   }
   return guarantee;

@@ -39,6 +39,10 @@ class SessionLimits {
   // On all devices, or on none. Answers when others have given up what is needed for it, or will not: errors of
   // Ledger::SetGuarantee(), as ResourceExhausted.
   void SetGuarantee(const SessionPtr& session, const Limit& guarantee, const Done& done);
+  // The session hears of the limit that it has now: its own, or its claim's, whichever is lower.
+  void TellLimit(const SessionPtr& session) ABSL_LOCKS_EXCLUDED(mu_);
+  // The same, and its client, who is not connected yet, is not told.
+  void UpdateLimit(const SessionPtr& session) ABSL_LOCKS_EXCLUDED(mu_);
   // Gives a new session the guarantee that it asks for, or (none) all that the policy allows. PermissionDenied above
   // that; errors as SetGuarantee(), after which the session is to be closed.
   void KeepGuarantee(const SessionPtr& session, const std::optional<Limit>& wished, const Done& done);
@@ -47,6 +51,8 @@ class SessionLimits {
 
  private:
   class Guarantee;
+
+  void TellLimitOf(const SessionPtr& session, int device) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // The guarantee that a session gets without asking: what the policy allows, but no more than its limit, nor than what
   // its user has left.

@@ -74,7 +74,7 @@ struct MemoryMap::Shared : std::enable_shared_from_this<Shared> {
   const MemoryMapOptions options;
   Mutex mu;
   CondVar answered;
-  std::map<uid_t, User> users ABSL_GUARDED_BY(mu);
+  std::map<UserKey, User> users ABSL_GUARDED_BY(mu);
   std::map<Key, Entry> entries ABSL_GUARDED_BY(mu);
   size_t blocks ABSL_GUARDED_BY(mu) = 0;  // of all entries
 
@@ -97,7 +97,7 @@ struct MemoryMap::Shared : std::enable_shared_from_this<Shared> {
   }
 
   // Asks what is waiting, as many at a time as may be.
-  void AskClientsOf(uid_t uid) ABSL_LOCKS_EXCLUDED(mu) {
+  void AskClientsOf(const UserKey& uid) ABSL_LOCKS_EXCLUDED(mu) {
     while (true) {
       Question next;
       {
@@ -162,7 +162,7 @@ DeviceMap MemoryMap::Get(int device) {
   DeviceMap map;
   const BrokerView view = broker_.operator_view().Look();
   const SteadyTime now = options_.clock();
-  absl::flat_hash_set<uid_t> to_ask;
+  absl::flat_hash_set<UserKey> to_ask;
   {
     MutexLock lock(shared_->mu);
     for (auto it = shared_->entries.begin(); it != shared_->entries.end();) {
@@ -184,10 +184,10 @@ DeviceMap MemoryMap::Get(int device) {
     entry.pending = true;
     entry.asked = now;
     entry.may_have = session.devices[static_cast<size_t>(device)].account.reserved_bytes / kMinBlockBytes;
-    shared_->users[session.caller.uid].waiting.push_back({.session = *found, .device = device});
-    to_ask.insert(session.caller.uid);
+    shared_->users[session.caller.user()].waiting.push_back({.session = *found, .device = device});
+    to_ask.insert(session.caller.user());
   }
-  for (const uid_t uid : to_ask) shared_->AskClientsOf(uid);
+  for (const UserKey& uid : to_ask) shared_->AskClientsOf(uid);
 
   // By holder and segment: what a client says of others' segments is not believed.
   absl::flat_hash_map<std::pair<SessionId, uint64_t>, const SegmentSnapshot*> blocks;

@@ -7,9 +7,12 @@
 #include <sys/types.h>
 
 #include <memory>
+#include <optional>
 #include <vector>
 
+#include "allocator/base/ids.h"
 #include "allocator/base/unique_fd.h"
+#include "server/base/user_key.h"
 
 namespace vrambroker {
 
@@ -21,6 +24,10 @@ struct Caller {
   std::vector<gid_t> groups;  // further ones
   // Of the process that made the connection: can be read once that has ended. See process_watch.h.
   std::shared_ptr<const UniqueFd> pidfd;
+  std::optional<ClaimId> claim{};  // whose socket it has connected to; none: the daemon's own
+  bool counts_in_claim = false;    // for bounds on what each user may have: see Claims::CountsInClaim()
+
+  UserKey user() const { return {uid, counts_in_claim && claim.has_value() ? Raw(*claim) : 0}; }
 };
 
 }  // namespace vrambroker

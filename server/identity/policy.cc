@@ -128,6 +128,10 @@ SessionTerms Policy::Terms(const PolicyRule* rule, const PolicySubject& subject)
     if (rule->user_limit.has_value()) terms.user_limit = rule->user_limit;
     if (rule->user_guarantee.has_value()) terms.user_guarantee = rule->user_guarantee;
     terms.max_sessions = rule->max_sessions;
+    terms.claim = rule->claim_per_user ? absl::StrCat("uid:", subject.uid) : rule->claim;
+    terms.claim_limit = rule->claim_limit;
+    terms.claim_guarantee = rule->claim_guarantee;
+    if (rule->has_claim()) terms.user_limit = terms.user_guarantee = std::nullopt;
   }
   if (terms.tenant.empty()) terms.tenant = absl::StrCat("uid:", subject.uid);
   if (IsOperator(subject)) terms.rights = kEveryRight;

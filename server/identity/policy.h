@@ -17,6 +17,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "allocator/base/ids.h"
 
 namespace vrambroker {
 
@@ -62,6 +63,12 @@ struct SessionTerms {
   std::optional<Limit> user_limit;
   std::optional<Limit> user_guarantee;
   uint32_t max_sessions = 0;  // of this rule, for each user; 0: no such bound
+  // Whose limit it shares: its name; empty: that of its user.
+  std::string claim;
+  bool has_claims_tenant = false;   // `tenant` is the claim's own
+  std::optional<ClaimId> claim_id;  // once it is in the claim
+  Limit claim_limit = 1.0;          // of a claim that the policy makes: see PolicyRule
+  Limit claim_guarantee = uint64_t{0};
 };
 
 // Whom the policy is asked about.
@@ -92,6 +99,12 @@ struct PolicyRule {
   std::optional<Limit> user_limit;
   std::optional<Limit> user_guarantee;
   uint32_t max_sessions = 0;
+  std::string claim;  // empty: in none, unless `claim_per_user`
+  bool claim_per_user = false;
+  Limit claim_limit = 1.0;
+  Limit claim_guarantee = uint64_t{0};
+
+  bool has_claim() const { return claim_per_user || !claim.empty(); }
 };
 
 struct PolicyOptions {
@@ -126,6 +139,7 @@ class Policy {
   PolicyExplanation Explain(const PolicySubject& subject) const;
 
   size_t max_sessions_per_uid() const { return options_.max_sessions_per_uid; }
+  std::chrono::milliseconds max_wait() const { return options_.max_wait; }
 
  private:
   bool IsOperator(const PolicySubject& subject) const;

@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/identity/saved_state.h"
 
-#include <fcntl.h>
 #include <spdlog/spdlog.h>
 #include <sys/random.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstdio>
 #include <fstream>
 #include <optional>
 #include <utility>
@@ -20,7 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
-#include "allocator/base/unique_fd.h"
+#include "server/base/replace_file.h"
 
 namespace vrambroker {
 namespace {
@@ -71,37 +68,14 @@ std::optional<SavedState> Parse(absl::string_view text) {
   return is_whole ? std::optional(std::move(state)) : std::nullopt;
 }
 
-// None: there is no such file, or others could have written it. They may read it: what it says is no secret.
-std::optional<std::string> Read(const std::string& path) {
-  const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
-  struct stat found = {};
-  if (!file.valid() || fstat(file.get(), &found) != 0 || !S_ISREG(found.st_mode) || found.st_uid != geteuid() ||
-      (found.st_mode & 0022) != 0) {
-    return std::nullopt;
-  }
-  std::string text(kMostBytes, '\0');
-  const ssize_t size = read(file.get(), text.data(), text.size());
-  text.resize(size < 0 ? 0 : static_cast<size_t>(size));
-  return text;
-}
-
-absl::Status WriteNew(const std::string& path, absl::string_view text) {
-  // What is lost with the machine is of no use after that: there is nothing to flush.
-  const UniqueFd file(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  if (!file.valid()) return absl::ErrnoToStatus(errno, absl::StrCat("cannot create ", path));
-  errno = ENOSPC;  // of a short write
-  if (write(file.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size())) return absl::OkStatus();
-  return absl::ErrnoToStatus(errno, absl::StrCat("cannot write ", path));
-}
-
 }  // namespace
 
 absl::StatusOr<SavedState> LoadState(const std::string& dir) {
   const std::string path = PathIn(dir);
   struct stat found = {};
   const bool exists = lstat(path.c_str(), &found) == 0;
-  const std::optional<std::string> text = Read(path);
-  if (std::optional<SavedState> state = text.has_value() ? Parse(*text) : std::nullopt) return *std::move(state);
+  const absl::StatusOr<std::string> text = ReadOwnFile(path, kMostBytes);
+  if (std::optional<SavedState> state = text.ok() ? Parse(*text) : std::nullopt) return *std::move(state);
   if (exists) {
     spdlog::warn(
         "{} is damaged, or others than this user may write it: a new one is made, and memory that processes hold of "
@@ -122,17 +96,13 @@ absl::StatusOr<SavedState> LoadState(const std::string& dir) {
 
 absl::Status SaveState(const std::string& dir, const SavedState& state) {
   const std::string path = PathIn(dir);
-  const std::string new_path = path + ".new";
   std::string text = absl::StrCat("owner ", state.owner, "\nboot ", BootId(), "\n");
   for (const auto& [uuid, bytes] : state.free_bytes) absl::StrAppend(&text, "free ", bytes, " ", uuid, "\n");
-  if (Read(path) == text) return absl::OkStatus();
-  (void)unlink(new_path.c_str());
-  absl::Status status = WriteNew(new_path, text);
-  if (status.ok() && rename(new_path.c_str(), path.c_str()) != 0) {
-    status = absl::ErrnoToStatus(errno, absl::StrCat("cannot replace ", path));
+  if (const absl::StatusOr<std::string> saved = ReadOwnFile(path, kMostBytes); saved.ok() && *saved == text) {
+    return absl::OkStatus();
   }
-  if (!status.ok()) (void)unlink(new_path.c_str());
-  return status;
+  // What is lost with the machine is of no use after that.
+  return ReplaceFile(path, text, /*outlives_machine=*/false);
 }
 
 }  // namespace vrambroker

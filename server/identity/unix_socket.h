@@ -6,6 +6,8 @@
 
 #include <sys/types.h>
 
+#include <functional>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -33,6 +35,17 @@ class Acceptor {
  private:
   UniqueFd reserve_;  // given up for a moment to drop a connection
   LineLimit errors_{0.1, 1};
+};
+
+// Whose a listening socket is: a claim's, or (none) the daemon's own.
+struct ClaimOfListener {
+  std::optional<ClaimId> id;
+  std::function<bool(ClaimId, const Caller&)> counts_in_claim;  // see Caller
+
+  void AddTo(Caller& caller) const {
+    caller.claim = id;
+    caller.counts_in_claim = id.has_value() && counts_in_claim(*id, caller);
+  }
 };
 
 // The process that connected, watched by `processes`. NotFound when it has gone already, FailedPrecondition when it

@@ -118,6 +118,7 @@ std::vector<prometheus::MetricFamily> Metrics::Collect() const {
   WriteProcessMetrics(out);
   WriteSessionMetrics(view, out);
   WriteDeviceMetrics(view, out);
+  WriteClaimMetrics(view, options_.max_claims, out);
   WriteClientMetrics(view, options_.max_clients, options_.max_clients_per_uid, out);
   if (options_.rpcs != nullptr) out.Add(options_.rpcs->Collect());
   if (options_.http != nullptr) WriteHttpMetrics(*options_.http, out);

@@ -33,6 +33,7 @@ struct MetricsOptions {
   const HttpStats* http = nullptr;                // outlives the metrics
   size_t max_clients = 1000;                      // pairs of client and device that have series of their own
   size_t max_clients_per_uid = 250;               // of them, of one user
+  size_t max_claims = 1000;                       // that have series of their own
 };
 
 class Metrics : public prometheus::Collectable {
@@ -53,6 +54,8 @@ class Metrics : public prometheus::Collectable {
 
 // The parts of a scrape. For Metrics.
 void WriteDeviceMetrics(const BrokerView& view, MetricFamilies& out);
+// Of claims; so many of them have series of their own.
+void WriteClaimMetrics(const BrokerView& view, size_t max_claims, MetricFamilies& out);
 // Of clients and tenants. The bounds are those of MetricsOptions.
 void WriteClientMetrics(const BrokerView& view, size_t max_clients, size_t max_clients_per_uid, MetricFamilies& out);
 

@@ -65,7 +65,7 @@ constexpr Figure kGauges[] = {
     {"largest_free_block_bytes", "The client's largest free block.",
      [](const Row& row) { return row.stats().free.largest_bytes; }},
     {"limit_bytes", "Upper limit of the client's reserved bytes.",
-     [](const Row& row) { return row.held->account.limit_bytes; }},
+     [](const Row& row) { return row.held->account.effective_limit_bytes(); }},
     {"guarantee_bytes", "Memory kept free for the client, whether it holds it or not.",
      [](const Row& row) { return row.held->account.guarantee_bytes; }},
     {"carried_over_bytes", "Memory that the client holds from an earlier run of the daemon.",
@@ -103,7 +103,7 @@ class Room {
 
   bool Take(const SessionView& session) {
     if (left_ == 0) return false;
-    size_t& taken = of_uid_[session.caller.uid];
+    size_t& taken = of_user_[session.caller.user()];
     if (taken == per_uid_) return false;
     ++taken;
     --left_;
@@ -113,7 +113,7 @@ class Room {
  private:
   size_t left_;
   const size_t per_uid_;
-  absl::flat_hash_map<uid_t, size_t> of_uid_;
+  absl::flat_hash_map<UserKey, size_t> of_user_;
 };
 
 // Sums for client="_other", by device.
@@ -129,7 +129,7 @@ struct Folded {
     const SessionDeviceView& from = session.devices[device];
     SessionDeviceView& to = held[device];
     to.account.reserved_bytes += from.account.reserved_bytes;
-    to.account.limit_bytes += from.account.limit_bytes;
+    to.account.limit_bytes += from.account.effective_limit_bytes();
     to.account.guarantee_bytes += from.account.guarantee_bytes;
     to.account.carried_over_bytes += from.account.carried_over_bytes;
     to.account.segments += from.account.segments;

@@ -60,6 +60,11 @@ std::string MoreOfTheDevice(const OomReport& report, uint64_t missing) {
   return "";
 }
 
+// What follows "have the limit raised": where nothing is said, the daemon's configuration has it.
+std::string HowToRaiseIt(const OomReport& report) {
+  return report.claim.empty() ? "" : " (vramctl claim set)";
+}
+
 // How to get the segment all the same: each bound that is in the way has to give. Empty: the device is too small.
 std::string MoreRoom(const OomReport& report) {
   if (report.reserved_bytes + report.segment_bytes > report.capacity_bytes) return "";
@@ -69,9 +74,10 @@ std::string MoreRoom(const OomReport& report) {
     needed.push_back(absl::StrCat("raise the session's limit to ",
                                   WholeMib(report.reserved_bytes + report.segment_bytes), " (vramctl limit)"));
   }
-  if (rooms.user < report.segment_bytes) {
+  if (rooms.share < report.segment_bytes) {
     const uint64_t growth = SaturatingSub(report.segment_bytes, UnusedGuaranteeBytes(report));
-    needed.push_back(absl::StrCat("have user_limit raised to ", WholeMib(report.user_committed_bytes + growth)));
+    needed.push_back(absl::StrCat("have ", ShareLimitName(report), " raised to ",
+                                  WholeMib(report.share_used_bytes + growth), HowToRaiseIt(report)));
   }
   if (rooms.device < report.segment_bytes) {
     const std::string more = MoreOfTheDevice(report, report.segment_bytes - rooms.device);
@@ -103,57 +109,62 @@ std::string AdviceOnFragmentation(const OomReport& report) {
 }
 
 // "user_limit leaves it only 5.00 MiB": which of the bounds beside the session's own limit is in the way.
-std::string OnlySpare(const Rooms& rooms) {
-  return rooms.user < rooms.device ? absl::StrCat("user_limit leaves it only ", FormatBytes(rooms.user))
-                                   : absl::StrCat("the device has only ", FormatBytes(rooms.device), " to spare");
+std::string OnlySpare(const OomReport& report) {
+  const Rooms rooms = RoomsOf(report);
+  return rooms.share < rooms.device ? absl::StrCat(ShareLimitName(report), " leaves it only ", FormatBytes(rooms.share))
+                                    : absl::StrCat("the device has only ", FormatBytes(rooms.device), " to spare");
 }
 
-// Who of the user's has to give, with which it would do: this session, others, or both.
-std::string GiveUpForUser(const OomReport& report) {
-  constexpr char kOthers[] = " or trim other sessions of this user (vramctl sessions)";
+// Who of the share has to give, with which it would do: this session, others, or both.
+std::string GiveUpForShare(const OomReport& report) {
+  const std::string others_of =
+      absl::StrCat(" or trim other sessions of this ", report.claim.empty() ? "user" : "claim", " (vramctl sessions)");
   const Rooms rooms = RoomsOf(report);
   const uint64_t own = std::max(report.reserved_bytes, report.guarantee_bytes);
-  const uint64_t others = SaturatingSub(report.user_committed_bytes, own);
-  if (std::min({rooms.limit, rooms.user + others, rooms.device + others}) >= report.segment_bytes) {
-    return absl::StrCat("End", kOthers);
+  const uint64_t others = SaturatingSub(report.share_used_bytes, own);
+  if (std::min({rooms.limit, rooms.share + others, rooms.device + others}) >= report.segment_bytes) {
+    return absl::StrCat("End", others_of);
   }
-  const bool is_own_enough = SaturatingSub(report.user_limit_bytes, others) >= report.segment_bytes;
+  const bool is_own_enough = SaturatingSub(report.share_limit_bytes, others) >= report.segment_bytes;
   return absl::StrCat("Free some of this session's memory", is_own_enough ? "" : " and end",
-                      is_own_enough ? "" : kOthers);
+                      is_own_enough ? "" : others_of);
 }
 
-std::string AdviceOnUserLimit(const OomReport& report) {
+std::string AdviceOnShareLimit(const OomReport& report) {
   const Rooms rooms = RoomsOf(report);
-  if (report.segment_bytes > report.user_limit_bytes) {
+  const std::string limit = ShareLimitName(report);
+  const std::string raised = report.claim.empty() ? "user_limit raised in the daemon's configuration"
+                                                  : absl::StrCat(limit, " raised", HowToRaiseIt(report));
+  if (report.segment_bytes > report.share_limit_bytes) {
     constexpr char kHopeless[] = "it could never hold this request";
     if (rooms.device >= report.segment_bytes) {
-      return absl::StrCat("Have user_limit raised in the daemon's configuration or ask for less: ", kHopeless, ".");
+      return absl::StrCat("Have ", raised, " or ask for less: ", kHopeless, ".");
     }
-    return absl::StrCat("Ask for less, since user_limit is so low that ", kHopeless,
+    return absl::StrCat("Ask for less, since ", limit, " is so low that ", kHopeless,
                         ", and a higher one alone would not help: the device has only ", FormatBytes(rooms.device),
                         " to spare.");
   }
-  const std::string give = GiveUpForUser(report);
+  const std::string give = GiveUpForShare(report);
   if (rooms.device < report.segment_bytes) {
-    return absl::StrCat(give, ": a higher user_limit alone would not help, since the device has only ",
+    return absl::StrCat(give, ": raising ", limit, " alone would not help, since the device has only ",
                         FormatBytes(rooms.device), " to spare.");
   }
-  return absl::StrCat(give, ", or have user_limit raised in the daemon's configuration",
+  return absl::StrCat(give, ", or have ", raised,
                       rooms.limit < report.segment_bytes ? " and the session's limit, too (vramctl limit)." : ".");
 }
 
 std::string AdviceOnLimit(const OomReport& report) {
-  if (IsUserLimit(report)) return AdviceOnUserLimit(report);
+  if (IsShareLimit(report)) return AdviceOnShareLimit(report);
   const Rooms rooms = RoomsOf(report);
   if (rooms.limit >= report.segment_bytes) {
     return "Try again, since it would fit by now; where throw_on_cudamalloc_oom is set, it refuses before the cache is "
            "emptied.";
   }
   const bool is_never_enough = report.segment_bytes > report.limit_bytes;
-  if (std::min(rooms.user, rooms.device) < report.segment_bytes) {
+  if (std::min(rooms.share, rooms.device) < report.segment_bytes) {
     return absl::StrCat(is_never_enough ? "Ask for less, since the limit could never hold this request"
                                         : "Free some of this session's memory or use smaller batches",
-                        ": a higher limit alone would not help, since ", OnlySpare(rooms), ".");
+                        ": a higher limit alone would not help, since ", OnlySpare(report), ".");
   }
   return is_never_enough
              ? "Raise the session's limit (vramctl limit) or ask for less: the limit could never hold this request."
@@ -233,7 +244,7 @@ std::string AdviceOnCapacity(const OomReport& report) {
            "free memory is kept for hold_back_time for a request that has waited longer (vramctl sessions).";
   }
   const Rooms rooms = RoomsOf(report);
-  if (std::min(rooms.limit, rooms.user) < report.segment_bytes) return AdviceOnCapacityAndHoles(report);
+  if (std::min(rooms.limit, rooms.share) < report.segment_bytes) return AdviceOnCapacityAndHoles(report);
   const uint64_t room = rooms.device;
   if (room >= report.segment_bytes) {
     return absl::StrCat("Try again, or look for programs outside vrambroker that use the device (nvidia-smi): ",

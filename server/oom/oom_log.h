@@ -13,6 +13,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,7 @@ struct OomEvent {
   SessionId session{};
   std::string client;  // the session's name
   uid_t uid = 0;
+  std::optional<ClaimId> claim;  // that it was in
   OomReport report;
 };
 

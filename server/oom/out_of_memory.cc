@@ -110,9 +110,9 @@ std::string Bound(const OomReport& report) {
   const Rooms rooms = RoomsOf(report);
   if (rooms.limit == rooms.least()) return absl::StrCat("the limit of ", FormatBytesExactly(report.limit_bytes));
   const std::string most = FormatBytes(report.reserved_bytes + rooms.least());
-  if (rooms.user == rooms.least()) {
-    return absl::StrCat("the ", most, " that user_limit, ", FormatBytesExactly(report.user_limit_bytes),
-                        ", leaves this session");
+  if (rooms.share == rooms.least()) {
+    return absl::StrCat("the ", most, " that ", ShareLimitName(report), ", ",
+                        FormatBytesExactly(report.share_limit_bytes), ", leaves this session");
   }
   return absl::StrCat("the ", most, " that the device's ", FormatBytesExactly(report.capacity_bytes),
                       " leave this session");
@@ -125,10 +125,13 @@ std::string ExplainFragmentation(const OomReport& report) {
 }
 
 std::string ExplainLimit(const OomReport& report) {
-  if (IsUserLimit(report)) {
-    return absl::StrCat(NeedsSegment(report), ", and the user's sessions together have ",
-                        FormatBytesExactly(report.user_committed_bytes), " of user_limit, ",
-                        FormatBytesExactly(report.user_limit_bytes));
+  if (IsShareLimit(report)) {
+    return absl::StrCat(NeedsSegment(report), ", and the ",
+                        report.claim.empty() ? "user's sessions together have "
+                                             : absl::StrCat("sessions of claim ", report.claim, " together have "),
+                        FormatBytesExactly(report.share_used_bytes), " of ",
+                        report.claim.empty() ? "user_limit" : "its limit", ", ",
+                        FormatBytesExactly(report.share_limit_bytes));
   }
   const uint64_t room = RoomsOf(report).limit;
   return absl::StrCat(NeedsSegment(report),
@@ -170,9 +173,9 @@ std::string Explanation(const OomReport& report) {
 Rooms RoomsOf(const OomReport& report) {
   Rooms rooms{.limit = SaturatingSub(report.limit_bytes, report.reserved_bytes),
               .device = SaturatingSub(report.available_bytes, report.kept_free_bytes)};
-  if (report.user_limit_bytes == 0) return rooms;
-  // What the session is guaranteed is part of what its user has, whether it holds it or not.
-  rooms.user = SaturatingSub(report.user_limit_bytes, report.user_committed_bytes) + UnusedGuaranteeBytes(report);
+  if (report.share_limit_bytes == 0) return rooms;
+  // What the session is guaranteed is part of what its share has, whether it holds it or not.
+  rooms.share = SaturatingSub(report.share_limit_bytes, report.share_used_bytes) + UnusedGuaranteeBytes(report);
   return rooms;
 }
 
@@ -200,7 +203,7 @@ Rooms RoomsWithoutHoles(const OomReport& report) {
   };
   // A session above its limit, which was lowered, has to come below it first.
   return {.limit = SaturatingSub(report.limit_bytes, report.allocated_bytes),
-          .user = without(rooms.user),
+          .share = without(rooms.share),
           .device = without(rooms.device)};
 }
 
@@ -218,24 +221,28 @@ bool HolesDecide(const OomReport& report) {
 
 }  // namespace
 
-bool IsUserLimit(const OomReport& report) {
+std::string ShareLimitName(const OomReport& report) {
+  return report.claim.empty() ? "user_limit" : absl::StrCat("the limit of claim ", report.claim);
+}
+
+bool IsShareLimit(const OomReport& report) {
   const Rooms rooms = RoomsOf(report);
-  if (rooms.user >= report.segment_bytes) return false;
+  if (rooms.share >= report.segment_bytes) return false;
   if (rooms.limit >= report.segment_bytes) return true;
   if (!HolesDecide(report)) return false;
   const Rooms without = RoomsWithoutHoles(report);
-  return without.limit >= report.block_bytes && without.user < report.block_bytes;
+  return without.limit >= report.block_bytes && without.share < report.block_bytes;
 }
 
 OomCause CauseOf(const OomReport& report, OomCause refusal) {
   if (refusal == OomCause::kLargerThanDevice) return refusal;
   if (HolesDecide(report)) {
     const Rooms rooms = RoomsWithoutHoles(report);
-    if (std::min(rooms.limit, rooms.user) < report.block_bytes) return OomCause::kLimit;
+    if (std::min(rooms.limit, rooms.share) < report.block_bytes) return OomCause::kLimit;
     return rooms.device < report.block_bytes ? OomCause::kCapacity : OomCause::kFragmentation;
   }
-  // What may change while a request waits is its user's limit all the same.
-  return refusal == OomCause::kCapacity && IsUserLimit(report) ? OomCause::kLimit : refusal;
+  // What may change while a request waits is its share's limit all the same.
+  return refusal == OomCause::kCapacity && IsShareLimit(report) ? OomCause::kLimit : refusal;
 }
 
 v1::OutOfMemory ToProto(const OomReport& report) {
@@ -271,8 +278,14 @@ v1::OutOfMemory ToProto(const OomReport& report) {
     to->set_why(ToProto(holder.why));
   }
   proto.set_waited_ms(report.waited_ms);
-  proto.set_user_limit_bytes(report.user_limit_bytes);
-  proto.set_user_reserved_bytes(report.user_committed_bytes);
+  if (report.claim.empty()) {
+    proto.set_user_limit_bytes(report.share_limit_bytes);
+    proto.set_user_reserved_bytes(report.share_used_bytes);
+  } else {
+    proto.set_claim(report.claim);
+    proto.set_claim_limit_bytes(report.share_limit_bytes);
+    proto.set_claim_reserved_bytes(report.share_used_bytes);
+  }
   proto.set_block_bytes(report.block_bytes);
   proto.set_room_bytes(RoomBytes(report));
   *proto.mutable_holes() = HolesToProto(report.holes);

@@ -70,12 +70,13 @@ struct OomReport {
   uint64_t left_behind_bytes = 0;     // of ended processes: PoolStats::quarantined_bytes
   uint64_t idle_elsewhere_bytes = 0;  // reserved by other sessions, and used by nobody
   std::vector<IdleHolder> idle_holders;
-  bool held_back = false;             // what is free is kept for a request that has waited longer
-  uint64_t waited_ms = 0;             // that the request waited for memory; 0: it did not
-  uint64_t user_limit_bytes = 0;      // on what the user's sessions have together; 0: none
-  uint64_t user_committed_bytes = 0;  // what they have, or are guaranteed
-  bool names_others = false;          // what others hold was looked up: holders, unused, detached, left behind
-  Holes holes;                        // of the session
+  bool held_back = false;          // what is free is kept for a request that has waited longer
+  uint64_t waited_ms = 0;          // that the request waited for memory; 0: it did not
+  std::string claim;               // the session's; empty: it is in none, and shares its user's limit
+  uint64_t share_limit_bytes = 0;  // on what the sessions of the claim, or the user, have together; 0: none
+  uint64_t share_used_bytes = 0;   // what they have, or are guaranteed
+  bool names_others = false;       // what others hold was looked up: holders, unused, detached, left behind
+  Holes holes;                     // of the session
   // Whether `holes` is the session's word. Clients of version 0.1 send none; what is reserved and not allocated counts.
   bool knows_holes = false;
   std::string scope;               // of the request, as the session names it
@@ -89,9 +90,9 @@ struct OomReport {
 struct Rooms {
   static constexpr uint64_t kNone = ~uint64_t{0};
   uint64_t limit = kNone;
-  uint64_t user = kNone;    // by user_limit
+  uint64_t share = kNone;   // by the claim's limit, or user_limit
   uint64_t device = kNone;  // what it has and does not keep for others
-  uint64_t least() const { return std::min({limit, user, device}); }
+  uint64_t least() const { return std::min({limit, share, device}); }
 };
 Rooms RoomsOf(const OomReport& report);
 // The same for a session that has reserved no more than it has allocated.
@@ -109,9 +110,11 @@ uint64_t QuarantinedBytes(const OomReport& report);
 // Free bytes of the session that no trim returns.
 uint64_t HoleBytes(const OomReport& report);
 
-// Whether user_limit is in the way, not the session's own limit. If both are: the one that still would be without the
-// session's holes.
-bool IsUserLimit(const OomReport& report);
+// Whether the claim's limit, or user_limit, is in the way, not the session's own limit. If both are: the one that still
+// would be without the session's holes.
+bool IsShareLimit(const OomReport& report);
+// "user_limit", "the limit of claim train".
+std::string ShareLimitName(const OomReport& report);
 
 // The cause to name to the client, when `refusal` is what kept the session from growing. Pure. Fragmentation:
 // without holes the block would fit, with them its segment does not. Then a higher limit, or more of the device, would

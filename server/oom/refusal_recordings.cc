@@ -20,7 +20,7 @@ uint64_t SizeOf(const HeapSnapshot& heap) {
 
 }  // namespace
 
-RefusalRecordings::Place RefusalRecordings::Add(uint64_t refusal, SessionId session, uid_t uid,
+RefusalRecordings::Place RefusalRecordings::Add(uint64_t refusal, SessionId session, const UserKey& user,
                                                 HeapSnapshot recording) {
   recording.history.shrink_to_fit();
   const uint64_t bytes = SizeOf(recording);
@@ -43,7 +43,7 @@ RefusalRecordings::Place RefusalRecordings::Add(uint64_t refusal, SessionId sess
   for (auto it = kept_.begin(); it != kept_.end();) {
     it = it->second.session == session && it != first ? drop(it) : std::next(it);
   }
-  while (of_user_[uid] + bytes > kMaxBytesOfUser) drop(NextToDrop(uid, first));
+  while (of_user_[user] + bytes > kMaxBytesOfUser) drop(NextToDrop(user, first));
   while (bytes_ + bytes > kMaxBytes) {
     const auto most = std::max_element(of_user_.begin(), of_user_.end(),
                                        [&](const auto& a, const auto& b) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
@@ -51,22 +51,22 @@ RefusalRecordings::Place RefusalRecordings::Add(uint64_t refusal, SessionId sess
                                        });
     drop(NextToDrop(most->first, first));
   }
-  of_user_[uid] += bytes;
+  of_user_[user] += bytes;
   bytes_ += bytes;
   const Place place = first == kept_.end() ? Place::kFirst : Place::kLater;
   kept_.emplace(refusal,
-                Kept{.session = session, .uid = uid, .place = place, .bytes = bytes, .recording = std::move(kept)});
+                Kept{.session = session, .user = user, .place = place, .bytes = bytes, .recording = std::move(kept)});
   return place;
 }
 
-uint64_t RefusalRecordings::DroppableBytes(uid_t user, ByRefusal::iterator first) {
-  return of_user_[user] - (first != kept_.end() && first->second.uid == user ? first->second.bytes : 0);
+uint64_t RefusalRecordings::DroppableBytes(const UserKey& user, ByRefusal::iterator first) {
+  return of_user_[user] - (first != kept_.end() && first->second.user == user ? first->second.bytes : 0);
 }
 
-RefusalRecordings::ByRefusal::iterator RefusalRecordings::NextToDrop(uid_t uid, ByRefusal::iterator first) {
+RefusalRecordings::ByRefusal::iterator RefusalRecordings::NextToDrop(const UserKey& user, ByRefusal::iterator first) {
   auto oldest = kept_.end();
   for (auto it = kept_.begin(); it != kept_.end(); ++it) {
-    if (it->second.uid != uid || it == first) continue;
+    if (it->second.user != user || it == first) continue;
     if (it->second.place == Place::kLater) return it;
     if (oldest == kept_.end()) oldest = it;
   }
@@ -74,7 +74,7 @@ RefusalRecordings::ByRefusal::iterator RefusalRecordings::NextToDrop(uid_t uid, 
 }
 
 RefusalRecordings::ByRefusal::iterator RefusalRecordings::Drop(ByRefusal::iterator it) {
-  const auto user = of_user_.find(it->second.uid);
+  const auto user = of_user_.find(it->second.user);
   user->second -= it->second.bytes;
   if (user->second == 0) of_user_.erase(user);
   bytes_ -= it->second.bytes;

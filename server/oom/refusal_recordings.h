@@ -14,6 +14,7 @@
 #include "allocator/base/ids.h"
 #include "allocator/base/mutex.h"
 #include "allocator/heap/heap_snapshot.h"
+#include "server/base/user_key.h"
 
 namespace vrambroker {
 
@@ -29,7 +30,7 @@ class RefusalRecordings {
   // Keeps a session's first and last recording: this one replaces an earlier last one. To make room it drops last ones
   // before first ones, and the oldest of them first: this user's, then those of the user who has most. No session's
   // first makes room for its last. kNone: it is too large for the user's share, beside the session's first.
-  Place Add(uint64_t refusal, SessionId session, uid_t uid, HeapSnapshot recording) ABSL_LOCKS_EXCLUDED(mu_);
+  Place Add(uint64_t refusal, SessionId session, const UserKey& user, HeapSnapshot recording) ABSL_LOCKS_EXCLUDED(mu_);
 
   // nullptr: there was none, or it has made room.
   std::shared_ptr<const HeapSnapshot> Find(uint64_t refusal) const ABSL_LOCKS_EXCLUDED(mu_);
@@ -39,7 +40,7 @@ class RefusalRecordings {
  private:
   struct Kept {
     SessionId session{};
-    uid_t uid = 0;
+    UserKey user;
     Place place = Place::kFirst;  // kLater: the session's first one is kept, too
     uint64_t bytes = 0;
     std::shared_ptr<const HeapSnapshot> recording;
@@ -47,14 +48,14 @@ class RefusalRecordings {
   using ByRefusal = std::map<uint64_t, Kept>;
 
   // Who makes room next; the end: nobody is left. `first`: is to stay.
-  ByRefusal::iterator NextToDrop(uid_t uid, ByRefusal::iterator first) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  ByRefusal::iterator NextToDrop(const UserKey& user, ByRefusal::iterator first) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Of `user`, what may make room for a session whose first recording is `first`.
-  uint64_t DroppableBytes(uid_t user, ByRefusal::iterator first) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  uint64_t DroppableBytes(const UserKey& user, ByRefusal::iterator first) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   ByRefusal::iterator Drop(ByRefusal::iterator it) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   mutable Mutex mu_;
   ByRefusal kept_ ABSL_GUARDED_BY(mu_);
-  std::map<uid_t, uint64_t> of_user_ ABSL_GUARDED_BY(mu_);  // bytes
+  std::map<UserKey, uint64_t> of_user_ ABSL_GUARDED_BY(mu_);  // bytes
   uint64_t bytes_ ABSL_GUARDED_BY(mu_) = 0;
 };
 

@@ -18,6 +18,15 @@ void TenantRefusals::CountEndedSession(absl::string_view tenant, int device) {
   ++Of(tenant)[static_cast<size_t>(device)].ended_sessions;
 }
 
+void TenantRefusals::Forget(absl::string_view tenant) {
+  MutexLock lock(mu_);
+  const auto it = places_.find(tenant);
+  if (it == places_.end()) return;
+  tenants_.erase(tenants_.begin() + static_cast<std::ptrdiff_t>(it->second));
+  places_.erase(it);
+  for (size_t i = 0; i < tenants_.size(); ++i) places_[tenants_[i].first] = i;
+}
+
 TenantRefusals::ByTenant TenantRefusals::Get() const {
   MutexLock lock(mu_);
   return tenants_;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// TenantRefusals: what was refused to each tenant since the daemon started. Unlike a session's own counts these stay
-// when the session ends, as it often does when it is refused.
+// TenantRefusals: what was refused to each tenant, or to each claim, since the daemon started. Unlike a session's own
+// counts these stay when the session ends, as it often does when it is refused.
 #ifndef VRAMBROKER_SERVER_OOM_TENANT_REFUSALS_H_
 #define VRAMBROKER_SERVER_OOM_TENANT_REFUSALS_H_
 
@@ -41,6 +41,8 @@ class TenantRefusals {
   void Add(absl::string_view tenant) ABSL_LOCKS_EXCLUDED(mu_);
   void CountRefusal(absl::string_view tenant, int device, OomCause cause) ABSL_LOCKS_EXCLUDED(mu_);
   void CountEndedSession(absl::string_view tenant, int device) ABSL_LOCKS_EXCLUDED(mu_);
+  // It is no more: it makes room for others.
+  void Forget(absl::string_view tenant) ABSL_LOCKS_EXCLUDED(mu_);
 
   ByTenant Get() const ABSL_LOCKS_EXCLUDED(mu_);
 

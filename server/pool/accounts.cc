@@ -12,13 +12,16 @@ Accounts::Accounts(uint64_t capacity_bytes, std::chrono::milliseconds churn_wind
 // ---- Opening and closing ----
 
 void Accounts::Open(SessionId session, const AccountTerms& terms) {
-  accounts_[session] = Account{.session = session,
-                               .terms = terms,
-                               .state = {.limit_bytes = terms.limit_bytes,
-                                         .priority = terms.priority,
-                                         .uid = terms.uid,
-                                         .user_limit_bytes = terms.user_limit_bytes,
-                                         .user_guarantee_bytes = terms.user_guarantee_bytes}};
+  // What the guarantees of a claim's sessions come to is bounded by what they may have.
+  const uint64_t claim_limit = terms.claim.has_value() ? claim_limits_.at(*terms.claim) : 0;
+  accounts_[session] =
+      Account{.session = session,
+              .terms = terms,
+              .state = {.limit_bytes = terms.limit_bytes,
+                        .priority = terms.priority,
+                        .share = terms.share(),
+                        .share_limit_bytes = terms.claim.has_value() ? claim_limit : terms.user_limit_bytes,
+                        .share_guarantee_bytes = terms.claim.has_value() ? claim_limit : terms.user_guarantee_bytes}};
 }
 
 void Accounts::Close(Account& account) {
@@ -52,6 +55,27 @@ absl::Status Accounts::SetGuarantee(Account& account, uint64_t bytes) {
   Changed(account);
   if (bytes > before) Forbid();
   return absl::OkStatus();
+}
+
+void Accounts::SetClaimLimit(ClaimId claim, uint64_t bytes) {
+  claim_limits_[claim] = bytes;
+  for (auto& [session, account] : accounts_) {
+    if (account.state.share != ShareId(claim)) continue;
+    account.state.share_limit_bytes = account.state.share_guarantee_bytes = bytes;
+    Changed(account);
+  }
+}
+
+absl::Status Accounts::SetClaimGuarantee(ClaimId claim, uint64_t bytes) {
+  const uint64_t before = ledger_.GetShare(claim).guarantee_bytes;
+  if (absl::Status status = ledger_.SetGuarantee(claim, bytes); !status.ok()) return status;
+  if (bytes > before) Forbid();
+  return absl::OkStatus();
+}
+
+void Accounts::CloseClaim(ClaimId claim) {
+  (void)ledger_.SetGuarantee(claim, 0);  // less is always possible
+  claim_limits_.erase(claim);
 }
 
 // ---- What is charged ----

@@ -31,14 +31,17 @@ struct AccountTerms {
   pid_t pid = 0;
   uint64_t started = 0;  // the process: see ProcessId
   uid_t uid = 0;
+  std::optional<ClaimId> claim{};  // whose limit it shares; none: its user's
   std::string tenant;  // within it, segments are handed on as they are; a session that is STRICT has one of its own
   uint64_t limit_bytes = 0;
   int priority = 0;
-  uint64_t user_limit_bytes = AccountState::kNoBound;  // see AccountState
+  // Of what accounts of this user have that are in no claim: see AccountState.
+  uint64_t user_limit_bytes = AccountState::kNoBound;
   uint64_t user_guarantee_bytes = AccountState::kNoBound;
   SessionMark mark = 0;  // of its client
 
   ProcessId process() const { return {.pid = pid, .started = started}; }
+  ShareId share() const { return claim.has_value() ? ShareId(*claim) : ShareId(uid); }
 };
 
 struct Account {
@@ -67,9 +70,9 @@ class Accounts {
 
   // ---- Opening and closing ----
 
-  // REQUIRES: `session` has no account.
+  // REQUIRES: `session` has no account; its claim, if it has one, has a limit here.
   void Open(SessionId session, const AccountTerms& terms);
-  // What it was granted is charged no more. The rest of what it has reserved stays charged to its user alone.
+  // What it was granted is charged no more. The rest of what it has reserved stays charged to its share alone.
   void Close(Account& account);
   // nullptr when there is no such account.
   Account* Find(SessionId session);
@@ -81,6 +84,13 @@ class Accounts {
   // Errors of Ledger::SetLimit() and SetGuarantee().
   absl::Status SetLimit(Account& account, uint64_t bytes);
   absl::Status SetGuarantee(Account& account, uint64_t bytes);
+
+  // What all accounts of a claim may have together. Less than they have takes nothing away.
+  void SetClaimLimit(ClaimId claim, uint64_t bytes);
+  // Errors of Ledger::SetGuarantee(claim).
+  absl::Status SetClaimGuarantee(ClaimId claim, uint64_t bytes);
+  // REQUIRES: the claim has no account.
+  void CloseClaim(ClaimId claim);
 
   // ---- What is charged ----
 
@@ -94,9 +104,13 @@ class Accounts {
   void GiveBack(Account& account, uint64_t bytes);
   // Anything else is charged no more.
   void Uncharge(Account& account, uint64_t bytes);
-  // Of no account: of a user, or of nobody.
-  void ChargeUnowned(uint64_t bytes, std::optional<uid_t> uid = std::nullopt) { ledger_.ChargeUnowned(bytes, uid); }
-  void UnchargeUnowned(uint64_t bytes, std::optional<uid_t> uid = std::nullopt) { ledger_.UnchargeUnowned(bytes, uid); }
+  // Of no account: of a share, or of nobody.
+  void ChargeUnowned(uint64_t bytes, const std::optional<ShareId>& share = std::nullopt) {
+    ledger_.ChargeUnowned(bytes, share);
+  }
+  void UnchargeUnowned(uint64_t bytes, const std::optional<ShareId>& share = std::nullopt) {
+    ledger_.UnchargeUnowned(bytes, share);
+  }
   // See Ledger::ExtendCapacity(). What shrinks it may forbid requests for good.
   void ExtendCapacity(uint64_t bytes);
 
@@ -148,6 +162,7 @@ class Accounts {
 
   Ledger ledger_;
   absl::flat_hash_map<SessionId, Account> accounts_;
+  absl::flat_hash_map<ClaimId, uint64_t> claim_limits_;
   uint64_t granted_bytes_ = 0;      // sum of the accounts'
   std::vector<SessionId> changed_;  // for TakeChanges()
   uint64_t forbidden_ = 0;          // the same

@@ -24,20 +24,21 @@ bool Holds(const std::vector<ProcessId>& holders, const ProcessId& process) {
 void CarriedOver::Charge(const Entry& entry, Changes& changes) {
   bytes_ += entry.bytes;
   if (!entry.is_seen) declared_bytes_ += entry.bytes;
-  changes.push_back({.session = entry.session, .uid = entry.uid, .bytes = entry.bytes, .is_charged = true});
+  changes.push_back({.session = entry.session, .share = entry.share, .bytes = entry.bytes, .is_charged = true});
 }
 
 void CarriedOver::Uncharge(const Entry& entry, Changes& changes) {
   bytes_ -= entry.bytes;
   if (!entry.is_seen) declared_bytes_ -= entry.bytes;
-  changes.push_back({.session = entry.session, .uid = entry.uid, .bytes = entry.bytes});
+  changes.push_back({.session = entry.session, .share = entry.share, .bytes = entry.bytes});
 }
 
-void CarriedOver::MoveTo(SessionId session, Entry& entry, Changes& changes) {
+void CarriedOver::MoveTo(SessionId session, const std::optional<ShareId>& share, Entry& entry, Changes& changes) {
   Uncharge(entry, changes);
   Unname(entry);
   entry.is_doubted = false;
   entry.session = session;
+  entry.share = share;
   Charge(entry, changes);
 }
 
@@ -63,7 +64,7 @@ CarriedOver::Entries::iterator CarriedOver::Remove(Entries::iterator it, Changes
 }
 
 CarriedOver::Changes CarriedOver::Found(const std::vector<LeftSegment>& segments,
-                                        absl::FunctionRef<SessionId(const ProcessId&)> session_of) {
+                                        absl::FunctionRef<std::optional<Holder>(const ProcessId&)> session_of) {
   Changes changes;
   for (auto& [key, entry] : entries_) entry.is_missed = entry.is_seen;
   for (const LeftSegment& segment : segments) {
@@ -83,10 +84,13 @@ CarriedOver::Changes CarriedOver::Found(const std::vector<LeftSegment>& segments
       Unname(entry);
     }
     ++seen_;
-    entry = {.bytes = segment.bytes, .uid = segment.holder_uid, .is_seen = true, .holders = segment.holders};
+    entry = {.bytes = segment.bytes, .share = segment.holder_uid, .is_seen = true, .holders = segment.holders};
     for (auto holder = segment.holders.begin(); holder != segment.holders.end() && entry.session == kNoSession;
          ++holder) {
-      entry.session = session_of(*holder);
+      const std::optional<Holder> of = session_of(*holder);
+      if (!of.has_value()) continue;
+      entry.session = of->session;
+      entry.share = of->share;
     }
     Charge(entry, changes);
   }
@@ -115,16 +119,19 @@ void CarriedOver::CannotTell() {
   closing_.clear();
 }
 
-CarriedOver::Changes CarriedOver::Opened(SessionId session, const ProcessId& process) {
+CarriedOver::Changes CarriedOver::Opened(const Holder& holder, const ProcessId& process) {
   Changes changes;
   for (auto& [key, entry] : entries_) {
-    if (entry.session == kNoSession && Holds(entry.holders, process)) MoveTo(session, entry, changes);
+    if (entry.session == kNoSession && Holds(entry.holders, process)) {
+      MoveTo(holder.session, holder.share, entry, changes);
+    }
   }
   return changes;
 }
 
-CarriedOver::Changes CarriedOver::Declared(SessionId session, const ProcessId& process,
+CarriedOver::Changes CarriedOver::Declared(const Holder& holder, const ProcessId& process,
                                            absl::Span<const CarriedSegment> segments, uint64_t most_bytes) {
+  const auto& [session, share] = holder;
   Changes changes;
   for (const CarriedSegment& segment : segments) {
     unconfirmed_.erase({session, segment.id});
@@ -136,13 +143,13 @@ CarriedOver::Changes CarriedOver::Declared(SessionId session, const ProcessId& p
       // Several sessions of one process tell each other's apart; nobody takes over what another process holds.
       Entry& entry = it->second;
       if (entry.id.has_value() || !Holds(entry.holders, process)) continue;
-      if (entry.session != session) MoveTo(session, entry, changes);
+      if (entry.session != session) MoveTo(session, share, entry, changes);
       Name(key, entry, segment.id);
       continue;
     }
     if (segment.bytes > most_bytes) continue;
     most_bytes -= segment.bytes;
-    Entry& entry = entries_[key] = {.bytes = segment.bytes, .session = session};
+    Entry& entry = entries_[key] = {.bytes = segment.bytes, .session = session, .share = share};
     Charge(entry, changes);
     Name(key, entry, segment.id);
   }
@@ -194,7 +201,7 @@ CarriedOver::Changes CarriedOver::Closed(SessionId session) {
     if (it->second.session != session) {
       ++it;
     } else if (it->second.is_seen) {
-      MoveTo(kNoSession, it->second, changes);
+      MoveTo(kNoSession, it->second.share, it->second, changes);
       look_soon_ = true;
       ++it;
     } else {

@@ -6,8 +6,6 @@
 #ifndef VRAMBROKER_SERVER_POOL_CARRIED_OVER_H_
 #define VRAMBROKER_SERVER_POOL_CARRIED_OVER_H_
 
-#include <sys/types.h>
-
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -23,6 +21,7 @@
 #include "allocator/base/ids.h"
 #include "allocator/device/device.h"
 #include "server/pool/idle_segments.h"
+#include "server/pool/share.h"
 
 namespace vrambroker {
 
@@ -41,8 +40,8 @@ class CarriedOver {
  public:
   // Whose account is to be charged or uncharged.
   struct Change {
-    SessionId session{};         // kNoSession: the user alone, or the device
-    std::optional<uid_t> uid{};  // who holds it; none: not known
+    SessionId session{};             // kNoSession: the share alone, or the device
+    std::optional<ShareId> share{};  // of the session, or else of who holds it; none: not known
     uint64_t bytes = 0;
     bool is_charged = false;
   };
@@ -62,13 +61,20 @@ class CarriedOver {
     uint64_t bytes = 0;
   };
 
-  // These are all the files that processes hold now. `session_of` knows the session of a process, or kNoSession.
-  Changes Found(const std::vector<LeftSegment>& segments, absl::FunctionRef<SessionId(const ProcessId&)> session_of);
+  // A session that holds some, and the share that they stay charged to when the session is no more.
+  struct Holder {
+    SessionId session{};  // kNoSession: the share alone is known
+    ShareId share;
+  };
+
+  // These are all the files that processes hold now. `session_of` knows the session of a process, or its share.
+  Changes Found(const std::vector<LeftSegment>& segments,
+                absl::FunctionRef<std::optional<Holder>(const ProcessId&)> session_of);
   // A session of this process: what the process holds and no session has yet is its own.
-  Changes Opened(SessionId session, const ProcessId& process);
+  Changes Opened(const Holder& holder, const ProcessId& process);
   // The session's client, this process, says that it carries these. It tells files that the daemon has seen in that
   // process apart from those of other sessions of it. Anything else is believed, `most_bytes` of it at most.
-  Changes Declared(SessionId session, const ProcessId& process, absl::Span<const CarriedSegment> segments,
+  Changes Declared(const Holder& holder, const ProcessId& process, absl::Span<const CarriedSegment> segments,
                    uint64_t most_bytes);
   // The session's client begins to say anew all that it carries.
   void BeginDeclaration(SessionId session);
@@ -104,7 +110,7 @@ class CarriedOver {
   struct Entry {
     uint64_t bytes = 0;
     SessionId session = kNoSession;
-    std::optional<uid_t> uid{};
+    std::optional<ShareId> share{};
     std::optional<uint64_t> id{};  // what the session calls it, if it has declared it
     bool is_seen = false;          // in a process, by the daemon
     bool is_missed = false;        // not seen when it was last looked for
@@ -118,7 +124,7 @@ class CarriedOver {
 
   void Charge(const Entry& entry, Changes& changes);
   void Uncharge(const Entry& entry, Changes& changes);
-  void MoveTo(SessionId session, Entry& entry, Changes& changes);
+  void MoveTo(SessionId session, const std::optional<ShareId>& share, Entry& entry, Changes& changes);
   void Name(const Key& key, Entry& entry, uint64_t id);
   void Unname(Entry& entry);
   Entries::iterator Remove(Entries::iterator it, Changes& changes);

@@ -6,6 +6,19 @@
 #include "server/pool/segment_refusal.h"
 
 namespace vrambroker {
+namespace {
+
+uint64_t SaturatingAdd(uint64_t a, uint64_t b) {
+  return a > AccountState::kNoBound - b ? AccountState::kNoBound : a + b;
+}
+
+bool IsClaim(const ShareId& share) {
+  return std::holds_alternative<ClaimId>(share);
+}
+
+}  // namespace
+
+// ---- Growing ----
 
 absl::Status Ledger::CheckGrowth(const AccountState& account, uint64_t bytes, bool past_hold) const {
   if (bytes > capacity_bytes_) {
@@ -14,11 +27,13 @@ absl::Status Ledger::CheckGrowth(const AccountState& account, uint64_t bytes, bo
   if (account.reserved_bytes > account.limit_bytes || bytes > account.limit_bytes - account.reserved_bytes) {
     return SegmentRefused(OomCause::kLimit, "the session's limit would be exceeded");
   }
-  const uint64_t growth = Growth(account, bytes);
-  if (growth > UserRoom(account)) {
-    // Others of the user may give something back, or what ended ones have left may settle: it may wait for that.
-    return SegmentRefused(OomCause::kCapacity, "user_limit would be exceeded by the user's sessions together");
+  if (UseOf(account, bytes) > ShareRoom(account)) {
+    // Others of the share may give something back, or what ended ones have left may settle: it may wait for that.
+    return SegmentRefused(OomCause::kCapacity, IsClaim(account.share)
+                                                   ? "the claim's limit would be exceeded by its sessions together"
+                                                   : "user_limit would be exceeded by the user's sessions together");
   }
+  const uint64_t growth = GrowthOf(account, bytes);
   const uint64_t free = free_bytes();
   if (growth > free) {
     return SegmentRefused(OomCause::kCapacity, "the device's capacity is reserved by sessions, or guaranteed to them");
@@ -30,32 +45,56 @@ absl::Status Ledger::CheckGrowth(const AccountState& account, uint64_t bytes, bo
   return absl::OkStatus();
 }
 
+uint64_t Ledger::GrowthOf(const AccountState& account, uint64_t bytes) const {
+  const ShareStats share = GetShare(account.share);
+  return SaturatingSub(share.used_bytes + UseOf(account, bytes), share.committed_bytes());
+}
+
+uint64_t Ledger::MostEver(const AccountState& account) const {
+  const ShareStats share = GetShare(account.share);
+  const uint64_t of_others = share.promised_bytes - account.guarantee_bytes;  // in the share
+  const uint64_t by_share =
+      SaturatingAdd(SaturatingSub(account.share_limit_bytes, of_others), account.unused_guarantee_bytes());
+  const uint64_t outside = guaranteed_bytes_ - share.guaranteed_bytes();
+  return std::min(by_share, SaturatingSub(capacity_bytes_, outside + of_others + account.reserved_bytes));
+}
+
 uint64_t Ledger::MissingBytes(const AccountState& account, uint64_t bytes) const {
-  return SaturatingSub(Growth(account, bytes), free_bytes());
+  return SaturatingSub(GrowthOf(account, bytes), free_bytes());
+}
+
+uint64_t Ledger::MissingInShare(const AccountState& account, uint64_t bytes) const {
+  return SaturatingSub(UseOf(account, bytes), ShareRoom(account));
 }
 
 uint64_t Ledger::MissingForGuarantee(const AccountState& account, uint64_t bytes) const {
-  const uint64_t wanted = committed_bytes_ - account.committed_bytes() + std::max(account.reserved_bytes, bytes);
-  return SaturatingSub(wanted, capacity_bytes_);
+  ShareStats share = GetShare(account.share);
+  const uint64_t others = committed_bytes_ - share.committed_bytes();
+  share.used_bytes += std::max(account.reserved_bytes, bytes) - account.committed_bytes();
+  return SaturatingSub(others + share.committed_bytes(), capacity_bytes_);
+}
+
+uint64_t Ledger::MissingForGuarantee(ClaimId claim, uint64_t bytes) const {
+  const ShareStats share = GetShare(claim);
+  return SaturatingSub(committed_bytes_ - share.committed_bytes() + std::max(share.used_bytes, bytes), capacity_bytes_);
 }
 
 uint64_t Ledger::AvailableBytes(const AccountState& account) const {
-  const uint64_t within_guarantee = account.unused_guarantee_bytes();
+  const uint64_t free = free_bytes() + GetShare(account.share).unused_guarantee_bytes();
   return std::min(SaturatingSub(account.limit_bytes, account.reserved_bytes),
-                  within_guarantee + std::min(free_bytes(), UserRoom(account)));
+                  account.unused_guarantee_bytes() + std::min(free, ShareRoom(account)));
 }
 
 uint64_t Ledger::LimitRoom(const AccountState& account) const {
-  const uint64_t within_guarantee = account.unused_guarantee_bytes();
-  const uint64_t user_room = UserRoom(account);
   return std::min(SaturatingSub(account.limit_bytes, account.reserved_bytes),
-                  user_room > AccountState::kNoBound - within_guarantee ? user_room : within_guarantee + user_room);
+                  SaturatingAdd(ShareRoom(account), account.unused_guarantee_bytes()));
 }
 
+// ---- Charging ----
+
 void Ledger::Charge(AccountState& account, uint64_t bytes) {
-  const uint64_t growth = Growth(account, bytes);
-  committed_bytes_ += growth;
-  AddToUser(account.uid, growth, 0);
+  const uint64_t use = UseOf(account, bytes);
+  Change(account.share, [use](ShareStats& share) { share.used_bytes += use; });
   charged_bytes_ += bytes;
   account.reserved_bytes += bytes;
 }
@@ -65,9 +104,33 @@ void Ledger::Uncharge(AccountState& account, uint64_t bytes) {
   account.reserved_bytes -= bytes;
   charged_bytes_ -= bytes;
   uncharged_total_ += bytes;
-  committed_bytes_ -= before - account.committed_bytes();
-  TakeFromUser(account.uid, before - account.committed_bytes(), 0);
+  const uint64_t freed = before - account.committed_bytes();
+  Change(account.share, [freed](ShareStats& share) { share.used_bytes -= freed; });
 }
+
+void Ledger::Close(const AccountState& account, uint64_t still_charged) {
+  uncharged_total_ += account.reserved_bytes - still_charged;
+  charged_bytes_ -= account.reserved_bytes - still_charged;
+  Change(account.share, [&](ShareStats& share) {
+    share.used_bytes -= account.committed_bytes() - still_charged;
+    share.promised_bytes -= account.guarantee_bytes;
+  });
+}
+
+void Ledger::ChargeUnowned(uint64_t bytes, const std::optional<ShareId>& share) {
+  charged_bytes_ += bytes;
+  if (share.has_value()) return Change(*share, [bytes](ShareStats& of) { of.used_bytes += bytes; });
+  committed_bytes_ += bytes;
+}
+
+void Ledger::UnchargeUnowned(uint64_t bytes, const std::optional<ShareId>& share) {
+  charged_bytes_ -= bytes;
+  uncharged_total_ += bytes;
+  if (share.has_value()) return Change(*share, [bytes](ShareStats& of) { of.used_bytes -= bytes; });
+  committed_bytes_ -= bytes;
+}
+
+// ---- Guarantees and limits ----
 
 absl::Status Ledger::SetGuarantee(AccountState& account, uint64_t bytes) {
   if (bytes > account.limit_bytes) {
@@ -75,47 +138,70 @@ absl::Status Ledger::SetGuarantee(AccountState& account, uint64_t bytes) {
                                                    " is above the session's limit of ",
                                                    FormatBytesExactly(account.limit_bytes)));
   }
-  const uint64_t others = guaranteed_bytes_ - account.guarantee_bytes;
-  const bool is_raised = bytes > account.guarantee_bytes;  // less is always possible, however much is charged
-  if (is_raised && bytes > SaturatingSub(capacity_bytes_, others)) {
-    return SegmentRefused(
-        OomCause::kLargerThanDevice,
-        absl::StrCat("guarantee: ", FormatBytesExactly(bytes), " is ",
-                     FormatBytesExactly(bytes + others - capacity_bytes_),
-                     " more than can be guaranteed: other sessions already have guarantees for ",
-                     FormatBytesExactly(others), " of the device's ", FormatBytesExactly(capacity_bytes_)));
+  const ShareStats before = GetShare(account.share);
+  ShareStats after = before;
+  after.promised_bytes += bytes - account.guarantee_bytes;
+  after.used_bytes += std::max(account.reserved_bytes, bytes) - account.committed_bytes();
+  if (bytes > account.guarantee_bytes) {  // less is always possible, however much is charged
+    if (after.guaranteed_bytes() > before.guaranteed_bytes()) {
+      if (absl::Status status = CheckPromise(bytes, before, after); !status.ok()) return status;
+    }
+    const bool is_claim = IsClaim(account.share);
+    if (const uint64_t others = before.promised_bytes - account.guarantee_bytes;
+        bytes > SaturatingSub(account.share_guarantee_bytes, others)) {
+      return SegmentRefused(OomCause::kLimit,
+                            absl::StrCat("guarantee: ", FormatBytesExactly(bytes), " is more than ",
+                                         is_claim ? "the claim's limit leaves: its other sessions"
+                                                  : "user_guarantee leaves: the user's other sessions",
+                                         " have guarantees for ", FormatBytesExactly(others), " of ",
+                                         FormatBytesExactly(account.share_guarantee_bytes)));
+    }
+    if (SaturatingSub(after.used_bytes, before.used_bytes) > ShareRoom(account)) {
+      return SegmentRefused(OomCause::kLimit, absl::StrCat("guarantee: ", FormatBytesExactly(bytes), " would take the ",
+                                                           is_claim ? "claim's sessions beyond its limit, "
+                                                                    : "user's sessions beyond user_limit, ",
+                                                           FormatBytesExactly(account.share_limit_bytes)));
+    }
+    if (absl::Status status = CheckFree(bytes, before, after); !status.ok()) return status;
   }
-  const UserStats user = GetUser(account.uid);
-  if (const uint64_t of_others = user.guaranteed_bytes - account.guarantee_bytes;
-      is_raised && bytes > SaturatingSub(account.user_guarantee_bytes, of_others)) {
-    return SegmentRefused(
-        OomCause::kLimit,
-        absl::StrCat("guarantee: ", FormatBytesExactly(bytes),
-                     " is more than user_guarantee leaves: the user's other sessions have guarantees for ",
-                     FormatBytesExactly(of_others), " of ", FormatBytesExactly(account.user_guarantee_bytes)));
-  }
-  AccountState changed = account;
-  changed.guarantee_bytes = bytes;
-  if (const uint64_t more = SaturatingSub(changed.committed_bytes(), account.committed_bytes());
-      more > UserRoom(account)) {
-    return SegmentRefused(OomCause::kLimit, absl::StrCat("guarantee: ", FormatBytesExactly(bytes),
-                                                         " would take the user's sessions beyond user_limit, ",
-                                                         FormatBytesExactly(account.user_limit_bytes)));
-  }
-  const uint64_t committed = committed_bytes_ - account.committed_bytes() + changed.committed_bytes();
-  if (is_raised && committed > capacity_bytes_) {
-    return SegmentRefused(
-        OomCause::kCapacity,
-        absl::StrCat("guarantee: ", FormatBytesExactly(bytes), " is ", FormatBytesExactly(committed - capacity_bytes_),
-                     " more than is free: other sessions hold it, or it is quarantined. Try again when they have given "
-                     "memory back (vramctl trim), or ask for less"));
-  }
-  committed_bytes_ = committed;
-  guaranteed_bytes_ = others + bytes;
-  TakeFromUser(account.uid, account.committed_bytes(), account.guarantee_bytes);
-  AddToUser(account.uid, changed.committed_bytes(), bytes);
-  account = changed;
+  Change(account.share, [&after](ShareStats& share) { share = after; });
+  account.guarantee_bytes = bytes;
   return absl::OkStatus();
+}
+
+absl::Status Ledger::SetGuarantee(ClaimId claim, uint64_t bytes) {
+  const ShareStats before = GetShare(claim);
+  ShareStats after = before;
+  after.guarantee_bytes = bytes;
+  if (after.guaranteed_bytes() > before.guaranteed_bytes()) {
+    if (absl::Status status = CheckPromise(bytes, before, after); !status.ok()) return status;
+  }
+  if (bytes > before.guarantee_bytes) {
+    if (absl::Status status = CheckFree(bytes, before, after); !status.ok()) return status;
+  }
+  Change(claim, [&after](ShareStats& share) { share = after; });
+  return absl::OkStatus();
+}
+
+absl::Status Ledger::CheckPromise(uint64_t bytes, const ShareStats& before, const ShareStats& after) const {
+  const uint64_t others = guaranteed_bytes_ - before.guaranteed_bytes() + (after.guaranteed_bytes() - bytes);
+  if (bytes <= SaturatingSub(capacity_bytes_, others)) return absl::OkStatus();
+  return SegmentRefused(
+      OomCause::kLargerThanDevice,
+      absl::StrCat("guarantee: ", FormatBytesExactly(bytes), " is ",
+                   FormatBytesExactly(bytes + others - capacity_bytes_),
+                   " more than can be guaranteed: other sessions and claims already have guarantees for ",
+                   FormatBytesExactly(others), " of the device's ", FormatBytesExactly(capacity_bytes_)));
+}
+
+absl::Status Ledger::CheckFree(uint64_t bytes, const ShareStats& before, const ShareStats& after) const {
+  const uint64_t committed = committed_bytes_ - before.committed_bytes() + after.committed_bytes();
+  if (committed <= capacity_bytes_) return absl::OkStatus();
+  return SegmentRefused(
+      OomCause::kCapacity,
+      absl::StrCat("guarantee: ", FormatBytesExactly(bytes), " is ", FormatBytesExactly(committed - capacity_bytes_),
+                   " more than is free: other sessions hold it, or it is quarantined. Try again when they have given "
+                   "memory back (vramctl trim), or ask for less"));
 }
 
 absl::Status Ledger::SetLimit(AccountState& account, uint64_t bytes) {
@@ -128,50 +214,26 @@ absl::Status Ledger::SetLimit(AccountState& account, uint64_t bytes) {
   return absl::OkStatus();
 }
 
-void Ledger::Close(const AccountState& account, uint64_t still_charged) {
-  committed_bytes_ -= account.committed_bytes() - still_charged;
-  uncharged_total_ += account.reserved_bytes - still_charged;
-  charged_bytes_ -= account.reserved_bytes - still_charged;
-  guaranteed_bytes_ -= account.guarantee_bytes;
-  TakeFromUser(account.uid, account.committed_bytes() - still_charged, account.guarantee_bytes);
+// ---- Shares ----
+
+ShareStats Ledger::GetShare(const ShareId& share) const {
+  const auto it = shares_.find(share);
+  return it == shares_.end() ? ShareStats() : it->second;
 }
 
-UserStats Ledger::GetUser(uid_t uid) const {
-  const auto it = users_.find(uid);
-  return it == users_.end() ? UserStats() : it->second;
+uint64_t Ledger::ShareRoom(const AccountState& account) const {
+  if (account.share_limit_bytes == AccountState::kNoBound) return AccountState::kNoBound;
+  return SaturatingSub(account.share_limit_bytes, GetShare(account.share).used_bytes);
 }
 
-uint64_t Ledger::UserRoom(const AccountState& account) const {
-  if (account.user_limit_bytes == AccountState::kNoBound) return AccountState::kNoBound;
-  return SaturatingSub(account.user_limit_bytes, GetUser(account.uid).committed_bytes);
-}
-
-void Ledger::AddToUser(uid_t uid, uint64_t committed_bytes, uint64_t guaranteed_bytes) {
-  if (committed_bytes == 0 && guaranteed_bytes == 0) return;
-  UserStats& user = users_[uid];
-  user.committed_bytes += committed_bytes;
-  user.guaranteed_bytes += guaranteed_bytes;
-}
-
-void Ledger::TakeFromUser(uid_t uid, uint64_t committed_bytes, uint64_t guaranteed_bytes) {
-  if (committed_bytes == 0 && guaranteed_bytes == 0) return;
-  UserStats& user = users_[uid];
-  user.committed_bytes -= committed_bytes;
-  user.guaranteed_bytes -= guaranteed_bytes;
-  if (user.committed_bytes == 0 && user.guaranteed_bytes == 0) users_.erase(uid);
-}
-
-void Ledger::ChargeUnowned(uint64_t bytes, std::optional<uid_t> uid) {
-  committed_bytes_ += bytes;
-  charged_bytes_ += bytes;
-  if (uid.has_value()) AddToUser(*uid, bytes, 0);
-}
-
-void Ledger::UnchargeUnowned(uint64_t bytes, std::optional<uid_t> uid) {
-  if (uid.has_value()) TakeFromUser(*uid, bytes, 0);
-  committed_bytes_ -= bytes;
-  charged_bytes_ -= bytes;
-  uncharged_total_ += bytes;
+void Ledger::Change(const ShareId& share, absl::FunctionRef<void(ShareStats&)> change) {
+  const auto it = shares_.try_emplace(share).first;
+  ShareStats& stats = it->second;
+  const ShareStats before = stats;
+  change(stats);
+  committed_bytes_ += stats.committed_bytes() - before.committed_bytes();
+  guaranteed_bytes_ += stats.guaranteed_bytes() - before.guaranteed_bytes();
+  if (stats.committed_bytes() == 0 && stats.guaranteed_bytes() == 0) shares_.erase(it);
 }
 
 }  // namespace vrambroker

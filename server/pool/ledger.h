@@ -5,8 +5,6 @@
 #ifndef VRAMBROKER_SERVER_POOL_LEDGER_H_
 #define VRAMBROKER_SERVER_POOL_LEDGER_H_
 
-#include <sys/types.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -14,8 +12,10 @@
 #include <optional>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "server/base/saturating.h"
+#include "server/pool/share.h"
 
 namespace vrambroker {
 
@@ -28,30 +28,29 @@ struct AccountState {
   size_t segments = 0;              // leased or returning; filled in by SegmentPool
   int priority = 0;                 // higher ones are served first and asked for memory last
 
-  // Of all accounts of its user together, with what is left of those that are closed.
+  // Of all accounts of its share together, with what is left of those that are closed.
   static constexpr uint64_t kNoBound = std::numeric_limits<uint64_t>::max();
-  uid_t uid = 0;
-  uint64_t user_limit_bytes = kNoBound;      // on their committed bytes
-  uint64_t user_guarantee_bytes = kNoBound;  // on their guarantees
+  ShareId share;
+  uint64_t share_limit_bytes = kNoBound;      // on what they have committed
+  uint64_t share_guarantee_bytes = kNoBound;  // on the sum of their guarantees
 
+  // What it may have at most: as it is told to its client. `limit_bytes` stays when its claim's changes.
+  uint64_t effective_limit_bytes() const {
+    return std::holds_alternative<ClaimId>(share) ? std::min(limit_bytes, share_limit_bytes) : limit_bytes;
+  }
   // What the account takes of the device's capacity, whether it holds it or not.
   uint64_t committed_bytes() const { return std::max(reserved_bytes, guarantee_bytes); }
   // What of its guarantee it does not hold.
   uint64_t unused_guarantee_bytes() const { return committed_bytes() - reserved_bytes; }
 };
 
-// What the accounts of a user come to.
-struct UserStats {
-  uint64_t committed_bytes = 0;  // also what is charged to the user, and to none of its accounts any more
-  uint64_t guaranteed_bytes = 0;
-};
-
 // Invariants:
-// (1) committed_bytes() is the sum of the accounts' committed bytes and of the bytes that are charged to no account. It
+// (1) A share uses what its accounts have committed, and what is charged to it and to none of them.
+// (2) committed_bytes() is the sum of the shares' committed bytes and of the bytes that are charged to no share. It
 //     exceeds the capacity only when processes held more at the start, or when others took device memory that was
 //     guaranteed (DriverMemory). Otherwise growth within a guarantee is always possible. No guarantee is given beyond
 //     the capacity.
-// (2) charged_bytes() is the sum of the accounts' reserved bytes and of those that are charged to no account.
+// (3) charged_bytes() is the sum of the accounts' reserved bytes and of those that are charged to no account.
 // Not thread-safe.
 class Ledger {
  public:
@@ -67,22 +66,22 @@ class Ledger {
   // So much of what is charged lies outside of the capacity: see DriverMemory.
   void ExtendCapacity(uint64_t bytes) { capacity_bytes_ = given_capacity_bytes_ + bytes; }
 
-  // What the account's own limit, and its user's, still allow.
+  // What the account's own limit, and its share's, still allow.
   uint64_t LimitRoom(const AccountState& account) const;
-  // Nothing for a user without accounts.
-  UserStats GetUser(uid_t uid) const;
-  // What growth by `bytes` takes that others could have; 0 within the guarantee.
-  uint64_t GrowthOf(const AccountState& account, uint64_t bytes) const { return Growth(account, bytes); }
-  // False when the guarantees of others will never let the account grow by `bytes`.
-  bool MayEverGrow(const AccountState& account, uint64_t bytes) const {
-    if (Growth(account, bytes) > account.user_limit_bytes) return false;
-    const uint64_t others = guaranteed_bytes_ - account.guarantee_bytes;
-    return bytes <= capacity_bytes_ - others && account.reserved_bytes <= capacity_bytes_ - others - bytes;
-  }
-  // Bytes that others would have to give up before the account may grow by `bytes`, its limit aside.
+  // Nothing for a share that has nothing.
+  ShareStats GetShare(const ShareId& share) const;
+  // Those that have something.
+  const absl::flat_hash_map<ShareId, ShareStats>& shares() const { return shares_; }
+  // What growth by `bytes` takes that other shares could have; 0 within the guarantees.
+  uint64_t GrowthOf(const AccountState& account, uint64_t bytes) const;
+  // The most that the share's limit, and the guarantees of others, may ever let the account grow by.
+  uint64_t MostEver(const AccountState& account) const;
+  // Bytes that others would have to give up before the account may grow by `bytes`, limits aside.
   uint64_t MissingBytes(const AccountState& account, uint64_t bytes) const;
   // The same for a guarantee of `bytes`.
   uint64_t MissingForGuarantee(const AccountState& account, uint64_t bytes) const;
+  // Bytes that others of its share would have to give up before the share's limit lets the account grow by `bytes`.
+  uint64_t MissingInShare(const AccountState& account, uint64_t bytes) const;
   // What the account could still grow by.
   uint64_t AvailableBytes(const AccountState& account) const;
 
@@ -97,11 +96,15 @@ class Ledger {
   // InvalidArgument below the account's guarantee. A limit below what is reserved takes nothing away.
   absl::Status SetLimit(AccountState& account, uint64_t bytes);
 
-  // The account is no more; `still_charged` bytes of it are charged to its user alone from now on.
+  // Of a claim, for all of its accounts together. SegmentRefused() as for an account's.
+  absl::Status SetGuarantee(ClaimId claim, uint64_t bytes);
+  uint64_t MissingForGuarantee(ClaimId claim, uint64_t bytes) const;
+
+  // The account is no more; `still_charged` bytes of it are charged to its share alone from now on.
   void Close(const AccountState& account, uint64_t still_charged);
-  // Of no account: of a user, or of nobody.
-  void UnchargeUnowned(uint64_t bytes, std::optional<uid_t> uid = std::nullopt);
-  void ChargeUnowned(uint64_t bytes, std::optional<uid_t> uid = std::nullopt);
+  // Of no account: of a share, or of nobody.
+  void UnchargeUnowned(uint64_t bytes, const std::optional<ShareId>& share = std::nullopt);
+  void ChargeUnowned(uint64_t bytes, const std::optional<ShareId>& share = std::nullopt);
 
   // While set, accounts of this priority and lower ones leave so many free bytes alone, unless within their guarantees:
   // see RequestQueue.
@@ -119,14 +122,18 @@ class Ledger {
   uint64_t uncharged_total() const { return uncharged_total_; }
 
  private:
-  // What the account's user may still take.
-  uint64_t UserRoom(const AccountState& account) const;
-  void AddToUser(uid_t uid, uint64_t committed_bytes, uint64_t guaranteed_bytes);
-  void TakeFromUser(uid_t uid, uint64_t committed_bytes, uint64_t guaranteed_bytes);
-  // What growth by `bytes` adds to committed_bytes().
-  static uint64_t Growth(const AccountState& account, uint64_t bytes) {
+  // What the account's share may still use.
+  uint64_t ShareRoom(const AccountState& account) const;
+  // What growth by `bytes` adds to what its share uses.
+  static uint64_t UseOf(const AccountState& account, uint64_t bytes) {
     return std::max(account.reserved_bytes + bytes, account.guarantee_bytes) - account.committed_bytes();
   }
+  // What the share adds to the ledger's sums follows what `change` makes of it.
+  void Change(const ShareId& share, absl::FunctionRef<void(ShareStats&)> change);
+  // Whether the other guarantees leave room for one of `bytes`, which makes its share what `after` says.
+  absl::Status CheckPromise(uint64_t bytes, const ShareStats& before, const ShareStats& after) const;
+  // Whether so much is free.
+  absl::Status CheckFree(uint64_t bytes, const ShareStats& before, const ShareStats& after) const;
 
   const uint64_t given_capacity_bytes_;
   uint64_t capacity_bytes_;
@@ -135,7 +142,7 @@ class Ledger {
   uint64_t guaranteed_bytes_ = 0;
   uint64_t uncharged_total_ = 0;
   std::optional<Held> held_back_;
-  absl::flat_hash_map<uid_t, UserStats> users_;  // who have something
+  absl::flat_hash_map<ShareId, ShareStats> shares_;  // that have something
 };
 
 }  // namespace vrambroker

@@ -18,6 +18,7 @@
 #include "allocator/base/ids.h"
 #include "allocator/device/session_mark.h"
 #include "server/pool/idle_segments.h"
+#include "server/pool/share.h"
 
 namespace vrambroker {
 
@@ -27,7 +28,7 @@ class Quarantine {
     UnleasedSegment unleased;  // as DriverSegments::Free() takes it
     std::string client;        // whose it was
     pid_t pid = 0;
-    uid_t uid = 0;         // to whom it stays charged
+    ShareId share;         // to which it stays charged
     SessionMark mark = 0;  // of its client
     SteadyTime next_check;
     int checks = 0;                // so far

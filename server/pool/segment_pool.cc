@@ -59,7 +59,7 @@ SegmentPool::~SegmentPool() {
 void SegmentPool::OpenAccount(SessionId session, const AccountTerms& terms) {
   MutexLock lock(mu_);
   accounts_.Open(session, terms);
-  Apply(carried_over_.Opened(session, terms.process()));
+  Apply(carried_over_.Opened({.session = session, .share = terms.share()}, terms.process()));
 }
 
 absl::Status SegmentPool::SetLimit(SessionId session, uint64_t limit_bytes) {
@@ -84,6 +84,37 @@ absl::Status SegmentPool::SetGuarantee(SessionId session, uint64_t guarantee_byt
   }
   CapacityFreed();
   return absl::OkStatus();
+}
+
+void SegmentPool::SetClaimLimit(ClaimId claim, uint64_t limit_bytes) {
+  {
+    MutexLock lock(mu_);
+    accounts_.SetClaimLimit(claim, limit_bytes);
+  }
+  CapacityFreed();
+}
+
+absl::Status SegmentPool::SetClaimGuarantee(ClaimId claim, uint64_t guarantee_bytes) {
+  {
+    MutexLock lock(mu_);
+    if (absl::Status status = accounts_.SetClaimGuarantee(claim, guarantee_bytes); !status.ok()) return status;
+  }
+  CapacityFreed();
+  return absl::OkStatus();
+}
+
+uint64_t SegmentPool::MissingForClaim(ClaimId claim, uint64_t guarantee_bytes) const {
+  MutexLock lock(mu_);
+  return accounts_.ledger().MissingForGuarantee(claim, guarantee_bytes);
+}
+
+void SegmentPool::CloseClaim(ClaimId claim) {
+  {
+    MutexLock lock(mu_);
+    accounts_.CloseClaim(claim);
+    absl::erase_if(earlier_claims_, [claim](const auto& entry) { return entry.second == claim; });
+  }
+  CapacityFreed();
 }
 
 absl::Status SegmentPool::SetPriority(SessionId session, int priority) {
@@ -129,7 +160,7 @@ uint64_t SegmentPool::Close(SessionId session, bool process_gone) {
       quarantine_.Add(id, {.unleased = unleased,
                            .client = account->terms.client,
                            .pid = account->terms.pid,
-                           .uid = account->terms.uid,
+                           .share = account->terms.share(),
                            .mark = account->terms.mark,
                            .next_check = now + options_.settle_time});
     }
@@ -200,10 +231,10 @@ uint64_t SegmentPool::GrowthOf(SessionId session, uint64_t bytes) const {
   return account == nullptr ? 0 : accounts_.ledger().GrowthOf(account->state, bytes);
 }
 
-bool SegmentPool::MayEverGrow(SessionId session, uint64_t bytes) const {
+uint64_t SegmentPool::MostEver(SessionId session) const {
   MutexLock lock(mu_);
   const Account* const account = accounts_.Find(session);
-  return account != nullptr && accounts_.ledger().MayEverGrow(account->state, bytes);
+  return account == nullptr ? 0 : accounts_.ledger().MostEver(account->state);
 }
 
 bool SegmentPool::IsHeldBack(SessionId session, uint64_t bytes) const {
@@ -233,6 +264,12 @@ uint64_t SegmentPool::MissingBytes(SessionId session, uint64_t bytes, bool guara
   if (account == nullptr) return 0;
   return guarantee ? accounts_.ledger().MissingForGuarantee(account->state, bytes)
                    : accounts_.ledger().MissingBytes(account->state, bytes);
+}
+
+uint64_t SegmentPool::MissingInShare(SessionId session, uint64_t bytes) const {
+  MutexLock lock(mu_);
+  const Account* const account = accounts_.Find(session);
+  return account == nullptr ? 0 : accounts_.ledger().MissingInShare(account->state, bytes);
 }
 
 // ---- Giving back ----

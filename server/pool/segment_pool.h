@@ -22,6 +22,7 @@
 #include <variant>
 #include <vector>
 
+#include "absl/container/btree_map.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/statusor.h"
@@ -79,6 +80,7 @@ struct PoolView {
   DeviceMeterStats calls;
   uint64_t driver_free_bytes = 0;  // of the device, in the driver's words, as of the last UpdateHealth()
   absl::flat_hash_map<SessionId, AccountState> accounts;
+  absl::flat_hash_map<ShareId, ShareStats> shares;  // that have something
   std::vector<Quarantine::Holding> quarantine;
   std::vector<CarriedOver::Holding> carried_over;
   absl::Status health;  // as of the last SegmentPool::UpdateHealth()
@@ -87,7 +89,7 @@ struct PoolView {
 // What explains why a session does not grow: of one moment.
 struct PoolLook {
   AccountState account;       // of the session; nothing when it has none
-  UserStats user;             // of its user
+  ShareStats share;           // of its share
   PoolStats stats;            // of the device
   bool is_held_back = false;  // only what is held back keeps it from growing by the smallest segment
   absl::flat_hash_map<SessionId, AccountState> accounts;  // of all sessions, where they were asked for
@@ -138,6 +140,17 @@ class SegmentPool {
   absl::Status SetLimit(SessionId session, uint64_t limit_bytes);
   absl::Status SetGuarantee(SessionId session, uint64_t guarantee_bytes);
   absl::Status SetPriority(SessionId session, int priority);
+
+  // The claim has this limit from now on, and a share of its own, which outlives its accounts: what they leave in
+  // quarantine stays charged to it.
+  void SetClaimLimit(ClaimId claim, uint64_t limit_bytes);
+  // SegmentRefused() as Ledger::SetGuarantee(claim).
+  absl::Status SetClaimGuarantee(ClaimId claim, uint64_t guarantee_bytes);
+  // What others would have to give up before the claim may have this guarantee.
+  uint64_t MissingForClaim(ClaimId claim, uint64_t guarantee_bytes) const;
+  // REQUIRES: the claim has no account here.
+  void CloseClaim(ClaimId claim);
+
   // The account's segments become idle, the first leased first, and its tickets void. Returns their bytes. REQUIRES:
   // the holder says that it cannot touch them any more.
   uint64_t CloseAccount(SessionId session);
@@ -170,8 +183,9 @@ class SegmentPool {
   void Watch(SessionId session, bool watch);
   // See Ledger.
   uint64_t GrowthOf(SessionId session, uint64_t bytes) const;
-  bool MayEverGrow(SessionId session, uint64_t bytes) const;
+  uint64_t MostEver(SessionId session) const;
   uint64_t MissingBytes(SessionId session, uint64_t bytes, bool guarantee) const;
+  uint64_t MissingInShare(SessionId session, uint64_t bytes) const;
 
   using Expected = Accounts::Expected;
   // For each of `sessions`.
@@ -197,7 +211,8 @@ class SegmentPool {
 
   // (driver) Finds what processes hold of an earlier run of the daemon, and charges it. To be called before there are
   // sessions. OK where the device does not tell: then the driver's own figure of what is free stands for it.
-  absl::Status FindCarriedOver();
+  // `claims`: processes that were in one: what they hold is charged to it, before they have a session.
+  absl::Status FindCarriedOver(absl::btree_map<ProcessId, ClaimId> claims = {});
   // The session's client says that it holds these. `begins`: they are the first of all that it holds; `ends`: the last.
   // What it has said before and not in between is freed. InvalidArgument: not sizes of segments.
   absl::Status DeclareCarriedOver(SessionId session, absl::Span<const CarriedSegment> segments, bool begins = false,
@@ -242,7 +257,7 @@ class SegmentPool {
 
   // nullopt when there is no such account.
   std::optional<AccountState> GetAccount(SessionId session) const;
-  UserStats GetUser(uid_t uid) const;
+  ShareStats GetShare(const ShareId& share) const;
   // What Lease() could still hand to the session; 0 when there is no such account.
   uint64_t AvailableBytes(SessionId session) const;
   PoolStats GetStats() const;
@@ -311,7 +326,7 @@ class SegmentPool {
   absl::Status Obtain(const std::string& tenant, absl::Span<const uint64_t> sizes, Gathered& gathered)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Gives up a lease of so many `bytes`. Returns what the driver is to have back.
-  std::vector<UnleasedSegment> Undo(SessionId session, uid_t uid, const std::string& tenant, uint64_t bytes,
+  std::vector<UnleasedSegment> Undo(SessionId session, const ShareId& share, const std::string& tenant, uint64_t bytes,
                                     const Gathered& gathered) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   SegmentId AddLease(SessionId session, LeasedSegment segment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void MakeIdle(SegmentId id, Account& account) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -345,6 +360,7 @@ class SegmentPool {
   static constexpr SteadyTime::duration kLongestBetweenWalks = std::chrono::seconds(5);
   SteadyTime next_walk_ ABSL_GUARDED_BY(mu_) = SteadyTime::min();  // to look for who holds what is quarantined
   CarriedOver carried_over_ ABSL_GUARDED_BY(mu_);
+  absl::btree_map<ProcessId, ClaimId> earlier_claims_ ABSL_GUARDED_BY(mu_);  // of processes, in the run before this one
   DriverMemory driver_memory_ ABSL_GUARDED_BY(mu_);
   absl::Status health_ ABSL_GUARDED_BY(mu_);
   bool sealed_ ABSL_GUARDED_BY(mu_) = false;

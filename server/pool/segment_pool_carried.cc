@@ -4,6 +4,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "server/base/log_line.h"
 #include "server/base/saturating.h"
@@ -14,11 +15,16 @@ namespace {
 
 constexpr uint64_t kMostCarried = uint64_t{1} << 44;  // in one segment; more than any device has
 
+CarriedOver::Holder HolderOf(const Account& account) {
+  return {.session = account.session, .share = account.terms.share()};
+}
+
 }  // namespace
 
-absl::Status SegmentPool::FindCarriedOver() {
+absl::Status SegmentPool::FindCarriedOver(absl::btree_map<ProcessId, ClaimId> claims) {
   {
     MutexLock lock(mu_);
+    earlier_claims_ = std::move(claims);
     carried_over_.StartLook();
     // A daemon that is just ending may still have files open that nobody else has.
     carried_over_.LookSoon();
@@ -48,7 +54,11 @@ absl::Status SegmentPool::LookForCarriedOver() {
         const auto& all = accounts_.all();
         const auto it = std::find_if(all.begin(), all.end(),
                                      [&](const auto& entry) { return entry.second.terms.process() == process; });
-        return it == all.end() ? kNoSession : it->first;
+        if (it != all.end()) return std::optional(HolderOf(it->second));
+        const auto earlier = earlier_claims_.find(process);
+        return earlier == earlier_claims_.end()
+                   ? std::nullopt
+                   : std::optional(CarriedOver::Holder{.session = kNoSession, .share = earlier->second});
       }));
     } else if (!absl::IsUnimplemented(left.status())) {
       return left.status();
@@ -62,10 +72,10 @@ absl::Status SegmentPool::LookForCarriedOver() {
 }
 
 void SegmentPool::Apply(const CarriedOver::Changes& changes) {
-  for (const auto& [session, uid, bytes, is_charged] : changes) {
+  for (const auto& [session, share, bytes, is_charged] : changes) {
     Account* const account = accounts_.Find(session);
     if (account == nullptr) {
-      is_charged ? accounts_.ChargeUnowned(bytes, uid) : accounts_.UnchargeUnowned(bytes, uid);
+      is_charged ? accounts_.ChargeUnowned(bytes, share) : accounts_.UnchargeUnowned(bytes, share);
     } else if (is_charged) {
       account->state.carried_over_bytes += bytes;
       accounts_.Charge(*account, bytes);
@@ -93,7 +103,7 @@ absl::Status SegmentPool::DeclareCarriedOver(SessionId session, absl::Span<const
                                          SaturatingSub(driver_memory_.foreign(), carried_over_.declared_bytes()))
                               : accounts_.ledger().AvailableBytes(account->state);
     if (begins) carried_over_.BeginDeclaration(session);
-    Apply(carried_over_.Declared(session, account->terms.process(), segments, most));
+    Apply(carried_over_.Declared(HolderOf(*account), account->terms.process(), segments, most));
     if (ends) Apply(carried_over_.EndDeclaration(session));
   }
   CapacityFreed();

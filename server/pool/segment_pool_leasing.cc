@@ -21,7 +21,7 @@ absl::StatusOr<std::vector<SegmentId>> SegmentPool::LeaseAll(SessionId session, 
   const uint64_t bytes = std::accumulate(sizes.begin(), sizes.end(), uint64_t{0});
   std::vector<UnleasedSegment> victims;
   Gathered gathered;
-  uid_t uid = 0;
+  ShareId share;
   std::string tenant;
   bool is_outside = false;
   {
@@ -35,7 +35,7 @@ absl::StatusOr<std::vector<SegmentId>> SegmentPool::LeaseAll(SessionId session, 
     MutexLock lock(mu_);
     Account* const account = accounts_.Find(session);
     if (account == nullptr) return absl::AbortedError("the session has ended");
-    uid = account->terms.uid;
+    share = account->terms.share();
     tenant = account->terms.tenant;
     if (!granted || !accounts_.ConsumeGrant(*account, bytes)) {
       if (absl::Status status = CheckGrowth(*account, bytes); !status.ok()) return status;
@@ -58,7 +58,7 @@ absl::StatusOr<std::vector<SegmentId>> SegmentPool::LeaseAll(SessionId session, 
     MutexLock lock(mu_);
     if (status.ok() && accounts_.Find(session) != nullptr) return AddLeases(session, gathered);
     if (status.ok()) status = absl::AbortedError("the session has ended");
-    unwanted = Undo(session, uid, tenant, bytes, gathered);
+    unwanted = Undo(session, share, tenant, bytes, gathered);
   }
   driver_.Free(unwanted);
   for (size_t i = 0; i < sizes.size() && absl::IsResourceExhausted(status); ++i) {
@@ -89,13 +89,13 @@ absl::Status SegmentPool::Obtain(const std::string& tenant, absl::Span<const uin
   return status;
 }
 
-std::vector<UnleasedSegment> SegmentPool::Undo(SessionId session, uid_t uid, const std::string& tenant, uint64_t bytes,
-                                               const Gathered& gathered) {
+std::vector<UnleasedSegment> SegmentPool::Undo(SessionId session, const ShareId& share, const std::string& tenant,
+                                               uint64_t bytes, const Gathered& gathered) {
   Account* const account = accounts_.Find(session);
   if (account != nullptr) {
     accounts_.Uncharge(*account, bytes);
   } else {
-    accounts_.UnchargeUnowned(bytes, uid);
+    accounts_.UnchargeUnowned(bytes, share);
   }
   PutIdleBack(gathered);
   // What the driver gave is for the next attempt, unless there can be none.

@@ -75,9 +75,9 @@ void SegmentPool::CheckQuarantine() {
       } else if (!found.ok()) {
         quarantine_.Keep(due[i].id, {}, now);
       } else {
-        const uid_t uid = quarantine_.entries().at(due[i].id).uid;
+        const ShareId share = quarantine_.entries().at(due[i].id).share;
         quiet.push_back(quarantine_.Remove(due[i].id));
-        accounts_.UnchargeUnowned(quiet.back().segment.bytes, uid);
+        accounts_.UnchargeUnowned(quiet.back().segment.bytes, share);
       }
     }
     // Children that live for long, of many dead processes, must not keep a processor busy.

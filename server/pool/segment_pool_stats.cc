@@ -22,9 +22,9 @@ AccountState SegmentPool::StateOf(const Account& account) const {
   return state;
 }
 
-UserStats SegmentPool::GetUser(uid_t uid) const {
+ShareStats SegmentPool::GetShare(const ShareId& share) const {
   MutexLock lock(mu_);
-  return accounts_.ledger().GetUser(uid);
+  return accounts_.ledger().GetShare(share);
 }
 
 uint64_t SegmentPool::AvailableBytes(SessionId session) const {
@@ -58,6 +58,7 @@ PoolView SegmentPool::GetView() const {
   if (const uint64_t bytes = driver_memory_.unowned().elsewhere; bytes > 0)
     view.carried_over.push_back({.bytes = bytes});
   view.health = health_;
+  view.shares = accounts_.ledger().shares();
   view.accounts.reserve(accounts_.all().size());
   for (const auto& [session, account] : accounts_.all()) view.accounts.emplace(session, StateOf(account));
   return view;
@@ -69,7 +70,7 @@ PoolLook SegmentPool::LookFor(SessionId session, bool with_accounts) const {
   look.stats = Stats();
   if (const Account* const account = accounts_.Find(session)) {
     look.account = StateOf(*account);
-    look.user = accounts_.ledger().GetUser(look.account.uid);
+    look.share = accounts_.ledger().GetShare(look.account.share);
     look.is_held_back = accounts_.IsHeldBack(*account, kSegmentGranuleBytes);
   }
   if (with_accounts) {

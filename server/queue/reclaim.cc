@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "absl/container/flat_hash_map.h"
 #include "server/base/saturating.h"
 
 namespace vrambroker {
@@ -15,35 +16,54 @@ uint64_t AboveGuarantee(const ReclaimCandidate& candidate) {
 
 }  // namespace
 
-std::vector<ReclaimVictim> ChooseVictims(const std::vector<ReclaimCandidate>& candidates, uint64_t wanted_bytes) {
+std::vector<ReclaimVictim> ChooseVictims(const std::vector<ReclaimCandidate>& candidates, const Missing& missing) {
   struct Offer {
-    int priority;
+    const ReclaimCandidate* of;
     uint64_t bytes;
-    SessionId session;
+    uint64_t wanted = 0;
   };
   std::vector<Offer> offers;
   offers.reserve(candidates.size());
+  absl::flat_hash_map<ShareId, uint64_t> left;  // that a share may give to others
   for (const ReclaimCandidate& candidate : candidates) {
     const uint64_t bytes = std::min(candidate.idle_bytes, AboveGuarantee(candidate));
-    if (bytes > 0 && !candidate.is_slow) offers.push_back({candidate.priority, bytes, candidate.session});
+    if (bytes > 0 && !candidate.is_slow) offers.push_back({.of = &candidate, .bytes = bytes});
+    left.emplace(candidate.share, candidate.share_bytes);
   }
   std::sort(offers.begin(), offers.end(), [](const Offer& a, const Offer& b) {
-    return std::tuple(a.priority, b.bytes, a.session) < std::tuple(b.priority, a.bytes, b.session);
+    return std::tuple(a.of->priority, b.bytes, a.of->session) < std::tuple(b.of->priority, a.bytes, b.of->session);
   });
+  uint64_t in_share = missing.in_share;
+  for (Offer& offer : offers) {
+    if (offer.of->share != missing.share) continue;
+    offer.wanted = std::min(offer.bytes, in_share);
+    in_share -= offer.wanted;
+  }
+  uint64_t others = SaturatingSub(missing.bytes, missing.in_share - in_share);
+  for (Offer& offer : offers) {
+    uint64_t more = std::min(offer.bytes - offer.wanted, others);
+    // What a share gives to itself comes back to it, whatever it is guaranteed.
+    if (offer.of->share != missing.share) {
+      uint64_t& of_share = left[offer.of->share];
+      more = std::min(more, of_share);
+      of_share -= more;
+    }
+    offer.wanted += more;
+    others -= more;
+  }
   std::vector<ReclaimVictim> victims;
   for (const Offer& offer : offers) {
-    if (wanted_bytes == 0) break;
-    const uint64_t bytes = std::min(offer.bytes, wanted_bytes);
-    victims.push_back({.session = offer.session, .bytes = bytes});
-    wanted_bytes -= bytes;
+    if (offer.wanted > 0) victims.push_back({.session = offer.of->session, .bytes = offer.wanted});
   }
   return victims;
 }
 
-std::vector<ReclaimVictim> EveryVictim(const std::vector<ReclaimCandidate>& candidates, uint64_t wanted_bytes) {
+std::vector<ReclaimVictim> EveryVictim(const std::vector<ReclaimCandidate>& candidates, const Missing& missing) {
   std::vector<ReclaimVictim> victims;
   for (const ReclaimCandidate& candidate : candidates) {
-    const uint64_t bytes = std::min(wanted_bytes, AboveGuarantee(candidate));
+    const uint64_t wanted = candidate.share == missing.share ? std::max(missing.bytes, missing.in_share)
+                                                             : std::min(missing.bytes, candidate.share_bytes);
+    const uint64_t bytes = std::min(wanted, AboveGuarantee(candidate));
     if (bytes > 0) victims.push_back({.session = candidate.session, .bytes = bytes});
   }
   return victims;

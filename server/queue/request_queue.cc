@@ -150,14 +150,12 @@ std::optional<SteadyTime> RequestQueue::NextWake() const {
   if (waiters_.empty() || passes_wanted_.load() > 0) return std::nullopt;
   const SteadyTime now = hooks_.clock();
   SteadyTime wake = timers_.empty() ? SteadyTime::max() : timers_.begin()->first;
-  if (const auto first = FirstServed(); first != waiters_.end() && first->second.asking == Asking::kDone) {
-    wake = std::min(wake, first->second.ask_again);
-  }
+  for (const Place& place : WhoMayAskAgain()) wake = std::min(wake, waiters_.at(place).ask_again);
   wake = std::min(wake, AnswersUntil(now).value_or(wake));
   if (hold_look_wanted_) wake = std::min(wake, next_hold_look_);
   if (hold_.has_value()) return std::max(now, std::min(wake, hold_->since + options_.hold_back_time));
   if (rest_until_ > now) wake = std::min(wake, rest_until_);
-  for (const auto& [uid, until] : users_rest_until_) {
+  for (const auto& [user, until] : users_rest_until_) {
     if (until > now) wake = std::min(wake, until);
   }
   return std::max(now, wake);
@@ -324,12 +322,8 @@ void RequestQueue::Reconsider(SessionId session) {
     return;
   }
   own.unused_guarantee_bytes = account->unused_guarantee_bytes();
-  // What its limit, or the guarantees of others, or its user's limit may forbid for good now.
-  const uint64_t others = SaturatingSub(changes_.guaranteed_bytes, account->guarantee_bytes);
-  const uint64_t most =
-      std::min({SaturatingSub(account->limit_bytes, account->reserved_bytes),
-                SaturatingSub(SaturatingSub(changes_.capacity_bytes, others), account->reserved_bytes),
-                account->user_limit_bytes + std::min(own.unused_guarantee_bytes, kNever - account->user_limit_bytes)});
+  // What its limit, or its share's, or the guarantees of others may forbid for good now.
+  const uint64_t most = std::min(SaturatingSub(account->limit_bytes, account->reserved_bytes), pool_.MostEver(session));
   for (auto request = own.requests.rbegin(); request != own.requests.rend() && request->first > most; ++request) {
     to_visit_.insert(request->second);
   }
@@ -338,7 +332,11 @@ void RequestQueue::Reconsider(SessionId session) {
     Waiter& waiter = waiters_.at(place);
     if (waiter.group.has_value()) PutInGroup(place, waiter, *account, waiter.group->is_held_back);
   };
-  const bool all = std::exchange(own.has_guarantee, account->guarantee_bytes > 0) != (account->guarantee_bytes > 0);
+  const bool has_guarantee = account->guarantee_bytes > 0;
+  const bool other_guarantee = std::exchange(own.has_guarantee, has_guarantee) != has_guarantee;
+  const bool other_limit =
+      std::exchange(own.share_limit_bytes, account->share_limit_bytes) != account->share_limit_bytes;
+  const bool all = other_guarantee || other_limit;
   if (all || closing_.contains(session)) {
     for (const auto& [bytes, place] : own.requests) {
       if (all || waiters_.at(place).awaits_look) put_again(place);
@@ -349,9 +347,10 @@ void RequestQueue::Reconsider(SessionId session) {
 
 uint64_t RequestQueue::FreeFor(const Group& group) const {
   uint64_t bytes = changes_.free_bytes - (group.is_held_back ? changes_.held_back_bytes : 0);
-  if (group.user.has_value()) {
-    const auto& [uid, user_limit] = *group.user;
-    bytes = std::min(bytes, SaturatingSub(user_limit, pool_.GetUser(uid).committed_bytes));
+  if (group.share.has_value()) {
+    const auto& [id, limit] = *group.share;
+    const ShareStats share = pool_.GetShare(id);
+    bytes = std::min(bytes + share.unused_guarantee_bytes(), SaturatingSub(limit, share.used_bytes));
   }
   return bytes + (group.session.has_value() ? of_session_.at(*group.session).unused_guarantee_bytes : 0);
 }
@@ -385,7 +384,7 @@ void RequestQueue::Visit(const Place& place, SteadyTime now, Finished& finished,
   if (waiter.awaits_look) {
     may_wait = cause.has_value() && cause != OomCause::kLargerThanDevice;
   } else if (cause == OomCause::kCapacity) {
-    may_wait = (request.guarantee || pool_.MayEverGrow(request.session, request.bytes)) && !is_hopeless;
+    may_wait = (request.guarantee || request.bytes <= pool_.MostEver(request.session)) && !is_hopeless;
   }
   const std::optional<AccountState> account =
       may_wait ? pool_.GetAccount(request.session) : std::optional<AccountState>();
@@ -488,7 +487,7 @@ void RequestQueue::PutInGroup(const Place& place, Waiter& waiter, const AccountS
     group.is_for_guarantees = true;
     needed = is_held_back ? kNever : SaturatingSub(needed, account.committed_bytes());
   } else {
-    if (account.user_limit_bytes != AccountState::kNoBound) group.user = {account.uid, account.user_limit_bytes};
+    if (account.share_limit_bytes != AccountState::kNoBound) group.share = {account.share, account.share_limit_bytes};
     if (of_session_.at(waiter.request.session).has_guarantee) group.session = waiter.request.session;
     // Unless it awaits a look that may let it grow, it is refused.
     if (waiter.awaits_look && needed > SaturatingSub(account.limit_bytes, account.reserved_bytes)) needed = kNever;

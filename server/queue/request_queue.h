@@ -25,6 +25,7 @@
 #include "absl/status/status.h"
 #include "allocator/base/ids.h"
 #include "allocator/base/mutex.h"
+#include "server/base/user_key.h"
 #include "server/pool/segment_pool.h"
 #include "server/queue/first_fit.h"
 #include "server/queue/reclaim.h"
@@ -39,7 +40,7 @@ struct WaitRecord {
 
 struct QueuedRequest {
   SessionId session{};
-  uid_t uid = 0;  // whose session it is
+  UserKey user;  // whose session it is
   uint64_t bytes = 0;
   bool guarantee = false;   // raises the session's guarantee to `bytes`; else charges `bytes`: SegmentPool::Grant()
   SteadyTime deadline;      // the time of arrival if the request may not wait; others are asked in any case
@@ -118,8 +119,9 @@ struct RequestQueueHooks {
 // made, by hooks.run. There is one pass at a time, and it looks at kMostVisits requests at most before others have
 // their turn. A pass finds those that can be served without looking at the others: it takes O(log n) for each that is
 // served, refused or asks, and for each that a hold begins or ends to keep from its memory. Beside that, it takes O(log
-// n) for each user with a limit, and each session with a guarantee, of whom something waits. All are looked at when a
-// guarantee was raised or the device broke, and, some 64 times a second at most, those that have waited for kHoldAfter.
+// n) for each claim, and each user with a limit, and each session with a guarantee, of whom something waits. All are
+// looked at when a guarantee was raised or the device broke, and, some 64 times a second at most, those that have
+// waited for kHoldAfter.
 //
 // A session that takes memory past the queue waits for the pending pass (AfterPass()), except within its guarantee.
 //
@@ -183,8 +185,8 @@ class RequestQueue {
   };
   // To all requests of a group, as much is free. What one needs is compared with that.
   struct Group {
-    std::optional<std::pair<uid_t, uint64_t>> user{};  // and its user_limit; none: without one
-    std::optional<SessionId> session{};                // that has a guarantee; none: of those without one
+    std::optional<std::pair<ShareId, uint64_t>> share{};  // and its limit; none: without one
+    std::optional<SessionId> session{};                   // that has a guarantee; none: of those without one
     bool is_for_guarantees = false;
     bool is_held_back = false;
     friend auto operator<=>(const Group&, const Group&) = default;
@@ -213,6 +215,7 @@ class RequestQueue {
     absl::btree_set<std::pair<uint64_t, Place>> requests;  // by their bytes
     absl::btree_set<Place> guarantees;                     // of these
     uint64_t unused_guarantee_bytes = 0;
+    uint64_t share_limit_bytes = 0;
     bool has_guarantee = false;
   };
   // What a session was asked, for any request, and has not answered.
@@ -223,7 +226,7 @@ class RequestQueue {
   // Free memory is held back for a request.
   struct Hold {
     Place place;  // of the request
-    uid_t uid = 0;
+    UserKey user;
     SteadyTime since;
     uint64_t churning = 0;         // what was expected to come back from sessions that take and give all the time
     uint64_t came_back_total = 0;  // then
@@ -289,13 +292,15 @@ class RequestQueue {
   // Adds what is to be asked for the request of this arrival, which goes on to the next step when that is nothing.
   void Ask(uint64_t arrival, Questions& questions) ABSL_LOCKS_EXCLUDED(mu_);
   // Who of them is to be asked for the request now, in the step that it is in.
-  std::vector<ReclaimVictim> Choose(const Waiter& waiter, int priority, uint64_t missing,
+  std::vector<ReclaimVictim> Choose(const Waiter& waiter, int priority, const Missing& missing,
                                     const std::vector<ReclaimCandidate>& candidates, SteadyTime now) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Answered(const Question& question) ABSL_LOCKS_EXCLUDED(mu_);
   static void StopAsking(Waiter& waiter);
-  // The first waiter that does not wait for a look at what is carried over.
-  Waiters::const_iterator FirstServed() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Missing MissingOf(const QueuedRequest& request) const;
+  // Of those who have asked in vain, the first one: what it gets lets the next ones move up. And the first one of each
+  // share with a limit, which may be the only obstacle to it.
+  std::vector<Place> WhoMayAskAgain() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Until when the last answer that is to come is not overdue; nullopt when none is to come.
   std::optional<SteadyTime> AnswersUntil(SteadyTime now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
@@ -358,7 +363,7 @@ class RequestQueue {
   SteadyTime next_hold_look_ ABSL_GUARDED_BY(mu_) = SteadyTime::min();
   bool hold_look_wanted_ ABSL_GUARDED_BY(mu_) = false;                          // then
   SteadyTime rest_until_ ABSL_GUARDED_BY(mu_) = SteadyTime::min();              // no request gets a hold before
-  absl::btree_map<uid_t, SteadyTime> users_rest_until_ ABSL_GUARDED_BY(mu_);    // of those who had one
+  absl::btree_map<UserKey, SteadyTime> users_rest_until_ ABSL_GUARDED_BY(mu_);  // of those who had one
   std::deque<std::pair<SteadyTime, uint64_t>> came_back_ ABSL_GUARDED_BY(mu_);  // totals, over hold_back_time
 };
 

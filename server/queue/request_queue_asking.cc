@@ -4,7 +4,8 @@
 //
 //   Add --> asks those chosen by their figures --> asks everybody above its guarantee --> waits --> refused
 //    \___________\________________________________________\_______________________________/--> granted, cancelled
-//                                                         (the first one asks again when figures say something new)
+//                                                         (the first one, and the first of each share, asks again when
+//                                                          figures say something new)
 //
 // Before all that, it may await the look at what its session has closed of an earlier run.
 //
@@ -28,8 +29,21 @@ std::optional<SteadyTime> RequestQueue::AnswersUntil(SteadyTime now) const {
   return until > now ? std::optional(until) : std::nullopt;
 }
 
-RequestQueue::Waiters::const_iterator RequestQueue::FirstServed() const {
-  return std::find_if(waiters_.begin(), waiters_.end(), [](const auto& entry) { return !entry.second.awaits_look; });
+std::vector<Place> RequestQueue::WhoMayAskAgain() const {
+  constexpr uint64_t kAny = std::numeric_limits<uint64_t>::max();
+  std::vector<Place> firsts;
+  const auto first =
+      std::find_if(waiters_.begin(), waiters_.end(), [](const auto& entry) { return !entry.second.awaits_look; });
+  if (first != waiters_.end()) firsts.push_back(first->first);
+  for (const auto& [group, requests] : groups_) {
+    const std::optional<Place> of_share = group.share.has_value() ? requests.First(kAny) : std::nullopt;
+    if (of_share.has_value() && !(first != waiters_.end() && *of_share == first->first)) firsts.push_back(*of_share);
+  }
+  std::erase_if(firsts, [this](const Place& place) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    const Waiter& waiter = waiters_.at(place);
+    return waiter.awaits_look || waiter.asking != Asking::kDone;
+  });
+  return firsts;
 }
 
 void RequestQueue::ChooseWhoAsks(const std::vector<Place>& kept, SteadyTime now) {
@@ -40,12 +54,11 @@ void RequestQueue::ChooseWhoAsks(const std::vector<Place>& kept, SteadyTime now)
     waiter.ask_again = now + kAskPeriod;
     to_ask_.insert(place);
   };
-  // Of those who have asked in vain, the first asks again: what it gets lets the next ones move up.
-  const auto first = FirstServed();
-  if (first != waiters_.end() && first->second.asking == Asking::kDone && now >= first->second.ask_again) {
-    Waiter& waiter = waiters_.at(first->first);
-    starts(first->first, waiter, Asking::kAgain);
-    SetTimer(first->first, waiter, now);
+  for (const Place& place : WhoMayAskAgain()) {
+    Waiter& waiter = waiters_.at(place);
+    if (now < waiter.ask_again) continue;
+    starts(place, waiter, Asking::kAgain);
+    SetTimer(place, waiter, now);
   }
   const bool is_time = now >= everybody_asked_ + kEverybodyPeriod;
   std::vector<std::pair<Place, Waiter*>> stay;
@@ -104,7 +117,7 @@ void RequestQueue::AskForThose() {
   hooks_.run([this] { AskForThose(); });
 }
 
-std::vector<ReclaimVictim> RequestQueue::Choose(const Waiter& waiter, int priority, uint64_t missing,
+std::vector<ReclaimVictim> RequestQueue::Choose(const Waiter& waiter, int priority, const Missing& missing,
                                                 const std::vector<ReclaimCandidate>& candidates, SteadyTime now) const {
   std::vector<ReclaimCandidate> allowed;
   for (const ReclaimCandidate& candidate : candidates) {
@@ -121,6 +134,14 @@ std::vector<ReclaimVictim> RequestQueue::Choose(const Waiter& waiter, int priori
   return waiter.asking == Asking::kEverybody ? EveryVictim(allowed, missing) : ChooseVictims(allowed, missing);
 }
 
+Missing RequestQueue::MissingOf(const QueuedRequest& request) const {
+  const std::optional<AccountState> account = pool_.GetAccount(request.session);
+  if (!account.has_value()) return {};
+  return {.bytes = pool_.MissingBytes(request.session, request.bytes, request.guarantee),
+          .share = account->share,
+          .in_share = request.guarantee ? 0 : pool_.MissingInShare(request.session, request.bytes)};
+}
+
 void RequestQueue::Ask(uint64_t arrival, Questions& questions) {
   QueuedRequest request;
   {
@@ -131,9 +152,9 @@ void RequestQueue::Ask(uint64_t arrival, Questions& questions) {
                .bytes = it->second.request.bytes,
                .guarantee = it->second.request.guarantee};
   }
-  const uint64_t missing = pool_.MissingBytes(request.session, request.bytes, request.guarantee);
+  const Missing missing = MissingOf(request);
   std::vector<ReclaimCandidate> candidates;
-  if (missing > 0) {
+  if (!missing.is_nothing()) {
     if (!questions.candidates.has_value()) questions.candidates = hooks_.candidates();
     candidates = *questions.candidates;
   }
@@ -150,7 +171,7 @@ void RequestQueue::Ask(uint64_t arrival, Questions& questions) {
     Waiter& waiter = it->second;
     const bool by_figures = waiter.asking == Asking::kChosen || waiter.asking == Asking::kAgain;
     if (!by_figures && waiter.asking != Asking::kEverybody) return;
-    const bool is_there = missing == 0 && !IsHeldBack(request, it->first) &&
+    const bool is_there = missing.is_nothing() && !IsHeldBack(request, it->first) &&
                           (request.guarantee || pool_.AvailableBytes(request.session) >= request.bytes);
     const std::vector<ReclaimVictim> victims = Choose(waiter, -it->first.first, missing, candidates, now);
     const uint64_t round = ++waiter.round;

@@ -39,6 +39,7 @@ bool RequestQueue::IsOver(const Hold& hold, SteadyTime now) {
   if (it == waiters_.end() || now >= hold.since + options_.hold_back_time) return true;
   if (!IsTimeToLook(now)) return false;
   const QueuedRequest& request = it->second.request;
+  if (pool_.MissingInShare(request.session, request.bytes) > 0) return true;
   const uint64_t came_back = pool_.CameBackTotal() - hold.came_back_total;
   const uint64_t still_churning = SaturatingSub(hold.churning, came_back);
   return pool_.MissingBytes(request.session, request.bytes, /*guarantee=*/false) >
@@ -57,7 +58,7 @@ bool RequestQueue::EndHold(SteadyTime now) {
   if (!IsOver(hold, now)) return false;
   const SteadyTime::duration held = now - hold.since;
   rest_until_ = now + held;
-  users_rest_until_[hold.uid] = now + kUserRest * held;
+  users_rest_until_[hold.user] = now + kUserRest * held;
   hold_.reset();
   pool_.HoldBack(std::nullopt);
   CallHeldBack();
@@ -91,7 +92,7 @@ void RequestQueue::BeginHold(SteadyTime now) {
   for (auto it = waiters_.cbegin(); it != waiters_.cend(); ++it) {
     const QueuedRequest& request = it->second.request;
     if (request.guarantee || it->second.awaits_look || now < it->second.served_since + kHoldAfter ||
-        users_rest_until_.contains(request.uid)) {
+        users_rest_until_.contains(request.user)) {
       continue;
     }
     qualified.push_back(it);
@@ -106,9 +107,11 @@ void RequestQueue::BeginHold(SteadyTime now) {
     const uint64_t churning = std::min(came_back, expected[i].churning_bytes);
     const uint64_t missing = pool_.MissingBytes(request.session, request.bytes, /*guarantee=*/false);
     const uint64_t comes_back = expected[i].returning_bytes + churning;
+    // The device's memory is of no use to it while its share's limit is in the way.
+    if (pool_.MissingInShare(request.session, request.bytes) > 0) continue;
     if (missing > waiter.expected + comes_back || missing > AskedFor(waiter, now) + comes_back) continue;
     hold_ = {.place = place,
-             .uid = request.uid,
+             .user = request.user,
              .since = now,
              .churning = churning,
              .came_back_total = pool_.CameBackTotal()};

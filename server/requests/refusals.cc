@@ -57,6 +57,7 @@ Refusals::Refusals(std::function<SteadyTime()> clock, const SessionBounds& sessi
       sessions_(*sessions),
       counts_(pools_.size()),
       tenants_(pools_.size()),
+      claims_(pools_.size()),
       recording_slots_(
           {.what = "recordings of refusals under way", .per_uid = kMaxRecordedOfUser, .in_all = kMaxRecorded}) {}
 
@@ -100,7 +101,7 @@ absl::Status Refusals::LeaseError(const LeasedSession& session, int device, uint
   OomReport report = Report(session, device, pools_[device]->LookFor(session.id(), /*with_accounts=*/false));
   report.requested_bytes = report.block_bytes = report.segment_bytes = bytes;
   report.waited_ms = static_cast<uint64_t>(outcome.waited.count());
-  report.cause = cause == OomCause::kCapacity && IsUserLimit(report) ? OomCause::kLimit : cause;
+  report.cause = cause == OomCause::kCapacity && IsShareLimit(report) ? OomCause::kLimit : cause;
   return OutOfMemoryError(report);
 }
 
@@ -119,15 +120,16 @@ OomReport Refusals::Report(const Session& session, int device, const PoolLook& l
   report.capacity_bytes = look.stats.capacity_bytes;
   report.available_bytes = SaturatingSub(look.stats.capacity_bytes, look.stats.charged_bytes);
   report.guarantee_bytes = account.guarantee_bytes;
-  // What is committed and not charged, less the session's own part of it.
-  report.kept_free_bytes =
-      SaturatingSub(look.stats.committed_bytes - look.stats.charged_bytes, account.unused_guarantee_bytes());
+  // What is committed and not charged, less the part of it that is the session's own, or its claim's.
+  report.kept_free_bytes = SaturatingSub(look.stats.committed_bytes - look.stats.charged_bytes,
+                                         account.unused_guarantee_bytes() + look.share.unused_guarantee_bytes());
   report.held_back = look.is_held_back;
   report.device_idle_bytes = look.stats.idle_bytes;
   report.outside_bytes = look.stats.outside_bytes;
-  if (account.user_limit_bytes != AccountState::kNoBound) {
-    report.user_limit_bytes = account.user_limit_bytes;
-    report.user_committed_bytes = look.user.committed_bytes;
+  if (account.share_limit_bytes != AccountState::kNoBound) {
+    report.claim = session.terms().claim;
+    report.share_limit_bytes = account.share_limit_bytes;
+    report.share_used_bytes = look.share.used_bytes;
   }
   return report;
 }
@@ -174,7 +176,7 @@ void Refusals::End(const SessionPtr& session, OomReport report, bool is_recordin
   // No setting serves what no device could, and heaps do not record it.
   if (is_recording && report.cause != OomCause::kLargerThanDevice && report.requested_bytes < kMaxRequestBytes &&
       session->refusals().StartRecording(asked)) {
-    slot = recording_slots_.Take(session->caller().uid);
+    slot = recording_slots_.Take(session->caller().user());
     if (!slot.ok()) session->refusals().EndRecording(asked, {});
   }
   if (!slot.ok()) return done(Count(*session, report));
@@ -204,7 +206,7 @@ void Refusals::Keep(Session& session, OomReport* report) {
     return;
   }
   const RefusalRecordings::Place place =
-      recordings_.Add(report->refusal, session.id(), session.caller().uid, *std::move(recording));
+      recordings_.Add(report->refusal, session.id(), session.caller().user(), *std::move(recording));
   report->is_recorded = place != RefusalRecordings::Place::kNone;
   report->is_first_recorded = place == RefusalRecordings::Place::kFirst;
 }
@@ -213,6 +215,7 @@ absl::Status Refusals::Count(Session& session, const OomReport& report) {
   counts_[report.device][static_cast<size_t>(report.cause)].fetch_add(1, std::memory_order_relaxed);
   session.refusals().Count(report.device, report.cause, clock_());
   tenants_.CountRefusal(session.terms().tenant, report.device, report.cause);
+  if (!session.terms().claim.empty()) claims_.CountRefusal(session.terms().claim, report.device, report.cause);
   // It may have ended while it was being asked for its recording.
   if (session.state() == SessionState::kClosed) CountEndedAfterRefusal(session);
   absl::Status status = OutOfMemoryError(report);
@@ -221,6 +224,7 @@ absl::Status Refusals::Count(Session& session, const OomReport& report) {
             .session = session.id(),
             .client = session.name(),
             .uid = session.caller().uid,
+            .claim = session.terms().claim_id,
             .report = report});
   return status;
 }

@@ -91,6 +91,11 @@ class Refusals {
   TenantRefusals::ByTenant GetByTenant() const { return tenants_.Get(); }
   // Has the tenant counted from now on.
   void AddTenant(absl::string_view tenant) { tenants_.Add(tenant); }
+  void ForgetTenant(absl::string_view tenant) { tenants_.Forget(tenant); }
+  // The same of claims, by name.
+  TenantRefusals::ByTenant GetByClaim() const { return claims_.Get(); }
+  void AddClaim(absl::string_view claim) { claims_.Add(claim); }
+  void ForgetClaim(absl::string_view claim) { claims_.Forget(claim); }
   // Counts `session`, which is closed, for its tenant if it ended soon after a refusal. Returns how long after the
   // last.
   std::optional<std::chrono::milliseconds> CountEndedAfterRefusal(Session& session);
@@ -115,6 +120,7 @@ class Refusals {
   std::atomic<uint64_t> last_number_{0};
   OomLog log_;
   TenantRefusals tenants_;
+  TenantRefusals claims_;
   UserSlots recording_slots_;
   RefusalRecordings recordings_;
 };

@@ -3,11 +3,15 @@
 
 #include <spdlog/spdlog.h>
 
+#include <atomic>
+#include <memory>
 #include <string>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "server/base/client_log.h"
+#include "server/base/saturating.h"
 #include "server/sessions/session_view.h"
 
 namespace vrambroker {
@@ -55,7 +59,7 @@ WaitingRequests::~WaitingRequests() {
 void WaitingRequests::Wait(const std::shared_ptr<MemoryRequest>& request, uint64_t bytes) {
   const Session& session = *request->session();
   const int device = request->device();
-  absl::StatusOr<UserSlots::Slot> taken = slots_.Take(session.caller().uid);
+  absl::StatusOr<UserSlots::Slot> taken = slots_.Take(session.caller().user());
   if (!taken.ok()) return request->Refused(taken.status());
   const int wait = request->StartWaiting(clock_());
   const auto done = [this, request, bytes, wait, slot = std::make_shared<UserSlots::Slot>(*std::move(taken))](
@@ -69,7 +73,7 @@ void WaitingRequests::Wait(const std::shared_ptr<MemoryRequest>& request, uint64
     request->Refused(status);
   };
   queues_[device]->Add({.session = session.id(),
-                        .uid = session.caller().uid,
+                        .user = session.caller().user(),
                         .bytes = bytes,
                         .deadline = request->deadline(),
                         .cancel_key = request->options().cancel_key,
@@ -82,7 +86,7 @@ void WaitingRequests::Wait(const std::shared_ptr<MemoryRequest>& request, uint64
 void WaitingRequests::WaitForGuarantee(const SessionPtr& session, int device, uint64_t bytes,
                                        const std::function<void(const absl::Status&)>& done) {
   queues_[device]->Add({.session = session->id(),
-                        .uid = session->caller().uid,
+                        .user = session->caller().user(),
                         .bytes = bytes,
                         .guarantee = true,
                         .deadline = clock_(),
@@ -144,6 +148,7 @@ void WaitingRequests::Log(const Session& session, int device, uint64_t bytes, co
 
 std::vector<ReclaimCandidate> WaitingRequests::Candidates(int device) const {
   std::vector<ReclaimCandidate> candidates;
+  absl::flat_hash_map<ShareId, ShareStats> shares;
   const SteadyTime now = clock_();
   for (const SessionPtr& session : sessions_.GetAll()) {
     // Nobody waits for an answer that is overdue.
@@ -151,12 +156,16 @@ std::vector<ReclaimCandidate> WaitingRequests::Candidates(int device) const {
     if (session->state() != SessionState::kActive || questions.IsSilent(device, reclaim_timeout_, now)) continue;
     const std::optional<AccountState> account = pools_[device]->GetAccount(session->id());
     if (!account.has_value() || account->reserved_bytes == 0) continue;
+    const auto [share, is_new] = shares.try_emplace(account->share);
+    if (is_new) share->second = pools_[device]->GetShare(account->share);
     candidates.push_back({.session = session->id(),
                           .priority = account->priority,
                           .reserved_bytes = account->reserved_bytes,
                           .guarantee_bytes = account->guarantee_bytes,
                           .idle_bytes = IdleBytes(*session, *account, session->GetMemoryStats(device)),
-                          .is_slow = questions.IsSilent(device, ReclaimQuestions::kSilence, now)});
+                          .is_slow = questions.IsSilent(device, ReclaimQuestions::kSilence, now),
+                          .share = account->share,
+                          .share_bytes = SaturatingSub(share->second.used_bytes, share->second.guarantee_bytes)});
   }
   return candidates;
 }
@@ -165,6 +174,21 @@ void WaitingRequests::AskFor(int device, const ReclaimVictim& victim, const std:
   const absl::StatusOr<SessionPtr> session = sessions_.Find(SessionRef(victim.session));
   if (!session.ok()) return answered();
   (*session)->reclaims().Ask(device, victim.bytes, reclaim_timeout_, answered);
+}
+
+void WaitingRequests::Reclaim(int device, const Missing& missing, bool everybody, std::optional<ShareId> except,
+                              const std::function<void()>& done) const {
+  std::vector<ReclaimCandidate> candidates = Candidates(device);
+  std::erase_if(candidates, [&](const ReclaimCandidate& candidate) { return candidate.share == except; });
+  const std::vector<ReclaimVictim> victims =
+      everybody ? EveryVictim(candidates, missing) : ChooseVictims(candidates, missing);
+  if (victims.empty()) return done();
+  const auto left = std::make_shared<std::atomic<size_t>>(victims.size());
+  for (const ReclaimVictim& victim : victims) {
+    AskFor(device, victim, [left, done] {
+      if (--*left == 0) done();
+    });
+  }
 }
 
 // ---- The timer ----

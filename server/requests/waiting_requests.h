@@ -67,6 +67,13 @@ class WaitingRequests {
   // The session's requests go to their new place.
   void UpdatePriority(const Session& session, int priority);
 
+  // Asks sessions for what is missing, without a request that waits for it: those whose figures say that they have it,
+  // or
+  // (`everybody`) all that may. None of the share `except`. `done` is called once all have answered, or need not be
+  // waited for.
+  void Reclaim(int device, const Missing& missing, bool everybody, std::optional<ShareId> except,
+               const std::function<void()>& done) const;
+
   WaitStats GetStats(int device) const { return queues_[device]->GetStats(); }
   // In the order in which they are served.
   std::vector<WaitingRequest> GetWaiting(int device) const { return queues_[device]->GetWaiting(); }

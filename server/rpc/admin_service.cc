@@ -152,6 +152,10 @@ absl::StatusOr<SessionPtr> AdminService::Find(const v1::SessionRef& ref) const {
   return broker_.sessions().Find(*parsed);
 }
 
+bool AdminService::Asker::IsUserOf(uid_t uid, std::optional<ClaimId> claim) const {
+  return caller.uid == uid && (!caller.claim.has_value() || caller.claim == claim);
+}
+
 absl::StatusOr<AdminService::Asker> AdminService::Ask(const grpc::CallbackServerContext& context, size_t calls) const {
   absl::StatusOr<Caller> caller = connections_.Identify(context, calls);
   if (!caller.ok()) return caller.status();
@@ -161,6 +165,11 @@ absl::StatusOr<AdminService::Asker> AdminService::Ask(const grpc::CallbackServer
 }
 
 absl::Status AdminService::Asker::Refusal(absl::string_view action, absl::string_view right) const {
+  if (caller.claim.has_value()) {
+    return absl::PermissionDeniedError(absl::StrCat("uid ", caller.uid, " may not ", action,
+                                                    " through the sockets of claim ", terms.claim,
+                                                    ": it takes the daemon's own, and the right ", right));
+  }
   return absl::PermissionDeniedError(
       absl::StrCat("uid ", caller.uid, " may not ", action, ": ",
                    terms.rule.empty() ? "no rule of the policy gives it"
@@ -198,8 +207,14 @@ grpc::ServerUnaryReactor* AdminService::ListSessions(grpc::CallbackServerContext
   // Costs as much as asking for each.
   const absl::StatusOr<Asker> asker = Ask(*context, 1 + broker_.sessions().size());
   if (!asker.ok()) return Reply(context, asker.status());
-  if (!asker->terms.rights.observer) return Reply(context, asker->Refusal("list sessions", "OBSERVER"));
-  for (const SessionView& info : broker_.operator_view().Look().sessions) *response->add_sessions() = ToProto(info);
+  // Who is in a claim sees that.
+  const bool is_in_claim = asker->caller.claim.has_value();
+  if (!asker->terms.rights.observer && !is_in_claim) {
+    return Reply(context, asker->Refusal("list sessions", "OBSERVER"));
+  }
+  for (const SessionView& info : broker_.operator_view().Look().sessions) {
+    if (!is_in_claim || info.terms.claim_id == asker->caller.claim) *response->add_sessions() = ToProto(info);
+  }
   return Reply(context, absl::OkStatus());
 }
 
@@ -343,7 +358,7 @@ grpc::ServerWriteReactor<v1::GetSnapshotResponse>* AdminService::GetSnapshot(grp
   const absl::StatusOr<Asker> asker = Ask(*context);
   absl::StatusOr<SessionPtr> session = FindForSnapshots(asker, request->session());
   absl::Status status = session.ok() ? broker_.CheckDevice(request->device()) : session.status();
-  absl::StatusOr<UserSlots::Slot> slot = status.ok() ? snapshots_.Take(asker->caller.uid) : status;
+  absl::StatusOr<UserSlots::Slot> slot = status.ok() ? snapshots_.Take(asker->caller.user()) : status;
   status = slot.status();
   auto* writer = new SnapshotWriter(status.ok() ? *std::move(slot) : UserSlots::Slot());
   if (!status.ok()) {
@@ -363,7 +378,7 @@ grpc::ServerWriteReactor<v1::GetSnapshotResponse>* AdminService::GetRefusalSnaps
   const absl::StatusOr<std::shared_ptr<const HeapSnapshot>> recording =
       asker.ok() ? FindRecording(*asker, request->refusal()) : asker.status();
   absl::StatusOr<UserSlots::Slot> slot =
-      recording.ok() ? snapshots_.Take(asker->caller.uid) : absl::StatusOr<UserSlots::Slot>(recording.status());
+      recording.ok() ? snapshots_.Take(asker->caller.user()) : absl::StatusOr<UserSlots::Slot>(recording.status());
   const absl::Status status = slot.status();
   auto* writer = new SnapshotWriter(status.ok() ? *std::move(slot) : UserSlots::Slot());
   writer->Start(status.ok() ? absl::StatusOr<HeapSnapshot>(**recording) : status);
@@ -379,7 +394,7 @@ absl::StatusOr<std::shared_ptr<const HeapSnapshot>> AdminService::FindRecording(
     return absl::NotFoundError(absl::StrCat("no refusal ", refusal, " is on record: the daemon keeps the last ",
                                             OomLog::kMaxEvents, " (vramctl ooms)"));
   }
-  if (!asker.terms.rights.admin && asker.caller.uid != (*event)->uid) {
+  if (!asker.terms.rights.admin && !asker.IsUserOf((*event)->uid, (*event)->claim)) {
     return absl::PermissionDeniedError("the session belonged to another user");
   }
   if (auto recording = broker_.refusals().recordings().Find(refusal)) return recording;
@@ -415,7 +430,7 @@ grpc::ServerWriteReactor<v1::HoldRecordingResponse>* AdminService::HoldRecording
   const absl::StatusOr<SessionPtr> session = FindForSnapshots(asker, request->session());
   auto* writer = new HoldWriter;
   if (session.ok()) {
-    broker_.recordings().Hold(*session, request->events(), asker->caller.uid,
+    broker_.recordings().Hold(*session, request->events(), asker->caller.user(),
                               [writer](const auto& hold) { writer->Start(hold); });
   } else {
     writer->Start(session.status());
@@ -432,12 +447,17 @@ grpc::ServerUnaryReactor* AdminService::ListOutOfMemory(grpc::CallbackServerCont
   // What advice names has to work for its reader, who may be any session's user.
   const bool own_only = !asker->terms.rights.observer;
   const std::optional<uid_t> uid = own_only ? std::optional(asker->caller.uid) : std::nullopt;
-  absl::StatusOr<std::vector<std::shared_ptr<const OomEvent>>> events = broker_.refusals().Last(uid);
+  const auto only_own = [&](Refusals::Events& events) {
+    if (own_only) std::erase_if(events, [&](const auto& e) { return !asker->IsUserOf(e->uid, e->claim); });
+  };
+  absl::StatusOr<Refusals::Events> events = broker_.refusals().Last(uid);
+  only_own(*events);
   const size_t own = events->size();
   if (request->has_session()) {
     const absl::StatusOr<SessionRef> wanted = FromProto(request->session());
     events = wanted.ok() ? broker_.refusals().LastOf(*wanted, uid) : wanted.status();
     if (!events.ok()) return Reply(context, events.status());
+    only_own(*events);
   }
   response->set_matching_events(events->size());
   response->set_own_only(own_only);
@@ -467,6 +487,11 @@ grpc::ServerUnaryReactor* AdminService::ExplainPolicy(grpc::CallbackServerContex
       break;
     case v1::ExplainPolicyRequest::SUBJECT_NOT_SET:
       subject = broker_.SubjectOf(asker->caller, std::nullopt);
+      // Of whom the policy is not asked.
+      if (subject.ok() && asker->caller.claim.has_value()) {
+        *response = ToProto(*subject, {.rules = {}, .terms = asker->terms});
+        return Reply(context, absl::OkStatus());
+      }
       break;
   }
   if (!subject.ok()) return Reply(context, subject.status());

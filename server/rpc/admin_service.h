@@ -5,6 +5,8 @@
 #include <grpcpp/grpcpp.h>
 
 #include <functional>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "absl/strings/string_view.h"
@@ -23,9 +25,14 @@ class AdminService final : public v1::Admin::CallbackService {
  public:
   // All outlive the gRPC server. `snapshots` are those under way. `reload` answers once, from any thread, and does not
   // block.
-  AdminService(Broker* broker, const Connections* connections, UserSlots* snapshots,
+  // `socket_dir`: where claims have theirs.
+  AdminService(Broker* broker, const Connections* connections, UserSlots* snapshots, std::string socket_dir,
                std::function<void(const ReloadDone&)> reload)
-      : broker_(*broker), connections_(*connections), snapshots_(*snapshots), reload_(std::move(reload)) {}
+      : broker_(*broker),
+        connections_(*connections),
+        snapshots_(*snapshots),
+        socket_dir_(std::move(socket_dir)),
+        reload_(std::move(reload)) {}
 
   grpc::ServerUnaryReactor* ListSessions(grpc::CallbackServerContext* context, const v1::ListSessionsRequest* request,
                                          v1::ListSessionsResponse* response) override;
@@ -60,6 +67,14 @@ class AdminService final : public v1::Admin::CallbackService {
 
   grpc::ServerUnaryReactor* ExplainPolicy(grpc::CallbackServerContext* context, const v1::ExplainPolicyRequest* request,
                                           v1::ExplainPolicyResponse* response) override;
+  grpc::ServerUnaryReactor* CreateClaim(grpc::CallbackServerContext* context, const v1::CreateClaimRequest* request,
+                                        v1::CreateClaimResponse* response) override;
+  grpc::ServerUnaryReactor* UpdateClaim(grpc::CallbackServerContext* context, const v1::UpdateClaimRequest* request,
+                                        v1::UpdateClaimResponse* response) override;
+  grpc::ServerUnaryReactor* DeleteClaim(grpc::CallbackServerContext* context, const v1::DeleteClaimRequest* request,
+                                        v1::DeleteClaimResponse* response) override;
+  grpc::ServerUnaryReactor* ListClaims(grpc::CallbackServerContext* context, const v1::ListClaimsRequest* request,
+                                       v1::ListClaimsResponse* response) override;
   grpc::ServerUnaryReactor* ReloadConfig(grpc::CallbackServerContext* context, const v1::ReloadConfigRequest* request,
                                          v1::ReloadConfigResponse* response) override;
 
@@ -69,7 +84,9 @@ class AdminService final : public v1::Admin::CallbackService {
     Caller caller;
     SessionTerms terms;
 
-    bool IsUserOf(const Session& session) const { return caller.uid == session.caller().uid; }
+    // Who is in a claim, as root in a container is, is nobody outside of it.
+    bool IsUserOf(uid_t uid, std::optional<ClaimId> claim) const;
+    bool IsUserOf(const Session& session) const { return IsUserOf(session.caller().uid, session.terms().claim_id); }
     // PermissionDenied: "uid 5 may not ACTION: ...", why, and who may.
     absl::Status Refusal(absl::string_view action, absl::string_view right) const;
   };
@@ -82,12 +99,14 @@ class AdminService final : public v1::Admin::CallbackService {
   // The same for snapshots, which are large and show how a program uses memory: not for everyone, but for the session's
   // own user, too.
   absl::StatusOr<SessionPtr> FindForSnapshots(const absl::StatusOr<Asker>& asker, const v1::SessionRef& ref) const;
+  v1::Claim Describe(const Claim& claim) const;
   // Errors as GetRefusalSnapshot.
   absl::StatusOr<std::shared_ptr<const HeapSnapshot>> FindRecording(const Asker& asker, uint64_t refusal) const;
 
   Broker& broker_;
   const Connections& connections_;
   UserSlots& snapshots_;
+  const std::string socket_dir_;
   const std::function<void(const ReloadDone&)> reload_;
 };
 

@@ -59,7 +59,7 @@ absl::Status BrokerService::GiveBack(
     const std::function<absl::Status(const SessionPtr& session, const absl::Status& admitted)>& call) const {
   const absl::StatusOr<Caller> caller = connections_.Peer(context);
   if (!caller.ok()) return caller.status();
-  absl::Status admitted = calls_.Admit(caller->uid);
+  absl::Status admitted = calls_.Admit(caller->user());
   const absl::StatusOr<SessionPtr> session = broker_.sessions().Find(SessionId{id}, *caller);
   if (session.ok()) return call(*session, admitted);
   return admitted.ok() ? session.status() : admitted;
@@ -68,7 +68,7 @@ absl::Status BrokerService::GiveBack(
 grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse>* BrokerService::Session(
     grpc::CallbackServerContext* context) {
   absl::StatusOr<Caller> caller = connections_.Identify(*context);
-  absl::StatusOr<UserSlots::Slot> slot = caller.ok() ? streams_.Take(caller->uid) : caller.status();
+  absl::StatusOr<UserSlots::Slot> slot = caller.ok() ? streams_.Take(caller->user()) : caller.status();
   const bool taken = slot.ok();
   if (!taken) caller = slot.status();
   return new SessionReactor(&broker_, &calls_, &rpcs_, context, std::move(caller),
@@ -146,7 +146,8 @@ grpc::ServerUnaryReactor* BrokerService::GetMemoryStats(grpc::CallbackServerCont
   if (absl::Status status = broker_.CheckDevice(request->device()); !status.ok()) return Reply(context, status);
   const int device = static_cast<int>(request->device());
   *response->mutable_stats() = StatsToProto((*session)->GetMemoryStats(device));
-  response->set_limit_bytes(broker_.pools()[device]->GetAccount((*session)->id()).value_or(AccountState()).limit_bytes);
+  response->set_limit_bytes(
+      broker_.pools()[device]->GetAccount((*session)->id()).value_or(AccountState()).effective_limit_bytes());
   return Reply(context, absl::OkStatus());
 }
 

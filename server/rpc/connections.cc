@@ -54,7 +54,7 @@ class Connections::Connection : public Relay::Owner {
 
   uint64_t id() const { return id_; }
   const Caller& caller() const { return caller_; }
-  StreamGuard::Who who() const { return {.pid = caller_.pid, .uid = caller_.uid}; }
+  StreamGuard::Who who() const { return {.pid = caller_.pid, .user = caller_.user()}; }
   size_t open_streams() const { return streams_.open(); }
   Relay& relay() { return relay_; }
   int grpc_fd() const { return grpc_fd_; }
@@ -113,10 +113,7 @@ absl::Status Connections::Serve(const ClientSocket& listener, grpc::Server* serv
     MutexLock lock(server_mu_);
     server_ = server;
   }
-  listener_ = listener.get();
-  if (absl::Status status = loop_.Watch(listener.fd(), EPOLLIN, [this] { AcceptAll(); }); !status.ok()) {
-    return status;
-  }
+  if (absl::Status status = Listen(listener, {}); !status.ok()) return status;
   thread_ = std::thread([this] { loop_.Run(kNoTicks, [] {}); });
   return absl::OkStatus();
 }
@@ -139,33 +136,38 @@ void Connections::Stop() {
   connections_.clear();
 }
 
-void Connections::AcceptAll() {
+absl::Status Connections::Listen(const ClientSocket& listener, const ClaimOfListener& claim) {
+  return loop_.Watch(listener.fd(), EPOLLIN, [this, fd = listener.fd(), claim] { AcceptAll(fd->get(), claim); });
+}
+
+void Connections::AcceptAll(int listener, const ClaimOfListener& claim) {
   // A bounded number at a time: those who are served must not wait for a flood of connections.
   for (int i = 0; i < 16; ++i) {
-    ClientSocket socket = acceptor_.Accept(listener_);
+    ClientSocket socket = acceptor_.Accept(listener);
     if (!socket.valid()) return;
-    Accept(std::move(socket));
+    Accept(std::move(socket), claim);
   }
 }
 
-absl::Status Connections::CheckRoom(uid_t uid) const {
-  const auto it = of_uid_.find(uid);
-  return budget_.Admit(it == of_uid_.end() ? 0 : it->second, connections_.size(),
-                       /*privileged=*/uid == 0 || uid == geteuid());
+absl::Status Connections::CheckRoom(const Caller& caller) const {
+  const auto it = of_user_.find(caller.user());
+  return budget_.Admit(it == of_user_.end() ? 0 : it->second, connections_.size(),
+                       /*privileged=*/!caller.claim.has_value() && (caller.uid == 0 || caller.uid == geteuid()));
 }
 
-void Connections::Accept(ClientSocket socket) {
+void Connections::Accept(ClientSocket socket, const ClaimOfListener& claim) {
   absl::StatusOr<Caller> caller = GetPeer(socket.get(), &processes_);
   if (!caller.ok()) {
     LogClientEvent(spdlog::level::warn, "connection refused: {}", caller.status().ToString());
     return;
   }
-  const uid_t uid = caller->uid;
-  const StreamGuard::Who who = {.pid = caller->pid, .uid = uid};
+  claim.AddTo(*caller);
+  const UserKey user = caller->user();
+  const StreamGuard::Who who = {.pid = caller->pid, .user = user};
   if (absl::Status status = guard_.CheckConnect(who, std::chrono::steady_clock::now()); !status.ok()) {
     return LogRefusal(spdlog::level::warn, *caller, status.message());
   }
-  if (absl::Status status = CheckRoom(uid); !status.ok()) {
+  if (absl::Status status = CheckRoom(*caller); !status.ok()) {
     return LogRefusal(spdlog::level::err, *caller, status.message());
   }
   const uint64_t id = next_id_++;
@@ -174,11 +176,11 @@ void Connections::Accept(ClientSocket socket) {
     return LogRefusal(spdlog::level::err, connection->caller(), status.message());
   }
   connections_.emplace(id, std::move(connection));
-  ++of_uid_[uid];
+  ++of_user_[user];
 }
 
 absl::StatusOr<UniqueFd> Connections::OpenServer(Connection& connection) {
-  if (!guard_.MayOpen(connection.caller().uid, std::chrono::steady_clock::now())) {
+  if (!guard_.MayOpen(connection.caller().user(), std::chrono::steady_clock::now())) {
     if (waiting_.empty()) {
       const itimerspec spec = {.it_interval = {}, .it_value = {.tv_nsec = std::chrono::nanoseconds(kRetry).count()}};
       timerfd_settime(retry_, 0, &spec, nullptr);
@@ -223,7 +225,7 @@ void Connections::Forget(Connection& connection, const absl::Status& why) {
                                            .Add("uid", connection.caller().uid)
                                            .Add("why", status.message()));
   }
-  if (--of_uid_[connection.caller().uid] == 0) of_uid_.erase(connection.caller().uid);
+  if (--of_user_[connection.caller().user()] == 0) of_user_.erase(connection.caller().user());
   {
     MutexLock lock(mu_);
     const auto it = by_fd_.find(connection.grpc_fd());
@@ -247,7 +249,7 @@ void Connections::LogRefusal(spdlog::level::level_enum level, const Caller& call
 absl::StatusOr<Caller> Connections::Identify(const grpc::CallbackServerContext& context, size_t calls) const {
   absl::StatusOr<Caller> caller = Peer(context);
   if (!caller.ok()) return caller;
-  if (absl::Status status = rates_.Take(caller->uid, std::chrono::steady_clock::now(), calls); !status.ok()) {
+  if (absl::Status status = rates_.Take(caller->user(), std::chrono::steady_clock::now(), calls); !status.ok()) {
     return status;
   }
   return caller;

@@ -15,6 +15,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -43,6 +44,9 @@ class Connections {
   // Accepts on `listener` from now on, as many connections as `budget` allows, for `server`, which outlives this
   // object. Once.
   absl::Status Serve(const ClientSocket& listener, grpc::Server* server, const DescriptorBudget& budget);
+  // The same on this one, whose callers are in the claim, from Serve() until Unlisten(). Both from any thread.
+  absl::Status Listen(const ClientSocket& listener, const ClaimOfListener& claim);
+  void Unlisten(const ClientSocket& listener) { loop_.Unwatch(listener.get()); }
   // Accepts no more, and gRPC gets no more: it may be shut down.
   void StopAccepting() ABSL_LOCKS_EXCLUDED(server_mu_);
   // Returns when clients have what gRPC wrote before it closed its connections, or do not read it. REQUIRES: gRPC was
@@ -64,10 +68,10 @@ class Connections {
   };
 
   // On the loop's thread.
-  void AcceptAll();
-  void Accept(ClientSocket socket);
+  void AcceptAll(int listener, const ClaimOfListener& claim);
+  void Accept(ClientSocket socket, const ClaimOfListener& claim);
   // ResourceExhausted when the user has too many connections, or all users together.
-  absl::Status CheckRoom(uid_t uid) const;
+  absl::Status CheckRoom(const Caller& caller) const;
   // gRPC's end of the connection. Unavailable when its user connects too often: later.
   absl::StatusOr<UniqueFd> OpenServer(Connection& connection) ABSL_LOCKS_EXCLUDED(mu_, server_mu_);
   void OpenWaiting();
@@ -83,12 +87,11 @@ class Connections {
 
   // On the loop's thread.
   Acceptor acceptor_;
-  int listener_ = -1;
   StreamGuard guard_;
   LineLimit refusals_{0.2, 5};  // lines about them
   uint64_t next_id_ = 1;
   absl::flat_hash_map<uint64_t, std::unique_ptr<Connection>> connections_;  // by id
-  absl::flat_hash_map<uid_t, size_t> of_uid_;
+  absl::flat_hash_map<UserKey, size_t> of_user_;
   std::vector<uint64_t> waiting_;  // to be handed over, in this order
   int retry_ = -1;                 // a timer: when to look at those
 

@@ -72,15 +72,20 @@ bool SendResult(int socket, const v1::CallResult& result, const std::vector<Uniq
 
 absl::Status DescriptorSocket::Serve(const ClientSocket& listener) {
   listener_ = listener.get();
-  return loop_.Watch(listener.fd(), EPOLLIN, [this] { AcceptAll(); });
+  return Listen(listener, {});
 }
 
-void DescriptorSocket::AcceptAll() {
+absl::Status DescriptorSocket::Listen(const ClientSocket& listener, const ClaimOfListener& claim) {
+  return loop_.Watch(listener.fd(), EPOLLIN, [this, fd = listener.fd(), claim] { AcceptAll(fd->get(), claim); });
+}
+
+void DescriptorSocket::AcceptAll(int listener, const ClaimOfListener& claim) {
   for (int i = 0; i < 64; ++i) {
-    ClientSocket socket = acceptor_.Accept(listener_);
+    ClientSocket socket = acceptor_.Accept(listener);
     if (!socket.valid()) return;
     absl::StatusOr<Caller> caller = GetPeer(socket.get(), &processes_);
     if (!caller.ok()) continue;
+    claim.AddTo(*caller);
     const int number = socket.get();
     if (loop_.Watch(socket.fd(), EPOLLIN | EPOLLRDHUP, [this, number] { OnReadable(number); }).ok()) {
       Connection& connection = connections_[number];
@@ -96,10 +101,11 @@ void DescriptorSocket::Use(int fd, Connection& connection) {
   connection.place = places_->Renew(connection.place);
   if (connection.place != 0) return;
   // A connection that is dropped to make room for another one still gets the answer to its last packet.
-  connection.place = places_->Add(absl::StrCat("uid ", connection.caller.uid), [this, fd] {
-    (void)AnswerPacket(connections_.at(fd));
-    Drop(fd);
-  });
+  connection.place =
+      places_->Add(absl::StrCat("uid ", connection.caller.uid, " claim ", connection.caller.user().claim), [this, fd] {
+        (void)AnswerPacket(connections_.at(fd));
+        Drop(fd);
+      });
 }
 
 void DescriptorSocket::OnReadable(int fd) {

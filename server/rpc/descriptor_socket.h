@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -21,7 +22,7 @@
 
 namespace vrambroker {
 
-// All calls on the loop's thread, or before it runs.
+// All calls on the loop's thread, or before it runs, but those of claims.
 class DescriptorSocket {
  public:
   // All outlive this object.
@@ -29,6 +30,9 @@ class DescriptorSocket {
       : loop_(*loop), processes_(*processes), pools_(std::move(pools)), calls_(*calls) {}
 
   absl::Status Serve(const ClientSocket& listener);
+  // Who connects to this one is in the claim. Until Unlisten(); both from any thread.
+  absl::Status Listen(const ClientSocket& listener, const ClaimOfListener& claim);
+  void Unlisten(const ClientSocket& listener) { loop_.Unwatch(listener.get()); }
   void StopAccepting() { loop_.Unwatch(listener_); }
   // Shares `budget.descriptor_connections` places between users; before Serve(). One more connection, and the user's
   // longest silent one is dropped, or that of the user who has most: clients connect again when they need to. So nobody
@@ -50,7 +54,7 @@ class DescriptorSocket {
     std::shared_ptr<std::atomic<bool>> in_call = std::make_shared<std::atomic<bool>>(false);
   };
 
-  void AcceptAll();
+  void AcceptAll(int listener, const ClaimOfListener& claim);
   void OnReadable(int fd);
   // Answers a packet, if there is one: now, or when its call is done. False: the connection is to be dropped.
   bool AnswerPacket(const Connection& connection);

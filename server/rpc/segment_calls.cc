@@ -37,7 +37,7 @@ SegmentCalls::SegmentCalls(Broker* broker, const SessionCalls* calls, const RpcM
 
 void SegmentCalls::Make(const Caller& caller, const v1::SegmentCall& call, const Send& send) const {
   const Answer answer(call.has_lease() ? lease_method_ : return_method_, send);
-  const absl::Status admitted = calls_.Admit(caller.uid);
+  const absl::Status admitted = calls_.Admit(caller.user());
   const absl::StatusOr<SessionPtr> session = FindSession(caller, call);
   if (!session.ok()) {
     v1::CallResult result = ErrorResult(session.status());

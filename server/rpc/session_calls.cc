@@ -13,8 +13,8 @@
 
 namespace vrambroker {
 
-absl::Status SessionCalls::Admit(uid_t uid) const {
-  return rates_.Take(uid, std::chrono::steady_clock::now());
+absl::Status SessionCalls::Admit(const UserKey& user) const {
+  return rates_.Take(user, std::chrono::steady_clock::now());
 }
 
 // ---- Calls that get something ----
@@ -79,7 +79,7 @@ absl::Status SessionCalls::GaveBack(const Session& session, const absl::Status& 
                                     const absl::Status& admitted) const {
   if (admitted.ok()) return status;
   if (!status.ok()) return admitted;
-  rates_.Owe(session.caller().uid, std::chrono::steady_clock::now());
+  rates_.Owe(session.caller().user(), std::chrono::steady_clock::now());
   return status;
 }
 

@@ -32,7 +32,7 @@ class SessionCalls {
 
   // Counts a call of the user. ResourceExhausted: the user calls too often. What this said is `admitted` for the calls
   // below; OK for those that were counted elsewhere.
-  absl::Status Admit(uid_t uid) const;
+  absl::Status Admit(const UserKey& user) const;
 
   // ---- Calls that get something. `cancel_key` is what a request that waits can be cancelled by. ----
 

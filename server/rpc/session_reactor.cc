@@ -121,7 +121,7 @@ void SessionReactor::Handle(const v1::SessionRequest& request) {
     broker_.Close(session_, "goodbye");
     return outbox_->End(absl::OkStatus());
   }
-  const absl::Status admitted = calls_.Admit(identity_->uid);
+  const absl::Status admitted = calls_.Admit(identity_->user());
   if (admitted.ok()) too_many_ = 0;
   if (!HandleCall(request, admitted)) {
     // Another process of the user may be the one that floods: what an honest client sends unasked, statistics once a
@@ -275,7 +275,7 @@ absl::Status SessionReactor::HandleResume(const v1::Resume& resume) {
   if (resume.more()) {  // only its owner may have the daemon keep a part of a list
     const absl::StatusOr<SessionPtr> session = broker_.FindToResume(*identity_, token);
     if (!session.ok()) return session.status();
-    absl::StatusOr<UserSlots::Slot> slot = resume_lists_.Take(identity_->uid);
+    absl::StatusOr<UserSlots::Slot> slot = resume_lists_.Take(identity_->user());
     if (!slot.ok()) return slot.status();
     resume_list_->slot = *std::move(slot);
   }
@@ -331,7 +331,7 @@ absl::StatusOr<v1::SessionResponse> SessionReactor::Opened(const absl::StatusOr<
     v1::Welcome::DeviceGrant* grant = welcome->add_devices();
     *grant->mutable_device() = ToProto(*pool);
     const AccountState account = pool->GetAccount(session_->id()).value_or(AccountState());
-    grant->set_limit_bytes(account.limit_bytes);
+    grant->set_limit_bytes(account.effective_limit_bytes());
     grant->set_guarantee_bytes(account.guarantee_bytes);
   }
   welcome->mutable_warnings()->Add(conf.warnings.begin(), conf.warnings.end());

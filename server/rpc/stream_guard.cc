@@ -56,12 +56,12 @@ StreamEvent StreamBook::FromServer(const Http2Frame& frame) {
 
 StreamGuard::Conduct& StreamGuard::OfProcess(Who who, SteadyTime now) {
   if (remembered() >= forget_at_) EvictIdle(now);
-  return processes_.try_emplace(ProcessKey(who.pid, who.uid), kProcess).first->second;
+  return processes_.try_emplace(ProcessKey(who.pid, who.user), kProcess).first->second;
 }
 
-StreamGuard::Conduct& StreamGuard::OfUser(uid_t uid, SteadyTime now) {
+StreamGuard::Conduct& StreamGuard::OfUser(const UserKey& user, SteadyTime now) {
   if (remembered() >= forget_at_) EvictIdle(now);
-  return users_.try_emplace(uid, kUser).first->second;
+  return users_.try_emplace(user, kUser).first->second;
 }
 
 void StreamGuard::EvictIdle(SteadyTime now) {
@@ -75,7 +75,7 @@ void StreamGuard::EvictIdle(SteadyTime now) {
 }
 
 absl::Status StreamGuard::Began(Who who, size_t open, SteadyTime now) {
-  Conduct& user = OfUser(who.uid, now);
+  Conduct& user = OfUser(who.user, now);
   ++user.open;
   const size_t open_of_user = user.open;
   Conduct& process = OfProcess(who, now);
@@ -89,11 +89,11 @@ absl::Status StreamGuard::Began(Who who, size_t open, SteadyTime now) {
 }
 
 void StreamGuard::Completed(Who who) {
-  if (const auto it = processes_.find(ProcessKey(who.pid, who.uid)); it != processes_.end()) {
+  if (const auto it = processes_.find(ProcessKey(who.pid, who.user)); it != processes_.end()) {
     End(it->second.open, 1);
     it->second.resets.Give(1);
   }
-  if (const auto it = users_.find(who.uid); it != users_.end()) {
+  if (const auto it = users_.find(who.user); it != users_.end()) {
     End(it->second.open, 1);
     it->second.resets.Give(1);
   }
@@ -101,7 +101,7 @@ void StreamGuard::Completed(Who who) {
 
 absl::Status StreamGuard::Reset(Who who, size_t streams, SteadyTime now) {
   if (streams == 0) return absl::OkStatus();
-  Conduct& user = OfUser(who.uid, now);
+  Conduct& user = OfUser(who.user, now);
   End(user.open, streams);
   const bool user_attacks = !TakeResets(user.resets, kUser, streams, now);
   if (user_attacks) user.banned_until = now + kBanTime;
@@ -117,11 +117,11 @@ absl::Status StreamGuard::Reset(Who who, size_t streams, SteadyTime now) {
 }
 
 absl::Status StreamGuard::CheckConnect(Who who, SteadyTime now) const {
-  if (const auto it = processes_.find(ProcessKey(who.pid, who.uid));
+  if (const auto it = processes_.find(ProcessKey(who.pid, who.user));
       it != processes_.end() && it->second.banned_until > now) {
     return absl::ResourceExhaustedError("its process attacked the daemon a moment ago");
   }
-  if (const auto it = users_.find(who.uid); it != users_.end() && it->second.banned_until > now) {
+  if (const auto it = users_.find(who.user); it != users_.end() && it->second.banned_until > now) {
     return absl::ResourceExhaustedError("processes of its user attacked the daemon a moment ago");
   }
   return absl::OkStatus();

@@ -68,7 +68,7 @@ class StreamGuard {
 
   struct Who {
     pid_t pid = 0;
-    uid_t uid = 0;
+    UserKey user;
   };
 
   // `open`: of the connection. ResourceExhausted when the connection is to be closed: from then on CheckConnect()
@@ -82,7 +82,7 @@ class StreamGuard {
   absl::Status CheckConnect(Who who, SteadyTime now) const;
 
   // False when its user has connected too often for gRPC to take another connection now.
-  bool MayOpen(uid_t uid, SteadyTime now) { return OfUser(uid, now).connects.Take(now); }
+  bool MayOpen(const UserKey& user, SteadyTime now) { return OfUser(user, now).connects.Take(now); }
 
   // Of how many processes and users something is remembered: those of the last seconds, and a few more.
   size_t remembered() const { return processes_.size() + users_.size(); }
@@ -96,14 +96,14 @@ class StreamGuard {
     SteadyTime banned_until = SteadyTime::min();
   };
   // A pid may be another user's process by now.
-  using ProcessKey = std::pair<pid_t, uid_t>;
+  using ProcessKey = std::pair<pid_t, UserKey>;
 
   Conduct& OfProcess(Who who, SteadyTime now);
-  Conduct& OfUser(uid_t uid, SteadyTime now);
+  Conduct& OfUser(const UserKey& user, SteadyTime now);
   void EvictIdle(SteadyTime now);
 
   absl::flat_hash_map<ProcessKey, Conduct> processes_;
-  absl::flat_hash_map<uid_t, Conduct> users_;
+  absl::flat_hash_map<UserKey, Conduct> users_;
   size_t forget_at_ = 64;  // remembered
 };
 

@@ -93,7 +93,7 @@ void LeasedSession::SendReclaim(int device, uint64_t bytes, std::chrono::millise
 // ---- What the client is asked, and what it says ----
 
 absl::StatusOr<ClientAnswer> LeasedSession::Ask(const ClientQuestion& question, size_t max_items, int most_patience) {
-  const absl::StatusOr<UserSlots::Slot> waiting = workers_.StartWaiting(caller_.uid);
+  const absl::StatusOr<UserSlots::Slot> waiting = workers_.StartWaiting(caller_.user());
   if (!waiting.ok()) return waiting.status();
   if (question.kind != ClientQuestion::Kind::kSnapshot) {
     max_items = 0;
@@ -163,7 +163,7 @@ void LeasedSession::ApplyRecordingHolds() {
 }
 
 absl::Status LeasedSession::ApplyRecordingHoldsSlowly() {
-  const absl::StatusOr<UserSlots::Slot> waiting = workers_.StartWaiting(caller_.uid);
+  const absl::StatusOr<UserSlots::Slot> waiting = workers_.StartWaiting(caller_.user());
   if (!waiting.ok()) return waiting.status();
   return questions_
       .Ask([this](uint64_t id) { recording_holds_.Apply([&](uint64_t most) { SendRecordingHold(id, most); }); },

@@ -174,7 +174,7 @@ uint64_t RemoteSession::ReturnSegments(int device, absl::Span<const ReleasedSegm
   }
   events()->CloseSegments(ids);
 
-  const absl::StatusOr<UserSlots::Slot> waiting = workers_.StartWaiting(caller_.uid);
+  const absl::StatusOr<UserSlots::Slot> waiting = workers_.StartWaiting(caller_.user());
   const bool may_wait = waiting.ok();
   // What it closes later still counts.
   const auto deadline = std::chrono::steady_clock::now() + bounds_.client_timeout / 2;

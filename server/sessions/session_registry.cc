@@ -43,17 +43,17 @@ SessionRegistry::SessionRegistry(size_t devices, uint64_t max_recorded_events_pe
 absl::StatusOr<SessionRegistry::Reserved> SessionRegistry::Reserve(const Candidate& candidate) {
   MutexLock lock(mu_);
   if (draining_) return StoppingError();
-  const uid_t uid = candidate.uid;
-  size_t& open = sessions_of_uid_[uid];
+  const UserKey& user = candidate.user;
+  size_t& open = sessions_of_user_[user];
   if (open >= candidate.max_sessions_per_uid) {
-    return absl::ResourceExhaustedError(absl::StrCat("uid ", uid, " has ", open, open == 1 ? " session" : " sessions",
+    return absl::ResourceExhaustedError(absl::StrCat(user.Text(), " has ", open, open == 1 ? " session" : " sessions",
                                                      " open, the most that max_sessions_per_uid allows"));
   }
   const SessionTerms& terms = candidate.terms;
-  size_t& of_rule = sessions_of_rule_[{uid, terms.rule}];
+  size_t& of_rule = sessions_of_rule_[{user, terms.rule}];
   if (terms.max_sessions > 0 && of_rule >= terms.max_sessions) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("uid ", uid, " has ", of_rule, of_rule == 1 ? " session" : " sessions",
+        absl::StrCat(user.Text(), " has ", of_rule, of_rule == 1 ? " session" : " sessions",
                      " open by the policy's rule ", terms.rule, ", the most that its max_sessions allows"));
   }
   ++open;
@@ -63,7 +63,7 @@ absl::StatusOr<SessionRegistry::Reserved> SessionRegistry::Reserve(const Candida
   names_[reserved.name] = reserved.id;
   if (candidate.leases) return reserved;
   // A session is worth more than its history.
-  uint64_t& of_uid = events_of_uid_[uid];
+  uint64_t& of_uid = events_of_user_[user];
   reserved.record_events = std::min(reserved.record_events, (max_recorded_events_per_uid_ - of_uid) / devices_);
   events_of_[reserved.id] = reserved.record_events * devices_;
   of_uid += events_of_[reserved.id];
@@ -95,13 +95,13 @@ void SessionRegistry::Remove(const Session& session, CloseReason reason, const s
 
 void SessionRegistry::Release(const Session& session) {
   names_.erase(session.name());
-  const uid_t uid = session.caller().uid;
-  if (--sessions_of_uid_[uid] == 0) sessions_of_uid_.erase(uid);
-  const auto of_rule = sessions_of_rule_.find({uid, session.terms().rule});
+  const UserKey user = session.caller().user();
+  if (--sessions_of_user_[user] == 0) sessions_of_user_.erase(user);
+  const auto of_rule = sessions_of_rule_.find({user, session.terms().rule});
   if (--of_rule->second == 0) sessions_of_rule_.erase(of_rule);
   if (const auto it = events_of_.find(session.id()); it != events_of_.end()) {
-    events_of_uid_[uid] -= it->second;
-    if (events_of_uid_[uid] == 0) events_of_uid_.erase(uid);
+    events_of_user_[user] -= it->second;
+    if (events_of_user_[user] == 0) events_of_user_.erase(user);
     events_of_.erase(it);
   }
 }
@@ -211,11 +211,11 @@ absl::Status SessionRegistry::ReserveEvents(const Session& session, uint64_t eve
   MutexLock lock(mu_);
   const auto it = events_of_.find(session.id());
   if (it == events_of_.end()) return absl::AbortedError("the session has ended");
-  uint64_t& of_uid = events_of_uid_[session.caller().uid];
+  uint64_t& of_uid = events_of_user_[session.caller().user()];
   const uint64_t others = of_uid - it->second;
   if (others + events > max_recorded_events_per_uid_) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("max_events: with ", events, " more, the remote sessions of uid ", session.caller().uid,
+        absl::StrCat("max_events: with ", events, " more, the remote sessions of ", session.caller().user().Text(),
                      " would record ", others + events, " events, more than the ", max_recorded_events_per_uid_,
                      " that max_recorded_events_per_uid allows; record less, or let others record less"));
   }

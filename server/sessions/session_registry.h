@@ -63,7 +63,7 @@ class SessionRegistry {
 
   struct Candidate {
     std::string name;  // as the client gave it
-    uid_t uid = 0;
+    UserKey user;
     SessionTerms terms;
     size_t max_sessions_per_uid = 0;
     bool leases = false;
@@ -128,10 +128,10 @@ class SessionRegistry {
   mutable Mutex mu_;  // held for nothing but this; no other lock is taken
   absl::btree_map<SessionId, SessionPtr> sessions_ ABSL_GUARDED_BY(mu_);
   absl::btree_map<std::string, SessionId, std::less<>> names_ ABSL_GUARDED_BY(mu_);
-  absl::btree_map<uid_t, size_t> sessions_of_uid_ ABSL_GUARDED_BY(mu_);
-  absl::btree_map<std::pair<uid_t, std::string>, size_t> sessions_of_rule_ ABSL_GUARDED_BY(mu_);  // of a user
-  absl::btree_map<SessionId, uint64_t> events_of_ ABSL_GUARDED_BY(mu_);  // that remote sessions may record
-  absl::btree_map<uid_t, uint64_t> events_of_uid_ ABSL_GUARDED_BY(mu_);  // their sums
+  absl::btree_map<UserKey, size_t> sessions_of_user_ ABSL_GUARDED_BY(mu_);
+  absl::btree_map<std::pair<UserKey, std::string>, size_t> sessions_of_rule_ ABSL_GUARDED_BY(mu_);  // of a user
+  absl::btree_map<SessionId, uint64_t> events_of_ ABSL_GUARDED_BY(mu_);     // that remote sessions may record
+  absl::btree_map<UserKey, uint64_t> events_of_user_ ABSL_GUARDED_BY(mu_);  // their sums
   uint64_t next_session_ ABSL_GUARDED_BY(mu_) = 1;
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   SessionCounts counts_ ABSL_GUARDED_BY(mu_);

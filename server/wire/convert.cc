@@ -36,9 +36,30 @@ v1::SessionState ToProto(SessionState state) {
   return v1::SESSION_STATE_UNSPECIFIED;
 }
 
+v1::ClaimState ToProto(ClaimState state) {
+  switch (state) {
+    case ClaimState::kActive:
+      return v1::CLAIM_STATE_ACTIVE;
+    case ClaimState::kDraining:
+      return v1::CLAIM_STATE_DRAINING;
+    case ClaimState::kRevoked:
+      return v1::CLAIM_STATE_REVOKED;
+  }
+  return v1::CLAIM_STATE_UNSPECIFIED;
+}
+
 google::protobuf::Timestamp ToProto(std::chrono::system_clock::time_point time) {
   return google::protobuf::util::TimeUtil::MicrosecondsToTimestamp(
       std::chrono::duration_cast<std::chrono::microseconds>(time.time_since_epoch()).count());
+}
+
+// A limit that is absent stays what it is.
+absl::Status ReadLimit(absl::string_view field, bool is_there, const v1::Limit& from, Limit& to) {
+  if (!is_there) return absl::OkStatus();
+  const std::optional<Limit> limit = FromProto(from);
+  if (!limit.has_value()) return absl::InvalidArgumentError(absl::StrCat(field, ": neither bytes nor fraction is set"));
+  to = *limit;
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -103,12 +124,13 @@ v1::Session ToProto(const SessionView& info) {
   *session.mutable_started() = ToProto(info.started);
   session.set_rule(info.terms.rule);
   session.set_tenant(info.terms.tenant);
+  session.set_claim(info.terms.claim);
   session.set_priority(info.devices.empty() ? info.terms.priority : info.devices[0].account.priority);
   for (size_t ordinal = 0; ordinal < info.devices.size(); ++ordinal) {
     const SessionDeviceView& from = info.devices[ordinal];
     v1::SessionDevice* device = session.add_devices();
     device->set_device(static_cast<uint32_t>(ordinal));
-    device->set_limit_bytes(from.account.limit_bytes);
+    device->set_limit_bytes(from.account.effective_limit_bytes());
     device->set_reserved_bytes(from.account.reserved_bytes);
     device->set_returning_bytes(from.account.returning_bytes);
     *device->mutable_stats() = StatsToProto(from.stats);
@@ -125,6 +147,51 @@ v1::Session ToProto(const SessionView& info) {
     }
   }
   return session;
+}
+
+v1::Claim ToProto(const ClaimView& info, const std::string& socket_dir) {
+  v1::Claim claim;
+  claim.set_name(info.claim.name);
+  *claim.mutable_terms() = ToProto(info.claim.terms);
+  claim.set_state(ToProto(info.claim.state));
+  *claim.mutable_created() = ToProto(info.claim.created);
+  if (info.claim.rule.empty()) claim.set_socket_dir(ClaimDir(socket_dir, info.claim.name));
+  claim.set_rule(info.claim.rule);
+  claim.set_sessions(static_cast<uint32_t>(info.claim.sessions));
+  uint64_t refusals = 0;
+  for (size_t ordinal = 0; ordinal < info.devices.size(); ++ordinal) {
+    const ClaimDeviceView& from = info.devices[ordinal];
+    v1::ClaimDevice* device = claim.add_devices();
+    device->set_device(static_cast<uint32_t>(ordinal));
+    device->set_limit_bytes(from.limit_bytes);
+    device->set_guarantee_bytes(from.guarantee_bytes);
+    device->set_reserved_bytes(from.reserved_bytes);
+    device->set_left_behind_bytes(from.left_behind_bytes);
+    device->set_allocated_bytes(from.allocated_bytes);
+    device->set_idle_bytes(from.idle_bytes);
+    device->set_waiting(static_cast<uint32_t>(from.waiting));
+    for (const uint64_t count : from.ooms) refusals += count;
+  }
+  claim.set_refusals(refusals);
+  return claim;
+}
+
+v1::ClaimTerms ToProto(const ClaimTerms& terms) {
+  v1::ClaimTerms proto;
+  *proto.mutable_limit() = ToProto(terms.limit);
+  *proto.mutable_guarantee() = ToProto(terms.guarantee);
+  proto.set_priority(terms.priority);
+  proto.set_tenant(terms.tenant);
+  if (terms.max_wait.has_value()) proto.set_max_wait_ms(static_cast<uint32_t>(terms.max_wait->count()));
+  if (terms.owner.uid.has_value()) {
+    proto.set_owner_uid(*terms.owner.uid);
+  } else {
+    proto.set_any_owner(true);
+  }
+  if (terms.owner.gid.has_value()) proto.set_owner_gid(*terms.owner.gid);
+  for (const size_t device : terms.devices) proto.add_devices(static_cast<uint32_t>(device));
+  for (const auto& [key, value] : terms.labels) (*proto.mutable_labels())[key] = ToUtf8(value);
+  return proto;
 }
 
 v1::OutOfMemoryEvent ToProto(const OomEvent& event, const RefusalRecordings& recordings) {
@@ -198,10 +265,55 @@ v1::ExplainPolicyResponse ToProto(const PolicySubject& subject, const PolicyExpl
   response.set_may_change(terms.rights.admin);
   response.set_is_operator(explanation.is_operator);
   response.set_max_wait_ms(static_cast<uint32_t>(terms.max_wait.count()));
+  if (!terms.claim.empty()) {
+    response.set_claim(terms.claim);
+    *response.mutable_claim_limit() = ToProto(terms.claim_limit);
+    *response.mutable_claim_guarantee() = ToProto(terms.claim_guarantee);
+  }
   if (terms.user_limit.has_value()) *response.mutable_user_limit() = ToProto(*terms.user_limit);
   if (terms.user_guarantee.has_value()) *response.mutable_user_guarantee() = ToProto(*terms.user_guarantee);
   response.set_max_sessions(terms.max_sessions);
   return response;
+}
+
+absl::StatusOr<ClaimTerms> FromProto(const v1::ClaimTerms& from, uid_t caller) {
+  ClaimTerms terms;
+  if (absl::Status status = ReadLimit("limit", from.has_limit(), from.limit(), terms.limit); !status.ok())
+    return status;
+  if (absl::Status status = ReadLimit("guarantee", from.has_guarantee(), from.guarantee(), terms.guarantee);
+      !status.ok()) {
+    return status;
+  }
+  terms.priority = from.priority();
+  terms.tenant = from.tenant();
+  if (from.has_max_wait_ms()) terms.max_wait = std::chrono::milliseconds(from.max_wait_ms());
+  const bool is_anybodys = from.owner_case() == v1::ClaimTerms::kAnyOwner && from.any_owner();
+  if (!is_anybodys) terms.owner.uid = from.has_owner_uid() ? from.owner_uid() : caller;
+  if (from.has_owner_gid()) terms.owner.gid = from.owner_gid();
+  terms.devices.assign(from.devices().begin(), from.devices().end());
+  for (const auto& [key, value] : from.labels()) terms.labels[key] = value;
+  return terms;
+}
+
+absl::StatusOr<ClaimChange> FromProto(const v1::UpdateClaimRequest& request) {
+  ClaimChange change;
+  if (request.has_limit()) {
+    change.limit = FromProto(request.limit());
+    if (!change.limit.has_value()) return absl::InvalidArgumentError("limit: neither bytes nor fraction is set");
+  }
+  if (request.has_guarantee()) {
+    change.guarantee = FromProto(request.guarantee());
+    if (!change.guarantee.has_value()) {
+      return absl::InvalidArgumentError("guarantee: neither bytes nor fraction is set");
+    }
+  }
+  if (request.optional_priority_case() == v1::UpdateClaimRequest::kPriority) change.priority = request.priority();
+  if (request.has_max_wait_ms()) change.max_wait = std::chrono::milliseconds(request.max_wait_ms());
+  if (request.replace_labels()) {
+    change.labels.emplace();
+    for (const auto& [key, value] : request.labels()) change.labels->emplace(key, value);
+  }
+  return change;
 }
 
 PolicySubject FromProto(const v1::ExplainPolicyRequest::User& user) {

@@ -7,6 +7,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -29,6 +30,9 @@ grpc::ServerUnaryReactor* Reply(grpc::CallbackServerContext* context, const absl
 
 v1::Device ToProto(const SegmentPool& pool);
 v1::Session ToProto(const SessionView& info);
+// `socket_dir`: the daemon's.
+v1::Claim ToProto(const ClaimView& info, const std::string& socket_dir);
+v1::ClaimTerms ToProto(const ClaimTerms& terms);
 v1::OutOfMemoryEvent ToProto(const OomEvent& event, const RefusalRecordings& recordings);
 v1::AllocateResponse ToProto(const Allocation& allocation);
 v1::LeaseSegmentsResponse ToProto(const std::vector<Lease>& leases);
@@ -41,6 +45,11 @@ PolicySubject FromProto(const v1::ExplainPolicyRequest::User& user);
 absl::StatusOr<SessionRef> FromProto(const v1::SessionRef& ref);
 // nullopt when neither bytes nor fraction is set.
 std::optional<Limit> FromProto(const v1::Limit& limit);
+
+// What the messages say; what they may not say is for Claims to find. InvalidArgument: a limit or guarantee that is
+// neither bytes nor a fraction. `caller`: the owner where no other is named.
+absl::StatusOr<ClaimTerms> FromProto(const v1::ClaimTerms& terms, uid_t caller);
+absl::StatusOr<ClaimChange> FromProto(const v1::UpdateClaimRequest& request);
 
 // How far a request may go; `cancel_key` is what it can be cancelled by.
 // Its scope is one of `session`. InvalidArgument: it has more than ScopeTable::kMaxDepth.

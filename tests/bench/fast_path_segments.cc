@@ -13,6 +13,7 @@
 #include "allocator/device/host_device.h"
 #include "tests/bench/bench_client.h"
 #include "tests/bench/fast_path.h"
+#include "tests/support/raw_client.h"
 
 namespace vrambroker::bench {
 namespace {
@@ -40,6 +41,19 @@ std::string Suffix(absl::Duration latency, const char* between) {
   return absl::StrCat(between, "driver latency ", absl::FormatDuration(latency));
 }
 
+// Where clients of a new claim find their sockets.
+absl::StatusOr<std::string> MakeClaim(const std::string& socket_dir) {
+  absl::StatusOr<testing_support::RawClient> raw = testing_support::RawClient::Connect(socket_dir);
+  if (!raw.ok()) return raw.status();
+  v1::CreateClaimRequest request;
+  request.set_name("bench");
+  v1::CreateClaimResponse response;
+  absl::Status status =
+      testing_support::RawClient::Call(raw->admin(), &v1::Admin::Stub::CreateClaim, request, &response);
+  if (!status.ok()) return status;
+  return response.claim().socket_dir();
+}
+
 absl::Status LeaseAndReturn(Client& client, uint64_t bytes) {
   const absl::StatusOr<void*> segment = client.LeaseSegment(bytes);
   return segment.ok() ? client.ReturnSegment(*segment) : segment.status();
@@ -56,6 +70,10 @@ absl::Status MeasureMisses(const Settings& settings, absl::Duration latency, nlo
   absl::StatusOr<Client> client = ConnectTo((*daemon)->socket_dir());
   absl::StatusOr<Client> tight = ConnectTo((*small)->socket_dir());
   if (!client.ok() || !tight.ok()) return client.ok() ? tight.status() : client.status();
+  const absl::StatusOr<std::string> claim = MakeClaim((*daemon)->socket_dir());
+  if (!claim.ok()) return claim.status();
+  absl::StatusOr<Client> claimed = ConnectTo(*claim);
+  if (!claimed.ok()) return claimed.status();
   const absl::StatusOr<std::unique_ptr<BenchClient>> rpc = BenchClient::Connect((*daemon)->socket_dir(), Way::kEmpty);
   if (!rpc.ok()) return rpc.status();
   const std::unique_ptr<Device> device = MakeHostDevice(0, 4096 * kMiB, absl::ToChronoNanoseconds(latency));
@@ -70,6 +88,7 @@ absl::Status MeasureMisses(const Settings& settings, absl::Duration latency, nlo
       {"two empty calls", [&] { return (*rpc)->Pair(); }},
       {"the bare device, 32 MiB", [&] { return AllocateAndFree(*device, 32 * kMiB); }},
       {"lease and return, 2 MiB, idle in the daemon", [&] { return LeaseAndReturn(*client, 2 * kMiB); }},
+      {"lease and return, 2 MiB, idle in the daemon, in a claim", [&] { return LeaseAndReturn(*claimed, 2 * kMiB); }},
       {"lease and return, 32 MiB, idle in the daemon", [&] { return LeaseAndReturn(*client, 32 * kMiB); }},
       {"lease and return, 40 MiB, from the device",
        [&] { return LeaseAndReturn(*tight, ((odd = !odd) ? 40 : 42) * kMiB); }},

@@ -102,8 +102,9 @@ class Daemon:
 class Client:
     """A test_client process with a session of its own."""
 
-    def __init__(self, daemon, name, limit="-", *options):
-        self._process = subprocess.Popen([os.environ["TEST_CLIENT"], str(daemon.dir)], stdin=subprocess.PIPE,
+    def __init__(self, daemon, name, limit="-", *options, claim=None):
+        folder = daemon.dir / "claims" / claim if claim else daemon.dir
+        self._process = subprocess.Popen([os.environ["TEST_CLIENT"], str(folder)], stdin=subprocess.PIPE,
                                          stdout=subprocess.PIPE, text=True)
         self.call("connect", name, limit, *options)
 
@@ -155,7 +156,7 @@ class Load:
 
     serve-api (160, 64 guaranteed)  40, 1000 bytes in a segment of 2, and a free segment of 12
     train-a (80)                    8 blocks of 5, and as many holes of 5 between them, in 4 segments of 20
-    notebook (20)                   16
+    notebook (20)                   16, in the claim lab (128, 16 guaranteed)
     train-d                         24, which train-c had before
     train-b                         nothing any more: its 60 were reclaimable, and guest-big needed them
     guest-big                       60
@@ -181,8 +182,8 @@ class Load:
         self.ooms = {"limit": 0, "capacity": 0, "fragmentation": 0, "larger_than_device": 0}
         self._prometheus = prometheus
 
-    def _client(self, *arguments):
-        client = Client(self._daemon, *arguments)
+    def _client(self, *arguments, **more):
+        client = Client(self._daemon, *arguments, **more)
         self._clients.append(client)
         return client
 
@@ -203,7 +204,8 @@ class Load:
         blocks = [train_a.allocate(5 * MIB) for _ in range(16)]
         for block in blocks[::2]:
             train_a.free(block)
-        self._notebook = self._client("notebook", "20MiB")
+        self._daemon.ctl("claim", "create", "lab", "--limit=128MiB", "--guarantee=16MiB", "--tenant=guests", "--device=0", "--label=team=vision")
+        self._notebook = self._client("notebook", "20MiB", claim="lab")
         self._notebook.allocate(16 * MIB)
         train_c = self._client("train-c")
         train_c.allocate(24 * MIB)

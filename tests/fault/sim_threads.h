@@ -84,7 +84,7 @@ class SimThreads : public Executor {
   void Submit(std::function<void()> task) override { queued_.push_back(std::move(task)); }
   void SubmitFirst(std::function<void()> task) override { first_.push_back(std::move(task)); }
   // Waiting for a client would stop the simulation: tasks take the other way, as when too many wait.
-  absl::StatusOr<UserSlots::Slot> StartWaiting(uid_t /*uid*/) override {
+  absl::StatusOr<UserSlots::Slot> StartWaiting(const UserKey& /*user*/) override {
     return absl::ResourceExhaustedError("the simulation waits for nobody");
   }
 

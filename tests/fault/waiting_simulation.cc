@@ -145,7 +145,7 @@ class World {
     const uint64_t key = next_key_++;
     asked_[key] = {.session = id, .bytes = bytes, .since = now_, .is_large = is_large, .may_wait = wait.count() > 0};
     queue_.Add({.session = id,
-                .uid = sessions_.at(id).uid,
+                .user = sessions_.at(id).uid,
                 .bytes = bytes,
                 .deadline = now_ + wait,
                 .cancel_key = key,

@@ -214,10 +214,12 @@ TEST_F(BadInputTest, OversizedAndMalformedMessages) {
   // Bytes that are no message at all, to every method and to one that does not exist.
   const std::string garbage = "\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x07garbage";
   for (const char* method :
-       {"Broker/Allocate", "Broker/Free", "Broker/EmptyCache", "Broker/GetMemoryStats", "Broker/ResetPeakStats",
-        "Broker/GetDevices", "Broker/NoSuchMethod", "Admin/ListSessions", "Admin/GetSession", "Admin/SetLimit",
-        "Admin/TrimSession", "Admin/ReleaseIdle", "Admin/EndSession", "Admin/GetSnapshot", "Admin/SetRecording",
-        "Admin/HoldRecording", "NoSuchService/NoSuchMethod"}) {
+       {"Broker/Allocate",           "Broker/Free",       "Broker/EmptyCache",   "Broker/GetMemoryStats",
+        "Broker/ResetPeakStats",     "Broker/GetDevices", "Broker/NoSuchMethod", "Admin/ListSessions",
+        "Admin/GetSession",          "Admin/SetLimit",    "Admin/TrimSession",   "Admin/ReleaseIdle",
+        "Admin/EndSession",          "Admin/GetSnapshot", "Admin/SetRecording",  "Admin/HoldRecording",
+        "Admin/CreateClaim",         "Admin/UpdateClaim", "Admin/DeleteClaim",   "Admin/ListClaims",
+        "NoSuchService/NoSuchMethod"}) {
     const auto answer = CallBytes(raw_->channel(), absl::StrCat("/vrambroker.v1.", method), garbage);
     EXPECT_FALSE(answer.ok()) << method;
     EXPECT_FALSE(absl::IsDeadlineExceeded(answer.status()) || absl::IsUnavailable(answer.status()))

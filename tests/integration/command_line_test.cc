@@ -124,7 +124,8 @@ TEST(WrongUseTest, IsSaidAndChangesNothing) {
            {{}, "no command given; see vramctl --help"},
            {{"statsu"}, "no command 'statsu'; see vramctl --help"},
            {{"status", "--pid", "3"}, "status takes no --pid (policy explain does); see vramctl status --help"},
-           {{"status", "--limit", "0.5"}, "status takes no --limit (hold does); see vramctl status --help"},
+           {{"status", "--limit", "0.5"},
+            "status takes no --limit (claim create, claim set, hold do); see vramctl status --help"},
            {{"sessions", "-o", "json"},
             "sessions takes no -o (snapshot, trace, replay, plan train, plan serve, plan share do); see vramctl "
             "sessions --help"},

@@ -192,6 +192,13 @@ TEST_F(JsonFormatTest, IsAsDocumented) {
                                                            {"priority", "holder", "3"}}) {
     CheckCommand("session", arguments);
   }
+  Check("claim", CtlJson({"claim", "create", "jobs", "--limit=64MiB"}));
+  Check("claim", CtlJson({"claim", "set", "jobs", "--limit=32MiB"}));
+  ASSERT_OK_AND_ASSIGN(ClientProcess job, ClientProcess::Connect(dir() + "/claims/jobs", "job"));
+  CheckCommand("claim ls", {"claim", "ls"});
+  CheckCommand("claim show", {"claim", "show", "jobs"});
+  CheckCommand("claim rm", {"claim", "rm", "jobs"});
+  CheckRefusal({"claim", "show", "nobodys"});
   CheckCommand("trim", {"trim", "holder"});
   CheckCommand("release", {"release"});
   CheckCommand("reload", {"reload"});

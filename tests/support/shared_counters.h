@@ -6,6 +6,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <array>
+#include <atomic>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -29,6 +32,12 @@ T* MapCounters(const std::string& path) {
   }
   return static_cast<T*>(memory);
 }
+
+// Of clients that race for one limit: test_client's "race".
+struct RaceCounters {
+  std::array<std::atomic<uint64_t>, 16> held;  // bytes, by client
+  std::atomic<uint64_t> rounds;                // allocations, of all
+};
 
 }  // namespace vrambroker::testing_support
 

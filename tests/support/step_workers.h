@@ -18,7 +18,7 @@ class StepWorkers : public Executor {
 
   void Submit(std::function<void()> task) override { tasks_.push_back(std::move(task)); }
   void SubmitFirst(std::function<void()> task) override { tasks_.push_front(std::move(task)); }
-  absl::StatusOr<UserSlots::Slot> StartWaiting(uid_t uid) override { return waiting_.Take(uid); }
+  absl::StatusOr<UserSlots::Slot> StartWaiting(const UserKey& user) override { return waiting_.Take(user); }
 
   size_t waiting() const { return tasks_.size(); }
   // Runs what waits, and what that submits.

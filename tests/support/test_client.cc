@@ -10,6 +10,9 @@
 //   fill COUNT BYTES SEED    allocate, write and verify COUNT buffers
 //   check SEED               verify what fill wrote
 //   churn THREADS BYTES      allocate, write, verify and free in a loop, in the background, until the process ends
+//   race FILE SLOT BYTES LIMIT       like churn, with other sizes each time, up to BYTES; ends by a signal when all who
+//   race
+//                                    hold more than LIMIT together, by what each has written to its slot of FILE
 //   empty | status | goodbye (ends the session and all buffers)
 //   fork                             a child with all mappings, until the test closes this process's input  -> PID
 //   fork_exec                        a child that runs another program until then                      -> PID
@@ -30,6 +33,7 @@
 #include <iostream>
 #include <map>
 #include <optional>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -40,10 +44,12 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "allocator/base/bytes.h"
 #include "client/connection/descriptor_channel.h"
 #include "client/vrambroker/client.h"
 #include "tests/support/buffers.h"
 #include "tests/support/raw_client.h"
+#include "tests/support/shared_counters.h"
 #include "tests/support/util.h"
 
 namespace vrambroker::testing_support {
@@ -93,6 +99,9 @@ class TestClient {
     if (command == "fill") return FillMany(Number(words[1]), Number(words[2]), Number(words[3]));
     if (command == "check") return CheckAll(Number(words[1]));
     if (command == "churn") return Churn(Number(words[1]), Number(words[2]));
+    if (command == "race") {
+      return Race(MapCounters<RaceCounters>(words[1]), Number(words[2]), Number(words[3]), Number(words[4]));
+    }
     if (command == "status") return Say(client_->status());
     if (command == "empty") {
       const absl::StatusOr<uint64_t> bytes = client_->EmptyCache();
@@ -208,6 +217,28 @@ class TestClient {
       if (absl::StatusOr<std::string> found = Verify(filled_[i], seed + i); !found.ok()) return found;
     }
     return absl::StrCat(filled_.size());
+  }
+
+  absl::StatusOr<std::string> Race(RaceCounters* counters, uint64_t slot, uint64_t most_bytes, uint64_t limit_bytes) {
+    std::thread([this, counters, slot, most_bytes, limit_bytes] {
+      std::minstd_rand random(static_cast<unsigned>(getpid()));
+      for (;;) {
+        const uint64_t bytes = (1 + random() % (most_bytes / 2_MiB)) * 2_MiB;
+        {
+          const absl::StatusOr<Buffer> buffer = client_->Allocate(bytes);
+          if (!buffer.ok()) continue;
+          // No more than it holds, at any time.
+          counters->held[slot] = bytes;
+          uint64_t sum = 0;
+          for (const std::atomic<uint64_t>& held : counters->held) sum += held;
+          if (sum > limit_bytes) std::abort();
+          ++counters->rounds;
+          counters->held[slot] = 0;
+        }
+        if (random() % 2 == 0) (void)client_->EmptyCache();
+      }
+    }).detach();
+    return "";
   }
 
   absl::StatusOr<std::string> Churn(uint64_t threads, uint64_t bytes) {

@@ -142,6 +142,9 @@ class OutOfMemoryError(Error, MemoryError):
     scopes: Tuple[ScopeUse, ...] = ()  # at most 3, those that hold or pin most first; none without memory_scope()
     user_limit_bytes: int = 0  # what the user's sessions may have together; 0: no such limit
     user_reserved_bytes: int = 0  # what they have, or what is guaranteed to them; 0 without such a limit
+    claim: str = ""  # the session's, whose limit it shares; "": it is in none
+    claim_limit_bytes: int = 0  # what the claim's sessions may have together
+    claim_reserved_bytes: int = 0  # what they have, or what is guaranteed to them
     refusal: int = 0  # its number, from 1 since the daemon started: `vramctl ooms --diagnose N`; 0: it is not on record
 
     def __init__(self, message: str, fields: Dict[str, Any], report: Optional[Dict[str, Any]] = None) -> None:

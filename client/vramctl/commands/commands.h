@@ -49,6 +49,13 @@ absl::Status End(const Context& context, const std::string& session);
 // Has the driver get what the daemon caches: of context.only_device, or of all.
 absl::Status ReleaseIdle(const Context& context);
 
+// context.claim says which, and what.
+absl::Status CreateClaim(const Context& context);
+absl::Status ChangeClaim(const Context& context);
+absl::Status ShowClaims(const Context& context);
+absl::Status ShowClaim(const Context& context);
+absl::Status RemoveClaim(const Context& context);
+
 // What the policy grants to whom context.policy describes (nobody: this process), and why.
 absl::Status ExplainPolicy(const Context& context);
 // Has the daemon read its configuration file again.

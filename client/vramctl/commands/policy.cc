@@ -15,6 +15,7 @@
 #include "allocator/base/bytes.h"
 #include "client/vramctl/commands/commands.h"
 #include "client/vramctl/daemon/daemon_calls.h"
+#include "client/vramctl/options/users.h"
 #include "client/vramctl/views/output.h"
 
 namespace vrambroker::vramctl {
@@ -25,28 +26,15 @@ using Explanation = v1::ExplainPolicyResponse;
 
 // The user, with the groups that the system's files give them; a number need not be of a known user.
 absl::Status FillUser(const PolicyFlags& flags, v1::ExplainPolicyRequest::User* user) {
-  uint32_t uid = geteuid();
-  const passwd* entry = nullptr;
-  if (flags.uid.empty() || absl::SimpleAtoi(flags.uid, &uid)) {
-    entry = getpwuid(uid);
-  } else {
-    entry = getpwnam(flags.uid.c_str());
-    if (entry == nullptr) return absl::InvalidArgumentError(absl::StrCat("--uid: no user '", flags.uid, "' is known"));
-    uid = entry->pw_uid;
-  }
-  user->set_uid(uid);
+  const absl::StatusOr<uint32_t> uid = flags.uid.empty() ? geteuid() : ParseUser("--uid", flags.uid);
+  if (!uid.ok()) return uid.status();
+  user->set_uid(*uid);
   if (!flags.cgroup.empty()) user->set_cgroup(flags.cgroup);
   if (!flags.gid.empty()) {
-    uint32_t gid = 0;
-    if (!absl::SimpleAtoi(flags.gid, &gid)) {
-      const group* found = getgrnam(flags.gid.c_str());
-      if (found == nullptr) {
-        return absl::InvalidArgumentError(absl::StrCat("--gid: no group '", flags.gid, "' is known"));
-      }
-      gid = found->gr_gid;
-    }
-    user->add_gids(gid);
-  } else if (entry != nullptr) {
+    const absl::StatusOr<uint32_t> gid = ParseGroup("--gid", flags.gid);
+    if (!gid.ok()) return gid.status();
+    user->add_gids(*gid);
+  } else if (const passwd* const entry = getpwuid(*uid); entry != nullptr) {
     const std::string name = entry->pw_name;
     const gid_t own = entry->pw_gid;
     int count = 64;
@@ -113,6 +101,9 @@ Json ExplanationJson(const Explanation& explanation) {
       {"max_wait_ms", explanation.max_wait_ms()},
       {"user_limit", explanation.has_user_limit() ? LimitJson(explanation.user_limit()) : Json(nullptr)},
       {"user_guarantee", explanation.has_user_guarantee() ? LimitJson(explanation.user_guarantee()) : Json(nullptr)},
+      {"claim", explanation.claim()},
+      {"claim_limit", explanation.has_claim_limit() ? LimitJson(explanation.claim_limit()) : Json(nullptr)},
+      {"claim_guarantee", explanation.has_claim_guarantee() ? LimitJson(explanation.claim_guarantee()) : Json(nullptr)},
       {"max_sessions", explanation.max_sessions()},
       {"tenant", explanation.tenant()},
       {"isolation", explanation.strict() ? "strict" : "shared"},
@@ -144,6 +135,11 @@ void PrintText(const Explanation& explanation) {
   }
   if (explanation.has_user_guarantee()) {
     std::printf("guarantees %s for all sessions of the user\n", LimitText(explanation.user_guarantee()).c_str());
+  }
+  if (!explanation.claim().empty()) {
+    std::printf("claim      %s: %s for all of its sessions, %s kept free, unless an operator has created it\n",
+                explanation.claim().c_str(), LimitText(explanation.claim_limit()).c_str(),
+                LimitText(explanation.claim_guarantee()).c_str());
   }
   if (explanation.max_sessions() > 0) {
     std::printf("sessions   %u of this rule for the user at most\n", explanation.max_sessions());

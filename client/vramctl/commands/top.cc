@@ -3,7 +3,6 @@
 // vramctl top: a live view on a terminal, from which sessions can be changed.
 #include <langinfo.h>
 #include <poll.h>
-#include <pwd.h>
 #include <signal.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
@@ -12,7 +11,6 @@
 #include <cerrno>
 #include <clocale>
 #include <cstring>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -21,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "allocator/base/unique_fd.h"
 #include "client/vramctl/commands/commands.h"
+#include "client/vramctl/options/users.h"
 #include "client/vramctl/top/daemon_poller.h"
 #include "client/vramctl/top/session_actor.h"
 #include "client/vramctl/top/top_screen.h"
@@ -28,17 +27,6 @@
 
 namespace vrambroker::vramctl {
 namespace {
-
-// The name; the number for users that this machine does not know.
-std::string UserName(uint32_t uid) {
-  static auto* const known = new std::map<uint32_t, std::string>;  // looking one up may ask another machine
-  const auto [it, is_new] = known->try_emplace(uid);
-  if (is_new) {
-    const passwd* const entry = getpwuid(uid);
-    it->second = entry == nullptr ? absl::StrCat(uid) : entry->pw_name;
-  }
-  return it->second;
-}
 
 // Where the signals arrive that would otherwise end this process with the terminal as it is, or that it must know of.
 UniqueFd TakeSignals() {

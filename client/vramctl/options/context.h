@@ -9,6 +9,7 @@
 #include <string>
 
 #include "absl/time/time.h"
+#include "client/vramctl/options/claim_flags.h"
 #include "client/vramctl/options/plan_flags.h"
 
 namespace vrambroker::vramctl {
@@ -55,6 +56,7 @@ struct Context {
   std::string sort = "reserved";      // top: a column
   ReplayFlags replay;
   PolicyFlags policy;
+  ClaimFlags claim;
   PlanFlags plan;
   TraceFlags trace;
 };

@@ -15,7 +15,7 @@
 namespace vrambroker::vramctl {
 namespace {
 
-constexpr size_t kWidth = 100;
+constexpr size_t kSessionsWidth = 100;
 constexpr int kMostNameCells = 20;
 
 struct SessionRow {
@@ -44,10 +44,17 @@ std::string WaitsForCell(const SessionRow& row) {
                       row.device.waiting_size() > 1 ? absl::StrCat(" +", row.device.waiting_size() - 1) : "");
 }
 
-const std::array<SessionColumn, 16>& AllColumns() {
-  static constexpr std::array<SessionColumn, 16> kAll = {{
+std::string ClaimCell(const SessionRow& row) {
+  if (row.session.claim().empty()) return "-";
+  const std::string claim = Printable(row.session.claim());
+  return Cells(claim) > kMostNameCells ? Fit(claim, kMostNameCells) : claim;
+}
+
+const std::array<SessionColumn, 17>& AllColumns() {
+  static constexpr std::array<SessionColumn, 17> kAll = {{
       {">ID", 0, nullptr, [](const SessionRow& row) { return absl::StrCat(row.session.id()); }},
       {"NAME", 0, nullptr, NameCell},
+      {"CLAIM", 2, "-", ClaimCell},
       {">PID", 3, nullptr, [](const SessionRow& row) { return absl::StrCat(row.session.pid()); }},
       {">UID", 8, nullptr, [](const SessionRow& row) { return absl::StrCat(row.session.uid()); }},
       {">AGE", 2, nullptr, [](const SessionRow& row) { return ShortAge(row.age); }},
@@ -101,7 +108,7 @@ std::string SessionsTable(const v1::ListSessionsResponse& sessions, absl::Time n
     std::string table = Table(cells);
     const auto least = std::max_element(
         shown.begin(), shown.end(), [](const SessionColumn* a, const SessionColumn* b) { return a->rank < b->rank; });
-    if (WidthOf(table) <= kWidth || (*least)->rank == 0) return table;
+    if (WidthOf(table) <= kSessionsWidth || (*least)->rank == 0) return table;
     shown.erase(least);
   }
 }

@@ -40,8 +40,9 @@ TEST(ConfigTest, TheExampleShowsEveryFieldWithItsDefault) {
   ASSERT_TRUE(config.ok()) << config.status();
   const absl::StatusOr<Config> defaults = Read("");
   ASSERT_TRUE(defaults.ok()) << defaults.status();
-  // It is the service's: a service for GPUs is not to serve the host's memory when their driver is not ready.
-  EXPECT_THAT(FieldsThatNeedARestart(*defaults, *config), ::testing::ElementsAre("device"));
+  // These are the service's: a service for GPUs is not to serve the host's memory when their driver is not ready, and
+  // its claims are to outlive a reboot.
+  EXPECT_THAT(FieldsThatNeedARestart(*defaults, *config), ::testing::ElementsAre("claims_file", "device"));
   EXPECT_EQ(config->device, DeviceChoice::kCuda);
   EXPECT_EQ(config->session_limit, defaults->session_limit);
   EXPECT_EQ(config->max_sessions_per_uid, defaults->max_sessions_per_uid);
@@ -100,6 +101,7 @@ TEST(ConfigTest, EveryFieldIsRead) {
     # A comment.
     socket_dir: "/tmp/x"
     socket_mode: "0666"
+    claims_file: "/tmp/y"
     device: "host"
     capacity: "8GiB"
     headroom: "512MiB"
@@ -132,6 +134,7 @@ TEST(ConfigTest, EveryFieldIsRead) {
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->socket_dir, "/tmp/x");
   EXPECT_EQ(config->socket_mode, 0666u);
+  EXPECT_EQ(config->claims_file, "/tmp/y");
   EXPECT_EQ(config->device, DeviceChoice::kHost);
   EXPECT_EQ(config->capacity_bytes, 8_GiB);
   EXPECT_EQ(config->headroom_bytes, 512_MiB);
@@ -318,10 +321,10 @@ TEST(ConfigRulesTest, EveryFieldIsRead) {
       isolation: STRICT
       rights: [CLIENT]
     }
-    rules { uid: "root" gid: "root" rights: OBSERVER rights: ADMIN }
+    rules { uid: "root" gid: "root" rights: OBSERVER rights: ADMIN claim: "ops" }
     rules { rights: NONE }
     rules { rights: [OBSERVER, CLIENT] guarantee { fraction: 0.25 } priority: 1000 }
-    rules { session_name: "*" }
+    rules { session_name: "*" claim_per: USER claim_limit { fraction: 0.25 } claim_guarantee { bytes: "1GiB" } }
   )");
   ASSERT_TRUE(config.ok()) << config.status();
   ASSERT_EQ(config->rules.size(), 5u);
@@ -351,6 +354,13 @@ TEST(ConfigRulesTest, EveryFieldIsRead) {
   EXPECT_EQ(root.tenant, "");
   EXPECT_FALSE(root.strict);
   EXPECT_EQ(root.rights, kEveryRight);
+  EXPECT_EQ(root.claim, "ops");
+  EXPECT_FALSE(root.claim_per_user);
+  EXPECT_EQ(root.claim_limit, Limit(1.0));
+  EXPECT_FALSE(full.has_claim());
+  EXPECT_TRUE(config->rules[4].claim_per_user);
+  EXPECT_EQ(config->rules[4].claim_limit, Limit(0.25));
+  EXPECT_EQ(config->rules[4].claim_guarantee, Limit(1_GiB));
   EXPECT_EQ(config->rules[2].rights, (Rights{.client = false, .observer = false, .admin = false}));
   EXPECT_EQ(config->rules[3].rights, (Rights{.client = true, .observer = true, .admin = false}));
   EXPECT_EQ(config->rules[4].rights, Rights());
@@ -386,6 +396,14 @@ TEST(ConfigRulesTest, EachBadFieldIsNamed) {
       {"tenant: 'a b'", "tenant: only letters"},
       {"rights: [CLIENT, NONE]", "rights[0]: NONE cannot be combined with other rights"},
       {"rights: [NONE, ADMIN]", "rights[0]: NONE cannot be combined with other rights"},
+      {"claim: 'a/b'", "claim: only letters"},
+      {"claim: '.a'", "claim: the first character"},
+      {"claim: 'a' claim_per: USER", "claim_per: goes without `claim`"},
+      {"claim_limit { fraction: 0.5 }", "claim_limit: goes with `claim` or `claim_per`"},
+      {"claim_guarantee { fraction: 0.5 }", "claim_guarantee: goes with `claim` or `claim_per`"},
+      {"claim: 'a' user_limit { fraction: 0.5 }", "user_limit: goes without a claim"},
+      {"claim_per: USER user_guarantee { fraction: 0.5 }", "user_guarantee: goes without a claim"},
+      {"claim: 'a' claim_limit { fraction: 0.2 } claim_guarantee { fraction: 0.3 }", "claim_guarantee: 0.3 is above"},
       {"session_name: 'boss' rights: ADMIN", "session_name: a client chooses its own name"},
   };
   for (const auto& [text, fault] : cases) {
@@ -423,6 +441,17 @@ rules {
               HasSubstr("test.textproto:2:22: "));
 }
 
+TEST(ConfigRulesTest, RulesWithOneClaimAgreeOnIt) {
+  EXPECT_TRUE(
+      Read("rules { claim: 'a' claim_limit { fraction: 0.5 } } rules { claim: 'a' claim_limit { fraction: 0.5 } }"
+           "rules { claim: 'b' }")
+          .ok());
+  const absl::Status status =
+      Read("rules { name: 'x' claim: 'a' claim_limit { fraction: 0.5 } } rules { claim: 'a' }").status();
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("rules[1].claim: rule x gives the same claim another claim_limit"));
+}
+
 TEST(ConfigRulesTest, NamesAreUnique) {
   const absl::Status status = Read("rules { name: 'a' }\nrules { name: 'b' }\nrules { name: 'a' }").status();
   EXPECT_THAT(std::string(status.message()),
@@ -458,6 +487,7 @@ TEST(ConfigRulesTest, ThePolicyIsWhatTheConfigurationSays) {
 TEST(ConfigReloadTest, EveryFieldNeedsARestartOrNot) {
   const std::map<std::string, std::string> values = {
       {"socket_dir", "'/x'"},
+      {"claims_file", "'/x/claims'"},
       {"socket_mode", "'0600'"},
       {"device", "'cuda'"},
       {"device_lost", "'stay'"},

@@ -289,8 +289,8 @@ const AdviceCase kAdvice[] = {
      OomCause::kFragmentation,
      [](OomReport& r) {
        r.available_bytes = 50_MiB;
-       r.user_limit_bytes = 60_MiB;
-       r.user_committed_bytes = 50_MiB;
+       r.share_limit_bytes = 60_MiB;
+       r.share_used_bytes = 50_MiB;
      },
      {"have user_limit raised to 80MiB"}},
 
@@ -314,8 +314,8 @@ const AdviceCase kAdvice[] = {
      [](OomReport& r) {
        r.limit_bytes = 29_MiB;
        r.available_bytes = 50_MiB;
-       r.user_limit_bytes = 60_MiB;
-       r.user_committed_bytes = 35_MiB;
+       r.share_limit_bytes = 60_MiB;
+       r.share_used_bytes = 35_MiB;
      },
      {"Ask for less", "a higher limit alone would not help, since user_limit leaves it only 25.00 MiB"}},
     {"LimitThatWouldDoByNow", OomCause::kLimit, [](OomReport&) {}, {"Try again", "throw_on_cudamalloc_oom"}},
@@ -344,8 +344,8 @@ const AdviceCase kAdvice[] = {
      [](OomReport& r) {
        r.limit_bytes = 40_MiB;
        r.available_bytes = 50_MiB;
-       r.user_limit_bytes = 60_MiB;
-       r.user_committed_bytes = 35_MiB;
+       r.share_limit_bytes = 60_MiB;
+       r.share_used_bytes = 35_MiB;
      },
      {"Free some of this session's memory", "would not help, since user_limit leaves it only 25.00 MiB"}},
 
@@ -354,8 +354,8 @@ const AdviceCase kAdvice[] = {
      OomCause::kLimit,
      [](OomReport& r) {
        r.available_bytes = 50_MiB;
-       r.user_limit_bytes = 45_MiB;
-       r.user_committed_bytes = 20_MiB;
+       r.share_limit_bytes = 45_MiB;
+       r.share_used_bytes = 20_MiB;
      },
      {"Free some of this session's memory, or have user_limit raised in the daemon's configuration."}},
     {"UserLimitAndNoOtherSessionButAGuarantee",
@@ -363,55 +363,55 @@ const AdviceCase kAdvice[] = {
      [](OomReport& r) {
        r.available_bytes = 50_MiB;
        r.guarantee_bytes = 25_MiB;
-       r.user_limit_bytes = 45_MiB;
-       r.user_committed_bytes = 25_MiB;
+       r.share_limit_bytes = 45_MiB;
+       r.share_used_bytes = 25_MiB;
      },
      {"Free some of this session's memory, or have user_limit raised"}},
     {"UserLimitAndOthersWithEnough",
      OomCause::kLimit,
      [](OomReport& r) {
        r.available_bytes = 50_MiB;
-       r.user_limit_bytes = 50_MiB;
-       r.user_committed_bytes = 45_MiB;
+       r.share_limit_bytes = 50_MiB;
+       r.share_used_bytes = 45_MiB;
      },
      {"End or trim other sessions of this user (vramctl sessions), or have user_limit raised"}},
     {"UserLimitAndOthersWithTooLittle",
      OomCause::kLimit,
      [](OomReport& r) {
        r.available_bytes = 50_MiB;
-       r.user_limit_bytes = 45_MiB;
-       r.user_committed_bytes = 24_MiB;
+       r.share_limit_bytes = 45_MiB;
+       r.share_used_bytes = 24_MiB;
      },
      {"Free some of this session's memory, or have user_limit raised"}},
     {"UserLimitAndBothInTheWay",
      OomCause::kLimit,
      [](OomReport& r) {
        r.available_bytes = 50_MiB;
-       r.user_limit_bytes = 32_MiB;
-       r.user_committed_bytes = 32_MiB;
+       r.share_limit_bytes = 32_MiB;
+       r.share_used_bytes = 32_MiB;
      },
      {"Free some of this session's memory and end or trim other sessions of this user (vramctl sessions), or have"}},
     {"UserLimitWithoutRoomOnTheDevice",
      OomCause::kLimit,
      [](OomReport& r) {
-       r.user_limit_bytes = 50_MiB;
-       r.user_committed_bytes = 45_MiB;
+       r.share_limit_bytes = 50_MiB;
+       r.share_used_bytes = 45_MiB;
      },
-     {"End or trim other sessions of this user (vramctl sessions): a higher user_limit alone would not help, since the "
+     {"End or trim other sessions of this user (vramctl sessions): raising user_limit alone would not help, since the "
       "device has only 10.00 MiB to spare"}},
     {"UserLimitNeverEnough",
      OomCause::kLimit,
      [](OomReport& r) {
        r.available_bytes = 50_MiB;
-       r.user_limit_bytes = 29_MiB;
-       r.user_committed_bytes = 20_MiB;
+       r.share_limit_bytes = 29_MiB;
+       r.share_used_bytes = 20_MiB;
      },
      {"Have user_limit raised", "or ask for less: it could never hold this request"}},
     {"UserLimitNeverEnoughAndNeitherTheDevice",
      OomCause::kLimit,
      [](OomReport& r) {
-       r.user_limit_bytes = 29_MiB;
-       r.user_committed_bytes = 20_MiB;
+       r.share_limit_bytes = 29_MiB;
+       r.share_used_bytes = 20_MiB;
      },
      {"Ask for less", "could never hold", "a higher one alone would not help: the device has only 10.00 MiB to spare"}},
     {"UserLimitAndTheSessionsOwnByHoles",
@@ -421,8 +421,8 @@ const AdviceCase kAdvice[] = {
        r.limit_bytes = 45_MiB;
        r.allocated_bytes = 10_MiB;
        r.available_bytes = 50_MiB;
-       r.user_limit_bytes = 35_MiB;
-       r.user_committed_bytes = 20_MiB;
+       r.share_limit_bytes = 35_MiB;
+       r.share_used_bytes = 20_MiB;
      },
      {"Free some of this session's memory, or have user_limit raised in the daemon's configuration and the session's "
       "limit, too (vramctl limit)"}},
@@ -563,7 +563,7 @@ TEST(AdviceLengthTest, EveryBoundInTheWayStaysWithinTheBound) {
   report.reserved_bytes = 75_GiB;
   report.capacity_bytes = 192_GiB;
   report.limit_bytes = 100_GiB;
-  report.user_limit_bytes = report.user_committed_bytes = 150_GiB;
+  report.share_limit_bytes = report.share_used_bytes = 150_GiB;
   report.refusal = 1'000'000'000;
   struct {
     uint64_t detached, left_behind, outside;

@@ -129,8 +129,8 @@ void KeptForOthersWithoutALimit(OomReport& report) {
 }
 void LimitedByItsUser(OomReport& report) {
   report.limit_bytes = 1000_MiB;
-  report.user_limit_bytes = 500_MiB;
-  report.user_committed_bytes = 490_MiB;
+  report.share_limit_bytes = 500_MiB;
+  report.share_used_bytes = 490_MiB;
 }
 
 const CauseCase kCauses[] = {
@@ -256,8 +256,8 @@ const CauseCase kCauses[] = {
      220_MiB,
      220_MiB,
      [](OomReport& report) {
-       report.user_limit_bytes = 500_MiB;
-       report.user_committed_bytes = 490_MiB;
+       report.share_limit_bytes = 500_MiB;
+       report.share_used_bytes = 490_MiB;
      },
      OomCause::kLimit,
      {"the user's sessions together have 513802240 B (490.00 MiB) of user_limit, 524288000 B (500.00 MiB)"}},
@@ -266,8 +266,8 @@ const CauseCase kCauses[] = {
      220_MiB + 512,
      222_MiB,
      [](OomReport& report) {
-       report.user_limit_bytes = 500_MiB;
-       report.user_committed_bytes = 490_MiB;
+       report.share_limit_bytes = 500_MiB;
+       report.share_used_bytes = 490_MiB;
      },
      OomCause::kLimit,
      {"which would exceed the limit: 20971520 B (20.00 MiB) of it are left"}},
@@ -508,7 +508,7 @@ OomReport Largest(OomCause cause, absl::string_view scope_name = "s") {
   report.available_bytes = report.guarantee_bytes = report.inactive_split_bytes = bytes - 1;
   report.kept_free_bytes = report.device_idle_bytes = bytes - 1;
   report.idle_elsewhere_bytes = report.waited_ms = bytes;
-  report.block_bytes = report.user_limit_bytes = report.user_committed_bytes = bytes;
+  report.block_bytes = report.share_limit_bytes = report.share_used_bytes = bytes;
   std::string names;
   while (names.size() < kMaxReportedScopeBytes) absl::StrAppend(&names, scope_name);
   const std::string scope = CleanScopeText(names, kMaxReportedScopeBytes);
@@ -576,8 +576,8 @@ void ForEachText(uint64_t bytes, const char* scope_name, const std::function<voi
       report.detached_bytes = chosen(3) ? quarantined : 0;
       report.left_behind_bytes = chosen(8) ? quarantined : 0;
       report.outside_bytes = chosen(4) ? bytes : 0;
-      report.user_limit_bytes = chosen(5) ? bytes - 1 : 0;
-      report.user_committed_bytes = chosen(6) ? bytes - 2 : bytes / 2;
+      report.share_limit_bytes = chosen(5) ? bytes - 1 : 0;
+      report.share_used_bytes = chosen(6) ? bytes - 2 : bytes / 2;
       report.is_recorded = chosen(7);
       report.refusal = 1'000'000'000;
       report.waited_ms = 86'400'000;

@@ -42,7 +42,7 @@ TEST_F(AccountsTest, AnAccountIsFoundUntilItIsClosed) {
   EXPECT_EQ(accounts_.Find(kFirst), nullptr);
   Account& account = Open(kFirst, 20_MiB);
   EXPECT_EQ(account.state.limit_bytes, 20_MiB);
-  EXPECT_EQ(account.state.uid, 1000u);
+  EXPECT_EQ(account.state.share, ShareId(uid_t{1000}));
   accounts_.Close(account);
   EXPECT_EQ(accounts_.Find(kFirst), nullptr);
   EXPECT_THAT(accounts_.all(), IsEmpty());
@@ -69,8 +69,8 @@ TEST_F(AccountsTest, OfAClosedAccountOnlyGrantsAreChargedNoMore) {
   accounts_.Close(account);
   EXPECT_EQ(accounts_.granted_bytes(), 0u);
   EXPECT_EQ(Charged(), 8_MiB);
-  EXPECT_EQ(accounts_.ledger().GetUser(1000).committed_bytes, 8_MiB) << "still its user's";
-  accounts_.UnchargeUnowned(8_MiB, 1000);
+  EXPECT_EQ(accounts_.ledger().GetShare(1000u).used_bytes, 8_MiB) << "still its user's";
+  accounts_.UnchargeUnowned(8_MiB, 1000u);
   EXPECT_EQ(Charged(), 0u);
 }
 

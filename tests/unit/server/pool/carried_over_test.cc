@@ -41,12 +41,14 @@ class CarriedOverTest : public ::testing::Test {
   void Find(const std::vector<LeftSegment>& segments, SessionId session_of_pid = kNoSession) {
     carried_.StartLook();
     EXPECT_FALSE(carried_.next_look().has_value()) << "one at a time";
-    Apply(carried_.Found(segments,
-                         [&](const ProcessId& process) { return process == kProcess ? session_of_pid : kNoSession; }));
+    Apply(carried_.Found(segments, [&](const ProcessId& process) {
+      const bool is_known = process == kProcess && session_of_pid != kNoSession;
+      return is_known ? std::optional(CarriedOver::Holder{.session = session_of_pid}) : std::nullopt;
+    }));
     carried_.EndLook(now_);
   }
   void Declare(SessionId session, const std::vector<CarriedSegment>& segments, uint64_t most = kAll) {
-    Apply(carried_.Declared(session, kProcess, segments, most));
+    Apply(carried_.Declared({.session = session}, kProcess, segments, most));
   }
 
   static constexpr uint64_t kAll = ~uint64_t{0};
@@ -58,10 +60,10 @@ class CarriedOverTest : public ::testing::Test {
 TEST_F(CarriedOverTest, IsNobodysUntilItsProcessOpensASession) {
   Find({File(1, 2_MiB), File(2, 4_MiB), File(3, 8_MiB, {kChild})});
   EXPECT_EQ(charged_[kNoSession], 14_MiB);
-  Apply(carried_.Opened(kFirst, kProcess));
+  Apply(carried_.Opened({.session = kFirst}, kProcess));
   EXPECT_EQ(charged_[kFirst], 6_MiB);
   EXPECT_EQ(charged_[kNoSession], 8_MiB);
-  Apply(carried_.Opened(kSecond, kProcess));
+  Apply(carried_.Opened({.session = kSecond}, kProcess));
   EXPECT_EQ(charged_[kSecond], 0u) << "it is the first one's already";
   const std::vector<CarriedOver::Holding> holdings = carried_.Holdings();
   ASSERT_EQ(holdings.size(), 2u);
@@ -69,19 +71,32 @@ TEST_F(CarriedOverTest, IsNobodysUntilItsProcessOpensASession) {
   EXPECT_EQ(holdings[1].segments, 2u);
 }
 
+// As what ended sessions leave in quarantine.
+TEST_F(CarriedOverTest, WhatAnEndedSessionHeldStaysChargedToItsClaim) {
+  constexpr ClaimId kClaim{3};
+  Find({File(1, 2_MiB)});
+  Apply(carried_.Opened({.session = kFirst, .share = kClaim}, kProcess));
+  const CarriedOver::Changes changes = carried_.Closed(kFirst);
+  ASSERT_EQ(changes.size(), 2u);
+  EXPECT_EQ(changes[1].session, kNoSession);
+  EXPECT_EQ(changes[1].share, ShareId(kClaim));
+  Apply(changes);
+}
+
 // The daemon last looked some seconds ago.
 TEST_F(CarriedOverTest, AProcessThatHasThePidOfAnotherNowHoldsNothingOfIt) {
   constexpr ProcessId kNext{.pid = kProcess.pid, .started = kProcess.started + 1};
   Find({File(1, 2_MiB)});
-  Apply(carried_.Opened(kFirst, kNext));
-  Apply(carried_.Declared(kFirst, kNext, {{.id = 7, .bytes = 2_MiB, .file_device = 1, .file_inode = 1}}, kAll));
+  Apply(carried_.Opened({.session = kFirst}, kNext));
+  Apply(carried_.Declared({.session = kFirst}, kNext, {{.id = 7, .bytes = 2_MiB, .file_device = 1, .file_inode = 1}},
+                          kAll));
   EXPECT_EQ(charged_[kFirst], 0u);
   EXPECT_EQ(charged_[kNoSession], 2_MiB);
 }
 
 TEST_F(CarriedOverTest, SessionsOfAProcessTellTheirsApart) {
   Find({File(1, 2_MiB), File(2, 4_MiB)});
-  Apply(carried_.Opened(kFirst, kProcess));
+  Apply(carried_.Opened({.session = kFirst}, kProcess));
   Declare(kFirst, {{.id = 7, .bytes = 2_MiB, .file_device = 1, .file_inode = 1}});
   Declare(kSecond, {{.id = 8, .bytes = 4_MiB, .file_device = 1, .file_inode = 2},
                     {.id = 9, .bytes = 2_MiB, .file_device = 1, .file_inode = 1}});
@@ -98,7 +113,7 @@ TEST_F(CarriedOverTest, NobodyTakesOverWhatAnotherProcessHolds) {
 
 TEST_F(CarriedOverTest, FilesAreGoneWhenTheyAreNotFoundTwice) {
   Find({File(1, 2_MiB), File(2, 4_MiB)});
-  Apply(carried_.Opened(kFirst, kProcess));
+  Apply(carried_.Opened({.session = kFirst}, kProcess));
   Declare(kFirst, {{.id = 7, .bytes = 2_MiB, .file_device = 1, .file_inode = 1}});
   Apply(carried_.Freed(kFirst, std::vector<uint64_t>{7}));
   EXPECT_EQ(charged_[kFirst], 6_MiB) << "it is looked for, not believed";
@@ -122,14 +137,14 @@ TEST_F(CarriedOverTest, FilesAreGoneWhenTheyAreNotFoundTwice) {
 
 TEST_F(CarriedOverTest, WhatASessionLeavesIsNobodysUntilItIsGone) {
   Find({File(1, 2_MiB)});
-  Apply(carried_.Opened(kFirst, kProcess));
+  Apply(carried_.Opened({.session = kFirst}, kProcess));
   Declare(kFirst, {{.id = 1, .bytes = 4_MiB}});
   EXPECT_EQ(charged_[kFirst], 6_MiB);
   Apply(carried_.Closed(kFirst));
   EXPECT_EQ(charged_[kFirst], 0u);
   EXPECT_EQ(charged_[kNoSession], 2_MiB);
   EXPECT_TRUE(carried_.is_settling());
-  Apply(carried_.Opened(kSecond, kProcess));
+  Apply(carried_.Opened({.session = kSecond}, kProcess));
   EXPECT_EQ(charged_[kSecond], 2_MiB);
 }
 
@@ -142,11 +157,11 @@ TEST_F(CarriedOverTest, WhatIsFoundLaterIsChargedToo) {
 
 TEST_F(CarriedOverTest, WhatIsSaidWhileSomebodyLooksIsForTheNextLook) {
   Find({File(1, 2_MiB)});
-  Apply(carried_.Opened(kFirst, kProcess));
+  Apply(carried_.Opened({.session = kFirst}, kProcess));
   Declare(kFirst, {{.id = 7, .bytes = 2_MiB, .file_device = 1, .file_inode = 1}});
   carried_.StartLook();
   Apply(carried_.Freed(kFirst, std::vector<uint64_t>{7}));
-  Apply(carried_.Found({File(1, 2_MiB)}, [](const ProcessId&) { return kNoSession; }));
+  Apply(carried_.Found({File(1, 2_MiB)}, [](const ProcessId&) { return std::nullopt; }));
   carried_.EndLook(now_);
   EXPECT_TRUE(carried_.is_settling());
   EXPECT_TRUE(carried_.IsClosing(kFirst));
@@ -155,7 +170,7 @@ TEST_F(CarriedOverTest, WhatIsSaidWhileSomebodyLooksIsForTheNextLook) {
 
 TEST_F(CarriedOverTest, IsClosingUntilALookTells) {
   Find({File(1, 2_MiB), File(2, 2_MiB)});
-  Apply(carried_.Opened(kFirst, kProcess));
+  Apply(carried_.Opened({.session = kFirst}, kProcess));
   Declare(kFirst, {{.id = 7, .bytes = 2_MiB, .file_device = 1, .file_inode = 1},
                    {.id = 8, .bytes = 2_MiB, .file_device = 1, .file_inode = 2}});
   EXPECT_FALSE(carried_.IsClosing(kFirst));
@@ -176,7 +191,7 @@ TEST_F(CarriedOverTest, IsClosingUntilALookTells) {
 
 TEST_F(CarriedOverTest, NobodyWaitsForLooksThatCannotTell) {
   Find({File(1, 2_MiB)});
-  Apply(carried_.Opened(kFirst, kProcess));
+  Apply(carried_.Opened({.session = kFirst}, kProcess));
   Declare(kFirst, {{.id = 7, .bytes = 2_MiB, .file_device = 1, .file_inode = 1}});
   Apply(carried_.Freed(kFirst, std::vector<uint64_t>{7}));
   carried_.StartLook();
@@ -199,7 +214,7 @@ TEST_F(CarriedOverTest, WhoSaysWrongThingsIsLookedAtLessAndLessOften) {
     segments.push_back({.id = i, .bytes = 2_MiB, .file_device = 1, .file_inode = i});
   }
   Find(files);
-  Apply(carried_.Opened(kFirst, kProcess));
+  Apply(carried_.Opened({.session = kFirst}, kProcess));
   Declare(kFirst, segments);
   SteadyTime::duration last{0};
   for (uint64_t i = 1; i <= 20; ++i) {
@@ -214,12 +229,12 @@ TEST_F(CarriedOverTest, WhoSaysWrongThingsIsLookedAtLessAndLessOften) {
 
 TEST_F(CarriedOverTest, WhoSaysTheSameAgainAndAgainIsBelievedOnce) {
   Find({File(1, 2_MiB)});
-  Apply(carried_.Opened(kFirst, kProcess));
+  Apply(carried_.Opened({.session = kFirst}, kProcess));
   Declare(kFirst, {{.id = 7, .bytes = 2_MiB, .file_device = 1, .file_inode = 1}});
   for (int i = 0; i < 3; ++i) {
     carried_.StartLook();
     Apply(carried_.Freed(kFirst, std::vector<uint64_t>{7}));  // this look may have missed that
-    Apply(carried_.Found({File(1, 2_MiB)}, [](const ProcessId&) { return kNoSession; }));
+    Apply(carried_.Found({File(1, 2_MiB)}, [](const ProcessId&) { return std::nullopt; }));
     carried_.EndLook(now_);
     EXPECT_EQ(carried_.IsClosing(kFirst), i == 0);
   }
@@ -227,7 +242,7 @@ TEST_F(CarriedOverTest, WhoSaysTheSameAgainAndAgainIsBelievedOnce) {
   // Another session of the process starts anew.
   Apply(carried_.Closed(kFirst));
   Find({File(1, 2_MiB)});
-  Apply(carried_.Opened(kSecond, kProcess));
+  Apply(carried_.Opened({.session = kSecond}, kProcess));
   Declare(kSecond, {{.id = 7, .bytes = 2_MiB, .file_device = 1, .file_inode = 1}});
   Apply(carried_.Freed(kSecond, std::vector<uint64_t>{7}));
   EXPECT_TRUE(carried_.IsClosing(kSecond));
@@ -274,7 +289,7 @@ TEST_F(CarriedOverTest, WhatIsOnlySaidIsBelievedUpToABound) {
 
 TEST_F(CarriedOverTest, WhatIsNotSaidAgainIsFreed) {
   Find({File(9, 16_MiB)});
-  Apply(carried_.Opened(kFirst, kProcess));
+  Apply(carried_.Opened({.session = kFirst}, kProcess));
   Declare(kFirst, {{.id = 1, .bytes = 4_MiB}, {.id = 2, .bytes = 8_MiB}});
   Declare(kFirst, {{.id = 9, .bytes = 16_MiB, .file_device = 1, .file_inode = 9}});
   Declare(kSecond, {{.id = 1, .bytes = 2_MiB}});

@@ -123,7 +123,7 @@ TEST_F(LedgerTest, HoldsBackTheSameAndLowerPrioritiesBeyondTheirGuarantees) {
 class UserLedgerTest : public LedgerTest {
  protected:
   static AccountState Of(uid_t uid) {
-    return {.limit_bytes = 100, .uid = uid, .user_limit_bytes = 50, .user_guarantee_bytes = 30};
+    return {.limit_bytes = 100, .share = uid, .share_limit_bytes = 50, .share_guarantee_bytes = 30};
   }
   AccountState first_ = Of(7);
   AccountState second_ = Of(7);
@@ -133,8 +133,7 @@ class UserLedgerTest : public LedgerTest {
 TEST_F(UserLedgerTest, UserLimitBindsAllAccountsOfAUser) {
   ledger_.Charge(first_, 30);
   EXPECT_EQ(Refusal(second_, 21), OomCause::kCapacity) << "it may wait for the user's other sessions";
-  EXPECT_TRUE(ledger_.MayEverGrow(second_, 50));
-  EXPECT_FALSE(ledger_.MayEverGrow(second_, 51));
+  EXPECT_EQ(ledger_.MostEver(second_), 50u);
   EXPECT_EQ(ledger_.AvailableBytes(second_), 20u);
   EXPECT_TRUE(ledger_.CheckGrowth(second_, 20).ok());
   EXPECT_TRUE(ledger_.CheckGrowth(other_, 50).ok());
@@ -147,9 +146,9 @@ TEST_F(UserLedgerTest, WhatAnEndedSessionHasLeftCounts) {
   ledger_.Charge(first_, 30);
   ledger_.Close(first_, 30);
   EXPECT_EQ(Refusal(second_, 21), OomCause::kCapacity);
-  ledger_.UnchargeUnowned(30, 7);
+  ledger_.UnchargeUnowned(30, 7u);
   EXPECT_TRUE(ledger_.CheckGrowth(second_, 50).ok());
-  EXPECT_EQ(ledger_.GetUser(7).committed_bytes, 0u);
+  EXPECT_EQ(ledger_.GetShare(7u).used_bytes, 0u);
 }
 
 TEST_F(UserLedgerTest, AGuaranteeCountsAndIsKept) {
@@ -168,7 +167,7 @@ TEST_F(UserLedgerTest, GuaranteesOfAUserAreBoundTogether) {
   EXPECT_TRUE(ledger_.SetGuarantee(second_, 10).ok());
   EXPECT_TRUE(ledger_.SetGuarantee(other_, 30).ok());
   EXPECT_TRUE(ledger_.SetGuarantee(first_, 0).ok());
-  EXPECT_EQ(ledger_.GetUser(7).guaranteed_bytes, 10u);
+  EXPECT_EQ(ledger_.GetShare(7u).promised_bytes, 10u);
   ledger_.Charge(first_, 40);
   EXPECT_EQ(SegmentRefusalCause(ledger_.SetGuarantee(second_, 11)), OomCause::kLimit) << "beyond user_limit";
 }
@@ -190,7 +189,7 @@ TEST_F(LedgerTest, WhatAClosedAccountIsStillChargedForBelongsToNobody) {
   EXPECT_EQ(ledger_.committed_bytes(), 30u);
   EXPECT_EQ(ledger_.guaranteed_bytes(), 0u);
   EXPECT_EQ(ledger_.charged_bytes(), 30u);
-  ledger_.UnchargeUnowned(30);
+  ledger_.UnchargeUnowned(30, a_.share);
   EXPECT_EQ(ledger_.committed_bytes(), 0u);
   EXPECT_EQ(ledger_.charged_bytes(), 0u);
 }

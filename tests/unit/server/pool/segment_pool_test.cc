@@ -877,7 +877,7 @@ TEST_F(SegmentPoolTest, ALookHasSessionUserAndDevice) {
   const PoolLook look = pool_->LookFor(kA, /*with_accounts=*/true);
   EXPECT_EQ(look.account.reserved_bytes, 20_MiB);
   EXPECT_EQ(look.account.segments, 1u);
-  EXPECT_EQ(look.user.committed_bytes, 30_MiB) << "with B's";
+  EXPECT_EQ(look.share.used_bytes, 30_MiB) << "with B's";
   EXPECT_EQ(look.stats.charged_bytes, 34_MiB);
   EXPECT_FALSE(look.is_held_back);
   ASSERT_EQ(look.accounts.size(), 3u);

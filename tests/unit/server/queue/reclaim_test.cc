@@ -58,16 +58,57 @@ const std::vector<Case>& Cases() {
 class ChooseVictimsTest : public ::testing::TestWithParam<Case> {};
 
 TEST_P(ChooseVictimsTest, Chooses) {
-  EXPECT_EQ(ChooseVictims(GetParam().candidates, GetParam().wanted), GetParam().victims);
+  EXPECT_EQ(ChooseVictims(GetParam().candidates, {.bytes = GetParam().wanted}), GetParam().victims);
 }
 
 INSTANTIATE_TEST_SUITE_P(Table, ChooseVictimsTest, ::testing::ValuesIn(Cases()),
                          [](const auto& test) { return test.param.name; });
 
+// Two claims, and a user's session: what each has, and what of it is of use for others.
+std::vector<ReclaimCandidate> OfClaims() {
+  const ShareId team = ClaimId{1};
+  const ShareId other = ClaimId{2};
+  return {{SessionId{1}, 0, 50, 0, 40, false, team, 70},
+          {SessionId{2}, 0, 20, 0, 10, false, team, 70},
+          {SessionId{3}, 0, 60, 0, 60, false, other, 25},
+          {SessionId{4}, 0, 60, 0, 20, false, other, 25},
+          {SessionId{5}, 0, 30, 0, 30, false, uid_t{7}}};
+}
+
+TEST(ReclaimInClaimsTest, WhatAClaimsLimitLacksComesFromItsOwnSessions) {
+  EXPECT_EQ(ChooseVictims(OfClaims(), {.share = ClaimId{1}, .in_share = 45}),
+            (std::vector<ReclaimVictim>{{SessionId{1}, 40}, {SessionId{2}, 5}}));
+  EXPECT_EQ(ChooseVictims(OfClaims(), {.share = ClaimId{1}, .in_share = 500}),
+            (std::vector<ReclaimVictim>{{SessionId{1}, 40}, {SessionId{2}, 10}}))
+      << "nobody else is asked";
+}
+
+TEST(ReclaimInClaimsTest, ThatCountsForTheDeviceToo) {
+  EXPECT_EQ(ChooseVictims(OfClaims(), {.bytes = 30, .share = ClaimId{1}, .in_share = 40}),
+            (std::vector<ReclaimVictim>{{SessionId{1}, 40}}));
+  EXPECT_EQ(ChooseVictims(OfClaims(), {.bytes = 60, .share = ClaimId{1}, .in_share = 40}),
+            (std::vector<ReclaimVictim>{{SessionId{3}, 20}, {SessionId{1}, 40}}));
+}
+
+TEST(ReclaimInClaimsTest, AClaimIsNotAskedForWhatItIsGuaranteed) {
+  EXPECT_EQ(
+      ChooseVictims(OfClaims(), {.bytes = 100, .share = uid_t{9}}),
+      (std::vector<ReclaimVictim>{{SessionId{3}, 25}, {SessionId{1}, 40}, {SessionId{5}, 30}, {SessionId{2}, 5}}));
+  EXPECT_EQ(ChooseVictims(OfClaims(), {.bytes = 100, .share = ClaimId{2}}),
+            (std::vector<ReclaimVictim>{{SessionId{3}, 60}, {SessionId{1}, 40}}))
+      << "what it gives to itself stays its own";
+}
+
+TEST(ReclaimInClaimsTest, EverybodyOfTheClaimIsAskedForItsLimit) {
+  EXPECT_EQ(EveryVictim(OfClaims(), {.bytes = 10, .share = ClaimId{1}, .in_share = 35}),
+            (std::vector<ReclaimVictim>{
+                {SessionId{1}, 35}, {SessionId{2}, 20}, {SessionId{3}, 10}, {SessionId{4}, 10}, {SessionId{5}, 10}}));
+}
+
 TEST(EveryVictimTest, AsksAllAboveTheirGuaranteesWhateverTheyReport) {
-  EXPECT_THAT(
-      EveryVictim({{SessionId{1}, 0, 100, 0, 0}, {SessionId{2}, 9, 100, 60, 0}, {SessionId{3}, 0, 50, 50, 50}}, 70),
-      ElementsAre(Victim(1, 70), Victim(2, 40)));
+  EXPECT_THAT(EveryVictim({{SessionId{1}, 0, 100, 0, 0}, {SessionId{2}, 9, 100, 60, 0}, {SessionId{3}, 0, 50, 50, 50}},
+                          {.bytes = 70}),
+              ElementsAre(Victim(1, 70), Victim(2, 40)));
 }
 
 // ---- Again ----

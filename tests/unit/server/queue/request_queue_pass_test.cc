@@ -48,7 +48,7 @@ class PassTest : public ::testing::Test {
   void Return(SessionId session, SegmentId segment) { ASSERT_TRUE(pool_.Return(session, {segment}).ok()); }
   void Add(SessionId session, uint64_t bytes, milliseconds wait = std::chrono::hours(1)) {
     queue_.Add({.session = session,
-                .uid = 1,
+                .user = 1,
                 .bytes = bytes,
                 .deadline = now_ + wait,
                 .done = [this, session](const absl::Status& status, const WaitRecord&) {

@@ -120,7 +120,7 @@ class RandomQueue {
                       .guarantee = guarantee,
                       .until = now_ + std::max(wait, kReclaimTimeout) + milliseconds(1)};
     queue_.Add({.session = session,
-                .uid = pool_.GetAccount(session)->uid,
+                .user = std::get<uid_t>(pool_.GetAccount(session)->share),
                 .bytes = bytes,
                 .guarantee = guarantee,
                 .deadline = now_ + wait,
@@ -190,7 +190,7 @@ class RandomQueue {
       if (request.guarantee) continue;
       if (request.bytes > account.limit_bytes - std::min(account.limit_bytes, account.reserved_bytes)) {
         failure_ = absl::StrCat(who, " waits, and is beyond its limit");
-      } else if (!pool_.MayEverGrow(request.session, request.bytes)) {
+      } else if (request.bytes > pool_.MostEver(request.session)) {
         failure_ = absl::StrCat(who, " waits, and can never be served");
       } else if (pool_.AvailableBytes(request.session) >= request.bytes &&
                  !pool_.IsHeldBack(request.session, request.bytes)) {

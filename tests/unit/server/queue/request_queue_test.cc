@@ -61,7 +61,7 @@ class RequestQueueTest : public ::testing::Test {
   void Add(const std::string& name, SessionId session, uint64_t bytes, milliseconds wait = milliseconds(0),
            uint64_t key = 0, bool guarantee = false) {
     queue_->Add({.session = session,
-                 .uid = Raw(session) == Raw(kD) ? uid_t{2} : uid_t{1},
+                 .user = Raw(session) == Raw(kD) ? uid_t{2} : uid_t{1},
                  .bytes = bytes,
                  .guarantee = guarantee,
                  .deadline = now_ + wait,

@@ -15,9 +15,9 @@ using ::testing::HasSubstr;
 
 constexpr SteadyTime kAttack = SteadyTime(seconds(1000));
 constexpr auto kMostResets = static_cast<size_t>(StreamGuard::kProcess.resets);
-constexpr StreamGuard::Who kMe = {.pid = 7, .uid = 1};
-constexpr StreamGuard::Who kSibling = {.pid = 8, .uid = 1};
-constexpr StreamGuard::Who kStranger = {.pid = 9, .uid = 2};
+constexpr StreamGuard::Who kMe = {.pid = 7, .user = 1};
+constexpr StreamGuard::Who kSibling = {.pid = 8, .user = 1};
+constexpr StreamGuard::Who kStranger = {.pid = 9, .user = 2};
 
 Http2Frame Frame(Http2FrameType type, uint32_t stream, uint8_t flags = 0, uint32_t bytes = 10) {
   return {.bytes = bytes, .type = type, .flags = flags, .stream = stream};
@@ -85,7 +85,7 @@ TEST(StreamGuardTest, MoreResetsThanCompletedStreamsAreAnAttack) {
   EXPECT_FALSE(guard.CheckConnect(kMe, kAttack + StreamGuard::kBanTime - seconds(1)).ok());
   EXPECT_TRUE(guard.CheckConnect(kMe, kAttack + StreamGuard::kBanTime).ok());
   EXPECT_TRUE(guard.CheckConnect(kSibling, kAttack).ok());
-  EXPECT_TRUE(guard.CheckConnect({.pid = kMe.pid, .uid = 2}, kAttack).ok()) << "the number is another process's now";
+  EXPECT_TRUE(guard.CheckConnect({.pid = kMe.pid, .user = 2}, kAttack).ok()) << "the number is another process's now";
 }
 
 TEST(StreamGuardTest, CompletedStreamsAreNotSavedUp) {
@@ -108,7 +108,7 @@ TEST(StreamGuardTest, AUserWhoseProcessesEachStayBelowTheirBound) {
   StreamGuard guard;
   pid_t pid = 100;
   absl::Status status;
-  for (; status.ok() && pid < 200; ++pid) status = guard.Reset({.pid = pid, .uid = 1}, kMostResets, kAttack);
+  for (; status.ok() && pid < 200; ++pid) status = guard.Reset({.pid = pid, .user = 1}, kMostResets, kAttack);
   EXPECT_EQ(pid, 100 + 17);
   EXPECT_THAT(std::string(status.message()), HasSubstr("its user gave up more than 16000 calls"));
   EXPECT_FALSE(guard.CheckConnect(kMe, kAttack).ok());
@@ -119,7 +119,7 @@ TEST(StreamGuardTest, AUserWhoseProcessesEachStayBelowTheirBound) {
 TEST(StreamGuardTest, WhoHasDoneLittleIsSparedWhenItsUserIsAboveTheBound) {
   StreamGuard guard;
   absl::Status status;
-  for (pid_t pid = 100; status.ok(); ++pid) status = guard.Reset({.pid = pid, .uid = 1}, kMostResets, kAttack);
+  for (pid_t pid = 100; status.ok(); ++pid) status = guard.Reset({.pid = pid, .user = 1}, kMostResets, kAttack);
   EXPECT_TRUE(guard.Reset(kMe, 1, kAttack).ok()) << "it gives up a call";
   EXPECT_FALSE(guard.Reset(kMe, 200, kAttack).ok());
 }
@@ -141,7 +141,7 @@ TEST(StreamGuardTest, OpenStreamsOfAUserAreBounded) {
   size_t open = 0;
   absl::Status status;
   for (; status.ok() && open < 100'000; ++open) {
-    status = guard.Began({.pid = static_cast<pid_t>(open / 1000), .uid = 1}, 1, kAttack);
+    status = guard.Began({.pid = static_cast<pid_t>(open / 1000), .user = 1}, 1, kAttack);
   }
   EXPECT_EQ(open, StreamGuard::kUser.open + 1);
   EXPECT_THAT(std::string(status.message()), HasSubstr("its user 16385"));
@@ -151,18 +151,18 @@ TEST(StreamGuardTest, OpenStreamsOfAUserAreBounded) {
 TEST(StreamGuardTest, NewConnectionsOfAUserAreSpreadOverTime) {
   StreamGuard guard;
   int at_once = 0;
-  while (at_once < 100'000 && guard.MayOpen(kMe.uid, kAttack)) ++at_once;
+  while (at_once < 100'000 && guard.MayOpen(kMe.user, kAttack)) ++at_once;
   EXPECT_EQ(at_once, StreamGuard::kConnectsAtOnce);
-  EXPECT_TRUE(guard.MayOpen(kStranger.uid, kAttack));
+  EXPECT_TRUE(guard.MayOpen(kStranger.user, kAttack));
   int later = 0;
-  while (later < 100'000 && guard.MayOpen(kMe.uid, kAttack + seconds(1))) ++later;
+  while (later < 100'000 && guard.MayOpen(kMe.user, kAttack + seconds(1))) ++later;
   EXPECT_EQ(later, StreamGuard::kConnects);
 }
 
 TEST(StreamGuardTest, TheQuietAreForgotten) {
   StreamGuard guard;
   for (int i = 0; i < 100'000; ++i) {
-    const StreamGuard::Who who = {.pid = i, .uid = static_cast<uid_t>(i)};
+    const StreamGuard::Who who = {.pid = i, .user = static_cast<uid_t>(i)};
     const SteadyTime now = kAttack + std::chrono::milliseconds(i);
     EXPECT_TRUE(guard.Began(who, 1, now).ok());
     EXPECT_TRUE(guard.Reset(who, 1, now).ok());

@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// vramctl claim create, set, ls, show, rm.
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "allocator/wire/admin_json.h"
+#include "client/vrambroker/client.h"
+#include "client/vramctl/commands/commands.h"
+#include "client/vramctl/daemon/daemon_calls.h"
+#include "client/vramctl/options/users.h"
+#include "client/vramctl/views/claim_output.h"
+#include "client/vramctl/views/sessions_table.h"
+
+namespace vrambroker::vramctl {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Nothing when the flag is not given.
+absl::Status SetLimitOf(const char* flag, const std::string& text, const std::function<v1::Limit*()>& mutable_limit) {
+  if (text.empty()) return absl::OkStatus();
+  const absl::StatusOr<Limit> limit = ParseLimit(text);
+  if (!limit.ok()) return absl::InvalidArgumentError(absl::StrCat(flag, ": ", limit.status().message()));
+  if (const uint64_t* bytes = std::get_if<uint64_t>(&*limit)) {
+    mutable_limit()->set_bytes(*bytes);
+  } else {
+    mutable_limit()->set_fraction(std::get<double>(*limit));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<uint32_t> ParseWait(const std::string& text) {
+  absl::Duration wait;
+  if (!absl::ParseDuration(text, &wait) || wait < absl::ZeroDuration() || wait > absl::Hours(1)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--max-wait: '", text, "' is not a duration of at most 1h, as 500ms, 10s or 2m"));
+  }
+  return static_cast<uint32_t>(absl::ToInt64Milliseconds(wait));
+}
+
+absl::Status SetOwner(const std::string& text, v1::ClaimTerms* terms) {
+  if (text.empty()) return absl::OkStatus();
+  if (text == "any") {
+    terms->set_any_owner(true);
+    return absl::OkStatus();
+  }
+  const std::pair<std::string, std::string> parts = absl::StrSplit(text, absl::MaxSplits(':', 1));
+  const absl::StatusOr<uint32_t> uid = ParseUser("--owner", parts.first);
+  if (!uid.ok()) return uid.status();
+  terms->set_owner_uid(*uid);
+  if (!absl::StrContains(text, ':')) return absl::OkStatus();
+  const absl::StatusOr<uint32_t> gid = ParseGroup("--owner", parts.second);
+  if (!gid.ok()) return gid.status();
+  terms->set_owner_gid(*gid);
+  return absl::OkStatus();
+}
+
+template <typename Labels>
+absl::Status SetLabels(const std::vector<std::string>& texts, Labels& labels) {
+  for (const std::string& text : texts) {
+    const std::pair<std::string, std::string> parts = absl::StrSplit(text, absl::MaxSplits('=', 1));
+    if (!absl::StrContains(text, '=') || parts.first.empty()) {
+      return absl::InvalidArgumentError(absl::StrCat("--label: '", text, "' is not KEY=VALUE"));
+    }
+    labels[parts.first] = parts.second;
+  }
+  return absl::OkStatus();
+}
+
+// "created: limit 8.00 GiB on device 0, reserved 0 B", and where its sockets are.
+void PrintClaim(const Context& context, const v1::Claim& claim, const char* what) {
+  if (context.json) return Print(ToJson(claim));
+  std::printf("%s: %s\n", claim.name().c_str(), what);
+  for (const std::string& line : ClaimLines(claim)) std::printf("%s: %s\n", claim.name().c_str(), line.c_str());
+}
+
+absl::StatusOr<v1::ListClaimsResponse> ListClaims(Daemon& daemon, const std::string& name) {
+  v1::ListClaimsRequest request;
+  request.set_name(name);
+  v1::ListClaimsResponse all;
+  for (;;) {
+    v1::ListClaimsResponse part;
+    absl::Status status = Call(daemon, &v1::Admin::Stub::ListClaims, request, &part);
+    if (!status.ok()) return status;
+    const bool more = part.more() && !part.claims().empty();
+    if (more) request.set_after(part.claims(part.claims_size() - 1).name());
+    all.MergeFrom(part);
+    if (!more) return all;
+  }
+}
+
+}  // namespace
+
+absl::Status CreateClaim(const Context& context) {
+  const ClaimFlags& flags = context.claim;
+  v1::CreateClaimRequest request;
+  request.set_name(flags.name);
+  v1::ClaimTerms* const terms = request.mutable_terms();
+  absl::Status status = SetLimitOf("--limit", flags.limit, [&] { return terms->mutable_limit(); });
+  if (status.ok()) status = SetLimitOf("--guarantee", flags.guarantee, [&] { return terms->mutable_guarantee(); });
+  if (status.ok()) status = SetOwner(flags.owner, terms);
+  if (status.ok()) status = SetLabels(flags.labels, *terms->mutable_labels());
+  if (!status.ok()) return status;
+  terms->set_priority(flags.priority.value_or(0));
+  terms->set_tenant(flags.tenant);
+  if (!flags.max_wait.empty()) {
+    const absl::StatusOr<uint32_t> wait = ParseWait(flags.max_wait);
+    if (!wait.ok()) return wait.status();
+    terms->set_max_wait_ms(*wait);
+  }
+  for (const int device : flags.devices) {
+    if (device < 0) return absl::InvalidArgumentError("--device: must be 0 or more");
+    terms->add_devices(static_cast<uint32_t>(device));
+  }
+  absl::StatusOr<Daemon> daemon = Daemon::Connect(context);
+  if (!daemon.ok()) return daemon.status();
+  v1::CreateClaimResponse response;
+  status = Call(*daemon, &v1::Admin::Stub::CreateClaim, request, &response);
+  if (!status.ok()) return status;
+  PrintClaim(context, response.claim(), "created");
+  if (!context.json) {
+    std::printf("its clients need VRAMBROKER_SOCKET_DIR=%s\n", response.claim().socket_dir().c_str());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ChangeClaim(const Context& context) {
+  const ClaimFlags& flags = context.claim;
+  v1::UpdateClaimRequest request;
+  request.set_name(flags.name);
+  absl::Status status = SetLimitOf("--limit", flags.limit, [&] { return request.mutable_limit(); });
+  if (status.ok()) status = SetLimitOf("--guarantee", flags.guarantee, [&] { return request.mutable_guarantee(); });
+  if (status.ok()) status = SetLabels(flags.labels, *request.mutable_labels());
+  if (!status.ok()) return status;
+  if (flags.priority.has_value()) request.set_priority(*flags.priority);
+  if (!flags.max_wait.empty()) {
+    const absl::StatusOr<uint32_t> wait = ParseWait(flags.max_wait);
+    if (!wait.ok()) return wait.status();
+    request.set_max_wait_ms(*wait);
+  }
+  request.set_replace_labels(!flags.labels.empty() || flags.no_labels);
+  if (flags.limit.empty() && flags.guarantee.empty() && !flags.priority.has_value() && flags.max_wait.empty() &&
+      !request.replace_labels()) {
+    return absl::InvalidArgumentError(
+        "nothing is to be changed: give --limit, --guarantee, --priority, --max-wait, --label or --no-labels");
+  }
+  absl::StatusOr<Daemon> daemon = Daemon::Connect(context);
+  if (!daemon.ok()) return daemon.status();
+  v1::UpdateClaimResponse response;
+  status = Call(*daemon, &v1::Admin::Stub::UpdateClaim, request, &response);
+  if (!status.ok()) return status;
+  PrintClaim(context, response.claim(), "changed");
+  return absl::OkStatus();
+}
+
+absl::Status ShowClaims(const Context& context) {
+  absl::StatusOr<Daemon> daemon = Daemon::Connect(context);
+  if (!daemon.ok()) return daemon.status();
+  const absl::StatusOr<v1::ListClaimsResponse> claims = ListClaims(*daemon, "");
+  if (!claims.ok()) return claims.status();
+  if (context.json) {
+    Json all = Json::array();
+    for (const v1::Claim& claim : claims->claims()) all.push_back(ToJson(claim));
+    Print({{"claims", std::move(all)}, {"own_only", claims->own_only()}});
+    return absl::OkStatus();
+  }
+  const char* const none = claims->own_only() ? "you have no claims\n" : "there are no claims\n";
+  std::printf("%s", claims->claims().empty() ? none : ClaimsTable(*claims, UserName).c_str());
+  return absl::OkStatus();
+}
+
+absl::Status ShowClaim(const Context& context) {
+  absl::StatusOr<Daemon> daemon = Daemon::Connect(context);
+  if (!daemon.ok()) return daemon.status();
+  const absl::StatusOr<v1::ListClaimsResponse> claims = ListClaims(*daemon, context.claim.name);
+  if (!claims.ok()) return claims.status();
+  if (claims->claims().empty()) return absl::InternalError("the daemon has answered without the claim");
+  const v1::Claim& claim = claims->claims(0);
+  // An owner without the right OBSERVER sees the claim, but not whose its sessions are.
+  v1::ListSessionsResponse all;
+  const absl::Status listed = Call(*daemon, &v1::Admin::Stub::ListSessions, v1::ListSessionsRequest(), &all);
+  v1::ListSessionsResponse sessions;
+  for (const v1::Session& session : all.sessions()) {
+    if (session.claim() == claim.name()) *sessions.add_sessions() = session;
+  }
+  if (context.json) {
+    Json of_claim = Json::array();
+    for (const v1::Session& session : sessions.sessions()) of_claim.push_back(ToJson(session));
+    Print({{"claim", ToJson(claim)}, {"sessions", listed.ok() ? std::move(of_claim) : Json(nullptr)}});
+    return absl::OkStatus();
+  }
+  std::printf("%s", ClaimText(claim, UserName).c_str());
+  if (!sessions.sessions().empty()) std::printf("\n%s", SessionsTable(sessions, absl::Now()).c_str());
+  return absl::OkStatus();
+}
+
+absl::Status RemoveClaim(const Context& context) {
+  const ClaimFlags& flags = context.claim;
+  v1::DeleteClaimRequest request;
+  request.set_name(flags.name);
+  request.set_mode(flags.revoke ? v1::DeleteClaimRequest::REVOKE : v1::DeleteClaimRequest::DRAIN);
+  absl::StatusOr<Daemon> daemon = Daemon::Connect(context);
+  if (!daemon.ok()) return daemon.status();
+  v1::DeleteClaimResponse response;
+  absl::Status status = Call(*daemon, &v1::Admin::Stub::DeleteClaim, request, &response);
+  if (!status.ok()) return status;
+  const absl::Time deadline = absl::Now() + context.timeout;
+  while (flags.wait && response.has_claim()) {
+    const absl::StatusOr<v1::ListClaimsResponse> left = ListClaims(*daemon, flags.name);
+    if (absl::IsNotFound(left.status())) {
+      response.clear_claim();
+      break;
+    }
+    if (!left.ok()) return left.status();
+    if (absl::Now() > deadline) {
+      return absl::DeadlineExceededError(absl::StrCat(
+          "the claim '", flags.name, "' is still there: sessions or processes have its memory (vramctl claim show ",
+          flags.name, "); wait longer with --timeout, or end its sessions with --revoke"));
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  if (context.json) {
+    Print({{"removed", !response.has_claim()},
+           {"claim", response.has_claim() ? ToJson(response.claim()) : Json(nullptr)}});
+    return absl::OkStatus();
+  }
+  if (!response.has_claim()) {
+    std::printf("%s: removed\n", flags.name.c_str());
+  } else {
+    std::printf("%s: takes no more sessions; removed when what it has is back: %u %s\n", flags.name.c_str(),
+                response.claim().sessions(), response.claim().sessions() == 1 ? "session" : "sessions");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace vrambroker::vramctl

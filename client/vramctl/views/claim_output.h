@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef VRAMBROKER_CLIENT_VRAMCTL_VIEWS_CLAIM_OUTPUT_H_
+#define VRAMBROKER_CLIENT_VRAMCTL_VIEWS_CLAIM_OUTPUT_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "vrambroker/v1/admin.pb.h"
+
+namespace vrambroker::vramctl {
+
+using UserNames = std::function<std::string(uint32_t uid)>;
+
+// The table of vramctl claim ls: a row for each claim and device that it may use.
+std::string ClaimsTable(const v1::ListClaimsResponse& claims, const UserNames& user_name);
+
+// One claim, a fact in each line: vramctl claim show.
+std::string ClaimText(const v1::Claim& claim, const UserNames& user_name);
+
+// "limit 8.00 GiB on device 0, reserved 1.00 GiB", for each device that it may use.
+std::vector<std::string> ClaimLines(const v1::Claim& claim);
+
+}  // namespace vrambroker::vramctl
+
+#endif  // VRAMBROKER_CLIENT_VRAMCTL_VIEWS_CLAIM_OUTPUT_H_

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Claims: what several processes may have of the devices together. A claim outlives its sessions, and the daemon: it is
+// there until an operator removes it. Its sockets say who is in it.
+#ifndef VRAMBROKER_SERVER_CORE_CLAIMS_H_
+#define VRAMBROKER_SERVER_CORE_CLAIMS_H_
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/container/btree_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "allocator/base/ids.h"
+#include "allocator/base/mutex.h"
+#include "server/base/steady_time.h"
+#include "server/base/worker_pool.h"
+#include "server/core/session_limits.h"
+#include "server/identity/caller.h"
+#include "server/identity/claim_dir.h"
+#include "server/identity/policy.h"
+#include "server/pool/segment_pool.h"
+#include "server/requests/waiting_requests.h"
+#include "server/sessions/session_registry.h"
+
+namespace vrambroker {
+
+// What an operator gives a claim.
+struct ClaimTerms {
+  Limit limit = 1.0;              // of each device
+  Limit guarantee = uint64_t{0};  // the same
+  int priority = 0;
+  std::string tenant;                                 // empty: its own
+  std::optional<std::chrono::milliseconds> max_wait;  // none: the daemon's
+  ClaimOwner owner;
+  std::vector<size_t> devices;  // it has nothing of the others; empty: all
+  absl::btree_map<std::string, std::string> labels;
+};
+
+enum class ClaimState { kActive, kDraining, kRevoked };
+
+const char* ClaimStateName(ClaimState state);  // "active", "draining", "revoked"
+
+struct Claim {
+  ClaimId id{};
+  std::string name;
+  ClaimTerms terms;
+  ClaimState state = ClaimState::kActive;
+  std::chrono::system_clock::time_point created;
+  // The label of the policy's rule that has made it, for as long as it has sessions; empty: an operator has. One that
+  // the policy has made has no sockets, and is not saved.
+  std::string rule;
+  SteadyTime next_update = SteadyTime::min();  // by the policy, if it has made it
+  bool is_being_made = false;                  // it is not served yet
+  size_t sessions = 0;                         // open, or being opened
+  SteadyTime keep_until = SteadyTime::min();   // even if it is to be removed, and has nothing
+};
+
+// What is to be changed; none: nothing.
+struct ClaimChange {
+  std::optional<Limit> limit;
+  std::optional<Limit> guarantee;
+  std::optional<int64_t> priority;
+  std::optional<std::chrono::milliseconds> max_wait;
+  std::optional<absl::btree_map<std::string, std::string>> labels;
+};
+
+// What claims need of their surroundings. But for note_member(), none of them is called from two threads at a time.
+struct ClaimHooks {
+  // Makes the claim's sockets and serves who connects to them. After an error nothing is left of them.
+  std::function<absl::Status(const Claim&)> serve = [](const Claim&) { return absl::OkStatus(); };
+  // No more, and removes them.
+  std::function<void(const Claim&)> stop_serving = [](const Claim&) {};
+  // These are all that there are, from now on, also for the next daemon.
+  std::function<absl::Status(const std::vector<Claim>&)> save = [](const std::vector<Claim>&) {
+    return absl::OkStatus();
+  };
+  // The process has a session in the claim.
+  std::function<void(const ProcessId& process, const std::string& claim)> note_member = [](const ProcessId&,
+                                                                                           const std::string&) {};
+  // Of names that are no directory's.
+  std::function<absl::Status(absl::string_view name)> check_name = CheckClaimName;
+};
+
+// Thread-safe. What changes claims is done by a worker, one change after the other, and answers through its callback.
+class Claims {
+ public:
+  static constexpr size_t kMaxClaims = 4096;
+  static constexpr size_t kMaxLabels = 16;
+  static constexpr size_t kMaxLabelValue = 128;
+
+  struct Options {
+    std::chrono::milliseconds reclaim_timeout;
+    std::function<std::chrono::milliseconds()> max_wait;  // of a claim that says nothing of it
+    std::function<void(const SessionPtr& session, const std::string& reason)> end_session;
+    // The claim is there from now on, or no more. `own_tenant`: its tenant is nobody else's; empty: it is.
+    std::function<void(const Claim& claim)> added;
+    std::function<void(const Claim& claim, const std::string& own_tenant)> removed;
+    ClaimHooks hooks;
+  };
+  // All outlive it.
+  Claims(Options options, std::vector<SegmentPool*> pools, Executor* workers, const SessionRegistry* sessions,
+         WaitingRequests* waiting, SessionLimits* limits);
+
+  // ---- Operators ----
+
+  using Done = std::function<void(absl::StatusOr<Claim>)>;
+  // Errors as those of the RPCs CreateClaim, UpdateClaim and DeleteClaim. Nothing has changed after an error.
+  void Create(const std::string& name, const ClaimTerms& terms, const Done& done);
+  void Update(const std::string& name, const ClaimChange& change, const Done& done);
+  // Answers with the claim as it stands, or NotFound once it is removed: is_removed.
+  struct Deleted {
+    Claim claim;
+    bool is_removed = false;
+  };
+  void Delete(const std::string& name, bool revoke, const std::function<void(absl::StatusOr<Deleted>)>& done);
+  std::vector<Claim> GetAll() const ABSL_LOCKS_EXCLUDED(mu_);  // by name
+  // NotFound.
+  absl::StatusOr<Claim> Find(absl::string_view name) const ABSL_LOCKS_EXCLUDED(mu_);
+  // What the claim may have of a device.
+  uint64_t LimitOn(const Claim& claim, size_t device) const { return BytesOn(claim.terms, claim.terms.limit, device); }
+
+  // ---- The start ----
+
+  // Those of the last daemon, with their limits and guarantees; a guarantee that cannot be given any more is logged,
+  // and left out. Before anything is charged.
+  void Restore(std::vector<Claim> claims) ABSL_LOCKS_EXCLUDED(mu_);
+  // Which processes were in which of them: those may come back to claims that drain.
+  void SetEarlierMembers(absl::btree_map<ProcessId, std::string> members) ABSL_LOCKS_EXCLUDED(mu_);
+  // From now on they are served. One whose sockets cannot be made is logged, and keeps what it has.
+  void ServeRestored() ABSL_LOCKS_EXCLUDED(mu_);
+
+  // The daemon stops: claims whose sessions end now are the next daemon's.
+  void StopRemoving() { is_stopping_ = true; }
+
+  // ---- Sessions ----
+
+  // What a caller through a claim's socket may do, apart from any session. FailedPrecondition: the claim is removed.
+  // PermissionDenied: the caller is not its owner.
+  absl::StatusOr<SessionTerms> TermsOf(const Caller& caller) const ABSL_LOCKS_EXCLUDED(mu_);
+  // Whether bounds on what each user may have count such a caller apart from its user: the owner of the claim, and
+  // root, which processes of containers are. Others have as much through all sockets together as without claims.
+  bool CountsInClaim(ClaimId claim, const Caller& caller) const ABSL_LOCKS_EXCLUDED(mu_);
+  // As TermsOf(), and the claim is not removed until Leave(). FailedPrecondition: it takes no more sessions. A claim
+  // that drains takes those of `process` if it was in the claim before the daemon was started again.
+  absl::StatusOr<SessionTerms> Enter(const Caller& caller, const ProcessId& process) ABSL_LOCKS_EXCLUDED(mu_);
+  // The same for a session that a rule of the policy puts into the claim that its `terms` name, which is made if there
+  // is none. ResourceExhausted: its guarantee is not free. Unavailable: an operator is just creating it.
+  absl::StatusOr<ClaimId> EnterByPolicy(const SessionTerms& terms, const ProcessId& process)
+      ABSL_LOCKS_EXCLUDED(making_mu_, mu_);
+  // The session that has entered can be found from now on: it gets what was changed while it was opened.
+  void Published(const SessionPtr& session) ABSL_LOCKS_EXCLUDED(mu_);
+  // The session that Enter() was for has ended, or was not opened.
+  void Leave(ClaimId claim) ABSL_LOCKS_EXCLUDED(mu_);
+  // Removes those that are to be removed, and have nothing any more. Cheap when there are none.
+  void RemoveEmpty();
+  // Several times a second, from one thread: RemoveEmpty(), and makes sockets that could not be made.
+  void Tick();
+
+ private:
+  // What changes claims; on a worker.
+  absl::StatusOr<Claim> CreateNow(const std::string& name, const ClaimTerms& terms) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<Claim> UpdateNow(const std::string& name, const ClaimChange& change) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<Deleted> DeleteNow(const std::string& name, bool revoke) ABSL_LOCKS_EXCLUDED(mu_);
+  void RemoveEmptyNow() ABSL_LOCKS_EXCLUDED(mu_);
+
+  absl::Status CheckTerms(const ClaimTerms& terms) const;
+  absl::Status CheckDevices(const ClaimTerms& terms) const;
+  absl::Status CheckHasAnything(const ClaimTerms& terms) const;
+  uint64_t BytesOn(const ClaimTerms& terms, const Limit& limit, size_t device) const;
+  uint64_t GuaranteeOn(const ClaimTerms& terms, size_t device) const;
+  // To what the terms say, where that is more: on all devices, or on none. `reclaims`: (slow) others are asked to give
+  // back what it lacks.
+  absl::Status RaiseGuarantee(ClaimId claim, const ClaimTerms& terms, bool reclaims);
+  // To what the terms say, where that is less.
+  void LowerGuarantee(ClaimId claim, const ClaimTerms& terms);
+  // (slow) Has others give back what a guarantee of the claim lacks, as far as it is reclaimable.
+  void ReclaimFor(ClaimId claim, int device, uint64_t guarantee_bytes);
+  void SetLimit(const Claim& claim);
+  // Has the claim's sessions give back what is above its limit, as far as it is reclaimable.
+  void ReclaimExcess(const Claim& claim);
+  // With `changed` in place of the claim of its name, or without `removed`.
+  absl::Status Save(const Claim* changed, const Claim* removed) const ABSL_LOCKS_EXCLUDED(mu_);
+  void Put(const Claim& claim) ABSL_LOCKS_EXCLUDED(mu_);  // but for the number of sessions
+  // The claim is as it says from now on, for its sessions, too. Its guarantee is raised already.
+  void Apply(const Claim& claim, const ClaimTerms& before) ABSL_LOCKS_EXCLUDED(mu_);
+  // The claim of a session's terms is the policy's, and may have others by now, as after a reload.
+  void UpdateByPolicy(const SessionTerms& terms) ABSL_LOCKS_EXCLUDED(mu_);
+  // Undoes what was done for a claim that could not be created. Returns `why`.
+  absl::Status GiveUp(const Claim& claim, bool is_saved, absl::Status why) ABSL_LOCKS_EXCLUDED(mu_);
+  void ServeAgain() ABSL_LOCKS_EXCLUDED(mu_);
+  void EndSessionsOf(const Claim& claim);
+  // Unless somebody has entered: nobody enters from then on, and the pools know nothing of it.
+  bool RemoveIfEmpty(const Claim& claim) ABSL_LOCKS_EXCLUDED(making_mu_, mu_);
+  bool HasNothing(ClaimId claim) const;
+  // FailedPrecondition for one that the policy makes.
+  static absl::Status CheckOperators(const Claim& claim);
+  static absl::Status ThereIs(const Claim& claim);
+  static absl::Status TooMany();
+  std::string LimitsText(const Claim& claim) const;
+  bool TakesSessions(const Claim& claim, const ProcessId& process) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  size_t NumberOf(bool by_policy) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::vector<SessionPtr> SessionsOf(ClaimId claim) const;
+  SessionTerms TermsOf(const Claim& claim) const;
+  static absl::Status CheckOwner(const Claim& claim, const Caller& caller);
+  absl::StatusOr<Claim> FindFor(const Caller& caller) const ABSL_LOCKS_EXCLUDED(mu_);
+  template <typename Result>
+  void Submit(const std::function<void(absl::StatusOr<Result>)>& done, std::function<absl::StatusOr<Result>()> change);
+
+  const Options options_;
+  const std::vector<SegmentPool*> pools_;
+  const SessionRegistry& sessions_;
+  WaitingRequests& waiting_;
+  SessionLimits& limits_;
+  const std::shared_ptr<SerialQueue> changes_;
+  std::atomic<bool> any_leaving_{false};  // some are to be removed
+  std::atomic<bool> is_removing_{false};
+  std::atomic<bool> is_stopping_{false};
+
+  std::atomic<bool> any_unserved_{false};
+  absl::flat_hash_set<ClaimId> unserved_;        // restored ones without sockets; of the start, then of changes_
+  SteadyTime next_serving_ = SteadyTime::min();  // of Tick()
+
+  // Held while a claim of the policy is made, and while one is removed: what it has of the pools is there once.
+  Mutex making_mu_ ABSL_ACQUIRED_AFTER(lock_level::kLimits)
+      ABSL_ACQUIRED_BEFORE(lock_level::kTimer){lock_level::kLimits};
+  mutable Mutex mu_;  // held for nothing but this; no other lock is taken
+  absl::btree_map<std::string, Claim, std::less<>> claims_ ABSL_GUARDED_BY(mu_);
+  absl::btree_map<ClaimId, std::string> names_ ABSL_GUARDED_BY(mu_);
+  absl::btree_map<ProcessId, std::string> earlier_ ABSL_GUARDED_BY(mu_);
+  uint64_t next_id_ ABSL_GUARDED_BY(mu_) = 1;
+};
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_SERVER_CORE_CLAIMS_H_

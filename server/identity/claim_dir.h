@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The directories of claims: `claims/NAME` in the socket directory, with sockets of their own. Who connects to these
+// belongs to the claim, whatever its pid namespace: a container is given the directory, and finds the daemon there.
+#ifndef VRAMBROKER_SERVER_IDENTITY_CLAIM_DIR_H_
+#define VRAMBROKER_SERVER_IDENTITY_CLAIM_DIR_H_
+
+#include <sys/types.h>
+
+#include <optional>
+#include <string>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "server/identity/client_socket.h"
+
+namespace vrambroker {
+
+// Who may connect to a claim's sockets, beside root and the daemon's user.
+struct ClaimOwner {
+  std::optional<uid_t> uid;  // none: everyone who can reach the directory
+  std::optional<gid_t> gid;  // members of this group, too
+
+  friend bool operator==(const ClaimOwner&, const ClaimOwner&) = default;
+};
+
+// "train": at most 63 letters, digits and . _ - : @, the first of which is none of . _ -: it names a directory.
+// InvalidArgument says what is wrong.
+absl::Status CheckClaimName(absl::string_view name);
+
+std::string ClaimDir(absl::string_view socket_dir, absl::string_view name);
+// InvalidArgument: the sockets would have longer paths than clients can connect to.
+absl::Status CheckClaimDir(absl::string_view socket_dir, absl::string_view name);
+
+struct ClaimSockets {
+  ClientSocket connections;  // vrambroker.sock
+  ClientSocket descriptors;  // vrambroker-fd.sock
+};
+
+// Makes the directory if it is missing, and listens there. It is the owner's, with mode 0700, or 0750 with a group,
+// where this process may give it away. Else it stays this process's, and everyone may enter: who may connect is for the
+// caller to check in any case. Whatever an owner has done in the directory: nothing outside of it is touched, and what
+// is in the way of the sockets is named (FailedPrecondition).
+// REQUIRES: the socket directory is locked, both checks say yes. One call at a time.
+absl::StatusOr<ClaimSockets> ListenClaim(const std::string& socket_dir, const std::string& name,
+                                         const ClaimOwner& owner);
+
+// Removes the sockets, and the directory unless its owner has put something else there: FailedPrecondition.
+// REQUIRES: as ListenClaim().
+absl::Status RemoveClaimDir(const std::string& socket_dir, const std::string& name);
+
+// The same for all but those of `names`: what a daemon that was killed has left.
+void RemoveOtherClaimDirs(const std::string& socket_dir, const absl::flat_hash_set<std::string>& names);
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_SERVER_IDENTITY_CLAIM_DIR_H_

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/wire/claim_file.h"
+
+#include <google/protobuf/text_format.h>
+
+#include <utility>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_cat.h"
+#include "server/base/replace_file.h"
+#include "server/wire/convert.h"
+#include "vrambroker/config/v1/claims.pb.h"
+
+namespace vrambroker {
+namespace {
+
+using config::v1::SavedClaims;
+
+constexpr size_t kMostBytes = size_t{64} << 20;
+constexpr char kHeader[] =
+    "# Claims of vrambrokerd, which replaces this file at each change. Change them with vramctl claim.\n";
+
+SavedClaims::State SavedStateOf(ClaimState state) {
+  switch (state) {
+    case ClaimState::kActive:
+      return SavedClaims::ACTIVE;
+    case ClaimState::kDraining:
+      return SavedClaims::DRAINING;
+    case ClaimState::kRevoked:
+      return SavedClaims::REVOKED;
+  }
+  return SavedClaims::ACTIVE;
+}
+
+ClaimState StateOf(SavedClaims::State state) {
+  return state == SavedClaims::REVOKED    ? ClaimState::kRevoked
+         : state == SavedClaims::DRAINING ? ClaimState::kDraining
+                                          : ClaimState::kActive;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<Claim>> LoadClaims(const std::string& path) {
+  const absl::StatusOr<std::string> text = ReadOwnFile(path, kMostBytes);
+  if (absl::IsNotFound(text.status())) return std::vector<Claim>();
+  const auto unreadable = [&path](absl::string_view why) {
+    return absl::FailedPreconditionError(absl::StrCat("the claims in ", path, " cannot be read: ", why,
+                                                      "; mend the file, or remove it to start without claims"));
+  };
+  if (!text.ok()) return unreadable(text.status().message());
+  SavedClaims saved;
+  if (!google::protobuf::TextFormat::ParseFromString(*text, &saved)) return unreadable("it is damaged");
+  std::vector<Claim> claims;
+  absl::flat_hash_set<std::string> names;
+  for (const SavedClaims::Claim& from : saved.claims()) {
+    if (absl::Status status = CheckClaimName(from.name()); !status.ok()) return unreadable(status.message());
+    if (!names.insert(from.name()).second) return unreadable(absl::StrCat("'", from.name(), "' is there twice"));
+    // Nobody's: who owns a claim is always in the file.
+    absl::StatusOr<ClaimTerms> terms = FromProto(from.terms(), /*caller=*/0);
+    if (!terms.ok()) return unreadable(absl::StrCat("claim '", from.name(), "': ", terms.status().message()));
+    claims.push_back({.name = from.name(),
+                      .terms = *std::move(terms),
+                      .state = StateOf(from.state()),
+                      .created = std::chrono::system_clock::time_point(std::chrono::microseconds(from.created_us()))});
+  }
+  return claims;
+}
+
+absl::Status SaveClaims(const std::string& path, const std::vector<Claim>& claims) {
+  SavedClaims saved;
+  for (const Claim& claim : claims) {
+    SavedClaims::Claim* to = saved.add_claims();
+    to->set_name(claim.name);
+    *to->mutable_terms() = ToProto(claim.terms);
+    to->set_state(SavedStateOf(claim.state));
+    to->set_created_us(std::chrono::duration_cast<std::chrono::microseconds>(claim.created.time_since_epoch()).count());
+  }
+  std::string text;
+  google::protobuf::TextFormat::PrintToString(saved, &text);
+  return ReplaceFile(path, absl::StrCat(kHeader, text), /*outlives_machine=*/true);
+}
+
+}  // namespace vrambroker

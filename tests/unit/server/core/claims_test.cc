@@ -1,0 +1,585 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Claims: what operators do with them, and what sessions in them get. With sockets and files: tests/integration.
+#include "server/core/claims.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "allocator/device/process_files.h"
+#include "server/wire/claim_file.h"
+#include "tests/support/util.h"
+#include "tests/unit/server/core/broker_fixture.h"
+
+namespace vrambroker {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr uid_t kOwner = 1000;
+constexpr pid_t kYounger = 1 << 30;  // of no process, so that it is not older than this one
+
+class ClaimsTest : public BrokerTest {
+ protected:
+  ClaimsTest() { Restart(); }
+
+  void Restart() {
+    BrokerOptions options;
+    options.reclaim_timeout = std::chrono::milliseconds(200);
+    options.claims = {.serve =
+                          [this](const Claim& claim) {
+                            if (!serve_error_.ok()) return serve_error_;
+                            served_.push_back(claim.name);
+                            ++serves_;
+                            return absl::OkStatus();
+                          },
+                      .stop_serving = [this](const Claim& claim) { std::erase(served_, claim.name); },
+                      .save =
+                          [this](const std::vector<Claim>& claims) {
+                            if (on_save_) std::exchange(on_save_, nullptr)();
+                            if (!save_error_.ok()) return save_error_;
+                            saved_.clear();
+                            for (const Claim& claim : claims) {
+                              saved_.push_back(absl::StrCat(claim.name, " ", ClaimStateName(claim.state)));
+                            }
+                            return absl::OkStatus();
+                          },
+                      .note_member =
+                          [this](const ProcessId&, const std::string&) {
+                            if (on_member_) std::exchange(on_member_, nullptr)();
+                          }};
+    options.policy = policy_;
+    Make(std::move(options));
+  }
+
+  absl::StatusOr<Claim> Answer(const std::function<void(const Claims::Done&)>& call) {
+    Signal answered;
+    absl::StatusOr<Claim> answer = absl::UnknownError("no answer");
+    call([&](absl::StatusOr<Claim> claim) {
+      answer = std::move(claim);
+      answered.Notify();
+    });
+    answered.WaitForNotification();
+    return answer;
+  }
+  absl::StatusOr<Claim> Create(const std::string& name, ClaimTerms terms) {
+    if (!terms.owner.uid.has_value()) terms.owner.uid = kOwner;
+    return Answer([&](const Claims::Done& done) { broker_->claims().Create(name, terms, done); });
+  }
+  absl::StatusOr<Claim> Update(const std::string& name, const ClaimChange& change) {
+    return Answer([&](const Claims::Done& done) { broker_->claims().Update(name, change, done); });
+  }
+  absl::StatusOr<Claims::Deleted> Delete(const std::string& name, bool revoke = false) {
+    Signal answered;
+    absl::StatusOr<Claims::Deleted> answer = absl::UnknownError("no answer");
+    broker_->claims().Delete(name, revoke, [&](absl::StatusOr<Claims::Deleted> deleted) {
+      answer = std::move(deleted);
+      answered.Notify();
+    });
+    answered.WaitForNotification();
+    return answer;
+  }
+  // Waits until those that are to be removed, and can be, are.
+  bool IsRemoved(const std::string& name) {
+    return testing_support::WaitFor([&] {
+      broker_->claims().RemoveEmpty();
+      return !broker_->claims().Find(name).ok();
+    });
+  }
+
+  Caller In(const absl::StatusOr<Claim>& claim, pid_t pid = 1, uid_t uid = kOwner) {
+    Caller caller = Process(pid, uid);
+    if (claim.ok()) caller.claim = claim->id;
+    return caller;
+  }
+  ClaimDeviceView View(const std::string& name, size_t device = 0) {
+    for (const ClaimView& of : broker_->operator_view().Look().claims) {
+      if (of.claim.name == name) return of.devices[device];
+    }
+    ADD_FAILURE() << "no claim " << name;
+    return {};
+  }
+
+  // A rule that puts sessions named `team*` into the claim "team".
+  static std::shared_ptr<const Policy> RuleOf(const Limit& limit, const Limit& guarantee) {
+    PolicyRule rule;
+    rule.label = "teams";
+    rule.session_name = "team*";
+    rule.claim = "team";
+    rule.claim_limit = limit;
+    rule.claim_guarantee = guarantee;
+    return PolicyOf({.rules = {rule}});
+  }
+
+  std::shared_ptr<const Policy> policy_;
+  std::function<void()> on_save_;    // called once
+  std::function<void()> on_member_;  // the same: between a session's coming into the claim and its being found
+  absl::Status serve_error_;
+  absl::Status save_error_;
+  std::vector<std::string> served_;
+  std::atomic<int> serves_{0};
+  std::vector<std::string> saved_;
+};
+
+TEST_F(ClaimsTest, ItsLimitBindsAllOfItsSessionsTogether) {
+  const absl::StatusOr<Claim> team = Create("team", {.limit = 40_MiB});
+  ASSERT_TRUE(team.ok()) << team.status();
+  EXPECT_THAT(served_, ElementsAre("team"));
+  EXPECT_THAT(saved_, ElementsAre("team active"));
+  const SessionPtr first = OpenLeasing("a", std::nullopt, In(team));
+  const SessionPtr second = OpenLeasing("b", std::nullopt, In(team, 2));
+  EXPECT_EQ(first->terms().claim, "team");
+  EXPECT_EQ(first->terms().tenant, "claim:team") << "nobody else sees its old bytes";
+  ASSERT_TRUE(LeaseSegments(first, {30_MiB}).ok());
+  const absl::Status refusal = LeaseSegments(second, {12_MiB}).status();
+  const v1::OutOfMemory report = Report(refusal);
+  EXPECT_EQ(report.cause(), v1::OutOfMemory::CAUSE_LIMIT);
+  EXPECT_EQ(report.claim(), "team");
+  EXPECT_EQ(report.claim_limit_bytes(), 40_MiB);
+  EXPECT_EQ(report.claim_reserved_bytes(), 30_MiB);
+  EXPECT_EQ(report.user_limit_bytes(), 0u);
+  EXPECT_THAT(report.explanation(),
+              HasSubstr("the sessions of claim team together have 31457280 B (30.00 MiB) of its limit"));
+  ASSERT_TRUE(LeaseSegments(second, {10_MiB}).ok());
+  EXPECT_EQ(View("team").reserved_bytes, 40_MiB);
+  // On each device.
+  ASSERT_TRUE(LeaseSegments(second, {40_MiB}, 1).ok());
+  // A session outside has its own.
+  ASSERT_TRUE(LeaseSegments(OpenLeasing("c"), {24_MiB}).ok());
+}
+
+// What the siblings do not use is theirs to have: before anybody is refused.
+TEST_F(ClaimsTest, IdleMemoryOfItsOtherSessionsIsAskedForBeforeItsLimitRefuses) {
+  const absl::StatusOr<Claim> team = Create("team", {.limit = 40_MiB});
+  const SessionPtr holder = Open("holder", std::nullopt, In(team));
+  const absl::StatusOr<Allocation> block = Allocate(holder, 30_MiB);
+  ASSERT_TRUE(block.ok()) << block.status();
+  ASSERT_TRUE(broker_->allocations().Free(holder, {block->block}).ok());
+  EXPECT_EQ(View("team").idle_bytes, 30_MiB);
+  EXPECT_TRUE(Allocate(Open("asker", std::nullopt, In(team, 2)), 20_MiB, 0, 0, {.may_reclaim = true}).ok());
+  EXPECT_LE(View("team").reserved_bytes, 40_MiB);
+}
+
+TEST_F(ClaimsTest, ItsGuaranteeIsKeptBeforeItHasASessionAndBelongsToAllOfThem) {
+  const absl::StatusOr<Claim> team = Create("team", {.limit = 40_MiB, .guarantee = 20_MiB});
+  ASSERT_TRUE(team.ok()) << team.status();
+  const SessionPtr outside = OpenLeasing("outside");
+  EXPECT_FALSE(LeaseSegments(outside, {46_MiB}).ok());
+  ASSERT_TRUE(LeaseSegments(outside, {44_MiB}).ok());
+  ASSERT_TRUE(LeaseSegments(OpenLeasing("a", std::nullopt, In(team)), {8_MiB}).ok());
+  ASSERT_TRUE(LeaseSegments(OpenLeasing("b", std::nullopt, In(team, 2)), {12_MiB}).ok());
+}
+
+TEST_F(ClaimsTest, AGuaranteeIsTakenFromWhatOthersDoNotUse) {
+  const SessionPtr holder = Open("holder");
+  const absl::StatusOr<Allocation> block = Allocate(holder, 60_MiB);
+  ASSERT_TRUE(block.ok()) << block.status();
+  const absl::Status in_use = Create("team", {.limit = 40_MiB, .guarantee = 20_MiB}).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(in_use)) << in_use;
+  EXPECT_THAT(std::string(in_use.message()), HasSubstr("more than is free"));
+  EXPECT_THAT(broker_->claims().GetAll(), IsEmpty());
+  EXPECT_THAT(served_, IsEmpty());
+  ASSERT_TRUE(broker_->allocations().Free(holder, {block->block}).ok());
+  EXPECT_TRUE(Create("team", {.limit = 40_MiB, .guarantee = 20_MiB}).ok());
+}
+
+TEST_F(ClaimsTest, BadTermsAreRefusedAndNamed) {
+  const auto why = [&](const std::string& name, const ClaimTerms& terms) {
+    const absl::Status status = Create(name, terms).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    return std::string(status.message());
+  };
+  EXPECT_THAT(why("", {}), HasSubstr("name: a claim needs one"));
+  EXPECT_THAT(why("a/b", {}), HasSubstr("name: only letters"));
+  EXPECT_THAT(why("a", {.limit = 1.5}), HasSubstr("limit.fraction: 1.5"));
+  EXPECT_THAT(why("a", {.limit = uint64_t{0}}), HasSubstr("limit: 0 bytes"));
+  EXPECT_THAT(why("a", {.limit = 8_MiB, .guarantee = 9_MiB}), HasSubstr("above the claim's limit"));
+  EXPECT_THAT(why("a", {.priority = 1001}), HasSubstr("priority: 1001 is not within"));
+  EXPECT_THAT(why("a", {.tenant = "x y"}), HasSubstr("tenant: only letters"));
+  EXPECT_THAT(why("a", {.max_wait = std::chrono::hours(2)}), HasSubstr("max_wait_ms: 7200000 is more than 3600000"));
+  EXPECT_THAT(why("a", {.devices = {2}}), HasSubstr("devices: "));
+  EXPECT_THAT(why("a", {.labels = {{"0k", "v"}}}), HasSubstr("labels: the key '0k'"));
+  EXPECT_THAT(why("a", {.labels = {{"k", std::string(129, 'v')}}}), HasSubstr("the value of 'k' has 129 bytes"));
+  EXPECT_THAT(saved_, IsEmpty());
+  ASSERT_TRUE(Create("a", {}).ok());
+  EXPECT_TRUE(absl::IsAlreadyExists(Create("a", {}).status()));
+  EXPECT_TRUE(absl::IsNotFound(Update("b", {}).status()));
+  EXPECT_TRUE(absl::IsNotFound(Delete("b").status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(Update("a", {.guarantee = Limit(0.5), .priority = int64_t{1} << 40}).status()));
+  EXPECT_EQ(broker_->claims().Find("a")->terms.guarantee, Limit(uint64_t{0})) << "all of it, or nothing";
+}
+
+TEST_F(ClaimsTest, ItHasNothingOfDevicesThatItMayNotUse) {
+  const absl::StatusOr<Claim> team = Create("team", {.limit = 40_MiB, .devices = {1}});
+  const SessionPtr session = OpenLeasing("a", std::nullopt, In(team));
+  EXPECT_FALSE(LeaseSegments(session, {2_MiB}, 0).ok());
+  EXPECT_TRUE(LeaseSegments(session, {40_MiB}, 1).ok());
+}
+
+TEST_F(ClaimsTest, ARaiseServesWhoWaits) {
+  const absl::StatusOr<Claim> team = Create("team", {.limit = 20_MiB});
+  const SessionPtr session = Open("a", std::nullopt, In(team));
+  ASSERT_TRUE(Allocate(session, 18_MiB).ok());
+  Signal answered;
+  absl::Status waited = absl::UnknownError("no answer");
+  broker_->allocations().Allocate(session, 0, 18_MiB, 0,
+                                  [&](const absl::StatusOr<Allocation>& allocation) {
+                                    waited = allocation.status();
+                                    answered.Notify();
+                                  },
+                                  {.may_reclaim = true, .wait = std::chrono::minutes(10)});
+  ASSERT_TRUE(testing_support::WaitFor([&] { return View("team").waiting == 1; }));
+  ASSERT_TRUE(Update("team", {.limit = Limit(40_MiB)}).ok());
+  answered.WaitForNotification();
+  EXPECT_TRUE(waited.ok()) << waited;
+  EXPECT_THAT(client_->told(), ::testing::Contains(absl::StrCat("limit 0 ", 40_MiB)));
+}
+
+TEST_F(ClaimsTest, ACutAsksForWhatIsIdleAndRefusesGrowthUntilItFits) {
+  const absl::StatusOr<Claim> team = Create("team", {.limit = 60_MiB});
+  const SessionPtr session = Open("a", std::nullopt, In(team));
+  ASSERT_TRUE(Allocate(session, 20_MiB).ok());
+  const absl::StatusOr<Allocation> idle = Allocate(session, 30_MiB);
+  ASSERT_TRUE(idle.ok());
+  ASSERT_TRUE(broker_->allocations().Free(session, {idle->block}).ok());
+  ASSERT_TRUE(Update("team", {.limit = Limit(10_MiB)}).ok());
+  EXPECT_TRUE(testing_support::WaitFor([&] { return View("team").reserved_bytes == 20_MiB; }));
+  EXPECT_EQ(View("team").limit_bytes, 10_MiB);
+  EXPECT_FALSE(Allocate(session, 2_MiB).ok());
+}
+
+TEST_F(ClaimsTest, ItsPriorityIsThatOfItsSessions) {
+  const absl::StatusOr<Claim> team = Create("team", {.priority = 3});
+  const SessionPtr session = OpenLeasing("a", std::nullopt, In(team));
+  EXPECT_EQ(broker_->operator_view().Describe(*session).devices[0].account.priority, 3);
+  ASSERT_TRUE(Update("team", {.priority = -7}).ok());
+  EXPECT_EQ(broker_->operator_view().Describe(*session).devices[0].account.priority, -7);
+}
+
+TEST_F(ClaimsTest, OnlyItsOwnerGetsIn) {
+  const absl::StatusOr<Claim> team = Create("team", {.owner = {.uid = 7, .gid = 70}});
+  EXPECT_TRUE(TryOpen("a", std::nullopt, In(team, 1, 7)).ok());
+  EXPECT_TRUE(TryOpen("a", std::nullopt, In(team, 1, 0)).ok()) << "root";
+  const absl::Status other = TryOpen("a", std::nullopt, In(team, 1, 8)).status();
+  EXPECT_TRUE(absl::IsPermissionDenied(other)) << other;
+  EXPECT_THAT(std::string(other.message()), HasSubstr("uid 8 may not use the claim 'team', which is uid 7's"));
+  Caller member = In(team, 1, 8);
+  member.groups = {5, 70};
+  EXPECT_TRUE(TryOpen("a", std::nullopt, member).ok());
+}
+
+// Containers run as root. Nobody in a claim may see or change what is outside of it.
+TEST_F(ClaimsTest, ThroughAClaimsSocketRootIsNobody) {
+  const absl::StatusOr<Claim> team = Create("team", {});
+  const absl::StatusOr<SessionTerms> terms = broker_->TermsOf(In(team, 1, 0));
+  ASSERT_TRUE(terms.ok()) << terms.status();
+  EXPECT_EQ(terms->rights, (Rights{.client = true, .observer = false, .admin = false}));
+}
+
+TEST_F(ClaimsTest, ADrainingClaimTakesNoSessionsAndGoesWithItsLast) {
+  const absl::StatusOr<Claim> team = Create("team", {.limit = 40_MiB, .guarantee = 20_MiB});
+  const SessionPtr session = OpenLeasing("a", std::nullopt, In(team));
+  ASSERT_TRUE(LeaseSegments(session, {8_MiB}).ok());
+  const absl::StatusOr<Claims::Deleted> deleted = Delete("team");
+  ASSERT_TRUE(deleted.ok()) << deleted.status();
+  EXPECT_FALSE(deleted->is_removed);
+  EXPECT_THAT(saved_, ElementsAre("team draining"));
+  EXPECT_TRUE(absl::IsFailedPrecondition(TryOpen("b", std::nullopt, In(team, kYounger)).status()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(Update("team", {.limit = Limit(50_MiB)}).status()));
+  EXPECT_TRUE(LeaseSegments(session, {8_MiB}).ok()) << "its sessions go on";
+  broker_->Close(session, "test");
+  EXPECT_TRUE(IsRemoved("team"));
+  EXPECT_THAT(served_, IsEmpty());
+  EXPECT_THAT(saved_, IsEmpty());
+  EXPECT_EQ(pools_[0]->GetStats().guaranteed_bytes, 0u);
+  // Who is still connected by its sockets is in no claim, nor outside of one.
+  const absl::Status late = TryOpen("c", std::nullopt, In(team, 3)).status();
+  EXPECT_THAT(std::string(late.message()), HasSubstr("the claim of this socket was removed"));
+  EXPECT_FALSE(broker_->TermsOf(In(team, 3)).ok());
+}
+
+TEST_F(ClaimsTest, WhatAnEndedProcessLeavesIsChargedToItsClaimUntilItIsQuiet) {
+  const absl::StatusOr<Claim> team = Create("team", {.limit = 40_MiB});
+  const SessionPtr session = OpenLeasing("a", std::nullopt, In(team));
+  const std::vector<Lease> left = LeaseSegments(session, {30_MiB}).value();
+  ASSERT_TRUE(pools_[0]->RedeemTicket(std::get<FdTicket>(left[0].handle), 1, kOwner).ok());
+  broker_->CloseGone(session);
+  EXPECT_EQ(View("team").left_behind_bytes, 30_MiB);
+  EXPECT_EQ(View("team").reserved_bytes, 30_MiB);
+  const SessionPtr next = OpenLeasing("b", std::nullopt, In(team, 2));
+  EXPECT_FALSE(LeaseSegments(next, {12_MiB}).ok());
+  ASSERT_TRUE(LeaseSegments(next, {10_MiB}).ok());
+  broker_->Close(next, "test");
+  ASSERT_TRUE(Delete("team").ok());
+  EXPECT_TRUE(broker_->claims().Find("team").ok()) << "it has something";
+  pools_[0]->CheckQuarantine();
+  EXPECT_TRUE(IsRemoved("team"));
+}
+
+TEST_F(ClaimsTest, RevokingEndsItsSessions) {
+  const absl::StatusOr<Claim> team = Create("team", {});
+  const SessionPtr session = OpenLeasing("a", std::nullopt, In(team));
+  const SessionPtr outside = OpenLeasing("b");
+  ASSERT_TRUE(LeaseSegments(session, {8_MiB}).ok());
+  ASSERT_TRUE(Delete("team", /*revoke=*/true).ok());
+  EXPECT_EQ(session->state(), SessionState::kEnded);
+  EXPECT_EQ(outside->state(), SessionState::kActive);
+  EXPECT_TRUE(broker_->claims().Find("team").ok()) << "its client has not closed its memory";
+  broker_->Close(session, "test");
+  EXPECT_TRUE(IsRemoved("team"));
+}
+
+TEST_F(ClaimsTest, WhatCannotBeSavedOrServedIsNotDone) {
+  save_error_ = absl::ResourceExhaustedError("disk full");
+  EXPECT_TRUE(absl::IsResourceExhausted(Create("team", {.guarantee = 20_MiB}).status()));
+  EXPECT_THAT(broker_->claims().GetAll(), IsEmpty());
+  EXPECT_EQ(pools_[0]->GetStats().guaranteed_bytes, 0u);
+  EXPECT_THAT(served_, IsEmpty());
+  save_error_ = absl::OkStatus();
+  serve_error_ = absl::FailedPreconditionError("in the way");
+  EXPECT_TRUE(absl::IsFailedPrecondition(Create("team", {.guarantee = 20_MiB}).status()));
+  EXPECT_THAT(broker_->claims().GetAll(), IsEmpty());
+  EXPECT_THAT(saved_, IsEmpty());
+  EXPECT_EQ(pools_[1]->GetStats().guaranteed_bytes, 0u);
+  serve_error_ = absl::OkStatus();
+  ASSERT_TRUE(Create("team", {.limit = 40_MiB, .guarantee = 20_MiB}).ok());
+  save_error_ = absl::ResourceExhaustedError("disk full");
+  EXPECT_FALSE(Update("team", {.limit = Limit(60_MiB), .guarantee = Limit(30_MiB)}).ok());
+  EXPECT_EQ(View("team").limit_bytes, 40_MiB);
+  EXPECT_EQ(View("team").guarantee_bytes, 20_MiB);
+  EXPECT_FALSE(Delete("team").ok());
+  EXPECT_EQ(broker_->claims().Find("team")->state, ClaimState::kActive);
+}
+
+// The reason may be that its members have filled the disk.
+TEST_F(ClaimsTest, ARevokedClaimIsRevokedThoughThatCannotBeSaved) {
+  const absl::StatusOr<Claim> team = Create("team", {});
+  const SessionPtr session = OpenLeasing("a", std::nullopt, In(team));
+  save_error_ = absl::ResourceExhaustedError("disk full");
+  EXPECT_TRUE(Delete("team", /*revoke=*/true).ok());
+  EXPECT_EQ(session->state(), SessionState::kEnded);
+  broker_->Close(session, "test");
+  EXPECT_TRUE(IsRemoved("team"));
+}
+
+TEST_F(ClaimsTest, ALowerGuaranteeThatCannotBeSavedIsTheOldOneStill) {
+  ASSERT_TRUE(Create("team", {.limit = 40_MiB, .guarantee = 20_MiB}).ok());
+  ASSERT_TRUE(LeaseSegments(OpenLeasing("outside"), {44_MiB}).ok());
+  // At that moment somebody would take what is free.
+  on_save_ = [&] { EXPECT_FALSE(LeaseSegments(OpenLeasing("greedy"), {4_MiB}).ok()); };
+  save_error_ = absl::ResourceExhaustedError("disk full");
+  EXPECT_FALSE(Update("team", {.guarantee = Limit(10_MiB)}).ok());
+  EXPECT_EQ(View("team").guarantee_bytes, 20_MiB);
+}
+
+TEST_F(ClaimsTest, ALimitBelowTheGuaranteesOfItsSessionsIsRefused) {
+  const absl::StatusOr<Claim> team = Create("team", {.limit = 40_MiB});
+  const SessionPtr session = OpenLeasing("a", std::nullopt, In(team));
+  ASSERT_TRUE(pools_[0]->SetGuarantee(session->id(), 30_MiB).ok());
+  const absl::Status status = Update("team", {.limit = Limit(20_MiB)}).status();
+  EXPECT_THAT(std::string(status.message()), HasSubstr("below the guarantees of the claim's sessions, 31457280 B"));
+}
+
+// The next claim of its name is somebody else's.
+TEST_F(ClaimsTest, NobodyGetsTheOldBytesOfAnEarlierClaimOfTheSameName) {
+  const absl::StatusOr<Claim> first = Create("team", {});
+  const SessionPtr session = OpenLeasing("a", std::nullopt, In(first));
+  ASSERT_TRUE(LeaseSegments(session, {8_MiB}).ok());
+  broker_->Close(session, "test");
+  ASSERT_TRUE(Delete("team").ok());
+  const absl::StatusOr<Claim> second = Create("team", {});
+  ASSERT_TRUE(LeaseSegments(OpenLeasing("b", std::nullopt, In(second)), {8_MiB}).ok());
+  EXPECT_EQ(pools_[0]->GetStats().handovers, 0u);
+}
+
+TEST_F(ClaimsTest, WhoComesWhileItIsRevokedIsEndedToo) {
+  const absl::StatusOr<Claim> team = Create("team", {});
+  on_member_ = [&] { EXPECT_TRUE(Delete("team", /*revoke=*/true).ok()); };
+  const SessionPtr session = OpenLeasing("a", std::nullopt, In(team));
+  EXPECT_TRUE(testing_support::WaitFor([&] {
+    broker_->claims().RemoveEmpty();
+    return session->state() == SessionState::kEnded;
+  }));
+}
+
+TEST_F(ClaimsTest, ASessionThatIsBeingOpenedGetsWhatIsChangedMeanwhile) {
+  const absl::StatusOr<Claim> team = Create("team", {.limit = 20_MiB});
+  on_member_ = [&] { EXPECT_TRUE(Update("team", {.limit = Limit(40_MiB), .priority = 5}).ok()); };
+  const SessionPtr session = Open("a", std::nullopt, In(team));
+  EXPECT_EQ(broker_->operator_view().Describe(*session).devices[0].account.priority, 5);
+  EXPECT_TRUE(Allocate(session, 36_MiB).ok());
+}
+
+TEST_F(ClaimsTest, ARulesClaimIsThereForAsLongAsItHasSessions) {
+  policy_ = RuleOf(Limit(40_MiB), Limit(10_MiB));
+  Restart();
+  const SessionPtr first = OpenLeasing("team-1");
+  const SessionPtr second = OpenLeasing("team-2");
+  EXPECT_EQ(first->terms().claim, "team");
+  EXPECT_EQ(View("team").guarantee_bytes, 10_MiB);
+  ASSERT_TRUE(LeaseSegments(first, {30_MiB}).ok());
+  EXPECT_FALSE(LeaseSegments(second, {12_MiB}).ok());
+  EXPECT_THAT(saved_, IsEmpty()) << "it is the configuration's";
+  EXPECT_TRUE(absl::IsAlreadyExists(Create("team", {}).status()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(Update("team", {.limit = Limit(0.5)}).status()));
+  // The configuration is read again: the next session brings the new terms, for all.
+  broker_->SetPolicy(RuleOf(Limit(50_MiB), Limit(5_MiB)));
+  const SessionPtr third = OpenLeasing("team-3");
+  EXPECT_TRUE(testing_support::WaitFor(
+      [&] { return View("team").limit_bytes == 50_MiB && View("team").guarantee_bytes == 5_MiB; }));
+  EXPECT_TRUE(LeaseSegments(second, {20_MiB}).ok());
+  for (const SessionPtr& session : {first, second, third}) broker_->Close(session, "test");
+  EXPECT_TRUE(IsRemoved("team"));
+  EXPECT_EQ(pools_[0]->GetStats().guaranteed_bytes, 0u);
+}
+
+// After a kill: what it holds of the run before is its user's yet, and takes the room of the guarantee.
+TEST_F(ClaimsTest, AClientOfARulesClaimComesBackThoughItsGuaranteeIsNotFreeYet) {
+  policy_ = RuleOf(Limit(60_MiB), Limit(40_MiB));
+  Restart();
+  const SessionPtr other = OpenLeasing("other");
+  ASSERT_TRUE(LeaseSegments(other, {40_MiB}).ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(TryOpen("team-0", std::nullopt, Process(getppid(), kOwner)).status()));
+  const pid_t self = getpid();
+  broker_->claims().SetEarlierMembers({{{.pid = self, .started = StartOf(self)}, "team"}});
+  const SessionPtr back = OpenLeasing("team-1", std::nullopt, Process(self, kOwner));
+  ASSERT_NE(back, nullptr);
+  EXPECT_EQ(View("team").guarantee_bytes, 0u);
+}
+
+TEST_F(ClaimsTest, AChangeOfSomethingElseKeepsThePriorityOfASession) {
+  const absl::StatusOr<Claim> team = Create("team", {.priority = 3});
+  const SessionPtr session = OpenLeasing("a", std::nullopt, In(team));
+  ASSERT_TRUE(broker_->limits().SetPriority(session, 9).ok());
+  ASSERT_TRUE(Update("team", {.limit = Limit(0.5)}).ok());
+  EXPECT_EQ(broker_->operator_view().Describe(*session).devices[0].account.priority, 9);
+}
+
+TEST_F(ClaimsTest, OneThatIsRestoredIsServedAsSoonAsThatCanBe) {
+  serve_error_ = absl::FailedPreconditionError("in the way");
+  broker_->claims().Restore({{.name = "a"}});
+  broker_->claims().ServeRestored();
+  EXPECT_THAT(served_, IsEmpty());
+  serve_error_ = absl::OkStatus();
+  EXPECT_TRUE(testing_support::WaitFor([&] {
+    broker_->claims().Tick();
+    return serves_ == 1;
+  }));
+}
+
+TEST_F(ClaimsTest, AFileThatIsNotThereIsNoClaimThatIsNotThere) {
+  ASSERT_TRUE(Create("team", {}).ok());
+  save_error_ = absl::NotFoundError("no such directory");
+  EXPECT_TRUE(absl::IsFailedPrecondition(Update("team", {.limit = Limit(0.5)}).status()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(Delete("team").status()));
+}
+
+TEST_F(ClaimsTest, AnOperatorAndARuleThatMakeOneClaimAtATimeMakeOne) {
+  policy_ = RuleOf(Limit(40_MiB), Limit(10_MiB));
+  Restart();
+  SessionPtr session;
+  on_save_ = [&] { session = OpenLeasing("team-1"); };
+  EXPECT_TRUE(absl::IsAlreadyExists(Create("team", {.limit = 20_MiB, .guarantee = 20_MiB}).status()));
+  EXPECT_EQ(View("team").limit_bytes, 40_MiB);
+  EXPECT_EQ(View("team").guarantee_bytes, 10_MiB);
+  EXPECT_THAT(saved_, IsEmpty());
+  broker_->Close(session, "test");
+  EXPECT_TRUE(IsRemoved("team"));
+  EXPECT_EQ(pools_[0]->GetStats().guaranteed_bytes, 0u);
+}
+
+TEST_F(ClaimsTest, AClaimThatDrainsIsTheNextDaemonsWhenThisOneStops) {
+  const absl::StatusOr<Claim> team = Create("team", {});
+  const SessionPtr session = OpenLeasing("a", std::nullopt, In(team));
+  ASSERT_TRUE(Delete("team").ok());
+  broker_->claims().StopRemoving();
+  broker_->CloseAll("stops");
+  workers_.reset();
+  EXPECT_THAT(saved_, ElementsAre("team draining"));
+  EXPECT_THAT(served_, ElementsAre("team"));
+}
+
+// A start with one device less.
+TEST_F(ClaimsTest, AClaimOfADeviceThatIsGoneGetsNothingOfTheOthers) {
+  broker_->claims().Restore({{.name = "a", .terms = {.limit = 40_MiB, .devices = {2}}}});
+  EXPECT_EQ(View("a", 0).limit_bytes, 0u);
+  EXPECT_EQ(View("a", 1).limit_bytes, 0u);
+}
+
+TEST_F(ClaimsTest, TheNextDaemonHasTheSameClaims) {
+  const std::string path = testing_support::MakeTempDir() + "/claims";
+  ASSERT_TRUE(LoadClaims(path).ok()) << "none";
+  Claim claim{.name = "team",
+              .terms = {.limit = 40_MiB,
+                        .guarantee = 0.25,
+                        .priority = -3,
+                        .tenant = "t",
+                        .max_wait = std::chrono::seconds(2),
+                        .owner = {.uid = 7, .gid = 70},
+                        .devices = {1},
+                        .labels = {{"pod", "a \"quoted\"\n name"}}},
+              .state = ClaimState::kDraining,
+              .created = std::chrono::system_clock::time_point(std::chrono::microseconds(1795736397701433))};
+  ASSERT_TRUE(SaveClaims(path, {claim, {.name = "any"}}).ok());
+  const absl::StatusOr<std::vector<Claim>> loaded = LoadClaims(path);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  ASSERT_EQ(loaded->size(), 2u);
+  const Claim& same = loaded->front();
+  EXPECT_EQ(same.name, "team");
+  EXPECT_EQ(same.terms.limit, claim.terms.limit);
+  EXPECT_EQ(same.terms.guarantee, claim.terms.guarantee);
+  EXPECT_EQ(same.terms.priority, -3);
+  EXPECT_EQ(same.terms.tenant, "t");
+  EXPECT_EQ(same.terms.max_wait, claim.terms.max_wait);
+  EXPECT_EQ(same.terms.owner, claim.terms.owner);
+  EXPECT_EQ(same.terms.devices, claim.terms.devices);
+  EXPECT_EQ(same.terms.labels, claim.terms.labels);
+  EXPECT_EQ(same.state, ClaimState::kDraining);
+  EXPECT_EQ(same.created, claim.created);
+  EXPECT_FALSE((*loaded)[1].terms.owner.uid.has_value()) << "anybody's";
+
+  broker_->claims().Restore(*loaded);
+  broker_->claims().ServeRestored();
+  EXPECT_THAT(served_, ElementsAre("any", "team"));
+  EXPECT_EQ(View("team", 1).limit_bytes, 40_MiB);
+  EXPECT_EQ(View("team", 1).guarantee_bytes, 16_MiB);
+  EXPECT_EQ(View("team", 0).limit_bytes, 0u);
+  // Sessions of the last daemon look for this one: it is not removed yet, though it drains.
+  broker_->claims().RemoveEmpty();
+  EXPECT_TRUE(broker_->claims().Find("team").ok());
+}
+
+TEST_F(ClaimsTest, AGuaranteeThatCannotBeGivenAnyMoreDoesNotKeepTheDaemonFromStarting) {
+  broker_->claims().Restore(
+      {{.name = "a", .terms = {.guarantee = 40_MiB}}, {.name = "b", .terms = {.guarantee = 40_MiB}}});
+  EXPECT_EQ(View("a").guarantee_bytes, 40_MiB);
+  EXPECT_EQ(View("b").guarantee_bytes, 0u);
+  EXPECT_EQ(View("b").limit_bytes, kCapacity);
+}
+
+// Going on without claims would let everybody have everything.
+TEST(ClaimFileTest, AFileThatCannotBeReadIsSaidNotIgnored) {
+  const std::string path = testing_support::MakeTempDir() + "/claims";
+  for (const std::string text :
+       {"claims { name: 'a' ", "claims { name: 'a/b' }", "claims { name: 'a' } claims { name: 'a' }",
+        "claims { name: 'a' terms { limit {} } }"}) {
+    std::ofstream(path) << text;
+    const absl::Status status = LoadClaims(path).status();
+    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << text << ": " << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(path));
+  }
+}
+
+}  // namespace
+}  // namespace vrambroker
