@@ -22,6 +22,7 @@
 #include "absl/strings/string_view.h"
 #include "allocator/base/ids.h"
 #include "allocator/base/mutex.h"
+#include "server/base/log_line.h"
 #include "server/base/steady_time.h"
 #include "server/base/worker_pool.h"
 #include "server/core/session_limits.h"
@@ -64,6 +65,9 @@ struct Claim {
   size_t sessions = 0;                         // open, or being opened
   SteadyTime keep_until = SteadyTime::min();   // even if it is to be removed, and has nothing
 };
+
+// A line of the log that names the claim.
+LogLine ClaimLine(absl::string_view event, const Claim& claim);
 
 // What is to be changed; none: nothing.
 struct ClaimChange {
