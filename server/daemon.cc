@@ -368,6 +368,7 @@ absl::Status Daemon::RestoreClaims() {
   if (!claims.ok()) return claims.status();
   absl::flat_hash_set<std::string> names;
   for (const Claim& claim : *claims) names.insert(claim.name);
+  LogLine("claims read").Add("file", ClaimsFile()).Add("claims", claims->size()).Write(spdlog::level::info);
   RemoveOtherClaimDirs(config_.socket_dir, names);
   broker_.claims().Restore(*std::move(claims));
   return absl::OkStatus();
@@ -403,7 +404,7 @@ void Daemon::StopServingClaim(const Claim& claim) {
     }
   }
   if (absl::Status status = RemoveClaimDir(config_.socket_dir, claim.name); !status.ok()) {
-    spdlog::warn("the directory of claim {}: {}", claim.name, status.ToString());
+    spdlog::warn("the directory of the removed claim '{}': {}", claim.name, std::string(status.message()));
   }
 }
 

@@ -134,7 +134,7 @@ Json ToJson(const v1::Claim& claim) {
   const bool is_anybodys = terms.owner_case() == v1::ClaimTerms::kAnyOwner && terms.any_owner();
   return {{"name", claim.name()},
           {"state", StateName(claim.state())},
-          {"owner_uid", is_anybodys ? Json(nullptr) : Json(terms.owner_uid())},
+          {"owner_uid", is_anybodys || !claim.rule().empty() ? Json(nullptr) : Json(terms.owner_uid())},
           {"owner_gid", terms.has_owner_gid() ? Json(terms.owner_gid()) : Json(nullptr)},
           {"priority", terms.priority()},
           {"tenant", terms.tenant()},

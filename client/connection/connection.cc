@@ -15,6 +15,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <utility>
 
 #include "absl/strings/cord.h"
@@ -49,6 +50,12 @@ std::string GroupName(gid_t gid) {
   return known ? std::string(entry.gr_name) : absl::StrCat(gid);
 }
 
+// The claim whose socket `path` is, by its place: SOCKET_DIR/claims/NAME/SOCKET. Empty: none's.
+std::string ClaimOf(const std::string& path) {
+  const std::filesystem::path dir = std::filesystem::path(path).parent_path();
+  return dir.parent_path().filename() == "claims" ? dir.filename().string() : "";
+}
+
 // Whom the socket, or the folder that hides it, lets in, and how to become one of these.
 absl::Status MayNotConnect(const std::string& path) {
   struct stat info = {};
@@ -67,6 +74,11 @@ absl::Status MayNotConnect(const std::string& path) {
   const User owner = FindUser(info.st_uid);
   const std::string group = GroupName(info.st_gid);
   std::string remedy;
+  if (const std::string claim = ClaimOf(path); !claim.empty() && is_folder && barrier.ends_with("/" + claim)) {
+    return absl::PermissionDeniedError(
+        absl::StrCat("user ", user.name, " may not connect to ", path, ": the claim '", claim, "' is for user ",
+                     owner.name, "; ask an operator for one of your own (vramctl claim create --owner)"));
+  }
   if (!group_may) {
     remedy = is_folder ? absl::StrCat("ask ", owner.name, " for a folder of sockets that others may enter")
                        : "let its group in (socket_mode: \"0660\" in the daemon's configuration)";
@@ -114,6 +126,10 @@ absl::StatusOr<UniqueFd> ConnectSocket(const std::string& path, int type, absl::
       return fd;
     case ENOENT:
     case ENOTDIR:
+      if (const std::string claim = ClaimOf(path); !claim.empty()) {
+        return absl::UnavailableError(absl::StrCat(kNoDaemon, "there is no socket ", path, "; is there a claim '",
+                                                   claim, "' (vramctl claim ls), and does the daemon run?"));
+      }
       return absl::UnavailableError(
           absl::StrCat(kNoDaemon, "there is no socket ", path,
                        "; start the daemon, or name its directory with --socket-dir or VRAMBROKER_SOCKET_DIR"));

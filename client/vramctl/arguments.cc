@@ -346,21 +346,22 @@ void CommandLine::AddClaimCommands() {
         ->type_name("PRIORITY");
     command
         ->add_option("--max-wait", flags.max_wait,
-                     "How long requests may wait for memory, as 10s, up to 1h; 0s: not at all.")
+                     "How long requests may wait for memory, such as 10s, up to 1h; 0s: not at all.")
         ->type_name("DURATION");
     command->add_option("--label", flags.labels, "For people and metrics; may be given several times.")
         ->type_name("KEY=VALUE")
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   };
 
-  CLI::App* const create = add("create", "Create a claim. Who connects to its sockets is in it.", CreateClaim);
+  CLI::App* const create =
+      add("create", "Create a claim. Sessions that connect through its sockets belong to it.", CreateClaim);
   add_name(create, "Its name: at most 63 letters, digits and . _ - : @.");
   add_terms(create,
             "What its sessions may have together on each device: 0.5 (half of the capacity) or 8GiB. Default: all.");
   create
       ->add_option("--owner", flags.owner,
-                   "Who may connect, beside root: a user, USER:GROUP, or any for everyone who can reach the sockets. "
-                   "Default: you.")
+                   "Who may connect, besides root: a user, USER:GROUP, or any for everyone who can reach the sockets. "
+                   "Default: you, which is root under sudo.")
       ->type_name("OWNER");
   create->add_option("--tenant", flags.tenant, "Its trust domain. Default: one of its own.")->type_name("TENANT");
   create->add_option("--device", flags.devices, "A device that it may use; may be given several times. Default: all.")
@@ -368,10 +369,10 @@ void CommandLine::AddClaimCommands() {
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
 
   CLI::App* const set =
-      add("set", "Change a claim. A higher limit holds at once; a lower one takes nothing away.", ChangeClaim);
+      add("set", "Change a claim. It takes effect at once; a lower limit takes back idle memory only.", ChangeClaim);
   add_name(set, "Its name.");
   add_terms(set, "What its sessions may have together on each device: 0.5 (half of the capacity) or 8GiB.");
-  set->add_flag("--no-labels", flags.no_labels, "Take its labels away. --label replaces all of them.")
+  set->add_flag("--no-labels", flags.no_labels, "Remove all labels. --label replaces all of them.")
       ->disable_flag_override();
 
   add("ls", "List the claims: who may use them, their limits, what they hold.", ShowClaims);

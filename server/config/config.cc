@@ -113,6 +113,9 @@ absl::StatusOr<Config> CheckConfig(const ConfigText& text) {
   Config config;
   config.socket_dir = Or(proto.socket_dir(), "/run/vrambroker");
   config.claims_file = proto.claims_file();
+  if (!config.claims_file.empty() && config.claims_file.front() != '/') {
+    check.Fault("claims_file", absl::StrCat("'", config.claims_file, "' is not an absolute path"));
+  }
 
   const std::string mode = Or(proto.socket_mode(), "0660");
   unsigned int bits = 0;

@@ -104,18 +104,19 @@ void CheckClaim(const std::string& field, const config::v1::PolicyRule& proto, P
     if (absl::Status status = CheckClaimName(rule.claim); !status.ok()) {
       check.Fault(field + ".claim", absl::StripPrefix(status.message(), "name: "));
     }
-    if (rule.claim_per_user) check.Fault(field + ".claim_per", "goes without `claim`");
+    if (rule.claim_per_user) check.Fault(field + ".claim_per", "cannot be combined with claim");
   }
   if (!rule.has_claim()) {
     for (const auto& [name, is_there] : {std::pair("claim_limit", proto.has_claim_limit()),
                                          std::pair("claim_guarantee", proto.has_claim_guarantee())}) {
-      if (is_there) check.Fault(absl::StrCat(field, ".", name), "goes with `claim` or `claim_per`");
+      if (is_there) check.Fault(absl::StrCat(field, ".", name), "needs claim or claim_per");
     }
     return;
   }
-  for (const auto& [name, is_there] :
-       {std::pair("user_limit", proto.has_user_limit()), std::pair("user_guarantee", proto.has_user_guarantee())}) {
-    if (is_there) check.Fault(absl::StrCat(field, ".", name), "goes without a claim: claim_limit binds its sessions");
+  for (const auto& [name, instead, is_there] :
+       {std::tuple("user_limit", "claim_limit", proto.has_user_limit()),
+        std::tuple("user_guarantee", "claim_guarantee", proto.has_user_guarantee())}) {
+    if (is_there) check.Fault(absl::StrCat(field, ".", name), absl::StrCat("has no effect in a claim; use ", instead));
   }
   if (IsAbove(rule.claim_guarantee, rule.claim_limit)) {
     check.Fault(field + ".claim_guarantee",

@@ -391,9 +391,12 @@ std::shared_ptr<const Policy> Broker::policy() const {
   return policy_;
 }
 
-void Broker::SetPolicy(std::shared_ptr<const Policy> policy) {
-  MutexLock lock(policy_mu_);
-  policy_.swap(policy);
+void Broker::SetPolicy(const std::shared_ptr<const Policy>& policy) {
+  {
+    MutexLock lock(policy_mu_);
+    policy_ = policy;
+  }
+  claims_.UpdateByPolicy(*policy);
 }
 
 absl::StatusOr<PolicySubject> Broker::SubjectOf(const Caller& caller, const std::optional<std::string>& session_name) {

@@ -114,7 +114,7 @@ class Broker {
 
   std::shared_ptr<const Policy> policy() const ABSL_LOCKS_EXCLUDED(policy_mu_);
   // For sessions that are opened from now on, and for the rights of every caller. Live sessions keep their terms.
-  void SetPolicy(std::shared_ptr<const Policy> policy) ABSL_LOCKS_EXCLUDED(policy_mu_);
+  void SetPolicy(const std::shared_ptr<const Policy>& policy) ABSL_LOCKS_EXCLUDED(policy_mu_);
   // What the policy knows of a caller. Unauthenticated when its process has ended meanwhile.
   static absl::StatusOr<PolicySubject> SubjectOf(const Caller& caller, const std::optional<std::string>& session_name);
   // What a caller may do, apart from any session: by the policy, or by the claim whose socket it has connected to.

@@ -80,7 +80,7 @@ struct ClaimChange {
 
 // What claims need of their surroundings. But for note_member(), none of them is called from two threads at a time.
 struct ClaimHooks {
-  // Makes the claim's sockets and serves who connects to them. After an error nothing is left of them.
+  // Makes the claim's sockets and serves who connects to them. After an error stop_serving() removes what there is.
   std::function<absl::Status(const Claim&)> serve = [](const Claim&) { return absl::OkStatus(); };
   // No more, and removes them.
   std::function<void(const Claim&)> stop_serving = [](const Claim&) {};
@@ -121,7 +121,7 @@ class Claims {
   // Errors as those of the RPCs CreateClaim, UpdateClaim and DeleteClaim. Nothing has changed after an error.
   void Create(const std::string& name, const ClaimTerms& terms, const Done& done);
   void Update(const std::string& name, const ClaimChange& change, const Done& done);
-  // Answers with the claim as it stands, or NotFound once it is removed: is_removed.
+  // Answers with the claim as it stands, or as it stood: is_removed.
   struct Deleted {
     Claim claim;
     bool is_removed = false;
@@ -161,6 +161,8 @@ class Claims {
   // is none. ResourceExhausted: its guarantee is not free. Unavailable: an operator is just creating it.
   absl::StatusOr<ClaimId> EnterByPolicy(const SessionTerms& terms, const ProcessId& process)
       ABSL_LOCKS_EXCLUDED(making_mu_, mu_);
+  // The policy was read again: the claims that it has made have what their rules say now.
+  void UpdateByPolicy(const Policy& policy) ABSL_LOCKS_EXCLUDED(mu_);
   // The session that has entered can be found from now on: it gets what was changed while it was opened.
   void Published(const SessionPtr& session) ABSL_LOCKS_EXCLUDED(mu_);
   // The session that Enter() was for has ended, or was not opened.
@@ -179,6 +181,7 @@ class Claims {
 
   absl::Status CheckTerms(const ClaimTerms& terms) const;
   absl::Status CheckDevices(const ClaimTerms& terms) const;
+  absl::Status CheckGuaranteeFits(const ClaimTerms& terms) const;
   absl::Status CheckHasAnything(const ClaimTerms& terms) const;
   uint64_t BytesOn(const ClaimTerms& terms, const Limit& limit, size_t device) const;
   uint64_t GuaranteeOn(const ClaimTerms& terms, size_t device) const;

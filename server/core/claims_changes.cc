@@ -88,6 +88,23 @@ absl::Status Claims::CheckTerms(const ClaimTerms& terms) const {
   return absl::OkStatus();
 }
 
+absl::Status Claims::CheckGuaranteeFits(const ClaimTerms& terms) const {
+  const uint64_t* const bytes = std::get_if<uint64_t>(&terms.guarantee);
+  if (bytes == nullptr) return absl::OkStatus();
+  if (const uint64_t* limit = std::get_if<uint64_t>(&terms.limit); limit != nullptr && *bytes > *limit) {
+    return absl::InvalidArgumentError(absl::StrCat("guarantee: ", FormatBytesExactly(*bytes),
+                                                   " is above the claim's limit of ", FormatBytesExactly(*limit)));
+  }
+  for (size_t device = 0; device < pools_.size(); ++device) {
+    const uint64_t capacity = pools_[device]->capacity_bytes();
+    if (*bytes <= capacity || BytesOn(terms, terms.limit, device) == 0) continue;
+    return absl::InvalidArgumentError(absl::StrCat("guarantee: ", FormatBytesExactly(*bytes),
+                                                   " is above the capacity of device ", device, ", ",
+                                                   FormatBytesExactly(capacity)));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Claims::CheckHasAnything(const ClaimTerms& terms) const {
   for (size_t device = 0; device < pools_.size(); ++device) {
     if (BytesOn(terms, terms.limit, device) > 0) return absl::OkStatus();
@@ -120,7 +137,8 @@ absl::Status Claims::CheckOperators(const Claim& claim) {
   if (claim.rule.empty()) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat("the claim '", claim.name, "' is made by the policy's rule ", claim.rule,
-                   ", for as long as it has sessions: change claim_limit and claim_guarantee there, and reload"));
+                   ", for as long as it has sessions: change claim_limit and claim_guarantee there and reload (vramctl "
+                   "reload), or end its sessions (vramctl end)"));
 }
 
 // ---- What it has of the pools ----
@@ -220,6 +238,7 @@ absl::StatusOr<Claim> Claims::CreateNow(const std::string& name, const ClaimTerm
   if (absl::Status status = options_.hooks.check_name(name); !status.ok()) return status;
   if (absl::Status status = CheckDevices(terms); !status.ok()) return status;
   if (absl::Status status = CheckTerms(terms); !status.ok()) return status;
+  if (absl::Status status = CheckGuaranteeFits(terms); !status.ok()) return status;
   if (absl::Status status = CheckHasAnything(terms); !status.ok()) return status;
   Claim claim{.name = name, .terms = terms, .created = std::chrono::system_clock::now()};
   {
@@ -298,6 +317,9 @@ absl::StatusOr<Claim> Claims::UpdateNow(const std::string& name, const ClaimChan
   if (change.max_wait.has_value()) terms.max_wait = change.max_wait;
   if (change.labels.has_value()) terms.labels = *change.labels;
   if (absl::Status status = CheckTerms(terms); !status.ok()) return status;
+  if (change.guarantee.has_value()) {
+    if (absl::Status status = CheckGuaranteeFits(terms); !status.ok()) return status;
+  }
   for (size_t device = 0; device < pools_.size(); ++device) {
     const uint64_t promised = pools_[device]->GetShare(claim.id).promised_bytes;
     if (change.limit.has_value() && LimitOn(claim, device) < promised) {

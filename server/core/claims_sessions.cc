@@ -28,7 +28,9 @@ SessionTerms Claims::TermsOf(const Claim& claim) const {
           .max_wait = claim.terms.max_wait.has_value() ? *claim.terms.max_wait : options_.max_wait(),
           .claim = claim.name,
           .has_claims_tenant = claim.terms.tenant.empty(),
-          .claim_id = claim.id};
+          .claim_id = claim.id,
+          .claim_limit = claim.terms.limit,
+          .claim_guarantee = claim.terms.guarantee};
 }
 
 absl::Status Claims::CheckOwner(const Claim& claim, const Caller& caller) {
@@ -121,7 +123,8 @@ absl::StatusOr<ClaimId> Claims::EnterByPolicy(const SessionTerms& terms, const P
     // sees to that.
     if (!has_come_back) {
       for (SegmentPool* pool : pools_) pool->CloseClaim(claim.id);
-      return status;
+      return absl::Status(status.code(), absl::StrCat("the claim '", claim.name, "' of the policy's rule ", terms.rule,
+                                                      ": ", status.message()));
     }
     claim.terms.guarantee = uint64_t{0};
   }
@@ -167,6 +170,20 @@ void Claims::UpdateByPolicy(const SessionTerms& terms) {
 }
 
 // ---- Both ----
+
+void Claims::UpdateByPolicy(const Policy& policy) {
+  for (const Claim& claim : GetAll()) {
+    const PolicyRule* const rule = claim.rule.empty() ? nullptr : policy.FindRule(claim.rule);
+    // Of a rule that has gone, or has another claim: it stays as it is, for as long as it has sessions.
+    if (rule == nullptr || !rule->has_claim() || (!rule->claim_per_user && rule->claim != claim.name)) continue;
+    SessionTerms terms;
+    terms.rule = rule->label;
+    terms.claim = claim.name;
+    terms.claim_limit = rule->claim_limit;
+    terms.claim_guarantee = rule->claim_guarantee;
+    UpdateByPolicy(terms);
+  }
+}
 
 void Claims::Published(const SessionPtr& session) {
   const std::optional<ClaimId> id = session->terms().claim_id;

@@ -160,9 +160,9 @@ void RemoveOtherClaimDirs(const std::string& socket_dir, const absl::flat_hash_s
     if (CheckClaimName(name).ok() && !names.contains(name)) others.push_back(name);
   }
   for (const std::string& name : others) {
-    if (absl::Status status = RemoveClaimDir(socket_dir, name); !status.ok()) {
-      spdlog::warn("the directory of a claim that is no more: {}", status.ToString());
-    }
+    const absl::Status status = RemoveClaimDir(socket_dir, name);
+    spdlog::warn("there is no claim '{}' in the file of claims: {}", name,
+                 status.ok() ? "its directory is removed" : std::string(status.message()));
   }
 }
 

@@ -138,6 +138,12 @@ SessionTerms Policy::Terms(const PolicyRule* rule, const PolicySubject& subject)
   return terms;
 }
 
+const PolicyRule* Policy::FindRule(absl::string_view label) const {
+  const auto rule = std::find_if(options_.rules.begin(), options_.rules.end(),
+                                 [label](const PolicyRule& each) { return each.label == label; });
+  return rule == options_.rules.end() ? nullptr : &*rule;
+}
+
 SessionTerms Policy::TermsFor(const PolicySubject& subject) const {
   const auto rule = std::find_if(options_.rules.begin(), options_.rules.end(),
                                  [&](const PolicyRule& each) { return Matches(each, subject, /*reasons=*/nullptr); });

@@ -138,6 +138,9 @@ class Policy {
   // The same with reasons.
   PolicyExplanation Explain(const PolicySubject& subject) const;
 
+  // nullptr: there is none.
+  const PolicyRule* FindRule(absl::string_view label) const;
+
   size_t max_sessions_per_uid() const { return options_.max_sessions_per_uid; }
   std::chrono::milliseconds max_wait() const { return options_.max_wait; }
 

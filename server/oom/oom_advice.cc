@@ -60,9 +60,11 @@ std::string MoreOfTheDevice(const OomReport& report, uint64_t missing) {
   return "";
 }
 
-// What follows "have the limit raised": where nothing is said, the daemon's configuration has it.
-std::string HowToRaiseIt(const OomReport& report) {
-  return report.claim.empty() ? "" : " (vramctl claim set)";
+// What follows "have the limit raised".
+const char* HowToRaiseIt(const OomReport& report) {
+  if (report.claim.empty()) return "";
+  return report.is_in_by_socket ? " (vramctl claim set)"
+                                : " (claim_limit in the daemon's configuration, or vramctl claim set)";
 }
 
 // How to get the segment all the same: each bound that is in the way has to give. Empty: the device is too small.
@@ -118,7 +120,9 @@ std::string OnlySpare(const OomReport& report) {
 // Who of the share has to give, with which it would do: this session, others, or both.
 std::string GiveUpForShare(const OomReport& report) {
   const std::string others_of =
-      absl::StrCat(" or trim other sessions of this ", report.claim.empty() ? "user" : "claim", " (vramctl sessions)");
+      report.claim.empty()
+          ? " or trim other sessions of this user (vramctl sessions)"
+          : absl::StrCat(" or trim other sessions of this claim (vramctl claim show ", report.claim, ")");
   const Rooms rooms = RoomsOf(report);
   const uint64_t own = std::max(report.reserved_bytes, report.guarantee_bytes);
   const uint64_t others = SaturatingSub(report.share_used_bytes, own);

@@ -73,6 +73,7 @@ struct OomReport {
   bool held_back = false;          // what is free is kept for a request that has waited longer
   uint64_t waited_ms = 0;          // that the request waited for memory; 0: it did not
   std::string claim;               // the session's; empty: it is in none, and shares its user's limit
+  bool is_in_by_socket = false;    // of the claim, so that an operator has created it
   uint64_t share_limit_bytes = 0;  // on what the sessions of the claim, or the user, have together; 0: none
   uint64_t share_used_bytes = 0;   // what they have, or are guaranteed
   bool names_others = false;       // what others hold was looked up: holders, unused, detached, left behind

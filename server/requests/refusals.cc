@@ -128,6 +128,7 @@ OomReport Refusals::Report(const Session& session, int device, const PoolLook& l
   report.outside_bytes = look.stats.outside_bytes;
   if (account.share_limit_bytes != AccountState::kNoBound) {
     report.claim = session.terms().claim;
+    report.is_in_by_socket = session.caller().claim.has_value();
     report.share_limit_bytes = account.share_limit_bytes;
     report.share_used_bytes = look.share.used_bytes;
   }

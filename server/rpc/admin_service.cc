@@ -287,6 +287,8 @@ grpc::ServerUnaryReactor* AdminService::ListQuarantine(grpc::CallbackServerConte
                                                        v1::ListQuarantineResponse* response) {
   const absl::StatusOr<Asker> asker = Ask(*context, 1 + broker_.sessions().size());
   if (!asker.ok()) return Reply(context, asker.status());
+  // Who is in a claim sees what is charged to it (ListClaims), and nothing of others.
+  if (asker->caller.claim.has_value()) return Reply(context, absl::OkStatus());
   if (!asker->terms.rights.observer) return Reply(context, asker->Refusal("list the quarantine", "OBSERVER"));
   const BrokerView view = broker_.operator_view().Look();
   for (size_t device = 0; device < view.devices.size(); ++device) {
@@ -501,7 +503,13 @@ grpc::ServerUnaryReactor* AdminService::ExplainPolicy(grpc::CallbackServerContex
     }
     subject->session_name = request->session_name();
   }
-  *response = ToProto(*subject, broker_.policy()->Explain(*subject));
+  PolicyExplanation explanation = broker_.policy()->Explain(*subject);
+  // One that there is has its own terms: an operator has created it, or the policy has been read again since.
+  if (const absl::StatusOr<Claim> claim = broker_.claims().Find(explanation.terms.claim); claim.ok()) {
+    explanation.terms.claim_limit = claim->terms.limit;
+    explanation.terms.claim_guarantee = claim->terms.guarantee;
+  }
+  *response = ToProto(*subject, explanation);
   return Reply(context, absl::OkStatus());
 }
 

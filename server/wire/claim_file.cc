@@ -2,10 +2,12 @@
 #include "server/wire/claim_file.h"
 
 #include <google/protobuf/text_format.h>
+#include <sys/stat.h>
 
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "server/base/replace_file.h"
 #include "server/wire/convert.h"
@@ -19,6 +21,8 @@ using config::v1::SavedClaims;
 constexpr size_t kMostBytes = size_t{64} << 20;
 constexpr char kHeader[] =
     "# Claims of vrambrokerd, which replaces this file at each change. Change them with vramctl claim.\n";
+// A file that was cut off has no such line.
+constexpr char kFooter[] = "# The end.\n";
 
 SavedClaims::State SavedStateOf(ClaimState state) {
   switch (state) {
@@ -42,12 +46,19 @@ ClaimState StateOf(SavedClaims::State state) {
 
 absl::StatusOr<std::vector<Claim>> LoadClaims(const std::string& path) {
   const absl::StatusOr<std::string> text = ReadOwnFile(path, kMostBytes);
-  if (absl::IsNotFound(text.status())) return std::vector<Claim>();
+  if (absl::IsNotFound(text.status())) {
+    const std::string folder = path.substr(0, path.rfind('/'));
+    struct stat found = {};
+    if (folder.empty() || (stat(folder.c_str(), &found) == 0 && S_ISDIR(found.st_mode))) return std::vector<Claim>();
+    return absl::FailedPreconditionError(
+        absl::StrCat("claims_file: there is no directory ", folder, "; create it, or choose another file"));
+  }
   const auto unreadable = [&path](absl::string_view why) {
     return absl::FailedPreconditionError(absl::StrCat("the claims in ", path, " cannot be read: ", why,
                                                       "; mend the file, or remove it to start without claims"));
   };
   if (!text.ok()) return unreadable(text.status().message());
+  if (!absl::EndsWith(*text, kFooter)) return unreadable("its last line is missing");
   SavedClaims saved;
   if (!google::protobuf::TextFormat::ParseFromString(*text, &saved)) return unreadable("it is damaged");
   std::vector<Claim> claims;
@@ -77,7 +88,7 @@ absl::Status SaveClaims(const std::string& path, const std::vector<Claim>& claim
   }
   std::string text;
   google::protobuf::TextFormat::PrintToString(saved, &text);
-  return ReplaceFile(path, absl::StrCat(kHeader, text), /*outlives_machine=*/true);
+  return ReplaceFile(path, absl::StrCat(kHeader, text, kFooter), /*outlives_machine=*/true);
 }
 
 }  // namespace vrambroker

@@ -153,6 +153,7 @@ v1::Claim ToProto(const ClaimView& info, const std::string& socket_dir) {
   v1::Claim claim;
   claim.set_name(info.claim.name);
   *claim.mutable_terms() = ToProto(info.claim.terms);
+  if (!info.claim.rule.empty()) claim.mutable_terms()->clear_any_owner();  // it has no sockets
   claim.set_state(ToProto(info.claim.state));
   *claim.mutable_created() = ToProto(info.claim.created);
   if (info.claim.rule.empty()) claim.set_socket_dir(ClaimDir(socket_dir, info.claim.name));

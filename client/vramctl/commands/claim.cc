@@ -20,6 +20,7 @@
 #include "client/vramctl/daemon/daemon_calls.h"
 #include "client/vramctl/options/users.h"
 #include "client/vramctl/views/claim_output.h"
+#include "client/vramctl/views/output.h"
 #include "client/vramctl/views/sessions_table.h"
 
 namespace vrambroker::vramctl {
@@ -44,22 +45,27 @@ absl::StatusOr<uint32_t> ParseWait(const std::string& text) {
   absl::Duration wait;
   if (!absl::ParseDuration(text, &wait) || wait < absl::ZeroDuration() || wait > absl::Hours(1)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--max-wait: '", text, "' is not a duration of at most 1h, as 500ms, 10s or 2m"));
+        absl::StrCat("--max-wait: '", text, "' is not a duration with its unit, such as 500ms, 10s or 2m, up to 1h"));
   }
   return static_cast<uint32_t>(absl::ToInt64Milliseconds(wait));
 }
 
 absl::Status SetOwner(const std::string& text, v1::ClaimTerms* terms) {
-  if (text.empty()) return absl::OkStatus();
   if (text == "any") {
     terms->set_any_owner(true);
     return absl::OkStatus();
   }
   const std::pair<std::string, std::string> parts = absl::StrSplit(text, absl::MaxSplits(':', 1));
+  const bool has_group = absl::StrContains(text, ':');
+  if (parts.first.empty() || (has_group && parts.second.empty())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--owner: '", text, "' is not USER, USER:GROUP or any, with names or numbers"));
+  }
+  if (parts.first == "any") return absl::InvalidArgumentError("--owner: any takes no group");
   const absl::StatusOr<uint32_t> uid = ParseUser("--owner", parts.first);
   if (!uid.ok()) return uid.status();
   terms->set_owner_uid(*uid);
-  if (!absl::StrContains(text, ':')) return absl::OkStatus();
+  if (!has_group) return absl::OkStatus();
   const absl::StatusOr<uint32_t> gid = ParseGroup("--owner", parts.second);
   if (!gid.ok()) return gid.status();
   terms->set_owner_gid(*gid);
@@ -72,6 +78,9 @@ absl::Status SetLabels(const std::vector<std::string>& texts, Labels& labels) {
     const std::pair<std::string, std::string> parts = absl::StrSplit(text, absl::MaxSplits('=', 1));
     if (!absl::StrContains(text, '=') || parts.first.empty()) {
       return absl::InvalidArgumentError(absl::StrCat("--label: '", text, "' is not KEY=VALUE"));
+    }
+    if (labels.contains(parts.first)) {
+      return absl::InvalidArgumentError(absl::StrCat("--label: '", parts.first, "' is given twice"));
     }
     labels[parts.first] = parts.second;
   }
@@ -109,7 +118,7 @@ absl::Status CreateClaim(const Context& context) {
   v1::ClaimTerms* const terms = request.mutable_terms();
   absl::Status status = SetLimitOf("--limit", flags.limit, [&] { return terms->mutable_limit(); });
   if (status.ok()) status = SetLimitOf("--guarantee", flags.guarantee, [&] { return terms->mutable_guarantee(); });
-  if (status.ok()) status = SetOwner(flags.owner, terms);
+  if (status.ok() && flags.owner.has_value()) status = SetOwner(*flags.owner, terms);
   if (status.ok()) status = SetLabels(flags.labels, *terms->mutable_labels());
   if (!status.ok()) return status;
   terms->set_priority(flags.priority.value_or(0));
@@ -137,6 +146,9 @@ absl::Status CreateClaim(const Context& context) {
 
 absl::Status ChangeClaim(const Context& context) {
   const ClaimFlags& flags = context.claim;
+  if (flags.no_labels && !flags.labels.empty()) {
+    return absl::InvalidArgumentError("--no-labels: cannot be combined with --label, which replaces all labels");
+  }
   v1::UpdateClaimRequest request;
   request.set_name(flags.name);
   absl::Status status = SetLimitOf("--limit", flags.limit, [&] { return request.mutable_limit(); });
@@ -226,7 +238,7 @@ absl::Status RemoveClaim(const Context& context) {
     if (absl::Now() > deadline) {
       return absl::DeadlineExceededError(absl::StrCat(
           "the claim '", flags.name, "' is still there: sessions or processes have its memory (vramctl claim show ",
-          flags.name, "); wait longer with --timeout, or end its sessions with --revoke"));
+          flags.name, "); wait longer with --timeout", flags.revoke ? "" : ", or end its sessions with --revoke"));
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
@@ -238,8 +250,9 @@ absl::Status RemoveClaim(const Context& context) {
   if (!response.has_claim()) {
     std::printf("%s: removed\n", flags.name.c_str());
   } else {
-    std::printf("%s: takes no more sessions; removed when what it has is back: %u %s\n", flags.name.c_str(),
-                response.claim().sessions(), response.claim().sessions() == 1 ? "session" : "sessions");
+    std::printf("%s: %s %s; removed when their memory is back\n", flags.name.c_str(),
+                flags.revoke ? "ended" : "takes no more sessions, and still has",
+                Counted(response.claim().sessions(), "session").c_str());
   }
   return absl::OkStatus();
 }

@@ -137,7 +137,7 @@ void PrintText(const Explanation& explanation) {
     std::printf("guarantees %s for all sessions of the user\n", LimitText(explanation.user_guarantee()).c_str());
   }
   if (!explanation.claim().empty()) {
-    std::printf("claim      %s: %s for all of its sessions, %s kept free, unless an operator has created it\n",
+    std::printf("claim      %s: %s for all of its sessions together, %s kept free for them\n",
                 explanation.claim().c_str(), LimitText(explanation.claim_limit()).c_str(),
                 LimitText(explanation.claim_guarantee()).c_str());
   }

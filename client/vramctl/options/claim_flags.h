@@ -16,7 +16,7 @@ struct ClaimFlags {
   std::optional<int> priority;
   std::string tenant;
   std::string max_wait;
-  std::string owner;  // "USER", "USER:GROUP", "any"
+  std::optional<std::string> owner;  // "USER", "USER:GROUP", "any"
   std::vector<int> devices;
   std::vector<std::string> labels;  // "KEY=VALUE"
   bool no_labels = false;

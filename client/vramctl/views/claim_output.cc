@@ -15,7 +15,9 @@
 namespace vrambroker::vramctl {
 namespace {
 
-std::string OwnerText(const v1::ClaimTerms& terms, const UserNames& user_name) {
+std::string OwnerText(const v1::Claim& claim, const UserNames& user_name) {
+  if (!claim.rule().empty()) return "-";  // it has no sockets
+  const v1::ClaimTerms& terms = claim.terms();
   if (terms.owner_case() == v1::ClaimTerms::kAnyOwner && terms.any_owner()) return "any";
   return absl::StrCat(Printable(user_name(terms.owner_uid())),
                       terms.has_owner_gid() ? absl::StrCat(":", terms.owner_gid()) : "");
@@ -33,7 +35,7 @@ std::string ClaimsTable(const v1::ListClaimsResponse& claims, const UserNames& u
   for (const v1::Claim& claim : claims.claims()) {
     for (const v1::ClaimDevice& device : claim.devices()) {
       if (!MayUse(device)) continue;
-      rows.push_back({Printable(claim.name()), StateName(claim.state()), OwnerText(claim.terms(), user_name),
+      rows.push_back({Printable(claim.name()), StateName(claim.state()), OwnerText(claim, user_name),
                       absl::StrCat(claim.sessions()), absl::StrCat(device.device()), FormatBytes(device.limit_bytes()),
                       FormatBytes(device.guarantee_bytes()), FormatBytes(device.reserved_bytes()),
                       FormatBytes(device.allocated_bytes()), absl::StrCat(device.waiting()),
@@ -51,23 +53,26 @@ std::string ClaimText(const v1::Claim& claim, const UserNames& user_name) {
   };
   add("claim", Printable(claim.name()));
   add("state", StateName(claim.state()));
-  add("owner", OwnerText(terms, user_name));
+  add("owner", OwnerText(claim, user_name));
   add("created", absl::FormatTime(absl::FromUnixSeconds(claim.created().seconds()), absl::LocalTimeZone()));
   for (const std::string& line : ClaimLines(claim)) add("device", line);
   add("priority", absl::StrCat(terms.priority()));
-  add("may wait", terms.has_max_wait_ms() ? absl::FormatDuration(absl::Milliseconds(terms.max_wait_ms()))
-                                          : "as the configuration says");
-  add("tenant", terms.tenant().empty() ? "its own" : Printable(terms.tenant()));
+  if (claim.rule().empty()) {  // else each session has those of its rule
+    add("max wait", !terms.has_max_wait_ms()   ? "the daemon's (max_wait)"
+                    : terms.max_wait_ms() == 0 ? "not at all"
+                                               : absl::FormatDuration(absl::Milliseconds(terms.max_wait_ms())));
+    add("tenant", terms.tenant().empty() ? absl::StrCat("claim:", Printable(claim.name())) : Printable(terms.tenant()));
+  }
   for (const auto& [key, value] :
        std::vector<std::pair<std::string, std::string>>(terms.labels().begin(), terms.labels().end())) {
     add("label", absl::StrCat(key, "=", Printable(value)));
   }
   add("sessions", absl::StrCat(claim.sessions()));
-  add("refused", absl::StrCat(claim.refusals(), " requests for memory"));
+  add("refused", Counted(claim.refusals(), "request"));
   if (claim.rule().empty()) {
     add("sockets", Printable(claim.socket_dir()));
   } else {
-    add("made by", absl::StrCat("the policy's rule ", Printable(claim.rule()), ", for as long as it has sessions"));
+    add("made by", absl::StrCat("rule ", Printable(claim.rule()), ", for as long as it has sessions"));
   }
   return text;
 }

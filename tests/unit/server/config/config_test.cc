@@ -195,6 +195,7 @@ TEST(ConfigTest, AFaultIsOneLineWhateverTheValue) {
 
 TEST(ConfigTest, EachBadFieldIsNamed) {
   const std::vector<std::pair<std::string, std::string>> cases = {
+      {"claims_file: 'claims'", "claims_file: 'claims' is not an absolute path"},
       {"socket_mode: '0888'", "socket_mode: '0888'"},
       {"socket_mode: 'rw'", "socket_mode"},
       {"socket_mode: '1777'", "socket_mode"},
@@ -398,11 +399,12 @@ TEST(ConfigRulesTest, EachBadFieldIsNamed) {
       {"rights: [NONE, ADMIN]", "rights[0]: NONE cannot be combined with other rights"},
       {"claim: 'a/b'", "claim: only letters"},
       {"claim: '.a'", "claim: the first character"},
-      {"claim: 'a' claim_per: USER", "claim_per: goes without `claim`"},
-      {"claim_limit { fraction: 0.5 }", "claim_limit: goes with `claim` or `claim_per`"},
-      {"claim_guarantee { fraction: 0.5 }", "claim_guarantee: goes with `claim` or `claim_per`"},
-      {"claim: 'a' user_limit { fraction: 0.5 }", "user_limit: goes without a claim"},
-      {"claim_per: USER user_guarantee { fraction: 0.5 }", "user_guarantee: goes without a claim"},
+      {"claim: 'a' claim_per: USER", "claim_per: cannot be combined with claim"},
+      {"claim_limit { fraction: 0.5 }", "claim_limit: needs claim or claim_per"},
+      {"claim_guarantee { fraction: 0.5 }", "claim_guarantee: needs claim or claim_per"},
+      {"claim: 'a' user_limit { fraction: 0.5 }", "user_limit: has no effect in a claim; use claim_limit"},
+      {"claim_per: USER user_guarantee { fraction: 0.5 }",
+       "user_guarantee: has no effect in a claim; use claim_guarantee"},
       {"claim: 'a' claim_limit { fraction: 0.2 } claim_guarantee { fraction: 0.3 }", "claim_guarantee: 0.3 is above"},
       {"session_name: 'boss' rights: ADMIN", "session_name: a client chooses its own name"},
   };

@@ -375,6 +375,25 @@ const AdviceCase kAdvice[] = {
        r.share_used_bytes = 45_MiB;
      },
      {"End or trim other sessions of this user (vramctl sessions), or have user_limit raised"}},
+    {"ClaimOfAnOperator",
+     OomCause::kLimit,
+     [](OomReport& r) {
+       r.available_bytes = 50_MiB;
+       r.claim = "team";
+       r.is_in_by_socket = true;
+       r.share_limit_bytes = 50_MiB;
+       r.share_used_bytes = 45_MiB;
+     },
+     {"End or trim other sessions of this claim (vramctl claim show team), or have", "raised (vramctl claim set)."}},
+    {"ClaimOfARule",
+     OomCause::kLimit,
+     [](OomReport& r) {
+       r.available_bytes = 50_MiB;
+       r.claim = "team";
+       r.share_limit_bytes = 50_MiB;
+       r.share_used_bytes = 45_MiB;
+     },
+     {"raised (claim_limit in the daemon's configuration, or vramctl claim set)."}},
     {"UserLimitAndOthersWithTooLittle",
      OomCause::kLimit,
      [](OomReport& r) {
