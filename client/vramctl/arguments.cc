@@ -368,8 +368,8 @@ void CommandLine::AddClaimCommands() {
       ->type_name("N")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
 
-  CLI::App* const set =
-      add("set", "Change a claim. It takes effect at once; a lower limit takes back idle memory only.", ChangeClaim);
+  CLI::App* const set = add(
+      "set", "Change a claim. It takes effect at once; a lower limit takes back reclaimable memory only.", ChangeClaim);
   add_name(set, "Its name.");
   add_terms(set, "What its sessions may have together on each device: 0.5 (half of the capacity) or 8GiB.");
   set->add_flag("--no-labels", flags.no_labels, "Remove all labels. --label replaces all of them.")

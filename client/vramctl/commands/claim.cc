@@ -250,9 +250,10 @@ absl::Status RemoveClaim(const Context& context) {
   if (!response.has_claim()) {
     std::printf("%s: removed\n", flags.name.c_str());
   } else {
-    std::printf("%s: %s %s; removed when their memory is back\n", flags.name.c_str(),
-                flags.revoke ? "ended" : "takes no more sessions, and still has",
-                Counted(response.claim().sessions(), "session").c_str());
+    const uint32_t sessions = response.claim().sessions();
+    const std::string still = sessions == 0 ? "" : absl::StrCat(", and still has ", Counted(sessions, "session"));
+    const std::string what = flags.revoke ? "its sessions were ended" : absl::StrCat("takes no more sessions", still);
+    std::printf("%s: %s; removed when the memory is back\n", flags.name.c_str(), what.c_str());
   }
   return absl::OkStatus();
 }
