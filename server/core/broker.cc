@@ -25,8 +25,9 @@ uint64_t BoundBytes(const std::optional<Limit>& bound, const SegmentPool& pool) 
 std::string TenantOf(const Session& session) {
   const SessionTerms& terms = session.terms();
   if (terms.strict) return absl::StrCat("session:", Raw(session.id()));
+  if (!terms.has_claims_tenant || !terms.claim_id.has_value()) return terms.tenant;
   // A later claim of the same name is somebody else's. No name has a #.
-  return terms.has_claims_tenant ? absl::StrCat(terms.tenant, "#", Raw(*terms.claim_id)) : terms.tenant;
+  return absl::StrCat(terms.tenant, "#", Raw(*terms.claim_id));
 }
 
 LogLine SessionLine(absl::string_view event, const Session& session) {

@@ -299,9 +299,9 @@ absl::Status Claims::GiveUp(const Claim& claim, bool is_saved, absl::Status why)
 }
 
 absl::StatusOr<Claim> Claims::UpdateNow(const std::string& name, const ClaimChange& change) {
-  absl::StatusOr<Claim> found = Find(name);
+  const absl::StatusOr<Claim> found = Find(name);
   if (!found.ok()) return found.status();
-  const Claim before = *found;
+  const Claim& before = *found;
   if (absl::Status status = CheckOperators(before); !status.ok()) return status;
   if (before.state != ClaimState::kActive) {
     return absl::FailedPreconditionError(absl::StrCat("the claim '", name, "' is being removed"));
