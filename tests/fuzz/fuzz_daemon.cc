@@ -85,7 +85,7 @@ FuzzDaemon::FuzzDaemon()
   broker_service_ = std::make_unique<BrokerService>(broker_.get(), session_calls_.get(), &connections_, &rpcs_,
                                                     /*max_streams_per_uid=*/8);
   admin_service_ = std::make_unique<AdminService>(
-      broker_.get(), &connections_, &snapshots_,
+      broker_.get(), &connections_, &snapshots_, /*socket_dir=*/"/run/vrambroker",
       [](const ReloadDone& done) { done(absl::FailedPreconditionError("there is no file")); });
   Connect();
   OpenControl();
