@@ -394,14 +394,14 @@ absl::Status Daemon::ServeClaim(const Claim& claim) {
 
 void Daemon::StopServingClaim(const Claim& claim) {
   members_.Forget(claim.name);
+  absl::flat_hash_map<ClaimId, ClaimSockets>::node_type served;
   {
     MutexLock lock(claim_sockets_mu_);
-    const auto it = claim_sockets_.find(claim.id);
-    if (it != claim_sockets_.end()) {
-      connections_.Unlisten(it->second.connections);
-      descriptor_socket_.Unlisten(it->second.descriptors);
-      claim_sockets_.erase(it);
-    }
+    served = claim_sockets_.extract(claim.id);
+  }
+  if (!served.empty()) {
+    connections_.Unlisten(served.mapped().connections);
+    descriptor_socket_.Unlisten(served.mapped().descriptors);
   }
   if (absl::Status status = RemoveClaimDir(config_.socket_dir, claim.name); !status.ok()) {
     spdlog::warn("the directory of the removed claim '{}': {}", claim.name, std::string(status.message()));
