@@ -56,6 +56,7 @@ sed -i 's/^device: .*/device: "host"/; s/^# capacity: .*/capacity: "256MiB"/; s/
 as_the_unit=(setpriv --reuid=vrambroker --regid=vrambroker --init-groups --no-new-privs
              --bounding-set=-all,+sys_ptrace,+checkpoint_restore --inh-caps=-all,+sys_ptrace,+checkpoint_restore
              --ambient-caps=-all,+sys_ptrace,+checkpoint_restore)
+install -d -m 0700 -o vrambroker -g vrambroker /var/lib/vrambroker  # StateDirectory=
 "${as_the_unit[@]}" $exec_start --check_config
 "${as_the_unit[@]}" $exec_start 2> /tmp/daemon.log &
 daemon_pid=$!
