@@ -42,7 +42,7 @@ absl::Status CheckLabels(const absl::btree_map<std::string, std::string>& labels
         absl::ascii_isdigit(static_cast<unsigned char>(key.front()))) {
       return absl::InvalidArgumentError(absl::StrCat("labels: the key '", ToUtf8(key.substr(0, kMaxLabelKey)),
                                                      "' is not 1 to ", kMaxLabelKey,
-                                                     " letters, digits and _, the first of which is no digit"));
+                                                     " letters, digits and _ that begin with a letter or _"));
     }
     if (value.size() > Claims::kMaxLabelValue) {
       return absl::InvalidArgumentError(absl::StrCat("labels: the value of '", key, "' has ", value.size(),

@@ -26,7 +26,7 @@ struct ClaimOwner {
   friend bool operator==(const ClaimOwner&, const ClaimOwner&) = default;
 };
 
-// "train": at most 63 letters, digits and . _ - : @, the first of which is none of . _ -: it names a directory.
+// "train": at most 63 letters, digits and . _ - : @, not beginning with . _ or -. It names a directory.
 // InvalidArgument says what is wrong.
 absl::Status CheckClaimName(absl::string_view name);
 

@@ -86,7 +86,7 @@ std::vector<std::string> ClaimLines(const v1::Claim& claim) {
       notes.push_back(absl::StrCat("guarantee ", FormatBytes(device.guarantee_bytes())));
     notes.push_back(absl::StrCat("reserved ", FormatBytes(device.reserved_bytes())));
     if (device.left_behind_bytes() > 0) {
-      notes.push_back(absl::StrCat("of which ", FormatBytes(device.left_behind_bytes()), " are left behind"));
+      notes.push_back(absl::StrCat(FormatBytes(device.left_behind_bytes()), " of it left behind"));
     }
     if (device.waiting() > 0) notes.push_back(absl::StrCat(Counted(device.waiting(), "request"), " waiting"));
     lines.push_back(absl::StrCat(
