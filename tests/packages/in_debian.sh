@@ -105,7 +105,11 @@ as alice sh -e -c 'cd ~/consumer
   ./cc'
 
 say "The README and the guides, command by command"
-printf '#!/bin/sh\nexec "$@"\n' > /usr/local/bin/sudo && chmod +x /usr/local/bin/sudo
+cat > /usr/local/bin/sudo << 'END' && chmod +x /usr/local/bin/sudo
+#!/bin/sh
+if [ "$1" = -u ]; then user=$2 && shift 2 && set -- setpriv --reuid="$user" --regid="$user" --init-groups "$@"; fi
+exec "$@"
+END
 chown -R alice: tree
 as alice mkdir -p tree/build/release/server tree/build/release/client
 ln -s /usr/bin/vrambrokerd tree/build/release/server/
