@@ -103,6 +103,7 @@ class Daemon {
                      .save = [this](const std::vector<Claim>& claims) { return SaveClaims(ClaimsFile(), claims); },
                      .note_member = [this](const ProcessId& process,
                                            const std::string& claim) { members_.Note(process, claim); },
+                     .forget_members = [this](const std::string& claim) { members_.Forget(claim); },
                      .check_name = [this](absl::string_view name) { return CheckClaimDir(config_.socket_dir, name); }},
                 .set_timer = [this](SteadyTime time) { SetTimer(time); },
                 .watch_process = [this](const UniqueFd& pidfd,
@@ -130,7 +131,9 @@ class Daemon {
                   .max_clients_per_uid = config.max_metrics_clients_per_uid}),
         timeline_(pools_.size()),
         http_api_(&broker_, &timeline_,
-                  {.metrics = [this] { return metrics_.Text(); }, .health = [this] { return Health(); }}) {
+                  {.metrics = [this] { return metrics_.Text(); },
+                   .health = [this] { return Health(); },
+                   .socket_dir = config.socket_dir}) {
     for (const auto& pool : pools_) {
       idle_decay_.push_back(std::make_unique<IdleDecay>(pool.get(), absl::ToChronoMilliseconds(config.idle_decay)));
     }
@@ -375,7 +378,8 @@ absl::Status Daemon::RestoreClaims() {
 }
 
 absl::Status Daemon::ServeClaim(const Claim& claim) {
-  absl::StatusOr<ClaimSockets> sockets = ListenClaim(config_.socket_dir, claim.name, claim.terms.owner);
+  absl::StatusOr<ClaimSockets> sockets = ListenClaim(config_.socket_dir, claim.name, claim.terms.owner,
+                                                     claim.is_being_made ? ClaimDirUse::kNew : ClaimDirUse::kKept);
   if (!sockets.ok()) return sockets.status();
   const ClaimOfListener of_claim{.id = claim.id, .counts_in_claim = [this](ClaimId id, const Caller& caller) {
                                    return broker_.claims().CountsInClaim(id, caller);
@@ -393,7 +397,6 @@ absl::Status Daemon::ServeClaim(const Claim& claim) {
 }
 
 void Daemon::StopServingClaim(const Claim& claim) {
-  members_.Forget(claim.name);
   absl::flat_hash_map<ClaimId, ClaimSockets>::node_type served;
   {
     MutexLock lock(claim_sockets_mu_);

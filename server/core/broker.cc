@@ -143,7 +143,7 @@ absl::StatusOr<SessionPtr> Broker::TryOpenSession(const Caller& caller, const Op
     return status;
   }
   std::move(leave_claim).Cancel();
-  claims_.Published(session);
+  claims_.Published(session, *this->policy());
   LogOpened(*session, setup.allocator);
   if (absl::Status status = Watch(session); !status.ok()) return status;
   return session;
@@ -215,7 +215,7 @@ SessionMark Broker::MarkOf(const Caller& caller, const OpenOptions& options) {
 
 void Broker::LogOpened(const Session& session, const AllocatorOptions& allocator) const {
   const auto limit_of = [&](std::string* out, const SegmentPool* pool) {
-    absl::StrAppend(out, pool->GetAccount(session.id()).value_or(AccountState()).limit_bytes);
+    absl::StrAppend(out, pool->GetAccount(session.id()).value_or(AccountState()).effective_limit_bytes());
   };
   LogClientEvent(spdlog::level::info, SessionLine("session opened", session)
                                           .Add("pid", session.caller().pid)

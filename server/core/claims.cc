@@ -15,7 +15,7 @@ namespace {
 
 // Clients of the last daemon look for this one several times a second.
 constexpr std::chrono::seconds kComingBack(5);
-constexpr std::chrono::seconds kBetweenServings(1);
+constexpr std::chrono::seconds kBetweenTries(1);
 
 }  // namespace
 
@@ -107,9 +107,14 @@ std::string Claims::LimitsText(const Claim& claim) const {
 void Claims::Put(const Claim& claim) {
   MutexLock lock(mu_);
   Claim& kept = claims_[claim.name];
-  const size_t sessions = kept.id == claim.id ? kept.sessions : 0;
+  const bool is_there = kept.id == claim.id;
+  const size_t sessions = is_there ? kept.sessions : 0;
+  const std::string rule = is_there ? kept.rule : claim.rule;
+  const std::optional<RuleTerms> rule_terms = is_there ? kept.rule_terms : claim.rule_terms;
   kept = claim;
   kept.sessions = sessions;
+  kept.rule = rule;
+  kept.rule_terms = rule_terms;
   names_[claim.id] = claim.name;
 }
 
@@ -117,11 +122,12 @@ void Claims::Put(const Claim& claim) {
 
 void Claims::Tick() {
   RemoveEmpty();
-  if (!any_unserved_ || is_stopping_) return;
+  if ((!any_unserved_ && !any_untrue_) || is_stopping_) return;
   const SteadyTime now = std::chrono::steady_clock::now();
-  if (now < next_serving_) return;
-  next_serving_ = now + kBetweenServings;
-  (void)changes_->Submit([this] { ServeAgain(); });
+  if (now < next_try_) return;
+  next_try_ = now + kBetweenTries;
+  if (any_unserved_) (void)changes_->Submit([this] { ServeAgain(); });
+  if (any_untrue_) (void)changes_->Submit([this] { ApplyRulesAgain(); });
 }
 
 void Claims::RemoveEmpty() {
@@ -175,6 +181,7 @@ bool Claims::RemoveIfEmpty(const Claim& claim) {
     claims_.erase(claim.name);
   }
   for (SegmentPool* pool : pools_) pool->CloseClaim(claim.id);
+  options_.hooks.forget_members(claim.name);  // before there can be another one of its name
   options_.removed(claim, claim.rule.empty() && claim.terms.tenant.empty() ? TermsOf(claim).tenant : "");
   return true;
 }

@@ -51,6 +51,14 @@ enum class ClaimState { kActive, kDraining, kRevoked };
 
 const char* ClaimStateName(ClaimState state);  // "active", "draining", "revoked"
 
+// What a rule of the policy says of a claim.
+struct RuleTerms {
+  Limit limit = 1.0;
+  Limit guarantee = uint64_t{0};
+
+  friend bool operator==(const RuleTerms&, const RuleTerms&) = default;
+};
+
 struct Claim {
   ClaimId id{};
   std::string name;
@@ -60,10 +68,12 @@ struct Claim {
   // The label of the policy's rule that has made it, for as long as it has sessions; empty: an operator has. One that
   // the policy has made has no sockets, and is not saved.
   std::string rule;
-  SteadyTime next_update = SteadyTime::min();  // by the policy, if it has made it
-  bool is_being_made = false;                  // it is not served yet
-  size_t sessions = 0;                         // open, or being opened
-  SteadyTime keep_until = SteadyTime::min();   // even if it is to be removed, and has nothing
+  // What its rule says. `terms` lacks the guarantee for as long as that cannot be given.
+  std::optional<RuleTerms> rule_terms;
+  SteadyTime next_try = SteadyTime::min();    // to give it
+  bool is_being_made = false;                 // it is not served yet
+  size_t sessions = 0;                        // open, or being opened
+  SteadyTime keep_until = SteadyTime::min();  // even if it is to be removed, and has nothing
 };
 
 // A line of the log that names the claim.
@@ -91,6 +101,8 @@ struct ClaimHooks {
   // The process has a session in the claim.
   std::function<void(const ProcessId& process, const std::string& claim)> note_member = [](const ProcessId&,
                                                                                            const std::string&) {};
+  // The claim is no more: nobody has a session in it.
+  std::function<void(const std::string& claim)> forget_members = [](const std::string&) {};
   // Of names that are no directory's.
   std::function<absl::Status(absl::string_view name)> check_name = CheckClaimName;
 };
@@ -164,17 +176,20 @@ class Claims {
   // The policy was read again: the claims that it has made have what their rules say now.
   void UpdateByPolicy(const Policy& policy) ABSL_LOCKS_EXCLUDED(mu_);
   // The session that has entered can be found from now on: it gets what was changed while it was opened.
-  void Published(const SessionPtr& session) ABSL_LOCKS_EXCLUDED(mu_);
+  // `policy`: as it is by now.
+  void Published(const SessionPtr& session, const Policy& policy) ABSL_LOCKS_EXCLUDED(mu_);
   // The session that Enter() was for has ended, or was not opened.
   void Leave(ClaimId claim) ABSL_LOCKS_EXCLUDED(mu_);
   // Removes those that are to be removed, and have nothing any more. Cheap when there are none.
   void RemoveEmpty();
-  // Several times a second, from one thread: RemoveEmpty(), and makes sockets that could not be made.
+  // Several times a second, from one thread: RemoveEmpty(), and tries again what could not be done: sockets, guarantees
+  // of rules.
   void Tick();
 
  private:
   // What changes claims; on a worker.
-  absl::StatusOr<Claim> CreateNow(const std::string& name, const ClaimTerms& terms) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<Claim> CreateNow(const std::string& name, const ClaimTerms& terms)
+      ABSL_LOCKS_EXCLUDED(making_mu_, mu_);
   absl::StatusOr<Claim> UpdateNow(const std::string& name, const ClaimChange& change) ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<Deleted> DeleteNow(const std::string& name, bool revoke) ABSL_LOCKS_EXCLUDED(mu_);
   void RemoveEmptyNow() ABSL_LOCKS_EXCLUDED(mu_);
@@ -197,11 +212,16 @@ class Claims {
   void ReclaimExcess(const Claim& claim);
   // With `changed` in place of the claim of its name, or without `removed`.
   absl::Status Save(const Claim* changed, const Claim* removed) const ABSL_LOCKS_EXCLUDED(mu_);
-  void Put(const Claim& claim) ABSL_LOCKS_EXCLUDED(mu_);  // but for the number of sessions
+  // But for the number of sessions, and what a rule says.
+  void Put(const Claim& claim) ABSL_LOCKS_EXCLUDED(mu_);
   // The claim is as it says from now on, for its sessions, too. Its guarantee is raised already.
   void Apply(const Claim& claim, const ClaimTerms& before) ABSL_LOCKS_EXCLUDED(mu_);
-  // The claim of a session's terms is the policy's, and may have others by now, as after a reload.
-  void UpdateByPolicy(const SessionTerms& terms) ABSL_LOCKS_EXCLUDED(mu_);
+  // The claim, if the policy has made it, is to have what its rule says, or else `rule`. One of a rule that has gone,
+  // or has another claim, stays as it is, for as long as it has sessions.
+  void UpdateByPolicy(const Claim& claim, absl::string_view rule, const Policy& policy) ABSL_LOCKS_EXCLUDED(mu_);
+  // What the last UpdateByPolicy() said.
+  void ApplyRule(const std::string& name) ABSL_LOCKS_EXCLUDED(mu_);
+  void ApplyRulesAgain() ABSL_LOCKS_EXCLUDED(mu_);
   // Undoes what was done for a claim that could not be created. Returns `why`.
   absl::Status GiveUp(const Claim& claim, bool is_saved, absl::Status why) ABSL_LOCKS_EXCLUDED(mu_);
   void ServeAgain() ABSL_LOCKS_EXCLUDED(mu_);
@@ -233,11 +253,13 @@ class Claims {
   std::atomic<bool> is_removing_{false};
   std::atomic<bool> is_stopping_{false};
 
+  std::atomic<bool> any_untrue_{false};  // claims lack the guarantee that their rules say
   std::atomic<bool> any_unserved_{false};
-  absl::flat_hash_set<ClaimId> unserved_;        // restored ones without sockets; of the start, then of changes_
-  SteadyTime next_serving_ = SteadyTime::min();  // of Tick()
+  absl::flat_hash_set<ClaimId> unserved_;    // restored ones without sockets; of the start, then of changes_
+  SteadyTime next_try_ = SteadyTime::min();  // of Tick()
 
-  // Held while a claim of the policy is made, and while one is removed: what it has of the pools is there once.
+  // Held while a claim of the policy is made, while an operator's comes to be there, and while one is removed: what it
+  // has of the pools is there once.
   Mutex making_mu_ ABSL_ACQUIRED_AFTER(lock_level::kLimits)
       ABSL_ACQUIRED_BEFORE(lock_level::kTimer){lock_level::kLimits};
   mutable Mutex mu_;  // held for nothing but this; no other lock is taken

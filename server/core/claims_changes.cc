@@ -256,6 +256,7 @@ absl::StatusOr<Claim> Claims::CreateNow(const std::string& name, const ClaimTerm
   }
   if (status.ok()) {
     // It is there before somebody comes through its sockets. By a rule of the policy nobody enters before it is served.
+    MutexLock making(making_mu_);
     MutexLock lock(mu_);
     claim.is_being_made = true;
     if (const auto [it, is_new] = claims_.try_emplace(name, claim); is_new) {
@@ -332,7 +333,7 @@ absl::StatusOr<Claim> Claims::UpdateNow(const std::string& name, const ClaimChan
     if (absl::Status status = CheckHasAnything(terms); !status.ok()) return status;
   }
   // One that could not be given at the start is asked for again only when that is what is wanted.
-  if (change.limit.has_value() || change.guarantee.has_value()) {
+  if (change.guarantee.has_value()) {
     if (absl::Status status = RaiseGuarantee(claim.id, terms, /*reclaims=*/true); !status.ok()) return status;
   }
   if (absl::Status status = Save(&claim, nullptr); !status.ok()) {
@@ -353,6 +354,7 @@ void Claims::Apply(const Claim& claim, const ClaimTerms& before) {
   SetLimit(claim);
   for (const SessionPtr& session : SessionsOf(claim.id)) {
     if (claim.terms.priority != before.priority) (void)limits_.SetPriority(session, claim.terms.priority);
+    if (claim.terms.max_wait.has_value()) session->SetMaxWait(*claim.terms.max_wait);
     limits_.TellLimit(session);
   }
   ReclaimExcess(claim);

@@ -12,8 +12,8 @@
 namespace vrambroker {
 namespace {
 
-// After a guarantee of the policy's was refused.
-constexpr std::chrono::seconds kBetweenUpdates(5);
+// To give a guarantee of the policy's that was refused.
+constexpr std::chrono::seconds kGuaranteeRetry(1);
 
 }  // namespace
 
@@ -99,8 +99,9 @@ absl::StatusOr<ClaimId> Claims::EnterByPolicy(const SessionTerms& terms, const P
               .terms = {.limit = terms.claim_limit, .guarantee = terms.claim_guarantee},
               .created = std::chrono::system_clock::now(),
               .rule = terms.rule,
+              .rule_terms = RuleTerms{.limit = terms.claim_limit, .guarantee = terms.claim_guarantee},
               .sessions = 1};
-  bool has_come_back = false;
+  std::vector<ProcessId> earlier;  // that were in it in the run before this one
   {
     MutexLock lock(mu_);
     if (const auto it = claims_.find(claim.name); it != claims_.end()) {
@@ -114,19 +115,23 @@ absl::StatusOr<ClaimId> Claims::EnterByPolicy(const SessionTerms& terms, const P
     }
     if (NumberOf(/*by_policy=*/true) >= kMaxClaims) return TooMany();
     claim.id = ClaimId{next_id_++};
-    const auto earlier = earlier_.find(process);
-    has_come_back = earlier != earlier_.end() && earlier->second == claim.name;
+    for (const auto& [member, name] : earlier_) {
+      if (name == claim.name) earlier.push_back(member);
+    }
   }
   SetLimit(claim);
+  // What they hold has been their users' so far.
+  for (SegmentPool* pool : pools_) pool->ChargeCarriedOver(claim.id, earlier);
   if (absl::Status status = RaiseGuarantee(claim.id, claim.terms, /*reclaims=*/false); !status.ok()) {
-    // What such a process holds of the run before is not the claim's yet, and in the way of its guarantee. Published()
-    // sees to that.
-    if (!has_come_back) {
+    // What such a process holds may be in the way, and not be known to be the claim's yet: on GPUs.
+    if (!absl::c_linear_search(earlier, process)) {
       for (SegmentPool* pool : pools_) pool->CloseClaim(claim.id);
       return absl::Status(status.code(), absl::StrCat("the claim '", claim.name, "' of the policy's rule ", terms.rule,
                                                       ": ", status.message()));
     }
     claim.terms.guarantee = uint64_t{0};
+    claim.next_try = std::chrono::steady_clock::now() + kGuaranteeRetry;
+    any_untrue_ = true;
   }
   options_.added(claim);
   ClaimLine("claim created", claim).Add("limits", LimitsText(claim)).Add("rule", claim.rule).Write(spdlog::level::info);
@@ -136,56 +141,69 @@ absl::StatusOr<ClaimId> Claims::EnterByPolicy(const SessionTerms& terms, const P
   return claim.id;
 }
 
-void Claims::UpdateByPolicy(const SessionTerms& terms) {
+void Claims::UpdateByPolicy(const Claim& claim, absl::string_view rule, const Policy& policy) {
+  const auto find = [&](absl::string_view label) {
+    const PolicyRule* const found = label.empty() ? nullptr : policy.FindRule(label);
+    const bool is_its = found != nullptr && found->has_claim() && (found->claim_per_user || found->claim == claim.name);
+    return is_its ? found : nullptr;
+  };
+  if (claim.rule.empty()) return;  // an operator's has the operator's terms
+  const PolicyRule* said = find(claim.rule);
+  if (said == nullptr) said = find(rule);
+  if (said == nullptr) return;
+  const RuleTerms terms{.limit = said->claim_limit, .guarantee = said->claim_guarantee};
+  std::optional<RuleTerms> before;
   {
     MutexLock lock(mu_);
-    const auto it = claims_.find(terms.claim);
-    if (it == claims_.end() || it->second.rule.empty()) return;  // an operator's has the operator's terms
-    Claim& claim = it->second;
-    const bool is_same = claim.terms.limit == terms.claim_limit && claim.terms.guarantee == terms.claim_guarantee;
-    const SteadyTime now = std::chrono::steady_clock::now();
-    if (is_same || now < claim.next_update) return;
-    claim.next_update = now + kBetweenUpdates;
+    const auto it = claims_.find(claim.name);
+    if (it == claims_.end() || it->second.id != claim.id || it->second.rule_terms == terms) return;
+    before = std::exchange(it->second.rule_terms, terms);
+    it->second.rule = said->label;
   }
-  // Dropped when too many changes wait: a session that is opened later asks for it again.
-  (void)changes_->Submit([this, terms] {
-    absl::StatusOr<Claim> claim = Find(terms.claim);
-    if (!claim.ok() || claim->rule.empty()) return;
-    const ClaimTerms before = claim->terms;
-    claim->rule = terms.rule;
-    claim->terms.limit = terms.claim_limit;
-    claim->terms.guarantee = terms.claim_guarantee;
-    if (absl::Status status = RaiseGuarantee(claim->id, claim->terms, /*reclaims=*/false); !status.ok()) {
-      claim->terms.guarantee = before.guarantee;
-      ClaimLine("the claim keeps its old guarantee", *claim).Add("why", status.message()).Write(spdlog::level::warn);
-    } else {
-      claim->next_update = SteadyTime::min();
-    }
-    Apply(*claim, before);
-    ClaimLine("claim changed", *claim)
-        .Add("limits", LimitsText(*claim))
-        .Add("rule", claim->rule)
-        .Write(spdlog::level::info);
-  });
+  if (changes_->Submit([this, name = claim.name] { ApplyRule(name); })) return;
+  MutexLock lock(mu_);  // too many changes wait: the next session, or reload, asks for it again
+  if (const auto it = claims_.find(claim.name); it != claims_.end()) it->second.rule_terms = before;
+}
+
+void Claims::ApplyRule(const std::string& name) {
+  absl::StatusOr<Claim> claim = Find(name);
+  if (!claim.ok() || !claim->rule_terms.has_value()) return;
+  const ClaimTerms before = claim->terms;
+  claim->terms.limit = claim->rule_terms->limit;
+  claim->terms.guarantee = claim->rule_terms->guarantee;
+  if (absl::Status status = RaiseGuarantee(claim->id, claim->terms, /*reclaims=*/false); !status.ok()) {
+    claim->terms.guarantee = before.guarantee;
+    claim->next_try = std::chrono::steady_clock::now() + kGuaranteeRetry;
+    any_untrue_ = true;
+    ClaimLine("the claim keeps its old guarantee, for now", *claim)
+        .Add("why", status.message())
+        .Write(spdlog::level::warn);
+  }
+  if (claim->terms.limit == before.limit && claim->terms.guarantee == before.guarantee) return Put(*claim);
+  Apply(*claim, before);
+  ClaimLine("claim changed", *claim)
+      .Add("limits", LimitsText(*claim))
+      .Add("rule", claim->rule)
+      .Write(spdlog::level::info);
+}
+
+void Claims::ApplyRulesAgain() {
+  any_untrue_ = false;
+  const SteadyTime now = std::chrono::steady_clock::now();
+  for (const Claim& claim : GetAll()) {
+    if (!claim.rule_terms.has_value() || claim.rule_terms->guarantee == claim.terms.guarantee) continue;
+    any_untrue_ = true;
+    if (now >= claim.next_try) ApplyRule(claim.name);
+  }
 }
 
 // ---- Both ----
 
 void Claims::UpdateByPolicy(const Policy& policy) {
-  for (const Claim& claim : GetAll()) {
-    const PolicyRule* const rule = claim.rule.empty() ? nullptr : policy.FindRule(claim.rule);
-    // Of a rule that has gone, or has another claim: it stays as it is, for as long as it has sessions.
-    if (rule == nullptr || !rule->has_claim() || (!rule->claim_per_user && rule->claim != claim.name)) continue;
-    SessionTerms terms;
-    terms.rule = rule->label;
-    terms.claim = claim.name;
-    terms.claim_limit = rule->claim_limit;
-    terms.claim_guarantee = rule->claim_guarantee;
-    UpdateByPolicy(terms);
-  }
+  for (const Claim& claim : GetAll()) UpdateByPolicy(claim, /*rule=*/"", policy);
 }
 
-void Claims::Published(const SessionPtr& session) {
+void Claims::Published(const SessionPtr& session, const Policy& policy) {
   const std::optional<ClaimId> id = session->terms().claim_id;
   for (int priority = session->terms().priority; id.has_value();) {
     Claim claim;
@@ -195,7 +213,11 @@ void Claims::Published(const SessionPtr& session) {
       if (name == names_.end()) return;
       claim = claims_.at(name->second);
     }
-    if (!session->caller().claim.has_value()) return UpdateByPolicy(session->terms());
+    if (!session->caller().claim.has_value()) {
+      UpdateByPolicy(claim, session->terms().rule, policy);
+      break;
+    }
+    if (claim.terms.max_wait.has_value()) session->SetMaxWait(*claim.terms.max_wait);
     if (claim.terms.priority == priority) break;
     priority = claim.terms.priority;  // it may change once more meanwhile
     (void)limits_.SetPriority(session, priority);

@@ -219,12 +219,15 @@ HttpResponse HttpApi::State() const {
   }
   Json sessions = Json::array();
   for (const SessionView& session : view.sessions) sessions.push_back(ToJson(ToProto(session)));
+  Json claims = Json::array();
+  for (const ClaimView& claim : view.claims) claims.push_back(ToJson(ToProto(claim, sources_.socket_dir)));
   return JsonAnswer(Json{{"time", TimeText(std::chrono::system_clock::now())},
                          {"daemon_version", std::string(kVersion)},
                          {"health", health.ok() ? std::string("ok") : std::string(health.message())},
                          {"total_ooms", broker_.refusals().log().total()},
                          {"devices", std::move(devices)},
-                         {"sessions", std::move(sessions)}});
+                         {"sessions", std::move(sessions)},
+                         {"claims", std::move(claims)}});
 }
 
 HttpResponse HttpApi::Sessions() const {

@@ -20,6 +20,7 @@ namespace vrambroker {
 struct HttpSources {
   std::function<std::string()> metrics;  // text exposition format 0.0.4
   std::function<absl::Status()> health;  // /healthz: 200, or 503 with the message
+  std::string socket_dir;                // of the daemon's sockets
 };
 
 // Safe to call from any thread.

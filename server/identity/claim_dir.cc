@@ -73,6 +73,17 @@ absl::StatusOr<ClientSocket> Listen(const UniqueFd& dir, const char* socket, int
   return ListenUnix(absl::StrCat("/proc/self/fd/", dir.get(), "/", socket), type, kSocketMode);
 }
 
+// Gives the directory a name that is no claim's.
+absl::StatusOr<std::string> PutAside(const UniqueFd& base, const std::string& name, const std::string& path) {
+  constexpr int kMostAside = 10000;
+  for (int number = 1; number <= kMostAside; ++number) {
+    std::string aside = absl::StrCat("_", name, ".", number);
+    if (renameat2(base.get(), name.c_str(), base.get(), aside.c_str(), RENAME_NOREPLACE) == 0) return aside;
+    if (errno != EEXIST) break;
+  }
+  return absl::ErrnoToStatus(errno, absl::StrCat("cannot rename ", path));
+}
+
 absl::Status GiveDir(const UniqueFd& dir, const ClaimOwner& owner, const std::string& path) {
   const mode_t mode = !owner.uid.has_value() ? 0755 : owner.gid.has_value() ? 0750 : 0700;
   const uid_t uid = owner.uid.value_or(geteuid());
@@ -117,13 +128,18 @@ absl::Status CheckClaimDir(absl::string_view socket_dir, absl::string_view name)
 }
 
 absl::StatusOr<ClaimSockets> ListenClaim(const std::string& socket_dir, const std::string& name,
-                                         const ClaimOwner& owner) {
+                                         const ClaimOwner& owner, ClaimDirUse use) {
   const std::string path = ClaimDir(socket_dir, name);
   const absl::StatusOr<UniqueFd> base = OpenBase(socket_dir);
   if (!base.ok()) return base.status();
-  if (mkdirat(base->get(), name.c_str(), 0700) != 0 && errno != EEXIST) {
-    return absl::ErrnoToStatus(errno, absl::StrCat("cannot create ", path));
+  int error = mkdirat(base->get(), name.c_str(), 0700) == 0 ? 0 : errno;
+  if (error == EEXIST && use == ClaimDirUse::kNew) {
+    const absl::StatusOr<std::string> aside = PutAside(*base, name, path);
+    if (!aside.ok()) return aside.status();
+    spdlog::warn("{} was there before the claim, and is {} in the same directory now: remove it", path, *aside);
+    error = mkdirat(base->get(), name.c_str(), 0700) == 0 ? 0 : errno;
   }
+  if (error != 0 && error != EEXIST) return absl::ErrnoToStatus(error, absl::StrCat("cannot create ", path));
   const absl::StatusOr<UniqueFd> dir = TakeDir(*base, name, path);
   if (!dir.ok()) return dir.status();
   absl::StatusOr<ClientSocket> descriptors = Listen(*dir, kDescriptors, SOCK_SEQPACKET, path);
@@ -146,7 +162,10 @@ absl::Status RemoveClaimDir(const std::string& socket_dir, const std::string& na
   }
   if (unlinkat(base->get(), name.c_str(), AT_REMOVEDIR) == 0) return absl::OkStatus();
   if (errno == ENOTEMPTY || errno == EEXIST) {
-    return absl::FailedPreconditionError(absl::StrCat(path, " stays: it has files that are not the daemon's"));
+    const absl::StatusOr<std::string> aside = PutAside(*base, name, path);
+    if (!aside.ok()) return aside.status();
+    return absl::FailedPreconditionError(absl::StrCat(path, " has files that are not the daemon's: it is ", *aside,
+                                                      " in the same directory now; remove it"));
   }
   return absl::ErrnoToStatus(errno, absl::StrCat("cannot remove ", path));
 }
@@ -158,6 +177,8 @@ void RemoveOtherClaimDirs(const std::string& socket_dir, const absl::flat_hash_s
   while (const dirent* const entry = readdir(all.get())) {
     const std::string name = entry->d_name;
     if (CheckClaimName(name).ok() && !names.contains(name)) others.push_back(name);
+    // Put aside, and empty by now.
+    if (absl::StartsWith(name, "_")) (void)unlinkat(dirfd(all.get()), name.c_str(), AT_REMOVEDIR);
   }
   for (const std::string& name : others) {
     const absl::Status status = RemoveClaimDir(socket_dir, name);

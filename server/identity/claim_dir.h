@@ -7,6 +7,7 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -39,15 +40,21 @@ struct ClaimSockets {
   ClientSocket descriptors;  // vrambroker-fd.sock
 };
 
+enum class ClaimDirUse : uint8_t {
+  kNew,   // of a claim that is new: one that is there already is another claim's, and out of the way from now on
+  kKept,  // a claim's since before this start: containers have it
+};
+
 // Makes the directory if it is missing, and listens there. It is the owner's, with mode 0700, or 0750 with a group,
 // where this process may give it away. Else it stays this process's, and everyone may enter: who may connect is for the
 // caller to check in any case. Whatever an owner has done in the directory: nothing outside of it is touched, and what
 // is in the way of the sockets is named (FailedPrecondition).
 // REQUIRES: the socket directory is locked, both checks say yes. One call at a time.
 absl::StatusOr<ClaimSockets> ListenClaim(const std::string& socket_dir, const std::string& name,
-                                         const ClaimOwner& owner);
+                                         const ClaimOwner& owner, ClaimDirUse use);
 
-// Removes the sockets, and the directory unless its owner has put something else there: FailedPrecondition.
+// Removes the sockets, and the directory. Where its owner has put something else there it stays, by another name, which
+// FailedPrecondition tells: a container that still has the directory is not in a later claim of the name.
 // REQUIRES: as ListenClaim().
 absl::Status RemoveClaimDir(const std::string& socket_dir, const std::string& name);
 

@@ -15,6 +15,8 @@ namespace {
 
 using enum prometheus::MetricType;
 
+constexpr char kOtherClaims[] = "_other";  // no claim has such a name
+
 struct ClaimRow {
   std::string claim;
   size_t gpu = 0;
@@ -54,7 +56,6 @@ void AddUp(const ClaimDeviceView& from, ClaimDeviceView& to) {
   to.allocated_bytes += from.allocated_bytes;
   to.idle_bytes += from.idle_bytes;
   to.waiting += from.waiting;
-  for (size_t i = 0; i < from.ooms.size(); ++i) to.ooms[i] += from.ooms[i];
 }
 
 }  // namespace
@@ -70,7 +71,7 @@ void WriteClaimMetrics(const BrokerView& view, size_t max_claims, MetricFamilies
   uint64_t other_sessions = 0;
   if (shown < view.claims.size()) {
     for (size_t gpu = 0; gpu < view.devices.size(); ++gpu) {
-      ClaimRow& other = rows.emplace_back(ClaimRow{.claim = "_other", .gpu = gpu});
+      ClaimRow& other = rows.emplace_back(ClaimRow{.claim = kOtherClaims, .gpu = gpu});
       for (size_t i = shown; i < view.claims.size(); ++i) AddUp(view.claims[i].devices[gpu], other.held);
     }
     for (size_t i = shown; i < view.claims.size(); ++i) other_sessions += view.claims[i].claim.sessions;
@@ -93,13 +94,14 @@ void WriteClaimMetrics(const BrokerView& view, size_t max_claims, MetricFamilies
   for (size_t i = 0; i < shown; ++i) {
     out.Sample(MakeLabels({{"claim", view.claims[i].claim.name}}), uint64_t{view.claims[i].claim.sessions});
   }
-  if (shown < view.claims.size()) out.Sample(MakeLabels({{"claim", "_other"}}), other_sessions);
+  if (shown < view.claims.size()) out.Sample(MakeLabels({{"claim", kOtherClaims}}), other_sessions);
   for (const ClaimFigure& figure : kClaimFigures) {
     out.Family(absl::StrCat("vrambroker_claim_", figure.name), figure.help, Gauge);
     for (const ClaimRow& row : rows) out.Sample(row.labels(), figure.value(row.held));
   }
   out.Family("vrambroker_claim_ooms_total", "Refused requests for memory of the claim's sessions, by cause.", Counter);
   for (const ClaimRow& row : rows) {
+    if (row.claim == kOtherClaims) continue;  // a sum of which some go would be a counter that falls
     for (const OomCause cause : kOomCauses) {
       out.Sample(row.labels(), "reason", OomCauseName(cause), row.held.ooms[static_cast<size_t>(cause)]);
     }

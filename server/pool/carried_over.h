@@ -70,7 +70,8 @@ class CarriedOver {
   // These are all the files that processes hold now. `session_of` knows the session of a process, or its share.
   Changes Found(const std::vector<LeftSegment>& segments,
                 absl::FunctionRef<std::optional<Holder>(const ProcessId&)> session_of);
-  // A session of this process: what the process holds and no session has yet is its own.
+  // A session of this process: what the process holds and no session has yet is its own. Or, without a session: it is
+  // charged to the share.
   Changes Opened(const Holder& holder, const ProcessId& process);
   // The session's client, this process, says that it carries these. It tells files that the daemon has seen in that
   // process apart from those of other sessions of it. Anything else is believed, `most_bytes` of it at most.

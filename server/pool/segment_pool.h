@@ -213,6 +213,8 @@ class SegmentPool {
   // sessions. OK where the device does not tell: then the driver's own figure of what is free stands for it.
   // `claims`: processes that were in one: what they hold is charged to it, before they have a session.
   absl::Status FindCarriedOver(absl::btree_map<ProcessId, ClaimId> claims = {});
+  // The same for a claim that there was not, then.
+  void ChargeCarriedOver(ClaimId claim, absl::Span<const ProcessId> processes);
   // The session's client says that it holds these. `begins`: they are the first of all that it holds; `ends`: the last.
   // What it has said before and not in between is freed. InvalidArgument: not sizes of segments.
   absl::Status DeclareCarriedOver(SessionId session, absl::Span<const CarriedSegment> segments, bool begins = false,

@@ -32,6 +32,17 @@ absl::Status SegmentPool::FindCarriedOver(absl::btree_map<ProcessId, ClaimId> cl
   return LookForCarriedOver();
 }
 
+void SegmentPool::ChargeCarriedOver(ClaimId claim, absl::Span<const ProcessId> processes) {
+  {
+    MutexLock lock(mu_);
+    for (const ProcessId& process : processes) {
+      earlier_claims_[process] = claim;
+      Apply(carried_over_.Opened({.session = kNoSession, .share = claim}, process));
+    }
+  }
+  CapacityFreed();
+}
+
 absl::Status SegmentPool::LookForCarriedOver() {
   absl::StatusOr<LeftSegments> left = device_->FindLeftSegments();
   if (left.ok() && left->unread_processes > 0 && !warned_of_unread_left_.exchange(true)) {

@@ -32,7 +32,7 @@ void MemoryRequest::Granted(Reservation reservation) {
 
 int MemoryRequest::StartWaiting(SteadyTime now) {
   MutexLock lock(mu_);
-  if (!deadline_.has_value()) deadline_ = now + std::min(options_.wait, session_->terms().max_wait);
+  if (!deadline_.has_value()) deadline_ = now + std::min(options_.wait, session_->max_wait());
   return current_wait_ = ++waits_;
 }
 

@@ -38,6 +38,7 @@ Session::Session(const SessionSetup& setup)
       name_(setup.name),
       caller_(setup.caller),
       terms_(setup.terms),
+      max_wait_(setup.terms.max_wait),
       bounds_(setup.bounds),
       pools_(setup.pools),
       workers_(*setup.workers),

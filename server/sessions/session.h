@@ -96,6 +96,9 @@ class Session : public std::enable_shared_from_this<Session> {
   const Caller& caller() const { return caller_; }
   const SessionTerms& terms() const { return terms_; }  // as they were when it was opened
   std::chrono::system_clock::time_point started() const { return started_; }
+  // How long its requests may wait for memory: those that begin to wait from now on.
+  std::chrono::milliseconds max_wait() const { return max_wait_.load(); }
+  void SetMaxWait(std::chrono::milliseconds max_wait) { max_wait_ = max_wait; }
 
   // The session as what it is; nullptr: it is of the other kind.
   virtual LeasedSession* leased() { return nullptr; }
@@ -191,6 +194,7 @@ class Session : public std::enable_shared_from_this<Session> {
   const std::string name_;
   const Caller caller_;
   const SessionTerms terms_;
+  std::atomic<std::chrono::milliseconds> max_wait_;
   const std::chrono::system_clock::time_point started_ = std::chrono::system_clock::now();
   const SessionBounds bounds_;
   const std::vector<SegmentPool*> pools_;

@@ -266,6 +266,48 @@ TEST_F(ClaimsTest, AfterAKillNobodyGetsWhatAnEarlierClientHoldsHoweverLateItCome
   EXPECT_EQ(Reserved("team"), 64_MiB);
 }
 
+// Nor if it is the policy that makes the claim, which is there only when one of its clients has come back.
+TEST_F(ClaimsTest, AfterAKillNobodyGetsWhatAnEarlierClientOfARulesClaimHolds) {
+  HOST_DEVICE_ONLY();
+  ASSERT_NO_FATAL_FAILURE(Begin({.config = "rules { claim_per: USER claim_limit { bytes: '64MiB' } "
+                                           "claim_guarantee { bytes: '48MiB' } }"}));
+  ASSERT_OK_AND_ASSIGN(ClientProcess holder, ConnectProcess("holder"));
+  ASSERT_OK(holder.Call(absl::StrCat("alloc ", 40_MiB)));
+  holder.process().Signal(SIGSTOP);
+  daemon_->Kill();
+  ASSERT_OK(daemon_->Restart());
+  ASSERT_OK_AND_ASSIGN(ClientProcess sibling, ConnectProcess("sibling"));
+  const std::string claim = absl::StrCat("uid:", geteuid());
+  EXPECT_EQ(Reserved(claim), 40_MiB) << "at once";
+  EXPECT_EQ(Show(claim)["devices"][0]["guarantee_bytes"], 48_MiB);
+  EXPECT_STATUS(sibling.Call(absl::StrCat("alloc ", 40_MiB)), StatusCode::kResourceExhausted, "claim " + claim);
+  ASSERT_OK(sibling.Call(absl::StrCat("alloc ", 24_MiB)));
+  // It is not gone while somebody holds something of it.
+  ASSERT_OK(sibling.Call("goodbye"));
+  EXPECT_TRUE(WaitFor([&] { return Reserved(claim) == 40_MiB; }));
+  holder.process().Signal(SIGCONT);
+  EXPECT_TRUE(WaitFor([&] { return Show(claim)["sessions"] == 1; }));
+  EXPECT_EQ(Reserved(claim), 40_MiB);
+}
+
+// Who was in a claim of the policy once is not in an operator's later one of the name.
+TEST_F(ClaimsTest, AfterAKillNobodyIsChargedToALaterClaimOfTheSameName) {
+  HOST_DEVICE_ONLY();
+  ASSERT_NO_FATAL_FAILURE(Begin({.config = "rules { session_name: 'batch*' claim: 'batch' }"}));
+  ASSERT_OK_AND_ASSIGN(ClientProcess holder, ClientProcess::Start(dir()));
+  ASSERT_OK(holder.Call("connect batch-1 -"));
+  ASSERT_OK(holder.Call("goodbye"));
+  EXPECT_TRUE(WaitFor([&] { return !IsThere("batch"); }));
+  ASSERT_OK(holder.Call("connect other -"));
+  ASSERT_OK(holder.Call(absl::StrCat("alloc ", 40_MiB)));
+  ASSERT_NO_FATAL_FAILURE(Create("batch", {}));
+  holder.process().Signal(SIGSTOP);
+  daemon_->Kill();
+  ASSERT_OK(daemon_->Restart());
+  EXPECT_EQ(Reserved("batch"), 0u);
+  holder.process().Signal(SIGCONT);
+}
+
 // A client of a claim that drains is not shut out by a restart.
 TEST_F(ClaimsTest, SessionsOfADrainingClaimComeBackToTheNextDaemon) {
   ASSERT_NO_FATAL_FAILURE(Begin());

@@ -16,6 +16,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "allocator/base/bytes.h"
+#include "tests/support/client_process.h"
 #include "tests/support/terminal.h"
 #include "tests/support/vramctl_test.h"
 
@@ -98,6 +99,30 @@ TEST_F(TopTest, ShowsWhatHappens) {
   EXPECT_TRUE(top->Shows(" trainer wanted 200.00 MiB on device 0: limit."));
   top->Press("q");
   EXPECT_EQ(top->End(), "exit=0 plain");
+}
+
+TEST_F(TopTest, ClaimsHaveTheirSessionsBelow) {
+  ASSERT_EQ(Ctl({"claim", "create", "team-a", "--limit=64MiB"}).exit_code, 0);
+  ASSERT_OK_AND_ASSIGN(ClientProcess trainer, ClientProcess::Connect(dir() + "/claims/team-a", "trainer"));
+  ASSERT_OK(trainer.Call(absl::StrCat("alloc ", 20_MiB)).status());
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Terminal> top, Top());
+  ASSERT_TRUE(top->Shows("1 session, 1 claim, 0 requests wait"));
+  EXPECT_TRUE(top->Shows("\n- team-a "));
+  EXPECT_TRUE(top->Shows("\n  trainer "));
+  EXPECT_TRUE(top->Shows("\nteam-a (claim) on device 0: 0 refusals  █ allocated 20.00 MiB   · free 44.00 MiB"));
+  top->Press("c");
+  EXPECT_TRUE(top->ShowsNoMore("trainer"));
+  EXPECT_TRUE(top->Shows("\n+ team-a "));
+  top->Press("c");
+  EXPECT_TRUE(top->Shows("\n  trainer "));
+  EXPECT_FALSE(trainer.Call(absl::StrCat("alloc ", 60_MiB)).ok());
+  EXPECT_TRUE(top->Shows("team-a (claim) on device 0: 1 refusal "));
+  top->Press("q");
+  EXPECT_EQ(top->End(), "exit=0 plain");
+
+  const RunResult ooms = Ctl({"ooms"});
+  EXPECT_THAT(ooms.out, HasSubstr("UNUSED ELSEWHERE  CLAIM\n"));
+  EXPECT_THAT(ooms.out, HasSubstr("  team-a\n"));
 }
 
 TEST_F(TopTest, ObeysKeys) {

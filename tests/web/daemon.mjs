@@ -97,8 +97,12 @@ export class Daemon {
     return child;
   }
 
-  async client(name, limit = '-', ...options) {
-    const client = new Client(this.spawn('tests/integration/test_client', [this.dir]));
+  client(name, limit = '-', ...options) {
+    return this.clientAt(this.dir, name, limit, ...options);
+  }
+  // Through the sockets in `socketDir`.
+  async clientAt(socketDir, name, limit = '-', ...options) {
+    const client = new Client(this.spawn('tests/integration/test_client', [socketDir]));
     await client.call(['connect', name, limit, ...options].join(' '));
     return client;
   }

@@ -326,7 +326,11 @@ async function hostile(browser, daemon) {
       session.name = names[i % names.length];
       session.tenant = names[0];
     });
-    for (const [i, event] of (json.events ?? []).entries()) event.client = names[i % names.length];
+    if (json.claims !== undefined) {
+      json.sessions[0].claim = names[0];
+      json.claims = [{name: names[0], state: names[0], rule: names[1], sessions: 1, refusals: 0,
+        devices: [{limit_bytes: 1, guarantee_bytes: 1, reserved_bytes: 1, left_behind_bytes: 0, allocated_bytes: 1, idle_bytes: 0}]}];
+    }
     await route.fulfill({response, json});
   };
   const page = await Page.open(browser, daemon.url, {prepare: async (tab) => {
@@ -338,14 +342,15 @@ async function hostile(browser, daemon) {
       for (const event of json.events) {
         event.client = names[0];
         event.out_of_memory.advice = names[1];
+        event.out_of_memory.claim = names[0];
       }
       await route.fulfill({response, json});
     });
   }});
   await page.tab.waitForSelector('#ooms li');
-  await waitFor('the rows', async () => (await page.rows()).length >= 5);
+  await waitFor('the rows', async () => (await page.rows()).length >= 6);  // one is the claim
   const rows = await page.rows();
-  assert.deepEqual(new Set(rows.map((row) => row.name)), new Set(names.slice(0, rows.length)));
+  assert.deepEqual(new Set(rows.map((row) => row.name)), new Set(names.slice(0, rows.length - 1)));
   assert.match(await page.text('#ooms li:first-child'), /<img src=x onerror=alert\(1\)>/);
   await page.tab.waitForSelector('#map[data-draw-ms]');
   await page.tab.locator('#map').focus();
@@ -366,6 +371,50 @@ async function hostile(browser, daemon) {
   });
   await waitFor('no match', async () => (await page.text('#sessions-empty')) === 'No session matches “<img src=x>”.');
   assert.equal(await page.tab.evaluate(() => document.querySelectorAll('img, script:not([src])').length), 0);
+  await page.close();
+}
+
+// Sessions of a claim come after it; they can be hidden, and the address keeps that.
+async function claims(browser, daemon) {
+  await daemon.vramctl('claim', 'create', 'team-a', '--limit=600MiB', '--guarantee=300MiB');
+  await daemon.vramctl('claim', 'create', 'unused');
+  const trainer = await daemon.clientAt(`${daemon.dir}/claims/team-a`, 'trainer');
+  await trainer.call(`alloc ${200 * MIB}`);
+  await (await daemon.clientAt(`${daemon.dir}/claims/team-a`, 'evaluator')).call(`alloc ${40 * MIB}`);
+  await (await daemon.client('alone')).call(`alloc ${100 * MIB}`);
+  const page = await Page.open(browser, daemon.url);
+  const names = async () => (await page.rows()).map((row) => row.name).join(' ');
+  await waitFor('the claim', async () => (await names()) === 'team-a trainer evaluator alone');
+  const {claims: [claim]} = await daemon.vramctlJson('claim', 'ls');
+  expectContains((await daemon.json('/api/v1/state')).claims[0], claim, 'state.claims');
+  const [row] = await page.rows();
+  assert.equal(row.details, `claim · 2 sessions · uid ${process.getuid()}`);
+  assert.deepEqual([row.reserved, row.limit, row.cells[4]], ['240.00 MiB', 'of 600.00 MiB', '300.00 MiB']);
+  assert.equal(await page.text('#sessions-note'), '3 sessions · 2 claims');
+
+  assert.equal((await trainer.ask(`alloc ${500 * MIB}`))[0], 'error');  // the device has it, the claim does not
+  await waitFor('the refusal', async () => (await page.tab.locator('#ooms li').innerText())
+    .includes('on device 0 in claim team-a'));
+  await waitFor('its count', async () => (await page.rows())[0].cells[6] === '1');
+  await page.picture('claims');
+  await expectAccessible(page, 'claims');
+
+  await page.tab.locator('tr.claim button').click();
+  await waitFor('one row', async () => (await names()) === 'team-a alone');
+  assert.equal(await page.tab.locator('tr.claim button').getAttribute('aria-expanded'), 'false');
+  await page.tab.reload();
+  await waitFor('the same', async () => (await names()) === 'team-a alone');
+  await page.tab.locator('#search').fill('evalu');
+  await waitFor('its claim', async () => (await names()) === 'team-a');
+  await page.tab.locator('tr.claim .usage').click();
+  await waitFor('what is found', async () => (await names()) === 'team-a evaluator');
+  await page.tab.locator('#search').fill('team-a');
+  await waitFor('all of the claim', async () => (await names()) === 'team-a trainer evaluator');
+  await page.tab.locator('#search-clear').click();
+  await page.tab.getByRole('button', {name: 'Session', exact: true}).click();
+  await waitFor('by name', async () => (await names()) === 'alone team-a evaluator trainer');
+  await daemon.vramctl('claim', 'rm', 'team-a');
+  await waitFor('its state', async () => (await page.rows())[1].cells.at(-1) === 'draining');
   await page.close();
 }
 
@@ -420,7 +469,7 @@ async function large(browser, daemon) {
 
 // All of the page, uncompressed.
 async function size(daemon) {
-  const files = ['/', '/style.css', '/icon.svg', '/charts.js', '/charts.css', ...['app', 'chart', 'devices', 'dom', 'figures',
+  const files = ['/', '/style.css', '/icon.svg', '/charts.js', '/charts.css', ...['app', 'chart', 'claims', 'devices', 'dom', 'figures',
     'format', 'history', 'map', 'map_draw', 'map_layout', 'ooms', 'palette', 'route', 'scopes', 'search', 'session_view',
     'sessions', 'timeline'].map((name) => `/${name}.js`)];
   let total = 0;
@@ -441,7 +490,7 @@ try {
     await step('hostile names', () => hostile(browser, daemon));
     await step('silent daemon', () => lost(browser, daemon));
     // Each on a daemon of its own, so that nothing else is in the pictures.
-    for (const [name, run] of [['large', large], ['fragmentation', fragmentation]]) {
+    for (const [name, run] of [['claims', claims], ['large', large], ['fragmentation', fragmentation]]) {
       daemon.stop();
       daemon = await Daemon.start(build, ['--capacity=8GiB']);
       await step(name, () => run(browser, daemon));

@@ -94,21 +94,6 @@ void PrintClaim(const Context& context, const v1::Claim& claim, const char* what
   for (const std::string& line : ClaimLines(claim)) std::printf("%s: %s\n", claim.name().c_str(), line.c_str());
 }
 
-absl::StatusOr<v1::ListClaimsResponse> ListClaims(Daemon& daemon, const std::string& name) {
-  v1::ListClaimsRequest request;
-  request.set_name(name);
-  v1::ListClaimsResponse all;
-  for (;;) {
-    v1::ListClaimsResponse part;
-    absl::Status status = Call(daemon, &v1::Admin::Stub::ListClaims, request, &part);
-    if (!status.ok()) return status;
-    const bool more = part.more() && !part.claims().empty();
-    if (more) request.set_after(part.claims(part.claims_size() - 1).name());
-    all.MergeFrom(part);
-    if (!more) return all;
-  }
-}
-
 }  // namespace
 
 absl::Status CreateClaim(const Context& context) {
@@ -179,7 +164,7 @@ absl::Status ChangeClaim(const Context& context) {
 absl::Status ShowClaims(const Context& context) {
   absl::StatusOr<Daemon> daemon = Daemon::Connect(context);
   if (!daemon.ok()) return daemon.status();
-  const absl::StatusOr<v1::ListClaimsResponse> claims = ListClaims(*daemon, "");
+  const absl::StatusOr<v1::ListClaimsResponse> claims = ReadClaims(*daemon, "");
   if (!claims.ok()) return claims.status();
   if (context.json) {
     Json all = Json::array();
@@ -195,7 +180,7 @@ absl::Status ShowClaims(const Context& context) {
 absl::Status ShowClaim(const Context& context) {
   absl::StatusOr<Daemon> daemon = Daemon::Connect(context);
   if (!daemon.ok()) return daemon.status();
-  const absl::StatusOr<v1::ListClaimsResponse> claims = ListClaims(*daemon, context.claim.name);
+  const absl::StatusOr<v1::ListClaimsResponse> claims = ReadClaims(*daemon, context.claim.name);
   if (!claims.ok()) return claims.status();
   if (claims->claims().empty()) return absl::InternalError("the daemon has answered without the claim");
   const v1::Claim& claim = claims->claims(0);
@@ -229,7 +214,7 @@ absl::Status RemoveClaim(const Context& context) {
   if (!status.ok()) return status;
   const absl::Time deadline = absl::Now() + context.timeout;
   while (flags.wait && response.has_claim()) {
-    const absl::StatusOr<v1::ListClaimsResponse> left = ListClaims(*daemon, flags.name);
+    const absl::StatusOr<v1::ListClaimsResponse> left = ReadClaims(*daemon, flags.name);
     if (absl::IsNotFound(left.status())) {
       response.clear_claim();
       break;

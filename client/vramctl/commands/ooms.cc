@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // vramctl ooms: who got no memory lately, and why.
+#include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -96,6 +97,9 @@ absl::Status Ooms(const Context& context) {
   }
   std::vector<std::vector<std::string>> rows = {{"ID", "TIME", "CLIENT", ">DEVICE", "CAUSE", ">REQUESTED", ">LIMIT",
                                                  ">RESERVED", ">ALLOCATED", ">UNUSED ELSEWHERE"}};
+  const bool has_claims = std::any_of(response.events().begin(), response.events().end(),
+                                      [](const auto& event) { return !event.out_of_memory().claim().empty(); });
+  if (has_claims) rows[0].emplace_back("CLAIM");
   for (const v1::OutOfMemoryEvent& event : response.events()) {
     const OutOfMemory oom = client_internal::FromProto(event.out_of_memory());
     rows.push_back({absl::StrCat(event.out_of_memory().refusal()),
@@ -103,6 +107,8 @@ absl::Status Ooms(const Context& context) {
                     absl::StrCat(oom.device), absl::AsciiStrToLower(OutOfMemoryCauseName(oom.cause)),
                     FormatBytes(oom.requested_bytes), FormatBytes(oom.limit_bytes), FormatBytes(oom.reserved_bytes),
                     FormatBytes(oom.allocated_bytes), FormatBytes(oom.idle_elsewhere_bytes)});
+    const std::string& claim = event.out_of_memory().claim();
+    if (has_claims) rows.back().push_back(claim.empty() ? "-" : Printable(claim));
   }
   const std::string table = Table(rows);
   const std::vector<std::string> lines = absl::StrSplit(table, '\n');

@@ -114,6 +114,21 @@ absl::StatusOr<Overview> ReadOverview(Daemon& daemon) {
   return overview;
 }
 
+absl::StatusOr<v1::ListClaimsResponse> ReadClaims(Daemon& daemon, const std::string& name) {
+  v1::ListClaimsRequest request;
+  request.set_name(name);
+  v1::ListClaimsResponse all;
+  for (;;) {
+    v1::ListClaimsResponse part;
+    absl::Status status = Call(daemon, &v1::Admin::Stub::ListClaims, request, &part);
+    if (!status.ok()) return status;
+    const bool more = part.more() && !part.claims().empty();
+    if (more) request.set_after(part.claims(part.claims_size() - 1).name());
+    all.MergeFrom(part);
+    if (!more) return all;
+  }
+}
+
 namespace {
 
 // The snapshot that `call` has the daemon send.

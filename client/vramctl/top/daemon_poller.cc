@@ -64,12 +64,16 @@ absl::Status DaemonPoller::Read(TopData& data) {
   absl::StatusOr<Overview> overview = ReadOverview(daemon);
   if (!overview.ok()) return overview.status();
   if (!WaitToRead(absl::ZeroDuration())) return absl::CancelledError("nobody waits for it any more");
+  absl::StatusOr<v1::ListClaimsResponse> claims = ReadClaims(daemon, "");
+  if (absl::IsUnimplemented(claims.status())) claims = v1::ListClaimsResponse();  // an older daemon
+  if (!claims.ok()) return claims.status();
   v1::ListOutOfMemoryRequest request;
   request.set_max_events(1);
   v1::ListOutOfMemoryResponse refusals;
   absl::Status status = Call(daemon, &v1::Admin::Stub::ListOutOfMemory, request, &refusals);
   if (!status.ok()) return status;
   data.overview = *std::move(overview);
+  data.claims = *std::move(claims);
   data.refusals = std::move(refusals);
   data.read_at = absl::Now();
   return status;

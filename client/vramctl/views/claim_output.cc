@@ -15,6 +15,12 @@
 namespace vrambroker::vramctl {
 namespace {
 
+bool MayUse(const v1::ClaimDevice& device) {
+  return device.limit_bytes() > 0 || device.reserved_bytes() > 0;
+}
+
+}  // namespace
+
 std::string OwnerText(const v1::Claim& claim, const UserNames& user_name) {
   if (!claim.rule().empty()) return "-";  // it has no sockets
   const v1::ClaimTerms& terms = claim.terms();
@@ -22,12 +28,6 @@ std::string OwnerText(const v1::Claim& claim, const UserNames& user_name) {
   return absl::StrCat(Printable(user_name(terms.owner_uid())),
                       terms.has_owner_gid() ? absl::StrCat(":", terms.owner_gid()) : "");
 }
-
-bool MayUse(const v1::ClaimDevice& device) {
-  return device.limit_bytes() > 0 || device.reserved_bytes() > 0;
-}
-
-}  // namespace
 
 std::string ClaimsTable(const v1::ListClaimsResponse& claims, const UserNames& user_name) {
   std::vector<std::vector<std::string>> rows = {{"CLAIM", "STATE", "OWNER", ">SESSIONS", ">DEVICE", ">LIMIT",

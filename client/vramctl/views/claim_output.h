@@ -13,6 +13,9 @@ namespace vrambroker::vramctl {
 
 using UserNames = std::function<std::string(uint32_t uid)>;
 
+// Who may connect to its sockets: "alice", "alice:100", "any"; "-" for a claim of a rule, which has none.
+std::string OwnerText(const v1::Claim& claim, const UserNames& user_name);
+
 // The table of vramctl claim ls: a row for each claim and device that it may use.
 std::string ClaimsTable(const v1::ListClaimsResponse& claims, const UserNames& user_name);
 

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
+#include <string>
 #include <tuple>
 
 #include "absl/status/status.h"
@@ -58,7 +60,7 @@ std::string CellOf(const TopRow& row, Column column) {
     case Column::kTenant:
       return row.tenant;
     case Column::kPid:
-      return absl::StrCat(row.pid);
+      return row.is_claim() ? "-" : absl::StrCat(row.pid);
     case Column::kUser:
       return row.user;
     case Column::kState:
@@ -127,6 +129,7 @@ bool IsUsed(const v1::SessionDevice& device) {
 TopRow RowOf(const v1::Session& session, const v1::SessionDevice& device, const std::string& user) {
   TopRow row = {.session = session.id(),
                 .name = Printable(session.name()),
+                .claim = Printable(session.claim()),
                 .tenant = Printable(session.tenant()),
                 .pid = session.pid(),
                 .user = Printable(user),
@@ -182,10 +185,16 @@ std::vector<TopRow> RowsOf(const v1::ListSessionsResponse& sessions,
 
 void Filter(std::vector<TopRow>& rows, absl::string_view filter) {
   const std::string lower = absl::AsciiStrToLower(filter);
-  rows.erase(
-      std::remove_if(rows.begin(), rows.end(),
-                     [&](const TopRow& row) { return !absl::StrContains(absl::AsciiStrToLower(row.name), lower); }),
-      rows.end());
+  const auto matches = [&](const TopRow& row) {
+    return absl::StrContains(absl::AsciiStrToLower(row.name), lower) ||
+           absl::StrContains(absl::AsciiStrToLower(row.claim), lower);
+  };
+  std::set<std::string> claims;  // of what matches
+  for (const TopRow& row : rows) {
+    if (matches(row)) claims.insert(row.claim);
+  }
+  std::erase_if(rows,
+                [&](const TopRow& row) { return !matches(row) && !(row.is_claim() && claims.contains(row.claim)); });
 }
 
 void Sort(std::vector<TopRow>& rows, Column column, bool reverse) {
@@ -241,7 +250,7 @@ Line RowLine(const TableLayout& layout, const TopRow& row, bool utf8) {
   for (const TableLayout::Shown& shown : layout.columns) {
     absl::StrAppend(&text, Fit(CellOf(row, shown.column), shown.width, InfoOf(shown.column).right), " ");
   }
-  line.push_back({std::move(text), Style::kPlain});
+  line.push_back({std::move(text), row.is_claim() ? Style::kTitle : Style::kPlain});
   for (Span& span : Bar(row.parts, layout.bar_width, utf8)) line.push_back(std::move(span));
   return line;
 }

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <functional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -39,10 +38,11 @@ const char* ColumnName(Column column);  // as --sort knows it
 // InvalidArgument lists the names.
 absl::StatusOr<Column> ParseColumn(absl::string_view name);
 
-// A session on one device.
+// A session, or a claim, on one device.
 struct TopRow {
-  uint64_t session = 0;
-  std::string name;  // texts are printable
+  uint64_t session = 0;  // 0: it is a claim
+  std::string name;      // texts are printable
+  std::string claim;     // its own name, or that of the claim that the session is in; empty: none
   std::string tenant;
   int32_t pid = 0;
   std::string user;
@@ -61,14 +61,22 @@ struct TopRow {
   uint64_t ooms = 0;
   PartBytes parts;
 
-  std::pair<uint64_t, uint32_t> key() const { return {session, device}; }
+  bool is_claim() const { return session == 0; }
+  // Of no other row, and the same in later rows.
+  struct Key {
+    uint64_t session = 0;
+    std::string claim;  // of claims
+    uint32_t device = 0;
+    bool operator==(const Key&) const = default;
+  };
+  Key key() const { return {session, is_claim() ? claim : "", device}; }
 };
 
 // A row for each device on which a session holds, is promised or waits for something; one for those that do nothing.
 std::vector<TopRow> RowsOf(const v1::ListSessionsResponse& sessions,
                            const std::function<std::string(uint32_t uid)>& user_name);
 
-// Only those with `filter` in their names, in any case.
+// Only those with `filter` in their names or their claims', in any case, and the claims of these.
 void Filter(std::vector<TopRow>& rows, absl::string_view filter);
 
 // Figures: the highest first; texts, numbers of processes and devices: the lowest first; `reverse` the other way. Equal

@@ -12,6 +12,7 @@
 #include "allocator/heap/memory_stats.h"
 #include "client/heap/out_of_memory.h"
 #include "client/vramctl/views/output.h"
+#include "client/vramctl/views/top_claims.h"
 
 namespace vrambroker::vramctl {
 namespace {
@@ -82,6 +83,7 @@ std::vector<Line> HelpLines(bool utf8) {
        {"  < >       the column before, after", "  R         reverse the order",
         "  j k       select a session; so do arrows, PgUp, PgDn, Home, End", "  L T       set its limit, trim it",
         "  E P       end it, set its priority", "            after a question; Esc: clear",
+        "  c C       hide the sessions of the claim, of all claims; again: show them",
         "  /         only names with a text; Esc: all", "  space     freeze; again: go on", "  q         quit", ""}) {
     lines.push_back(Text(text));
   }
@@ -129,18 +131,22 @@ void TopView::SetData(const TopData& data) {
 void TopView::Refresh() {
   const size_t before = SelectedIndex();
   rows_ = RowsOf(data_.overview.sessions, options_.user_name);
+  AddClaims(rows_, data_.claims, options_.user_name);
   Filter(rows_, filter_);
   Sort(rows_, sort_, reverse_);
-  const bool is_there =
-      std::any_of(rows_.begin(), rows_.end(), [this](const TopRow& row) { return row.session == selected_.first; });
+  GroupByClaim(rows_, collapsed_);
+  const bool is_there = std::any_of(rows_.begin(), rows_.end(), [this](const TopRow& row) {
+    return row.session == selected_.session && row.key().claim == selected_.claim;
+  });
   Select(static_cast<int64_t>(is_there ? SelectedIndex() : before));  // else who took its place
 }
 
 size_t TopView::SelectedIndex() const {
   auto found = std::find_if(rows_.begin(), rows_.end(), [this](const TopRow& row) { return row.key() == selected_; });
   if (found == rows_.end()) {  // it may have begun to use another device
-    found =
-        std::find_if(rows_.begin(), rows_.end(), [this](const TopRow& row) { return row.session == selected_.first; });
+    found = std::find_if(rows_.begin(), rows_.end(), [this](const TopRow& row) {
+      return row.session == selected_.session && row.key().claim == selected_.claim;
+    });
   }
   return found == rows_.end() ? first_ : static_cast<size_t>(found - rows_.begin());
 }
@@ -149,6 +155,27 @@ void TopView::Select(int64_t index) {
   if (rows_.empty()) return;
   const auto last = static_cast<int64_t>(rows_.size()) - 1;
   selected_ = rows_[static_cast<size_t>(std::clamp<int64_t>(index, 0, last))].key();
+}
+
+void TopView::CollapseSelected() {
+  const size_t index = SelectedIndex();
+  if (index >= rows_.size() || rows_[index].claim.empty()) {
+    Say("What is selected is in no claim.", Style::kPlain);
+    return;
+  }
+  const TopRow& row = rows_[index];
+  if (collapsed_.erase(row.claim) == 0) collapsed_.insert(row.claim);
+  selected_ = {.session = 0, .claim = row.claim, .device = row.device};
+}
+
+void TopView::CollapseAll() {
+  std::set<std::string> all;
+  for (const v1::Claim& claim : data_.claims.claims()) all.insert(Printable(claim.name()));
+  const bool expands = std::includes(collapsed_.begin(), collapsed_.end(), all.begin(), all.end());
+  collapsed_ = expands ? std::set<std::string>() : std::move(all);
+  const size_t index = SelectedIndex();
+  if (expands || index >= rows_.size() || rows_[index].claim.empty()) return;
+  selected_ = {.session = 0, .claim = rows_[index].claim, .device = rows_[index].device};
 }
 
 void TopView::EditFilter(int key) {
@@ -175,6 +202,11 @@ void TopView::Ask(TopQuestion::Kind kind) {
     return;
   }
   const size_t index = SelectedIndex();
+  if (index < rows_.size() && rows_[index].is_claim()) {
+    Say(absl::StrCat("A claim is selected, no session. To change it: vramctl claim set ", rows_[index].claim),
+        Style::kAlarm);
+    return;
+  }
   const auto& sessions = data_.overview.sessions.sessions();
   const auto session = std::find_if(sessions.begin(), sessions.end(), [&](const v1::Session& each) {
     return index < rows_.size() && each.id() == rows_[index].session;
@@ -257,6 +289,12 @@ bool TopView::HandleKey(int key) {
     case ' ':
       frozen_ = !frozen_;
       return true;
+    case 'c':
+      CollapseSelected();
+      break;
+    case 'C':
+      CollapseAll();
+      break;
     case 'R':
       reverse_ = !reverse_;
       break;
@@ -311,9 +349,11 @@ Line TopView::TitleLine() const {
   }
   if (NothingRead()) return Text("vrambrokerd", Style::kTitle);
   const int sessions = overview.sessions.sessions_size();
+  const auto claims = static_cast<uint64_t>(data_.claims.claims_size());
   Line line = {{absl::StrCat("vrambrokerd ", Printable(overview.devices.daemon_version())), Style::kTitle},
                {absl::StrCat("  ", Clock(data_.read_at, options_.time_zone), "  ", sessions,
-                             sessions == 1 ? " session" : " sessions", ", ", waiting,
+                             sessions == 1 ? " session" : " sessions", ", ",
+                             claims == 0 ? "" : absl::StrCat(Counted(claims, "claim"), ", "), waiting,
                              waiting == 1 ? " request waits" : " requests wait", "; sorted by ", ColumnName(sort_),
                              reverse_ ? ", reversed" : "")}};
   if (!filter_.empty()) line.push_back({absl::StrCat("; only *", filter_, "*")});
@@ -361,9 +401,11 @@ Line TopView::SelectedLine() const {
   const size_t index = SelectedIndex();
   if (index >= rows_.size()) return Text("");
   const TopRow& row = rows_[index];
-  Line line = {{row.name, Style::kTitle},
-               {absl::StrCat(" (id ", row.session, ") on device ", row.device, ": ", row.ooms,
-                             row.ooms == 1 ? " refusal" : " refusals",
+  std::string what = row.is_claim()      ? " (claim)"
+                     : row.claim.empty() ? absl::StrCat(" (id ", row.session, ")")
+                                         : absl::StrCat(" (id ", row.session, ", claim ", row.claim, ")");
+  Line line = {{std::string(absl::StripLeadingAsciiWhitespace(row.is_claim() ? row.claim : row.name)), Style::kTitle},
+               {absl::StrCat(what, " on device ", row.device, ": ", row.ooms, row.ooms == 1 ? " refusal" : " refusals",
                              row.waiting_bytes == 0 ? "" : absl::StrCat(", waits for ", row.waits_for))}};
   Append(line, Figures(row.parts, options_.utf8));
   return line;
@@ -385,8 +427,9 @@ Line TopView::KeysLine(int columns) const {
   if (edits_filter_)
     return Text(absl::StrCat("name contains: ", filter_, "_   (Enter: keep, Esc: all)"), Style::kHeading);
   std::string keys;
-  for (const char* key : {"h help", "q quit", "L limit", "T trim", "E end", "P priority", "arrows select", "< > sort",
-                          "R reverse", "/ filter", "space freeze"}) {
+  for (const char* key : {"h help", "q quit", "L limit", "T trim", "E end", "P priority", "arrows select", "c claim",
+                          "< > sort", "R reverse", "/ filter", "space freeze"}) {
+    if (key[0] == 'c' && data_.claims.claims().empty()) continue;
     const std::string more = absl::StrCat(keys.empty() ? "" : "  ", key);
     if (Cells(keys) + Cells(more) > columns) break;
     keys += more;

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,6 +26,7 @@ namespace vrambroker::vramctl {
 // What the daemon said last.
 struct TopData {
   Overview overview;
+  v1::ListClaimsResponse claims;
   v1::ListOutOfMemoryResponse refusals;  // the last one
   absl::Time read_at;
   absl::Status status;       // of the last attempt; the rest is what was read before
@@ -85,7 +87,9 @@ class TopView {
   void AnswerQuestion(int key);
   void Say(std::string text, Style style);
   std::vector<Line> TableLines(int lines, int columns);
-  void Refresh();  // rows_ from data_, as sort and filter want them
+  void CollapseSelected();  // its claim, or expands it
+  void CollapseAll();       // claims, or expands them where all are
+  void Refresh();           // rows_ from data_, as sort and filter want them
   size_t SelectedIndex() const;
   void Select(int64_t index);
   void EditFilter(int key);
@@ -99,13 +103,14 @@ class TopView {
   bool edits_filter_ = false;
   bool frozen_ = false;
   bool helps_ = false;
-  std::pair<uint64_t, uint32_t> selected_ = {0, 0};  // key of a row; it stays selected wherever it goes
-  std::optional<TopQuestion> question_;              // open
-  std::optional<SessionOrder> order_;                // confirmed; until its result is there
-  bool order_is_new_ = false;                        // TakeOrder() has not had it
-  Span notice_;                                      // stays until Escape or the next question; empty: none
-  size_t first_ = 0;                                 // row at the top of the table
-  size_t page_ = 1;                                  // rows that fit
+  std::set<std::string> collapsed_;      // claims whose sessions are not shown
+  TopRow::Key selected_;                 // it stays selected wherever it goes
+  std::optional<TopQuestion> question_;  // open
+  std::optional<SessionOrder> order_;    // confirmed; until its result is there
+  bool order_is_new_ = false;            // TakeOrder() has not had it
+  Span notice_;                          // stays until Escape or the next question; empty: none
+  size_t first_ = 0;                     // row at the top of the table
+  size_t page_ = 1;                      // rows that fit
 };
 
 }  // namespace vrambroker::vramctl

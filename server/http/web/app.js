@@ -67,7 +67,7 @@ function showList(matching) {
   const {search} = route();
   const none = search !== '' && state.sessions.length > 0 ? `No session matches “${search}”.` : null;
   showSearch(matching.length, state.sessions.length);
-  showSessions(byId('sessions'), byId('sessions-note'), byId('sessions-empty'), matching, state.sessions, device());
+  showSessions(byId('sessions'), byId('sessions-note'), byId('sessions-empty'), matching, state, device());
   setText(byId('sessions-empty'), none ?? 'No session is open. “vramctl hold 1GiB” opens one.');
   showInMap(search === '' ? null : new Set(matching.map((session) => session.id)),
     none ?? 'Segments appear here when programs allocate, each with its blocks.');

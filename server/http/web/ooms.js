@@ -49,7 +49,8 @@ export function showOoms(list, note, empty, answer, ofOne) {
       el('div', {class: 'what'},
         el('b', {}, event.client),
         el('span', {class: `badge ${oom.cause === 'FRAGMENTATION' ? 'bad' : 'warn'}`}, CAUSES[oom.cause] ?? oom.cause),
-        el('span', {}, `asked for ${bytes(oom.requested_bytes)} on device ${oom.device}${inScope(oom.scope)}`),
+        el('span', {}, `asked for ${bytes(oom.requested_bytes)} on device ${oom.device}${inScope(oom.scope)}` +
+          (oom.claim === '' ? '' : ` in claim ${oom.claim}`)),
         el('time', {datetime: event.time, title: time.toLocaleString()}, moment(time))),
       oom.explanation === '' ? null : el('p', {class: 'why'}, oom.explanation),
       scopesOf(oom),

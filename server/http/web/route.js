@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the page shows, in its address after '#': so a reload, a bookmark and the back button keep it.
 
-const DEFAULTS = {search: '', sort: '-reserved', session: null, device: 0};
+const DEFAULTS = {search: '', sort: '-reserved', session: null, device: 0, collapsed: ''};
 
 function parse(text) {
   const given = new URLSearchParams(text);
@@ -11,6 +11,7 @@ function parse(text) {
     sort: given.get('sort') ?? DEFAULTS.sort,  // a column; '-' before it: the highest first
     session: number('session'),                // the id of the one that is shown alone
     device: number('device'),
+    collapsed: given.get('collapsed') ?? DEFAULTS.collapsed,  // claims, with commas between
   };
 }
 

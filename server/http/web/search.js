@@ -4,8 +4,13 @@ import {byId, setText} from './dom.js';
 import {keep, route} from './route.js';
 
 // What is written below a session's name.
-export const detailsOf = (session) => `id ${session.id} · pid ${session.pid} · ` +
-  (session.tenant === `uid:${session.uid}` ? '' : `uid ${session.uid} · `) + session.tenant;
+export function detailsOf(session) {
+  const parts = [`id ${session.id}`, `pid ${session.pid}`];
+  if (session.tenant !== `uid:${session.uid}`) parts.push(`uid ${session.uid}`);
+  if (session.tenant !== `claim:${session.claim}`) parts.push(session.tenant);  // a claim's own tenant says nothing more
+  if (session.claim !== '') parts.push(`claim ${session.claim}`);
+  return parts.join(' · ');
+}
 
 // Whether each word of `search` is in the session's name or details.
 export function matches(session, search) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of sessions on one device: sortable, and a session opens into a view of its own.
+// The table of sessions on one device, by claim: sortable, and a session opens into a view of its own.
+import {isCollapsed, rowsOf, toggle} from './claims.js';
 import {el, keyed, setText} from './dom.js';
 import {bytes, duration, percent, plural} from './format.js';
 import {sessionColorName} from './palette.js';
@@ -24,7 +25,7 @@ const COLUMNS = [
 
 export function stateOf(session, device) {
   if (device.over_limit && session.state === 'active') return ['over limit', 'bad'];
-  return [session.state, {active: 'good', disconnected: 'warn'}[session.state] ?? ''];
+  return [session.state, {active: 'good', disconnected: 'warn', draining: 'warn', revoked: 'warn'}[session.state] ?? ''];
 }
 
 export function waitingText(device) {
@@ -55,10 +56,13 @@ export function startSessions(table) {
   table.tHead.append(row);
 }
 
-function createRow(session) {
+function createRow({session, claim}) {
   const cells = COLUMNS.slice(2).map(([, , kind]) => el('td', {class: kind}));
   const row = el('tr', {},
-    el('th', {scope: 'row'}, el('a', {}, el('i', {class: 'dot'}), el('span')), el('small')),
+    el('th', {scope: 'row'},
+      claim === undefined ? el('a', {}, el('i', {class: 'dot'}), el('span')) :
+        el('button', {type: 'button'}, el('i', {class: 'fold', 'aria-hidden': 'true'}), el('span')),
+      el('small')),
     el('td', {class: 'usage'},
       el('div', {class: 'text'}, el('b'), el('span')),
       el('div', {class: 'meter', 'aria-hidden': 'true'},
@@ -66,20 +70,38 @@ function createRow(session) {
     ...cells);
   // All of the row, but not for who selects text in it.
   row.addEventListener('click', (event) => {
-    if (event.target.closest('a') === null && getSelection().isCollapsed) go({session: session.id});
+    if (event.target.closest('a') !== null || !getSelection().isCollapsed) return;
+    if (claim === undefined) {
+      go({session: session.id});
+    } else {
+      toggle(claim);
+    }
   });
   return row;
 }
 
-function updateRow(row, session, deviceIndex) {
-  const device = session.devices[deviceIndex];
-  const color = `var(${sessionColorName(session.id)})`;
-  const [name, usage, allocated, reclaimable, fragmented, fragmentation, guarantee, waiting, ooms, state] = row.cells;
-  row.dataset.session = String(session.id);
+function updateName(row, name, {session, claim, isInClaim}) {
   setText(name.querySelector('span'), session.name);
+  if (claim !== undefined) {
+    row.className = 'claim';
+    row.dataset.claim = claim.name;
+    name.querySelector('button').setAttribute('aria-expanded', String(!isCollapsed(claim)));
+    setText(name.querySelector('small'), session.details);
+    return;
+  }
+  row.className = isInClaim ? 'in-claim' : '';
+  row.dataset.session = String(session.id);
   name.querySelector('a').setAttribute('href', href({session: session.id}));
-  name.querySelector('.dot').style.background = color;
+  name.querySelector('.dot').style.background = `var(${sessionColorName(session.id)})`;
   setText(name.querySelector('small'), detailsOf(session));
+}
+
+function updateRow(row, entry, deviceIndex) {
+  const {session} = entry;
+  const device = session.devices[deviceIndex];
+  const color = entry.claim === undefined ? `var(${sessionColorName(session.id)})` : 'var(--allocated)';
+  const [name, usage, allocated, reclaimable, fragmented, fragmentation, guarantee, waiting, ooms, state] = row.cells;
+  updateName(row, name, entry);
 
   const limit = Math.max(device.limit_bytes, device.reserved_bytes, 1);
   const full = device.limit_bytes > 0 && device.reserved_bytes >= 0.9 * device.limit_bytes;
@@ -110,15 +132,15 @@ function updateRow(row, session, deviceIndex) {
   state.firstChild.className = `badge ${heat}`;
 }
 
-// Those of `all` that match the search.
-export function showSessions(table, note, empty, sessions, all, deviceIndex) {
+// `sessions`: those of `state` that match the search.
+export function showSessions(table, note, empty, sessions, state, deviceIndex) {
   const [sortBy, ascending] = sorting();
   const value = COLUMNS[sortBy][3];
-  const sorted = [...sessions].sort((a, b) => {
+  const rows = rowsOf(sessions, state, route().search, deviceIndex, (a, b) => {
     const left = value(a, a.devices[deviceIndex]);
     const right = value(b, b.devices[deviceIndex]);
     const order = typeof left === 'string' ? left.localeCompare(right) : left - right;
-    return (ascending ? order : -order) || a.id - b.id;
+    return (ascending ? order : -order) || a.id - b.id || a.name.localeCompare(b.name);
   });
   [...table.tHead.rows[0].cells].forEach((cell, column) => {
     if (column === sortBy) {
@@ -128,10 +150,11 @@ export function showSessions(table, note, empty, sessions, all, deviceIndex) {
     }
     setText(cell.firstChild, COLUMNS[column][1] + (column === sortBy ? (ascending ? ' ↑' : ' ↓') : ''));
   });
-  keyed(table.tBodies[0], sorted, (session) => session.id, createRow,
-    (row, session) => updateRow(row, session, deviceIndex));
-  empty.hidden = sessions.length > 0;
-  table.hidden = sessions.length === 0;
+  keyed(table.tBodies[0], rows, ({key}) => key, createRow, (row, entry) => updateRow(row, entry, deviceIndex));
+  empty.hidden = rows.length > 0;
+  table.hidden = rows.length === 0;
+  const all = state.sessions;
   const found = sessions.length === all.length ? '' : `${sessions.length} of `;
-  setText(note, all.length === 0 ? '' : found + plural(all.length, 'session'));
+  setText(note, (all.length === 0 ? [] : [found + plural(all.length, 'session')])
+    .concat(state.claims.length === 0 ? [] : [plural(state.claims.length, 'claim')]).join(' · '));
 }

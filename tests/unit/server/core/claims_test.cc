@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -421,6 +422,37 @@ TEST_F(ClaimsTest, ASessionThatIsBeingOpenedGetsWhatIsChangedMeanwhile) {
   EXPECT_TRUE(Allocate(session, 36_MiB).ok());
 }
 
+TEST_F(ClaimsTest, ASessionThatARulePutsThereGetsWhatIsChangedMeanwhileToo) {
+  policy_ = RuleOf(Limit(20_MiB), Limit(uint64_t{0}));
+  Restart();
+  ASSERT_TRUE(Create("team", {.limit = 20_MiB}).ok());
+  on_member_ = [&] { EXPECT_TRUE(Update("team", {.limit = Limit(40_MiB)}).ok()); };
+  EXPECT_TRUE(Allocate(Open("team-1"), 36_MiB).ok());
+}
+
+// It was opened under the policy before.
+TEST_F(ClaimsTest, ASessionThatIsBeingOpenedDoesNotBringTheOldPolicyBack) {
+  policy_ = RuleOf(Limit(20_MiB), Limit(uint64_t{0}));
+  Restart();
+  const SessionPtr first = OpenLeasing("team-1");
+  on_member_ = [&] {
+    broker_->SetPolicy(RuleOf(Limit(40_MiB), Limit(uint64_t{0})));
+    EXPECT_TRUE(testing_support::WaitFor([&] { return View("team").limit_bytes == 40_MiB; }));
+  };
+  const SessionPtr second = OpenLeasing("team-2");
+  ASSERT_TRUE(Create("next", {}).ok());  // whatever was to be changed is, by then
+  EXPECT_EQ(View("team").limit_bytes, 40_MiB);
+}
+
+TEST_F(ClaimsTest, HowLongItsRequestsMayWaitIsChangedForItsSessionsToo) {
+  const absl::StatusOr<Claim> team = Create("team", {.max_wait = std::chrono::seconds(5)});
+  const SessionPtr session = OpenLeasing("a", std::nullopt, In(team));
+  ASSERT_TRUE(Update("team", {.max_wait = std::chrono::milliseconds(0)}).ok());
+  EXPECT_EQ(session->max_wait(), std::chrono::milliseconds(0));
+  on_member_ = [&] { EXPECT_TRUE(Update("team", {.max_wait = std::chrono::milliseconds(7)}).ok()); };
+  EXPECT_EQ(OpenLeasing("b", std::nullopt, In(team))->max_wait(), std::chrono::milliseconds(7));
+}
+
 TEST_F(ClaimsTest, ARulesClaimIsThereForAsLongAsItHasSessions) {
   policy_ = RuleOf(Limit(40_MiB), Limit(10_MiB));
   Restart();
@@ -455,6 +487,26 @@ TEST_F(ClaimsTest, AClientOfARulesClaimComesBackThoughItsGuaranteeIsNotFreeYet) 
   const SessionPtr back = OpenLeasing("team-1", std::nullopt, Process(self, kOwner));
   ASSERT_NE(back, nullptr);
   EXPECT_EQ(View("team").guarantee_bytes, 0u);
+  // It has it as soon as it can be given.
+  broker_->Close(other, "test");
+  EXPECT_TRUE(testing_support::WaitFor([&] {
+    broker_->claims().Tick();
+    return View("team").guarantee_bytes == 40_MiB;
+  }));
+}
+
+// What was refused a moment ago does not keep a reload waiting.
+TEST_F(ClaimsTest, AReloadLowersAGuaranteeThatCouldNotBeGiven) {
+  policy_ = RuleOf(Limit(60_MiB), Limit(uint64_t{0}));
+  Restart();
+  const SessionPtr session = OpenLeasing("team-1");
+  const SessionPtr other = OpenLeasing("other");
+  ASSERT_TRUE(LeaseSegments(other, {40_MiB}).ok());
+  broker_->SetPolicy(RuleOf(Limit(50_MiB), Limit(40_MiB)));
+  EXPECT_TRUE(testing_support::WaitFor([&] { return View("team").limit_bytes == 50_MiB; }));
+  EXPECT_EQ(View("team").guarantee_bytes, 0u);
+  broker_->SetPolicy(RuleOf(Limit(50_MiB), Limit(10_MiB)));
+  EXPECT_TRUE(testing_support::WaitFor([&] { return View("team").guarantee_bytes == 10_MiB; }));
 }
 
 TEST_F(ClaimsTest, AChangeOfSomethingElseKeepsThePriorityOfASession) {
@@ -496,6 +548,31 @@ TEST_F(ClaimsTest, AnOperatorAndARuleThatMakeOneClaimAtATimeMakeOne) {
   broker_->Close(session, "test");
   EXPECT_TRUE(IsRemoved("team"));
   EXPECT_EQ(pools_[0]->GetStats().guaranteed_bytes, 0u);
+}
+
+// One of many rounds is enough to lose what the other has counted.
+TEST_F(ClaimsTest, OperatorsAndRulesThatRaceForAClaimLoseNothing) {
+  policy_ = RuleOf(Limit(40_MiB), Limit(1_MiB));
+  Restart();
+  for (int round = 0; round < 200; ++round) {
+    absl::StatusOr<SessionPtr> session = absl::UnknownError("not opened");
+    std::thread opens([&] { session = TryOpen("team-1", std::nullopt, Process(getpid(), kOwner)); });
+    const absl::StatusOr<Claim> created = Create("team", {.limit = 20_MiB});
+    opens.join();
+    const absl::StatusOr<Claim> claim = broker_->claims().Find("team");
+    ASSERT_TRUE(claim.ok()) << claim.status();
+    EXPECT_EQ(claim->rule.empty(), created.ok()) << created.status();
+    EXPECT_EQ(claim->sessions, session.ok() ? 1u : 0u) << session.status();
+    if (session.ok()) {
+      EXPECT_EQ((*session)->terms().claim_id, claim->id);
+      broker_->Close(*session, "test");
+    }
+    if (created.ok()) {
+      ASSERT_TRUE(Delete("team").ok());
+    }
+    ASSERT_TRUE(IsRemoved("team"));
+    ASSERT_EQ(pools_[0]->GetStats().guaranteed_bytes, 0u);
+  }
 }
 
 TEST_F(ClaimsTest, AClaimThatDrainsIsTheNextDaemonsWhenThisOneStops) {
@@ -565,6 +642,9 @@ TEST_F(ClaimsTest, AGuaranteeThatCannotBeGivenAnyMoreDoesNotKeepTheDaemonFromSta
   EXPECT_EQ(View("a").guarantee_bytes, 40_MiB);
   EXPECT_EQ(View("b").guarantee_bytes, 0u);
   EXPECT_EQ(View("b").limit_bytes, kCapacity);
+  EXPECT_TRUE(Update("b", {.limit = Limit(50_MiB)}).ok()) << "it says nothing of the guarantee";
+  EXPECT_EQ(View("b").limit_bytes, 50_MiB);
+  EXPECT_TRUE(absl::IsResourceExhausted(Update("b", {.guarantee = Limit(40_MiB)}).status()));
 }
 
 // Going on without claims would let everybody have everything.

@@ -54,7 +54,9 @@ class ClaimDirTest : public ::testing::Test {
     EXPECT_EQ(lstat(path.c_str(), &found), 0) << path;
     return found;
   }
-  absl::StatusOr<ClaimSockets> Listen(const ClaimOwner& owner) { return ListenClaim(dir_, "team", owner); }
+  absl::StatusOr<ClaimSockets> Listen(const ClaimOwner& owner, ClaimDirUse use = ClaimDirUse::kKept) {
+    return ListenClaim(dir_, "team", owner, use);
+  }
 
   const std::string dir_ = testing_support::MakeTempDir();
   const std::string claim_ = dir_ + "/claims/team";
@@ -106,7 +108,8 @@ TEST_F(ClaimDirTest, WithoutThePowerToGiveItAwayTheDirectoryStaysTheDaemons) {
   if (geteuid() != 0) GTEST_SKIP() << "needs to become another user";
   ASSERT_EQ(chown(dir_.c_str(), kOther, kOther), 0);
   const int code = ExitCode(RunAs(kOther, 0, [&] {
-    const absl::StatusOr<ClaimSockets> sockets = ListenClaim(dir_, "team", {.uid = kOther + 1, .gid = {}});
+    const absl::StatusOr<ClaimSockets> sockets =
+        ListenClaim(dir_, "team", {.uid = kOther + 1, .gid = {}}, ClaimDirUse::kNew);
     _exit(!sockets.ok() ? 1 : (Stat(claim_).st_mode & 0777) != 0711 ? 2 : Stat(claim_).st_uid != kOther ? 3 : 0);
   }));
   EXPECT_EQ(code, 0);
@@ -159,14 +162,40 @@ TEST_F(ClaimDirTest, ItIsRemovedButForWhatIsNotTheDaemons) {
   ASSERT_TRUE(Listen({.uid = kOther, .gid = {}}).ok());
   std::ofstream(claim_ + "/notes") << "mine";
   const absl::Status status = RemoveClaimDir(dir_, "team");
-  EXPECT_THAT(std::string(status.message()), HasSubstr("it has files that are not the daemon's"));
-  EXPECT_EQ(TextOf(claim_ + "/notes"), "mine");
-  EXPECT_FALSE(std::filesystem::exists(socket_));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("has files that are not the daemon's"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("it is _team.1 in the same directory now; remove it"));
+  EXPECT_EQ(TextOf(dir_ + "/claims/_team.1/notes"), "mine");
+  EXPECT_FALSE(std::filesystem::exists(claim_));
+}
+
+// A container has the directory of the claim, and not only its path.
+TEST_F(ClaimDirTest, WhoHasTheDirectoryOfARemovedClaimIsNotInALaterOneOfItsName) {
+  ASSERT_TRUE(Listen({.uid = kOther, .gid = {}}, ClaimDirUse::kNew).ok());
+  const UniqueFd mounted(open(claim_.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+  std::ofstream(claim_ + "/notes") << "mine";
+  (void)RemoveClaimDir(dir_, "team");
+  ASSERT_TRUE(Listen({.uid = kOther, .gid = {}}, ClaimDirUse::kNew).ok());
+  EXPECT_TRUE(std::filesystem::exists(socket_));
+  EXPECT_NE(faccessat(mounted.get(), "vrambroker.sock", F_OK, 0), 0);
+}
+
+TEST_F(ClaimDirTest, ANewClaimNeverTakesADirectoryThatIsThere) {
+  std::filesystem::create_directories(claim_);
+  std::ofstream(claim_ + "/notes") << "mine";
+  const UniqueFd mounted(open(claim_.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+  ASSERT_TRUE(Listen({.uid = geteuid(), .gid = {}}, ClaimDirUse::kNew).ok());
+  EXPECT_NE(faccessat(mounted.get(), "vrambroker.sock", F_OK, 0), 0);
+  EXPECT_EQ(TextOf(dir_ + "/claims/_team.1/notes"), "mine");
+  RemoveOtherClaimDirs(dir_, {"team"});
+  EXPECT_TRUE(std::filesystem::exists(dir_ + "/claims/_team.1")) << "it is not empty";
+  std::filesystem::remove(dir_ + "/claims/_team.1/notes");
+  RemoveOtherClaimDirs(dir_, {"team"});
+  EXPECT_FALSE(std::filesystem::exists(dir_ + "/claims/_team.1"));
 }
 
 TEST_F(ClaimDirTest, ThoseOfClaimsThatAreNoMoreAreRemoved) {
   ASSERT_TRUE(Listen({.uid = kOther, .gid = {}}).ok());
-  ASSERT_TRUE(ListenClaim(dir_, "gone", {.uid = kOther, .gid = {}}).ok());
+  ASSERT_TRUE(ListenClaim(dir_, "gone", {.uid = kOther, .gid = {}}, ClaimDirUse::kNew).ok());
   RemoveOtherClaimDirs(dir_, {"team"});
   EXPECT_TRUE(std::filesystem::exists(claim_));
   EXPECT_FALSE(std::filesystem::exists(dir_ + "/claims/gone"));

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// Claims in the table of sessions: a row for each, which its sessions follow. A claim can be collapsed: its sessions are
+// not shown then. The address says which are.
+import {plural} from './format.js';
+import {keep, route} from './route.js';
+
+const collapsed = () => new Set(route().collapsed.split(',').filter((name) => name !== ''));
+export const isCollapsed = (claim) => collapsed().has(claim.name);
+
+export function toggle(claim) {
+  const names = collapsed();
+  if (!names.delete(claim.name)) names.add(claim.name);
+  keep({collapsed: [...names].sort().join(',')});
+}
+
+function ownerOf(claim) {
+  if (claim.rule !== '') return `rule ${claim.rule}`;
+  return claim.owner_uid === null ? 'for everyone' : `uid ${claim.owner_uid}`;
+}
+
+// What a claim has, under the keys of a session: a row of the same columns.
+function asSession(claim, sessions) {
+  const sum = (device, of) => sessions.reduce((total, session) => total + of(session.devices[device]), 0);
+  const devices = claim.devices.map((held, device) => {
+    const known = held.reserved_bytes - held.left_behind_bytes - sum(device, (of) => of.unknown_bytes);
+    return {
+      ...held,
+      over_limit: held.reserved_bytes > held.limit_bytes,
+      inactive_split_bytes: sum(device, (of) => of.inactive_split_bytes),
+      fragmentation_ratio: known > 0 ? Math.max(0, 1 - held.allocated_bytes / known) : 0,
+      num_ooms: claim.refusals,
+      waiting: sessions.flatMap((session) => session.devices[device].waiting).sort((a, b) => a.place - b.place),
+    };
+  });
+  return {id: 0, name: claim.name, state: claim.state, devices,
+    details: `claim · ${plural(claim.sessions, 'session')} · ${ownerOf(claim)}`};
+}
+
+// Whether there is anything to see of it on the device.
+function isUsed(claim, device, sessions) {
+  return sessions.length > 0 || claim.devices[device].reserved_bytes > 0 || claim.devices[device].guarantee_bytes > 0;
+}
+
+// `matching`: those of `sessions` that the search finds. Returns the rows in the order of `compare`, those of claims with
+// `claim` and their sessions after them: {key, session, claim?, isInClaim}.
+export function rowsOf(matching, {sessions, claims}, search, device, compare) {
+  const rows = [];
+  const grouped = new Set();
+  const lower = search.toLowerCase();
+  for (const claim of claims) {
+    const all = sessions.filter((session) => session.claim === claim.name);
+    const found = matching.filter((session) => session.claim === claim.name);
+    if (found.length === 0 && !claim.name.toLowerCase().includes(lower)) continue;
+    if (!isUsed(claim, device, all)) continue;
+    grouped.add(claim.name);
+    rows.push({key: `claim ${claim.name}`, session: asSession(claim, all), claim,
+      below: isCollapsed(claim) ? [] : [...found].sort(compare)});
+  }
+  for (const session of matching) {
+    if (!grouped.has(session.claim)) rows.push({key: String(session.id), session, below: []});
+  }
+  return rows.sort((a, b) => compare(a.session, b.session)).flatMap((row) =>
+    [row, ...row.below.map((session) => ({key: String(session.id), session, isInClaim: true}))]);
+}
