@@ -103,6 +103,8 @@ class Daemon {
                      .save = [this](const std::vector<Claim>& claims) { return SaveClaims(ClaimsFile(), claims); },
                      .note_member = [this](const ProcessId& process,
                                            const std::string& claim) { members_.Note(process, claim); },
+                     .note_holder = [this](const ProcessId& process,
+                                           const std::string& claim) { members_.NoteUnlessKnown(process, claim); },
                      .forget_members = [this](const std::string& claim) { members_.Forget(claim); },
                      .check_name = [this](absl::string_view name) { return CheckClaimDir(config_.socket_dir, name); }},
                 .set_timer = [this](SteadyTime time) { SetTimer(time); },

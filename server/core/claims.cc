@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "allocator/base/utf8.h"
+#include "allocator/device/process_files.h"
 
 namespace vrambroker {
 namespace {
@@ -42,7 +43,11 @@ Claims::Claims(Options options, std::vector<SegmentPool*> pools, Executor* worke
       sessions_(*sessions),
       waiting_(*waiting),
       limits_(*limits),
-      changes_(std::make_shared<SerialQueue>(workers)) {}
+      changes_(std::make_shared<SerialQueue>(workers)) {
+  for (SegmentPool* pool : pools_) {
+    pool->SetOnClaimHolder([this](pid_t process, ClaimId claim) { NoteHolder(process, claim); });
+  }
+}
 
 // ---- Operators ----
 
@@ -78,6 +83,17 @@ absl::StatusOr<Claim> Claims::Find(absl::string_view name) const {
   const auto it = claims_.find(name);
   if (it != claims_.end()) return it->second;
   return absl::NotFoundError(absl::StrCat("no claim is named '", ToUtf8(name.substr(0, 100)), "' (vramctl claim ls)"));
+}
+
+void Claims::NoteHolder(pid_t process, ClaimId claim) const {
+  std::string name;
+  {
+    MutexLock lock(mu_);
+    const auto found = names_.find(claim);
+    if (found == names_.end()) return;
+    name = found->second;
+  }
+  options_.hooks.note_holder({.pid = process, .started = StartOf(process)}, name);
 }
 
 bool Claims::HasNothing(ClaimId claim) const {

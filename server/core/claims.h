@@ -88,7 +88,8 @@ struct ClaimChange {
   std::optional<absl::btree_map<std::string, std::string>> labels;
 };
 
-// What claims need of their surroundings. But for note_member(), none of them is called from two threads at a time.
+// What claims need of their surroundings. But for those about members, none of them is called from two threads at a
+// time.
 struct ClaimHooks {
   // Makes the claim's sockets and serves who connects to them. After an error stop_serving() removes what there is.
   std::function<absl::Status(const Claim&)> serve = [](const Claim&) { return absl::OkStatus(); };
@@ -100,6 +101,9 @@ struct ClaimHooks {
   };
   // The process has a session in the claim.
   std::function<void(const ProcessId& process, const std::string& claim)> note_member = [](const ProcessId&,
+                                                                                           const std::string&) {};
+  // The process can touch what an ended session of the claim has left, as a child that it has forked.
+  std::function<void(const ProcessId& process, const std::string& claim)> note_holder = [](const ProcessId&,
                                                                                            const std::string&) {};
   // The claim is no more: nobody has a session in it.
   std::function<void(const std::string& claim)> forget_members = [](const std::string&) {};
@@ -225,6 +229,7 @@ class Claims {
   // Undoes what was done for a claim that could not be created. Returns `why`.
   absl::Status GiveUp(const Claim& claim, bool is_saved, absl::Status why) ABSL_LOCKS_EXCLUDED(mu_);
   void ServeAgain() ABSL_LOCKS_EXCLUDED(mu_);
+  void NoteHolder(pid_t process, ClaimId claim) const ABSL_LOCKS_EXCLUDED(mu_);
   void EndSessionsOf(const Claim& claim);
   // Unless somebody has entered: nobody enters from then on, and the pools know nothing of it.
   bool RemoveIfEmpty(const Claim& claim) ABSL_LOCKS_EXCLUDED(making_mu_, mu_);

@@ -55,8 +55,17 @@ ClaimMembers::ByProcess ClaimMembers::TakeOver() {
 }
 
 void ClaimMembers::Note(const ProcessId& process, absl::string_view claim) {
-  if (process.started == 0) return;  // nobody could tell it from the next one of its number
   MutexLock lock(mu_);
+  NoteLocked(process, claim);
+}
+
+void ClaimMembers::NoteUnlessKnown(const ProcessId& process, absl::string_view claim) {
+  MutexLock lock(mu_);
+  if (!members_.contains(process)) NoteLocked(process, claim);
+}
+
+void ClaimMembers::NoteLocked(const ProcessId& process, absl::string_view claim) {
+  if (process.started == 0) return;  // nobody could tell it from the next one of its number
   std::string& noted = members_[process];
   if (noted == claim) return;
   noted = std::string(claim);

@@ -31,11 +31,14 @@ class ClaimMembers {
   ByProcess TakeOver() ABSL_LOCKS_EXCLUDED(mu_);
   // The process is in the claim. When the file cannot be written that is logged, once, and has no other effect.
   void Note(const ProcessId& process, absl::string_view claim) ABSL_LOCKS_EXCLUDED(mu_);
+  // The same, unless it is noted to be in another one.
+  void NoteUnlessKnown(const ProcessId& process, absl::string_view claim) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Nobody is in a claim of this name any more: the next one is another.
   void Forget(absl::string_view claim) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
+  void NoteLocked(const ProcessId& process, absl::string_view claim) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The file has `members_`, without those that have ended.
   absl::Status Rewrite() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 

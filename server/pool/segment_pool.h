@@ -134,6 +134,12 @@ class SegmentPool {
   // set before other threads use the pool.
   void SetOnCapacityFreed(std::function<void()> callback) { on_capacity_freed_ = std::move(callback); }
 
+  // The callback is called, without a lock, when a process is found that can still touch what a session of the claim
+  // has left in quarantine. To be set before other threads use the pool.
+  void SetOnClaimHolder(std::function<void(pid_t process, ClaimId claim)> callback) {
+    on_claim_holder_ = std::move(callback);
+  }
+
   // REQUIRES: `session` has no account here.
   void OpenAccount(SessionId session, const AccountTerms& terms);
   // NotFound when there is no such account; errors of Ledger::SetLimit() and SetGuarantee().
@@ -348,6 +354,7 @@ class SegmentPool {
   const uint64_t capacity_bytes_;
   const SegmentPoolOptions options_;
   std::function<void()> on_capacity_freed_;
+  std::function<void(pid_t process, ClaimId claim)> on_claim_holder_ = [](pid_t, ClaimId) {};
   std::atomic<uint64_t>& next_segment_;
   DriverSegments driver_;  // synchronises itself
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/container/btree_set.h"
 #include "allocator/device/session_mark.h"
 #include "server/base/client_log.h"
 #include "server/pool/segment_pool.h"
@@ -63,6 +64,7 @@ void SegmentPool::CheckQuarantine() {
   uint64_t held_bytes = 0;
   pid_t first_holder = 0;
   std::vector<UnleasedSegment> quiet;
+  absl::btree_set<std::pair<pid_t, ClaimId>> of_claims;
   {
     MutexLock lock(mu_);
     const SteadyTime now = options_.clock();
@@ -71,6 +73,10 @@ void SegmentPool::CheckQuarantine() {
         if (quarantine_.Keep(due[i].id, holders[i], now)) {
           held_bytes += due[i].segment.bytes;
           first_holder = holders[i].front();
+          const ShareId share = quarantine_.entries().at(due[i].id).share;
+          if (const ClaimId* const claim = std::get_if<ClaimId>(&share)) {
+            for (const pid_t holder : holders[i]) of_claims.emplace(holder, *claim);
+          }
         }
       } else if (!found.ok()) {
         quarantine_.Keep(due[i].id, {}, now);
@@ -85,6 +91,7 @@ void SegmentPool::CheckQuarantine() {
     quiet = StartFreeing(std::move(quiet));
   }
   driver_.Free(quiet);
+  for (const auto& [process, claim] : of_claims) on_claim_holder_(process, claim);
   if (first_holder > 0) {
     LogClientEvent(spdlog::level::warn, LogLine("quarantine held open")
                                             .Add("device", properties().ordinal)

@@ -290,6 +290,25 @@ TEST_F(ClaimsTest, AfterAKillNobodyGetsWhatAnEarlierClientOfARulesClaimHolds) {
   EXPECT_EQ(Reserved(claim), 40_MiB);
 }
 
+// What only a child has of a member that has ended stays the claim's: that is in quarantine.
+TEST_F(ClaimsTest, AfterAKillWhatAnEndedMembersChildHoldsStaysTheClaims) {
+  HOST_DEVICE_ONLY();
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  ASSERT_NO_FATAL_FAILURE(Create("team", {"--limit=64MiB"}));
+  ASSERT_OK_AND_ASSIGN(ClientProcess member, ConnectIn("team", "member"));
+  ASSERT_OK(member.Call(absl::StrCat("alloc ", 40_MiB)));
+  ASSERT_OK_AND_ASSIGN(const std::vector<std::string> child, member.Call("fork"));
+  member.process().Signal(SIGKILL);
+  EXPECT_TRUE(WaitFor([&] {
+    std::ifstream members(dir() + "/vrambroker.members");
+    const std::string text{std::istreambuf_iterator<char>(members), {}};
+    return absl::StrContains("\n" + text, absl::StrCat("\n", child[0], " "));
+  })) << "the next daemon can know";
+  daemon_->Kill();
+  ASSERT_OK(daemon_->Restart());
+  EXPECT_EQ(Reserved("team"), 40_MiB);
+}
+
 // Who was in a claim of the policy once is not in an operator's later one of the name.
 TEST_F(ClaimsTest, AfterAKillNobodyIsChargedToALaterClaimOfTheSameName) {
   HOST_DEVICE_ONLY();

@@ -41,15 +41,21 @@ class ClaimsTest : public BrokerTest {
     options.claims = {.serve =
                           [this](const Claim& claim) {
                             if (!serve_error_.ok()) return serve_error_;
+                            MutexLock lock(hooks_mu_);
                             served_.push_back(claim.name);
                             ++serves_;
                             return absl::OkStatus();
                           },
-                      .stop_serving = [this](const Claim& claim) { std::erase(served_, claim.name); },
+                      .stop_serving =
+                          [this](const Claim& claim) {
+                            MutexLock lock(hooks_mu_);
+                            std::erase(served_, claim.name);
+                          },
                       .save =
                           [this](const std::vector<Claim>& claims) {
                             if (on_save_) std::exchange(on_save_, nullptr)();
                             if (!save_error_.ok()) return save_error_;
+                            MutexLock lock(hooks_mu_);
                             saved_.clear();
                             for (const Claim& claim : claims) {
                               saved_.push_back(absl::StrCat(claim.name, " ", ClaimStateName(claim.state)));
@@ -128,16 +134,29 @@ class ClaimsTest : public BrokerTest {
   std::function<void()> on_member_;  // the same: between a session's coming into the claim and its being found
   absl::Status serve_error_;
   absl::Status save_error_;
-  std::vector<std::string> served_;
+  std::vector<std::string> served() {
+    MutexLock lock(hooks_mu_);
+    return served_;
+  }
+  std::vector<std::string> saved() {
+    MutexLock lock(hooks_mu_);
+    return saved_;
+  }
+
+ private:
+  Mutex hooks_mu_;  // those are called on workers
+  std::vector<std::string> served_ ABSL_GUARDED_BY(hooks_mu_);
+  std::vector<std::string> saved_ ABSL_GUARDED_BY(hooks_mu_);
+
+ protected:
   std::atomic<int> serves_{0};
-  std::vector<std::string> saved_;
 };
 
 TEST_F(ClaimsTest, ItsLimitBindsAllOfItsSessionsTogether) {
   const absl::StatusOr<Claim> team = Create("team", {.limit = 40_MiB});
   ASSERT_TRUE(team.ok()) << team.status();
-  EXPECT_THAT(served_, ElementsAre("team"));
-  EXPECT_THAT(saved_, ElementsAre("team active"));
+  EXPECT_THAT(served(), ElementsAre("team"));
+  EXPECT_THAT(saved(), ElementsAre("team active"));
   const SessionPtr first = OpenLeasing("a", std::nullopt, In(team));
   const SessionPtr second = OpenLeasing("b", std::nullopt, In(team, 2));
   EXPECT_EQ(first->terms().claim, "team");
@@ -190,7 +209,7 @@ TEST_F(ClaimsTest, AGuaranteeIsTakenFromWhatOthersDoNotUse) {
   EXPECT_TRUE(absl::IsResourceExhausted(in_use)) << in_use;
   EXPECT_THAT(std::string(in_use.message()), HasSubstr("more than is free"));
   EXPECT_THAT(broker_->claims().GetAll(), IsEmpty());
-  EXPECT_THAT(served_, IsEmpty());
+  EXPECT_THAT(served(), IsEmpty());
   ASSERT_TRUE(broker_->allocations().Free(holder, {block->block}).ok());
   EXPECT_TRUE(Create("team", {.limit = 40_MiB, .guarantee = 20_MiB}).ok());
 }
@@ -212,7 +231,7 @@ TEST_F(ClaimsTest, BadTermsAreRefusedAndNamed) {
   EXPECT_THAT(why("a", {.devices = {2}}), HasSubstr("devices: "));
   EXPECT_THAT(why("a", {.labels = {{"0k", "v"}}}), HasSubstr("labels: the key '0k'"));
   EXPECT_THAT(why("a", {.labels = {{"k", std::string(129, 'v')}}}), HasSubstr("the value of 'k' has 129 bytes"));
-  EXPECT_THAT(saved_, IsEmpty());
+  EXPECT_THAT(saved(), IsEmpty());
   ASSERT_TRUE(Create("a", {}).ok());
   EXPECT_TRUE(absl::IsAlreadyExists(Create("a", {}).status()));
   EXPECT_TRUE(absl::IsNotFound(Update("b", {}).status()));
@@ -295,14 +314,14 @@ TEST_F(ClaimsTest, ADrainingClaimTakesNoSessionsAndGoesWithItsLast) {
   const absl::StatusOr<Claims::Deleted> deleted = Delete("team");
   ASSERT_TRUE(deleted.ok()) << deleted.status();
   EXPECT_FALSE(deleted->is_removed);
-  EXPECT_THAT(saved_, ElementsAre("team draining"));
+  EXPECT_THAT(saved(), ElementsAre("team draining"));
   EXPECT_TRUE(absl::IsFailedPrecondition(TryOpen("b", std::nullopt, In(team, kYounger)).status()));
   EXPECT_TRUE(absl::IsFailedPrecondition(Update("team", {.limit = Limit(50_MiB)}).status()));
   EXPECT_TRUE(LeaseSegments(session, {8_MiB}).ok()) << "its sessions go on";
   broker_->Close(session, "test");
   EXPECT_TRUE(IsRemoved("team"));
-  EXPECT_THAT(served_, IsEmpty());
-  EXPECT_THAT(saved_, IsEmpty());
+  EXPECT_THAT(served(), IsEmpty());
+  EXPECT_THAT(saved(), IsEmpty());
   EXPECT_EQ(pools_[0]->GetStats().guaranteed_bytes, 0u);
   // Who is still connected by its sockets is in no claim, nor outside of one.
   const absl::Status late = TryOpen("c", std::nullopt, In(team, 3)).status();
@@ -346,12 +365,12 @@ TEST_F(ClaimsTest, WhatCannotBeSavedOrServedIsNotDone) {
   EXPECT_TRUE(absl::IsResourceExhausted(Create("team", {.guarantee = 20_MiB}).status()));
   EXPECT_THAT(broker_->claims().GetAll(), IsEmpty());
   EXPECT_EQ(pools_[0]->GetStats().guaranteed_bytes, 0u);
-  EXPECT_THAT(served_, IsEmpty());
+  EXPECT_THAT(served(), IsEmpty());
   save_error_ = absl::OkStatus();
   serve_error_ = absl::FailedPreconditionError("in the way");
   EXPECT_TRUE(absl::IsFailedPrecondition(Create("team", {.guarantee = 20_MiB}).status()));
   EXPECT_THAT(broker_->claims().GetAll(), IsEmpty());
-  EXPECT_THAT(saved_, IsEmpty());
+  EXPECT_THAT(saved(), IsEmpty());
   EXPECT_EQ(pools_[1]->GetStats().guaranteed_bytes, 0u);
   serve_error_ = absl::OkStatus();
   ASSERT_TRUE(Create("team", {.limit = 40_MiB, .guarantee = 20_MiB}).ok());
@@ -462,7 +481,7 @@ TEST_F(ClaimsTest, ARulesClaimIsThereForAsLongAsItHasSessions) {
   EXPECT_EQ(View("team").guarantee_bytes, 10_MiB);
   ASSERT_TRUE(LeaseSegments(first, {30_MiB}).ok());
   EXPECT_FALSE(LeaseSegments(second, {12_MiB}).ok());
-  EXPECT_THAT(saved_, IsEmpty()) << "it is the configuration's";
+  EXPECT_THAT(saved(), IsEmpty()) << "it is the configuration's";
   EXPECT_TRUE(absl::IsAlreadyExists(Create("team", {}).status()));
   EXPECT_TRUE(absl::IsFailedPrecondition(Update("team", {.limit = Limit(0.5)}).status()));
   // The configuration is read again, and holds for the sessions that there are.
@@ -521,7 +540,7 @@ TEST_F(ClaimsTest, OneThatIsRestoredIsServedAsSoonAsThatCanBe) {
   serve_error_ = absl::FailedPreconditionError("in the way");
   broker_->claims().Restore({{.name = "a"}});
   broker_->claims().ServeRestored();
-  EXPECT_THAT(served_, IsEmpty());
+  EXPECT_THAT(served(), IsEmpty());
   serve_error_ = absl::OkStatus();
   EXPECT_TRUE(testing_support::WaitFor([&] {
     broker_->claims().Tick();
@@ -544,7 +563,7 @@ TEST_F(ClaimsTest, AnOperatorAndARuleThatMakeOneClaimAtATimeMakeOne) {
   EXPECT_TRUE(absl::IsAlreadyExists(Create("team", {.limit = 20_MiB, .guarantee = 20_MiB}).status()));
   EXPECT_EQ(View("team").limit_bytes, 40_MiB);
   EXPECT_EQ(View("team").guarantee_bytes, 10_MiB);
-  EXPECT_THAT(saved_, IsEmpty());
+  EXPECT_THAT(saved(), IsEmpty());
   broker_->Close(session, "test");
   EXPECT_TRUE(IsRemoved("team"));
   EXPECT_EQ(pools_[0]->GetStats().guaranteed_bytes, 0u);
@@ -582,8 +601,8 @@ TEST_F(ClaimsTest, AClaimThatDrainsIsTheNextDaemonsWhenThisOneStops) {
   broker_->claims().StopRemoving();
   broker_->CloseAll("stops");
   workers_.reset();
-  EXPECT_THAT(saved_, ElementsAre("team draining"));
-  EXPECT_THAT(served_, ElementsAre("team"));
+  EXPECT_THAT(saved(), ElementsAre("team draining"));
+  EXPECT_THAT(served(), ElementsAre("team"));
 }
 
 // A start with one device less.
@@ -627,7 +646,7 @@ TEST_F(ClaimsTest, TheNextDaemonHasTheSameClaims) {
 
   broker_->claims().Restore(*loaded);
   broker_->claims().ServeRestored();
-  EXPECT_THAT(served_, ElementsAre("any", "team"));
+  EXPECT_THAT(served(), ElementsAre("any", "team"));
   EXPECT_EQ(View("team", 1).limit_bytes, 40_MiB);
   EXPECT_EQ(View("team", 1).guarantee_bytes, 16_MiB);
   EXPECT_EQ(View("team", 0).limit_bytes, 0u);
