@@ -106,22 +106,23 @@ def short_bytes(count):
 
 
 def top_rows(screen):
-    """{session: {word: text}} of device 0."""
+    """{session, or "claim " and its name: {word: text}} of device 0."""
     lines = screen.splitlines()
     first = next(i for i, line in enumerate(lines) if line.startswith("NAME "))
     heading = lines[first].split()
     rows = {}
     for line in itertools.takewhile(str.strip, lines[first + 1:]):
-        cells = dict(zip(heading, line.split()))
+        claim = "claim " if line.startswith("- ") else ""
+        cells = dict(zip(heading, line.removeprefix("- ").split()))
         if cells["DEV"] == "0":
-            rows[cells["NAME"]] = {{"frag": "fragmentation"}.get(word.lower(), word.lower()): cells[word] for word in (
+            rows[claim + cells["NAME"]] = {{"frag": "fragmentation"}.get(word.lower(), word.lower()): cells[word] for word in (
                 "LIMIT", "GUARANTEE", "RESERVED", "ALLOCATED", "RECLAIMABLE", "FRAG")}
     return rows
 
 
 class Drawn(html.parser.HTMLParser):
-    """What the page shows of device 0: `figures` by name, the words of its `bar`, and `rows` of sessions by column; and all its
-    `text`, with what is shown where the pointer rests."""
+    """What the page shows of device 0: `figures` by name, the words of its `bar`, and `rows` of sessions and claims by column; and
+    all its `text`, with what is shown where the pointer rests."""
 
     COLUMNS = (None, None, "allocated", "reclaimable", "fragmented", "fragmentation")  # as sessions.js has them
 
@@ -129,7 +130,7 @@ class Drawn(html.parser.HTMLParser):
         super().__init__()
         self.figures, self.bar, self.rows, self.text = {}, None, {}, ""
         self._device = self._row = self._table = self._into = None
-        self._cell = -1
+        self._cell, self._kind = -1, ""
         self.feed(document)
 
     def handle_starttag(self, tag, attrs):
@@ -144,8 +145,8 @@ class Drawn(html.parser.HTMLParser):
             self.bar = attributes["aria-label"]
         elif self._device == "Device 0" and tag == "dd":
             self._into = (self.figures, attributes["data-figure"])
-        elif self._table == "sessions" and tag == "tr" and "data-session" in attributes:
-            self._row, self._cell = {}, -1
+        elif self._table == "sessions" and tag == "tr" and ("data-session" in attributes or "data-claim" in attributes):
+            self._row, self._cell, self._kind = {}, -1, "claim " if "data-claim" in attributes else ""
         elif self._row is not None and tag in ("th", "td"):
             self._cell += 1
             if 0 < self._cell < len(self.COLUMNS) and self.COLUMNS[self._cell]:
@@ -166,7 +167,7 @@ class Drawn(html.parser.HTMLParser):
         if tag == "article":
             self._device = None
         elif tag == "tr" and self._row is not None:
-            self.rows[self._row.pop("name")] = self._row
+            self.rows[self._kind + self._row.pop("name")] = self._row
             self._row = None
 
 
@@ -361,11 +362,16 @@ class DashboardsTest(LoadedTest):
     def expect_sessions(self, rows, place, as_size):
         """rows: {name: {word: text}}."""
         sessions = {session["name"]: session["devices"][0] for session in self.daemon.ctl("sessions")["sessions"]}
-        self.assertEqual(set(rows), set(sessions), place)
-        for name, device in sessions.items():
+        claims = {f"claim {claim['name']}": claim["devices"][0] for claim in self.daemon.ctl("claim", "ls")["claims"]}
+        for claim in claims.values():
+            claim["fragmentation_ratio"] = 1 - claim["allocated_bytes"] / claim["reserved_bytes"]
+            claim["inactive_split_bytes"] = claim["reserved_bytes"] - claim["allocated_bytes"] - claim["idle_bytes"]
+        self.assertEqual(set(rows), set(sessions) | set(claims), place)
+        for name, device in (sessions | claims).items():
             with self.subTest(place=place, session=name):
                 self.assertLessEqual({"reserved", "limit", "allocated", "reclaimable", "fragmentation"}, set(rows[name]))
-                self.assertEqual(device["reserved_bytes"], RESERVED[name] * MIB)
+                if name in sessions:
+                    self.assertEqual(device["reserved_bytes"], RESERVED[name] * MIB)
                 for word, text in rows[name].items():
                     wanted = f"{100 * device['fragmentation_ratio']:.1f}%" if word == "fragmentation" else as_size(
                         device[{"reclaimable": "idle_bytes", "fragmented": "inactive_split_bytes"}.get(word, f"{word}_bytes")])
