@@ -258,7 +258,7 @@ class Claims {
   std::atomic<bool> is_removing_{false};
   std::atomic<bool> is_stopping_{false};
 
-  std::atomic<bool> any_untrue_{false};  // claims lack the guarantee that their rules say
+  std::atomic<bool> any_lack_guarantee_{false};  // that their rules say
   std::atomic<bool> any_unserved_{false};
   absl::flat_hash_set<ClaimId> unserved_;    // restored ones without sockets; of the start, then of changes_
   SteadyTime next_try_ = SteadyTime::min();  // of Tick()

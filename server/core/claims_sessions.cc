@@ -131,7 +131,7 @@ absl::StatusOr<ClaimId> Claims::EnterByPolicy(const SessionTerms& terms, const P
     }
     claim.terms.guarantee = uint64_t{0};
     claim.next_try = std::chrono::steady_clock::now() + kGuaranteeRetry;
-    any_untrue_ = true;
+    any_lack_guarantee_ = true;
   }
   options_.added(claim);
   ClaimLine("claim created", claim).Add("limits", LimitsText(claim)).Add("rule", claim.rule).Write(spdlog::level::info);
@@ -174,7 +174,7 @@ void Claims::ApplyRule(const std::string& name) {
   if (absl::Status status = RaiseGuarantee(claim->id, claim->terms, /*reclaims=*/false); !status.ok()) {
     claim->terms.guarantee = before.guarantee;
     claim->next_try = std::chrono::steady_clock::now() + kGuaranteeRetry;
-    any_untrue_ = true;
+    any_lack_guarantee_ = true;
     ClaimLine("the claim keeps its old guarantee, for now", *claim)
         .Add("why", status.message())
         .Write(spdlog::level::warn);
@@ -188,11 +188,11 @@ void Claims::ApplyRule(const std::string& name) {
 }
 
 void Claims::ApplyRulesAgain() {
-  any_untrue_ = false;
+  any_lack_guarantee_ = false;
   const SteadyTime now = std::chrono::steady_clock::now();
   for (const Claim& claim : GetAll()) {
     if (!claim.rule_terms.has_value() || claim.rule_terms->guarantee == claim.terms.guarantee) continue;
-    any_untrue_ = true;
+    any_lack_guarantee_ = true;
     if (now >= claim.next_try) ApplyRule(claim.name);
   }
 }

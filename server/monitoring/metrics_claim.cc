@@ -101,7 +101,7 @@ void WriteClaimMetrics(const BrokerView& view, size_t max_claims, MetricFamilies
   }
   out.Family("vrambroker_claim_ooms_total", "Refused requests for memory of the claim's sessions, by cause.", Counter);
   for (const ClaimRow& row : rows) {
-    if (row.claim == kOtherClaims) continue;  // a sum of which some go would be a counter that falls
+    if (row.claim == kOtherClaims) continue;  // claims go, and a counter may not fall
     for (const OomCause cause : kOomCauses) {
       out.Sample(row.labels(), "reason", OomCauseName(cause), row.held.ooms[static_cast<size_t>(cause)]);
     }

@@ -118,6 +118,17 @@ class ClaimsTest : public BrokerTest {
     return {};
   }
 
+  // A heap collects garbage by the limit that it was told: 12 MiB that are free stay beside 14 more if half of its
+  // limit is 20 MiB, and go if that is 10.
+  static inline const AllocatorOptions kCollects{.garbage_collection_threshold = 0.5};
+  void ExpectHeapKnows40MiB(const SessionPtr& session) {
+    const absl::StatusOr<Allocation> free = Allocate(session, 12_MiB);
+    ASSERT_TRUE(free.ok()) << free.status();
+    ASSERT_EQ(broker_->allocations().Free(session, {free->block}), absl::OkStatus());
+    ASSERT_TRUE(Allocate(session, 14_MiB).ok());
+    EXPECT_EQ(session->GetMemoryStats(0).num_device_free, 0u);
+  }
+
   // A rule that puts sessions named `team*` into the claim "team".
   static std::shared_ptr<const Policy> RuleOf(const Limit& limit, const Limit& guarantee) {
     PolicyRule rule;
@@ -436,9 +447,9 @@ TEST_F(ClaimsTest, WhoComesWhileItIsRevokedIsEndedToo) {
 TEST_F(ClaimsTest, ASessionThatIsBeingOpenedGetsWhatIsChangedMeanwhile) {
   const absl::StatusOr<Claim> team = Create("team", {.limit = 20_MiB});
   on_member_ = [&] { EXPECT_TRUE(Update("team", {.limit = Limit(40_MiB), .priority = 5}).ok()); };
-  const SessionPtr session = Open("a", std::nullopt, In(team));
+  const SessionPtr session = Open("a", std::nullopt, In(team), kCollects);
   EXPECT_EQ(broker_->operator_view().Describe(*session).devices[0].account.priority, 5);
-  EXPECT_TRUE(Allocate(session, 36_MiB).ok());
+  ExpectHeapKnows40MiB(session);
 }
 
 TEST_F(ClaimsTest, ASessionThatARulePutsThereGetsWhatIsChangedMeanwhileToo) {
@@ -446,7 +457,7 @@ TEST_F(ClaimsTest, ASessionThatARulePutsThereGetsWhatIsChangedMeanwhileToo) {
   Restart();
   ASSERT_TRUE(Create("team", {.limit = 20_MiB}).ok());
   on_member_ = [&] { EXPECT_TRUE(Update("team", {.limit = Limit(40_MiB)}).ok()); };
-  EXPECT_TRUE(Allocate(Open("team-1"), 36_MiB).ok());
+  ExpectHeapKnows40MiB(Open("team-1", std::nullopt, Process(1, kOwner), kCollects));
 }
 
 // It was opened under the policy before.

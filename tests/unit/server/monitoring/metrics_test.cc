@@ -454,6 +454,25 @@ TEST(FoldingTest, ThoseBeyondTheBoundAreSummedUp) {
   EXPECT_EQ(page.Sum("vrambroker_tenant_sessions", {{"gpu", "0"}}), 10);
 }
 
+TEST(FoldingTest, ClaimsBeyondTheBoundAreSummedUpButForWhatMayNotFall) {
+  BrokerView view;
+  view.devices.resize(1);
+  for (const char* name : {"a", "b", "c"}) {
+    ClaimView& of = view.claims.emplace_back();
+    of.claim.name = name;
+    of.claim.sessions = 2;
+    of.devices = {{.reserved_bytes = 5_MiB}};
+    of.devices[0].ooms[static_cast<size_t>(OomCause::kLimit)] = 7;
+  }
+  const Metrics metrics({.view = [&] { return view; }, .max_claims = 1});
+  const MetricsPage page(metrics.Text());
+  EXPECT_EQ(page.Value("vrambroker_claims"), 3);
+  EXPECT_EQ(page.Value("vrambroker_claim_reserved_bytes", {{"claim", "_other"}}), Mib(10));
+  EXPECT_EQ(page.Value("vrambroker_claim_sessions", {{"claim", "_other"}}), 4);
+  EXPECT_EQ(page.Value("vrambroker_claim_ooms_total", {{"claim", "a"}, {"reason", "limit"}}), 7);
+  EXPECT_EQ(page.Count("vrambroker_claim_ooms_total", {{"claim", "_other"}}), 0u);
+}
+
 TEST(TenantRefusalsTest, CountsStayWhenSessionsAreGone) {
   TenantRefusals refusals(2);
   refusals.Add("a");
