@@ -99,10 +99,13 @@ class ClaimsTest : public BrokerTest {
   }
   // Waits until those that are to be removed, and can be, are.
   bool IsRemoved(const std::string& name) {
-    return testing_support::WaitFor([&] {
+    const bool is_removed = testing_support::WaitFor([&] {
       broker_->claims().RemoveEmpty();
       return !broker_->claims().Find(name).ok();
     });
+    // Changes are made one after the other: after this one, all that belongs to the removal is done.
+    EXPECT_TRUE(absl::IsNotFound(Update(name, {}).status()));
+    return is_removed;
   }
 
   Caller In(const absl::StatusOr<Claim>& claim, pid_t pid = 1, uid_t uid = kOwner) {
