@@ -97,14 +97,15 @@ class ClaimsTest : public BrokerTest {
     answered.WaitForNotification();
     return answer;
   }
+  // Changes are made one after the other: all that have begun are done.
+  void WaitForChanges() { EXPECT_TRUE(absl::IsNotFound(Update("no-such-claim", {}).status())); }
   // Waits until those that are to be removed, and can be, are.
   bool IsRemoved(const std::string& name) {
     const bool is_removed = testing_support::WaitFor([&] {
       broker_->claims().RemoveEmpty();
       return !broker_->claims().Find(name).ok();
     });
-    // Changes are made one after the other: after this one, all that belongs to the removal is done.
-    EXPECT_TRUE(absl::IsNotFound(Update(name, {}).status()));
+    WaitForChanges();  // it cannot be found before all that belongs to the removal is done
     return is_removed;
   }
 
@@ -473,7 +474,7 @@ TEST_F(ClaimsTest, ASessionThatIsBeingOpenedDoesNotBringTheOldPolicyBack) {
     EXPECT_TRUE(testing_support::WaitFor([&] { return View("team").limit_bytes == 40_MiB; }));
   };
   const SessionPtr second = OpenLeasing("team-2");
-  ASSERT_TRUE(Create("next", {}).ok());  // whatever was to be changed is, by then
+  WaitForChanges();
   EXPECT_EQ(View("team").limit_bytes, 40_MiB);
 }
 
@@ -502,6 +503,7 @@ TEST_F(ClaimsTest, ARulesClaimIsThereForAsLongAsItHasSessions) {
   broker_->SetPolicy(RuleOf(Limit(50_MiB), Limit(5_MiB)));
   EXPECT_TRUE(testing_support::WaitFor(
       [&] { return View("team").limit_bytes == 50_MiB && View("team").guarantee_bytes == 5_MiB; }));
+  WaitForChanges();  // it is shown before the pools know it
   EXPECT_TRUE(LeaseSegments(second, {20_MiB}).ok());
   for (const SessionPtr& session : {first, second}) broker_->Close(session, "test");
   EXPECT_TRUE(IsRemoved("team"));
