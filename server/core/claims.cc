@@ -138,12 +138,12 @@ void Claims::Put(const Claim& claim) {
 
 void Claims::Tick() {
   RemoveEmpty();
-  if ((!any_unserved_ && !any_lack_guarantee_) || is_stopping_) return;
+  if ((!any_unserved_ && !any_rule_unapplied_) || is_stopping_) return;
   const SteadyTime now = std::chrono::steady_clock::now();
   if (now < next_try_) return;
   next_try_ = now + kBetweenTries;
   if (any_unserved_) (void)changes_->Submit([this] { ServeAgain(); });
-  if (any_lack_guarantee_) (void)changes_->Submit([this] { ApplyRulesAgain(); });
+  if (any_rule_unapplied_) (void)changes_->Submit([this] { ApplyRulesAgain(); });
 }
 
 void Claims::RemoveEmpty() {

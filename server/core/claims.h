@@ -70,7 +70,7 @@ struct Claim {
   std::string rule;
   // What its rule says. `terms` lacks the guarantee for as long as that cannot be given.
   std::optional<RuleTerms> rule_terms;
-  SteadyTime next_try = SteadyTime::min();    // to give it
+  SteadyTime next_try = SteadyTime::min();    // to give it; min(): it has not been tried
   bool is_being_made = false;                 // it is not served yet
   size_t sessions = 0;                        // open, or being opened
   SteadyTime keep_until = SteadyTime::min();  // even if it is to be removed, and has nothing
@@ -223,7 +223,7 @@ class Claims {
   // The claim, if the policy has made it, is to have what its rule says, or else `rule`. One of a rule that has gone,
   // or has another claim, stays as it is, for as long as it has sessions.
   void UpdateByPolicy(const Claim& claim, absl::string_view rule, const Policy& policy) ABSL_LOCKS_EXCLUDED(mu_);
-  // What the last UpdateByPolicy() said.
+  // What the last UpdateByPolicy() said. A guarantee that cannot be given is logged when it is tried first.
   void ApplyRule(const std::string& name) ABSL_LOCKS_EXCLUDED(mu_);
   void ApplyRulesAgain() ABSL_LOCKS_EXCLUDED(mu_);
   // Undoes what was done for a claim that could not be created. Returns `why`.
@@ -258,7 +258,7 @@ class Claims {
   std::atomic<bool> is_removing_{false};
   std::atomic<bool> is_stopping_{false};
 
-  std::atomic<bool> any_lack_guarantee_{false};  // that their rules say
+  std::atomic<bool> any_rule_unapplied_{false};  // a claim lacks something that its rule says
   std::atomic<bool> any_unserved_{false};
   absl::flat_hash_set<ClaimId> unserved_;    // restored ones without sockets; of the start, then of changes_
   SteadyTime next_try_ = SteadyTime::min();  // of Tick()

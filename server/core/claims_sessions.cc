@@ -15,6 +15,11 @@ namespace {
 // To give a guarantee of the policy's that was refused.
 constexpr std::chrono::seconds kGuaranteeRetry(1);
 
+bool HasWhatItsRuleSays(const Claim& claim) {
+  return !claim.rule_terms.has_value() ||
+         (claim.rule_terms->limit == claim.terms.limit && claim.rule_terms->guarantee == claim.terms.guarantee);
+}
+
 }  // namespace
 
 // ---- By its sockets ----
@@ -130,14 +135,13 @@ absl::StatusOr<ClaimId> Claims::EnterByPolicy(const SessionTerms& terms, const P
                                                       ": ", status.message()));
     }
     claim.terms.guarantee = uint64_t{0};
-    claim.next_try = std::chrono::steady_clock::now() + kGuaranteeRetry;
-    any_lack_guarantee_ = true;
   }
   options_.added(claim);
   ClaimLine("claim created", claim).Add("limits", LimitsText(claim)).Add("rule", claim.rule).Write(spdlog::level::info);
   MutexLock lock(mu_);
   names_.emplace(claim.id, claim.name);
   claims_.emplace(claim.name, claim);
+  if (!HasWhatItsRuleSays(claim)) any_rule_unapplied_ = true;
   return claim.id;
 }
 
@@ -152,17 +156,16 @@ void Claims::UpdateByPolicy(const Claim& claim, absl::string_view rule, const Po
   if (said == nullptr) said = find(rule);
   if (said == nullptr) return;
   const RuleTerms terms{.limit = said->claim_limit, .guarantee = said->claim_guarantee};
-  std::optional<RuleTerms> before;
   {
     MutexLock lock(mu_);
     const auto it = claims_.find(claim.name);
     if (it == claims_.end() || it->second.id != claim.id || it->second.rule_terms == terms) return;
-    before = std::exchange(it->second.rule_terms, terms);
+    it->second.rule_terms = terms;
     it->second.rule = said->label;
+    it->second.next_try = SteadyTime::min();
+    any_rule_unapplied_ = true;
   }
-  if (changes_->Submit([this, name = claim.name] { ApplyRule(name); })) return;
-  MutexLock lock(mu_);  // too many changes wait: the next session, or reload, asks for it again
-  if (const auto it = claims_.find(claim.name); it != claims_.end()) it->second.rule_terms = before;
+  (void)changes_->Submit([this, name = claim.name] { ApplyRule(name); });  // Tick() does if too many changes wait
 }
 
 void Claims::ApplyRule(const std::string& name) {
@@ -173,11 +176,12 @@ void Claims::ApplyRule(const std::string& name) {
   claim->terms.guarantee = claim->rule_terms->guarantee;
   if (absl::Status status = RaiseGuarantee(claim->id, claim->terms, /*reclaims=*/false); !status.ok()) {
     claim->terms.guarantee = before.guarantee;
+    if (claim->next_try == SteadyTime::min()) {  // not each time that it is tried again
+      ClaimLine("the claim keeps its old guarantee, for now", *claim)
+          .Add("why", status.message())
+          .Write(spdlog::level::warn);
+    }
     claim->next_try = std::chrono::steady_clock::now() + kGuaranteeRetry;
-    any_lack_guarantee_ = true;
-    ClaimLine("the claim keeps its old guarantee, for now", *claim)
-        .Add("why", status.message())
-        .Write(spdlog::level::warn);
   }
   if (claim->terms.limit == before.limit && claim->terms.guarantee == before.guarantee) return Put(*claim);
   Apply(*claim, before);
@@ -188,11 +192,11 @@ void Claims::ApplyRule(const std::string& name) {
 }
 
 void Claims::ApplyRulesAgain() {
-  any_lack_guarantee_ = false;
+  any_rule_unapplied_ = false;
   const SteadyTime now = std::chrono::steady_clock::now();
   for (const Claim& claim : GetAll()) {
-    if (!claim.rule_terms.has_value() || claim.rule_terms->guarantee == claim.terms.guarantee) continue;
-    any_lack_guarantee_ = true;
+    if (HasWhatItsRuleSays(claim)) continue;
+    any_rule_unapplied_ = true;
     if (now >= claim.next_try) ApplyRule(claim.name);
   }
 }

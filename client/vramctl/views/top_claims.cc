@@ -78,7 +78,7 @@ void GroupByClaim(std::vector<TopRow>& rows, const std::set<std::string>& collap
     if (claim == sessions.end()) {
       first_level.push_back(std::move(row));
     } else {
-      row.name = absl::StrCat("  ", row.name);
+      row.tree = "  ";
       claim->second.push_back(std::move(row));
     }
   }
@@ -90,7 +90,7 @@ void GroupByClaim(std::vector<TopRow>& rows, const std::set<std::string>& collap
     }
     std::vector<TopRow>& below = sessions[{row.claim, row.device}];
     const bool shows_all = !collapsed.contains(row.claim);
-    row.name = absl::StrCat(shows_all ? "- " : "+ ", row.name);
+    row.tree = shows_all ? "- " : "+ ";
     rows.push_back(std::move(row));
     if (shows_all) std::move(below.begin(), below.end(), std::back_inserter(rows));
   }

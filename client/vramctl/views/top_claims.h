@@ -19,7 +19,7 @@ namespace vrambroker::vramctl {
 void AddClaims(std::vector<TopRow>& rows, const v1::ListClaimsResponse& claims, const UserNames& user_name);
 
 // Each session comes below its claim's row of the same device, in the order of `rows`. Those of `collapsed` claims are
-// left out. Names say it: "- team-a" and "  trainer" below it, or "+ team-a".
+// left out. The rows show it: "- team-a" and "  trainer" below it, or "+ team-a".
 void GroupByClaim(std::vector<TopRow>& rows, const std::set<std::string>& collapsed);
 
 }  // namespace vrambroker::vramctl

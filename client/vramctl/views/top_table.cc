@@ -56,7 +56,7 @@ std::string WaitingCell(const TopRow& row) {
 std::string CellOf(const TopRow& row, Column column) {
   switch (column) {
     case Column::kName:
-      return row.name;
+      return absl::StrCat(row.tree, row.name);
     case Column::kTenant:
       return row.tenant;
     case Column::kPid:

@@ -41,6 +41,7 @@ absl::StatusOr<Column> ParseColumn(absl::string_view name);
 // A session, or a claim, on one device.
 struct TopRow {
   uint64_t session = 0;  // 0: it is a claim
+  std::string tree;      // before its name, where rows are grouped
   std::string name;      // texts are printable
   std::string claim;     // its own name, or that of the claim that the session is in; empty: none
   std::string tenant;
@@ -68,6 +69,7 @@ struct TopRow {
     std::string claim;  // of claims
     uint32_t device = 0;
     bool operator==(const Key&) const = default;
+    bool IsOfSame(const Key& other) const { return session == other.session && claim == other.claim; }
   };
   Key key() const { return {session, is_claim() ? claim : "", device}; }
 };

@@ -135,18 +135,16 @@ void TopView::Refresh() {
   Filter(rows_, filter_);
   Sort(rows_, sort_, reverse_);
   GroupByClaim(rows_, collapsed_);
-  const bool is_there = std::any_of(rows_.begin(), rows_.end(), [this](const TopRow& row) {
-    return row.session == selected_.session && row.key().claim == selected_.claim;
-  });
+  const bool is_there =
+      std::any_of(rows_.begin(), rows_.end(), [this](const TopRow& row) { return row.key().IsOfSame(selected_); });
   Select(static_cast<int64_t>(is_there ? SelectedIndex() : before));  // else who took its place
 }
 
 size_t TopView::SelectedIndex() const {
   auto found = std::find_if(rows_.begin(), rows_.end(), [this](const TopRow& row) { return row.key() == selected_; });
   if (found == rows_.end()) {  // it may have begun to use another device
-    found = std::find_if(rows_.begin(), rows_.end(), [this](const TopRow& row) {
-      return row.session == selected_.session && row.key().claim == selected_.claim;
-    });
+    found =
+        std::find_if(rows_.begin(), rows_.end(), [this](const TopRow& row) { return row.key().IsOfSame(selected_); });
   }
   return found == rows_.end() ? first_ : static_cast<size_t>(found - rows_.begin());
 }
@@ -404,7 +402,7 @@ Line TopView::SelectedLine() const {
   std::string what = row.is_claim()      ? " (claim)"
                      : row.claim.empty() ? absl::StrCat(" (id ", row.session, ")")
                                          : absl::StrCat(" (id ", row.session, ", claim ", row.claim, ")");
-  Line line = {{std::string(absl::StripLeadingAsciiWhitespace(row.is_claim() ? row.claim : row.name)), Style::kTitle},
+  Line line = {{row.name, Style::kTitle},
                {absl::StrCat(what, " on device ", row.device, ": ", row.ooms, row.ooms == 1 ? " refusal" : " refusals",
                              row.waiting_bytes == 0 ? "" : absl::StrCat(", waits for ", row.waits_for))}};
   Append(line, Figures(row.parts, options_.utf8));

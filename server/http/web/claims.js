@@ -5,7 +5,6 @@ import {plural} from './format.js';
 import {keep, route} from './route.js';
 
 const collapsed = () => new Set(route().collapsed.split(',').filter((name) => name !== ''));
-export const isCollapsed = (claim) => collapsed().has(claim.name);
 
 export function toggle(claim) {
   const names = collapsed();
@@ -41,20 +40,32 @@ function isUsed(claim, device, sessions) {
   return sessions.length > 0 || claim.devices[device].reserved_bytes > 0 || claim.devices[device].guarantee_bytes > 0;
 }
 
+// {claim's name: sessions}.
+function byClaim(sessions) {
+  const groups = new Map();
+  for (const session of sessions) {
+    if (!groups.has(session.claim)) groups.set(session.claim, []);
+    groups.get(session.claim).push(session);
+  }
+  return groups;
+}
+
 // `matching`: those of `sessions` that the search finds. Returns the rows in the order of `compare`, those of claims with
-// `claim` and their sessions after them: {key, session, claim?, isInClaim}.
+// `claim` and their sessions after them: {key, session, claim?, isCollapsed?, isInClaim?}.
 export function rowsOf(matching, {sessions, claims}, search, device, compare) {
   const rows = [];
   const grouped = new Set();
+  const hidden = collapsed();
+  const [all, found] = [byClaim(sessions), byClaim(matching)];
   const lower = search.toLowerCase();
   for (const claim of claims) {
-    const all = sessions.filter((session) => session.claim === claim.name);
-    const found = matching.filter((session) => session.claim === claim.name);
-    if (found.length === 0 && !claim.name.toLowerCase().includes(lower)) continue;
-    if (!isUsed(claim, device, all)) continue;
+    const [its, shown] = [all.get(claim.name) ?? [], found.get(claim.name) ?? []];
+    if (shown.length === 0 && !claim.name.toLowerCase().includes(lower)) continue;
+    if (!isUsed(claim, device, its)) continue;
     grouped.add(claim.name);
-    rows.push({key: `claim ${claim.name}`, session: asSession(claim, all), claim,
-      below: isCollapsed(claim) ? [] : [...found].sort(compare)});
+    const isCollapsed = hidden.has(claim.name);
+    rows.push({key: `claim ${claim.name}`, session: asSession(claim, its), claim, isCollapsed,
+      below: isCollapsed ? [] : shown.sort(compare)});
   }
   for (const session of matching) {
     if (!grouped.has(session.claim)) rows.push({key: String(session.id), session, below: []});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of sessions on one device, by claim: sortable, and a session opens into a view of its own.
-import {isCollapsed, rowsOf, toggle} from './claims.js';
+import {rowsOf, toggle} from './claims.js';
 import {el, keyed, setText} from './dom.js';
 import {bytes, duration, percent, plural} from './format.js';
 import {sessionColorName} from './palette.js';
@@ -80,12 +80,12 @@ function createRow({session, claim}) {
   return row;
 }
 
-function updateName(row, name, {session, claim, isInClaim}) {
+function updateName(row, name, {session, claim, isCollapsed, isInClaim}) {
   setText(name.querySelector('span'), session.name);
   if (claim !== undefined) {
     row.className = 'claim';
     row.dataset.claim = claim.name;
-    name.querySelector('button').setAttribute('aria-expanded', String(!isCollapsed(claim)));
+    name.querySelector('button').setAttribute('aria-expanded', String(!isCollapsed));
     setText(name.querySelector('small'), session.details);
     return;
   }

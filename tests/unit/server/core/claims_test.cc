@@ -5,17 +5,23 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <spdlog/sinks/ostream_sink.h>
+#include <spdlog/spdlog.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <fstream>
 #include <memory>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
 #include "allocator/device/process_files.h"
 #include "server/wire/claim_file.h"
 #include "tests/support/util.h"
@@ -27,6 +33,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::SizeIs;
 
 constexpr uid_t kOwner = 1000;
 constexpr pid_t kYounger = 1 << 30;  // of no process, so that it is not older than this one
@@ -542,6 +549,60 @@ TEST_F(ClaimsTest, AReloadLowersAGuaranteeThatCouldNotBeGiven) {
   EXPECT_EQ(View("team").guarantee_bytes, 0u);
   broker_->SetPolicy(RuleOf(Limit(50_MiB), Limit(10_MiB)));
   EXPECT_TRUE(testing_support::WaitFor([&] { return View("team").guarantee_bytes == 10_MiB; }));
+}
+
+// A guarantee that cannot be given is tried again and again; the log says so once.
+TEST_F(ClaimsTest, AGuaranteeThatIsTriedAgainIsLoggedOnce) {
+  policy_ = RuleOf(Limit(60_MiB), Limit(uint64_t{0}));
+  Restart();
+  const SessionPtr session = OpenLeasing("team-1");
+  const SessionPtr other = OpenLeasing("other");
+  ASSERT_TRUE(LeaseSegments(other, {40_MiB}).ok());
+  std::ostringstream log;
+  const std::shared_ptr<spdlog::logger> before = spdlog::default_logger();
+  spdlog::set_default_logger(
+      std::make_shared<spdlog::logger>("test", std::make_shared<spdlog::sinks::ostream_sink_mt>(log)));
+  broker_->SetPolicy(RuleOf(Limit(60_MiB), Limit(40_MiB)));
+  // It is tried once a second.
+  for (const absl::Time end = absl::Now() + absl::Seconds(4); absl::Now() < end;
+       absl::SleepFor(absl::Milliseconds(50))) {
+    broker_->claims().Tick();
+    WaitForChanges();
+  }
+  spdlog::set_default_logger(before);
+  const std::vector<std::string> parts = absl::StrSplit(log.str(), "keeps its old guarantee, for now");
+  EXPECT_THAT(parts, SizeIs(2)) << log.str();
+  broker_->Close(other, "test");
+  EXPECT_TRUE(testing_support::WaitFor([&] {
+    broker_->claims().Tick();
+    return View("team").guarantee_bytes == 40_MiB;
+  }));
+}
+
+TEST_F(ClaimsTest, AReloadIsNotLostThoughTooManyChangesWait) {
+  policy_ = RuleOf(Limit(60_MiB), Limit(uint64_t{0}));
+  Restart();
+  const SessionPtr session = OpenLeasing("team-1");
+  Signal saves;
+  Signal goes_on;
+  on_save_ = [&] {
+    saves.Notify();
+    goes_on.WaitForNotification();
+  };
+  broker_->claims().Create("busy", {.owner = {.uid = kOwner, .gid = {}}}, [](const absl::StatusOr<Claim>&) {});
+  saves.WaitForNotification();
+  std::atomic<bool> is_full{false};
+  while (!is_full) {
+    broker_->claims().Update("no-such-claim", {}, [&is_full](const absl::StatusOr<Claim>& updated) {
+      if (!absl::IsNotFound(updated.status())) is_full = true;
+    });
+  }
+  broker_->SetPolicy(RuleOf(Limit(50_MiB), Limit(10_MiB)));
+  goes_on.Notify();
+  EXPECT_TRUE(testing_support::WaitFor([&] {
+    broker_->claims().Tick();
+    return View("team").limit_bytes == 50_MiB && View("team").guarantee_bytes == 10_MiB;
+  }));
 }
 
 TEST_F(ClaimsTest, AChangeOfSomethingElseKeepsThePriorityOfASession) {

@@ -60,7 +60,7 @@ v1::ClaimDevice& AddClaim(v1::ListClaimsResponse& claims, const std::string& nam
 std::vector<std::string> NamesOf(const std::vector<TopRow>& rows) {
   std::vector<std::string> names;
   names.reserve(rows.size());
-  for (const TopRow& row : rows) names.push_back(absl::StrCat(row.name, "@", row.device));
+  for (const TopRow& row : rows) names.push_back(absl::StrCat(row.tree, row.name, "@", row.device));
   return names;
 }
 
