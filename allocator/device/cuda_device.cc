@@ -443,7 +443,8 @@ absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(int ordinal) {
                                                                .uuid = FormatUuid(uuid),
                                                                .name = name.data(),
                                                                .total_bytes = total_bytes,
-                                                               .keeps_freed_bytes = true});
+                                                               .keeps_freed_bytes = true,
+                                                               .needs_one_pid_namespace = true});
 }
 
 }  // namespace

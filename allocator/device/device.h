@@ -40,6 +40,8 @@ struct DeviceProperties {
   uint64_t total_bytes = 0;  // physical memory
   // AllocateSegment() may give what this process has freed, as it was then. Elsewhere all of it has been cleared.
   bool keeps_freed_bytes = false;
+  // Segments can be opened only by processes of the daemon's pid namespace: legacy CUDA IPC.
+  bool needs_one_pid_namespace = false;
 };
 
 // What another process needs to open a segment: a cudaIpcMemHandle_t, or a file descriptor.

@@ -378,6 +378,15 @@ void CommandLine::AddClaimCommands() {
   add("ls", "List the claims: who may use them, their limits, what they hold.", ShowClaims);
   add_name(add("show", "Show a claim, and the sessions in it.", ShowClaim), "Its name.");
 
+  CLI::App* const cdi =
+      add("cdi", "Write the file by which container runtimes give a container the claim.", WriteClaimCdi);
+  add_name(cdi, "Its name.");
+  cdi->add_option("-o,--output", context_.output,
+                  "File to write; - prints it. Default: /run/cdi/vrambroker-NAME.json, where runtimes look.")
+      ->type_name("FILE");
+  cdi->footer(
+      "Examples:\n  $ sudo vramctl claim cdi team-a\n  $ podman run --device vrambroker.dev/claim=team-a IMAGE");
+
   CLI::App* const rm = add("rm", "Remove a claim: at once, or when its last session has ended.", RemoveClaim);
   add_name(rm, "Its name.");
   rm->add_flag("--revoke", flags.revoke, "End its sessions, too. Default: let them go on, and take no more.")

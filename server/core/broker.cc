@@ -96,6 +96,7 @@ absl::StatusOr<SessionPtr> Broker::TryOpenSession(const Caller& caller, const Op
   if (options.limit.has_value()) {
     if (absl::Status status = CheckLimit("limit", *options.limit); !status.ok()) return status;
   }
+  if (absl::Status status = CheckPidNamespace(caller); !status.ok()) return status;
   const std::string name = options.name.empty() ? CommandName(caller.pid) : options.name;
   const std::shared_ptr<const Policy> policy = this->policy();
   const uint64_t started = StartOf(caller.pid);
@@ -147,6 +148,15 @@ absl::StatusOr<SessionPtr> Broker::TryOpenSession(const Caller& caller, const Op
   LogOpened(*session, setup.allocator);
   if (absl::Status status = Watch(session); !status.ok()) return status;
   return session;
+}
+
+absl::Status Broker::CheckPidNamespace(const Caller& caller) const {
+  const bool matters = std::any_of(pools_.begin(), pools_.end(),
+                                   [](const SegmentPool* pool) { return pool->properties().needs_one_pid_namespace; });
+  if (!matters || !IsInInnerPidNamespace(caller.pid)) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "this process is in a pid namespace of its own, as in a container, and CUDA shares memory only within one: start "
+      "the container with --pid=host (in Kubernetes: hostPID: true)");
 }
 
 absl::StatusOr<SessionTerms> Broker::TermsOfNew(const Policy& policy, const Caller& caller, const std::string& name,

@@ -131,6 +131,8 @@ class Broker {
  private:
   absl::StatusOr<SessionPtr> TryOpenSession(const Caller& caller, const OpenOptions& options,
                                             std::shared_ptr<SessionEvents> events);
+  // FailedPrecondition: memory of a device could not be shared with the caller's process.
+  absl::Status CheckPidNamespace(const Caller& caller) const;
   // The terms of a session that is to be opened: PermissionDenied without the right to have one.
   // By its claim, if it has one: Claims::Leave() is to follow.
   absl::StatusOr<SessionTerms> TermsOfNew(const Policy& policy, const Caller& caller, const std::string& name,

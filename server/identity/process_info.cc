@@ -47,6 +47,20 @@ absl::StatusOr<ProcessUser> UserOf(pid_t pid) {
   return *std::move(user);
 }
 
+bool IsInInnerPidNamespace(pid_t pid) {
+  return ParseHasInnerPid(ReadProc(pid, "status"));
+}
+
+bool ParseHasInnerPid(const std::string& text) {
+  for (absl::string_view line : absl::StrSplit(text, '\n')) {
+    // "NSpid:\t4711\t20": its number in the namespace of this /proc, then in each that is further in.
+    if (!absl::ConsumePrefix(&line, "NSpid:")) continue;
+    const std::vector<absl::string_view> numbers = absl::StrSplit(line, absl::ByAnyChar(" \t"), absl::SkipEmpty());
+    return numbers.size() > 1;
+  }
+  return false;
+}
+
 std::optional<std::string> ParseCgroup(const std::string& text) {
   for (absl::string_view line : absl::StrSplit(text, '\n')) {
     // "12:cpu:/x" are hierarchies of version 1.

@@ -33,9 +33,14 @@ struct ProcessUser {
 // NotFound when there is no such process.
 absl::StatusOr<ProcessUser> UserOf(pid_t pid);
 
+// Whether the process is in a pid namespace below the daemon's, as in a container that does not share the machine's.
+// False where that cannot be told.
+bool IsInInnerPidNamespace(pid_t pid);
+
 // For these, and for tests: the contents of /proc/PID/cgroup and /proc/PID/status.
 std::optional<std::string> ParseCgroup(const std::string& text);
 std::optional<ProcessUser> ParseProcessUser(const std::string& text);
+bool ParseHasInnerPid(const std::string& text);
 
 }  // namespace vrambroker
 

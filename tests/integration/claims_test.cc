@@ -88,6 +88,7 @@ TEST_F(ClaimsTest, ProcessesOfAClaimShareOneLimit) {
 
 // As in a container: the daemon knows it by its socket, and the kernel knows its process.
 TEST_F(ClaimsTest, ItDoesNotMatterWhichPidNamespaceAProcessIsIn) {
+  HOST_DEVICE_ONLY();  // CUDA IPC needs the daemon's
   if (geteuid() != 0) GTEST_SKIP() << "needs root, to make a pid namespace";
   ASSERT_NO_FATAL_FAILURE(Begin());
   ASSERT_NO_FATAL_FAILURE(Create("team", {"--limit=64MiB"}));
@@ -100,6 +101,16 @@ TEST_F(ClaimsTest, ItDoesNotMatterWhichPidNamespaceAProcessIsIn) {
   kill(inside->pid(), SIGKILL);
   EXPECT_TRUE(WaitFor([&] { return Reserved("team") == 0; })) << Show("team");
   EXPECT_OK(sibling.Call(absl::StrCat("alloc ", 64_MiB)));
+}
+
+TEST_F(ClaimsTest, ThatCudaNeedsTheDaemonsPidNamespaceIsSaid) {
+  if (!OnCuda()) GTEST_SKIP() << "host memory is shared by descriptors";
+  if (geteuid() != 0) GTEST_SKIP() << "needs root, to make a pid namespace";
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  const RunResult inside = RunProgram({"/usr/bin/unshare", "--pid", "--fork", "--kill-child", VramctlProgram(), "hold",
+                                       "1MiB", "--socket-dir=" + dir()});
+  EXPECT_EQ(inside.exit_code, 1);
+  EXPECT_TRUE(absl::StrContains(inside.err, "start the container with --pid=host")) << inside.err;
 }
 
 TEST_F(ClaimsTest, OnlyItsOwnerCanConnect) {

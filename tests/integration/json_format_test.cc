@@ -197,6 +197,7 @@ TEST_F(JsonFormatTest, IsAsDocumented) {
   ASSERT_OK_AND_ASSIGN(ClientProcess job, ClientProcess::Connect(dir() + "/claims/jobs", "job"));
   CheckCommand("claim ls", {"claim", "ls"});
   CheckCommand("claim show", {"claim", "show", "jobs"});
+  CheckCommand("claim cdi", {"claim", "cdi", "jobs", "--output=" + dir() + "/cdi.json"});
   CheckCommand("claim rm", {"claim", "rm", "jobs"});
   CheckRefusal({"claim", "show", "nobodys"});
   CheckCommand("trim", {"trim", "holder"});

@@ -55,6 +55,7 @@ absl::Status ChangeClaim(const Context& context);
 absl::Status ShowClaims(const Context& context);
 absl::Status ShowClaim(const Context& context);
 absl::Status RemoveClaim(const Context& context);
+absl::Status WriteClaimCdi(const Context& context);
 
 // What the policy grants to whom context.policy describes (nobody: this process), and why.
 absl::Status ExplainPolicy(const Context& context);

@@ -36,6 +36,13 @@ TEST(ProcessInfoTest, TheEffectiveUserAndAllGroupsAreTaken) {
   EXPECT_FALSE(ParseProcessUser("Uid:\t1 1 1 1\n").has_value());
 }
 
+TEST(ProcessInfoTest, WhatIsInAContainerHasSeveralNumbers) {
+  EXPECT_FALSE(ParseHasInnerPid("Name:\tx\nNStgid:\t5\t1\nNSpid:\t4711\nNSpgid:\t5\n"));
+  EXPECT_TRUE(ParseHasInnerPid("Name:\tx\nNSpid:\t4711\t20\nNSpgid:\t5\n"));
+  EXPECT_FALSE(ParseHasInnerPid("Name:\tx\n")) << "an old kernel does not say";
+  EXPECT_FALSE(IsInInnerPidNamespace(getpid()));
+}
+
 TEST(ProcessInfoTest, ThisProcess) {
   const absl::StatusOr<ProcessUser> user = UserOf(getpid());
   ASSERT_TRUE(user.ok()) << user.status();

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/vramctl/views/claim_cdi.h"
+
+#include <nlohmann/json.hpp>
+
+#include "absl/status/status.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace vrambroker::vramctl {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr char kKind[] = "vrambroker.dev/claim";
+constexpr char kVersion[] = "0.5.0";                // the first in which names may begin with a digit
+constexpr char kInContainer[] = "/run/vrambroker";  // where clients look for the daemon if nothing tells them
+
+bool IsCdiName(absl::string_view name) {
+  return absl::ascii_isalnum(static_cast<unsigned char>(name.front())) &&
+         absl::ascii_isalnum(static_cast<unsigned char>(name.back())) &&
+         name.find('@') == absl::string_view::npos;  // the others of a claim's characters are allowed
+}
+
+}  // namespace
+
+std::string CdiDevice(absl::string_view claim) {
+  return absl::StrCat(kKind, "=", claim);
+}
+
+std::string CdiPath(absl::string_view claim) {
+  return absl::StrCat("/run/cdi/vrambroker-", claim, ".json");
+}
+
+absl::StatusOr<Json> ClaimCdi(const v1::Claim& claim) {
+  if (claim.socket_dir().empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("the claim '%s' has no sockets that a container could be given: the policy's rule %s puts "
+                        "sessions into it",
+                        claim.name(), claim.rule()));
+  }
+  if (claim.name().empty() || !IsCdiName(claim.name())) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("name: container runtimes do not allow '%s': there may be no @, and the last character is a "
+                        "letter or digit; create a claim with another name",
+                        claim.name()));
+  }
+  return Json{{"cdiVersion", kVersion},
+              {"kind", kKind},
+              {"devices",
+               {{{"name", claim.name()},
+                 {"containerEdits",
+                  {{"env", {absl::StrCat("VRAMBROKER_SOCKET_DIR=", kInContainer)}},
+                   {"mounts",
+                    {{{"hostPath", claim.socket_dir()},
+                      {"containerPath", kInContainer},
+                      {"options", {"ro", "nosuid", "nodev", "noexec", "bind"}}}}}}}}}}};
+}
+
+}  // namespace vrambroker::vramctl
