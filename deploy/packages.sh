@@ -11,7 +11,7 @@ build=(git cmake ninja-build g++ pkg-config libgrpc++-dev protobuf-compiler prot
 # The web page's charts come from the npm registry. Debian's npm does not go with another vendor's Node.js.
 command -v npm >/dev/null || build+=(nodejs npm)
 test=("${build[@]}" ccache clang libclang-rt-dev clang-format abigail-tools python3-numpy python3-venv python3-yaml
-      mmdebstrap uidmap prometheus tmux zsh libjemalloc2 libtcmalloc-minimal4 libmimalloc2.0)
+      mmdebstrap uidmap podman crun docker-compose prometheus tmux zsh libjemalloc2 libtcmalloc-minimal4 libmimalloc2.0)
 
 # Ubuntu has no such package; the tests in a browser are skipped there. Lint runs on Debian 12 alone. Its clang-tidy 22 comes
 # with the security updates. It skips system headers, and so needs a third of the time that Debian's default version needs.

@@ -87,6 +87,8 @@ if [ "$judge" = ON ]; then
   tests/lint.py build/clang --jobs "$jobs"
   start_phase "Debian packages"
   tests/packages/debian_test.sh build/ci
+  start_phase "Containers"
+  tests/containers/run.sh build/ci
 fi
 
 start_phase "AddressSanitizer and UndefinedBehaviorSanitizer build"

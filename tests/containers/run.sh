@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# All tests with real containers. Usage: run.sh BUILD_DIR
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+if [ "$(id -u)" -ne 0 ]; then
+  echo "Skipped: making containers of images of its own needs root."
+  exit
+fi
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+for test in claims image compose; do "$here/${test}_test.sh" "$work" "$1"; done
