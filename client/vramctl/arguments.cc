@@ -383,7 +383,8 @@ void CommandLine::AddClaimCommands() {
   add_name(cdi, "Its name.");
   cdi->add_option("-o,--output", context_.output,
                   "File to write; - prints it. Default: /run/cdi/vrambroker-NAME.json, where runtimes look.")
-      ->type_name("FILE");
+      ->type_name("FILE")
+      ->check([](const std::string& file) { return file.empty() ? "the name of a file is needed" : ""; }, "");
   cdi->footer(
       "Examples:\n  $ sudo vramctl claim cdi team-a\n  $ podman run --device vrambroker.dev/claim=team-a IMAGE");
 

@@ -10,8 +10,10 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <system_error>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -111,7 +113,9 @@ absl::StatusOr<Config> CheckConfig(const ConfigText& text) {
   const config::v1::DaemonConfig& proto = text.proto;
   Checker check(text.places);
   Config config;
-  config.socket_dir = Or(proto.socket_dir(), "/run/vrambroker");
+  // Clients and container runtimes are told of it. They would take a relative path for another one.
+  std::error_code unknown;
+  config.socket_dir = std::filesystem::absolute(Or(proto.socket_dir(), "/run/vrambroker"), unknown);
   config.claims_file = proto.claims_file();
   if (!config.claims_file.empty() && config.claims_file.front() != '/') {
     check.Fault("claims_file", absl::StrCat("'", config.claims_file, "' is not an absolute path"));

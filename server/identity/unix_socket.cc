@@ -93,7 +93,9 @@ absl::StatusOr<Caller> GetPeer(int fd, ProcessWatch* processes) {
   }
   if (credentials.pid <= 0) {
     return absl::FailedPreconditionError(
-        "the kernel does not show the caller's pid: run the daemon in the host's pid namespace");
+        "the daemon cannot see the caller's process, which is outside of the daemon's pid namespace: start the "
+        "daemon's "
+        "container with --pid=host (in Kubernetes: hostPID: true)");
   }
   absl::StatusOr<std::shared_ptr<const UniqueFd>> pidfd = processes->OfPeer(fd, credentials.pid);
   if (!pidfd.ok()) return pidfd.status();

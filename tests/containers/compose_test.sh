@@ -5,12 +5,10 @@
 # Its image is that of image_test.sh.
 own_network=--net  # it publishes ports
 . "$(dirname "$0")/podman.sh"
-fail() { printf '\ncompose_test.sh: FAILED: %s\n' "$*" >&2; exit 1; }
 for tool in docker-compose prometheus curl; do
   command -v $tool > /dev/null || fail "needs $tool: deploy/packages.sh test"
 done
 mkdir -p /run/vrambroker
-mount -t tmpfs -o mode=0755 tmpfs /run/vrambroker
 podman image exists vrambroker || fail "image_test.sh comes first"
 
 say "Prometheus, in an image of the name that compose.yaml has"
@@ -18,17 +16,25 @@ mkdir -p "$work/prometheus"
 cp "$(command -v prometheus)" "$work/prometheus/"
 printf 'FROM debian:12\nCOPY prometheus /bin/prometheus\nWORKDIR /prometheus\nENTRYPOINT ["/bin/prometheus"]\n' > "$work/prometheus/Containerfile"
 image=$(sed -n 's/^ *image: \(prom.*\)/\1/p' "$source_dir/deploy/compose.yaml")
-podman build --quiet --network=none -f "$work/prometheus/Containerfile" -t "docker.io/$image" "$work/prometheus" > /dev/null
+podman build --quiet --pull=never --network=none -f "$work/prometheus/Containerfile" -t "docker.io/$image" "$work/prometheus" > /dev/null
 
 say "The services"
 podman system service --time=0 "unix://$work/podman.sock" > "$work/service.log" 2>&1 &
 service=$!
+end() {
+  local code=$?
+  [ $code = 0 ] || cat "$work/service.log" >&2
+  compose down || true
+  podman rm --all --force > /dev/null 2>&1 || true
+  kill $service
+  wait $service || true
+}
+trap end EXIT
 until_true test -S "$work/podman.sock"
 export DOCKER_HOST=unix://$work/podman.sock
 # The Compose of Debian 12 does not know the project's name in the file.
 sed '/^name:/d' "$source_dir/deploy/compose.yaml" > "$work/compose.yaml"
-compose() { docker-compose -p vrambroker --project-directory "$source_dir/deploy" -f "$work/compose.yaml" --profile demo "$@"; }
-trap 'compose down > /dev/null 2>&1 || true; podman rm --all --force > /dev/null 2>&1 || true; kill $service' EXIT
+compose() { docker-compose -p vrambroker-test --project-directory "$source_dir/deploy" -f "$work/compose.yaml" --profile demo "$@"; }
 compose up --detach --no-build vrambroker prometheus trainer evaluator
 found() {
   curl -fsS 'http://127.0.0.1:9090/api/v1/query?query=vrambroker_client_reserved_bytes>0' 2> /dev/null | tee "$work/found" | grep -q "\"$1\""

@@ -2,16 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # deploy/Dockerfile, built for real: on Debian as it comes from its packages. The image starts the daemon, and serves a client in
-# another container.
+# another container. The other tests use the image, built from WORK_DIR/source.
 . "$(dirname "$0")/podman.sh"
-fail() { printf '\nimage_test.sh: FAILED: %s\n' "$*" >&2; exit 1; }
 trap 'podman rm --all --force > /dev/null 2>&1 || true' EXIT
 
 say "The image"
 base_image debian:12-slim
 # What it is built on, with a compiler cache, which outlives the test.
 cache=$(ccache --get-config cache_dir)
-podman build --quiet --network=host -t docker.io/library/debian:12 - > /dev/null << 'END'
+podman build --quiet --pull=never --network=host -t docker.io/library/debian:12 - > /dev/null << 'END'
 FROM docker.io/library/debian:12-slim
 RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends ccache > /dev/null
 ENV CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache CCACHE_DIR=/ccache CCACHE_BASEDIR=/src CCACHE_NOHASHDIR=1
@@ -24,9 +23,24 @@ say "The daemon, and a client in another container"
 mkdir -p "$work/sockets"
 podman run --network=none -d --name daemon --pid=host -v "$work/sockets:/run/vrambroker" vrambroker \
   vrambrokerd --socket-dir=/run/vrambroker --device=host --capacity=256MiB --http-address=off > /dev/null
-until_true podman exec daemon vramctl status
-podman run --network=none --rm --pid=host -v "$work/sockets:/run/vrambroker" vrambroker timeout --preserve-status -s INT 1 vramctl hold 64MiB
+serves() { podman exec daemon vramctl status > /dev/null 2>&1; }
+until_true serves
+podman run --network=none -d --name client --pid=host -v "$work/sockets:/run/vrambroker" vrambroker vramctl hold 64MiB --name client > /dev/null
+holds() { podman exec daemon vramctl summary client 2> /dev/null | grep -q Allocated; }
+until_true holds
+podman stop --time 600 client > /dev/null
 podman healthcheck run daemon || fail "the image's health check"
 podman stop --time 600 daemon > /dev/null
 [ "$(podman inspect --format '{{.State.ExitCode}}' daemon)" = 0 ] || fail "the daemon did not stop well"
+
+say "A daemon without --pid=host says what it needs"
+podman run --network=none -d --name inside -v "$work/sockets:/run/vrambroker" vrambroker \
+  vrambrokerd --socket-dir=/run/vrambroker --device=host --capacity=256MiB --http-address=off > /dev/null
+inside_serves() { podman exec inside vramctl status > /dev/null 2>&1; }
+until_true inside_serves
+if podman run --network=none --rm -v "$work/sockets:/run/vrambroker" vrambroker vramctl status > "$work/refused" 2>&1; then
+  fail "a daemon serves whom it cannot see"
+fi
+cat "$work/refused"
+grep -q -- "--pid=host" "$work/refused" || fail "the error does not say what to do"
 say "All of it works"

@@ -1,41 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Real containers for tests, by podman. To be sourced by a script that root runs; it goes on in a mount namespace of its own,
-# so that nothing of the machine is changed: no files for the Container Device Interface, no control groups.
-# work: a folder of the script's own. Usage of all scripts: NAME_test.sh WORK_DIR BUILD_DIR
+# Real containers for tests, by podman. To be sourced by a script that root runs. The script goes on in a mount namespace of
+# its own, and in a network namespace of its own if it sets own_network=--net, so that the machine's containers, networks
+# and files are left alone.
+# work: a folder of all scripts' own. Usage of all scripts: NAME_test.sh WORK_DIR BUILD_DIR
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 source_dir=$(realpath "$here/../..")
 work=$(realpath -m "$1") build=$(realpath "$2")
 mkdir -p "$work"
 say() { printf '\n== %s\n' "$*"; }
+fail() { printf '\n%s: FAILED: %s\n' "$(basename "$0")" "$*" >&2; exit 1; }
 
 for tool in podman crun ip mmdebstrap; do
-  command -v $tool > /dev/null || { echo "$0: needs $tool: deploy/packages.sh test" >&2; exit 1; }
+  command -v $tool > /dev/null || fail "needs $tool: deploy/packages.sh test"
 done
 if [ -z "${IN_OWN_MOUNT_NAMESPACE:-}" ]; then exec env IN_OWN_MOUNT_NAMESPACE=1 unshare --mount ${own_network:-} "$0" "$@"; fi
 if [ -n "${own_network:-}" ]; then ip link set lo up; fi
 # Where there are control groups of both versions, crun takes version 1 if version 2 cannot be seen.
 if mountpoint -q /sys/fs/cgroup/unified; then umount /sys/fs/cgroup/unified; fi
-mkdir -p /run/cdi
-mount -t tmpfs tmpfs /run/cdi
+resolv=$(cat /etc/resolv.conf)
+mkdir -p /var/lib/cni
+for folder in /run /dev/shm /var/lib/cni; do mount -t tmpfs -o mode=0755 tmpfs $folder; done
+if [ ! -e /etc/resolv.conf ]; then  # a link into /run
+  mkdir -p "$(dirname "$(readlink -m /etc/resolv.conf)")"
+  echo "$resolv" > "$(readlink -m /etc/resolv.conf)"
+fi
+mkdir /run/lock
 
-# Images and containers of this test alone. The limits that podman would set by itself may be above those of this shell.
+# Images and containers of these tests alone. The limits that podman would set by itself may be above those of this shell.
 cat > "$work/storage.conf" << END
 [storage]
 driver = "overlay"
 graphroot = "$work/images"
-runroot = "$work/running"
+runroot = "/run/storage"
 END
 cat > "$work/containers.conf" << END
 [containers]
+cgroups = "disabled"
 default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]
+[network]
+network_backend = "cni"
+network_config_dir = "/run/networks"
 [engine]
 runtime = "crun"
 cgroup_manager = "cgroupfs"
 events_logger = "none"
+lock_type = "file"
 END
-export CONTAINERS_CONF=$work/containers.conf CONTAINERS_STORAGE_CONF=$work/storage.conf
+echo 'unqualified-search-registries = []' > "$work/registries.conf"
+export CONTAINERS_CONF=$work/containers.conf CONTAINERS_STORAGE_CONF=$work/storage.conf CONTAINERS_REGISTRIES_CONF=$work/registries.conf
 
 # base_image NAME: Debian, made here of the packages that this machine gets, as an image of this name. No registry is asked.
 base_image() {
@@ -48,7 +62,7 @@ base_image() {
   podman import --quiet "$work/base.tar" "docker.io/library/$1" > /dev/null
 }
 
-# until_true COMMAND...: waits for it, for ten minutes.
+# until_true COMMAND...: waits for it, for ten minutes. It may write nothing.
 until_true() {
   for _ in $(seq 6000); do
     if "$@"; then return; fi

@@ -32,8 +32,8 @@ class ClockTest : public DaemonTest {
 
   static void SetClock(const char* steps) { setenv(kSteps, steps, 1); }
   // A daemon with a clock that is set all the time.
-  absl::Status StartDaemonWithSteps(DaemonOptions options) {
-    options.environment = {{"LD_PRELOAD", CLOCK_STEPS_LIBRARY}, {kSteps, "0,3600,-3600,7"}};
+  absl::Status StartDaemonWithSteps(DaemonOptions options, const char* steps = "0,3600,-3600,7") {
+    options.environment = {{"LD_PRELOAD", CLOCK_STEPS_LIBRARY}, {kSteps, steps}};
     return StartDaemon(options);
   }
   ClientOptions Options(const std::string& name) {
@@ -109,6 +109,17 @@ TEST_F(ClockTest, AQuestionThatNobodyAnswersEnds) {
   for (int i = 0; i < 10; ++i) {  // on several of its clocks
     EXPECT_STATUS(raw.GetSnapshot(Ref("silent"), 0), absl::StatusCode::kDeadlineExceeded, "does not answer");
   }
+  silent.process().Signal(SIGCONT);
+}
+
+// The calls of a stopped client do not end: the daemon cuts them off after a time.
+TEST_F(ClockTest, TheDaemonStops) {
+  ASSERT_OK(StartDaemonWithSteps({}, "back"));
+  ASSERT_OK_AND_ASSIGN(ClientProcess silent, ConnectProcess("silent"));
+  ASSERT_OK(silent.Call("alloc 1000"));
+  silent.process().Signal(SIGSTOP);
+  ASSERT_OK_AND_ASSIGN(const int exit_code, daemon_->Stop());
+  EXPECT_EQ(exit_code, 0);
   silent.process().Signal(SIGCONT);
 }
 

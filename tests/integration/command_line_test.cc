@@ -127,8 +127,9 @@ TEST(WrongUseTest, IsSaidAndChangesNothing) {
            {{"status", "--limit", "0.5"},
             "status takes no --limit (claim create, claim set, hold do); see vramctl status --help"},
            {{"sessions", "-o", "json"},
-            "sessions takes no -o (snapshot, trace, replay, plan train, plan serve, plan share do); see vramctl "
-            "sessions --help"},
+            "sessions takes no -o (claim cdi, snapshot, trace, replay, plan train, plan serve, plan share do); see "
+            "vramctl sessions --help"},
+           {{"claim", "cdi", "a", "-o", ""}, "--output: the name of a file is needed; see vramctl claim cdi --help"},
            {{"--limit", "0.5", "hold", "1MiB"}, "--limit must follow its command; see vramctl hold --help"},
            {{"trim", "--no_such"}, "no option --no_such; see vramctl trim --help"},
            {{"trim"}, "SESSION is required; see vramctl trim --help"},

@@ -313,7 +313,7 @@ TEST_P(CudaClientFaultTest, IsToldAndNothingIsLost) {
 INSTANTIATE_TEST_SUITE_P(
     Calls, CudaClientFaultTest,
     ::testing::Values(Fault{"cuIpcOpenMemHandle:1=205", absl::StatusCode::kUnavailable, "CUDA_ERROR_MAP_FAILED (205)"},
-                      Fault{"cuIpcOpenMemHandle:1=201", absl::StatusCode::kFailedPrecondition, "PID namespace"},
+                      Fault{"cuIpcOpenMemHandle:1=201", absl::StatusCode::kFailedPrecondition, "pid namespace"},
                       Fault{"cuIpcOpenMemHandle:1=2", absl::StatusCode::kInternal, "CUDA_ERROR_OUT_OF_MEMORY (2)"},
                       Fault{"cuCtxPushCurrent:1=998", absl::StatusCode::kInternal, "cuCtxPushCurrent failed"}),
     FaultName);

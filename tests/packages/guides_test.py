@@ -12,6 +12,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 
 ROOT = ("deploy/",)  # guides in these folders are for operators, others for users
 BLOCK = re.compile(r"^```(?P<language>\w*)(?: not run: (?P<reason>[^\n]+))?\n(?P<text>.*?)^```$", re.M | re.S)
@@ -105,13 +106,10 @@ def script(tree, guide, folder):
     return "\n".join(lines) + "\n", blocks
 
 
-def main():
-    tree = pathlib.Path(sys.argv[1]).resolve()
-    folder = tree / "guides"
-    folder.mkdir(exist_ok=True)
+def run_guides(tree, guides, folder):
     folder.chmod(0o777)
     failed = 0
-    for guide in sys.argv[2:]:
+    for guide in guides:
         user = "root" if guide.startswith(ROOT) else "alice"
         print(f"== {guide}, as {user}", flush=True)
         text, blocks = script(tree, guide, folder)
@@ -123,6 +121,12 @@ def main():
             failed += 1
             print(f"FAILED: {guide}", flush=True)
     return 1 if failed else 0
+
+
+def main():
+    tree = pathlib.Path(sys.argv[1]).resolve()
+    with tempfile.TemporaryDirectory() as folder:
+        return run_guides(tree, sys.argv[2:], pathlib.Path(folder))
 
 
 if __name__ == "__main__":

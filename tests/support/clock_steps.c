@@ -2,10 +2,13 @@
 //
 // A system clock that is set all the time, as by people or NTP: preloaded (LD_PRELOAD), or linked into a program.
 // $VRAMBROKER_TEST_CLOCK_STEPS has the offsets in seconds, "0,3600,-3600"; every quarter of a second it is the next
-// one's turn. Without it the clock is the system's. Only what programs read changes, not what the kernel waits by:
-// a program that reads this clock to tell the kernel when to wake it up waits for too long, or not at all.
+// one's turn. With "back" the clock is an hour behind each time that it is read. Without it the clock is the system's.
+// Only what programs read changes, not what the kernel waits by: a program that reads this clock to tell the kernel
+// when to wake it up waits for too long, or not at all.
 #define _GNU_SOURCE
+#include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <time.h>
@@ -28,6 +31,10 @@ static time_t Offset(void) {
   long steps[kMaxSteps];
   const char* const text = getenv("VRAMBROKER_TEST_CLOCK_STEPS");
   if (text == NULL) return 0;
+  if (strcmp(text, "back") == 0) {
+    static atomic_long readings;
+    return -3600 * (1 + atomic_fetch_add(&readings, 1));
+  }
   const long count = ReadSteps(text, steps);
   struct timespec now;
   if (count == 0 || syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &now) != 0) return 0;

@@ -1,14 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// vramctl claim create, set, ls, show, cdi, rm.
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cerrno>
+// vramctl claim create, set, ls, show, rm.
 #include <chrono>
 #include <cstdio>
-#include <cstring>
-#include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -22,11 +16,10 @@
 #include "absl/time/time.h"
 #include "allocator/wire/admin_json.h"
 #include "client/vrambroker/client.h"
+#include "client/vramctl/commands/claim_cdi_file.h"
 #include "client/vramctl/commands/commands.h"
-#include "client/vramctl/commands/snapshot_file.h"
 #include "client/vramctl/daemon/daemon_calls.h"
 #include "client/vramctl/options/users.h"
-#include "client/vramctl/views/claim_cdi.h"
 #include "client/vramctl/views/claim_output.h"
 #include "client/vramctl/views/output.h"
 #include "client/vramctl/views/sessions_table.h"
@@ -100,19 +93,6 @@ void PrintClaim(const Context& context, const v1::Claim& claim, const char* what
   if (context.json) return Print(ToJson(claim));
   std::printf("%s: %s\n", claim.name().c_str(), what);
   for (const std::string& line : ClaimLines(claim)) std::printf("%s: %s\n", claim.name().c_str(), line.c_str());
-}
-
-// Takes the file that `claim cdi` has written away with the claim: a container with its device would not start. Another
-// daemon's claim may have the name.
-void RemoveCdi(const std::string& name, const std::string& socket_dir) {
-  const std::string path = CdiPath(name);
-  std::ifstream file(path);
-  const Json json = Json::parse(file, nullptr, /*allow_exceptions=*/false);
-  const Json::json_pointer of_directory("/devices/0/containerEdits/mounts/0/hostPath");
-  if (!json.is_object() || !json.contains(of_directory) || json[of_directory] != socket_dir) return;
-  if (unlink(path.c_str()) != 0) {
-    std::fprintf(stderr, "vramctl: cannot remove %s: %s\n", path.c_str(), std::strerror(errno));
-  }
 }
 
 }  // namespace
@@ -223,34 +203,6 @@ absl::Status ShowClaim(const Context& context) {
   return absl::OkStatus();
 }
 
-absl::Status WriteClaimCdi(const Context& context) {
-  const std::string& name = context.claim.name;
-  absl::StatusOr<Daemon> daemon = Daemon::Connect(context);
-  if (!daemon.ok()) return daemon.status();
-  const absl::StatusOr<v1::ListClaimsResponse> claims = ReadClaims(*daemon, name);
-  if (!claims.ok()) return claims.status();
-  if (claims->claims().empty()) return absl::InternalError("the daemon has answered without the claim");
-  const absl::StatusOr<Json> cdi = ClaimCdi(claims->claims(0));
-  if (!cdi.ok()) return cdi.status();
-  std::string path = context.output;
-  if (path.empty()) {
-    path = CdiPath(name);
-    umask(022);  // runtimes of all users read it; the claim's directory knows who may use it
-    const std::string folder = path.substr(0, path.rfind('/'));
-    if (mkdir(folder.c_str(), 0755) != 0 && errno != EEXIST) {
-      return absl::ErrnoToStatus(errno, absl::StrCat("cannot create ", folder, "; with sudo, or --output FILE"));
-    }
-  }
-  if (absl::Status status = WriteFile(path, absl::StrCat(JsonText(*cdi, 2), "\n")); !status.ok()) return status;
-  if (path == "-") return absl::OkStatus();
-  if (context.json) {
-    Print({{"file", path}, {"device", CdiDevice(name)}});
-  } else {
-    std::printf("%s: wrote %s\nits containers need --device %s\n", name.c_str(), path.c_str(), CdiDevice(name).c_str());
-  }
-  return absl::OkStatus();
-}
-
 absl::Status RemoveClaim(const Context& context) {
   const ClaimFlags& flags = context.claim;
   v1::DeleteClaimRequest request;
@@ -258,11 +210,10 @@ absl::Status RemoveClaim(const Context& context) {
   request.set_mode(flags.revoke ? v1::DeleteClaimRequest::REVOKE : v1::DeleteClaimRequest::DRAIN);
   absl::StatusOr<Daemon> daemon = Daemon::Connect(context);
   if (!daemon.ok()) return daemon.status();
-  const absl::StatusOr<v1::ListClaimsResponse> before = ReadClaims(*daemon, flags.name);
   v1::DeleteClaimResponse response;
   absl::Status status = Call(*daemon, &v1::Admin::Stub::DeleteClaim, request, &response);
+  if (status.ok() || absl::IsNotFound(status)) RemoveCdiFile(flags.name, context.socket_dir);
   if (!status.ok()) return status;
-  if (before.ok() && !before->claims().empty()) RemoveCdi(flags.name, before->claims(0).socket_dir());
   const absl::Time deadline = absl::Now() + context.timeout;
   while (flags.wait && response.has_claim()) {
     const absl::StatusOr<v1::ListClaimsResponse> left = ReadClaims(*daemon, flags.name);

@@ -14,7 +14,9 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr char kKind[] = "vrambroker.dev/claim";
-constexpr char kVersion[] = "0.5.0";                // the first in which names may begin with a digit
+// The oldest that will do is read by the most runtimes. Names that begin with a digit came later.
+constexpr char kVersion[] = "0.3.0";
+constexpr char kVersionOfDigits[] = "0.5.0";
 constexpr char kInContainer[] = "/run/vrambroker";  // where clients look for the daemon if nothing tells them
 
 bool IsCdiName(absl::string_view name) {
@@ -40,13 +42,18 @@ absl::StatusOr<Json> ClaimCdi(const v1::Claim& claim) {
                         "sessions into it",
                         claim.name(), claim.rule()));
   }
+  if (claim.state() != v1::CLAIM_STATE_ACTIVE) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("the claim '%s' is being removed: no container can use it", claim.name()));
+  }
   if (claim.name().empty() || !IsCdiName(claim.name())) {
     return absl::InvalidArgumentError(
         absl::StrFormat("name: container runtimes do not allow '%s': there may be no @, and the last character is a "
                         "letter or digit; create a claim with another name",
                         claim.name()));
   }
-  return Json{{"cdiVersion", kVersion},
+  const bool has_digit = absl::ascii_isdigit(static_cast<unsigned char>(claim.name().front()));
+  return Json{{"cdiVersion", has_digit ? kVersionOfDigits : kVersion},
               {"kind", kKind},
               {"devices",
                {{{"name", claim.name()},

@@ -96,6 +96,12 @@ TEST(ConfigTest, EmptyFileGivesTheDefaults) {
   EXPECT_FALSE(config->is_record_events_set);
 }
 
+TEST(ConfigTest, TheSocketDirectoryIsTheSameForAll) {
+  const absl::StatusOr<Config> config = Read("socket_dir: \"sockets\"");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->socket_dir, std::filesystem::current_path() / "sockets");
+}
+
 TEST(ConfigTest, EveryFieldIsRead) {
   const absl::StatusOr<Config> config = Read(R"(
     # A comment.

@@ -12,6 +12,7 @@ namespace {
 v1::Claim ClaimOf(const std::string& name) {
   v1::Claim claim;
   claim.set_name(name);
+  claim.set_state(v1::CLAIM_STATE_ACTIVE);
   claim.set_socket_dir("/run/vrambroker/claims/" + name);
   return claim;
 }
@@ -19,7 +20,7 @@ v1::Claim ClaimOf(const std::string& name) {
 TEST(ClaimCdiTest, AContainerGetsTheClaimsDirectoryWhereClientsLook) {
   const auto cdi = ClaimCdi(ClaimOf("slurm-17"));
   ASSERT_TRUE(cdi.ok()) << cdi.status();
-  EXPECT_EQ((*cdi)["cdiVersion"], "0.5.0");
+  EXPECT_EQ((*cdi)["cdiVersion"], "0.3.0");
   EXPECT_EQ(CdiDevice("slurm-17"), std::string((*cdi)["kind"]) + "=" + std::string((*cdi)["devices"][0]["name"]));
   const auto& edits = (*cdi)["devices"][0]["containerEdits"];
   ASSERT_EQ(edits["mounts"].size(), 1u);
@@ -33,6 +34,20 @@ TEST(ClaimCdiTest, NamesThatRuntimesRefuseAreRefused) {
   for (const char* name : {"a", "7", "a.b_c-d:e", "team-a"}) EXPECT_TRUE(ClaimCdi(ClaimOf(name)).ok()) << name;
   for (const char* name : {"a@b", "a-", "a.", "a:"}) {
     EXPECT_TRUE(absl::IsInvalidArgument(ClaimCdi(ClaimOf(name)).status())) << name;
+  }
+}
+
+TEST(ClaimCdiTest, NamesThatBeginWithADigitNeedALaterVersion) {
+  const auto cdi = ClaimCdi(ClaimOf("17"));
+  ASSERT_TRUE(cdi.ok()) << cdi.status();
+  EXPECT_EQ((*cdi)["cdiVersion"], "0.5.0");
+}
+
+TEST(ClaimCdiTest, AClaimThatIsBeingRemovedIsForNobody) {
+  for (const v1::ClaimState state : {v1::CLAIM_STATE_DRAINING, v1::CLAIM_STATE_REVOKED}) {
+    v1::Claim claim = ClaimOf("leaving");
+    claim.set_state(state);
+    EXPECT_TRUE(absl::IsFailedPrecondition(ClaimCdi(claim).status()));
   }
 }
 

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Where `vramctl claim cdi` writes: files that container runtimes read.
+#ifndef VRAMBROKER_CLIENT_VRAMCTL_COMMANDS_CLAIM_CDI_FILE_H_
+#define VRAMBROKER_CLIENT_VRAMCTL_COMMANDS_CLAIM_CDI_FILE_H_
+
+#include <string>
+
+namespace vrambroker::vramctl {
+
+// Removes the file of this claim in the runtimes' directory: a container with its device would not start any more.
+// One of another daemon's claim of that name stays. Errors are said on stderr. `socket_dir`: the daemon's.
+void RemoveCdiFile(const std::string& claim, const std::string& socket_dir);
+
+}  // namespace vrambroker::vramctl
+
+#endif  // VRAMBROKER_CLIENT_VRAMCTL_COMMANDS_CLAIM_CDI_FILE_H_
