@@ -68,7 +68,7 @@ contained --rm --device vrambroker.dev/claim=two vrambroker sh -e -c '
 say "A claim is its owner's, also in the machine's pid namespace"
 vramctl claim create own --limit 64MiB --owner 1000
 vramctl claim cdi own
-refused "is for uid 1000" contained --rm --pid=host --user 2000 --device vrambroker.dev/claim=own vrambroker vramctl hold 1MiB
+refused "belongs to user 1000" contained --rm --pid=host --user 2000 --device vrambroker.dev/claim=own vrambroker vramctl hold 1MiB
 contained -d --name own --pid=host --user 1000 --device vrambroker.dev/claim=own vrambroker vramctl hold 24MiB > /dev/null
 until_true reserved own 24
 

@@ -24,7 +24,6 @@ service=$!
 end() {
   local code=$?
   [ $code = 0 ] || cat "$work/service.log" >&2
-  compose down || true
   podman rm --all --force > /dev/null 2>&1 || true
   kill $service
   wait $service || true

@@ -2,7 +2,7 @@
 #
 # Real containers for tests, by podman. To be sourced by a script that root runs. The script goes on in a mount namespace of
 # its own, and in a network namespace of its own if it sets own_network=--net, so that the machine's containers, networks
-# and files are left alone.
+# and files are left alone. Only empty control groups stay.
 # work: a folder of all scripts' own. Usage of all scripts: NAME_test.sh WORK_DIR BUILD_DIR
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -37,7 +37,6 @@ runroot = "/run/storage"
 END
 cat > "$work/containers.conf" << END
 [containers]
-cgroups = "disabled"
 default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]
 [network]
 network_backend = "cni"
@@ -49,6 +48,7 @@ events_logger = "none"
 lock_type = "file"
 END
 echo 'unqualified-search-registries = []' > "$work/registries.conf"
+export DISABLE_HC_SYSTEMD=true  # no timers of the machine
 export CONTAINERS_CONF=$work/containers.conf CONTAINERS_STORAGE_CONF=$work/storage.conf CONTAINERS_REGISTRIES_CONF=$work/registries.conf
 
 # base_image NAME: Debian, made here of the packages that this machine gets, as an image of this name. No registry is asked.
