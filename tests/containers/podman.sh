@@ -28,10 +28,12 @@ if [ ! -e /etc/resolv.conf ]; then  # a link into /run
 fi
 mkdir /run/lock
 
+driver=overlay
+if [ "$(stat -f -c %T "$work")" = overlayfs ]; then driver=vfs; fi  # one overlay cannot lie on another
 # Images and containers of these tests alone. The limits that podman would set by itself may be above those of this shell.
 cat > "$work/storage.conf" << END
 [storage]
-driver = "overlay"
+driver = "$driver"
 graphroot = "$work/images"
 runroot = "/run/storage"
 END
