@@ -45,9 +45,8 @@ constexpr KnownError kKnownErrors[] = {
     {CUDA_ERROR_MAP_FAILED, absl::StatusCode::kUnavailable, false,
      "the segment's owner, the daemon, may have gone; containers must share its pid namespace"},
     {CUDA_ERROR_INVALID_CONTEXT, absl::StatusCode::kFailedPrecondition, false,
-     "a CUDA IPC handle opens only outside its owner's process, and only in the owner's pid namespace: start "
-     "containers "
-     "with --pid=host (in Kubernetes: hostPID: true)"},
+     "a CUDA IPC handle opens only outside its owner's process, and only in the owner's pid namespace: start the "
+     "container with --pid=host (in Kubernetes: hostPID: true)"},
     {CUDA_ERROR_NOT_SUPPORTED, absl::StatusCode::kUnimplemented, false,
      "the GPU or the driver cannot share memory between processes (WSL2, MIG and some virtual GPUs cannot)"},
     {CUDA_ERROR_NO_DEVICE, absl::StatusCode::kUnavailable, false,

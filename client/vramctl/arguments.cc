@@ -386,7 +386,8 @@ void CommandLine::AddClaimCommands() {
       ->type_name("FILE")
       ->check([](const std::string& file) { return file.empty() ? "the name of a file is needed" : ""; }, "");
   cdi->footer(
-      "Examples:\n  $ sudo vramctl claim cdi team-a\n  $ podman run --device vrambroker.dev/claim=team-a IMAGE");
+      "Examples:\n  $ sudo vramctl claim cdi team-a\n"
+      "  $ sudo podman run --pid=host --device vrambroker.dev/claim=team-a IMAGE");
 
   CLI::App* const rm = add("rm", "Remove a claim: at once, or when its last session has ended.", RemoveClaim);
   add_name(rm, "Its name.");

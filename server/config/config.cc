@@ -114,8 +114,12 @@ absl::StatusOr<Config> CheckConfig(const ConfigText& text) {
   Checker check(text.places);
   Config config;
   // Clients and container runtimes are told of it. They would take a relative path for another one.
-  std::error_code unknown;
-  config.socket_dir = std::filesystem::absolute(Or(proto.socket_dir(), "/run/vrambroker"), unknown);
+  std::error_code no_directory;
+  config.socket_dir = std::filesystem::absolute(Or(proto.socket_dir(), "/run/vrambroker"), no_directory);
+  if (no_directory) {
+    check.Fault("socket_dir", absl::StrCat("'", proto.socket_dir(), "' is relative, and the current directory is not ",
+                                           "known: ", no_directory.message()));
+  }
   config.claims_file = proto.claims_file();
   if (!config.claims_file.empty() && config.claims_file.front() != '/') {
     check.Fault("claims_file", absl::StrCat("'", config.claims_file, "' is not an absolute path"));

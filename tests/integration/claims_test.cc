@@ -113,6 +113,27 @@ TEST_F(ClaimsTest, ThatCudaNeedsTheDaemonsPidNamespaceIsSaid) {
   EXPECT_TRUE(absl::StrContains(inside.err, "start the container with --pid=host")) << inside.err;
 }
 
+TEST_F(ClaimsTest, ContainersAreGivenItsDirectoryIfThatIsHere) {
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  ASSERT_NO_FATAL_FAILURE(Create("team", {}));
+  ASSERT_NO_FATAL_FAILURE(Create("other", {}));
+  const std::string file = dir() + "/cdi.json";
+  const std::string team_dir = dir() + "/claims/team";
+  const RunResult printed = Ctl({"claim", "cdi", "team", "-o", "-"});
+  EXPECT_EQ(printed.exit_code, 0) << printed.err;
+  EXPECT_TRUE(absl::StrContains(printed.out, absl::StrCat("\"hostPath\": \"", team_dir, "\""))) << printed.out;
+  EXPECT_EQ(Ctl({"claim", "cdi", "team", "-o", file}).exit_code, 0);
+  EXPECT_EQ(Ctl({"claim", "cdi", "team", "-o", file}).exit_code, 0) << "its own is replaced";
+  const RunResult others = Ctl({"claim", "cdi", "other", "-o", file});
+  EXPECT_EQ(others.exit_code, 1);
+  EXPECT_TRUE(absl::StrContains(others.err, absl::StrCat("gives containers ", team_dir))) << others.err;
+  std::filesystem::rename(team_dir, dir() + "/elsewhere");
+  const RunResult nowhere = Ctl({"claim", "cdi", "team", "-o", "-"});
+  EXPECT_EQ(nowhere.exit_code, 1);
+  EXPECT_TRUE(absl::StrContains(nowhere.err, absl::StrCat("there is no ", team_dir, " here"))) << nowhere.err;
+  std::filesystem::rename(dir() + "/elsewhere", team_dir);
+}
+
 TEST_F(ClaimsTest, OnlyItsOwnerCanConnect) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root, to become another user";
   ASSERT_NO_FATAL_FAILURE(Begin());

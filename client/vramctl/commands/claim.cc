@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// vramctl claim create, set, ls, show, rm.
+// vramctl claim create, set, ls, show, cdi, rm.
 #include <chrono>
 #include <cstdio>
 #include <functional>
@@ -18,8 +18,10 @@
 #include "client/vrambroker/client.h"
 #include "client/vramctl/commands/claim_cdi_file.h"
 #include "client/vramctl/commands/commands.h"
+#include "client/vramctl/commands/snapshot_file.h"
 #include "client/vramctl/daemon/daemon_calls.h"
 #include "client/vramctl/options/users.h"
+#include "client/vramctl/views/claim_cdi.h"
 #include "client/vramctl/views/claim_output.h"
 #include "client/vramctl/views/output.h"
 #include "client/vramctl/views/sessions_table.h"
@@ -93,6 +95,13 @@ void PrintClaim(const Context& context, const v1::Claim& claim, const char* what
   if (context.json) return Print(ToJson(claim));
   std::printf("%s: %s\n", claim.name().c_str(), what);
   for (const std::string& line : ClaimLines(claim)) std::printf("%s: %s\n", claim.name().c_str(), line.c_str());
+}
+
+absl::StatusOr<v1::Claim> ReadClaim(Daemon& daemon, const std::string& name) {
+  absl::StatusOr<v1::ListClaimsResponse> claims = ReadClaims(daemon, name);
+  if (!claims.ok()) return claims.status();
+  if (claims->claims().empty()) return absl::InternalError("the daemon has answered without the claim");
+  return std::move(*claims->mutable_claims(0));
 }
 
 }  // namespace
@@ -181,10 +190,9 @@ absl::Status ShowClaims(const Context& context) {
 absl::Status ShowClaim(const Context& context) {
   absl::StatusOr<Daemon> daemon = Daemon::Connect(context);
   if (!daemon.ok()) return daemon.status();
-  const absl::StatusOr<v1::ListClaimsResponse> claims = ReadClaims(*daemon, context.claim.name);
-  if (!claims.ok()) return claims.status();
-  if (claims->claims().empty()) return absl::InternalError("the daemon has answered without the claim");
-  const v1::Claim& claim = claims->claims(0);
+  const absl::StatusOr<v1::Claim> read = ReadClaim(*daemon, context.claim.name);
+  if (!read.ok()) return read.status();
+  const v1::Claim& claim = *read;
   // An owner without the right OBSERVER sees the claim, but not whose its sessions are.
   v1::ListSessionsResponse all;
   const absl::Status listed = Call(*daemon, &v1::Admin::Stub::ListSessions, v1::ListSessionsRequest(), &all);
@@ -200,6 +208,24 @@ absl::Status ShowClaim(const Context& context) {
   }
   std::printf("%s", ClaimText(claim, UserName).c_str());
   if (!sessions.sessions().empty()) std::printf("\n%s", SessionsTable(sessions, absl::Now()).c_str());
+  return absl::OkStatus();
+}
+
+absl::Status WriteClaimCdi(const Context& context) {
+  const std::string& output = context.output;
+  if (absl::Status status = output.empty() ? absl::OkStatus() : CheckSnapshotPath(output); !status.ok()) return status;
+  absl::StatusOr<Daemon> daemon = Daemon::Connect(context);
+  if (!daemon.ok()) return daemon.status();
+  const absl::StatusOr<v1::Claim> claim = ReadClaim(*daemon, context.claim.name);
+  if (!claim.ok()) return claim.status();
+  if (absl::Status status = WriteCdiFile(*claim, output); !status.ok() || output == "-") return status;
+  const std::string file = output.empty() ? CdiPath(claim->name()) : output;
+  const std::string device = CdiDevice(claim->name());
+  if (context.json) {
+    Print({{"file", file}, {"device", device}});
+  } else {
+    std::printf("%s: wrote %s\nits containers need --device %s\n", claim->name().c_str(), file.c_str(), device.c_str());
+  }
   return absl::OkStatus();
 }
 

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// vramctl claim cdi.
 #include "client/vramctl/commands/claim_cdi_file.h"
 
 #include <sys/stat.h>
@@ -17,10 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "allocator/wire/admin_json.h"
-#include "client/vramctl/commands/commands.h"
 #include "client/vramctl/commands/snapshot_file.h"
-#include "client/vramctl/daemon/daemon_calls.h"
 #include "client/vramctl/options/refusal.h"
 #include "client/vramctl/views/claim_cdi.h"
 #include "client/vramctl/views/output.h"
@@ -39,18 +34,6 @@ std::string MountedBy(const std::string& path) {
                                                                                  : "";
 }
 
-absl::StatusOr<v1::Claim> ReadClaim(const Context& context) {
-  absl::StatusOr<Daemon> daemon = Daemon::Connect(context);
-  if (!daemon.ok()) return daemon.status();
-  v1::ListClaimsRequest request;
-  request.set_name(context.claim.name);
-  v1::ListClaimsResponse response;
-  if (absl::Status status = Call(*daemon, &v1::Admin::Stub::ListClaims, request, &response); !status.ok())
-    return status;
-  if (response.claims().empty()) return absl::InternalError("the daemon has answered without the claim");
-  return response.claims(0);
-}
-
 // With what a user can do about it.
 absl::Status WriteForRuntimes(const std::string& path, const std::string& text) {
   const std::string folder = std::filesystem::path(path).parent_path();
@@ -66,40 +49,25 @@ absl::Status WriteForRuntimes(const std::string& path, const std::string& text) 
 
 }  // namespace
 
-absl::Status WriteClaimCdi(const Context& context) {
-  const std::string& name = context.claim.name;
-  const bool is_given = !context.output.empty();
-  if (is_given) {
-    if (absl::Status status = CheckSnapshotPath(context.output); !status.ok()) return status;
-  }
-  const absl::StatusOr<v1::Claim> claim = ReadClaim(context);
-  if (!claim.ok()) return claim.status();
-  const absl::StatusOr<Json> cdi = ClaimCdi(*claim);
+absl::Status WriteCdiFile(const v1::Claim& claim, const std::string& output) {
+  const absl::StatusOr<Json> cdi = ClaimCdi(claim);
   if (!cdi.ok()) return Refusal(cdi.status());
   // Runtimes take the path for one of this machine. A daemon in a container may know its directory by another.
-  if (const std::string& dir = claim->socket_dir(); access(dir.c_str(), F_OK) != 0 && errno == ENOENT) {
-    return Refusal(absl::FailedPreconditionError(
-        absl::StrCat("there is no ", dir,
-                     " here, where the daemon has the claim's sockets: mount the daemon's socket "
-                     "directory into its container at the path that it has outside")));
+  if (const std::string& dir = claim.socket_dir(); access(dir.c_str(), F_OK) != 0 && errno == ENOENT) {
+    return Refusal(absl::FailedPreconditionError(absl::StrCat(
+        "there is no ", dir,
+        " here, where the daemon has the claim's sockets: mount the daemon's socket directory into its container at "
+        "the path that it has outside")));
   }
-  const std::string path = is_given ? context.output : CdiPath(name);
   const std::string text = absl::StrCat(JsonText(*cdi, 2), "\n");
-  if (path == "-") return WriteFile(path, text);
-  if (const std::string other = MountedBy(path); !other.empty() && other != claim->socket_dir()) {
+  if (output == "-") return WriteFile(output, text);
+  const std::string path = output.empty() ? CdiPath(claim.name()) : output;
+  if (const std::string other = MountedBy(path); !other.empty() && other != claim.socket_dir()) {
     return Refusal(absl::AlreadyExistsError(
         absl::StrCat(path, " gives containers ", other, ", another claim: remove the file if nothing needs it")));
   }
   umask(022);  // runtimes of all users read it; the daemon asks who connects
-  if (absl::Status status = is_given ? WriteFile(path, text) : WriteForRuntimes(path, text); !status.ok()) {
-    return status;
-  }
-  if (context.json) {
-    Print({{"file", path}, {"device", CdiDevice(name)}});
-  } else {
-    std::printf("%s: wrote %s\nits containers need --device %s\n", name.c_str(), path.c_str(), CdiDevice(name).c_str());
-  }
-  return absl::OkStatus();
+  return output.empty() ? WriteForRuntimes(path, text) : WriteFile(path, text);
 }
 
 void RemoveCdiFile(const std::string& claim, const std::string& socket_dir) {

@@ -6,7 +6,14 @@
 
 #include <string>
 
+#include "absl/status/status.h"
+#include "vrambroker/v1/admin.pb.h"
+
 namespace vrambroker::vramctl {
+
+// `output`: a file, "-" for standard output, or empty for where runtimes look (CdiPath()). Refuses what runtimes could
+// not use, and to replace the file of another claim. Changes this process's umask.
+absl::Status WriteCdiFile(const v1::Claim& claim, const std::string& output);
 
 // Removes the file of this claim in the runtimes' directory: a container with its device would not start any more.
 // One of another daemon's claim of that name stays. Errors are said on stderr. `socket_dir`: the daemon's.

@@ -47,10 +47,10 @@ absl::StatusOr<Json> ClaimCdi(const v1::Claim& claim) {
         absl::StrFormat("the claim '%s' is being removed: no container can use it", claim.name()));
   }
   if (claim.name().empty() || !IsCdiName(claim.name())) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("name: container runtimes do not allow '%s': there may be no @, and the last character is a "
-                        "letter or digit; create a claim with another name",
-                        claim.name()));
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "name: container runtimes do not allow '%s': it may have no @, and begins and ends with a letter "
+        "or digit; create a claim with another name",
+        claim.name()));
   }
   const bool has_digit = absl::ascii_isdigit(static_cast<unsigned char>(claim.name().front()));
   return Json{{"cdiVersion", has_digit ? kVersionOfDigits : kVersion},

@@ -22,9 +22,8 @@ std::string CdiDevice(absl::string_view claim);
 std::string CdiPath(absl::string_view claim);
 
 // What is in that file: the claim's directory is at /run/vrambroker of the container, where clients look. Nothing can
-// be written there: the room of /run is the machine's. FailedPrecondition: the claim has no sockets, or is
-// being removed. InvalidArgument:
-// CDI does not allow its name.
+// be written there: the room of /run is the machine's. FailedPrecondition: the claim has no sockets, or is being
+// removed. InvalidArgument: CDI does not allow its name.
 absl::StatusOr<nlohmann::ordered_json> ClaimCdi(const v1::Claim& claim);
 
 }  // namespace vrambroker::vramctl

@@ -100,6 +100,16 @@ TEST(ConfigTest, TheSocketDirectoryIsTheSameForAll) {
   const absl::StatusOr<Config> config = Read("socket_dir: \"sockets\"");
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->socket_dir, std::filesystem::current_path() / "sockets");
+
+  const std::filesystem::path here = std::filesystem::current_path();
+  std::string gone = ::testing::TempDir() + "/vrambroker_config_XXXXXX";
+  ASSERT_NE(mkdtemp(gone.data()), nullptr);
+  std::filesystem::current_path(gone);
+  std::filesystem::remove(gone);
+  const absl::Status status = Read("socket_dir: \"sockets\"").status();
+  std::filesystem::current_path(here);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("'sockets' is relative, and the current directory is not known"));
 }
 
 TEST(ConfigTest, EveryFieldIsRead) {

@@ -5,27 +5,15 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <spdlog/sinks/ostream_sink.h>
-#include <spdlog/spdlog.h>
-#include <unistd.h>
 
-#include <atomic>
 #include <chrono>
 #include <fstream>
-#include <memory>
 #include <optional>
-#include <sstream>
 #include <string>
-#include <thread>
-#include <utility>
 #include <vector>
 
-#include "absl/strings/str_split.h"
-#include "absl/time/clock.h"
-#include "allocator/device/process_files.h"
 #include "server/wire/claim_file.h"
-#include "tests/support/util.h"
-#include "tests/unit/server/core/broker_fixture.h"
+#include "tests/unit/server/core/claims_fixture.h"
 
 namespace vrambroker {
 namespace {
@@ -33,146 +21,8 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using ::testing::SizeIs;
 
-constexpr uid_t kOwner = 1000;
 constexpr pid_t kYounger = 1 << 30;  // of no process, so that it is not older than this one
-
-class ClaimsTest : public BrokerTest {
- protected:
-  ClaimsTest() { Restart(); }
-
-  void Restart() {
-    BrokerOptions options;
-    options.reclaim_timeout = std::chrono::milliseconds(200);
-    options.claims = {.serve =
-                          [this](const Claim& claim) {
-                            if (!serve_error_.ok()) return serve_error_;
-                            MutexLock lock(hooks_mu_);
-                            served_.push_back(claim.name);
-                            ++serves_;
-                            return absl::OkStatus();
-                          },
-                      .stop_serving =
-                          [this](const Claim& claim) {
-                            MutexLock lock(hooks_mu_);
-                            std::erase(served_, claim.name);
-                          },
-                      .save =
-                          [this](const std::vector<Claim>& claims) {
-                            if (on_save_) std::exchange(on_save_, nullptr)();
-                            if (!save_error_.ok()) return save_error_;
-                            MutexLock lock(hooks_mu_);
-                            saved_.clear();
-                            for (const Claim& claim : claims) {
-                              saved_.push_back(absl::StrCat(claim.name, " ", ClaimStateName(claim.state)));
-                            }
-                            return absl::OkStatus();
-                          },
-                      .note_member =
-                          [this](const ProcessId&, const std::string&) {
-                            if (on_member_) std::exchange(on_member_, nullptr)();
-                          }};
-    options.policy = policy_;
-    Make(std::move(options));
-  }
-
-  absl::StatusOr<Claim> Answer(const std::function<void(const Claims::Done&)>& call) {
-    Signal answered;
-    absl::StatusOr<Claim> answer = absl::UnknownError("no answer");
-    call([&](absl::StatusOr<Claim> claim) {
-      answer = std::move(claim);
-      answered.Notify();
-    });
-    answered.WaitForNotification();
-    return answer;
-  }
-  absl::StatusOr<Claim> Create(const std::string& name, ClaimTerms terms) {
-    if (!terms.owner.uid.has_value()) terms.owner.uid = kOwner;
-    return Answer([&](const Claims::Done& done) { broker_->claims().Create(name, terms, done); });
-  }
-  absl::StatusOr<Claim> Update(const std::string& name, const ClaimChange& change) {
-    return Answer([&](const Claims::Done& done) { broker_->claims().Update(name, change, done); });
-  }
-  absl::StatusOr<Claims::Deleted> Delete(const std::string& name, bool revoke = false) {
-    Signal answered;
-    absl::StatusOr<Claims::Deleted> answer = absl::UnknownError("no answer");
-    broker_->claims().Delete(name, revoke, [&](absl::StatusOr<Claims::Deleted> deleted) {
-      answer = std::move(deleted);
-      answered.Notify();
-    });
-    answered.WaitForNotification();
-    return answer;
-  }
-  // Changes are made one after the other: all that have begun are done.
-  void WaitForChanges() { EXPECT_TRUE(absl::IsNotFound(Update("no-such-claim", {}).status())); }
-  // Waits until those that are to be removed, and can be, are.
-  bool IsRemoved(const std::string& name) {
-    const bool is_removed = testing_support::WaitFor([&] {
-      broker_->claims().RemoveEmpty();
-      return !broker_->claims().Find(name).ok();
-    });
-    WaitForChanges();  // it cannot be found before all that belongs to the removal is done
-    return is_removed;
-  }
-
-  Caller In(const absl::StatusOr<Claim>& claim, pid_t pid = 1, uid_t uid = kOwner) {
-    Caller caller = Process(pid, uid);
-    if (claim.ok()) caller.claim = claim->id;
-    return caller;
-  }
-  ClaimDeviceView View(const std::string& name, size_t device = 0) {
-    for (const ClaimView& of : broker_->operator_view().Look().claims) {
-      if (of.claim.name == name) return of.devices[device];
-    }
-    ADD_FAILURE() << "no claim " << name;
-    return {};
-  }
-
-  // A heap collects garbage by the limit that it was told: 12 MiB that are free stay beside 14 more if half of its
-  // limit is 20 MiB, and go if that is 10.
-  static inline const AllocatorOptions kCollects{.garbage_collection_threshold = 0.5};
-  void ExpectHeapKnows40MiB(const SessionPtr& session) {
-    const absl::StatusOr<Allocation> free = Allocate(session, 12_MiB);
-    ASSERT_TRUE(free.ok()) << free.status();
-    ASSERT_EQ(broker_->allocations().Free(session, {free->block}), absl::OkStatus());
-    ASSERT_TRUE(Allocate(session, 14_MiB).ok());
-    EXPECT_EQ(session->GetMemoryStats(0).num_device_free, 0u);
-  }
-
-  // A rule that puts sessions named `team*` into the claim "team".
-  static std::shared_ptr<const Policy> RuleOf(const Limit& limit, const Limit& guarantee) {
-    PolicyRule rule;
-    rule.label = "teams";
-    rule.session_name = "team*";
-    rule.claim = "team";
-    rule.claim_limit = limit;
-    rule.claim_guarantee = guarantee;
-    return PolicyOf({.rules = {rule}});
-  }
-
-  std::shared_ptr<const Policy> policy_;
-  std::function<void()> on_save_;    // called once
-  std::function<void()> on_member_;  // the same: between a session's coming into the claim and its being found
-  absl::Status serve_error_;
-  absl::Status save_error_;
-  std::vector<std::string> served() {
-    MutexLock lock(hooks_mu_);
-    return served_;
-  }
-  std::vector<std::string> saved() {
-    MutexLock lock(hooks_mu_);
-    return saved_;
-  }
-
- private:
-  Mutex hooks_mu_;  // those are called on workers
-  std::vector<std::string> served_ ABSL_GUARDED_BY(hooks_mu_);
-  std::vector<std::string> saved_ ABSL_GUARDED_BY(hooks_mu_);
-
- protected:
-  std::atomic<int> serves_{0};
-};
 
 TEST_F(ClaimsTest, ItsLimitBindsAllOfItsSessionsTogether) {
   const absl::StatusOr<Claim> team = Create("team", {.limit = 40_MiB});
@@ -463,28 +313,6 @@ TEST_F(ClaimsTest, ASessionThatIsBeingOpenedGetsWhatIsChangedMeanwhile) {
   ExpectHeapKnows40MiB(session);
 }
 
-TEST_F(ClaimsTest, ASessionThatARulePutsThereGetsWhatIsChangedMeanwhileToo) {
-  policy_ = RuleOf(Limit(20_MiB), Limit(uint64_t{0}));
-  Restart();
-  ASSERT_TRUE(Create("team", {.limit = 20_MiB}).ok());
-  on_member_ = [&] { EXPECT_TRUE(Update("team", {.limit = Limit(40_MiB)}).ok()); };
-  ExpectHeapKnows40MiB(Open("team-1", std::nullopt, Process(1, kOwner), kCollects));
-}
-
-// It was opened under the policy before.
-TEST_F(ClaimsTest, ASessionThatIsBeingOpenedDoesNotBringTheOldPolicyBack) {
-  policy_ = RuleOf(Limit(20_MiB), Limit(uint64_t{0}));
-  Restart();
-  const SessionPtr first = OpenLeasing("team-1");
-  on_member_ = [&] {
-    broker_->SetPolicy(RuleOf(Limit(40_MiB), Limit(uint64_t{0})));
-    EXPECT_TRUE(testing_support::WaitFor([&] { return View("team").limit_bytes == 40_MiB; }));
-  };
-  const SessionPtr second = OpenLeasing("team-2");
-  WaitForChanges();
-  EXPECT_EQ(View("team").limit_bytes, 40_MiB);
-}
-
 TEST_F(ClaimsTest, HowLongItsRequestsMayWaitIsChangedForItsSessionsToo) {
   const absl::StatusOr<Claim> team = Create("team", {.max_wait = std::chrono::seconds(5)});
   const SessionPtr session = OpenLeasing("a", std::nullopt, In(team));
@@ -492,117 +320,6 @@ TEST_F(ClaimsTest, HowLongItsRequestsMayWaitIsChangedForItsSessionsToo) {
   EXPECT_EQ(session->max_wait(), std::chrono::milliseconds(0));
   on_member_ = [&] { EXPECT_TRUE(Update("team", {.max_wait = std::chrono::milliseconds(7)}).ok()); };
   EXPECT_EQ(OpenLeasing("b", std::nullopt, In(team))->max_wait(), std::chrono::milliseconds(7));
-}
-
-TEST_F(ClaimsTest, ARulesClaimIsThereForAsLongAsItHasSessions) {
-  policy_ = RuleOf(Limit(40_MiB), Limit(10_MiB));
-  Restart();
-  const SessionPtr first = OpenLeasing("team-1");
-  const SessionPtr second = OpenLeasing("team-2");
-  EXPECT_EQ(first->terms().claim, "team");
-  EXPECT_EQ(View("team").guarantee_bytes, 10_MiB);
-  ASSERT_TRUE(LeaseSegments(first, {30_MiB}).ok());
-  EXPECT_FALSE(LeaseSegments(second, {12_MiB}).ok());
-  EXPECT_THAT(saved(), IsEmpty()) << "it is the configuration's";
-  EXPECT_TRUE(absl::IsAlreadyExists(Create("team", {}).status()));
-  EXPECT_TRUE(absl::IsFailedPrecondition(Update("team", {.limit = Limit(0.5)}).status()));
-  // The configuration is read again, and holds for the sessions that there are.
-  broker_->SetPolicy(RuleOf(Limit(50_MiB), Limit(5_MiB)));
-  EXPECT_TRUE(testing_support::WaitFor(
-      [&] { return View("team").limit_bytes == 50_MiB && View("team").guarantee_bytes == 5_MiB; }));
-  WaitForChanges();  // it is shown before the pools know it
-  EXPECT_TRUE(LeaseSegments(second, {20_MiB}).ok());
-  for (const SessionPtr& session : {first, second}) broker_->Close(session, "test");
-  EXPECT_TRUE(IsRemoved("team"));
-  EXPECT_EQ(pools_[0]->GetStats().guaranteed_bytes, 0u);
-}
-
-// After a kill: what it holds of the run before is its user's yet, and takes the room of the guarantee.
-TEST_F(ClaimsTest, AClientOfARulesClaimComesBackThoughItsGuaranteeIsNotFreeYet) {
-  policy_ = RuleOf(Limit(60_MiB), Limit(40_MiB));
-  Restart();
-  const SessionPtr other = OpenLeasing("other");
-  ASSERT_TRUE(LeaseSegments(other, {40_MiB}).ok());
-  EXPECT_TRUE(absl::IsResourceExhausted(TryOpen("team-0", std::nullopt, Process(getppid(), kOwner)).status()));
-  const pid_t self = getpid();
-  broker_->claims().SetEarlierMembers({{{.pid = self, .started = StartOf(self)}, "team"}});
-  const SessionPtr back = OpenLeasing("team-1", std::nullopt, Process(self, kOwner));
-  ASSERT_NE(back, nullptr);
-  EXPECT_EQ(View("team").guarantee_bytes, 0u);
-  // It has it as soon as it can be given.
-  broker_->Close(other, "test");
-  EXPECT_TRUE(testing_support::WaitFor([&] {
-    broker_->claims().Tick();
-    return View("team").guarantee_bytes == 40_MiB;
-  }));
-}
-
-// What was refused a moment ago does not keep a reload waiting.
-TEST_F(ClaimsTest, AReloadLowersAGuaranteeThatCouldNotBeGiven) {
-  policy_ = RuleOf(Limit(60_MiB), Limit(uint64_t{0}));
-  Restart();
-  const SessionPtr session = OpenLeasing("team-1");
-  const SessionPtr other = OpenLeasing("other");
-  ASSERT_TRUE(LeaseSegments(other, {40_MiB}).ok());
-  broker_->SetPolicy(RuleOf(Limit(50_MiB), Limit(40_MiB)));
-  EXPECT_TRUE(testing_support::WaitFor([&] { return View("team").limit_bytes == 50_MiB; }));
-  EXPECT_EQ(View("team").guarantee_bytes, 0u);
-  broker_->SetPolicy(RuleOf(Limit(50_MiB), Limit(10_MiB)));
-  EXPECT_TRUE(testing_support::WaitFor([&] { return View("team").guarantee_bytes == 10_MiB; }));
-}
-
-// A guarantee that cannot be given is tried again and again; the log says so once.
-TEST_F(ClaimsTest, AGuaranteeThatIsTriedAgainIsLoggedOnce) {
-  policy_ = RuleOf(Limit(60_MiB), Limit(uint64_t{0}));
-  Restart();
-  const SessionPtr session = OpenLeasing("team-1");
-  const SessionPtr other = OpenLeasing("other");
-  ASSERT_TRUE(LeaseSegments(other, {40_MiB}).ok());
-  std::ostringstream log;
-  const std::shared_ptr<spdlog::logger> before = spdlog::default_logger();
-  spdlog::set_default_logger(
-      std::make_shared<spdlog::logger>("test", std::make_shared<spdlog::sinks::ostream_sink_mt>(log)));
-  broker_->SetPolicy(RuleOf(Limit(60_MiB), Limit(40_MiB)));
-  // It is tried once a second.
-  for (const absl::Time end = absl::Now() + absl::Seconds(4); absl::Now() < end;
-       absl::SleepFor(absl::Milliseconds(50))) {
-    broker_->claims().Tick();
-    WaitForChanges();
-  }
-  spdlog::set_default_logger(before);
-  const std::vector<std::string> parts = absl::StrSplit(log.str(), "keeps its old guarantee, for now");
-  EXPECT_THAT(parts, SizeIs(2)) << log.str();
-  broker_->Close(other, "test");
-  EXPECT_TRUE(testing_support::WaitFor([&] {
-    broker_->claims().Tick();
-    return View("team").guarantee_bytes == 40_MiB;
-  }));
-}
-
-TEST_F(ClaimsTest, AReloadIsNotLostThoughTooManyChangesWait) {
-  policy_ = RuleOf(Limit(60_MiB), Limit(uint64_t{0}));
-  Restart();
-  const SessionPtr session = OpenLeasing("team-1");
-  Signal saves;
-  Signal goes_on;
-  on_save_ = [&] {
-    saves.Notify();
-    goes_on.WaitForNotification();
-  };
-  broker_->claims().Create("busy", {.owner = {.uid = kOwner, .gid = {}}}, [](const absl::StatusOr<Claim>&) {});
-  saves.WaitForNotification();
-  std::atomic<bool> is_full{false};
-  while (!is_full) {
-    broker_->claims().Update("no-such-claim", {}, [&is_full](const absl::StatusOr<Claim>& updated) {
-      if (!absl::IsNotFound(updated.status())) is_full = true;
-    });
-  }
-  broker_->SetPolicy(RuleOf(Limit(50_MiB), Limit(10_MiB)));
-  goes_on.Notify();
-  EXPECT_TRUE(testing_support::WaitFor([&] {
-    broker_->claims().Tick();
-    return View("team").limit_bytes == 50_MiB && View("team").guarantee_bytes == 10_MiB;
-  }));
 }
 
 TEST_F(ClaimsTest, AChangeOfSomethingElseKeepsThePriorityOfASession) {
@@ -630,45 +347,6 @@ TEST_F(ClaimsTest, AFileThatIsNotThereIsNoClaimThatIsNotThere) {
   save_error_ = absl::NotFoundError("no such directory");
   EXPECT_TRUE(absl::IsFailedPrecondition(Update("team", {.limit = Limit(0.5)}).status()));
   EXPECT_TRUE(absl::IsFailedPrecondition(Delete("team").status()));
-}
-
-TEST_F(ClaimsTest, AnOperatorAndARuleThatMakeOneClaimAtATimeMakeOne) {
-  policy_ = RuleOf(Limit(40_MiB), Limit(10_MiB));
-  Restart();
-  SessionPtr session;
-  on_save_ = [&] { session = OpenLeasing("team-1"); };
-  EXPECT_TRUE(absl::IsAlreadyExists(Create("team", {.limit = 20_MiB, .guarantee = 20_MiB}).status()));
-  EXPECT_EQ(View("team").limit_bytes, 40_MiB);
-  EXPECT_EQ(View("team").guarantee_bytes, 10_MiB);
-  EXPECT_THAT(saved(), IsEmpty());
-  broker_->Close(session, "test");
-  EXPECT_TRUE(IsRemoved("team"));
-  EXPECT_EQ(pools_[0]->GetStats().guaranteed_bytes, 0u);
-}
-
-// One of many rounds is enough to lose what the other has counted.
-TEST_F(ClaimsTest, OperatorsAndRulesThatRaceForAClaimLoseNothing) {
-  policy_ = RuleOf(Limit(40_MiB), Limit(1_MiB));
-  Restart();
-  for (int round = 0; round < 200; ++round) {
-    absl::StatusOr<SessionPtr> session = absl::UnknownError("not opened");
-    std::thread opens([&] { session = TryOpen("team-1", std::nullopt, Process(getpid(), kOwner)); });
-    const absl::StatusOr<Claim> created = Create("team", {.limit = 20_MiB});
-    opens.join();
-    const absl::StatusOr<Claim> claim = broker_->claims().Find("team");
-    ASSERT_TRUE(claim.ok()) << claim.status();
-    EXPECT_EQ(claim->rule.empty(), created.ok()) << created.status();
-    EXPECT_EQ(claim->sessions, session.ok() ? 1u : 0u) << session.status();
-    if (session.ok()) {
-      EXPECT_EQ((*session)->terms().claim_id, claim->id);
-      broker_->Close(*session, "test");
-    }
-    if (created.ok()) {
-      ASSERT_TRUE(Delete("team").ok());
-    }
-    ASSERT_TRUE(IsRemoved("team"));
-    ASSERT_EQ(pools_[0]->GetStats().guaranteed_bytes, 0u);
-  }
 }
 
 TEST_F(ClaimsTest, AClaimThatDrainsIsTheNextDaemonsWhenThisOneStops) {

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Claims on a broker of its own, whose sockets and file are the test's.
+#ifndef VRAMBROKER_TESTS_UNIT_SERVER_CORE_CLAIMS_FIXTURE_H_
+#define VRAMBROKER_TESTS_UNIT_SERVER_CORE_CLAIMS_FIXTURE_H_
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/core/claims.h"
+#include "tests/support/util.h"
+#include "tests/unit/server/core/broker_fixture.h"
+
+namespace vrambroker {
+
+inline constexpr uid_t kOwner = 1000;
+
+class ClaimsTest : public BrokerTest {
+ protected:
+  ClaimsTest() { Restart(); }
+
+  void Restart() {
+    BrokerOptions options;
+    options.reclaim_timeout = std::chrono::milliseconds(200);
+    options.claims = {.serve =
+                          [this](const Claim& claim) {
+                            if (!serve_error_.ok()) return serve_error_;
+                            MutexLock lock(hooks_mu_);
+                            served_.push_back(claim.name);
+                            ++serves_;
+                            return absl::OkStatus();
+                          },
+                      .stop_serving =
+                          [this](const Claim& claim) {
+                            MutexLock lock(hooks_mu_);
+                            std::erase(served_, claim.name);
+                          },
+                      .save =
+                          [this](const std::vector<Claim>& claims) {
+                            if (on_save_) std::exchange(on_save_, nullptr)();
+                            if (!save_error_.ok()) return save_error_;
+                            MutexLock lock(hooks_mu_);
+                            saved_.clear();
+                            for (const Claim& claim : claims) {
+                              saved_.push_back(absl::StrCat(claim.name, " ", ClaimStateName(claim.state)));
+                            }
+                            return absl::OkStatus();
+                          },
+                      .note_member =
+                          [this](const ProcessId&, const std::string&) {
+                            if (on_member_) std::exchange(on_member_, nullptr)();
+                          }};
+    options.policy = policy_;
+    Make(std::move(options));
+  }
+
+  absl::StatusOr<Claim> Answer(const std::function<void(const Claims::Done&)>& call) {
+    Signal answered;
+    absl::StatusOr<Claim> answer = absl::UnknownError("no answer");
+    call([&](absl::StatusOr<Claim> claim) {
+      answer = std::move(claim);
+      answered.Notify();
+    });
+    answered.WaitForNotification();
+    return answer;
+  }
+  absl::StatusOr<Claim> Create(const std::string& name, ClaimTerms terms) {
+    if (!terms.owner.uid.has_value()) terms.owner.uid = kOwner;
+    return Answer([&](const Claims::Done& done) { broker_->claims().Create(name, terms, done); });
+  }
+  absl::StatusOr<Claim> Update(const std::string& name, const ClaimChange& change) {
+    return Answer([&](const Claims::Done& done) { broker_->claims().Update(name, change, done); });
+  }
+  absl::StatusOr<Claims::Deleted> Delete(const std::string& name, bool revoke = false) {
+    Signal answered;
+    absl::StatusOr<Claims::Deleted> answer = absl::UnknownError("no answer");
+    broker_->claims().Delete(name, revoke, [&](absl::StatusOr<Claims::Deleted> deleted) {
+      answer = std::move(deleted);
+      answered.Notify();
+    });
+    answered.WaitForNotification();
+    return answer;
+  }
+  // Changes are made one after the other: all that have begun are done.
+  void WaitForChanges() { EXPECT_TRUE(absl::IsNotFound(Update("no-such-claim", {}).status())); }
+  // Waits until those that are to be removed, and can be, are.
+  bool IsRemoved(const std::string& name) {
+    const bool is_removed = testing_support::WaitFor([&] {
+      broker_->claims().RemoveEmpty();
+      return !broker_->claims().Find(name).ok();
+    });
+    WaitForChanges();  // it cannot be found before all that belongs to the removal is done
+    return is_removed;
+  }
+
+  Caller In(const absl::StatusOr<Claim>& claim, pid_t pid = 1, uid_t uid = kOwner) {
+    Caller caller = Process(pid, uid);
+    if (claim.ok()) caller.claim = claim->id;
+    return caller;
+  }
+  ClaimDeviceView View(const std::string& name, size_t device = 0) {
+    for (const ClaimView& of : broker_->operator_view().Look().claims) {
+      if (of.claim.name == name) return of.devices[device];
+    }
+    ADD_FAILURE() << "no claim " << name;
+    return {};
+  }
+
+  // A heap collects garbage by the limit that it was told: 12 MiB that are free stay beside 14 more if half of its
+  // limit is 20 MiB, and go if that is 10.
+  static inline const AllocatorOptions kCollects{.garbage_collection_threshold = 0.5};
+  void ExpectHeapKnows40MiB(const SessionPtr& session) {
+    const absl::StatusOr<Allocation> free = Allocate(session, 12_MiB);
+    ASSERT_TRUE(free.ok()) << free.status();
+    ASSERT_EQ(broker_->allocations().Free(session, {free->block}), absl::OkStatus());
+    ASSERT_TRUE(Allocate(session, 14_MiB).ok());
+    EXPECT_EQ(session->GetMemoryStats(0).num_device_free, 0u);
+  }
+
+  std::shared_ptr<const Policy> policy_;
+  std::function<void()> on_save_;    // called once
+  std::function<void()> on_member_;  // the same: between a session's coming into the claim and its being found
+  absl::Status serve_error_;
+  absl::Status save_error_;
+  std::vector<std::string> served() {
+    MutexLock lock(hooks_mu_);
+    return served_;
+  }
+  std::vector<std::string> saved() {
+    MutexLock lock(hooks_mu_);
+    return saved_;
+  }
+
+ private:
+  Mutex hooks_mu_;  // those are called on workers
+  std::vector<std::string> served_ ABSL_GUARDED_BY(hooks_mu_);
+  std::vector<std::string> saved_ ABSL_GUARDED_BY(hooks_mu_);
+
+ protected:
+  std::atomic<int> serves_{0};
+};
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_TESTS_UNIT_SERVER_CORE_CLAIMS_FIXTURE_H_
