@@ -17,7 +17,6 @@
 #include "absl/strings/str_cat.h"
 #include "client/vramctl/commands/snapshot_file.h"
 #include "client/vramctl/options/refusal.h"
-#include "client/vramctl/views/claim_cdi.h"
 #include "client/vramctl/views/output.h"
 
 namespace vrambroker::vramctl {

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "vrambroker/v1/admin.pb.h"
+#include "client/vramctl/views/claim_cdi.h"
 
 namespace vrambroker::vramctl {
 
