@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "allocator/wire/admin_json.h"
 #include "client/vramctl/commands/snapshot_file.h"
 #include "client/vramctl/options/refusal.h"
 #include "client/vramctl/views/output.h"
