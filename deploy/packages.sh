@@ -13,11 +13,11 @@ command -v npm >/dev/null || build+=(nodejs npm)
 test=("${build[@]}" ccache clang libclang-rt-dev clang-format abigail-tools python3-numpy python3-venv python3-yaml
       mmdebstrap uidmap prometheus tmux zsh libjemalloc2 libtcmalloc-minimal4 libmimalloc2.0)
 
-# Ubuntu has no such package as chromium; the tests in a browser are skipped there. Lint and containers are for Debian 12 alone.
+# Ubuntu has no such package as chromium; the tests in a browser are skipped there. Lint, containers and Slurm are for Debian 12 alone.
 # Its clang-tidy 22 comes with the security updates. It skips system headers, and so needs a third of the time that Debian's
 # default version needs.
 case $(. /etc/os-release; echo "$ID-${VERSION_ID:-}") in
-  debian-12) test+=(chromium clang-tidy-22 podman crun containernetworking-plugins iproute2 iptables docker-compose) ;;
+  debian-12) test+=(chromium clang-tidy-22 podman crun containernetworking-plugins iproute2 iptables docker-compose libslurm-dev) ;;
   debian-*) test+=(chromium) ;;
 esac
 

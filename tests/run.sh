@@ -89,6 +89,8 @@ if [ "$judge" = ON ]; then
   tests/packages/debian_test.sh build/ci
   start_phase "Containers"
   tests/containers/run.sh build/ci
+  start_phase "Slurm"
+  tests/slurm/run.sh build/ci
 fi
 
 start_phase "AddressSanitizer and UndefinedBehaviorSanitizer build"

@@ -1,8 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Run by debian_test.sh as root of the new Debian, beside the packages, in a pid and a network namespace of its own: what it
-# leaves running ends with it, and all ports are free.
+# Run by debian_test.sh, through new_debian.sh, as root of the new Debian, beside the packages.
 set -euo pipefail
 cd /test
 say() { printf '\n== %s\n' "$*"; }
@@ -30,13 +29,14 @@ dpkg -i ./*.deb > /tmp/dpkg.log 2>&1 || { cat /tmp/dpkg.log; fail "dpkg -i"; }
 id vrambroker
 [ "$(stat -c '%U %G %a' /run/vrambroker)" = "vrambroker vrambroker 755" ] || fail "/run/vrambroker is not the daemon's"
 [ "$(systemctl is-enabled vrambroker)" = enabled ] || fail "the service is not enabled"
-for package in vrambroker libvrambroker1 libvrambroker-dev python3-vrambroker; do
+packages=(vrambroker libvrambroker1 libvrambroker-dev python3-vrambroker vrambroker-slurm)
+for package in "${packages[@]}"; do
   [ -s /usr/share/doc/$package/copyright ] || fail "$package has no copyright file"
   case $(dpkg-query -W -f '${binary:Synopsis}' $package) in
     *CMake*) fail "$package has no description" ;;
   esac
 done
-[ "$(dpkg-query -W -f '${binary:Synopsis}\n' vrambroker libvrambroker1 libvrambroker-dev python3-vrambroker | sort -u | wc -l)" = 4 ] \
+[ "$(dpkg-query -W -f '${binary:Synopsis}\n' "${packages[@]}" | sort -u | wc -l)" = ${#packages[@]} ] \
   || fail "two packages have the same synopsis"
 grep -q '^libvrambroker 1 libvrambroker1 ' /var/lib/dpkg/info/libvrambroker1*.shlibs || fail "libvrambroker1 has no shlibs file"
 
@@ -45,6 +45,9 @@ for page in vramctl.1 vrambroker.textproto.5 vrambrokerd.8; do man ${page%.*} > 
 grep -q 'Command hold' /tmp/vramctl.man || fail "vramctl(1) does not explain its commands"
 grep -q '^ *socket_dir: ' /tmp/vrambroker.textproto.man || fail "vrambroker.textproto(5) has no fields"
 [ -s /usr/share/bash-completion/completions/vramctl ] && [ -s /usr/share/zsh/vendor-completions/_vramctl ] || fail "no completion"
+
+say "The plugin is where Slurm looks"
+[ -s /usr/lib/$(uname -m)-linux-gnu/slurm-wlm/spank_vrambroker.so ] && [ -s /etc/slurm/plugstack.conf.d/vrambroker.conf ] || fail "no plugin for Slurm"
 
 say "The unit"
 systemd-analyze verify vrambroker.service
@@ -129,7 +132,7 @@ kill -TERM $daemon_pid
 wait $daemon_pid || fail "the daemon did not stop well"
 userdel --remove alice 2> /dev/null
 userdel --remove bob 2> /dev/null
-dpkg --purge python3-vrambroker libvrambroker-dev libvrambroker1 vrambroker > /tmp/dpkg.log 2>&1 || { cat /tmp/dpkg.log; fail "dpkg --purge"; }
+dpkg --purge vrambroker-slurm python3-vrambroker libvrambroker-dev libvrambroker1 vrambroker > /tmp/dpkg.log 2>&1 || { cat /tmp/dpkg.log; fail "dpkg --purge"; }
 if getent passwd vrambroker || getent group vrambroker; then fail "the user was left"; fi
 files > /tmp/after
 diff /tmp/before /tmp/after || fail "these files were left, or are missing"
