@@ -39,6 +39,7 @@
 SPANK_PLUGIN(vrambroker, 1)
 
 static const char kJobs[] = "/run/vrambroker-slurm";
+static const char kGres[] = "vram";
 static const char kSocketDirVariable[] = "VRAMBROKER_SOCKET_DIR";
 
 enum { kName = 32, kPath = 512, kOutput = 4096 };
@@ -46,7 +47,6 @@ enum { kName = 32, kPath = 512, kOutput = 4096 };
 /* ---- What plugstack.conf says ---- */
 
 struct settings {
-  const char* gres;
   const char* socket_dir;
   const char* vramctl;
   const char* device; /* NULL: all */
@@ -54,8 +54,7 @@ struct settings {
 };
 
 static bool read_settings(int argc, char** argv, struct settings* settings) {
-  *settings = (struct settings){
-      .gres = "vram", .socket_dir = "/run/vrambroker", .vramctl = "/usr/bin/vramctl", .timeout_s = 30};
+  *settings = (struct settings){.socket_dir = "/run/vrambroker", .vramctl = "/usr/bin/vramctl", .timeout_s = 30};
   for (int i = 0; i < argc; ++i) {
     const char* const value = strchr(argv[i], '=') == NULL ? "" : strchr(argv[i], '=') + 1;
     const size_t name = (size_t)(value - argv[i]);
@@ -64,9 +63,7 @@ static bool read_settings(int argc, char** argv, struct settings* settings) {
       slurm_error("vrambroker: '%s' in plugstack.conf is not NAME=VALUE", argv[i]);
       return false;
     }
-    if (strncmp(argv[i], "gres=", name) == 0) {
-      settings->gres = value;
-    } else if (strncmp(argv[i], "socket_dir=", name) == 0) {
+    if (strncmp(argv[i], "socket_dir=", name) == 0) {
       settings->socket_dir = value;
     } else if (strncmp(argv[i], "vramctl=", name) == 0) {
       settings->vramctl = value;
@@ -80,8 +77,7 @@ static bool read_settings(int argc, char** argv, struct settings* settings) {
       }
       settings->timeout_s = (int)seconds;
     } else {
-      slurm_error("vrambroker: plugstack.conf may have gres=, socket_dir=, vramctl=, device= and timeout=, not '%s'",
-                  argv[i]);
+      slurm_error("vrambroker: plugstack.conf may have socket_dir=, vramctl=, device= and timeout=, not '%s'", argv[i]);
       return false;
     }
   }
@@ -323,7 +319,7 @@ static int find_node(const job_info_t* info, const char* node) {
 }
 
 /* `mib`: what the job has on this node; 0: nothing. Sets also how often it was queued again. */
-static bool read_share(struct job* job, const char* gres, uint64_t* mib) {
+static bool read_share(struct job* job, uint64_t* mib) {
   *mib = 0;
   job_info_msg_t* const answer = load_job(job->id, true);
   const job_info_t* const info = find_job(answer, job->id);
@@ -337,10 +333,10 @@ static bool read_share(struct job* job, const char* gres, uint64_t* mib) {
     const char* const node = getenv("SLURMD_NODENAME");
     const int at = node == NULL ? -1 : find_node(info, node);
     const char* const detail = at >= 0 && (uint32_t)at < info->gres_detail_cnt ? info->gres_detail_str[at] : NULL;
-    is_read = at >= 0 && vrambroker_gres_count(detail, gres, mib);
+    is_read = at >= 0 && vrambroker_gres_count(detail, kGres, mib);
     if (!is_read) {
-      slurm_error("vrambroker: cannot read what job %u may have of %s on node %s, of its nodes %s: '%s'", job->id, gres,
-                  node == NULL ? "?" : node, info->nodes, detail == NULL ? "" : detail);
+      slurm_error("vrambroker: cannot read what job %u may have of %s on node %s, of its nodes %s: '%s'", job->id,
+                  kGres, node == NULL ? "?" : node, info->nodes, detail == NULL ? "" : detail);
     }
   }
   if (answer != NULL) slurm_free_job_info_msg(answer);
@@ -428,7 +424,7 @@ int slurm_spank_job_prolog(spank_t spank, int argc, char** argv) {
   struct job job = {0}, former;
   uint64_t mib = 0;
   if (!read_settings(argc, argv, &settings) || spank_get_item(spank, S_JOB_ID, &job.id) != ESPANK_SUCCESS ||
-      spank_get_item(spank, S_JOB_UID, &job.uid) != ESPANK_SUCCESS || !read_share(&job, settings.gres, &mib)) {
+      spank_get_item(spank, S_JOB_UID, &job.uid) != ESPANK_SUCCESS || !read_share(&job, &mib)) {
     return -1;
   }
   /* As when slurmd has lost its memory, and runs the prolog once more. Another user's was of another job of that

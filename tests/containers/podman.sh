@@ -9,8 +9,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 source_dir=$(realpath "$here/../..")
 work=$(realpath -m "$1") build=$(realpath "$2")
 mkdir -p "$work"
-say() { printf '\n== %s\n' "$*"; }
-fail() { printf '\n%s: FAILED: %s\n' "$(basename "$0")" "$*" >&2; exit 1; }
+. "$source_dir/tests/support/shell.sh"
 
 for tool in podman crun ip mmdebstrap; do
   command -v $tool > /dev/null || fail "needs $tool: deploy/packages.sh test"
@@ -62,13 +61,4 @@ base_image() {
     mv "$work/base.part.tar" "$work/base.tar"
   fi
   podman import --quiet "$work/base.tar" "docker.io/library/$1" > /dev/null
-}
-
-# until_true COMMAND...: waits for it, for ten minutes. It may write nothing.
-until_true() {
-  for _ in $(seq 6000); do
-    if "$@"; then return; fi
-    sleep 0.1
-  done
-  fail "waited for ten minutes: $*"
 }

@@ -2,19 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Run by debian_test.sh, through new_debian.sh, as root of the new Debian, beside the packages.
-set -euo pipefail
-cd /test
-say() { printf '\n== %s\n' "$*"; }
-fail() { printf '\nin_debian: FAILED: %s\n' "$*" >&2; exit 1; }
-# until_true COMMAND...: waits for it, for ten minutes.
-until_true() {
-  for _ in $(seq 6000); do
-    if "$@"; then return; fi
-    sleep 0.1
-  done
-  cat /tmp/*.log
-  fail "waited for ten minutes: $*"
-}
+. /test/machine.sh
+explain() { tail -n 50 /tmp/*.log; }
 # as USER COMMAND...: without any privilege, as a login would.
 as() { setpriv --reuid="$1" --regid="$1" --init-groups --inh-caps=-all --bounding-set=-all --reset-env "${@:2}"; }
 # Everything but what the package manager and the test itself write.
@@ -25,7 +14,7 @@ python3 -c 'import fcntl, socket, struct
 fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sh14x", b"lo", 1))'
 files > /tmp/before
 say "Installed"
-dpkg -i ./*.deb > /tmp/dpkg.log 2>&1 || { cat /tmp/dpkg.log; fail "dpkg -i"; }
+dpkg -i ./*.deb > /tmp/dpkg.log 2>&1 || fail "dpkg -i"
 id vrambroker
 [ "$(stat -c '%U %G %a' /run/vrambroker)" = "vrambroker vrambroker 755" ] || fail "/run/vrambroker is not the daemon's"
 [ "$(systemctl is-enabled vrambroker)" = enabled ] || fail "the service is not enabled"
@@ -56,9 +45,6 @@ systemd-analyze security --offline=yes --threshold=30 --no-pager vrambroker.serv
 say "The daemon, as the unit runs it: its own user, two capabilities"
 exec_start=$(sed -n 's/^ExecStart=//p' /usr/lib/systemd/system/vrambroker.service | tr -d '"')
 sed -i 's/^device: .*/device: "host"/; s/^# capacity: .*/capacity: "256MiB"/; s/^http_address: .*/http_address: "off"/' /etc/vrambroker/vrambroker.textproto
-as_the_unit=(setpriv --reuid=vrambroker --regid=vrambroker --init-groups --no-new-privs
-             --bounding-set=-all,+sys_ptrace,+checkpoint_restore --inh-caps=-all,+sys_ptrace,+checkpoint_restore
-             --ambient-caps=-all,+sys_ptrace,+checkpoint_restore)
 install -d -m 0700 -o vrambroker -g vrambroker /var/lib/vrambroker  # StateDirectory=
 "${as_the_unit[@]}" $exec_start --check_config
 "${as_the_unit[@]}" $exec_start 2> /tmp/daemon.log &
@@ -84,7 +70,7 @@ until_true held 0
 # Virtual machines have been seen that let not even root look into their first process.
 unreadable=$(for process in /proc/[0-9]*; do cat "$process/maps" > /dev/null 2>&1 || [ ! -d "$process" ] || echo "$process"; done | wc -l)
 said=$(sed -n 's/.* \([0-9]*\) process\(es\)\? cannot be inspected.*/\1/p' /tmp/daemon.log)
-[ "${said:-0}" -le "$unreadable" ] || { cat /tmp/daemon.log; fail "the daemon may look into fewer processes than root"; }
+[ "${said:-0}" -le "$unreadable" ] || fail "the daemon may look into fewer processes than root"
 
 say "Python"
 as alice python3 -c 'import vrambroker
@@ -108,11 +94,7 @@ as alice sh -e -c 'cd ~/consumer
   ./cc'
 
 say "The README and the guides, command by command"
-cat > /usr/local/bin/sudo << 'END' && chmod +x /usr/local/bin/sudo
-#!/bin/sh
-if [ "$1" = -u ]; then user=$2 && shift 2 && set -- setpriv --reuid="$user" --regid="$user" --init-groups "$@"; fi
-exec "$@"
-END
+put_sudo
 chown -R alice: tree
 as alice mkdir -p tree/build/release/server tree/build/release/client
 ln -s /usr/bin/vrambrokerd tree/build/release/server/
@@ -132,7 +114,7 @@ kill -TERM $daemon_pid
 wait $daemon_pid || fail "the daemon did not stop well"
 userdel --remove alice 2> /dev/null
 userdel --remove bob 2> /dev/null
-dpkg --purge vrambroker-slurm python3-vrambroker libvrambroker-dev libvrambroker1 vrambroker > /tmp/dpkg.log 2>&1 || { cat /tmp/dpkg.log; fail "dpkg --purge"; }
+dpkg --purge vrambroker-slurm python3-vrambroker libvrambroker-dev libvrambroker1 vrambroker > /tmp/dpkg.log 2>&1 || fail "dpkg --purge"
 if getent passwd vrambroker || getent group vrambroker; then fail "the user was left"; fi
 files > /tmp/after
 diff /tmp/before /tmp/after || fail "these files were left, or are missing"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Runs a script in a new Debian, beside the Debian packages of a build and the source tree. The script is root there, in a pid
-# and a network namespace of its own: what it leaves running ends with it, and all ports are free.
+# Runs a script in a new Debian, beside machine.sh, the Debian packages of a build and the source tree. The script is root there,
+# in a pid and a network namespace of its own: what it leaves running ends with it, and all ports are free.
 # Usage: new_debian.sh BUILD_DIR SCRIPT PACKAGE,PACKAGE... [FILE...]   what Debian has in addition; files beside the script
 set -euo pipefail
 build_dir=$(realpath "$1") script=$(realpath "$2") wanted=$3
@@ -19,7 +19,7 @@ done
 mkdir "$work/test"
 (cd "$work" && cpack --config "$build_dir/CPackConfig.cmake" -B "$work/packages" > "$work/cpack.log") || { cat "$work/cpack.log" >&2; exit 1; }
 mv "$work"/packages/*.deb "$work/test/"
-cp -r "$script" "$here/guides_test.py" "$@" "$work/test/"
+cp -r "$script" "$here/machine.sh" "$here/../support/shell.sh" "$here/guides_test.py" "$@" "$work/test/"
 # What a reader of the guides has: the source, and the demos that quickstart.sh builds.
 git -C "$here/../.." ls-files -z | tar -C "$here/../.." --null --files-from=- -c \
   | tar -x --one-top-level="$work/test/tree"

@@ -2,23 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Run by run.sh as root of a new Debian, which has Slurm: a cluster of one machine, set up by deploy/slurm/README.md.
-set -euo pipefail
-cd /test
-say() { printf '\n== %s\n' "$*"; }
-fail() {
-  printf '\nin_cluster.sh: FAILED: %s\n' "$*" >&2
-  squeue --all >&2 || true
-  sinfo --Node --format '%N %T %E' >&2 || true
-  tail -n 30 /var/log/slurm/*.log /tmp/vrambrokerd*.log /tmp/gpu2.log | cut -c1-300 >&2
-  exit 1
-}
-# until_true COMMAND...: waits for it, for ten minutes.
-until_true() {
-  for _ in $(seq 6000); do
-    if "$@"; then return; fi
-    sleep 0.1
-  done
-  fail "waited for ten minutes: $*"
+. /test/machine.sh
+explain() {
+  squeue --all || true
+  sinfo --Node --format '%N %T %E' || true
+  tail -n 30 /var/log/slurm/*.log /tmp/vrambrokerd*.log /tmp/gpu2.log | cut -c1-300
 }
 
 # ---- A machine: its name and address, users, Slurm's daemons and this one as their units run them ----
@@ -32,11 +20,7 @@ useradd --create-home bob  # in the daemon's group, once that is there
 mkdir -p tree/build/release/packages /var/spool/slurmd.gpu{1,2} /run/munge /var/log/slurm /test/jobs
 chmod 1777 /test/jobs
 cp ./*.deb tree/build/release/packages/
-cat > /usr/local/bin/sudo << 'END'
-#!/bin/sh
-if [ "$1" = -u ]; then user=$2 && shift 2 && set -- setpriv --reuid="$user" --regid="$user" --init-groups "$@"; fi
-exec "$@"
-END
+put_sudo
 cat > /usr/local/bin/systemctl << 'END'
 #!/bin/bash
 [ "$*" = "restart slurmctld slurmd" ] || exec /usr/bin/systemctl "$@"
@@ -45,7 +29,7 @@ pkill -x slurmctld
 while pgrep -x slurmd || pgrep -x slurmctld; do sleep 0.1; done
 slurmctld -c && slurmd -c
 END
-chmod +x /usr/local/bin/*
+chmod +x /usr/local/bin/systemctl
 munged --force
 cat > /etc/slurm/slurm.conf << 'END'
 ClusterName=test
@@ -72,11 +56,9 @@ PartitionName=all Nodes=ALL Default=YES OverSubscribe=YES:8 State=UP
 END
 echo 'CgroupPlugin=cgroup/v1' > /etc/slurm/cgroup.conf
 start_daemon() {
-  local caps=-all,+sys_ptrace,+checkpoint_restore
   install -d -m 0755 -o vrambroker -g vrambroker /run/vrambroker
   install -d -m 0700 -o vrambroker -g vrambroker /var/lib/vrambroker
-  setpriv --reuid=vrambroker --regid=vrambroker --init-groups --no-new-privs --bounding-set=$caps --inh-caps=$caps --ambient-caps=$caps \
-    vrambrokerd --config /etc/vrambroker/vrambroker.textproto >> /tmp/vrambrokerd.log 2>&1 &
+  "${as_the_unit[@]}" vrambrokerd --config /etc/vrambroker/vrambroker.textproto >> /tmp/vrambrokerd.log 2>&1 &
   daemon=$!
   until_true serves
 }
@@ -230,6 +212,9 @@ nothing() {
 nothing alice 'vramctl hold 1MiB' "group vrambroker"
 nothing bob 'vramctl hold 1MiB' "the right CLIENT"
 nothing bob 'VRAMBROKER_SOCKET_DIR=/run/vrambroker vramctl hold 1MiB' "the right CLIENT"
+submit alice 0 'vramctl claim ls' -w gpu1 --exclusive
+until_true has_ended "$job"
+until_true grep -q '256.00 MiB' "$job.out"  # Slurm gives such a job all that the node has
 submit alice 0 'echo "dir: $VRAMBROKER_SOCKET_DIR"' -w gpu1 --export=ALL,VRAMBROKER_SOCKET_DIR=/run/vrambroker/claims/slurm-1
 until_true has_ended "$job"
 until_true grep -qx 'dir: ' "$job.out"  # another job's directory has not come along
@@ -350,6 +335,37 @@ submit alice 64 'vramctl claim ls' -w gpu1
 until_true has_ended $next
 until_true grep -q 'alice.*64.00 MiB' "$next.out"
 until_true claims_are ""
+
+say "What plugstack.conf says counts, and a prolog that fails is made good as the guide says"
+setting() { sed -i "s|^required.*|required spank_vrambroker.so $*|" /etc/slurm/plugstack.conf.d/vrambroker.conf; }
+is_held() { squeue --noheader --jobs "$job" --format %r | grep -i held; }
+# runs_after_failing TEXT: the job is held, slurmd's log says this; then it is released.
+runs_after_failing() {
+  until_true is_held
+  until_true node_is gpu1 drained
+  grep "claim slurm-$job: $1" /var/log/slurm/slurmd.gpu1.log | tail -n 1 || fail "not in slurmd's log: $1"
+  setting timeout=600 device=0
+  [ -n "$(pgrep -u vrambroker vrambrokerd)" ] || start_daemon
+  scontrol update NodeName=gpu1 State=RESUME
+  scontrol release "$job"
+  scontrol update JobId="$job" StartTime=now+5  # not two minutes after it was queued again
+  until_true has_ended "$job"
+  until_true grep -q "slurm-$job" "$job.out"
+  until_true claims_are ""
+}
+setting device=1
+submit alice 64 'vramctl claim ls' -w gpu1
+runs_after_failing ".*device 1"
+kill -TERM $daemon
+wait $daemon
+setting timeout=1
+submit alice 64 'vramctl claim ls' -w gpu1
+runs_after_failing "no vrambrokerd"
+setting colour=red
+refused "may have socket_dir=.*, not 'colour=red'" sudo -u alice srun -w gpu1 true
+setting timeout=soon
+refused "timeout=soon in plugstack.conf is not a number of seconds" sudo -u alice srun -w gpu1 true
+setting timeout=600
 
 say "Without the package Slurm runs jobs as before"
 submit alice 64 'srun -n1 vramctl hold 16MiB' -w gpu1
