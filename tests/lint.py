@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs clang-tidy on every C++ file that has changed since it last passed: lint.py BUILD_DIR [--jobs N] [FILE...]
 
-BUILD_DIR is of the preset `clang`, configured, with what is generated (targets vrambroker_proto and bench_health) built.
+BUILD_DIR is of the preset `clang`, configured, with what is generated (targets vrambroker_proto, vrambroker_kubelet_proto and bench_health) built.
 
 A file has changed when any byte has of what decides its result: the file, everything that it includes, its compiler command,
 .clang-tidy, or clang-tidy itself. What passed is remembered in ~/.cache/vrambroker-lint ($XDG_CACHE_HOME), with paths relative

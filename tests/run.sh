@@ -83,7 +83,7 @@ if [ "$judge" = ON ]; then
   start_phase "Layout (clang-format)"
   git ls-files '*.h' '*.cc' '*.c' | xargs clang-format --dry-run -Werror
   start_phase "Lint (clang-tidy)"
-  build clang --target vrambroker_proto bench_health
+  build clang --target vrambroker_proto vrambroker_kubelet_proto bench_health
   tests/lint.py build/clang --jobs "$jobs"
   start_phase "Debian packages"
   tests/packages/debian_test.sh build/ci

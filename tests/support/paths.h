@@ -15,6 +15,7 @@ extern const char* const kGoldenDir;
 extern const char* const kDaemon;
 extern const char* const kVramctl;
 extern const char* const kTestClient;
+extern const char* const kDevicePlugin;
 extern const char* const kWithoutPidfds;  // runs another program
 
 // Libraries named libcuda.so.1.

@@ -38,7 +38,8 @@ BANS = [
     (r"server/", r"grpc", r"server/((rpc|wire)/|[^/]*$)", GRPC_IN_RPC),
     (r"server/", r"boost/", r"server/http/", BOOST_IN_HTTP),
     (r"client/", r"n?curses", r"client/vramctl/top/", CURSES_IN_TOP),
-    (r"deploy/", r"server/", None, ONLY_CLIENTS),
+    (r"deploy/", r"server/", r"deploy/kubernetes/", ONLY_CLIENTS),
+    (r"deploy/kubernetes/", r"server/(?!base/)", None, ONLY_CLIENTS),
     (r"proto/", r"(server|client|allocator)/", None, MESSAGES_ALONE),
     (r"", r"(allocator/device/)?cuda|nvml", r"allocator/device/cuda_(device\.cc|(driver|status)\.(cc|h))$", CUDA_IN_DEVICE),
 ]
@@ -193,6 +194,7 @@ def self_test():
         "server/core/boost.cc": ("#include <boost/beast.hpp>", BOOST_IN_HTTP),
         "client/session/curses.cc": ("#include <curses.h>", CURSES_IN_TOP),
         "deploy/server.cc": ('#include "server/core/broker.h"', ONLY_CLIENTS),
+        "deploy/kubernetes/core.cc": ('#include "server/core/broker.h"', ONLY_CLIENTS),
         "server/core/a.cc": ('#include "client/connection/connection.h"', in_table),
         "server/core/b.cc": ('#include "vrambroker/client.h"', in_table),
         "server/core/c.cc": ('#include "server/daemon.h"', in_table),
@@ -213,6 +215,7 @@ def self_test():
         "client/vrambroker/good.h": "",
         "server/core/good.cc": "",
         "server/good.cc": '#include "allocator/device/cuda_device.h"\n#include "server/core/broker.h"\n',
+        "deploy/kubernetes/good.cc": '#include "server/base/log_line.h"\n',
         "client/session/good.cc": '#include <vrambroker/client.h>\n',
         "proto/vrambroker/v1/good.proto": 'import "google/protobuf/timestamp.proto";\n',
     }

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// DevicePlugin: what the kubelet asks about one resource. A container that asks for units of it is given a claim: a
+// limit of so many units, and the directory of its sockets.
+#ifndef VRAMBROKER_DEPLOY_KUBERNETES_DEVICE_PLUGIN_H_
+#define VRAMBROKER_DEPLOY_KUBERNETES_DEVICE_PLUGIN_H_
+
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "allocator/base/mutex.h"
+#include "deploy/kubernetes/daemon_client.h"
+#include "deploy/kubernetes/proto/deviceplugin.grpc.pb.h"
+#include "deploy/kubernetes/units.h"
+
+namespace vrambroker::kubernetes {
+
+// How a container reaches the GPU itself. Host devices need nothing.
+enum class GpuAccess {
+  kEnvironment,  // NVIDIA_VISIBLE_DEVICES, for NVIDIA's container runtime
+  kCdi,          // nvidia.com/gpu=UUID, for kubelets since 1.28
+  kNone,         // somebody else sees to it
+};
+
+// One device of the daemon's, as units.
+struct DeviceOfUnits {
+  std::string uuid;
+  uint32_t ordinal = 0;
+  bool is_gpu = false;
+  uint32_t units = 0;       // COUNT
+  bool is_healthy = false;  // the daemon serves it
+  bool operator==(const DeviceOfUnits&) const = default;
+};
+
+// Thread-safe.
+class DevicePlugin final
+    : public ::v1beta1::DevicePlugin::WithCallbackMethod_ListAndWatch<::v1beta1::DevicePlugin::Service> {
+ public:
+  // Where a container finds its claim's sockets.
+  static constexpr char kSocketDirInContainer[] = "/run/vrambroker";
+
+  // `daemon` outlives it.
+  DevicePlugin(std::string resource, uint64_t unit_bytes, GpuAccess access, const DaemonClient& daemon);
+
+  // The devices as they are now. Kubelets that watch are told, when there is something new.
+  void SetDevices(std::vector<DeviceOfUnits> devices) ABSL_LOCKS_EXCLUDED(mu_);
+  // Whether a kubelet watches: one that does not has to be registered with.
+  bool IsWatched() const ABSL_LOCKS_EXCLUDED(mu_);
+  // Ends the watches, and lets no new one begin: a server that shuts down waits for them.
+  void EndWatches() ABSL_LOCKS_EXCLUDED(mu_);
+
+  const std::string& resource() const { return resource_; }
+
+  // ---- Of the kubelet ----
+
+  grpc::Status GetDevicePluginOptions(grpc::ServerContext* context, const ::v1beta1::Empty* request,
+                                      ::v1beta1::DevicePluginOptions* response) override;
+  grpc::ServerWriteReactor<::v1beta1::ListAndWatchResponse>* ListAndWatch(grpc::CallbackServerContext* context,
+                                                                          const ::v1beta1::Empty* request) override
+      ABSL_LOCKS_EXCLUDED(mu_);
+  grpc::Status GetPreferredAllocation(grpc::ServerContext* context,
+                                      const ::v1beta1::PreferredAllocationRequest* request,
+                                      ::v1beta1::PreferredAllocationResponse* response) override;
+  grpc::Status Allocate(grpc::ServerContext* context, const ::v1beta1::AllocateRequest* request,
+                        ::v1beta1::AllocateResponse* response) override ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  class Watch;
+
+  void Forget(const Watch* watch) ABSL_LOCKS_EXCLUDED(mu_);
+  ::v1beta1::ListAndWatchResponse ListUnits() const ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<::v1beta1::ContainerAllocateResponse> AllocateContainer(const std::vector<std::string>& ids)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<DeviceOfUnits> FindDevice(const std::string& uuid) const ABSL_LOCKS_EXCLUDED(mu_);
+
+  const std::string resource_;
+  const uint64_t unit_bytes_;
+  const GpuAccess access_;
+  const DaemonClient& daemon_;
+
+  mutable Mutex mu_;
+  std::vector<DeviceOfUnits> devices_ ABSL_GUARDED_BY(mu_);
+  std::set<std::shared_ptr<Watch>> watches_ ABSL_GUARDED_BY(mu_);
+  bool ended_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+}  // namespace vrambroker::kubernetes
+
+#endif  // VRAMBROKER_DEPLOY_KUBERNETES_DEVICE_PLUGIN_H_

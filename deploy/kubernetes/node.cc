@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "deploy/kubernetes/node.h"
+
+#include <grpcpp/grpcpp.h>
+#include <spdlog/spdlog.h>
+
+#include <utility>
+
+#include "absl/algorithm/container.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "allocator/base/bytes.h"
+#include "client/connection/connection.h"
+#include "deploy/kubernetes/labels.h"
+#include "deploy/kubernetes/proto/podresources.grpc.pb.h"
+#include "deploy/kubernetes/units.h"
+#include "server/base/log_line.h"
+
+namespace vrambroker::kubernetes {
+namespace {
+
+constexpr absl::Duration kDaemonTimeout = absl::Seconds(10);
+constexpr absl::Duration kListTimeout = absl::Seconds(10);
+constexpr std::chrono::seconds kComparePeriod{5};
+constexpr int kMostBytesOfList = 16 << 20;  // what Kubernetes' own clients take
+
+absl::StatusOr<::v1::ListPodResourcesResponse> ListPods(const std::string& kubelet_dir) {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(kMostBytesOfList);
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // as in PluginServer::Register()
+  const std::shared_ptr<grpc::Channel> channel = grpc::CreateCustomChannel(
+      absl::StrCat("unix:", kubelet_dir, "/pod-resources/kubelet.sock"), grpc::InsecureChannelCredentials(), arguments);
+  grpc::ClientContext context;
+  client_internal::SetTimeout(context, kListTimeout);
+  ::v1::ListPodResourcesResponse response;
+  const grpc::Status status = ::v1::PodResourcesLister::NewStub(channel)->List(&context, {}, &response);
+  if (!status.ok()) {
+    return absl::Status(static_cast<absl::StatusCode>(status.error_code()),
+                        absl::StrCat("the kubelet does not say which pods there are (", kubelet_dir,
+                                     "/pod-resources/kubelet.sock): ", status.error_message()));
+  }
+  return response;
+}
+
+// The containers of the list that have units of memory.
+std::vector<ContainerUnits> ContainersWithUnits(const ::v1::ListPodResourcesResponse& pods) {
+  std::vector<ContainerUnits> containers;
+  for (const ::v1::PodResources& pod : pods.pod_resources()) {
+    for (const ::v1::ContainerResources& container : pod.containers()) {
+      for (const ::v1::ContainerDevices& devices : container.devices()) {
+        absl::StatusOr<DeviceUnits> units = ParseUnitIds({devices.device_ids().begin(), devices.device_ids().end()});
+        if (!units.ok()) continue;  // of another plugin
+        containers.push_back({.pod_namespace = pod.namespace_(),
+                              .pod = pod.name(),
+                              .container = container.name(),
+                              .resource = devices.resource_name(),
+                              .units = *std::move(units)});
+      }
+    }
+  }
+  return containers;
+}
+
+}  // namespace
+
+void Node::Trouble::Note(const absl::Status& status) {
+  const std::string text(status.message());
+  if (text == said_) return;
+  if (status.ok()) {
+    LogLine(absl::StrCat(event_, " back")).Write(spdlog::level::info);
+  } else {
+    LogLine(absl::StrCat(event_, " unavailable")).Add("why", text).Write(spdlog::level::warn);
+  }
+  said_ = text;
+}
+
+Node::Node(const NodeOptions& options) : options_(options), daemon_(options.socket_dir, kDaemonTimeout) {}
+
+void Node::Step(Clock::time_point now) {
+  no_daemon_.Note(ReadDevices());
+  std::map<std::string, std::vector<DeviceOfUnits>> resources;
+  for (const DeviceOfUnits& device : devices_) {
+    const std::string suffix = options_.resource_per_device ? absl::StrCat("-", device.ordinal) : "";
+    resources[options_.resource + suffix].push_back(device);
+  }
+  absl::Status status;
+  for (const auto& [resource, devices] : resources) {
+    std::unique_ptr<PluginServer>& server = servers_[resource];
+    if (server == nullptr) {
+      server = std::make_unique<PluginServer>(options_.kubelet_dir + "/device-plugins", resource, options_.unit_bytes,
+                                              options_.gpu_access, daemon_);
+    }
+    server->SetDevices(devices);
+    status.Update(server->KeepRegistered(now));
+  }
+  no_kubelet_.Note(status);
+  if (now - compared_ < kComparePeriod || servers_.empty()) return;
+  compared_ = now;
+  no_pods_.Note(CompareClaims(now));
+}
+
+absl::Status Node::ReadDevices() {
+  const absl::StatusOr<std::vector<v1::Device>> devices = daemon_.Devices();
+  // What there was stays known. Nothing of it can be given out meanwhile; what pods have is theirs.
+  for (DeviceOfUnits& device : devices_) device.is_healthy = false;
+  if (!devices.ok()) return devices.status();
+  uint64_t units = 0;
+  for (const v1::Device& device : *devices) units += device.capacity_bytes() / options_.unit_bytes;
+  if (units > kMostUnits) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the daemon's memory is ", units, " units of ", FormatBytes(options_.unit_bytes),
+                     ", and the kubelet has to list each: give --unit a larger size, for ", kMostUnits, " at most"));
+  }
+  for (const v1::Device& device : *devices) {
+    auto known = absl::c_find_if(devices_, [&](const DeviceOfUnits& other) { return other.uuid == device.uuid(); });
+    if (known == devices_.end()) known = devices_.insert(known, {.uuid = device.uuid()});
+    known->ordinal = device.ordinal();
+    known->is_gpu = device.kind() == v1::DEVICE_KIND_CUDA;
+    known->units = static_cast<uint32_t>(device.capacity_bytes() / options_.unit_bytes);
+    known->is_healthy = device.fault().empty();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Node::CompareClaims(Clock::time_point now) {
+  // In this order: see PodClaims.
+  const absl::StatusOr<std::vector<v1::Claim>> claims = daemon_.Claims();
+  if (!claims.ok()) return claims.status();
+  const absl::StatusOr<::v1::ListPodResourcesResponse> pods = ListPods(options_.kubelet_dir);
+  if (!pods.ok()) return pods.status();
+  const bool is_whole = absl::c_any_of(pods->pod_resources(), [this](const ::v1::PodResources& pod) {
+    return pod.name() == options_.pod && pod.namespace_() == options_.pod_namespace;
+  });
+  if (!is_whole) {
+    return absl::UnavailableError(absl::StrCat("the kubelet's list of pods lacks ", options_.pod_namespace, "/",
+                                               options_.pod, ", this one: claims of pods that have gone are kept"));
+  }
+
+  std::vector<UnitClaim> made;
+  for (const v1::Claim& claim : *claims) {
+    if (claim.state() != v1::CLAIM_STATE_ACTIVE || !claim.terms().labels().contains(kResourceLabel)) continue;
+    made.push_back({.name = claim.name(), .labels = {claim.terms().labels().begin(), claim.terms().labels().end()}});
+  }
+  const ClaimChanges changes = pod_claims_.Compare(made, ContainersWithUnits(*pods), now);
+  absl::Status status;
+  for (const UnitClaim& claim : changes.label) {
+    const absl::Status labelled = daemon_.SetLabels(claim.name, claim.labels);
+    if (!absl::IsNotFound(labelled)) status.Update(labelled);
+  }
+  for (const std::string& claim : changes.drain) {
+    const absl::Status drained = daemon_.DrainClaim(claim);
+    status.Update(drained);
+    if (drained.ok())
+      LogLine("claim removed").Add("claim", claim).Add("why", "its pod has gone").Write(spdlog::level::info);
+  }
+  return status;
+}
+
+}  // namespace vrambroker::kubernetes
