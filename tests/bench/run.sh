@@ -16,7 +16,7 @@ out=$(cd "$out" && pwd)
 cd "$(dirname "$0")/../.."
 
 cmake --preset release > "$out/build.log"
-cmake --build --preset release --target vrambrokerd allocator_bench rpc_bench fast_path_bench scrape_bench waiting_bench >> "$out/build.log"
+cmake --build --preset release --target vrambrokerd allocator_bench rpc_bench fast_path_bench scrape_bench waiting_bench claims_bench >> "$out/build.log"
 bin=build/release
 
 echo "== Remote allocation: one Allocate + Free pair against two empty calls =="
@@ -33,5 +33,8 @@ echo "== A scrape of the metrics =="
 echo
 echo "== Requests that wait =="
 "$bin/tests/bench/waiting_bench" --json="$out/waiting.json"
+echo
+echo "== Many claims =="
+"$bin/tests/bench/claims_bench" --json="$out/claims.json"
 echo
 echo "Figures: $out"

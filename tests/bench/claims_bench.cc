@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What many claims cost a daemon: its memory, its start, a scrape, and the making of one more. The peer is the same
+// daemon without claims, in the same round.
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "allocator/base/bytes.h"
+#include "tests/support/daemon_process.h"
+#include "tests/support/raw_client.h"
+
+ABSL_FLAG(std::vector<std::string>, claims, (std::vector<std::string>{"0", "100", "1000"}), "Numbers of claims.");
+ABSL_FLAG(int, rounds, 9, "Starts and scrapes of which the median is told.");
+ABSL_FLAG(std::string, json, "", "Where to write the figures, too.");
+
+namespace vrambroker::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using testing_support::DaemonProcess;
+
+double MillisecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
+double Median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values.empty() ? 0 : values[values.size() / 2];
+}
+
+double ResidentMiB(pid_t pid) {
+  std::ifstream status(absl::StrCat("/proc/", pid, "/status"));
+  for (std::string line; std::getline(status, line);) {
+    uint64_t kib = 0;
+    if (std::sscanf(line.c_str(), "VmRSS: %lu kB", &kib) == 1) return static_cast<double>(kib) / 1024;
+  }
+  return 0;
+}
+
+// User and system time.
+double ProcessorMs(pid_t pid) {
+  std::ifstream stat(absl::StrCat("/proc/", pid, "/stat"));
+  std::string text;
+  std::getline(stat, text);
+  const std::vector<std::string> fields = absl::StrSplit(text.substr(text.rfind(')') + 2), ' ');
+  uint64_t user = 0, system = 0;
+  if (fields.size() < 13 || !absl::SimpleAtoi(fields[11], &user) || !absl::SimpleAtoi(fields[12], &system)) return 0;
+  return static_cast<double>(user + system) * 1e3 / static_cast<double>(sysconf(_SC_CLK_TCK));
+}
+
+// One daemon with so many claims, and what was measured of it.
+struct Subject {
+  int claims = 0;
+  std::unique_ptr<DaemonProcess> daemon;
+  std::vector<double> create_ms, start_ms, start_cpu_ms, resident_mib, scrape_ms;
+  double page_kib = 0;
+};
+
+absl::StatusOr<Subject> Make(int claims) {
+  Subject subject = {.claims = claims};
+  absl::StatusOr<std::unique_ptr<DaemonProcess>> daemon = DaemonProcess::Start({.capacity = "4GiB", .http = true});
+  if (!daemon.ok()) return daemon.status();
+  subject.daemon = *std::move(daemon);
+  absl::StatusOr<testing_support::RawClient> raw = testing_support::RawClient::Connect(subject.daemon->socket_dir());
+  if (!raw.ok()) return raw.status();
+  for (int i = 0; i < claims; ++i) {
+    v1::CreateClaimRequest request;
+    request.set_name(absl::StrCat("slurm-", 100000 + i));
+    request.mutable_terms()->mutable_limit()->set_bytes(64_MiB);
+    request.mutable_terms()->set_owner_uid(static_cast<uint32_t>(1000 + i % 50));
+    v1::CreateClaimResponse response;
+    const Clock::time_point start = Clock::now();
+    absl::Status status =
+        testing_support::RawClient::Call(raw->admin(), &v1::Admin::Stub::CreateClaim, request, &response);
+    if (!status.ok()) return status;
+    subject.create_ms.push_back(MillisecondsSince(start));
+  }
+  return subject;
+}
+
+absl::Status Round(Subject& subject) {
+  DaemonProcess& daemon = *subject.daemon;
+  daemon.Kill();
+  const Clock::time_point start = Clock::now();
+  if (absl::Status status = daemon.Restart(); !status.ok()) return status;
+  subject.start_ms.push_back(MillisecondsSince(start));
+  subject.start_cpu_ms.push_back(ProcessorMs(daemon.pid()));
+  subject.resident_mib.push_back(ResidentMiB(daemon.pid()));
+  for (int i = 0; i < 5; ++i) {
+    const Clock::time_point scrape = Clock::now();
+    const absl::StatusOr<testing_support::HttpAnswer> page = daemon.Get("/metrics");
+    if (!page.ok()) return page.status();
+    subject.scrape_ms.push_back(MillisecondsSince(scrape));
+    subject.page_kib = static_cast<double>(page->body.size()) / 1024;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Main(nlohmann::json& json) {
+  std::vector<Subject> subjects;
+  for (const std::string& text : absl::GetFlag(FLAGS_claims)) {
+    int claims = 0;
+    if (!absl::SimpleAtoi(text, &claims) || claims < 0) {
+      return absl::InvalidArgumentError(absl::StrCat("--claims=", text, ": not a number"));
+    }
+    absl::StatusOr<Subject> subject = Make(claims);
+    if (!subject.ok()) return subject.status();
+    subjects.push_back(*std::move(subject));
+  }
+  for (int round = 0; round < std::max(1, absl::GetFlag(FLAGS_rounds)); ++round) {
+    for (Subject& subject : subjects) {
+      if (absl::Status status = Round(subject); !status.ok()) return status;
+    }
+  }
+  std::printf(
+      "| claims | making one, ms | the last tenth, ms | RSS, MiB | start, ms | its processor time, ms | scrape, ms | "
+      "page, KiB |\n| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n");
+  for (const Subject& of : subjects) {
+    const size_t tenth = of.create_ms.size() / 10;
+    const double last = Median({of.create_ms.end() - static_cast<std::ptrdiff_t>(tenth), of.create_ms.end()});
+    std::printf("| %d | %.2f | %.2f | %.1f | %.1f | %.0f | %.2f | %.0f |\n", of.claims, Median(of.create_ms), last,
+                Median(of.resident_mib), Median(of.start_ms), Median(of.start_cpu_ms), Median(of.scrape_ms),
+                of.page_kib);
+    json["claims"].push_back({{"claims", of.claims},
+                              {"create_ms", Median(of.create_ms)},
+                              {"last_tenth_ms", last},
+                              {"resident_mib", Median(of.resident_mib)},
+                              {"start_ms", Median(of.start_ms)},
+                              {"start_processor_ms", Median(of.start_cpu_ms)},
+                              {"scrape_ms", Median(of.scrape_ms)},
+                              {"page_kib", of.page_kib}});
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace vrambroker::bench
+
+int main(int argc, char** argv) {
+  absl::SetProgramUsageMessage("what many claims cost the daemon");
+  absl::ParseCommandLine(argc, argv);
+  nlohmann::json json;
+  if (const absl::Status status = vrambroker::bench::Main(json); !status.ok()) {
+    std::fprintf(stderr, "claims_bench: %s\n", std::string(status.message()).c_str());
+    return 1;
+  }
+  if (const std::string path = absl::GetFlag(FLAGS_json); !path.empty()) std::ofstream(path) << json.dump(2) << "\n";
+  return 0;
+}
