@@ -145,7 +145,14 @@ absl::Status Node::CompareClaims(Clock::time_point now) {
   absl::Status status;
   for (const UnitClaim& claim : changes.label) {
     const absl::Status labelled = daemon_.SetLabels(claim.name, claim.labels);
-    if (!absl::IsNotFound(labelled)) status.Update(labelled);
+    if (absl::IsNotFound(labelled)) continue;  // removed meanwhile
+    status.Update(labelled);
+    if (!labelled.ok()) continue;
+    LogLine("claim of a pod")
+        .Add("claim", claim.name)
+        .Add("namespace", claim.labels.at(kNamespaceLabel))
+        .Add("pod", claim.labels.at(kPodLabel))
+        .Write(spdlog::level::info);
   }
   for (const std::string& claim : changes.drain) {
     const absl::Status drained = daemon_.DrainClaim(claim);

@@ -244,7 +244,7 @@ TEST_F(DevicePluginTest, AnIncompleteListRemovesNothing) {
   ASSERT_OK_AND_ASSIGN(const auto answer, kubelet_->Allocate(kResource, {Unit(0)}));
   kubelet_->SetPods({});
   const int lists = kubelet_->pod_lists();
-  EXPECT_TRUE(WaitFor([&] { return kubelet_->pod_lists() >= lists + 5; }));
+  EXPECT_TRUE(WaitFor([&] { return kubelet_->pod_lists() >= lists + 4; }));
   EXPECT_THAT(Claims(), ElementsAre(ClaimOf(answer)));
   EXPECT_THAT(plugin_->ErrorText(), HasSubstr("lacks vrambroker/plugin, this one"));
   kubelet_->SetPods(Pods().list);
