@@ -17,7 +17,12 @@ test=("${build[@]}" ccache clang libclang-rt-dev clang-format abigail-tools pyth
 # Its clang-tidy 22 comes with the security updates. It skips system headers, and so needs a third of the time that Debian's
 # default version needs.
 case $(. /etc/os-release; echo "$ID-${VERSION_ID:-}") in
-  debian-12) test+=(chromium clang-tidy-22 podman crun containernetworking-plugins iproute2 iptables docker-compose libslurm-dev) ;;
+  debian-12)
+    test+=(chromium clang-tidy-22 podman crun containernetworking-plugins iproute2 iptables docker-compose libslurm-dev)
+    # The files of deploy/kubernetes. Debian's kubectl does not go with another vendor's.
+    test+=(golang-go golang-github-masterminds-sprig-dev golang-k8s-sigs-yaml-dev python3-jsonschema)
+    command -v kubectl >/dev/null || test+=(kubernetes-client)
+    ;;
   debian-*) test+=(chromium) ;;
 esac
 
