@@ -107,6 +107,9 @@ class Device : public EventSource {
   // the device has no room.
   virtual absl::StatusOr<DeviceSegment> AllocateSegment(uint64_t bytes) = 0;
   virtual absl::Status FreeSegment(const DeviceSegment& segment) = 0;
+  // This process is about to end. Others may still hold what it frees from here on: the device of the next process
+  // finds that (FindLeftSegments).
+  virtual void LeaveSegments() {}
 
   // A handle with which other processes open the segment. May be called again.
   virtual absl::StatusOr<SegmentHandle> ExportSegment(const DeviceSegment& segment) = 0;

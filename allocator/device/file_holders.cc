@@ -2,6 +2,7 @@
 #include "allocator/device/file_holders.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <unistd.h>
@@ -16,21 +17,32 @@
 
 #include "absl/container/btree_map.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "allocator/base/descriptor_reserve.h"
+#include "allocator/base/unique_fd.h"
 #include "allocator/device/process_files.h"
 
 namespace vrambroker {
 namespace {
 
-// The file of a line of /proc/PID/maps.
-std::optional<FileId> FileOfMapping(const char* line) {
+struct Mapping {
+  FileId file;
+  absl::string_view path;  // to the end of the line
+};
+
+// A line of /proc/PID/maps.
+std::optional<Mapping> ParseMapping(const char* line) {
   unsigned device_major = 0;
   unsigned device_minor = 0;
   uint64_t inode = 0;
+  int path = 0;
   // NOLINTNEXTLINE(bugprone-unchecked-string-to-number-conversion): the kernel writes these numbers
-  if (std::sscanf(line, "%*s %*s %*s %x:%x %" SCNu64, &device_major, &device_minor, &inode) != 3) return std::nullopt;
-  return FileId(makedev(device_major, device_minor), inode);
+  if (std::sscanf(line, "%*s %*s %*s %x:%x %" SCNu64 " %n", &device_major, &device_minor, &inode, &path) != 3) {
+    return std::nullopt;
+  }
+  return Mapping{.file = FileId(makedev(device_major, device_minor), inode), .path = line + path};
 }
 
 // Who has certain files.
@@ -65,7 +77,7 @@ class HolderSearch : public ProcessFiles {
   }
   void OnUnnamedDescriptor(pid_t pid, const MountedFile& file) override { Found(pid, mounted_files_, file); }
   void OnMapping(pid_t pid, const char* line) override {
-    if (const std::optional<FileId> file = FileOfMapping(line)) Found(pid, files_, *file);
+    if (const std::optional<Mapping> mapping = ParseMapping(line)) Found(pid, files_, mapping->file);
   }
 
   template <typename Files, typename Id>
@@ -80,11 +92,12 @@ class HolderSearch : public ProcessFiles {
   SegmentHolders holders_;
 };
 
-// Files that this process does not have open.
+// Files that this process does not have open. `memory_file` is any memory file: all are on one file system.
 class LeftSearch : public ProcessFiles {
  public:
-  LeftSearch(const std::string& name, absl::FunctionRef<uint64_t(absl::string_view)> bytes_of)
-      : ProcessFiles(LinkTo(name)), bytes_of_(bytes_of) {}
+  LeftSearch(const std::string& name, absl::FunctionRef<uint64_t(absl::string_view)> bytes_of,
+             const RecordedFiles& recorded, const OpenFile& memory_file)
+      : ProcessFiles(LinkTo(name)), bytes_of_(bytes_of), recorded_(recorded), memory_file_(memory_file) {}
 
   LeftSegments Left() && {
     LeftSegments left;
@@ -103,26 +116,40 @@ class LeftSearch : public ProcessFiles {
     struct stat file = {};
     if (BytesByName(text) > 0 && fstatat(directory, name, &file, 0) == 0 && IsCreatedByUs(file)) Found(pid, file);
   }
-  void OnUnnamedDescriptor(pid_t /*pid*/, const MountedFile& /*file*/) override {}  // of any file
+  void OnUnnamedDescriptor(pid_t pid, const MountedFile& mounted) override {
+    if (!memory_file_.mounted.has_value() || memory_file_.mounted->first != mounted.first) return;
+    const FileId id(memory_file_.file.first, mounted.second);
+    if (const uint64_t bytes = RecordedBytes(id); bytes > 0) Found(pid, id, bytes);
+  }
   void OnMapping(pid_t pid, const char* line) override {
-    const absl::string_view text = line;
-    const uint64_t bytes = BytesByName(text.substr(text.find(link())));
-    const std::optional<FileId> id = FileOfMapping(line);
-    if (bytes == 0 || !id.has_value()) return;
+    const std::optional<Mapping> mapping = ParseMapping(line);
+    if (!mapping.has_value() || !absl::StartsWith(mapping->path, link())) return;
+    const uint64_t bytes = BytesByName(mapping->path);
+    if (bytes == 0) return;
     struct stat file = {};
+    const absl::string_view text = line;
     const std::string range(text.substr(0, text.find(' ')));
     if (stat(absl::StrCat("/proc/", pid, "/map_files/", range).c_str(), &file) == 0) {
       if (IsCreatedByUs(file)) Found(pid, file);
       return;
     }
-    // Following that link takes CAP_CHECKPOINT_RESTORE. Without it, the name has to do, of processes that could not
-    // profit from forging it: of this user, or root.
     if (errno != EPERM && errno != EACCES) return;
-    if (!IsCreatedByUs(ProcessOf(pid))) return Unread();
-    file.st_dev = id->first;
-    file.st_ino = id->second;
-    file.st_size = static_cast<off_t>(bytes);
-    Found(pid, file);
+    // The directory is for the process's own user and those with CAP_DAC_READ_SEARCH, its links for those with
+    // CAP_CHECKPOINT_RESTORE. Without these, the record says whether the file is a segment.
+    if (const uint64_t recorded = RecordedBytes(mapping->file); recorded > 0) {
+      Found(pid, mapping->file, recorded);
+    } else if (IsCreatedByUs(ProcessOf(pid))) {
+      Found(pid, mapping->file, bytes);  // by its name: a process of this user, or root, has no use for forging it
+    } else if (std::exchange(last_unread_, pid) != pid) {
+      Unread();
+    }
+  }
+
+  // 0: not in the record. Huge pages have a file system of their own, whose files have the names of memory files, too.
+  uint64_t RecordedBytes(const FileId& id) const {
+    if (id.first != memory_file_.file.first) return 0;
+    const auto it = recorded_.find(id.second);
+    return it == recorded_.end() ? 0 : it->second;
   }
 
   uint64_t BytesByName(absl::string_view text) const {
@@ -138,16 +165,22 @@ class LeftSearch : public ProcessFiles {
   static bool IsCreatedByUs(const struct stat& file) { return file.st_uid == geteuid() || file.st_uid == 0; }
 
   void Found(pid_t pid, const struct stat& file) {
-    LeftSegment& segment = found_[{file.st_dev, file.st_ino}];
-    segment.file_device = file.st_dev;
-    segment.file_inode = file.st_ino;
-    segment.bytes = static_cast<uint64_t>(file.st_size);
+    Found(pid, FileId(file.st_dev, file.st_ino), static_cast<uint64_t>(file.st_size));
+  }
+  void Found(pid_t pid, const FileId& id, uint64_t bytes) {
+    LeftSegment& segment = found_[id];
+    segment.file_device = id.first;
+    segment.file_inode = id.second;
+    segment.bytes = bytes;
     if (segment.holders.empty()) segment.holder_uid = ProcessOf(pid).st_uid;
     // A process that has just ended, and given its pid on, holds nothing: the next look finds that.
     segment.holders.push_back({.pid = pid, .started = StartOf(pid)});
   }
 
   const absl::FunctionRef<uint64_t(absl::string_view)> bytes_of_;
+  const RecordedFiles& recorded_;
+  const OpenFile memory_file_;
+  pid_t last_unread_ = 0;  // a process counts once, however many files it maps
   absl::btree_map<FileId, LeftSegment> found_;
 };
 
@@ -180,8 +213,15 @@ absl::StatusOr<SegmentHolders> FindFileHolders(absl::Span<const OpenFile> files,
 }
 
 absl::StatusOr<LeftSegments> FindLeftFiles(const std::string& name,
-                                           absl::FunctionRef<uint64_t(absl::string_view rest)> bytes_of) {
-  LeftSearch search(name, bytes_of);
+                                           absl::FunctionRef<uint64_t(absl::string_view rest)> bytes_of,
+                                           const RecordedFiles& recorded) {
+  OpenFile memory_file;
+  if (!recorded.empty()) {
+    const UniqueFd fd(memfd_create("vrambroker-search", MFD_CLOEXEC));
+    if (!fd.valid()) return DescriptorError(errno, "memfd_create");
+    memory_file = IdentityOf(fd.get());
+  }
+  LeftSearch search(name, bytes_of, recorded, memory_file);
   if (absl::Status status = search.Walk(); !status.ok()) return status;
   return std::move(search).Left();
 }

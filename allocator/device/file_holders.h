@@ -16,6 +16,7 @@
 #include "absl/types/span.h"
 #include "allocator/device/device.h"
 #include "allocator/device/process_files.h"
+#include "allocator/device/segment_record.h"
 
 namespace vrambroker {
 
@@ -38,12 +39,14 @@ absl::StatusOr<SegmentHolders> FindFileHolders(absl::Span<const OpenFile> files,
 absl::StatusOr<SegmentHolders> FindFileHolders(absl::Span<const int> fds, const std::string& name);
 
 // The memory files of other processes whose names begin with `name`, and that the user who runs this process, or root,
-// has created: anybody can give a file of his own such a name. Who created a file that is mapped and not open is seen
-// by root and those who have CAP_CHECKPOINT_RESTORE; without that, only processes of this user or root count.
+// has created: anybody can give a file of their own such a name. Root sees who created a file. Others see it only of
+// processes of their own user, and, of files that are mapped and not open, only with CAP_CHECKPOINT_RESTORE. Where it
+// is not seen, a file counts if it is one of `recorded`, or if the process is of this user or root.
 // `bytes_of` says how large a file is by the rest of its name, for where only that can be read, and has 0 for files
 // that are not meant.
 absl::StatusOr<LeftSegments> FindLeftFiles(const std::string& name,
-                                           absl::FunctionRef<uint64_t(absl::string_view rest)> bytes_of);
+                                           absl::FunctionRef<uint64_t(absl::string_view rest)> bytes_of,
+                                           const RecordedFiles& recorded);
 
 }  // namespace vrambroker
 

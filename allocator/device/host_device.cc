@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -16,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -43,7 +45,8 @@ class CompleteEvent : public Event {
 
 class HostDevice : public Device {
  public:
-  HostDevice(int ordinal, uint64_t total_bytes, std::chrono::nanoseconds driver_latency, const std::string& owner)
+  HostDevice(int ordinal, uint64_t total_bytes, std::chrono::nanoseconds driver_latency, const std::string& owner,
+             std::unique_ptr<SegmentRecord> record)
       : properties_{.kind = DeviceKind::kHost,
                     .ordinal = ordinal,
                     .uuid = absl::StrCat("HOST-", ordinal),
@@ -51,7 +54,8 @@ class HostDevice : public Device {
                     .total_bytes = total_bytes},
         driver_latency_(driver_latency),
         owned_prefix_(owner.empty() ? "" : absl::StrCat(kFileName, ":", owner, ":", ordinal, ":")),
-        run_(owner.empty() ? "" : RandomName()) {}
+        run_(owner.empty() ? "" : RandomName()),
+        record_(std::move(record)) {}
 
   const DeviceProperties& properties() const override { return properties_; }
 
@@ -73,16 +77,23 @@ class HostDevice : public Device {
     SimulateDriver();
     absl::StatusOr<DeviceSegment> segment =
         CreateFile(bytes, owned_prefix_.empty() ? kFileName : absl::StrCat(owned_prefix_, run_, ":", bytes));
-    if (!segment.ok()) GiveBack(bytes);
+    if (!segment.ok()) {
+      GiveBack(bytes);
+    } else if (record_ != nullptr) {
+      record_->Add(InodeOf(*segment), bytes);
+    }
     return segment;
   }
 
   absl::Status FreeSegment(const DeviceSegment& segment) override {
+    if (record_ != nullptr && !leaves_segments_) record_->Remove(InodeOf(segment));
     SimulateDriver();
     if (close(segment.fd) != 0) return SystemError("close of a host segment");
     GiveBack(segment.bytes);
     return absl::OkStatus();
   }
+
+  void LeaveSegments() override { leaves_segments_ = true; }
 
   absl::StatusOr<SegmentHandle> ExportSegment(const DeviceSegment& segment) override {
     UniqueFd copy(fcntl(segment.fd, F_DUPFD_CLOEXEC, 0));
@@ -142,14 +153,21 @@ class HostDevice : public Device {
 
   absl::StatusOr<LeftSegments> FindLeftSegments() override {
     if (owned_prefix_.empty()) return LeftSegments();
-    return FindLeftFiles(owned_prefix_, [this](absl::string_view rest) -> uint64_t {
+    const auto bytes_of = [this](absl::string_view rest) -> uint64_t {
       const std::pair<absl::string_view, absl::string_view> run_and_bytes =
           absl::StrSplit(rest, absl::MaxSplits(':', 1));
       uint64_t bytes = 0;
       const bool is_left = run_and_bytes.first != run_ && absl::SimpleAtoi(run_and_bytes.second, &bytes) &&
                            CheckSegmentBytes(bytes).ok() && bytes < kMaxRequestBytes;
       return is_left ? bytes : 0;
-    });
+    };
+    if (record_ == nullptr) return FindLeftFiles(owned_prefix_, bytes_of, RecordedFiles());
+    absl::StatusOr<LeftSegments> left = FindLeftFiles(owned_prefix_, bytes_of, record_->Left());
+    if (!left.ok()) return left;
+    absl::flat_hash_set<uint64_t> found;
+    for (const LeftSegment& segment : left->segments) found.insert(segment.file_inode);
+    record_->KeepFound(found);
+    return left;
   }
 
   absl::StatusOr<std::unique_ptr<Event>> RecordEvent(Stream) override { return std::make_unique<CompleteEvent>(); }
@@ -172,6 +190,12 @@ class HostDevice : public Device {
     return DeviceSegment{.bytes = bytes, .fd = fd.Release()};
   }
 
+  // 0, which is no file's, when it cannot be told.
+  static uint64_t InodeOf(const DeviceSegment& segment) {
+    struct stat file = {};
+    return fstat(segment.fd, &file) == 0 ? file.st_ino : 0;
+  }
+
   void SimulateDriver() const {
     if (driver_latency_.count() > 0) std::this_thread::sleep_for(driver_latency_);
   }
@@ -185,6 +209,8 @@ class HostDevice : public Device {
   const std::chrono::nanoseconds driver_latency_;
   const std::string owned_prefix_;  // of names of the files of this owner and ordinal; empty without an owner
   const std::string run_;           // this device's own part of them
+  const std::unique_ptr<SegmentRecord> record_;  // may be null
+  std::atomic<bool> leaves_segments_{false};
   Mutex mu_;
   uint64_t used_bytes_ ABSL_GUARDED_BY(mu_) = 0;
 };
@@ -209,8 +235,8 @@ uint64_t DefaultHostBytes() {
 }
 
 std::unique_ptr<Device> MakeHostDevice(int ordinal, uint64_t total_bytes, std::chrono::nanoseconds driver_latency,
-                                       const std::string& owner) {
-  return std::make_unique<HostDevice>(ordinal, total_bytes, driver_latency, owner);
+                                       const std::string& owner, std::unique_ptr<SegmentRecord> record) {
+  return std::make_unique<HostDevice>(ordinal, total_bytes, driver_latency, owner, std::move(record));
 }
 
 }  // namespace vrambroker

@@ -12,6 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "allocator/device/device.h"
+#include "allocator/device/segment_record.h"
 
 namespace vrambroker {
 
@@ -24,10 +25,11 @@ uint64_t HostMemoryBytes();
 // `total_bytes` is all that AllocateSegment may hand out together. A process that only opens handles passes 0.
 // With `driver_latency`, allocating, freeing and zeroing take that much longer, as calls of a GPU's driver do.
 // `owner` (letters and digits) is who owns the segments, also after a restart: FindLeftSegments() finds those of
-// earlier devices of the same owner and ordinal. Without one it finds nothing.
+// earlier devices of the same owner and ordinal. Without one it finds nothing. `record` is what those devices wrote,
+// for a process that may not see who created a file (FindLeftFiles).
 std::unique_ptr<Device> MakeHostDevice(int ordinal, uint64_t total_bytes,
                                        std::chrono::nanoseconds driver_latency = std::chrono::nanoseconds(0),
-                                       const std::string& owner = "");
+                                       const std::string& owner = "", std::unique_ptr<SegmentRecord> record = nullptr);
 
 }  // namespace vrambroker
 

@@ -20,6 +20,7 @@
 #include <array>
 #include <atomic>
 #include <csignal>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <iterator>
@@ -27,6 +28,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/numbers.h"
@@ -209,7 +211,7 @@ TEST(LeftFilesTest, FindsWhatOthersHoldOfAnEarlierProcess) {
     Child::Stay();
   });
   for (const int fd : {open, mapped, lying, other}) close(fd);
-  const absl::StatusOr<LeftSegments> left = FindLeftFiles(name, BytesOf);
+  const absl::StatusOr<LeftSegments> left = FindLeftFiles(name, BytesOf, RecordedFiles());
   ASSERT_TRUE(left.ok()) << left.status();
   ASSERT_EQ(left->segments.size(), 3u);
   uint64_t sum = 0;
@@ -232,7 +234,7 @@ TEST(LeftFilesTest, AnotherUsersFilesAreNotOurs) {
     if (ftruncate(fd, 1 << 30) != 0 || mmap(nullptr, 4096, PROT_READ, MAP_SHARED, fd, 0) == MAP_FAILED) _exit(1);
     Child::Stay();
   });
-  const absl::StatusOr<LeftSegments> left = FindLeftFiles(name, BytesOf);
+  const absl::StatusOr<LeftSegments> left = FindLeftFiles(name, BytesOf, RecordedFiles());
   ASSERT_TRUE(left.ok()) << left.status();
   EXPECT_EQ(left->segments.size(), 0u);
 }
@@ -259,7 +261,7 @@ TEST(LeftFilesTest, WithoutTheRightToSeeAFileTheNameCountsOfProcessesOfOurOwn) {
   // The bytes that are found, as the exit code: 4096, as the name says, or what the file has.
   const auto found = [&](uint64_t capabilities) {
     const pid_t looker = RunAs(kNobody, capabilities, [&] {
-      const absl::StatusOr<LeftSegments> left = FindLeftFiles(name, BytesOf);
+      const absl::StatusOr<LeftSegments> left = FindLeftFiles(name, BytesOf, RecordedFiles());
       _exit(!left.ok() ? 99 : left->segments.empty() ? 0 : left->segments[0].bytes == 4096 ? 1 : 2);
     });
     EXPECT_EQ(waitpid(looker, &status, 0), looker);
@@ -274,6 +276,158 @@ TEST(LeftFilesTest, WithoutTheRightToSeeAFileTheNameCountsOfProcessesOfOurOwn) {
   const int seen = found(kPtrace | kRestore);
   if (seen == 100) GTEST_SKIP() << "this root has no CAP_CHECKPOINT_RESTORE";
   EXPECT_EQ(seen, 2);
+}
+
+TEST(LeftFilesTest, AFileInAFolderIsNoMemoryFile) {
+  const std::string name = std::string(kName) + ":path:";
+  const std::string path = testing::TempDir() + LinkTo(name) + "4096";
+  std::ofstream(path) << std::string(4096, 'x');
+  const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  ASSERT_GE(fd, 0);
+  const Child child([&] {
+    if (mmap(nullptr, 4096, PROT_READ, MAP_SHARED, fd, 0) == MAP_FAILED) _exit(1);
+    Child::Stay();
+  });
+  close(fd);
+  const absl::StatusOr<LeftSegments> left = FindLeftFiles(name, BytesOf, RecordedFiles());
+  std::filesystem::remove(path);
+  ASSERT_TRUE(left.ok()) << left.status();
+  EXPECT_EQ(left->segments.size(), 0u);
+}
+
+// As the service runs: a user of its own and two capabilities, with clients of other users.
+class RecordedFilesTest : public ::testing::Test {
+ protected:
+  // What is found in one process.
+  struct Left {
+    bool ok = false;
+    uint64_t segments = 0;
+    uint64_t bytes = 0;
+    uint64_t unread = 0;  // of all processes
+  };
+
+  void SetUp() override {
+    if (geteuid() != 0) GTEST_SKIP() << "only root can become other users";
+    for (const auto& [uid, capabilities] : {std::pair(kNobody, kOfTheService), std::pair(kOther, uint64_t{0})}) {
+      int status = -1;
+      ASSERT_GT(waitpid(RunAs(uid, capabilities, [] {}), &status, 0), 0);
+      if (status != 0) GTEST_SKIP() << "this root may not become uid " << uid << ", or lacks a capability";
+    }
+    const int fd = memfd_create(kName, MFD_CLOEXEC);
+    const bool has_inodes = IdentityOf(fd).mounted.has_value();
+    close(fd);
+    if (!has_inodes) GTEST_SKIP() << "needs Linux 5.14";
+  }
+
+  // A file of `bytes` of the name that a segment has, and its inode.
+  std::pair<int, uint64_t> CreateFile(off_t bytes, unsigned flags = 0) const {
+    const int fd = memfd_create((name_ + "4096").c_str(), MFD_CLOEXEC | flags);
+    struct stat file = {};
+    if (fd >= 0 && (ftruncate(fd, bytes) != 0 || fstat(fd, &file) != 0)) return {-1, 0};
+    return {fd, file.st_ino};
+  }
+
+  // A process of another user that has only mapped it.
+  static std::unique_ptr<Child> MapAsOther(int fd) {
+    auto child = std::make_unique<Child>([&] {
+      if (setresuid(kOther, kOther, kOther) != 0 ||
+          mmap(nullptr, 4096, PROT_READ, MAP_SHARED | MAP_NORESERVE, fd, 0) == MAP_FAILED) {
+        _exit(1);
+      }
+      close(fd);
+      Child::Stay();
+    });
+    close(fd);
+    return child;
+  }
+
+  Left Look(pid_t holder, const RecordedFiles& recorded) const {
+    std::array<int, 2> pipe_fds = {};
+    EXPECT_EQ(pipe(pipe_fds.data()), 0);
+    const pid_t looker = RunAs(kNobody, kOfTheService, [&] {
+      const absl::StatusOr<LeftSegments> left = FindLeftFiles(name_, BytesOf, recorded);
+      Left seen;
+      seen.ok = left.ok();
+      if (left.ok()) {
+        seen.unread = left->unread_processes;
+        for (const LeftSegment& segment : left->segments) {
+          if (segment.holders.size() != 1 || segment.holders[0].pid != holder) continue;
+          ++seen.segments;
+          seen.bytes += segment.bytes;
+        }
+      }
+      (void)!write(pipe_fds[1], &seen, sizeof seen);
+    });
+    Left seen;
+    close(pipe_fds[1]);
+    EXPECT_EQ(read(pipe_fds[0], &seen, sizeof seen), static_cast<ssize_t>(sizeof seen));
+    close(pipe_fds[0]);
+    EXPECT_EQ(waitpid(looker, nullptr, 0), looker);
+    EXPECT_TRUE(seen.ok);
+    return seen;
+  }
+
+  static constexpr uint64_t kOfTheService = uint64_t{1} << CAP_SYS_PTRACE | uint64_t{1} << 40;  // CHECKPOINT_RESTORE
+  // Tests that run at the same time do not see each other's files.
+  const std::string name_ = std::string(kName) + ":" + std::to_string(getpid()) + ":";
+};
+
+TEST_F(RecordedFilesTest, CountInProcessesOfOtherUsersThatHaveThemOnlyMapped) {
+  const auto [fd, inode] = CreateFile(8192);
+  ASSERT_GE(fd, 0);
+  const std::unique_ptr<Child> holder = MapAsOther(fd);
+  const Left unknown = Look(holder->pid(), {{~uint64_t{0}, 8192}});
+  EXPECT_EQ(unknown.segments, 0u);
+  const Left left = Look(holder->pid(), {{inode, 8192}});
+  EXPECT_EQ(left.segments, 1u);
+  EXPECT_EQ(left.bytes, 8192u) << "as recorded: the name and the mapping say less";
+  EXPECT_EQ(unknown.unread, left.unread + 1) << "what cannot be told is said";
+}
+
+TEST_F(RecordedFilesTest, CountInProcessesOfOtherUsersThatHaveThemOnlyOpen) {
+  const auto [fd, inode] = CreateFile(8192);
+  ASSERT_GE(fd, 0);
+  const Child holder([] {
+    if (setresuid(kOther, kOther, kOther) != 0) _exit(1);
+    Child::Stay();
+  });
+  close(fd);
+  const Left left = Look(holder.pid(), {{inode, 8192}});
+  EXPECT_EQ(left.segments, 1u);
+  EXPECT_EQ(left.bytes, 8192u);
+}
+
+// A user who wants to take memory away from others gives a file of their own the name of a segment.
+TEST_F(RecordedFilesTest, AnotherFileOfTheirNameDoesNotCount) {
+  const std::pair<int, uint64_t> file = CreateFile(8192);
+  const int segment = file.first;
+  ASSERT_GE(segment, 0);
+  uint64_t unread = 0;
+  {
+    const Child idle([] { Child::Stay(); });
+    unread = Look(idle.pid(), {}).unread;
+  }
+  const Child liar([&] {
+    close(segment);
+    if (setresuid(kOther, kOther, kOther) != 0 || prctl(PR_SET_DUMPABLE, 1) != 0) _exit(1);
+    const int fd = CreateFile(1 << 30).first;
+    for (int i = 0; i < 3; ++i) {
+      if (mmap(nullptr, 4096, PROT_READ, MAP_SHARED, fd, 0) == MAP_FAILED) _exit(1);
+    }
+    Child::Stay();
+  });
+  close(segment);
+  const Left left = Look(liar.pid(), {{file.second, 8192}});
+  EXPECT_EQ(left.segments, 0u);
+  EXPECT_EQ(left.unread, unread + 1) << "one process";
+}
+
+// These have the names of memory files, too, and inodes of a file system of their own.
+TEST_F(RecordedFilesTest, AFileOfHugePagesDoesNotCount) {
+  const auto [fd, inode] = CreateFile(2 << 20, MFD_HUGETLB);
+  if (fd < 0) GTEST_SKIP() << "no huge pages here";
+  const std::unique_ptr<Child> liar = MapAsOther(fd);
+  EXPECT_EQ(Look(liar->pid(), {{inode, 8192}}).segments, 0u);
 }
 
 }  // namespace
