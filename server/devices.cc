@@ -4,6 +4,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -15,6 +16,7 @@
 #include "allocator/device/host_device.h"
 #include "server/base/log_line.h"
 #include "server/identity/driver_gpus.h"
+#include "server/identity/saved_segments.h"
 
 namespace vrambroker {
 namespace {
@@ -97,8 +99,9 @@ absl::StatusOr<std::vector<ChosenDevice>> ChooseDevices(const Config& config, Sa
           FormatBytes(capacity), config.host_devices, FormatBytes(memory));
     }
     for (int ordinal = 0; ordinal < config.host_devices; ++ordinal) {
-      devices.push_back(
-          MakeHostDevice(ordinal, capacity, absl::ToChronoNanoseconds(config.host_driver_latency), state->owner));
+      devices.push_back(MakeHostDevice(ordinal, capacity, absl::ToChronoNanoseconds(config.host_driver_latency),
+                                       state->owner,
+                                       std::make_unique<SavedSegments>(config.socket_dir, ordinal, state->owner)));
     }
   }
   std::vector<ChosenDevice> chosen;

@@ -9,7 +9,6 @@
 #include <cstdio>
 
 #include "absl/strings/str_cat.h"
-#include "allocator/base/unique_fd.h"
 
 namespace vrambroker {
 namespace {
@@ -37,14 +36,20 @@ absl::Status WriteNew(const std::string& path, absl::string_view text, bool outl
 
 }  // namespace
 
-absl::StatusOr<std::string> ReadOwnFile(const std::string& path, size_t most_bytes) {
-  const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+absl::StatusOr<UniqueFd> OpenOwnFile(const std::string& path, int access) {
+  UniqueFd file(open(path.c_str(), access | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   if (!file.valid()) return absl::ErrnoToStatus(errno, absl::StrCat("cannot open ", path));
   struct stat found = {};
   if (fstat(file.get(), &found) != 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot look at ", path));
   if (!S_ISREG(found.st_mode) || found.st_uid != geteuid() || (found.st_mode & 0022) != 0) {
     return absl::FailedPreconditionError(absl::StrCat(path, " is not a file that only uid ", geteuid(), " may write"));
   }
+  return file;
+}
+
+absl::StatusOr<std::string> ReadOpenFile(const UniqueFd& file, const std::string& path, size_t most_bytes) {
+  struct stat found = {};
+  if (fstat(file.get(), &found) != 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot look at ", path));
   if (static_cast<uint64_t>(found.st_size) > most_bytes) {
     return absl::ResourceExhaustedError(absl::StrCat(path, " has more than ", most_bytes, " bytes"));
   }
@@ -59,6 +64,11 @@ absl::StatusOr<std::string> ReadOwnFile(const std::string& path, size_t most_byt
   }
   text.resize(size);
   return text;
+}
+
+absl::StatusOr<std::string> ReadOwnFile(const std::string& path, size_t most_bytes) {
+  const absl::StatusOr<UniqueFd> file = OpenOwnFile(path, O_RDONLY);
+  return file.ok() ? ReadOpenFile(*file, path, most_bytes) : file.status();
 }
 
 absl::Status ReplaceFile(const std::string& path, absl::string_view text, bool outlives_machine) {

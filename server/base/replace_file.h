@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Small files that are replaced as a whole.
+// Small files of this user's alone, most of them replaced as a whole.
 #ifndef VRAMBROKER_SERVER_BASE_REPLACE_FILE_H_
 #define VRAMBROKER_SERVER_BASE_REPLACE_FILE_H_
 
@@ -10,11 +10,16 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "allocator/base/unique_fd.h"
 
 namespace vrambroker {
 
-// A regular file that only this user may write. NotFound: there is none. FailedPrecondition: others could have written
-// it. ResourceExhausted: it is larger than `most_bytes`.
+// A regular file that only this user may write, with O_RDONLY or O_RDWR. Follows no symbolic link. NotFound: there is
+// none. FailedPrecondition: others could have written it.
+absl::StatusOr<UniqueFd> OpenOwnFile(const std::string& path, int access);
+// What is in a file that is open; `path` is for messages. ResourceExhausted: it is larger than `most_bytes`.
+absl::StatusOr<std::string> ReadOpenFile(const UniqueFd& file, const std::string& path, size_t most_bytes);
+// Both. Errors as theirs.
 absl::StatusOr<std::string> ReadOwnFile(const std::string& path, size_t most_bytes);
 
 // At once or not at all: who reads `path` finds the old text or the new one, also after this process was killed. With

@@ -35,13 +35,6 @@ absl::StatusOr<std::string> RandomOwner() {
   return absl::StrCat(absl::Hex(number, absl::kZeroPad16));
 }
 
-// Empty when it cannot be read.
-std::string BootId() {
-  std::string id;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
-  return id;
-}
-
 // Lines:
 //   owner 0123456789abcdef
 //   boot 01234567-89ab-cdef-0123-456789abcdef
@@ -69,6 +62,12 @@ std::optional<SavedState> Parse(absl::string_view text) {
 }
 
 }  // namespace
+
+std::string BootId() {
+  std::string id;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
+  return id;
+}
 
 absl::StatusOr<SavedState> LoadState(const std::string& dir) {
   const std::string path = PathIn(dir);

@@ -23,6 +23,9 @@ struct SavedState {
   absl::btree_map<std::string, uint64_t> free_bytes;
 };
 
+// Of the machine's run; empty when it cannot be read.
+std::string BootId();
+
 // From `dir`/vrambroker.state. When there is none, or it is damaged or not this user's alone, a new one is made: memory
 // that processes hold of earlier runs is not found then. What earlier boots of the machine left is of the owner alone.
 // REQUIRES: `dir` is locked by LockSocketDir().

@@ -48,6 +48,7 @@ class MeteredDevice : public Device {
   absl::Status Health() override;
   absl::StatusOr<DeviceSegment> AllocateSegment(uint64_t bytes) override;
   absl::Status FreeSegment(const DeviceSegment& segment) override;
+  void LeaveSegments() override { device_->LeaveSegments(); }
   absl::StatusOr<SegmentHandle> ExportSegment(const DeviceSegment& segment) override;
   absl::StatusOr<void*> OpenHandle(const SegmentHandle& handle, uint64_t bytes) override {
     return device_->OpenHandle(handle, bytes);

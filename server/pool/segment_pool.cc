@@ -298,6 +298,7 @@ void SegmentPool::AddIdle(const UnleasedSegment& entry) {
 // ---- Returning ----
 
 void SegmentPool::Seal() {
+  device_->LeaveSegments();  // before an account is closed whose client goes on
   MutexLock lock(mu_);
   sealed_ = true;
   accounts_.Forbid();

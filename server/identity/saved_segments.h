@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// SavedSegments: which segments of a host device the daemon has handed out, in a file that the next one reads.
+#ifndef VRAMBROKER_SERVER_IDENTITY_SAVED_SEGMENTS_H_
+#define VRAMBROKER_SERVER_IDENTITY_SAVED_SEGMENTS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/string_view.h"
+#include "allocator/base/mutex.h"
+#include "allocator/base/unique_fd.h"
+#include "allocator/device/segment_record.h"
+
+namespace vrambroker {
+
+// `dir`/vrambroker.segments.ORDINAL: a header of 128 bytes, then slots of 16 bytes, {inode, bytes}, of which those that
+// are free are zeros. A slot is written in one call, so that a daemon that is killed leaves it whole.
+//
+// Every client knows the names of segments, but not even a client that wants to can have a memory file whose inode is
+// in a slot: Linux 5.9 and newer give no inode of memory files twice before the next boot. On older kernels a file that
+// gets the inode of a segment of a dead daemon counts as that segment, with the size in the slot and no more. Its user
+// could have kept the segment itself mapped just as well.
+class SavedSegments : public SegmentRecord {
+ public:
+  // What the file has of another owner or of an earlier boot of the machine is void. A file that is damaged or not this
+  // user's alone is replaced. When the file cannot be written, that is logged once, and what could not be recorded is
+  // not in Left() of the next daemon. REQUIRES: as LoadState().
+  SavedSegments(const std::string& dir, int ordinal, const std::string& owner);
+
+  void Add(uint64_t inode, uint64_t bytes) override;
+  void Remove(uint64_t inode) override;
+  RecordedFiles Left() override;
+  void KeepFound(const absl::flat_hash_set<uint64_t>& inodes) override;
+
+ private:
+  void ReadSlots(absl::string_view slots) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Fill(uint64_t inode, uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Clear(uint64_t inode) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool Write(size_t slot, uint64_t inode, uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const std::string path_;
+  Mutex mu_;
+  UniqueFd file_ ABSL_GUARDED_BY(mu_);                                  // invalid: nothing can be recorded
+  absl::flat_hash_map<uint64_t, size_t> slot_of_ ABSL_GUARDED_BY(mu_);  // by inode
+  std::vector<size_t> free_slots_ ABSL_GUARDED_BY(mu_);                 // of those up to `slots_`
+  size_t slots_ ABSL_GUARDED_BY(mu_) = 0;
+  RecordedFiles left_ ABSL_GUARDED_BY(mu_);
+  bool has_said_so_ ABSL_GUARDED_BY(mu_) = false;  // that it cannot be written
+};
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_SERVER_IDENTITY_SAVED_SEGMENTS_H_
