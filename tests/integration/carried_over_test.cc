@@ -3,6 +3,7 @@
 // What clients hold when the daemon dies, and the next one's limits and capacity.
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -12,6 +13,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -239,6 +241,62 @@ TEST_F(CarriedOverTest, WhatProcessesWithoutASessionHoldIsNamed) {
   EXPECT_GT(Device().carried_over_bytes(), 0u);
   kill(quarantine.holdings(0).holders(0), SIGKILL);
   EXPECT_TRUE(WaitFor([&] { return Device().carried_over_bytes() == 0; }));
+}
+
+// As the service runs: a user of its own and two capabilities, which cannot see whose file a client of another user has
+// mapped.
+TEST_F(CarriedOverTest, ADaemonOfItsOwnUserCountsWhatClientsOfOthersHold) {
+  HOST_DEVICE_ONLY();
+  if (geteuid() != 0) GTEST_SKIP() << "only root can become other users";
+  const std::string as_the_service = MakeTempDir() + "/as_the_service";
+  std::ofstream(as_the_service) << R"(#!/bin/sh
+for argument; do
+  case $argument in --socket_dir=*) chown -R 54322 "${argument#*=}" ;; esac
+done
+capabilities=-all,+sys_ptrace,+checkpoint_restore
+exec setpriv --reuid=54322 --regid=54322 --clear-groups --no-new-privs --pdeathsig=KILL \
+  --bounding-set=$capabilities --inh-caps=$capabilities --ambient-caps=$capabilities "$@"
+)";
+  ASSERT_EQ(chmod(as_the_service.c_str(), 0755), 0);
+  if (const RunResult can_run = RunProgram({as_the_service, "/usr/bin/test", "-x", DaemonProgram()});
+      can_run.exit_code != 0) {
+    GTEST_SKIP() << "not with the rights of this root, or in this folder: " << can_run.err;
+  }
+  ASSERT_OK(StartDaemon({.config = "socket_mode: '0666'", .runner = as_the_service}));
+  const auto hold = [&](const char* name, uint64_t bytes) -> absl::StatusOr<ClientProcess> {
+    absl::StatusOr<ClientProcess> client = ClientProcess::Start(dir());
+    // Remote: it does not reconnect, and so does not say what it holds.
+    for (const std::string& command :
+         {std::string("setuid 54321"), absl::StrCat("connect ", name, " - remote"), absl::StrCat("alloc ", bytes)}) {
+      if (!client.ok()) break;
+      if (absl::Status status = client->Call(command).status(); !status.ok()) return status;
+    }
+    return client;
+  };
+  ASSERT_OK_AND_ASSIGN(ClientProcess first, hold("first", 40_MiB));
+  for (const auto& entry : std::filesystem::directory_iterator(absl::StrCat("/proc/", first.pid(), "/fd"))) {
+    std::error_code gone;
+    EXPECT_FALSE(absl::StrContains(std::filesystem::read_symlink(entry, gone).string(), "vrambroker-segment"));
+  }
+  // A daemon that is stopped frees what it has, and clients keep it all the same.
+  const absl::StatusOr<int> stopped = daemon_->Stop();
+  EXPECT_TRUE(stopped.ok() && *stopped == 0);
+  ASSERT_OK(daemon_->Restart());
+  EXPECT_EQ(Device().carried_over_bytes(), 40_MiB);
+  ASSERT_OK_AND_ASSIGN(ClientProcess second, hold("second", 100_MiB));
+  for (int restart = 0; restart < 2; ++restart) {
+    daemon_->Kill();
+    ASSERT_OK(daemon_->Restart());
+    EXPECT_EQ(Device().carried_over_bytes(), 140_MiB) << restart;
+  }
+  const v1::ListQuarantineResponse quarantine = Quarantine();
+  ASSERT_EQ(quarantine.holdings_size(), 2);
+  EXPECT_EQ(quarantine.holdings(0).holders(0) + quarantine.holdings(1).holders(0), first.pid() + second.pid());
+  second.process().Signal(SIGKILL);
+  EXPECT_TRUE(WaitFor([&] { return Device().carried_over_bytes() == 40_MiB; }));
+  daemon_->Kill();
+  ASSERT_OK(daemon_->Restart());
+  EXPECT_EQ(Device().carried_over_bytes(), 40_MiB);
 }
 
 // As daemons in containers have it: the same path, and each its own directory.
