@@ -31,8 +31,6 @@ class DaemonClient {
   absl::Status DrainClaim(const std::string& claim) const;
   absl::StatusOr<std::vector<v1::Claim>> Claims() const;
 
-  const std::string& socket_dir() const { return socket_dir_; }
-
  private:
   const std::string socket_dir_;
   const absl::Duration timeout_;

@@ -4,7 +4,6 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "absl/algorithm/container.h"
@@ -92,8 +91,13 @@ class DevicePlugin::Watch final : public grpc::ServerWriteReactor<::v1beta1::Lis
   ::v1beta1::ListAndWatchResponse message_;  // of the write under way
 };
 
-DevicePlugin::DevicePlugin(std::string resource, uint64_t unit_bytes, GpuAccess access, const DaemonClient& daemon)
-    : resource_(std::move(resource)), unit_bytes_(unit_bytes), access_(access), daemon_(daemon) {}
+DevicePlugin::DevicePlugin(std::string resource, uint64_t unit_bytes, GpuAccess access, const DaemonClient& daemon,
+                           PodClaims& pod_claims)
+    : resource_(std::move(resource)),
+      unit_bytes_(unit_bytes),
+      access_(access),
+      daemon_(daemon),
+      pod_claims_(pod_claims) {}
 
 void DevicePlugin::SetDevices(std::vector<DeviceOfUnits> devices) {
   std::set<std::shared_ptr<Watch>> watches;
@@ -194,7 +198,7 @@ grpc::Status DevicePlugin::Allocate(grpc::ServerContext* /*context*/, const ::v1
   for (const auto& container : request->container_requests()) {
     absl::StatusOr<::v1beta1::ContainerAllocateResponse> answer =
         AllocateContainer({container.devicesids().begin(), container.devicesids().end()});
-    // Claims of the containers before it belong to none: they are drained as those of pods that have gone.
+    // Claims of the containers before it belong to none, and go as those of pods that have gone.
     if (!answer.ok()) {
       LogLine("allocation failed")
           .Add("resource", resource_)
@@ -213,6 +217,10 @@ absl::StatusOr<::v1beta1::ContainerAllocateResponse> DevicePlugin::AllocateConta
   if (!units.ok()) return units.status();
   const absl::StatusOr<DeviceOfUnits> device = FindDevice(units->device);
   if (!device.ok()) return device.status();
+  // The kubelet starts nothing else while it waits for the answer.
+  if (!device->is_healthy) {
+    return absl::UnavailableError(absl::StrCat("the daemon does not serve device ", device->ordinal, " now"));
+  }
   absl::StatusOr<std::string> name = NewClaimName(device->ordinal, *units->numbers.begin());
   if (!name.ok()) return name.status();
 
@@ -221,11 +229,14 @@ absl::StatusOr<::v1beta1::ContainerAllocateResponse> DevicePlugin::AllocateConta
   v1::ClaimTerms& terms = *request.mutable_terms();
   terms.mutable_limit()->set_bytes(units->numbers.size() * unit_bytes_);
   terms.add_devices(device->ordinal);
-  terms.set_any_owner(true);  // the container's processes may be any user's, and nobody else has the directory
+  // The container's processes may be any user's. The daemon's directory is what keeps others of the node away: see
+  // README.
+  terms.set_any_owner(true);
   auto& labels = *terms.mutable_labels();
   labels[kResourceLabel] = resource_;
   labels[kDeviceLabel] = device->uuid;
   labels[kUnitsLabel] = FormatUnits(units->numbers, kMostLabelBytes);
+  pod_claims_.NoteCreated(request.name(), PodClaims::Clock::now());
   const absl::StatusOr<v1::Claim> claim = daemon_.CreateClaim(request);
   if (!claim.ok()) return claim.status();
   LogLine("claim created")

@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "allocator/base/mutex.h"
 #include "deploy/kubernetes/daemon_client.h"
+#include "deploy/kubernetes/pod_claims.h"
 #include "deploy/kubernetes/proto/deviceplugin.grpc.pb.h"
 #include "deploy/kubernetes/units.h"
 
@@ -43,8 +44,9 @@ class DevicePlugin final
   // Where a container finds its claim's sockets.
   static constexpr char kSocketDirInContainer[] = "/run/vrambroker";
 
-  // `daemon` outlives it.
-  DevicePlugin(std::string resource, uint64_t unit_bytes, GpuAccess access, const DaemonClient& daemon);
+  // `daemon` and `pod_claims`, which is told of new claims, outlive it.
+  DevicePlugin(std::string resource, uint64_t unit_bytes, GpuAccess access, const DaemonClient& daemon,
+               PodClaims& pod_claims);
 
   // The devices as they are now. Kubelets that watch are told, when there is something new.
   void SetDevices(std::vector<DeviceOfUnits> devices) ABSL_LOCKS_EXCLUDED(mu_);
@@ -52,8 +54,6 @@ class DevicePlugin final
   bool IsWatched() const ABSL_LOCKS_EXCLUDED(mu_);
   // Ends the watches, and lets no new one begin: a server that shuts down waits for them.
   void EndWatches() ABSL_LOCKS_EXCLUDED(mu_);
-
-  const std::string& resource() const { return resource_; }
 
   // ---- Of the kubelet ----
 
@@ -81,6 +81,7 @@ class DevicePlugin final
   const uint64_t unit_bytes_;
   const GpuAccess access_;
   const DaemonClient& daemon_;
+  PodClaims& pod_claims_;
 
   mutable Mutex mu_;
   std::vector<DeviceOfUnits> devices_ ABSL_GUARDED_BY(mu_);

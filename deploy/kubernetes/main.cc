@@ -186,7 +186,7 @@ int main(int argc, char** argv) {
   const timespec period = {.tv_sec = Node::kPeriod.count(), .tv_nsec = 0};
   int signal = -1;
   while (signal < 0) {
-    node.Step(Node::Clock::now());
+    node.Step();
     signal = sigtimedwait(&mask, nullptr, &period);
   }
   vrambroker::LogLine("stopped").Add("signal", signal).Write(spdlog::level::info);

@@ -19,7 +19,7 @@
 namespace vrambroker::kubernetes {
 namespace {
 
-constexpr absl::Duration kDaemonTimeout = absl::Seconds(10);
+constexpr absl::Duration kDaemonTimeout = absl::Seconds(5);
 constexpr absl::Duration kListTimeout = absl::Seconds(10);
 constexpr std::chrono::seconds kComparePeriod{5};
 constexpr int kMostBytesOfList = 16 << 20;  // what Kubernetes' own clients take
@@ -42,23 +42,49 @@ absl::StatusOr<::v1::ListPodResourcesResponse> ListPods(const std::string& kubel
   return response;
 }
 
-// The containers of the list that have units of memory.
+// The containers of the list that have units of memory. Kubelets list one entry with all units of a container, newer
+// ones an entry for each.
 std::vector<ContainerUnits> ContainersWithUnits(const ::v1::ListPodResourcesResponse& pods) {
   std::vector<ContainerUnits> containers;
   for (const ::v1::PodResources& pod : pods.pod_resources()) {
     for (const ::v1::ContainerResources& container : pod.containers()) {
+      std::map<std::string, std::vector<std::string>> ids;  // by resource
       for (const ::v1::ContainerDevices& devices : container.devices()) {
-        absl::StatusOr<DeviceUnits> units = ParseUnitIds({devices.device_ids().begin(), devices.device_ids().end()});
+        std::vector<std::string>& of_resource = ids[devices.resource_name()];
+        of_resource.insert(of_resource.end(), devices.device_ids().begin(), devices.device_ids().end());
+      }
+      for (const auto& [resource, of_resource] : ids) {
+        absl::StatusOr<DeviceUnits> units = ParseUnitIds(of_resource);
         if (!units.ok()) continue;  // of another plugin
         containers.push_back({.pod_namespace = pod.namespace_(),
                               .pod = pod.name(),
                               .container = container.name(),
-                              .resource = devices.resource_name(),
+                              .resource = resource,
                               .units = *std::move(units)});
       }
     }
   }
   return containers;
+}
+
+// The plugin's claims that may still be used.
+std::vector<UnitClaim> UnitClaims(const std::vector<v1::Claim>& claims) {
+  std::vector<UnitClaim> made;
+  for (const v1::Claim& claim : claims) {
+    if (claim.state() != v1::CLAIM_STATE_ACTIVE || !claim.terms().labels().contains(kResourceLabel)) continue;
+    made.push_back(
+        {.name = claim.name(),
+         .labels = {claim.terms().labels().begin(), claim.terms().labels().end()},
+         .is_idle = claim.sessions() == 0 && absl::c_all_of(claim.devices(), [](const v1::ClaimDevice& device) {
+                      return device.reserved_bytes() == 0;
+                    })});
+  }
+  return made;
+}
+
+// The daemon does not answer: the next call would wait as long.
+bool IsAway(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
 }
 
 }  // namespace
@@ -76,27 +102,31 @@ void Node::Trouble::Note(const absl::Status& status) {
 
 Node::Node(const NodeOptions& options) : options_(options), daemon_(options.socket_dir, kDaemonTimeout) {}
 
-void Node::Step(Clock::time_point now) {
+void Node::Step() {
   no_daemon_.Note(ReadDevices());
+  KeepRegistered();
+  if (Clock::now() - compared_ < kComparePeriod || servers_.empty()) return;
+  no_pods_.Note(CompareClaims());
+  compared_ = Clock::now();
+}
+
+void Node::KeepRegistered() {
   std::map<std::string, std::vector<DeviceOfUnits>> resources;
   for (const DeviceOfUnits& device : devices_) {
     const std::string suffix = options_.resource_per_device ? absl::StrCat("-", device.ordinal) : "";
-    resources[options_.resource + suffix].push_back(device);
+    resources[resource_of_.try_emplace(device.uuid, options_.resource + suffix).first->second].push_back(device);
   }
   absl::Status status;
   for (const auto& [resource, devices] : resources) {
     std::unique_ptr<PluginServer>& server = servers_[resource];
     if (server == nullptr) {
       server = std::make_unique<PluginServer>(options_.kubelet_dir + "/device-plugins", resource, options_.unit_bytes,
-                                              options_.gpu_access, daemon_);
+                                              options_.gpu_access, daemon_, pod_claims_);
     }
     server->SetDevices(devices);
-    status.Update(server->KeepRegistered(now));
+    status.Update(server->KeepRegistered(Clock::now()));
   }
   no_kubelet_.Note(status);
-  if (now - compared_ < kComparePeriod || servers_.empty()) return;
-  compared_ = now;
-  no_pods_.Note(CompareClaims(now));
 }
 
 absl::Status Node::ReadDevices() {
@@ -122,7 +152,7 @@ absl::Status Node::ReadDevices() {
   return absl::OkStatus();
 }
 
-absl::Status Node::CompareClaims(Clock::time_point now) {
+absl::Status Node::CompareClaims() {
   // In this order: see PodClaims.
   const absl::StatusOr<std::vector<v1::Claim>> claims = daemon_.Claims();
   if (!claims.ok()) return claims.status();
@@ -135,19 +165,17 @@ absl::Status Node::CompareClaims(Clock::time_point now) {
     return absl::UnavailableError(absl::StrCat("the kubelet's list of pods lacks ", options_.pod_namespace, "/",
                                                options_.pod, ", this one: claims of pods that have gone are kept"));
   }
+  return CarryOut(pod_claims_.Compare(UnitClaims(*claims), ContainersWithUnits(*pods), Clock::now()));
+}
 
-  std::vector<UnitClaim> made;
-  for (const v1::Claim& claim : *claims) {
-    if (claim.state() != v1::CLAIM_STATE_ACTIVE || !claim.terms().labels().contains(kResourceLabel)) continue;
-    made.push_back({.name = claim.name(), .labels = {claim.terms().labels().begin(), claim.terms().labels().end()}});
-  }
-  const ClaimChanges changes = pod_claims_.Compare(made, ContainersWithUnits(*pods), now);
-  absl::Status status;
+absl::Status Node::CarryOut(const ClaimChanges& changes) {
+  absl::Status first;
   for (const UnitClaim& claim : changes.label) {
-    const absl::Status labelled = daemon_.SetLabels(claim.name, claim.labels);
-    if (absl::IsNotFound(labelled)) continue;  // removed meanwhile
-    status.Update(labelled);
-    if (!labelled.ok()) continue;
+    const absl::Status status = daemon_.SetLabels(claim.name, claim.labels);
+    if (IsAway(status)) return status;
+    if (absl::IsNotFound(status)) continue;  // removed meanwhile
+    first.Update(status);
+    if (!status.ok()) continue;
     LogLine("claim of a pod")
         .Add("claim", claim.name)
         .Add("namespace", claim.labels.at(kNamespaceLabel))
@@ -155,12 +183,13 @@ absl::Status Node::CompareClaims(Clock::time_point now) {
         .Write(spdlog::level::info);
   }
   for (const std::string& claim : changes.drain) {
-    const absl::Status drained = daemon_.DrainClaim(claim);
-    status.Update(drained);
-    if (drained.ok())
-      LogLine("claim removed").Add("claim", claim).Add("why", "its pod has gone").Write(spdlog::level::info);
+    const absl::Status status = daemon_.DrainClaim(claim);
+    if (IsAway(status)) return status;
+    first.Update(status);
+    if (!status.ok()) continue;
+    LogLine("claim removed").Add("claim", claim).Add("why", "its pod has gone").Write(spdlog::level::info);
   }
-  return status;
+  return first;
 }
 
 }  // namespace vrambroker::kubernetes

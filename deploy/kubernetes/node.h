@@ -43,7 +43,7 @@ class Node {
 
   // Looks at the daemon, the kubelet and the claims, and does what there is to do. Takes as long as those take to
   // answer.
-  void Step(Clock::time_point now);
+  void Step();
 
  private:
   // Says an error when it begins and when it changes, and its end: not each second.
@@ -58,13 +58,18 @@ class Node {
   };
 
   absl::Status ReadDevices();
-  absl::Status CompareClaims(Clock::time_point now);
+  void KeepRegistered();
+  absl::Status CompareClaims();
+  absl::Status CarryOut(const ClaimChanges& changes);
 
   const NodeOptions options_;
   const DaemonClient daemon_;
-  std::vector<DeviceOfUnits> devices_;                            // as the daemon said last
-  std::map<std::string, std::unique_ptr<PluginServer>> servers_;  // by resource
   PodClaims pod_claims_;
+  // As the daemon said last; one that it has no more stays.
+  std::vector<DeviceOfUnits> devices_;
+  // By the device's uuid. A name with an ordinal stays that of the device, should the daemon number it anew.
+  std::map<std::string, std::string> resource_of_;
+  std::map<std::string, std::unique_ptr<PluginServer>> servers_;  // by resource
   Clock::time_point compared_;
 
   Trouble no_daemon_{"daemon"};

@@ -3,6 +3,7 @@
 
 #include <grpcpp/grpcpp.h>
 #include <spdlog/spdlog.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 
@@ -21,27 +22,26 @@ constexpr char kApiVersion[] = "v1beta1";
 constexpr absl::Duration kRegisterTimeout = absl::Seconds(10);
 // A kubelet that has been registered with watches right after that. One that does not is asked again.
 constexpr std::chrono::seconds kUnwatchedFor{5};
+constexpr absl::Duration kConnectTimeout = absl::Seconds(1);
+// For calls of the kubelet that are under way.
+constexpr std::chrono::seconds kShutdownTimeout{5};
 
 }  // namespace
-
-bool PluginServer::FileId::operator==(const FileId& other) const {
-  return device == other.device && inode == other.inode && changed.tv_sec == other.changed.tv_sec &&
-         changed.tv_nsec == other.changed.tv_nsec;
-}
 
 std::optional<PluginServer::FileId> PluginServer::IdOf(const std::string& path) {
   struct stat status = {};
   if (lstat(path.c_str(), &status) != 0) return std::nullopt;
-  return FileId{.device = status.st_dev, .inode = status.st_ino, .changed = status.st_ctim};
+  return FileId{.device = status.st_dev, .inode = status.st_ino};
 }
 
 PluginServer::PluginServer(std::string directory, std::string resource, uint64_t unit_bytes, GpuAccess access,
-                           const DaemonClient& daemon)
+                           const DaemonClient& daemon, PodClaims& pod_claims)
     : directory_(std::move(directory)),
       resource_(std::move(resource)),
       unit_bytes_(unit_bytes),
       access_(access),
       daemon_(daemon),
+      pod_claims_(pod_claims),
       endpoint_(absl::StrCat(absl::StrReplaceAll(resource_, {{"/", "_"}}), ".sock")) {}
 
 PluginServer::~PluginServer() {
@@ -82,9 +82,13 @@ absl::Status PluginServer::Serve() {
   if (stat(directory_.c_str(), &status) != 0) {
     return absl::ErrnoToStatus(errno, absl::StrCat("the kubelet's directory of device plugins, ", directory_));
   }
-  // One that is left of a process before this. What is no socket is not ours to remove: the server cannot bind then.
-  if (lstat(path.c_str(), &status) == 0 && S_ISSOCK(status.st_mode)) unlink(path.c_str());
-  auto plugin = std::make_unique<DevicePlugin>(resource_, unit_bytes_, access_, daemon_);
+  if (lstat(path.c_str(), &status) == 0 && S_ISSOCK(status.st_mode)) {
+    if (client_internal::ConnectSocket(path, SOCK_STREAM, kConnectTimeout).ok()) {
+      return absl::AlreadyExistsError(absl::StrCat("another process serves ", path));
+    }
+    unlink(path.c_str());  // left by a process before this; what is no socket is not ours to remove
+  }
+  auto plugin = std::make_unique<DevicePlugin>(resource_, unit_bytes_, access_, daemon_, pod_claims_);
   plugin->SetDevices(devices_);
   grpc::ServerBuilder builder;
   int bound = 0;
@@ -102,7 +106,7 @@ absl::Status PluginServer::Serve() {
 void PluginServer::StopServing() {
   if (server_ == nullptr) return;
   plugin_->EndWatches();
-  server_->Shutdown();
+  server_->Shutdown(std::chrono::system_clock::now() + kShutdownTimeout);
   server_->Wait();
   server_.reset();
   plugin_.reset();

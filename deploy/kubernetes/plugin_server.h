@@ -22,9 +22,10 @@ class PluginServer {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // `directory`: where the kubelet has kubelet.sock, and looks for the sockets of plugins. `daemon` outlives this.
+  // `directory`: where the kubelet has kubelet.sock, and looks for the sockets of plugins. `daemon` and `pod_claims`
+  // outlive this.
   PluginServer(std::string directory, std::string resource, uint64_t unit_bytes, GpuAccess access,
-               const DaemonClient& daemon);
+               const DaemonClient& daemon, PodClaims& pod_claims);
   ~PluginServer();
 
   void SetDevices(const std::vector<DeviceOfUnits>& devices);
@@ -33,14 +34,11 @@ class PluginServer {
   // starts forgets all plugins, and removes their sockets. An error says what keeps it from that; it is tried again.
   absl::Status KeepRegistered(Clock::time_point now);
 
-  const std::string& resource() const { return resource_; }
-
  private:
   struct FileId {
     dev_t device = 0;
     ino_t inode = 0;
-    timespec changed = {};  // inodes are used again
-    bool operator==(const FileId& other) const;
+    bool operator==(const FileId&) const = default;
   };
   static std::optional<FileId> IdOf(const std::string& path);  // none: there is no such file
 
@@ -53,6 +51,7 @@ class PluginServer {
   const uint64_t unit_bytes_;
   const GpuAccess access_;
   const DaemonClient& daemon_;
+  PodClaims& pod_claims_;
   const std::string endpoint_;  // the socket's name
   std::vector<DeviceOfUnits> devices_;
 

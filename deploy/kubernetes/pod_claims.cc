@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "deploy/kubernetes/pod_claims.h"
 
+#include <set>
 #include <tuple>
 #include <utility>
 
@@ -9,9 +10,19 @@
 namespace vrambroker::kubernetes {
 namespace {
 
+using UnitKey = std::tuple<std::string, std::string, uint32_t>;  // resource, device, number
+
 std::string LabelOf(const UnitClaim& claim, const char* label) {
   const auto it = claim.labels.find(label);
   return it == claim.labels.end() ? "" : it->second;
+}
+
+std::vector<UnitKey> UnitsOf(const UnitClaim& claim) {
+  std::vector<UnitKey> units;
+  for (const uint32_t number : ParseUnits(LabelOf(claim, kUnitsLabel))) {
+    units.emplace_back(LabelOf(claim, kResourceLabel), LabelOf(claim, kDeviceLabel), number);
+  }
+  return units;
 }
 
 // As much of a name as a label takes: a pod's name may have 253 bytes.
@@ -24,46 +35,89 @@ bool IsOfPod(const UnitClaim& claim, const ContainerUnits& container) {
          LabelOf(claim, kPodLabel) == LabelValue(container.pod);
 }
 
+UnitClaim Named(UnitClaim claim, const ContainerUnits& container) {
+  claim.labels[kNamespaceLabel] = LabelValue(container.pod_namespace);
+  claim.labels[kPodLabel] = LabelValue(container.pod);
+  // An init container's units are listed as those of the container that has them after it.
+  if (FormatUnits(container.units.numbers, kMostLabelBytes) == LabelOf(claim, kUnitsLabel)) {
+    claim.labels[kContainerLabel] = LabelValue(container.container);
+  }
+  return claim;
+}
+
 }  // namespace
+
+void PodClaims::NoteCreated(const std::string& claim, Clock::time_point now) {
+  const MutexLock lock(mu_);
+  created_[claim] = now;
+}
+
+bool PodClaims::IsGivenAgain(const UnitClaim& claim, const UnitClaim& later) const {
+  const auto now = created_.find(later.name);
+  if (now == created_.end()) return false;
+  const auto before = created_.find(claim.name);
+  if (before == created_.end()) return true;  // of an earlier run of the plugin
+  const bool had_pod = claim.labels.contains(kPodLabel) && !later.labels.contains(kPodLabel);
+  return now->second - before->second > (had_pod ? Clock::duration(kAdmission) : Clock::duration(kLongAdmission));
+}
+
+void PodClaims::FindSuperseded(const std::vector<UnitClaim>& claims) {
+  std::map<UnitKey, std::vector<const UnitClaim*>> claims_of;
+  for (const UnitClaim& claim : claims) {
+    for (const UnitKey& unit : UnitsOf(claim)) claims_of[unit].push_back(&claim);
+  }
+  for (const auto& [unit, of_unit] : claims_of) {
+    for (const UnitClaim* claim : of_unit) {
+      for (const UnitClaim* later : of_unit) {
+        if (IsGivenAgain(*claim, *later)) superseded_.insert(claim->name);
+      }
+    }
+  }
+}
 
 ClaimChanges PodClaims::Compare(const std::vector<UnitClaim>& claims, const std::vector<ContainerUnits>& containers,
                                 Clock::time_point now) {
-  std::map<std::tuple<std::string, std::string, uint32_t>, const ContainerUnits*> user;  // of a unit
+  const MutexLock lock(mu_);
+  std::map<UnitKey, const ContainerUnits*> user;
   for (const ContainerUnits& container : containers) {
     for (const uint32_t number : container.units.numbers) {
       user[{container.resource, container.units.device, number}] = &container;
     }
   }
+  FindSuperseded(claims);
+  std::set<std::string> names;
+  for (const UnitClaim& claim : claims) names.insert(claim.name);
+
   ClaimChanges changes;
-  std::map<std::string, Clock::time_point> unlisted_since;
+  std::map<std::string, Unlisted> unlisted;
   for (const UnitClaim& claim : claims) {
-    const std::string units = LabelOf(claim, kUnitsLabel);
     const ContainerUnits* container = nullptr;
-    for (const uint32_t number : ParseUnits(units)) {
-      const auto it = user.find({LabelOf(claim, kResourceLabel), LabelOf(claim, kDeviceLabel), number});
-      if (it == user.end()) continue;
-      container = it->second;
-      break;
+    for (const UnitKey& unit : UnitsOf(claim)) {
+      if (const auto it = user.find(unit); it != user.end()) container = it->second;
     }
+    const bool was_listed = claim.labels.contains(kPodLabel);
+    bool has_gone = superseded_.contains(claim.name);
     if (container == nullptr) {
-      const auto known = unlisted_since_.find(claim.name);
-      const Clock::time_point since = known == unlisted_since_.end() ? now : known->second;
-      if (now - since >= kUnlistedFor) changes.drain.push_back(claim.name);
-      unlisted_since[claim.name] = since;
-    } else if (!claim.labels.contains(kPodLabel)) {
-      UnitClaim named = claim;
-      named.labels[kNamespaceLabel] = LabelValue(container->pod_namespace);
-      named.labels[kPodLabel] = LabelValue(container->pod);
-      // An init container's units are listed as those of the container that has them after it.
-      if (FormatUnits(container->units.numbers, kMostLabelBytes) == units) {
-        named.labels[kContainerLabel] = LabelValue(container->container);
-      }
-      changes.label.push_back(std::move(named));
-    } else if (!IsOfPod(claim, *container)) {
-      changes.drain.push_back(claim.name);
+      const auto known = unlisted_.find(claim.name);
+      Unlisted times = known == unlisted_.end() ? Unlisted{.since = now} : known->second;
+      ++times.times;
+      const Clock::duration enough = was_listed ? Clock::duration(kUnlistedFor) : Clock::duration(kNeverListedFor);
+      has_gone |= times.times >= kUnlistedTimes && now - times.since >= enough;
+      unlisted[claim.name] = times;
+    } else if (was_listed) {
+      has_gone |= !IsOfPod(claim, *container);
+    }
+    if (has_gone) {
+      if (claim.is_idle) changes.drain.push_back(claim.name);
+    } else if (container != nullptr && !was_listed) {
+      changes.label.push_back(Named(claim, *container));
     }
   }
-  unlisted_since_ = std::move(unlisted_since);
+  unlisted_ = std::move(unlisted);
+  std::erase_if(superseded_, [&](const std::string& name) { return !names.contains(name); });
+  std::erase_if(created_, [&](const auto& created) {
+    return !names.contains(created.first) && now - created.second > kLongAdmission;
+  });
   return changes;
 }
 

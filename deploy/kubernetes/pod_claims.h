@@ -7,9 +7,11 @@
 
 #include <chrono>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "allocator/base/mutex.h"
 #include "deploy/kubernetes/units.h"
 
 namespace vrambroker::kubernetes {
@@ -18,6 +20,7 @@ namespace vrambroker::kubernetes {
 struct UnitClaim {
   std::string name;
   std::map<std::string, std::string> labels;
+  bool is_idle = false;  // it has no session, and nothing is charged to it
 };
 
 // Units that a container has, by the kubelet's list.
@@ -35,26 +38,49 @@ struct ClaimChanges {
   std::vector<std::string> drain;
 };
 
-// For one thread.
+// Thread-safe.
 class PodClaims {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // Within which the kubelet lists the units that it has just been given; much longer than it takes.
-  static constexpr std::chrono::seconds kUnlistedFor{10};
+  // A claim that a list has shown is drained when so many lists in a row do not show it, and for so long: a kubelet
+  // that starts adds its pods one by one.
+  static constexpr int kUnlistedTimes = 3;
+  static constexpr std::chrono::seconds kUnlistedFor{15};
+  // A claim that no list has ever shown: of an init container, of a sidecar (kubelets before 1.30 list neither), or of
+  // a container that never came to be.
+  static constexpr std::chrono::hours kNeverListedFor{1};
+  // Within which the kubelet asks for the units of all containers of one pod, at the longest and usually.
+  static constexpr std::chrono::minutes kLongAdmission{1};
+  static constexpr std::chrono::seconds kAdmission{3};
+
+  // A claim of this name is about to be made.
+  void NoteCreated(const std::string& claim, Clock::time_point now) ABSL_LOCKS_EXCLUDED(mu_);
 
   // `claims`: read before `containers`, which are of a list of all pods. In the other order a claim could be taken for
   // that of the pod which had its units before.
   //
-  // A claim is in use when a container has a unit of it. It takes the name of that pod. If it has another pod's name,
-  // that pod has gone, and it is drained at once; if no container has any of its units, then after kUnlistedFor. A pod
-  // has several claims with the same units when it has init containers: the kubelet asks for all of them before the
-  // first one starts.
+  // A claim is listed when a container has a unit of it. It takes the name of that pod. If it has another pod's name,
+  // that pod has gone. So it has if the kubelet has given a unit of it again, other than to the same pod: init
+  // containers share units with those that start after them, and their claims are made together, before any list shows
+  // the pod. Only an idle claim is drained: what uses it has not gone, whatever the list says.
   ClaimChanges Compare(const std::vector<UnitClaim>& claims, const std::vector<ContainerUnits>& containers,
-                       Clock::time_point now);
+                       Clock::time_point now) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  std::map<std::string, Clock::time_point> unlisted_since_;  // by the claim's name
+  struct Unlisted {
+    Clock::time_point since;
+    int times = 0;
+  };
+
+  // Notes those of which a unit was given again.
+  void FindSuperseded(const std::vector<UnitClaim>& claims) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool IsGivenAgain(const UnitClaim& claim, const UnitClaim& later) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  Mutex mu_;
+  std::map<std::string, Clock::time_point> created_ ABSL_GUARDED_BY(mu_);  // by the claim's name; of this process
+  std::set<std::string> superseded_ ABSL_GUARDED_BY(mu_);                  // names of claims
+  std::map<std::string, Unlisted> unlisted_ ABSL_GUARDED_BY(mu_);          // by the claim's name
 };
 
 }  // namespace vrambroker::kubernetes

@@ -36,8 +36,11 @@ constexpr size_t kUnitsOfDevice = 8;  // 256 MiB
 // Some containers with units, as the kubelet lists them; the plugin's own pod among them.
 struct Pods {
   ::v1::ListPodResourcesResponse list;
+  bool is_old_kubelet = false;  // 1.20: one entry for all units of a container
 
-  Pods() { Add("vrambroker", "plugin", "device-plugin", {}); }
+  explicit Pods(bool old_kubelet = false) : is_old_kubelet(old_kubelet) {
+    Add("vrambroker", "plugin", "device-plugin", {});
+  }
   Pods& Add(const std::string& pod_namespace, const std::string& pod, const std::string& container,
             const std::vector<std::string>& units, const std::string& resource = kResource) {
     ::v1::PodResources* added = list.add_pod_resources();
@@ -45,10 +48,12 @@ struct Pods {
     added->set_name(pod);
     ::v1::ContainerResources* of = added->add_containers();
     of->set_name(container);
-    if (units.empty()) return *this;
-    ::v1::ContainerDevices* devices = of->add_devices();
-    devices->set_resource_name(resource);
-    devices->mutable_device_ids()->Assign(units.begin(), units.end());
+    for (const std::string& unit : units) {
+      ::v1::ContainerDevices* devices =
+          is_old_kubelet && of->devices_size() > 0 ? of->mutable_devices(0) : of->add_devices();
+      devices->set_resource_name(resource);
+      devices->add_device_ids(unit);
+    }
     return *this;
   }
 };
@@ -109,6 +114,15 @@ class DevicePluginTest : public VramctlDaemonTest {
   static std::string ClaimOf(const ::v1beta1::ContainerAllocateResponse& answer) {
     return std::filesystem::path(answer.mounts(0).host_path()).filename();
   }
+  // A container of this pod's that has a unit, and its claim, when it has the pod's name.
+  absl::StatusOr<std::string> ClaimOfPod(const std::string& pod, const std::string& unit) {
+    absl::StatusOr<::v1beta1::ContainerAllocateResponse> answer = kubelet_->Allocate(kResource, {unit});
+    if (!answer.ok()) return answer.status();
+    pods_.Add("team", pod, "main", {unit});
+    kubelet_->SetPods(pods_.list);
+    if (WaitFor([&] { return PodOf(ClaimOf(*answer)) == pod; })) return ClaimOf(*answer);
+    return absl::DeadlineExceededError("the claim does not get the name of " + pod);
+  }
   // What a process of the container is told that asks for so much. It has ended then.
   static absl::Status Ask(const ::v1beta1::ContainerAllocateResponse& answer, uint64_t bytes) {
     absl::StatusOr<ClientProcess> process = ClientProcess::Connect(answer.mounts(0).host_path(), "asks");
@@ -117,6 +131,7 @@ class DevicePluginTest : public VramctlDaemonTest {
   }
 
   std::string kubelet_dir_;
+  Pods pods_;  // of ClaimOfPod()
   std::unique_ptr<FakeKubelet> kubelet_;
   std::unique_ptr<ChildProcess> plugin_;
 };
@@ -209,30 +224,43 @@ TEST_F(DevicePluginTest, ADeviceCanBeAResourceOfItsOwn) {
 TEST_F(DevicePluginTest, AClaimIsNamedAfterItsPodAndGoesWithIt) {
   ASSERT_NO_FATAL_FAILURE(Begin());
   ASSERT_TRUE(WaitForUnits(devices() * kUnitsOfDevice));
-  ASSERT_OK_AND_ASSIGN(const auto first, kubelet_->Allocate(kResource, {Unit(0), Unit(1)}));
+  const std::vector<std::string> two = {Unit(0), Unit(1)};
+  ASSERT_OK_AND_ASSIGN(const auto first, kubelet_->Allocate(kResource, two));
   ASSERT_OK_AND_ASSIGN(const auto second, kubelet_->Allocate(kResource, {Unit(2)}));
-  kubelet_->SetPods(
-      Pods().Add("team", "trainer", "main", {Unit(0), Unit(1)}).Add("team", "server", "web", {Unit(2)}).list);
+  kubelet_->SetPods(Pods().Add("team", "trainer", "main", two).Add("team", "server", "web", {Unit(2)}).list);
   EXPECT_TRUE(WaitFor([&] { return PodOf(ClaimOf(first)) == "trainer" && PodOf(ClaimOf(second)) == "server"; }));
-  const Json labels = Show(ClaimOf(first))["labels"];
-  EXPECT_EQ(labels["namespace"], "team");
-  EXPECT_EQ(labels["container"], "main");
-  EXPECT_EQ(labels["kubernetes_units"], "0-1");
   const Json claim = Show(ClaimOf(first));
+  EXPECT_EQ(claim["labels"]["namespace"], "team");
+  EXPECT_EQ(claim["labels"]["container"], "main");
+  EXPECT_EQ(claim["labels"]["kubernetes_units"], "0-1");
   EXPECT_EQ(claim["devices"][0]["limit_bytes"], 64_MiB);
 
   kubelet_->SetPods(Pods().Add("team", "server", "web", {Unit(2)}).list);
   EXPECT_TRUE(WaitFor([&] { return Claims() == std::vector<std::string>{ClaimOf(second)}; }));
 }
 
-TEST_F(DevicePluginTest, MemoryThatAProcessStillHoldsKeepsItsClaimUntilItEnds) {
+TEST_F(DevicePluginTest, ListsOfOldKubeletsAreReadToo) {
   ASSERT_NO_FATAL_FAILURE(Begin());
   ASSERT_TRUE(WaitForUnits(devices() * kUnitsOfDevice));
-  ASSERT_OK_AND_ASSIGN(const auto answer, kubelet_->Allocate(kResource, {Unit(0)}));
-  ASSERT_OK_AND_ASSIGN(ClientProcess process, ClientProcess::Connect(answer.mounts(0).host_path(), "late"));
+  const std::vector<std::string> two = {Unit(3), Unit(4)};
+  ASSERT_OK_AND_ASSIGN(const auto answer, kubelet_->Allocate(kResource, two));
+  kubelet_->SetPods(Pods(/*old_kubelet=*/true).Add("team", "trainer", "main", two).list);
+  EXPECT_TRUE(WaitFor([&] {
+    const Json claim = Show(ClaimOf(answer));
+    return claim["labels"].value("container", "") == "main";
+  }));
+}
+
+TEST_F(DevicePluginTest, AClaimStaysAsLongAsAProcessHoldsMemoryOfIt) {
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  ASSERT_TRUE(WaitForUnits(devices() * kUnitsOfDevice));
+  ASSERT_OK_AND_ASSIGN(const std::string held, ClaimOfPod("held", Unit(0)));
+  ASSERT_OK_AND_ASSIGN(const std::string idle, ClaimOfPod("idle", Unit(1)));
+  ASSERT_OK_AND_ASSIGN(ClientProcess process, ClientProcess::Connect(dir() + "/claims/" + held, "late"));
   ASSERT_OK(process.Call(absl::StrCat("alloc ", 20_MiB)));
-  EXPECT_TRUE(WaitFor([&] { return Show(ClaimOf(answer))["state"] == "draining"; }));
-  EXPECT_EQ(Show(ClaimOf(answer))["devices"][0]["reserved_bytes"], 20_MiB);
+  kubelet_->SetPods(Pods().list);
+  EXPECT_TRUE(WaitFor([&] { return Claims() == std::vector<std::string>{held}; }));
+  EXPECT_EQ(Show(held)["state"], "active");
   process.process().Signal(SIGKILL);
   EXPECT_TRUE(WaitFor([&] { return Claims().empty(); }));
 }
@@ -241,11 +269,11 @@ TEST_F(DevicePluginTest, MemoryThatAProcessStillHoldsKeepsItsClaimUntilItEnds) {
 TEST_F(DevicePluginTest, AnIncompleteListRemovesNothing) {
   ASSERT_NO_FATAL_FAILURE(Begin());
   ASSERT_TRUE(WaitForUnits(devices() * kUnitsOfDevice));
-  ASSERT_OK_AND_ASSIGN(const auto answer, kubelet_->Allocate(kResource, {Unit(0)}));
+  ASSERT_OK_AND_ASSIGN(const std::string claim, ClaimOfPod("trainer", Unit(0)));
   kubelet_->SetPods({});
   const int lists = kubelet_->pod_lists();
-  EXPECT_TRUE(WaitFor([&] { return kubelet_->pod_lists() >= lists + 4; }));
-  EXPECT_THAT(Claims(), ElementsAre(ClaimOf(answer)));
+  EXPECT_TRUE(WaitFor([&] { return kubelet_->pod_lists() >= lists + 5; }));
+  EXPECT_THAT(Claims(), ElementsAre(claim));
   EXPECT_THAT(plugin_->ErrorText(), HasSubstr("lacks vrambroker/plugin, this one"));
   kubelet_->SetPods(Pods().list);
   EXPECT_TRUE(WaitFor([&] { return Claims().empty(); }));
@@ -255,7 +283,8 @@ TEST_F(DevicePluginTest, OtherClaimsAreLeftAlone) {
   ASSERT_NO_FATAL_FAILURE(Begin());
   ASSERT_TRUE(WaitForUnits(devices() * kUnitsOfDevice));
   ASSERT_EQ(Ctl({"claim", "create", "k8s-0-0-operators", "--limit=64MiB"}).exit_code, 0);
-  ASSERT_OK(kubelet_->Allocate(kResource, {Unit(0)}));
+  ASSERT_OK(ClaimOfPod("trainer", Unit(0)));
+  kubelet_->SetPods(Pods().list);
   EXPECT_TRUE(WaitFor([&] { return Claims() == std::vector<std::string>{"k8s-0-0-operators"}; }));
 }
 
@@ -306,7 +335,8 @@ TEST_F(DevicePluginTest, UnitsAreUnhealthyWhileTheDaemonIsAway) {
   daemon_->Kill();
   EXPECT_TRUE(WaitForUnits(0));
   EXPECT_EQ(kubelet_->Units(kResource).size(), all);
-  EXPECT_STATUS(kubelet_->Allocate(kResource, {unit}), StatusCode::kUnavailable, "no vrambrokerd");
+  EXPECT_STATUS(kubelet_->Allocate(kResource, {unit}), StatusCode::kUnavailable,
+                "the daemon does not serve device 0 now");
   ASSERT_OK(daemon_->Restart());
   EXPECT_TRUE(WaitForUnits(all));
   // Its clients find the daemon in the same directory.
@@ -318,16 +348,15 @@ TEST_F(DevicePluginTest, UnitsAreUnhealthyWhileTheDaemonIsAway) {
 TEST_F(DevicePluginTest, APluginThatStartsAgainKnowsTheClaims) {
   ASSERT_NO_FATAL_FAILURE(Begin());
   ASSERT_TRUE(WaitForUnits(devices() * kUnitsOfDevice));
-  ASSERT_OK_AND_ASSIGN(const auto kept, kubelet_->Allocate(kResource, {Unit(0)}));
-  ASSERT_OK(kubelet_->Allocate(kResource, {Unit(1)}));
+  ASSERT_OK_AND_ASSIGN(const std::string kept, ClaimOfPod("trainer", Unit(0)));
+  ASSERT_OK(ClaimOfPod("server", Unit(1)));
   plugin_->Signal(SIGKILL);
   ASSERT_OK(plugin_->Wait());
   EXPECT_TRUE(WaitForUnits(0));
   kubelet_->SetPods(Pods().Add("team", "trainer", "main", {Unit(0)}).list);
   ASSERT_NO_FATAL_FAILURE(StartPlugin());
   EXPECT_TRUE(WaitForUnits(devices() * kUnitsOfDevice));
-  EXPECT_TRUE(WaitFor([&] { return Claims() == std::vector<std::string>{ClaimOf(kept)}; }));
-  EXPECT_TRUE(WaitFor([&] { return PodOf(ClaimOf(kept)) == "trainer"; }));
+  EXPECT_TRUE(WaitFor([&] { return Claims() == std::vector<std::string>{kept}; }));
 }
 
 TEST_F(DevicePluginTest, WhatNeverStartedIsWaitedFor) {
@@ -350,6 +379,20 @@ TEST_F(DevicePluginTest, OneServesANode) {
                                       {{"POD_NAME", "other"}, {"POD_NAMESPACE", "vrambroker"}});
   EXPECT_EQ(second.exit_code, 1);
   EXPECT_THAT(second.err, HasSubstr("another vrambroker-device-plugin serves the memory of " + dir()));
+}
+
+// Of another daemon, with the same unit, on one node.
+TEST_F(DevicePluginTest, ASocketThatAnotherPluginServesIsLeftAlone) {
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  ASSERT_TRUE(WaitForUnits(devices() * kUnitsOfDevice));
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<DaemonProcess> other_daemon, DaemonProcess::Start());
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<ChildProcess> other,
+                       ChildProcess::Start({paths::kDevicePlugin, "--socket-dir=" + other_daemon->socket_dir(),
+                                            "--kubelet-dir=" + kubelet_dir_, "--unit=32MiB"},
+                                           {{"POD_NAME", "other"}, {"POD_NAMESPACE", "vrambroker"}}));
+  EXPECT_TRUE(WaitFor([&] { return absl::StrContains(other->ErrorText(), "another process serves "); }));
+  EXPECT_EQ(kubelet_->registrations(kResource), 1);
+  EXPECT_EQ(kubelet_->HealthyUnits(kResource), devices() * kUnitsOfDevice);
 }
 
 TEST_F(DevicePluginTest, TooManyUnitsAreRefusedWithAdvice) {

@@ -22,9 +22,13 @@ using ::testing::SizeIs;
 
 constexpr char kResource[] = "vrambroker.dev/memory-256mi";
 constexpr auto kWhile = PodClaims::kUnlistedFor;
+constexpr std::chrono::seconds kSecond(1);
 
+// Idle.
 UnitClaim Claim(const std::string& name, const std::string& units) {
-  return {.name = name, .labels = {{kResourceLabel, kResource}, {kDeviceLabel, "GPU-1"}, {kUnitsLabel, units}}};
+  return {.name = name,
+          .labels = {{kResourceLabel, kResource}, {kDeviceLabel, "GPU-1"}, {kUnitsLabel, units}},
+          .is_idle = true};
 }
 
 UnitClaim OfPod(UnitClaim claim, const std::string& pod) {
@@ -46,6 +50,13 @@ class PodClaimsTest : public ::testing::Test {
   ClaimChanges Compare(const std::vector<UnitClaim>& claims, const std::vector<ContainerUnits>& containers,
                        std::chrono::seconds after = std::chrono::seconds(0)) {
     return pod_claims_.Compare(claims, containers, start_ + after);
+  }
+  // So often that it would be enough, if it were for long enough.
+  void CompareOften(const std::vector<UnitClaim>& claims, const std::vector<ContainerUnits>& containers,
+                    std::chrono::seconds after = std::chrono::seconds(0)) {
+    for (int i = 0; i < PodClaims::kUnlistedTimes; ++i) {
+      EXPECT_THAT(Compare(claims, containers, after).drain, IsEmpty());
+    }
   }
 
   PodClaims pod_claims_;
@@ -69,19 +80,79 @@ TEST_F(PodClaimsTest, AClaimTakesTheNameOfItsPodOnce) {
   EXPECT_THAT(again.drain, IsEmpty());
 }
 
-TEST_F(PodClaimsTest, AnUnlistedClaimIsDrainedAfterAWhile) {
-  const std::vector<UnitClaim> claims = {OfPod(Claim("a", "0-1"), "trainer"), Claim("b", "4")};
-  EXPECT_THAT(Compare(claims, {}).drain, IsEmpty());
-  EXPECT_THAT(Compare(claims, {}, kWhile - std::chrono::seconds(1)).drain, IsEmpty());
+TEST_F(PodClaimsTest, AClaimIsDrainedWhenItsPodIsListedNoMore) {
+  const std::vector<UnitClaim> claims = {OfPod(Claim("a", "0-1"), "trainer"), OfPod(Claim("b", "4"), "server")};
+  CompareOften(claims, {});
+  EXPECT_THAT(Compare(claims, {}, kWhile - kSecond).drain, IsEmpty());
   EXPECT_THAT(Compare(claims, {}, kWhile).drain, ElementsAre("a", "b"));
+}
+
+// As after a pause, in which the kubelet has started.
+TEST_F(PodClaimsTest, FewListsDoNotDrain) {
+  const std::vector<UnitClaim> claims = {OfPod(Claim("a", "0-1"), "trainer")};
+  EXPECT_THAT(Compare(claims, {}).drain, IsEmpty());
+  EXPECT_THAT(Compare(claims, {}, 100 * kWhile).drain, IsEmpty());
+  EXPECT_THAT(Compare(claims, {}, 100 * kWhile + kSecond).drain, ElementsAre("a"));
 }
 
 TEST_F(PodClaimsTest, AClaimThatIsListedAgainIsUnlistedAnew) {
   const std::vector<UnitClaim> claims = {OfPod(Claim("a", "0-1"), "trainer")};
-  Compare(claims, {});
+  CompareOften(claims, {});
   EXPECT_THAT(Compare(claims, {Container("trainer", {0, 1})}, kWhile).drain, IsEmpty());
-  EXPECT_THAT(Compare(claims, {}, kWhile + std::chrono::seconds(1)).drain, IsEmpty());
-  EXPECT_THAT(Compare(claims, {}, 2 * kWhile + std::chrono::seconds(1)).drain, ElementsAre("a"));
+  CompareOften(claims, {}, kWhile + kSecond);
+  EXPECT_THAT(Compare(claims, {}, 2 * kWhile + kSecond).drain, ElementsAre("a"));
+}
+
+// What uses it has not gone, whatever the kubelet has forgotten.
+TEST_F(PodClaimsTest, AClaimInUseIsNotDrained) {
+  std::vector<UnitClaim> claims = {OfPod(Claim("a", "0-1"), "trainer"), OfPod(Claim("b", "2-3"), "trainer")};
+  for (UnitClaim& claim : claims) claim.is_idle = false;
+  const std::vector<ContainerUnits> other = {Container("next", {3})};
+  CompareOften(claims, other);
+  EXPECT_THAT(Compare(claims, other, 1000 * kWhile).drain, IsEmpty());
+  for (UnitClaim& claim : claims) claim.is_idle = true;
+  EXPECT_THAT(Compare(claims, other, 1000 * kWhile).drain, ElementsAre("a", "b"));
+}
+
+// Of an init container, for one: its image may take minutes to come.
+TEST_F(PodClaimsTest, AClaimThatNoListHasShownIsKeptForLong) {
+  const std::vector<UnitClaim> claims = {Claim("a", "0-1")};
+  CompareOften(claims, {});
+  EXPECT_THAT(Compare(claims, {}, PodClaims::kNeverListedFor - kSecond).drain, IsEmpty());
+  EXPECT_THAT(Compare(claims, {}, PodClaims::kNeverListedFor).drain, ElementsAre("a"));
+}
+
+// A StatefulSet makes pods again under the same name.
+TEST_F(PodClaimsTest, AClaimGoesWhenItsUnitsAreGivenAgain) {
+  pod_claims_.NoteCreated("old", start_);
+  pod_claims_.NoteCreated("new", start_ + PodClaims::kLongAdmission + kSecond);
+  const std::vector<UnitClaim> claims = {OfPod(Claim("old", "0-3"), "trainer"), Claim("new", "3-6")};
+  EXPECT_THAT(Compare({claims[0]}, {Container("trainer", {0, 1, 2, 3})}).drain, IsEmpty());
+  const ClaimChanges changes = Compare(claims, {Container("trainer", {3, 4, 5, 6})}, 2 * PodClaims::kLongAdmission);
+  EXPECT_THAT(changes.drain, ElementsAre("old"));
+  ASSERT_THAT(changes.label, SizeIs(1));
+  EXPECT_EQ(changes.label[0].name, "new");
+}
+
+// At once: by then the old pod had been listed.
+TEST_F(PodClaimsTest, AClaimOfAListedPodGoesWhenItsUnitsAreGivenAgain) {
+  pod_claims_.NoteCreated("old", start_);
+  UnitClaim old_claim = OfPod(Claim("old", "0"), "trainer");
+  old_claim.is_idle = false;
+  pod_claims_.NoteCreated("new", start_ + PodClaims::kAdmission + kSecond);
+  const std::vector<ContainerUnits> containers = {Container("trainer", {0})};
+  const ClaimChanges changes = Compare({old_claim, Claim("new", "0")}, containers, kWhile);
+  EXPECT_THAT(changes.drain, IsEmpty());
+  ASSERT_THAT(changes.label, SizeIs(1));
+  // It is known when the old one's last process has ended, too.
+  old_claim.is_idle = true;
+  EXPECT_THAT(Compare({old_claim, changes.label[0]}, containers, 2 * kWhile).drain, ElementsAre("old"));
+}
+
+TEST_F(PodClaimsTest, AClaimOfBeforeTheStartGoesWhenItsUnitsAreGivenAgain) {
+  pod_claims_.NoteCreated("new", start_);
+  const std::vector<UnitClaim> claims = {OfPod(Claim("old", "0-3"), "trainer"), Claim("other", "7"), Claim("new", "0")};
+  EXPECT_THAT(Compare(claims, {Container("trainer", {0})}).drain, ElementsAre("old"));
 }
 
 TEST_F(PodClaimsTest, UnitsThatAnotherPodHasNowFreeTheClaimAtOnce) {
@@ -100,17 +171,20 @@ TEST_F(PodClaimsTest, PodsOfTheSameNameInOtherNamespacesAreOthers) {
 
 // The kubelet asks for an init container's units and for those of the containers after it before it starts any of them.
 TEST_F(PodClaimsTest, AnInitContainersClaimIsKeptWithItsPod) {
-  std::vector<UnitClaim> claims = {Claim("init", "0-7"), Claim("main", "3,5")};
-  const ClaimChanges changes = Compare(claims, {Container("trainer", {3, 5})});
+  pod_claims_.NoteCreated("init", start_);
+  pod_claims_.NoteCreated("main", start_ + kSecond);
+  const std::vector<UnitClaim> claims = {Claim("init", "0-7"), Claim("main", "3,5")};
+  const std::vector<ContainerUnits> containers = {Container("trainer", {3, 5})};
+  const ClaimChanges changes = Compare(claims, containers);
   EXPECT_THAT(changes.drain, IsEmpty());
   ASSERT_THAT(changes.label, SizeIs(2));
   EXPECT_EQ(changes.label[0].labels.at(kPodLabel), "trainer");
   EXPECT_FALSE(changes.label[0].labels.contains(kContainerLabel));
   EXPECT_EQ(changes.label[1].labels.at(kContainerLabel), "main");
 
-  EXPECT_THAT(Compare(changes.label, {Container("trainer", {3, 5})}, 2 * kWhile).drain, IsEmpty());
-  EXPECT_THAT(Compare(changes.label, {}, 3 * kWhile).drain, IsEmpty());
-  EXPECT_THAT(Compare(changes.label, {}, 4 * kWhile).drain, ElementsAre("init", "main"));
+  CompareOften(changes.label, containers, 100 * kWhile);
+  CompareOften(changes.label, {}, 101 * kWhile);
+  EXPECT_THAT(Compare(changes.label, {}, 102 * kWhile).drain, ElementsAre("init", "main"));
 }
 
 TEST_F(PodClaimsTest, UnitsOfAnotherResourceOrDeviceAreOthers) {
@@ -118,8 +192,8 @@ TEST_F(PodClaimsTest, UnitsOfAnotherResourceOrDeviceAreOthers) {
   resource.resource = "vrambroker.dev/memory-1gi";
   ContainerUnits device = Container("trainer", {0});
   device.units.device = "GPU-2";
-  const std::vector<UnitClaim> claims = {Claim("a", "0")};
-  Compare(claims, {resource, device});
+  const std::vector<UnitClaim> claims = {OfPod(Claim("a", "0"), "trainer")};
+  CompareOften(claims, {resource, device});
   EXPECT_THAT(Compare(claims, {resource, device}, kWhile).drain, ElementsAre("a"));
 }
 
@@ -133,9 +207,10 @@ TEST_F(PodClaimsTest, LongNamesAreCutAsLabelsAre) {
 }
 
 TEST_F(PodClaimsTest, AClaimWithoutReadableUnitsIsOfNoPod) {
-  const std::vector<UnitClaim> claims = {Claim("a", "nonsense"),
-                                         {.name = "b", .labels = {{kResourceLabel, kResource}}}};
-  Compare(claims, {Container("trainer", {0})});
+  const std::vector<UnitClaim> claims = {
+      OfPod(Claim("a", "nonsense"), "trainer"),
+      {.name = "b", .labels = {{kResourceLabel, kResource}, {kPodLabel, "trainer"}}, .is_idle = true}};
+  CompareOften(claims, {Container("trainer", {0})});
   EXPECT_THAT(Compare(claims, {Container("trainer", {0})}, kWhile).drain, ElementsAre("a", "b"));
 }
 
