@@ -1,0 +1,221 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Run by run.sh: the cluster, and what is to be seen on it. Usage: in_machine.sh WORK_DIR PROGRAMS_DIR
+. "$(dirname "$0")/machine.sh"
+explain() {
+  kubectl get pods --all-namespaces --output wide || true
+  kubectl get events --all-namespaces --sort-by .lastTimestamp | tail -n 20 || true
+  kubectl logs --namespace vrambroker daemonset/vrambroker --all-containers --tail 30 || true
+  tail -n 15 logs/*.log | cut -c1-300
+}
+resource=vrambroker.dev/memory-256mi
+manifests=$work/source/deploy/kubernetes
+
+# ---- What the checks ask and do ----
+
+quietly() { "$@" > /dev/null 2>&1; }
+# refused TEXT COMMAND...: it fails, and says this. What holds memory until it is interrupted does not hold up the test.
+refused() {
+  local text=$1
+  shift
+  if timeout 600 "$@" > refused 2>&1; then fail "done, not refused: $*"; fi
+  cut -c1-400 refused
+  grep -q -- "$text" refused || fail "not said: $text"
+}
+units() { [ "$(kubectl get node gpu1 --output "jsonpath={.status.allocatable.vrambroker\.dev/memory-256mi}")" = "$1" ]; }
+in_daemon() { kubectl exec --namespace vrambroker daemonset/vrambroker --container vrambrokerd -- "$@"; }
+plugin_pod() { kubectl get pods --namespace vrambroker --field-selector status.phase=Running --output 'jsonpath={.items[0].metadata.name}'; }
+restarts() { kubectl get pods --namespace "$1" "${@:3}" --output "jsonpath={.items[*].status.containerStatuses[?(@.name==\"$2\")].restartCount}"; }
+# The claims of a pod or a container: NAMESPACE/POD/CONTAINER NAME LIMIT RESERVED SESSIONS, sizes in MiB.
+claims() { in_daemon vramctl claim ls --format json 2> /dev/null | python3 "$here/claims.py" "$@"; }
+claim_is() { [ "$(claims "default/$1" | cut -d' ' -f3-)" = "$2" ]; }  # POD "LIMIT RESERVED SESSIONS"
+no_claims() { in_daemon vramctl claim ls --format json > none 2> /dev/null && [ -z "$(python3 "$here/claims.py" "$@" < none)" ]; }
+# pod NAME UNITS COMMAND [RESTART_POLICY]: one container, which runs a shell with this command. UNITS 0: none.
+pod() {
+  local limits=""
+  [ "$2" = 0 ] || limits="limits: {$resource: $2}"
+  kubectl apply -f - << END
+apiVersion: v1
+kind: Pod
+metadata: {name: $1}
+spec:
+  restartPolicy: ${4:-Never}
+  terminationGracePeriodSeconds: 1
+  automountServiceAccountToken: false
+  containers:
+  - {name: main, image: "vrambroker:$version", command: [sh, -c, "$3"], resources: {$limits}}
+END
+}
+phase() { [ "$(kubectl get pod "$1" --output 'jsonpath={.status.phase}')" = "$2" ]; }
+remove() { kubectl delete pod --wait "$@"; }
+all_served() {
+  quietly kubectl rollout status --namespace vrambroker daemonset/vrambroker --timeout 1s && units 8
+}
+
+say "A cluster of one node"
+version=$(cat "$work/version")
+start_cluster
+kubectl version | grep Server
+etcd --version | head -n 1
+containerd --version | cut -c1-70
+runc --version | head -n 1
+kubectl get nodes --output wide | cut -c1-170
+if [ -e "$manifests/base/vrambroker.textproto" ]; then
+  sed -i 's/^# capacity: .*/capacity: "2GiB"/' "$manifests/base/vrambroker.textproto"
+fi
+cd "$work/source"
+
+say "1. The API server takes the manifests, and not others"
+kubectl apply -f deploy/kubernetes/base/namespace.yaml
+for folder in base host runtime-class; do kubectl apply --dry-run=server -k deploy/kubernetes/$folder; done
+for file in deploy/kubernetes/examples/*.yaml; do kubectl apply --dry-run=server -f "$file"; done
+kubectl kustomize deploy/kubernetes/base | sed 's/nodeSelector:/nodeSelektor:/' > "$work/machine/misspelt.yaml"
+refused nodeSelektor kubectl apply --dry-run=server -f "$work/machine/misspelt.yaml"
+kubectl kustomize deploy/kubernetes/base | sed 's/hostPID: true/hostPID: 7/' > "$work/machine/wrong.yaml"
+refused hostPID kubectl apply --dry-run=server --validate=false -f "$work/machine/wrong.yaml"
+kubectl delete namespace vrambroker
+cd "$work/machine"
+
+say "2. From nothing to a pod with a limit"
+run() { printf '+ %s\n' "$*"; "$@"; }
+cd "$work/source"
+run kubectl label node gpu1 vrambroker.dev/gpu=shared
+run kubectl apply -k deploy/kubernetes/host
+until_true quietly kubectl rollout status --namespace vrambroker daemonset/vrambroker --timeout 1s
+until_true units 8
+run kubectl apply -f deploy/kubernetes/examples/pod.yaml
+cd "$work/machine"
+until_true claim_is trainer "1024 512 1"
+kubectl get node gpu1 --output 'jsonpath={.status.allocatable}' && echo
+kubectl get pods --all-namespaces --output wide | cut -c1-110
+in_daemon vramctl claim ls
+refused "claim k8s-" kubectl exec trainer -- vramctl hold 513MiB
+remove trainer
+until_true no_claims
+
+say "3. Two processes of a pod, and a shell in it, have one limit: 512 MiB"
+pod first 2 "vramctl hold 200MiB --name one & vramctl hold 200MiB --name two & wait"
+until_true claim_is first "512 400 2"
+refused "claim k8s-" kubectl exec first -- vramctl hold 200MiB
+kubectl exec first -- sh -c 'vramctl hold 100MiB --name shell > /dev/null 2>&1 & echo $! > /tmp/shell'
+until_true claim_is first "512 500 3"
+refused "claim k8s-" kubectl exec first -- vramctl hold 20MiB
+kubectl exec first -- sh -c 'kill $(cat /tmp/shell)'
+until_true claim_is first "512 400 2"
+
+say "4. What does not fit waits"
+pod second 7 "exec vramctl hold 1700MiB --name big"
+has_waited() { kubectl get events --field-selector reason=FailedScheduling,involvedObject.name=second | grep "Insufficient $resource"; }
+until_true quietly has_waited
+has_waited | tail -n 1 | cut -c1-200
+phase second Pending || fail "it does not wait"
+claims
+remove first
+until_true claim_is second "1792 1700 1"
+phase second Running || fail "it does not run"
+until_true no_claims default/first
+claims
+in_daemon vramctl status | tail -n 2
+remove second
+until_true no_claims
+
+say "5. A pod sees its own claim alone, and without the resource nothing"
+for name in first second; do pod $name 2 "exec vramctl hold 100MiB --name $name"; done
+pod without 0 "exec sleep 1000000"
+until_true claim_is first "512 100 1"
+until_true claim_is second "512 100 1"
+until_true phase without Running
+in_daemon vramctl claim show "$(claims default/first | cut -d' ' -f2)"
+kubectl exec first -- ls /run/vrambroker
+[ "$(kubectl exec first -- ls /run/vrambroker | sort | xargs)" = "vrambroker-fd.sock vrambroker.sock" ] || fail "it sees more than its sockets"
+kubectl exec first -- vramctl sessions
+[ "$(kubectl exec first -- vramctl sessions --format json | grep -c '"name": "second"')" = 0 ] || fail "it sees the other's session"
+refused "." kubectl exec first -- vramctl claim rm "$(claims default/second | cut -d' ' -f2)"
+refused "Read-only" kubectl exec first -- touch /run/vrambroker/file
+refused "No such file" kubectl exec without -- ls /run/vrambroker
+refused "." kubectl exec without -- vramctl status
+remove second without
+until_true no_claims default/second
+
+say "6. Metrics of the pod's claim, at the daemon's pod"
+daemon_address=$(kubectl get pods --namespace vrambroker --output 'jsonpath={.items[0].status.podIP}')
+echo "$daemon_address"
+has_metrics() {
+  curl --silent --fail "http://$daemon_address:9477/metrics" > metrics \
+    && grep '^vrambroker_claim_info{.*label_pod="first"' metrics && grep '^vrambroker_claim_reserved_bytes{.*} 104857600' metrics
+}
+until_true quietly has_metrics
+has_metrics
+
+# goes_on: after it, `first` has its memory, and a new pod gets some.
+goes_on() {
+  until_true all_served
+  until_true claim_is first "512 100 1"
+  [ "$(restarts default main)" = 0 ] || fail "the pod was started again"
+  pod new 6 "exec vramctl hold 1500MiB --name new"
+  until_true claim_is new "1536 1500 1"
+  claims
+  remove new
+  until_true no_claims default/new
+}
+registrations() { [ "$(kubectl logs --namespace vrambroker "$(plugin_pod)" --container device-plugin "$@" | grep -c 'registered')" -gt "$known" ]; }
+
+say "7. The kubelet is killed"
+known=$(kubectl logs --namespace vrambroker "$(plugin_pod)" --container device-plugin | grep -c registered || true)
+kill -KILL "${process[kubelet]}"
+wait "${process[kubelet]}" || true
+start_kubelet
+until_true registrations
+goes_on
+
+say "8. The daemon is killed"
+before=$(restarts vrambroker vrambrokerd)
+pkill -KILL -x vrambrokerd
+has_restarted() { [ "$(restarts vrambroker "$1")" = $((before + 1)) ]; }
+until_true has_restarted vrambrokerd
+goes_on
+
+say "9. The device plugin is killed"
+before=$(restarts vrambroker device-plugin)
+pkill -KILL -f '^vrambroker-device-plugin'
+until_true has_restarted device-plugin
+goes_on
+
+say "10. The DaemonSet's pod is deleted"
+old=$(plugin_pod)
+kubectl delete pod --namespace vrambroker "$old"
+goes_on
+[ "$(plugin_pod)" != "$old" ] || fail "it is the same pod"
+remove first
+until_true no_claims
+
+say "11. A container that is started again is in its claim; each container has its own"
+pod again 2 "exec vramctl hold 100MiB --name again" Always
+until_true claim_is again "512 100 1"
+claim=$(claims default/again)
+pkill -KILL -x vramctl
+has_come_back() { [ "$(restarts default main)" = 1 ]; }
+until_true has_come_back
+until_true claim_is again "512 100 1"
+[ "$(claims default/again)" = "$claim" ] || fail "the claim is another one"
+claims
+remove again
+kubectl apply -f - << END
+apiVersion: v1
+kind: Pod
+metadata: {name: several}
+spec:
+  terminationGracePeriodSeconds: 1
+  initContainers:
+  - {name: init, image: "vrambroker:$version", command: [vramctl, status], resources: {limits: {$resource: 4}}}
+  containers:
+  - {name: one, image: "vrambroker:$version", command: [vramctl, hold, 200MiB], resources: {limits: {$resource: 1}}}
+  - {name: two, image: "vrambroker:$version", command: [vramctl, hold, 400MiB], resources: {limits: {$resource: 2}}}
+END
+until_true eval '[ "$(claims default/several/one | cut -d" " -f3-)" = "256 200 1" ]'
+until_true eval '[ "$(claims default/several/two | cut -d" " -f3-)" = "512 400 1" ]'
+claims
+remove several
+until_true no_claims
+say "All of it works"
