@@ -35,7 +35,7 @@ no_claims() { in_daemon vramctl claim ls --format json > none 2> /dev/null && [ 
 pod() {
   local limits=""
   [ "$2" = 0 ] || limits="limits: {$resource: $2}"
-  kubectl apply -f - << END
+  kubectl apply -f - > /dev/null << END
 apiVersion: v1
 kind: Pod
 metadata: {name: $1}
@@ -48,9 +48,13 @@ spec:
 END
 }
 phase() { [ "$(kubectl get pod "$1" --output 'jsonpath={.status.phase}')" = "$2" ]; }
-remove() { kubectl delete pod --wait "$@"; }
-all_served() {
-  quietly kubectl rollout status --namespace vrambroker daemonset/vrambroker --timeout 1s && units 8
+remove() { kubectl delete pod --wait "$@" > /dev/null; }
+served() { quietly kubectl rollout status --namespace vrambroker daemonset/vrambroker --timeout 1s && units "$1"; }
+plugin_log() { kubectl logs --namespace vrambroker "$(plugin_pod)" --container device-plugin "$@" 2> /dev/null; }
+# guide NUMBER: commands of the guide, as they are written there.
+guide() {
+  "$here/guide.py" "$work/source/deploy/kubernetes/README.md" "$1" > guide
+  (cd "$work/source" && bash "$work/machine/guide" 2>&1) | grep -v '^# Warning:' || fail "the guide's commands"
 }
 
 say "A cluster of one node"
@@ -61,37 +65,24 @@ etcd --version | head -n 1
 containerd --version | cut -c1-70
 runc --version | head -n 1
 kubectl get nodes --output wide | cut -c1-170
-if [ -e "$manifests/base/vrambroker.textproto" ]; then
-  sed -i 's/^# capacity: .*/capacity: "2GiB"/' "$manifests/base/vrambroker.textproto"
-fi
-cd "$work/source"
+sed -i 's/^# capacity: .*/capacity: "2GiB"/' "$manifests/base/vrambroker.textproto"
 
 say "1. The API server takes the manifests, and not others"
-kubectl apply -f deploy/kubernetes/base/namespace.yaml
-for folder in base host runtime-class; do kubectl apply --dry-run=server -k deploy/kubernetes/$folder; done
-for file in deploy/kubernetes/examples/*.yaml; do kubectl apply --dry-run=server -f "$file"; done
-kubectl kustomize deploy/kubernetes/base | sed 's/nodeSelector:/nodeSelektor:/' > "$work/machine/misspelt.yaml"
-refused nodeSelektor kubectl apply --dry-run=server -f "$work/machine/misspelt.yaml"
-kubectl kustomize deploy/kubernetes/base | sed 's/hostPID: true/hostPID: 7/' > "$work/machine/wrong.yaml"
-refused hostPID kubectl apply --dry-run=server --validate=false -f "$work/machine/wrong.yaml"
+kubectl apply -f "$manifests/base/namespace.yaml"
+for folder in base host runtime-class; do kubectl apply --dry-run=server -k "$manifests/$folder" 2>&1 | grep -v '^# Warning:'; done
+for file in "$manifests"/examples/*.yaml; do kubectl apply --dry-run=server -f "$file"; done
+kubectl kustomize "$manifests/base" | sed 's/nodeSelector:/nodeSelektor:/' > misspelt.yaml
+refused nodeSelektor kubectl apply --dry-run=server -f misspelt.yaml
+kubectl kustomize "$manifests/base" | sed 's/hostPID: true/hostPID: 7/' > wrong.yaml
+refused hostPID kubectl apply --dry-run=server --validate=false -f wrong.yaml
 kubectl delete namespace vrambroker
-cd "$work/machine"
 
-say "2. From nothing to a pod with a limit"
-run() { printf '+ %s\n' "$*"; "$@"; }
-cd "$work/source"
-run kubectl label node gpu1 vrambroker.dev/gpu=shared
-run kubectl apply -k deploy/kubernetes/host
-until_true quietly kubectl rollout status --namespace vrambroker daemonset/vrambroker --timeout 1s
-until_true units 8
-run kubectl apply -f deploy/kubernetes/examples/pod.yaml
-cd "$work/machine"
+say "2. The guide, command by command: from nothing to a pod with a limit"
+guide 1
+until_true served 8
 until_true claim_is trainer "1024 512 1"
-kubectl get node gpu1 --output 'jsonpath={.status.allocatable}' && echo
-kubectl get pods --all-namespaces --output wide | cut -c1-110
-in_daemon vramctl claim ls
-refused "claim k8s-" kubectl exec trainer -- vramctl hold 513MiB
-remove trainer
+kubectl get pods --all-namespaces --output wide | cut -c1-90
+guide 2 | awk '/^\+/ { long = /describe node/ } !long || /^\+/ || /vrambroker.dev\/memory/' | cut -c1-200
 until_true no_claims
 
 say "3. Two processes of a pod, and a shell in it, have one limit: 512 MiB"
@@ -148,9 +139,9 @@ has_metrics() {
 until_true quietly has_metrics
 has_metrics
 
-# goes_on: after it, `first` has its memory, and a new pod gets some.
+# goes_on [UNITS]: `first` has its memory as before, the node its units, and a new pod gets some of them.
 goes_on() {
-  until_true all_served
+  until_true served "${1:-8}"
   until_true claim_is first "512 100 1"
   [ "$(restarts default main)" = 0 ] || fail "the pod was started again"
   pod new 6 "exec vramctl hold 1500MiB --name new"
@@ -159,38 +150,51 @@ goes_on() {
   remove new
   until_true no_claims default/new
 }
-registrations() { [ "$(kubectl logs --namespace vrambroker "$(plugin_pod)" --container device-plugin "$@" | grep -c 'registered')" -gt "$known" ]; }
 
 say "7. The kubelet is killed"
-known=$(kubectl logs --namespace vrambroker "$(plugin_pod)" --container device-plugin | grep -c registered || true)
+registrations() { plugin_log | grep -c 'resource registered'; }
+known=$(registrations)
 kill -KILL "${process[kubelet]}"
-wait "${process[kubelet]}" || true
+{ wait "${process[kubelet]}" || true; } 2> /dev/null
 start_kubelet
-until_true registrations
+registered_again() { [ "$(registrations)" -gt "$known" ]; }
+until_true registered_again
+plugin_log | tail -n 1 | cut -c1-150
 goes_on
 
-say "8. The daemon is killed"
-before=$(restarts vrambroker vrambrokerd)
-pkill -KILL -x vrambrokerd
-has_restarted() { [ "$(restarts vrambroker "$1")" = $((before + 1)) ]; }
-until_true has_restarted vrambrokerd
+say "8. The daemon is killed, again and again until the node has no units"
+killed_and_noticed() { pkill -KILL -x vrambrokerd; units 0; }
+until_true killed_and_noticed
+kubectl get node gpu1 --output 'jsonpath={.status.allocatable}' && echo
+pod waits 1 "exec vramctl hold 100MiB --name waits"
+until_true claim_is waits "256 100 1"
+plugin_log | grep -E 'unavailable|back' | cut -c1-150
+remove waits
 goes_on
 
 say "9. The device plugin is killed"
 before=$(restarts vrambroker device-plugin)
+has_restarted() { [ "$(restarts vrambroker device-plugin)" = $((before + 1)) ]; }
 pkill -KILL -f '^vrambroker-device-plugin'
-until_true has_restarted device-plugin
+until_true has_restarted
 goes_on
 
-say "10. The DaemonSet's pod is deleted"
+say "10. A changed configuration is rolled out: one unit more"
 old=$(plugin_pod)
-kubectl delete pod --namespace vrambroker "$old"
-goes_on
+sed -i 's/^capacity: .*/capacity: "2304MiB"/' "$manifests/base/vrambroker.textproto"
+kubectl apply -k "$manifests/host" 2>&1 | grep -v '^# Warning:'
+goes_on 9
 [ "$(plugin_pod)" != "$old" ] || fail "it is the same pod"
+
+say "11. Pods that end while the DaemonSet is away"
+kubectl delete -k "$manifests/host" 2>&1 | grep -v '^# Warning:'
+until_true units 0
 remove first
+kubectl apply -k "$manifests/host" > /dev/null 2>&1
+until_true served 9
 until_true no_claims
 
-say "11. A container that is started again is in its claim; each container has its own"
+say "12. A container that is started again is in its claim; each container has its own"
 pod again 2 "exec vramctl hold 100MiB --name again" Always
 until_true claim_is again "512 100 1"
 claim=$(claims default/again)
@@ -201,7 +205,7 @@ until_true claim_is again "512 100 1"
 [ "$(claims default/again)" = "$claim" ] || fail "the claim is another one"
 claims
 remove again
-kubectl apply -f - << END
+kubectl apply -f - > /dev/null << END
 apiVersion: v1
 kind: Pod
 metadata: {name: several}
@@ -218,4 +222,55 @@ until_true eval '[ "$(claims default/several/two | cut -d" " -f3-)" = "512 400 1
 claims
 remove several
 until_true no_claims
+
+say "13. Eight pods at once, and again"
+all_hold() { [ "$(claims | grep -c '256 200 1$')" = 8 ]; }
+for round in 1 2; do
+  for number in $(seq 8); do pod "pod-$round-$number" 1 "exec vramctl hold 200MiB --name pod"; done
+  until_true all_hold
+  remove --all
+done
+until_true no_claims
+
+say "14. A pod that has ended has no units, while Kubernetes still shows it"
+pod ended 9 "vramctl claim ls"
+until_true phase ended Succeeded
+pod next 9 "exec vramctl hold 2000MiB --name next"
+until_true claim_is next "2304 2000 1"
+kubectl get pods
+until_true no_claims default/ended
+claims
+remove ended next
+until_true no_claims
+
+say "15. A pod that is made again has one claim"
+for _ in $(seq 3); do
+  pod same 2 "exec vramctl hold 200MiB --name same"
+  until_true eval 'claims default/same | grep -q " 512 200 1$"'
+  remove same
+done
+pod same 2 "exec vramctl hold 200MiB --name same"
+until_true claim_is same "512 200 1"
+claims
+
+say "16. The node starts again"
+pod stays 2 "exec vramctl hold 100MiB --name stays" Always
+until_true claim_is stays "512 100 1"
+claim=$(claims default/stays)
+restart_node
+has_come_back() { [ "$(kubectl get pod stays --output 'jsonpath={.status.containerStatuses[0].restartCount}')" -gt 0 ]; }
+until_true has_come_back
+until_true served 9
+until_true claim_is stays "512 100 1"
+[ "$(claims default/stays)" = "$claim" ] || fail "the claim is another one"
+claims
+remove same stays
+until_true no_claims
+
+say "17. The guide: removed"
+guide 3
+until_true units 0
+gone() { [ -z "$(kubectl get pods --all-namespaces --output name)" ]; }
+until_true gone
+ls /var/lib/vrambroker
 say "All of it works"

@@ -103,6 +103,19 @@ runs() {
   for name in "${!process[@]}"; do kill -0 "${process[$name]}" 2> /dev/null || fail "$name has ended"; done
   "$@" > /dev/null 2>&1
 }
+# All that is no part of the control plane ends at once, and /run is lost.
+restart_node() {
+  local program kept=" 1 "
+  for program in etcd kube-apiserver kube-controller-manager kube-scheduler; do kept+="${process[$program]} "; done
+  for program in /proc/[0-9]*; do
+    case $kept in *" ${program#/proc/} "*) ;; *) kill -KILL "${program#/proc/}" 2> /dev/null || true ;; esac
+  done
+  { wait "${process[kubelet]}" "${process[containerd]}" || true; } 2> /dev/null
+  umount --recursive --lazy /run
+  mount -t tmpfs -o mode=0755 tmpfs /run
+  start containerd containerd --config containerd.toml
+  start_kubelet
+}
 start_cluster() {
   start containerd containerd --config containerd.toml
   start etcd etcd --data-dir etcd --listen-client-urls http://127.0.0.1:2379 --advertise-client-urls http://127.0.0.1:2379 \
