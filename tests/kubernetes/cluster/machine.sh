@@ -7,7 +7,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 work=$1 programs=$2
 . "$here/../../support/shell.sh"
 address=10.77.0.1
-export KUBECONFIG=$work/machine/kubeconfig PATH=$programs:$PATH
+export HOME=$work/machine KUBECONFIG=$work/machine/kubeconfig PATH=$programs:$PATH
 unset VRAMBROKER_SOCKET_DIR
 
 # ---- Folders, control groups, network ----
