@@ -29,20 +29,25 @@ mkdir -p "$work/go/src/k8s.io"
 (cd "$work/go/src/k8s.io" && "${apt[@]}" source kubernetes > "$work/apt/log" 2>&1) || { cat "$work/apt/log"; fail "apt-get source kubernetes"; }
 mv "$work"/go/src/k8s.io/kubernetes-*/ "$work/go/src/k8s.io/kubernetes"
 cd "$work/go/src/k8s.io/kubernetes"
-package=$(dpkg-parsechangelog --show-field Version)
-version=$(sed 's/.*really//; s/-.*//' <<< "$package")
-echo "kubernetes $package"
+source_version=$(dpkg-parsechangelog --show-field Version)
+version=$(sed 's/.*really//; s/-.*//' <<< "$source_version")
+echo "kubernetes $source_version"
 
 unset GOROOT GOFLAGS
 export GOPATH=$work/go GOCACHE=$work/cache GOPROXY=off GO111MODULE=off
+# The programs' version, as Kubernetes' own build sets it.
+IFS=. read -r major minor _ <<< "$version"
+flags="-s -w"
+for package in component-base/version client-go/pkg/version; do
+  for value in gitVersion="v$version" gitMajor="$major" gitMinor="$minor"; do
+    flags+=" -X k8s.io/kubernetes/vendor/k8s.io/$package.$value"
+  done
+done
 # build PROGRAM PACKAGE
 build() {
   say "$1"
   local began=$SECONDS
-  IFS=. read -r major minor _ <<< "$version"
-  local stamp=k8s.io/kubernetes/vendor/k8s.io/component-base/version
-  go build -tags providerless,dockerless \
-    -ldflags "-s -w -X $stamp.gitVersion=v$version -X $stamp.gitMajor=$major -X $stamp.gitMinor=$minor" -o "$work/built/$1" "$2"
+  go build -tags providerless,dockerless -ldflags "$flags" -o "$work/built/$1" "$2"
   echo "$((SECONDS - began)) s"
 }
 build kubelet ./cmd/kubelet
@@ -55,5 +60,5 @@ inputs=$(grep -rl --include='*.go' '^// +k8s:openapi-gen=' pkg $(ls -d vendor/k8
   || { tail "$work/openapi.log"; fail "openapi-gen"; }
 for program in kube-apiserver kube-scheduler kube-controller-manager; do build $program ./cmd/$program; done
 for program in kubelet kube-apiserver kube-scheduler kube-controller-manager; do mv "$work/built/$program" "$programs/$program"; done
-echo "$package" > "$programs/version"
+echo "$source_version" > "$programs/version"
 say "All of them are in $1"

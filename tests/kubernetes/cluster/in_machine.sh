@@ -60,7 +60,7 @@ guide() {
 say "A cluster of one node"
 version=$(cat "$work/version")
 start_cluster
-kubectl version 2> /dev/null | tail -n 1
+echo "Kubernetes of Debian's source package $(cat "$programs/version")"
 etcd --version | head -n 1
 containerd --version | cut -c1-70
 runc --version | head -n 1
@@ -234,6 +234,7 @@ until_true no_claims
 say "14. A pod that has ended has no units, while Kubernetes still shows it"
 pod ended 9 "vramctl claim ls"
 until_true phase ended Succeeded
+until_true claim_is ended "2304 0 0"
 pod next 9 "exec vramctl hold 2000MiB --name next"
 until_true claim_is next "2304 2000 1"
 kubectl get pods
