@@ -242,7 +242,23 @@ claims
 remove ended next
 until_true no_claims
 
-say "15. The node starts again"
+say "15. Pods that follow at once: each has one claim, and its own name"
+for _ in $(seq 3); do
+  pod same 2 "exec vramctl hold 200MiB --name same"
+  until_true eval 'claims default/same | grep -q " 512 200 1$"'
+  remove same
+done
+pod same 2 "exec vramctl hold 200MiB --name same"
+pod ended 7 "true"
+until_true phase ended Succeeded
+pod next 7 "exec vramctl hold 200MiB --name next"
+until_true claim_is next "1792 200 1"
+until_true claim_is same "512 200 1"
+claims
+remove same ended next
+until_true no_claims
+
+say "16. The node starts again"
 pod stays 2 "exec vramctl hold 100MiB --name stays" Always
 until_true claim_is stays "512 100 1"
 claim=$(claims default/stays)
@@ -256,7 +272,7 @@ claims
 remove stays
 until_true no_claims
 
-say "16. The guide: removed"
+say "17. The guide: removed"
 guide 3
 until_true units 0
 gone() { [ -z "$(kubectl get pods --all-namespaces --output name)" ]; }
