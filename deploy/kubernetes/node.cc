@@ -105,7 +105,9 @@ Node::Node(const NodeOptions& options) : options_(options), daemon_(options.sock
 void Node::Step() {
   no_daemon_.Note(ReadDevices());
   KeepRegistered();
-  if (Clock::now() - compared_ < kComparePeriod || servers_.empty()) return;
+  const Clock::time_point now = Clock::now();
+  const bool has_new = pod_claims_.HasCreatedSince(now - PodClaims::kLongAdmission);
+  if (servers_.empty() || (!has_new && now - compared_ < kComparePeriod)) return;
   no_pods_.Note(CompareClaims());
   compared_ = Clock::now();
 }

@@ -50,6 +50,12 @@ UnitClaim Named(UnitClaim claim, const ContainerUnits& container) {
 void PodClaims::NoteCreated(const std::string& claim, Clock::time_point now) {
   const MutexLock lock(mu_);
   created_[claim] = now;
+  last_created_ = now;
+}
+
+bool PodClaims::HasCreatedSince(Clock::time_point time) {
+  const MutexLock lock(mu_);
+  return last_created_ >= time;
 }
 
 bool PodClaims::IsGivenAgain(const UnitClaim& claim, const UnitClaim& later) const {

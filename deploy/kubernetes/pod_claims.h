@@ -57,6 +57,10 @@ class PodClaims {
   // A claim of this name is about to be made.
   void NoteCreated(const std::string& claim, Clock::time_point now) ABSL_LOCKS_EXCLUDED(mu_);
 
+  // Whether one was made since then: the sooner lists are compared after that, the fewer pods end before a list shows
+  // them.
+  bool HasCreatedSince(Clock::time_point time) ABSL_LOCKS_EXCLUDED(mu_);
+
   // `claims`: read before `containers`, which are of a list of all pods. In the other order a claim could be taken for
   // that of the pod which had its units before.
   //
@@ -78,6 +82,7 @@ class PodClaims {
   bool IsGivenAgain(const UnitClaim& claim, const UnitClaim& later) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   Mutex mu_;
+  Clock::time_point last_created_ ABSL_GUARDED_BY(mu_) = Clock::time_point::min();
   std::map<std::string, Clock::time_point> created_ ABSL_GUARDED_BY(mu_);  // by the claim's name; of this process
   std::set<std::string> superseded_ ABSL_GUARDED_BY(mu_);                  // names of claims
   std::map<std::string, Unlisted> unlisted_ ABSL_GUARDED_BY(mu_);          // by the claim's name

@@ -403,7 +403,7 @@ TEST_F(DevicePluginTest, TooManyUnitsAreRefusedWithAdvice) {
 
 TEST_F(DevicePluginTest, GpusAreGivenToTheContainer) {
   if (!OnCuda()) GTEST_SKIP() << "host devices need nothing in the container";
-  ASSERT_NO_FATAL_FAILURE(Begin());
+  ASSERT_NO_FATAL_FAILURE(Begin({}, {.devices = 2}));
   ASSERT_TRUE(WaitForUnits(devices() * kUnitsOfDevice));
   const std::string uuid = CtlJson({"status"})["devices"][1]["uuid"];
   ASSERT_OK_AND_ASSIGN(const auto by_environment, kubelet_->Allocate(kResource, {Unit(0, 1)}));

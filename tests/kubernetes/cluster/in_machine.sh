@@ -232,7 +232,9 @@ done
 until_true no_claims
 
 say "14. A pod that has ended has no units, while Kubernetes still shows it"
-pod ended 9 "vramctl claim ls"
+pod ended 9 "until [ -e /tmp/end ]; do sleep 0.1; done"
+until_true claim_is ended "2304 0 0"
+kubectl exec ended -- touch /tmp/end
 until_true phase ended Succeeded
 until_true no_claims
 pod next 9 "exec vramctl hold 2000MiB --name next"
