@@ -82,11 +82,9 @@ absl::Status PluginServer::Serve() {
   if (stat(directory_.c_str(), &status) != 0) {
     return absl::ErrnoToStatus(errno, absl::StrCat("the kubelet's directory of device plugins, ", directory_));
   }
-  if (lstat(path.c_str(), &status) == 0 && S_ISSOCK(status.st_mode)) {
-    if (client_internal::ConnectSocket(path, SOCK_STREAM, kConnectTimeout).ok()) {
-      return absl::AlreadyExistsError(absl::StrCat("another process serves ", path));
-    }
-    unlink(path.c_str());  // left by a process before this; what is no socket is not ours to remove
+  // One that is left of a process before this is removed by gRPC.
+  if (client_internal::ConnectSocket(path, SOCK_STREAM, kConnectTimeout).ok()) {
+    return absl::AlreadyExistsError(absl::StrCat("another process serves ", path));
   }
   auto plugin = std::make_unique<DevicePlugin>(resource_, unit_bytes_, access_, daemon_, pod_claims_);
   plugin->SetDevices(devices_);

@@ -66,9 +66,9 @@ class DevicePluginTest : public VramctlDaemonTest {
     ASSERT_OK(StartDaemon(options));
     ASSERT_NO_FATAL_FAILURE(StartPlugin(flags));
   }
-  void StartKubelet() {
+  void StartKubelet(bool removes_plugins = true) {
     kubelet_ = nullptr;  // the old one first
-    kubelet_ = std::make_unique<FakeKubelet>(kubelet_dir_);
+    kubelet_ = std::make_unique<FakeKubelet>(kubelet_dir_, removes_plugins);
     kubelet_->SetPods(Pods().list);
   }
   void StartPlugin(const Arguments& flags = {}) {
@@ -282,10 +282,15 @@ TEST_F(DevicePluginTest, AnIncompleteListRemovesNothing) {
 TEST_F(DevicePluginTest, OtherClaimsAreLeftAlone) {
   ASSERT_NO_FATAL_FAILURE(Begin());
   ASSERT_TRUE(WaitForUnits(devices() * kUnitsOfDevice));
-  ASSERT_EQ(Ctl({"claim", "create", "k8s-0-0-operators", "--limit=64MiB"}).exit_code, 0);
+  const std::string other = "k8s-0-0-operators";
+  ASSERT_EQ(Ctl({"claim", "create", other, "--limit=64MiB", "--label=namespace=team", "--label=pod=trainer"}).exit_code,
+            0);
   ASSERT_OK(ClaimOfPod("trainer", Unit(0)));
   kubelet_->SetPods(Pods().list);
-  EXPECT_TRUE(WaitFor([&] { return Claims() == std::vector<std::string>{"k8s-0-0-operators"}; }));
+  EXPECT_TRUE(WaitFor([&] { return Claims() == std::vector<std::string>{other}; }));
+  const int lists = kubelet_->pod_lists();
+  EXPECT_TRUE(WaitFor([&] { return kubelet_->pod_lists() >= lists + 2; }));
+  EXPECT_THAT(Claims(), ElementsAre(other));
 }
 
 TEST_F(DevicePluginTest, AKubeletThatStartsAgainIsRegisteredWith) {
@@ -299,6 +304,14 @@ TEST_F(DevicePluginTest, AKubeletThatStartsAgainIsRegisteredWith) {
   EXPECT_NE(ClaimOf(before), ClaimOf(after));
   EXPECT_TRUE(WaitFor([&] { return PodOf(ClaimOf(before)) == "trainer"; }));
   EXPECT_OK(Ask(before, 32_MiB));
+}
+
+TEST_F(DevicePluginTest, AKubeletThatLeavesItsPluginsSocketsIsRegisteredWithToo) {
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  ASSERT_TRUE(WaitForUnits(devices() * kUnitsOfDevice));
+  StartKubelet(/*removes_plugins=*/false);
+  EXPECT_TRUE(WaitForUnits(devices() * kUnitsOfDevice));
+  EXPECT_OK(kubelet_->Allocate(kResource, {Unit(0)}));
 }
 
 TEST_F(DevicePluginTest, AKubeletThatRefusesIsAskedAgain) {

@@ -64,7 +64,7 @@ struct FakeKubelet::Plugin {
   }
 };
 
-FakeKubelet::FakeKubelet(std::string directory)
+FakeKubelet::FakeKubelet(std::string directory, bool removes_plugins)
     : directory_(std::move(directory)),
       registration_(std::make_unique<Registration>(*this)),
       lister_(std::make_unique<Lister>(*this)) {
@@ -72,7 +72,9 @@ FakeKubelet::FakeKubelet(std::string directory)
   const std::string pods = directory_ + "/pod-resources";
   std::filesystem::create_directories(plugins);
   std::filesystem::create_directories(pods);
-  for (const auto& entry : std::filesystem::directory_iterator(plugins)) std::filesystem::remove_all(entry.path());
+  for (const auto& entry : std::filesystem::directory_iterator(plugins)) {
+    if (removes_plugins || entry.path().filename() == "kubelet.sock") std::filesystem::remove_all(entry.path());
+  }
   std::filesystem::remove(pods + "/kubelet.sock");
   const auto serve = [](const std::string& path, grpc::Service* service) {
     grpc::ServerBuilder builder;

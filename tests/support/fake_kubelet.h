@@ -22,9 +22,9 @@ namespace vrambroker::testing_support {
 // Thread-safe.
 class FakeKubelet {
  public:
-  // Removes what is in DIRECTORY/device-plugins, as kubelets do when they start, and serves there and in
-  // DIRECTORY/pod-resources.
-  explicit FakeKubelet(std::string directory);
+  // Serves in DIRECTORY/device-plugins, from which it first removes everything, as kubelets do when they start, or only
+  // its own socket, and in DIRECTORY/pod-resources.
+  explicit FakeKubelet(std::string directory, bool removes_plugins = true);
   ~FakeKubelet();  // as if it were killed: the sockets stay
 
   // How often a plugin has registered this resource.
