@@ -142,18 +142,7 @@ int main(int argc, char** argv) {
 
   Options options;
   const std::unique_ptr<CLI::App> app = MakeApp(options);
-  try {
-    vrambroker::ParseCommandLine(*app, argc, argv);
-  } catch (const CLI::CallForHelp&) {
-    std::fputs(app->help().c_str(), stdout);
-    return 0;
-  } catch (const CLI::CallForVersion&) {
-    std::puts(vrambroker::VersionText("vrambrokerd").c_str());
-    return 0;
-  } catch (const CLI::ParseError& error) {
-    std::fprintf(stderr, "vrambrokerd: %s; see vrambrokerd --help\n", vrambroker::TextOf(error).c_str());
-    return 2;
-  }
+  if (const std::optional<int> code = vrambroker::ParseOrPrint(*app, argc, argv)) return *code;
 
   const absl::StatusOr<vrambroker::Config> config = LoadConfig(options);
   if (!config.ok()) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdio>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -204,6 +205,23 @@ std::string TextOf(const CLI::ParseError& error) {
   return absl::StrReplaceAll(text, {{"Could not convert: ", "cannot read "},
                                     {"The following argument was not expected: ", "unexpected argument "},
                                     {"The following arguments were not expected: ", "unexpected arguments "}});
+}
+
+std::optional<int> ParseOrPrint(CLI::App& app, int argc, char** argv) {
+  const std::string program = app.get_name();
+  try {
+    ParseCommandLine(app, argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    std::fputs(app.help().c_str(), stdout);
+    return 0;
+  } catch (const CLI::CallForVersion&) {
+    std::puts(VersionText(program).c_str());
+    return 0;
+  } catch (const CLI::ParseError& error) {
+    std::fprintf(stderr, "%s: %s; see %s --help\n", program.c_str(), TextOf(error).c_str(), program.c_str());
+    return 2;
+  }
+  return std::nullopt;
 }
 
 std::string VersionText(const std::string& program) {

@@ -6,6 +6,7 @@
 
 #include <CLI/CLI.hpp>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,10 @@ void ParseCommandLine(CLI::App& app, int argc, char** argv);
 
 // The words of a command line with options as CLI11 knows them: --socket_dir=DIR is --socket-dir DIR.
 std::vector<std::string> SpellOptions(const CLI::App& app, const std::vector<std::string>& words);
+
+// ParseCommandLine() for a program without commands. Prints what --help and --version ask for, and errors. What main()
+// then returns, 2 for an error; nullopt: it goes on.
+std::optional<int> ParseOrPrint(CLI::App& app, int argc, char** argv);
 
 // What is wrong, in our words.
 std::string TextOf(const CLI::ParseError& error);

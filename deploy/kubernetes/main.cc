@@ -14,6 +14,7 @@
 #include <ctime>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -156,18 +157,7 @@ int main(int argc, char** argv) {
 
   Options options;
   const std::unique_ptr<CLI::App> app = MakeApp(options);
-  try {
-    vrambroker::ParseCommandLine(*app, argc, argv);
-  } catch (const CLI::CallForHelp&) {
-    std::fputs(app->help().c_str(), stdout);
-    return 0;
-  } catch (const CLI::CallForVersion&) {
-    std::puts(vrambroker::VersionText(kProgram).c_str());
-    return 0;
-  } catch (const CLI::ParseError& error) {
-    std::fprintf(stderr, "%s: %s; see %s --help\n", kProgram, vrambroker::TextOf(error).c_str(), kProgram);
-    return 2;
-  }
+  if (const std::optional<int> code = vrambroker::ParseOrPrint(*app, argc, argv)) return *code;
   const absl::StatusOr<NodeOptions> node_options = CheckOptions(options);
   if (!node_options.ok()) return Fail(node_options.status(), 2);
   const absl::StatusOr<vrambroker::UniqueFd> node_lock = LockNode(node_options->socket_dir);

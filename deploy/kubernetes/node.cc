@@ -126,7 +126,7 @@ void Node::KeepRegistered() {
                                               options_.gpu_access, daemon_, pod_claims_);
     }
     server->SetDevices(devices);
-    status.Update(server->KeepRegistered(Clock::now()));
+    status.Update(server->KeepRegistered());
   }
   no_kubelet_.Note(status);
 }

@@ -53,7 +53,7 @@ void PluginServer::SetDevices(const std::vector<DeviceOfUnits>& devices) {
   if (plugin_ != nullptr) plugin_->SetDevices(devices);
 }
 
-absl::Status PluginServer::KeepRegistered(Clock::time_point now) {
+absl::Status PluginServer::KeepRegistered() {
   if (server_ == nullptr || IdOf(absl::StrCat(directory_, "/", endpoint_)) != socket_) {
     StopServing();
     if (absl::Status status = Serve(); !status.ok()) return status;
@@ -62,12 +62,12 @@ absl::Status PluginServer::KeepRegistered(Clock::time_point now) {
   if (!kubelet.has_value()) {
     return absl::UnavailableError(absl::StrCat("there is no kubelet: no ", directory_, "/kubelet.sock"));
   }
-  if (registered_with_ == kubelet && (plugin_->IsWatched() || now - registered_ < kUnwatchedFor)) {
+  if (registered_with_ == kubelet && (plugin_->IsWatched() || Clock::now() - registered_ < kUnwatchedFor)) {
     return absl::OkStatus();
   }
   if (absl::Status status = Register(); !status.ok()) return status;
   registered_with_ = kubelet;
-  registered_ = now;
+  registered_ = Clock::now();
   LogLine("resource registered").Add("resource", resource_).Add("endpoint", endpoint_).Write(spdlog::level::info);
   return absl::OkStatus();
 }

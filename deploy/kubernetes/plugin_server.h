@@ -32,7 +32,7 @@ class PluginServer {
 
   // To be called again and again. Serves where nothing is served, and registers where no kubelet watches: one that
   // starts forgets all plugins, and removes their sockets. An error says what keeps it from that; it is tried again.
-  absl::Status KeepRegistered(Clock::time_point now);
+  absl::Status KeepRegistered();
 
  private:
   struct FileId {

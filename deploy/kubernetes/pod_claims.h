@@ -77,7 +77,7 @@ class PodClaims {
     int times = 0;
   };
 
-  // Notes those of which a unit was given again.
+  // Adds to superseded_ each claim that has a unit which the kubelet has given to another pod since.
   void FindSuperseded(const std::vector<UnitClaim>& claims) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool IsGivenAgain(const UnitClaim& claim, const UnitClaim& later) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 

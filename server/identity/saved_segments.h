@@ -19,8 +19,8 @@
 
 namespace vrambroker {
 
-// `dir`/vrambroker.segments.ORDINAL: a header of 128 bytes, then slots of 16 bytes, {inode, bytes}, of which those that
-// are free are zeros. A slot is written in one call, so that a daemon that is killed leaves it whole.
+// `dir`/vrambroker.segments.ORDINAL has a header of 128 bytes. Slots of 16 bytes follow: a segment's inode and its size
+// in bytes. A free slot is all zeros. A slot is written in one call, so that a daemon that is killed leaves it whole.
 //
 // Every client knows the names of segments, but not even a client that wants to can have a memory file whose inode is
 // in a slot: Linux 5.9 and newer give no inode of memory files twice before the next boot. On older kernels a file that

@@ -3,7 +3,6 @@
 // What many claims cost a daemon: its memory, its start, a scrape, and the making of one more. The peer is the same
 // daemon without claims, in the same round.
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <fstream>
@@ -20,48 +19,23 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "allocator/base/bytes.h"
-#include "tests/support/daemon_process.h"
+#include "tests/bench/fast_path.h"
 #include "tests/support/raw_client.h"
 
 ABSL_FLAG(std::vector<std::string>, claims, (std::vector<std::string>{"0", "100", "1000"}), "Numbers of claims.");
-ABSL_FLAG(int, rounds, 9, "Starts and scrapes of which the median is told.");
+ABSL_FLAG(int, rounds, 9, "How often each daemon is started; five scrapes follow. Figures are medians.");
 ABSL_FLAG(std::string, json, "", "Where to write the figures, too.");
 
 namespace vrambroker::bench {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-using testing_support::DaemonProcess;
-
-double MillisecondsSince(Clock::time_point start) {
-  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+double MillisecondsSince(int64_t start_ns) {
+  return static_cast<double>(NowNs() - start_ns) / 1e6;
 }
 
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values.empty() ? 0 : values[values.size() / 2];
-}
-
-double ResidentMiB(pid_t pid) {
-  std::ifstream status(absl::StrCat("/proc/", pid, "/status"));
-  for (std::string line; std::getline(status, line);) {
-    uint64_t kib = 0;
-    if (std::sscanf(line.c_str(), "VmRSS: %lu kB", &kib) == 1) return static_cast<double>(kib) / 1024;
-  }
-  return 0;
-}
-
-// User and system time.
-double ProcessorMs(pid_t pid) {
-  std::ifstream stat(absl::StrCat("/proc/", pid, "/stat"));
-  std::string text;
-  std::getline(stat, text);
-  const std::vector<std::string> fields = absl::StrSplit(text.substr(text.rfind(')') + 2), ' ');
-  uint64_t user = 0, system = 0;
-  if (fields.size() < 13 || !absl::SimpleAtoi(fields[11], &user) || !absl::SimpleAtoi(fields[12], &system)) return 0;
-  return static_cast<double>(user + system) * 1e3 / static_cast<double>(sysconf(_SC_CLK_TCK));
+double Median(const std::vector<double>& values) {
+  return Quantile(values, 0.5);
 }
 
 // One daemon with so many claims, and what was measured of it.
@@ -85,7 +59,7 @@ absl::StatusOr<Subject> Make(int claims) {
     request.mutable_terms()->mutable_limit()->set_bytes(64_MiB);
     request.mutable_terms()->set_owner_uid(static_cast<uint32_t>(1000 + i % 50));
     v1::CreateClaimResponse response;
-    const Clock::time_point start = Clock::now();
+    const int64_t start = NowNs();
     absl::Status status =
         testing_support::RawClient::Call(raw->admin(), &v1::Admin::Stub::CreateClaim, request, &response);
     if (!status.ok()) return status;
@@ -97,13 +71,13 @@ absl::StatusOr<Subject> Make(int claims) {
 absl::Status Round(Subject& subject) {
   DaemonProcess& daemon = *subject.daemon;
   daemon.Kill();
-  const Clock::time_point start = Clock::now();
+  const int64_t start = NowNs();
   if (absl::Status status = daemon.Restart(); !status.ok()) return status;
   subject.start_ms.push_back(MillisecondsSince(start));
-  subject.start_cpu_ms.push_back(ProcessorMs(daemon.pid()));
-  subject.resident_mib.push_back(ResidentMiB(daemon.pid()));
+  subject.start_cpu_ms.push_back(CpuSeconds(daemon.pid()) * 1e3);
+  subject.resident_mib.push_back(static_cast<double>(RssBytes(daemon.pid())) / (1 << 20));
   for (int i = 0; i < 5; ++i) {
-    const Clock::time_point scrape = Clock::now();
+    const int64_t scrape = NowNs();
     const absl::StatusOr<testing_support::HttpAnswer> page = daemon.Get("/metrics");
     if (!page.ok()) return page.status();
     subject.scrape_ms.push_back(MillisecondsSince(scrape));
@@ -128,23 +102,19 @@ absl::Status Main(nlohmann::json& json) {
       if (absl::Status status = Round(subject); !status.ok()) return status;
     }
   }
-  std::printf(
-      "| claims | making one, ms | the last tenth, ms | RSS, MiB | start, ms | its processor time, ms | scrape, ms | "
-      "page, KiB |\n| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n");
+  Table table(&json, "claims", "Many claims",
+              {"claims", "making one, ms", "the last tenth, ms", "RSS, MiB", "start, ms", "its processor time, ms",
+               "scrape, ms", "page, KiB"});
   for (const Subject& of : subjects) {
-    const size_t tenth = of.create_ms.size() / 10;
-    const double last = Median({of.create_ms.end() - static_cast<std::ptrdiff_t>(tenth), of.create_ms.end()});
-    std::printf("| %d | %.2f | %.2f | %.1f | %.1f | %.0f | %.2f | %.0f |\n", of.claims, Median(of.create_ms), last,
-                Median(of.resident_mib), Median(of.start_ms), Median(of.start_cpu_ms), Median(of.scrape_ms),
-                of.page_kib);
-    json["claims"].push_back({{"claims", of.claims},
-                              {"create_ms", Median(of.create_ms)},
-                              {"last_tenth_ms", last},
-                              {"resident_mib", Median(of.resident_mib)},
-                              {"start_ms", Median(of.start_ms)},
-                              {"start_processor_ms", Median(of.start_cpu_ms)},
-                              {"scrape_ms", Median(of.scrape_ms)},
-                              {"page_kib", of.page_kib}});
+    const auto tenth = static_cast<std::ptrdiff_t>(of.create_ms.size() / 10);
+    table.Row({Table::Cell(static_cast<uint64_t>(of.claims)),
+               {Median(of.create_ms), 2},
+               {Median({of.create_ms.end() - tenth, of.create_ms.end()}), 2},
+               {Median(of.resident_mib), 1},
+               {Median(of.start_ms), 1},
+               {Median(of.start_cpu_ms), 0},
+               {Median(of.scrape_ms), 2},
+               {of.page_kib, 0}});
   }
   return absl::OkStatus();
 }

@@ -221,6 +221,28 @@ TEST_F(DevicePluginTest, ADeviceCanBeAResourceOfItsOwn) {
   EXPECT_EQ(claim["devices"][1]["limit_bytes"], 32_MiB);
 }
 
+// As after one of them has failed.
+TEST_F(DevicePluginTest, ADeviceThatIsNumberedAnewKeepsItsResource) {
+  if (!OnSubstitute()) GTEST_SKIP() << "needs two GPUs that can be put in another order";
+  ASSERT_NO_FATAL_FAILURE(Begin({"--resource-per-device"}, {.devices = 2}));
+  const std::string first = absl::StrCat(kResource, "-0");
+  const std::string second = absl::StrCat(kResource, "-1");
+  ASSERT_TRUE(WaitForUnits(kUnitsOfDevice, first) && WaitForUnits(kUnitsOfDevice, second));
+  const std::map<std::string, bool> units = kubelet_->Units(first);
+  const std::string unit = Unit(0, 0);
+  daemon_->Kill();
+  ASSERT_TRUE(WaitForUnits(0, first));
+  // DaemonProcess gives them in the other order.
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<ChildProcess> next,
+                       ChildProcess::Start(daemon_->CommandLine(), {{"CUDA_VISIBLE_DEVICES", "0,1"}}));
+  ASSERT_TRUE(WaitForUnits(kUnitsOfDevice, first) && WaitForUnits(kUnitsOfDevice, second));
+  EXPECT_EQ(Unit(0, 1), unit) << "the devices have the same order";
+  EXPECT_EQ(kubelet_->Units(first), units);
+  // Its limit is on that device, which has another ordinal now.
+  ASSERT_OK_AND_ASSIGN(const auto answer, kubelet_->Allocate(first, {unit}));
+  EXPECT_EQ(Show(ClaimOf(answer))["devices"][1]["limit_bytes"], 32_MiB);
+}
+
 TEST_F(DevicePluginTest, AClaimIsNamedAfterItsPodAndGoesWithIt) {
   ASSERT_NO_FATAL_FAILURE(Begin());
   ASSERT_TRUE(WaitForUnits(devices() * kUnitsOfDevice));
