@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The messages of the count socket, `vram-count.sock` (SOCK_SEQPACKET): a program keeps its own memory of the driver, and
+ * has the daemon count it first. Plain C, because libvrambroker-preload.so has nothing but the C library. README.md, two
+ * folders up, describes the exchange. All numbers are in the machine's byte order.
+ */
+#ifndef VRAMBROKER_PROTO_COUNT_SOCKET_H_
+#define VRAMBROKER_PROTO_COUNT_SOCKET_H_
+
+#include <stdint.h>
+
+#define VRAMBROKER_COUNT_SOCKET "vram-count.sock" /* in the socket directory, and in a claim's */
+#define VRAMBROKER_COUNT_VERSION 1
+#define VRAMBROKER_COUNT_UNIT_BYTES (UINT64_C(2) << 20) /* what is charged is a multiple of it: a block of the driver */
+
+enum vrambroker_count_call {
+  VRAMBROKER_COUNT_HELLO = 1,    /* opens a session of the calling process; `name`, `limit_*` */
+  VRAMBROKER_COUNT_JOIN = 2,     /* another connection of the process to its session `token` */
+  VRAMBROKER_COUNT_HOLD = 3,     /* the session has `bytes` on `device` already, from before this daemon knew of it */
+  VRAMBROKER_COUNT_CHARGE = 4,   /* `bytes` more on `device`, before the driver is asked for them; answered at once */
+  VRAMBROKER_COUNT_WAIT = 5,     /* the same, after waiting for up to `wait_ms`; closing the connection gives up */
+  VRAMBROKER_COUNT_UNCHARGE = 6, /* the driver has `bytes` of `device` back */
+  VRAMBROKER_COUNT_INFO = 7      /* what the session may have on `device`, and what is left of that */
+};
+
+enum vrambroker_count_limit {
+  VRAMBROKER_COUNT_LIMIT_NONE = 0, /* what the daemon gives */
+  VRAMBROKER_COUNT_LIMIT_BYTES = 1,
+  VRAMBROKER_COUNT_LIMIT_FRACTION = 2 /* of the device's capacity, 0 to 1 */
+};
+
+/* A client's packet. A field that the call does not name is 0. */
+struct vrambroker_count_request {
+  uint32_t version; /* VRAMBROKER_COUNT_VERSION */
+  uint32_t call;    /* enum vrambroker_count_call */
+  uint32_t device;  /* the daemon's ordinal */
+  uint32_t limit_kind;
+  uint64_t bytes; /* a multiple of VRAMBROKER_COUNT_UNIT_BYTES */
+  uint64_t wait_ms;
+  uint64_t limit_bytes;
+  double limit_fraction;
+  uint8_t token[16];
+  char name[128]; /* UTF-8, ends with a NUL; empty: the command name of the process */
+};
+
+/* The daemon's answer. `code` is a gRPC status code; 0: OK. */
+struct vrambroker_count_answer {
+  uint32_t version;
+  uint32_t call; /* as in the request */
+  uint32_t code;
+  uint32_t devices;       /* HELLO, JOIN: how many the daemon has */
+  uint64_t session;       /* HELLO, JOIN: its id */
+  uint64_t limit_bytes;   /* the other calls: what the session may have on the device at most */
+  uint64_t free_bytes;    /*   what it may still be charged, whatever others hold */
+  uint64_t charged_bytes; /*   what it is charged now */
+  uint64_t waited_ms;     /* WAIT */
+  uint8_t token[16];      /* HELLO */
+  char uuid[64];          /* INFO: the device's, as nvidia-smi writes it */
+  char message[376];      /* for people: what is wrong, and what to do; UTF-8, ends with a NUL; empty when OK */
+};
+
+#endif /* VRAMBROKER_PROTO_COUNT_SOCKET_H_ */
