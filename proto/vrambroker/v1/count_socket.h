@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The messages of the count socket, `vram-count.sock` (SOCK_SEQPACKET): a program keeps its own memory of the driver, and
- * has the daemon count it first. Plain C, because libvrambroker-preload.so has nothing but the C library. README.md, two
- * folders up, describes the exchange. All numbers are in the machine's byte order.
+ * The messages of the count socket, `vram-count.sock` (SOCK_SEQPACKET): a program keeps its own memory of the driver,
+ * and has the daemon count it first. Plain C, because libvrambroker-preload.so has nothing but the C library.
+ * README.md, two folders up, describes the exchange. All numbers are in the machine's byte order.
  */
 #ifndef VRAMBROKER_PROTO_COUNT_SOCKET_H_
 #define VRAMBROKER_PROTO_COUNT_SOCKET_H_
@@ -11,7 +11,8 @@
 
 #define VRAMBROKER_COUNT_SOCKET "vram-count.sock" /* in the socket directory, and in a claim's */
 #define VRAMBROKER_COUNT_VERSION 1
-#define VRAMBROKER_COUNT_UNIT_BYTES (UINT64_C(2) << 20) /* what is charged is a multiple of it: a block of the driver */
+#define VRAMBROKER_COUNT_UNIT_BYTES (UINT64_C(2) << 20) /* what is charged is a multiple of it: a block of the driver \
+                                                         */
 
 enum vrambroker_count_call {
   VRAMBROKER_COUNT_HELLO = 1,    /* opens a session of the calling process; `name`, `limit_*` */
