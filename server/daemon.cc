@@ -50,6 +50,8 @@
 #include "server/rpc/admin_service.h"
 #include "server/rpc/broker_service.h"
 #include "server/rpc/connections.h"
+#include "server/rpc/count_calls.h"
+#include "server/rpc/count_socket.h"
 #include "server/rpc/descriptor_socket.h"
 #include "server/rpc/library_logs.h"
 #include "server/rpc/rpc_meter.h"
@@ -122,6 +124,8 @@ class Daemon {
         session_calls_(&broker_, &call_rates_),
         segment_calls_(&broker_, &session_calls_, &rpcs_),
         descriptor_socket_(&loop_, &processes_, Pointers(pools_), &segment_calls_),
+        count_calls_(&broker_, &session_calls_, &rpcs_),
+        count_socket_(&loop_, &processes_, &broker_, &count_calls_),
         broker_service_(&broker_, &session_calls_, &connections_, &rpcs_, 2 * config.max_sessions_per_uid),
         admin_service_(&broker_, &connections_, &snapshots_, config.socket_dir,
                        [this](const ReloadDone& done) { workers_->Submit([this, done] { done(Reload()); }); }),
@@ -224,6 +228,8 @@ class Daemon {
   SessionCalls session_calls_;
   SegmentCalls segment_calls_;
   DescriptorSocket descriptor_socket_;
+  CountCalls count_calls_;
+  CountSocket count_socket_;
   BrokerService broker_service_;
   AdminService admin_service_;
   const Metrics metrics_;
@@ -323,6 +329,10 @@ absl::Status Daemon::Start() {
       ListenUnix(absl::StrCat(config_.socket_dir, "/vrambroker-fd.sock"), SOCK_SEQPACKET, config_.socket_mode);
   if (!descriptors.ok()) return descriptors.status();
   if (absl::Status status = descriptor_socket_.Serve(*descriptors); !status.ok()) return status;
+  const absl::StatusOr<ClientSocket> counts =
+      ListenUnix(absl::StrCat(config_.socket_dir, "/vram-count.sock"), SOCK_SEQPACKET, config_.socket_mode);
+  if (!counts.ok()) return counts.status();
+  if (absl::Status status = count_socket_.Serve(*counts, budget); !status.ok()) return status;
   broker_.claims().ServeRestored();
   const std::string path = SocketPath();
   const absl::StatusOr<ClientSocket> listener = ListenUnix(path, SOCK_STREAM, config_.socket_mode);
@@ -389,8 +399,15 @@ absl::Status Daemon::ServeClaim(const Claim& claim) {
   absl::Status status = CheckNotReserved(sockets->connections.get());
   if (status.ok()) status = descriptor_socket_.Listen(sockets->descriptors, of_claim);
   if (status.ok()) {
-    status = connections_.Listen(sockets->connections, of_claim);
+    status = count_socket_.Listen(sockets->counts, of_claim);
     if (!status.ok()) descriptor_socket_.Unlisten(sockets->descriptors);
+  }
+  if (status.ok()) {
+    status = connections_.Listen(sockets->connections, of_claim);
+    if (!status.ok()) {
+      count_socket_.Unlisten(sockets->counts);
+      descriptor_socket_.Unlisten(sockets->descriptors);
+    }
   }
   if (!status.ok()) return status;  // the directory may be a container's: it stays
   MutexLock lock(claim_sockets_mu_);
@@ -407,6 +424,7 @@ void Daemon::StopServingClaim(const Claim& claim) {
   if (!served.empty()) {
     connections_.Unlisten(served.mapped().connections);
     descriptor_socket_.Unlisten(served.mapped().descriptors);
+    count_socket_.Unlisten(served.mapped().counts);
   }
   if (absl::Status status = RemoveClaimDir(config_.socket_dir, claim.name); !status.ok()) {
     spdlog::warn("the directory of the removed claim '{}': {}", claim.name, std::string(status.message()));
@@ -501,6 +519,7 @@ void Daemon::StartDraining(const absl::Status& lost) {
 void Daemon::OnTick() {
   NotifySystemd("WATCHDOG=1");
   descriptor_socket_.Tick();
+  count_socket_.Tick();
   broker_.claims().Tick();
   const SteadyTime now = std::chrono::steady_clock::now();
   if (now >= next_health_update_) {
@@ -615,7 +634,8 @@ void Daemon::UpdateHealth() {
 void Daemon::Stop() {
   connections_.StopAccepting();
   descriptor_socket_.StopAccepting();
-  for (const char* name : {"vrambroker.sock", "vrambroker-fd.sock"}) {
+  count_socket_.StopAccepting();
+  for (const char* name : {"vrambroker.sock", "vrambroker-fd.sock", "vram-count.sock"}) {
     unlink(absl::StrCat(config_.socket_dir, "/", name).c_str());
   }
   ForgetFreeBytes();

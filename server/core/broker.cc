@@ -12,6 +12,7 @@
 #include "allocator/device/process_files.h"
 #include "server/base/client_log.h"
 #include "server/identity/process_info.h"
+#include "server/sessions/counted_session.h"
 
 namespace vrambroker {
 namespace {
@@ -51,6 +52,7 @@ Broker::Broker(BrokerOptions options, std::vector<SegmentPool*> pools, Executor*
       refusals_(options_.clock, options_.session_bounds, pools_, &sessions_),
       allocations_(pools_, options_.clock, &waiting_, &refusals_),
       leases_(pools_, options_.clock, &waiting_, &refusals_, &timer_),
+      charges_(pools_, options_.clock, &waiting_, &refusals_),
       limits_(pools_, options_.reclaim_timeout, &waiting_),
       claims_({.reclaim_timeout = options_.reclaim_timeout,
                .max_wait = [this] { return policy()->max_wait(); },
@@ -96,7 +98,9 @@ absl::StatusOr<SessionPtr> Broker::TryOpenSession(const Caller& caller, const Op
   if (options.limit.has_value()) {
     if (absl::Status status = CheckLimit("limit", *options.limit); !status.ok()) return status;
   }
-  if (absl::Status status = CheckPidNamespace(caller); !status.ok()) return status;
+  if (options.placement != Placement::kCounted) {  // which shares no memory with the daemon
+    if (absl::Status status = CheckPidNamespace(caller); !status.ok()) return status;
+  }
   const std::string name = options.name.empty() ? CommandName(caller.pid) : options.name;
   const std::shared_ptr<const Policy> policy = this->policy();
   const uint64_t started = StartOf(caller.pid);
@@ -106,15 +110,15 @@ absl::StatusOr<SessionPtr> Broker::TryOpenSession(const Caller& caller, const Op
   auto leave_claim = absl::MakeCleanup([&] {
     if (terms->claim_id.has_value()) claims_.Leave(*terms->claim_id);
   });
-  const absl::StatusOr<ResumeToken> resume_token = options.leases ? NewRandomToken() : ResumeToken();
-  if (!resume_token.ok()) return resume_token.status();
+  const absl::StatusOr<RandomToken> token = NewRandomToken();
+  if (!token.ok()) return token.status();
 
   const absl::StatusOr<SessionRegistry::Reserved> reserved =
       sessions_.Reserve({.name = name,
                          .user = caller.user(),
                          .terms = *terms,
                          .max_sessions_per_uid = policy->max_sessions_per_uid(),
-                         .leases = options.leases,
+                         .placement = options.placement,
                          .record_events = options_.record_events});
   if (!reserved.ok()) return reserved.status();
   // Seen by nobody until it is whole.
@@ -130,10 +134,16 @@ absl::StatusOr<SessionPtr> Broker::TryOpenSession(const Caller& caller, const Op
                            .record_events = reserved->record_events,
                            .clock = options_.clock};
   SessionPtr session;
-  if (options.leases) {
-    session = std::make_shared<LeasedSession>(setup, *resume_token);
-  } else {
-    session = std::make_shared<RemoteSession>(setup);
+  switch (options.placement) {
+    case Placement::kRemote:
+      session = std::make_shared<RemoteSession>(setup);
+      break;
+    case Placement::kLeased:
+      session = std::make_shared<LeasedSession>(setup, *token);
+      break;
+    case Placement::kCounted:
+      session = std::make_shared<CountedSession>(setup, *token);
+      break;
   }
   OpenAccounts(*session, options, setup.allocator, started);
   // Before it has any memory.
@@ -233,7 +243,7 @@ void Broker::LogOpened(const Session& session, const AllocatorOptions& allocator
                                           .Add("rule", session.terms().rule)
                                           .Add("claim", session.terms().claim)
                                           .Add("tenant", session.terms().tenant)
-                                          .Add("placement", session.leases() ? "leased" : "remote")
+                                          .Add("placement", PlacementName(session.placement()))
                                           .Add("limits", absl::StrJoin(pools_, ",", limit_of))
                                           .Add("alloc_conf", FormatAllocConf(allocator)));
 }

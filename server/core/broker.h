@@ -36,6 +36,7 @@
 #include "server/identity/policy.h"
 #include "server/pool/segment_pool.h"
 #include "server/requests/allocations.h"
+#include "server/requests/charges.h"
 #include "server/requests/check_device.h"
 #include "server/requests/leases.h"
 #include "server/requests/refusals.h"
@@ -50,8 +51,8 @@ struct OpenOptions {
   std::string name;                           // empty: the command name of the process
   std::optional<Limit> limit;                 // none: what the policy allows
   std::optional<AllocatorOptions> allocator;  // none: the broker's
-  bool leases = false;                        // its allocators are in the client
-  std::optional<uint32_t> mark;               // the client's descriptor of it: see allocator/device/session_mark.h
+  Placement placement = Placement::kRemote;
+  std::optional<uint32_t> mark;  // the client's descriptor of it: see allocator/device/session_mark.h
 };
 
 // Safe to call from any thread. No call blocks; what may take time answers through its callback, which is called
@@ -71,6 +72,7 @@ class Broker {
   const SessionRegistry& sessions() const { return sessions_; }
   Allocations& allocations() { return allocations_; }
   Leases& leases() { return leases_; }
+  Charges& charges() { return charges_; }
   WaitingRequests& waiting() { return waiting_; }
   Refusals& refusals() { return refusals_; }
   SessionLimits& limits() { return limits_; }
@@ -166,6 +168,7 @@ class Broker {
   Refusals refusals_;
   Allocations allocations_;
   Leases leases_;
+  Charges charges_;
   SessionLimits limits_;
   Claims claims_;
   Recordings recordings_;

@@ -83,7 +83,7 @@ void Recordings::EndHold(const SessionPtr& session, uint64_t events) {
   LogClientEvent(spdlog::level::info, SessionLine("trace ended", session->id(), session->name()));
   // Else its heaps have gone, or forget it when their client comes back. While the daemon stops there are no workers.
   if (session->state() != SessionState::kActive) return;
-  if (!session->leases() && session->slow_questions().Submit([this, session] {
+  if (session->remote() != nullptr && session->slow_questions().Submit([this, session] {
         session->ApplyRecordingHolds();
         (void)sessions_.ReserveEvents(*session, EventsToKeep(*session));  // less than before
       })) {

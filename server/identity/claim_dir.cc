@@ -27,6 +27,7 @@ constexpr size_t kMaxClaimName = 63;
 constexpr mode_t kSocketMode = 0666;  // the directory says who reaches them
 constexpr char kConnections[] = "vrambroker.sock";
 constexpr char kDescriptors[] = "vrambroker-fd.sock";
+constexpr char kCounts[] = "vram-count.sock";
 
 std::string BaseOf(absl::string_view socket_dir) {
   return absl::StrCat(socket_dir, "/claims");
@@ -146,8 +147,11 @@ absl::StatusOr<ClaimSockets> ListenClaim(const std::string& socket_dir, const st
   if (!descriptors.ok()) return descriptors.status();
   absl::StatusOr<ClientSocket> connections = Listen(*dir, kConnections, SOCK_STREAM, path);
   if (!connections.ok()) return connections.status();
+  absl::StatusOr<ClientSocket> counts = Listen(*dir, kCounts, SOCK_SEQPACKET, path);
+  if (!counts.ok()) return counts.status();
   if (absl::Status status = GiveDir(*dir, owner, path); !status.ok()) return status;
-  return ClaimSockets{.connections = *std::move(connections), .descriptors = *std::move(descriptors)};
+  return ClaimSockets{
+      .connections = *std::move(connections), .descriptors = *std::move(descriptors), .counts = *std::move(counts)};
 }
 
 absl::Status RemoveClaimDir(const std::string& socket_dir, const std::string& name) {
@@ -157,7 +161,7 @@ absl::Status RemoveClaimDir(const std::string& socket_dir, const std::string& na
   const absl::StatusOr<UniqueFd> dir = TakeDir(*base, name, path);
   if (absl::IsNotFound(dir.status())) return absl::OkStatus();
   if (!dir.ok()) return dir.status();
-  for (const char* socket : {kConnections, kDescriptors}) {
+  for (const char* socket : {kConnections, kDescriptors, kCounts}) {
     if (absl::Status status = RemoveSocket(*dir, socket, path); !status.ok()) return status;
   }
   if (unlinkat(base->get(), name.c_str(), AT_REMOVEDIR) == 0) return absl::OkStatus();

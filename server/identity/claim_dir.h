@@ -38,6 +38,7 @@ absl::Status CheckClaimDir(absl::string_view socket_dir, absl::string_view name)
 struct ClaimSockets {
   ClientSocket connections;  // vrambroker.sock
   ClientSocket descriptors;  // vrambroker-fd.sock
+  ClientSocket counts;       // vram-count.sock
 };
 
 enum class ClaimDirUse : uint8_t {

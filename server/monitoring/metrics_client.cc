@@ -194,7 +194,7 @@ void WriteInfo(const std::vector<Row>& rows, MetricFamilies& out) {
                            {"session", absl::StrCat(Raw(session.id))},
                            {"uid", absl::StrCat(session.caller.uid)},
                            {"rule", session.terms.rule},
-                           {"placement", session.leases ? "leased" : "remote"}}),
+                           {"placement", PlacementName(session.placement)}}),
                uint64_t{1});
   }
 }

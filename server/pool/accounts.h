@@ -49,6 +49,8 @@ struct Account {
   AccountTerms terms;
   AccountState state;            // but for the number of segments
   uint64_t granted_bytes = 0;    // of the reserved ones
+  uint64_t counted_bytes = 0;    // of the reserved ones, of the client's own: see SegmentPool::ChargeCounted()
+  uint64_t declared_bytes = 0;   // of those that are carried over, the same
   SteadyTime holds_since;        // any memory
   SteadyTime gave_back;          // something, the last time that a churn_window began
   uint64_t gave_back_bytes = 0;  // since then, in that window

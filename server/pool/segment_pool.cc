@@ -165,6 +165,9 @@ uint64_t SegmentPool::Close(SessionId session, bool process_gone) {
                            .next_check = now + options_.settle_time});
     }
     Apply(carried_over_.Closed(session));
+    // The driver has it back with the process, or the session's next holder declares it.
+    bytes += account->counted_bytes;
+    accounts_.Uncharge(*account, std::exchange(account->counted_bytes, 0));
     // What calls of Lease() are just obtaining stays charged until they find the account gone.
     accounts_.Close(*account);
     leased_.Forget(session);

@@ -118,6 +118,11 @@ struct SegmentPoolOptions {
   std::function<SteadyTime()> clock = [] { return std::chrono::steady_clock::now(); };
 };
 
+// Whom what is carried over is charged to.
+inline CarriedOver::Holder HolderOf(const Account& account) {
+  return {.session = account.session, .share = account.terms.share()};
+}
+
 // Safe to call from any thread. Calls marked (driver) may take milliseconds; they hold no lock meanwhile.
 class SegmentPool {
  public:
@@ -201,6 +206,19 @@ class SegmentPool {
   // The session was ended: its client closes all that it holds.
   void MarkEnding(SessionId session);
 
+  // ---- What a client has of the driver itself ----
+
+  // (driver) Charges memory that the client is about to get, for which idle segments are given up when the device is
+  // full. `bytes` is a multiple of a granule. Errors as Lease(). `granted`: out of what Grant() charged.
+  absl::Status ChargeCounted(SessionId session, uint64_t bytes, bool granted = false);
+  // The same without a driver call: NotFound when only that can tell.
+  absl::Status TryChargeCounted(SessionId session, uint64_t bytes);
+  // The client has given it back. InvalidArgument, and nothing changes, when it has not so much.
+  absl::Status UnchargeCounted(SessionId session, uint64_t bytes);
+  // The client says that it has these from before this run of the daemon. As much of it is charged as can be true: by
+  // saying something nobody takes from others. FailedPrecondition when it has said so before, or was charged already.
+  absl::Status DeclareCounted(SessionId session, uint64_t bytes);
+
   // LeaseAll() without a driver call: NotFound when only that can tell.
   absl::StatusOr<std::vector<SegmentId>> LeaseIdle(SessionId session, absl::Span<const uint64_t> sizes);
 
@@ -265,6 +283,12 @@ class SegmentPool {
 
   // nullopt when there is no such account.
   std::optional<AccountState> GetAccount(SessionId session) const;
+  // What the account's own limit and its share's leave of it, whatever others hold.
+  struct AccountRoom {
+    AccountState account;
+    uint64_t free_bytes = 0;
+  };
+  std::optional<AccountRoom> GetRoom(SessionId session) const;
   ShareStats GetShare(const ShareId& share) const;
   // What Lease() could still hand to the session; 0 when there is no such account.
   uint64_t AvailableBytes(SessionId session) const;
@@ -328,6 +352,10 @@ class SegmentPool {
   // Idle segments of the same tenant, as far as there are.
   Gathered TakeIdle(const Account& account, absl::Span<const uint64_t> sizes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void PutIdleBack(const Gathered& gathered) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // How much of what only a client says that it carries over is believed.
+  uint64_t MostDeclared(const Account& account) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Idle segments that have to go before the driver has what is charged.
+  std::vector<UnleasedSegment> TakeInTheWay() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Leases them to the session. REQUIRES: there is one of each size.
   std::vector<SegmentId> AddLeases(SessionId session, const Gathered& gathered) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // (driver) The segments of `sizes` that are not idle, for a session of `tenant`.

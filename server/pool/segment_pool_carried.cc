@@ -15,10 +15,6 @@ namespace {
 
 constexpr uint64_t kMostCarried = uint64_t{1} << 44;  // in one segment; more than any device has
 
-CarriedOver::Holder HolderOf(const Account& account) {
-  return {.session = account.session, .share = account.terms.share()};
-}
-
 }  // namespace
 
 absl::Status SegmentPool::FindCarriedOver(absl::btree_map<ProcessId, ClaimId> claims) {
@@ -107,18 +103,20 @@ absl::Status SegmentPool::DeclareCarriedOver(SessionId session, absl::Span<const
     MutexLock lock(mu_);
     const Account* const account = accounts_.Find(session);
     if (account == nullptr) return absl::AbortedError("the session has ended");
-    // What only it says is charged like what it could lease, and no more than can be true: nobody can take from others
-    // by saying something.
-    const uint64_t most = properties().kind == DeviceKind::kCuda
-                              ? std::min(accounts_.ledger().LimitRoom(account->state),
-                                         SaturatingSub(driver_memory_.foreign(), carried_over_.declared_bytes()))
-                              : accounts_.ledger().AvailableBytes(account->state);
     if (begins) carried_over_.BeginDeclaration(session);
-    Apply(carried_over_.Declared(HolderOf(*account), account->terms.process(), segments, most));
+    Apply(carried_over_.Declared(HolderOf(*account), account->terms.process(), segments, MostDeclared(*account)));
     if (ends) Apply(carried_over_.EndDeclaration(session));
   }
   CapacityFreed();
   return absl::OkStatus();
+}
+
+// What only the client says is charged like what it could get, and no more than can be true: nobody can take from
+// others by saying something.
+uint64_t SegmentPool::MostDeclared(const Account& account) const {
+  if (properties().kind != DeviceKind::kCuda) return accounts_.ledger().AvailableBytes(account.state);
+  return std::min(accounts_.ledger().LimitRoom(account.state),
+                  SaturatingSub(driver_memory_.foreign(), carried_over_.declared_bytes()));
 }
 
 void SegmentPool::FreeCarriedOver(SessionId session, absl::Span<const uint64_t> ids) {

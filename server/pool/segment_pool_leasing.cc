@@ -45,10 +45,7 @@ absl::StatusOr<std::vector<SegmentId>> SegmentPool::LeaseAll(SessionId session, 
     uint64_t missing = 0;
     for (size_t i = 0; i < sizes.size(); ++i) missing += gathered.idle[i].has_value() ? 0 : sizes[i];
     if (missing == 0) return AddLeases(session, gathered);
-    const Ledger& ledger = accounts_.ledger();
-    if (const uint64_t held = ledger.charged_bytes() + idle_.bytes(); held > ledger.capacity_bytes()) {
-      victims = StartFreeing(idle_.TakeOldest(held - ledger.capacity_bytes()));
-    }
+    victims = TakeInTheWay();
     driver_.StartObtaining(missing);
   }
   driver_.Free(victims);
@@ -68,6 +65,13 @@ absl::StatusOr<std::vector<SegmentId>> SegmentPool::LeaseAll(SessionId session, 
   }
   CapacityFreed();
   return absl::IsResourceExhausted(status) ? SegmentRefused(OomCause::kCapacity, status.message()) : status;
+}
+
+std::vector<UnleasedSegment> SegmentPool::TakeInTheWay() {
+  const Ledger& ledger = accounts_.ledger();
+  const uint64_t held = ledger.charged_bytes() + idle_.bytes();
+  if (held <= ledger.capacity_bytes()) return {};
+  return StartFreeing(idle_.TakeOldest(held - ledger.capacity_bytes()));
 }
 
 absl::Status SegmentPool::Obtain(const std::string& tenant, absl::Span<const uint64_t> sizes, Gathered& gathered) {

@@ -22,6 +22,13 @@ AccountState SegmentPool::StateOf(const Account& account) const {
   return state;
 }
 
+std::optional<SegmentPool::AccountRoom> SegmentPool::GetRoom(SessionId session) const {
+  MutexLock lock(mu_);
+  const Account* const account = accounts_.Find(session);
+  if (account == nullptr) return std::nullopt;
+  return AccountRoom{.account = StateOf(*account), .free_bytes = accounts_.ledger().LimitRoom(account->state)};
+}
+
 ShareStats SegmentPool::GetShare(const ShareId& share) const {
   MutexLock lock(mu_);
   return accounts_.ledger().GetShare(share);

@@ -98,14 +98,32 @@ void Refusals::Explain(const SessionPtr& session, uint64_t device, const Refused
 
 absl::Status Refusals::LeaseError(const LeasedSession& session, int device, uint64_t bytes, OomCause cause,
                                   const WaitRecord& outcome) const {
-  OomReport report = Report(session, device, pools_[device]->LookFor(session.id(), /*with_accounts=*/false));
-  report.requested_bytes = report.block_bytes = report.segment_bytes = bytes;
-  report.waited_ms = static_cast<uint64_t>(outcome.waited.count());
-  report.cause = cause == OomCause::kCapacity && IsShareLimit(report) ? OomCause::kLimit : cause;
-  return OutOfMemoryError(report);
+  const PoolLook look = pools_[device]->LookFor(session.id(), /*with_accounts=*/false);
+  return OutOfMemoryError(ReportOfWhole(session, device, look, bytes, cause, outcome));
+}
+
+void Refusals::RefuseCharge(CountedSession& session, int device, const ChargeRefusal& refusal, const Done& done) {
+  const PoolLook look = pools_[device]->LookFor(session.id(), /*with_accounts=*/true);
+  OomReport report = ReportOfWhole(session, device, look, refusal.bytes, refusal.cause, refusal.outcome);
+  AddOthersOf(session, look, refusal.outcome, &report);
+  End(session.shared_from_this(), std::move(report), /*is_recording=*/false, done);
+}
+
+absl::Status Refusals::ChargeError(const CountedSession& session, int device, const ChargeRefusal& refusal) const {
+  const PoolLook look = pools_[device]->LookFor(session.id(), /*with_accounts=*/false);
+  return OutOfMemoryError(ReportOfWhole(session, device, look, refusal.bytes, refusal.cause, refusal.outcome));
 }
 
 // ---- The report ----
+
+OomReport Refusals::ReportOfWhole(const Session& session, int device, const PoolLook& look, uint64_t bytes,
+                                  OomCause cause, const WaitRecord& outcome) const {
+  OomReport report = Report(session, device, look);
+  report.requested_bytes = report.block_bytes = report.segment_bytes = bytes;
+  report.waited_ms = static_cast<uint64_t>(outcome.waited.count());
+  report.cause = cause == OomCause::kCapacity && IsShareLimit(report) ? OomCause::kLimit : cause;
+  return report;
+}
 
 OomReport Refusals::Report(const Session& session, int device, const PoolLook& look) const {
   const AccountState& account = look.account;

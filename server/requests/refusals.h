@@ -27,6 +27,7 @@
 #include "server/oom/tenant_refusals.h"
 #include "server/pool/segment_pool.h"
 #include "server/queue/request_queue.h"
+#include "server/sessions/counted_session.h"
 #include "server/sessions/leased_session.h"
 #include "server/sessions/remote_session.h"
 #include "server/sessions/session_registry.h"
@@ -73,6 +74,17 @@ class Refusals {
   absl::Status LeaseError(const LeasedSession& session, int device, uint64_t bytes, OomCause cause,
                           const WaitRecord& outcome) const;
 
+  // What a counted session was to be charged in vain.
+  struct ChargeRefusal {
+    uint64_t bytes = 0;
+    OomCause cause = OomCause::kCapacity;
+    WaitRecord outcome;
+  };
+  // Answers with OutOfMemoryError() once the refusal is counted, logged and on record.
+  void RefuseCharge(CountedSession& session, int device, const ChargeRefusal& refusal, const Done& done);
+  // The same error where nothing is counted: the client tries once more, and lets others be asked.
+  absl::Status ChargeError(const CountedSession& session, int device, const ChargeRefusal& refusal) const;
+
   // ---- On record ----
 
   // The last ones, on all devices.
@@ -110,6 +122,9 @@ class Refusals {
   // What the session has recorded is kept: says so in `report`.
   void Keep(Session& session, OomReport* report);
   absl::Status Count(Session& session, const OomReport& report);
+  // Of a session that knows no blocks: what it asks for is what it needs.
+  OomReport ReportOfWhole(const Session& session, int device, const PoolLook& look, uint64_t bytes, OomCause cause,
+                          const WaitRecord& outcome) const;
 
   const std::function<SteadyTime()> clock_;
   const SessionBounds session_bounds_;

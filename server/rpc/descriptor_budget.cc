@@ -17,7 +17,8 @@ DescriptorBudget DescriptorBudget::Of(size_t limit, size_t max_connections_per_u
   DescriptorBudget budget{.limit = limit,
                           .connections = std::max<size_t>(limit / 2 / kOfAConnection, 2),
                           .max_per_uid = max_connections_per_uid > 0 ? max_connections_per_uid : kMaxPerUid,
-                          .descriptor_connections = std::max<size_t>(limit / 8 / kOfADescriptorConnection, 2)};
+                          .descriptor_connections = std::max<size_t>(limit / 8 / kOfADescriptorConnection, 2),
+                          .counted_connections = std::max<size_t>(limit / 16, 2)};
   budget.for_root = budget.connections / 16 + 1;
   while (budget.connections_per_uid < budget.connections &&
          budget.Admit(budget.connections_per_uid, budget.connections_per_uid, /*privileged=*/false).ok()) {
@@ -32,13 +33,22 @@ absl::Status DescriptorBudget::Admit(size_t open_of_user, size_t open_of_all, bo
     return absl::ResourceExhaustedError(
         absl::StrCat("the user has ", open_of_user, " open, the most that max_connections_per_uid allows"));
   }
-  const size_t places = privileged ? connections : connections - for_root;
+  return AdmitTo(connections, for_root, open_of_user, open_of_all, privileged);
+}
+
+absl::Status DescriptorBudget::AdmitCounted(size_t open_of_user, size_t open_of_all, bool privileged) const {
+  return AdmitTo(counted_connections, counted_connections / 16 + 1, open_of_user, open_of_all, privileged);
+}
+
+absl::Status DescriptorBudget::AdmitTo(size_t places, size_t kept, size_t open_of_user, size_t open_of_all,
+                                       bool privileged) const {
+  if (!privileged) places -= kept;
   const size_t free = places - std::min(places, open_of_all);
   if (free == 0) {
     return absl::ResourceExhaustedError(absl::StrCat("all users have ", open_of_all, " open, the most that ", limit,
                                                      " file descriptors allow; raise LimitNOFILE"));
   }
-  if (open_of_user < (free + 1) / 2 || (privileged && open_of_user < for_root)) return absl::OkStatus();
+  if (open_of_user < (free + 1) / 2 || (privileged && open_of_user < kept)) return absl::OkStatus();
   return absl::ResourceExhaustedError(
       absl::StrCat("the user has ", open_of_user, " open, and ", free,
                    " are free: a user may have half as many as are "

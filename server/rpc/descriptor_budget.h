@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // DescriptorBudget: how users share the daemon's file descriptors. Half of them are for connections and an eighth for
-// the descriptor socket; an eighth stays free for accepting (descriptor_reserve). The rest is for HTTP, segments and
-// sessions.
+// the descriptor socket; an eighth stays free for accepting (descriptor_reserve). The rest is for HTTP, segments,
+// sessions and the count socket.
 #ifndef VRAMBROKER_SERVER_RPC_DESCRIPTOR_BUDGET_H_
 #define VRAMBROKER_SERVER_RPC_DESCRIPTOR_BUDGET_H_
 
@@ -28,6 +28,9 @@ struct DescriptorBudget {
   // ResourceExhausted says whose bound it is, and what to do.
   absl::Status Admit(size_t open_of_user, size_t open_of_all, bool privileged) const;
 
+  // The same for the count socket.
+  absl::Status AdmitCounted(size_t open_of_user, size_t open_of_all, bool privileged) const;
+
   size_t limit = 0;                           // descriptors
   size_t connections = 0;                     // of all users together
   size_t connections_per_uid = 0;             // of a user while nobody else has any
@@ -35,6 +38,11 @@ struct DescriptorBudget {
   size_t for_root = 0;                        // of `connections`, kept for root and the daemon's own user
   size_t descriptor_connections = 0;          // connections to the descriptor socket, of all users together
   size_t descriptor_connections_per_uid = 0;  // of a user
+  size_t counted_connections = 0;             // to the count socket, of all users together
+
+ private:
+  // `places` of all, `kept` of them for root.
+  absl::Status AdmitTo(size_t places, size_t kept, size_t open_of_user, size_t open_of_all, bool privileged) const;
 };
 
 }  // namespace vrambroker

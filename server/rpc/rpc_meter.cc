@@ -67,6 +67,9 @@ RpcMeter::RpcMeter()
   for (const char* call : {"Allocate", "Free", "LeaseSegments", "ReturnSegments", "Explain"}) {
     Add(std::string(kStream) + "." + call);
   }
+  for (const char* call : {"Hello", "Join", "Hold", "Charge", "Wait", "Uncharge", "Info"}) {
+    Add(std::string("Count.") + call);
+  }
 }
 
 RpcMeter::~RpcMeter() = default;

@@ -17,6 +17,10 @@ absl::Status SessionCalls::Admit(const UserKey& user) const {
   return rates_.Take(user, std::chrono::steady_clock::now());
 }
 
+void SessionCalls::Owe(const UserKey& user) const {
+  rates_.Owe(user, std::chrono::steady_clock::now());
+}
+
 // ---- Calls that get something ----
 
 void SessionCalls::Allocate(const SessionPtr& session, const v1::AllocateRequest& request, uint64_t cancel_key,
@@ -79,7 +83,7 @@ absl::Status SessionCalls::GaveBack(const Session& session, const absl::Status& 
                                     const absl::Status& admitted) const {
   if (admitted.ok()) return status;
   if (!status.ok()) return admitted;
-  rates_.Owe(session.caller().user(), std::chrono::steady_clock::now());
+  Owe(session.caller().user());
   return status;
 }
 

@@ -34,6 +34,9 @@ class SessionCalls {
   // below; OK for those that were counted elsewhere.
   absl::Status Admit(const UserKey& user) const;
 
+  // For a call that was made although it was not admitted.
+  void Owe(const UserKey& user) const;
+
   // ---- Calls that get something. `cancel_key` is what a request that waits can be cancelled by. ----
 
   // A call that is not admitted is not made. Its refusal is the answer.

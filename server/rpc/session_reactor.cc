@@ -245,8 +245,9 @@ absl::Status SessionReactor::HandleMessage(const v1::SessionRequest& request) {
 absl::Status SessionReactor::HandleHello(const v1::Hello& hello) {
   const absl::StatusOr<AllocConf> conf = ParseHelloAllocConf(hello.alloc_conf());
   if (!conf.ok()) return conf.status();
-  OpenOptions options{
-      .name = hello.name(), .limit = FromProto(hello.limit()), .leases = hello.placement() == v1::PLACEMENT_LEASED};
+  OpenOptions options{.name = hello.name(),
+                      .limit = FromProto(hello.limit()),
+                      .placement = hello.placement() == v1::PLACEMENT_LEASED ? Placement::kLeased : Placement::kRemote};
   if (!hello.alloc_conf().empty()) options.allocator = conf->options;
   if (hello.has_mark()) options.mark = hello.mark().fd();
   const absl::StatusOr<SessionPtr> session = broker_.OpenSession(*identity_, options, outbox_);

@@ -37,6 +37,7 @@ class LeasedSession : public Session {
  public:
   LeasedSession(const SessionSetup& setup, const ResumeToken& resume_token);
 
+  Placement placement() const override { return Placement::kLeased; }
   LeasedSession* leased() override { return this; }
   const LeasedSession* leased() const override { return this; }
 

@@ -40,6 +40,7 @@ class RemoteSession : public Session {
  public:
   explicit RemoteSession(const SessionSetup& setup);
 
+  Placement placement() const override { return Placement::kRemote; }
   RemoteSession* remote() override { return this; }
 
   // ---- Allocate and free ----

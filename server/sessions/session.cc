@@ -19,6 +19,18 @@ constexpr uint64_t kMostRetriesAtOnce = 1 << 20;
 
 }  // namespace
 
+const char* PlacementName(Placement placement) {
+  switch (placement) {
+    case Placement::kRemote:
+      return "remote";
+    case Placement::kLeased:
+      return "leased";
+    case Placement::kCounted:
+      return "counted";
+  }
+  return "unknown";
+}
+
 const char* SessionStateName(SessionState state) {
   switch (state) {
     case SessionState::kActive:

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Session: one connected client process and all that it holds. It leases segments (leased_session.h: its allocators are
-// in the client), or it is remote (remote_session.h: its allocators are here).
+// in the client), or it is remote (remote_session.h: its allocators are here), or its memory is its own and is counted
+// here (counted_session.h).
 #ifndef VRAMBROKER_SERVER_SESSIONS_SESSION_H_
 #define VRAMBROKER_SERVER_SESSIONS_SESSION_H_
 
@@ -34,6 +35,7 @@
 
 namespace vrambroker {
 
+class CountedSession;
 class LeasedSession;
 class RemoteSession;
 
@@ -51,6 +53,15 @@ class SessionEvents {
   virtual void Ended(const std::string& reason) = 0;
   virtual void Ask(uint64_t question_id, const ClientQuestion& question) = 0;
 };
+
+// Whose memory it uses, and where its allocators are.
+enum class Placement : uint8_t {
+  kRemote,   // the daemon's memory; allocators in the daemon
+  kLeased,   // the daemon's memory; allocators in the client
+  kCounted,  // the client's own of the driver, which the daemon counts
+};
+
+const char* PlacementName(Placement placement);  // "remote", "leased", "counted"
 
 enum class SessionState {
   kActive,
@@ -100,10 +111,12 @@ class Session : public std::enable_shared_from_this<Session> {
   std::chrono::milliseconds max_wait() const { return max_wait_.load(); }
   void SetMaxWait(std::chrono::milliseconds max_wait) { max_wait_ = max_wait; }
 
-  // The session as what it is; nullptr: it is of the other kind.
+  virtual Placement placement() const = 0;
+  // The session as what it is; nullptr: it is of another kind.
   virtual LeasedSession* leased() { return nullptr; }
   virtual const LeasedSession* leased() const { return nullptr; }
   virtual RemoteSession* remote() { return nullptr; }
+  virtual CountedSession* counted() { return nullptr; }
   bool leases() const { return leased() != nullptr; }
 
   std::shared_ptr<SessionEvents> events() const ABSL_LOCKS_EXCLUDED(mu_);

@@ -61,7 +61,7 @@ absl::StatusOr<SessionRegistry::Reserved> SessionRegistry::Reserve(const Candida
   Reserved reserved{
       .id = SessionId{next_session_++}, .name = UniqueName(candidate.name), .record_events = candidate.record_events};
   names_[reserved.name] = reserved.id;
-  if (candidate.leases) return reserved;
+  if (candidate.placement != Placement::kRemote) return reserved;
   // A session is worth more than its history.
   uint64_t& of_uid = events_of_user_[user];
   reserved.record_events = std::min(reserved.record_events, (max_recorded_events_per_uid_ - of_uid) / devices_);
@@ -206,7 +206,7 @@ SessionRegistry::View SessionRegistry::GetView() const {
 // ---- Recorded events ----
 
 absl::Status SessionRegistry::ReserveEvents(const Session& session, uint64_t events_of_heap) {
-  if (session.leases()) return absl::OkStatus();
+  if (session.placement() != Placement::kRemote) return absl::OkStatus();
   const uint64_t events = events_of_heap * devices_;
   MutexLock lock(mu_);
   const auto it = events_of_.find(session.id());

@@ -66,7 +66,7 @@ class SessionRegistry {
     UserKey user;
     SessionTerms terms;
     size_t max_sessions_per_uid = 0;
-    bool leases = false;
+    Placement placement = Placement::kRemote;
     uint64_t record_events = 0;  // of each heap
   };
   // What a session gets that is about to be made. Nobody finds it yet, but its name is taken, and it counts for its

@@ -23,6 +23,7 @@ void ClampFree(uint64_t reserved, FreeSizes& free) {
 }  // namespace
 
 uint64_t IdleBytes(const Session& session, const AccountState& account, const MemoryStats& stats) {
+  if (session.placement() == Placement::kCounted) return 0;  // what it caches, its program alone knows
   // The allocator of a remote session does not know what is carried over.
   const uint64_t unknown = session.leases() ? 0 : account.carried_over_bytes;
   const uint64_t in_use = stats.active_bytes.all.current + stats.inactive_split_bytes.all.current + unknown;
@@ -36,7 +37,7 @@ SessionView ViewOf(const Session& session, absl::Span<const AccountState> accoun
                    .state = session.state(),
                    .started = session.started(),
                    .terms = session.terms(),
-                   .leases = session.leases()};
+                   .placement = session.placement()};
   info.devices.reserve(accounts.size());
   for (size_t device = 0; device < accounts.size(); ++device) {
     info.devices.push_back(DeviceViewOf(session, static_cast<int>(device), accounts[device]));

@@ -48,8 +48,8 @@ struct SessionView {
   Caller caller;
   SessionState state = SessionState::kActive;
   std::chrono::system_clock::time_point started;
-  SessionTerms terms;                      // of the policy, when it was opened
-  bool leases = false;                     // its allocators are in the client
+  SessionTerms terms;  // of the policy, when it was opened
+  Placement placement = Placement::kRemote;
   std::vector<SessionDeviceView> devices;  // by ordinal
 };
 

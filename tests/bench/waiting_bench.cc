@@ -180,7 +180,7 @@ class Scene {
   SessionPtr Open(const std::string& name) {
     const Caller caller{.pid = 1, .uid = next_uid_++ / 100, .pidfd = std::make_shared<UniqueFd>()};
     const auto client = std::make_shared<Answering>();
-    SessionPtr session = broker_->OpenSession(caller, {.name = name, .leases = true}, client).value();
+    SessionPtr session = broker_->OpenSession(caller, {.name = name, .placement = Placement::kLeased}, client).value();
     client->Is(session);
     return session;
   }

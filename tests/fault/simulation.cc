@@ -256,7 +256,7 @@ void Simulation::Open() {
   client.stream = std::make_shared<SimClient::Stream>(&client);
   const OpenOptions options{.name = absl::StrCat("c", client.pid),
                             .limit = Chance(50) ? std::optional<Limit>(RandomBytes()) : std::nullopt,
-                            .leases = true};
+                            .placement = Placement::kLeased};
   const absl::StatusOr<SessionPtr> session = broker_->OpenSession(
       {.pid = client.pid, .uid = client.uid, .pidfd = std::make_shared<UniqueFd>()}, options, client.stream);
   if (!session.ok()) return Fail(session.status().ToString());

@@ -122,7 +122,7 @@ void FuzzDaemon::OpenControl() {
   const auto open = [this](const std::string& name, bool leases) {
     const auto events = std::make_shared<ControlEvents>();
     const absl::StatusOr<SessionPtr> session =
-        broker_->OpenSession(control_caller_, {.name = name, .leases = leases}, events);
+        broker_->OpenSession(control_caller_, {.name = name, .placement = leases ? Placement::kLeased : Placement::kRemote}, events);
     Require(session.ok(), "the control opens a session");
     events->set_session(*session);
     return *session;

@@ -55,7 +55,7 @@ MESSAGES = "proto"
 
 def folder_of(name):
     """The folder, as tables name it, of a file, or of what an #include names."""
-    if re.search(r"\.pb\.h$", name):
+    if re.search(r"\.pb\.h$", name) or name.startswith("proto/"):
         return MESSAGES
     if re.match(r"vrambroker/\w+\.h$", name):  # as programs of others include it
         return "client/vrambroker"

@@ -57,7 +57,7 @@ struct vrambroker_count_answer {
   uint64_t waited_ms;     /* WAIT */
   uint8_t token[16];      /* HELLO */
   char uuid[64];          /* INFO: the device's, as nvidia-smi writes it */
-  char message[376];      /* for people: what is wrong, and what to do; UTF-8, ends with a NUL; empty when OK */
+  char message[888];      /* for people: what is wrong, and what to do; UTF-8, ends with a NUL; empty when OK */
 };
 
 #endif /* VRAMBROKER_PROTO_COUNT_SOCKET_H_ */

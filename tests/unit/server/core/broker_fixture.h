@@ -149,7 +149,7 @@ class BrokerTest : public ::testing::Test {
                          Caller caller = Process(1, 1000)) {
     client_ = std::make_shared<FakeClient>();
     absl::StatusOr<SessionPtr> session =
-        broker_->OpenSession(caller, {.name = name, .limit = limit, .leases = true}, client_);
+        broker_->OpenSession(caller, {.name = name, .limit = limit, .placement = Placement::kLeased}, client_);
     EXPECT_TRUE(session.ok()) << session.status();
     return session.value_or(nullptr);
   }

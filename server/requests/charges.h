@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Charges: what sessions are charged whose clients have their memory of the driver themselves.
+#ifndef VRAMBROKER_SERVER_REQUESTS_CHARGES_H_
+#define VRAMBROKER_SERVER_REQUESTS_CHARGES_H_
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/pool/segment_pool.h"
+#include "server/requests/memory_request.h"
+#include "server/requests/refusals.h"
+#include "server/requests/waiting_requests.h"
+#include "server/sessions/counted_session.h"
+#include "server/sessions/session.h"
+
+namespace vrambroker {
+
+// Thread-safe. No call blocks. All of it is for counted sessions: FailedPrecondition for others. NotFound for an
+// unknown device, InvalidArgument for what is not a multiple of a granule.
+class Charges {
+ public:
+  using Done = std::function<void(absl::Status)>;
+
+  // All outlive it. `pools` by device.
+  Charges(std::vector<SegmentPool*> pools, std::function<SteadyTime()> clock, WaitingRequests* waiting,
+          Refusals* refusals);
+
+  // Charges `bytes` more. OutOfMemoryError() when there is no memory: counted and logged if others were asked for it
+  // (`options`), else it is for the client to try that. ResourceExhausted also when too many calls of the session wait.
+  void Charge(const SessionPtr& session, uint64_t device, uint64_t bytes, const Done& done,
+              const RequestOptions& options = {});
+  // Errors as CountedSession::Uncharge().
+  absl::Status Uncharge(const SessionPtr& session, uint64_t device, uint64_t bytes);
+  // What the client has from before this run of the daemon. Errors as CountedSession::Declare().
+  absl::Status Declare(const SessionPtr& session, uint64_t device, uint64_t bytes);
+
+  // What programs size themselves by: independent of what others hold. All in bytes.
+  struct Room {
+    uint64_t limit = 0;
+    uint64_t free = 0;  // of the limit, and of the share's
+    uint64_t charged = 0;
+  };
+  absl::StatusOr<Room> GetRoom(const SessionPtr& session, uint64_t device) const;
+
+ private:
+  class Request;
+
+  absl::StatusOr<CountedSession*> Check(const SessionPtr& session, uint64_t device) const;
+
+  const std::vector<SegmentPool*> pools_;
+  const std::function<SteadyTime()> clock_;
+  WaitingRequests& waiting_;
+  Refusals& refusals_;
+};
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_SERVER_REQUESTS_CHARGES_H_

@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/rpc/count_calls.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "server/identity/process_watch.h"
+#include "server/requests/charges.h"
+#include "server/sessions/counted_session.h"
+
+namespace vrambroker {
+namespace {
+
+// Nobody tells its client anything: it asks.
+class Silent : public SessionEvents {
+ public:
+  void CloseSegments(absl::Span<const SegmentId> /*segments*/) override {}
+  void LimitChanged(int /*device*/, uint64_t /*limit_bytes*/) override {}
+  void Draining(const std::string& /*reason*/) override {}
+  void Ended(const std::string& /*reason*/) override {}
+  void Ask(uint64_t /*question_id*/, const ClientQuestion& /*question*/) override {}
+};
+
+// Cuts no character in two. The array is of zeros, and its last one stays.
+template <size_t kSize>
+void PutText(absl::string_view text, char (&array)[kSize]) {
+  size_t size = std::min(text.size(), kSize - 1);
+  while (size < text.size() && size > 0 && (static_cast<unsigned char>(text[size]) & 0xC0) == 0x80) --size;
+  std::memcpy(array, text.data(), size);
+}
+
+absl::StatusOr<OpenOptions> OptionsOf(const CountRequest& request) {
+  const size_t length = strnlen(request.name, sizeof request.name);
+  if (length == sizeof request.name) return absl::InvalidArgumentError("name: does not end with a NUL");
+  OpenOptions options{.name = std::string(request.name, length), .placement = Placement::kCounted};
+  switch (request.limit_kind) {
+    case VRAMBROKER_COUNT_LIMIT_NONE:
+      return options;
+    case VRAMBROKER_COUNT_LIMIT_BYTES:
+      options.limit = request.limit_bytes;
+      return options;
+    case VRAMBROKER_COUNT_LIMIT_FRACTION:
+      options.limit = request.limit_fraction;
+      return options;
+    default:
+      return absl::InvalidArgumentError(absl::StrCat("limit_kind: ", request.limit_kind, " is not a kind of limit"));
+  }
+}
+
+bool IsOfProcess(const Session& session, const Caller& caller) {
+  return session.caller().pid == caller.pid && session.caller().uid == caller.uid && !HasEnded(*session.caller().pidfd);
+}
+
+const char* MethodOf(uint32_t call) {
+  switch (call) {
+    case VRAMBROKER_COUNT_HELLO:
+      return "Count.Hello";
+    case VRAMBROKER_COUNT_JOIN:
+      return "Count.Join";
+    case VRAMBROKER_COUNT_HOLD:
+      return "Count.Hold";
+    case VRAMBROKER_COUNT_CHARGE:
+      return "Count.Charge";
+    case VRAMBROKER_COUNT_WAIT:
+      return "Count.Wait";
+    case VRAMBROKER_COUNT_UNCHARGE:
+      return "Count.Uncharge";
+    case VRAMBROKER_COUNT_INFO:
+      return "Count.Info";
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace
+
+CountAnswer CountAnswerOf(uint32_t call, const absl::Status& status) {
+  CountAnswer answer = {};
+  answer.version = VRAMBROKER_COUNT_VERSION;
+  answer.call = call;
+  answer.code = static_cast<uint32_t>(status.code());
+  PutText(status.message(), answer.message);
+  return answer;
+}
+
+class CountCalls::Answer {
+ public:
+  Answer(const CountCalls* owner, SessionPtr session, const CountRequest& request, Send send)
+      : owner_(*owner),
+        session_(std::move(session)),
+        call_(request.call),
+        device_(request.device),
+        rpc_(RpcMeter::Start(owner->rpcs_.Find(MethodOf(request.call)))),
+        send_(std::move(send)) {}
+
+  // False: the client cannot get it any more.
+  bool Give(const absl::Status& status) const {
+    CountAnswer answer = CountAnswerOf(call_, status);
+    const absl::StatusOr<Charges::Room> room = owner_.broker_.charges().GetRoom(session_, device_);
+    if (room.ok()) {
+      answer.limit_bytes = room->limit;
+      answer.free_bytes = room->free;
+      answer.charged_bytes = room->charged;
+      PutText(owner_.broker_.pools()[device_]->properties().uuid, answer.uuid);
+    }
+    const auto waited = std::chrono::steady_clock::now() - began_;
+    answer.waited_ms = static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(waited).count());
+    const bool sent = send_(answer);
+    rpc_.Done(sent ? status.code() : absl::StatusCode::kCancelled);
+    return sent;
+  }
+
+ private:
+  const CountCalls& owner_;
+  const SessionPtr session_;
+  const uint32_t call_;
+  const uint32_t device_;
+  const SteadyTime began_ = std::chrono::steady_clock::now();
+  const RpcMeter::Call rpc_;
+  const Send send_;
+};
+
+CountCalls::CountCalls(Broker* broker, const SessionCalls* calls, const RpcMeter* rpcs)
+    : broker_(*broker), calls_(*calls), rpcs_(*rpcs) {}
+
+// ---- Sessions ----
+
+void CountCalls::Hello(const Caller& caller, const CountRequest& request, const Opened& opened) const {
+  const RpcMeter::Call rpc = RpcMeter::Start(rpcs_.Find(MethodOf(VRAMBROKER_COUNT_HELLO)));
+  const Opened done = [opened, rpc](absl::StatusOr<SessionPtr> session) {
+    rpc.Done(session.status().code());
+    opened(std::move(session));
+  };
+  if (const absl::Status admitted = calls_.Admit(caller.user()); !admitted.ok()) {
+    return done(absl::UnavailableError(admitted.message()));
+  }
+  const absl::StatusOr<OpenOptions> options = OptionsOf(request);
+  if (!options.ok()) return done(options.status());
+  std::vector<SessionPtr> lost;
+  for (const SessionPtr& session : broker_.sessions().GetAll()) {
+    if (session->counted() == nullptr || !IsOfProcess(*session, caller)) continue;
+    if (session->state() == SessionState::kEnded) {
+      return done(absl::AbortedError("an operator has ended the session of this process: it gets no other one"));
+    }
+    if (session->state() == SessionState::kDisconnected) lost.push_back(session);
+  }
+  const absl::StatusOr<SessionPtr> session = broker_.OpenSession(caller, *options, std::make_shared<Silent>());
+  if (!session.ok()) return done(session.status());
+  // Only now: what they hold is nobody else's before the client can declare it.
+  for (const SessionPtr& gone : lost) {
+    broker_.Close(gone, "its process has begun another one", CloseReason::kGoodbye);
+  }
+  broker_.limits().KeepGuarantee(*session, /*wished=*/std::nullopt,
+                                 [&broker = broker_, session = *session, done](const absl::Status& kept) {
+                                   if (kept.ok()) return done(session);
+                                   broker.Close(session, std::string(kept.message()), CloseReason::kNotOpened);
+                                   done(kept);
+                                 });
+}
+
+absl::StatusOr<SessionPtr> CountCalls::Join(const Caller& caller, const CountRequest& request) const {
+  const RpcMeter::Call rpc = RpcMeter::Start(rpcs_.Find(MethodOf(VRAMBROKER_COUNT_JOIN)));
+  absl::StatusOr<SessionPtr> found = absl::NotFoundError("token: no session of this process has it");
+  if (const absl::Status admitted = calls_.Admit(caller.user()); !admitted.ok()) {
+    found = absl::UnavailableError(admitted.message());
+  } else {
+    for (const SessionPtr& session : broker_.sessions().GetAll()) {
+      const CountedSession* const counted = session->counted();
+      if (counted == nullptr || !IsOfProcess(*session, caller)) continue;
+      if (std::memcmp(counted->join_token().data(), request.token, sizeof request.token) != 0) continue;
+      found = session;
+    }
+  }
+  rpc.Done(found.status().code());
+  return found;
+}
+
+CountAnswer CountCalls::Welcome(uint32_t call, const Session& session) const {
+  CountAnswer answer = CountAnswerOf(call, absl::OkStatus());
+  answer.devices = static_cast<uint32_t>(broker_.pools().size());
+  answer.session = Raw(session.id());
+  return answer;
+}
+
+// ---- Calls of a session ----
+
+absl::Status CountCalls::Admit(const Session& session) const {
+  const absl::Status admitted = calls_.Admit(session.caller().user());
+  return admitted.ok() ? admitted : absl::UnavailableError(admitted.message());
+}
+
+void CountCalls::Make(const SessionPtr& session, const CountRequest& request, uint64_t cancel_key,
+                      const Send& send) const {
+  if (MethodOf(request.call) == nullptr) {
+    (void)send(CountAnswerOf(request.call, absl::InvalidArgumentError(absl::StrCat(
+                                               "call: ", request.call, " is not a call, or one of a newer protocol"))));
+    return;
+  }
+  const Answer answer(this, session, request, send);
+  const absl::Status admitted = Admit(*session);
+  if (request.call == VRAMBROKER_COUNT_UNCHARGE) {
+    // At any rate: a client must not be left with what it does not have. It owes the call.
+    const absl::Status status = broker_.charges().Uncharge(session, request.device, request.bytes);
+    if (!admitted.ok()) calls_.Owe(session->caller().user());
+    answer.Give(status);
+    return;
+  }
+  if (!admitted.ok()) {
+    answer.Give(admitted);
+    return;
+  }
+  constexpr uint64_t kMostMilliseconds = std::numeric_limits<int32_t>::max();
+  switch (request.call) {
+    case VRAMBROKER_COUNT_HOLD:
+      answer.Give(broker_.charges().Declare(session, request.device, request.bytes));
+      return;
+    case VRAMBROKER_COUNT_CHARGE:
+      return Charge(session, request, {}, answer);
+    case VRAMBROKER_COUNT_WAIT:
+      return Charge(session, request,
+                    {.may_reclaim = true,
+                     .wait = std::chrono::milliseconds(std::min(request.wait_ms, kMostMilliseconds)),
+                     .cancel_key = cancel_key},
+                    answer);
+    case VRAMBROKER_COUNT_INFO:
+      answer.Give(broker_.charges().GetRoom(session, request.device).status());
+      return;
+    default:
+      answer.Give(absl::FailedPreconditionError("call: this connection has its session already"));
+  }
+}
+
+void CountCalls::Charge(const SessionPtr& session, const CountRequest& request, const RequestOptions& options,
+                        const Answer& answer) const {
+  broker_.charges().Charge(
+      session, request.device, request.bytes,
+      [&broker = broker_, session, device = request.device, bytes = request.bytes, answer](const absl::Status& status) {
+        if (!answer.Give(status) && status.ok()) (void)broker.charges().Uncharge(session, device, bytes);
+      },
+      options);
+}
+
+}  // namespace vrambroker

@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/rpc/count_socket.h"
+
+#include <spdlog/spdlog.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "allocator/base/descriptor_reserve.h"
+#include "server/identity/process_watch.h"
+#include "server/requests/charges.h"
+#include "server/sessions/counted_session.h"
+
+namespace vrambroker {
+namespace {
+
+constexpr std::chrono::seconds kTimeForHello(10);  // before HELLO or JOIN
+
+bool SendAnswer(int socket, const CountAnswer& answer) {
+  return send(socket, &answer, sizeof answer, MSG_NOSIGNAL | MSG_DONTWAIT) == static_cast<ssize_t>(sizeof answer);
+}
+
+}  // namespace
+
+// Thread-safe.
+class CountSocket::Line {
+ public:
+  Line(uint64_t key, const std::shared_ptr<const UniqueFd>& socket) : key_(key), socket_(socket) {}
+
+  uint64_t key() const { return key_; }
+
+  // False: the last call has no answer yet.
+  bool StartCall() { return !in_call_.exchange(true); }
+  bool in_call() const { return in_call_.load(); }
+
+  SessionPtr session() const ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    return session_;
+  }
+  bool is_main() const ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    return is_main_;
+  }
+  // False: the connection has gone already.
+  bool SetSession(const SessionPtr& session, bool is_main) ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    if (is_gone_) return false;
+    session_ = session;
+    is_main_ = is_main;
+    return true;
+  }
+  void SetGone() ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    is_gone_ = true;
+  }
+
+  // Ends the call. False: the client cannot get the answer any more.
+  bool Answer(const CountAnswer& answer) {
+    in_call_ = false;  // first: who has the answer may send the next packet
+    const std::shared_ptr<const UniqueFd> socket = socket_.lock();
+    return socket != nullptr && SendAnswer(socket->get(), answer);
+  }
+
+  // What was charged by the last call, if the client has not gone on since. A client that closes its end with the
+  // answer unread has given up.
+  struct Grant {
+    uint64_t device = 0;
+    uint64_t bytes = 0;
+  };
+  void SetGrant(std::optional<Grant> grant) ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    grant_ = grant;
+  }
+  std::optional<Grant> TakeGrant() ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    return std::exchange(grant_, std::nullopt);
+  }
+
+ private:
+  const uint64_t key_;
+  const std::weak_ptr<const UniqueFd> socket_;
+  std::atomic<bool> in_call_{false};
+  mutable Mutex mu_;  // held for nothing but this; no other lock is taken
+  SessionPtr session_ ABSL_GUARDED_BY(mu_);
+  bool is_main_ ABSL_GUARDED_BY(mu_) = false;  // the session goes with it
+  bool is_gone_ ABSL_GUARDED_BY(mu_) = false;
+  std::optional<Grant> grant_ ABSL_GUARDED_BY(mu_);
+};
+
+// ---- Connections ----
+
+absl::Status CountSocket::Serve(const ClientSocket& listener, const DescriptorBudget& budget) {
+  listener_ = listener.get();
+  budget_ = budget;
+  return Listen(listener, {});
+}
+
+absl::Status CountSocket::Listen(const ClientSocket& listener, const ClaimOfListener& claim) {
+  return loop_.Watch(listener.fd(), EPOLLIN, [this, fd = listener.fd(), claim] { AcceptAll(fd->get(), claim); });
+}
+
+void CountSocket::AcceptAll(int listener, const ClaimOfListener& claim) {
+  for (int i = 0; i < 64; ++i) {
+    ClientSocket socket = acceptor_.Accept(listener);
+    if (!socket.valid()) return;
+    absl::StatusOr<Caller> caller = GetPeer(socket.get(), &processes_);
+    absl::Status status = caller.status();
+    if (status.ok()) {
+      claim.AddTo(*caller);
+      status = CheckRoom(*caller);
+    }
+    if (status.ok()) status = CheckNotReserved(socket.get());
+    const int number = socket.get();
+    if (status.ok()) {
+      status = loop_.Watch(socket.fd(), EPOLLIN | EPOLLRDHUP, [this, number] { OnReadable(number); });
+    }
+    if (!status.ok()) {  // it learns why as the answer to its first call
+      (void)SendAnswer(number, CountAnswerOf(VRAMBROKER_COUNT_HELLO, status));
+      continue;
+    }
+    ++of_user_[caller->user()];
+    auto line = std::make_shared<Line>(++last_key_, socket.fd());
+    connections_[number] = {.socket = std::move(socket),
+                            .caller = *std::move(caller),
+                            .opened = std::chrono::steady_clock::now(),
+                            .line = std::move(line)};
+  }
+}
+
+absl::Status CountSocket::CheckRoom(const Caller& caller) const {
+  const auto of_user = of_user_.find(caller.user());
+  return budget_.AdmitCounted(of_user == of_user_.end() ? 0 : of_user->second, connections_.size(),
+                              caller.uid == 0 || caller.uid == geteuid());
+}
+
+void CountSocket::OnReadable(int fd) {
+  if (!ReadPacket(connections_.at(fd))) Drop(fd);
+}
+
+bool CountSocket::ReadPacket(Connection& connection) {
+  struct Packet {
+    CountRequest request;
+    char more;  // to notice a longer packet
+  } packet;
+  const ssize_t size = connection.socket.Receive(&packet, sizeof packet);
+  Line& line = *connection.line;
+  if (size < 0 && errno == EAGAIN) return true;
+  if (size <= 0) {
+    // ECONNRESET: with an answer unread.
+    if (size == 0 || errno != ECONNRESET) line.SetGrant(std::nullopt);
+    return false;
+  }
+  line.SetGrant(std::nullopt);
+  if (!line.StartCall()) return false;
+  const auto refuse = [&](const absl::Status& status) {
+    return line.Answer(CountAnswerOf(size == sizeof(CountRequest) ? packet.request.call : 0, status));
+  };
+  if (size != sizeof(CountRequest)) {
+    return refuse(
+        absl::InvalidArgumentError(absl::StrCat("a packet of ", size, " bytes: a request has ", sizeof(CountRequest))));
+  }
+  const CountRequest& request = packet.request;
+  if (request.version != VRAMBROKER_COUNT_VERSION) {
+    return refuse(absl::FailedPreconditionError(
+        absl::StrCat("version: ", request.version, "; this daemon's is ", VRAMBROKER_COUNT_VERSION,
+                     ": libvrambroker-preload.so and vrambrokerd have to be of one release")));
+  }
+  const SessionPtr session = line.session();
+  if (session == nullptr) {
+    if (request.call == VRAMBROKER_COUNT_HELLO) {
+      Hello(connection, request);
+    } else if (request.call == VRAMBROKER_COUNT_JOIN) {
+      Join(connection, request);
+    } else {
+      return refuse(absl::FailedPreconditionError("call: a connection begins with HELLO or JOIN"));
+    }
+    return true;
+  }
+  if (request.call == VRAMBROKER_COUNT_WAIT && line.is_main()) {
+    return refuse(absl::FailedPreconditionError("call: WAIT needs a connection of its own (JOIN)"));
+  }
+  calls_.Make(session, request, line.key(), [of = connection.line, request](const CountAnswer& answer) {
+    const bool is_grant =
+        answer.code == 0 && (request.call == VRAMBROKER_COUNT_CHARGE || request.call == VRAMBROKER_COUNT_WAIT);
+    if (is_grant) of->SetGrant(Line::Grant{.device = request.device, .bytes = request.bytes});
+    if (of->Answer(answer)) return true;
+    return is_grant && !of->TakeGrant().has_value();  // Drop() has given it back
+  });
+  return true;
+}
+
+void CountSocket::Hello(const Connection& connection, const CountRequest& request) {
+  FindLost(connection.caller);
+  calls_.Hello(connection.caller, request, [this, line = connection.line](const absl::StatusOr<SessionPtr>& session) {
+    if (!session.ok()) {
+      (void)line->Answer(CountAnswerOf(VRAMBROKER_COUNT_HELLO, session.status()));
+      return;
+    }
+    if (!line->SetSession(*session, /*is_main=*/true)) {
+      return broker_.Close(*session, "its connection ended before it was open", CloseReason::kNotOpened);
+    }
+    CountAnswer answer = calls_.Welcome(VRAMBROKER_COUNT_HELLO, **session);
+    std::memcpy(answer.token, (*session)->counted()->join_token().data(), sizeof answer.token);
+    (void)line->Answer(answer);
+  });
+}
+
+void CountSocket::Join(const Connection& connection, const CountRequest& request) {
+  const absl::StatusOr<SessionPtr> session = calls_.Join(connection.caller, request);
+  Line& line = *connection.line;
+  if (session.ok()) (void)line.SetSession(*session, /*is_main=*/false);
+  (void)line.Answer(session.ok() ? calls_.Welcome(VRAMBROKER_COUNT_JOIN, **session)
+                                 : CountAnswerOf(VRAMBROKER_COUNT_JOIN, session.status()));
+}
+
+// ---- Ends ----
+
+void CountSocket::Drop(int fd) {
+  const auto it = connections_.find(fd);
+  const std::shared_ptr<Line> line = it->second.line;
+  const auto of_user = of_user_.find(it->second.caller.user());
+  if (--of_user->second == 0) of_user_.erase(of_user);
+  line->SetGone();
+  connections_.erase(it);
+  loop_.Unwatch(fd);
+  const SessionPtr session = line->session();
+  if (session == nullptr) return;
+  if (line->is_main()) lost_.push_back(session);
+  broker_.waiting().Cancel(session, line->key());
+  if (const std::optional<Line::Grant> unread = line->TakeGrant()) {
+    (void)broker_.charges().Uncharge(session, unread->device, unread->bytes);
+  }
+}
+
+void CountSocket::FindLost(const Caller& caller) {
+  std::vector<int> gone;
+  for (const auto& [fd, connection] : connections_) {
+    char byte = 0;
+    if (connection.caller.pid != caller.pid) continue;
+    const ssize_t size = recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    if (size == 0 || (size < 0 && errno != EAGAIN)) gone.push_back(fd);
+  }
+  for (const int fd : gone) Drop(fd);
+  for (const SessionPtr& session : lost_) {
+    if (session->caller().pid == caller.pid) Lose(session);
+  }
+}
+
+void CountSocket::Lose(const SessionPtr& session) {
+  // Of a process that has ended the broker learns by itself.
+  if (!HasEnded(*session->caller().pidfd)) broker_.Disconnect(session);
+}
+
+void CountSocket::Tick() {
+  for (const SessionPtr& session : std::exchange(lost_, {})) Lose(session);
+  const SteadyTime oldest = std::chrono::steady_clock::now() - kTimeForHello;
+  std::vector<int> unwanted;
+  for (const auto& [fd, connection] : connections_) {
+    const SessionPtr session = connection.line->session();
+    const bool is_silent = session == nullptr && connection.opened < oldest && !connection.line->in_call();
+    if (is_silent || (session != nullptr && session->state() == SessionState::kClosed)) unwanted.push_back(fd);
+  }
+  for (const int fd : unwanted) Drop(fd);
+}
+
+}  // namespace vrambroker

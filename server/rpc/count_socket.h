@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// CountSocket: serves vram-count.sock, on which programs have their own memory of the driver counted. The protocol is
+// described in proto/README.md.
+#ifndef VRAMBROKER_SERVER_RPC_COUNT_SOCKET_H_
+#define VRAMBROKER_SERVER_RPC_COUNT_SOCKET_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "allocator/base/mutex.h"
+#include "server/base/event_loop.h"
+#include "server/identity/caller.h"
+#include "server/identity/unix_socket.h"
+#include "server/rpc/count_calls.h"
+#include "server/rpc/descriptor_budget.h"
+#include "server/sessions/session.h"
+
+namespace vrambroker {
+
+// All calls on the loop's thread, or before it runs, but those of claims.
+class CountSocket {
+ public:
+  // All outlive this object.
+  CountSocket(EventLoop* loop, ProcessWatch* processes, Broker* broker, const CountCalls* calls)
+      : loop_(*loop), processes_(*processes), broker_(*broker), calls_(*calls) {}
+
+  absl::Status Serve(const ClientSocket& listener, const DescriptorBudget& budget);
+  // Who connects to this one is in the claim. Until Unlisten(); both from any thread.
+  absl::Status Listen(const ClientSocket& listener, const ClaimOfListener& claim);
+  void Unlisten(const ClientSocket& listener) { loop_.Unwatch(listener.get()); }
+  void StopAccepting() { loop_.Unwatch(listener_); }
+  // Drops connections that never said what they want, and those of sessions that are closed.
+  void Tick();
+
+ private:
+  // What answers that come from other threads need of a connection. Outlives it.
+  class Line;
+  struct Connection {
+    ClientSocket socket;
+    Caller caller;
+    SteadyTime opened;
+    std::shared_ptr<Line> line;
+  };
+
+  void AcceptAll(int listener, const ClaimOfListener& claim);
+  // ResourceExhausted when the user has too many connections, or all users together.
+  absl::Status CheckRoom(const Caller& caller) const;
+  void OnReadable(int fd);
+  // False: the connection is to be dropped.
+  bool ReadPacket(Connection& connection);
+  void Hello(const Connection& connection, const CountRequest& request);
+  void Join(const Connection& connection, const CountRequest& request);
+  void Drop(int fd);
+  // What the process's connections that are already gone held is known to be lost.
+  void FindLost(const Caller& caller);
+  void Lose(const SessionPtr& session);
+
+  EventLoop& loop_;
+  ProcessWatch& processes_;
+  Broker& broker_;
+  const CountCalls& calls_;
+  Acceptor acceptor_;
+  DescriptorBudget budget_;
+  int listener_ = -1;
+  uint64_t last_key_ = 0;  // of a connection, for cancelling what it waits for
+  absl::flat_hash_map<int, Connection> connections_;
+  absl::flat_hash_map<UserKey, size_t> of_user_;
+  std::vector<SessionPtr> lost_;  // their connection has ended, and perhaps their process
+};
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_SERVER_RPC_COUNT_SOCKET_H_
