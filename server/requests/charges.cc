@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "allocator/device/device.h"
 #include "server/pool/segment_refusal.h"
 #include "server/requests/check_device.h"
 
