@@ -106,6 +106,7 @@ Json ToJson(const v1::Session& session) {
           {"uid", session.uid()},
           {"rule", session.rule()},
           {"tenant", session.tenant()},
+          {"placement", session.placement()},
           {"claim", session.claim()},
           {"priority", session.priority()},
           {"state", StateName(session.state())},

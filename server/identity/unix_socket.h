@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The two listening sockets, and the kernel's word on who is at the other end.
+// The listening sockets, and the kernel's word on who is at the other end.
 #ifndef VRAMBROKER_SERVER_IDENTITY_UNIX_SOCKET_H_
 #define VRAMBROKER_SERVER_IDENTITY_UNIX_SOCKET_H_
 

@@ -98,7 +98,7 @@ struct PoolLook {
 // A segment of a pool, for operators.
 struct SegmentView {
   enum class State { kLeased, kReturning, kQuarantined, kIdle };
-  uint64_t id = 0;  // a SegmentId; of idle and carried-over ones another number
+  uint64_t id = 0;  // a SegmentId; of idle, counted and carried-over ones another number
   uint64_t bytes = 0;
   State state = State::kLeased;
   SessionId holder{};    // kLeased, kReturning

@@ -112,6 +112,13 @@ std::vector<SegmentView> SegmentPool::GetSegments() const {
                           .holder = carried.session,
                           .client = is_nobodys ? "an earlier run of the daemon" : ""});
     }
+    for (const auto& [session, account] : accounts_.all()) {
+      if (account.counted_bytes == 0) continue;
+      segments.push_back({.id = Raw(session),
+                          .bytes = account.counted_bytes,
+                          .state = SegmentView::State::kLeased,
+                          .holder = session});
+    }
     for (const auto& [number, bytes] : idle_.NumbersAndBytes()) {
       segments.push_back({.id = number, .bytes = bytes, .state = SegmentView::State::kIdle});
     }

@@ -124,6 +124,7 @@ v1::Session ToProto(const SessionView& info) {
   *session.mutable_started() = ToProto(info.started);
   session.set_rule(info.terms.rule);
   session.set_tenant(info.terms.tenant);
+  session.set_placement(PlacementName(info.placement));
   session.set_claim(info.terms.claim);
   session.set_priority(info.devices.empty() ? info.terms.priority : info.devices[0].account.priority);
   for (size_t ordinal = 0; ordinal < info.devices.size(); ++ordinal) {

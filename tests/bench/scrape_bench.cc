@@ -92,11 +92,12 @@ class Scene {
  private:
   void Open(int i, int devices, bool leases) {
     const Caller caller{.pid = 1, .uid = static_cast<uid_t>(i % 50), .pidfd = std::make_shared<UniqueFd>()};
-    const SessionPtr session =
-        broker_
-            ->OpenSession(caller, {.name = absl::StrCat("training-of-a-large-model-", i), .leases = leases},
-                          std::make_shared<NoEvents>())
-            .value();
+    const SessionPtr session = broker_
+                                   ->OpenSession(caller,
+                                                 {.name = absl::StrCat("training-of-a-large-model-", i),
+                                                  .placement = leases ? Placement::kLeased : Placement::kRemote},
+                                                 std::make_shared<NoEvents>())
+                                   .value();
     for (int device = 0; device < devices; ++device) {
       if (leases) {
         (void)session->leased()->LeaseSlowly(device, std::vector<uint64_t>{20_MiB});

@@ -58,7 +58,7 @@ until_true reserved one 64
 say "No container sees another claim, or writes into the machine's /run"
 contained --rm --device vrambroker.dev/claim=two vrambroker sh -e -c '
   ls /run/vrambroker
-  [ "$(ls /run/vrambroker | sort | xargs)" = "vrambroker-fd.sock vrambroker.sock" ]
+  [ "$(ls /run/vrambroker | sort | xargs)" = "vram-count.sock vrambroker-fd.sock vrambroker.sock" ]
   vramctl sessions
   vramctl sessions | grep -q "no sessions"
   if vramctl claim rm one; then exit 1; fi

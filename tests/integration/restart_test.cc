@@ -75,7 +75,7 @@ TEST_F(RestartTest, StopWithLiveClients) {
   CheckOutage([this] {
     const absl::StatusOr<int> exit_code = daemon_->Stop();
     EXPECT_TRUE(exit_code.ok() && *exit_code == 0) << daemon_->log();
-    for (const char* name : {"vrambroker.sock", "vrambroker-fd.sock"}) {
+    for (const char* name : {"vrambroker.sock", "vrambroker-fd.sock", "vram-count.sock"}) {
       EXPECT_FALSE(std::filesystem::exists(absl::StrCat(dir(), "/", name))) << name;
     }
   });

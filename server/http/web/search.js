@@ -7,6 +7,7 @@ import {keep, route} from './route.js';
 export function detailsOf(session) {
   const parts = [`id ${session.id}`, `pid ${session.pid}`];
   if (session.tenant !== `uid:${session.uid}`) parts.push(`uid ${session.uid}`);
+  if (session.placement === 'counted') parts.push('counted');  // its program has its memory of the driver itself
   if (session.tenant !== `claim:${session.claim}`) parts.push(session.tenant);  // a claim's own tenant says nothing more
   if (session.claim !== '') parts.push(`claim ${session.claim}`);
   return parts.join(' · ');

@@ -118,7 +118,7 @@ until_true claim_is first "512 100 1"
 until_true claim_is second "512 100 1"
 until_true phase without Running
 in_daemon vramctl claim show "$(claims default/first | cut -d' ' -f2)" | grep -E '^(claim|device|label) '
-[ "$(kubectl exec first -- ls /run/vrambroker | sort | xargs)" = "vrambroker-fd.sock vrambroker.sock" ] || fail "it sees more than its sockets"
+[ "$(kubectl exec first -- ls /run/vrambroker | sort | xargs)" = "vram-count.sock vrambroker-fd.sock vrambroker.sock" ] || fail "it sees more than its sockets"
 kubectl exec first -- vramctl sessions
 [ "$(kubectl exec first -- vramctl sessions --format json | grep -c '"name": "second"')" = 0 ] || fail "it sees the other's session"
 refused "." kubectl exec first -- vramctl claim rm "$(claims default/second | cut -d' ' -f2)"

@@ -167,7 +167,8 @@ class BrokerMetricsTest : public ::testing::Test {
   SessionPtr Open(const std::string& name, uid_t uid = 1000, bool leases = false) {
     const auto client = std::make_shared<Client>();
     const Caller caller{.pid = 1, .uid = uid, .pidfd = std::make_shared<UniqueFd>()};
-    absl::StatusOr<SessionPtr> session = broker_->OpenSession(caller, {.name = name, .leases = leases}, client);
+    absl::StatusOr<SessionPtr> session = broker_->OpenSession(
+        caller, {.name = name, .placement = leases ? Placement::kLeased : Placement::kRemote}, client);
     EXPECT_TRUE(session.ok()) << session.status();
     client->session = *session;
     return *session;
