@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client/preload/connection.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+uint64_t now_ms(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+void sleep_ms(uint64_t milliseconds) {
+  const struct timespec pause = {(time_t)(milliseconds / 1000), (long)(milliseconds % 1000) * 1000000};
+  nanosleep(&pause, NULL);
+}
+
+/* Not by fstat(), which glibc has by this name only since 2.33. */
+static int identity(int descriptor, uint64_t* device, uint64_t* inode) {
+  struct stat status;
+  if (syscall(SYS_fstat, descriptor, &status) != 0) return -1;
+  *device = status.st_dev;
+  *inode = status.st_ino;
+  return 0;
+}
+
+/* A number that programs do not count on. */
+static int out_of_the_way(int descriptor) {
+  struct rlimit limit = {256, 256};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  const int top = limit.rlim_cur > 1024 ? 1024 : (int)limit.rlim_cur;
+  const int moved = fcntl(descriptor, F_DUPFD_CLOEXEC, top * 7 / 8);
+  if (moved < 0) return descriptor;
+  close(descriptor);
+  return moved;
+}
+
+int connection_open(struct connection* connection, const char* path) {
+  connection->is_open = 0;
+  struct sockaddr_un address = {.sun_family = AF_UNIX};
+  if (strlen(path) >= sizeof address.sun_path) return ENAMETOOLONG;
+  strcpy(address.sun_path, path);
+  int descriptor = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (descriptor < 0) return errno;
+  int result;
+  do {
+    result = connect(descriptor, (const struct sockaddr*)&address, sizeof address);
+  } while (result != 0 && errno == EINTR);
+  if (result != 0) {
+    const int error = errno;
+    close(descriptor);
+    return error;
+  }
+  connection->descriptor = out_of_the_way(descriptor);
+  identity(connection->descriptor, &connection->device, &connection->inode);
+  connection->is_open = 1;
+  return 0;
+}
+
+int connection_is_ours(const struct connection* connection) {
+  uint64_t device;
+  uint64_t inode;
+  return connection->is_open && identity(connection->descriptor, &device, &inode) == 0 &&
+         device == connection->device && inode == connection->inode;
+}
+
+void connection_close(struct connection* connection) {
+  if (connection_is_ours(connection)) close(connection->descriptor);
+  connection->is_open = 0;
+}
+
+static int exchange(struct connection* connection, const struct vrambroker_count_request* request, uint64_t timeout_ms,
+                    struct vrambroker_count_answer* answer) {
+  if (!connection_is_ours(connection)) return -1;
+  ssize_t bytes;
+  do {
+    bytes = send(connection->descriptor, request, sizeof *request, MSG_NOSIGNAL | MSG_DONTWAIT);
+  } while (bytes < 0 && errno == EINTR);
+  if (bytes != (ssize_t)sizeof *request) return -1;
+  const uint64_t until = now_ms() + timeout_ms;
+  for (;;) {
+    const uint64_t now = now_ms();
+    if (now >= until) return -1;
+    const uint64_t left = until - now;
+    struct pollfd readable = {connection->descriptor, POLLIN, 0};
+    if (poll(&readable, 1, left > 1000 ? 1000 : (int)left) < 0 && errno != EINTR) return -1;
+    if (!connection_is_ours(connection)) return -1;
+    if (readable.revents == 0) continue;
+    /* MSG_TRUNC: the packet's own size, also where it is larger. */
+    bytes = recv(connection->descriptor, answer, sizeof *answer, MSG_DONTWAIT | MSG_TRUNC);
+    if (bytes < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+    break;
+  }
+  if (bytes != (ssize_t)sizeof *answer || answer->version != VRAMBROKER_COUNT_VERSION || answer->call != request->call)
+    return -1;
+  answer->uuid[sizeof answer->uuid - 1] = '\0';
+  answer->message[sizeof answer->message - 1] = '\0';
+  return 0;
+}
+
+int connection_call(struct connection* connection, const struct vrambroker_count_request* request, uint64_t timeout_ms,
+                    struct vrambroker_count_answer* answer) {
+  if (exchange(connection, request, timeout_ms, answer) == 0) return 0;
+  connection_close(connection);
+  return -1;
+}

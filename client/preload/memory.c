@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Plain memory: cuMemAlloc, cuMemAllocPitch, cuMemAllocManaged, cuMemFree.
+ */
+#include "client/preload/driver.h"
+#include "client/preload/grant.h"
+#include "client/preload/settings.h"
+
+/* The driver's function, where it has it. */
+#define REAL(function)                         \
+  const struct driver* driver = real_driver(); \
+  if (driver == NULL || driver->function == NULL) return CU_NOT_FOUND
+
+int cuMemAlloc_v2(cu_address* address, size_t bytes) {
+  REAL(cuMemAlloc_v2);
+  struct grant grant;
+  int error = grant_begin(&grant, "cuMemAlloc", bytes);
+  if (error != CU_OK) return error;
+  do {
+    error = driver->cuMemAlloc_v2(address, bytes);
+  } while (grant_again(&grant, error, error == CU_OK ? *address : 0, bytes));
+  return grant_end(&grant, error);
+}
+
+int cuMemAlloc(cu_address32* address, unsigned int bytes) {
+  REAL(cuMemAlloc);
+  struct grant grant;
+  int error = grant_begin(&grant, "cuMemAlloc", bytes);
+  if (error != CU_OK) return error;
+  do {
+    error = driver->cuMemAlloc(address, bytes);
+  } while (grant_again(&grant, error, error == CU_OK ? *address : 0, bytes));
+  return grant_end(&grant, error);
+}
+
+/* What rows of `width` bytes take at least: the driver chooses the pitch, which is only known afterwards. */
+static uint64_t pitched(uint64_t width, uint64_t height) {
+  const uint64_t pitch = (width + 511) / 512 * 512;
+  uint64_t bytes;
+  return __builtin_mul_overflow(pitch, height, &bytes) ? UINT64_MAX : bytes;
+}
+
+int cuMemAllocPitch_v2(cu_address* address, size_t* pitch, size_t width, size_t height, unsigned int element) {
+  REAL(cuMemAllocPitch_v2);
+  struct grant grant;
+  int error = grant_begin(&grant, "cuMemAllocPitch", pitched(width, height));
+  if (error != CU_OK) return error;
+  do {
+    error = driver->cuMemAllocPitch_v2(address, pitch, width, height, element);
+  } while (grant_again(&grant, error, error == CU_OK ? *address : 0, error == CU_OK ? *pitch * height : 0));
+  return grant_end(&grant, error);
+}
+
+int cuMemAllocPitch(cu_address32* address, unsigned int* pitch, unsigned int width, unsigned int height,
+                    unsigned int element) {
+  REAL(cuMemAllocPitch);
+  struct grant grant;
+  int error = grant_begin(&grant, "cuMemAllocPitch", pitched(width, height));
+  if (error != CU_OK) return error;
+  do {
+    error = driver->cuMemAllocPitch(address, pitch, width, height, element);
+  } while (grant_again(&grant, error, error == CU_OK ? *address : 0, error == CU_OK ? (uint64_t)*pitch * height : 0));
+  return grant_end(&grant, error);
+}
+
+/* Managed memory is counted in full, wherever its pages are. */
+int cuMemAllocManaged(cu_address* address, size_t bytes, unsigned int flags) {
+  REAL(cuMemAllocManaged);
+  if (settings()->refuse_managed) {
+    return refuse(
+        "managed memory is refused, as VRAMBROKER_MANAGED=refuse says: it may take more of the GPU than is counted");
+  }
+  struct grant grant;
+  int error = grant_begin(&grant, "cuMemAllocManaged", bytes);
+  if (error != CU_OK) return error;
+  do {
+    error = driver->cuMemAllocManaged(address, bytes, flags);
+  } while (grant_again(&grant, error, error == CU_OK ? *address : 0, bytes));
+  return grant_end(&grant, error);
+}
+
+int cuMemFree_v2(cu_address address) {
+  REAL(cuMemFree_v2);
+  const struct freed freed = grant_forget(address);
+  const int error = driver->cuMemFree_v2(address);
+  grant_freed(&freed, error);
+  return error;
+}
+
+int cuMemFree(cu_address32 address) {
+  REAL(cuMemFree);
+  const struct freed freed = grant_forget(address);
+  const int error = driver->cuMemFree(address);
+  grant_freed(&freed, error);
+  return error;
+}

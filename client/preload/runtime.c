@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client/preload/runtime.h"
+
+#include <dlfcn.h>
+#include <elf.h>
+#include <errno.h>
+#include <link.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stddef.h>
+#include <string.h>
+
+/* --- The C library's dlsym: from its own table of symbols, because nothing can be asked for it before it is found. ---
+ */
+
+struct search {
+  const char* name;
+  void* found;
+};
+
+static const char* file_of(const char* path) {
+  const char* slash = strrchr(path, '/');
+  return slash == NULL ? path : slash + 1;
+}
+
+static uint32_t gnu_hash(const char* name) {
+  uint32_t hash = 5381;
+  for (; *name != '\0'; name++) hash = hash * 33 + (unsigned char)*name;
+  return hash;
+}
+
+static void* in_table(uintptr_t base, const ElfW(Dyn) * dynamic, const char* name) {
+  const ElfW(Sym)* symbols = NULL;
+  const char* strings = NULL;
+  const uint32_t* hashes = NULL;
+  for (; dynamic->d_tag != DT_NULL; dynamic++) {
+    /* glibc has added the base to these already. */
+    const uintptr_t value = dynamic->d_un.d_ptr < base ? dynamic->d_un.d_ptr + base : dynamic->d_un.d_ptr;
+    if (dynamic->d_tag == DT_SYMTAB) symbols = (const ElfW(Sym)*)value;
+    if (dynamic->d_tag == DT_STRTAB) strings = (const char*)value;
+    if (dynamic->d_tag == DT_GNU_HASH) hashes = (const uint32_t*)value;
+  }
+  if (symbols == NULL || strings == NULL || hashes == NULL) return NULL;
+  const uint32_t buckets = hashes[0];
+  const uint32_t first = hashes[1];
+  const uint32_t* bucket = hashes + 4 + hashes[2] * (sizeof(ElfW(Addr)) / sizeof(uint32_t));
+  const uint32_t* chain = bucket + buckets;
+  const uint32_t hash = gnu_hash(name);
+  uint32_t index = buckets == 0 ? 0 : bucket[hash % buckets];
+  if (index < first) return NULL;
+  for (;; index++) {
+    const uint32_t each = chain[index - first];
+    const ElfW(Sym)* symbol = &symbols[index];
+    if ((each | 1) == (hash | 1) && symbol->st_shndx != SHN_UNDEF && strcmp(strings + symbol->st_name, name) == 0) {
+      return (void*)(base + symbol->st_value);
+    }
+    if ((each & 1) != 0) return NULL;
+  }
+}
+
+static int look_into(struct dl_phdr_info* info, size_t size, void* data) {
+  (void)size;
+  struct search* search = data;
+  const char* file = file_of(info->dlpi_name);
+  /* Before glibc 2.34 they were in a library of their own. */
+  if (strcmp(file, "libc.so.6") != 0 && strcmp(file, "libdl.so.2") != 0) return 0;
+  for (int i = 0; i < info->dlpi_phnum; i++) {
+    if (info->dlpi_phdr[i].p_type != PT_DYNAMIC) continue;
+    search->found =
+        in_table(info->dlpi_addr, (const ElfW(Dyn)*)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr), search->name);
+  }
+  return search->found != NULL;
+}
+
+static void* in_c_library(const char* name) {
+  struct search search = {name, NULL};
+  dl_iterate_phdr(look_into, &search);
+  return search.found;
+}
+
+/* Several threads may find the same at once. */
+#define FIND_ONCE(type, expression)                           \
+  static type* found;                                         \
+  type* function = __atomic_load_n(&found, __ATOMIC_RELAXED); \
+  if (function == NULL) {                                     \
+    function = (type*)(expression);                           \
+    __atomic_store_n(&found, function, __ATOMIC_RELAXED);     \
+  }                                                           \
+  return function
+
+static dlsym_function* c_library_dlsym(void) {
+  FIND_ONCE(dlsym_function, in_c_library("dlsym"));
+}
+
+void* find_symbol(void* handle, const char* name) {
+  dlsym_function* function = c_library_dlsym();
+  return function == NULL ? NULL : function(handle, name);
+}
+
+void* find_next(const char* name) {
+  return find_symbol(RTLD_NEXT, name);
+}
+
+dlsym_function* next_dlsym(void) {
+  FIND_ONCE(dlsym_function, find_next("dlsym"));
+}
+
+dlvsym_function* next_dlvsym(void) {
+  FIND_ONCE(dlvsym_function, find_next("dlvsym"));
+}
+
+/* --- Libraries --- */
+
+void clear_dlerror(void) {
+  char* (*function)(void) = find_next("dlerror");
+  if (function != NULL) function();
+}
+
+void* loaded_library(const char* name) {
+  void* (*function)(const char*, int) = find_next("dlopen");
+  if (function == NULL) return NULL;
+  void* handle = function(name, RTLD_LAZY | RTLD_NOLOAD);
+  if (handle == NULL) clear_dlerror();
+  return handle;
+}
+
+void* library_at(const void* address, const char* name) {
+  int (*dladdr1_function)(const void*, Dl_info*, void**, int) = find_next("dladdr1");
+  int (*dlinfo_function)(void*, int, void*) = find_next("dlinfo");
+  void* (*dlmopen_function)(Lmid_t, const char*, int) = find_next("dlmopen");
+  Dl_info info;
+  void* map = NULL;
+  if (dladdr1_function == NULL || dlinfo_function == NULL || dlmopen_function == NULL) return NULL;
+  if (dladdr1_function(address, &info, &map, RTLD_DL_LINKMAP) == 0 || map == NULL || info.dli_fname == NULL)
+    return NULL;
+  if (strncmp(file_of(info.dli_fname), name, strlen(name)) != 0) return NULL;
+  Lmid_t space = LM_ID_BASE;
+  void* handle = NULL;
+  if (dlinfo_function(map, RTLD_DI_LMID, &space) == 0)
+    handle = dlmopen_function(space, info.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+  if (handle == NULL) clear_dlerror();
+  return handle;
+}
+
+/* --- Threads --- */
+
+int start_thread(void* (*function)(void*)) {
+  int (*create)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*) = find_next("pthread_create");
+  int (*detach)(pthread_t) = find_next("pthread_detach");
+  int (*set_stack)(pthread_attr_t*, size_t) = find_next("pthread_attr_setstacksize");
+  int (*init)(pthread_attr_t*) = find_next("pthread_attr_init");
+  if (create == NULL || detach == NULL || set_stack == NULL || init == NULL) {
+    clear_dlerror();
+    return -1;
+  }
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  sigprocmask(SIG_SETMASK, &all, &before);
+  pthread_t thread;
+  pthread_attr_t attributes;
+  init(&attributes);
+  set_stack(&attributes, 256 << 10);
+  int error = create(&thread, &attributes, function, NULL);
+  if (error != 0)
+    error = create(&thread, NULL, function, NULL); /* the program's thread-local variables are larger than that */
+  if (error == 0) detach(thread);
+  sigprocmask(SIG_SETMASK, &before, NULL);
+  return error == 0 ? 0 : -1;
+}
+
+struct calm calm_begin(void) {
+  struct calm calm = {errno, PTHREAD_CANCEL_ENABLE};
+  pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &calm.cancelling);
+  return calm;
+}
+
+void calm_end(struct calm calm) {
+  pthread_setcancelstate(calm.cancelling, NULL);
+  errno = calm.error;
+}

@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client/preload/session.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "client/preload/connection.h"
+#include "client/preload/ledger.h"
+#include "client/preload/lock.h"
+#include "client/preload/runtime.h"
+
+enum { ANSWER_MS = 10000, AGAIN_MS = 100, LOOK_MS = 1000, IDLE_MS = 5000 };
+
+static struct {
+  struct lock line;
+  struct connection connection;
+  enum { NEVER, OPEN, LOST, UNCOUNTED } state;
+  pid_t process; /* whose session this is */
+  uint64_t generation;
+  uint8_t token[16];
+  int has_keeper;
+} session;
+
+/* --- fork --- */
+
+static pid_t this_process(void) {
+  return (pid_t)syscall(SYS_getpid); /* older C libraries remember it, also in a child of clone() */
+}
+
+/* In a child: its parent's connection and charges are not its own, and whoever held a lock is not here. */
+static void forget_parent(void) {
+  connection_close(&session.connection);
+  memset(&session, 0, sizeof session);
+  ledger_forget();
+}
+
+static void after_fork(void) {
+  forget_parent();
+  session.process = this_process();
+}
+
+static void adopt_process(void) {
+  const pid_t process = this_process();
+  if (__atomic_load_n(&session.process, __ATOMIC_RELAXED) == process) return;
+  if (session.process != 0) forget_parent(); /* a child of clone(), which calls no handlers */
+  session.process = process;
+  static int has_handler;
+  if (!__atomic_exchange_n(&has_handler, 1, __ATOMIC_RELAXED)) pthread_atfork(NULL, NULL, after_fork);
+}
+
+/* --- beginning --- */
+
+enum opening { OPENED, ABSENT, AGAIN, REFUSED };
+
+static int call(uint32_t what, uint32_t device, uint64_t bytes, struct vrambroker_count_answer* answer) {
+  const struct vrambroker_count_request request = {
+      .version = VRAMBROKER_COUNT_VERSION, .call = what, .device = device, .bytes = bytes};
+  return connection_call(&session.connection, &request, ANSWER_MS, answer);
+}
+
+/* Tells the daemon of what this process holds. */
+static int tell_ledger(uint32_t devices) {
+  struct vrambroker_count_answer answer;
+  ledger_session_begins();
+  for (uint32_t device = 0; device < devices && device < LEDGER_DEVICES; device++) {
+    if (call(VRAMBROKER_COUNT_INFO, device, 0, &answer) != 0) return -1;
+    if (answer.code != CODE_OK) continue;
+    const uint64_t held = ledger_device(device, &answer);
+    if (held == 0) continue;
+    if (call(VRAMBROKER_COUNT_HOLD, device, held, &answer) != 0) return -1;
+    ledger_held(device, answer.code == CODE_OK ? answer.charged_bytes : 0);
+  }
+  return 0;
+}
+
+static enum opening begin(char* message) {
+  const struct settings* settings_now = settings();
+  if (settings_now->error[0] != '\0') {
+    snprintf(message, MESSAGE_BYTES, "%s", settings_now->error);
+    return REFUSED;
+  }
+  connection_close(&session.connection);
+  const int error = connection_open(&session.connection, settings_now->socket_path);
+  if (error != 0) {
+    snprintf(message, MESSAGE_BYTES, "cannot reach the daemon at %s (%s): is vrambrokerd running?",
+             settings_now->socket_path, strerror(error));
+    if (error == EAGAIN) return AGAIN;
+    return error == ENOENT || error == ENOTDIR || error == ECONNREFUSED ? ABSENT : REFUSED;
+  }
+  struct vrambroker_count_request hello = {.version = VRAMBROKER_COUNT_VERSION,
+                                           .call = VRAMBROKER_COUNT_HELLO,
+                                           .limit_kind = settings_now->limit_kind,
+                                           .limit_bytes = settings_now->limit_bytes,
+                                           .limit_fraction = settings_now->limit_fraction};
+  memcpy(hello.name, settings_now->name, sizeof hello.name);
+  struct vrambroker_count_answer answer;
+  if (connection_call(&session.connection, &hello, ANSWER_MS, &answer) == 0) {
+    if (answer.code != CODE_OK) {
+      connection_close(&session.connection);
+      snprintf(message, MESSAGE_BYTES, "%s", answer.message);
+      return answer.code == CODE_UNAVAILABLE ? AGAIN : REFUSED;
+    }
+    memcpy(session.token, answer.token, sizeof session.token);
+    if (tell_ledger(answer.devices) == 0) return OPENED;
+  }
+  connection_close(&session.connection);
+  snprintf(message, MESSAGE_BYTES,
+           "the daemon at %s does not answer as it should: is it of this version, and not stopped?",
+           settings_now->socket_path);
+  return REFUSED;
+}
+
+/* With the line. */
+static enum opening begin_session(char* message) {
+  const enum opening result = begin(message);
+  if (result == OPENED) {
+    if (session.state == LOST) say("the daemon is back: this program's GPU memory is counted again");
+    session.state = OPEN;
+  }
+  return result;
+}
+
+static void lost(void) {
+  connection_close(&session.connection);
+  session.state = LOST;
+}
+
+/* --- the line --- */
+
+enum line line_enter(int patient, char* message) {
+  adopt_process();
+  const uint64_t until = now_ms() + settings()->reconnect_ms;
+  for (;;) {
+    lock(&session.line);
+    if (session.state == OPEN && connection_is_ours(&session.connection)) return LINE_OPEN;
+    if (session.state == OPEN) lost();
+    if (session.state == UNCOUNTED) {
+      unlock(&session.line);
+      return LINE_UNCOUNTED;
+    }
+    const enum opening result = begin_session(message);
+    if (result == OPENED) return LINE_OPEN;
+    if (session.state == NEVER && result == ABSENT && settings()->if_available) {
+      session.state = UNCOUNTED;
+      unlock(&session.line);
+      say("%s This program runs without it, and its GPU memory is not counted: VRAMBROKER_IF_AVAILABLE is set",
+          message);
+      return LINE_UNCOUNTED;
+    }
+    const int may_change = result == AGAIN || session.state == LOST;
+    unlock(&session.line);
+    if (!patient || !may_change || now_ms() >= until) return LINE_REFUSED;
+    sleep_ms(AGAIN_MS);
+  }
+}
+
+int line_try_enter(void) {
+  adopt_process();
+  if (!try_lock(&session.line)) return 0;
+  if (session.state == OPEN && connection_is_ours(&session.connection)) return 1;
+  unlock(&session.line);
+  return 0;
+}
+
+void line_leave(void) {
+  unlock(&session.line);
+}
+
+int line_call(uint32_t what, uint32_t device, uint64_t bytes, struct vrambroker_count_answer* answer) {
+  if (call(what, device, bytes, answer) != 0) {
+    lost();
+    return -1;
+  }
+  if (answer->code == CODE_ABORTED) lost(); /* the session was ended: a new one begins with the next call */
+  return 0;
+}
+
+uint64_t session_generation(void) {
+  return __atomic_load_n(&session.generation, __ATOMIC_RELAXED);
+}
+
+int session_wait(uint32_t device, uint64_t bytes, uint64_t wait_ms, uint64_t* generation,
+                 struct vrambroker_count_answer* answer) {
+  char message[MESSAGE_BYTES];
+  struct vrambroker_count_request request = {.version = VRAMBROKER_COUNT_VERSION, .call = VRAMBROKER_COUNT_JOIN};
+  if (line_enter(1, message) != LINE_OPEN) return -1;
+  memcpy(request.token, session.token, sizeof request.token);
+  *generation = ledger_generation();
+  line_leave();
+  struct connection connection;
+  if (connection_open(&connection, settings()->socket_path) != 0) return -1;
+  if (connection_call(&connection, &request, ANSWER_MS, answer) != 0) return -1;
+  if (answer->code == CODE_OK) {
+    request.call = VRAMBROKER_COUNT_WAIT;
+    request.device = device;
+    request.bytes = bytes;
+    request.wait_ms = wait_ms;
+    memset(request.token, 0, sizeof request.token);
+    if (connection_call(&connection, &request, wait_ms + ANSWER_MS, answer) != 0) return -1;
+  }
+  connection_close(&connection);
+  return 0;
+}
+
+/* --- the keeper --- */
+
+static void* keep(void* nothing) {
+  char message[MESSAGE_BYTES];
+  prctl(PR_SET_NAME, "vrambroker");
+  for (;;) {
+    /* Only that the other end has gone is waited for. The number may be another file's by now, which this does no harm.
+     */
+    struct pollfd gone = {session.connection.is_open ? session.connection.descriptor : -1, 0, 0};
+    poll(&gone, 1, session.state != OPEN || ledger_has_slack() ? LOOK_MS : IDLE_MS);
+    if (!try_lock(&session.line)) {
+      sleep_ms(AGAIN_MS);
+      continue;
+    }
+    if (session.state == OPEN && (!connection_is_ours(&session.connection) || gone.revents != 0)) {
+      lost();
+      say("the daemon has gone: what this program holds stays, and new GPU memory waits for it");
+    }
+    const int is_broken = session.state == LOST && begin_session(message) != OPENED;
+    unlock(&session.line);
+    if (is_broken) {
+      sleep_ms(LOOK_MS);
+    } else {
+      ledger_tidy();
+    }
+  }
+  return nothing;
+}
+
+void session_keep(void) {
+  if (__atomic_exchange_n(&session.has_keeper, 1, __ATOMIC_RELAXED)) return;
+  start_thread(keep);
+}

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the environment says, and lines for people on stderr.
+ */
+#ifndef VRAMBROKER_CLIENT_PRELOAD_SETTINGS_H_
+#define VRAMBROKER_CLIENT_PRELOAD_SETTINGS_H_
+
+#include <stdint.h>
+
+enum { MESSAGE_BYTES = 512 };
+
+struct settings {
+  char socket_path[108]; /* VRAMBROKER_SOCKET_DIR and the socket's name */
+  uint32_t limit_kind;   /* VRAMBROKER_LIMIT: enum vrambroker_count_limit */
+  uint64_t limit_bytes;
+  double limit_fraction;
+  char name[128];            /* VRAMBROKER_NAME */
+  uint64_t wait_ms;          /* VRAMBROKER_WAIT; 0: not at all */
+  uint64_t reconnect_ms;     /* VRAMBROKER_RECONNECT: how long an allocation waits for a daemon that has gone */
+  int refuse_managed;        /* VRAMBROKER_MANAGED=refuse */
+  int if_available;          /* VRAMBROKER_IF_AVAILABLE=1 */
+  char error[MESSAGE_BYTES]; /* what cannot be understood; empty: nothing */
+};
+
+/* Read at the first call. */
+const struct settings* settings(void);
+
+/* A line on stderr. Never raises SIGPIPE, and leaves errno alone. */
+void say(const char* format, ...) __attribute__((format(printf, 1, 2)));
+
+#endif /* VRAMBROKER_CLIENT_PRELOAD_SETTINGS_H_ */
