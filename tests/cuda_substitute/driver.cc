@@ -108,14 +108,14 @@ CUresult cuInit(unsigned int flags) {
   Driver& driver = Driver::Get();
   if (driver.forked()) return CUDA_ERROR_NOT_INITIALIZED;
   if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  driver.Start();
   if (driver.devices().empty()) return CUDA_ERROR_NO_DEVICE;
   driver.initialized() = true;
   return driver.faults().Count("cuInit");
 }
 
 CUresult cuDriverGetVersion(int* version) {
-  const Machine* const machine = Driver::Get().machine();
-  *version = machine == nullptr ? MachineOptions().driver_version : machine->options().driver_version;
+  *version = Driver::Get().version();
   return CUDA_SUCCESS;
 }
 

@@ -13,16 +13,42 @@
 
 #include "allocator/device/cuda_driver.h"
 
+// cuda.h gives these names to newer functions. The driver exports both.
+#undef cuGetProcAddress
+
+// What applications call besides.
+#define VRAMBROKER_CUDA_APPLICATION_FUNCTIONS(F)                                                                  \
+  F(cuGetProcAddress, (const char* symbol, void** function, int version, cuuint64_t flags))                       \
+  F(cuGetProcAddress_v2,                                                                                          \
+    (const char* symbol, void** function, int version, cuuint64_t flags, CUdriverProcAddressQueryResult* status)) \
+  F(cuGetExportTable, (const void** table, const CUuuid* id))                                                     \
+  F(cuCtxSetCurrent, (CUcontext context))                                                                         \
+  F(cuDevicePrimaryCtxReset_v2, (CUdevice device))                                                                \
+  F(cuStreamBeginCapture_v2, (CUstream stream, CUstreamCaptureMode mode))                                         \
+  F(cuStreamEndCapture, (CUstream stream, CUgraph * graph))                                                       \
+  F(cuGraphDestroy, (CUgraph graph))
+
+// With the thread's own stream as the default stream: F(name without the suffix, suffix, parameters, arguments).
+#define VRAMBROKER_CUDA_PER_THREAD_FUNCTIONS(F)                                                                 \
+  F(cuMemcpyHtoD_v2, _ptds, (CUdeviceptr to, const void* from, size_t bytes), (to, from, bytes))                \
+  F(cuMemcpyDtoH_v2, _ptds, (void* to, CUdeviceptr from, size_t bytes), (to, from, bytes))                      \
+  F(cuMemsetD8Async, _ptsz, (CUdeviceptr address, unsigned char value, size_t bytes, CUstream stream),          \
+    (address, value, bytes, PerThread(stream)))                                                                 \
+  F(cuStreamQuery, _ptsz, (CUstream stream), (PerThread(stream)))                                               \
+  F(cuStreamSynchronize, _ptsz, (CUstream stream), (PerThread(stream)))                                         \
+  F(cuStreamIsCapturing, _ptsz, (CUstream stream, CUstreamCaptureStatus * status), (PerThread(stream), status)) \
+  F(cuStreamBeginCapture_v2, _ptsz, (CUstream stream, CUstreamCaptureMode mode), (PerThread(stream), mode))     \
+  F(cuStreamEndCapture, _ptsz, (CUstream stream, CUgraph * graph), (PerThread(stream), graph))                  \
+  F(cuEventRecord, _ptsz, (CUevent event, CUstream stream), (event, PerThread(stream)))
+
 // As the driver exports them. Where cuda.h is the CUDA Toolkit's, the compiler compares the declarations.
 extern "C" {
 #define VRAMBROKER_DECLARE(name, parameters) __attribute__((visibility("default"))) CUresult name parameters;
+#define VRAMBROKER_DECLARE_PER_THREAD(name, suffix, parameters, arguments) VRAMBROKER_DECLARE(name##suffix, parameters)
 VRAMBROKER_CUDA_DRIVER_FUNCTIONS(VRAMBROKER_DECLARE)
-// What applications call besides.
-VRAMBROKER_DECLARE(cuCtxSetCurrent, (CUcontext context))
-VRAMBROKER_DECLARE(cuDevicePrimaryCtxReset_v2, (CUdevice device))
-VRAMBROKER_DECLARE(cuStreamBeginCapture_v2, (CUstream stream, CUstreamCaptureMode mode))
-VRAMBROKER_DECLARE(cuStreamEndCapture, (CUstream stream, CUgraph* graph))
-VRAMBROKER_DECLARE(cuGraphDestroy, (CUgraph graph))
+VRAMBROKER_CUDA_APPLICATION_FUNCTIONS(VRAMBROKER_DECLARE)
+VRAMBROKER_CUDA_PER_THREAD_FUNCTIONS(VRAMBROKER_DECLARE_PER_THREAD)
+#undef VRAMBROKER_DECLARE_PER_THREAD
 #undef VRAMBROKER_DECLARE
 }
 

@@ -151,7 +151,23 @@ class Driver {
   Faults& faults() { return faults_; }
   std::mutex& mu() { return mu_; }
   Machine* machine() { return machine_.get(); }  // null: no GPU
-  bool forked() const { return getpid() != pid_; }
+  // A child of a process that has called cuInit().
+  bool forked() const { return pid_ != 0 && pid_ != getpid(); }
+  // Of the machine, also before cuInit().
+  int version() const {
+    const std::string folder = Folder();
+    return folder.empty() ? MachineOptions().driver_version : OptionsOf(folder).driver_version;
+  }
+  // What cuInit() does. What a process does before leaves its children free.
+  void Start() {
+    const std::lock_guard<std::mutex> lock(mu_);
+    if (pid_ != 0) return;
+    const std::string folder = Folder();
+    if (folder.empty()) return;
+    machine_ = std::make_unique<Machine>(folder);
+    devices_ = VisibleDevices(machine_->options().devices);
+    pid_ = getpid();
+  }
   std::atomic<bool>& initialized() { return initialized_; }  // cuInit() was called
   std::atomic<bool>& has_context(int device) { return has_context_.at(static_cast<size_t>(device)); }
   const std::vector<int>& devices() const { return devices_; }
@@ -315,14 +331,14 @@ class Driver {
     return any ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
   }
 
-  Driver() : pid_(getpid()) {
+  Driver() = default;
+  // Of the machine; empty when there is none.
+  static std::string Folder() {
     const char* const folder = std::getenv(kMachineVariable);
-    if (folder == nullptr || *folder == '\0') return;
-    machine_ = std::make_unique<Machine>(folder);
-    devices_ = VisibleDevices(machine_->options().devices);
+    return folder == nullptr ? "" : folder;
   }
 
-  const pid_t pid_;
+  std::atomic<pid_t> pid_{0};  // that started it
   std::atomic<bool> initialized_{false};
   std::array<std::atomic<bool>, kMaxDevices> has_context_{};
   Faults faults_;

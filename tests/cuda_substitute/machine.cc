@@ -209,6 +209,13 @@ void MakeMachine(const std::string& folder, const MachineOptions& options) {
   munmap(state, sizeof *state);
 }
 
+MachineOptions OptionsOf(const std::string& folder) {
+  SharedState* state = Map(folder, 0);
+  const MachineOptions options = state->options;
+  munmap(state, sizeof *state);
+  return options;
+}
+
 uint64_t UsedBytes(const std::string& folder, int device) {
   SharedState* state = Map(folder, 0);
   uint64_t bytes = 0;

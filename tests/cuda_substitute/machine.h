@@ -16,6 +16,9 @@ inline constexpr int kMaxDevices = 8;
 
 struct SharedState;
 
+// As MakeMachine() was told.
+MachineOptions OptionsOf(const std::string& folder);
+
 // One process's hold on an allocation: it made it, or has it open.
 struct Hold {
   uint32_t allocation = 0;  // place in the machine's table

@@ -8,7 +8,9 @@
 #define VRAMBROKER_ALLOCATOR_CUDA_HEADERS_CUDA_H_
 
 #include <stddef.h>
+#include <stdint.h>
 
+typedef uint64_t cuuint64_t;
 typedef int CUdevice;
 typedef unsigned long long CUdeviceptr;
 typedef struct CUctx_st* CUcontext;
@@ -42,6 +44,7 @@ typedef enum cudaError_enum {
   CUDA_ERROR_NVLINK_UNCORRECTABLE = 220,
   CUDA_ERROR_INVALID_HANDLE = 400,
   CUDA_ERROR_ILLEGAL_STATE = 401,
+  CUDA_ERROR_NOT_FOUND = 500,
   CUDA_ERROR_NOT_READY = 600,
   CUDA_ERROR_ILLEGAL_ADDRESS = 700,
   CUDA_ERROR_LAUNCH_TIMEOUT = 702,
@@ -65,6 +68,17 @@ typedef enum cudaError_enum {
   CUDA_ERROR_EXTERNAL_DEVICE = 911,
   CUDA_ERROR_UNKNOWN = 999
 } CUresult;
+
+typedef enum CUdriverProcAddress_flags_enum {
+  CU_GET_PROC_ADDRESS_DEFAULT = 0,
+  CU_GET_PROC_ADDRESS_LEGACY_STREAM = 1,
+  CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM = 2
+} CUdriverProcAddress_flags;
+typedef enum CUdriverProcAddressQueryResult_enum {
+  CU_GET_PROC_ADDRESS_SUCCESS = 0,
+  CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND = 1,
+  CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT = 2
+} CUdriverProcAddressQueryResult;
 
 typedef enum CUdevice_attribute_enum { CU_DEVICE_ATTRIBUTE_COMPUTE_MODE = 20 } CUdevice_attribute;
 typedef enum CUcomputemode_enum {

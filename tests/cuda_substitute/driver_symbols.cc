@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Functions of the driver by base name and version, and those that use the thread's own stream for the default stream.
+#include <cstring>
+#include <type_traits>
+
+#include "tests/cuda_substitute/driver.h"
+#include "tests/cuda_substitute/driver_state.h"
+
+#if defined(__cuda_cuda_h__) && CUDA_VERSION >= 13000
+#include <cudaTypedefs.h>
+#endif
+
+// F(base name, CUDA version that brought it, function). Of the first versions of a function, whose sizes have 32 bits,
+// there is none.
+#define VRAMBROKER_CUDA_SYMBOLS(F)                                               \
+  F(cuInit, 2000, cuInit)                                                        \
+  F(cuDriverGetVersion, 2020, cuDriverGetVersion)                                \
+  F(cuGetErrorName, 6000, cuGetErrorName)                                        \
+  F(cuGetErrorString, 6000, cuGetErrorString)                                    \
+  F(cuGetProcAddress, 11030, cuGetProcAddress)                                   \
+  F(cuGetProcAddress, 12000, cuGetProcAddress_v2)                                \
+  F(cuGetExportTable, 3000, cuGetExportTable)                                    \
+  F(cuDeviceGetCount, 2000, cuDeviceGetCount)                                    \
+  F(cuDeviceGet, 2000, cuDeviceGet)                                              \
+  F(cuDeviceGetName, 2000, cuDeviceGetName)                                      \
+  F(cuDeviceGetUuid, 11040, cuDeviceGetUuid_v2)                                  \
+  F(cuDeviceTotalMem, 3020, cuDeviceTotalMem_v2)                                 \
+  F(cuDeviceGetAttribute, 2000, cuDeviceGetAttribute)                            \
+  F(cuDevicePrimaryCtxGetState, 7000, cuDevicePrimaryCtxGetState)                \
+  F(cuDevicePrimaryCtxRetain, 7000, cuDevicePrimaryCtxRetain)                    \
+  F(cuDevicePrimaryCtxReset, 11000, cuDevicePrimaryCtxReset_v2)                  \
+  F(cuCtxPushCurrent, 4000, cuCtxPushCurrent_v2)                                 \
+  F(cuCtxPopCurrent, 4000, cuCtxPopCurrent_v2)                                   \
+  F(cuCtxSetCurrent, 4000, cuCtxSetCurrent)                                      \
+  F(cuCtxGetDevice, 2000, cuCtxGetDevice)                                        \
+  F(cuCtxSynchronize, 2000, cuCtxSynchronize)                                    \
+  F(cuMemGetInfo, 3020, cuMemGetInfo_v2)                                         \
+  F(cuMemAlloc, 3020, cuMemAlloc_v2)                                             \
+  F(cuMemFree, 3020, cuMemFree_v2)                                               \
+  F(cuMemGetAddressRange, 3020, cuMemGetAddressRange_v2)                         \
+  F(cuMemcpyHtoD, 3020, cuMemcpyHtoD_v2)                                         \
+  F(cuMemcpyDtoH, 3020, cuMemcpyDtoH_v2)                                         \
+  F(cuMemsetD8Async, 3020, cuMemsetD8Async)                                      \
+  F(cuIpcGetMemHandle, 4010, cuIpcGetMemHandle)                                  \
+  F(cuIpcOpenMemHandle, 11000, cuIpcOpenMemHandle_v2)                            \
+  F(cuIpcCloseMemHandle, 4010, cuIpcCloseMemHandle)                              \
+  F(cuStreamCreate, 2000, cuStreamCreate)                                        \
+  F(cuStreamDestroy, 4000, cuStreamDestroy_v2)                                   \
+  F(cuStreamQuery, 2000, cuStreamQuery)                                          \
+  F(cuStreamSynchronize, 2000, cuStreamSynchronize)                              \
+  F(cuStreamIsCapturing, 10000, cuStreamIsCapturing)                             \
+  F(cuStreamBeginCapture, 10010, cuStreamBeginCapture_v2)                        \
+  F(cuStreamEndCapture, 10000, cuStreamEndCapture)                               \
+  F(cuThreadExchangeStreamCaptureMode, 10010, cuThreadExchangeStreamCaptureMode) \
+  F(cuGraphDestroy, 10000, cuGraphDestroy)                                       \
+  F(cuEventCreate, 2000, cuEventCreate)                                          \
+  F(cuEventDestroy, 4000, cuEventDestroy_v2)                                     \
+  F(cuEventQuery, 2000, cuEventQuery)                                            \
+  F(cuEventRecord, 2000, cuEventRecord)                                          \
+  F(cuEventSynchronize, 2000, cuEventSynchronize)
+
+// F(base name, version, function without the suffix, suffix).
+#define VRAMBROKER_CUDA_PER_THREAD_SYMBOLS(F)                    \
+  F(cuMemcpyHtoD, 7000, cuMemcpyHtoD_v2, _ptds)                  \
+  F(cuMemcpyDtoH, 7000, cuMemcpyDtoH_v2, _ptds)                  \
+  F(cuMemsetD8Async, 7000, cuMemsetD8Async, _ptsz)               \
+  F(cuStreamQuery, 7000, cuStreamQuery, _ptsz)                   \
+  F(cuStreamSynchronize, 7000, cuStreamSynchronize, _ptsz)       \
+  F(cuStreamIsCapturing, 10000, cuStreamIsCapturing, _ptsz)      \
+  F(cuStreamBeginCapture, 10010, cuStreamBeginCapture_v2, _ptsz) \
+  F(cuStreamEndCapture, 10000, cuStreamEndCapture, _ptsz)        \
+  F(cuEventRecord, 7000, cuEventRecord, _ptsz)
+
+#ifdef PFN_cuGetProcAddress  // the toolkit's cudaTypedefs.h, which has a type for each version of each function
+#define VRAMBROKER_COMPARE(base, version, function) \
+  static_assert(std::is_same_v<PFN_##base##_v##version, decltype(&::function)>);
+#define VRAMBROKER_COMPARE_PER_THREAD(base, version, function, suffix) \
+  static_assert(std::is_same_v<PFN_##base##_v##version##suffix, decltype(&::function##suffix)>);
+VRAMBROKER_CUDA_SYMBOLS(VRAMBROKER_COMPARE)
+VRAMBROKER_CUDA_PER_THREAD_SYMBOLS(VRAMBROKER_COMPARE_PER_THREAD)
+#undef VRAMBROKER_COMPARE_PER_THREAD
+#undef VRAMBROKER_COMPARE
+#endif
+
+namespace vrambroker::cuda_substitute {
+namespace {
+
+struct Symbol {
+  const char* base;
+  int version;
+  bool per_thread;
+  void* function;
+};
+
+// Made when it is first asked for: casts of functions are no constants.
+const std::vector<Symbol>& Symbols() {
+#define VRAMBROKER_ENTRY(base, version, function) {#base, version, false, reinterpret_cast<void*>(&::function)},
+#define VRAMBROKER_ENTRY_PER_THREAD(base, version, function, suffix) \
+  {#base, version, true, reinterpret_cast<void*>(&::function##suffix)},
+  static const auto* const symbols = new std::vector<Symbol>{
+      VRAMBROKER_CUDA_SYMBOLS(VRAMBROKER_ENTRY) VRAMBROKER_CUDA_PER_THREAD_SYMBOLS(VRAMBROKER_ENTRY_PER_THREAD)};
+#undef VRAMBROKER_ENTRY_PER_THREAD
+#undef VRAMBROKER_ENTRY
+  return *symbols;
+}
+
+// The newest function that is not newer than `version`; null, and why, when there is none.
+void* Find(const char* name, int version, bool per_thread, CUdriverProcAddressQueryResult& status) {
+  const Symbol* found = nullptr;
+  const int newest = Driver::Get().version();
+  status = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+  for (const Symbol& symbol : Symbols()) {
+    if (std::strcmp(symbol.base, name) != 0 || symbol.version > newest || (symbol.per_thread && !per_thread)) continue;
+    if (found == nullptr) status = CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT;
+    if (symbol.version > version) continue;
+    if (found == nullptr || symbol.per_thread > found->per_thread ||
+        (symbol.per_thread == found->per_thread && symbol.version > found->version)) {
+      found = &symbol;
+    }
+    status = CU_GET_PROC_ADDRESS_SUCCESS;
+  }
+  return found == nullptr ? nullptr : found->function;
+}
+
+// Of both forms. Also before cuInit().
+CUresult GetProcAddress(const char* name, void** function, int version, cuuint64_t flags,
+                        CUdriverProcAddressQueryResult& status) {
+  constexpr cuuint64_t kBoth = CU_GET_PROC_ADDRESS_LEGACY_STREAM | CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
+  if (name == nullptr || function == nullptr || (flags & ~kBoth) != 0 || flags == kBoth) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (const CUresult error = Driver::Get().faults().Count("cuGetProcAddress"); error != CUDA_SUCCESS) return error;
+  if (version > Driver::Get().version()) return CUDA_ERROR_INVALID_VALUE;
+  *function = Find(name, version, (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0, status);
+  return CUDA_SUCCESS;
+}
+
+CUstream PerThread(CUstream stream) {
+  return stream == nullptr ? CU_STREAM_PER_THREAD : stream;
+}
+
+}  // namespace
+}  // namespace vrambroker::cuda_substitute
+
+using namespace vrambroker::cuda_substitute;  // NOLINT(google-build-using-namespace): the driver's functions have none
+
+// Of CUDA 11: what is not found is an error.
+CUresult cuGetProcAddress(const char* symbol, void** function, int version, cuuint64_t flags) {
+  CUdriverProcAddressQueryResult status = CU_GET_PROC_ADDRESS_SUCCESS;
+  const CUresult error = GetProcAddress(symbol, function, version, flags, status);
+  return error == CUDA_SUCCESS && *function == nullptr ? CUDA_ERROR_NOT_FOUND : error;
+}
+
+CUresult cuGetProcAddress_v2(const char* symbol, void** function, int version, cuuint64_t flags,
+                             CUdriverProcAddressQueryResult* status) {
+  CUdriverProcAddressQueryResult found = CU_GET_PROC_ADDRESS_SUCCESS;
+  const CUresult error = GetProcAddress(symbol, function, version, flags, found);
+  if (error == CUDA_SUCCESS && status != nullptr) *status = found;
+  return error;
+}
+
+// Tables of functions that NVIDIA does not document: there are none here.
+CUresult cuGetExportTable(const void** table, const CUuuid* /*id*/) {
+  *table = nullptr;
+  return CUDA_ERROR_NOT_FOUND;
+}
+
+#define VRAMBROKER_DEFINE(name, suffix, parameters, arguments) \
+  CUresult name##suffix parameters {                           \
+    return name arguments;                                     \
+  }
+VRAMBROKER_CUDA_PER_THREAD_FUNCTIONS(VRAMBROKER_DEFINE)
+#undef VRAMBROKER_DEFINE
