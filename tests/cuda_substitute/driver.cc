@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The functions of NVIDIA's driver that vrambroker calls, over a Machine. README.md says which rules of the real one
-// they keep.
+// The driver as such, its devices, streams and events. README.md says which rules of the real one they keep.
 #include "tests/cuda_substitute/driver.h"
 
 #include <unistd.h>
@@ -44,6 +43,8 @@ constexpr ErrorName kErrorNames[] = {
     {CUDA_ERROR_MAP_FAILED, "CUDA_ERROR_MAP_FAILED", "mapping of buffer object failed"},
     {CUDA_ERROR_ECC_UNCORRECTABLE, "CUDA_ERROR_ECC_UNCORRECTABLE", "uncorrectable ECC error encountered"},
     {CUDA_ERROR_INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
+    {CUDA_ERROR_NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
+    {CUDA_ERROR_CONTEXT_IS_DESTROYED, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "context is destroyed"},
     {CUDA_ERROR_NOT_READY, "CUDA_ERROR_NOT_READY", "device not ready"},
     {CUDA_ERROR_ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
     {CUDA_ERROR_LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
@@ -154,6 +155,10 @@ CUresult cuDeviceGetName(char* name, int bytes, CUdevice device) {
   });
 }
 
+CUresult cuDeviceGetUuid(CUuuid* uuid, CUdevice device) {
+  return cuDeviceGetUuid_v2(uuid, device);
+}
+
 CUresult cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice device) {
   return DeviceCall("cuDeviceGetUuid", device, [&](Driver& driver) {
     *uuid = UuidOf(driver.Physical(device));
@@ -170,239 +175,31 @@ CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice device) {
 
 CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice device) {
   return DeviceCall("cuDeviceGetAttribute", device, [&](Driver& driver) {
-    if (attribute != CU_DEVICE_ATTRIBUTE_COMPUTE_MODE) return CUDA_ERROR_INVALID_VALUE;
-    *value = driver.machine()->options().compute_mode;
-    return CUDA_SUCCESS;
-  });
-}
-
-// ---- Contexts ----
-
-CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int* flags, int* active) {
-  return DeviceCall("cuDevicePrimaryCtxGetState", device, [&](Driver& driver) {
-    *flags = 0;
-    *active = driver.has_context(device) ? 1 : 0;
-    return CUDA_SUCCESS;
-  });
-}
-
-CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
-  return DeviceCall("cuDevicePrimaryCtxRetain", device, [&](Driver& driver) {
-    if (!driver.machine()->UseDevice(driver.Physical(device))) return CUDA_ERROR_OUT_OF_MEMORY;
-    driver.has_context(device) = true;
-    *context = ContextOf(device);
-    return CUDA_SUCCESS;
-  });
-}
-
-// Ends what this process has on the device. Threads keep the context on their stacks.
-CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
-  return DeviceCall("cuDevicePrimaryCtxReset", device, [&](Driver& driver) {
-    const Lock lock(driver.mu());
-    driver.EndAllOf(device);
-    driver.has_context(device) = false;
-    driver.machine()->LeaveDevice(driver.Physical(device));
-    return CUDA_SUCCESS;
-  });
-}
-
-// REQUIRES: cuDevicePrimaryCtxRetain() gave the context.
-CUresult cuCtxPushCurrent_v2(CUcontext context) {
-  return Call("cuCtxPushCurrent", [&](Driver& driver) {
-    if (!driver.IsDevice(DeviceOf(context))) return CUDA_ERROR_INVALID_CONTEXT;
-    Thread().contexts.push_back(DeviceOf(context));
-    return CUDA_SUCCESS;
-  });
-}
-
-// Of the thread alone: no fault of a device prevents it.
-CUresult cuCtxPopCurrent_v2(CUcontext* context) {
-  if (Thread().contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;
-  *context = ContextOf(CurrentDevice());
-  Thread().contexts.pop_back();
-  return CUDA_SUCCESS;
-}
-
-// Takes the place of the top of the stack; null takes it away.
-CUresult cuCtxSetCurrent(CUcontext context) {
-  return Call("cuCtxSetCurrent", [&](Driver& driver) {
-    if (context != nullptr && !driver.IsDevice(DeviceOf(context))) return CUDA_ERROR_INVALID_CONTEXT;
-    std::vector<int>& stack = Thread().contexts;
-    if (!stack.empty()) stack.pop_back();
-    if (context != nullptr) stack.push_back(DeviceOf(context));
-    return CUDA_SUCCESS;
-  });
-}
-
-// Also of a context that was destroyed.
-CUresult cuCtxGetDevice(CUdevice* device) {
-  return Call("cuCtxGetDevice", [&](Driver&) {
-    if (Thread().contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;
-    *device = CurrentDevice();
-    return CUDA_SUCCESS;
-  });
-}
-
-CUresult cuCtxSynchronize() {
-  return ContextCall("cuCtxSynchronize", [](Driver& driver) {
-    {
-      const Lock lock(driver.mu());
-      if (const CUresult error = driver.CheckWhole(CurrentDevice()); error != CUDA_SUCCESS) return error;
+    switch (attribute) {
+      case CU_DEVICE_ATTRIBUTE_COMPUTE_MODE:
+        *value = driver.machine()->options().compute_mode;
+        return CUDA_SUCCESS;
+      case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
+      case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
+      case CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY:
+      case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
+      case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
+      case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED:
+      case CU_DEVICE_ATTRIBUTE_DEFERRED_MAPPING_CUDA_ARRAY_SUPPORTED:
+        *value = 1;
+        return CUDA_SUCCESS;
+      case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
+        *value = 9;
+        return CUDA_SUCCESS;
+      // Managed memory stays on the device, and pools are of one process.
+      case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
+      case CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS:
+      case CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES:
+        *value = 0;
+        return CUDA_SUCCESS;
+      default:
+        return CUDA_ERROR_INVALID_VALUE;
     }
-    WaitForDevice(driver);
-    return CUDA_SUCCESS;
-  });
-}
-
-// ---- Memory ----
-
-CUresult cuMemAlloc_v2(CUdeviceptr* address, size_t bytes) {
-  return UnsafeCall("cuMemAlloc", [&](Driver& driver) {
-    if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
-    const size_t rounded = (bytes + kGranule - 1) / kGranule * kGranule;
-    const std::optional<Hold> hold = driver.machine()->Allocate(driver.Physical(CurrentDevice()), rounded);
-    if (!hold.has_value()) return CUDA_ERROR_OUT_OF_MEMORY;
-    const Lock lock(driver.mu());
-    *address = AddressOf(driver.Map(*hold, /*own=*/true));
-    return CUDA_SUCCESS;
-  });
-}
-
-CUresult cuMemFree_v2(CUdeviceptr address) {
-  return UnsafeCall("cuMemFree", [&](Driver& driver) {
-    char* const pointer = PointerTo(address);
-    Hold hold;
-    {
-      const Lock lock(driver.mu());
-      const Mapping* const mapping = driver.MappingAt(pointer);
-      if (mapping == nullptr || !mapping->own) return CUDA_ERROR_INVALID_VALUE;
-      hold = mapping->hold;
-    }
-    WaitForDevice(driver);
-    {
-      const Lock lock(driver.mu());
-      driver.Unmap(pointer);
-    }
-    driver.machine()->Release(hold, /*freed=*/true);
-    return CUDA_SUCCESS;
-  });
-}
-
-CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* bytes, CUdeviceptr address) {
-  return ContextCall("cuMemGetAddressRange", [&](Driver& driver) {
-    const Lock lock(driver.mu());
-    const std::optional<std::pair<Hold, uint64_t>> range = driver.Range(PointerTo(address), 1);
-    if (!range.has_value()) return CUDA_ERROR_INVALID_VALUE;
-    *base = address - range->second;
-    *bytes = range->first.bytes;
-    return CUDA_SUCCESS;
-  });
-}
-
-CUresult cuMemGetInfo_v2(size_t* free_bytes, size_t* total_bytes) {
-  return ContextCall("cuMemGetInfo", [&](Driver& driver) {
-    *total_bytes = driver.machine()->options().device_bytes;
-    *free_bytes = *total_bytes - driver.machine()->UsedBytes(driver.Physical(CurrentDevice()));
-    return CUDA_SUCCESS;
-  });
-}
-
-// Waits for the default stream, as both directions do. Nothing when [address, address + bytes) is no device memory.
-static CUresult Copy(const char* function, CUdeviceptr address, size_t bytes,
-                     const std::function<void(Machine& machine, const Hold& hold, uint64_t offset)>& copy) {
-  return UnsafeCall(function, [&](Driver& driver) {
-    std::optional<std::pair<Hold, uint64_t>> range;
-    StreamState* stream = nullptr;
-    {
-      const Lock lock(driver.mu());
-      range = driver.Range(PointerTo(address), bytes);
-      stream = driver.Stream(nullptr);
-      if (const CUresult error = driver.CheckStream(stream); error != CUDA_SUCCESS) return error;
-    }
-    if (!range.has_value()) return CUDA_ERROR_INVALID_VALUE;
-    WaitForStream(driver, stream);
-    copy(*driver.machine(), range->first, range->second);
-    return CUDA_SUCCESS;
-  });
-}
-
-CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void* from, size_t bytes) {
-  return Copy("cuMemcpyHtoD", to, bytes,
-              [&](Machine& machine, const Hold& hold, uint64_t offset) { machine.Write(hold, offset, from, bytes); });
-}
-
-CUresult cuMemcpyDtoH_v2(void* to, CUdeviceptr from, size_t bytes) {
-  return Copy("cuMemcpyDtoH", from, bytes,
-              [&](Machine& machine, const Hold& hold, uint64_t offset) { machine.Read(hold, offset, to, bytes); });
-}
-
-CUresult cuMemsetD8Async(CUdeviceptr address, unsigned char value, size_t bytes, CUstream stream) {
-  return ContextCall("cuMemsetD8Async", [&](Driver& driver) {
-    std::optional<std::pair<Hold, uint64_t>> range;
-    {
-      const Lock lock(driver.mu());
-      if (driver.Stream(stream) == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-      range = driver.Range(PointerTo(address), bytes);
-    }
-    if (!range.has_value()) return CUDA_ERROR_INVALID_VALUE;
-    driver.machine()->Fill(range->first, range->second, static_cast<char>(value), bytes);
-    return CUDA_SUCCESS;
-  });
-}
-
-// ---- Sharing memory ----
-
-CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
-  return ContextCall("cuIpcGetMemHandle", [&](Driver& driver) {
-    const Lock lock(driver.mu());
-    const Mapping* const mapping = driver.MappingAt(PointerTo(address));
-    if (mapping == nullptr || !mapping->own) return CUDA_ERROR_INVALID_VALUE;
-    const Handle content{.mark = vrambroker::cuda_substitute::kHandleMark,
-                         .id = mapping->hold.id,
-                         .allocation = mapping->hold.allocation,
-                         .exporter = getpid(),
-                         .user = geteuid()};
-    std::memset(handle, 0, sizeof *handle);
-    std::memcpy(handle, &content, sizeof content);
-    return CUDA_SUCCESS;
-  });
-}
-
-CUresult cuIpcOpenMemHandle_v2(CUdeviceptr* address, CUipcMemHandle handle, unsigned int flags) {
-  return UnsafeCall("cuIpcOpenMemHandle", [&](Driver& driver) {
-    Handle content;
-    std::memcpy(&content, &handle, sizeof content);
-    if (flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) return CUDA_ERROR_INVALID_VALUE;
-    if (content.mark != vrambroker::cuda_substitute::kHandleMark) return CUDA_ERROR_INVALID_HANDLE;
-    if (content.exporter == getpid()) return CUDA_ERROR_INVALID_CONTEXT;
-    if (driver.machine()->options().one_user && content.user != geteuid()) return CUDA_ERROR_INVALID_VALUE;
-    const Lock lock(driver.mu());
-    if (char* const pointer = driver.PointerOf(content.id); pointer != nullptr) {
-      ++driver.MappingAt(pointer)->opens;
-      *address = AddressOf(pointer);
-      return CUDA_SUCCESS;
-    }
-    const std::optional<Hold> hold = driver.machine()->Open(content.allocation, content.id);
-    if (!hold.has_value()) return CUDA_ERROR_MAP_FAILED;
-    *address = AddressOf(driver.Map(*hold, /*own=*/false));
-    return CUDA_SUCCESS;
-  });
-}
-
-CUresult cuIpcCloseMemHandle(CUdeviceptr address) {
-  return UnsafeCall("cuIpcCloseMemHandle", [&](Driver& driver) {
-    char* const pointer = PointerTo(address);
-    Hold hold;
-    {
-      const Lock lock(driver.mu());
-      Mapping* const mapping = driver.MappingAt(pointer);
-      if (mapping == nullptr || mapping->own) return CUDA_ERROR_INVALID_VALUE;
-      if (--mapping->opens > 0) return CUDA_SUCCESS;
-      hold = mapping->hold;
-      driver.Unmap(pointer);
-    }
-    driver.machine()->Release(hold, /*freed=*/false);
-    return CUDA_SUCCESS;
   });
 }
 
@@ -507,7 +304,7 @@ CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
 CUresult cuEventCreate(CUevent* event, unsigned int /*flags*/) {
   return ContextCall("cuEventCreate", [&](Driver& driver) {
     auto* const state =
-        new EventState{.device = CurrentDevice(), .captured = false, .captured_on = nullptr, .done_at = {}};
+        new EventState{.context = CurrentContext(), .captured = false, .captured_on = nullptr, .done_at = {}};
     const Lock lock(driver.mu());
     driver.events().insert(state);
     *event = reinterpret_cast<CUevent>(state);
@@ -531,7 +328,7 @@ CUresult cuEventRecord(CUevent event, CUstream stream) {
     const Lock lock(driver.mu());
     StreamState* const recorded = driver.Stream(stream);
     if (recorded == nullptr || driver.events().count(state) == 0) return CUDA_ERROR_INVALID_HANDLE;
-    if (recorded->device != state->device) return CUDA_ERROR_INVALID_HANDLE;
+    if (recorded->context != state->context) return CUDA_ERROR_INVALID_HANDLE;
     if (const CUresult error = driver.CheckImplicit(*recorded, /*disturbs=*/true); error != CUDA_SUCCESS) return error;
     if (recorded->capture == CU_STREAM_CAPTURE_STATUS_INVALIDATED) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     state->captured = recorded->capturing();

@@ -15,17 +15,30 @@
 
 // cuda.h gives these names to newer functions. The driver exports both.
 #undef cuGetProcAddress
+#undef cuDeviceGetUuid
 
 // What applications call besides.
-#define VRAMBROKER_CUDA_APPLICATION_FUNCTIONS(F)                                                                  \
-  F(cuGetProcAddress, (const char* symbol, void** function, int version, cuuint64_t flags))                       \
-  F(cuGetProcAddress_v2,                                                                                          \
-    (const char* symbol, void** function, int version, cuuint64_t flags, CUdriverProcAddressQueryResult* status)) \
-  F(cuGetExportTable, (const void** table, const CUuuid* id))                                                     \
-  F(cuCtxSetCurrent, (CUcontext context))                                                                         \
-  F(cuDevicePrimaryCtxReset_v2, (CUdevice device))                                                                \
-  F(cuStreamBeginCapture_v2, (CUstream stream, CUstreamCaptureMode mode))                                         \
-  F(cuStreamEndCapture, (CUstream stream, CUgraph * graph))                                                       \
+#define VRAMBROKER_CUDA_APPLICATION_FUNCTIONS(F)                                                                    \
+  F(cuGetProcAddress, (const char* symbol, void** function, int version, cuuint64_t flags))                         \
+  F(cuGetProcAddress_v2,                                                                                            \
+    (const char* symbol, void** function, int version, cuuint64_t flags, CUdriverProcAddressQueryResult* status))   \
+  F(cuGetExportTable, (const void** table, const CUuuid* id))                                                       \
+  F(cuDeviceGetUuid, (CUuuid * uuid, CUdevice device))                                                              \
+  F(cuDevicePrimaryCtxRelease_v2, (CUdevice device))                                                                \
+  F(cuCtxCreate_v2, (CUcontext * context, unsigned int flags, CUdevice device))                                     \
+  F(cuCtxDestroy_v2, (CUcontext context))                                                                           \
+  F(cuCtxGetCurrent, (CUcontext * context))                                                                         \
+  F(cuCtxGetDevice_v2, (CUdevice * device, CUcontext context))                                                      \
+  F(cuMemAllocPitch_v2, (CUdeviceptr * address, size_t * pitch, size_t width, size_t height, unsigned int element)) \
+  F(cuMemAllocManaged, (CUdeviceptr * address, size_t bytes, unsigned int flags))                                   \
+  F(cuMemHostAlloc, (void** address, size_t bytes, unsigned int flags))                                             \
+  F(cuMemAllocHost_v2, (void** address, size_t bytes))                                                              \
+  F(cuMemFreeHost, (void* address))                                                                                 \
+  F(cuPointerGetAttribute, (void* data, CUpointer_attribute attribute, CUdeviceptr address))                        \
+  F(cuCtxSetCurrent, (CUcontext context))                                                                           \
+  F(cuDevicePrimaryCtxReset_v2, (CUdevice device))                                                                  \
+  F(cuStreamBeginCapture_v2, (CUstream stream, CUstreamCaptureMode mode))                                           \
+  F(cuStreamEndCapture, (CUstream stream, CUgraph * graph))                                                         \
   F(cuGraphDestroy, (CUgraph graph))
 
 // With the thread's own stream as the default stream: F(name without the suffix, suffix, parameters, arguments).

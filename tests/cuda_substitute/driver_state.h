@@ -27,6 +27,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/cuda_substitute/devices.h"
 #include "tests/cuda_substitute/faults.h"
 #include "tests/cuda_substitute/machine.h"
 #include "tests/cuda_substitute/substitute.h"
@@ -36,10 +37,12 @@ namespace vrambroker::cuda_substitute {
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kGranule = size_t{2} << 20;  // of memory that can be shared
+constexpr int kMaxContexts = 1024;            // of a device, in the life of a process
+constexpr int kNoContext = -1;
 constexpr uint64_t kHandleMark = 0x76726d6275696463;
 
 struct StreamState {
-  int device = 0;
+  int context = 0;
   bool blocking = true;  // waits for the default stream, and it for this one
   CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
   CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
@@ -51,7 +54,7 @@ struct StreamState {
 };
 
 struct EventState {
-  int device = 0;
+  int context = 0;
   bool captured = false;
   CUstream captured_on = nullptr;
   Clock::time_point done_at;
@@ -74,51 +77,42 @@ inline CUdeviceptr AddressOf(const void* pointer) {
   return reinterpret_cast<uintptr_t>(pointer);
 }
 
-// Device memory as this process sees it: addresses that the CPU may not touch.
-struct Mapping {
-  Hold hold;
-  bool own = false;
-  uint32_t opens = 0;  // of another process's memory
+enum class Kind {
+  kAllocated,  // by cuMemAlloc()
+  kManaged,
+  kOpened,  // another process's
+  kMapped,  // by cuMemMap()
+  kPool,    // a block of a pool
+  kGraph,   // of a graph's node
 };
 
-inline std::string FormatUuid(const CUuuid& uuid) {
-  std::string text = "GPU-";
-  for (size_t i = 0; i < sizeof uuid.bytes; ++i) {
-    std::array<char, 4> hex{};
-    std::snprintf(hex.data(), hex.size(), "%02x", static_cast<unsigned char>(uuid.bytes[i]));
-    text += std::string(i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "") + hex.data();
-  }
-  return text;
-}
+// Device memory as this process sees it: addresses that the CPU may not touch, unless it is managed.
+struct Mapping {
+  Hold hold;
+  Kind kind = Kind::kAllocated;
+  int context = kNoContext;  // that it goes with
+  uint64_t bytes = 0;
+  uint32_t opens = 0;  // of kOpened
+  bool accessible = true;
+};
 
-inline CUuuid UuidOf(int physical) {
-  CUuuid uuid = {};
-  std::memcpy(uuid.bytes, "substitute GPU ", 15);
-  uuid.bytes[15] = static_cast<char>('0' + physical);
-  return uuid;
+// A context is a number: its device is the rest by kMaxDevices. A device's first is its primary one.
+inline int DeviceOf(int context) {
+  return context % kMaxDevices;
 }
-
-// The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order: numbers or UUIDs, up to the first that is neither.
-inline std::vector<int> VisibleDevices(int count) {
-  std::vector<int> all;
-  for (int i = 0; i < count; ++i) all.push_back(i);
-  const char* const variable = std::getenv("CUDA_VISIBLE_DEVICES");
-  if (variable == nullptr) return all;
-  std::vector<int> visible;
-  std::istringstream stream(variable);
-  for (std::string entry; std::getline(stream, entry, ',');) {
-    const auto it = std::find_if(all.begin(), all.end(), [&](int physical) {
-      return entry == std::to_string(physical) ||
-             (entry.size() > 4 && FormatUuid(UuidOf(physical)).rfind(entry, 0) == 0);
-    });
-    if (it == all.end()) break;
-    visible.push_back(*it);
-  }
-  return visible;
+inline bool IsPrimary(int context) {
+  return context < kMaxDevices;
+}
+// As applications see it: never null.
+inline CUcontext ContextOf(int context) {
+  return reinterpret_cast<CUcontext>(static_cast<intptr_t>(context + 1));
+}
+inline int NumberOf(CUcontext context) {
+  return static_cast<int>(reinterpret_cast<intptr_t>(context)) - 1;
 }
 
 struct ThreadState {
-  std::vector<int> contexts;  // the thread's stack, as devices: each has its primary context, and no other
+  std::vector<int> contexts;  // the thread's stack
   CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 };
 
@@ -127,18 +121,22 @@ inline ThreadState& Thread() {
   return state;
 }
 
-// The current device. REQUIRES: the thread has a context.
-inline int CurrentDevice() {
+// REQUIRES, of both: the thread has a context.
+inline int CurrentContext() {
   return Thread().contexts.back();
 }
+inline int CurrentDevice() {
+  return DeviceOf(CurrentContext());
+}
 
-// A context is named by its device, and never null.
-inline CUcontext ContextOf(int device) {
-  return reinterpret_cast<CUcontext>(static_cast<intptr_t>(device + 1));
+inline uint64_t RoundUp(uint64_t bytes, uint64_t unit) {
+  return (bytes + unit - 1) / unit * unit;
 }
-inline int DeviceOf(CUcontext context) {
-  return static_cast<int>(reinterpret_cast<intptr_t>(context)) - 1;
-}
+
+class Driver;
+
+// Of driver_arrays.cc: ends a context's arrays. REQUIRES: the driver's lock is held.
+void EndArrays(Driver& driver, int context);
 
 class Driver {
  public:
@@ -169,31 +167,58 @@ class Driver {
     pid_ = getpid();
   }
   std::atomic<bool>& initialized() { return initialized_; }  // cuInit() was called
-  std::atomic<bool>& has_context(int device) { return has_context_.at(static_cast<size_t>(device)); }
+  std::atomic<bool>& has_context(int context) { return has_context_.at(static_cast<size_t>(context)); }
+  // False for what no function has given.
+  bool IsContext(int context) {
+    return context >= 0 && context < kMaxDevices * kMaxContexts && IsDevice(DeviceOf(context)) &&
+           (IsPrimary(context) || has_context(context));
+  }
   const std::vector<int>& devices() const { return devices_; }
   int Physical(int device) const { return devices_[static_cast<size_t>(device)]; }
+  // Of a physical device; -1 for one that this process does not see, and for kHost.
+  int Ordinal(int physical) const {
+    const auto it = std::find(devices_.begin(), devices_.end(), physical);
+    return it == devices_.end() ? -1 : static_cast<int>(it - devices_.begin());
+  }
   bool IsDevice(int device) const { return device >= 0 && static_cast<size_t>(device) < devices_.size(); }
 
   // ---- REQUIRES for all that follows: mu() is held ----
 
-  void* Map(const Hold& hold, bool own) {
+  // Addresses for device memory.
+  char* Reserve(size_t bytes) {
     // Aligned as the real ones are.
     char* const all = static_cast<char*>(
-        mmap(nullptr, hold.bytes + kGranule, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+        mmap(nullptr, bytes + kGranule, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
     if (all == MAP_FAILED) std::abort();
     const uintptr_t first = reinterpret_cast<uintptr_t>(all);
-    const uintptr_t base = (first + kGranule - 1) / kGranule * kGranule;
+    const uintptr_t base = RoundUp(first, kGranule);
     if (base > first) munmap(all, base - first);
-    if (base - first < kGranule) munmap(all + (base - first) + hold.bytes, kGranule - (base - first));
-    char* const address = all + (base - first);
-    mappings_[address] = {.hold = hold, .own = own, .opens = own ? 0u : 1u};
+    if (base - first < kGranule) munmap(all + (base - first) + bytes, kGranule - (base - first));
+    return all + (base - first);
+  }
+  char* Map(const Hold& hold, Kind kind, int context) {
+    char* const address = Reserve(hold.bytes);
+    MapAt(address, hold, kind, context);
     return address;
+  }
+  // At addresses of Reserve().
+  void MapAt(char* address, const Hold& hold, Kind kind, int context) {
+    if (kind == Kind::kManaged) {
+      const int file = machine_->File(hold);
+      if (mmap(address, hold.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) == MAP_FAILED)
+        std::abort();
+      close(file);
+    }
+    mappings_[address] = {
+        .hold = hold, .kind = kind, .context = context, .bytes = hold.bytes, .opens = kind == Kind::kOpened ? 1u : 0u};
   }
   void Unmap(char* address) {
     const auto it = mappings_.find(address);
-    munmap(address, it->second.hold.bytes);
+    munmap(address, it->second.bytes);
     mappings_.erase(it);
   }
+  // The addresses stay reserved.
+  void Forget(char* address) { mappings_.erase(address); }
   Mapping* MappingAt(const void* address) {
     const auto it = mappings_.find(const_cast<char*>(static_cast<const char*>(address)));
     return it == mappings_.end() ? nullptr : &it->second;
@@ -204,29 +229,34 @@ class Driver {
     }
     return nullptr;
   }
-  // The memory that [address, address + bytes) lies in, and where.
-  std::optional<std::pair<Hold, uint64_t>> Range(const void* address, size_t bytes) {
+  // Where the memory begins that `address` is in, and the memory. Null when it is in none.
+  std::pair<char* const, Mapping>* MappingOf(const void* address) {
     auto* const wanted = const_cast<char*>(static_cast<const char*>(address));
     auto it = mappings_.upper_bound(wanted);
-    if (it == mappings_.begin()) return std::nullopt;
+    if (it == mappings_.begin()) return nullptr;
     --it;
-    const auto offset = static_cast<uint64_t>(wanted - it->first);
-    const Hold& hold = it->second.hold;
-    if (offset > hold.bytes || bytes > hold.bytes - offset) return std::nullopt;
-    return std::make_pair(hold, offset);
+    return static_cast<uint64_t>(wanted - it->first) < it->second.bytes ? &*it : nullptr;
+  }
+  // The memory that [address, address + bytes) lies in, and where.
+  std::optional<std::pair<Hold, uint64_t>> Range(const void* address, size_t bytes) {
+    const auto* const found = MappingOf(address);
+    if (found == nullptr || !found->second.accessible) return std::nullopt;
+    const auto offset = static_cast<uint64_t>(static_cast<const char*>(address) - found->first);
+    if (bytes > found->second.bytes - offset) return std::nullopt;
+    return std::make_pair(found->second.hold, offset);
   }
 
   // Null for what is no stream.
   StreamState* Stream(CUstream stream) {
     const auto number = reinterpret_cast<uintptr_t>(stream);
     if (stream == CU_STREAM_PER_THREAD) {
-      CUstream& own = thread_streams_[{CurrentDevice(), std::this_thread::get_id()}];
+      CUstream& own = thread_streams_[{CurrentContext(), std::this_thread::get_id()}];
       if (own == nullptr) own = AddStream(/*blocking=*/true);
       return streams_.at(own).get();
     }
     if (number <= 1) {  // the default stream, also by its name CU_STREAM_LEGACY
-      StreamState& state = default_streams_[CurrentDevice()];
-      state.device = CurrentDevice();
+      StreamState& state = default_streams_[CurrentContext()];
+      state.context = CurrentContext();
       return &state;
     }
     const auto it = streams_.find(stream);
@@ -234,7 +264,7 @@ class Driver {
   }
   CUstream AddStream(bool blocking) {
     auto state = std::make_unique<StreamState>(
-        StreamState{.device = CurrentDevice(), .blocking = blocking, .capture_thread = {}, .busy_until = {}});
+        StreamState{.context = CurrentContext(), .blocking = blocking, .capture_thread = {}, .busy_until = {}});
     auto* const stream = reinterpret_cast<CUstream>(state.get());
     streams_[stream] = std::move(state);
     return stream;
@@ -244,24 +274,61 @@ class Driver {
     const auto it = streams_.find(stream);
     if (it == streams_.end()) return false;
     const StreamState& state = *it->second;
-    destroyed_busy_until_[state.device] = std::max(destroyed_busy_until_[state.device], DoneAt(state));
+    destroyed_busy_until_[state.context] = std::max(destroyed_busy_until_[state.context], DoneAt(state));
     streams_.erase(it);
     return true;
   }
 
-  // What this process has on a device.
-  void EndAllOf(int device) {
+  // Ends a context, and what goes with it. It stays on the threads' stacks.
+  void EndContext(int context) {
     for (auto it = mappings_.begin(); it != mappings_.end();) {
       const auto [address, mapping] = *it++;
-      if (mapping.hold.device != Physical(device)) continue;
+      if (mapping.context != context) continue;
       Unmap(address);
-      machine_->Release(mapping.hold, /*freed=*/mapping.own);
+      machine_->Release(mapping.hold, /*freed=*/mapping.kind != Kind::kOpened);
+    }
+    EndArrays(*this, context);
+    for (auto it = host_memory_.begin(); it != host_memory_.end();) {
+      const auto [address, memory] = *it++;
+      if (memory.context == context) RemoveHostMemory(address);
     }
     for (auto it = streams_.begin(); it != streams_.end();) {
-      it = it->second->device == device ? streams_.erase(it) : std::next(it);
+      it = it->second->context == context ? streams_.erase(it) : std::next(it);
     }
-    default_streams_.erase(device);
-    thread_streams_.clear();
+    for (auto it = thread_streams_.begin(); it != thread_streams_.end();) {
+      it = it->first.first == context ? thread_streams_.erase(it) : std::next(it);
+    }
+    default_streams_.erase(context);
+    has_context(context) = false;
+    machine_->RemoveContext(Physical(DeviceOf(context)));
+  }
+  // How often a device's primary context is retained.
+  uint32_t& retains(int device) { return retains_.at(static_cast<size_t>(device)); }
+  // A number for a context beside the primary one, which no other context had before.
+  std::optional<int> NewContext(int device) {
+    const uint32_t number = ++made_contexts_.at(static_cast<size_t>(device));
+    if (number >= kMaxContexts) return std::nullopt;
+    return static_cast<int>(number) * kMaxDevices + device;
+  }
+
+  struct HostMemory {
+    uint64_t bytes;
+    int context;
+  };
+  void AddHostMemory(void* address, const HostMemory& memory) { host_memory_[static_cast<char*>(address)] = memory; }
+  bool RemoveHostMemory(void* address) {
+    const auto it = host_memory_.find(static_cast<char*>(address));
+    if (it == host_memory_.end()) return false;
+    munmap(address, it->second.bytes);
+    host_memory_.erase(it);
+    return true;
+  }
+  std::pair<char* const, HostMemory>* HostMemoryOf(const void* address) {
+    auto* const wanted = const_cast<char*>(static_cast<const char*>(address));
+    auto it = host_memory_.upper_bound(wanted);
+    if (it == host_memory_.begin()) return nullptr;
+    --it;
+    return static_cast<uint64_t>(wanted - it->first) < it->second.bytes ? &*it : nullptr;
   }
 
   std::set<EventState*>& events() { return events_; }
@@ -269,20 +336,20 @@ class Driver {
   // When what is queued on `stream` now is done. The default stream and blocking streams wait for each other.
   Clock::time_point DoneAt(const StreamState& stream) {
     Clock::time_point time = stream.busy_until;
-    const bool is_default = &stream == &default_streams_[stream.device];
+    const bool is_default = &stream == &default_streams_[stream.context];
     if (is_default) {
       for (const auto& [handle, other] : streams_) {
-        if (other->device == stream.device && other->blocking) time = std::max(time, other->busy_until);
+        if (other->context == stream.context && other->blocking) time = std::max(time, other->busy_until);
       }
     } else if (stream.blocking) {
-      time = std::max(time, default_streams_[stream.device].busy_until);
+      time = std::max(time, default_streams_[stream.context].busy_until);
     }
     return time;
   }
-  Clock::time_point AllDoneAt(int device) {
-    Clock::time_point time = std::max(default_streams_[device].busy_until, destroyed_busy_until_[device]);
+  Clock::time_point AllDoneAt(int context) {
+    Clock::time_point time = std::max(default_streams_[context].busy_until, destroyed_busy_until_[context]);
     for (const auto& [handle, stream] : streams_) {
-      if (stream->device == device) time = std::max(time, stream->busy_until);
+      if (stream->context == context) time = std::max(time, stream->busy_until);
     }
     return time;
   }
@@ -297,9 +364,9 @@ class Driver {
              (mode == CU_STREAM_CAPTURE_MODE_GLOBAL && stream.capture_mode == CU_STREAM_CAPTURE_MODE_GLOBAL);
     });
   }
-  // Of calls that wait for all of a device, whatever the modes.
-  CUresult CheckWhole(int device) {
-    return Disturb([device](const StreamState& stream) { return stream.device == device; });
+  // Of calls that wait for all of a context, whatever the modes.
+  CUresult CheckWhole(int context) {
+    return Disturb([context](const StreamState& stream) { return stream.context == context; });
   }
   // Of calls that ask or wait for a stream.
   CUresult CheckStream(StreamState* stream) {
@@ -308,9 +375,9 @@ class Driver {
   }
   // The default stream includes all that it waits for.
   CUresult CheckImplicit(const StreamState& stream, bool disturbs) {
-    if (&stream != &default_streams_[stream.device]) return CUDA_SUCCESS;
+    if (&stream != &default_streams_[stream.context]) return CUDA_SUCCESS;
     const auto is_part = [&stream](const StreamState& other) {
-      return other.device == stream.device && other.blocking;
+      return other.context == stream.context && other.blocking;
     };
     const bool captured = std::any_of(streams_.begin(), streams_.end(), [&is_part](const auto& entry) {
       return entry.second->capturing() && is_part(*entry.second);
@@ -340,17 +407,20 @@ class Driver {
 
   std::atomic<pid_t> pid_{0};  // that started it
   std::atomic<bool> initialized_{false};
-  std::array<std::atomic<bool>, kMaxDevices> has_context_{};
+  std::array<std::atomic<bool>, size_t{kMaxDevices} * kMaxContexts> has_context_{};
   Faults faults_;
   std::unique_ptr<Machine> machine_;
   std::vector<int> devices_;  // physical, by ordinal
 
   std::mutex mu_;
+  std::array<uint32_t, kMaxDevices> retains_{};
+  std::array<uint32_t, kMaxDevices> made_contexts_{};
   std::map<char*, Mapping> mappings_;
+  std::map<char*, HostMemory> host_memory_;
   std::map<int, StreamState> default_streams_;
   std::map<CUstream, std::unique_ptr<StreamState>> streams_;
-  std::map<std::pair<int, std::thread::id>, CUstream> thread_streams_;  // by device and thread
-  std::map<int, Clock::time_point> destroyed_busy_until_;               // by device: streams that are gone
+  std::map<std::pair<int, std::thread::id>, CUstream> thread_streams_;  // by context and thread
+  std::map<int, Clock::time_point> destroyed_busy_until_;               // by context: streams that are gone
   std::set<EventState*> events_;
 };
 
@@ -375,7 +445,7 @@ template <typename Body>
 CUresult ContextCall(const char* function, const Body& body) {
   return Call(function, [&](Driver& driver) {
     if (Thread().contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;
-    if (!driver.has_context(CurrentDevice())) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    if (!driver.has_context(CurrentContext())) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     return body(driver);
   });
 }
@@ -392,11 +462,11 @@ CUresult UnsafeCall(const char* function, const Body& body) {
   });
 }
 
-inline void WaitForDevice(Driver& driver) {
+inline void WaitForContext(Driver& driver) {
   Clock::time_point until;
   {
     const std::lock_guard<std::mutex> lock(driver.mu());
-    until = driver.AllDoneAt(CurrentDevice());
+    until = driver.AllDoneAt(CurrentContext());
   }
   std::this_thread::sleep_until(until);
 }

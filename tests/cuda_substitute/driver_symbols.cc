@@ -24,19 +24,31 @@
   F(cuDeviceGetCount, 2000, cuDeviceGetCount)                                    \
   F(cuDeviceGet, 2000, cuDeviceGet)                                              \
   F(cuDeviceGetName, 2000, cuDeviceGetName)                                      \
+  F(cuDeviceGetUuid, 9020, cuDeviceGetUuid)                                      \
   F(cuDeviceGetUuid, 11040, cuDeviceGetUuid_v2)                                  \
   F(cuDeviceTotalMem, 3020, cuDeviceTotalMem_v2)                                 \
   F(cuDeviceGetAttribute, 2000, cuDeviceGetAttribute)                            \
   F(cuDevicePrimaryCtxGetState, 7000, cuDevicePrimaryCtxGetState)                \
   F(cuDevicePrimaryCtxRetain, 7000, cuDevicePrimaryCtxRetain)                    \
   F(cuDevicePrimaryCtxReset, 11000, cuDevicePrimaryCtxReset_v2)                  \
+  F(cuDevicePrimaryCtxRelease, 11000, cuDevicePrimaryCtxRelease_v2)              \
+  F(cuCtxCreate, 3020, cuCtxCreate_v2)                                           \
+  F(cuCtxDestroy, 4000, cuCtxDestroy_v2)                                         \
+  F(cuCtxGetCurrent, 4000, cuCtxGetCurrent)                                      \
   F(cuCtxPushCurrent, 4000, cuCtxPushCurrent_v2)                                 \
   F(cuCtxPopCurrent, 4000, cuCtxPopCurrent_v2)                                   \
   F(cuCtxSetCurrent, 4000, cuCtxSetCurrent)                                      \
   F(cuCtxGetDevice, 2000, cuCtxGetDevice)                                        \
+  F(cuCtxGetDevice, 13000, cuCtxGetDevice_v2)                                    \
   F(cuCtxSynchronize, 2000, cuCtxSynchronize)                                    \
   F(cuMemGetInfo, 3020, cuMemGetInfo_v2)                                         \
   F(cuMemAlloc, 3020, cuMemAlloc_v2)                                             \
+  F(cuMemAllocPitch, 3020, cuMemAllocPitch_v2)                                   \
+  F(cuMemAllocManaged, 6000, cuMemAllocManaged)                                  \
+  F(cuMemHostAlloc, 2020, cuMemHostAlloc)                                        \
+  F(cuMemAllocHost, 3020, cuMemAllocHost_v2)                                     \
+  F(cuMemFreeHost, 2000, cuMemFreeHost)                                          \
+  F(cuPointerGetAttribute, 4000, cuPointerGetAttribute)                          \
   F(cuMemFree, 3020, cuMemFree_v2)                                               \
   F(cuMemGetAddressRange, 3020, cuMemGetAddressRange_v2)                         \
   F(cuMemcpyHtoD, 3020, cuMemcpyHtoD_v2)                                         \

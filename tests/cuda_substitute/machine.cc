@@ -28,13 +28,13 @@ constexpr uint32_t kMaxReferences = 1 << 18;
 struct Process {
   pid_t pid;  // 0: a free place
   uint64_t start_time;
-  bool uses[kMaxDevices];
+  uint32_t contexts[kMaxDevices];
 };
 
 struct Allocation {
   uint64_t id;  // 0: a free place
   uint64_t bytes;
-  int device;
+  int device;           // or kHost
   uint32_t owner;       // a process
   bool freed;           // by its owner
   uint32_t references;  // holds of it
@@ -107,6 +107,11 @@ int OpenFile(const std::string& folder, uint64_t id, int flags) {
   return fd;
 }
 
+// More of a device is in use; less when the bytes are negative, modulo 2^64. Memory of the host is not counted.
+void Count(SharedState* state, int device, uint64_t bytes) {
+  if (device != kHost) state->used[device] += bytes;
+}
+
 // The totals and counts, from the references. Memory that nobody holds any more goes.
 void Recount(SharedState* state, const std::string& folder) {
   for (Allocation& allocation : state->allocations) allocation.references = 0;
@@ -120,13 +125,13 @@ void Recount(SharedState* state, const std::string& folder) {
       (void)unlink(FileOf(folder, allocation.id).c_str());
       allocation.id = 0;
     } else {
-      state->used[allocation.device] += allocation.bytes;
+      Count(state, allocation.device, allocation.bytes);
     }
   }
   for (const Process& process : state->processes) {
     if (process.pid == 0) continue;
     for (int device = 0; device < kMaxDevices; ++device) {
-      if (process.uses[device]) state->used[device] += state->options.context_bytes;
+      state->used[device] += process.contexts[device] * state->options.context_bytes;
     }
   }
 }
@@ -187,6 +192,7 @@ uint32_t AddReference(SharedState* state, uint32_t process, uint32_t allocation)
 
 // Room for `bytes`, if need be once those that have gone no longer count.
 bool HasRoom(SharedState* state, const std::string& folder, int device, uint64_t bytes) {
+  if (device == kHost) return true;
   const auto fits = [&] {
     return bytes <= state->options.device_bytes && state->used[device] <= state->options.device_bytes - bytes;
   };
@@ -232,7 +238,7 @@ Machine::Machine(std::string folder) : folder_(std::move(folder)), state_(Map(fo
   const Lock lock(state_, folder_);
   Bury(state_, folder_);
   self_ = FindFree(state_->processes, state_->next_process, [](const Process& process) { return process.pid == 0; });
-  state_->processes[self_] = {.pid = getpid(), .start_time = StartTime(getpid()), .uses = {}};
+  state_->processes[self_] = {.pid = getpid(), .start_time = StartTime(getpid()), .contexts = {}};
 }
 
 Machine::~Machine() {
@@ -243,22 +249,18 @@ const MachineOptions& Machine::options() const {
   return state_->options;
 }
 
-bool Machine::UseDevice(int device) {
+bool Machine::AddContext(int device) {
   const Lock lock(state_, folder_);
-  Process& self = state_->processes[self_];
-  if (self.uses[device]) return true;
   if (!HasRoom(state_, folder_, device, state_->options.context_bytes)) return false;
-  self.uses[device] = true;
-  state_->used[device] += state_->options.context_bytes;
+  ++state_->processes[self_].contexts[device];
+  Count(state_, device, state_->options.context_bytes);
   return true;
 }
 
-void Machine::LeaveDevice(int device) {
+void Machine::RemoveContext(int device) {
   const Lock lock(state_, folder_);
-  Process& self = state_->processes[self_];
-  if (!self.uses[device]) return;
-  self.uses[device] = false;
-  state_->used[device] -= state_->options.context_bytes;
+  --state_->processes[self_].contexts[device];
+  Count(state_, device, -state_->options.context_bytes);
 }
 
 uint64_t Machine::UsedBytes(int device) {
@@ -277,7 +279,7 @@ std::optional<Hold> Machine::Allocate(int device, uint64_t bytes) {
                                [](const Allocation& allocation) { return allocation.id == 0; });
     state_->allocations[hold.allocation] = {
         .id = hold.id, .bytes = bytes, .device = device, .owner = self_, .freed = false, .references = 0};
-    state_->used[device] += bytes;
+    Count(state_, device, bytes);
     hold.reference = AddReference(state_, self_, hold.allocation);
   }
   const int fd = OpenFile(folder_, hold.id, O_CREAT | O_EXCL);
@@ -310,8 +312,12 @@ void Machine::Release(const Hold& hold, bool freed) {
   if (freed) allocation.freed = true;
   if (--allocation.references > 0) return;
   (void)unlink(FileOf(folder_, allocation.id).c_str());
-  state_->used[allocation.device] -= allocation.bytes;
+  Count(state_, allocation.device, -allocation.bytes);
   allocation.id = 0;
+}
+
+int Machine::File(const Hold& hold) const {
+  return OpenFile(folder_, hold.id, 0);
 }
 
 void Machine::Read(const Hold& hold, uint64_t offset, void* to, uint64_t bytes) const {

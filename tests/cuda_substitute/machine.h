@@ -13,6 +13,7 @@
 namespace vrambroker::cuda_substitute {
 
 inline constexpr int kMaxDevices = 8;
+inline constexpr int kHost = -1;  // in place of a device: memory that takes nothing of one
 
 struct SharedState;
 
@@ -39,20 +40,22 @@ class Machine {
 
   const MachineOptions& options() const;
 
-  // This process uses `device` from now on. False: there is no room for its context.
-  bool UseDevice(int device);
-  // The context's bytes come back.
-  void LeaveDevice(int device);
+  // One more context of this process on `device`. False: there is no room for it.
+  bool AddContext(int device);
+  // One less: its bytes come back.
+  void RemoveContext(int device);
   // Contexts included.
   uint64_t UsedBytes(int device);
 
-  // Nothing when there is no room.
+  // Nothing when there is no room. `device` may be kHost.
   std::optional<Hold> Allocate(int device, uint64_t bytes);
   // Nothing when the allocation was freed by its owner, or the owner has gone.
   std::optional<Hold> Open(uint32_t allocation, uint64_t id);
   // Ends one. The bytes come back when the last process has. `freed`: by the owner.
   void Release(const Hold& hold, bool freed);
 
+  // The memory as a file, open for reading and writing. To be closed.
+  int File(const Hold& hold) const;
   // [offset, offset + bytes) lies within the allocation.
   void Read(const Hold& hold, uint64_t offset, void* to, uint64_t bytes) const;
   void Write(const Hold& hold, uint64_t offset, const void* from, uint64_t bytes) const;

@@ -54,7 +54,10 @@ class CudaSubstituteTest : public ::testing::Test {
     ASSERT_EQ(pipe(handles_), 0);
     ASSERT_EQ(pipe(orders_), 0);
   }
-  void TearDown() override { std::filesystem::remove_all(machine_); }
+  void TearDown() override {
+    unsetenv(kMachineVariable);
+    std::filesystem::remove_all(machine_);
+  }
 
   // In a process that exports: an allocation filled with 'x', its handle told to the others.
   CUdeviceptr Export() {
