@@ -18,27 +18,53 @@
 #undef cuDeviceGetUuid
 
 // What applications call besides.
-#define VRAMBROKER_CUDA_APPLICATION_FUNCTIONS(F)                                                                    \
-  F(cuGetProcAddress, (const char* symbol, void** function, int version, cuuint64_t flags))                         \
-  F(cuGetProcAddress_v2,                                                                                            \
-    (const char* symbol, void** function, int version, cuuint64_t flags, CUdriverProcAddressQueryResult* status))   \
-  F(cuGetExportTable, (const void** table, const CUuuid* id))                                                       \
-  F(cuDeviceGetUuid, (CUuuid * uuid, CUdevice device))                                                              \
-  F(cuDevicePrimaryCtxRelease_v2, (CUdevice device))                                                                \
-  F(cuCtxCreate_v2, (CUcontext * context, unsigned int flags, CUdevice device))                                     \
-  F(cuCtxDestroy_v2, (CUcontext context))                                                                           \
-  F(cuCtxGetCurrent, (CUcontext * context))                                                                         \
-  F(cuCtxGetDevice_v2, (CUdevice * device, CUcontext context))                                                      \
-  F(cuMemAllocPitch_v2, (CUdeviceptr * address, size_t * pitch, size_t width, size_t height, unsigned int element)) \
-  F(cuMemAllocManaged, (CUdeviceptr * address, size_t bytes, unsigned int flags))                                   \
-  F(cuMemHostAlloc, (void** address, size_t bytes, unsigned int flags))                                             \
-  F(cuMemAllocHost_v2, (void** address, size_t bytes))                                                              \
-  F(cuMemFreeHost, (void* address))                                                                                 \
-  F(cuPointerGetAttribute, (void* data, CUpointer_attribute attribute, CUdeviceptr address))                        \
-  F(cuCtxSetCurrent, (CUcontext context))                                                                           \
-  F(cuDevicePrimaryCtxReset_v2, (CUdevice device))                                                                  \
-  F(cuStreamBeginCapture_v2, (CUstream stream, CUstreamCaptureMode mode))                                           \
-  F(cuStreamEndCapture, (CUstream stream, CUgraph * graph))                                                         \
+#define VRAMBROKER_CUDA_APPLICATION_FUNCTIONS(F)                                                                       \
+  F(cuGetProcAddress, (const char* symbol, void** function, int version, cuuint64_t flags))                            \
+  F(cuGetProcAddress_v2,                                                                                               \
+    (const char* symbol, void** function, int version, cuuint64_t flags, CUdriverProcAddressQueryResult* status))      \
+  F(cuGetExportTable, (const void** table, const CUuuid* id))                                                          \
+  F(cuDeviceGetUuid, (CUuuid * uuid, CUdevice device))                                                                 \
+  F(cuDevicePrimaryCtxRelease_v2, (CUdevice device))                                                                   \
+  F(cuCtxCreate_v2, (CUcontext * context, unsigned int flags, CUdevice device))                                        \
+  F(cuCtxDestroy_v2, (CUcontext context))                                                                              \
+  F(cuCtxGetCurrent, (CUcontext * context))                                                                            \
+  F(cuCtxGetDevice_v2, (CUdevice * device, CUcontext context))                                                         \
+  F(cuMemAllocPitch_v2, (CUdeviceptr * address, size_t * pitch, size_t width, size_t height, unsigned int element))    \
+  F(cuMemAllocManaged, (CUdeviceptr * address, size_t bytes, unsigned int flags))                                      \
+  F(cuMemHostAlloc, (void** address, size_t bytes, unsigned int flags))                                                \
+  F(cuMemAllocHost_v2, (void** address, size_t bytes))                                                                 \
+  F(cuMemFreeHost, (void* address))                                                                                    \
+  F(cuPointerGetAttribute, (void* data, CUpointer_attribute attribute, CUdeviceptr address))                           \
+  F(cuArrayCreate_v2, (CUarray * array, const CUDA_ARRAY_DESCRIPTOR* descriptor))                                      \
+  F(cuArray3DCreate_v2, (CUarray * array, const CUDA_ARRAY3D_DESCRIPTOR* descriptor))                                  \
+  F(cuArrayDestroy, (CUarray array))                                                                                   \
+  F(cuArrayGetMemoryRequirements, (CUDA_ARRAY_MEMORY_REQUIREMENTS * requirements, CUarray array, CUdevice device))     \
+  F(cuMipmappedArrayCreate,                                                                                            \
+    (CUmipmappedArray * array, const CUDA_ARRAY3D_DESCRIPTOR* descriptor, unsigned int levels))                        \
+  F(cuMipmappedArrayDestroy, (CUmipmappedArray array))                                                                 \
+  F(cuMipmappedArrayGetMemoryRequirements,                                                                             \
+    (CUDA_ARRAY_MEMORY_REQUIREMENTS * requirements, CUmipmappedArray array, CUdevice device))                          \
+  F(cuMemGetAllocationGranularity,                                                                                     \
+    (size_t * bytes, const CUmemAllocationProp* properties, CUmemAllocationGranularity_flags option))                  \
+  F(cuMemCreate, (CUmemGenericAllocationHandle * handle, size_t bytes, const CUmemAllocationProp* properties,          \
+                  unsigned long long flags))                                                                           \
+  F(cuMemRelease, (CUmemGenericAllocationHandle handle))                                                               \
+  F(cuMemRetainAllocationHandle, (CUmemGenericAllocationHandle * handle, void* address))                               \
+  F(cuMemAddressReserve,                                                                                               \
+    (CUdeviceptr * address, size_t bytes, size_t alignment, CUdeviceptr hint, unsigned long long flags))               \
+  F(cuMemAddressFree, (CUdeviceptr address, size_t bytes))                                                             \
+  F(cuMemMap,                                                                                                          \
+    (CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags)) \
+  F(cuMemUnmap, (CUdeviceptr address, size_t bytes))                                                                   \
+  F(cuMemSetAccess, (CUdeviceptr address, size_t bytes, const CUmemAccessDesc* accesses, size_t count))                \
+  F(cuMemExportToShareableHandle,                                                                                      \
+    (void* shareable, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type, unsigned long long flags))  \
+  F(cuMemImportFromShareableHandle,                                                                                    \
+    (CUmemGenericAllocationHandle * handle, void* shareable, CUmemAllocationHandleType type))                          \
+  F(cuCtxSetCurrent, (CUcontext context))                                                                              \
+  F(cuDevicePrimaryCtxReset_v2, (CUdevice device))                                                                     \
+  F(cuStreamBeginCapture_v2, (CUstream stream, CUstreamCaptureMode mode))                                              \
+  F(cuStreamEndCapture, (CUstream stream, CUgraph * graph))                                                            \
   F(cuGraphDestroy, (CUgraph graph))
 
 // With the thread's own stream as the default stream: F(name without the suffix, suffix, parameters, arguments).

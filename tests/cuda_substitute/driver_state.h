@@ -185,16 +185,15 @@ class Driver {
   // ---- REQUIRES for all that follows: mu() is held ----
 
   // Addresses for device memory.
-  char* Reserve(size_t bytes) {
+  char* Reserve(size_t bytes, size_t alignment = kGranule) {
     // Aligned as the real ones are.
     char* const all = static_cast<char*>(
-        mmap(nullptr, bytes + kGranule, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+        mmap(nullptr, bytes + alignment, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
     if (all == MAP_FAILED) std::abort();
-    const uintptr_t first = reinterpret_cast<uintptr_t>(all);
-    const uintptr_t base = RoundUp(first, kGranule);
-    if (base > first) munmap(all, base - first);
-    if (base - first < kGranule) munmap(all + (base - first) + bytes, kGranule - (base - first));
-    return all + (base - first);
+    const size_t before = RoundUp(reinterpret_cast<uintptr_t>(all), alignment) - reinterpret_cast<uintptr_t>(all);
+    if (before > 0) munmap(all, before);
+    if (before < alignment) munmap(all + before + bytes, alignment - before);
+    return all + before;
   }
   char* Map(const Hold& hold, Kind kind, int context) {
     char* const address = Reserve(hold.bytes);

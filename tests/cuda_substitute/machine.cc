@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -37,6 +38,7 @@ struct Allocation {
   int device;           // or kHost
   uint32_t owner;       // a process
   bool freed;           // by its owner
+  bool exported;        // as a file, which holds it, too
   uint32_t references;  // holds of it
 };
 
@@ -76,6 +78,7 @@ struct SharedState {
   MachineOptions options;
   uint64_t last_id;
   uint64_t used[kMaxDevices];
+  uint32_t only_as_files;  // allocations that no process holds but by an exported file
   uint32_t next_process;
   uint32_t next_allocation;
   uint32_t next_reference;
@@ -112,6 +115,22 @@ void Count(SharedState* state, int device, uint64_t bytes) {
   if (device != kHost) state->used[device] += bytes;
 }
 
+// True while any process has an exported file open: each is locked, and all its copies with it.
+bool IsOpenSomewhere(const std::string& folder, uint64_t id) {
+  const int fd = OpenFile(folder, id, 0);
+  const bool locked = flock(fd, LOCK_EX | LOCK_NB) != 0;
+  close(fd);
+  return locked;
+}
+
+// Memory without a reference goes, unless a file holds it: then true.
+bool IsOnlyAFile(const std::string& folder, Allocation& allocation) {
+  if (allocation.exported && IsOpenSomewhere(folder, allocation.id)) return true;
+  (void)unlink(FileOf(folder, allocation.id).c_str());
+  allocation.id = 0;
+  return false;
+}
+
 // The totals and counts, from the references. Memory that nobody holds any more goes.
 void Recount(SharedState* state, const std::string& folder) {
   for (Allocation& allocation : state->allocations) allocation.references = 0;
@@ -119,14 +138,14 @@ void Recount(SharedState* state, const std::string& folder) {
     if (reference.id != 0) ++state->allocations[reference.allocation].references;
   }
   std::fill(std::begin(state->used), std::end(state->used), 0);
+  state->only_as_files = 0;
   for (Allocation& allocation : state->allocations) {
     if (allocation.id == 0) continue;
     if (allocation.references == 0) {
-      (void)unlink(FileOf(folder, allocation.id).c_str());
-      allocation.id = 0;
-    } else {
-      Count(state, allocation.device, allocation.bytes);
+      if (!IsOnlyAFile(folder, allocation)) continue;
+      ++state->only_as_files;
     }
+    Count(state, allocation.device, allocation.bytes);
   }
   for (const Process& process : state->processes) {
     if (process.pid == 0) continue;
@@ -136,7 +155,7 @@ void Recount(SharedState* state, const std::string& folder) {
   }
 }
 
-// The driver gives back what a process held when it ends.
+// The driver gives back what a process held when it ends, and what only files held when they are closed.
 void Bury(SharedState* state, const std::string& folder) {
   std::vector<bool> gone(kMaxProcesses);
   bool any = false;
@@ -146,7 +165,7 @@ void Bury(SharedState* state, const std::string& folder) {
     process = {};
     gone[i] = any = true;
   }
-  if (!any) return;
+  if (!any && state->only_as_files == 0) return;
   for (Reference& reference : state->references) {
     if (reference.id != 0 && gone[reference.process]) reference = {};
   }
@@ -277,8 +296,13 @@ std::optional<Hold> Machine::Allocate(int device, uint64_t bytes) {
     hold.id = ++state_->last_id;
     hold.allocation = FindFree(state_->allocations, state_->next_allocation,
                                [](const Allocation& allocation) { return allocation.id == 0; });
-    state_->allocations[hold.allocation] = {
-        .id = hold.id, .bytes = bytes, .device = device, .owner = self_, .freed = false, .references = 0};
+    state_->allocations[hold.allocation] = {.id = hold.id,
+                                            .bytes = bytes,
+                                            .device = device,
+                                            .owner = self_,
+                                            .freed = false,
+                                            .exported = false,
+                                            .references = 0};
     Count(state_, device, bytes);
     hold.reference = AddReference(state_, self_, hold.allocation);
   }
@@ -311,9 +335,39 @@ void Machine::Release(const Hold& hold, bool freed) {
   Allocation& allocation = state_->allocations[hold.allocation];
   if (freed) allocation.freed = true;
   if (--allocation.references > 0) return;
-  (void)unlink(FileOf(folder_, allocation.id).c_str());
-  Count(state_, allocation.device, -allocation.bytes);
-  allocation.id = 0;
+  if (IsOnlyAFile(folder_, allocation)) {
+    ++state_->only_as_files;
+  } else {
+    Count(state_, allocation.device, -allocation.bytes);
+  }
+}
+
+int Machine::Export(const Hold& hold) {
+  const Lock lock(state_, folder_);
+  state_->allocations[hold.allocation].exported = true;
+  const int fd = OpenFile(folder_, hold.id, 0);
+  if (flock(fd, LOCK_SH) != 0) Die("locking an exported file");
+  return fd;
+}
+
+std::optional<Hold> Machine::Import(int fd) {
+  const Lock lock(state_, folder_);
+  struct stat given = {};
+  if (fstat(fd, &given) != 0) return std::nullopt;
+  for (uint32_t i = 0; i < kMaxAllocations; ++i) {
+    const Allocation& allocation = state_->allocations[i];
+    struct stat file = {};
+    if (allocation.id == 0 || !allocation.exported || stat(FileOf(folder_, allocation.id).c_str(), &file) != 0)
+      continue;
+    if (file.st_dev != given.st_dev || file.st_ino != given.st_ino) continue;
+    if (allocation.references == 0) --state_->only_as_files;
+    return Hold{.allocation = i,
+                .reference = AddReference(state_, self_, i),
+                .id = allocation.id,
+                .bytes = allocation.bytes,
+                .device = allocation.device};
+  }
+  return std::nullopt;
 }
 
 int Machine::File(const Hold& hold) const {

@@ -54,6 +54,11 @@ class Machine {
   // Ends one. The bytes come back when the last process has. `freed`: by the owner.
   void Release(const Hold& hold, bool freed);
 
+  // A file that holds the memory while any process has it, or a copy of it, open.
+  int Export(const Hold& hold);
+  // Nothing for what is no such file.
+  std::optional<Hold> Import(int fd);
+
   // The memory as a file, open for reading and writing. To be closed.
   int File(const Hold& hold) const;
   // [offset, offset + bytes) lies within the allocation.

@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -21,6 +22,9 @@
 namespace vrambroker::cuda_substitute {
 
 inline constexpr size_t kBytes = size_t{4} << 20;
+
+inline constexpr uint64_t kAll = uint64_t{64} << 20;     // memory of a GPU
+inline constexpr uint64_t kContext = uint64_t{2} << 20;  // that a context takes
 
 inline constexpr int kNoGpu = -1;
 
@@ -49,7 +53,7 @@ class CudaSubstituteTest : public ::testing::Test {
   void SetUp() override {
     machine_ = std::filesystem::temp_directory_path() / "vrambroker-machine-XXXXXX";
     ASSERT_NE(mkdtemp(machine_.data()), nullptr);
-    MakeMachine(machine_, {.devices = 2, .device_bytes = uint64_t{64} << 20, .context_bytes = uint64_t{2} << 20});
+    MakeMachine(machine_, {.devices = 2, .device_bytes = kAll, .context_bytes = kContext});
     setenv(kMachineVariable, machine_.c_str(), 1);
     ASSERT_EQ(pipe(handles_), 0);
     ASSERT_EQ(pipe(orders_), 0);

@@ -14,9 +14,6 @@
 namespace vrambroker::cuda_substitute {
 namespace {
 
-constexpr uint64_t kContext = uint64_t{2} << 20;
-constexpr uint64_t kAll = uint64_t{64} << 20;
-
 template <typename Type>
 Type Attribute(CUpointer_attribute attribute, const void* address) {
   Type value{};
@@ -95,6 +92,58 @@ TEST_F(CudaSubstituteTest, APointerSaysWhatItPointsTo) {
                    : 8;
       },
       1);
+  EXPECT_EQ(process.Wait(), 0);
+}
+
+// ---- Arrays ----
+
+CUDA_ARRAY3D_DESCRIPTOR Described(size_t width, size_t height, size_t depth, unsigned int flags) {
+  return {
+      .Width = width, .Height = height, .Depth = depth, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 4, .Flags = flags};
+}
+
+TEST_F(CudaSubstituteTest, ArraysTakeMemoryUntilTheyAreDestroyed) {
+  const Process process([&] {
+    const CUDA_ARRAY_DESCRIPTOR flat = {
+        .Width = 1024, .Height = 1024, .Format = CU_AD_FORMAT_UNSIGNED_INT8, .NumChannels = 2};
+    const CUDA_ARRAY3D_DESCRIPTOR deep = Described(256, 256, 8, 0);  // of 8 MiB
+    CUarray first = nullptr;
+    CUarray second = nullptr;
+    CUmipmappedArray mipmapped = nullptr;
+    if (cuArrayCreate_v2(&first, &flat) != CUDA_SUCCESS || UsedBytes(machine_, 0) != kContext + (2 << 20)) return 1;
+    if (cuArray3DCreate_v2(&second, &deep) != CUDA_SUCCESS || UsedBytes(machine_, 0) != kContext + (10 << 20)) return 2;
+    // Half of each extent: an eighth of the elements.
+    if (cuMipmappedArrayCreate(&mipmapped, &deep, 2) != CUDA_SUCCESS) return 3;
+    if (UsedBytes(machine_, 0) != kContext + (20 << 20)) return 4;
+    CUDA_ARRAY_MEMORY_REQUIREMENTS requirements = {};
+    if (cuArrayGetMemoryRequirements(&requirements, second, 0) != CUDA_ERROR_INVALID_VALUE) return 5;
+    const CUDA_ARRAY3D_DESCRIPTOR huge = Described(1024, 1024, 4, 0);
+    CUarray none = nullptr;
+    if (cuArray3DCreate_v2(&none, &huge) != CUDA_ERROR_OUT_OF_MEMORY) return 6;
+    if (cuArrayDestroy(first) != CUDA_SUCCESS || cuArrayDestroy(first) != CUDA_ERROR_INVALID_HANDLE) return 7;
+    if (cuArrayDestroy(second) != CUDA_SUCCESS || cuMipmappedArrayDestroy(mipmapped) != CUDA_SUCCESS) return 8;
+    if (UsedBytes(machine_, 0) != kContext) return 9;
+    if (cuArray3DCreate_v2(&second, &deep) != CUDA_SUCCESS || cuDevicePrimaryCtxReset_v2(0) != CUDA_SUCCESS) return 10;
+    return UsedBytes(machine_, 0) == 0 ? 0 : 11;
+  });
+  EXPECT_EQ(process.Wait(), 0);
+}
+
+TEST_F(CudaSubstituteTest, OnlyArraysThatAreMappedLaterSayWhatTheyNeed) {
+  const Process process([&] {
+    const CUDA_ARRAY3D_DESCRIPTOR descriptor = Described(256, 256, 8, CUDA_ARRAY3D_DEFERRED_MAPPING);
+    CUarray array = nullptr;
+    CUmipmappedArray mipmapped = nullptr;
+    if (cuArray3DCreate_v2(&array, &descriptor) != CUDA_SUCCESS) return 1;
+    if (cuMipmappedArrayCreate(&mipmapped, &descriptor, 2) != CUDA_SUCCESS) return 2;
+    if (UsedBytes(machine_, 0) != kContext) return 3;
+    CUDA_ARRAY_MEMORY_REQUIREMENTS requirements = {};
+    if (cuArrayGetMemoryRequirements(&requirements, array, 0) != CUDA_SUCCESS) return 4;
+    if (requirements.size != 8 << 20) return 5;
+    if (cuMipmappedArrayGetMemoryRequirements(&requirements, mipmapped, 0) != CUDA_SUCCESS) return 6;
+    if (requirements.size != 10 << 20) return 7;
+    return cuArrayDestroy(array) == CUDA_SUCCESS && cuMipmappedArrayDestroy(mipmapped) == CUDA_SUCCESS ? 0 : 8;
+  });
   EXPECT_EQ(process.Wait(), 0);
 }
 
