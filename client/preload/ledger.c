@@ -278,7 +278,7 @@ static enum asked charge(struct account* account, uint64_t units, char* message)
   if (!failed && (answer.code == CODE_OK || answer.code == CODE_NO_MEMORY)) note_figures(account, &answer);
   unlock(&books);
   if (!failed && answer.code == CODE_OK) return TAKEN;
-  snprintf(message, MESSAGE_BYTES, "%s", failed ? "the daemon was lost, and has not come back" : answer.message);
+  snprintf(message, MESSAGE_BYTES, "%.400s", failed ? "the daemon was lost, and has not come back" : answer.message);
   if (failed || answer.code == CODE_UNAVAILABLE || answer.code == CODE_ABORTED) return LATER;
   return answer.code == CODE_NO_MEMORY ? NO_MEMORY : NEVER_MORE;
 }
@@ -329,7 +329,7 @@ static enum asked wait_for(struct account* account, uint64_t units, uint64_t wai
   }
   unlock(&books);
   if (result != TAKEN)
-    snprintf(message, MESSAGE_BYTES, "%s", failed ? "the daemon was lost while this waited" : answer.message);
+    snprintf(message, MESSAGE_BYTES, "%.400s", failed ? "the daemon was lost while this waited" : answer.message);
   return result;
 }
 

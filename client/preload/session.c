@@ -103,7 +103,7 @@ static enum opening begin(char* message) {
   if (connection_call(&session.connection, &hello, ANSWER_MS, &answer) == 0) {
     if (answer.code != CODE_OK) {
       connection_close(&session.connection);
-      snprintf(message, MESSAGE_BYTES, "%s", answer.message);
+      snprintf(message, MESSAGE_BYTES, "%.400s", answer.message);
       return answer.code == CODE_UNAVAILABLE ? AGAIN : REFUSED;
     }
     memcpy(session.token, answer.token, sizeof session.token);

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A daemon on the substitute's GPUs, and programs of others beside it.
+#ifndef VRAMBROKER_TESTS_PRELOAD_PRELOAD_FIXTURE_H_
+#define VRAMBROKER_TESTS_PRELOAD_PRELOAD_FIXTURE_H_
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "tests/cuda_substitute/substitute.h"
+#include "tests/support/child_process.h"
+#include "tests/support/daemon_process.h"
+#include "tests/support/paths.h"
+#include "tests/support/test_device.h"
+
+namespace vrambroker::testing_support {
+
+// A probe (probe.c).
+class Program {
+ public:
+  explicit Program(std::unique_ptr<ChildProcess> process) : process_(std::move(process)) {}
+
+  void Tell(const std::string& command) { ASSERT_TRUE(process_->WriteLine(command).ok()) << ErrorText(); }
+  std::string Hear() {
+    const absl::StatusOr<std::string> line = process_->ReadLine();
+    return line.ok() ? *line : line.status().ToString() + ErrorText();
+  }
+  std::string Ask(const std::string& command) {
+    Tell(command);
+    return Hear();
+  }
+  std::string ErrorText() const { return process_->ErrorText(); }
+  ChildProcess& process() { return *process_; }
+
+ private:
+  std::unique_ptr<ChildProcess> process_;
+};
+
+class PreloadTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    setenv("VRAMBROKER_TEST_DEVICE", "substitute", 1);
+    OnSubstitute(&machine());
+  }
+
+  static std::string& machine() {
+    static std::string& folder = *new std::string;
+    return folder;
+  }
+
+  void StartDaemon(const std::string& capacity, const std::string& config = "") {
+    absl::StatusOr<std::unique_ptr<DaemonProcess>> daemon =
+        DaemonProcess::Start({.capacity = capacity, .config = config, .devices = kSubstituteDevices});
+    ASSERT_TRUE(daemon.ok()) << daemon.status();
+    daemon_ = *std::move(daemon);
+  }
+  DaemonProcess& daemon() { return *daemon_; }
+
+  // What a program is started with.
+  Environment Preloaded(const Environment& more = {}) const {
+    const std::string driver = paths::kPreloadDriver;
+    Environment environment = {{"LD_PRELOAD", paths::kPreload},
+                               {"LD_LIBRARY_PATH", driver.substr(0, driver.rfind('/'))}};
+    if (daemon_ != nullptr) environment.emplace_back("VRAMBROKER_SOCKET_DIR", daemon_->socket_dir());
+    environment.insert(environment.end(), more.begin(), more.end());
+    return environment;
+  }
+  Program Run(const std::string& route, const Environment& more = {}) const {
+    const char* const program = route == "linked" ? paths::kPreloadProbeLinked : paths::kPreloadProbe;
+    return Program(ChildProcess::Start({program, route}, Preloaded(more)).value());
+  }
+
+  uint64_t UsedOnMachine() const { return cuda_substitute::UsedBytes(machine(), 0); }
+
+ private:
+  std::unique_ptr<DaemonProcess> daemon_;
+};
+
+}  // namespace vrambroker::testing_support
+
+#endif  // VRAMBROKER_TESTS_PRELOAD_PRELOAD_FIXTURE_H_

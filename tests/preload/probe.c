@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A program that knows nothing of vrambroker: it reaches the driver by one of the routes, and does what it reads from
+// its standard input. Usage: probe ROUTE. One line of answer for each line of input; "0" first, or the driver's error.
+//
+// Built twice: as `probe`, and linked to the driver as `probe_linked`.
+#define _GNU_SOURCE
+#include "tests/preload/probe.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifdef __x86_64__
+#define OLDEST_VERSION "GLIBC_2.2.5"
+#else
+#define OLDEST_VERSION "GLIBC_2.17"
+#endif
+
+struct driver driver;
+
+#define NAME(name, base, version, arguments) {#name, base, version, offsetof(struct driver, name)},
+static const struct {
+  const char* name;
+  const char* base; /* as cuGetProcAddress has it */
+  int version;
+  size_t slot;
+} functions[] = {PROBE_FUNCTIONS(NAME)};
+#undef NAME
+
+static void set(size_t slot, void* function) {
+  memcpy((char*)&driver + slot, &function, sizeof function);
+}
+
+static void* proc_address(void* library, int is_second, const char* base, int version) {
+  void* function = NULL;
+  if (is_second) {
+    int (*get)(const char*, void**, int, unsigned long long, int*) = dlsym(library, "cuGetProcAddress_v2");
+    int status = -1;
+    if (get == NULL || get(base, &function, version, 0, &status) != 0) return NULL;
+    return function;
+  }
+  int (*get)(const char*, void**, int, unsigned long long) = dlsym(library, "cuGetProcAddress");
+  return get == NULL || get(base, &function, version, 0) != 0 ? NULL : function;
+}
+
+/* As cudart does: the resolver by the resolver. */
+static void* through_itself(void* library, const char* base, int version) {
+  void* function = NULL;
+  int status = -1;
+  int (*get)(const char*, void**, int, unsigned long long, int*) = proc_address(library, 1, "cuGetProcAddress", 12000);
+  return get == NULL || get(base, &function, version, 0, &status) != 0 ? NULL : function;
+}
+
+static int find_functions(const char* route) {
+#ifdef PROBE_LINKED
+#define TAKE(name, base, version, arguments) driver.name = name;
+  PROBE_FUNCTIONS(TAKE)
+#undef TAKE
+  if (strcmp(route, "linked") == 0) return 0;
+#endif
+  const int is_global = strcmp(route, "default") == 0;
+  const int mode =
+      RTLD_NOW | (strcmp(route, "deepbind") == 0 ? RTLD_DEEPBIND : 0) | (is_global ? RTLD_GLOBAL : RTLD_LOCAL);
+  void* library =
+      strcmp(route, "dlmopen") == 0 ? dlmopen(LM_ID_NEWLM, "libcuda.so.1", RTLD_NOW) : dlopen("libcuda.so.1", mode);
+  if (library == NULL) {
+    fprintf(stderr, "%s\n", dlerror());
+    return -1;
+  }
+  for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
+    void* function;
+    if (strcmp(route, "proc") == 0 || strcmp(route, "proc2") == 0) {
+      function = proc_address(library, strcmp(route, "proc2") == 0, functions[i].base, functions[i].version);
+    } else if (strcmp(route, "proc_itself") == 0) {
+      function = through_itself(library, functions[i].base, functions[i].version);
+    } else if (strcmp(route, "dlvsym") == 0) {
+      /* The driver's symbols have no versions. dlsym itself has. */
+      void* (*versioned)(void*, const char*) = dlvsym(RTLD_DEFAULT, "dlsym", OLDEST_VERSION);
+      function = versioned(library, functions[i].name);
+    } else {
+      function = dlsym(is_global ? RTLD_DEFAULT : library, functions[i].name);
+    }
+    set(functions[i].slot, function);
+  }
+  return 0;
+}
+
+/* --- what it is told to do --- */
+
+static unsigned long long size_of(const char* text) {
+  char* end = NULL;
+  const unsigned long long number = text == NULL ? 0 : strtoull(text, &end, 10);
+  if (end == NULL) return 0;
+  return *end == 'M' ? number << 20 : *end == 'K' ? number << 10 : number;
+}
+
+static int use_gpu(void) {
+  static int used_by;
+  if (used_by == getpid()) return 0;
+  void* context;
+  int error = driver.cuInit(0);
+  if (error == 0) error = driver.cuDevicePrimaryCtxRetain(&context, 0);
+  if (error == 0) error = driver.cuCtxSetCurrent(context);
+  if (error == 0) used_by = getpid();
+  return error;
+}
+
+static void* set_current(void) {
+  void* context = NULL;
+  driver.cuDevicePrimaryCtxRetain(&context, 0);
+  driver.cuCtxSetCurrent(context);
+  return context;
+}
+
+struct race {
+  unsigned long long bytes;
+  int times;
+  int done;
+};
+
+static void* run_race(void* argument) {
+  struct race* race = argument;
+  set_current();
+  for (int i = 0; i < race->times; i++) {
+    unsigned long long address;
+    if (driver.cuMemAlloc_v2(&address, race->bytes) == 0) race->done++;
+  }
+  return NULL;
+}
+
+/* "race THREADS TIMES BYTES": how many allocations succeeded. */
+static void race(int threads, int times, unsigned long long bytes) {
+  pthread_t thread[64];
+  struct race races[64];
+  int done = 0;
+  for (int i = 0; i < threads; i++) {
+    races[i] = (struct race){bytes, times, 0};
+    pthread_create(&thread[i], NULL, run_race, &races[i]);
+  }
+  for (int i = 0; i < threads; i++) {
+    pthread_join(thread[i], NULL);
+    done += races[i].done;
+  }
+  printf("0 %d\n", done);
+}
+
+/* "pairs TIMES BYTES": nanoseconds for one cuMemAlloc and its cuMemFree. */
+static void pairs(int times, unsigned long long bytes) {
+  struct timespec start;
+  struct timespec end;
+  int error = 0;
+  clock_gettime(CLOCK_MONOTONIC, &start);
+  for (int i = 0; i < times && error == 0; i++) {
+    unsigned long long address;
+    error = driver.cuMemAlloc_v2(&address, bytes);
+    if (error == 0) error = driver.cuMemFree_v2(address);
+  }
+  clock_gettime(CLOCK_MONOTONIC, &end);
+  const double ns = (double)(end.tv_sec - start.tv_sec) * 1e9 + (double)(end.tv_nsec - start.tv_nsec);
+  printf("%d %.0f\n", error, ns / times);
+}
+
+static int descriptor_of_file(const char* path) {
+  return open(path, O_RDWR | O_CREAT | O_APPEND, 0600);
+}
+
+/* "close_all PATH": closes every descriptor that it did not open, and opens a file of its own under all their numbers.
+ */
+static void close_all(const char* path) {
+  for (int i = 3; i < 4096; i++) close(i);
+  int last;
+  int count = 0;
+  while ((last = descriptor_of_file(path)) >= 0 && last < 1024) count++;
+  printf("0 %d\n", count);
+}
+
+static void command(char* line);
+
+/* "fork COMMAND", "clone COMMAND": in a child. */
+static void in_child(char* line, int by_clone) {
+  fflush(stdout);
+  const pid_t child = by_clone ? (pid_t)syscall(SYS_clone, 17 /* SIGCHLD */, 0, 0, 0, 0) : fork();
+  if (child == 0) {
+    command(line);
+    fflush(stdout);
+    _exit(0);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  if (status != 0) printf("child ended with %d\n", status);
+}
+
+static char** own_arguments;
+
+static void command(char* line) {
+  char* rest = NULL;
+  const char* word = strtok_r(line, " ", &rest);
+  if (word == NULL) return;
+  if (strcmp(word, "fork") == 0) return in_child(rest, 0);
+  if (strcmp(word, "clone") == 0) return in_child(rest, 1);
+  const char* first = strtok_r(NULL, " ", &rest);
+  const char* second = strtok_r(NULL, " ", &rest);
+  const char* third = strtok_r(NULL, " ", &rest);
+  if (strcmp(word, "exec") == 0) {
+    execv("/proc/self/exe", own_arguments);
+    printf("%d\n", errno);
+  } else if (strcmp(word, "getpid") == 0) {
+    printf("0 %d\n", getpid());
+  } else if (strcmp(word, "missing") == 0) { /* functions that this route does not find */
+    int count = 0;
+    for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
+      void* function;
+      memcpy(&function, (char*)&driver + functions[i].slot, sizeof function);
+      count += function == NULL;
+    }
+    printf("0 %d\n", count);
+  } else if (strcmp(word, "find") == 0) { /* a symbol of the global scope */
+    dlerror();
+    void* found = dlsym(RTLD_DEFAULT, first);
+    const char* error = dlerror();
+    printf("0 %s %s\n", found == NULL ? "no" : "yes", error == NULL ? "no error" : "error");
+  } else if (strcmp(word, "close_all") == 0) {
+    close_all(first);
+  } else {
+    int error = use_gpu();
+    if (error != 0) {
+      printf("%d\n", error);
+    } else if (strcmp(word, "race") == 0) {
+      race(atoi(first), atoi(second), size_of(third));
+    } else if (strcmp(word, "pairs") == 0) {
+      pairs(atoi(first), size_of(second));
+    } else if (strcmp(word, "info") == 0) {
+      size_t left = 0;
+      size_t total = 0;
+      error = driver.cuMemGetInfo_v2(&left, &total);
+      printf("%d %zu %zu\n", error, left, total);
+    } else if (strcmp(word, "total") == 0) {
+      size_t total = 0;
+      error = driver.cuDeviceTotalMem_v2(&total, 0);
+      printf("%d %zu\n", error, total);
+    } else {
+      probe_kinds(word, first == NULL ? "" : first, second == NULL ? "" : second);
+    }
+  }
+}
+
+int main(int count, char** arguments) {
+  static char line[4096];
+  if (count < 2 || find_functions(arguments[1]) != 0) return 2;
+  own_arguments = arguments;
+  setvbuf(stdin, NULL, _IONBF, 0); /* exec leaves what was not read */
+  while (fgets(line, sizeof line, stdin) != NULL) {
+    line[strcspn(line, "\n")] = '\0';
+    command(line);
+    fflush(stdout);
+  }
+  return 0;
+}
