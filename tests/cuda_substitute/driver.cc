@@ -240,63 +240,9 @@ CUresult cuStreamSynchronize(CUstream stream) {
       if (const CUresult error = driver.CheckStream(state); error != CUDA_SUCCESS) return error;
     }
     WaitForStream(driver, state);
+    AfterSynchronize(driver);
     return CUDA_SUCCESS;
   });
-}
-
-CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
-  return ContextCall("cuStreamIsCapturing", [&](Driver& driver) {
-    const Lock lock(driver.mu());
-    const StreamState* const state = driver.Stream(stream);
-    if (state == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-    *status = state->capture;
-    return driver.CheckImplicit(*state, /*disturbs=*/false);
-  });
-}
-
-CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode) {
-  return ContextCall("cuStreamBeginCapture", [&](Driver& driver) {
-    const Lock lock(driver.mu());
-    StreamState* const state = driver.Stream(stream);
-    if (state == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-    if (reinterpret_cast<uintptr_t>(stream) <= 1) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    if (state->capturing()) return CUDA_ERROR_ILLEGAL_STATE;
-    state->capture = CU_STREAM_CAPTURE_STATUS_ACTIVE;
-    state->capture_mode = mode;
-    state->capture_thread = std::this_thread::get_id();
-    return CUDA_SUCCESS;
-  });
-}
-
-CUresult cuStreamEndCapture(CUstream stream, CUgraph* graph) {
-  return ContextCall("cuStreamEndCapture", [&](Driver& driver) {
-    *graph = nullptr;
-    const Lock lock(driver.mu());
-    StreamState* const state = driver.Stream(stream);
-    if (state == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-    if (!state->capturing()) return CUDA_ERROR_ILLEGAL_STATE;
-    if (state->capture_mode != CU_STREAM_CAPTURE_MODE_RELAXED && state->capture_thread != std::this_thread::get_id()) {
-      return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
-    }
-    const bool valid = state->capture == CU_STREAM_CAPTURE_STATUS_ACTIVE;
-    state->capture = CU_STREAM_CAPTURE_STATUS_NONE;
-    if (!valid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-    *graph = reinterpret_cast<CUgraph>(new char);  // which nobody can launch
-    return CUDA_SUCCESS;
-  });
-}
-
-CUresult cuGraphDestroy(CUgraph graph) {
-  return Call("cuGraphDestroy", [&](Driver&) {
-    delete reinterpret_cast<char*>(graph);
-    return CUDA_SUCCESS;
-  });
-}
-
-// Of the thread alone: no fault of a device prevents it.
-CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
-  std::swap(*mode, Thread().capture_mode);
-  return CUDA_SUCCESS;
 }
 
 // ---- Events ----
@@ -368,6 +314,7 @@ CUresult cuEventSynchronize(CUevent event) {
       until = state->done_at;
     }
     std::this_thread::sleep_until(until);
+    AfterSynchronize(driver);
     return CUDA_SUCCESS;
   });
 }

@@ -61,6 +61,28 @@
     (void* shareable, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type, unsigned long long flags))  \
   F(cuMemImportFromShareableHandle,                                                                                    \
     (CUmemGenericAllocationHandle * handle, void* shareable, CUmemAllocationHandleType type))                          \
+  F(cuDeviceGetDefaultMemPool, (CUmemoryPool * pool, CUdevice device))                                                 \
+  F(cuDeviceGetMemPool, (CUmemoryPool * pool, CUdevice device))                                                        \
+  F(cuDeviceSetMemPool, (CUdevice device, CUmemoryPool pool))                                                          \
+  F(cuMemPoolCreate, (CUmemoryPool * pool, const CUmemPoolProps* properties))                                          \
+  F(cuMemPoolDestroy, (CUmemoryPool pool))                                                                             \
+  F(cuMemPoolGetAttribute, (CUmemoryPool pool, CUmemPool_attribute attribute, void* value))                            \
+  F(cuMemPoolSetAttribute, (CUmemoryPool pool, CUmemPool_attribute attribute, void* value))                            \
+  F(cuMemPoolTrimTo, (CUmemoryPool pool, size_t keep))                                                                 \
+  F(cuMemAllocAsync, (CUdeviceptr * address, size_t bytes, CUstream stream))                                           \
+  F(cuMemAllocFromPoolAsync, (CUdeviceptr * address, size_t bytes, CUmemoryPool pool, CUstream stream))                \
+  F(cuMemFreeAsync, (CUdeviceptr address, CUstream stream))                                                            \
+  F(cuGraphCreate, (CUgraph * graph, unsigned int flags))                                                              \
+  F(cuGraphAddMemAllocNode, (CUgraphNode * node, CUgraph graph, const CUgraphNode* dependencies, size_t count,         \
+                             CUDA_MEM_ALLOC_NODE_PARAMS* parameters))                                                  \
+  F(cuGraphAddMemFreeNode,                                                                                             \
+    (CUgraphNode * node, CUgraph graph, const CUgraphNode* dependencies, size_t count, CUdeviceptr address))           \
+  F(cuGraphInstantiateWithFlags, (CUgraphExec * exec, CUgraph graph, unsigned long long flags))                        \
+  F(cuGraphLaunch, (CUgraphExec exec, CUstream stream))                                                                \
+  F(cuGraphExecDestroy, (CUgraphExec exec))                                                                            \
+  F(cuDeviceGetGraphMemAttribute, (CUdevice device, CUgraphMem_attribute attribute, void* value))                      \
+  F(cuDeviceSetGraphMemAttribute, (CUdevice device, CUgraphMem_attribute attribute, void* value))                      \
+  F(cuDeviceGraphMemTrim, (CUdevice device))                                                                           \
   F(cuCtxSetCurrent, (CUcontext context))                                                                              \
   F(cuDevicePrimaryCtxReset_v2, (CUdevice device))                                                                     \
   F(cuStreamBeginCapture_v2, (CUstream stream, CUstreamCaptureMode mode))                                              \
@@ -73,6 +95,12 @@
   F(cuMemcpyDtoH_v2, _ptds, (void* to, CUdeviceptr from, size_t bytes), (to, from, bytes))                      \
   F(cuMemsetD8Async, _ptsz, (CUdeviceptr address, unsigned char value, size_t bytes, CUstream stream),          \
     (address, value, bytes, PerThread(stream)))                                                                 \
+  F(cuMemAllocAsync, _ptsz, (CUdeviceptr * address, size_t bytes, CUstream stream),                             \
+    (address, bytes, PerThread(stream)))                                                                        \
+  F(cuMemAllocFromPoolAsync, _ptsz, (CUdeviceptr * address, size_t bytes, CUmemoryPool pool, CUstream stream),  \
+    (address, bytes, pool, PerThread(stream)))                                                                  \
+  F(cuMemFreeAsync, _ptsz, (CUdeviceptr address, CUstream stream), (address, PerThread(stream)))                \
+  F(cuGraphLaunch, _ptsz, (CUgraphExec exec, CUstream stream), (exec, PerThread(stream)))                       \
   F(cuStreamQuery, _ptsz, (CUstream stream), (PerThread(stream)))                                               \
   F(cuStreamSynchronize, _ptsz, (CUstream stream), (PerThread(stream)))                                         \
   F(cuStreamIsCapturing, _ptsz, (CUstream stream, CUstreamCaptureStatus * status), (PerThread(stream), status)) \

@@ -139,6 +139,7 @@ CUresult cuCtxSynchronize() {
       if (const CUresult error = driver.CheckWhole(CurrentContext()); error != CUDA_SUCCESS) return error;
     }
     WaitForContext(driver);
+    AfterSynchronize(driver);
     return CUDA_SUCCESS;
   });
 }

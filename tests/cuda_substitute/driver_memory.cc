@@ -55,6 +55,7 @@ CUresult cuMemFree_v2(CUdeviceptr address) {
     Hold hold;
     {
       const Lock lock(driver.mu());
+      if (FreeInPool(driver, pointer, nullptr) || FreeOfGraph(driver, pointer, nullptr)) return CUDA_SUCCESS;
       const Mapping* const mapping = driver.MappingAt(pointer);
       if (mapping == nullptr || (mapping->kind != Kind::kAllocated && mapping->kind != Kind::kManaged)) {
         return CUDA_ERROR_INVALID_VALUE;
@@ -94,13 +95,21 @@ CUresult cuMemFreeHost(void* address) {
   });
 }
 
+// What `address` is in, of the device. REQUIRES: the lock is held.
+static std::optional<std::pair<char*, uint64_t>> AllocationAt(Driver& driver, const char* address) {
+  const auto* const found = driver.MappingOf(address);
+  if (found == nullptr) return std::nullopt;
+  if (found->second.kind == Kind::kPool) return PoolAllocationAt(driver, address);
+  return std::make_pair(found->first, found->second.bytes);
+}
+
 CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* bytes, CUdeviceptr address) {
   return ContextCall("cuMemGetAddressRange", [&](Driver& driver) {
     const Lock lock(driver.mu());
-    const auto* const found = driver.MappingOf(PointerTo(address));
-    if (found == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    const std::optional<std::pair<char*, uint64_t>> found = AllocationAt(driver, PointerTo(address));
+    if (!found.has_value()) return CUDA_ERROR_INVALID_VALUE;
     if (base != nullptr) *base = AddressOf(found->first);
-    if (bytes != nullptr) *bytes = found->second.bytes;
+    if (bytes != nullptr) *bytes = found->second;
     return CUDA_SUCCESS;
   });
 }
@@ -116,7 +125,8 @@ CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdevi
     const Lock lock(driver.mu());
     const auto* const device = driver.MappingOf(PointerTo(address));
     const auto* const host = driver.HostMemoryOf(PointerTo(address));
-    if (device == nullptr && host == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    const std::optional<std::pair<char*, uint64_t>> allocation = AllocationAt(driver, PointerTo(address));
+    if (!allocation.has_value() && host == nullptr) return CUDA_ERROR_INVALID_VALUE;
     const bool managed = device != nullptr && device->second.kind == Kind::kManaged;
     const int context = device != nullptr ? device->second.context : host->second.context;
     switch (attribute) {
@@ -141,10 +151,10 @@ CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdevi
         Give<int>(data, device != nullptr ? driver.Ordinal(device->second.hold.device) : DeviceOf(context));
         return CUDA_SUCCESS;
       case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-        Give(data, AddressOf(device != nullptr ? device->first : host->first));
+        Give(data, AddressOf(device != nullptr ? allocation->first : host->first));
         return CUDA_SUCCESS;
       case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-        Give<size_t>(data, device != nullptr ? device->second.bytes : host->second.bytes);
+        Give<size_t>(data, device != nullptr ? allocation->second : host->second.bytes);
         return CUDA_SUCCESS;
       case CU_POINTER_ATTRIBUTE_MAPPED:
         Give<int>(data, 1);

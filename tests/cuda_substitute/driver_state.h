@@ -41,12 +41,19 @@ constexpr int kMaxContexts = 1024;            // of a device, in the life of a p
 constexpr int kNoContext = -1;
 constexpr uint64_t kHandleMark = 0x76726d6275696463;
 
+// Of a graph: takes memory, or frees it.
+struct GraphNode {
+  char* address = nullptr;
+  bool frees = false;
+};
+
 struct StreamState {
   int context = 0;
   bool blocking = true;  // waits for the default stream, and it for this one
   CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
   CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
   std::thread::id capture_thread;  // that began it
+  std::vector<GraphNode> captured;
   Clock::time_point busy_until;
 
   bool capturing() const { return capture != CU_STREAM_CAPTURE_STATUS_NONE; }
@@ -135,8 +142,22 @@ inline uint64_t RoundUp(uint64_t bytes, uint64_t unit) {
 
 class Driver;
 
-// Of driver_arrays.cc: ends a context's arrays. REQUIRES: the driver's lock is held.
+// ---- Of the files beside this one. REQUIRES, of all but AfterSynchronize(): the driver's lock is held ----
+
+// Ends a context's arrays.
 void EndArrays(Driver& driver, int context);
+// The allocation from a pool that `address` is in.
+std::optional<std::pair<char*, uint64_t>> PoolAllocationAt(Driver& driver, const char* address);
+// Frees what cuMemAllocAsync() gave, when the work of `stream` is done; at once where there is none. False: there is no
+// such allocation.
+bool FreeInPool(Driver& driver, const char* address, const StreamState* stream);
+// The same for what the launch of a graph took.
+bool FreeOfGraph(Driver& driver, char* address, const StreamState* stream);
+// A capture notes a call.
+CUresult CaptureAllocation(Driver& driver, CUdeviceptr* address, size_t bytes, StreamState& stream);
+CUresult CaptureFree(Driver& driver, char* address, StreamState& stream);
+// Pools give back what they need not keep.
+void AfterSynchronize(Driver& driver);
 
 class Driver {
  public:
@@ -262,8 +283,8 @@ class Driver {
     return it == streams_.end() ? nullptr : it->second.get();
   }
   CUstream AddStream(bool blocking) {
-    auto state = std::make_unique<StreamState>(
-        StreamState{.context = CurrentContext(), .blocking = blocking, .capture_thread = {}, .busy_until = {}});
+    auto state = std::make_unique<StreamState>(StreamState{
+        .context = CurrentContext(), .blocking = blocking, .capture_thread = {}, .captured = {}, .busy_until = {}});
     auto* const stream = reinterpret_cast<CUstream>(state.get());
     streams_[stream] = std::move(state);
     return stream;

@@ -75,6 +75,26 @@
   F(cuMemSetAccess, 10020, cuMemSetAccess)                                               \
   F(cuMemExportToShareableHandle, 10020, cuMemExportToShareableHandle)                   \
   F(cuMemImportFromShareableHandle, 10020, cuMemImportFromShareableHandle)               \
+  F(cuDeviceGetDefaultMemPool, 11020, cuDeviceGetDefaultMemPool)                         \
+  F(cuDeviceGetMemPool, 11020, cuDeviceGetMemPool)                                       \
+  F(cuDeviceSetMemPool, 11020, cuDeviceSetMemPool)                                       \
+  F(cuMemPoolCreate, 11020, cuMemPoolCreate)                                             \
+  F(cuMemPoolDestroy, 11020, cuMemPoolDestroy)                                           \
+  F(cuMemPoolGetAttribute, 11020, cuMemPoolGetAttribute)                                 \
+  F(cuMemPoolSetAttribute, 11020, cuMemPoolSetAttribute)                                 \
+  F(cuMemPoolTrimTo, 11020, cuMemPoolTrimTo)                                             \
+  F(cuMemAllocAsync, 11020, cuMemAllocAsync)                                             \
+  F(cuMemAllocFromPoolAsync, 11020, cuMemAllocFromPoolAsync)                             \
+  F(cuMemFreeAsync, 11020, cuMemFreeAsync)                                               \
+  F(cuGraphCreate, 10000, cuGraphCreate)                                                 \
+  F(cuGraphAddMemAllocNode, 11040, cuGraphAddMemAllocNode)                               \
+  F(cuGraphAddMemFreeNode, 11040, cuGraphAddMemFreeNode)                                 \
+  F(cuGraphInstantiateWithFlags, 11040, cuGraphInstantiateWithFlags)                     \
+  F(cuGraphLaunch, 10000, cuGraphLaunch)                                                 \
+  F(cuGraphExecDestroy, 10000, cuGraphExecDestroy)                                       \
+  F(cuDeviceGetGraphMemAttribute, 11040, cuDeviceGetGraphMemAttribute)                   \
+  F(cuDeviceSetGraphMemAttribute, 11040, cuDeviceSetGraphMemAttribute)                   \
+  F(cuDeviceGraphMemTrim, 11040, cuDeviceGraphMemTrim)                                   \
   F(cuStreamCreate, 2000, cuStreamCreate)                                                \
   F(cuStreamDestroy, 4000, cuStreamDestroy_v2)                                           \
   F(cuStreamQuery, 2000, cuStreamQuery)                                                  \
@@ -91,15 +111,19 @@
   F(cuEventSynchronize, 2000, cuEventSynchronize)
 
 // F(base name, version, function without the suffix, suffix).
-#define VRAMBROKER_CUDA_PER_THREAD_SYMBOLS(F)                    \
-  F(cuMemcpyHtoD, 7000, cuMemcpyHtoD_v2, _ptds)                  \
-  F(cuMemcpyDtoH, 7000, cuMemcpyDtoH_v2, _ptds)                  \
-  F(cuMemsetD8Async, 7000, cuMemsetD8Async, _ptsz)               \
-  F(cuStreamQuery, 7000, cuStreamQuery, _ptsz)                   \
-  F(cuStreamSynchronize, 7000, cuStreamSynchronize, _ptsz)       \
-  F(cuStreamIsCapturing, 10000, cuStreamIsCapturing, _ptsz)      \
-  F(cuStreamBeginCapture, 10010, cuStreamBeginCapture_v2, _ptsz) \
-  F(cuStreamEndCapture, 10000, cuStreamEndCapture, _ptsz)        \
+#define VRAMBROKER_CUDA_PER_THREAD_SYMBOLS(F)                       \
+  F(cuMemcpyHtoD, 7000, cuMemcpyHtoD_v2, _ptds)                     \
+  F(cuMemcpyDtoH, 7000, cuMemcpyDtoH_v2, _ptds)                     \
+  F(cuMemsetD8Async, 7000, cuMemsetD8Async, _ptsz)                  \
+  F(cuMemAllocAsync, 11020, cuMemAllocAsync, _ptsz)                 \
+  F(cuMemAllocFromPoolAsync, 11020, cuMemAllocFromPoolAsync, _ptsz) \
+  F(cuMemFreeAsync, 11020, cuMemFreeAsync, _ptsz)                   \
+  F(cuGraphLaunch, 10000, cuGraphLaunch, _ptsz)                     \
+  F(cuStreamQuery, 7000, cuStreamQuery, _ptsz)                      \
+  F(cuStreamSynchronize, 7000, cuStreamSynchronize, _ptsz)          \
+  F(cuStreamIsCapturing, 10000, cuStreamIsCapturing, _ptsz)         \
+  F(cuStreamBeginCapture, 10010, cuStreamBeginCapture_v2, _ptsz)    \
+  F(cuStreamEndCapture, 10000, cuStreamEndCapture, _ptsz)           \
   F(cuEventRecord, 7000, cuEventRecord, _ptsz)
 
 #ifdef PFN_cuGetProcAddress  // the toolkit's cudaTypedefs.h, which has a type for each version of each function
