@@ -144,6 +144,7 @@ Json ToJson(const v1::Claim& claim) {
           {"created", absl::FormatTime(absl::RFC3339_full, TimeOf(claim.created()), absl::UTCTimeZone())},
           {"socket_dir", claim.socket_dir()},
           {"rule", claim.rule()},
+          {"maker_pid", claim.maker_pid() != 0 ? Json(claim.maker_pid()) : Json(nullptr)},
           {"sessions", claim.sessions()},
           {"refusals", claim.refusals()},
           {"devices", std::move(devices)}};

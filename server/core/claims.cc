@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/core/claims.h"
 
+#include <poll.h>
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "allocator/base/utf8.h"
 #include "allocator/device/process_files.h"
+#include "server/identity/process_watch.h"
 
 namespace vrambroker {
 namespace {
@@ -58,8 +60,8 @@ void Claims::Submit(const std::function<void(absl::StatusOr<Result>)>& done,
   done(absl::ResourceExhaustedError("too many claims are being changed at a time; try again"));
 }
 
-void Claims::Create(const std::string& name, const ClaimTerms& terms, const Done& done) {
-  Submit<Claim>(done, [this, name, terms] { return CreateNow(name, terms); });
+void Claims::Create(const std::string& name, const ClaimTerms& terms, const Done& done, const ClaimMaker& maker) {
+  Submit<Claim>(done, [this, name, terms, maker] { return CreateNow(name, terms, maker); });
 }
 
 void Claims::Update(const std::string& name, const ClaimChange& change, const Done& done) {
@@ -127,23 +129,42 @@ void Claims::Put(const Claim& claim) {
   const size_t sessions = is_there ? kept.sessions : 0;
   const std::string rule = is_there ? kept.rule : claim.rule;
   const std::optional<RuleTerms> rule_terms = is_there ? kept.rule_terms : claim.rule_terms;
+  const bool has_lost_maker = is_there && kept.has_lost_maker;
   kept = claim;
   kept.sessions = sessions;
   kept.rule = rule;
   kept.rule_terms = rule_terms;
+  kept.has_lost_maker = claim.has_lost_maker || has_lost_maker;
   names_[claim.id] = claim.name;
 }
 
 // ---- Removing ----
 
 void Claims::Tick() {
-  RemoveEmpty();
-  if ((!any_unserved_ && !any_rule_unapplied_) || is_stopping_) return;
   const SteadyTime now = std::chrono::steady_clock::now();
-  if (now < next_try_) return;
-  next_try_ = now + kBetweenTries;
+  const bool is_time = now >= next_try_;
+  if (is_time) next_try_ = now + kBetweenTries;
+  LookAtMakers(/*all=*/is_time);
+  RemoveEmpty();
+  if (!is_time || is_stopping_) return;
   if (any_unserved_) (void)changes_->Submit([this] { ServeAgain(); });
   if (any_rule_unapplied_) (void)changes_->Submit([this] { ApplyRulesAgain(); });
+}
+
+void Claims::LookAtMakers(bool all) {
+  MutexLock lock(mu_);
+  for (auto it = makers_.begin(); it != makers_.end();) {
+    Claim& claim = claims_.at(names_.at(it->first));
+    pollfd ended = {.fd = it->second == nullptr ? -1 : it->second->get(), .events = POLLIN, .revents = 0};
+    const bool has_ended = ended.fd >= 0 ? poll(&ended, 1, 0) == 1 : all && HasEnded(*claim.maker);
+    if (!has_ended) {
+      ++it;
+      continue;
+    }
+    claim.has_lost_maker = true;
+    any_leaving_ = true;
+    it = makers_.erase(it);
+  }
 }
 
 void Claims::RemoveEmpty() {
@@ -159,7 +180,7 @@ void Claims::RemoveEmptyNow() {
   any_leaving_ = false;  // what leaves from now on is looked at by the next call
   bool any_left = false;
   for (const Claim& claim : GetAll()) {
-    if (claim.state == ClaimState::kActive && claim.rule.empty()) continue;
+    if (claim.state == ClaimState::kActive && claim.rule.empty() && !claim.has_lost_maker) continue;
     // Also those that were being opened when it was revoked.
     if (claim.state == ClaimState::kRevoked) EndSessionsOf(claim);
     if (is_stopping_) continue;
@@ -194,6 +215,7 @@ bool Claims::RemoveIfEmpty(const Claim& claim) {
     MutexLock lock(mu_);
     if (claims_.at(claim.name).sessions > 0) return false;
     names_.erase(claim.id);
+    makers_.erase(claim.id);
     claims_.erase(claim.name);
   }
   for (SegmentPool* pool : pools_) pool->CloseClaim(claim.id);
@@ -219,8 +241,12 @@ void Claims::Restore(std::vector<Claim> claims) {
           .Write(spdlog::level::err);
     }
     options_.added(claim);
+    claim.has_lost_maker = claim.maker.has_value() && HasEnded(*claim.maker);
     Put(claim);
-    if (claim.state != ClaimState::kActive) any_leaving_ = true;
+    if (claim.state != ClaimState::kActive || claim.has_lost_maker) any_leaving_ = true;
+    if (!claim.maker.has_value() || claim.has_lost_maker) continue;
+    MutexLock lock(mu_);
+    makers_.emplace(claim.id, nullptr);
   }
 }
 

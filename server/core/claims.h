@@ -70,14 +70,23 @@ struct Claim {
   std::string rule;
   // What its rule says. `terms` lacks the guarantee for as long as that cannot be given.
   std::optional<RuleTerms> rule_terms;
-  SteadyTime next_try = SteadyTime::min();    // to give it; min(): it has not been tried
-  bool is_being_made = false;                 // it is not served yet
+  SteadyTime next_try = SteadyTime::min();  // to give it; min(): it has not been tried
+  bool is_being_made = false;               // it is not served yet
+  // The process that it goes with. When that has gone the claim is removed as soon as it has nothing.
+  std::optional<ProcessId> maker{};
+  bool has_lost_maker = false;
   size_t sessions = 0;                        // open, or being opened
   SteadyTime keep_until = SteadyTime::min();  // even if it is to be removed, and has nothing
 };
 
 // A line of the log that names the claim.
 LogLine ClaimLine(absl::string_view event, const Claim& claim);
+
+// Who makes a claim.
+struct ClaimMaker {
+  Caller caller;
+  bool is_ephemeral = false;  // the claim goes with its process
+};
 
 // What is to be changed; none: nothing.
 struct ClaimChange {
@@ -135,7 +144,8 @@ class Claims {
 
   using Done = std::function<void(absl::StatusOr<Claim>)>;
   // Errors as those of the RPCs CreateClaim, UpdateClaim and DeleteClaim. Nothing has changed after an error.
-  void Create(const std::string& name, const ClaimTerms& terms, const Done& done);
+  // An empty name is chosen here, for a claim that goes with a process.
+  void Create(const std::string& name, const ClaimTerms& terms, const Done& done, const ClaimMaker& maker = {});
   void Update(const std::string& name, const ClaimChange& change, const Done& done);
   // Answers with the claim as it stands, or as it stood: is_removed.
   struct Deleted {
@@ -192,7 +202,7 @@ class Claims {
 
  private:
   // What changes claims; on a worker.
-  absl::StatusOr<Claim> CreateNow(const std::string& name, const ClaimTerms& terms)
+  absl::StatusOr<Claim> CreateNow(const std::string& name, const ClaimTerms& terms, const ClaimMaker& maker)
       ABSL_LOCKS_EXCLUDED(making_mu_, mu_);
   absl::StatusOr<Claim> UpdateNow(const std::string& name, const ClaimChange& change) ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<Deleted> DeleteNow(const std::string& name, bool revoke) ABSL_LOCKS_EXCLUDED(mu_);
@@ -229,6 +239,8 @@ class Claims {
   // Undoes what was done for a claim that could not be created. Returns `why`.
   absl::Status GiveUp(const Claim& claim, bool is_saved, absl::Status why) ABSL_LOCKS_EXCLUDED(mu_);
   void ServeAgain() ABSL_LOCKS_EXCLUDED(mu_);
+  // Claims whose makers have ended may be removed from now on. `all`: those without a descriptor, too.
+  void LookAtMakers(bool all) ABSL_LOCKS_EXCLUDED(mu_);
   void NoteHolder(pid_t process, ClaimId claim) const ABSL_LOCKS_EXCLUDED(mu_);
   void EndSessionsOf(const Claim& claim);
   // Unless somebody has entered: nobody enters from then on, and the pools know nothing of it.
@@ -271,6 +283,8 @@ class Claims {
   absl::btree_map<std::string, Claim, std::less<>> claims_ ABSL_GUARDED_BY(mu_);
   absl::btree_map<ClaimId, std::string> names_ ABSL_GUARDED_BY(mu_);
   absl::btree_map<ProcessId, std::string> earlier_ ABSL_GUARDED_BY(mu_);
+  // Of claims whose makers live: what can be read when these end; null: not known.
+  absl::btree_map<ClaimId, std::shared_ptr<const UniqueFd>> makers_ ABSL_GUARDED_BY(mu_);
   uint64_t next_id_ ABSL_GUARDED_BY(mu_) = 1;
 };
 

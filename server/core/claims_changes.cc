@@ -3,6 +3,8 @@
 // Claims: what operators change of them. On a worker, one after the other. A daemon that is killed in between has the
 // old claim or the new one: a guarantee, which may be refused, comes first, then the file, then what holds at once.
 #include <algorithm>
+#include <atomic>
+#include <random>
 #include <utility>
 
 #include "absl/algorithm/container.h"
@@ -10,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "allocator/base/bytes.h"
 #include "allocator/base/utf8.h"
+#include "allocator/device/process_files.h"
 #include "server/base/saturating.h"
 #include "server/core/claims.h"
 #include "server/pool/segment_refusal.h"
@@ -50,6 +53,12 @@ absl::Status CheckLabels(const absl::btree_map<std::string, std::string>& labels
     }
   }
   return absl::OkStatus();
+}
+
+// "u1000.run-4711-3fa2": of the user and the process.
+std::string NameFor(const Caller& maker) {
+  static std::atomic<uint64_t> last{std::random_device()()};
+  return absl::StrCat("u", maker.uid, ".run-", maker.pid, "-", absl::Hex(last++ & 0xffff, absl::kZeroPad4));
 }
 
 struct Answered {
@@ -233,7 +242,9 @@ absl::Status Claims::Save(const Claim* changed, const Claim* removed) const {
   return Unusable(options_.hooks.save(all));
 }
 
-absl::StatusOr<Claim> Claims::CreateNow(const std::string& name, const ClaimTerms& terms) {
+absl::StatusOr<Claim> Claims::CreateNow(const std::string& asked_name, const ClaimTerms& terms,
+                                        const ClaimMaker& maker) {
+  const std::string name = asked_name.empty() && maker.is_ephemeral ? NameFor(maker.caller) : asked_name;
   if (absl::Status status = CheckClaimName(name); !status.ok()) return status;
   if (absl::Status status = options_.hooks.check_name(name); !status.ok()) return status;
   if (absl::Status status = CheckDevices(terms); !status.ok()) return status;
@@ -241,6 +252,9 @@ absl::StatusOr<Claim> Claims::CreateNow(const std::string& name, const ClaimTerm
   if (absl::Status status = CheckGuaranteeFits(terms); !status.ok()) return status;
   if (absl::Status status = CheckHasAnything(terms); !status.ok()) return status;
   Claim claim{.name = name, .terms = terms, .created = std::chrono::system_clock::now()};
+  if (maker.is_ephemeral) {
+    claim.maker = ProcessId{.pid = maker.caller.pid, .started = StartOf(maker.caller.pid)};
+  }
   {
     MutexLock lock(mu_);
     if (const auto it = claims_.find(name); it != claims_.end()) return ThereIs(it->second);
@@ -272,6 +286,7 @@ absl::StatusOr<Claim> Claims::CreateNow(const std::string& name, const ClaimTerm
     MutexLock lock(mu_);
     if (status.ok()) {
       claims_.at(name).is_being_made = false;
+      if (maker.is_ephemeral) makers_.emplace(claim.id, maker.caller.pidfd);
     } else {
       names_.erase(claim.id);
       claims_.erase(name);

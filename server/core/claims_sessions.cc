@@ -235,7 +235,7 @@ void Claims::Leave(ClaimId claim) {
     const auto name = names_.find(claim);
     if (name == names_.end()) return;
     Claim& of = claims_.at(name->second);
-    if (--of.sessions == 0 && !of.rule.empty()) any_leaving_ = true;
+    if (--of.sessions == 0 && (!of.rule.empty() || of.has_lost_maker)) any_leaving_ = true;
   }
   RemoveEmpty();
 }

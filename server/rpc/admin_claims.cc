@@ -32,11 +32,15 @@ grpc::ServerUnaryReactor* AdminService::CreateClaim(grpc::CallbackServerContext*
   if (!asker->terms.rights.admin) return Reply(context, asker->Refusal("create claims", "ADMIN"));
   const absl::StatusOr<ClaimTerms> terms = FromProto(request->terms(), asker->caller.uid);
   if (!terms.ok()) return Reply(context, terms.status());
+  const ClaimMaker maker{.caller = asker->caller, .is_ephemeral = request->ephemeral()};
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  broker_.claims().Create(request->name(), *terms, [this, reactor, response](const absl::StatusOr<Claim>& claim) {
-    if (claim.ok()) *response->mutable_claim() = Describe(*claim);
-    reactor->Finish(ToGrpc(claim.status()));
-  });
+  broker_.claims().Create(
+      request->name(), *terms,
+      [this, reactor, response](const absl::StatusOr<Claim>& claim) {
+        if (claim.ok()) *response->mutable_claim() = Describe(*claim);
+        reactor->Finish(ToGrpc(claim.status()));
+      },
+      maker);
   return reactor;
 }
 

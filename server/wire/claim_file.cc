@@ -69,10 +69,14 @@ absl::StatusOr<std::vector<Claim>> LoadClaims(const std::string& path) {
     // Nobody's: who owns a claim is always in the file.
     absl::StatusOr<ClaimTerms> terms = FromProto(from.terms(), /*caller=*/0);
     if (!terms.ok()) return unreadable(absl::StrCat("claim '", from.name(), "': ", terms.status().message()));
-    claims.push_back({.name = from.name(),
-                      .terms = *std::move(terms),
-                      .state = StateOf(from.state()),
-                      .created = std::chrono::system_clock::time_point(std::chrono::microseconds(from.created_us()))});
+    Claim claim{.name = from.name(),
+                .terms = *std::move(terms),
+                .state = StateOf(from.state()),
+                .created = std::chrono::system_clock::time_point(std::chrono::microseconds(from.created_us()))};
+    if (from.maker_pid() != 0) {
+      claim.maker = ProcessId{.pid = from.maker_pid(), .started = from.maker_started()};
+    }
+    claims.push_back(std::move(claim));
   }
   return claims;
 }
@@ -85,6 +89,10 @@ absl::Status SaveClaims(const std::string& path, const std::vector<Claim>& claim
     *to->mutable_terms() = ToProto(claim.terms);
     to->set_state(SavedStateOf(claim.state));
     to->set_created_us(std::chrono::duration_cast<std::chrono::microseconds>(claim.created.time_since_epoch()).count());
+    if (claim.maker.has_value()) {
+      to->set_maker_pid(claim.maker->pid);
+      to->set_maker_started(claim.maker->started);
+    }
   }
   std::string text;
   google::protobuf::TextFormat::PrintToString(saved, &text);

@@ -159,6 +159,7 @@ v1::Claim ToProto(const ClaimView& info, const std::string& socket_dir) {
   *claim.mutable_created() = ToProto(info.claim.created);
   if (info.claim.rule.empty()) claim.set_socket_dir(ClaimDir(socket_dir, info.claim.name));
   claim.set_rule(info.claim.rule);
+  if (info.claim.maker.has_value()) claim.set_maker_pid(info.claim.maker->pid);
   claim.set_sessions(static_cast<uint32_t>(info.claim.sessions));
   uint64_t refusals = 0;
   for (size_t ordinal = 0; ordinal < info.devices.size(); ++ordinal) {

@@ -70,6 +70,7 @@ std::string ClaimText(const v1::Claim& claim, const UserNames& user_name) {
   add("sessions", absl::StrCat(claim.sessions()));
   add("refused", Counted(claim.refusals(), "request"));
   if (claim.rule().empty()) {
+    if (claim.maker_pid() != 0) add("goes with", absl::StrCat("process ", claim.maker_pid()));
     add("sockets", Printable(claim.socket_dir()));
   } else {
     add("made by", absl::StrCat("rule ", Printable(claim.rule()), ", for as long as it has sessions"));
