@@ -104,11 +104,16 @@ void CheckValues(const CLI::App& app, const std::vector<std::string>& words) {
 std::string UsageOf(const CLI::App& app) {
   const bool has_commands = !app.get_subcommands([](const CLI::App*) { return true; }).empty();
   std::string usage = absl::StrCat(FullName(app), has_commands ? " COMMAND [ARGUMENTS]" : "");
+  std::string last;  // what stands behind the options
   for (const CLI::Option* argument : Arguments(app)) {
     const std::string name = argument->get_type_name();
-    absl::StrAppend(&usage, " ", argument->get_required() ? name : absl::StrCat("[", name, "]"));
+    if (absl::StartsWith(name, "-- ")) {
+      last = absl::StrCat(" ", name);
+    } else {
+      absl::StrAppend(&usage, " ", argument->get_required() ? name : absl::StrCat("[", name, "]"));
+    }
   }
-  return absl::StrCat(usage, " [OPTIONS]");
+  return absl::StrCat(usage, " [OPTIONS]", last);
 }
 
 void AppendArguments(const CLI::App& app, std::string* out) {

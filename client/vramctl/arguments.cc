@@ -153,6 +153,7 @@ CommandLine::CommandLine()
   AddCommandsThatShow();
   AddCommandsThatChange();
   AddClaimCommands();
+  AddRun();
   AddTools();
 }
 
@@ -396,6 +397,59 @@ void CommandLine::AddClaimCommands() {
   rm->add_flag("--wait", flags.wait, "Wait until it is removed, as long as --timeout says.")->disable_flag_override();
 }
 
+void CommandLine::AddRun() {
+  CLI::App* const run =
+      Add(kChange, "run", "Run a program that knows nothing of the daemon, within a share of the GPU.", [this] {
+        if (program_argument_.empty()) return Run(context_);
+        return absl::InvalidArgumentError(
+            absl::StrCat("'", program_argument_, "' stands before --: vramctl run [OPTIONS] -- PROGRAM [ARGUMENTS]"));
+      });
+  RunFlags& flags = context_.run;
+  // Parse() takes it, and what follows: here it is for the help.
+  run->add_option("PROGRAM", program_argument_, "What to run, with its arguments, after --.")
+      ->type_name("-- PROGRAM [ARGUMENTS]");
+  run->add_option("--limit", flags.limit,
+                  "What its processes may have together on each device: 0.4 (of the capacity) or 8GiB. Default: all.")
+      ->type_name("LIMIT");
+  run->add_option("--guarantee", flags.guarantee,
+                  "How much of each device to keep free for them: 0.25 (of the capacity) or 8GiB. For operators.")
+      ->type_name("GUARANTEE");
+  run->add_option("--device", flags.devices, "A device that they may use; may be given several times. Default: all.")
+      ->type_name("N")
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  run->add_option("--wait", flags.wait,
+                  "How long a request for memory may wait for others to give some back, such as 10m. Default: not at "
+                  "all.")
+      ->type_name("DURATION");
+  run->add_option("--claim", flags.claim,
+                  "Run it in this claim, which stays. --limit then binds each process. Default: in one of its own, "
+                  "which ends with the program.")
+      ->type_name("NAME");
+  run->add_flag("--per-process", flags.per_process,
+                "Make no claim: --limit binds each process by itself. For users whom the policy lets make none.")
+      ->disable_flag_override();
+  run->add_option("--name", flags.name, "Name of its sessions. Default: the command name of each process.")
+      ->type_name("NAME");
+  run->add_option("--managed", flags.managed,
+                  "count: managed memory (cudaMallocManaged) counts like any other; refuse: there is none. Default: "
+                  "count.")
+      ->type_name("POLICY")
+      ->check(CLI::IsMember({"count", "refuse"}));
+  run->add_flag("--if-available", flags.if_available, "Run it also without a daemon: nothing bounds its memory then.")
+      ->disable_flag_override();
+  run->footer(
+      "A preloaded library counts what the program allocates. It is a seat belt, not a\n"
+      "fence: see UNMODIFIED.md.\n"
+      "\n"
+      "Exit status:\n"
+      "  that of the program; 128 and the signal that ended it\n"
+      "  2                     Wrong use.\n"
+      "  125                   Refused or failed; the program was not run.\n"
+      "  126, 127              The program cannot be executed, was not found.\n"
+      "\n"
+      "Examples:\n  $ vramctl run --limit 0.4 --wait 10m -- python serve.py --port 8000");
+}
+
 void CommandLine::AddTools() {
   CLI::App* const hold = Add(kTools, "hold", "Allocate memory, write a pattern to it, and hold it until interrupted.",
                              [this] { return Hold(context_, value_argument_); });
@@ -530,7 +584,22 @@ absl::Status CommandLine::Unexpected() const {
                                                  takers.size() == 1 ? "does)" : "do)", see));
 }
 
+int CommandLine::TakeProgram(int argc, char** argv) {
+  int i = 1;
+  // Options of every command may come before it.
+  for (; i < argc && absl::StartsWith(argv[i], "-"); ++i) {
+    const std::string name = absl::StrReplaceAll(argv[i], {{"_", "-"}});
+    const CLI::Option* const option = app_->get_option_no_throw(name);
+    if (option != nullptr && option->get_items_expected_max() > 0) ++i;
+  }
+  if (i >= argc || std::string(argv[i]) != "run") return argc;
+  const auto end = std::find(argv + i, argv + argc, std::string("--"));
+  if (end != argv + argc) context_.run.program.assign(end + 1, argv + argc);
+  return static_cast<int>(end - argv);
+}
+
 absl::StatusOr<std::function<absl::Status()>> CommandLine::Parse(int argc, char** argv) {
+  argc = TakeProgram(argc, argv);
   // Known before the rest, so that what is wrong with the rest is said in that format.
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];

@@ -38,7 +38,10 @@ class CommandLine {
   void AddCommandsThatShow();
   void AddCommandsThatChange();
   void AddClaimCommands();
+  void AddRun();
   void AddTools();
+  // Of run: what stands after "--" is not for CLI11. How many words are left.
+  int TakeProgram(int argc, char** argv);
   // Of what CLI11 did not know.
   absl::Status Unexpected() const;
 
@@ -49,6 +52,7 @@ class CommandLine {
   double timeout_seconds_ = 0;
   std::string session_argument_;
   std::string value_argument_;
+  std::string program_argument_;
   std::vector<std::string> words_;  // of help
   CLI::AppFormatMode help_mode_ = CLI::AppFormatMode::Normal;
 };

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // vramctl: looks at a running vrambrokerd and changes what it may. Exit codes: 0 done, 1 refused or failed, 2 wrong
-// use.
+// use; of vramctl run that of its program.
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <functional>
 #include <new>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,7 @@
 #include "client/vramctl/arguments.h"
 #include "client/vramctl/commands/commands.h"
 #include "client/vramctl/completion.h"
+#include "client/vramctl/options/exit_code.h"
 #include "client/vramctl/options/refusal.h"
 
 namespace {
@@ -58,10 +60,13 @@ int main(int argc, char** argv) {
   const absl::StatusOr<std::function<absl::Status()>> command = command_line.Parse(argc, argv);
   const absl::Status status = command.ok() ? Run(*command) : command.status();
   if (status.ok()) return 0;
+  const std::optional<int> exit_code = vrambroker::vramctl::ExitCodeOf(status);
+  if (exit_code.has_value() && status.message().empty()) return *exit_code;
   if (command_line.context().json) {
     PrintErrorJson(status);
   } else {
     std::fprintf(stderr, "vramctl: %s\n", std::string(status.message()).c_str());
   }
+  if (exit_code.has_value()) return *exit_code;
   return absl::IsInvalidArgument(status) && !vrambroker::vramctl::IsRefusal(status) ? 2 : 1;
 }

@@ -23,6 +23,7 @@
 #include "client/vramctl/options/users.h"
 #include "client/vramctl/views/claim_cdi.h"
 #include "client/vramctl/views/claim_output.h"
+#include "client/vramctl/views/claim_terms.h"
 #include "client/vramctl/views/output.h"
 #include "client/vramctl/views/sessions_table.h"
 
@@ -30,28 +31,6 @@ namespace vrambroker::vramctl {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-// Nothing when the flag is not given.
-absl::Status SetLimitOf(const char* flag, const std::string& text, const std::function<v1::Limit*()>& mutable_limit) {
-  if (text.empty()) return absl::OkStatus();
-  const absl::StatusOr<Limit> limit = ParseLimit(text);
-  if (!limit.ok()) return absl::InvalidArgumentError(absl::StrCat(flag, ": ", limit.status().message()));
-  if (const uint64_t* bytes = std::get_if<uint64_t>(&*limit)) {
-    mutable_limit()->set_bytes(*bytes);
-  } else {
-    mutable_limit()->set_fraction(std::get<double>(*limit));
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<uint32_t> ParseWait(const std::string& text) {
-  absl::Duration wait;
-  if (!absl::ParseDuration(text, &wait) || wait < absl::ZeroDuration() || wait > absl::Hours(1)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--max-wait: '", text, "' is not a duration with its unit, such as 500ms, 10s or 2m, up to 1h"));
-  }
-  return static_cast<uint32_t>(absl::ToInt64Milliseconds(wait));
-}
 
 absl::Status SetOwner(const std::string& text, v1::ClaimTerms* terms) {
   if (text == "any") {
@@ -97,13 +76,6 @@ void PrintClaim(const Context& context, const v1::Claim& claim, const char* what
   for (const std::string& line : ClaimLines(claim)) std::printf("%s: %s\n", claim.name().c_str(), line.c_str());
 }
 
-absl::StatusOr<v1::Claim> ReadClaim(Daemon& daemon, const std::string& name) {
-  absl::StatusOr<v1::ListClaimsResponse> claims = ReadClaims(daemon, name);
-  if (!claims.ok()) return claims.status();
-  if (claims->claims().empty()) return absl::InternalError("the daemon has answered without the claim");
-  return std::move(*claims->mutable_claims(0));
-}
-
 }  // namespace
 
 absl::Status CreateClaim(const Context& context) {
@@ -119,14 +91,11 @@ absl::Status CreateClaim(const Context& context) {
   terms->set_priority(flags.priority.value_or(0));
   terms->set_tenant(flags.tenant);
   if (!flags.max_wait.empty()) {
-    const absl::StatusOr<uint32_t> wait = ParseWait(flags.max_wait);
+    const absl::StatusOr<uint32_t> wait = ParseWait("--max-wait", flags.max_wait);
     if (!wait.ok()) return wait.status();
     terms->set_max_wait_ms(*wait);
   }
-  for (const int device : flags.devices) {
-    if (device < 0) return absl::InvalidArgumentError("--device: must be 0 or more");
-    terms->add_devices(static_cast<uint32_t>(device));
-  }
+  if (status = SetDevices(flags.devices, terms); !status.ok()) return status;
   absl::StatusOr<Daemon> daemon = Daemon::Connect(context);
   if (!daemon.ok()) return daemon.status();
   v1::CreateClaimResponse response;
@@ -152,7 +121,7 @@ absl::Status ChangeClaim(const Context& context) {
   if (!status.ok()) return status;
   if (flags.priority.has_value()) request.set_priority(*flags.priority);
   if (!flags.max_wait.empty()) {
-    const absl::StatusOr<uint32_t> wait = ParseWait(flags.max_wait);
+    const absl::StatusOr<uint32_t> wait = ParseWait("--max-wait", flags.max_wait);
     if (!wait.ok()) return wait.status();
     request.set_max_wait_ms(*wait);
   }

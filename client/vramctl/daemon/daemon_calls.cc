@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
@@ -127,6 +128,13 @@ absl::StatusOr<v1::ListClaimsResponse> ReadClaims(Daemon& daemon, const std::str
     all.MergeFrom(part);
     if (!more) return all;
   }
+}
+
+absl::StatusOr<v1::Claim> ReadClaim(Daemon& daemon, const std::string& name) {
+  absl::StatusOr<v1::ListClaimsResponse> claims = ReadClaims(daemon, name);
+  if (!claims.ok()) return claims.status();
+  if (claims->claims().empty()) return absl::InternalError("the daemon has answered without the claim");
+  return std::move(*claims->mutable_claims(0));
 }
 
 namespace {

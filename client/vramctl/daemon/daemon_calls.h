@@ -107,6 +107,7 @@ absl::StatusOr<Overview> ReadOverview(Daemon& daemon);
 
 // The claim of this name; NotFound. Or all that the caller may see, for an empty name.
 absl::StatusOr<v1::ListClaimsResponse> ReadClaims(Daemon& daemon, const std::string& name);
+absl::StatusOr<v1::Claim> ReadClaim(Daemon& daemon, const std::string& name);
 
 // What a session holds on a device, and its history. A client that leases is asked for it.
 absl::StatusOr<HeapSnapshot> ReadSnapshot(Daemon& daemon, uint64_t session, uint32_t device);

@@ -11,6 +11,7 @@
 #include "absl/time/time.h"
 #include "client/vramctl/options/claim_flags.h"
 #include "client/vramctl/options/plan_flags.h"
+#include "client/vramctl/options/run_flags.h"
 
 namespace vrambroker::vramctl {
 
@@ -58,6 +59,7 @@ struct Context {
   PolicyFlags policy;
   ClaimFlags claim;
   PlanFlags plan;
+  RunFlags run;
   TraceFlags trace;
 };
 

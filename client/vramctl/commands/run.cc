@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// vramctl run: a program that knows nothing of the daemon, with a claim for its processes and the library that has
+// their memory counted.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "client/vramctl/commands/commands.h"
+#include "client/vramctl/daemon/daemon_calls.h"
+#include "client/vramctl/options/exit_code.h"
+#include "client/vramctl/run/child_program.h"
+#include "client/vramctl/run/preload_library.h"
+#include "client/vramctl/run/program_file.h"
+#include "client/vramctl/views/claim_terms.h"
+
+namespace vrambroker::vramctl {
+namespace {
+
+// As env, nohup and timeout have them.
+constexpr int kFailed = 125;
+constexpr int kNotExecutable = 126;
+constexpr int kNotFound = 127;
+
+// At the end: the daemon removes the claim by itself if it does not answer.
+constexpr absl::Duration kEndTimeout = absl::Seconds(5);
+
+// The program's environment.
+class Variables {
+ public:
+  Variables() {
+    for (char** variable = environ; *variable != nullptr; ++variable) all_.emplace_back(*variable);
+  }
+
+  void Remove(const std::string& name) {
+    std::erase_if(all_, [&](const std::string& variable) { return absl::StartsWith(variable, name + "="); });
+  }
+  void Set(const std::string& name, const std::string& value) {
+    Remove(name);
+    all_.push_back(absl::StrCat(name, "=", value));
+  }
+
+  const std::vector<std::string>& all() const { return all_; }
+
+ private:
+  std::vector<std::string> all_;
+};
+
+absl::Status CheckFlags(const RunFlags& flags) {
+  const auto wrong = [](const char* flag, const char* why) {
+    return absl::InvalidArgumentError(absl::StrCat(flag, ": ", why));
+  };
+  if (flags.program.empty()) {
+    return absl::InvalidArgumentError("no program given: vramctl run [OPTIONS] -- PROGRAM [ARGUMENTS]");
+  }
+  if (flags.per_process && !flags.claim.empty()) return wrong("--per-process", "cannot be combined with --claim");
+  if (!flags.claim.empty() && !flags.guarantee.empty()) {
+    return wrong("--guarantee", "cannot be combined with --claim, which has its own (vramctl claim set)");
+  }
+  if (!flags.claim.empty() && !flags.devices.empty()) {
+    return wrong("--device", "cannot be combined with --claim, which has its own");
+  }
+  if (flags.per_process && (!flags.guarantee.empty() || !flags.devices.empty())) {
+    return wrong(flags.guarantee.empty() ? "--device" : "--guarantee", "needs a claim: not with --per-process");
+  }
+  v1::ClaimTerms terms;
+  absl::Status status = SetLimitOf("--limit", flags.limit, [&] { return terms.mutable_limit(); });
+  if (status.ok()) status = SetLimitOf("--guarantee", flags.guarantee, [&] { return terms.mutable_guarantee(); });
+  if (status.ok()) status = SetDevices(flags.devices, &terms);
+  if (status.ok() && !flags.wait.empty()) status = ParseWait("--wait", flags.wait).status();
+  return status;
+}
+
+// That goes with this process.
+absl::StatusOr<v1::Claim> MakeClaim(Daemon& daemon, const RunFlags& flags) {
+  v1::CreateClaimRequest request;
+  request.set_ephemeral(true);
+  v1::ClaimTerms* const terms = request.mutable_terms();
+  absl::Status status = SetLimitOf("--limit", flags.limit, [&] { return terms->mutable_limit(); });
+  if (status.ok()) status = SetLimitOf("--guarantee", flags.guarantee, [&] { return terms->mutable_guarantee(); });
+  if (status.ok()) status = SetDevices(flags.devices, terms);
+  if (!status.ok()) return status;
+  v1::CreateClaimResponse response;
+  status = Call(daemon, &v1::Admin::Stub::CreateClaim, request, &response);
+  if (absl::IsPermissionDenied(status)) {
+    return absl::PermissionDeniedError(absl::StrCat(
+        status.message(), "; --per-process makes no claim, and bounds each process of the program by itself"));
+  }
+  if (!status.ok()) return status;
+  return std::move(*response.mutable_claim());
+}
+
+absl::StatusOr<v1::Claim> JoinClaim(Daemon& daemon, const std::string& name) {
+  absl::StatusOr<v1::Claim> claim = ReadClaim(daemon, name);
+  if (!claim.ok() || !claim->socket_dir().empty()) return claim;
+  return absl::FailedPreconditionError(absl::StrCat("--claim: '", name, "' has no sockets: the policy's rule ",
+                                                    claim->rule(),
+                                                    " puts sessions into it; --per-process does without"));
+}
+
+// The claim that the program's processes are in; without a name: none.
+absl::StatusOr<v1::Claim> ClaimFor(const Context& context, bool* has_daemon) {
+  const RunFlags& flags = context.run;
+  absl::StatusOr<Daemon> daemon = Daemon::Connect(context);
+  *has_daemon = daemon.ok();
+  if (!daemon.ok()) {
+    if (!absl::IsUnavailable(daemon.status())) return daemon.status();
+    if (flags.if_available) {
+      std::fprintf(stderr, "vramctl: %s; the program runs without it, and nothing bounds or counts its memory\n",
+                   std::string(daemon.status().message()).c_str());
+      return v1::Claim();
+    }
+    return absl::UnavailableError(
+        absl::StrCat(daemon.status().message(), "; --if-available runs the program without it"));
+  }
+  if (flags.per_process) return v1::Claim();
+  return flags.claim.empty() ? MakeClaim(*daemon, flags) : JoinClaim(*daemon, flags.claim);
+}
+
+// Of the claim that was made for the program. What lives on in the background keeps it until it ends.
+void EndClaim(const Context& context, const std::string& name) {
+  absl::StatusOr<Daemon> daemon = Daemon::Connect(context, std::min(context.timeout, kEndTimeout));
+  if (!daemon.ok()) return;  // the daemon removes it when this process has gone
+  v1::DeleteClaimRequest request;
+  request.set_name(name);
+  v1::DeleteClaimResponse response;
+  (void)Call(*daemon, &v1::Admin::Stub::DeleteClaim, request, &response);
+}
+
+absl::Status RunProgram(const Context& context) {
+  const RunFlags& flags = context.run;
+  const absl::StatusOr<std::string> path = FindProgram(flags.program.front());
+  if (!path.ok()) return WithExitCode(path.status(), absl::IsNotFound(path.status()) ? kNotFound : kNotExecutable);
+  const absl::StatusOr<std::string> library = FindPreloadLibrary();
+  if (!library.ok()) return library.status();
+  if (const std::string why = WhyNoPreload(*path); !why.empty()) {
+    std::fprintf(stderr, "vramctl: %s %s: the library cannot be loaded into it, so its memory is not counted\n",
+                 path->c_str(), why.c_str());
+  }
+  bool has_daemon = false;
+  const absl::StatusOr<v1::Claim> claim = ClaimFor(context, &has_daemon);
+  if (!claim.ok()) return claim.status();
+  const bool is_made = !claim->name().empty() && flags.claim.empty();
+
+  Variables variables;
+  variables.Set("VRAMBROKER_SOCKET_DIR", claim->name().empty() ? context.socket_dir : claim->socket_dir());
+  if (!flags.limit.empty() && is_made) {
+    variables.Remove("VRAMBROKER_LIMIT");  // the claim has it
+  } else if (!flags.limit.empty()) {
+    variables.Set("VRAMBROKER_LIMIT", flags.limit);
+  }
+  if (!flags.wait.empty()) {
+    variables.Set("VRAMBROKER_WAIT", absl::StrCat(ParseWait("--wait", flags.wait).value(), "ms"));
+  }
+  if (!flags.name.empty()) variables.Set("VRAMBROKER_NAME", flags.name);
+  if (!flags.managed.empty()) variables.Set("VRAMBROKER_MANAGED", flags.managed);
+  if (flags.if_available) variables.Set("VRAMBROKER_IF_AVAILABLE", "1");
+  const char* const preloaded = std::getenv("LD_PRELOAD");
+  variables.Set("LD_PRELOAD", LdPreloadWith(*library, preloaded == nullptr ? "" : preloaded));
+
+  const absl::StatusOr<int> code = RunChildProgram(*path, flags.program, variables.all());
+  if (is_made) EndClaim(context, claim->name());
+  if (absl::IsFailedPrecondition(code.status())) return WithExitCode(code.status(), kNotExecutable);
+  if (!code.ok()) return code.status();
+  return *code == 0 ? absl::OkStatus() : WithExitCode(absl::CancelledError(), *code);
+}
+
+}  // namespace
+
+absl::Status Run(const Context& context) {
+  if (absl::Status status = CheckFlags(context.run); !status.ok()) return status;
+  absl::Status status = RunProgram(context);
+  if (status.ok() || ExitCodeOf(status).has_value()) return status;
+  return WithExitCode(std::move(status), kFailed);
+}
+
+}  // namespace vrambroker::vramctl

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/vramctl/run/child_program.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "allocator/base/unique_fd.h"
+
+namespace vrambroker::vramctl {
+namespace {
+
+// The program gets these when this process does.
+constexpr std::array kPassedOn = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGWINCH, SIGCONT, SIGTSTP};
+
+struct Event {
+  int signal;
+  int code;      // si_code: where it comes from
+  pid_t sender;  // of one that a process has sent
+};
+
+int event_pipe = -1;  // of the handler; never closed
+
+void OnSignal(int signal, siginfo_t* info, void* /*context*/) {
+  const int before = errno;
+  const Event event = {.signal = signal, .code = info->si_code, .sender = info->si_code <= 0 ? info->si_pid : 0};
+  (void)!write(event_pipe, &event, sizeof event);
+  errno = before;
+}
+
+struct sigaction Handler() {
+  struct sigaction action = {};
+  action.sa_sigaction = OnSignal;
+  action.sa_flags = SA_SIGINFO | SA_RESTART;
+  return action;
+}
+
+// Handlers of this process, and what the program is to have in their place. Threads of gRPC may get the signals, so
+// blocking them would not do.
+class Signals {
+ public:
+  Signals() {
+    const struct sigaction handler = Handler();
+    for (const int signal : kPassedOn) {
+      struct sigaction before = {};
+      sigaction(signal, nullptr, &before);
+      if (before.sa_handler == SIG_IGN) continue;  // as nohup does: the program ignores it, too
+      sigaction(signal, &handler, nullptr);
+      handled_.push_back(signal);
+    }
+    sigaction(SIGCHLD, &handler, &child_);
+  }
+
+  // In the child, before it becomes the program. No allocation.
+  void Restore() const {
+    struct sigaction action = {};
+    action.sa_handler = SIG_DFL;
+    for (const int signal : handled_) sigaction(signal, &action, nullptr);
+    sigaction(SIGCHLD, child_.sa_handler == SIG_IGN ? &child_ : &action, nullptr);
+  }
+
+ private:
+  std::vector<int> handled_;
+  struct sigaction child_ = {};
+};
+
+std::vector<char*> Pointers(const std::vector<std::string>& texts) {
+  std::vector<char*> pointers;
+  pointers.reserve(texts.size() + 1);
+  for (const std::string& text : texts) pointers.push_back(const_cast<char*>(text.c_str()));
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+// This process stops as its program has, so that the shell sees the job stopped. Where nobody could continue it, as
+// without a shell's job control, the kernel does nothing.
+void StopAsWell() {
+  struct sigaction before = {};
+  sigaction(SIGTSTP, nullptr, &before);
+  if (before.sa_handler == SIG_IGN) return;
+  struct sigaction stop = {};
+  stop.sa_handler = SIG_DFL;
+  sigaction(SIGTSTP, &stop, nullptr);
+  raise(SIGTSTP);
+  sigaction(SIGTSTP, &before, nullptr);
+}
+
+// What has happened to the program by now; nullopt: it has not ended.
+std::optional<int> LookAt(pid_t child) {
+  for (;;) {
+    siginfo_t info = {};
+    if (waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WSTOPPED | WNOHANG) != 0) {
+      if (errno == EINTR) continue;
+      return 0;  // nobody else waits for it: it is not to be
+    }
+    if (info.si_pid == 0) return std::nullopt;
+    if (info.si_code == CLD_EXITED) return info.si_status;
+    if (info.si_code == CLD_KILLED || info.si_code == CLD_DUMPED) return 128 + info.si_status;
+    StopAsWell();
+  }
+}
+
+// The terminal has sent it to the whole process group, and a program that signals its group has, too.
+bool HasReachedChild(const Event& event, pid_t child) {
+  return event.code > 0 || event.sender == child;
+}
+
+}  // namespace
+
+absl::StatusOr<int> RunChildProgram(const std::string& path, const std::vector<std::string>& arguments,
+                                    const std::vector<std::string>& environment) {
+  const std::vector<char*> argv = Pointers(arguments);
+  const std::vector<char*> envp = Pointers(environment);
+  // A file without #! is a script of the shell's, as for execvp().
+  std::vector<std::string> of_shell = {"sh", path};
+  if (!arguments.empty()) of_shell.insert(of_shell.end(), arguments.begin() + 1, arguments.end());
+  const std::vector<char*> shell_argv = Pointers(of_shell);
+  int events[2];
+  int failure[2];
+  if (pipe2(events, O_CLOEXEC) != 0 || pipe2(failure, O_CLOEXEC) != 0) return absl::ErrnoToStatus(errno, "no pipe");
+  const UniqueFd event_end(events[0]);
+  const UniqueFd failure_end(failure[0]);
+  UniqueFd failure_write(failure[1]);
+  (void)fcntl(events[1], F_SETFL, O_NONBLOCK);
+  event_pipe = events[1];
+
+  // A signal that comes between fork() and execve() is the program's.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const Signals signals;
+  const pid_t child = fork();
+  if (child == 0) {
+    signals.Restore();
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    execve(path.c_str(), argv.data(), envp.data());
+    int error = errno;
+    if (error == ENOEXEC) {
+      execve("/bin/sh", shell_argv.data(), envp.data());
+      error = errno;
+    }
+    (void)!write(failure[1], &error, sizeof error);
+    _exit(126);
+  }
+  const int fork_error = errno;
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (child < 0) return absl::ErrnoToStatus(fork_error, "cannot start a process");
+  failure_write.Reset();
+  int error = 0;
+  ssize_t got = 0;
+  do {
+    got = read(failure_end.get(), &error, sizeof error);
+  } while (got < 0 && errno == EINTR);
+  if (got == sizeof error) {
+    (void)waitpid(child, nullptr, 0);
+    return absl::FailedPreconditionError(absl::StrCat(path, ": ", std::strerror(error)));
+  }
+  for (std::optional<int> code = LookAt(child);; code = LookAt(child)) {
+    if (code.has_value()) return *code;
+    Event event = {};
+    do {
+      got = read(event_end.get(), &event, sizeof event);
+    } while (got < 0 && errno == EINTR);
+    if (got == sizeof event && event.signal != SIGCHLD && !HasReachedChild(event, child)) kill(child, event.signal);
+  }
+}
+
+}  // namespace vrambroker::vramctl

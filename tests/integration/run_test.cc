@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// vramctl run: what its program is given, how signals and exit codes pass through, and that its claim does not outlive
+// it.
+#include <dlfcn.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <link.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "allocator/base/bytes.h"
+#include "tests/support/util.h"
+#include "tests/support/vramctl_test.h"
+
+namespace vrambroker::testing_support {
+namespace {
+
+using absl::StatusCode;
+using absl::StrContains;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// A library that any program can load: what it does is no matter here.
+std::string AnyLibrary() {
+  void* const library = dlopen("libm.so.6", RTLD_NOW);
+  link_map* map = nullptr;
+  if (library == nullptr || dlinfo(library, RTLD_DI_LINKMAP, &map) != 0) return "";
+  return std::filesystem::canonical(map->l_name).string();
+}
+
+class RunTest : public VramctlDaemonTest {
+ protected:
+  void Begin(DaemonOptions options = {}) { ASSERT_OK(StartDaemon(options)); }
+
+  Arguments RunCommand(const Arguments& flags, const Arguments& program) const {
+    Arguments command = {VramctlProgram(), "run", "--socket-dir=" + dir()};
+    command.insert(command.end(), flags.begin(), flags.end());
+    command.push_back("--");
+    command.insert(command.end(), program.begin(), program.end());
+    return command;
+  }
+  RunResult Run(const Arguments& flags, const Arguments& program, const Environment& environment = {}) const {
+    return RunProgram(RunCommand(flags, program), environment_ + environment);
+  }
+  RunResult RunShell(const Arguments& flags, const std::string& script, const Environment& environment = {}) const {
+    return Run(flags, {"/bin/sh", "-c", script}, environment);
+  }
+  absl::StatusOr<std::unique_ptr<ChildProcess>> StartShell(const std::string& script,
+                                                           const Arguments& flags = {}) const {
+    return ChildProcess::Start(RunCommand(flags, {"/bin/sh", "-c", script}), environment_.all);
+  }
+  size_t Claims() { return CtlJson({"claim", "ls"})["claims"].size(); }
+
+  struct Variables {
+    Environment all;
+    Environment operator+(const Environment& more) const {
+      Environment sum = all;
+      sum.insert(sum.end(), more.begin(), more.end());
+      return sum;
+    }
+  };
+  const Variables environment_{{{"VRAMBROKER_PRELOAD", AnyLibrary()}}};
+};
+
+TEST_F(RunTest, ItsProgramHasAClaimOfItsOwn) {
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  const RunResult result =
+      RunShell({"--limit=0.25", "--guarantee=16MiB", "--wait=1.5s", "--name=server", "--managed=refuse"},
+               absl::StrCat("printenv VRAMBROKER_SOCKET_DIR VRAMBROKER_WAIT VRAMBROKER_NAME VRAMBROKER_MANAGED "
+                            "LD_PRELOAD && printenv VRAMBROKER_LIMIT; ",
+                            VramctlProgram(), " claim ls --format=json --socket-dir=", dir()),
+               {{"VRAMBROKER_LIMIT", "0.1"}, {"LD_PRELOAD", "/nowhere.so"}});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  const std::vector<std::string> lines = absl::StrSplit(result.out, absl::MaxSplits('\n', 5));
+  ASSERT_EQ(lines.size(), 6u) << result.out;
+  EXPECT_THAT(lines[0], HasSubstr(absl::StrCat(dir(), "/claims/u", geteuid(), ".run-")));
+  EXPECT_EQ(lines[1], "1500ms");
+  EXPECT_EQ(lines[2], "server");
+  EXPECT_EQ(lines[3], "refuse");
+  EXPECT_EQ(lines[4], AnyLibrary() + ":/nowhere.so");
+  const Json claim = Json::parse(lines[5])["claims"][0];  // after no limit of its sessions
+  EXPECT_EQ(claim["socket_dir"], lines[0]);
+  EXPECT_EQ(claim["devices"][0]["limit_bytes"], 64_MiB);
+  EXPECT_EQ(claim["devices"][0]["guarantee_bytes"], 16_MiB);
+  EXPECT_EQ(claim["maker_pid"].get<int>() > 0, true);
+  EXPECT_EQ(Claims(), 0u);
+}
+
+TEST_F(RunTest, SessionsOfItsProcessesShareTheLimit) {
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  ASSERT_OK_AND_ASSIGN(const auto running, StartShell("echo $VRAMBROKER_SOCKET_DIR; read line", {"--limit=64MiB"}));
+  ASSERT_OK_AND_ASSIGN(const std::string in, running->ReadLine());
+  ASSERT_OK_AND_ASSIGN(ClientProcess first, ClientProcess::Connect(in, "first"));
+  ASSERT_OK_AND_ASSIGN(ClientProcess second, ClientProcess::Connect(in, "second"));
+  ASSERT_OK(first.Call(absl::StrCat("alloc ", 40_MiB)));
+  EXPECT_STATUS(second.Call(absl::StrCat("alloc ", 40_MiB)), StatusCode::kResourceExhausted, "the sessions of claim ");
+  // What lives on in the background keeps the claim.
+  ASSERT_OK(running->WriteLine("end"));
+  ASSERT_OK_AND_ASSIGN(const int exit_code, running->Wait());
+  EXPECT_EQ(exit_code, 0);
+  EXPECT_EQ(CtlJson({"claim", "ls"})["claims"][0]["state"], "draining");
+  EXPECT_OK(first.Call(absl::StrCat("alloc ", 2_MiB)));
+  ASSERT_OK(first.Call("goodbye"));
+  ASSERT_OK(second.Call("goodbye"));
+  EXPECT_TRUE(WaitFor([&] { return Claims() == 0; }));
+}
+
+TEST_F(RunTest, AClaimThatIsThereIsJoinedAndStays) {
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  ASSERT_EQ(Ctl({"claim", "create", "team", "--limit=64MiB"}).exit_code, 0);
+  const RunResult result = RunShell({"--claim=team", "--limit=0.1"}, "printenv VRAMBROKER_SOCKET_DIR VRAMBROKER_LIMIT");
+  EXPECT_EQ(result.out, absl::StrCat(dir(), "/claims/team\n0.1\n")) << result.err;
+  EXPECT_EQ(Claims(), 1u);
+  const RunResult other = RunShell({"--claim=other"}, "echo never");
+  EXPECT_EQ(other.exit_code, 125);
+  EXPECT_EQ(other.out, "");
+  EXPECT_THAT(other.err, HasSubstr("no claim is named 'other'"));
+}
+
+TEST_F(RunTest, WithoutAClaimTheLimitIsEachProcesss) {
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  const RunResult result =
+      RunShell({"--per-process", "--limit=8MiB"}, "printenv VRAMBROKER_SOCKET_DIR VRAMBROKER_LIMIT");
+  EXPECT_EQ(result.out, absl::StrCat(dir(), "\n8MiB\n")) << result.err;
+}
+
+TEST_F(RunTest, ItIsTransparent) {
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  // Arguments that look like options of vramctl, or like lists, and empty ones.
+  const RunResult words = Run({}, {"printf", "%s|", "--limit", "2", "[a,b]", "", "--", "--help", "-o"});
+  EXPECT_EQ(words.out, "--limit|2|[a,b]||--|--help|-o|") << words.err;
+  EXPECT_EQ(words.exit_code, 0);
+  EXPECT_EQ(words.err, "");
+  EXPECT_EQ(RunShell({}, "exit 3").exit_code, 3);
+  EXPECT_EQ(RunShell({}, "echo out; echo err >&2; exit 1").err, "err\n");
+  EXPECT_EQ(RunShell({}, "kill -TERM $$").exit_code, 128 + SIGTERM);
+  EXPECT_EQ(RunShell({}, "kill -KILL $$").exit_code, 128 + SIGKILL);
+  // No descriptor but the program's own.
+  const std::string list = "ls /proc/self/fd | tr '\\n' ' '";
+  EXPECT_EQ(RunShell({}, list).out, RunProgram({"/bin/sh", "-c", list}).out);
+  // Nor a mask of signals, or ignored ones.
+  const std::string signals = "grep -E '^Sig(Blk|Ign)' /proc/self/status";
+  EXPECT_EQ(RunShell({}, signals).out, RunProgram({"/bin/sh", "-c", signals}).out);
+  const std::string ignoring =
+      absl::StrCat("trap '' INT CHLD TERM; exec ",
+                   absl::StrJoin(RunCommand({}, {"grep", "-E", "^SigIgn", "/proc/self/status"}), " "));
+  EXPECT_EQ(RunProgram({"/bin/sh", "-c", ignoring}, environment_.all).out,
+            RunProgram({"/bin/sh", "-c", "trap '' INT CHLD TERM; exec grep -E ^SigIgn /proc/self/status"}).out);
+  ASSERT_OK_AND_ASSIGN(const auto reader, StartShell("read line; echo got $line"));
+  ASSERT_OK(reader->WriteLine("this"));
+  EXPECT_EQ(reader->ReadLine().value_or(""), "got this");
+}
+
+TEST_F(RunTest, ProgramsAreFoundAsShellsFindThem) {
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  const std::string folder = MakeTempDir();
+  std::ofstream(folder + "/plain") << "echo plain $1\n";
+  std::ofstream(folder + "/closed") << "echo never\n";
+  std::filesystem::permissions(folder + "/plain", std::filesystem::perms(0755));
+  const Environment path = {{"PATH", folder + ":/usr/bin:/bin"}};
+  EXPECT_EQ(Run({}, {"plain", "one"}, path).out, "plain one\n") << "a script of the shell's, without #!";
+  const RunResult missing = Run({}, {"no-such-program"}, path);
+  EXPECT_EQ(missing.exit_code, 127);
+  EXPECT_THAT(missing.err, HasSubstr("no-such-program: there is no such program in $PATH"));
+  EXPECT_EQ(Run({}, {folder + "/missing"}).exit_code, 127);
+  EXPECT_EQ(Run({}, {"closed"}, path).exit_code, 126);
+  const RunResult closed = Run({}, {folder + "/closed"});
+  EXPECT_EQ(closed.exit_code, 126);
+  EXPECT_THAT(closed.err, HasSubstr("closed: Permission denied"));
+  EXPECT_EQ(Run({}, {folder}).exit_code, 126);
+  EXPECT_EQ(Claims(), 0u);
+}
+
+TEST_F(RunTest, WhatALibraryCannotBeLoadedIntoIsSaid) {
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  const std::string folder = MakeTempDir();
+  // An ELF file without a program header is one without an interpreter.
+  std::ifstream shell("/bin/sh", std::ios::binary);
+  std::string elf(64, '\0');
+  shell.read(elf.data(), static_cast<std::streamsize>(elf.size()));
+  elf[56] = elf[57] = 0;  // e_phnum
+  std::ofstream(folder + "/static", std::ios::binary) << elf;
+  std::ofstream(folder + "/script") << "#!" << folder << "/static -x\n";
+  std::filesystem::copy_file(std::filesystem::canonical("/bin/true"), folder + "/setuid");
+  for (const char* name : {"static", "script"}) {
+    std::filesystem::permissions(absl::StrCat(folder, "/", name), std::filesystem::perms(0755));
+  }
+  EXPECT_THAT(Run({}, {folder + "/static"}).err,
+              HasSubstr("static is statically linked: the library cannot be loaded"));
+  EXPECT_THAT(Run({}, {folder + "/script"}).err, HasSubstr("which is statically linked"));
+  EXPECT_THAT(Run({}, {"/bin/true"}).err, Not(HasSubstr("library")));
+  if (geteuid() != 0) GTEST_SKIP() << "needs root, for another user's setuid program";
+  ASSERT_EQ(chown((folder + "/setuid").c_str(), 65534, 65534), 0);
+  ASSERT_EQ(chmod((folder + "/setuid").c_str(), 04755), 0);
+  const RunResult setuid_program = Run({}, {folder + "/setuid"});
+  EXPECT_THAT(setuid_program.err, HasSubstr("setuid is setuid: "));
+  EXPECT_EQ(setuid_program.exit_code, 0) << "it runs";
+}
+
+TEST_F(RunTest, SignalsReachTheProgram) {
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  for (const char* signal : {"INT", "TERM", "HUP", "QUIT", "USR1", "USR2", "WINCH"}) {
+    ASSERT_OK_AND_ASSIGN(const auto running, StartShell(absl::StrCat("trap 'echo got; exit 9' ", signal,
+                                                                     "; echo ready; while :; do sleep 0.05; done")));
+    EXPECT_EQ(running->ReadLine().value_or(""), "ready");
+    const RunResult sent = RunProgram({"/bin/sh", "-c", absl::StrCat("kill -", signal, " ", running->pid())});
+    EXPECT_EQ(sent.exit_code, 0);
+    EXPECT_EQ(running->ReadLine().value_or(""), "got") << signal;
+    EXPECT_EQ(running->Wait().value_or(-1), 9) << signal;
+  }
+  // One that the program does not handle.
+  ASSERT_OK_AND_ASSIGN(const auto running, StartShell("echo ready; exec sleep 1000"));
+  EXPECT_EQ(running->ReadLine().value_or(""), "ready");
+  running->Signal(SIGTERM);
+  EXPECT_EQ(running->Wait().value_or(-1), 128 + SIGTERM);
+  EXPECT_EQ(Claims(), 0u);
+}
+
+TEST_F(RunTest, ItStopsAndGoesOnWithTheProgram) {
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  ASSERT_OK_AND_ASSIGN(const auto running, StartShell("echo $$; read line; echo got $line"));
+  ASSERT_OK_AND_ASSIGN(const std::string program, running->ReadLine());
+  const auto state = [&](const std::string& pid) {
+    std::ifstream stat(absl::StrCat("/proc/", pid, "/stat"));
+    std::string text;
+    std::getline(stat, text);
+    return text.substr(text.rfind(')') + 2, 1);
+  };
+  kill(running->pid(), SIGTSTP);
+  EXPECT_TRUE(WaitFor([&] { return state(program) == "T"; }));
+  kill(running->pid(), SIGCONT);
+  EXPECT_TRUE(WaitFor([&] { return state(program) == "S"; }));
+  ASSERT_OK(running->WriteLine("this"));
+  EXPECT_EQ(running->ReadLine().value_or(""), "got this");
+  EXPECT_EQ(running->Wait().value_or(-1), 0);
+}
+
+TEST_F(RunTest, AfterAKillTheProgramGoesOnAndItsClaimGoesWithItsLastSession) {
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  ASSERT_OK_AND_ASSIGN(const auto running, StartShell("echo $VRAMBROKER_SOCKET_DIR; read line; echo went on"));
+  ASSERT_OK_AND_ASSIGN(const std::string in, running->ReadLine());
+  ASSERT_OK_AND_ASSIGN(ClientProcess member, ClientProcess::Connect(in, "member"));
+  kill(running->pid(), SIGKILL);
+  ASSERT_OK(running->Wait());
+  ASSERT_OK(running->WriteLine("go on"));
+  EXPECT_EQ(running->ReadLine().value_or(""), "went on");
+  // Its other processes come in as well, as long as there is one.
+  ASSERT_OK_AND_ASSIGN(ClientProcess late, ClientProcess::Connect(in, "late"));
+  EXPECT_EQ(Claims(), 1u);
+  ASSERT_OK(member.Call("goodbye"));
+  ASSERT_OK(late.Call("goodbye"));
+  EXPECT_TRUE(WaitFor([&] { return Claims() == 0; }));
+}
+
+TEST_F(RunTest, TheNextDaemonHasTheClaimIfTheProgramRuns) {
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  ASSERT_OK_AND_ASSIGN(const auto stays, StartShell("echo $VRAMBROKER_SOCKET_DIR; read line"));
+  ASSERT_OK_AND_ASSIGN(const auto goes, StartShell("echo ready; read line"));
+  ASSERT_OK_AND_ASSIGN(const std::string in, stays->ReadLine());
+  ASSERT_OK(goes->ReadLine());
+  daemon_->Kill();
+  kill(goes->pid(), SIGKILL);
+  ASSERT_OK(goes->Wait());
+  ASSERT_OK(daemon_->Restart());
+  EXPECT_TRUE(WaitFor([&] { return Claims() == 1; }));
+  EXPECT_OK(ClientProcess::Connect(in, "member"));
+  ASSERT_OK(stays->WriteLine("end"));
+  EXPECT_EQ(stays->Wait().value_or(-1), 0);
+  EXPECT_TRUE(WaitFor([&] { return Claims() == 0; }));
+  // A claim is gone as well if nobody tells the daemon that the program has ended.
+  ASSERT_OK_AND_ASSIGN(const auto last, StartShell("echo ready; read line"));
+  ASSERT_OK(last->ReadLine());
+  daemon_->Kill();
+  ASSERT_OK(last->WriteLine("end"));
+  EXPECT_EQ(last->Wait().value_or(-1), 0);
+  ASSERT_OK(daemon_->Restart());
+  EXPECT_TRUE(WaitFor([&] { return Claims() == 0; }));
+}
+
+TEST_F(RunTest, WithoutADaemonItSaysWhatToDo) {
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  ASSERT_OK(daemon_->Stop());
+  const RunResult refused = RunShell({"--limit=0.4"}, "echo never");
+  EXPECT_EQ(refused.exit_code, 125);
+  EXPECT_EQ(refused.out, "");
+  EXPECT_THAT(refused.err, HasSubstr("start the daemon"));
+  EXPECT_THAT(refused.err, HasSubstr("--if-available runs the program without it"));
+  const RunResult ran = RunShell({"--limit=0.4", "--if-available"},
+                                 "printenv VRAMBROKER_SOCKET_DIR VRAMBROKER_LIMIT VRAMBROKER_IF_AVAILABLE; exit 4");
+  EXPECT_EQ(ran.exit_code, 4);
+  EXPECT_EQ(ran.out, absl::StrCat(dir(), "\n0.4\n1\n"));
+  EXPECT_THAT(ran.err, HasSubstr("the program runs without it"));
+}
+
+TEST_F(RunTest, WrongUseIsSaid) {
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  const auto error = [&](const Arguments& flags, int exit_code, const Environment& environment = {}) {
+    const RunResult result = Run(flags, {"echo", "never"}, environment);
+    EXPECT_EQ(result.exit_code, exit_code) << result.out << result.err;
+    EXPECT_EQ(result.out, "");
+    return result.err;
+  };
+  EXPECT_THAT(error({"--limit=2"}, 2), HasSubstr("--limit: limit '2' is ambiguous"));
+  EXPECT_THAT(error({"--wait=2h"}, 2), HasSubstr("--wait: '2h' is not a duration"));
+  EXPECT_THAT(error({"--managed=perhaps"}, 2), HasSubstr("--managed"));
+  EXPECT_THAT(error({"--claim=a", "--guarantee=1MiB"}, 2), HasSubstr("--guarantee: cannot be combined with --claim"));
+  EXPECT_THAT(error({"--claim=a", "--device=0"}, 2), HasSubstr("--device: cannot be combined with --claim"));
+  EXPECT_THAT(error({"--claim=a", "--per-process"}, 2), HasSubstr("--per-process: cannot be combined"));
+  EXPECT_THAT(error({"--per-process", "--guarantee=1MiB"}, 2), HasSubstr("--guarantee: needs a claim"));
+  EXPECT_THAT(error({"--guarantee=1TiB"}, 125), HasSubstr("guarantee: "));
+  EXPECT_THAT(error({"--device=7"}, 125), HasSubstr("devices: "));
+  const std::string missing = MakeTempDir() + "/missing.so";
+  EXPECT_THAT(error({}, 125, {{"VRAMBROKER_PRELOAD", missing}}), HasSubstr("there is no library " + missing));
+  EXPECT_THAT(error({"surplus"}, 2), HasSubstr("'surplus' stands before --"));
+  const RunResult nothing = RunProgram({VramctlProgram(), "run", "--socket-dir=" + dir()});
+  EXPECT_EQ(nothing.exit_code, 2);
+  EXPECT_THAT(nothing.err, HasSubstr("no program given: vramctl run [OPTIONS] -- PROGRAM"));
+  EXPECT_EQ(RunProgram({VramctlProgram(), "run", "echo", "never"}).exit_code, 2);
+  // Elsewhere -- is what it was.
+  EXPECT_EQ(RunProgram({VramctlProgram(), "help", "--", "run"}).exit_code, 0);
+}
+
+}  // namespace
+}  // namespace vrambroker::testing_support
