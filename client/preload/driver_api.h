@@ -15,11 +15,50 @@ typedef unsigned long long cu_address;
 typedef unsigned int cu_address32; /* of the functions without _v2 */
 typedef struct CUctx_st* cu_context;
 typedef struct CUstream_st* cu_stream;
+typedef struct CUevent_st* cu_event;
+typedef struct CUarray_st* cu_array;
+typedef struct CUmipmappedArray_st* cu_mipmapped;
+typedef struct CUmemPoolHandle_st* cu_pool;
+typedef struct CUgraph_st* cu_graph;
+typedef struct CUgraphNode_st* cu_node;
+typedef struct CUgraphExec_st* cu_exec;
+typedef unsigned long long cu_handle; /* of memory without an address */
 typedef struct nvmlDevice_st* nvml_device;
 
 typedef struct {
   unsigned char bytes[16];
 } cu_uuid;
+
+typedef struct {
+  size_t width, height;
+  int format;
+  unsigned int channels;
+} cu_array_descriptor;
+
+typedef struct {
+  size_t width, height, depth;
+  int format;
+  unsigned int channels, flags;
+} cu_array3d_descriptor;
+
+typedef struct {
+  size_t size, alignment;
+  unsigned int reserved[4];
+} cu_array_requirements;
+
+typedef struct {
+  int type, id;
+} cu_location;
+
+typedef struct {
+  int type, handle_types;
+  cu_location location; /* what follows is not looked at */
+} cu_allocation;
+
+typedef struct {
+  int type, handle_types;
+  cu_location location; /* likewise */
+} cu_pool_properties;
 
 typedef struct {
   unsigned long long total, free, used;
@@ -34,36 +73,114 @@ enum {
   CU_OK = 0,
   CU_INVALID_VALUE = 1,
   CU_OUT_OF_MEMORY = 2,
-  CU_NOT_FOUND = 500, /* "named symbol not found": the driver lacks the function */
+  CU_LOCATION_DEVICE = 1,
+  CU_ARRAY_LAYERED = 0x01,
+  CU_ARRAY_CUBEMAP = 0x04,
+  CU_ARRAY_SPARSE = 0x40,
+  CU_ARRAY_DEFERRED = 0x80,
+  CU_POOL_RESERVED = 5, /* attributes */
+  CU_GRAPH_RESERVED = 2,
+  CU_NODE_MEMORY = 10, /* of a graph: it allocates */
+  CU_NOT_FOUND = 500,  /* "named symbol not found": the driver lacks the function */
 };
 
-#define CUDA_HOOKS(X)                                                                                              \
-  X(cuGetProcAddress, (const char* symbol, void** function, int version, uint64_t flags))                          \
-  X(cuGetProcAddress_v2, (const char* symbol, void** function, int version, uint64_t flags, int* status))          \
-  X(cuMemAlloc, (cu_address32 * address, unsigned int bytes))                                                      \
-  X(cuMemAlloc_v2, (cu_address * address, size_t bytes))                                                           \
-  X(cuMemAllocPitch,                                                                                               \
-    (cu_address32 * address, unsigned int* pitch, unsigned int width, unsigned int height, unsigned int element))  \
-  X(cuMemAllocPitch_v2, (cu_address * address, size_t * pitch, size_t width, size_t height, unsigned int element)) \
-  X(cuMemAllocManaged, (cu_address * address, size_t bytes, unsigned int flags))                                   \
-  X(cuMemFree, (cu_address32 address))                                                                             \
-  X(cuMemFree_v2, (cu_address address))                                                                            \
-  X(cuMemGetInfo, (unsigned int* free_bytes, unsigned int* total_bytes))                                           \
-  X(cuMemGetInfo_v2, (size_t * free_bytes, size_t * total_bytes))                                                  \
-  X(cuDeviceTotalMem, (unsigned int* bytes, cu_device device))                                                     \
+#define CUDA_HOOKS(X)                                                                                               \
+  X(cuGetProcAddress, (const char* symbol, void** function, int version, uint64_t flags))                           \
+  X(cuGetProcAddress_v2, (const char* symbol, void** function, int version, uint64_t flags, int* status))           \
+  /* memory.c */                                                                                                    \
+  X(cuMemAlloc, (cu_address32 * address, unsigned int bytes))                                                       \
+  X(cuMemAlloc_v2, (cu_address * address, size_t bytes))                                                            \
+  X(cuMemAllocPitch,                                                                                                \
+    (cu_address32 * address, unsigned int* pitch, unsigned int width, unsigned int height, unsigned int element))   \
+  X(cuMemAllocPitch_v2, (cu_address * address, size_t * pitch, size_t width, size_t height, unsigned int element))  \
+  X(cuMemAllocManaged, (cu_address * address, size_t bytes, unsigned int flags))                                    \
+  X(cuMemFree, (cu_address32 address))                                                                              \
+  X(cuMemFree_v2, (cu_address address))                                                                             \
+  /* arrays.c */                                                                                                    \
+  X(cuArrayCreate_v2, (cu_array * array, const cu_array_descriptor* descriptor))                                    \
+  X(cuArray3DCreate_v2, (cu_array * array, const cu_array3d_descriptor* descriptor))                                \
+  X(cuArrayDestroy, (cu_array array))                                                                               \
+  X(cuMipmappedArrayCreate, (cu_mipmapped * array, const cu_array3d_descriptor* descriptor, unsigned int levels))   \
+  X(cuMipmappedArrayDestroy, (cu_mipmapped array))                                                                  \
+  /* handles.c */                                                                                                   \
+  X(cuMemCreate, (cu_handle * handle, size_t bytes, const cu_allocation* allocation, unsigned long long flags))     \
+  X(cuMemRelease, (cu_handle handle))                                                                               \
+  X(cuMemRetainAllocationHandle, (cu_handle * handle, void* address))                                               \
+  X(cuMemMap, (cu_address address, size_t bytes, size_t offset, cu_handle handle, unsigned long long flags))        \
+  X(cuMemUnmap, (cu_address address, size_t bytes))                                                                 \
+  /* pools.c */                                                                                                     \
+  X(cuMemAllocAsync, (cu_address * address, size_t bytes, cu_stream stream))                                        \
+  X(cuMemAllocAsync_ptsz, (cu_address * address, size_t bytes, cu_stream stream))                                   \
+  X(cuMemAllocFromPoolAsync, (cu_address * address, size_t bytes, cu_pool pool, cu_stream stream))                  \
+  X(cuMemAllocFromPoolAsync_ptsz, (cu_address * address, size_t bytes, cu_pool pool, cu_stream stream))             \
+  X(cuMemFreeAsync, (cu_address address, cu_stream stream))                                                         \
+  X(cuMemFreeAsync_ptsz, (cu_address address, cu_stream stream))                                                    \
+  X(cuMemPoolCreate, (cu_pool * pool, const cu_pool_properties* properties))                                        \
+  X(cuMemPoolDestroy, (cu_pool pool))                                                                               \
+  X(cuMemPoolTrimTo, (cu_pool pool, size_t bytes))                                                                  \
+  X(cuStreamSynchronize, (cu_stream stream))                                                                        \
+  X(cuStreamSynchronize_ptsz, (cu_stream stream))                                                                   \
+  X(cuEventSynchronize, (cu_event event))                                                                           \
+  X(cuCtxSynchronize, (void))                                                                                       \
+  /* graphs.c */                                                                                                    \
+  X(cuGraphAddMemAllocNode, (cu_node * node, cu_graph graph, const cu_node* after, size_t count, void* parameters)) \
+  X(cuGraphAddNode, (cu_node * node, cu_graph graph, const cu_node* after, size_t count, void* parameters))         \
+  X(cuGraphAddNode_v2,                                                                                              \
+    (cu_node * node, cu_graph graph, const cu_node* after, const void* edges, size_t count, void* parameters))      \
+  X(cuGraphInstantiate, (cu_exec * exec, cu_graph graph, cu_node * wrong, char* log, size_t bytes))                 \
+  X(cuGraphInstantiate_v2, (cu_exec * exec, cu_graph graph, cu_node * wrong, char* log, size_t bytes))              \
+  X(cuGraphInstantiateWithFlags, (cu_exec * exec, cu_graph graph, unsigned long long flags))                        \
+  X(cuGraphInstantiateWithParams, (cu_exec * exec, cu_graph graph, void* parameters))                               \
+  X(cuGraphInstantiateWithParams_ptsz, (cu_exec * exec, cu_graph graph, void* parameters))                          \
+  X(cuGraphUpload, (cu_exec exec, cu_stream stream))                                                                \
+  X(cuGraphUpload_ptsz, (cu_exec exec, cu_stream stream))                                                           \
+  X(cuGraphLaunch, (cu_exec exec, cu_stream stream))                                                                \
+  X(cuGraphLaunch_ptsz, (cu_exec exec, cu_stream stream))                                                           \
+  X(cuDeviceGraphMemTrim, (cu_device device))                                                                       \
+  /* contexts.c */                                                                                                  \
+  X(cuCtxDestroy, (cu_context context))                                                                             \
+  X(cuCtxDestroy_v2, (cu_context context))                                                                          \
+  X(cuDevicePrimaryCtxReset, (cu_device device))                                                                    \
+  X(cuDevicePrimaryCtxReset_v2, (cu_device device))                                                                 \
+  X(cuDevicePrimaryCtxRelease, (cu_device device))                                                                  \
+  X(cuDevicePrimaryCtxRelease_v2, (cu_device device))                                                               \
+  /* info.c */                                                                                                      \
+  X(cuMemGetInfo, (unsigned int* free_bytes, unsigned int* total_bytes))                                            \
+  X(cuMemGetInfo_v2, (size_t * free_bytes, size_t * total_bytes))                                                   \
+  X(cuDeviceTotalMem, (unsigned int* bytes, cu_device device))                                                      \
   X(cuDeviceTotalMem_v2, (size_t * bytes, cu_device device))
 
-#define CUDA_CALLS(X)                                    \
-  X(cuCtxGetCurrent, (cu_context * context))             \
-  X(cuCtxGetDevice, (cu_device * device))                \
-  X(cuDeviceGetUuid, (cu_uuid * uuid, cu_device device)) \
-  X(cuDeviceGetUuid_v2, (cu_uuid * uuid, cu_device device))
+#define CUDA_CALLS(X)                                                                                       \
+  X(cuCtxGetCurrent, (cu_context * context))                                                                \
+  X(cuCtxGetDevice, (cu_device * device))                                                                   \
+  X(cuCtxPushCurrent_v2, (cu_context context))                                                              \
+  X(cuCtxPopCurrent_v2, (cu_context * context))                                                             \
+  X(cuDeviceGetUuid, (cu_uuid * uuid, cu_device device))                                                    \
+  X(cuDeviceGetUuid_v2, (cu_uuid * uuid, cu_device device))                                                 \
+  X(cuDevicePrimaryCtxGetState, (cu_device device, unsigned int* flags, int* active))                       \
+  X(cuDevicePrimaryCtxRetain, (cu_context * context, cu_device device))                                     \
+  X(cuArrayGetMemoryRequirements, (cu_array_requirements * requirements, cu_array array, cu_device device)) \
+  X(cuMipmappedArrayGetMemoryRequirements,                                                                  \
+    (cu_array_requirements * requirements, cu_mipmapped array, cu_device device))                           \
+  X(cuStreamGetCtx, (cu_stream stream, cu_context * context))                                               \
+  X(cuStreamIsCapturing, (cu_stream stream, int* status))                                                   \
+  X(cuStreamIsCapturing_ptsz, (cu_stream stream, int* status))                                              \
+  X(cuDeviceGetMemPool, (cu_pool * pool, cu_device device))                                                 \
+  X(cuDeviceGetDefaultMemPool, (cu_pool * pool, cu_device device))                                          \
+  X(cuMemPoolGetAttribute, (cu_pool pool, int attribute, void* value))                                      \
+  X(cuDeviceGetGraphMemAttribute, (cu_device device, int attribute, void* value))                           \
+  X(cuGraphExecDestroy, (cu_exec exec))
 
 #define NVML_HOOKS(X)                                                    \
   X(nvmlDeviceGetMemoryInfo, (nvml_device device, nvml_memory * memory)) \
   X(nvmlDeviceGetMemoryInfo_v2, (nvml_device device, nvml_memory_v2 * memory))
 
 #define NVML_CALLS(X) X(nvmlDeviceGetUUID, (nvml_device device, char* uuid, unsigned int bytes))
+
+/* The first line of a hook: the driver, where it has the function. */
+#define REAL(function)                         \
+  const struct driver* driver = real_driver(); \
+  if (driver == NULL || driver->function == NULL) return CU_NOT_FOUND
 
 /* A function that a program calls in place of the driver's of the same name. */
 #define HOOK __attribute__((visibility("default")))

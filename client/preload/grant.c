@@ -1,15 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/preload/grant.h"
 
-#include <stdio.h>
 #include <string.h>
 
-#include "client/preload/connection.h"
 #include "client/preload/driver.h"
 #include "client/preload/lock.h"
 #include "client/preload/table.h"
-
-enum { RETRY_MS = 1000, PAUSE_MS = 10 };
 
 static const uint64_t unit = VRAMBROKER_COUNT_UNIT_BYTES;
 static const uint64_t small = UINT64_C(1) << 20; /* larger ones share no block */
@@ -97,60 +93,36 @@ static int may_have_room(const struct account* account, uint64_t bytes) {
 
 /* --- allocations --- */
 
-static int refuse_grant(const struct grant* grant, const char* message) {
-  char line[MESSAGE_BYTES + 96];
-  snprintf(line, sizeof line, "%s of %.1f MiB refused: %s", grant->what, (double)grant->bytes / (1 << 20), message);
-  return refuse(line);
-}
-
-static int begin(struct grant* grant, enum patience patience) {
-  char message[MESSAGE_BYTES] = "";
-  if (ledger_take(grant->account, units_of(grant->bytes), patience, &grant->waited, message) != 0) {
-    return patience == AT_ONCE ? CU_OUT_OF_MEMORY : refuse_grant(grant, message);
-  }
-  grant->units = units_of(grant->bytes);
-  grant->until = now_ms() + RETRY_MS;
-  return CU_OK;
-}
-
 int grant_begin(struct grant* grant, const char* what, uint64_t bytes) {
+  struct account* account;
   memset(grant, 0, sizeof *grant);
-  grant->what = what;
-  grant->bytes = bytes;
-  const int error = current_account(&grant->account);
-  if (error != CU_OK || grant->account == NULL) return error;
-  if (bytes >= small || !may_have_room(grant->account, bytes)) return begin(grant, MAY_WAIT);
-  if (begin(grant, AT_ONCE) != CU_OK) grant->hopes = 1;
+  const int error = current_account(&account);
+  if (error != CU_OK || account == NULL) return error;
+  if (bytes >= small || !may_have_room(account, bytes)) {
+    return charge_begin(&grant->charge, account, what, bytes, units_of(bytes), MAY_WAIT);
+  }
+  grant->hopes = charge_begin(&grant->charge, account, what, bytes, units_of(bytes), AT_ONCE) != CU_OK;
   return CU_OK;
 }
 
-/* The driver gave more than was taken for it. Returns whether that may stay. */
-static int take_rest(struct grant* grant, uint64_t units) {
-  char message[MESSAGE_BYTES];
-  int waited;
-  if (ledger_take(grant->account, units, AT_ONCE, &waited, message) != 0) return 0;
-  grant->units += units;
-  return 1;
-}
-
-/* Writes down what the driver gave. */
+/* Writes down what the driver gave; gives it back where it may not be kept. */
 static int keep(struct grant* grant, cu_address address, uint64_t bytes) {
   const struct driver* driver = real_driver();
-  struct entry entry = {.key = address, .owner = grant->account, .bytes = bytes};
+  struct account* account = grant->charge.account;
+  struct entry entry = {.key = address, .owner = account, .bytes = bytes};
   if (driver->cuCtxGetCurrent != NULL) driver->cuCtxGetCurrent((cu_context*)&entry.context);
   lock(&places);
-  int64_t added = add_blocks(grant->account, address, bytes);
+  int64_t added = add_blocks(account, address, bytes);
   if (added >= 0 && table_put(&allocations, &entry) != 0) {
     remove_blocks(address, bytes);
     added = -1;
   }
   unlock(&places);
   const uint64_t units = added < 0 ? 0 : (uint64_t)added;
-  if (added >= 0 && (units <= grant->units || take_rest(grant, units - grant->units))) {
-    ledger_give(grant->account, grant->units - units);
+  if (added >= 0 && (units <= grant->charge.units || charge_more(&grant->charge, units - grant->charge.units) == 0)) {
+    charge_settle(&grant->charge, units);
     return 1;
   }
-  driver->cuMemFree_v2(address);
   if (added >= 0) {
     lock(&places);
     struct entry* known = table_find(&allocations, address);
@@ -158,31 +130,29 @@ static int keep(struct grant* grant, cu_address address, uint64_t bytes) {
     remove_blocks(address, bytes);
     unlock(&places);
   }
+  driver->cuMemFree_v2(address);
   return 0;
 }
 
 int grant_again(struct grant* grant, int error, cu_address address, uint64_t bytes) {
-  if (grant->account == NULL) return 0;
+  if (grant->charge.account == NULL) return 0;
   if (error == CU_OK) {
     if (keep(grant, address, bytes)) return 0;
     grant->refused = 1;
-    if (!grant->hopes) return 0;
   }
-  if (grant->hopes) { /* there was no room after all */
-    grant->hopes = 0;
-    grant->refused = 0;
-    if (error != CU_OK && error != CU_OUT_OF_MEMORY) return 0;
-    grant->refused = begin(grant, MAY_WAIT) != CU_OK;
-    return !grant->refused;
-  }
-  if (error != CU_OUT_OF_MEMORY || !grant->waited || now_ms() >= grant->until) return 0;
-  sleep_ms(PAUSE_MS);
-  return 1;
+  if (!grant->hopes) return charge_again(&grant->charge, error);
+  /* There was no room after all. */
+  grant->hopes = 0;
+  if (error != CU_OK && error != CU_OUT_OF_MEMORY) return 0;
+  const struct charge hoped = grant->charge;
+  grant->refused =
+      charge_begin(&grant->charge, hoped.account, hoped.what, hoped.bytes, units_of(hoped.bytes), MAY_WAIT) != CU_OK;
+  return !grant->refused;
 }
 
 int grant_end(struct grant* grant, int error) {
-  if (grant->account == NULL || (error == CU_OK && !grant->refused)) return error;
-  ledger_give(grant->account, grant->units);
+  if (error == CU_OK && !grant->refused) return CU_OK;
+  charge_settle(&grant->charge, 0);
   return grant->refused ? CU_OUT_OF_MEMORY : error;
 }
 

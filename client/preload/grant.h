@@ -17,17 +17,12 @@
 #ifndef VRAMBROKER_CLIENT_PRELOAD_GRANT_H_
 #define VRAMBROKER_CLIENT_PRELOAD_GRANT_H_
 
-#include "client/preload/ledger.h"
+#include "client/preload/charge.h"
 
 struct grant {
-  struct account* account; /* NULL: not counted */
-  const char* what;        /* the function, for messages */
-  uint64_t bytes;
-  uint64_t units; /* taken for it */
-  int hopes;      /* nothing was left to take, but a block that is counted already has room */
-  int waited;     /* others had the memory: when they have just died, the driver has it a moment later */
-  uint64_t until; /* for how long that is believed */
-  int refused;    /* the driver gave memory, but may not have */
+  struct charge charge;
+  int hopes;   /* nothing was left to take, but a block that is counted already has room */
+  int refused; /* the driver gave memory, but may not have */
 };
 
 int grant_begin(struct grant* grant, const char* what, uint64_t bytes);

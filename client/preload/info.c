@@ -6,10 +6,6 @@
 #include "client/preload/driver.h"
 #include "client/preload/ledger.h"
 
-#define REAL(function)                         \
-  const struct driver* driver = real_driver(); \
-  if (driver == NULL || driver->function == NULL) return CU_NOT_FOUND
-
 static uint64_t least(uint64_t one, uint64_t other) {
   return one < other ? one : other;
 }

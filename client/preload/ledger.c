@@ -4,10 +4,14 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "client/preload/arrays.h"
 #include "client/preload/connection.h"
 #include "client/preload/driver.h"
 #include "client/preload/grant.h"
+#include "client/preload/graphs.h"
+#include "client/preload/handles.h"
 #include "client/preload/lock.h"
+#include "client/preload/pools.h"
 #include "client/preload/runtime.h"
 #include "client/preload/session.h"
 
@@ -424,4 +428,8 @@ void ledger_forget(void) {
   account_count = 0;
   generation = 0;
   grant_forget_all();
+  arrays_forget_all();
+  handles_forget_all();
+  pools_forget_all();
+  graphs_forget_all();
 }

@@ -4,12 +4,8 @@
  */
 #include "client/preload/driver.h"
 #include "client/preload/grant.h"
+#include "client/preload/pools.h"
 #include "client/preload/settings.h"
-
-/* The driver's function, where it has it. */
-#define REAL(function)                         \
-  const struct driver* driver = real_driver(); \
-  if (driver == NULL || driver->function == NULL) return CU_NOT_FOUND
 
 int cuMemAlloc_v2(cu_address* address, size_t bytes) {
   REAL(cuMemAlloc_v2);
@@ -84,6 +80,7 @@ int cuMemFree_v2(cu_address address) {
   const struct freed freed = grant_forget(address);
   const int error = driver->cuMemFree_v2(address);
   grant_freed(&freed, error);
+  if (freed.account == NULL && error == CU_OK) pools_freed(address);
   return error;
 }
 

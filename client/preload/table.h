@@ -13,6 +13,7 @@ struct entry {
   uint64_t key; /* 0: a free place */
   uint64_t bytes;
   uint64_t count;
+  uint64_t more;
   void* owner;   /* what it belongs to */
   void* context; /* likewise */
 };

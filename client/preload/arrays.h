@@ -1,0 +1,10 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef VRAMBROKER_CLIENT_PRELOAD_ARRAYS_H_
+#define VRAMBROKER_CLIENT_PRELOAD_ARRAYS_H_
+
+#include "client/preload/driver_api.h"
+
+void arrays_forget_context(cu_context context);
+void arrays_forget_all(void);
+
+#endif /* VRAMBROKER_CLIENT_PRELOAD_ARRAYS_H_ */

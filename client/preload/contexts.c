@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * With a context goes what was allocated in it: plain memory and arrays. Pools and graphs are asked what is left.
+ */
+#include "client/preload/arrays.h"
+#include "client/preload/driver.h"
+#include "client/preload/grant.h"
+#include "client/preload/graphs.h"
+#include "client/preload/pools.h"
+
+static void gone(cu_context context, cu_device device) {
+  if (context != NULL) {
+    grant_forget_context(context);
+    arrays_forget_context(context);
+  }
+  pools_read();
+  graphs_read(device);
+}
+
+static cu_device current_device(void) {
+  const struct driver* driver = real_driver();
+  cu_device device = -1;
+  return driver->cuCtxGetDevice != NULL && driver->cuCtxGetDevice(&device) == CU_OK ? device : -1;
+}
+
+static int destroy(int (*real)(cu_context), cu_context context) {
+  const cu_device device = current_device();
+  const int error = real(context);
+  if (error == CU_OK) gone(context, device);
+  return error;
+}
+
+int cuCtxDestroy(cu_context context) {
+  REAL(cuCtxDestroy);
+  return destroy(driver->cuCtxDestroy, context);
+}
+
+int cuCtxDestroy_v2(cu_context context) {
+  REAL(cuCtxDestroy_v2);
+  return destroy(driver->cuCtxDestroy_v2, context);
+}
+
+static int is_active(cu_device device) {
+  const struct driver* driver = real_driver();
+  unsigned int flags;
+  int active = 0;
+  return driver->cuDevicePrimaryCtxGetState != NULL &&
+         driver->cuDevicePrimaryCtxGetState(device, &flags, &active) == CU_OK && active;
+}
+
+/* A device's primary context, where there is one: to ask for it holds it for a moment, and does not make one. */
+static cu_context primary(cu_device device, int (*release)(cu_device)) {
+  const struct driver* driver = real_driver();
+  cu_context context = NULL;
+  if (!is_active(device) || driver->cuDevicePrimaryCtxRetain == NULL || release == NULL) return NULL;
+  if (driver->cuDevicePrimaryCtxRetain(&context, device) != CU_OK) return NULL;
+  release(device);
+  return context;
+}
+
+static int reset(int (*real)(cu_device), int (*release)(cu_device), cu_device device) {
+  const cu_context context = primary(device, release);
+  const int error = real(device);
+  if (error == CU_OK) gone(context, device);
+  return error;
+}
+
+int cuDevicePrimaryCtxReset(cu_device device) {
+  REAL(cuDevicePrimaryCtxReset);
+  return reset(driver->cuDevicePrimaryCtxReset, driver->cuDevicePrimaryCtxRelease, device);
+}
+
+int cuDevicePrimaryCtxReset_v2(cu_device device) {
+  REAL(cuDevicePrimaryCtxReset_v2);
+  return reset(driver->cuDevicePrimaryCtxReset_v2, driver->cuDevicePrimaryCtxRelease_v2, device);
+}
+
+/* Only the last release ends the context. */
+static int release(int (*real)(cu_device), cu_device device) {
+  const cu_context context = primary(device, real);
+  const int error = real(device);
+  if (error == CU_OK && !is_active(device)) gone(context, device);
+  return error;
+}
+
+int cuDevicePrimaryCtxRelease(cu_device device) {
+  REAL(cuDevicePrimaryCtxRelease);
+  return release(driver->cuDevicePrimaryCtxRelease, device);
+}
+
+int cuDevicePrimaryCtxRelease_v2(cu_device device) {
+  REAL(cuDevicePrimaryCtxRelease_v2);
+  return release(driver->cuDevicePrimaryCtxRelease_v2, device);
+}

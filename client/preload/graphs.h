@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Memory that graphs allocate when they run. The driver keeps it for all graphs of a device together.
+ */
+#ifndef VRAMBROKER_CLIENT_PRELOAD_GRAPHS_H_
+#define VRAMBROKER_CLIENT_PRELOAD_GRAPHS_H_
+
+#include "client/preload/driver_api.h"
+
+/* A graph with a node that allocates is being made. Before that launches are not looked at. */
+void graphs_have_memory(void);
+/* What the device's graphs have reserved is read again. */
+void graphs_read(cu_device device);
+void graphs_forget_all(void);
+
+#endif /* VRAMBROKER_CLIENT_PRELOAD_GRAPHS_H_ */

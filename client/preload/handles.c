@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Memory that is mapped by handle (cuMemCreate). It is back when the last reference of its handle and its last mapping
+ * have gone. Only memory of a device is counted, and only what this process made: not the host's, and not what it
+ * imported, which the process that made it is charged for. It belongs to no context.
+ */
+#include "client/preload/handles.h"
+
+#include <string.h>
+
+#include "client/preload/charge.h"
+#include "client/preload/driver.h"
+#include "client/preload/lock.h"
+#include "client/preload/table.h"
+
+static struct lock places;
+static struct table handles;  /* handle -> account, bytes, references in `count`, mappings in `more` */
+static struct table mappings; /* address -> its handle in `more`, bytes */
+
+/* With the lock: what is to be given back of a handle that has lost a reference or a mapping. */
+struct gone {
+  struct account* account;
+  uint64_t units;
+};
+
+static struct gone look_at(struct entry* handle) {
+  struct gone gone = {0};
+  if (handle->count == 0 && handle->more == 0) {
+    gone.account = handle->owner;
+    gone.units = units_of(handle->bytes);
+    table_remove(&handles, handle);
+  }
+  return gone;
+}
+
+static void give(const struct gone* gone) {
+  if (gone->account != NULL) ledger_give(gone->account, gone->units);
+}
+
+int cuMemCreate(cu_handle* handle, size_t bytes, const cu_allocation* allocation, unsigned long long flags) {
+  REAL(cuMemCreate);
+  struct account* account = NULL;
+  if (allocation != NULL && allocation->location.type == CU_LOCATION_DEVICE) {
+    const int error = account_of(allocation->location.id, 0, &account);
+    if (error != CU_OK) return error;
+  }
+  if (account == NULL) return driver->cuMemCreate(handle, bytes, allocation, flags);
+  struct charge charge;
+  int error = charge_begin(&charge, account, "cuMemCreate", bytes, units_of(bytes), MAY_WAIT);
+  if (error != CU_OK) return error;
+  do {
+    error = driver->cuMemCreate(handle, bytes, allocation, flags);
+  } while (charge_again(&charge, error));
+  if (error != CU_OK) {
+    charge_settle(&charge, 0);
+    return error;
+  }
+  const struct entry entry = {.key = *handle, .owner = account, .bytes = bytes, .count = 1};
+  lock(&places);
+  table_put(&handles, &entry); /* where that fails, it stays charged */
+  unlock(&places);
+  return CU_OK;
+}
+
+int cuMemRelease(cu_handle handle) {
+  REAL(cuMemRelease);
+  /* The reference goes before the driver's: afterwards another thread may get the same handle for other memory. */
+  struct entry before = {0};
+  struct gone gone = {0};
+  lock(&places);
+  struct entry* known = table_find(&handles, handle);
+  if (known != NULL && known->count != 0) {
+    before = *known;
+    known->count--;
+    gone = look_at(known);
+  }
+  unlock(&places);
+  const int error = driver->cuMemRelease(handle);
+  if (error == CU_OK) {
+    give(&gone);
+  } else if (before.key != 0) {
+    lock(&places);
+    known = table_find(&handles, handle);
+    if (known != NULL) {
+      known->count++;
+    } else {
+      before.count = 1;
+      table_put(&handles, &before);
+    }
+    unlock(&places);
+  }
+  return error;
+}
+
+int cuMemRetainAllocationHandle(cu_handle* handle, void* address) {
+  REAL(cuMemRetainAllocationHandle);
+  const int error = driver->cuMemRetainAllocationHandle(handle, address);
+  if (error != CU_OK) return error;
+  lock(&places);
+  struct entry* known = table_find(&handles, *handle);
+  if (known != NULL) known->count++;
+  unlock(&places);
+  return error;
+}
+
+int cuMemMap(cu_address address, size_t bytes, size_t offset, cu_handle handle, unsigned long long flags) {
+  REAL(cuMemMap);
+  const int error = driver->cuMemMap(address, bytes, offset, handle, flags);
+  if (error != CU_OK) return error;
+  const struct entry mapping = {.key = address, .bytes = bytes, .more = handle};
+  lock(&places);
+  struct entry* known = table_find(&handles, handle);
+  if (known != NULL && table_put(&mappings, &mapping) == 0) known->more++;
+  unlock(&places);
+  return error;
+}
+
+/* A mapping within the range, or NULL. */
+static struct entry* mapping_in(cu_address address, size_t bytes) {
+  struct entry* first = table_find(&mappings, address);
+  if (first != NULL) return first;
+  for (size_t i = 0; i < mappings.size; i++) {
+    struct entry* mapping = &mappings.places[i];
+    if (mapping->key != 0 && mapping->key >= address && mapping->key - address < bytes) return mapping;
+  }
+  return NULL;
+}
+
+int cuMemUnmap(cu_address address, size_t bytes) {
+  REAL(cuMemUnmap);
+  const int error = driver->cuMemUnmap(address, bytes);
+  if (error != CU_OK) return error;
+  /* The addresses stay reserved, and this is the thread that knows of it: nobody maps there before this returns. */
+  uint64_t left = bytes;
+  while (left != 0) {
+    struct gone gone = {0};
+    lock(&places);
+    struct entry* mapping = mapping_in(address, bytes);
+    left = mapping == NULL || mapping->bytes >= left ? 0 : left - mapping->bytes;
+    if (mapping != NULL) {
+      struct entry* known = table_find(&handles, mapping->more);
+      table_remove(&mappings, mapping);
+      if (known != NULL && known->more != 0) {
+        known->more--;
+        gone = look_at(known);
+      }
+    }
+    unlock(&places);
+    give(&gone);
+  }
+  return error;
+}
+
+void handles_forget_all(void) {
+  memset(&places, 0, sizeof places);
+  table_clear(&handles);
+  table_clear(&mappings);
+}

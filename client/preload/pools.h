@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Memory in the order of a stream. A pool reserves memory of the device as it likes, and keeps what was freed: so what
+ * is counted is what it has reserved, not what was allocated from it.
+ */
+#ifndef VRAMBROKER_CLIENT_PRELOAD_POOLS_H_
+#define VRAMBROKER_CLIENT_PRELOAD_POOLS_H_
+
+#include "client/preload/driver_api.h"
+
+/* An address that plain cuMemFree has freed may be of a pool. */
+void pools_freed(cu_address address);
+/* What all pools have reserved is read again. */
+void pools_read(void);
+void pools_forget_all(void);
+
+/* Whether what is called on the stream goes into a graph. */
+int is_capturing(cu_stream stream, int of_thread);
+
+#endif /* VRAMBROKER_CLIENT_PRELOAD_POOLS_H_ */
