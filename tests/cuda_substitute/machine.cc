@@ -15,6 +15,7 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -251,6 +252,33 @@ uint64_t UsedBytes(const std::string& folder, int device) {
   }
   munmap(state, sizeof *state);
   return bytes;
+}
+
+std::vector<ProcessUse> ProcessesOf(const std::string& folder, int device) {
+  SharedState* state = Map(folder, 0);
+  std::map<pid_t, uint64_t> uses;
+  {
+    const Lock lock(state, folder);
+    Bury(state, folder);
+    std::map<uint32_t, uint32_t> holders;  // by allocation: a process
+    for (const Reference& reference : state->references) {
+      if (reference.id == 0) continue;
+      const auto [it, first] = holders.emplace(reference.allocation, reference.process);
+      if (!first && reference.process == state->allocations[reference.allocation].owner) it->second = reference.process;
+    }
+    for (const auto& [allocation, process] : holders) {
+      if (state->allocations[allocation].device != device) continue;
+      uses[state->processes[process].pid] += state->allocations[allocation].bytes;
+    }
+    for (const Process& process : state->processes) {
+      if (process.pid == 0 || process.contexts[device] == 0) continue;
+      uses[process.pid] += process.contexts[device] * state->options.context_bytes;
+    }
+  }
+  munmap(state, sizeof *state);
+  std::vector<ProcessUse> result;
+  for (const auto& [pid, bytes] : uses) result.push_back({.pid = pid, .bytes = bytes});
+  return result;
 }
 
 Machine::Machine(std::string folder) : folder_(std::move(folder)), state_(Map(folder_, 0)) {

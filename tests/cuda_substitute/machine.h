@@ -4,9 +4,12 @@
 #ifndef VRAMBROKER_TESTS_CUDA_SUBSTITUTE_MACHINE_H_
 #define VRAMBROKER_TESTS_CUDA_SUBSTITUTE_MACHINE_H_
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "tests/cuda_substitute/substitute.h"
 
@@ -19,6 +22,15 @@ struct SharedState;
 
 // As MakeMachine() was told.
 MachineOptions OptionsOf(const std::string& folder);
+
+// What a process uses of a device: its contexts and its memory. Memory that several hold is its owner's, and when the
+// owner has gone the first one's.
+struct ProcessUse {
+  pid_t pid = 0;
+  uint64_t bytes = 0;
+};
+// Those that use anything, each once.
+std::vector<ProcessUse> ProcessesOf(const std::string& folder, int device);
 
 // One process's hold on an allocation: it made it, or has it open.
 struct Hold {

@@ -20,7 +20,10 @@ extern const char* const kWithoutPidfds;  // runs another program
 
 // Libraries named libcuda.so.1.
 extern const char* const kCudaSubstitute;
-extern const char* const kOldDriver;  // lacks most of what vrambroker calls
+extern const char* const kPlainCudaSubstitute;  // without sanitizers; libnvidia-ml.so.1 is beside it
+extern const char* const kOldDriver;            // lacks most of what vrambroker calls
+
+extern const char* const kNvmlSubstitute;  // named libnvidia-ml.so.1
 
 // The C library, its core, and programs that use it.
 extern const char* const kCLibrary;

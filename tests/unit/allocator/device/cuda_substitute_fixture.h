@@ -34,6 +34,7 @@ class Process {
   explicit Process(const std::function<int()>& work, int gpu = 0) : pid_(fork()) {
     if (pid_ == 0) _exit(gpu != kNoGpu && UseGpu(gpu) != CUDA_SUCCESS ? 99 : work());
   }
+  pid_t pid() const { return pid_; }
   int Wait() const {
     int status = 0;
     waitpid(pid_, &status, 0);
