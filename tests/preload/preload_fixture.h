@@ -62,7 +62,7 @@ class PreloadTest : public ::testing::Test {
 
   // What a program is started with.
   Environment Preloaded(const Environment& more = {}) const {
-    const std::string driver = paths::kPreloadDriver;
+    const std::string driver = paths::kPlainCudaSubstitute;
     Environment environment = {{"LD_PRELOAD", paths::kPreload},
                                {"LD_LIBRARY_PATH", driver.substr(0, driver.rfind('/'))}};
     if (daemon_ != nullptr) environment.emplace_back("VRAMBROKER_SOCKET_DIR", daemon_->socket_dir());

@@ -7,17 +7,80 @@
 #include <stddef.h>
 
 /* F(function, as cuGetProcAddress has it, of which version, its arguments) */
-#define PROBE_FUNCTIONS(F)                                                                                         \
-  F(cuInit, "cuInit", 2000, (unsigned int flags))                                                                  \
-  F(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", 7000, (void** context, int device))                      \
-  F(cuCtxSetCurrent, "cuCtxSetCurrent", 4000, (void* context))                                                     \
-  F(cuMemGetInfo_v2, "cuMemGetInfo", 3020, (size_t * left, size_t * total))                                        \
-  F(cuDeviceTotalMem_v2, "cuDeviceTotalMem", 3020, (size_t * bytes, int device))                                   \
-  F(cuMemAlloc_v2, "cuMemAlloc", 3020, (unsigned long long* address, size_t bytes))                                \
-  F(cuMemAllocPitch_v2, "cuMemAllocPitch", 3020,                                                                   \
-    (unsigned long long* address, size_t* pitch, size_t width, size_t height, unsigned int element))               \
-  F(cuMemAllocManaged, "cuMemAllocManaged", 6000, (unsigned long long* address, size_t bytes, unsigned int flags)) \
-  F(cuMemFree_v2, "cuMemFree", 3020, (unsigned long long address))
+#define PROBE_FUNCTIONS(F)                                                                                  \
+  F(cuInit, "cuInit", 2000, (unsigned int flags))                                                           \
+  F(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", 7000, (void** context, int device))               \
+  F(cuDevicePrimaryCtxRelease_v2, "cuDevicePrimaryCtxRelease", 11000, (int device))                         \
+  F(cuDevicePrimaryCtxReset_v2, "cuDevicePrimaryCtxReset", 11000, (int device))                             \
+  F(cuCtxCreate_v2, "cuCtxCreate", 3020, (void** context, unsigned int flags, int device))                  \
+  F(cuCtxDestroy_v2, "cuCtxDestroy", 4000, (void* context))                                                 \
+  F(cuCtxSetCurrent, "cuCtxSetCurrent", 4000, (void* context))                                              \
+  F(cuCtxSynchronize, "cuCtxSynchronize", 2000, (void))                                                     \
+  F(cuMemGetInfo_v2, "cuMemGetInfo", 3020, (size_t * left, size_t * total))                                 \
+  F(cuDeviceTotalMem_v2, "cuDeviceTotalMem", 3020, (size_t * bytes, int device))                            \
+  F(cuMemAlloc_v2, "cuMemAlloc", 3020, (address_t * address, size_t bytes))                                 \
+  F(cuMemAllocPitch_v2, "cuMemAllocPitch", 3020,                                                            \
+    (address_t * address, size_t * pitch, size_t width, size_t height, unsigned int element))               \
+  F(cuMemAllocManaged, "cuMemAllocManaged", 6000, (address_t * address, size_t bytes, unsigned int flags))  \
+  F(cuMemFree_v2, "cuMemFree", 3020, (address_t address))                                                   \
+  F(cuArrayCreate_v2, "cuArrayCreate", 3020, (void** array, const struct array* descriptor))                \
+  F(cuArray3DCreate_v2, "cuArray3DCreate", 3020, (void** array, const struct array3d* descriptor))          \
+  F(cuArrayDestroy, "cuArrayDestroy", 2000, (void* array))                                                  \
+  F(cuMipmappedArrayCreate, "cuMipmappedArrayCreate", 5000,                                                 \
+    (void** array, const struct array3d* descriptor, unsigned int levels))                                  \
+  F(cuMipmappedArrayDestroy, "cuMipmappedArrayDestroy", 5000, (void* array))                                \
+  F(cuMemCreate, "cuMemCreate", 10020,                                                                      \
+    (address_t * handle, size_t bytes, const struct properties* properties, unsigned long long flags))      \
+  F(cuMemRelease, "cuMemRelease", 10020, (address_t handle))                                                \
+  F(cuMemRetainAllocationHandle, "cuMemRetainAllocationHandle", 11000, (address_t * handle, void* address)) \
+  F(cuMemAddressReserve, "cuMemAddressReserve", 10020,                                                      \
+    (address_t * address, size_t bytes, size_t alignment, address_t hint, unsigned long long flags))        \
+  F(cuMemMap, "cuMemMap", 10020,                                                                            \
+    (address_t address, size_t bytes, size_t offset, address_t handle, unsigned long long flags))           \
+  F(cuMemUnmap, "cuMemUnmap", 10020, (address_t address, size_t bytes))                                     \
+  F(cuMemExportToShareableHandle, "cuMemExportToShareableHandle", 10020,                                    \
+    (void* shareable, address_t handle, int type, unsigned long long flags))                                \
+  F(cuMemImportFromShareableHandle, "cuMemImportFromShareableHandle", 10020,                                \
+    (address_t * handle, void* shareable, int type))                                                        \
+  F(cuStreamCreate, "cuStreamCreate", 2000, (void** stream, unsigned int flags))                            \
+  F(cuStreamSynchronize, "cuStreamSynchronize", 2000, (void* stream))                                       \
+  F(cuStreamBeginCapture_v2, "cuStreamBeginCapture", 10010, (void* stream, int mode))                       \
+  F(cuStreamEndCapture, "cuStreamEndCapture", 10000, (void* stream, void** graph))                          \
+  F(cuMemAllocAsync, "cuMemAllocAsync", 11020, (address_t * address, size_t bytes, void* stream))           \
+  F(cuMemAllocFromPoolAsync, "cuMemAllocFromPoolAsync", 11020,                                              \
+    (address_t * address, size_t bytes, void* pool, void* stream))                                          \
+  F(cuMemFreeAsync, "cuMemFreeAsync", 11020, (address_t address, void* stream))                             \
+  F(cuDeviceGetDefaultMemPool, "cuDeviceGetDefaultMemPool", 11020, (void** pool, int device))               \
+  F(cuMemPoolCreate, "cuMemPoolCreate", 11020, (void** pool, const struct properties* properties))          \
+  F(cuMemPoolDestroy, "cuMemPoolDestroy", 11020, (void* pool))                                              \
+  F(cuMemPoolTrimTo, "cuMemPoolTrimTo", 11020, (void* pool, size_t bytes))                                  \
+  F(cuMemPoolSetAttribute, "cuMemPoolSetAttribute", 11020, (void* pool, int attribute, void* value))        \
+  F(cuGraphInstantiateWithFlags, "cuGraphInstantiateWithFlags", 11040,                                      \
+    (void** exec, void* graph, unsigned long long flags))                                                   \
+  F(cuGraphLaunch, "cuGraphLaunch", 10000, (void* exec, void* stream))                                      \
+  F(cuDeviceGraphMemTrim, "cuDeviceGraphMemTrim", 11040, (int device))
+
+typedef unsigned long long address_t; /* or a handle of memory */
+
+struct array {
+  size_t width, height;
+  int format;
+  unsigned int channels;
+};
+
+struct array3d {
+  size_t width, height, depth;
+  int format;
+  unsigned int channels, flags;
+};
+
+/* Of memory by handle, and of a pool, which has the longer ones. */
+struct properties {
+  int type, handle_types, location_type, location;
+  void* windows;
+  size_t most;
+  unsigned char rest[64];
+};
 
 #define FUNCTION(name, base, version, arguments) int(*name) arguments;
 struct driver {

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// "alloc KIND BYTES", "free NUMBER": allocations are numbered from 0, those that failed as well.
+// "alloc KIND BYTES", "free NUMBER": allocations are numbered from 0, those that failed as well. And what else is done
+// to memory.
+#define _GNU_SOURCE
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,40 +12,184 @@
 
 struct thing {
   char kind[16];
-  unsigned long long address;
+  address_t address;
+  address_t handle;
+  size_t bytes;
+  void* array;
 };
 
 static struct thing things[4096];
 static int count;
+static void* stream;
+static void* pool;
+static void* other_context;
 
-static unsigned long long size_of(const char* text) {
+static size_t size_of(const char* text) {
   char* end;
-  const unsigned long long number = strtoull(text, &end, 10);
+  const size_t number = strtoull(text, &end, 10);
   return *end == 'M' ? number << 20 : *end == 'K' ? number << 10 : number;
 }
 
-static int allocate(const char* kind, unsigned long long bytes) {
+static struct properties on_device(void) {
+  struct properties properties;
+  memset(&properties, 0, sizeof properties);
+  properties.type = 1;          /* pinned */
+  properties.location_type = 1; /* device 0 */
+  return properties;
+}
+
+/* 4 KiB in a row of floats. */
+static struct array3d array_of(size_t bytes) {
+  return (struct array3d){1024, bytes / 4096, 0, 0x20, 1, 0};
+}
+
+static int create(struct thing* thing, int location_type) {
+  struct properties properties = on_device();
+  properties.location_type = location_type;
+  properties.handle_types = 1; /* a file descriptor */
+  return driver.cuMemCreate(&thing->handle, thing->bytes, &properties, 0);
+}
+
+/* As PyTorch does: the mapping alone keeps the memory. */
+static int create_and_map(struct thing* thing) {
+  int error = create(thing, 1);
+  if (error == 0) error = driver.cuMemAddressReserve(&thing->address, thing->bytes, 0, 0, 0);
+  if (error == 0) error = driver.cuMemMap(thing->address, thing->bytes, 0, thing->handle, 0);
+  if (error == 0) error = driver.cuMemRelease(thing->handle);
+  return error;
+}
+
+static int allocate(const char* kind, size_t bytes) {
   struct thing* thing = &things[count++];
+  const struct array3d array3d = array_of(bytes);
+  const struct array array = {array3d.width, array3d.height, array3d.format, array3d.channels};
+  size_t pitch;
   snprintf(thing->kind, sizeof thing->kind, "%s", kind);
+  thing->bytes = bytes;
   if (strcmp(kind, "plain") == 0) return driver.cuMemAlloc_v2(&thing->address, bytes);
   if (strcmp(kind, "managed") == 0) return driver.cuMemAllocManaged(&thing->address, bytes, 1);
-  if (strcmp(kind, "pitch") == 0) {
-    size_t pitch;
-    return driver.cuMemAllocPitch_v2(&thing->address, &pitch, 4000, bytes / 4096, 16);
-  }
+  if (strcmp(kind, "pitch") == 0) return driver.cuMemAllocPitch_v2(&thing->address, &pitch, 4000, bytes / 4096, 16);
+  if (strcmp(kind, "array") == 0) return driver.cuArrayCreate_v2(&thing->array, &array);
+  if (strcmp(kind, "array3d") == 0) return driver.cuArray3DCreate_v2(&thing->array, &array3d);
+  if (strcmp(kind, "mipmapped") == 0) return driver.cuMipmappedArrayCreate(&thing->array, &array3d, 1);
+  if (strcmp(kind, "handle") == 0) return create(thing, 1);
+  if (strcmp(kind, "host_handle") == 0) return create(thing, 2);
+  if (strcmp(kind, "numa_handle") == 0) return create(thing, 3);
+  if (strcmp(kind, "mapped") == 0) return create_and_map(thing);
+  if (strcmp(kind, "async") == 0) return driver.cuMemAllocAsync(&thing->address, bytes, stream);
+  if (strcmp(kind, "pool") == 0) return driver.cuMemAllocFromPoolAsync(&thing->address, bytes, pool, stream);
   return -1;
 }
 
 static int release(const struct thing* thing) {
+  const char* kind = thing->kind;
+  if (strcmp(kind, "array") == 0 || strcmp(kind, "array3d") == 0) return driver.cuArrayDestroy(thing->array);
+  if (strcmp(kind, "mipmapped") == 0) return driver.cuMipmappedArrayDestroy(thing->array);
+  if (strstr(kind, "handle") != NULL) return driver.cuMemRelease(thing->handle);
+  if (strcmp(kind, "mapped") == 0) return driver.cuMemUnmap(thing->address, thing->bytes);
+  if (strcmp(kind, "async") == 0 || strcmp(kind, "pool") == 0) {
+    const int error = driver.cuMemFreeAsync(thing->address, stream);
+    return error != 0 ? error : driver.cuStreamSynchronize(stream);
+  }
   return driver.cuMemFree_v2(thing->address);
+}
+
+/* A graph that allocates, and whose memory stays when it has run. */
+static int run_graph(size_t bytes) {
+  void* graph;
+  void* exec;
+  address_t address;
+  int error = driver.cuStreamBeginCapture_v2(stream, 2);
+  if (error == 0) error = driver.cuMemAllocAsync(&address, bytes, stream);
+  if (error == 0) error = driver.cuMemFreeAsync(address, stream);
+  if (error == 0) error = driver.cuStreamEndCapture(stream, &graph);
+  if (error == 0) error = driver.cuGraphInstantiateWithFlags(&exec, graph, 0);
+  if (error == 0) error = driver.cuGraphLaunch(exec, stream);
+  return error != 0 ? error : driver.cuStreamSynchronize(stream);
+}
+
+static int import_handle(const struct thing* from) {
+  int descriptor = -1;
+  struct thing* thing = &things[count++];
+  snprintf(thing->kind, sizeof thing->kind, "handle");
+  const int error = driver.cuMemExportToShareableHandle(&descriptor, from->handle, 1, 0);
+  return error != 0 ? error : driver.cuMemImportFromShareableHandle(&thing->handle, (void*)(size_t)descriptor, 1);
+}
+
+/* What NVML says of the first GPU. */
+static int management(const char* version) {
+  struct {
+    unsigned int version;
+    unsigned long long total, reserved, free, used;
+  } second = {40 | 2u << 24, 0, 0, 0, 0};
+  struct {
+    unsigned long long total, free, used;
+  } first = {0, 0, 0};
+  void* device;
+  void* library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+  if (library == NULL) return -1;
+  int (*init)(void) = dlsym(library, "nvmlInit_v2");
+  int (*by_index)(unsigned int, void**) = dlsym(library, "nvmlDeviceGetHandleByIndex_v2");
+  int (*info)(void*, void*) = dlsym(library, "nvmlDeviceGetMemoryInfo");
+  int (*info2)(void*, void*) = dlsym(library, "nvmlDeviceGetMemoryInfo_v2");
+  int error = init();
+  if (error == 0) error = by_index(0, &device);
+  if (error == 0) error = strcmp(version, "2") == 0 ? info2(device, &second) : info(device, &first);
+  if (strcmp(version, "2") == 0) {
+    printf("%d %llu %llu %llu\n", error, second.total, second.used, second.free);
+  } else {
+    printf("%d %llu %llu %llu\n", error, first.total, first.used, first.free);
+  }
+  return error;
+}
+
+static int other(const char* word, const char* first) {
+  struct properties properties = on_device();
+  void* context = NULL;
+  address_t handle;
+  unsigned long long threshold = ~0ull;
+  if (strcmp(word, "stream") == 0) return driver.cuStreamCreate(&stream, 1);
+  if (strcmp(word, "pool") == 0) return driver.cuMemPoolCreate(&pool, &properties);
+  if (strcmp(word, "default_pool") == 0) return driver.cuDeviceGetDefaultMemPool(&pool, 0);
+  if (strcmp(word, "keep") == 0) return driver.cuMemPoolSetAttribute(pool, 4, &threshold);
+  if (strcmp(word, "destroy_pool") == 0) return driver.cuMemPoolDestroy(pool);
+  if (strcmp(word, "trim") == 0) return driver.cuMemPoolTrimTo(pool, 0);
+  if (strcmp(word, "graph") == 0) return run_graph(size_of(first));
+  if (strcmp(word, "trim_graphs") == 0) return driver.cuDeviceGraphMemTrim(0);
+  if (strcmp(word, "synchronize") == 0) return driver.cuCtxSynchronize();
+  if (strcmp(word, "retain") == 0) {
+    return driver.cuMemRetainAllocationHandle(&handle, (void*)things[atoi(first)].address);
+  }
+  if (strcmp(word, "release") == 0) return driver.cuMemRelease(things[atoi(first)].handle);
+  if (strcmp(word, "import") == 0) return import_handle(&things[atoi(first)]);
+  if (strcmp(word, "context") == 0) return driver.cuCtxCreate_v2(&other_context, 0, 0);
+  if (strcmp(word, "destroy_context") == 0) {
+    const int error = driver.cuCtxDestroy_v2(other_context);
+    driver.cuDevicePrimaryCtxRetain(&context, 0);
+    driver.cuDevicePrimaryCtxRelease_v2(0);
+    return error != 0 ? error : driver.cuCtxSetCurrent(context);
+  }
+  if (strcmp(word, "reset") == 0 || strcmp(word, "leave") == 0) {
+    const int error =
+        strcmp(word, "reset") == 0 ? driver.cuDevicePrimaryCtxReset_v2(0) : driver.cuDevicePrimaryCtxRelease_v2(0);
+    driver.cuDevicePrimaryCtxRetain(&context, 0);
+    return error != 0 ? error : driver.cuCtxSetCurrent(context);
+  }
+  return -1;
 }
 
 void probe_kinds(const char* word, const char* first, const char* second) {
   int error = -1;
+  if (strcmp(word, "nvml") == 0) {
+    if (management(first) < 0) printf("no library\n");
+    return;
+  }
   if (strcmp(word, "alloc") == 0) {
     error = allocate(first, size_of(second));
   } else if (strcmp(word, "free") == 0) {
     error = release(&things[atoi(first)]);
+  } else {
+    error = other(word, first);
   }
   printf("%d\n", error);
 }

@@ -34,9 +34,8 @@ extern const char* const kCClientCopies;
 extern const char* const kOtherCore;  // of no version of this library
 extern const char* const kCExample;
 
-// What `vramctl run` has programs load, and programs of others (tests/preload), with a driver that has no sanitizers.
+// What `vramctl run` has programs load, and programs of others (tests/preload).
 extern const char* const kPreload;
-extern const char* const kPreloadDriver;
 extern const char* const kPreloadProbe;
 extern const char* const kPreloadProbeLinked;
 

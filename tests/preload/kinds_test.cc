@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Every kind of memory, by every route: what counts, and when it is given back.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <tuple>
+
+#include "absl/strings/str_cat.h"
+#include "tests/preload/preload_fixture.h"
+
+namespace vrambroker::testing_support {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr uint64_t kMiB = uint64_t{1} << 20;
+
+std::string Info(uint64_t free_mib, uint64_t total_mib) {
+  return absl::StrCat("0 ", free_mib * kMiB, " ", total_mib * kMiB);
+}
+
+class PreloadKind : public PreloadTest, public ::testing::WithParamInterface<std::tuple<std::string, std::string>> {
+ protected:
+  const std::string route_ = std::get<0>(GetParam());
+  const std::string kind_ = std::get<1>(GetParam());
+  // Pools reserve 32 MiB at once.
+  const bool of_pool_ = kind_ == "async" || kind_ == "pool";
+  const uint64_t unit_ = of_pool_ ? 32 : 8;
+  const std::string alloc_ = absl::StrCat("alloc ", kind_, " ", of_pool_ ? 20 : 8, "M");
+};
+
+TEST_P(PreloadKind, IsHeldToTheLimitAndGivenBack) {
+  StartDaemon("128MiB");
+  const uint64_t before = UsedOnMachine();
+  Program program = Run(route_, {{"VRAMBROKER_LIMIT", absl::StrCat(2 * unit_, "MiB")}});
+  ASSERT_EQ(program.Ask("stream"), "0");
+  ASSERT_EQ(program.Ask("pool"), "0");
+  ASSERT_EQ(program.Ask(alloc_), "0");
+  ASSERT_EQ(program.Ask(alloc_), "0");
+  EXPECT_EQ(program.Ask("info"), Info(0, 2 * unit_));
+  EXPECT_EQ(program.Ask(alloc_), "2");
+  EXPECT_EQ(program.Ask("info"), Info(0, 2 * unit_));
+  EXPECT_EQ(UsedOnMachine() - before, 2 * unit_ * kMiB);
+  EXPECT_EQ(program.Ask("free 0"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(unit_, 2 * unit_));
+  EXPECT_EQ(program.Ask(alloc_), "0");
+  EXPECT_EQ(program.Ask("free 1"), "0");
+  EXPECT_EQ(program.Ask("free 3"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(2 * unit_, 2 * unit_));
+  EXPECT_EQ(UsedOnMachine(), before);
+  EXPECT_THAT(program.ErrorText(), HasSubstr("refused: "));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, PreloadKind,
+                         ::testing::Combine(::testing::Values("linked", "dlsym", "default", "dlmopen", "proc", "proc2"),
+                                            ::testing::Values("plain", "managed", "pitch", "array", "array3d",
+                                                              "mipmapped", "handle", "mapped", "async", "pool")),
+                         [](const auto& each) {
+                           return absl::StrCat(std::get<0>(each.param), "_", std::get<1>(each.param));
+                         });
+
+class PreloadKinds : public PreloadTest {
+ protected:
+  void SetUp() override { StartDaemon("128MiB"); }
+  Program RunWithStream(const Environment& environment = {{"VRAMBROKER_LIMIT", "64MiB"}}) {
+    Program program = Run("dlsym", environment);
+    EXPECT_EQ(program.Ask("stream"), "0");
+    return program;
+  }
+};
+
+// NCCL asks for host memory by handle: others count it, and crash (HAMi-core #187, #169).
+TEST_F(PreloadKinds, HandlesOfHostMemoryPassThrough) {
+  Program program = RunWithStream({{"VRAMBROKER_LIMIT", "4MiB"}});
+  EXPECT_EQ(program.Ask("alloc host_handle 64M"), "0");
+  EXPECT_EQ(program.Ask("alloc numa_handle 64M"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(4, 4));
+  EXPECT_EQ(program.Ask("free 0"), "0");
+  EXPECT_EQ(program.Ask("free 1"), "0");
+}
+
+TEST_F(PreloadKinds, ImportedHandlesAreNotChargedAgain) {
+  Program program = RunWithStream();
+  EXPECT_EQ(program.Ask("alloc handle 20M"), "0");
+  EXPECT_EQ(program.Ask("import 0"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(44, 64));
+  EXPECT_EQ(program.Ask("free 1"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(44, 64));
+}
+
+TEST_F(PreloadKinds, AHandleIsChargedUntilItsLastReferenceAndMappingHaveGone) {
+  Program program = RunWithStream();
+  EXPECT_EQ(program.Ask("alloc mapped 20M"), "0");
+  EXPECT_EQ(program.Ask("retain 0"), "0");
+  EXPECT_EQ(program.Ask("retain 0"), "0");
+  EXPECT_EQ(program.Ask("free 0"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(44, 64));
+  EXPECT_EQ(program.Ask("release 0"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(44, 64));
+  EXPECT_EQ(program.Ask("release 0"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(64, 64));
+}
+
+TEST_F(PreloadKinds, AContextTakesItsMemoryAlong) {
+  Program program = RunWithStream();
+  EXPECT_EQ(program.Ask("alloc plain 8M"), "0");
+  EXPECT_EQ(program.Ask("context"), "0");
+  EXPECT_EQ(program.Ask("alloc plain 8M"), "0");
+  EXPECT_EQ(program.Ask("alloc array 8M"), "0");
+  EXPECT_EQ(program.Ask("alloc handle 8M"), "0");  // belongs to none
+  EXPECT_EQ(program.Ask("info"), Info(32, 64));
+  EXPECT_EQ(program.Ask("destroy_context"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(48, 64));
+  EXPECT_EQ(program.Ask("reset"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(56, 64));
+}
+
+TEST_F(PreloadKinds, TheLastReleaseOfThePrimaryContextTakesItsMemoryAlong) {
+  Program program = RunWithStream();
+  EXPECT_EQ(program.Ask("alloc plain 8M"), "0");
+  EXPECT_EQ(program.Ask("leave"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(64, 64));
+}
+
+TEST_F(PreloadKinds, APoolIsChargedForWhatItKeeps) {
+  Program program = RunWithStream();
+  EXPECT_EQ(program.Ask("pool"), "0");
+  EXPECT_EQ(program.Ask("keep"), "0");
+  EXPECT_EQ(program.Ask("alloc pool 20M"), "0");
+  EXPECT_EQ(program.Ask("free 0"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(32, 64));
+  EXPECT_EQ(program.Ask("trim"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(64, 64));
+}
+
+TEST_F(PreloadKinds, ADestroyedPoolIsChargedUntilItsLastAllocationIsFreed) {
+  Program program = RunWithStream();
+  EXPECT_EQ(program.Ask("pool"), "0");
+  EXPECT_EQ(program.Ask("alloc pool 20M"), "0");
+  EXPECT_EQ(program.Ask("destroy_pool"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(32, 64));
+  EXPECT_EQ(program.Ask("free 0"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(64, 64));
+}
+
+TEST_F(PreloadKinds, MemoryOfGraphsIsCharged) {
+  Program program = RunWithStream();
+  EXPECT_EQ(program.Ask("graph 20M"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(44, 64));
+  EXPECT_EQ(program.Ask("alloc plain 46M"), "2");
+  EXPECT_EQ(program.Ask("trim_graphs"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(64, 64));
+}
+
+// A launch cannot be undone: it is owed, and said.
+TEST_F(PreloadKinds, AGraphThatTakesTooMuchKeepsOthersFromGettingMore) {
+  Program program = RunWithStream();
+  EXPECT_EQ(program.Ask("alloc plain 50M"), "0");
+  EXPECT_EQ(program.Ask("graph 20M"), "0");
+  EXPECT_THAT(program.ErrorText(), HasSubstr("a graph that runs took more memory"));
+  EXPECT_EQ(program.Ask("alloc plain 2M"), "2");
+  EXPECT_EQ(program.Ask("trim_graphs"), "0");
+  EXPECT_EQ(program.Ask("alloc plain 14M"), "0");
+}
+
+TEST_F(PreloadKinds, ManagedMemoryCanBeRefused) {
+  Program program = RunWithStream({{"VRAMBROKER_MANAGED", "refuse"}});
+  EXPECT_EQ(program.Ask("alloc managed 2M"), "2");
+  EXPECT_THAT(program.ErrorText(), HasSubstr("VRAMBROKER_MANAGED=refuse"));
+  EXPECT_EQ(program.Ask("alloc plain 2M"), "0");
+}
+
+TEST_F(PreloadKinds, FiguresOfNvmlAreThoseOfTheProgram) {
+  Program program = RunWithStream();
+  EXPECT_EQ(program.Ask("alloc plain 20M"), "0");
+  EXPECT_EQ(program.Ask("nvml 1"), absl::StrCat("0 ", 64 * kMiB, " ", 20 * kMiB, " ", 44 * kMiB));
+  EXPECT_EQ(program.Ask("nvml 2"), absl::StrCat("0 ", 64 * kMiB, " ", 20 * kMiB, " ", 44 * kMiB));
+}
+
+// Two that size themselves at the same moment (vLLM #55827).
+TEST_F(PreloadKinds, FiguresAreIndependentOfNeighbours) {
+  Program one = RunWithStream();
+  Program other = RunWithStream();
+  EXPECT_EQ(one.Ask("alloc plain 60M"), "0");
+  EXPECT_EQ(other.Ask("info"), Info(64, 64));
+  EXPECT_EQ(other.Ask("alloc plain 64M"), "0");
+  EXPECT_EQ(one.Ask("info"), Info(4, 64));
+}
+
+}  // namespace
+}  // namespace vrambroker::testing_support
