@@ -2,10 +2,8 @@
 //
 // vramctl run: what its program is given, how signals and exit codes pass through, and that its claim does not outlive
 // it.
-#include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <link.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -21,6 +19,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "allocator/base/bytes.h"
+#include "tests/support/any_library.h"
 #include "tests/support/util.h"
 #include "tests/support/vramctl_test.h"
 
@@ -31,14 +30,6 @@ using absl::StatusCode;
 using absl::StrContains;
 using ::testing::HasSubstr;
 using ::testing::Not;
-
-// A library that any program can load: what it does is no matter here.
-std::string AnyLibrary() {
-  void* const library = dlopen("libm.so.6", RTLD_NOW);
-  link_map* map = nullptr;
-  if (library == nullptr || dlinfo(library, RTLD_DI_LINKMAP, &map) != 0) return "";
-  return std::filesystem::canonical(map->l_name).string();
-}
 
 class RunTest : public VramctlDaemonTest {
  protected:
