@@ -223,6 +223,8 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
     const Lock lock(driver.mu());
     const Mapping* const mapping = driver.MappingAt(PointerTo(address));
     if (mapping == nullptr || mapping->kind != Kind::kAllocated) return CUDA_ERROR_INVALID_VALUE;
+    // Another user's process may not make it.
+    close(driver.machine()->File(mapping->hold));
     const Handle content{.mark = kHandleMark,
                          .id = mapping->hold.id,
                          .allocation = mapping->hold.allocation,

@@ -105,9 +105,26 @@ std::string FileOf(const std::string& folder, uint64_t id) {
   return folder + "/" + std::to_string(id);
 }
 
-int OpenFile(const std::string& folder, uint64_t id, int flags) {
-  const int fd = open(FileOf(folder, id).c_str(), O_RDWR | O_CLOEXEC | flags, 0666);
-  if (fd < 0) Die("memory " + FileOf(folder, id));
+// The memory of an allocation, which is made when it is first touched: most of it never is. -1: not yet.
+int TryOpenFile(const std::string& folder, uint64_t id) {
+  const int fd = open(FileOf(folder, id).c_str(), O_RDWR | O_CLOEXEC);
+  if (fd < 0 && errno != ENOENT) Die("memory " + FileOf(folder, id));
+  return fd;
+}
+
+// REQUIRES: the machine's lock is held.
+int OpenFile(const std::string& folder, uint64_t id, uint64_t bytes) {
+  if (const int fd = TryOpenFile(folder, id); fd >= 0) return fd;
+  // What the driver gives is not cleared. By another name at first: whoever finds it finds all of it.
+  const std::string name = FileOf(folder, id) + ".new";
+  const int fd = open(name.c_str(), O_RDWR | O_CLOEXEC | O_CREAT | O_TRUNC, 0666);
+  const std::string some(std::min<uint64_t>(bytes, 4096), '\xA5');
+  const auto last = static_cast<off_t>(bytes - some.size());
+  if (fd < 0 || fchmod(fd, 0666) != 0 || ftruncate(fd, static_cast<off_t>(bytes)) != 0 ||
+      pwrite(fd, some.data(), some.size(), 0) < 0 || pwrite(fd, some.data(), some.size(), last) < 0 ||
+      rename(name.c_str(), FileOf(folder, id).c_str()) != 0) {
+    Die("memory " + FileOf(folder, id));
+  }
   return fd;
 }
 
@@ -118,7 +135,7 @@ void Count(SharedState* state, int device, uint64_t bytes) {
 
 // True while any process has an exported file open: each is locked, and all its copies with it.
 bool IsOpenSomewhere(const std::string& folder, uint64_t id) {
-  const int fd = OpenFile(folder, id, 0);
+  const int fd = TryOpenFile(folder, id);
   const bool locked = flock(fd, LOCK_EX | LOCK_NB) != 0;
   close(fd);
   return locked;
@@ -317,30 +334,20 @@ uint64_t Machine::UsedBytes(int device) {
 }
 
 std::optional<Hold> Machine::Allocate(int device, uint64_t bytes) {
-  Hold hold{.bytes = bytes, .device = device};
-  {
-    const Lock lock(state_, folder_);
-    if (!HasRoom(state_, folder_, device, bytes)) return std::nullopt;
-    hold.id = ++state_->last_id;
-    hold.allocation = FindFree(state_->allocations, state_->next_allocation,
-                               [](const Allocation& allocation) { return allocation.id == 0; });
-    state_->allocations[hold.allocation] = {.id = hold.id,
-                                            .bytes = bytes,
-                                            .device = device,
-                                            .owner = self_,
-                                            .freed = false,
-                                            .exported = false,
-                                            .references = 0};
-    Count(state_, device, bytes);
-    hold.reference = AddReference(state_, self_, hold.allocation);
-  }
-  const int fd = OpenFile(folder_, hold.id, O_CREAT | O_EXCL);
-  if (fchmod(fd, 0666) != 0 || ftruncate(fd, static_cast<off_t>(bytes)) != 0) Die("memory of an allocation");
-  close(fd);
-  // What the driver gives is not cleared.
-  const uint64_t some = std::min<uint64_t>(bytes, 4096);
-  Fill(hold, 0, '\xA5', some);
-  Fill(hold, bytes - some, '\xA5', some);
+  const Lock lock(state_, folder_);
+  if (!HasRoom(state_, folder_, device, bytes)) return std::nullopt;
+  Hold hold{.id = ++state_->last_id, .bytes = bytes, .device = device};
+  hold.allocation = FindFree(state_->allocations, state_->next_allocation,
+                             [](const Allocation& allocation) { return allocation.id == 0; });
+  state_->allocations[hold.allocation] = {.id = hold.id,
+                                          .bytes = bytes,
+                                          .device = device,
+                                          .owner = self_,
+                                          .freed = false,
+                                          .exported = false,
+                                          .references = 0};
+  Count(state_, device, bytes);
+  hold.reference = AddReference(state_, self_, hold.allocation);
   return hold;
 }
 
@@ -373,7 +380,7 @@ void Machine::Release(const Hold& hold, bool freed) {
 int Machine::Export(const Hold& hold) {
   const Lock lock(state_, folder_);
   state_->allocations[hold.allocation].exported = true;
-  const int fd = OpenFile(folder_, hold.id, 0);
+  const int fd = OpenFile(folder_, hold.id, hold.bytes);
   if (flock(fd, LOCK_SH) != 0) Die("locking an exported file");
   return fd;
 }
@@ -399,11 +406,13 @@ std::optional<Hold> Machine::Import(int fd) {
 }
 
 int Machine::File(const Hold& hold) const {
-  return OpenFile(folder_, hold.id, 0);
+  if (const int fd = TryOpenFile(folder_, hold.id); fd >= 0) return fd;
+  const Lock lock(state_, folder_);
+  return OpenFile(folder_, hold.id, hold.bytes);
 }
 
 void Machine::Read(const Hold& hold, uint64_t offset, void* to, uint64_t bytes) const {
-  const int fd = OpenFile(folder_, hold.id, 0);
+  const int fd = File(hold);
   for (uint64_t done = 0; done < bytes;) {
     const ssize_t n = pread(fd, static_cast<char*>(to) + done, bytes - done, static_cast<off_t>(offset + done));
     if (n <= 0) Die("reading memory");
@@ -413,7 +422,7 @@ void Machine::Read(const Hold& hold, uint64_t offset, void* to, uint64_t bytes) 
 }
 
 void Machine::Write(const Hold& hold, uint64_t offset, const void* from, uint64_t bytes) const {
-  const int fd = OpenFile(folder_, hold.id, 0);
+  const int fd = File(hold);
   for (uint64_t done = 0; done < bytes;) {
     const ssize_t n =
         pwrite(fd, static_cast<const char*>(from) + done, bytes - done, static_cast<off_t>(offset + done));
@@ -426,7 +435,7 @@ void Machine::Write(const Hold& hold, uint64_t offset, const void* from, uint64_
 void Machine::Fill(const Hold& hold, uint64_t offset, char byte, uint64_t bytes) const {
   if (bytes == 0) return;
   if (byte == 0) {  // a hole in a file reads as zeros, and takes no memory
-    const int fd = OpenFile(folder_, hold.id, 0);
+    const int fd = File(hold);
     if (fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
                   static_cast<off_t>(bytes)) != 0) {
       Die("clearing memory");
