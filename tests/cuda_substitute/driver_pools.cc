@@ -70,7 +70,7 @@ struct Pools {
   }
   Pool* DefaultOf(const Driver& driver, int device) {
     Pool*& pool = defaults[device];
-    if (pool == nullptr) pool = Add({.place = driver.Physical(device), .device = device});
+    if (pool == nullptr) pool = Add({.place = driver.Physical(device), .device = device, .blocks = {}});
     return pool;
   }
   Pool* CurrentOf(const Driver& driver, int device) {

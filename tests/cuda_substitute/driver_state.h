@@ -251,18 +251,15 @@ class Driver {
   }
   // Where the memory begins that `address` is in, and the memory. Null when it is in none.
   std::pair<char* const, Mapping>* MappingOf(const void* address) {
-    auto* const wanted = const_cast<char*>(static_cast<const char*>(address));
-    auto it = mappings_.upper_bound(wanted);
-    if (it == mappings_.begin()) return nullptr;
-    --it;
-    return static_cast<uint64_t>(wanted - it->first) < it->second.bytes ? &*it : nullptr;
+    auto* const found = MappingUpTo(address);
+    return found == nullptr || OffsetIn(*found, address) >= found->second.bytes ? nullptr : found;
   }
   // The memory that [address, address + bytes) lies in, and where.
   std::optional<std::pair<Hold, uint64_t>> Range(const void* address, size_t bytes) {
-    const auto* const found = MappingOf(address);
+    const auto* const found = MappingUpTo(address);
     if (found == nullptr || !found->second.accessible) return std::nullopt;
-    const auto offset = static_cast<uint64_t>(static_cast<const char*>(address) - found->first);
-    if (bytes > found->second.bytes - offset) return std::nullopt;
+    const uint64_t offset = OffsetIn(*found, address);
+    if (offset > found->second.bytes || bytes > found->second.bytes - offset) return std::nullopt;
     return std::make_pair(found->second.hold, offset);
   }
 
@@ -416,6 +413,15 @@ class Driver {
       any = true;
     }
     return any ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
+  }
+
+  // The last memory that does not begin behind `address`.
+  std::pair<char* const, Mapping>* MappingUpTo(const void* address) {
+    const auto it = mappings_.upper_bound(const_cast<char*>(static_cast<const char*>(address)));
+    return it == mappings_.begin() ? nullptr : &*std::prev(it);
+  }
+  static uint64_t OffsetIn(const std::pair<char* const, Mapping>& mapping, const void* address) {
+    return static_cast<uint64_t>(static_cast<const char*>(address) - mapping.first);
   }
 
   Driver() = default;

@@ -115,7 +115,7 @@ int TryOpenFile(const std::string& folder, uint64_t id) {
 // REQUIRES: the machine's lock is held.
 int OpenFile(const std::string& folder, uint64_t id, uint64_t bytes) {
   if (const int fd = TryOpenFile(folder, id); fd >= 0) return fd;
-  // What the driver gives is not cleared. By another name at first: whoever finds it finds all of it.
+  // What the driver gives is not cleared. By another name at first: a process that finds it finds all of it.
   const std::string name = FileOf(folder, id) + ".new";
   const int fd = open(name.c_str(), O_RDWR | O_CLOEXEC | O_CREAT | O_TRUNC, 0666);
   const std::string some(std::min<uint64_t>(bytes, 4096), '\xA5');
