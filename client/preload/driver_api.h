@@ -122,6 +122,7 @@ enum {
   X(cuStreamSynchronize_ptsz, (cu_stream stream))                                                                   \
   X(cuEventSynchronize, (cu_event event))                                                                           \
   X(cuCtxSynchronize, (void))                                                                                       \
+  X(cuCtxSynchronize_v2, (cu_context context))                                                                      \
   /* graphs.c */                                                                                                    \
   X(cuGraphAddMemAllocNode, (cu_node * node, cu_graph graph, const cu_node* after, size_t count, void* parameters)) \
   X(cuGraphAddNode, (cu_node * node, cu_graph graph, const cu_node* after, size_t count, void* parameters))         \

@@ -392,6 +392,13 @@ int cuCtxSynchronize(void) {
   return error;
 }
 
+int cuCtxSynchronize_v2(cu_context context) {
+  REAL(cuCtxSynchronize_v2);
+  const int error = driver->cuCtxSynchronize_v2(context);
+  read_if_freed();
+  return error;
+}
+
 void pools_forget_all(void) {
   memset(&growing, 0, sizeof growing);
   memset(&places, 0, sizeof places);

@@ -15,7 +15,7 @@
 #include "client/preload/lock.h"
 #include "client/preload/runtime.h"
 
-enum { ANSWER_MS = 10000, AGAIN_MS = 100, LOOK_MS = 1000, IDLE_MS = 5000 };
+enum { LEAST_ANSWER_MS = 1000, MOST_ANSWER_MS = 10000, AGAIN_MS = 100, LOOK_MS = 1000, IDLE_MS = 2000 };
 
 static struct {
   struct lock line;
@@ -56,12 +56,19 @@ static void adopt_process(void) {
 
 /* --- beginning --- */
 
+/* How long a daemon that is there may take. */
+static uint64_t answer_ms(void) {
+  const uint64_t patience = settings()->reconnect_ms;
+  if (patience < LEAST_ANSWER_MS) return LEAST_ANSWER_MS;
+  return patience < MOST_ANSWER_MS ? patience : MOST_ANSWER_MS;
+}
+
 enum opening { OPENED, ABSENT, AGAIN, REFUSED };
 
 static int call(uint32_t what, uint32_t device, uint64_t bytes, struct vrambroker_count_answer* answer) {
   const struct vrambroker_count_request request = {
       .version = VRAMBROKER_COUNT_VERSION, .call = what, .device = device, .bytes = bytes};
-  return connection_call(&session.connection, &request, ANSWER_MS, answer);
+  return connection_call(&session.connection, &request, answer_ms(), answer);
 }
 
 /* Tells the daemon of what this process holds. */
@@ -100,7 +107,7 @@ static enum opening begin(char* message) {
                                            .limit_fraction = settings_now->limit_fraction};
   memcpy(hello.name, settings_now->name, sizeof hello.name);
   struct vrambroker_count_answer answer;
-  if (connection_call(&session.connection, &hello, ANSWER_MS, &answer) == 0) {
+  if (connection_call(&session.connection, &hello, answer_ms(), &answer) == 0) {
     if (answer.code != CODE_OK) {
       connection_close(&session.connection);
       snprintf(message, MESSAGE_BYTES, "%.400s", answer.message);
@@ -195,14 +202,14 @@ int session_wait(uint32_t device, uint64_t bytes, uint64_t wait_ms, uint64_t* ge
   line_leave();
   struct connection connection;
   if (connection_open(&connection, settings()->socket_path) != 0) return -1;
-  if (connection_call(&connection, &request, ANSWER_MS, answer) != 0) return -1;
+  if (connection_call(&connection, &request, answer_ms(), answer) != 0) return -1;
   if (answer->code == CODE_OK) {
     request.call = VRAMBROKER_COUNT_WAIT;
     request.device = device;
     request.bytes = bytes;
     request.wait_ms = wait_ms;
     memset(request.token, 0, sizeof request.token);
-    if (connection_call(&connection, &request, wait_ms + ANSWER_MS, answer) != 0) return -1;
+    if (connection_call(&connection, &request, wait_ms + answer_ms(), answer) != 0) return -1;
   }
   connection_close(&connection);
   return 0;

@@ -15,12 +15,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr uint64_t kMiB = uint64_t{1} << 20;
-
-std::string Info(uint64_t free_mib, uint64_t total_mib) {
-  return absl::StrCat("0 ", free_mib * kMiB, " ", total_mib * kMiB);
-}
-
 class PreloadKind : public PreloadTest, public ::testing::WithParamInterface<std::tuple<std::string, std::string>> {
  protected:
   const std::string route_ = std::get<0>(GetParam());

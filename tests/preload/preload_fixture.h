@@ -11,6 +11,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "tests/cuda_substitute/substitute.h"
 #include "tests/support/child_process.h"
 #include "tests/support/daemon_process.h"
@@ -18,6 +19,13 @@
 #include "tests/support/test_device.h"
 
 namespace vrambroker::testing_support {
+
+inline constexpr uint64_t kMiB = uint64_t{1} << 20;
+
+// The answer to "info".
+inline std::string Info(uint64_t free_mib, uint64_t total_mib) {
+  return absl::StrCat("0 ", free_mib * kMiB, " ", total_mib * kMiB);
+}
 
 // A probe (probe.c).
 class Program {
@@ -39,6 +47,10 @@ class Program {
  private:
   std::unique_ptr<ChildProcess> process_;
 };
+
+inline std::string FolderOf(const std::string& file) {
+  return file.substr(0, file.rfind('/'));
+}
 
 class PreloadTest : public ::testing::Test {
  protected:
@@ -62,9 +74,8 @@ class PreloadTest : public ::testing::Test {
 
   // What a program is started with.
   Environment Preloaded(const Environment& more = {}) const {
-    const std::string driver = paths::kPlainCudaSubstitute;
     Environment environment = {{"LD_PRELOAD", paths::kPreload},
-                               {"LD_LIBRARY_PATH", driver.substr(0, driver.rfind('/'))}};
+                               {"LD_LIBRARY_PATH", FolderOf(paths::kPlainCudaSubstitute)}};
     if (daemon_ != nullptr) environment.emplace_back("VRAMBROKER_SOCKET_DIR", daemon_->socket_dir());
     environment.insert(environment.end(), more.begin(), more.end());
     return environment;

@@ -7,6 +7,7 @@
 #define _GNU_SOURCE
 #include "tests/preload/probe.h"
 
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -67,6 +68,7 @@ static int find_functions(const char* route) {
 #undef TAKE
   if (strcmp(route, "linked") == 0) return 0;
 #endif
+  if (strcmp(route, "none") == 0) return 0;
   const int is_global = strcmp(route, "default") == 0;
   const int mode =
       RTLD_NOW | (strcmp(route, "deepbind") == 0 ? RTLD_DEEPBIND : 0) | (is_global ? RTLD_GLOBAL : RTLD_LOCAL);
@@ -173,6 +175,30 @@ static int descriptor_of_file(const char* path) {
   return open(path, O_RDWR | O_CREAT | O_APPEND, 0600);
 }
 
+static void* allocate_once(void* bytes) {
+  unsigned long long address;
+  set_current();
+  driver.cuMemAlloc_v2(&address, *(unsigned long long*)bytes);
+  return NULL;
+}
+
+/* "cancel BYTES": a thread that is cancelled while it allocates. */
+static void cancel(unsigned long long bytes) {
+  pthread_t thread;
+  pthread_create(&thread, NULL, allocate_once, &bytes);
+  pthread_cancel(thread);
+  pthread_join(thread, NULL);
+  printf("0\n");
+}
+
+static int entries(const char* path) {
+  int count = 0;
+  DIR* folder = opendir(path);
+  while (folder != NULL && readdir(folder) != NULL) count++;
+  if (folder != NULL) closedir(folder);
+  return count - 2;
+}
+
 /* "close_all PATH": closes every descriptor that it did not open, and opens a file of its own under all their numbers.
  */
 static void close_all(const char* path) {
@@ -228,14 +254,31 @@ static void command(char* line) {
     void* found = dlsym(RTLD_DEFAULT, first);
     const char* error = dlerror();
     printf("0 %s %s\n", found == NULL ? "no" : "yes", error == NULL ? "no error" : "error");
+  } else if (strcmp(word, "next") == 0) {
+    printf("0 %s\n", dlsym(RTLD_NEXT, first) == NULL ? "no" : "yes");
+  } else if (strcmp(word, "call") == 0) {
+    void* handle;
+    int (*function)(void**) = dlsym(RTLD_DEFAULT, first);
+    printf("0 %d\n", function(&handle));
+  } else if (strcmp(word, "census") == 0) {
+    printf("0 %d %d\n", entries("/proc/self/task"), entries("/proc/self/fd") - 1);
   } else if (strcmp(word, "close_all") == 0) {
     close_all(first);
+  } else if (strcmp(word, "nvml") == 0) {
+    probe_kinds(word, first, "");
   } else {
     int error = use_gpu();
     if (error != 0) {
       printf("%d\n", error);
     } else if (strcmp(word, "race") == 0) {
       race(atoi(first), atoi(second), size_of(third));
+    } else if (strcmp(word, "cancel") == 0) {
+      cancel(size_of(first));
+    } else if (strcmp(word, "errno") == 0) {
+      unsigned long long address;
+      errno = 7;
+      error = driver.cuMemAlloc_v2(&address, 1ull << 40); /* refused */
+      printf("%d %d\n", error == 2 ? 0 : error, errno);
     } else if (strcmp(word, "pairs") == 0) {
       pairs(atoi(first), size_of(second));
     } else if (strcmp(word, "info") == 0) {

@@ -46,7 +46,7 @@ static struct array3d array_of(size_t bytes) {
 static int create(struct thing* thing, int location_type) {
   struct properties properties = on_device();
   properties.location_type = location_type;
-  properties.handle_types = 1; /* a file descriptor */
+  properties.handle_types = location_type == 2 ? 0 : 1; /* a file descriptor */
   return driver.cuMemCreate(&thing->handle, thing->bytes, &properties, 0);
 }
 

@@ -36,6 +36,8 @@ extern const char* const kCExample;
 
 // What `vramctl run` has programs load, and programs of others (tests/preload).
 extern const char* const kPreload;
+extern const char* const kPreloadPackingDriver;  // a libcuda.so.1, too
+extern const char* const kPreloadOther;          // another library for LD_PRELOAD
 extern const char* const kPreloadProbe;
 extern const char* const kPreloadProbeLinked;
 

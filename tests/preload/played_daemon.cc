@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/preload/played_daemon.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include "tests/support/util.h"
+
+namespace vrambroker::testing_support {
+
+PlayedDaemon::PlayedDaemon(const std::string& uuid, uint64_t limit_bytes)
+    : uuid_(uuid),
+      limit_(limit_bytes),
+      folder_(MakeTempDir()),
+      listener_(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)),
+      stop_(eventfd(0, EFD_CLOEXEC)) {
+  sockaddr_un address = {.sun_family = AF_UNIX, .sun_path = {}};
+  std::snprintf(address.sun_path, sizeof address.sun_path, "%s/%s", folder_.c_str(), VRAMBROKER_COUNT_SOCKET);
+  if (bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
+      listen(listener_.get(), 64) != 0) {
+    std::perror("a played daemon's socket");
+    std::abort();
+  }
+  thread_ = std::thread([this] { Run(); });
+}
+
+PlayedDaemon::~PlayedDaemon() {
+  const uint64_t one = 1;
+  (void)!write(stop_.get(), &one, sizeof one);
+  thread_.join();
+}
+
+void PlayedDaemon::set_distort(const Distort& distort) {
+  const std::lock_guard<std::mutex> lock(mu_);
+  distort_ = distort;
+}
+
+void PlayedDaemon::set_hang_up(bool hang_up) {
+  const std::lock_guard<std::mutex> lock(mu_);
+  hang_up_ = hang_up;
+}
+
+int PlayedDaemon::Calls(uint32_t call) const {
+  const std::lock_guard<std::mutex> lock(mu_);
+  const auto it = calls_.find(call);
+  return it == calls_.end() ? 0 : it->second;
+}
+
+uint64_t PlayedDaemon::charged() const {
+  const std::lock_guard<std::mutex> lock(mu_);
+  return charged_;
+}
+
+std::string PlayedDaemon::Bytes(const Answer& answer) {
+  return {reinterpret_cast<const char*>(&answer), sizeof answer};
+}
+
+void PlayedDaemon::Run() {
+  for (;;) {
+    std::vector<pollfd> watched = {{stop_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
+    for (const UniqueFd& connection : connections_) watched.push_back({connection.get(), POLLIN, 0});
+    if (poll(watched.data(), watched.size(), -1) < 0) continue;
+    if (watched[0].revents != 0) return;
+    if (watched[1].revents != 0) {
+      if (UniqueFd connection(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)); connection.valid()) {
+        connections_.push_back(std::move(connection));
+      }
+    }
+    for (size_t i = 2; i < watched.size(); ++i) {
+      if (watched[i].revents != 0) Serve(watched[i].fd);
+    }
+  }
+}
+
+void PlayedDaemon::Serve(int connection) {
+  Request request;
+  std::optional<std::string> reply;
+  bool hang_up = false;
+  if (recv(connection, &request, sizeof request, MSG_DONTWAIT) != static_cast<ssize_t>(sizeof request)) {
+    hang_up = true;
+  } else {
+    const std::lock_guard<std::mutex> lock(mu_);
+    ++calls_[request.call];
+    const Answer answer = AnswerTo(request);
+    reply = distort_ ? distort_(request, answer) : Bytes(answer);
+    hang_up = hang_up_ && request.call != VRAMBROKER_COUNT_HELLO && request.call != VRAMBROKER_COUNT_INFO;
+  }
+  if (!hang_up && reply.has_value()) (void)send(connection, reply->data(), reply->size(), MSG_NOSIGNAL);
+  if (!hang_up) return;
+  std::erase_if(connections_, [&](const UniqueFd& each) { return each.get() == connection; });
+}
+
+PlayedDaemon::Answer PlayedDaemon::AnswerTo(const Request& request) {
+  Answer answer = {};
+  answer.version = VRAMBROKER_COUNT_VERSION;
+  answer.call = request.call;
+  answer.devices = 1;
+  switch (request.call) {
+    case VRAMBROKER_COUNT_HELLO:
+      charged_ = 0;
+      break;
+    case VRAMBROKER_COUNT_CHARGE:
+    case VRAMBROKER_COUNT_WAIT:
+    case VRAMBROKER_COUNT_HOLD:
+      if (request.bytes > limit_ - charged_) {
+        answer.code = 8;
+        std::snprintf(answer.message, sizeof answer.message, "the played daemon has no more");
+      } else {
+        charged_ += request.bytes;
+      }
+      break;
+    case VRAMBROKER_COUNT_UNCHARGE:
+      charged_ -= request.bytes;
+      break;
+    default:
+      break;
+  }
+  answer.limit_bytes = limit_;
+  answer.charged_bytes = charged_;
+  answer.free_bytes = limit_ - charged_;
+  std::snprintf(answer.uuid, sizeof answer.uuid, "%s", uuid_.c_str());
+  return answer;
+}
+
+}  // namespace vrambroker::testing_support

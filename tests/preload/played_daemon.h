@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A daemon's count socket, played: it counts one device rightly, unless it is told to do something else.
+#ifndef VRAMBROKER_TESTS_PRELOAD_PLAYED_DAEMON_H_
+#define VRAMBROKER_TESTS_PRELOAD_PLAYED_DAEMON_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "allocator/base/unique_fd.h"
+#include "proto/vrambroker/v1/count_socket.h"
+
+namespace vrambroker::testing_support {
+
+class PlayedDaemon {
+ public:
+  using Request = vrambroker_count_request;
+  using Answer = vrambroker_count_answer;
+  // What it sends in place of `answer`; nothing: it says nothing. Bytes of another number than an answer's are sent as
+  // they are.
+  using Distort = std::function<std::optional<std::string>(const Request& request, const Answer& answer)>;
+
+  PlayedDaemon(const std::string& uuid, uint64_t limit_bytes);
+  ~PlayedDaemon();
+
+  const std::string& socket_dir() const { return folder_; }
+  void set_distort(const Distort& distort);
+  // The answer ends the connection instead.
+  void set_hang_up(bool hang_up);
+
+  int Calls(uint32_t call) const;
+  uint64_t charged() const;
+
+  static std::string Bytes(const Answer& answer);
+
+ private:
+  void Run();
+  void Serve(int connection);
+  // REQUIRES: mu_ is held.
+  Answer AnswerTo(const Request& request);
+
+  const std::string uuid_;
+  const uint64_t limit_;
+  const std::string folder_;
+  UniqueFd listener_;
+  UniqueFd stop_;
+  mutable std::mutex mu_;
+  Distort distort_;
+  bool hang_up_ = false;
+  uint64_t charged_ = 0;
+  std::map<uint32_t, int> calls_;
+  std::vector<UniqueFd> connections_;
+  std::thread thread_;
+};
+
+}  // namespace vrambroker::testing_support
+
+#endif  // VRAMBROKER_TESTS_PRELOAD_PLAYED_DAEMON_H_

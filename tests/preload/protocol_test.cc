@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a program asks of a daemon, with one that is played: how often, in which units, and what it does with wrong
+// answers.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "tests/preload/played_daemon.h"
+#include "tests/preload/preload_fixture.h"
+#include "tests/support/util.h"
+
+namespace vrambroker::testing_support {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr char kUuid[] = "GPU-11111111-1111-1111-1111-111111111111";
+
+// On a driver that puts small allocations together.
+class PreloadProtocol : public PreloadTest {
+ protected:
+  Program RunPacking(const PlayedDaemon& daemon, const Environment& more = {}) const {
+    Environment environment = {{"LD_PRELOAD", paths::kPreload},
+                               {"LD_LIBRARY_PATH", FolderOf(paths::kPreloadPackingDriver)},
+                               {"VRAMBROKER_SOCKET_DIR", daemon.socket_dir()}};
+    environment.insert(environment.end(), more.begin(), more.end());
+    return Program(ChildProcess::Start({paths::kPreloadProbe, "dlsym"}, environment).value());
+  }
+};
+
+TEST_F(PreloadProtocol, SmallAllocationsShareUnits) {
+  PlayedDaemon daemon(kUuid, 8 * kMiB);
+  Program program = RunPacking(daemon);
+  for (int i = 0; i < 12; ++i) EXPECT_EQ(program.Ask("alloc plain 512K"), "0") << i;  // three blocks
+  EXPECT_EQ(daemon.charged(), 8 * kMiB) << "and one unit in reserve";
+  EXPECT_EQ(program.Ask("alloc plain 2M"), "0");
+  // The limit is reached, and every block is full.
+  EXPECT_EQ(program.Ask("alloc plain 1"), "2");
+  EXPECT_EQ(program.Ask("free 5"), "0");
+  EXPECT_EQ(program.Ask("alloc plain 2M"), "2");
+  EXPECT_EQ(program.Ask("alloc plain 256K"), "0") << "a block that is counted already has room";
+  EXPECT_EQ(program.Ask("alloc plain 256K"), "0");
+  EXPECT_EQ(program.Ask("alloc plain 1K"), "2");
+  EXPECT_EQ(program.Ask("info"), Info(0, 8));
+  EXPECT_EQ(daemon.charged(), 8 * kMiB);
+}
+
+TEST_F(PreloadProtocol, ABlockCountsUntilItsLastAllocationIsFreed) {
+  PlayedDaemon daemon(kUuid, 64 * kMiB);
+  Program program = RunPacking(daemon);
+  for (int i = 0; i < 16; ++i) EXPECT_EQ(program.Ask("alloc plain 512K"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(56, 64));
+  for (int i = 0; i < 16; ++i) {
+    if (i % 4 == 0) continue;
+    EXPECT_EQ(program.Ask(absl::StrCat("free ", i)), "0");
+  }
+  EXPECT_EQ(program.Ask("info"), Info(56, 64)) << "the driver has four blocks still";
+  for (int i = 0; i < 16; i += 4) EXPECT_EQ(program.Ask(absl::StrCat("free ", i)), "0");
+  EXPECT_EQ(program.Ask("info"), Info(64, 64));
+}
+
+TEST_F(PreloadProtocol, PairsOfSmallAllocationsMakeFewCalls) {
+  PlayedDaemon daemon(kUuid, 64 * kMiB);
+  Program program = RunPacking(daemon);
+  EXPECT_EQ(program.Ask("pairs 10000 64K").substr(0, 2), "0 ");
+  EXPECT_EQ(program.Ask("pairs 10000 2M").substr(0, 2), "0 ");
+  // Slack that nothing has needed for a while goes back, and that may be in between.
+  EXPECT_LE(daemon.Calls(VRAMBROKER_COUNT_CHARGE), 10);
+}
+
+TEST_F(PreloadProtocol, SlackGoesBackWhenItIsNotNeeded) {
+  PlayedDaemon daemon(kUuid, 64 * kMiB);
+  Program program = RunPacking(daemon);
+  EXPECT_EQ(program.Ask("alloc plain 20M"), "0");
+  EXPECT_EQ(program.Ask("free 0"), "0");
+  EXPECT_LE(daemon.charged(), 2 * kMiB);
+  EXPECT_TRUE(WaitFor([&] { return daemon.charged() == 0; }));
+}
+
+TEST_F(PreloadProtocol, ADaemonThatIsBusyIsAskedAgain) {
+  PlayedDaemon daemon(kUuid, 64 * kMiB);
+  std::atomic<int> left = 3;
+  daemon.set_distort([&](const PlayedDaemon::Request& request, PlayedDaemon::Answer answer) {
+    if (request.call == VRAMBROKER_COUNT_CHARGE && left-- > 0) answer.code = 14;
+    return PlayedDaemon::Bytes(answer);
+  });
+  Program program = RunPacking(daemon);
+  EXPECT_EQ(program.Ask("alloc plain 10M"), "0");
+  EXPECT_GE(daemon.Calls(VRAMBROKER_COUNT_CHARGE), 4);
+}
+
+TEST_F(PreloadProtocol, ADeviceThatTheDaemonDoesNotServeIsNotCounted) {
+  PlayedDaemon daemon("GPU-22222222-1111-1111-1111-111111111111", 2 * kMiB);
+  Program program = RunPacking(daemon);
+  EXPECT_EQ(program.Ask("alloc plain 20M"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(108, 128));
+  EXPECT_THAT(program.ErrorText(), HasSubstr("the daemon does not serve GPU 0"));
+  EXPECT_EQ(daemon.Calls(VRAMBROKER_COUNT_CHARGE), 0);
+}
+
+// --- Daemons that answer wrongly: as if there were none, and never in a hot loop ---
+
+class PreloadHostile : public PreloadProtocol, public ::testing::WithParamInterface<uint32_t> {
+ protected:
+  // What comes of an allocation with a daemon that answers a call wrongly.
+  void Expect(const PlayedDaemon::Distort& distort) {
+    PlayedDaemon daemon(kUuid, 64 * kMiB);
+    daemon.set_distort([&](const PlayedDaemon::Request& request, const PlayedDaemon::Answer& answer) {
+      return request.call == GetParam() ? distort(request, answer) : PlayedDaemon::Bytes(answer);
+    });
+    Program program = RunPacking(daemon, {{"VRAMBROKER_RECONNECT", "300ms"}});
+    EXPECT_EQ(program.Ask("alloc plain 20M"), "2");
+    EXPECT_LE(daemon.Calls(GetParam()), 100);
+    EXPECT_THAT(program.ErrorText(), HasSubstr("vrambroker: "));
+    EXPECT_EQ(program.Ask("getpid"), absl::StrCat("0 ", program.process().pid())) << "it lives";
+  }
+};
+
+TEST_P(PreloadHostile, Garbage) {
+  Expect([](const auto&, const auto& answer) { return std::string(sizeof answer, '\xff'); });
+}
+
+TEST_P(PreloadHostile, TooShort) {
+  Expect([](const auto&, const auto& answer) { return PlayedDaemon::Bytes(answer).substr(0, 20); });
+}
+
+TEST_P(PreloadHostile, Empty) {
+  Expect([](const auto&, const auto&) { return std::string(); });
+}
+
+TEST_P(PreloadHostile, TooLong) {
+  Expect([](const auto&, const auto& answer) { return PlayedDaemon::Bytes(answer) + std::string(5000, 'x'); });
+}
+
+TEST_P(PreloadHostile, OfAnotherVersion) {
+  Expect([](const auto&, auto answer) {
+    answer.version = 77;
+    return PlayedDaemon::Bytes(answer);
+  });
+}
+
+TEST_P(PreloadHostile, ToAnotherCall) {
+  Expect([](const auto&, auto answer) {
+    answer.call = VRAMBROKER_COUNT_UNCHARGE;
+    return PlayedDaemon::Bytes(answer);
+  });
+}
+
+TEST_P(PreloadHostile, Silence) {
+  Expect([](const auto&, const auto&) { return std::nullopt; });
+}
+
+TEST_P(PreloadHostile, TextsWithoutAnEnd) {
+  Expect([](const auto&, auto answer) {
+    answer.code = 9;
+    std::memset(answer.uuid, 'x', sizeof answer.uuid);
+    std::memset(answer.message, 'x', sizeof answer.message);
+    return PlayedDaemon::Bytes(answer);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, PreloadHostile, ::testing::Values(VRAMBROKER_COUNT_HELLO, VRAMBROKER_COUNT_CHARGE),
+                         [](const auto& call) {
+                           return std::string(call.param == VRAMBROKER_COUNT_HELLO ? "Hello" : "Charge");
+                         });
+
+TEST_F(PreloadProtocol, ADaemonThatHangsUpIsNoEnd) {
+  PlayedDaemon daemon(kUuid, 64 * kMiB);
+  Program program = RunPacking(daemon, {{"VRAMBROKER_RECONNECT", "300ms"}});
+  EXPECT_EQ(program.Ask("alloc plain 20M"), "0");
+  daemon.set_hang_up(true);
+  EXPECT_EQ(program.Ask("alloc plain 20M"), "2");
+  EXPECT_EQ(program.Ask("free 0"), "0");
+  daemon.set_hang_up(false);
+  EXPECT_EQ(program.Ask("alloc plain 60M"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(4, 64));
+}
+
+// More than was asked for, or nonsense in the figures, changes what the program is told, and nothing else.
+TEST_F(PreloadProtocol, WildFiguresDoNoHarm) {
+  PlayedDaemon daemon(kUuid, 64 * kMiB);
+  daemon.set_distort([](const auto&, auto answer) {
+    answer.limit_bytes = ~uint64_t{0};
+    answer.free_bytes = ~uint64_t{0} - 5;
+    answer.charged_bytes = ~uint64_t{0};
+    answer.devices = ~uint32_t{0};
+    return PlayedDaemon::Bytes(answer);
+  });
+  Program program = RunPacking(daemon);
+  EXPECT_EQ(program.Ask("alloc plain 20M"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(128, 128)) << "never more than the driver has";
+  EXPECT_EQ(program.Ask("free 0"), "0");
+}
+
+}  // namespace
+}  // namespace vrambroker::testing_support

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A program's session: its end, its children, other programs that wait, descriptors that it loses, a daemon that goes
+// and comes.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <string>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "tests/preload/preload_fixture.h"
+#include "tests/support/util.h"
+
+namespace vrambroker::testing_support {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::StartsWith;
+
+class PreloadSession : public PreloadTest {};
+
+// --- Without a daemon ---
+
+TEST_F(PreloadSession, WithoutADaemonAllocationsAreRefusedAndSaidWhy) {
+  Program program = Run("dlsym", {{"VRAMBROKER_SOCKET_DIR", "/nowhere"}});
+  EXPECT_EQ(program.Ask("alloc plain 2M"), "2");
+  EXPECT_EQ(program.Ask("alloc plain 2M"), "2");
+  EXPECT_THAT(program.ErrorText(), HasSubstr("vrambroker: cannot reach the daemon at /nowhere/vram-count.sock"));
+  EXPECT_EQ(std::vector<std::string>(absl::StrSplit(program.ErrorText(), '\n')).size(), 2) << "one line, once";
+}
+
+TEST_F(PreloadSession, IfAvailableMeansThatAProgramRunsWithoutADaemon) {
+  Program program = Run("dlsym", {{"VRAMBROKER_SOCKET_DIR", "/nowhere"}, {"VRAMBROKER_IF_AVAILABLE", "1"}});
+  EXPECT_EQ(program.Ask("alloc plain 2M"), "0");
+  EXPECT_EQ(program.Ask("alloc handle 2M"), "0");
+  EXPECT_THAT(program.Ask("info"), StartsWith("0 "));
+  EXPECT_THAT(program.ErrorText(), HasSubstr("is not counted: VRAMBROKER_IF_AVAILABLE is set"));
+}
+
+TEST_F(PreloadSession, AWrongSettingIsSaid) {
+  StartDaemon("64MiB");
+  Program program = Run("dlsym", {{"VRAMBROKER_LIMIT", "half"}});
+  EXPECT_EQ(program.Ask("alloc plain 2M"), "2");
+  EXPECT_THAT(program.ErrorText(), HasSubstr("VRAMBROKER_LIMIT='half': write a fraction such as 0.5"));
+}
+
+TEST_F(PreloadSession, AFractionIsOfTheCapacity) {
+  StartDaemon("64MiB");
+  Program program = Run("dlsym", {{"VRAMBROKER_LIMIT", "0.25"}});
+  EXPECT_EQ(program.Ask("info"), Info(16, 16));
+}
+
+// --- Several processes ---
+
+TEST_F(PreloadSession, ThreadsAndProcessesRaceAndNoneGetsTooMuch) {
+  StartDaemon("64MiB");
+  const uint64_t before = UsedOnMachine();
+  std::vector<Program> programs;
+  for (int i = 0; i < 3; ++i) programs.push_back(Run(i == 0 ? "linked" : "proc2"));
+  for (Program& program : programs) program.Tell("race 8 20 2M");
+  int done = 0;
+  for (Program& program : programs) {
+    int each = 0;
+    const std::vector<std::string> words = absl::StrSplit(program.Hear(), ' ');
+    ASSERT_EQ(words.size(), 2);
+    ASSERT_TRUE(absl::SimpleAtoi(words[1], &each));
+    done += each;
+  }
+  EXPECT_EQ(done, 32);
+  EXPECT_EQ(UsedOnMachine() - before, 64 * kMiB);
+}
+
+TEST_F(PreloadSession, AKilledProgramGivesEverythingBack) {
+  StartDaemon("64MiB");
+  Program one = Run("dlsym");
+  EXPECT_EQ(one.Ask("alloc plain 60M"), "0");
+  Program other = Run("dlsym");
+  EXPECT_EQ(other.Ask("alloc plain 60M"), "2");
+  one.process().Signal(SIGKILL);
+  EXPECT_TRUE(WaitFor([&] { return other.Ask("alloc plain 60M") == "0"; }));
+}
+
+TEST_F(PreloadSession, AProgramWaitsUntilAnotherEnds) {
+  StartDaemon("64MiB");
+  Program one = Run("dlsym");
+  EXPECT_EQ(one.Ask("alloc plain 60M"), "0");
+  Program other = Run("dlsym", {{"VRAMBROKER_WAIT", "10m"}});
+  EXPECT_EQ(other.Ask("alloc plain 2M"), "0");
+  other.Tell("alloc plain 60M");
+  EXPECT_EQ(one.Ask("alloc plain 4M"), "2") << "it is not passed by";
+  one.process().Signal(SIGKILL);
+  EXPECT_EQ(other.Hear(), "0");
+}
+
+TEST_F(PreloadSession, APoolWaitsUntilAnotherProgramEnds) {
+  StartDaemon("64MiB");
+  Program one = Run("dlsym");
+  EXPECT_EQ(one.Ask("alloc plain 60M"), "0");
+  Program other = Run("dlsym", {{"VRAMBROKER_WAIT", "10m"}});
+  EXPECT_EQ(other.Ask("stream"), "0");
+  other.Tell("alloc async 20M");
+  one.process().Signal(SIGKILL);
+  EXPECT_EQ(other.Hear(), "0");
+}
+
+TEST_F(PreloadSession, AWaitEnds) {
+  StartDaemon("64MiB");
+  Program one = Run("dlsym");
+  EXPECT_EQ(one.Ask("alloc plain 60M"), "0");
+  Program other = Run("dlsym", {{"VRAMBROKER_WAIT", "50ms"}});
+  EXPECT_EQ(other.Ask("alloc plain 60M"), "2");
+}
+
+// --- Children ---
+
+TEST_F(PreloadSession, AChildIsASessionOfItsOwn) {
+  StartDaemon("64MiB");
+  for (const std::string how : {"fork", "clone"}) {
+    Program program = Run("dlsym", {{"VRAMBROKER_LIMIT", "16MiB"}});
+    // The parent has a session, and has not used the GPU: otherwise the child could not.
+    EXPECT_THAT(program.Ask("nvml 1"), StartsWith("0 "));
+    EXPECT_EQ(program.Ask(how + " alloc plain 16M"), "0");
+    EXPECT_EQ(program.Ask(how + " alloc plain 18M"), "2");
+    EXPECT_EQ(program.Ask("alloc plain 16M"), "0");
+    EXPECT_EQ(program.Ask("info"), Info(0, 16));
+  }
+}
+
+TEST_F(PreloadSession, AnotherProgramInTheSameProcessBeginsAnew) {
+  StartDaemon("64MiB");
+  Program program = Run("dlsym", {{"VRAMBROKER_LIMIT", "16MiB"}});
+  EXPECT_EQ(program.Ask("alloc plain 16M"), "0");
+  program.Tell("exec");
+  EXPECT_EQ(program.Ask("info"), Info(16, 16));
+  EXPECT_EQ(program.Ask("alloc plain 16M"), "0");
+}
+
+// --- What programs and daemons do ---
+
+TEST_F(PreloadSession, AProgramThatClosesAllDescriptorsIsCountedFurther) {
+  StartDaemon("64MiB");
+  const std::string file = MakeTempDir() + "/file";
+  Program program = Run("dlsym", {{"VRAMBROKER_LIMIT", "16MiB"}});
+  EXPECT_EQ(program.Ask("alloc plain 8M"), "0");
+  EXPECT_THAT(program.Ask("close_all " + file), StartsWith("0 "));
+  EXPECT_EQ(program.Ask("free 0"), "0");
+  EXPECT_EQ(program.Ask("alloc plain 16M"), "0");
+  EXPECT_EQ(program.Ask("alloc plain 2M"), "2");
+  EXPECT_EQ(program.Ask("info"), Info(0, 16));
+  std::string text;
+  if (FILE* const stream = fopen(file.c_str(), "r")) {
+    for (int byte; (byte = fgetc(stream)) != EOF;) text += static_cast<char>(byte);
+    fclose(stream);
+  }
+  EXPECT_THAT(text, IsEmpty()) << "nothing of the library's got into the program's file";
+}
+
+TEST_F(PreloadSession, ADaemonThatIsStartedAgainLearnsWhatIsHeld) {
+  StartDaemon("64MiB");
+  Program program = Run("dlsym", {{"VRAMBROKER_LIMIT", "32MiB"}});
+  EXPECT_EQ(program.Ask("alloc plain 8M"), "0");
+  EXPECT_EQ(program.Ask("alloc plain 20M"), "0");
+  daemon().Kill();
+  EXPECT_EQ(program.Ask("free 0"), "0") << "needs no daemon";
+  program.Tell("alloc plain 14M");  // waits for one
+  ASSERT_TRUE(daemon().Restart().ok());
+  EXPECT_EQ(program.Hear(), "2");
+  EXPECT_EQ(program.Ask("info"), Info(12, 32));
+  EXPECT_EQ(program.Ask("alloc plain 12M"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(0, 32));
+}
+
+// Nothing is asked for meanwhile: the new daemon learns of it by itself.
+TEST_F(PreloadSession, AnIdleProgramTellsANewDaemonWhatItHolds) {
+  StartDaemon("64MiB");
+  Program program = Run("dlsym");
+  EXPECT_EQ(program.Ask("alloc plain 60M"), "0");
+  daemon().Kill();
+  ASSERT_TRUE(daemon().Restart().ok());
+  EXPECT_TRUE(WaitFor([&] { return program.ErrorText().find("the daemon is back") != std::string::npos; }));
+  EXPECT_EQ(program.Ask("info"), Info(4, 64));
+  EXPECT_EQ(program.Ask("alloc plain 6M"), "2");
+}
+
+TEST_F(PreloadSession, AnAllocationWaitsForADaemonOnlyAsLongAsItIsTold) {
+  StartDaemon("64MiB");
+  Program program = Run("dlsym", {{"VRAMBROKER_RECONNECT", "10ms"}});
+  EXPECT_EQ(program.Ask("alloc plain 8M"), "0");
+  daemon().Kill();
+  EXPECT_EQ(program.Ask("alloc plain 8M"), "2");
+  EXPECT_THAT(program.ErrorText(), HasSubstr("cannot reach the daemon"));
+}
+
+}  // namespace
+}  // namespace vrambroker::testing_support
