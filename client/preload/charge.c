@@ -20,7 +20,7 @@ int charge_begin(struct charge* charge, struct account* account, const char* wha
   *charge = (struct charge){.account = account, .what = what, .bytes = bytes};
   if (account == NULL) return CU_OK;
   if (ledger_take(account, units, patience, &charge->waited, message) != 0) {
-    return patience == AT_ONCE ? CU_OUT_OF_MEMORY : charge_refuse(what, bytes, message);
+    return patience != MAY_WAIT ? CU_OUT_OF_MEMORY : charge_refuse(what, bytes, message);
   }
   charge->units = units;
   if (charge->waited) charge->until = now_ms() + RETRY_MS;

@@ -79,13 +79,19 @@ static uint64_t remove_blocks(cu_address address, uint64_t bytes) {
   return removed;
 }
 
-/* Whether a block of the account may have room. The driver decides. */
-static int may_have_room(const struct account* account, uint64_t bytes) {
-  int found = 0;
+static int has_room(const struct entry* block, const struct account* account, uint64_t bytes) {
+  return block != NULL && block->key != 0 && block->owner == account && block->bytes + bytes <= unit;
+}
+
+/* Whether a block of the account may have room; the driver decides. The one that had it last is looked at first, all of
+   them only if `thoroughly`. */
+static int may_have_room(const struct account* account, uint64_t bytes, int thoroughly) {
+  static uint64_t roomy;
   lock(&places);
-  for (size_t i = 0; i < blocks.size && !found; i++) {
-    const struct entry* block = &blocks.places[i];
-    found = block->key != 0 && block->owner == account && block->bytes + bytes <= unit;
+  int found = has_room(table_find(&blocks, roomy), account, bytes);
+  for (size_t i = 0; i < blocks.size && thoroughly && !found; i++) {
+    found = has_room(&blocks.places[i], account, bytes);
+    if (found) roomy = blocks.places[i].key;
   }
   unlock(&places);
   return found;
@@ -98,11 +104,15 @@ int grant_begin(struct grant* grant, const char* what, uint64_t bytes) {
   memset(grant, 0, sizeof *grant);
   const int error = current_account(&account);
   if (error != CU_OK || account == NULL) return error;
-  if (bytes >= small || !may_have_room(account, bytes)) {
-    return charge_begin(&grant->charge, account, what, bytes, units_of(bytes), MAY_WAIT);
+  grant->charge = (struct charge){.account = account, .what = what, .bytes = bytes};
+  if (bytes < small) {
+    grant->hopes = may_have_room(account, bytes, 0);
+    if (grant->hopes || charge_begin(&grant->charge, account, what, bytes, units_of(bytes), FROM_SLACK) == CU_OK)
+      return CU_OK;
+    grant->hopes = may_have_room(account, bytes, 1);
+    if (grant->hopes) return CU_OK;
   }
-  grant->hopes = charge_begin(&grant->charge, account, what, bytes, units_of(bytes), AT_ONCE) != CU_OK;
-  return CU_OK;
+  return charge_begin(&grant->charge, account, what, bytes, units_of(bytes), MAY_WAIT);
 }
 
 /* Writes down what the driver gave; gives it back where it may not be kept. */
@@ -139,6 +149,7 @@ int grant_again(struct grant* grant, int error, cu_address address, uint64_t byt
   if (error == CU_OK) {
     if (keep(grant, address, bytes)) return 0;
     grant->refused = 1;
+    if (!grant->hopes) return 0;
   }
   if (!grant->hopes) return charge_again(&grant->charge, error);
   /* There was no room after all. */

@@ -21,7 +21,7 @@
 
 struct grant {
   struct charge charge;
-  int hopes;   /* nothing was left to take, but a block that is counted already has room */
+  int hopes;   /* nothing is taken for it: a block that is counted already has room, if the driver sees it so, too */
   int refused; /* the driver gave memory, but may not have */
 };
 

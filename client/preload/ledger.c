@@ -216,8 +216,9 @@ void ledger_give(struct account* account, uint64_t units) {
   if (units == 0) return;
   lock(&books);
   account->used -= units < account->used ? units : account->used;
+  const int is_too_much = excess(account) != 0;
   unlock(&books);
-  settle(account);
+  if (is_too_much) settle(account);
 }
 
 void ledger_owe(struct account* account, uint64_t units) {
@@ -282,7 +283,7 @@ static enum asked charge(struct account* account, uint64_t units, char* message)
   if (!failed && (answer.code == CODE_OK || answer.code == CODE_NO_MEMORY)) note_figures(account, &answer);
   unlock(&books);
   if (!failed && answer.code == CODE_OK) return TAKEN;
-  snprintf(message, MESSAGE_BYTES, "%.400s", failed ? "the daemon was lost, and has not come back" : answer.message);
+  snprintf(message, MESSAGE_BYTES, "%s", failed ? "the daemon was lost, and has not come back" : answer.message);
   if (failed || answer.code == CODE_UNAVAILABLE || answer.code == CODE_ABORTED) return LATER;
   return answer.code == CODE_NO_MEMORY ? NO_MEMORY : NEVER_MORE;
 }
@@ -333,7 +334,7 @@ static enum asked wait_for(struct account* account, uint64_t units, uint64_t wai
   }
   unlock(&books);
   if (result != TAKEN)
-    snprintf(message, MESSAGE_BYTES, "%.400s", failed ? "the daemon was lost while this waited" : answer.message);
+    snprintf(message, MESSAGE_BYTES, "%s", failed ? "the daemon was lost while this waited" : answer.message);
   return result;
 }
 
@@ -359,6 +360,7 @@ int ledger_take(struct account* account, uint64_t units, enum patience patience,
   const int taken = take_slack(account, units);
   unlock(&books);
   if (taken) return 0;
+  if (patience == FROM_SLACK) return -1;
   const struct calm calm = calm_begin();
   const int result = take_slowly(account, units, patience, waited, message);
   calm_end(calm);

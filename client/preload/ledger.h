@@ -26,7 +26,7 @@ int current_account(struct account** account);
 
 uint64_t units_of(uint64_t bytes);
 
-enum patience { AT_ONCE, MAY_WAIT };
+enum patience { FROM_SLACK, AT_ONCE, MAY_WAIT }; /* the first one without a call to the daemon */
 /* Takes units, from slack or from the daemon. 0: taken, and `waited` says whether others had them before. Otherwise
    `message`, of MESSAGE_BYTES, says why not. */
 int ledger_take(struct account* account, uint64_t units, enum patience patience, int* waited, char* message);

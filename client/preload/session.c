@@ -33,7 +33,7 @@ static pid_t this_process(void) {
   return (pid_t)syscall(SYS_getpid); /* older C libraries remember it, also in a child of clone() */
 }
 
-/* In a child: its parent's connection and charges are not its own, and whoever held a lock is not here. */
+/* In a child: its parent's connection and charges are not its own, and the threads that held locks are not here. */
 static void forget_parent(void) {
   connection_close(&session.connection);
   memset(&session, 0, sizeof session);
@@ -110,7 +110,7 @@ static enum opening begin(char* message) {
   if (connection_call(&session.connection, &hello, answer_ms(), &answer) == 0) {
     if (answer.code != CODE_OK) {
       connection_close(&session.connection);
-      snprintf(message, MESSAGE_BYTES, "%.400s", answer.message);
+      snprintf(message, MESSAGE_BYTES, "%s", answer.message);
       return answer.code == CODE_UNAVAILABLE ? AGAIN : REFUSED;
     }
     memcpy(session.token, answer.token, sizeof session.token);

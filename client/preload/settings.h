@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-enum { MESSAGE_BYTES = 512 };
+enum { MESSAGE_BYTES = 1024 };
 
 struct settings {
   char socket_path[108]; /* VRAMBROKER_SOCKET_DIR and the socket's name */
