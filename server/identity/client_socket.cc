@@ -2,8 +2,10 @@
 #include "server/identity/client_socket.h"
 
 #include <linux/close_range.h>
+#include <linux/sockios.h>
 #include <poll.h>
 #include <sched.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -130,6 +132,11 @@ ClientSocket::ClientSocket(UniqueFd socket) : may_bring_descriptors_(MayBringDes
 
 ssize_t ClientSocket::Receive(void* buffer, size_t bytes) const {
   return may_bring_descriptors_ ? ReceiveBytesOnly(get(), buffer, bytes) : recv(get(), buffer, bytes, MSG_DONTWAIT);
+}
+
+bool ClientSocket::HasUnread() const {
+  int bytes = 0;
+  return ioctl(get(), SIOCOUTQ, &bytes) == 0 && bytes > 0;
 }
 
 void RefuseDescriptors(int socket) {

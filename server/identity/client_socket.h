@@ -33,6 +33,8 @@ class ClientSocket {
 
   // As recv(). EPROTO: the client has sent a descriptor, or urgent data, which may carry one. Nothing was read then.
   ssize_t Receive(void* buffer, size_t bytes) const;
+  // The client has not read something that it was sent.
+  bool HasUnread() const;
 
  private:
   std::shared_ptr<const UniqueFd> fd_;

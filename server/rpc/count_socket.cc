@@ -28,6 +28,16 @@ bool SendAnswer(int socket, const CountAnswer& answer) {
   return send(socket, &answer, sizeof answer, MSG_NOSIGNAL | MSG_DONTWAIT) == static_cast<ssize_t>(sizeof answer);
 }
 
+// Of a connection: it learns why as the answer to its first call. A call that it has sent already must not be left
+// unread, or the kernel tells it of that first (ECONNRESET).
+void Refuse(const ClientSocket& socket, const absl::Status& status) {
+  shutdown(socket.get(), SHUT_RD);
+  CountRequest unread;
+  while (socket.Receive(&unread, sizeof unread) > 0) {
+  }
+  (void)SendAnswer(socket.get(), CountAnswerOf(VRAMBROKER_COUNT_HELLO, status));
+}
+
 }  // namespace
 
 // Thread-safe.
@@ -62,23 +72,24 @@ class CountSocket::Line {
     is_gone_ = true;
   }
 
-  // Ends the call. False: the client cannot get the answer any more.
-  bool Answer(const CountAnswer& answer) {
-    in_call_ = false;  // first: who has the answer may send the next packet
-    const std::shared_ptr<const UniqueFd> socket = socket_.lock();
-    return socket != nullptr && SendAnswer(socket->get(), answer);
-  }
-
   // What was charged by the last call, if the client has not gone on since. A client that closes its end with the
   // answer unread has given up.
   struct Grant {
     uint64_t device = 0;
     uint64_t bytes = 0;
   };
-  void SetGrant(std::optional<Grant> grant) ABSL_LOCKS_EXCLUDED(mu_) {
+  // Ends the call. False: the client cannot get the answer any more, and the grant is nobody's. Else it is the line's
+  // from the moment on at which the client has the answer.
+  bool Answer(const CountAnswer& answer, std::optional<Grant> grant = std::nullopt) ABSL_LOCKS_EXCLUDED(mu_) {
+    const std::shared_ptr<const UniqueFd> socket = socket_.lock();
     MutexLock lock(mu_);
+    in_call_ = false;  // first: who has the answer may send the next packet
+    if (is_gone_ || socket == nullptr || !SendAnswer(socket->get(), answer)) return false;
     grant_ = grant;
+    return true;
   }
+  // The client has read its last answer.
+  void ForgetGrant() { (void)TakeGrant(); }
   std::optional<Grant> TakeGrant() ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(mu_);
     return std::exchange(grant_, std::nullopt);
@@ -88,7 +99,7 @@ class CountSocket::Line {
   const uint64_t key_;
   const std::weak_ptr<const UniqueFd> socket_;
   std::atomic<bool> in_call_{false};
-  mutable Mutex mu_;  // held for nothing but this; no other lock is taken
+  mutable Mutex mu_;  // held for this, and for sending; no other lock is taken
   SessionPtr session_ ABSL_GUARDED_BY(mu_);
   bool is_main_ ABSL_GUARDED_BY(mu_) = false;  // the session goes with it
   bool is_gone_ ABSL_GUARDED_BY(mu_) = false;
@@ -122,8 +133,8 @@ void CountSocket::AcceptAll(int listener, const ClaimOfListener& claim) {
     if (status.ok()) {
       status = loop_.Watch(socket.fd(), EPOLLIN | EPOLLRDHUP, [this, number] { OnReadable(number); });
     }
-    if (!status.ok()) {  // it learns why as the answer to its first call
-      (void)SendAnswer(number, CountAnswerOf(VRAMBROKER_COUNT_HELLO, status));
+    if (!status.ok()) {
+      Refuse(socket, status);
       continue;
     }
     ++of_user_[caller->user()];
@@ -155,11 +166,11 @@ bool CountSocket::ReadPacket(Connection& connection) {
   if (size < 0 && errno == EAGAIN) return true;
   if (size <= 0) {
     // ECONNRESET: with an answer unread.
-    if (size == 0 || errno != ECONNRESET) line.SetGrant(std::nullopt);
+    if (size == 0 || errno != ECONNRESET) line.ForgetGrant();
     return false;
   }
-  line.SetGrant(std::nullopt);
-  if (!line.StartCall()) return false;
+  if (connection.socket.HasUnread() || !line.StartCall()) return false;  // it has to wait for its answers
+  line.ForgetGrant();
   const auto refuse = [&](const absl::Status& status) {
     return line.Answer(CountAnswerOf(size == sizeof(CountRequest) ? packet.request.call : 0, status));
   };
@@ -188,11 +199,11 @@ bool CountSocket::ReadPacket(Connection& connection) {
     return refuse(absl::FailedPreconditionError("call: WAIT needs a connection of its own (JOIN)"));
   }
   calls_.Make(session, request, line.key(), [of = connection.line, request](const CountAnswer& answer) {
-    const bool is_grant =
-        answer.code == 0 && (request.call == VRAMBROKER_COUNT_CHARGE || request.call == VRAMBROKER_COUNT_WAIT);
-    if (is_grant) of->SetGrant(Line::Grant{.device = request.device, .bytes = request.bytes});
-    if (of->Answer(answer)) return true;
-    return is_grant && !of->TakeGrant().has_value();  // Drop() has given it back
+    std::optional<Line::Grant> grant;
+    if (answer.code == 0 && (request.call == VRAMBROKER_COUNT_CHARGE || request.call == VRAMBROKER_COUNT_WAIT)) {
+      grant = Line::Grant{.device = request.device, .bytes = request.bytes};
+    }
+    return of->Answer(answer, grant);
   });
   return true;
 }

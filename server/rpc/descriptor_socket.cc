@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/rpc/descriptor_socket.h"
 
-#include <linux/sockios.h>
 #include <spdlog/spdlog.h>
-#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <array>
@@ -52,12 +50,6 @@ void SendText(int socket, const absl::Status& status, int descriptor = -1) {
   const char code = static_cast<char>(status.code());
   const std::string packet = absl::StrCat(absl::string_view(&code, 1), status.message());
   (void)SendPacket(socket, packet, {&descriptor, descriptor >= 0 ? 1U : 0U});
-}
-
-// The client has not read an answer that it was sent.
-bool HasUnread(int socket) {
-  int bytes = 0;
-  return ioctl(socket, SIOCOUTQ, &bytes) == 0 && bytes > 0;
 }
 
 bool SendResult(int socket, const v1::CallResult& result, const std::vector<UniqueFd>& descriptors) {
@@ -123,7 +115,7 @@ bool DescriptorSocket::AnswerPacket(const Connection& connection) {
   const ssize_t size = connection.socket.Receive(packet.data(), packet.size());
   if (size <= 0) return size < 0 && errno == EAGAIN;
   // Descriptors that nobody reads count against what the kernel lets the daemon's user send.
-  if (HasUnread(fd)) return false;
+  if (connection.socket.HasUnread()) return false;
   if (size == sizeof(FdTicket)) {
     FdTicket ticket;
     std::memcpy(ticket.data(), packet.data(), ticket.size());
