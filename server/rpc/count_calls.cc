@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -12,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "server/identity/policy.h"
 #include "server/identity/process_watch.h"
 #include "server/requests/charges.h"
 #include "server/sessions/counted_session.h"
@@ -152,12 +152,16 @@ void CountCalls::Hello(const Caller& caller, const CountRequest& request, const 
     }
     if (session->state() == SessionState::kDisconnected) lost.push_back(session);
   }
-  const absl::StatusOr<SessionPtr> session = broker_.OpenSession(caller, *options, std::make_shared<Silent>());
-  if (!session.ok()) return done(session.status());
-  // Only now: what they hold is nobody else's before the client can declare it.
+  const auto open = [&] { return broker_.OpenSession(caller, *options, std::make_shared<Silent>()); };
+  absl::StatusOr<SessionPtr> session = open();
+  // Only when there is a new one: else what they hold stays counted. But they may be the ones that are too many.
+  const bool are_in_the_way = absl::IsResourceExhausted(session.status()) && !lost.empty();
+  if (!session.ok() && !are_in_the_way) return done(session.status());
   for (const SessionPtr& gone : lost) {
     broker_.Close(gone, "its process has begun another one", CloseReason::kGoodbye);
   }
+  if (are_in_the_way) session = open();
+  if (!session.ok()) return done(session.status());
   broker_.limits().KeepGuarantee(*session, /*wished=*/std::nullopt,
                                  [&broker = broker_, session = *session, done](const absl::Status& kept) {
                                    if (kept.ok()) return done(session);
@@ -217,7 +221,7 @@ void CountCalls::Make(const SessionPtr& session, const CountRequest& request, ui
     answer.Give(admitted);
     return;
   }
-  constexpr uint64_t kMostMilliseconds = std::numeric_limits<int32_t>::max();
+  constexpr uint64_t kMostMilliseconds = std::chrono::milliseconds(kMaxWait).count();
   switch (request.call) {
     case VRAMBROKER_COUNT_HOLD:
       answer.Give(broker_.charges().Declare(session, request.device, request.bytes));
