@@ -22,11 +22,17 @@
 //   set_limit NAME BYTES | trim NAME | end NAME | record NAME EVENTS | snapshot NAME | refusal ID | list |
 //   get NAME | snapshot_of_number NUMBER (a name or an id)
 //   explain [PID]            the rule, '-': none
+//   count_hello NAME LIMIT | count_join TOKEN | count_token      on the count socket; TOKEN in hexadecimal digits
+//   count_close              the session's main connection
+//   charge BYTES | uncharge BYTES | hold BYTES | wait BYTES MS | info    of the counted session -> CHARGED FREE LIMIT
+//   exec                     become this program anew: nothing is connected
+//   in_child COMMAND         done and answered by a child, which lives until the test closes this process's input
 //   reload                   all by the Admin service
 #include <grp.h>
 #include <poll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <functional>
@@ -48,6 +54,7 @@
 #include "client/connection/descriptor_channel.h"
 #include "client/vrambroker/client.h"
 #include "tests/support/buffers.h"
+#include "tests/support/count_client.h"
 #include "tests/support/raw_client.h"
 #include "tests/support/shared_counters.h"
 #include "tests/support/util.h"
@@ -84,6 +91,14 @@ class TestClient {
           client_internal::DescriptorChannel(socket_dir_).Fetch(absl::HexStringToBytes(words[1]), kPatience).status());
     }
     if (absl::EndsWith(command, "_raw")) return Raw(words);
+    if (command == "exec") {
+      execl("/proc/self/exe", "test_client", socket_dir_.c_str(), "answers", nullptr);
+      return absl::ErrnoToStatus(errno, "exec failed");
+    }
+    for (const char* each :
+         {"count_hello", "count_join", "count_token", "count_close", "charge", "uncharge", "hold", "wait", "info"}) {
+      if (command == each) return Count(words);
+    }
     if (command == "fork") return Fork();
     if (command == "fork_exec") return ForkExec();
     for (const char* each : {"set_limit", "trim", "end", "record", "snapshot", "snapshot_of_number", "refusal", "ooms",
@@ -165,6 +180,48 @@ class TestClient {
       _exit(1);
     }
     return absl::StrCat(child);
+  }
+
+  absl::StatusOr<std::string> Count(const Words& words) {
+    const std::string& command = words[0];
+    if (command == "count_hello") {
+      CountRequest hello = CountHello(words[1]);
+      if (words[2] != "-") hello = CountHello(words[1], Number(words[2]));
+      absl::StatusOr<CountClient> opened = CountClient::Open(socket_dir_, hello);
+      if (!opened.ok()) return opened.status();
+      counted_.emplace(*std::move(opened));
+      return absl::StrCat(counted_->session());
+    }
+    if (command == "count_join") {
+      CountToken token = {};
+      const std::string bytes = absl::HexStringToBytes(words[1]);
+      std::copy_n(bytes.begin(), std::min(bytes.size(), token.size()), token.begin());
+      return Say(CountClient::Open(socket_dir_, CountJoin(token)).status());
+    }
+    if (!counted_.has_value()) return absl::FailedPreconditionError("test_client: no counted session");
+    if (command == "count_token") {
+      return absl::BytesToHexString({reinterpret_cast<const char*>(counted_->token().data()), sizeof(CountToken)});
+    }
+    if (command == "count_close") {
+      counted_->Close();
+      return "";
+    }
+    const uint64_t bytes = words.size() > 1 ? Number(words[1]) : 0;
+    absl::StatusOr<CountAnswer> answer;
+    if (command == "wait") {
+      absl::StatusOr<CountClient> joined = counted_->Join();
+      if (!joined.ok()) return joined.status();
+      answer = joined->Call(CountWait(0, bytes, Number(words.at(2))));
+    } else {
+      const vrambroker_count_call call = command == "charge"     ? VRAMBROKER_COUNT_CHARGE
+                                         : command == "uncharge" ? VRAMBROKER_COUNT_UNCHARGE
+                                         : command == "hold"     ? VRAMBROKER_COUNT_HOLD
+                                                                 : VRAMBROKER_COUNT_INFO;
+      answer = counted_->Call(MakeCountRequest(call, 0, bytes));
+    }
+    if (!answer.ok()) return answer.status();
+    if (answer->code != 0) return StatusOfAnswer(*answer);
+    return absl::StrCat(answer->charged_bytes, " ", answer->free_bytes, " ", answer->limit_bytes);
   }
 
   absl::StatusOr<std::string> Connect(const Words& words) {
@@ -321,6 +378,7 @@ class TestClient {
 
   const std::string socket_dir_;
   std::optional<Client> client_;
+  std::optional<CountClient> counted_;
   std::map<uint64_t, Buffer> buffers_;
   std::vector<Buffer> filled_;
   uint64_t next_ = 0;
@@ -340,12 +398,21 @@ std::string Answer(const absl::StatusOr<std::string>& result) {
 }  // namespace vrambroker::testing_support
 
 int main(int argc, char** argv) {
-  if (argc != 2) return 2;
+  if (argc < 2) return 2;
+  if (argc > 2) std::cout << "ok " << std::endl;  // to "exec"
   vrambroker::testing_support::TestClient client(argv[1]);
   std::string line;
   while (std::getline(std::cin, line)) {
-    const std::vector<std::string> words = absl::StrSplit(line, ' ', absl::SkipEmpty());
+    std::vector<std::string> words = absl::StrSplit(line, ' ', absl::SkipEmpty());
     if (words.empty()) continue;
+    if (words[0] == "in_child") {
+      words.erase(words.begin());
+      if (fork() != 0) continue;
+      std::cout << vrambroker::testing_support::Answer(client.Do(words)) << std::endl;
+      pollfd input = {.fd = STDIN_FILENO, .events = 0, .revents = 0};
+      while ((input.revents & POLLHUP) == 0) (void)poll(&input, 1, -1);
+      _exit(0);
+    }
     std::cout << vrambroker::testing_support::Answer(client.Do(words)) << std::endl;
   }
   return 0;
