@@ -89,6 +89,8 @@ if [ "$judge" = ON ]; then
   tests/packages/debian_test.sh build/ci
   start_phase "Containers"
   tests/containers/run.sh build/ci
+  start_phase "Unmodified programs in Debian 11, 12 and 13"
+  tests/preload/roots/run.sh build/ci
   start_phase "Slurm"
   tests/slurm/run.sh build/ci
 fi
