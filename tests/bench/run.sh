@@ -16,7 +16,7 @@ out=$(cd "$out" && pwd)
 cd "$(dirname "$0")/../.."
 
 cmake --preset release > "$out/build.log"
-cmake --build --preset release --target vrambrokerd allocator_bench rpc_bench fast_path_bench scrape_bench waiting_bench claims_bench >> "$out/build.log"
+cmake --build --preset release --target vrambrokerd allocator_bench rpc_bench fast_path_bench scrape_bench waiting_bench claims_bench preload_bench >> "$out/build.log"
 bin=build/release
 
 echo "== Remote allocation: one Allocate + Free pair against two empty calls =="
@@ -36,5 +36,8 @@ echo "== Requests that wait =="
 echo
 echo "== Many claims =="
 "$bin/tests/bench/claims_bench" --json="$out/claims.json"
+echo
+echo "== Unmodified programs =="
+"$bin/tests/bench/preload_bench" --json="$out/preload.json"
 echo
 echo "Figures: $out"

@@ -40,6 +40,8 @@ extern const char* const kPreloadPackingDriver;  // a libcuda.so.1, too
 extern const char* const kPreloadOther;          // another library for LD_PRELOAD
 extern const char* const kPreloadProbe;
 extern const char* const kPreloadProbeLinked;
+extern const char* const kPreloadBenchProgram;
+extern const char* const kEmptyDriver;  // named libcuda.so.1: its calls cost nothing
 
 extern const char* const kPython;
 extern const char* const kTmux;
