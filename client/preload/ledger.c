@@ -141,7 +141,10 @@ int account_of(cu_device device, int quiet, struct account** account) {
     const enum line line = line_enter(!quiet, message);
     if (line == LINE_OPEN) line_leave();
     calm_end(calm);
-    if (line == LINE_UNCOUNTED) return CU_OK;
+    if (line == LINE_UNCOUNTED) {
+      __atomic_store_n(&by_device[device], &not_served, __ATOMIC_RELEASE);
+      return CU_OK;
+    }
     if (line == LINE_REFUSED) return quiet ? CU_OUT_OF_MEMORY : refuse(message);
     const struct driver* driver = real_driver();
     int (*get_uuid)(cu_uuid*, cu_device) =

@@ -58,7 +58,11 @@ static void read_again(uint64_t key) {
 }
 
 void pools_read(void) {
-  lock(&growing);
+  /* A thread that holds it may be waiting for the daemon: this one goes on. */
+  if (!try_lock(&growing)) {
+    __atomic_store_n(&may_have_shrunk, 1, __ATOMIC_RELAXED);
+    return;
+  }
   __atomic_store_n(&may_have_shrunk, 0, __ATOMIC_RELAXED);
   for (size_t i = 0;; i++) {
     lock(&places);

@@ -10,7 +10,7 @@
 
 /* An address that plain cuMemFree has freed may be of a pool. */
 void pools_freed(cu_address address);
-/* What all pools have reserved is read again. */
+/* What all pools have reserved is read again, unless one is just growing: then after the next synchronisation. */
 void pools_read(void);
 void pools_forget_all(void);
 

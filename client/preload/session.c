@@ -63,7 +63,13 @@ static uint64_t answer_ms(void) {
   return patience < MOST_ANSWER_MS ? patience : MOST_ANSWER_MS;
 }
 
-enum opening { OPENED, ABSENT, AGAIN, REFUSED };
+enum opening {
+  OPENED,
+  ABSENT,      /* there is no daemon */
+  UNREACHABLE, /* there is one, and it does not answer */
+  AGAIN,       /* it says: later */
+  REFUSED      /* it will not, or the settings are wrong */
+};
 
 static int call(uint32_t what, uint32_t device, uint64_t bytes, struct vrambroker_count_answer* answer) {
   const struct vrambroker_count_request request = {
@@ -98,7 +104,7 @@ static enum opening begin(char* message) {
     snprintf(message, MESSAGE_BYTES, "cannot reach the daemon at %s (%s): is vrambrokerd running?",
              settings_now->socket_path, strerror(error));
     if (error == EAGAIN) return AGAIN;
-    return error == ENOENT || error == ENOTDIR || error == ECONNREFUSED ? ABSENT : REFUSED;
+    return error == ENOENT || error == ENOTDIR || error == ECONNREFUSED ? ABSENT : UNREACHABLE;
   }
   struct vrambroker_count_request hello = {.version = VRAMBROKER_COUNT_VERSION,
                                            .call = VRAMBROKER_COUNT_HELLO,
@@ -120,7 +126,7 @@ static enum opening begin(char* message) {
   snprintf(message, MESSAGE_BYTES,
            "the daemon at %s does not answer as it should: is it of this version, and not stopped?",
            settings_now->socket_path);
-  return REFUSED;
+  return UNREACHABLE;
 }
 
 /* With the line. */
@@ -160,7 +166,7 @@ enum line line_enter(int patient, char* message) {
           message);
       return LINE_UNCOUNTED;
     }
-    const int may_change = result == AGAIN || session.state == LOST;
+    const int may_change = result == AGAIN || (session.state == LOST && result != REFUSED);
     unlock(&session.line);
     if (!patient || !may_change || now_ms() >= until) return LINE_REFUSED;
     sleep_ms(AGAIN_MS);

@@ -184,6 +184,24 @@ TEST_F(PreloadProtocol, ADaemonThatHangsUpIsNoEnd) {
   EXPECT_EQ(program.Ask("info"), Info(4, 64));
 }
 
+// An operator has ended the session: its process gets no other one, and is told so at once.
+TEST_F(PreloadProtocol, AnEndedSessionIsNotWaitedFor) {
+  PlayedDaemon daemon(kUuid, 64 * kMiB);
+  Program program = RunPacking(daemon);
+  EXPECT_EQ(program.Ask("alloc plain 20M"), "0");
+  daemon.set_distort([](const PlayedDaemon::Request& request, PlayedDaemon::Answer answer) {
+    if (request.call == VRAMBROKER_COUNT_CHARGE || request.call == VRAMBROKER_COUNT_HELLO) {
+      answer.code = 10;
+      std::strcpy(answer.message, "an operator has ended it");
+    }
+    return PlayedDaemon::Bytes(answer);
+  });
+  EXPECT_EQ(program.Ask("alloc plain 20M"), "2");
+  EXPECT_THAT(program.ErrorText(), HasSubstr("an operator has ended it"));
+  EXPECT_LE(daemon.Calls(VRAMBROKER_COUNT_HELLO), 20);
+  EXPECT_EQ(program.Ask("free 0"), "0");
+}
+
 // More than was asked for, or nonsense in the figures, changes what the program is told, and nothing else.
 TEST_F(PreloadProtocol, WildFiguresDoNoHarm) {
   PlayedDaemon daemon(kUuid, 64 * kMiB);
