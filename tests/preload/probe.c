@@ -175,6 +175,43 @@ static int descriptor_of_file(const char* path) {
   return open(path, O_RDWR | O_CREAT | O_APPEND, 0600);
 }
 
+static void* run_churn(void* argument) {
+  struct race* churn = argument;
+  unsigned long long held[8] = {0};
+  unsigned int seed = (unsigned int)churn->done;
+  churn->done = 0;
+  set_current();
+  for (int i = 0; i < churn->times; i++) {
+    unsigned long long* const one = &held[rand_r(&seed) % 8];
+    if (*one != 0) {
+      churn->done += driver.cuMemFree_v2(*one) != 0;
+      *one = 0;
+    } else if (driver.cuMemAlloc_v2(one, 1 + rand_r(&seed) % churn->bytes) != 0) {
+      *one = 0;
+    }
+  }
+  for (int i = 0; i < 8; i++) {
+    if (held[i] != 0) churn->done += driver.cuMemFree_v2(held[i]) != 0;
+  }
+  return NULL;
+}
+
+/* "churn THREADS TIMES BYTES": allocates and frees at random, all of it in the end. How many frees failed. */
+static void churn(int threads, int times, unsigned long long bytes) {
+  pthread_t thread[64];
+  struct race churns[64];
+  int failed = 0;
+  for (int i = 0; i < threads; i++) {
+    churns[i] = (struct race){bytes, times, i};
+    pthread_create(&thread[i], NULL, run_churn, &churns[i]);
+  }
+  for (int i = 0; i < threads; i++) {
+    pthread_join(thread[i], NULL);
+    failed += churns[i].done;
+  }
+  printf("0 %d\n", failed);
+}
+
 static void* allocate_once(void* bytes) {
   unsigned long long address;
   set_current();
@@ -272,6 +309,8 @@ static void command(char* line) {
       printf("%d\n", error);
     } else if (strcmp(word, "race") == 0) {
       race(atoi(first), atoi(second), size_of(third));
+    } else if (strcmp(word, "churn") == 0) {
+      churn(atoi(first), atoi(second), size_of(third));
     } else if (strcmp(word, "cancel") == 0) {
       cancel(size_of(first));
     } else if (strcmp(word, "errno") == 0) {

@@ -75,6 +75,23 @@ TEST_F(PreloadSession, ThreadsAndProcessesRaceAndNoneGetsTooMuch) {
   EXPECT_EQ(UsedOnMachine() - before, 64 * kMiB);
 }
 
+// Also when the daemon goes and comes back meanwhile.
+TEST_F(PreloadSession, WhatThreadsAllocateAndFreeAtRandomAddsUp) {
+  StartDaemon("64MiB");
+  const uint64_t before = UsedOnMachine();
+  std::vector<Program> programs;
+  for (int i = 0; i < 3; ++i) programs.push_back(Run("dlsym"));
+  for (Program& program : programs) program.Tell("churn 6 3000 3M");
+  daemon().Kill();
+  ASSERT_TRUE(daemon().Restart().ok());
+  for (Program& program : programs) EXPECT_EQ(program.Hear(), "0 0");
+  for (Program& program : programs) {
+    EXPECT_TRUE(WaitFor([&] { return program.Ask("info") == Info(64, 64); })) << program.Ask("info");
+  }
+  EXPECT_EQ(UsedOnMachine(), before);
+  EXPECT_TRUE(WaitFor([&] { return programs[0].Ask("alloc plain 64M") == "0"; })) << "no slack is kept for long";
+}
+
 TEST_F(PreloadSession, AKilledProgramGivesEverythingBack) {
   StartDaemon("64MiB");
   Program one = Run("dlsym");
