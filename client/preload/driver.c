@@ -98,11 +98,11 @@ const struct management* real_management(void) {
 int hook_named(const char* name) {
   if (name[0] == 'c' && name[1] == 'u') {
     for (int i = 0; i < DRIVER_HOOKS; i++) {
-      if (strcmp(name + 2, driver_entries[i].name + 2) == 0) return i;
+      if (is_same_text(name + 2, driver_entries[i].name + 2)) return i;
     }
   } else if (name[0] == 'n' && name[1] == 'v') {
     for (int i = 0; i < MANAGEMENT_HOOKS; i++) {
-      if (strcmp(name + 2, management_entries[i].name + 2) == 0) return DRIVER_HOOKS + i;
+      if (is_same_text(name + 2, management_entries[i].name + 2)) return DRIVER_HOOKS + i;
     }
   }
   return -1;

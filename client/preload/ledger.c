@@ -347,8 +347,10 @@ static int take_slowly(struct account* account, uint64_t units, enum patience pa
   const uint64_t wait_ms = patience == MAY_WAIT ? settings()->wait_ms : 0;
   for (;;) {
     enum asked result = ask(account, units, message);
-    if (result == NO_MEMORY && now_ms() - start < wait_ms) {
-      result = wait_for(account, units, wait_ms - (now_ms() - start), message);
+    const uint64_t spent = now_ms() - start;
+    /* Also without any time to wait: only now are others asked for what they merely cache. */
+    if (result == NO_MEMORY && (*waited == 0 || spent < wait_ms)) {
+      result = wait_for(account, units, spent < wait_ms ? wait_ms - spent : 0, message);
       *waited = 1;
     }
     if (result == TAKEN) return 0;

@@ -13,14 +13,23 @@
 /* --- The C library's dlsym: from its own table of symbols, because nothing can be asked for it before it is found. ---
  */
 
-struct search {
-  const char* name;
-  void* found;
-};
+/* A sanitizer's runtime asks dlsym for the functions that it stands before, strcmp and dl_iterate_phdr among them. So on
+   the way of dlsym nothing is called that it may stand before. */
+
+int is_same_text(const char* left, const char* right) {
+  while (*left != '\0' && *left == *right) {
+    left++;
+    right++;
+  }
+  return *left == *right;
+}
 
 static const char* file_of(const char* path) {
-  const char* slash = strrchr(path, '/');
-  return slash == NULL ? path : slash + 1;
+  const char* file = path;
+  for (; *path != '\0'; path++) {
+    if (*path == '/') file = path + 1;
+  }
+  return file;
 }
 
 static uint32_t gnu_hash(const char* name) {
@@ -51,31 +60,22 @@ static void* in_table(uintptr_t base, const ElfW(Dyn) * dynamic, const char* nam
   for (;; index++) {
     const uint32_t each = chain[index - first];
     const ElfW(Sym)* symbol = &symbols[index];
-    if ((each | 1) == (hash | 1) && symbol->st_shndx != SHN_UNDEF && strcmp(strings + symbol->st_name, name) == 0) {
+    if ((each | 1) == (hash | 1) && symbol->st_shndx != SHN_UNDEF && is_same_text(strings + symbol->st_name, name)) {
       return (void*)(base + symbol->st_value);
     }
     if ((each & 1) != 0) return NULL;
   }
 }
 
-static int look_into(struct dl_phdr_info* info, size_t size, void* data) {
-  (void)size;
-  struct search* search = data;
-  const char* file = file_of(info->dlpi_name);
-  /* Before glibc 2.34 they were in a library of their own. */
-  if (strcmp(file, "libc.so.6") != 0 && strcmp(file, "libdl.so.2") != 0) return 0;
-  for (int i = 0; i < info->dlpi_phnum; i++) {
-    if (info->dlpi_phdr[i].p_type != PT_DYNAMIC) continue;
-    search->found =
-        in_table(info->dlpi_addr, (const ElfW(Dyn)*)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr), search->name);
-  }
-  return search->found != NULL;
-}
-
 static void* in_c_library(const char* name) {
-  struct search search = {name, NULL};
-  dl_iterate_phdr(look_into, &search);
-  return search.found;
+  for (const struct link_map* map = _r_debug.r_map; map != NULL; map = map->l_next) {
+    const char* file = file_of(map->l_name);
+    /* Before glibc 2.34 they were in a library of their own. */
+    if (!is_same_text(file, "libc.so.6") && !is_same_text(file, "libdl.so.2")) continue;
+    void* found = in_table(map->l_addr, map->l_ld, name);
+    if (found != NULL) return found;
+  }
+  return NULL;
 }
 
 /* Several threads may find the same at once. */

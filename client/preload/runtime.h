@@ -12,6 +12,9 @@
 typedef void* dlsym_function(void* handle, const char* name);
 typedef void* dlvsym_function(void* handle, const char* name, const char* version);
 
+/* As strcmp() == 0, for the way of dlsym. */
+int is_same_text(const char* left, const char* right);
+
 /* The next ones after this library's own: another preloaded library's, or the C library's. */
 dlsym_function* next_dlsym(void);
 dlvsym_function* next_dlvsym(void);

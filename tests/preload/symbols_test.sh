@@ -10,7 +10,8 @@ fail() {
   exit 1
 }
 
-needed=$(readelf -d "$library" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' | tr '\n' ' ')
+# The dynamic linker is a part of the C library.
+needed=$(readelf -d "$library" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' | grep -v '^ld-linux' | tr '\n' ' ')
 [ "$needed" = "libc.so.6 " ] || fail "it needs $needed"
 
 versions=$(objdump -T "$library" | sed -n 's/.*\*UND\*.*GLIBC_\([0-9.]*\).*/\1/p' | sort -uV)
