@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "tests/preload/preload_fixture.h"
+#include "tests/support/client_process.h"
 #include "tests/support/util.h"
 
 namespace vrambroker::testing_support {
@@ -123,6 +124,18 @@ TEST_F(PreloadSession, APoolWaitsUntilAnotherProgramEnds) {
   other.Tell("alloc async 20M");
   one.process().Signal(SIGKILL);
   EXPECT_EQ(other.Hear(), "0");
+}
+
+// Also for a program that does not wait.
+TEST_F(PreloadSession, OthersGiveBackWhatTheyOnlyCache) {
+  StartDaemon("64MiB");
+  absl::StatusOr<ClientProcess> cache = ClientProcess::Connect(daemon().socket_dir(), "cache");
+  ASSERT_TRUE(cache.ok()) << cache.status();
+  ASSERT_TRUE(cache->Call(absl::StrCat("alloc ", 60 * kMiB)).ok());
+  Program program = Run("dlsym");
+  EXPECT_EQ(program.Ask("alloc plain 40M"), "2") << "it is in use";
+  ASSERT_TRUE(cache->Call("free 0").ok());
+  EXPECT_EQ(program.Ask("alloc plain 40M"), "0");
 }
 
 TEST_F(PreloadSession, AWaitEnds) {
