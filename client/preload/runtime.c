@@ -13,8 +13,8 @@
 /* --- The C library's dlsym: from its own table of symbols, because nothing can be asked for it before it is found. ---
  */
 
-/* A sanitizer's runtime asks dlsym for the functions that it stands before, strcmp and dl_iterate_phdr among them. So on
-   the way of dlsym nothing is called that it may stand before. */
+/* A sanitizer's runtime asks dlsym for the functions that it stands before, strcmp and dl_iterate_phdr among them. So
+   on the way of dlsym nothing is called that it may stand before. */
 
 int is_same_text(const char* left, const char* right) {
   while (*left != '\0' && *left == *right) {
