@@ -35,7 +35,7 @@
 
 ABSL_FLAG(int, rounds, 11, "Of each measurement. Figures are medians.");
 ABSL_FLAG(int, pairs, 100000, "Small allocations, each freed at once, in a round; of larger ones a tenth.");
-ABSL_FLAG(int, calls, 2000, "Charges in a round, one after the other.");
+ABSL_FLAG(int, calls, 300, "Charges in a round, one after the other.");
 ABSL_FLAG(int, starts, 50, "How often /bin/true is started in a round; the longer programs a fifth of it.");
 ABSL_FLAG(int, programs, 64, "Programs at once.");
 ABSL_FLAG(std::string, json, "", "Where to write the figures, too.");
