@@ -159,7 +159,8 @@ class Daemon {
       const SegmentPoolOptions options{.idle_limit_bytes = config.idle_limit_bytes,
                                        .settle_time = absl::ToChronoMilliseconds(settle),
                                        .churn_window = absl::ToChronoMilliseconds(config.hold_back_time),
-                                       .headroom_bytes = chosen.headroom_bytes};
+                                       .headroom_bytes = chosen.headroom_bytes,
+                                       .most_free_bytes = chosen.most_free_bytes};
       pools.push_back(
           std::make_unique<SegmentPool>(std::move(chosen.device), chosen.capacity_bytes, next_segment, options));
     }

@@ -30,9 +30,13 @@ absl::StatusOr<uint64_t> ChooseCapacity(Device& device, const Config& config, Sa
   const absl::StatusOr<uint64_t> free = device.FreeBytes();
   if (!free.ok()) return free.status();
   uint64_t capacity = config.capacity_bytes.value_or(properties.total_bytes);
+  uint64_t most_free = 0;
+  if (properties.kind == DeviceKind::kCuda) {
+    uint64_t& saved = state->free_bytes[properties.uuid];
+    saved = std::min(properties.total_bytes, std::max(saved, *free));
+    most_free = saved;
+  }
   if (HasDefaultCapacity(device, config)) {
-    uint64_t& most_free = state->free_bytes[properties.uuid];
-    most_free = std::min(properties.total_bytes, std::max(most_free, *free));
     const uint64_t usable = most_free - std::min(most_free, config.headroom_bytes);
     capacity = usable / kSegmentGranuleBytes * kSegmentGranuleBytes;
     if (capacity == 0) {
@@ -127,7 +131,11 @@ absl::StatusOr<std::vector<ChosenDevice>> ChooseDevices(const Config& config, Sa
         .Add("why", why)
         .Write(spdlog::level::info);
     const uint64_t headroom = HasDefaultCapacity(*device, config) ? config.headroom_bytes : 0;
-    chosen.push_back({.device = std::move(device), .capacity_bytes = *capacity, .headroom_bytes = headroom});
+    const uint64_t most_free = is_cuda ? state->free_bytes[properties.uuid] : 0;
+    chosen.push_back({.device = std::move(device),
+                      .capacity_bytes = *capacity,
+                      .headroom_bytes = headroom,
+                      .most_free_bytes = most_free});
   }
   return chosen;
 }

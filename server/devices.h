@@ -20,6 +20,7 @@ struct ChosenDevice {
   std::unique_ptr<Device> device;
   uint64_t capacity_bytes = 0;
   uint64_t headroom_bytes = 0;  // beyond it, if it is what was free: see SegmentPoolOptions
+  uint64_t most_free_bytes = 0;
 };
 
 // The devices that the configuration asks for. Logs which were chosen and why. `state` is what the last run has left;

@@ -34,8 +34,12 @@ const DriverMemory::Unowned& DriverMemory::Settle(const Known& known) {
   const uint64_t in_use = SaturatingSub(foreign_, SaturatingSub(device_.total_bytes, capacity_ + headroom_));
   unowned_.elsewhere = Elsewhere(in_use, known.declared);
   // What clients say beyond that takes nothing from others: it is outside of a capacity that was chosen by what was
-  // free, or it is not true.
-  if (device_.kind == DeviceKind::kCuda) unowned_.beyond_capacity = SaturatingSub(known.declared, in_use);
+  // free, or it is not true. Of a capacity that was chosen otherwise it is a part as far as others have come to use the
+  // device since clients held nothing.
+  const uint64_t since = most_free_ == 0 ? 0 : SaturatingSub(foreign_, SaturatingSub(device_.total_bytes, most_free_));
+  if (device_.kind == DeviceKind::kCuda) {
+    unowned_.beyond_capacity = SaturatingSub(known.declared, std::max(in_use, since));
+  }
   unowned_.outside = Outside(known);
   return unowned_;
 }

@@ -17,9 +17,9 @@ namespace vrambroker {
 class DriverMemory {
  public:
   // `headroom`: beyond the capacity, what the driver is to have for contexts of clients; 0: the capacity was chosen
-  // without looking at what is free.
-  DriverMemory(const DeviceProperties& device, uint64_t capacity, uint64_t headroom)
-      : device_(device), capacity_(capacity), headroom_(headroom) {}
+  // without looking at what is free. `most_free`: when no client held anything; 0: not known.
+  DriverMemory(const DeviceProperties& device, uint64_t capacity, uint64_t headroom, uint64_t most_free = 0)
+      : device_(device), capacity_(capacity), headroom_(headroom), most_free_(most_free) {}
 
   // ---- What the driver says ----
 
@@ -64,6 +64,7 @@ class DriverMemory {
   const DeviceProperties& device_;  // of the device, which outlives this object
   const uint64_t capacity_;
   const uint64_t headroom_;
+  const uint64_t most_free_;
   uint64_t free_ = 0;   // as of the last update
   uint64_t known_ = 0;  // that and what came from the driver, at the last update
   uint64_t foreign_ = 0;

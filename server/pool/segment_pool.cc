@@ -31,7 +31,7 @@ SegmentPool::SegmentPool(std::unique_ptr<Device> device, uint64_t capacity_bytes
       next_segment_(*next_segment),
       driver_(device_.get(), options_.free_timeout),
       accounts_(capacity_bytes, options_.churn_window, options_.clock),
-      driver_memory_(device_->properties(), capacity_bytes, options_.headroom_bytes),
+      driver_memory_(device_->properties(), capacity_bytes, options_.headroom_bytes, options_.most_free_bytes),
       reclaim_durations_({0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10}) {
   if (const absl::StatusOr<uint64_t> free = device_->FreeBytes(); free.ok()) driver_memory_.Update(*free, 0, 0);
 }

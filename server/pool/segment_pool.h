@@ -115,6 +115,8 @@ struct SegmentPoolOptions {
   // Beyond the capacity, what the driver is to have for contexts of clients. Unless the capacity was chosen without
   // looking at what is free.
   uint64_t headroom_bytes = 0;
+  // The most that the device had free when no client held anything; 0: not known.
+  uint64_t most_free_bytes = 0;
   std::function<SteadyTime()> clock = [] { return std::chrono::steady_clock::now(); };
 };
 

@@ -209,6 +209,9 @@ TEST_F(PreloadSession, AnIdleProgramTellsANewDaemonWhatItHolds) {
   EXPECT_TRUE(WaitFor([&] { return program.ErrorText().find("the daemon is back") != std::string::npos; }));
   EXPECT_EQ(program.Ask("info"), Info(4, 64));
   EXPECT_EQ(program.Ask("alloc plain 6M"), "2");
+  Program other = Run("dlsym");
+  EXPECT_EQ(other.Ask("alloc plain 6M"), "2") << "it is a part of the capacity";
+  EXPECT_EQ(other.Ask("alloc plain 4M"), "0");
 }
 
 TEST_F(PreloadSession, AnAllocationWaitsForADaemonOnlyAsLongAsItIsTold) {

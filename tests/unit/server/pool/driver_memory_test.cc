@@ -96,5 +96,17 @@ TEST(DriverMemoryOfGivenCapacityTest, ContextsHaveNoHeadroom) {
   EXPECT_EQ(memory.Settle({.clients = 1}).outside, 4_MiB);
 }
 
+// A capacity that is less than what was free: what clients hold is a part of it, and not beside it.
+TEST(DriverMemoryOfGivenCapacityTest, WhatClientsHaveCarriedOverIsAPartOfIt) {
+  const DeviceProperties device{.kind = DeviceKind::kCuda, .total_bytes = 100_MiB};
+  DriverMemory memory(device, /*capacity=*/40_MiB, /*headroom=*/0, /*most_free=*/96_MiB);
+  memory.Update(/*free=*/66_MiB, 0, 0);
+  memory.StartWithOthers();
+  EXPECT_EQ(memory.Settle({.declared = 30_MiB, .carried_over = 30_MiB}).beyond_capacity, 0u);
+  EXPECT_EQ(memory.unowned().outside, 0u);
+  EXPECT_EQ(memory.Settle({.declared = 34_MiB, .carried_over = 34_MiB}).beyond_capacity, 4_MiB)
+      << "no more than others have come to use";
+}
+
 }  // namespace
 }  // namespace vrambroker
