@@ -151,6 +151,7 @@ std::vector<ReclaimCandidate> WaitingRequests::Candidates(int device) const {
   absl::flat_hash_map<ShareId, ShareStats> shares;
   const SteadyTime now = clock_();
   for (const SessionPtr& session : sessions_.GetAll()) {
+    if (session->placement() == Placement::kCounted) continue;  // it has nothing to give back
     // Nobody waits for an answer that is overdue.
     const ReclaimQuestions& questions = session->reclaims();
     if (session->state() != SessionState::kActive || questions.IsSilent(device, reclaim_timeout_, now)) continue;

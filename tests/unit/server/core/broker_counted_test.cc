@@ -158,6 +158,15 @@ TEST_F(BrokerCountedTest, NothingCanBeTakenFromIt) {
   EXPECT_EQ(Reserved(session), 60_MiB);
 }
 
+// Nor is it asked: nobody waits for an answer that is known.
+TEST_F(BrokerCountedTest, ItIsNotAskedForMemory) {
+  const SessionPtr session = OpenCounted("train");
+  const SessionPtr other = OpenCounted("other", std::nullopt, Process(2, 1000));
+  ASSERT_TRUE(Charge(session, 60_MiB).ok());
+  EXPECT_EQ(Report(Charge(other, 40_MiB, {.may_reclaim = true})).cause(), v1::OutOfMemory::CAUSE_CAPACITY);
+  EXPECT_EQ(pools_[0]->GetView().reclaims.reclaims, 0u);
+}
+
 TEST_F(BrokerCountedTest, AnEndedSessionGrowsNoMoreAndGivesBack) {
   const SessionPtr session = OpenCounted("train");
   ASSERT_TRUE(Charge(session, 20_MiB).ok());
