@@ -129,6 +129,13 @@ uint64_t DriverSegments::RetryFrees() {
   return taken;
 }
 
+void DriverSegments::AwaitFrees(uint64_t bytes) {
+  const SteadyTime deadline = std::chrono::steady_clock::now() + free_timeout_;
+  MutexLock lock(mu_);
+  while (counts_.freeing_bytes > bytes && freed_.WaitUntil(mu_, deadline)) {
+  }
+}
+
 bool DriverSegments::AwaitFree(uint64_t freed, SteadyTime deadline) {
   MutexLock lock(mu_);
   while (counts_.freed <= freed) {

@@ -48,6 +48,8 @@ class DriverSegments {
   void StartFreeing(const std::vector<UnleasedSegment>& entries) ABSL_LOCKS_EXCLUDED(mu_);
   // (driver) Returns the bytes that the driver has taken. What it refuses is kept for RetryFrees().
   uint64_t Free(const std::vector<UnleasedSegment>& entries) ABSL_LOCKS_EXCLUDED(mu_);
+  // (driver) Waits until no more than `bytes` are on their way back, for at most as long as an Obtain() does.
+  void AwaitFrees(uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
   // (driver) Frees again what the driver has refused to take back. Returns the bytes that it has taken now.
   uint64_t RetryFrees() ABSL_LOCKS_EXCLUDED(mu_);
   // What it still refuses, which is the caller's from now on.

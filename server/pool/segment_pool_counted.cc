@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "allocator/base/segment_bytes.h"
+#include "server/base/saturating.h"
 #include "server/pool/segment_pool.h"
 
 namespace vrambroker {
@@ -24,7 +25,8 @@ absl::Status SegmentPool::TryChargeCounted(SessionId session, uint64_t bytes) {
     return IsOutside(status) ? absl::NotFoundError("the driver may have it by now") : status;
   }
   const Ledger& ledger = accounts_.ledger();
-  if (ledger.charged_bytes() + bytes + idle_.bytes() > ledger.capacity_bytes()) {
+  // What the driver does not have back yet its client cannot get.
+  if (ledger.charged_bytes() + bytes + idle_.bytes() + driver_.counts().freeing_bytes > ledger.capacity_bytes()) {
     return absl::NotFoundError("idle segments are in the way");
   }
   accounts_.Charge(*account, bytes);
@@ -42,6 +44,7 @@ absl::Status SegmentPool::ChargeCounted(SessionId session, uint64_t bytes, bool 
   }
   if (is_outside) AskDriver();
   std::vector<UnleasedSegment> victims;
+  uint64_t room = 0;
   {
     MutexLock lock(mu_);
     Account* const account = accounts_.Find(session);
@@ -52,8 +55,11 @@ absl::Status SegmentPool::ChargeCounted(SessionId session, uint64_t bytes, bool 
     }
     account->counted_bytes += bytes;
     victims = TakeInTheWay();
+    const Ledger& ledger = accounts_.ledger();
+    room = SaturatingSub(ledger.capacity_bytes(), ledger.charged_bytes() + idle_.bytes());
   }
   driver_.Free(victims);
+  driver_.AwaitFrees(room);  // those of others
   return absl::OkStatus();
 }
 

@@ -34,7 +34,7 @@ template <size_t kSize>
 void PutText(absl::string_view text, char (&array)[kSize]) {
   size_t size = std::min(text.size(), kSize - 1);
   while (size < text.size() && size > 0 && (static_cast<unsigned char>(text[size]) & 0xC0) == 0x80) --size;
-  std::memcpy(array, text.data(), size);
+  std::copy_n(text.data(), size, array);  // an empty text may have no address
 }
 
 absl::StatusOr<OpenOptions> OptionsOf(const CountRequest& request) {
@@ -247,6 +247,11 @@ void CountCalls::Charge(const SessionPtr& session, const CountRequest& request, 
   broker_.charges().Charge(
       session, request.device, request.bytes,
       [&broker = broker_, session, device = request.device, bytes = request.bytes, answer](const absl::Status& status) {
+        // Not by an operator, whose word is final.
+        const SessionState state = session->state();
+        const bool stops =
+            absl::IsAborted(status) && (state == SessionState::kActive || state == SessionState::kClosed);
+        if (stops) return (void)answer.Give(absl::UnavailableError("the daemon is stopping; try again a little later"));
         if (!answer.Give(status) && status.ok()) (void)broker.charges().Uncharge(session, device, bytes);
       },
       options);

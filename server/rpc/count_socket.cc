@@ -209,7 +209,8 @@ bool CountSocket::ReadPacket(Connection& connection) {
 }
 
 void CountSocket::Hello(const Connection& connection, const CountRequest& request) {
-  FindLost(connection.caller);
+  FindLost(connection.caller, connection.socket.get());
+  greeted_[connection.caller.pid].insert(connection.socket.get());
   calls_.Hello(connection.caller, request, [this, line = connection.line](const absl::StatusOr<SessionPtr>& session) {
     if (!session.ok()) {
       (void)line->Answer(CountAnswerOf(VRAMBROKER_COUNT_HELLO, session.status()));
@@ -239,6 +240,10 @@ void CountSocket::Drop(int fd) {
   const std::shared_ptr<Line> line = it->second.line;
   const auto of_user = of_user_.find(it->second.caller.user());
   if (--of_user->second == 0) of_user_.erase(of_user);
+  if (const auto greeted = greeted_.find(it->second.caller.pid); greeted != greeted_.end()) {
+    greeted->second.erase(fd);
+    if (greeted->second.empty()) greeted_.erase(greeted);
+  }
   line->SetGone();
   connections_.erase(it);
   loop_.Unwatch(fd);
@@ -251,13 +256,19 @@ void CountSocket::Drop(int fd) {
   }
 }
 
-void CountSocket::FindLost(const Caller& caller) {
+void CountSocket::FindLost(const Caller& caller, int asking) {
   std::vector<int> gone;
-  for (const auto& [fd, connection] : connections_) {
-    char byte = 0;
-    if (connection.caller.pid != caller.pid) continue;
-    const ssize_t size = recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-    if (size == 0 || (size < 0 && errno != EAGAIN)) gone.push_back(fd);
+  if (const auto greeted = greeted_.find(caller.pid); greeted != greeted_.end()) {
+    absl::erase_if(greeted->second, [this](int fd) {  // those that were refused
+      const Line& line = *connections_.at(fd).line;
+      return !line.in_call() && line.session() == nullptr;
+    });
+    for (const int fd : greeted->second) {
+      if (fd == asking) continue;
+      char byte = 0;
+      const ssize_t size = recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+      if (size == 0 || (size < 0 && errno != EAGAIN)) gone.push_back(fd);
+    }
   }
   for (const int fd : gone) Drop(fd);
   for (const SessionPtr& session : lost_) {

@@ -5,12 +5,15 @@
 #ifndef VRAMBROKER_SERVER_RPC_COUNT_SOCKET_H_
 #define VRAMBROKER_SERVER_RPC_COUNT_SOCKET_H_
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "allocator/base/mutex.h"
 #include "server/base/event_loop.h"
@@ -56,8 +59,9 @@ class CountSocket {
   void Hello(const Connection& connection, const CountRequest& request);
   void Join(const Connection& connection, const CountRequest& request);
   void Drop(int fd);
-  // What the process's connections that are already gone held is known to be lost.
-  void FindLost(const Caller& caller);
+  // What the process's main connections that are already gone held is known to be lost. Not of `asking`, which is in
+  // use.
+  void FindLost(const Caller& caller, int asking);
   void Lose(const SessionPtr& session);
 
   EventLoop& loop_;
@@ -70,6 +74,7 @@ class CountSocket {
   uint64_t last_key_ = 0;  // of a connection, for cancelling what it waits for
   absl::flat_hash_map<int, Connection> connections_;
   absl::flat_hash_map<UserKey, size_t> of_user_;
+  absl::flat_hash_map<pid_t, absl::flat_hash_set<int>> greeted_;  // the connections that have said HELLO, by process
   std::vector<SessionPtr> lost_;  // their connection has ended, and perhaps their process
 };
 

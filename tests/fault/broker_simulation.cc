@@ -45,6 +45,7 @@ int main(int argc, char** argv) {
     all.steps += counts.steps;
     all.sessions += counts.sessions;
     all.leases += counts.leases;
+    all.charges += counts.charges;
     all.refusals += counts.refusals;
     all.waited += counts.waited;
     all.kills += counts.kills;
@@ -56,12 +57,13 @@ int main(int argc, char** argv) {
     all.longest_held_back = std::max(all.longest_held_back, counts.longest_held_back);
   }
   std::printf(
-      "%lu seeds, %lu steps: %lu sessions, %lu leases, %lu refusals, %lu granted after waiting, %lu kills, %lu broken "
+      "%lu seeds, %lu steps: %lu sessions, %lu leases, %lu charges, %lu refusals, %lu granted after waiting, %lu "
+      "kills, %lu broken "
       "connections, %lu resumed, %lu messages lost, %lu driver calls failed, %lu "
       "found held by a child; nothing lost, nothing owned twice, every promise kept. A request was held back for "
       "another one for at most %ld ms.\n",
-      seed - first, all.steps, all.sessions, all.leases, all.refusals, all.waited, all.kills, all.disconnects,
-      all.resumes, all.lost_messages, all.driver_failures, all.quarantines,
+      seed - first, all.steps, all.sessions, all.leases, all.charges, all.refusals, all.waited, all.kills,
+      all.disconnects, all.resumes, all.lost_messages, all.driver_failures, all.quarantines,
       static_cast<long>(std::chrono::duration_cast<std::chrono::milliseconds>(all.longest_held_back).count()));
   return 0;
 }

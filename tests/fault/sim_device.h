@@ -5,6 +5,7 @@
 #ifndef VRAMBROKER_TESTS_FAULT_SIM_DEVICE_H_
 #define VRAMBROKER_TESTS_FAULT_SIM_DEVICE_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -27,6 +28,7 @@ struct SimMemory {
   };
   std::map<uint64_t, Segment> live;  // by address, which is never used again
   uint64_t live_bytes = 0;
+  uint64_t clients_bytes = 0;  // that clients have got of the driver themselves
   uint64_t next_address = 1;
   int allocations = 0;
   std::string misuse;  // of the device by the daemon
@@ -49,7 +51,9 @@ class SimDevice : public Device {
         properties_{.kind = DeviceKind::kCuda, .uuid = "SIM-0", .name = "simulated", .total_bytes = total_bytes} {}
 
   const DeviceProperties& properties() const override { return properties_; }
-  absl::StatusOr<uint64_t> FreeBytes() override { return properties_.total_bytes - memory_.live_bytes; }
+  absl::StatusOr<uint64_t> FreeBytes() override {
+    return properties_.total_bytes - std::min(properties_.total_bytes, memory_.live_bytes + memory_.clients_bytes);
+  }
 
   absl::StatusOr<DeviceSegment> AllocateSegment(uint64_t bytes) override {
     SimThread::Yield();

@@ -176,16 +176,19 @@ Simulation::Simulation(uint64_t seed)
     return holders;
   };
   const auto clock = [this] { return now_; };
-  pool_ = std::make_unique<SegmentPool>(std::make_unique<SimDevice>(&memory_, capacity_), capacity_, &next_segment_,
-                                        SegmentPoolOptions{.settle_time = kSettleTime, .clock = clock});
+  pool_ =
+      std::make_unique<SegmentPool>(std::make_unique<SimDevice>(&memory_, capacity_), capacity_, &next_segment_,
+                                    SegmentPoolOptions{.settle_time = kSettleTime,
+                                                       .free_timeout = std::chrono::milliseconds(0),  // nobody waits
+                                                       .clock = clock});
   BrokerOptions options;
   options.reclaim_timeout = kReclaimTimeout;
   options.hold_back_time = kHoldBackTime;
   options.clock = clock;
   options.set_timer = [this](SteadyTime time) { timer_ = time; };
   options.watch_process = [this](const UniqueFd&, std::function<void()> gone) -> absl::StatusOr<int> {
-    clients_.back()->gone = std::move(gone);
-    return static_cast<int>(clients_.size());
+    *watched_ = std::move(gone);
+    return 1;
   };
   options.unwatch_process = [](int) {};
   broker_ = std::make_unique<Broker>(std::move(options), std::vector<SegmentPool*>{pool_.get()}, &threads_);
@@ -228,8 +231,11 @@ void Simulation::Step() {
     if (client->alive) alive.push_back(client.get());
   }
   const uint64_t dice = Random(100);
-  if (alive.empty() || (dice < 6 && alive.size() < 6)) {
+  if (!counted_.empty() && Chance(12)) {
+    ActCounted(*counted_[Random(counted_.size())]);
+  } else if (alive.empty() || (dice < 6 && alive.size() < 6)) {
     Open();
+    if (counted_.size() < 4 && Chance(40)) OpenCounted();
   } else if (dice < 40) {
     Act(*alive[Random(alive.size())]);
   } else if (dice < 65 && threads_.size() > 0) {
@@ -254,6 +260,7 @@ void Simulation::Open() {
   SimClient& client = *clients_.back();
   client.keeps_mappings = Chance(20);
   client.stream = std::make_shared<SimClient::Stream>(&client);
+  watched_ = &client.gone;
   const OpenOptions options{.name = absl::StrCat("c", client.pid),
                             .limit = Chance(50) ? std::optional<Limit>(RandomBytes()) : std::nullopt,
                             .placement = Placement::kLeased};
@@ -486,9 +493,9 @@ void Simulation::CheckSums() {
     if (account.guarantee_bytes > account.limit_bytes) Fail("a guarantee is above its limit");
   }
   // What the driver refused is not promised to anybody.
-  const uint64_t charged = stats.charged_bytes - stats.outside_bytes;
-  const uint64_t of_nobody = charged - reserved;
-  if (charged < reserved || of_nobody < stats.quarantined_bytes) {
+  const uint64_t in_all = stats.charged_bytes - stats.outside_bytes;
+  const uint64_t of_nobody = in_all - reserved;
+  if (in_all < reserved || of_nobody < stats.quarantined_bytes) {
     Fail("more is reserved and quarantined than charged");
   }
   const uint64_t promised = stats.committed_bytes - stats.outside_bytes;
@@ -496,10 +503,15 @@ void Simulation::CheckSums() {
   if (stats.guaranteed_bytes != guaranteed) Fail("the guarantees do not add up");
   if (promised > capacity_) Fail("more is promised than there is");
   if (threads_.size() == 0 && of_nobody != stats.quarantined_bytes) Fail("bytes are charged to nobody");
-  if (threads_.size() == 0 && stats.reserved_bytes != memory_.live_bytes) {
-    Fail(absl::StrCat("the pool counts ", stats.reserved_bytes, " bytes of the driver's, which gave ",
-                      memory_.live_bytes));
+  uint64_t charged = 0;  // for what clients have themselves
+  for (const SessionPtr& session : broker_->sessions().GetAll()) {
+    if (session->counted() != nullptr) charged += session->GetMemoryStats(0).reserved_bytes.all.current;
   }
+  if (threads_.size() == 0 && stats.reserved_bytes != memory_.live_bytes + charged) {
+    Fail(absl::StrCat("the pool counts ", stats.reserved_bytes, " bytes of the driver's, which gave ",
+                      memory_.live_bytes, ", and clients are charged ", charged));
+  }
+  CheckCounted();
   if (!memory_.misuse.empty()) Fail(memory_.misuse);
   for (const auto& client : clients_) {
     if (!client->alive) continue;
@@ -548,6 +560,7 @@ void Simulation::EndAll() {
   for (const auto& client : clients_) {
     if (client->alive) Kill(*client);
   }
+  for (const auto& program : counted_) KillCounted(*program);
   while (!gone_.empty()) ReportGone(*gone_.front());
   children_.clear();
   for (int i = 0; i < 20; ++i) {
@@ -563,6 +576,9 @@ void Simulation::EndAll() {
   if (stats.idle_bytes != memory_.live_bytes) Fail("everybody is gone, and not all memory is idle");
   for (const auto& client : clients_) {
     if (client->asking > 0) Fail("a request was never answered");
+  }
+  for (const auto& program : counted_) {
+    if (program->asking > 0) Fail("a charge was never answered");
   }
   threads_.Submit([this] { pool_->ReleaseIdleSince(now_); });
   Settle();

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -27,6 +28,7 @@ struct SimulationCounts {
   uint64_t leases = 0;
   uint64_t refusals = 0;
   uint64_t waited = 0;  // granted after they had to wait for others
+  uint64_t charges = 0;
   uint64_t kills = 0;
   uint64_t disconnects = 0;
   uint64_t resumes = 0;
@@ -37,6 +39,22 @@ struct SimulationCounts {
 };
 
 class SimClient;
+
+// A program that has its memory of the driver itself, and has it counted. What it was not told that it may have, it
+// does not use.
+struct SimCounted {
+  pid_t pid = 0;
+  uid_t uid = 0;
+  SessionPtr session;
+  uint64_t charged = 0;  // by what it was told
+  uint64_t used = 0;     // of that, what it has of the driver
+  bool alive = true;
+  uint64_t connection = 1;  // its main one; another number after each time that it broke
+  bool connected = true;
+  size_t asking = 0;  // requests without an answer
+  uint64_t limit_changes = 0;
+  std::function<void()> gone;
+};
 
 class Simulation {
  public:
@@ -81,6 +99,15 @@ class Simulation {
   void CheckHeldBack();
   void CheckNobodyIsStuck();
   void EndAll();
+  // Programs that have their own memory of the driver: simulation_counted.cc.
+  void OpenCounted();
+  // A session of the program, in place of the one that it has lost.
+  void Hello(SimCounted& program);
+  void ActCounted(SimCounted& program);
+  void Charge(SimCounted& program);
+  void Uncharge(SimCounted& program);
+  void KillCounted(SimCounted& program);
+  void CheckCounted();
   // The segment is the client's, in the daemon's books.
   void TakeOver(SimClient& client, uint64_t address);
   void GiveUp(const SimClient& client);
@@ -98,10 +125,12 @@ class Simulation {
   std::atomic<uint64_t> next_segment_{1};
   std::unique_ptr<SegmentPool> pool_;
   std::unique_ptr<Broker> broker_;
-  std::vector<std::unique_ptr<SimClient>> clients_;  // also those that have ended
-  std::vector<SimClient*> gone_;                     // ended, and the daemon does not know yet
-  std::map<uint64_t, SimClient*> owner_;             // of each leased address
-  std::map<pid_t, std::vector<uint64_t>> children_;  // what forked children of dead processes have mapped
+  std::vector<std::unique_ptr<SimClient>> clients_;   // also those that have ended
+  std::vector<SimClient*> gone_;                      // ended, and the daemon does not know yet
+  std::vector<std::unique_ptr<SimCounted>> counted_;  // also those that have ended
+  std::function<void()>* watched_ = nullptr;          // what tells the daemon of the end of who opens a session now
+  std::map<uint64_t, SimClient*> owner_;              // of each leased address
+  std::map<pid_t, std::vector<uint64_t>> children_;   // what forked children of dead processes have mapped
   std::map<pid_t, std::string> child_domains_;
   using HeldBackKey = std::tuple<SessionId, SteadyTime, uint64_t>;  // of a waiting request
   std::map<HeldBackKey, SteadyTime> held_back_;                     // since when only that keeps it from its memory

@@ -327,6 +327,22 @@ TEST_F(CountSocketHostileTest, ClientsThatDieBetweenRequestAndAnswer) {
   EXPECT_OK(holder.Uncharge(216_MiB));
 }
 
+TEST_F(CountSocketHostileTest, ConnectionsThatBreakRightAfterHello) {
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  for (int i = 0; i < 300; ++i) {
+    ASSERT_OK_AND_ASSIGN(CountClient client, CountClient::Connect(dir()));
+    if (i % 2 == 0) {  // the second one
+      EXPECT_STATUS(Say(client, CountHello("\xff")), StatusCode::kInvalidArgument, "name");
+    }
+    ASSERT_TRUE(client.Send(i % 3 == 0 ? CountHello("\xff") : CountHello("gone")));
+  }
+  // A hello replaces those that are lost.
+  EXPECT_TRUE(WaitFor([&] {
+    const absl::StatusOr<CountClient> last = Open("last");
+    return last.ok() && raw_->ListSessions()->sessions_size() == 2;  // the witness, and this one
+  }));
+}
+
 // The process lives: only the connections break.
 TEST_F(CountSocketHostileTest, ConnectionsThatBreakAtAnyMoment) {
   ASSERT_NO_FATAL_FAILURE(Begin());

@@ -187,7 +187,7 @@ TEST_F(CountSocketTest, AGrantToOneWhoGivesUpIsTakenBack) {
   ASSERT_OK_AND_ASSIGN(CountClient client, Open("hasty"));
   constexpr int kRounds = 300;
   for (int i = 0; i < kRounds; ++i) {
-    ASSERT_OK(other.Charge(256_MiB));
+    ASSERT_TRUE(WaitFor([&] { return other.Charge(256_MiB).ok(); }));
     std::vector<CountClient> lines;
     for (int k = 0; k < 8; ++k) {
       ASSERT_OK_AND_ASSIGN(CountClient joined, client.Join());
@@ -241,6 +241,25 @@ TEST_F(CountSocketTest, TheDaemonsOwnCacheMakesRoom) {
   EXPECT_OK(client.Charge(200_MiB));
   EXPECT_LE(raw_->GetDevice()->idle_bytes(), 56_MiB);
   EXPECT_TRUE(IsCharged(200_MiB));
+}
+
+// A program that is told that it may have memory finds it with the driver.
+TEST_F(CountSocketTest, WhatTheDriverHasNotTakenBackYetIsWaitedFor) {
+  HOST_DEVICE_ONLY();  // whose driver is made slow
+  ASSERT_NO_FATAL_FAILURE(Begin({.config = "idle_decay: '1h' host_driver_latency: '1s'"}));
+  {
+    ASSERT_OK_AND_ASSIGN(Client leased, Connect("leased"));
+    ASSERT_OK_AND_ASSIGN(Buffer buffer, leased.Allocate(200_MiB));
+    ASSERT_OK(buffer.Reset());
+  }
+  ASSERT_TRUE(WaitFor([&] { return raw_->GetDevice()->idle_bytes() == 200_MiB; }));
+  ASSERT_OK_AND_ASSIGN(CountClient client, Open("counted"));
+  ASSERT_OK_AND_ASSIGN(ClientProcess operating, ClientProcess::Start(dir()));
+  ASSERT_OK(operating.Send("release"));
+  ASSERT_TRUE(WaitFor([&] { return raw_->GetDevice()->idle_bytes() == 0; }));  // on its way
+  EXPECT_OK(client.Charge(256_MiB));
+  EXPECT_LE(raw_->GetDevice()->reserved_bytes(), 256_MiB);
+  EXPECT_OK(operating.Receive());
 }
 
 TEST_F(CountSocketTest, PriorityGoesFirstAndNobodyIsOvertaken) {
