@@ -335,8 +335,7 @@ void Broker::CloseGone(const SessionPtr& session) {
 void Broker::Finish(const SessionPtr& session, const std::string& why, CloseReason reason) {
   if (!session->Advance(SessionState::kClosed)) return;
   Unwatch(*session);
-  waiting_.CancelAll(*session, reason == CloseReason::kDaemonStops ? absl::UnavailableError(why)
-                                                                   : absl::AbortedError("the session has ended"));
+  waiting_.CancelAll(*session, absl::AbortedError("the session has ended"));
   uint64_t bytes = 0;
   std::vector<uint64_t> alloc_retries;  // final, since it is closed
   alloc_retries.reserve(pools_.size());
