@@ -126,7 +126,10 @@ Json ToJson(const v1::Claim& claim) {
                        {"left_behind_bytes", device.left_behind_bytes()},
                        {"allocated_bytes", device.allocated_bytes()},
                        {"idle_bytes", device.idle_bytes()},
-                       {"waiting", device.waiting()}});
+                       {"waiting", device.waiting()},
+                       {"peak_bytes", device.peak_bytes()},
+                       {"waits", device.waits()},
+                       {"waited_ms", device.waited_ms()}});
   }
   Json labels = Json::object();
   for (const auto& [key, value] : std::map<std::string, std::string>(terms.labels().begin(), terms.labels().end())) {
@@ -144,6 +147,7 @@ Json ToJson(const v1::Claim& claim) {
           {"created", absl::FormatTime(absl::RFC3339_full, TimeOf(claim.created()), absl::UTCTimeZone())},
           {"socket_dir", claim.socket_dir()},
           {"rule", claim.rule()},
+          {"own", claim.own()},
           {"maker_pid", claim.maker_pid() != 0 ? Json(claim.maker_pid()) : Json(nullptr)},
           {"sessions", claim.sessions()},
           {"refusals", claim.refusals()},

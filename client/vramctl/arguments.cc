@@ -386,6 +386,11 @@ void CommandLine::AddClaimCommands() {
                   "File to write; - prints it. Default: /run/cdi/vrambroker-NAME.json, where runtimes look.")
       ->type_name("FILE")
       ->check([](const std::string& file) { return file.empty() ? "the name of a file is needed" : ""; }, "");
+  cdi->add_flag(
+         "--preload", flags.preload,
+         "Programs in the container know nothing of the daemon: load the library into them that has their memory "
+         "counted.")
+      ->disable_flag_override();
   cdi->footer(
       "Examples:\n  $ sudo vramctl claim cdi team-a\n"
       "  $ sudo podman run --pid=host --device vrambroker.dev/claim=team-a IMAGE");
@@ -435,6 +440,9 @@ void CommandLine::AddRun() {
                   "count.")
       ->type_name("POLICY")
       ->check(CLI::IsMember({"count", "refuse"}));
+  run->add_flag("--report", flags.report,
+                "At the end write to standard error: the peak of its memory, and what was refused or waited.")
+      ->disable_flag_override();
   run->add_flag("--if-available", flags.if_available, "Run it also without a daemon: nothing bounds its memory then.")
       ->disable_flag_override();
   run->footer(

@@ -190,6 +190,11 @@ absl::StatusOr<Config> CheckConfig(const ConfigText& text) {
     config.settle_time = check.Time("settle_time", proto.settle_time(), absl::ZeroDuration());
   }
   config.max_sessions_per_uid = Or(proto.max_sessions_per_uid(), 1024);
+  config.max_claims_per_uid = proto.has_max_claims_per_uid() ? proto.max_claims_per_uid() : 64;
+  if (config.max_claims_per_uid > Claims::kMaxClaims) {
+    check.Fault("max_claims_per_uid", absl::StrCat(config.max_claims_per_uid, " is more than ", Claims::kMaxClaims,
+                                                   ", the most there can be"));
+  }
   const absl::Duration client_timeout = check.Time("client_timeout", proto.client_timeout(), absl::Seconds(2));
   if (client_timeout < kLeastClientTimeout || client_timeout > kMostClientTimeout) {
     check.Fault("client_timeout", absl::StrCat(absl::FormatDuration(client_timeout), " is not between ",
@@ -261,6 +266,7 @@ std::shared_ptr<const Policy> MakePolicy(const Config& config) {
                                                       .user_limit = config.user_limit,
                                                       .user_guarantee = config.user_guarantee,
                                                       .max_sessions_per_uid = config.max_sessions_per_uid,
+                                                      .max_claims_per_uid = config.max_claims_per_uid,
                                                       .daemon_uid = geteuid()});
 }
 

@@ -50,6 +50,7 @@ struct Config {
   Limit hold_back_limit = 1.0;
   std::optional<absl::Duration> settle_time;  // none: by the kind of device
   size_t max_sessions_per_uid = 0;
+  size_t max_claims_per_uid = 0;
   SessionBounds session_bounds;
   uint32_t max_calls_per_second_per_uid = 0;
   size_t max_questions_per_uid = 0;

@@ -58,10 +58,15 @@ Broker::Broker(BrokerOptions options, std::vector<SegmentPool*> pools, Executor*
                .max_wait = [this] { return policy()->max_wait(); },
                .end_session = [this](const SessionPtr& session,
                                      const std::string& reason) { (void)EndSession(session, reason); },
-               .added = [this](const Claim& claim) { refusals_.AddClaim(claim.name); },
+               .added =
+                   [this](const Claim& claim) {
+                     refusals_.AddClaim(claim.name);
+                     waiting_.AddClaim(claim.id);
+                   },
                .removed =
                    [this](const Claim& claim, const std::string& own_tenant) {
                      refusals_.ForgetClaim(claim.name);
+                     waiting_.ForgetClaim(claim.id);
                      refusals_.ForgetTenant(own_tenant);
                    },
                .hooks = options_.claims},
@@ -174,7 +179,7 @@ absl::StatusOr<SessionTerms> Broker::TermsOfNew(const Policy& policy, const Call
   const absl::StatusOr<PolicySubject> subject = SubjectOf(caller, name);
   if (!subject.ok()) return subject.status();
   const ProcessId process{.pid = caller.pid, .started = started};
-  if (caller.claim.has_value()) return claims_.Enter(caller, process);
+  if (caller.claim.has_value()) return claims_.Enter(caller, process, policy.TermsFor(*subject));
   SessionTerms terms = policy.TermsFor(*subject);
   if (terms.rights.client && terms.claim.empty()) return terms;
   if (terms.rights.client) {

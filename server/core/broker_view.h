@@ -17,6 +17,7 @@
 #include "server/oom/tenant_refusals.h"
 #include "server/pool/segment_pool.h"
 #include "server/queue/request_queue.h"
+#include "server/requests/waiting_requests.h"
 #include "server/sessions/session_registry.h"
 #include "server/sessions/session_view.h"
 
@@ -61,7 +62,9 @@ struct ClaimDeviceView {
   uint64_t left_behind_bytes = 0;  // of these
   uint64_t allocated_bytes = 0;
   uint64_t idle_bytes = 0;                         // in segments that hold no block
+  uint64_t peak_bytes = 0;                         // the most that was charged at a time
   size_t waiting = 0;                              // requests
+  ClaimWaits waits;                                // that are over
   std::array<uint64_t, kOomCauses.size()> ooms{};  // by OomCause
 };
 

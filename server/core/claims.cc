@@ -19,6 +19,7 @@ namespace {
 // Clients of the last daemon look for this one several times a second.
 constexpr std::chrono::seconds kComingBack(5);
 constexpr std::chrono::seconds kBetweenTries(1);
+constexpr size_t kMaxOwnChanges = 64;  // of a user's claims, at a time
 
 }  // namespace
 
@@ -45,6 +46,11 @@ Claims::Claims(Options options, std::vector<SegmentPool*> pools, Executor* worke
       sessions_(*sessions),
       waiting_(*waiting),
       limits_(*limits),
+      own_changes_({.what = "changes of claims under way",
+                    .per_uid = kMaxOwnChanges,
+                    .per_uid_bound = "the daemon",
+                    .in_all = SerialQueue::kMaxTasks / 4 * 3,
+                    .in_all_bound = "it"}),
       changes_(std::make_shared<SerialQueue>(workers)) {
   for (SegmentPool* pool : pools_) {
     pool->SetOnClaimHolder([this](pid_t process, ClaimId claim) { NoteHolder(process, claim); });
@@ -54,22 +60,31 @@ Claims::Claims(Options options, std::vector<SegmentPool*> pools, Executor* worke
 // ---- Operators ----
 
 template <typename Result>
-void Claims::Submit(const std::function<void(absl::StatusOr<Result>)>& done,
+void Claims::Submit(const ClaimAsker& asker, const std::function<void(absl::StatusOr<Result>)>& done,
                     std::function<absl::StatusOr<Result>()> change) {
-  if (changes_->Submit([done, change = std::move(change)] { done(change()); })) return;
+  std::shared_ptr<UserSlots::Slot> slot;
+  if (asker.rule.has_value()) {
+    absl::StatusOr<UserSlots::Slot> taken = own_changes_.Take(asker.caller.uid);
+    if (!taken.ok()) return done(taken.status());
+    slot = std::make_shared<UserSlots::Slot>(*std::move(taken));
+  }
+  if (changes_->Submit([done, slot, change = std::move(change)] { done(change()); })) return;
   done(absl::ResourceExhaustedError("too many claims are being changed at a time; try again"));
 }
 
-void Claims::Create(const std::string& name, const ClaimTerms& terms, const Done& done, const ClaimMaker& maker) {
-  Submit<Claim>(done, [this, name, terms, maker] { return CreateNow(name, terms, maker); });
+void Claims::Create(const std::string& name, const ClaimTerms& terms, const Done& done, const ClaimAsker& asker,
+                    bool is_ephemeral) {
+  Submit<Claim>(asker, done,
+                [this, name, terms, asker, is_ephemeral] { return CreateNow(name, terms, asker, is_ephemeral); });
 }
 
-void Claims::Update(const std::string& name, const ClaimChange& change, const Done& done) {
-  Submit<Claim>(done, [this, name, change] { return UpdateNow(name, change); });
+void Claims::Update(const std::string& name, const ClaimChange& change, const Done& done, const ClaimAsker& asker) {
+  Submit<Claim>(asker, done, [this, name, change, asker] { return UpdateNow(name, change, asker); });
 }
 
-void Claims::Delete(const std::string& name, bool revoke, const std::function<void(absl::StatusOr<Deleted>)>& done) {
-  Submit<Deleted>(done, [this, name, revoke] { return DeleteNow(name, revoke); });
+void Claims::Delete(const std::string& name, bool revoke, const std::function<void(absl::StatusOr<Deleted>)>& done,
+                    const ClaimAsker& asker) {
+  Submit<Deleted>(asker, done, [this, name, revoke, asker] { return DeleteNow(name, revoke, asker); });
 }
 
 std::vector<Claim> Claims::GetAll() const {

@@ -24,6 +24,7 @@
 #include "allocator/base/mutex.h"
 #include "server/base/log_line.h"
 #include "server/base/steady_time.h"
+#include "server/base/user_slots.h"
 #include "server/base/worker_pool.h"
 #include "server/core/session_limits.h"
 #include "server/identity/caller.h"
@@ -72,6 +73,7 @@ struct Claim {
   std::optional<RuleTerms> rule_terms;
   SteadyTime next_try = SteadyTime::min();  // to give it; min(): it has not been tried
   bool is_being_made = false;               // it is not served yet
+  bool is_own = false;                      // its owner has made it, within what the policy gives that
   // The process that it goes with. When that has gone the claim is removed as soon as it has nothing.
   std::optional<ProcessId> maker{};
   bool has_lost_maker = false;
@@ -82,10 +84,12 @@ struct Claim {
 // A line of the log that names the claim.
 LogLine ClaimLine(absl::string_view event, const Claim& claim);
 
-// Who makes a claim.
-struct ClaimMaker {
+// Who changes claims.
+struct ClaimAsker {
   Caller caller;
-  bool is_ephemeral = false;  // the claim goes with its process
+  // What the policy gives a caller who may have claims of its own, and no others; none: an operator.
+  std::optional<SessionTerms> rule;
+  size_t max_claims = 0;  // that such a caller may have
 };
 
 // What is to be changed; none: nothing.
@@ -144,15 +148,17 @@ class Claims {
 
   using Done = std::function<void(absl::StatusOr<Claim>)>;
   // Errors as those of the RPCs CreateClaim, UpdateClaim and DeleteClaim. Nothing has changed after an error.
-  // An empty name is chosen here, for a claim that goes with a process.
-  void Create(const std::string& name, const ClaimTerms& terms, const Done& done, const ClaimMaker& maker = {});
-  void Update(const std::string& name, const ClaimChange& change, const Done& done);
+  // `is_ephemeral`: the claim goes with the asker's process. An empty name is chosen here then.
+  void Create(const std::string& name, const ClaimTerms& terms, const Done& done, const ClaimAsker& asker = {},
+              bool is_ephemeral = false);
+  void Update(const std::string& name, const ClaimChange& change, const Done& done, const ClaimAsker& asker = {});
   // Answers with the claim as it stands, or as it stood: is_removed.
   struct Deleted {
     Claim claim;
     bool is_removed = false;
   };
-  void Delete(const std::string& name, bool revoke, const std::function<void(absl::StatusOr<Deleted>)>& done);
+  void Delete(const std::string& name, bool revoke, const std::function<void(absl::StatusOr<Deleted>)>& done,
+              const ClaimAsker& asker = {});
   std::vector<Claim> GetAll() const ABSL_LOCKS_EXCLUDED(mu_);  // by name
   // NotFound.
   absl::StatusOr<Claim> Find(absl::string_view name) const ABSL_LOCKS_EXCLUDED(mu_);
@@ -182,7 +188,10 @@ class Claims {
   bool CountsInClaim(ClaimId claim, const Caller& caller) const ABSL_LOCKS_EXCLUDED(mu_);
   // As TermsOf(), and the claim is not removed until Leave(). FailedPrecondition: it takes no more sessions. A claim
   // that drains takes those of `process` if it was in the claim before the daemon was started again.
-  absl::StatusOr<SessionTerms> Enter(const Caller& caller, const ProcessId& process) ABSL_LOCKS_EXCLUDED(mu_);
+  // `by_policy`: what the policy gives the process apart from claims. No more than that for a claim of a user's own;
+  // PermissionDenied where such a claim would escape a bound.
+  absl::StatusOr<SessionTerms> Enter(const Caller& caller, const ProcessId& process, const SessionTerms& by_policy)
+      ABSL_LOCKS_EXCLUDED(mu_);
   // The same for a session that a rule of the policy puts into the claim that its `terms` name, which is made if there
   // is none. ResourceExhausted: its guarantee is not free. Unavailable: an operator is just creating it.
   absl::StatusOr<ClaimId> EnterByPolicy(const SessionTerms& terms, const ProcessId& process)
@@ -202,12 +211,21 @@ class Claims {
 
  private:
   // What changes claims; on a worker.
-  absl::StatusOr<Claim> CreateNow(const std::string& name, const ClaimTerms& terms, const ClaimMaker& maker)
+  absl::StatusOr<Claim> CreateNow(const std::string& name, ClaimTerms terms, const ClaimAsker& asker, bool is_ephemeral)
       ABSL_LOCKS_EXCLUDED(making_mu_, mu_);
-  absl::StatusOr<Claim> UpdateNow(const std::string& name, const ClaimChange& change) ABSL_LOCKS_EXCLUDED(mu_);
-  absl::StatusOr<Deleted> DeleteNow(const std::string& name, bool revoke) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<Claim> UpdateNow(const std::string& name, const ClaimChange& change, const ClaimAsker& asker)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<Deleted> DeleteNow(const std::string& name, bool revoke, const ClaimAsker& asker)
+      ABSL_LOCKS_EXCLUDED(mu_);
   void RemoveEmptyNow() ABSL_LOCKS_EXCLUDED(mu_);
 
+  // Of users without the right ADMIN: within what the policy gives them. What the terms leave out is the rule's.
+  static absl::Status CheckMayHaveOwn(const SessionTerms& rule, uid_t uid);
+  absl::Status BoundOwn(const ClaimAsker& asker, ClaimTerms& terms) const;
+  static absl::Status CheckOwnName(const std::string& name, uid_t uid);
+  absl::Status CheckOwnNumber(const ClaimAsker& asker) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The claim of the name, which the asker may change; one that is not its own is not told from one that is not there.
+  absl::StatusOr<Claim> FindToChange(const std::string& name, const ClaimAsker& asker) const ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status CheckTerms(const ClaimTerms& terms) const;
   absl::Status CheckDevices(const ClaimTerms& terms) const;
   absl::Status CheckGuaranteeFits(const ClaimTerms& terms) const;
@@ -258,13 +276,15 @@ class Claims {
   static absl::Status CheckOwner(const Claim& claim, const Caller& caller);
   absl::StatusOr<Claim> FindFor(const Caller& caller) const ABSL_LOCKS_EXCLUDED(mu_);
   template <typename Result>
-  void Submit(const std::function<void(absl::StatusOr<Result>)>& done, std::function<absl::StatusOr<Result>()> change);
+  void Submit(const ClaimAsker& asker, const std::function<void(absl::StatusOr<Result>)>& done,
+              std::function<absl::StatusOr<Result>()> change);
 
   const Options options_;
   const std::vector<SegmentPool*> pools_;
   const SessionRegistry& sessions_;
   WaitingRequests& waiting_;
   SessionLimits& limits_;
+  UserSlots own_changes_;  // those by operators find room in `changes_` all the same
   const std::shared_ptr<SerialQueue> changes_;
   std::atomic<bool> any_leaving_{false};  // some are to be removed
   std::atomic<bool> is_removing_{false};

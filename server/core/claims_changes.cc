@@ -242,23 +242,28 @@ absl::Status Claims::Save(const Claim* changed, const Claim* removed) const {
   return Unusable(options_.hooks.save(all));
 }
 
-absl::StatusOr<Claim> Claims::CreateNow(const std::string& asked_name, const ClaimTerms& terms,
-                                        const ClaimMaker& maker) {
-  const std::string name = asked_name.empty() && maker.is_ephemeral ? NameFor(maker.caller) : asked_name;
+absl::StatusOr<Claim> Claims::CreateNow(const std::string& asked_name, ClaimTerms terms, const ClaimAsker& asker,
+                                        bool is_ephemeral) {
+  const std::string name = asked_name.empty() && is_ephemeral ? NameFor(asker.caller) : asked_name;
   if (absl::Status status = CheckClaimName(name); !status.ok()) return status;
   if (absl::Status status = options_.hooks.check_name(name); !status.ok()) return status;
   if (absl::Status status = CheckDevices(terms); !status.ok()) return status;
   if (absl::Status status = CheckTerms(terms); !status.ok()) return status;
   if (absl::Status status = CheckGuaranteeFits(terms); !status.ok()) return status;
   if (absl::Status status = CheckHasAnything(terms); !status.ok()) return status;
-  Claim claim{.name = name, .terms = terms, .created = std::chrono::system_clock::now()};
-  if (maker.is_ephemeral) {
-    claim.maker = ProcessId{.pid = maker.caller.pid, .started = StartOf(maker.caller.pid)};
+  const bool is_own = asker.rule.has_value();
+  if (is_own) {
+    absl::Status status = CheckOwnName(name, asker.caller.uid);
+    if (status.ok()) status = BoundOwn(asker, terms);
+    if (!status.ok()) return status;
   }
+  Claim claim{.name = name, .terms = terms, .created = std::chrono::system_clock::now(), .is_own = is_own};
+  if (is_ephemeral) claim.maker = ProcessId{.pid = asker.caller.pid, .started = StartOf(asker.caller.pid)};
   {
     MutexLock lock(mu_);
     if (const auto it = claims_.find(name); it != claims_.end()) return ThereIs(it->second);
     if (NumberOf(/*by_policy=*/false) >= kMaxClaims) return TooMany();
+    if (absl::Status status = is_own ? CheckOwnNumber(asker) : absl::OkStatus(); !status.ok()) return status;
     claim.id = ClaimId{next_id_++};
   }
   SetLimit(claim);
@@ -286,7 +291,7 @@ absl::StatusOr<Claim> Claims::CreateNow(const std::string& asked_name, const Cla
     MutexLock lock(mu_);
     if (status.ok()) {
       claims_.at(name).is_being_made = false;
-      if (maker.is_ephemeral) makers_.emplace(claim.id, maker.caller.pidfd);
+      if (is_ephemeral) makers_.emplace(claim.id, asker.caller.pidfd);
     } else {
       names_.erase(claim.id);
       claims_.erase(name);
@@ -314,8 +319,8 @@ absl::Status Claims::GiveUp(const Claim& claim, bool is_saved, absl::Status why)
   return why;
 }
 
-absl::StatusOr<Claim> Claims::UpdateNow(const std::string& name, const ClaimChange& change) {
-  const absl::StatusOr<Claim> found = Find(name);
+absl::StatusOr<Claim> Claims::UpdateNow(const std::string& name, const ClaimChange& change, const ClaimAsker& asker) {
+  const absl::StatusOr<Claim> found = FindToChange(name, asker);
   if (!found.ok()) return found.status();
   const Claim& before = *found;
   if (absl::Status status = CheckOperators(before); !status.ok()) return status;
@@ -332,6 +337,9 @@ absl::StatusOr<Claim> Claims::UpdateNow(const std::string& name, const ClaimChan
   }
   if (change.max_wait.has_value()) terms.max_wait = change.max_wait;
   if (change.labels.has_value()) terms.labels = *change.labels;
+  if (asker.rule.has_value()) {
+    if (absl::Status status = BoundOwn(asker, terms); !status.ok()) return status;
+  }
   if (absl::Status status = CheckTerms(terms); !status.ok()) return status;
   if (change.guarantee.has_value()) {
     if (absl::Status status = CheckGuaranteeFits(terms); !status.ok()) return status;
@@ -375,8 +383,8 @@ void Claims::Apply(const Claim& claim, const ClaimTerms& before) {
   ReclaimExcess(claim);
 }
 
-absl::StatusOr<Claims::Deleted> Claims::DeleteNow(const std::string& name, bool revoke) {
-  absl::StatusOr<Claim> found = Find(name);
+absl::StatusOr<Claims::Deleted> Claims::DeleteNow(const std::string& name, bool revoke, const ClaimAsker& asker) {
+  absl::StatusOr<Claim> found = FindToChange(name, asker);
   if (!found.ok()) return found.status();
   Claim claim = *found;
   if (absl::Status status = CheckOperators(claim); !status.ok()) return status;

@@ -55,6 +55,7 @@ bool Claims::CountsInClaim(ClaimId claim, const Caller& caller) const {
   const auto name = names_.find(claim);
   if (name == names_.end()) return false;
   const Claim& of = claims_.at(name->second);
+  if (of.is_own && caller.uid == *of.terms.owner.uid) return false;
   const bool is_named = of.terms.owner.uid.has_value() || caller.uid == 0 || caller.uid == geteuid();
   return is_named && CheckOwner(of, caller).ok();
 }
@@ -74,9 +75,14 @@ absl::StatusOr<SessionTerms> Claims::TermsOf(const Caller& caller) const {
   return TermsOf(*claim);
 }
 
-absl::StatusOr<SessionTerms> Claims::Enter(const Caller& caller, const ProcessId& process) {
+absl::StatusOr<SessionTerms> Claims::Enter(const Caller& caller, const ProcessId& process,
+                                           const SessionTerms& by_policy) {
   absl::StatusOr<Claim> claim = FindFor(caller);
   if (!claim.ok()) return claim.status();
+  const bool is_bounded = claim->is_own && !by_policy.rights.admin;
+  if (is_bounded) {
+    if (absl::Status status = CheckMayHaveOwn(by_policy, caller.uid); !status.ok()) return status;
+  }
   {
     MutexLock lock(mu_);
     const auto it = claims_.find(claim->name);
@@ -87,7 +93,9 @@ absl::StatusOr<SessionTerms> Claims::Enter(const Caller& caller, const ProcessId
     ++it->second.sessions;
     *claim = it->second;
   }
-  return TermsOf(*claim);
+  SessionTerms terms = TermsOf(*claim);
+  if (is_bounded) terms.limit = by_policy.limit;  // the claim's bounds all of them together
+  return terms;
 }
 
 bool Claims::TakesSessions(const Claim& claim, const ProcessId& process) const {

@@ -84,6 +84,7 @@ BrokerView OperatorView::Look() const {
 std::vector<ClaimView> OperatorView::LookAtClaims(const std::vector<Shares>& shares, const BrokerView& view) const {
   std::vector<ClaimView> claims;
   absl::flat_hash_map<ClaimId, size_t> places;
+  const absl::flat_hash_map<ClaimId, std::vector<ClaimWaits>> waits = parts_.waiting->GetClaimWaits();
   for (Claim& claim : parts_.claims->GetAll()) {
     places.emplace(claim.id, claims.size());
     ClaimView& of = claims.emplace_back();
@@ -91,9 +92,11 @@ std::vector<ClaimView> OperatorView::LookAtClaims(const std::vector<Shares>& sha
     for (size_t device = 0; device < pools_.size(); ++device) {
       ClaimDeviceView& held = of.devices[device];
       held.limit_bytes = parts_.claims->LimitOn(claim, device);
+      if (const auto of_claim = waits.find(claim.id); of_claim != waits.end()) held.waits = of_claim->second[device];
       const auto share = shares[device].find(claim.id);
       if (share == shares[device].end()) continue;
       held.guarantee_bytes = share->second.guarantee_bytes;
+      held.peak_bytes = share->second.peak_bytes;
       held.left_behind_bytes = share->second.used_bytes;  // less what its sessions have
     }
     of.claim = std::move(claim);

@@ -114,7 +114,8 @@ struct PolicyOptions {
   std::optional<Limit> user_limit;
   std::optional<Limit> user_guarantee;
   size_t max_sessions_per_uid = 1024;
-  uid_t daemon_uid = 0;  // has every right, as root has
+  size_t max_claims_per_uid = 64;  // of its own
+  uid_t daemon_uid = 0;            // has every right, as root has
 };
 
 struct PolicyExplanation {
@@ -142,6 +143,7 @@ class Policy {
   const PolicyRule* FindRule(absl::string_view label) const;
 
   size_t max_sessions_per_uid() const { return options_.max_sessions_per_uid; }
+  size_t max_claims_per_uid() const { return options_.max_claims_per_uid; }
   std::chrono::milliseconds max_wait() const { return options_.max_wait; }
 
  private:

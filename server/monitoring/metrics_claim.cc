@@ -38,6 +38,8 @@ constexpr ClaimFigure kClaimFigures[] = {
      [](const ClaimDeviceView& held) { return held.guarantee_bytes; }},
     {"reserved_bytes", "Memory charged to the claim: reserved by its sessions, and left behind by ended ones.",
      [](const ClaimDeviceView& held) { return held.reserved_bytes; }},
+    {"peak_bytes", "The most that was charged to the claim at a time, since the daemon started.",
+     [](const ClaimDeviceView& held) { return held.peak_bytes; }},
     {"left_behind_bytes", "Of the reserved bytes, those of ended sessions, in quarantine.",
      [](const ClaimDeviceView& held) { return held.left_behind_bytes; }},
     {"allocated_bytes", "Memory in blocks handed out to the claim's sessions.",
@@ -52,6 +54,7 @@ void AddUp(const ClaimDeviceView& from, ClaimDeviceView& to) {
   to.limit_bytes += from.limit_bytes;
   to.guarantee_bytes += from.guarantee_bytes;
   to.reserved_bytes += from.reserved_bytes;
+  to.peak_bytes += from.peak_bytes;
   to.left_behind_bytes += from.left_behind_bytes;
   to.allocated_bytes += from.allocated_bytes;
   to.idle_bytes += from.idle_bytes;
@@ -104,6 +107,17 @@ void WriteClaimMetrics(const BrokerView& view, size_t max_claims, MetricFamilies
     if (row.claim == kOtherClaims) continue;  // claims go, and a counter may not fall
     for (const OomCause cause : kOomCauses) {
       out.Sample(row.labels(), "reason", OomCauseName(cause), row.held.ooms[static_cast<size_t>(cause)]);
+    }
+  }
+  out.Family("vrambroker_claim_waits_total",
+             "Requests of the claim's sessions that had to wait for memory, and are over.", Counter);
+  for (const ClaimRow& row : rows) {
+    if (row.claim != kOtherClaims) out.Sample(row.labels(), row.held.waits.waits);
+  }
+  out.Family("vrambroker_claim_waited_seconds_total", "What these requests have waited, in all.", Counter);
+  for (const ClaimRow& row : rows) {
+    if (row.claim != kOtherClaims) {
+      out.Sample(row.labels(), std::chrono::duration<double>(row.held.waits.waited).count());
     }
   }
 }

@@ -59,6 +59,7 @@ absl::Status Accounts::SetGuarantee(Account& account, uint64_t bytes) {
 
 void Accounts::SetClaimLimit(ClaimId claim, uint64_t bytes) {
   claim_limits_[claim] = bytes;
+  ledger_.OpenClaim(claim);
   for (auto& [session, account] : accounts_) {
     if (account.state.share != ShareId(claim)) continue;
     account.state.share_limit_bytes = account.state.share_guarantee_bytes = bytes;
@@ -76,6 +77,7 @@ absl::Status Accounts::SetClaimGuarantee(ClaimId claim, uint64_t bytes) {
 void Accounts::CloseClaim(ClaimId claim) {
   (void)ledger_.SetGuarantee(claim, 0);  // less is always possible
   claim_limits_.erase(claim);
+  ledger_.CloseClaim(claim);
 }
 
 // ---- What is charged ----

@@ -94,7 +94,10 @@ uint64_t Ledger::LimitRoom(const AccountState& account) const {
 
 void Ledger::Charge(AccountState& account, uint64_t bytes) {
   const uint64_t use = UseOf(account, bytes);
-  Change(account.share, [use](ShareStats& share) { share.used_bytes += use; });
+  Change(account.share, [&](ShareStats& share) {
+    share.used_bytes += use;
+    share.charged_bytes += bytes;
+  });
   charged_bytes_ += bytes;
   account.reserved_bytes += bytes;
 }
@@ -105,7 +108,10 @@ void Ledger::Uncharge(AccountState& account, uint64_t bytes) {
   charged_bytes_ -= bytes;
   uncharged_total_ += bytes;
   const uint64_t freed = before - account.committed_bytes();
-  Change(account.share, [freed](ShareStats& share) { share.used_bytes -= freed; });
+  Change(account.share, [&](ShareStats& share) {
+    share.used_bytes -= freed;
+    share.charged_bytes -= bytes;
+  });
 }
 
 void Ledger::Close(const AccountState& account, uint64_t still_charged) {
@@ -113,20 +119,31 @@ void Ledger::Close(const AccountState& account, uint64_t still_charged) {
   charged_bytes_ -= account.reserved_bytes - still_charged;
   Change(account.share, [&](ShareStats& share) {
     share.used_bytes -= account.committed_bytes() - still_charged;
+    share.charged_bytes -= account.reserved_bytes - still_charged;
     share.promised_bytes -= account.guarantee_bytes;
   });
 }
 
 void Ledger::ChargeUnowned(uint64_t bytes, const std::optional<ShareId>& share) {
   charged_bytes_ += bytes;
-  if (share.has_value()) return Change(*share, [bytes](ShareStats& of) { of.used_bytes += bytes; });
+  if (share.has_value()) {
+    return Change(*share, [bytes](ShareStats& of) {
+      of.used_bytes += bytes;
+      of.charged_bytes += bytes;
+    });
+  }
   committed_bytes_ += bytes;
 }
 
 void Ledger::UnchargeUnowned(uint64_t bytes, const std::optional<ShareId>& share) {
   charged_bytes_ -= bytes;
   uncharged_total_ += bytes;
-  if (share.has_value()) return Change(*share, [bytes](ShareStats& of) { of.used_bytes -= bytes; });
+  if (share.has_value()) {
+    return Change(*share, [bytes](ShareStats& of) {
+      of.used_bytes -= bytes;
+      of.charged_bytes -= bytes;
+    });
+  }
   committed_bytes_ -= bytes;
 }
 
@@ -216,6 +233,17 @@ absl::Status Ledger::SetLimit(AccountState& account, uint64_t bytes) {
 
 // ---- Shares ----
 
+void Ledger::OpenClaim(ClaimId claim) {
+  Change(claim, [](ShareStats& share) { share.is_claim = true; });
+}
+
+void Ledger::CloseClaim(ClaimId claim) {
+  Change(claim, [](ShareStats& share) {
+    share.is_claim = false;
+    share.peak_bytes = 0;
+  });
+}
+
 ShareStats Ledger::GetShare(const ShareId& share) const {
   const auto it = shares_.find(share);
   return it == shares_.end() ? ShareStats() : it->second;
@@ -233,7 +261,8 @@ void Ledger::Change(const ShareId& share, absl::FunctionRef<void(ShareStats&)> c
   change(stats);
   committed_bytes_ += stats.committed_bytes() - before.committed_bytes();
   guaranteed_bytes_ += stats.guaranteed_bytes() - before.guaranteed_bytes();
-  if (stats.committed_bytes() == 0 && stats.guaranteed_bytes() == 0) shares_.erase(it);
+  if (stats.is_claim) stats.peak_bytes = std::max(stats.peak_bytes, stats.charged_bytes);
+  if (stats.committed_bytes() == 0 && stats.guaranteed_bytes() == 0 && !stats.is_claim) shares_.erase(it);
 }
 
 }  // namespace vrambroker

@@ -50,7 +50,8 @@ struct AccountState {
 //     exceeds the capacity only when processes held more at the start, or when others took device memory that was
 //     guaranteed (DriverMemory). Otherwise growth within a guarantee is always possible. No guarantee is given beyond
 //     the capacity.
-// (3) charged_bytes() is the sum of the accounts' reserved bytes and of those that are charged to no account.
+// (3) charged_bytes() is the sum of the accounts' reserved bytes and of those that are charged to no account. A share's
+//     charged bytes are the same sum for its accounts, and for what is charged to it alone.
 // Not thread-safe.
 class Ledger {
  public:
@@ -68,9 +69,13 @@ class Ledger {
 
   // What the account's own limit, and its share's, still allow.
   uint64_t LimitRoom(const AccountState& account) const;
+  // The share is there from now on, and its peak is kept; or no more.
+  void OpenClaim(ClaimId claim);
+  void CloseClaim(ClaimId claim);
+
   // Nothing for a share that has nothing.
   ShareStats GetShare(const ShareId& share) const;
-  // Those that have something.
+  // Those that have something, and open claims.
   const absl::flat_hash_map<ShareId, ShareStats>& shares() const { return shares_; }
   // What growth by `bytes` takes that other shares could have; 0 within the guarantees.
   uint64_t GrowthOf(const AccountState& account, uint64_t bytes) const;
@@ -142,7 +147,7 @@ class Ledger {
   uint64_t guaranteed_bytes_ = 0;
   uint64_t uncharged_total_ = 0;
   std::optional<Held> held_back_;
-  absl::flat_hash_map<ShareId, ShareStats> shares_;  // that have something
+  absl::flat_hash_map<ShareId, ShareStats> shares_;  // that have something, and open claims
 };
 
 }  // namespace vrambroker

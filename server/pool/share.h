@@ -21,6 +21,9 @@ struct ShareStats {
   uint64_t used_bytes = 0;       // committed to its accounts, or charged to the share and to none of them any more
   uint64_t promised_bytes = 0;   // sum of its accounts' guarantees
   uint64_t guarantee_bytes = 0;  // of a claim: kept free for all of its accounts together
+  uint64_t charged_bytes = 0;    // of the used ones: to its accounts, or to the share alone
+  bool is_claim = false;         // that is open, whether it has something or not
+  uint64_t peak_bytes = 0;       // of such a one: the most that was charged at a time
 
   // What the share takes of the device's capacity, whether it holds it or not.
   uint64_t committed_bytes() const { return std::max(used_bytes, guarantee_bytes); }

@@ -68,6 +68,7 @@ void WaitingRequests::Wait(const std::shared_ptr<MemoryRequest>& request, uint64
     Reservation reserved;
     if (status.ok()) reserved = Reservation(pools_[request->device()], of->id(), bytes);
     Log(*of, request->device(), bytes, status, outcome);
+    CountWait(*request, outcome.waited);
     if (!request->EndWait(wait, status.ok() ? WaitRecord() : outcome)) return;
     if (status.ok()) return request->Granted(std::move(reserved));
     request->Refused(status);
@@ -92,6 +93,32 @@ void WaitingRequests::WaitForGuarantee(const SessionPtr& session, int device, ui
                         .deadline = clock_(),
                         .done = [done](const absl::Status& status, const WaitRecord&) { done(status); }});
   CancelIfEnded(*session);
+}
+
+void WaitingRequests::AddClaim(ClaimId claim) {
+  MutexLock lock(claims_mu_);
+  claim_waits_.try_emplace(claim, pools_.size());
+}
+
+void WaitingRequests::ForgetClaim(ClaimId claim) {
+  MutexLock lock(claims_mu_);
+  claim_waits_.erase(claim);
+}
+
+absl::flat_hash_map<ClaimId, std::vector<ClaimWaits>> WaitingRequests::GetClaimWaits() const {
+  MutexLock lock(claims_mu_);
+  return claim_waits_;
+}
+
+void WaitingRequests::CountWait(const MemoryRequest& request, std::chrono::milliseconds waited) {
+  const std::optional<ClaimId> claim = request.session()->terms().claim_id;
+  if (!claim.has_value() || request.options().wait.count() == 0) return;
+  MutexLock lock(claims_mu_);
+  const auto found = claim_waits_.find(*claim);
+  if (found == claim_waits_.end()) return;
+  ClaimWaits& waits = found->second[request.device()];
+  ++waits.waits;
+  waits.waited += waited;
 }
 
 void WaitingRequests::CancelIfEnded(const Session& session) {

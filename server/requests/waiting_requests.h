@@ -35,6 +35,12 @@ struct WaitingOptions {
   size_t max_waiting_per_uid;
 };
 
+// What requests of a claim that were allowed to wait have waited, those that wait still aside.
+struct ClaimWaits {
+  uint64_t waits = 0;
+  std::chrono::milliseconds waited{0};  // in all
+};
+
 // Thread-safe. No call blocks.
 class WaitingRequests {
  public:
@@ -74,6 +80,12 @@ class WaitingRequests {
   void Reclaim(int device, const Missing& missing, bool everybody, std::optional<ShareId> except,
                const std::function<void()>& done) const;
 
+  // Has the claim's waits counted from now on; no more.
+  void AddClaim(ClaimId claim) ABSL_LOCKS_EXCLUDED(claims_mu_);
+  void ForgetClaim(ClaimId claim) ABSL_LOCKS_EXCLUDED(claims_mu_);
+  // By device.
+  absl::flat_hash_map<ClaimId, std::vector<ClaimWaits>> GetClaimWaits() const ABSL_LOCKS_EXCLUDED(claims_mu_);
+
   WaitStats GetStats(int device) const { return queues_[device]->GetStats(); }
   // In the order in which they are served.
   std::vector<WaitingRequest> GetWaiting(int device) const { return queues_[device]->GetWaiting(); }
@@ -87,6 +99,7 @@ class WaitingRequests {
   void AskFor(int device, const ReclaimVictim& victim, const std::function<void()>& answered) const;
   // CancelAll() may have run just before the request was added. Cancels again if the session has ended.
   void CancelIfEnded(const Session& session);
+  void CountWait(const MemoryRequest& request, std::chrono::milliseconds waited) ABSL_LOCKS_EXCLUDED(claims_mu_);
   // Of a request for which others were asked.
   void Log(const Session& session, int device, uint64_t bytes, const absl::Status& status,
            const WaitRecord& outcome) const;
@@ -99,6 +112,9 @@ class WaitingRequests {
 
   UserSlots slots_;                                    // requests that wait
   std::vector<std::unique_ptr<RequestQueue>> queues_;  // by device
+
+  mutable Mutex claims_mu_;  // held for nothing but this; no other lock is taken
+  absl::flat_hash_map<ClaimId, std::vector<ClaimWaits>> claim_waits_ ABSL_GUARDED_BY(claims_mu_);
 };
 
 }  // namespace vrambroker

@@ -24,15 +24,26 @@ v1::Claim AdminService::Describe(const Claim& claim) const {
   return ToProto(it != view.claims.end() ? *it : ClaimView{.claim = claim}, socket_dir_);
 }
 
+absl::StatusOr<ClaimAsker> AdminService::AskForClaims(const grpc::CallbackServerContext& context,
+                                                      absl::string_view action) const {
+  absl::StatusOr<Asker> asker = Ask(context);
+  if (!asker.ok()) return asker.status();
+  if (asker->terms.rights.admin) return ClaimAsker{.caller = std::move(asker->caller)};
+  // Who is in a claim has nothing beside it.
+  if (asker->caller.claim.has_value() || !asker->terms.rights.client) return asker->Refusal(action, "ADMIN");
+  return ClaimAsker{.caller = std::move(asker->caller),
+                    .rule = std::move(asker->terms),
+                    .max_claims = broker_.policy()->max_claims_per_uid()};
+}
+
 grpc::ServerUnaryReactor* AdminService::CreateClaim(grpc::CallbackServerContext* context,
                                                     const v1::CreateClaimRequest* request,
                                                     v1::CreateClaimResponse* response) {
-  const absl::StatusOr<Asker> asker = Ask(*context);
+  const absl::StatusOr<ClaimAsker> asker = AskForClaims(*context, "create claims");
   if (!asker.ok()) return Reply(context, asker.status());
-  if (!asker->terms.rights.admin) return Reply(context, asker->Refusal("create claims", "ADMIN"));
-  const absl::StatusOr<ClaimTerms> terms = FromProto(request->terms(), asker->caller.uid);
+  absl::StatusOr<ClaimTerms> terms = FromProto(request->terms(), asker->caller.uid);
   if (!terms.ok()) return Reply(context, terms.status());
-  const ClaimMaker maker{.caller = asker->caller, .is_ephemeral = request->ephemeral()};
+  if (asker->rule.has_value() && !request->terms().has_limit()) terms->limit = asker->rule->limit;
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   broker_.claims().Create(
       request->name(), *terms,
@@ -40,44 +51,47 @@ grpc::ServerUnaryReactor* AdminService::CreateClaim(grpc::CallbackServerContext*
         if (claim.ok()) *response->mutable_claim() = Describe(*claim);
         reactor->Finish(ToGrpc(claim.status()));
       },
-      maker);
+      *asker, request->ephemeral());
   return reactor;
 }
 
 grpc::ServerUnaryReactor* AdminService::UpdateClaim(grpc::CallbackServerContext* context,
                                                     const v1::UpdateClaimRequest* request,
                                                     v1::UpdateClaimResponse* response) {
-  const absl::StatusOr<Asker> asker = Ask(*context);
+  const absl::StatusOr<ClaimAsker> asker = AskForClaims(*context, "change claims");
   if (!asker.ok()) return Reply(context, asker.status());
-  if (!asker->terms.rights.admin) return Reply(context, asker->Refusal("change claims", "ADMIN"));
   const absl::StatusOr<ClaimChange> change = FromProto(*request);
   if (!change.ok()) return Reply(context, change.status());
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  broker_.claims().Update(request->name(), *change, [this, reactor, response](const absl::StatusOr<Claim>& claim) {
-    if (claim.ok()) *response->mutable_claim() = Describe(*claim);
-    reactor->Finish(ToGrpc(claim.status()));
-  });
+  broker_.claims().Update(
+      request->name(), *change,
+      [this, reactor, response](const absl::StatusOr<Claim>& claim) {
+        if (claim.ok()) *response->mutable_claim() = Describe(*claim);
+        reactor->Finish(ToGrpc(claim.status()));
+      },
+      *asker);
   return reactor;
 }
 
 grpc::ServerUnaryReactor* AdminService::DeleteClaim(grpc::CallbackServerContext* context,
                                                     const v1::DeleteClaimRequest* request,
                                                     v1::DeleteClaimResponse* response) {
-  const absl::StatusOr<Asker> asker = Ask(*context);
+  const absl::StatusOr<ClaimAsker> asker = AskForClaims(*context, "remove claims");
   if (!asker.ok()) return Reply(context, asker.status());
-  if (!asker->terms.rights.admin) return Reply(context, asker->Refusal("remove claims", "ADMIN"));
   if (!v1::DeleteClaimRequest::Mode_IsValid(request->mode())) {
     return Reply(context,
                  absl::InvalidArgumentError(absl::StrCat("mode: ", request->mode(), " is not DRAIN or REVOKE")));
   }
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  broker_.claims().Delete(request->name(), request->mode() == v1::DeleteClaimRequest::REVOKE,
-                          [this, reactor, response](const absl::StatusOr<Claims::Deleted>& deleted) {
-                            if (deleted.ok() && !deleted->is_removed) {
-                              *response->mutable_claim() = Describe(deleted->claim);
-                            }
-                            reactor->Finish(ToGrpc(deleted.status()));
-                          });
+  broker_.claims().Delete(
+      request->name(), request->mode() == v1::DeleteClaimRequest::REVOKE,
+      [this, reactor, response](const absl::StatusOr<Claims::Deleted>& deleted) {
+        if (deleted.ok() && !deleted->is_removed) {
+          *response->mutable_claim() = Describe(deleted->claim);
+        }
+        reactor->Finish(ToGrpc(deleted.status()));
+      },
+      *asker);
   return reactor;
 }
 

@@ -100,6 +100,8 @@ class AdminService final : public v1::Admin::CallbackService {
   // own user, too.
   absl::StatusOr<SessionPtr> FindForSnapshots(const absl::StatusOr<Asker>& asker, const v1::SessionRef& ref) const;
   v1::Claim Describe(const Claim& claim) const;
+  // Who may change claims, or claims of its own: PermissionDenied for others, "uid 5 may not ACTION: ...".
+  absl::StatusOr<ClaimAsker> AskForClaims(const grpc::CallbackServerContext& context, absl::string_view action) const;
   // Errors as GetRefusalSnapshot.
   absl::StatusOr<std::shared_ptr<const HeapSnapshot>> FindRecording(const Asker& asker, uint64_t refusal) const;
 

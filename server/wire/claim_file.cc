@@ -76,6 +76,7 @@ absl::StatusOr<std::vector<Claim>> LoadClaims(const std::string& path) {
     if (from.maker_pid() != 0) {
       claim.maker = ProcessId{.pid = from.maker_pid(), .started = from.maker_started()};
     }
+    claim.is_own = from.own();
     claims.push_back(std::move(claim));
   }
   return claims;
@@ -89,6 +90,7 @@ absl::Status SaveClaims(const std::string& path, const std::vector<Claim>& claim
     *to->mutable_terms() = ToProto(claim.terms);
     to->set_state(SavedStateOf(claim.state));
     to->set_created_us(std::chrono::duration_cast<std::chrono::microseconds>(claim.created.time_since_epoch()).count());
+    to->set_own(claim.is_own);
     if (claim.maker.has_value()) {
       to->set_maker_pid(claim.maker->pid);
       to->set_maker_started(claim.maker->started);

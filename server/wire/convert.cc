@@ -159,6 +159,7 @@ v1::Claim ToProto(const ClaimView& info, const std::string& socket_dir) {
   *claim.mutable_created() = ToProto(info.claim.created);
   if (info.claim.rule.empty()) claim.set_socket_dir(ClaimDir(socket_dir, info.claim.name));
   claim.set_rule(info.claim.rule);
+  claim.set_own(info.claim.is_own);
   if (info.claim.maker.has_value()) claim.set_maker_pid(info.claim.maker->pid);
   claim.set_sessions(static_cast<uint32_t>(info.claim.sessions));
   uint64_t refusals = 0;
@@ -173,6 +174,9 @@ v1::Claim ToProto(const ClaimView& info, const std::string& socket_dir) {
     device->set_allocated_bytes(from.allocated_bytes);
     device->set_idle_bytes(from.idle_bytes);
     device->set_waiting(static_cast<uint32_t>(from.waiting));
+    device->set_peak_bytes(from.peak_bytes);
+    device->set_waits(from.waits.waits);
+    device->set_waited_ms(static_cast<uint64_t>(from.waits.waited.count()));
     for (const uint64_t count : from.ooms) refusals += count;
   }
   claim.set_refusals(refusals);

@@ -18,6 +18,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "allocator/base/bytes.h"
+#include "tests/support/any_library.h"
 #include "tests/support/raw_client.h"
 #include "tests/support/shared_counters.h"
 #include "tests/support/test_device.h"
@@ -122,6 +123,11 @@ TEST_F(ClaimsTest, ContainersAreGivenItsDirectoryIfThatIsHere) {
   const RunResult printed = Ctl({"claim", "cdi", "team", "-o", "-"});
   EXPECT_EQ(printed.exit_code, 0) << printed.err;
   EXPECT_TRUE(absl::StrContains(printed.out, absl::StrCat("\"hostPath\": \"", team_dir, "\""))) << printed.out;
+  EXPECT_FALSE(absl::StrContains(printed.out, "LD_PRELOAD"));
+  const RunResult preloaded =
+      RunProgram({VramctlProgram(), "claim", "cdi", "team", "--preload", "-o", "-", "--socket-dir=" + dir()},
+                 {{"VRAMBROKER_PRELOAD", AnyLibrary()}});
+  EXPECT_TRUE(absl::StrContains(preloaded.out, absl::StrCat("\"hostPath\": \"", AnyLibrary(), "\""))) << preloaded.err;
   EXPECT_EQ(Ctl({"claim", "cdi", "team", "-o", file}).exit_code, 0);
   EXPECT_EQ(Ctl({"claim", "cdi", "team", "-o", file}).exit_code, 0) << "its own is replaced";
   const RunResult others = Ctl({"claim", "cdi", "other", "-o", file});
@@ -462,6 +468,7 @@ TEST_F(ClaimsTest, MetricsHaveTheClaim) {
   EXPECT_EQ(page.Value("vrambroker_claim_limit_bytes", team), 64_MiB);
   EXPECT_EQ(page.Value("vrambroker_claim_guarantee_bytes", team), 8_MiB);
   EXPECT_EQ(page.Value("vrambroker_claim_reserved_bytes", team), 40_MiB);
+  EXPECT_EQ(page.Value("vrambroker_claim_peak_bytes", team), 40_MiB);
   EXPECT_EQ(page.Value("vrambroker_claim_ooms_total", {{"claim", "team"}, {"reason", "limit"}}), 1);
   EXPECT_EQ(page.Value("vrambroker_claim_sessions", {{"claim", "team"}}), 1);
   EXPECT_EQ(page.Value("vrambroker_claim_info", {{"claim", "team"}, {"state", "active"}, {"label_pod", "a-1"}}), 1);

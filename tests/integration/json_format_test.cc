@@ -20,6 +20,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "allocator/base/bytes.h"
+#include "tests/support/any_library.h"
 #include "tests/support/client_process.h"
 #include "tests/support/paths.h"
 #include "tests/support/status_macros.h"
@@ -138,8 +139,8 @@ TEST_F(JsonFormatTest, EveryCommandHasItsSection) {
   const RunResult commands = RunProgram({VramctlProgram(), "__complete", ""});
   ASSERT_EQ(commands.exit_code, 0) << commands.err;
   for (const absl::string_view name : absl::StrSplit(commands.out, '\n', absl::SkipEmpty())) {
-    if (name == "top" || name == "run" || name == "help" || name == "version") continue;  // these print no JSON
-    if (name == "policy" || name == "plan") continue;  // these have commands of their own
+    if (name == "top" || name == "help" || name == "version") continue;  // these print no JSON
+    if (name == "policy" || name == "plan") continue;                    // these have commands of their own
     EXPECT_TRUE(headings_.contains(std::string(name))) << name;
   }
   for (const char* name : {"policy explain", "plan train", "plan serve", "plan share"}) {
@@ -195,6 +196,10 @@ TEST_F(JsonFormatTest, IsAsDocumented) {
   Check("claim", CtlJson({"claim", "create", "jobs", "--limit=64MiB"}));
   Check("claim", CtlJson({"claim", "set", "jobs", "--limit=32MiB"}));
   ASSERT_OK_AND_ASSIGN(ClientProcess job, ClientProcess::Connect(dir() + "/claims/jobs", "job"));
+  const RunResult run =
+      RunProgram({VramctlProgram(), "run", "--report", "--format=json", "--socket-dir=" + dir(), "--", "true"},
+                 {{"VRAMBROKER_PRELOAD", AnyLibrary()}});
+  Check("run", Json::parse(run.err, nullptr, /*allow_exceptions=*/false));
   CheckCommand("claim ls", {"claim", "ls"});
   CheckCommand("claim show", {"claim", "show", "jobs"});
   CheckCommand("claim cdi", {"claim", "cdi", "jobs", "--output=" + dir() + "/cdi.json"});

@@ -295,6 +295,96 @@ TEST_F(RunTest, WithoutADaemonItSaysWhatToDo) {
   EXPECT_THAT(ran.err, HasSubstr("the program runs without it"));
 }
 
+TEST_F(RunTest, TheReportSaysWhatItsProcessesHad) {
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  const std::string hold = absl::StrCat(VramctlProgram(), " hold --socket-dir=$VRAMBROKER_SOCKET_DIR ");
+  const std::string script =
+      absl::StrCat(hold, "40MiB > /dev/null & holder=$!; while ! ", VramctlProgram(),
+                   " sessions --socket-dir=$VRAMBROKER_SOCKET_DIR | grep -q ' 40.0M '; do sleep 0.05; done; ", hold,
+                   "41MiB 2> /dev/null; kill $holder; wait; exit 3");
+  const RunResult text = RunShell({"--limit=64MiB", "--report"}, script);
+  EXPECT_EQ(text.exit_code, 3);
+  EXPECT_THAT(text.err, HasSubstr("vramctl: device 0: peak 40.00 MiB of 64.00 MiB"));
+  EXPECT_THAT(text.err, HasSubstr("vramctl: 1 request refused\n"));
+  const RunResult json = RunShell({"--limit=64MiB", "--report", "--format=json"}, script);
+  const Json report = Json::parse(json.err, nullptr, /*allow_exceptions=*/false)["report"];
+  EXPECT_EQ(report["exit_code"], 3);
+  EXPECT_EQ(report["refusals"], 1);
+  EXPECT_EQ(report["devices"][0]["peak_bytes"], 40_MiB);
+  // Of a claim that was there, what came in this time.
+  ASSERT_EQ(Ctl({"claim", "create", "team", "--limit=64MiB"}).exit_code, 0);
+  EXPECT_THAT(RunShell({"--claim=team", "--report"}, script).err, HasSubstr("1 request refused"));
+  EXPECT_THAT(RunShell({"--claim=team", "--report"}, "true").err, HasSubstr("0 requests refused"));
+  EXPECT_EQ(CtlJson({"claim", "show", "team"})["claim"]["devices"][0]["peak_bytes"], 40_MiB);
+  ASSERT_OK(daemon_->Stop());
+  EXPECT_THAT(RunShell({"--if-available", "--report"}, "true").err, HasSubstr("no report: "));
+}
+
+// As another user, who has no right but those that everybody has.
+class RunAsUserTest : public RunTest {
+ protected:
+  void SetUp() override {
+    if (geteuid() != 0) GTEST_SKIP() << "needs root, to become another user";
+    if (RunProgram(As({VramctlProgram(), "--version"})).exit_code != 0) GTEST_SKIP() << "not to be read by other users";
+  }
+  static Arguments As(Arguments command) {
+    const Arguments before = {"/usr/bin/setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"};
+    command.insert(command.begin(), before.begin(), before.end());
+    return command;
+  }
+  RunResult RunAs(const Arguments& flags, const std::string& script) const {
+    return RunProgram(As(RunCommand(flags, {"/bin/sh", "-c", script})), environment_.all);
+  }
+  RunResult CtlAs(Arguments arguments) const {
+    arguments.insert(arguments.begin(), VramctlProgram());
+    arguments.push_back("--socket-dir=" + dir());
+    return RunProgram(As(arguments));
+  }
+};
+
+TEST_F(RunAsUserTest, AUserRunsProgramsWithinItsRule) {
+  ASSERT_NO_FATAL_FAILURE(
+      Begin({.config = "socket_mode: '0666' max_claims_per_uid: 2 rules { name: 'users' uid: '65534' "
+                       "limit { bytes: '64MiB' } }"}));
+  const std::string hold = absl::StrCat(VramctlProgram(), " hold --socket-dir=$VRAMBROKER_SOCKET_DIR ");
+  const RunResult result = RunAs({}, absl::StrCat(hold, "65MiB"));
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("67108864")) << "the limit of its rule";
+  EXPECT_EQ(RunAs({"--limit=16MiB"}, "exit 5").exit_code, 5);
+  EXPECT_EQ(Claims(), 0u);
+  const RunResult more = RunAs({"--limit=65MiB"}, "echo never");
+  EXPECT_EQ(more.exit_code, 125);
+  EXPECT_THAT(more.err, HasSubstr("that the policy's rule users gives; more takes the right ADMIN"));
+  EXPECT_THAT(RunAs({"--guarantee=1MiB"}, "echo never").err, HasSubstr("guarantee: a claim of one's own has none"));
+  // What it makes for longer.
+  EXPECT_EQ(CtlAs({"claim", "create", "u65534.a", "--limit=16MiB"}).exit_code, 0);
+  EXPECT_EQ(CtlAs({"claim", "create", "u65534.b"}).exit_code, 0);
+  EXPECT_THAT(RunAs({}, "echo never").err, HasSubstr("the most that max_claims_per_uid allows"));
+  EXPECT_EQ(CtlJson({"claim", "show", "u65534.b"})["claim"]["devices"][0]["limit_bytes"], 64_MiB);
+  EXPECT_EQ(CtlJson({"claim", "show", "u65534.b"})["claim"]["own"], true);
+  EXPECT_THAT(CtlAs({"claim", "create", "team"}).err,
+              HasSubstr("name: that of a claim of one's own begins with u65534."));
+  EXPECT_THAT(CtlAs({"claim", "set", "u65534.a", "--limit=0.9"}).err, HasSubstr("limit: "));
+  EXPECT_EQ(CtlAs({"claim", "set", "u65534.a", "--limit=32MiB"}).exit_code, 0);
+  ASSERT_EQ(Ctl({"claim", "create", "team", "--owner=65534"}).exit_code, 0);
+  EXPECT_THAT(CtlAs({"claim", "rm", "team"}).err, HasSubstr("no claim of its own of that name"));
+  EXPECT_EQ(RunAs({"--claim=team"}, "exit 6").exit_code, 6) << "it may use that";
+  EXPECT_EQ(CtlAs({"claim", "rm", "u65534.a"}).exit_code, 0);
+  // In a claim there is no other one.
+  EXPECT_THAT(RunAs({}, absl::StrCat(VramctlProgram(), " run -- echo never")).err,
+              HasSubstr("through the sockets of claim"));
+}
+
+TEST_F(RunAsUserTest, WhereThePolicyBoundsTheUserItRunsWithoutAClaim) {
+  ASSERT_NO_FATAL_FAILURE(Begin({.config = "socket_mode: '0666' rules { name: 'users' uid: '65534' "
+                                           "user_limit { bytes: '64MiB' } }"}));
+  const RunResult refused = RunAs({"--limit=8MiB"}, "echo never");
+  EXPECT_EQ(refused.exit_code, 125);
+  EXPECT_THAT(refused.err, HasSubstr("bounds what it may have in all (user_limit)"));
+  EXPECT_THAT(refused.err, HasSubstr("--per-process makes no claim"));
+  EXPECT_EQ(RunAs({"--limit=8MiB", "--per-process"}, "echo $VRAMBROKER_LIMIT").out, "8MiB\n");
+}
+
 TEST_F(RunTest, WrongUseIsSaid) {
   ASSERT_NO_FATAL_FAILURE(Begin());
   const auto error = [&](const Arguments& flags, int exit_code, const Environment& environment = {}) {

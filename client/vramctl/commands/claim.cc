@@ -20,7 +20,9 @@
 #include "client/vramctl/commands/commands.h"
 #include "client/vramctl/commands/snapshot_file.h"
 #include "client/vramctl/daemon/daemon_calls.h"
+#include "client/vramctl/options/refusal.h"
 #include "client/vramctl/options/users.h"
+#include "client/vramctl/run/preload_library.h"
 #include "client/vramctl/views/claim_cdi.h"
 #include "client/vramctl/views/claim_output.h"
 #include "client/vramctl/views/claim_terms.h"
@@ -183,11 +185,13 @@ absl::Status ShowClaim(const Context& context) {
 absl::Status WriteClaimCdi(const Context& context) {
   const std::string& output = context.output;
   if (absl::Status status = output.empty() ? absl::OkStatus() : CheckSnapshotPath(output); !status.ok()) return status;
+  const absl::StatusOr<std::string> preload = context.claim.preload ? FindPreloadLibrary() : "";
+  if (!preload.ok()) return Refusal(preload.status());
   absl::StatusOr<Daemon> daemon = Daemon::Connect(context);
   if (!daemon.ok()) return daemon.status();
   const absl::StatusOr<v1::Claim> claim = ReadClaim(*daemon, context.claim.name);
   if (!claim.ok()) return claim.status();
-  if (absl::Status status = WriteCdiFile(*claim, output); !status.ok() || output == "-") return status;
+  if (absl::Status status = WriteCdiFile(*claim, output, *preload); !status.ok() || output == "-") return status;
   const std::string file = output.empty() ? CdiPath(claim->name()) : output;
   const std::string device = CdiDevice(claim->name());
   if (context.json) {

@@ -49,8 +49,8 @@ absl::Status WriteForRuntimes(const std::string& path, const std::string& text) 
 
 }  // namespace
 
-absl::Status WriteCdiFile(const v1::Claim& claim, const std::string& output) {
-  const absl::StatusOr<Json> cdi = ClaimCdi(claim);
+absl::Status WriteCdiFile(const v1::Claim& claim, const std::string& output, const std::string& preload) {
+  const absl::StatusOr<Json> cdi = ClaimCdi(claim, preload);
   if (!cdi.ok()) return Refusal(cdi.status());
   // Runtimes take the path for one of this machine. A daemon in a container may know its directory by another.
   if (const std::string& dir = claim.socket_dir(); access(dir.c_str(), F_OK) != 0 && errno == ENOENT) {

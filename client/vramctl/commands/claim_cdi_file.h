@@ -13,7 +13,8 @@ namespace vrambroker::vramctl {
 
 // `output`: a file, "-" for standard output, or empty for where runtimes look (CdiPath()). Refuses what runtimes could
 // not use, and to replace the file of another claim. Changes this process's umask.
-absl::Status WriteCdiFile(const v1::Claim& claim, const std::string& output);
+// `preload` is for ClaimCdi().
+absl::Status WriteCdiFile(const v1::Claim& claim, const std::string& output, const std::string& preload);
 
 // Removes the file of this claim in the runtimes' directory: a container with its device would not start any more.
 // One of another daemon's claim of that name stays. Errors are said on stderr. `socket_dir`: the daemon's.

@@ -13,6 +13,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "allocator/wire/admin_json.h"
 #include "client/vramctl/commands/commands.h"
 #include "client/vramctl/daemon/daemon_calls.h"
 #include "client/vramctl/options/exit_code.h"
@@ -20,6 +21,7 @@
 #include "client/vramctl/run/preload_library.h"
 #include "client/vramctl/run/program_file.h"
 #include "client/vramctl/views/claim_terms.h"
+#include "client/vramctl/views/run_report.h"
 
 namespace vrambroker::vramctl {
 namespace {
@@ -67,6 +69,7 @@ absl::Status CheckFlags(const RunFlags& flags) {
   if (!flags.claim.empty() && !flags.devices.empty()) {
     return wrong("--device", "cannot be combined with --claim, which has its own");
   }
+  if (flags.per_process && flags.report) return wrong("--report", "needs a claim: not with --per-process");
   if (flags.per_process && (!flags.guarantee.empty() || !flags.devices.empty())) {
     return wrong(flags.guarantee.empty() ? "--device" : "--guarantee", "needs a claim: not with --per-process");
   }
@@ -124,12 +127,32 @@ absl::StatusOr<v1::Claim> ClaimFor(const Context& context, bool* has_daemon) {
   return flags.claim.empty() ? MakeClaim(*daemon, flags) : JoinClaim(*daemon, flags.claim);
 }
 
-// Of the claim that was made for the program. What lives on in the background keeps it until it ends.
-void EndClaim(const Context& context, const std::string& name) {
+void Report(const Context& context, const v1::Claim& claim, int exit_code) {
+  if (context.json) {
+    std::fprintf(stderr, "%s\n", JsonText(RunReportJson(claim, exit_code)).c_str());
+    return;
+  }
+  for (const std::string& line : RunReportLines(claim)) std::fprintf(stderr, "vramctl: %s\n", line.c_str());
+}
+
+// Of the claim as it was `before` the program ran. One that was made for it is removed; what lives on in the background
+// keeps it until it ends.
+void EndClaim(const Context& context, const v1::Claim& before, int exit_code) {
+  const bool is_made = context.run.claim.empty();
+  if (!is_made && !context.run.report) return;
   absl::StatusOr<Daemon> daemon = Daemon::Connect(context, std::min(context.timeout, kEndTimeout));
-  if (!daemon.ok()) return;  // the daemon removes it when this process has gone
+  if (context.run.report) {
+    const absl::StatusOr<v1::Claim> after =
+        daemon.ok() ? ReadClaim(*daemon, before.name()) : absl::StatusOr<v1::Claim>(daemon.status());
+    if (after.ok()) {
+      Report(context, ClaimSince(before, *after), exit_code);
+    } else {
+      std::fprintf(stderr, "vramctl: no report: %s\n", std::string(after.status().message()).c_str());
+    }
+  }
+  if (!is_made || !daemon.ok()) return;  // the daemon removes it when this process has gone
   v1::DeleteClaimRequest request;
-  request.set_name(name);
+  request.set_name(before.name());
   v1::DeleteClaimResponse response;
   (void)Call(*daemon, &v1::Admin::Stub::DeleteClaim, request, &response);
 }
@@ -166,7 +189,11 @@ absl::Status RunProgram(const Context& context) {
   variables.Set("LD_PRELOAD", LdPreloadWith(*library, preloaded == nullptr ? "" : preloaded));
 
   const absl::StatusOr<int> code = RunChildProgram(*path, flags.program, variables.all());
-  if (is_made) EndClaim(context, claim->name());
+  if (!claim->name().empty()) {
+    EndClaim(context, *claim, code.value_or(kNotExecutable));
+  } else if (flags.report) {
+    std::fprintf(stderr, "vramctl: no report: the program ran without the daemon\n");
+  }
   if (absl::IsFailedPrecondition(code.status())) return WithExitCode(code.status(), kNotExecutable);
   if (!code.ok()) return code.status();
   return *code == 0 ? absl::OkStatus() : WithExitCode(absl::CancelledError(), *code);

@@ -22,6 +22,7 @@ struct ClaimFlags {
   bool no_labels = false;
   bool revoke = false;
   bool wait = false;
+  bool preload = false;
 };
 
 }  // namespace vrambroker::vramctl

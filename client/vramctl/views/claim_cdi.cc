@@ -2,6 +2,7 @@
 #include "client/vramctl/views/claim_cdi.h"
 
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
@@ -18,6 +19,7 @@ constexpr char kKind[] = "vrambroker.dev/claim";
 constexpr char kVersion[] = "0.3.0";
 constexpr char kVersionOfDigits[] = "0.5.0";
 constexpr char kInContainer[] = "/run/vrambroker";  // where clients look for the daemon if nothing tells them
+constexpr char kPreloadInContainer[] = "/run/libvrambroker-preload.so";
 
 bool IsCdiName(absl::string_view name) {
   return absl::ascii_isalnum(static_cast<unsigned char>(name.front())) &&
@@ -35,7 +37,7 @@ std::string CdiPath(absl::string_view claim) {
   return absl::StrCat("/run/cdi/vrambroker-", claim, ".json");
 }
 
-absl::StatusOr<Json> ClaimCdi(const v1::Claim& claim) {
+absl::StatusOr<Json> ClaimCdi(const v1::Claim& claim, const std::string& preload) {
   if (claim.socket_dir().empty()) {
     return absl::FailedPreconditionError(
         absl::StrFormat("the claim '%s' has no sockets that a container could be given: the policy's rule %s puts "
@@ -53,16 +55,21 @@ absl::StatusOr<Json> ClaimCdi(const v1::Claim& claim) {
         claim.name()));
   }
   const bool has_digit = absl::ascii_isdigit(static_cast<unsigned char>(claim.name().front()));
-  return Json{{"cdiVersion", has_digit ? kVersionOfDigits : kVersion},
-              {"kind", kKind},
-              {"devices",
-               {{{"name", claim.name()},
-                 {"containerEdits",
-                  {{"env", {absl::StrCat("VRAMBROKER_SOCKET_DIR=", kInContainer)}},
-                   {"mounts",
-                    {{{"hostPath", claim.socket_dir()},
-                      {"containerPath", kInContainer},
-                      {"options", {"ro", "nosuid", "nodev", "noexec", "bind"}}}}}}}}}}};
+  Json variables = {absl::StrCat("VRAMBROKER_SOCKET_DIR=", kInContainer)};
+  Json mounts = {{{"hostPath", claim.socket_dir()},
+                  {"containerPath", kInContainer},
+                  {"options", {"ro", "nosuid", "nodev", "noexec", "bind"}}}};
+  if (!preload.empty()) {
+    variables.push_back(absl::StrCat("LD_PRELOAD=", kPreloadInContainer));
+    mounts.push_back({{"hostPath", preload},
+                      {"containerPath", kPreloadInContainer},
+                      {"options", {"ro", "nosuid", "nodev", "bind"}}});
+  }
+  return Json{
+      {"cdiVersion", has_digit ? kVersionOfDigits : kVersion},
+      {"kind", kKind},
+      {"devices",
+       {{{"name", claim.name()}, {"containerEdits", {{"env", std::move(variables)}, {"mounts", std::move(mounts)}}}}}}};
 }
 
 }  // namespace vrambroker::vramctl

@@ -24,7 +24,9 @@ std::string CdiPath(absl::string_view claim);
 // What is in that file: the claim's directory is at /run/vrambroker of the container, where clients look. Nothing can
 // be written there: the room of /run is the machine's. FailedPrecondition: the claim has no sockets, or is being
 // removed. InvalidArgument: CDI does not allow its name.
-absl::StatusOr<nlohmann::ordered_json> ClaimCdi(const v1::Claim& claim);
+// `preload`: the library that has the memory of programs counted that know nothing of the daemon; empty: none. The
+// container gets it, and an environment that loads it into every program.
+absl::StatusOr<nlohmann::ordered_json> ClaimCdi(const v1::Claim& claim, const std::string& preload = "");
 
 }  // namespace vrambroker::vramctl
 

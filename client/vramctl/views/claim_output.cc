@@ -68,6 +68,15 @@ std::string ClaimText(const v1::Claim& claim, const UserNames& user_name) {
     add("label", absl::StrCat(key, "=", Printable(value)));
   }
   add("sessions", absl::StrCat(claim.sessions()));
+  for (const v1::ClaimDevice& device : claim.devices()) {
+    if (!MayUse(device)) continue;
+    std::string peak = absl::StrCat(FormatBytes(device.peak_bytes()), " on device ", device.device());
+    if (device.waits() > 0) {
+      absl::StrAppend(&peak, "; ", Counted(device.waits(), "request"), " waited, ",
+                      absl::FormatDuration(absl::Milliseconds(device.waited_ms())), " in all");
+    }
+    add("peak", peak);
+  }
   add("refused", Counted(claim.refusals(), "request"));
   if (claim.rule().empty()) {
     if (claim.maker_pid() != 0) add("goes with", absl::StrCat("process ", claim.maker_pid()));

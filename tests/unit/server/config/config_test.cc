@@ -46,6 +46,7 @@ TEST(ConfigTest, TheExampleShowsEveryFieldWithItsDefault) {
   EXPECT_EQ(config->device, DeviceChoice::kCuda);
   EXPECT_EQ(config->session_limit, defaults->session_limit);
   EXPECT_EQ(config->max_sessions_per_uid, defaults->max_sessions_per_uid);
+  EXPECT_EQ(config->max_claims_per_uid, defaults->max_claims_per_uid);
   EXPECT_TRUE(config->rules.empty());
 
   std::ifstream file(absl::StrCat(testing_support::paths::kSourceDir, "/deploy/vrambroker.textproto"));
@@ -76,6 +77,7 @@ TEST(ConfigTest, EmptyFileGivesTheDefaults) {
   EXPECT_EQ(config->idle_limit_bytes, SegmentPoolOptions::kNoIdleLimit);
   EXPECT_EQ(config->drain_timeout, absl::Seconds(5));
   EXPECT_EQ(config->max_sessions_per_uid, 1024u);
+  EXPECT_EQ(config->max_claims_per_uid, 64u);
   EXPECT_EQ(config->session_bounds.max_blocks, 1048576u);
   EXPECT_EQ(config->session_bounds.max_segments, 65536u);
   EXPECT_EQ(config->max_calls_per_second_per_uid, 100000u);
@@ -129,6 +131,7 @@ TEST(ConfigTest, EveryFieldIsRead) {
     idle_limit: "3GiB"
     drain_timeout: "2m"
     max_sessions_per_uid: 7
+    max_claims_per_uid: 8
     max_blocks_per_session: 9
     max_segments_per_session: 10
     max_calls_per_second_per_uid: 11
@@ -162,6 +165,7 @@ TEST(ConfigTest, EveryFieldIsRead) {
   EXPECT_EQ(config->idle_limit_bytes, 3_GiB);
   EXPECT_EQ(config->drain_timeout, absl::Minutes(2));
   EXPECT_EQ(config->max_sessions_per_uid, 7u);
+  EXPECT_EQ(config->max_claims_per_uid, 8u);
   EXPECT_EQ(config->session_bounds.max_blocks, 9u);
   EXPECT_EQ(config->session_bounds.max_segments, 10u);
   EXPECT_EQ(config->max_calls_per_second_per_uid, 11u);
@@ -539,6 +543,7 @@ TEST(ConfigReloadTest, EveryFieldNeedsARestartOrNot) {
   };
   const std::map<std::string, std::string> live = {{"session_limit", "{ fraction: 0.5 }"},
                                                    {"max_sessions_per_uid", "5"},
+                                                   {"max_claims_per_uid", "5"},
                                                    {"rules", "{ uid: '1' }"},
                                                    {"max_wait", "'1m'"},
                                                    {"user_limit", "{ fraction: 0.5 }"},

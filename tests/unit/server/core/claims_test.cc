@@ -45,6 +45,8 @@ TEST_F(ClaimsTest, ItsLimitBindsAllOfItsSessionsTogether) {
               HasSubstr("the sessions of claim team together have 31457280 B (30.00 MiB) of its limit"));
   ASSERT_TRUE(LeaseSegments(second, {10_MiB}).ok());
   EXPECT_EQ(View("team").reserved_bytes, 40_MiB);
+  EXPECT_EQ(View("team").peak_bytes, 40_MiB);
+  EXPECT_EQ(View("team", 1).peak_bytes, 0u);
   // On each device.
   ASSERT_TRUE(LeaseSegments(second, {40_MiB}, 1).ok());
   // A session outside has its own.
@@ -132,9 +134,12 @@ TEST_F(ClaimsTest, ARaiseServesWhoWaits) {
                                   },
                                   {.may_reclaim = true, .wait = std::chrono::minutes(10)});
   ASSERT_TRUE(testing_support::WaitFor([&] { return View("team").waiting == 1; }));
+  EXPECT_EQ(View("team").waits.waits, 0u) << "it waits still";
   ASSERT_TRUE(Update("team", {.limit = Limit(40_MiB)}).ok());
   answered.WaitForNotification();
   EXPECT_TRUE(waited.ok()) << waited;
+  EXPECT_EQ(View("team").waits.waits, 1u);
+  EXPECT_EQ(View("team", 1).waits.waits, 0u);
   EXPECT_THAT(client_->told(), ::testing::Contains(absl::StrCat("limit 0 ", 40_MiB)));
 }
 

@@ -464,6 +464,8 @@ TEST(FoldingTest, ClaimsBeyondTheBoundAreSummedUpButForWhatMayNotFall) {
     of.claim.sessions = 2;
     of.devices = {{.reserved_bytes = 5_MiB}};
     of.devices[0].ooms[static_cast<size_t>(OomCause::kLimit)] = 7;
+    of.devices[0].peak_bytes = 6_MiB;
+    of.devices[0].waits = {.waits = 3, .waited = std::chrono::milliseconds(1500)};
   }
   const Metrics metrics({.view = [&] { return view; }, .max_claims = 1});
   const MetricsPage page(metrics.Text());
@@ -471,7 +473,12 @@ TEST(FoldingTest, ClaimsBeyondTheBoundAreSummedUpButForWhatMayNotFall) {
   EXPECT_EQ(page.Value("vrambroker_claim_reserved_bytes", {{"claim", "_other"}}), Mib(10));
   EXPECT_EQ(page.Value("vrambroker_claim_sessions", {{"claim", "_other"}}), 4);
   EXPECT_EQ(page.Value("vrambroker_claim_ooms_total", {{"claim", "a"}, {"reason", "limit"}}), 7);
-  EXPECT_EQ(page.Count("vrambroker_claim_ooms_total", {{"claim", "_other"}}), 0u);
+  EXPECT_EQ(page.Value("vrambroker_claim_peak_bytes", {{"claim", "a"}}), Mib(6));
+  EXPECT_EQ(page.Value("vrambroker_claim_waits_total", {{"claim", "a"}}), 3);
+  EXPECT_EQ(page.Value("vrambroker_claim_waited_seconds_total", {{"claim", "a"}}), 1.5);
+  for (const char* counter : {"ooms_total", "waits_total", "waited_seconds_total"}) {
+    EXPECT_EQ(page.Count(absl::StrCat("vrambroker_claim_", counter), {{"claim", "_other"}}), 0u) << counter;
+  }
 }
 
 TEST(TenantRefusalsTest, CountsStayWhenSessionsAreGone) {

@@ -75,6 +75,35 @@ TEST_F(ClaimLedgerTest, WhatEndedSessionsLeaveStaysTheClaims) {
   EXPECT_EQ(ledger_.charged_bytes(), 0u);
 }
 
+TEST_F(ClaimLedgerTest, ThePeakOfAClaimIsTheMostThatWasChargedToItAtATime) {
+  ledger_.OpenClaim(kFirstClaim);
+  const auto peak = [&] { return ledger_.GetShare(kFirstClaim).peak_bytes; };
+  EXPECT_EQ(peak(), 0u);
+  ASSERT_TRUE(ledger_.SetGuarantee(kFirstClaim, 40).ok());
+  ASSERT_TRUE(ledger_.SetGuarantee(second_, 10).ok());
+  EXPECT_EQ(peak(), 0u) << "what is kept free is not charged";
+  ledger_.Charge(first_, 20);
+  ledger_.Charge(second_, 15);
+  EXPECT_EQ(peak(), 35u);
+  ledger_.Uncharge(first_, 20);
+  ledger_.Charge(outside_, 30);
+  EXPECT_EQ(peak(), 35u);
+  ledger_.Close(second_, 15);
+  ledger_.Charge(first_, 25);
+  EXPECT_EQ(peak(), 40u) << "with what an ended session has left";
+  ledger_.UnchargeUnowned(15, kFirstClaim);
+  ledger_.ChargeUnowned(20, kFirstClaim);
+  EXPECT_EQ(peak(), 45u);
+  ledger_.UnchargeUnowned(20, kFirstClaim);
+  ledger_.Close(first_, 0);
+  ASSERT_TRUE(ledger_.SetGuarantee(kFirstClaim, 0).ok());
+  EXPECT_EQ(peak(), 45u) << "it outlives its sessions";
+  EXPECT_EQ(ledger_.GetShare(kFirstClaim).charged_bytes, 0u);
+  ledger_.CloseClaim(kFirstClaim);
+  EXPECT_EQ(ledger_.shares().count(kFirstClaim), 0u);
+  EXPECT_EQ(ledger_.GetShare(kSecondClaim).peak_bytes, 0u);
+}
+
 TEST_F(ClaimLedgerTest, GuaranteesOfSessionsComeOutOfTheirClaims) {
   ASSERT_TRUE(ledger_.SetGuarantee(kFirstClaim, 40).ok());
   ledger_.Charge(outside_, 60);

@@ -30,6 +30,18 @@ TEST(ClaimCdiTest, AContainerGetsTheClaimsDirectoryWhereClientsLook) {
   EXPECT_EQ(CdiPath("slurm-17"), "/run/cdi/vrambroker-slurm-17.json");
 }
 
+TEST(ClaimCdiTest, ProgramsThatKnowNothingGetTheLibrary) {
+  const auto cdi = ClaimCdi(ClaimOf("team"), "/usr/lib/libvrambroker-preload.so");
+  ASSERT_TRUE(cdi.ok()) << cdi.status();
+  const auto& edits = (*cdi)["devices"][0]["containerEdits"];
+  ASSERT_EQ(edits["mounts"].size(), 2u);
+  EXPECT_EQ(edits["mounts"][0]["hostPath"], "/run/vrambroker/claims/team");
+  const auto& library = edits["mounts"][1];
+  EXPECT_EQ(library["hostPath"], "/usr/lib/libvrambroker-preload.so");
+  EXPECT_EQ(library["options"], (nlohmann::ordered_json{"ro", "nosuid", "nodev", "bind"})) << "it is executed";
+  EXPECT_EQ(edits["env"][1], "LD_PRELOAD=" + std::string(library["containerPath"]));
+}
+
 TEST(ClaimCdiTest, NamesThatRuntimesRefuseAreRefused) {
   for (const char* name : {"a", "7", "a.b_c-d:e", "team-a"}) EXPECT_TRUE(ClaimCdi(ClaimOf(name)).ok()) << name;
   for (const char* name : {"a@b", "a-", "a.", "a:"}) {
