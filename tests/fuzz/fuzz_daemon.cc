@@ -82,6 +82,8 @@ FuzzDaemon::FuzzDaemon()
       std::vector<SegmentPool*>{pools_[0].get(), pools_[1].get()}, &workers_);
   session_calls_ = std::make_unique<SessionCalls>(broker_.get(), &rates_);
   segment_calls_ = std::make_unique<SegmentCalls>(broker_.get(), session_calls_.get(), &rpcs_);
+  count_calls_ = std::make_unique<CountCalls>(broker_.get(), session_calls_.get(), &rpcs_);
+  count_socket_ = std::make_unique<CountSocket>(&loop_, &processes_, broker_.get(), count_calls_.get());
   broker_service_ = std::make_unique<BrokerService>(broker_.get(), session_calls_.get(), &connections_, &rpcs_,
                                                     /*max_streams_per_uid=*/8);
   admin_service_ = std::make_unique<AdminService>(
@@ -105,30 +107,43 @@ void FuzzDaemon::Connect() {
   const absl::StatusOr<ClientSocket> listener = ListenUnix(path, SOCK_STREAM, 0600);
   Require(listener.ok() && connections_.Serve(*listener, server_.get(), DescriptorBudget::Of(1024, 16)).ok(),
           "the daemon listens");
-  loop_thread_ = std::thread([this] { loop_.Run(std::chrono::milliseconds(5), [this] { broker_->OnTimer(); }); });
+  static std::string count_path = absl::StrCat(dir, "/count");  // which is connected to until the end
+  count_path_ = count_path;
+  const absl::StatusOr<ClientSocket> counts = ListenUnix(count_path_, SOCK_SEQPACKET, 0600);
+  Require(counts.ok() && count_socket_->Serve(*counts, DescriptorBudget::Of(65536, 16)).ok(), "the daemon counts");
+  std::atexit([] {
+    unlink(count_path.c_str());
+    rmdir(count_path.substr(0, count_path.rfind('/')).c_str());
+  });
+  loop_thread_ = std::thread([this] {
+    loop_.Run(std::chrono::milliseconds(5), [this] {
+      broker_->OnTimer();
+      count_socket_->Tick();
+    });
+  });
 
   UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_un address = {.sun_family = AF_UNIX};
   std::memcpy(address.sun_path, path.c_str(), path.size());
   Require(connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0, "the daemon accepts");
   unlink(path.c_str());
-  rmdir(dir);
   channel_ = grpc::CreateInsecureChannelFromFd("fuzz", fd.Release());
 }
 
 void FuzzDaemon::OpenControl() {
   // Of the same user, which is the harder case: nothing but the process tells them apart.
   control_caller_ = {.pid = 1, .uid = geteuid(), .gid = getegid(), .pidfd = std::make_shared<UniqueFd>()};
-  const auto open = [this](const std::string& name, bool leases) {
+  const auto open = [this](const std::string& name, Placement placement) {
     const auto events = std::make_shared<ControlEvents>();
     const absl::StatusOr<SessionPtr> session =
-        broker_->OpenSession(control_caller_, {.name = name, .placement = leases ? Placement::kLeased : Placement::kRemote}, events);
+        broker_->OpenSession(control_caller_, {.name = name, .placement = placement}, events);
     Require(session.ok(), "the control opens a session");
     events->set_session(*session);
     return *session;
   };
-  leasing_ = open("control", true);
-  remote_ = open("control-remote", false);
+  leasing_ = open("control", Placement::kLeased);
+  remote_ = open("control-remote", Placement::kRemote);
+  counted_ = open("control-counted", Placement::kCounted);
 
   absl::StatusOr<std::vector<Lease>> leases = leasing_->leased()->LeaseSlowly(0, {2_MiB, 4_MiB});
   Require(leases.ok(), "the control gets its segments");
@@ -146,10 +161,32 @@ void FuzzDaemon::OpenControl() {
   absl::StatusOr<Allocation> block = AllocateSlowly(*remote_->remote(), 1, 5_MiB);
   Require(block.ok(), "the control gets its block");
   block_ = *std::move(block);
+  for (int i = 0; i < 2; ++i) Require(counted_->counted()->ChargeSlowly(i, kCounted).ok(), "the control is charged");
+}
+
+uint64_t FuzzDaemon::ChargedBytes(uint64_t session, int device) const {
+  return pools_[device]->GetAccount(SessionId{session}).value_or(AccountState()).reserved_bytes;
+}
+
+void FuzzDaemon::OperateOnCounted(uint64_t which, uint64_t what) {
+  const std::vector<SessionPtr> others = Others();
+  for (size_t i = 0; i < others.size(); ++i) {
+    const SessionPtr& session = others[(which + i) % others.size()];
+    if (session->counted() == nullptr) continue;
+    if (what < 8) {
+      (void)broker_->EndSession(session, "an operator");
+    } else if (what < 160) {
+      (void)broker_->limits().SetLimit(session, Limit(what * 1_MiB / 2));
+    } else {
+      (void)broker_->limits().SetPriority(session, static_cast<int>(what % 5) - 2);
+    }
+    return;
+  }
 }
 
 std::vector<uint64_t> FuzzDaemon::control_ids() const {
-  std::vector<uint64_t> ids = {Raw(leasing_->id()), Raw(remote_->id()), Raw(block_.block), Raw(block_.segment)};
+  std::vector<uint64_t> ids = {Raw(leasing_->id()), Raw(remote_->id()), Raw(counted_->id()), Raw(block_.block),
+                               Raw(block_.segment)};
   for (const Lease& lease : leases_) ids.push_back(Raw(lease.segment));
   return ids;
 }
@@ -158,7 +195,7 @@ std::vector<SessionPtr> FuzzDaemon::Others() const {
   std::vector<SessionPtr> others;
   for (const SessionView& info : broker_->operator_view().Look().sessions) {
     const absl::StatusOr<SessionPtr> session = broker_->sessions().Find(SessionRef(info.id));
-    if (session.ok() && *session != leasing_ && *session != remote_) others.push_back(*session);
+    if (session.ok() && *session != leasing_ && *session != remote_ && *session != counted_) others.push_back(*session);
   }
   return others;
 }
@@ -176,11 +213,11 @@ void FuzzDaemon::NameSession(uint64_t which, v1::SegmentCall* call) const {
 }
 
 void FuzzDaemon::CheckAndReset() {
-  const uint64_t held[] = {6_MiB, block_.segment_bytes};
+  const uint64_t held[] = {6_MiB + kCounted, block_.segment_bytes + kCounted};
   const uint64_t segments[] = {leases_.size(), 1};
   const bool back = WaitFor(std::chrono::seconds(10), [&] {
     for (const SessionPtr& session : Others()) broker_->Close(session, "its process has gone");
-    if (broker_->sessions().size() != 2) return false;
+    if (broker_->sessions().size() != 3) return false;
     for (int i = 0; i < 2; ++i) {
       // What is idle, and calls that were just ending, are no loss.
       pools_[i]->ReleaseIdleSince(std::chrono::steady_clock::now() + std::chrono::hours(1));
@@ -197,13 +234,17 @@ void FuzzDaemon::CheckAndReset() {
 }
 
 void FuzzDaemon::CheckControl() {
-  for (const SessionPtr& control : {leasing_, remote_}) {
+  for (const SessionPtr& control : {leasing_, remote_, counted_}) {
     // An operator, as which the input may act, may have changed these.
     broker_->limits().SetGuarantee(control, Limit(uint64_t{0}), [](const absl::Status&) {});
     (void)broker_->limits().SetPriority(control, 0);
   }
-  Require(leasing_->state() != SessionState::kClosed && remote_->state() != SessionState::kClosed,
-          "nobody closes another process's session");
+  for (const SessionPtr& control : {leasing_, remote_, counted_}) {
+    Require(control->state() != SessionState::kClosed, "nobody closes another process's session");
+  }
+  for (int i = 0; i < 2; ++i) {
+    Require(ChargedBytes(Raw(counted_->id()), i) == kCounted, "the control is charged what it was");
+  }
   const AccountState leased = pools_[0]->GetAccount(leasing_->id()).value_or(AccountState());
   Require(leased.reserved_bytes == 6_MiB && leased.segments == leases_.size() && leased.returning_bytes == 0,
           "the control holds the segments that it had");
@@ -217,9 +258,12 @@ void FuzzDaemon::CheckControl() {
       Require(maps_[k][i] == Pattern(Raw(leases_[k].segment), i), "the control's bytes are what it wrote");
     }
   }
-  if (leasing_->state() == SessionState::kActive && remote_->state() == SessionState::kActive) return;
+  if (leasing_->state() == SessionState::kActive && remote_->state() == SessionState::kActive &&
+      counted_->state() == SessionState::kActive) {
+    return;
+  }
   // An operator, as which the input may act, has ended one of them.
-  for (const SessionPtr& session : {leasing_, remote_}) broker_->Close(session, "a new one");
+  for (const SessionPtr& session : {leasing_, remote_, counted_}) broker_->Close(session, "a new one");
   for (size_t k = 0; k < leases_.size(); ++k) munmap(maps_[k], leases_[k].bytes);
   maps_.clear();
   files_.clear();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A whole daemon in the process of a fuzz target: the real broker, services and gRPC server on host devices, without
-// main() and HTTP. Beside what the input does, two control sessions of "another process" hold memory, which must come
+// main() and HTTP. Beside what the input does, three control sessions of "another process" hold memory, which must come
 // through every input unharmed.
 #ifndef VRAMBROKER_TESTS_FUZZ_FUZZ_DAEMON_H_
 #define VRAMBROKER_TESTS_FUZZ_FUZZ_DAEMON_H_
@@ -25,6 +25,8 @@
 #include "server/rpc/admin_service.h"
 #include "server/rpc/broker_service.h"
 #include "server/rpc/connections.h"
+#include "server/rpc/count_calls.h"
+#include "server/rpc/count_socket.h"
 #include "server/rpc/rpc_meter.h"
 #include "server/rpc/segment_calls.h"
 #include "server/rpc/session_calls.h"
@@ -56,6 +58,11 @@ class FuzzDaemon {
   const SegmentCalls& segment_calls() const { return *segment_calls_; }
   // The id and the token of a session that leases, unless there is none but the control's.
   void NameSession(uint64_t which, v1::SegmentCall* call) const;
+  // Of a counted session; 0 when there is none.
+  uint64_t ChargedBytes(uint64_t session, int device) const;
+  // What an operator may do with one that is not the control's.
+  void OperateOnCounted(uint64_t which, uint64_t what);
+  const std::string& count_socket() const { return count_path_; }
   // Ids that inputs may try: of the control sessions, their segments and blocks.
   std::vector<uint64_t> control_ids() const;
 
@@ -71,6 +78,7 @@ class FuzzDaemon {
   std::vector<SessionPtr> Others() const;
 
   static constexpr uint64_t kCapacity = 64 << 20;
+  static constexpr uint64_t kCounted = 4 << 20;  // of counted_, on each device
 
   std::atomic<uint64_t> next_segment_{1};
   std::vector<std::unique_ptr<SegmentPool>> pools_;
@@ -84,6 +92,9 @@ class FuzzDaemon {
   RpcMeter rpcs_;
   std::unique_ptr<SessionCalls> session_calls_;
   std::unique_ptr<SegmentCalls> segment_calls_;
+  std::unique_ptr<CountCalls> count_calls_;
+  std::unique_ptr<CountSocket> count_socket_;
+  std::string count_path_;
   std::unique_ptr<BrokerService> broker_service_;
   std::unique_ptr<AdminService> admin_service_;
   std::unique_ptr<grpc::Server> server_;
@@ -93,6 +104,7 @@ class FuzzDaemon {
   Caller control_caller_;
   SessionPtr leasing_;                // the control that leases, on device 0
   SessionPtr remote_;                 // the one that allocates here, on device 1
+  SessionPtr counted_;                // the one that has its own memory, on both
   std::vector<Lease> leases_;         // of leasing_
   std::vector<unsigned char*> maps_;  // of leases_
   std::vector<UniqueFd> files_;       // of leases_

@@ -11,7 +11,7 @@ seconds=${1:-60} jobs=${JOBS:-1}
 for number in "$seconds" "$jobs"; do
   case $number in ''|0|*[!0-9]*) echo "run.sh: '$number' is not a number above 0" >&2; exit 2 ;; esac
 done
-targets=(alloc_conf config operations pickle plan rpc session_stream trace)
+targets=(alloc_conf config count_socket operations pickle plan rpc session_stream trace)
 
 [ -f build/asan/CMakeCache.txt ] || cmake --preset asan > /dev/null
 cmake --build --preset asan -j "$jobs" --target "${targets[@]/%/_fuzz}"
