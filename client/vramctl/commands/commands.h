@@ -78,7 +78,8 @@ absl::Status RunTrace(const Context& context, const std::string& session);
 // there is no daemon at the end, or when it finds other bytes than it wrote.
 absl::Status Hold(const Context& context, const std::string& bytes);
 
-// A program, context.run.program, with a claim for its processes. A status with the exit code of vramctl: see exit_code.h.
+// A program, context.run.program, with a claim for its processes. A status with the exit code of vramctl: see
+// exit_code.h.
 absl::Status Run(const Context& context);
 
 // Without a daemon: a trace through the allocator with a simulated device.

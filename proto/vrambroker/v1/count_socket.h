@@ -11,8 +11,8 @@
 
 #define VRAMBROKER_COUNT_SOCKET "vram-count.sock" /* in the socket directory, and in a claim's */
 #define VRAMBROKER_COUNT_VERSION 1
-#define VRAMBROKER_COUNT_UNIT_BYTES (UINT64_C(2) << 20) /* what is charged is a multiple of it: a block of the driver \
-                                                         */
+/* What is charged is a multiple of it: a block of the driver. */
+#define VRAMBROKER_COUNT_UNIT_BYTES (UINT64_C(2) << 20)
 
 enum vrambroker_count_call {
   VRAMBROKER_COUNT_HELLO = 1,    /* opens a session of the calling process; `name`, `limit_*` */
