@@ -61,12 +61,14 @@ TEST_F(RunTerminalTest, AShellStopsItAndGoesOnWithIt) {
   // In the background it stops when it reads from the terminal.
   terminal->Press("clear");
   terminal->Press("Enter");
+  ASSERT_TRUE(terminal->ShowsNoMore("Stopped"));
   terminal->Press(absl::StrCat(RunCommand(), " sh -c 'read line; echo got $line' &"));
   terminal->Press("Enter");
-  terminal->Press("jobs");
-  terminal->Press("Enter");
-  for (int i = 0; i < 100 && !absl::StrContains(terminal->Screen(), "Stopped"); ++i) terminal->Press("Enter");
-  ASSERT_TRUE(terminal->Shows("Stopped"));
+  ASSERT_TRUE(WaitFor([&] {
+    terminal->Press("jobs");
+    terminal->Press("Enter");
+    return absl::StrContains(terminal->Screen(), "Stopped");
+  }));
   terminal->Press("fg");
   terminal->Press("Enter");
   terminal->Press("that");
