@@ -85,7 +85,8 @@ static int exchange(struct connection* connection, const struct vrambroker_count
   do {
     bytes = send(connection->descriptor, request, sizeof *request, MSG_NOSIGNAL | MSG_DONTWAIT);
   } while (bytes < 0 && errno == EINTR);
-  if (bytes != (ssize_t)sizeof *request) return -1;
+  /* The daemon may have no room for the connection: then it has said why, and reads nothing. */
+  if (bytes != (ssize_t)sizeof *request && (bytes >= 0 || errno != EPIPE)) return -1;
   const uint64_t until = now_ms() + timeout_ms;
   for (;;) {
     const uint64_t now = now_ms();
@@ -100,8 +101,9 @@ static int exchange(struct connection* connection, const struct vrambroker_count
     if (bytes < 0 && (errno == EINTR || errno == EAGAIN)) continue;
     break;
   }
-  if (bytes != (ssize_t)sizeof *answer || answer->version != VRAMBROKER_COUNT_VERSION || answer->call != request->call)
-    return -1;
+  if (bytes != (ssize_t)sizeof *answer || answer->version != VRAMBROKER_COUNT_VERSION) return -1;
+  const int is_refused = answer->call == VRAMBROKER_COUNT_HELLO && answer->code != 0; /* the connection */
+  if (answer->call != request->call && !is_refused) return -1;
   answer->uuid[sizeof answer->uuid - 1] = '\0';
   answer->message[sizeof answer->message - 1] = '\0';
   return 0;

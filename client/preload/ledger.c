@@ -321,11 +321,11 @@ static enum asked wait_for(struct account* account, uint64_t units, uint64_t wai
   struct vrambroker_count_answer answer = {.code = CODE_UNAVAILABLE};
   uint64_t of = 0;
   const int failed =
-      ordinal < 0 || session_wait((uint32_t)ordinal, asked * VRAMBROKER_COUNT_UNIT_BYTES, wait_ms, &of, &answer) != 0;
+      ordinal < 0 ? -1 : session_wait((uint32_t)ordinal, asked * VRAMBROKER_COUNT_UNIT_BYTES, wait_ms, &of, &answer);
   enum asked result = NEVER_MORE;
   lock(&books);
   account->waiters--;
-  if (failed || answer.code == CODE_UNAVAILABLE || answer.code == CODE_ABORTED || of != generation) {
+  if (failed != 0 || answer.code == CODE_UNAVAILABLE || answer.code == CODE_ABORTED || of != generation) {
     result = LATER;
   } else if (answer.code == CODE_OK) {
     account->charged += asked;
@@ -335,8 +335,11 @@ static enum asked wait_for(struct account* account, uint64_t units, uint64_t wai
   } else if (answer.code == CODE_NO_MEMORY) {
     result = NO_MEMORY;
   }
+  /* The program may have used up its descriptors: the first refusal stands. */
+  const int is_final = failed == NO_CONNECTION && wait_ms == 0;
+  if (is_final) result = NO_MEMORY;
   unlock(&books);
-  if (result != TAKEN)
+  if (result != TAKEN && !is_final)
     snprintf(message, MESSAGE_BYTES, "%s", failed ? "the daemon was lost while this waited" : answer.message);
   return result;
 }

@@ -207,7 +207,7 @@ int session_wait(uint32_t device, uint64_t bytes, uint64_t wait_ms, uint64_t* ge
   *generation = ledger_generation();
   line_leave();
   struct connection connection;
-  if (connection_open(&connection, settings()->socket_path) != 0) return -1;
+  if (connection_open(&connection, settings()->socket_path) != 0) return NO_CONNECTION;
   if (connection_call(&connection, &request, answer_ms(), answer) != 0) return -1;
   if (answer->code == CODE_OK) {
     request.call = VRAMBROKER_COUNT_WAIT;

@@ -25,7 +25,9 @@ void line_leave(void);
 /* By who has the line. -1: it is broken; line_enter() begins the session again. */
 int line_call(uint32_t call, uint32_t device, uint64_t bytes, struct vrambroker_count_answer* answer);
 
-/* WAIT on a connection of its own. The sessions are numbered: `generation` is the one that the answer is of. */
+enum { NO_CONNECTION = -2 };
+/* WAIT on a connection of its own, which may not be had. The sessions are numbered: `generation` is the one that the
+   answer is of. -1: it was lost. */
 int session_wait(uint32_t device, uint64_t bytes, uint64_t wait_ms, uint64_t* generation,
                  struct vrambroker_count_answer* answer);
 uint64_t session_generation(void);

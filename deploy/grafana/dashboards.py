@@ -298,11 +298,12 @@ def claims(board):
     board.row("Claims")
     board.table("Claims",
                 "One line for each claim and device. Limit: the most that its sessions may hold together. Guarantee: memory kept "
-                "free for them. Reserved: memory charged to the claim. Left behind: the part of it that ended processes held, and "
+                "free for them. Reserved: memory charged to the claim. Peak: the most of it since the daemon started. Left behind: the part of it that ended processes held, and "
                 "that nobody can have yet. Allocated: the part that its programs use. Reclaimable: whole segments that they could "
                 "give back at once. Refused: requests that got no memory in the last hour.",
                 {"claim": "Claim", "instance": "Daemon", "gpu": "Device"},
                 [("Reserved", of("reserved_bytes"), "bytes"),
+                 ("Peak", of("peak_bytes"), "bytes"),
                  ("Limit", f"{of('limit_bytes')} > 0", "bytes"),
                  ("Of limit", f"{of('reserved_bytes')} / ({of('limit_bytes')} > 0)", "percentunit"),
                  ("Guarantee", of("guarantee_bytes"), "bytes"),
@@ -317,6 +318,10 @@ def claims(board):
                  [query(f"sum by (claim) (vrambroker_claim_reserved_bytes{{{DEVICE}}})", "{{claim}}")], "bytes", 8, stacked=True)
     board.series("Refused by claim", "Requests that got no memory, also of sessions that have ended since.",
                  [query(increase("vrambroker_claim_ooms_total", "claim", DEVICE), "{{claim}}")], "none", events=True)
+    board.series("Waits by claim", "Requests that had to wait for memory, and are over.",
+                 [query(increase("vrambroker_claim_waits_total", "claim", DEVICE), "{{claim}}")], "none", events=True)
+    board.series("Time waited by claim", "What requests have waited for memory, in all.",
+                 [query(increase("vrambroker_claim_waited_seconds_total", "claim", DEVICE), "{{claim}}")], "s", events=True)
     board.series("Sessions by claim", "Open sessions of each claim.",
                  [query(f"sum by (claim) (vrambroker_claim_sessions{{{DAEMON}}})", "{{claim}}")], "none", 5)
     board.stat("Number of claims", "Claims that there are, on all daemons.", f"sum(vrambroker_claims{{{DAEMON}}})")

@@ -4,8 +4,10 @@
 // answers.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <atomic>
+#include <cstdio>
 #include <cstring>
 #include <optional>
 #include <string>
@@ -185,6 +187,32 @@ TEST_F(PreloadProtocol, ADaemonThatHangsUpIsNoEnd) {
 }
 
 // An operator has ended the session: its process gets no other one, and is told so at once.
+TEST_F(PreloadProtocol, WhyADaemonHasNoRoomForAConnectionIsSaid) {
+  PlayedDaemon daemon(kUuid, 8 * kMiB);
+  daemon.set_distort([](const PlayedDaemon::Request& request, const PlayedDaemon::Answer& answer) {
+    if (request.call != VRAMBROKER_COUNT_JOIN) return PlayedDaemon::Bytes(answer);
+    PlayedDaemon::Answer refused = answer;
+    refused.call = VRAMBROKER_COUNT_HELLO;
+    refused.code = 8;
+    std::snprintf(refused.message, sizeof refused.message, "no room for another connection");
+    return PlayedDaemon::Bytes(refused);
+  });
+  Program program = RunPacking(daemon);
+  EXPECT_EQ(program.Ask("alloc plain 16M"), "2");
+  EXPECT_THAT(program.ErrorText(), HasSubstr("no room for another connection"));
+}
+
+// The refusal of the first try stands.
+TEST_F(PreloadProtocol, AProgramWithoutDescriptorsIsRefusedAtOnce) {
+  PlayedDaemon daemon(kUuid, 8 * kMiB);
+  Program program = RunPacking(daemon, {{"VRAMBROKER_RECONNECT", "1h"}});
+  EXPECT_EQ(program.Ask("alloc plain 2M"), "0");
+  const rlimit none = {.rlim_cur = 3, .rlim_max = 3};
+  ASSERT_EQ(prlimit(program.process().pid(), RLIMIT_NOFILE, &none, nullptr), 0);
+  EXPECT_EQ(program.Ask("alloc plain 16M"), "2");
+  EXPECT_THAT(program.ErrorText(), HasSubstr("the played daemon has no more"));
+}
+
 TEST_F(PreloadProtocol, AnEndedSessionIsNotWaitedFor) {
   PlayedDaemon daemon(kUuid, 64 * kMiB);
   Program program = RunPacking(daemon);
