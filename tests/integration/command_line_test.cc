@@ -125,7 +125,7 @@ TEST(WrongUseTest, IsSaidAndChangesNothing) {
            {{"statsu"}, "no command 'statsu'; see vramctl --help"},
            {{"status", "--pid", "3"}, "status takes no --pid (policy explain does); see vramctl status --help"},
            {{"status", "--limit", "0.5"},
-            "status takes no --limit (claim create, claim set, hold do); see vramctl status --help"},
+            "status takes no --limit (claim create, claim set, run, hold do); see vramctl status --help"},
            {{"sessions", "-o", "json"},
             "sessions takes no -o (claim cdi, snapshot, trace, replay, plan train, plan serve, plan share do); see "
             "vramctl sessions --help"},
