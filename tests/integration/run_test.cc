@@ -221,7 +221,12 @@ TEST_F(RunTest, SignalsReachTheProgram) {
 
 TEST_F(RunTest, ItStopsAndGoesOnWithTheProgram) {
   ASSERT_NO_FATAL_FAILURE(Begin());
-  ASSERT_OK_AND_ASSIGN(const auto running, StartShell("echo $$; read line; echo got $line"));
+  // In a process group of its own, as a shell starts it. Nobody could continue one whose parents are all in it, or in
+  // another session, and the kernel does not stop it.
+  Arguments command = {"/usr/bin/perl", "-e", "setpgrp; exec @ARGV or die"};
+  const Arguments run = RunCommand({}, {"/bin/sh", "-c", "echo $$; read line; echo got $line"});
+  command.insert(command.end(), run.begin(), run.end());
+  ASSERT_OK_AND_ASSIGN(const auto running, ChildProcess::Start(command, environment_.all));
   ASSERT_OK_AND_ASSIGN(const std::string program, running->ReadLine());
   const auto state = [&](const std::string& pid) {
     std::ifstream stat(absl::StrCat("/proc/", pid, "/stat"));
