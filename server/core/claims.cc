@@ -171,7 +171,8 @@ void Claims::LookAtMakers(bool all) {
   for (auto it = makers_.begin(); it != makers_.end();) {
     Claim& claim = claims_.at(names_.at(it->first));
     pollfd ended = {.fd = it->second == nullptr ? -1 : it->second->get(), .events = POLLIN, .revents = 0};
-    const bool has_ended = ended.fd >= 0 ? poll(&ended, 1, 0) == 1 : all && HasEnded(*claim.maker);
+    const bool has_ended =
+        ended.fd >= 0 ? poll(&ended, 1, 0) == 1 : all && claim.maker.has_value() && HasEnded(*claim.maker);
     if (!has_ended) {
       ++it;
       continue;

@@ -337,9 +337,7 @@ absl::StatusOr<Claim> Claims::UpdateNow(const std::string& name, const ClaimChan
   }
   if (change.max_wait.has_value()) terms.max_wait = change.max_wait;
   if (change.labels.has_value()) terms.labels = *change.labels;
-  if (asker.rule.has_value()) {
-    if (absl::Status status = BoundOwn(asker, terms); !status.ok()) return status;
-  }
+  if (absl::Status status = BoundOwn(asker, terms); !status.ok()) return status;
   if (absl::Status status = CheckTerms(terms); !status.ok()) return status;
   if (change.guarantee.has_value()) {
     if (absl::Status status = CheckGuaranteeFits(terms); !status.ok()) return status;

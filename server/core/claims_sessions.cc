@@ -55,7 +55,7 @@ bool Claims::CountsInClaim(ClaimId claim, const Caller& caller) const {
   const auto name = names_.find(claim);
   if (name == names_.end()) return false;
   const Claim& of = claims_.at(name->second);
-  if (of.is_own && caller.uid == *of.terms.owner.uid) return false;
+  if (of.is_own && of.terms.owner.uid == caller.uid) return false;
   const bool is_named = of.terms.owner.uid.has_value() || caller.uid == 0 || caller.uid == geteuid();
   return is_named && CheckOwner(of, caller).ok();
 }

@@ -12,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "server/identity/policy.h"
-#include "server/identity/process_watch.h"
+#include "server/identity/process_info.h"
 #include "server/requests/charges.h"
 #include "server/sessions/counted_session.h"
 

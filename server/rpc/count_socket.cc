@@ -15,7 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "allocator/base/descriptor_reserve.h"
-#include "server/identity/process_watch.h"
+#include "server/identity/process_info.h"
 #include "server/requests/charges.h"
 #include "server/sessions/counted_session.h"
 

@@ -83,7 +83,7 @@ absl::StatusOr<std::string> FindProgram(const std::string& name) {
   const char* const path = std::getenv("PATH");
   std::string not_executable;
   for (const absl::string_view folder : absl::StrSplit(path != nullptr ? path : kDefaultPath, ':')) {
-    const std::string file = folder.empty() ? absl::StrCat("./", name) : absl::StrCat(folder, "/", name);
+    std::string file = folder.empty() ? absl::StrCat("./", name) : absl::StrCat(folder, "/", name);
     if (!IsFile(file, &found)) continue;
     if (access(file.c_str(), X_OK) == 0) return file;
     if (not_executable.empty()) not_executable = file;
