@@ -27,7 +27,6 @@ namespace vrambroker::testing_support {
 namespace {
 
 using absl::StatusCode;
-using absl::StrContains;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
