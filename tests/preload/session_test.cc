@@ -201,8 +201,6 @@ TEST_F(PreloadSession, ADaemonThatIsStartedAgainLearnsWhatIsHeld) {
 
 // Nothing is asked for meanwhile: the new daemon learns of it by itself.
 TEST_F(PreloadSession, AnIdleProgramTellsANewDaemonWhatItHolds) {
-  // There the daemon has another build of the substitute than the program, and does not see its memory at the start.
-  if (kSanitized) GTEST_SKIP() << "a daemon that was built with a sanitizer";
   StartDaemon("64MiB");
   Program program = Run("dlsym");
   EXPECT_EQ(program.Ask("alloc plain 60M"), "0");
