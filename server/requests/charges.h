@@ -20,7 +20,7 @@
 namespace vrambroker {
 
 // Thread-safe. No call blocks. All of it is for counted sessions: FailedPrecondition for others. NotFound for an
-// unknown device, InvalidArgument for what is not a multiple of a granule.
+// unknown device, InvalidArgument unless `bytes` is a multiple of 2 MiB.
 class Charges {
  public:
   using Done = std::function<void(absl::Status)>;

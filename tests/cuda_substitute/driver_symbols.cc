@@ -199,7 +199,7 @@ CUstream PerThread(CUstream stream) {
 
 using namespace vrambroker::cuda_substitute;  // NOLINT(google-build-using-namespace): the driver's functions have none
 
-// Of CUDA 11: what is not found is an error.
+// The form of CUDA 11: it returns an error when it finds no function.
 CUresult cuGetProcAddress(const char* symbol, void** function, int version, cuuint64_t flags) {
   CUdriverProcAddressQueryResult status = CU_GET_PROC_ADDRESS_SUCCESS;
   const CUresult error = GetProcAddress(symbol, function, version, flags, status);

@@ -12,6 +12,8 @@
 namespace vrambroker::testing_support {
 namespace {
 
+using ::testing::StartsWith;
+
 constexpr char kOk[] = "0";
 constexpr char kOutOfMemory[] = "2";
 
@@ -59,6 +61,7 @@ TEST_F(PreloadRoutes, WhatIsMissingStaysMissing) {
   const std::string with = missing(environment);
   environment[0].second = "";
   EXPECT_EQ(with, missing(environment));
+  EXPECT_THAT(with, StartsWith("0 ")) << "the program has looked";
   EXPECT_NE(with, "0 0");
 }
 

@@ -43,6 +43,7 @@ absl::StatusOr<Pipe> MakePipe() {
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
+  signal(SIGPIPE, SIG_DFL);
   dup2(in, STDIN_FILENO);
   dup2(out, STDOUT_FILENO);
   dup2(err, STDERR_FILENO);
@@ -92,6 +93,7 @@ ChildProcess::~ChildProcess() {
 
 absl::Status ChildProcess::WriteLine(absl::string_view line) {
   const std::string text = absl::StrCat(line, "\n");
+  signal(SIGPIPE, SIG_IGN);  // that the child has ended is an error, and does not end the test
   for (size_t done = 0; done < text.size();) {
     const ssize_t size = write(in_.get(), text.data() + done, text.size() - done);
     if (size < 0) return absl::ErrnoToStatus(errno, "writing to the child failed");

@@ -144,7 +144,7 @@ TEST_F(OwnClaimsTest, NobodyChangesAnothersOrAnOperators) {
   ASSERT_TRUE(CreateOwn("u1000.a").ok());
   ASSERT_TRUE(Create("team", {.owner = {.uid = 7}}).ok());
   for (const char* name : {"u1000.a", "team", "none"}) {
-    // Whose it is, or that there is none, is not told.
+    // The error does not say whether the claim belongs to somebody else or does not exist.
     const std::string refusal =
         "uid 7 has no claim of its own of that name (vramctl claim ls); others take the right ADMIN";
     EXPECT_EQ(WhyDenied(DeleteOwn(name, 7)), refusal) << name;
