@@ -31,6 +31,15 @@ if grep -rl -e "$source_dir" -e "$work" "$bundle" --include='*.sh' --include='*.
   fail "these files name folders of this machine"
 fi
 
+say "By itself, bundle.sh builds all that it installs"
+read -r -a targets < <(sed -n 's/.*cmake --build .* --target \([^)]*\)).*/\1/p' "$source_dir/deploy/bundle.sh")
+[ "${#targets[@]}" -gt 0 ] || fail "bundle.sh has changed: adapt this test"
+ninja -C "$build_dir" -t commands "${targets[@]}" > "$work/commands"
+find "$bundle" \( -type f -o -type l \) -printf '%f\n' | sort -u > "$work/installed"
+ninja -C "$build_dir" -t targets all | sed -n 's|: [^:]*$||; s|.*/||p' | sort -u | grep -Fxf "$work/installed" > "$work/both"
+left_out=$(while read -r file; do grep -qwF -- "${file%.gz}" "$work/commands" || echo "$file"; done < "$work/both")
+[ -z "$left_out" ] || fail "its targets leave out what it installs: $left_out"
+
 say "Says its version"
 clean "$bundle/bin/vrambrokerd" --version | tee "$work/version"
 grep -qF "$(sed -n 's/^version: //p' "$bundle/MANIFEST") ($(sed -n 's/^revision: //p' "$bundle/MANIFEST"))" "$work/version" \
