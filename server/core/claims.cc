@@ -68,7 +68,12 @@ void Claims::Submit(const ClaimAsker& asker, const std::function<void(absl::Stat
     if (!taken.ok()) return done(taken.status());
     slot = std::make_shared<UserSlots::Slot>(*std::move(taken));
   }
-  if (changes_->Submit([done, slot, change = std::move(change)] { done(change()); })) return;
+  auto run = [done, slot = std::move(slot), change = std::move(change)]() mutable {
+    absl::StatusOr<Result> result = change();
+    slot.reset();  // before the answer: the asker may change the next one then, and the daemon may end
+    done(std::move(result));
+  };
+  if (changes_->Submit(std::move(run))) return;
   done(absl::ResourceExhaustedError("too many claims are being changed at a time; try again"));
 }
 

@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <utility>
@@ -184,6 +185,38 @@ TEST_F(OwnClaimsTest, ItsOwnersSessionsCountAsTheUsers) {
   EXPECT_FALSE(broker_->claims().CountsInClaim(own->id, In(own)));
   EXPECT_TRUE(broker_->claims().CountsInClaim(team->id, In(team)));
   EXPECT_TRUE(broker_->claims().CountsInClaim(own->id, In(own, 1, 0))) << "a container's root is not root";
+}
+
+TEST_F(OwnClaimsTest, AChangeThatIsAnsweredIsUnderWayNoMore) {
+  constexpr int kMost = 64;  // at a time
+  ASSERT_TRUE(CreateOwn("u1000.a").ok());
+  Signal may_go_on;
+  on_save_ = [&] { may_go_on.WaitForNotification(); };
+  std::atomic<int> answered{0};
+  absl::Status next = absl::UnknownError("no answer");
+  const auto change = [&](const Claims::Done& done) {
+    broker_->claims().Update("u1000.a", {.limit = Limit(7_MiB)}, done, User());
+  };
+  change([&](const absl::StatusOr<Claim>& first) {
+    EXPECT_TRUE(first.ok()) << first.status();
+    change([&](const absl::StatusOr<Claim>& claim) {
+      next = claim.status();
+      ++answered;
+    });
+    ++answered;
+  });
+  for (int i = 1; i < kMost; ++i) {
+    change([&](const absl::StatusOr<Claim>& claim) {
+      EXPECT_TRUE(claim.ok()) << claim.status();
+      ++answered;
+    });
+  }
+  absl::Status beyond;
+  change([&](const absl::StatusOr<Claim>& claim) { beyond = claim.status(); });
+  EXPECT_TRUE(absl::IsResourceExhausted(beyond)) << beyond;
+  may_go_on.Notify();
+  EXPECT_TRUE(testing_support::WaitFor([&] { return answered == kMost + 1; }));
+  EXPECT_TRUE(next.ok()) << next;
 }
 
 TEST_F(OwnClaimsTest, ItIsAUsersOwnForTheNextDaemonToo) {
