@@ -23,7 +23,7 @@ static struct {
   enum { NEVER, OPEN, LOST, UNCOUNTED } state;
   pid_t process; /* whose session this is */
   uint64_t generation;
-  uint8_t token[16];
+  uint8_t token[16]; /* of this session, or of the one that was lost */
   int has_keeper;
 } session;
 
@@ -85,9 +85,16 @@ static int tell_ledger(uint32_t devices) {
     if (call(VRAMBROKER_COUNT_INFO, device, 0, &answer) != 0) return -1;
     if (answer.code != CODE_OK) continue;
     const uint64_t held = ledger_device(device, &answer);
-    if (held == 0) continue;
-    if (call(VRAMBROKER_COUNT_HOLD, device, held, &answer) != 0) return -1;
-    ledger_held(device, answer.code == CODE_OK ? answer.charged_bytes : 0);
+    uint64_t charged = answer.charged_bytes; /* in a session that goes on */
+    if (charged > held) {
+      /* The answer to a charge was lost with the connection. */
+      if (call(VRAMBROKER_COUNT_UNCHARGE, device, charged - held, &answer) != 0) return -1;
+      if (answer.code == CODE_OK) charged = held;
+    } else if (charged == 0 && held > 0) {
+      if (call(VRAMBROKER_COUNT_HOLD, device, held, &answer) != 0) return -1;
+      if (answer.code == CODE_OK) charged = answer.charged_bytes;
+    }
+    ledger_held(device, charged);
   }
   return 0;
 }
@@ -112,6 +119,7 @@ static enum opening begin(char* message) {
                                            .limit_bytes = settings_now->limit_bytes,
                                            .limit_fraction = settings_now->limit_fraction};
   memcpy(hello.name, settings_now->name, sizeof hello.name);
+  memcpy(hello.token, session.token, sizeof hello.token);
   struct vrambroker_count_answer answer;
   if (connection_call(&session.connection, &hello, answer_ms(), &answer) == 0) {
     if (answer.code != CODE_OK) {

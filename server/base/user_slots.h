@@ -53,6 +53,9 @@ class UserSlots {
   };
 
   explicit UserSlots(Bounds bounds) : bounds_(std::move(bounds)) {}
+  UserSlots(const UserSlots&) = delete;
+  UserSlots& operator=(const UserSlots&) = delete;
+  ~UserSlots() { MutexLock lock(mu_); }  // whoever gives the last one back has left
 
   // ResourceExhausted when the user, or all together, have as many as they may.
   absl::StatusOr<Slot> Take(const UserKey& user) ABSL_LOCKS_EXCLUDED(mu_);

@@ -319,6 +319,19 @@ absl::Status Broker::Resume(LeasedSession& session, const absl::flat_hash_set<Se
   return absl::OkStatus();
 }
 
+void Broker::ResumeCounted(const SessionPtr& session, const ResumeDone& done) {
+  const absl::StatusOr<RandomToken> token = NewRandomToken();
+  if (!token.ok()) return done(token.status());
+  const bool queued = session->slow_calls().Submit([session, token = *token, done] {
+    if (!session->counted()->Resume(token)) {
+      return done(absl::UnavailableError("token: the session's connection has not ended yet; try again"));
+    }
+    LogClientEvent(spdlog::level::info, SessionLine("session resumed", *session).Add("pid", session->caller().pid));
+    done(session);
+  });
+  if (!queued) done(absl::UnavailableError("token: calls of the session are still under way; try again"));
+}
+
 // ---- Ending ----
 
 void Broker::Disconnect(const SessionPtr& session) {

@@ -99,6 +99,9 @@ class Broker {
   using ResumeDone = std::function<void(absl::StatusOr<SessionPtr>)>;
   void ResumeSession(const Caller& caller, const ResumeToken& token, absl::flat_hash_set<SegmentId> held,
                      std::shared_ptr<SessionEvents> events, const ResumeDone& done);
+  // A counted session whose connection broke goes on with another one; what it is charged stays. Unavailable: its
+  // connection is still there, or calls of it are. Answers later, when its slow calls that were under way have ended.
+  void ResumeCounted(const SessionPtr& session, const ResumeDone& done);
   // The stream of the session broke: what it holds stays charged until its process ends, or resumes it.
   void Disconnect(const SessionPtr& session);
   // The session's holder says that it touches nothing any more: all that it held becomes idle. `reason`: not

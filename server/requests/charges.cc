@@ -34,8 +34,7 @@ class Charges::Request : public MemoryRequest {
         done_(std::move(done)) {}
 
   void Start() {
-    const bool queued = counted_.slow_calls().Submit(
-        [self = Self()] { self->AnswerOrWait(self->counted_.ChargeSlowly(self->device(), self->bytes_)); });
+    const bool queued = counted_.slow_calls().Submit([self = Self()] { self->AnswerOrWait(self->Try({})); });
     if (!queued) done_(Session::TooManyCalls());
   }
 
@@ -48,10 +47,13 @@ class Charges::Request : public MemoryRequest {
   void Refused(const absl::Status& why) override { Answer(why); }
 
  private:
+  absl::Status Try(Reservation reservation) {
+    return counted_.ChargeSlowly(device(), bytes_, options().resumes, std::move(reservation));
+  }
   std::shared_ptr<Request> Self() { return std::static_pointer_cast<Request>(shared_from_this()); }
 
   void RunReserved(Reservation reservation) override {
-    const absl::Status status = counted_.ChargeSlowly(device(), bytes_, std::move(reservation));
+    const absl::Status status = Try(std::move(reservation));
     const bool may_wait = SegmentRefusalCause(status) == OomCause::kCapacity && HasTimeLeft(owner_.clock_());
     if (!may_wait) return Answer(status);
     owner_.waiting_.Wait(shared_from_this(), bytes_);
@@ -93,7 +95,7 @@ void Charges::Charge(const SessionPtr& session, uint64_t device, uint64_t bytes,
   if (!waiting_.GoesFirst(*session, ordinal, bytes)) {
     return waiting_.AfterPass(ordinal, [request] { request->Start(); });
   }
-  absl::Status status = (*counted)->TryCharge(ordinal, bytes);
+  absl::Status status = (*counted)->TryCharge(ordinal, bytes, options.resumes);
   if (status.ok()) return done(std::move(status));
   if (!absl::IsNotFound(status)) return request->AnswerOrWait(status);
   request->Start();

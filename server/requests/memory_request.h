@@ -24,6 +24,7 @@ struct RequestOptions {
   bool may_reclaim = false;           // others that hold reclaimable memory are asked to give it back
   std::chrono::milliseconds wait{0};  // with may_reclaim: and then it waits for so long, as far as its terms allow
   uint64_t cancel_key = 0;            // for WaitingRequests::Cancel(); 0: none
+  uint64_t resumes = 0;               // of a charge: see CountedSession::resumes()
   ScopeId scope = 0;                  // of an allocation, in the session's list: what the block is for
 };
 

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -53,6 +54,13 @@ absl::StatusOr<OpenOptions> OptionsOf(const CountRequest& request) {
     default:
       return absl::InvalidArgumentError(absl::StrCat("limit_kind: ", request.limit_kind, " is not a kind of limit"));
   }
+}
+
+RandomToken TokenOf(const CountRequest& request) {
+  RandomToken token;
+  static_assert(sizeof token == sizeof request.token);
+  std::memcpy(token.data(), request.token, sizeof request.token);
+  return token;
 }
 
 bool IsOfProcess(const Session& session, const Caller& caller) {
@@ -144,14 +152,18 @@ void CountCalls::Hello(const Caller& caller, const CountRequest& request, const 
   }
   const absl::StatusOr<OpenOptions> options = OptionsOf(request);
   if (!options.ok()) return done(options.status());
+  const RandomToken token = TokenOf(request);
   std::vector<SessionPtr> lost;
+  SessionPtr goes_on;
   for (const SessionPtr& session : broker_.sessions().GetAll()) {
     if (session->counted() == nullptr || !IsOfProcess(*session, caller)) continue;
     if (session->state() == SessionState::kEnded) {
       return done(absl::AbortedError("an operator has ended the session of this process: it gets no other one"));
     }
+    if (token != RandomToken{} && session->counted()->IsOf(token)) goes_on = session;
     if (session->state() == SessionState::kDisconnected) lost.push_back(session);
   }
+  if (goes_on != nullptr) return broker_.ResumeCounted(goes_on, done);
   const auto open = [&] { return broker_.OpenSession(caller, *options, std::make_shared<Silent>()); };
   absl::StatusOr<SessionPtr> session = open();
   // Only when there is a new one: else what they hold stays counted. But they may be the ones that are too many.
@@ -170,17 +182,17 @@ void CountCalls::Hello(const Caller& caller, const CountRequest& request, const 
                                  });
 }
 
-absl::StatusOr<SessionPtr> CountCalls::Join(const Caller& caller, const CountRequest& request) const {
+absl::StatusOr<CountCalls::Joined> CountCalls::Join(const Caller& caller, const CountRequest& request) const {
   const RpcMeter::Call rpc = RpcMeter::Start(rpcs_.Find(MethodOf(VRAMBROKER_COUNT_JOIN)));
-  absl::StatusOr<SessionPtr> found = absl::NotFoundError("token: no session of this process has it");
+  absl::StatusOr<Joined> found = absl::NotFoundError("token: no session of this process has it");
   if (const absl::Status admitted = calls_.Admit(caller.user()); !admitted.ok()) {
     found = absl::UnavailableError(admitted.message());
   } else {
     for (const SessionPtr& session : broker_.sessions().GetAll()) {
       const CountedSession* const counted = session->counted();
       if (counted == nullptr || !IsOfProcess(*session, caller)) continue;
-      if (std::memcmp(counted->join_token().data(), request.token, sizeof request.token) != 0) continue;
-      found = session;
+      const std::optional<uint64_t> resumes = counted->FindResumes(TokenOf(request));
+      if (resumes.has_value()) found = Joined{.session = session, .resumes = *resumes};
     }
   }
   rpc.Done(found.status().code());
@@ -201,7 +213,7 @@ absl::Status CountCalls::Admit(const Session& session) const {
   return admitted.ok() ? admitted : absl::UnavailableError(admitted.message());
 }
 
-void CountCalls::Make(const SessionPtr& session, const CountRequest& request, uint64_t cancel_key,
+void CountCalls::Make(const SessionPtr& session, const CountRequest& request, const CountOrigin& origin,
                       const Send& send) const {
   if (MethodOf(request.call) == nullptr) {
     (void)send(CountAnswerOf(request.call, absl::InvalidArgumentError(absl::StrCat(
@@ -227,12 +239,13 @@ void CountCalls::Make(const SessionPtr& session, const CountRequest& request, ui
       answer.Give(broker_.charges().Declare(session, request.device, request.bytes));
       return;
     case VRAMBROKER_COUNT_CHARGE:
-      return Charge(session, request, {}, answer);
+      return Charge(session, request, {.resumes = origin.resumes}, answer);
     case VRAMBROKER_COUNT_WAIT:
       return Charge(session, request,
                     {.may_reclaim = true,
                      .wait = std::chrono::milliseconds(std::min(request.wait_ms, kMostMilliseconds)),
-                     .cancel_key = cancel_key},
+                     .cancel_key = origin.cancel_key,
+                     .resumes = origin.resumes},
                     answer);
     case VRAMBROKER_COUNT_INFO:
       answer.Give(broker_.charges().GetRoom(session, request.device).status());

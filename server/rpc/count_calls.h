@@ -24,6 +24,12 @@ using CountAnswer = vrambroker_count_answer;
 // `status` as an answer to `call`. What its message has no room for is cut off.
 CountAnswer CountAnswerOf(uint32_t call, const absl::Status& status);
 
+// The connection that a call comes over.
+struct CountOrigin {
+  uint64_t cancel_key = 0;  // of a request that may wait
+  uint64_t resumes = 0;     // of the session when it got the connection: see CountedSession::resumes()
+};
+
 // Thread-safe. No call blocks.
 class CountCalls {
  public:
@@ -35,15 +41,19 @@ class CountCalls {
   // All outlive it, and whatever is under way.
   CountCalls(Broker* broker, const SessionCalls* calls, const RpcMeter* rpcs);
 
-  // A session of the caller's process. One of it that is disconnected goes: its client has lost it, or is another
-  // program by now. Errors of Broker::OpenSession() and SessionLimits::KeepGuarantee(); Aborted when an operator has
-  // ended the session that the process had.
+  // A session of the caller's process: the one whose token the client has, if its connection has ended, else a new one.
+  // With a new one those of the process that are disconnected go: it is another program by now. Errors of
+  // Broker::OpenSession(), ResumeCounted() and SessionLimits::KeepGuarantee(); Aborted when an operator has ended the
+  // session that the process had.
   void Hello(const Caller& caller, const CountRequest& request, const Opened& opened) const;
   // NotFound: no session of the caller's process has this token.
-  absl::StatusOr<SessionPtr> Join(const Caller& caller, const CountRequest& request) const;
-  // Any other call. What was charged for a client that cannot get the answer is given back. `cancel_key`: of a request
-  // that may wait.
-  void Make(const SessionPtr& session, const CountRequest& request, uint64_t cancel_key, const Send& send) const;
+  struct Joined {
+    SessionPtr session;
+    uint64_t resumes = 0;  // so far
+  };
+  absl::StatusOr<Joined> Join(const Caller& caller, const CountRequest& request) const;
+  // Any other call. What was charged for a client that cannot get the answer is given back.
+  void Make(const SessionPtr& session, const CountRequest& request, const CountOrigin& origin, const Send& send) const;
 
   // To HELLO and JOIN.
   CountAnswer Welcome(uint32_t call, const Session& session) const;

@@ -60,12 +60,17 @@ class CountSocket::Line {
     return is_main_;
   }
   // False: the connection has gone already.
-  bool SetSession(const SessionPtr& session, bool is_main) ABSL_LOCKS_EXCLUDED(mu_) {
+  bool SetSession(const SessionPtr& session, uint64_t resumes, bool is_main) ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(mu_);
     if (is_gone_) return false;
     session_ = session;
     is_main_ = is_main;
+    resumes_ = resumes;
     return true;
+  }
+  CountOrigin origin() const ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    return {.cancel_key = key_, .resumes = resumes_};
   }
   void SetGone() ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(mu_);
@@ -102,6 +107,7 @@ class CountSocket::Line {
   mutable Mutex mu_;  // held for this, and for sending; no other lock is taken
   SessionPtr session_ ABSL_GUARDED_BY(mu_);
   bool is_main_ ABSL_GUARDED_BY(mu_) = false;  // the session goes with it
+  uint64_t resumes_ ABSL_GUARDED_BY(mu_) = 0;
   bool is_gone_ ABSL_GUARDED_BY(mu_) = false;
   std::optional<Grant> grant_ ABSL_GUARDED_BY(mu_);
 };
@@ -198,7 +204,7 @@ bool CountSocket::ReadPacket(Connection& connection) {
   if (request.call == VRAMBROKER_COUNT_WAIT && line.is_main()) {
     return refuse(absl::FailedPreconditionError("call: WAIT needs a connection of its own (JOIN)"));
   }
-  calls_.Make(session, request, line.key(), [of = connection.line, request](const CountAnswer& answer) {
+  calls_.Make(session, request, line.origin(), [of = connection.line, request](const CountAnswer& answer) {
     std::optional<Line::Grant> grant;
     if (answer.code == 0 && (request.call == VRAMBROKER_COUNT_CHARGE || request.call == VRAMBROKER_COUNT_WAIT)) {
       grant = Line::Grant{.device = request.device, .bytes = request.bytes};
@@ -216,21 +222,24 @@ void CountSocket::Hello(const Connection& connection, const CountRequest& reques
       (void)line->Answer(CountAnswerOf(VRAMBROKER_COUNT_HELLO, session.status()));
       return;
     }
-    if (!line->SetSession(*session, /*is_main=*/true)) {
+    const uint64_t resumes = (*session)->counted()->resumes();
+    if (!line->SetSession(*session, resumes, /*is_main=*/true)) {
+      if (resumes > 0) return broker_.Disconnect(*session);
       return broker_.Close(*session, "its connection ended before it was open", CloseReason::kNotOpened);
     }
     CountAnswer answer = calls_.Welcome(VRAMBROKER_COUNT_HELLO, **session);
-    std::memcpy(answer.token, (*session)->counted()->join_token().data(), sizeof answer.token);
+    const RandomToken token = (*session)->counted()->join_token();
+    std::memcpy(answer.token, token.data(), sizeof answer.token);
     (void)line->Answer(answer);
   });
 }
 
 void CountSocket::Join(const Connection& connection, const CountRequest& request) {
-  const absl::StatusOr<SessionPtr> session = calls_.Join(connection.caller, request);
+  const absl::StatusOr<CountCalls::Joined> joined = calls_.Join(connection.caller, request);
   Line& line = *connection.line;
-  if (session.ok()) (void)line.SetSession(*session, /*is_main=*/false);
-  (void)line.Answer(session.ok() ? calls_.Welcome(VRAMBROKER_COUNT_JOIN, **session)
-                                 : CountAnswerOf(VRAMBROKER_COUNT_JOIN, session.status()));
+  if (joined.ok()) (void)line.SetSession(joined->session, joined->resumes, /*is_main=*/false);
+  (void)line.Answer(joined.ok() ? calls_.Welcome(VRAMBROKER_COUNT_JOIN, *joined->session)
+                                : CountAnswerOf(VRAMBROKER_COUNT_JOIN, joined.status()));
 }
 
 // ---- Ends ----
@@ -271,9 +280,12 @@ void CountSocket::FindLost(const Caller& caller, int asking) {
     }
   }
   for (const int fd : gone) Drop(fd);
-  for (const SessionPtr& session : lost_) {
-    if (session->caller().pid == caller.pid) Lose(session);
-  }
+  // Once: a session may go on.
+  std::erase_if(lost_, [&](const SessionPtr& session) {
+    if (session->caller().pid != caller.pid) return false;
+    Lose(session);
+    return true;
+  });
 }
 
 void CountSocket::Lose(const SessionPtr& session) {

@@ -16,20 +16,60 @@ absl::Status KnowsNoBlocks() {
 }  // namespace
 
 CountedSession::CountedSession(const SessionSetup& setup, const RandomToken& join_token)
-    : Session(setup), join_token_(join_token), peaks_(setup.pools.size()) {}
+    : Session(setup), join_token_(join_token), last_join_token_(join_token), peaks_(setup.pools.size()) {}
 
-absl::Status CountedSession::TryCharge(int device, uint64_t bytes) {
+// ---- Connections ----
+
+RandomToken CountedSession::join_token() const {
+  MutexLock lock(mu_);
+  return join_token_;
+}
+
+bool CountedSession::Resume(const RandomToken& join_token) {
+  MutexLock lock(mu_);
+  if (state_ != SessionState::kDisconnected) return false;
+  state_ = SessionState::kActive;
+  last_join_token_ = std::exchange(join_token_, join_token);
+  ++resumes_;
+  return true;
+}
+
+uint64_t CountedSession::resumes() const {
+  MutexLock lock(mu_);
+  return resumes_;
+}
+
+std::optional<uint64_t> CountedSession::FindResumes(const RandomToken& join_token) const {
+  MutexLock lock(mu_);
+  if (join_token != join_token_) return std::nullopt;
+  return resumes_;
+}
+
+bool CountedSession::IsOf(const RandomToken& token) const {
+  MutexLock lock(mu_);
+  return token == join_token_ || token == last_join_token_;
+}
+
+absl::Status CountedSession::CheckGoesOn(uint64_t resumes) const {
+  if (absl::Status status = CheckActive(); !status.ok()) return status;
+  if (resumes != resumes_) return absl::AbortedError("the session has gone on with another connection");
+  return absl::OkStatus();
+}
+
+// ---- Charges ----
+
+absl::Status CountedSession::TryCharge(int device, uint64_t bytes, uint64_t resumes) {
   {
     MutexLock lock(mu_);
-    if (absl::Status status = CheckActive(); !status.ok()) return status;
+    if (absl::Status status = CheckGoesOn(resumes); !status.ok()) return status;
   }
   return Charged(device, pool(device).TryChargeCounted(id_, bytes));
 }
 
-absl::Status CountedSession::ChargeSlowly(int device, uint64_t bytes, Reservation reservation) {
+absl::Status CountedSession::ChargeSlowly(int device, uint64_t bytes, uint64_t resumes, Reservation reservation) {
   {
     MutexLock lock(mu_);
-    if (absl::Status status = CheckActive(); !status.ok()) return status;
+    if (absl::Status status = CheckGoesOn(resumes); !status.ok()) return status;
   }
   return Charged(device, pool(device).ChargeCounted(id_, bytes, /*granted=*/reservation.Consume()));
 }

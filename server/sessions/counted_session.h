@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -26,13 +27,25 @@ class CountedSession : public Session {
   CountedSession* counted() override { return this; }
 
   // What further connections of the client's process join it by.
-  const RandomToken& join_token() const { return join_token_; }
+  RandomToken join_token() const ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Charges `bytes` more. Aborted when the session is not active. NotFound: only ChargeSlowly() can tell.
-  // SegmentRefused().
-  absl::Status TryCharge(int device, uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
+  // A client that has lost its connection goes on with another one: from kDisconnected back to kActive, with this
+  // join token. False in other states. What was begun before charges nothing any more: a client that goes on says what
+  // it holds, and would not know of it.
+  bool Resume(const RandomToken& join_token) ABSL_LOCKS_EXCLUDED(mu_);
+  // COUNT of Resume().
+  uint64_t resumes() const ABSL_LOCKS_EXCLUDED(mu_);
+  // The same if it is the join token now.
+  std::optional<uint64_t> FindResumes(const RandomToken& join_token) const ABSL_LOCKS_EXCLUDED(mu_);
+  // Whether it is the join token, or the one before: a client may have lost the answer that had the next one.
+  bool IsOf(const RandomToken& token) const ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Charges `bytes` more. Aborted when the session is not active, or has been resumed since it was `resumes`. NotFound:
+  // only ChargeSlowly() can tell. SegmentRefused().
+  absl::Status TryCharge(int device, uint64_t bytes, uint64_t resumes) ABSL_LOCKS_EXCLUDED(mu_);
   // (slow) The same. `reservation`: of nothing, or of all of them.
-  absl::Status ChargeSlowly(int device, uint64_t bytes, Reservation reservation = {}) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status ChargeSlowly(int device, uint64_t bytes, uint64_t resumes, Reservation reservation = {})
+      ABSL_LOCKS_EXCLUDED(mu_);
   // In every state. Errors as SegmentPool::UnchargeCounted().
   absl::Status Uncharge(int device, uint64_t bytes) { return pool(device).UnchargeCounted(id_, bytes); }
   // Errors as SegmentPool::DeclareCounted().
@@ -61,7 +74,11 @@ class CountedSession : public Session {
   absl::Status Charged(int device, absl::Status status) ABSL_LOCKS_EXCLUDED(mu_);
   uint64_t ReservedBytes(int device) const;
 
-  const RandomToken join_token_;
+  absl::Status CheckGoesOn(uint64_t resumes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  RandomToken join_token_ ABSL_GUARDED_BY(mu_);
+  RandomToken last_join_token_ ABSL_GUARDED_BY(mu_);  // before the last Resume()
+  uint64_t resumes_ ABSL_GUARDED_BY(mu_) = 0;
   std::vector<uint64_t> peaks_ ABSL_GUARDED_BY(mu_);  // by device
 };
 

@@ -4,7 +4,7 @@
 //      |  \--operator ends it--> kEnded -------+--process gone--> kClosed
 //      +------------goodbye, process gone------+
 //
-// A client that leases may go from kDisconnected back to kActive: LeasedSession::Resume().
+// A client that leases may go from kDisconnected back to kActive: LeasedSession::Resume(). So may one that is counted.
 // In every state but kClosed what the session holds stays charged to it: nobody can take mapped memory away.
 #include "server/sessions/session.h"
 

@@ -132,7 +132,7 @@ class Session : public std::enable_shared_from_this<Session> {
   // ---- State ----
 
   SessionState state() const ABSL_LOCKS_EXCLUDED(mu_);
-  // Moves to `state`; never back towards kActive, but by LeasedSession::Resume(). Returns false when that changed
+  // Moves to `state`; never back towards kActive, but by Resume(). Returns false when that changed
   // nothing. kClosed wakes every slow call.
   bool Advance(SessionState state) ABSL_LOCKS_EXCLUDED(mu_);
 

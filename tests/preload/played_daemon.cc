@@ -16,6 +16,12 @@
 
 namespace vrambroker::testing_support {
 
+namespace {
+
+constexpr uint8_t kToken[sizeof(PlayedDaemon::Request::token)] = {'t', 'o', 'k', 'e', 'n'};
+
+}  // namespace
+
 PlayedDaemon::PlayedDaemon(const std::string& uuid, uint64_t limit_bytes)
     : uuid_(uuid),
       limit_(limit_bytes),
@@ -46,6 +52,11 @@ void PlayedDaemon::set_distort(const Distort& distort) {
 void PlayedDaemon::set_hang_up(bool hang_up) {
   const std::lock_guard<std::mutex> lock(mu_);
   hang_up_ = hang_up;
+}
+
+void PlayedDaemon::HangUpAfter(uint32_t call) {
+  const std::lock_guard<std::mutex> lock(mu_);
+  hang_up_after_ = call;
 }
 
 int PlayedDaemon::Calls(uint32_t call) const {
@@ -92,6 +103,10 @@ void PlayedDaemon::Serve(int connection) {
     const Answer answer = AnswerTo(request);
     reply = distort_ ? distort_(request, answer) : Bytes(answer);
     hang_up = hang_up_ && request.call != VRAMBROKER_COUNT_HELLO && request.call != VRAMBROKER_COUNT_INFO;
+    if (hang_up_after_ == request.call) {
+      hang_up = true;
+      hang_up_after_.reset();
+    }
   }
   if (!hang_up && reply.has_value()) (void)send(connection, reply->data(), reply->size(), MSG_NOSIGNAL);
   if (!hang_up) return;
@@ -105,7 +120,8 @@ PlayedDaemon::Answer PlayedDaemon::AnswerTo(const Request& request) {
   answer.devices = 1;
   switch (request.call) {
     case VRAMBROKER_COUNT_HELLO:
-      charged_ = 0;
+      if (std::memcmp(request.token, kToken, sizeof kToken) != 0) charged_ = 0;
+      std::memcpy(answer.token, kToken, sizeof kToken);
       break;
     case VRAMBROKER_COUNT_CHARGE:
     case VRAMBROKER_COUNT_WAIT:

@@ -33,6 +33,8 @@ class PlayedDaemon {
   void set_distort(const Distort& distort);
   // The answer ends the connection instead.
   void set_hang_up(bool hang_up);
+  // The same for the next `call` alone, which counts.
+  void HangUpAfter(uint32_t call);
 
   int Calls(uint32_t call) const;
   uint64_t charged() const;
@@ -53,6 +55,7 @@ class PlayedDaemon {
   mutable std::mutex mu_;
   Distort distort_;
   bool hang_up_ = false;
+  std::optional<uint32_t> hang_up_after_;
   uint64_t charged_ = 0;
   std::map<uint32_t, int> calls_;
   std::vector<UniqueFd> connections_;

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstring>
@@ -184,6 +185,27 @@ TEST_F(PreloadProtocol, ADaemonThatHangsUpIsNoEnd) {
   daemon.set_hang_up(false);
   EXPECT_EQ(program.Ask("alloc plain 60M"), "0");
   EXPECT_EQ(program.Ask("info"), Info(4, 64));
+}
+
+// The daemon has counted what the program never learned of.
+TEST_F(PreloadProtocol, AfterALostConnectionTheSessionGoesOnAsItWas) {
+  PlayedDaemon daemon(kUuid, 64 * kMiB);
+  std::atomic<int> hellos_with_token = 0;
+  std::atomic<uint64_t> least_charged = ~uint64_t{0};
+  Program program = RunPacking(daemon);
+  EXPECT_EQ(program.Ask("alloc plain 20M"), "0");
+  daemon.set_distort([&](const PlayedDaemon::Request& request, const PlayedDaemon::Answer& answer) {
+    if (request.call == VRAMBROKER_COUNT_HELLO && request.token[0] != 0) ++hellos_with_token;
+    least_charged = std::min(least_charged.load(), answer.charged_bytes);
+    return PlayedDaemon::Bytes(answer);
+  });
+  daemon.HangUpAfter(VRAMBROKER_COUNT_CHARGE);
+  EXPECT_EQ(program.Ask("alloc plain 30M"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(14, 64));
+  EXPECT_EQ(daemon.charged(), 50 * kMiB);
+  EXPECT_GE(hellos_with_token, 1);
+  EXPECT_EQ(daemon.Calls(VRAMBROKER_COUNT_HOLD), 0) << "the daemon knew of it";
+  EXPECT_EQ(least_charged, 20 * kMiB) << "what the program held was counted all the time";
 }
 
 // An operator has ended the session: its process gets no other one, and is told so at once.

@@ -46,6 +46,12 @@ CountRequest CountHello(absl::string_view name, double limit_fraction) {
   return request;
 }
 
+CountRequest CountHelloAgain(absl::string_view name, const CountToken& lost) {
+  CountRequest request = CountHello(name);
+  std::memcpy(request.token, lost.data(), lost.size());
+  return request;
+}
+
 CountRequest CountJoin(const CountToken& token) {
   CountRequest request = MakeCountRequest(VRAMBROKER_COUNT_JOIN);
   std::memcpy(request.token, token.data(), token.size());

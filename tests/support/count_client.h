@@ -28,6 +28,8 @@ CountRequest MakeCountRequest(vrambroker_count_call call, uint32_t device = 0, u
 CountRequest CountHello(absl::string_view name);
 CountRequest CountHello(absl::string_view name, uint64_t limit_bytes);
 CountRequest CountHello(absl::string_view name, double limit_fraction);
+// Of a process that has lost the session with this token.
+CountRequest CountHelloAgain(absl::string_view name, const CountToken& lost);
 CountRequest CountJoin(const CountToken& token);
 CountRequest CountWait(uint32_t device, uint64_t bytes, uint64_t wait_ms);
 

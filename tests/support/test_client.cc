@@ -22,12 +22,11 @@
 //   set_limit NAME BYTES | trim NAME | end NAME | record NAME EVENTS | snapshot NAME | refusal ID | list |
 //   get NAME | snapshot_of_number NUMBER (a name or an id)
 //   explain [PID]            the rule, '-': none
-//   count_hello NAME LIMIT | count_join TOKEN | count_token      on the count socket; TOKEN in hexadecimal digits
-//   count_close              the session's main connection
-//   charge BYTES | uncharge BYTES | hold BYTES | wait BYTES MS | info    of the counted session -> CHARGED FREE LIMIT
-//   exec                     become this program anew: nothing is connected
-//   in_child COMMAND         done and answered by a child, which lives until the test closes this process's input
-//   reload                   all by the Admin service
+//   count_hello NAME LIMIT [TOKEN] | count_join TOKEN | count_token      on the count socket; TOKEN in hexadecimal
+//   digits count_close              the session's main connection charge BYTES | uncharge BYTES | hold BYTES | wait
+//   BYTES MS | info    of the counted session -> CHARGED FREE LIMIT exec                     become this program anew:
+//   nothing is connected in_child COMMAND         done and answered by a child, which lives until the test closes this
+//   process's input reload                   all by the Admin service
 #include <grp.h>
 #include <poll.h>
 #include <unistd.h>
@@ -35,6 +34,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <iostream>
 #include <map>
@@ -182,21 +182,26 @@ class TestClient {
     return absl::StrCat(child);
   }
 
+  static CountToken TokenOf(const std::string& digits) {
+    CountToken token = {};
+    const std::string bytes = absl::HexStringToBytes(digits);
+    std::copy_n(bytes.begin(), std::min(bytes.size(), token.size()), token.begin());
+    return token;
+  }
+
   absl::StatusOr<std::string> Count(const Words& words) {
     const std::string& command = words[0];
     if (command == "count_hello") {
       CountRequest hello = CountHello(words[1]);
       if (words[2] != "-") hello = CountHello(words[1], Number(words[2]));
+      if (words.size() > 3) std::memcpy(hello.token, TokenOf(words[3]).data(), sizeof hello.token);
       absl::StatusOr<CountClient> opened = CountClient::Open(socket_dir_, hello);
       if (!opened.ok()) return opened.status();
       counted_.emplace(*std::move(opened));
       return absl::StrCat(counted_->session());
     }
     if (command == "count_join") {
-      CountToken token = {};
-      const std::string bytes = absl::HexStringToBytes(words[1]);
-      std::copy_n(bytes.begin(), std::min(bytes.size(), token.size()), token.begin());
-      return Say(CountClient::Open(socket_dir_, CountJoin(token)).status());
+      return Say(CountClient::Open(socket_dir_, CountJoin(TokenOf(words[1]))).status());
     }
     if (!counted_.has_value()) return absl::FailedPreconditionError("test_client: no counted session");
     if (command == "count_token") {

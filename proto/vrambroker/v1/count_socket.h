@@ -15,7 +15,9 @@
 #define VRAMBROKER_COUNT_UNIT_BYTES (UINT64_C(2) << 20)
 
 enum vrambroker_count_call {
-  VRAMBROKER_COUNT_HELLO = 1,    /* opens a session of the calling process; `name`, `limit_*` */
+  /* Opens a session of the calling process; `name`, `limit_*`. With the `token` of a session whose connection is lost,
+     that one goes on, as it was charged. */
+  VRAMBROKER_COUNT_HELLO = 1,
   VRAMBROKER_COUNT_JOIN = 2,     /* another connection of the process to its session `token` */
   VRAMBROKER_COUNT_HOLD = 3,     /* the session has `bytes` on `device` already, from before this daemon knew of it */
   VRAMBROKER_COUNT_CHARGE = 4,   /* `bytes` more on `device`, before the driver is asked for them; answered at once */
@@ -55,7 +57,7 @@ struct vrambroker_count_answer {
   uint64_t free_bytes;    /*   what it may still be charged, whatever others hold */
   uint64_t charged_bytes; /*   what it is charged now */
   uint64_t waited_ms;     /* WAIT */
-  uint8_t token[16];      /* HELLO */
+  uint8_t token[16];      /* HELLO: for JOIN, and for the next HELLO */
   char uuid[64];          /* INFO: the device's, as nvidia-smi writes it */
   char message[888];      /* for people: what is wrong, and what to do; UTF-8, ends with a NUL; empty when OK */
 };
