@@ -55,7 +55,7 @@ class UserSlots {
   explicit UserSlots(Bounds bounds) : bounds_(std::move(bounds)) {}
   UserSlots(const UserSlots&) = delete;
   UserSlots& operator=(const UserSlots&) = delete;
-  ~UserSlots() { MutexLock lock(mu_); }  // whoever gives the last one back has left
+  ~UserSlots() { MutexLock lock(mu_); }  // the thread that gives the last one back has left
 
   // ResourceExhausted when the user, or all together, have as many as they may.
   absl::StatusOr<Slot> Take(const UserKey& user) ABSL_LOCKS_EXCLUDED(mu_);
