@@ -161,7 +161,9 @@ void FuzzDaemon::OpenControl() {
   absl::StatusOr<Allocation> block = AllocateSlowly(*remote_->remote(), 1, 5_MiB);
   Require(block.ok(), "the control gets its block");
   block_ = *std::move(block);
-  for (int i = 0; i < 2; ++i) Require(counted_->counted()->ChargeSlowly(i, kCounted).ok(), "the control is charged");
+  for (int i = 0; i < 2; ++i) {
+    Require(counted_->counted()->ChargeSlowly(i, kCounted, /*resumes=*/0).ok(), "the control is charged");
+  }
 }
 
 uint64_t FuzzDaemon::ChargedBytes(uint64_t session, int device) const {

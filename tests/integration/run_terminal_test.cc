@@ -44,6 +44,9 @@ TEST_F(RunTerminalTest, CtrlCReachesTheProgramOnce) {
   EXPECT_FALSE(absl::StrContains(terminal->Screen(), "got-3")) << terminal->Screen();
 }
 
+// Ends a line also where the shell has not set the terminal back yet, in which Enter stays a carriage return.
+constexpr char kLineFeed[] = "C-j";
+
 TEST_F(RunTerminalTest, AShellStopsItAndGoesOnWithIt) {
   ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Terminal> terminal,
                        Terminal::Start({"/usr/bin/env", "PS1=shell> ", "bash", "--norc", "-i"}, 200, 24));
@@ -56,7 +59,7 @@ TEST_F(RunTerminalTest, AShellStopsItAndGoesOnWithIt) {
   terminal->Press("fg");
   terminal->Press("Enter");
   terminal->Press("this");
-  terminal->Press("Enter");
+  terminal->Press(kLineFeed);
   EXPECT_TRUE(terminal->Shows("got this"));
   // In the background it stops when it reads from the terminal.
   terminal->Press("clear");
@@ -72,7 +75,7 @@ TEST_F(RunTerminalTest, AShellStopsItAndGoesOnWithIt) {
   terminal->Press("fg");
   terminal->Press("Enter");
   terminal->Press("that");
-  terminal->Press("Enter");
+  terminal->Press(kLineFeed);
   EXPECT_TRUE(terminal->Shows("got that"));
   terminal->Press("exit");
   terminal->Press("Enter");
