@@ -484,6 +484,28 @@ TEST_F(CountSocketTest, AConnectionMayBeLostTwice) {
   EXPECT_EQ(again.ChargedBytes(), 100_MiB);
 }
 
+TEST_F(CountSocketTest, AConnectionMayBeLostWhileItIsMade) {
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  ASSERT_OK_AND_ASSIGN(CountClient client, Open("client"));
+  ASSERT_OK(client.Charge(100_MiB));
+  for (int i = 0; i < 20; ++i) {
+    const CountToken token = client.token();
+    client.Close();
+    {
+      ASSERT_OK_AND_ASSIGN(CountClient unheard, CountClient::Connect(dir()));
+      ASSERT_TRUE(unheard.Send(CountHelloAgain("client", token)));
+    }
+    absl::StatusOr<CountClient> again = absl::UnknownError("not asked");
+    ASSERT_TRUE(WaitFor([&] {
+      again = CountClient::Open(dir(), CountHelloAgain("client", token));
+      return !absl::IsUnavailable(again.status());
+    }));
+    ASSERT_OK(again.status());
+    client = *std::move(again);
+    ASSERT_EQ(client.ChargedBytes(), 100_MiB) << i;
+  }
+}
+
 TEST_F(CountSocketTest, OnlyItsOwnProcessGoesOnWithASession) {
   ASSERT_NO_FATAL_FAILURE(Begin());
   ASSERT_OK_AND_ASSIGN(CountClient client, Open("client"));
