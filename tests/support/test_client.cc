@@ -10,9 +10,9 @@
 //   fill COUNT BYTES SEED    allocate, write and verify COUNT buffers
 //   check SEED               verify what fill wrote
 //   churn THREADS BYTES      allocate, write, verify and free in a loop, in the background, until the process ends
-//   race FILE SLOT BYTES LIMIT       like churn, with other sizes each time, up to BYTES; ends by a signal when all who
-//   race
-//                                    hold more than LIMIT together, by what each has written to its slot of FILE
+//   race FILE SLOT BYTES LIMIT       like churn, with other sizes each time, up to BYTES; ends by a signal when all
+//                                    who race hold more than LIMIT together, by what each has written to its slot of
+//                                    FILE
 //   empty | status | goodbye (ends the session and all buffers)
 //   fork                             a child with all mappings, until the test closes this process's input  -> PID
 //   fork_exec                        a child that runs another program until then                      -> PID
@@ -22,11 +22,12 @@
 //   set_limit NAME BYTES | trim NAME | end NAME | record NAME EVENTS | snapshot NAME | refusal ID | list |
 //   get NAME | snapshot_of_number NUMBER (a name or an id)
 //   explain [PID]            the rule, '-': none
-//   count_hello NAME LIMIT [TOKEN] | count_join TOKEN | count_token      on the count socket; TOKEN in hexadecimal
-//   digits count_close              the session's main connection charge BYTES | uncharge BYTES | hold BYTES | wait
-//   BYTES MS | info    of the counted session -> CHARGED FREE LIMIT exec                     become this program anew:
-//   nothing is connected in_child COMMAND         done and answered by a child, which lives until the test closes this
-//   process's input reload                   all by the Admin service
+//   count_hello NAME LIMIT [TOKEN] | count_join TOKEN | count_token     on the count socket; TOKEN in hexadecimal
+//   count_close              the session's main connection
+//   charge BYTES | uncharge BYTES | hold BYTES | wait BYTES MS | info    of the counted session -> CHARGED FREE LIMIT
+//   exec                     become this program anew: nothing is connected
+//   in_child COMMAND         done and answered by a child, which lives until the test closes this process's input
+//   reload                   all by the Admin service
 #include <grp.h>
 #include <poll.h>
 #include <unistd.h>
