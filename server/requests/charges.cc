@@ -108,11 +108,11 @@ absl::Status Charges::Uncharge(const SessionPtr& session, uint64_t device, uint6
   return (*counted)->Uncharge(static_cast<int>(device), bytes);
 }
 
-absl::Status Charges::Declare(const SessionPtr& session, uint64_t device, uint64_t bytes) {
+absl::Status Charges::Declare(const SessionPtr& session, uint64_t device, uint64_t bytes, uint64_t resumes) {
   const absl::StatusOr<CountedSession*> counted = Check(session, device);
   if (!counted.ok()) return counted.status();
   if (absl::Status status = CheckBytes(bytes); !status.ok()) return status;
-  return (*counted)->Declare(static_cast<int>(device), bytes);
+  return (*counted)->Declare(static_cast<int>(device), bytes, resumes);
 }
 
 absl::StatusOr<Charges::Room> Charges::GetRoom(const SessionPtr& session, uint64_t device) const {

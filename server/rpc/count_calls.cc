@@ -236,7 +236,7 @@ void CountCalls::Make(const SessionPtr& session, const CountRequest& request, co
   constexpr uint64_t kMostMilliseconds = std::chrono::milliseconds(kMaxWait).count();
   switch (request.call) {
     case VRAMBROKER_COUNT_HOLD:
-      answer.Give(broker_.charges().Declare(session, request.device, request.bytes));
+      answer.Give(broker_.charges().Declare(session, request.device, request.bytes, origin.resumes));
       return;
     case VRAMBROKER_COUNT_CHARGE:
       return Charge(session, request, {.resumes = origin.resumes}, answer);

@@ -52,7 +52,7 @@ bool CountedSession::IsOf(const RandomToken& token) const {
 
 absl::Status CountedSession::CheckGoesOn(uint64_t resumes) const {
   if (absl::Status status = CheckActive(); !status.ok()) return status;
-  if (resumes != resumes_) return absl::AbortedError("the session has gone on with another connection");
+  if (resumes != resumes_) return absl::UnavailableError("the session has gone on with another connection; join it");
   return absl::OkStatus();
 }
 
@@ -74,7 +74,11 @@ absl::Status CountedSession::ChargeSlowly(int device, uint64_t bytes, uint64_t r
   return Charged(device, pool(device).ChargeCounted(id_, bytes, /*granted=*/reservation.Consume()));
 }
 
-absl::Status CountedSession::Declare(int device, uint64_t bytes) {
+absl::Status CountedSession::Declare(int device, uint64_t bytes, uint64_t resumes) {
+  {
+    MutexLock lock(mu_);
+    if (absl::Status status = CheckGoesOn(resumes); !status.ok()) return status;
+  }
   return Charged(device, pool(device).DeclareCounted(id_, bytes));
 }
 

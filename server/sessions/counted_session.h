@@ -40,16 +40,16 @@ class CountedSession : public Session {
   // Whether it is the join token, or the one before: a client may have lost the answer that had the next one.
   bool IsOf(const RandomToken& token) const ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Charges `bytes` more. Aborted when the session is not active, or has been resumed since it was `resumes`. NotFound:
-  // only ChargeSlowly() can tell. SegmentRefused().
+  // Charges `bytes` more. Aborted when the session is not active. Unavailable when it has been resumed since it was
+  // `resumes`. NotFound: only ChargeSlowly() can tell. SegmentRefused().
   absl::Status TryCharge(int device, uint64_t bytes, uint64_t resumes) ABSL_LOCKS_EXCLUDED(mu_);
   // (slow) The same. `reservation`: of nothing, or of all of them.
   absl::Status ChargeSlowly(int device, uint64_t bytes, uint64_t resumes, Reservation reservation = {})
       ABSL_LOCKS_EXCLUDED(mu_);
   // In every state. Errors as SegmentPool::UnchargeCounted().
   absl::Status Uncharge(int device, uint64_t bytes) { return pool(device).UnchargeCounted(id_, bytes); }
-  // Errors as SegmentPool::DeclareCounted().
-  absl::Status Declare(int device, uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
+  // Aborted and Unavailable as TryCharge(). Else errors as SegmentPool::DeclareCounted().
+  absl::Status Declare(int device, uint64_t bytes, uint64_t resumes) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Its client gives nothing back for others: it holds no more than it uses.
   absl::StatusOr<uint64_t> TrimSlowly(uint64_t /*bytes*/) override { return 0; }

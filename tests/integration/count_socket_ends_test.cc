@@ -106,7 +106,8 @@ TEST_F(CountSocketTest, WhatALostConnectionHadBegunChargesNothingMore) {
   EXPECT_NE(answer.code, 0u);
   EXPECT_TRUE(Waits(0));
   ASSERT_OK(other.Call(absl::StrCat("uncharge ", 256_MiB)));
-  EXPECT_STATUS(idle.Wait(10_MiB, 1000), StatusCode::kUnavailable, "");
+  EXPECT_STATUS(idle.Wait(10_MiB, 1000), StatusCode::kUnavailable, "has gone on with another connection");
+  EXPECT_STATUS(idle.Hold(10_MiB), StatusCode::kUnavailable, "has gone on with another connection");
   EXPECT_STATUS(CountClient::Open(dir(), CountJoin(token)), StatusCode::kNotFound, "") << "a token of before";
   ASSERT_OK_AND_ASSIGN(CountClient joined, client.Join());
   EXPECT_OK(joined.Wait(10_MiB, 1000));
