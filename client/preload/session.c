@@ -77,26 +77,32 @@ static int call(uint32_t what, uint32_t device, uint64_t bytes, struct vrambroke
   return connection_call(&session.connection, &request, answer_ms(), answer);
 }
 
-/* Tells the daemon of what this process holds. */
-static int tell_ledger(uint32_t devices) {
-  struct vrambroker_count_answer answer;
+/* It does not do what it was asked for, and may when it is asked again. */
+static int says_later(const struct vrambroker_count_answer* answer) {
+  return answer->code == CODE_UNAVAILABLE || answer->code == CODE_ABORTED;
+}
+
+/* Tells the daemon of what this process holds: all of it, or the session does not begin. */
+static enum opening tell_ledger(uint32_t devices, struct vrambroker_count_answer* answer) {
   ledger_session_begins();
   for (uint32_t device = 0; device < devices && device < LEDGER_DEVICES; device++) {
-    if (call(VRAMBROKER_COUNT_INFO, device, 0, &answer) != 0) return -1;
-    if (answer.code != CODE_OK) continue;
-    const uint64_t held = ledger_device(device, &answer);
-    uint64_t charged = answer.charged_bytes; /* in a session that goes on */
+    if (call(VRAMBROKER_COUNT_INFO, device, 0, answer) != 0) return UNREACHABLE;
+    if (says_later(answer)) return AGAIN;
+    if (answer->code != CODE_OK) continue;
+    const uint64_t held = ledger_device(device, answer);
+    uint64_t charged = answer->charged_bytes; /* in a session that goes on */
     if (charged > held) {
       /* The answer to a charge was lost with the connection. */
-      if (call(VRAMBROKER_COUNT_UNCHARGE, device, charged - held, &answer) != 0) return -1;
-      if (answer.code == CODE_OK) charged = held;
+      if (call(VRAMBROKER_COUNT_UNCHARGE, device, charged - held, answer) != 0) return UNREACHABLE;
+      if (answer->code == CODE_OK) charged = held;
     } else if (charged == 0 && held > 0) {
-      if (call(VRAMBROKER_COUNT_HOLD, device, held, &answer) != 0) return -1;
-      if (answer.code == CODE_OK) charged = answer.charged_bytes;
+      if (call(VRAMBROKER_COUNT_HOLD, device, held, answer) != 0) return UNREACHABLE;
+      if (says_later(answer)) return AGAIN;
+      if (answer->code == CODE_OK) charged = answer->charged_bytes;
     }
     ledger_held(device, charged);
   }
-  return 0;
+  return OPENED;
 }
 
 static enum opening begin(char* message) {
@@ -121,20 +127,25 @@ static enum opening begin(char* message) {
   memcpy(hello.name, settings_now->name, sizeof hello.name);
   memcpy(hello.token, session.token, sizeof hello.token);
   struct vrambroker_count_answer answer;
+  enum opening result = UNREACHABLE;
   if (connection_call(&session.connection, &hello, answer_ms(), &answer) == 0) {
     if (answer.code != CODE_OK) {
-      connection_close(&session.connection);
-      snprintf(message, MESSAGE_BYTES, "%s", answer.message);
-      return answer.code == CODE_UNAVAILABLE ? AGAIN : REFUSED;
+      result = answer.code == CODE_UNAVAILABLE ? AGAIN : REFUSED;
+    } else {
+      memcpy(session.token, answer.token, sizeof session.token);
+      result = tell_ledger(answer.devices, &answer);
     }
-    memcpy(session.token, answer.token, sizeof session.token);
-    if (tell_ledger(answer.devices) == 0) return OPENED;
   }
+  if (result == OPENED) return OPENED;
   connection_close(&session.connection);
-  snprintf(message, MESSAGE_BYTES,
-           "the daemon at %s does not answer as it should: is it of this version, and not stopped?",
-           settings_now->socket_path);
-  return UNREACHABLE;
+  if (result == UNREACHABLE) {
+    snprintf(message, MESSAGE_BYTES,
+             "the daemon at %s does not answer as it should: is it of this version, and not stopped?",
+             settings_now->socket_path);
+  } else {
+    snprintf(message, MESSAGE_BYTES, "%s", answer.message);
+  }
+  return result;
 }
 
 /* With the line. */

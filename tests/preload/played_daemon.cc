@@ -59,6 +59,16 @@ void PlayedDaemon::HangUpAfter(uint32_t call) {
   hang_up_after_ = call;
 }
 
+void PlayedDaemon::SetBusy(uint32_t call, int times) {
+  const std::lock_guard<std::mutex> lock(mu_);
+  busy_[call] = times;
+}
+
+void PlayedDaemon::Forget() {
+  const std::lock_guard<std::mutex> lock(mu_);
+  charged_ = 0;
+}
+
 int PlayedDaemon::Calls(uint32_t call) const {
   const std::lock_guard<std::mutex> lock(mu_);
   const auto it = calls_.find(call);
@@ -118,6 +128,11 @@ PlayedDaemon::Answer PlayedDaemon::AnswerTo(const Request& request) {
   answer.version = VRAMBROKER_COUNT_VERSION;
   answer.call = request.call;
   answer.devices = 1;
+  if (int& left = busy_[request.call]; left > 0) {
+    --left;
+    answer.code = 14;
+    return answer;
+  }
   switch (request.call) {
     case VRAMBROKER_COUNT_HELLO:
       if (std::memcmp(request.token, kToken, sizeof kToken) != 0) charged_ = 0;

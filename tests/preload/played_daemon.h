@@ -35,6 +35,10 @@ class PlayedDaemon {
   void set_hang_up(bool hang_up);
   // The same for the next `call` alone, which counts.
   void HangUpAfter(uint32_t call);
+  // The next `times` of `call` are answered with UNAVAILABLE, and do nothing.
+  void SetBusy(uint32_t call, int times);
+  // It knows nothing of what it has charged, as one that was started again.
+  void Forget();
 
   int Calls(uint32_t call) const;
   uint64_t charged() const;
@@ -56,6 +60,7 @@ class PlayedDaemon {
   Distort distort_;
   bool hang_up_ = false;
   std::optional<uint32_t> hang_up_after_;
+  std::map<uint32_t, int> busy_;
   uint64_t charged_ = 0;
   std::map<uint32_t, int> calls_;
   std::vector<UniqueFd> connections_;

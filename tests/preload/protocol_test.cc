@@ -90,14 +90,26 @@ TEST_F(PreloadProtocol, SlackGoesBackWhenItIsNotNeeded) {
 
 TEST_F(PreloadProtocol, ADaemonThatIsBusyIsAskedAgain) {
   PlayedDaemon daemon(kUuid, 64 * kMiB);
-  std::atomic<int> left = 3;
-  daemon.set_distort([&](const PlayedDaemon::Request& request, PlayedDaemon::Answer answer) {
-    if (request.call == VRAMBROKER_COUNT_CHARGE && left-- > 0) answer.code = 14;
-    return PlayedDaemon::Bytes(answer);
-  });
+  daemon.SetBusy(VRAMBROKER_COUNT_CHARGE, 3);
   Program program = RunPacking(daemon);
   EXPECT_EQ(program.Ask("alloc plain 10M"), "0");
   EXPECT_GE(daemon.Calls(VRAMBROKER_COUNT_CHARGE), 4);
+}
+
+// Else it would seem not to serve the device, and what is held there would not be counted.
+TEST_F(PreloadProtocol, ADaemonThatIsBusyWhenASessionBeginsIsAskedAgain) {
+  PlayedDaemon daemon(kUuid, 64 * kMiB);
+  daemon.SetBusy(VRAMBROKER_COUNT_INFO, 2);
+  Program program = RunPacking(daemon);
+  EXPECT_EQ(program.Ask("alloc plain 20M"), "0");
+  EXPECT_EQ(daemon.charged(), 20 * kMiB);
+  daemon.Forget();
+  daemon.SetBusy(VRAMBROKER_COUNT_HOLD, 2);
+  daemon.HangUpAfter(VRAMBROKER_COUNT_INFO);
+  EXPECT_EQ(program.Ask("info"), Info(44, 64));
+  EXPECT_EQ(program.Ask("alloc plain 10M"), "0");
+  EXPECT_EQ(daemon.charged(), 30 * kMiB);
+  EXPECT_EQ(daemon.Calls(VRAMBROKER_COUNT_HOLD), 3);
 }
 
 TEST_F(PreloadProtocol, ADeviceThatTheDaemonDoesNotServeIsNotCounted) {
