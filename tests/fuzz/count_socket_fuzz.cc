@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -38,6 +39,7 @@ struct Known {
   std::array<uint8_t, 16> token = {};
   std::array<uint64_t, 2> charged = {};  // by device
   bool is_exact = true;                  // it has kept to the protocol, so far
+  bool gave_up = false;                  // on a charge, which is perhaps not taken back yet
 };
 
 // One connection.
@@ -163,8 +165,20 @@ class Run {
 
   void Send(Line& line, const Request& request) {
     if (line.is_broken) return;
+    if (line.session != nullptr) CheckHold(line, request);
     if (send(line.socket.get(), &request, sizeof request, MSG_NOSIGNAL) != sizeof request) return Break(line);
     line.pending = request;
+  }
+
+  // The answer to HOLD has what the session is charged by then: no other call of it may be under way.
+  void CheckHold(const Line& line, const Request& request) {
+    Known& session = *line.session;
+    const bool holds = request.call == VRAMBROKER_COUNT_HOLD;
+    if (holds && session.gave_up) session.is_exact = false;
+    for (const Line& other : lines_) {
+      if (other.session != line.session || !other.pending.has_value()) continue;
+      if (holds || other.pending->call == VRAMBROKER_COUNT_HOLD) session.is_exact = false;
+    }
   }
 
   void Receive(Line& line) {
@@ -189,18 +203,12 @@ class Run {
   void Learn(Line& line, const Request& request, const Answer& answer) {
     switch (request.call) {
       case VRAMBROKER_COUNT_HELLO:
-        // Those of this process that have lost their connection are gone.
-        line.session = std::make_shared<Known>(Known{.id = answer.session});
+        line.session = SessionOf(answer);  // a new one, or one that goes on as it was charged
         std::memcpy(line.session->token.data(), answer.token, sizeof answer.token);
         line.is_main = true;
         return;
       case VRAMBROKER_COUNT_JOIN:
-        for (const Line& other : lines_) {
-          if (other.session != nullptr && other.session->id == answer.session) line.session = other.session;
-        }
-        // Its other lines are closed, and it is not looked at.
-        if (line.session == nullptr)
-          line.session = std::make_shared<Known>(Known{.id = answer.session, .is_exact = false});
+        line.session = SessionOf(answer);
         return;
       case VRAMBROKER_COUNT_CHARGE:
       case VRAMBROKER_COUNT_WAIT:
@@ -210,9 +218,6 @@ class Run {
         line.session->charged.at(request.device) -= request.bytes;
         return;
       case VRAMBROKER_COUNT_HOLD:
-        for (const Line& other : lines_) {  // what another one gets meanwhile is in the figure, too
-          if (other.session == line.session && other.pending.has_value()) line.session->is_exact = false;
-        }
         line.session->charged.at(request.device) = answer.charged_bytes;
         return;
       default:
@@ -220,10 +225,18 @@ class Run {
     }
   }
 
+  std::shared_ptr<Known> SessionOf(const Answer& answer) {
+    std::shared_ptr<Known>& session = sessions_[answer.session];
+    if (session == nullptr) session = std::make_shared<Known>(Known{.id = answer.session});
+    return session;
+  }
+
   // The answer will never be known. A charge is taken back then.
   static void Lost(Line& line, const Request& request) {
     const bool is_taken_back = request.call != VRAMBROKER_COUNT_UNCHARGE && request.call != VRAMBROKER_COUNT_HOLD;
-    if (line.session != nullptr && !is_taken_back) line.session->is_exact = false;
+    if (line.session == nullptr) return;
+    if (is_taken_back) line.session->gave_up = true;
+    if (!is_taken_back) line.session->is_exact = false;
   }
 
   static void Break(Line& line) { line.is_broken = true; }
@@ -263,6 +276,7 @@ class Run {
   FuzzBytes& bytes_;
   FuzzDaemon& daemon_;
   std::vector<Line> lines_;
+  std::map<uint64_t, std::shared_ptr<Known>> sessions_;  // by id
 };
 
 }  // namespace
