@@ -24,7 +24,7 @@ service=$!
 end() {
   local code=$?
   [ $code = 0 ] || cat "$work/service.log" >&2
-  podman rm --all --force > /dev/null 2>&1 || true
+  podman rm --all --force --depend > /dev/null 2>&1 || true
   kill $service
   wait $service || true
 }
