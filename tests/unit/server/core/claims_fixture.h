@@ -58,6 +58,8 @@ class ClaimsTest : public BrokerTest {
                             if (on_member_) std::exchange(on_member_, nullptr)();
                           }};
     options.policy = policy_;
+    workers_.reset();  // their tasks end before the broker does, as in the daemon
+    workers_ = std::make_unique<WorkerPool>(4);
     Make(std::move(options));
   }
 
