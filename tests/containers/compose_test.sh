@@ -24,7 +24,8 @@ service=$!
 end() {
   local code=$?
   [ $code = 0 ] || cat "$work/service.log" >&2
-  podman rm --all --force --depend > /dev/null 2>&1 || true
+  # Again: that which others depend on goes after them.
+  for _ in 1 2; do podman rm --all --force > /dev/null 2>&1 || true; done
   kill $service
   wait $service || true
 }
