@@ -215,6 +215,8 @@ class Run {
         line.session->charged.at(request.device) += request.bytes;
         return;
       case VRAMBROKER_COUNT_UNCHARGE:
+        // More than it knew of: the answer to a charge was on its way.
+        if (request.bytes > line.session->charged.at(request.device)) line.session->is_exact = false;
         line.session->charged.at(request.device) -= request.bytes;
         return;
       case VRAMBROKER_COUNT_HOLD:
