@@ -93,6 +93,10 @@ class CountSocket::Line {
     grant_ = grant;
     return true;
   }
+  // The end of the connection, as recv() has said it: ECONNRESET tells of an unread answer.
+  void SetEnded(ssize_t received, int error) ABSL_LOCKS_EXCLUDED(mu_) {
+    if (received == 0 || error != ECONNRESET) ForgetGrant();
+  }
   // The client has read its last answer.
   void ForgetGrant() { (void)TakeGrant(); }
   std::optional<Grant> TakeGrant() ABSL_LOCKS_EXCLUDED(mu_) {
@@ -171,8 +175,7 @@ bool CountSocket::ReadPacket(Connection& connection) {
   Line& line = *connection.line;
   if (size < 0 && errno == EAGAIN) return true;
   if (size <= 0) {
-    // ECONNRESET: with an answer unread.
-    if (size == 0 || errno != ECONNRESET) line.ForgetGrant();
+    line.SetEnded(size, errno);
     return false;
   }
   if (connection.socket.HasUnread() || !line.StartCall()) return false;  // it has to wait for its answers
@@ -276,7 +279,9 @@ void CountSocket::FindLost(const Caller& caller, int asking) {
       if (fd == asking) continue;
       char byte = 0;
       const ssize_t size = recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-      if (size == 0 || (size < 0 && errno != EAGAIN)) gone.push_back(fd);
+      if (size > 0 || (size < 0 && errno == EAGAIN)) continue;
+      connections_.at(fd).line->SetEnded(size, errno);
+      gone.push_back(fd);
     }
   }
   for (const int fd : gone) Drop(fd);

@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <thread>
@@ -18,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "tests/integration/count_socket_fixture.h"
 #include "tests/support/test_device.h"
+#include "tests/support/thread_state.h"
 
 namespace vrambroker::testing_support {
 namespace {
@@ -112,6 +114,55 @@ TEST_F(CountSocketTest, WhatALostConnectionHadBegunChargesNothingMore) {
   ASSERT_OK_AND_ASSIGN(CountClient joined, client.Join());
   EXPECT_OK(joined.Wait(10_MiB, 1000));
   EXPECT_TRUE(IsCharged(10_MiB));
+}
+
+// The daemon hears of the next connection before it hears that the last one has ended.
+class CountSocketOvertakenTest : public CountSocketTest {
+ protected:
+  // The client goes on with another connection. Returns what it is charged then.
+  absl::StatusOr<uint64_t> ChargedAfter(CountClient* lost) {
+    absl::StatusOr<CountClient> next = CountClient::Connect(dir());
+    if (!next.ok()) return next.status();
+    EXPECT_STATUS(next->Info(), StatusCode::kFailedPrecondition, "HELLO") << "the daemon has the connection";
+    daemon_->process().Signal(SIGSTOP);
+    EXPECT_TRUE(WaitFor([&] { return IsStopped(); }));
+    EXPECT_TRUE(next->Send(CountHelloAgain("client", lost->token())));
+    lost->Close();
+    daemon_->process().Signal(SIGCONT);
+    const absl::StatusOr<CountAnswer> answer = next->Receive();
+    if (!answer.ok()) return answer.status();
+    if (absl::Status status = StatusOfAnswer(*answer); !status.ok()) return status;
+    EXPECT_EQ(answer->session, lost->session());
+    return next->ChargedBytes();
+  }
+
+ private:
+  // With all of its threads.
+  bool IsStopped() {
+    const std::string process = absl::StrCat(daemon_->process().pid());
+    for (const auto& thread : std::filesystem::directory_iterator("/proc/" + process + "/task")) {
+      if (StateOfThread(thread.path().filename(), process) != 'T') return false;
+    }
+    return true;
+  }
+};
+
+TEST_F(CountSocketOvertakenTest, WhatAClientHasReadStaysItsOwn) {
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  ASSERT_OK_AND_ASSIGN(CountClient client, Open("client"));
+  ASSERT_OK(client.Charge(100_MiB));
+  ASSERT_OK_AND_ASSIGN(const uint64_t charged, ChargedAfter(&client));
+  EXPECT_EQ(charged, 100_MiB);
+}
+
+TEST_F(CountSocketOvertakenTest, WhatAClientHasNotReadIsTakenBack) {
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  ASSERT_OK_AND_ASSIGN(CountClient client, Open("client"));
+  ASSERT_OK(client.Charge(100_MiB));
+  ASSERT_TRUE(client.Send(MakeCountRequest(VRAMBROKER_COUNT_CHARGE, 0, 20_MiB)));
+  EXPECT_TRUE(IsCharged(120_MiB));
+  ASSERT_OK_AND_ASSIGN(const uint64_t charged, ChargedAfter(&client));
+  EXPECT_EQ(charged, 100_MiB);
 }
 
 // The answer that had the next token was lost, too.

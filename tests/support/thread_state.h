@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the kernel says about a thread of this process.
+// What the kernel says about a thread.
 #ifndef VRAMBROKER_TESTS_SUPPORT_THREAD_STATE_H_
 #define VRAMBROKER_TESTS_SUPPORT_THREAD_STATE_H_
 
@@ -11,13 +11,17 @@
 
 namespace vrambroker {
 
-// As in /proc: 'S' waits for something, 'Z' has ended. 0: there is no such thread.
-inline char StateOfThread(pid_t thread) {
-  std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/stat");
+// As in /proc: 'S' waits for something, 'T' was stopped, 'Z' has ended. 0: there is no such thread. `process`: its pid.
+inline char StateOfThread(const std::string& thread, const std::string& process) {
+  std::ifstream file("/proc/" + process + "/task/" + thread + "/stat");
   std::string id, name;  // of programs whose name has no space, as tests have
   char state = 0;
   file >> id >> name >> state;
   return state;
+}
+// Of this process.
+inline char StateOfThread(pid_t thread) {
+  return StateOfThread(std::to_string(thread), "self");
 }
 
 }  // namespace vrambroker
