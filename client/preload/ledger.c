@@ -17,9 +17,14 @@
 
 enum { PAUSE_MS = 50, MINUTE_MS = 60000, KEPT_UNITS = 1 };
 
+enum {
+  NOT_SERVED = -1, /* by the daemon: the device is not counted */
+  UNKNOWN = -2     /* the daemon has not said yet: nothing is taken without it */
+};
+
 struct account {
   cu_uuid uuid;
-  int ordinal; /* the daemon's; -1: it does not serve the device now */
+  int ordinal; /* the daemon's, or one of the above */
   uint64_t used;
   uint64_t charged;
   uint64_t takes;     /* how often units were taken */
@@ -91,11 +96,19 @@ void ledger_session_begins(void) {
   lock(&books);
   generation++;
   for (int i = 0; i < account_count; i++) {
-    accounts[i].ordinal = -1;
+    accounts[i].ordinal = UNKNOWN;
     accounts[i].charged = 0;
   }
   for (int i = 0; i < LEDGER_DEVICES; i++) {
     if (by_device[i] == &not_served) by_device[i] = NULL; /* perhaps this daemon serves it */
+  }
+  unlock(&books);
+}
+
+void ledger_session_is_open(void) {
+  lock(&books);
+  for (int i = 0; i < account_count; i++) {
+    if (accounts[i].ordinal == UNKNOWN) accounts[i].ordinal = NOT_SERVED;
   }
   unlock(&books);
 }
@@ -137,8 +150,23 @@ int account_of(cu_device device, int quiet, struct account** account) {
   struct account* found = __atomic_load_n(&by_device[device], __ATOMIC_ACQUIRE);
   if (found == NULL) {
     char message[MESSAGE_BYTES];
+    const struct driver* driver = real_driver();
+    int (*get_uuid)(cu_uuid*, cu_device) =
+        driver->cuDeviceGetUuid_v2 != NULL ? driver->cuDeviceGetUuid_v2 : driver->cuDeviceGetUuid;
+    cu_uuid uuid;
+    const int has_uuid = get_uuid != NULL && get_uuid(&uuid, device) == CU_OK;
+    int is_new = 0;
     const struct calm calm = calm_begin();
     const enum line line = line_enter(!quiet, message);
+    if (line == LINE_OPEN && has_uuid) {
+      /* With the line: the session is not one that just begins, and all devices of its daemon are known. */
+      lock(&books);
+      found = with_uuid(&uuid);
+      if (found == NULL || found->ordinal < 0) found = &not_served;
+      is_new = by_device[device] == NULL;
+      __atomic_store_n(&by_device[device], found, __ATOMIC_RELEASE);
+      unlock(&books);
+    }
     if (line == LINE_OPEN) line_leave();
     calm_end(calm);
     if (line == LINE_UNCOUNTED) {
@@ -146,17 +174,7 @@ int account_of(cu_device device, int quiet, struct account** account) {
       return CU_OK;
     }
     if (line == LINE_REFUSED) return quiet ? CU_OUT_OF_MEMORY : refuse(message);
-    const struct driver* driver = real_driver();
-    int (*get_uuid)(cu_uuid*, cu_device) =
-        driver->cuDeviceGetUuid_v2 != NULL ? driver->cuDeviceGetUuid_v2 : driver->cuDeviceGetUuid;
-    cu_uuid uuid;
-    if (get_uuid == NULL || get_uuid(&uuid, device) != CU_OK) return CU_OK;
-    lock(&books);
-    found = with_uuid(&uuid);
-    if (found == NULL || found->ordinal < 0) found = &not_served;
-    const int is_new = by_device[device] == NULL;
-    __atomic_store_n(&by_device[device], found, __ATOMIC_RELEASE);
-    unlock(&books);
+    if (!has_uuid) return CU_OK;
     if (found == &not_served && is_new) say("the daemon does not serve GPU %d: memory there is not counted", device);
   }
   *account = found == &not_served ? NULL : found;
@@ -257,7 +275,7 @@ enum asked { TAKEN, NO_MEMORY, LATER, NEVER_MORE };
 
 /* With the books. */
 static int take_slack(struct account* account, uint64_t units) {
-  if (account->ordinal >= 0 && account->used + units > account->charged) return 0;
+  if (account->ordinal != NOT_SERVED && account->used + units > account->charged) return 0;
   account->used += units;
   account->takes++;
   return 1;

@@ -45,6 +45,8 @@ int refuse(const char* message);
 
 /* --- for the session: a new one begins, with the devices that its daemon has --- */
 void ledger_session_begins(void);
+/* It has said all of them. Until then no memory is taken. */
+void ledger_session_is_open(void);
 /* Returns how many bytes the process has of the device. */
 uint64_t ledger_device(uint32_t ordinal, const struct vrambroker_count_answer* answer);
 void ledger_held(uint32_t ordinal, uint64_t charged_bytes);

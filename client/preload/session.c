@@ -102,6 +102,7 @@ static enum opening tell_ledger(uint32_t devices, struct vrambroker_count_answer
     }
     ledger_held(device, charged);
   }
+  ledger_session_is_open();
   return OPENED;
 }
 

@@ -112,6 +112,19 @@ TEST_F(PreloadProtocol, ADaemonThatIsBusyWhenASessionBeginsIsAskedAgain) {
   EXPECT_EQ(daemon.Calls(VRAMBROKER_COUNT_HOLD), 3);
 }
 
+// The daemon never gets so far as to say which devices it has.
+TEST_F(PreloadProtocol, WhileASessionBeginsNothingIsTaken) {
+  PlayedDaemon daemon(kUuid, 64 * kMiB);
+  Program program = RunPacking(daemon, {{"VRAMBROKER_RECONNECT", "300ms"}});
+  EXPECT_EQ(program.Ask("alloc plain 20M"), "0");
+  daemon.SetBusy(VRAMBROKER_COUNT_INFO, 1'000'000);
+  daemon.HangUpAfter(VRAMBROKER_COUNT_CHARGE);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(program.Ask("alloc plain 20M"), "2") << i;
+  daemon.SetBusy(VRAMBROKER_COUNT_INFO, 0);
+  EXPECT_EQ(program.Ask("alloc plain 20M"), "0");
+  EXPECT_EQ(daemon.charged(), 40 * kMiB);
+}
+
 TEST_F(PreloadProtocol, ADeviceThatTheDaemonDoesNotServeIsNotCounted) {
   PlayedDaemon daemon("GPU-22222222-1111-1111-1111-111111111111", 2 * kMiB);
   Program program = RunPacking(daemon);
