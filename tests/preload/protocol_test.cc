@@ -134,6 +134,19 @@ TEST_F(PreloadProtocol, ADeviceThatTheDaemonDoesNotServeIsNotCounted) {
   EXPECT_EQ(daemon.Calls(VRAMBROKER_COUNT_CHARGE), 0);
 }
 
+TEST_F(PreloadProtocol, ADeviceThatIsNotServedAnyMoreIsNotCountedAnyMore) {
+  PlayedDaemon daemon(kUuid, 64 * kMiB);
+  Program program = RunPacking(daemon);
+  EXPECT_EQ(program.Ask("alloc plain 20M"), "0");
+  daemon.set_distort([](const PlayedDaemon::Request& request, PlayedDaemon::Answer answer) {
+    if (request.call == VRAMBROKER_COUNT_INFO) std::strcpy(answer.uuid, "GPU-22222222-1111-1111-1111-111111111111");
+    return PlayedDaemon::Bytes(answer);
+  });
+  daemon.HangUpAfter(VRAMBROKER_COUNT_CHARGE);
+  EXPECT_EQ(program.Ask("alloc plain 60M"), "0");
+  EXPECT_EQ(daemon.charged(), 0u);
+}
+
 // --- Daemons that answer wrongly: as if there were none, and never in a hot loop ---
 
 class PreloadHostile : public PreloadProtocol, public ::testing::WithParamInterface<uint32_t> {
