@@ -253,11 +253,14 @@ class EphemeralClaimsTest : public OwnClaimsTest {
     ClaimTerms terms{.owner = {.uid = kOwner}};
     return Answer([&](const Claims::Done& done) { broker_->claims().Create(name, terms, done, asker, true); });
   }
+  // As IsRemoved(), and makers are looked at.
   bool IsGone(const std::string& name) {
-    return testing_support::WaitFor([&] {
+    const bool is_gone = testing_support::WaitFor([&] {
       broker_->claims().Tick();
       return !broker_->claims().Find(name).ok();
     });
+    WaitForChanges();
+    return is_gone;
   }
 
   pid_t process_;
