@@ -51,6 +51,7 @@ bool CountedSession::IsOf(const RandomToken& token) const {
 }
 
 absl::Status CountedSession::CheckGoesOn(uint64_t resumes) const {
+  MutexLock lock(mu_);
   if (absl::Status status = CheckActive(); !status.ok()) return status;
   if (resumes != resumes_) return absl::UnavailableError("the session has gone on with another connection; join it");
   return absl::OkStatus();
@@ -59,26 +60,17 @@ absl::Status CountedSession::CheckGoesOn(uint64_t resumes) const {
 // ---- Charges ----
 
 absl::Status CountedSession::TryCharge(int device, uint64_t bytes, uint64_t resumes) {
-  {
-    MutexLock lock(mu_);
-    if (absl::Status status = CheckGoesOn(resumes); !status.ok()) return status;
-  }
+  if (absl::Status status = CheckGoesOn(resumes); !status.ok()) return status;
   return Charged(device, pool(device).TryChargeCounted(id_, bytes));
 }
 
 absl::Status CountedSession::ChargeSlowly(int device, uint64_t bytes, uint64_t resumes, Reservation reservation) {
-  {
-    MutexLock lock(mu_);
-    if (absl::Status status = CheckGoesOn(resumes); !status.ok()) return status;
-  }
+  if (absl::Status status = CheckGoesOn(resumes); !status.ok()) return status;
   return Charged(device, pool(device).ChargeCounted(id_, bytes, /*granted=*/reservation.Consume()));
 }
 
 absl::Status CountedSession::Declare(int device, uint64_t bytes, uint64_t resumes) {
-  {
-    MutexLock lock(mu_);
-    if (absl::Status status = CheckGoesOn(resumes); !status.ok()) return status;
-  }
+  if (absl::Status status = CheckGoesOn(resumes); !status.ok()) return status;
   return Charged(device, pool(device).DeclareCounted(id_, bytes));
 }
 

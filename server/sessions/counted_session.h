@@ -74,7 +74,7 @@ class CountedSession : public Session {
   absl::Status Charged(int device, absl::Status status) ABSL_LOCKS_EXCLUDED(mu_);
   uint64_t ReservedBytes(int device) const;
 
-  absl::Status CheckGoesOn(uint64_t resumes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status CheckGoesOn(uint64_t resumes) const ABSL_LOCKS_EXCLUDED(mu_);
 
   RandomToken join_token_ ABSL_GUARDED_BY(mu_);
   RandomToken last_join_token_ ABSL_GUARDED_BY(mu_);  // before the last Resume()

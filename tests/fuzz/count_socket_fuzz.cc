@@ -240,8 +240,11 @@ class Run {
   static void Lost(Line& line, const Request& request) {
     const bool is_taken_back = request.call != VRAMBROKER_COUNT_UNCHARGE && request.call != VRAMBROKER_COUNT_HOLD;
     if (line.session == nullptr) return;
-    if (is_taken_back) line.session->gave_up = true;
-    if (!is_taken_back) line.session->is_exact = false;
+    if (is_taken_back) {
+      line.session->gave_up = true;
+    } else {
+      line.session->is_exact = false;
+    }
   }
 
   static void Break(Line& line) { line.is_broken = true; }
