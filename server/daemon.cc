@@ -71,6 +71,7 @@ constexpr int kMaxCallsPerConnection = 256;
 constexpr std::chrono::milliseconds kTick(200);
 constexpr std::chrono::seconds kBetweenDescriptorErrors(10);
 constexpr std::chrono::seconds kHealthPeriod(2);
+constexpr std::chrono::seconds kReconciliationPeriod(5);
 constexpr int kLooksUntilLost = 3;                   // at a device that cannot be used; a driver may fail once
 constexpr std::chrono::seconds kHealthPatience(30);  // with a driver that does not answer, before it is said
 // A dead process is nearly, not strictly, a quiet GPU; see Config::settle_time.
@@ -98,6 +99,7 @@ class Daemon {
                 .reclaim_timeout = absl::ToChronoMilliseconds(config.reclaim_timeout),
                 .hold_back_time = absl::ToChronoMilliseconds(config.hold_back_time),
                 .hold_back_limit = config.hold_back_limit,
+                .overhead_allowance_bytes = config.overhead_allowance_bytes,
                 .fragmentation_window = absl::ToChronoMilliseconds(config.fragmentation_window),
                 .claims =
                     {.serve = [this](const Claim& claim) { return ServeClaim(claim); },
@@ -254,6 +256,7 @@ class Daemon {
   mutable Mutex lost_mu_;
   absl::Status all_lost_ ABSL_GUARDED_BY(lost_mu_);
   absl::Status ends_because_;  // OK: it was told to
+  SteadyTime next_reconciliation_ = std::chrono::steady_clock::now();
   SteadyTime next_sample_ = std::chrono::steady_clock::now();
   std::atomic<bool> sampling_{false};
 };
@@ -550,6 +553,10 @@ void Daemon::OnTick() {
       TakeSample();
       sampling_ = false;
     });
+  }
+  if (now >= next_reconciliation_) {
+    next_reconciliation_ = now + kReconciliationPeriod;
+    broker_.reconciliation().Start();
   }
   if (now >= next_descriptor_check_) {
     const UniqueFd probe(fcntl(timer_.get(), F_DUPFD_CLOEXEC, 0));

@@ -4,6 +4,7 @@
 #include "allocator/device/cuda_device.h"
 
 #include <cuda.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -16,6 +17,7 @@
 #include "allocator/base/mutex.h"
 #include "allocator/device/cuda_driver.h"
 #include "allocator/device/cuda_status.h"
+#include "allocator/device/gpu_processes.h"
 
 namespace vrambroker {
 namespace {
@@ -219,6 +221,20 @@ class CudaDevice : public Device {
       return status;
     }
     return free_bytes;
+  }
+
+  absl::StatusOr<std::vector<GpuProcess>> FindProcesses() override {
+    absl::StatusOr<std::vector<GpuProcess>> processes = FindGpuProcesses(properties_.uuid);
+    if (!processes.ok()) return processes;
+    // This one has a context.
+    const bool knows_this = std::any_of(processes->begin(), processes->end(),
+                                        [](const GpuProcess& process) { return process.pid == getpid(); });
+    if (!knows_this) {
+      return absl::UnimplementedError(
+          absl::StrCat("NVML does not name this process (", getpid(),
+                       ") among those on the GPU: it sees the machine's process ids; a container needs --pid=host"));
+    }
+    return processes;
   }
 
   absl::Status Health() override {

@@ -14,6 +14,11 @@ absl::StatusOr<LeftSegments> Device::FindLeftSegments() {
   return absl::UnimplementedError("this device does not tell what earlier owners have left");
 }
 
+absl::StatusOr<std::vector<GpuProcess>> Device::FindProcesses() {
+  return absl::UnimplementedError(
+      absl::StrCat("a ", DeviceKindName(properties().kind), " device does not tell which processes use it"));
+}
+
 absl::StatusOr<SegmentHolders> Device::FindHolders(absl::Span<const DeviceSegment> /*segments*/) {
   return absl::UnimplementedError(
       absl::StrCat("a ", DeviceKindName(properties().kind), " device cannot tell who holds its segments"));

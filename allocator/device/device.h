@@ -73,6 +73,13 @@ struct SegmentHolders {
   size_t unread_processes = 0;  // that may not be looked into: they may hold any of the segments
 };
 
+// What a process uses of a device in the driver's words: its context and what it has allocated. Memory that several
+// have open is its owner's.
+struct GpuProcess {
+  pid_t pid = 0;
+  uint64_t bytes = 0;
+};
+
 // A segment of an earlier owner of the device, who has gone, that other processes still hold.
 struct LeftSegment {
   uint64_t file_device = 0;  // which file it is, as fstat() says
@@ -140,6 +147,10 @@ class Device : public EventSource {
   // What is left of earlier owners, as far as other processes can be looked into. Unimplemented where the driver does
   // not tell (cuda).
   virtual absl::StatusOr<LeftSegments> FindLeftSegments();
+
+  // All processes that use the device, by pid, this one among them. Unimplemented where nobody tells: host, and GPUs
+  // whose driver does not, or does so by pids of another namespace.
+  virtual absl::StatusOr<std::vector<GpuProcess>> FindProcesses();
 };
 
 // InvalidArgument unless `bytes` is a valid segment size. For implementations.

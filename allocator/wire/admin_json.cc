@@ -55,6 +55,19 @@ const char* KindName(v1::DeviceKind kind) {
   return kind == v1::DEVICE_KIND_CUDA ? "cuda" : "host";
 }
 
+const char* ProcessKindName(v1::DeviceProcess::Kind kind) {
+  switch (kind) {
+    case v1::DeviceProcess::DAEMON:
+      return "daemon";
+    case v1::DeviceProcess::CLIENT:
+      return "client";
+    case v1::DeviceProcess::UNCOUNTED:
+      return "uncounted";
+    default:
+      return "unknown";
+  }
+}
+
 Json ToJson(const v1::OutOfMemory& oom) {
   return Json::parse(OutOfMemoryJson(oom));
 }
@@ -92,6 +105,8 @@ Json ToJson(const v1::Session& session) {
                        {"returning_bytes", device.returning_bytes()},
                        {"carried_over_bytes", device.carried_over_bytes()},
                        {"unknown_bytes", unknown},
+                       {"used_bytes", device.used_bytes()},
+                       {"overhead_bytes", device.overhead_bytes()},
                        {"allocated_bytes", allocated},
                        {"allocated_bytes_peak", stats.allocated_bytes().all().peak()},
                        {"requested_bytes", stats.requested_bytes().all().current()},
@@ -166,6 +181,17 @@ Json ToJson(const v1::OutOfMemoryEvent& event) {
 
 Json ToJson(const v1::Device& device, const DeviceSums& sums) {
   const uint64_t known = sums.leased_bytes - std::min(sums.leased_bytes, sums.unknown_bytes);
+  Json processes = Json::array();
+  for (const v1::DeviceProcess& process : device.processes()) {
+    processes.push_back({{"pid", process.pid()},
+                         {"uid", process.uid()},
+                         {"name", process.name()},
+                         {"kind", ProcessKindName(process.kind())},
+                         {"used_bytes", process.used_bytes()},
+                         {"charged_bytes", process.charged_bytes()},
+                         {"overhead_bytes", process.overhead_bytes()},
+                         {"drift_bytes", process.drift_bytes()}});
+  }
   return {{"device", device.ordinal()},
           {"kind", KindName(device.kind())},
           {"name", device.name()},
@@ -183,6 +209,8 @@ Json ToJson(const v1::Device& device, const DeviceSums& sums) {
           {"carried_over_bytes", device.carried_over_bytes()},
           {"unknown_bytes", sums.unknown_bytes},
           {"fragmentation_ratio", FragmentationRatio(sums.allocated_bytes, known)},
+          {"processes", std::move(processes)},
+          {"processes_fault", device.processes_fault()},
           {"fault", device.fault()}};
 }
 

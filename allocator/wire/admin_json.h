@@ -46,6 +46,7 @@ const char* StateName(v1::SessionState state);
 const char* StateName(v1::ClaimState state);
 // "cuda" or "host".
 const char* KindName(v1::DeviceKind kind);
+const char* ProcessKindName(v1::DeviceProcess::Kind kind);  // "daemon", "client", "uncounted"
 
 }  // namespace vrambroker
 

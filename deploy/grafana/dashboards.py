@@ -540,6 +540,22 @@ def overview():
                  "What the daemon does not hand out of its capacity, because CUDA contexts of clients and other programs use "
                  "more than the headroom, or the next client's context needs it. Raise headroom, or run fewer processes.",
                  [query(f"vrambroker_device_outside_bytes{{{DEVICE}}}", BY_DEVICE)], "bytes", 6)
+    board.series("What processes use beyond what is charged",
+                 "By NVML, on GPUs. overhead: CUDA contexts and libraries of the daemon and its clients. uncharged: what clients "
+                 "use beyond that and overhead_allowance, past the broker. unused: charged to counted clients, and not on the "
+                 "GPU. All are 0 where the driver does not tell: vramctl status says why.",
+                 [query(f"sum(vrambroker_device_overhead_bytes{{{DEVICE}}})", "overhead"),
+                  query(f"sum by (kind) (vrambroker_device_drift_bytes{{{DEVICE}}})", "{{kind}}")], "bytes", 6)
+    board.series("Programs that nobody counts",
+                 "By NVML, on GPUs: what processes use that are no clients, in all and by command. vramctl status has their pids "
+                 "and users.",
+                 [query(f"sum(vrambroker_device_uncounted_bytes{{{DEVICE}}})", "all"),
+                  query(f"sum by (process) (vrambroker_device_uncounted_process_bytes{{{DEVICE}}})", "{{process}}")], "bytes", 6)
+    board.series("What clients' processes use",
+                 "By NVML, on GPUs: all that the processes of sessions use, and what of it is overhead: CUDA contexts and "
+                 "libraries.",
+                 [query(f"sum(vrambroker_client_used_bytes{{{DEVICE}}})", "used"),
+                  query(f"sum(vrambroker_client_overhead_bytes{{{DEVICE}}})", "overhead")], "bytes", 6)
     board.series("Quarantined memory by reason",
                  "Memory that nobody else may get yet. disconnected: the session's stream broke, but its process "
                  "lives. ended: an operator ended the session, but its process has not let go. settling: its process "

@@ -159,6 +159,7 @@ absl::StatusOr<Config> CheckConfig(const ConfigText& text) {
     config.capacity_bytes = capacity;
   }
   config.headroom_bytes = check.Size("headroom", proto.headroom(), 1_GiB);
+  config.overhead_allowance_bytes = check.Size("overhead_allowance", proto.overhead_allowance(), 1_GiB);
 
   config.host_devices = proto.host_devices() == 0 ? 1 : static_cast<int>(proto.host_devices());
   if (proto.host_devices() > 16) check.Fault("host_devices", absl::StrCat(proto.host_devices(), " is above 16"));
@@ -282,6 +283,7 @@ std::vector<std::string> FieldsThatNeedARestart(const Config& running, const Con
   compare("device_lost", [](const Config& c) { return c.exits_when_devices_are_lost; });
   compare("capacity", [](const Config& c) { return c.capacity_bytes; });
   compare("headroom", [](const Config& c) { return c.headroom_bytes; });
+  compare("overhead_allowance", [](const Config& c) { return c.overhead_allowance_bytes; });
   compare("host_devices", [](const Config& c) { return c.host_devices; });
   compare("http_address", [](const Config& c) { return c.http_address; });
   compare("idle_decay", [](const Config& c) { return c.idle_decay; });

@@ -34,6 +34,7 @@ struct Config {
   bool exits_when_devices_are_lost = true;
   std::optional<uint64_t> capacity_bytes;  // per device
   uint64_t headroom_bytes = 0;
+  uint64_t overhead_allowance_bytes = 0;  // see Reconciliation
   int host_devices = 1;
   absl::Duration host_driver_latency;
   std::string http_address;  // empty: no HTTP

@@ -73,6 +73,7 @@ Broker::Broker(BrokerOptions options, std::vector<SegmentPool*> pools, Executor*
               pools_, workers_, &sessions_, &waiting_, &limits_),
       recordings_(options_.record_events, &sessions_),
       fragmentation_(pools_, options_.fragmentation_window, options_.clock),
+      reconciliation_(options_.overhead_allowance_bytes, pools_, workers_, &sessions_),
       quarantine_checks_(pools_, workers_, &timer_),
       idle_releases_(pools_, workers_),
       operator_view_(pools_, options_.clock,
@@ -80,6 +81,7 @@ Broker::Broker(BrokerOptions options, std::vector<SegmentPool*> pools, Executor*
                       .waiting = &waiting_,
                       .refusals = &refusals_,
                       .fragmentation = &fragmentation_,
+                      .reconciliation = &reconciliation_,
                       .claims = &claims_}),
       policy_(options_.policy != nullptr ? options_.policy : std::make_shared<const Policy>(PolicyOptions())) {
   timer_.AddSource([this] { return waiting_.NextWake(); });

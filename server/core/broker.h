@@ -31,6 +31,7 @@
 #include "server/core/idle_releases.h"
 #include "server/core/operator_view.h"
 #include "server/core/quarantine_checks.h"
+#include "server/core/reconciliation.h"
 #include "server/core/recordings.h"
 #include "server/core/session_limits.h"
 #include "server/identity/policy.h"
@@ -79,6 +80,7 @@ class Broker {
   Claims& claims() { return claims_; }
   Recordings& recordings() { return recordings_; }
   FragmentationWatch& fragmentation() { return fragmentation_; }
+  Reconciliation& reconciliation() { return reconciliation_; }
   IdleReleases& idle_releases() { return idle_releases_; }
   const OperatorView& operator_view() const { return operator_view_; }
 
@@ -176,6 +178,7 @@ class Broker {
   Claims claims_;
   Recordings recordings_;
   FragmentationWatch fragmentation_;
+  Reconciliation reconciliation_;
   QuarantineChecks quarantine_checks_;
   IdleReleases idle_releases_;
   OperatorView operator_view_;

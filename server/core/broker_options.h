@@ -33,6 +33,7 @@ struct BrokerOptions {
   // See RequestQueueOptions.
   std::chrono::milliseconds hold_back_time{1000};
   Limit hold_back_limit = 1.0;                                               // of each device
+  uint64_t overhead_allowance_bytes = uint64_t{1} << 30;                     // see Reconciliation
   std::chrono::milliseconds fragmentation_window = std::chrono::minutes(1);  // see FragmentationTrend
   std::function<SteadyTime()> clock = [] { return std::chrono::steady_clock::now(); };
   ClaimHooks claims;

@@ -8,12 +8,14 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "allocator/device/device.h"
 #include "allocator/heap/memory_stats.h"
 #include "server/core/claims.h"
+#include "server/core/reconciliation.h"
 #include "server/oom/tenant_refusals.h"
 #include "server/pool/segment_pool.h"
 #include "server/queue/request_queue.h"
@@ -43,6 +45,8 @@ struct DeviceView {
   std::chrono::milliseconds longest_waiting{0};    // 0: nothing waits
   std::array<uint64_t, kOomCauses.size()> ooms{};  // refusals ever, by OomCause
   uint64_t alloc_retries = 0;                      // of all sessions ever: requests that flushed their cache first
+  // That use it; never null.
+  std::shared_ptr<const DeviceProcesses> processes = std::make_shared<const DeviceProcesses>();
 
   // ---- Sums over the sessions ----
 

@@ -50,6 +50,7 @@ BrokerView OperatorView::Look() const {
       const auto age = std::chrono::duration_cast<std::chrono::milliseconds>(now - holding.since);
       info.quarantine.push_back({.age = age, .holding = std::move(holding)});
     }
+    info.processes = parts_.reconciliation->Get(device);
     info.ooms = parts_.refusals->GetCounts(static_cast<int>(device));
     for (const auto& [session, account] : of_pool.accounts) info.leased_bytes += account.reserved_bytes;
     info.alloc_retries = registry.closed_retries[device];
@@ -61,6 +62,7 @@ BrokerView OperatorView::Look() const {
   view.sessions.reserve(sessions.size());
   for (size_t i = 0; i < sessions.size(); ++i) view.sessions.push_back(ViewOf(*sessions[i], accounts[i]));
   AddWaiting(absl::MakeSpan(view.sessions));
+  AddUse(absl::MakeSpan(view.sessions));
   parts_.fragmentation->AddTo(absl::MakeSpan(view.sessions));
   for (size_t device = 0; device < view.devices.size(); ++device) {
     DeviceView& info = view.devices[device];
@@ -137,8 +139,23 @@ SessionView OperatorView::Describe(const Session& session) const {
   }
   SessionView info = ViewOf(session, accounts);
   AddWaiting(absl::MakeSpan(&info, 1));
+  AddUse(absl::MakeSpan(&info, 1));
   parts_.fragmentation->AddTo(absl::MakeSpan(&info, 1));
   return info;
+}
+
+void OperatorView::AddUse(absl::Span<SessionView> infos) const {
+  absl::flat_hash_map<SessionId, SessionView*> by_id;
+  for (SessionView& info : infos) by_id.emplace(info.id, &info);
+  for (size_t device = 0; device < pools_.size(); ++device) {
+    const std::shared_ptr<const DeviceProcesses> found = parts_.reconciliation->Get(device);
+    for (const ProcessView& process : found->processes) {
+      const auto it = process.session.has_value() ? by_id.find(*process.session) : by_id.end();
+      if (it == by_id.end()) continue;
+      it->second->devices[device].used_bytes = process.used_bytes;
+      it->second->devices[device].overhead_bytes = process.overhead_bytes;
+    }
+  }
 }
 
 void OperatorView::AddWaiting(absl::Span<SessionView> infos) const {

@@ -11,6 +11,7 @@
 #include "server/base/steady_time.h"
 #include "server/core/broker_view.h"
 #include "server/core/fragmentation_watch.h"
+#include "server/core/reconciliation.h"
 #include "server/pool/segment_pool.h"
 #include "server/requests/refusals.h"
 #include "server/requests/waiting_requests.h"
@@ -27,6 +28,7 @@ class OperatorView {
     const WaitingRequests* waiting = nullptr;
     const Refusals* refusals = nullptr;
     const FragmentationWatch* fragmentation = nullptr;
+    const Reconciliation* reconciliation = nullptr;
     const Claims* claims = nullptr;
   };
   // `pools` by device.
@@ -38,6 +40,7 @@ class OperatorView {
 
  private:
   void AddWaiting(absl::Span<SessionView> infos) const;
+  void AddUse(absl::Span<SessionView> infos) const;
   // `shares`: what the pools had of each, by device, when the rest of `view` was looked at.
   using Shares = absl::flat_hash_map<ShareId, ShareStats>;
   std::vector<ClaimView> LookAtClaims(const std::vector<Shares>& shares, const BrokerView& view) const;

@@ -70,6 +70,10 @@ constexpr Figure kGauges[] = {
      [](const Row& row) { return row.held->account.guarantee_bytes; }},
     {"carried_over_bytes", "Memory that the client holds from an earlier run of the daemon.",
      [](const Row& row) { return row.held->account.carried_over_bytes; }},
+    {"used_bytes", "What the client's process uses of the GPU, with its CUDA context.",
+     [](const Row& row) { return row.held->used_bytes; }},
+    {"overhead_bytes", "What the client's process uses of the GPU beyond what is charged for memory of its own.",
+     [](const Row& row) { return row.held->overhead_bytes; }},
     {"peak_allocated_bytes", "Peak of the client's allocated bytes.",
      [](const Row& row) { return row.stats().allocated_bytes.all.peak; }},
     {"peak_reserved_bytes", "Peak of the bytes that the client's heap reserved.",
@@ -132,6 +136,8 @@ struct Folded {
     to.account.limit_bytes += from.account.effective_limit_bytes();
     to.account.guarantee_bytes += from.account.guarantee_bytes;
     to.account.carried_over_bytes += from.account.carried_over_bytes;
+    to.used_bytes += from.used_bytes;
+    to.overhead_bytes += from.overhead_bytes;
     to.account.segments += from.account.segments;
     to.idle_bytes += from.idle_bytes;
     to.unknown_bytes += from.unknown_bytes;

@@ -18,6 +18,8 @@ namespace {
 using enum prometheus::MetricType;
 
 // What is exported of a device, beside what its DeviceView says.
+constexpr size_t kMaxProcessNames = 20;  // of processes that nobody counts, with series of their own
+
 struct DeviceRow {
   std::string gpu;
   MetricLabels labels;  // of the device alone
@@ -106,6 +108,13 @@ constexpr DeviceFigure kFigures[] = {
      [](const DeviceRow& row) { return row.info->pool.held_back_bytes; }},
     {"unfreed_bytes", "Memory that the driver has refused to take back, so far.", Gauge,
      [](const DeviceRow& row) { return row.info->pool.unfreed_bytes; }},
+    {"overhead_bytes",
+     "What CUDA contexts and libraries of the daemon and its clients use, which nobody is charged for.", Gauge,
+     [](const DeviceRow& row) { return row.info->processes->overhead_bytes; }},
+    {"uncounted_bytes", "What processes use that are no clients: nobody counts it.", Gauge,
+     [](const DeviceRow& row) { return row.info->processes->uncounted_bytes; }},
+    {"processes_known", "1 if the driver tells what each process uses, else 0.", Gauge,
+     [](const DeviceRow& row) { return uint64_t{row.info->processes->status.ok() ? 1U : 0U}; }},
     {"segments", "Segments leased to sessions.", Gauge, [](const DeviceRow& row) { return row.info->pool.segments; }},
     {"blocks", "Blocks handed out to clients.", Gauge,
      [](const DeviceRow& row) { return row.info->stats.allocation.all.current; }},
@@ -184,6 +193,34 @@ void WriteQuarantine(const std::vector<DeviceRow>& rows, MetricFamilies& out) {
   }
 }
 
+void WriteProcesses(const std::vector<DeviceRow>& rows, MetricFamilies& out) {
+  out.Family("vrambroker_device_drift_bytes",
+             "How far what processes use and what they are charged for are apart, by kind: used and not charged beyond "
+             "the allowance, or charged and not used.",
+             Gauge);
+  for (const DeviceRow& row : rows) {
+    out.Sample(row.labels, "kind", "uncharged", row.info->processes->drift_bytes);
+    out.Sample(row.labels, "kind", "unused", row.info->processes->unused_bytes);
+  }
+  out.Family("vrambroker_device_uncounted_process_bytes",
+             "What processes use that are no clients, by command: the largest, and the others as _other.", Gauge);
+  for (const DeviceRow& row : rows) {
+    std::map<std::string, uint64_t> by_name;
+    for (const ProcessView& process : row.info->processes->processes) {
+      if (process.kind == ProcessView::Kind::kUncounted) by_name[process.name] += process.used_bytes;
+    }
+    std::vector<std::pair<uint64_t, std::string>> largest;
+    largest.reserve(by_name.size());
+    for (const auto& [name, bytes] : by_name) largest.emplace_back(bytes, name);
+    std::sort(largest.rbegin(), largest.rend());
+    uint64_t others = 0;
+    for (size_t i = kMaxProcessNames; i < largest.size(); ++i) others += largest[i].first;
+    largest.resize(std::min(largest.size(), kMaxProcessNames));
+    for (const auto& [bytes, name] : largest) out.Sample(row.labels, "process", name, bytes);
+    if (others > 0) out.Sample(row.labels, "process", "_other", others);
+  }
+}
+
 void WriteRequests(const std::vector<DeviceRow>& rows, MetricFamilies& out) {
   out.Family("vrambroker_device_ooms_total", "Memory requests that were refused, by reason.", Counter);
   for (const DeviceRow& row : rows) {
@@ -249,6 +286,7 @@ void WriteDeviceMetrics(const BrokerView& view, MetricFamilies& out) {
   WriteRatios(rows, out);
   WriteFreeBlocks(rows, out);
   WriteQuarantine(rows, out);
+  WriteProcesses(rows, out);
   WriteRequests(rows, out);
   WriteDriverCalls(rows, out);
 }

@@ -70,7 +70,9 @@ uint64_t DriverMemory::NextContext(const Known& known) const {
   const uint64_t at_start = SaturatingSub(total, capacity_ + headroom_);  // in use, beside what is carried over
   const uint64_t in_use = SaturatingSub(total, has_.value_or(total));
   const uint64_t contexts = SaturatingSub(in_use, at_start + known.carried_over + unowned_.elsewhere);
-  const uint64_t average = std::min(headroom_, contexts / std::max<uint64_t>(1, known.clients));
+  // What other programs use is no context of a client: where that is known, it does not count for the average.
+  const Contexts of_clients = contexts_.value_or(Contexts{.bytes = contexts, .clients = known.clients});
+  const uint64_t average = std::min(headroom_, of_clients.bytes / std::max<uint64_t>(1, of_clients.clients));
   return std::max(SaturatingSub(headroom_, contexts), average);
 }
 

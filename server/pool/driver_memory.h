@@ -30,6 +30,8 @@ class DriverMemory {
   void UpdateMost(uint64_t free, uint64_t at_most);
   // The driver did not have a segment of `bytes` while the pool had `from_driver` from it, whatever it says is free.
   void Refused(uint64_t bytes, std::optional<uint64_t> free, uint64_t from_driver);
+  // The contexts of so many clients take these bytes: they are known, and need not be inferred from what is free.
+  void SetContexts(uint64_t bytes, uint64_t clients) { contexts_ = Contexts{.bytes = bytes, .clients = clients}; }
   // All that is in use is of others: there are no sessions yet.
   void StartWithOthers();
 
@@ -70,6 +72,11 @@ class DriverMemory {
   uint64_t foreign_ = 0;
   // No less than `known_`: what changed hands during the update counts on both sides. None: the driver has not said.
   std::optional<uint64_t> has_;
+  struct Contexts {
+    uint64_t bytes = 0;
+    uint64_t clients = 0;
+  };
+  std::optional<Contexts> contexts_;  // none: nobody has said
   // What can be handed out at most, by what the driver has refused since then.
   uint64_t refuses_beyond_ = std::numeric_limits<uint64_t>::max();
   Unowned unowned_;

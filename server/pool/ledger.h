@@ -26,7 +26,9 @@ struct AccountState {
   uint64_t carried_over_bytes = 0;  // of these, from an earlier run of the daemon: see CarriedOver
   uint64_t returning_bytes = 0;     // of these, asked back from the client and not yet closed by it
   size_t segments = 0;              // leased or returning; filled in by SegmentPool
-  int priority = 0;                 // higher ones are served first and asked for memory last
+  // Of those that are reserved, memory that the client has of the driver itself; filled in by SegmentPool.
+  uint64_t counted_bytes = 0;
+  int priority = 0;  // higher ones are served first and asked for memory last
 
   // Of all accounts of its share together, with what is left of those that are closed.
   static constexpr uint64_t kNoBound = std::numeric_limits<uint64_t>::max();

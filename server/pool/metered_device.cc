@@ -31,6 +31,8 @@ const char* DeviceCallName(DeviceCall call) {
       return "memory";
     case DeviceCall::kHolders:
       return "holders";
+    case DeviceCall::kProcesses:
+      return "processes";
   }
   return "unknown";
 }
@@ -93,6 +95,10 @@ absl::StatusOr<SegmentHandle> MeteredDevice::ExportSegment(const DeviceSegment& 
 
 absl::StatusOr<SegmentHolders> MeteredDevice::FindHolders(absl::Span<const DeviceSegment> segments) {
   return Measure(DeviceCall::kHolders, [&] { return device_->FindHolders(segments); });
+}
+
+absl::StatusOr<std::vector<GpuProcess>> MeteredDevice::FindProcesses() {
+  return Measure(DeviceCall::kProcesses, [&] { return device_->FindProcesses(); });
 }
 
 }  // namespace vrambroker

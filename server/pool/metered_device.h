@@ -16,11 +16,11 @@
 
 namespace vrambroker {
 
-enum class DeviceCall { kAllocate, kFree, kExport, kHealth, kMemory, kHolders };
+enum class DeviceCall { kAllocate, kFree, kExport, kHealth, kMemory, kHolders, kProcesses };
 
-inline constexpr std::array<DeviceCall, 6> kDeviceCalls = {DeviceCall::kAllocate, DeviceCall::kFree,
-                                                           DeviceCall::kExport,   DeviceCall::kHealth,
-                                                           DeviceCall::kMemory,   DeviceCall::kHolders};
+inline constexpr std::array<DeviceCall, 7> kDeviceCalls = {
+    DeviceCall::kAllocate, DeviceCall::kFree,    DeviceCall::kExport,   DeviceCall::kHealth,
+    DeviceCall::kMemory,   DeviceCall::kHolders, DeviceCall::kProcesses};
 
 const char* DeviceCallName(DeviceCall call);  // "allocate", ...
 
@@ -63,6 +63,7 @@ class MeteredDevice : public Device {
   }
   absl::Status Zero(const DeviceSegment& segment, uint64_t offset, uint64_t bytes) override;
   absl::StatusOr<SegmentHolders> FindHolders(absl::Span<const DeviceSegment> segments) override;
+  absl::StatusOr<std::vector<GpuProcess>> FindProcesses() override;
   absl::StatusOr<LeftSegments> FindLeftSegments() override { return device_->FindLeftSegments(); }
   absl::StatusOr<std::unique_ptr<Event>> RecordEvent(Stream stream) override { return device_->RecordEvent(stream); }
 

@@ -312,6 +312,13 @@ class SegmentPool {
   // OK before the first update.
   absl::Status health() const;
 
+  // (driver) Device::FindProcesses().
+  absl::StatusOr<std::vector<GpuProcess>> FindProcesses() { return device_->FindProcesses(); }
+  // What this process may have of the driver for segments, with what is on its way here, without its context.
+  uint64_t GetOwnBytes() const;
+  // What the contexts of so many clients take, as FindProcesses() has shown: the next client's is to have as much.
+  void SetContexts(uint64_t bytes, uint64_t clients);
+
  private:
   // (driver) The oldest idle segments, one at a time, while `is_due`. Returns the bytes that the driver has taken.
   uint64_t ReleaseOldest(const std::function<bool(SteadyTime oldest, uint64_t idle_bytes)>& is_due)

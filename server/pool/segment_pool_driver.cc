@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/base/saturating.h"
 #include "server/pool/segment_pool.h"
 #include "server/pool/segment_refusal.h"
 
@@ -118,6 +119,25 @@ void SegmentPool::AskDriver() {
 SegmentPool::FromDriver SegmentPool::GetFromDriver() const {
   MutexLock lock(mu_);
   return FromDriverNow();
+}
+
+uint64_t SegmentPool::GetOwnBytes() const {
+  MutexLock lock(mu_);
+  uint64_t counted = 0;
+  for (const auto& [session, account] : accounts_.all()) counted += account.counted_bytes;
+  return SaturatingSub(FromDriverNow().at_most, counted);
+}
+
+void SegmentPool::SetContexts(uint64_t bytes, uint64_t clients) {
+  bool has_more = false;
+  {
+    MutexLock lock(mu_);
+    const uint64_t outside = driver_memory_.unowned().outside;
+    driver_memory_.SetContexts(bytes, clients);
+    Settle();
+    has_more = driver_memory_.unowned().outside < outside;
+  }
+  if (has_more) CapacityFreed();
 }
 
 SegmentPool::FromDriver SegmentPool::FromDriverBy(const DriverSegments::Counts& driver) const {

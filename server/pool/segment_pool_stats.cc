@@ -19,6 +19,7 @@ std::optional<AccountState> SegmentPool::GetAccount(SessionId session) const {
 AccountState SegmentPool::StateOf(const Account& account) const {
   AccountState state = account.state;
   state.segments = leased_.CountOf(account.session);
+  state.counted_bytes = account.counted_bytes + account.declared_bytes;
   return state;
 }
 

@@ -163,8 +163,16 @@ grpc::ServerUnaryReactor* BrokerService::ResetPeakStats(grpc::CallbackServerCont
 grpc::ServerUnaryReactor* BrokerService::GetDevices(grpc::CallbackServerContext* context,
                                                     const v1::GetDevicesRequest* /*request*/,
                                                     v1::GetDevicesResponse* response) {
-  if (const auto caller = connections_.Identify(*context); !caller.ok()) return Reply(context, caller.status());
-  for (const SegmentPool* pool : broker_.pools()) *response->add_devices() = ToProto(*pool);
+  const auto caller = connections_.Identify(*context);
+  if (!caller.ok()) return Reply(context, caller.status());
+  // What others run is nothing for those who may not list their sessions.
+  const absl::StatusOr<SessionTerms> terms = broker_.TermsOf(*caller);
+  const bool is_observer = terms.ok() && terms->rights.observer && !caller->claim.has_value();
+  for (size_t i = 0; i < broker_.pools().size(); ++i) {
+    v1::Device& device = *response->add_devices();
+    device = ToProto(*broker_.pools()[i]);
+    if (is_observer) AddProcesses(*broker_.reconciliation().Get(i), device);
+  }
   response->set_daemon_version(kVersion);
   return Reply(context, absl::OkStatus());
 }

@@ -32,6 +32,9 @@ struct SessionDeviceView {
   uint64_t idle_bytes = 0;  // in segments that hold no block
   // Carried over by a remote session, whose allocator does not know it: neither allocated nor free.
   uint64_t unknown_bytes = 0;
+  // By its process, with its context; of the first session of a process. 0: not known. See Reconciliation.
+  uint64_t used_bytes = 0;
+  uint64_t overhead_bytes = 0;  // of these, beyond what is charged for memory of its own
   std::vector<Waiting> waiting;
   SessionRefusals::Counts ooms{};  // by OomCause
   // As of the last FragmentationWatch::Follow().

@@ -62,6 +62,18 @@ absl::Status ReadLimit(absl::string_view field, bool is_there, const v1::Limit& 
   return absl::OkStatus();
 }
 
+v1::DeviceProcess::Kind ToProto(ProcessView::Kind kind) {
+  switch (kind) {
+    case ProcessView::Kind::kDaemon:
+      return v1::DeviceProcess::DAEMON;
+    case ProcessView::Kind::kClient:
+      return v1::DeviceProcess::CLIENT;
+    case ProcessView::Kind::kUncounted:
+      return v1::DeviceProcess::UNCOUNTED;
+  }
+  return v1::DeviceProcess::KIND_UNSPECIFIED;
+}
+
 }  // namespace
 
 v1::StatusDetails ToProto(const absl::Status& status) {
@@ -113,6 +125,24 @@ v1::Device ToProto(const SegmentPool& pool) {
   return device;
 }
 
+void AddProcesses(const DeviceProcesses& processes, v1::Device& device) {
+  // That a host device does not tell is no fault.
+  if (!processes.status.ok() && device.kind() == v1::DEVICE_KIND_CUDA) {
+    device.set_processes_fault(ToUtf8(processes.status.message()));
+  }
+  for (const ProcessView& from : processes.processes) {
+    v1::DeviceProcess* process = device.add_processes();
+    process->set_pid(from.pid);
+    process->set_uid(from.uid);
+    process->set_name(from.name);
+    process->set_kind(ToProto(from.kind));
+    process->set_used_bytes(from.used_bytes);
+    process->set_charged_bytes(from.charged_bytes);
+    process->set_overhead_bytes(from.overhead_bytes);
+    process->set_drift_bytes(from.drift_bytes);
+  }
+}
+
 v1::Session ToProto(const SessionView& info) {
   v1::Session session;
   session.set_id(Raw(info.id));
@@ -138,6 +168,8 @@ v1::Session ToProto(const SessionView& info) {
     device->set_guarantee_bytes(from.account.guarantee_bytes);
     device->set_idle_bytes(from.idle_bytes);
     device->set_carried_over_bytes(from.account.carried_over_bytes);
+    device->set_used_bytes(from.used_bytes);
+    device->set_overhead_bytes(from.overhead_bytes);
     for (const SessionDeviceView::Waiting& waiting : from.waiting) {
       v1::WaitingRequest* request = device->add_waiting();
       request->set_bytes(waiting.bytes);

@@ -18,6 +18,8 @@ inline constexpr char kMachineVariable[] = "VRAMBROKER_CUDA_SUBSTITUTE";
 // Calls that fail: "cuMemAlloc:3=2" - the third cuMemAlloc of the process returns error 2; "cuMemFree:2+=999" - all
 // from the second on; "cuMemGetInfo:1=700!" - and from then on every call does (a sticky error). Several: with commas.
 inline constexpr char kFaultsVariable[] = "VRAMBROKER_CUDA_SUBSTITUTE_FAULTS";
+// Of the management library: nvmlInit fails with this number.
+inline constexpr char kNvmlErrorVariable[] = "VRAMBROKER_CUDA_SUBSTITUTE_NVML_ERROR";
 // How long calls take: "cuMemAlloc=5ms,cuMemFree=1ms".
 inline constexpr char kDelaysVariable[] = "VRAMBROKER_CUDA_SUBSTITUTE_DELAYS";
 

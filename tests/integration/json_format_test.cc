@@ -20,6 +20,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "allocator/base/bytes.h"
+#include "allocator/wire/admin_json.h"
 #include "tests/support/any_library.h"
 #include "tests/support/client_process.h"
 #include "tests/support/paths.h"
@@ -264,6 +265,11 @@ TEST_F(JsonFormatTest, IsAsDocumented) {
     return session.is_object() && !session["devices"][0]["waiting"].empty();
   }));
   CheckCommand("session", {"summary", "patient"});
+
+  // A GPU: this daemon has none.
+  v1::Device gpu;
+  gpu.add_processes()->set_kind(v1::DeviceProcess::CLIENT);
+  Check("device", ToJson(gpu, DeviceSums()));
 
   for (const auto& [heading, section] : fields_) {
     for (const auto& [path, field] : section) {

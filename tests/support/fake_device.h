@@ -116,6 +116,12 @@ class FakeDevice : public Device {
       free_bytes_error_ = std::move(status);
     }
 
+    // What FindProcesses() says from now on.
+    void set_processes(absl::StatusOr<std::vector<GpuProcess>> processes) {
+      MutexLock lock(mu_);
+      processes_ = std::move(processes);
+    }
+
     // What an earlier owner of the device has left with other processes.
     void Leave(std::vector<LeftSegment> segments, size_t unread_processes = 0) {
       MutexLock lock(mu_);
@@ -173,6 +179,7 @@ class FakeDevice : public Device {
     std::string misuse_;
     absl::Status free_bytes_error_;
     LeftSegments left_;
+    absl::StatusOr<std::vector<GpuProcess>> processes_ = absl::UnimplementedError("fake device: nobody tells");
   };
 
   explicit FakeDevice(uint64_t total_bytes, DeviceKind kind = DeviceKind::kHost)
@@ -252,6 +259,10 @@ class FakeDevice : public Device {
     return CheckRange(segment, offset, bytes);
   }
   absl::StatusOr<std::unique_ptr<Event>> RecordEvent(Stream) override { return None(); }
+  absl::StatusOr<std::vector<GpuProcess>> FindProcesses() override {
+    MutexLock lock(control_->mu_);
+    return control_->processes_;
+  }
   absl::StatusOr<LeftSegments> FindLeftSegments() override {
     if (properties_.kind == DeviceKind::kCuda) return absl::UnimplementedError("fake device: the driver does not tell");
     MutexLock lock(control_->mu_);

@@ -60,9 +60,11 @@ class Child {
   }
   pid_t pid() const { return pid_; }
 
-  // For its body: it is ready now, and stays as it is.
+  // For its body: it is ready now.
+  static void IsReady() { (void)!write(ready, "r", 1); }
+  // And stays as it is.
   static void Stay() {
-    (void)!write(ready, "r", 1);
+    IsReady();
     for (;;) pause();
   }
 

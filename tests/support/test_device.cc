@@ -30,18 +30,23 @@ const std::string& TestDevice() {
   return device;
 }
 
-// Programs of other users have to be able to read it, wherever this build is.
-std::string CopyOfSubstitute() {
-  const std::string copy = MakeTempDir() + "/libcuda.so.1";
+void CopyLibrary(const char* from, const std::string& to) {
   std::error_code error;
-  std::filesystem::copy_file(paths::kCudaSubstitute, copy, error);
+  std::filesystem::copy_file(from, to, error);
   if (error) {
-    std::fprintf(stderr, "VRAMBROKER_TEST_DEVICE is substitute, but there is none: '%s': %s\n", paths::kCudaSubstitute,
+    std::fprintf(stderr, "VRAMBROKER_TEST_DEVICE is substitute, but there is none: '%s': %s\n", from,
                  error.message().c_str());
     std::abort();
   }
-  chmod(copy.c_str(), 0755);
-  return copy;
+  chmod(to.c_str(), 0755);
+}
+
+// Programs of other users have to be able to read it, wherever this build is. The management library is beside it.
+std::string CopyOfSubstitute() {
+  const std::string folder = MakeTempDir();
+  CopyLibrary(paths::kCudaSubstitute, folder + "/libcuda.so.1");
+  CopyLibrary(paths::kNvmlSubstitute, folder + "/libnvidia-ml.so.1");
+  return folder + "/libcuda.so.1";
 }
 
 // glibc knows a library that is loaded by its soname: who loads libcuda.so.1 in this process after this gets it. A

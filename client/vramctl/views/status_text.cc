@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/vramctl/views/status_text.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -27,6 +28,38 @@ std::string StatusTable(const Overview& overview, absl::FunctionRef<std::string(
   return Table(rows);
 }
 
+// What processes use of the device beyond what the table has.
+std::string ProcessesText(const v1::Device& device) {
+  uint64_t overhead = 0;
+  size_t clients = 0;
+  std::string others;
+  for (const v1::DeviceProcess& process : device.processes()) {
+    const std::string used = absl::StrCat("  ", Printable(process.name()), ", pid ", process.pid(), ", uid ",
+                                          process.uid(), ": ", FormatBytes(process.used_bytes()));
+    if (process.kind() == v1::DeviceProcess::UNCOUNTED) {
+      absl::StrAppend(&others, used, ", which nobody counts\n");
+      continue;
+    }
+    overhead += process.overhead_bytes() - std::min(process.drift_bytes(), process.overhead_bytes());
+    if (process.kind() == v1::DeviceProcess::CLIENT) ++clients;
+    if (process.drift_bytes() > 0) {
+      absl::StrAppend(&others, used, ", of which only ", FormatBytes(process.charged_bytes()), " are charged\n");
+    }
+  }
+  std::string text;
+  if (!device.processes().empty()) {
+    absl::StrAppend(&text, "\nDevice ", device.ordinal(), ": ", FormatBytes(overhead),
+                    " for CUDA contexts and libraries of the daemon",
+                    clients == 0 ? "" : absl::StrCat(" and ", clients, clients == 1 ? " client" : " clients"), "\n",
+                    others);
+  }
+  if (!device.processes_fault().empty()) {
+    absl::StrAppend(&text, "\nDevice ", device.ordinal(),
+                    ": what each process uses is not known: ", Printable(device.processes_fault()), "\n");
+  }
+  return text;
+}
+
 }  // namespace
 
 std::string StatusText(const Overview& overview) {
@@ -45,6 +78,7 @@ std::string StatusText(const Overview& overview) {
                     unknown > 0 ? absl::StrCat(", ", FormatBytes(unknown), " of it unknown") : "",
                     "\n(see vramctl sessions and vramctl quarantine), until processes free it\n");
   }
+  for (const v1::Device& device : overview.devices.devices()) absl::StrAppend(&text, ProcessesText(device));
   for (const v1::Device& device : overview.devices.devices()) {
     if (device.fault().empty()) continue;
     absl::StrAppend(&text, "\nDevice ", device.ordinal(), " cannot be used: ", device.fault(), "\n");

@@ -17,6 +17,23 @@ const PARTS = [
   ['quarantined', 'left behind', (d) => d.left_behind_bytes],
 ];
 
+// Of GPUs whose driver tells what each process uses.
+function figuresOfProcesses(device) {
+  if (device.processes.length === 0) return [];
+  const sum = (processes, value) => processes.reduce((total, process) => total + value(process), 0);
+  const uncounted = device.processes.filter((process) => process.kind === 'uncounted');
+  const drift = sum(device.processes, (process) => process.drift_bytes);
+  const names = uncounted.map((process) => `${process.name} (${process.pid}): ${bytes(process.used_bytes)}`);
+  return [
+    figure('overhead', 'CUDA contexts and libraries of the daemon and its clients, which nobody is charged for. Warm: of it, ' +
+      `${bytes(drift)} are more than contexts take`, bytes(sum(device.processes, (process) => process.overhead_bytes)),
+    {heat: drift > 0 ? 'warm' : ''}),
+    figure('uncounted', names.length > 0 ? `Used by processes that nobody counts: ${names.join(', ')}` :
+      'Used by processes that nobody counts', bytes(sum(uncounted, (process) => process.used_bytes)),
+    {heat: uncounted.length > 0 ? 'warm' : ''}),
+  ];
+}
+
 function figuresOf(device, waiting) {
   const refused = Object.values(device.refusals).reduce((sum, count) => sum + count, 0);
   const fragmented = device.inactive_split_bytes;
@@ -35,6 +52,7 @@ function figuresOf(device, waiting) {
       bytes(device.left_behind_bytes), {key: 'quarantined', heat: device.left_behind_bytes > 0 ? 'warm' : ''}),
     figure('carried over', 'Held by processes from an earlier run of the daemon. In the bar as unknown where the daemon does not know its blocks', bytes(device.carried_over_bytes),
       {heat: device.carried_over_bytes > 0 ? 'warm' : ''}),
+    ...figuresOfProcesses(device),
     figure('held back', 'Free, but kept for requests that wait', bytes(device.held_back_bytes)),
     figure('fragmentation', '1 - allocated / reserved of what sessions hold, as vramctl and /metrics have it; what is reclaimable counts too',
       percent(device.fragmentation_ratio)),

@@ -69,6 +69,7 @@ TEST(ConfigTest, EmptyFileGivesTheDefaults) {
   EXPECT_EQ(config->device, DeviceChoice::kAuto);
   EXPECT_EQ(config->capacity_bytes, std::nullopt);
   EXPECT_EQ(config->headroom_bytes, 1_GiB);
+  EXPECT_EQ(config->overhead_allowance_bytes, 1_GiB);
   EXPECT_EQ(config->host_devices, 1);
   EXPECT_EQ(config->host_driver_latency, absl::ZeroDuration());
   EXPECT_EQ(config->http_address, "127.0.0.1:9477");
@@ -123,6 +124,7 @@ TEST(ConfigTest, EveryFieldIsRead) {
     device: "host"
     capacity: "8GiB"
     headroom: "512MiB"
+    overhead_allowance: "768MiB"
     host_devices: 16
     host_driver_latency: "2ms"
     http_address: "0.0.0.0:80"
@@ -157,6 +159,7 @@ TEST(ConfigTest, EveryFieldIsRead) {
   EXPECT_EQ(config->device, DeviceChoice::kHost);
   EXPECT_EQ(config->capacity_bytes, 8_GiB);
   EXPECT_EQ(config->headroom_bytes, 512_MiB);
+  EXPECT_EQ(config->overhead_allowance_bytes, 768_MiB);
   EXPECT_EQ(config->host_devices, 16);
   EXPECT_EQ(config->host_driver_latency, absl::Milliseconds(2));
   EXPECT_EQ(config->http_address, "0.0.0.0:80");
@@ -228,6 +231,7 @@ TEST(ConfigTest, EachBadFieldIsNamed) {
       {"capacity: '2097151'", "capacity"},
       {"capacity: '1048576TiB'", "capacity"},
       {"headroom: 'some'", "headroom"},
+      {"overhead_allowance: 'some'", "overhead_allowance"},
       {"host_devices: 17", "host_devices: 17 is above 16"},
       {"host_driver_latency: '2'", "host_driver_latency: '2' is not a duration"},
       {"http_address: '127.0.0.1'", "http_address"},
@@ -515,6 +519,7 @@ TEST(ConfigReloadTest, EveryFieldNeedsARestartOrNot) {
       {"device_lost", "'stay'"},
       {"capacity", "'2GiB'"},
       {"headroom", "'2GiB'"},
+      {"overhead_allowance", "'2GiB'"},
       {"host_devices", "2"},
       {"http_address", "'off'"},
       {"idle_decay", "'1s'"},

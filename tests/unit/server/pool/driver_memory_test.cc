@@ -35,6 +35,14 @@ TEST_F(DriverMemoryTest, WhatContextsTakeBeyondItAndTheNextOneNeedsIsNotHandedOu
   EXPECT_EQ(Free(96_MiB, 0).outside, 0u) << "they have ended";
 }
 
+TEST_F(DriverMemoryTest, TheNextContextIsLikeThoseThatAreKnown) {
+  EXPECT_EQ(Free(72_MiB, 0, {.clients = 1}).outside, 24_MiB) << "28 in use: all of it could be its context";
+  memory_.SetContexts(4_MiB, 1);
+  EXPECT_EQ(memory_.Settle({.clients = 1}).outside, 16_MiB) << "it is not: 4 for the next one are enough";
+  memory_.SetContexts(30_MiB, 2);
+  EXPECT_EQ(memory_.Settle({.clients = 2}).outside, 24_MiB) << "never more than the headroom";
+}
+
 TEST_F(DriverMemoryTest, WhatChangedHandsMeanwhileCountsAsTheDrivers) {
   memory_.Update(/*free=*/40_MiB, /*at_least=*/30_MiB, /*at_most=*/56_MiB);
   EXPECT_EQ(memory_.Settle({}).outside, 0u) << "40 and 56, or less";

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What processes really use of a GPU: overhead, drift, and who is counted by nobody. Over the substitutes of NVIDIA's
+// driver and of its management library.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <array>
+#include <functional>
+#include <string>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "allocator/base/bytes.h"
+#include "tests/cuda_substitute/driver.h"
+#include "tests/integration/cuda_fixture.h"
+#include "tests/support/count_client.h"
+#include "tests/support/http.h"
+#include "tests/support/other_process.h"
+
+namespace vrambroker::testing_support {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr uint64_t kContext = 300_MiB;
+
+class CudaReconciliationTest : public CudaTest {
+ protected:
+  // On a machine of its own, where contexts take memory.
+  void StartOnMachine() {
+    machine_ = MakeTempDir();
+    cuda_substitute::MakeMachine(machine_,
+                                 {.devices = kSubstituteDevices, .device_bytes = 16_GiB, .context_bytes = kContext});
+    ASSERT_OK(StartDaemon({.capacity = "4GiB",
+                           .config = "overhead_allowance: \"320MiB\"",
+                           .http = true,
+                           .environment = {{cuda_substitute::kMachineVariable, machine_}}}));
+  }
+  // In a child: takes memory of the daemon's GPU.
+  void Take(uint64_t bytes) const {
+    setenv(cuda_substitute::kMachineVariable, machine_.c_str(), 1);
+    CUdeviceptr memory = 0;
+    if (cuda_substitute::UseGpu(kDaemonsGpu) != CUDA_SUCCESS || cuMemAlloc_v2(&memory, bytes) != CUDA_SUCCESS) _exit(3);
+  }
+  Json Device() { return CtlJson({"status"})["devices"][0]; }
+  // Its entry among the device's processes, as soon as it is as expected; the daemon looks every five seconds.
+  Json AwaitProcess(pid_t pid, const std::function<bool(const Json&)>& is_so) {
+    Json found = Json::object();
+    const bool in_time = WaitFor([&] {
+      const Json device = Device();
+      for (const Json& process : device["processes"]) {
+        if (process["pid"] == pid) found = process;
+      }
+      return found.contains("pid") && is_so(found);
+    });
+    EXPECT_TRUE(in_time) << "not as expected: " << Device().dump(1);
+    return found;
+  }
+  MetricsPage Page() { return MetricsPage(daemon_->Get("/metrics")->body); }
+
+ private:
+  std::string machine_;
+};
+
+TEST_F(CudaReconciliationTest, AProgramThatNobodyCountsIsNamed) {
+  StartOnMachine();
+  {
+    const Child program([this] {
+      Take(500_MiB);
+      Child::Stay();
+    });
+    const Json found = AwaitProcess(program.pid(), [](const Json&) { return true; });
+    EXPECT_EQ(found["kind"], "uncounted");
+    EXPECT_EQ(found["used_bytes"], kContext + 500_MiB);
+    EXPECT_EQ(found["uid"], getuid());
+    const std::string name = found["name"];
+    const std::string text = Ctl({"status"}).out;
+    EXPECT_THAT(text, HasSubstr(absl::StrCat(name, ", pid ", program.pid())));
+    EXPECT_THAT(text, HasSubstr("which nobody counts"));
+    EXPECT_EQ(Page().Value("vrambroker_device_uncounted_process_bytes", {{"gpu", "0"}, {"process", name}}),
+              static_cast<double>(kContext + 500_MiB));
+    EXPECT_EQ(Page().Value("vrambroker_device_processes_known"), 1);
+
+    // What others run is nothing for those who may not look at their sessions.
+    ASSERT_EQ(Ctl({"claim", "create", "mine", "--limit=1GiB"}).exit_code, 0);
+    const RunResult claims =
+        RunProgram({VramctlProgram(), "status", "--format=json", "--socket_dir=" + dir() + "/claims/mine"});
+    ASSERT_EQ(claims.exit_code, 0) << claims.err;
+    EXPECT_TRUE(Json::parse(claims.out)["devices"][0]["processes"].empty()) << claims.out;
+  }
+  AwaitProcess(daemon_->pid(), [&](const Json&) { return Device()["processes"].size() == 1; });
+  EXPECT_THAT(Ctl({"status"}).out, Not(HasSubstr("which nobody counts")));
+}
+
+TEST_F(CudaReconciliationTest, ACountedProgramsContextIsOverheadAndMoreIsDrift) {
+  StartOnMachine();
+  std::array<int, 2> go = {};
+  ASSERT_EQ(pipe(go.data()), 0);
+  const Child program([&] {
+    absl::StatusOr<CountClient> client = CountClient::Open(dir(), CountHello("train"));
+    if (!client.ok() || !client->Charge(500_MiB).ok()) _exit(4);
+    Take(500_MiB);
+    Child::IsReady();
+    char byte = 0;
+    (void)!read(go[0], &byte, 1);
+    Take(400_MiB);  // past the broker
+    for (;;) pause();
+  });
+  const Json counted = AwaitProcess(program.pid(), [](const Json& process) { return process["kind"] == "client"; });
+  EXPECT_EQ(counted["used_bytes"], kContext + 500_MiB);
+  EXPECT_EQ(counted["charged_bytes"], 500_MiB);
+  EXPECT_EQ(counted["overhead_bytes"], kContext);
+  EXPECT_EQ(counted["drift_bytes"], 0);
+  const Json session = CtlJson({"sessions"})["sessions"][0]["devices"][0];
+  EXPECT_EQ(session["used_bytes"], kContext + 500_MiB);
+  EXPECT_EQ(session["overhead_bytes"], kContext);
+  EXPECT_EQ(Page().Value("vrambroker_device_overhead_bytes"), static_cast<double>(2 * kContext)) << "the daemon's, too";
+  EXPECT_EQ(Page().Value("vrambroker_client_overhead_bytes", {{"client", "train"}}), static_cast<double>(kContext));
+  EXPECT_THAT(Ctl({"status"}).out,
+              HasSubstr("600.00 MiB for CUDA contexts and libraries of the daemon and 1 client\n"));
+
+  ASSERT_EQ(write(go[1], "g", 1), 1);
+  const Json drifting = AwaitProcess(program.pid(), [](const Json& process) { return process["drift_bytes"] > 0; });
+  EXPECT_EQ(drifting["drift_bytes"], kContext + 400_MiB - 320_MiB);
+  EXPECT_EQ(Page().Value("vrambroker_device_drift_bytes", {{"kind", "uncharged"}}),
+            static_cast<double>(kContext + 400_MiB - 320_MiB));
+  EXPECT_THAT(Ctl({"status"}).out, HasSubstr("of which only 500.00 MiB are charged"));
+}
+
+TEST_F(CudaReconciliationTest, AMachineWhoseDriverDoesNotTellSaysSo) {
+  ASSERT_OK(StartDaemon({.environment = {{cuda_substitute::kNvmlErrorVariable, "9"}}}));
+  ASSERT_TRUE(WaitFor([&] { return absl::StrContains(Ctl({"status"}).out, "is not known: nvmlInit_v2"); }));
+  EXPECT_THAT(Ctl({"status"}).out,
+              HasSubstr("what each process uses is not known: nvmlInit_v2 failed: Driver Not Loaded (9)"));
+  EXPECT_TRUE(Device()["processes"].empty());
+}
+
+}  // namespace
+}  // namespace vrambroker::testing_support
