@@ -55,17 +55,30 @@ def wait_for(condition, what, seconds=20):
         time.sleep(0.01)
 
 
+def start(command, environment):
+    """A program of a check's own, with pipes to it and from it. Ends with this process."""
+    process = subprocess.Popen(command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=_environment(environment),
+                               preexec_fn=_begin_client)
+    _processes.append(process)
+    return process
+
+
 @atexit.register
-def _end_all():
+def end_all():
+    """Ends all daemons and clients that there are."""
     for pid in _others:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     for process in reversed(_processes):  # clients before their daemons
+        if process.stdin is not None:
+            process.stdin.close()  # what waits at the end of `vramctl run` ends by itself
         stuck = runner.end(process)
         if stuck:
             print(stuck, flush=True)
     for folder in _folders:
         shutil.rmtree(folder, ignore_errors=True)
+    for list_of in (_others, _processes, _folders, _daemons):
+        list_of.clear()
 
 
 client_uid = None  # as whom clients run; None: as the daemon does

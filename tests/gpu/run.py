@@ -128,6 +128,10 @@ class Programs:
         places = [TOP / "lib"] if self.source == "bundle" else [self.folders[1] / "c"]
         return next((str(p / "libvrambroker.so.1") for p in places if (p / "libvrambroker.so.1").exists()), None)
 
+    def preload(self):
+        places = [TOP / "lib"] if self.source == "bundle" else [self.folders[1] / "preload"]
+        return next((str(p / "libvrambroker-preload.so") for p in places if (p / "libvrambroker-preload.so").exists()), None)
+
     def version(self):
         daemon = self.find("vrambrokerd")
         if daemon is None:
@@ -181,7 +185,8 @@ def all_steps(programs, device, patience=1.0, done=None):
         torch = Step("torch", missing="needs PyTorch and a GPU; torch_training.py --self-test needs neither")
         return [*checked, torch, *measured, *others]
     steps = [probe_step("assumed", assumed_checks, 90, True), gtest_step("device_test", "*/cuda*", 60), *checked,
-             torch_step(programs, done.get("torch", ()), broker), *measured, *others]
+             torch_step(programs, done.get("torch", ()), broker),
+             unmodified_step(programs, done.get("unmodified", ()), broker), *measured, *others]
     steps.append(gtest_step("memory_promises_test", "*", 300,
                             {"VRAMBROKER_TEST_DEVICE": device, **programs.environment()}))
     steps.append(probe_step("probe", probe_experiments, 150, False))
@@ -201,6 +206,15 @@ def torch_step(programs, done, needs):
         "--out", str(folder / "checks.json"), "--seconds", str(int(seconds * 0.75)), "--skip", ",".join(sorted(done))],
         limit=240, least=40, share=1 / 3, read=reported_checks, missing=missing, needs=needs,
         environment={"PYTHONPATH": os.pathsep.join(paths)})
+
+
+def unmodified_step(programs, done, needs):
+    preload = programs.preload()
+    missing = "" if preload and programs.find("vramctl") else "there is no libvrambroker-preload.so or no vramctl here"
+    return Step("unmodified", command=lambda folder, seconds: [
+        sys.executable, "-B", str(HERE / "unmodified.py"), "--preload", preload, "--programs", *map(str, programs.folders),
+        "--out", str(folder / "checks.json"), "--seconds", str(int(seconds * 0.75)), "--skip", ",".join(sorted(done))],
+        limit=240, least=40, share=1 / 5, read=reported_checks, missing=missing, needs=needs)
 
 
 def build():

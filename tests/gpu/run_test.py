@@ -381,7 +381,8 @@ class StepsTest(unittest.TestCase):
         allowed = {each["name"]: each for each in found}
         with tempfile.TemporaryDirectory() as folder:
             build = pathlib.Path(folder)
-            for program in ("server/vrambrokerd", "client/c/libvrambroker.so.1", "tests/gpu/gpu_probe",
+            for program in ("server/vrambrokerd", "client/vramctl", "client/c/libvrambroker.so.1",
+                            "client/preload/libvrambroker-preload.so", "tests/gpu/gpu_probe",
                             "tests/unit/device_test", "tests/integration/memory_promises_test"):
                 (build / program).parent.mkdir(parents=True, exist_ok=True)
                 (build / program).write_text("#!/bin/sh\necho 'ipc_exporter_killed (limit 30 s)'\necho 'env (limit 5 s)'\n"
@@ -420,9 +421,11 @@ class StepsTest(unittest.TestCase):
         self.assertEqual(run.patience_for("host", {}), 1)
 
     def test_what_was_ok_is_not_run_again(self):
-        self.steps(done={"device_test": {"A/T.x/cuda0", "A/T.y/cuda0"}, "torch": {"check_b", "check_a"}, "probe": {"env"}})
+        self.steps(done={"device_test": {"A/T.x/cuda0", "A/T.y/cuda0"}, "torch": {"check_b", "check_a"},
+                         "unmodified": {"sizes"}, "probe": {"env"}})
         self.assertEqual(self.commands["device_test"][1], "--gtest_filter=*/cuda*-A/T.x/cuda0:A/T.y/cuda0")
         self.assertEqual(self.commands["torch"][-2:], ["--skip", "check_a,check_b"])
+        self.assertEqual(self.commands["unmodified"][-2:], ["--skip", "sizes"])
         self.assertEqual(self.only_of_probe("probe"), "vmm_latency")
 
     def test_unfinished(self):
