@@ -73,15 +73,16 @@ std::shared_ptr<const DeviceProcesses> Reconciliation::Get(size_t device) const 
 
 Reconciliation::ByProcess Reconciliation::GetCharged(size_t device) const {
   ByProcess charged;
+  const auto accounts = pools_[device]->LookFor(kNoSession, /*with_accounts=*/true).accounts;
   for (const SessionPtr& session : sessions_.GetAll()) {
-    const std::optional<AccountState> account = pools_[device]->GetAccount(session->id());
-    if (!account.has_value()) continue;
+    const auto account = accounts.find(session->id());
+    if (account == accounts.end()) continue;
     Charged& of_process = charged[session->caller().pid];
     if (!of_process.session.has_value()) of_process.session = session->id();
-    of_process.at_least += account->counted_bytes;
-    of_process.at_most += account->counted_bytes;
+    of_process.at_least += account->second.counted_bytes;
+    of_process.at_most += account->second.counted_bytes;
     // What a daemon has left whose process is gone: the driver counts it to one of those who have it open.
-    if (session->placement() != Placement::kCounted) of_process.at_most += account->carried_over_bytes;
+    if (session->placement() != Placement::kCounted) of_process.at_most += account->second.carried_over_bytes;
   }
   charged[getpid()].at_most = pools_[device]->GetOwnBytes();
   return charged;

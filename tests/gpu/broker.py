@@ -187,6 +187,30 @@ def _end(process, what):
         raise Failed(f"{what} was killed: {stuck}")
 
 
+class Lines:
+    """What a program says, a line at a time."""
+
+    def __init__(self, process, name):
+        self._process, self._name, self._unread = process, name, b""
+
+    def ready(self, seconds=0):
+        """Whether next() would return at once."""
+        return b"\n" in self._unread or bool(select.select([self._process.stdout], [], [], seconds)[0])
+
+    def next(self, seconds):
+        seconds *= PATIENCE
+        end = time.monotonic() + seconds
+        while b"\n" not in self._unread:
+            if not self.ready(max(end - time.monotonic(), 0)):
+                raise Failed(f"{self._name} does not answer within {seconds:g} s")
+            piece = os.read(self._process.stdout.fileno(), 65536)
+            if not piece:
+                raise Failed(f"{self._name} has ended: exit code {self._process.wait()}")
+            self._unread += piece
+        line, self._unread = self._unread.split(b"\n", 1)
+        return line
+
+
 class Client:
     """A gpu_client. Its commands are methods: client.malloc(bytes=4096)["block"]. `under`: a program that runs it."""
 
@@ -203,7 +227,7 @@ class Client:
             raise NotRun(f"uid {client_uid} may not run {program}: {error}") from None
         _processes.append(self.process)
         self._said = ""
-        self._unread = b""
+        self._lines = Lines(self.process, f"client {name}")
         self.terms = self.connect(name=name, **options)
 
     def __getattr__(self, command):
@@ -226,20 +250,10 @@ class Client:
 
     def answered(self, seconds=0):
         """Whether receive() would return at once."""
-        return b"\n" in self._unread or bool(select.select([self.process.stdout], [], [], seconds)[0])
+        return self._lines.ready(seconds)
 
     def receive(self, seconds=20):
-        seconds *= PATIENCE
-        end = time.monotonic() + seconds
-        while b"\n" not in self._unread:
-            if not self.answered(max(end - time.monotonic(), 0)):
-                raise Failed(f"client {self.name} does not answer within {seconds:g} s")
-            piece = os.read(self.process.stdout.fileno(), 65536)
-            if not piece:
-                raise Failed(f"client {self.name} has ended: exit code {self.process.wait()}")
-            self._unread += piece
-        line, self._unread = self._unread.split(b"\n", 1)
-        answer = json.loads(line)
+        answer = json.loads(self._lines.next(seconds))
         if answer.pop("ok"):
             return answer
         if answer["code"] == "NEEDS_GPU":

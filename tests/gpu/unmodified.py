@@ -9,7 +9,6 @@ import argparse
 import json
 import os
 import pathlib
-import select
 import statistics
 import subprocess
 import sys
@@ -40,19 +39,11 @@ class Program:
         self.name = name
         self.process = broker.start(command, {"VRAMBROKER_PRELOAD": settings.preload, "PYTORCH_CUDA_ALLOC_CONF": "",
                                               **(environment or {})})
-        self._unread = b""
+        self._lines = broker.Lines(self.process, f"program {name}")
 
     def hear(self, seconds=START):
         """What it says next."""
-        end = time.monotonic() + seconds * PATIENCE
-        while b"\n" not in self._unread:
-            if not select.select([self.process.stdout], [], [], max(end - time.monotonic(), 0))[0]:
-                raise Failed(f"program {self.name} says nothing within {seconds * PATIENCE:g} s")
-            piece = os.read(self.process.stdout.fileno(), 65536)
-            if not piece:
-                raise Failed(f"program {self.name} has ended: exit code {self.process.wait()}; its last words are above")
-            self._unread += piece
-        line, self._unread = self._unread.split(b"\n", 1)
+        line = self._lines.next(seconds)
         print(f"{self.name}: {line.decode()[:300]}", flush=True)
         seen = json.loads(line)
         if "missing" in seen:

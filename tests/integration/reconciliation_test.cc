@@ -127,7 +127,7 @@ TEST_F(CudaReconciliationTest, ACountedProgramsContextIsOverheadAndMoreIsDrift) 
   EXPECT_EQ(drifting["drift_bytes"], kContext + 400_MiB - 320_MiB);
   EXPECT_EQ(Page().Value("vrambroker_device_drift_bytes", {{"kind", "uncharged"}}),
             static_cast<double>(kContext + 400_MiB - 320_MiB));
-  EXPECT_THAT(Ctl({"status"}).out, HasSubstr("of which only 500.00 MiB are charged"));
+  EXPECT_THAT(Ctl({"status"}).out, HasSubstr(" and is charged for 500.00 MiB\n"));
 }
 
 TEST_F(CudaReconciliationTest, AMachineWhoseDriverDoesNotTellSaysSo) {

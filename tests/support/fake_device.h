@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -116,10 +117,12 @@ class FakeDevice : public Device {
       free_bytes_error_ = std::move(status);
     }
 
-    // What FindProcesses() says from now on.
-    void set_processes(absl::StatusOr<std::vector<GpuProcess>> processes) {
+    // What FindProcesses() says from now on. `meanwhile` happens while it is asked.
+    void set_processes(
+        absl::StatusOr<std::vector<GpuProcess>> processes, std::function<void()> meanwhile = [] {}) {
       MutexLock lock(mu_);
       processes_ = std::move(processes);
+      meanwhile_ = std::move(meanwhile);
     }
 
     // What an earlier owner of the device has left with other processes.
@@ -180,6 +183,7 @@ class FakeDevice : public Device {
     absl::Status free_bytes_error_;
     LeftSegments left_;
     absl::StatusOr<std::vector<GpuProcess>> processes_ = absl::UnimplementedError("fake device: nobody tells");
+    std::function<void()> meanwhile_ = [] {};
   };
 
   explicit FakeDevice(uint64_t total_bytes, DeviceKind kind = DeviceKind::kHost)
@@ -260,8 +264,8 @@ class FakeDevice : public Device {
   }
   absl::StatusOr<std::unique_ptr<Event>> RecordEvent(Stream) override { return None(); }
   absl::StatusOr<std::vector<GpuProcess>> FindProcesses() override {
-    MutexLock lock(control_->mu_);
-    return control_->processes_;
+    control_->Read (&Control::meanwhile_)();
+    return control_->Read(&Control::processes_);
   }
   absl::StatusOr<LeftSegments> FindLeftSegments() override {
     if (properties_.kind == DeviceKind::kCuda) return absl::UnimplementedError("fake device: the driver does not tell");

@@ -35,7 +35,7 @@ std::string ProcessesText(const v1::Device& device) {
   std::string others;
   for (const v1::DeviceProcess& process : device.processes()) {
     const std::string used = absl::StrCat("  ", Printable(process.name()), ", pid ", process.pid(), ", uid ",
-                                          process.uid(), ": ", FormatBytes(process.used_bytes()));
+                                          process.uid(), ": uses ", FormatBytes(process.used_bytes()));
     if (process.kind() == v1::DeviceProcess::UNCOUNTED) {
       absl::StrAppend(&others, used, ", which nobody counts\n");
       continue;
@@ -43,7 +43,7 @@ std::string ProcessesText(const v1::Device& device) {
     overhead += process.overhead_bytes() - std::min(process.drift_bytes(), process.overhead_bytes());
     if (process.kind() == v1::DeviceProcess::CLIENT) ++clients;
     if (process.drift_bytes() > 0) {
-      absl::StrAppend(&others, used, ", of which only ", FormatBytes(process.charged_bytes()), " are charged\n");
+      absl::StrAppend(&others, used, " and is charged for ", FormatBytes(process.charged_bytes()), "\n");
     }
   }
   std::string text;

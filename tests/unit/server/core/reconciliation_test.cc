@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -80,6 +81,20 @@ TEST_F(ReconciliationTest, DriftIsWhatContextsDoNotTake) {
   const auto below = Look({{.pid = kClient, .bytes = 6_MiB}});
   EXPECT_EQ(below->drift_bytes, 0u);
   EXPECT_EQ(below->unused_bytes, 14_MiB) << "charged, and not on the GPU";
+}
+
+TEST_F(ReconciliationTest, WhatIsChargedOrGivenBackMeanwhileIsNoDifference) {
+  const SessionPtr session = OpenCounted("train", 20_MiB);
+  const auto look = [&](uint64_t used, const std::function<void()>& meanwhile) {
+    controls_[0]->set_processes(std::vector<GpuProcess>{{.pid = kClient, .bytes = used}}, meanwhile);
+    broker_->reconciliation().Look(0);
+    const auto found = broker_->reconciliation().Get(0);
+    return found->drift_bytes + found->unused_bytes;
+  };
+  for (const uint64_t used : {24_MiB, 44_MiB}) {
+    EXPECT_EQ(look(used, [&] { EXPECT_TRUE(pools_[0]->ChargeCounted(session->id(), 20_MiB).ok()); }), 0u) << used;
+    EXPECT_EQ(look(used, [&] { EXPECT_TRUE(pools_[0]->UnchargeCounted(session->id(), 20_MiB).ok()); }), 0u) << used;
+  }
 }
 
 TEST_F(ReconciliationTest, SessionsOfAProcessAreComparedTogether) {
