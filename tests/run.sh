@@ -102,8 +102,7 @@ run_tests asan
 start_phase "Fuzzing"
 JOBS=$jobs tests/fuzz/run.sh 40
 
-# What only doubles what AddressSanitizer has seen on the CUDA device is left out; cuda_test is not.
 start_phase "ThreadSanitizer build"
 build tsan
 start_phase "ThreadSanitizer tests"
-run_tests tsan -E '^cuda\.'
+run_tests tsan

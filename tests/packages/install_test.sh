@@ -79,13 +79,16 @@ grep -q 'needs C++17' "$work/c++14.log" || { cat "$work/c++14.log"; fail "the er
 say "The libraries alone, where the packages of the daemon and the tools are missing"
 without=()
 for package in spdlog nlohmann_json Curses Boost prometheus-cpp GTest; do without+=("-DCMAKE_DISABLE_FIND_PACKAGE_$package=ON"); done
+# In the build folder: a compiler cache knows files by their place in the source tree.
+alone=$build_dir/tests/alone
+rm -rf "$alone"
 launcher=$(sed -n 's/^CMAKE_CXX_COMPILER_LAUNCHER:[A-Z]*=//p' "$build_dir/CMakeCache.txt")
-cmake -S "$source_dir" -B "$work/alone" -G Ninja -DCMAKE_BUILD_TYPE=Release -DVRAMBROKER_UNITY=ON \
+cmake -S "$source_dir" -B "$alone" -G Ninja -DCMAKE_BUILD_TYPE=Release -DVRAMBROKER_UNITY=ON \
   -DVRAMBROKER_WERROR="$(sed -n "s/^VRAMBROKER_WERROR:BOOL=//p" "$build_dir/CMakeCache.txt")" -DVRAMBROKER_CLIENT_ONLY=ON \
   "${without[@]}" -DCMAKE_C_COMPILER_LAUNCHER="$launcher" -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" > "$work/cmake.log" 2>&1 \
   || { cat "$work/cmake.log"; fail "the libraries cannot be configured alone"; }
-CCACHE_BASEDIR=$source_dir cmake --build "$work/alone" > "$work/build.log" || { cat "$work/build.log"; fail "the libraries do not build alone"; }
-cmake --install "$work/alone" --prefix "$work/alone-installed" > /dev/null
+CCACHE_BASEDIR=$source_dir cmake --build "$alone" > "$work/build.log" || { cat "$work/build.log"; fail "the libraries do not build alone"; }
+cmake --install "$alone" --prefix "$work/alone-installed" > /dev/null
 (cd "$work/alone-installed" && find . ! -type d | sort) > "$work/alone.files"
 [ ! -e "$work/alone-installed/bin" ] || fail "programs were installed"
 for file in lib/libvrambroker.so lib/libvrambroker-core.so lib/libvrambroker-client.a include/vrambroker/client.h; do
