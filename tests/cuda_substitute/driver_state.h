@@ -24,6 +24,7 @@
 #include <sstream>
 #include <string>
 #include <thread>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -231,23 +232,27 @@ class Driver {
     }
     mappings_[address] = {
         .hold = hold, .kind = kind, .context = context, .bytes = hold.bytes, .opens = kind == Kind::kOpened ? 1u : 0u};
+    addresses_.emplace(hold.id, address);
   }
   void Unmap(char* address) {
-    const auto it = mappings_.find(address);
-    munmap(address, it->second.bytes);
-    mappings_.erase(it);
+    munmap(address, mappings_.at(address).bytes);
+    Forget(address);
   }
   // The addresses stay reserved.
-  void Forget(char* address) { mappings_.erase(address); }
+  void Forget(char* address) {
+    const auto it = mappings_.find(address);
+    if (it == mappings_.end()) return;
+    const auto [begin, end] = addresses_.equal_range(it->second.hold.id);
+    addresses_.erase(std::find_if(begin, end, [&](const auto& entry) { return entry.second == address; }));
+    mappings_.erase(it);
+  }
   Mapping* MappingAt(const void* address) {
     const auto it = mappings_.find(const_cast<char*>(static_cast<const char*>(address)));
     return it == mappings_.end() ? nullptr : &it->second;
   }
   char* PointerOf(uint64_t id) {
-    for (auto& [address, mapping] : mappings_) {
-      if (mapping.hold.id == id) return address;
-    }
-    return nullptr;
+    const auto it = addresses_.find(id);
+    return it == addresses_.end() ? nullptr : it->second;
   }
   // Where the memory begins that `address` is in, and the memory. Null when it is in none.
   std::pair<char* const, Mapping>* MappingOf(const void* address) {
@@ -442,6 +447,7 @@ class Driver {
   std::array<uint32_t, kMaxDevices> retains_{};
   std::array<uint32_t, kMaxDevices> made_contexts_{};
   std::map<char*, Mapping> mappings_;
+  std::unordered_multimap<uint64_t, char*> addresses_;  // of memory, by its id
   std::map<char*, HostMemory> host_memory_;
   std::map<int, StreamState> default_streams_;
   std::map<CUstream, std::unique_ptr<StreamState>> streams_;

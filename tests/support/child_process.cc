@@ -37,13 +37,14 @@ absl::StatusOr<Pipe> MakePipe() {
   return Pipe{UniqueFd(ends[0]), UniqueFd(ends[1])};
 }
 
-// Everything that a child of a program with many threads may do before exec, and nothing that takes a lock.
+// Everything that a child of vfork() in a program with many threads may do before exec, and nothing that takes a lock.
 [[noreturn]] void Exec(char** argv, char** envp, int in, int out, int err) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
-  signal(SIGPIPE, SIG_DFL);
+  // Who runs tests in the background may have these ignored, and a shell cannot trap what is.
+  for (const int number : {SIGPIPE, SIGHUP, SIGINT, SIGQUIT}) signal(number, SIG_DFL);
   dup2(in, STDIN_FILENO);
   dup2(out, STDOUT_FILENO);
   dup2(err, STDERR_FILENO);
@@ -78,8 +79,8 @@ absl::StatusOr<std::unique_ptr<ChildProcess>> ChildProcess::Start(const Argument
   for (std::string& variable : variables) envp.push_back(variable.data());
   envp.push_back(nullptr);
 
-  const pid_t pid = fork();
-  if (pid < 0) return absl::ErrnoToStatus(errno, "fork failed");
+  const pid_t pid = vfork();  // a test under a sanitizer has much memory to copy
+  if (pid < 0) return absl::ErrnoToStatus(errno, "vfork failed");
   if (pid == 0) Exec(argv.data(), envp.data(), in->read_end.get(), out->write_end.get(), err.get());
   return std::unique_ptr<ChildProcess>(
       new ChildProcess(pid, std::move(in->write_end), std::move(out->read_end), std::move(err)));

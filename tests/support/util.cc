@@ -4,14 +4,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <thread>
 #include <vector>
 
-#include "absl/time/clock.h"
 #include "tests/support/paths.h"
 
 namespace vrambroker::testing_support {
@@ -43,12 +44,20 @@ double PatienceFactor() {
 
 bool WaitFor(const std::function<bool()>& condition, absl::Duration timeout) {
   // Tests set the other clock.
-  const auto deadline = std::chrono::steady_clock::now() + absl::ToChronoMilliseconds(timeout);
-  while (!condition()) {
-    if (std::chrono::steady_clock::now() > deadline) return false;
-    absl::SleepFor(absl::Milliseconds(5));
+  using Clock = std::chrono::steady_clock;
+  const auto begin = Clock::now();
+  const auto deadline = begin + absl::ToChronoMilliseconds(timeout);
+  while (true) {
+    const auto look = Clock::now();
+    if (condition()) return true;
+    const auto now = Clock::now();
+    if (now > deadline) return false;
+    // A look may be a program that is started. On a slow machine looks without a pause would hold up what is waited
+    // for.
+    const Clock::duration pause = std::max<Clock::duration>(2 * (now - look), (now - begin) / 8);
+    std::this_thread::sleep_for(
+        std::clamp<Clock::duration>(pause, std::chrono::milliseconds(5), std::chrono::milliseconds(50)));
   }
-  return true;
 }
 
 void Fill(void* memory, uint64_t bytes, uint64_t seed) {
