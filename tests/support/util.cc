@@ -52,8 +52,7 @@ bool WaitFor(const std::function<bool()>& condition, absl::Duration timeout) {
     if (condition()) return true;
     const auto now = Clock::now();
     if (now > deadline) return false;
-    // A look may be a program that is started. On a slow machine looks without a pause would hold up what is waited
-    // for.
+    // A look may be a program that is started: without pauses, looks would hold up what they wait for.
     const Clock::duration pause = std::max<Clock::duration>(2 * (now - look), (now - begin) / 8);
     std::this_thread::sleep_for(
         std::clamp<Clock::duration>(pause, std::chrono::milliseconds(5), std::chrono::milliseconds(50)));
