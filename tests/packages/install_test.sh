@@ -9,10 +9,11 @@ build_dir=$1
 source_dir=$(cd "$(dirname "$0")/../.." && pwd)
 consumer=$source_dir/tests/packages/consumer
 work=$(mktemp -d)
+alone=$build_dir/tests/alone  # a compiler cache knows files by their place in the source tree
 daemon_pid=""
 cleanup() {
   if [ -n "$daemon_pid" ]; then kill "$daemon_pid" && wait "$daemon_pid" || true; fi
-  rm -rf "$work"
+  rm -rf "$work" "$alone"
 }
 trap cleanup EXIT
 werror=()  # where warnings are judged: tests/run.sh
@@ -79,8 +80,6 @@ grep -q 'needs C++17' "$work/c++14.log" || { cat "$work/c++14.log"; fail "the er
 say "The libraries alone, where the packages of the daemon and the tools are missing"
 without=()
 for package in spdlog nlohmann_json Curses Boost prometheus-cpp GTest; do without+=("-DCMAKE_DISABLE_FIND_PACKAGE_$package=ON"); done
-# In the build folder: a compiler cache knows files by their place in the source tree.
-alone=$build_dir/tests/alone
 rm -rf "$alone"
 launcher=$(sed -n 's/^CMAKE_CXX_COMPILER_LAUNCHER:[A-Z]*=//p' "$build_dir/CMakeCache.txt")
 cmake -S "$source_dir" -B "$alone" -G Ninja -DCMAKE_BUILD_TYPE=Release -DVRAMBROKER_UNITY=ON \
