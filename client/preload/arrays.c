@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "client/preload/charge.h"
+#include "client/preload/contexts.h"
 #include "client/preload/driver.h"
 #include "client/preload/lock.h"
 #include "client/preload/table.h"
@@ -96,7 +97,7 @@ static int begin(struct charge* charge, const char* what, const cu_array3d_descr
                  unsigned int levels) {
   struct account* account;
   memset(charge, 0, sizeof *charge);
-  const int error = current_account(&account);
+  const int error = current_account(&account, NULL);
   if (error != CU_OK || account == NULL || descriptor == NULL) return error;
   const uint64_t bytes = bytes_of(descriptor, levels);
   const uint64_t units = add(account, bytes);
@@ -119,9 +120,9 @@ static int keep(struct charge* charge, uint64_t array, uint64_t bytes) {
     return 0;
   }
   if (less > more) ledger_give(charge->account, less - more);
-  const struct driver* driver = real_driver();
-  struct entry entry = {.key = array, .owner = charge->account, .bytes = bytes};
-  if (driver->cuCtxGetCurrent != NULL) driver->cuCtxGetCurrent((cu_context*)&entry.context);
+  cu_context context = NULL;
+  current_device(&context);
+  const struct entry entry = {.key = array, .owner = charge->account, .bytes = bytes, .context = context};
   lock(&places);
   const int failed = table_put(&arrays, &entry);
   unlock(&places);
@@ -156,45 +157,23 @@ static int destroyed(const struct entry* forgotten, int error) {
 
 /* --- hooks --- */
 
-/* What a program is told of an array that the driver has made, or has not. */
-static int made(struct charge* charge, int error, cu_array array, const cu_array3d_descriptor* descriptor) {
-  const struct driver* driver = real_driver();
-  cu_array_requirements requirements;
-  cu_device device = 0;
+/* What a program is told of an array that the driver has made, or has not. The driver's functions are those for its
+ * kind of array. */
+static int made(struct charge* charge, int error, cu_array array, const cu_array3d_descriptor* descriptor,
+                int (*requirements_of)(cu_array_requirements*, cu_array, cu_device), int (*destroy)(cu_array)) {
   if (charge->account == NULL) return error;
   if (error != CU_OK) {
     give_back(charge);
     return error;
   }
-  uint64_t bytes = charge->bytes;
-  if (driver->cuArrayGetMemoryRequirements != NULL && !is_mapped_later(descriptor) &&
-      driver->cuCtxGetDevice(&device) == CU_OK &&
-      driver->cuArrayGetMemoryRequirements(&requirements, array, device) == CU_OK) {
-    bytes = requirements.size;
-  }
-  if (keep(charge, (uint64_t)(uintptr_t)array, bytes)) return CU_OK;
-  driver->cuArrayDestroy(array);
-  return charge_refuse(charge->what, bytes, "it takes more than its size says, and that much is not left");
-}
-
-static int made_mipmapped(struct charge* charge, int error, cu_mipmapped array,
-                          const cu_array3d_descriptor* descriptor) {
-  const struct driver* driver = real_driver();
   cu_array_requirements requirements;
-  cu_device device = 0;
-  if (charge->account == NULL) return error;
-  if (error != CU_OK) {
-    give_back(charge);
-    return error;
-  }
   uint64_t bytes = charge->bytes;
-  if (driver->cuMipmappedArrayGetMemoryRequirements != NULL && !is_mapped_later(descriptor) &&
-      driver->cuCtxGetDevice(&device) == CU_OK &&
-      driver->cuMipmappedArrayGetMemoryRequirements(&requirements, array, device) == CU_OK) {
+  if (requirements_of != NULL && !is_mapped_later(descriptor) &&
+      requirements_of(&requirements, array, current_device(NULL)) == CU_OK) {
     bytes = requirements.size;
   }
   if (keep(charge, (uint64_t)(uintptr_t)array, bytes)) return CU_OK;
-  driver->cuMipmappedArrayDestroy(array);
+  destroy(array);
   return charge_refuse(charge->what, bytes, "it takes more than its size says, and that much is not left");
 }
 
@@ -206,7 +185,8 @@ int cuArray3DCreate_v2(cu_array* array, const cu_array3d_descriptor* descriptor)
   do {
     error = driver->cuArray3DCreate_v2(array, descriptor);
   } while (charge_again(&charge, error));
-  return made(&charge, error, error == CU_OK ? *array : NULL, descriptor);
+  return made(&charge, error, error == CU_OK ? *array : NULL, descriptor, driver->cuArrayGetMemoryRequirements,
+              driver->cuArrayDestroy);
 }
 
 int cuArrayCreate_v2(cu_array* array, const cu_array_descriptor* descriptor) {
@@ -222,7 +202,8 @@ int cuArrayCreate_v2(cu_array* array, const cu_array_descriptor* descriptor) {
   do {
     error = driver->cuArrayCreate_v2(array, descriptor);
   } while (charge_again(&charge, error));
-  return made(&charge, error, error == CU_OK ? *array : NULL, &flat);
+  return made(&charge, error, error == CU_OK ? *array : NULL, &flat, driver->cuArrayGetMemoryRequirements,
+              driver->cuArrayDestroy);
 }
 
 int cuArrayDestroy(cu_array array) {
@@ -239,7 +220,8 @@ int cuMipmappedArrayCreate(cu_mipmapped* array, const cu_array3d_descriptor* des
   do {
     error = driver->cuMipmappedArrayCreate(array, descriptor, levels);
   } while (charge_again(&charge, error));
-  return made_mipmapped(&charge, error, error == CU_OK ? *array : NULL, descriptor);
+  return made(&charge, error, error == CU_OK ? *array : NULL, descriptor, driver->cuMipmappedArrayGetMemoryRequirements,
+              driver->cuMipmappedArrayDestroy);
 }
 
 int cuMipmappedArrayDestroy(cu_mipmapped array) {

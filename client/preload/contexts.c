@@ -2,11 +2,20 @@
  *
  * With a context goes what was allocated in it: plain memory and arrays. Pools and graphs are asked what is left.
  */
+#include "client/preload/contexts.h"
+
 #include "client/preload/arrays.h"
 #include "client/preload/driver.h"
 #include "client/preload/grant.h"
 #include "client/preload/graphs.h"
 #include "client/preload/pools.h"
+
+cu_device current_device(cu_context* context) {
+  const struct driver* driver = real_driver();
+  cu_device device = -1;
+  if (context != NULL && driver->cuCtxGetCurrent != NULL) driver->cuCtxGetCurrent(context);
+  return driver->cuCtxGetDevice != NULL && driver->cuCtxGetDevice(&device) == CU_OK ? device : -1;
+}
 
 static void gone(cu_context context, cu_device device) {
   if (context != NULL) {
@@ -17,14 +26,8 @@ static void gone(cu_context context, cu_device device) {
   graphs_read(device);
 }
 
-static cu_device current_device(void) {
-  const struct driver* driver = real_driver();
-  cu_device device = -1;
-  return driver->cuCtxGetDevice != NULL && driver->cuCtxGetDevice(&device) == CU_OK ? device : -1;
-}
-
 static int destroy(int (*real)(cu_context), cu_context context) {
-  const cu_device device = current_device();
+  const cu_device device = current_device(NULL);
   const int error = real(context);
   if (error == CU_OK) gone(context, device);
   return error;

@@ -17,7 +17,7 @@ typedef struct CUctx_st* cu_context;
 typedef struct CUstream_st* cu_stream;
 typedef struct CUevent_st* cu_event;
 typedef struct CUarray_st* cu_array;
-typedef struct CUmipmappedArray_st* cu_mipmapped;
+typedef cu_array cu_mipmapped;
 typedef struct CUmemPoolHandle_st* cu_pool;
 typedef struct CUgraph_st* cu_graph;
 typedef struct CUgraphNode_st* cu_node;

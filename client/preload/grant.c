@@ -102,7 +102,7 @@ static int may_have_room(const struct account* account, uint64_t bytes, int thor
 int grant_begin(struct grant* grant, const char* what, uint64_t bytes) {
   struct account* account;
   memset(grant, 0, sizeof *grant);
-  const int error = current_account(&account);
+  const int error = current_account(&account, &grant->context);
   if (error != CU_OK || account == NULL) return error;
   grant->charge = (struct charge){.account = account, .what = what, .bytes = bytes};
   if (bytes < small) {
@@ -119,8 +119,7 @@ int grant_begin(struct grant* grant, const char* what, uint64_t bytes) {
 static int keep(struct grant* grant, cu_address address, uint64_t bytes) {
   const struct driver* driver = real_driver();
   struct account* account = grant->charge.account;
-  struct entry entry = {.key = address, .owner = account, .bytes = bytes};
-  if (driver->cuCtxGetCurrent != NULL) driver->cuCtxGetCurrent((cu_context*)&entry.context);
+  const struct entry entry = {.key = address, .owner = account, .bytes = bytes, .context = grant->context};
   lock(&places);
   int64_t added = add_blocks(account, address, bytes);
   if (added >= 0 && table_put(&allocations, &entry) != 0) {

@@ -21,6 +21,7 @@
 
 struct grant {
   struct charge charge;
+  cu_context context; /* that it is allocated in */
   int hopes;   /* nothing is taken for it: a block that is counted already has room, if the driver sees it so, too */
   int refused; /* the driver gave memory, but may not have */
 };

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "client/preload/contexts.h"
 #include "client/preload/driver.h"
 #include "client/preload/growth.h"
 #include "client/preload/lock.h"
@@ -27,10 +28,10 @@ static uint64_t reserved_units(cu_device device) {
 
 /* The device whose graphs are counted, or -1. */
 static cu_device counted_device(struct growth* growth) {
-  const struct driver* driver = real_driver();
-  cu_device device = -1;
-  if (!__atomic_load_n(&have_memory, __ATOMIC_RELAXED) || driver->cuDeviceGetGraphMemAttribute == NULL) return -1;
-  if (driver->cuCtxGetDevice(&device) != CU_OK || device < 0 || device >= LEDGER_DEVICES) return -1;
+  if (!__atomic_load_n(&have_memory, __ATOMIC_RELAXED) || real_driver()->cuDeviceGetGraphMemAttribute == NULL)
+    return -1;
+  const cu_device device = current_device(NULL);
+  if (device < 0 || device >= LEDGER_DEVICES) return -1;
   if (account_of(device, 1, &growth->account) != CU_OK || growth->account == NULL) return -1;
   return device;
 }

@@ -3,6 +3,7 @@
  * Figures that are true for this program: the total is what it may have, free is what it may still get. What other
  * programs hold changes neither, so two that size themselves at the same moment do so right.
  */
+#include "client/preload/contexts.h"
 #include "client/preload/driver.h"
 #include "client/preload/ledger.h"
 
@@ -26,11 +27,10 @@ static void adjust(cu_device device, uint64_t* left, uint64_t* total) {
 int cuMemGetInfo_v2(size_t* free_bytes, size_t* total_bytes) {
   REAL(cuMemGetInfo_v2);
   const int error = driver->cuMemGetInfo_v2(free_bytes, total_bytes);
-  cu_device device;
-  if (error != CU_OK || driver->cuCtxGetDevice == NULL || driver->cuCtxGetDevice(&device) != CU_OK) return error;
+  if (error != CU_OK) return error;
   uint64_t left = *free_bytes;
   uint64_t total = *total_bytes;
-  adjust(device, &left, &total);
+  adjust(current_device(NULL), &left, &total);
   *free_bytes = left;
   *total_bytes = total;
   return error;
@@ -39,11 +39,10 @@ int cuMemGetInfo_v2(size_t* free_bytes, size_t* total_bytes) {
 int cuMemGetInfo(unsigned int* free_bytes, unsigned int* total_bytes) {
   REAL(cuMemGetInfo);
   const int error = driver->cuMemGetInfo(free_bytes, total_bytes);
-  cu_device device;
-  if (error != CU_OK || driver->cuCtxGetDevice == NULL || driver->cuCtxGetDevice(&device) != CU_OK) return error;
+  if (error != CU_OK) return error;
   uint64_t left = *free_bytes;
   uint64_t total = *total_bytes;
-  adjust(device, &left, &total);
+  adjust(current_device(NULL), &left, &total);
   *free_bytes = (unsigned int)left;
   *total_bytes = (unsigned int)total;
   return error;

@@ -6,6 +6,7 @@
 
 #include "client/preload/arrays.h"
 #include "client/preload/connection.h"
+#include "client/preload/contexts.h"
 #include "client/preload/driver.h"
 #include "client/preload/grant.h"
 #include "client/preload/graphs.h"
@@ -181,12 +182,8 @@ int account_of(cu_device device, int quiet, struct account** account) {
   return CU_OK;
 }
 
-int current_account(struct account** account) {
-  const struct driver* driver = real_driver();
-  cu_device device = -1;
-  *account = NULL;
-  if (driver->cuCtxGetDevice == NULL || driver->cuCtxGetDevice(&device) != CU_OK) return CU_OK;
-  return account_of(device, 0, account);
+int current_account(struct account** account, cu_context* context) {
+  return account_of(current_device(context), 0, account);
 }
 
 /* --- giving back --- */

@@ -22,7 +22,7 @@ struct account; /* of one device */
    line. */
 int account_of(cu_device device, int quiet, struct account** account);
 /* Of the calling thread's context. Without one that is not counted: the driver refuses the call. */
-int current_account(struct account** account);
+int current_account(struct account** account, cu_context* context);
 
 uint64_t units_of(uint64_t bytes);
 

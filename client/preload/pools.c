@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "client/preload/contexts.h"
 #include "client/preload/driver.h"
 #include "client/preload/grant.h"
 #include "client/preload/graphs.h"
@@ -83,17 +84,16 @@ static void read_if_freed(void) {
 
 static cu_device device_of(cu_stream stream) {
   const struct driver* driver = real_driver();
-  cu_device device = -1;
   cu_context own = NULL;
   cu_context current = NULL;
   /* 0, 1 and 2 are the thread's default streams. */
   if ((uintptr_t)stream > 2 && driver->cuStreamGetCtx != NULL && driver->cuStreamGetCtx(stream, &own) == CU_OK &&
       driver->cuCtxGetCurrent(&current) == CU_OK && own != current && driver->cuCtxPushCurrent_v2(own) == CU_OK) {
-    driver->cuCtxGetDevice(&device);
+    const cu_device device = current_device(NULL);
     driver->cuCtxPopCurrent_v2(&own);
     return device;
   }
-  return driver->cuCtxGetDevice(&device) == CU_OK ? device : -1;
+  return current_device(NULL);
 }
 
 /* Makes the pool known. Returns an error for the program, or 0; the account is NULL where it is not counted. */

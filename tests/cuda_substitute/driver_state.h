@@ -137,6 +137,19 @@ inline int CurrentDevice() {
   return DeviceOf(CurrentContext());
 }
 
+// A page with a 1 in it, which children see as 0; null where the kernel cannot do that.
+inline const volatile char* PageNotInherited() {
+  const size_t bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  void* const page = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (page == MAP_FAILED) return nullptr;
+  if (madvise(page, bytes, MADV_WIPEONFORK) != 0) {
+    munmap(page, bytes);
+    return nullptr;
+  }
+  *static_cast<char*>(page) = 1;
+  return static_cast<char*>(page);
+}
+
 inline uint64_t RoundUp(uint64_t bytes, uint64_t unit) {
   return (bytes + unit - 1) / unit * unit;
 }
@@ -171,8 +184,12 @@ class Driver {
   Faults& faults() { return faults_; }
   std::mutex& mu() { return mu_; }
   Machine* machine() { return machine_.get(); }  // null: no GPU
-  // A child of a process that has called cuInit().
-  bool forked() const { return pid_ != 0 && pid_ != getpid(); }
+  // A child of a process that has called cuInit(). Every call asks this, so it costs no system call where the kernel
+  // can clear a page in children (MADV_WIPEONFORK).
+  bool forked() const {
+    if (pid_ == 0) return false;
+    return own_page_ != nullptr ? *own_page_ == 0 : pid_ != getpid();
+  }
   // Of the machine, also before cuInit().
   int version() const {
     const std::string folder = Folder();
@@ -186,6 +203,7 @@ class Driver {
     if (folder.empty()) return;
     machine_ = std::make_unique<Machine>(folder);
     devices_ = VisibleDevices(machine_->options().devices);
+    own_page_ = PageNotInherited();
     pid_ = getpid();
   }
   std::atomic<bool>& initialized() { return initialized_; }  // cuInit() was called
@@ -436,7 +454,8 @@ class Driver {
     return folder == nullptr ? "" : folder;
   }
 
-  std::atomic<pid_t> pid_{0};  // that started it
+  std::atomic<pid_t> pid_{0};                // that started it
+  const volatile char* own_page_ = nullptr;  // 0 in its children
   std::atomic<bool> initialized_{false};
   std::array<std::atomic<bool>, size_t{kMaxDevices} * kMaxContexts> has_context_{};
   Faults faults_;
