@@ -76,6 +76,7 @@ std::vector<std::string> Values(const CLI::Option& option, const std::string& so
   if (type == "SESSION") return SessionNames(socket_dir);
   if (type == "FILE" || type == "DIR") return {":files"};
   if (option.check_lname("format")) return {"text", "json"};
+  if (option.check_lname("managed")) return {"count", "refuse"};
   if (option.check_lname("sort")) {
     for (int i = 0; i < kColumns; ++i) values.emplace_back(ColumnName(static_cast<Column>(i)));
   }

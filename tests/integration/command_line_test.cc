@@ -356,6 +356,7 @@ TEST_F(CommandLineTest, Completes) {
   EXPECT_THAT(complete({"sessions", "--format", ""}), ElementsAre("text", "json"));
   EXPECT_THAT(complete({"top", "--sort", "res"}), ElementsAre("reserved"));
   EXPECT_THAT(complete({"replay", ""}), ElementsAre(":files"));
+  EXPECT_THAT(complete({"run", "--managed", "r"}), ElementsAre("refuse"));
   EXPECT_THAT(complete({"policy", "e"}), ElementsAre("explain"));
   EXPECT_THAT(complete({"help", "sum"}), ElementsAre("summary"));
   EXPECT_THAT(complete({"help", "policy", ""}), ElementsAre("explain"));
@@ -391,6 +392,35 @@ TEST_F(CommandLineTest, TheShellsComplete) {
                                        " limit tr); CURRENT=3; source ", folder, "completion.zsh");
   const RunResult in_zsh = RunProgram({"/bin/zsh", "-fc", zsh}, environment);
   EXPECT_EQ(in_zsh.out, "trainer\n") << in_zsh.err;
+}
+
+// What follows -- is another program's command line.
+TEST(CompletionTest, OfWhatIsRunIsItsOwn) {
+  const std::string folder = absl::StrCat(paths::kSourceDir, "/client/vramctl/");
+  const std::string bash =
+      absl::StrCat("source ", folder,
+                   "completion.bash; complete_here() { COMP_WORDS=(\"$@\"); COMP_CWORD=$(($# - 1)); COMPREPLY=(); "
+                   "_vramctl; echo \"${COMPREPLY[0]}\"; }; cd ",
+                   paths::kSourceDir, "; complete_here ", VramctlProgram(),
+                   " run --limit = 0.4 -- mkfif; complete_here ", VramctlProgram(),
+                   " run -- cat READM; "
+                   "_command_offset() { COMPREPLY=(\"from ${COMP_WORDS[$1]}\"); }; complete_here ",
+                   VramctlProgram(), " run -- cat x");
+  const RunResult in_bash = RunProgram({"/bin/bash", "-uc", bash});
+  EXPECT_EQ(in_bash.out, "mkfifo\nREADME.md\nfrom cat\n") << in_bash.err;
+
+  if (!std::filesystem::exists("/bin/zsh")) {
+    ASSERT_EQ(std::getenv("CI"), nullptr) << "no zsh: deploy/packages.sh test installs it";
+    GTEST_SKIP() << "no zsh";
+  }
+  const std::string zsh =
+      absl::StrCat("_normal() { print -r -- $CURRENT $words }; complete_here() { words=(\"$@\"); CURRENT=$#; source ",
+                   folder, "completion.zsh }; complete_here ", VramctlProgram(),
+                   " run --limit=0.4 -- cat READM; "
+                   "complete_here ",
+                   VramctlProgram(), " run -- mkfif");
+  const RunResult in_zsh = RunProgram({"/bin/zsh", "-fc", zsh});
+  EXPECT_EQ(in_zsh.out, "2 cat READM\n1 mkfif\n") << in_zsh.err;
 }
 
 // ---- The daemon ----
