@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * With a context goes what was allocated in it: plain memory and arrays. Pools and graphs are asked what is left.
+ * With its first context a process begins its session, so that what the context takes is known to be this program's
+ * even before it allocates. With a context goes what was allocated in it: plain memory and arrays. Pools and graphs are
+ * asked what is left.
  */
 #include "client/preload/contexts.h"
 
@@ -15,6 +17,38 @@ cu_device current_device(cu_context* context) {
   cu_device device = -1;
   if (context != NULL && driver->cuCtxGetCurrent != NULL) driver->cuCtxGetCurrent(context);
   return driver->cuCtxGetDevice != NULL && driver->cuCtxGetDevice(&device) == CU_OK ? device : -1;
+}
+
+/* No context fails for want of a daemon: what is allocated does, and says so. */
+static int begun(cu_device device, int error) {
+  struct account* account;
+  if (error == CU_OK) account_of(device, 1, &account);
+  return error;
+}
+
+int cuCtxCreate(cu_context* context, unsigned int flags, cu_device device) {
+  REAL(cuCtxCreate);
+  return begun(device, driver->cuCtxCreate(context, flags, device));
+}
+
+int cuCtxCreate_v2(cu_context* context, unsigned int flags, cu_device device) {
+  REAL(cuCtxCreate_v2);
+  return begun(device, driver->cuCtxCreate_v2(context, flags, device));
+}
+
+int cuCtxCreate_v3(cu_context* context, void* affinity, int count, unsigned int flags, cu_device device) {
+  REAL(cuCtxCreate_v3);
+  return begun(device, driver->cuCtxCreate_v3(context, affinity, count, flags, device));
+}
+
+int cuCtxCreate_v4(cu_context* context, void* parameters, unsigned int flags, cu_device device) {
+  REAL(cuCtxCreate_v4);
+  return begun(device, driver->cuCtxCreate_v4(context, parameters, flags, device));
+}
+
+int cuDevicePrimaryCtxRetain(cu_context* context, cu_device device) {
+  REAL(cuDevicePrimaryCtxRetain);
+  return begun(device, driver->cuDevicePrimaryCtxRetain(context, device));
 }
 
 static void gone(cu_context context, cu_device device) {

@@ -139,6 +139,11 @@ enum {
   X(cuGraphLaunch_ptsz, (cu_exec exec, cu_stream stream))                                                           \
   X(cuDeviceGraphMemTrim, (cu_device device))                                                                       \
   /* contexts.c */                                                                                                  \
+  X(cuCtxCreate, (cu_context * context, unsigned int flags, cu_device device))                                      \
+  X(cuCtxCreate_v2, (cu_context * context, unsigned int flags, cu_device device))                                   \
+  X(cuCtxCreate_v3, (cu_context * context, void* affinity, int count, unsigned int flags, cu_device device))        \
+  X(cuCtxCreate_v4, (cu_context * context, void* parameters, unsigned int flags, cu_device device))                 \
+  X(cuDevicePrimaryCtxRetain, (cu_context * context, cu_device device))                                             \
   X(cuCtxDestroy, (cu_context context))                                                                             \
   X(cuCtxDestroy_v2, (cu_context context))                                                                          \
   X(cuDevicePrimaryCtxReset, (cu_device device))                                                                    \
@@ -159,7 +164,6 @@ enum {
   X(cuDeviceGetUuid, (cu_uuid * uuid, cu_device device))                                                    \
   X(cuDeviceGetUuid_v2, (cu_uuid * uuid, cu_device device))                                                 \
   X(cuDevicePrimaryCtxGetState, (cu_device device, unsigned int* flags, int* active))                       \
-  X(cuDevicePrimaryCtxRetain, (cu_context * context, cu_device device))                                     \
   X(cuArrayGetMemoryRequirements, (cu_array_requirements * requirements, cu_array array, cu_device device)) \
   X(cuMipmappedArrayGetMemoryRequirements,                                                                  \
     (cu_array_requirements * requirements, cu_mipmapped array, cu_device device))                           \

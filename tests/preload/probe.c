@@ -311,6 +311,10 @@ static void command(char* line) {
     close_all();
   } else if (strcmp(word, "heard") == 0) {
     heard();
+  } else if (strcmp(word, "own_context") == 0) { /* before any other */
+    void* context;
+    const int error = driver.cuInit(0);
+    printf("%d\n", error != 0 ? error : driver.cuCtxCreate_v2(&context, 0, 0));
   } else if (strcmp(word, "nvml") == 0) {
     probe_kinds(word, first, "");
   } else {

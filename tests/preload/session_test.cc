@@ -148,6 +148,23 @@ TEST_F(PreloadSession, AWaitEnds) {
 
 // --- Children ---
 
+// So that its context is nobody else's.
+TEST_F(PreloadSession, AContextBeginsTheSession) {
+  StartDaemon("64MiB");
+  for (const std::string how : {"synchronize" /* in the primary context */, "own_context"}) {
+    Program program = Run("dlsym", {{"VRAMBROKER_NAME", how}});
+    EXPECT_EQ(program.Ask(how), "0");
+    const RunResult sessions = RunProgram({VramctlProgram(), "sessions", "--socket_dir=" + daemon().socket_dir()});
+    EXPECT_THAT(sessions.out, HasSubstr(how)) << sessions.err;
+  }
+}
+
+TEST_F(PreloadSession, AContextNeedsNoDaemon) {
+  Program program = Run("dlsym", {{"VRAMBROKER_SOCKET_DIR", "/nowhere"}});
+  EXPECT_EQ(program.Ask("own_context"), "0");
+  EXPECT_EQ(program.ErrorText(), "");
+}
+
 TEST_F(PreloadSession, AChildIsASessionOfItsOwn) {
   StartDaemon("64MiB");
   for (const std::string how : {"fork", "clone"}) {
