@@ -190,7 +190,7 @@ absl::Status MeasureCharges(const std::vector<Setting>& settings, const DaemonPr
     for (int round = 0; round < Rounds(); ++round) {
       absl::StatusOr<std::vector<double>> took = program->Ask(absl::StrCat("calls ", calls, " ", 2_MiB));
       if (!took.ok()) return took.status();
-      // The first call opens the session.
+      // The first call starts the thread that looks after the session.
       ns.insert(ns.end(), took->begin() + (round == 0 ? 1 : 0), took->end());
     }
     AddTimes(table, setting.preloaded ? "cuMemAlloc of 2 MiB" : "without the library", setting.driver_name, ns);
@@ -199,11 +199,11 @@ absl::Status MeasureCharges(const std::vector<Setting>& settings, const DaemonPr
   for (int round = 0; round < Rounds() * 5; ++round) {
     absl::StatusOr<Program> program = Program::Start(settings.back(), daemon.socket_dir());
     if (!program.ok()) return program.status();
-    absl::StatusOr<std::vector<double>> took = program->Ask(absl::StrCat("calls 1 ", 2_MiB));
+    absl::StatusOr<std::vector<double>> took = program->Ask(absl::StrCat("first ", 2_MiB));
     if (!took.ok()) return took.status();
     first.push_back(took->at(0));
   }
-  AddTimes(table, "a process's first cuMemAlloc", settings.back().driver_name, first);
+  AddTimes(table, "a process's first context and cuMemAlloc", settings.back().driver_name, first);
   return absl::OkStatus();
 }
 

@@ -4,6 +4,7 @@
 //
 //     pairs TIMES BYTES      one cuMemAlloc and its cuMemFree, again and again: ERROR, ns for a pair
 //     calls TIMES BYTES      cuMemAlloc, each timed, then all freed: ERROR, ns of all calls in order
+//     first BYTES            cuMemAlloc, as the first one: ERROR, ns of it and of making the context
 //     info TIMES             cuMemGetInfo: ERROR, ns for a call
 //     hold BYTES EACH        EACH bytes at a time, until BYTES are held or one is refused: ERROR, bytes held, ns in all
 //     release                frees what is held: ERROR
@@ -32,6 +33,8 @@ static long long now_ns(void) {
   return now.tv_sec * 1000000000LL + now.tv_nsec;
 }
 
+static long long context_ns;
+
 static int begin(void) {
   void* library = dlopen("libcuda.so.1", RTLD_NOW);
   if (library == NULL) {
@@ -46,7 +49,9 @@ static int begin(void) {
   *(void**)&get_info = dlsym(library, "cuMemGetInfo_v2");
   void* context = NULL;
   int error = init(0);
+  const long long start = now_ns();
   if (error == 0) error = retain(&context, 0);
+  context_ns = now_ns() - start;
   return error != 0 ? error : set_current(context);
 }
 
@@ -98,6 +103,14 @@ static void calls(long times, size_t bytes) {
   free(took);
 }
 
+static void first_call(size_t bytes) {
+  address_t address;
+  const long long start = now_ns();
+  const int error = allocate(&address, bytes);
+  printf("%d %lld\n", error, now_ns() - start + context_ns);
+  if (error == 0) release(address);
+}
+
 static void info(long times) {
   int error = 0;
   const long long start = now_ns();
@@ -137,7 +150,9 @@ int main(void) {
     unsigned long long first = 0;
     unsigned long long second = 0;
     sscanf(line, "%15s %llu %llu", word, &first, &second);
-    if (strcmp(word, "pairs") == 0) {
+    if (strcmp(word, "first") == 0) {
+      first_call((size_t)first);
+    } else if (strcmp(word, "pairs") == 0) {
       pairs((long)first, second);
     } else if (strcmp(word, "calls") == 0) {
       calls((long)first, second);
