@@ -126,7 +126,8 @@ class Daemon {
         session_calls_(&broker_, &call_rates_),
         segment_calls_(&broker_, &session_calls_, &rpcs_),
         descriptor_socket_(&loop_, &processes_, Pointers(pools_), &segment_calls_),
-        count_calls_(&broker_, &session_calls_, &rpcs_),
+        returning_(&broker_.sessions()),
+        count_calls_(&broker_, &session_calls_, &rpcs_, &returning_),
         count_socket_(&loop_, &processes_, &broker_, &count_calls_),
         broker_service_(&broker_, &session_calls_, &connections_, &rpcs_, 2 * config.max_sessions_per_uid),
         admin_service_(&broker_, &connections_, &snapshots_, config.socket_dir,
@@ -231,6 +232,7 @@ class Daemon {
   SessionCalls session_calls_;
   SegmentCalls segment_calls_;
   DescriptorSocket descriptor_socket_;
+  Returning returning_;
   CountCalls count_calls_;
   CountSocket count_socket_;
   BrokerService broker_service_;
@@ -358,11 +360,14 @@ absl::Status Daemon::Start() {
 absl::Status Daemon::FindCarriedOver() {
   absl::btree_map<ProcessId, ClaimId> claims;
   ClaimMembers::ByProcess earlier = members_.TakeOver();
+  std::vector<ProcessId> processes;
   for (const auto& [process, name] : earlier) {
+    processes.push_back(process);
     // One that the policy makes is not there yet.
     if (const absl::StatusOr<Claim> claim = broker_.claims().Find(name); claim.ok()) claims.emplace(process, claim->id);
   }
   broker_.claims().SetEarlierMembers(std::move(earlier));
+  returning_.Await(processes, std::chrono::steady_clock::now() + Returning::kMost);
   for (const auto& pool : pools_) {
     const int device = pool->properties().ordinal;
     if (absl::Status status = pool->FindCarriedOver(claims); !status.ok()) {

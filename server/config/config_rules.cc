@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "allocator/base/bytes.h"
+#include "allocator/base/names.h"
 #include "server/identity/claim_dir.h"
 
 namespace vrambroker {

@@ -9,6 +9,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "allocator/base/names.h"
 #include "allocator/device/process_files.h"
 #include "server/base/client_log.h"
 #include "server/identity/process_info.h"

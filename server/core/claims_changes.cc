@@ -11,6 +11,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "allocator/base/bytes.h"
+#include "allocator/base/names.h"
 #include "allocator/base/utf8.h"
 #include "allocator/device/process_files.h"
 #include "server/base/saturating.h"

@@ -3,15 +3,11 @@
 
 #include <algorithm>
 
-#include "absl/strings/ascii.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
 namespace vrambroker {
 namespace {
-
-constexpr size_t kMaxNameLength = 63;
 
 // Why a rule matches, and why not: for people. Null where nobody asks.
 struct Reasons {
@@ -66,21 +62,6 @@ uint64_t LimitBytes(const Limit& limit, uint64_t capacity_bytes) {
   if (const uint64_t* bytes = std::get_if<uint64_t>(&limit)) return std::min(*bytes, capacity_bytes);
   // Cut, not rounded, as set_per_process_memory_fraction() does.
   return std::min(capacity_bytes, static_cast<uint64_t>(std::get<double>(limit) * static_cast<double>(capacity_bytes)));
-}
-
-bool IsNameCharacter(char c) {
-  return absl::ascii_isalnum(static_cast<unsigned char>(c)) || absl::StrContains("._-/:@", absl::string_view(&c, 1));
-}
-
-absl::Status CheckName(absl::string_view name) {
-  if (name.size() > kMaxNameLength) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(name.size(), " characters; at most ", kMaxNameLength, " are allowed"));
-  }
-  if (!std::all_of(name.begin(), name.end(), IsNameCharacter)) {
-    return absl::InvalidArgumentError("only letters, digits and . _ - / : @ are allowed");
-  }
-  return absl::OkStatus();
 }
 
 bool GlobMatches(absl::string_view pattern, absl::string_view text) {

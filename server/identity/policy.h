@@ -28,10 +28,6 @@ using Limit = std::variant<uint64_t, double>;
 // REQUIRES: a fraction is within [0, 1].
 uint64_t LimitBytes(const Limit& limit, uint64_t capacity_bytes);
 
-// Names of sessions, tenants and rules: at most 63 letters, digits and . _ - / : @
-bool IsNameCharacter(char c);
-absl::Status CheckName(absl::string_view name);  // InvalidArgument; may be empty
-
 // True when `pattern` fits all of `text`: * stands for any characters, ? for one.
 bool GlobMatches(absl::string_view pattern, absl::string_view text);
 

@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
-#include "server/identity/policy.h"
+#include "allocator/base/names.h"
 
 namespace vrambroker {
 namespace {

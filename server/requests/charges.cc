@@ -111,7 +111,9 @@ absl::Status Charges::Uncharge(const SessionPtr& session, uint64_t device, uint6
 absl::Status Charges::Declare(const SessionPtr& session, uint64_t device, uint64_t bytes, uint64_t resumes) {
   const absl::StatusOr<CountedSession*> counted = Check(session, device);
   if (!counted.ok()) return counted.status();
-  if (absl::Status status = CheckBytes(bytes); !status.ok()) return status;
+  if (bytes != 0) {
+    if (absl::Status status = CheckBytes(bytes); !status.ok()) return status;
+  }
   return (*counted)->Declare(static_cast<int>(device), bytes, resumes);
 }
 

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "allocator/base/mutex.h"
+#include "allocator/base/names.h"
 #include "allocator/wire/heap_convert.h"
 #include "server/identity/process_info.h"
 #include "server/wire/convert.h"

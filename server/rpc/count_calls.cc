@@ -136,8 +136,8 @@ class CountCalls::Answer {
   const Send send_;
 };
 
-CountCalls::CountCalls(Broker* broker, const SessionCalls* calls, const RpcMeter* rpcs)
-    : broker_(*broker), calls_(*calls), rpcs_(*rpcs) {}
+CountCalls::CountCalls(Broker* broker, const SessionCalls* calls, const RpcMeter* rpcs, Returning* returning)
+    : broker_(*broker), calls_(*calls), rpcs_(*rpcs), returning_(*returning) {}
 
 // ---- Sessions ----
 
@@ -233,10 +233,19 @@ void CountCalls::Make(const SessionPtr& session, const CountRequest& request, co
     answer.Give(admitted);
     return;
   }
+  const pid_t process = session->caller().pid;
+  const bool asks = request.call == VRAMBROKER_COUNT_CHARGE || request.call == VRAMBROKER_COUNT_WAIT;
+  if (asks && returning_.AreAwaited(request.device, process, std::chrono::steady_clock::now())) {
+    answer.Give(absl::UnavailableError(
+        "the daemon has just started, and waits until the programs that it counted before have said what they hold; "
+        "try again a little later"));
+    return;
+  }
   constexpr uint64_t kMostMilliseconds = std::chrono::milliseconds(kMaxWait).count();
   switch (request.call) {
     case VRAMBROKER_COUNT_HOLD:
       answer.Give(broker_.charges().Declare(session, request.device, request.bytes, origin.resumes));
+      returning_.HasSaid(process, request.device);
       return;
     case VRAMBROKER_COUNT_CHARGE:
       return Charge(session, request, {.resumes = origin.resumes}, answer);

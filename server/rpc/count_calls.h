@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "proto/vrambroker/v1/count_socket.h"
 #include "server/core/broker.h"
+#include "server/core/returning.h"
 #include "server/identity/caller.h"
 #include "server/rpc/rpc_meter.h"
 #include "server/rpc/session_calls.h"
@@ -39,7 +40,7 @@ class CountCalls {
   using Send = std::function<bool(const CountAnswer& answer)>;
 
   // All outlive it, and whatever is under way.
-  CountCalls(Broker* broker, const SessionCalls* calls, const RpcMeter* rpcs);
+  CountCalls(Broker* broker, const SessionCalls* calls, const RpcMeter* rpcs, Returning* returning);
 
   // A session of the caller's process: the one whose token the client has, if its connection has ended, else a new one.
   // With a new one those of the process that are disconnected go: it is another program by now. Errors of
@@ -70,6 +71,7 @@ class CountCalls {
   Broker& broker_;
   const SessionCalls& calls_;
   const RpcMeter& rpcs_;
+  Returning& returning_;
 };
 
 }  // namespace vrambroker

@@ -210,14 +210,6 @@ TEST(GlobTest, ManyStarsTakeNoTime) {
   EXPECT_TRUE(GlobMatches(pattern, std::string(4000, 'a')));
 }
 
-TEST(CheckNameTest, CharactersAndLength) {
-  EXPECT_TRUE(CheckName("").ok());
-  EXPECT_TRUE(CheckName("aZ09._-/:@").ok());
-  EXPECT_TRUE(CheckName(std::string(63, 'x')).ok());
-  EXPECT_TRUE(absl::IsInvalidArgument(CheckName(std::string(64, 'x'))));
-  for (const char* name : {"a b", "a\n", "\xc3\xa4", "*", "a,b"}) EXPECT_FALSE(CheckName(name).ok()) << name;
-}
-
 // Paths and patterns come from the administrator, and go into messages that carry UTF-8 only.
 TEST(PolicyTest, ExplanationsCanBeSentWhateverTheFileSays) {
   std::vector<PolicyRule> rules = {Rule("first"), Rule("second")};

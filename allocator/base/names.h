@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Names of sessions, tenants and rules: at most 63 letters, digits and . _ - / : @
+#ifndef VRAMBROKER_ALLOCATOR_BASE_NAMES_H_
+#define VRAMBROKER_ALLOCATOR_BASE_NAMES_H_
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+
+namespace vrambroker {
+
+bool IsNameCharacter(char c);
+absl::Status CheckName(absl::string_view name);  // InvalidArgument; may be empty
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_ALLOCATOR_BASE_NAMES_H_
